@@ -1,0 +1,96 @@
+# Plain `make` lists what there is. Variables, all of them optional:
+#   CC=gcc|clang   ARCH=native|x86-64-v3|x86-64   OPT=-O3   OMP=1|0 (threads)
+#   SYSTEM_LIBM=1  the C library's exp, log, tanh and llm.c's order: bit parity with llm.c
+#   FAST=1         fused multiply-add: faster on CPUs that share their multiply and add units, other bits
+#   ASAN=1         address and undefined-behaviour sanitizers
+# Each combination is built in a folder of its own under build/.
+
+ifeq ($(origin CC),default)
+CC = gcc
+endif
+ARCH ?= native
+OPT ?= -O3
+OMP ?= 1
+SYSTEM_LIBM ?= 0
+FAST ?= 0
+ASAN ?= 0
+PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
+
+WARNINGS = -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Werror
+# -ffp-contract=off: no fused multiply-add. The next two change no bit: nobody reads errno or traps, so square roots and
+# selects vectorise. spec: every + - * / rounds once
+EXACT = -ffp-contract=$(if $(filter 1,$(FAST)),fast,off) -fno-math-errno -fno-trapping-math
+CFLAGS = -std=gnu11 $(OPT) -g -march=$(ARCH) $(EXACT) $(WARNINGS) -I.
+CFLAGS += $(if $(filter 1,$(OMP)),-fopenmp,-Wno-unknown-pragmas)
+CFLAGS += $(if $(filter 1,$(SYSTEM_LIBM)),-DSYSTEM_LIBM) $(if $(filter 1,$(FAST)),-DFAST)
+CFLAGS += $(if $(filter 1,$(ASAN)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
+# GCC's own choice on many CPUs is half a register
+CFLAGS += $(if $(findstring gcc,$(CC)),-mprefer-vector-width=512)
+LIBS = -ljansson -lm
+comma = ,
+
+VARIANT = $(notdir $(CC))-$(ARCH)$(OPT)$(if $(filter 0,$(OMP)),-serial)$(if $(filter 1,$(SYSTEM_LIBM)),-libm)$(if $(filter 1,$(FAST)),-fast)$(if $(filter 1,$(ASAN)),-asan)
+BUILD = build/$(VARIANT)
+COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+
+TRAINERS = train_gpt2
+TESTS = $(patsubst %.c,%,$(sort $(wildcard test_*.c)))
+
+help:
+	@echo "make run         train a small GPT-2 on this repository's own text, about two minutes"
+	@echo "make test        build and run every test"
+	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"
+	@echo "make plot RUN=runs/...   draw loss.png and loss.html of a run"
+	@echo "make bench       measure against PyTorch, llm.c and OpenBLAS (dev/bench/README.md)"
+	@echo "make golden      write dev/golden anew from the NumPy references: the bytes must not change"
+	@echo "make check       the tests of one build only: make check CC=clang ARCH=x86-64 OPT=-O2 ASAN=1"
+	@echo "make clean       remove what was built"
+
+setup:
+	@dev/setup.sh
+
+# the binary in the root is always the one of the variables given last
+$(TRAINERS): %: $(BUILD)/%
+	@cmp -s $< $@ || cp $< $@
+
+$(BUILD)/train_%: train_%.c
+	@mkdir -p $(BUILD)
+	$(CC) $(CFLAGS) -DCOMMIT='"$(COMMIT)"' -MMD -MF $@.d $< -o $@ $(LIBS)
+
+$(BUILD)/test_%: test_%.c
+	@mkdir -p $(BUILD)
+	$(CC) $(CFLAGS) -MMD -MF $@.d $< -o $@ $(LIBS)
+
+# for dev/test.sh: where these variables build
+folder:
+	@echo $(BUILD)
+
+-include $(wildcard $(BUILD)/*.d)
+
+RUN ?= runs/hello
+run: setup
+	@$(MAKE) --no-print-directory train_gpt2
+	@rm -rf runs/hello
+	./train_gpt2 --args dev/hello.txt --run runs/hello
+	@$(MAKE) --no-print-directory plot RUN=runs/hello
+
+plot:
+	@$(PYTHON) dev/tools/plot.py $(RUN)
+
+check: $(TESTS:%=$(BUILD)/%)
+	@dev/test.sh check $^
+
+test: setup
+	@dev/test.sh all
+
+golden:
+	$(PYTHON) dev/ref/gpt2.py
+
+bench: setup
+	@dev/bench/run.sh
+
+clean:
+	rm -rf build $(TRAINERS)
+
+.PHONY: help folder setup run plot check test golden bench clean $(TRAINERS)
+.DELETE_ON_ERROR:
