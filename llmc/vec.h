@@ -1,0 +1,66 @@
+/*
+One vector type for the fast C code: as many floats as the CPU this is compiled for takes in one instruction.
+    VLANES   16 (AVX-512), 8 (AVX) or 4 (SSE2, NEON, anything else): the same source builds for all of them
+    vfloat   VLANES floats; + - * / work lane by lane and round exactly as the scalar ones do
+GCC's vector extension (clang has it too) instead of intrinsics: a line reads like its scalar twin.
+Lanes hold different OUTPUTS, never parts of one sum, so that the width cannot change a bit (spec/numerics.md rule 2).
+*/
+#ifndef LLMC_VEC_H
+#define LLMC_VEC_H
+
+#if defined(__AVX512F__)
+#define VLANES 16
+#elif defined(__AVX__)
+#define VLANES 8
+#else
+#define VLANES 4
+#endif
+
+typedef float vfloat __attribute__((vector_size(4 * VLANES)));
+typedef float vfloat_unaligned __attribute__((vector_size(4 * VLANES), aligned(4), may_alias));
+
+static inline vfloat v_load(const float* p) { return *(const vfloat_unaligned*)p; }
+static inline void v_store(float* p, vfloat x) { *(vfloat_unaligned*)p = x; }
+
+// every lane is x; -0 is kept, since x - 0 is x
+static inline vfloat v_fill(float x) {
+    const vfloat zero = {0};
+    return x - zero;
+}
+
+// lanes a0 b0 a1 b1 ... from the lower halves of a and b, and the same from the upper halves
+static inline vfloat v_interleave_low(vfloat a, vfloat b) {
+#if VLANES == 16
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+#elif VLANES == 8
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+#else
+    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+#endif
+}
+
+static inline vfloat v_interleave_high(vfloat a, vfloat b) {
+#if VLANES == 16
+    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif VLANES == 8
+    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+#endif
+}
+
+// transpose a square of VLANES rows in registers: each of the log2(VLANES) rounds deals rows i and i + VLANES/2 like two
+// halves of a deck of cards; after all rounds row i has become column i
+static inline void v_transpose(vfloat rows[VLANES]) {
+    vfloat dealt[VLANES];
+    for (int round = 1; round < VLANES; round *= 2) {
+        #pragma GCC unroll 16
+        for (int i = 0; i < VLANES / 2; i++) {
+            dealt[2 * i] = v_interleave_low(rows[i], rows[i + VLANES / 2]);
+            dealt[2 * i + 1] = v_interleave_high(rows[i], rows[i + VLANES / 2]);
+        }
+        #pragma GCC unroll 16
+        for (int i = 0; i < VLANES; i++) { rows[i] = dealt[i]; }
+    }
+}
+#endif  // LLMC_VEC_H
