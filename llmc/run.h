@@ -1,0 +1,222 @@
+/*
+What every trainer's run has in common (spec/cli.md): the options, the state a checkpoint brings back, and the run folder.
+    run_options        the common rows of the options table; a trainer adds rows of its own
+    RunState           counters and generators: with parameters and moments, all that training goes on from
+    run_restore        options and state of the newest checkpoint of --run
+    run_open           makes the folder of the run, settings.json and the log
+    run_save_begin/end a checkpoint: between them the trainer writes its files into the temporary folder
+    settings.json      command line, options, build, data with checksums: enough to make the same run again
+*/
+#ifndef LLMC_RUN_H
+#define LLMC_RUN_H
+#include "checkpoint.h"  // json_read, json_write, checkpoint_newest, checkpoint_publish
+#include "dataloader.h"  // TokenData, tokens_checksum
+#include "device.h"      // Device
+#include "log.h"         // Log, log_open
+#include "options.h"     // Option, options_to_json
+#include "vec.h"         // VLANES
+
+#ifndef COMMIT
+#define COMMIT "unknown"  // the Makefile passes it
+#endif
+
+// ---- options ----
+
+typedef struct {
+    const char *from, *config, *model, *train, *val, *tokenizer, *schedule, *freeze, *run, *export_hf, *generate, *probe, *probe_out;
+    int seed, batch_size, seq_len, batch_tokens, shuffle, steps, warmup, resume, save_every, keep, eval_every, eval_batches,
+        sample_every, log_every, early_stop, max_skips, max_new_tokens, top_k, samples, eval_only, threads, dry_run;
+    float val_fraction, epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, temperature, top_p;
+} RunOptions;
+
+enum { MAX_OPTIONS = 96 };
+
+// fills the table with the common rows; `presets` is what --model can name. Returns the number of rows.
+static inline int run_options(Option* t, RunOptions* o, const char* presets) {
+    const Option rows[] = {
+        // group, name, other spellings (llm.c's among them), type, where, default, range, what it takes, meaning
+        {"model", "from", "-e", OPTION_TEXT, &o->from, "", 0, 0, "PATH", "parameters to start from: a run folder or checkpoint, a Hugging Face folder, a .safetensors file with config.json beside it, or llm.c's .bin, told apart by content", 0},
+        {"model", "config", "", OPTION_TEXT, &o->config, "", 0, 0, "FILE", "random start from Hugging Face's config.json", 0},
+        {"model", "model", "", OPTION_TEXT, &o->model, "", 0, 0, "NAME", presets, 0},
+        {"model", "seed", "", OPTION_INT, &o->seed, "42", 0, INT_MAX, "N", "of the start values, the order of the data and the samples", 0},
+        {"data", "train", "-i", OPTION_TEXT, &o->train, "", 0, 0, "PATH", "token shards (a pattern), a text file or a folder of text", 0},
+        {"data", "val", "-j", OPTION_TEXT, &o->val, "", 0, 0, "PATH", "the same for validation", 0},
+        {"data", "val-fraction", "", OPTION_FLOAT, &o->val_fraction, "0", 0, 0.9, "F", "without --val: keep this last part of --train for validation", 0},
+        {"data", "tokenizer", "", OPTION_TEXT, &o->tokenizer, "bytes", 0, 0, "bytes|FILE", "bytes, or llm.c's gpt2_tokenizer.bin to show tokens as text", 0},
+        {"data", "batch-size", "-b", OPTION_INT, &o->batch_size, "4", 1, 65536, "N", "rows in a micro-batch", 0},
+        {"data", "seq-len", "-t", OPTION_INT, &o->seq_len, "0", 0, 1 << 24, "N", "positions in a row; 0: as many as the model has, at most 1024", 0},
+        {"data", "batch-tokens", "-d", OPTION_INT, &o->batch_tokens, "0", 0, INT_MAX, "N", "tokens in an update, a multiple of batch-size x seq-len; 0: one micro-batch", 0},
+        {"data", "shuffle", "", OPTION_SWITCH, &o->shuffle, "1", 0, 0, "0|1", "rows in random order, another in each epoch; 0: file order", 0},
+        {"optimizer", "steps", "-x", OPTION_INT, &o->steps, "0", 0, INT_MAX, "N", "updates; 0: as many as --epochs need", 0},
+        {"optimizer", "epochs", "", OPTION_FLOAT, &o->epochs, "1", 0, 1e6, "F", "passes over the training data, when --steps is 0", 0},
+        {"optimizer", "lr", "-l", OPTION_FLOAT, &o->lr, "3e-4", 0, 10, "F", "peak learning rate", 0},
+        {"optimizer", "schedule", "-k", OPTION_CHOICE, &o->schedule, "cosine", 0, 0, "constant|linear|cosine|wsd", "of the learning rate", 0},
+        {"optimizer", "warmup", "-u", OPTION_INT, &o->warmup, "0", 0, INT_MAX, "N", "steps of linear warm-up", 0},
+        {"optimizer", "final-lr", "-q", OPTION_FLOAT, &o->final_lr, "0.1", 0, 1, "F", "learning rate at the end, as a fraction of the peak", 0},
+        {"optimizer", "weight-decay", "-c", OPTION_FLOAT, &o->weight_decay, "0.1", 0, 10, "F", "of matrices and embeddings", 0},
+        {"optimizer", "beta1", "", OPTION_FLOAT, &o->beta1, "0.9", 0, 0.99999, "F", "decay of AdamW's first moment", 0},
+        {"optimizer", "beta2", "", OPTION_FLOAT, &o->beta2, "0.95", 0, 0.9999999, "F", "decay of AdamW's second moment", 0},
+        {"optimizer", "eps", "", OPTION_FLOAT, &o->eps, "1e-8", 1e-30, 1, "F", "AdamW's epsilon", 0},
+        {"optimizer", "clip", "", OPTION_FLOAT, &o->clip, "1", 0, 1e30, "F", "largest gradient norm; 0: no limit", 0},
+        {"optimizer", "freeze", "", OPTION_TEXT, &o->freeze, "", 0, 0, "PATTERN", "no updates of tensors with such names: 'transformer.w?e.*'", 0},
+        {"run", "run", "-o", OPTION_TEXT, &o->run, "", 0, 0, "DIR", "folder for checkpoints, log and samples; empty: runs/train_gpt2-<date-time>", 0},
+        {"run", "resume", "-y", OPTION_SWITCH, &o->resume, "0", 0, 0, "0|1", "go on from the newest checkpoint in --run, with its options", 0},
+        {"run", "save-every", "-n", OPTION_INT, &o->save_every, "0", 0, INT_MAX, "N", "checkpoint every N steps; 0: only at the end", 0},
+        {"run", "keep", "-nk", OPTION_INT, &o->keep, "2", 1, INT_MAX, "N", "newest checkpoints to keep, besides the best", 0},
+        {"run", "eval-every", "-v", OPTION_INT, &o->eval_every, "100", 0, INT_MAX, "N", "validation every N steps; 0: never", 0},
+        {"run", "eval-batches", "-m", OPTION_INT, &o->eval_batches, "20", 1, INT_MAX, "N", "micro-batches in a validation", 0},
+        {"run", "sample-every", "-s", OPTION_INT, &o->sample_every, "0", 0, INT_MAX, "N", "generate a sample every N steps; 0: never", 0},
+        {"run", "log-every", "", OPTION_INT, &o->log_every, "1", 1, INT_MAX, "N", "print every N-th step; metrics.jsonl has all", 0},
+        {"run", "early-stop", "", OPTION_INT, &o->early_stop, "0", 0, INT_MAX, "N", "stop after N validations without a new best; 0: never", 0},
+        {"run", "max-skips", "", OPTION_INT, &o->max_skips, "10", 0, INT_MAX, "M", "non-finite updates are skipped; stop after M in a row", 0},
+        {"out", "export-hf", "", OPTION_TEXT, &o->export_hf, "", 0, 0, "DIR", "write the model as a Hugging Face folder", 0},
+        {"out", "generate", "", OPTION_TEXT, &o->generate, "", 0, 0, "TEXT|-", "continue TEXT, or standard input; no training", 0},
+        {"out", "max-new-tokens", "-g", OPTION_INT, &o->max_new_tokens, "256", 1, 1 << 24, "N", "length of a generated text", 0},
+        {"out", "temperature", "", OPTION_FLOAT, &o->temperature, "0.8", 0, 100, "F", "of sampling; 0: always the likeliest token", 0},
+        {"out", "top-k", "", OPTION_INT, &o->top_k, "0", 0, INT_MAX, "N", "sample from the N likeliest tokens; 0: from all", 0},
+        {"out", "top-p", "", OPTION_FLOAT, &o->top_p, "1", 0, 1, "F", "sample from the likeliest tokens that hold this probability", 0},
+        {"out", "samples", "", OPTION_INT, &o->samples, "1", 1, 1 << 20, "N", "texts to generate", 0},
+        {"out", "eval-only", "", OPTION_SWITCH, &o->eval_only, "0", 0, 0, "0|1", "validate once and stop", 0},
+        {"out", "probe", "", OPTION_TEXT, &o->probe, "", 0, 0, "IN", "safetensors with inputs and targets, I32 (B, T): one forward and backward pass, no update", 0},
+        {"out", "probe-out", "", OPTION_TEXT, &o->probe_out, "probe.safetensors", 0, 0, "OUT", "its logits, loss and gradients", 0},
+        {"machine", "threads", "", OPTION_INT, &o->threads, "0", 0, 4096, "N", "0: one per core. The result does not depend on it", 0},
+        {"machine", "dry-run", "", OPTION_SWITCH, &o->dry_run, "0", 0, 0, "0|1", "print memory, work and estimated time, then stop; status 1 if it does not fit", 0},
+    };
+    int n = (int)(sizeof rows / sizeof rows[0]);
+    assert(n <= MAX_OPTIONS);
+    memcpy(t, rows, sizeof rows);
+    return n;
+}
+
+// ---- state ----
+
+typedef struct {
+    int step;                // steps done
+    int updates;             // of them not skipped: AdamW's t
+    int skips;               // skipped in a row
+    int64_t rows, tokens;    // read so far
+    uint64_t sampler;        // generator of the samples
+    float best_val;          // lowest validation loss, INFINITY before the first
+    int best_step, evals_since_best;
+} RunState;
+
+static inline json_t* run_state_to_json(const RunState* s) {
+    return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:o, s:i, s:i}", "step", s->step, "updates", s->updates, "skips", s->skips,
+                     "rows", (json_int_t)s->rows, "tokens", (json_int_t)s->tokens, "sampler", (json_int_t)s->sampler,
+                     "best_val", isfinite(s->best_val) ? json_real((double)s->best_val) : json_null(), "best_step", s->best_step,
+                     "evals_since_best", s->evals_since_best);
+}
+
+static inline RunState run_state_from_json(const json_t* json, const char* path) {
+    const json_t* best = json_object_get(json, "best_val");
+    RunState s;
+    s.step = (int)json_need_int(json, path, "step", 0, INT_MAX);
+    s.updates = (int)json_need_int(json, path, "updates", 0, s.step);
+    s.skips = (int)json_need_int(json, path, "skips", 0, s.step);
+    s.rows = json_need_int(json, path, "rows", 0, INT64_MAX);
+    s.tokens = json_need_int(json, path, "tokens", 0, INT64_MAX);
+    s.sampler = (uint64_t)json_need_int(json, path, "sampler", INT64_MIN, INT64_MAX);
+    s.best_val = json_is_number(best) ? (float)json_number_value(best) : INFINITY;
+    s.best_step = (int)json_need_int(json, path, "best_step", 0, s.step);
+    s.evals_since_best = (int)json_need_int(json, path, "evals_since_best", 0, INT_MAX);
+    return s;
+}
+
+// a new run: nothing done yet
+static inline RunState run_state_start(int seed) {
+    RunState s = {0, 0, 0, 0, 0, 1337 + (uint64_t)seed, INFINITY, 0, 0};
+    return s;
+}
+
+// state and options of the newest checkpoint of --run; options typed now win
+static inline RunState run_restore(Option* table, int n, const RunOptions* o) {
+    char folder[PATH_BYTES], path[PATH_BYTES];
+    if (!*o->run) { options_fail("resume", "needs the --run to go on with"); }
+    int step = checkpoint_newest(o->run, -1);
+    if (step < 0) { options_fail("resume", "%s holds no complete checkpoint", o->run); }
+    json_t* manifest = json_read(path_join(path, checkpoint_folder(folder, o->run, step), "manifest.json"));
+    options_from_json(table, n, json_object_get(manifest, "options"));
+    RunState s = run_state_from_json(json_object_get(manifest, "state"), path);
+    json_decref(manifest);
+    return s;
+}
+
+// ---- checkpoints ----
+
+// the temporary folder into which the trainer writes config.json, model.safetensors and optimizer.safetensors
+static inline const char* run_save_begin(char temporary[PATH_BYTES], const RunOptions* o, const RunState* s) {
+    char name[32];
+    snprintf(name, sizeof name, "step_%06d.tmp", s->step);
+    make_folder(path_join(temporary, o->run, name));
+    return temporary;
+}
+
+// the manifest, the final name, and room: of the older checkpoints only the newest --keep and the best one stay
+static inline void run_save_end(const char* temporary, const Option* table, int n, const RunOptions* o, const RunState* s) {
+    char folder[PATH_BYTES], path[PATH_BYTES];
+    json_write(path_join(path, temporary, "manifest.json"), json_pack("{s:i, s:o, s:o}", "format", 1, "state", run_state_to_json(s),
+               "options", options_to_json(table, n)));
+    checkpoint_publish(temporary, checkpoint_folder(folder, o->run, s->step));
+    int step = checkpoint_newest(o->run, -1);
+    for (int kept = 0; step >= 0; kept++, step = checkpoint_newest(o->run, step)) {
+        if (kept >= o->keep && step != s->best_step) { checkpoint_remove(checkpoint_folder(folder, o->run, step)); }
+    }
+}
+
+// ---- the folder of the run ----
+
+static inline const char* build_name(void) {
+#if defined(SYSTEM_LIBM)
+    return "parity build: the C library's functions and llm.c's order";
+#elif defined(FAST)
+    return "FAST build: fused multiply-add, the same bits only on one kind of machine";
+#else
+    return "exact build: the same bits on any machine and number of threads";
+#endif
+}
+
+static inline json_t* data_to_json_(const TokenData* d) {
+    char checksum[32];
+    if (d->n_shards == 0) { return json_null(); }
+    snprintf(checksum, sizeof checksum, "%016llx", (unsigned long long)tokens_checksum(d));
+    return json_pack("{s:s, s:I, s:I, s:s}", "path", d->path, "tokens", (json_int_t)d->n_tokens, "documents",
+                     (json_int_t)d->n_documents, "fnv1a", checksum);
+}
+
+static inline void run_open(Log* log, Option* table, int n, const RunOptions* o, int resume_step, const Device* dev,
+                            const TokenData* train, const TokenData* val, int argc, char** argv) {
+    char path[PATH_BYTES], name[128];
+    time_t now = time(NULL);
+    if (!*o->run) {
+        int used = snprintf(name, sizeof name, "runs/%.60s-", program_invocation_short_name);
+        strftime(name + used, sizeof name - (size_t)used, "%Y%m%d-%H%M%S", localtime(&now));
+        options_set(table, n, "run", name);
+    }
+    make_folder(o->run);
+    log_open(log, o->run, resume_step);
+    json_t* command = json_array();
+    for (int i = 0; i < argc; i++) { json_array_append_new(command, json_string(argv[i])); }
+    json_write(path_join(path, o->run, "settings.json"), json_pack("{s:s, s:o, s:o, s:s, s:s, s:s, s:i, s:i, s:o, s:o}",
+        "trainer", program_invocation_short_name, "command", command, "options", options_to_json(table, n), "build", build_name(),
+        "compiler", __VERSION__, "commit", COMMIT, "lanes", VLANES, "threads", dev->n_threads,
+        "train", data_to_json_(train), "val", data_to_json_(val)));
+}
+
+// ---- stopping ----
+
+// set by SIGTERM or SIGINT: the step is finished, a checkpoint saved; a second signal ends the process at once
+static inline volatile sig_atomic_t* stop_flag(void) {
+    static volatile sig_atomic_t requested;  // state of the process, as its signal handlers are
+    return &requested;
+}
+
+static inline void stop_handler_(int signal_number) {
+    *stop_flag() = 1;
+    signal(signal_number, SIG_DFL);
+}
+
+static inline void stop_on_signals(void) {
+    signal(SIGTERM, stop_handler_);
+    signal(SIGINT, stop_handler_);
+}
+#endif  // LLMC_RUN_H
