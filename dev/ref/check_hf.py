@@ -1,0 +1,183 @@
+"""
+Holds a GPT-2 program against Hugging Face transformers: bit-exactness says that our programs compute the same thing,
+this says that it is the right thing.
+
+    python dev/ref/check_hf.py                             the NumPy reference, dev/ref/gpt2.py
+    python dev/ref/check_hf.py --probe-with ./train_gpt2   a trainer, run with --from DIR --probe IN --probe-out OUT
+    python dev/ref/check_hf.py --from DIR --probe IN --probe-out OUT       one probe output that exists already
+
+The truth is GPT2LMHeadModel in float64 with eager attention. The first two modes make tiny models with awkward sizes,
+gains that are not 1, biases that are not 0 and some targets that are not counted. The error is |x - truth| / |truth|
+in the L2 norm of each tensor; one line per class of tensors (h.* is any layer) gives the worst over configs and layers.
+Needs torch and transformers; without them it says "skipped" and exits with 0.
+"""
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections import namedtuple
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+os.environ["HF_HUB_OFFLINE"] = "1"  # everything is made here; nothing is downloaded
+
+try:
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.utils import logging
+except ImportError as error:
+    print(f"skipped: {error}")
+    raise SystemExit(0)
+
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+
+Limits = namedtuple("Limits", "logits loss grad")
+REFERENCE_LIMITS = Limits(1e-5, 1e-5, 1e-4)
+PROBE_LIMITS = Limits(2e-5, 2e-5, 2e-5)
+
+# vocabulary, positions, layers, heads, channels; rows and positions of the batch; spread of the matrices
+Case = namedtuple("Case", "V maxT L NH C B T spread")
+CASES = [
+    Case(97, 32, 2, 2, 32, 4, 16, 0.1),   # the sizes of the golden run
+    Case(131, 19, 3, 3, 33, 3, 13, 0.3),  # sizes that divide nothing, peaked attention
+    Case(257, 7, 1, 1, 5, 2, 7, 0.3),     # one head, V one above a multiple of 128, T = maxT
+    Case(128, 40, 2, 5, 40, 1, 33, 0.2),  # a vocabulary that needs no padding, one row
+    Case(11, 3, 4, 2, 14, 5, 1, 0.3),     # one position: softmax of one element
+]
+
+
+def make_model(case):
+    """A random model in float32."""
+    config = GPT2Config(vocab_size=case.V, n_positions=case.maxT, n_embd=case.C, n_layer=case.L, n_head=case.NH,
+                        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+                        attn_implementation="eager")
+    model = GPT2LMHeadModel(config)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.normal_(0.0, case.spread)
+            if ".ln_" in name and name.endswith("weight"):
+                p.add_(1.0)
+    return model
+
+
+def make_batch(case):
+    """inputs, targets (B, T) int32; about a fifth of the targets is negative, never all of them"""
+    inputs = torch.randint(case.V, (case.B, case.T), dtype=torch.int32)
+    targets = torch.randint(case.V, (case.B, case.T), dtype=torch.int32)
+    targets[torch.rand(case.B, case.T) < 0.2] = -100
+    targets[0, 0] = -1
+    targets[-1, -1] = case.V - 1
+    return inputs, targets
+
+
+def truth_of(model, inputs, targets):
+    """What a probe output must hold, in float64."""
+    model = model.double().eval()
+    model.zero_grad()
+    logits = model(input_ids=inputs.long()).logits
+    labels = targets.long().clamp(min=-1).reshape(-1)
+    loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels, ignore_index=-1)
+    loss.backward()
+    out = {"logits": logits.detach(), "loss": loss.detach().reshape(1)}
+    out.update({f"grad.{name}": p.grad for name, p in model.named_parameters()})
+    return out
+
+
+def relative_error(x, truth):
+    difference = (x.double() - truth).norm()
+    return (difference / truth.norm()).item() if truth.norm() > 0 else difference.item()
+
+
+def tensor_class(name):
+    """grad.transformer.h.3.ln_1.bias -> grad.transformer.h.*.ln_1.bias"""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+class Table:
+    """Worst error of each class of tensors, and what is wrong with it otherwise."""
+
+    def __init__(self, limits):
+        self.limits, self.worst, self.faults = limits, {}, {}
+
+    def fault(self, name, text):
+        self.worst.setdefault(tensor_class(name), 0.0)
+        self.faults.setdefault(tensor_class(name), text)
+
+    def compare(self, found, truth):
+        for name in truth.keys() | found.keys():
+            if name not in found:
+                self.fault(name, f"{name} is missing")
+            elif name not in truth:
+                self.fault(name, f"{name} is not a tensor of the model")
+            elif found[name].shape != truth[name].shape or found[name].dtype != torch.float32:
+                self.fault(name, f"{name} is {found[name].dtype} {tuple(found[name].shape)}, expected float32 "
+                                 f"{tuple(truth[name].shape)}")
+            else:
+                error = relative_error(found[name], truth[name])
+                if not error < float("inf"):
+                    self.fault(name, f"{name} is not finite")
+                self.worst[tensor_class(name)] = max(self.worst.get(tensor_class(name), 0.0), error)
+
+    def report(self):
+        """Print a line per class; return the exit status."""
+        failed = 0
+        for name in sorted(self.worst, key=lambda key: (key.startswith("grad."), key)):
+            error, limit = self.worst[name], getattr(self.limits, name.split(".")[0], 0.0)
+            fault = self.faults.get(name, "" if error <= limit else "too large")
+            failed += bool(fault)
+            print(f"{'FAIL' if fault else 'ok  '} {name:<44} worst {error:.1e}  limit {limit:.0e}  {fault}".rstrip())
+        print(f"{len(self.worst) - failed} passed, {failed} failed")
+        return int(failed > 0 or not self.worst)
+
+
+def check_program(program, limits):
+    """Run the program on every case."""
+    table = Table(limits)
+    for number, case in enumerate(CASES):
+        torch.manual_seed(number)
+        model, (inputs, targets) = make_model(case), make_batch(case)
+        with tempfile.TemporaryDirectory() as folder:
+            model_path, batch_path, out_path = (os.path.join(folder, x) for x in ("model", "in.safetensors",
+                                                                                  "out.safetensors"))
+            model.save_pretrained(model_path)
+            save_file({"inputs": inputs, "targets": targets}, batch_path)
+            run = subprocess.run([*program, "--from", model_path, "--probe", batch_path, "--probe-out", out_path],
+                                 capture_output=True, text=True)
+            if run.returncode != 0 or not os.path.exists(out_path):
+                print(f"{case}: exit status {run.returncode}\n{run.stdout}{run.stderr}".rstrip())
+                table.fault("logits", "the program failed")
+                continue
+            table.compare(load_file(out_path), truth_of(model, inputs, targets))
+    return table.report()
+
+
+def check_output(folder, batch_path, out_path):
+    """Compare one probe output with what it should be."""
+    model = GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager")
+    batch = load_file(batch_path)
+    table = Table(PROBE_LIMITS)
+    table.compare(load_file(out_path), truth_of(model, batch["inputs"], batch["targets"]))
+    return table.report()
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Compare a GPT-2 program with Hugging Face transformers.")
+    parser.add_argument("--probe-with", metavar="PROGRAM", help="a trainer, with its own arguments")
+    parser.add_argument("--from", metavar="DIR", dest="folder", help="Hugging Face folder of an existing probe")
+    parser.add_argument("--probe", metavar="IN", help="its batch")
+    parser.add_argument("--probe-out", metavar="OUT", help="its output")
+    args = parser.parse_args()
+    if args.folder or args.probe or args.probe_out:
+        if not (args.folder and args.probe and args.probe_out) or args.probe_with:
+            parser.error("--from, --probe and --probe-out go together, without --probe-with")
+        return check_output(args.folder, args.probe, args.probe_out)
+    if args.probe_with:
+        return check_program(shlex.split(args.probe_with), PROBE_LIMITS)
+    return check_program([sys.executable, os.path.join(HERE, "gpt2.py")], REFERENCE_LIMITS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,635 @@
+"""
+GPT-2 in NumPy: the reference that train_gpt2.c must equal bit for bit. NumPy and the standard library only.
+
+Radford et al. 2019, "Language Models are Unsupervised Multitask Learners": a decoder-only transformer with LayerNorm
+before each half of a block, learned positions, GELU and an output projection tied to the token embedding. No dropout.
+
+    python dev/ref/gpt2.py [--out DIR]     check the reference, then write the golden files (default: dev/golden)
+    python dev/ref/gpt2.py --upstream      run with karpathy/llm.c's laws; compare with fingerprints of its C program
+    python dev/ref/gpt2.py --from DIR --probe IN --probe-out OUT
+                                           logits, loss and gradients of one batch for a Hugging Face folder
+
+The golden files are safetensors with these tensors (L layers; shapes in brackets are those on disk, Hugging Face names
+and layouts; __metadata__["config"] is a JSON object with every number of the run):
+    inputs, targets     I32 (steps, leaves, B, T)   a negative target is not counted
+    param.<name>        start values                [c_attn, c_proj, c_fc are (in, out), wte has V rows]
+    act.<name>          step 0, leaf 0, every activation: (L, B, T, ...) in blocks, (B, T, ...) outside, att and preatt
+                        (L, B, NH, T, T) with 0 after the diagonal, logits and probs cut to V columns
+    grad.<name>         step 0, after the sum over leaves and before the clip
+    loss, norm, lr      F32 (steps)
+    step1.<name>, step10.<name>   parameters after 1 and 10 updates
+
+How a number comes about, in one sentence: float32, each + - * / rounded once, every sum a chain with ascending index,
+functions correctly rounded (exact.py). In shapes N = B*T positions, C channels, HS = C / NH, Vp = V rounded up to 128.
+"""
+import argparse
+import ctypes
+import ctypes.util
+import json
+import math
+import os
+import sys
+from dataclasses import asdict, dataclass
+from types import SimpleNamespace
+
+import numpy as np
+
+import exact
+from exact import F4, chain_matmul, chain_sum, fnv1a, tree_sum
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Config and the parameter table. Everything about a parameter is on its line.
+# ---------------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Config:
+    vocab_size: int            # V
+    n_positions: int           # maxT, rows of the position table
+    n_layer: int               # L
+    n_head: int                # NH
+    n_embd: int                # C
+    batch: int                 # B, rows of one micro-batch (leaf)
+    seq_len: int               # T
+    leaves: int = 1            # micro-batches of one update
+    steps: int = 10
+    lr: float = 1e-3           # peak
+    schedule: str = "constant"
+    warmup: int = 0
+    final_lr: float = 0.0      # fraction of the peak
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    decay_all: bool = False    # also decay biases and LayerNorm
+    clip: float = 0.0          # 0: no clipping
+
+    @property
+    def padded_vocab_size(self):
+        return -(-self.vocab_size // 128) * 128
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str                  # as in llm.c
+    shape: tuple               # all layers in one array
+    kind: str                  # "embedding" and "linear" are decayed, "gain" and "bias" are not; a gain starts around 1
+    disk: str                  # Hugging Face name, {} for the layer
+
+    @property
+    def is_decayed(self):
+        return self.kind in ("embedding", "linear")
+
+
+def parameter_table(cfg):
+    Vp, L, C = cfg.padded_vocab_size, cfg.n_layer, cfg.n_embd
+    block = "transformer.h.{}."
+    return [
+        Row("wte",      (Vp, C),              "embedding", "transformer.wte.weight"),  # rows V.. are zero
+        Row("wpe",      (cfg.n_positions, C), "embedding", "transformer.wpe.weight"),
+        Row("ln1w",     (L, C),               "gain",      block + "ln_1.weight"),
+        Row("ln1b",     (L, C),               "bias",      block + "ln_1.bias"),
+        Row("qkvw",     (L, 3 * C, C),        "linear",    block + "attn.c_attn.weight"),
+        Row("qkvb",     (L, 3 * C),           "bias",      block + "attn.c_attn.bias"),
+        Row("attprojw", (L, C, C),            "linear",    block + "attn.c_proj.weight"),
+        Row("attprojb", (L, C),               "bias",      block + "attn.c_proj.bias"),
+        Row("ln2w",     (L, C),               "gain",      block + "ln_2.weight"),
+        Row("ln2b",     (L, C),               "bias",      block + "ln_2.bias"),
+        Row("fcw",      (L, 4 * C, C),        "linear",    block + "mlp.c_fc.weight"),
+        Row("fcb",      (L, 4 * C),           "bias",      block + "mlp.c_fc.bias"),
+        Row("fcprojw",  (L, C, 4 * C),        "linear",    block + "mlp.c_proj.weight"),
+        Row("fcprojb",  (L, C),               "bias",      block + "mlp.c_proj.bias"),
+        Row("lnfw",     (C,),                 "gain",      "transformer.ln_f.weight"),
+        Row("lnfb",     (C,),                 "bias",      "transformer.ln_f.bias"),
+    ]
+
+
+def draw_parameters(cfg, matrix_spread, vector_spread):
+    """Start values from one xorshift* stream, tensors in order: spread * (u - 1/2), plus 1 for gains."""
+    stream, p = exact.Xorshift(1337), {}
+    for row in parameter_table(cfg):
+        shape = (cfg.vocab_size, cfg.n_embd) if row.name == "wte" else row.shape  # padding draws nothing
+        noise = stream.floats(math.prod(shape)).reshape(shape) - F4(0.5)
+        noise = noise * F4(matrix_spread if row.is_decayed else vector_spread)
+        p[row.name] = F4(1) + noise if row.kind == "gain" else noise
+    padding = np.zeros((cfg.padded_vocab_size - cfg.vocab_size, cfg.n_embd), F4)
+    p["wte"] = np.concatenate([p["wte"], padding])
+    return p
+
+
+def to_disk(p, cfg):
+    """Our tensors as Hugging Face's: one per layer, matrices of linear layers (in, out), wte without padding."""
+    out = {}
+    for row in parameter_table(cfg):
+        if row.name == "wte":
+            out[row.disk] = p["wte"][:cfg.vocab_size]
+        elif "{}" not in row.disk:
+            out[row.disk] = p[row.name]
+        else:
+            for l in range(cfg.n_layer):
+                slice_l = p[row.name][l]
+                out[row.disk.format(l)] = slice_l.T if row.kind == "linear" else slice_l
+    return out
+
+
+def from_disk(tensors, cfg):
+    """The inverse of to_disk."""
+    p = {}
+    for row in parameter_table(cfg):
+        p[row.name] = np.zeros(row.shape, F4)
+        if row.name == "wte":
+            p["wte"][:cfg.vocab_size] = tensors[row.disk]
+        elif "{}" not in row.disk:
+            p[row.name][:] = tensors[row.disk]
+        else:
+            for l in range(cfg.n_layer):
+                slice_l = tensors[row.disk.format(l)]
+                p[row.name][l] = slice_l.T if row.kind == "linear" else slice_l
+    return p
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The operations, each forward with its backward. x, dout and their kin are (B, T, channels).
+# ---------------------------------------------------------------------------------------------------------------------
+def zeros(*shape):
+    return np.zeros(shape, F4)
+
+
+def rows(x):
+    """(B, T, K) -> (N, K)"""
+    return x.reshape(-1, x.shape[-1])
+
+
+def embedding_forward(wte, wpe, inputs):
+    return wte[inputs] + wpe[:inputs.shape[1]]
+
+
+def embedding_backward(dwte, dwpe, dout, inputs):
+    """Adds to dwte and dwpe, positions n = b*T + t ascending."""
+    B, T = inputs.shape
+    for b in range(B):
+        for t in range(T):
+            dwte[inputs[b, t]] += dout[b, t]
+            dwpe[t] += dout[b, t]
+
+
+def layernorm_forward(x, w, b):
+    C = F4(x.shape[-1])
+    mean = chain_sum(x) / C
+    centred = x - mean[..., None]
+    variance = chain_sum(centred * centred) / C
+    rstd = F4(1) / np.sqrt(variance + F4(1e-5))
+    return (rstd[..., None] * centred) * w + b, mean, rstd
+
+
+def layernorm_backward(dout, x, w, mean, rstd):
+    """dx, dw, db. With norm = (x - mean) * rstd and g = w * dout: dx = (g - mean(g) - norm * mean(g * norm)) * rstd."""
+    C, rstd = F4(x.shape[-1]), rstd[..., None]
+    norm = (x - mean[..., None]) * rstd
+    g = w * dout
+    mean_g = (chain_sum(g) / C)[..., None]
+    mean_g_norm = (chain_sum(g * norm) / C)[..., None]
+    dx = (((F4(0) + g) - mean_g) - norm * mean_g_norm) * rstd
+    return dx, chain_sum(rows(norm * dout), axis=0), chain_sum(rows(dout), axis=0)
+
+
+def linear_forward(x, w, b):
+    """out[n][o] = chain from b[o] over i of x[n][i] * w[o][i]"""
+    start = np.broadcast_to(b, x.shape[:-1] + (len(w),))
+    return chain_matmul(start, x, w.T)
+
+
+def linear_backward(dout, x, w):
+    """dx: chains over o; dw and db: chains over n."""
+    dx = chain_matmul(zeros(*x.shape), dout, w)
+    dw = chain_matmul(zeros(*w.shape), rows(dout).T, rows(x))
+    return dx, dw, chain_sum(rows(dout), axis=0)
+
+
+GELU_K = np.sqrt(F4(2 / math.pi))  # the square root in float32: in float64 it would come out one unit higher
+GELU_CUBE = F4(0.044715)
+
+
+def gelu_forward(x, laws):
+    cube = ((GELU_CUBE * x) * x) * x
+    return (F4(0.5) * x) * (F4(1) + laws.tanh(GELU_K * (x + cube)))
+
+
+def gelu_backward(dout, x, laws):
+    u = GELU_K * (x + ((GELU_CUBE * x) * x) * x)
+    cosh_u = laws.cosh(u)
+    sech2 = F4(1) / (cosh_u * cosh_u)  # cosh may overflow to infinity, sech2 is then 0, its limit
+    slope = F4(1) + ((F4(3) * GELU_CUBE) * x) * x
+    local = F4(0.5) * (F4(1) + laws.tanh(u)) + (((x * F4(0.5)) * sech2) * GELU_K) * slope
+    return local * dout
+
+
+def split_heads(qkv, NH):
+    """(B, T, 3C) -> q, k, v, each (B, NH, T, HS)"""
+    B, T, C3 = qkv.shape
+    return qkv.reshape(B, T, 3, NH, C3 // 3 // NH).transpose(2, 0, 3, 1, 4)
+
+
+def merge_heads(x):
+    """(B, NH, T, HS) -> (B, T, C)"""
+    B, NH, T, HS = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(B, T, NH * HS)
+
+
+def attention_scale(HS):
+    return F4(1) / np.sqrt(F4(HS))
+
+
+def attention_forward(qkv, NH, laws):
+    """atty (B, T, C); preatt and att (B, NH, T, T), rows t and columns u, 0 for u > t"""
+    q, k, v = split_heads(qkv, NH)
+    B, NH, T, HS = q.shape
+    past = np.tril(np.ones((T, T), bool))  # u <= t
+    preatt = chain_matmul(zeros(B, NH, T, T), q, k.swapaxes(2, 3)) * attention_scale(HS)
+    preatt = np.where(past, preatt, F4(0))
+    largest = np.max(np.where(past, preatt, F4(-10000)), axis=-1, initial=F4(-10000))
+    e = np.where(past, laws.exp(np.where(past, preatt - largest[..., None], F4(0))), F4(0))
+    total = chain_sum(e)
+    inverse = np.where(total == 0, F4(0), F4(1) / total)
+    att = e * inverse[..., None]
+    out = zeros(B, NH, T, HS)
+    for u in range(T):
+        out[:, :, u:] += att[:, :, u:, u, None] * v[:, :, u, None, :]
+    return merge_heads(out), preatt, att
+
+
+def attention_value_backward(dout, v, att):
+    """datt: chains over i; dv: chains over t. What both laws of attention have in common."""
+    datt = chain_matmul(zeros(*att.shape), dout, v.swapaxes(2, 3))
+    dv = np.zeros_like(v)
+    for t in range(v.shape[2]):
+        dv[:, :, :t + 1] += att[:, :, t, :t + 1, None] * dout[:, :, t, None, :]
+    return datt, dv
+
+
+def attention_backward(dout, q, k, v, att):
+    """dq, dk, dv (B, NH, T, HS): ds = att * (datt - sum(att * datt)) * scale, dq = ds k, dk = ds^T q."""
+    T, HS = q.shape[2:]
+    datt, dv = attention_value_backward(dout, v, att)
+    D = zeros(*att.shape[:3])
+    for u in range(T):
+        D[:, :, u:] += att[:, :, u:, u] * datt[:, :, u:, u]
+    ds = (att * (datt - D[..., None])) * attention_scale(HS)
+    dq, dk = np.zeros_like(q), np.zeros_like(k)
+    for u in range(T):
+        dq[:, :, u:] += ds[:, :, u:, u, None] * k[:, :, u, None, :]
+    for t in range(T):
+        dk[:, :, :t + 1] += ds[:, :, t, :t + 1, None] * q[:, :, t, None, :]
+    return dq, dk, dv
+
+
+def classifier_forward(logits, targets, V, laws):
+    """probs (B, T, Vp), 0 in the padding; losses (B, T), 0 where the target is negative"""
+    largest = np.max(logits[..., :V], axis=-1, initial=F4(-10000))
+    e = laws.exp(logits[..., :V] - largest[..., None])
+    probs = np.zeros_like(logits)
+    probs[..., :V] = e / chain_sum(e)[..., None]
+    at_target = np.take_along_axis(probs, np.maximum(targets, 0)[..., None], axis=-1)[..., 0]
+    return probs, np.where(targets < 0, F4(0), -laws.log(at_target))
+
+
+def classifier_backward(probs, targets, V, count):
+    """dlogits = (p - [j == target]) / count, with the division made once; 0 where the target is negative."""
+    dloss = F4(1) / F4(count)
+    is_target = (np.arange(V) == targets[..., None]).astype(F4)
+    dlogits = np.zeros_like(probs)
+    dlogits[..., :V] = np.where(targets[..., None] < 0, F4(0), (probs[..., :V] - is_target) * dloss)
+    return dlogits
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Laws: what differs between this project and karpathy/llm.c. Ours need no C library; upstream's stand at the end.
+# ---------------------------------------------------------------------------------------------------------------------
+EXACT = SimpleNamespace(exp=exact.exp, log=exact.log, tanh=exact.tanh, cosh=exact.cosh,
+                        attention_backward=attention_backward, bias_corrections=exact.bias_corrections)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The model. One micro-batch, forward and backward.
+# ---------------------------------------------------------------------------------------------------------------------
+def forward(p, inputs, targets, cfg, laws=EXACT):
+    """Every activation of one micro-batch; those of the blocks in acts["blocks"][l]."""
+    NH, V = cfg.n_head, cfg.vocab_size
+    acts, blocks = {}, []
+    residual = acts["encoded"] = embedding_forward(p["wte"], p["wpe"], inputs)
+    for l in range(cfg.n_layer):
+        a = {}
+        a["ln1"], a["ln1_mean"], a["ln1_rstd"] = layernorm_forward(residual, p["ln1w"][l], p["ln1b"][l])
+        a["qkv"] = linear_forward(a["ln1"], p["qkvw"][l], p["qkvb"][l])
+        a["atty"], a["preatt"], a["att"] = attention_forward(a["qkv"], NH, laws)
+        a["attproj"] = linear_forward(a["atty"], p["attprojw"][l], p["attprojb"][l])
+        a["residual2"] = residual + a["attproj"]
+        a["ln2"], a["ln2_mean"], a["ln2_rstd"] = layernorm_forward(a["residual2"], p["ln2w"][l], p["ln2b"][l])
+        a["fch"] = linear_forward(a["ln2"], p["fcw"][l], p["fcb"][l])
+        a["fch_gelu"] = gelu_forward(a["fch"], laws)
+        a["fcproj"] = linear_forward(a["fch_gelu"], p["fcprojw"][l], p["fcprojb"][l])
+        residual = a["residual3"] = a["residual2"] + a["fcproj"]
+        blocks.append(a)
+    acts["blocks"] = blocks
+    acts["lnf"], acts["lnf_mean"], acts["lnf_rstd"] = layernorm_forward(residual, p["lnfw"], p["lnfb"])
+    acts["logits"] = linear_forward(acts["lnf"], p["wte"], zeros(cfg.padded_vocab_size))
+    acts["probs"], acts["losses"] = classifier_forward(acts["logits"], targets, V, laws)
+    return acts
+
+
+def backward(p, acts, inputs, targets, count, cfg, laws=EXACT):
+    """Parameter gradients of one micro-batch: forward upside down. `count`: counted targets of the whole update."""
+    g = {row.name: zeros(*row.shape) for row in parameter_table(cfg)}
+    blocks = acts["blocks"]
+    dlogits = classifier_backward(acts["probs"], targets, cfg.vocab_size, count)
+    dlnf, g["wte"], _ = linear_backward(dlogits, acts["lnf"], p["wte"])
+    residual = blocks[-1]["residual3"]
+    dx, g["lnfw"], g["lnfb"] = layernorm_backward(dlnf, residual, p["lnfw"], acts["lnf_mean"], acts["lnf_rstd"])
+    dresidual = zeros(*dx.shape) + dx
+    for l in reversed(range(cfg.n_layer)):
+        a = blocks[l]
+        residual = blocks[l - 1]["residual3"] if l > 0 else acts["encoded"]
+        dfch_gelu, g["fcprojw"][l], g["fcprojb"][l] = linear_backward(dresidual, a["fch_gelu"], p["fcprojw"][l])
+        dfch = gelu_backward(dfch_gelu, a["fch"], laws)
+        dln2, g["fcw"][l], g["fcb"][l] = linear_backward(dfch, a["ln2"], p["fcw"][l])
+        dx, g["ln2w"][l], g["ln2b"][l] = layernorm_backward(dln2, a["residual2"], p["ln2w"][l],
+                                                            a["ln2_mean"], a["ln2_rstd"])
+        dresidual = dresidual + dx
+        datty, g["attprojw"][l], g["attprojb"][l] = linear_backward(dresidual, a["atty"], p["attprojw"][l])
+        q, k, v = split_heads(a["qkv"], cfg.n_head)
+        B, NH, T, HS = q.shape
+        dout = datty.reshape(B, T, NH, HS).transpose(0, 2, 1, 3)
+        dqkv = np.concatenate([merge_heads(d) for d in laws.attention_backward(dout, q, k, v, a["att"])], axis=-1)
+        dln1, g["qkvw"][l], g["qkvb"][l] = linear_backward(dqkv, a["ln1"], p["qkvw"][l])
+        dx, g["ln1w"][l], g["ln1b"][l] = layernorm_backward(dln1, residual, p["ln1w"][l],
+                                                            a["ln1_mean"], a["ln1_rstd"])
+        dresidual = dresidual + dx
+    embedding_backward(g["wte"], g["wpe"], dresidual, inputs)
+    return g
+
+
+def loss_of(losses, count):
+    """Mean loss of an update from the (B, T) losses of its leaves."""
+    return tree_sum([chain_sum(leaf.reshape(-1)) for leaf in losses]) / F4(count)
+
+
+def train(cfg, p, inputs, targets, laws=EXACT):
+    """Yields one record per update. inputs, targets (steps, leaves, B, T)"""
+    m = {name: np.zeros_like(x) for name, x in p.items()}
+    v = {name: np.zeros_like(x) for name, x in p.items()}
+    for step in range(cfg.steps):
+        count = int((targets[step] >= 0).sum())
+        acts, grads = [], []
+        for leaf_inputs, leaf_targets in zip(inputs[step], targets[step]):
+            acts.append(forward(p, leaf_inputs, leaf_targets, cfg, laws))
+            grads.append(backward(p, acts[-1], leaf_inputs, leaf_targets, count, cfg, laws))
+        g = {name: tree_sum([leaf[name] for leaf in grads]) for name in p}
+        norm = exact.global_norm(g.values())
+        scale = exact.clip_scale(norm, cfg.clip)
+        lr = exact.learning_rate(cfg.schedule, step, cfg.steps, cfg.lr, cfg.warmup, cfg.final_lr)
+        corrections = laws.bias_corrections(cfg.beta1, cfg.beta2, step + 1)
+        p = dict(p)
+        for row in parameter_table(cfg):
+            name, decay = row.name, cfg.weight_decay if row.is_decayed or cfg.decay_all else 0.0
+            p[name], m[name], v[name] = exact.adamw(p[name], g[name] * scale, m[name], v[name], lr, cfg.beta1,
+                                                    cfg.beta2, cfg.eps, decay, corrections)
+        yield SimpleNamespace(step=step, acts=acts[0], grads=g, loss=loss_of([a["losses"] for a in acts], count),
+                              norm=norm, lr=lr, params=p)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The golden runs. "base" is the self-contained run that llm.c's fingerprints below are for. "odd" has sizes that divide
+# nothing, several leaves, targets that are not counted, an active clip and attention that is far from uniform.
+# ---------------------------------------------------------------------------------------------------------------------
+BASE = Config(vocab_size=97, n_positions=32, n_layer=2, n_head=2, n_embd=32, batch=4, seq_len=16)
+ODD = Config(vocab_size=131, n_positions=19, n_layer=3, n_head=3, n_embd=33, batch=3, seq_len=13, leaves=3, lr=2e-3,
+             schedule="cosine", warmup=3, final_lr=0.1, beta2=0.95, clip=0.5)
+
+
+def draw_data(cfg):
+    """inputs, targets (steps, leaves, B, T): each leaf draws B*T + 1 tokens, a target is the token after its input."""
+    N = cfg.batch * cfg.seq_len
+    stream = exact.Xorshift(42)
+    tokens = np.array([stream.u32() % cfg.vocab_size for _ in range(cfg.steps * cfg.leaves * (N + 1))], np.int32)
+    tokens = tokens.reshape(cfg.steps, cfg.leaves, N + 1)
+    shape = (cfg.steps, cfg.leaves, cfg.batch, cfg.seq_len)
+    return tokens[..., :-1].reshape(shape).copy(), tokens[..., 1:].reshape(shape).copy()  # no shared memory: targets change later
+
+
+def base_run():
+    inputs, targets = draw_data(BASE)
+    return BASE, draw_parameters(BASE, matrix_spread=0.25, vector_spread=0.125), inputs, targets
+
+
+def odd_run():
+    inputs, targets = draw_data(ODD)
+    stream = exact.Xorshift(7)
+    for i in np.ndindex(targets.shape):
+        targets[i] = -100 if stream.u32() % 9 == 0 else targets[i]
+    targets[0, 0, 1] = -1  # a row without a counted target
+    targets[4, 2] = -1     # a leaf without one
+    return ODD, draw_parameters(ODD, matrix_spread=1.0, vector_spread=0.5), inputs, targets
+
+
+def named_activations(acts, cfg):
+    """The activations as act.<name>, those of the blocks stacked."""
+    out = {}
+    for name, value in acts.items():
+        if name == "blocks":
+            out.update({f"act.{key}": np.stack([a[key] for a in value]) for key in value[0]})
+        else:
+            out[f"act.{name}"] = value[..., :cfg.vocab_size] if name in ("logits", "probs") else value
+    return out
+
+
+def golden_tensors(cfg, p, inputs, targets):
+    def named(prefix, tensors):
+        return {f"{prefix}.{name}": x for name, x in to_disk(tensors, cfg).items()}
+    records = list(train(cfg, p, inputs, targets))
+    out = {"inputs": inputs, "targets": targets, **named("param", p)}
+    out.update(named_activations(records[0].acts, cfg))
+    out.update(named("grad", records[0].grads))
+    out.update({key: np.array([getattr(r, key) for r in records], F4) for key in ("loss", "norm", "lr")})
+    out.update(named("step1", records[0].params))
+    out.update(named("step10", records[9].params))
+    return out
+
+
+def config_metadata(cfg):
+    meta = asdict(cfg)
+    return {"vocab_size": meta.pop("vocab_size"), "padded_vocab_size": cfg.padded_vocab_size, **meta}
+
+
+def write_golden(folder):
+    for name, run in (("gpt2_base", base_run), ("gpt2_odd", odd_run)):
+        cfg, *start = run()
+        write_file(folder, name, golden_tensors(cfg, *start), config_metadata(cfg))
+    settings = {"steps": 50, "lr": 3e-4, "warmup": 7, "final_lr": 0.1}
+    tables = {schedule: np.array([exact.learning_rate(schedule, s, 50, 3e-4, 7, 0.1) for s in range(50)], F4)
+              for schedule in ("constant", "linear", "cosine", "wsd")}
+    write_file(folder, "schedules", tables, settings)
+
+
+def write_file(folder, name, tensors, config):
+    path = os.path.join(folder, name + ".safetensors")
+    exact.write_safetensors(path, tensors, config)
+    print(f"{path}  {len(tensors)} tensors, {os.path.getsize(path)} bytes")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Probe: one batch, everything visible (the same options as the trainers').
+# ---------------------------------------------------------------------------------------------------------------------
+def probe(folder, batch_path, out_path):
+    with open(os.path.join(folder, "config.json")) as file:
+        hf = json.load(file)
+    settings = [hf.get(key) for key in ("activation_function", "layer_norm_epsilon", "n_inner")]
+    if settings[:2] != ["gelu_new", 1e-5] or settings[2] not in (None, 4 * hf["n_embd"]):
+        raise SystemExit(f"{folder}/config.json: expected gelu_new, epsilon 1e-5 and n_inner null, found {settings}")
+    batch = exact.read_safetensors(batch_path)
+    inputs, targets = batch["inputs"], batch["targets"]
+    cfg = Config(hf["vocab_size"], hf["n_positions"], hf["n_layer"], hf["n_head"], hf["n_embd"], *inputs.shape)
+    p = from_disk(exact.read_safetensors(os.path.join(folder, "model.safetensors")), cfg)
+    count = int((targets >= 0).sum())
+    acts = forward(p, inputs, targets, cfg)
+    grads = backward(p, acts, inputs, targets, count, cfg)
+    out = {"logits": acts["logits"][..., :cfg.vocab_size], "loss": loss_of([acts["losses"]], count).reshape(1)}
+    out.update({f"grad.{name}": x for name, x in to_disk(grads, cfg).items()})
+    exact.write_safetensors(out_path, out, config_metadata(cfg))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Checks against fingerprints of karpathy/llm.c (gcc -O3 -ffp-contract=off, glibc 2.36, x86-64) on the base run. Those
+# in BASE_HASHES use no library function, so every law must reproduce them; the others are for upstream's laws only.
+# ---------------------------------------------------------------------------------------------------------------------
+BASE_HASHES = {"parameters": 0x43e1fefdbaaeedc0, "encoded": 0x16a3a16914174782, "ln1": 0x5f58d7c9fb5f5a25,
+               "qkv": 0x13ae4dd74a280ee5, "preatt": 0x5f0d13d93f71efbd}
+UPSTREAM_HASHES = {"atty": 0xa668c8b034323973, "fch_gelu": 0x081d15a82bde98c6, "logits": 0xeb9b6576c6692898,
+                   "probs": 0x453f28ad13c74206}
+UPSTREAM_GRADIENTS = [
+    0x2b3299c5826aa8bd, 0x3ef4557b02838f59, 0x8f2746a755fb927d, 0x6064d73bdb35d438, 0x9bbe7fdc1c57fa8b,
+    0x8a035b7382bb03aa, 0xb780eda4be8ab823, 0xd1c7af19e224bc98, 0x6b189977bfb504cf, 0x59f5b35784e788cd,
+    0x2dddcf4a4ee6e38d, 0x4703b0cfdaeaf2fe, 0x0bb0d906ab035c4a, 0x2ec2aec90b1850da, 0xd6bc3a5e530c5c74,
+    0x7f013d8010a402b6]
+UPSTREAM_STEPS = {  # step: bits of the loss, hash of the parameters after the update
+    0: (0x40990aa9, 0xfa60f63cc0590a75), 1: (0x409788b1, 0xc1f8f7ee65385c55), 2: (0x4094bb51, 0x827ff46bb29f5e7d),
+    3: (0x40957dcc, 0x8f02a8a213a66b88), 4: (0x40953165, 0x275962bd3abeeb2a), 9: (0x40956d0d, 0x815f6be84059319e),
+    14: (0x40953822, 0x357381d3a8ad1057), 19: (0x409197f6, 0xd3805a375ff9f25c)}
+
+
+def base_promises():
+    """What must hold before a golden file is written, as (promise, kept) pairs."""
+    cfg, p, inputs, targets = base_run()
+    acts = forward(p, inputs[0, 0], targets[0, 0], cfg)
+    block = acts["blocks"][0]
+    found = {"parameters": fnv1a(*p.values()), "encoded": fnv1a(acts["encoded"]), "ln1": fnv1a(block["ln1"]),
+             "qkv": fnv1a(block["qkv"]), "preatt": fnv1a(block["preatt"][0, 0, 15])}
+    n_activations = sum(x.size for key, x in acts.items() if key != "blocks")
+    n_activations += sum(x.size for a in acts["blocks"] for x in a.values())
+    first, last = inputs[0, 0].reshape(-1)[:4], targets[0, 0, -1, -1]
+    gelu_bits = [exact.bits(GELU_K), exact.bits(F4(3) * GELU_CUBE)]
+    promises = [
+        ("first parameters", [exact.bits(x) for x in p["wte"][0, :2]] == [0xbd8a13dc, 0xbd9e7464]),
+        ("tokens of step 0", list(first) == [82, 85, 62, 39] and last == 1),
+        ("number of activations", n_activations == 103104),
+        ("constants of GELU", gelu_bits == [0x3f4c4229, 0x3e095d4e]),
+        ("disk layout and back", all(np.array_equal(x, p[name])
+                                     for name, x in from_disk(to_disk(p, cfg), cfg).items())),
+    ]
+    return promises + [(f"hash of {key}", found[key] == value) for key, value in BASE_HASHES.items()]
+
+
+# Upstream's laws: libm's functions, the quadratic form of softmax backward, the scale on each term, powf, decay of all.
+def upstream_attention_backward(dout, q, k, v, att):
+    T, HS = q.shape[2:]
+    scale = attention_scale(HS)
+    datt, dv = attention_value_backward(dout, v, att)
+    dpre = np.zeros_like(att)
+    for u in range(T):  # rows t >= u; columns w > t have att = 0 and get only zeros
+        is_u = (np.arange(T) == u).astype(F4)
+        dpre[:, :, u:] += (att[:, :, u:, u, None] * (is_u - att[:, :, u:])) * datt[:, :, u:, u, None]
+    dq, dk = np.zeros_like(q), np.zeros_like(k)
+    for u in range(T):
+        dq[:, :, u:] += (k[:, :, u, None, :] * dpre[:, :, u:, u, None]) * scale
+    for t in range(T):
+        dk[:, :, :t + 1] += (q[:, :, t, None, :] * dpre[:, :, t, :t + 1, None]) * scale
+    return dq, dk, dv
+
+
+def upstream_laws():
+    libm = ctypes.CDLL(ctypes.util.find_library("m"))
+
+    def elementwise(name):
+        function = getattr(libm, name)
+        function.restype, function.argtypes = ctypes.c_float, [ctypes.c_float]
+        return lambda x: np.array([function(value) for value in x.reshape(-1).tolist()], F4).reshape(x.shape)
+
+    libm.powf.restype, libm.powf.argtypes = ctypes.c_float, [ctypes.c_float, ctypes.c_float]
+    return SimpleNamespace(
+        exp=elementwise("expf"), log=elementwise("logf"), tanh=elementwise("tanhf"), cosh=elementwise("coshf"),
+        attention_backward=upstream_attention_backward,
+        bias_corrections=lambda beta1, beta2, t: tuple(F4(1) - F4(libm.powf(beta, t)) for beta in (beta1, beta2)))
+
+
+LIBM_PROBE = 0xa866aa94a68f5419  # of glibc 2.36, x86-64
+
+
+def libm_probe(laws):
+    """A hash of the library's results on arguments of the sizes that occur in the base run."""
+    x = np.arange(-4000, 4001, dtype=F4) / F4(1024)
+    powers = np.array([laws.bias_corrections(0.9, 0.999, t) for t in range(1, 41)], F4)
+    return fnv1a(laws.exp(x), laws.log(abs(x) + F4(1e-3)), laws.tanh(x), laws.cosh(x), powers)
+
+
+def upstream_promises(laws):
+    base, p, _, _ = base_run()
+    cfg = Config(**{**asdict(base), "steps": 20, "decay_all": True})
+    promises = []
+    for r in train(cfg, p, *draw_data(cfg), laws=laws):
+        if r.step == 0:
+            block = r.acts["blocks"][0]
+            found = {"atty": block["atty"], "fch_gelu": block["fch_gelu"], "logits": r.acts["logits"],
+                     "probs": r.acts["probs"]}
+            promises += [(f"hash of {key}", fnv1a(found[key]) == value) for key, value in UPSTREAM_HASHES.items()]
+            promises += [(f"hash of gradient {name}", fnv1a(g + F4(0)) == value)  # -0 + 0 = +0
+                         for (name, g), value in zip(r.grads.items(), UPSTREAM_GRADIENTS)]
+        if r.step in UPSTREAM_STEPS:
+            loss, parameters = UPSTREAM_STEPS[r.step]
+            promises.append((f"loss of step {r.step}", exact.bits(r.loss) == loss))
+            promises.append((f"hash of parameters after step {r.step}", fnv1a(*r.params.values()) == parameters))
+    return promises
+
+
+def check_upstream():
+    laws = upstream_laws()
+    found = libm_probe(laws)
+    if found != LIBM_PROBE:
+        print(f"skipped: another libm (probe {found:016x}, of glibc 2.36 {LIBM_PROBE:016x})")
+        return 0
+    return exact.report(base_promises() + upstream_promises(laws))
+
+
+def main():
+    parser = argparse.ArgumentParser(description="GPT-2 in NumPy; without options it writes the golden files.")
+    parser.add_argument("--out", metavar="DIR", default=os.path.join(HERE, "..", "golden"), help="for the golden files")
+    parser.add_argument("--upstream", action="store_true", help="compare with the fingerprints of karpathy/llm.c")
+    parser.add_argument("--from", metavar="DIR", dest="folder", help="Hugging Face folder for --probe")
+    parser.add_argument("--probe", metavar="IN", help="safetensors file with inputs and targets, I32 (B, T)")
+    parser.add_argument("--probe-out", metavar="OUT", help="file for logits, loss and gradients")
+    args = parser.parse_args()
+    if args.probe:
+        if not args.folder or not args.probe_out:
+            parser.error("--probe needs --from and --probe-out")
+        probe(args.folder, args.probe, args.probe_out)
+        return 0
+    if args.upstream:
+        return check_upstream()
+    if exact.report(exact.self_check() + base_promises()):
+        return 1
+    os.makedirs(args.out, exist_ok=True)
+    write_golden(os.path.normpath(args.out))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
