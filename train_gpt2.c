@@ -1,0 +1,931 @@
+/*
+GPT-2 and GPT-3, trained in plain C: forward, backward, AdamW, data, checkpoints, text. Read it from top to bottom in an
+evening; then open llmc/, where every op has a file of its own whose plain loop defines its result to the last bit.
+
+The model (Radford et al. 2019; Brown et al. 2020): token + position embedding, L blocks of
+    r = r + attention(layernorm(r))
+    r = r + gelu(layernorm(r) * fc) * fcproj
+a last LayerNorm, and the token embedding again as output matrix. Left out: dropout, GPT-3's banded attention.
+
+    make run                                                  trains a small one on this repository's own text
+    make train_gpt2 && ./train_gpt2 --help                    every option
+    ./train_gpt2 --model tiny --train book.txt --steps 1000   your text, byte by byte
+    ./train_gpt2 --from gpt2/ --train 'shards/train_*.bin'    fine-tunes a Hugging Face folder on token shards
+*/
+#include "llmc/adamw.h"         // adamw_step, adamw_update
+#include "llmc/attention.h"     // attention_forward, attention_backward
+#include "llmc/checkpoint.h"    // tensors_save, tensors_load, checkpoint_newest, json_read, json_write
+#include "llmc/comm.h"          // Comm, comm_first_leaf, comm_last_leaf
+#include "llmc/crossentropy.h"  // crossentropy_forward, crossentropy_backward
+#include "llmc/dataloader.h"    // TokenData, DataLoader, dataloader_row
+#include "llmc/embedding.h"     // embedding_forward, embedding_backward
+#include "llmc/gelu.h"          // gelu_forward, gelu_backward
+#include "llmc/global_norm.h"   // sum_of_squares
+#include "llmc/layernorm.h"     // layernorm_forward, layernorm_backward
+#include "llmc/leaf_tree.h"     // LeafTree: gradients of micro-batches, added in a fixed order
+#include "llmc/llmc_bin.h"      // llm.c's checkpoint format
+#include "llmc/log.h"           // Log, log_step, log_validation, box_row
+#include "llmc/matmul.h"        // matmul_forward, matmul_backward
+#include "llmc/peak.h"          // matmul_peak, memory_available, seconds_now
+#include "llmc/residual.h"      // residual_forward
+#include "llmc/run.h"           // RunOptions, RunState, run_save_begin: what all trainers share
+#include "llmc/sampler.h"       // sample_token
+#include "llmc/schedule.h"      // schedule_lr
+#include "llmc/tensor.h"        // Tensor: the table of parameters and activations
+#include <fnmatch.h>
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 1. Config. What makes one GPT-2 different from another.
+
+typedef struct {
+    int max_T;  // longest sequence, 1024
+    int V;      // vocabulary, 50257
+    int Vp;     // the same, padded to a multiple of 128: 50304
+    int L;      // layers, 12
+    int NH;     // heads, 12
+    int C;      // channels, 768
+} Config;
+
+typedef struct {
+    const char* name;
+    int L, C, NH, max_T;
+} Preset;
+
+static const Preset presets[] = {
+    {"tiny", 4, 128, 4, 256},
+    {"gpt2:d6", 6, 384, 6, 1024},        {"gpt2:d12", 12, 768, 12, 1024},     {"gpt2:d24", 24, 1024, 16, 1024},
+    {"gpt2:d36", 36, 1280, 20, 1024},    {"gpt2:d48", 48, 1600, 25, 1024},    {"gpt2:d60", 60, 1920, 30, 1024},
+    {"gpt2:d72", 72, 2880, 30, 1024},    {"gpt2:d84", 84, 3456, 36, 1024},    {"gpt3:c384", 6, 384, 6, 2048},
+    {"gpt3:c768", 12, 768, 12, 2048},    {"gpt3:c1024", 24, 1024, 16, 2048},  {"gpt3:c1536", 24, 1536, 16, 2048},
+    {"gpt3:c2048", 24, 2048, 16, 2048},  {"gpt3:c2560", 32, 2560, 32, 2048},  {"gpt3:c4096", 32, 4096, 32, 2048},
+    {"gpt3:c5120", 40, 5120, 40, 2048},  {"gpt3:c12288", 96, 12288, 96, 2048},
+};
+
+static Config config_make(int max_T, int V, int L, int NH, int C) {
+    Config c = {max_T, V, (V + 127) / 128 * 128, L, NH, C};
+    return c;
+}
+
+static Config config_preset(const char* name, int V) {
+    for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
+        const Preset* p = &presets[i];
+        if (strcmp(name, p->name) == 0 || (name[0] == 'd' && strncmp(p->name, "gpt2:", 5) == 0 && strcmp(name, p->name + 5) == 0)) {
+            return config_make(p->max_T, V, p->L, p->NH, p->C);
+        }
+    }
+    fail_input("--model: expected tiny, d6 d12 d24 d36 d48 d60 d72 d84, or gpt3:c384 c768 c1024 c1536 c2048 c2560 c4096 c5120 c12288, "
+               "found \"%s\"", name);
+}
+
+// settings of a config.json that would make another model than ours
+static void config_refuse(const json_t* json, const char* path, const char* key, const json_t* expected) {
+    const json_t* found = json_object_get(json, key);
+    if (found && !json_is_null(found) && !json_equal(found, expected)) {
+        char *have = json_dumps(found, JSON_ENCODE_ANY), *want = json_dumps(expected, JSON_ENCODE_ANY);
+        fail_input("%s: \"%s\": this trainer computes %s, found %s", path, key, want, have);
+    }
+}
+
+static Config config_load(const char* path) {
+    json_t* json = json_read(path);
+    Config c = config_make((int)json_need_int(json, path, "n_positions", 1, 1 << 24), (int)json_need_int(json, path, "vocab_size", 1, 1 << 24),
+                           (int)json_need_int(json, path, "n_layer", 1, 1024), (int)json_need_int(json, path, "n_head", 1, 1 << 20),
+                           (int)json_need_int(json, path, "n_embd", 1, 1 << 20));
+    if (c.C % c.NH != 0) { fail_input("%s: \"n_embd\" %d: expected a multiple of \"n_head\" %d", path, c.C, c.NH); }
+    const struct { const char* key; json_t* expected; } fixed[] = {
+        {"model_type", json_string("gpt2")}, {"activation_function", json_string("gelu_new")}, {"n_inner", json_integer(4 * c.C)},
+        {"layer_norm_epsilon", json_real(1e-5)}, {"tie_word_embeddings", json_true()}, {"scale_attn_weights", json_true()},
+        {"scale_attn_by_inverse_layer_idx", json_false()}, {"add_cross_attention", json_false()},
+    };
+    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
+        config_refuse(json, path, fixed[i].key, fixed[i].expected);
+        json_decref(fixed[i].expected);
+    }
+    json_decref(json);
+    return c;
+}
+
+static Config config_bin(const MappedFile* file) {
+    BinHeader h = llmc_bin_header(file);
+    Config c = config_make(h.max_T, h.V, h.L, h.NH, h.C);
+    if (h.max_T < 1 || h.V < 1 || h.L < 1 || h.NH < 1 || h.C < 1 || h.max_T > 1 << 24 || h.V > 1 << 24 || h.L > 1024 ||
+        h.C > 1 << 20 || h.C % h.NH != 0 || h.Vp != c.Vp) {
+        fail_input("%s: expected the sizes of a GPT-2, found maxT %d, V %d, L %d, NH %d, C %d, Vp %d", file->path, h.max_T, h.V, h.L,
+                   h.NH, h.C, h.Vp);
+    }
+    return c;
+}
+
+static void config_save(const char* path, Config c, int eot) {
+    json_write(path, json_pack("{s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:i, s:i, s:b, s:f, s:f, s:f}",
+        "architectures", "GPT2LMHeadModel", "model_type", "gpt2", "torch_dtype", "float32", "activation_function", "gelu_new",
+        "n_positions", c.max_T, "vocab_size", c.V, "n_layer", c.L, "n_head", c.NH, "n_embd", c.C, "layer_norm_epsilon", 1e-5,
+        "bos_token_id", eot, "eos_token_id", eot, "tie_word_embeddings", 1, "resid_pdrop", 0.0, "embd_pdrop", 0.0, "attn_pdrop", 0.0));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 2. Tensors. One line for each parameter and each activation; everything else loops over these tables.
+
+typedef struct {
+    float *wte, *wpe, *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb, *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb, *lnfw, *lnfb;
+} Parameters;
+
+enum { N_PARAMETERS = 16 };
+
+static void parameter_table(Tensor* t, Config c) {
+    const int L = c.L, C = c.C;
+    const float scaled = 0.02f / sqrtf(2.0f * (float)L);  // layers that write to the residual stream start smaller
+#define FIELD(name) offsetof(Parameters, name)
+    // name on disk (Hugging Face's)               in memory     layers rows   columns  start values           decayed   on disk
+    *t++ = tensor("transformer.wte.weight",               FIELD(wte),      0, c.Vp,    C,     INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
+    t[-1].disk_rows = c.V;  // the padding is ours alone
+    *t++ = tensor("transformer.wpe.weight",               FIELD(wpe),      0, c.max_T, C,     INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
+    *t++ = tensor("transformer.h.%d.ln_1.weight",         FIELD(ln1w),     L, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, AS_IS);
+    *t++ = tensor("transformer.h.%d.ln_1.bias",           FIELD(ln1b),     L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, AS_IS);
+    *t++ = tensor("transformer.h.%d.attn.c_attn.weight",  FIELD(qkvw),     L, 3 * C,   C,     INIT_NORMAL, 0.02f,  DECAY,    TRANSPOSED);
+    *t++ = tensor("transformer.h.%d.attn.c_attn.bias",    FIELD(qkvb),     L, 1,       3 * C, INIT_ZEROS,  0.0f,   NO_DECAY, AS_IS);
+    *t++ = tensor("transformer.h.%d.attn.c_proj.weight",  FIELD(attprojw), L, C,       C,     INIT_NORMAL, scaled, DECAY,    TRANSPOSED);
+    *t++ = tensor("transformer.h.%d.attn.c_proj.bias",    FIELD(attprojb), L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, AS_IS);
+    *t++ = tensor("transformer.h.%d.ln_2.weight",         FIELD(ln2w),     L, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, AS_IS);
+    *t++ = tensor("transformer.h.%d.ln_2.bias",           FIELD(ln2b),     L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, AS_IS);
+    *t++ = tensor("transformer.h.%d.mlp.c_fc.weight",     FIELD(fcw),      L, 4 * C,   C,     INIT_NORMAL, 0.02f,  DECAY,    TRANSPOSED);
+    *t++ = tensor("transformer.h.%d.mlp.c_fc.bias",       FIELD(fcb),      L, 1,       4 * C, INIT_ZEROS,  0.0f,   NO_DECAY, AS_IS);
+    *t++ = tensor("transformer.h.%d.mlp.c_proj.weight",   FIELD(fcprojw),  L, C,       4 * C, INIT_NORMAL, scaled, DECAY,    TRANSPOSED);
+    *t++ = tensor("transformer.h.%d.mlp.c_proj.bias",     FIELD(fcprojb),  L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, AS_IS);
+    *t++ = tensor("transformer.ln_f.weight",              FIELD(lnfw),     0, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, AS_IS);
+    *t++ = tensor("transformer.ln_f.bias",                FIELD(lnfb),     0, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, AS_IS);
+#undef FIELD
+}
+
+// what a pass leaves behind; the last three are the gradients on their way back, one buffer each for all layers
+typedef struct {
+    float *encoded, *ln1, *ln1_mean, *ln1_rstd, *qkv, *atty, *att_max, *att_inv, *residual2, *ln2, *ln2_mean, *ln2_rstd,
+        *fch, *fch_gelu, *residual3, *lnf, *lnf_mean, *lnf_rstd, *logits, *losses, *branch, *dresidual, *dbranch, *dwide;
+} ActivationTensors;
+
+enum { N_ACTIVATIONS = 24 };
+typedef enum { TO_GENERATE, TO_EVALUATE, TO_TRAIN } Purpose;
+
+// B rows of T positions; generation keeps logits of the last position only
+static void activation_table(Tensor* t, Config c, int B, int T, Purpose purpose) {
+    const int L = c.L, C = c.C, N = B * T, N_logits = purpose == TO_GENERATE ? 1 : N, N_train = purpose == TO_TRAIN ? N : 0;
+#define FIELD(name) #name, offsetof(ActivationTensors, name)
+    *t++ = activation(FIELD(encoded),   0, N, C);         // wte + wpe
+    *t++ = activation(FIELD(ln1),       L, N, C);
+    *t++ = activation(FIELD(ln1_mean),  L, N, 1);
+    *t++ = activation(FIELD(ln1_rstd),  L, N, 1);
+    *t++ = activation(FIELD(qkv),       L, N, 3 * C);     // in generation: the key-value cache
+    *t++ = activation(FIELD(atty),      L, N, C);         // attention's output before its projection
+    *t++ = activation(FIELD(att_max),   L, N, c.NH);      // (B, NH, T)
+    *t++ = activation(FIELD(att_inv),   L, N, c.NH);      // (B, NH, T)
+    *t++ = activation(FIELD(residual2), L, N, C);         // residual stream after attention
+    *t++ = activation(FIELD(ln2),       L, N, C);
+    *t++ = activation(FIELD(ln2_mean),  L, N, 1);
+    *t++ = activation(FIELD(ln2_rstd),  L, N, 1);
+    *t++ = activation(FIELD(fch),       L, N, 4 * C);
+    *t++ = activation(FIELD(fch_gelu),  L, N, 4 * C);
+    *t++ = activation(FIELD(residual3), L, N, C);         // residual stream after the MLP
+    *t++ = activation(FIELD(lnf),       0, N, C);
+    *t++ = activation(FIELD(lnf_mean),  0, N, 1);
+    *t++ = activation(FIELD(lnf_rstd),  0, N, 1);
+    *t++ = activation(FIELD(logits),    0, N_logits, c.Vp);  // then probabilities, then their gradient
+    *t++ = activation(FIELD(losses),    0, N, 1);
+    *t++ = activation(FIELD(branch),    0, N, C);         // a block's output before it joins the stream
+    *t++ = activation(FIELD(dresidual), 0, N_train, C);
+    *t++ = activation(FIELD(dbranch),   0, N_train, C);      // gradient of a LayerNorm's or attention's output
+    *t++ = activation(FIELD(dwide),     0, N_train, 4 * C);  // gradient of fch, later of qkv
+#undef FIELD
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 3. The model: create, forward, backward, update.
+
+typedef struct {
+    Config config;
+    Tensor table[N_PARAMETERS];
+    size_t n;                     // elements of an arena: parameters, each gradient, each moment
+    float *params, *adam_m, *adam_v;
+    LeafTree grads;
+} GPT2;
+
+typedef struct {
+    int B, T;                     // room
+    Tensor table[N_ACTIVATIONS];
+    size_t n;
+    float* arena;
+} Activations;
+
+static void gpt2_init(GPT2* model, Config c) {
+    memset(model, 0, sizeof *model);
+    model->config = c;
+    parameter_table(model->table, c);
+    model->n = tensors_layout(model->table, N_PARAMETERS);
+    model->params = (float*)arena_alloc(sizeof(float) * model->n, "parameters");
+}
+
+// gradients and moments, for training with micro-batches in n_leaves leaves
+static void gpt2_init_training(GPT2* model, int n_leaves) {
+    leaf_tree_init(&model->grads, model->n, n_leaves);
+    model->adam_m = (float*)arena_alloc(sizeof(float) * model->n, "first moments");
+    model->adam_v = (float*)arena_alloc(sizeof(float) * model->n, "second moments");
+}
+
+static void gpt2_free(GPT2* model) {
+    leaf_tree_free(&model->grads);
+    arena_free(model->params, sizeof(float) * model->n);
+    arena_free(model->adam_m, sizeof(float) * model->n);
+    arena_free(model->adam_v, sizeof(float) * model->n);
+}
+
+static size_t activations_layout(Activations* a, Config c, int B, int T, Purpose purpose) {
+    memset(a, 0, sizeof *a);
+    a->B = B;
+    a->T = T;
+    activation_table(a->table, c, B, T, purpose);
+    return a->n = tensors_layout(a->table, N_ACTIVATIONS);
+}
+
+static void activations_init(Activations* a, Config c, int B, int T, Purpose purpose) {
+    activations_layout(a, c, B, T, purpose);
+    a->arena = (float*)arena_alloc(sizeof(float) * a->n, "activations");
+}
+
+static void activations_free(Activations* a) { arena_free(a->arena, sizeof(float) * a->n); }
+
+static Parameters layer_parameters(const GPT2* model, float* arena, int l) {
+    Parameters p;
+    tensors_point(&p, model->table, N_PARAMETERS, arena, l);
+    return p;
+}
+
+static ActivationTensors layer_activations(const Activations* acts, int l) {
+    ActivationTensors a;
+    tensors_point(&a, acts->table, N_ACTIVATIONS, acts->arena, l);
+    return a;
+}
+
+// tokens (B, T-t0) at positions t0..T-1, up to the last LayerNorm. t0 > 0, with B = 1, goes on from an earlier call on the
+// same activations: qkv still holds the keys and values of the positions before, and only the new ones are computed.
+static void gpt2_forward(const GPT2* model, Activations* acts, const int* tokens, int B, int T, int t0, const Device* dev) {
+    const int C = model->config.C, NH = model->config.NH, N = B * (T - t0);
+    ActivationTensors a = layer_activations(acts, 0);
+    Parameters p = layer_parameters(model, model->params, 0);
+    embedding_forward(a.encoded, tokens, p.wte, p.wpe, B, T - t0, C, t0, dev);
+    const float* residual = a.encoded;
+    for (int l = 0; l < model->config.L; l++) {
+        a = layer_activations(acts, l);
+        p = layer_parameters(model, model->params, l);
+        layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, dev);
+        matmul_forward(a.qkv + (size_t)t0 * 3 * C, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, dev);
+        attention_forward(a.atty, a.att_max, a.att_inv, a.qkv, B, T, C, NH, t0, dev);
+        matmul_forward(a.branch, a.atty, p.attprojw, p.attprojb, N, C, C, dev);
+        residual_forward(a.residual2, residual, a.branch, (size_t)N * C, dev);
+        layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, dev);
+        matmul_forward(a.fch, a.ln2, p.fcw, p.fcb, N, C, 4 * C, dev);
+        gelu_forward(a.fch_gelu, a.fch, (size_t)N * 4 * C, dev);
+        matmul_forward(a.branch, a.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C, dev);
+        residual_forward(a.residual3, a.residual2, a.branch, (size_t)N * C, dev);
+        residual = a.residual3;
+    }
+    layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, residual, p.lnfw, p.lnfb, N, C, dev);
+}
+
+// logits of the n positions that follow `first`, into the first n rows of logits
+static float* gpt2_logits(const GPT2* model, Activations* acts, int first, int n, const Device* dev) {
+    const int C = model->config.C;
+    ActivationTensors a = layer_activations(acts, 0);
+    Parameters p = layer_parameters(model, model->params, 0);
+    matmul_forward(a.logits, a.lnf + (size_t)first * C, p.wte, NULL, n, C, model->config.Vp, dev);
+    return a.logits;
+}
+
+// logits become probabilities; the sum of the losses of all counted targets comes back, chained over positions
+static float gpt2_loss(const GPT2* model, Activations* acts, const int* targets, int B, int T, const Device* dev) {
+    ActivationTensors a = layer_activations(acts, 0);
+    crossentropy_forward(a.losses, a.logits, a.logits, targets, B * T, model->config.V, model->config.Vp, dev);
+    float sum = 0.0f;
+    for (int n = 0; n < B * T; n++) { sum += a.losses[n]; }
+    return sum;
+}
+
+// forward's calls upside down. Every parameter's gradient is written to the arena `grads`: one micro-batch is one leaf.
+static void gpt2_backward(const GPT2* model, Activations* acts, float* grads, const int* tokens, const int* targets, float dloss,
+                          int B, int T, const Device* dev) {
+    const Config c = model->config;
+    const int L = c.L, C = c.C, N = B * T;
+    ActivationTensors a = layer_activations(acts, L - 1);
+    Parameters p = layer_parameters(model, model->params, L - 1), d = layer_parameters(model, grads, L - 1);
+    crossentropy_backward(a.logits, a.logits, targets, dloss, N, c.V, c.Vp, dev);
+    matmul_backward(a.dbranch, d.wte, NULL, a.logits, a.lnf, p.wte, N, C, c.Vp, dev);
+    memset(a.dresidual, 0, sizeof(float) * N * C);
+    layernorm_backward(a.dresidual, d.lnfw, d.lnfb, a.dbranch, a.residual3, p.lnfw, a.lnf_mean, a.lnf_rstd, N, C, dev);
+    for (int l = L - 1; l >= 0; l--) {
+        const float* residual = l > 0 ? layer_activations(acts, l - 1).residual3 : a.encoded;
+        a = layer_activations(acts, l);
+        p = layer_parameters(model, model->params, l);
+        d = layer_parameters(model, grads, l);
+        matmul_backward(a.dwide, d.fcprojw, d.fcprojb, a.dresidual, a.fch_gelu, p.fcprojw, N, 4 * C, C, dev);
+        gelu_backward(a.dwide, a.fch, a.dwide, (size_t)N * 4 * C, dev);
+        matmul_backward(a.dbranch, d.fcw, d.fcb, a.dwide, a.ln2, p.fcw, N, C, 4 * C, dev);
+        layernorm_backward(a.dresidual, d.ln2w, d.ln2b, a.dbranch, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C, dev);
+        matmul_backward(a.dbranch, d.attprojw, d.attprojb, a.dresidual, a.atty, p.attprojw, N, C, C, dev);
+        attention_backward(a.dwide, a.dbranch, a.att_max, a.att_inv, a.qkv, B, T, C, c.NH, dev);
+        matmul_backward(a.dbranch, d.qkvw, d.qkvb, a.dwide, a.ln1, p.qkvw, N, C, 3 * C, dev);
+        layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, dev);
+    }
+    memset(d.wpe, 0, sizeof(float) * (size_t)c.max_T * C);  // positions beyond T get no gradient
+    embedding_backward(d.wte, d.wpe, a.dresidual, tokens, B, T, C, dev);
+}
+
+// one micro-batch, forward and backward; its loss and gradient join the tree. dloss = 1 / targets counted in the whole update
+static void gpt2_leaf(GPT2* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T, const Device* dev) {
+    gpt2_forward(model, acts, tokens, B, T, 0, dev);
+    gpt2_logits(model, acts, 0, B * T, dev);
+    float loss_sum = gpt2_loss(model, acts, targets, B, T, dev);
+    gpt2_backward(model, acts, leaf_tree_next(&model->grads), tokens, targets, dloss, B, T, dev);
+    leaf_tree_push(&model->grads, loss_sum, dev);
+}
+
+// Euclidean norm over the gradients of all trained tensors
+static float gpt2_grad_norm(const GPT2* model, const float* grads, const Device* dev) {
+    double sum = 0.0;
+    for (int i = 0; i < N_PARAMETERS; i++) {
+        const Tensor* t = &model->table[i];
+        if (!t->frozen) { sum = sum_of_squares(sum, grads + t->offset, tensor_elements(t), dev); }
+    }
+    return (float)sqrt(sum);
+}
+
+typedef struct {
+    float lr, beta1, beta2, eps, weight_decay, clip;
+    int decay_all;  // biases and LayerNorms too
+} Optimizer;
+
+// clip to the norm, then AdamW on every tensor that is trained; t counts updates from 1
+static void gpt2_update(GPT2* model, const float* grads, float norm, const Optimizer* o, int t, const Device* dev) {
+    float scale = o->clip > 0.0f && norm > o->clip ? o->clip / norm : 1.0f;
+    AdamW step = adamw_step(o->lr, o->beta1, o->beta2, o->eps, scale, t);
+    for (int i = 0; i < N_PARAMETERS; i++) {
+        const Tensor* p = &model->table[i];
+        if (p->frozen) { continue; }
+        adamw_update(model->params + p->offset, model->adam_m + p->offset, model->adam_v + p->offset, grads + p->offset,
+                     tensor_elements(p), p->decay == DECAY || o->decay_all ? o->weight_decay : 0.0f, &step, dev);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 4. A run: everything that main hands around.
+
+typedef struct {
+    RunOptions o;             // the common options, llmc/run.h
+    const char* export_bin;   // and those of this trainer
+    int decay_all;
+    Option table[MAX_OPTIONS];
+    int n_options;
+    Device dev;
+    Comm comm;
+    Tokenizer tokenizer;
+    TokenData train, val;     // without shards where there is none
+    DataLoader train_rows, val_rows;
+    GPT2 model;
+    Activations acts;
+    char weights[PATH_BYTES]; // file to start from, "": random
+    int T, n_leaves;          // positions in a row, micro-batches in an update
+    int *inputs, *targets;    // (B, T)
+    RunState state;
+    double peak;              // flop/s of the matmul on this machine
+    Log log;
+} Run;
+
+static void parse_options(Run* r, int argc, char** argv) {
+    const Option own[] = {
+        {"GPT-2", "decay-all", "", OPTION_SWITCH, &r->decay_all, "0", 0, 0, "0|1", "decay biases and LayerNorms too, as llm.c's CPU trainer does", 0},
+        {"GPT-2", "export-bin", "", OPTION_TEXT, &r->export_bin, "", 0, 0, "FILE", "write the model as llm.c's .bin", 0},
+    };
+    r->n_options = run_options(r->table, &r->o, "random start from a preset: tiny, d6 d12 d24 d36 d48 ..., gpt3:c384 c768 c1024 ...");
+    memcpy(r->table + r->n_options, own, sizeof own);
+    r->n_options += (int)(sizeof own / sizeof own[0]);
+    options_parse(r->table, r->n_options, argc, argv, "Trains GPT-2 and GPT-3 on the CPU. First steps: make run.");
+    r->state = r->o.resume ? run_restore(r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
+}
+
+static int has_data(const TokenData* d) { return d->n_shards > 0; }
+static int is_training(const Run* r) { return !*r->o.generate && !*r->o.probe && !r->o.eval_only && has_data(&r->train); }
+
+// the tokenizer knows every token of the model
+static int has_text(const Run* r) { return r->tokenizer.n_tokens >= r->model.config.V; }
+static int end_of_text(const Run* r) { return has_text(r) ? r->tokenizer.eot : r->model.config.V - 1; }
+
+static double flops_per_token(const Run* r) {
+    const Config c = r->model.config;
+    return 6.0 * (double)tensors_count(r->model.table, N_PARAMETERS) + 6.0 * c.L * c.C * (double)r->T;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 5. Files: checkpoints and models of others, in and out.
+
+static void save_model(const Run* r, const char* folder) {
+    char path[PATH_BYTES];
+    const char* prefixes[] = {""};
+    const float* arenas[] = {r->model.params};
+    make_folder(folder);
+    config_save(path_join(path, folder, "config.json"), r->model.config, end_of_text(r));
+    tensors_save(path_join(path, folder, "model.safetensors"), r->model.table, N_PARAMETERS, prefixes, arenas, 1);
+}
+
+static void save_checkpoint(const Run* r) {
+    char temporary[PATH_BYTES], path[PATH_BYTES];
+    const char* prefixes[] = {"exp_avg.", "exp_avg_sq."};
+    const float* arenas[] = {r->model.adam_m, r->model.adam_v};
+    save_model(r, run_save_begin(temporary, &r->o, &r->state));
+    tensors_save(path_join(path, temporary, "optimizer.safetensors"), r->model.table, N_PARAMETERS, prefixes, arenas, 2);
+    run_save_end(temporary, r->table, r->n_options, &r->o, &r->state);
+}
+
+static void load_tensors(const char* path, GPT2* model, const char* prefix, float* arena) {
+    SafeFile file;
+    safetensors_open(&file, path);
+    tensors_load(&file, model->table, N_PARAMETERS, prefix, arena);
+    safetensors_close(&file);
+}
+
+// What --from means, told apart by content: llm.c's .bin, a .safetensors file, a run (its newest checkpoint), or a folder of
+// Hugging Face's. Returns the sizes; `weights` becomes the file that holds the parameters.
+static Config find_weights(char weights[PATH_BYTES], const char* from) {
+    char folder[PATH_BYTES], path[PATH_BYTES];
+    struct stat status;
+    int newest = checkpoint_newest(from, -1);
+    if (stat(from, &status) != 0) { fail_input("--from: %s: %s (a preset's name goes to --model)", from, strerror(errno)); }
+    snprintf(folder, sizeof folder, "%s", from);
+    if (newest >= 0) { checkpoint_folder(folder, from, newest); }
+    if (S_ISDIR(status.st_mode)) {
+        path_join(weights, folder, "model.safetensors");
+        return config_load(path_join(path, folder, "config.json"));
+    }
+    MappedFile file;
+    file_map(&file, from);
+    snprintf(weights, PATH_BYTES, "%s", from);
+    char* slash = strrchr(folder, '/');
+    snprintf(slash ? slash : folder, 2, "%s", slash ? "" : ".");
+    Config c = is_llmc_bin(&file) ? config_bin(&file) : config_load(path_join(path, folder, "config.json"));
+    file_unmap(&file);
+    return c;
+}
+
+// vocabulary of a new model: the tokenizer's for text, GPT-2's for shards
+static int new_vocabulary(const Run* r) {
+    int is_text = r->train.text != NULL || (!has_data(&r->train) && r->tokenizer.encode != NULL && strcmp(r->o.model, "tiny") == 0);
+    int needed = r->train.vocab_size_needed > r->val.vocab_size_needed ? r->train.vocab_size_needed : r->val.vocab_size_needed;
+    int usual = is_text ? r->tokenizer.n_tokens : 50257;
+    return needed > usual ? needed : usual;
+}
+
+static void choose_model(Run* r) {
+    const RunOptions* o = &r->o;
+    int n_sources = o->resume + (*o->from != 0) + (*o->config != 0) + (*o->model != 0);
+    if (n_sources != 1 && !(o->resume && !options_given(r->table, r->n_options, "from"))) {
+        options_fail("model", "expected one of --model, --from, --config and --resume, found %d (--help explains them)", n_sources);
+    }
+    Config c = o->resume || *o->from ? find_weights(r->weights, o->resume ? o->run : o->from)
+             : *o->config ? config_load(o->config) : config_preset(o->model, new_vocabulary(r));
+    gpt2_init(&r->model, c);
+    for (int i = 0; i < N_PARAMETERS; i++) {
+        r->model.table[i].frozen = *o->freeze && fnmatch(o->freeze, r->model.table[i].name, 0) == 0;
+    }
+}
+
+static void load_parameters(Run* r) {
+    MappedFile file;
+    if (!*r->weights) {
+        tensors_init(r->model.table, N_PARAMETERS, r->model.params, (uint32_t)r->o.seed);
+        return;
+    }
+    file_map(&file, r->weights);
+    if (is_llmc_bin(&file)) { llmc_bin_load(&file, r->model.table, N_PARAMETERS, r->model.params); }
+    else { load_tensors(r->weights, &r->model, "", r->model.params); }
+    file_unmap(&file);
+}
+
+static void export_model(const Run* r) {
+    const Config c = r->model.config;
+    BinHeader h = {0, 0, c.max_T, c.V, c.L, c.NH, c.C, c.Vp};
+    if (*r->o.export_hf) { save_model(r, r->o.export_hf); }
+    if (*r->export_bin) { llmc_bin_save(r->export_bin, h, r->model.table, N_PARAMETERS, r->model.params); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 6. Evaluation, sampling, probe.
+
+static void load_rows(Run* r, const DataLoader* rows, int64_t first, int B) {
+    for (int b = 0; b < B; b++) { dataloader_row(rows, first + b, r->inputs + (size_t)b * r->T, r->targets + (size_t)b * r->T); }
+}
+
+// bytes of text behind B rows of targets, 0 where the tokenizer does not know
+static int64_t target_bytes(const Run* r, int B) {
+    int64_t sum = 0;
+    for (int i = 0; has_text(r) && i < B * r->T; i++) {
+        int n_bytes;
+        tokenizer_bytes_of(&r->tokenizer, r->targets[i], &n_bytes);
+        sum += r->targets[i] == r->tokenizer.eot ? 0 : n_bytes;
+    }
+    return sum;
+}
+
+// mean loss over the first rows of the validation data, always the same ones; *bits_per_byte is negative where unknown
+static float evaluate(Run* r, double* bits_per_byte) {
+    double sum = 0.0;
+    int64_t n = 0, n_bytes = 0, n_rows = (int64_t)r->o.eval_batches * r->o.batch_size;
+    if (n_rows > r->val_rows.n_rows) { n_rows = r->val_rows.n_rows; }
+    for (int64_t first = 0; first < n_rows; first += r->o.batch_size) {
+        int B = n_rows - first < r->o.batch_size ? (int)(n_rows - first) : r->o.batch_size;
+        load_rows(r, &r->val_rows, first, B);
+        gpt2_forward(&r->model, &r->acts, r->inputs, B, r->T, 0, &r->dev);
+        gpt2_logits(&r->model, &r->acts, 0, B * r->T, &r->dev);
+        sum += (double)gpt2_loss(&r->model, &r->acts, r->targets, B, r->T, &r->dev);
+        n += (int64_t)B * r->T;
+        n_bytes += target_bytes(r, B);
+        progress("validation", first + B, n_rows);
+    }
+    *bits_per_byte = n_bytes > 0 ? sum / log(2.0) / (double)n_bytes : -1.0;
+    return (float)(sum / (double)n);
+}
+
+static void print_token(const Run* r, int token, FILE* out) {
+    if (has_text(r)) { tokenizer_print_safe(&r->tokenizer, token, out); } else { fprintf(out, "%d ", token); }
+    fflush(out);
+}
+
+// how many positions a text of n_prompt tokens may fill before its older half is dropped
+static int generation_room(const Run* r, int n_prompt) {
+    int64_t wanted = (int64_t)n_prompt + r->o.max_new_tokens;
+    return wanted < r->model.config.max_T ? (int)wanted : r->model.config.max_T;
+}
+
+// continue a prompt until --max-new-tokens or end of text. Keys and values of earlier positions are kept in acts.qkv.
+static void generate(const Run* r, uint64_t* generator, const int* prompt, int n_prompt, FILE* out) {
+    const RunOptions* o = &r->o;
+    const int V = r->model.config.V, room = generation_room(r, n_prompt), eot = end_of_text(r);
+    Activations acts;
+    activations_init(&acts, r->model.config, 1, room, TO_GENERATE);
+    int* tokens = (int*)malloc_check(sizeof(int) * ((size_t)room + 1), "tokens");
+    Candidate* scratch = (Candidate*)malloc_check(sizeof(Candidate) * (size_t)V, "candidates");
+    int n = n_prompt < room ? n_prompt : room, n_cached = 0;
+    memcpy(tokens, prompt + n_prompt - n, sizeof(int) * (size_t)n);
+    for (int i = 0; i < o->max_new_tokens; i++) {
+        if (n > room || (n == room && room < 2)) {
+            int keep = (room + 1) / 2;
+            memmove(tokens, tokens + n - keep, sizeof(int) * (size_t)keep);
+            n = keep;
+            n_cached = 0;
+        }
+        gpt2_forward(&r->model, &acts, tokens + n_cached, 1, n, n_cached, &r->dev);
+        const float* logits = gpt2_logits(&r->model, &acts, n - n_cached - 1, 1, &r->dev);
+        int token = sample_token(logits, V, o->temperature, o->top_k, o->top_p, xorshift_float(generator), scratch);
+        if (token == eot) { break; }
+        print_token(r, token, out);
+        n_cached = n;
+        tokens[n++] = token;
+    }
+    fputc('\n', out);
+    free(tokens);
+    free(scratch);
+    activations_free(&acts);
+}
+
+// a sample while training: from end of text on, to the terminal and to samples.txt
+static void sample(Run* r) {
+    char path[PATH_BYTES], *text;
+    size_t n_bytes;
+    int eot = end_of_text(r);
+    FILE* both = open_memstream(&text, &n_bytes);
+    FILE* file = fopen(path_join(path, r->o.run, "samples.txt"), "a");
+    if (!both || !file) { fail_run("%s: %s", path, strerror(errno)); }
+    generate(r, &r->state.sampler, &eot, 1, both);
+    fclose(both);
+    printf("--- sample after step %d\n%s---\n", r->state.step, text);
+    fprintf(file, "--- sample after step %d\n%s---\n", r->state.step, text);
+    if (fclose(file) != 0) { fail_run("%s: %s", path, strerror(errno)); }
+    free(text);
+}
+
+// --generate TEXT, or - for standard input
+static void generate_text(Run* r) {
+    char* text = string_copy(r->o.generate);
+    size_t n_bytes = strlen(text);
+    if (strcmp(text, "-") == 0) {
+        n_bytes = 0;
+        for (size_t n = 1; n > 0; n_bytes += n) {
+            text = (char*)realloc_check(text, n_bytes + 65536, "prompt");
+            n = fread(text + n_bytes, 1, 65536, stdin);
+        }
+    }
+    if (!has_text(r)) { options_fail("generate", "the model has %d tokens, --tokenizer %s only %d: give the model's tokenizer", r->model.config.V, r->o.tokenizer, r->tokenizer.n_tokens); }
+    int* encoded;
+    int n = tokenizer_encode(&r->tokenizer, text, n_bytes, &encoded);
+    int* prompt = (int*)malloc_check(sizeof(int) * ((size_t)n + 1), "prompt");
+    prompt[0] = r->tokenizer.eot;
+    memcpy(prompt + 1, encoded, sizeof(int) * (size_t)n);
+    for (int i = 0; i < r->o.samples; i++) {
+        fwrite(text, 1, n_bytes, stdout);
+        generate(r, &r->state.sampler, prompt, n + 1, stdout);
+    }
+    free(encoded);
+    free(prompt);
+    free(text);
+}
+
+// `inputs` or `targets` of a probe
+static int* probe_tokens(const SafeFile* file, const char* name, const SafeTensor** found, int low, int V) {
+    const SafeTensor* t = *found = safetensors_find(file, name);
+    if (!t || t->dtype != DTYPE_I32 || t->n_dims != 2 || t->n == 0) { fail_input("%s: expected a tensor \"%s\", I32 (B, T)", file->path, name); }
+    int* tokens = (int*)malloc_check(t->n_bytes, "tokens of the probe");
+    memcpy(tokens, t->data, t->n_bytes);
+    for (size_t i = 0; i < t->n; i++) {
+        if (tokens[i] < low || tokens[i] >= V) { fail_input("%s: %s[%zu]: expected a token below %d, found %d", file->path, name, i, V, tokens[i]); }
+    }
+    return tokens;
+}
+
+// one batch, everything visible: logits, loss and the gradient of every tensor, under its name and shape on disk
+static void probe(Run* r) {
+    const Config c = r->model.config;
+    const SafeTensor *inputs, *targets;
+    SafeFile in;
+    safetensors_open(&in, r->o.probe);
+    int *x = probe_tokens(&in, "inputs", &inputs, 0, c.V), *y = probe_tokens(&in, "targets", &targets, INT_MIN, c.V), counted = 0;
+    int B = (int)inputs->shape[0], T = (int)inputs->shape[1];
+    if (targets->shape[0] != B || targets->shape[1] != T) { fail_input("%s: inputs and targets have different shapes", r->o.probe); }
+    if (T > c.max_T) { fail_input("%s: %d positions, but the model has only %d", r->o.probe, T, c.max_T); }
+    for (int n = 0; n < B * T; n++) { counted += y[n] >= 0; }
+    if (counted == 0) { fail_input("%s: all targets are negative: there is no loss", r->o.probe); }
+    activations_init(&r->acts, c, B, T, TO_TRAIN);
+    leaf_tree_init(&r->model.grads, r->model.n, 1);
+    gpt2_forward(&r->model, &r->acts, x, B, T, 0, &r->dev);
+    const float* logits = gpt2_logits(&r->model, &r->acts, 0, B * T, &r->dev);
+
+    SafeWriter out;
+    const int64_t logits_shape[] = {B, T, c.V}, loss_shape[] = {1};
+    safewriter_init(&out);
+    safewriter_declare(&out, "logits", DTYPE_F32, 3, logits_shape);
+    safewriter_declare(&out, "loss", DTYPE_F32, 1, loss_shape);
+    tensors_declare(&out, r->model.table, N_PARAMETERS, "grad.");
+    safewriter_open(&out, r->o.probe_out);
+    for (int n = 0; n < B * T; n++) { safewriter_put(&out, logits + (size_t)n * c.Vp, sizeof(float) * (size_t)c.V); }
+    float loss = gpt2_loss(&r->model, &r->acts, y, B, T, &r->dev) / (float)counted;
+    safewriter_put(&out, &loss, sizeof loss);
+    gpt2_backward(&r->model, &r->acts, r->model.grads.arena[0], x, y, 1.0f / (float)counted, B, T, &r->dev);
+    tensors_put(&out, r->model.table, N_PARAMETERS, r->model.grads.arena[0]);
+    safewriter_close(&out);
+    printf("probe: %d rows of %d positions, %d targets counted, loss %.6f, written to %s\n", B, T, counted, (double)loss, r->o.probe_out);
+    free(x);
+    free(y);
+    safetensors_close(&in);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 7. Training.
+
+// the first tensor with a gradient that is not a finite number
+static const char* first_bad_tensor(const GPT2* model, const float* grads) {
+    for (int i = 0; i < N_PARAMETERS; i++) {
+        const Tensor* t = &model->table[i];
+        for (size_t j = 0; j < tensor_elements(t); j++) {
+            if (!isfinite(grads[t->offset + j])) { return t->name; }
+        }
+    }
+    return "none: the loss or the norm overflowed";
+}
+
+// one update: every leaf forward and backward, the tree of their gradients, norm, clip, AdamW
+static void train_step(Run* r) {
+    const RunOptions* o = &r->o;
+    RunState* s = &r->state;
+    const int B = o->batch_size, T = r->T;
+    const int64_t n_tokens = (int64_t)r->n_leaves * B * T;
+    double start = seconds_now();
+    for (int leaf = comm_first_leaf(&r->comm, r->n_leaves); leaf < comm_last_leaf(&r->comm, r->n_leaves); leaf++) {
+        load_rows(r, &r->train_rows, s->rows + (int64_t)leaf * B, B);
+        gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);
+    }
+    float loss_sum, *grads = leaf_tree_finish(&r->model.grads, &loss_sum, &r->dev);
+    float loss = loss_sum / (float)n_tokens, norm = gpt2_grad_norm(&r->model, grads, &r->dev);
+    float lr = schedule_lr(schedule_from_name(o->schedule), s->step, o->steps, o->warmup, (double)o->lr, (double)o->final_lr);
+    int skipped = !isfinite(loss) || !isfinite(norm);
+    Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all};
+    if (!skipped) { gpt2_update(&r->model, grads, norm, &optimizer, ++s->updates, &r->dev); }
+    s->step++;
+    s->rows += (int64_t)r->n_leaves * B;
+    s->tokens += n_tokens;
+    s->skips = skipped ? s->skips + 1 : 0;
+    double seconds = seconds_now() - start, rate = (double)n_tokens / seconds;
+    StepRecord record = {s->step, o->steps, loss, norm, lr, 1000.0 * seconds, s->tokens, rate, rate * flops_per_token(r) / r->peak, skipped};
+    log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || skipped);
+    if (s->skips > o->max_skips) {
+        fail_run("step %d: %d updates in a row were not finite, first bad gradient: %s: try a smaller --lr or --clip, or --resume",
+                 s->step, s->skips, first_bad_tensor(&r->model, grads));
+    }
+}
+
+static void validate(Run* r) {
+    RunState* s = &r->state;
+    double bits_per_byte;
+    float loss = evaluate(r, &bits_per_byte);
+    int best = loss < s->best_val;
+    s->evals_since_best = best ? 0 : s->evals_since_best + 1;
+    if (best) {
+        s->best_val = loss;
+        s->best_step = s->step;
+    }
+    log_validation(&r->log, s->step, loss, bits_per_byte, best);
+}
+
+static void train(Run* r) {
+    const RunOptions* o = &r->o;
+    RunState* s = &r->state;
+    const int first = s->step;
+    stop_on_signals();
+    for (;;) {
+        int fresh = s->step > first || first == 0, last = s->step >= o->steps || *stop_flag();
+        if (has_data(&r->val) && o->eval_every > 0 && fresh && !*stop_flag() && (s->step % o->eval_every == 0 || last)) { validate(r); }
+        if (o->early_stop > 0 && s->evals_since_best >= o->early_stop) { last = 1; }
+        if (o->sample_every > 0 && s->step > first && !*stop_flag() && (s->step % o->sample_every == 0 || last)) { sample(r); }
+        if (s->step > first && (last || (o->save_every > 0 && s->step % o->save_every == 0))) { save_checkpoint(r); }
+        if (last) { break; }
+        train_step(r);
+    }
+    printf("%s after step %d, checkpoint in %s/step_%06d\n", s->step >= o->steps ? "done" : *stop_flag() ? "stopped" : "stopped early",
+           s->step, o->run, s->step);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 8. Setting up, and main.
+
+static void open_tokenizer(Run* r) {
+    if (strcmp(r->o.tokenizer, "bytes") == 0) { tokenizer_bytes_init(&r->tokenizer); } else { tokenizer_load_bin(&r->tokenizer, r->o.tokenizer); }
+}
+
+static void open_data(Run* r) {
+    if (*r->o.train) { tokens_open(&r->train, r->o.train, &r->tokenizer); }
+    if (*r->o.val) { tokens_open(&r->val, r->o.val, &r->tokenizer); }
+    else if (has_data(&r->train) && r->o.val_fraction > 0.0f) { tokens_split(&r->train, &r->val, r->o.val_fraction); }
+}
+
+// sizes that follow from the model and the data; conflicts end here, before anything is computed
+static void plan(Run* r) {
+    RunOptions* o = &r->o;
+    const Config c = r->model.config;
+    r->T = o->seq_len > 0 ? o->seq_len : c.max_T < 1024 ? c.max_T : 1024;
+    if (r->T > c.max_T) { options_fail("seq-len", "expected at most the model's %d positions, found %d", c.max_T, r->T); }
+    int64_t micro = (int64_t)o->batch_size * r->T;
+    if (micro > INT_MAX / 4) { options_fail("batch-size", "%d rows of %d positions are more than %d tokens in a micro-batch", o->batch_size, r->T, INT_MAX / 4); }
+    if (o->batch_tokens % micro != 0) {
+        int64_t below = o->batch_tokens / micro * micro;
+        options_fail("batch-tokens", "expected a multiple of batch-size %d x seq-len %d = %lld, found %d: the nearest are %lld and %lld",
+                     o->batch_size, r->T, (long long)micro, o->batch_tokens, (long long)(below ? below : micro), (long long)(below + micro));
+    }
+    r->n_leaves = o->batch_tokens > 0 ? (int)(o->batch_tokens / micro) : 1;
+    if (has_data(&r->train)) {
+        tokens_check_vocab(&r->train, c.V, "the model");
+        dataloader_init(&r->train_rows, &r->train, r->T, o->shuffle, (uint64_t)o->seed);
+        if (o->steps == 0) {
+            double steps = ceil((double)o->epochs * (double)r->train_rows.n_rows / ((double)r->n_leaves * o->batch_size));
+            o->steps = steps < INT_MAX ? (int)steps : INT_MAX;
+        }
+        if (o->warmup >= o->steps) { options_fail("warmup", "expected less than the %d steps of the run, found %d", o->steps, o->warmup); }
+    }
+    if (has_data(&r->val)) {
+        tokens_check_vocab(&r->val, c.V, "the model");
+        dataloader_init(&r->val_rows, &r->val, r->T, 0, 0);
+    }
+}
+
+// memory by class, in the order of allocation; returns the sum in bytes
+static double print_memory(const Run* r) {
+    Activations acts;
+    const Config c = r->model.config;
+    double arena = 4.0 * (double)r->model.n, workspace = (double)r->dev.workspace_bytes;
+    double activations = 4.0 * (double)activations_layout(&acts, c, r->o.batch_size, r->T, is_training(r) ? TO_TRAIN : TO_EVALUATE);
+    double sampling = 4.0 * (double)activations_layout(&acts, c, 1, generation_room(r, 1), TO_GENERATE);
+    double rest = 2.0 * (double)r->train.text_capacity + 2.0 * (double)r->val.text_capacity + 8e6;
+    double gradients = is_training(r) ? leaf_tree_depth(r->n_leaves) * arena : 0.0, moments = is_training(r) ? 2.0 * arena : 0.0;
+    if (is_training(r) && r->o.sample_every == 0) { sampling = 0.0; }
+    if (*r->o.generate) { activations = 0.0; }
+    box_row("parameters", "%s", format_bytes(arena).s);
+    if (is_training(r)) { box_row("gradients, moments", "%s, %s", format_bytes(gradients).s, format_bytes(moments).s); }
+    box_row("activations", "%s", format_bytes(activations + sampling).s);
+    box_row("workspace, rest", "%s, %s", format_bytes(workspace).s, format_bytes(rest).s);
+    double total = arena + gradients + moments + activations + sampling + workspace + rest;
+    box_row("memory", "%s of %s free", format_bytes(total).s, format_bytes(memory_available()).s);
+    return total;
+}
+
+// returns the bytes the run will need
+static double print_start(const Run* r) {
+    const Config c = r->model.config;
+    printf("train_gpt2: %s (%s, %d lanes, %d threads)\n", build_name(), __VERSION__, VLANES, r->dev.n_threads);
+    options_print(r->table, r->n_options);
+    box_line();
+    box_row("model", "%d layers, %d heads, %d channels, %d positions", c.L, c.NH, c.C, c.max_T);
+    box_row("vocabulary", "%d, padded to %d", c.V, c.Vp);
+    box_row("parameters", "%s = %zu", format_count((double)tensors_count(r->model.table, N_PARAMETERS)).s, tensors_count(r->model.table, N_PARAMETERS));
+    if (has_data(&r->train)) { box_row("training data", "%lld tokens, %lld rows of %d", (long long)r->train.n_tokens, (long long)r->train_rows.n_rows, r->T); }
+    if (has_data(&r->val)) { box_row("validation data", "%lld tokens, %lld rows", (long long)r->val.n_tokens, (long long)r->val_rows.n_rows); }
+    if (is_training(r)) { box_row("update", "%d micro-batches of %d x %d = %lld tokens", r->n_leaves, r->o.batch_size, r->T, (long long)r->n_leaves * r->o.batch_size * r->T); }
+    double n_bytes = print_memory(r);
+    box_row("matmul rate", "%.1f GFLOP/s, %s FLOP per token", 1e-9 * r->peak, format_count(flops_per_token(r)).s);
+    box_line();
+    return n_bytes;
+}
+
+static void open_device(Run* r) {
+    const Config c = r->model.config;
+    int n_threads = device_threads(r->o.threads);
+    int T = *r->o.generate || r->o.sample_every > 0 || *r->o.probe ? c.max_T : r->T;
+    size_t attention = attention_workspace_bytes(T, c.C / c.NH, n_threads);
+    device_init(&r->dev, n_threads, attention > GEMM_WORKSPACE_BYTES ? attention : GEMM_WORKSPACE_BYTES);
+}
+
+// --dry-run, or a run that would not fit
+static int dry_run(const Run* r, double n_bytes) {
+    double available = memory_available(), tokens = (double)r->o.steps * r->n_leaves * r->o.batch_size * r->T;
+    if (n_bytes > available) {
+        fail_run("needs %s of memory, %s are free: try a smaller --batch-size, --seq-len or --model", format_bytes(n_bytes).s,
+                 format_bytes(available).s);
+    }
+    if (has_data(&r->train)) { printf("about %s for %d steps\n", format_duration(tokens * flops_per_token(r) / r->peak).s, r->o.steps); }
+    return 0;
+}
+
+static void open_batch(Run* r, Purpose purpose) {
+    size_t n_bytes = sizeof(int) * (size_t)r->o.batch_size * (size_t)r->T;
+    activations_init(&r->acts, r->model.config, r->o.batch_size, r->T, purpose);
+    r->inputs = (int*)malloc_check(n_bytes, "inputs");
+    r->targets = (int*)malloc_check(n_bytes, "targets");
+}
+
+static void evaluate_only(Run* r) {
+    double bits_per_byte;
+    if (!has_data(&r->val)) { options_fail("eval-only", "needs --val, or --train with --val-fraction"); }
+    open_batch(r, TO_EVALUATE);
+    float loss = evaluate(r, &bits_per_byte);
+    log_validation(&r->log, r->state.step, loss, bits_per_byte, 0);
+}
+
+static void open_training(Run* r, int argc, char** argv) {
+    char folder[PATH_BYTES], path[PATH_BYTES];
+    open_batch(r, TO_TRAIN);
+    gpt2_init_training(&r->model, r->n_leaves);
+    if (r->o.resume) {
+        path_join(path, checkpoint_folder(folder, r->o.run, r->state.step), "optimizer.safetensors");
+        load_tensors(path, &r->model, "exp_avg.", r->model.adam_m);
+        load_tensors(path, &r->model, "exp_avg_sq.", r->model.adam_v);
+    }
+    run_open(&r->log, r->table, r->n_options, &r->o, r->o.resume ? r->state.step : -1, &r->dev, &r->train, &r->val, argc, argv);
+}
+
+static void close_all(Run* r) {
+    if (has_data(&r->val)) { tokens_close(&r->val); }
+    if (has_data(&r->train)) { tokens_close(&r->train); }
+    tokenizer_free(&r->tokenizer);
+    activations_free(&r->acts);
+    gpt2_free(&r->model);
+    device_free(&r->dev);
+    free(r->inputs);
+    free(r->targets);
+    options_free(r->table, r->n_options);
+}
+
+#ifdef TESTING
+#define main trainer_main  // a test that includes this file has a main of its own
+#endif
+int main(int argc, char** argv) {
+    static Run run;  // all zero
+    Run* r = &run;
+    parse_options(r, argc, argv);
+    r->comm = comm_world();
+    open_tokenizer(r);
+    open_data(r);
+    choose_model(r);
+    plan(r);
+    open_device(r);
+    if (!*r->o.generate) {
+        r->peak = matmul_peak(&r->dev);
+        double n_bytes = print_start(r);
+        if (r->o.dry_run || n_bytes > memory_available()) { return dry_run(r, n_bytes); }
+    }
+    load_parameters(r);
+    if (*r->o.generate) {
+        generate_text(r);
+    } else if (*r->o.probe) {
+        probe(r);
+    } else if (r->o.eval_only) {
+        evaluate_only(r);
+    } else if (has_data(&r->train)) {
+        open_training(r, argc, argv);
+        train(r);
+        log_close(&r->log);
+    }
+    export_model(r);
+    close_all(r);
+    return 0;
+}
