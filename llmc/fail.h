@@ -8,20 +8,30 @@ A message says what, where, expected, found and, where there is one, the remedy;
 */
 #ifndef LLMC_FAIL_H
 #define LLMC_FAIL_H
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE  // program_invocation_short_name
-#endif
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef __cplusplus
+extern "C"
+#else
+extern
+#endif
+char* program_invocation_short_name;  // the C library's; declared here, for errno.h hides it when included before us
+
+// control characters, which could break a line or drive a terminal, become "?"
+static inline void plain_text(char* text) {
+    for (; *text; text++) { *text = (unsigned char)*text < ' ' || *text == 127 ? '?' : *text; }
+}
+
 static inline void fail_line_(const char* format, va_list args) {
+    char line[4096];
+    vsnprintf(line, sizeof line, format, args);
+    plain_text(line);
     fflush(stdout);
-    fprintf(stderr, "%s: ", program_invocation_short_name);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    fprintf(stderr, "%s: %s\n", program_invocation_short_name, line);
 }
 
 __attribute__((noreturn, format(printf, 1, 2)))

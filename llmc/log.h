@@ -1,0 +1,276 @@
+/*
+What a run prints and what it records in metrics.jsonl (spec/cli.md 4). Three parts: numbers as people read them; the
+box at the start and the progress bar; the log, which is the lines of steps and validations and their records. ASCII.
+
+metrics.jsonl is a file of lines, each one JSON object. The first is {"schema": {key: meaning, ...}}; every other one is
+a record with the same twelve keys:
+    step       updates done, this one included (0: before the first)      integer
+    loss       training loss of the whole update, nats per target         float32
+    norm       norm of all gradients before clipping                      float32
+    lr         learning rate of this update                               float32
+    ms         time of this step in milliseconds                          float64
+    tokens     tokens trained on since the run began, this step included  integer
+    tok_per_s  tokens per second in this step                             float64
+    peak       share of the machine's matmul rate, 0..1                   float64
+    skipped    whether the update was left out (outlier, non-finite)      true or false
+    val_loss   validation loss, nats per target                           float32
+    val_bpb    validation loss in bits per byte of text                   float64
+    time       when the record was written, seconds since 1970            float64
+An update gives one record whose val_* are null; a validation after s updates gives one of its own, with only step,
+val_* and time not null. Unknown and non-finite numbers are null too. Other numbers have the digits (9 for a float32,
+17 for a float64) that read back to the same bits. Each line is handed to the system before training goes on, so a kill
+costs at most the line being written. On resume the records after the checkpoint's step are cut, for they come again.
+Errors: what cannot be written ends the run (status 1) with the path and the system's reason.
+*/
+#ifndef LLMC_LOG_H
+#define LLMC_LOG_H
+#include "fail.h"  // fail_run, fail_input, malloc_check, plain_text
+#include <jansson.h>
+#include <math.h>
+#include <stdint.h>
+#include <time.h>
+#include <unistd.h>
+
+// ---- numbers and texts as people read them: printf("%s", format_count(n).s) ----
+
+typedef struct {
+    char s[128];
+} ShortText;
+
+// seconds, to the nearest, as "45s", "1m17s", "2h05m" or "3d04h"
+static inline ShortText format_duration(double seconds) {
+    ShortText out = {"?"};
+    if (!(seconds >= 0.0 && seconds < 1e12)) { return out; }
+    long long s = (long long)(seconds + 0.5), m = s / 60, h = m / 60;
+    if (h >= 24) { snprintf(out.s, sizeof out.s, "%lldd%02lldh", h / 24, h % 24); }
+    else if (h > 0) { snprintf(out.s, sizeof out.s, "%lldh%02lldm", h, m % 60); }
+    else if (m > 0) { snprintf(out.s, sizeof out.s, "%lldm%02llds", m, s % 60); }
+    else { snprintf(out.s, sizeof out.s, "%llds", s); }
+    return out;
+}
+
+// a count as "512", "25.0k", "124.5M", "6.9B" or "1.4T"
+static inline ShortText format_count(double n) {
+    const char* units[] = {"", "k", "M", "B", "T"};
+    ShortText out;
+    int u = 0;
+    while (fabs(n) >= (u ? 999.95 : 999.5) && u < 4) { n /= 1000.0; u++; }  // from there on it would print as 1000
+    snprintf(out.s, sizeof out.s, "%.*f%s", u ? 1 : 0, n, units[u]);
+    return out;
+}
+
+// bytes as "512 B", "1.50 KiB" or "2.21 GiB"
+static inline ShortText format_bytes(double n_bytes) {
+    const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    ShortText out;
+    int u = 0;
+    while (fabs(n_bytes) >= (u ? 1023.995 : 1023.5) && u < 4) { n_bytes /= 1024.0; u++; }
+    snprintf(out.s, sizeof out.s, "%.*f %s", u ? 2 : 0, n_bytes, units[u]);
+    return out;
+}
+
+// a float with the fewest digits that read back to the same bits: 0.1, 3e-08, 0.333333343
+static inline ShortText format_float(float x) {
+    ShortText out;
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(out.s, sizeof out.s, "%.*g", digits, (double)x);
+        if (strtof(out.s, NULL) == x) { break; }
+    }
+    return out;
+}
+
+// a text from outside for one line of a message: plain, and past 60 bytes cut off with "..."
+static inline ShortText format_text(const char* text) {
+    ShortText out;
+    snprintf(out.s, sizeof out.s, "%.60s%s", text, strlen(text) > 60 ? "..." : "");
+    plain_text(out.s);
+    return out;
+}
+
+// ---- the box at the start (settings, model, data, memory) and the progress bar ----
+
+static inline void box_line(void) {
+    printf("+-----------------------+----------------------------------------------------+\n");
+}
+
+// | name                  | value                                              |   a long value goes on below
+__attribute__((format(printf, 2, 3)))
+static inline void box_row(const char* name, const char* format, ...) {
+    const int width = 50;
+    char value[4096];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(value, sizeof value, format, args);
+    va_end(args);
+    plain_text(value);
+    size_t n = strlen(value);
+    for (size_t from = 0; from == 0 || from < n; from += (size_t)width) {
+        printf("| %-21s | %-*.*s |\n", from ? "" : name, width, width, value + from);
+    }
+}
+
+static inline double log_seconds_(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// A bar for long silent work, on stderr and only if that is a terminal: call it as often as you like, it draws at most
+// ten times a second. The call with done == total clears the line.
+static inline void progress(const char* what, int64_t done, int64_t total) {
+    static double drawn = 0.0;  // when, 0: nothing is there. State of a thing every process has once, its terminal line
+    double now = log_seconds_(CLOCK_MONOTONIC);
+    int finished = done >= total;
+    if ((finished ? drawn == 0.0 : now - drawn < 0.1) || !isatty(STDERR_FILENO)) { return; }
+    if (finished) {
+        drawn = 0.0;
+        fprintf(stderr, "%79s\r", "");
+    } else {  // the cursor goes back to the start of the line, so that a message that comes now writes over the bar
+        const char* bar = "##############################";
+        double share = (double)done / (double)total;
+        drawn = now;
+        fprintf(stderr, "%-36.36s [%-30.*s] %3.0f%%\r", what, (int)(30.0 * share), bar, 100.0 * share);
+    }
+    fflush(stderr);
+}
+
+// ---- the log ----
+
+typedef struct {
+    FILE* metrics;      // NULL: nothing is recorded
+    char* path;         // of metrics.jsonl, for messages
+    double ms_sum;      // the steps' times, each weighing 0.95 of the next ...
+    double ms_weights;  // ... and those weights: the quotient is the recent average behind the eta
+} Log;
+
+typedef struct {
+    int step, n_steps;  // updates done, this one included, of how many
+    float loss, norm, lr;
+    double ms;          // time of this step
+    int64_t tokens;     // since the run began, this step included
+    double tok_per_s;
+    double peak;        // share of the machine's matmul rate, 0..1; negative = unknown
+    int skipped;        // 1: the update was left out
+} StepRecord;
+
+__attribute__((noreturn))
+static inline void log_fail_(const char* path) { fail_run("%s: %s", path, strerror(errno)); }
+
+static inline void log_schema_(FILE* metrics) {
+    fprintf(metrics, "{\"schema\": {"
+            "\"step\": \"updates done\", \"loss\": \"training loss, nats per target\", "
+            "\"norm\": \"gradient norm before clipping\", \"lr\": \"learning rate\", "
+            "\"ms\": \"milliseconds of the step\", \"tokens\": \"tokens trained on so far\", "
+            "\"tok_per_s\": \"tokens per second\", \"peak\": \"share of the matmul rate, 0..1\", "
+            "\"skipped\": \"update left out\", \"val_loss\": \"validation loss, nats per target\", "
+            "\"val_bpb\": \"validation loss, bits per byte\", \"time\": \"seconds since 1970\"}}\n");
+}
+
+// the step of a line of metrics.jsonl, or -1 if the line is the schema, or -2 if it is no record at all
+static inline int64_t log_step_of_(const char* line, size_t n_bytes) {
+    json_t* record = json_loadb(line, n_bytes, 0, NULL);
+    const json_t* step = json_object_get(record, "step");
+    int64_t found = json_is_integer(step) ? json_integer_value(step) : json_object_get(record, "schema") ? -1 : -2;
+    json_decref(record);
+    return found;
+}
+
+// the records of `path` up to last_step, written to `out`; broken lines, left by a kill or a power cut, are dropped
+static inline void log_copy_(FILE* out, const char* path, int last_step) {
+    FILE* old = fopen(path, "r");
+    if (!old && errno == ENOENT) { return; }  // a folder that came with its checkpoints only
+    if (!old) { log_fail_(path); }
+    char* line = NULL;
+    size_t room = 0;
+    int n_broken = 0;
+    for (ssize_t n; (n = getline(&line, &room, old)) > 0;) {
+        int64_t step = log_step_of_(line, (size_t)n);
+        if (step >= 0 && step <= last_step) { fprintf(out, "%s%s", line, line[n - 1] == '\n' ? "" : "\n"); }
+        n_broken += step < -1;
+    }
+    if (!feof(old)) { log_fail_(path); }
+    if (n_broken) { fprintf(stderr, "%s: %d broken line%s dropped\n", path, n_broken, n_broken > 1 ? "s" : ""); }
+    free(line);
+    fclose(old);
+}
+
+// resume_step < 0: a new run, which must not have a metrics file yet; otherwise it goes on after the records up to
+// resume_step. run_dir NULL: nothing is recorded (ranks other than 0). The file is replaced as a whole or not at all.
+static inline void log_open(Log* log, const char* run_dir, int resume_step) {
+    memset(log, 0, sizeof *log);
+    if (!run_dir) { return; }
+    size_t size = strlen(run_dir) + sizeof "/metrics.jsonl.tmp";
+    char* temporary = (char*)malloc_check(size, "path");
+    log->path = (char*)malloc_check(size, "path");
+    snprintf(temporary, size, "%s/metrics.jsonl.tmp", run_dir);
+    snprintf(log->path, size, "%s/metrics.jsonl", run_dir);
+    if (resume_step < 0 && access(log->path, F_OK) == 0) {
+        fail_input("%s: there is a run in this folder: choose another --run, or go on with it by --resume", log->path);
+    }
+    FILE* out = fopen(temporary, "w");
+    if (!out) { log_fail_(temporary); }
+    log_schema_(out);
+    if (resume_step >= 0) { log_copy_(out, log->path, resume_step); }
+    if (fflush(out) != 0 || ferror(out) || fsync(fileno(out)) != 0 || fclose(out) != 0) { log_fail_(temporary); }
+    if (rename(temporary, log->path) != 0) { log_fail_(log->path); }
+    log->metrics = fopen(log->path, "a");
+    if (!log->metrics) { log_fail_(log->path); }
+    free(temporary);
+}
+
+// a JSON number that reads back to the same bits (9 digits do for a float, 17 for a double); null for NaN and infinity
+static inline ShortText log_number_(double x, int digits) {
+    ShortText out = {"null"};
+    const char* point = x == 0.0 && signbit(x) ? ".0" : "";  // "-0" would be read as an integer and lose its sign
+    if (isfinite(x)) { snprintf(out.s, sizeof out.s, "%.*g%s", digits, x, point); }
+    return out;
+}
+
+// one line, and out of our hands before this returns; NAN stands for null, as do negative tokens and skipped
+static inline void log_record_(Log* log, const StepRecord* r, float val_loss, double val_bpb) {
+    if (!log->metrics) { return; }
+    double tokens = r->tokens < 0 ? NAN : (double)r->tokens;  // exact to 2^53
+    const char* skipped = r->skipped < 0 ? "null" : r->skipped ? "true" : "false";
+    fprintf(log->metrics, "{\"step\": %d, \"loss\": %s, \"norm\": %s, \"lr\": %s, ", r->step,
+            log_number_((double)r->loss, 9).s, log_number_((double)r->norm, 9).s, log_number_((double)r->lr, 9).s);
+    fprintf(log->metrics, "\"ms\": %s, \"tokens\": %s, \"tok_per_s\": %s, \"peak\": %s, \"skipped\": %s, ",
+            log_number_(r->ms, 17).s, log_number_(tokens, 17).s, log_number_(r->tok_per_s, 17).s,
+            log_number_(r->peak < 0.0 ? NAN : r->peak, 17).s, skipped);
+    fprintf(log->metrics, "\"val_loss\": %s, \"val_bpb\": %s, \"time\": %.3f}\n", log_number_((double)val_loss, 9).s,
+            log_number_(val_bpb < 0.0 ? NAN : val_bpb, 17).s, log_seconds_(CLOCK_REALTIME));
+    if (fflush(log->metrics) != 0) { log_fail_(log->path); }
+}
+
+// the record of one update, and if `print` its line:
+// step 120/2000 | loss 1.8234 | norm 0.91 | lr 3.0e-04 | 41 ms | 25.0k tok/s | 38% peak | eta 1m17s
+static inline void log_step(Log* log, const StepRecord* r, int print) {
+    log_record_(log, r, NAN, NAN);
+    log->ms_sum = 0.95 * log->ms_sum + r->ms;
+    log->ms_weights = 0.95 * log->ms_weights + 1.0;
+    if (!print) { return; }
+    double ms_left = (r->n_steps - r->step) * log->ms_sum / log->ms_weights;
+    printf("step %d/%d | loss %.4f | ", r->step, r->n_steps, (double)r->loss);
+    printf(r->norm < 0.005f ? "norm %.1e | " : "norm %.2f | ", (double)r->norm);  // not 0.00
+    printf("lr %.1e | %.*f ms | %s tok/s | ", (double)r->lr, r->ms < 9.95 ? 1 : 0, r->ms, format_count(r->tok_per_s).s);
+    if (r->peak >= 0.0) { printf("%.0f%% peak | ", 100.0 * r->peak); }
+    printf("eta %s%s\n", format_duration(ms_left / 1000.0).s, r->skipped ? " | skipped" : "");
+    fflush(stdout);
+}
+
+// a validation after `step` updates; bits_per_byte negative = unknown:
+// step 120 | val loss 1.9012 | 2.743 bits/byte | best
+static inline void log_validation(Log* log, int step, float val_loss, double bits_per_byte, int best) {
+    StepRecord none = {step, 0, NAN, NAN, NAN, NAN, -1, NAN, NAN, -1};
+    log_record_(log, &none, val_loss, bits_per_byte);
+    printf("step %d | val loss %.4f", step, (double)val_loss);
+    if (bits_per_byte >= 0.0) { printf(" | %.3f bits/byte", bits_per_byte); }
+    printf("%s\n", best ? " | best" : "");
+    fflush(stdout);
+}
+
+static inline void log_close(Log* log) {
+    if (log->metrics && fclose(log->metrics) != 0) { log_fail_(log->path); }
+    free(log->path);
+    memset(log, 0, sizeof *log);
+}
+#endif  // LLMC_LOG_H
