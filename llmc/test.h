@@ -191,6 +191,10 @@ static inline double* double_array(const float* x, size_t n) {
     return d;
 }
 
+// a tolerance: n roundings of values below `size`, each off by half a last place, size * 2^-25, at most and independent of the
+// others. Six standard deviations of their sum; the worst case, all of them one way, is sqrt(n) / 3 times as wide
+static inline double rounding_walk(int n, double size) { return 6.0 * sqrt(n / 3.0) * size * 0x1p-25; }
+
 // ---- programs that stop ----
 
 // run f(arg) in a child: it must exit with `status` and print exactly one line on stderr that contains `text`

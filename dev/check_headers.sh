@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Every header of llmc/ stands alone: it compiles by itself, first in a file, as C11 and as C++17, with gcc, clang and, where
+# there is one, nvcc (as CUDA, for sm_90). Ends with "N passed, N failed".
+set -u
+cd "$(dirname "$0")/.."
+warnings="-Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-unused-function -Werror"
+exact="-O1 -fsyntax-only -ffp-contract=off -I."
+passed=0
+failed=0
+
+# try COMPILER...: all headers at once, in both orders, so that none leans on another
+try() {
+    local file=$work/all.$1 log=$work/log
+    shift
+    ls llmc/*.h | sed 's/.*/#include "&"/' >"$file"
+    if "$@" "$file" >"$log" 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAIL  $*"; head -n 20 "$log"; fi
+    for header in llmc/*.h; do
+        echo "#include \"$header\"" >"$file"
+        if "$@" "$file" >"$log" 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAIL  $* $header"; head -n 20 "$log"; fi
+    done
+}
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+for compiler in gcc clang; do
+    command -v $compiler >/dev/null || { echo "skipped: no $compiler"; continue; }
+    try c $compiler -std=gnu11 $exact $warnings -fopenmp
+    try cpp $compiler -x c++ -std=gnu++17 $exact $warnings -fopenmp
+    try c $compiler -std=gnu11 $exact $warnings -Wno-unknown-pragmas -DSYSTEM_LIBM
+done
+if command -v nvcc >/dev/null; then
+    ls llmc/*.h | sed 's/.*/#include "&"/' >"$work/all.cu"
+    if nvcc -std=c++17 -arch=sm_90 -I. --fmad=false -diag-suppress 1675 -Xcompiler -Wall -cuda "$work/all.cu" -o "$work/all.ii" >"$work/log" 2>&1; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1)); echo "FAIL  nvcc"; head -n 20 "$work/log"
+    fi
+fi
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

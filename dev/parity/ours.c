@@ -1,0 +1,68 @@
+/*
+The parity run (run.h) made by our train_gpt2.c, built with SYSTEM_LIBM: the C library's functions and llm.c's order.
+Same options and output as upstream.c; check.sh builds both and compares.
+*/
+#define TESTING
+#include "../../train_gpt2.c"
+#undef main
+#include "run.h"
+
+// our arena has gaps between tensors; llm.c's file has none
+static void gather(float* packed, const GPT2* model) {
+    for (int i = 0; i < N_PARAMETERS; i++) {
+        const Tensor* t = &model->table[i];
+        memcpy(packed, model->params + t->offset, sizeof(float) * tensor_elements(t));
+        packed += tensor_elements(t);
+    }
+}
+
+static void scatter(GPT2* model, const float* packed) {
+    for (int i = 0; i < N_PARAMETERS; i++) {
+        const Tensor* t = &model->table[i];
+        memcpy(model->params + t->offset, packed, sizeof(float) * tensor_elements(t));
+        packed += tensor_elements(t);
+    }
+}
+
+// the whole run; every step is reported to `report`
+static void parity_train(const ParityRun* run, int n_threads, void (*report)(int step, float loss, const float* params, size_t n)) {
+    Config c = {run->maxT, run->V, run->Vp, run->L, run->NH, run->C};
+    GPT2 model;
+    Activations acts;
+    Device dev;
+    const int N = run->B * run->T;
+    gpt2_init(&model, c);
+    gpt2_init_training(&model, 1);
+    activations_init(&acts, c, run->B, run->T, TO_TRAIN);
+    device_init(&dev, n_threads, attention_workspace_bytes(run->T, c.C / c.NH, n_threads) + GEMM_WORKSPACE_BYTES);
+    size_t n = tensors_count(model.table, N_PARAMETERS), n_int_bytes = sizeof(int) * (size_t)N;
+    float* packed = (float*)malloc_check(sizeof(float) * n, "parameters");
+    int *inputs = (int*)malloc_check(n_int_bytes, "inputs"), *targets = (int*)malloc_check(n_int_bytes, "targets");
+    parity_parameters(packed, run);
+    scatter(&model, packed);
+    uint64_t data_state = run->data_seed;
+    for (int step = 0; step < run->steps; step++) {
+        parity_batch(inputs, targets, &data_state, run);
+        gpt2_leaf(&model, &acts, inputs, targets, 1.0f / (float)N, run->B, run->T, &dev);
+        float loss_sum, *grads = leaf_tree_finish(&model.grads, &loss_sum, &dev);
+        Optimizer o = {run->lr, 0.9f, 0.999f, 1e-8f, run->weight_decay, 0.0f, 1};
+        gpt2_update(&model, grads, 0.0f, &o, step + 1, &dev);
+        gather(packed, &model);
+        report(step, loss_sum / (float)N, packed, n);
+    }
+    parity_write(run, packed, n);
+    free(packed);
+    free(inputs);
+    free(targets);
+    gpt2_free(&model);
+    activations_free(&acts);
+    device_free(&dev);
+}
+
+#ifndef PARITY_TEST
+int main(int argc, char** argv) {
+    ParityRun run = parity_options(argc, argv);
+    parity_train(&run, device_threads(0), parity_report);
+    return 0;
+}
+#endif

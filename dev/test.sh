@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Runs tests and adds up their "N passed, N failed" lines.
+#     dev/test.sh check PROGRAM...   the given test programs
+#     dev/test.sh all                everything `make test` promises: every build, every script
+# Each part prints its own lines; a part that ends with status 0 and prints no count is one promise kept.
+set -u
+cd "$(dirname "$0")/.."
+passed=0
+failed=0
+skipped=0
+jobs=$(nproc 2>/dev/null || echo 1)
+
+# part NAME COMMAND...: run it, show what it prints, add its count
+part() {
+    local name=$1 output status count start=$SECONDS
+    shift
+    output=$("$@" 2>&1)
+    status=$?
+    count=$(grep -E '^[0-9]+ passed, [0-9]+ failed' <<<"$output" | tail -n 1)
+    if [ -z "$count" ]; then
+        if [ $status = 0 ]; then count="1 passed, 0 failed"; else count="0 passed, 1 failed"; fi
+    elif [ $status != 0 ] && [[ $count == *" 0 failed"* ]]; then
+        count="0 passed, 1 failed"  # it died after its last line
+    fi
+    read -r p _ f _ s _ <<<"${count//,/}"
+    passed=$((passed + p))
+    failed=$((failed + f))
+    skipped=$((skipped + ${s:-0}))
+    if [ "$f" != 0 ] || [ "${VERBOSE:-0}" = 1 ]; then echo "$output"; fi
+    printf '%-52s %s (%d s)\n' "$name" "$count" $((SECONDS - start))
+}
+
+# what is needed may be missing on a user's machine; CI installs it all
+need() {
+    command -v "$1" >/dev/null 2>&1 && return 0
+    printf '%-52s skipped: no %s here\n' "$2" "$1"
+    skipped=$((skipped + 1))
+    return 1
+}
+
+programs() {
+    for program in "$@"; do part "$(basename "$(dirname "$program")") $(basename "$program")" "$program"; done
+}
+
+# one build: every test program, or the named ones
+build_and_run() {
+    local variables=$1 tests folder
+    shift
+    tests=${*:-$(basename -s .c test_*.c)}
+    folder=$(make -s folder $variables)
+    if ! make -s -j"$jobs" $variables $(printf "$folder/%s " $tests); then
+        failed=$((failed + 1))
+        printf '%-52s does not build\n' "$folder"
+        return
+    fi
+    programs $(printf "$folder/%s " $tests)
+}
+
+if [ "${1-}" = check ]; then
+    shift
+    programs "$@"
+else
+    python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
+    build_and_run ""
+    bits="test_gpt2 test_matmul test_attention test_layernorm test_crossentropy test_gelu test_fmath"  # those that compare bits
+    build_and_run "OMP=0" test_gpt2 test_matmul test_attention
+    for arch in x86-64-v3 x86-64; do build_and_run "ARCH=$arch" $bits; done
+    for opt in -O0 -O2; do build_and_run "OPT=$opt" test_gpt2 test_fmath; done
+    if need clang "clang"; then
+        for arch in native x86-64; do build_and_run "CC=clang ARCH=$arch" $bits; done
+        build_and_run "CC=clang OPT=-O0" test_gpt2
+    fi
+    build_and_run "ASAN=1 OPT=-O1"
+    part "headers as C11 and C++17" dev/check_headers.sh
+    part "command line and runs" dev/test_cli.sh
+    part "broken on purpose" dev/mutate.sh
+    part "NumPy reference against llm.c's numbers" $python dev/ref/gpt2.py --upstream
+    part "golden files are what the reference writes" dev/check_golden.sh
+    part "documents name the right lines" $python dev/check_docs.py
+fi
+echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
+[ $failed = 0 ]

@@ -1,0 +1,522 @@
+/*
+Token data and the rows a model learns from.
+TokenData is one split: token shards mapped from disk, or text turned into tokens in memory. A path can be
+    a file that ends in .bin or begins with a shard's magic number: a shard (below)
+    any other file: text in UTF-8, one document
+    a pattern (*, ?, []): the files it matches, names in byte order, all shards or all text
+    a folder: text, unless every regular file in it ends in .bin, then shards
+A folder is walked depth first, names in byte order. Left out are hidden files and folders, symbolic links,
+folders named
+build, runs, __pycache__, node_modules or .venv, empty files,
+and binary ones (a NUL or invalid UTF-8 in the first 64 KiB).
+Each document is preceded by end of text. Named directly, a binary or empty file and JSON Lines (.jsonl) are refused.
+    offset   size    meaning of a shard (llm.c), little-endian
+    0        4       magic 20240520 (GPT-2, uint16 tokens) or 20240801 (Llama 3, uint32 tokens); one kind per data set
+    4        4       version 1 (GPT-2) or 7 (Llama 3)
+    8        4       number of tokens n
+    12       1012    0
+    1024     2n, 4n  tokens; the file ends with the last
+Opening reads every token once and finds vocab_size_needed, so that an id outside the model is refused before step one.
+DataLoader cuts rows of T inputs and T targets (the inputs shifted by one): a shard of n tokens has (n-1)/T rows,
+row r is
+its tokens r*T .. r*T+T. Rows never cross a shard; they do cross documents. Which row has which index:
+    shuffle 0   file order
+    shuffle 1   permute_index(key, epoch, index in the epoch, rows): another order in each epoch
+a pure function of (key, index): any rank of any number of ranks can ask for any row, and resuming needs only the index.
+Cost:   opening is one pass at the speed of memory or disk; a row is O(T + shards); no array of row numbers exists.
+Errors: fail_input for all that a file, folder or option can get wrong; fail_run when a shard changes while in use.
+Source: shard formats of karpathy/llm.c; cycle walking: Black & Rogaway 2002, Ciphers with Arbitrary Finite Domains.
+*/
+#ifndef LLMC_DATALOADER_H
+#define LLMC_DATALOADER_H
+#include "fail.h"
+#include "mapfile.h"    // MappedFile, file_map, file_unmap, file_looks_like, ErrorText, error_set
+#include "tokenizer.h"  // Tokenizer, tokenizer_encode
+#include <assert.h>
+#include <dirent.h>
+#include <glob.h>
+
+typedef struct {
+    const char* path;    // file or folder, for messages
+    const void* tokens;  // n_tokens of TokenData's token_bytes each
+    int64_t n_tokens;
+} TokenShard;
+
+typedef struct {
+    char* path;             // as the user gave it
+    TokenShard* shards;     // text is one shard
+    int n_shards;
+    int token_bytes;        // 2: uint16, 4: uint32
+    int64_t n_tokens;       // in all shards
+    int64_t n_documents;    // text: files read; shards: 0, they do not say
+    int vocab_size_needed;  // 1 + largest token id
+    MappedFile* files;      // the mapped shards; n_files is 0 for text and for the second half of a split
+    int n_files;
+    uint16_t* text;         // tokens of text, or NULL
+    int64_t text_capacity;
+} TokenData;
+
+// ---- 1. Which files: a list of paths from a file name, a pattern or a folder ----
+
+typedef struct {
+    char** paths;
+    int n;
+    int in_folder;  // found by walking, so what is not text is passed over
+} FileList;
+
+static inline void file_list_add_(FileList* list, const char* path) {
+    if ((list->n & (list->n - 1)) == 0) {  // a power of two: full
+        size_t n_grown = list->n ? 2 * (size_t)list->n : 1;
+        list->paths = (char**)realloc_check(list->paths, n_grown * sizeof(char*), "list of files");
+    }
+    list->paths[list->n++] = string_copy(path);
+}
+
+static inline void file_list_free_(FileList* list) {
+    for (int i = 0; i < list->n; i++) { free(list->paths[i]); }
+    free(list->paths);
+}
+
+static inline int name_ends_in_(const char* name, const char* end) {
+    size_t n = strlen(name), n_end = strlen(end);
+    return n >= n_end && strcmp(name + n - n_end, end) == 0;
+}
+
+static inline int compare_paths_(const void* a, const void* b) { return strcmp(*(char* const*)a, *(char* const*)b); }
+
+static inline int compare_entries_(const struct dirent** a, const struct dirent** b) {
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+static inline int is_build_folder_(const char* name) {
+    const char* names[] = {"build", "runs", "__pycache__", "node_modules", ".venv"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(name, names[i]) == 0) { return 1; }
+    }
+    return 0;
+}
+
+static inline void walk_folder_(FileList* list, const char* folder) {
+    struct dirent** entries;
+    int n = scandir(folder, &entries, NULL, compare_entries_);
+    if (n < 0) { fail_input("%s: cannot be listed: %s", folder, strerror(errno)); }
+    for (int i = 0; i < n; i++) {
+        const char* name = entries[i]->d_name;
+        struct stat status;
+        char* path = (char*)malloc_check(strlen(folder) + strlen(name) + 2, "path");
+        sprintf(path, "%s/%s", folder, name);
+        if (name[0] != '.') {  // hidden, and the folder itself and the one above it
+            if (lstat(path, &status) != 0) { fail_input("%s: cannot be examined: %s", path, strerror(errno)); }
+            if (S_ISREG(status.st_mode)) { file_list_add_(list, path); }
+            if (S_ISDIR(status.st_mode) && !is_build_folder_(name)) { walk_folder_(list, path); }
+        }
+        free(path);
+        free(entries[i]);
+    }
+    free(entries);
+}
+
+// files a pattern matches, in byte order whatever the locale
+static inline void match_pattern_(FileList* list, const char* pattern) {
+    glob_t matches;
+    int status = glob(pattern, GLOB_NOSORT, NULL, &matches);
+    if (status == GLOB_NOMATCH) {
+        fail_input("%s: expected a file, a folder or a pattern, found nothing of that name", pattern);
+    }
+    if (status != 0) { fail_input("%s: the pattern cannot be followed: %s", pattern, strerror(errno)); }
+    for (size_t i = 0; i < matches.gl_pathc; i++) { file_list_add_(list, matches.gl_pathv[i]); }
+    globfree(&matches);
+    qsort(list->paths, (size_t)list->n, sizeof(char*), compare_paths_);
+}
+
+static inline void list_files_(FileList* list, const char* path) {
+    struct stat status;
+    memset(list, 0, sizeof *list);
+    if (stat(path, &status) != 0) {
+        if (errno != ENOENT) { fail_input("%s: cannot be examined: %s", path, strerror(errno)); }
+        match_pattern_(list, path);
+    } else if (S_ISDIR(status.st_mode)) {
+        char* folder = string_copy(path);
+        for (size_t n = strlen(folder); n > 1 && folder[n - 1] == '/'; n--) { folder[n - 1] = '\0'; }
+        list->in_folder = 1;
+        walk_folder_(list, folder);
+        free(folder);
+    } else {
+        file_list_add_(list, path);
+    }
+}
+
+// ---- 2. Shards ----
+
+static inline int is_shard_magic_(const unsigned char* bytes, size_t n_bytes) {
+    int32_t magic = 0;
+    if (n_bytes >= 4) { memcpy(&magic, bytes, 4); }
+    return magic == 20240520 || magic == 20240801;
+}
+
+static inline uint32_t token_at_(const void* tokens, int token_bytes, int64_t i) {
+    return token_bytes == 2 ? ((const uint16_t*)tokens)[i] : ((const uint32_t*)tokens)[i];
+}
+
+// 1 + the largest id, 0 when there are no tokens; 0.2 ns per token
+static inline int64_t vocab_needed_(const void* tokens, int token_bytes, int64_t n_tokens) {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < n_tokens; i++) {
+        uint32_t token = token_at_(tokens, token_bytes, i);
+        largest = token > largest ? token : largest;
+    }
+    return n_tokens > 0 ? (int64_t)largest + 1 : 0;
+}
+
+// position of the first token >= limit; there is one
+static inline int64_t first_token_beyond_(const void* tokens, int token_bytes, int64_t limit) {
+    int64_t i = 0;
+    while (token_at_(tokens, token_bytes, i) < limit) { i++; }
+    return i;
+}
+
+// A shard's bytes (4-aligned), without an exit: 1 with shard, token_bytes and vocab_size set, or 0 with the reason.
+static inline int shard_parse_(TokenShard* shard, int* token_bytes, int* vocab_size, const unsigned char* bytes,
+                               size_t n_bytes, ErrorText* error) {
+    int32_t header[3];  // magic, version, number of tokens
+    if (n_bytes < 1024 || !is_shard_magic_(bytes, n_bytes)) {
+        const char* other = file_looks_like(bytes, n_bytes);
+        if (other) { return error_set(error, "expected a token shard, found %s", other); }
+        if (n_bytes < 1024) {
+            return error_set(error, "expected a token shard, a header of 1024 bytes, found a file of %zu bytes",
+                             n_bytes);
+        }
+        memcpy(header, bytes, 4);
+        return error_set(error, "expected a token shard, magic number 20240520 (GPT-2) or 20240801 (Llama 3), found %d",
+                         header[0]);
+    }
+    memcpy(header, bytes, sizeof header);
+    int version = header[0] == 20240520 ? 1 : 7;
+    *token_bytes = header[0] == 20240520 ? 2 : 4;
+    if (header[1] != version) {
+        return error_set(error, "expected version %d of token shards, found %d", version, header[1]);
+    }
+    if (header[2] < 0) {
+        return error_set(error, "expected a number of tokens below 2^31 at offset 8, found %d", header[2]);
+    }
+    size_t expected = 1024 + (size_t)header[2] * (size_t)*token_bytes;
+    if (n_bytes != expected) {
+        return error_set(error,
+                         "expected %zu bytes for the header's %d tokens, found a file of %zu: copy or download it "
+                         "again, or make it anew", expected, header[2], n_bytes);
+    }
+    shard->tokens = bytes + 1024;
+    shard->n_tokens = header[2];
+    int64_t needed = vocab_needed_(shard->tokens, *token_bytes, shard->n_tokens);
+    if (needed > INT_MAX) {
+        int64_t at = first_token_beyond_(shard->tokens, *token_bytes, INT_MAX);
+        return error_set(error, "expected token ids below 2^31 - 1, found %u at offset %lld",
+                         token_at_(shard->tokens, *token_bytes, at), (long long)(1024 + at * *token_bytes));
+    }
+    *vocab_size = (int)needed;
+    return 1;
+}
+
+static inline TokenShard* add_shard_(TokenData* d, const char* path) {
+    d->shards = (TokenShard*)realloc_check(d->shards, (size_t)(d->n_shards + 1) * sizeof(TokenShard), "list of shards");
+    TokenShard* shard = &d->shards[d->n_shards++];
+    memset(shard, 0, sizeof *shard);
+    shard->path = path;
+    return shard;
+}
+
+static inline void open_shard_(TokenData* d, const MappedFile* file) {
+    ErrorText error;
+    int token_bytes = 0, vocab_size = 0;
+    d->files = (MappedFile*)realloc_check(d->files, (size_t)(d->n_files + 1) * sizeof(MappedFile), "list of shards");
+    d->files[d->n_files++] = *file;
+    TokenShard* shard = add_shard_(d, file->path);
+    if (!shard_parse_(shard, &token_bytes, &vocab_size, file->bytes, file->n_bytes, &error)) {
+        fail_input("%s: %s", file->path, error.text);
+    }
+    if (d->token_bytes != 0 && token_bytes != d->token_bytes) {
+        fail_input("%s: expected %d-byte tokens as in %s, found %d-byte tokens: use one tokenizer's shards", file->path,
+                   d->token_bytes, d->shards[0].path, token_bytes);
+    }
+    d->token_bytes = token_bytes;
+    d->n_tokens += shard->n_tokens;
+    if (vocab_size > d->vocab_size_needed) { d->vocab_size_needed = vocab_size; }
+}
+
+// ---- 3. Text ----
+
+// length 1..4 of the UTF-8 character at s, 0 when invalid, -1 when the bytes end inside it (Unicode 15, table 3-7)
+static inline int utf8_length_(const unsigned char* s, size_t n_bytes) {
+    unsigned char c = s[0], low = 0x80, high = 0xbf;  // range of the second byte
+    int length = c < 0x80 ? 1 : c < 0xc2 ? 0 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : c < 0xf5 ? 4 : 0;
+    if (c == 0xe0) { low = 0xa0; }   // not overlong
+    if (c == 0xed) { high = 0x9f; }  // no surrogates
+    if (c == 0xf0) { low = 0x90; }
+    if (c == 0xf4) { high = 0x8f; }  // at most U+10FFFF
+    for (int i = 1; i < length; i++) {
+        if ((size_t)i >= n_bytes) { return -1; }
+        if (s[i] < low || s[i] > high) { return 0; }
+        low = 0x80;
+        high = 0xbf;
+    }
+    return length;
+}
+
+// 1 for UTF-8 text without NUL, judged by its first 64 KiB; 0 with the reason for anything else
+static inline int text_check_(const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
+    size_t n = n_bytes < 65536 ? n_bytes : 65536, at = 0;
+    if (n_bytes == 0) { return error_set(error, "expected text, found an empty file"); }
+    const char* other = file_looks_like(bytes, n_bytes);
+    if (other && strstr(other, "Git LFS")) { return error_set(error, "expected text, found %s", other); }
+    while (at < n) {
+        int length = utf8_length_(bytes + at, n - at);
+        if (length < 0 && n < n_bytes) { break; }  // a character across the 64 KiB line
+        if (length <= 0 || bytes[at] == 0) {
+            return error_set(error,
+                             "expected UTF-8 text or a token shard, found byte 0x%02x at offset %zu: binary, or text in "
+                             "another encoding (convert it with iconv)", bytes[at], at);
+        }
+        at += (size_t)length;
+    }
+    return 1;
+}
+
+// a .jsonl file whose first line is one {...}
+static inline int is_json_lines_(const char* path, const unsigned char* bytes, size_t n_bytes) {
+    const unsigned char* newline = (const unsigned char*)memchr(bytes, '\n', n_bytes);
+    size_t first = 0, last = newline ? (size_t)(newline - bytes) : n_bytes;
+    while (first < last && isspace(bytes[first])) { first++; }
+    while (last > first && isspace(bytes[last - 1])) { last--; }
+    return name_ends_in_(path, ".jsonl") && last - first >= 2 && bytes[first] == '{' && bytes[last - 1] == '}';
+}
+
+static inline void text_reserve_(TokenData* d, int64_t n_more) {
+    if (n_more <= d->text_capacity - d->n_tokens) { return; }
+    int64_t grown = d->text_capacity + d->text_capacity / 2, needed = d->n_tokens + n_more;
+    d->text_capacity = grown > needed ? grown : needed;
+    d->text = (uint16_t*)realloc_check(d->text, (size_t)d->text_capacity * sizeof(uint16_t), "tokens of the text");
+}
+
+static inline void text_append_(TokenData* d, const int* tokens, int n) {
+    text_reserve_(d, n);
+    for (int i = 0; i < n; i++) { d->text[d->n_tokens++] = (uint16_t)tokens[i]; }
+}
+
+// one document: end of text, then its tokens
+static inline void add_text_(TokenData* d, const MappedFile* file, const Tokenizer* tokenizer) {
+    size_t piece = tokenizer->cut_anywhere ? 1 << 20 : file->n_bytes;  // ints of one piece at a time in memory
+    assert(tokenizer->n_tokens <= 65536);                               // text is kept as uint16
+    text_reserve_(d, 1 + (int64_t)file->n_bytes);
+    text_append_(d, &tokenizer->eot, 1);
+    for (size_t at = 0; at < file->n_bytes; at += piece) {
+        int* tokens;
+        size_t n_bytes = file->n_bytes - at < piece ? file->n_bytes - at : piece;
+        int n = tokenizer_encode(tokenizer, (const char*)file->bytes + at, n_bytes, &tokens);
+        text_append_(d, tokens, n);
+        free(tokens);
+    }
+    d->n_documents++;
+}
+
+static inline void open_text_(TokenData* d, const MappedFile* file, const Tokenizer* tokenizer, int in_folder) {
+    ErrorText error;
+    if (!in_folder && is_json_lines_(file->path, file->bytes, file->n_bytes)) {
+        fail_input("%s: JSON Lines of instructions come with train_qwen3; convert to text", file->path);
+    }
+    if (text_check_(file->bytes, file->n_bytes, &error)) {
+        add_text_(d, file, tokenizer);
+    } else if (!in_folder) {
+        fail_input("%s: %s", file->path, error.text);
+    }
+}
+
+static inline void finish_text_(TokenData* d) {
+    TokenShard* shard = add_shard_(d, d->path);
+    shard->tokens = d->text;
+    shard->n_tokens = d->n_tokens;
+    d->token_bytes = 2;
+    d->vocab_size_needed = (int)vocab_needed_(d->text, 2, d->n_tokens);
+}
+
+// ---- 4. TokenData ----
+
+static inline void tokens_open(TokenData* d, const char* path, const Tokenizer* tokenizer) {
+    FileList list;
+    int n_shards = 0;
+    memset(d, 0, sizeof *d);
+    d->path = string_copy(path);
+    list_files_(&list, path);
+    for (int i = 0; i < list.n; i++) { n_shards += name_ends_in_(list.paths[i], ".bin"); }
+    int folder_of_shards = list.in_folder && n_shards == list.n;
+    for (int i = 0; i < list.n; i++) {
+        MappedFile file;
+        file_map(&file, list.paths[i]);
+        int is_shard = name_ends_in_(file.path, ".bin") || is_shard_magic_(file.bytes, file.n_bytes);
+        if (list.in_folder) { is_shard = folder_of_shards; }
+        if (is_shard ? d->n_documents > 0 : d->n_files > 0) {
+            fail_input("%s: expected %s, found %s: give text or shards, not both", file.path,
+                       is_shard ? "text like the files before" : "a token shard like the files before",
+                       is_shard ? "a token shard" : "text");
+        }
+        if (is_shard) {
+            open_shard_(d, &file);  // keeps the mapping
+        } else {
+            open_text_(d, &file, tokenizer, list.in_folder);
+            file_unmap(&file);
+        }
+    }
+    if (d->n_documents > 0) { finish_text_(d); }
+    if (d->n_shards == 0) {
+        fail_input("%s: expected text or token shards, found a folder of %d files, all of them empty or binary", path,
+                   list.n);
+    }
+    file_list_free_(&list);
+}
+
+// Of a split, close val before train: it looks into train's storage.
+static inline void tokens_close(TokenData* d) {
+    for (int i = 0; i < d->n_files; i++) { file_unmap(&d->files[i]); }
+    free(d->files);
+    free(d->shards);
+    free(d->text);
+    free(d->path);
+    memset(d, 0, sizeof *d);
+}
+
+// val takes the last floor(fraction * n_tokens) tokens of train, which keeps the others; no token is copied
+static inline void tokens_split(TokenData* train, TokenData* val, float fraction) {
+    if (!(fraction >= 0.0f && fraction < 1.0f)) {
+        fail_input("--val-fraction: expected a number from 0 to below 1, found %g", (double)fraction);
+    }
+    int64_t n_train = train->n_tokens - (int64_t)((double)fraction * (double)train->n_tokens), n_seen = 0;
+    int n_kept = 0;
+    memset(val, 0, sizeof *val);
+    val->path = string_copy(train->path);
+    val->token_bytes = train->token_bytes;
+    val->vocab_size_needed = train->vocab_size_needed;
+    for (int i = 0; i < train->n_shards; i++) {
+        TokenShard whole = train->shards[i];
+        int64_t left = n_train - n_seen;  // what train may still keep
+        int64_t keep = left < 0 ? 0 : left < whole.n_tokens ? left : whole.n_tokens;
+        n_seen += whole.n_tokens;
+        if (keep < whole.n_tokens) {
+            TokenShard* rest = add_shard_(val, whole.path);
+            rest->tokens = (const char*)whole.tokens + keep * train->token_bytes;
+            rest->n_tokens = whole.n_tokens - keep;
+        }
+        whole.n_tokens = keep;
+        if (keep > 0) { train->shards[n_kept++] = whole; }
+    }
+    train->n_shards = n_kept;
+    val->n_tokens = train->n_tokens - n_train;
+    train->n_tokens = n_train;
+}
+
+// stop unless every token id is below vocab_size; `what` says whose that is ("the model", "--tokenizer bytes")
+static inline void tokens_check_vocab(const TokenData* d, int vocab_size, const char* what) {
+    for (int i = 0; i < d->n_shards && d->vocab_size_needed > vocab_size; i++) {
+        const TokenShard* s = &d->shards[i];
+        if (vocab_needed_(s->tokens, d->token_bytes, s->n_tokens) > vocab_size) {
+            int64_t at = first_token_beyond_(s->tokens, d->token_bytes, vocab_size);
+            fail_input("%s: expected token ids below %d, the vocabulary of %s, found %u at token %lld", s->path,
+                       vocab_size, what, token_at_(s->tokens, d->token_bytes, at), (long long)at);
+        }
+    }
+}
+
+// 64-bit FNV-1a over the tokens as stored (little-endian, 2 or 4 bytes each), in order; about 1.5 ns per byte
+static inline uint64_t tokens_checksum(const TokenData* d) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (int i = 0; i < d->n_shards; i++) {
+        const unsigned char* bytes = (const unsigned char*)d->shards[i].tokens;
+        int64_t n_bytes = d->shards[i].n_tokens * d->token_bytes;
+        for (int64_t j = 0; j < n_bytes; j++) { hash = (hash ^ bytes[j]) * 0x100000001b3u; }
+    }
+    return hash;
+}
+
+// ---- 5. Order: a keyed permutation that is computed, not stored ----
+
+// every bit of the result depends on every bit of x, and no two x share a result (Stafford's mix 13, of splitmix64)
+static inline uint64_t mix64_(uint64_t x) {
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+// Where index i of 0..n-1 goes in this epoch: a bijection of [0, n), another for each (key, epoch).
+// A Feistel network of 8 rounds permutes the 4^k numbers of 2k bits, 4^k >= n, at least 2^8; a number that lands at n or
+// beyond is sent through again until it lands below (its cycle does, at the latest at i itself).
+// Cost: about 4^k / n walks, below 4 for n > 64.
+static inline int64_t permute_index(uint64_t key, uint64_t epoch, int64_t i, int64_t n) {
+    const uint64_t golden = 0x9e3779b97f4a7c15u;  // 2^64 / golden ratio, splitmix64's step
+    assert(i >= 0 && i < n);
+    int half = 4;  // k
+    while (half < 32 && (uint64_t)1 << (2 * half) < (uint64_t)n) { half++; }
+    uint64_t mask = ((uint64_t)1 << half) - 1, epoch_key = mix64_(mix64_(key + golden) + epoch), x = (uint64_t)i;
+    do {
+        uint64_t left = x >> half, right = x & mask;
+        for (uint64_t round = 1; round <= 8; round++) {
+            uint64_t mixed = left ^ (mix64_((epoch_key + round * golden) ^ right) & mask);
+            left = right;
+            right = mixed;
+        }
+        x = left << half | right;
+    } while (x >= (uint64_t)n);
+    return (int64_t)x;
+}
+
+// ---- 6. Rows ----
+
+typedef struct {
+    const TokenData* data;
+    int T;
+    uint64_t key;
+    int shuffle;
+    int64_t n_rows;  // per epoch
+} DataLoader;
+
+static inline int64_t shard_rows_(const TokenShard* shard, int T) {
+    return shard->n_tokens > 0 ? (shard->n_tokens - 1) / T : 0;
+}
+
+static inline void dataloader_init(DataLoader* l, const TokenData* d, int T, int shuffle, uint64_t key) {
+    int64_t longest = 0;
+    assert(T > 0);
+    l->data = d;
+    l->T = T;
+    l->key = key;
+    l->shuffle = shuffle;
+    l->n_rows = 0;
+    for (int i = 0; i < d->n_shards; i++) {
+        l->n_rows += shard_rows_(&d->shards[i], T);
+        longest = d->shards[i].n_tokens > longest ? d->shards[i].n_tokens : longest;
+    }
+    if (l->n_rows == 0) {
+        fail_input("%s: too short: a row of --seq-len %d needs %lld tokens in one piece, the longest piece has %lld: "
+                   "give more text or a smaller --seq-len", d->path, T, (long long)T + 1, (long long)longest);
+    }
+}
+
+// Row `index`, counted through all epochs: T inputs, and as targets the token after each. Pure in (key, index).
+static inline void dataloader_row(const DataLoader* l, int64_t index, int* inputs, int* targets) {
+    const TokenData* d = l->data;
+    assert(index >= 0);
+    int64_t epoch = index / l->n_rows, row = index % l->n_rows;
+    if (l->shuffle) { row = permute_index(l->key, (uint64_t)epoch, row, l->n_rows); }
+    const TokenShard* shard = d->shards;
+    while (row >= shard_rows_(shard, l->T)) { row -= shard_rows_(shard++, l->T); }
+    int64_t first = row * l->T;
+    uint32_t largest = 0;
+    for (int t = 0; t <= l->T; t++) {
+        uint32_t token = token_at_(shard->tokens, d->token_bytes, first + t);
+        largest = token > largest ? token : largest;
+        if (t < l->T) { inputs[t] = (int)token; }
+        if (t > 0) { targets[t - 1] = (int)token; }
+    }
+    if (largest >= (uint32_t)d->vocab_size_needed) {  // every token was seen at the start
+        fail_run("%s: changed while in use: token %u after a check that found ids below %d", shard->path, largest,
+                 d->vocab_size_needed);
+    }
+}
+#endif  // LLMC_DATALOADER_H

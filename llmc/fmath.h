@@ -1,0 +1,291 @@
+#ifndef LLMC_FMATH_H
+#define LLMC_FMATH_H
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __CUDACC__
+#define FM_FUNCTION static inline __host__ __device__
+#else
+#define FM_FUNCTION static inline
+#endif
+
+// base^n, n >= 0, by squaring in double: for the factors 1 - beta^t of AdamW
+FM_FUNCTION double fm_powi(double base, int n) {
+    double power = 1.0;
+    for (; n > 0; n >>= 1) {
+        if (n & 1) { power *= base; }
+        base *= base;
+    }
+    return power;
+}
+
+#ifdef SYSTEM_LIBM  // ---- the C library's functions: the build that equals upstream llm.c ----
+
+FM_FUNCTION float fm_exp(float x) { return expf(x); }
+FM_FUNCTION float fm_exp2(float x) { return exp2f(x); }
+FM_FUNCTION float fm_expm1(float x) { return expm1f(x); }
+FM_FUNCTION float fm_log(float x) { return logf(x); }
+FM_FUNCTION float fm_log2(float x) { return log2f(x); }
+FM_FUNCTION float fm_log1p(float x) { return log1pf(x); }
+FM_FUNCTION float fm_tanh(float x) { return tanhf(x); }
+FM_FUNCTION float fm_cosh(float x) { return coshf(x); }
+FM_FUNCTION float fm_sinh(float x) { return sinhf(x); }
+FM_FUNCTION float fm_sin(float x) { return sinf(x); }
+FM_FUNCTION float fm_cos(float x) { return cosf(x); }
+FM_FUNCTION float fm_erf(float x) { return erff(x); }
+FM_FUNCTION void fm_tanh_cosh(float x, float* tanh_x, float* cosh_x) {
+    *tanh_x = tanhf(x);
+    *cosh_x = coshf(x);
+}
+
+#else  // ---- ours: correctly rounded ----
+
+FM_FUNCTION uint64_t fm_bits_(double x) {
+    uint64_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+FM_FUNCTION double fm_double_(uint64_t u) {
+    double x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+// y moved away from zero by a few units in the last place: for the inputs at which the double result lies, or ends, on the
+// wrong side of the middle between two floats
+FM_FUNCTION float fm_step_(float y, int ulps) {
+    uint32_t u;
+    memcpy(&u, &y, sizeof u);
+    u += (uint32_t)ulps;
+    memcpy(&y, &u, sizeof y);
+    return y;
+}
+
+// x = k * unit * ln 2 + r with k whole and |r| <= unit * ln(2) / 2. Returns r; *scale = 2^k. unit: 1 or 1/2.
+// Adding 1.5 * 2^52 rounds to a whole number and leaves it in the low bits; 1023 more make those bits an exponent field.
+FM_FUNCTION double fm_reduce_(double x, double unit, double* scale) {
+    double shifted = x * (0x1.71547652b82fep+0 / unit) + (0x1.8p52 + 1023.0);
+    double k = shifted - (0x1.8p52 + 1023.0);
+    *scale = fm_double_(fm_bits_(shifted) << 52);
+    return (x - k * (0x1.62e42fefa3800p-1 * unit)) - k * (0x1.ef35793c76730p-45 * unit);
+}
+
+FM_FUNCTION float fm_exp(float x) {
+    double s, r = fm_reduce_(x, 1.0, &s), z = r * r;
+    double q = 0x1.27079df7763a0p-22;
+    q = (0x1.a01b7c7165b09p-16 + 0x1.72e9287ff9c4ap-19 * r) + z * q;
+    q = (0x1.6c16c0c81aae8p-10 + 0x1.a0198d4c9b60cp-13 * r) + z * q;
+    q = (0x1.5555555589159p-5 + 0x1.11111125b6ff4p-7 * r) + z * q;
+    q = (0x1.ffffffffffed2p-2 + 0x1.55555555507b6p-3 * r) + z * q;
+    float y = (float)(s * (1.0 + (r + z * q)));
+    y = x > 89.0f ? INFINITY : y;
+    return x < -104.0f ? 0.0f : y;
+}
+
+FM_FUNCTION float fm_exp2(float x) {
+    double shifted = (double)x + (0x1.8p52 + 1023.0);
+    double r = (double)x - (shifted - (0x1.8p52 + 1023.0)), z = r * r;
+    double q = 0x1.b671c4367d530p-24 + 0x1.e3a902ca8478ep-28 * r;
+    q = (0x1.ffcb58b938be6p-17 + 0x1.62c147b977bb1p-20 * r) + z * q;
+    q = (0x1.5d87fe9b94686p-10 + 0x1.4309126befb6ap-13 * r) + z * q;
+    q = (0x1.c6b08d703e153p-5 + 0x1.3b2ab6fbd6d8cp-7 * r) + z * q;
+    q = (0x1.62e42fefa3a12p-1 + 0x1.ebfbdff82c431p-3 * r) + z * q;
+    float y = (float)(fm_double_(fm_bits_(shifted) << 52) * (1.0 + r * q));
+    y = fm_step_(y, (x == 0x1.853a6ep-9f) + (x == -0x1.e7526ep-6f));
+    y = x > 128.0f ? INFINITY : y;
+    return x < -151.0f ? 0.0f : y;
+}
+
+FM_FUNCTION float fm_expm1(float x) {
+    double s, r = fm_reduce_(x, 1.0, &s), z = r * r;
+    double q = 0x1.27dc6e4802545p-22;
+    q = (0x1.a01a78eff3221p-16 + 0x1.72da4190860d6p-19 * r) + z * q;
+    q = (0x1.6c16c135915aep-10 + 0x1.a0199bff3a21bp-13 * r) + z * q;
+    q = (0x1.5555555564b21p-5 + 0x1.1111112134aa5p-7 * r) + z * q;
+    q = (0x1.fffffffffffbfp-2 + 0x1.5555555552264p-3 * r) + z * q;
+    float y = (float)(s * (r + z * q) + (s - 1.0));
+    y = x == 0.0f ? x : y;
+    y = x > 89.0f ? INFINITY : y;
+    return x < -18.0f ? -1.0f : y;
+}
+
+// tanh x = (e^2x - 1) / (e^2x + 1) with e^2x = 2^k (1 + t) / (1 - t), where x = k ln(2) / 2 + r and t = tanh r
+FM_FUNCTION float fm_tanh(float x) {
+    double s, r = fm_reduce_(x, 0.5, &s), z = r * r, w = z * z;
+    double q = -0x1.183d748e7458bp-7;
+    q = (-0x1.ba1b506521753p-5 + 0x1.6624a2b87b819p-6 * z) + w * q;
+    q = (-0x1.555555554c262p-2 + 0x1.111110ef2af62p-3 * z) + w * q;
+    double t = r + (r * z) * q;
+    double a = s + 1.0, b = s - 1.0;
+    float y = (float)((t * a + b) / (t * b + a));
+    y = x == 0.0f ? x : y;
+    y = x > 10.0f ? 1.0f : y;
+    return x < -10.0f ? -1.0f : y;
+}
+
+// sinh and cosh of x times 2, for |x| < 700: with e^x = 2^k e^r,
+// 2 cosh x = cosh(r) (2^k + 2^-k) + sinh(r) (2^k - 2^-k), and 2 sinh x with the sums exchanged
+FM_FUNCTION double fm_sinh_cosh_(double x, double* cosh2) {
+    double s, r = fm_reduce_(x, 1.0, &s), z = r * r;
+    double c = 0x1.28affc78b7241p-22;
+    c = 0x1.a01996e8e4cc2p-16 + z * c;
+    c = 0x1.6c16c18587abcp-10 + z * c;
+    c = 0x1.55555555500bbp-5 + z * c;
+    c = 0x1.000000000000bp-1 + z * c;
+    c = 1.0 + z * c;
+    double h = 0x1.72da596f84fffp-19;
+    h = 0x1.a0199be9b3652p-13 + z * h;
+    h = 0x1.111111213a702p-7 + z * h;
+    h = 0x1.5555555552249p-3 + z * h;
+    h = r + (r * z) * h;
+    double inverse = fm_double_(0x7fe0000000000000u - fm_bits_(s));  // 2^-k
+    double a = s + inverse, b = s - inverse;
+    *cosh2 = c * a + h * b;
+    return h * a + c * b;
+}
+
+FM_FUNCTION float fm_cosh(float x) {
+    double c;
+    fm_sinh_cosh_(x, &c);
+    float y = (float)(0.5 * c);
+    return fabsf(x) > 90.0f ? INFINITY : y;
+}
+
+FM_FUNCTION float fm_sinh(float x) {
+    double c;
+    float y = (float)(0.5 * fm_sinh_cosh_(x, &c));
+    y = fm_step_(y, -(fabsf(x) == 0x1.250bfep-11f));
+    y = x == 0.0f ? x : y;
+    y = x > 90.0f ? INFINITY : y;
+    return x < -90.0f ? -INFINITY : y;
+}
+
+// tanh and cosh of one x for little more than one of them; each the same bits as fm_tanh and fm_cosh
+FM_FUNCTION void fm_tanh_cosh(float x, float* tanh_x, float* cosh_x) {
+    double c, h = fm_sinh_cosh_(x, &c);
+    float t = (float)(h / c), y = (float)(0.5 * c);
+    *cosh_x = fabsf(x) > 90.0f ? INFINITY : y;
+    t = x == 0.0f ? x : t;
+    t = x > 10.0f ? 1.0f : t;
+    *tanh_x = x < -10.0f ? -1.0f : t;
+}
+
+// x = 2^e m with m in [sqrt(1/2), sqrt(2)), for x > 0 and normal as a double (every float is)
+FM_FUNCTION double fm_split_(double x, double* m) {
+    const uint64_t one = 0x3ff0000000000000u, root_half = 0x3fe6a09e00000000u, mantissa = 0x000fffffffffffffu;
+    uint64_t u = fm_bits_(x) + (one - root_half);
+    *m = fm_double_((u & mantissa) + root_half);
+    return fm_double_((u >> 52) | 0x4330000000000000u) - (0x1p52 + 1023.0);
+}
+
+// log(1 + f) = 2 atanh(t), t = f / (2 + f), for 1 + f in [sqrt(1/2), sqrt(2)]
+FM_FUNCTION double fm_log1p_(double f) {
+    double t = f / (2.0 + f), z = t * t, w = z * z;
+    double q = 0x1.732c3191eefc8p-3 + 0x1.58772aa320b8ap-3 * z;
+    q = (0x1.24924178fc9bfp-2 + 0x1.c722778cc5a8ap-3 * z) + w * q;
+    q = (0x1.5555555553972p-1 + 0x1.999999a290e9dp-2 * z) + w * q;
+    return t * (2.0 + z * q);
+}
+
+FM_FUNCTION float fm_log(float x) {
+    double m, e = fm_split_(x, &m);
+    float y = (float)(e * 0x1.62e42fefa3800p-1 + (e * 0x1.ef35793c76730p-45 + fm_log1p_(m - 1.0)));
+    y = fm_step_(y, (x == 0x1.bacb4ap+25f) + (x == 0x1.b121a6p+76f) + (x == 0x1.6351d8p+95f) - (x == 0x1.827a74p-7f) -
+                        (x == 0x1.2f1fd6p+3f));
+    y = x < INFINITY ? y : x;  // NaN too
+    y = x < 0.0f ? NAN : y;
+    return x == 0.0f ? -INFINITY : y;
+}
+
+FM_FUNCTION float fm_log1p(float x) {
+    double m, e = fm_split_(1.0 + (double)x, &m);
+    double f = e == 0.0 ? (double)x : m - 1.0;  // 1 + x may round, x does not
+    float y = (float)(e * 0x1.62e42fefa3800p-1 + (e * 0x1.ef35793c76730p-45 + fm_log1p_(f)));
+    y = fm_step_(y, (x == -0x1.1d9188p-9f) + (x == 0x1.800006p-21f) + (x == 0x1.200036p-17f) + (x == 0x1.b121a6p+76f) +
+                        (x == 0x1.6351d8p+95f) - (x == -0x1.7ffffap-21f) - (x == -0x1.1fffcap-17f) -
+                        (x == 0x1.0f1fd6p+3f));
+    y = x < INFINITY ? y : x;
+    y = x < -1.0f ? NAN : y;
+    y = x == -1.0f ? -INFINITY : y;
+    return x == 0.0f ? x : y;
+}
+
+FM_FUNCTION float fm_log2(float x) {
+    double m, e = fm_split_(x, &m), t = (m - 1.0) / (m + 1.0), z = t * t, w = z * z;
+    double q = 0x1.f18d7d1b30a96p-3;
+    q = (0x1.484fafb9b3b2dp-2 + 0x1.0bb7579dc0898p-2 * z) + w * q;
+    q = (0x1.2776c516b9854p-1 + 0x1.a617566798705p-2 * z) + w * q;
+    q = (0x1.71547652b82ffp+1 + 0x1.ec709dc39c8fdp-1 * z) + w * q;
+    float y = (float)(e + t * q);
+    y = x < INFINITY ? y : x;
+    y = x < 0.0f ? NAN : y;
+    return x == 0.0f ? -INFINITY : y;
+}
+
+// x + half * pi = (n + f) pi with n whole, |f| < 0.51. Returns f; *odd has its top bit set where n is odd.
+FM_FUNCTION double fm_reduce_pi_(double x, double half, uint64_t* odd) {
+    const double whole = 0x1.8p52;  // adding it rounds to a whole number and leaves that in the low bits
+    double c0 = x < 0x1p51 ? 0x1.45f3068000000p-2 : x < 0x1p77 ? 0x1.7272208000000p-28 : x < 0x1p103 ? 0x1.4a7f090000000p-55 : 0x1.abe8fa8000000p-80;
+    double c1 = x < 0x1p51 ? 0x1.7272208000000p-28 : x < 0x1p77 ? 0x1.4a7f090000000p-55 : x < 0x1p103 ? 0x1.abe8fa8000000p-80 : 0x1.a6ee060000000p-108;
+    double c2 = x < 0x1p51 ? 0x1.4a7f090000000p-55 : x < 0x1p77 ? 0x1.abe8fa8000000p-80 : x < 0x1p103 ? 0x1.a6ee060000000p-108 : 0x1.b629590000000p-133;
+    double c3 = x < 0x1p51 ? 0x1.abe8fa9a6ee06p-80 : x < 0x1p77 ? 0x1.a6ee06db14accp-108 : x < 0x1p103 ? 0x1.b6295993c4390p-133 : 0x1.278872083fca2p-158;
+    double p0 = x * c0, p1 = x * c1, p2 = x * c2;
+    double n0 = p0 + whole, n1 = p1 + whole;
+    double f = ((p0 - (n0 - whole)) + half) + (p1 - (n1 - whole));
+    double n2 = (f + p2) + whole;
+    *odd = (fm_bits_(n0) + fm_bits_(n1) + fm_bits_(n2)) << 63;
+    return (f - (n2 - whole)) + (p2 + x * c3);
+}
+
+// sin(pi f) for |f| < 0.51, negated where odd
+FM_FUNCTION double fm_sinpi_(double f, uint64_t odd) {
+    double z = f * f, w = z * z;
+    double q = 0x1.9d18ef25d942ap-21;
+    q = (0x1.e8f35e08d63cbp-12 - 0x1.6f79616fb6104p-16 * z) + w * q;
+    q = (0x1.5078348514a4cp-4 - 0x1.e3074ddaff705p-8 * z) + w * q;
+    q = (0x1.466bc6775aa6cp+1 - 0x1.32d2cce62749cp-1 * z) + w * q;
+    q = 0x1.921fb54442d18p+1 + z * (-0x1.4abbce625be52p+2 + z * q);
+    return fm_double_(fm_bits_(f * q) ^ odd);
+}
+
+FM_FUNCTION float fm_sin(float x) {
+    uint64_t odd;
+    float ax = fabsf(x);
+    double f = fm_reduce_pi_(ax, 0.0, &odd);
+    float y = (float)fm_sinpi_(f, odd);
+    y = fm_step_(y, (ax == 0x1.95f654p+44f) + (ax == 0x1.524856p+80f));
+    y = x < 0.0f ? -y : y;
+    return x == 0.0f ? x : y;
+}
+
+FM_FUNCTION float fm_cos(float x) {
+    uint64_t odd;
+    float ax = fabsf(x);
+    double f = fm_reduce_pi_(ax, 0.5, &odd);
+    float y = (float)fm_sinpi_(f, odd);
+    return fm_step_(y, (ax == 0x1.2b9622p+67f) - (ax == 0x1.3170fp+63f));
+}
+
+FM_FUNCTION float fm_erf(float x) {
+    double z = (double)x * (double)x, w = z * z;
+    double p = -0x1.706868e6eb747p-45;
+    p = (0x1.352c00b4cb543p-30 - 0x1.e7f102d8a3f45p-39 * z) + w * p;
+    p = (0x1.d60153becdbc4p-20 + 0x1.5931c79f18ca9p-25 * z) + w * p;
+    p = (0x1.3875190c63effp-11 + 0x1.ce74816c1dea9p-16 * z) + w * p;
+    p = (0x1.de39fd4c8442dp-5 + 0x1.35420e27bb807p-8 * z) + w * p;
+    p = (0x1.20dd750429b6dp+0 + 0x1.7c71be83f1523p-3 * z) + w * p;
+    double q = -0x1.fbc3c5989d2aap-41;
+    q = (0x1.ef140e6575975p-28 + 0x1.5d997d5218947p-34 * z) + w * q;
+    q = (0x1.eca96bff415c9p-18 + 0x1.335a206f248dfp-22 * z) + w * q;
+    q = (0x1.d670380fb8047p-10 + 0x1.194204a764199p-13 * z) + w * q;
+    q = (0x1.e2316bbea474ep-4 + 0x1.1dad19c5fc86bp-6 * z) + w * q;
+    q = (1.0 + 0x1.fde9d004da076p-2 * z) + w * q;
+    float y = (float)((double)x * (p / q));
+    y = x > 3.93f ? 1.0f : y;
+    return x < -3.93f ? -1.0f : y;
+}
+
+#endif  // SYSTEM_LIBM
+#endif  // LLMC_FMATH_H

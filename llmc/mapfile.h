@@ -1,0 +1,149 @@
+/*
+A file read as memory: opened read-only, checked to be a regular file, mapped whole. Every parser of this project reads
+from such a mapping, so that sizes are known before anything is believed and big files cost no copy.
+    file_map         fail_input with path and errno text when it cannot be opened, or is a folder, a pipe or a device
+    file_looks_like  what a file that is not what it should be really is: a Git LFS pointer, an HTML page, an archive
+    file_changed     somebody wrote to the file since it was mapped
+Cut short by somebody while it is mapped, a file would kill the reader with SIGBUS; file_map installs a handler that
+names the file on one line and stops with status 1.
+*/
+#ifndef LLMC_MAPFILE_H
+#define LLMC_MAPFILE_H
+#include "fail.h"
+#include <ctype.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdint.h>
+#include <strings.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "every file format here is little-endian and read by memcpy: this machine would need byte swaps"
+#endif
+
+// ---- what is wrong with a file, as text: parsers return it, so that tests and fuzzers call them without an exit ----
+
+typedef struct { char text[480]; } ErrorText;
+
+// always 0, for `return error_set(...)`; names out of a file may hold control characters, an error stays one line
+__attribute__((format(printf, 2, 3)))
+static inline int error_set(ErrorText* error, const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(error->text, sizeof error->text, format, args);
+    va_end(args);
+    for (char* c = error->text; *c; c++) {
+        if (iscntrl((unsigned char)*c)) { *c = '?'; }
+    }
+    return 0;
+}
+
+// "found ..." for a file that is something else, with what to do; NULL when nothing is recognised
+static inline const char* file_looks_like(const void* bytes, size_t n_bytes) {
+    const char* s = (const char*)bytes;
+    while (n_bytes > 0 && isspace((unsigned char)*s)) { s++; n_bytes--; }
+    if (n_bytes >= 23 && memcmp(s, "version https://git-lfs", 23) == 0) {
+        return "a Git LFS pointer instead of the file (run `git lfs pull`)";
+    }
+    if ((n_bytes >= 9 && strncasecmp(s, "<!doctype", 9) == 0) || (n_bytes >= 5 && strncasecmp(s, "<html", 5) == 0)) {
+        return "an HTML page (the download went wrong: use the link to the raw file, log in if it asks to)";
+    }
+    if (n_bytes >= 5 && memcmp(s, "<?xml", 5) == 0) { return "an XML page (a failed download: it says why)"; }
+    if (n_bytes >= 4 && memcmp(s, "PK\3\4", 4) == 0) { return "a zip archive (unpack it; PyTorch's: convert it)"; }
+    if (n_bytes >= 2 && memcmp(s, "\x1f\x8b", 2) == 0) { return "a gzip archive (unpack it with gunzip)"; }
+    return NULL;
+}
+
+// ---- the mapping ----
+
+typedef struct {
+    char* path;
+    const unsigned char* bytes;  // n_bytes of them, "" for an empty file
+    size_t n_bytes;
+    struct stat opened;          // as it was when it was mapped
+} MappedFile;
+
+// The path mapped at an address, from /proc/self/maps by system calls only: no lock, no allocation. "" when unknown.
+static inline void file_at_address_(char* path, size_t n_path, const void* address) {
+    char line[PATH_MAX + 128], c;
+    size_t n = 0;
+    int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    path[0] = '\0';
+    while (fd >= 0 && path[0] == '\0' && read(fd, &c, 1) == 1) {
+        if (c != '\n') {
+            if (n < sizeof line - 1) { line[n++] = c; }
+            continue;
+        }
+        line[n] = '\0';  // 7f12a000-7f12b000 r--p 00000000 08:01 1234   /data/shard.bin
+        n = 0;
+        char* rest = line;
+        uintptr_t begin = strtoul(rest, &rest, 16), end = strtoul(rest + 1, &rest, 16);
+        char* name = strchr(rest, '/');
+        if (name && (uintptr_t)address >= begin && (uintptr_t)address < end) {
+            strncpy(path, name, n_path - 1);
+            path[n_path - 1] = '\0';
+        }
+    }
+    if (fd >= 0) { close(fd); }
+}
+
+static inline void file_bus_error_(int signal_number, siginfo_t* info, void* context) {
+    char path[PATH_MAX];
+    (void)signal_number;
+    (void)context;
+    file_at_address_(path, sizeof path, info->si_addr);
+    const char* parts[] = {program_invocation_short_name, ": ", path[0] ? path : "a mapped file",
+                           ": cut short by another program, or its disk failed, while it was in use\n"};
+    struct iovec line[4];
+    for (int i = 0; i < 4; i++) {
+        line[i].iov_base = (void*)parts[i];
+        line[i].iov_len = strlen(parts[i]);
+    }
+    ssize_t written = writev(2, line, 4);
+    (void)written;
+    _exit(1);
+}
+
+static inline void file_map(MappedFile* f, const char* path) {
+    memset(f, 0, sizeof *f);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // O_NONBLOCK: do not wait for a pipe's writer
+    if (fd < 0) { fail_input("%s: cannot be opened: %s", path, strerror(errno)); }
+    if (fstat(fd, &f->opened) != 0) { fail_input("%s: cannot be examined: %s", path, strerror(errno)); }
+    if (!S_ISREG(f->opened.st_mode)) {
+        fail_input("%s: expected a file, found a %s", path, S_ISDIR(f->opened.st_mode) ? "folder" : "pipe or device");
+    }
+    f->path = string_copy(path);
+    f->n_bytes = (size_t)f->opened.st_size;
+    f->bytes = (const unsigned char*)"";
+    if (f->n_bytes > 0) {  // mmap refuses 0 bytes
+        void* mapped = mmap(NULL, f->n_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (mapped == MAP_FAILED) {
+            fail_run("%s: cannot be mapped (%zu bytes): %s", path, f->n_bytes, strerror(errno));
+        }
+        f->bytes = (const unsigned char*)mapped;
+    }
+    close(fd);
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_sigaction = file_bus_error_;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGBUS, &action, NULL);
+}
+
+// the same file, written to since file_map; a new file moved over the old name does not touch our mapping: 0
+static inline int file_changed(const MappedFile* f) {
+    struct stat now;
+    if (stat(f->path, &now) != 0 || now.st_dev != f->opened.st_dev || now.st_ino != f->opened.st_ino) { return 0; }
+    return now.st_size != f->opened.st_size || now.st_mtim.tv_sec != f->opened.st_mtim.tv_sec ||
+           now.st_mtim.tv_nsec != f->opened.st_mtim.tv_nsec;
+}
+
+static inline void file_unmap(MappedFile* f) {
+    if (f->n_bytes > 0) { munmap((void*)f->bytes, f->n_bytes); }
+    free(f->path);
+    memset(f, 0, sizeof *f);
+}
+#endif  // LLMC_MAPFILE_H
