@@ -18,7 +18,7 @@ PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 
 WARNINGS = -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Werror
 # -ffp-contract=off: no fused multiply-add. The next two change no bit: nobody reads errno or traps, so square roots and
-# selects vectorise. spec: every + - * / rounds once
+# selects vectorise. doc/exactness.md: every + - * / rounds once
 EXACT = -ffp-contract=$(if $(filter 1,$(FAST)),fast,off) -fno-math-errno -fno-trapping-math
 CFLAGS = -std=gnu11 $(OPT) -g -march=$(ARCH) $(EXACT) $(WARNINGS) -I.
 CFLAGS += $(if $(filter 1,$(OMP)),-fopenmp,-Wno-unknown-pragmas)
@@ -51,7 +51,7 @@ setup:
 
 # the binary in the root is always the one of the variables given last
 $(TRAINERS): %: $(BUILD)/%
-	@cmp -s $< $@ || cp $< $@
+	@cmp -s $< $@ || cp -f $< $@
 
 $(BUILD)/train_%: train_%.c
 	@mkdir -p $(BUILD)

@@ -50,8 +50,7 @@ static void golden_open(Golden* g, const char* path, int n_threads) {
     gpt2_init_training(&g->model, g->n_leaves);
     tensors_load(&g->file, g->model.table, N_PARAMETERS, "param.", g->model.params);
     activations_init(&g->acts, c, g->B, g->T, TO_TRAIN);
-    size_t attention = attention_workspace_bytes(g->T, c.C / c.NH, n_threads);
-    device_init(&g->dev, n_threads, attention + GEMM_WORKSPACE_BYTES);
+    device_init(&g->dev, n_threads);
 }
 
 static void golden_close(Golden* g) {

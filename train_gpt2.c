@@ -27,12 +27,12 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/log.h"           // Log, log_step, log_validation, box_row
 #include "llmc/matmul.h"        // matmul_forward, matmul_backward
 #include "llmc/peak.h"          // matmul_peak, memory_available, seconds_now
+#include "llmc/probe.h"         // ProbeBatch, probe_read
 #include "llmc/residual.h"      // residual_forward
 #include "llmc/run.h"           // RunOptions, RunState, run_save_begin: what all trainers share
 #include "llmc/sampler.h"       // sample_token
 #include "llmc/schedule.h"      // schedule_lr
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
-#include <fnmatch.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. Config. What makes one GPT-2 different from another.
@@ -102,17 +102,6 @@ static Config config_load(const char* path) {
         json_decref(fixed[i].expected);
     }
     json_decref(json);
-    return c;
-}
-
-static Config config_bin(const MappedFile* file) {
-    BinHeader h = llmc_bin_header(file);
-    Config c = config_make(h.max_T, h.V, h.L, h.NH, h.C);
-    if (h.max_T < 1 || h.V < 1 || h.L < 1 || h.NH < 1 || h.C < 1 || h.max_T > 1 << 24 || h.V > 1 << 24 || h.L > 1024 ||
-        h.C > 1 << 20 || h.C % h.NH != 0 || h.Vp != c.Vp) {
-        fail_input("%s: expected the sizes of a GPT-2, found maxT %d, V %d, L %d, NH %d, C %d, Vp %d", file->path, h.max_T, h.V, h.L,
-                   h.NH, h.C, h.Vp);
-    }
     return c;
 }
 
@@ -215,11 +204,16 @@ typedef struct {
     float* arena;
 } Activations;
 
-static void gpt2_init(GPT2* model, Config c) {
+// sizes only: what a run will need is known before anything is allocated
+static void gpt2_layout(GPT2* model, Config c) {
     memset(model, 0, sizeof *model);
     model->config = c;
     parameter_table(model->table, c);
     model->n = tensors_layout(model->table, N_PARAMETERS);
+}
+
+static void gpt2_init(GPT2* model, Config c) {
+    gpt2_layout(model, c);
     model->params = (float*)arena_alloc(sizeof(float) * model->n, "parameters");
 }
 
@@ -387,6 +381,7 @@ typedef struct {
     Tokenizer tokenizer;
     TokenData train, val;     // without shards where there is none
     DataLoader train_rows, val_rows;
+    ProbeBatch probe;
     GPT2 model;
     Activations acts;
     char weights[PATH_BYTES]; // file to start from, "": random
@@ -409,11 +404,15 @@ static void parse_options(Run* r, int argc, char** argv) {
     r->state = r->o.resume ? run_restore(r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
 }
 
-static int has_data(const TokenData* d) { return d->n_shards > 0; }
-static int is_training(const Run* r) { return !*r->o.generate && !*r->o.probe && !r->o.eval_only && has_data(&r->train); }
+static int has_data(const TokenData* d) { return d->path != NULL; }
 
-// the tokenizer knows every token of the model
-static int has_text(const Run* r) { return r->tokenizer.n_tokens >= r->model.config.V; }
+// --dry-run without data asks for the memory of training
+static int is_training(const Run* r) {
+    return !*r->o.generate && !*r->o.probe && !r->o.eval_only && (has_data(&r->train) || r->o.dry_run);
+}
+
+// the tokenizer is the model's: it shows every token, and encodes none that the model lacks
+static int has_text(const Run* r) { return r->tokenizer.n_tokens == r->model.config.V; }
 static int end_of_text(const Run* r) { return has_text(r) ? r->tokenizer.eot : r->model.config.V - 1; }
 
 static double flops_per_token(const Run* r) {
@@ -449,6 +448,20 @@ static void load_tensors(const char* path, GPT2* model, const char* prefix, floa
     safetensors_close(&file);
 }
 
+static Config config_bin(const MappedFile* file) {
+    BinHeader h = llmc_bin_header(file);
+    Tensor table[N_PARAMETERS];
+    if (h.max_T < 1 || h.V < 1 || h.L < 1 || h.NH < 1 || h.C < 1 || h.max_T > 1 << 24 || h.V > 1 << 24 || h.L > 1024 ||
+        h.C > 1 << 20 || h.C % h.NH != 0 || h.Vp != (h.V + 127) / 128 * 128) {
+        fail_input("%s: expected the sizes of a GPT-2, found maxT %d, V %d, L %d, NH %d, C %d, Vp %d", file->path, h.max_T, h.V, h.L,
+                   h.NH, h.C, h.Vp);
+    }
+    Config c = config_make(h.max_T, h.V, h.L, h.NH, h.C);
+    parameter_table(table, c);
+    llmc_bin_check(file, h, table, N_PARAMETERS);
+    return c;
+}
+
 // What --from means, told apart by content: llm.c's .bin, a .safetensors file, a run (its newest checkpoint), or a folder of
 // Hugging Face's. Returns the sizes; `weights` becomes the file that holds the parameters.
 static Config find_weights(char weights[PATH_BYTES], const char* from) {
@@ -465,6 +478,10 @@ static Config find_weights(char weights[PATH_BYTES], const char* from) {
     MappedFile file;
     file_map(&file, from);
     snprintf(weights, PATH_BYTES, "%s", from);
+    if (!is_llmc_bin(&file) && (file.n_bytes < 9 || file.bytes[8] != '{')) {
+        const char* other = file_looks_like(file.bytes, file.n_bytes);
+        fail_input("%s: expected a folder, a .safetensors file or llm.c's .bin, found %s", from, other ? other : "something else");
+    }
     char* slash = strrchr(folder, '/');
     snprintf(slash ? slash : folder, 2, "%s", slash ? "" : ".");
     Config c = is_llmc_bin(&file) ? config_bin(&file) : config_load(path_join(path, folder, "config.json"));
@@ -482,20 +499,16 @@ static int new_vocabulary(const Run* r) {
 
 static void choose_model(Run* r) {
     const RunOptions* o = &r->o;
-    int n_sources = o->resume + (*o->from != 0) + (*o->config != 0) + (*o->model != 0);
-    if (n_sources != 1 && !(o->resume && !options_given(r->table, r->n_options, "from"))) {
-        options_fail("model", "expected one of --model, --from, --config and --resume, found %d (--help explains them)", n_sources);
-    }
+    run_check_sources(r->table, r->n_options, o);
     Config c = o->resume || *o->from ? find_weights(r->weights, o->resume ? o->run : o->from)
              : *o->config ? config_load(o->config) : config_preset(o->model, new_vocabulary(r));
-    gpt2_init(&r->model, c);
-    for (int i = 0; i < N_PARAMETERS; i++) {
-        r->model.table[i].frozen = *o->freeze && fnmatch(o->freeze, r->model.table[i].name, 0) == 0;
-    }
+    gpt2_layout(&r->model, c);
 }
 
 static void load_parameters(Run* r) {
     MappedFile file;
+    gpt2_init(&r->model, r->model.config);
+    run_freeze(&r->o, r->model.table, N_PARAMETERS);
     if (!*r->weights) {
         tensors_init(r->model.table, N_PARAMETERS, r->model.params, (uint32_t)r->o.seed);
         return;
@@ -610,16 +623,9 @@ static void sample(Run* r) {
 
 // --generate TEXT, or - for standard input
 static void generate_text(Run* r) {
-    char* text = string_copy(r->o.generate);
-    size_t n_bytes = strlen(text);
-    if (strcmp(text, "-") == 0) {
-        n_bytes = 0;
-        for (size_t n = 1; n > 0; n_bytes += n) {
-            text = (char*)realloc_check(text, n_bytes + 65536, "prompt");
-            n = fread(text + n_bytes, 1, 65536, stdin);
-        }
-    }
-    if (!has_text(r)) { options_fail("generate", "the model has %d tokens, --tokenizer %s only %d: give the model's tokenizer", r->model.config.V, r->o.tokenizer, r->tokenizer.n_tokens); }
+    size_t n_bytes;
+    char* text = run_prompt(&r->o, &n_bytes);
+    if (!has_text(r)) { options_fail("generate", "the model has %d tokens, --tokenizer %s has %d: give the model's tokenizer", r->model.config.V, r->o.tokenizer, r->tokenizer.n_tokens); }
     int* encoded;
     int n = tokenizer_encode(&r->tokenizer, text, n_bytes, &encoded);
     int* prompt = (int*)malloc_check(sizeof(int) * ((size_t)n + 1), "prompt");
@@ -634,67 +640,34 @@ static void generate_text(Run* r) {
     free(text);
 }
 
-// `inputs` or `targets` of a probe
-static int* probe_tokens(const SafeFile* file, const char* name, const SafeTensor** found, int low, int V) {
-    const SafeTensor* t = *found = safetensors_find(file, name);
-    if (!t || t->dtype != DTYPE_I32 || t->n_dims != 2 || t->n == 0) { fail_input("%s: expected a tensor \"%s\", I32 (B, T)", file->path, name); }
-    int* tokens = (int*)malloc_check(t->n_bytes, "tokens of the probe");
-    memcpy(tokens, t->data, t->n_bytes);
-    for (size_t i = 0; i < t->n; i++) {
-        if (tokens[i] < low || tokens[i] >= V) { fail_input("%s: %s[%zu]: expected a token below %d, found %d", file->path, name, i, V, tokens[i]); }
-    }
-    return tokens;
-}
-
 // one batch, everything visible: logits, loss and the gradient of every tensor, under its name and shape on disk
 static void probe(Run* r) {
     const Config c = r->model.config;
-    const SafeTensor *inputs, *targets;
-    SafeFile in;
-    safetensors_open(&in, r->o.probe);
-    int *x = probe_tokens(&in, "inputs", &inputs, 0, c.V), *y = probe_tokens(&in, "targets", &targets, INT_MIN, c.V), counted = 0;
-    int B = (int)inputs->shape[0], T = (int)inputs->shape[1];
-    if (targets->shape[0] != B || targets->shape[1] != T) { fail_input("%s: inputs and targets have different shapes", r->o.probe); }
-    if (T > c.max_T) { fail_input("%s: %d positions, but the model has only %d", r->o.probe, T, c.max_T); }
-    for (int n = 0; n < B * T; n++) { counted += y[n] >= 0; }
-    if (counted == 0) { fail_input("%s: all targets are negative: there is no loss", r->o.probe); }
-    activations_init(&r->acts, c, B, T, TO_TRAIN);
+    const ProbeBatch x = r->probe;
+    activations_init(&r->acts, c, x.B, x.T, TO_TRAIN);
     leaf_tree_init(&r->model.grads, r->model.n, 1);
-    gpt2_forward(&r->model, &r->acts, x, B, T, 0, &r->dev);
-    const float* logits = gpt2_logits(&r->model, &r->acts, 0, B * T, &r->dev);
+    gpt2_forward(&r->model, &r->acts, x.inputs, x.B, x.T, 0, &r->dev);
+    const float* logits = gpt2_logits(&r->model, &r->acts, 0, x.B * x.T, &r->dev);
 
     SafeWriter out;
-    const int64_t logits_shape[] = {B, T, c.V}, loss_shape[] = {1};
+    const int64_t logits_shape[] = {x.B, x.T, c.V}, loss_shape[] = {1};
     safewriter_init(&out);
     safewriter_declare(&out, "logits", DTYPE_F32, 3, logits_shape);
     safewriter_declare(&out, "loss", DTYPE_F32, 1, loss_shape);
     tensors_declare(&out, r->model.table, N_PARAMETERS, "grad.");
     safewriter_open(&out, r->o.probe_out);
-    for (int n = 0; n < B * T; n++) { safewriter_put(&out, logits + (size_t)n * c.Vp, sizeof(float) * (size_t)c.V); }
-    float loss = gpt2_loss(&r->model, &r->acts, y, B, T, &r->dev) / (float)counted;
+    for (int n = 0; n < x.B * x.T; n++) { safewriter_put(&out, logits + (size_t)n * c.Vp, sizeof(float) * (size_t)c.V); }
+    float loss = gpt2_loss(&r->model, &r->acts, x.targets, x.B, x.T, &r->dev) / (float)x.counted;
     safewriter_put(&out, &loss, sizeof loss);
-    gpt2_backward(&r->model, &r->acts, r->model.grads.arena[0], x, y, 1.0f / (float)counted, B, T, &r->dev);
-    tensors_put(&out, r->model.table, N_PARAMETERS, r->model.grads.arena[0]);
+    float* grads = leaf_tree_next(&r->model.grads);
+    gpt2_backward(&r->model, &r->acts, grads, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T, &r->dev);
+    tensors_put(&out, r->model.table, N_PARAMETERS, grads);
     safewriter_close(&out);
-    printf("probe: %d rows of %d positions, %d targets counted, loss %.6f, written to %s\n", B, T, counted, (double)loss, r->o.probe_out);
-    free(x);
-    free(y);
-    safetensors_close(&in);
+    printf("probe: %d rows of %d positions, %d targets counted, loss %.6f, written to %s\n", x.B, x.T, x.counted, (double)loss, r->o.probe_out);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 7. Training.
-
-// the first tensor with a gradient that is not a finite number
-static const char* first_bad_tensor(const GPT2* model, const float* grads) {
-    for (int i = 0; i < N_PARAMETERS; i++) {
-        const Tensor* t = &model->table[i];
-        for (size_t j = 0; j < tensor_elements(t); j++) {
-            if (!isfinite(grads[t->offset + j])) { return t->name; }
-        }
-    }
-    return "none: the loss or the norm overflowed";
-}
 
 // one update: every leaf forward and backward, the tree of their gradients, norm, clip, AdamW
 static void train_step(Run* r) {
@@ -722,7 +695,7 @@ static void train_step(Run* r) {
     log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || skipped);
     if (s->skips > o->max_skips) {
         fail_run("step %d: %d updates in a row were not finite, first bad gradient: %s: try a smaller --lr or --clip, or --resume",
-                 s->step, s->skips, first_bad_tensor(&r->model, grads));
+                 s->step, s->skips, tensors_first_bad(r->model.table, N_PARAMETERS, grads));
     }
 }
 
@@ -742,14 +715,15 @@ static void validate(Run* r) {
 static void train(Run* r) {
     const RunOptions* o = &r->o;
     RunState* s = &r->state;
-    const int first = s->step;
+    const int saved = o->resume ? s->step : -1;
     stop_on_signals();
     for (;;) {
-        int fresh = s->step > first || first == 0, last = s->step >= o->steps || *stop_flag();
-        if (has_data(&r->val) && o->eval_every > 0 && fresh && !*stop_flag() && (s->step % o->eval_every == 0 || last)) { validate(r); }
+        int stop = *stop_flag(), last = stop || s->step >= o->steps, due = !stop && (s->step > saved || s->interrupted);
+        if (due && has_data(&r->val) && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { validate(r); }
         if (o->early_stop > 0 && s->evals_since_best >= o->early_stop) { last = 1; }
-        if (o->sample_every > 0 && s->step > first && !*stop_flag() && (s->step % o->sample_every == 0 || last)) { sample(r); }
-        if (s->step > first && (last || (o->save_every > 0 && s->step % o->save_every == 0))) { save_checkpoint(r); }
+        if (due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last)) { sample(r); }
+        s->interrupted = stop;
+        if (s->step > saved && (last || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0))) { save_checkpoint(r); }
         if (last) { break; }
         train_step(r);
     }
@@ -776,22 +750,21 @@ static void plan(Run* r) {
     const Config c = r->model.config;
     r->T = o->seq_len > 0 ? o->seq_len : c.max_T < 1024 ? c.max_T : 1024;
     if (r->T > c.max_T) { options_fail("seq-len", "expected at most the model's %d positions, found %d", c.max_T, r->T); }
-    int64_t micro = (int64_t)o->batch_size * r->T;
-    if (micro > INT_MAX / 4) { options_fail("batch-size", "%d rows of %d positions are more than %d tokens in a micro-batch", o->batch_size, r->T, INT_MAX / 4); }
-    if (o->batch_tokens % micro != 0) {
-        int64_t below = o->batch_tokens / micro * micro;
-        options_fail("batch-tokens", "expected a multiple of batch-size %d x seq-len %d = %lld, found %d: the nearest are %lld and %lld",
-                     o->batch_size, r->T, (long long)micro, o->batch_tokens, (long long)(below ? below : micro), (long long)(below + micro));
+    r->n_leaves = run_leaves(o, r->T);
+    if (o->eval_only && !has_data(&r->val)) { options_fail("eval-only", "needs --val, or --train with --val-fraction"); }
+    if (!is_training(r) && !o->eval_only && !*o->generate && !*o->probe && !*o->export_hf && !*r->export_bin) {
+        fail_input("nothing to do: expected --train, --eval-only, --generate, --probe, --export-hf, --export-bin or --dry-run");
     }
-    r->n_leaves = o->batch_tokens > 0 ? (int)(o->batch_tokens / micro) : 1;
+    if (*o->probe) {  // it brings its own sizes
+        probe_read(&r->probe, o->probe, c.V, c.max_T);
+        o->batch_size = r->probe.B;
+        r->T = r->probe.T;
+        r->n_leaves = 1;
+    }
     if (has_data(&r->train)) {
         tokens_check_vocab(&r->train, c.V, "the model");
         dataloader_init(&r->train_rows, &r->train, r->T, o->shuffle, (uint64_t)o->seed);
-        if (o->steps == 0) {
-            double steps = ceil((double)o->epochs * (double)r->train_rows.n_rows / ((double)r->n_leaves * o->batch_size));
-            o->steps = steps < INT_MAX ? (int)steps : INT_MAX;
-        }
-        if (o->warmup >= o->steps) { options_fail("warmup", "expected less than the %d steps of the run, found %d", o->steps, o->warmup); }
+        run_plan_steps(o, r->train_rows.n_rows, r->n_leaves);
     }
     if (has_data(&r->val)) {
         tokens_check_vocab(&r->val, c.V, "the model");
@@ -799,19 +772,29 @@ static void plan(Run* r) {
     }
 }
 
+// the largest scratch that an op asks for: the head's gradients or attention
+static double workspace_bytes(const Run* r) {
+    const Config c = r->model.config;
+    const int N = r->o.batch_size * r->T, n = r->dev.n_threads;
+    double head = (double)gemm_workspace_bytes(N, c.Vp, n), weights = (double)gemm_workspace_bytes(c.Vp, N, n);
+    double attention = (double)attention_workspace_bytes(r->T, c.C / c.NH, n);
+    return fmax(attention, is_training(r) ? fmax(head, weights) : (double)gemm_workspace_bytes(N, 4 * c.C, n));
+}
+
 // memory by class, in the order of allocation; returns the sum in bytes
 static double print_memory(const Run* r) {
     Activations acts;
     const Config c = r->model.config;
-    double arena = 4.0 * (double)r->model.n, workspace = (double)r->dev.workspace_bytes;
-    double activations = 4.0 * (double)activations_layout(&acts, c, r->o.batch_size, r->T, is_training(r) ? TO_TRAIN : TO_EVALUATE);
+    double arena = 4.0 * (double)r->model.n, workspace = workspace_bytes(r);
+    int backward = is_training(r) || *r->o.probe, samples = *r->o.generate || (is_training(r) && r->o.sample_every > 0);
+    double activations = 4.0 * (double)activations_layout(&acts, c, r->o.batch_size, r->T, backward ? TO_TRAIN : TO_EVALUATE);
     double sampling = 4.0 * (double)activations_layout(&acts, c, 1, generation_room(r, 1), TO_GENERATE);
     double rest = 2.0 * (double)r->train.text_capacity + 2.0 * (double)r->val.text_capacity + 8e6;
-    double gradients = is_training(r) ? leaf_tree_depth(r->n_leaves) * arena : 0.0, moments = is_training(r) ? 2.0 * arena : 0.0;
-    if (is_training(r) && r->o.sample_every == 0) { sampling = 0.0; }
-    if (*r->o.generate) { activations = 0.0; }
+    double gradients = backward ? leaf_tree_depth(r->n_leaves) * arena : 0.0, moments = is_training(r) ? 2.0 * arena : 0.0;
+    if (!samples) { sampling = 0.0; }
+    if (!backward && !r->o.eval_only) { activations = 0.0; }
     box_row("parameters", "%s", format_bytes(arena).s);
-    if (is_training(r)) { box_row("gradients, moments", "%s, %s", format_bytes(gradients).s, format_bytes(moments).s); }
+    if (backward) { box_row("gradients, moments", "%s, %s", format_bytes(gradients).s, format_bytes(moments).s); }
     box_row("activations", "%s", format_bytes(activations + sampling).s);
     box_row("workspace, rest", "%s, %s", format_bytes(workspace).s, format_bytes(rest).s);
     double total = arena + gradients + moments + activations + sampling + workspace + rest;
@@ -831,29 +814,11 @@ static double print_start(const Run* r) {
     if (has_data(&r->train)) { box_row("training data", "%lld tokens, %lld rows of %d", (long long)r->train.n_tokens, (long long)r->train_rows.n_rows, r->T); }
     if (has_data(&r->val)) { box_row("validation data", "%lld tokens, %lld rows", (long long)r->val.n_tokens, (long long)r->val_rows.n_rows); }
     if (is_training(r)) { box_row("update", "%d micro-batches of %d x %d = %lld tokens", r->n_leaves, r->o.batch_size, r->T, (long long)r->n_leaves * r->o.batch_size * r->T); }
-    double n_bytes = print_memory(r);
-    box_row("matmul rate", "%.1f GFLOP/s, %s FLOP per token", 1e-9 * r->peak, format_count(flops_per_token(r)).s);
+    double n_bytes = print_memory(r), flops = flops_per_token(r), seconds = flops * (double)r->o.steps * r->n_leaves * r->o.batch_size * r->T / r->peak;
+    box_row("matmul rate", "%.1f GFLOP/s, %s FLOP per token", 1e-9 * r->peak, format_count(flops).s);
+    if (is_training(r) && r->o.steps > 0) { box_row("time", "at least %s for %d steps", format_duration(seconds).s, r->o.steps); }
     box_line();
     return n_bytes;
-}
-
-static void open_device(Run* r) {
-    const Config c = r->model.config;
-    int n_threads = device_threads(r->o.threads);
-    int T = *r->o.generate || r->o.sample_every > 0 || *r->o.probe ? c.max_T : r->T;
-    size_t attention = attention_workspace_bytes(T, c.C / c.NH, n_threads);
-    device_init(&r->dev, n_threads, attention > GEMM_WORKSPACE_BYTES ? attention : GEMM_WORKSPACE_BYTES);
-}
-
-// --dry-run, or a run that would not fit
-static int dry_run(const Run* r, double n_bytes) {
-    double available = memory_available(), tokens = (double)r->o.steps * r->n_leaves * r->o.batch_size * r->T;
-    if (n_bytes > available) {
-        fail_run("needs %s of memory, %s are free: try a smaller --batch-size, --seq-len or --model", format_bytes(n_bytes).s,
-                 format_bytes(available).s);
-    }
-    if (has_data(&r->train)) { printf("about %s for %d steps\n", format_duration(tokens * flops_per_token(r) / r->peak).s, r->o.steps); }
-    return 0;
 }
 
 static void open_batch(Run* r, Purpose purpose) {
@@ -865,7 +830,6 @@ static void open_batch(Run* r, Purpose purpose) {
 
 static void evaluate_only(Run* r) {
     double bits_per_byte;
-    if (!has_data(&r->val)) { options_fail("eval-only", "needs --val, or --train with --val-fraction"); }
     open_batch(r, TO_EVALUATE);
     float loss = evaluate(r, &bits_per_byte);
     log_validation(&r->log, r->state.step, loss, bits_per_byte, 0);
@@ -887,6 +851,7 @@ static void close_all(Run* r) {
     if (has_data(&r->val)) { tokens_close(&r->val); }
     if (has_data(&r->train)) { tokens_close(&r->train); }
     tokenizer_free(&r->tokenizer);
+    probe_free(&r->probe);
     activations_free(&r->acts);
     gpt2_free(&r->model);
     device_free(&r->dev);
@@ -907,11 +872,12 @@ int main(int argc, char** argv) {
     open_data(r);
     choose_model(r);
     plan(r);
-    open_device(r);
-    if (!*r->o.generate) {
+    device_init(&r->dev, r->o.threads);
+    if (!*r->o.generate || r->o.dry_run) {
         r->peak = matmul_peak(&r->dev);
         double n_bytes = print_start(r);
-        if (r->o.dry_run || n_bytes > memory_available()) { return dry_run(r, n_bytes); }
+        check_memory(n_bytes);
+        if (r->o.dry_run) { return 0; }
     }
     load_parameters(r);
     if (*r->o.generate) {
@@ -927,5 +893,6 @@ int main(int argc, char** argv) {
     }
     export_model(r);
     close_all(r);
+    if (fflush(stdout) != 0 || ferror(stdout)) { fail_run("standard output: cannot be written: %s", strerror(errno)); }
     return 0;
 }

@@ -7,7 +7,7 @@ Causal self-attention: out_t = sum over u <= t of att_t[u] * v_u, att_t = softma
 Backward (derived in doc/attention.md): dqkv written, with
     datt[u] = v_u . dout_t      D = sum over u of att[u] * datt[u]      ds[u] = att[u] * (datt[u] - D) / sqrt(HS)
     dq_t = sum over u of ds_t[u] * k_u      dk_u = sum over t >= u of ds_t[u] * q_t      dv_u = same of att_t[u] * dout_t
-Cost:   compute bound for long T: forward 2*B*T*T*C flops, backward 3.5 times that with the rebuilt scores.
+Cost:   compute bound for long T: forward 2*B*T*T*C flops, backward 2.5 times that: it rebuilds the scores.
         Memory beside the tensors: two (T, TILE_N) strips and four packed (T, HS) operands per thread.
 Order:  every sum above chains ascending from 0; the score is its finished chain times 1/sqrtf(HS); max starts at -10000.
 Source: Vaswani et al. 2017, arXiv:1706.03762; D as in Dao et al. 2022, arXiv:2205.14135; spec gpt2.md sections 3 and 4.
@@ -147,9 +147,10 @@ static inline size_t attention_workspace_bytes(int T, int HS, int n_threads) {
     return sizeof(float) * n_threads * (4 * T_up * HS_up + 2 * TILE_N * HS_up + 2 * TILE_N * T_up + TILE_N * (HS_up + T_up));
 }
 
-static inline AttentionScratch_ attention_scratch_(const Device* dev, int T, int HS) {
+// this thread's share of the workspace
+static inline AttentionScratch_ attention_scratch_(float* workspace, int T, int HS) {
     size_t T_up = attention_round_(T), HS_up = attention_round_(HS);
-    float* p = dev->workspace + thread_number() * (attention_workspace_bytes(T, HS, 1) / sizeof(float));
+    float* p = workspace + thread_number() * (attention_workspace_bytes(T, HS, 1) / sizeof(float));
     AttentionScratch_ s;
     s.k_by_u = p, p += T_up * HS_up;
     s.v_by_u = p, p += T_up * HS_up;
@@ -242,9 +243,10 @@ static inline void attention_forward(float* out, float* max, float* inv, const f
                                      const Device* dev) {
     int HS = C / NH;
     size_t stride = 3 * (size_t)C;
+    float* workspace = device_workspace(dev, attention_workspace_bytes(T, HS, dev->n_threads));
     #pragma omp parallel for schedule(dynamic)
     for (int head = 0; head < B * NH; head++) {
-        AttentionScratch_ s = attention_scratch_(dev, T, HS);
+        AttentionScratch_ s = attention_scratch_(workspace, T, HS);
         size_t b = (size_t)(head / NH), h = (size_t)(head % NH), n_queries = (size_t)(T - t0);
         const float *q = qkv + b * T * stride + h * HS, *k = q + C, *v = k + C;
         attention_pack_(s.k_by_u, k, stride, 1, T, HS);
@@ -299,9 +301,8 @@ static inline void attention_dscores_(float* ds, const float* weights, int t1, i
 }
 
 static inline void attention_backward_head_(float* dqkv, const float* dout, const float* max, const float* inv, const float* qkv,
-                                            int T, int C, int HS, const Device* dev) {
+                                            AttentionScratch_ s, int T, int C, int HS) {
     static const float zeros[TILE_N] = {0};
-    AttentionScratch_ s = attention_scratch_(dev, T, HS);
     size_t stride = 3 * (size_t)C;
     const float *q = qkv, *k = q + C, *v = k + C;
     attention_pack_(s.k_by_u, k, stride, 1, T, HS);
@@ -324,16 +325,18 @@ static inline void attention_backward_head_(float* dqkv, const float* dout, cons
 static inline void attention_backward(float* dqkv, const float* dout, const float* max, const float* inv, const float* qkv,
                                       int B, int T, int C, int NH, const Device* dev) {
     int HS = C / NH;
+    float* workspace = device_workspace(dev, attention_workspace_bytes(T, HS, dev->n_threads));
     #pragma omp parallel for schedule(dynamic)
     for (int head = 0; head < B * NH; head++) {
+        AttentionScratch_ s = attention_scratch_(workspace, T, HS);
         size_t first = (size_t)(head / NH) * T, column = (size_t)(head % NH) * HS, row = (size_t)head * T;
 #ifdef SYSTEM_LIBM
         (void)max, (void)inv, (void)row;
         attention_backward_head_ref(dqkv + first * 3 * C + column, dout + first * C + column, qkv + first * 3 * C + column,
-                                    attention_scratch_(dev, T, HS).weights, T, C, HS);
+                                    s.weights, T, C, HS);
 #else
         attention_backward_head_(dqkv + first * 3 * C + column, dout + first * C + column, max + row, inv + row,
-                                 qkv + first * 3 * C + column, T, C, HS, dev);
+                                 qkv + first * 3 * C + column, s, T, C, HS);
 #endif
     }
 }

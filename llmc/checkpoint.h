@@ -156,6 +156,7 @@ static inline void tensors_load(const SafeFile* f, const Tensor* table, int n, c
 
 static inline json_t* json_read(const char* path) {
     json_error_t error;
+    if (access(path, R_OK) != 0) { fail_input("%s: cannot be opened: %s", path, strerror(errno)); }
     json_t* json = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
     if (!json) { fail_input("%s:%d: expected JSON, found: %s", path, error.line, error.text); }
     if (!json_is_object(json)) { fail_input("%s: expected a JSON object {...}", path); }

@@ -4,7 +4,7 @@ Softmax over the vocabulary and the cross entropy of the target.
     losses (N)  -log probs[target], 0 where the target is not counted
 Backward: dlogits = (probs - [column == target]) * dloss, written; a row that is not counted and the columns V..Vp-1 are 0.
 dlogits may be probs. dloss is 1 / (targets counted in the whole update), the same for every row.
-Cost:   memory bound for its size: a row is 4*V bytes and is passed three times; exp about 0.5 ns per element and core.
+Cost:   three passes over rows of 4*V bytes, which fit in the second cache, and one exp per column, 0.7 ns with AVX-512.
 Error:  the sum of V exponentials is a plain chain: relative error <= V * 2^-24, found 1e-5 at V = 50257.
 Order:  max from -10000, then the sum of exp(logit - max) chains over columns from 0, then every column is divided by it.
 Source: spec gpt2.md sections 3 and 4; derived in doc/crossentropy.md

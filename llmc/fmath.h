@@ -1,3 +1,32 @@
+/*
+Correctly rounded float32 functions: for every input the float nearest to the exact value, ties to even. So the result does
+not depend on compiler, vector width, thread count or device, and a reference in any language can have the same bits.
+    fm_exp fm_exp2 fm_expm1 fm_log fm_log2 fm_log1p fm_tanh fm_cosh fm_sinh fm_sin fm_cos fm_erf    float -> float
+    fm_tanh_cosh(x, &t, &c)   both of one x (GELU backward needs both), for less than the two calls
+    fm_powi(base, n)          base^n, n >= 0, in double, for bias corrections; here the order of operations is the definition
+Special inputs as in C's Annex F: NaN stays NaN, infinities, zeros and their signs, overflow to infinity, subnormal inputs and
+results. -DSYSTEM_LIBM puts the C library's functions behind the same names: the build that equals upstream llm.c.
+
+Method: the argument becomes a double and is reduced to a short interval, where a minimax polynomial (for erf a quotient of
+    two) gives the function; every * / + - rounds once in double, and one conversion rounds to float. No branch, no table in
+    memory: ends of the range are selects, so gcc -O3 and clang -O3 turn `for (i...) y[i] = fm_exp(x[i]);` into vector code
+    for SSE2, AVX2 and AVX-512 (no pragma needed; gcc wants -fno-trapping-math). CUDA compiles the same lines.
+Error:  the double is within about 3 of its units in the last place (2^-51 relative; polynomials of 2^-49.4 and better, near
+    the ends of their intervals). A float has 29 bits less, so the rounding is right unless the exact value lies that close
+    to the middle between two floats. Among 2^32 inputs that happens a few times per function, or never: the 25 inputs
+    where it goes wrong are named at fm_step_ calls, which move the result by one unit.
+Proof:  dev/fmath/prove.c checks all 2^32 inputs of each function against MPFR; its output is dev/fmath/proof.txt.
+    test_fmath.c holds a sample and the hardest inputs in every build. Constants: dev/fmath/coefficients.py.
+Needs:  round to nearest, -ffp-contract=off (nvcc --fmad=false). Fused multiply-adds cost the last bit of a few results, not
+    more. Reassociation (-ffast-math) would cancel the additions that round, so it is refused.
+Cost:   ns per element, one thread at 3.6 GHz, gcc 12, Intel Sapphire Rapids class (dev/fmath/bench.c); last column: glibc 2.36.
+                AVX-512   AVX2   SSE2  expf...                 AVX-512   AVX2   SSE2  coshf...
+    exp            0.72   1.04   2.03     1.66     cosh           0.83   1.13   2.30     4.15
+    expm1          0.77   1.14   2.35     6.18     sinh           0.89   1.29   2.55     8.79
+    log            0.93   1.20   2.56     2.03     tanh_cosh      1.21   1.56   3.34    12.2
+    log1p          1.10   1.65   3.28     4.95     sin, cos       1.3    2.4    5.0      2.2
+    tanh           0.85   1.12   2.35     8.41     erf            1.07   1.30   2.83     8.64
+*/
 #ifndef LLMC_FMATH_H
 #define LLMC_FMATH_H
 #include <math.h>
@@ -41,6 +70,10 @@ FM_FUNCTION void fm_tanh_cosh(float x, float* tanh_x, float* cosh_x) {
 
 #else  // ---- ours: correctly rounded ----
 
+#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__)
+#error "fmath.h: -ffast-math and -fassociative-math cancel the additions that round; use -ffp-contract=fast alone"
+#endif
+
 FM_FUNCTION uint64_t fm_bits_(double x) {
     uint64_t u;
     memcpy(&u, &x, sizeof u);
@@ -53,8 +86,8 @@ FM_FUNCTION double fm_double_(uint64_t u) {
     return x;
 }
 
-// y moved away from zero by a few units in the last place: for the inputs at which the double result lies, or ends, on the
-// wrong side of the middle between two floats
+// y moved away from zero by `ulps` units in the last place. For the inputs where the double lies on the wrong side of the
+// middle between two floats, or just on it, so that the tie goes to the even float. Comparisons give 1 or 0.
 FM_FUNCTION float fm_step_(float y, int ulps) {
     uint32_t u;
     memcpy(&u, &y, sizeof u);
@@ -63,8 +96,12 @@ FM_FUNCTION float fm_step_(float y, int ulps) {
     return y;
 }
 
+// ---- exponentials ----
+// Out of range (|x| beyond about 700) the scale is nonsense: the selects at the end of each function replace the result.
+
 // x = k * unit * ln 2 + r with k whole and |r| <= unit * ln(2) / 2. Returns r; *scale = 2^k. unit: 1 or 1/2.
-// Adding 1.5 * 2^52 rounds to a whole number and leaves it in the low bits; 1023 more make those bits an exponent field.
+// Adding 1.5 * 2^52 rounds to a whole number and leaves it in the low bits; 1023 more make these an exponent field.
+// ln 2 has two parts: the first has 42 bits, so that k times it is exact.
 FM_FUNCTION double fm_reduce_(double x, double unit, double* scale) {
     double shifted = x * (0x1.71547652b82fep+0 / unit) + (0x1.8p52 + 1023.0);
     double k = shifted - (0x1.8p52 + 1023.0);
@@ -72,6 +109,7 @@ FM_FUNCTION double fm_reduce_(double x, double unit, double* scale) {
     return (x - k * (0x1.62e42fefa3800p-1 * unit)) - k * (0x1.ef35793c76730p-45 * unit);
 }
 
+// e^x = 2^k e^r, e^r = 1 + r + r^2 q(r); even and odd powers side by side make a chain of half the length
 FM_FUNCTION float fm_exp(float x) {
     double s, r = fm_reduce_(x, 1.0, &s), z = r * r;
     double q = 0x1.27079df7763a0p-22;
@@ -84,6 +122,7 @@ FM_FUNCTION float fm_exp(float x) {
     return x < -104.0f ? 0.0f : y;
 }
 
+// 2^x = 2^k 2^r with k whole; 2^r = 1 + r q(r), |r| <= 1/2
 FM_FUNCTION float fm_exp2(float x) {
     double shifted = (double)x + (0x1.8p52 + 1023.0);
     double r = (double)x - (shifted - (0x1.8p52 + 1023.0)), z = r * r;
@@ -98,6 +137,7 @@ FM_FUNCTION float fm_exp2(float x) {
     return x < -151.0f ? 0.0f : y;
 }
 
+// e^x - 1 = 2^k (e^r - 1) + (2^k - 1), with a relative error of e^r - 1 that holds down to r = 0, where k = 0
 FM_FUNCTION float fm_expm1(float x) {
     double s, r = fm_reduce_(x, 1.0, &s), z = r * r;
     double q = 0x1.27dc6e4802545p-22;
@@ -125,8 +165,8 @@ FM_FUNCTION float fm_tanh(float x) {
     return x < -10.0f ? -1.0f : y;
 }
 
-// sinh and cosh of x times 2, for |x| < 700: with e^x = 2^k e^r,
-// 2 cosh x = cosh(r) (2^k + 2^-k) + sinh(r) (2^k - 2^-k), and 2 sinh x with the sums exchanged
+// 2 sinh x (returned) and 2 cosh x. From e^x = 2^k e^r: 2 cosh x = cosh(r) (2^k + 2^-k) + sinh(r) (2^k - 2^-k), and
+// 2 sinh x has the two brackets exchanged
 FM_FUNCTION double fm_sinh_cosh_(double x, double* cosh2) {
     double s, r = fm_reduce_(x, 1.0, &s), z = r * r;
     double c = 0x1.28affc78b7241p-22;
@@ -162,7 +202,7 @@ FM_FUNCTION float fm_sinh(float x) {
     return x < -90.0f ? -INFINITY : y;
 }
 
-// tanh and cosh of one x for little more than one of them; each the same bits as fm_tanh and fm_cosh
+// the bits of fm_tanh and fm_cosh, from one evaluation
 FM_FUNCTION void fm_tanh_cosh(float x, float* tanh_x, float* cosh_x) {
     double c, h = fm_sinh_cosh_(x, &c);
     float t = (float)(h / c), y = (float)(0.5 * c);
@@ -172,7 +212,10 @@ FM_FUNCTION void fm_tanh_cosh(float x, float* tanh_x, float* cosh_x) {
     *tanh_x = x < -10.0f ? -1.0f : t;
 }
 
-// x = 2^e m with m in [sqrt(1/2), sqrt(2)), for x > 0 and normal as a double (every float is)
+// ---- logarithms ----
+
+// x = 2^e m with m in [sqrt(1/2), sqrt(2)), for finite x > 0: every float is a normal double. Returns e.
+// The exponent field becomes the low bits of a double of value 2^52 + field.
 FM_FUNCTION double fm_split_(double x, double* m) {
     const uint64_t one = 0x3ff0000000000000u, root_half = 0x3fe6a09e00000000u, mantissa = 0x000fffffffffffffu;
     uint64_t u = fm_bits_(x) + (one - root_half);
@@ -180,7 +223,7 @@ FM_FUNCTION double fm_split_(double x, double* m) {
     return fm_double_((u >> 52) | 0x4330000000000000u) - (0x1p52 + 1023.0);
 }
 
-// log(1 + f) = 2 atanh(t), t = f / (2 + f), for 1 + f in [sqrt(1/2), sqrt(2)]
+// log(1 + f) = 2 atanh(t) = t (2 + t^2 q(t^2)), t = f / (2 + f), for 1 + f in [sqrt(1/2), sqrt(2)]
 FM_FUNCTION double fm_log1p_(double f) {
     double t = f / (2.0 + f), z = t * t, w = z * z;
     double q = 0x1.732c3191eefc8p-3 + 0x1.58772aa320b8ap-3 * z;
@@ -189,12 +232,13 @@ FM_FUNCTION double fm_log1p_(double f) {
     return t * (2.0 + z * q);
 }
 
+// log x = e ln 2 + log m
 FM_FUNCTION float fm_log(float x) {
     double m, e = fm_split_(x, &m);
     float y = (float)(e * 0x1.62e42fefa3800p-1 + (e * 0x1.ef35793c76730p-45 + fm_log1p_(m - 1.0)));
     y = fm_step_(y, (x == 0x1.bacb4ap+25f) + (x == 0x1.b121a6p+76f) + (x == 0x1.6351d8p+95f) - (x == 0x1.827a74p-7f) -
                         (x == 0x1.2f1fd6p+3f));
-    y = x < INFINITY ? y : x;  // NaN too
+    y = x < INFINITY ? y : x;  // also where x is NaN
     y = x < 0.0f ? NAN : y;
     return x == 0.0f ? -INFINITY : y;
 }
@@ -212,6 +256,7 @@ FM_FUNCTION float fm_log1p(float x) {
     return x == 0.0f ? x : y;
 }
 
+// log2 x = e + t q(t^2), t = (m - 1) / (m + 1)
 FM_FUNCTION float fm_log2(float x) {
     double m, e = fm_split_(x, &m), t = (m - 1.0) / (m + 1.0), z = t * t, w = z * z;
     double q = 0x1.f18d7d1b30a96p-3;
@@ -224,19 +269,38 @@ FM_FUNCTION float fm_log2(float x) {
     return x == 0.0f ? -INFINITY : y;
 }
 
-// x + half * pi = (n + f) pi with n whole, |f| < 0.51. Returns f; *odd has its top bit set where n is odd.
+// ---- sine, cosine, error function ----
+
+// x / pi + half = n + f with n whole, |f| < 0.51, for x >= 0. Returns f; *odd has its top bit set where n is odd.
+// 1/pi is cut into pieces of 26 bits, whose product with a float is exact, and a tail of 53 bits. Only n mod 2 matters, so a
+// large x skips the pieces that give even numbers: c0..c3 start at bit 1, 27, 53 or 79 of 1/pi. Each product is at most
+// 2^50; what remains of the first three after taking off whole numbers is added up without loss where they cancel.
 FM_FUNCTION double fm_reduce_pi_(double x, double half, uint64_t* odd) {
     const double whole = 0x1.8p52;  // adding it rounds to a whole number and leaves that in the low bits
-    double c0 = x < 0x1p51 ? 0x1.45f3068000000p-2 : x < 0x1p77 ? 0x1.7272208000000p-28 : x < 0x1p103 ? 0x1.4a7f090000000p-55 : 0x1.abe8fa8000000p-80;
-    double c1 = x < 0x1p51 ? 0x1.7272208000000p-28 : x < 0x1p77 ? 0x1.4a7f090000000p-55 : x < 0x1p103 ? 0x1.abe8fa8000000p-80 : 0x1.a6ee060000000p-108;
-    double c2 = x < 0x1p51 ? 0x1.4a7f090000000p-55 : x < 0x1p77 ? 0x1.abe8fa8000000p-80 : x < 0x1p103 ? 0x1.a6ee060000000p-108 : 0x1.b629590000000p-133;
-    double c3 = x < 0x1p51 ? 0x1.abe8fa9a6ee06p-80 : x < 0x1p77 ? 0x1.a6ee06db14accp-108 : x < 0x1p103 ? 0x1.b6295993c4390p-133 : 0x1.278872083fca2p-158;
-    double p0 = x * c0, p1 = x * c1, p2 = x * c2;
+    double c0 = x < 0x1p51    ? 0x1.45f3068000000p-2
+                : x < 0x1p77  ? 0x1.7272208000000p-28
+                : x < 0x1p103 ? 0x1.4a7f090000000p-55
+                              : 0x1.abe8fa8000000p-80;
+    double c1 = x < 0x1p51    ? 0x1.7272208000000p-28
+                : x < 0x1p77  ? 0x1.4a7f090000000p-55
+                : x < 0x1p103 ? 0x1.abe8fa8000000p-80
+                              : 0x1.a6ee060000000p-108;
+    double c2 = x < 0x1p51    ? 0x1.4a7f090000000p-55
+                : x < 0x1p77  ? 0x1.abe8fa8000000p-80
+                : x < 0x1p103 ? 0x1.a6ee060000000p-108
+                              : 0x1.b629590000000p-133;
+    double c3 = x < 0x1p51    ? 0x1.abe8fa9a6ee06p-80
+                : x < 0x1p77  ? 0x1.a6ee06db14accp-108
+                : x < 0x1p103 ? 0x1.b6295993c4390p-133
+                              : 0x1.278872083fca2p-158;
+    double p0 = x * c0 + half, p1 = x * c1, p2 = x * c2;
     double n0 = p0 + whole, n1 = p1 + whole;
-    double f = ((p0 - (n0 - whole)) + half) + (p1 - (n1 - whole));
+    double f = (p0 - (n0 - whole)) + (p1 - (n1 - whole));
     double n2 = (f + p2) + whole;
     *odd = (fm_bits_(n0) + fm_bits_(n1) + fm_bits_(n2)) << 63;
-    return (f - (n2 - whole)) + (p2 + x * c3);
+    f = f - (n2 - whole);
+    double sum = f + p2;
+    return sum + (x * c3 + (p2 - (sum - f)));  // p2 - (sum - f): what the sum lost
 }
 
 // sin(pi f) for |f| < 0.51, negated where odd
@@ -268,6 +332,7 @@ FM_FUNCTION float fm_cos(float x) {
     return fm_step_(y, (ax == 0x1.2b9622p+67f) - (ax == 0x1.3170fp+63f));
 }
 
+// erf x = x p(x^2) / q(x^2) up to 3.93, beyond which it rounds to 1
 FM_FUNCTION float fm_erf(float x) {
     double z = (double)x * (double)x, w = z * z;
     double p = -0x1.706868e6eb747p-45;

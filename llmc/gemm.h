@@ -3,11 +3,12 @@ The one matrix product under every linear layer: out = start + a * b, each outpu
     out (M, N) rows out_stride apart        a (M, K), b (K, N): a Matrix says how its elements lie, so a transpose is free
     start: where each chain begins. NULL: at 0; a row of N floats with stride 0: at a bias; `out` itself: goes on from there
 Order:  out[m][n] = ((start + a[m][0]*b[0][n]) + a[m][1]*b[1][n]) + ...: every product and every sum rounds to float.
-Cost:   2*M*N*K flops. Blocks of a and b are copied once into the order in which the inner loop reads them ("packed"), and
-        a tile of outputs stays in registers while k runs: TILE_M * TILE_N chains side by side hide the latency of an
+Cost:   2*M*N*K flops. Blocks of a and panels of b are copied into the order in which the inner loop reads them ("packed"),
+        and a tile of outputs stays in registers while k runs: TILE_M * TILE_N chains side by side hide the latency of an
         addition, and lanes hold different n. A long k is cut into blocks; the next block goes on from the stored tile.
+        Threads share a's packed block and take panels of b one by one; they meet twice per block, however long N is.
 Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; only their k loop is kept in order.
-        Measured: doc/matmul.md, dev/bench/gemm.c
+        Measured: dev/bench/gemm.c
 */
 #ifndef LLMC_GEMM_H
 #define LLMC_GEMM_H
@@ -23,15 +24,14 @@ typedef struct {
 static inline Matrix matrix(const float* data, size_t row_stride) { Matrix m = {data, row_stride, 1}; return m; }
 static inline Matrix transposed(const float* data, size_t row_stride) { Matrix m = {data, 1, row_stride}; return m; }
 
-// registers: 32 with AVX-512 hold 8 x 3 sums, 3 columns of b and a few products; 16 elsewhere hold 4 x 2 or 6 x 2
+// registers: 32 with AVX-512 hold 8 x 3 sums, 3 vectors of b and a few products; 16 elsewhere hold 6 x 2
 enum {
     TILE_M = VLANES == 16 ? 8 : 6,
     TILE_V = VLANES == 16 ? 3 : 2,
     TILE_N = TILE_V * VLANES,
-    GEMM_M = 128 * TILE_M,  // rows of a packed at once
-    GEMM_N = 32 * TILE_N,   // columns of b packed at once
-    GEMM_K = 384,           // longest k block: a panel of b (GEMM_K, TILE_N) should stay in the first or second cache
-    GEMM_WORKSPACE_BYTES = 4 * GEMM_K * (GEMM_M + GEMM_N)
+    GEMM_K = 384,            // k block of a panel of b (GEMM_K, TILE_N): it should stay in the first or second cache
+    GEMM_LONG_K = 4096,      // k block of a, packed for all threads together...
+    GEMM_A_FLOATS = 1 << 21  // ...with as many rows as make this many floats
 };
 
 // ---- packing: `width` neighbours per k side by side, zeros where the matrix ends ----
@@ -114,51 +114,78 @@ static inline void gemm_panel_(float* out, size_t out_stride, const float* start
     }
 }
 
-// one block of at most GEMM_M x GEMM_N x GEMM_K, by the threads of the enclosing parallel region: pack, then multiply
-static inline void gemm_block_(float* out, size_t out_stride, const float* start, size_t start_stride, Matrix a, Matrix b,
-                               int M, int N, int K, int a_is_packed, const Device* dev) {
-    float* a_packed = dev->workspace;
-    float* b_packed = dev->workspace + (size_t)GEMM_M * GEMM_K;
-    int n_panels = (int)ceil_div(N, TILE_N);
-    int rows_per_task = n_panels >= 4 * dev->n_threads ? M : 8 * TILE_M;
-    int n_row_tasks = (int)ceil_div(M, rows_per_task);
-    #pragma omp for nowait
-    for (int m = 0; m < M; m += TILE_M) {
-        if (a_is_packed) { continue; }
-        gemm_pack_(a_packed + (size_t)m * K, a.data + m * a.row_stride, a.row_stride, a.col_stride, TILE_M,
-                   gemm_min_(TILE_M, M - m), K);
-    }
+// rows of a that are packed at once when k is this long
+static inline int gemm_block_rows_(int M, int K) {
+    int most = GEMM_A_FLOATS / gemm_min_(K > 0 ? K : 1, GEMM_LONG_K) / TILE_M * TILE_M;
+    return gemm_min_(M, most);
+}
+
+// floats of a's packed block, whose tiles are whole
+static inline size_t gemm_a_floats_(int M, int K) {
+    return (size_t)ceil_div(gemm_block_rows_(M, K), TILE_M) * TILE_M * gemm_min_(K, GEMM_LONG_K) + 16;
+}
+
+static inline size_t gemm_workspace_bytes(int M, int K, int n_threads) {
+    return sizeof(float) * (gemm_a_floats_(M, K) + (size_t)n_threads * GEMM_K * TILE_N);
+}
+
+// packed a: k blocks one after the other, in each the tiles of TILE_M rows
+static inline void gemm_pack_a_(float* a_packed, Matrix a, int M, int K) {
+    int n_tiles = (int)ceil_div(M, TILE_M);
     #pragma omp for
-    for (int n = 0; n < N; n += TILE_N) {
-        gemm_pack_(b_packed + (size_t)n * K, b.data + n * b.col_stride, b.col_stride, b.row_stride, TILE_N,
-                   gemm_min_(TILE_N, N - n), K);
+    for (int tile = 0; tile < n_tiles; tile++) {
+        int m = tile * TILE_M;
+        for (int k = 0; k < K; k += GEMM_K) {
+            int n_k = gemm_min_(GEMM_K, K - k);
+            gemm_pack_(a_packed + (size_t)n_tiles * TILE_M * k + (size_t)m * n_k, a.data + m * a.row_stride + k * a.col_stride,
+                       a.row_stride, a.col_stride, TILE_M, gemm_min_(TILE_M, M - m), n_k);
+        }
     }
+}
+
+// rows m0..m1 of one panel of out: its b is packed by the thread that needs it, so no thread waits for another
+static inline void gemm_task_(float* out, size_t out_stride, const float* start, size_t start_stride, const float* a_packed,
+                              float* b_packed, Matrix b, int m0, int m1, int M, int N, int K) {
+    size_t M_whole = (size_t)ceil_div(M, TILE_M) * TILE_M;
+    for (int k = 0; k < K || k == 0; k += GEMM_K) {  // ascending: each block goes on where the last one stopped
+        int n_k = gemm_min_(GEMM_K, K - k);
+        gemm_pack_(b_packed, b.data + k * b.row_stride, b.col_stride, b.row_stride, TILE_N, N, n_k);
+        gemm_panel_(out, out_stride, k > 0 ? out : start, k > 0 ? out_stride : start_stride, a_packed + M_whole * k, b_packed,
+                    m0, m1, N, n_k);
+    }
+}
+
+// a block of rows and one long block of k, by the threads of the enclosing parallel region; tasks are panels, cut into
+// pieces of rows where there are few of them
+static inline void gemm_block_(float* out, size_t out_stride, const float* start, size_t start_stride, Matrix a, Matrix b,
+                               int M, int N, int K, float* workspace, size_t a_floats, int n_threads) {
+    static const float zeros[TILE_N] = {0};
+    float *a_packed = workspace, *b_packed = workspace + a_floats + (size_t)thread_number() * GEMM_K * TILE_N;
+    int n_panels = (int)ceil_div(N, TILE_N), pieces = (int)ceil_div(4 * n_threads, n_panels);
+    int rows = (int)ceil_div(M, (int64_t)pieces * 8 * TILE_M) * 8 * TILE_M, n_pieces = (int)ceil_div(M, rows);
+    gemm_pack_a_(a_packed, a, M, K);
     #pragma omp for schedule(dynamic)
-    for (int task = 0; task < n_panels * n_row_tasks; task++) {
-        int n = task / n_row_tasks * TILE_N, m = task % n_row_tasks * rows_per_task;
-        gemm_panel_(out + n, out_stride, start + n, start_stride, a_packed, b_packed + (size_t)n * K, m,
-                    gemm_min_(m + rows_per_task, M), gemm_min_(TILE_N, N - n), K);
+    for (int task = 0; task < n_panels * n_pieces; task++) {
+        int n = task / n_pieces * TILE_N, m = task % n_pieces * rows;
+        Matrix b_panel = {b.data + n * b.col_stride, b.row_stride, b.col_stride};
+        gemm_task_(out + n, out_stride, start ? start + n : zeros, start ? start_stride : 0, a_packed, b_packed, b_panel, m,
+                   gemm_min_(m + rows, M), M, gemm_min_(TILE_N, N - n), K);
     }
 }
 
 static inline void gemm(float* out, size_t out_stride, const float* start, size_t start_stride, Matrix a, Matrix b,
                         int M, int N, int K, const Device* dev) {
-    static const float zeros[GEMM_N] = {0};
-    int n_blocks_k = K > 0 ? (int)ceil_div(K, GEMM_K) : 1;
-    int step_k = (int)ceil_div(K, n_blocks_k);
+    size_t a_floats = gemm_a_floats_(M, K);
+    float* workspace = device_workspace(dev, gemm_workspace_bytes(M, K, dev->n_threads));
+    int block_rows = gemm_block_rows_(M, K);
     #pragma omp parallel
-    for (int m = 0; m < M; m += GEMM_M) {
-        for (int n = 0; n < N; n += GEMM_N) {
-            for (int block_k = 0; block_k < n_blocks_k; block_k++) {  // ascending: each block goes on where the last stopped
-                int k = block_k * step_k;
-                float* o = out + m * out_stride + n;
-                const float* s = block_k > 0 ? o : start ? start + m * start_stride + n : zeros;
-                size_t s_stride = block_k > 0 ? out_stride : start ? start_stride : 0;
-                Matrix a_block = {a.data + m * a.row_stride + k * a.col_stride, a.row_stride, a.col_stride};
-                Matrix b_block = {b.data + k * b.row_stride + n * b.col_stride, b.row_stride, b.col_stride};
-                gemm_block_(o, out_stride, s, s_stride, a_block, b_block, gemm_min_(GEMM_M, M - m), gemm_min_(GEMM_N, N - n),
-                            gemm_min_(step_k, K - k), n > 0 && n_blocks_k == 1, dev);
-            }
+    for (int m = 0; m < M; m += block_rows) {
+        for (int k = 0; k < K || k == 0; k += GEMM_LONG_K) {
+            float* o = out + m * out_stride;
+            Matrix a_block = {a.data + m * a.row_stride + k * a.col_stride, a.row_stride, a.col_stride};
+            Matrix b_block = {b.data + k * b.row_stride, b.row_stride, b.col_stride};
+            gemm_block_(o, out_stride, k > 0 ? o : start ? start + m * start_stride : NULL, k > 0 ? out_stride : start_stride, a_block,
+                        b_block, gemm_min_(block_rows, M - m), N, gemm_min_(GEMM_LONG_K, K - k), workspace, a_floats, dev->n_threads);
         }
     }
 }

@@ -5,7 +5,7 @@ Cost:   memory bound, n floats read once.
 Order:  one chain over a billion squares would neither be accurate nor parallel, so the law here is another fixed order,
         chosen by shape alone: the tensor is cut into chunks of 4096 elements; in a chunk, double sum j of 16 takes elements
         j, j+16, j+32, ... ascending; then the 16 are added in order, and the chunk sums are added to `sum` in order.
-Source: spec/numerics.md rule 4, spec/parallel.md 3.5
+Source: doc/exactness.md rule 4, spec/parallel.md 3.5
 */
 #ifndef LLMC_GLOBAL_NORM_H
 #define LLMC_GLOBAL_NORM_H
@@ -32,20 +32,16 @@ static inline double sum_of_squares_ref(double sum, const float* g, size_t n) {
     return sum;
 }
 
-// threads compute the chunks, one thread adds them in order; the workspace holds the chunk sums
+// threads compute the chunks, one thread adds them in order
 static inline double sum_of_squares(double sum, const float* g, size_t n, const Device* dev) {
-    double* chunk_sums = (double*)dev->workspace;
-    size_t capacity = dev->workspace_bytes / sizeof(double);
-    for (size_t first = 0; first < n; first += capacity * NORM_CHUNK) {
-        size_t n_here = n - first < capacity * NORM_CHUNK ? n - first : capacity * NORM_CHUNK;
-        int64_t n_chunks = ceil_div((int64_t)n_here, NORM_CHUNK);
-        #pragma omp parallel for schedule(static)
-        for (int64_t chunk = 0; chunk < n_chunks; chunk++) {
-            size_t i = (size_t)chunk * NORM_CHUNK;
-            chunk_sums[chunk] = sum_of_squares_chunk_(g + first + i, n_here - i);
-        }
-        for (int64_t chunk = 0; chunk < n_chunks; chunk++) { sum += chunk_sums[chunk]; }
+    int64_t n_chunks = ceil_div((int64_t)n, NORM_CHUNK);
+    double* chunk_sums = (double*)device_workspace(dev, sizeof(double) * (size_t)n_chunks);
+    #pragma omp parallel for schedule(static)
+    for (int64_t chunk = 0; chunk < n_chunks; chunk++) {
+        size_t i = (size_t)chunk * NORM_CHUNK;
+        chunk_sums[chunk] = sum_of_squares_chunk_(g + i, n - i);
     }
+    for (int64_t chunk = 0; chunk < n_chunks; chunk++) { sum += chunk_sums[chunk]; }
     return sum;
 }
 #endif  // LLMC_GLOBAL_NORM_H

@@ -5,7 +5,7 @@ Backward, with xhat = (inp - mean) * rstd and g = weight * dout (derived in doc/
     dinp    += (g - mean(g) - xhat * mean(g * xhat)) * rstd    (N, C)  added: inp is the residual stream
     dweight  = sum over n of xhat * dout                       (C)     written, one call is one leaf
     dbias    = sum over n of dout                              (C)     written
-Cost:   memory bound: forward moves 2*N*C floats, backward 5*N*C. Judge it in GB/s.
+Cost:   memory bound: forward moves 2*N*C floats, backward 6*N*C. Judge it in GB/s.
 Error:  chains of C sums: |mean| error <= C * 2^-24 * mean(|inp|).
 Order:  row sums chain over c from 0; dweight and dbias chain over n from 0. Lanes hold neighbouring rows for the first and
         neighbouring channels for the second.

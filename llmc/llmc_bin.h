@@ -36,10 +36,18 @@ static inline BinHeader llmc_bin_header(const MappedFile* f) {
     return h;
 }
 
+// the file's length is that of its header's sizes: asked before memory is taken for them
+static inline void llmc_bin_check(const MappedFile* f, BinHeader h, const Tensor* table, int n) {
+    size_t expected = BIN_HEADER_BYTES + (h.version == 3 ? 4 : 2) * tensors_count(table, n);
+    if (f->n_bytes != expected) {
+        fail_input("%s: expected %zu bytes for the sizes in its header, found %zu: copy or download it again", f->path, expected, f->n_bytes);
+    }
+}
+
 static inline void llmc_bin_load(const MappedFile* f, const Tensor* table, int n, float* arena) {
     BinHeader h = llmc_bin_header(f);
-    size_t width = h.version == 3 ? 4 : 2, expected = BIN_HEADER_BYTES + width * tensors_count(table, n);
-    if (f->n_bytes != expected) { fail_input("%s: expected %zu bytes, found %zu", f->path, expected, f->n_bytes); }
+    size_t width = h.version == 3 ? 4 : 2;
+    llmc_bin_check(f, h, table, n);
     const unsigned char* from = f->bytes + BIN_HEADER_BYTES;
     for (int i = 0; i < n; i++) {
         float* to = arena + table[i].offset;

@@ -28,16 +28,14 @@ names the file on one line and stops with status 1.
 
 typedef struct { char text[480]; } ErrorText;
 
-// always 0, for `return error_set(...)`; names out of a file may hold control characters, an error stays one line
+// always 0, for `return error_set(...)`
 __attribute__((format(printf, 2, 3)))
 static inline int error_set(ErrorText* error, const char* format, ...) {
     va_list args;
     va_start(args, format);
     vsnprintf(error->text, sizeof error->text, format, args);
     va_end(args);
-    for (char* c = error->text; *c; c++) {
-        if (iscntrl((unsigned char)*c)) { *c = '?'; }
-    }
+    plain_text(error->text);  // names out of a file may hold anything
     return 0;
 }
 

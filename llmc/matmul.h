@@ -3,7 +3,7 @@ Linear layer: out = inp * weight^T + bias.
     inp (N, C)   out (N, OC)   weight (OC, C), one row per output   bias (OC) or NULL   N = B*T positions
 Backward (derived in doc/matmul.md):
     dinp    = dout * weight          (N, C)   written; NULL where nobody asks for it
-    dweight = dout^T * inp           (OC, C)  written, not added to: one call is one leaf (spec/numerics.md rule 3)
+    dweight = dout^T * inp           (OC, C)  written, not added to: one call is one leaf (doc/exactness.md rule 3)
     dbias   = sum over n of dout     (OC)     written; NULL where there is no bias
 Cost:   compute bound: forward 2*N*C*OC flops, backward twice that. Judge it in GFLOP/s.
 Error:  a plain chain of K float sums: |error| <= K * 2^-24 * (sum of |products|).

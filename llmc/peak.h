@@ -39,4 +39,12 @@ static inline double memory_available(void) {
     if (file) { fclose(file); }
     return kib * 1024.0;
 }
+// stop, before anything big is allocated, when a run cannot fit
+static inline void check_memory(double n_bytes) {
+    double available = memory_available();
+    if (available > 0.0 && n_bytes > available) {
+        fail_run("needs %.2f GiB of memory, %.2f GiB are free: try a smaller --batch-size, --seq-len or --model", n_bytes / 1073741824.0,
+                 available / 1073741824.0);
+    }
+}
 #endif  // LLMC_PEAK_H

@@ -15,6 +15,7 @@ What every trainer's run has in common (spec/cli.md): the options, the state a c
 #include "log.h"         // Log, log_open
 #include "options.h"     // Option, options_to_json
 #include "vec.h"         // VLANES
+#include <fnmatch.h>
 
 #ifndef COMMIT
 #define COMMIT "unknown"  // the Makefile passes it
@@ -48,7 +49,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"data", "batch-tokens", "-d", OPTION_INT, &o->batch_tokens, "0", 0, INT_MAX, "N", "tokens in an update, a multiple of batch-size x seq-len; 0: one micro-batch", 0},
         {"data", "shuffle", "", OPTION_SWITCH, &o->shuffle, "1", 0, 0, "0|1", "rows in random order, another in each epoch; 0: file order", 0},
         {"optimizer", "steps", "-x", OPTION_INT, &o->steps, "0", 0, INT_MAX, "N", "updates; 0: as many as --epochs need", 0},
-        {"optimizer", "epochs", "", OPTION_FLOAT, &o->epochs, "1", 0, 1e6, "F", "passes over the training data, when --steps is 0", 0},
+        {"optimizer", "epochs", "", OPTION_FLOAT, &o->epochs, "1", 1e-6, 1e6, "F", "passes over the training data, when --steps is 0", 0},
         {"optimizer", "lr", "-l", OPTION_FLOAT, &o->lr, "3e-4", 0, 10, "F", "peak learning rate", 0},
         {"optimizer", "schedule", "-k", OPTION_CHOICE, &o->schedule, "cosine", 0, 0, "constant|linear|cosine|wsd", "of the learning rate", 0},
         {"optimizer", "warmup", "-u", OPTION_INT, &o->warmup, "0", 0, INT_MAX, "N", "steps of linear warm-up", 0},
@@ -88,6 +89,58 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
     return n;
 }
 
+// parameters come from one place: what a checkpoint brought back (given 2) does not count
+static inline void run_check_sources(const Option* table, int n, const RunOptions* o) {
+    const struct { const char *name, *value; } sources[] = {{"from", o->from}, {"config", o->config}, {"model", o->model}};
+    int n_sources = o->resume;
+    for (int i = 0; i < 3; i++) { n_sources += *sources[i].value && options_given(table, n, sources[i].name) == 1; }
+    if (n_sources != 1) {
+        options_fail("model", "expected one of --model, --from, --config and --resume, found %d (--help explains them)", n_sources);
+    }
+}
+
+// --freeze; a tensor of the table stands for all its layers
+static inline void run_freeze(const RunOptions* o, Tensor* table, int n) {
+    int n_frozen = 0;
+    for (int i = 0; i < n; i++) { n_frozen += table[i].frozen = fnmatch(o->freeze, table[i].name, 0) == 0; }
+    if (*o->freeze && n_frozen == 0) {
+        options_fail("freeze", "\"%s\" matches no tensor (of all layers at once: 'transformer.h.*.ln_1.*')", o->freeze);
+    }
+}
+
+// micro-batches in an update of --batch-tokens; a number that does not divide is refused with its neighbours
+static inline int run_leaves(const RunOptions* o, int T) {
+    int64_t micro = (int64_t)o->batch_size * T, below = o->batch_tokens / micro * micro;
+    if (micro > INT_MAX / 4) { options_fail("batch-size", "%d rows of %d positions are more than %d tokens", o->batch_size, T, INT_MAX / 4); }
+    if (o->batch_tokens != below) {
+        options_fail("batch-tokens", "expected a multiple of batch-size %d x seq-len %d = %lld, found %d: the nearest are %lld and %lld",
+                     o->batch_size, T, (long long)micro, o->batch_tokens, (long long)(below ? below : micro), (long long)((below ? below : micro) + micro));
+    }
+    return o->batch_tokens > 0 ? (int)(o->batch_tokens / micro) : 1;
+}
+
+// --steps from --epochs where it is not given, and what must be below it
+static inline void run_plan_steps(RunOptions* o, int64_t n_rows, int n_leaves) {
+    if (o->steps == 0) {
+        double steps = ceil((double)o->epochs * (double)n_rows / ((double)n_leaves * o->batch_size));
+        o->steps = steps < INT_MAX ? (int)steps : INT_MAX;
+    }
+    if (o->warmup >= o->steps) { options_fail("warmup", "expected less than the %d steps of the run, found %d", o->steps, o->warmup); }
+}
+
+// the text of --generate, from standard input for "-"; on the heap, not terminated
+static inline char* run_prompt(const RunOptions* o, size_t* n_bytes) {
+    char* text = string_copy(o->generate);
+    *n_bytes = strlen(text);
+    if (strcmp(o->generate, "-") != 0) { return text; }
+    *n_bytes = 0;
+    for (size_t n = 1; n > 0; *n_bytes += n) {
+        text = (char*)realloc_check(text, *n_bytes + 65536, "prompt");
+        n = fread(text + *n_bytes, 1, 65536, stdin);
+    }
+    return text;
+}
+
 // ---- state ----
 
 typedef struct {
@@ -98,13 +151,14 @@ typedef struct {
     uint64_t sampler;        // generator of the samples
     float best_val;          // lowest validation loss, INFINITY before the first
     int best_step, evals_since_best;
+    int interrupted;         // saved at a signal: this step's validation and sample are still to come
 } RunState;
 
 static inline json_t* run_state_to_json(const RunState* s) {
-    return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:o, s:i, s:i}", "step", s->step, "updates", s->updates, "skips", s->skips,
+    return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:o, s:i, s:i, s:i}", "step", s->step, "updates", s->updates, "skips", s->skips,
                      "rows", (json_int_t)s->rows, "tokens", (json_int_t)s->tokens, "sampler", (json_int_t)s->sampler,
                      "best_val", isfinite(s->best_val) ? json_real((double)s->best_val) : json_null(), "best_step", s->best_step,
-                     "evals_since_best", s->evals_since_best);
+                     "evals_since_best", s->evals_since_best, "interrupted", s->interrupted);
 }
 
 static inline RunState run_state_from_json(const json_t* json, const char* path) {
@@ -119,12 +173,13 @@ static inline RunState run_state_from_json(const json_t* json, const char* path)
     s.best_val = json_is_number(best) ? (float)json_number_value(best) : INFINITY;
     s.best_step = (int)json_need_int(json, path, "best_step", 0, s.step);
     s.evals_since_best = (int)json_need_int(json, path, "evals_since_best", 0, INT_MAX);
+    s.interrupted = (int)json_need_int(json, path, "interrupted", 0, 1);
     return s;
 }
 
 // a new run: nothing done yet
 static inline RunState run_state_start(int seed) {
-    RunState s = {0, 0, 0, 0, 0, 1337 + (uint64_t)seed, INFINITY, 0, 0};
+    RunState s = {0, 0, 0, 0, 0, 1337 + (uint64_t)seed, INFINITY, 0, 0, 0};
     return s;
 }
 

@@ -100,4 +100,13 @@ static inline void tensors_init(const Tensor* table, int n, float* arena, uint32
         }
     }
 }
+// the first tensor that holds a NaN or an infinity, for messages
+static inline const char* tensors_first_bad(const Tensor* table, int n, const float* arena) {
+    for (int i = 0; i < n; i++) {
+        for (size_t j = 0; j < tensor_elements(&table[i]); j++) {
+            if (!isfinite(arena[table[i].offset + j])) { return table[i].name; }
+        }
+    }
+    return "none";
+}
 #endif  // LLMC_TENSOR_H

@@ -154,20 +154,12 @@ static inline void sprinkle(float* x, size_t n, uint32_t one_in, uint64_t seed) 
 enum { N_TEST_THREADS = 4 };
 static inline int test_threads(int i) { return i < 3 ? i + 1 : 7; }  // 1, 2, 3, 7
 
-// a device whose workspace is as large as the op asked for, to the byte, and holds NaN; test_device_free takes it back
-static inline Device test_device(int n_threads, size_t workspace_bytes) {
+// each promise has its own: its workspace is as large as its largest op asked for, under a sanitizer to the byte
+static inline Device test_device(int n_threads) {
     Device dev;
-    void* workspace = NULL;
-    device_init(&dev, n_threads, 0);
-    device_free(&dev);
-    if (posix_memalign(&workspace, 4096, workspace_bytes ? workspace_bytes : 1) != 0) { fail_run("workspace: no memory"); }
-    memset(workspace, 0xff, workspace_bytes);
-    dev.workspace = (float*)workspace;
-    dev.workspace_bytes = workspace_bytes;
+    device_init(&dev, n_threads);
     return dev;
 }
-
-static inline void test_device_free(Device* dev) { free(dev->workspace); }
 
 // d loss / d x by central differences in double; loss(x, arg) is smooth, so the step 2^-17 leaves errors near 1e-10
 static inline double* finite_differences(double (*loss)(const double* x, void* arg), double* x, size_t n, void* arg) {

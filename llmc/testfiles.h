@@ -7,7 +7,7 @@ Files for tests: a folder of its own for each promise, gone afterwards; and file
 #ifndef LLMC_TESTFILES_H
 #define LLMC_TESTFILES_H
 #include "fail.h"
-#include <ftw.h>
+#include <dirent.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -50,16 +50,16 @@ static inline unsigned char* heap_copy(const void* bytes, size_t n_bytes) {
     return copy;
 }
 
-static inline int temp_remove_one_(const char* path, const struct stat* status, int kind, struct FTW* walk) {
-    (void)status;
-    (void)kind;
-    (void)walk;
-    return remove(path);
-}
-
-static inline void temp_remove(const TempPath* folder) {
-    if (nftw(folder->s, temp_remove_one_, 16, FTW_DEPTH | FTW_PHYS) != 0) {
-        fail_run("%s: cannot be removed: %s", folder->s, strerror(errno));
+static inline void temp_remove(const TempPath* path) {
+    if (remove(path->s) == 0) { return; }  // a file, a link or an empty folder
+    DIR* folder = opendir(path->s);
+    if (!folder) { fail_run("%s: cannot be removed: %s", path->s, strerror(errno)); }
+    for (struct dirent* entry; (entry = readdir(folder));) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) { continue; }
+        TempPath inside = temp_path(path, entry->d_name);
+        temp_remove(&inside);
     }
+    closedir(folder);
+    if (rmdir(path->s) != 0) { fail_run("%s: cannot be removed: %s", path->s, strerror(errno)); }
 }
 #endif  // LLMC_TESTFILES_H

@@ -3,7 +3,7 @@ One vector type for the fast C code: as many floats as the CPU this is compiled 
     VLANES   16 (AVX-512), 8 (AVX) or 4 (SSE2, NEON, anything else): the same source builds for all of them
     vfloat   VLANES floats; + - * / work lane by lane and round exactly as the scalar ones do
 GCC's vector extension (clang has it too) instead of intrinsics: a line reads like its scalar twin.
-Lanes hold different OUTPUTS, never parts of one sum, so that the width cannot change a bit (spec/numerics.md rule 2).
+Lanes hold different OUTPUTS, never parts of one sum, so that the width cannot change a bit (doc/exactness.md rule 2).
 */
 #ifndef LLMC_VEC_H
 #define LLMC_VEC_H

@@ -34,7 +34,7 @@ static void parity_train(const ParityRun* run, int n_threads, void (*report)(int
     gpt2_init(&model, c);
     gpt2_init_training(&model, 1);
     activations_init(&acts, c, run->B, run->T, TO_TRAIN);
-    device_init(&dev, n_threads, attention_workspace_bytes(run->T, c.C / c.NH, n_threads) + GEMM_WORKSPACE_BYTES);
+    device_init(&dev, n_threads);
     size_t n = tensors_count(model.table, N_PARAMETERS), n_int_bytes = sizeof(int) * (size_t)N;
     float* packed = (float*)malloc_check(sizeof(float) * n, "parameters");
     int *inputs = (int*)malloc_check(n_int_bytes, "inputs"), *targets = (int*)malloc_check(n_int_bytes, "targets");
