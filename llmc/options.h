@@ -388,27 +388,15 @@ static inline void options_fail(const char* name, const char* format, ...) {
     fail_input("--%s: %s", name, text);
 }
 
-// the settings box: "*" marks what is not the default; texts that are empty by default and still are have no row
+// the settings box: what is not the default; --help and settings.json have the rest
 static inline void options_print(const Option* table, int n) {
-    const char* group = "";
     box_line();
-    box_row("  option", "value (* = not the default)");
     for (int i = 0; i < n; i++) {
-        const Option* o = &table[i];
-        int is_default = option_is_default_(o);
-        char* text = option_text_(o);
-        if (is_default && !*text) {
-            free(text);
-            continue;
-        }
-        if (strcmp(group, o->group) != 0) { box_line(); }
-        group = o->group;
-        ShortText name;
-        snprintf(name.s, sizeof name.s, "%s %s", is_default ? " " : "*", o->name);
-        box_row(name.s, "%s", text);
+        if (option_is_default_(&table[i])) { continue; }
+        char* text = option_text_(&table[i]);
+        box_row(table[i].name, "%s", text);
         free(text);
     }
-    box_line();
 }
 
 // ---- settings in a checkpoint ----
