@@ -69,12 +69,13 @@ static Config config_make(int max_T, int V, int L, int NH, int C) {
 static Config config_preset(const char* name, int V) {
     for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
         const Preset* p = &presets[i];
-        if (strcmp(name, p->name) == 0 || (name[0] == 'd' && strncmp(p->name, "gpt2:", 5) == 0 && strcmp(name, p->name + 5) == 0)) {
+        const char* after = strchr(p->name, ':');  // "d12" is short for "gpt2:d12"
+        if (strcmp(name, p->name) == 0 || (name[0] == 'd' && after && strcmp(name, after + 1) == 0)) {
             return config_make(p->max_T, V, p->L, p->NH, p->C);
         }
     }
-    fail_input("--model: expected tiny, d6 d12 d24 d36 d48 d60 d72 d84, or gpt3:c384 c768 c1024 c1536 c2048 c2560 c4096 c5120 c12288, "
-               "found \"%s\"", name);
+    fail_input("--model: expected tiny, d6 d12 d24 d36 d48 d60 d72 d84, or gpt3: with c384 c768 c1024 c1536 c2048 c2560 "
+               "c4096 c5120 c12288, found \"%s\"", name);
 }
 
 // settings of a config.json that would make another model than ours
@@ -88,14 +89,15 @@ static void config_refuse(const json_t* json, const char* path, const char* key,
 
 static Config config_load(const char* path) {
     json_t* json = json_read(path);
-    Config c = config_make((int)json_need_int(json, path, "n_positions", 1, 1 << 24), (int)json_need_int(json, path, "vocab_size", 1, 1 << 24),
-                           (int)json_need_int(json, path, "n_layer", 1, 1024), (int)json_need_int(json, path, "n_head", 1, 1 << 20),
-                           (int)json_need_int(json, path, "n_embd", 1, 1 << 20));
+    const int max_T = (int)json_need_int(json, path, "n_positions", 1, 1 << 24);
+    const int V = (int)json_need_int(json, path, "vocab_size", 1, 1 << 24), L = (int)json_need_int(json, path, "n_layer", 1, 1024);
+    const int NH = (int)json_need_int(json, path, "n_head", 1, 1 << 20), C = (int)json_need_int(json, path, "n_embd", 1, 1 << 20);
+    Config c = config_make(max_T, V, L, NH, C);
     if (c.C % c.NH != 0) { fail_input("%s: \"n_embd\" %d: expected a multiple of \"n_head\" %d", path, c.C, c.NH); }
     const struct { const char* key; json_t* expected; } fixed[] = {
-        {"model_type", json_string("gpt2")}, {"activation_function", json_string("gelu_new")}, {"n_inner", json_integer(4 * c.C)},
-        {"layer_norm_epsilon", json_real(1e-5)}, {"tie_word_embeddings", json_true()}, {"scale_attn_weights", json_true()},
-        {"scale_attn_by_inverse_layer_idx", json_false()}, {"add_cross_attention", json_false()},
+        {"model_type", json_string("gpt2")}, {"activation_function", json_string("gelu_new")},
+        {"n_inner", json_integer(4 * c.C)}, {"layer_norm_epsilon", json_real(1e-5)}, {"tie_word_embeddings", json_true()},
+        {"scale_attn_weights", json_true()}, {"scale_attn_by_inverse_layer_idx", json_false()}, {"add_cross_attention", json_false()},
     };
     for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
         config_refuse(json, path, fixed[i].key, fixed[i].expected);
@@ -116,7 +118,8 @@ static void config_save(const char* path, Config c, int eot) {
 // 2. Tensors. One line for each parameter and each activation; everything else loops over these tables.
 
 typedef struct {
-    float *wte, *wpe, *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb, *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb, *lnfw, *lnfb;
+    float *wte, *wpe, *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb, *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb,
+        *lnfw, *lnfb;
 } Parameters;
 
 enum { N_PARAMETERS = 16 };
@@ -332,7 +335,8 @@ static void gpt2_backward(const GPT2* model, Activations* acts, float* grads, co
 }
 
 // one micro-batch, forward and backward; its loss and gradient join the tree. dloss = 1 / targets counted in the whole update
-static void gpt2_leaf(GPT2* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T, const Device* dev) {
+static void gpt2_leaf(GPT2* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
+                      const Device* dev) {
     gpt2_forward(model, acts, tokens, B, T, 0, dev);
     gpt2_logits(model, acts, 0, B * T, dev);
     float loss_sum = gpt2_loss(model, acts, targets, B, T, dev);
@@ -394,7 +398,8 @@ typedef struct {
 
 static void parse_options(Run* r, int argc, char** argv) {
     const Option own[] = {
-        {"GPT-2", "decay-all", "", OPTION_SWITCH, &r->decay_all, "0", 0, 0, "0|1", "decay biases and LayerNorms too, as llm.c's CPU trainer does", 0},
+        {"GPT-2", "decay-all", "", OPTION_SWITCH, &r->decay_all, "0", 0, 0, "0|1",
+         "decay biases and LayerNorms too, as llm.c's CPU trainer does", 0},
         {"GPT-2", "export-bin", "", OPTION_TEXT, &r->export_bin, "", 0, 0, "FILE", "write the model as llm.c's .bin", 0},
     };
     r->n_options = run_options(r->table, &r->o, "random start from a preset: tiny, d6 d12 d24 d36 d48 ..., gpt3:c384 c768 c1024 ...");
@@ -529,21 +534,6 @@ static void export_model(const Run* r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 6. Evaluation, sampling, probe.
 
-static void load_rows(Run* r, const DataLoader* rows, int64_t first, int B) {
-    for (int b = 0; b < B; b++) { dataloader_row(rows, first + b, r->inputs + (size_t)b * r->T, r->targets + (size_t)b * r->T); }
-}
-
-// bytes of text behind B rows of targets, 0 where the tokenizer does not know
-static int64_t target_bytes(const Run* r, int B) {
-    int64_t sum = 0;
-    for (int i = 0; has_text(r) && i < B * r->T; i++) {
-        int n_bytes;
-        tokenizer_bytes_of(&r->tokenizer, r->targets[i], &n_bytes);
-        sum += r->targets[i] == r->tokenizer.eot ? 0 : n_bytes;
-    }
-    return sum;
-}
-
 // mean loss over the first rows of the validation data, always the same ones; *bits_per_byte is negative where unknown
 static float evaluate(Run* r, double* bits_per_byte) {
     double sum = 0.0;
@@ -551,12 +541,12 @@ static float evaluate(Run* r, double* bits_per_byte) {
     if (n_rows > r->val_rows.n_rows) { n_rows = r->val_rows.n_rows; }
     for (int64_t first = 0; first < n_rows; first += r->o.batch_size) {
         int B = n_rows - first < r->o.batch_size ? (int)(n_rows - first) : r->o.batch_size;
-        load_rows(r, &r->val_rows, first, B);
+        dataloader_batch(&r->val_rows, first, B, r->inputs, r->targets);
         gpt2_forward(&r->model, &r->acts, r->inputs, B, r->T, 0, &r->dev);
         gpt2_logits(&r->model, &r->acts, 0, B * r->T, &r->dev);
         sum += (double)gpt2_loss(&r->model, &r->acts, r->targets, B, r->T, &r->dev);
         n += (int64_t)B * r->T;
-        n_bytes += target_bytes(r, B);
+        n_bytes += has_text(r) ? tokenizer_count_bytes(&r->tokenizer, r->targets, B * r->T) : 0;
         progress("validation", first + B, n_rows);
     }
     *bits_per_byte = n_bytes > 0 ? sum / log(2.0) / (double)n_bytes : -1.0;
@@ -605,19 +595,16 @@ static void generate(const Run* r, uint64_t* generator, const int* prompt, int n
     activations_free(&acts);
 }
 
-// a sample while training: from end of text on, to the terminal and to samples.txt
+// a sample while training: from end of text on
 static void sample(Run* r) {
-    char path[PATH_BYTES], *text;
+    char* text;
     size_t n_bytes;
     int eot = end_of_text(r);
-    FILE* both = open_memstream(&text, &n_bytes);
-    FILE* file = fopen(path_join(path, r->o.run, "samples.txt"), "a");
-    if (!both || !file) { fail_run("%s: %s", path, strerror(errno)); }
-    generate(r, &r->state.sampler, &eot, 1, both);
-    fclose(both);
-    printf("--- sample after step %d\n%s---\n", r->state.step, text);
-    fprintf(file, "--- sample after step %d\n%s---\n", r->state.step, text);
-    if (fclose(file) != 0) { fail_run("%s: %s", path, strerror(errno)); }
+    FILE* memory = open_memstream(&text, &n_bytes);
+    if (!memory) { fail_run("sample: no memory"); }
+    generate(r, &r->state.sampler, &eot, 1, memory);
+    fclose(memory);
+    run_show_sample(&r->o, r->state.step, text);
     free(text);
 }
 
@@ -625,7 +612,10 @@ static void sample(Run* r) {
 static void generate_text(Run* r) {
     size_t n_bytes;
     char* text = run_prompt(&r->o, &n_bytes);
-    if (!has_text(r)) { options_fail("generate", "the model has %d tokens, --tokenizer %s has %d: give the model's tokenizer", r->model.config.V, r->o.tokenizer, r->tokenizer.n_tokens); }
+    if (!has_text(r)) {
+        options_fail("generate", "the model has %d tokens, --tokenizer %s has %d: give the model's tokenizer", r->model.config.V,
+                     r->o.tokenizer, r->tokenizer.n_tokens);
+    }
     int* encoded;
     int n = tokenizer_encode(&r->tokenizer, text, n_bytes, &encoded);
     int* prompt = (int*)malloc_check(sizeof(int) * ((size_t)n + 1), "prompt");
@@ -663,7 +653,8 @@ static void probe(Run* r) {
     gpt2_backward(&r->model, &r->acts, grads, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T, &r->dev);
     tensors_put(&out, r->model.table, N_PARAMETERS, grads);
     safewriter_close(&out);
-    printf("probe: %d rows of %d positions, %d targets counted, loss %.6f, written to %s\n", x.B, x.T, x.counted, (double)loss, r->o.probe_out);
+    printf("probe: %d rows of %d positions, %d targets counted, loss %.6f, written to %s\n", x.B, x.T, x.counted,
+           (double)loss, r->o.probe_out);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -677,7 +668,7 @@ static void train_step(Run* r) {
     const int64_t n_tokens = (int64_t)r->n_leaves * B * T;
     double start = seconds_now();
     for (int leaf = comm_first_leaf(&r->comm, r->n_leaves); leaf < comm_last_leaf(&r->comm, r->n_leaves); leaf++) {
-        load_rows(r, &r->train_rows, s->rows + (int64_t)leaf * B, B);
+        dataloader_batch(&r->train_rows, s->rows + (int64_t)leaf * B, B, r->inputs, r->targets);
         gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);
     }
     float loss_sum, *grads = leaf_tree_finish(&r->model.grads, &loss_sum, &r->dev);
@@ -691,11 +682,12 @@ static void train_step(Run* r) {
     s->tokens += n_tokens;
     s->skips = skipped ? s->skips + 1 : 0;
     double seconds = seconds_now() - start, rate = (double)n_tokens / seconds;
-    StepRecord record = {s->step, o->steps, loss, norm, lr, 1000.0 * seconds, s->tokens, rate, rate * flops_per_token(r) / r->peak, skipped};
+    StepRecord record = {s->step, o->steps, loss, norm, lr, 1000.0 * seconds, s->tokens, rate,
+                         rate * flops_per_token(r) / r->peak, skipped};
     log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || skipped);
     if (s->skips > o->max_skips) {
-        fail_run("step %d: %d updates in a row were not finite, first bad gradient: %s: try a smaller --lr or --clip, or --resume",
-                 s->step, s->skips, tensors_first_bad(r->model.table, N_PARAMETERS, grads));
+        fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a smaller --lr "
+                 "or --clip", s->step, s->skips, (double)loss, (double)norm, tensors_first_bad(r->model.table, N_PARAMETERS, grads));
     }
 }
 
@@ -703,13 +695,7 @@ static void validate(Run* r) {
     RunState* s = &r->state;
     double bits_per_byte;
     float loss = evaluate(r, &bits_per_byte);
-    int best = loss < s->best_val;
-    s->evals_since_best = best ? 0 : s->evals_since_best + 1;
-    if (best) {
-        s->best_val = loss;
-        s->best_step = s->step;
-    }
-    log_validation(&r->log, s->step, loss, bits_per_byte, best);
+    log_validation(&r->log, s->step, loss, bits_per_byte, run_state_validated(s, loss));
 }
 
 static void train(Run* r) {
@@ -733,10 +719,6 @@ static void train(Run* r) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 8. Setting up, and main.
-
-static void open_tokenizer(Run* r) {
-    if (strcmp(r->o.tokenizer, "bytes") == 0) { tokenizer_bytes_init(&r->tokenizer); } else { tokenizer_load_bin(&r->tokenizer, r->o.tokenizer); }
-}
 
 static void open_data(Run* r) {
     if (*r->o.train) { tokens_open(&r->train, r->o.train, &r->tokenizer); }
@@ -810,11 +792,13 @@ static double print_start(const Run* r) {
     box_line();
     box_row("model", "%d layers, %d heads, %d channels, %d positions", c.L, c.NH, c.C, c.max_T);
     box_row("vocabulary", "%d, padded to %d", c.V, c.Vp);
-    box_row("parameters", "%s = %zu", format_count((double)tensors_count(r->model.table, N_PARAMETERS)).s, tensors_count(r->model.table, N_PARAMETERS));
-    if (has_data(&r->train)) { box_row("training data", "%lld tokens, %lld rows of %d", (long long)r->train.n_tokens, (long long)r->train_rows.n_rows, r->T); }
-    if (has_data(&r->val)) { box_row("validation data", "%lld tokens, %lld rows", (long long)r->val.n_tokens, (long long)r->val_rows.n_rows); }
-    if (is_training(r)) { box_row("update", "%d micro-batches of %d x %d = %lld tokens", r->n_leaves, r->o.batch_size, r->T, (long long)r->n_leaves * r->o.batch_size * r->T); }
-    double n_bytes = print_memory(r), flops = flops_per_token(r), seconds = flops * (double)r->o.steps * r->n_leaves * r->o.batch_size * r->T / r->peak;
+    size_t n_parameters = tensors_count(r->model.table, N_PARAMETERS);
+    box_row("parameters", "%s = %zu", format_count((double)n_parameters).s, n_parameters);
+    box_data("training data", &r->train, &r->train_rows);
+    box_data("validation data", &r->val, &r->val_rows);
+    if (is_training(r)) { box_update(&r->o, r->n_leaves, r->T); }
+    double n_bytes = print_memory(r), flops = flops_per_token(r);
+    double seconds = flops * (double)r->o.steps * r->n_leaves * r->o.batch_size * r->T / r->peak;
     box_row("matmul rate", "%.1f GFLOP/s, %s FLOP per token", 1e-9 * r->peak, format_count(flops).s);
     if (is_training(r) && r->o.steps > 0) { box_row("time", "at least %s for %d steps", format_duration(seconds).s, r->o.steps); }
     box_line();
@@ -868,7 +852,7 @@ int main(int argc, char** argv) {
     Run* r = &run;
     parse_options(r, argc, argv);
     r->comm = comm_world();
-    open_tokenizer(r);
+    tokenizer_open(&r->tokenizer, r->o.tokenizer);
     open_data(r);
     choose_model(r);
     plan(r);

@@ -519,4 +519,9 @@ static inline void dataloader_row(const DataLoader* l, int64_t index, int* input
                  d->vocab_size_needed);
     }
 }
+
+// rows first..first+B-1 as a batch: inputs, targets (B, T)
+static inline void dataloader_batch(const DataLoader* l, int64_t first, int B, int* inputs, int* targets) {
+    for (int b = 0; b < B; b++) { dataloader_row(l, first + b, inputs + (size_t)b * l->T, targets + (size_t)b * l->T); }
+}
 #endif  // LLMC_DATALOADER_H

@@ -1,31 +1,33 @@
 /*
-Correctly rounded float32 functions: for every input the float nearest to the exact value, ties to even. So the result does
-not depend on compiler, vector width, thread count or device, and a reference in any language can have the same bits.
-    fm_exp fm_exp2 fm_expm1 fm_log fm_log2 fm_log1p fm_tanh fm_cosh fm_sinh fm_sin fm_cos fm_erf    float -> float
-    fm_tanh_cosh(x, &t, &c)   both of one x (GELU backward needs both), for less than the two calls
-    fm_powi(base, n)          base^n, n >= 0, in double, for bias corrections; here the order of operations is the definition
-Special inputs as in C's Annex F: NaN stays NaN, infinities, zeros and their signs, overflow to infinity, subnormal inputs and
-results. -DSYSTEM_LIBM puts the C library's functions behind the same names: the build that equals upstream llm.c.
+Correctly rounded float32 functions: for every input the float nearest to the exact value, ties to even. So the result
+does not depend on compiler, vector width, threads or device, and a reference in any language can have the same bits.
+    fm_exp fm_exp2 fm_expm1 fm_log fm_log2 fm_log1p fm_tanh fm_cosh fm_sinh fm_sin fm_cos fm_erf      float -> float
+    fm_tanh_cosh(x, &t, &c)  both of one x (the GELU backward needs both), for less than two calls
+    fm_powi(base, n)         base^n, n >= 0, in double, for bias corrections; here the order of operations is the law
+Special inputs as in C's Annex F: NaN, infinities, signed zeros, overflow, subnormal inputs and results.
+-DSYSTEM_LIBM puts the C library's functions behind the same names: the build that equals upstream llm.c.
 
-Method: the argument becomes a double and is reduced to a short interval, where a minimax polynomial (for erf a quotient of
-    two) gives the function; every * / + - rounds once in double, and one conversion rounds to float. No branch, no table in
-    memory: ends of the range are selects, so gcc -O3 and clang -O3 turn `for (i...) y[i] = fm_exp(x[i]);` into vector code
-    for SSE2, AVX2 and AVX-512 (no pragma needed; gcc wants -fno-trapping-math). CUDA compiles the same lines.
-Error:  the double is within about 3 of its units in the last place (2^-51 relative; polynomials of 2^-49.4 and better, near
-    the ends of their intervals). A float has 29 bits less, so the rounding is right unless the exact value lies that close
-    to the middle between two floats. Among 2^32 inputs that happens a few times per function, or never: the 25 inputs
-    where it goes wrong are named at fm_step_ calls, which move the result by one unit.
-Proof:  dev/fmath/prove.c checks all 2^32 inputs of each function against MPFR; its output is dev/fmath/proof.txt.
-    test_fmath.c holds a sample and the hardest inputs in every build. Constants: dev/fmath/coefficients.py.
-Needs:  round to nearest, -ffp-contract=off (nvcc --fmad=false). Fused multiply-adds cost the last bit of a few results, not
-    more. Reassociation (-ffast-math) would cancel the additions that round, so it is refused.
-Cost:   ns per element, one thread at 3.6 GHz, gcc 12, Intel Sapphire Rapids class (dev/fmath/bench.c); last column: glibc 2.36.
-                AVX-512   AVX2   SSE2  expf...                 AVX-512   AVX2   SSE2  coshf...
-    exp            0.72   1.04   2.03     1.66     cosh           0.83   1.13   2.30     4.15
-    expm1          0.77   1.14   2.35     6.18     sinh           0.89   1.29   2.55     8.79
-    log            0.93   1.20   2.56     2.03     tanh_cosh      1.21   1.56   3.34    12.2
-    log1p          1.10   1.65   3.28     4.95     sin, cos       1.3    2.4    5.0      2.2
-    tanh           0.85   1.12   2.35     8.41     erf            1.07   1.30   2.83     8.64
+Method: in double, reduce the argument to a short interval, evaluate a minimax polynomial (for erf a quotient of two) and
+        convert to float; every * / + - rounds once. There is no branch and no table: the ends of the range are selects.
+        So gcc and clang at -O3 turn `for (i...) y[i] = fm_exp(x[i]);` into SSE2, AVX2 or AVX-512 code; gcc needs
+        -fno-trapping-math, none needs a pragma. nvcc compiles the same lines.
+Error:  the double is within 6 * 2^-53 relative (tanh 15, expm1 and sinh 20, cosh 10: their polynomials are as short as the
+        proof allows). A float has 29 bits less, so rounding it is right unless the exact value is that close to the
+        middle between two floats: a few inputs of 2^32. The 25 where it would go wrong stand in calls of fm_step_,
+        which moves the result by one unit in the last place.
+Proof:  dev/fmath/prove.c compares all 2^32 inputs of each function with MPFR; dev/fmath/proof.txt is what it printed.
+        test_fmath.c checks a sample and the hardest inputs in every build. Constants: dev/fmath/coefficients.py.
+Needs:  rounding to nearest and -ffp-contract=off (nvcc --fmad=false). With fused multiply-adds some last bits change, no
+        more. Reassociation (-ffast-math) would cancel the additions that round to whole numbers: it is refused.
+Cost:   ns per element in a loop, one thread, Intel Sapphire Rapids class at 3.6 GHz, gcc 12 (dev/fmath/bench.c);
+        libm: one call of the C library's float function (glibc 2.36).
+                 AVX-512   AVX2   SSE2   libm                   AVX-512   AVX2   SSE2   libm
+            exp       0.72   1.02   2.05   1.61     tanh           0.84   1.12   2.19   8.20
+            exp2      0.64   0.93   1.89   1.52     cosh           0.81   1.13   2.25   4.01
+            expm1     0.73   1.09   2.23   6.03     tanh_cosh      1.18   1.60   3.24  11.9
+            log       0.90   1.20   2.43   1.88     sinh           0.87   1.29   2.55   8.61
+            log2      0.74   1.02   2.05   1.85     sin, cos       1.6    3.1    5.9    2.2
+            log1p     1.08   1.64   3.30   4.85     erf            1.01   1.30   2.69   8.43
 */
 #ifndef LLMC_FMATH_H
 #define LLMC_FMATH_H
@@ -272,9 +274,9 @@ FM_FUNCTION float fm_log2(float x) {
 // ---- sine, cosine, error function ----
 
 // x / pi + half = n + f with n whole, |f| < 0.51, for x >= 0. Returns f; *odd has its top bit set where n is odd.
-// 1/pi is cut into pieces of 26 bits, whose product with a float is exact, and a tail of 53 bits. Only n mod 2 matters, so a
-// large x skips the pieces that give even numbers: c0..c3 start at bit 1, 27, 53 or 79 of 1/pi. Each product is at most
-// 2^50; what remains of the first three after taking off whole numbers is added up without loss where they cancel.
+// 1/pi comes in pieces of 26 bits, whose products with a float are exact, and a tail of 53 bits. Only n mod 2 matters, so
+// c0..c3 start at bit 1, 27, 53 or 79 of 1/pi, behind the pieces that give a large x even numbers: every product stays
+// below 2^51. Without its whole part their sum is exact when it is small, so f has a relative error near 2^-53 always.
 FM_FUNCTION double fm_reduce_pi_(double x, double half, uint64_t* odd) {
     const double whole = 0x1.8p52;  // adding it rounds to a whole number and leaves that in the low bits
     double c0 = x < 0x1p51    ? 0x1.45f3068000000p-2

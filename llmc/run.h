@@ -183,6 +183,17 @@ static inline RunState run_state_start(int seed) {
     return s;
 }
 
+// a validation's loss: is it the best so far?
+static inline int run_state_validated(RunState* s, float loss) {
+    int best = loss < s->best_val;
+    s->evals_since_best = best ? 0 : s->evals_since_best + 1;
+    if (best) {
+        s->best_val = loss;
+        s->best_step = s->step;
+    }
+    return best;
+}
+
 // state and options of the newest checkpoint of --run; options typed now win
 static inline RunState run_restore(Option* table, int n, const RunOptions* o) {
     char folder[PATH_BYTES], path[PATH_BYTES];
@@ -255,6 +266,26 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
         "trainer", program_invocation_short_name, "command", command, "options", options_to_json(table, n), "build", build_name(),
         "compiler", __VERSION__, "commit", COMMIT, "lanes", VLANES, "threads", dev->n_threads,
         "train", data_to_json_(train), "val", data_to_json_(val)));
+}
+
+// a sample made while training, to the terminal and to samples.txt
+static inline void run_show_sample(const RunOptions* o, int step, const char* text) {
+    char path[PATH_BYTES];
+    FILE* file = fopen(path_join(path, o->run, "samples.txt"), "a");
+    if (!file) { fail_run("%s: %s", path, strerror(errno)); }
+    printf("--- sample after step %d\n%s---\n", step, text);
+    fprintf(file, "--- sample after step %d\n%s---\n", step, text);
+    if (fclose(file) != 0) { fail_run("%s: %s", path, strerror(errno)); }
+}
+
+// rows of the box at the start
+static inline void box_data(const char* name, const TokenData* d, const DataLoader* rows) {
+    if (d->n_shards > 0) { box_row(name, "%lld tokens, %lld rows of %d", (long long)d->n_tokens, (long long)rows->n_rows, rows->T); }
+}
+
+static inline void box_update(const RunOptions* o, int n_leaves, int T) {
+    int64_t n_tokens = (int64_t)n_leaves * o->batch_size * T;
+    box_row("update", "%lld tokens = %d x %d x %d", (long long)n_tokens, n_leaves, o->batch_size, T);
 }
 
 // ---- stopping ----

@@ -133,6 +133,11 @@ static inline void tokenizer_load_bin(Tokenizer* t, const char* path) {
     file_unmap(&file);
 }
 
+// what --tokenizer means: "bytes" or a file
+static inline void tokenizer_open(Tokenizer* t, const char* name) {
+    if (strcmp(name, "bytes") == 0) { tokenizer_bytes_init(t); } else { tokenizer_load_bin(t, name); }
+}
+
 // The bytes of a token, not terminated by 0. End of text of the byte tokenizer has none, nor has an id outside the
 // vocabulary (a model's padded vocabulary is larger than its tokenizer's).
 static inline const char* tokenizer_bytes_of(const Tokenizer* t, int id, int* n_bytes) {
@@ -140,6 +145,17 @@ static inline const char* tokenizer_bytes_of(const Tokenizer* t, int id, int* n_
     if (id < 0 || id >= t->n_tokens) { return ""; }
     *n_bytes = (int)(t->starts[id + 1] - t->starts[id]);
     return (const char*)t->bytes + t->starts[id];
+}
+
+// bytes of text behind n tokens; end of text is not text
+static inline int64_t tokenizer_count_bytes(const Tokenizer* t, const int* tokens, int n) {
+    int64_t sum = 0;
+    for (int i = 0; i < n; i++) {
+        int n_bytes;
+        tokenizer_bytes_of(t, tokens[i], &n_bytes);
+        sum += tokens[i] == t->eot ? 0 : n_bytes;
+    }
+    return sum;
 }
 
 // *tokens = the tokens of a text, to be freed by the caller; returns their number
