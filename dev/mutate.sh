@@ -1,0 +1,344 @@
+#!/bin/bash
+# Tests of the tests: breaks a copy of the tree in one place at a time, as a careless optimiser might, and requires that
+# a test turns red. "passed" is a mutation that was caught, or a test that is green before any. A mutation whose old text
+# is no longer there exactly once, or whose result does not compile, fails: rewrite it with the code it speaks of.
+#     dev/mutate.sh          all
+#     dev/mutate.sh softmax  only those whose description contains "softmax"
+set -u
+cd "$(dirname "$0")/.." || exit 1
+only=${1:-}
+flags="-std=gnu11 -O2 -march=native -fno-math-errno -fno-trapping-math -fopenmp"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export OMP_WAIT_POLICY=passive  # seven threads on few cores must not spin
+n=0
+
+build() {  # folder, test, flags
+    ${CC:-gcc} $3 "$1/$2.c" -o "$1/$2" -lm 2> "$1/errors" && return
+    echo "does not compile: $(grep -m 1 error "$1/errors")"
+    return 1
+}
+
+# run the promises that match; 0: red, as it must be
+turns_red() {  # folder, test, filter, flags
+    build "$1" "$2" "$4" || return
+    if timeout 60 "$1/$2" "$3" > "$1/output" 2>&1; then echo "survived $2 \"$3\""; return 1; fi
+}
+
+# a test that is red anyway would catch everything
+is_green() {  # folder, test, flags
+    build "$1" "$2" "$3" || return
+    if ! timeout 120 "$1/$2" > "$1/output" 2>&1; then echo "$(tail -1 "$1/output")"; return 1; fi
+}
+
+# run "$@" (which explains a failure on stdout) beside at most one job per core, and print its verdict
+verdict() {  # description, command...
+    local description=$1 reason
+    shift
+    if reason=$("$@"); then
+        echo "ok    $description"
+    else
+        echo "FAIL  $description: $reason"
+        touch "$work/failed.$n"
+    fi
+}
+
+start() {  # description, command...
+    [[ $1 == *"$only"* ]] || return
+    n=$((n + 1))
+    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+    verdict "$@" &
+}
+
+# replace text in one header of a fresh copy; then the test must turn red
+change() {  # folder, test, filter, header, old, new, old, new, ...
+    local folder=$1 test=$2 filter=$3 header=$4 text before
+    shift 4
+    mkdir -p "$folder/llmc"
+    cp llmc/*.h "$folder/llmc/" && cp "$test.c" "$folder/"
+    text=$(< "llmc/$header")
+    while [ $# -gt 0 ]; do
+        before=$text
+        text=${text/"$1"/"$2"}
+        if [ "$text" == "$before" ]; then echo "llmc/$header no longer contains: $1"; return 1; fi
+        before=${before#*"$1"}
+        if [ "$before" != "${before/"$1"/}" ]; then echo "llmc/$header contains twice: $1"; return 1; fi
+        shift 2
+    done
+    printf '%s\n' "$text" > "$folder/llmc/$header"
+    turns_red "$folder" "$test" "$filter" "$flags -ffp-contract=off"
+}
+
+# mutation DESCRIPTION TEST FILTER HEADER OLD NEW [OLD NEW ...]
+mutation() {
+    local description=$1
+    shift
+    start "$description" change "$work/$((n + 1))" "$@"
+}
+
+# a folder that sees the tree as it is
+unchanged() {  # folder, test
+    mkdir -p "$1"
+    cp "$2.c" "$1/" && ln -sfn "$PWD/llmc" "$1/llmc"
+}
+
+# ---- the tree as it is; then the compiler is allowed to fuse multiply and add, where this processor can ----
+for test in test_{matmul,attention,layernorm,gelu,crossentropy,embedding,adamw,tensor}; do
+    unchanged "$work/$test" $test
+    start "$test: green before any mutation" is_green "$work/$test" $test "$flags -ffp-contract=off"
+done
+if ${CC:-gcc} -march=native -dM -E - < /dev/null | grep -q __FP_FAST_FMAF; then
+    for test in test_{matmul,attention,layernorm,gelu,adamw}; do
+        unchanged "$work/fused_$test" $test
+        start "$test: -ffp-contract=fast" turns_red "$work/fused_$test" $test "" "$flags -ffp-contract=fast"
+    done
+fi
+
+# ---- gemm.h, vec.h, matmul.h ----
+mutation "gemm: each k block starts at 0 and is added later" test_matmul gemm gemm.h \
+    'sum[m][v] = v_load(start + m * start_stride + v * VLANES);' 'sum[m][v] = v_fill(0.0f);' \
+    'v_store(out + m * out_stride + v * VLANES, sum[m][v]);' \
+    'v_store(out + m * out_stride + v * VLANES, v_load(start + m * start_stride + v * VLANES) + sum[m][v]);'
+mutation "gemm: a later k block of a panel forgets the earlier ones" test_matmul "gemm blocks" gemm.h \
+    'k > 0 ? out : start, k > 0 ? out_stride : start_stride, a_packed' 'start, start_stride, a_packed'
+mutation "gemm: a later long k block forgets the earlier ones" test_matmul "gemm blocks" gemm.h \
+    'k > 0 ? o : start ? start + m * start_stride : NULL, k > 0 ? out_stride : start_stride' \
+    'start ? start + m * start_stride : NULL, start_stride'
+mutation "gemm: k blocks descend" test_matmul "gemm blocks" gemm.h \
+    'for (int k = 0; k < K || k == 0; k += GEMM_K) {  //' \
+    'const int last = K > 0 ? (K - 1) / GEMM_K * GEMM_K : 0;
+    for (int k = last; k >= 0; k -= GEMM_K) {  //' \
+    'k > 0 ? out : start, k > 0 ? out_stride : start_stride, a_packed' \
+    'k < last ? out : start, k < last ? out_stride : start_stride, a_packed'
+mutation "gemm: the last two products swapped" test_matmul "gemm shapes" gemm.h \
+    'bk[v] = v_load(b + v * VLANES);' \
+    'bk[v] = v_load(b + (K < 2 ? 0 : k == K - 2 ? TILE_N : k == K - 1 ? -TILE_N : 0) + v * VLANES);' \
+    'am = v_fill(a[m]);' 'am = v_fill(a[m + (K < 2 ? 0 : k == K - 2 ? TILE_M : k == K - 1 ? -TILE_M : 0)]);'
+mutation "gemm: k descends" test_matmul "gemm shapes" gemm.h \
+    'bk[v] = v_load(b + v * VLANES);' 'bk[v] = v_load(b + (K - 1 - 2 * k) * TILE_N + v * VLANES);' \
+    'am = v_fill(a[m]);' 'am = v_fill(a[m + (K - 1 - 2 * k) * TILE_M]);'
+mutation "gemm: the third k block takes the second of a" test_matmul "gemm blocks" gemm.h \
+    'a_packed + M_whole * k' 'a_packed + M_whole * (k > 0 ? GEMM_K : 0)'
+mutation "gemm: the panels of b lie over the end of a" test_matmul "gemm blocks" gemm.h \
+    'b_packed = workspace + a_floats +' 'b_packed = workspace + a_floats - 16 * GEMM_K +'
+mutation "gemm: a rim tile is copied out whole" test_matmul "gemm shapes" gemm.h \
+    'memcpy(out + m * out_stride, tile + m * TILE_N, sizeof(float) * N)' \
+    'memcpy(out + m * out_stride, tile + m * TILE_N, sizeof(float) * (N + 1))'
+mutation "vec: v_fill loses the sign of zero" test_matmul "signed zero" vec.h 'return x - zero;' 'return x + zero;'
+mutation "matmul: the bias is dropped" test_matmul forward matmul.h 'gemm(out, OC, bias, 0,' 'gemm(out, OC, NULL, 0,'
+mutation "matmul: dweight is added to" test_matmul backward matmul.h \
+    'gemm(dweight, C, NULL, 0,' 'gemm(dweight, C, dweight, C,'
+mutation "matmul: dbias takes rows descending" test_matmul backward matmul.h \
+    'x + n * OC + first' 'x + (N - 1 - n) * OC + first'
+mutation "matmul: the plain loop starts at 0 and adds the bias last" test_matmul forward matmul.h \
+    'float sum = bias ? bias[oc] : 0.0f;' 'float sum = 0.0f;' \
+    'out[n * OC + oc] = sum;' 'out[n * OC + oc] = sum + (bias ? bias[oc] : 0.0f);'
+mutation "matmul: the plain dinp reads the weight turned" test_matmul "backward differences" matmul.h \
+    'sum += dout[n * OC + oc] * weight[oc * C + c]' 'sum += dout[n * OC + oc] * weight[c * OC + oc]'
+
+# ---- attention.h ----
+mutation "attention: divides by the sum" test_attention backward attention.h \
+    'fm_exp(w[j] - m[j]) * r[j]' 'fm_exp(w[j] - m[j]) / (1.0f / r[j])'
+mutation "attention: scores are divided by the root" test_attention forward attention.h \
+    's->weights[i] *= scale' 's->weights[i] /= sqrtf((float)HS)'
+mutation "attention: the scale goes into q" test_attention forward attention.h \
+    's->weights[i] *= scale; }' '(void)scale; }' \
+    'gemm_panel_(s->weights, TILE_N' 'for (int i = 0; i < TILE_N * HS; i++) { s->q_strip[i] /= sqrtf((float)HS); }
+    gemm_panel_(s->weights, TILE_N'
+mutation "attention: D over descending u" test_attention backward attention.h \
+    'for (int u = 0; u < t1 + n; u++) {
+        const float *w = weights + (size_t)u * TILE_N, *datt' \
+    'for (int u = t1 + n - 1; u >= 0; u--) {
+        const float *w = weights + (size_t)u * TILE_N, *datt'
+mutation "attention: the softmax sum over descending u" test_attention forward attention.h \
+    'for (int u = 0; u < t1 + n; u++) {
+        float* w = weights + (size_t)u * TILE_N;
+        #pragma omp simd
+        for (int j = 0; j < TILE_N; j++) { w[j] = fm_exp(w[j] - m[j]); }' \
+    'for (int u = t1 + n - 1; u >= 0; u--) {
+        float* w = weights + (size_t)u * TILE_N;
+        #pragma omp simd
+        for (int j = 0; j < TILE_N; j++) { w[j] = fm_exp(w[j] - m[j]); }'
+mutation "attention: the maximum sees later keys" test_attention causality attention.h \
+    'for (int j = attention_first_(u, t1); j < TILE_N; j++) { m[j] = w[j] > m[j] ? w[j] : m[j]; }' \
+    'for (int j = 0; j < TILE_N; j++) { m[j] = w[j] > m[j] ? w[j] : m[j]; }'
+mutation "attention: a query does not see itself" test_attention obvious attention.h \
+    'for (int u = t1; u <= t1 + j; u++) {
+            float w = weights[(size_t)u * TILE_N + j];
+            const float* x_u' \
+    'for (int u = t1; u < t1 + j; u++) {
+            float w = weights[(size_t)u * TILE_N + j];
+            const float* x_u'
+mutation "attention: later keys are gathered with weight 0" test_attention causality attention.h \
+    'for (int u = t1; u <= t1 + j; u++) {
+            float w = weights[(size_t)u * TILE_N + j];
+            const float* x_u' \
+    'for (int u = t1; u < t1 + n; u++) {
+            float w = weights[(size_t)u * TILE_N + j];
+            const float* x_u'
+mutation "attention: later queries scatter with weight 0" test_attention special attention.h \
+    'for (int u = t1; u <= t1 + j; u++) {
+            float w = weights[(size_t)u * TILE_N + j];
+            float* dx_u' \
+    'for (int u = t1; u < t1 + n; u++) {
+            float w = weights[(size_t)u * TILE_N + j];
+            float* dx_u'
+mutation "attention: the maximum starts at -inf" test_attention "far scores" attention.h \
+    '{ m[j] = -10000.0f; }' '{ m[j] = -INFINITY; }'
+mutation "attention: a sum of 0 is inverted" test_attention "far scores" attention.h \
+    'sum[j] == 0.0f ? 0.0f : 1.0f / sum[j]' '1.0f / sum[j]'
+mutation "attention: ds is scaled before the difference" test_attention backward attention.h \
+    'w[j] * (d[j] - D[j]) * scale' 'w[j] * scale * (d[j] - D[j])'
+mutation "attention: dk and dv are not started" test_attention backward attention.h \
+    '{ memset(dx + u * stride, 0, sizeof(float) * HS); }' '{ (void)u; }'
+mutation "attention: with t0, statistics of every strip go to the first" test_attention cache attention.h \
+    'head * n_queries + t1 - t0' 'head * n_queries + (t1 - t0) % n_queries * (t0 == 0)'
+mutation "attention: the workspace is one strip too small" test_attention forward attention.h \
+    's.turned = p;' 's.turned = p - TILE_N * HS_up - TILE_N * T_up;'
+mutation "attention: the plain loop forgets D" test_attention "backward differences" attention.h \
+    'ds[u] = att[u] * (ds[u] - D) * scale' 'ds[u] = att[u] * ds[u] * scale'
+mutation "attention: the plain loop sees one key too many" test_attention "forward double" attention.h \
+    'if (u > t) { continue; }' 'if (u > t + 1) { continue; }' \
+    'for (int u = 0; u <= t; u++) {
+        att[u] = fm_exp' 'for (int u = 0; u <= t + (t + 1 < T); u++) {
+        att[u] = fm_exp'
+
+# ---- layernorm.h ----
+mutation "layernorm: dweight and dbias take rows descending" test_layernorm backward layernorm.h \
+    '{ dweight[c] = dbias[c] = 0.0f; }
+    for (int n = 0; n < N; n++) {
+        const float* x = inp + (size_t)n * C;
+        const float* d = dout + (size_t)n * C;
+        float m' \
+    '{ dweight[c] = dbias[c] = 0.0f; }
+    for (int n = N - 1; n >= 0; n--) {
+        const float* x = inp + (size_t)n * C;
+        const float* d = dout + (size_t)n * C;
+        float m'
+mutation "layernorm: the mean starts at the first channel" test_layernorm forward layernorm.h \
+    'float sum = 0.0f, sum2 = 0.0f;' 'float sum = x[0], sum2 = 0.0f;'
+mutation "layernorm: the mean is multiplied by 1/C" test_layernorm forward layernorm.h \
+    'm = sum / v_fill((float)C)' 'm = sum * v_fill(1.0f / (float)C)'
+mutation "layernorm: eps is 1e-4" test_layernorm "forward double" layernorm.h \
+    'LAYERNORM_EPS 1e-5f' 'LAYERNORM_EPS 1e-4f'
+mutation "layernorm: dinp is written, not added to" test_layernorm backward layernorm.h \
+    'dinp[c] += (weight[c] * dout[c] - mg' 'dinp[c] = (weight[c] * dout[c] - mg'
+mutation "layernorm: xhat * mean is regrouped" test_layernorm backward layernorm.h \
+    '(inp[c] - m) * s * mgx' '(inp[c] - m) * (s * mgx)'
+mutation "layernorm: rstd is applied after the weight" test_layernorm forward layernorm.h \
+    'y[c] = s * (x[c] - m) * weight[c] + bias[c]' 'y[c] = (x[c] - m) * weight[c] * s + bias[c]'
+mutation "layernorm: dweight is added to" test_layernorm backward layernorm.h \
+    'for (int c = first; c < last; c++) { dweight[c] = dbias[c] = 0.0f; }' ''
+mutation "layernorm: both loops forget the mean of g * xhat" test_layernorm "backward differences" layernorm.h \
+    '- mean_g - (inp[c] - mean) * rstd * mean_gx) * rstd' '- mean_g) * rstd + 0 * mean_gx' \
+    '- mg - (inp[c] - m) * s * mgx) * s' '- mg) * s + 0 * mgx'
+
+# ---- gelu.h ----
+mutation "gelu: k is one unit too large" test_gelu obvious gelu.h '0.797884524f' '0.797884583f'
+mutation "gelu: the cube is regrouped" test_gelu frozen gelu.h \
+    'float cube = 0.044715f * x * x * x;
+    return' 'float cube = 0.044715f * (x * x * x);
+    return'
+mutation "gelu: the slope is regrouped" test_gelu known gelu.h \
+    'x * 0.5f * sech2 * GELU_K' 'x * 0.5f * (sech2 * GELU_K)'
+mutation "gelu: the slope forgets tanh'" test_gelu double gelu.h '+ x * 0.5f * sech2' '+ 0 * x * 0.5f * sech2'
+mutation "gelu: dinp is added to" test_gelu lengths gelu.h \
+    '#pragma omp parallel for simd
+    for (size_t i = 0; i < n; i++) { dinp[i] =' '#pragma omp parallel for simd
+    for (size_t i = 0; i < n; i++) { dinp[i] +='
+
+# ---- crossentropy.h ----
+mutation "softmax: multiplies by the reciprocal" test_crossentropy shapes crossentropy.h \
+    '{ p[v] /= sum; }' '{ p[v] *= 1.0f / sum; }'
+mutation "softmax: columns of a square descend" test_crossentropy shapes crossentropy.h \
+    'for (int i = 0; i < VLANES; i++) { sum += columns[i]; }' \
+    'for (int i = VLANES - 1; i >= 0; i--) { sum += columns[i]; }'
+mutation "softmax: the padding counts" test_crossentropy shapes crossentropy.h \
+    'softmax_exponentials_(probs + row, logits + row, sums, V, Vp)' \
+    'softmax_exponentials_(probs + row, logits + row, sums, Vp, Vp)'
+mutation "softmax: the maximum starts at the first logit" test_crossentropy huge crossentropy.h \
+    '{ lane[i] = -10000.0f; }' '{ lane[i] = logits[0]; }'
+mutation "softmax: the padding of probs keeps what was there" test_crossentropy "not counted" crossentropy.h \
+    'memset(p + V, 0, sizeof(float) * (Vp - V));' ''
+mutation "crossentropy: the padding of dlogits keeps what was there" test_crossentropy shapes crossentropy.h \
+    'memset(d + V, 0, sizeof(float) * (Vp - V));' ''
+mutation "crossentropy: divides by 1 / dloss" test_crossentropy shapes crossentropy.h \
+    'd[v] = p[v] * dloss' 'd[v] = p[v] / (1.0f / dloss)'
+mutation "crossentropy: the target is read after it was overwritten" test_crossentropy shapes crossentropy.h \
+    'd[target] = dtarget;' 'd[target] = (p[target] - 1.0f) * dloss; (void)dtarget;'
+mutation "crossentropy: a row that is not counted has a loss" test_crossentropy "not counted" crossentropy.h \
+    'losses[first + r] = target < 0 ? 0.0f : -fm_log(p[target])' \
+    'losses[first + r] = -fm_log(p[target < 0 ? 0 : target])'
+mutation "crossentropy: both loops have the wrong sign" test_crossentropy "backward differences" crossentropy.h \
+    'probs[i] - (v == targets[n] ? 1.0f : 0.0f)' 'probs[i] + (v == targets[n] ? 1.0f : 0.0f)' \
+    '(p[target] - 1.0f) * dloss;  //' '(p[target] + 1.0f) * dloss;  //'
+
+# ---- embedding.h ----
+mutation "embedding: positions descend" test_embedding embedding embedding.h \
+    'for (int n = 0; n < B * T; n++) {
+            const float* d' 'for (int n = B * T - 1; n >= 0; n--) {
+            const float* d'
+mutation "embedding: t0 is ignored" test_embedding embedding embedding.h 't0 + n % T' 'n % T'
+mutation "embedding: a thread's last channel is left out" test_embedding embedding embedding.h \
+    'first + width < C ? first + width : C' 'first + width < C ? first + width - 1 : C'
+
+# ---- adamw.h, global_norm.h ----
+mutation "adamw: eps inside the root" test_adamw lengths adamw.h \
+    'sqrtf(v_new / a.correction2) + a.eps' 'sqrtf(v_new / a.correction2 + a.eps)'
+mutation "adamw: both loops square the gradient first" test_adamw frozen adamw.h \
+    '(1.0f - a->beta2) * grad * grad' '(1.0f - a->beta2) * (grad * grad)' \
+    'one_minus_beta2 * grad * grad' 'one_minus_beta2 * (grad * grad)'
+mutation "adamw: both loops ignore grad_scale" test_adamw double adamw.h \
+    'g[i] * a->grad_scale' 'g[i]' 'g[i] * a.grad_scale' 'g[i]'
+mutation "adamw: corrections are rounded twice" test_adamw corrections adamw.h \
+    '(float)(1.0 - fm_powi((double)beta2, t))' '1.0f - (float)fm_powi((double)beta2, t)'
+mutation "adamw: lr is distributed" test_adamw lengths adamw.h \
+    '+ weight_decay * p[i]);
+    }
+}
+#endif' ') + a.lr * (weight_decay * p[i]);
+    }
+}
+#endif'
+mutation "global norm: chunks of 2048" test_adamw "norm order" global_norm.h 'NORM_CHUNK = 4096' 'NORM_CHUNK = 2048'
+mutation "global norm: 8 lanes" test_adamw "norm order" global_norm.h 'NORM_LANES = 16' 'NORM_LANES = 8'
+mutation "global norm: squares are floats" test_adamw "norm obvious" global_norm.h \
+    '{ lane[j] += (double)g[i + j] * (double)g[i + j]; }
+    }' '{ lane[j] += (double)(g[i + j] * g[i + j]); }
+    }'
+mutation "global norm: chunks are added descending" test_adamw "norm order" global_norm.h \
+    '{ sum += chunk_sums[chunk]; }' '{ sum += chunk_sums[n_chunks - 1 - chunk]; }'
+mutation "global norm: threads forget the total before" test_adamw "norm obvious" global_norm.h \
+    'double* chunk_sums' 'sum = 0; double* chunk_sums'
+
+# ---- leaf_tree.h, rng.h, tensor.h, sampler.h ----
+mutation "leaf tree: leaves are added from left to right" test_tensor "leaf tree" leaf_tree.h \
+    'tree->n_nodes > 1 && tree->size[tree->n_nodes - 1] == tree->size[tree->n_nodes - 2]' 'tree->n_nodes > 1'
+mutation "leaf tree: the loss takes another way" test_tensor "leaf tree" leaf_tree.h \
+    'tree->loss[left] = tree->loss[left] + tree->loss[right]' 'tree->loss[0] += right > 0 ? tree->loss[right] : 0'
+mutation "leaf tree: one arena too many" test_tensor "leaf tree" leaf_tree.h 'int depth = 1;' 'int depth = 2;'
+mutation "rng: the float takes other bits" test_tensor rng rng.h 'mt19937_u32(mt) & 0xffffff' 'mt19937_u32(mt) >> 8'
+mutation "rng: the low word comes first" test_tensor rng rng.h \
+    'high << 32 | mt19937_u32(mt)' 'high | (uint64_t)mt19937_u32(mt) << 32'
+mutation "rng: the last group is not drawn anew" test_tensor "rng normal" rng.h \
+    'for (size_t i = n - 16; i < n; i++) { x[i] = mt19937_float(mt); }' ''
+mutation "tensor: tensors start at multiples of 32 bytes" test_tensor tensor tensor.h '+ 15) / 16 * 16' '+ 7) / 8 * 8'
+mutation "tensor: the padding is drawn too" test_tensor "tensor init" tensor.h \
+    'normal_fill(&mt, x, tensor_disk_elements(t)' 'normal_fill(&mt, x, tensor_slice_elements(t)'
+mutation "sampler: ties go to the higher index" test_tensor sampler sampler.h \
+    'x->token - y->token' 'y->token - x->token'
+mutation "sampler: greedy takes the last of equals" test_tensor "sampler greedy" sampler.h \
+    'logits[v] > logits[best]' 'logits[v] >= logits[best]'
+mutation "sampler: a coin of 0 takes an impossible token" test_tensor "sampler possible" sampler.h \
+    'coin * total < sum' 'coin * total <= sum'
+mutation "sampler: top-p goes one token further" test_tensor "sampler shares" sampler.h \
+    'sum < top_p * total' 'sum <= top_p * total'
+mutation "sampler: top-k is applied to unsorted candidates" test_tensor "sampler shares" sampler.h \
+    'if (top_k > 0 || top_p < 1.0f) { qsort' 'if (top_p < 1.0f) { qsort'
+mutation "sampler: multiplies by the temperature" test_tensor "sampler shares" sampler.h \
+    '/ temperature);' '* temperature);'
+
+wait
+n_failed=$(find "$work" -name 'failed.*' | wc -l)
+echo "$((n - n_failed)) passed, $n_failed failed"
+[ "$n_failed" -eq 0 ] && [ "$n" -gt 0 ]

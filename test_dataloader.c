@@ -1,0 +1,726 @@
+/*
+Promises of llmc/dataloader.h and llmc/tokenizer.h: which token stands where in which row, in which order rows come, and
+what is said about data that cannot be used.
+    cc -O2 test_dataloader.c -o build/test_dataloader -lm && build/test_dataloader
+*/
+#include "llmc/dataloader.h"
+#include "llmc/test.h"
+#include "llmc/testfiles.h"
+
+enum { GPT2 = 20240520, LLAMA3 = 20240801 };
+
+// ---- shards for tests: token i of shard s is a hash, so that no two places look alike ----
+
+static uint32_t test_token(int s, int64_t i, uint32_t vocab) {
+    return (uint32_t)(mix64_((uint64_t)i * 1000 + (uint64_t)s) % vocab);
+}
+
+// header and n tokens; the caller frees
+static unsigned char* shard_bytes(size_t* n_bytes, int s, int magic, int n, uint32_t vocab) {
+    int width = magic == GPT2 ? 2 : 4;
+    int32_t header[256] = {magic, magic == GPT2 ? 1 : 7, n};
+    *n_bytes = sizeof header + (size_t)n * (size_t)width;
+    unsigned char* bytes = (unsigned char*)malloc_check(*n_bytes, "shard of a test");
+    memcpy(bytes, header, sizeof header);
+    for (int i = 0; i < n; i++) {
+        uint32_t token = test_token(s, i, vocab);
+        memcpy(bytes + sizeof header + (size_t)i * (size_t)width, &token, (size_t)width);
+    }
+    return bytes;
+}
+
+static TempPath shard_file(const TempPath* folder, const char* name, int s, int magic, int n, uint32_t vocab) {
+    size_t n_bytes;
+    unsigned char* bytes = shard_bytes(&n_bytes, s, magic, n, vocab);
+    TempPath path = temp_file(folder, name, bytes, n_bytes);
+    free(bytes);
+    return path;
+}
+
+// ---- the permutation ----
+
+static int is_permutation(uint64_t key, uint64_t epoch, int64_t n) {
+    unsigned char* seen = (unsigned char*)calloc((size_t)n, 1);
+    int good = 1;
+    for (int64_t i = 0; i < n && good; i++) {
+        int64_t j = permute_index(key, epoch, i, n);
+        good = j >= 0 && j < n && !seen[j]++;
+    }
+    free(seen);
+    return good;
+}
+
+static void test_bijection(Test* t) {
+    const int64_t large[] = {1023, 1024, 1025, 4095, 4097, 65536, 65537, 100003, 1000000};
+    for (int64_t n = 1; n <= 300; n++) {
+        for (int epoch = 0; epoch < 10; epoch++) {
+            uint64_t key = 7919 * (uint64_t)epoch;
+            check(t, is_permutation(key, (uint64_t)epoch, n), "n %lld, epoch %d", (long long)n, epoch);
+        }
+    }
+    for (size_t i = 0; i < sizeof large / sizeof large[0]; i++) {
+        check(t, is_permutation(UINT64_MAX, i, large[i]), "n %lld", (long long)large[i]);
+    }
+    const int64_t huge[] = {((int64_t)1 << 40) + 1, ((int64_t)1 << 62) + 1, INT64_MAX};
+    for (int h = 0; h < 3; h++) {  // too many to list: in range, and no two of 1000 alike
+        int64_t seen[1000];
+        int n_bad = 0;
+        for (int i = 0; i < 1000; i++) {
+            seen[i] = permute_index(5, 6, i < 500 ? i : huge[h] - 1 - i, huge[h]);
+            n_bad += seen[i] < 0 || seen[i] >= huge[h];
+            for (int j = 0; j < i; j++) { n_bad += seen[j] == seen[i]; }
+        }
+        check(t, n_bad == 0, "n %lld: %d out of range or twice", (long long)huge[h], n_bad);
+    }
+}
+
+// Where an index goes, averaged over E epochs, has mean (n-1)/2 and standard deviation sqrt((n^2-1)/12/E): 5 allowed.
+static void test_mean_rank(Test* t) {
+    const int sizes[] = {2, 3, 9, 64, 100, 257};
+    for (int s = 0; s < 6; s++) {
+        int n = sizes[s], E = 4000;
+        double middle = (n - 1) / 2.0, allowed = 5.0 * sqrt(((double)n * n - 1.0) / 12.0 / E);
+        for (int i = 0; i < n; i++) {
+            double sum = 0.0;
+            for (int epoch = 0; epoch < E; epoch++) { sum += (double)permute_index(42, (uint64_t)epoch, i, n); }
+            check(t, fabs(sum / E - middle) < allowed, "n %d: index %d goes to %.3f on average, expected %.1f +- %.3f",
+                  n, i, sum / E, middle, allowed);
+        }
+    }
+}
+
+// All 24 orders of 4 rows come equally often: chi-square with 23 degrees of freedom, mean 23, standard deviation 6.8.
+static void test_all_orders(Test* t) {
+    int count[256] = {0}, n_orders = 0;
+    double chi = 0.0;
+    for (uint64_t epoch = 0; epoch < 24000; epoch++) {
+        int order = 0;
+        for (int i = 0; i < 4; i++) { order = order * 4 + (int)permute_index(7, epoch, i, 4); }
+        count[order]++;
+    }
+    for (int order = 0; order < 256; order++) {
+        n_orders += count[order] > 0;
+        chi += count[order] > 0 ? (count[order] - 1000.0) * (count[order] - 1000.0) / 1000.0 : 0.0;
+    }
+    check(t, n_orders == 24 && chi < 23.0 + 5.0 * 6.8, "%d orders, chi-square %.1f", n_orders, chi);
+}
+
+// neighbours do not stay neighbours, and the same index goes elsewhere under another key or in another epoch
+static void test_mixing(Test* t) {
+    enum { N = 10000 };
+    int n_neighbours = 0, n_same_epoch = 0, n_same_key = 0, n_fixed = 0;
+    for (int64_t i = 0; i < N; i++) {
+        int64_t here = permute_index(1, 0, i, N);
+        n_neighbours += i + 1 < N && llabs(permute_index(1, 0, i + 1, N) - here) == 1;
+        n_same_epoch += permute_index(1, 1, i, N) == here;
+        n_same_key += permute_index(2, 0, i, N) == here;
+        n_fixed += here == i;
+    }
+    // Poisson with mean 2 and 1: more than 12 has a probability below 1e-6
+    check(t, n_neighbours <= 12, "%d of %d neighbours stay together", n_neighbours, N);
+    check(t, n_same_epoch <= 12, "%d of %d are at the same place in the next epoch", n_same_epoch, N);
+    check(t, n_same_key <= 12, "%d of %d are at the same place under another key", n_same_key, N);
+    check(t, n_fixed <= 12, "%d of %d stay where they were", n_fixed, N);
+}
+
+// The order is part of a checkpoint: resumed with another version of this file, a run must go on with the same rows.
+static void test_order_is_fixed(Test* t) {
+    const int64_t want[3][8] = {  // by a Python program written from the definition
+        {4, 0, 2, 7, 1, 5, 3, 8},
+        {993, 825, 523, 93, 376, 902, 811, 760},
+        {1977682919, 995971524, 2140404605, 2151402192, 4359919448, 2334876663, 1594214844, 3332370239},
+    };
+    const int64_t sizes[3] = {9, 1000, 5000000000};
+    for (int s = 0; s < 3; s++) {
+        for (int i = 0; i < 8; i++) {
+            int64_t found = permute_index(1234567890123456789u + (uint64_t)s, (uint64_t)s, i, sizes[s]);
+            check(t, found == want[s][i], "n %lld: index %d goes to %lld, expected %lld", (long long)sizes[s], i,
+                  (long long)found, (long long)want[s][i]);
+        }
+    }
+}
+
+// ---- rows ----
+
+// row r of a file of shard tokens, read again with fseek and fread
+static void read_row(int* tokens, const char* path, int width, int T, int64_t r) {
+    FILE* file = fopen(path, "rb");
+    if (!file || fseek(file, (long)(1024 + r * T * width), SEEK_SET) != 0) { fail_run("%s: %s", path, strerror(errno)); }
+    for (int i = 0; i <= T; i++) {
+        uint32_t token = 0;
+        if (fread(&token, (size_t)width, 1, file) != 1) { fail_run("%s: no row %lld in the file", path, (long long)r); }
+        tokens[i] = (int)token;
+    }
+    fclose(file);
+}
+
+// all rows of two shards in file order, against the files
+static void check_rows(Test* t, int magic, int n0, int n1, int T) {
+    int width = magic == GPT2 ? 2 : 4, plain[256], inputs[256], targets[256];
+    uint32_t vocab = magic == GPT2 ? 50257 : 2000000000;
+    TempPath folder = temp_folder(), pattern = temp_path(&folder, "part_*.bin");
+    TempPath path0 = shard_file(&folder, "part_0.bin", 0, magic, n0, vocab);
+    TempPath path1 = shard_file(&folder, "part_1.bin", 1, magic, n1, vocab);
+    int64_t rows0 = (n0 - 1) / T, rows1 = (n1 - 1) / T;
+    size_t n_bytes = sizeof(int) * (size_t)T;
+    TokenData d;
+    DataLoader l;
+    tokens_open(&d, pattern.s, NULL);
+    dataloader_init(&l, &d, T, 0, 0);
+    check(t, d.n_shards == 2 && d.n_tokens == n0 + n1 && d.token_bytes == width, "shards, tokens, bytes of a token");
+    check(t, l.n_rows == rows0 + rows1, "T %d: %lld rows, not %lld", T, (long long)l.n_rows, (long long)(rows0 + rows1));
+    for (int64_t index = 0; index < 2 * l.n_rows; index++) {  // two epochs: file order again
+        int64_t row = index % l.n_rows;
+        read_row(plain, row < rows0 ? path0.s : path1.s, width, T, row < rows0 ? row : row - rows0);
+        dataloader_row(&l, index, inputs, targets);
+        check(t, memcmp(inputs, plain, n_bytes) == 0, "T %d, row %lld: inputs", T, (long long)index);
+        check(t, memcmp(targets, plain + 1, n_bytes) == 0, "T %d, row %lld: targets", T, (long long)index);
+    }
+    tokens_close(&d);
+    temp_remove(&folder);
+}
+
+static void test_rows(Test* t) {
+    const int lengths[] = {1, 2, 3, 7, 32, 100};
+    for (int i = 0; i < 6; i++) {
+        int T = lengths[i];
+        check_rows(t, GPT2, 3 * T + 1, 2 * T + 1, T);   // the last target is the last token
+        check_rows(t, GPT2, 3 * T, 2 * T + 2, T);       // one too few, one too many
+        check_rows(t, GPT2, 1, 4 * T + 1, T);           // a shard too short for a row gives none
+        check_rows(t, LLAMA3, 5 * T + 1, T + 1, T);
+    }
+}
+
+static void test_shuffled_rows(Test* t) {
+    enum { T = 4, N = 50 };
+    TempPath folder = temp_folder(), path = shard_file(&folder, "one.bin", 0, GPT2, N * T + 1, 50257);
+    TokenData d;
+    DataLoader in_order, l, other;
+    int plain[T], plain_targets[T], inputs[T], targets[T], again[T], n_same = 0, n_same_epoch = 0;
+    tokens_open(&d, path.s, NULL);
+    dataloader_init(&in_order, &d, T, 0, 0);
+    dataloader_init(&l, &d, T, 1, 99);
+    dataloader_init(&other, &d, T, 1, 98);
+    for (int epoch = 0; epoch < 3; epoch++) {
+        int seen[N] = {0};
+        for (int i = 0; i < N; i++) {
+            dataloader_row(&l, epoch * N + i, inputs, targets);
+            for (int r = 0; r < N; r++) {  // which row is it? tokens are hashes, so at most one fits
+                dataloader_row(&in_order, r, plain, plain_targets);
+                seen[r] += memcmp(plain, inputs, sizeof plain) == 0 && memcmp(plain_targets, targets, sizeof plain) == 0;
+            }
+            dataloader_row(&other, epoch * N + i, again, targets);
+            n_same += memcmp(inputs, again, sizeof again) == 0;
+            dataloader_row(&l, (epoch + 1) * N + i, again, targets);
+            n_same_epoch += memcmp(inputs, again, sizeof again) == 0;
+        }
+        for (int r = 0; r < N; r++) { check(t, seen[r] == 1, "epoch %d: row %d came %d times", epoch, r, seen[r]); }
+    }
+    check(t, n_same < 15, "%d of 150 rows are the same under another key", n_same);
+    check(t, n_same_epoch < 15, "%d of 150 rows are the same in the next epoch", n_same_epoch);
+    dataloader_row(&l, 77, inputs, targets);
+    for (int64_t index = 149; index >= 77; index--) { dataloader_row(&l, index, again, targets); }
+    check(t, memcmp(inputs, again, sizeof again) == 0, "row 77 depends on which rows were asked for before");
+    tokens_close(&d);
+    temp_remove(&folder);
+}
+
+// the same tokens before and after, cut where the fraction says, over two shards; no token copied
+static void test_split(Test* t) {
+    TempPath folder = temp_folder();
+    const struct { float fraction; int64_t n_val; int train_shards, val_shards; } cuts[] = {
+        {0.0f, 0, 2, 0}, {0.1f, 15, 2, 1}, {0.25f, 37, 2, 1},
+        {1.0f / 3.0f, 50, 1, 1}, {0.5f, 75, 1, 2}, {0.99f, 148, 1, 2},
+    };
+    shard_file(&folder, "a.bin", 0, GPT2, 100, 50257);
+    shard_file(&folder, "b.bin", 1, GPT2, 50, 50257);
+    for (size_t c = 0; c < sizeof cuts / sizeof cuts[0]; c++) {
+        TokenData train, val;
+        tokens_open(&train, folder.s, NULL);
+        tokens_split(&train, &val, cuts[c].fraction);
+        check(t, val.n_tokens == cuts[c].n_val && train.n_tokens == 150 - cuts[c].n_val, "%g: %lld and %lld tokens",
+              (double)cuts[c].fraction, (long long)train.n_tokens, (long long)val.n_tokens);
+        check(t, train.n_shards == cuts[c].train_shards && val.n_shards == cuts[c].val_shards, "%g: %d and %d shards",
+              (double)cuts[c].fraction, train.n_shards, val.n_shards);
+        int64_t at = 0;
+        for (int i = 0; i < train.n_shards + val.n_shards; i++) {
+            const TokenShard* s = i < train.n_shards ? &train.shards[i] : &val.shards[i - train.n_shards];
+            for (int64_t j = 0; j < s->n_tokens; j++, at++) {
+                uint32_t want = at < 100 ? test_token(0, at, 50257) : test_token(1, at - 100, 50257);
+                check(t, token_at_(s->tokens, 2, j) == want, "%g: token %lld", (double)cuts[c].fraction, (long long)at);
+            }
+        }
+        check(t, at == 150, "expected 150 tokens in both, found %lld", (long long)at);
+        tokens_close(&val);
+        tokens_close(&train);
+    }
+    temp_remove(&folder);
+}
+
+static void test_checksum(Test* t) {
+    const char letters[] = "foobar";  // as three uint16; the value is in the FNV authors' list of test vectors
+    TokenShard shards[2] = {{"x", letters, 1}, {"x", letters + 2, 2}};
+    TokenData d = {NULL, shards, 2, 2, 3, 0, 65536, NULL, 0, NULL, 0};
+    check(t, tokens_checksum(&d) == 0x85944171f73967e8u, "found %llx", (unsigned long long)tokens_checksum(&d));
+    d.n_shards = 0;
+    check(t, tokens_checksum(&d) == 0xcbf29ce484222325u, "of nothing");
+}
+
+// ---- shards that are not right ----
+
+static int refused(const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
+    TokenShard shard;
+    int token_bytes, vocab_size;
+    unsigned char* exact = heap_copy(bytes, n_bytes);
+    int accepted = shard_parse_(&shard, &token_bytes, &vocab_size, exact, n_bytes, error);
+    free(exact);
+    return !accepted;
+}
+
+static void test_broken_shards(Test* t) {
+    const struct { int32_t magic, version, count; size_t n_bytes; const char* expected; } cases[] = {
+        {20240521, 1, 10, 1044, "magic number 20240520 (GPT-2) or 20240801 (Llama 3), found 20240521"},
+        {0x08d63401, 1, 10, 1044, "magic number 20240520 (GPT-2) or 20240801 (Llama 3), found 148255745"},
+        {GPT2, 2, 10, 1044, "expected version 1 of token shards, found 2"},
+        {GPT2, 7, 10, 1044, "expected version 1 of token shards, found 7"},
+        {LLAMA3, 1, 10, 1064, "expected version 7 of token shards, found 1"},
+        {GPT2, 1, -1, 1044, "expected a number of tokens below 2^31 at offset 8, found -1"},
+        {GPT2, 1, INT32_MIN, 1044, "found -2147483648"},
+        {GPT2, 1, 10, 1043, "expected 1044 bytes for the header's 10 tokens, found a file of 1043"},
+        {GPT2, 1, 10, 1045, "expected 1044 bytes for the header's 10 tokens, found a file of 1045"},
+        {GPT2, 1, 10, 1024, "expected 1044 bytes for the header's 10 tokens, found a file of 1024"},
+        {GPT2, 1, INT32_MAX, 1044, "expected 4294968318 bytes for the header's 2147483647 tokens, found a file of 1044"},
+        {LLAMA3, 7, INT32_MAX, 1044, "expected 8589935612 bytes for the header's 2147483647 tokens, found a file of"},
+        {LLAMA3, 7, 10, 1044, "expected 1064 bytes for the header's 10 tokens, found a file of 1044"},
+        {GPT2, 1, 10, 1023, "a header of 1024 bytes, found a file of 1023 bytes"},
+        {GPT2, 1, 10, 4, "a header of 1024 bytes, found a file of 4 bytes"},
+        {GPT2, 1, 10, 0, "a header of 1024 bytes, found a file of 0 bytes"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int32_t header[300] = {cases[i].magic, cases[i].version, cases[i].count};
+        ErrorText error = {""};
+        check(t, refused((unsigned char*)header, cases[i].n_bytes, &error) && strstr(error.text, cases[i].expected),
+              "case %zu: expected \"%s\", found \"%s\"", i, cases[i].expected, error.text);
+    }
+    const char* other[][2] = {
+        {"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "found a Git LFS pointer"},
+        {"<!doctype html>\n<html lang=\"en\">", "found an HTML page"},
+        {"<HTML>", "found an HTML page"},
+        {"<?xml version=\"1.0\"?><Error><Code>AccessDenied", "found an XML page"},
+        {"\x1f\x8b\x08", "found a gzip archive"},
+    };
+    for (size_t i = 0; i < sizeof other / sizeof other[0]; i++) {
+        ErrorText error = {""};
+        const unsigned char* bytes = (const unsigned char*)other[i][0];
+        check(t, refused(bytes, strlen(other[i][0]), &error) && strstr(error.text, other[i][1]),
+              "expected \"%s\", found \"%s\"", other[i][1], error.text);
+    }
+}
+
+// cut anywhere: refused; one header byte changed: refused, or the entry is not used
+static void test_damaged_shards(Test* t) {
+    for (int kind = 0; kind < 2; kind++) {
+        size_t n_bytes;
+        ErrorText error;
+        unsigned char* bytes = shard_bytes(&n_bytes, 0, kind ? LLAMA3 : GPT2, 20, 50257);
+        check(t, !refused(bytes, n_bytes, &error), "the whole shard: %s", error.text);
+        for (size_t n = 0; n < n_bytes; n++) { check(t, refused(bytes, n, &error), "accepted, cut to %zu bytes", n); }
+        for (size_t at = 0; at < 1024; at++) {
+            unsigned char kept = bytes[at];
+            for (int value = 0; value < 256; value++) {
+                bytes[at] = (unsigned char)value;
+                int found = refused(bytes, n_bytes, &error), expected = at < 12 && value != kept;
+                check(t, found == expected, "byte %zu = %d: %s", at, value, found ? error.text : "accepted");
+            }
+            bytes[at] = kept;
+        }
+        free(bytes);
+    }
+}
+
+static void test_token_ids(Test* t) {
+    int32_t shard[256 + 3] = {LLAMA3, 7, 3};
+    ErrorText error = {""};
+    shard[256 + 1] = INT_MAX - 1;
+    check(t, !refused((unsigned char*)shard, sizeof shard, &error), "2^31 - 2 is a token: %s", error.text);
+    shard[256 + 1] = INT_MAX;
+    const char* want = "expected token ids below 2^31 - 1, found 2147483647 at offset 1028";
+    check(t, refused((unsigned char*)shard, sizeof shard, &error) && strstr(error.text, want), "\"%s\"", error.text);
+    shard[256 + 1] = 0;
+    shard[256 + 2] = -1;
+    want = "found 4294967295 at offset 1032";
+    check(t, refused((unsigned char*)shard, sizeof shard, &error) && strstr(error.text, want), "\"%s\"", error.text);
+}
+
+// ---- text ----
+
+// the tokens of what tokens_open makes of a path, as text: end of text is shown as |
+static void check_text(Test* t, const char* path, const char* want, int n_documents) {
+    Tokenizer bytes;
+    TokenData d;
+    tokenizer_bytes_init(&bytes);
+    tokens_open(&d, path, &bytes);
+    char* found = (char*)calloc((size_t)d.n_tokens + 1, 1);
+    for (int64_t i = 0; i < d.n_tokens; i++) { found[i] = d.text[i] == 256 ? '|' : (char)d.text[i]; }
+    check(t, strcmp(found, want) == 0, "expected %s, found %s", want, found);
+    check(t, d.n_documents == n_documents, "expected %d documents, found %lld", n_documents, (long long)d.n_documents);
+    check(t, d.n_shards == 1 && d.token_bytes == 2, "%d shards of %d-byte tokens", d.n_shards, d.token_bytes);
+    check(t, d.vocab_size_needed == 257, "vocabulary of %d", d.vocab_size_needed);
+    free(found);
+    tokens_close(&d);
+    tokenizer_free(&bytes);
+}
+
+static void test_text(Test* t) {
+    TempPath folder = temp_folder();
+    TempPath file = temp_file(&folder, "input.txt", "To be, \xc3\xa4\n", 10);
+    check_text(t, file.s, "|To be, \xc3\xa4\n", 1);
+    temp_file(&folder, "zero.txt", "", 0);
+    temp_file(&folder, "b.c", "b.c", 3);
+    temp_file(&folder, "a/2.h", "2", 1);
+    temp_file(&folder, "a/10.h", "10", 2);
+    temp_file(&folder, "a/b/c/deep.txt", "deep", 4);
+    temp_file(&folder, "a-b", "a-b", 3);  // '-' < '/' < 'b': names are compared, not paths
+    temp_file(&folder, "B", "B", 1);
+    temp_file(&folder, ".hidden", "no", 2);
+    temp_file(&folder, ".git/config", "no", 2);
+    temp_file(&folder, "build/out.txt", "no", 2);
+    temp_file(&folder, "a/runs/log.txt", "no", 2);
+    temp_file(&folder, "__pycache__/x.py", "no", 2);
+    temp_file(&folder, "node_modules/x.js", "no", 2);
+    temp_file(&folder, "builds/yes.txt", "yes", 3);
+    temp_file(&folder, "c/build", "a file", 6);
+    temp_file(&folder, "binary.o", "ELF\0no", 6);
+    temp_file(&folder, "latin1.txt", "caf\xe9 no", 7);
+    temp_file(&folder, "cut.txt", "no\xc3", 3);
+    temp_file(&folder, "weights.bin", "\0\0", 2);
+    temp_file(&folder, "rows.jsonl", "{\"a\": 1}\n", 9);
+    temp_file(&folder, "pointer", "version https://git-lfs.github.com/spec/v1\n", 43);
+    TempPath link = temp_path(&folder, "link.txt"), loop = temp_path(&folder, "a/loop");
+    check(t, symlink(file.s, link.s) == 0 && symlink(folder.s, loop.s) == 0, "links: %s", strerror(errno));
+    const char* want = "|B|10|2|deep|a-b|b.c|yes|a file|To be, \xc3\xa4\n|{\"a\": 1}\n";
+    check_text(t, folder.s, want, 10);
+    TempPath slashes = temp_path(&folder, "");
+    check_text(t, slashes.s, want, 10);
+    TempPath pattern = temp_path(&folder, "[a-b]*[bc]");  // a-b and b.c
+    check_text(t, pattern.s, "|a-b|b.c", 2);
+    TempPath through_link = temp_path(&folder, "link.txt");
+    check_text(t, through_link.s, "|To be, \xc3\xa4\n", 1);  // named directly, a link is followed
+    temp_remove(&folder);
+}
+
+// longer than a piece of encoding and than what is looked at to tell text from binary
+static void test_long_text(Test* t) {
+    enum { N = 3000001 };
+    char* text = (char*)malloc_check(N, "text");
+    for (int i = 0; i < N; i++) { text[i] = (char)('a' + test_token(0, i, 26)); }
+    memcpy(text + 65535, "\xc3\xa4", 2);  // a character across the first 64 KiB
+    text[70000] = '\xff';                 // after them, any byte
+    TempPath folder = temp_folder(), path = temp_file(&folder, "long.txt", text, N);
+    Tokenizer bytes;
+    TokenData d;
+    int64_t n_wrong = 0;
+    tokenizer_bytes_init(&bytes);
+    tokens_open(&d, path.s, &bytes);
+    check(t, d.n_tokens == N + 1 && d.text[0] == 256, "%lld tokens", (long long)d.n_tokens);
+    for (int64_t i = 0; i < N; i++) { n_wrong += d.text[i + 1] != (unsigned char)text[i]; }
+    check(t, n_wrong == 0, "%lld bytes are wrong", (long long)n_wrong);
+    tokens_close(&d);
+    tokenizer_free(&bytes);
+    temp_remove(&folder);
+    free(text);
+}
+
+static void test_utf8(Test* t) {
+    const struct { const char* bytes; int length; } cases[] = {
+        {"a", 1}, {"\x7f", 1}, {"\x80", 0}, {"\xbf", 0}, {"\xc0\x80", 0}, {"\xc1\xbf", 0}, {"\xff", 0},
+        {"\xc2\x80", 2}, {"\xdf\xbf", 2}, {"\xe0\x9f\xbf", 0}, {"\xe0\xa0\x80", 3}, {"\xed\x9f\xbf", 3},
+        {"\xed\xa0\x80", 0}, {"\xef\xbf\xbf", 3}, {"\xf0\x8f\xbf\xbf", 0}, {"\xf0\x90\x80\x80", 4},
+        {"\xf4\x8f\xbf\xbf", 4}, {"\xf4\x90\x80\x80", 0}, {"\xf5\x80\x80\x80", 0}, {"\xc3(", 0},
+        {"\xc3", -1}, {"\xe2\x82", -1}, {"\xf0\x9f\x98", -1}, {"\xe2\x28\xa1", 0}, {"\xe2\x82\x28", 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int found = utf8_length_((const unsigned char*)cases[i].bytes, strlen(cases[i].bytes));
+        check(t, found == cases[i].length, "case %zu: expected %d, found %d", i, cases[i].length, found);
+    }
+}
+
+// ---- what stops a run, with its line ----
+
+typedef struct {
+    const char* path;
+    int T;        // 0: stop after opening
+    int changed;  // overwrite the token ids after opening
+} Run;
+
+static void run_loader(void* arg) {
+    const Run* run = (const Run*)arg;
+    Tokenizer bytes;
+    TokenData d;
+    DataLoader l;
+    int inputs[64], targets[64];
+    tokenizer_bytes_init(&bytes);
+    tokens_open(&d, run->path, &bytes);
+    if (run->T == 0) { return; }
+    dataloader_init(&l, &d, run->T, 1, 1);
+    if (run->changed) {
+        FILE* file = fopen(run->path, "r+b");
+        fseek(file, 1024, SEEK_SET);
+        for (int i = 0; i < 40; i++) { fputc(0xff, file); }
+        fclose(file);
+        dataloader_row(&l, 0, inputs, targets);
+    }
+}
+
+static void check_stop(Test* t, const char* path, int T, int status, const char* line) {
+    Run run = {path, T, status == 1};
+    check_exit(t, line, run_loader, &run, status, line);
+}
+
+// a file given as --train
+static const struct {
+    const char *name, *content;
+    size_t n_bytes;
+    const char* expected;
+} unusable[] = {
+    {"0.txt", "", 0, "0.txt: expected text, found an empty file"},
+    {"nul.txt", "ab\0", 3, "nul.txt: expected UTF-8 text or a token shard, found byte 0x00 at offset 2"},
+    {"latin.txt", "\xe9t\xe9", 3, "found byte 0xe9 at offset 0: binary, or text in another encoding (convert"},
+    {"cut.txt", "ab\xc3", 3, "found byte 0xc3 at offset 2"},
+    {"lfs.txt", "version https://git-lfs.github.com/spec/v1\n", 43, "lfs.txt: expected text, found a Git LFS pointer"},
+    {"chat.jsonl", "{\"messages\": []}\n{}\n", 20,
+     "chat.jsonl: JSON Lines of instructions come with train_qwen3; convert to text"},
+    {"page.bin", "<!DOCTYPE html>", 15, "page.bin: expected a token shard, found an HTML page"},
+    {"text.bin", "just text", 9, "text.bin: expected a token shard, a header of 1024 bytes, found a file of 9 bytes"},
+    {"short.txt", "12345678", 8,
+     "short.txt: too short: a row of --seq-len 9 needs 10 tokens in one piece, the longest piece has 9: give more text "
+     "or a smaller --seq-len"},
+};
+
+static void test_stops(Test* t) {
+    TempPath folder = temp_folder(), nothing = temp_path(&folder, "none_*.bin"), empty = temp_path(&folder, "empty/x");
+    *strrchr(empty.s, '/') = '\0';
+    for (size_t i = 0; i < sizeof unusable / sizeof unusable[0]; i++) {
+        TempPath path = temp_file(&folder, unusable[i].name, unusable[i].content, unusable[i].n_bytes);
+        check_stop(t, path.s, 9, 2, unusable[i].expected);
+    }
+    check_stop(t, nothing.s, 0, 2, "none_*.bin: expected a file, a folder or a pattern, found nothing of that name");
+    check_stop(t, "", 0, 2, ": expected a file, a folder or a pattern, found nothing of that name");
+    check_stop(t, empty.s, 0, 2, "/empty: expected text or token shards, found a folder of 0 files");
+    check_stop(t, "/dev/zero", 0, 2, "/dev/zero: expected a file, found a pipe or device");
+    TempPath shard = shard_file(&folder, "gpt2.bin", 0, GPT2, 20, 50000);
+    check_stop(t, shard.s, 20, 2, "gpt2.bin: too short: a row of --seq-len 20 needs 21 tokens in one piece");
+    check_stop(t, shard.s, 19, 1, "gpt2.bin: changed while in use: token 65535 after a check that found ids below");
+    TempPath no_tokens = shard_file(&folder, "no_tokens.bin", 0, GPT2, 0, 1);
+    check_stop(t, no_tokens.s, 1, 2, "a row of --seq-len 1 needs 2 tokens in one piece, the longest piece has 0");
+    temp_remove(&folder);
+}
+
+static void test_mixed(Test* t) {
+    TempPath folder = temp_folder();
+    shard_file(&folder, "kinds/a.bin", 0, GPT2, 20, 50000);
+    shard_file(&folder, "kinds/b.bin", 0, LLAMA3, 20, 100000);
+    shard_file(&folder, "both/a", 0, GPT2, 20, 50000);  // a shard by its first bytes
+    temp_file(&folder, "both/b.txt", "text", 4);
+    shard_file(&folder, "both/c.bin", 0, GPT2, 20, 50000);
+    temp_file(&folder, "folders/sub/a.txt", "text", 4);
+    check_stop(t, temp_path(&folder, "kinds//").s, 0, 2, "kinds/b.bin: expected 2-byte tokens as in");
+    check_stop(t, temp_path(&folder, "both/*").s, 0, 2, "b.txt: expected a token shard like the files before, found");
+    check_stop(t, temp_path(&folder, "both/[bc]*").s, 0, 2, "c.bin: expected text like the files before, found a token");
+    check_stop(t, temp_path(&folder, "folders/*").s, 0, 2, "sub: expected a file, found a folder");
+    check_text(t, temp_path(&folder, "both").s, "|text", 1);  // in a folder, binary files are passed over
+    temp_remove(&folder);
+}
+
+static void check_vocab_of(void* path) {
+    TokenData d;
+    tokens_open(&d, (const char*)path, NULL);
+    tokens_check_vocab(&d, 50257, "the model");
+    tokens_check_vocab(&d, 257, "--tokenizer bytes");
+}
+
+static void split_badly(void* fraction) {
+    TokenData d, val;
+    memset(&d, 0, sizeof d);
+    tokens_split(&d, &val, *(float*)fraction);
+}
+
+static void test_vocab(Test* t) {
+    TempPath folder = temp_folder();
+    uint16_t shard[512 + 4] = {0};
+    int32_t header[3] = {GPT2, 1, 4};
+    float one = 1.0f, negative = -0.1f, nan = NAN;
+    memcpy(shard, header, sizeof header);
+    shard[512 + 1] = 256;
+    shard[512 + 2] = 50256;
+    TempPath path = temp_file(&folder, "x.bin", shard, sizeof shard);
+    TokenData d;
+    tokens_open(&d, path.s, NULL);
+    check(t, d.vocab_size_needed == 50257, "expected 50257, found %d", d.vocab_size_needed);
+    tokens_close(&d);
+    check_exit(t, "vocabulary", check_vocab_of, path.s, 2,
+               "x.bin: expected token ids below 257, the vocabulary of --tokenizer bytes, found 50256 at token 2");
+    check_exit(t, "1", split_badly, &one, 2, "--val-fraction: expected a number from 0 to below 1, found 1");
+    check_exit(t, "-0.1", split_badly, &negative, 2, "--val-fraction: expected a number from 0 to below 1, found -0.1");
+    check_exit(t, "NaN", split_badly, &nan, 2, "--val-fraction: expected a number from 0 to below 1, found nan");
+    temp_remove(&folder);
+}
+
+// ---- tokenizer ----
+
+static void test_byte_tokenizer(Test* t) {
+    Tokenizer k;
+    char text[300];
+    int *tokens, n_bytes;
+    tokenizer_bytes_init(&k);
+    for (int i = 0; i < 300; i++) { text[i] = (char)(i * 7); }  // every byte, NUL too
+    check(t, k.n_tokens == 257 && k.eot == 256 && strcmp(k.kind, "bytes") == 0, "%d tokens", k.n_tokens);
+    check(t, tokenizer_encode(&k, text, 300, &tokens) == 300, "one token for each byte");
+    for (int i = 0; i < 300; i++) {
+        const char* bytes = tokenizer_bytes_of(&k, tokens[i], &n_bytes);
+        check(t, tokens[i] == (unsigned char)text[i] && n_bytes == 1 && bytes[0] == text[i], "byte %d", i);
+    }
+    free(tokens);
+    check(t, tokenizer_encode(&k, "", 0, &tokens) == 0, "no text, no tokens");
+    free(tokens);
+    const int others[] = {256, 257, -1, INT_MAX, INT_MIN};
+    for (int i = 0; i < 5; i++) {
+        tokenizer_bytes_of(&k, others[i], &n_bytes);
+        check(t, n_bytes == 0, "token %d has %d bytes", others[i], n_bytes);
+    }
+    tokenizer_free(&k);
+}
+
+// "a", " the", end of text, "\x1b[2J", "\x07" as gpt2_tokenizer.bin
+static const unsigned char small_table[] = "\1a\4 the\15<|endoftext|>\4\x1b[2J\1\7";
+
+static unsigned char* tokenizer_file(size_t* n_bytes, int version, int n_tokens, int eot) {
+    int32_t header[256] = {20240328, version, n_tokens, eot};
+    *n_bytes = 1024 + sizeof small_table - 1;
+    unsigned char* bytes = (unsigned char*)malloc_check(*n_bytes, "tokenizer of a test");
+    memcpy(bytes, header, 1024);
+    memcpy(bytes + 1024, small_table, sizeof small_table - 1);
+    return bytes;
+}
+
+static void encode_with_bin(void* path) {
+    Tokenizer k;
+    int* tokens;
+    tokenizer_load_bin(&k, (const char*)path);
+    tokenizer_encode(&k, "a", 1, &tokens);
+}
+
+static void test_tokenizer_bin(Test* t) {
+    Tokenizer k;
+    size_t n_file;
+    int n_bytes;
+    char printed[64] = "";
+    unsigned char* file = tokenizer_file(&n_file, 2, 5, 2);
+    TempPath folder = temp_folder(), path = temp_file(&folder, "gpt2_tokenizer.bin", file, n_file);
+    free(file);
+    tokenizer_load_bin(&k, path.s);
+    check(t, k.n_tokens == 5 && k.eot == 2, "%d tokens, end of text %d", k.n_tokens, k.eot);
+    check(t, memcmp(tokenizer_bytes_of(&k, 1, &n_bytes), " the", 4) == 0 && n_bytes == 4, "token 1");
+    tokenizer_bytes_of(&k, 2, &n_bytes);
+    check(t, n_bytes == 13, "end of text has %d bytes", n_bytes);
+    tokenizer_bytes_of(&k, 5, &n_bytes);
+    check(t, n_bytes == 0, "there is no token 5");
+    FILE* out = fmemopen(printed, sizeof printed, "w");
+    for (int id = -1; id < 6; id++) { tokenizer_print_safe(&k, id, out); }
+    fclose(out);
+    check(t, strcmp(printed, "a the<|endoftext|>\x1b[2J") == 0, "printed \"%s\"", printed);  // not the bell
+    tokenizer_free(&k);
+    check_exit(t, "encode", encode_with_bin, path.s, 2, "encoding text needs the byte tokenizer in this version");
+    temp_remove(&folder);
+}
+
+static void test_print_safe(Test* t) {
+    Tokenizer k;
+    char printed[300] = "", want[300] = "\t\n\v\f\r";
+    tokenizer_bytes_init(&k);
+    for (int c = ' '; c <= '~'; c++) { want[strlen(want)] = (char)c; }
+    FILE* out = fmemopen(printed, sizeof printed, "w");
+    for (int id = 0; id <= 256; id++) { tokenizer_print_safe(&k, id, out); }
+    fclose(out);
+    check(t, strcmp(printed, want) == 0, "printed \"%s\"", printed);
+    tokenizer_free(&k);
+}
+
+static int tokenizer_refused(const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
+    Tokenizer k;
+    unsigned char* exact = heap_copy(bytes, n_bytes);
+    int accepted = tokenizer_parse_bin_(&k, exact, n_bytes, error), n, total = 0;
+    for (int i = 0; accepted && i < k.n_tokens; i++) {
+        const char* token = tokenizer_bytes_of(&k, i, &n);
+        total += n + token[n - 1];  // touch every token's end
+    }
+    if (accepted) { tokenizer_free(&k); }
+    free(exact);
+    return !accepted || total == INT_MIN;
+}
+
+static void test_broken_tokenizers(Test* t) {
+    const struct { int at; int32_t value; const char* expected; } cases[] = {  // one header entry changed
+        {0, 20240327, "magic number 20240328, found 20240327"},
+        {1, 3, "expected tokenizer version 1 or 2, found 3"},
+        {1, 1, "end of text is token 50256, expected 0..4"},
+        {2, 0, "tokens in a file of 1052 bytes, found 0 in the header"},
+        {2, -5, "found -5 in the header"},
+        {2, INT32_MAX, "expected 1..14 tokens in a file of 1052 bytes, found 2147483647 in the header"},
+        {2, 6, "token 5 of 6 at offset 1052: expected a length of 1..255, found the end of the file"},
+        {2, 4, "2 bytes follow the last of 4 tokens, expected none"},
+        {3, 5, "end of text is token 5, expected 0..4"},
+        {3, -1, "end of text is token -1, expected 0..4"},
+        {256, 0x04006101, "token 1 of 5 at offset 1026: expected a length of 1..255, found 0"},
+        {256, 0x20ff6101, "token 1 at offset 1026: 255 bytes long, but only 25 follow: the file is cut short"},
+    };
+    size_t n_bytes;
+    ErrorText error;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        unsigned char* bytes = tokenizer_file(&n_bytes, 2, 5, 2);
+        memcpy(bytes + 4 * cases[i].at, &cases[i].value, 4);
+        int as_expected = tokenizer_refused(bytes, n_bytes, &error) && strstr(error.text, cases[i].expected);
+        check(t, as_expected, "case %zu: expected \"%s\", found \"%s\"", i, cases[i].expected, error.text);
+        free(bytes);
+    }
+    unsigned char* bytes = tokenizer_file(&n_bytes, 2, 5, 2);
+    for (size_t n = 0; n < n_bytes; n++) { check(t, tokenizer_refused(bytes, n, &error), "cut to %zu bytes", n); }
+    for (size_t i = 0; i < n_bytes * 256; i++) {  // each byte changed to each other, watched by a sanitizer
+        size_t at = i / 256;
+        unsigned char kept = bytes[at];
+        bytes[at] = (unsigned char)i;
+        tokenizer_refused(bytes, n_bytes, &error);
+        bytes[at] = kept;
+    }
+    tokenizer_refused((const unsigned char*)"<!doctype html>", 15, &error);
+    check(t, strstr(error.text, "found an HTML page") != NULL, "an HTML page: \"%s\"", error.text);
+    free(bytes);
+}
+
+int main(int argc, char** argv) {
+    Promise promises[] = {
+        {"permutation", "visits each of n = 1..300 and larger n once, in every epoch", test_bijection},
+        {"mean rank", "sends each index to the middle on average", test_mean_rank},
+        {"all orders", "makes all 24 orders of 4 rows equally often", test_all_orders},
+        {"mixing", "parts neighbours, and differs between epochs and keys", test_mixing},
+        {"fixed order", "gives the order that checkpoints rely on", test_order_is_fixed},
+        {"rows", "equal the tokens at their place in the files, to the last one", test_rows},
+        {"shuffled rows", "come once in each epoch, as a function of key and index alone", test_shuffled_rows},
+        {"split", "cuts a data set in two without losing or copying a token", test_split},
+        {"checksum", "is FNV-1a", test_checksum},
+        {"broken shards", "are refused, each with its own message", test_broken_shards},
+        {"damaged shards", "are refused when cut anywhere or with another header", test_damaged_shards},
+        {"token ids", "of 2^31 - 1 and more are refused", test_token_ids},
+        {"text", "takes files in order of name and leaves out what is no text", test_text},
+        {"long text", "is the same in pieces", test_long_text},
+        {"UTF-8", "is told from other bytes at every edge of the definition", test_utf8},
+        {"stops", "status and one line for everything that cannot be used", test_stops},
+        {"mixed data", "text and shards, or two kinds of shards, are refused", test_mixed},
+        {"vocabulary", "is what the data needs, and too small a one is refused", test_vocab},
+        {"byte tokenizer", "loses nothing", test_byte_tokenizer},
+        {"tokenizer file", "decodes llm.c's tokenizer", test_tokenizer_bin},
+        {"print safe", "keeps control characters from the terminal", test_print_safe},
+        {"broken tokenizers", "are refused, each with its own message", test_broken_tokenizers},
+    };
+    return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
+}

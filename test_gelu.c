@@ -1,0 +1,173 @@
+/*
+Promises of llmc/gelu.h: its value and slope are frozen expressions, judged in double; fast and plain loops agree on
+every kind of float, in place too.
+*/
+#include "llmc/gelu.h"
+#include "llmc/test.h"
+
+// every 4099th float (a prime): all exponents, both signs, subnormals, Inf and NaN, about a million numbers
+static float* all_kinds(size_t* n) {
+    *n = 0x100000000 / 4099 + 1;
+    float* x = filled_array(*n, 0.0f);
+    for (size_t i = 0; i < *n; i++) { x[i] = float_from_bits((uint32_t)(i * 4099)); }
+    return x;
+}
+
+static void check_length(Test* t, const float* x, const float* dout, size_t n, const Device* dev) {
+    float *out = filled_array(n, NAN), *want = filled_array(n, 77.0f);
+    char what[64];
+    snprintf(what, sizeof what, "n %zu, %d threads", n, dev->n_threads);
+    gelu_forward(out, x, n, dev);
+    gelu_forward_ref(want, x, n);
+    check_bits(t, what, out, want, n);
+    memcpy(out, dout, sizeof(float) * n);
+    gelu_backward(out, x, out, n, dev);  // dinp is dout
+    gelu_backward_ref(want, x, dout, n);
+    check_bits(t, what, out, want, n);
+    float* dinp = filled_array(n, NAN);
+    gelu_backward(dinp, x, dout, n, dev);
+    check_bits(t, what, dinp, want, n);
+    free(out), free(want), free(dinp);
+}
+
+static void test_lengths(Test* t) {
+    const size_t lengths[] = {1, 7, 16, 33, 257, 1009, 4096};
+    float *x = random_array(4096, 6.0f, 1), *dout = random_array(4096, 1.0f, 2);
+    for (int i = 0; i < N_TEST_THREADS; i++) {
+        Device dev = test_device(test_threads(i));
+        for (size_t j = 0; j < sizeof lengths / sizeof *lengths; j++) { check_length(t, x, dout, lengths[j], &dev); }
+        device_free(&dev);
+    }
+    free(x), free(dout);
+}
+
+static void test_all_kinds(Test* t) {
+    size_t n;
+    float *x = all_kinds(&n), *dout = hard_array(n, 3);
+    sprinkle(dout, n, 100, 4);
+    for (int i = 0; i < N_TEST_THREADS; i += 3) {
+        Device dev = test_device(test_threads(i));
+        check_length(t, x, dout, n, &dev);
+        device_free(&dev);
+    }
+    free(x), free(dout);
+}
+
+// spec gpt2.md sections 3 and 4, one operation per line
+static float spelled_value(float x) {
+    float cube = 0.044715f * x;
+    cube = cube * x;
+    cube = cube * x;
+    float u = float_from_bits(0x3f4c4229) * (x + cube);
+    float one_plus = 1.0f + fm_tanh(u), half_x = 0.5f * x;
+    return half_x * one_plus;
+}
+
+static float spelled_slope(float x) {
+    float cube = 0.044715f * x;
+    cube = cube * x;
+    cube = cube * x;
+    float k = float_from_bits(0x3f4c4229), u = k * (x + cube), th = fm_tanh(u), ch = fm_cosh(u);
+    float square = ch * ch, sech2 = 1.0f / square, left = 1.0f + th;
+    float inner = float_from_bits(0x3e095d4e) * x;
+    inner = inner * x;
+    inner = 1.0f + inner;
+    float right = x * 0.5f;
+    right = right * sech2;
+    right = right * k;
+    right = right * inner;
+    left = 0.5f * left;
+    return left + right;
+}
+
+static void test_frozen(Test* t) {
+    size_t n;
+    float *x = all_kinds(&n), *got = filled_array(n, NAN), *want = filled_array(n, 77.0f),
+          *ones = filled_array(n, 1.0f);
+    for (size_t i = 0; i < n; i++) { want[i] = spelled_value(x[i]); }
+    gelu_forward_ref(got, x, n);
+    check_bits(t, "value", got, want, n);
+    for (size_t i = 0; i < n; i++) { want[i] = spelled_slope(x[i]); }
+    gelu_backward_ref(got, x, ones, n);
+    check_bits(t, "slope", got, want, n);
+    free(x), free(got), free(want), free(ones);
+}
+
+// computed once with NumPy's float32, one operation at a time, tanh and cosh in double and rounded
+static void test_known(Test* t) {
+#ifdef SYSTEM_LIBM
+    skip(t, "the parity build takes tanhf and coshf from the C library");
+#else
+    const uint32_t known[][3] = {  // x, value, slope
+        {0xc0400000, 0xbb6e6200, 0xbc3dcb78}, {0xbfd9999a, 0xbd9b6e5c, 0xbded64a6},
+        {0xbf000000, 0xbe1dfd26, 0x3e07d032}, {0x3dcccccd, 0x3d5d1d05, 0x3f145b8a},
+        {0x3f666666, 0x3f3bf665, 0x3f870c71}, {0x3f800000, 0x3f57585c, 0x3f8a9e92},
+        {0x40200000, 0x401f08dc, 0x3f84db99}, {0x4089999a, 0x4089997a, 0x3f8002b3},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        float x = float_from_bits(known[i][0]), one = 1.0f, value, slope;
+        gelu_forward_ref(&value, &x, 1);
+        gelu_backward_ref(&slope, &x, &one, 1);
+        check(t, float_bits(value) == known[i][1], "value at %g: found %08x", (double)x, float_bits(value));
+        check(t, float_bits(slope) == known[i][2], "slope at %g: found %08x", (double)x, float_bits(slope));
+    }
+#endif
+}
+
+// sum of dout * gelu(x), in double and with the true sqrt(2 / pi)
+static double gelu_double(double x) {
+    return 0.5 * x * (1.0 + tanh(sqrt(2.0 / acos(-1.0)) * (x + 0.044715 * x * x * x)));
+}
+
+static double gelu_loss(const double* x, void* arg) {
+    const float* dout = (const float*)arg;
+    double loss = 0.0;
+    for (int i = 0; i < 257; i++) { loss += gelu_double(x[i]) * (double)dout[i]; }
+    return loss;
+}
+
+static void test_double(Test* t) {
+    float *x = random_array(257, 5.0f, 5), *dout = random_array(257, 1.0f, 6), *out = filled_array(257, NAN),
+          *dinp = filled_array(257, NAN);
+    double *at = double_array(x, 257), *want = double_array(x, 257);
+    gelu_forward_ref(out, x, 257);
+    gelu_backward_ref(dinp, x, dout, 257);
+    for (int i = 0; i < 257; i++) { want[i] = gelu_double(at[i]); }
+    // |out| <= 5; u < 9 carries 6 roundings, damped by tanh' = sech^2 where u is large: together below 8 roundings of 4
+    check_close(t, "out", out, want, 257, 8 * 0x1p-24 * 4.0);
+    free(want);
+    want = finite_differences(gelu_loss, at, 257, dout);
+    // the slope is below 1.2; its second term x sech^2(u) u' is below 2, sech^2 carries twice u's relative error times
+    // u
+    check_close(t, "dinp", dinp, want, 257, 32 * 0x1p-24);
+    free(x), free(dout), free(out), free(dinp), free(at), free(want);
+}
+
+static void test_obvious(Test* t) {
+    const float x[] = {0.0f, -0.0f, 20.0f, -20.0f, 1e30f, -1e30f, INFINITY}, ones[] = {1, 1, 1, 1, 1, 1, 1};
+    const float want[] = {0.0f, -0.0f, 20.0f, -0.0f, 1e30f, -0.0f, INFINITY},
+                want_slope[] = {0.5f, 0.5f, 1.0f, 0.0f, 1.0f};
+    float out[7], slope[7];
+    Device dev = test_device(1);
+    gelu_forward(out, x, 7, &dev);
+    gelu_backward(slope, x, ones, 7, &dev);
+    check_bits(t, "out", out, want, 7);
+    for (int i = 0; i < 4; i++) {
+        check(t, slope[i] == want_slope[i], "slope at %g: found %.9g", (double)x[i], (double)slope[i]);
+    }
+    float k = sqrtf((float)(2.0f / 3.14159265358979323846));
+    check(t, float_bits(k) == 0x3f4c4229 && GELU_K == k, "k: found %08x", float_bits(GELU_K));
+    device_free(&dev);
+}
+
+int main(int argc, char** argv) {
+    Promise promises[] = {
+        {"lengths", "forward and backward equal the plain loop at odd lengths; dinp may be dout", test_lengths},
+        {"all kinds", "the same over every 4099th float, Inf and NaN among them", test_all_kinds},
+        {"frozen", "value and slope are the expressions of the specification, bit for bit", test_frozen},
+        {"known", "eight values and slopes have the bits that NumPy gives", test_known},
+        {"double", "value and slope agree with double and finite differences on -5 .. 5", test_double},
+        {"obvious", "0 at 0 and far left, x far right; slopes 1/2, 0 and 1", test_obvious},
+    };
+    return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
+}
