@@ -164,7 +164,7 @@ static void test_halves(Test* t) {
 
 // an odd header length, tensors out of order in the header, unknown keys, a name full of brackets, all dtypes
 static void test_unusual(Test* t) {
-    static const char odd[] = "{ \"b\\\"[[[[\" : {\"data_offsets\":[4,12],\"shape\":[2],\"dtype\":\"F32\",\"more\":[1]},\n"
+    static const char odd[] = "{ \"b\\\"[[[[\" : {\"data_offsets\":[4,12],\"shape\":[2],\"dtype\":\"F32\",\"x\":[1]},\n"
                               "\"a\":{\"dtype\":\"U8\",\"shape\":[2,2,1,1,1,1,1,1],\"data_offsets\":[0,4]} }\t ";
     Bytes b = make_file(odd, sizeof odd - 1, 12);
     SafeFile f;

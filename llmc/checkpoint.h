@@ -221,18 +221,25 @@ static inline void checkpoint_remove(const char* folder) {
     const char* names[] = {"manifest.json", "optimizer.safetensors", "model.safetensors", "config.json"};
     char path[PATH_BYTES];
     for (int i = 0; i < 4; i++) { unlink(path_join(path, folder, names[i])); }
-    if (rmdir(folder) != 0 && errno != ENOENT) { fail_run("%s: cannot be removed: %s", folder, strerror(errno)); }
+    int removed = rmdir(folder) == 0 || errno == ENOENT || errno == ENOTEMPTY;  // with a file of the user's in it, it stays
+    if (!removed) { fail_run("%s: cannot be removed: %s", folder, strerror(errno)); }
+}
+
+// the names in a folder survive a power cut
+static inline void folder_sync_(const char* path) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY);
+    if (fd < 0 || fsync(fd) != 0) { fail_run("%s: cannot be made durable (fsync): %s", path, strerror(errno)); }
+    close(fd);
 }
 
 // the finished folder takes its name, durably
 static inline void checkpoint_publish(const char* temporary, const char* folder) {
     char parent[PATH_BYTES];
+    folder_sync_(temporary);
     if (path_exists(folder)) { checkpoint_remove(folder); }  // the same step again, after a resume
     if (rename(temporary, folder) != 0) { fail_run("%s: cannot be renamed to %s: %s", temporary, folder, strerror(errno)); }
     snprintf(parent, sizeof parent, "%s", folder);
     *strrchr(parent, '/') = '\0';
-    int fd = open(parent, O_RDONLY | O_DIRECTORY);
-    if (fd < 0 || fsync(fd) != 0) { fail_run("%s: cannot be made durable (fsync): %s", parent, strerror(errno)); }
-    close(fd);
+    folder_sync_(parent);
 }
 #endif  // LLMC_CHECKPOINT_H

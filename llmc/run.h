@@ -258,6 +258,9 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
         strftime(name + used, sizeof name - (size_t)used, "%Y%m%d-%H%M%S", localtime(&now));
         options_set(table, n, "run", name);
     }
+    if (resume_step < 0 && checkpoint_newest(o->run, -1) >= 0) {
+        fail_input("%s: there are checkpoints in this folder: choose another --run, or go on with them by --resume", o->run);
+    }
     make_folder(o->run);
     log_open(log, o->run, resume_step);
     json_t* command = json_array();
@@ -304,5 +307,6 @@ static inline void stop_handler_(int signal_number) {
 static inline void stop_on_signals(void) {
     signal(SIGTERM, stop_handler_);
     signal(SIGINT, stop_handler_);
+    signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes then fails the write, which has a message
 }
 #endif  // LLMC_RUN_H
