@@ -1,0 +1,511 @@
+#!/usr/bin/env bash
+# train_gpt2 as its user meets it: options, files, folders, signals, exit statuses. About 20 s after three builds.
+#     dev/test_cli.sh                        the normal build
+#     ASAN=1 OPT=-O1 dev/test_cli.sh         the Makefile's variables choose another
+# Every promise is one line, "ok" or "FAIL"; the last line counts them. Each run happens in a folder that goes away again.
+set -u
+export LC_ALL=C
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # threads that spin while they wait stall for seconds on a busy machine
+cd "$(dirname "$0")/.."
+root=$PWD
+python=$([ -x .venv/bin/python ] && echo "$root/.venv/bin/python" || echo python3)
+passed=0
+failed=0
+skipped=0
+
+# ---- promises ----
+
+verdict() {  # STATUS PROMISE DETAIL
+    if [ "$1" = 0 ]; then
+        passed=$((passed + 1))
+        echo "ok    $2"
+    else
+        failed=$((failed + 1))
+        echo "FAIL  $2"
+        echo "      $3"
+    fi
+}
+
+check() {  # PROMISE COMMAND...
+    local promise=$1
+    shift
+    "$@"
+    verdict $? "$promise" "not so: $*"
+}
+
+skip() {
+    skipped=$((skipped + 1))
+    echo "skip  $1"
+}
+
+# exit status 2 within the limit, one line on stderr that begins with the program's name and holds TEXT, and no new folder
+refuse() {  # PROMISE TEXT OPTION...
+    local promise=$1 text=$2 status good=1
+    shift 2
+    timeout "$limit" "$trainer" "$@" >out 2>err </dev/null
+    status=$?
+    if [ $status = 2 ] && [ "$(wc -l <err)" = 1 ] && [[ $(<err) == "train_gpt2: "*"$text"* ]] && [ ! -e new ] && [ ! -e runs ]; then good=0; fi
+    verdict $good "refused: $promise" "status $status, $(ls -d new runs 2>/dev/null | tr '\n' ' ')stderr: $(<err)"
+    rm -rf new runs
+}
+
+run() {  # OPTION...: into out and err; status is kept
+    timeout 120 "$trainer" "$@" >out 2>err </dev/null
+    status=$?
+    [ $status = 0 ] || { echo "      status $status: train_gpt2 $*"; cat err; }
+    return $status
+}
+
+# ---- files ----
+
+le() {  # BYTES NUMBER...: little-endian
+    local size=$1 text="" number i
+    shift
+    for number; do
+        for ((i = 0; i < size; i++)); do printf -v text '%s\\x%02x' "$text" $((number >> 8 * i & 255)); done
+    done
+    printf "$text"
+}
+
+tokens() {  # NUMBER BELOW: pseudo-random
+    local i x=$1
+    for ((i = 0; i < $1; i++)); do
+        x=$((x * 1103515245 + 12345 & 0x7fffffff))
+        echo $(((x >> 12) % $2))
+    done
+}
+
+shard() {  # TOKEN...
+    le 4 20240520 1 $#
+    head -c 1012 /dev/zero
+    le 2 "$@"
+}
+
+probe_file() {  # DTYPE "B,T" INPUTS TARGETS
+    local n_bytes=$((4 * $(wc -w <<<"$3"))) header
+    header="{\"inputs\":{\"dtype\":\"$1\",\"shape\":[$2],\"data_offsets\":[0,$n_bytes]},"
+    header+="\"targets\":{\"dtype\":\"$1\",\"shape\":[$2],\"data_offsets\":[$n_bytes,$((2 * n_bytes))]}}"
+    le 8 ${#header}
+    printf '%s' "$header"
+    le 4 $3 $4
+}
+
+patched() {  # FILE OFFSET BYTES NUMBER...: a copy of the file with other numbers at an offset
+    head -c "$2" "$1"
+    le "${@:3}"
+    tail -c +$(($2 + $3 * ($# - 3) + 1)) "$1"
+}
+
+halves() {  # FILE SED-REPLACEMENT: a .bin whose floats (4 bytes, \1 .. \4) are rewritten
+    head -c 1024 "$1"
+    printf "$(tail -c +1025 "$1" | od -An -v -tx1 -w4 | sed "s/ \(..\) \(..\) \(..\) \(..\)/$2/" | tr -d '\n')"
+}
+
+header_bytes() { od -An -tu8 -N8 "$1" | tr -d ' '; }
+
+tensors() {  # FILE: name, begin and end of each tensor
+    tail -c +9 "$1" | head -c "$(header_bytes "$1")" |
+        grep -oE '"[^"]+":\{"dtype":"F32","shape":\[[0-9,]+\],"data_offsets":\[[0-9]+,[0-9]+\]' |
+        sed -E 's/"([^"]+)".*\[([0-9]+),([0-9]+)\]/\1 \2 \3/'
+}
+
+equal_tensors() {  # FILE FILE: the names of those with the same bytes in both
+    local name begin end data=$((8 + $(header_bytes "$1")))
+    while read -r name begin end; do
+        cmp -s -i $((data + begin)) -n $((end - begin)) "$1" "$2" && echo "$name"
+    done < <(tensors "$1")
+}
+
+# the records of metrics.jsonl without what depends on time
+columns() { sed -E 's/"(ms|tok_per_s|peak|time)": [^,}]+//g' "$1"; }
+
+first_val() { grep -oE 'val loss [0-9.]+' "$1" | head -n 1 | cut -d' ' -f3; }
+last_val() { grep -oE 'val loss [0-9.]+' "$1" | tail -n 1 | cut -d' ' -f3; }
+is_less() { awk "BEGIN { exit !($1 < $2) }"; }
+
+# ---- builds ----
+
+build() {  # VARIABLES: the path of the program
+    local folder
+    folder=$(make -s folder $1) && make -s $1 "$folder/train_gpt2" >&2 && echo "$root/$folder/train_gpt2"
+}
+
+build "ARCH=x86-64" >/dev/null &
+trainer=$(build "") || { echo "0 passed, 1 failed"; exit 1; }
+wait
+trainer_old=$(build "ARCH=x86-64")
+trainer_serial=$(build "OMP=0")
+is_asan=$([ "${ASAN:-0}" = 1 ] && echo 1 || echo 0)
+limit=$([ $is_asan = 1 ] && echo 30 || echo 5)  # seconds for a refusal
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+mkdir text
+for i in {1..250}; do echo "line $i: the plain loop is the law, and $i times $i is $((i * i))."; done >text/a.txt
+echo "Another document, which stands behind an end of text." >text/b.txt
+echo '{"model_type":"gpt2","n_positions":24,"vocab_size":257,"n_layer":2,"n_head":3,"n_embd":33}' >tiny.json
+echo '{"model_type":"gpt2","n_positions":19,"vocab_size":131,"n_layer":3,"n_head":3,"n_embd":33}' >odd.json
+start=(--config tiny.json --train text --seq-len 16)
+
+# ---- training ----
+
+echo "# training on a folder of text"
+run "${start[@]}" --val-fraction 0.1 --steps 40 --lr 1e-2 --warmup 4 --eval-every 10 --eval-batches 5 --sample-every 20 \
+    --max-new-tokens 20 --save-every 10 --run run
+check "trains and ends with status 0" test $status = 0
+cp out training
+number='[0-9]+(\.[0-9]+)?'
+line="^step [0-9]+/40 \| loss [0-9]+\.[0-9]{4} \| norm ([0-9]+\.[0-9]{2}|[0-9.]+e-[0-9]+) \| lr [0-9]\.[0-9]e-[0-9]{2} \| $number ms"
+line+=" \| $number[kMB]? tok/s \| [0-9]+% peak \| eta [0-9dhms]+$"
+check "a line for each step, in the documented form" test "$(grep -cE "$line" training)" = 40
+check "a line for each validation" test "$(grep -cE '^step (0|10|20|30|40) \| val loss [0-9.]+ \| [0-9.]+ bits/byte( \| best)?$' training)" = 5
+check "validation loss falls by more than 1" is_less "$(last_val training)" "$(first_val training) - 1"
+check "the last line names the checkpoint" grep -qx "done after step 40, checkpoint in run/step_000040" training
+keys='"step": .*"loss": .*"norm": .*"lr": .*"ms": .*"tokens": .*"tok_per_s": .*"peak": .*"skipped": .*"val_loss": .*"val_bpb": .*"time": '
+check "metrics.jsonl: schema, 40 steps, 5 validations, twelve keys in each" \
+    test "$(wc -l <run/metrics.jsonl) $(grep -c '^{"schema"' run/metrics.jsonl) $(tail -n +2 run/metrics.jsonl | grep -cE "^\{$keys[0-9.]+\}$")" = "46 1 45"
+for key in trainer command options build compiler commit lanes threads train val fnv1a; do grep -q "\"$key\": " run/settings.json || echo $key; done >missing
+check "settings.json: command, options, build, data and checksums" test ! -s missing
+check "samples.txt: after steps 20 and 40" test "$(grep -c '^--- sample after step [24]0$' run/samples.txt)" = 2
+check "checkpoints: --keep 2 of four" test "$(cd run && echo step_*)" = "step_000030 step_000040"
+check "a checkpoint is four files" test "$(cd run/step_000040 && echo *)" = "config.json manifest.json model.safetensors optimizer.safetensors"
+
+head -c 60 text/a.txt >short.txt
+run --config tiny.json --train short.txt --val text/b.txt --seq-len 16 --steps 60 --lr 1e-2 --eval-every 5 --save-every 5 --keep 1 --run best
+step=$(grep '| best$' out | tail -n 1 | cut -d' ' -f2)
+check "--keep 1 keeps the best checkpoint too (step $step of 60)" test "$(cd best && echo step_*)" = "$(printf 'step_%06d step_000060' "$step")"
+
+run "${start[@]}" --steps 4 --eval-every 0 --val-fraction 0.1 --log-every 2 --run quiet
+check "--eval-every 0 does not validate" test "$(grep -c 'val loss' out)" = 0
+check "--log-every 2 prints half, metrics.jsonl has all" test "$(grep -c '^step ' out) $(wc -l <quiet/metrics.jsonl)" = "2 5"
+run "${start[@]}" --val-fraction 0.1 --steps 50 --lr 0 --eval-every 2 --early-stop 3 --run early
+check "--early-stop 3 ends after three validations without a new best" grep -q "^stopped early after step 6, checkpoint in early/step_000006$" out
+run "${start[@]}" --steps 3 --lr 1e-2 --export-hf before --run freeze --freeze 'transformer.w?e.*'
+run --config tiny.json --export-hf start
+check "--freeze: the named tensors keep their bytes, all others change" \
+    test "$(equal_tensors start/model.safetensors before/model.safetensors | tr '\n' ' ')" = "transformer.wte.weight transformer.wpe.weight "
+timeout 60 "$trainer" "${start[@]}" --steps 200 --lr 10 --weight-decay 10 --clip 0 --max-skips 2 --run burnt >out 2>err
+check "--max-skips 2: the third non-finite update in a row ends the run with status 1" test $? = 1
+check "... and its message says what was not finite" grep -qE "^train_gpt2: step [0-9]+: 3 updates in a row were not finite \(loss inf, norm [0-9.]+, first bad gradient: none\)" err
+check "... and the skipped updates are marked" test "$(grep -c '| skipped$' out) $(grep -c '"skipped": true' burnt/metrics.jsonl)" = "3 3"
+printf 'config = tiny.json  # comment\ntrain = text\n\nseq-len=16\nsteps = 1\nrun = from_file\n' >conf.txt
+run --args conf.txt --steps 2
+check "--args FILE, and a later option wins" test -d from_file/step_000002
+"$trainer" --help >out 2>err
+check "--help has every option of this test, and status 0" test $? = 0 -a "$(grep -cE '^  --(from|config|model|train|freeze|max-skips|probe|export-bin) ' out)" = 8
+
+# ---- resume ----
+
+echo "# resume"
+long=("${start[@]}" --val-fraction 0.1 --eval-every 4 --eval-batches 2 --sample-every 6 --max-new-tokens 8)
+run "${long[@]}" --steps 12 --save-every 6 --run whole
+same_run() {  # STEP: this checkpoint and the metrics of `whole` and `leg`
+    cmp whole/$1/model.safetensors leg/$1/model.safetensors && cmp whole/$1/optimizer.safetensors leg/$1/optimizer.safetensors &&
+        cmp <(columns whole/metrics.jsonl) <(columns leg/metrics.jsonl)
+}
+for threads in 1 3; do
+    cp -r whole leg
+    rm -r leg/step_000012
+    run --resume --run leg --threads $threads
+    check "12 steps = 6 steps and --resume with $threads threads: model, moments, metrics" same_run step_000012
+    rm -r leg
+done
+run --resume --run whole
+check "resuming a finished run does nothing, status 0" grep -qx "done after step 12, checkpoint in whole/step_000012" out
+rm -r whole
+
+# SIGTERM after the third step. Nobody reads the pipe while the signal is on its way, so the run cannot end before it comes.
+long+=(--schedule constant --eval-every 1 --sample-every 1 --max-new-tokens 4 --keep 1)
+mkfifo pipe
+"$trainer" "${long[@]}" --steps 20000 --run leg >pipe 2>err &
+pid=$!
+exec 3<pipe
+while read -r line <&3 && [[ $line != "step 3/"* ]]; do :; done
+kill -TERM $pid
+cat <&3 >rest
+exec 3<&-
+wait $pid
+check "SIGTERM: status 0" test $? = 0
+last=$(tail -n 1 rest)
+check "SIGTERM: the last line names the checkpoint" grep -qxE 'stopped after step [0-9]+, checkpoint in leg/step_[0-9]{6}' <<<"$last"
+step=${last##*_}
+check "SIGTERM: that checkpoint is there" test -f "leg/step_$step/manifest.json"
+steps=$((10#$step + 3))
+run --resume --run leg --steps $steps
+run "${long[@]}" --steps $steps --run whole
+check "SIGTERM and --resume = never stopped: model, moments, metrics" same_run "$(printf step_%06d $steps)"
+check "... and samples" cmp whole/samples.txt leg/samples.txt
+"$trainer" "${start[@]}" --steps 30 --run piped 2>err | head -n 1 >out
+status=${PIPESTATUS[0]}
+check "| head -n 1: status 0, or SIGPIPE's" test $status = 0 -o $status = 141
+"$trainer" --config tiny.json --generate hello >/dev/full 2>err
+check "a full disk behind standard output: status 1 and a message" test $? = 1 -a "$(grep -c '^train_gpt2: standard output: ' err)" = 1
+
+(ulimit -f 100 && timeout 60 "$trainer" "${start[@]}" --steps 2 --run full >out 2>err)
+check "a checkpoint that cannot be written: status 1, path and reason, no step folder" \
+    test $? = 1 -a "$(grep -c 'full/step_000002.tmp/model.safetensors: cannot be .*: File too large' err)" = 1 -a ! -e full/step_000002
+
+run --from whole "${start[@]:2}" --steps 2 --save-every 1 --keep 1 --run tuned
+touch tuned/step_000002/notes.txt
+run --resume --run tuned --steps 4
+check "--resume of a run that began with --from; a file of the user's in an old checkpoint is left alone" \
+    test $status = 0 -a "$(cd tuned && echo step_*/*)" = "step_000002/notes.txt $(cd tuned && echo step_000004/*)"
+
+# ---- threads and builds ----
+
+echo "# the same bits"
+ten=("${start[@]}" --seq-len 13 --batch-size 2 --batch-tokens 78 --steps 10 --lr 1e-2)
+run "${ten[@]}" --threads 1 --run one
+for threads in 2 3 7; do
+    run "${ten[@]}" --threads $threads --run "threads$threads"
+    check "10 updates of 3 micro-batches: $threads threads = 1 thread" cmp {one,threads$threads}/step_000010/model.safetensors
+done
+trainer=$trainer_old run "${ten[@]}" --run old
+check "10 updates of 3 micro-batches: ARCH=x86-64 = this build" cmp {one,old}/step_000010/model.safetensors
+trainer=$trainer_serial run "${ten[@]}" --run serial
+check "10 updates of 3 micro-batches: OMP=0 = this build" cmp {one,serial}/step_000010/model.safetensors
+
+# ---- --from and the exports ----
+
+echo "# models of every kind"
+model=run/step_000040
+run --from run --export-hf hf --export-bin model.bin
+cp -r hf bare
+sed -i 's/"transformer\./            "/g' bare/model.safetensors  # blanks: the header keeps its length
+halves model.bin '\\x\3\\x\4' >upper
+patched upper 4 4 5 >bf16.bin
+halves model.bin '\\x00\\x00\\x\3\\x\4' >rounded.bin
+from() {  # PATH: the loss, and the parameters in h/
+    rm -rf h
+    run --from "$1" --val text/b.txt --seq-len 16 --eval-only --export-hf h && loss=$(last_val out)
+}
+from $model
+expected=$loss
+for kind in run hf bare bare/model.safetensors model.bin; do
+    from $kind
+    check "--from $kind: the loss of the checkpoint it came from" test "$loss" = "$expected"
+    check "--from $kind: exported again, the same bits" cmp h/model.safetensors $model/model.safetensors
+done
+from rounded.bin
+cp -r h rounded
+from bf16.bin
+check "--from bf16.bin: the bits of the upper halves" cmp h/model.safetensors rounded/model.safetensors
+patched model.bin 1100 4 $((0x7fc00000)) >nan.bin
+timeout 60 "$trainer" --from nan.bin --train text --steps 9 --max-skips 1 --run nan >out 2>err
+check "--from nan.bin: no update, status 1, the first bad tensor by name" \
+    test $? = 1 -a "$(grep -c 'step 2: 2 updates .*loss -*nan, norm -*nan, first bad gradient: transformer.wte.weight' err)" = 1
+run --from hf --export-bin again.bin
+check "--export-bin of an exported folder: the same file" cmp model.bin again.bin
+
+# ---- probe ----
+
+echo "# probe"
+shard $(tokens 400 131) >odd.bin
+probe_file I32 3,13 "$(tokens 39 131)" "$(tokens 39 139 | sed -E 's/^13[1-9]$/-100/; 1,3s/.*/-1/')" >probe
+run --config odd.json --train odd.bin --seq-len 13 --steps 5 --lr 2e-2 --export-hf odd --run odd_run
+run --from odd --probe probe --probe-out ours.safetensors
+check "--probe ends with status 0 and says where the result is" grep -qE '^probe: 3 rows of 13 positions, [0-9]+ targets counted, loss [0-9.]+, written to ours.safetensors$' out
+if "$python" -c 'import numpy' 2>/dev/null; then
+    "$python" "$root/dev/ref/gpt2.py" --from odd --probe probe --probe-out numpy.safetensors
+    "$python" - "$root/dev/ref" <<'PYTHON'
+import sys
+sys.path.insert(0, sys.argv[1])
+from exact import read_safetensors
+ours, reference = (read_safetensors(f"{name}.safetensors") for name in ("ours", "numpy"))
+different = sorted(set(ours) ^ set(reference))  # a name that only one of them has
+different += [name for name in set(ours) & set(reference)
+              if ours[name].shape != reference[name].shape or ours[name].tobytes() != reference[name].tobytes()]
+print("      different:", *different) if different else None
+sys.exit(bool(different) or len(ours) != 2 + 4 + 3 * 12)
+PYTHON
+    check "--probe: logits, loss and every gradient are the NumPy reference's, bit for bit" test $? = 0
+else
+    skip "--probe against the NumPy reference: no NumPy here"
+fi
+
+# ---- generate ----
+
+echo "# generate"
+generate=(--from run --generate "line 7: " --max-new-tokens 30)
+run "${generate[@]}" --seed 5 && cp out first
+run "${generate[@]}" --seed 5
+check "--generate: the same text for the same --seed" cmp first out
+run "${generate[@]}" --seed 6
+check "--generate: another text for another" test "$(<first)" != "$(<out)"
+run "${generate[@]}" --temperature 0 && cp out greedy
+check "--generate begins with its prompt" grep -q '^line 7: ' greedy
+run "${generate[@]}" --temperature 0 --seed 6 --threads 1
+check "--temperature 0: the same text for every --seed" cmp greedy out
+run "${generate[@]}" --top-k 1 --seed 8
+check "--top-k 1: the text of --temperature 0" cmp greedy out
+run "${generate[@]}" --top-p 0 --seed 9
+check "--top-p 0: the text of --temperature 0" cmp greedy out
+run "${generate[@]}" --top-k 5 --top-p 0.9
+check "--top-k and --top-p together: status 0" test $status = 0
+run "${generate[@]}" --samples 3 --temperature 0
+check "--samples 3: three texts" cmp out <(cat greedy greedy greedy)
+printf 'line 7: ' | "$trainer" "${generate[@]}" --generate - --temperature 0 >out
+check "--generate -: the prompt from standard input" cmp greedy out
+run "${generate[@]}" --max-new-tokens 200 --temperature 0
+check "a text longer than the model's 24 positions" test "$(wc -c <out)" -gt 100
+run "${generate[@]}" --generate "$(head -c 700 text/a.txt)" --max-new-tokens 5
+check "a prompt longer than the model's 24 positions" test $status = 0 -a "$(wc -c <out)" -ge 700
+
+# ---- memory ----
+
+echo "# memory"
+shard $(tokens 400 50257) >big.bin
+big=(--model d6 --train big.bin --batch-size 4 --seq-len 64 --steps 1000)
+run "${big[@]}" --dry-run
+check "--dry-run: status 0 and no folder" test $status = 0 -a ! -e runs
+mib() { awk '/^\| memory/ { print int($4 * ($5 == "GiB" ? 1024 : 1)) }' out; }
+predicted=$(mib)
+if [ $is_asan = 1 ]; then
+    skip "--dry-run against the real peak: the sanitizer needs memory of its own"
+else
+    "$trainer" "${big[@]}" --run big >out 2>err &
+    pid=$!
+    until grep -q '^step 2/' out || ! kill -0 $pid; do sleep 0.1; done
+    peak=$(awk '/VmHWM/ { print int($2 / 1024) }' /proc/$pid/status)
+    { kill -KILL $pid && wait $pid; } 2>/dev/null
+    check "--dry-run: $predicted MiB predicted, $peak MiB used, within 2%" test $((100 * predicted)) -le $((102 * peak)) -a $((100 * predicted)) -ge $((98 * peak))
+fi
+timeout 60 "$trainer" --model gpt3:c12288 --dry-run >out 2>err
+check "--dry-run of 175 billion parameters: status 1, memory by class, what to change" \
+    test $? = 1 -a "$(grep -cE '^\| (gradients, moments|activations) ' out)" = 2 -a "$(grep -c 'try a smaller' err)" = 1
+
+# ---- what is refused ----
+
+echo "# refused: status 2, one line, nothing left behind"
+broken() {  # NAME FILE SED-SCRIPT: a Hugging Face folder with one thing wrong
+    cp -r hf "$1"
+    sed -i "$3" "$1/$2"
+}
+broken missing_tensor model.safetensors 's/ln_f\.bias"/ln_f.bixs"/'
+broken shape model.safetensors 's/\[24,33\]/[33,24]/'
+broken dtype model.safetensors 's/\(ln_f\.bias":{"dtype":\)"F32"/\1"I32"/'
+broken layers config.json 's/"n_layer": 2/"n_layer": 3/'
+broken type config.json 's/"n_layer": 2/"n_layer": "2"/'
+broken size config.json '/n_embd/d'
+broken heads config.json 's/"n_head": 3/"n_head": 2/'
+broken relu config.json 's/gelu_new/relu/'
+broken untied config.json 's/\("tie_word_embeddings"\): true/\1: false/'
+broken llama config.json 's/"gpt2"/"llama"/'
+broken json config.json '1s/{/[/'
+cp -r hf cut
+head -c -7 hf/model.safetensors >cut/model.safetensors
+sed 's/257/50257/' tiny.json >large.json
+sed 's/24/10000/' tiny.json >deep.json
+
+echo "ten bytes" >ten.txt
+patched model.bin 0 4 20240327 >magic.bin
+patched model.bin 4 4 1 >version.bin
+patched model.bin 12 4 2147483647 >vocabulary.bin
+patched model.bin 16 4 1024 3 1048575 >huge.bin
+patched model.bin 20 4 2 >heads.bin
+patched model.bin 24 4 -33 >negative.bin
+head -c 1000 model.bin >header.bin
+head -c -1 model.bin >cut.bin
+cat model.bin ten.txt >longer.bin
+echo '<html><body>Sign in</body></html>' >page.bin
+printf 'version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n' >pointer.bin
+shard >empty.bin
+head -c -1 big.bin | head -c 1823 >cut_shard.bin
+printf 'seed = 1\nsteps = many\n' >bad.txt
+mkdir empty
+
+probe_file I32 1,4 "1 2 257 3" "1 2 3 4" >beyond.probe
+probe_file I32 1,4 "1 -2 25 3" "1 2 3 4" >negative.probe
+probe_file I32 1,4 "1 2 3 4" "1 2 3 300" >target.probe
+probe_file I32 1,4 "1 2 3 4" "-1 -2 -3 -100" >uncounted.probe
+probe_file I32 1,25 "$(tokens 25 257)" "$(tokens 25 257)" >long.probe
+probe_file F32 1,4 "1 2 3 4" "1 2 3 4" >dtype.probe
+probe_file I32 4 "1 2 3 4" "1 2 3 4" >flat.probe
+probe_file I32 1,4 "1 2 3 4" "1 2 3 4" | sed 's/targets/target_/' >no_targets.probe
+
+touch marker
+new=("${start[@]}" --steps 2 --run new)
+refuse "an unknown option, with the nearest" "--batch-sise: unknown option, did you mean --batch-size?" "${new[@]}" --batch-sise 4
+refuse "a word that is no option" 'found "run"' run
+refuse "an integer with letters" '--batch-size: expected an integer 1..65536, found "4x"' "${new[@]}" --batch-size 4x
+refuse "a number beyond float" '--lr: expected a number 0..10, found "1e400"' "${new[@]}" --lr 1e400
+refuse "nan" '--clip: expected a number' "${new[@]}" --clip nan
+refuse "a negative number" '--weight-decay: expected a number 0..10, found "-1"' "${new[@]}" --weight-decay -1
+refuse "an integer out of range" '--batch-size: expected an integer 1..65536, found "0"' "${new[@]}" --batch-size 0
+refuse "an integer beyond 64 bits" '--steps: expected an integer' "${new[@]}" --steps 99999999999999999999
+refuse "a value missing at the end" "--steps: expected" "${new[@]}" --steps
+refuse "a value missing before an option" "found the option --lr" "${new[@]}" --steps --lr 1
+refuse "a word that is not in the list" '--schedule: expected constant|linear|cosine|wsd, found "step"' "${new[@]}" --schedule step
+refuse "a switch that is neither 0 nor 1" "--shuffle: expected 0 or 1" "${new[@]}" --shuffle 2
+refuse "--epochs 0" "--epochs: expected a number" "${new[@]}" --epochs 0
+refuse "an --args file that is not there" "nowhere.txt: No such file" --args nowhere.txt
+refuse "an error in an --args file, with its line" "bad.txt:2: --steps: expected" --args bad.txt
+refuse "--from with --model" "expected one of --model, --from, --config and --resume, found 2" --from run --model tiny --train text --run new
+refuse "--config with --model" "expected one of" "${new[@]}" --model tiny
+refuse "no model at all" "expected one of --model, --from, --config and --resume, found 0" --train text --run new
+refuse "--resume with --model" "found 2" --resume --run run --model tiny
+refuse "--resume without --run" "--resume: needs the --run" --resume
+refuse "--resume where no run is" "holds no complete checkpoint" --resume --run nowhere
+refuse "nothing to do" "nothing to do: expected --train" --model tiny
+refuse "a model that no preset names" '--model: expected tiny, d6' --model d13 --train text --run new
+refuse "--seq-len beyond the model" "--seq-len: expected at most the model's 24 positions, found 25" "${new[@]}" --seq-len 25
+refuse "--batch-tokens that is no multiple" "the nearest are 64 and 128" "${new[@]}" --batch-tokens 100
+refuse "--batch-tokens below one micro-batch" "the nearest are 64 and 128" "${new[@]}" --batch-tokens 10
+refuse "--batch-size times --seq-len beyond 2^29" "--batch-size: 65536 rows of 10000 positions are more than" --config deep.json --train text --batch-size 65536 --seq-len 10000 --run new
+refuse "--warmup as long as the run" "--warmup: expected less than the 2 steps of the run, found 2" "${new[@]}" --warmup 2
+refuse "--freeze that matches nothing" '--freeze: "wte" matches no tensor' "${new[@]}" --freeze wte
+refuse "--eval-only without data" "--eval-only: needs --val" --from run --eval-only
+refuse "--generate without the model's tokenizer" "--generate: the model has 50257 tokens, --tokenizer bytes has 257" --config large.json --generate x
+refuse "--generate with a model smaller than its tokenizer" "the model has 131 tokens" --from odd --generate x
+refuse "a tokenizer that is not there" "nowhere.bin: cannot be opened" "${new[@]}" --tokenizer nowhere.bin
+refuse "a tokenizer that is something else" "expected a tokenizer file" "${new[@]}" --tokenizer text/a.txt
+refuse "training data that is not there" "nowhere: expected a file, a folder or a pattern" "${new[@]}" --train nowhere
+refuse "training data in an empty folder" "expected text or token shards" "${new[@]}" --train empty
+refuse "text too short for a row" "too short: a row of --seq-len 24 needs 25 tokens" --config tiny.json --train ten.txt --run new
+refuse "an empty shard, split" "too short" "${new[@]}" --train empty.bin --val-fraction 0.1
+refuse "a shard cut short" "expected 1824 bytes for the header's 400 tokens, found a file of 1823" "${new[@]}" --train cut_shard.bin
+refuse "token ids beyond the vocabulary" "big.bin: expected token ids below 257, the vocabulary of the model, found" "${new[@]}" --train big.bin
+refuse "a run folder in use" "there are checkpoints in this folder" "${start[@]}" --steps 2 --run run
+refuse "a folder with the log of a run" "there is a run in this folder" "${start[@]}" --steps 2 --run nan
+refuse "a model that is not there" "nowhere: No such file" --from nowhere --train text --run new
+refuse "a config that is not there" "nowhere.json: cannot be opened: No such file" --config nowhere.json --train text --run new
+refuse "a folder without a model" "config.json: cannot be opened" --from text --train text --run new
+refuse "an HTML page for a model" "found an HTML page" --from page.bin --train text --run new
+refuse "a Git LFS pointer for a model" "found a Git LFS pointer" --from pointer.bin --train text --run new
+refuse "a .bin with another magic number" "magic.bin: expected a folder, a .safetensors file or llm.c's .bin" --from magic.bin --train text --run new
+refuse "a .bin of an old version" "expected version 3 (float32) or 5 (bfloat16), found 1" --from version.bin --train text --run new
+refuse "a .bin cut in its header" "expected a header of 1024 bytes" --from header.bin --train text --run new
+refuse "a .bin cut short" "cut.bin: expected" --from cut.bin --train text --run new
+refuse "a .bin with something appended" "longer.bin: expected" --from longer.bin --train text --run new
+refuse "a .bin whose header promises terabytes" "huge.bin: expected" --from huge.bin --train text --run new
+refuse "a .bin whose heads do not divide" "heads.bin: expected the sizes of a GPT-2" --from heads.bin --train text --run new
+refuse "a .bin with a vocabulary of 2^31 - 1" "vocabulary.bin: expected the sizes of a GPT-2" --from vocabulary.bin --train text --run new
+refuse "a .bin with a negative size" "negative.bin: expected the sizes of a GPT-2" --from negative.bin --train text --run new
+refuse "safetensors without one tensor" 'tensor "transformer.ln_f.bias" is missing' --from missing_tensor --train text --run new
+refuse "safetensors with another shape" 'tensor "transformer.wpe.weight": expected 2 dimensions (24, 33), found 2 (33, 24)' --from shape --train text --run new
+refuse "safetensors with another dtype" 'tensor "transformer.ln_f.bias": expected F32, F16 or BF16, found I32' --from dtype --train text --run new
+refuse "safetensors cut short" "model.safetensors: tensor" --from cut --train text --run new
+refuse "safetensors that config.json does not fit" 'tensor "transformer.h.2.ln_1.weight" is missing' --from layers --train text --run new
+refuse "config.json that is no JSON" "config.json:2: expected JSON" --from json --train text --run new
+refuse "config.json with another type" '"n_layer": expected an integer 1..1024, found "2"' --from type --train text --run new
+refuse "config.json without a size" '"n_embd": expected an integer 1..1048576, found nothing' --from size --train text --run new
+refuse "config.json whose heads do not divide" '"n_embd" 33: expected a multiple of "n_head" 2' --from heads --train text --run new
+refuse "config.json with another activation" '"activation_function": this trainer computes "gelu_new", found "relu"' --from relu --train text --run new
+refuse "config.json with an output matrix of its own" '"tie_word_embeddings": this trainer computes true, found false' --from untied --train text --run new
+refuse "config.json of another model" '"model_type": this trainer computes "gpt2", found "llama"' --from llama --train text --run new
+refuse "a probe that is not there" "nowhere: cannot be opened" --from run --probe nowhere
+refuse "a probe that is text" "text/a.txt: expected safetensors" --from run --probe text/a.txt
+refuse "a probe without targets" 'expected a tensor "targets", I32' --from run --probe no_targets.probe
+refuse "a probe of another dtype" 'expected a tensor "inputs", I32' --from run --probe dtype.probe
+refuse "a probe of one dimension" 'expected a tensor "inputs", I32' --from run --probe flat.probe
+refuse "a probe with a token beyond the vocabulary" "inputs[2]: expected a token below the model's 257, found 257" --from run --probe beyond.probe
+refuse "a probe with a negative input" "inputs[1]: expected a token" --from run --probe negative.probe
+refuse "a probe with a target beyond the vocabulary" "targets[3]: expected a token below the model's 257, found 300" --from run --probe target.probe
+refuse "a probe without a counted target" "all targets are negative" --from run --probe uncounted.probe
+refuse "a probe longer than the model" "expected at most the model's 24 positions, found 25" --from run --probe long.probe
+check "none of them touched the run that was there" test "$(find run -type f -newer marker | wc -l)" = 0
+
+echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
+[ $failed = 0 ]
