@@ -20,7 +20,7 @@ WARNINGS = -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Werror
 # -ffp-contract=off: no fused multiply-add. The next two change no bit: nobody reads errno or traps, so square roots and
 # selects vectorise. doc/exactness.md: every + - * / rounds once
 EXACT = -ffp-contract=$(if $(filter 1,$(FAST)),fast,off) -fno-math-errno -fno-trapping-math
-CFLAGS = -std=gnu11 $(OPT) -g -march=$(ARCH) $(EXACT) $(WARNINGS) -I.
+CFLAGS = -std=gnu11 -D_GNU_SOURCE $(OPT) -g -march=$(ARCH) $(EXACT) $(WARNINGS) -I.
 CFLAGS += $(if $(filter 1,$(OMP)),-fopenmp,-Wno-unknown-pragmas)
 CFLAGS += $(if $(filter 1,$(SYSTEM_LIBM)),-DSYSTEM_LIBM) $(if $(filter 1,$(FAST)),-DFAST)
 CFLAGS += $(if $(filter 1,$(ASAN)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)

@@ -455,7 +455,7 @@ static void load_tensors(const char* path, GPT2* model, const char* prefix, floa
 
 static Config config_bin(const MappedFile* file) {
     BinHeader h = llmc_bin_header(file);
-    Tensor table[N_PARAMETERS];
+    Tensor table[N_PARAMETERS] = {tensor("", 0, 0, 0, 0, INIT_ZEROS, 0.0f, NO_DECAY, AS_IS)};
     if (h.max_T < 1 || h.V < 1 || h.L < 1 || h.NH < 1 || h.C < 1 || h.max_T > 1 << 24 || h.V > 1 << 24 || h.L > 1024 ||
         h.C > 1 << 20 || h.C % h.NH != 0 || h.Vp != (h.V + 127) / 128 * 128) {
         fail_input("%s: expected the sizes of a GPT-2, found maxT %d, V %d, L %d, NH %d, C %d, Vp %d", file->path, h.max_T, h.V, h.L,
@@ -686,8 +686,9 @@ static void train_step(Run* r) {
                          rate * flops_per_token(r) / r->peak, skipped};
     log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || skipped);
     if (s->skips > o->max_skips) {
+        char name[NAME_BYTES];
         fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a smaller --lr "
-                 "or --clip", s->step, s->skips, (double)loss, (double)norm, tensors_first_bad(r->model.table, N_PARAMETERS, grads));
+                 "or --clip", s->step, s->skips, (double)loss, (double)norm, tensors_first_bad(name, sizeof name, r->model.table, N_PARAMETERS, grads));
     }
 }
 

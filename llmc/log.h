@@ -249,7 +249,7 @@ static inline void log_step(Log* log, const StepRecord* r, int print) {
     log->ms_weights = 0.95 * log->ms_weights + 1.0;
     if (!print) { return; }
     double ms_left = (r->n_steps - r->step) * log->ms_sum / log->ms_weights;
-    printf("step %d/%d | loss %.4f | ", r->step, r->n_steps, (double)r->loss);
+    printf("step %d/%d | loss %.4f | ", r->step, r->n_steps, isnan(r->loss) ? NAN : (double)r->loss);  // nan without a sign
     printf(r->norm < 0.005f ? "norm %.1e | " : "norm %.2f | ", (double)r->norm);  // not 0.00
     printf("lr %.1e | %.*f ms | %s tok/s | ", (double)r->lr, r->ms < 9.95 ? 1 : 0, r->ms, format_count(r->tok_per_s).s);
     if (r->peak >= 0.0) { printf("%.0f%% peak | ", 100.0 * r->peak); }
