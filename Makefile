@@ -24,7 +24,7 @@ CFLAGS = -std=gnu11 -D_GNU_SOURCE $(OPT) -g -march=$(ARCH) $(EXACT) $(WARNINGS) 
 CFLAGS += $(if $(filter 1,$(OMP)),-fopenmp,-Wno-unknown-pragmas)
 CFLAGS += $(if $(filter 1,$(SYSTEM_LIBM)),-DSYSTEM_LIBM) $(if $(filter 1,$(FAST)),-DFAST)
 CFLAGS += $(if $(filter 1,$(ASAN)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
-# gcc's own choice on many CPUs is half a register; clang makes a loop it cannot vectorise a warning
+# by default gcc fills only half of a 512-bit register; clang would warn of every loop that it cannot vectorise
 CFLAGS += $(if $(findstring clang,$(CC)),-Wno-pass-failed,-mprefer-vector-width=512)
 LIBS = -ljansson -lm
 comma = ,
@@ -69,10 +69,10 @@ folder:
 
 RUN ?= runs/hello
 run: setup
+	@if [ -e $(RUN) ]; then echo "$(RUN) exists already: make run RUN=runs/another, or remove it"; exit 2; fi
 	@$(MAKE) --no-print-directory train_gpt2
-	@rm -rf runs/hello
-	./train_gpt2 --args dev/hello.txt --run runs/hello
-	@$(MAKE) --no-print-directory plot RUN=runs/hello
+	OMP_WAIT_POLICY=passive ./train_gpt2 --args dev/hello.txt --run $(RUN)
+	@$(MAKE) --no-print-directory plot RUN=$(RUN)
 
 plot:
 	@$(PYTHON) dev/tools/plot.py $(RUN)

@@ -132,20 +132,20 @@ static void parameter_table(Tensor* t, Config c) {
     *t++ = tensor("transformer.wte.weight",               FIELD(wte),      0, c.Vp,    C,     INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
     t[-1].disk_rows = c.V;  // the padding is ours alone
     *t++ = tensor("transformer.wpe.weight",               FIELD(wpe),      0, c.max_T, C,     INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
-    *t++ = tensor("transformer.h.%d.ln_1.weight",         FIELD(ln1w),     L, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, AS_IS);
-    *t++ = tensor("transformer.h.%d.ln_1.bias",           FIELD(ln1b),     L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, AS_IS);
+    *t++ = tensor("transformer.h.%d.ln_1.weight",         FIELD(ln1w),     L, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("transformer.h.%d.ln_1.bias",           FIELD(ln1b),     L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
     *t++ = tensor("transformer.h.%d.attn.c_attn.weight",  FIELD(qkvw),     L, 3 * C,   C,     INIT_NORMAL, 0.02f,  DECAY,    TRANSPOSED);
-    *t++ = tensor("transformer.h.%d.attn.c_attn.bias",    FIELD(qkvb),     L, 1,       3 * C, INIT_ZEROS,  0.0f,   NO_DECAY, AS_IS);
+    *t++ = tensor("transformer.h.%d.attn.c_attn.bias",    FIELD(qkvb),     L, 1,       3 * C, INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
     *t++ = tensor("transformer.h.%d.attn.c_proj.weight",  FIELD(attprojw), L, C,       C,     INIT_NORMAL, scaled, DECAY,    TRANSPOSED);
-    *t++ = tensor("transformer.h.%d.attn.c_proj.bias",    FIELD(attprojb), L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, AS_IS);
-    *t++ = tensor("transformer.h.%d.ln_2.weight",         FIELD(ln2w),     L, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, AS_IS);
-    *t++ = tensor("transformer.h.%d.ln_2.bias",           FIELD(ln2b),     L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, AS_IS);
+    *t++ = tensor("transformer.h.%d.attn.c_proj.bias",    FIELD(attprojb), L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("transformer.h.%d.ln_2.weight",         FIELD(ln2w),     L, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("transformer.h.%d.ln_2.bias",           FIELD(ln2b),     L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
     *t++ = tensor("transformer.h.%d.mlp.c_fc.weight",     FIELD(fcw),      L, 4 * C,   C,     INIT_NORMAL, 0.02f,  DECAY,    TRANSPOSED);
-    *t++ = tensor("transformer.h.%d.mlp.c_fc.bias",       FIELD(fcb),      L, 1,       4 * C, INIT_ZEROS,  0.0f,   NO_DECAY, AS_IS);
+    *t++ = tensor("transformer.h.%d.mlp.c_fc.bias",       FIELD(fcb),      L, 1,       4 * C, INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
     *t++ = tensor("transformer.h.%d.mlp.c_proj.weight",   FIELD(fcprojw),  L, C,       4 * C, INIT_NORMAL, scaled, DECAY,    TRANSPOSED);
-    *t++ = tensor("transformer.h.%d.mlp.c_proj.bias",     FIELD(fcprojb),  L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, AS_IS);
-    *t++ = tensor("transformer.ln_f.weight",              FIELD(lnfw),     0, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, AS_IS);
-    *t++ = tensor("transformer.ln_f.bias",                FIELD(lnfb),     0, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, AS_IS);
+    *t++ = tensor("transformer.h.%d.mlp.c_proj.bias",     FIELD(fcprojb),  L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("transformer.ln_f.weight",              FIELD(lnfw),     0, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("transformer.ln_f.bias",                FIELD(lnfb),     0, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
 #undef FIELD
 }
 
@@ -402,7 +402,7 @@ static void parse_options(Run* r, int argc, char** argv) {
          "decay biases and LayerNorms too, as llm.c's CPU trainer does", 0},
         {"GPT-2", "export-bin", "", OPTION_TEXT, &r->export_bin, "", 0, 0, "FILE", "write the model as llm.c's .bin", 0},
     };
-    r->n_options = run_options(r->table, &r->o, "random start from a preset: tiny, d6 d12 d24 d36 d48 ..., gpt3:c384 c768 c1024 ...");
+    r->n_options = run_options(r->table, &r->o, "random start from a preset: tiny, d6 d12 d24 d36 d48 (GPT-2), gpt3:c384 gpt3:c768 ...");
     memcpy(r->table + r->n_options, own, sizeof own);
     r->n_options += (int)(sizeof own / sizeof own[0]);
     options_parse(r->table, r->n_options, argc, argv, "Trains GPT-2 and GPT-3 on the CPU. First steps: make run.");
@@ -411,9 +411,12 @@ static void parse_options(Run* r, int argc, char** argv) {
 
 static int has_data(const TokenData* d) { return d->path != NULL; }
 
+// also with an empty TEXT; a resumed run does not repeat it
+static int is_generating(const Run* r) { return options_given(r->table, r->n_options, "generate") == 1; }
+
 // --dry-run without data asks for the memory of training
 static int is_training(const Run* r) {
-    return !*r->o.generate && !*r->o.probe && !r->o.eval_only && (has_data(&r->train) || r->o.dry_run);
+    return !is_generating(r) && !*r->o.probe && !r->o.eval_only && (has_data(&r->train) || r->o.dry_run);
 }
 
 // the tokenizer is the model's: it shows every token, and encodes none that the model lacks
@@ -455,7 +458,8 @@ static void load_tensors(const char* path, GPT2* model, const char* prefix, floa
 
 static Config config_bin(const MappedFile* file) {
     BinHeader h = llmc_bin_header(file);
-    Tensor table[N_PARAMETERS] = {tensor("", 0, 0, 0, 0, INIT_ZEROS, 0.0f, NO_DECAY, AS_IS)};
+    Tensor table[N_PARAMETERS];
+    memset(table, 0, sizeof table);
     if (h.max_T < 1 || h.V < 1 || h.L < 1 || h.NH < 1 || h.C < 1 || h.max_T > 1 << 24 || h.V > 1 << 24 || h.L > 1024 ||
         h.C > 1 << 20 || h.C % h.NH != 0 || h.Vp != (h.V + 127) / 128 * 128) {
         fail_input("%s: expected the sizes of a GPT-2, found maxT %d, V %d, L %d, NH %d, C %d, Vp %d", file->path, h.max_T, h.V, h.L,
@@ -575,7 +579,7 @@ static void generate(const Run* r, uint64_t* generator, const int* prompt, int n
     int n = n_prompt < room ? n_prompt : room, n_cached = 0;
     memcpy(tokens, prompt + n_prompt - n, sizeof(int) * (size_t)n);
     for (int i = 0; i < o->max_new_tokens; i++) {
-        if (n > room || (n == room && room < 2)) {
+        if (n > room) {  // full: go on from the newer half, computed anew
             int keep = (room + 1) / 2;
             memmove(tokens, tokens + n - keep, sizeof(int) * (size_t)keep);
             n = keep;
@@ -705,12 +709,12 @@ static void train(Run* r) {
     const int saved = o->resume ? s->step : -1;
     stop_on_signals();
     for (;;) {
-        int stop = *stop_flag(), last = stop || s->step >= o->steps, due = !stop && (s->step > saved || s->interrupted);
+        int stop = *stop_flag(), was_interrupted = s->interrupted, last = stop || s->step >= o->steps, due = !stop && (s->step > saved || was_interrupted);
         if (due && has_data(&r->val) && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { validate(r); }
         if (o->early_stop > 0 && s->evals_since_best >= o->early_stop) { last = 1; }
         if (due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last)) { sample(r); }
         s->interrupted = stop;
-        if (s->step > saved && (last || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0))) { save_checkpoint(r); }
+        if ((s->step > saved || was_interrupted) && (last || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0))) { save_checkpoint(r); }
         if (last) { break; }
         train_step(r);
     }
@@ -734,8 +738,11 @@ static void plan(Run* r) {
     r->T = o->seq_len > 0 ? o->seq_len : c.max_T < 1024 ? c.max_T : 1024;
     if (r->T > c.max_T) { options_fail("seq-len", "expected at most the model's %d positions, found %d", c.max_T, r->T); }
     r->n_leaves = run_leaves(o, r->T);
+    if (o->early_stop > 0 && (!has_data(&r->val) || o->eval_every == 0)) {
+        options_fail("early-stop", "needs validation: --val or --val-fraction, and --eval-every above 0");
+    }
     if (o->eval_only && !has_data(&r->val)) { options_fail("eval-only", "needs --val, or --train with --val-fraction"); }
-    if (!is_training(r) && !o->eval_only && !*o->generate && !*o->probe && !*o->export_hf && !*r->export_bin) {
+    if (!is_training(r) && !o->eval_only && !is_generating(r) && !*o->probe && !*o->export_hf && !*r->export_bin) {
         fail_input("nothing to do: expected --train, --eval-only, --generate, --probe, --export-hf, --export-bin or --dry-run");
     }
     if (*o->probe) {  // it brings its own sizes
@@ -769,23 +776,28 @@ static double print_memory(const Run* r) {
     Activations acts;
     const Config c = r->model.config;
     double arena = 4.0 * (double)r->model.n, workspace = workspace_bytes(r);
-    int backward = is_training(r) || *r->o.probe, samples = *r->o.generate || (is_training(r) && r->o.sample_every > 0);
+    int backward = is_training(r) || *r->o.probe, samples = is_generating(r) || (is_training(r) && r->o.sample_every > 0);
     double activations = 4.0 * (double)activations_layout(&acts, c, r->o.batch_size, r->T, backward ? TO_TRAIN : TO_EVALUATE);
     double sampling = 4.0 * (double)activations_layout(&acts, c, 1, generation_room(r, 1), TO_GENERATE);
-    double rest = 2.0 * (double)r->train.text_capacity + 2.0 * (double)r->val.text_capacity + 8e6;
+    double text = 2.0 * (double)r->train.text_capacity + 2.0 * (double)r->val.text_capacity, rest = text + 8e6;
     double gradients = backward ? leaf_tree_depth(r->n_leaves) * arena : 0.0, moments = is_training(r) ? 2.0 * arena : 0.0;
     if (!samples) { sampling = 0.0; }
     if (!backward && !r->o.eval_only) { activations = 0.0; }
-    box_row("parameters", "%s", format_bytes(arena).s);
-    if (backward) { box_row("gradients, moments", "%s, %s", format_bytes(gradients).s, format_bytes(moments).s); }
-    box_row("activations", "%s", format_bytes(activations + sampling).s);
-    box_row("workspace, rest", "%s, %s", format_bytes(workspace).s, format_bytes(rest).s);
+    box_row("memory: parameters", "%s", format_bytes(arena).s);
+    if (backward) { box_row("  gradients, moments", "%s, %s", format_bytes(gradients).s, format_bytes(moments).s); }
+    box_row("  activations", "%s", format_bytes(activations + sampling).s);
+    box_row("  workspace, rest", "%s, %s", format_bytes(workspace).s, format_bytes(rest).s);
     double total = arena + gradients + moments + activations + sampling + workspace + rest;
     box_row("memory", "%s of %s free", format_bytes(total).s, format_bytes(memory_available()).s);
-    return total;
+    return total - text;  // which is in memory already
 }
 
-// returns the bytes the run will need
+static double memory_to_generate(const Run* r) {
+    Activations acts;
+    return 4.0 * ((double)r->model.n + (double)activations_layout(&acts, r->model.config, 1, r->model.config.max_T, TO_GENERATE));
+}
+
+// returns the bytes that are still to be taken
 static double print_start(const Run* r) {
     const Config c = r->model.config;
     printf("train_gpt2: %s (%s, %d lanes, %d threads)\n", build_name(), __VERSION__, VLANES, r->dev.n_threads);
@@ -799,9 +811,10 @@ static double print_start(const Run* r) {
     box_data("validation data", &r->val, &r->val_rows);
     if (is_training(r)) { box_update(&r->o, r->n_leaves, r->T); }
     double n_bytes = print_memory(r), flops = flops_per_token(r);
-    double seconds = flops * (double)r->o.steps * r->n_leaves * r->o.batch_size * r->T / r->peak;
+    const int n_steps = r->o.steps - r->state.step;
+    double seconds = flops * (double)n_steps * r->n_leaves * r->o.batch_size * r->T / r->peak;
     box_row("matmul rate", "%.1f GFLOP/s, %s FLOP per token", 1e-9 * r->peak, format_count(flops).s);
-    if (is_training(r) && r->o.steps > 0) { box_row("time", "at least %s for %d steps", format_duration(seconds).s, r->o.steps); }
+    if (is_training(r) && n_steps > 0) { box_row("time", "at least %s for %d steps", format_duration(seconds).s, n_steps); }
     box_line();
     return n_bytes;
 }
@@ -858,14 +871,16 @@ int main(int argc, char** argv) {
     choose_model(r);
     plan(r);
     device_init(&r->dev, r->o.threads);
-    if (!*r->o.generate || r->o.dry_run) {
+    if (!is_generating(r) || r->o.dry_run) {
         r->peak = matmul_peak(&r->dev);
         double n_bytes = print_start(r);
         check_memory(n_bytes);
         if (r->o.dry_run) { return 0; }
+    } else {
+        check_memory(memory_to_generate(r));
     }
     load_parameters(r);
-    if (*r->o.generate) {
+    if (is_generating(r)) {
         generate_text(r);
     } else if (*r->o.probe) {
         probe(r);

@@ -253,6 +253,16 @@ run --resume --run tuned --steps 4
 check "--resume of a run that began with --from; a file of the user's in an old checkpoint is left alone" \
     test $status = 0 -a "$(cd tuned && echo step_*/*)" = "step_000002/notes.txt $(cd tuned && echo step_000004/*)"
 
+cp -r text changing
+run --config tiny.json --train changing --seq-len 16 --steps 2 --run changed
+echo "one line more" >>"changing/$(ls changing | head -n 1)"
+refuse "--resume after the training data has changed" "its training data has changed since" --run changed --resume --steps 4
+run --run changed --resume --steps 4 --train changing
+check "--resume with --train goes on with other data" test $status = 0 -a -e changed/step_000004
+run --config tiny.json --train text --seq-len 16 --epochs 0.5 --steps 0 --batch-size 16 --run epochs
+run --run epochs --resume --epochs 1
+check "--resume with more --epochs plans the steps anew" test $status = 0 -a "$(ls -d epochs/step_* | wc -l)" = 2
+
 # ---- threads and builds ----
 
 echo "# the same bits"
@@ -360,7 +370,7 @@ shard $(tokens 400 50257) >big.bin
 big=(--model d6 --train big.bin --batch-size 4 --seq-len 64 --steps 1000)
 run "${big[@]}" --dry-run
 check "--dry-run: status 0 and no folder" test $status = 0 -a ! -e runs
-mib() { awk '/^\| memory/ { print int($4 * ($5 == "GiB" ? 1024 : 1)) }' out; }
+mib() { awk '/^\| memory  / { print int($4 * ($5 == "GiB" ? 1024 : 1)) }' out; }
 predicted=$(mib)
 if [ $is_asan = 1 ]; then
     skip "--dry-run against the real peak: the sanitizer needs memory of its own"
@@ -374,7 +384,7 @@ else
 fi
 timeout 60 "$trainer" --model gpt3:c12288 --dry-run >out 2>err
 check "--dry-run of 175 billion parameters: status 1, memory by class, what to change" \
-    test $? = 1 -a "$(grep -cE '^\| (gradients, moments|activations) ' out)" = 2 -a "$(grep -c 'try a smaller' err)" = 1
+    test $? = 1 -a "$(grep -cE '^\| +(gradients, moments|activations) ' out)" = 2 -a "$(grep -c 'try a smaller' err)" = 1
 
 # ---- what is refused ----
 
@@ -500,9 +510,9 @@ refuse "a probe that is text" "text/a.txt: expected safetensors" --from run --pr
 refuse "a probe without targets" 'expected a tensor "targets", I32' --from run --probe no_targets.probe
 refuse "a probe of another dtype" 'expected a tensor "inputs", I32' --from run --probe dtype.probe
 refuse "a probe of one dimension" 'expected a tensor "inputs", I32' --from run --probe flat.probe
-refuse "a probe with a token beyond the vocabulary" "inputs[2]: expected a token below the model's 257, found 257" --from run --probe beyond.probe
+refuse "a probe with a token beyond the vocabulary" "inputs[2]: expected a token 0..256, found 257" --from run --probe beyond.probe
 refuse "a probe with a negative input" "inputs[1]: expected a token" --from run --probe negative.probe
-refuse "a probe with a target beyond the vocabulary" "targets[3]: expected a token below the model's 257, found 300" --from run --probe target.probe
+refuse "a probe with a target beyond the vocabulary" "targets[3]: expected a token 0..256 (negative: not counted), found 300" --from run --probe target.probe
 refuse "a probe without a counted target" "all targets are negative" --from run --probe uncounted.probe
 refuse "a probe longer than the model" "expected at most the model's 24 positions, found 25" --from run --probe long.probe
 check "none of them touched the run that was there" test "$(find run -type f -newer marker | wc -l)" = 0

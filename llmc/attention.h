@@ -8,7 +8,7 @@ Backward (derived in doc/attention.md): dqkv written, with
     datt[u] = v_u . dout_t      D = sum over u of att[u] * datt[u]      ds[u] = att[u] * (datt[u] - D) / sqrt(HS)
     dq_t = sum over u of ds_t[u] * k_u      dk_u = sum over t >= u of ds_t[u] * q_t      dv_u = same of att_t[u] * dout_t
 Cost:   compute bound for long T: forward 2*B*T*T*C flops, backward 2.5 times that: it rebuilds the scores.
-        Memory beside the tensors: two (T, TILE_N) strips and four packed (T, HS) operands per thread.
+        Memory beside the tensors: three (T, TILE_N) strips and four packed (T, HS) operands per thread.
 Order:  every sum above chains ascending from 0; the score is its finished chain times 1/sqrtf(HS); max starts at -10000.
 Source: Vaswani et al. 2017, arXiv:1706.03762; D as in Dao et al. 2022, arXiv:2205.14135; spec gpt2.md sections 3 and 4.
         We multiply by the scale once per weight, in ds, where upstream does so once per element of dq and dk; its order,

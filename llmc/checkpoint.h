@@ -57,14 +57,18 @@ static inline int tensor_disk_shape(const Tensor* t, int64_t shape[2]) {
     int turned = t->on_disk == TRANSPOSED;
     shape[turned] = t->disk_rows;
     shape[!turned] = t->columns;
-    if (t->rows > 1) { return 2; }
+    if (t->on_disk != VECTOR) { return 2; }
     shape[0] = t->columns;
     return 1;
 }
 
-static inline size_t largest_slice_(const Tensor* table, int n) {
+// elements of the largest slice that has to be turned
+static inline size_t largest_transposed_(const Tensor* table, int n) {
     size_t largest = 0;
-    for (int i = 0; i < n; i++) { largest = tensor_disk_elements(&table[i]) > largest ? tensor_disk_elements(&table[i]) : largest; }
+    for (int i = 0; i < n; i++) {
+        size_t n_elements = table[i].on_disk == TRANSPOSED ? tensor_disk_elements(&table[i]) : 0;
+        largest = n_elements > largest ? n_elements : largest;
+    }
     return largest;
 }
 
@@ -83,7 +87,7 @@ static inline void tensors_declare(SafeWriter* w, const Tensor* table, int n, co
 }
 
 static inline void tensors_put(SafeWriter* w, const Tensor* table, int n, const float* arena) {
-    float* turned = (float*)malloc_check(sizeof(float) * largest_slice_(table, n), "buffer of a tensor");
+    float* turned = (float*)malloc_check(sizeof(float) * largest_transposed_(table, n), "buffer of a tensor");
     for (int i = 0; i < n; i++) {
         const Tensor* t = &table[i];
         for (int l = 0; l < tensor_slices(t); l++) {
@@ -132,7 +136,7 @@ static inline void check_shape_(const SafeFile* f, const SafeTensor* found, cons
 }
 
 static inline void tensors_load(const SafeFile* f, const Tensor* table, int n, const char* prefix, float* arena) {
-    float* turned = (float*)malloc_check(sizeof(float) * largest_slice_(table, n), "buffer of a tensor");
+    float* turned = (float*)malloc_check(sizeof(float) * largest_transposed_(table, n), "buffer of a tensor");
     for (int i = 0; i < n; i++) {
         const Tensor* t = &table[i];
         for (int l = 0; l < tensor_slices(t); l++) {
@@ -167,7 +171,7 @@ static inline json_t* json_read(const char* path) {
 static inline void json_write(const char* path, json_t* json) {
     FILE* file = fopen(path, "w");
     if (!file) { fail_run("%s: cannot be created: %s", path, strerror(errno)); }
-    int failed = json_dumpf(json, file, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) != 0 || fputc('\n', file) == EOF;
+    int failed = json_dumpf(json, file, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0 || fputc('\n', file) == EOF;
     if (failed || fflush(file) != 0 || fsync(fileno(file)) != 0) { fail_run("%s: cannot be written: %s", path, strerror(errno)); }
     if (fclose(file) != 0) { fail_run("%s: cannot be closed: %s", path, strerror(errno)); }
     json_decref(json);

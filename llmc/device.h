@@ -94,6 +94,7 @@ static inline int device_threads(int asked) {
 #endif
 }
 
+// One Device at a time: its thread count is the process's, and the workspace is sized by it. n_threads 0: one per core
 static inline void device_init(Device* dev, int n_threads) {
     if (!subnormals_kept()) { fail_run("this process flushes subnormal floats to zero: some library was linked with fast-math"); }
     dev->n_threads = device_threads(n_threads);

@@ -27,7 +27,8 @@ static inline int* probe_tokens_(const SafeFile* file, const char* name, ProbeBa
     memcpy(tokens, t->data, t->n_bytes);
     for (size_t i = 0; i < t->n; i++) {
         if (tokens[i] < low || tokens[i] >= V) {
-            fail_input("%s: %s[%zu]: expected a token below the model's %d, found %d", file->path, name, i, V, tokens[i]);
+            fail_input("%s: %s[%zu]: expected a token 0..%d%s, found %d", file->path, name, i, V - 1,
+                       low < 0 ? " (negative: not counted)" : "", tokens[i]);
         }
     }
     return tokens;

@@ -39,7 +39,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"model", "from", "-e", OPTION_TEXT, &o->from, "", 0, 0, "PATH", "parameters to start from: a run folder or checkpoint, a Hugging Face folder, a .safetensors file with config.json beside it, or llm.c's .bin, told apart by content", 0},
         {"model", "config", "", OPTION_TEXT, &o->config, "", 0, 0, "FILE", "random start from Hugging Face's config.json", 0},
         {"model", "model", "", OPTION_TEXT, &o->model, "", 0, 0, "NAME", presets, 0},
-        {"model", "seed", "", OPTION_INT, &o->seed, "42", 0, INT_MAX, "N", "of the start values, the order of the data and the samples", 0},
+        {"model", "seed", "", OPTION_INT, &o->seed, "42", 0, INT_MAX, "N", "random seed: start values, order of the data, samples", 0},
         {"data", "train", "-i", OPTION_TEXT, &o->train, "", 0, 0, "PATH", "token shards (a pattern), a text file or a folder of text", 0},
         {"data", "val", "-j", OPTION_TEXT, &o->val, "", 0, 0, "PATH", "the same for validation", 0},
         {"data", "val-fraction", "", OPTION_FLOAT, &o->val_fraction, "0", 0, 0.9, "F", "without --val: keep this last part of --train for validation", 0},
@@ -51,36 +51,36 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"optimizer", "steps", "-x", OPTION_INT, &o->steps, "0", 0, INT_MAX, "N", "updates; 0: as many as --epochs need", 0},
         {"optimizer", "epochs", "", OPTION_FLOAT, &o->epochs, "1", 1e-6, 1e6, "F", "passes over the training data, when --steps is 0", 0},
         {"optimizer", "lr", "-l", OPTION_FLOAT, &o->lr, "3e-4", 0, 10, "F", "peak learning rate", 0},
-        {"optimizer", "schedule", "-k", OPTION_CHOICE, &o->schedule, "cosine", 0, 0, "constant|linear|cosine|wsd", "of the learning rate", 0},
+        {"optimizer", "schedule", "-k", OPTION_CHOICE, &o->schedule, "cosine", 0, 0, "constant|linear|cosine|wsd", "how the learning rate falls after warm-up", 0},
         {"optimizer", "warmup", "-u", OPTION_INT, &o->warmup, "0", 0, INT_MAX, "N", "steps of linear warm-up", 0},
         {"optimizer", "final-lr", "-q", OPTION_FLOAT, &o->final_lr, "0.1", 0, 1, "F", "learning rate at the end, as a fraction of the peak", 0},
-        {"optimizer", "weight-decay", "-c", OPTION_FLOAT, &o->weight_decay, "0.1", 0, 10, "F", "of matrices and embeddings", 0},
+        {"optimizer", "weight-decay", "-c", OPTION_FLOAT, &o->weight_decay, "0.1", 0, 10, "F", "AdamW's weight decay, on matrices and embeddings", 0},
         {"optimizer", "beta1", "", OPTION_FLOAT, &o->beta1, "0.9", 0, 0.99999, "F", "decay of AdamW's first moment", 0},
         {"optimizer", "beta2", "", OPTION_FLOAT, &o->beta2, "0.95", 0, 0.9999999, "F", "decay of AdamW's second moment", 0},
         {"optimizer", "eps", "", OPTION_FLOAT, &o->eps, "1e-8", 1e-30, 1, "F", "AdamW's epsilon", 0},
         {"optimizer", "clip", "", OPTION_FLOAT, &o->clip, "1", 0, 1e30, "F", "largest gradient norm; 0: no limit", 0},
         {"optimizer", "freeze", "", OPTION_TEXT, &o->freeze, "", 0, 0, "PATTERN", "no updates of tensors with such names: 'transformer.w?e.*'", 0},
-        {"run", "run", "-o", OPTION_TEXT, &o->run, "", 0, 0, "DIR", "folder for checkpoints, log and samples; empty: runs/train_gpt2-<date-time>", 0},
-        {"run", "resume", "-y", OPTION_SWITCH, &o->resume, "0", 0, 0, "0|1", "go on from the newest checkpoint in --run, with its options", 0},
+        {"run", "run", "-o", OPTION_TEXT, &o->run, "", 0, 0, "DIR", "folder for checkpoints, log and samples; empty: runs/<trainer>-<date-time>", 0},
+        {"run", "resume", "-y", OPTION_SWITCH, &o->resume, "0", 0, 0, "0|1", "go on from the newest checkpoint in --run, with its options; those typed now win", 0},
         {"run", "save-every", "-n", OPTION_INT, &o->save_every, "0", 0, INT_MAX, "N", "checkpoint every N steps; 0: only at the end", 0},
         {"run", "keep", "-nk", OPTION_INT, &o->keep, "2", 1, INT_MAX, "N", "newest checkpoints to keep, besides the best", 0},
-        {"run", "eval-every", "-v", OPTION_INT, &o->eval_every, "100", 0, INT_MAX, "N", "validation every N steps; 0: never", 0},
+        {"run", "eval-every", "-v", OPTION_INT, &o->eval_every, "100", 0, INT_MAX, "N", "validation every N steps, with --val or --val-fraction; 0: never", 0},
         {"run", "eval-batches", "-m", OPTION_INT, &o->eval_batches, "20", 1, INT_MAX, "N", "micro-batches in a validation", 0},
         {"run", "sample-every", "-s", OPTION_INT, &o->sample_every, "0", 0, INT_MAX, "N", "generate a sample every N steps; 0: never", 0},
         {"run", "log-every", "", OPTION_INT, &o->log_every, "1", 1, INT_MAX, "N", "print every N-th step; metrics.jsonl has all", 0},
         {"run", "early-stop", "", OPTION_INT, &o->early_stop, "0", 0, INT_MAX, "N", "stop after N validations without a new best; 0: never", 0},
-        {"run", "max-skips", "", OPTION_INT, &o->max_skips, "10", 0, INT_MAX, "M", "non-finite updates are skipped; stop after M in a row", 0},
+        {"run", "max-skips", "", OPTION_INT, &o->max_skips, "10", 0, INT_MAX, "M", "skip at most M non-finite updates in a row, then stop", 0},
         {"out", "export-hf", "", OPTION_TEXT, &o->export_hf, "", 0, 0, "DIR", "write the model as a Hugging Face folder", 0},
         {"out", "generate", "", OPTION_TEXT, &o->generate, "", 0, 0, "TEXT|-", "continue TEXT, or standard input; no training", 0},
-        {"out", "max-new-tokens", "-g", OPTION_INT, &o->max_new_tokens, "256", 1, 1 << 24, "N", "length of a generated text", 0},
-        {"out", "temperature", "", OPTION_FLOAT, &o->temperature, "0.8", 0, 100, "F", "of sampling; 0: always the likeliest token", 0},
+        {"out", "max-new-tokens", "-g", OPTION_INT, &o->max_new_tokens, "256", 1, 1 << 24, "N", "most tokens to generate; end of text stops earlier", 0},
+        {"out", "temperature", "", OPTION_FLOAT, &o->temperature, "0.8", 0, 100, "F", "sampling temperature; 0: always the likeliest token", 0},
         {"out", "top-k", "", OPTION_INT, &o->top_k, "0", 0, INT_MAX, "N", "sample from the N likeliest tokens; 0: from all", 0},
         {"out", "top-p", "", OPTION_FLOAT, &o->top_p, "1", 0, 1, "F", "sample from the likeliest tokens that hold this probability", 0},
-        {"out", "samples", "", OPTION_INT, &o->samples, "1", 1, 1 << 20, "N", "texts to generate", 0},
+        {"out", "samples", "", OPTION_INT, &o->samples, "1", 1, 1 << 20, "N", "texts for --generate to write", 0},
         {"out", "eval-only", "", OPTION_SWITCH, &o->eval_only, "0", 0, 0, "0|1", "validate once and stop", 0},
         {"out", "probe", "", OPTION_TEXT, &o->probe, "", 0, 0, "IN", "safetensors with inputs and targets, I32 (B, T): one forward and backward pass, no update", 0},
-        {"out", "probe-out", "", OPTION_TEXT, &o->probe_out, "probe.safetensors", 0, 0, "OUT", "its logits, loss and gradients", 0},
-        {"machine", "threads", "", OPTION_INT, &o->threads, "0", 0, 4096, "N", "0: one per core. The result does not depend on it", 0},
+        {"out", "probe-out", "", OPTION_TEXT, &o->probe_out, "probe.safetensors", 0, 0, "OUT", "where --probe writes logits, loss and gradients", 0},
+        {"machine", "threads", "", OPTION_INT, &o->threads, "0", 0, 4096, "N", "0: OMP_NUM_THREADS, else one per core. The result does not depend on it", 0},
         {"machine", "dry-run", "", OPTION_SWITCH, &o->dry_run, "0", 0, 0, "0|1", "print memory, work and estimated time, then stop; status 1 if it does not fit", 0},
     };
     int n = (int)(sizeof rows / sizeof rows[0]);
@@ -202,6 +202,7 @@ static inline RunState run_restore(Option* table, int n, const RunOptions* o) {
     if (step < 0) { options_fail("resume", "%s holds no complete checkpoint", o->run); }
     json_t* manifest = json_read(path_join(path, checkpoint_folder(folder, o->run, step), "manifest.json"));
     options_from_json(table, n, json_object_get(manifest, "options"));
+    if (options_given(table, n, "epochs") == 1 && options_given(table, n, "steps") != 1) { options_set(table, n, "steps", "0"); }
     RunState s = run_state_from_json(json_object_get(manifest, "state"), path);
     json_decref(manifest);
     return s;
@@ -249,6 +250,19 @@ static inline json_t* data_to_json_(const TokenData* d) {
                      (json_int_t)d->n_documents, "fnv1a", checksum);
 }
 
+// Going on with other data would be another run under the old name: the order of the rows depends on their number. Data that
+// --train names anew is what the user wants.
+static inline void run_check_data_(const char* settings_path, const Option* table, int n, const json_t* train) {
+    if (!path_exists(settings_path) || options_given(table, n, "train") == 1) { return; }
+    json_t* settings = json_read(settings_path);
+    const json_t* before = json_object_get(json_object_get(settings, "train"), "fnv1a");
+    if (before && !json_equal(before, json_object_get(train, "fnv1a"))) {
+        fail_input("%s: its training data has changed since: give the old data back, or name the new with --train",
+                   json_string_value(json_object_get(train, "path")));
+    }
+    json_decref(settings);
+}
+
 static inline void run_open(Log* log, Option* table, int n, const RunOptions* o, int resume_step, const Device* dev,
                             const TokenData* train, const TokenData* val, int argc, char** argv) {
     char path[PATH_BYTES], name[128];
@@ -261,6 +275,8 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
     if (resume_step < 0 && checkpoint_newest(o->run, -1) >= 0) {
         fail_input("%s: there are checkpoints in this folder: choose another --run, or go on with them by --resume", o->run);
     }
+    json_t* train_json = data_to_json_(train);
+    if (resume_step >= 0) { run_check_data_(path_join(path, o->run, "settings.json"), table, n, train_json); }
     make_folder(o->run);
     log_open(log, o->run, resume_step);
     json_t* command = json_array();
@@ -268,7 +284,7 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
     json_write(path_join(path, o->run, "settings.json"), json_pack("{s:s, s:o, s:o, s:s, s:s, s:s, s:i, s:i, s:o, s:o}",
         "trainer", program_invocation_short_name, "command", command, "options", options_to_json(table, n), "build", build_name(),
         "compiler", __VERSION__, "commit", COMMIT, "lanes", VLANES, "threads", dev->n_threads,
-        "train", data_to_json_(train), "val", data_to_json_(val)));
+        "train", train_json, "val", data_to_json_(val)));
 }
 
 // a sample made while training, to the terminal and to samples.txt

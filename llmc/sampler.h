@@ -2,7 +2,7 @@
 The next token from a row of logits: temperature, then top-k, then top-p, then one draw.
     logits (V)   coin in [0, 1)   scratch: V candidates
     temperature 0: the largest logit, lowest index among equals; top_k 0 and top_p 1: off
-Order:  exp(logit/temperature - max) chains over the candidates; without top-k and top-p they are walked by index, as
+Order:  exp((logit - max) / temperature) chains over the candidates; without top-k and top-p they are walked by index, as
         upstream does; otherwise from the likeliest down, equal ones by index. The first whose cumulative sum passes
         coin * total is taken.
 Cost:   one exp per candidate and, for top-k or top-p, a sort of V: about 5 ms at V = 50257.
@@ -14,7 +14,7 @@ Source: Holtzman et al. 2019, arXiv:1904.09751 (top-p); spec gpt2.md section 17
 #include <stdlib.h>
 
 typedef struct {
-    float weight;  // first the logit, then exp(logit / temperature - max)
+    float weight;  // first the logit, then exp((logit - max) / temperature)
     int token;
 } Candidate;
 

@@ -7,19 +7,20 @@ The same table lays out every arena of the same shape: parameters, gradients, bo
 #ifndef LLMC_TENSOR_H
 #define LLMC_TENSOR_H
 #include "rng.h"  // Mt19937, normal_fill
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
 typedef enum { INIT_ZEROS, INIT_ONES, INIT_NORMAL } Init;
 typedef enum { NO_DECAY, DECAY } Decay;
-typedef enum { AS_IS, TRANSPOSED } OnDisk;  // TRANSPOSED: the file has (columns, rows), as GPT-2's Conv1D
+typedef enum { AS_IS, TRANSPOSED, VECTOR } OnDisk;  // TRANSPOSED: (columns, rows), as GPT-2's Conv1D; VECTOR: (columns)
 
 typedef struct {
     const char* name;    // on disk; %d stands for the layer
     size_t field;        // offsetof the pointer in the struct that names the tensors
     int layers;          // 0: belongs to no layer; the tensor is one slice
-    int rows, columns;   // of one slice; rows = 1: a vector
+    int rows, columns;   // of one slice; a vector has 1 row
     int disk_rows;       // rows that a file holds; the padding up to `rows` is zero and stays zero
     Init init;
     float std;           // of INIT_NORMAL

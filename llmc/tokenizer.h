@@ -170,13 +170,13 @@ static inline int tokenizer_encode(const Tokenizer* t, const char* text, size_t 
     return t->encode(t, text, n_bytes, *tokens);
 }
 
-// Write a token's bytes, as in a sample of generated text. A token of one byte that is neither printable nor white space
-// is left out: such bytes ring the bell or move the cursor.
+// Write a token's bytes, as in a sample of generated text. A token of one byte that is a control character other than white
+// space is left out: such bytes ring the bell or move the cursor. Bytes from 128 on are parts of UTF-8 characters.
 static inline void tokenizer_print_safe(const Tokenizer* t, int id, FILE* out) {
     int n_bytes;
     const char* bytes = tokenizer_bytes_of(t, id, &n_bytes);
-    char c = n_bytes == 1 ? bytes[0] : ' ';
-    int printable = c >= ' ' && c <= '~', white = c >= '\t' && c <= '\r';
+    unsigned char c = n_bytes == 1 ? (unsigned char)bytes[0] : ' ';
+    int printable = c >= ' ' && c != 127, white = c >= '\t' && c <= '\r';
     if (printable || white) { fwrite(bytes, 1, (size_t)n_bytes, out); }
 }
 #endif  // LLMC_TOKENIZER_H

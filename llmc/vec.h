@@ -16,6 +16,10 @@ Lanes hold different OUTPUTS, never parts of one sum, so that the width cannot c
 #define VLANES 4
 #endif
 
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12
+#error "__builtin_shufflevector needs gcc 12 or newer, or clang (make CC=clang)"
+#endif
+
 typedef float vfloat __attribute__((vector_size(4 * VLANES)));
 typedef float vfloat_unaligned __attribute__((vector_size(4 * VLANES), aligned(4), may_alias));
 
