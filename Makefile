@@ -71,7 +71,8 @@ RUN ?= runs/hello
 run: setup
 	@if [ -e $(RUN) ]; then echo "$(RUN) exists already: make run RUN=runs/another, or remove it"; exit 2; fi
 	@$(MAKE) --no-print-directory train_gpt2
-	OMP_WAIT_POLICY=passive ./train_gpt2 --args dev/hello.txt --run $(RUN)
+	@# a thread that waits spins a few microseconds, then sleeps: beside other programs the rest cannot stall it
+	GOMP_SPINCOUNT=10000 ./train_gpt2 --args dev/hello.txt --run $(RUN)
 	@$(MAKE) --no-print-directory plot RUN=$(RUN)
 
 plot:
