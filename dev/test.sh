@@ -68,8 +68,8 @@ else
     for arch in x86-64-v3 x86-64; do build_and_run "ARCH=$arch" $bits; done
     for opt in -O0 -O2; do build_and_run "OPT=$opt" test_gpt2 test_fmath; done
     if need clang "clang"; then
-        for arch in native x86-64; do build_and_run "CC=clang ARCH=$arch" $bits; done
-        build_and_run "CC=clang OPT=-O0" test_gpt2
+        for arch in native x86-64-v3 x86-64; do build_and_run "CC=clang ARCH=$arch" $bits; done
+        for opt in -O0 -O2; do build_and_run "CC=clang OPT=$opt" test_gpt2; done
     fi
     build_and_run "ASAN=1 OPT=-O1"
     part "headers as C11 and C++17" dev/check_headers.sh
