@@ -492,7 +492,7 @@ static Config find_weights(char weights[PATH_BYTES], const char* from) {
         fail_input("%s: expected a folder, a .safetensors file or llm.c's .bin, found %s", from, other ? other : "something else");
     }
     char* slash = strrchr(folder, '/');
-    snprintf(slash ? slash : folder, 2, "%s", slash ? "" : ".");
+    if (slash) { *slash = '\0'; } else { strcpy(folder, "."); }
     Config c = is_llmc_bin(&file) ? config_bin(&file) : config_load(path_join(path, folder, "config.json"));
     file_unmap(&file);
     return c;
