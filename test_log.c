@@ -182,7 +182,7 @@ static void check_record(Test* t, const json_t* record, const StepRecord* r, flo
     const json_t* skipped = json_object_get(record, "skipped");
     int is_skipped = json_is_null(skipped) ? -1 : json_is_false(skipped) ? 0 : json_is_true(skipped) ? 1 : 2;
     check(t, is_skipped == r->skipped, "skipped: found %d, expected %d", is_skipped, r->skipped);
-    double age = log_seconds_(CLOCK_REALTIME) - json_number_value(json_object_get(record, "time"));
+    double age = seconds_now(CLOCK_REALTIME) - json_number_value(json_object_get(record, "time"));
     check(t, age > -1.0 && age < 60.0, "time: %g seconds ago", age);
 }
 
@@ -351,8 +351,8 @@ static size_t watch_progress(int bar, int reader, char text[MAX_TEXT]) {
     pid_t child = fork();
     if (child == 0) {
         dup2(bar, STDERR_FILENO);
-        double start = log_seconds_(CLOCK_MONOTONIC), seconds = 0.0;
-        for (; seconds < 0.35; seconds = log_seconds_(CLOCK_MONOTONIC) - start) {
+        double start = seconds_now(CLOCK_MONOTONIC), seconds = 0.0;
+        for (; seconds < 0.35; seconds = seconds_now(CLOCK_MONOTONIC) - start) {
             progress("loading model.safetensors", (int64_t)(1e6 * seconds), 1000000);
         }
         progress("loading model.safetensors", 1000000, 1000000);

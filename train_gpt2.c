@@ -24,9 +24,9 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/layernorm.h"     // layernorm_forward, layernorm_backward
 #include "llmc/leaf_tree.h"     // LeafTree: gradients of micro-batches, added in a fixed order
 #include "llmc/llmc_bin.h"      // llm.c's checkpoint format
-#include "llmc/log.h"           // Log, log_step, log_validation, box_row
+#include "llmc/log.h"           // Log, log_step, log_validation, box_row, seconds_now
 #include "llmc/matmul.h"        // matmul_forward, matmul_backward
-#include "llmc/peak.h"          // matmul_peak, memory_available, seconds_now
+#include "llmc/peak.h"          // matmul_peak, memory_available, check_memory
 #include "llmc/probe.h"         // ProbeBatch, probe_read
 #include "llmc/residual.h"      // residual_forward
 #include "llmc/run.h"           // RunOptions, RunState, run_save_begin: what all trainers share
@@ -670,7 +670,7 @@ static void train_step(Run* r) {
     RunState* s = &r->state;
     const int B = o->batch_size, T = r->T;
     const int64_t n_tokens = (int64_t)r->n_leaves * B * T;
-    double start = seconds_now();
+    double start = seconds_now(CLOCK_MONOTONIC);
     for (int leaf = comm_first_leaf(&r->comm, r->n_leaves); leaf < comm_last_leaf(&r->comm, r->n_leaves); leaf++) {
         dataloader_batch(&r->train_rows, s->rows + (int64_t)leaf * B, B, r->inputs, r->targets);
         gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);
@@ -685,14 +685,15 @@ static void train_step(Run* r) {
     s->rows += (int64_t)r->n_leaves * B;
     s->tokens += n_tokens;
     s->skips = skipped ? s->skips + 1 : 0;
-    double seconds = seconds_now() - start, rate = (double)n_tokens / seconds;
+    double seconds = seconds_now(CLOCK_MONOTONIC) - start, rate = (double)n_tokens / seconds;
     StepRecord record = {s->step, o->steps, loss, norm, lr, 1000.0 * seconds, s->tokens, rate,
                          rate * flops_per_token(r) / r->peak, skipped};
     log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || skipped);
     if (s->skips > o->max_skips) {
         char name[NAME_BYTES];
         fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a smaller --lr "
-                 "or --clip", s->step, s->skips, (double)loss, (double)norm, tensors_first_bad(name, sizeof name, r->model.table, N_PARAMETERS, grads));
+                 "or --clip", s->step, s->skips, (double)loss, (double)norm,
+                 tensors_first_bad(name, sizeof name, r->model.table, N_PARAMETERS, grads));
     }
 }
 
@@ -709,12 +710,13 @@ static void train(Run* r) {
     const int saved = o->resume ? s->step : -1;
     stop_on_signals();
     for (;;) {
-        int stop = *stop_flag(), was_interrupted = s->interrupted, last = stop || s->step >= o->steps, due = !stop && (s->step > saved || was_interrupted);
+        int stop = *stop_flag(), last = stop || s->step >= o->steps, unsaved = s->step > saved || s->interrupted, due = !stop && unsaved;
         if (due && has_data(&r->val) && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { validate(r); }
         if (o->early_stop > 0 && s->evals_since_best >= o->early_stop) { last = 1; }
         if (due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last)) { sample(r); }
         s->interrupted = stop;
-        if ((s->step > saved || was_interrupted) && (last || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0))) { save_checkpoint(r); }
+        int save = last || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
+        if (unsaved && save) { save_checkpoint(r); }
         if (last) { break; }
         train_step(r);
     }

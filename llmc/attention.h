@@ -164,7 +164,7 @@ static inline AttentionScratch_ attention_scratch_(float* workspace, int T, int 
     return s;
 }
 
-// packed tiles of `width` rows: x (rows, depth) with the given strides
+// packed tiles of TILE_M rows of x (rows, depth), whose elements lie as the strides say
 static inline void attention_pack_(float* packed, const float* x, size_t row_stride, size_t depth_stride, int rows, int depth) {
     for (int r = 0; r < rows; r += TILE_M) {
         gemm_pack_(packed + (size_t)r * depth, x + r * row_stride, row_stride, depth_stride, TILE_M, gemm_min_(TILE_M, rows - r), depth);

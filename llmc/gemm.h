@@ -31,7 +31,9 @@ enum {
     TILE_N = TILE_V * VLANES,
     GEMM_K = 384,            // k block of a panel of b (GEMM_K, TILE_N): it should stay in the first or second cache
     GEMM_LONG_K = 4096,      // k block of a, packed for all threads together...
-    GEMM_A_FLOATS = 1 << 21  // ...with as many rows as make this many floats
+    GEMM_A_FLOATS = 1 << 21, // ...with as many rows as make this many floats
+    GEMM_TASKS = 4,          // at least so many tasks a thread, for a fair share when one is held up...
+    GEMM_PIECE = 8 * TILE_M  // ...cut at multiples of so many rows, for each task packs its panel of b anew
 };
 
 // ---- packing: `width` neighbours per k side by side, zeros where the matrix ends ----
@@ -120,9 +122,10 @@ static inline int gemm_block_rows_(int M, int K) {
     return gemm_min_(M, most);
 }
 
-// floats of a's packed block, whose tiles are whole
+// floats of a's packed block: whole tiles, and whole cache lines so that b's panels start on one
 static inline size_t gemm_a_floats_(int M, int K) {
-    return (size_t)ceil_div(gemm_block_rows_(M, K), TILE_M) * TILE_M * gemm_min_(K, GEMM_LONG_K) + 16;
+    size_t n = (size_t)ceil_div(gemm_block_rows_(M, K), TILE_M) * TILE_M * gemm_min_(K, GEMM_LONG_K);
+    return (n + 15) / 16 * 16;
 }
 
 static inline size_t gemm_workspace_bytes(int M, int K, int n_threads) {
@@ -161,8 +164,8 @@ static inline void gemm_block_(float* out, size_t out_stride, const float* start
                                int M, int N, int K, float* workspace, size_t a_floats, int n_threads) {
     static const float zeros[TILE_N] = {0};
     float *a_packed = workspace, *b_packed = workspace + a_floats + (size_t)thread_number() * GEMM_K * TILE_N;
-    int n_panels = (int)ceil_div(N, TILE_N), pieces = (int)ceil_div(4 * n_threads, n_panels);
-    int rows = (int)ceil_div(M, (int64_t)pieces * 8 * TILE_M) * 8 * TILE_M, n_pieces = (int)ceil_div(M, rows);
+    int n_panels = (int)ceil_div(N, TILE_N), pieces = (int)ceil_div(GEMM_TASKS * n_threads, n_panels);
+    int rows = (int)ceil_div(M, (int64_t)pieces * GEMM_PIECE) * GEMM_PIECE, n_pieces = (int)ceil_div(M, rows);
     gemm_pack_a_(a_packed, a, M, K);
     #pragma omp for schedule(dynamic)
     for (int task = 0; task < n_panels * n_pieces; task++) {

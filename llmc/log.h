@@ -109,7 +109,8 @@ static inline void box_row(const char* name, const char* format, ...) {
     }
 }
 
-static inline double log_seconds_(clockid_t clock) {
+// CLOCK_MONOTONIC to measure with, CLOCK_REALTIME for seconds since 1970
+static inline double seconds_now(clockid_t clock) {
     struct timespec t;
     clock_gettime(clock, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
@@ -119,7 +120,7 @@ static inline double log_seconds_(clockid_t clock) {
 // ten times a second. The call with done == total clears the line.
 static inline void progress(const char* what, int64_t done, int64_t total) {
     static double drawn = 0.0;  // when, 0: nothing is there. State of a thing every process has once, its terminal line
-    double now = log_seconds_(CLOCK_MONOTONIC);
+    double now = seconds_now(CLOCK_MONOTONIC);
     int finished = done >= total;
     if ((finished ? drawn == 0.0 : now - drawn < 0.1) || !isatty(STDERR_FILENO)) { return; }
     if (finished) {
@@ -237,7 +238,7 @@ static inline void log_record_(Log* log, const StepRecord* r, float val_loss, do
             log_number_(r->ms, 17).s, log_number_(tokens, 17).s, log_number_(r->tok_per_s, 17).s,
             log_number_(r->peak < 0.0 ? NAN : r->peak, 17).s, skipped);
     fprintf(log->metrics, "\"val_loss\": %s, \"val_bpb\": %s, \"time\": %.3f}\n", log_number_((double)val_loss, 9).s,
-            log_number_(val_bpb < 0.0 ? NAN : val_bpb, 17).s, log_seconds_(CLOCK_REALTIME));
+            log_number_(val_bpb < 0.0 ? NAN : val_bpb, 17).s, seconds_now(CLOCK_REALTIME));
     if (fflush(log->metrics) != 0) { log_fail_(log->path); }
 }
 

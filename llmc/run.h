@@ -102,7 +102,10 @@ static inline void run_check_sources(const Option* table, int n, const RunOption
 // --freeze; a tensor of the table stands for all its layers
 static inline void run_freeze(const RunOptions* o, Tensor* table, int n) {
     int n_frozen = 0;
-    for (int i = 0; i < n; i++) { n_frozen += table[i].frozen = fnmatch(o->freeze, table[i].name, 0) == 0; }
+    for (int i = 0; i < n; i++) {
+        table[i].frozen = fnmatch(o->freeze, table[i].name, 0) == 0;
+        n_frozen += table[i].frozen;
+    }
     if (*o->freeze && n_frozen == 0) {
         options_fail("freeze", "\"%s\" matches no tensor (of all layers at once: 'transformer.h.*.ln_1.*')", o->freeze);
     }

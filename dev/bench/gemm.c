@@ -60,10 +60,10 @@ static double seconds_of(float* out, const float* inp, const float* weight, Shap
     double begin = 0.0;
     nanosleep(&nap, NULL);
     for (int timed = 0; timed <= 1; timed++) {
-        begin = seconds_now();
+        begin = seconds_now(CLOCK_MONOTONIC);
         if (blas) { openblas(out, inp, weight, timed ? s : small, blas); } else { ours(out, inp, weight, timed ? s : small, dev); }
     }
-    return seconds_now() - begin;
+    return seconds_now(CLOCK_MONOTONIC) - begin;
 }
 
 static float* random_matrix(int rows, int columns, uint32_t state) {
@@ -91,9 +91,9 @@ static void measure(double seconds[2], double peaks[2], Shape s, const Device* d
     float* inp = random_matrix(s.M, s.K, 1);
     float* weight = random_matrix(s.N, s.K, 2);
     float* out[2] = {random_matrix(s.M, s.N, 3), random_matrix(s.M, s.N, 4)};
-    double begin = seconds_now();
+    double begin = seconds_now(CLOCK_MONOTONIC);
     seconds[0] = seconds[1] = INFINITY;
-    for (int i = 0; i < REPEATS || seconds_now() - begin < SECONDS; i++) {
+    for (int i = 0; i < REPEATS || seconds_now(CLOCK_MONOTONIC) - begin < SECONDS; i++) {
         seconds[0] = fmin(seconds[0], seconds_of(out[0], inp, weight, s, dev, NULL));
         if (blas->sgemm) { seconds[1] = fmin(seconds[1], seconds_of(out[1], inp, weight, s, dev, blas)); }
         for (int fused = 0; fused <= 1; fused++) { peaks[fused] = fmax(peaks[fused], vector_peak(fused, dev->n_threads)); }
