@@ -369,9 +369,9 @@ static void test_split(Test* t) {
 
 // XXH3 of the tokens in one piece, however they are cut into shards and whatever stands in headers
 static void test_checksum(Test* t) {
-    enum { N = 100000 };
-    uint16_t* tokens = (uint16_t*)malloc_check(N * sizeof(uint16_t), "tokens");
-    for (int i = 0; i < N; i++) { tokens[i] = (uint16_t)test_token(0, i, 50257); }
+    enum { N = (1 << 25) + 100000 };  // more than one piece of 2^26 bytes
+    uint16_t* tokens = (uint16_t*)new_array(N, sizeof(uint16_t));
+    for (int i = 0; i < N; i += i < 1000 ? 1 : 999) { tokens[i] = (uint16_t)test_token(0, i, 50257); }
     uint64_t want = XXH3_64bits(tokens, N * sizeof(uint16_t));
     const int64_t cuts[] = {0, 1, 119, 120, 121, 50000, N};  // around the 240 bytes up to which XXH3 has another formula
     TokenData d;
