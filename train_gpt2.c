@@ -17,11 +17,13 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/checkpoint.h"    // SavedFiles, checkpoint_newest, checkpoint_folder
 #include "llmc/comm.h"          // Comm, comm_first_leaf, comm_last_leaf
 #include "llmc/crossentropy.h"  // crossentropy_forward, crossentropy_backward
-#include "llmc/dataloader.h"    // TokenData, DataLoader, dataloader_row
+#include "llmc/dataloader.h"    // TokenData, DataLoader, dataloader_batch
+#include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
 #include "llmc/embedding.h"     // embedding_forward, embedding_backward
 #include "llmc/gelu.h"          // gelu_forward, gelu_backward
 #include "llmc/generate.h"      // Generator, generate_sample, generate_texts
 #include "llmc/global_norm.h"   // sum_of_squares
+#include "llmc/hellaswag.h"     // HellaSwag: examples with four answers
 #include "llmc/jsonfile.h"      // json_read, json_write, json_need_int
 #include "llmc/layernorm.h"     // layernorm_forward, layernorm_backward
 #include "llmc/leaf_tree.h"     // LeafTree: gradients of micro-batches, added in a fixed order
@@ -207,6 +209,9 @@ typedef struct {
     Tensor table[N_ACTIVATIONS];
     size_t n;
     float* arena;
+    int document_start;           // token with which attention and positions start anew, or NO_RESET
+    Segment* segments;            // of the batch: what attention and positions see as one sequence
+    int n_segments;
 } Activations;
 
 // sizes only: what a run will need is known before anything is allocated
@@ -240,6 +245,7 @@ static size_t activations_layout(Activations* a, Config c, int B, int T, Purpose
     memset(a, 0, sizeof *a);
     a->B = B;
     a->T = T;
+    a->document_start = NO_RESET;
     activation_table(a->table, c, B, T, purpose);
     return a->n = tensors_layout(a->table, N_ACTIVATIONS);
 }
@@ -247,9 +253,13 @@ static size_t activations_layout(Activations* a, Config c, int B, int T, Purpose
 static void activations_init(Activations* a, Config c, int B, int T, Purpose purpose) {
     activations_layout(a, c, B, T, purpose);
     a->arena = (float*)arena_alloc(sizeof(float) * a->n, "activations");
+    a->segments = (Segment*)malloc_check(sizeof(Segment) * (size_t)B * (size_t)T, "segments");
 }
 
-static void activations_free(Activations* a) { arena_free(a->arena, sizeof(float) * a->n); }
+static void activations_free(Activations* a) {
+    arena_free(a->arena, sizeof(float) * a->n);
+    free(a->segments);
+}
 
 static Parameters layer_parameters(const GPT2* model, float* arena, int l) {
     Parameters p;
@@ -269,14 +279,22 @@ static void gpt2_forward(const GPT2* model, Activations* acts, const int* tokens
     const int C = model->config.C, NH = model->config.NH, N = B * (T - t0);
     ActivationTensors a = layer_activations(acts, 0);
     Parameters p = layer_parameters(model, model->params, 0);
-    embedding_forward(a.encoded, tokens, p.wte, p.wpe, B, T - t0, C, t0, dev);
+    acts->n_segments = documents_segments(acts->segments, tokens, B, T, acts->document_start);
+    for (int i = 0; i < acts->n_segments; i++) {
+        Segment s = acts->segments[i];
+        embedding_forward(a.encoded + s.first * C, tokens + s.first, p.wte, p.wpe, s.rows, s.T - t0, C, t0, dev);
+    }
     const float* residual = a.encoded;
     for (int l = 0; l < model->config.L; l++) {
         a = layer_activations(acts, l);
         p = layer_parameters(model, model->params, l);
         layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, dev);
         matmul_forward(a.qkv + (size_t)t0 * 3 * C, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, dev);
-        attention_forward(a.atty, a.att_max, a.att_inv, a.qkv, B, T, C, NH, t0, dev);
+        for (int i = 0; i < acts->n_segments; i++) {
+            Segment s = acts->segments[i];
+            attention_forward(a.atty + s.first * C, a.att_max + s.first * NH, a.att_inv + s.first * NH, a.qkv + s.first * 3 * C,
+                              s.rows, s.T, C, NH, t0, dev);
+        }
         matmul_forward(a.branch, a.atty, p.attprojw, p.attprojb, N, C, C, dev);
         residual_forward(a.residual2, residual, a.branch, (size_t)N * C, dev);
         layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, dev);
@@ -328,12 +346,19 @@ static void gpt2_backward(const GPT2* model, Activations* acts, float* grads, co
         matmul_backward(a.dbranch, d.fcw, d.fcb, a.dwide, a.ln2, p.fcw, N, C, 4 * C, dev);
         layernorm_backward(a.dresidual, d.ln2w, d.ln2b, a.dbranch, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C, dev);
         matmul_backward(a.dbranch, d.attprojw, d.attprojb, a.dresidual, a.atty, p.attprojw, N, C, C, dev);
-        attention_backward(a.dwide, a.dbranch, a.att_max, a.att_inv, a.qkv, B, T, C, c.NH, dev);
+        for (int i = 0; i < acts->n_segments; i++) {
+            Segment s = acts->segments[i];
+            attention_backward(a.dwide + s.first * 3 * C, a.dbranch + s.first * C, a.att_max + s.first * c.NH,
+                               a.att_inv + s.first * c.NH, a.qkv + s.first * 3 * C, s.rows, s.T, C, c.NH, dev);
+        }
         matmul_backward(a.dbranch, d.qkvw, d.qkvb, a.dwide, a.ln1, p.qkvw, N, C, 3 * C, dev);
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, dev);
     }
     memset(d.wpe, 0, sizeof(float) * (size_t)c.max_T * C);  // positions beyond T get no gradient
-    embedding_backward(d.wte, d.wpe, a.dresidual, tokens, B, T, C, dev);
+    for (int i = 0; i < acts->n_segments; i++) {
+        Segment s = acts->segments[i];
+        embedding_backward(d.wte, d.wpe, a.dresidual + s.first * C, tokens + s.first, s.rows, s.T, C, dev);
+    }
 }
 
 // one micro-batch, forward and backward; its loss and gradient join the tree. dloss = 1 / targets counted in the whole update
@@ -387,6 +412,7 @@ typedef struct {
     Tokenizer tokenizer;
     TokenData train, val;     // without shards where there is none
     DataLoader train_rows, val_rows;
+    HellaSwag hellaswag;
     ProbeBatch probe;
     GPT2 model;
     Activations acts, cache;  // of a batch; of the text that is being generated
@@ -547,6 +573,13 @@ static void export_model(const Run* r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 6. Evaluation, sampling, probe.
 
+// forward only: the sum of the losses of r->inputs and r->targets, of B rows of T positions
+static float batch_loss(Run* r, int B, int T) {
+    gpt2_forward(&r->model, &r->acts, r->inputs, B, T, 0, &r->dev);
+    gpt2_logits(&r->model, &r->acts, 0, B * T, &r->dev);
+    return gpt2_loss(&r->model, &r->acts, r->targets, B, T, &r->dev);
+}
+
 // mean loss over the first rows of the validation data, always the same ones; *bits_per_byte is negative where unknown
 static float evaluate(Run* r, double* bits_per_byte) {
     double sum = 0.0;
@@ -555,15 +588,28 @@ static float evaluate(Run* r, double* bits_per_byte) {
     for (int64_t first = 0; first < n_rows; first += r->o.batch_size) {
         int B = n_rows - first < r->o.batch_size ? (int)(n_rows - first) : r->o.batch_size;
         dataloader_batch(&r->val_rows, first, B, r->inputs, r->targets);
-        gpt2_forward(&r->model, &r->acts, r->inputs, B, r->T, 0, &r->dev);
-        gpt2_logits(&r->model, &r->acts, 0, B * r->T, &r->dev);
-        sum += (double)gpt2_loss(&r->model, &r->acts, r->targets, B, r->T, &r->dev);
+        sum += (double)batch_loss(r, B, r->T);
         n += (int64_t)B * r->T;
         n_bytes += has_text(r) ? tokenizer_count_bytes(&r->tokenizer, r->targets, B * r->T) : 0;
         progress("validation", first + B, n_rows);
     }
     *bits_per_byte = n_bytes > 0 ? sum / log(2.0) / (double)n_bytes : -1.0;
     return (float)(sum / (double)n);
+}
+
+// right answers to the examples of --hellaswag
+static void answer_examples(Run* r) {
+    HellaSwag* h = &r->hellaswag;
+    const int n = r->o.eval_examples > 0 && r->o.eval_examples < h->n ? r->o.eval_examples : h->n, T = h->longest < r->T ? h->longest : r->T;
+    for (int row = 0; row < N_CHOICES * n; row += r->o.batch_size) {
+        int B = N_CHOICES * n - row < r->o.batch_size ? N_CHOICES * n - row : r->o.batch_size;
+        hellaswag_batch(h, row, B, T, r->inputs, r->targets);
+        batch_loss(r, B, T);
+        hellaswag_losses(h, row, B, T, r->targets, layer_activations(&r->acts, 0).losses);
+        progress("examples", row + B, N_CHOICES * n);
+    }
+    int correct = hellaswag_correct(h, 0, n);
+    log_accuracy(&r->log, r->state.step, "HellaSwag", correct, n, hellaswag_standard_error(correct, n));
 }
 
 // the model behind llmc/generate.h: keys and values of earlier positions are kept in cache.qkv
@@ -630,6 +676,7 @@ static void train_step(Run* r) {
     double start = seconds_now(CLOCK_MONOTONIC);
     for (int leaf = comm_first_leaf(&r->comm, r->n_leaves); leaf < comm_last_leaf(&r->comm, r->n_leaves); leaf++) {
         dataloader_batch(&r->train_rows, s->rows + (int64_t)leaf * B, B, r->inputs, r->targets);
+        dataloader_prefetch(&r->train_rows, s->rows + (int64_t)(leaf + 1) * B, B);
         gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);
     }
     float loss_sum, *grads = leaf_tree_finish(&r->model.grads, &loss_sum, &r->dev);
@@ -659,6 +706,7 @@ static void validate(Run* r) {
     double bits_per_byte;
     float loss = evaluate(r, &bits_per_byte);
     log_validation(&r->log, s->step, loss, bits_per_byte, run_state_validated(s, loss));
+    if (*r->o.hellaswag) { answer_examples(r); }
 }
 
 static void train(Run* r) {
@@ -700,7 +748,9 @@ static void plan(Run* r) {
     if (o->early_stop > 0 && (!has_data(&r->val) || o->eval_every == 0)) {
         options_fail("early-stop", "needs validation: --val or --val-fraction, and --eval-every above 0");
     }
-    if (o->eval_only && !has_data(&r->val)) { options_fail("eval-only", "needs --val, or --train with --val-fraction"); }
+    if (o->eval_only && !has_data(&r->val) && !*o->hellaswag) {
+        options_fail("eval-only", "needs --val, --train with --val-fraction, or --hellaswag");
+    }
     if (!is_training(r) && !o->eval_only && !is_generating(r) && !*o->probe && !*o->export_hf && !*r->export_bin) {
         fail_input("nothing to do: expected --train, --eval-only, --generate, --probe, --export-hf, --export-bin or --dry-run");
     }
@@ -718,6 +768,10 @@ static void plan(Run* r) {
     if (has_data(&r->val)) {
         tokens_check_vocab(&r->val, c.V, "the model");
         dataloader_init(&r->val_rows, &r->val, r->T, 0, 0);
+    }
+    if (*o->hellaswag) {
+        hellaswag_open(&r->hellaswag, o->hellaswag);
+        hellaswag_check_vocab(&r->hellaswag, c.V, "the model");
     }
 }
 
@@ -781,6 +835,7 @@ static double print_start(const Run* r) {
 static void open_batch(Run* r, Purpose purpose) {
     size_t n_bytes = sizeof(int) * (size_t)r->o.batch_size * (size_t)r->T;
     activations_init(&r->acts, r->model.config, r->o.batch_size, r->T, purpose);
+    if (r->o.doc_reset) { r->acts.document_start = end_of_text(r); }
     r->inputs = (int*)malloc_check(n_bytes, "inputs");
     r->targets = (int*)malloc_check(n_bytes, "targets");
 }
@@ -788,8 +843,11 @@ static void open_batch(Run* r, Purpose purpose) {
 static void evaluate_only(Run* r) {
     double bits_per_byte;
     open_batch(r, TO_EVALUATE);
-    float loss = evaluate(r, &bits_per_byte);
-    log_validation(&r->log, r->state.step, loss, bits_per_byte, 0);
+    if (has_data(&r->val)) {
+        float loss = evaluate(r, &bits_per_byte);
+        log_validation(&r->log, r->state.step, loss, bits_per_byte, 0);
+    }
+    if (*r->o.hellaswag) { answer_examples(r); }
 }
 
 static void open_training(Run* r, int argc, char** argv) {
@@ -808,6 +866,7 @@ static void open_training(Run* r, int argc, char** argv) {
 static void close_all(Run* r) {
     if (has_data(&r->val)) { tokens_close(&r->val); }
     if (has_data(&r->train)) { tokens_close(&r->train); }
+    if (*r->o.hellaswag) { hellaswag_close(&r->hellaswag); }
     tokenizer_free(&r->tokenizer);
     probe_free(&r->probe);
     activations_free(&r->acts);

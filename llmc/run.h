@@ -25,9 +25,9 @@ What every trainer's run has in common (spec/cli.md): the options, the state a c
 // ---- options ----
 
 typedef struct {
-    const char *from, *config, *model, *train, *val, *tokenizer, *schedule, *freeze, *run, *export_hf, *generate, *probe, *probe_out;
+    const char *from, *config, *model, *train, *val, *tokenizer, *schedule, *freeze, *run, *hellaswag, *export_hf, *generate, *probe, *probe_out;
     int seed, batch_size, seq_len, batch_tokens, shuffle, steps, warmup, resume, save_every, keep, eval_every, eval_batches,
-        sample_every, log_every, early_stop, max_skips, max_new_tokens, top_k, samples, eval_only, threads, dry_run;
+        eval_examples, doc_reset, sample_every, log_every, early_stop, max_skips, max_new_tokens, top_k, samples, eval_only, threads, dry_run;
     float val_fraction, epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, temperature, top_p;
 } RunOptions;
 
@@ -49,6 +49,9 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"data", "seq-len", "-t", OPTION_INT, &o->seq_len, "0", 0, 1 << 24, "N", "positions in a row; 0: as many as the model has, at most 1024", 0},
         {"data", "batch-tokens", "-d", OPTION_INT, &o->batch_tokens, "0", 0, INT_MAX, "N", "tokens in an update, a multiple of batch-size x seq-len; 0: one micro-batch", 0},
         {"data", "shuffle", "", OPTION_SWITCH, &o->shuffle, "1", 0, 0, "0|1", "rows in random order, another in each epoch; 0: file order", 0},
+        {"data", "doc-reset", "", OPTION_SWITCH, &o->doc_reset, "0", 0, 0, "0|1", "attention and positions start anew at each document of a row", 0},
+        {"data", "hellaswag", "", OPTION_TEXT, &o->hellaswag, "", 0, 0, "FILE", "answer these examples (dev/data/hellaswag.py, mmlu.py) with each validation", 0},
+        {"data", "eval-examples", "", OPTION_INT, &o->eval_examples, "0", 0, INT_MAX, "N", "answer only the first N of them; 0: all", 0},
         {"optimizer", "steps", "-x", OPTION_INT, &o->steps, "0", 0, INT_MAX, "N", "updates; 0: as many as --epochs need", 0},
         {"optimizer", "epochs", "", OPTION_FLOAT, &o->epochs, "1", 1e-6, 1e6, "F", "passes over the training data, when --steps is 0", 0},
         {"optimizer", "lr", "-l", OPTION_FLOAT, &o->lr, "3e-4", 0, 10, "F", "peak learning rate", 0},
@@ -252,7 +255,7 @@ static inline json_t* data_to_json_(const TokenData* d) {
     if (d->n_shards == 0) { return json_null(); }
     snprintf(checksum, sizeof checksum, "%016llx", (unsigned long long)tokens_checksum(d));
     return json_pack("{s:s, s:I, s:I, s:s}", "path", d->path, "tokens", (json_int_t)d->n_tokens, "documents",
-                     (json_int_t)d->n_documents, "fnv1a", checksum);
+                     (json_int_t)d->n_documents, "xxh3", checksum);
 }
 
 // Going on with other data would be another run under the old name: the order of the rows depends on their number. Data that
@@ -260,8 +263,8 @@ static inline json_t* data_to_json_(const TokenData* d) {
 static inline void run_check_data_(const char* settings_path, const Option* table, int n, const json_t* train) {
     if (!path_exists(settings_path) || options_given(table, n, "train") == 1) { return; }
     json_t* settings = json_read(settings_path);
-    const json_t* before = json_object_get(json_object_get(settings, "train"), "fnv1a");
-    if (before && !json_equal(before, json_object_get(train, "fnv1a"))) {
+    const json_t* before = json_object_get(json_object_get(settings, "train"), "xxh3");
+    if (before && !json_equal(before, json_object_get(train, "xxh3"))) {
         fail_input("%s: its training data has changed since: give the old data back, or name the new with --train",
                    json_string_value(json_object_get(train, "path")));
     }
