@@ -2,7 +2,7 @@
 Ranks: P processes that train one model together, and every call by which they exchange numbers.
     comm_world                          finds the others (comm_launch.h says who we are); P = 1: a world of its own
     comm_exchange                       any bytes from each to each; the calls below are made of it
-    comm_all_gather, comm_all_gather_v  everybody's numbers to everybody, of one size or of several
+    comm_all_gather, comm_all_gather_v  everybody's numbers to everybody, of one size or of several; comm_all_gather_shares
     comm_all_to_all_v                   a part for each
     comm_send_recv, comm_broadcast      to one and from one; from one to all
     comm_reduce_scatter, comm_all_reduce, comm_any   sums, maxima, minima: always added in the order of ranks 0, 1, 2, ...
@@ -74,7 +74,7 @@ typedef struct {
     uint64_t *sending, *receiving;  // for each rank: the call whose piece moves now
     int n_groups;
     uint64_t bytes_sent;
-    double seconds_waited;
+    double seconds_waited, counted_since;
     char note[512];              // comm_note
     struct pollfd* polled;
     unsigned char* scratch;
@@ -410,6 +410,9 @@ static inline CommTicket comm_all_gather(Comm* c, const void* in, void* out, siz
     return comm_issue_(c, "all_gather", type, 0, n_in, where);
 }
 
+// n things dealt out in order (elements, leaves, chunks): rank r has number comm_share(n, r, P) .. comm_share(n, r + 1, P) - 1
+static inline int64_t comm_share(int64_t n, int rank, int size) { return n / size * rank + n % size * rank / size; }
+
 // parts of different sizes, one after the other; our own part lies in its place already
 static inline CommTicket comm_all_gather_v(Comm* c, void* inout, const size_t* counts, CommType type, const char* where) {
     const size_t bytes = comm_type_bytes(type);
@@ -421,6 +424,15 @@ static inline CommTicket comm_all_gather_v(Comm* c, void* inout, const size_t* c
         to += counts[i] * bytes;
     }
     return comm_issue_(c, "all_gather_v", type, 0, 0, where);
+}
+
+// n elements of which every rank has filled its share come to all
+static inline void comm_all_gather_shares(Comm* c, void* inout, int64_t n, CommType type, const char* where) {
+    if (c->size == 1) { return; }
+    size_t* counts = (size_t*)malloc_check(sizeof(size_t) * (size_t)c->size, "shares");
+    for (int i = 0; i < c->size; i++) { counts[i] = (size_t)(comm_share(n, i + 1, c->size) - comm_share(n, i, c->size)); }
+    comm_wait(c, comm_all_gather_v(c, inout, counts, type, where));
+    free(counts);
 }
 
 // to, from: ranks of the group, -1 for nobody; all ranks of the group call
@@ -485,9 +497,6 @@ static inline void comm_combine_(void* sum, const void* x, size_t n, CommType ty
 }
 #undef COMM_COMBINE_
 
-// elements first..last-1 of n belong to rank i
-static inline size_t comm_part_(size_t n, int i, int size) { return n / (size_t)size * (size_t)i + n % (size_t)size * (size_t)i / (size_t)size; }
-
 // part i of `in` from every rank goes to rank i, which adds them; out may be our own part of in
 static inline void comm_reduce_part_(Comm* c, const char* in, char* out, const size_t* first, CommType type, CommOp op, const char* name,
                                      uint64_t count, const char* where) {
@@ -514,7 +523,7 @@ static inline void comm_all_reduce(Comm* c, void* buf, size_t n, CommType type, 
     if (c->size == 1) { return; }
     const size_t bytes = comm_type_bytes(type);
     size_t *first = (size_t*)malloc_check(sizeof(size_t) * (2 * (size_t)c->size + 1), "parts"), *counts = first + c->size + 1;
-    for (int i = 0; i <= c->size; i++) { first[i] = comm_part_(n, i, c->size); }
+    for (int i = 0; i <= c->size; i++) { first[i] = (size_t)comm_share((int64_t)n, i, c->size); }
     for (int i = 0; i < c->size; i++) { counts[i] = first[i + 1] - first[i]; }
     comm_reduce_part_(c, (const char*)buf, (char*)buf + first[c->rank] * bytes, first, type, op, "all_reduce", n, where);
     comm_wait(c, comm_all_gather_v(c, buf, counts, type, where));
@@ -635,7 +644,4 @@ static inline void comm_free(Comm* c) {
     free(c->piece);
     free(c);
 }
-
-// leaves first..last-1 of an update belong to this rank (spec/parallel.md 3.4)
-static inline int comm_first_leaf(int n_leaves, int rank, int size) { return (int)((long long)rank * n_leaves / size); }
 #endif  // LLMC_COMM_H

@@ -25,9 +25,9 @@ What every trainer's run has in common (spec/cli.md): the options, the state a c
 // ---- options ----
 
 typedef struct {
-    const char *from, *config, *model, *train, *val, *tokenizer, *schedule, *freeze, *run, *hellaswag, *export_hf, *generate, *probe, *probe_out;
+    const char *from, *config, *model, *train, *val, *tokenizer, *schedule, *freeze, *run, *hellaswag, *export_hf, *generate, *probe, *probe_out, *rank;
     int seed, batch_size, seq_len, batch_tokens, shuffle, steps, warmup, resume, save_every, keep, eval_every, eval_batches,
-        eval_examples, doc_reset, sample_every, log_every, early_stop, max_skips, max_new_tokens, top_k, samples, eval_only, threads, dry_run;
+        eval_examples, doc_reset, sample_every, log_every, early_stop, max_skips, max_new_tokens, top_k, samples, eval_only, threads, dry_run, zero, comm_timeout, init_timeout;
     float val_fraction, epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, temperature, top_p;
 } RunOptions;
 
@@ -85,6 +85,10 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"out", "probe", "", OPTION_TEXT, &o->probe, "", 0, 0, "IN", "safetensors with inputs and targets, I32 (B, T): one forward and backward pass, no update", 0},
         {"out", "probe-out", "", OPTION_TEXT, &o->probe_out, "probe.safetensors", 0, 0, "OUT", "where --probe writes logits, loss and gradients", 0},
         {"machine", "threads", "", OPTION_INT, &o->threads, "0", 0, 4096, "N", "0: OMP_NUM_THREADS, else one per core. The result does not depend on it", 0},
+        {"machine", "zero", "", OPTION_INT, &o->zero, "0", 0, 3, "0|1", "with several ranks: 1 keeps each moment on one rank only. The result does not depend on it", 0},
+        {"machine", "rank", "", OPTION_TEXT, &o->rank, "", 0, 0, "R/P@HOST:PORT", "this process is rank R of P, rank 0 listens at HOST:PORT; else the variables of launch, torchrun, mpirun or srun say so", 0},
+        {"machine", "comm-timeout", "", OPTION_INT, &o->comm_timeout, "600", 1, INT_MAX, "N", "seconds until a rank that does not answer is given up", 0},
+        {"machine", "init-timeout", "", OPTION_INT, &o->init_timeout, "300", 1, INT_MAX, "N", "seconds within which all ranks must have been started", 0},
         {"machine", "dry-run", "", OPTION_SWITCH, &o->dry_run, "0", 0, 0, "0|1", "print memory, work and estimated time, then stop; status 1 if it does not fit", 0},
     };
     int n = (int)(sizeof rows / sizeof rows[0]);
@@ -317,7 +321,7 @@ static inline void box_update(const RunOptions* o, int n_leaves, int T) {
 
 // ---- stopping ----
 
-// set by SIGTERM or SIGINT: the step is finished, a checkpoint saved; a second signal ends the process at once
+// set by SIGTERM, SIGINT or SIGUSR1: the step is finished, a checkpoint saved; a second signal ends the process at once
 static inline volatile sig_atomic_t* stop_flag(void) {
     static volatile sig_atomic_t requested;  // state of the process, as its signal handlers are
     return &requested;
@@ -331,6 +335,7 @@ static inline void stop_handler_(int signal_number) {
 static inline void stop_on_signals(void) {
     signal(SIGTERM, stop_handler_);
     signal(SIGINT, stop_handler_);
+    signal(SIGUSR1, stop_handler_);
     signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes then fails the write, which has a message
 }
 #endif  // LLMC_RUN_H

@@ -1,7 +1,8 @@
 /*
 Arenas of which every rank keeps a part (zero.h) against safetensors: the file is the one that a single rank would write.
-    shards_save   rank 0 writes, slice by slice as they come from their owners; the other ranks only send. All ranks call
-    shards_load   every rank reads what it keeps
+    moments_save   optimizer.safetensors: rank 0 writes, slice by slice as they come from their owners; the other ranks only send,
+                   and need no path. All ranks call
+    moments_load   every rank reads what it keeps
 Memory: two slices.
 */
 #ifndef LLMC_SHARDFILE_H
@@ -28,23 +29,25 @@ static inline void shards_put_(SafeWriter* w, Shards* s, const float* arena) {
     free(turned);
 }
 
-// one file with one arena for each prefix; its sum comes back on rank 0
-static inline FileSum shards_save(const char* path, Shards* s, const char* const* prefixes, const float* const* arenas, int n_arenas) {
+// AdamW's moments, in one file; its sum comes back on rank 0
+static inline FileSum moments_save(const char* path, Shards* s, const float* m, const float* v) {
     SafeWriter w;
     FileSum sum;
     memset(&sum, 0, sizeof sum);
     if (s->rank == 0) {
         safewriter_init(&w);
         safewriter_meta(&w, "format", "pt");  // transformers asks for it
-        for (int i = 0; i < n_arenas; i++) { tensors_declare(&w, s->table, s->n_tensors, prefixes[i]); }
+        tensors_declare(&w, s->table, s->n_tensors, "exp_avg.");
+        tensors_declare(&w, s->table, s->n_tensors, "exp_avg_sq.");
         safewriter_open(&w, path);
     }
-    for (int i = 0; i < n_arenas; i++) { shards_put_(&w, s, arenas[i]); }
+    shards_put_(&w, s, m);
+    shards_put_(&w, s, v);
     if (s->rank == 0) { sum = safewriter_close(&w); }
     return sum;
 }
 
-static inline void shards_load(const SafeFile* f, const Shards* s, const char* prefix, float* arena) {
+static inline void shards_load_(const SafeFile* f, const Shards* s, const char* prefix, float* arena) {
     float *room = shards_slice_room_(s), *turned = tensors_turning_room(s->table, s->n_tensors);
     for (int i = 0; i < s->n_tensors; i++) {
         const Tensor* t = &s->table[i];
@@ -62,5 +65,13 @@ static inline void shards_load(const SafeFile* f, const Shards* s, const char* p
     }
     free(room);
     free(turned);
+}
+
+static inline void moments_load(const char* path, const Shards* s, float* m, float* v) {
+    SafeFile file;
+    safetensors_open(&file, path);
+    shards_load_(&file, s, "exp_avg.", m);
+    shards_load_(&file, s, "exp_avg_sq.", v);
+    safetensors_close(&file);
 }
 #endif  // LLMC_SHARDFILE_H

@@ -58,16 +58,16 @@ typedef struct {
 // ---- 1. Who owns what ----
 
 static inline int64_t shards_chunks_(const Shards* s) { return s->first_chunk[s->n_tensors]; }
-static inline int64_t shards_cut_(const Shards* s, int rank) { return rank * shards_chunks_(s) / s->size; }
+static inline int64_t shards_cut_(const Shards* s, int rank) { return comm_share(shards_chunks_(s), rank, s->size); }
 
 // the nodes of all ranks, and what each joins: pushed in this order they make the root of leaf_tree_finish
 static inline void shards_plan_(Shards* s, int n_leaves) {
     int size[LEAF_TREE_MAX], n = 0;
     s->first_node = (int*)malloc_check(sizeof(int) * ((size_t)s->size + 1), "plan of the tree");
     for (int rank = 0; rank < s->size; rank++) {
-        const int last = comm_first_leaf(n_leaves, rank + 1, s->size);
+        const int last = (int)comm_share(n_leaves, rank + 1, s->size);
         s->first_node[rank] = s->n_nodes;
-        for (int lo = comm_first_leaf(n_leaves, rank, s->size), k = 0; lo < last; k++) {
+        for (int lo = (int)comm_share(n_leaves, rank, s->size), k = 0; lo < last; k++) {
             size[n++] = leaf_node_size(lo, last);
             lo += size[n - 1];
             ShardNode node = {rank, k, 0};
@@ -284,12 +284,7 @@ static inline float shards_norm(Shards* s, const float* grads, const Device* dev
         double* sums = s->chunk_sums + s->first_chunk[i] + (int64_t)(own.first / NORM_CHUNK);
         if (own.n > 0) { chunk_sums_of_squares(sums, grads + s->table[i].offset + own.first, own.n, dev); }
     }
-    if (s->size > 1) {
-        size_t* counts = (size_t*)malloc_check(sizeof(size_t) * (size_t)s->size, "chunk sums");
-        for (int rank = 0; rank < s->size; rank++) { counts[rank] = (size_t)(shards_cut_(s, rank + 1) - shards_cut_(s, rank)); }
-        comm_wait(s->comm, comm_all_gather_v(s->comm, s->chunk_sums, counts, DT_F64, HERE));
-        free(counts);
-    }
+    if (s->size > 1) { comm_all_gather_shares(s->comm, s->chunk_sums, shards_chunks_(s), DT_F64, HERE); }
     for (int64_t chunk = 0; chunk < shards_chunks_(s); chunk++) { sum += s->chunk_sums[chunk]; }
     return (float)sqrt(sum);
 }
