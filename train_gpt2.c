@@ -13,7 +13,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
     ./train_gpt2 --from gpt2/ --train 'shards/train_*.bin'    fine-tunes a Hugging Face folder on token shards
 */
 #include "llmc/attention.h"     // attention_forward, attention_backward
-#include "llmc/checkpoint.h"    // SavedFiles, checkpoint_newest, checkpoint_folder
+#include "llmc/checkpoint.h"    // SavedFiles, checkpoint_find, checkpoint_path
 #include "llmc/comm.h"          // Comm, comm_share, comm_any: several ranks train together
 #include "llmc/crossentropy.h"  // crossentropy_forward, crossentropy_backward
 #include "llmc/dataloader.h"    // TokenData, DataLoader, dataloader_batch
@@ -37,6 +37,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/shardfile.h"     // moments_save, moments_load
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
 #include "llmc/tensorfile.h"    // tensors_save, tensors_load: the table against safetensors
+#include "llmc/verify.h"        // Verify: a step computed twice
 #include "llmc/zero.h"          // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -401,6 +402,7 @@ typedef struct {
     int T, n_leaves;          // positions in a row, micro-batches in an update
     int *inputs, *targets;    // (B, T)
     RunState state;
+    Verify verify;            // of --verify-every
     double peak;              // flop/s of the matmul on this machine
     Log log;
 } Run;
@@ -419,7 +421,8 @@ static void parse_options(Run* r, int argc, char** argv) {
     if (r->o.zero > 1) {
         options_fail("zero", "expected 0 or 1, found %d: backward fills the gradient of the whole model, so there is nothing more to deal out", r->o.zero);
     }
-    r->state = r->o.resume ? run_restore(r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
+    r->comm = ranks_open(&r->place, &r->o);
+    r->state = r->o.resume ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
 }
 
 static int has_data(const TokenData* d) { return d->path != NULL; }
@@ -464,7 +467,7 @@ static void save_checkpoint(Run* r) {
         moments_save(NULL, &model->shards, model->adam_m, model->adam_v);
         return;
     }
-    save_model(r, run_save_begin(temporary, &r->o, &r->state), &files);
+    save_model(r, run_save_begin(temporary, &r->o, &r->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS)), &files);
     path_join(path, temporary, "optimizer.safetensors");
     saved_files_add(&files, moments_save(path, &model->shards, model->adam_m, model->adam_v));
     run_save_end(temporary, &files, r->table, r->n_options, &r->o, &r->state);
@@ -492,15 +495,13 @@ static Config config_bin(const MappedFile* file) {
     return c;
 }
 
-// What --from means, told apart by content: llm.c's .bin, a .safetensors file, a run (its newest checkpoint), or a folder of
-// Hugging Face's. Returns the sizes; `weights` becomes the file that holds the parameters.
+// What --from means, told apart by content: llm.c's .bin, a .safetensors file, a checkpoint, a run (its newest good checkpoint),
+// or a folder of Hugging Face's. Returns the sizes; `weights` becomes the file that holds the parameters.
 static Config find_weights(char weights[PATH_BYTES], const char* from) {
     char folder[PATH_BYTES], path[PATH_BYTES];
     struct stat status;
-    int newest = checkpoint_newest(from, -1);
     if (stat(from, &status) != 0) { fail_input("--from: %s: %s (a preset's name goes to --model)", from, strerror(errno)); }
-    snprintf(folder, sizeof folder, "%s", from);
-    if (newest >= 0) { checkpoint_folder(folder, from, newest); }
+    checkpoint_find(folder, from);  // else `from` itself
     if (S_ISDIR(status.st_mode)) {
         path_join(weights, folder, "model.safetensors");
         return config_load(path_join(path, folder, "config.json"));
@@ -530,8 +531,11 @@ static int new_vocabulary(const Run* r) {
 static void choose_model(Run* r) {
     const RunOptions* o = &r->o;
     run_check_sources(r->table, r->n_options, o);
-    Config c = o->resume || *o->from ? find_weights(r->weights, o->resume ? o->run : o->from)
+    char path[PATH_BYTES];
+    Config c = o->resume ? config_load(checkpoint_path(path, o->run, r->state.step, "config.json"))
+             : *o->from ? find_weights(r->weights, o->from)
              : *o->config ? config_load(o->config) : config_preset(o->model, new_vocabulary(r));
+    if (o->resume) { checkpoint_path(r->weights, o->run, r->state.step, "model.safetensors"); }
     gpt2_layout(&r->model, c);
 }
 
@@ -580,9 +584,7 @@ static float evaluate(Run* r, double* bits_per_byte) {
         int64_t first = i * r->o.batch_size;
         int B = n_rows - first < r->o.batch_size ? (int)(n_rows - first) : r->o.batch_size;
         dataloader_batch(&r->val_rows, first, B, r->inputs, r->targets);
-        gpt2_forward(&r->model, &r->acts, r->inputs, B, r->T, 0, &r->dev);
-        gpt2_logits(&r->model, &r->acts, 0, B * r->T, &r->dev);
-        losses[i] = gpt2_loss(&r->model, &r->acts, r->targets, B, r->T, &r->dev);
+        losses[i] = batch_loss(r, B, r->T);
         n_bytes += has_text(r) ? tokenizer_count_bytes(&r->tokenizer, r->targets, B * r->T) : 0;
         progress("validation", i + 1, last);
     }
@@ -594,17 +596,20 @@ static float evaluate(Run* r, double* bits_per_byte) {
     return (float)(sum / (double)(n_rows * r->T));
 }
 
-// right answers to the examples of --hellaswag
+// right answers to the examples of --hellaswag; ranks share the batches, and each score comes from one of them
 static void answer_examples(Run* r) {
     HellaSwag* h = &r->hellaswag;
     const int n = r->o.eval_examples > 0 && r->o.eval_examples < h->n ? r->o.eval_examples : h->n, T = h->longest < r->T ? h->longest : r->T;
-    for (int row = 0; row < N_CHOICES * n; row += r->o.batch_size) {
-        int B = N_CHOICES * n - row < r->o.batch_size ? N_CHOICES * n - row : r->o.batch_size;
+    const int n_batches = (int)ceil_div(N_CHOICES * n, r->o.batch_size), last = (int)comm_share(n_batches, r->comm->rank + 1, r->comm->size);
+    memset(h->scores, 0, sizeof h->scores[0] * N_CHOICES * (size_t)n);
+    for (int i = (int)comm_share(n_batches, r->comm->rank, r->comm->size); i < last; i++) {
+        int row = i * r->o.batch_size, B = N_CHOICES * n - row < r->o.batch_size ? N_CHOICES * n - row : r->o.batch_size;
         hellaswag_batch(h, row, B, T, r->inputs, r->targets);
         batch_loss(r, B, T);
         hellaswag_losses(h, row, B, T, r->targets, layer_activations(&r->acts, 0).losses);
-        progress("examples", row + B, N_CHOICES * n);
+        progress("examples", i + 1, last);
     }
+    comm_all_reduce(r->comm, h->scores, (size_t)(N_CHOICES * n), DT_F64, OP_SUM, HERE);
     int correct = hellaswag_correct(h, 0, n);
     log_accuracy(&r->log, r->state.step, "HellaSwag", correct, n, hellaswag_standard_error(correct, n));
 }
@@ -664,35 +669,44 @@ static void probe(Run* r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 7. Training.
 
-// the leaves of this rank, forward and backward
-static void step_gradients(Run* r, int64_t n_tokens) {
-    const int B = r->o.batch_size, last = (int)comm_share(r->n_leaves, r->comm->rank + 1, r->comm->size);
+// the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
+static float* step_gradients(Run* r, float* loss, float* norm) {
+    const int B = r->o.batch_size, T = r->T, last = (int)comm_share(r->n_leaves, r->comm->rank + 1, r->comm->size);
+    const int64_t n_tokens = (int64_t)r->n_leaves * B * T;
     for (int leaf = (int)comm_share(r->n_leaves, r->comm->rank, r->comm->size); leaf < last; leaf++) {
         dataloader_batch(&r->train_rows, r->state.rows + (int64_t)leaf * B, B, r->inputs, r->targets);
-        gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, r->T, &r->dev);
+        dataloader_prefetch(&r->train_rows, r->state.rows + (int64_t)(leaf + 1) * B, B);
+        gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);
     }
+    float loss_sum, *grads = shards_reduce(&r->model.shards, &r->model.grads, &loss_sum, &r->dev);
+    *loss = loss_sum / (float)n_tokens;
+    *norm = shards_norm(&r->model.shards, grads, &r->dev);
+    return grads;
 }
 
-// one update: the leaves' gradients, their sum over all ranks, norm, clip, AdamW
+// one update: gradients, clip, AdamW
 static void train_step(Run* r) {
     const RunOptions* o = &r->o;
     RunState* s = &r->state;
     GPT2* model = &r->model;
     const int64_t n_tokens = (int64_t)r->n_leaves * o->batch_size * r->T;
     double start = seconds_now(CLOCK_MONOTONIC);
-    step_gradients(r, n_tokens);
-    float loss_sum, *grads = shards_reduce(&model->shards, &model->grads, &loss_sum, &r->dev);
-    float loss = loss_sum / (float)n_tokens, norm = shards_norm(&model->shards, grads, &r->dev);
+    float loss, norm, *grads = step_gradients(r, &loss, &norm);
+    const int verifying = o->verify_every > 0 && (s->step + 1) % o->verify_every == 0;
+    if (verifying) {
+        verify_first(&r->verify, s->step + 1, loss, norm, grads);
+        grads = step_gradients(r, &loss, &norm);
+        verify_second(&r->verify, loss, norm, grads);
+    }
     float lr = schedule_lr(schedule_from_name(o->schedule), s->step, o->steps, o->warmup, (double)o->lr, (double)o->final_lr);
-    int skipped = !isfinite(loss) || !isfinite(norm);
-    Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all};
+    int skipped = run_state_skips(s, o, loss, norm);
+    Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all, verifying ? &r->verify : NULL};
     if (!skipped) {
         shards_update(&model->shards, model->params, model->adam_m, model->adam_v, grads, norm, &optimizer, ++s->updates, &r->dev);
     }
     s->step++;
     s->rows += (int64_t)r->n_leaves * o->batch_size;
     s->tokens += n_tokens;
-    s->skips = skipped ? s->skips + 1 : 0;
     double seconds = seconds_now(CLOCK_MONOTONIC) - start, rate = (double)n_tokens / seconds;
     StepRecord record = {s->step, o->steps, loss, norm, lr, 1000.0 * seconds, s->tokens, rate,
                          rate * flops_per_token(r) / r->peak, skipped};
@@ -809,9 +823,10 @@ static double print_memory(const Run* r) {
     double activations = 4.0 * (double)activations_layout(&acts, c, r->o.batch_size, r->T, backward ? TO_TRAIN : TO_EVALUATE);
     double sampling = 4.0 * (double)activations_layout(&acts, c, 1, generator_room(&r->o, 1, c.max_T), TO_GENERATE);
     double text = 2.0 * (double)r->train.text_capacity + 2.0 * (double)r->val.text_capacity, rest = text + 8e6;
+    if (is_training(r) && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
     double gradients = backward ? leaf_tree_depth(0, (int)comm_share(r->n_leaves, 1, r->comm->size)) * arena : 0.0;
     double moments = !is_training(r) ? 0.0 : r->o.zero ? 2.0 * arena / r->comm->size : 2.0 * arena;
-    if (r->comm->size > 1) { gradients += 4.0 * SHARDS_BUFFER; }
+    if (is_training(r)) { gradients += ranks_box(r->comm, r->model.table, N_PARAMETERS, r->n_leaves, r->o.zero); }
     if (!samples) { sampling = 0.0; }
     if (!backward && !r->o.eval_only) { activations = 0.0; }
     box_row("memory: parameters", "%s", format_bytes(arena).s);
@@ -842,7 +857,7 @@ static double print_start(const Run* r) {
     box_data("validation data", &r->val, &r->val_rows);
     if (is_training(r)) {
         box_update(&r->o, r->n_leaves, r->T);
-        ranks_box(r->comm, &r->model.table[0], N_PARAMETERS, r->n_leaves, r->o.zero);
+        box_checkpoints(&r->o, &r->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS));
     }
     double n_bytes = print_memory(r), flops = flops_per_token(r);
     const int n_steps = r->o.steps - r->state.step;
@@ -872,16 +887,15 @@ static void evaluate_only(Run* r) {
 }
 
 static void open_training(Run* r, int argc, char** argv) {
-    char folder[PATH_BYTES], path[PATH_BYTES];
+    char path[PATH_BYTES];
+    GPT2* model = &r->model;
     open_batch(r, TO_TRAIN);
     if (r->o.sample_every > 0 && r->comm->rank == 0) { open_generator(r, 1); }
-    gpt2_init_training(&r->model, r->comm, r->n_leaves, r->o.zero);
-    if (r->o.resume) {
-        path_join(path, checkpoint_folder(folder, r->o.run, r->state.step), "optimizer.safetensors");
-        moments_load(path, &r->model.shards, r->model.adam_m, r->model.adam_v);
-    }
+    gpt2_init_training(model, r->comm, r->n_leaves, r->o.zero);
+    if (r->o.verify_every > 0) { verify_init(&r->verify, model->table, N_PARAMETERS, model->params, model->adam_m, model->adam_v); }
+    if (r->o.resume) { moments_load(checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors"), &model->shards, model->adam_m, model->adam_v); }
     if (r->comm->rank == 0) {
-        run_open(&r->log, r->table, r->n_options, &r->o, r->o.resume ? r->state.step : -1, &r->dev, &r->train, &r->val, argc, argv);
+        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, &r->train, &r->val, argc, argv);
     }
     ranks_run_name(r->comm, r->table, r->n_options, &r->o);
 }
@@ -896,6 +910,7 @@ static void close_all(Run* r) {
     activations_free(&r->cache);
     generator_free(&r->generator);
     gpt2_free(&r->model);
+    verify_free(&r->verify);
     device_free(&r->dev);
     comm_free(r->comm);
     free(r->inputs);
@@ -910,7 +925,6 @@ int main(int argc, char** argv) {
     static Run run;  // all zero
     Run* r = &run;
     parse_options(r, argc, argv);
-    r->comm = ranks_open(&r->place, &r->o);
     tokenizer_open(&r->tokenizer, r->o.tokenizer);
     open_data(r);
     choose_model(r);

@@ -5,6 +5,7 @@ A run on several ranks, beside what one rank does (run.h): who speaks, and wheth
     ranks_same_bytes the same for anything, such as the parameters
     ranks_threads    without --threads, the ranks of one machine divide its cores
     ranks_box, ranks_print_cost   what is exchanged: planned, and counted
+    ranks_restore    the checkpoint with which --resume goes on
     ranks_run_name   the folder of the run, which rank 0 may just have named
 Errors: fail_input on rank 0; the others leave without another word.
 */
@@ -123,14 +124,6 @@ static inline void ranks_compare_text_(Comm* c, char* text) {
     free(counts);
 }
 
-static inline uint64_t ranks_data_sum_(const TokenData* d) {
-    uint64_t sum = 0;
-    for (int i = 0; i < d->n_shards; i++) {
-        sum = sum * 0x100000001b3u + XXH3_64bits(d->shards[i].tokens, (size_t)d->shards[i].n_tokens * (size_t)d->token_bytes);
-    }
-    return sum;
-}
-
 static inline void ranks_compare(Comm* c, const Option* table, int n, const RunState* s, const TokenData* train, const TokenData* val) {
     if (c->size == 1) { return; }
     MappedFile program;
@@ -143,8 +136,8 @@ static inline void ranks_compare(Comm* c, const Option* table, int n, const RunS
     file_map(&program, "/proc/self/exe");
     ranks_same_(c, "program", XXH3_64bits(program.bytes, program.n_bytes));
     ranks_compare_text_(c, text);
-    ranks_same_(c, "training data", ranks_data_sum_(train));
-    ranks_same_(c, "validation data", ranks_data_sum_(val));
+    ranks_same_(c, "training data", tokens_checksum(train));
+    ranks_same_(c, "validation data", tokens_checksum(val));
     file_unmap(&program);
     free(text);
     json_decref(options);
@@ -153,13 +146,16 @@ static inline void ranks_compare(Comm* c, const Option* table, int n, const RunS
 
 // ---- the box at the start, the last line, the folder ----
 
-static inline void ranks_box(Comm* c, const Tensor* table, int n, int n_leaves, int zero) {
+// rows of the box; the bytes of memory for what the ranks exchange come back
+static inline double ranks_box(Comm* c, const Tensor* table, int n, int n_leaves, int zero) {
     Shards s;
-    if (c->size == 1) { return; }
+    if (c->size == 1) { return 0.0; }
     shards_init(&s, c, table, n, n_leaves, zero);
     box_row("ranks", "%d over %s (%s), --zero %d", c->size, comm_kind_name(c), c->link->source, zero);
     box_row("  sent per update", "%s by rank 0", format_bytes(shards_bytes(&s)).s);
+    double n_bytes = sizeof(float) * (double)shards_buffer(&s);
     shards_free(&s);
+    return n_bytes;
 }
 
 // what the ranks cost in the last n_steps; with 0 the count begins
@@ -173,6 +169,13 @@ static inline void ranks_print_cost(Comm* c, int n_steps) {
     l->bytes_sent = 0;
     l->seconds_waited = 0.0;
     l->counted_since = now;
+}
+
+// --resume: rank 0 finds the checkpoint and keeps other runs away
+static inline RunState ranks_restore(Comm* c, Option* table, int n, const RunOptions* o) {
+    int step = c->rank == 0 ? run_find_checkpoint(o) : 0;
+    comm_wait(c, comm_broadcast(c, &step, 1, DT_I32, 0, HERE));
+    return run_restore(table, n, o, step);
 }
 
 static inline void ranks_run_name(Comm* c, Option* table, int n, const RunOptions* o) {

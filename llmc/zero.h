@@ -9,7 +9,7 @@ chunks rank r owns r*K/P .. (r+1)*K/P - 1.
     shards_gather   with --zero 1 the new parameters, with 0 the reduced gradient: each part from its owner to all
     shards_slice    a slice of a tensor on rank 0, for a checkpoint; one slice is in memory at a time
 Memory, per parameter, beside 4 bytes for itself and 4 for each arena of the tree: 8 for the moments, with --zero 1 8/P;
-their arenas are whole, but pages that a rank never touches cost nothing. Received nodes: at most 32 MiB.
+their arenas are whole, but pages that a rank never touches cost nothing. Received nodes: 32 MiB at most.
 Bytes:  with one node per rank each sends n(P-1)/P floats in shards_reduce and as many in shards_gather, as a ring all-reduce.
         S leaves on P ranks make one node each when S/P is a power of two, a few otherwise.
 Order:  independent of P: the tree's for gradients and losses, table order for the norm; AdamW works element by element.
@@ -25,6 +25,7 @@ Source: spec/parallel.md 3.3, 3.4, 4; Rajbhandari et al. 2019, ZeRO, arXiv:1910.
 #include "global_norm.h"  // chunk_sums_of_squares, NORM_CHUNK
 #include "leaf_tree.h"    // LeafTree
 #include "tensor.h"       // Tensor
+#include "verify.h"       // Verify, verify_adamw
 #include <assert.h>
 
 enum { SHARDS_BUFFER = 8 << 20 };  // floats for received nodes, two halves
@@ -52,7 +53,8 @@ typedef struct {
 
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay, clip;
-    int decay_all;  // biases and LayerNorms too
+    int decay_all;   // biases and LayerNorms too
+    Verify* verify;  // NULL: the update is computed once
 } Optimizer;
 
 // ---- 1. Who owns what ----
@@ -132,6 +134,17 @@ static inline Part shards_kept(const Shards* s, int i) {
     const Part all = {0, tensor_elements(&s->table[i])}, none = {0, 0};
     if (s->zero == 0 || s->size == 1) { return all; }
     return !s->table[i].frozen ? shards_part(s, s->rank, i) : s->rank == 0 ? all : none;
+}
+
+// floats for the nodes that come from others: two rounds of the largest part, or what the limit allows
+static inline size_t shards_buffer(const Shards* s) {
+    size_t most = 0;
+    for (int i = 0; i < s->n_tensors * s->size; i++) {
+        size_t n = shards_part(s, i % s->size, i / s->size).n;
+        most = n > most ? n : most;
+    }
+    most = most * 2 * (size_t)s->n_nodes;
+    return s->size == 1 ? 0 : most < SHARDS_BUFFER ? most : SHARDS_BUFFER;
 }
 
 // ---- 2. From each owner to all ----
@@ -258,7 +271,7 @@ static inline float* shards_reduce(Shards* s, LeafTree* tree, float* loss, const
     assert(tree->n_nodes == s->first_node[s->rank + 1] - s->first_node[s->rank]);
     *loss = shards_loss_(s, tree);
     if (!s->buffer) {
-        s->n_buffer = SHARDS_BUFFER;
+        s->n_buffer = shards_buffer(s);
         s->buffer = (float*)arena_alloc(sizeof(float) * s->n_buffer, "received gradients");
     }
     ShardRound now = {shards_trained_(s, 0), 0, s->n_buffer / 2 / (size_t)s->n_nodes, s->buffer, {0}};
@@ -299,7 +312,10 @@ static inline void shards_update(Shards* s, float* params, float* m, float* v, c
         const Part part = shards_kept(s, i);
         const size_t at = tensor->offset + part.first;
         const float decay = tensor->decay == DECAY || o->decay_all ? o->weight_decay : 0.0f;
-        if (part.n > 0 && !tensor->frozen) { adamw_update(params + at, m + at, v + at, grads + at, part.n, decay, &step, dev); }
+        float *p_part = params + at, *m_part = m + at, *v_part = v + at;
+        if (part.n == 0 || tensor->frozen) { continue; }
+        if (o->verify) { verify_adamw(o->verify, tensor, part.first, part.n, p_part, m_part, v_part, grads + at, decay, &step, dev); }
+        else { adamw_update(p_part, m_part, v_part, grads + at, part.n, decay, &step, dev); }
     }
     if (s->zero == 1) { shards_gather(s, params); }
 }
