@@ -28,7 +28,7 @@ typedef struct {
     const char *from, *config, *model, *train, *val, *tokenizer, *schedule, *freeze, *run, *export_hf, *generate, *probe, *probe_out;
     int seed, batch_size, seq_len, batch_tokens, shuffle, steps, warmup, resume, save_every, keep, eval_every, eval_batches,
         sample_every, log_every, early_stop, max_skips, max_new_tokens, top_k, samples, eval_only, threads, dry_run;
-    float val_fraction, epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, temperature, top_p;
+    float val_fraction, epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, shard_gb, temperature, top_p;
 } RunOptions;
 
 enum { MAX_OPTIONS = 96 };
@@ -72,6 +72,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"run", "early-stop", "", OPTION_INT, &o->early_stop, "0", 0, INT_MAX, "N", "stop after N validations without a new best; 0: never", 0},
         {"run", "max-skips", "", OPTION_INT, &o->max_skips, "10", 0, INT_MAX, "M", "skip at most M non-finite updates in a row, then stop", 0},
         {"out", "export-hf", "", OPTION_TEXT, &o->export_hf, "", 0, 0, "DIR", "write the model as a Hugging Face folder", 0},
+        {"out", "shard-gb", "", OPTION_FLOAT, &o->shard_gb, "5", 1e-6, 1e6, "F", "largest file of --export-hf, in 10^9 bytes; a larger model becomes shards", 0},
         {"out", "generate", "", OPTION_TEXT, &o->generate, "", 0, 0, "TEXT|-", "continue TEXT, or standard input; no training", 0},
         {"out", "max-new-tokens", "-g", OPTION_INT, &o->max_new_tokens, "256", 1, 1 << 24, "N", "most tokens to generate; end of text stops earlier", 0},
         {"out", "temperature", "", OPTION_FLOAT, &o->temperature, "0.8", 0, 100, "F", "sampling temperature; 0: always the likeliest token", 0},
