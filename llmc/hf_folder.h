@@ -265,17 +265,23 @@ static inline void fail_no_weights_(const char* folder) {
     fail_input("%s: expected " HF_WEIGHTS " or " HF_INDEX " beside config.json, found neither", folder);
 }
 
+// status 2 unless it is a file that a model can be in
 static inline void check_model_file_(const char* path, int* is_bin) {
     MappedFile file;
     file_map(&file, path);
-    *is_bin = is_llmc_bin(&file);
-    int starts = file.n_bytes > 8 && (file.bytes[8] == '{' || ends_with(path, ".index.json"));
-    const char* other = file_looks_like(file.bytes, file.n_bytes);
-    int is_gguf = file.n_bytes >= 4 && memcmp(file.bytes, "GGUF", 4) == 0;
-    int is_pickle = file.n_bytes >= 2 && file.bytes[0] == 0x80 && file.bytes[1] >= 2 && file.bytes[1] <= 5;
+    const unsigned char* bytes = file.bytes;
+    const char* other = file_looks_like(bytes, file.n_bytes);
+    int is_gguf = file.n_bytes >= 4 && memcmp(bytes, "GGUF", 4) == 0;
+    int is_pickle = file.n_bytes >= 2 && bytes[0] == 0x80 && bytes[1] >= 2 && bytes[1] <= 5;
+    int is_zip = file.n_bytes >= 4 && memcmp(bytes, "PK\3\4", 4) == 0 && other_format_(path);  // PyTorch's are zip archives
     if (is_gguf) { other = other_format_(".gguf"); }
-    if (is_pickle || (other && strstr(other, "zip archive") && other_format_(path))) { other = other_format_(".pt"); }
-    if (!*is_bin && (!starts || is_pickle)) {
+    if (is_pickle || is_zip) { other = other_format_(".pt"); }
+    *is_bin = is_llmc_bin(&file);
+    uint64_t n_header = 0;  // also of a file that is cut short: opening it says so
+    if (file.n_bytes > 8) { memcpy(&n_header, bytes, 8); }
+    int is_safetensors = ends_with(path, ".index.json") ||
+                         (n_header > 0 && n_header <= SAFETENSORS_MAX_HEADER && bytes[8] == '{');
+    if (!*is_bin && !is_safetensors) {
         fail_input("%s: expected a folder, a .safetensors file or llm.c's .bin, found %s", path, other ? other : "something else");
     }
     file_unmap(&file);
