@@ -251,7 +251,8 @@ static void test_from(Test* t) {
     TempPath one = small_save(&s, "one", SIZE_MAX, &files), many = small_save(&s, "many", 400, &files);
     TempPath file = temp_path(&one, HF_WEIGHTS), index = temp_path(&many, HF_INDEX), run = temp_path(&s.folder, "run");
     small_save(&s, "run/step_000010", SIZE_MAX, &files);
-    text_file(&run, "step_000010/manifest.json", "{}");
+    TempPath manifest = temp_path(&run, "step_000010/manifest.json");
+    manifest_write(manifest.s, json_pack("{s:{s:i}}", "state", "step", 10), &files);
     int magic[300] = {BIN_MAGIC};
     TempPath bin = temp_file(&s.folder, "model.bin", magic, sizeof magic);
     check_found(t, one.s, "one/model.safetensors", "one/config.json");

@@ -18,7 +18,7 @@ Source:  huggingface/transformers, save_pretrained and its sharded checkpoints; 
 */
 #ifndef LLMC_HF_FOLDER_H
 #define LLMC_HF_FOLDER_H
-#include "checkpoint.h"   // checkpoint_newest, checkpoint_folder, json_read
+#include "checkpoint.h"   // checkpoint_find, folder_exchange_, json_read
 #include "llmc_bin.h"     // is_llmc_bin
 #include "safetensors.h"  // SafeFile, safetensors_open, safetensors_find
 
@@ -29,16 +29,6 @@ Source:  huggingface/transformers, save_pretrained and its sharded checkpoints; 
 static inline int ends_with(const char* text, const char* end) {
     size_t n = strlen(text), n_end = strlen(end);
     return n >= n_end && strcmp(text + n - n_end, end) == 0;
-}
-
-// the folder that holds `path`; a slash at the end does not count
-static inline const char* parent_folder(char parent[PATH_BYTES], const char* path) {
-    if (snprintf(parent, PATH_BYTES, "%s", path) >= PATH_BYTES) { fail_input("%s: this path is too long", path); }
-    for (size_t n = strlen(parent); n > 1 && parent[n - 1] == '/'; n--) { parent[n - 1] = '\0'; }
-    char* slash = strrchr(parent, '/');
-    if (!slash) { return strcpy(parent, "."); }
-    slash[slash == parent] = '\0';  // "/x" is in "/"
-    return parent;
 }
 
 // ---- model.safetensors.index.json ----
@@ -123,7 +113,7 @@ typedef struct {
 static inline void check_shard_link_(const char* path, const char* folder) {
     char real[PATH_MAX], inside[PATH_MAX], blobs[PATH_BYTES], cache[PATH_MAX], real_parent[PATH_BYTES];
     if (!realpath(path, real) || !realpath(folder, inside)) { return; }  // opening it says why
-    parent_folder(real_parent, real);
+    path_parent(real_parent, real);
     int in_cache = realpath(path_join(blobs, folder, "../../blobs"), cache) && strcmp(real_parent, cache) == 0;
     if (strcmp(real_parent, inside) != 0 && !in_cache) {
         fail_input("%s: expected a file of this folder, found a link to %s", path, real);
@@ -139,7 +129,7 @@ static inline void safeset_open_shards_(SafeSet* set, const char* path) {
     json_t* value;
     file_map(&file, path);
     if (!index_parse_(&index, file.bytes, file.n_bytes, &error)) { fail_input("%s: %s", path, error.text); }
-    parent_folder(folder, path);
+    path_parent(folder, path);
     set->n_files = index.n_shards;
     set->files = (SafeFile*)malloc_check(sizeof(SafeFile) * (size_t)index.n_shards, "shards");
     for (int i = 0; i < index.n_shards; i++) {
@@ -211,8 +201,8 @@ static inline void safeset_report_unused(const SafeSet* set) {
         if (n++ < 4) { length += (size_t)snprintf(names + length, sizeof names - length, " %.80s", set->by_name[i]->name); }
     }
     if (n > 0) {
-        fprintf(stderr, "%s: note: %s: %d tensor%s not used, the model has none of that name:%s%s\n", program_invocation_short_name,
-                set->path, n, n > 1 ? "s are" : " is", names, n > 4 ? " ..." : "");
+        warn_line("%s: %d tensor%s not used, the model has none of that name:%s%s", set->path, n, n > 1 ? "s are" : " is", names,
+                  n > 4 ? " ..." : "");
     }
 }
 
@@ -296,13 +286,11 @@ static inline void model_find(char weights[PATH_BYTES], char config[PATH_BYTES],
         int is_bin;
         check_model_file_(from, &is_bin);
         snprintf(weights, PATH_BYTES, "%s", from);
-        path_join(config, parent_folder(folder, from), "config.json");
+        path_join(config, path_parent(folder, from), "config.json");
         if (is_bin) { config[0] = '\0'; }
         return;
     }
-    int newest = checkpoint_newest(from, -1);
-    snprintf(folder, sizeof folder, "%s", from);
-    if (newest >= 0) { checkpoint_folder(folder, from, newest); }
+    checkpoint_find(folder, from);  // the newest good one of a run, else `from` itself
     path_join(config, folder, "config.json");
     if (path_exists(path_join(weights, folder, HF_WEIGHTS))) { return; }
     if (!path_exists(path_join(weights, folder, HF_INDEX))) { fail_no_weights_(folder); }
@@ -390,14 +378,12 @@ static inline const char* hf_export_begin(char temporary[PATH_BYTES], const char
 }
 
 static inline void hf_export_end(const char* temporary, const char* folder) {
-    char parent[PATH_BYTES];
-    folder_sync(temporary);
+    path_sync(temporary);
     hf_export_check(folder);  // somebody may have put something there meanwhile
     int exists = path_exists(folder);
-    if (renameat2(AT_FDCWD, temporary, AT_FDCWD, folder, exists ? RENAME_EXCHANGE : RENAME_NOREPLACE) != 0) {
-        fail_run("%s: cannot be renamed to %s: %s", temporary, folder, strerror(errno));
-    }
-    folder_sync(parent_folder(parent, folder));
+    int done = exists ? folder_exchange_(temporary, folder) : rename(temporary, folder) == 0;
+    if (!done) { fail_run("%s: cannot be renamed to %s: %s", temporary, folder, strerror(errno)); }
+    parent_sync(folder);
     if (exists) { hf_export_remove_(temporary); }  // which is the earlier one now
 }
 

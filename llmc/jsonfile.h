@@ -158,4 +158,17 @@ static inline FileSum json_write(const char* path, json_t* json) {
     free(text);
     return outfile_close(&file);
 }
+
+// a file that others may read at any time: the old one or the new one, never half of one; takes the reference
+static inline void json_replace(const char* path, json_t* json) {
+    char temporary[PATH_BYTES];
+    if (snprintf(temporary, sizeof temporary, "%s.tmp", path) >= PATH_BYTES) { fail_input("%s: this path is too long", path); }
+    json_write(temporary, json);
+    if (rename(temporary, path) != 0) { fail_run("%s: cannot be renamed to %s: %s", temporary, path, strerror(errno)); }
+    parent_sync(path);
+}
+
+// every object of jansson in memory that cannot be refused: a NULL of its own would leave out a key without a word
+static inline void* json_malloc_(size_t n_bytes) { return malloc_check(n_bytes, "JSON"); }
+static inline void json_never_null(void) { json_set_alloc_funcs(json_malloc_, free); }
 #endif  // LLMC_JSONFILE_H
