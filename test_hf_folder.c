@@ -310,10 +310,10 @@ static void export_to(const Small* s, const char* folder, size_t shard_bytes) {
     char temporary[PATH_BYTES], path[PATH_BYTES];
     SavedFiles files;
     files.n = 0;
-    hf_export_begin(temporary, folder);
+    hf_export_begin(temporary, folder, 4096.0);
     json_write(path_join(path, temporary, "config.json"), json_pack("{s:s}", "written_by", HF_WRITTEN_BY));
     tensors_save_folder(temporary, s->table, N_TABLE, s->params, shard_bytes, &files);
-    hf_export_copy(temporary, "tokenizer.json", path);
+    hf_copy_tokenizer(temporary, path, &files);  // any .json file
     hf_export_end(temporary, folder);
 }
 
@@ -344,13 +344,18 @@ static void test_export(Test* t) {
 
 static void begin_export(void* folder) {
     char temporary[PATH_BYTES];
-    hf_export_begin(temporary, (const char*)folder);
+    hf_export_begin(temporary, (const char*)folder, 4096.0);
+}
+
+static void begin_huge_export(void* folder) {
+    char temporary[PATH_BYTES];
+    hf_export_begin(temporary, (const char*)folder, 1e18);
 }
 
 // what is there stays, to the last file
 static void test_refused_export(Test* t) {
     TempPath folder = temp_folder(), a = temp_path(&folder, "a"), b = temp_path(&folder, "b"), c = temp_path(&folder, "c");
-    TempPath d = temp_path(&folder, "d"), e = text_file(&folder, "e", "text");
+    TempPath d = temp_path(&folder, "d"), e = text_file(&folder, "e", "text"), g = temp_path(&folder, "g");
     text_file(&folder, "a/thesis.txt", "x");
     text_file(&folder, "b/config.json", "{\"model_type\": \"gpt2\"}");
     text_file(&folder, "b/model.safetensors", "downloaded");
@@ -362,8 +367,9 @@ static void test_refused_export(Test* t) {
     check_exit(t, "a checkpoint", begin_export, c.s, 2, "c: holds manifest.json, which no export writes");
     check_exit(t, "files in the temporary folder", begin_export, d.s, 2, "d.tmp: needed as a temporary folder, but holds thesis.txt");
     check_exit(t, "a file", begin_export, e.s, 2, "e: expected a folder, found a file");
+    check_exit(t, "no room on the disk", begin_huge_export, g.s, 1, "g: the model takes 909494.70 TiB, the disk has");
     int n = count_files(a.s) + count_files(b.s) + count_files(c.s);
-    check(t, n == 5 && !path_exists(d.s) && count_files(folder.s) == 5, "something was touched: %d files", n);
+    check(t, n == 5 && !path_exists(d.s) && !path_exists(g.s) && count_files(folder.s) == 5, "something was touched: %d files", n);
     temp_remove(&folder);
 }
 

@@ -462,6 +462,7 @@ static void save_model(const Run* r, const char* folder, size_t shard_bytes, Sav
     char path[PATH_BYTES];
     saved_files_add(files, config_save(path_join(path, folder, "config.json"), r->model.config, end_of_text(r)));
     tensors_save_folder(folder, r->model.table, N_PARAMETERS, r->model.params, shard_bytes, files);
+    hf_copy_tokenizer(folder, r->o.tokenizer, files);
 }
 
 static void save_checkpoint(Run* r) {
@@ -545,15 +546,15 @@ static void load_parameters(Run* r) {
     file_unmap(&file);
 }
 
-// a folder that transformers and every trainer of this project loads
+// a folder that transformers and this trainer load
 static void export_folder(const Run* r, const char* folder) {
     char temporary[PATH_BYTES], path[PATH_BYTES];
     const int eot = end_of_text(r);
     SavedFiles files;
     files.n = 0;
-    save_model(r, hf_export_begin(temporary, folder), (size_t)(1e9 * (double)r->o.shard_gb), &files);
+    hf_export_begin(temporary, folder, 4.0 * (double)r->model.n);
+    save_model(r, temporary, (size_t)(1e9 * (double)r->o.shard_gb), &files);
     json_write(path_join(path, temporary, "generation_config.json"), json_pack("{s:i, s:i}", "bos_token_id", eot, "eos_token_id", eot));
-    if (ends_with(r->o.tokenizer, ".json")) { hf_export_copy(temporary, "tokenizer.json", r->o.tokenizer); }
     hf_export_end(temporary, folder);
 }
 

@@ -359,9 +359,10 @@ static inline void hf_export_remove_(const char* folder) {
     if (rmdir(folder) != 0) { fail_run("%s: cannot be removed: %s", folder, strerror(errno)); }
 }
 
-// the folder to write into: `folder`.tmp, empty; what an interrupted export left there is removed
-static inline const char* hf_export_begin(char temporary[PATH_BYTES], const char* folder) {
+// the folder to write n_bytes into: `folder`.tmp, empty; what an interrupted export left there is removed
+static inline const char* hf_export_begin(char temporary[PATH_BYTES], const char* folder, double n_bytes) {
     char name[PATH_BYTES], foreign[NAME_MAX + 1];
+    const double n_free = disk_free(folder);
     int n;
     snprintf(name, sizeof name, "%s", folder);
     for (size_t length = strlen(name); length > 1 && name[length - 1] == '/'; length--) { name[length - 1] = '\0'; }
@@ -372,6 +373,9 @@ static inline const char* hf_export_begin(char temporary[PATH_BYTES], const char
             fail_input("--export-hf: %s: needed as a temporary folder, but holds %s", temporary, foreign);
         }
         hf_export_remove_(temporary);
+    }
+    if (n_free >= 0.0 && n_free < n_bytes) {
+        fail_run("--export-hf: %s: the model takes %s, the disk has %s free", folder, format_bytes(n_bytes).s, format_bytes(n_free).s);
     }
     make_folder(temporary);
     return temporary;
@@ -387,15 +391,20 @@ static inline void hf_export_end(const char* temporary, const char* folder) {
     if (exists) { hf_export_remove_(temporary); }  // which is the earlier one now
 }
 
-// a file that goes along unchanged, tokenizer.json say
-static inline FileSum hf_export_copy(const char* temporary, const char* name, const char* from) {
+// tokenizer.json goes along unchanged when `tokenizer` names such a file (other tokenizers are no files of Hugging Face's)
+static inline void hf_copy_tokenizer(const char* folder, const char* tokenizer, SavedFiles* files) {
     MappedFile source;
     OutFile copy;
+    ErrorText error;
     char path[PATH_BYTES];
-    file_map(&source, from);
-    outfile_open(&copy, path_join(path, temporary, name));
+    if (!ends_with(tokenizer, ".json")) { return; }
+    if (!file_map_or_not(&source, tokenizer, &error)) {  // moved away while training: no reason to lose the parameters
+        warn_line("%s: %s: saved without tokenizer.json", tokenizer, error.text);
+        return;
+    }
+    outfile_open(&copy, path_join(path, folder, "tokenizer.json"));
     outfile_write(&copy, source.bytes, source.n_bytes);
+    saved_files_add(files, outfile_close(&copy));
     file_unmap(&source);
-    return outfile_close(&copy);
 }
 #endif  // LLMC_HF_FOLDER_H
