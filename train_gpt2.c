@@ -19,6 +19,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/dataloader.h"    // TokenData, DataLoader, dataloader_batch
 #include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
 #include "llmc/embedding.h"     // embedding_forward, embedding_backward
+#include "llmc/evaluate.h"      // Evaluator, evaluate_loss, evaluate_answers
 #include "llmc/gelu.h"          // gelu_forward, gelu_backward
 #include "llmc/generate.h"      // Generator, generate_sample, generate_texts
 #include "llmc/hf_folder.h"     // model_find, SafeSet, hf_export_begin
@@ -554,53 +555,28 @@ static void export_model(const Run* r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 6. Evaluation, sampling, probe.
 
-// forward only: the sum of the losses of r->inputs and r->targets, of B rows of T positions
-static float batch_loss(Run* r, int B, int T) {
-    gpt2_forward(&r->model, &r->acts, r->inputs, B, T, 0, &r->dev);
+// the model behind llmc/evaluate.h
+static const float* batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
+    Run* r = (Run*)run;
+    gpt2_forward(&r->model, &r->acts, inputs, B, T, 0, &r->dev);
     gpt2_logits(&r->model, &r->acts, 0, B * T, &r->dev);
-    return gpt2_loss(&r->model, &r->acts, r->targets, B, T, &r->dev);
+    gpt2_loss(&r->model, &r->acts, targets, B, T, &r->dev);
+    return layer_activations(&r->acts, 0).losses;
 }
 
-// Mean loss over the first rows of the validation data, always the same ones; *bits_per_byte is negative where unknown. Ranks
-// share the batches; the sums of the batches are added in their order.
-static float evaluate(Run* r, double* bits_per_byte) {
-    double sum = 0.0;
-    int64_t n_bytes = 0, n_rows = (int64_t)r->o.eval_batches * r->o.batch_size;
-    if (n_rows > r->val_rows.n_rows) { n_rows = r->val_rows.n_rows; }
-    const int64_t n_batches = ceil_div(n_rows, r->o.batch_size), last = comm_share(n_batches, r->comm->rank + 1, r->comm->size);
-    float* losses = (float*)malloc_check(sizeof(float) * (size_t)n_batches, "losses");
-    for (int64_t i = comm_share(n_batches, r->comm->rank, r->comm->size); i < last; i++) {
-        int64_t first = i * r->o.batch_size;
-        int B = n_rows - first < r->o.batch_size ? (int)(n_rows - first) : r->o.batch_size;
-        dataloader_batch(&r->val_rows, first, B, r->inputs, r->targets);
-        losses[i] = batch_loss(r, B, r->T);
-        n_bytes += has_text(r) ? tokenizer_count_bytes(&r->tokenizer, r->targets, B * r->T) : 0;
-        progress("validation", i + 1, last);
+// loss on the validation data and answers to the examples of --hellaswag; while training, is it the best so far?
+static void evaluate(Run* r, int training) {
+    const Evaluator e = {&r->o, r->comm, has_text(r) ? &r->tokenizer : NULL, r->T, r->inputs, r->targets, batch_losses, r};
+    const int step = r->state.step;
+    if (has_data(&r->val)) {
+        double bits_per_byte;
+        float loss = evaluate_loss(&e, &r->val_rows, &bits_per_byte);
+        log_validation(&r->log, step, loss, bits_per_byte, training && run_state_validated(&r->state, loss));
     }
-    comm_all_gather_shares(r->comm, losses, n_batches, DT_F32, HERE);
-    comm_all_reduce(r->comm, &n_bytes, 1, DT_I64, OP_SUM, HERE);
-    for (int64_t i = 0; i < n_batches; i++) { sum += (double)losses[i]; }
-    free(losses);
-    *bits_per_byte = n_bytes > 0 ? sum / log(2.0) / (double)n_bytes : -1.0;
-    return (float)(sum / (double)(n_rows * r->T));
-}
-
-// right answers to the examples of --hellaswag; ranks share the batches, and each score comes from one of them
-static void answer_examples(Run* r) {
-    HellaSwag* h = &r->hellaswag;
-    const int n = r->o.eval_examples > 0 && r->o.eval_examples < h->n ? r->o.eval_examples : h->n, T = h->longest < r->T ? h->longest : r->T;
-    const int n_batches = (int)ceil_div(N_CHOICES * n, r->o.batch_size), last = (int)comm_share(n_batches, r->comm->rank + 1, r->comm->size);
-    memset(h->scores, 0, sizeof h->scores[0] * N_CHOICES * (size_t)n);
-    for (int i = (int)comm_share(n_batches, r->comm->rank, r->comm->size); i < last; i++) {
-        int row = i * r->o.batch_size, B = N_CHOICES * n - row < r->o.batch_size ? N_CHOICES * n - row : r->o.batch_size;
-        hellaswag_batch(h, row, B, T, r->inputs, r->targets);
-        batch_loss(r, B, T);
-        hellaswag_losses(h, row, B, T, r->targets, layer_activations(&r->acts, 0).losses);
-        progress("examples", i + 1, last);
+    if (*r->o.hellaswag) {
+        int n, correct = evaluate_answers(&e, &r->hellaswag, &n);
+        log_accuracy(&r->log, step, "HellaSwag", correct, n, hellaswag_standard_error(correct, n));
     }
-    comm_all_reduce(r->comm, h->scores, (size_t)(N_CHOICES * n), DT_F64, OP_SUM, HERE);
-    int correct = hellaswag_correct(h, 0, n);
-    log_accuracy(&r->log, r->state.step, "HellaSwag", correct, n, hellaswag_standard_error(correct, n));
 }
 
 // the model behind llmc/generate.h: keys and values of earlier positions are kept in cache.qkv
@@ -710,14 +686,6 @@ static void train_step(Run* r) {
     }
 }
 
-static void validate(Run* r) {
-    RunState* s = &r->state;
-    double bits_per_byte;
-    float loss = evaluate(r, &bits_per_byte);
-    log_validation(&r->log, s->step, loss, bits_per_byte, run_state_validated(s, loss));
-    if (*r->o.hellaswag) { answer_examples(r); }
-}
-
 static void train(Run* r) {
     const RunOptions* o = &r->o;
     RunState* s = &r->state;
@@ -730,7 +698,7 @@ static void train(Run* r) {
         comm_note(r->comm, "after step %d; newest checkpoint: %s", s->step, newest < 0 ? "none" : checkpoint_folder(folder, o->run, newest));
         stop = comm_any(r->comm, *stop_flag(), HERE);
         int last = stop || s->step >= o->steps, unsaved = s->step > saved || s->interrupted, due = !stop && unsaved;
-        if (due && has_data(&r->val) && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { validate(r); }
+        if (due && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { evaluate(r, 1); }
         if (o->early_stop > 0 && s->evals_since_best >= o->early_stop) { last = 1; }
         if (due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last) && r->comm->rank == 0) { generate_sample(&r->generator, s); }
         s->interrupted = stop;
@@ -865,16 +833,6 @@ static void open_batch(Run* r, Purpose purpose) {
     r->targets = (int*)malloc_check(n_bytes, "targets");
 }
 
-static void evaluate_only(Run* r) {
-    double bits_per_byte;
-    open_batch(r, TO_EVALUATE);
-    if (has_data(&r->val)) {
-        float loss = evaluate(r, &bits_per_byte);
-        log_validation(&r->log, r->state.step, loss, bits_per_byte, 0);
-    }
-    if (*r->o.hellaswag) { answer_examples(r); }
-}
-
 static void open_training(Run* r, int argc, char** argv) {
     char path[PATH_BYTES];
     GPT2* model = &r->model;
@@ -935,7 +893,8 @@ int main(int argc, char** argv) {
     } else if (*r->o.probe) {
         probe(r);
     } else if (r->o.eval_only) {
-        evaluate_only(r);
+        open_batch(r, TO_EVALUATE);
+        evaluate(r, 0);
     } else if (has_data(&r->train)) {
         open_training(r, argc, argv);
         train(r);
