@@ -150,6 +150,11 @@ def test_exact_shards():
     text = json.dumps({"text": "x" * 9})  # ten tokens a document: shards end where documents do
     run(fineweb, "--input", write("a.jsonl", "\n".join([text] * 6)), "--tokenizer", "bytes", "--out", "out", "--shard-tokens", "20")
     assert [len(read_shard(f"out/{name}")) for name in sorted(os.listdir("out"))] == [20, 20, 20]
+    kept, common.BATCH_DOCUMENTS = common.BATCH_DOCUMENTS, 1
+    write("b.jsonl", "\n".join([text] * 5 + ["broken"]))
+    assert "b.jsonl:6: expected a JSON object" in refusal(fineweb, "--input", "b.jsonl", "--tokenizer", "bytes", "--out", "b", "--shard-tokens", "20")
+    common.BATCH_DOCUMENTS = kept
+    assert [len(read_shard(f"b/{name}")) for name in sorted(os.listdir("b"))] == [20, 20], "the complete ones stay, the last does not"
 
 
 def test_parquet():
