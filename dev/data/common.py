@@ -47,7 +47,7 @@ def make_parser(description, inputs, out):
     parser = Parser(description=description.strip(), formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", metavar="FILE", nargs="+", default=[], help=f"{inputs}; without it they are downloaded")
     parser.add_argument("--tokenizer", default="gpt2", metavar="bytes|gpt2|FILE",
-                        help="a tokenizer.json; gpt2: the one of Hugging Face's gpt2, downloaded; bytes: 256 bytes and end of text 256")
+                        help="a tokenizer.json or a folder with one; gpt2: the one of Hugging Face's gpt2, downloaded; bytes: 256 bytes and end of text 256")
     parser.add_argument("--eot", default=None, metavar="TOKEN", help="end of text in a tokenizer.json (default: the first of "
                         + " ".join(ENDS_OF_TEXT) + ")")
     parser.add_argument("--out", default=out, metavar="DIR", help=f"folder of the result (default {out})")
@@ -121,7 +121,9 @@ def open_tokenizer(arguments):
         import tokenizers
     except ImportError:
         raise InputError(f"--tokenizer {name}: needs Python's tokenizers (pip install tokenizers); --tokenizer bytes needs nothing") from None
-    if name == "gpt2" and not os.path.exists(name):
+    if os.path.isdir(name):  # as Hugging Face has them
+        name = os.path.join(name, "tokenizer.json")
+    elif name == "gpt2" and not os.path.exists(name):
         name = download(GPT2_TOKENIZER, downloads(arguments), "--tokenizer")
     try:
         tokenizer = tokenizers.Tokenizer.from_file(name)

@@ -250,6 +250,10 @@ def test_library_tokenizer():
     run(fineweb, "--input", "a.jsonl", "--tokenizer", "tokenizer.json", "--out", "out")
     # neither cut off nor with a second end of text; a document that writes <|endoftext|> does not end there
     same(read_shard("out/fineweb_val_000000.bin"), [eot, 2, 3, 4, eot, 10, 0, 10, eot, 0, 5])
+    os.mkdir("gpt2")
+    os.rename("tokenizer.json", "gpt2/tokenizer.json")
+    run(fineweb, "--input", "a.jsonl", "--out", "folder")  # the default, where there is a folder of that name
+    same(read_shard("folder/fineweb_val_000000.bin"), read_shard("out/fineweb_val_000000.bin"))
     make_tokenizer(100, "other.json", "<stop>")
     assert "has no token <|endoftext|> or" in refusal(fineweb, "--input", "a.jsonl", "--tokenizer", "other.json", "--out", "b")
     assert "has no token <no> to stand" in refusal(fineweb, "--input", "a.jsonl", "--tokenizer", "other.json", "--out", "b", "--eot", "<no>")
