@@ -47,7 +47,8 @@ def make_parser(description, inputs, out):
     parser = Parser(description=description.strip(), formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", metavar="FILE", nargs="+", default=[], help=f"{inputs}; without it they are downloaded")
     parser.add_argument("--tokenizer", default="gpt2", metavar="bytes|gpt2|FILE",
-                        help="a tokenizer.json or a folder with one; gpt2: the one of Hugging Face's gpt2, downloaded; bytes: 256 bytes and end of text 256")
+                        help="a tokenizer.json or a folder with one; gpt2: the one of Hugging Face's gpt2, downloaded; "
+                        "bytes: 256 bytes and end of text 256")
     parser.add_argument("--eot", default=None, metavar="TOKEN", help="end of text in a tokenizer.json (default: the first of "
                         + " ".join(ENDS_OF_TEXT) + ")")
     parser.add_argument("--out", default=out, metavar="DIR", help=f"folder of the result (default {out})")
@@ -120,7 +121,7 @@ def open_tokenizer(arguments):
     try:
         import tokenizers
     except ImportError:
-        raise InputError(f"--tokenizer {name}: needs Python's tokenizers (pip install tokenizers); --tokenizer bytes needs nothing") from None
+        raise InputError(f"--tokenizer {name}: needs Python's tokenizers (pip install tokenizers); bytes needs nothing") from None
     if os.path.isdir(name):  # as Hugging Face has them
         name = os.path.join(name, "tokenizer.json")
     elif name == "gpt2" and not os.path.exists(name):
@@ -272,6 +273,14 @@ def write_eval(path, examples, tokenizer):
         write_header(file, 20240522, 1, n, longest)
     progress.clear()
     print(f"{path}: {n:,} examples")
+
+
+def eval_main(arguments, description, inputs, url, path, read_examples):
+    """the whole of a script that writes records to path[0]/path[1]; read_examples(paths) is what it brings"""
+    arguments = make_parser(description, inputs, path[0]).parse_args(arguments)
+    tokenizer = open_tokenizer(arguments)
+    paths = arguments.input or [download(url, downloads(arguments))]
+    write_eval(os.path.join(arguments.out, path[1]), read_examples(paths), tokenizer)
 
 
 # ---- downloads ----

@@ -6,15 +6,16 @@ FineWeb and FineWeb-Edu as token shards: fineweb_val_000000.bin, fineweb_train_0
     python dev/data/fineweb.py --type edu --version 100B --out edu100B
     python dev/data/fineweb.py --input 000_00000.parquet more.jsonl --tokenizer tokenizer.json
 
-Inputs: Parquet (needs pyarrow) or JSON Lines (.jsonl, .jsonl.gz) with "text" in each row, in the order given. End of text stands
-before each document; each shard but the last holds exactly --shard-tokens, wherever a document ends. Shard 0 is for
-validation.
+Inputs: Parquet (needs pyarrow) or JSON Lines (.jsonl, .jsonl.gz) with "text" in each row, in the order given. End of text
+stands before each document; each shard but the last holds exactly --shard-tokens, wherever a document ends. Shard 0 is
+for validation.
 """
 import glob
 import json
 import os
 
-from common import InputError, download, downloads, make_parser, one_line, open_tokenizer, read_documents, run, tokenize, write_series
+from common import (InputError, download, downloads, make_parser, one_line, open_tokenizer, read_documents, run, tokenize,
+                    write_series)
 
 REPOSITORIES = {"classic": "HuggingFaceFW/fineweb", "edu": "HuggingFaceFW/fineweb-edu"}
 PREFIXES = {"classic": "fineweb", "edu": "edu_fineweb"}

@@ -8,9 +8,7 @@ HellaSwag (Zellers et al. 2019) as evaluation records: hellaswag_val.bin, 10,042
 Each line of the input has "ctx", four "endings" and "label". Endings are encoded with a space before them. Give the
 tokenizer of the model: records hold tokens below 65,535.
 """
-import os
-
-from common import InputError, download, downloads, make_parser, open_tokenizer, read_json_lines, run, text_of, write_eval
+from common import InputError, eval_main, read_json_lines, run, text_of
 
 URL = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"
 
@@ -29,10 +27,7 @@ def read_examples(paths):
 
 
 def main(arguments):
-    arguments = make_parser(__doc__, "hellaswag_val.jsonl", "hellaswag").parse_args(arguments)
-    tokenizer = open_tokenizer(arguments)
-    paths = arguments.input or [download(URL, downloads(arguments))]
-    write_eval(os.path.join(arguments.out, "hellaswag_val.bin"), read_examples(paths), tokenizer)
+    eval_main(arguments, __doc__, "hellaswag_val.jsonl", URL, ("hellaswag", "hellaswag_val.bin"), read_examples)
 
 
 if __name__ == "__main__":

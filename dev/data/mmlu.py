@@ -9,9 +9,7 @@ MMLU (Hendrycks et al. 2021) as evaluation records in HellaSwag's form: mmlu_tes
 Inputs: the archive, of which data/test/*.csv is taken, or such files: question, four answers, the letter of the right one.
 Context: "Question: ...\\n\\nAnswer:"; each answer follows with a space before it.
 """
-import os
-
-from common import InputError, download, downloads, make_parser, open_tokenizer, read_csv, read_text, run, tar_members, write_eval
+from common import InputError, eval_main, read_csv, read_text, run, tar_members
 
 URL = "https://people.eecs.berkeley.edu/~hendrycks/data.tar"
 
@@ -32,15 +30,13 @@ def read_examples(paths):
     for rows, where in read_tables(paths):
         for number, row in enumerate(rows, 1):
             if len(row) != 6 or row[5] not in ("A", "B", "C", "D"):
-                raise InputError(f"{where}: row {number}: expected a question, four answers and one of A, B, C, D, found {str(row)[:80]}")
+                raise InputError(f"{where}: row {number}: expected a question, four answers and one of A, B, C, D, "
+                                 f"found {str(row)[:80]}")
             yield f"Question: {row[0]}\n\nAnswer:", [" " + answer for answer in row[1:5]], "ABCD".index(row[5])
 
 
 def main(arguments):
-    arguments = make_parser(__doc__, "the archive or its CSV files", "mmlu").parse_args(arguments)
-    tokenizer = open_tokenizer(arguments)
-    paths = arguments.input or [download(URL, downloads(arguments))]
-    write_eval(os.path.join(arguments.out, "mmlu_test.bin"), read_examples(paths), tokenizer)
+    eval_main(arguments, __doc__, "the archive or its CSV files", URL, ("mmlu", "mmlu_test.bin"), read_examples)
 
 
 if __name__ == "__main__":

@@ -152,7 +152,8 @@ def test_exact_shards():
     assert [len(read_shard(f"out/{name}")) for name in sorted(os.listdir("out"))] == [20, 20, 20]
     kept, common.BATCH_DOCUMENTS = common.BATCH_DOCUMENTS, 1
     write("b.jsonl", "\n".join([text] * 5 + ["broken"]))
-    assert "b.jsonl:6: expected a JSON object" in refusal(fineweb, "--input", "b.jsonl", "--tokenizer", "bytes", "--out", "b", "--shard-tokens", "20")
+    assert "b.jsonl:6: expected a JSON object" in refusal(fineweb, "--input", "b.jsonl", "--tokenizer", "bytes", "--out", "b",
+                                                          "--shard-tokens", "20")
     common.BATCH_DOCUMENTS = kept
     assert [len(read_shard(f"b/{name}")) for name in sorted(os.listdir("b"))] == [20, 20], "the complete ones stay, the last does not"
 
@@ -200,7 +201,8 @@ def test_hellaswag():
     expected = [(e["ctx"], [" " + ending for ending in e["endings"]], int(e["label"])) for e in examples]
     assert records("out/hellaswag_val.bin") == expected
     for change, message in [({"label": 4}, 'expected a "label" 0..3, found 4'), ({"label": ""}, '"label"'), ({"ctx": 1}, 'the text "ctx"'),
-                            ({"label": True}, '"label"'), ({"endings": ["a"] * 3}, "four texts"), ({"endings": ["a", "b", "c", 4]}, "four texts"),
+                            ({"label": True}, '"label"'), ({"endings": ["a"] * 3}, "four texts"),
+                            ({"endings": ["a", "b", "c", 4]}, "four texts"),
                             ({"ctx": ""}, "example 1: expected a context"), ({"ctx": "x" * 40000}, "at most 65,535 bytes, this one 80,")]:
         bad = write("bad.jsonl", json.dumps(examples[0]) + "\n\n" + json.dumps({**examples[1], **change}))
         line = refusal(hellaswag, "--input", bad, "--tokenizer", "bytes", "--out", "out")
@@ -256,7 +258,8 @@ def test_library_tokenizer():
     same(read_shard("folder/fineweb_val_000000.bin"), read_shard("out/fineweb_val_000000.bin"))
     make_tokenizer(100, "other.json", "<stop>")
     assert "has no token <|endoftext|> or" in refusal(fineweb, "--input", "a.jsonl", "--tokenizer", "other.json", "--out", "b")
-    assert "has no token <no> to stand" in refusal(fineweb, "--input", "a.jsonl", "--tokenizer", "other.json", "--out", "b", "--eot", "<no>")
+    assert "has no token <no> to stand" in refusal(fineweb, "--input", "a.jsonl", "--tokenizer", "other.json", "--out", "b",
+                                                   "--eot", "<no>")
     run(fineweb, "--input", "a.jsonl", "--tokenizer", "other.json", "--eot", "<stop>", "--out", "b")
     assert "expected a tokenizer.json" in refusal(fineweb, "--input", "a.jsonl", "--tokenizer", write("bad.json", "{}"), "--out", "c")
     assert "expected a tokenizer.json" in refusal(fineweb, "--input", "a.jsonl", "--tokenizer", "none.json", "--out", "c")
@@ -281,7 +284,8 @@ def test_broken_inputs():
     for content, message in [('{"text": "a"}\n{"text": 5}', 'a.jsonl:2: expected an object with the text "text"'),
                              ('{"text": "a"}\n[1]', "a.jsonl:2: expected a JSON object, found '[1]'"),
                              ('{"text": "a"', "a.jsonl:1: expected a JSON object: "), (b"\xff\xfe", "a.jsonl:1: expected a JSON object: "),
-                             ("<!DOCTYPE html>", "an HTML page instead"), ("version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer")]:
+                             ("<!DOCTYPE html>", "an HTML page instead"),
+                             ("version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer")]:
         line = refusal(fineweb, "--input", write("a.jsonl", content), "--tokenizer", "bytes", "--out", "out")
         assert message in line, line
     packed = gzip.compress(b'{"text": "abc"}\n' * 9999)

@@ -6,15 +6,16 @@ TinyStories (Eldan & Li 2023) as token shards: TinyStories_val.bin and TinyStori
     python dev/data/tinystories.py --input TinyStories_all_data.tar.gz --tokenizer tokenizer.json
     python dev/data/tinystories.py --input valid.txt train.txt --tokenizer bytes
 
-Inputs: the archive, or its data00.json, data01.json ... (lists of {"story": ...}), or text with <|endoftext|> between stories. In
-order of their names in an archive, else as given: the first is for validation, the others are for training. Stories lose the white space
-at their ends; end of text stands before each. With GPT-2's tokenizer these are 19,043,638 and 925,653,391 tokens, as many
-as llm.c's; within a split the order is that of the files, where llm.c shuffles (the trainer shuffles anyway).
+Inputs: the archive, or its data00.json, data01.json ... (lists of {"story": ...}), or text with <|endoftext|> between
+stories. In order of their names in an archive, else as given: the first is for validation, the others are for training.
+Stories lose the white space at their ends; end of text stands before each. With GPT-2's tokenizer these are 19,043,638 and
+925,653,391 tokens, as many as llm.c's; within a split the order is that of the files, where llm.c shuffles (the trainer
+shuffles anyway).
 """
 import os
 
-from common import (InputError, Shard, download, downloads, json_documents, make_parser, open_tokenizer, read_documents, run, tar_members,
-                    tokenize)
+from common import (InputError, Shard, download, downloads, json_documents, make_parser, open_tokenizer, read_documents, run,
+                    tar_members, tokenize)
 
 URL = "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main/TinyStories_all_data.tar.gz"
 
@@ -41,7 +42,8 @@ def main(arguments):
             for tokens in tokenize(stories, tokenizer, name):
                 shard.add(tokens)
             if shard.count == 0:
-                raise InputError(f"--input: no stories for {name}: expected the archive, or a file for validation and others for training")
+                raise InputError(f"--input: no stories for {name}: expected the archive, or a file for validation and others "
+                                 "for training")
 
 
 if __name__ == "__main__":
