@@ -14,13 +14,14 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 */
 #include "llmc/adamw.h"         // adamw_step, adamw_update
 #include "llmc/attention.h"     // attention_forward, attention_backward
-#include "llmc/checkpoint.h"    // tensors_save, tensors_load, checkpoint_newest, json_read, json_write
+#include "llmc/checkpoint.h"    // SavedFiles, checkpoint_newest, checkpoint_folder
 #include "llmc/comm.h"          // Comm, comm_first_leaf, comm_last_leaf
 #include "llmc/crossentropy.h"  // crossentropy_forward, crossentropy_backward
 #include "llmc/dataloader.h"    // TokenData, DataLoader, dataloader_row
 #include "llmc/embedding.h"     // embedding_forward, embedding_backward
 #include "llmc/gelu.h"          // gelu_forward, gelu_backward
 #include "llmc/global_norm.h"   // sum_of_squares
+#include "llmc/jsonfile.h"      // json_read, json_write, json_need_int
 #include "llmc/layernorm.h"     // layernorm_forward, layernorm_backward
 #include "llmc/leaf_tree.h"     // LeafTree: gradients of micro-batches, added in a fixed order
 #include "llmc/llmc_bin.h"      // llm.c's checkpoint format
@@ -33,6 +34,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/sampler.h"       // sample_token
 #include "llmc/schedule.h"      // schedule_lr
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
+#include "llmc/tensorfile.h"    // tensors_save, tensors_load: the table against safetensors
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. Config. What makes one GPT-2 different from another.
@@ -107,8 +109,8 @@ static Config config_load(const char* path) {
     return c;
 }
 
-static void config_save(const char* path, Config c, int eot) {
-    json_write(path, json_pack("{s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:i, s:i, s:b, s:f, s:f, s:f}",
+static FileSum config_save(const char* path, Config c, int eot) {
+    return json_write(path, json_pack("{s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:i, s:i, s:b, s:f, s:f, s:f}",
         "architectures", "GPT2LMHeadModel", "model_type", "gpt2", "torch_dtype", "float32", "activation_function", "gelu_new",
         "n_positions", c.max_T, "vocab_size", c.V, "n_layer", c.L, "n_head", c.NH, "n_embd", c.C, "layer_norm_epsilon", 1e-5,
         "bos_token_id", eot, "eos_token_id", eot, "tie_word_embeddings", 1, "resid_pdrop", 0.0, "embd_pdrop", 0.0, "attn_pdrop", 0.0));
@@ -431,22 +433,26 @@ static double flops_per_token(const Run* r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. Files: checkpoints and models of others, in and out.
 
-static void save_model(const Run* r, const char* folder) {
+static void save_model(const Run* r, const char* folder, SavedFiles* files) {
     char path[PATH_BYTES];
     const char* prefixes[] = {""};
     const float* arenas[] = {r->model.params};
     make_folder(folder);
-    config_save(path_join(path, folder, "config.json"), r->model.config, end_of_text(r));
-    tensors_save(path_join(path, folder, "model.safetensors"), r->model.table, N_PARAMETERS, prefixes, arenas, 1);
+    saved_files_add(files, config_save(path_join(path, folder, "config.json"), r->model.config, end_of_text(r)));
+    path_join(path, folder, "model.safetensors");
+    saved_files_add(files, tensors_save(path, r->model.table, N_PARAMETERS, prefixes, arenas, 1));
 }
 
 static void save_checkpoint(const Run* r) {
     char temporary[PATH_BYTES], path[PATH_BYTES];
     const char* prefixes[] = {"exp_avg.", "exp_avg_sq."};
     const float* arenas[] = {r->model.adam_m, r->model.adam_v};
-    save_model(r, run_save_begin(temporary, &r->o, &r->state));
-    tensors_save(path_join(path, temporary, "optimizer.safetensors"), r->model.table, N_PARAMETERS, prefixes, arenas, 2);
-    run_save_end(temporary, r->table, r->n_options, &r->o, &r->state);
+    SavedFiles files;
+    files.n = 0;
+    save_model(r, run_save_begin(temporary, &r->o, &r->state), &files);
+    path_join(path, temporary, "optimizer.safetensors");
+    saved_files_add(&files, tensors_save(path, r->model.table, N_PARAMETERS, prefixes, arenas, 2));
+    run_save_end(temporary, &files, r->table, r->n_options, &r->o, &r->state);
 }
 
 static void load_tensors(const char* path, GPT2* model, const char* prefix, float* arena) {
@@ -531,7 +537,9 @@ static void load_parameters(Run* r) {
 static void export_model(const Run* r) {
     const Config c = r->model.config;
     BinHeader h = {0, 0, c.max_T, c.V, c.L, c.NH, c.C, c.Vp};
-    if (*r->o.export_hf) { save_model(r, r->o.export_hf); }
+    SavedFiles files;
+    files.n = 0;
+    if (*r->o.export_hf) { save_model(r, r->o.export_hf, &files); }
     if (*r->export_bin) { llmc_bin_save(r->export_bin, h, r->model.table, N_PARAMETERS, r->model.params); }
 }
 

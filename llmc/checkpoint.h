@@ -1,191 +1,152 @@
 /*
-Parameters and moments on disk: the tensor table against safetensors, and the folders of a run.
+Checkpoints: the folders of a run, and how to know that one is whole.
     run/step_000200/  config.json           the model, as Hugging Face writes it (the trainer's own function)
                       model.safetensors     parameters under Hugging Face's names and shapes
                       optimizer.safetensors exp_avg.<name>, exp_avg_sq.<name>: AdamW's moments
-                      manifest.json         step, place in the data, generator, options; written last
-A folder without a manifest is not a checkpoint. It is written as step_000200.tmp and renamed when it is complete.
-Loading accepts F32, F16 and BF16, and names with or without the leading "transformer."
-Errors: fail_input names the file, the tensor and both shapes; fail_run names path and errno text when writing fails.
+                      manifest.json         step, place in the data, generator, options; size and XXH3 of every file
+Saving writes step_000200.tmp file by file, each made durable; the manifest is last; then the folder takes its name.
+A manifest ends with its own XXH3 (over its text with 16 zeros in that place), so no byte of a checkpoint can change
+unseen. Which checkpoint is the newest is computed from what is there and verifies; no file says so.
+Errors: checkpoint_verify returns the reason; fail_run names path and errno text when writing fails.
+Source: spec/reliability.md
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
-#include "log.h"          // progress
-#include "safetensors.h"  // SafeFile, SafeWriter
-#include "tensor.h"       // Tensor, tensor_slice_name
+#include "jsonfile.h"  // json_text, FileSum, OutFile
 #include <dirent.h>
 
-enum { NAME_BYTES = 256, PATH_BYTES = 4096 };
+enum { MANIFEST_FORMAT = 2, CHECKPOINT_FILES_MAX = 1024 };
 
-// path = folder/name, or a message when that is too long
-static inline const char* path_join(char path[PATH_BYTES], const char* folder, const char* name) {
-    if (snprintf(path, PATH_BYTES, "%s/%s", folder, name) >= PATH_BYTES) { fail_input("%s/%s: this path is too long", folder, name); }
-    return path;
+// ---- the manifest ----
+
+// the files of a checkpoint, in the order of writing
+typedef struct {
+    FileSum file[CHECKPOINT_FILES_MAX];
+    int n;
+} SavedFiles;
+
+static inline void saved_files_add(SavedFiles* files, FileSum sum) {
+    if (files->n == CHECKPOINT_FILES_MAX) { fail_run("a checkpoint of more than %d files", CHECKPOINT_FILES_MAX); }
+    files->file[files->n++] = sum;
 }
 
-static inline int path_exists(const char* path) { return access(path, F_OK) == 0; }
+typedef struct { char s[17]; } HexText;
 
-static inline void make_folder(const char* path) {
-    char parent[PATH_BYTES];
-    snprintf(parent, sizeof parent, "%s", path);
-    for (char* c = parent + 1; *c; c++) {
-        if (*c == '/') {
-            *c = '\0';
-            mkdir(parent, 0777);  // what is wrong with a parent shows in the last mkdir
-            *c = '/';
-        }
+static inline HexText hex_text(uint64_t x) {
+    HexText out;
+    snprintf(out.s, sizeof out.s, "%016llx", (unsigned long long)x);
+    return out;
+}
+
+#define MANIFEST_END "  \"xxh3\": \"0000000000000000\"\n}\n"
+enum { MANIFEST_END_BYTES = sizeof MANIFEST_END - 1, MANIFEST_HASH_AT = MANIFEST_END_BYTES - 20 };  // where its digits begin
+
+// XXH3 of a manifest's text with zeros in place of the sum itself
+static inline uint64_t manifest_sum_(const char* text, size_t n_bytes) {
+    XXH3_state_t* hash = XXH3_createState();
+    if (!hash) { fail_run("manifest: no memory for its checksum"); }
+    XXH3_64bits_reset(hash);
+    XXH3_64bits_update(hash, text, n_bytes - MANIFEST_END_BYTES);
+    XXH3_64bits_update(hash, MANIFEST_END, MANIFEST_END_BYTES);
+    uint64_t sum = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    return sum;
+}
+
+// content: the trainer's part, {"state": ..., "options": ...}; takes the reference
+static inline void manifest_write(const char* path, json_t* content, const SavedFiles* files) {
+    json_t *manifest = json_pack("{s:i}", "format", MANIFEST_FORMAT), *list = json_array();
+    for (int i = 0; i < files->n; i++) {
+        const FileSum* f = &files->file[i];
+        json_array_append_new(list, json_pack("{s:s, s:I, s:s}", "name", f->name, "bytes", (json_int_t)f->n_bytes, "xxh3", hex_text(f->xxh3).s));
     }
-    if (mkdir(path, 0777) != 0 && errno != EEXIST) { fail_run("%s: this folder cannot be made: %s", path, strerror(errno)); }
+    json_object_update(manifest, content);
+    json_decref(content);
+    json_object_set_new(manifest, "files", list);
+    json_object_set_new(manifest, "xxh3", json_string("0000000000000000"));
+    char* text = json_text(manifest, path);
+    size_t n_bytes = strlen(text);
+    memcpy(text + n_bytes - MANIFEST_END_BYTES + MANIFEST_HASH_AT, hex_text(manifest_sum_(text, n_bytes)).s, 16);
+    OutFile file;
+    outfile_open(&file, path);
+    outfile_write(&file, text, n_bytes);
+    outfile_close(&file);
+    free(text);
 }
 
-// ---- one slice of a tensor between memory (rows, columns) and disk (possibly turned, without padding rows) ----
-
-static inline void transpose(float* out, const float* in, int rows, int columns) {
-    const int block = 32;  // both sides stay in the first cache
-    for (int r0 = 0; r0 < rows; r0 += block) {
-        for (int c0 = 0; c0 < columns; c0 += block) {
-            for (int i = 0; i < block * block; i++) {
-                int r = r0 + i / block, c = c0 + i % block;
-                if (r < rows && c < columns) { out[(size_t)c * rows + r] = in[(size_t)r * columns + c]; }
-            }
-        }
+// one entry of "files"
+static inline int manifest_file_(FileSum* sum, const json_t* entry, ErrorText* error) {
+    const char *name = json_string_value(json_object_get(entry, "name")), *xxh3 = json_string_value(json_object_get(entry, "xxh3"));
+    const json_t* bytes = json_object_get(entry, "bytes");
+    int plain = name && *name && *name != '.' && !strpbrk(name, "/\\") && strlen(name) < sizeof sum->name;
+    if (!plain) { return error_set(error, "manifest.json: \"files\": expected plain file names"); }
+    if (!json_is_integer(bytes) || json_integer_value(bytes) < 0 || !xxh3 || strspn(xxh3, "0123456789abcdef") != 16 || xxh3[16]) {
+        return error_set(error, "manifest.json: \"files\": %s: expected \"bytes\" and 16 hexadecimal digits of \"xxh3\"", name);
     }
-}
-
-// shape on disk; returns the number of dimensions
-static inline int tensor_disk_shape(const Tensor* t, int64_t shape[2]) {
-    int turned = t->on_disk == TRANSPOSED;
-    shape[turned] = t->disk_rows;
-    shape[!turned] = t->columns;
-    if (t->on_disk != VECTOR) { return 2; }
-    shape[0] = t->columns;
+    snprintf(sum->name, sizeof sum->name, "%s", name);
+    sum->n_bytes = (size_t)json_integer_value(bytes);
+    sum->xxh3 = strtoull(xxh3, NULL, 16);
     return 1;
 }
 
-// elements of the largest slice that has to be turned
-static inline size_t largest_transposed_(const Tensor* table, int n) {
-    size_t largest = 0;
-    for (int i = 0; i < n; i++) {
-        size_t n_elements = table[i].on_disk == TRANSPOSED ? tensor_disk_elements(&table[i]) : 0;
-        largest = n_elements > largest ? n_elements : largest;
+// A manifest's text against its own sum; its JSON (a new reference) and the list of files come back. 0: the reason.
+static inline json_t* manifest_parse_(const char* text, size_t n_bytes, SavedFiles* files, ErrorText* error) {
+    json_error_t json_error;
+    const size_t hash_at = n_bytes - MANIFEST_END_BYTES + MANIFEST_HASH_AT;
+    files->n = 0;
+    if (n_bytes <= MANIFEST_END_BYTES || memcmp(text + n_bytes - MANIFEST_END_BYTES, MANIFEST_END, MANIFEST_HASH_AT) != 0 ||
+        memcmp(text + n_bytes - 4, "\"\n}\n", 4) != 0) {
+        error_set(error, "manifest.json: does not end with its checksum: cut short, or of an older version");
+        return NULL;
     }
-    return largest;
-}
-
-// ---- writing: declare every tensor of the table, later put every tensor of an arena ----
-
-static inline void tensors_declare(SafeWriter* w, const Tensor* table, int n, const char* prefix) {
-    for (int i = 0; i < n; i++) {
-        for (int l = 0; l < tensor_slices(&table[i]); l++) {
-            char name[NAME_BYTES], prefixed[2 * NAME_BYTES];
-            int64_t shape[2];
-            int n_dims = tensor_disk_shape(&table[i], shape);
-            snprintf(prefixed, sizeof prefixed, "%s%s", prefix, tensor_slice_name(name, sizeof name, &table[i], l));
-            safewriter_declare(w, prefixed, DTYPE_F32, n_dims, shape);
-        }
+    if (memcmp(text + hash_at, hex_text(manifest_sum_(text, n_bytes)).s, 16) != 0) {
+        error_set(error, "manifest.json: its checksum differs: the file is damaged or was edited");
+        return NULL;
     }
-}
-
-static inline void tensors_put(SafeWriter* w, const Tensor* table, int n, const float* arena) {
-    float* turned = (float*)malloc_check(sizeof(float) * largest_transposed_(table, n), "buffer of a tensor");
-    for (int i = 0; i < n; i++) {
-        const Tensor* t = &table[i];
-        for (int l = 0; l < tensor_slices(t); l++) {
-            const float* slice = arena + t->offset + l * tensor_slice_elements(t);
-            if (t->on_disk == TRANSPOSED) {
-                transpose(turned, slice, t->disk_rows, t->columns);
-                slice = turned;
-            }
-            safewriter_put(w, slice, sizeof(float) * tensor_disk_elements(t));
-        }
+    json_t* manifest = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES, &json_error);
+    json_t* list = json_object_get(manifest, "files");
+    int good = json_is_array(list) && json_array_size(list) <= CHECKPOINT_FILES_MAX &&
+               json_integer_value(json_object_get(manifest, "format")) == MANIFEST_FORMAT;
+    if (!good) { error_set(error, "manifest.json: expected format %d with a list \"files\"", MANIFEST_FORMAT); }
+    for (size_t i = 0; good && i < json_array_size(list); i++) {
+        good = manifest_file_(&files->file[files->n++], json_array_get(list, i), error);
     }
-    free(turned);
+    if (good) { return manifest; }
+    json_decref(manifest);
+    return NULL;
 }
 
-// one file with one arena for each prefix
-static inline void tensors_save(const char* path, const Tensor* table, int n, const char* const* prefixes, const float* const* arenas,
-                                int n_arenas) {
-    SafeWriter w;
-    safewriter_init(&w);
-    safewriter_meta(&w, "format", "pt");  // transformers asks for it
-    for (int i = 0; i < n_arenas; i++) { tensors_declare(&w, table, n, prefixes[i]); }
-    safewriter_open(&w, path);
-    for (int i = 0; i < n_arenas; i++) { tensors_put(&w, table, n, arenas[i]); }
-    safewriter_close(&w);
-}
-
-// ---- reading ----
-
-// a tensor by its full name, or by what follows the base model's name ("transformer.")
-static inline const SafeTensor* find_tensor_(const SafeFile* f, const char* prefix, const char* name) {
-    char full[2 * NAME_BYTES];
-    snprintf(full, sizeof full, "%s%s", prefix, name);
-    const SafeTensor* found = safetensors_find(f, full);
-    const char* dot = strchr(name, '.');
-    return found || !dot ? found : safetensors_find(f, dot + 1);
-}
-
-static inline void check_shape_(const SafeFile* f, const SafeTensor* found, const Tensor* t) {
-    int64_t shape[2], d[2] = {0, 0};
-    int n_dims = tensor_disk_shape(t, shape);
-    for (int i = 0; i < found->n_dims && i < 2; i++) { d[i] = found->shape[i]; }
-    if (found->n_dims == n_dims && d[0] == shape[0] && (n_dims == 1 || d[1] == shape[1])) { return; }
-    fail_input("%s: tensor \"%s\": expected %d dimension%s (%lld%s%.0lld), found %d (%lld, %lld): another model than config.json says",
-               f->path, found->name, n_dims, n_dims > 1 ? "s" : "", (long long)shape[0], n_dims > 1 ? ", " : "",
-               n_dims > 1 ? (long long)shape[1] : 0LL, found->n_dims, (long long)d[0], (long long)d[1]);
-}
-
-static inline void tensors_load(const SafeFile* f, const Tensor* table, int n, const char* prefix, float* arena) {
-    float* turned = (float*)malloc_check(sizeof(float) * largest_transposed_(table, n), "buffer of a tensor");
-    for (int i = 0; i < n; i++) {
-        const Tensor* t = &table[i];
-        for (int l = 0; l < tensor_slices(t); l++) {
-            char name[NAME_BYTES];
-            const SafeTensor* found = find_tensor_(f, prefix, tensor_slice_name(name, sizeof name, t, l));
-            float* slice = arena + t->offset + l * tensor_slice_elements(t);
-            if (!found) { fail_input("%s: tensor \"%s%s\" is missing", f->path, prefix, name); }
-            if (found->dtype != DTYPE_F32 && found->dtype != DTYPE_F16 && found->dtype != DTYPE_BF16) {
-                fail_input("%s: tensor \"%s\": expected F32, F16 or BF16, found %s", f->path, found->name, dtype_name(found->dtype));
-            }
-            check_shape_(f, found, t);
-            safetensors_to_f32(t->on_disk == TRANSPOSED ? turned : slice, found, 0, tensor_disk_elements(t));
-            if (t->on_disk == TRANSPOSED) { transpose(slice, turned, t->columns, t->disk_rows); }
-        }
-        progress("loading", i + 1, n);
+// size and XXH3 of one file as the manifest has them
+static inline int checkpoint_verify_file_(const char* folder, const FileSum* sum, ErrorText* error) {
+    char path[PATH_BYTES];
+    MappedFile file;
+    ErrorText reason;
+    if (!file_map_or_not(&file, path_join(path, folder, sum->name), &reason)) { return error_set(error, "%s: %s", sum->name, reason.text); }
+    size_t n_bytes = file.n_bytes;
+    uint64_t xxh3 = n_bytes == sum->n_bytes ? XXH3_64bits(file.bytes, file.n_bytes) : 0;
+    file_unmap(&file);
+    if (n_bytes != sum->n_bytes) {
+        return error_set(error, "%s: expected %zu bytes, found %zu", sum->name, sum->n_bytes, n_bytes);
     }
-    free(turned);
-}
-
-// ---- JSON files, whole ----
-
-static inline json_t* json_read(const char* path) {
-    json_error_t error;
-    if (access(path, R_OK) != 0) { fail_input("%s: cannot be opened: %s", path, strerror(errno)); }
-    json_t* json = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
-    if (!json) { fail_input("%s:%d: expected JSON, found: %s", path, error.line, error.text); }
-    if (!json_is_object(json)) { fail_input("%s: expected a JSON object {...}", path); }
-    return json;
-}
-
-// write and make durable; takes the reference
-static inline void json_write(const char* path, json_t* json) {
-    FILE* file = fopen(path, "w");
-    if (!file) { fail_run("%s: cannot be created: %s", path, strerror(errno)); }
-    int failed = json_dumpf(json, file, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0 || fputc('\n', file) == EOF;
-    if (failed || fflush(file) != 0 || fsync(fileno(file)) != 0) { fail_run("%s: cannot be written: %s", path, strerror(errno)); }
-    if (fclose(file) != 0) { fail_run("%s: cannot be closed: %s", path, strerror(errno)); }
-    json_decref(json);
-}
-
-// an integer of a JSON object within low..high, or a message that names file and key
-static inline int64_t json_need_int(const json_t* json, const char* path, const char* key, int64_t low, int64_t high) {
-    const json_t* value = json_object_get(json, key);
-    if (!json_is_integer(value) || json_integer_value(value) < low || json_integer_value(value) > high) {
-        char* found = value ? json_dumps(value, JSON_ENCODE_ANY) : NULL;
-        fail_input("%s: \"%s\": expected an integer %lld..%lld, found %s", path, key, (long long)low, (long long)high,
-                   found ? found : "nothing");
+    if (xxh3 != sum->xxh3) {
+        return error_set(error, "%s: expected XXH3 %s, found %s: the file is damaged", sum->name, hex_text(sum->xxh3).s, hex_text(xxh3).s);
     }
-    return json_integer_value(value);
+    return 1;
+}
+
+// is every byte of this checkpoint the one that was saved? Reads all of it. 0: the reason.
+static inline int checkpoint_verify(const char* folder, ErrorText* error) {
+    char path[PATH_BYTES];
+    MappedFile file;
+    ErrorText reason;
+    if (!file_map_or_not(&file, path_join(path, folder, "manifest.json"), &reason)) { return error_set(error, "manifest.json: %s", reason.text); }
+    SavedFiles files;
+    json_t* manifest = manifest_parse_((const char*)file.bytes, file.n_bytes, &files, error);
+    int good = manifest != NULL;
+    for (int i = 0; good && i < files.n; i++) { good = checkpoint_verify_file_(folder, &files.file[i], error); }
+    json_decref(manifest);
+    file_unmap(&file);
+    return good;
 }
 
 // ---- folders of a run ----
@@ -229,21 +190,14 @@ static inline void checkpoint_remove(const char* folder) {
     if (!removed) { fail_run("%s: cannot be removed: %s", folder, strerror(errno)); }
 }
 
-// the names in a folder survive a power cut
-static inline void folder_sync_(const char* path) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY);
-    if (fd < 0 || fsync(fd) != 0) { fail_run("%s: cannot be made durable (fsync): %s", path, strerror(errno)); }
-    close(fd);
-}
-
 // the finished folder takes its name, durably
 static inline void checkpoint_publish(const char* temporary, const char* folder) {
     char parent[PATH_BYTES];
-    folder_sync_(temporary);
+    folder_sync(temporary);
     if (path_exists(folder)) { checkpoint_remove(folder); }  // the same step again, after a resume
     if (rename(temporary, folder) != 0) { fail_run("%s: cannot be renamed to %s: %s", temporary, folder, strerror(errno)); }
     snprintf(parent, sizeof parent, "%s", folder);
     *strrchr(parent, '/') = '\0';
-    folder_sync_(parent);
+    folder_sync(parent);
 }
 #endif  // LLMC_CHECKPOINT_H

@@ -12,6 +12,7 @@ Source: the format of karpathy/llm.c; spec gpt2.md section 10
 #ifndef LLMC_BIN_H
 #define LLMC_BIN_H
 #include "mapfile.h"  // MappedFile, file_map
+#include "outfile.h"  // OutFile
 #include "tensor.h"   // Tensor
 
 enum { BIN_MAGIC = 20240326, BIN_HEADER_BYTES = 1024 };
@@ -64,14 +65,10 @@ static inline void llmc_bin_save(const char* path, BinHeader h, const Tensor* ta
     h.magic = BIN_MAGIC;
     h.version = 3;
     memcpy(header, &h, sizeof h);
-    FILE* file = fopen(path, "wb");
-    if (!file) { fail_run("%s: cannot be created: %s", path, strerror(errno)); }
-    int complete = fwrite(header, 1, sizeof header, file) == sizeof header;
-    for (int i = 0; i < n && complete; i++) {
-        size_t n_elements = tensor_elements(&table[i]);
-        complete = fwrite(arena + table[i].offset, sizeof(float), n_elements, file) == n_elements;
-    }
-    if (!complete || fflush(file) != 0 || fsync(fileno(file)) != 0) { fail_run("%s: cannot be written: %s", path, strerror(errno)); }
-    if (fclose(file) != 0) { fail_run("%s: cannot be closed: %s", path, strerror(errno)); }
+    OutFile file;
+    outfile_open(&file, path);
+    outfile_write(&file, header, sizeof header);
+    for (int i = 0; i < n; i++) { outfile_write(&file, arena + table[i].offset, sizeof(float) * tensor_elements(&table[i])); }
+    outfile_close(&file);
 }
 #endif  // LLMC_BIN_H

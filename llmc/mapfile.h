@@ -1,7 +1,8 @@
 /*
 A file read as memory: opened read-only, checked to be a regular file, mapped whole. Every parser of this project reads
 from such a mapping, so that sizes are known before anything is believed and big files cost no copy.
-    file_map         fail_input with path and errno text when it cannot be opened, or is a folder, a pipe or a device
+    file_map         fail_input with path and errno text when it cannot be opened, or is a folder, a pipe or a device;
+                     file_map_or_not returns 0 with that text instead
     file_looks_like  what a file that is not what it should be really is: a Git LFS pointer, an HTML page, an archive
     file_changed     somebody wrote to the file since it was mapped
 Cut short by somebody while it is mapped, a file would kill the reader with SIGBUS; file_map installs a handler that
@@ -105,30 +106,39 @@ static inline void file_bus_error_(int signal_number, siginfo_t* info, void* con
     _exit(1);
 }
 
-static inline void file_map(MappedFile* f, const char* path) {
+// 1, or 0 with the reason: for readers that have another file to go on with
+static inline int file_map_or_not(MappedFile* f, const char* path, ErrorText* error) {
     memset(f, 0, sizeof *f);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // O_NONBLOCK: do not wait for a pipe's writer
-    if (fd < 0) { fail_input("%s: cannot be opened: %s", path, strerror(errno)); }
-    if (fstat(fd, &f->opened) != 0) { fail_input("%s: cannot be examined: %s", path, strerror(errno)); }
-    if (!S_ISREG(f->opened.st_mode)) {
-        fail_input("%s: expected a file, found a %s", path, S_ISDIR(f->opened.st_mode) ? "folder" : "pipe or device");
+    if (fd < 0) { return error_set(error, "cannot be opened: %s", strerror(errno)); }
+    void* mapped = NULL;
+    int failed = fstat(fd, &f->opened) != 0;
+    if (failed) { error_set(error, "cannot be examined: %s", strerror(errno)); }
+    if (!failed && !S_ISREG(f->opened.st_mode)) {
+        failed = 1;
+        error_set(error, "expected a file, found a %s", S_ISDIR(f->opened.st_mode) ? "folder" : "pipe or device");
     }
-    f->path = string_copy(path);
-    f->n_bytes = (size_t)f->opened.st_size;
-    f->bytes = (const unsigned char*)"";
+    f->n_bytes = failed ? 0 : (size_t)f->opened.st_size;
     if (f->n_bytes > 0) {  // mmap refuses 0 bytes
-        void* mapped = mmap(NULL, f->n_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (mapped == MAP_FAILED) {
-            fail_run("%s: cannot be mapped (%zu bytes): %s", path, f->n_bytes, strerror(errno));
-        }
-        f->bytes = (const unsigned char*)mapped;
+        mapped = mmap(NULL, f->n_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        failed = mapped == MAP_FAILED;
+        if (failed) { error_set(error, "cannot be mapped (%zu bytes): %s", f->n_bytes, strerror(errno)); }
     }
     close(fd);
+    if (failed) { return 0; }
+    f->path = string_copy(path);
+    f->bytes = mapped ? (const unsigned char*)mapped : (const unsigned char*)"";
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_sigaction = file_bus_error_;
     action.sa_flags = SA_SIGINFO;
     sigaction(SIGBUS, &action, NULL);
+    return 1;
+}
+
+static inline void file_map(MappedFile* f, const char* path) {
+    ErrorText error;
+    if (!file_map_or_not(f, path, &error)) { fail_input("%s: %s", path, error.text); }
 }
 
 // the same file, written to since file_map; a new file moved over the old name does not touch our mapping: 0

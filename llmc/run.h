@@ -9,11 +9,12 @@ What every trainer's run has in common (spec/cli.md): the options, the state a c
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
-#include "checkpoint.h"  // json_read, json_write, checkpoint_newest, checkpoint_publish
+#include "checkpoint.h"  // json_read, manifest_write, checkpoint_newest, checkpoint_publish
 #include "dataloader.h"  // TokenData, tokens_checksum
 #include "device.h"      // Device
 #include "log.h"         // Log, log_open
 #include "options.h"     // Option, options_to_json
+#include "tensor.h"      // Tensor
 #include "vec.h"         // VLANES
 #include <fnmatch.h>
 
@@ -222,10 +223,11 @@ static inline const char* run_save_begin(char temporary[PATH_BYTES], const RunOp
 }
 
 // the manifest, the final name, and room: of the older checkpoints only the newest --keep and the best one stay
-static inline void run_save_end(const char* temporary, const Option* table, int n, const RunOptions* o, const RunState* s) {
+static inline void run_save_end(const char* temporary, const SavedFiles* files, const Option* table, int n, const RunOptions* o,
+                                const RunState* s) {
     char folder[PATH_BYTES], path[PATH_BYTES];
-    json_write(path_join(path, temporary, "manifest.json"), json_pack("{s:i, s:o, s:o}", "format", 1, "state", run_state_to_json(s),
-               "options", options_to_json(table, n)));
+    manifest_write(path_join(path, temporary, "manifest.json"),
+                   json_pack("{s:o, s:o}", "state", run_state_to_json(s), "options", options_to_json(table, n)), files);
     checkpoint_publish(temporary, checkpoint_folder(folder, o->run, s->step));
     int step = checkpoint_newest(o->run, -1);
     for (int kept = 0; step >= 0; kept++, step = checkpoint_newest(o->run, step)) {

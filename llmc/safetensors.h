@@ -16,13 +16,14 @@ Writing declares all tensors first, then streams their bytes in the declared ord
 Declare wider dtypes first (F32 before BF16) and every tensor is aligned: the header is padded to a multiple of 8 bytes.
 Cost:    opening is O(n log n) in the number of tensors and touches no data; safetensors_find is O(log n).
 Errors:  fail_input for any file that breaks a rule, with the tensor, what was expected and what was found;
-         fail_run when writing fails, with path and errno text. Complete and durable means safewriter_close returned.
+         fail_run when writing fails, with path and errno text. Complete and durable means safewriter_close returned; it returns the file's size and checksum.
 Source:  huggingface/safetensors, format section of its README; dtype names of version 0.8. Link with -ljansson.
 */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
 #include "fail.h"
 #include "mapfile.h"  // MappedFile, file_map, file_unmap, file_changed, file_looks_like, ErrorText, error_set
+#include "outfile.h"  // OutFile, FileSum
 #include <jansson.h>
 #include <assert.h>
 
@@ -371,8 +372,7 @@ static inline void safetensors_to_f32(float* out, const SafeTensor* t, size_t fi
 // ---- writing ----
 
 typedef struct {
-    char* path;
-    FILE* file;
+    OutFile file;
     json_t* header;    // what will be written, in the order of declaration
     json_t* metadata;  // its "__metadata__"
     size_t n_bytes;    // declared so far
@@ -390,7 +390,7 @@ static inline void safewriter_init(SafeWriter* w) {
 
 static inline void safewriter_declare(SafeWriter* w, const char* name, Dtype dtype, int n_dims, const int64_t* shape) {
     size_t n = 0, n_bytes = 0;
-    assert(!w->file && n_dims >= 0 && n_dims <= SAFETENSORS_MAX_DIMS);
+    assert(!w->file.path && n_dims >= 0 && n_dims <= SAFETENSORS_MAX_DIMS);
     if (!dtype_shape_size_(&n, &n_bytes, dtype, n_dims, shape) || n_bytes > (size_t)INT64_MAX - w->n_bytes) {
         fail_run("tensor \"%s\": its size, or that of all tensors, is not a number of bytes below 2^63", name);
     }
@@ -406,15 +406,9 @@ static inline void safewriter_declare(SafeWriter* w, const char* name, Dtype dty
 }
 
 static inline void safewriter_meta(SafeWriter* w, const char* key, const char* value) {
-    assert(!w->file);
+    assert(!w->file.path);
     if (json_object_set_new(w->metadata, key, json_string(value)) != 0) {
         fail_run("safetensors metadata \"%s\": no memory, or not UTF-8: \"%.80s\"", key, value);
-    }
-}
-
-static inline void safewriter_bytes_(SafeWriter* w, const void* data, size_t n_bytes) {
-    if (n_bytes > 0 && fwrite(data, 1, n_bytes, w->file) != n_bytes) {
-        fail_run("%s: cannot be written: %s", w->path, strerror(errno));
     }
 }
 
@@ -429,35 +423,31 @@ static inline void safewriter_open(SafeWriter* w, const char* path) {
         fail_run("%s: a header of %zu bytes passes the format's limit of %d: store fewer tensors or less metadata",
                  path, n_json, SAFETENSORS_MAX_HEADER);
     }
-    w->path = string_copy(path);
-    w->file = fopen(path, "wbe");
-    if (!w->file) { fail_run("%s: cannot be created: %s", path, strerror(errno)); }
-    safewriter_bytes_(w, &n_header, 8);
-    safewriter_bytes_(w, json, n_json);
-    safewriter_bytes_(w, "        ", (size_t)n_header - n_json);  // at most 7 blanks
+    outfile_open(&w->file, path);
+    outfile_write(&w->file, &n_header, 8);
+    outfile_write(&w->file, json, n_json);
+    outfile_write(&w->file, "        ", (size_t)n_header - n_json);  // at most 7 blanks
     free(json);
 }
 
 // the next bytes of the declared tensors, in any portions
 static inline void safewriter_put(SafeWriter* w, const void* data, size_t n_bytes) {
     if (n_bytes > w->n_bytes - w->n_put) {
-        fail_run("%s: %zu bytes after the first %zu, but the declared tensors hold %zu", w->path, n_bytes, w->n_put,
+        fail_run("%s: %zu bytes after the first %zu, but the declared tensors hold %zu", w->file.path, n_bytes, w->n_put,
                  w->n_bytes);
     }
-    safewriter_bytes_(w, data, n_bytes);
+    outfile_write(&w->file, data, n_bytes);
     w->n_put += n_bytes;
 }
 
-static inline void safewriter_close(SafeWriter* w) {
+static inline FileSum safewriter_close(SafeWriter* w) {
     if (w->n_put != w->n_bytes) {
-        fail_run("%s: closed after %zu of the %zu declared bytes", w->path, w->n_put, w->n_bytes);
+        fail_run("%s: closed after %zu of the %zu declared bytes", w->file.path, w->n_put, w->n_bytes);
     }
-    if (fflush(w->file) != 0) { fail_run("%s: cannot be written: %s", w->path, strerror(errno)); }
-    if (fsync(fileno(w->file)) != 0) { fail_run("%s: cannot be made durable (fsync): %s", w->path, strerror(errno)); }
-    if (fclose(w->file) != 0) { fail_run("%s: cannot be closed: %s", w->path, strerror(errno)); }
+    FileSum sum = outfile_close(&w->file);
     json_decref(w->header);
     json_decref(w->metadata);
-    free(w->path);
     memset(w, 0, sizeof *w);
+    return sum;
 }
 #endif  // LLMC_SAFETENSORS_H

@@ -2,7 +2,7 @@
 libFuzzer on the safetensors reader: any bytes are refused with a reason or become tensors that can be read to the last
 element.
     clang -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined dev/fuzz/fuzz_safetensors.c \
-        -ljansson -o build/fuzz_safetensors
+        -ljansson -lxxhash -o build/fuzz_safetensors
     mkdir -p build/corpus_safetensors && build/fuzz_safetensors -max_total_time=60 -max_len=1024 \
         -dict=dev/fuzz/safetensors.dict build/corpus_safetensors dev/fuzz/corpus/safetensors
 It tries the bytes as a whole file, and once more as the JSON header of a file whose length it puts right, because a
