@@ -20,6 +20,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/dataloader.h"    // TokenData, DataLoader, dataloader_row
 #include "llmc/embedding.h"     // embedding_forward, embedding_backward
 #include "llmc/gelu.h"          // gelu_forward, gelu_backward
+#include "llmc/generate.h"      // Generator, generate_sample, generate_texts
 #include "llmc/global_norm.h"   // sum_of_squares
 #include "llmc/jsonfile.h"      // json_read, json_write, json_need_int
 #include "llmc/layernorm.h"     // layernorm_forward, layernorm_backward
@@ -31,7 +32,6 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/probe.h"         // ProbeBatch, probe_read
 #include "llmc/residual.h"      // residual_forward
 #include "llmc/run.h"           // RunOptions, RunState, run_save_begin: what all trainers share
-#include "llmc/sampler.h"       // sample_token
 #include "llmc/schedule.h"      // schedule_lr
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
 #include "llmc/tensorfile.h"    // tensors_save, tensors_load: the table against safetensors
@@ -389,7 +389,8 @@ typedef struct {
     DataLoader train_rows, val_rows;
     ProbeBatch probe;
     GPT2 model;
-    Activations acts;
+    Activations acts, cache;  // of a batch; of the text that is being generated
+    Generator generator;
     char weights[PATH_BYTES]; // file to start from, "": random
     int T, n_leaves;          // positions in a row, micro-batches in an update
     int *inputs, *targets;    // (B, T)
@@ -565,81 +566,29 @@ static float evaluate(Run* r, double* bits_per_byte) {
     return (float)(sum / (double)n);
 }
 
-static void print_token(const Run* r, int token, FILE* out) {
-    if (has_text(r)) { tokenizer_print_safe(&r->tokenizer, token, out); } else { fprintf(out, "%d ", token); }
-    fflush(out);
+// the model behind llmc/generate.h: keys and values of earlier positions are kept in cache.qkv
+static const float* next_logits(void* run, const int* tokens, int n_cached, int n) {
+    Run* r = (Run*)run;
+    gpt2_forward(&r->model, &r->cache, tokens + n_cached, 1, n, n_cached, &r->dev);
+    return gpt2_logits(&r->model, &r->cache, n - n_cached - 1, 1, &r->dev);
 }
 
-// how many positions a text of n_prompt tokens may fill before its older half is dropped
-static int generation_room(const Run* r, int n_prompt) {
-    int64_t wanted = (int64_t)n_prompt + r->o.max_new_tokens;
-    return wanted < r->model.config.max_T ? (int)wanted : r->model.config.max_T;
+static void open_generator(Run* r, int n_prompt) {
+    const Config c = r->model.config;
+    const int room = generator_room(&r->o, n_prompt, c.max_T);
+    activations_init(&r->cache, c, 1, room, TO_GENERATE);
+    generator_init(&r->generator, &r->o, has_text(r) ? &r->tokenizer : NULL, c.V, room, end_of_text(r), next_logits, r);
 }
 
-// continue a prompt until --max-new-tokens or end of text. Keys and values of earlier positions are kept in acts.qkv.
-static void generate(const Run* r, uint64_t* generator, const int* prompt, int n_prompt, FILE* out) {
-    const RunOptions* o = &r->o;
-    const int V = r->model.config.V, room = generation_room(r, n_prompt), eot = end_of_text(r);
-    Activations acts;
-    activations_init(&acts, r->model.config, 1, room, TO_GENERATE);
-    int* tokens = (int*)malloc_check(sizeof(int) * ((size_t)room + 1), "tokens");
-    Candidate* scratch = (Candidate*)malloc_check(sizeof(Candidate) * (size_t)V, "candidates");
-    int n = n_prompt < room ? n_prompt : room, n_cached = 0;
-    memcpy(tokens, prompt + n_prompt - n, sizeof(int) * (size_t)n);
-    for (int i = 0; i < o->max_new_tokens; i++) {
-        if (n > room) {  // full: go on from the newer half, computed anew
-            int keep = (room + 1) / 2;
-            memmove(tokens, tokens + n - keep, sizeof(int) * (size_t)keep);
-            n = keep;
-            n_cached = 0;
-        }
-        gpt2_forward(&r->model, &acts, tokens + n_cached, 1, n, n_cached, &r->dev);
-        const float* logits = gpt2_logits(&r->model, &acts, n - n_cached - 1, 1, &r->dev);
-        int token = sample_token(logits, V, o->temperature, o->top_k, o->top_p, xorshift_float(generator), scratch);
-        if (token == eot) { break; }
-        print_token(r, token, out);
-        n_cached = n;
-        tokens[n++] = token;
-    }
-    fputc('\n', out);
-    free(tokens);
-    free(scratch);
-    activations_free(&acts);
-}
-
-// a sample while training: from end of text on
-static void sample(Run* r) {
-    char* text;
-    size_t n_bytes;
-    int eot = end_of_text(r);
-    FILE* memory = open_memstream(&text, &n_bytes);
-    if (!memory) { fail_run("sample: no memory"); }
-    generate(r, &r->state.sampler, &eot, 1, memory);
-    fclose(memory);
-    run_show_sample(&r->o, r->state.step, text);
-    free(text);
-}
-
-// --generate TEXT, or - for standard input
 static void generate_text(Run* r) {
-    size_t n_bytes;
-    char* text = run_prompt(&r->o, &n_bytes);
     if (!has_text(r)) {
         options_fail("generate", "the model has %d tokens, --tokenizer %s has %d: give the model's tokenizer", r->model.config.V,
                      r->o.tokenizer, r->tokenizer.n_tokens);
     }
-    int* encoded;
-    int n = tokenizer_encode(&r->tokenizer, text, n_bytes, &encoded);
-    int* prompt = (int*)malloc_check(sizeof(int) * ((size_t)n + 1), "prompt");
-    prompt[0] = r->tokenizer.eot;
-    memcpy(prompt + 1, encoded, sizeof(int) * (size_t)n);
-    for (int i = 0; i < r->o.samples; i++) {
-        fwrite(text, 1, n_bytes, stdout);
-        generate(r, &r->state.sampler, prompt, n + 1, stdout);
-    }
-    free(encoded);
-    free(prompt);
-    free(text);
+    Prompt prompt = prompt_read(&r->o, &r->tokenizer);
+    open_generator(r, prompt.n);
+    generate_texts(&r->generator, &r->state.sampler, &prompt);
+    prompt_free(&prompt);
 }
 
 // one batch, everything visible: logits, loss and the gradient of every tensor, under its name and shape on disk
@@ -721,7 +670,7 @@ static void train(Run* r) {
         int stop = *stop_flag(), last = stop || s->step >= o->steps, unsaved = s->step > saved || s->interrupted, due = !stop && unsaved;
         if (due && has_data(&r->val) && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { validate(r); }
         if (o->early_stop > 0 && s->evals_since_best >= o->early_stop) { last = 1; }
-        if (due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last)) { sample(r); }
+        if (due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last)) { generate_sample(&r->generator, s); }
         s->interrupted = stop;
         int save = last || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
         if (unsaved && save) { save_checkpoint(r); }
@@ -788,7 +737,7 @@ static double print_memory(const Run* r) {
     double arena = 4.0 * (double)r->model.n, workspace = workspace_bytes(r);
     int backward = is_training(r) || *r->o.probe, samples = is_generating(r) || (is_training(r) && r->o.sample_every > 0);
     double activations = 4.0 * (double)activations_layout(&acts, c, r->o.batch_size, r->T, backward ? TO_TRAIN : TO_EVALUATE);
-    double sampling = 4.0 * (double)activations_layout(&acts, c, 1, generation_room(r, 1), TO_GENERATE);
+    double sampling = 4.0 * (double)activations_layout(&acts, c, 1, generator_room(&r->o, 1, c.max_T), TO_GENERATE);
     double text = 2.0 * (double)r->train.text_capacity + 2.0 * (double)r->val.text_capacity, rest = text + 8e6;
     double gradients = backward ? leaf_tree_depth(r->n_leaves) * arena : 0.0, moments = is_training(r) ? 2.0 * arena : 0.0;
     if (!samples) { sampling = 0.0; }
@@ -846,6 +795,7 @@ static void evaluate_only(Run* r) {
 static void open_training(Run* r, int argc, char** argv) {
     char folder[PATH_BYTES], path[PATH_BYTES];
     open_batch(r, TO_TRAIN);
+    if (r->o.sample_every > 0) { open_generator(r, 1); }
     gpt2_init_training(&r->model, r->n_leaves);
     if (r->o.resume) {
         path_join(path, checkpoint_folder(folder, r->o.run, r->state.step), "optimizer.safetensors");
@@ -861,6 +811,8 @@ static void close_all(Run* r) {
     tokenizer_free(&r->tokenizer);
     probe_free(&r->probe);
     activations_free(&r->acts);
+    activations_free(&r->cache);
+    generator_free(&r->generator);
     gpt2_free(&r->model);
     device_free(&r->dev);
     free(r->inputs);

@@ -1,7 +1,7 @@
 /*
 What this machine can do: the matmul rate behind "38% peak" in the step line, and the memory that is free.
     matmul_peak       flop/s of the exact product on all threads: the best of 0.2 s of 512 x 768 x 768 products
-    memory_available  bytes that are free
+    memory_available  bytes that are free, in this container if there is one
     check_memory      status 1 when a run needs more than that
 */
 #ifndef LLMC_PEAK_H
@@ -24,16 +24,52 @@ static inline double matmul_peak(const Device* dev) {
     return 2.0 * M * N * K / best;
 }
 
-// bytes the kernel would hand out without swapping, or 0 where it does not say
-static inline double memory_available(void) {
-    double kib = 0.0;
-    char line[256];
-    FILE* file = fopen("/proc/meminfo", "r");
-    while (file && fgets(line, sizeof line, file)) {
-        if (sscanf(line, "MemAvailable: %lf kB", &kib) == 1) { break; }
+// number behind `key` in a file of "key number" lines, the file's only number for key ""; -1 when there is none
+static inline double number_in_file_(const char* path, const char* key) {
+    char line[512];
+    double found = -1.0;
+    const size_t n_key = strlen(key);
+    FILE* file = fopen(path, "r");
+    while (file && found < 0.0 && fgets(line, sizeof line, file)) {
+        if (strncmp(line, key, n_key) == 0) { sscanf(line + n_key, "%lf", &found); }
     }
     if (file) { fclose(file); }
-    return kib * 1024.0;
+    return found;
+}
+
+// what the control group `group` below `folder` leaves; pages of files that could be dropped do not count as used
+static inline double cgroup_free_(const char* folder, const char* group, const char* limit, const char* used, const char* files) {
+    char path[3][1024];
+    const char* names[3] = {limit, used, "memory.stat"};
+    for (int i = 0; i < 3; i++) { snprintf(path[i], sizeof path[i], "%s%s/%s", folder, group, names[i]); }
+    if (*group && access(path[0], R_OK) != 0) { return cgroup_free_(folder, "", limit, used, files); }  // a container sees its own as the root
+    double most = number_in_file_(path[0], ""), now = number_in_file_(path[1], ""), droppable = number_in_file_(path[2], files);
+    return most > 0.0 && now >= 0.0 ? most - now + fmax(droppable, 0.0) : INFINITY;
+}
+
+// what the limits of this process's control group leave, as a container has one; both versions of the interface
+static inline double cgroup_available_(void) {
+    char line[512];
+    double available = INFINITY;
+    FILE* file = fopen("/proc/self/cgroup", "r");
+    while (file && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = '\0';
+        const char* v1 = strstr(line, ":memory:");
+        if (v1) {
+            available = fmin(available, cgroup_free_("/sys/fs/cgroup/memory", v1 + 8, "memory.limit_in_bytes",
+                                                     "memory.usage_in_bytes", "total_inactive_file "));
+        } else if (strncmp(line, "0::", 3) == 0) {
+            available = fmin(available, cgroup_free_("/sys/fs/cgroup", line + 3, "memory.max", "memory.current", "inactive_file "));
+        }
+    }
+    if (file) { fclose(file); }
+    return available;
+}
+
+// bytes the kernel would hand out without swapping, or 0 where it does not say
+static inline double memory_available(void) {
+    double kib = number_in_file_("/proc/meminfo", "MemAvailable:");
+    return kib > 0.0 ? fmin(1024.0 * kib, cgroup_available_()) : 0.0;
 }
 
 // stop, before anything big is allocated, when a run cannot fit
