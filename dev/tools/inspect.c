@@ -4,6 +4,7 @@
 #include "train_gpt2.c"
 #undef main
 #include "dev/tools/report.h"  // report_facts, report_table
+#include "llmc/hellaswag.h"    // hellaswag_parse_
 #include "llmc/test.h"         // float_ulps
 
 static const char* const usage = "usage: inspect PATH [PATH2] [--stats] [--json]";
@@ -115,11 +116,11 @@ static void take_section(Source* s, const json_t* from, const char* key) {
 }
 
 // config.json of a folder; what it must say is the trainer's concern
-static void take_config(Source* s, const char* folder) {
+static void take_config(Source* s, const char* folder, const char* name) {
     char path[PATH_BYTES];
-    json_t* config = read_quietly(folder, "config.json");
+    json_t* config = read_quietly(folder, name);
     if (config) { json_object_set_new(s->report, "config", config); }
-    else if (path_exists(path_join(path, folder, "config.json"))) { problem(s, "config.json: expected a JSON object"); }
+    else if (path_exists(path_join(path, folder, name))) { problem(s, "%s: expected a JSON object", name); }
 }
 
 // bytes of the regular files right in a folder, with their names when `list` is an array
@@ -229,7 +230,7 @@ static void describe_checkpoint(Source* s, const char* folder) {
     fact(s, "manifest", json_string(verified ? text : error.text));
     take_section(s, manifest, "state");
     take_section(s, manifest, "options");
-    take_config(s, folder);
+    take_config(s, folder, "config.json");
     if (!add_safetensors(s, path_join(path, folder, "model.safetensors"), 1, &error)) { problem(s, "model.safetensors: %s", error.text); }
     int n_parameters = s->n_items;
     if (!add_safetensors(s, path_join(path, folder, "optimizer.safetensors"), 0, &error)) { problem(s, "optimizer.safetensors: %s", error.text); }
@@ -298,6 +299,11 @@ static void describe_run(Source* s, const char* run) {
     json_decref(settings);
 }
 
+static int holds(const char* folder, const char* name) {
+    char path[PATH_BYTES];
+    return path_exists(path_join(path, folder, name));
+}
+
 // the shards that an index names: every file in this folder, every tensor where the index says
 static void add_shards(Source* s, const char* folder, const json_t* index) {
     json_t *places = json_object_get(index, "weight_map"), *found = json_object(), *value;
@@ -331,7 +337,7 @@ static void describe_model_folder(Source* s, const char* folder) {
     const char* const names[] = {"model.safetensors", "adapter_model.safetensors"};
     json_t *files = json_array(), *index = read_quietly(folder, "model.safetensors.index.json");
     set_kind(s, "Hugging Face folder", folder_bytes(folder, files));
-    take_config(s, folder);
+    take_config(s, folder, holds(folder, "config.json") ? "config.json" : "adapter_config.json");
     if (json_is_object(json_object_get(index, "weight_map"))) { add_shards(s, folder, index); }
     else if (path_exists(path_join(path, folder, "model.safetensors.index.json"))) {
         problem(s, "model.safetensors.index.json: expected a JSON object with a \"weight_map\"");
@@ -342,11 +348,6 @@ static void describe_model_folder(Source* s, const char* folder) {
     }
     json_object_set_new(s->report, "files", files);
     json_decref(index);
-}
-
-static int holds(const char* folder, const char* name) {
-    char path[PATH_BYTES];
-    return path_exists(path_join(path, folder, name));
 }
 
 static void describe_folder(Source* s, const char* folder) {
@@ -401,7 +402,7 @@ static void describe_bin_state(Source* s) {
     const char* const names[] = {"m", "v", "master_weights"};
     size_t n_arrays = h[4] ? 3 : 2, n = (s->file.n_bytes - sizeof h) / 4 / n_arrays;
     if (h[5]) { return; }  // how long the data's order is stands behind the moments, whose length stands nowhere
-    if (s->file.n_bytes != sizeof h + 4 * n_arrays * n) { fail_input("%s: its length is not that of %zu float arrays", s->path, n_arrays); }
+    if (n == 0 || s->file.n_bytes != sizeof h + 4 * n_arrays * n) { fail_input("%s: its length is not that of %zu float arrays", s->path, n_arrays); }
     for (size_t i = 0; i < n_arrays; i++) {
         add_data(s, names[i], DTYPE_F32, s->file.bytes + sizeof h + 4 * i * n, n);
         s->items[s->n_items - 1].is_listed = 1;
@@ -409,7 +410,7 @@ static void describe_bin_state(Source* s) {
 }
 
 static void describe_tokens(Source* s) {
-    TokenShard shard = {s->path, NULL, 0};
+    TokenShard shard;
     int token_bytes, vocab_size;
     ErrorText error;
     if (!shard_parse_(&shard, &token_bytes, &vocab_size, s->file.bytes, s->file.n_bytes, &error)) { fail_input("%s: %s", s->path, error.text); }
@@ -437,28 +438,15 @@ static void describe_tokenizer_bin(Source* s) {
     tokenizer_free(&t);
 }
 
-// llm.c's multiple choice: examples of uint16, each 65535, bytes, index, label, completions, then counted lists of tokens
 static void describe_eval(Source* s) {
-    int32_t h[4];
-    size_t at = 1024;
-    if (s->file.n_bytes < at) { fail_input("%s: expected a header of 1024 bytes, found %zu", s->path, s->file.n_bytes); }
-    memcpy(h, s->file.bytes, sizeof h);
-    if (h[1] != 1 || h[2] < 0) { fail_input("%s: expected version 1 and a number of examples, found %d and %d", s->path, h[1], h[2]); }
-    for (int i = 0; i < h[2]; i++) {
-        uint16_t example[5];
-        size_t left = s->file.n_bytes - at;
-        if (left >= sizeof example) { memcpy(example, s->file.bytes + at, sizeof example); }
-        if (left < sizeof example || example[0] != 65535 || example[1] < sizeof example || example[1] > left || example[2] != i % 65536 ||
-            example[3] >= example[4]) {
-            fail_input("%s: example %d at offset %zu: expected 65535, its bytes, its number, a label and more completions than that",
-                       s->path, i, at);
-        }
-        at += example[1];
-    }
-    if (at != s->file.n_bytes) { fail_input("%s: %zu bytes follow the last of %d examples", s->path, s->file.n_bytes - at, h[2]); }
+    HellaSwag h;
+    ErrorText error;
+    if (!hellaswag_parse_(&h, s->file.bytes, s->file.n_bytes, &error)) { fail_input("%s: %s", s->path, error.text); }
     set_kind(s, "llm.c evaluation", (json_int_t)s->file.n_bytes);
-    fact(s, "examples", json_integer(h[2]));
-    fact(s, "longest_example_bytes", json_integer(h[3]));
+    fact(s, "examples", json_integer(h.n));
+    fact(s, "longest_row", json_integer(h.longest));
+    fact(s, "largest_token", json_integer(h.vocab_size_needed - 1));
+    hellaswag_free_(&h);
 }
 
 static void describe_tokenizer_json(Source* s, const json_t* json) {
@@ -471,6 +459,14 @@ static void describe_tokenizer_json(Source* s, const json_t* json) {
     fact(s, "merges", json_integer((json_int_t)json_array_size(json_object_get(model, "merges"))));
     fact(s, "added_tokens", json_integer((json_int_t)json_array_size(json_object_get(json, "added_tokens"))));
     for (int i = 0; i < 4; i++) { fact(s, parts[i], json_incref(json_object_get(json_object_get(json, parts[i]), "type"))); }
+}
+
+// of a path in our own hands: its last part is cut off; "." when it has no other
+static const char* parent_folder(char* path) {
+    char* slash = strrchr(path, '/');
+    if (!slash) { return "."; }
+    *slash = '\0';
+    return path;
 }
 
 static void describe_json(Source* s) {
@@ -489,6 +485,11 @@ static void describe_json(Source* s) {
     json_t* json = json_loadb(text, s->file.n_bytes, JSON_REJECT_DUPLICATES, &json_error);
     if (!json) { fail_input("%s:%d: expected JSON, found: %s", s->path, json_error.line, json_error.text); }
     if (json_object_get(json_object_get(json, "model"), "vocab")) { describe_tokenizer_json(s, json); }
+    else if (json_object_get(json, "weight_map")) {  // an index stands for its folder
+        char folder[PATH_BYTES];
+        snprintf(folder, sizeof folder, "%s", s->path);
+        describe_model_folder(s, parent_folder(folder));
+    }
     else {
         set_kind(s, "JSON", (json_int_t)s->file.n_bytes);
         json_object_set(s->report, "config", json);
