@@ -19,7 +19,7 @@ static void check_segments(Test* t, const int* inputs, int B, int T) {
     Segment* s = (Segment*)new_array((size_t)B * T, sizeof(Segment));
     int n = documents_segments(s, inputs, B, T, EOT), at = 0;
     for (int k = 0; k < n; k++) {
-        check(t, s[k].first == at && s[k].rows == 1 && s[k].T >= 1, "segment %d: {%d, %d, %d}, expected to begin at %d", k,
+        check(t, s[k].first == (size_t)at && s[k].rows == 1 && s[k].T >= 1, "segment %d: {%zu, %d, %d}, expected to begin at %d", k,
               s[k].first, s[k].rows, s[k].T, at);
         for (int i = 0; i < s[k].T && at < B * T; i++, at++) {
             check(t, begins(inputs, at, T) == (i == 0), "(%d, %d): position %d is number %d of segment %d", B, T, at, i, k);
@@ -46,7 +46,7 @@ static void test_no_reset(Test* t) {
     int inputs[6] = {EOT, EOT, 1, EOT, 2, 3};
     Segment s[6];
     int n = documents_segments(s, inputs, 2, 3, NO_RESET);
-    check(t, n == 1 && s[0].first == 0 && s[0].rows == 2 && s[0].T == 3, "%d segments, the first {%d, %d, %d}", n,
+    check(t, n == 1 && s[0].first == 0 && s[0].rows == 2 && s[0].T == 3, "%d segments, the first {%zu, %d, %d}", n,
           s[0].first, s[0].rows, s[0].T);
 }
 
@@ -83,13 +83,13 @@ static void ops_over_segments(const Tensors* x, const Segment* segments, int n, 
     const int C = x->C, NH = x->NH;
     for (int k = 0; k < n; k++) {
         const Segment s = segments[k];
-        const size_t at = (size_t)s.first;
+        const size_t at = s.first;
         embedding_forward(x->encoded + at * C, x->tokens + at, wte, wpe, s.rows, s.T, C, 0, dev);
         attention_forward(x->atty + at * C, x->max + at * NH, x->inv + at * NH, x->qkv + at * 3 * C, s.rows, s.T, C, NH, 0, dev);
     }
     for (int k = 0; k < n; k++) {
         const Segment s = segments[k];
-        const size_t at = (size_t)s.first;
+        const size_t at = s.first;
         attention_backward(x->dqkv + at * 3 * C, x->datty + at * C, x->max + at * NH, x->inv + at * NH, x->qkv + at * 3 * C, s.rows, s.T,
                            C, NH, dev);
         embedding_backward(dwte, dwpe, x->dencoded + at * C, x->tokens + at, s.rows, s.T, C, dev);

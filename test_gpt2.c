@@ -222,6 +222,27 @@ static void test_cache(Test* t) {
     golden_close(&g);
 }
 
+// --doc-reset: a row of three documents against each of them alone
+static void test_documents(Test* t) {
+    Golden g;
+    golden_open(&g, "dev/golden/gpt2_odd.safetensors", 3);
+    const int T = g.T, V = g.model.config.V, Vp = g.model.config.Vp, starts[] = {0, 4, 9, T};
+    int* tokens = (int*)memcpy(new_array((size_t)T, sizeof(int)), golden_batch(&g, "inputs", 0, 0), sizeof(int) * (size_t)T);
+    for (int i = 0; i < T; i++) { tokens[i] = i == 4 || i == 9 ? V - 1 : tokens[i] % (V - 1); }
+    g.acts.document_start = V - 1;
+    gpt2_forward(&g.model, &g.acts, tokens, 1, T, 0, &g.dev);
+    float* packed = copied_array(gpt2_logits(&g.model, &g.acts, 0, T, &g.dev), (size_t)T * Vp);
+    check(t, g.acts.n_segments == 3, "expected 3 documents, found %d", g.acts.n_segments);
+    for (int i = 0; i < 3; i++) {
+        int n = starts[i + 1] - starts[i];
+        gpt2_forward(&g.model, &g.acts, tokens + starts[i], 1, n, 0, &g.dev);
+        check_bits(t, "logits", packed + (size_t)starts[i] * Vp, gpt2_logits(&g.model, &g.acts, 0, n, &g.dev), (size_t)n * Vp);
+    }
+    free(tokens);
+    free(packed);
+    golden_close(&g);
+}
+
 // llm.c's format keeps every bit, padding included
 static void test_llmc_bin(Test* t) {
     Golden g;
@@ -275,6 +296,7 @@ int main(int argc, char** argv) {
         {"golden odd, training", "three leaves, clipped, cosine schedule, a leaf without targets", test_odd_training},
         {"golden schedules", "all four learning rate tables", test_schedules},
         {"key-value cache", "cached logits equal those of the whole sequence", test_cache},
+        {"documents", "a packed row gives each document the bits it gets alone", test_documents},
         {"llm.c .bin", "written and read back, every bit", test_llmc_bin},
         {"start values", "drawn in the order of PyTorch's construction", test_init},
     };

@@ -14,14 +14,16 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 */
 #include "llmc/adamw.h"         // adamw_step, adamw_update
 #include "llmc/attention.h"     // attention_forward, attention_backward
-#include "llmc/checkpoint.h"    // SavedFiles, checkpoint_newest, checkpoint_folder
+#include "llmc/checkpoint.h"    // SavedFiles, checkpoint_find, checkpoint_path
 #include "llmc/comm.h"          // Comm, comm_first_leaf, comm_last_leaf
 #include "llmc/crossentropy.h"  // crossentropy_forward, crossentropy_backward
-#include "llmc/dataloader.h"    // TokenData, DataLoader, dataloader_row
+#include "llmc/dataloader.h"    // TokenData, DataLoader, dataloader_batch
+#include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
 #include "llmc/embedding.h"     // embedding_forward, embedding_backward
 #include "llmc/gelu.h"          // gelu_forward, gelu_backward
 #include "llmc/generate.h"      // Generator, generate_sample, generate_texts
 #include "llmc/global_norm.h"   // sum_of_squares
+#include "llmc/hellaswag.h"     // HellaSwag: examples with four answers
 #include "llmc/jsonfile.h"      // json_read, json_write, json_need_int
 #include "llmc/layernorm.h"     // layernorm_forward, layernorm_backward
 #include "llmc/leaf_tree.h"     // LeafTree: gradients of micro-batches, added in a fixed order
@@ -35,6 +37,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/schedule.h"      // schedule_lr
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
 #include "llmc/tensorfile.h"    // tensors_save, tensors_load: the table against safetensors
+#include "llmc/verify.h"        // Verify: a step computed twice
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. Config. What makes one GPT-2 different from another.
@@ -207,6 +210,9 @@ typedef struct {
     Tensor table[N_ACTIVATIONS];
     size_t n;
     float* arena;
+    int document_start;           // token with which attention and positions start anew, or NO_RESET
+    Segment* segments;            // of the batch: what attention and positions see as one sequence
+    int n_segments;
 } Activations;
 
 // sizes only: what a run will need is known before anything is allocated
@@ -240,6 +246,7 @@ static size_t activations_layout(Activations* a, Config c, int B, int T, Purpose
     memset(a, 0, sizeof *a);
     a->B = B;
     a->T = T;
+    a->document_start = NO_RESET;
     activation_table(a->table, c, B, T, purpose);
     return a->n = tensors_layout(a->table, N_ACTIVATIONS);
 }
@@ -247,9 +254,13 @@ static size_t activations_layout(Activations* a, Config c, int B, int T, Purpose
 static void activations_init(Activations* a, Config c, int B, int T, Purpose purpose) {
     activations_layout(a, c, B, T, purpose);
     a->arena = (float*)arena_alloc(sizeof(float) * a->n, "activations");
+    a->segments = (Segment*)malloc_check(sizeof(Segment) * (size_t)B * (size_t)T, "segments");
 }
 
-static void activations_free(Activations* a) { arena_free(a->arena, sizeof(float) * a->n); }
+static void activations_free(Activations* a) {
+    arena_free(a->arena, sizeof(float) * a->n);
+    free(a->segments);
+}
 
 static Parameters layer_parameters(const GPT2* model, float* arena, int l) {
     Parameters p;
@@ -269,14 +280,22 @@ static void gpt2_forward(const GPT2* model, Activations* acts, const int* tokens
     const int C = model->config.C, NH = model->config.NH, N = B * (T - t0);
     ActivationTensors a = layer_activations(acts, 0);
     Parameters p = layer_parameters(model, model->params, 0);
-    embedding_forward(a.encoded, tokens, p.wte, p.wpe, B, T - t0, C, t0, dev);
+    acts->n_segments = documents_segments(acts->segments, tokens, B, T, acts->document_start);
+    for (int i = 0; i < acts->n_segments; i++) {
+        Segment s = acts->segments[i];
+        embedding_forward(a.encoded + s.first * C, tokens + s.first, p.wte, p.wpe, s.rows, s.T - t0, C, t0, dev);
+    }
     const float* residual = a.encoded;
     for (int l = 0; l < model->config.L; l++) {
         a = layer_activations(acts, l);
         p = layer_parameters(model, model->params, l);
         layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, dev);
         matmul_forward(a.qkv + (size_t)t0 * 3 * C, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, dev);
-        attention_forward(a.atty, a.att_max, a.att_inv, a.qkv, B, T, C, NH, t0, dev);
+        for (int i = 0; i < acts->n_segments; i++) {
+            Segment s = acts->segments[i];
+            attention_forward(a.atty + s.first * C, a.att_max + s.first * NH, a.att_inv + s.first * NH, a.qkv + s.first * 3 * C,
+                              s.rows, s.T, C, NH, t0, dev);
+        }
         matmul_forward(a.branch, a.atty, p.attprojw, p.attprojb, N, C, C, dev);
         residual_forward(a.residual2, residual, a.branch, (size_t)N * C, dev);
         layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, dev);
@@ -328,12 +347,19 @@ static void gpt2_backward(const GPT2* model, Activations* acts, float* grads, co
         matmul_backward(a.dbranch, d.fcw, d.fcb, a.dwide, a.ln2, p.fcw, N, C, 4 * C, dev);
         layernorm_backward(a.dresidual, d.ln2w, d.ln2b, a.dbranch, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C, dev);
         matmul_backward(a.dbranch, d.attprojw, d.attprojb, a.dresidual, a.atty, p.attprojw, N, C, C, dev);
-        attention_backward(a.dwide, a.dbranch, a.att_max, a.att_inv, a.qkv, B, T, C, c.NH, dev);
+        for (int i = 0; i < acts->n_segments; i++) {
+            Segment s = acts->segments[i];
+            attention_backward(a.dwide + s.first * 3 * C, a.dbranch + s.first * C, a.att_max + s.first * c.NH,
+                               a.att_inv + s.first * c.NH, a.qkv + s.first * 3 * C, s.rows, s.T, C, c.NH, dev);
+        }
         matmul_backward(a.dbranch, d.qkvw, d.qkvb, a.dwide, a.ln1, p.qkvw, N, C, 3 * C, dev);
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, dev);
     }
     memset(d.wpe, 0, sizeof(float) * (size_t)c.max_T * C);  // positions beyond T get no gradient
-    embedding_backward(d.wte, d.wpe, a.dresidual, tokens, B, T, C, dev);
+    for (int i = 0; i < acts->n_segments; i++) {
+        Segment s = acts->segments[i];
+        embedding_backward(d.wte, d.wpe, a.dresidual + s.first * C, tokens + s.first, s.rows, s.T, C, dev);
+    }
 }
 
 // one micro-batch, forward and backward; its loss and gradient join the tree. dloss = 1 / targets counted in the whole update
@@ -358,7 +384,8 @@ static float gpt2_grad_norm(const GPT2* model, const float* grads, const Device*
 
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay, clip;
-    int decay_all;  // biases and LayerNorms too
+    int decay_all;   // biases and LayerNorms too
+    Verify* verify;  // NULL: the update is computed once
 } Optimizer;
 
 // clip to the norm, then AdamW on every tensor that is trained; t counts updates from 1
@@ -367,9 +394,11 @@ static void gpt2_update(GPT2* model, const float* grads, float norm, const Optim
     AdamW step = adamw_step(o->lr, o->beta1, o->beta2, o->eps, scale, t);
     for (int i = 0; i < N_PARAMETERS; i++) {
         const Tensor* p = &model->table[i];
+        const float decay = p->decay == DECAY || o->decay_all ? o->weight_decay : 0.0f, *g = grads + p->offset;
+        float *w = model->params + p->offset, *m = model->adam_m + p->offset, *v = model->adam_v + p->offset;
         if (p->frozen) { continue; }
-        adamw_update(model->params + p->offset, model->adam_m + p->offset, model->adam_v + p->offset, grads + p->offset,
-                     tensor_elements(p), p->decay == DECAY || o->decay_all ? o->weight_decay : 0.0f, &step, dev);
+        if (o->verify) { verify_adamw(o->verify, p, w, m, v, g, decay, &step, dev); }
+        else { adamw_update(w, m, v, g, tensor_elements(p), decay, &step, dev); }
     }
 }
 
@@ -387,6 +416,7 @@ typedef struct {
     Tokenizer tokenizer;
     TokenData train, val;     // without shards where there is none
     DataLoader train_rows, val_rows;
+    HellaSwag hellaswag;
     ProbeBatch probe;
     GPT2 model;
     Activations acts, cache;  // of a batch; of the text that is being generated
@@ -395,6 +425,7 @@ typedef struct {
     int T, n_leaves;          // positions in a row, micro-batches in an update
     int *inputs, *targets;    // (B, T)
     RunState state;
+    Verify verify;            // of --verify-every
     double peak;              // flop/s of the matmul on this machine
     Log log;
 } Run;
@@ -444,13 +475,13 @@ static void save_model(const Run* r, const char* folder, SavedFiles* files) {
     saved_files_add(files, tensors_save(path, r->model.table, N_PARAMETERS, prefixes, arenas, 1));
 }
 
-static void save_checkpoint(const Run* r) {
+static void save_checkpoint(Run* r) {
     char temporary[PATH_BYTES], path[PATH_BYTES];
     const char* prefixes[] = {"exp_avg.", "exp_avg_sq."};
     const float* arenas[] = {r->model.adam_m, r->model.adam_v};
     SavedFiles files;
     files.n = 0;
-    save_model(r, run_save_begin(temporary, &r->o, &r->state), &files);
+    save_model(r, run_save_begin(temporary, &r->o, &r->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS)), &files);
     path_join(path, temporary, "optimizer.safetensors");
     saved_files_add(&files, tensors_save(path, r->model.table, N_PARAMETERS, prefixes, arenas, 2));
     run_save_end(temporary, &files, r->table, r->n_options, &r->o, &r->state);
@@ -478,15 +509,13 @@ static Config config_bin(const MappedFile* file) {
     return c;
 }
 
-// What --from means, told apart by content: llm.c's .bin, a .safetensors file, a run (its newest checkpoint), or a folder of
-// Hugging Face's. Returns the sizes; `weights` becomes the file that holds the parameters.
+// What --from means, told apart by content: llm.c's .bin, a .safetensors file, a checkpoint, a run (its newest good checkpoint),
+// or a folder of Hugging Face's. Returns the sizes; `weights` becomes the file that holds the parameters.
 static Config find_weights(char weights[PATH_BYTES], const char* from) {
     char folder[PATH_BYTES], path[PATH_BYTES];
     struct stat status;
-    int newest = checkpoint_newest(from, -1);
     if (stat(from, &status) != 0) { fail_input("--from: %s: %s (a preset's name goes to --model)", from, strerror(errno)); }
-    snprintf(folder, sizeof folder, "%s", from);
-    if (newest >= 0) { checkpoint_folder(folder, from, newest); }
+    checkpoint_find(folder, from);  // else `from` itself
     if (S_ISDIR(status.st_mode)) {
         path_join(weights, folder, "model.safetensors");
         return config_load(path_join(path, folder, "config.json"));
@@ -516,8 +545,11 @@ static int new_vocabulary(const Run* r) {
 static void choose_model(Run* r) {
     const RunOptions* o = &r->o;
     run_check_sources(r->table, r->n_options, o);
-    Config c = o->resume || *o->from ? find_weights(r->weights, o->resume ? o->run : o->from)
+    char path[PATH_BYTES];
+    Config c = o->resume ? config_load(checkpoint_path(path, o->run, r->state.step, "config.json"))
+             : *o->from ? find_weights(r->weights, o->from)
              : *o->config ? config_load(o->config) : config_preset(o->model, new_vocabulary(r));
+    if (o->resume) { checkpoint_path(r->weights, o->run, r->state.step, "model.safetensors"); }
     gpt2_layout(&r->model, c);
 }
 
@@ -547,6 +579,13 @@ static void export_model(const Run* r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 6. Evaluation, sampling, probe.
 
+// forward only: the sum of the losses of r->inputs and r->targets, of B rows of T positions
+static float batch_loss(Run* r, int B, int T) {
+    gpt2_forward(&r->model, &r->acts, r->inputs, B, T, 0, &r->dev);
+    gpt2_logits(&r->model, &r->acts, 0, B * T, &r->dev);
+    return gpt2_loss(&r->model, &r->acts, r->targets, B, T, &r->dev);
+}
+
 // mean loss over the first rows of the validation data, always the same ones; *bits_per_byte is negative where unknown
 static float evaluate(Run* r, double* bits_per_byte) {
     double sum = 0.0;
@@ -555,15 +594,28 @@ static float evaluate(Run* r, double* bits_per_byte) {
     for (int64_t first = 0; first < n_rows; first += r->o.batch_size) {
         int B = n_rows - first < r->o.batch_size ? (int)(n_rows - first) : r->o.batch_size;
         dataloader_batch(&r->val_rows, first, B, r->inputs, r->targets);
-        gpt2_forward(&r->model, &r->acts, r->inputs, B, r->T, 0, &r->dev);
-        gpt2_logits(&r->model, &r->acts, 0, B * r->T, &r->dev);
-        sum += (double)gpt2_loss(&r->model, &r->acts, r->targets, B, r->T, &r->dev);
+        sum += (double)batch_loss(r, B, r->T);
         n += (int64_t)B * r->T;
         n_bytes += has_text(r) ? tokenizer_count_bytes(&r->tokenizer, r->targets, B * r->T) : 0;
         progress("validation", first + B, n_rows);
     }
     *bits_per_byte = n_bytes > 0 ? sum / log(2.0) / (double)n_bytes : -1.0;
     return (float)(sum / (double)n);
+}
+
+// right answers to the examples of --hellaswag
+static void answer_examples(Run* r) {
+    HellaSwag* h = &r->hellaswag;
+    const int n = r->o.eval_examples > 0 && r->o.eval_examples < h->n ? r->o.eval_examples : h->n, T = h->longest < r->T ? h->longest : r->T;
+    for (int row = 0; row < N_CHOICES * n; row += r->o.batch_size) {
+        int B = N_CHOICES * n - row < r->o.batch_size ? N_CHOICES * n - row : r->o.batch_size;
+        hellaswag_batch(h, row, B, T, r->inputs, r->targets);
+        batch_loss(r, B, T);
+        hellaswag_losses(h, row, B, T, r->targets, layer_activations(&r->acts, 0).losses);
+        progress("examples", row + B, N_CHOICES * n);
+    }
+    int correct = hellaswag_correct(h, 0, n);
+    log_accuracy(&r->log, r->state.step, "HellaSwag", correct, n, hellaswag_standard_error(correct, n));
 }
 
 // the model behind llmc/generate.h: keys and values of earlier positions are kept in cache.qkv
@@ -621,27 +673,41 @@ static void probe(Run* r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 7. Training.
 
-// one update: every leaf forward and backward, the tree of their gradients, norm, clip, AdamW
-static void train_step(Run* r) {
-    const RunOptions* o = &r->o;
-    RunState* s = &r->state;
-    const int B = o->batch_size, T = r->T;
+// every leaf forward and backward, and the tree of their gradients; with the mean loss and their norm
+static float* step_gradients(Run* r, float* loss, float* norm) {
+    const int B = r->o.batch_size, T = r->T;
     const int64_t n_tokens = (int64_t)r->n_leaves * B * T;
-    double start = seconds_now(CLOCK_MONOTONIC);
     for (int leaf = comm_first_leaf(&r->comm, r->n_leaves); leaf < comm_last_leaf(&r->comm, r->n_leaves); leaf++) {
-        dataloader_batch(&r->train_rows, s->rows + (int64_t)leaf * B, B, r->inputs, r->targets);
+        dataloader_batch(&r->train_rows, r->state.rows + (int64_t)leaf * B, B, r->inputs, r->targets);
+        dataloader_prefetch(&r->train_rows, r->state.rows + (int64_t)(leaf + 1) * B, B);
         gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);
     }
     float loss_sum, *grads = leaf_tree_finish(&r->model.grads, &loss_sum, &r->dev);
-    float loss = loss_sum / (float)n_tokens, norm = gpt2_grad_norm(&r->model, grads, &r->dev);
+    *loss = loss_sum / (float)n_tokens;
+    *norm = gpt2_grad_norm(&r->model, grads, &r->dev);
+    return grads;
+}
+
+// one update: gradients, clip, AdamW
+static void train_step(Run* r) {
+    const RunOptions* o = &r->o;
+    RunState* s = &r->state;
+    const int64_t n_tokens = (int64_t)r->n_leaves * o->batch_size * r->T;
+    double start = seconds_now(CLOCK_MONOTONIC);
+    float loss, norm, *grads = step_gradients(r, &loss, &norm);
+    const int verifying = o->verify_every > 0 && (s->step + 1) % o->verify_every == 0;
+    if (verifying) {
+        verify_first(&r->verify, s->step + 1, loss, norm, grads);
+        grads = step_gradients(r, &loss, &norm);
+        verify_second(&r->verify, loss, norm, grads);
+    }
     float lr = schedule_lr(schedule_from_name(o->schedule), s->step, o->steps, o->warmup, (double)o->lr, (double)o->final_lr);
-    int skipped = !isfinite(loss) || !isfinite(norm);
-    Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all};
+    int skipped = run_state_skips(s, o, loss, norm);
+    Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all, verifying ? &r->verify : NULL};
     if (!skipped) { gpt2_update(&r->model, grads, norm, &optimizer, ++s->updates, &r->dev); }
     s->step++;
-    s->rows += (int64_t)r->n_leaves * B;
+    s->rows += (int64_t)r->n_leaves * o->batch_size;
     s->tokens += n_tokens;
-    s->skips = skipped ? s->skips + 1 : 0;
     double seconds = seconds_now(CLOCK_MONOTONIC) - start, rate = (double)n_tokens / seconds;
     StepRecord record = {s->step, o->steps, loss, norm, lr, 1000.0 * seconds, s->tokens, rate,
                          rate * flops_per_token(r) / r->peak, skipped};
@@ -659,6 +725,7 @@ static void validate(Run* r) {
     double bits_per_byte;
     float loss = evaluate(r, &bits_per_byte);
     log_validation(&r->log, s->step, loss, bits_per_byte, run_state_validated(s, loss));
+    if (*r->o.hellaswag) { answer_examples(r); }
 }
 
 static void train(Run* r) {
@@ -700,7 +767,9 @@ static void plan(Run* r) {
     if (o->early_stop > 0 && (!has_data(&r->val) || o->eval_every == 0)) {
         options_fail("early-stop", "needs validation: --val or --val-fraction, and --eval-every above 0");
     }
-    if (o->eval_only && !has_data(&r->val)) { options_fail("eval-only", "needs --val, or --train with --val-fraction"); }
+    if (o->eval_only && !has_data(&r->val) && !*o->hellaswag) {
+        options_fail("eval-only", "needs --val, --train with --val-fraction, or --hellaswag");
+    }
     if (!is_training(r) && !o->eval_only && !is_generating(r) && !*o->probe && !*o->export_hf && !*r->export_bin) {
         fail_input("nothing to do: expected --train, --eval-only, --generate, --probe, --export-hf, --export-bin or --dry-run");
     }
@@ -718,6 +787,10 @@ static void plan(Run* r) {
     if (has_data(&r->val)) {
         tokens_check_vocab(&r->val, c.V, "the model");
         dataloader_init(&r->val_rows, &r->val, r->T, 0, 0);
+    }
+    if (*o->hellaswag) {
+        hellaswag_open(&r->hellaswag, o->hellaswag);
+        hellaswag_check_vocab(&r->hellaswag, c.V, "the model");
     }
 }
 
@@ -739,6 +812,7 @@ static double print_memory(const Run* r) {
     double activations = 4.0 * (double)activations_layout(&acts, c, r->o.batch_size, r->T, backward ? TO_TRAIN : TO_EVALUATE);
     double sampling = 4.0 * (double)activations_layout(&acts, c, 1, generator_room(&r->o, 1, c.max_T), TO_GENERATE);
     double text = 2.0 * (double)r->train.text_capacity + 2.0 * (double)r->val.text_capacity, rest = text + 8e6;
+    if (is_training(r) && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
     double gradients = backward ? leaf_tree_depth(r->n_leaves) * arena : 0.0, moments = is_training(r) ? 2.0 * arena : 0.0;
     if (!samples) { sampling = 0.0; }
     if (!backward && !r->o.eval_only) { activations = 0.0; }
@@ -768,7 +842,10 @@ static double print_start(const Run* r) {
     box_row("parameters", "%s = %zu", format_count((double)n_parameters).s, n_parameters);
     box_data("training data", &r->train, &r->train_rows);
     box_data("validation data", &r->val, &r->val_rows);
-    if (is_training(r)) { box_update(&r->o, r->n_leaves, r->T); }
+    if (is_training(r)) {
+        box_update(&r->o, r->n_leaves, r->T);
+        box_checkpoints(&r->o, &r->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS));
+    }
     double n_bytes = print_memory(r), flops = flops_per_token(r);
     const int n_steps = r->o.steps - r->state.step;
     double seconds = flops * (double)n_steps * r->n_leaves * r->o.batch_size * r->T / r->peak;
@@ -781,6 +858,7 @@ static double print_start(const Run* r) {
 static void open_batch(Run* r, Purpose purpose) {
     size_t n_bytes = sizeof(int) * (size_t)r->o.batch_size * (size_t)r->T;
     activations_init(&r->acts, r->model.config, r->o.batch_size, r->T, purpose);
+    if (r->o.doc_reset) { r->acts.document_start = end_of_text(r); }
     r->inputs = (int*)malloc_check(n_bytes, "inputs");
     r->targets = (int*)malloc_check(n_bytes, "targets");
 }
@@ -788,32 +866,39 @@ static void open_batch(Run* r, Purpose purpose) {
 static void evaluate_only(Run* r) {
     double bits_per_byte;
     open_batch(r, TO_EVALUATE);
-    float loss = evaluate(r, &bits_per_byte);
-    log_validation(&r->log, r->state.step, loss, bits_per_byte, 0);
+    if (has_data(&r->val)) {
+        float loss = evaluate(r, &bits_per_byte);
+        log_validation(&r->log, r->state.step, loss, bits_per_byte, 0);
+    }
+    if (*r->o.hellaswag) { answer_examples(r); }
 }
 
 static void open_training(Run* r, int argc, char** argv) {
-    char folder[PATH_BYTES], path[PATH_BYTES];
+    char path[PATH_BYTES];
+    GPT2* model = &r->model;
     open_batch(r, TO_TRAIN);
     if (r->o.sample_every > 0) { open_generator(r, 1); }
-    gpt2_init_training(&r->model, r->n_leaves);
+    gpt2_init_training(model, r->n_leaves);
+    if (r->o.verify_every > 0) { verify_init(&r->verify, model->table, N_PARAMETERS, model->params, model->adam_m, model->adam_v); }
     if (r->o.resume) {
-        path_join(path, checkpoint_folder(folder, r->o.run, r->state.step), "optimizer.safetensors");
-        load_tensors(path, &r->model, "exp_avg.", r->model.adam_m);
-        load_tensors(path, &r->model, "exp_avg_sq.", r->model.adam_v);
+        checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors");
+        load_tensors(path, model, "exp_avg.", model->adam_m);
+        load_tensors(path, model, "exp_avg_sq.", model->adam_v);
     }
-    run_open(&r->log, r->table, r->n_options, &r->o, r->o.resume ? r->state.step : -1, &r->dev, &r->train, &r->val, argc, argv);
+    run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, &r->train, &r->val, argc, argv);
 }
 
 static void close_all(Run* r) {
     if (has_data(&r->val)) { tokens_close(&r->val); }
     if (has_data(&r->train)) { tokens_close(&r->train); }
+    if (*r->o.hellaswag) { hellaswag_close(&r->hellaswag); }
     tokenizer_free(&r->tokenizer);
     probe_free(&r->probe);
     activations_free(&r->acts);
     activations_free(&r->cache);
     generator_free(&r->generator);
     gpt2_free(&r->model);
+    verify_free(&r->verify);
     device_free(&r->dev);
     free(r->inputs);
     free(r->targets);

@@ -19,7 +19,7 @@ Order:  gradients of embeddings are added segment by segment, ascending, which i
 #include <stddef.h>
 
 typedef struct {
-    int first;  // position in the flattened (B*T) batch
+    size_t first;  // position in the flattened (B*T) batch
     int rows;
     int T;      // positions in each
 } Segment;
@@ -38,7 +38,7 @@ static inline int documents_segments(Segment* segments, const int* inputs, int B
     }
     for (int i = 0; i < B * T; i++) {
         if (i % T == 0 || inputs[i] == eot) {
-            segments[n].first = i;
+            segments[n].first = (size_t)i;
             segments[n].rows = 1;
             segments[n++].T = 0;
         }
