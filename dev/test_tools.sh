@@ -103,8 +103,10 @@ for folder in ("shards", "outside", "lost", "misplaced"):
 def floats(data): return list(struct.unpack(f"<{len(data) // 4}f", data))
 def changed(i, f): return [(n, d, s, f(data) if k == i else data) for k, (n, d, s, data) in enumerate(tensors)]
 def one_ulp(data): return data[:4 * 40] + struct.pack("<I", struct.unpack("<I", data[160:164])[0] + 1) + data[164:]
+def negated(data): return data[:163] + bytes([data[163] ^ 128]) + data[164:]
 def nan(data): return struct.pack("<2f", float("nan"), float("inf")) + data[8:]
 write("ulp.safetensors", changed(0, one_ulp))
+write("sign.safetensors", changed(0, negated))
 write("nan.safetensors", changed(0, nan))
 write("fewer.safetensors", tensors[1:])
 write("turned.safetensors", [(n, d, s[::-1] if k == 0 else s, data) for k, (n, d, s, data) in enumerate(tensors)])
@@ -186,6 +188,7 @@ shows 0 "28 tensors, all equal" "a run's newest checkpoint and its export" runs/
 shows 0 "28 tensors, all equal" "shards and one file" shards hf/model.safetensors
 shows 1 "28 tensors, 1 differ, max \|a-b\| [0-9.e-]+ in transformer.wte.weight, 1 ulp" "one bit of one element: one ulp" hf/model.safetensors ulp.safetensors
 check "and where it is" grep -qE "transformer.wte.weight +1 +8,481 .* 1 +\(1, 7\)$" out
+shows 1 "wte.weight +1 +8,481 +[0-9.e-]+ +2 " "one sign: a relative error of 2" hf/model.safetensors sign.safetensors
 shows 1 "state.step +4 +5" "two checkpoints: their state" runs/a/step_000004 runs/a/step_000005
 check "and every tensor that training moved" grep -qE "^  84 tensors, 84 differ, max .* ulp, [0-9]+ settings differ$" out
 shows 1 "options.seed +42 +7" "two runs: their options" runs/a runs/b
@@ -221,6 +224,10 @@ rm broken/step_000005/model.safetensors
 refuses "$inspect" "broken: step_000005: model.safetensors: cannot be opened" "a run with a broken checkpoint" broken
 check "its other checkpoint is shown as good" grep -qE "step_000004 .* verified" out
 check "and the broken one as broken" grep -qE "step_000005 .* model.safetensors: cannot be opened" out
+cp -r runs/a stopped
+mv stopped/step_000005 stopped/step_000005.tmp
+shows 0 "unfinished +step_000005.tmp" "what an interrupted save has left is no error" stopped
+shows 0 "84 tensors, all equal" "and a run is compared by the newest that is whole" stopped runs/a/step_000004
 refuses "$inspect" "expected the name of a file in this folder" "an index that leads out of its folder" outside
 refuses "$inspect" "model-00002-of-00002.safetensors: cannot be opened" "an index whose shard is not there" lost
 refuses "$inspect" 'tensor "transformer.wte.weight" is not in "model-00002' "an index that names the wrong shard" misplaced

@@ -115,6 +115,11 @@ static void take_section(Source* s, const json_t* from, const char* key) {
     if (json_is_object(section)) { json_object_set(s->report, key, section); }
 }
 
+static int holds(const char* folder, const char* name) {
+    char path[PATH_BYTES];
+    return path_exists(path_join(path, folder, name));
+}
+
 // config.json of a folder; what it must say is the trainer's concern
 static void take_config(Source* s, const char* folder, const char* name) {
     char path[PATH_BYTES];
@@ -239,12 +244,13 @@ static void describe_checkpoint(Source* s, const char* folder) {
     json_decref(manifest);
 }
 
-// one row of the table of a run's checkpoints
+// one row of the table of a run's checkpoints; NULL: its manifest is gone, so a trainer removes it, or was stopped at that
 static json_t* checkpoint_row(Source* s, const char* run, const char* name, int step, int newest, json_int_t best) {
     char folder[PATH_BYTES];
     ErrorText error;
     path_join(folder, run, name);
     int verified = checkpoint_verify(folder, &error);
+    if (!verified && !holds(folder, "manifest.json")) { return NULL; }
     if (!verified) { problem(s, "%s: %s", name, error.text); }
     const char* marks = step == newest && step == best ? "newest, best" : step == newest ? "newest" : step == best ? "best" : "";
     return json_pack("{s:s, s:i, s:I, s:s, s:s}", "name", name, "step", step, "bytes", folder_bytes(folder, NULL), "mark", marks,
@@ -286,22 +292,18 @@ static void describe_run(Source* s, const char* run) {
         json_decref(manifest);
     }
     for (int i = 0; i < n; i++) {
-        int step = checkpoint_step_(entries[i]->d_name);
-        json_t* row = step >= 0 ? checkpoint_row(s, run, entries[i]->d_name, step, newest, best) : NULL;
+        const char *name = entries[i]->d_name, *rest = "";
+        int step = checkpoint_step_(name, &rest);
+        json_t* row = step >= 0 && !*rest ? checkpoint_row(s, run, name, step, newest, best) : NULL;
         n_bytes += json_integer_value(json_object_get(row, "bytes"));
         if (row) { json_array_append_new(rows, row); }
-        if (name_ends_in_(entries[i]->d_name, ".tmp")) { fact(s, "unfinished", json_string(entries[i]->d_name)); }
+        else if (step >= 0) { fact(s, "unfinished", json_string(name)); }  // step_000200.tmp: being written
         free(entries[i]);
     }
     if (n >= 0) { free(entries); }
     set_kind(s, "run", n_bytes);
     json_object_set_new(s->report, "checkpoints", rows);
     json_decref(settings);
-}
-
-static int holds(const char* folder, const char* name) {
-    char path[PATH_BYTES];
-    return path_exists(path_join(path, folder, name));
 }
 
 // the shards that an index names: every file in this folder, every tensor where the index says
@@ -914,11 +916,10 @@ static int inspect_one(const char* path, int stats, int as_json) {
     return 0;
 }
 
-// a run stands for its newest checkpoint
+// a run stands for its newest good checkpoint
 static void open_to_compare(Source* s, const char* path) {
     char folder[PATH_BYTES];
-    int newest = holds(path, "manifest.json") ? -1 : checkpoint_newest(path, -1);
-    source_open(s, newest >= 0 ? checkpoint_folder(folder, path, newest) : path);
+    source_open(s, checkpoint_find(folder, path) ? folder : path);
     if (*s->problem) { fail_input("%s: %s", s->path, s->problem); }
 }
 
