@@ -1,6 +1,7 @@
 /*
 The tensor table against safetensors: every parameter, gradient or moment under its name and shape on disk.
-    tensors_save, tensors_load     a whole file; tensors_declare and tensors_put are its two halves, for files that hold more
+    tensors_save, tensors_load     a whole file; tensors_declare and tensors_put are its two halves, for files that hold more;
+                                   tensor_put_slice and tensor_load_slice are one step of them
 In memory a slice is (rows, columns); on disk it may be turned (GPT-2's Conv1D) and lacks the padding rows.
 Loading accepts F32, F16 and BF16, and names with or without the leading "transformer."
 Errors: fail_input names the file, the tensor and both shapes; fail_run names path and errno text when writing fails.
@@ -61,17 +62,26 @@ static inline void tensors_declare(SafeWriter* w, const Tensor* table, int n, co
     }
 }
 
+// room to turn any slice of the table
+static inline float* tensors_turning_room(const Tensor* table, int n) {
+    return (float*)malloc_check(sizeof(float) * largest_transposed_(table, n), "buffer of a tensor");
+}
+
+// turned: from tensors_turning_room
+static inline void tensor_put_slice(SafeWriter* w, const Tensor* t, const float* slice, float* turned) {
+    if (t->on_disk == TRANSPOSED) {
+        transpose(turned, slice, t->disk_rows, t->columns);
+        slice = turned;
+    }
+    safewriter_put(w, slice, sizeof(float) * tensor_disk_elements(t));
+}
+
 static inline void tensors_put(SafeWriter* w, const Tensor* table, int n, const float* arena) {
-    float* turned = (float*)malloc_check(sizeof(float) * largest_transposed_(table, n), "buffer of a tensor");
+    float* turned = tensors_turning_room(table, n);
     for (int i = 0; i < n; i++) {
-        const Tensor* t = &table[i];
-        for (int l = 0; l < tensor_slices(t); l++) {
-            const float* slice = arena + t->offset + l * tensor_slice_elements(t);
-            if (t->on_disk == TRANSPOSED) {
-                transpose(turned, slice, t->disk_rows, t->columns);
-                slice = turned;
-            }
-            safewriter_put(w, slice, sizeof(float) * tensor_disk_elements(t));
+        const float* first = arena + table[i].offset;
+        for (int l = 0; l < tensor_slices(&table[i]); l++) {
+            tensor_put_slice(w, &table[i], first + l * tensor_slice_elements(&table[i]), turned);
         }
     }
     free(turned);
@@ -110,21 +120,25 @@ static inline void check_shape_(const SafeFile* f, const SafeTensor* found, cons
                n_dims > 1 ? (long long)shape[1] : 0LL, found->n_dims, (long long)d[0], (long long)d[1]);
 }
 
+// layer l of a tensor into `slice`; its padding rows are left as they are
+static inline void tensor_load_slice(const SafeFile* f, const Tensor* t, int l, const char* prefix, float* slice, float* turned) {
+    char name[NAME_BYTES];
+    const SafeTensor* found = find_tensor_(f, prefix, tensor_slice_name(name, sizeof name, t, l));
+    if (!found) { fail_input("%s: tensor \"%s%s\" is missing", f->path, prefix, name); }
+    if (found->dtype != DTYPE_F32 && found->dtype != DTYPE_F16 && found->dtype != DTYPE_BF16) {
+        fail_input("%s: tensor \"%s\": expected F32, F16 or BF16, found %s", f->path, found->name, dtype_name(found->dtype));
+    }
+    check_shape_(f, found, t);
+    safetensors_to_f32(t->on_disk == TRANSPOSED ? turned : slice, found, 0, tensor_disk_elements(t));
+    if (t->on_disk == TRANSPOSED) { transpose(slice, turned, t->columns, t->disk_rows); }
+}
+
 static inline void tensors_load(const SafeFile* f, const Tensor* table, int n, const char* prefix, float* arena) {
-    float* turned = (float*)malloc_check(sizeof(float) * largest_transposed_(table, n), "buffer of a tensor");
+    float* turned = tensors_turning_room(table, n);
     for (int i = 0; i < n; i++) {
         const Tensor* t = &table[i];
         for (int l = 0; l < tensor_slices(t); l++) {
-            char name[NAME_BYTES];
-            const SafeTensor* found = find_tensor_(f, prefix, tensor_slice_name(name, sizeof name, t, l));
-            float* slice = arena + t->offset + l * tensor_slice_elements(t);
-            if (!found) { fail_input("%s: tensor \"%s%s\" is missing", f->path, prefix, name); }
-            if (found->dtype != DTYPE_F32 && found->dtype != DTYPE_F16 && found->dtype != DTYPE_BF16) {
-                fail_input("%s: tensor \"%s\": expected F32, F16 or BF16, found %s", f->path, found->name, dtype_name(found->dtype));
-            }
-            check_shape_(f, found, t);
-            safetensors_to_f32(t->on_disk == TRANSPOSED ? turned : slice, found, 0, tensor_disk_elements(t));
-            if (t->on_disk == TRANSPOSED) { transpose(slice, turned, t->columns, t->disk_rows); }
+            tensor_load_slice(f, t, l, prefix, arena + t->offset + l * tensor_slice_elements(t), turned);
         }
         progress("loading", i + 1, n);
     }
