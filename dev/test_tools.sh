@@ -96,7 +96,7 @@ for folder in ("shards", "outside", "lost", "misplaced"):
     for file, some in list(half.items())[:1 if folder == "lost" else 2]:
         write(f"{folder}/{file}", some)
     wrong = dict(places)
-    if folder == "outside": wrong[tensors[0][0]] = "../hf/model.safetensors"
+    if folder == "outside": wrong[tensors[0][0]] = "shards/../../hf/model.safetensors"
     if folder == "misplaced": wrong[tensors[0][0]] = "model-00002-of-00002.safetensors"
     json.dump({"metadata": {}, "weight_map": wrong}, open(f"{folder}/model.safetensors.index.json", "w"))
 
@@ -272,16 +272,19 @@ check "with both names and the settings that differ" test "$(grep -cE '>a</td>.*
 drawn "--x tokens and --out" there --x tokens --out there runs/a runs/b
 check "the axis is named" grep -q '>tokens</text>' there.html
 drawn "--x time" there --x time --out there runs/b
-mkdir -p odd/nan odd/blind odd/one odd/new odd/a
-sed '4,5s/"loss": [^,]*, "norm": [^,]*/"loss": null, "norm": null/; 4,5s/"skipped": false/"skipped": true/' runs/b/metrics.jsonl >odd/nan/metrics.jsonl
+mkdir -p odd/nan odd/blind odd/one odd/start odd/new odd/a
+sed '4,5s/"loss": [^,]*, "norm": [^,]*/"loss": null, "norm": null/; 4,5s/"skipped": false/"skipped": true/' runs/b/metrics.jsonl | sed '4s/"loss": null/"loss": NaN/' >odd/nan/metrics.jsonl
 grep -v '"tokens": null' runs/b/metrics.jsonl >odd/blind/metrics.jsonl
 head -n 3 runs/b/metrics.jsonl >odd/one/metrics.jsonl
+head -n 2 runs/b/metrics.jsonl >odd/start/metrics.jsonl
 head -n 1 runs/b/metrics.jsonl >odd/new/metrics.jsonl
 cp unfinished.jsonl odd/a/metrics.jsonl
 drawn "skipped updates and losses that are not finite" odd/nan/loss odd/nan
 drawn "no validation" odd/blind/loss odd/blind
 drawn "a single step" odd/one/loss odd/one
-drawn "all of these together, one that still writes, one that has not begun, two of one name" odd/compare odd/nan odd/blind odd/one odd/new odd/a runs/a
+drawn "only a validation before the first step" odd/start/loss odd/start
+drawn "all of these together, one that still writes, one that has not begun, two of one name" odd/compare \
+    odd/nan odd/blind odd/one odd/start odd/new odd/a runs/a
 check "a run that has not begun is left out with a note" grep -q "odd/new/metrics.jsonl: no steps are recorded yet: left out" out
 check "two of one name are told apart" grep -q 'odd/a</td>.*runs/a</td>' odd/compare.html
 refuses "$plot" "no steps are recorded yet" "a run without steps alone" odd/new

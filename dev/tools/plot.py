@@ -168,7 +168,8 @@ def place_runs(runs, axis):
         run.place(axis, unit)
     every = [x for run in runs for x in run.x + run.validation_x]
     first, last = min(every), max(every)
-    return {"step": "step", "tokens": "tokens", "time": f"{unit_name} of training"}[axis], (first, last if last > first else first + 1)
+    name = f"{unit_name} of training" if axis == "time" else axis
+    return name, (first, last if last > first else first + 1)
 
 
 # ---- what is drawn: the same panels for both files ----
@@ -232,7 +233,8 @@ def make_panels(runs):
         name = run.name if several else "training (faint: each step)"
         for panel in (loss, norm, speed):
             raw = run.column(panel.key)
-            made = [None if record["skipped"] else record[panel.key] for record in run.updates]  # outliers would bend the line
+            # without skipped updates, whose outliers would bend the line
+            made = [None if record["skipped"] else record[panel.key] for record in run.updates]
             panel.series.append(Series(name, color, run.x, raw, smooth(made, half)))
         rates = run.column("lr")
         rate.series.append(Series(name, color, run.x, rates, rates))
@@ -240,7 +242,8 @@ def make_panels(runs):
         checked = [record["val_loss"] for record in run.validations]
         if checked:
             target, label = (validation, name) if several else (loss, "validation")
-            target.series.append(Series(label, color if several else 1, run.validation_x, checked, checked, dots=len(checked) < 60))
+            line = Series(label, color if several else 1, run.validation_x, checked, checked, dots=len(checked) < 60)
+            target.series.append(line)
     loss.log, validation.log, norm.log, speed.clipped = loss.spreads(20), validation.spreads(20), norm.spreads(10), True
     return [loss] + ([validation] if validation.series else []) + [rate, norm, speed]
 
@@ -312,7 +315,8 @@ def draw_axes(axes, panel):
     axes.set_yscale("log" if panel.log else "linear")
     axes.set_ylim(*panel.limits())
     for x, value, color in panel.crosses:
-        axes.plot(x, panel.limits()[0] if value is None else value, "x", color=COLORS[color % len(COLORS)], markersize=7, clip_on=False)
+        y = panel.limits()[0] if value is None else value
+        axes.plot(x, y, "x", color=COLORS[color % len(COLORS)], markersize=7, clip_on=False)
     axes.set_title(panel.name + (" (x: skipped)" if panel.crosses else ""), loc="left", fontsize=12, fontweight="bold")
     axes.set_ylabel(panel.unit, fontsize=10)
 
@@ -353,7 +357,8 @@ def write_png(path, runs, panels, x_name, x_range):
         tidy_axes(axes, panel, x_name, x_range, ticker)
     first = figure.axes[0]
     if len(runs) > 1:  # one legend above all diagrams, which all have the same colours
-        figure.legend(*first.get_legend_handles_labels(), loc="outside upper left", ncols=min(len(runs), 4), frameon=False, fontsize=11)
+        labels = first.get_legend_handles_labels()
+        figure.legend(*labels, loc="outside upper left", ncols=min(len(runs), 4), frameon=False, fontsize=11)
     else:
         title = f"{runs[0].name}:  " + "  |  ".join(f"{key} {value}" for key, value in summary(runs[0]))
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
@@ -448,13 +453,15 @@ def svg_panel(panel, x_name, x_range, width, height):
             out.append(f'<text class="x" x="{scale.x(x):.1f}" y="{scale.bottom + 17}">{short(x)}</text>')
     out.append(f'<path class="axis" d="M{scale.left} {scale.bottom}H{scale.right}"/>')
     out.append(f'<text class="x" x="{(scale.left + scale.right) / 2}" y="{height - 4}">{x_name}</text>')
-    out.append(f'<clipPath id="clip-{panel.key}"><rect x="{scale.left - 4}" y="{scale.top - 4}" width="{scale.right - scale.left + 8}" '
-               f'height="{scale.bottom - scale.top + 8}"/></clipPath><g clip-path="url(#clip-{panel.key})">')
+    box = f'width="{scale.right - scale.left + 8}" height="{scale.bottom - scale.top + 8}"'
+    out.append(f'<clipPath id="clip-{panel.key}"><rect x="{scale.left - 4}" y="{scale.top - 4}" {box}/></clipPath>')
+    out.append(f'<g clip-path="url(#clip-{panel.key})">')
     for series in panel.series:
         out += svg_series(series, scale, width)
     for x, value, color in panel.crosses:
         x, y = scale.x(x), scale.bottom if value is None else scale.y(value)
-        out.append(f'<path class="skipped" style="--c: var(--c{color % len(COLORS)})" d="M{x - 4:.1f} {y - 4:.1f}l8 8m0-8l-8 8"/>')
+        style = f"--c: var(--c{color % len(COLORS)})"
+        out.append(f'<path class="skipped" style="{style}" d="M{x - 4:.1f} {y - 4:.1f}l8 8m0-8l-8 8"/>')
     out.append(f'</g><path class="cursor" d="M0 {scale.top}V{scale.bottom}"/></svg>')
     return "\n".join(out)
 
@@ -500,7 +507,8 @@ circle { fill: var(--c); }
 td.key::before, th.key::before { margin-left: 0; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 0.93rem; margin-top: 0.5rem; }
-td, th { border-top: 1px solid var(--rule); padding: 0.2rem 1.4rem 0.2rem 0; vertical-align: top; text-align: left; font-weight: 400; }
+td, th { border-top: 1px solid var(--rule); padding: 0.2rem 1.4rem 0.2rem 0; vertical-align: top; text-align: left; }
+th { font-weight: 400; }
 thead th { border: 0; color: var(--quiet); white-space: nowrap; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .settings td { overflow-wrap: anywhere; }
@@ -570,21 +578,21 @@ document.querySelectorAll("svg").forEach(svg => {
 """)
 
 
+def key_of(color):
+    return f'class="key" style="--c: var(--c{color % len(COLORS)})"'
+
+
 def figure_html(panel, x_name, x_range, width, height, single):
     """A diagram under its caption; with one run the caption also has the places where the script writes its numbers."""
     keys = ""
     if single and len(panel.series) > 1:
-        keys = "".join(f'<span class="key" style="--c: var(--c{series.color})">{series.name}</span>' for series in panel.series)
+        keys = "".join(f"<span {key_of(series.color)}>{series.name}</span>" for series in panel.series)
     if panel.crosses:
         keys += "<span> x: skipped</span>"
     places = ("step", "loss", "val_loss") if panel.key == "loss" else (panel.key,)
     read = " ".join(f'<span id="r0-{key}"></span>' for key in places) if single else ""
     return (f'<figure><figcaption><div><b>{panel.name}</b> <span class="unit">{panel.unit}</span>{keys}</div>'
             f'<div class="read">{read}</div></figcaption>\n{svg_panel(panel, x_name, x_range, width, height)}\n</figure>')
-
-
-def key_of(color):
-    return f'class="key" style="--c: var(--c{color % len(COLORS)})"'
 
 
 def runs_table(runs):
@@ -618,7 +626,8 @@ def settings_html(runs):
     cells = "".join(f"<tr><td>{html.escape(name)}</td>{''.join(f'<td>{html.escape(value)}</td>' for value in values)}</tr>"
                     for name, values in rows)
     opened = " open" if len(runs) > 1 else ""
-    return f'<details{opened}><summary>{title}</summary><div class="scroll"><table class="settings">{head}{cells}</table></div></details>'
+    table = f'<div class="scroll"><table class="settings">{head}{cells}</table></div>'
+    return f"<details{opened}><summary>{title}</summary>{table}</details>"
 
 
 def pointer_data(run):
@@ -636,7 +645,8 @@ def pointer_data(run):
 def write_html(path, runs, panels, x_name, x_range):
     single = len(runs) == 1
     data = {"first": x_range[0], "last": x_range[1], "left": MARGIN_LEFT, "right": MARGIN_RIGHT,
-            "step": "step " if single else "", "validation": "| validation " if single else "", "runs": [pointer_data(run) for run in runs]}
+            "step": "step " if single else "", "validation": "| validation " if single else "",
+            "runs": [pointer_data(run) for run in runs]}
     n_large = len(panels) - 3
     large = [figure_html(panel, x_name, x_range, 1120 // n_large, 400, single) for panel in panels[:n_large]]
     small = [figure_html(panel, x_name, x_range, 366, 230, single) for panel in panels[n_large:]]
@@ -646,7 +656,8 @@ def write_html(path, runs, panels, x_name, x_range):
         colors=" ".join(f"--c{i}: {color};" for i, color in enumerate(COLORS)),
         dark_colors=" ".join(f"--c{i}: {color};" for i, color in enumerate(DARK_COLORS)),
         top=f'<div class="summary">{cards}</div>' if single else runs_table(runs),
-        large="\n".join(large), small="\n".join(small), data=json.dumps(data, separators=(",", ":")), settings=settings_html(runs))
+        large="\n".join(large), small="\n".join(small), data=json.dumps(data, separators=(",", ":")),
+        settings=settings_html(runs))
     with open(path, "w", encoding="utf-8") as file:
         file.write(page)
 
@@ -673,12 +684,13 @@ def main(arguments):
     x_name, x_range = place_runs(runs, options.x)
     panels = make_panels(runs)
     beside = os.path.dirname(os.path.abspath(options.runs[0]))
-    default = os.path.join(options.runs[0], "loss") if len(options.runs) == 1 else os.path.join(os.path.relpath(beside), "compare")
-    path = (options.out or default) + ".html"
+    compare = os.path.join(os.path.relpath(beside), "compare")
+    name = options.out or (os.path.join(options.runs[0], "loss") if len(options.runs) == 1 else compare)
+    path = f"{name}.html"
     try:
         write_html(path, runs, panels, x_name, x_range)
         print(f"wrote {path}")
-        path = (options.out or default) + ".png"
+        path = f"{name}.png"
         drawn = write_png(path, runs, panels, x_name, x_range)
         missing = f"{path} was not drawn: it needs matplotlib (python3 -m pip install matplotlib)"
         print(f"wrote {path}" if drawn else missing)

@@ -1,9 +1,10 @@
 /*
 A JSON object as a page of text: what `inspect` found, printed for people or, with --json, as it is.
     report_facts   name and value on a line each, an object wrapped over several
-    report_table   an array of objects as a table: one row each, columns as given, the first cut to the terminal's width
-A number is shown as its key asks: "...bytes" as KiB and MiB, "...loss" with more digits; integers in groups of three, lists of
-them in parentheses, as shapes are.
+    report_table   an array of objects as a table under an empty line: a row each, columns as given, the first cut to the
+                   terminal's width; nothing of an empty array
+A number is shown as its key asks: "...bytes" as KiB and MiB, "...loss" with more digits; integers in groups of three,
+lists of them in parentheses, as shapes are.
 */
 #ifndef TOOLS_REPORT_H
 #define TOOLS_REPORT_H
@@ -45,7 +46,8 @@ static inline char* report_shape_(const json_t* shape) {
     char* text = (char*)malloc_check(room, "shape");
     text[0] = '(';
     for (size_t i = 0; i < json_array_size(shape); i++) {
-        used += (size_t)snprintf(text + used, room - used, "%s%lld", i ? ", " : "", (long long)json_integer_value(json_array_get(shape, i)));
+        long long dim = json_integer_value(json_array_get(shape, i));
+        used += (size_t)snprintf(text + used, room - used, "%s%lld", i ? ", " : "", dim);
     }
     snprintf(text + used, room - used, ")");
     return text;
@@ -65,7 +67,8 @@ static inline char* report_text(const char* key, const json_t* value) {
     }
     if (json_is_array(value)) { return report_shape_(value); }
     if (json_is_boolean(value)) { snprintf(text, sizeof text, "%s", json_is_true(value) ? "yes" : "no"); }
-    if (json_is_real(value)) { snprintf(text, sizeof text, "%.*g", report_key_ends_(key, "loss") ? 6 : 4, json_real_value(value)); }
+    int digits = report_key_ends_(key, "loss") ? 6 : 4;
+    if (json_is_real(value)) { snprintf(text, sizeof text, "%.*g", digits, json_real_value(value)); }
     if (json_is_integer(value)) {
         long long n = json_integer_value(value);
         if (report_key_ends_(key, "bytes")) { snprintf(text, sizeof text, "%s", format_bytes((double)n).s); }
@@ -83,7 +86,8 @@ static inline void report_members_(const json_t* object, int from) {
     int width = report_width() < 100 ? report_width() : 100, column = from;
     json_object_foreach((json_t*)object, key, value) {
         if (json_is_string(value) && !*json_string_value(value)) { continue; }
-        char* text = json_is_string(value) || json_is_real(value) ? report_text("loss", value) : json_dumps(value, JSON_ENCODE_ANY);
+        int is_plain = json_is_string(value) || json_is_real(value);
+        char* text = is_plain ? report_text("loss", value) : json_dumps(value, JSON_ENCODE_ANY);
         int length = (int)(strlen(key) + strlen(text)) + 3;
         int is_first = column == from, wraps = column + length > width;
         if (!is_first) { column += printf(","); }
@@ -138,6 +142,7 @@ static inline void report_cell_(const char* text, size_t width, int to_the_right
 
 static inline void report_table(const json_t* rows, const ReportColumn* columns, int n_columns) {
     size_t width[REPORT_COLUMNS_MAX], n = json_array_size(rows), all = 0;
+    if (n == 0) { return; }
     char** cells = (char**)malloc_check(n * (size_t)n_columns * sizeof(char*), "table");
     for (int c = 0; c < n_columns; c++) {
         width[c] = strlen(columns[c].title);
@@ -150,7 +155,10 @@ static inline void report_table(const json_t* rows, const ReportColumn* columns,
     }
     size_t room = (size_t)report_width();
     if (all > room) { width[0] = width[0] + room > all + 20 ? width[0] + room - all : 20; }
-    for (int c = 0; c < n_columns; c++) { report_cell_(columns[c].title, width[c], columns[c].to_the_right, c == n_columns - 1); }
+    printf("\n");
+    for (int c = 0; c < n_columns; c++) {
+        report_cell_(columns[c].title, width[c], columns[c].to_the_right, c == n_columns - 1);
+    }
     printf("\n");
     for (size_t i = 0; i < n * (size_t)n_columns; i++) {
         int c = (int)(i % (size_t)n_columns);
