@@ -170,13 +170,14 @@ static inline double number_of(const json_t* record, const char* key) {
 }
 
 static inline void metrics_add(Metrics* m, const json_t* record, json_int_t step) {
-    double tokens = number_of(record, "tokens"), val_loss = number_of(record, "val_loss");
+    const json_t* tokens = json_object_get(record, "tokens");
+    double val_loss = number_of(record, "val_loss");
     m->first_step = m->n == 0 ? step : m->first_step;
     m->last_step = step > m->last_step ? step : m->last_step;
     m->skipped += json_is_true(json_object_get(record, "skipped"));
     m->n++;
-    if (!isnan(tokens)) {
-        m->tokens = (json_int_t)tokens;
+    if (json_is_integer(tokens)) {  // an update, not a validation
+        m->tokens = json_integer_value(tokens);
         m->loss = number_of(record, "loss");
     }
     if (!isnan(val_loss)) { m->val_loss = val_loss; }
