@@ -1,7 +1,7 @@
 /*
 Promises of llmc/dataloader.h and llmc/tokenizer.h: which token stands where in which row, in which order rows come, and
 what is said about data that cannot be used.
-    cc -O2 test_dataloader.c -o build/test_dataloader -lm && build/test_dataloader
+    cc -O2 test_dataloader.c -o build/test_dataloader -ljansson -lpcre2-8 -lm && build/test_dataloader
 */
 #include "llmc/dataloader.h"
 #include "llmc/test.h"
@@ -630,7 +630,7 @@ static void test_tokenizer_bin(Test* t) {
     fclose(out);
     check(t, strcmp(printed, "a the<|endoftext|>\x1b[2J") == 0, "printed \"%s\"", printed);  // not the bell
     tokenizer_free(&k);
-    check_exit(t, "encode", encode_with_bin, path.s, 2, "encoding text needs the byte tokenizer in this version");
+    check_exit(t, "encode", encode_with_bin, path.s, 2, "encoding text needs the byte tokenizer (--tokenizer bytes) or a tokenizer.json, found gpt2.bin");
     temp_remove(&folder);
 }
 
