@@ -34,12 +34,14 @@ BUILD = build/$(VARIANT)
 COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 
 TRAINERS = train_gpt2
+TOOLS = $(patsubst dev/tools/%.c,%,$(sort $(wildcard dev/tools/*.c)))
 TESTS = $(patsubst %.c,%,$(sort $(wildcard test_*.c)))
 
 help:
 	@echo "make run         train a small GPT-2 on this repository's own text, about two minutes"
 	@echo "make test        build and run every test"
 	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"
+	@echo "make tools       build the programs of dev/tools, then: dev/tools/tokenize --help"
 	@echo "make plot RUN=runs/...   draw loss.png and loss.html of a run"
 	@echo "make bench       measure against PyTorch, llm.c and OpenBLAS (dev/bench/README.md)"
 	@echo "make golden      write dev/golden anew from the NumPy references: the bytes must not change"
@@ -53,6 +55,15 @@ setup:
 $(TRAINERS): %: $(BUILD)/%
 	@cmp -s $< $@ || cp -f $< $@
 
+tools: $(TOOLS:%=dev/tools/%)
+
+$(TOOLS:%=dev/tools/%): dev/tools/%: $(BUILD)/tools/%
+	@cmp -s $< $@ || cp -f $< $@
+
+$(BUILD)/tools/%: dev/tools/%.c
+	@mkdir -p $(BUILD)/tools
+	$(CC) $(CFLAGS) -DCOMMIT='"$(COMMIT)"' -MMD -MF $@.d $< -o $@ $(LIBS)
+
 $(BUILD)/train_%: train_%.c
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) -DCOMMIT='"$(COMMIT)"' -MMD -MF $@.d $< -o $@ $(LIBS)
@@ -65,7 +76,7 @@ $(BUILD)/test_%: test_%.c
 folder:
 	@echo $(BUILD)
 
--include $(wildcard $(BUILD)/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/tools/*.d)
 
 RUN ?= runs/hello
 run: setup
@@ -91,7 +102,7 @@ bench: setup
 	@dev/bench/run.sh
 
 clean:
-	rm -rf build $(TRAINERS)
+	rm -rf build $(TRAINERS) $(TOOLS:%=dev/tools/%)
 
-.PHONY: help folder setup run plot check test golden bench clean $(TRAINERS)
+.PHONY: help folder setup run plot check test golden bench clean tools $(TRAINERS) $(TOOLS:%=dev/tools/%)
 .DELETE_ON_ERROR:
