@@ -102,14 +102,25 @@ static inline size_t word_end_chat(const Unicode* u, const unsigned char* s, siz
 
 // ---- other expressions ----
 
-// Does what follows a backslash mean the same in both dialects? Of \p only general categories do: PCRE2 takes the name of a
-// script for its script extensions. \s and \S are rewritten.
-static inline int regex_escape_known_(const char* c) {
-    if (*c == 'p' || *c == 'P') {
+// The length of what follows a backslash, if it means the same in both dialects, else 0. Of \p only general categories do:
+// PCRE2 takes the name of a script for its script extensions. \s and \S are rewritten.
+static inline size_t regex_escape_length_(const char* c) {
+    if (*c == 'p' || *c == 'P') {  // p{L}, p{Lu}
         size_t n = c[1] == '{' && c[2] && strchr("LMNPSZC", c[2]) ? 3 + (size_t)(islower((unsigned char)c[3]) != 0) : 0;
-        return n > 0 && c[n] == '}';
+        return n > 0 && c[n] == '}' ? n + 1 : 0;
     }
     return *c != '\0' && (!isalnum((unsigned char)*c) || strchr("rntdDsS", *c) != NULL);
+}
+
+// what begins at c and means something else in the two dialects, or NULL
+static inline const char* regex_refused_(const char* c, int in_class) {
+    if (*c == '\\') { return regex_escape_length_(c + 1) == 0 ? "this escape" : NULL; }
+    if (in_class) { return *c == '[' || strncmp(c, "&&", 2) == 0 ? "a class inside a class" : NULL; }
+    if (*c == '^' || *c == '$') { return "an anchor"; }
+    if (strncmp(c, "}+", 2) == 0) { return "a possessive count"; }
+    int is_group = strncmp(c, "(?", 2) == 0, is_behind = is_group && c[2] == '<' && (c[3] == '=' || c[3] == '!');
+    int is_known = is_group && (is_behind || (c[2] && strchr(":=!>", c[2])) || strncmp(c, "(?i:", 4) == 0);
+    return is_group && !is_known ? "this kind of group" : NULL;
 }
 
 // Oniguruma's expression in PCRE2's words, so that both mean the same; 0 with the reason for what is not known to
@@ -119,40 +130,28 @@ static inline int regex_translate_(ByteBuffer* out, const char* regex, ErrorText
     const char *others = "\\x{0}-\\x{8}\\x{e}-\\x{1f}!-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}"
                          "\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}";
     const char* class_starts = NULL;  // the first character of the class we are in
-    for (const char* c = regex; *c; c++) {
-        const char* refused = NULL;
+    for (const char* c = regex; *c;) {
         int in_class = class_starts != NULL;
-        if (*c == '\\') {
-            c++;
-            if (!regex_escape_known_(c)) { refused = "this escape"; }
-            if (*c == 's' || *c == 'S') {
-                const char* list = *c == 's' ? spaces : others;
-                buffer_append(out, "[", !in_class);
-                buffer_append(out, list, strlen(list));
-                buffer_append(out, "]", !in_class);
-                continue;
-            }
-            buffer_append(out, "\\", 1);
-        } else if (in_class) {
-            if (*c == '[' || (c[0] == '&' && c[1] == '&')) { refused = "a class inside a class"; }
-            if (*c == ']' && c > class_starts) { class_starts = NULL; }
-        } else if (*c == '[') {
-            class_starts = c + 1 + (c[1] == '^');
-            buffer_append(out, "[^", c[1] == '^' ? 2 : 1);
-            c += c[1] == '^';
-            continue;
-        } else if (*c == '(' && c[1] == '?' && strncmp(c, "(?i:", 4) != 0 && !strchr(":=!>", c[2]) &&
-                   !(c[2] == '<' && (c[3] == '=' || c[3] == '!'))) {
-            refused = "this kind of group";
-        } else if (*c == '^' || *c == '$') {
-            refused = "an anchor";
-        } else if (*c == '}' && c[1] == '+') {
-            refused = "a possessive count";
-        }
+        size_t length = *c == '\\' ? 1 + regex_escape_length_(c + 1) : 1;
+        const char* refused = regex_refused_(c, in_class);
         if (refused) {
             return error_set(error, "regex: %s at offset %d is not implemented: %.200s", refused, (int)(c - regex), regex);
         }
-        buffer_append(out, c, 1);
+        if (length == 2 && (c[1] == 's' || c[1] == 'S')) {
+            const char* list = c[1] == 's' ? spaces : others;
+            buffer_append(out, "[", !in_class);
+            buffer_append(out, list, strlen(list));
+            buffer_append(out, "]", !in_class);
+            c += length;
+            continue;
+        }
+        if (*c == ']' && in_class && c > class_starts) { class_starts = NULL; }
+        if (*c == '[' && !in_class) {
+            length += c[1] == '^';
+            class_starts = c + length;
+        }
+        buffer_append(out, c, length);
+        c += length;
     }
     return 1;
 }

@@ -261,7 +261,7 @@ static inline int tokenizer_encode_once_(const Tokenizer* t, const char* text, s
     TokenizerWork w;
     tokenizer_work_init(&w, t, n_bytes);
     int n = tokenizer_encode_with(t, &w, text, n_bytes, choices);
-    *tokens = w.tokens;
+    *tokens = w.tokens ? w.tokens : (int*)malloc_check(0, "tokens");
     w.tokens = NULL;
     tokenizer_work_free(&w);
     return n;

@@ -17,7 +17,7 @@ Source: huggingface/tokenizers 0.23, the serialization.rs of each part.
 #include "tokenizer_pipeline.h"
 #include <jansson.h>
 
-enum { MAX_TEMPLATE = 256, MAX_GROWTH = 64, MAX_REGEX = 4096 };
+enum { MAX_TEMPLATE = 256, MAX_GROWTH = 64, MAX_PATTERN = 4096 };
 
 // what one reading of a file needs; all texts belong to `root`
 typedef struct {
@@ -98,8 +98,8 @@ static inline int refuse_step_(TokenizerReader* r, const char* where, const json
 // {"pattern": {"String": ...}}
 static inline int json_pattern_(TokenizerReader* r, const char* where, const json_t* step, const char* kind, const char** pattern) {
     if (!json_text_(r, where, json_object_get(step, "pattern"), kind, pattern, NULL)) { return 0; }
-    if (**pattern) { return 1; }
-    return error_set(r->error, "%s: expected a pattern, found an empty text", where);
+    if (**pattern && strlen(*pattern) <= MAX_PATTERN) { return 1; }
+    return error_set(r->error, "%s: expected a pattern of 1..%d bytes, found %zu", where, MAX_PATTERN, strlen(*pattern));
 }
 
 // a text of one character; `character` holds it
@@ -250,9 +250,6 @@ static inline int read_normalizer_(TokenizerReader* r) {
 
 static inline int add_splitter_(TokenizerReader* r, const char* regex) {
     ErrorText why;
-    if (strlen(regex) > MAX_REGEX) {
-        return error_set(r->error, "pre_tokenizer: expected a regex of at most %d bytes, found %zu", MAX_REGEX, strlen(regex));
-    }
     if (splitter_parse_(&r->p->splits[r->p->n_splits], regex, &why)) {
         r->p->n_splits++;
         return 1;

@@ -179,10 +179,19 @@ static inline int trie_find(const TokenTrie* trie, const unsigned char* s, size_
 
 // ---- 3. Normalising ----
 
+// the first place of a text inside another, or NULL
+static inline const unsigned char* find_text_(const unsigned char* s, const unsigned char* end, const char* text, size_t n) {
+    while ((size_t)(end - s) >= n && (s = (const unsigned char*)memchr(s, (unsigned char)text[0], (size_t)(end - s) - n + 1)) != NULL) {
+        if (memcmp(s, text, n) == 0) { return s; }
+        s++;
+    }
+    return NULL;
+}
+
 static inline void replace_append_(ByteBuffer* out, const unsigned char* s, size_t n, const char* from, const char* to) {
     size_t n_from = strlen(from), n_to = strlen(to);
     for (const unsigned char* end = s + n; s < end;) {
-        const unsigned char* found = (const unsigned char*)memmem(s, (size_t)(end - s), from, n_from);
+        const unsigned char* found = find_text_(s, end, from, n_from);
         buffer_append(out, s, (size_t)((found ? found : end) - s));
         if (!found) { break; }
         buffer_append(out, to, n_to);
@@ -251,6 +260,7 @@ static inline void encode_work_free(EncodeWork* w) {
 }
 
 static inline void encode_append_(EncodeWork* w, const int32_t* ids, size_t n) {
+    if (n == 0) { return; }
     if (n > w->capacity - w->n_tokens) {
         size_t grown = w->capacity + w->capacity / 2 + 16, needed = w->n_tokens + n;
         w->capacity = grown > needed ? grown : needed;
