@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import sys
+from collections import Counter
 
 try:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -80,10 +81,10 @@ class Text:
 
     def __init__(self, paths):
         self.paths = list(files_below(paths))
-        self.n_files = self.n_chars = self.n_bytes = self.n_skipped = 0
         self.sample = ""  # the first piece, to measure the result on
 
     def __iter__(self):
+        self.n_files = self.n_chars = self.n_bytes = self.n_skipped = 0
         for path in self.paths:
             text = read_text(path)
             if text is None:
@@ -196,17 +197,25 @@ def smallest_vocabulary(style):
     return (len(first) + 128) if first else 256 + n_after
 
 
-def learner(style, vocab_size, progress):
+def most_frequent(text, n):
+    """The n most frequent characters, a space being U+2581; of equals the lower ones."""
+    counts = Counter()
+    for piece in text:
+        counts.update(piece)
+    counts["▁"] += counts.pop(" ", 0)
+    return sorted(counts, key=lambda char: (-counts[char], char))[:n]
+
+
+def learner(text, style, vocab_size, progress):
     """A tokenizer that splits as the training needs it, and its trainer."""
     first, n_after = first_entries(style)
     tokenizer = Tokenizer(models.BPE())
     if first:
         # no token spans two words, and no number: the published vocabularies come from SentencePiece, which held to that
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Digits(True)])
-        n_learned = vocab_size - len(first)
-        return tokenizer, trainers.BpeTrainer(
-            vocab_size=vocab_size, special_tokens=first, show_progress=progress, max_token_length=16,
-            limit_alphabet=max(128, n_learned // 8))  # rarer characters are left to the byte tokens
+        alphabet = most_frequent(text, max(128, (vocab_size - len(first)) // 8))  # rarer ones are left to the byte tokens
+        return tokenizer, trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=first, initial_alphabet=alphabet,
+                                              limit_alphabet=len(alphabet), max_token_length=16, show_progress=progress)
     if style.startswith("gpt2"):
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=style == "gpt2-prefix")
     else:
@@ -219,8 +228,8 @@ def learner(style, vocab_size, progress):
 
 
 def train(text, style, vocab_size, progress=False):
-    """The content of a tokenizer.json, trained on an iterable of strings."""
-    tokenizer, trainer = learner(style, vocab_size, progress)
+    """The content of a tokenizer.json, trained on strings; `text` may be iterated over twice."""
+    tokenizer, trainer = learner(text, style, vocab_size, progress)
     tokenizer.train_from_iterator(text, trainer)
     model = json.loads(tokenizer.to_str())["model"]
     vocab = dict(sorted(model["vocab"].items(), key=lambda entry: entry[1]))
