@@ -5,15 +5,15 @@ Trains a tokenizer on your own text and writes the tokenizer.json that the train
 
     gpt2           byte-level BPE as GPT-2's file has it: words, numbers, punctuation; <|endoftext|> is the last entry
     gpt2-prefix    the same with a space put before the text (RoBERTa's setting)
-    qwen2          Qwen2, 2.5 and 3: NFC, their regular expression, byte-level BPE; chat and tool tokens after the vocabulary
+    qwen2          Qwen2, 2.5, 3: NFC, their regular expression, byte-level BPE; chat and tool tokens come last
     qwen3.5        Qwen3.5 and 3.6: as qwen2, with combining marks counted as letters
-    mistral-v0.1   BPE on characters, spaces written U+2581, one in front of every piece; rare characters as bytes; <s> first
+    mistral-v0.1   BPE on characters, space as U+2581, one in front of every piece; rare characters as bytes; <s> first
     mistral-v0.3   the same with U+2581 only in front of the text, and [INST] and the tool tokens as single tokens
 
 The pipeline (normaliser, splits, decoder, added tokens) is that of the published files, so what works with a file made
-here works with theirs; only vocabulary and merges are your own. One difference: v0.3's 761 unused [control_N] are left out.
+here works with theirs; only vocabulary and merges are your own. One difference: v0.3's unused [control_N] are left out.
 PATH is a file or a folder, read whole; binary files, and folders and files whose names begin with a dot, are skipped.
-Needs the Python package tokenizers (pip install tokenizers). Status: 0 written, 1 cannot write, 2 wrong input, in one line.
+Needs the Python package tokenizers (pip install tokenizers). Status: 0 written, 1 cannot write, 2 wrong input.
 """
 import argparse
 import json
@@ -22,7 +22,7 @@ import sys
 from collections import Counter
 
 try:
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 except ImportError:
     print("train_tokenizer.py: needs the Python package tokenizers: pip install tokenizers", file=sys.stderr)
     raise SystemExit(1)
@@ -31,12 +31,15 @@ QWEN2_REGEX = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[
                r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 QWEN35_REGEX = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
                 r"|\s*[\r\n]+|\s+(?!\S)|\s+")
-QWEN_SPECIAL = ("<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "
-                "<|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|>").split()
-QWEN_ADDED = ("<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|> "
-              "<tool_response> </tool_response> <think> </think>").split()
+QWEN_SPECIAL = (
+    "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "
+    "<|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|>").split()
+QWEN_ADDED = (
+    "<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|> "
+    "<tool_response> </tool_response> <think> </think>").split()
 MISTRAL_SPECIAL = ["<unk>", "<s>", "</s>"]
-MISTRAL_CONTROL = ("[INST] [/INST] [TOOL_CALLS] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS]").split()
+MISTRAL_CONTROL = ("[INST] [/INST] [TOOL_CALLS] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] "
+                   "[TOOL_RESULTS] [/TOOL_RESULTS]").split()
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 STYLES = ("gpt2", "gpt2-prefix", "qwen2", "qwen3.5", "mistral-v0.1", "mistral-v0.3")
 CHUNK_CHARS = 1 << 20  # text goes to the library in pieces of about this size, cut after a line
@@ -94,7 +97,8 @@ class Text:
             self.n_chars += len(text)
             self.n_bytes += len(text.encode())
             if sys.stderr.isatty():
-                print(f"\rread {self.n_files} of {len(self.paths)} files, {self.n_bytes / 1e6:.1f} MB", end="", file=sys.stderr)
+                read = f"{self.n_files} of {len(self.paths)} files, {self.n_bytes / 1e6:.1f} MB"
+                print(f"\rread {read}", end="", file=sys.stderr)
             yield from self.pieces(text)
         if sys.stderr.isatty():
             print(file=sys.stderr)
@@ -148,8 +152,9 @@ def qwen_file(vocab, merges, regex):
             {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}, plain]},
         "post_processor": plain,
         "decoder": plain,
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": "",
-                  "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "vocab": vocab, "merges": merges},
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "",
+                  "end_of_word_suffix": "", "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+                  "vocab": vocab, "merges": merges},
     }
 
 
@@ -211,9 +216,10 @@ def learner(text, style, vocab_size, progress):
     first, n_after = first_entries(style)
     tokenizer = Tokenizer(models.BPE())
     if first:
-        # no token spans two words, and no number: the published vocabularies come from SentencePiece, which held to that
+        # no token spans two words or two digits: so do the published vocabularies, which SentencePiece made
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Digits(True)])
-        alphabet = most_frequent(text, max(128, (vocab_size - len(first)) // 8))  # rarer ones are left to the byte tokens
+        n_letters = max(128, (vocab_size - len(first)) // 8)  # rarer ones are left to the byte tokens
+        alphabet = most_frequent(text, n_letters)
         return tokenizer, trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=first, initial_alphabet=alphabet,
                                               limit_alphabet=len(alphabet), max_token_length=16, show_progress=progress)
     if style.startswith("gpt2"):
@@ -222,7 +228,9 @@ def learner(text, style, vocab_size, progress):
         regex = QWEN2_REGEX if style == "qwen2" else QWEN35_REGEX
         tokenizer.normalizer = normalizers.NFC()
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-            pre_tokenizers.Split(Regex(regex), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+            pre_tokenizers.Split(Regex(regex), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        ])
     return tokenizer, trainers.BpeTrainer(vocab_size=vocab_size - n_after, show_progress=progress,
                                           initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
 
@@ -254,15 +262,16 @@ def write_json(content, path):
 def main():
     parser = argparse.ArgumentParser(
         prog="train_tokenizer.py", formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__,
-        epilog="example: python dev/data/train_tokenizer.py README.md doc llmc --style gpt2 --vocab-size 4096 --out mine")
+        epilog="example: train_tokenizer.py README.md doc llmc --style gpt2 --vocab-size 4096 --out mine")
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a text file or a folder of them")
     parser.add_argument("--style", required=True, choices=STYLES)
     parser.add_argument("--vocab-size", required=True, type=int, metavar="N", help="tokens in all, added ones included")
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder for tokenizer.json, or a name that ends in .json")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for tokenizer.json, or a name in .json")
     options = parser.parse_args()
     least = smallest_vocabulary(options.style)
     if options.vocab_size < least:
-        die(f"--vocab-size: expected at least {least} for {options.style} (bytes and added tokens), found {options.vocab_size}")
+        die(f"--vocab-size: expected at least {least} for {options.style} (bytes and added tokens), "
+            f"found {options.vocab_size}")
     path = options.out if options.out.endswith(".json") else os.path.join(options.out, "tokenizer.json")
     text = Text(options.paths)
     content = train(text, options.style, options.vocab_size, progress=sys.stderr.isatty())
@@ -280,7 +289,8 @@ def main():
     if n_tokens < options.vocab_size:
         print(f"the text gives only {n_tokens} of {options.vocab_size} tokens: every word of it is one token now")
     n_ids = len(tokenizer.encode(text.sample, add_special_tokens=False).ids)
-    print(f"wrote {path}: {n_tokens} tokens, {len(text.sample.encode()) / max(1, n_ids):.2f} bytes per token on its first text")
+    bytes_per_token = len(text.sample.encode()) / max(1, n_ids)
+    print(f"wrote {path}: {n_tokens} tokens, {bytes_per_token:.2f} bytes per token on its first text")
 
 
 if __name__ == "__main__":

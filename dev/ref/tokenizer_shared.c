@@ -1,6 +1,6 @@
 // llmc/tokenizer.h as a shared library, for dev/ref/check_tokenizer.py: plain functions that ctypes can call.
 #include "llmc/fail.h"       // ErrorText, malloc_check
-#include "llmc/tokenizer.h"  // Tokenizer, tokenizer_parse_json_, tokenizer_encode, tokenizer_decode, tokenizer_free
+#include "llmc/tokenizer.h"  // Tokenizer, tokenizer_parse_json_, tokenizer_encode, tokenizer_decode_with
 
 // NULL: refused, and the reason stands in `reason`
 Tokenizer* shared_open(const unsigned char* json, size_t n_bytes, char* reason, size_t reason_size) {
@@ -23,7 +23,7 @@ int shared_encode(const Tokenizer* t, const char* text, size_t n_bytes, int** id
 }
 
 char* shared_decode(const Tokenizer* t, const int* ids, int n, int skip_special, size_t* n_bytes) {
-    return tokenizer_decode(t, ids, n, skip_special, n_bytes);
+    return tokenizer_decode_with(t, ids, n, skip_special, n_bytes);
 }
 
 void shared_free(void* p) { free(p); }
