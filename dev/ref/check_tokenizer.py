@@ -5,6 +5,7 @@ token ids and decoded text compared.
     python dev/ref/check_tokenizer.py                      5,000 strings for each of about 50 tokenizers
     python dev/ref/check_tokenizer.py --strings 100000     more of them
     python dev/ref/check_tokenizer.py --style qwen2 --seed 7     only tokenizers whose names begin so; other strings
+    python dev/ref/check_tokenizer.py --every-character    also every character of Unicode; minutes for each tokenizer
     python dev/ref/check_tokenizer.py --write-fixtures     write dev/golden/tokenizers anew
 
 The tokenizers are those of dev/golden/tokenizers (six styles, trained on sample.txt there) and variants of them: other
@@ -43,7 +44,7 @@ except ImportError as missing:
     print("0 passed, 0 failed, 1 skipped")
     raise SystemExit(0)
 from tokenizer_files import FOREIGN_REGEX, MAY_BE_REFUSED, must_be_refused, training, variants
-from tokenizer_strings import CASES, Strings, character_tables, long_strings, old_points
+from tokenizer_strings import CASES, Strings, character_tables, long_strings, old_points, strings_of_every_character
 
 STYLES = training.STYLES
 N_FIXTURE = 300        # strings in an expected.jsonl
@@ -306,6 +307,8 @@ def compare(library, name, text, options, note, out):
         n = min(1000, options.strings - comparison.n_strings)
         all_ids = comparison.strings([strings.string() for _ in range(n)])
         comparison.sequences([strings.id_sequence(all_ids, pair.n_ids) for _ in range(n)])
+    for texts in strings_of_every_character() if options.every_character else ():
+        comparison.strings([old_points(text) for text in texts] if foreign else texts)
     comparison.broken_bytes(strings, max(100, options.strings // 50))
     out.send((comparison.n_strings, comparison.n_differ, comparison.differences, comparison.n_without_truth))
 
@@ -437,7 +440,7 @@ def check_fixtures(options):
 def check_strings(library, files, options):
     tasks = [(name, content if isinstance(content, bytes) else as_bytes(content))
              for name, content in variants(files, sample_text()) if name.startswith(options.style)]
-    limit = 60 + options.strings * 0.02
+    limit = 60 + options.strings * 0.02 + options.every_character * 3600
     for name, (n, n_differ, differences, n_panics) in run_all(compare, library, tasks, options, limit):
         if name in MAY_BE_REFUSED and differences and differences[0].what == "open":
             print(f"{name}: {differences[0].ours}, as it may", flush=True)
@@ -464,6 +467,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1, metavar="K", help="other strings (1)")
     parser.add_argument("--headers", default=ROOT, metavar="DIR", help="the tree with the llmc/tokenizer.h to check")
     parser.add_argument("--flags", default="", help="more flags for the compiler, in one argument")
+    parser.add_argument("--every-character", action="store_true", help="also a string for each character of Unicode")
     parser.add_argument("--write-fixtures", action="store_true", help="write dev/golden/tokenizers anew, check nothing")
     options = parser.parse_args()
     options.style = tuple(options.style or [""])

@@ -114,16 +114,20 @@ def metaspace(file, scheme):
 
 
 def with_random_merges(file, letters, first_merged):
-    """Tokens of tokens in any order: parts younger than the whole, several merges with one result, stale pairs."""
+    """Tokens of tokens in any order: parts younger than the whole, several merges with one result, stale pairs.
+
+    The first entries of the vocabulary stay. Merges as pairs, for a letter may be a space."""
     rng = random.Random(len(letters))
     file = copy.deepcopy(file)
     vocab = {token: id for token, id in file["model"]["vocab"].items() if id < first_merged or len(token) == 1}
     vocab = {token: i for i, token in enumerate(sorted(vocab, key=vocab.get))}
+    for letter in letters:
+        vocab.setdefault(letter, len(vocab))
     tokens, merges = list(letters), []
     while len(merges) < 400:
         a, b = rng.choice(tokens), rng.choice(tokens)
-        if len(a + b) <= 12 and f"{a} {b}" not in merges:
-            merges.append(f"{a} {b}")
+        if len(a + b) <= 12 and [a, b] not in merges:
+            merges.append([a, b])
             tokens += [a + b] if a + b not in vocab else []
             vocab.setdefault(a + b, len(vocab))
     rng.shuffle(merges)
@@ -198,7 +202,7 @@ def variants(files, sample):
         ("qwen2, added tokens", with_added(qwen2)),
         ("qwen2, merges as pairs", with_pairs(qwen2)),
         ("qwen2, ignore_merges",
-         with_whole_words(qwen2, "Ġbackward Ġtokenizer softmax ĠĠ ĠMAX ä¸Ģ ÃĹ Ġ123 <0x41> Ċ ĊĊ".split())),
+         with_whole_words(qwen2, "Ġbackward Ġtokenizer softmax ĠĠ ĠMAX ä¸Ģ ÃĹ Ġ123 <0x41> Ċ ĊĊ 日本 a日".split())),
         ("qwen2, 290 tokens", training.train([sample], "qwen2", 290)),
         ("qwen2, 2000 tokens", training.train([sample], "qwen2", 2000)),
         ("qwen2, template", changed(qwen2, post_processor={"type": "Sequence", "processors": [level, chat]})),
@@ -223,6 +227,7 @@ def variants(files, sample):
         ("mistral-v0.1, unk fused", without_bytes(v01, True)),
         ("mistral-v0.1, unk not fused", without_bytes(v01, False)),
         ("mistral-v0.1, no decoder", changed(v01, decoder=None)),
+        ("mistral-v0.1, spaces in merges", with_random_merges(changed(v01, normalizer=None), "ab é", 259)),
         ("mistral-v0.1, random merges", with_random_merges(v01, "ab▁é", 259)),
         ("mistral-v0.1, decoder without Fuse", decoded_by(v01, replace, fallback, strip(1, 0))),
         ("mistral-v0.1, Strip of two and one", decoded_by(v01, replace, fallback, {"type": "Fuse"}, strip(2, 1))),

@@ -82,6 +82,8 @@ SUFFIXES = [
     "s", "t", "re", "ve", "m", "ll", "d", "S", "T", "RE", "Re", "rE", "VE", "vE", "M", "LL", "lL", "D", "ſ", "ſt",
     "st", "ß", "ẞ", "ﬅ", "ﬆ", "r", "l", "v", "ld", "ts", "\u212A", "İ", "ı", "sS", "ⅿ", "ｓ"
 ]
+# of each kind that a regular expression may or may not take for \w, for what stands beside a single_word token
+NEIGHBOURS = "a_1é.\u0301\u200D\u200CⅧ²ⓐ‿٣日\u00AA\u00B7\u0345\u20DD\u093E\u0E33\uFE0F\u2040\uFF3F\u203F-"
 EMOJI = ["👨‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "❤️", "🇩🇪🇫🇷", "1️⃣", "🤷‍♀️", "😀", "\u200D", "\uFE0F", "🏿", "🏴󠁧󠁢󠁥󠁮󠁧󠁿", "☺", "🫠"]
 NUMBERS = list("0123456789²³¹½¾⅛ⅧⅫↈ①⑳⒈㊿㍘〇〡一二三十万億１２３٠١٢۴५६௧௲๑༣႑៥᠓᧑０９𝟎𝟗𝟘𐄇𒐀🄀🯰፩፼Ⅲ㋿𐹠")
 ASCII_PUNCTUATION = list("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
@@ -219,6 +221,8 @@ class Strings:
             self.rng.shuffle(parts)
         return self.rng.choice([char, "".join(parts), "".join(parts) + self.rng.choice(self.marks)])
 
+    def neighbour(self): return self.rng.choice([*NEIGHBOURS, self.of_category()])
+
     def broken_added_token(self):
         content = self.rng.choice(self.added)
         where = self.rng.randrange(len(content) + 1)
@@ -229,7 +233,9 @@ class Strings:
             content.swapcase(), content + content[:where],
             unicodedata.normalize("NFD", content),
             unicodedata.normalize("NFC", content),
-            self.rng.choice("a_1é.") + content, content + self.rng.choice("a_1é.\u0301")
+            self.neighbour() + content,
+            content + self.neighbour(),
+            self.neighbour() + content + self.neighbour()
         ])
 
     def string(self):
@@ -271,3 +277,11 @@ def long_strings():
         "e\u0301" * 20000, "ab " * 30000, "\u1100\u1161\u11A8" * 10000, "é日 " * 10000, "<|im_end|>" * 3000,
         "<|im_end" * 5000, "\x00" * 20000, "!" * 50000 + "\n" * 9, "1" * 50000, "'" * 20000, " \n" * 20000, "▁" * 20000
     ]
+
+
+def strings_of_every_character(at_once=1000):
+    """Lists of strings, one for each character: beside letters, numbers, spaces, marks, and a single_word token."""
+    characters = [chr(c) for c in (*range(0xD800), *range(0xE000, 0x110000))]
+    for begin in range(0, len(characters), at_once):
+        yield [f"a{c}a {c}{c} 1{c}\n{c}!{c}'{c} word{c} {c}word {c}\u0301\u0323{c}\u0301a\u0301{c}"
+               for c in characters[begin:begin + at_once]]
