@@ -107,10 +107,8 @@ def regex_of(file, regex):
     return file
 
 
-def metaspace(file, scheme):
-    file = copy.deepcopy(file)
-    file["pre_tokenizer"]["prepend_scheme"] = scheme
-    return file
+def metaspace(file, scheme, split=False):
+    return changed(file, pre_tokenizer={**file["pre_tokenizer"], "prepend_scheme": scheme, "split": split})
 
 
 def with_random_merges(file, letters, first_merged):
@@ -161,11 +159,15 @@ def reversed_keys(content):
 MAY_BE_REFUSED = ("mistral-v0.1, decoder without Fuse", "mistral-v0.1, Strip of two and one",
                   "mistral-v0.1, Strip before the bytes", "qwen2, NUL in an added token")
 FOREIGN_REGEX = ("qwen2, numbers of 1 to 3", "qwen2, another regex", "qwen2, DeepSeek's splits",
-                 "qwen2, GPT-2's regex in a Split")
+                 "qwen2, GPT-2's regex in a Split", "qwen2, GPT-4o's regex")
 DEEPSEEK_REGEXES = (
     r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+",
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"""
     r"\s*[\r\n]+|\s+(?!\S)|\s+")
+GPT4O_REGEX = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
@@ -212,6 +214,7 @@ def variants(files, sample):
             {"type": "Replace", "pattern": {"String": "\u0301"}, "content": ""}]})),
         ("qwen2, numbers of 1 to 3", regex_of(with_all_pairs(qwen2), cl100k)),
         ("qwen2, DeepSeek's splits", with_splits(with_all_pairs(qwen2), *DEEPSEEK_REGEXES)),
+        ("qwen2, GPT-4o's regex", regex_of(with_all_pairs(qwen2), GPT4O_REGEX)),
         ("qwen2, GPT-2's regex in a Split", regex_of(with_all_pairs(qwen2), GPT2_REGEX)),
         ("qwen2, random merges", with_random_merges(qwen2, "abĠÃ©", 256)),
         ("qwen2, NUL in an added token",
@@ -238,6 +241,8 @@ def variants(files, sample):
         ("mistral-v0.3, added tokens", with_added(v03)),
         ("mistral-v0.3, always", metaspace(v03, "always")),
         ("mistral-v0.3, never", metaspace(v03, "never")),
+        ("mistral-v0.3, split", metaspace(v03, "first", split=True)),
+        ("mistral-v0.3, split, random merges", with_random_merges(metaspace(v03, "always", split=True), "ab▁é", 266)),
         ("mistral-v0.3, always, added tokens", with_added(metaspace(v03, "always"))),
         ("mistral-v0.3, unk fused, added tokens", with_added(without_bytes(v03, True))),
     ]
