@@ -49,7 +49,7 @@ missing_packages() {
 }
 
 python_packages="numpy matplotlib"
-if [ "$wanted" != base ]; then python_packages="$python_packages tokenizers==0.23.3"; fi  # its Unicode tables are ours
+if [ "$wanted" != base ]; then python_packages="$python_packages tokenizers==0.23.3"; fi  # ours has its Unicode tables
 if [ "$wanted" = checks ]; then python_packages="$python_packages torch==2.13.0 transformers safetensors"; fi
 
 # of $python_packages; all of them without a .venv

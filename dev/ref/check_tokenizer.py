@@ -282,7 +282,8 @@ class Comparison:
             text = bytes(text[:strings.rng.randint(1, len(text))])
             self.note.write("encode bytes", text)
             ours = self.pair.ours.encode(text)
-            theirs = self.pair.their_ids(text.decode(errors="replace"))
+            mended = text.decode(errors="replace")
+            theirs = None if strings.old_only and old_points(mended) != mended else self.pair.their_ids(mended)
             if ours and theirs is not None and ours != theirs:
                 self.n_differ += 1
                 ids = [named(self.pair.theirs, theirs), named(self.pair.theirs, ours)]
@@ -306,7 +307,7 @@ def compare(library, name, text, options, note, out):
     while comparison.n_strings + comparison.n_without_truth < options.strings:
         n = min(1000, options.strings - comparison.n_strings)
         all_ids = comparison.strings([strings.string() for _ in range(n)])
-        comparison.sequences([strings.id_sequence(all_ids, pair.n_ids) for _ in range(n)])
+        comparison.sequences([strings.id_sequence(all_ids, pair.n_ids + 2) for _ in range(n)])
     for texts in strings_of_every_character() if options.every_character else ():
         comparison.strings([old_points(text) for text in texts] if foreign else texts)
     comparison.broken_bytes(strings, max(100, options.strings // 50))

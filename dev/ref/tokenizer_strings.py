@@ -253,7 +253,7 @@ class Strings:
         return old_points(text) if self.old_only else text
 
     def id_sequence(self, texts_ids, n_ids):
-        """ids as nothing would encode them: halves of characters, byte tokens in any order"""
+        """ids below n_ids as nothing would encode them: halves of characters, byte tokens in any order"""
         out = []
         for _ in range(self.rng.randint(1, 4)):
             how = self.rng.random()
