@@ -350,7 +350,7 @@ static inline void comm_check_(Comm* c, const char* name, CommType type, int op,
         CommPiece piece = {&mine[i], &theirs[i], i == c->rank ? 0 : n_bytes, i == c->rank ? 0 : n_bytes};
         c->piece[i] = piece;
     }
-    comm_finish_(c->link, comm_begin_(c, "comparison", where));
+    comm_finish_(c->link, comm_begin_(c, name, where));
     for (int i = 0; i < c->size; i++) {
         CommDescription a = mine[i], b = theirs[i];
         a.n_bytes = b.n_bytes = 0;
