@@ -307,16 +307,16 @@ mutation "global norm: squares are floats" test_adamw "norm obvious" global_norm
     }' '{ lane[j] += (double)(g[i + j] * g[i + j]); }
     }'
 mutation "global norm: chunks are added descending" test_adamw "norm order" global_norm.h \
-    '{ sum += chunk_sums[chunk]; }' '{ sum += chunk_sums[n_chunks - 1 - chunk]; }'
+    '{ sum += sums[chunk]; }' '{ sum += sums[n_chunks - 1 - chunk]; }'
 mutation "global norm: threads forget the total before" test_adamw "norm obvious" global_norm.h \
-    'double* chunk_sums' 'sum = 0; double* chunk_sums'
+    'double* sums = (double*)dev' 'sum = 0; double* sums = (double*)dev'
 
 # ---- leaf_tree.h, rng.h, tensor.h, sampler.h ----
 mutation "leaf tree: leaves are added from left to right" test_tensor "leaf tree" leaf_tree.h \
-    'tree->n_nodes > 1 && tree->size[tree->n_nodes - 1] == tree->size[tree->n_nodes - 2]' 'tree->n_nodes > 1'
+    'left_size == right_size && ' 'left_size > 0 || '
 mutation "leaf tree: the loss takes another way" test_tensor "leaf tree" leaf_tree.h \
     'tree->loss[left] = tree->loss[left] + tree->loss[right]' 'tree->loss[0] += right > 0 ? tree->loss[right] : 0'
-mutation "leaf tree: one arena too many" test_tensor "leaf tree" leaf_tree.h 'int depth = 1;' 'int depth = 2;'
+mutation "leaf tree: one arena too many" test_tensor "leaf tree" leaf_tree.h 'depth = 1;' 'depth = 2;'
 mutation "rng: the float takes other bits" test_tensor rng rng.h 'mt19937_u32(mt) & 0xffffff' 'mt19937_u32(mt) >> 8'
 mutation "rng: the low word comes first" test_tensor rng rng.h \
     'high << 32 | mt19937_u32(mt)' 'high | (uint64_t)mt19937_u32(mt) << 32'

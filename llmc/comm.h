@@ -127,11 +127,11 @@ __attribute__((noreturn))
 static inline void comm_stop_(CommLink* l, const CommCall* call, TcpNote note) {
     l->is_failing = 1;
     if (l->kind == COMM_TCP) { tcp_leave_note(&l->tcp, &note); }
-    if (l->check) { comm_print_trace_(l); }
     if (note.status == 2) {  // the culprit has told the user what is wrong
         fflush(stdout);
         exit(2);
     }
+    if (l->check) { comm_print_trace_(l); }
     fail_run("rank %d %s, so rank %d stops in %s (%s)%s%s", note.rank, note.text, l->rank, call->name, call->where,
              *l->note ? " " : "", l->note);
 }
