@@ -53,6 +53,7 @@ help:
 	@echo "make bench       measure against PyTorch, llm.c and OpenBLAS (dev/bench/README.md)"
 	@echo "make golden      write dev/golden anew from the NumPy references: the bytes must not change"
 	@echo "make check       the tests of one build only: make check CC=clang ARCH=x86-64 OPT=-O2 ASAN=1"
+	@echo "make fuzz        mutated files against every parser, FUZZ_SECONDS=60 each (dev/fuzz/README.md)"
 	@echo "make clean       remove what was built"
 
 setup:
@@ -101,6 +102,25 @@ check: $(TESTS:%=$(BUILD)/%)
 test: setup
 	@dev/test.sh all
 
+# each program of dev/fuzz for FUZZ_SECONDS; the first finding ends it, with the input in build/fuzz (dev/fuzz/README.md)
+FUZZ_SECONDS ?= 60
+FUZZ = $(patsubst dev/fuzz/%.c,build/fuzz/%,$(sort $(wildcard dev/fuzz/fuzz_*.c)))
+FUZZ_FLAGS = -std=gnu11 -D_GNU_SOURCE -g -O1 -I. -Wno-unused-function -Wno-unknown-pragmas
+FUZZ_FLAGS += -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined
+build/fuzz/%: dev/fuzz/%.c
+	@mkdir -p build/fuzz
+	clang $(FUZZ_FLAGS) -MMD -MF $@.d $< -o $@ $(LIBS)
+
+-include $(wildcard build/fuzz/*.d)
+
+fuzz: $(FUZZ)
+	@for program in $^; do \
+	    name=$${program#build/fuzz/fuzz_}; dict=dev/fuzz/$$name.dict; mkdir -p build/fuzz/corpus_$$name; echo "# $$name"; \
+	    $$program -max_total_time=$(FUZZ_SECONDS) -max_len=2048 -close_fd_mask=3 -print_final_stats=1 -verbosity=0 \
+	        $$([ ! -e $$dict ] || echo -dict=$$dict) -artifact_prefix=build/fuzz/$$name- build/fuzz/corpus_$$name \
+	        dev/fuzz/corpus/$$name || exit 1; \
+	done
+
 golden:
 	$(PYTHON) dev/ref/gpt2.py
 
@@ -110,5 +130,5 @@ bench: setup
 clean:
 	rm -rf build launch $(TRAINERS)
 
-.PHONY: help folder setup run plot check test golden bench clean launch $(TRAINERS)
+.PHONY: help folder setup run plot check test fuzz golden bench clean launch $(TRAINERS)
 .DELETE_ON_ERROR:

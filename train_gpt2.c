@@ -19,10 +19,12 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/dataloader.h"    // TokenData, DataLoader, dataloader_batch
 #include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
 #include "llmc/embedding.h"     // embedding_forward, embedding_backward
+#include "llmc/evaluate.h"      // Evaluator, evaluate_loss, evaluate_answers
 #include "llmc/gelu.h"          // gelu_forward, gelu_backward
 #include "llmc/generate.h"      // Generator, generate_sample, generate_texts
+#include "llmc/hf_folder.h"     // model_find, SafeSet, hf_export_begin
 #include "llmc/hellaswag.h"     // HellaSwag: examples with four answers
-#include "llmc/jsonfile.h"      // json_read, json_write, json_need_int
+#include "llmc/jsonfile.h"      // json_read, json_write, json_ints
 #include "llmc/layernorm.h"     // layernorm_forward, layernorm_backward
 #include "llmc/leaf_tree.h"     // LeafTree: gradients of micro-batches, added in a fixed order
 #include "llmc/llmc_bin.h"      // llm.c's checkpoint format
@@ -36,7 +38,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/schedule.h"      // schedule_lr
 #include "llmc/shardfile.h"     // moments_save, moments_load
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
-#include "llmc/tensorfile.h"    // tensors_save, tensors_load: the table against safetensors
+#include "llmc/tensorfile.h"    // tensors_save, tensors_load, tensors_save_folder
 #include "llmc/verify.h"        // Verify: a step computed twice
 #include "llmc/zero.h"          // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
 
@@ -84,38 +86,30 @@ static Config config_preset(const char* name, int V) {
                "c4096 c5120 c12288, found \"%s\"", name);
 }
 
-// settings of a config.json that would make another model than ours
-static void config_refuse(const json_t* json, const char* path, const char* key, const json_t* expected) {
-    const json_t* found = json_object_get(json, key);
-    if (found && !json_is_null(found) && !json_equal(found, expected)) {
-        char *have = json_dumps(found, JSON_ENCODE_ANY), *want = json_dumps(expected, JSON_ENCODE_ANY);
-        fail_input("%s: \"%s\": this trainer computes %s, found %s", path, key, want, have);
-    }
+static int config_parse(Config* c, const json_t* json, ErrorText* error) {
+    int max_T, V, L, NH, C;
+    const JsonInt sizes[] = {{"n_positions", &max_T, 1, 1 << 24}, {"vocab_size", &V, 1, 1 << 24}, {"n_layer", &L, 1, 1024},
+                             {"n_head", &NH, 1, 1 << 20}, {"n_embd", &C, 1, 1 << 20}};
+    if (!json_agrees(json, json_pack("{s:s}", "model_type", "gpt2"), error) || !json_ints(json, sizes, 5, error)) { return 0; }
+    if (C % NH != 0) { return error_set(error, "\"n_embd\" %d: expected a multiple of \"n_head\" %d", C, NH); }
+    *c = config_make(max_T, V, L, NH, C);
+    return json_agrees(json, json_pack("{s:s, s:i, s:f, s:b, s:b, s:b, s:b}", "activation_function", "gelu_new", "n_inner", 4 * C,
+        "layer_norm_epsilon", 1e-5, "tie_word_embeddings", 1, "scale_attn_weights", 1, "scale_attn_by_inverse_layer_idx", 0,
+        "add_cross_attention", 0), error);
 }
 
 static Config config_load(const char* path) {
+    Config c;
+    ErrorText error;
     json_t* json = json_read(path);
-    const int max_T = (int)json_need_int(json, path, "n_positions", 1, 1 << 24);
-    const int V = (int)json_need_int(json, path, "vocab_size", 1, 1 << 24), L = (int)json_need_int(json, path, "n_layer", 1, 1024);
-    const int NH = (int)json_need_int(json, path, "n_head", 1, 1 << 20), C = (int)json_need_int(json, path, "n_embd", 1, 1 << 20);
-    Config c = config_make(max_T, V, L, NH, C);
-    if (c.C % c.NH != 0) { fail_input("%s: \"n_embd\" %d: expected a multiple of \"n_head\" %d", path, c.C, c.NH); }
-    const struct { const char* key; json_t* expected; } fixed[] = {
-        {"model_type", json_string("gpt2")}, {"activation_function", json_string("gelu_new")},
-        {"n_inner", json_integer(4 * c.C)}, {"layer_norm_epsilon", json_real(1e-5)}, {"tie_word_embeddings", json_true()},
-        {"scale_attn_weights", json_true()}, {"scale_attn_by_inverse_layer_idx", json_false()}, {"add_cross_attention", json_false()},
-    };
-    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
-        config_refuse(json, path, fixed[i].key, fixed[i].expected);
-        json_decref(fixed[i].expected);
-    }
+    if (!config_parse(&c, json, &error)) { fail_input("%s: %s", path, error.text); }
     json_decref(json);
     return c;
 }
 
 static FileSum config_save(const char* path, Config c, int eot) {
-    return json_write(path, json_pack("{s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:i, s:i, s:b, s:f, s:f, s:f}",
-        "architectures", "GPT2LMHeadModel", "model_type", "gpt2", "torch_dtype", "float32", "activation_function", "gelu_new",
+    return json_write(path, json_pack("{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:i, s:i, s:b, s:f, s:f, s:f}",
+        "written_by", HF_WRITTEN_BY, "architectures", "GPT2LMHeadModel", "model_type", "gpt2", "torch_dtype", "float32", "activation_function", "gelu_new",
         "n_positions", c.max_T, "vocab_size", c.V, "n_layer", c.L, "n_head", c.NH, "n_embd", c.C, "layer_norm_epsilon", 1e-5,
         "bos_token_id", eot, "eos_token_id", eot, "tie_word_embeddings", 1, "resid_pdrop", 0.0, "embd_pdrop", 0.0, "attn_pdrop", 0.0));
 }
@@ -447,14 +441,11 @@ static double flops_per_token(const Run* r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. Files: checkpoints and models of others, in and out.
 
-static void save_model(const Run* r, const char* folder, SavedFiles* files) {
+static void save_model(const Run* r, const char* folder, size_t shard_bytes, SavedFiles* files) {
     char path[PATH_BYTES];
-    const char* prefixes[] = {""};
-    const float* arenas[] = {r->model.params};
-    make_folder(folder);
     saved_files_add(files, config_save(path_join(path, folder, "config.json"), r->model.config, end_of_text(r)));
-    path_join(path, folder, "model.safetensors");
-    saved_files_add(files, tensors_save(path, r->model.table, N_PARAMETERS, prefixes, arenas, 1));
+    tensors_save_folder(folder, r->model.table, N_PARAMETERS, r->model.params, shard_bytes, files);
+    hf_copy_tokenizer(folder, r->o.tokenizer, files);
 }
 
 // rank 0 writes; the others send it their part of the moments
@@ -467,55 +458,44 @@ static void save_checkpoint(Run* r) {
         moments_save(NULL, &model->shards, model->adam_m, model->adam_v);
         return;
     }
-    save_model(r, run_save_begin(temporary, &r->o, &r->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS)), &files);
+    save_model(r, run_save_begin(temporary, &r->o, &r->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS)), SIZE_MAX, &files);
     path_join(path, temporary, "optimizer.safetensors");
     saved_files_add(&files, moments_save(path, &model->shards, model->adam_m, model->adam_v));
     run_save_end(temporary, &files, r->table, r->n_options, &r->o, &r->state);
 }
 
 static void load_tensors(const char* path, GPT2* model, const char* prefix, float* arena) {
-    SafeFile file;
-    safetensors_open(&file, path);
-    tensors_load(&file, model->table, N_PARAMETERS, prefix, arena);
-    safetensors_close(&file);
+    SafeSet set;
+    safeset_open(&set, path);
+    tensors_load(&set, model->table, N_PARAMETERS, prefix, arena);
+    if (!*prefix) {  // parameters: is that all, and is the output matrix the embedding?
+        tensors_check_tied(&set, "lm_head.weight", "transformer.wte.weight");
+        safeset_report_unused(&set);
+    }
+    safeset_close(&set);
 }
 
-static Config config_bin(const MappedFile* file) {
-    BinHeader h = llmc_bin_header(file);
+// the sizes in the header of llm.c's .bin, which the file's length bears out
+static int config_parse_bin(Config* c, const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
+    BinHeader h;
     Tensor table[N_PARAMETERS];
     memset(table, 0, sizeof table);
-    if (h.max_T < 1 || h.V < 1 || h.L < 1 || h.NH < 1 || h.C < 1 || h.max_T > 1 << 24 || h.V > 1 << 24 || h.L > 1024 ||
-        h.C > 1 << 20 || h.C % h.NH != 0 || h.Vp != (h.V + 127) / 128 * 128) {
-        fail_input("%s: expected the sizes of a GPT-2, found maxT %d, V %d, L %d, NH %d, C %d, Vp %d", file->path, h.max_T, h.V, h.L,
-                   h.NH, h.C, h.Vp);
-    }
-    Config c = config_make(h.max_T, h.V, h.L, h.NH, h.C);
-    parameter_table(table, c);
-    llmc_bin_check(file, h, table, N_PARAMETERS);
-    return c;
+    if (!llmc_bin_parse_(&h, bytes, n_bytes, error)) { return 0; }
+    *c = config_make(h.max_T, h.V, h.L, h.NH, h.C);
+    parameter_table(table, *c);
+    return llmc_bin_fits_(n_bytes, h, table, N_PARAMETERS, error);
 }
 
-// What --from means, told apart by content: llm.c's .bin, a .safetensors file, a checkpoint, a run (its newest good checkpoint),
-// or a folder of Hugging Face's. Returns the sizes; `weights` becomes the file that holds the parameters.
+// what --from names: `weights` becomes the file that holds the parameters, or the index of their shards; returns the sizes
 static Config find_weights(char weights[PATH_BYTES], const char* from) {
-    char folder[PATH_BYTES], path[PATH_BYTES];
-    struct stat status;
-    if (stat(from, &status) != 0) { fail_input("--from: %s: %s (a preset's name goes to --model)", from, strerror(errno)); }
-    checkpoint_find(folder, from);  // else `from` itself
-    if (S_ISDIR(status.st_mode)) {
-        path_join(weights, folder, "model.safetensors");
-        return config_load(path_join(path, folder, "config.json"));
-    }
+    char config[PATH_BYTES];
     MappedFile file;
-    file_map(&file, from);
-    snprintf(weights, PATH_BYTES, "%s", from);
-    if (!is_llmc_bin(&file) && (file.n_bytes < 9 || file.bytes[8] != '{')) {
-        const char* other = file_looks_like(file.bytes, file.n_bytes);
-        fail_input("%s: expected a folder, a .safetensors file or llm.c's .bin, found %s", from, other ? other : "something else");
-    }
-    char* slash = strrchr(folder, '/');
-    if (slash) { *slash = '\0'; } else { strcpy(folder, "."); }
-    Config c = is_llmc_bin(&file) ? config_bin(&file) : config_load(path_join(path, folder, "config.json"));
+    ErrorText error;
+    Config c;
+    model_find(weights, config, from);
+    if (*config) { return config_load(config); }
+    file_map(&file, weights);
+    if (!config_parse_bin(&c, file.bytes, file.n_bytes, &error)) { fail_input("%s: %s", weights, error.text); }
     file_unmap(&file);
     return c;
 }
@@ -553,65 +533,50 @@ static void load_parameters(Run* r) {
     file_unmap(&file);
 }
 
+// a folder that transformers and this trainer load
+static void export_folder(const Run* r, const char* folder) {
+    char temporary[PATH_BYTES], path[PATH_BYTES];
+    const int eot = end_of_text(r);
+    SavedFiles files;
+    files.n = 0;
+    hf_export_begin(temporary, folder, 4.0 * (double)r->model.n);
+    save_model(r, temporary, (size_t)(1e9 * (double)r->o.shard_gb), &files);
+    json_write(path_join(path, temporary, "generation_config.json"), json_pack("{s:i, s:i}", "bos_token_id", eot, "eos_token_id", eot));
+    hf_export_end(temporary, folder);
+}
+
 static void export_model(const Run* r) {
     const Config c = r->model.config;
     BinHeader h = {0, 0, c.max_T, c.V, c.L, c.NH, c.C, c.Vp};
-    SavedFiles files;
-    files.n = 0;
-    if (*r->o.export_hf) { save_model(r, r->o.export_hf, &files); }
+    if (*r->o.export_hf) { export_folder(r, r->o.export_hf); }
     if (*r->export_bin) { llmc_bin_save(r->export_bin, h, r->model.table, N_PARAMETERS, r->model.params); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 6. Evaluation, sampling, probe.
 
-// forward only: the sum of the losses of r->inputs and r->targets, of B rows of T positions
-static float batch_loss(Run* r, int B, int T) {
-    gpt2_forward(&r->model, &r->acts, r->inputs, B, T, 0, &r->dev);
+// the model behind llmc/evaluate.h
+static const float* batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
+    Run* r = (Run*)run;
+    gpt2_forward(&r->model, &r->acts, inputs, B, T, 0, &r->dev);
     gpt2_logits(&r->model, &r->acts, 0, B * T, &r->dev);
-    return gpt2_loss(&r->model, &r->acts, r->targets, B, T, &r->dev);
+    gpt2_loss(&r->model, &r->acts, targets, B, T, &r->dev);
+    return layer_activations(&r->acts, 0).losses;
 }
 
-// Mean loss over the first rows of the validation data, always the same ones; *bits_per_byte is negative where unknown. Ranks
-// share the batches; the sums of the batches are added in their order.
-static float evaluate(Run* r, double* bits_per_byte) {
-    double sum = 0.0;
-    int64_t n_bytes = 0, n_rows = (int64_t)r->o.eval_batches * r->o.batch_size;
-    if (n_rows > r->val_rows.n_rows) { n_rows = r->val_rows.n_rows; }
-    const int64_t n_batches = ceil_div(n_rows, r->o.batch_size), last = comm_share(n_batches, r->comm->rank + 1, r->comm->size);
-    float* losses = (float*)malloc_check(sizeof(float) * (size_t)n_batches, "losses");
-    for (int64_t i = comm_share(n_batches, r->comm->rank, r->comm->size); i < last; i++) {
-        int64_t first = i * r->o.batch_size;
-        int B = n_rows - first < r->o.batch_size ? (int)(n_rows - first) : r->o.batch_size;
-        dataloader_batch(&r->val_rows, first, B, r->inputs, r->targets);
-        losses[i] = batch_loss(r, B, r->T);
-        n_bytes += has_text(r) ? tokenizer_count_bytes(&r->tokenizer, r->targets, B * r->T) : 0;
-        progress("validation", i + 1, last);
+// loss on the validation data and answers to the examples of --hellaswag; while training, is it the best so far?
+static void evaluate(Run* r, int training) {
+    const Evaluator e = {&r->o, r->comm, has_text(r) ? &r->tokenizer : NULL, r->T, r->inputs, r->targets, batch_losses, r};
+    const int step = r->state.step;
+    if (has_data(&r->val)) {
+        double bits_per_byte;
+        float loss = evaluate_loss(&e, &r->val_rows, &bits_per_byte);
+        log_validation(&r->log, step, loss, bits_per_byte, training && run_state_validated(&r->state, loss));
     }
-    comm_all_gather_shares(r->comm, losses, n_batches, DT_F32, HERE);
-    comm_all_reduce(r->comm, &n_bytes, 1, DT_I64, OP_SUM, HERE);
-    for (int64_t i = 0; i < n_batches; i++) { sum += (double)losses[i]; }
-    free(losses);
-    *bits_per_byte = n_bytes > 0 ? sum / log(2.0) / (double)n_bytes : -1.0;
-    return (float)(sum / (double)(n_rows * r->T));
-}
-
-// right answers to the examples of --hellaswag; ranks share the batches, and each score comes from one of them
-static void answer_examples(Run* r) {
-    HellaSwag* h = &r->hellaswag;
-    const int n = r->o.eval_examples > 0 && r->o.eval_examples < h->n ? r->o.eval_examples : h->n, T = h->longest < r->T ? h->longest : r->T;
-    const int n_batches = (int)ceil_div(N_CHOICES * n, r->o.batch_size), last = (int)comm_share(n_batches, r->comm->rank + 1, r->comm->size);
-    memset(h->scores, 0, sizeof h->scores[0] * N_CHOICES * (size_t)n);
-    for (int i = (int)comm_share(n_batches, r->comm->rank, r->comm->size); i < last; i++) {
-        int row = i * r->o.batch_size, B = N_CHOICES * n - row < r->o.batch_size ? N_CHOICES * n - row : r->o.batch_size;
-        hellaswag_batch(h, row, B, T, r->inputs, r->targets);
-        batch_loss(r, B, T);
-        hellaswag_losses(h, row, B, T, r->targets, layer_activations(&r->acts, 0).losses);
-        progress("examples", i + 1, last);
+    if (*r->o.hellaswag) {
+        int n, correct = evaluate_answers(&e, &r->hellaswag, &n);
+        log_accuracy(&r->log, step, "HellaSwag", correct, n, hellaswag_standard_error(correct, n));
     }
-    comm_all_reduce(r->comm, h->scores, (size_t)(N_CHOICES * n), DT_F64, OP_SUM, HERE);
-    int correct = hellaswag_correct(h, 0, n);
-    log_accuracy(&r->log, r->state.step, "HellaSwag", correct, n, hellaswag_standard_error(correct, n));
 }
 
 // the model behind llmc/generate.h: keys and values of earlier positions are kept in cache.qkv
@@ -721,14 +686,6 @@ static void train_step(Run* r) {
     }
 }
 
-static void validate(Run* r) {
-    RunState* s = &r->state;
-    double bits_per_byte;
-    float loss = evaluate(r, &bits_per_byte);
-    log_validation(&r->log, s->step, loss, bits_per_byte, run_state_validated(s, loss));
-    if (*r->o.hellaswag) { answer_examples(r); }
-}
-
 static void train(Run* r) {
     const RunOptions* o = &r->o;
     RunState* s = &r->state;
@@ -741,7 +698,7 @@ static void train(Run* r) {
         comm_note(r->comm, "after step %d; newest checkpoint: %s", s->step, newest < 0 ? "none" : checkpoint_folder(folder, o->run, newest));
         stop = comm_any(r->comm, *stop_flag(), HERE);
         int last = stop || s->step >= o->steps, unsaved = s->step > saved || s->interrupted, due = !stop && unsaved;
-        if (due && has_data(&r->val) && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { validate(r); }
+        if (due && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { evaluate(r, 1); }
         if (o->early_stop > 0 && s->evals_since_best >= o->early_stop) { last = 1; }
         if (due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last) && r->comm->rank == 0) { generate_sample(&r->generator, s); }
         s->interrupted = stop;
@@ -876,16 +833,6 @@ static void open_batch(Run* r, Purpose purpose) {
     r->targets = (int*)malloc_check(n_bytes, "targets");
 }
 
-static void evaluate_only(Run* r) {
-    double bits_per_byte;
-    open_batch(r, TO_EVALUATE);
-    if (has_data(&r->val)) {
-        float loss = evaluate(r, &bits_per_byte);
-        log_validation(&r->log, r->state.step, loss, bits_per_byte, 0);
-    }
-    if (*r->o.hellaswag) { answer_examples(r); }
-}
-
 static void open_training(Run* r, int argc, char** argv) {
     char path[PATH_BYTES];
     GPT2* model = &r->model;
@@ -946,7 +893,8 @@ int main(int argc, char** argv) {
     } else if (*r->o.probe) {
         probe(r);
     } else if (r->o.eval_only) {
-        evaluate_only(r);
+        open_batch(r, TO_EVALUATE);
+        evaluate(r, 0);
     } else if (has_data(&r->train)) {
         open_training(r, argc, argv);
         train(r);

@@ -39,7 +39,7 @@ typedef struct {
     int resume, save_every, keep, keep_every, eval_every, eval_batches, sample_every, log_every, early_stop, max_skips, verify_every;
     const char *export_hf, *generate, *probe, *probe_out;                                 // out
     int max_new_tokens, top_k, samples, eval_only;
-    float temperature, top_p;
+    float shard_gb, temperature, top_p;
     const char* rank;                                                                     // machine
     int threads, dry_run, zero, comm_timeout, init_timeout;
 } RunOptions;
@@ -92,6 +92,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"run", "max-skips", "", OPTION_INT, &o->max_skips, "10", 0, INT_MAX, "M", "skip at most M non-finite updates in a row, then stop", 0},
         {"run", "verify-every", "", OPTION_INT, &o->verify_every, "0", 0, INT_MAX, "K", "compute every K-th step twice and stop if a bit differs; 0: never", 0},
         {"out", "export-hf", "", OPTION_TEXT, &o->export_hf, "", 0, 0, "DIR", "write the model as a Hugging Face folder", 0},
+        {"out", "shard-gb", "", OPTION_FLOAT, &o->shard_gb, "5", 1e-6, 1e6, "F", "largest file of --export-hf, in 10^9 bytes; a larger model becomes shards", 0},
         {"out", "generate", "", OPTION_TEXT, &o->generate, "", 0, 0, "TEXT|-", "continue TEXT, or standard input; no training", 0},
         {"out", "max-new-tokens", "-g", OPTION_INT, &o->max_new_tokens, "256", 1, 1 << 24, "N", "most tokens to generate; end of text stops earlier", 0},
         {"out", "temperature", "", OPTION_FLOAT, &o->temperature, "0.8", 0, 100, "F", "sampling temperature; 0: always the likeliest token", 0},

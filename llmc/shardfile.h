@@ -18,15 +18,16 @@ static inline float* shards_slice_room_(const Shards* s) {
 
 // w: the open file on rank 0
 static inline void shards_put_(SafeWriter* w, Shards* s, const float* arena) {
+    TensorSlices sorted = tensors_sorted(s->table, s->n_tensors);
     float *room = shards_slice_room_(s), *turned = tensors_turning_room(s->table, s->n_tensors);
-    for (int i = 0; i < s->n_tensors; i++) {
-        for (int l = 0; l < tensor_slices(&s->table[i]); l++) {
-            const float* slice = shards_slice(s, arena, i, l, room);
-            if (slice) { tensor_put_slice(w, &s->table[i], slice, turned); }
-        }
+    for (int k = 0; k < sorted.n; k++) {
+        const TensorSlice* x = &sorted.slice[k];
+        const float* slice = shards_slice(s, arena, (int)(x->tensor - s->table), x->layer, room);
+        if (slice) { tensor_put_slice(w, x->tensor, slice, turned); }
     }
     free(room);
     free(turned);
+    free(sorted.slice);
 }
 
 // AdamW's moments, in one file; its sum comes back on rank 0
@@ -47,7 +48,7 @@ static inline FileSum moments_save(const char* path, Shards* s, const float* m, 
     return sum;
 }
 
-static inline void shards_load_(const SafeFile* f, const Shards* s, const char* prefix, float* arena) {
+static inline void shards_load_(SafeSet* set, const Shards* s, const char* prefix, float* arena) {
     float *room = shards_slice_room_(s), *turned = tensors_turning_room(s->table, s->n_tensors);
     for (int i = 0; i < s->n_tensors; i++) {
         const Tensor* t = &s->table[i];
@@ -58,7 +59,7 @@ static inline void shards_load_(const SafeFile* f, const Shards* s, const char* 
             size_t to = kept.first + kept.n < first + n ? kept.first + kept.n : first + n;
             if (from >= to) { continue; }
             memset(room, 0, sizeof(float) * n);  // padding rows
-            tensor_load_slice(f, t, l, prefix, room, turned);
+            tensor_load_slice(set, t, l, prefix, room, turned);
             memcpy(arena + t->offset + from, room + (from - first), sizeof(float) * (to - from));
         }
         progress("loading", i + 1, s->n_tensors);
@@ -68,10 +69,10 @@ static inline void shards_load_(const SafeFile* f, const Shards* s, const char* 
 }
 
 static inline void moments_load(const char* path, const Shards* s, float* m, float* v) {
-    SafeFile file;
-    safetensors_open(&file, path);
-    shards_load_(&file, s, "exp_avg.", m);
-    shards_load_(&file, s, "exp_avg_sq.", v);
-    safetensors_close(&file);
+    SafeSet set;
+    safeset_open(&set, path);
+    shards_load_(&set, s, "exp_avg.", m);
+    shards_load_(&set, s, "exp_avg_sq.", v);
+    safeset_close(&set);
 }
 #endif  // LLMC_SHARDFILE_H
