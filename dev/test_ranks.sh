@@ -54,9 +54,9 @@ cd "$work" || exit 1
 
 mkdir text
 for i in {1..250}; do echo "line $i: the plain loop is the law, and $i times $i is $((i * i))."; done >text/a.txt
-cp -r text other && echo "one line more" >>other/a.txt
+mkdir elsewhere && cp -r text elsewhere/ && echo "one line more" >>elsewhere/text/a.txt
 echo '{"model_type":"gpt2","n_positions":24,"vocab_size":257,"n_layer":2,"n_head":3,"n_embd":33}' >tiny.json
-start=(--config tiny.json --train text --val-fraction 0.1 --seq-len 16 --batch-size 2 --lr 1e-2 --eval-every 10 --eval-batches 5
+start=(--config "$work/tiny.json" --train text --val-fraction 0.1 --seq-len 16 --batch-size 2 --lr 1e-2 --eval-every 10 --eval-batches 5
     --sample-every 20 --max-new-tokens 8)
 
 ranks() {  # NUMBER OPTION...: into out and err; status is kept
@@ -157,9 +157,10 @@ if command -v mpirun >/dev/null; then
         done
         "${mpirun[@]}" -n 3 "$trainer_mpi" "${start[@]}" --train missing --run several >out 2>err
         check "mpirun: a wrong option ends with status 2" test $? = 2
+        rm -f out
         "${mpirun[@]}" -n 3 "$trainer_mpi" "${start[@]}" --steps 100000 --run several >out 2>err &
         pid=$!
-        while ! grep -q '^step 5/' out; do sleep 0.05; done
+        while ! grep -qs '^step 5/' out; do sleep 0.05; done
         victim=$(pgrep -n -x -f "$trainer_mpi .*--steps 100000 --run several")
         kill -9 "$victim"
         wait $pid
@@ -187,11 +188,11 @@ rm -rf chain
 # ---- ranks that were not started alike ----
 
 echo "# refused: status 2 on every rank, one line"
-two() {  # PROMISE TEXT PROGRAM1 OPTION...: rank 1 is another program, or has other options
-    local promise=$1 text=$2 program=$3 at pid
-    shift 3
+two() {  # PROMISE TEXT FOLDER PROGRAM OPTION...: rank 1 is another program, or elsewhere, or has other options
+    local promise=$1 text=$2 folder=$3 program=$4 at pid
+    shift 4
     at=127.0.0.1:$(port)
-    "$program" "${options[@]}" --rank "1/2@$at" --run several "$@" >out1 2>err1 &
+    env -C "$folder" "$program" "${options[@]}" --rank "1/2@$at" --run several "$@" >out1 2>err1 &
     pid=$!
     timeout 20 "$trainer" "${options[@]}" --rank "0/2@$at" --run several >out 2>err
     local status0=$?
@@ -201,9 +202,9 @@ two() {  # PROMISE TEXT PROGRAM1 OPTION...: rank 1 is another program, or has ot
     verdict $? "$promise" "status $status0, $status1: $(cat err err1)"
     rm -rf several
 }
-two "other options" "rank 1: lr is 0.25 there, but .* on rank 0" "$trainer" --lr 0.25
-two "another program" "rank 1: other program than rank 0" "$trainer_other"
-two "other data" "rank 1: other training data than rank 0" "$trainer" --train other --val text
+two "other options" "rank 1: lr is 0.25 there, but .* on rank 0" . "$trainer" --lr 0.25
+two "another program" "rank 1: other program than rank 0" . "$trainer_other"
+two "other data" "rank 1: other training data than rank 0" elsewhere "$trainer"
 "$trainer" "${start[@]}" --zero 2 >out 2>err
 check "--zero 2" test $? = 2 -a "$(grep -c '^train_gpt2: --zero: expected 0 or 1, found 2' err)" = 1
 ranks 2 --config tiny.json --generate x
@@ -222,9 +223,10 @@ long=("${start[@]}" --batch-tokens 96 --eval-every 0 --sample-every 0 --schedule
 begin() {  # NUMBER OPTION...: in the background, until the fifth step is out
     local n=$1
     shift
+    rm -f out
     "$launch" -n "$n" "$trainer" "$@" >out 2>err </dev/null &
     pid=$!
-    while ! grep -q '^step [0-9]*5/' out && kill -0 $pid 2>/dev/null; do sleep 0.02; done
+    while ! grep -qs '^step [0-9]*5/' out && kill -0 $pid 2>/dev/null; do sleep 0.02; done
 }
 rank_pid() { pgrep -P $pid | sed -n "$(($1 + 1))p"; }
 
@@ -261,7 +263,10 @@ RANDOM=7
 n_killed=0
 for ((i = 0; i < kills; i++)); do
     resume=(--resume)
-    [ -n "$(ls -d several/step_*/manifest.json 2>/dev/null)" ] || resume=("${long[@]}" --steps 400 --save-every 40)
+    if ! compgen -G 'several/step_??????/manifest.json' >/dev/null; then
+        rm -rf several
+        resume=("${long[@]}" --steps 400 --save-every 40)
+    fi
     "$launch" -n $((1 + RANDOM % 4)) "$trainer" "${resume[@]}" --run several --zero $((RANDOM % 2)) >out 2>err </dev/null &
     pid=$!
     sleep "0.$((RANDOM % 8))$((RANDOM % 10))"

@@ -144,7 +144,7 @@ static inline size_t shards_buffer(const Shards* s) {
         most = n > most ? n : most;
     }
     most = most * 2 * (size_t)s->n_nodes;
-    return s->size == 1 ? 0 : most < SHARDS_BUFFER ? most : SHARDS_BUFFER;
+    return s->size == 1 ? 0 : most < SHARDS_BUFFER ? most : (size_t)SHARDS_BUFFER;
 }
 
 // ---- 2. From each owner to all ----
