@@ -14,7 +14,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 */
 #include "llmc/attention.h"     // attention_forward, attention_backward
 #include "llmc/checkpoint.h"    // SavedFiles, checkpoint_find, checkpoint_path
-#include "llmc/comm.h"          // Comm, comm_share, comm_any: several ranks train together
+#include "llmc/comm.h"          // Comm, comm_own, comm_any: several ranks train together
 #include "llmc/crossentropy.h"  // crossentropy_forward, crossentropy_backward
 #include "llmc/dataloader.h"    // TokenData, DataLoader, dataloader_batch
 #include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
@@ -228,8 +228,7 @@ static void gpt2_init(GPT2* model, Config c) {
 // every rank; of their arenas the rest is never touched and costs no memory.
 static void gpt2_init_training(GPT2* model, Comm* comm, int n_leaves, int zero) {
     shards_init(&model->shards, comm, model->table, N_PARAMETERS, n_leaves, zero);
-    const Shards* s = &model->shards;
-    leaf_tree_init(&model->grads, model->n, (int)comm_share(n_leaves, s->rank, s->size), (int)comm_share(n_leaves, s->rank + 1, s->size));
+    leaf_tree_init(&model->grads, model->n, model->shards.own_leaves.first, model->shards.own_leaves.end);
     model->adam_m = (float*)arena_alloc(sizeof(float) * model->n, "first moments");
     model->adam_v = (float*)arena_alloc(sizeof(float) * model->n, "second moments");
 }
@@ -636,9 +635,10 @@ static void probe(Run* r) {
 
 // the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
 static float* step_gradients(Run* r, float* loss, float* norm) {
-    const int B = r->o.batch_size, T = r->T, last = (int)comm_share(r->n_leaves, r->comm->rank + 1, r->comm->size);
+    const int B = r->o.batch_size, T = r->T;
+    const CommShare own = comm_own(r->comm, r->n_leaves);
     const int64_t n_tokens = (int64_t)r->n_leaves * B * T;
-    for (int leaf = (int)comm_share(r->n_leaves, r->comm->rank, r->comm->size); leaf < last; leaf++) {
+    for (int leaf = own.first; leaf < own.end; leaf++) {
         dataloader_batch(&r->train_rows, r->state.rows + (int64_t)leaf * B, B, r->inputs, r->targets);
         dataloader_prefetch(&r->train_rows, r->state.rows + (int64_t)(leaf + 1) * B, B);
         gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);

@@ -413,6 +413,15 @@ static inline CommTicket comm_all_gather(Comm* c, const void* in, void* out, siz
 // n things dealt out in order (elements, leaves, chunks): rank r has number comm_share(n, r, P) .. comm_share(n, r + 1, P) - 1
 static inline int64_t comm_share(int64_t n, int rank, int size) { return n / size * rank + n % size * rank / size; }
 
+typedef struct {
+    int first, end;  // this rank's of n things: first .. end - 1
+} CommShare;
+
+static inline CommShare comm_own(const Comm* c, int n) {
+    CommShare own = {(int)comm_share(n, c->rank, c->size), (int)comm_share(n, c->rank + 1, c->size)};
+    return own;
+}
+
 // parts of different sizes, one after the other; our own part lies in its place already
 static inline CommTicket comm_all_gather_v(Comm* c, void* inout, const size_t* counts, CommType type, const char* where) {
     const size_t bytes = comm_type_bytes(type);
