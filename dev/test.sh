@@ -76,6 +76,7 @@ else
     part "command line and runs" dev/test_cli.sh
     part "tools: inspect and plot" dev/test_tools.sh
     part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
+    part "several ranks" dev/test_ranks.sh
     part "broken on purpose" dev/mutate.sh
     part "NumPy reference against llm.c's numbers" $python dev/ref/gpt2.py --upstream
     part "golden files are what the reference writes" dev/check_golden.sh
