@@ -14,7 +14,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 */
 #include "llmc/adamw.h"         // adamw_step, adamw_update
 #include "llmc/attention.h"     // attention_forward, attention_backward
-#include "llmc/checkpoint.h"    // SavedFiles, checkpoint_newest, checkpoint_folder
+#include "llmc/checkpoint.h"    // SavedFiles, checkpoint_find, checkpoint_path
 #include "llmc/comm.h"          // Comm, comm_first_leaf, comm_last_leaf
 #include "llmc/crossentropy.h"  // crossentropy_forward, crossentropy_backward
 #include "llmc/dataloader.h"    // TokenData, DataLoader, dataloader_row
@@ -35,6 +35,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/schedule.h"      // schedule_lr
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
 #include "llmc/tensorfile.h"    // tensors_save, tensors_load: the table against safetensors
+#include "llmc/verify.h"        // Verify: a step computed twice
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. Config. What makes one GPT-2 different from another.
@@ -358,7 +359,8 @@ static float gpt2_grad_norm(const GPT2* model, const float* grads, const Device*
 
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay, clip;
-    int decay_all;  // biases and LayerNorms too
+    int decay_all;   // biases and LayerNorms too
+    Verify* verify;  // NULL: the update is computed once
 } Optimizer;
 
 // clip to the norm, then AdamW on every tensor that is trained; t counts updates from 1
@@ -367,9 +369,11 @@ static void gpt2_update(GPT2* model, const float* grads, float norm, const Optim
     AdamW step = adamw_step(o->lr, o->beta1, o->beta2, o->eps, scale, t);
     for (int i = 0; i < N_PARAMETERS; i++) {
         const Tensor* p = &model->table[i];
+        const float decay = p->decay == DECAY || o->decay_all ? o->weight_decay : 0.0f, *g = grads + p->offset;
+        float *w = model->params + p->offset, *m = model->adam_m + p->offset, *v = model->adam_v + p->offset;
         if (p->frozen) { continue; }
-        adamw_update(model->params + p->offset, model->adam_m + p->offset, model->adam_v + p->offset, grads + p->offset,
-                     tensor_elements(p), p->decay == DECAY || o->decay_all ? o->weight_decay : 0.0f, &step, dev);
+        if (o->verify) { verify_adamw(o->verify, p, w, m, v, g, decay, &step, dev); }
+        else { adamw_update(w, m, v, g, tensor_elements(p), decay, &step, dev); }
     }
 }
 
@@ -395,6 +399,7 @@ typedef struct {
     int T, n_leaves;          // positions in a row, micro-batches in an update
     int *inputs, *targets;    // (B, T)
     RunState state;
+    Verify verify;            // of --verify-every
     double peak;              // flop/s of the matmul on this machine
     Log log;
 } Run;
@@ -444,13 +449,13 @@ static void save_model(const Run* r, const char* folder, SavedFiles* files) {
     saved_files_add(files, tensors_save(path, r->model.table, N_PARAMETERS, prefixes, arenas, 1));
 }
 
-static void save_checkpoint(const Run* r) {
+static void save_checkpoint(Run* r) {
     char temporary[PATH_BYTES], path[PATH_BYTES];
     const char* prefixes[] = {"exp_avg.", "exp_avg_sq."};
     const float* arenas[] = {r->model.adam_m, r->model.adam_v};
     SavedFiles files;
     files.n = 0;
-    save_model(r, run_save_begin(temporary, &r->o, &r->state), &files);
+    save_model(r, run_save_begin(temporary, &r->o, &r->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS)), &files);
     path_join(path, temporary, "optimizer.safetensors");
     saved_files_add(&files, tensors_save(path, r->model.table, N_PARAMETERS, prefixes, arenas, 2));
     run_save_end(temporary, &files, r->table, r->n_options, &r->o, &r->state);
@@ -478,15 +483,13 @@ static Config config_bin(const MappedFile* file) {
     return c;
 }
 
-// What --from means, told apart by content: llm.c's .bin, a .safetensors file, a run (its newest checkpoint), or a folder of
-// Hugging Face's. Returns the sizes; `weights` becomes the file that holds the parameters.
+// What --from means, told apart by content: llm.c's .bin, a .safetensors file, a checkpoint, a run (its newest good checkpoint),
+// or a folder of Hugging Face's. Returns the sizes; `weights` becomes the file that holds the parameters.
 static Config find_weights(char weights[PATH_BYTES], const char* from) {
     char folder[PATH_BYTES], path[PATH_BYTES];
     struct stat status;
-    int newest = checkpoint_newest(from, -1);
     if (stat(from, &status) != 0) { fail_input("--from: %s: %s (a preset's name goes to --model)", from, strerror(errno)); }
-    snprintf(folder, sizeof folder, "%s", from);
-    if (newest >= 0) { checkpoint_folder(folder, from, newest); }
+    checkpoint_find(folder, from);  // else `from` itself
     if (S_ISDIR(status.st_mode)) {
         path_join(weights, folder, "model.safetensors");
         return config_load(path_join(path, folder, "config.json"));
@@ -516,8 +519,11 @@ static int new_vocabulary(const Run* r) {
 static void choose_model(Run* r) {
     const RunOptions* o = &r->o;
     run_check_sources(r->table, r->n_options, o);
-    Config c = o->resume || *o->from ? find_weights(r->weights, o->resume ? o->run : o->from)
+    char path[PATH_BYTES];
+    Config c = o->resume ? config_load(checkpoint_path(path, o->run, r->state.step, "config.json"))
+             : *o->from ? find_weights(r->weights, o->from)
              : *o->config ? config_load(o->config) : config_preset(o->model, new_vocabulary(r));
+    if (o->resume) { checkpoint_path(r->weights, o->run, r->state.step, "model.safetensors"); }
     gpt2_layout(&r->model, c);
 }
 
@@ -621,27 +627,40 @@ static void probe(Run* r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 7. Training.
 
-// one update: every leaf forward and backward, the tree of their gradients, norm, clip, AdamW
-static void train_step(Run* r) {
-    const RunOptions* o = &r->o;
-    RunState* s = &r->state;
-    const int B = o->batch_size, T = r->T;
+// every leaf forward and backward, and the tree of their gradients; with the mean loss and their norm
+static float* step_gradients(Run* r, float* loss, float* norm) {
+    const int B = r->o.batch_size, T = r->T;
     const int64_t n_tokens = (int64_t)r->n_leaves * B * T;
-    double start = seconds_now(CLOCK_MONOTONIC);
     for (int leaf = comm_first_leaf(&r->comm, r->n_leaves); leaf < comm_last_leaf(&r->comm, r->n_leaves); leaf++) {
-        dataloader_batch(&r->train_rows, s->rows + (int64_t)leaf * B, B, r->inputs, r->targets);
+        dataloader_batch(&r->train_rows, r->state.rows + (int64_t)leaf * B, B, r->inputs, r->targets);
         gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);
     }
     float loss_sum, *grads = leaf_tree_finish(&r->model.grads, &loss_sum, &r->dev);
-    float loss = loss_sum / (float)n_tokens, norm = gpt2_grad_norm(&r->model, grads, &r->dev);
+    *loss = loss_sum / (float)n_tokens;
+    *norm = gpt2_grad_norm(&r->model, grads, &r->dev);
+    return grads;
+}
+
+// one update: gradients, clip, AdamW
+static void train_step(Run* r) {
+    const RunOptions* o = &r->o;
+    RunState* s = &r->state;
+    const int64_t n_tokens = (int64_t)r->n_leaves * o->batch_size * r->T;
+    double start = seconds_now(CLOCK_MONOTONIC);
+    float loss, norm, *grads = step_gradients(r, &loss, &norm);
+    const int verifying = o->verify_every > 0 && (s->step + 1) % o->verify_every == 0;
+    if (verifying) {
+        verify_first(&r->verify, s->step + 1, loss, norm, grads);
+        grads = step_gradients(r, &loss, &norm);
+        verify_second(&r->verify, loss, norm, grads);
+    }
     float lr = schedule_lr(schedule_from_name(o->schedule), s->step, o->steps, o->warmup, (double)o->lr, (double)o->final_lr);
-    int skipped = !isfinite(loss) || !isfinite(norm);
-    Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all};
+    int skipped = run_state_skips(s, o, loss, norm);
+    Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all, verifying ? &r->verify : NULL};
     if (!skipped) { gpt2_update(&r->model, grads, norm, &optimizer, ++s->updates, &r->dev); }
     s->step++;
-    s->rows += (int64_t)r->n_leaves * B;
+    s->rows += (int64_t)r->n_leaves * o->batch_size;
     s->tokens += n_tokens;
-    s->skips = skipped ? s->skips + 1 : 0;
     double seconds = seconds_now(CLOCK_MONOTONIC) - start, rate = (double)n_tokens / seconds;
     StepRecord record = {s->step, o->steps, loss, norm, lr, 1000.0 * seconds, s->tokens, rate,
                          rate * flops_per_token(r) / r->peak, skipped};
@@ -739,6 +758,7 @@ static double print_memory(const Run* r) {
     double activations = 4.0 * (double)activations_layout(&acts, c, r->o.batch_size, r->T, backward ? TO_TRAIN : TO_EVALUATE);
     double sampling = 4.0 * (double)activations_layout(&acts, c, 1, generator_room(&r->o, 1, c.max_T), TO_GENERATE);
     double text = 2.0 * (double)r->train.text_capacity + 2.0 * (double)r->val.text_capacity, rest = text + 8e6;
+    if (is_training(r) && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
     double gradients = backward ? leaf_tree_depth(r->n_leaves) * arena : 0.0, moments = is_training(r) ? 2.0 * arena : 0.0;
     if (!samples) { sampling = 0.0; }
     if (!backward && !r->o.eval_only) { activations = 0.0; }
@@ -768,7 +788,10 @@ static double print_start(const Run* r) {
     box_row("parameters", "%s = %zu", format_count((double)n_parameters).s, n_parameters);
     box_data("training data", &r->train, &r->train_rows);
     box_data("validation data", &r->val, &r->val_rows);
-    if (is_training(r)) { box_update(&r->o, r->n_leaves, r->T); }
+    if (is_training(r)) {
+        box_update(&r->o, r->n_leaves, r->T);
+        box_checkpoints(&r->o, &r->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS));
+    }
     double n_bytes = print_memory(r), flops = flops_per_token(r);
     const int n_steps = r->o.steps - r->state.step;
     double seconds = flops * (double)n_steps * r->n_leaves * r->o.batch_size * r->T / r->peak;
@@ -793,16 +816,18 @@ static void evaluate_only(Run* r) {
 }
 
 static void open_training(Run* r, int argc, char** argv) {
-    char folder[PATH_BYTES], path[PATH_BYTES];
+    char path[PATH_BYTES];
+    GPT2* model = &r->model;
     open_batch(r, TO_TRAIN);
     if (r->o.sample_every > 0) { open_generator(r, 1); }
-    gpt2_init_training(&r->model, r->n_leaves);
+    gpt2_init_training(model, r->n_leaves);
+    if (r->o.verify_every > 0) { verify_init(&r->verify, model->table, N_PARAMETERS, model->params, model->adam_m, model->adam_v); }
     if (r->o.resume) {
-        path_join(path, checkpoint_folder(folder, r->o.run, r->state.step), "optimizer.safetensors");
-        load_tensors(path, &r->model, "exp_avg.", r->model.adam_m);
-        load_tensors(path, &r->model, "exp_avg_sq.", r->model.adam_v);
+        checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors");
+        load_tensors(path, model, "exp_avg.", model->adam_m);
+        load_tensors(path, model, "exp_avg_sq.", model->adam_v);
     }
-    run_open(&r->log, r->table, r->n_options, &r->o, r->o.resume ? r->state.step : -1, &r->dev, &r->train, &r->val, argc, argv);
+    run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, &r->train, &r->val, argc, argv);
 }
 
 static void close_all(Run* r) {
@@ -814,6 +839,7 @@ static void close_all(Run* r) {
     activations_free(&r->cache);
     generator_free(&r->generator);
     gpt2_free(&r->model);
+    verify_free(&r->verify);
     device_free(&r->dev);
     free(r->inputs);
     free(r->targets);

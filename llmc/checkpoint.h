@@ -7,13 +7,23 @@ Checkpoints: the folders of a run, and how to know that one is whole.
 Saving writes step_000200.tmp file by file, each made durable; the manifest is last; then the folder takes its name.
 A manifest ends with its own XXH3 (over its text with 16 zeros in that place), so no byte of a checkpoint can change
 unseen. Which checkpoint is the newest is computed from what is there and verifies; no file says so.
+    checkpoint_verify       is every byte the one that was saved?
+    checkpoint_newest_good  the newest that verifies; each damaged one before it is named on stderr
+    checkpoint_find         what a path means: a checkpoint, or the newest good one of a run
+    checkpoint_begin/publish/remove   each leaves whole checkpoints only, wherever a kill or a power cut falls into it
+    checkpoint_clean        removes what such an interruption has left
+    run_lock                one writer to a run
+Names in a run that are nobody's checkpoint: step_N.tmp is being written, or removed; step_N.old has been replaced; a
+folder with manifest.removed is being removed. doc/checkpoints.md goes through the protocol.
 Errors: checkpoint_verify returns the reason; fail_run names path and errno text when writing fails.
 Source: spec/reliability.md
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
 #include "jsonfile.h"  // json_text, FileSum, OutFile
+#include "log.h"       // progress
 #include <dirent.h>
+#include <sys/file.h>
 
 enum { MANIFEST_FORMAT = 2, CHECKPOINT_FILES_MAX = 1024 };
 
@@ -116,22 +126,59 @@ static inline json_t* manifest_parse_(const char* text, size_t n_bytes, SavedFil
     return NULL;
 }
 
+// Size and XXH3 of a file, read and not mapped: a bad block of the disk is an error here and no SIGBUS. Reading stops past
+// `expected` bytes.
+static inline int file_sum_(FileSum* found, const char* path, size_t expected, ErrorText* error) {
+    const size_t room = 1 << 20;
+    memset(found, 0, sizeof *found);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) { return error_set(error, "cannot be opened: %s", strerror(errno)); }
+    posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    unsigned char* buffer = (unsigned char*)malloc_check(room, "buffer of a file");
+    XXH3_state_t* hash = XXH3_createState();
+    if (!hash) { fail_run("%s: no memory for its checksum", path); }
+    XXH3_64bits_reset(hash);
+    ssize_t n = 1;
+    while (n > 0 && found->n_bytes <= expected) {
+        n = read(fd, buffer, room);
+        if (n < 0 && errno == EINTR) { n = 1; continue; }
+        if (n > 0) { XXH3_64bits_update(hash, buffer, (size_t)n); }
+        found->n_bytes += n > 0 ? (size_t)n : 0;
+        progress("verifying the checkpoint", (int64_t)found->n_bytes, (int64_t)expected);
+    }
+    if (n < 0) { error_set(error, "cannot be read at offset %zu: %s", found->n_bytes, strerror(errno)); }
+    found->xxh3 = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    free(buffer);
+    close(fd);
+    return n >= 0;
+}
+
 // size and XXH3 of one file as the manifest has them
 static inline int checkpoint_verify_file_(const char* folder, const FileSum* sum, ErrorText* error) {
     char path[PATH_BYTES];
-    MappedFile file;
+    FileSum found;
     ErrorText reason;
-    if (!file_map_or_not(&file, path_join(path, folder, sum->name), &reason)) { return error_set(error, "%s: %s", sum->name, reason.text); }
-    size_t n_bytes = file.n_bytes;
-    uint64_t xxh3 = n_bytes == sum->n_bytes ? XXH3_64bits(file.bytes, file.n_bytes) : 0;
-    file_unmap(&file);
-    if (n_bytes != sum->n_bytes) {
-        return error_set(error, "%s: expected %zu bytes, found %zu", sum->name, sum->n_bytes, n_bytes);
+    if (!file_sum_(&found, path_join(path, folder, sum->name), sum->n_bytes, &reason)) {
+        return error_set(error, "%s: %s", sum->name, reason.text);
     }
-    if (xxh3 != sum->xxh3) {
-        return error_set(error, "%s: expected XXH3 %s, found %s: the file is damaged", sum->name, hex_text(sum->xxh3).s, hex_text(xxh3).s);
+    if (found.n_bytes != sum->n_bytes) {
+        return error_set(error, "%s: expected %zu bytes, found %s%zu", sum->name, sum->n_bytes,
+                         found.n_bytes > sum->n_bytes ? "at least " : "", found.n_bytes);
+    }
+    if (found.xxh3 != sum->xxh3) {
+        return error_set(error, "%s: expected XXH3 %s, found %s: the file is damaged", sum->name, hex_text(sum->xxh3).s, hex_text(found.xxh3).s);
     }
     return 1;
+}
+
+// step of a folder name "step_000200", or -1; *rest is what follows the digits
+static inline int checkpoint_step_(const char* name, const char** rest) {
+    char* end;
+    if (strncmp(name, "step_", 5) != 0 || name[5] < '0' || name[5] > '9') { return -1; }
+    long step = strtol(name + 5, &end, 10);
+    *rest = end;
+    return step > 2147483647L ? -1 : (int)step;
 }
 
 // is every byte of this checkpoint the one that was saved? Reads all of it. 0: the reason.
@@ -139,35 +186,32 @@ static inline int checkpoint_verify(const char* folder, ErrorText* error) {
     char path[PATH_BYTES];
     MappedFile file;
     ErrorText reason;
-    if (!file_map_or_not(&file, path_join(path, folder, "manifest.json"), &reason)) { return error_set(error, "manifest.json: %s", reason.text); }
     SavedFiles files;
+    if (!file_map_or_not(&file, path_join(path, folder, "manifest.json"), &reason)) { return error_set(error, "manifest.json: %s", reason.text); }
     json_t* manifest = manifest_parse_((const char*)file.bytes, file.n_bytes, &files, error);
     int good = manifest != NULL;
+    const char *slash = strrchr(folder, '/'), *rest = "";
+    int named = checkpoint_step_(slash ? slash + 1 : folder, &rest);
+    json_int_t step = json_integer_value(json_object_get(json_object_get(manifest, "state"), "step"));
+    if (good && named >= 0 && !*rest && named != step) { good = error_set(error, "manifest.json: of step %lld: the folder was renamed", (long long)step); }
     for (int i = 0; good && i < files.n; i++) { good = checkpoint_verify_file_(folder, &files.file[i], error); }
     json_decref(manifest);
     file_unmap(&file);
     return good;
 }
 
-// ---- folders of a run ----
+// ---- which checkpoint ----
 
-// step of a folder name "step_000200", or -1
-static inline int checkpoint_step_(const char* name) {
-    char* end;
-    if (strncmp(name, "step_", 5) != 0 || name[5] < '0' || name[5] > '9') { return -1; }
-    long step = strtol(name + 5, &end, 10);
-    return *end || step > 2147483647L ? -1 : (int)step;
-}
-
-// the newest complete checkpoint below `run`, or the newest one older than `before` (< 0: any); -1 when there is none
+// the newest checkpoint below `run`, or the newest one older than `before` (< 0: any); -1 when there is none
 static inline int checkpoint_newest(const char* run, int before) {
     int newest = -1;
     DIR* folder = opendir(run);
     if (!folder) { return -1; }
     for (struct dirent* entry; (entry = readdir(folder));) {
         char path[PATH_BYTES];
-        int step = checkpoint_step_(entry->d_name);
-        if (step <= newest || (before >= 0 && step >= before)) { continue; }
+        const char* rest = "";
+        int step = checkpoint_step_(entry->d_name, &rest);
+        if (step <= newest || *rest || (before >= 0 && step >= before)) { continue; }
         snprintf(path, sizeof path, "%s/%s/manifest.json", run, entry->d_name);
         if (path_exists(path)) { newest = step; }
     }
@@ -181,23 +225,181 @@ static inline const char* checkpoint_folder(char path[PATH_BYTES], const char* r
     return path_join(path, run, name);
 }
 
-// remove a checkpoint: the manifest first, so that what is left after an interruption is no checkpoint
-static inline void checkpoint_remove(const char* folder) {
-    const char* names[] = {"manifest.json", "optimizer.safetensors", "model.safetensors", "config.json"};
-    char path[PATH_BYTES];
-    for (int i = 0; i < 4; i++) { unlink(path_join(path, folder, names[i])); }
-    int removed = rmdir(folder) == 0 || errno == ENOENT || errno == ENOTEMPTY;  // with a file of the user's in it, it stays
-    if (!removed) { fail_run("%s: cannot be removed: %s", folder, strerror(errno)); }
+// one file of a checkpoint
+static inline const char* checkpoint_path(char path[PATH_BYTES], const char* run, int step, const char* name) {
+    char folder[PATH_BYTES];
+    return path_join(path, checkpoint_folder(folder, run, step), name);
 }
 
-// the finished folder takes its name, durably
+// the newest checkpoint of a run that verifies, -1 when there is none; a line on stderr for each damaged one that is newer
+static inline int checkpoint_newest_good(const char* run) {
+    char folder[PATH_BYTES], manifest[PATH_BYTES];
+    ErrorText error;
+    int step = checkpoint_newest(run, -1);
+    while (step >= 0 && !checkpoint_verify(checkpoint_folder(folder, run, step), &error)) {
+        int removed = !path_exists(path_join(manifest, folder, "manifest.json"));  // by a running trainer, which has saved a newer one
+        if (!removed) { warn_line("%s: %s; the checkpoint before it is used", folder, error.text); }
+        step = checkpoint_newest(run, removed ? -1 : step);
+    }
+    return step;
+}
+
+// The checkpoint that `path` means: itself, or the newest good one of a run. 0: it is something else. A damaged one that was
+// asked for by name is refused.
+static inline int checkpoint_find(char folder[PATH_BYTES], const char* path) {
+    ErrorText error;
+    if (snprintf(folder, PATH_BYTES, "%s", path) >= PATH_BYTES - 64) { fail_input("%.64s...: this path is too long", path); }
+    for (size_t n = strlen(folder); n > 1 && folder[n - 1] == '/'; n--) { folder[n - 1] = '\0'; }
+    char manifest[PATH_BYTES];
+    if (path_exists(path_join(manifest, folder, "manifest.json"))) {
+        if (!checkpoint_verify(folder, &error)) { fail_input("%s: %s (to load it as it is, remove its manifest.json)", path, error.text); }
+        return 1;
+    }
+    if (checkpoint_newest(path, -1) < 0) { return 0; }
+    int step = checkpoint_newest_good(path);
+    if (step < 0) { fail_input("%s: none of its checkpoints is whole", path); }
+    checkpoint_folder(folder, path, step);
+    return 1;
+}
+
+// ---- removing ----
+
+static inline void remove_file_(const char* path) {
+    if (unlink(path) != 0 && errno != ENOENT) { warn_line("%s: cannot be removed: %s", path, strerror(errno)); }
+}
+
+static inline int is_saved_file_(const SavedFiles* files, const char* name) {
+    for (int i = 0; i < files->n; i++) {
+        if (strcmp(name, files->file[i].name) == 0) { return 1; }
+    }
+    const char* dot = strrchr(name, '.');
+    return dot && (strcmp(dot, ".safetensors") == 0 || strcmp(dot, ".json") == 0);
+}
+
+// Remove a checkpoint, or what is left of one. Its manifest changes its name first, so after an interruption nothing looks
+// like a checkpoint, and checkpoint_clean finds the list of what is still to be removed. Files of the user's stay.
+static inline void checkpoint_remove(const char* folder) {
+    char path[PATH_BYTES], removed[PATH_BYTES];
+    MappedFile file;
+    SavedFiles files;
+    ErrorText error;
+    path_join(removed, folder, "manifest.removed");
+    if (rename(path_join(path, folder, "manifest.json"), removed) != 0 && errno != ENOENT) {
+        warn_line("%s: cannot be renamed: %s", path, strerror(errno));
+        return;
+    }
+    files.n = 0;
+    if (path_exists(removed) && file_map_or_not(&file, removed, &error)) {
+        json_decref(manifest_parse_((const char*)file.bytes, file.n_bytes, &files, &error));
+        file_unmap(&file);
+    }
+    DIR* entries = opendir(folder);
+    for (struct dirent* entry; entries && (entry = readdir(entries));) {
+        if (is_saved_file_(&files, entry->d_name)) { remove_file_(path_join(path, folder, entry->d_name)); }
+    }
+    if (entries) { closedir(entries); }
+    remove_file_(removed);
+    int gone = rmdir(folder) == 0 || errno == ENOENT || errno == ENOTEMPTY || errno == EEXIST;
+    if (!gone) { warn_line("%s: cannot be removed: %s", folder, strerror(errno)); }
+}
+
+// What an interrupted save or removal has left. Only the writer of a run may call this.
+static inline void checkpoint_clean(const char* run) {
+    DIR* entries = opendir(run);
+    if (!entries) { return; }
+    for (struct dirent* entry; (entry = readdir(entries));) {
+        char path[PATH_BYTES], removed[PATH_BYTES], name[PATH_BYTES];
+        const char* rest = "";
+        int step = checkpoint_step_(entry->d_name, &rest);
+        if (step < 0) { continue; }
+        path_join(path, run, entry->d_name);
+        checkpoint_folder(name, run, step);
+        if (strcmp(rest, ".old") == 0 && !path_exists(name)) {
+            if (rename(path, name) != 0) { fail_run("%s: cannot be renamed to %s: %s", path, name, strerror(errno)); }
+        } else if (strcmp(rest, ".tmp") == 0 || strcmp(rest, ".old") == 0 ||
+                   (!*rest && path_exists(path_join(removed, path, "manifest.removed")))) {
+            checkpoint_remove(path);
+        }
+    }
+    closedir(entries);
+}
+
+// ---- writing ----
+
+typedef struct {
+    char folder[PATH_BYTES];  // "": none
+    int registered;           // with atexit
+} UnfinishedCheckpoint;
+
+// the folder that is being written; a state of the process, for its end removes the folder
+static inline UnfinishedCheckpoint* checkpoint_unfinished_(void) {
+    static UnfinishedCheckpoint unfinished;
+    return &unfinished;
+}
+
+static inline void checkpoint_abandon_(void) {
+    if (*checkpoint_unfinished_()->folder) { checkpoint_remove(checkpoint_unfinished_()->folder); }
+}
+
+// An empty run/step_N.tmp, after a look at the disk: n_bytes is what the checkpoint takes. If the process exits before
+// checkpoint_publish, full disk and failed fsync included, the folder goes away again.
+static inline void checkpoint_begin(char temporary[PATH_BYTES], const char* run, int step, double n_bytes) {
+    char name[32];
+    UnfinishedCheckpoint* unfinished = checkpoint_unfinished_();
+    checkpoint_clean(run);
+    double n_free = disk_free(run);
+    if (n_free >= 0.0 && n_free < n_bytes) {
+        fail_run("%s: a checkpoint takes %s, the disk has %s free: the checkpoints before are whole; make room, then --resume",
+                 run, format_bytes(n_bytes).s, format_bytes(n_free).s);
+    }
+    if (!unfinished->registered) { unfinished->registered = atexit(checkpoint_abandon_) == 0; }
+    snprintf(name, sizeof name, "step_%06d.tmp", step);
+    path_join(temporary, run, name);
+    snprintf(unfinished->folder, PATH_BYTES, "%s", temporary);
+    make_folder(temporary);
+}
+
+// Two folders change names. At once where the system can; else the old one is set aside first, and for an instant there is
+// no step_N: checkpoint_clean gives it its name back.
+static inline int folder_exchange_(const char* temporary, const char* folder) {
+    char aside[PATH_BYTES];
+    if (renameat2(AT_FDCWD, temporary, AT_FDCWD, folder, RENAME_EXCHANGE) == 0) { return 1; }
+    if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) { return 0; }
+    if (snprintf(aside, sizeof aside, "%s.old", folder) >= PATH_BYTES) { errno = ENAMETOOLONG; return 0; }
+    if (rename(folder, aside) != 0) { return 0; }
+    return rename(temporary, folder) == 0 ? rename(aside, temporary) == 0 : (rename(aside, folder), 0);
+}
+
+// The finished folder takes its name, durably. After a resume there may be one of this step already: it changes places with
+// the new one and is removed afterwards.
 static inline void checkpoint_publish(const char* temporary, const char* folder) {
-    char parent[PATH_BYTES];
-    folder_sync(temporary);
-    if (path_exists(folder)) { checkpoint_remove(folder); }  // the same step again, after a resume
-    if (rename(temporary, folder) != 0) { fail_run("%s: cannot be renamed to %s: %s", temporary, folder, strerror(errno)); }
-    snprintf(parent, sizeof parent, "%s", folder);
-    *strrchr(parent, '/') = '\0';
-    folder_sync(parent);
+    int replaces = path_exists(folder);
+    path_sync(temporary);
+    int done = replaces ? folder_exchange_(temporary, folder) : rename(temporary, folder) == 0;
+    if (!done) { fail_run("%s: cannot be renamed to %s: %s", temporary, folder, strerror(errno)); }
+    checkpoint_unfinished_()->folder[0] = '\0';
+    parent_sync(folder);
+    if (replaces) { checkpoint_remove(temporary); }
+}
+
+// ---- one writer ----
+
+// Refuses a run to which another process writes. The lock is the kernel's and goes with the process, however that ends; the
+// file .lock only holds the writer's process id, for the message.
+static inline void run_lock(const char* run) {
+    char path[PATH_BYTES], pid[32] = "";
+    int fd = open(path_join(path, run, ".lock"), O_RDWR | O_CREAT | O_CLOEXEC, 0666);  // open as long as the process lives
+    if (fd < 0) { fail_run("%s: cannot be created: %s", path, strerror(errno)); }
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK) {
+            warn_line("%s: this file system has no locks (%s): see to it that no other process writes to this run", path, strerror(errno));
+            return;
+        }
+        ssize_t n = read(fd, pid, sizeof pid - 1);
+        fail_input("%s: another process (%.*s) writes to this run: wait for its end, or choose another --run", run,
+                   n > 0 ? (int)strcspn(pid, "\n") : 7, n > 0 ? pid : "unknown");
+    }
+    int written = ftruncate(fd, 0) == 0 && dprintf(fd, "%d\n", (int)getpid()) > 0;
+    if (!written) { warn_line("%s: cannot be written: %s", path, strerror(errno)); }
 }
 #endif  // LLMC_CHECKPOINT_H

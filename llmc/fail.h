@@ -2,6 +2,7 @@
 How a program of this project stops: one clear line on stderr, then an exit status that says whose fault it was.
     fail_input  status 2: what the user gave is wrong (option, file, data); nothing was changed
     fail_run    status 1: the run could not go on (disk, memory, non-finite numbers, lost rank)
+    warn_line   the same line, and the program goes on
 A message says what, where, expected, found and, where there is one, the remedy; no newline, no "Error:" in front.
     train_gpt2: --batch-size: expected an integer 1..65536, found "4x"
 `assert` stays for our own mistakes; anything a user typed or a file contained comes here.
@@ -50,6 +51,14 @@ static inline void fail_run(const char* format, ...) {
     fail_line_(format, args);
     va_end(args);
     exit(1);
+}
+
+__attribute__((format(printf, 1, 2)))
+static inline void warn_line(const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    fail_line_(format, args);
+    va_end(args);
 }
 
 // malloc that cannot return NULL; `what` names the thing in the message ("activations")

@@ -36,6 +36,19 @@ static inline FileSum json_write(const char* path, json_t* json) {
     return outfile_close(&file);
 }
 
+// a file that others may read at any time: the old one or the new one, never half of one; takes the reference
+static inline void json_replace(const char* path, json_t* json) {
+    char temporary[PATH_BYTES];
+    if (snprintf(temporary, sizeof temporary, "%s.tmp", path) >= PATH_BYTES) { fail_input("%s: this path is too long", path); }
+    json_write(temporary, json);
+    if (rename(temporary, path) != 0) { fail_run("%s: cannot be renamed to %s: %s", temporary, path, strerror(errno)); }
+    parent_sync(path);
+}
+
+// every object of jansson in memory that cannot be refused: a NULL of its own would leave out a key without a word
+static inline void* json_malloc_(size_t n_bytes) { return malloc_check(n_bytes, "JSON"); }
+static inline void json_never_null(void) { json_set_alloc_funcs(json_malloc_, free); }
+
 // an integer of a JSON object within low..high, or a message that names file and key
 static inline int64_t json_need_int(const json_t* json, const char* path, const char* key, int64_t low, int64_t high) {
     const json_t* value = json_object_get(json, key);

@@ -5,15 +5,17 @@ What every trainer's run has in common (spec/cli.md): the options, the state a c
     run_restore        options and state of the newest checkpoint of --run
     run_open           makes the folder of the run, settings.json and the log
     run_save_begin/end a checkpoint: between them the trainer writes its files into the temporary folder
+    stop_on_signals    SIGTERM, SIGINT and SIGUSR1 end a run after the step, with a checkpoint
     settings.json      command line, options, build, data with checksums: enough to make the same run again
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
-#include "checkpoint.h"  // json_read, manifest_write, checkpoint_newest, checkpoint_publish
+#include "checkpoint.h"  // json_read, manifest_write, checkpoint_newest_good, checkpoint_publish
 #include "dataloader.h"  // TokenData, tokens_checksum
 #include "device.h"      // Device
 #include "log.h"         // Log, log_open
 #include "options.h"     // Option, options_to_json
+#include "outliers.h"    // OutlierWindow
 #include "tensor.h"      // Tensor
 #include "vec.h"         // VLANES
 #include <fnmatch.h>
@@ -26,9 +28,9 @@ What every trainer's run has in common (spec/cli.md): the options, the state a c
 
 typedef struct {
     const char *from, *config, *model, *train, *val, *tokenizer, *schedule, *freeze, *run, *export_hf, *generate, *probe, *probe_out;
-    int seed, batch_size, seq_len, batch_tokens, shuffle, steps, warmup, resume, save_every, keep, eval_every, eval_batches,
-        sample_every, log_every, early_stop, max_skips, max_new_tokens, top_k, samples, eval_only, threads, dry_run;
-    float val_fraction, epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, temperature, top_p;
+    int seed, batch_size, seq_len, batch_tokens, shuffle, steps, warmup, resume, save_every, keep, keep_every, eval_every, eval_batches,
+        sample_every, log_every, early_stop, max_skips, verify_every, max_new_tokens, top_k, samples, eval_only, threads, dry_run;
+    float val_fraction, epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z, temperature, top_p;
 } RunOptions;
 
 enum { MAX_OPTIONS = 96 };
@@ -60,17 +62,21 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"optimizer", "beta2", "", OPTION_FLOAT, &o->beta2, "0.95", 0, 0.9999999, "F", "decay of AdamW's second moment", 0},
         {"optimizer", "eps", "", OPTION_FLOAT, &o->eps, "1e-8", 1e-30, 1, "F", "AdamW's epsilon", 0},
         {"optimizer", "clip", "", OPTION_FLOAT, &o->clip, "1", 0, 1e30, "F", "largest gradient norm; 0: no limit", 0},
+        {"optimizer", "skip-loss-z", "-sl", OPTION_FLOAT, &o->skip_loss_z, "0", 0, 1e30, "F", "skip an update whose loss lies this many standard deviations above the last 128; 0: never", 0},
+        {"optimizer", "skip-norm-z", "-sg", OPTION_FLOAT, &o->skip_norm_z, "0", 0, 1e30, "F", "the same for the gradient norm", 0},
         {"optimizer", "freeze", "", OPTION_TEXT, &o->freeze, "", 0, 0, "PATTERN", "no updates of tensors with such names: 'transformer.w?e.*'", 0},
         {"run", "run", "-o", OPTION_TEXT, &o->run, "", 0, 0, "DIR", "folder for checkpoints, log and samples; empty: runs/<trainer>-<date-time>", 0},
         {"run", "resume", "-y", OPTION_SWITCH, &o->resume, "0", 0, 0, "0|1", "go on from the newest checkpoint in --run, with its options; those typed now win", 0},
         {"run", "save-every", "-n", OPTION_INT, &o->save_every, "0", 0, INT_MAX, "N", "checkpoint every N steps; 0: only at the end", 0},
         {"run", "keep", "-nk", OPTION_INT, &o->keep, "2", 1, INT_MAX, "N", "newest checkpoints to keep, besides the best", 0},
+        {"run", "keep-every", "-nm", OPTION_INT, &o->keep_every, "0", 0, INT_MAX, "M", "keep every checkpoint whose step is a multiple of M too; 0: none", 0},
         {"run", "eval-every", "-v", OPTION_INT, &o->eval_every, "100", 0, INT_MAX, "N", "validation every N steps, with --val or --val-fraction; 0: never", 0},
         {"run", "eval-batches", "-m", OPTION_INT, &o->eval_batches, "20", 1, INT_MAX, "N", "micro-batches in a validation", 0},
         {"run", "sample-every", "-s", OPTION_INT, &o->sample_every, "0", 0, INT_MAX, "N", "generate a sample every N steps; 0: never", 0},
         {"run", "log-every", "", OPTION_INT, &o->log_every, "1", 1, INT_MAX, "N", "print every N-th step; metrics.jsonl has all", 0},
         {"run", "early-stop", "", OPTION_INT, &o->early_stop, "0", 0, INT_MAX, "N", "stop after N validations without a new best; 0: never", 0},
         {"run", "max-skips", "", OPTION_INT, &o->max_skips, "10", 0, INT_MAX, "M", "skip at most M non-finite updates in a row, then stop", 0},
+        {"run", "verify-every", "", OPTION_INT, &o->verify_every, "0", 0, INT_MAX, "K", "compute every K-th step twice and stop if a bit differs; 0: never", 0},
         {"out", "export-hf", "", OPTION_TEXT, &o->export_hf, "", 0, 0, "DIR", "write the model as a Hugging Face folder", 0},
         {"out", "generate", "", OPTION_TEXT, &o->generate, "", 0, 0, "TEXT|-", "continue TEXT, or standard input; no training", 0},
         {"out", "max-new-tokens", "-g", OPTION_INT, &o->max_new_tokens, "256", 1, 1 << 24, "N", "most tokens to generate; end of text stops earlier", 0},
@@ -85,6 +91,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"machine", "dry-run", "", OPTION_SWITCH, &o->dry_run, "0", 0, 0, "0|1", "print memory, work and estimated time, then stop; status 1 if it does not fit", 0},
     };
     int n = (int)(sizeof rows / sizeof rows[0]);
+    json_never_null();  // before the first JSON of the program
     assert(n <= MAX_OPTIONS);
     memcpy(t, rows, sizeof rows);
     return n;
@@ -150,19 +157,22 @@ static inline char* run_prompt(const RunOptions* o, size_t* n_bytes) {
 typedef struct {
     int step;                // steps done
     int updates;             // of them not skipped: AdamW's t
-    int skips;               // skipped in a row
+    int skips;               // not finite, in a row
     int64_t rows, tokens;    // read so far
     uint64_t sampler;        // generator of the samples
     float best_val;          // lowest validation loss, INFINITY before the first
     int best_step, evals_since_best;
     int interrupted;         // saved at a signal: this step's validation and sample are still to come
+    int64_t n_sample_bytes;  // of samples.txt that a resumed run keeps; counted when a checkpoint is saved
+    OutlierWindow losses, norms;
 } RunState;
 
 static inline json_t* run_state_to_json(const RunState* s) {
-    return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:o, s:i, s:i, s:i}", "step", s->step, "updates", s->updates, "skips", s->skips,
+    return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:o, s:i, s:i, s:i, s:I, s:o, s:o}", "step", s->step, "updates", s->updates, "skips", s->skips,
                      "rows", (json_int_t)s->rows, "tokens", (json_int_t)s->tokens, "sampler", (json_int_t)s->sampler,
                      "best_val", isfinite(s->best_val) ? json_real((double)s->best_val) : json_null(), "best_step", s->best_step,
-                     "evals_since_best", s->evals_since_best, "interrupted", s->interrupted);
+                     "evals_since_best", s->evals_since_best, "interrupted", s->interrupted, "samples_bytes", (json_int_t)s->n_sample_bytes,
+                     "losses", outliers_to_json(&s->losses), "norms", outliers_to_json(&s->norms));
 }
 
 static inline RunState run_state_from_json(const json_t* json, const char* path) {
@@ -178,13 +188,28 @@ static inline RunState run_state_from_json(const json_t* json, const char* path)
     s.best_step = (int)json_need_int(json, path, "best_step", 0, s.step);
     s.evals_since_best = (int)json_need_int(json, path, "evals_since_best", 0, INT_MAX);
     s.interrupted = (int)json_need_int(json, path, "interrupted", 0, 1);
+    s.n_sample_bytes = json_need_int(json, path, "samples_bytes", 0, INT64_MAX);
+    if (!outliers_from_json(&s.losses, json_object_get(json, "losses")) || !outliers_from_json(&s.norms, json_object_get(json, "norms"))) {
+        fail_input("%s: \"losses\" and \"norms\": expected lists of at most %d numbers", path, OUTLIER_WINDOW);
+    }
     return s;
 }
 
 // a new run: nothing done yet
 static inline RunState run_state_start(int seed) {
-    RunState s = {0, 0, 0, 0, 0, 1337 + (uint64_t)seed, INFINITY, 0, 0, 0};
+    RunState s;
+    memset(&s, 0, sizeof s);
+    s.sampler = 1337 + (uint64_t)seed;
+    s.best_val = INFINITY;
     return s;
+}
+
+// Is the update of this step to be left out? Also records what the next steps are judged by.
+static inline int run_state_skips(RunState* s, const RunOptions* o, float loss, float norm) {
+    int finite = isfinite(loss) && isfinite(norm);
+    int outlier = is_outlier(&s->losses, loss, o->skip_loss_z) | is_outlier(&s->norms, norm, o->skip_norm_z);  // both are recorded
+    s->skips = finite ? 0 : s->skips + 1;
+    return !finite || outlier;
 }
 
 // a validation's loss: is it the best so far?
@@ -198,12 +223,15 @@ static inline int run_state_validated(RunState* s, float loss) {
     return best;
 }
 
-// state and options of the newest checkpoint of --run; options typed now win
+// State and options of the newest good checkpoint of --run; options typed now win. From here on this process is the only
+// one that writes to the run.
 static inline RunState run_restore(Option* table, int n, const RunOptions* o) {
     char folder[PATH_BYTES], path[PATH_BYTES];
     if (!*o->run) { options_fail("resume", "needs the --run to go on with"); }
-    int step = checkpoint_newest(o->run, -1);
-    if (step < 0) { options_fail("resume", "%s holds no complete checkpoint", o->run); }
+    if (checkpoint_newest(o->run, -1) < 0) { options_fail("resume", "%s holds no complete checkpoint (to begin anew, choose another --run)", o->run); }
+    run_lock(o->run);
+    int step = checkpoint_newest_good(o->run);
+    if (step < 0) { options_fail("resume", "%s: none of its checkpoints is whole", o->run); }
     json_t* manifest = json_read(path_join(path, checkpoint_folder(folder, o->run, step), "manifest.json"));
     options_from_json(table, n, json_object_get(manifest, "options"));
     if (options_given(table, n, "epochs") == 1 && options_given(table, n, "steps") != 1) { options_set(table, n, "steps", "0"); }
@@ -214,25 +242,52 @@ static inline RunState run_restore(Option* table, int n, const RunOptions* o) {
 
 // ---- checkpoints ----
 
+// bytes of a checkpoint: parameters and both moments, and about 300 for each tensor's entry and the rest
+static inline double run_checkpoint_bytes(const Tensor* table, int n) {
+    double n_bytes = 8192.0;
+    for (int i = 0; i < n; i++) { n_bytes += 3.0 * tensor_slices(&table[i]) * (300.0 + 4.0 * (double)tensor_disk_elements(&table[i])); }
+    return n_bytes;
+}
+
 // the temporary folder into which the trainer writes config.json, model.safetensors and optimizer.safetensors
-static inline const char* run_save_begin(char temporary[PATH_BYTES], const RunOptions* o, const RunState* s) {
-    char name[32];
-    snprintf(name, sizeof name, "step_%06d.tmp", s->step);
-    make_folder(path_join(temporary, o->run, name));
+static inline const char* run_save_begin(char temporary[PATH_BYTES], const RunOptions* o, const RunState* s, double n_bytes) {
+    checkpoint_begin(temporary, o->run, s->step, n_bytes);
     return temporary;
 }
 
-// the manifest, the final name, and room: of the older checkpoints only the newest --keep and the best one stay
+// samples.txt and metrics.jsonl belong to a checkpoint as far as they are written; the bytes of the samples come back
+static inline int64_t run_sync_records_(const RunOptions* o) {
+    const char* names[2] = {"metrics.jsonl", "samples.txt"};
+    struct stat status;
+    status.st_size = 0;
+    for (int i = 0; i < 2; i++) {
+        char path[PATH_BYTES];
+        int found = stat(path_join(path, o->run, names[i]), &status) == 0;
+        if (found) { path_sync(path); } else { status.st_size = 0; }
+    }
+    return (int64_t)status.st_size;
+}
+
+// Of the checkpoints up to this step stay the newest --keep, the best one and each --keep-every-th. Later ones are damaged, or
+// this run would have gone on from them: they give way when a checkpoint of their step is saved.
+static inline void run_prune_(const RunOptions* o, const RunState* s) {
+    char folder[PATH_BYTES];
+    int kept = 1;  // this one
+    for (int step = checkpoint_newest(o->run, s->step); step >= 0; step = checkpoint_newest(o->run, step)) {
+        int forever = step == s->best_step || (o->keep_every > 0 && step % o->keep_every == 0);
+        if (kept++ >= o->keep && !forever) { checkpoint_remove(checkpoint_folder(folder, o->run, step)); }
+    }
+}
+
+// the manifest, the final name, and room
 static inline void run_save_end(const char* temporary, const SavedFiles* files, const Option* table, int n, const RunOptions* o,
-                                const RunState* s) {
+                                RunState* s) {
     char folder[PATH_BYTES], path[PATH_BYTES];
+    s->n_sample_bytes = run_sync_records_(o);
     manifest_write(path_join(path, temporary, "manifest.json"),
                    json_pack("{s:o, s:o}", "state", run_state_to_json(s), "options", options_to_json(table, n)), files);
     checkpoint_publish(temporary, checkpoint_folder(folder, o->run, s->step));
-    int step = checkpoint_newest(o->run, -1);
-    for (int kept = 0; step >= 0; kept++, step = checkpoint_newest(o->run, step)) {
-        if (kept >= o->keep && step != s->best_step) { checkpoint_remove(checkpoint_folder(folder, o->run, step)); }
-    }
+    run_prune_(o, s);
 }
 
 // ---- the folder of the run ----
@@ -268,8 +323,17 @@ static inline void run_check_data_(const char* settings_path, const Option* tabl
     json_decref(settings);
 }
 
-static inline void run_open(Log* log, Option* table, int n, const RunOptions* o, int resume_step, const Device* dev,
+// samples after the checkpoint come again
+static inline void run_cut_samples_(const RunOptions* o, const RunState* s) {
+    char path[PATH_BYTES];
+    struct stat status;
+    if (stat(path_join(path, o->run, "samples.txt"), &status) != 0 || status.st_size <= s->n_sample_bytes) { return; }
+    if (truncate(path, s->n_sample_bytes) != 0) { fail_run("%s: cannot be cut: %s", path, strerror(errno)); }
+}
+
+static inline void run_open(Log* log, Option* table, int n, const RunOptions* o, const RunState* s, const Device* dev,
                             const TokenData* train, const TokenData* val, int argc, char** argv) {
+    const int resume_step = o->resume ? s->step : -1;
     char path[PATH_BYTES], name[128];
     time_t now = time(NULL);
     if (!*o->run) {
@@ -281,12 +345,15 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
         fail_input("%s: there are checkpoints in this folder: choose another --run, or go on with them by --resume", o->run);
     }
     json_t* train_json = data_to_json_(train);
-    if (resume_step >= 0) { run_check_data_(path_join(path, o->run, "settings.json"), table, n, train_json); }
     make_folder(o->run);
+    if (resume_step < 0) { run_lock(o->run); }
+    if (resume_step >= 0) { run_check_data_(path_join(path, o->run, "settings.json"), table, n, train_json); }
+    checkpoint_clean(o->run);
+    run_cut_samples_(o, s);
     log_open(log, o->run, resume_step);
     json_t* command = json_array();
     for (int i = 0; i < argc; i++) { json_array_append_new(command, json_string(argv[i])); }
-    json_write(path_join(path, o->run, "settings.json"), json_pack("{s:s, s:o, s:o, s:s, s:s, s:s, s:i, s:i, s:o, s:o}",
+    json_replace(path_join(path, o->run, "settings.json"), json_pack("{s:s, s:o, s:o, s:s, s:s, s:s, s:i, s:i, s:o, s:o}",
         "trainer", program_invocation_short_name, "command", command, "options", options_to_json(table, n), "build", build_name(),
         "compiler", __VERSION__, "commit", COMMIT, "lanes", VLANES, "threads", dev->n_threads,
         "train", train_json, "val", data_to_json_(val)));
@@ -303,6 +370,19 @@ static inline void run_show_sample(const RunOptions* o, int step, const char* te
 }
 
 // rows of the box at the start
+// what the checkpoints of the run will take; a disk that is too small for them is no error yet, but said
+static inline void box_checkpoints(const RunOptions* o, const RunState* s, double n_bytes) {
+    double n_free = disk_free(*o->run ? o->run : ".");
+    double n_saved = o->save_every > 0 ? ceil((double)(o->steps - s->step) / o->save_every) : 1.0;
+    double n_forever = o->keep_every > 0 && o->save_every > 0 ? floor((double)(o->steps - s->step) / o->keep_every) : 0.0;
+    double n_kept = fmin(n_saved, o->keep + 2.0 + n_forever);  // the newest, the best, and the one that is being written
+    if (n_free < 0.0) { return; }
+    box_row("checkpoints", "%.0f at most, of %s; %s free", n_kept, format_bytes(n_bytes).s, format_bytes(n_free).s);
+    if (n_kept * n_bytes > n_free) {
+        warn_line("the run keeps up to %.0f checkpoints of %s, the disk has %s free", n_kept, format_bytes(n_bytes).s, format_bytes(n_free).s);
+    }
+}
+
 static inline void box_data(const char* name, const TokenData* d, const DataLoader* rows) {
     if (d->n_shards > 0) { box_row(name, "%lld tokens, %lld rows of %d", (long long)d->n_tokens, (long long)rows->n_rows, rows->T); }
 }
@@ -314,20 +394,24 @@ static inline void box_update(const RunOptions* o, int n_leaves, int T) {
 
 // ---- stopping ----
 
-// set by SIGTERM or SIGINT: the step is finished, a checkpoint saved; a second signal ends the process at once
+// set by SIGTERM, SIGINT or SIGUSR1: the step is finished, a checkpoint saved; a second signal ends the process at once
 static inline volatile sig_atomic_t* stop_flag(void) {
     static volatile sig_atomic_t requested;  // state of the process, as its signal handlers are
     return &requested;
 }
 
 static inline void stop_handler_(int signal_number) {
+    (void)signal_number;
     *stop_flag() = 1;
-    signal(signal_number, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+    signal(SIGINT, SIG_DFL);
+    signal(SIGUSR1, SIG_DFL);
 }
 
 static inline void stop_on_signals(void) {
     signal(SIGTERM, stop_handler_);
     signal(SIGINT, stop_handler_);
+    signal(SIGUSR1, stop_handler_);  // Slurm's warning before the time is up
     signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes then fails the write, which has a message
 }
 #endif  // LLMC_RUN_H

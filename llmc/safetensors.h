@@ -424,6 +424,7 @@ static inline void safewriter_open(SafeWriter* w, const char* path) {
                  path, n_json, SAFETENSORS_MAX_HEADER);
     }
     outfile_open(&w->file, path);
+    w->file.n_expected = 8 + (size_t)n_header + w->n_bytes;
     outfile_write(&w->file, &n_header, 8);
     outfile_write(&w->file, json, n_json);
     outfile_write(&w->file, "        ", (size_t)n_header - n_json);  // at most 7 blanks
