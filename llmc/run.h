@@ -370,6 +370,15 @@ static inline void run_show_sample(const RunOptions* o, int step, const char* te
 }
 
 // rows of the box at the start
+static inline void box_data(const char* name, const TokenData* d, const DataLoader* rows) {
+    if (d->n_shards > 0) { box_row(name, "%lld tokens, %lld rows of %d", (long long)d->n_tokens, (long long)rows->n_rows, rows->T); }
+}
+
+static inline void box_update(const RunOptions* o, int n_leaves, int T) {
+    int64_t n_tokens = (int64_t)n_leaves * o->batch_size * T;
+    box_row("update", "%lld tokens = %d x %d x %d", (long long)n_tokens, n_leaves, o->batch_size, T);
+}
+
 // what the checkpoints of the run will take; a disk that is too small for them is no error yet, but said
 static inline void box_checkpoints(const RunOptions* o, const RunState* s, double n_bytes) {
     double n_free = disk_free(*o->run ? o->run : ".");
@@ -381,15 +390,6 @@ static inline void box_checkpoints(const RunOptions* o, const RunState* s, doubl
     if (n_kept * n_bytes > n_free) {
         warn_line("the run keeps up to %.0f checkpoints of %s, the disk has %s free", n_kept, format_bytes(n_bytes).s, format_bytes(n_free).s);
     }
-}
-
-static inline void box_data(const char* name, const TokenData* d, const DataLoader* rows) {
-    if (d->n_shards > 0) { box_row(name, "%lld tokens, %lld rows of %d", (long long)d->n_tokens, (long long)rows->n_rows, rows->T); }
-}
-
-static inline void box_update(const RunOptions* o, int n_leaves, int T) {
-    int64_t n_tokens = (int64_t)n_leaves * o->batch_size * T;
-    box_row("update", "%lld tokens = %d x %d x %d", (long long)n_tokens, n_leaves, o->batch_size, T);
 }
 
 // ---- stopping ----

@@ -52,11 +52,13 @@ static inline void verify_free(Verify* v) {
 }
 
 // bytes for a model of n parameters
-static inline double verify_bytes(size_t n) { return (double)N_VERIFIED * sizeof(uint64_t) * (double)n / VERIFY_BLOCK + 12.0 * VERIFY_PIECE; }
+static inline double verify_bytes(size_t n) {
+    return (double)(N_VERIFIED * sizeof(uint64_t) * (n / VERIFY_BLOCK) + 3 * sizeof(float) * VERIFY_PIECE);
+}
 
 static inline uint64_t verify_sum_(const float* tensor, size_t n, size_t block) {
-    size_t first = block * VERIFY_BLOCK, count = n - first < VERIFY_BLOCK ? n - first : VERIFY_BLOCK;
-    return XXH3_64bits(tensor + first, sizeof(float) * count);
+    const size_t first = block * VERIFY_BLOCK, end = first + VERIFY_BLOCK;
+    return XXH3_64bits(tensor + first, sizeof(float) * ((end < n ? end : n) - first));
 }
 
 static inline void verify_first(Verify* v, int step, float loss, float norm, const float* grads) {
@@ -121,7 +123,7 @@ static inline void verify_adamw(Verify* v, const Tensor* t, float* p, float* m, 
     const size_t n = tensor_elements(t);
     const char* names[3] = {"new parameters", "new first moments", "new second moments"};
     for (size_t first = 0; first < n; first += VERIFY_PIECE) {
-        const size_t count = n - first < VERIFY_PIECE ? n - first : VERIFY_PIECE;
+        const size_t end = first + VERIFY_PIECE, count = (end < n ? end : n) - first;
         float *real[3] = {p + first, m + first, s + first}, *copy[3] = {v->copy, v->copy + VERIFY_PIECE, v->copy + 2 * VERIFY_PIECE};
         for (int a = 0; a < 3; a++) { memcpy(copy[a], real[a], sizeof(float) * count); }
         adamw_update(copy[0], copy[1], copy[2], g + first, count, weight_decay, step, dev);
