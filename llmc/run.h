@@ -230,6 +230,7 @@ static inline RunState run_restore(Option* table, int n, const RunOptions* o) {
     if (!*o->run) { options_fail("resume", "needs the --run to go on with"); }
     if (checkpoint_newest(o->run, -1) < 0) { options_fail("resume", "%s holds no complete checkpoint (to begin anew, choose another --run)", o->run); }
     run_lock(o->run);
+    checkpoint_clean(o->run);
     int step = checkpoint_newest_good(o->run);
     if (step < 0) { options_fail("resume", "%s: none of its checkpoints is whole", o->run); }
     json_t* manifest = json_read(path_join(path, checkpoint_folder(folder, o->run, step), "manifest.json"));
@@ -346,10 +347,13 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
     }
     json_t* train_json = data_to_json_(train);
     make_folder(o->run);
-    if (resume_step < 0) { run_lock(o->run); }
-    if (resume_step >= 0) { run_check_data_(path_join(path, o->run, "settings.json"), table, n, train_json); }
-    checkpoint_clean(o->run);
-    run_cut_samples_(o, s);
+    if (resume_step < 0) {
+        run_lock(o->run);
+        checkpoint_clean(o->run);
+    } else {
+        run_check_data_(path_join(path, o->run, "settings.json"), table, n, train_json);
+        run_cut_samples_(o, s);
+    }
     log_open(log, o->run, resume_step);
     json_t* command = json_array();
     for (int i = 0; i < argc; i++) { json_array_append_new(command, json_string(argv[i])); }
