@@ -74,6 +74,7 @@ else
     build_and_run "ASAN=1 OPT=-O1"
     part "headers as C11 and C++17" dev/check_headers.sh
     part "command line and runs" dev/test_cli.sh
+    part "checkpoints and faults" dev/test_faults.sh
     part "broken on purpose" dev/mutate.sh
     part "NumPy reference against llm.c's numbers" $python dev/ref/gpt2.py --upstream
     part "golden files are what the reference writes" dev/check_golden.sh

@@ -400,12 +400,19 @@ static inline void checkpoint_publish(const char* temporary, const char* folder)
 // ---- one writer ----
 
 // Refuses a run to which another process writes. The lock is the kernel's and goes with the process, however that ends; the
-// file .lock only holds the writer's process id, for the message.
+// file .lock only holds the writer's process id, for the message. A second's patience: a process that was killed a moment ago
+// may still be on its way out.
 static inline void run_lock(const char* run) {
     char path[PATH_BYTES], pid[32] = "";
+    const struct timespec pause = {0, 50000000};
     int fd = open(path_join(path, run, ".lock"), O_RDWR | O_CREAT | O_CLOEXEC, 0666);  // open as long as the process lives
     if (fd < 0) { fail_run("%s: cannot be created: %s", path, strerror(errno)); }
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    int locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
+    for (int i = 0; i < 20 && !locked && errno == EWOULDBLOCK; i++) {
+        nanosleep(&pause, NULL);
+        locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
+    }
+    if (!locked) {
         if (errno != EWOULDBLOCK) {
             warn_line("%s: this file system has no locks (%s): see to it that no other process writes to this run", path, strerror(errno));
             return;

@@ -78,13 +78,15 @@ static inline void verify_first(Verify* v, int step, float loss, float norm, con
     }
 }
 
+// element first of a tensor, or one of first..last, as far as they belong to one layer
 __attribute__((noreturn))
 static inline void verify_fail_(const Verify* v, const char* what, const Tensor* t, size_t first, size_t last, const char* values) {
-    char name[256];
-    const size_t slice = tensor_slice_elements(t), end = last - first < slice - first % slice ? last : first + slice - first % slice - 1;
-    fail_run("step %d: the same computation gave two results: %s of %s, element %zu..%zu%s: the hardware (memory, overclocking) or a "
-             "bug; the checkpoints are from before", v->step, what, tensor_slice_name(name, sizeof name, t, (int)(first / slice)),
-             first % slice, end % slice, values);
+    char name[256], elements[64];
+    const size_t slice = tensor_slice_elements(t), layer = first / slice, from = first - layer * slice;
+    const size_t to = last / slice == layer ? last - layer * slice : slice - 1;
+    snprintf(elements, sizeof elements, from == to ? "element %zu" : "one of the elements %zu..%zu", from, to);
+    fail_run("step %d: the same computation gave two results: %s of %s, %s%s: the hardware (memory, overclocking) or a bug; the "
+             "checkpoints are from before", v->step, what, tensor_slice_name(name, sizeof name, t, (int)layer), elements, values);
 }
 
 // the first block that differs from its sum ends the run
