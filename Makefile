@@ -3,6 +3,7 @@
 #   SYSTEM_LIBM=1  the C library's exp, log, tanh and llm.c's order: bit parity with llm.c
 #   FAST=1         fused multiply-add: faster on CPUs that share their multiply and add units, other bits
 #   ASAN=1         address and undefined-behaviour sanitizers
+#   MPI=1          ranks over MPI too, for mpirun and srun; over TCP they need nothing (doc/ranks.md)
 # Each combination is built in a folder of its own under build/.
 
 ifeq ($(origin CC),default)
@@ -14,6 +15,7 @@ OMP ?= 1
 SYSTEM_LIBM ?= 0
 FAST ?= 0
 ASAN ?= 0
+MPI ?= 0
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 
 WARNINGS = -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Werror
@@ -27,9 +29,15 @@ CFLAGS += $(if $(filter 1,$(ASAN)),-fsanitize=address$(comma)undefined -fno-sani
 # by default gcc fills only half of a 512-bit register; clang would warn of every loop that it cannot vectorise
 CFLAGS += $(if $(findstring clang,$(CC)),-Wno-pass-failed,-mprefer-vector-width=512)
 LIBS = -ljansson -lxxhash -lm
+ifeq ($(MPI),1)
+# Open MPI says its flags by --showme, MPICH by -show; its headers are not ours to warn about
+MPI_FLAGS := $(shell mpicc --showme:compile 2>/dev/null || mpicc -show 2>/dev/null | tr ' ' '\n' | grep '^-I')
+CFLAGS += -DUSE_MPI $(patsubst -I%,-isystem %,$(MPI_FLAGS))
+LIBS += $(shell mpicc --showme:link 2>/dev/null || mpicc -show 2>/dev/null | tr ' ' '\n' | grep '^-[LlW]')
+endif
 comma = ,
 
-VARIANT = $(notdir $(CC))-$(ARCH)$(OPT)$(if $(filter 0,$(OMP)),-serial)$(if $(filter 1,$(SYSTEM_LIBM)),-libm)$(if $(filter 1,$(FAST)),-fast)$(if $(filter 1,$(ASAN)),-asan)
+VARIANT = $(notdir $(CC))-$(ARCH)$(OPT)$(if $(filter 0,$(OMP)),-serial)$(if $(filter 1,$(SYSTEM_LIBM)),-libm)$(if $(filter 1,$(FAST)),-fast)$(if $(filter 1,$(ASAN)),-asan)$(if $(filter 1,$(MPI)),-mpi)
 BUILD = build/$(VARIANT)
 COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 
@@ -40,10 +48,12 @@ help:
 	@echo "make run         train a small GPT-2 on this repository's own text, about two minutes"
 	@echo "make test        build and run every test"
 	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"
+	@echo "make launch      then: ./launch -n 4 ./train_gpt2 ... starts 4 ranks on this machine (doc/ranks.md)"
 	@echo "make plot RUN=runs/...   draw loss.png and loss.html of a run"
 	@echo "make bench       measure against PyTorch, llm.c and OpenBLAS (dev/bench/README.md)"
 	@echo "make golden      write dev/golden anew from the NumPy references: the bytes must not change"
 	@echo "make check       the tests of one build only: make check CC=clang ARCH=x86-64 OPT=-O2 ASAN=1"
+	@echo "make fuzz        mutated files against every parser, FUZZ_SECONDS=60 each (dev/fuzz/README.md)"
 	@echo "make clean       remove what was built"
 
 setup:
@@ -72,6 +82,14 @@ $(BUILD)/test_%: test_%.c
 folder:
 	@echo $(BUILD)
 
+# starts ranks on one machine: ./launch -n 4 ./train_gpt2 ...
+launch: $(BUILD)/launch
+	@cmp -s $< $@ || cp -f $< $@
+
+$(BUILD)/launch: dev/tools/launch.c
+	@mkdir -p $(BUILD)
+	$(CC) $(CFLAGS) $< -o $@
+
 -include $(wildcard $(BUILD)/*.d)
 
 RUN ?= runs/hello
@@ -91,6 +109,25 @@ check: $(TESTS:%=$(BUILD)/%)
 test: setup
 	@dev/test.sh all
 
+# each program of dev/fuzz for FUZZ_SECONDS; the first finding ends it, with the input in build/fuzz (dev/fuzz/README.md)
+FUZZ_SECONDS ?= 60
+FUZZ = $(patsubst dev/fuzz/%.c,build/fuzz/%,$(sort $(wildcard dev/fuzz/fuzz_*.c)))
+FUZZ_FLAGS = -std=gnu11 -D_GNU_SOURCE -g -O1 -I. -Wno-unused-function -Wno-unknown-pragmas
+FUZZ_FLAGS += -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined
+build/fuzz/%: dev/fuzz/%.c
+	@mkdir -p build/fuzz
+	clang $(FUZZ_FLAGS) -MMD -MF $@.d $< -o $@ $(LIBS)
+
+-include $(wildcard build/fuzz/*.d)
+
+fuzz: $(FUZZ)
+	@for program in $^; do \
+	    name=$${program#build/fuzz/fuzz_}; dict=dev/fuzz/$$name.dict; mkdir -p build/fuzz/corpus_$$name; echo "# $$name"; \
+	    $$program -max_total_time=$(FUZZ_SECONDS) -max_len=2048 -close_fd_mask=3 -print_final_stats=1 -verbosity=0 \
+	        $$([ ! -e $$dict ] || echo -dict=$$dict) -artifact_prefix=build/fuzz/$$name- build/fuzz/corpus_$$name \
+	        dev/fuzz/corpus/$$name || exit 1; \
+	done
+
 golden:
 	$(PYTHON) dev/ref/gpt2.py
 
@@ -98,7 +135,7 @@ bench: setup
 	@dev/bench/run.sh
 
 clean:
-	rm -rf build $(TRAINERS)
+	rm -rf build launch $(TRAINERS)
 
-.PHONY: help folder setup run plot check test golden bench clean $(TRAINERS)
+.PHONY: help folder setup run plot check test fuzz golden bench clean launch $(TRAINERS)
 .DELETE_ON_ERROR:

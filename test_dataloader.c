@@ -1,7 +1,7 @@
 /*
 Promises of llmc/dataloader.h and llmc/tokenizer.h: which token stands where in which row, in which order rows come, and
 what is said about data that cannot be used.
-    cc -O2 test_dataloader.c -o build/test_dataloader -lm && build/test_dataloader
+    make check, or cc -O2 -I. test_dataloader.c -o build/test_dataloader -lxxhash -ljansson -lm && build/test_dataloader
 */
 #include "llmc/dataloader.h"
 #include "llmc/test.h"
@@ -225,6 +225,118 @@ static void test_shuffled_rows(Test* t) {
     temp_remove(&folder);
 }
 
+// One run, several ranks, and one that is stopped anywhere and resumed must see the same rows: rank r of R computes the
+// micro-batches [n*r/R, n*(r+1)/R) of an update, and a checkpoint holds the number of rows only.
+static void test_ranks(Test* t) {
+    enum { T = 3, N = 23, B = 2, LEAVES = 6, STEPS = 5, ROWS = B * LEAVES * STEPS };
+    TempPath folder = temp_folder(), path = shard_file(&folder, "one.bin", 0, GPT2, N * T + 1, 50257);
+    TokenData d;
+    DataLoader l, again;
+    int plain[ROWS][T], plain_targets[ROWS][T], inputs[B][T], targets[B][T];
+    tokens_open(&d, path.s, NULL);
+    dataloader_init(&l, &d, T, 1, 7);
+    for (int i = 0; i < ROWS; i++) { dataloader_row(&l, i, plain[i], plain_targets[i]); }  // over two epochs
+    for (int R = 1; R <= LEAVES; R++) {
+        for (int i = 0; i < R * STEPS; i++) {
+            int rank = i % R, step = i / R;
+            dataloader_init(&again, &d, T, 1, 7);  // a process of its own, resumed at this step
+            for (int leaf = LEAVES * rank / R; leaf < LEAVES * (rank + 1) / R; leaf++) {
+                int row = (step * LEAVES + leaf) * B;
+                dataloader_batch(&again, row, B, inputs[0], targets[0]);
+                check(t, memcmp(inputs, plain[row], sizeof inputs) == 0, "rank %d of %d, row %d: inputs", rank, R, row);
+                check(t, memcmp(targets, plain_targets[row], sizeof targets) == 0, "rank %d of %d, row %d: targets", rank,
+                      R, row);
+            }
+        }
+    }
+    tokens_close(&d);
+    temp_remove(&folder);
+}
+
+// 5e9 tokens of 4 bytes, of which only the pages that are touched exist
+static void test_far_rows(Test* t) {
+    const int64_t n = 5000000000, T = 1000, rows = (n - 1) / T, last = rows - 1;
+    const size_t n_bytes = (size_t)n * sizeof(uint32_t);
+    uint32_t* tokens = (uint32_t*)mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (tokens == MAP_FAILED) { skip(t, "20 GB of addresses are not to be had"); return; }
+    TokenShard shard = {"far", tokens, n, 0};
+    TokenData d;
+    DataLoader l;
+    int inputs[1000], targets[1000];
+    memset(&d, 0, sizeof d);
+    d.path = string_copy("far");
+    d.shards = &shard;
+    d.n_shards = 1;
+    d.n_tokens = n;
+    d.token_bytes = 4;
+    d.vocab_size_needed = INT_MAX;
+    const int64_t wanted[] = {0, ((int64_t)1 << 31) / T, ((int64_t)1 << 32) / T, last};
+    for (int i = 0; i < 4; i++) {
+        tokens[wanted[i] * T] = (uint32_t)(1000 + i);
+        tokens[wanted[i] * T + T] = (uint32_t)(2000 + i);
+    }
+    dataloader_init(&l, &d, (int)T, 0, 0);
+    check(t, l.n_rows == rows, "%lld rows", (long long)l.n_rows);
+    for (int i = 0; i < 4; i++) {
+        for (int64_t epoch = 0; epoch < 4000000000; epoch += 3999999999) {
+            dataloader_row(&l, epoch * rows + wanted[i], inputs, targets);
+            check(t, inputs[0] == 1000 + i && targets[T - 1] == 2000 + i, "row %lld: %d .. %d", (long long)wanted[i],
+                  inputs[0], targets[T - 1]);
+        }
+    }
+    l.shuffle = 1;
+    for (int64_t index = 0; index < 1000; index++) {
+        int64_t first;
+        dataloader_find_(&l, index * rows + index, &first);
+        check(t, first % T == 0 && first >= 0 && first / T < rows, "shuffled: token %lld", (long long)first);
+    }
+    munmap(tokens, n_bytes);
+    free(d.path);
+}
+
+// every page asked for lies in the mapping and holds a token of the row; the kernel agrees; rows stay as they were
+static void test_prefetch(Test* t) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const int n_tokens[] = {2, 1536, 1537, 5000, 40000};  // 1536: the file ends with a page
+    int inputs[100], targets[100], before[100];
+    TempPath folder = temp_folder();
+    for (int i = 0; i < 5; i++) {
+        TokenData d;
+        DataLoader l;
+        TempPath path = shard_file(&folder, "s.bin", i, GPT2, n_tokens[i], 50257);
+        tokens_open(&d, path.s, NULL);
+        const char *mapping = (const char*)d.files[0].bytes, *end = mapping + ceil_div((int64_t)d.files[0].n_bytes, (int64_t)page) * (int64_t)page;
+        dataloader_init(&l, &d, n_tokens[i] < 100 ? 1 : 100, 1, 3);
+        for (int64_t row = 0; row < l.n_rows; row++) {
+            int64_t first;
+            const char* token = (const char*)dataloader_find_(&l, row, &first)->tokens + 2 * first;
+            PageRange pages = dataloader_pages_(&l, row, page);
+            check(t, pages.begin >= mapping && pages.begin + pages.n_bytes <= end, "row %lld: beyond the mapping", (long long)row);
+            check(t, pages.begin <= token && token + 2 * l.T + 2 <= pages.begin + pages.n_bytes, "row %lld: not all of it", (long long)row);
+            check(t, pages.n_bytes <= page * 2, "row %lld: %zu bytes", (long long)row, pages.n_bytes);
+            check(t, madvise(pages.begin, pages.n_bytes, MADV_WILLNEED) == 0, "row %lld: %s", (long long)row, strerror(errno));
+        }
+        dataloader_row(&l, 0, before, targets);
+        dataloader_prefetch(&l, 0, 64);
+        dataloader_prefetch(&l, l.n_rows - 1, 3);  // on into the next epoch
+        dataloader_row(&l, 0, inputs, targets);
+        check(t, memcmp(inputs, before, (size_t)l.T * sizeof(int)) == 0, "the row has changed");
+        tokens_close(&d);
+    }
+    TempPath text = temp_file(&folder, "x.txt", "some text", 9);
+    Tokenizer bytes;
+    TokenData d;
+    DataLoader l;
+    tokenizer_bytes_init(&bytes);
+    tokens_open(&d, text.s, &bytes);
+    dataloader_init(&l, &d, 2, 0, 0);
+    check(t, dataloader_pages_(&l, 0, page).n_bytes == 0, "text needs no pages");
+    dataloader_prefetch(&l, 0, 4);
+    tokens_close(&d);
+    tokenizer_free(&bytes);
+    temp_remove(&folder);
+}
+
 // the same tokens before and after, cut where the fraction says, over two shards; no token copied
 static void test_split(Test* t) {
     TempPath folder = temp_folder();
@@ -257,13 +369,32 @@ static void test_split(Test* t) {
     temp_remove(&folder);
 }
 
+// XXH3 of the tokens in one piece, however they are cut into shards and whatever stands in headers
 static void test_checksum(Test* t) {
-    const char letters[] = "foobar";  // as three uint16; the value is in the FNV authors' list of test vectors
-    TokenShard shards[2] = {{"x", letters, 1}, {"x", letters + 2, 2}};
-    TokenData d = {NULL, shards, 2, 2, 3, 0, 65536, NULL, 0, NULL, 0};
-    check(t, tokens_checksum(&d) == 0x85944171f73967e8u, "found %llx", (unsigned long long)tokens_checksum(&d));
+    enum { N = (1 << 25) + 100000 };  // more than one piece of 2^26 bytes
+    uint16_t* tokens = (uint16_t*)new_array(N, sizeof(uint16_t));
+    for (int i = 0; i < N; i += i < 1000 ? 1 : 999) { tokens[i] = (uint16_t)test_token(0, i, 50257); }
+    uint64_t want = XXH3_64bits(tokens, N * sizeof(uint16_t));
+    const int64_t cuts[] = {0, 1, 119, 120, 121, 50000, N};  // around the 240 bytes up to which XXH3 has another formula
+    TokenData d;
+    memset(&d, 0, sizeof d);
+    d.token_bytes = 2;
+    d.n_tokens = N;
+    for (int i = 0; i < 7; i++) {
+        TokenShard shards[2] = {{"x", tokens, cuts[i], 0}, {"y", tokens + cuts[i], N - cuts[i], 0}};
+        d.shards = shards;
+        d.n_shards = 2;
+        check(t, tokens_checksum(&d) == want, "cut at %lld", (long long)cuts[i]);
+    }
+    TokenShard letters = {"x", "foobar", 3, 0};  // by xxhash 0.8.1; runs keep such values, so every version must give it
+    d.shards = &letters;
+    d.n_shards = 1;
+    check(t, tokens_checksum(&d) == 0xd78fda63144c5c84u, "found %llx", (unsigned long long)tokens_checksum(&d));
     d.n_shards = 0;
-    check(t, tokens_checksum(&d) == 0xcbf29ce484222325u, "of nothing");
+    check(t, tokens_checksum(&d) == 0x2d06800538d394c2u, "of nothing: found %llx", (unsigned long long)tokens_checksum(&d));
+    tokens[N - 1] ^= 1;
+    check(t, XXH3_64bits(tokens, N * sizeof(uint16_t)) != want, "the last bit does not matter");
+    free(tokens);
 }
 
 // ---- shards that are not right ----
@@ -361,7 +492,10 @@ static void check_text(Test* t, const char* path, const char* want, int n_docume
     tokenizer_bytes_init(&bytes);
     tokens_open(&d, path, &bytes);
     char* found = (char*)calloc((size_t)d.n_tokens + 1, 1);
-    for (int64_t i = 0; i < d.n_tokens; i++) { found[i] = d.text[i] == 256 ? '|' : (char)d.text[i]; }
+    for (int64_t i = 0; i < d.n_tokens; i++) {
+        uint32_t token = token_at_(d.text, 2, i);
+        found[i] = token == 256 ? '|' : (char)token;
+    }
     check(t, strcmp(found, want) == 0, "expected %s, found %s", want, found);
     check(t, d.n_documents == n_documents, "expected %d documents, found %lld", n_documents, (long long)d.n_documents);
     check(t, d.n_shards == 1 && d.token_bytes == 2, "%d shards of %d-byte tokens", d.n_shards, d.token_bytes);
@@ -422,13 +556,110 @@ static void test_long_text(Test* t) {
     int64_t n_wrong = 0;
     tokenizer_bytes_init(&bytes);
     tokens_open(&d, path.s, &bytes);
-    check(t, d.n_tokens == N + 1 && d.text[0] == 256, "%lld tokens", (long long)d.n_tokens);
-    for (int64_t i = 0; i < N; i++) { n_wrong += d.text[i + 1] != (unsigned char)text[i]; }
+    check(t, d.n_tokens == N + 1 && token_at_(d.text, 2, 0) == 256, "%lld tokens", (long long)d.n_tokens);
+    for (int64_t i = 0; i < N; i++) { n_wrong += token_at_(d.text, 2, i + 1) != (unsigned char)text[i]; }
     check(t, n_wrong == 0, "%lld bytes are wrong", (long long)n_wrong);
     tokens_close(&d);
     tokenizer_free(&bytes);
     temp_remove(&folder);
     free(text);
+}
+
+// a tokenizer whose ids are large: byte b is token first + b
+static int large_encode(const Tokenizer* k, const char* text, size_t n_bytes, int* tokens) {
+    for (size_t i = 0; i < n_bytes; i++) { tokens[i] = k->n_tokens - 300 + (unsigned char)text[i]; }
+    return (int)n_bytes;
+}
+
+static void open_without_eot(void* path) {
+    Tokenizer k;
+    TokenData d;
+    tokenizer_bytes_init(&k);
+    k.eot = -1;
+    tokens_open(&d, (const char*)path, &k);
+}
+
+static void test_large_vocabulary(Test* t) {
+    const int sizes[] = {65536, 65537, 151936, INT_MAX};
+    TempPath folder = temp_folder(), path = temp_file(&folder, "abc.txt", "abc", 3);
+    for (int i = 0; i < 4; i++) {
+        Tokenizer k;
+        TokenData d;
+        DataLoader l;
+        int inputs[3], targets[3];
+        tokenizer_bytes_init(&k);
+        k.n_tokens = sizes[i];
+        k.eot = sizes[i] - 1;
+        k.encode = large_encode;
+        tokens_open(&d, path.s, &k);
+        check(t, d.token_bytes == (i == 0 ? 2 : 4), "%d tokens: %d bytes each", sizes[i], d.token_bytes);
+        check(t, d.vocab_size_needed == sizes[i], "%d tokens: %d needed", sizes[i], d.vocab_size_needed);
+        check(t, tokens_memory(&d) == 4.0 * d.token_bytes, "%g bytes", tokens_memory(&d));
+        dataloader_init(&l, &d, 3, 0, 0);
+        dataloader_row(&l, 0, inputs, targets);
+        check(t, inputs[0] == k.eot && inputs[1] == k.n_tokens - 300 + 'a' && targets[2] == k.n_tokens - 300 + 'c',
+              "%d tokens: found %d %d .. %d", sizes[i], inputs[0], inputs[1], targets[2]);
+        tokens_close(&d);
+        k.n_tokens = 257;  // what tokenizer_free knows
+        tokenizer_free(&k);
+    }
+    check_exit(t, "no end of text", open_without_eot, path.s, 2,
+               "abc.txt: text needs a tokenizer with an end of text, which stands before each document: this one (bytes) has");
+    temp_remove(&folder);
+}
+
+// what one .gitignore in folder /f says of a path; a path that ends in / is a folder
+static void test_gitignore(Test* t) {
+    const struct { const char *rules, *path; int ignored; } cases[] = {
+        {"", "/f/a", 0}, {"\n\n", "/f/a", 0}, {"# a\n#a", "/f/a", 0}, {"#a", "/f/#a", 0}, {"\\#a", "/f/#a", 1},
+        {"a", "/f/a", 1}, {"a", "/f/x/y/a", 1}, {"a", "/f/ab", 0}, {"a", "/f/a/", 1}, {"a  \r\n", "/f/a", 1},
+        {"a\\ ", "/f/a ", 1}, {"*.log", "/f/x/err.log", 1}, {"*.log", "/f/x.log/", 1}, {"*.log", "/f/x.logs", 0},
+        {"[a-c]?", "/f/b1", 1}, {"[a-c]?", "/f/d1", 0}, {"a/", "/f/a", 0}, {"a/", "/f/a/", 1}, {"a/", "/f/x/a/", 1},
+        {"/a", "/f/a", 1}, {"/a", "/f/x/a", 0}, {"/*.c", "/f/x.c", 1}, {"/*.c", "/f/x/x.c", 0}, {"x/a", "/f/x/a", 1},
+        {"x/a", "/f/y/x/a", 0}, {"x/*.c", "/f/x/a.c", 1}, {"x/*.c", "/f/x/y/a.c", 0}, {"/x/y/", "/f/x/y/", 1},
+        {"/x/y/", "/f/x/y", 0}, {"**/a", "/f/x/y/a", 1}, {"**/a", "/f/a", 1}, {"x/**", "/f/x/a", 1}, {"x/**", "/f/x/", 0},
+        {"*\n!a", "/f/a", 0}, {"*\n!a", "/f/b", 1}, {"!a\n*", "/f/a", 1}, {"*.c\n!/keep.c\n", "/f/keep.c", 0},
+        {"*.c\n!/keep.c\n", "/f/x/keep.c", 1}, {"\\!a", "/f/!a", 1}, {"/", "/f/a", 0}, {"!", "/f/a", 0}, {" ", "/f/a", 0},
+        {"\\", "/f/a", 0}, {"*a*a*a*a*a*a*a*a*a*a*a*a*b", "/f/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        IgnoreFile f;
+        char path[64];
+        size_t n = strlen(cases[i].rules), n_path = strlen(cases[i].path);
+        int is_folder = cases[i].path[n_path - 1] == '/';
+        memset(&f, 0, sizeof f);
+        f.n_folder = 2;
+        memcpy(path, cases[i].path, n_path + 1);
+        path[n_path - (size_t)is_folder] = '\0';
+        unsigned char* rules = heap_copy(cases[i].rules, n);
+        ignore_parse_(&f, rules, n);
+        check(t, is_ignored_(&f, path, is_folder) == cases[i].ignored, "case %zu: \"%s\" and %s: expected %s", i,
+              cases[i].rules, cases[i].path, cases[i].ignored ? "ignored" : "taken");
+        ignore_free_(&f);
+        free(rules);
+    }
+}
+
+static void test_ignored_files(Test* t) {
+    TempPath folder = temp_folder();
+    const char top[] = "# what is made\n*.log\nout/\n/only_here\n!keep.log\n", below[] = "!*.log\nsecret\n";
+    temp_file(&folder, ".gitignore", top, sizeof top - 1);
+    temp_file(&folder, "a.txt", "a", 1);
+    temp_file(&folder, "b.log", "no", 2);
+    temp_file(&folder, "keep.log", "k", 1);
+    temp_file(&folder, "only_here", "no", 2);
+    temp_file(&folder, "out/x.txt", "no", 2);
+    temp_file(&folder, "sub/.gitignore", below, sizeof below - 1);
+    temp_file(&folder, "sub/again.log", "l", 1);
+    temp_file(&folder, "sub/deep/secret", "no", 2);
+    temp_file(&folder, "sub/only_here", "o", 1);
+    temp_file(&folder, "sub/out", "f", 1);
+    temp_file(&folder, "zsub/.gitignore/x", "no", 2);  // a folder of that name is only hidden
+    temp_file(&folder, "zsub/z", "z", 1);
+    check_text(t, folder.s, "|a|k|l|o|f|z", 6);
+    check_text(t, temp_path(&folder, "sub").s, "|l|o|f", 3);
+    check_text(t, temp_path(&folder, "b.log").s, "|no", 1);  // named directly
+    temp_remove(&folder);
 }
 
 static void test_utf8(Test* t) {
@@ -709,12 +940,18 @@ int main(int argc, char** argv) {
         {"rows", "equal the tokens at their place in the files, to the last one", test_rows},
         {"shuffled rows", "come once in each epoch, as a function of key and index alone", test_shuffled_rows},
         {"split", "cuts a data set in two without losing or copying a token", test_split},
-        {"checksum", "is FNV-1a", test_checksum},
+        {"checksum", "is XXH3 of the tokens, wherever shards are cut", test_checksum},
+        {"order", "resumes at any index, and is the same for any number of ranks", test_ranks},
+        {"far rows", "beyond 2^31 tokens and 2^34 bytes are the right ones", test_far_rows},
+        {"prefetch", "asks for the pages of its rows, never beyond the mapping", test_prefetch},
         {"broken shards", "are refused, each with its own message", test_broken_shards},
         {"damaged shards", "are refused when cut anywhere or with another header", test_damaged_shards},
         {"token ids", "of 2^31 - 1 and more are refused", test_token_ids},
         {"text", "takes files in order of name and leaves out what is no text", test_text},
         {"long text", "is the same in pieces", test_long_text},
+        {"large vocabulary", "keeps ids beyond 65535 whole, and small ones in two bytes", test_large_vocabulary},
+        {"gitignore", "leaves out what git would, line by line", test_gitignore},
+        {"ignored files", "are not in a folder's text", test_ignored_files},
         {"UTF-8", "is told from other bytes at every edge of the definition", test_utf8},
         {"stops", "status and one line for everything that cannot be used", test_stops},
         {"mixed data", "text and shards, or two kinds of shards, are refused", test_mixed},

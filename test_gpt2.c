@@ -8,7 +8,7 @@ gradient, and the parameters after 1 and 10 updates, to the last bit, with 1, 2,
 #include "llmc/test.h"
 
 typedef struct {
-    SafeFile file;
+    SafeSet set;
     json_t* config;
     GPT2 model;
     Activations acts;
@@ -16,12 +16,12 @@ typedef struct {
     int B, T, n_leaves;
 } Golden;
 
-static int golden_int(const Golden* g, const char* key) { return (int)json_need_int(g->config, g->file.path, key, 0, 1 << 24); }
+static int golden_int(const Golden* g, const char* key) { return (int)json_need_int(g->config, g->set.path, key, 0, 1 << 24); }
 static float golden_float(const Golden* g, const char* key) { return (float)json_number_value(json_object_get(g->config, key)); }
 
 static const SafeTensor* golden_tensor(const Golden* g, const char* name) {
-    const SafeTensor* t = safetensors_find(&g->file, name);
-    if (!t) { fail_run("%s: tensor %s is missing: make golden", g->file.path, name); }
+    const SafeTensor* t = safetensors_find(g->set.files, name);
+    if (!t) { fail_run("%s: tensor %s is missing: make golden", g->set.path, name); }
     return t;
 }
 
@@ -39,16 +39,16 @@ static float* golden_floats(const Golden* g, const char* name) {
 
 static void golden_open(Golden* g, const char* path, int n_threads) {
     memset(g, 0, sizeof *g);
-    safetensors_open(&g->file, path);
-    g->config = json_loads(safetensors_meta(&g->file, "config"), 0, NULL);
+    safeset_open(&g->set, path);
+    g->config = json_loads(safetensors_meta(g->set.files, "config"), 0, NULL);
     Config c = config_make(golden_int(g, "n_positions"), golden_int(g, "vocab_size"), golden_int(g, "n_layer"), golden_int(g, "n_head"),
                            golden_int(g, "n_embd"));
     g->B = golden_int(g, "batch");
     g->T = golden_int(g, "seq_len");
     g->n_leaves = golden_int(g, "leaves");
     gpt2_init(&g->model, c);
-    gpt2_init_training(&g->model, g->n_leaves);
-    tensors_load(&g->file, g->model.table, N_PARAMETERS, "param.", g->model.params);
+    gpt2_init_training(&g->model, NULL, g->n_leaves, 0);
+    tensors_load(&g->set, g->model.table, N_PARAMETERS, "param.", g->model.params);
     activations_init(&g->acts, c, g->B, g->T, TO_TRAIN);
     device_init(&g->dev, n_threads);
 }
@@ -58,17 +58,17 @@ static void golden_close(Golden* g) {
     activations_free(&g->acts);
     device_free(&g->dev);
     json_decref(g->config);
-    safetensors_close(&g->file);
+    safeset_close(&g->set);
 }
 
 // every parameter-shaped tensor with this prefix equals the arena
-static void check_arena(Test* t, const Golden* g, const char* prefix, const float* arena) {
+static void check_arena(Test* t, Golden* g, const char* prefix, const float* arena) {
     float* expected = (float*)arena_alloc(sizeof(float) * g->model.n, prefix);
-    tensors_load(&g->file, g->model.table, N_PARAMETERS, prefix, expected);
+    tensors_load(&g->set, g->model.table, N_PARAMETERS, prefix, expected);
     for (int i = 0; i < N_PARAMETERS; i++) {
         const Tensor* p = &g->model.table[i];
         char what[NAME_BYTES];
-        snprintf(what, sizeof what, "%s: %s%s, %d threads", g->file.path, prefix, p->name, g->dev.n_threads);
+        snprintf(what, sizeof what, "%s: %s%s, %d threads", g->set.path, prefix, p->name, g->dev.n_threads);
         check_bits(t, what, arena + p->offset, expected + p->offset, tensor_elements(p));
     }
     arena_free(expected, sizeof(float) * g->model.n);
@@ -89,14 +89,14 @@ static void check_activations(Test* t, const Golden* g) {
         const Tensor* a = &g->acts.table[i];
         char name[NAME_BYTES];
         snprintf(name, sizeof name, "act.%s", a->name);
-        if (!safetensors_find(&g->file, name) || strcmp(a->name, "logits") == 0) { continue; }
+        if (!safetensors_find(g->set.files, name) || strcmp(a->name, "logits") == 0) { continue; }
         float* expected = golden_floats(g, name);
         check(t, golden_tensor(g, name)->n == tensor_elements(a), "%s: another shape", name);
         check_bits(t, name, g->acts.arena + a->offset, expected, tensor_elements(a));
         free(expected);
         n_found++;
     }
-    check(t, n_found == 17, "expected 17 activations in %s, found %d", g->file.path, n_found);
+    check(t, n_found == 17, "expected 17 activations in %s, found %d", g->set.path, n_found);
 }
 
 // those it does not keep: scores and weights of attention, and the two projections before they join the stream
@@ -147,15 +147,15 @@ static void check_training(Test* t, Golden* g) {
             gpt2_leaf(&g->model, &g->acts, golden_batch(g, "inputs", step, leaf), targets + (size_t)leaf * N, 1.0f / (float)counted, g->B, g->T, &g->dev);
         }
         float loss_sum, *grads = leaf_tree_finish(&g->model.grads, &loss_sum, &g->dev);
-        float loss = loss_sum / (float)counted, norm = gpt2_grad_norm(&g->model, grads, &g->dev);
+        float loss = loss_sum / (float)counted, norm = shards_norm(&g->model.shards, grads, &g->dev);
         float lr = schedule_lr(schedule, step, n_steps, golden_int(g, "warmup"), (double)golden_float(g, "lr"), (double)golden_float(g, "final_lr"));
         check_bits(t, "loss", &loss, &losses[step], 1);
         check_bits(t, "norm", &norm, &norms[step], 1);
         check_bits(t, "lr", &lr, &rates[step], 1);
         if (step == 0) { check_arena(t, g, "grad.", grads); }
         Optimizer o = {lr, golden_float(g, "beta1"), golden_float(g, "beta2"), golden_float(g, "eps"), golden_float(g, "weight_decay"),
-                       golden_float(g, "clip"), 0};
-        gpt2_update(&g->model, grads, norm, &o, step + 1, &g->dev);
+                       golden_float(g, "clip"), 0, NULL};
+        shards_update(&g->model.shards, g->model.params, g->model.adam_m, g->model.adam_v, grads, norm, &o, step + 1, &g->dev);
         if (step == 0) { check_arena(t, g, "step1.", g->model.params); }
     }
     check_arena(t, g, "step10.", g->model.params);
@@ -222,6 +222,27 @@ static void test_cache(Test* t) {
     golden_close(&g);
 }
 
+// --doc-reset: a row of three documents against each of them alone
+static void test_documents(Test* t) {
+    Golden g;
+    golden_open(&g, "dev/golden/gpt2_odd.safetensors", 3);
+    const int T = g.T, V = g.model.config.V, Vp = g.model.config.Vp, starts[] = {0, 4, 9, T};
+    int* tokens = (int*)memcpy(new_array((size_t)T, sizeof(int)), golden_batch(&g, "inputs", 0, 0), sizeof(int) * (size_t)T);
+    for (int i = 0; i < T; i++) { tokens[i] = i == 4 || i == 9 ? V - 1 : tokens[i] % (V - 1); }
+    g.acts.document_start = V - 1;
+    gpt2_forward(&g.model, &g.acts, tokens, 1, T, 0, &g.dev);
+    float* packed = copied_array(gpt2_logits(&g.model, &g.acts, 0, T, &g.dev), (size_t)T * Vp);
+    check(t, g.acts.n_segments == 3, "expected 3 documents, found %d", g.acts.n_segments);
+    for (int i = 0; i < 3; i++) {
+        int n = starts[i + 1] - starts[i];
+        gpt2_forward(&g.model, &g.acts, tokens + starts[i], 1, n, 0, &g.dev);
+        check_bits(t, "logits", packed + (size_t)starts[i] * Vp, gpt2_logits(&g.model, &g.acts, 0, n, &g.dev), (size_t)n * Vp);
+    }
+    free(tokens);
+    free(packed);
+    golden_close(&g);
+}
+
 // llm.c's format keeps every bit, padding included
 static void test_llmc_bin(Test* t) {
     Golden g;
@@ -233,7 +254,9 @@ static void test_llmc_bin(Test* t) {
     BinHeader h = {0, 0, c.max_T, c.V, c.L, c.NH, c.C, c.Vp};
     llmc_bin_save(path, h, g.model.table, N_PARAMETERS, g.model.params);
     file_map(&file, path);
-    Config read = config_bin(&file);
+    Config read;
+    ErrorText error;
+    check(t, config_parse_bin(&read, file.bytes, file.n_bytes, &error), "refused: %s", error.text);
     check(t, memcmp(&read, &c, sizeof c) == 0, "the sizes changed");
     gpt2_init(&copy, read);
     llmc_bin_load(&file, copy.table, N_PARAMETERS, copy.params);
@@ -275,6 +298,7 @@ int main(int argc, char** argv) {
         {"golden odd, training", "three leaves, clipped, cosine schedule, a leaf without targets", test_odd_training},
         {"golden schedules", "all four learning rate tables", test_schedules},
         {"key-value cache", "cached logits equal those of the whole sequence", test_cache},
+        {"documents", "a packed row gives each document the bits it gets alone", test_documents},
         {"llm.c .bin", "written and read back, every bit", test_llmc_bin},
         {"start values", "drawn in the order of PyTorch's construction", test_init},
     };

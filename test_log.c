@@ -168,7 +168,7 @@ static void check_number(Test* t, const json_t* record, const char* key, int is_
 }
 
 static void check_record(Test* t, const json_t* record, const StepRecord* r, float val_loss, double val_bpb) {
-    check(t, json_object_size(record) == 12, "expected 12 keys, found %zu", json_object_size(record));
+    check(t, json_object_size(record) == 13, "expected 13 keys, found %zu", json_object_size(record));
     check(t, json_integer_value(json_object_get(record, "step")) == r->step, "step");
     check_number(t, record, "loss", 1, (double)r->loss);
     check_number(t, record, "norm", 1, (double)r->norm);
@@ -203,7 +203,7 @@ static void test_records(Test* t) {
     read_file(run.metrics, text);
     json_t* schema = line_of(text, 0);
     size_t n_keys = json_object_size(json_object_get(schema, "schema"));
-    check(t, n_keys == 12, "the first line describes the 12 keys, found: %s", text);
+    check(t, n_keys == 13, "the first line describes the 13 keys, found: %s", text);
     json_decref(schema);
     for (int i = 0; i < 40; i++) {  // each record is in the file before log_step returns: it is read while the log is open
         StepRecord r = example;

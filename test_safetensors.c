@@ -275,9 +275,11 @@ static const Broken broken_headers[] = {
     {"{} {}", 0, "not valid JSON"},
     {"{'a':1}", 0, "not valid JSON"},
     {"{\"a\":NaN}", 0, "not valid JSON"},
-    {"{\"a\":{\"b\":[[1]]}}", 0, "expected at most 3 nested brackets, found a fourth at offset 19"},
+    {"{\"a\":{\"b\":[[1]]}}", 0, "at offset 19: found more than 3 nested brackets"},
     // names that would break the message
-    {"{\"line\\nbreak\\u001b[2J\":" T("F33", "[1]", "[0,4]") "}", 4, "tensor \"line?break?[2J\": unknown dtype"},
+    {"{\"line\\nbreak\\u001b[2J\":" T("F32", "[1]", "[0,4]") "}", 4, "tensor \"line?break?[2J\": expected a name of 1..512"},
+    {"{\"\\u007f\":" T("F32", "[1]", "[0,4]") "}", 4, "tensor \"?\": expected a name of 1..512"},
+    {"{\"\":" T("F32", "[1]", "[0,4]") "}", 4, "tensor \"\": expected a name of 1..512"},
 };
 
 static void test_broken(Test* t) {

@@ -81,11 +81,10 @@ static void start(Run* r, const TempPath* folder, const char* verify_every) {
     memset(r, 0, sizeof *r);
     parse_options(r, (int)(sizeof argv / sizeof argv[0]), (char**)argv);
     tokenizer_open(&r->tokenizer, r->o.tokenizer);
-    open_data(r);
+    data_open(&r->data, &r->o, &r->tokenizer);
     choose_model(r);
     plan(r);
     device_init(&r->dev, r->o.threads);
-    r->comm = comm_world();
     r->peak = 1.0;
     load_parameters(r);
     open_training(r, (int)(sizeof argv / sizeof argv[0]), (char**)argv);

@@ -12,17 +12,17 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
     ./train_gpt2 --model tiny --train book.txt --steps 1000   your text, byte by byte
     ./train_gpt2 --from gpt2/ --train 'shards/train_*.bin'    fine-tunes a Hugging Face folder on token shards
 */
-#include "llmc/adamw.h"         // adamw_step, adamw_update
 #include "llmc/attention.h"     // attention_forward, attention_backward
 #include "llmc/checkpoint.h"    // SavedFiles, checkpoint_find, checkpoint_path
-#include "llmc/comm.h"          // Comm, comm_first_leaf, comm_last_leaf
+#include "llmc/comm.h"          // Comm, comm_share, comm_any: several ranks train together
 #include "llmc/crossentropy.h"  // crossentropy_forward, crossentropy_backward
-#include "llmc/dataloader.h"    // TokenData, DataLoader, dataloader_row
+#include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
 #include "llmc/embedding.h"     // embedding_forward, embedding_backward
+#include "llmc/evaluate.h"      // Evaluator, evaluate_loss, evaluate_answers
 #include "llmc/gelu.h"          // gelu_forward, gelu_backward
 #include "llmc/generate.h"      // Generator, generate_sample, generate_texts
-#include "llmc/global_norm.h"   // sum_of_squares
-#include "llmc/jsonfile.h"      // json_read, json_write, json_need_int
+#include "llmc/hf_folder.h"     // model_find, SafeSet, hf_export_begin
+#include "llmc/jsonfile.h"      // json_read, json_write, json_ints
 #include "llmc/layernorm.h"     // layernorm_forward, layernorm_backward
 #include "llmc/leaf_tree.h"     // LeafTree: gradients of micro-batches, added in a fixed order
 #include "llmc/llmc_bin.h"      // llm.c's checkpoint format
@@ -30,12 +30,16 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/matmul.h"        // matmul_forward, matmul_backward
 #include "llmc/peak.h"          // matmul_peak, memory_available, check_memory
 #include "llmc/probe.h"         // ProbeBatch, probe_read
+#include "llmc/ranks.h"         // ranks_open, ranks_compare
 #include "llmc/residual.h"      // residual_forward
 #include "llmc/run.h"           // RunOptions, RunState, run_save_begin: what all trainers share
+#include "llmc/rundata.h"       // RunData: training and validation rows, examples
 #include "llmc/schedule.h"      // schedule_lr
+#include "llmc/shardfile.h"     // moments_save, moments_load
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
-#include "llmc/tensorfile.h"    // tensors_save, tensors_load: the table against safetensors
+#include "llmc/tensorfile.h"    // tensors_save, tensors_load, tensors_save_folder
 #include "llmc/verify.h"        // Verify: a step computed twice
+#include "llmc/zero.h"          // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. Config. What makes one GPT-2 different from another.
@@ -81,38 +85,30 @@ static Config config_preset(const char* name, int V) {
                "c4096 c5120 c12288, found \"%s\"", name);
 }
 
-// settings of a config.json that would make another model than ours
-static void config_refuse(const json_t* json, const char* path, const char* key, const json_t* expected) {
-    const json_t* found = json_object_get(json, key);
-    if (found && !json_is_null(found) && !json_equal(found, expected)) {
-        char *have = json_dumps(found, JSON_ENCODE_ANY), *want = json_dumps(expected, JSON_ENCODE_ANY);
-        fail_input("%s: \"%s\": this trainer computes %s, found %s", path, key, want, have);
-    }
+static int config_parse(Config* c, const json_t* json, ErrorText* error) {
+    int max_T, V, L, NH, C;
+    const JsonInt sizes[] = {{"n_positions", &max_T, 1, 1 << 24}, {"vocab_size", &V, 1, 1 << 24}, {"n_layer", &L, 1, 1024},
+                             {"n_head", &NH, 1, 1 << 20}, {"n_embd", &C, 1, 1 << 20}};
+    if (!json_agrees(json, json_pack("{s:s}", "model_type", "gpt2"), error) || !json_ints(json, sizes, 5, error)) { return 0; }
+    if (C % NH != 0) { return error_set(error, "\"n_embd\" %d: expected a multiple of \"n_head\" %d", C, NH); }
+    *c = config_make(max_T, V, L, NH, C);
+    return json_agrees(json, json_pack("{s:s, s:i, s:f, s:b, s:b, s:b, s:b}", "activation_function", "gelu_new", "n_inner", 4 * C,
+        "layer_norm_epsilon", 1e-5, "tie_word_embeddings", 1, "scale_attn_weights", 1, "scale_attn_by_inverse_layer_idx", 0,
+        "add_cross_attention", 0), error);
 }
 
 static Config config_load(const char* path) {
+    Config c;
+    ErrorText error;
     json_t* json = json_read(path);
-    const int max_T = (int)json_need_int(json, path, "n_positions", 1, 1 << 24);
-    const int V = (int)json_need_int(json, path, "vocab_size", 1, 1 << 24), L = (int)json_need_int(json, path, "n_layer", 1, 1024);
-    const int NH = (int)json_need_int(json, path, "n_head", 1, 1 << 20), C = (int)json_need_int(json, path, "n_embd", 1, 1 << 20);
-    Config c = config_make(max_T, V, L, NH, C);
-    if (c.C % c.NH != 0) { fail_input("%s: \"n_embd\" %d: expected a multiple of \"n_head\" %d", path, c.C, c.NH); }
-    const struct { const char* key; json_t* expected; } fixed[] = {
-        {"model_type", json_string("gpt2")}, {"activation_function", json_string("gelu_new")},
-        {"n_inner", json_integer(4 * c.C)}, {"layer_norm_epsilon", json_real(1e-5)}, {"tie_word_embeddings", json_true()},
-        {"scale_attn_weights", json_true()}, {"scale_attn_by_inverse_layer_idx", json_false()}, {"add_cross_attention", json_false()},
-    };
-    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
-        config_refuse(json, path, fixed[i].key, fixed[i].expected);
-        json_decref(fixed[i].expected);
-    }
+    if (!config_parse(&c, json, &error)) { fail_input("%s: %s", path, error.text); }
     json_decref(json);
     return c;
 }
 
 static FileSum config_save(const char* path, Config c, int eot) {
-    return json_write(path, json_pack("{s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:i, s:i, s:b, s:f, s:f, s:f}",
-        "architectures", "GPT2LMHeadModel", "model_type", "gpt2", "torch_dtype", "float32", "activation_function", "gelu_new",
+    return json_write(path, json_pack("{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:i, s:i, s:b, s:f, s:f, s:f}",
+        "written_by", HF_WRITTEN_BY, "architectures", "GPT2LMHeadModel", "model_type", "gpt2", "torch_dtype", "float32", "activation_function", "gelu_new",
         "n_positions", c.max_T, "vocab_size", c.V, "n_layer", c.L, "n_head", c.NH, "n_embd", c.C, "layer_norm_epsilon", 1e-5,
         "bos_token_id", eot, "eos_token_id", eot, "tie_word_embeddings", 1, "resid_pdrop", 0.0, "embd_pdrop", 0.0, "attn_pdrop", 0.0));
 }
@@ -201,6 +197,7 @@ typedef struct {
     size_t n;                     // elements of an arena: parameters, each gradient, each moment
     float *params, *adam_m, *adam_v;
     LeafTree grads;
+    Shards shards;                // which part of all this belongs to this rank
 } GPT2;
 
 typedef struct {
@@ -208,6 +205,9 @@ typedef struct {
     Tensor table[N_ACTIVATIONS];
     size_t n;
     float* arena;
+    int document_start;           // token with which attention and positions start anew, or NO_RESET
+    Segment* segments;            // of the batch: what attention and positions see as one sequence
+    int n_segments;
 } Activations;
 
 // sizes only: what a run will need is known before anything is allocated
@@ -223,15 +223,19 @@ static void gpt2_init(GPT2* model, Config c) {
     model->params = (float*)arena_alloc(sizeof(float) * model->n, "parameters");
 }
 
-// gradients and moments, for training with micro-batches in n_leaves leaves
-static void gpt2_init_training(GPT2* model, int n_leaves) {
-    leaf_tree_init(&model->grads, model->n, n_leaves);
+// Gradients and moments, for updates of n_leaves micro-batches in all. comm NULL: alone. zero 1: moments are kept once, not on
+// every rank; of their arenas the rest is never touched and costs no memory.
+static void gpt2_init_training(GPT2* model, Comm* comm, int n_leaves, int zero) {
+    shards_init(&model->shards, comm, model->table, N_PARAMETERS, n_leaves, zero);
+    const Shards* s = &model->shards;
+    leaf_tree_init(&model->grads, model->n, (int)comm_share(n_leaves, s->rank, s->size), (int)comm_share(n_leaves, s->rank + 1, s->size));
     model->adam_m = (float*)arena_alloc(sizeof(float) * model->n, "first moments");
     model->adam_v = (float*)arena_alloc(sizeof(float) * model->n, "second moments");
 }
 
 static void gpt2_free(GPT2* model) {
     leaf_tree_free(&model->grads);
+    shards_free(&model->shards);
     arena_free(model->params, sizeof(float) * model->n);
     arena_free(model->adam_m, sizeof(float) * model->n);
     arena_free(model->adam_v, sizeof(float) * model->n);
@@ -241,6 +245,7 @@ static size_t activations_layout(Activations* a, Config c, int B, int T, Purpose
     memset(a, 0, sizeof *a);
     a->B = B;
     a->T = T;
+    a->document_start = NO_RESET;
     activation_table(a->table, c, B, T, purpose);
     return a->n = tensors_layout(a->table, N_ACTIVATIONS);
 }
@@ -248,9 +253,13 @@ static size_t activations_layout(Activations* a, Config c, int B, int T, Purpose
 static void activations_init(Activations* a, Config c, int B, int T, Purpose purpose) {
     activations_layout(a, c, B, T, purpose);
     a->arena = (float*)arena_alloc(sizeof(float) * a->n, "activations");
+    a->segments = (Segment*)malloc_check(sizeof(Segment) * (size_t)B * (size_t)T, "segments");
 }
 
-static void activations_free(Activations* a) { arena_free(a->arena, sizeof(float) * a->n); }
+static void activations_free(Activations* a) {
+    arena_free(a->arena, sizeof(float) * a->n);
+    free(a->segments);
+}
 
 static Parameters layer_parameters(const GPT2* model, float* arena, int l) {
     Parameters p;
@@ -270,14 +279,22 @@ static void gpt2_forward(const GPT2* model, Activations* acts, const int* tokens
     const int C = model->config.C, NH = model->config.NH, N = B * (T - t0);
     ActivationTensors a = layer_activations(acts, 0);
     Parameters p = layer_parameters(model, model->params, 0);
-    embedding_forward(a.encoded, tokens, p.wte, p.wpe, B, T - t0, C, t0, dev);
+    acts->n_segments = documents_segments(acts->segments, tokens, B, T, acts->document_start);
+    for (int i = 0; i < acts->n_segments; i++) {
+        Segment s = acts->segments[i];
+        embedding_forward(a.encoded + s.first * C, tokens + s.first, p.wte, p.wpe, s.rows, s.T - t0, C, t0, dev);
+    }
     const float* residual = a.encoded;
     for (int l = 0; l < model->config.L; l++) {
         a = layer_activations(acts, l);
         p = layer_parameters(model, model->params, l);
         layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, dev);
         matmul_forward(a.qkv + (size_t)t0 * 3 * C, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, dev);
-        attention_forward(a.atty, a.att_max, a.att_inv, a.qkv, B, T, C, NH, t0, dev);
+        for (int i = 0; i < acts->n_segments; i++) {
+            Segment s = acts->segments[i];
+            attention_forward(a.atty + s.first * C, a.att_max + s.first * NH, a.att_inv + s.first * NH, a.qkv + s.first * 3 * C,
+                              s.rows, s.T, C, NH, t0, dev);
+        }
         matmul_forward(a.branch, a.atty, p.attprojw, p.attprojb, N, C, C, dev);
         residual_forward(a.residual2, residual, a.branch, (size_t)N * C, dev);
         layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, dev);
@@ -329,12 +346,19 @@ static void gpt2_backward(const GPT2* model, Activations* acts, float* grads, co
         matmul_backward(a.dbranch, d.fcw, d.fcb, a.dwide, a.ln2, p.fcw, N, C, 4 * C, dev);
         layernorm_backward(a.dresidual, d.ln2w, d.ln2b, a.dbranch, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C, dev);
         matmul_backward(a.dbranch, d.attprojw, d.attprojb, a.dresidual, a.atty, p.attprojw, N, C, C, dev);
-        attention_backward(a.dwide, a.dbranch, a.att_max, a.att_inv, a.qkv, B, T, C, c.NH, dev);
+        for (int i = 0; i < acts->n_segments; i++) {
+            Segment s = acts->segments[i];
+            attention_backward(a.dwide + s.first * 3 * C, a.dbranch + s.first * C, a.att_max + s.first * c.NH,
+                               a.att_inv + s.first * c.NH, a.qkv + s.first * 3 * C, s.rows, s.T, C, c.NH, dev);
+        }
         matmul_backward(a.dbranch, d.qkvw, d.qkvb, a.dwide, a.ln1, p.qkvw, N, C, 3 * C, dev);
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, dev);
     }
     memset(d.wpe, 0, sizeof(float) * (size_t)c.max_T * C);  // positions beyond T get no gradient
-    embedding_backward(d.wte, d.wpe, a.dresidual, tokens, B, T, C, dev);
+    for (int i = 0; i < acts->n_segments; i++) {
+        Segment s = acts->segments[i];
+        embedding_backward(d.wte, d.wpe, a.dresidual + s.first * C, tokens + s.first, s.rows, s.T, C, dev);
+    }
 }
 
 // one micro-batch, forward and backward; its loss and gradient join the tree. dloss = 1 / targets counted in the whole update
@@ -347,36 +371,6 @@ static void gpt2_leaf(GPT2* model, Activations* acts, const int* tokens, const i
     leaf_tree_push(&model->grads, loss_sum, dev);
 }
 
-// Euclidean norm over the gradients of all trained tensors
-static float gpt2_grad_norm(const GPT2* model, const float* grads, const Device* dev) {
-    double sum = 0.0;
-    for (int i = 0; i < N_PARAMETERS; i++) {
-        const Tensor* t = &model->table[i];
-        if (!t->frozen) { sum = sum_of_squares(sum, grads + t->offset, tensor_elements(t), dev); }
-    }
-    return (float)sqrt(sum);
-}
-
-typedef struct {
-    float lr, beta1, beta2, eps, weight_decay, clip;
-    int decay_all;   // biases and LayerNorms too
-    Verify* verify;  // NULL: the update is computed once
-} Optimizer;
-
-// clip to the norm, then AdamW on every tensor that is trained; t counts updates from 1
-static void gpt2_update(GPT2* model, const float* grads, float norm, const Optimizer* o, int t, const Device* dev) {
-    float scale = o->clip > 0.0f && norm > o->clip ? o->clip / norm : 1.0f;
-    AdamW step = adamw_step(o->lr, o->beta1, o->beta2, o->eps, scale, t);
-    for (int i = 0; i < N_PARAMETERS; i++) {
-        const Tensor* p = &model->table[i];
-        const float decay = p->decay == DECAY || o->decay_all ? o->weight_decay : 0.0f, *g = grads + p->offset;
-        float *w = model->params + p->offset, *m = model->adam_m + p->offset, *v = model->adam_v + p->offset;
-        if (p->frozen) { continue; }
-        if (o->verify) { verify_adamw(o->verify, p, w, m, v, g, decay, &step, dev); }
-        else { adamw_update(w, m, v, g, tensor_elements(p), decay, &step, dev); }
-    }
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // 4. A run: everything that main hands around.
 
@@ -387,10 +381,10 @@ typedef struct {
     Option table[MAX_OPTIONS];
     int n_options;
     Device dev;
-    Comm comm;
+    RankPlace place;
+    Comm* comm;
     Tokenizer tokenizer;
-    TokenData train, val;     // without shards where there is none
-    DataLoader train_rows, val_rows;
+    RunData data;
     ProbeBatch probe;
     GPT2 model;
     Activations acts, cache;  // of a batch; of the text that is being generated
@@ -414,17 +408,20 @@ static void parse_options(Run* r, int argc, char** argv) {
     memcpy(r->table + r->n_options, own, sizeof own);
     r->n_options += (int)(sizeof own / sizeof own[0]);
     options_parse(r->table, r->n_options, argc, argv, "Trains GPT-2 and GPT-3 on the CPU. First steps: make run.");
-    r->state = r->o.resume ? run_restore(r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
+    r->place = rank_place(options_given(r->table, r->n_options, "rank") == 1 ? r->o.rank : "");
+    if (r->o.zero > 1) {
+        options_fail("zero", "expected 0 or 1, found %d: backward fills the gradient of the whole model, so there is nothing more to deal out", r->o.zero);
+    }
+    r->comm = ranks_open(&r->place, &r->o);
+    r->state = r->o.resume ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
 }
-
-static int has_data(const TokenData* d) { return d->path != NULL; }
 
 // also with an empty TEXT; a resumed run does not repeat it
 static int is_generating(const Run* r) { return options_given(r->table, r->n_options, "generate") == 1; }
 
 // --dry-run without data asks for the memory of training
 static int is_training(const Run* r) {
-    return !is_generating(r) && !*r->o.probe && !r->o.eval_only && (has_data(&r->train) || r->o.dry_run);
+    return !is_generating(r) && !*r->o.probe && !r->o.eval_only && (has_data(&r->data.train) || r->o.dry_run);
 }
 
 // the tokenizer is the model's: it shows every token, and encodes none that the model lacks
@@ -439,80 +436,69 @@ static double flops_per_token(const Run* r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. Files: checkpoints and models of others, in and out.
 
-static void save_model(const Run* r, const char* folder, SavedFiles* files) {
+static void save_model(const Run* r, const char* folder, size_t shard_bytes, SavedFiles* files) {
     char path[PATH_BYTES];
-    const char* prefixes[] = {""};
-    const float* arenas[] = {r->model.params};
-    make_folder(folder);
     saved_files_add(files, config_save(path_join(path, folder, "config.json"), r->model.config, end_of_text(r)));
-    path_join(path, folder, "model.safetensors");
-    saved_files_add(files, tensors_save(path, r->model.table, N_PARAMETERS, prefixes, arenas, 1));
+    tensors_save_folder(folder, r->model.table, N_PARAMETERS, r->model.params, shard_bytes, files);
+    hf_copy_tokenizer(folder, r->o.tokenizer, files);
 }
 
+// rank 0 writes; the others send it their part of the moments
 static void save_checkpoint(Run* r) {
     char temporary[PATH_BYTES], path[PATH_BYTES];
-    const char* prefixes[] = {"exp_avg.", "exp_avg_sq."};
-    const float* arenas[] = {r->model.adam_m, r->model.adam_v};
+    GPT2* model = &r->model;
     SavedFiles files;
     files.n = 0;
-    save_model(r, run_save_begin(temporary, &r->o, &r->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS)), &files);
+    if (r->comm->rank > 0) {
+        moments_save(NULL, &model->shards, model->adam_m, model->adam_v);
+        return;
+    }
+    save_model(r, run_save_begin(temporary, &r->o, &r->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS)), SIZE_MAX, &files);
     path_join(path, temporary, "optimizer.safetensors");
-    saved_files_add(&files, tensors_save(path, r->model.table, N_PARAMETERS, prefixes, arenas, 2));
+    saved_files_add(&files, moments_save(path, &model->shards, model->adam_m, model->adam_v));
     run_save_end(temporary, &files, r->table, r->n_options, &r->o, &r->state);
 }
 
 static void load_tensors(const char* path, GPT2* model, const char* prefix, float* arena) {
-    SafeFile file;
-    safetensors_open(&file, path);
-    tensors_load(&file, model->table, N_PARAMETERS, prefix, arena);
-    safetensors_close(&file);
+    SafeSet set;
+    safeset_open(&set, path);
+    tensors_load(&set, model->table, N_PARAMETERS, prefix, arena);
+    if (!*prefix) {  // parameters: is that all, and is the output matrix the embedding?
+        tensors_check_tied(&set, "lm_head.weight", "transformer.wte.weight");
+        safeset_report_unused(&set);
+    }
+    safeset_close(&set);
 }
 
-static Config config_bin(const MappedFile* file) {
-    BinHeader h = llmc_bin_header(file);
+// the sizes in the header of llm.c's .bin, which the file's length bears out
+static int config_parse_bin(Config* c, const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
+    BinHeader h;
     Tensor table[N_PARAMETERS];
     memset(table, 0, sizeof table);
-    if (h.max_T < 1 || h.V < 1 || h.L < 1 || h.NH < 1 || h.C < 1 || h.max_T > 1 << 24 || h.V > 1 << 24 || h.L > 1024 ||
-        h.C > 1 << 20 || h.C % h.NH != 0 || h.Vp != (h.V + 127) / 128 * 128) {
-        fail_input("%s: expected the sizes of a GPT-2, found maxT %d, V %d, L %d, NH %d, C %d, Vp %d", file->path, h.max_T, h.V, h.L,
-                   h.NH, h.C, h.Vp);
-    }
-    Config c = config_make(h.max_T, h.V, h.L, h.NH, h.C);
-    parameter_table(table, c);
-    llmc_bin_check(file, h, table, N_PARAMETERS);
-    return c;
+    if (!llmc_bin_parse_(&h, bytes, n_bytes, error)) { return 0; }
+    *c = config_make(h.max_T, h.V, h.L, h.NH, h.C);
+    parameter_table(table, *c);
+    return llmc_bin_fits_(n_bytes, h, table, N_PARAMETERS, error);
 }
 
-// What --from means, told apart by content: llm.c's .bin, a .safetensors file, a checkpoint, a run (its newest good checkpoint),
-// or a folder of Hugging Face's. Returns the sizes; `weights` becomes the file that holds the parameters.
+// what --from names: `weights` becomes the file that holds the parameters, or the index of their shards; returns the sizes
 static Config find_weights(char weights[PATH_BYTES], const char* from) {
-    char folder[PATH_BYTES], path[PATH_BYTES];
-    struct stat status;
-    if (stat(from, &status) != 0) { fail_input("--from: %s: %s (a preset's name goes to --model)", from, strerror(errno)); }
-    checkpoint_find(folder, from);  // else `from` itself
-    if (S_ISDIR(status.st_mode)) {
-        path_join(weights, folder, "model.safetensors");
-        return config_load(path_join(path, folder, "config.json"));
-    }
+    char config[PATH_BYTES];
     MappedFile file;
-    file_map(&file, from);
-    snprintf(weights, PATH_BYTES, "%s", from);
-    if (!is_llmc_bin(&file) && (file.n_bytes < 9 || file.bytes[8] != '{')) {
-        const char* other = file_looks_like(file.bytes, file.n_bytes);
-        fail_input("%s: expected a folder, a .safetensors file or llm.c's .bin, found %s", from, other ? other : "something else");
-    }
-    char* slash = strrchr(folder, '/');
-    if (slash) { *slash = '\0'; } else { strcpy(folder, "."); }
-    Config c = is_llmc_bin(&file) ? config_bin(&file) : config_load(path_join(path, folder, "config.json"));
+    ErrorText error;
+    Config c;
+    model_find(weights, config, from);
+    if (*config) { return config_load(config); }
+    file_map(&file, weights);
+    if (!config_parse_bin(&c, file.bytes, file.n_bytes, &error)) { fail_input("%s: %s", weights, error.text); }
     file_unmap(&file);
     return c;
 }
 
 // vocabulary of a new model: the tokenizer's for text, GPT-2's for shards
 static int new_vocabulary(const Run* r) {
-    int is_text = r->train.text != NULL || (!has_data(&r->train) && r->tokenizer.encode != NULL && strcmp(r->o.model, "tiny") == 0);
-    int needed = r->train.vocab_size_needed > r->val.vocab_size_needed ? r->train.vocab_size_needed : r->val.vocab_size_needed;
-    int usual = is_text ? r->tokenizer.n_tokens : 50257;
+    int is_text = r->data.train.text != NULL || (!has_data(&r->data.train) && r->tokenizer.encode != NULL && strcmp(r->o.model, "tiny") == 0);
+    int needed = data_vocabulary(&r->data), usual = is_text ? r->tokenizer.n_tokens : 50257;
     return needed > usual ? needed : usual;
 }
 
@@ -541,35 +527,50 @@ static void load_parameters(Run* r) {
     file_unmap(&file);
 }
 
+// a folder that transformers and this trainer load
+static void export_folder(const Run* r, const char* folder) {
+    char temporary[PATH_BYTES], path[PATH_BYTES];
+    const int eot = end_of_text(r);
+    SavedFiles files;
+    files.n = 0;
+    hf_export_begin(temporary, folder, 4.0 * (double)r->model.n);
+    save_model(r, temporary, (size_t)(1e9 * (double)r->o.shard_gb), &files);
+    json_write(path_join(path, temporary, "generation_config.json"), json_pack("{s:i, s:i}", "bos_token_id", eot, "eos_token_id", eot));
+    hf_export_end(temporary, folder);
+}
+
 static void export_model(const Run* r) {
     const Config c = r->model.config;
     BinHeader h = {0, 0, c.max_T, c.V, c.L, c.NH, c.C, c.Vp};
-    SavedFiles files;
-    files.n = 0;
-    if (*r->o.export_hf) { save_model(r, r->o.export_hf, &files); }
+    if (*r->o.export_hf) { export_folder(r, r->o.export_hf); }
     if (*r->export_bin) { llmc_bin_save(r->export_bin, h, r->model.table, N_PARAMETERS, r->model.params); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 6. Evaluation, sampling, probe.
 
-// mean loss over the first rows of the validation data, always the same ones; *bits_per_byte is negative where unknown
-static float evaluate(Run* r, double* bits_per_byte) {
-    double sum = 0.0;
-    int64_t n = 0, n_bytes = 0, n_rows = (int64_t)r->o.eval_batches * r->o.batch_size;
-    if (n_rows > r->val_rows.n_rows) { n_rows = r->val_rows.n_rows; }
-    for (int64_t first = 0; first < n_rows; first += r->o.batch_size) {
-        int B = n_rows - first < r->o.batch_size ? (int)(n_rows - first) : r->o.batch_size;
-        dataloader_batch(&r->val_rows, first, B, r->inputs, r->targets);
-        gpt2_forward(&r->model, &r->acts, r->inputs, B, r->T, 0, &r->dev);
-        gpt2_logits(&r->model, &r->acts, 0, B * r->T, &r->dev);
-        sum += (double)gpt2_loss(&r->model, &r->acts, r->targets, B, r->T, &r->dev);
-        n += (int64_t)B * r->T;
-        n_bytes += has_text(r) ? tokenizer_count_bytes(&r->tokenizer, r->targets, B * r->T) : 0;
-        progress("validation", first + B, n_rows);
+// the model behind llmc/evaluate.h
+static const float* batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
+    Run* r = (Run*)run;
+    gpt2_forward(&r->model, &r->acts, inputs, B, T, 0, &r->dev);
+    gpt2_logits(&r->model, &r->acts, 0, B * T, &r->dev);
+    gpt2_loss(&r->model, &r->acts, targets, B, T, &r->dev);
+    return layer_activations(&r->acts, 0).losses;
+}
+
+// loss on the validation data and answers to the examples of --hellaswag; while training, is it the best so far?
+static void evaluate(Run* r, int training) {
+    const Evaluator e = {&r->o, r->comm, has_text(r) ? &r->tokenizer : NULL, r->T, r->inputs, r->targets, batch_losses, r};
+    const int step = r->state.step;
+    if (has_data(&r->data.val)) {
+        double bits_per_byte;
+        float loss = evaluate_loss(&e, &r->data.val_rows, &bits_per_byte);
+        log_validation(&r->log, step, loss, bits_per_byte, training && run_state_validated(&r->state, loss));
     }
-    *bits_per_byte = n_bytes > 0 ? sum / log(2.0) / (double)n_bytes : -1.0;
-    return (float)(sum / (double)n);
+    if (*r->o.hellaswag) {
+        int n, correct = evaluate_answers(&e, &r->data.examples, &n);
+        log_accuracy(&r->log, step, "HellaSwag", correct, n, hellaswag_standard_error(correct, n));
+    }
 }
 
 // the model behind llmc/generate.h: keys and values of earlier positions are kept in cache.qkv
@@ -602,17 +603,12 @@ static void probe(Run* r) {
     const Config c = r->model.config;
     const ProbeBatch x = r->probe;
     activations_init(&r->acts, c, x.B, x.T, TO_TRAIN);
-    leaf_tree_init(&r->model.grads, r->model.n, 1);
+    leaf_tree_init(&r->model.grads, r->model.n, 0, 1);
     gpt2_forward(&r->model, &r->acts, x.inputs, x.B, x.T, 0, &r->dev);
     const float* logits = gpt2_logits(&r->model, &r->acts, 0, x.B * x.T, &r->dev);
 
     SafeWriter out;
-    const int64_t logits_shape[] = {x.B, x.T, c.V}, loss_shape[] = {1};
-    safewriter_init(&out);
-    safewriter_declare(&out, "logits", DTYPE_F32, 3, logits_shape);
-    safewriter_declare(&out, "loss", DTYPE_F32, 1, loss_shape);
-    tensors_declare(&out, r->model.table, N_PARAMETERS, "grad.");
-    safewriter_open(&out, r->o.probe_out);
+    probe_open(&out, r->o.probe_out, &x, c.V, r->model.table, N_PARAMETERS);
     for (int n = 0; n < x.B * x.T; n++) { safewriter_put(&out, logits + (size_t)n * c.Vp, sizeof(float) * (size_t)c.V); }
     float loss = gpt2_loss(&r->model, &r->acts, x.targets, x.B, x.T, &r->dev) / (float)x.counted;
     safewriter_put(&out, &loss, sizeof loss);
@@ -620,24 +616,25 @@ static void probe(Run* r) {
     gpt2_backward(&r->model, &r->acts, grads, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T, &r->dev);
     tensors_put(&out, r->model.table, N_PARAMETERS, grads);
     safewriter_close(&out);
-    printf("probe: %d rows of %d positions, %d targets counted, loss %.6f, written to %s\n", x.B, x.T, x.counted,
-           (double)loss, r->o.probe_out);
+    probe_print(&x, loss, r->o.probe_out);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 7. Training.
 
-// every leaf forward and backward, and the tree of their gradients; with the mean loss and their norm
+// the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
 static float* step_gradients(Run* r, float* loss, float* norm) {
-    const int B = r->o.batch_size, T = r->T;
-    const int64_t n_tokens = (int64_t)r->n_leaves * B * T;
-    for (int leaf = comm_first_leaf(&r->comm, r->n_leaves); leaf < comm_last_leaf(&r->comm, r->n_leaves); leaf++) {
-        dataloader_batch(&r->train_rows, r->state.rows + (int64_t)leaf * B, B, r->inputs, r->targets);
+    const int B = r->o.batch_size, T = r->T, rank = r->comm->rank, size = r->comm->size;
+    const int64_t n_tokens = (int64_t)r->n_leaves * B * T, first = comm_share(r->n_leaves, rank, size), last = comm_share(r->n_leaves, rank + 1, size);
+    for (int64_t leaf = first; leaf < last; leaf++) {
+        int64_t next = leaf + 1 < last ? leaf + 1 : r->n_leaves + first;  // of this update or the following one
+        dataloader_batch(&r->data.train_rows, r->state.rows + leaf * B, B, r->inputs, r->targets);
+        dataloader_prefetch(&r->data.train_rows, r->state.rows + next * B, B);
         gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);
     }
-    float loss_sum, *grads = leaf_tree_finish(&r->model.grads, &loss_sum, &r->dev);
+    float loss_sum, *grads = shards_reduce(&r->model.shards, &r->model.grads, &loss_sum, &r->dev);
     *loss = loss_sum / (float)n_tokens;
-    *norm = gpt2_grad_norm(&r->model, grads, &r->dev);
+    *norm = shards_norm(&r->model.shards, grads, &r->dev);
     return grads;
 }
 
@@ -645,6 +642,7 @@ static float* step_gradients(Run* r, float* loss, float* norm) {
 static void train_step(Run* r) {
     const RunOptions* o = &r->o;
     RunState* s = &r->state;
+    GPT2* model = &r->model;
     const int64_t n_tokens = (int64_t)r->n_leaves * o->batch_size * r->T;
     double start = seconds_now(CLOCK_MONOTONIC);
     float loss, norm, *grads = step_gradients(r, &loss, &norm);
@@ -657,7 +655,9 @@ static void train_step(Run* r) {
     float lr = schedule_lr(schedule_from_name(o->schedule), s->step, o->steps, o->warmup, (double)o->lr, (double)o->final_lr);
     int skipped = run_state_skips(s, o, loss, norm);
     Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all, verifying ? &r->verify : NULL};
-    if (!skipped) { gpt2_update(&r->model, grads, norm, &optimizer, ++s->updates, &r->dev); }
+    if (!skipped) {
+        shards_update(&model->shards, model->params, model->adam_m, model->adam_v, grads, norm, &optimizer, ++s->updates, &r->dev);
+    }
     s->step++;
     s->rows += (int64_t)r->n_leaves * o->batch_size;
     s->tokens += n_tokens;
@@ -667,47 +667,45 @@ static void train_step(Run* r) {
     log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || skipped);
     if (s->skips > o->max_skips) {
         char name[NAME_BYTES];
+        shards_gather(&model->shards, grads);
+        if (r->comm->rank > 0) { comm_barrier(r->comm, HERE); }  // rank 0 says it
         fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a smaller --lr "
                  "or --clip", s->step, s->skips, (double)loss, (double)norm,
-                 tensors_first_bad(name, sizeof name, r->model.table, N_PARAMETERS, grads));
+                 tensors_first_bad(name, sizeof name, model->table, N_PARAMETERS, grads));
     }
-}
-
-static void validate(Run* r) {
-    RunState* s = &r->state;
-    double bits_per_byte;
-    float loss = evaluate(r, &bits_per_byte);
-    log_validation(&r->log, s->step, loss, bits_per_byte, run_state_validated(s, loss));
 }
 
 static void train(Run* r) {
     const RunOptions* o = &r->o;
     RunState* s = &r->state;
+    char folder[PATH_BYTES];
     const int saved = o->resume ? s->step : -1;
+    int stop, newest = saved, first = s->step;
+    ranks_print_cost(r->comm, 0);
     stop_on_signals();
     for (;;) {
-        int stop = *stop_flag(), last = stop || s->step >= o->steps, unsaved = s->step > saved || s->interrupted, due = !stop && unsaved;
-        if (due && has_data(&r->val) && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { validate(r); }
+        comm_note(r->comm, "after step %d; newest checkpoint: %s", s->step, newest < 0 ? "none" : checkpoint_folder(folder, o->run, newest));
+        stop = comm_any(r->comm, *stop_flag(), HERE);
+        int last = stop || s->step >= o->steps, unsaved = s->step > saved || s->interrupted, due = !stop && unsaved;
+        if (due && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { evaluate(r, 1); }
         if (o->early_stop > 0 && s->evals_since_best >= o->early_stop) { last = 1; }
-        if (due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last)) { generate_sample(&r->generator, s); }
+        if (due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last) && r->comm->rank == 0) { generate_sample(&r->generator, s); }
         s->interrupted = stop;
         int save = last || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
-        if (unsaved && save) { save_checkpoint(r); }
+        if (unsaved && save) {
+            save_checkpoint(r);
+            newest = s->step;
+        }
         if (last) { break; }
         train_step(r);
     }
-    printf("%s after step %d, checkpoint in %s/step_%06d\n", s->step >= o->steps ? "done" : *stop_flag() ? "stopped" : "stopped early",
+    ranks_print_cost(r->comm, s->step - first);
+    printf("%s after step %d, checkpoint in %s/step_%06d\n", s->step >= o->steps ? "done" : stop ? "stopped" : "stopped early",
            s->step, o->run, s->step);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 8. Setting up, and main.
-
-static void open_data(Run* r) {
-    if (*r->o.train) { tokens_open(&r->train, r->o.train, &r->tokenizer); }
-    if (*r->o.val) { tokens_open(&r->val, r->o.val, &r->tokenizer); }
-    else if (has_data(&r->train) && r->o.val_fraction > 0.0f) { tokens_split(&r->train, &r->val, r->o.val_fraction); }
-}
 
 // sizes that follow from the model and the data; conflicts end here, before anything is computed
 static void plan(Run* r) {
@@ -716,28 +714,17 @@ static void plan(Run* r) {
     r->T = o->seq_len > 0 ? o->seq_len : c.max_T < 1024 ? c.max_T : 1024;
     if (r->T > c.max_T) { options_fail("seq-len", "expected at most the model's %d positions, found %d", c.max_T, r->T); }
     r->n_leaves = run_leaves(o, r->T);
-    if (o->early_stop > 0 && (!has_data(&r->val) || o->eval_every == 0)) {
-        options_fail("early-stop", "needs validation: --val or --val-fraction, and --eval-every above 0");
-    }
-    if (o->eval_only && !has_data(&r->val)) { options_fail("eval-only", "needs --val, or --train with --val-fraction"); }
     if (!is_training(r) && !o->eval_only && !is_generating(r) && !*o->probe && !*o->export_hf && !*r->export_bin) {
         fail_input("nothing to do: expected --train, --eval-only, --generate, --probe, --export-hf, --export-bin or --dry-run");
     }
+    if (r->comm->size > 1 && !is_training(r) && !o->eval_only) { fail_input("%d ranks are for training and --eval-only: start one", r->comm->size); }
     if (*o->probe) {  // it brings its own sizes
         probe_read(&r->probe, o->probe, c.V, c.max_T);
         o->batch_size = r->probe.B;
         r->T = r->probe.T;
         r->n_leaves = 1;
     }
-    if (has_data(&r->train)) {
-        tokens_check_vocab(&r->train, c.V, "the model");
-        dataloader_init(&r->train_rows, &r->train, r->T, o->shuffle, (uint64_t)o->seed);
-        run_plan_steps(o, r->train_rows.n_rows, r->n_leaves);
-    }
-    if (has_data(&r->val)) {
-        tokens_check_vocab(&r->val, c.V, "the model");
-        dataloader_init(&r->val_rows, &r->val, r->T, 0, 0);
-    }
+    data_plan(&r->data, o, r->T, c.V, r->n_leaves);
 }
 
 // the largest scratch that an op asks for: the head's gradients or attention
@@ -757,9 +744,11 @@ static double print_memory(const Run* r) {
     int backward = is_training(r) || *r->o.probe, samples = is_generating(r) || (is_training(r) && r->o.sample_every > 0);
     double activations = 4.0 * (double)activations_layout(&acts, c, r->o.batch_size, r->T, backward ? TO_TRAIN : TO_EVALUATE);
     double sampling = 4.0 * (double)activations_layout(&acts, c, 1, generator_room(&r->o, 1, c.max_T), TO_GENERATE);
-    double text = 2.0 * (double)r->train.text_capacity + 2.0 * (double)r->val.text_capacity, rest = text + 8e6;
+    double text = data_memory(&r->data), rest = text + 8e6;
     if (is_training(r) && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
-    double gradients = backward ? leaf_tree_depth(r->n_leaves) * arena : 0.0, moments = is_training(r) ? 2.0 * arena : 0.0;
+    double gradients = backward ? leaf_tree_depth(0, (int)comm_share(r->n_leaves, 1, r->comm->size)) * arena : 0.0;
+    double moments = !is_training(r) ? 0.0 : r->o.zero ? 2.0 * arena / r->comm->size : 2.0 * arena;
+    if (is_training(r)) { gradients += ranks_box(r->comm, r->model.table, N_PARAMETERS, r->n_leaves, r->o.zero); }
     if (!samples) { sampling = 0.0; }
     if (!backward && !r->o.eval_only) { activations = 0.0; }
     box_row("memory: parameters", "%s", format_bytes(arena).s);
@@ -786,8 +775,7 @@ static double print_start(const Run* r) {
     box_row("vocabulary", "%d, padded to %d", c.V, c.Vp);
     size_t n_parameters = tensors_count(r->model.table, N_PARAMETERS);
     box_row("parameters", "%s = %zu", format_count((double)n_parameters).s, n_parameters);
-    box_data("training data", &r->train, &r->train_rows);
-    box_data("validation data", &r->val, &r->val_rows);
+    data_box(&r->data);
     if (is_training(r)) {
         box_update(&r->o, r->n_leaves, r->T);
         box_checkpoints(&r->o, &r->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS));
@@ -804,35 +792,27 @@ static double print_start(const Run* r) {
 static void open_batch(Run* r, Purpose purpose) {
     size_t n_bytes = sizeof(int) * (size_t)r->o.batch_size * (size_t)r->T;
     activations_init(&r->acts, r->model.config, r->o.batch_size, r->T, purpose);
+    if (r->o.doc_reset) { r->acts.document_start = end_of_text(r); }
     r->inputs = (int*)malloc_check(n_bytes, "inputs");
     r->targets = (int*)malloc_check(n_bytes, "targets");
-}
-
-static void evaluate_only(Run* r) {
-    double bits_per_byte;
-    open_batch(r, TO_EVALUATE);
-    float loss = evaluate(r, &bits_per_byte);
-    log_validation(&r->log, r->state.step, loss, bits_per_byte, 0);
 }
 
 static void open_training(Run* r, int argc, char** argv) {
     char path[PATH_BYTES];
     GPT2* model = &r->model;
     open_batch(r, TO_TRAIN);
-    if (r->o.sample_every > 0) { open_generator(r, 1); }
-    gpt2_init_training(model, r->n_leaves);
+    if (r->o.sample_every > 0 && r->comm->rank == 0) { open_generator(r, 1); }
+    gpt2_init_training(model, r->comm, r->n_leaves, r->o.zero);
     if (r->o.verify_every > 0) { verify_init(&r->verify, model->table, N_PARAMETERS, model->params, model->adam_m, model->adam_v); }
-    if (r->o.resume) {
-        checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors");
-        load_tensors(path, model, "exp_avg.", model->adam_m);
-        load_tensors(path, model, "exp_avg_sq.", model->adam_v);
+    if (r->o.resume) { moments_load(checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors"), &model->shards, model->adam_m, model->adam_v); }
+    if (r->comm->rank == 0) {
+        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, &r->data.train, &r->data.val, argc, argv);
     }
-    run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, &r->train, &r->val, argc, argv);
+    ranks_run_name(r->comm, r->table, r->n_options, &r->o);
 }
 
 static void close_all(Run* r) {
-    if (has_data(&r->val)) { tokens_close(&r->val); }
-    if (has_data(&r->train)) { tokens_close(&r->train); }
+    data_close(&r->data);
     tokenizer_free(&r->tokenizer);
     probe_free(&r->probe);
     activations_free(&r->acts);
@@ -841,6 +821,7 @@ static void close_all(Run* r) {
     gpt2_free(&r->model);
     verify_free(&r->verify);
     device_free(&r->dev);
+    comm_free(r->comm);
     free(r->inputs);
     free(r->targets);
     options_free(r->table, r->n_options);
@@ -853,33 +834,35 @@ int main(int argc, char** argv) {
     static Run run;  // all zero
     Run* r = &run;
     parse_options(r, argc, argv);
-    r->comm = comm_world();
     tokenizer_open(&r->tokenizer, r->o.tokenizer);
-    open_data(r);
+    data_open(&r->data, &r->o, &r->tokenizer);
     choose_model(r);
     plan(r);
-    device_init(&r->dev, r->o.threads);
+    ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->data.train, &r->data.val);
+    device_init(&r->dev, ranks_threads(&r->place, r->o.threads));
     if (!is_generating(r) || r->o.dry_run) {
         r->peak = matmul_peak(&r->dev);
-        double n_bytes = print_start(r);
-        check_memory(n_bytes);
+        comm_all_reduce(r->comm, &r->peak, 1, DT_F64, OP_SUM, HERE);
+        check_memory(print_start(r) * (r->place.local_size > 1 ? r->place.local_size : 1));
         if (r->o.dry_run) { return 0; }
     } else {
         check_memory(memory_to_generate(r));
     }
     load_parameters(r);
+    ranks_same_bytes(r->comm, "parameters", r->model.params, sizeof(float) * r->model.n);
     if (is_generating(r)) {
         generate_text(r);
     } else if (*r->o.probe) {
         probe(r);
     } else if (r->o.eval_only) {
-        evaluate_only(r);
-    } else if (has_data(&r->train)) {
+        open_batch(r, TO_EVALUATE);
+        evaluate(r, 0);
+    } else if (has_data(&r->data.train)) {
         open_training(r, argc, argv);
         train(r);
         log_close(&r->log);
     }
-    export_model(r);
+    if (r->comm->rank == 0) { export_model(r); }
     close_all(r);
     if (fflush(stdout) != 0 || ferror(stdout)) { fail_run("standard output: cannot be written: %s", strerror(errno)); }
     return 0;

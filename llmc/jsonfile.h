@@ -1,19 +1,142 @@
 /*
 JSON files, whole: read with a message that names file and line, written durably with their checksum.
+    json_parse_bounded  bytes to an object: the one way into the JSON parser, for files that anybody may have made
+    json_read           the same from a file, with a message and an exit
+    json_ints           sizes out of an object, each within its bounds
+    json_agrees         settings that must have one value or be absent
+Strict JSON (RFC 8259): one object, UTF-8, no key twice, no NaN or Infinity, integers below 2^63, nothing behind it.
+Size and nesting are bounded before the parser sees a byte: they bound its heap and its stack.
+Errors: fail_input with file, line or key, what was expected and what was found; the _parse_ functions return it.
 */
 #ifndef LLMC_JSONFILE_H
 #define LLMC_JSONFILE_H
-#include "outfile.h"  // OutFile, FileSum
+#include "outfile.h"  // OutFile, FileSum, MappedFile, ErrorText
 #include <jansson.h>
 
+enum { JSON_MAX_BYTES = 100000000, JSON_MAX_DEPTH = 32 };
+
+// ---- reading ----
+
+// offset of the first bracket nested deeper than max_depth, or n_bytes
+static inline size_t json_too_deep_(const char* text, size_t n_bytes, int max_depth) {
+    int depth = 0, in_string = 0;
+    for (size_t i = 0; i < n_bytes; i++) {
+        char c = text[i];
+        if (c == '"') {
+            in_string = !in_string;
+        } else if (in_string) {
+            i += c == '\\';  // the escaped character cannot end the string
+        } else if (c == '{' || c == '[') {
+            if (++depth > max_depth) { return i; }
+        } else if (c == '}' || c == ']') {
+            depth--;
+        }
+    }
+    return n_bytes;
+}
+
+static inline json_t* json_refuse_(json_error_t* error, int line, size_t position, const char* text) {
+    error->line = line;
+    error->position = (int)position;
+    snprintf(error->text, sizeof error->text, "%s", text);
+    return NULL;
+}
+
+// An object (a new reference), or NULL with what was found instead, its line and its offset.
+static inline json_t* json_parse_bounded(const char* text, size_t n_bytes, int max_depth, json_error_t* error) {
+    char found[JSON_ERROR_TEXT_LENGTH];
+    memset(error, 0, sizeof *error);
+    if (n_bytes > JSON_MAX_BYTES) {
+        snprintf(found, sizeof found, "%zu bytes, more than %d", n_bytes, JSON_MAX_BYTES);
+        return json_refuse_(error, 1, 0, found);
+    }
+    size_t deep = json_too_deep_(text, n_bytes, max_depth);
+    if (deep < n_bytes) {
+        int line = 1;
+        for (size_t i = 0; i < deep; i++) { line += text[i] == '\n'; }
+        snprintf(found, sizeof found, "more than %d nested brackets", max_depth);
+        return json_refuse_(error, line, deep, found);
+    }
+    json_t* json = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES, error);
+    if (!json || json_is_object(json)) { return json; }
+    json_decref(json);
+    return json_refuse_(error, 1, 0, "a list instead of an object {...}");  // strict: there is no other root
+}
+
 static inline json_t* json_read(const char* path) {
+    MappedFile file;
     json_error_t error;
-    if (access(path, R_OK) != 0) { fail_input("%s: cannot be opened: %s", path, strerror(errno)); }
-    json_t* json = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
+    file_map(&file, path);
+    json_t* json = json_parse_bounded((const char*)file.bytes, file.n_bytes, JSON_MAX_DEPTH, &error);
+    const char* other = file_looks_like(file.bytes, file.n_bytes);
+    if (!json && other) { fail_input("%s: expected JSON, found %s", path, other); }
     if (!json) { fail_input("%s:%d: expected JSON, found: %s", path, error.line, error.text); }
-    if (!json_is_object(json)) { fail_input("%s: expected a JSON object {...}", path); }
+    file_unmap(&file);
     return json;
 }
+
+// ---- values ----
+
+// 0: the reason names the key and what is there
+static inline int json_int_(int64_t* out, const json_t* json, const char* key, int64_t low, int64_t high, ErrorText* error) {
+    const json_t* value = json_object_get(json, key);
+    if (json_is_integer(value) && json_integer_value(value) >= low && json_integer_value(value) <= high) {
+        *out = json_integer_value(value);
+        return 1;
+    }
+    char* found = value ? json_dumps(value, JSON_ENCODE_ANY) : NULL;
+    error_set(error, "\"%s\": expected an integer %lld..%lld, found %.200s", key, (long long)low, (long long)high,
+              found ? found : "nothing");
+    free(found);
+    return 0;
+}
+
+// an integer of a JSON object within low..high, or a message that names file and key
+static inline int64_t json_need_int(const json_t* json, const char* path, const char* key, int64_t low, int64_t high) {
+    int64_t value = 0;
+    ErrorText error;
+    if (!json_int_(&value, json, key, low, high, &error)) { fail_input("%s: %s", path, error.text); }
+    return value;
+}
+
+// a size that a model's config.json must have
+typedef struct {
+    const char* key;
+    int* value;
+    int low, high;
+} JsonInt;
+
+static inline int json_ints(const json_t* json, const JsonInt* sizes, int n, ErrorText* error) {
+    for (int i = 0; i < n; i++) {
+        int64_t value = 0;
+        if (!json_int_(&value, json, sizes[i].key, sizes[i].low, sizes[i].high, error)) { return 0; }
+        *sizes[i].value = (int)value;
+    }
+    return 1;
+}
+
+// Settings that would make another model than the trainer's: where `json` has a key of `expected` (whose reference is
+// taken), and it is not null, the values must be equal. 0: the reason names the key and both values.
+static inline int json_agrees(const json_t* json, json_t* expected, ErrorText* error) {
+    const char* key;
+    json_t* want;
+    int good = 1;
+    json_object_foreach(expected, key, want) {
+        const json_t* found = json_object_get(json, key);
+        int numbers = json_is_number(found) && json_is_number(want);  // 1 and 1.0 are the same setting
+        if (!found || json_is_null(found) || json_equal(found, want)) { continue; }
+        if (numbers && json_number_value(found) == json_number_value(want)) { continue; }
+        char *have_text = json_dumps(found, JSON_ENCODE_ANY), *want_text = json_dumps(want, JSON_ENCODE_ANY);
+        good = error_set(error, "\"%s\": this trainer computes %s, found %.200s", key, want_text, have_text);
+        free(have_text);
+        free(want_text);
+        break;
+    }
+    json_decref(expected);
+    return good;
+}
+
+// ---- writing ----
 
 // an object as text, two blanks a level, ending in a newline; takes the reference; floats have the digits that read back
 static inline char* json_text(json_t* json, const char* what) {
@@ -48,15 +171,4 @@ static inline void json_replace(const char* path, json_t* json) {
 // every object of jansson in memory that cannot be refused: a NULL of its own would leave out a key without a word
 static inline void* json_malloc_(size_t n_bytes) { return malloc_check(n_bytes, "JSON"); }
 static inline void json_never_null(void) { json_set_alloc_funcs(json_malloc_, free); }
-
-// an integer of a JSON object within low..high, or a message that names file and key
-static inline int64_t json_need_int(const json_t* json, const char* path, const char* key, int64_t low, int64_t high) {
-    const json_t* value = json_object_get(json, key);
-    if (!json_is_integer(value) || json_integer_value(value) < low || json_integer_value(value) > high) {
-        char* found = value ? json_dumps(value, JSON_ENCODE_ANY) : NULL;
-        fail_input("%s: \"%s\": expected an integer %lld..%lld, found %s", path, key, (long long)low, (long long)high,
-                   found ? found : "nothing");
-    }
-    return json_integer_value(value);
-}
 #endif  // LLMC_JSONFILE_H

@@ -11,7 +11,7 @@ Source: the format of karpathy/llm.c; spec gpt2.md section 10
 */
 #ifndef LLMC_BIN_H
 #define LLMC_BIN_H
-#include "mapfile.h"  // MappedFile, file_map
+#include "mapfile.h"  // MappedFile, ErrorText
 #include "outfile.h"  // OutFile
 #include "tensor.h"   // Tensor
 
@@ -27,28 +27,37 @@ static inline int is_llmc_bin(const MappedFile* f) {
     return magic == BIN_MAGIC;
 }
 
-static inline BinHeader llmc_bin_header(const MappedFile* f) {
-    BinHeader h;
-    if (f->n_bytes < BIN_HEADER_BYTES) { fail_input("%s: expected a header of %d bytes, found %zu", f->path, BIN_HEADER_BYTES, f->n_bytes); }
-    memcpy(&h, f->bytes, sizeof h);
-    if (h.version != 3 && h.version != 5) {
-        fail_input("%s: expected version 3 (float32) or 5 (bfloat16), found %d: write it anew with llm.c's train_gpt2.py", f->path, h.version);
+// The header from bytes in memory, without an exit: 1, or 0 with the reason. Its sizes are those of some GPT-2.
+static inline int llmc_bin_parse_(BinHeader* h, const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
+    if (n_bytes < BIN_HEADER_BYTES) { return error_set(error, "expected a header of %d bytes, found %zu", BIN_HEADER_BYTES, n_bytes); }
+    memcpy(h, bytes, sizeof *h);
+    if (h->magic != BIN_MAGIC) { return error_set(error, "expected the magic number %d, found %d", BIN_MAGIC, h->magic); }
+    if (h->version != 3 && h->version != 5) {
+        return error_set(error, "expected version 3 (float32) or 5 (bfloat16), found %d: write it anew with llm.c's train_gpt2.py",
+                         h->version);
     }
-    return h;
+    int in_range = h->max_T >= 1 && h->max_T <= 1 << 24 && h->V >= 1 && h->V <= 1 << 24 && h->L >= 1 && h->L <= 1024 && h->NH >= 1 &&
+                   h->C >= 1 && h->C <= 1 << 20;
+    if (!in_range || h->C % h->NH != 0 || h->Vp != (h->V + 127) / 128 * 128) {
+        return error_set(error, "expected the sizes of a GPT-2, found maxT %d, V %d, L %d, NH %d, C %d, Vp %d", h->max_T, h->V, h->L,
+                         h->NH, h->C, h->Vp);
+    }
+    return 1;
 }
 
 // the file's length is that of its header's sizes: asked before memory is taken for them
-static inline void llmc_bin_check(const MappedFile* f, BinHeader h, const Tensor* table, int n) {
+static inline int llmc_bin_fits_(size_t n_bytes, BinHeader h, const Tensor* table, int n, ErrorText* error) {
     size_t expected = BIN_HEADER_BYTES + (h.version == 3 ? 4 : 2) * tensors_count(table, n);
-    if (f->n_bytes != expected) {
-        fail_input("%s: expected %zu bytes for the sizes in its header, found %zu: copy or download it again", f->path, expected, f->n_bytes);
-    }
+    if (n_bytes == expected) { return 1; }
+    return error_set(error, "expected %zu bytes for the sizes in its header, found %zu: copy or download it again", expected, n_bytes);
 }
 
 static inline void llmc_bin_load(const MappedFile* f, const Tensor* table, int n, float* arena) {
-    BinHeader h = llmc_bin_header(f);
+    BinHeader h;
+    ErrorText error;
+    if (!llmc_bin_parse_(&h, f->bytes, f->n_bytes, &error)) { fail_input("%s: %s", f->path, error.text); }
+    if (!llmc_bin_fits_(f->n_bytes, h, table, n, &error)) { fail_input("%s: %s", f->path, error.text); }
     size_t width = h.version == 3 ? 4 : 2;
-    llmc_bin_check(f, h, table, n);
     const unsigned char* from = f->bytes + BIN_HEADER_BYTES;
     for (int i = 0; i < n; i++) {
         float* to = arena + table[i].offset;

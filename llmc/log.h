@@ -3,7 +3,7 @@ What a run prints and what it records in metrics.jsonl (spec/cli.md 4). Three pa
 box at the start and the progress bar; the log, which is the lines of steps and validations and their records. ASCII.
 
 metrics.jsonl is a file of lines, each one JSON object. The first is {"schema": {key: meaning, ...}}; every other one is
-a record with the same twelve keys:
+a record with the same thirteen keys:
     step       updates done, this one included (0: before the first)      integer
     loss       training loss of the whole update, nats per target         float32
     norm       norm of all gradients before clipping                      float32
@@ -15,9 +15,10 @@ a record with the same twelve keys:
     skipped    whether the update was left out (outlier, non-finite)      true or false
     val_loss   validation loss, nats per target                           float32
     val_bpb    validation loss in bits per byte of text                   float64
+    accuracy   share of right answers, HellaSwag's                        float64
     time       when the record was written, seconds since 1970            float64
-An update gives one record whose val_* are null; a validation after s updates gives one of its own, with only step,
-val_* and time not null. Unknown and non-finite numbers are null too. Other numbers have the digits (9 for a float32,
+An update gives one record whose val_* and accuracy are null; a validation after s updates gives one of its own, with
+only step, val_* and time not null, and a test on examples one with step, accuracy and time. Unknown and non-finite numbers are null too. Other numbers have the digits (9 for a float32,
 17 for a float64) that read back to the same bits. Each line is handed to the system before training goes on, so a kill
 costs at most the line being written. On resume the records after the checkpoint's step are cut, for they come again.
 Errors: what cannot be written ends the run (status 1) with the path and the system's reason.
@@ -164,7 +165,7 @@ static inline void log_schema_(FILE* metrics) {
             "\"ms\": \"milliseconds of the step\", \"tokens\": \"tokens trained on so far\", "
             "\"tok_per_s\": \"tokens per second\", \"peak\": \"share of the matmul rate, 0..1\", "
             "\"skipped\": \"update left out\", \"val_loss\": \"validation loss, nats per target\", "
-            "\"val_bpb\": \"validation loss, bits per byte\", \"time\": \"seconds since 1970\"}}\n");
+            "\"val_bpb\": \"validation loss, bits per byte\", \"accuracy\": \"share of right answers\", \"time\": \"seconds since 1970\"}}\n");
 }
 
 // the step of a line of metrics.jsonl, or -1 if the line is the schema, or -2 if it is no record at all
@@ -228,7 +229,7 @@ static inline ShortText log_number_(double x, int digits) {
 }
 
 // one line, and out of our hands before this returns; NAN stands for null, as do negative tokens and skipped
-static inline void log_record_(Log* log, const StepRecord* r, float val_loss, double val_bpb) {
+static inline void log_record_(Log* log, const StepRecord* r, float val_loss, double val_bpb, double accuracy) {
     if (!log->metrics) { return; }
     double tokens = r->tokens < 0 ? NAN : (double)r->tokens;  // exact to 2^53
     const char* skipped = r->skipped < 0 ? "null" : r->skipped ? "true" : "false";
@@ -237,15 +238,16 @@ static inline void log_record_(Log* log, const StepRecord* r, float val_loss, do
     fprintf(log->metrics, "\"ms\": %s, \"tokens\": %s, \"tok_per_s\": %s, \"peak\": %s, \"skipped\": %s, ",
             log_number_(r->ms, 17).s, log_number_(tokens, 17).s, log_number_(r->tok_per_s, 17).s,
             log_number_(r->peak < 0.0 ? NAN : r->peak, 17).s, skipped);
-    fprintf(log->metrics, "\"val_loss\": %s, \"val_bpb\": %s, \"time\": %.3f}\n", log_number_((double)val_loss, 9).s,
-            log_number_(val_bpb < 0.0 ? NAN : val_bpb, 17).s, seconds_now(CLOCK_REALTIME));
+    fprintf(log->metrics, "\"val_loss\": %s, \"val_bpb\": %s, \"accuracy\": %s, \"time\": %.3f}\n",
+            log_number_((double)val_loss, 9).s, log_number_(val_bpb < 0.0 ? NAN : val_bpb, 17).s, log_number_(accuracy, 17).s,
+            seconds_now(CLOCK_REALTIME));
     if (fflush(log->metrics) != 0) { log_fail_(log->path); }
 }
 
 // the record of one update, and if `print` its line:
 // step 120/2000 | loss 1.8234 | norm 0.91 | lr 3.0e-04 | 41 ms | 25.0k tok/s | 38% peak | eta 1m17s
 static inline void log_step(Log* log, const StepRecord* r, int print) {
-    log_record_(log, r, NAN, NAN);
+    log_record_(log, r, NAN, NAN, NAN);
     log->ms_sum = 0.95 * log->ms_sum + r->ms;
     log->ms_weights = 0.95 * log->ms_weights + 1.0;
     if (!print) { return; }
@@ -258,14 +260,30 @@ static inline void log_step(Log* log, const StepRecord* r, int print) {
     fflush(stdout);
 }
 
+// the record of something that is no update
+static inline StepRecord log_no_update_(int step) {
+    StepRecord none = {step, 0, NAN, NAN, NAN, NAN, -1, NAN, NAN, -1};
+    return none;
+}
+
 // a validation after `step` updates; bits_per_byte negative = unknown:
 // step 120 | val loss 1.9012 | 2.743 bits/byte | best
 static inline void log_validation(Log* log, int step, float val_loss, double bits_per_byte, int best) {
-    StepRecord none = {step, 0, NAN, NAN, NAN, NAN, -1, NAN, NAN, -1};
-    log_record_(log, &none, val_loss, bits_per_byte);
+    StepRecord none = log_no_update_(step);
+    log_record_(log, &none, val_loss, bits_per_byte, NAN);
     printf("step %d | val loss %.4f", step, (double)val_loss);
     if (bits_per_byte >= 0.0) { printf(" | %.3f bits/byte", bits_per_byte); }
     printf("%s\n", best ? " | best" : "");
+    fflush(stdout);
+}
+
+// right answers of n after `step` updates:
+// step 120 | HellaSwag 29.45% +- 0.45% | 2957 of 10042
+static inline void log_accuracy(Log* log, int step, const char* name, int correct, int n, double standard_error) {
+    StepRecord none = log_no_update_(step);
+    double accuracy = (double)correct / n;
+    log_record_(log, &none, NAN, NAN, accuracy);
+    printf("step %d | %s %.2f%% +- %.2f%% | %d of %d\n", step, name, 100.0 * accuracy, 100.0 * standard_error, correct, n);
     fflush(stdout);
 }
 

@@ -27,10 +27,21 @@ What every trainer's run has in common (spec/cli.md): the options, the state a c
 // ---- options ----
 
 typedef struct {
-    const char *from, *config, *model, *train, *val, *tokenizer, *schedule, *freeze, *run, *export_hf, *generate, *probe, *probe_out;
-    int seed, batch_size, seq_len, batch_tokens, shuffle, steps, warmup, resume, save_every, keep, keep_every, eval_every, eval_batches,
-        sample_every, log_every, early_stop, max_skips, verify_every, max_new_tokens, top_k, samples, eval_only, threads, dry_run;
-    float val_fraction, epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z, temperature, top_p;
+    const char *from, *config, *model;                                                    // model
+    int seed;
+    const char *train, *val, *tokenizer, *hellaswag;                                      // data
+    int batch_size, seq_len, batch_tokens, shuffle, doc_reset, eval_examples;
+    float val_fraction;
+    const char *schedule, *freeze;                                                        // optimizer
+    int steps, warmup;
+    float epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
+    const char* run;                                                                      // run
+    int resume, save_every, keep, keep_every, eval_every, eval_batches, sample_every, log_every, early_stop, max_skips, verify_every;
+    const char *export_hf, *generate, *probe, *probe_out;                                 // out
+    int max_new_tokens, top_k, samples, eval_only;
+    float shard_gb, temperature, top_p;
+    const char* rank;                                                                     // machine
+    int threads, dry_run, zero, comm_timeout, init_timeout;
 } RunOptions;
 
 enum { MAX_OPTIONS = 96 };
@@ -51,6 +62,9 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"data", "seq-len", "-t", OPTION_INT, &o->seq_len, "0", 0, 1 << 24, "N", "positions in a row; 0: as many as the model has, at most 1024", 0},
         {"data", "batch-tokens", "-d", OPTION_INT, &o->batch_tokens, "0", 0, INT_MAX, "N", "tokens in an update, a multiple of batch-size x seq-len; 0: one micro-batch", 0},
         {"data", "shuffle", "", OPTION_SWITCH, &o->shuffle, "1", 0, 0, "0|1", "rows in random order, another in each epoch; 0: file order", 0},
+        {"data", "doc-reset", "", OPTION_SWITCH, &o->doc_reset, "0", 0, 0, "0|1", "attention and positions start anew at each document of a row", 0},
+        {"data", "hellaswag", "", OPTION_TEXT, &o->hellaswag, "", 0, 0, "FILE", "answer these examples (dev/data/hellaswag.py, mmlu.py) with each validation", 0},
+        {"data", "eval-examples", "", OPTION_INT, &o->eval_examples, "0", 0, INT_MAX, "N", "answer only the first N of them; 0: all", 0},
         {"optimizer", "steps", "-x", OPTION_INT, &o->steps, "0", 0, INT_MAX, "N", "updates; 0: as many as --epochs need", 0},
         {"optimizer", "epochs", "", OPTION_FLOAT, &o->epochs, "1", 1e-6, 1e6, "F", "passes over the training data, when --steps is 0", 0},
         {"optimizer", "lr", "-l", OPTION_FLOAT, &o->lr, "3e-4", 0, 10, "F", "peak learning rate", 0},
@@ -78,6 +92,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"run", "max-skips", "", OPTION_INT, &o->max_skips, "10", 0, INT_MAX, "M", "skip at most M non-finite updates in a row, then stop", 0},
         {"run", "verify-every", "", OPTION_INT, &o->verify_every, "0", 0, INT_MAX, "K", "compute every K-th step twice and stop if a bit differs; 0: never", 0},
         {"out", "export-hf", "", OPTION_TEXT, &o->export_hf, "", 0, 0, "DIR", "write the model as a Hugging Face folder", 0},
+        {"out", "shard-gb", "", OPTION_FLOAT, &o->shard_gb, "5", 1e-6, 1e6, "F", "largest file of --export-hf, in 10^9 bytes; a larger model becomes shards", 0},
         {"out", "generate", "", OPTION_TEXT, &o->generate, "", 0, 0, "TEXT|-", "continue TEXT, or standard input; no training", 0},
         {"out", "max-new-tokens", "-g", OPTION_INT, &o->max_new_tokens, "256", 1, 1 << 24, "N", "most tokens to generate; end of text stops earlier", 0},
         {"out", "temperature", "", OPTION_FLOAT, &o->temperature, "0.8", 0, 100, "F", "sampling temperature; 0: always the likeliest token", 0},
@@ -88,6 +103,10 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"out", "probe", "", OPTION_TEXT, &o->probe, "", 0, 0, "IN", "safetensors with inputs and targets, I32 (B, T): one forward and backward pass, no update", 0},
         {"out", "probe-out", "", OPTION_TEXT, &o->probe_out, "probe.safetensors", 0, 0, "OUT", "where --probe writes logits, loss and gradients", 0},
         {"machine", "threads", "", OPTION_INT, &o->threads, "0", 0, 4096, "N", "0: OMP_NUM_THREADS, else one per core. The result does not depend on it", 0},
+        {"machine", "zero", "", OPTION_INT, &o->zero, "0", 0, 3, "0|1", "with several ranks: 1 keeps each moment on one rank only. The result does not depend on it", 0},
+        {"machine", "rank", "", OPTION_TEXT, &o->rank, "", 0, 0, "R/P@HOST:PORT", "this process is rank R of P, rank 0 listens at HOST:PORT; else the variables of launch, torchrun, mpirun or srun say so", 0},
+        {"machine", "comm-timeout", "", OPTION_INT, &o->comm_timeout, "600", 1, INT_MAX, "N", "seconds until a rank that does not answer is given up", 0},
+        {"machine", "init-timeout", "", OPTION_INT, &o->init_timeout, "300", 1, INT_MAX, "N", "seconds within which all ranks must have been started", 0},
         {"machine", "dry-run", "", OPTION_SWITCH, &o->dry_run, "0", 0, 0, "0|1", "print memory, work and estimated time, then stop; status 1 if it does not fit", 0},
     };
     int n = (int)(sizeof rows / sizeof rows[0]);
@@ -223,16 +242,20 @@ static inline int run_state_validated(RunState* s, float loss) {
     return best;
 }
 
-// State and options of the newest good checkpoint of --run; options typed now win. From here on this process is the only
-// one that writes to the run.
-static inline RunState run_restore(Option* table, int n, const RunOptions* o) {
-    char folder[PATH_BYTES], path[PATH_BYTES];
+// The newest good checkpoint of --run. From here on this process is the only one that writes to the run.
+static inline int run_find_checkpoint(const RunOptions* o) {
     if (!*o->run) { options_fail("resume", "needs the --run to go on with"); }
     if (checkpoint_newest(o->run, -1) < 0) { options_fail("resume", "%s holds no complete checkpoint (to begin anew, choose another --run)", o->run); }
     run_lock(o->run);
     checkpoint_clean(o->run);
     int step = checkpoint_newest_good(o->run);
     if (step < 0) { options_fail("resume", "%s: none of its checkpoints is whole", o->run); }
+    return step;
+}
+
+// state and options of that checkpoint; options typed now win
+static inline RunState run_restore(Option* table, int n, const RunOptions* o, int step) {
+    char folder[PATH_BYTES], path[PATH_BYTES];
     json_t* manifest = json_read(path_join(path, checkpoint_folder(folder, o->run, step), "manifest.json"));
     options_from_json(table, n, json_object_get(manifest, "options"));
     if (options_given(table, n, "epochs") == 1 && options_given(table, n, "steps") != 1) { options_set(table, n, "steps", "0"); }
@@ -308,7 +331,7 @@ static inline json_t* data_to_json_(const TokenData* d) {
     if (d->n_shards == 0) { return json_null(); }
     snprintf(checksum, sizeof checksum, "%016llx", (unsigned long long)tokens_checksum(d));
     return json_pack("{s:s, s:I, s:I, s:s}", "path", d->path, "tokens", (json_int_t)d->n_tokens, "documents",
-                     (json_int_t)d->n_documents, "fnv1a", checksum);
+                     (json_int_t)d->n_documents, "xxh3", checksum);
 }
 
 // Going on with other data would be another run under the old name: the order of the rows depends on their number. Data that
@@ -316,8 +339,8 @@ static inline json_t* data_to_json_(const TokenData* d) {
 static inline void run_check_data_(const char* settings_path, const Option* table, int n, const json_t* train) {
     if (!path_exists(settings_path) || options_given(table, n, "train") == 1) { return; }
     json_t* settings = json_read(settings_path);
-    const json_t* before = json_object_get(json_object_get(settings, "train"), "fnv1a");
-    if (before && !json_equal(before, json_object_get(train, "fnv1a"))) {
+    const json_t* before = json_object_get(json_object_get(settings, "train"), "xxh3");
+    if (before && !json_equal(before, json_object_get(train, "xxh3"))) {
         fail_input("%s: its training data has changed since: give the old data back, or name the new with --train",
                    json_string_value(json_object_get(train, "path")));
     }
@@ -374,10 +397,6 @@ static inline void run_show_sample(const RunOptions* o, int step, const char* te
 }
 
 // rows of the box at the start
-static inline void box_data(const char* name, const TokenData* d, const DataLoader* rows) {
-    if (d->n_shards > 0) { box_row(name, "%lld tokens, %lld rows of %d", (long long)d->n_tokens, (long long)rows->n_rows, rows->T); }
-}
-
 static inline void box_update(const RunOptions* o, int n_leaves, int T) {
     int64_t n_tokens = (int64_t)n_leaves * o->batch_size * T;
     box_row("update", "%lld tokens = %d x %d x %d", (long long)n_tokens, n_leaves, o->batch_size, T);

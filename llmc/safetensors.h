@@ -6,25 +6,24 @@ safetensors: Hugging Face's file of named tensors, read and written.
                          {"__metadata__": {"key": "text", ...},
                           "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
     8 + H       rest   the tensors, row-major, little-endian; offsets count from here
-Reading maps the file and believes nothing: no duplicate names, known dtype, shape x dtype = end - begin,
-and the tensors
-sorted by offset cover the data without hole, overlap or rest, so that every byte of the file has one meaning. H is
-arbitrary, hence data is not aligned: read elements by memcpy or safetensors_to_f32. At most 8 dimensions; a tensor may
-be empty.
+Reading maps the file and believes nothing: no name twice, names of 1..512 bytes without control characters, known
+dtype, shape x dtype = end - begin, and the tensors sorted by offset cover the data without hole, overlap or rest, so
+that every byte of the file has one meaning. H is arbitrary, hence data is not aligned: read elements by memcpy or
+safetensors_to_f32. At most 8 dimensions and 1,000,000 tensors; a tensor may be empty.
 Writing declares all tensors first, then streams their bytes in the declared order, so no second copy of a model exists:
     safewriter_init, safewriter_declare and _meta in any number, safewriter_open, safewriter_put..., safewriter_close
-Declare wider dtypes first (F32 before BF16) and every tensor is aligned: the header is padded to a multiple of 8 bytes.
+Declare wider dtypes first (F32 before BF16), then by name: Hugging Face's writer does, and every tensor is aligned, for
+the header is padded to a multiple of 8 bytes.
 Cost:    opening is O(n log n) in the number of tensors and touches no data; safetensors_find is O(log n).
 Errors:  fail_input for any file that breaks a rule, with the tensor, what was expected and what was found;
-         fail_run when writing fails, with path and errno text. Complete and durable means safewriter_close returned; it returns the file's size and checksum.
+         fail_run when writing fails, with path and errno text. Once safewriter_close returned (the file's size and
+         checksum), the file is complete and durable.
 Source:  huggingface/safetensors, format section of its README; dtype names of version 0.8. Link with -ljansson.
 */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
-#include "fail.h"
-#include "mapfile.h"  // MappedFile, file_map, file_unmap, file_changed, file_looks_like, ErrorText, error_set
-#include "outfile.h"  // OutFile, FileSum
-#include <jansson.h>
+#include "jsonfile.h"  // json_parse_bounded, OutFile, FileSum
+#include "mapfile.h"   // MappedFile, file_map, file_unmap, file_changed, file_looks_like, ErrorText, error_set
 #include <assert.h>
 
 // ---- element types ----
@@ -77,7 +76,9 @@ static inline int dtype_shape_size_(size_t* n, size_t* n_bytes, Dtype dtype, int
 // ---- reading ----
 
 #define SAFETENSORS_MAX_DIMS 8
-#define SAFETENSORS_MAX_HEADER 100000000  // bytes; the limit of the reference implementation
+#define SAFETENSORS_MAX_HEADER 100000000  // bytes; the limit of the reference implementation, and of json_parse_bounded
+#define SAFETENSORS_MAX_TENSORS 1000000
+#define SAFETENSORS_MAX_NAME 512
 
 typedef struct {
     const char* name;
@@ -107,25 +108,6 @@ static inline int safetensors_by_data_(const void* a, const void* b) {
 
 static inline int safetensors_by_name_(const void* a, const void* b) {
     return strcmp((*(const SafeTensor* const*)a)->name, (*(const SafeTensor* const*)b)->name);
-}
-
-// Offset of the first bracket nested deeper than the format's three ({ name: { "shape": [ ] } }), or n_bytes. Sought
-// before parsing: it bounds what a hostile header can make the JSON parser put on the stack and on the heap.
-static inline size_t safetensors_too_deep_(const unsigned char* json, size_t n_bytes) {
-    int depth = 0, in_string = 0;
-    for (size_t i = 0; i < n_bytes; i++) {
-        unsigned char c = json[i];
-        if (c == '"') {
-            in_string = !in_string;
-        } else if (in_string) {
-            i += c == '\\';  // the escaped character cannot end the string
-        } else if (c == '{' || c == '[') {
-            if (++depth > 3) { return i; }
-        } else if (c == '}' || c == ']') {
-            depth--;
-        }
-    }
-    return n_bytes;
 }
 
 // the first 8 bytes and the `{` after them; *n_header is only set when the header lies inside the file
@@ -184,10 +166,20 @@ static inline int safetensors_shape_(SafeTensor* t, json_t* entry, ErrorText* er
     return 1;
 }
 
+static inline int safetensors_is_name_(const char* name) {
+    size_t n = 0;
+    while (n <= SAFETENSORS_MAX_NAME && (unsigned char)name[n] >= ' ' && name[n] != 127) { n++; }
+    return n >= 1 && n <= SAFETENSORS_MAX_NAME && name[n] == '\0';
+}
+
 // one entry of the header; data of n_data bytes is all that follows the header
 static inline int safetensors_entry_(SafeTensor* t, const char* name, json_t* entry, const unsigned char* data,
                                      size_t n_data, ErrorText* error) {
     t->name = name;
+    if (!safetensors_is_name_(name)) {
+        return error_set(error, "tensor \"%.80s\": expected a name of 1..%d bytes without control characters", name,
+                         SAFETENSORS_MAX_NAME);
+    }
     if (!json_is_object(entry)) {
         return error_set(error, "tensor \"%.80s\": expected an object, found another JSON type", name);
     }
@@ -262,6 +254,9 @@ static inline int safetensors_entries_(SafeFile* f, const unsigned char* data, s
     size_t n = json_object_size(f->header);
     const char* name;
     json_t* entry;
+    if (n > SAFETENSORS_MAX_TENSORS) {
+        return error_set(error, "expected at most %d tensors, found %zu", SAFETENSORS_MAX_TENSORS, n);
+    }
     f->tensors = (SafeTensor*)malloc_check((n + 1) * sizeof(SafeTensor), "table of tensors");
     f->by_name = (const SafeTensor**)malloc_check((n + 1) * sizeof(SafeTensor*), "table of tensors");
     memset(f->tensors, 0, (n + 1) * sizeof(SafeTensor));
@@ -285,13 +280,9 @@ static inline int safetensors_parse_(SafeFile* f, const unsigned char* bytes, si
     json_error_t json_error;
     memset(f, 0, sizeof *f);
     if (!safetensors_length_(&n_header, bytes, n_bytes, error)) { return 0; }
-    size_t deep = safetensors_too_deep_(bytes + 8, n_header);
-    if (deep < n_header) {
-        return error_set(error, "header: expected at most 3 nested brackets, found a fourth at offset %zu", 8 + deep);
-    }
-    f->header = json_loadb((const char*)bytes + 8, n_header, JSON_REJECT_DUPLICATES, &json_error);
+    f->header = json_parse_bounded((const char*)bytes + 8, n_header, 3, &json_error);  // { name: { "shape": [ ] } }
     if (!f->header) {
-        return error_set(error, "header is not valid JSON, at offset %d: %s", 8 + json_error.position, json_error.text);
+        return error_set(error, "header is not valid JSON, at offset %d: found %s", 8 + json_error.position, json_error.text);
     }
     if (safetensors_entries_(f, bytes + 8 + n_header, n_bytes - 8 - n_header, error)) { return 1; }
     safetensors_free_(f);

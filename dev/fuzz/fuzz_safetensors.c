@@ -1,10 +1,9 @@
 /*
 libFuzzer on the safetensors reader: any bytes are refused with a reason or become tensors that can be read to the last
 element.
-    clang -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined dev/fuzz/fuzz_safetensors.c \
-        -ljansson -lxxhash -o build/fuzz_safetensors
-    mkdir -p build/corpus_safetensors && build/fuzz_safetensors -max_total_time=60 -max_len=1024 \
-        -dict=dev/fuzz/safetensors.dict build/corpus_safetensors dev/fuzz/corpus/safetensors
+    make build/fuzz/fuzz_safetensors
+    mkdir -p build/fuzz/corpus_safetensors && build/fuzz/fuzz_safetensors -max_total_time=60 -max_len=1024 \
+        -dict=dev/fuzz/safetensors.dict build/fuzz/corpus_safetensors dev/fuzz/corpus/safetensors
 It tries the bytes as a whole file, and once more as the JSON header of a file whose length it puts right, because a
 mutation hardly ever repairs the length. 5,200,000 inputs in 60 s found nothing; planted faults take seconds.
 */

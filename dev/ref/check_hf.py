@@ -4,16 +4,21 @@ this says that it is the right thing.
 
     python dev/ref/check_hf.py                             the NumPy reference, dev/ref/gpt2.py
     python dev/ref/check_hf.py --probe-with ./train_gpt2   a trainer, run with --from DIR --probe IN --probe-out OUT
+    python dev/ref/check_hf.py --files-with ./train_gpt2   its files: every folder it writes loads in transformers, every
+                                                           form of folder that transformers writes loads in it
     python dev/ref/check_hf.py --from DIR --probe IN --probe-out OUT       one probe output that exists already
 
 The truth is GPT2LMHeadModel in float64 with eager attention. The first two modes make tiny models with awkward sizes,
 gains that are not 1, biases that are not 0 and some targets that are not counted. The error is |x - truth| / |truth|
 in the L2 norm of each tensor; one line per class of tensors (h.* is any layer) gives the worst over configs and layers.
+--files-with compares logits: those of --probe on a folder with those of transformers on the same folder, in float64.
 Needs torch and transformers; without them it says "skipped" and exits with 0.
 """
 import argparse
+import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -154,6 +159,124 @@ def check_program(program, limits):
     return table.report()
 
 
+class Files:
+    """A trainer's files against transformers, in both directions. Each promise is one line; worst() is its error."""
+
+    def __init__(self, program, folder):
+        self.program, self.folder, self.n_passed, self.n_failed = program, folder, 0, 0
+
+    def path(self, *parts):
+        return os.path.join(self.folder, *parts)
+
+    def run(self, *options):
+        run = subprocess.run([*self.program, *options], capture_output=True, text=True, cwd=self.folder)
+        if run.returncode != 0:
+            raise RuntimeError(f"status {run.returncode}: {' '.join(options)}: {run.stderr.strip()}")
+        return run
+
+    def promise(self, name, error, limit):
+        good = error <= limit
+        self.n_passed, self.n_failed = self.n_passed + good, self.n_failed + (not good)
+        print(f"{'ok  ' if good else 'FAIL'} {name:<66} worst {error:.1e}  limit {limit:.0e}")
+
+    def probe(self, folder):
+        """Everything that --probe says about a folder and this case's batch."""
+        self.run("--from", folder, "--probe", "in.safetensors", "--probe-out", "out.safetensors")
+        return load_file(self.path("out.safetensors"))
+
+    def logits_error(self, folder, inputs):
+        """Our logits of a folder against those of transformers, which must find every tensor where it looks for it."""
+        model, report = GPT2LMHeadModel.from_pretrained(self.path(folder), attn_implementation="eager", dtype=torch.float32,
+                                                        output_loading_info=True)
+        if report["missing_keys"] or report["unexpected_keys"] or report["mismatched_keys"]:
+            print(f"     {folder}: {report}")
+            return float("inf")
+        with torch.no_grad():
+            truth = model.double().eval()(input_ids=inputs.long()).logits
+        return relative_error(self.probe(folder)["logits"], truth)
+
+    def check_case(self, case):
+        """Folders of transformers into the trainer, and its own out of it."""
+        model, (inputs, targets) = make_model(case), make_batch(case)
+        save_file({"inputs": inputs, "targets": targets}, self.path("in.safetensors"))
+        model.save_pretrained(self.path("hf"))
+        want = self.probe("hf")
+        truth = truth_of(model, inputs, targets)["logits"]
+        errors = {"one file, from transformers": relative_error(want["logits"], truth)}
+        for name, folder in write_variants(self, model.float()):
+            found = self.probe(folder)
+            same = found.keys() == want.keys() and all(torch.equal(found[key], want[key]) for key in want)
+            errors[f"{name}, from transformers: the same probe"] = 0.0 if same else float("inf")
+        for half in (torch.bfloat16, torch.float16):
+            model.to(half).save_pretrained(self.path(str(half)))
+            errors[f"{half}, from transformers"] = self.logits_error(str(half), inputs)
+        self.run("--from", "hf", "--export-hf", "one")
+        self.run("--from", "hf", "--export-hf", "many", "--shard-gb", "0.000004")
+        self.run("--from", "many", "--export-bin", "model.bin")
+        self.run("--from", "model.bin", "--export-hf", "from_bin")
+        for name, folder in ("exported, one file", "one"), ("exported in shards", "many"), ("exported from a .bin", "from_bin"):
+            errors[name] = self.logits_error(folder, inputs)
+        errors["exported: byte by byte the file of save_pretrained"] = float(
+            open(self.path("hf", "model.safetensors"), "rb").read() != open(self.path("one", "model.safetensors"), "rb").read())
+        hf_count = len([name for name in os.listdir(self.path("many")) if name.startswith("model-")])
+        errors["exported in shards: more than one"] = float(hf_count < 2)
+        return errors
+
+    def check_checkpoint(self):
+        """A checkpoint's folder as it is, and the run that holds it."""
+        with open(self.path("text.txt"), "w") as file:
+            file.write("A line of text to train on, and another one.\n" * 40)
+        with open(self.path("config.json"), "w") as file:
+            json.dump(dict(model_type="gpt2", n_positions=20, vocab_size=257, n_layer=2, n_head=2, n_embd=24), file)
+        self.run("--config", "config.json", "--train", "text.txt", "--steps", "3", "--run", "run", "--export-hf", "after")
+        batch = make_batch(Case(257, 20, 2, 2, 24, 3, 20, 0.0))
+        save_file({"inputs": batch[0], "targets": batch[1]}, self.path("in.safetensors"))
+        errors = {"a checkpoint's folder": self.logits_error("run/step_000003", batch[0])}
+        errors["the export of the same run"] = self.logits_error("after", batch[0])
+        return errors
+
+
+def write_variants(files, model):
+    """The same parameters in other forms that transformers or its older versions leave behind: (what, folder)."""
+    tensors = {name: p.detach().contiguous() for name, p in model.named_parameters()}
+    model.save_pretrained(files.path("shards"), max_shard_size="5KB")
+    yield "shards", "shards"
+    variants = {
+        "names without transformer.": {name.removeprefix("transformer."): x for name, x in tensors.items()},
+        "lm_head.weight a second time": {**tensors, "lm_head.weight": tensors["transformer.wte.weight"].clone()},
+        "attention masks of old versions": {**tensors, "transformer.h.0.attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.uint8),
+                                            "transformer.h.0.attn.masked_bias": torch.tensor(-1e4)},
+    }
+    for number, (name, variant) in enumerate(variants.items()):
+        folder = f"variant{number}"
+        os.mkdir(files.path(folder))
+        shutil.copy(files.path("hf", "config.json"), files.path(folder))
+        save_file(variant, files.path(folder, "model.safetensors"))
+        yield name, folder
+
+
+def check_files(program):
+    """Every form of folder, every case; a line gives the worst error over the cases."""
+    worst = {}
+    program[0] = os.path.abspath(program[0])
+    with tempfile.TemporaryDirectory() as parent:
+        files = Files(program, parent)
+        for number in range(len(CASES) + 1):
+            torch.manual_seed(number)
+            files.folder = os.path.join(parent, str(number))
+            os.mkdir(files.folder)
+            try:
+                errors = files.check_case(CASES[number]) if number < len(CASES) else files.check_checkpoint()
+            except RuntimeError as error:
+                errors = {f"case {number}: {error}": float("inf")}
+            for name, error in errors.items():
+                worst[name] = max(worst.get(name, 0.0), error)
+    for name, error in worst.items():
+        files.promise(name, error, PROBE_LIMITS.logits if "same probe" not in name and ":" not in name else 0.0)
+    print(f"{files.n_passed} passed, {files.n_failed} failed")
+    return int(files.n_failed > 0)
+
+
 def check_output(folder, batch_path, out_path):
     """Compare one probe output with what it should be."""
     model = GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager")
@@ -166,6 +289,7 @@ def check_output(folder, batch_path, out_path):
 def main():
     parser = argparse.ArgumentParser(description="Compare a GPT-2 program with Hugging Face transformers.")
     parser.add_argument("--probe-with", metavar="PROGRAM", help="a trainer, with its own arguments")
+    parser.add_argument("--files-with", metavar="PROGRAM", help="a trainer, to check its files")
     parser.add_argument("--from", metavar="DIR", dest="folder", help="Hugging Face folder of an existing probe")
     parser.add_argument("--probe", metavar="IN", help="its batch")
     parser.add_argument("--probe-out", metavar="OUT", help="its output")
@@ -174,6 +298,8 @@ def main():
         if not (args.folder and args.probe and args.probe_out) or args.probe_with:
             parser.error("--from, --probe and --probe-out go together, without --probe-with")
         return check_output(args.folder, args.probe, args.probe_out)
+    if args.files_with:
+        return check_files(shlex.split(args.files_with))
     if args.probe_with:
         return check_program(shlex.split(args.probe_with), PROBE_LIMITS)
     return check_program([sys.executable, os.path.join(HERE, "gpt2.py")], REFERENCE_LIMITS)

@@ -1,0 +1,390 @@
+/*
+Promises of llmc/hf_folder.h and of the shards of llmc/tensorfile.h: a model in many files is the model in one, what an
+index claims is checked, --from names what it was given, and an export is whole and never in the way of something else.
+*/
+#include "llmc/tensorfile.h"
+#include "llmc/test.h"
+#include "llmc/testfiles.h"
+
+enum { N_TABLE = 3, N_SLICES = 7, N_ON_DISK = 40 + 3 * (80 + 20) };
+
+// three layers of a turned matrix and of a vector, and a matrix with padding rows
+typedef struct {
+    Tensor table[N_TABLE];
+    size_t n;
+    float *params, *back;
+    TempPath folder;
+} Small;
+
+static Small small_init(void) {
+    Small s;
+    memset(&s, 0, sizeof s);
+    s.table[0] = tensor("base.wte.weight", 0, 0, 16, 4, INIT_NORMAL, 1.0f, DECAY, AS_IS);
+    s.table[0].disk_rows = 10;
+    s.table[1] = tensor("base.h.%d.mlp.weight", 0, 3, 20, 4, INIT_NORMAL, 1.0f, DECAY, TRANSPOSED);
+    s.table[2] = tensor("base.h.%d.ln.bias", 0, 3, 1, 20, INIT_NORMAL, 1.0f, NO_DECAY, VECTOR);
+    s.n = tensors_layout(s.table, N_TABLE);
+    s.params = filled_array(s.n, 0.0f);
+    s.back = filled_array(s.n, 0.0f);
+    tensors_init(s.table, N_TABLE, s.params, 7);
+    s.folder = temp_folder();
+    return s;
+}
+
+static void small_free(Small* s) {
+    free(s->params);
+    free(s->back);
+    temp_remove(&s->folder);
+}
+
+static TempPath text_file(const TempPath* folder, const char* name, const char* text) {
+    return temp_file(folder, name, text, strlen(text));
+}
+
+// the model in shards of at most shard_bytes, with a config.json, in folder/name
+static TempPath small_save(const Small* s, const char* name, size_t shard_bytes, SavedFiles* files) {
+    char config[64];
+    snprintf(config, sizeof config, "%s/config.json", name);
+    text_file(&s->folder, config, "{\"written_by\": \"llmc\"}");
+    TempPath folder = temp_path(&s->folder, name);
+    files->n = 0;
+    tensors_save_folder(folder.s, s->table, N_TABLE, s->params, shard_bytes, files);
+    return folder;
+}
+
+static void check_loads(Test* t, Small* s, const char* from) {
+    char weights[PATH_BYTES], config[PATH_BYTES];
+    SafeSet set;
+    model_find(weights, config, from);
+    safeset_open(&set, weights);
+    memset(s->back, 0, sizeof(float) * s->n);
+    tensors_load(&set, s->table, N_TABLE, "", s->back);
+    check_bits(t, from, s->back, s->params, s->n);
+    safeset_close(&set);
+}
+
+// ---- shards ----
+
+static void test_shards(Test* t) {
+    Small s = small_init();
+    const struct { size_t shard_bytes; int n_files; } cases[] = {
+        {1, 8}, {320, 8}, {400, 5}, {1000, 3}, {4 * N_ON_DISK - 1, 3}, {4 * N_ON_DISK, 1}, {SIZE_MAX, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char name[32];
+        SavedFiles files;
+        snprintf(name, sizeof name, "shards%zu", i);
+        TempPath folder = small_save(&s, name, cases[i].shard_bytes, &files);
+        check(t, files.n == cases[i].n_files, "%zu bytes: expected %d files, found %d", cases[i].shard_bytes, cases[i].n_files, files.n);
+        const char* last = files.file[files.n - 1].name;
+        check(t, strcmp(last, files.n > 1 ? HF_INDEX : HF_WEIGHTS) == 0, "%s was written last", last);
+        for (int f = 0; f + 1 < files.n; f++) {
+            int fits = files.file[f].n_bytes <= cases[i].shard_bytes + 2048 || cases[i].shard_bytes < 320;  // 2048: header
+            check(t, fits && is_shard_file_(files.file[f].name), "%s: %zu bytes", files.file[f].name, files.file[f].n_bytes);
+        }
+        check_loads(t, &s, folder.s);
+    }
+    small_free(&s);
+}
+
+// the index of six tensors to a file: Hugging Face's sums, the names sorted
+static void test_index(Test* t) {
+    Small s = small_init();
+    SavedFiles files;
+    TempPath folder = small_save(&s, "model", 1000, &files);
+    char path[PATH_BYTES];
+    json_t* index = json_read(path_join(path, folder.s, HF_INDEX));
+    json_t* metadata = json_object_get(index, "metadata");
+    const char *key, *before = "";
+    json_t* value;
+    check(t, json_integer_value(json_object_get(metadata, "total_size")) == 4 * N_ON_DISK, "total_size");
+    check(t, json_integer_value(json_object_get(metadata, "total_parameters")) == N_ON_DISK, "total_parameters");
+    json_object_foreach(json_object_get(index, "weight_map"), key, value) {
+        check(t, strcmp(before, key) < 0, "%s comes after %s", key, before);
+        before = key;
+    }
+    json_decref(index);
+    small_free(&s);
+}
+
+// the header that Hugging Face's writer makes: F32 by name, metadata first, blanks up to a multiple of 8
+static void test_order(Test* t) {
+    Small s = small_init();
+    SavedFiles files;
+    TempPath folder = small_save(&s, "model", SIZE_MAX, &files), path = temp_path(&folder, HF_WEIGHTS);
+    static const char start[] = "{\"__metadata__\":{\"format\":\"pt\"},\"base.h.0.ln.bias\":{\"dtype\":\"F32\",\"shape\":[20],"
+                                "\"data_offsets\":[0,80]},\"base.h.0.mlp.weight\":{\"dtype\":\"F32\",\"shape\":[4,20],";
+    MappedFile file;
+    file_map(&file, path.s);
+    check(t, memcmp(file.bytes + 8, start, sizeof start - 1) == 0, "found %.200s", (const char*)file.bytes + 8);
+    check(t, file.bytes[0] % 8 == 0 && files.file[0].n_bytes == file.n_bytes, "sizes");
+    file_unmap(&file);
+    small_free(&s);
+}
+
+// ---- indices and shards that lie ----
+
+static void open_found(void* from) {
+    char weights[PATH_BYTES], config[PATH_BYTES];
+    SafeSet set;
+    model_find(weights, config, (const char*)from);
+    safeset_open(&set, weights);
+    safeset_close(&set);
+}
+
+// a safetensors file with one byte for each name
+static void tiny_file(const char* path, const char* const* names, int n) {
+    SafeWriter w;
+    int64_t one = 1;
+    safewriter_init(&w);
+    for (int i = 0; i < n; i++) { safewriter_declare(&w, names[i], DTYPE_U8, 1, &one); }
+    safewriter_open(&w, path);
+    for (int i = 0; i < n; i++) { safewriter_put(&w, "x", 1); }
+    safewriter_close(&w);
+}
+
+static void test_false_index(Test* t) {
+    TempPath folder = temp_folder(), outside = temp_folder(), model = temp_path(&folder, "model");
+    const char *names_a[] = {"a", "b"}, *names_b[] = {"c", "b"}, *names_c[] = {"c", "d"};
+    text_file(&folder, "model/config.json", "{}");
+    TempPath a = temp_path(&folder, "model/a.safetensors"), b = temp_path(&folder, "model/b.safetensors");
+    TempPath far = temp_path(&outside, "b.safetensors");
+    tiny_file(a.s, names_a, 2);
+    text_file(&folder, "model/" HF_INDEX, "{\"weight_map\": {\"a\": \"a.safetensors\", \"c\": \"b.safetensors\"}}");
+    check_exit(t, "missing shard", open_found, model.s, 2, "b.safetensors: is missing, but");
+    tiny_file(b.s, names_b, 2);
+    check_exit(t, "in two shards", open_found, model.s, 2, "tensor \"b\" is in two shards");
+    tiny_file(b.s, names_c, 2);
+    check_exit(t, "d is not in the map", open_found, model.s, 0, "");
+    tiny_file(b.s, names_c + 1, 1);
+    check_exit(t, "in no shard", open_found, model.s, 2, "expected tensor \"c\" in b.safetensors, found none");
+    tiny_file(far.s, names_c, 2);
+    unlink(b.s);
+    check(t, symlink(far.s, b.s) == 0, "no link");
+    check_exit(t, "a link out of the folder", open_found, model.s, 2, "b.safetensors: expected a file of this folder, found a link to");
+    text_file(&folder, "model/" HF_INDEX, "{\"weight_map\": {\"a\": \"../a.safetensors\"}}");
+    check_exit(t, "a path", open_found, model.s, 2, "expected a file of this folder that ends in .safetensors, found \"../a.safetensors\"");
+    text_file(&folder, "model/" HF_INDEX, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n");
+    check_exit(t, "a pointer", open_found, model.s, 2, HF_INDEX ": expected JSON, found a Git LFS pointer");
+    temp_remove(&folder);
+    temp_remove(&outside);
+}
+
+// Hugging Face's cache: snapshots/<commit>/<name> are links to blobs/<hash>
+static void test_cache(Test* t) {
+    TempPath cache = temp_folder(), blob_a = temp_path(&cache, "blobs/0a"), blob_b = temp_path(&cache, "blobs/0b");
+    TempPath folder = temp_path(&cache, "snapshots/c0"), a = temp_path(&cache, "snapshots/c0/a.safetensors");
+    TempPath b = temp_path(&cache, "snapshots/c0/b.safetensors");
+    const char* names[] = {"a", "b"};
+    tiny_file(blob_a.s, names, 1);
+    tiny_file(blob_b.s, names + 1, 1);
+    check(t, symlink("../../blobs/0a", a.s) == 0 && symlink("../../blobs/0b", b.s) == 0, "no link");
+    text_file(&folder, HF_INDEX, "{\"metadata\": {}, \"weight_map\": {\"a\": \"a.safetensors\", \"b\": \"b.safetensors\"}}");
+    check_exit(t, "links into blobs/", open_found, folder.s, 0, "");
+    temp_remove(&cache);
+}
+
+static void report_unused(void* path) {
+    SafeSet set;
+    safeset_open(&set, (const char*)path);
+    safeset_find(&set, "a");
+    safeset_report_unused(&set);
+    _exit(3);
+}
+
+static void report_nothing(void* path) {
+    SafeSet set;
+    safeset_open(&set, (const char*)path);
+    safeset_find(&set, "a");
+    safeset_report_unused(&set);
+    fail_input("the only line");
+}
+
+static void check_tied(void* path) {
+    SafeSet set;
+    safeset_open(&set, (const char*)path);
+    tensors_check_tied(&set, "lm_head.weight", "base.wte.weight");
+    safeset_close(&set);
+}
+
+static void write_tied(const char* path, const char* copy) {
+    SafeWriter w;
+    int64_t four = 4;
+    safewriter_init(&w);
+    safewriter_declare(&w, "lm_head.weight", DTYPE_U8, 1, &four);
+    safewriter_declare(&w, "wte.weight", DTYPE_U8, 1, &four);
+    safewriter_open(&w, path);
+    safewriter_put(&w, copy, 4);
+    safewriter_put(&w, "same", 4);
+    safewriter_close(&w);
+}
+
+static void test_left_over(Test* t) {
+    TempPath folder = temp_folder(), file = temp_path(&folder, "x.safetensors");
+    const char* names[] = {"a", "h.0.attn.bias", "b", "c", "d", "e", "f"};
+    tiny_file(file.s, names, 7);
+    check_exit(t, "seven tensors, one used", report_unused, file.s, 3, "5 tensors are not used, the model has none of that name: b c d e ...");
+    tiny_file(file.s, names, 2);
+    check_exit(t, "only a constant is left", report_nothing, file.s, 2, "the only line");
+    write_tied(file.s, "same");
+    check_exit(t, "a second copy", check_tied, file.s, 0, "");
+    write_tied(file.s, "Same");
+    check_exit(t, "another output matrix", check_tied, file.s, 2, "tensor \"lm_head.weight\" differs from \"wte.weight\"");
+    temp_remove(&folder);
+}
+
+// ---- what --from means ----
+
+static void find_only(void* from) {
+    char weights[PATH_BYTES], config[PATH_BYTES];
+    model_find(weights, config, (const char*)from);
+}
+
+static void check_found(Test* t, const char* from, const char* weights_end, const char* config_end) {
+    char weights[PATH_BYTES], config[PATH_BYTES];
+    model_find(weights, config, from);
+    check(t, ends_with(weights, weights_end) && ends_with(config, config_end), "%s: found %s and %s", from, weights, config);
+}
+
+static void test_from(Test* t) {
+    Small s = small_init();
+    SavedFiles files;
+    TempPath one = small_save(&s, "one", SIZE_MAX, &files), many = small_save(&s, "many", 400, &files);
+    TempPath file = temp_path(&one, HF_WEIGHTS), index = temp_path(&many, HF_INDEX), run = temp_path(&s.folder, "run");
+    small_save(&s, "run/step_000010", SIZE_MAX, &files);
+    TempPath manifest = temp_path(&run, "step_000010/manifest.json");
+    manifest_write(manifest.s, json_pack("{s:{s:i}}", "state", "step", 10), &files);
+    int magic[300] = {BIN_MAGIC};
+    TempPath bin = temp_file(&s.folder, "model.bin", magic, sizeof magic);
+    check_found(t, one.s, "one/model.safetensors", "one/config.json");
+    check_found(t, many.s, "many/model.safetensors.index.json", "many/config.json");
+    check_found(t, file.s, "one/model.safetensors", "one/config.json");
+    check_found(t, index.s, "many/model.safetensors.index.json", "many/config.json");
+    check_found(t, run.s, "run/step_000010/model.safetensors", "run/step_000010/config.json");
+    check_found(t, bin.s, "model.bin", "");
+    // a header of 640 bytes begins as a pickle does
+    TempPath trap = temp_file(&one, "trap.safetensors", "\x80\2\0\0\0\0\0\0{", 9);
+    check_found(t, trap.s, "one/trap.safetensors", "one/config.json");
+    check(t, chdir(one.s) == 0, "chdir");
+    check_found(t, HF_WEIGHTS, HF_WEIGHTS, "./config.json");
+    check_found(t, ".", "./model.safetensors", "./config.json");
+    check(t, chdir("/") == 0, "chdir");
+    small_free(&s);
+}
+
+static const struct { const char *name, *bytes, *expected; } other_models[] = {
+    {"a/pytorch_model.bin", "x", "a: expected model.safetensors, found pytorch_model.bin, PyTorch's pickle"},
+    {"b/model.Q4.gguf", "GGUF....", "b: expected model.safetensors, found model.Q4.gguf, llama.cpp's format"},
+    {"c/adapter_model.safetensors", "x", "c: expected model.safetensors, found adapter_model.safetensors, a LoRA adapter"},
+    {"d/tf_model.h5", "x", "d: expected model.safetensors, found tf_model.h5, a Keras file"},
+    {"e/config.json", "{}", "e: expected model.safetensors or model.safetensors.index.json beside config.json, found neither"},
+    {"f/notes.txt", "x", "f: expected a run with a checkpoint, or a Hugging Face folder, but config.json: cannot be opened"},
+};
+
+static const struct { const char *name, *bytes; size_t n; const char* expected; } other_files[] = {
+    {"model.gguf", "GGUF\3\0\0\0{}", 10, "model.gguf: expected a folder, a .safetensors file or llm.c's .bin, found llama.cpp's format"},
+    {"model.pt", "PK\3\4\0\0\0\0\0\0", 10, "found PyTorch's pickle: load it with torch"},
+    {"old.pt", "\x80\2\x8a\nabcdefgh", 12, "found PyTorch's pickle: load it with torch"},
+    {"page.safetensors", "<!DOCTYPE html>", 15, "found an HTML page"},
+    {"empty", "", 0, "found something else"},
+    {"zeros", "\0\0\0\0\0\0\0\0\0\0\0\0", 12, "found something else"},
+};
+
+static void test_other_formats(Test* t) {
+    TempPath folder = temp_folder(), none = temp_path(&folder, "none");
+    for (size_t i = 0; i < sizeof other_models / sizeof other_models[0]; i++) {
+        TempPath path = text_file(&folder, other_models[i].name, other_models[i].bytes);
+        *strrchr(path.s, '/') = '\0';
+        check_exit(t, other_models[i].name, find_only, path.s, 2, other_models[i].expected);
+    }
+    for (size_t i = 0; i < sizeof other_files / sizeof other_files[0]; i++) {
+        TempPath path = temp_file(&folder, other_files[i].name, other_files[i].bytes, other_files[i].n);
+        check_exit(t, other_files[i].name, find_only, path.s, 2, other_files[i].expected);
+    }
+    check_exit(t, "nothing there", find_only, none.s, 2, "none: No such file or directory (a preset's name goes to --model)");
+    temp_remove(&folder);
+}
+
+// ---- exports ----
+
+static void export_to(const Small* s, const char* folder, size_t shard_bytes) {
+    char temporary[PATH_BYTES], path[PATH_BYTES];
+    SavedFiles files;
+    files.n = 0;
+    hf_export_begin(temporary, folder, 4096.0);
+    json_write(path_join(path, temporary, "config.json"), json_pack("{s:s}", "written_by", HF_WRITTEN_BY));
+    tensors_save_folder(temporary, s->table, N_TABLE, s->params, shard_bytes, &files);
+    hf_copy_tokenizer(temporary, path, &files);  // any .json file
+    hf_export_end(temporary, folder);
+}
+
+static int count_files(const char* folder) {
+    int n = 0;
+    DIR* entries = opendir(folder);
+    for (struct dirent* entry; entries && (entry = readdir(entries));) { n += entry->d_name[0] != '.'; }
+    if (entries) { closedir(entries); }
+    return n;
+}
+
+static void test_export(Test* t) {
+    Small s = small_init();
+    TempPath out = temp_path(&s.folder, "deep/out"), left = temp_path(&s.folder, "deep/out.tmp"), slash = temp_path(&s.folder, "new/");
+    export_to(&s, out.s, 400);
+    check(t, count_files(out.s) == 7, "5 files of tensors, config.json and tokenizer.json, found %d", count_files(out.s));
+    check_loads(t, &s, out.s);
+    s.params[0] += 1.0f;
+    text_file(&s.folder, "deep/out.tmp/config.json", "{");  // an export that was interrupted
+    export_to(&s, out.s, SIZE_MAX);
+    check(t, count_files(out.s) == 3 && !path_exists(left.s), "the earlier export left something: %d files", count_files(out.s));
+    check_loads(t, &s, out.s);
+    export_to(&s, slash.s, SIZE_MAX);
+    check(t, count_files(slash.s) == 3, "an empty folder, named with a slash: %d files", count_files(slash.s));
+    check_loads(t, &s, slash.s);
+    small_free(&s);
+}
+
+static void begin_export(void* folder) {
+    char temporary[PATH_BYTES];
+    hf_export_begin(temporary, (const char*)folder, 4096.0);
+}
+
+static void begin_huge_export(void* folder) {
+    char temporary[PATH_BYTES];
+    hf_export_begin(temporary, (const char*)folder, 1e18);
+}
+
+// what is there stays, to the last file
+static void test_refused_export(Test* t) {
+    TempPath folder = temp_folder(), a = temp_path(&folder, "a"), b = temp_path(&folder, "b"), c = temp_path(&folder, "c");
+    TempPath d = temp_path(&folder, "d"), e = text_file(&folder, "e", "text"), g = temp_path(&folder, "g");
+    text_file(&folder, "a/thesis.txt", "x");
+    text_file(&folder, "b/config.json", "{\"model_type\": \"gpt2\"}");
+    text_file(&folder, "b/model.safetensors", "downloaded");
+    text_file(&folder, "c/config.json", "{\"written_by\": \"llmc\"}");
+    text_file(&folder, "c/manifest.json", "a checkpoint");
+    text_file(&folder, "d.tmp/thesis.txt", "x");
+    check_exit(t, "other files", begin_export, a.s, 2, "a: holds thesis.txt, which no export writes: choose another folder");
+    check_exit(t, "a download", begin_export, b.s, 2, "b: holds a model that this program did not write");
+    check_exit(t, "a checkpoint", begin_export, c.s, 2, "c: holds manifest.json, which no export writes");
+    check_exit(t, "files in the temporary folder", begin_export, d.s, 2, "d.tmp: needed as a temporary folder, but holds thesis.txt");
+    check_exit(t, "a file", begin_export, e.s, 2, "e: expected a folder, found a file");
+    check_exit(t, "no room on the disk", begin_huge_export, g.s, 1, "g: the model takes 909494.70 TiB, the disk has");
+    int n = count_files(a.s) + count_files(b.s) + count_files(c.s);
+    check(t, n == 5 && !path_exists(d.s) && !path_exists(g.s) && count_files(folder.s) == 5, "something was touched: %d files", n);
+    temp_remove(&folder);
+}
+
+int main(int argc, char** argv) {
+    Promise promises[] = {
+        {"shards", "at any limit: the same bits come back, no shard is too large, the index is last", test_shards},
+        {"index", "sums and names as Hugging Face writes them", test_index},
+        {"order", "tensors stand in the order of their names", test_order},
+        {"false index", "each lie of an index is refused with its own message", test_false_index},
+        {"cache", "the links of Hugging Face's cache are no lie", test_cache},
+        {"left over", "unused tensors are named, constants are not, a second copy must be equal", test_left_over},
+        {"--from", "finds runs, folders, shards, single files and llm.c's .bin", test_from},
+        {"other formats", "PyTorch, GGUF, adapters and pages are named with the way out", test_other_formats},
+        {"export", "new, over an empty folder and over an earlier export; nothing is left behind", test_export},
+        {"refused export", "a folder of something else is not touched", test_refused_export},
+    };
+    return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
+}
