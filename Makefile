@@ -78,6 +78,13 @@ $(BUILD)/train_%: train_%.c
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) -DCOMMIT='"$(COMMIT)"' -MMD -MF $@.d $< -o $@ $(LIBS)
 
+# a trainer whose calls go through dev/faults/shim.c, for dev/test_faults.sh
+FAULTS = open write pwrite read fsync close rename renameat2 unlink rmdir mkdir ftruncate truncate fopen fflush fclose \
+    malloc calloc realloc posix_memalign mmap open_memstream clock_gettime
+$(BUILD)/train_%_faults: train_%.c dev/faults/shim.c $(wildcard llmc/*.h)
+	@mkdir -p $(BUILD)
+	$(CC) $(CFLAGS) -DCOMMIT='"$(COMMIT)"' $< dev/faults/shim.c -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)
+
 $(BUILD)/test_%: test_%.c
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) -MMD -MF $@.d $< -o $@ $(LIBS)

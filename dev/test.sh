@@ -74,6 +74,7 @@ else
     build_and_run "ASAN=1 OPT=-O1"
     part "headers as C11 and C++17" dev/check_headers.sh
     part "command line and runs" dev/test_cli.sh
+    part "checkpoints and faults" dev/test_faults.sh
     part "tools: inspect and plot" dev/test_tools.sh
     part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
     part "several ranks" dev/test_ranks.sh
