@@ -3,6 +3,7 @@
 #   SYSTEM_LIBM=1  the C library's exp, log, tanh and llm.c's order: bit parity with llm.c
 #   FAST=1         fused multiply-add: faster on CPUs that share their multiply and add units, other bits
 #   ASAN=1         address and undefined-behaviour sanitizers
+#   MPI=1          ranks over MPI too, for mpirun and srun; over TCP they need nothing (doc/ranks.md)
 # Each combination is built in a folder of its own under build/.
 
 ifeq ($(origin CC),default)
@@ -14,6 +15,7 @@ OMP ?= 1
 SYSTEM_LIBM ?= 0
 FAST ?= 0
 ASAN ?= 0
+MPI ?= 0
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 
 WARNINGS = -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Werror
@@ -27,9 +29,15 @@ CFLAGS += $(if $(filter 1,$(ASAN)),-fsanitize=address$(comma)undefined -fno-sani
 # by default gcc fills only half of a 512-bit register; clang would warn of every loop that it cannot vectorise
 CFLAGS += $(if $(findstring clang,$(CC)),-Wno-pass-failed,-mprefer-vector-width=512)
 LIBS = -ljansson -lxxhash -lm
+ifeq ($(MPI),1)
+# Open MPI says its flags by --showme, MPICH by -show; its headers are not ours to warn about
+MPI_FLAGS := $(shell mpicc --showme:compile 2>/dev/null || mpicc -show 2>/dev/null | tr ' ' '\n' | grep '^-I')
+CFLAGS += -DUSE_MPI $(patsubst -I%,-isystem %,$(MPI_FLAGS))
+LIBS += $(shell mpicc --showme:link 2>/dev/null || mpicc -show 2>/dev/null | tr ' ' '\n' | grep '^-[LlW]')
+endif
 comma = ,
 
-VARIANT = $(notdir $(CC))-$(ARCH)$(OPT)$(if $(filter 0,$(OMP)),-serial)$(if $(filter 1,$(SYSTEM_LIBM)),-libm)$(if $(filter 1,$(FAST)),-fast)$(if $(filter 1,$(ASAN)),-asan)
+VARIANT = $(notdir $(CC))-$(ARCH)$(OPT)$(if $(filter 0,$(OMP)),-serial)$(if $(filter 1,$(SYSTEM_LIBM)),-libm)$(if $(filter 1,$(FAST)),-fast)$(if $(filter 1,$(ASAN)),-asan)$(if $(filter 1,$(MPI)),-mpi)
 BUILD = build/$(VARIANT)
 COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 
@@ -40,6 +48,7 @@ help:
 	@echo "make run         train a small GPT-2 on this repository's own text, about two minutes"
 	@echo "make test        build and run every test"
 	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"
+	@echo "make launch      then: ./launch -n 4 ./train_gpt2 ... starts 4 ranks on this machine (doc/ranks.md)"
 	@echo "make plot RUN=runs/...   draw loss.png and loss.html of a run"
 	@echo "make bench       measure against PyTorch, llm.c and OpenBLAS (dev/bench/README.md)"
 	@echo "make golden      write dev/golden anew from the NumPy references: the bytes must not change"
@@ -65,6 +74,14 @@ $(BUILD)/test_%: test_%.c
 # for dev/test.sh: where these variables build
 folder:
 	@echo $(BUILD)
+
+# starts ranks on one machine: ./launch -n 4 ./train_gpt2 ...
+launch: $(BUILD)/launch
+	@cmp -s $< $@ || cp -f $< $@
+
+$(BUILD)/launch: dev/tools/launch.c
+	@mkdir -p $(BUILD)
+	$(CC) $(CFLAGS) $< -o $@
 
 -include $(wildcard $(BUILD)/*.d)
 
@@ -111,7 +128,7 @@ bench: setup
 	@dev/bench/run.sh
 
 clean:
-	rm -rf build $(TRAINERS)
+	rm -rf build launch $(TRAINERS)
 
-.PHONY: help folder setup run plot check test fuzz golden bench clean $(TRAINERS)
+.PHONY: help folder setup run plot check test fuzz golden bench clean launch $(TRAINERS)
 .DELETE_ON_ERROR:

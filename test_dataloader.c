@@ -264,6 +264,7 @@ static void test_far_rows(Test* t) {
     DataLoader l;
     int inputs[1000], targets[1000];
     memset(&d, 0, sizeof d);
+    d.path = string_copy("far");
     d.shards = &shard;
     d.n_shards = 1;
     d.n_tokens = n;
@@ -290,6 +291,7 @@ static void test_far_rows(Test* t) {
         check(t, first % T == 0 && first >= 0 && first / T < rows, "shuffled: token %lld", (long long)first);
     }
     munmap(tokens, n_bytes);
+    free(d.path);
 }
 
 // every page asked for lies in the mapping and holds a token of the row; the kernel agrees; rows stay as they were

@@ -1,6 +1,6 @@
 /*
 Promises of llmc/documents.h: the segments of a batch are the pieces of its documents, and embedding and attention over
-segments give the bits of the pieces as sequences of their own, forward and backward.
+segments give the bits of the pieces as sequences of their own, forward and backward; so does the trainer's whole model.
 */
 #define TESTING
 #include "train_gpt2.c"
@@ -186,11 +186,71 @@ static void test_neighbours(Test* t) {
     device_free(&dev);
 }
 
+// ---- the whole model ----
+
+// positions first .. first+T-1 of a batch as a sequence of their own, through every layer and back
+static void check_model_alone(Test* t, const GPT2* model, const Activations* batch, const float* batch_logits, const int* tokens,
+                              const int* targets, size_t first, int T, const Device* dev) {
+    const Config c = model->config;
+    const size_t n = (size_t)T * c.C;
+    const ActivationTensors all = layer_activations(batch, 0);
+    float* grads = filled_array(model->n, 0.0f);
+    Activations acts;
+    activations_init(&acts, c, 1, T, TO_TRAIN);
+    gpt2_forward(model, &acts, tokens + first, 1, T, 0, dev);
+    check_bits(t, "logits", gpt2_logits(model, &acts, 0, T, dev), batch_logits + first * c.Vp, (size_t)T * c.Vp);
+    gpt2_loss(model, &acts, targets + first, 1, T, dev);
+    const ActivationTensors a = layer_activations(&acts, 0);
+    check_bits(t, "losses", a.losses, all.losses + first, (size_t)T);
+    gpt2_backward(model, &acts, grads, tokens + first, targets + first, 0.01f, 1, T, dev);
+    check_bits(t, "gradient of the embedding", a.dresidual, all.dresidual + first * c.C, n);
+    activations_free(&acts);
+    free(grads);
+}
+
+static void test_model(Test* t) {
+    enum { B = 2, T = 40, N = B * T };
+    const Config c = config_make(64, V, 2, 2, 32);
+    int tokens[N], targets[N];
+    uint64_t s = seeded_stream(3);
+    GPT2 model;
+    Activations acts;
+    Device dev = test_device(2);
+    gpt2_init(&model, c);
+    float *params = random_array(model.n, 0.3f, 8), *grads = filled_array(model.n, 0.0f);
+    memcpy(model.params, params, sizeof(float) * model.n);
+    for (int i = 0; i < N; i++) {
+        int other = 8 + (int)(xorshift_u32(&s) % (V - 8));
+        tokens[i] = xorshift_u32(&s) % 8 == 0 ? EOT : other;
+        targets[i] = xorshift_u32(&s) % 5 == 0 ? -1 : other;
+    }
+    activations_init(&acts, c, B, T, TO_TRAIN);
+    acts.document_start = EOT;
+    gpt2_forward(&model, &acts, tokens, B, T, 0, &dev);
+    float* logits = copied_array(gpt2_logits(&model, &acts, 0, N, &dev), (size_t)N * c.Vp);
+    gpt2_loss(&model, &acts, targets, B, T, &dev);
+    gpt2_backward(&model, &acts, grads, tokens, targets, 0.01f, B, T, &dev);
+    check(t, acts.n_segments > 5, "%d segments say little", acts.n_segments);
+    for (int i = 0; i < acts.n_segments; i++) {
+        check_model_alone(t, &model, &acts, logits, tokens, targets, acts.segments[i].first, acts.segments[i].T, &dev);
+    }
+    acts.document_start = NO_RESET;
+    gpt2_forward(&model, &acts, tokens, B, T, 0, &dev);
+    const float* without = gpt2_logits(&model, &acts, 0, N, &dev);
+    check(t, memcmp(logits, without, sizeof(float) * (size_t)N * c.Vp) != 0, "the reset has no effect");
+    float* arrays[] = {params, grads, logits};
+    for (int i = 0; i < 3; i++) { free(arrays[i]); }
+    activations_free(&acts);
+    gpt2_free(&model);
+    device_free(&dev);
+}
+
 int main(int argc, char** argv) {
     Promise promises[] = {
         {"all batches", "each position is in one segment, which begins where a row or a document does", test_all_batches},
         {"no reset", "one segment holds the whole batch", test_no_reset},
         {"alone", "embedding and attention give the bits of each piece as a sequence of its own", test_alone},
+        {"model", "gives each piece the logits, losses and gradients of a sequence of its own", test_model},
         {"neighbours", "what stands in one document, infinities and NaN too, touches no other", test_neighbours},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);

@@ -47,7 +47,7 @@ static void golden_open(Golden* g, const char* path, int n_threads) {
     g->T = golden_int(g, "seq_len");
     g->n_leaves = golden_int(g, "leaves");
     gpt2_init(&g->model, c);
-    gpt2_init_training(&g->model, g->n_leaves);
+    gpt2_init_training(&g->model, NULL, g->n_leaves, 0);
     tensors_load(&g->set, g->model.table, N_PARAMETERS, "param.", g->model.params);
     activations_init(&g->acts, c, g->B, g->T, TO_TRAIN);
     device_init(&g->dev, n_threads);
@@ -147,15 +147,15 @@ static void check_training(Test* t, Golden* g) {
             gpt2_leaf(&g->model, &g->acts, golden_batch(g, "inputs", step, leaf), targets + (size_t)leaf * N, 1.0f / (float)counted, g->B, g->T, &g->dev);
         }
         float loss_sum, *grads = leaf_tree_finish(&g->model.grads, &loss_sum, &g->dev);
-        float loss = loss_sum / (float)counted, norm = gpt2_grad_norm(&g->model, grads, &g->dev);
+        float loss = loss_sum / (float)counted, norm = shards_norm(&g->model.shards, grads, &g->dev);
         float lr = schedule_lr(schedule, step, n_steps, golden_int(g, "warmup"), (double)golden_float(g, "lr"), (double)golden_float(g, "final_lr"));
         check_bits(t, "loss", &loss, &losses[step], 1);
         check_bits(t, "norm", &norm, &norms[step], 1);
         check_bits(t, "lr", &lr, &rates[step], 1);
         if (step == 0) { check_arena(t, g, "grad.", grads); }
         Optimizer o = {lr, golden_float(g, "beta1"), golden_float(g, "beta2"), golden_float(g, "eps"), golden_float(g, "weight_decay"),
-                       golden_float(g, "clip"), 0};
-        gpt2_update(&g->model, grads, norm, &o, step + 1, &g->dev);
+                       golden_float(g, "clip"), 0, NULL};
+        shards_update(&g->model.shards, g->model.params, g->model.adam_m, g->model.adam_v, grads, norm, &o, step + 1, &g->dev);
         if (step == 0) { check_arena(t, g, "step1.", g->model.params); }
     }
     check_arena(t, g, "step10.", g->model.params);

@@ -12,17 +12,16 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
     ./train_gpt2 --model tiny --train book.txt --steps 1000   your text, byte by byte
     ./train_gpt2 --from gpt2/ --train 'shards/train_*.bin'    fine-tunes a Hugging Face folder on token shards
 */
-#include "llmc/adamw.h"         // adamw_step, adamw_update
 #include "llmc/attention.h"     // attention_forward, attention_backward
 #include "llmc/checkpoint.h"    // SavedFiles, checkpoint_find, checkpoint_path
-#include "llmc/comm.h"          // Comm, comm_first_leaf, comm_last_leaf
+#include "llmc/comm.h"          // Comm, comm_share, comm_any: several ranks train together
 #include "llmc/crossentropy.h"  // crossentropy_forward, crossentropy_backward
 #include "llmc/dataloader.h"    // TokenData, DataLoader, dataloader_batch
 #include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
 #include "llmc/embedding.h"     // embedding_forward, embedding_backward
+#include "llmc/evaluate.h"      // Evaluator, evaluate_loss, evaluate_answers
 #include "llmc/gelu.h"          // gelu_forward, gelu_backward
 #include "llmc/generate.h"      // Generator, generate_sample, generate_texts
-#include "llmc/global_norm.h"   // sum_of_squares
 #include "llmc/hf_folder.h"     // model_find, SafeSet, hf_export_begin
 #include "llmc/hellaswag.h"     // HellaSwag: examples with four answers
 #include "llmc/jsonfile.h"      // json_read, json_write, json_ints
@@ -33,12 +32,15 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/matmul.h"        // matmul_forward, matmul_backward
 #include "llmc/peak.h"          // matmul_peak, memory_available, check_memory
 #include "llmc/probe.h"         // ProbeBatch, probe_read
+#include "llmc/ranks.h"         // ranks_open, ranks_compare
 #include "llmc/residual.h"      // residual_forward
 #include "llmc/run.h"           // RunOptions, RunState, run_save_begin: what all trainers share
 #include "llmc/schedule.h"      // schedule_lr
+#include "llmc/shardfile.h"     // moments_save, moments_load
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
 #include "llmc/tensorfile.h"    // tensors_save, tensors_load, tensors_save_folder
 #include "llmc/verify.h"        // Verify: a step computed twice
+#include "llmc/zero.h"          // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. Config. What makes one GPT-2 different from another.
@@ -196,6 +198,7 @@ typedef struct {
     size_t n;                     // elements of an arena: parameters, each gradient, each moment
     float *params, *adam_m, *adam_v;
     LeafTree grads;
+    Shards shards;                // which part of all this belongs to this rank
 } GPT2;
 
 typedef struct {
@@ -221,15 +224,19 @@ static void gpt2_init(GPT2* model, Config c) {
     model->params = (float*)arena_alloc(sizeof(float) * model->n, "parameters");
 }
 
-// gradients and moments, for training with micro-batches in n_leaves leaves
-static void gpt2_init_training(GPT2* model, int n_leaves) {
-    leaf_tree_init(&model->grads, model->n, n_leaves);
+// Gradients and moments, for updates of n_leaves micro-batches in all. comm NULL: alone. zero 1: moments are kept once, not on
+// every rank; of their arenas the rest is never touched and costs no memory.
+static void gpt2_init_training(GPT2* model, Comm* comm, int n_leaves, int zero) {
+    shards_init(&model->shards, comm, model->table, N_PARAMETERS, n_leaves, zero);
+    const Shards* s = &model->shards;
+    leaf_tree_init(&model->grads, model->n, (int)comm_share(n_leaves, s->rank, s->size), (int)comm_share(n_leaves, s->rank + 1, s->size));
     model->adam_m = (float*)arena_alloc(sizeof(float) * model->n, "first moments");
     model->adam_v = (float*)arena_alloc(sizeof(float) * model->n, "second moments");
 }
 
 static void gpt2_free(GPT2* model) {
     leaf_tree_free(&model->grads);
+    shards_free(&model->shards);
     arena_free(model->params, sizeof(float) * model->n);
     arena_free(model->adam_m, sizeof(float) * model->n);
     arena_free(model->adam_v, sizeof(float) * model->n);
@@ -365,36 +372,6 @@ static void gpt2_leaf(GPT2* model, Activations* acts, const int* tokens, const i
     leaf_tree_push(&model->grads, loss_sum, dev);
 }
 
-// Euclidean norm over the gradients of all trained tensors
-static float gpt2_grad_norm(const GPT2* model, const float* grads, const Device* dev) {
-    double sum = 0.0;
-    for (int i = 0; i < N_PARAMETERS; i++) {
-        const Tensor* t = &model->table[i];
-        if (!t->frozen) { sum = sum_of_squares(sum, grads + t->offset, tensor_elements(t), dev); }
-    }
-    return (float)sqrt(sum);
-}
-
-typedef struct {
-    float lr, beta1, beta2, eps, weight_decay, clip;
-    int decay_all;   // biases and LayerNorms too
-    Verify* verify;  // NULL: the update is computed once
-} Optimizer;
-
-// clip to the norm, then AdamW on every tensor that is trained; t counts updates from 1
-static void gpt2_update(GPT2* model, const float* grads, float norm, const Optimizer* o, int t, const Device* dev) {
-    float scale = o->clip > 0.0f && norm > o->clip ? o->clip / norm : 1.0f;
-    AdamW step = adamw_step(o->lr, o->beta1, o->beta2, o->eps, scale, t);
-    for (int i = 0; i < N_PARAMETERS; i++) {
-        const Tensor* p = &model->table[i];
-        const float decay = p->decay == DECAY || o->decay_all ? o->weight_decay : 0.0f, *g = grads + p->offset;
-        float *w = model->params + p->offset, *m = model->adam_m + p->offset, *v = model->adam_v + p->offset;
-        if (p->frozen) { continue; }
-        if (o->verify) { verify_adamw(o->verify, p, w, m, v, g, decay, &step, dev); }
-        else { adamw_update(w, m, v, g, tensor_elements(p), decay, &step, dev); }
-    }
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // 4. A run: everything that main hands around.
 
@@ -405,7 +382,8 @@ typedef struct {
     Option table[MAX_OPTIONS];
     int n_options;
     Device dev;
-    Comm comm;
+    RankPlace place;
+    Comm* comm;
     Tokenizer tokenizer;
     TokenData train, val;     // without shards where there is none
     DataLoader train_rows, val_rows;
@@ -433,7 +411,12 @@ static void parse_options(Run* r, int argc, char** argv) {
     memcpy(r->table + r->n_options, own, sizeof own);
     r->n_options += (int)(sizeof own / sizeof own[0]);
     options_parse(r->table, r->n_options, argc, argv, "Trains GPT-2 and GPT-3 on the CPU. First steps: make run.");
-    r->state = r->o.resume ? run_restore(r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
+    r->place = rank_place(options_given(r->table, r->n_options, "rank") == 1 ? r->o.rank : "");
+    if (r->o.zero > 1) {
+        options_fail("zero", "expected 0 or 1, found %d: backward fills the gradient of the whole model, so there is nothing more to deal out", r->o.zero);
+    }
+    r->comm = ranks_open(&r->place, &r->o);
+    r->state = r->o.resume ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
 }
 
 static int has_data(const TokenData* d) { return d->path != NULL; }
@@ -465,15 +448,19 @@ static void save_model(const Run* r, const char* folder, size_t shard_bytes, Sav
     hf_copy_tokenizer(folder, r->o.tokenizer, files);
 }
 
+// rank 0 writes; the others send it their part of the moments
 static void save_checkpoint(Run* r) {
     char temporary[PATH_BYTES], path[PATH_BYTES];
-    const char* prefixes[] = {"exp_avg.", "exp_avg_sq."};
-    const float* arenas[] = {r->model.adam_m, r->model.adam_v};
+    GPT2* model = &r->model;
     SavedFiles files;
     files.n = 0;
+    if (r->comm->rank > 0) {
+        moments_save(NULL, &model->shards, model->adam_m, model->adam_v);
+        return;
+    }
     save_model(r, run_save_begin(temporary, &r->o, &r->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS)), SIZE_MAX, &files);
     path_join(path, temporary, "optimizer.safetensors");
-    saved_files_add(&files, tensors_save(path, r->model.table, N_PARAMETERS, prefixes, arenas, 2));
+    saved_files_add(&files, moments_save(path, &model->shards, model->adam_m, model->adam_v));
     run_save_end(temporary, &files, r->table, r->n_options, &r->o, &r->state);
 }
 
@@ -568,43 +555,28 @@ static void export_model(const Run* r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 6. Evaluation, sampling, probe.
 
-// forward only: the sum of the losses of r->inputs and r->targets, of B rows of T positions
-static float batch_loss(Run* r, int B, int T) {
-    gpt2_forward(&r->model, &r->acts, r->inputs, B, T, 0, &r->dev);
+// the model behind llmc/evaluate.h
+static const float* batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
+    Run* r = (Run*)run;
+    gpt2_forward(&r->model, &r->acts, inputs, B, T, 0, &r->dev);
     gpt2_logits(&r->model, &r->acts, 0, B * T, &r->dev);
-    return gpt2_loss(&r->model, &r->acts, r->targets, B, T, &r->dev);
+    gpt2_loss(&r->model, &r->acts, targets, B, T, &r->dev);
+    return layer_activations(&r->acts, 0).losses;
 }
 
-// mean loss over the first rows of the validation data, always the same ones; *bits_per_byte is negative where unknown
-static float evaluate(Run* r, double* bits_per_byte) {
-    double sum = 0.0;
-    int64_t n = 0, n_bytes = 0, n_rows = (int64_t)r->o.eval_batches * r->o.batch_size;
-    if (n_rows > r->val_rows.n_rows) { n_rows = r->val_rows.n_rows; }
-    for (int64_t first = 0; first < n_rows; first += r->o.batch_size) {
-        int B = n_rows - first < r->o.batch_size ? (int)(n_rows - first) : r->o.batch_size;
-        dataloader_batch(&r->val_rows, first, B, r->inputs, r->targets);
-        sum += (double)batch_loss(r, B, r->T);
-        n += (int64_t)B * r->T;
-        n_bytes += has_text(r) ? tokenizer_count_bytes(&r->tokenizer, r->targets, B * r->T) : 0;
-        progress("validation", first + B, n_rows);
+// loss on the validation data and answers to the examples of --hellaswag; while training, is it the best so far?
+static void evaluate(Run* r, int training) {
+    const Evaluator e = {&r->o, r->comm, has_text(r) ? &r->tokenizer : NULL, r->T, r->inputs, r->targets, batch_losses, r};
+    const int step = r->state.step;
+    if (has_data(&r->val)) {
+        double bits_per_byte;
+        float loss = evaluate_loss(&e, &r->val_rows, &bits_per_byte);
+        log_validation(&r->log, step, loss, bits_per_byte, training && run_state_validated(&r->state, loss));
     }
-    *bits_per_byte = n_bytes > 0 ? sum / log(2.0) / (double)n_bytes : -1.0;
-    return (float)(sum / (double)n);
-}
-
-// right answers to the examples of --hellaswag
-static void answer_examples(Run* r) {
-    HellaSwag* h = &r->hellaswag;
-    const int n = r->o.eval_examples > 0 && r->o.eval_examples < h->n ? r->o.eval_examples : h->n, T = h->longest < r->T ? h->longest : r->T;
-    for (int row = 0; row < N_CHOICES * n; row += r->o.batch_size) {
-        int B = N_CHOICES * n - row < r->o.batch_size ? N_CHOICES * n - row : r->o.batch_size;
-        hellaswag_batch(h, row, B, T, r->inputs, r->targets);
-        batch_loss(r, B, T);
-        hellaswag_losses(h, row, B, T, r->targets, layer_activations(&r->acts, 0).losses);
-        progress("examples", row + B, N_CHOICES * n);
+    if (*r->o.hellaswag) {
+        int n, correct = evaluate_answers(&e, &r->hellaswag, &n);
+        log_accuracy(&r->log, step, "HellaSwag", correct, n, hellaswag_standard_error(correct, n));
     }
-    int correct = hellaswag_correct(h, 0, n);
-    log_accuracy(&r->log, r->state.step, "HellaSwag", correct, n, hellaswag_standard_error(correct, n));
 }
 
 // the model behind llmc/generate.h: keys and values of earlier positions are kept in cache.qkv
@@ -637,7 +609,7 @@ static void probe(Run* r) {
     const Config c = r->model.config;
     const ProbeBatch x = r->probe;
     activations_init(&r->acts, c, x.B, x.T, TO_TRAIN);
-    leaf_tree_init(&r->model.grads, r->model.n, 1);
+    leaf_tree_init(&r->model.grads, r->model.n, 0, 1);
     gpt2_forward(&r->model, &r->acts, x.inputs, x.B, x.T, 0, &r->dev);
     const float* logits = gpt2_logits(&r->model, &r->acts, 0, x.B * x.T, &r->dev);
 
@@ -662,18 +634,18 @@ static void probe(Run* r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 7. Training.
 
-// every leaf forward and backward, and the tree of their gradients; with the mean loss and their norm
+// the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
 static float* step_gradients(Run* r, float* loss, float* norm) {
-    const int B = r->o.batch_size, T = r->T;
+    const int B = r->o.batch_size, T = r->T, last = (int)comm_share(r->n_leaves, r->comm->rank + 1, r->comm->size);
     const int64_t n_tokens = (int64_t)r->n_leaves * B * T;
-    for (int leaf = comm_first_leaf(&r->comm, r->n_leaves); leaf < comm_last_leaf(&r->comm, r->n_leaves); leaf++) {
+    for (int leaf = (int)comm_share(r->n_leaves, r->comm->rank, r->comm->size); leaf < last; leaf++) {
         dataloader_batch(&r->train_rows, r->state.rows + (int64_t)leaf * B, B, r->inputs, r->targets);
         dataloader_prefetch(&r->train_rows, r->state.rows + (int64_t)(leaf + 1) * B, B);
         gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);
     }
-    float loss_sum, *grads = leaf_tree_finish(&r->model.grads, &loss_sum, &r->dev);
+    float loss_sum, *grads = shards_reduce(&r->model.shards, &r->model.grads, &loss_sum, &r->dev);
     *loss = loss_sum / (float)n_tokens;
-    *norm = gpt2_grad_norm(&r->model, grads, &r->dev);
+    *norm = shards_norm(&r->model.shards, grads, &r->dev);
     return grads;
 }
 
@@ -681,6 +653,7 @@ static float* step_gradients(Run* r, float* loss, float* norm) {
 static void train_step(Run* r) {
     const RunOptions* o = &r->o;
     RunState* s = &r->state;
+    GPT2* model = &r->model;
     const int64_t n_tokens = (int64_t)r->n_leaves * o->batch_size * r->T;
     double start = seconds_now(CLOCK_MONOTONIC);
     float loss, norm, *grads = step_gradients(r, &loss, &norm);
@@ -693,7 +666,9 @@ static void train_step(Run* r) {
     float lr = schedule_lr(schedule_from_name(o->schedule), s->step, o->steps, o->warmup, (double)o->lr, (double)o->final_lr);
     int skipped = run_state_skips(s, o, loss, norm);
     Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all, verifying ? &r->verify : NULL};
-    if (!skipped) { gpt2_update(&r->model, grads, norm, &optimizer, ++s->updates, &r->dev); }
+    if (!skipped) {
+        shards_update(&model->shards, model->params, model->adam_m, model->adam_v, grads, norm, &optimizer, ++s->updates, &r->dev);
+    }
     s->step++;
     s->rows += (int64_t)r->n_leaves * o->batch_size;
     s->tokens += n_tokens;
@@ -703,37 +678,40 @@ static void train_step(Run* r) {
     log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || skipped);
     if (s->skips > o->max_skips) {
         char name[NAME_BYTES];
+        shards_gather(&model->shards, grads);
+        if (r->comm->rank > 0) { comm_barrier(r->comm, HERE); }  // rank 0 says it
         fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a smaller --lr "
                  "or --clip", s->step, s->skips, (double)loss, (double)norm,
-                 tensors_first_bad(name, sizeof name, r->model.table, N_PARAMETERS, grads));
+                 tensors_first_bad(name, sizeof name, model->table, N_PARAMETERS, grads));
     }
-}
-
-static void validate(Run* r) {
-    RunState* s = &r->state;
-    double bits_per_byte;
-    float loss = evaluate(r, &bits_per_byte);
-    log_validation(&r->log, s->step, loss, bits_per_byte, run_state_validated(s, loss));
-    if (*r->o.hellaswag) { answer_examples(r); }
 }
 
 static void train(Run* r) {
     const RunOptions* o = &r->o;
     RunState* s = &r->state;
+    char folder[PATH_BYTES];
     const int saved = o->resume ? s->step : -1;
+    int stop, newest = saved, first = s->step;
+    ranks_print_cost(r->comm, 0);
     stop_on_signals();
     for (;;) {
-        int stop = *stop_flag(), last = stop || s->step >= o->steps, unsaved = s->step > saved || s->interrupted, due = !stop && unsaved;
-        if (due && has_data(&r->val) && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { validate(r); }
+        comm_note(r->comm, "after step %d; newest checkpoint: %s", s->step, newest < 0 ? "none" : checkpoint_folder(folder, o->run, newest));
+        stop = comm_any(r->comm, *stop_flag(), HERE);
+        int last = stop || s->step >= o->steps, unsaved = s->step > saved || s->interrupted, due = !stop && unsaved;
+        if (due && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { evaluate(r, 1); }
         if (o->early_stop > 0 && s->evals_since_best >= o->early_stop) { last = 1; }
-        if (due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last)) { generate_sample(&r->generator, s); }
+        if (due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last) && r->comm->rank == 0) { generate_sample(&r->generator, s); }
         s->interrupted = stop;
         int save = last || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
-        if (unsaved && save) { save_checkpoint(r); }
+        if (unsaved && save) {
+            save_checkpoint(r);
+            newest = s->step;
+        }
         if (last) { break; }
         train_step(r);
     }
-    printf("%s after step %d, checkpoint in %s/step_%06d\n", s->step >= o->steps ? "done" : *stop_flag() ? "stopped" : "stopped early",
+    ranks_print_cost(r->comm, s->step - first);
+    printf("%s after step %d, checkpoint in %s/step_%06d\n", s->step >= o->steps ? "done" : stop ? "stopped" : "stopped early",
            s->step, o->run, s->step);
 }
 
@@ -762,6 +740,7 @@ static void plan(Run* r) {
     if (!is_training(r) && !o->eval_only && !is_generating(r) && !*o->probe && !*o->export_hf && !*r->export_bin) {
         fail_input("nothing to do: expected --train, --eval-only, --generate, --probe, --export-hf, --export-bin or --dry-run");
     }
+    if (r->comm->size > 1 && !is_training(r) && !o->eval_only) { fail_input("%d ranks are for training and --eval-only: start one", r->comm->size); }
     if (*o->probe) {  // it brings its own sizes
         probe_read(&r->probe, o->probe, c.V, c.max_T);
         o->batch_size = r->probe.B;
@@ -802,7 +781,9 @@ static double print_memory(const Run* r) {
     double sampling = 4.0 * (double)activations_layout(&acts, c, 1, generator_room(&r->o, 1, c.max_T), TO_GENERATE);
     double text = 2.0 * (double)r->train.text_capacity + 2.0 * (double)r->val.text_capacity, rest = text + 8e6;
     if (is_training(r) && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
-    double gradients = backward ? leaf_tree_depth(r->n_leaves) * arena : 0.0, moments = is_training(r) ? 2.0 * arena : 0.0;
+    double gradients = backward ? leaf_tree_depth(0, (int)comm_share(r->n_leaves, 1, r->comm->size)) * arena : 0.0;
+    double moments = !is_training(r) ? 0.0 : r->o.zero ? 2.0 * arena / r->comm->size : 2.0 * arena;
+    if (is_training(r)) { gradients += ranks_box(r->comm, r->model.table, N_PARAMETERS, r->n_leaves, r->o.zero); }
     if (!samples) { sampling = 0.0; }
     if (!backward && !r->o.eval_only) { activations = 0.0; }
     box_row("memory: parameters", "%s", format_bytes(arena).s);
@@ -852,29 +833,18 @@ static void open_batch(Run* r, Purpose purpose) {
     r->targets = (int*)malloc_check(n_bytes, "targets");
 }
 
-static void evaluate_only(Run* r) {
-    double bits_per_byte;
-    open_batch(r, TO_EVALUATE);
-    if (has_data(&r->val)) {
-        float loss = evaluate(r, &bits_per_byte);
-        log_validation(&r->log, r->state.step, loss, bits_per_byte, 0);
-    }
-    if (*r->o.hellaswag) { answer_examples(r); }
-}
-
 static void open_training(Run* r, int argc, char** argv) {
     char path[PATH_BYTES];
     GPT2* model = &r->model;
     open_batch(r, TO_TRAIN);
-    if (r->o.sample_every > 0) { open_generator(r, 1); }
-    gpt2_init_training(model, r->n_leaves);
+    if (r->o.sample_every > 0 && r->comm->rank == 0) { open_generator(r, 1); }
+    gpt2_init_training(model, r->comm, r->n_leaves, r->o.zero);
     if (r->o.verify_every > 0) { verify_init(&r->verify, model->table, N_PARAMETERS, model->params, model->adam_m, model->adam_v); }
-    if (r->o.resume) {
-        checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors");
-        load_tensors(path, model, "exp_avg.", model->adam_m);
-        load_tensors(path, model, "exp_avg_sq.", model->adam_v);
+    if (r->o.resume) { moments_load(checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors"), &model->shards, model->adam_m, model->adam_v); }
+    if (r->comm->rank == 0) {
+        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, &r->train, &r->val, argc, argv);
     }
-    run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, &r->train, &r->val, argc, argv);
+    ranks_run_name(r->comm, r->table, r->n_options, &r->o);
 }
 
 static void close_all(Run* r) {
@@ -889,6 +859,7 @@ static void close_all(Run* r) {
     gpt2_free(&r->model);
     verify_free(&r->verify);
     device_free(&r->dev);
+    comm_free(r->comm);
     free(r->inputs);
     free(r->targets);
     options_free(r->table, r->n_options);
@@ -901,33 +872,35 @@ int main(int argc, char** argv) {
     static Run run;  // all zero
     Run* r = &run;
     parse_options(r, argc, argv);
-    r->comm = comm_world();
     tokenizer_open(&r->tokenizer, r->o.tokenizer);
     open_data(r);
     choose_model(r);
     plan(r);
-    device_init(&r->dev, r->o.threads);
+    ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->train, &r->val);
+    device_init(&r->dev, ranks_threads(&r->place, r->o.threads));
     if (!is_generating(r) || r->o.dry_run) {
         r->peak = matmul_peak(&r->dev);
-        double n_bytes = print_start(r);
-        check_memory(n_bytes);
+        comm_all_reduce(r->comm, &r->peak, 1, DT_F64, OP_SUM, HERE);
+        check_memory(print_start(r) * (r->place.local_size > 1 ? r->place.local_size : 1));
         if (r->o.dry_run) { return 0; }
     } else {
         check_memory(memory_to_generate(r));
     }
     load_parameters(r);
+    ranks_same_bytes(r->comm, "parameters", r->model.params, sizeof(float) * r->model.n);
     if (is_generating(r)) {
         generate_text(r);
     } else if (*r->o.probe) {
         probe(r);
     } else if (r->o.eval_only) {
-        evaluate_only(r);
+        open_batch(r, TO_EVALUATE);
+        evaluate(r, 0);
     } else if (has_data(&r->train)) {
         open_training(r, argc, argv);
         train(r);
         log_close(&r->log);
     }
-    export_model(r);
+    if (r->comm->rank == 0) { export_model(r); }
     close_all(r);
     if (fflush(stdout) != 0 || ferror(stdout)) { fail_run("standard output: cannot be written: %s", strerror(errno)); }
     return 0;

@@ -77,6 +77,7 @@ else
     part "broken on purpose" dev/mutate.sh
     part "NumPy reference against llm.c's numbers" $python dev/ref/gpt2.py --upstream
     part "golden files are what the reference writes" dev/check_golden.sh
+    part "data scripts write what the loaders read" $python dev/data/test_data.py
     part "documents name the right lines" $python dev/check_docs.py
 fi
 echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"

@@ -238,6 +238,7 @@ static inline void add_text_(TokenData* d, const MappedFile* file, const Tokeniz
 
 static inline void open_text_(TokenData* d, const MappedFile* file, const Tokenizer* tokenizer, int in_folder) {
     ErrorText error;
+    assert(tokenizer);
     if (!in_folder && is_json_lines_(file->path, file->bytes, file->n_bytes)) {
         fail_input("%s: JSON Lines of instructions come with train_qwen3; convert to text", file->path);
     }
@@ -263,6 +264,7 @@ static inline void finish_text_(TokenData* d) {
 
 // ---- 3. TokenData ----
 
+// tokenizer: for text; NULL where only shards can come
 static inline void tokens_open(TokenData* d, const char* path, const Tokenizer* tokenizer) {
     FileList list;
     int n_shards = 0;

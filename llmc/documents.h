@@ -21,7 +21,7 @@ Order:  gradients of embeddings are added segment by segment, ascending, which i
 typedef struct {
     size_t first;  // position in the flattened (B*T) batch
     int rows;
-    int T;      // positions in each
+    int T;         // positions in each
 } Segment;
 
 enum { NO_RESET = -1 };

@@ -1,9 +1,8 @@
 /*
 The files behind a path as a user gives it: a file, a pattern (*, ?, []) or a folder.
 A pattern gives the files it matches, in byte order of their paths. A folder is walked depth first, names in byte order.
-Left out are hidden files and folders, symbolic links, folders named
-build, runs, __pycache__, node_modules or .venv,
-and what a .gitignore says, in the folder or in one inside it (those above the folder are not looked for):
+Left out are hidden files and folders, symbolic links, folders named build, runs, __pycache__, node_modules or .venv, and
+what a .gitignore says, in the folder or in one inside it (those above the folder are not looked for):
     # comment       blank lines and lines with # are skipped, as are spaces at the end of a line
     name  *.log     files and folders of that name, wherever they are below; *, ? and [] as in a shell (fnmatch)
     name/           folders only

@@ -1,6 +1,7 @@
 /*
 Sum of squares of a gradient, for the global norm: norm = (float)sqrt(sum over all tensors in table order).
     g (n)   one tensor; sum: the running total, to which the tensor's chunks are added
+Ranks compute chunk sums of the parts that they own, exchange them, and add all in order (zero.h).
 Cost:   memory bound, n floats read once.
 Order:  one chain over a billion squares would neither be accurate nor parallel, so the law here is another fixed order,
         chosen by shape alone: the tensor is cut into chunks of 4096 elements; in a chunk, double sum j of 16 takes elements
@@ -32,16 +33,23 @@ static inline double sum_of_squares_ref(double sum, const float* g, size_t n) {
     return sum;
 }
 
-// threads compute the chunks, one thread adds them in order
-static inline double sum_of_squares(double sum, const float* g, size_t n, const Device* dev) {
-    int64_t n_chunks = ceil_div((int64_t)n, NORM_CHUNK);
-    double* chunk_sums = (double*)device_workspace(dev, sizeof(double) * (size_t)n_chunks);
+// chunk sums of a tensor, or of a part of it that begins with a chunk: sums (n_chunks)
+static inline void chunk_sums_of_squares(double* sums, const float* g, size_t n, const Device* dev) {
+    const int64_t n_chunks = ceil_div((int64_t)n, NORM_CHUNK);
+    (void)dev;
     #pragma omp parallel for schedule(static)
     for (int64_t chunk = 0; chunk < n_chunks; chunk++) {
         size_t i = (size_t)chunk * NORM_CHUNK;
-        chunk_sums[chunk] = sum_of_squares_chunk_(g + i, n - i);
+        sums[chunk] = sum_of_squares_chunk_(g + i, n - i);
     }
-    for (int64_t chunk = 0; chunk < n_chunks; chunk++) { sum += chunk_sums[chunk]; }
+}
+
+// threads compute the chunks, one thread adds them in order
+static inline double sum_of_squares(double sum, const float* g, size_t n, const Device* dev) {
+    const int64_t n_chunks = ceil_div((int64_t)n, NORM_CHUNK);
+    double* sums = (double*)device_workspace(dev, sizeof(double) * (size_t)n_chunks);
+    chunk_sums_of_squares(sums, g, n, dev);
+    for (int64_t chunk = 0; chunk < n_chunks; chunk++) { sum += sums[chunk]; }
     return sum;
 }
 #endif  // LLMC_GLOBAL_NORM_H

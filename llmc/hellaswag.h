@@ -127,7 +127,8 @@ static inline int hellaswag_measure_(HellaSwag* h, ErrorText* error) {
             h->vocab_size_needed = token >= h->vocab_size_needed ? token + 1 : h->vocab_size_needed;
         }
         if (h->vocab_size_needed > 65535) {
-            return error_set(error, "example %d: expected tokens below 65535, the mark of a record's start, found it", row / N_CHOICES);
+            return error_set(error, "example %d: expected tokens below 65535, the mark of a record's start, found it",
+                             row / N_CHOICES);
         }
     }
     return 1;
@@ -157,10 +158,12 @@ static inline int hellaswag_parse_(HellaSwag* h, const unsigned char* bytes, siz
     size_t most = (n_bytes - 1024) / HELLASWAG_SHORTEST;
     if (most > INT_MAX / N_CHOICES) { most = INT_MAX / N_CHOICES; }  // rows are counted by an int
     if (header[2] < 1 || (size_t)header[2] > most) {
-        return error_set(error, "expected 1..%zu examples in a file of %zu bytes, found %d in the header", most, n_bytes, header[2]);
+        return error_set(error, "expected 1..%zu examples in a file of %zu bytes, found %d in the header", most, n_bytes,
+                         header[2]);
     }
     if (header[3] < HELLASWAG_SHORTEST) {
-        return error_set(error, "expected a longest record of %d bytes or more, found %d in the header", HELLASWAG_SHORTEST, header[3]);
+        return error_set(error, "expected a longest record of %d bytes or more, found %d in the header", HELLASWAG_SHORTEST,
+                         header[3]);
     }
     if (n_bytes % 2 != 0) { return error_set(error, "expected an even number of bytes, found a file of %zu", n_bytes); }
     h->n = header[2];
@@ -189,8 +192,8 @@ static inline void hellaswag_close(HellaSwag* h) {
 // stop unless every token id is below vocab_size; `what` says whose that is ("the model")
 static inline void hellaswag_check_vocab(const HellaSwag* h, int vocab_size, const char* what) {
     if (h->vocab_size_needed > vocab_size) {
-        fail_input("%s: expected token ids below %d, the vocabulary of %s, found %d: make it with the model's tokenizer", h->file.path,
-                   vocab_size, what, h->vocab_size_needed - 1);
+        fail_input("%s: expected token ids below %d, the vocabulary of %s, found %d: make it with the model's tokenizer",
+                   h->file.path, vocab_size, what, h->vocab_size_needed - 1);
     }
 }
 

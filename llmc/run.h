@@ -40,7 +40,8 @@ typedef struct {
     const char *export_hf, *generate, *probe, *probe_out;                                 // out
     int max_new_tokens, top_k, samples, eval_only;
     float shard_gb, temperature, top_p;
-    int threads, dry_run;                                                                 // machine
+    const char* rank;                                                                     // machine
+    int threads, dry_run, zero, comm_timeout, init_timeout;
 } RunOptions;
 
 enum { MAX_OPTIONS = 96 };
@@ -102,6 +103,10 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"out", "probe", "", OPTION_TEXT, &o->probe, "", 0, 0, "IN", "safetensors with inputs and targets, I32 (B, T): one forward and backward pass, no update", 0},
         {"out", "probe-out", "", OPTION_TEXT, &o->probe_out, "probe.safetensors", 0, 0, "OUT", "where --probe writes logits, loss and gradients", 0},
         {"machine", "threads", "", OPTION_INT, &o->threads, "0", 0, 4096, "N", "0: OMP_NUM_THREADS, else one per core. The result does not depend on it", 0},
+        {"machine", "zero", "", OPTION_INT, &o->zero, "0", 0, 3, "0|1", "with several ranks: 1 keeps each moment on one rank only. The result does not depend on it", 0},
+        {"machine", "rank", "", OPTION_TEXT, &o->rank, "", 0, 0, "R/P@HOST:PORT", "this process is rank R of P, rank 0 listens at HOST:PORT; else the variables of launch, torchrun, mpirun or srun say so", 0},
+        {"machine", "comm-timeout", "", OPTION_INT, &o->comm_timeout, "600", 1, INT_MAX, "N", "seconds until a rank that does not answer is given up", 0},
+        {"machine", "init-timeout", "", OPTION_INT, &o->init_timeout, "300", 1, INT_MAX, "N", "seconds within which all ranks must have been started", 0},
         {"machine", "dry-run", "", OPTION_SWITCH, &o->dry_run, "0", 0, 0, "0|1", "print memory, work and estimated time, then stop; status 1 if it does not fit", 0},
     };
     int n = (int)(sizeof rows / sizeof rows[0]);
@@ -237,15 +242,19 @@ static inline int run_state_validated(RunState* s, float loss) {
     return best;
 }
 
-// State and options of the newest good checkpoint of --run; options typed now win. From here on this process is the only
-// one that writes to the run.
-static inline RunState run_restore(Option* table, int n, const RunOptions* o) {
-    char folder[PATH_BYTES], path[PATH_BYTES];
+// The newest good checkpoint of --run. From here on this process is the only one that writes to the run.
+static inline int run_find_checkpoint(const RunOptions* o) {
     if (!*o->run) { options_fail("resume", "needs the --run to go on with"); }
     if (checkpoint_newest(o->run, -1) < 0) { options_fail("resume", "%s holds no complete checkpoint (to begin anew, choose another --run)", o->run); }
     run_lock(o->run);
     int step = checkpoint_newest_good(o->run);
     if (step < 0) { options_fail("resume", "%s: none of its checkpoints is whole", o->run); }
+    return step;
+}
+
+// state and options of that checkpoint; options typed now win
+static inline RunState run_restore(Option* table, int n, const RunOptions* o, int step) {
+    char folder[PATH_BYTES], path[PATH_BYTES];
     json_t* manifest = json_read(path_join(path, checkpoint_folder(folder, o->run, step), "manifest.json"));
     options_from_json(table, n, json_object_get(manifest, "options"));
     if (options_given(table, n, "epochs") == 1 && options_given(table, n, "steps") != 1) { options_set(table, n, "steps", "0"); }

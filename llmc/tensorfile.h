@@ -41,14 +41,14 @@ static inline int tensor_disk_shape(const Tensor* t, int64_t shape[2]) {
     return 1;
 }
 
-// elements of the largest slice that has to be turned
-static inline size_t largest_transposed_(const Tensor* table, int n) {
+// room for the largest slice that has to be turned
+static inline float* tensors_turning_room(const Tensor* table, int n) {
     size_t largest = 0;
     for (int i = 0; i < n; i++) {
         size_t n_elements = table[i].on_disk == TRANSPOSED ? tensor_disk_elements(&table[i]) : 0;
         largest = n_elements > largest ? n_elements : largest;
     }
-    return largest;
+    return (float*)malloc_check(sizeof(float) * largest, "buffer of a tensor");
 }
 
 // ---- the slices of a table, sorted by name ----
@@ -68,7 +68,7 @@ static inline int slice_by_name_(const void* a, const void* b) {
     return strcmp(((const TensorSlice*)a)->name, ((const TensorSlice*)b)->name);
 }
 
-static inline TensorSlices slices_sorted_(const Tensor* table, int n) {
+static inline TensorSlices tensors_sorted(const Tensor* table, int n) {
     TensorSlices s = {NULL, 0};
     for (int i = 0; i < n; i++) { s.n += tensor_slices(&table[i]); }
     s.slice = (TensorSlice*)malloc_check(sizeof(TensorSlice) * (size_t)s.n, "names of tensors");
@@ -95,28 +95,31 @@ static inline void slices_declare_(SafeWriter* w, const TensorSlice* slice, int 
     }
 }
 
-// `turned` has room for the largest slice that has to be turned
+// turned: tensors_turning_room
+static inline void tensor_put_slice(SafeWriter* w, const Tensor* t, const float* slice, float* turned) {
+    if (t->on_disk == TRANSPOSED) {
+        transpose(turned, slice, t->disk_rows, t->columns);
+        slice = turned;
+    }
+    safewriter_put(w, slice, sizeof(float) * tensor_disk_elements(t));
+}
+
 static inline void slices_put_(SafeWriter* w, const TensorSlice* slice, int n, const float* arena, float* turned) {
     for (int i = 0; i < n; i++) {
         const Tensor* t = slice[i].tensor;
-        const float* x = arena + t->offset + slice[i].layer * tensor_slice_elements(t);
-        if (t->on_disk == TRANSPOSED) {
-            transpose(turned, x, t->disk_rows, t->columns);
-            x = turned;
-        }
-        safewriter_put(w, x, sizeof(float) * tensor_disk_elements(t));
+        tensor_put_slice(w, t, arena + t->offset + slice[i].layer * tensor_slice_elements(t), turned);
     }
 }
 
 static inline void tensors_declare(SafeWriter* w, const Tensor* table, int n, const char* prefix) {
-    TensorSlices s = slices_sorted_(table, n);
+    TensorSlices s = tensors_sorted(table, n);
     slices_declare_(w, s.slice, s.n, prefix);
     free(s.slice);
 }
 
 static inline void tensors_put(SafeWriter* w, const Tensor* table, int n, const float* arena) {
-    TensorSlices s = slices_sorted_(table, n);
-    float* turned = (float*)malloc_check(sizeof(float) * largest_transposed_(table, n), "buffer of a tensor");
+    TensorSlices s = tensors_sorted(table, n);
+    float* turned = tensors_turning_room(table, n);
     slices_put_(w, s.slice, s.n, arena, turned);
     free(turned);
     free(s.slice);
@@ -158,8 +161,8 @@ static inline FileSum index_write_(const char* path, json_t* weight_map, const T
 // Hugging Face's layout: one file when shard_bytes are enough, else shards of at most that (or one tensor) and their index
 static inline void tensors_save_folder(const char* folder, const Tensor* table, int n, const float* arena, size_t shard_bytes,
                                        SavedFiles* files) {
-    TensorSlices s = slices_sorted_(table, n);
-    float* turned = (float*)malloc_check(sizeof(float) * largest_transposed_(table, n), "buffer of a tensor");
+    TensorSlices s = tensors_sorted(table, n);
+    float* turned = tensors_turning_room(table, n);
     json_t* weight_map = json_object();
     int n_shards = 0, shard = 0;
     for (int first = 0; first < s.n; first = shard_end_(&s, first, shard_bytes)) { n_shards++; }
@@ -208,21 +211,25 @@ static inline void check_shape_(const SafeSet* set, const SafeTensor* found, con
                n_dims > 1 ? (long long)shape[1] : 0LL, found->n_dims, (long long)d[0], (long long)d[1]);
 }
 
+// layer l of a tensor into `slice`; its padding rows are left as they are
+static inline void tensor_load_slice(SafeSet* set, const Tensor* t, int l, const char* prefix, float* slice, float* turned) {
+    char name[NAME_BYTES];
+    const SafeTensor* found = find_tensor_(set, prefix, tensor_slice_name(name, sizeof name, t, l));
+    if (!found) { fail_input("%s: tensor \"%s%s\" is missing", set->path, prefix, name); }
+    if (found->dtype != DTYPE_F32 && found->dtype != DTYPE_F16 && found->dtype != DTYPE_BF16) {
+        fail_input("%s: tensor \"%s\": expected F32, F16 or BF16, found %s", set->path, found->name, dtype_name(found->dtype));
+    }
+    check_shape_(set, found, t);
+    safetensors_to_f32(t->on_disk == TRANSPOSED ? turned : slice, found, 0, tensor_disk_elements(t));
+    if (t->on_disk == TRANSPOSED) { transpose(slice, turned, t->columns, t->disk_rows); }
+}
+
 static inline void tensors_load(SafeSet* set, const Tensor* table, int n, const char* prefix, float* arena) {
-    float* turned = (float*)malloc_check(sizeof(float) * largest_transposed_(table, n), "buffer of a tensor");
+    float* turned = tensors_turning_room(table, n);
     for (int i = 0; i < n; i++) {
         const Tensor* t = &table[i];
         for (int l = 0; l < tensor_slices(t); l++) {
-            char name[NAME_BYTES];
-            const SafeTensor* found = find_tensor_(set, prefix, tensor_slice_name(name, sizeof name, t, l));
-            float* slice = arena + t->offset + l * tensor_slice_elements(t);
-            if (!found) { fail_input("%s: tensor \"%s%s\" is missing", set->path, prefix, name); }
-            if (found->dtype != DTYPE_F32 && found->dtype != DTYPE_F16 && found->dtype != DTYPE_BF16) {
-                fail_input("%s: tensor \"%s\": expected F32, F16 or BF16, found %s", set->path, found->name, dtype_name(found->dtype));
-            }
-            check_shape_(set, found, t);
-            safetensors_to_f32(t->on_disk == TRANSPOSED ? turned : slice, found, 0, tensor_disk_elements(t));
-            if (t->on_disk == TRANSPOSED) { transpose(slice, turned, t->columns, t->disk_rows); }
+            tensor_load_slice(set, t, l, prefix, arena + t->offset + l * tensor_slice_elements(t), turned);
         }
         progress("loading", i + 1, n);
     }

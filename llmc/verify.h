@@ -115,10 +115,10 @@ static inline void verify_second(Verify* v, float loss, float norm, const float*
     }
 }
 
-// one tensor; what is compared are the new parameters and moments of both computations, bit by bit
-static inline void verify_adamw(Verify* v, const Tensor* t, float* p, float* m, float* s, const float* g, float weight_decay,
-                                const AdamW* step, const Device* dev) {
-    const size_t n = tensor_elements(t);
+// n elements of a tensor from element `at` on, which is where the pointers stand; what is compared are the new parameters and
+// moments of both computations, bit by bit
+static inline void verify_adamw(Verify* v, const Tensor* t, size_t at, size_t n, float* p, float* m, float* s, const float* g,
+                                float weight_decay, const AdamW* step, const Device* dev) {
     const char* names[3] = {"new parameters", "new first moments", "new second moments"};
     for (size_t first = 0; first < n; first += VERIFY_PIECE) {
         const size_t count = n - first < VERIFY_PIECE ? n - first : VERIFY_PIECE;
@@ -132,7 +132,7 @@ static inline void verify_adamw(Verify* v, const Tensor* t, float* p, float* m, 
             while (same_bits_(copy[a][i], real[a][i])) { i++; }
             char values[64];
             snprintf(values, sizeof values, " (%.9g and %.9g)", (double)copy[a][i], (double)real[a][i]);
-            verify_fail_(v, names[a], t, first + i, first + i, values);
+            verify_fail_(v, names[a], t, at + first + i, at + first + i, values);
         }
     }
 }

@@ -32,7 +32,7 @@ static void parity_train(const ParityRun* run, int n_threads, void (*report)(int
     Device dev;
     const int N = run->B * run->T;
     gpt2_init(&model, c);
-    gpt2_init_training(&model, 1);
+    gpt2_init_training(&model, NULL, 1, 0);
     activations_init(&acts, c, run->B, run->T, TO_TRAIN);
     device_init(&dev, n_threads);
     size_t n = tensors_count(model.table, N_PARAMETERS), n_int_bytes = sizeof(int) * (size_t)N;
@@ -46,7 +46,7 @@ static void parity_train(const ParityRun* run, int n_threads, void (*report)(int
         gpt2_leaf(&model, &acts, inputs, targets, 1.0f / (float)N, run->B, run->T, &dev);
         float loss_sum, *grads = leaf_tree_finish(&model.grads, &loss_sum, &dev);
         Optimizer o = {run->lr, 0.9f, 0.999f, 1e-8f, run->weight_decay, 0.0f, 1};
-        gpt2_update(&model, grads, 0.0f, &o, step + 1, &dev);
+        shards_update(&model.shards, model.params, model.adam_m, model.adam_v, grads, 0.0f, &o, step + 1, &dev);
         gather(packed, &model);
         report(step, loss_sum / (float)N, packed, n);
     }

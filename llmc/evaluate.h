@@ -1,0 +1,78 @@
+/*
+How good a model is: the loss on validation rows, and the share of right answers to examples (HellaSwag). The model is one
+function:
+    batch_losses(model, inputs, targets, B, T)   forward only; the loss of each position (B, T), 0 where nothing counts
+Ranks share the batches. Sums of batches are added in their order, so the result depends on no rank count.
+Order:  a batch's losses chain over its positions in float; batches chain in double.
+*/
+#ifndef LLMC_EVALUATE_H
+#define LLMC_EVALUATE_H
+#include "comm.h"        // comm_share, comm_all_gather_shares, comm_all_reduce
+#include "dataloader.h"  // dataloader_batch
+#include "hellaswag.h"   // HellaSwag
+#include "run.h"         // RunOptions
+
+typedef const float* (*BatchLosses)(void* model, const int* inputs, const int* targets, int B, int T);
+
+typedef struct {
+    const RunOptions* o;         // batch_size, eval_batches, eval_examples
+    Comm* comm;
+    const Tokenizer* tokenizer;  // NULL: bits per byte are not known
+    int T;
+    int *inputs, *targets;       // (batch_size, T), for the batches of an evaluation
+    BatchLosses batch_losses;
+    void* model;
+} Evaluator;
+
+static inline float evaluate_batch_(const Evaluator* e, int B) {
+    const float* losses = e->batch_losses(e->model, e->inputs, e->targets, B, e->T);
+    float sum = 0.0f;
+    for (int n = 0; n < B * e->T; n++) { sum += losses[n]; }
+    return sum;
+}
+
+// mean loss over the first rows of `rows`, always the same ones; *bits_per_byte is negative where unknown
+static inline float evaluate_loss(const Evaluator* e, const DataLoader* rows, double* bits_per_byte) {
+    double sum = 0.0;
+    int64_t n_bytes = 0, n_rows = (int64_t)e->o->eval_batches * e->o->batch_size;
+    if (n_rows > rows->n_rows) { n_rows = rows->n_rows; }
+    const int64_t n_batches = ceil_div(n_rows, e->o->batch_size), last = comm_share(n_batches, e->comm->rank + 1, e->comm->size);
+    float* losses = (float*)malloc_check(sizeof(float) * (size_t)n_batches, "losses");
+    for (int64_t i = comm_share(n_batches, e->comm->rank, e->comm->size); i < last; i++) {
+        int64_t first = i * e->o->batch_size;
+        int B = n_rows - first < e->o->batch_size ? (int)(n_rows - first) : e->o->batch_size;
+        dataloader_batch(rows, first, B, e->inputs, e->targets);
+        losses[i] = evaluate_batch_(e, B);
+        n_bytes += e->tokenizer ? tokenizer_count_bytes(e->tokenizer, e->targets, B * e->T) : 0;
+        progress("validation", i + 1, last);
+    }
+    comm_all_gather_shares(e->comm, losses, n_batches, DT_F32, HERE);
+    comm_all_reduce(e->comm, &n_bytes, 1, DT_I64, OP_SUM, HERE);
+    for (int64_t i = 0; i < n_batches; i++) { sum += (double)losses[i]; }
+    free(losses);
+    *bits_per_byte = n_bytes > 0 ? sum / log(2.0) / (double)n_bytes : -1.0;
+    return (float)(sum / (double)(n_rows * e->T));
+}
+
+// examples that --eval-examples asks for
+static inline int evaluate_examples_(const Evaluator* e, const HellaSwag* h) {
+    return e->o->eval_examples > 0 && e->o->eval_examples < h->n ? e->o->eval_examples : h->n;
+}
+
+// right answers among the first *n examples; each score comes from one rank
+static inline int evaluate_answers(const Evaluator* e, HellaSwag* h, int* n) {
+    const int B = e->o->batch_size, T = h->longest < e->T ? h->longest : e->T;
+    *n = evaluate_examples_(e, h);
+    const int n_rows = N_CHOICES * *n, n_batches = (int)ceil_div(n_rows, B);
+    const int first = (int)comm_share(n_batches, e->comm->rank, e->comm->size), last = (int)comm_share(n_batches, e->comm->rank + 1, e->comm->size);
+    memset(h->scores, 0, sizeof h->scores[0] * (size_t)n_rows);
+    for (int i = first; i < last; i++) {
+        int rows = n_rows - i * B < B ? n_rows - i * B : B;
+        hellaswag_batch(h, i * B, rows, T, e->inputs, e->targets);
+        hellaswag_losses(h, i * B, rows, T, e->targets, e->batch_losses(e->model, e->inputs, e->targets, rows, T));
+        progress("examples", i + 1, last);
+    }
+    comm_all_reduce(e->comm, h->scores, (size_t)n_rows, DT_F64, OP_SUM, HERE);
+    return hellaswag_correct(h, 0, *n);
+}
+#endif  // LLMC_EVALUATE_H

@@ -1,0 +1,78 @@
+/*
+Arenas of which every rank keeps a part (zero.h) against safetensors: the file is the one that a single rank would write.
+    moments_save   optimizer.safetensors: rank 0 writes, slice by slice as they come from their owners; the other ranks only send,
+                   and need no path. All ranks call
+    moments_load   every rank reads what it keeps
+Memory: two slices.
+*/
+#ifndef LLMC_SHARDFILE_H
+#define LLMC_SHARDFILE_H
+#include "tensorfile.h"  // tensor_put_slice, tensor_load_slice
+#include "zero.h"        // Shards, shards_slice, shards_kept
+
+static inline float* shards_slice_room_(const Shards* s) {
+    size_t most = 0;
+    for (int i = 0; i < s->n_tensors; i++) { most = tensor_slice_elements(&s->table[i]) > most ? tensor_slice_elements(&s->table[i]) : most; }
+    return (float*)malloc_check(sizeof(float) * most, "a slice of a tensor");
+}
+
+// w: the open file on rank 0
+static inline void shards_put_(SafeWriter* w, Shards* s, const float* arena) {
+    TensorSlices sorted = tensors_sorted(s->table, s->n_tensors);
+    float *room = shards_slice_room_(s), *turned = tensors_turning_room(s->table, s->n_tensors);
+    for (int k = 0; k < sorted.n; k++) {
+        const TensorSlice* x = &sorted.slice[k];
+        const float* slice = shards_slice(s, arena, (int)(x->tensor - s->table), x->layer, room);
+        if (slice) { tensor_put_slice(w, x->tensor, slice, turned); }
+    }
+    free(room);
+    free(turned);
+    free(sorted.slice);
+}
+
+// AdamW's moments, in one file; its sum comes back on rank 0
+static inline FileSum moments_save(const char* path, Shards* s, const float* m, const float* v) {
+    SafeWriter w;
+    FileSum sum;
+    memset(&sum, 0, sizeof sum);
+    if (s->rank == 0) {
+        safewriter_init(&w);
+        safewriter_meta(&w, "format", "pt");  // transformers asks for it
+        tensors_declare(&w, s->table, s->n_tensors, "exp_avg.");
+        tensors_declare(&w, s->table, s->n_tensors, "exp_avg_sq.");
+        safewriter_open(&w, path);
+    }
+    shards_put_(&w, s, m);
+    shards_put_(&w, s, v);
+    if (s->rank == 0) { sum = safewriter_close(&w); }
+    return sum;
+}
+
+static inline void shards_load_(SafeSet* set, const Shards* s, const char* prefix, float* arena) {
+    float *room = shards_slice_room_(s), *turned = tensors_turning_room(s->table, s->n_tensors);
+    for (int i = 0; i < s->n_tensors; i++) {
+        const Tensor* t = &s->table[i];
+        const Part kept = shards_kept(s, i);
+        const size_t n = tensor_slice_elements(t);
+        for (int l = 0; l < tensor_slices(t); l++) {
+            size_t first = n * (size_t)l, from = kept.first > first ? kept.first : first;
+            size_t to = kept.first + kept.n < first + n ? kept.first + kept.n : first + n;
+            if (from >= to) { continue; }
+            memset(room, 0, sizeof(float) * n);  // padding rows
+            tensor_load_slice(set, t, l, prefix, room, turned);
+            memcpy(arena + t->offset + from, room + (from - first), sizeof(float) * (to - from));
+        }
+        progress("loading", i + 1, s->n_tensors);
+    }
+    free(room);
+    free(turned);
+}
+
+static inline void moments_load(const char* path, const Shards* s, float* m, float* v) {
+    SafeSet set;
+    safeset_open(&set, path);
+    shards_load_(&set, s, "exp_avg.", m);
+    shards_load_(&set, s, "exp_avg_sq.", v);
+    safeset_close(&set);
+}
+#endif  // LLMC_SHARDFILE_H
