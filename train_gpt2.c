@@ -37,7 +37,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/schedule.h"      // schedule_lr
 #include "llmc/shardfile.h"     // moments_save, moments_load
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
-#include "llmc/tensorfile.h"    // tensors_save, tensors_load, tensors_save_folder
+#include "llmc/tensorfile.h"    // tensors_load, tensors_save_folder
 #include "llmc/verify.h"        // Verify: a step computed twice
 #include "llmc/zero.h"          // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
 
