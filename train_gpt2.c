@@ -36,7 +36,9 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/rundata.h"       // RunData: training and validation rows, examples
 #include "llmc/schedule.h"      // schedule_lr
 #include "llmc/shardfile.h"     // moments_save, moments_load
+#include "llmc/snapshot.h"      // Snapshot, background_start: a checkpoint is written while training goes on
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
+#include "llmc/tensorboard.h"   // TensorBoard, tensorboard_step, tensorboard_validation
 #include "llmc/tensorfile.h"    // tensors_load, tensors_save_folder
 #include "llmc/verify.h"        // Verify: a step computed twice
 #include "llmc/zero.h"          // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
@@ -392,7 +394,10 @@ typedef struct {
     int T, n_leaves;          // positions in a row, micro-batches in an update
     int *inputs, *targets;    // (B, T)
     RunState state;
+    Snapshot snapshot;        // what is being saved, or was last
+    Background saver;
     Verify verify;            // of --verify-every
+    TensorBoard board;
     double peak;              // flop/s of the matmul on this machine
     Log log;
 } Run;
@@ -435,27 +440,44 @@ static double flops_per_token(const Run* r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. Files: checkpoints and models of others, in and out.
 
-static void save_model(const Run* r, const char* folder, size_t shard_bytes, SavedFiles* files) {
+static void save_model(const Run* r, const float* params, const char* folder, size_t shard_bytes, SavedFiles* files) {
     char path[PATH_BYTES];
     saved_files_add(files, config_save(path_join(path, folder, "config.json"), r->model.config, end_of_text(r)));
-    tensors_save_folder(folder, r->model.table, N_PARAMETERS, r->model.params, shard_bytes, files);
+    tensors_save_folder(folder, r->model.table, N_PARAMETERS, params, shard_bytes, files);
     hf_copy_tokenizer(folder, r->o.tokenizer, files);
 }
 
-// rank 0 writes; the others send it their part of the moments
-static void save_checkpoint(Run* r) {
+// the files of a checkpoint, from the snapshot: training may be further on by now
+static void write_checkpoint(void* run) {
+    Run* r = (Run*)run;
+    Snapshot* s = &r->snapshot;
     char temporary[PATH_BYTES], path[PATH_BYTES];
-    GPT2* model = &r->model;
     SavedFiles files;
     files.n = 0;
+    double start = seconds_now(CLOCK_MONOTONIC);
+    s->n_bytes = run_checkpoint_bytes(r->model.table, N_PARAMETERS);
+    save_model(r, s->arena[0], run_save_begin(temporary, &r->o, &s->state, s->n_bytes), SIZE_MAX, &files);
+    path_join(path, temporary, "optimizer.safetensors");
+    saved_files_add(&files, moments_save(path, &r->model.shards, s->arena[1], s->arena[2]));
+    run_save_end(temporary, &files, r->table, r->n_options, &r->o, &s->state);
+    s->seconds_writing += seconds_now(CLOCK_MONOTONIC) - start;
+    s->n_saved++;
+}
+
+// rank 0 writes, in the background unless the run is over; with --zero 1 the others send it their part of the moments
+static void save_checkpoint(Run* r, int last) {
+    GPT2* model = &r->model;
+    const int gathered = r->comm->size > 1 && r->o.zero > 0, background = r->o.async_save && !last && !gathered;
+    double start = seconds_now(CLOCK_MONOTONIC);
     if (r->comm->rank > 0) {
-        moments_save(NULL, &model->shards, model->adam_m, model->adam_v);
+        if (gathered) { moments_save(NULL, &model->shards, model->adam_m, model->adam_v); }
         return;
     }
-    save_model(r, run_save_begin(temporary, &r->o, &r->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS)), SIZE_MAX, &files);
-    path_join(path, temporary, "optimizer.safetensors");
-    saved_files_add(&files, moments_save(path, &model->shards, model->adam_m, model->adam_v));
-    run_save_end(temporary, &files, r->table, r->n_options, &r->o, &r->state);
+    background_wait(&r->saver);
+    r->state.n_sample_bytes = run_sample_bytes(&r->o);
+    snapshot_take(&r->snapshot, model->params, model->adam_m, model->adam_v, model->n, &r->state, background);
+    if (background) { background_start(&r->saver, write_checkpoint, r); } else { write_checkpoint(r); }
+    r->snapshot.seconds_waited += seconds_now(CLOCK_MONOTONIC) - start;
 }
 
 static void load_tensors(const char* path, GPT2* model, const char* prefix, float* arena) {
@@ -533,7 +555,7 @@ static void export_folder(const Run* r, const char* folder) {
     SavedFiles files;
     files.n = 0;
     hf_export_begin(temporary, folder, 4.0 * (double)r->model.n);
-    save_model(r, temporary, (size_t)(1e9 * (double)r->o.shard_gb), &files);
+    save_model(r, r->model.params, temporary, (size_t)(1e9 * (double)r->o.shard_gb), &files);
     json_write(path_join(path, temporary, "generation_config.json"), json_pack("{s:i, s:i}", "bos_token_id", eot, "eos_token_id", eot));
     hf_export_end(temporary, folder);
 }
@@ -564,6 +586,7 @@ static void evaluate(Run* r, int training) {
     if (has_data(&r->data.val)) {
         double bits_per_byte;
         float loss = evaluate_loss(&e, &r->data.val_rows, &bits_per_byte);
+        tensorboard_validation(&r->board, step, loss, bits_per_byte);
         log_validation(&r->log, step, loss, bits_per_byte, training && run_state_validated(&r->state, loss));
     }
     if (*r->o.hellaswag) {
@@ -664,6 +687,7 @@ static void train_step(Run* r) {
     double seconds = seconds_now(CLOCK_MONOTONIC) - start, rate = (double)n_tokens / seconds;
     StepRecord record = {s->step, o->steps, loss, norm, lr, 1000.0 * seconds, s->tokens, rate,
                          rate * flops_per_token(r) / r->peak, skipped};
+    tensorboard_step(&r->board, &record);
     log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || skipped);
     if (s->skips > o->max_skips) {
         char name[NAME_BYTES];
@@ -693,13 +717,14 @@ static void train(Run* r) {
         s->interrupted = stop;
         int save = last || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
         if (unsaved && save) {
-            save_checkpoint(r);
-            newest = s->step;
+            newest = r->snapshot.n_saved > 0 ? r->snapshot.state.step : newest;  // the one before, which is whole
+            save_checkpoint(r, last);
         }
         if (last) { break; }
         train_step(r);
     }
     ranks_print_cost(r->comm, s->step - first);
+    snapshot_print(&r->snapshot);
     printf("%s after step %d, checkpoint in %s/step_%06d\n", s->step >= o->steps ? "done" : stop ? "stopped" : "stopped early",
            s->step, o->run, s->step);
 }
@@ -746,6 +771,7 @@ static double print_memory(const Run* r) {
     double sampling = 4.0 * (double)activations_layout(&acts, c, 1, generator_room(&r->o, 1, c.max_T), TO_GENERATE);
     double text = data_memory(&r->data), rest = text + 8e6;
     if (is_training(r) && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
+    if (is_training(r) && r->o.save_every > 0 && r->o.async_save) { rest += SNAPSHOT_ARENAS * arena; }
     double gradients = backward ? leaf_tree_depth(0, (int)comm_share(r->n_leaves, 1, r->comm->size)) * arena : 0.0;
     double moments = !is_training(r) ? 0.0 : r->o.zero ? 2.0 * arena / r->comm->size : 2.0 * arena;
     if (is_training(r)) { gradients += ranks_box(r->comm, r->model.table, N_PARAMETERS, r->n_leaves, r->o.zero); }
@@ -809,6 +835,7 @@ static void open_training(Run* r, int argc, char** argv) {
         run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, &r->data.train, &r->data.val, argc, argv);
     }
     ranks_run_name(r->comm, r->table, r->n_options, &r->o);
+    tensorboard_open(&r->board, r->o.tensorboard && r->comm->rank == 0 ? r->o.run : NULL, r->o.resume ? r->state.step : -1);
 }
 
 static void close_all(Run* r) {
@@ -820,6 +847,7 @@ static void close_all(Run* r) {
     generator_free(&r->generator);
     gpt2_free(&r->model);
     verify_free(&r->verify);
+    snapshot_free(&r->snapshot);
     device_free(&r->dev);
     comm_free(r->comm);
     free(r->inputs);
@@ -861,6 +889,7 @@ int main(int argc, char** argv) {
         open_training(r, argc, argv);
         train(r);
         log_close(&r->log);
+        tensorboard_close(&r->board);
     }
     if (r->comm->rank == 0) { export_model(r); }
     close_all(r);

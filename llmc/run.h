@@ -36,7 +36,7 @@ typedef struct {
     int steps, warmup;
     float epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
     const char* run;                                                                      // run
-    int resume, save_every, keep, keep_every, eval_every, eval_batches, sample_every, log_every, early_stop, max_skips, verify_every;
+    int resume, save_every, async_save, keep, keep_every, eval_every, eval_batches, sample_every, log_every, early_stop, tensorboard, max_skips, verify_every;
     const char *export_hf, *generate, *probe, *probe_out;                                 // out
     int max_new_tokens, top_k, samples, eval_only;
     float shard_gb, temperature, top_p;
@@ -82,12 +82,14 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"run", "run", "-o", OPTION_TEXT, &o->run, "", 0, 0, "DIR", "folder for checkpoints, log and samples; empty: runs/<trainer>-<date-time>", 0},
         {"run", "resume", "-y", OPTION_SWITCH, &o->resume, "0", 0, 0, "0|1", "go on from the newest checkpoint in --run, with its options; those typed now win", 0},
         {"run", "save-every", "-n", OPTION_INT, &o->save_every, "0", 0, INT_MAX, "N", "checkpoint every N steps; 0: only at the end", 0},
+        {"run", "async-save", "", OPTION_SWITCH, &o->async_save, "1", 0, 0, "0|1", "go on training while a copy of the state is written; 0: wait, and do without the copy's memory", 0},
         {"run", "keep", "-nk", OPTION_INT, &o->keep, "2", 1, INT_MAX, "N", "newest checkpoints to keep, besides the best", 0},
         {"run", "keep-every", "-nm", OPTION_INT, &o->keep_every, "0", 0, INT_MAX, "M", "keep every checkpoint whose step is a multiple of M too; 0: none", 0},
         {"run", "eval-every", "-v", OPTION_INT, &o->eval_every, "100", 0, INT_MAX, "N", "validation every N steps, with --val or --val-fraction; 0: never", 0},
         {"run", "eval-batches", "-m", OPTION_INT, &o->eval_batches, "20", 1, INT_MAX, "N", "micro-batches in a validation", 0},
         {"run", "sample-every", "-s", OPTION_INT, &o->sample_every, "0", 0, INT_MAX, "N", "generate a sample every N steps; 0: never", 0},
         {"run", "log-every", "", OPTION_INT, &o->log_every, "1", 1, INT_MAX, "N", "print every N-th step; metrics.jsonl has all", 0},
+        {"run", "tensorboard", "", OPTION_SWITCH, &o->tensorboard, "0", 0, 0, "0|1", "TensorBoard's event files in the run folder too: tensorboard --logdir runs", 0},
         {"run", "early-stop", "", OPTION_INT, &o->early_stop, "0", 0, INT_MAX, "N", "stop after N validations without a new best; 0: never", 0},
         {"run", "max-skips", "", OPTION_INT, &o->max_skips, "10", 0, INT_MAX, "M", "skip at most M non-finite updates in a row, then stop", 0},
         {"run", "verify-every", "", OPTION_INT, &o->verify_every, "0", 0, INT_MAX, "K", "compute every K-th step twice and stop if a bit differs; 0: never", 0},
@@ -279,17 +281,20 @@ static inline const char* run_save_begin(char temporary[PATH_BYTES], const RunOp
     return temporary;
 }
 
-// samples.txt and metrics.jsonl belong to a checkpoint as far as they are written; the bytes of the samples come back
-static inline int64_t run_sync_records_(const RunOptions* o) {
-    const char* names[2] = {"metrics.jsonl", "samples.txt"};
+// bytes of samples.txt, which belong to the state that is saved
+static inline int64_t run_sample_bytes(const RunOptions* o) {
+    char path[PATH_BYTES];
     struct stat status;
-    status.st_size = 0;
+    return stat(path_join(path, o->run, "samples.txt"), &status) == 0 ? (int64_t)status.st_size : 0;
+}
+
+// samples.txt and metrics.jsonl belong to a checkpoint as far as they are written
+static inline void run_sync_records_(const RunOptions* o) {
+    const char* names[2] = {"metrics.jsonl", "samples.txt"};
     for (int i = 0; i < 2; i++) {
         char path[PATH_BYTES];
-        int found = stat(path_join(path, o->run, names[i]), &status) == 0;
-        if (found) { path_sync(path); } else { status.st_size = 0; }
+        if (path_exists(path_join(path, o->run, names[i]))) { path_sync(path); }
     }
-    return (int64_t)status.st_size;
 }
 
 // Of the checkpoints up to this step stay the newest --keep, the best one and each --keep-every-th. Later ones are damaged, or
@@ -305,9 +310,9 @@ static inline void run_prune_(const RunOptions* o, const RunState* s) {
 
 // the manifest, the final name, and room
 static inline void run_save_end(const char* temporary, const SavedFiles* files, const Option* table, int n, const RunOptions* o,
-                                RunState* s) {
+                                const RunState* s) {
     char folder[PATH_BYTES], path[PATH_BYTES];
-    s->n_sample_bytes = run_sync_records_(o);
+    run_sync_records_(o);
     manifest_write(path_join(path, temporary, "manifest.json"),
                    json_pack("{s:o, s:o}", "state", run_state_to_json(s), "options", options_to_json(table, n)), files);
     checkpoint_publish(temporary, checkpoint_folder(folder, o->run, s->step));
