@@ -107,8 +107,8 @@ static inline size_t bpe_merge_short_(const BpeTable* t, int32_t* ids, size_t n)
     for (size_t i = 0; i < n; i++) {
         next[i] = (uint8_t)(i + 1);
         previous[i + 1] = (uint8_t)i;
+        bpe_set_pair_(t, ids, next, n, i, keys, merged);
     }
-    for (size_t i = 0; i < n; i++) { bpe_set_pair_(t, ids, next, n, i, keys, merged); }
     for (;;) {
         uint32_t lowest = UINT32_MAX;
         for (size_t i = 0; i < n; i++) { lowest = keys[i] < lowest ? keys[i] : lowest; }
