@@ -419,6 +419,13 @@ static void test_merge_across_words(Test* t) {
     check(t, !k.pipeline->cut_before_marker, "cut, though a token reaches across");
     check_ids(t, &k, "c a", usual, "1 259 266 260");
     tokenizer_free(&k);
+    file = character_file();
+    edit(file, "model.vocab.▁▁", "266");
+    edit(file, "model.merges.0", "\"▁ ▁\"");
+    k = open_file(file);
+    check(t, k.pipeline->cut_before_marker, "not cut, though a token of blanks reaches no further");
+    check_ids(t, &k, "a  a", usual, "1 259 260 266 260");  // the two blanks stay together
+    tokenizer_free(&k);
     k = open_file(character_file());
     check(t, k.pipeline->cut_before_marker, "not cut, though no token reaches across");
     tokenizer_free(&k);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing, and says so: one line per thing done. Nothing is missing: one line, in well under a second.
-#     dev/setup.sh           to build, run, test: C compiler, make, jansson, xxHash, PCRE2, utf8proc; NumPy and matplotlib in .venv
+#     dev/setup.sh           to build, run, test: C compiler, make, jansson, xxHash, PCRE2; NumPy and matplotlib in .venv
 #     dev/setup.sh ci        also clang, g++, libomp, valgrind, Open MPI and, in .venv, tokenizers: what else `make test` uses
 #     dev/setup.sh checks    also MPFR, OpenBLAS and, in .venv, PyTorch and transformers: dev/ref/check_hf.py, dev/bench
 #                            (PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu: PyTorch without its GBs of CUDA)
@@ -31,12 +31,11 @@ library() { compiles cc "$1" "$2"; }  # library CODE -lNAME
 missing_packages() {
     if ! compiles cc '#include <stdio.h>'; then echo gcc libc6-dev; fi
     command -v make >/dev/null || echo make
-    if ! compiles cc $'#include <jansson.h>\n#include <xxhash.h>\n#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\n#include <utf8proc.h>' \
-        -ljansson -lxxhash -lpcre2-8 -lutf8proc; then
+    if ! compiles cc $'#include <jansson.h>\n#include <xxhash.h>\n#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>' \
+        -ljansson -lxxhash -lpcre2-8; then
         library '#include <jansson.h>' -ljansson || echo libjansson-dev
         library '#include <xxhash.h>' -lxxhash || echo libxxhash-dev
         library $'#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>' -lpcre2-8 || echo libpcre2-dev
-        library '#include <utf8proc.h>' -lutf8proc || echo libutf8proc-dev
     fi
     [ "$wanted" != base ] || return
     command -v g++ >/dev/null || echo g++
