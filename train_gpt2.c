@@ -391,6 +391,7 @@ typedef struct {
     Activations acts, cache;  // of a batch; of the text that is being generated
     Generator generator;
     char weights[PATH_BYTES]; // file to start from, "": random
+    char config[PATH_BYTES];  // config.json, "": from --model, or in the header of `weights`
     int T, n_leaves;          // positions in a row, micro-batches in an update
     int *inputs, *targets;    // (B, T)
     RunState state;
@@ -430,7 +431,7 @@ static int is_training(const Run* r) {
 
 // the tokenizer is the model's: it shows every token, and encodes none that the model lacks
 static int has_text(const Run* r) { return r->tokenizer.n_tokens == r->model.config.V; }
-static int end_of_text(const Run* r) { return has_text(r) ? r->tokenizer.eot : r->model.config.V - 1; }
+static int end_of_text(const Run* r) { return has_text(r) ? tokenizer_need_eot(&r->tokenizer) : r->model.config.V - 1; }
 
 static double flops_per_token(const Run* r) {
     const Config c = r->model.config;
@@ -444,7 +445,7 @@ static void save_model(const Run* r, const float* params, const char* folder, si
     char path[PATH_BYTES];
     saved_files_add(files, config_save(path_join(path, folder, "config.json"), r->model.config, end_of_text(r)));
     tensors_save_folder(folder, r->model.table, N_PARAMETERS, params, shard_bytes, files);
-    hf_copy_tokenizer(folder, r->o.tokenizer, files);
+    hf_save_tokenizer(folder, &r->tokenizer, files);
 }
 
 // the files of a checkpoint, from the snapshot: training may be further on by now
@@ -502,16 +503,27 @@ static int config_parse_bin(Config* c, const unsigned char* bytes, size_t n_byte
     return llmc_bin_fits_(n_bytes, h, table, N_PARAMETERS, error);
 }
 
-// what --from names: `weights` becomes the file that holds the parameters, or the index of their shards; returns the sizes
-static Config find_weights(char weights[PATH_BYTES], const char* from) {
-    char config[PATH_BYTES];
+// Where the model comes from: the file of its parameters (or the index of their shards), its config.json, its tokenizer.
+static void find_model(Run* r) {
+    const RunOptions* o = &r->o;
+    char path[PATH_BYTES];
+    run_check_sources(r->table, r->n_options, o);
+    snprintf(r->config, PATH_BYTES, "%s", o->config);
+    if (o->resume) {
+        checkpoint_path(r->weights, o->run, r->state.step, HF_WEIGHTS);
+        checkpoint_path(r->config, o->run, r->state.step, "config.json");
+    } else if (*o->from) {
+        model_find(r->weights, r->config, o->from);
+    }
+    run_choose_tokenizer(r->table, r->n_options, o, model_tokenizer(path, r->config));
+}
+
+static Config config_load_bin(const char* path) {
     MappedFile file;
     ErrorText error;
     Config c;
-    model_find(weights, config, from);
-    if (*config) { return config_load(config); }
-    file_map(&file, weights);
-    if (!config_parse_bin(&c, file.bytes, file.n_bytes, &error)) { fail_input("%s: %s", weights, error.text); }
+    file_map(&file, path);
+    if (!config_parse_bin(&c, file.bytes, file.n_bytes, &error)) { fail_input("%s: %s", path, error.text); }
     file_unmap(&file);
     return c;
 }
@@ -524,13 +536,7 @@ static int new_vocabulary(const Run* r) {
 }
 
 static void choose_model(Run* r) {
-    const RunOptions* o = &r->o;
-    run_check_sources(r->table, r->n_options, o);
-    char path[PATH_BYTES];
-    Config c = o->resume ? config_load(checkpoint_path(path, o->run, r->state.step, "config.json"))
-             : *o->from ? find_weights(r->weights, o->from)
-             : *o->config ? config_load(o->config) : config_preset(o->model, new_vocabulary(r));
-    if (o->resume) { checkpoint_path(r->weights, o->run, r->state.step, "model.safetensors"); }
+    Config c = *r->config ? config_load(r->config) : *r->weights ? config_load_bin(r->weights) : config_preset(r->o.model, new_vocabulary(r));
     gpt2_layout(&r->model, c);
 }
 
@@ -862,6 +868,7 @@ int main(int argc, char** argv) {
     static Run run;  // all zero
     Run* r = &run;
     parse_options(r, argc, argv);
+    find_model(r);
     tokenizer_open(&r->tokenizer, r->o.tokenizer);
     data_open(&r->data, &r->o, &r->tokenizer);
     choose_model(r);

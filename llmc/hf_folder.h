@@ -21,6 +21,7 @@ Source:  huggingface/transformers, save_pretrained and its sharded checkpoints; 
 #include "checkpoint.h"   // checkpoint_find, folder_exchange_, json_read
 #include "llmc_bin.h"     // is_llmc_bin
 #include "safetensors.h"  // SafeFile, safetensors_open, safetensors_find
+#include "tokenizer.h"    // Tokenizer
 
 #define HF_WEIGHTS "model.safetensors"
 #define HF_INDEX "model.safetensors.index.json"
@@ -296,6 +297,13 @@ static inline void model_find(char weights[PATH_BYTES], char config[PATH_BYTES],
     if (!path_exists(path_join(weights, folder, HF_INDEX))) { fail_no_weights_(folder); }
 }
 
+// the tokenizer.json beside a config.json, "" where there is none
+static inline const char* model_tokenizer(char path[PATH_BYTES], const char* config) {
+    char folder[PATH_BYTES];
+    int found = *config && path_exists(path_join(path, path_parent(folder, config), "tokenizer.json"));
+    return found ? path : "";
+}
+
 // ---- writing a folder ----
 
 // model-00003-of-00012.safetensors
@@ -391,20 +399,13 @@ static inline void hf_export_end(const char* temporary, const char* folder) {
     if (exists) { hf_export_remove_(temporary); }  // which is the earlier one now
 }
 
-// tokenizer.json goes along unchanged when `tokenizer` names such a file (other tokenizers are no files of Hugging Face's)
-static inline void hf_copy_tokenizer(const char* folder, const char* tokenizer, SavedFiles* files) {
-    MappedFile source;
-    OutFile copy;
-    ErrorText error;
+// tokenizer.json goes along unchanged (other tokenizers are no files of Hugging Face's)
+static inline void hf_save_tokenizer(const char* folder, const Tokenizer* tokenizer, SavedFiles* files) {
     char path[PATH_BYTES];
-    if (!ends_with(tokenizer, ".json")) { return; }
-    if (!file_map_or_not(&source, tokenizer, &error)) {  // moved away while training: no reason to lose the parameters
-        warn_line("%s: %s: saved without tokenizer.json", tokenizer, error.text);
-        return;
-    }
+    OutFile copy;
+    if (!tokenizer->json) { return; }
     outfile_open(&copy, path_join(path, folder, "tokenizer.json"));
-    outfile_write(&copy, source.bytes, source.n_bytes);
+    outfile_write(&copy, tokenizer->json, tokenizer->n_json);
     saved_files_add(files, outfile_close(&copy));
-    file_unmap(&source);
 }
 #endif  // LLMC_HF_FOLDER_H

@@ -128,6 +128,13 @@ static inline void run_check_sources(const Option* table, int n, const RunOption
     }
 }
 
+// --tokenizer, when it is not typed now: `own`, the model's tokenizer.json, or bytes where the model has none
+static inline void run_choose_tokenizer(Option* table, int n, const RunOptions* o, const char* own) {
+    if (options_given(table, n, "tokenizer") == 1 && *o->tokenizer) { return; }
+    if (*own) { options_set(table, n, "tokenizer", own); }
+    else if (!*o->tokenizer) { options_set(table, n, "tokenizer", "bytes"); }
+}
+
 // --freeze; a tensor of the table stands for all its layers
 static inline void run_freeze(const RunOptions* o, Tensor* table, int n) {
     int n_frozen = 0;

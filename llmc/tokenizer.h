@@ -43,6 +43,8 @@ typedef struct Tokenizer {
     int cut_anywhere;      // the tokens of a text are those of its pieces, wherever it is cut
     void (*encode)(TokenizerWork* w, const char* text, size_t n_bytes, int choices);  // appends to w->tokens; or NULL
     TokenizerPipeline* pipeline;  // of a tokenizer.json, or NULL; then bytes and starts are the pipeline's
+    char* json;            // the text of a tokenizer.json that tokenizer_open read: it goes along with checkpoints and exports
+    size_t n_json;
 } Tokenizer;
 
 static inline void tokenizer_bytes_encode_(TokenizerWork* w, const char* text, size_t n_bytes, int choices) {
@@ -73,6 +75,7 @@ static inline void tokenizer_free(Tokenizer* t) {
         free(t->bytes);
         free(t->starts);
     }
+    free(t->json);
     memset(t, 0, sizeof *t);
 }
 
@@ -202,6 +205,10 @@ static inline void tokenizer_open(Tokenizer* t, const char* name) {
     int ok = is_json ? tokenizer_parse_json_(t, file.bytes, file.n_bytes, &error)
                      : tokenizer_parse_bin_(t, file.bytes, file.n_bytes, &error);
     if (!ok) { fail_input("%s: %s", path, error.text); }
+    if (is_json) {
+        t->n_json = file.n_bytes;
+        t->json = (char*)memcpy(malloc_check(file.n_bytes, "tokenizer.json"), file.bytes, file.n_bytes);
+    }
     file_unmap(&file);
     free(path);
 }
