@@ -14,16 +14,14 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 */
 #include "llmc/attention.h"     // attention_forward, attention_backward
 #include "llmc/checkpoint.h"    // SavedFiles, checkpoint_find, checkpoint_path
-#include "llmc/comm.h"          // Comm, comm_share, comm_any: several ranks train together
+#include "llmc/comm.h"          // Comm, comm_own, comm_any: several ranks train together
 #include "llmc/crossentropy.h"  // crossentropy_forward, crossentropy_backward
-#include "llmc/dataloader.h"    // TokenData, DataLoader, dataloader_batch
 #include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
 #include "llmc/embedding.h"     // embedding_forward, embedding_backward
 #include "llmc/evaluate.h"      // Evaluator, evaluate_loss, evaluate_answers
 #include "llmc/gelu.h"          // gelu_forward, gelu_backward
 #include "llmc/generate.h"      // Generator, generate_sample, generate_texts
 #include "llmc/hf_folder.h"     // model_find, SafeSet, hf_export_begin
-#include "llmc/hellaswag.h"     // HellaSwag: examples with four answers
 #include "llmc/jsonfile.h"      // json_read, json_write, json_ints
 #include "llmc/layernorm.h"     // layernorm_forward, layernorm_backward
 #include "llmc/leaf_tree.h"     // LeafTree: gradients of micro-batches, added in a fixed order
@@ -35,9 +33,12 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/ranks.h"         // ranks_open, ranks_compare
 #include "llmc/residual.h"      // residual_forward
 #include "llmc/run.h"           // RunOptions, RunState, run_save_begin: what all trainers share
+#include "llmc/rundata.h"       // RunData: training and validation rows, examples
 #include "llmc/schedule.h"      // schedule_lr
 #include "llmc/shardfile.h"     // moments_save, moments_load
+#include "llmc/snapshot.h"      // Snapshot, background_start: a checkpoint is written while training goes on
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
+#include "llmc/tensorboard.h"   // TensorBoard, tensorboard_step, tensorboard_validation
 #include "llmc/tensorfile.h"    // tensors_load, tensors_save_folder
 #include "llmc/verify.h"        // Verify: a step computed twice
 #include "llmc/zero.h"          // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
@@ -228,8 +229,7 @@ static void gpt2_init(GPT2* model, Config c) {
 // every rank; of their arenas the rest is never touched and costs no memory.
 static void gpt2_init_training(GPT2* model, Comm* comm, int n_leaves, int zero) {
     shards_init(&model->shards, comm, model->table, N_PARAMETERS, n_leaves, zero);
-    const Shards* s = &model->shards;
-    leaf_tree_init(&model->grads, model->n, (int)comm_share(n_leaves, s->rank, s->size), (int)comm_share(n_leaves, s->rank + 1, s->size));
+    leaf_tree_init(&model->grads, model->n, model->shards.own_leaves.first, model->shards.own_leaves.end);
     model->adam_m = (float*)arena_alloc(sizeof(float) * model->n, "first moments");
     model->adam_v = (float*)arena_alloc(sizeof(float) * model->n, "second moments");
 }
@@ -385,9 +385,7 @@ typedef struct {
     RankPlace place;
     Comm* comm;
     Tokenizer tokenizer;
-    TokenData train, val;     // without shards where there is none
-    DataLoader train_rows, val_rows;
-    HellaSwag hellaswag;
+    RunData data;
     ProbeBatch probe;
     GPT2 model;
     Activations acts, cache;  // of a batch; of the text that is being generated
@@ -396,7 +394,10 @@ typedef struct {
     int T, n_leaves;          // positions in a row, micro-batches in an update
     int *inputs, *targets;    // (B, T)
     RunState state;
+    Snapshot snapshot;        // what is being saved, or was last
+    Background saver;
     Verify verify;            // of --verify-every
+    TensorBoard board;
     double peak;              // flop/s of the matmul on this machine
     Log log;
 } Run;
@@ -419,14 +420,12 @@ static void parse_options(Run* r, int argc, char** argv) {
     r->state = r->o.resume ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
 }
 
-static int has_data(const TokenData* d) { return d->path != NULL; }
-
 // also with an empty TEXT; a resumed run does not repeat it
 static int is_generating(const Run* r) { return options_given(r->table, r->n_options, "generate") == 1; }
 
 // --dry-run without data asks for the memory of training
 static int is_training(const Run* r) {
-    return !is_generating(r) && !*r->o.probe && !r->o.eval_only && (has_data(&r->train) || r->o.dry_run);
+    return !is_generating(r) && !*r->o.probe && !r->o.eval_only && (has_data(&r->data.train) || r->o.dry_run);
 }
 
 // the tokenizer is the model's: it shows every token, and encodes none that the model lacks
@@ -441,27 +440,44 @@ static double flops_per_token(const Run* r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. Files: checkpoints and models of others, in and out.
 
-static void save_model(const Run* r, const char* folder, size_t shard_bytes, SavedFiles* files) {
+static void save_model(const Run* r, const float* params, const char* folder, size_t shard_bytes, SavedFiles* files) {
     char path[PATH_BYTES];
     saved_files_add(files, config_save(path_join(path, folder, "config.json"), r->model.config, end_of_text(r)));
-    tensors_save_folder(folder, r->model.table, N_PARAMETERS, r->model.params, shard_bytes, files);
+    tensors_save_folder(folder, r->model.table, N_PARAMETERS, params, shard_bytes, files);
     hf_copy_tokenizer(folder, r->o.tokenizer, files);
 }
 
-// rank 0 writes; the others send it their part of the moments
-static void save_checkpoint(Run* r) {
+// the files of a checkpoint, from the snapshot: training may be further on by now
+static void write_checkpoint(void* run) {
+    Run* r = (Run*)run;
+    Snapshot* s = &r->snapshot;
     char temporary[PATH_BYTES], path[PATH_BYTES];
-    GPT2* model = &r->model;
     SavedFiles files;
     files.n = 0;
+    double start = seconds_now(CLOCK_MONOTONIC);
+    s->n_bytes = run_checkpoint_bytes(r->model.table, N_PARAMETERS);
+    save_model(r, s->arena[0], run_save_begin(temporary, &r->o, &s->state, s->n_bytes), SIZE_MAX, &files);
+    path_join(path, temporary, "optimizer.safetensors");
+    saved_files_add(&files, moments_save(path, &r->model.shards, s->arena[1], s->arena[2]));
+    run_save_end(temporary, &files, r->table, r->n_options, &r->o, &s->state);
+    s->seconds_writing += seconds_now(CLOCK_MONOTONIC) - start;
+    s->n_saved++;
+}
+
+// rank 0 writes, in the background unless the run is over; with --zero 1 the others send it their part of the moments
+static void save_checkpoint(Run* r, int last) {
+    GPT2* model = &r->model;
+    const int gathered = r->comm->size > 1 && r->o.zero > 0, background = r->o.async_save && !last && !gathered;
+    double start = seconds_now(CLOCK_MONOTONIC);
     if (r->comm->rank > 0) {
-        moments_save(NULL, &model->shards, model->adam_m, model->adam_v);
+        if (gathered) { moments_save(NULL, &model->shards, model->adam_m, model->adam_v); }
         return;
     }
-    save_model(r, run_save_begin(temporary, &r->o, &r->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS)), SIZE_MAX, &files);
-    path_join(path, temporary, "optimizer.safetensors");
-    saved_files_add(&files, moments_save(path, &model->shards, model->adam_m, model->adam_v));
-    run_save_end(temporary, &files, r->table, r->n_options, &r->o, &r->state);
+    background_wait(&r->saver);
+    r->state.n_sample_bytes = run_sample_bytes(&r->o);
+    snapshot_take(&r->snapshot, model->params, model->adam_m, model->adam_v, model->n, &r->state, background);
+    if (background) { background_start(&r->saver, write_checkpoint, r); } else { write_checkpoint(r); }
+    r->snapshot.seconds_waited += seconds_now(CLOCK_MONOTONIC) - start;
 }
 
 static void load_tensors(const char* path, GPT2* model, const char* prefix, float* arena) {
@@ -502,9 +518,8 @@ static Config find_weights(char weights[PATH_BYTES], const char* from) {
 
 // vocabulary of a new model: the tokenizer's for text, GPT-2's for shards
 static int new_vocabulary(const Run* r) {
-    int is_text = r->train.text != NULL || (!has_data(&r->train) && r->tokenizer.encode != NULL && strcmp(r->o.model, "tiny") == 0);
-    int needed = r->train.vocab_size_needed > r->val.vocab_size_needed ? r->train.vocab_size_needed : r->val.vocab_size_needed;
-    int usual = is_text ? r->tokenizer.n_tokens : 50257;
+    int is_text = r->data.train.text != NULL || (!has_data(&r->data.train) && r->tokenizer.encode != NULL && strcmp(r->o.model, "tiny") == 0);
+    int needed = data_vocabulary(&r->data), usual = is_text ? r->tokenizer.n_tokens : 50257;
     return needed > usual ? needed : usual;
 }
 
@@ -540,7 +555,7 @@ static void export_folder(const Run* r, const char* folder) {
     SavedFiles files;
     files.n = 0;
     hf_export_begin(temporary, folder, 4.0 * (double)r->model.n);
-    save_model(r, temporary, (size_t)(1e9 * (double)r->o.shard_gb), &files);
+    save_model(r, r->model.params, temporary, (size_t)(1e9 * (double)r->o.shard_gb), &files);
     json_write(path_join(path, temporary, "generation_config.json"), json_pack("{s:i, s:i}", "bos_token_id", eot, "eos_token_id", eot));
     hf_export_end(temporary, folder);
 }
@@ -568,13 +583,14 @@ static const float* batch_losses(void* run, const int* inputs, const int* target
 static void evaluate(Run* r, int training) {
     const Evaluator e = {&r->o, r->comm, has_text(r) ? &r->tokenizer : NULL, r->T, r->inputs, r->targets, batch_losses, r};
     const int step = r->state.step;
-    if (has_data(&r->val)) {
+    if (has_data(&r->data.val)) {
         double bits_per_byte;
-        float loss = evaluate_loss(&e, &r->val_rows, &bits_per_byte);
+        float loss = evaluate_loss(&e, &r->data.val_rows, &bits_per_byte);
+        tensorboard_validation(&r->board, step, loss, bits_per_byte);
         log_validation(&r->log, step, loss, bits_per_byte, training && run_state_validated(&r->state, loss));
     }
     if (*r->o.hellaswag) {
-        int n, correct = evaluate_answers(&e, &r->hellaswag, &n);
+        int n, correct = evaluate_answers(&e, &r->data.examples, &n);
         log_accuracy(&r->log, step, "HellaSwag", correct, n, hellaswag_standard_error(correct, n));
     }
 }
@@ -614,12 +630,7 @@ static void probe(Run* r) {
     const float* logits = gpt2_logits(&r->model, &r->acts, 0, x.B * x.T, &r->dev);
 
     SafeWriter out;
-    const int64_t logits_shape[] = {x.B, x.T, c.V}, loss_shape[] = {1};
-    safewriter_init(&out);
-    safewriter_declare(&out, "logits", DTYPE_F32, 3, logits_shape);
-    safewriter_declare(&out, "loss", DTYPE_F32, 1, loss_shape);
-    tensors_declare(&out, r->model.table, N_PARAMETERS, "grad.");
-    safewriter_open(&out, r->o.probe_out);
+    probe_open(&out, r->o.probe_out, &x, c.V, r->model.table, N_PARAMETERS);
     for (int n = 0; n < x.B * x.T; n++) { safewriter_put(&out, logits + (size_t)n * c.Vp, sizeof(float) * (size_t)c.V); }
     float loss = gpt2_loss(&r->model, &r->acts, x.targets, x.B, x.T, &r->dev) / (float)x.counted;
     safewriter_put(&out, &loss, sizeof loss);
@@ -627,8 +638,7 @@ static void probe(Run* r) {
     gpt2_backward(&r->model, &r->acts, grads, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T, &r->dev);
     tensors_put(&out, r->model.table, N_PARAMETERS, grads);
     safewriter_close(&out);
-    printf("probe: %d rows of %d positions, %d targets counted, loss %.6f, written to %s\n", x.B, x.T, x.counted,
-           (double)loss, r->o.probe_out);
+    probe_print(&x, loss, r->o.probe_out);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -636,11 +646,13 @@ static void probe(Run* r) {
 
 // the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
 static float* step_gradients(Run* r, float* loss, float* norm) {
-    const int B = r->o.batch_size, T = r->T, last = (int)comm_share(r->n_leaves, r->comm->rank + 1, r->comm->size);
+    const int B = r->o.batch_size, T = r->T;
+    const CommShare own = comm_own(r->comm, r->n_leaves);
     const int64_t n_tokens = (int64_t)r->n_leaves * B * T;
-    for (int leaf = (int)comm_share(r->n_leaves, r->comm->rank, r->comm->size); leaf < last; leaf++) {
-        dataloader_batch(&r->train_rows, r->state.rows + (int64_t)leaf * B, B, r->inputs, r->targets);
-        dataloader_prefetch(&r->train_rows, r->state.rows + (int64_t)(leaf + 1) * B, B);
+    for (int64_t leaf = own.first; leaf < own.end; leaf++) {
+        int64_t next = leaf + 1 < own.end ? leaf + 1 : r->n_leaves + own.first;  // of this update or the following one
+        dataloader_batch(&r->data.train_rows, r->state.rows + leaf * B, B, r->inputs, r->targets);
+        dataloader_prefetch(&r->data.train_rows, r->state.rows + next * B, B);
         gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);
     }
     float loss_sum, *grads = shards_reduce(&r->model.shards, &r->model.grads, &loss_sum, &r->dev);
@@ -675,6 +687,7 @@ static void train_step(Run* r) {
     double seconds = seconds_now(CLOCK_MONOTONIC) - start, rate = (double)n_tokens / seconds;
     StepRecord record = {s->step, o->steps, loss, norm, lr, 1000.0 * seconds, s->tokens, rate,
                          rate * flops_per_token(r) / r->peak, skipped};
+    tensorboard_step(&r->board, &record);
     log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || skipped);
     if (s->skips > o->max_skips) {
         char name[NAME_BYTES];
@@ -704,25 +717,20 @@ static void train(Run* r) {
         s->interrupted = stop;
         int save = last || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
         if (unsaved && save) {
-            save_checkpoint(r);
-            newest = s->step;
+            newest = r->snapshot.n_saved > 0 ? r->snapshot.state.step : newest;  // the one before, which is whole
+            save_checkpoint(r, last);
         }
         if (last) { break; }
         train_step(r);
     }
     ranks_print_cost(r->comm, s->step - first);
+    snapshot_print(&r->snapshot);
     printf("%s after step %d, checkpoint in %s/step_%06d\n", s->step >= o->steps ? "done" : stop ? "stopped" : "stopped early",
            s->step, o->run, s->step);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 8. Setting up, and main.
-
-static void open_data(Run* r) {
-    if (*r->o.train) { tokens_open(&r->train, r->o.train, &r->tokenizer); }
-    if (*r->o.val) { tokens_open(&r->val, r->o.val, &r->tokenizer); }
-    else if (has_data(&r->train) && r->o.val_fraction > 0.0f) { tokens_split(&r->train, &r->val, r->o.val_fraction); }
-}
 
 // sizes that follow from the model and the data; conflicts end here, before anything is computed
 static void plan(Run* r) {
@@ -731,12 +739,6 @@ static void plan(Run* r) {
     r->T = o->seq_len > 0 ? o->seq_len : c.max_T < 1024 ? c.max_T : 1024;
     if (r->T > c.max_T) { options_fail("seq-len", "expected at most the model's %d positions, found %d", c.max_T, r->T); }
     r->n_leaves = run_leaves(o, r->T);
-    if (o->early_stop > 0 && (!has_data(&r->val) || o->eval_every == 0)) {
-        options_fail("early-stop", "needs validation: --val or --val-fraction, and --eval-every above 0");
-    }
-    if (o->eval_only && !has_data(&r->val) && !*o->hellaswag) {
-        options_fail("eval-only", "needs --val, --train with --val-fraction, or --hellaswag");
-    }
     if (!is_training(r) && !o->eval_only && !is_generating(r) && !*o->probe && !*o->export_hf && !*r->export_bin) {
         fail_input("nothing to do: expected --train, --eval-only, --generate, --probe, --export-hf, --export-bin or --dry-run");
     }
@@ -747,19 +749,7 @@ static void plan(Run* r) {
         r->T = r->probe.T;
         r->n_leaves = 1;
     }
-    if (has_data(&r->train)) {
-        tokens_check_vocab(&r->train, c.V, "the model");
-        dataloader_init(&r->train_rows, &r->train, r->T, o->shuffle, (uint64_t)o->seed);
-        run_plan_steps(o, r->train_rows.n_rows, r->n_leaves);
-    }
-    if (has_data(&r->val)) {
-        tokens_check_vocab(&r->val, c.V, "the model");
-        dataloader_init(&r->val_rows, &r->val, r->T, 0, 0);
-    }
-    if (*o->hellaswag) {
-        hellaswag_open(&r->hellaswag, o->hellaswag);
-        hellaswag_check_vocab(&r->hellaswag, c.V, "the model");
-    }
+    data_plan(&r->data, o, r->T, c.V, r->n_leaves);
 }
 
 // the largest scratch that an op asks for: the head's gradients or attention
@@ -779,8 +769,9 @@ static double print_memory(const Run* r) {
     int backward = is_training(r) || *r->o.probe, samples = is_generating(r) || (is_training(r) && r->o.sample_every > 0);
     double activations = 4.0 * (double)activations_layout(&acts, c, r->o.batch_size, r->T, backward ? TO_TRAIN : TO_EVALUATE);
     double sampling = 4.0 * (double)activations_layout(&acts, c, 1, generator_room(&r->o, 1, c.max_T), TO_GENERATE);
-    double text = 2.0 * (double)r->train.text_capacity + 2.0 * (double)r->val.text_capacity, rest = text + 8e6;
+    double text = data_memory(&r->data), rest = text + 8e6;
     if (is_training(r) && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
+    if (is_training(r) && r->o.save_every > 0 && r->o.async_save) { rest += SNAPSHOT_ARENAS * arena; }
     double gradients = backward ? leaf_tree_depth(0, (int)comm_share(r->n_leaves, 1, r->comm->size)) * arena : 0.0;
     double moments = !is_training(r) ? 0.0 : r->o.zero ? 2.0 * arena / r->comm->size : 2.0 * arena;
     if (is_training(r)) { gradients += ranks_box(r->comm, r->model.table, N_PARAMETERS, r->n_leaves, r->o.zero); }
@@ -810,8 +801,7 @@ static double print_start(const Run* r) {
     box_row("vocabulary", "%d, padded to %d", c.V, c.Vp);
     size_t n_parameters = tensors_count(r->model.table, N_PARAMETERS);
     box_row("parameters", "%s = %zu", format_count((double)n_parameters).s, n_parameters);
-    box_data("training data", &r->train, &r->train_rows);
-    box_data("validation data", &r->val, &r->val_rows);
+    data_box(&r->data);
     if (is_training(r)) {
         box_update(&r->o, r->n_leaves, r->T);
         box_checkpoints(&r->o, &r->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS));
@@ -842,15 +832,14 @@ static void open_training(Run* r, int argc, char** argv) {
     if (r->o.verify_every > 0) { verify_init(&r->verify, model->table, N_PARAMETERS, model->params, model->adam_m, model->adam_v); }
     if (r->o.resume) { moments_load(checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors"), &model->shards, model->adam_m, model->adam_v); }
     if (r->comm->rank == 0) {
-        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, &r->train, &r->val, argc, argv);
+        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, &r->data.train, &r->data.val, argc, argv);
     }
     ranks_run_name(r->comm, r->table, r->n_options, &r->o);
+    tensorboard_open(&r->board, r->o.tensorboard && r->comm->rank == 0 ? r->o.run : NULL, r->o.resume ? r->state.step : -1);
 }
 
 static void close_all(Run* r) {
-    if (has_data(&r->val)) { tokens_close(&r->val); }
-    if (has_data(&r->train)) { tokens_close(&r->train); }
-    if (*r->o.hellaswag) { hellaswag_close(&r->hellaswag); }
+    data_close(&r->data);
     tokenizer_free(&r->tokenizer);
     probe_free(&r->probe);
     activations_free(&r->acts);
@@ -858,6 +847,7 @@ static void close_all(Run* r) {
     generator_free(&r->generator);
     gpt2_free(&r->model);
     verify_free(&r->verify);
+    snapshot_free(&r->snapshot);
     device_free(&r->dev);
     comm_free(r->comm);
     free(r->inputs);
@@ -873,10 +863,10 @@ int main(int argc, char** argv) {
     Run* r = &run;
     parse_options(r, argc, argv);
     tokenizer_open(&r->tokenizer, r->o.tokenizer);
-    open_data(r);
+    data_open(&r->data, &r->o, &r->tokenizer);
     choose_model(r);
     plan(r);
-    ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->train, &r->val);
+    ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->data.train, &r->data.val);
     device_init(&r->dev, ranks_threads(&r->place, r->o.threads));
     if (!is_generating(r) || r->o.dry_run) {
         r->peak = matmul_peak(&r->dev);
@@ -895,10 +885,11 @@ int main(int argc, char** argv) {
     } else if (r->o.eval_only) {
         open_batch(r, TO_EVALUATE);
         evaluate(r, 0);
-    } else if (has_data(&r->train)) {
+    } else if (has_data(&r->data.train)) {
         open_training(r, argc, argv);
         train(r);
         log_close(&r->log);
+        tensorboard_close(&r->board);
     }
     if (r->comm->rank == 0) { export_model(r); }
     close_all(r);

@@ -118,12 +118,12 @@ static inline double seconds_now(clockid_t clock) {
 }
 
 // A bar for long silent work, on stderr and only if that is a terminal: call it as often as you like, it draws at most
-// ten times a second. The call with done == total clears the line.
+// ten times a second. The call with done == total clears the line. Only the main thread draws.
 static inline void progress(const char* what, int64_t done, int64_t total) {
     static double drawn = 0.0;  // when, 0: nothing is there. State of a thing every process has once, its terminal line
     double now = seconds_now(CLOCK_MONOTONIC);
     int finished = done >= total;
-    if ((finished ? drawn == 0.0 : now - drawn < 0.1) || !isatty(STDERR_FILENO)) { return; }
+    if ((finished ? drawn == 0.0 : now - drawn < 0.1) || !isatty(STDERR_FILENO) || gettid() != getpid()) { return; }
     if (finished) {
         drawn = 0.0;
         fprintf(stderr, "%79s\r", "");

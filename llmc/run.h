@@ -36,7 +36,7 @@ typedef struct {
     int steps, warmup;
     float epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
     const char* run;                                                                      // run
-    int resume, save_every, keep, keep_every, eval_every, eval_batches, sample_every, log_every, early_stop, max_skips, verify_every;
+    int resume, save_every, async_save, keep, keep_every, eval_every, eval_batches, sample_every, log_every, early_stop, tensorboard, max_skips, verify_every;
     const char *export_hf, *generate, *probe, *probe_out;                                 // out
     int max_new_tokens, top_k, samples, eval_only;
     float shard_gb, temperature, top_p;
@@ -57,7 +57,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"data", "train", "-i", OPTION_TEXT, &o->train, "", 0, 0, "PATH", "token shards (a pattern), a text file or a folder of text", 0},
         {"data", "val", "-j", OPTION_TEXT, &o->val, "", 0, 0, "PATH", "the same for validation", 0},
         {"data", "val-fraction", "", OPTION_FLOAT, &o->val_fraction, "0", 0, 0.9, "F", "without --val: keep this last part of --train for validation", 0},
-        {"data", "tokenizer", "", OPTION_TEXT, &o->tokenizer, "bytes", 0, 0, "bytes|FILE", "bytes, or llm.c's gpt2_tokenizer.bin to show tokens as text", 0},
+        {"data", "tokenizer", "", OPTION_TEXT, &o->tokenizer, "", 0, 0, "bytes|PATH", "bytes, a tokenizer.json or its folder, or llm.c's gpt2_tokenizer.bin to show tokens as text; empty: the model's own, else bytes", 0},
         {"data", "batch-size", "-b", OPTION_INT, &o->batch_size, "4", 1, 65536, "N", "rows in a micro-batch", 0},
         {"data", "seq-len", "-t", OPTION_INT, &o->seq_len, "0", 0, 1 << 24, "N", "positions in a row; 0: as many as the model has, at most 1024", 0},
         {"data", "batch-tokens", "-d", OPTION_INT, &o->batch_tokens, "0", 0, INT_MAX, "N", "tokens in an update, a multiple of batch-size x seq-len; 0: one micro-batch", 0},
@@ -82,12 +82,14 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"run", "run", "-o", OPTION_TEXT, &o->run, "", 0, 0, "DIR", "folder for checkpoints, log and samples; empty: runs/<trainer>-<date-time>", 0},
         {"run", "resume", "-y", OPTION_SWITCH, &o->resume, "0", 0, 0, "0|1", "go on from the newest checkpoint in --run, with its options; those typed now win", 0},
         {"run", "save-every", "-n", OPTION_INT, &o->save_every, "0", 0, INT_MAX, "N", "checkpoint every N steps; 0: only at the end", 0},
+        {"run", "async-save", "", OPTION_SWITCH, &o->async_save, "1", 0, 0, "0|1", "go on training while a copy of the state is written; 0: wait, and do without the copy's memory", 0},
         {"run", "keep", "-nk", OPTION_INT, &o->keep, "2", 1, INT_MAX, "N", "newest checkpoints to keep, besides the best", 0},
         {"run", "keep-every", "-nm", OPTION_INT, &o->keep_every, "0", 0, INT_MAX, "M", "keep every checkpoint whose step is a multiple of M too; 0: none", 0},
         {"run", "eval-every", "-v", OPTION_INT, &o->eval_every, "100", 0, INT_MAX, "N", "validation every N steps, with --val or --val-fraction; 0: never", 0},
         {"run", "eval-batches", "-m", OPTION_INT, &o->eval_batches, "20", 1, INT_MAX, "N", "micro-batches in a validation", 0},
         {"run", "sample-every", "-s", OPTION_INT, &o->sample_every, "0", 0, INT_MAX, "N", "generate a sample every N steps; 0: never", 0},
         {"run", "log-every", "", OPTION_INT, &o->log_every, "1", 1, INT_MAX, "N", "print every N-th step; metrics.jsonl has all", 0},
+        {"run", "tensorboard", "", OPTION_SWITCH, &o->tensorboard, "0", 0, 0, "0|1", "TensorBoard's event files in the run folder too: tensorboard --logdir runs", 0},
         {"run", "early-stop", "", OPTION_INT, &o->early_stop, "0", 0, INT_MAX, "N", "stop after N validations without a new best; 0: never", 0},
         {"run", "max-skips", "", OPTION_INT, &o->max_skips, "10", 0, INT_MAX, "M", "skip at most M non-finite updates in a row, then stop", 0},
         {"run", "verify-every", "", OPTION_INT, &o->verify_every, "0", 0, INT_MAX, "K", "compute every K-th step twice and stop if a bit differs; 0: never", 0},
@@ -247,6 +249,7 @@ static inline int run_find_checkpoint(const RunOptions* o) {
     if (!*o->run) { options_fail("resume", "needs the --run to go on with"); }
     if (checkpoint_newest(o->run, -1) < 0) { options_fail("resume", "%s holds no complete checkpoint (to begin anew, choose another --run)", o->run); }
     run_lock(o->run);
+    checkpoint_clean(o->run);
     int step = checkpoint_newest_good(o->run);
     if (step < 0) { options_fail("resume", "%s: none of its checkpoints is whole", o->run); }
     return step;
@@ -278,17 +281,20 @@ static inline const char* run_save_begin(char temporary[PATH_BYTES], const RunOp
     return temporary;
 }
 
-// samples.txt and metrics.jsonl belong to a checkpoint as far as they are written; the bytes of the samples come back
-static inline int64_t run_sync_records_(const RunOptions* o) {
-    const char* names[2] = {"metrics.jsonl", "samples.txt"};
+// bytes of samples.txt, which belong to the state that is saved
+static inline int64_t run_sample_bytes(const RunOptions* o) {
+    char path[PATH_BYTES];
     struct stat status;
-    status.st_size = 0;
+    return stat(path_join(path, o->run, "samples.txt"), &status) == 0 ? (int64_t)status.st_size : 0;
+}
+
+// samples.txt and metrics.jsonl belong to a checkpoint as far as they are written
+static inline void run_sync_records_(const RunOptions* o) {
+    const char* names[2] = {"metrics.jsonl", "samples.txt"};
     for (int i = 0; i < 2; i++) {
         char path[PATH_BYTES];
-        int found = stat(path_join(path, o->run, names[i]), &status) == 0;
-        if (found) { path_sync(path); } else { status.st_size = 0; }
+        if (path_exists(path_join(path, o->run, names[i]))) { path_sync(path); }
     }
-    return (int64_t)status.st_size;
 }
 
 // Of the checkpoints up to this step stay the newest --keep, the best one and each --keep-every-th. Later ones are damaged, or
@@ -304,9 +310,9 @@ static inline void run_prune_(const RunOptions* o, const RunState* s) {
 
 // the manifest, the final name, and room
 static inline void run_save_end(const char* temporary, const SavedFiles* files, const Option* table, int n, const RunOptions* o,
-                                RunState* s) {
+                                const RunState* s) {
     char folder[PATH_BYTES], path[PATH_BYTES];
-    s->n_sample_bytes = run_sync_records_(o);
+    run_sync_records_(o);
     manifest_write(path_join(path, temporary, "manifest.json"),
                    json_pack("{s:o, s:o}", "state", run_state_to_json(s), "options", options_to_json(table, n)), files);
     checkpoint_publish(temporary, checkpoint_folder(folder, o->run, s->step));
@@ -369,10 +375,13 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
     }
     json_t* train_json = data_to_json_(train);
     make_folder(o->run);
-    if (resume_step < 0) { run_lock(o->run); }
-    if (resume_step >= 0) { run_check_data_(path_join(path, o->run, "settings.json"), table, n, train_json); }
-    checkpoint_clean(o->run);
-    run_cut_samples_(o, s);
+    if (resume_step < 0) {
+        run_lock(o->run);
+        checkpoint_clean(o->run);
+    } else {
+        run_check_data_(path_join(path, o->run, "settings.json"), table, n, train_json);
+        run_cut_samples_(o, s);
+    }
     log_open(log, o->run, resume_step);
     json_t* command = json_array();
     for (int i = 0; i < argc; i++) { json_array_append_new(command, json_string(argv[i])); }
@@ -393,6 +402,11 @@ static inline void run_show_sample(const RunOptions* o, int step, const char* te
 }
 
 // rows of the box at the start
+static inline void box_update(const RunOptions* o, int n_leaves, int T) {
+    int64_t n_tokens = (int64_t)n_leaves * o->batch_size * T;
+    box_row("update", "%lld tokens = %d x %d x %d", (long long)n_tokens, n_leaves, o->batch_size, T);
+}
+
 // what the checkpoints of the run will take; a disk that is too small for them is no error yet, but said
 static inline void box_checkpoints(const RunOptions* o, const RunState* s, double n_bytes) {
     double n_free = disk_free(*o->run ? o->run : ".");
@@ -404,15 +418,6 @@ static inline void box_checkpoints(const RunOptions* o, const RunState* s, doubl
     if (n_kept * n_bytes > n_free) {
         warn_line("the run keeps up to %.0f checkpoints of %s, the disk has %s free", n_kept, format_bytes(n_bytes).s, format_bytes(n_free).s);
     }
-}
-
-static inline void box_data(const char* name, const TokenData* d, const DataLoader* rows) {
-    if (d->n_shards > 0) { box_row(name, "%lld tokens, %lld rows of %d", (long long)d->n_tokens, (long long)rows->n_rows, rows->T); }
-}
-
-static inline void box_update(const RunOptions* o, int n_leaves, int T) {
-    int64_t n_tokens = (int64_t)n_leaves * o->batch_size * T;
-    box_row("update", "%lld tokens = %d x %d x %d", (long long)n_tokens, n_leaves, o->batch_size, T);
 }
 
 // ---- stopping ----
