@@ -327,7 +327,12 @@ static void export_to(const Small* s, const char* folder, size_t shard_bytes) {
     hf_export_begin(temporary, folder, 4096.0);
     json_write(path_join(path, temporary, "config.json"), json_pack("{s:s}", "written_by", HF_WRITTEN_BY));
     tensors_save_folder(temporary, s->table, N_TABLE, s->params, shard_bytes, &files);
-    hf_copy_tokenizer(temporary, path, &files);  // any .json file
+    Tokenizer tokenizer;
+    tokenizer_bytes_init(&tokenizer);
+    tokenizer.json = string_copy("{}\n");
+    tokenizer.n_json = 3;
+    hf_save_tokenizer(temporary, &tokenizer, &files);
+    tokenizer_free(&tokenizer);
     hf_export_end(temporary, folder);
 }
 

@@ -755,6 +755,7 @@ static void plan(Run* r) {
         r->T = r->probe.T;
         r->n_leaves = 1;
     }
+    if (*o->export_hf) { hf_export_check(o->export_hf); }
     data_plan(&r->data, o, r->T, c.V, r->n_leaves);
 }
 

@@ -113,7 +113,7 @@ static inline json_t* manifest_parse_(const char* text, size_t n_bytes, SavedFil
         error_set(error, "manifest.json: its checksum differs: the file is damaged or was edited");
         return NULL;
     }
-    json_t* manifest = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES, &json_error);
+    json_t* manifest = json_parse_bounded(text, n_bytes, JSON_MAX_DEPTH, &json_error);
     json_t* list = json_object_get(manifest, "files");
     int good = json_is_array(list) && json_array_size(list) <= CHECKPOINT_FILES_MAX &&
                json_integer_value(json_object_get(manifest, "format")) == MANIFEST_FORMAT;
