@@ -16,14 +16,12 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/checkpoint.h"    // SavedFiles, checkpoint_find, checkpoint_path
 #include "llmc/comm.h"          // Comm, comm_own, comm_any: several ranks train together
 #include "llmc/crossentropy.h"  // crossentropy_forward, crossentropy_backward
-#include "llmc/dataloader.h"    // TokenData, DataLoader, dataloader_batch
 #include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
 #include "llmc/embedding.h"     // embedding_forward, embedding_backward
 #include "llmc/evaluate.h"      // Evaluator, evaluate_loss, evaluate_answers
 #include "llmc/gelu.h"          // gelu_forward, gelu_backward
 #include "llmc/generate.h"      // Generator, generate_sample, generate_texts
 #include "llmc/hf_folder.h"     // model_find, SafeSet, hf_export_begin
-#include "llmc/hellaswag.h"     // HellaSwag: examples with four answers
 #include "llmc/jsonfile.h"      // json_read, json_write, json_ints
 #include "llmc/layernorm.h"     // layernorm_forward, layernorm_backward
 #include "llmc/leaf_tree.h"     // LeafTree: gradients of micro-batches, added in a fixed order
@@ -35,6 +33,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/ranks.h"         // ranks_open, ranks_compare
 #include "llmc/residual.h"      // residual_forward
 #include "llmc/run.h"           // RunOptions, RunState, run_save_begin: what all trainers share
+#include "llmc/rundata.h"       // RunData: training and validation rows, examples
 #include "llmc/schedule.h"      // schedule_lr
 #include "llmc/shardfile.h"     // moments_save, moments_load
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
@@ -384,9 +383,7 @@ typedef struct {
     RankPlace place;
     Comm* comm;
     Tokenizer tokenizer;
-    TokenData train, val;     // without shards where there is none
-    DataLoader train_rows, val_rows;
-    HellaSwag hellaswag;
+    RunData data;
     ProbeBatch probe;
     GPT2 model;
     Activations acts, cache;  // of a batch; of the text that is being generated
@@ -418,14 +415,12 @@ static void parse_options(Run* r, int argc, char** argv) {
     r->state = r->o.resume ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
 }
 
-static int has_data(const TokenData* d) { return d->path != NULL; }
-
 // also with an empty TEXT; a resumed run does not repeat it
 static int is_generating(const Run* r) { return options_given(r->table, r->n_options, "generate") == 1; }
 
 // --dry-run without data asks for the memory of training
 static int is_training(const Run* r) {
-    return !is_generating(r) && !*r->o.probe && !r->o.eval_only && (has_data(&r->train) || r->o.dry_run);
+    return !is_generating(r) && !*r->o.probe && !r->o.eval_only && (has_data(&r->data.train) || r->o.dry_run);
 }
 
 // the tokenizer is the model's: it shows every token, and encodes none that the model lacks
@@ -501,9 +496,8 @@ static Config find_weights(char weights[PATH_BYTES], const char* from) {
 
 // vocabulary of a new model: the tokenizer's for text, GPT-2's for shards
 static int new_vocabulary(const Run* r) {
-    int is_text = r->train.text != NULL || (!has_data(&r->train) && r->tokenizer.encode != NULL && strcmp(r->o.model, "tiny") == 0);
-    int needed = r->train.vocab_size_needed > r->val.vocab_size_needed ? r->train.vocab_size_needed : r->val.vocab_size_needed;
-    int usual = is_text ? r->tokenizer.n_tokens : 50257;
+    int is_text = r->data.train.text != NULL || (!has_data(&r->data.train) && r->tokenizer.encode != NULL && strcmp(r->o.model, "tiny") == 0);
+    int needed = data_vocabulary(&r->data), usual = is_text ? r->tokenizer.n_tokens : 50257;
     return needed > usual ? needed : usual;
 }
 
@@ -567,13 +561,13 @@ static const float* batch_losses(void* run, const int* inputs, const int* target
 static void evaluate(Run* r, int training) {
     const Evaluator e = {&r->o, r->comm, has_text(r) ? &r->tokenizer : NULL, r->T, r->inputs, r->targets, batch_losses, r};
     const int step = r->state.step;
-    if (has_data(&r->val)) {
+    if (has_data(&r->data.val)) {
         double bits_per_byte;
-        float loss = evaluate_loss(&e, &r->val_rows, &bits_per_byte);
+        float loss = evaluate_loss(&e, &r->data.val_rows, &bits_per_byte);
         log_validation(&r->log, step, loss, bits_per_byte, training && run_state_validated(&r->state, loss));
     }
     if (*r->o.hellaswag) {
-        int n, correct = evaluate_answers(&e, &r->hellaswag, &n);
+        int n, correct = evaluate_answers(&e, &r->data.examples, &n);
         log_accuracy(&r->log, step, "HellaSwag", correct, n, hellaswag_standard_error(correct, n));
     }
 }
@@ -613,12 +607,7 @@ static void probe(Run* r) {
     const float* logits = gpt2_logits(&r->model, &r->acts, 0, x.B * x.T, &r->dev);
 
     SafeWriter out;
-    const int64_t logits_shape[] = {x.B, x.T, c.V}, loss_shape[] = {1};
-    safewriter_init(&out);
-    safewriter_declare(&out, "logits", DTYPE_F32, 3, logits_shape);
-    safewriter_declare(&out, "loss", DTYPE_F32, 1, loss_shape);
-    tensors_declare(&out, r->model.table, N_PARAMETERS, "grad.");
-    safewriter_open(&out, r->o.probe_out);
+    probe_open(&out, r->o.probe_out, &x, c.V, r->model.table, N_PARAMETERS);
     for (int n = 0; n < x.B * x.T; n++) { safewriter_put(&out, logits + (size_t)n * c.Vp, sizeof(float) * (size_t)c.V); }
     float loss = gpt2_loss(&r->model, &r->acts, x.targets, x.B, x.T, &r->dev) / (float)x.counted;
     safewriter_put(&out, &loss, sizeof loss);
@@ -626,8 +615,7 @@ static void probe(Run* r) {
     gpt2_backward(&r->model, &r->acts, grads, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T, &r->dev);
     tensors_put(&out, r->model.table, N_PARAMETERS, grads);
     safewriter_close(&out);
-    printf("probe: %d rows of %d positions, %d targets counted, loss %.6f, written to %s\n", x.B, x.T, x.counted,
-           (double)loss, r->o.probe_out);
+    probe_print(&x, loss, r->o.probe_out);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -636,11 +624,12 @@ static void probe(Run* r) {
 // the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
 static float* step_gradients(Run* r, float* loss, float* norm) {
     const int B = r->o.batch_size, T = r->T;
-    const CommShare own = comm_own(r->comm, r->n_leaves);
     const int64_t n_tokens = (int64_t)r->n_leaves * B * T;
+    const CommShare own = comm_own(r->comm, r->n_leaves);
     for (int leaf = own.first; leaf < own.end; leaf++) {
-        dataloader_batch(&r->train_rows, r->state.rows + (int64_t)leaf * B, B, r->inputs, r->targets);
-        dataloader_prefetch(&r->train_rows, r->state.rows + (int64_t)(leaf + 1) * B, B);
+        int64_t next = leaf + 1 < own.end ? leaf + 1 : (int64_t)r->n_leaves + own.first;  // of this update or the following one
+        dataloader_batch(&r->data.train_rows, r->state.rows + (int64_t)leaf * B, B, r->inputs, r->targets);
+        dataloader_prefetch(&r->data.train_rows, r->state.rows + next * B, B);
         gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);
     }
     float loss_sum, *grads = shards_reduce(&r->model.shards, &r->model.grads, &loss_sum, &r->dev);
@@ -718,12 +707,6 @@ static void train(Run* r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 8. Setting up, and main.
 
-static void open_data(Run* r) {
-    if (*r->o.train) { tokens_open(&r->train, r->o.train, &r->tokenizer); }
-    if (*r->o.val) { tokens_open(&r->val, r->o.val, &r->tokenizer); }
-    else if (has_data(&r->train) && r->o.val_fraction > 0.0f) { tokens_split(&r->train, &r->val, r->o.val_fraction); }
-}
-
 // sizes that follow from the model and the data; conflicts end here, before anything is computed
 static void plan(Run* r) {
     RunOptions* o = &r->o;
@@ -731,12 +714,6 @@ static void plan(Run* r) {
     r->T = o->seq_len > 0 ? o->seq_len : c.max_T < 1024 ? c.max_T : 1024;
     if (r->T > c.max_T) { options_fail("seq-len", "expected at most the model's %d positions, found %d", c.max_T, r->T); }
     r->n_leaves = run_leaves(o, r->T);
-    if (o->early_stop > 0 && (!has_data(&r->val) || o->eval_every == 0)) {
-        options_fail("early-stop", "needs validation: --val or --val-fraction, and --eval-every above 0");
-    }
-    if (o->eval_only && !has_data(&r->val) && !*o->hellaswag) {
-        options_fail("eval-only", "needs --val, --train with --val-fraction, or --hellaswag");
-    }
     if (!is_training(r) && !o->eval_only && !is_generating(r) && !*o->probe && !*o->export_hf && !*r->export_bin) {
         fail_input("nothing to do: expected --train, --eval-only, --generate, --probe, --export-hf, --export-bin or --dry-run");
     }
@@ -747,19 +724,7 @@ static void plan(Run* r) {
         r->T = r->probe.T;
         r->n_leaves = 1;
     }
-    if (has_data(&r->train)) {
-        tokens_check_vocab(&r->train, c.V, "the model");
-        dataloader_init(&r->train_rows, &r->train, r->T, o->shuffle, (uint64_t)o->seed);
-        run_plan_steps(o, r->train_rows.n_rows, r->n_leaves);
-    }
-    if (has_data(&r->val)) {
-        tokens_check_vocab(&r->val, c.V, "the model");
-        dataloader_init(&r->val_rows, &r->val, r->T, 0, 0);
-    }
-    if (*o->hellaswag) {
-        hellaswag_open(&r->hellaswag, o->hellaswag);
-        hellaswag_check_vocab(&r->hellaswag, c.V, "the model");
-    }
+    data_plan(&r->data, o, r->T, c.V, r->n_leaves);
 }
 
 // the largest scratch that an op asks for: the head's gradients or attention
@@ -779,7 +744,7 @@ static double print_memory(const Run* r) {
     int backward = is_training(r) || *r->o.probe, samples = is_generating(r) || (is_training(r) && r->o.sample_every > 0);
     double activations = 4.0 * (double)activations_layout(&acts, c, r->o.batch_size, r->T, backward ? TO_TRAIN : TO_EVALUATE);
     double sampling = 4.0 * (double)activations_layout(&acts, c, 1, generator_room(&r->o, 1, c.max_T), TO_GENERATE);
-    double text = 2.0 * (double)r->train.text_capacity + 2.0 * (double)r->val.text_capacity, rest = text + 8e6;
+    double text = data_memory(&r->data), rest = text + 8e6;
     if (is_training(r) && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
     double gradients = backward ? leaf_tree_depth(0, (int)comm_share(r->n_leaves, 1, r->comm->size)) * arena : 0.0;
     double moments = !is_training(r) ? 0.0 : r->o.zero ? 2.0 * arena / r->comm->size : 2.0 * arena;
@@ -810,8 +775,7 @@ static double print_start(const Run* r) {
     box_row("vocabulary", "%d, padded to %d", c.V, c.Vp);
     size_t n_parameters = tensors_count(r->model.table, N_PARAMETERS);
     box_row("parameters", "%s = %zu", format_count((double)n_parameters).s, n_parameters);
-    box_data("training data", &r->train, &r->train_rows);
-    box_data("validation data", &r->val, &r->val_rows);
+    data_box(&r->data);
     if (is_training(r)) {
         box_update(&r->o, r->n_leaves, r->T);
         box_checkpoints(&r->o, &r->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS));
@@ -842,15 +806,13 @@ static void open_training(Run* r, int argc, char** argv) {
     if (r->o.verify_every > 0) { verify_init(&r->verify, model->table, N_PARAMETERS, model->params, model->adam_m, model->adam_v); }
     if (r->o.resume) { moments_load(checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors"), &model->shards, model->adam_m, model->adam_v); }
     if (r->comm->rank == 0) {
-        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, &r->train, &r->val, argc, argv);
+        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, &r->data.train, &r->data.val, argc, argv);
     }
     ranks_run_name(r->comm, r->table, r->n_options, &r->o);
 }
 
 static void close_all(Run* r) {
-    if (has_data(&r->val)) { tokens_close(&r->val); }
-    if (has_data(&r->train)) { tokens_close(&r->train); }
-    if (*r->o.hellaswag) { hellaswag_close(&r->hellaswag); }
+    data_close(&r->data);
     tokenizer_free(&r->tokenizer);
     probe_free(&r->probe);
     activations_free(&r->acts);
@@ -873,10 +835,10 @@ int main(int argc, char** argv) {
     Run* r = &run;
     parse_options(r, argc, argv);
     tokenizer_open(&r->tokenizer, r->o.tokenizer);
-    open_data(r);
+    data_open(&r->data, &r->o, &r->tokenizer);
     choose_model(r);
     plan(r);
-    ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->train, &r->val);
+    ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->data.train, &r->data.val);
     device_init(&r->dev, ranks_threads(&r->place, r->o.threads));
     if (!is_generating(r) || r->o.dry_run) {
         r->peak = matmul_peak(&r->dev);
@@ -895,7 +857,7 @@ int main(int argc, char** argv) {
     } else if (r->o.eval_only) {
         open_batch(r, TO_EVALUATE);
         evaluate(r, 0);
-    } else if (has_data(&r->train)) {
+    } else if (has_data(&r->data.train)) {
         open_training(r, argc, argv);
         train(r);
         log_close(&r->log);

@@ -75,6 +75,8 @@ else
     part "headers as C11 and C++17" dev/check_headers.sh
     part "command line and runs" dev/test_cli.sh
     part "several ranks" dev/test_ranks.sh
+    part "tools: inspect and plot" dev/test_tools.sh
+    part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
     part "broken on purpose" dev/mutate.sh
     part "NumPy reference against llm.c's numbers" $python dev/ref/gpt2.py --upstream
     part "golden files are what the reference writes" dev/check_golden.sh

@@ -61,7 +61,7 @@ static inline int evaluate_examples_(const Evaluator* e, const HellaSwag* h) {
 
 // right answers among the first *n examples; each score comes from one rank
 static inline int evaluate_answers(const Evaluator* e, HellaSwag* h, int* n) {
-    const int B = e->o->batch_size, T = h->longest < e->T ? h->longest : e->T;
+    const int T = h->longest < e->T ? h->longest : e->T, B = e->o->batch_size * e->T / T;  // short rows: more of them fit
     *n = evaluate_examples_(e, h);
     const int n_rows = N_CHOICES * *n, n_batches = (int)ceil_div(n_rows, B);
     const int first = (int)comm_share(n_batches, e->comm->rank, e->comm->size), last = (int)comm_share(n_batches, e->comm->rank + 1, e->comm->size);

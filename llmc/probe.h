@@ -6,6 +6,7 @@ What comes out is the trainer's: logits, loss and grad.<name> of every tensor, u
 #ifndef LLMC_PROBE_H
 #define LLMC_PROBE_H
 #include "safetensors.h"  // SafeFile, safetensors_find
+#include "tensorfile.h"   // tensors_declare
 
 typedef struct {
     int B, T, counted;      // counted: targets that are not negative
@@ -44,6 +45,21 @@ static inline void probe_read(ProbeBatch* batch, const char* path, int V, int ma
     if (batch->T > max_T) { fail_input("%s: expected at most the model's %d positions, found %d", path, max_T, batch->T); }
     if (batch->counted == 0) { fail_input("%s: all targets are negative: there is no loss", path); }
     safetensors_close(&file);
+}
+
+// the file of the result: logits, loss, then the gradients of a table come into it, in this order
+static inline void probe_open(SafeWriter* out, const char* path, const ProbeBatch* batch, int V, const Tensor* table, int n) {
+    const int64_t logits_shape[] = {batch->B, batch->T, V}, loss_shape[] = {1};
+    safewriter_init(out);
+    safewriter_declare(out, "logits", DTYPE_F32, 3, logits_shape);
+    safewriter_declare(out, "loss", DTYPE_F32, 1, loss_shape);
+    tensors_declare(out, table, n, "grad.");
+    safewriter_open(out, path);
+}
+
+static inline void probe_print(const ProbeBatch* batch, float loss, const char* path) {
+    printf("probe: %d rows of %d positions, %d targets counted, loss %.6f, written to %s\n", batch->B, batch->T, batch->counted,
+           (double)loss, path);
 }
 
 static inline void probe_free(ProbeBatch* batch) {

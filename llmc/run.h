@@ -406,10 +406,6 @@ static inline void box_checkpoints(const RunOptions* o, const RunState* s, doubl
     }
 }
 
-static inline void box_data(const char* name, const TokenData* d, const DataLoader* rows) {
-    if (d->n_shards > 0) { box_row(name, "%lld tokens, %lld rows of %d", (long long)d->n_tokens, (long long)rows->n_rows, rows->T); }
-}
-
 static inline void box_update(const RunOptions* o, int n_leaves, int T) {
     int64_t n_tokens = (int64_t)n_leaves * o->batch_size * T;
     box_row("update", "%lld tokens = %d x %d x %d", (long long)n_tokens, n_leaves, o->batch_size, T);

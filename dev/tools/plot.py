@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """
-Draws how a run went: python dev/tools/plot.py RUNDIR     (make plot RUN=RUNDIR)
+Draws how a run went, or several beside each other:    make plot RUN=runs/a    make plot RUN="runs/a runs/b"
+    plot.py RUN           writes RUN/loss.png and RUN/loss.html: loss with validation, learning rate, gradient norm, speed
+    plot.py RUN RUN...    writes compare.png and compare.html next to the first run: the same, a colour for each run
 
-Reads RUNDIR/metrics.jsonl (its format: llmc/log.h) and writes
-    RUNDIR/loss.png   loss with validation, learning rate, gradient norm, speed; needs matplotlib
-    RUNDIR/loss.html  the same to look into: point at a step to read its numbers; one file, no network, needs nothing
-                      but Python; shows the settings of RUNDIR/settings.json too, if that is there
-A run may go on while it is drawn, so a last line without its end is left out with a note.
+The PNG needs matplotlib. The HTML needs nothing but Python and no network: point at a diagram to read its numbers; it also
+shows the settings (of several runs: those that differ). Bold lines are means over a fiftieth of the longest run, faint ones
+are each step.
+Runs may still go on: a last line of metrics.jsonl without its end is left out with a note. Updates that were skipped and
+numbers that are not finite leave gaps. The time axis is time spent in updates, so pauses before a resume don't count.
 Exit status: 0 drawn (without matplotlib a line says that the PNG is not), 1 cannot write, 2 wrong input, in one line.
 """
+import argparse
 import html
 import json
 import math
@@ -17,9 +20,13 @@ import string
 import sys
 
 KEYS = ("step", "loss", "norm", "lr", "ms", "tokens", "tok_per_s", "peak", "skipped", "val_loss", "val_bpb", "time")
-TRAIN_COLOR, VALIDATION_COLOR, SKIPPED_COLOR = "#2563eb", "#ea580c", "#dc2626"
+# Okabe and Ito's colours, which people with any kind of colour vision tell apart; the second list is for dark pages
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4d")
+DARK_COLORS = ("#56b4e9", "#ff8c42", "#2fc79a", "#e39ac4", "#f0c34e", "#9ad4f5", "#c9c9c9")
+DASHES = ("", "6 3", "2 3")  # after the last colour they come again, dashed
 FEW = 2  # up to so many steps are drawn as points too: a line through one is nothing
-MARGIN_LEFT, MARGIN_RIGHT = 52, 14  # of a diagram in the page, in its own units
+NAME_LENGTH = 40
+MARGIN_LEFT, MARGIN_RIGHT = 56, 14  # of a diagram in the page, in its own units
 
 
 class InputError(Exception):
@@ -66,8 +73,6 @@ def read_metrics(path):
                 raise
             print(f"{path}:{number}: the last line is not complete (a run was stopped, or still writes): left out")
     records = sorted(filter(None, records), key=lambda record: record["step"])
-    if not records:
-        raise InputError(f"{path}: no steps are recorded yet")
     updates = [record for record in records if record["tokens"] is not None]
     validations = [record for record in records if record["tokens"] is None]
     return updates, validations
@@ -96,12 +101,82 @@ def read_settings(path):
     return rows
 
 
+# ---- runs ----
+
+
+class Run:
+    """What is recorded of one run; `x` is its horizontal axis, one number for each update."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.name = os.path.basename(os.path.abspath(folder))
+        self.updates, self.validations = read_metrics(os.path.join(folder, "metrics.jsonl"))
+        self.settings = read_settings(os.path.join(folder, "settings.json"))
+        self.validations = [record for record in self.validations if record["val_loss"] is not None]
+        self.x, self.validation_x = [], []
+
+    def place(self, axis, unit):
+        """Sets the positions of updates and validations; seconds of time count in units of `unit`."""
+        position, positions = 0, {0: 0}
+        for record in self.updates:
+            if axis == "time":
+                position += (record["ms"] or 0.0) / 1000 / unit
+            else:
+                position = record[axis]
+            positions[record["step"]] = position
+            self.x.append(position)
+        steps = sorted(positions)
+        for record in self.validations:
+            if axis == "step":
+                self.validation_x.append(record["step"])
+            else:  # at the last update before it
+                self.validation_x.append(positions[max(step for step in steps if step <= record["step"])])
+
+    def seconds(self):
+        return sum(record["ms"] or 0.0 for record in self.updates) / 1000
+
+    def column(self, key):
+        return [record[key] for record in self.updates]
+
+
+def read_runs(folders):
+    """The runs that have records; a new one without is left out with a note when there are others."""
+    runs = [Run(folder) for folder in folders]
+    drawn = [run for run in runs if run.updates or run.validations]
+    for run in runs:
+        if run not in drawn:
+            note = f"{os.path.join(run.folder, 'metrics.jsonl')}: no steps are recorded yet"
+            if not drawn:
+                raise InputError(note)
+            print(f"{note}: left out")
+    names = [run.name for run in drawn]
+    for run in drawn:
+        if names.count(run.name) > 1:  # the same name in two places
+            run.name = os.path.normpath(run.folder)
+        if len(run.name) > NAME_LENGTH:
+            half = (NAME_LENGTH - 3) // 2
+            run.name = f"{run.name[:half]}...{run.name[-half:]}"
+    return drawn
+
+
+def place_runs(runs, axis):
+    """Horizontal positions for all; returns what the axis is called and its range."""
+    seconds = max(run.seconds() for run in runs)
+    unit, unit_name = next(pair for pair in ((1, "seconds"), (60, "minutes"), (3600, "hours"))
+                           if seconds < 180 * pair[0] or pair[0] == 3600)
+    for run in runs:
+        run.place(axis, unit)
+    every = [x for run in runs for x in run.x + run.validation_x]
+    first, last = min(every), max(every)
+    name = f"{unit_name} of training" if axis == "time" else axis
+    return name, (first, last if last > first else first + 1)
+
+
 # ---- what is drawn: the same panels for both files ----
 
 
-def smooth(values):
-    """Mean over the fiftieth of all steps around each one, so that the curve does not lag; None where no value is."""
-    half = len(values) // 100
+def smooth(values, half):
+    """Mean over `half` steps before and after each one, so that the curve does not lag; None where no value is."""
     sums, counts = [0.0], [0]
     for value in values:
         sums.append(sums[-1] + (value or 0.0))
@@ -114,43 +189,63 @@ def smooth(values):
     return means
 
 
-class Panel:
-    """One diagram over the steps: `raw` values faint, `line` on top; (step, value) of validations as `dots`, of skipped
-    updates as `crosses`."""
+class Series:
+    """One curve: `line` bold, `raw` faint behind it where it is another list; `dots` marks each point."""
 
-    def __init__(self, name, unit, steps, raw, line):
-        self.name, self.unit, self.steps, self.raw, self.line = name, unit, steps, raw, line
-        self.dots, self.crosses = [], []
-        self.log = False
+    def __init__(self, name, color, x, raw, line, dots=False):
+        self.name, self.color, self.x, self.raw, self.line = name, color, x, raw, line
+        self.dots = dots or len(x) <= FEW
+
+
+class Panel:
+    """One diagram: its series, and crosses (x, value or None, colour) for skipped updates."""
+
+    def __init__(self, key, name, unit):
+        self.key, self.name, self.unit = key, name, unit
+        self.series, self.crosses = [], []
+        self.log = self.clipped = False
 
     def values(self):
-        every = self.raw + [value for _, value in self.dots]
-        return [value for value in every if value is not None]
+        return [value for series in self.series for value in series.raw if value is not None]
+
+    def spreads(self, ratio):
+        values = self.values() or [0]
+        return min(values) > 0 and max(values) > ratio * min(values)
 
     def limits(self):
-        values = self.values() or [0.0, 1.0]
-        low, high = min(values), max(values)
+        values = sorted(self.values()) or [0.0, 1.0]
+        cut = len(values) // 50 if self.clipped else 0  # a pause makes one step slow, that is not what the diagram is for
+        low, high = values[cut], values[-1 - cut]
         if self.log:
             return low / 1.2, high * 1.2
         margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
         return (low - margin if low - margin > 0 or low < 0 else 0.0), high + margin
 
 
-def make_panels(updates, validations):
-    steps = [record["step"] for record in updates]
-
-    def panel(name, unit, key):
-        made = [None if record["skipped"] else record[key] for record in updates]  # outliers would bend the line
-        return Panel(name, unit, steps, [record[key] for record in updates], smooth(made))
-
-    loss = panel("loss", "nats per target", "loss")
-    loss.dots = [(record["step"], record["val_loss"]) for record in validations if record["val_loss"] is not None]
-    rates = [record["lr"] for record in updates]
-    rate = Panel("learning rate", "", steps, rates, rates)
-    norm = panel("gradient norm", "", "norm")
-    norm.crosses = [(record["step"], record["norm"]) for record in updates if record["skipped"]]
-    norm.log = min(norm.values(), default=0) > 0 and max(norm.values()) > 10 * min(norm.values())
-    return [loss, rate, norm, panel("speed", "tokens/s", "tok_per_s")]
+def make_panels(runs):
+    """Loss first. Validation is drawn into the diagram of the loss when there is one run, else into one of its own."""
+    several = len(runs) > 1
+    half = max(len(run.updates) for run in runs) // 100  # of the longest, so that all are smoothed alike
+    loss, rate = Panel("loss", "loss", "nats per target"), Panel("lr", "learning rate", "")
+    validation = Panel("val_loss", "validation loss", "nats per target")
+    norm, speed = Panel("norm", "gradient norm", ""), Panel("tok_per_s", "speed", "tokens/s")
+    for color, run in enumerate(runs):
+        name = run.name if several else "training (faint: each step)"
+        for panel in (loss, norm, speed):
+            raw = run.column(panel.key)
+            # without skipped updates, whose outliers would bend the line
+            made = [None if record["skipped"] else record[panel.key] for record in run.updates]
+            panel.series.append(Series(name, color, run.x, raw, smooth(made, half)))
+        rates = run.column("lr")
+        rate.series.append(Series(name, color, run.x, rates, rates))
+        norm.crosses += [(x, record["norm"], color) for x, record in zip(run.x, run.updates) if record["skipped"]]
+        checked = [record["val_loss"] for record in run.validations]
+        if checked:
+            target, label = (validation, name) if several else (loss, "validation")
+            line = Series(label, color if several else 1, run.validation_x, checked, checked, dots=len(checked) < 60)
+            target.series.append(line)
+    loss.log, validation.log, norm.log, speed.clipped = loss.spreads(20), validation.spreads(20), norm.spreads(10), True
+    return [loss] + ([validation] if validation.series else []) + [rate, norm, speed]
 
 
 def short(n):
@@ -161,58 +256,88 @@ def short(n):
     return f"{n:.4g}"
 
 
-def summary(updates, validations):
+def recent(run, key):
+    """Mean of the last fiftieth of a column, as text."""
+    values = [record[key] for record in run.updates[-max(1, len(run.updates) // 50):] if record[key] is not None]
+    return f"{sum(values) / len(values):.4f}" if values else "not finite" if run.updates else "-"
+
+
+def best_validation(run):
+    return min(run.validations, key=lambda record: record["val_loss"])
+
+
+def summary(run):
     """(name, value) pairs: where the run stands."""
     pairs = []
-    if updates:
-        last = updates[-1]
-        recent = [record["loss"] for record in updates[-max(1, len(updates) // 50):] if record["loss"] is not None]
-        pairs.append(("step", str(last["step"])))
-        pairs.append(("recent loss", f"{sum(recent) / len(recent):.4f}" if recent else "not finite"))
-    checked = [record for record in validations if record["val_loss"] is not None]
-    if checked:
-        best = min(checked, key=lambda record: record["val_loss"])
-        pairs.append(("validation loss", f"{checked[-1]['val_loss']:.4f}"))
+    if run.updates:
+        pairs.append(("step", str(run.updates[-1]["step"])))
+        pairs.append(("recent loss", recent(run, "loss")))
+    if run.validations:
+        best = best_validation(run)
+        pairs.append(("validation loss", f"{run.validations[-1]['val_loss']:.4f}"))
         pairs.append((f"best at {short(best['step'])}", f"{best['val_loss']:.4f}"))
-        if checked[-1]["val_bpb"] is not None:
-            pairs.append(("bits per byte", f"{checked[-1]['val_bpb']:.3f}"))
-    if updates:
-        pairs.append(("tokens", short(last["tokens"])))
-        if last["tok_per_s"] is not None:
-            pairs.append(("tokens/s", short(last["tok_per_s"])))
-        n_skipped = sum(1 for record in updates if record["skipped"])
+        if run.validations[-1]["val_bpb"] is not None:
+            pairs.append(("bits per byte", f"{run.validations[-1]['val_bpb']:.3f}"))
+    if run.updates:
+        pairs.append(("tokens", short(run.updates[-1]["tokens"])))
+        if run.updates[-1]["tok_per_s"] is not None:
+            pairs.append(("tokens/s", short(run.updates[-1]["tok_per_s"])))
+        n_skipped = sum(1 for record in run.updates if record["skipped"])
         if n_skipped:
             pairs.append(("skipped", str(n_skipped)))
     return pairs
 
 
+def differing_settings(runs):
+    """Rows (name, value of each run) of the settings that are not the same in all."""
+    every = [dict(run.settings) for run in runs]
+    names = [name for name, _ in max((run.settings for run in runs), key=len)]
+    rows = [(name, [settings.get(name, "-") for settings in every]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1 and name not in ("command", "options.run")]
+
+
 # ---- PNG ----
 
 
+def with_gaps(values):
+    return [float("nan") if value is None else value for value in values]
+
+
 def draw_axes(axes, panel):
-    nan = float("nan")
-    gaps = [[nan if value is None else value for value in values] for values in (panel.raw, panel.line)]
-    marker = "o" if len(panel.steps) <= FEW else None
-    if panel.line is not panel.raw:
-        axes.plot(panel.steps, gaps[0], color=TRAIN_COLOR, alpha=0.22, linewidth=0.8)
-    label = "training (faint: each step)" if panel.dots else None
-    axes.plot(panel.steps, gaps[1], color=TRAIN_COLOR, linewidth=1.6, label=label, marker=marker, markersize=4)
-    if panel.dots:
-        axes.plot(*zip(*panel.dots), "o-", color=VALIDATION_COLOR, linewidth=1.2, markersize=4, label="validation")
+    for series in panel.series:
+        dash = DASHES[series.color // len(COLORS) % len(DASHES)]
+        style = {"color": COLORS[series.color % len(COLORS)],
+                 "linestyle": (0, [float(n) / 1.6 for n in dash.split()]) if dash else "-"}
+        if series.line is not series.raw:
+            axes.plot(series.x, with_gaps(series.raw), color=style["color"], alpha=0.25, linewidth=0.8)
+        axes.plot(series.x, with_gaps(series.line), linewidth=1.7, label=series.name, marker="o" if series.dots else None,
+                  markersize=4, **style)
     axes.set_yscale("log" if panel.log else "linear")
     axes.set_ylim(*panel.limits())
-    if panel.crosses:
-        low = panel.limits()[0]
-        xs, ys = zip(*((step, low if value is None else value) for step, value in panel.crosses))
-        axes.plot(xs, ys, "x", color=SKIPPED_COLOR, markersize=6, label="skipped", clip_on=False)
-    if panel.dots or panel.crosses:
-        axes.legend(frameon=False, fontsize=9)
-    axes.set_title(panel.name, loc="left", fontsize=11, fontweight="bold")
-    axes.set_ylabel(panel.unit or panel.name, fontsize=9)
-    axes.set_xlabel("step", fontsize=9)
+    for x, value, color in panel.crosses:
+        y = panel.limits()[0] if value is None else value
+        axes.plot(x, y, "x", color=COLORS[color % len(COLORS)], markersize=7, clip_on=False)
+    axes.set_title(panel.name + (" (x: skipped)" if panel.crosses else ""), loc="left", fontsize=12, fontweight="bold")
+    axes.set_ylabel(panel.unit, fontsize=10)
 
 
-def write_png(path, name, panels, steps, pairs):
+def tidy_axes(axes, panel, x_name, x_range, ticker):
+    axes.grid(color="#e5e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=10)
+    axes.set_xlabel(x_name, fontsize=10)
+    margin = 0.01 * (x_range[1] - x_range[0])
+    axes.set_xlim(x_range[0] - margin, x_range[1] + margin)
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=x_name == "step"))
+    axes.xaxis.set_major_formatter(lambda x, _: short(x))
+    if panel.log:
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
+    axes.yaxis.set_major_formatter(lambda value, _: short(value))
+
+
+def write_png(path, runs, panels, x_name, x_range):
     """False if there is no matplotlib."""
     try:
         import matplotlib
@@ -221,27 +346,25 @@ def write_png(path, name, panels, steps, pairs):
     matplotlib.use("Agg")  # a file, also where there is no screen
     from matplotlib import pyplot, ticker
 
-    figure = pyplot.figure(figsize=(12, 7.6), layout="constrained")
-    grid = figure.add_gridspec(2, 3, height_ratios=(1.75, 1))
-    places = (grid[0, :], grid[1, 0], grid[1, 1], grid[1, 2])
+    figure = pyplot.figure(figsize=(13, 8), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
+    grid = figure.add_gridspec(2, 6, height_ratios=(1.6, 1))
+    large = [grid[0, :3], grid[0, 3:]] if len(panels) == 5 else [grid[0, :]]
+    places = large + [grid[1, :2], grid[1, 2:4], grid[1, 4:]]
     for panel, place in zip(panels, places):
         axes = figure.add_subplot(place)
         draw_axes(axes, panel)
-        axes.grid(color="#e5e7eb", linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=9)
-        margin = 0.01 * (steps[1] - steps[0])
-        axes.set_xlim(steps[0] - margin, steps[1] + margin)
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=True))
-        axes.xaxis.set_major_formatter(lambda step, _: short(step))
-        if panel.log:
-            axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_minor_locator(ticker.NullLocator())
-        axes.yaxis.set_major_formatter(lambda value, _: short(value))
-    title = f"{name}:  " + "  |  ".join(f"{key} {value}" for key, value in pairs)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-    figure.savefig(path, dpi=130)
+        tidy_axes(axes, panel, x_name, x_range, ticker)
+    first = figure.axes[0]
+    if len(runs) > 1:  # one legend above all diagrams, which all have the same colours
+        labels = first.get_legend_handles_labels()
+        figure.legend(*labels, loc="outside upper left", ncols=min(len(runs), 4), frameon=False, fontsize=11)
+    else:
+        title = f"{runs[0].name}:  " + "  |  ".join(f"{key} {value}" for key, value in summary(runs[0]))
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+        if len(panels[0].series) > 1:
+            first.legend(frameon=False, fontsize=10)
+    figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return True
 
@@ -249,42 +372,42 @@ def write_png(path, name, panels, steps, pairs):
 # ---- HTML: SVG written by hand, a little script for the pointer ----
 
 
-def ticks(low, high, log):
-    """Round numbers inside the range: 1, 2, 5 times a power of ten."""
+def ticks(low, high, log, most=6):
+    """Round numbers inside the range, at most so many: 1, 2, 5 times a power of ten."""
     if log:
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         factors = (1, 2, 5) if math.log10(high / low) < 3 else (1,)
         every = [factor * 10.0**power for power in powers for factor in factors]
     else:
-        size = 10.0 ** math.floor(math.log10((high - low) / 5))
-        size *= next(factor for factor in (1, 2, 5, 10) if factor * size * 5 >= high - low)
+        size = 10.0 ** math.floor(math.log10((high - low) / most))
+        size *= next(factor for factor in (1, 2, 5, 10) if factor * size * most >= high - low)
         every = [i * size for i in range(math.ceil(low / size), math.floor(high / size) + 1)]
     return [value for value in every if low <= value <= high]
 
 
-def thin(steps, values, width):
+def thin(xs, values, width):
     """Where steps are closer than pixels, the lowest and the highest of each stretch: looks the same, stays small."""
-    size = math.ceil(len(steps) / width)
+    size = math.ceil(len(xs) / width)
     if size < 2:
-        return list(zip(steps, values))
+        return list(zip(xs, values))
     points = []
-    for first in range(0, len(steps), size):
+    for first in range(0, len(xs), size):
         stretch = [(value, i) for i, value in enumerate(values[first:first + size], first) if value is not None]
         chosen = sorted({min(stretch)[1], max(stretch)[1]}) if stretch else [first]
-        points += [(steps[i], values[i]) for i in chosen]
+        points += [(xs[i], values[i]) for i in chosen]
     return points
 
 
 class Scale:
-    """Steps and values to the pixels of one SVG."""
+    """Positions and values to the pixels of one SVG."""
 
-    def __init__(self, panel, steps, width, height):
-        self.left, self.right, self.top, self.bottom = MARGIN_LEFT, width - MARGIN_RIGHT, 10, height - 34
-        self.steps, (self.low, self.high), self.log = steps, panel.limits(), panel.log
+    def __init__(self, panel, x_range, width, height):
+        self.left, self.right, self.top, self.bottom = MARGIN_LEFT, width - MARGIN_RIGHT, 10, height - 36
+        self.x_range, (self.low, self.high), self.log = x_range, panel.limits(), panel.log
 
-    def x(self, step):
-        first, last = self.steps
-        return self.left + (step - first) / (last - first) * (self.right - self.left)
+    def x(self, x):
+        first, last = self.x_range
+        return self.left + (x - first) / (last - first) * (self.right - self.left)
 
     def y(self, value):
         low, high, v = (math.log(n) if self.log else n for n in (self.low, self.high, value))
@@ -293,42 +416,53 @@ class Scale:
     def path(self, points):
         """The d of an SVG path; a missing value lifts the pen."""
         parts, pen = [], "M"
-        for step, value in points:
+        for x, value in points:
             if value is None:
                 pen = "M"
             else:
-                parts.append(f"{pen}{self.x(step):.1f} {self.y(value):.1f}")
+                parts.append(f"{pen}{self.x(x):.1f} {self.y(value):.1f}")
                 pen = "L"
         return "".join(parts)
 
-    def circle(self, kind, step, value):
-        return f'<circle class="{kind}" cx="{self.x(step):.1f}" cy="{self.y(value):.1f}" r="3"/>'
+
+def color_of(series):
+    dash = DASHES[series.color // len(COLORS) % len(DASHES)]
+    return f"--c: var(--c{series.color % len(COLORS)})" + (f"; stroke-dasharray: {dash}" if dash else "")
 
 
-def svg_panel(panel, steps, width, height):
-    scale = Scale(panel, steps, width, height)
-    out = [f'<svg viewBox="0 0 {width} {height}" data-panel="{panel.name}">']
-    for value in ticks(scale.low, scale.high, scale.log):
+def svg_series(series, scale, width):
+    out = []
+    if series.line is not series.raw:
+        out.append(f'<path class="raw" style="{color_of(series)}" d="{scale.path(thin(series.x, series.raw, width))}"/>')
+    out.append(f'<path class="line" style="{color_of(series)}" d="{scale.path(thin(series.x, series.line, width))}"/>')
+    if series.dots:
+        out += [f'<circle style="{color_of(series)}" cx="{scale.x(x):.1f}" cy="{scale.y(value):.1f}" r="3"/>'
+                for x, value in zip(series.x, series.line) if value is not None]
+    return out
+
+
+def svg_panel(panel, x_name, x_range, width, height):
+    scale = Scale(panel, x_range, width, height)
+    out = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{panel.name}">']
+    for value in ticks(scale.low, scale.high, scale.log, height // 40):
         y = scale.y(value)
         out.append(f'<path class="grid" d="M{scale.left} {y:.1f}H{scale.right}"/>')
         out.append(f'<text class="y" x="{scale.left - 7}" y="{y + 4:.1f}">{short(value)}</text>')
-    for step in ticks(*steps, False):
-        if step == int(step):
-            out.append(f'<text class="x" x="{scale.x(step):.1f}" y="{scale.bottom + 17}">{short(step)}</text>')
+    for x in ticks(*x_range, False, width // 70):
+        if x == int(x) or x_name != "step":
+            out.append(f'<text class="x" x="{scale.x(x):.1f}" y="{scale.bottom + 17}">{short(x)}</text>')
     out.append(f'<path class="axis" d="M{scale.left} {scale.bottom}H{scale.right}"/>')
-    out.append(f'<text class="x" x="{(scale.left + scale.right) / 2}" y="{height - 3}">step</text>')
-    if panel.line is not panel.raw:
-        out.append(f'<path class="raw" d="{scale.path(thin(panel.steps, panel.raw, width))}"/>')
-    out.append(f'<path class="line" d="{scale.path(thin(panel.steps, panel.line, width))}"/>')
-    if len(panel.steps) <= FEW:
-        out += [scale.circle("line", step, value) for step, value in zip(panel.steps, panel.line) if value is not None]
-    if panel.dots:
-        out.append(f'<path class="validation" d="{scale.path(panel.dots)}"/>')
-        out += [scale.circle("validation", step, value) for step, value in panel.dots]
-    for step, value in panel.crosses:
-        x, y = scale.x(step), scale.bottom if value is None else scale.y(value)
-        out.append(f'<path class="skipped" d="M{x - 4:.1f} {y - 4:.1f}l8 8m0-8l-8 8"/>')
-    out.append(f'<path class="cursor" d="M0 {scale.top}V{scale.bottom}"/></svg>')
+    out.append(f'<text class="x" x="{(scale.left + scale.right) / 2}" y="{height - 4}">{x_name}</text>')
+    box = f'width="{scale.right - scale.left + 8}" height="{scale.bottom - scale.top + 8}"'
+    out.append(f'<clipPath id="clip-{panel.key}"><rect x="{scale.left - 4}" y="{scale.top - 4}" {box}/></clipPath>')
+    out.append(f'<g clip-path="url(#clip-{panel.key})">')
+    for series in panel.series:
+        out += svg_series(series, scale, width)
+    for x, value, color in panel.crosses:
+        x, y = scale.x(x), scale.bottom if value is None else scale.y(value)
+        style = f"--c: var(--c{color % len(COLORS)})"
+        out.append(f'<path class="skipped" style="{style}" d="M{x - 4:.1f} {y - 4:.1f}l8 8m0-8l-8 8"/>')
+    out.append(f'</g><path class="cursor" d="M0 {scale.top}V{scale.bottom}"/></svg>')
     return "\n".join(out)
 
 
@@ -339,99 +473,102 @@ PAGE = string.Template("""<!DOCTYPE html>
 <meta name="viewport" content="width=device-width">
 <title>$name</title>
 <style>
-:root {
-  --back: #fff; --card: #f8fafc; --text: #0f172a; --quiet: #64748b; --rule: #e2e8f0;
-  --train: $train; --validation: $validation; --skipped: $skipped;
-}
+:root { --back: #fff; --card: #f8fafc; --text: #0f172a; --quiet: #566275; --rule: #e2e8f0; $colors }
 @media (prefers-color-scheme: dark) {
-  :root {
-    --back: #0f172a; --card: #1e293b; --text: #f1f5f9; --quiet: #94a3b8; --rule: #334155;
-    --train: #60a5fa; --validation: #fb923c; --skipped: #f87171;
-  }
+  :root { --back: #0f172a; --card: #1e293b; --text: #f1f5f9; --quiet: #a5b1c2; --rule: #334155; $dark_colors }
 }
 body {
   font: 15px/1.5 system-ui, sans-serif; background: var(--back); color: var(--text);
-  max-width: 1100px; margin: 2rem auto; padding: 0 1rem;
+  max-width: 1150px; margin: 2rem auto; padding: 0 1rem;
 }
 h1 { font-size: 1.3rem; margin: 0 0 1rem; overflow-wrap: anywhere; }
-.summary, .small { display: grid; gap: 0.75rem; grid-template-columns: repeat(auto-fit, minmax(115px, 1fr)); }
-.small { grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); }
+.summary, .large, .small { display: grid; gap: 0.75rem; grid-template-columns: repeat(auto-fit, minmax(115px, 1fr)); }
+.large { grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); }
+.small { grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr)); }
 .summary div, figure { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 0.5rem; }
 .summary b { display: block; font-size: 1.15rem; font-variant-numeric: tabular-nums; }
-.summary span, figcaption span, .unit { color: var(--quiet); font-size: 0.85rem; }
-figure { margin: 0.75rem 0 0; }
+.summary span, figcaption span, .unit { color: var(--quiet); font-size: 0.87rem; }
+figure { margin: 0.75rem 0 0; min-width: 0; }
 figcaption { display: flex; justify-content: space-between; gap: 1rem; }
 .read { font-variant-numeric: tabular-nums; text-align: right; }
 svg { width: 100%; height: auto; display: block; touch-action: pan-y; }
-text { font-size: 11px; fill: var(--quiet); }
+text { font-size: 12px; fill: var(--quiet); }
 .y { text-anchor: end; } .x { text-anchor: middle; }
 path { fill: none; }
 .grid, .axis { stroke: var(--rule); } .axis { stroke: var(--quiet); }
-.raw { stroke: var(--train); opacity: 0.25; } .line { stroke: var(--train); stroke-width: 1.8; }
+.raw { stroke: var(--c); stroke-width: 0.9; opacity: 0.3; } .line { stroke: var(--c); stroke-width: 1.8; }
 .raw, .line { stroke-linejoin: round; stroke-linecap: round; }
-path.validation { stroke: var(--validation); stroke-width: 1.4; }
-circle { fill: var(--train); } circle.validation { fill: var(--validation); }
-.skipped { stroke: var(--skipped); stroke-width: 1.8; }
+circle { fill: var(--c); }
+.skipped { stroke: var(--c); stroke-width: 2; }
 .cursor { stroke: var(--quiet); stroke-dasharray: 3 3; visibility: hidden; }
 .key::before {
-  content: ""; display: inline-block; width: 0.9em; height: 0.25em; margin: 0 0.35em 0.2em 0.9em; background: var(--c);
+  content: ""; display: inline-block; width: 0.9em; height: 0.28em; margin: 0 0.35em 0.2em 0.9em; background: var(--c);
 }
-table { border-collapse: collapse; font-size: 0.9rem; margin-top: 0.5rem; }
-td { border-top: 1px solid var(--rule); padding: 0.15rem 1.5rem 0.15rem 0; vertical-align: top; }
-td:last-child { overflow-wrap: anywhere; }
-td:first-child { color: var(--quiet); white-space: nowrap; }
+td.key::before, th.key::before { margin-left: 0; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 0.93rem; margin-top: 0.5rem; }
+td, th { border-top: 1px solid var(--rule); padding: 0.2rem 1.4rem 0.2rem 0; vertical-align: top; text-align: left; }
+th { font-weight: 400; }
+thead th { border: 0; color: var(--quiet); white-space: nowrap; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.settings td { overflow-wrap: anywhere; }
+.settings td:first-child { color: var(--quiet); white-space: nowrap; }
 details { margin: 1.5rem 0; }
 summary { cursor: pointer; }
 </style>
 </head>
 <body>
 <h1>$name</h1>
-<div class="summary">$summary</div>
-$loss
+$top
+<div class="large">$large</div>
 <div class="small">$small</div>
 $settings
 <script>
 "use strict";
 const data = $data;
-// the row whose step is nearest to `step`: steps ascend, so halve the range
-function nearest(rows, step) {
-  let low = 0, high = rows.length - 1;
+// the number whose x is nearest: xs ascend, so halve the range
+function nearest(xs, x) {
+  let low = 0, high = xs.length - 1;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (rows[middle][0] < step) { low = middle + 1; } else { high = middle; }
+    if (xs[middle] < x) { low = middle + 1; } else { high = middle; }
   }
-  return low > 0 && step - rows[low - 1][0] < rows[low][0] - step ? rows[low - 1] : rows[low];
+  return low > 0 && x - xs[low - 1] < xs[low] - x ? low - 1 : low;
 }
 function number(v) {
   if (v === null) { return "not finite"; }
   if (v !== 0 && Math.abs(v) < 0.001) { return v.toExponential(2); }
   return Math.abs(v) >= 1e5 ? Math.round(v).toLocaleString("en") : v.toPrecision(5);
 }
-// a line in every diagram at this fraction of the way through the steps, and the numbers there; null hides it all
-function show(fraction) {
-  if (!data.rows.length) { return; }
-  const row = nearest(data.rows, data.first + fraction * (data.last - data.first));
-  document.querySelectorAll("svg").forEach((svg, i) => {
-    const read = svg.parentNode.querySelector(".read"), cursor = svg.querySelector(".cursor");
-    if (fraction === null) {
-      cursor.style.visibility = "hidden";
-      read.textContent = "";
-      return;
+// elements "r0-loss" show run 0's loss at the pointer, and what they showed before when it has gone
+function write(run, key, text) {
+  const place = document.getElementById("r" + run + "-" + key);
+  if (!place) { return; }
+  if (place.dataset.rest === undefined) { place.dataset.rest = place.textContent; }
+  place.textContent = text === null ? place.dataset.rest : text;
+}
+// x: where the pointer is, between data.first and data.last; null: it has left
+function show(x) {
+  const along = (x - data.first) / (data.last - data.first);
+  document.querySelectorAll("svg").forEach(svg => {
+    const cursor = svg.querySelector(".cursor"), width = svg.viewBox.baseVal.width - data.left - data.right;
+    cursor.style.visibility = x === null ? "hidden" : "visible";
+    cursor.setAttribute("transform", "translate(" + (data.left + along * width) + ")");
+  });
+  data.runs.forEach((run, r) => {
+    const i = nearest(run.x, x), v = nearest(run.vx, x);
+    for (const key of ["loss", "lr", "norm", "tok_per_s"]) {
+      write(r, key, x === null ? null : run.x.length ? number(run[key][i]) : "-");
     }
-    const along = (row[0] - data.first) / (data.last - data.first);
-    const x = data.left + along * (svg.viewBox.baseVal.width - data.left - data.right);
-    cursor.style.visibility = "visible";
-    cursor.setAttribute("transform", "translate(" + x + ")");
-    const v = i === 0 && data.validations.length ? nearest(data.validations, row[0]) : null;
-    read.textContent = (i === 0 ? "step " + row[0] + ": " : "") + number(row[i + 1])
-                     + (v ? ", validation " + number(v[1]) + " at " + v[0] : "");
+    write(r, "step", x === null ? null : run.x.length ? data.step + run.step[i] : "-");
+    write(r, "val_loss", x === null ? null : run.vx.length ? data.validation + number(run.val_loss[v]) : "-");
   });
 }
 document.querySelectorAll("svg").forEach(svg => {
   svg.addEventListener("pointermove", event => {
     const box = svg.getBoundingClientRect(), width = svg.viewBox.baseVal.width;
-    const x = (event.clientX - box.left) / box.width * width;
-    show(Math.min(1, Math.max(0, (x - data.left) / (width - data.left - data.right))));
+    const along = ((event.clientX - box.left) / box.width * width - data.left) / (width - data.left - data.right);
+    show(data.first + Math.min(1, Math.max(0, along)) * (data.last - data.first));
   });
   svg.addEventListener("pointerleave", () => show(null));
 });
@@ -441,55 +578,120 @@ document.querySelectorAll("svg").forEach(svg => {
 """)
 
 
-def figure_html(panel, steps, width, height):
-    shown = [("train", "training, faint: each step")] if panel.dots else []
-    shown += [("validation", "validation")] if panel.dots else []
-    shown += [("skipped", "skipped")] if panel.crosses else []
-    keys = "".join(f'<span class="key" style="--c: var(--{color})">{text}</span>' for color, text in shown)
+def key_of(color):
+    return f'class="key" style="--c: var(--c{color % len(COLORS)})"'
+
+
+def figure_html(panel, x_name, x_range, width, height, single):
+    """A diagram under its caption; with one run the caption also has the places where the script writes its numbers."""
+    keys = ""
+    if single and len(panel.series) > 1:
+        keys = "".join(f"<span {key_of(series.color)}>{series.name}</span>" for series in panel.series)
+    if panel.crosses:
+        keys += "<span> x: skipped</span>"
+    places = ("step", "loss", "val_loss") if panel.key == "loss" else (panel.key,)
+    read = " ".join(f'<span id="r0-{key}"></span>' for key in places) if single else ""
     return (f'<figure><figcaption><div><b>{panel.name}</b> <span class="unit">{panel.unit}</span>{keys}</div>'
-            f'<span class="read"></span></figcaption>\n{svg_panel(panel, steps, width, height)}\n</figure>')
+            f'<div class="read">{read}</div></figcaption>\n{svg_panel(panel, x_name, x_range, width, height)}\n</figure>')
 
 
-def write_html(path, name, panels, steps, pairs, settings):
-    stride = math.ceil(len(panels[0].steps) / 4000) or 1  # rows the pointer can find
+def runs_table(runs):
+    """A row for each run: where it stands, or what it was at the pointer."""
+    rows = []
+    for r, run in enumerate(runs):
+        last = run.updates[-1] if run.updates else dict.fromkeys(KEYS)
+        text = {key: "-" if last[key] is None else short(last[key]) for key in ("step", "lr", "norm", "tok_per_s", "tokens")}
+        text["step"] = "-" if last["step"] is None else str(last["step"])
+        text["loss"] = recent(run, "loss")
+        text["val_loss"] = f"{run.validations[-1]['val_loss']:.4f}" if run.validations else "-"
+        best = f"{best_validation(run)['val_loss']:.4f} at {best_validation(run)['step']}" if run.validations else "-"
+        cells = "".join(f'<td class="number" id="r{r}-{key}">{text[key]}</td>'
+                        for key in ("step", "loss", "val_loss", "lr", "norm", "tok_per_s"))
+        rows.append(f'<tr><td {key_of(r)}>{html.escape(run.name)}</td>{cells}<td class="number">{best}</td>'
+                    f'<td class="number">{text["tokens"]}</td></tr>')
+    titles = ("step", "loss", "validation", "learning rate", "norm", "tokens/s", "best validation", "tokens in all")
+    head = "<th>run</th>" + "".join(f'<th class="number">{title}</th>' for title in titles)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
-    def rounded(value):
-        return value if value is None else float(f"{value:.6g}")
 
-    rows = [[row[0], *map(rounded, row[1:])] for row in zip(panels[0].steps, *(panel.raw for panel in panels))]
-    data = {"first": steps[0], "last": steps[1], "left": MARGIN_LEFT, "right": MARGIN_RIGHT, "rows": rows[::stride],
-            "validations": [(step, rounded(value)) for step, value in panels[0].dots]}
-    figures = [figure_html(panels[0], steps, 1066, 400)]
-    figures += [figure_html(panel, steps, 350, 220) for panel in panels[1:]]
-    table = "".join(f"<tr><td>{html.escape(key)}</td><td>{html.escape(value)}</td></tr>" for key, value in settings)
+def settings_html(runs):
+    if len(runs) == 1:
+        title, head, rows = "settings", "", [(name, [value]) for name, value in runs[0].settings]
+    else:
+        title, rows = "settings that differ", differing_settings(runs)
+        names = "".join(f"<th {key_of(r)}>{html.escape(run.name)}</th>" for r, run in enumerate(runs))
+        head = f"<thead><tr><th></th>{names}</tr></thead>"
+    if not rows:
+        return ""
+    cells = "".join(f"<tr><td>{html.escape(name)}</td>{''.join(f'<td>{html.escape(value)}</td>' for value in values)}</tr>"
+                    for name, values in rows)
+    opened = " open" if len(runs) > 1 else ""
+    table = f'<div class="scroll"><table class="settings">{head}{cells}</table></div>'
+    return f"<details{opened}><summary>{title}</summary>{table}</details>"
+
+
+def pointer_data(run):
+    """The columns that the pointer can read, at most about 4000 rows of them."""
+    stride = math.ceil(len(run.updates) / 4000) or 1
+
+    def rounded(values):
+        return [value if value is None else float(f"{value:.6g}") for value in values]
+
+    columns = {key: rounded(run.column(key)[::stride]) for key in ("loss", "lr", "norm", "tok_per_s")}
+    return {"x": run.x[::stride], "step": run.column("step")[::stride], **columns, "vx": run.validation_x,
+            "val_loss": rounded(record["val_loss"] for record in run.validations)}
+
+
+def write_html(path, runs, panels, x_name, x_range):
+    single = len(runs) == 1
+    data = {"first": x_range[0], "last": x_range[1], "left": MARGIN_LEFT, "right": MARGIN_RIGHT,
+            "step": "step " if single else "", "validation": "| validation " if single else "",
+            "runs": [pointer_data(run) for run in runs]}
+    n_large = len(panels) - 3
+    large = [figure_html(panel, x_name, x_range, 1120 // n_large, 400, single) for panel in panels[:n_large]]
+    small = [figure_html(panel, x_name, x_range, 366, 230, single) for panel in panels[n_large:]]
+    cards = "".join(f"<div><span>{key}</span><b>{value}</b></div>" for key, value in summary(runs[0]))
     page = PAGE.substitute(
-        name=html.escape(name), train=TRAIN_COLOR, validation=VALIDATION_COLOR, skipped=SKIPPED_COLOR,
-        summary="".join(f"<div><span>{key}</span><b>{value}</b></div>" for key, value in pairs),
-        loss=figures[0], small="\n".join(figures[1:]), data=json.dumps(data, separators=(",", ":")),
-        settings=f"<details><summary>settings</summary><table>{table}</table></details>" if settings else "")
+        name=html.escape(runs[0].name if single else " / ".join(run.name for run in runs)),
+        colors=" ".join(f"--c{i}: {color};" for i, color in enumerate(COLORS)),
+        dark_colors=" ".join(f"--c{i}: {color};" for i, color in enumerate(DARK_COLORS)),
+        top=f'<div class="summary">{cards}</div>' if single else runs_table(runs),
+        large="\n".join(large), small="\n".join(small), data=json.dumps(data, separators=(",", ":")),
+        settings=settings_html(runs))
     with open(path, "w", encoding="utf-8") as file:
         file.write(page)
 
 
+# ---- main ----
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise InputError(f"{message} (--help tells more)")
+
+
+def parse_arguments(arguments):
+    parser = Parser(prog="plot.py", description=__doc__.strip(), formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, with its metrics.jsonl")
+    parser.add_argument("--x", choices=("step", "tokens", "time"), default="step", help="horizontal axis (step)")
+    parser.add_argument("--out", metavar="NAME", help="write NAME.png and NAME.html instead")
+    return parser.parse_args(arguments)
+
+
 def main(arguments):
-    if arguments in (["--help"], ["-h"]):
-        print(__doc__.strip())
-        return 0
-    if len(arguments) != 1:
-        raise InputError("expected the folder of one run: plot.py RUNDIR (--help tells more)")
-    folder = arguments[0]
-    updates, validations = read_metrics(os.path.join(folder, "metrics.jsonl"))
-    settings = read_settings(os.path.join(folder, "settings.json"))
-    name = os.path.basename(os.path.abspath(folder))
-    panels, pairs = make_panels(updates, validations), summary(updates, validations)
-    every = [record["step"] for record in updates + validations]
-    steps = min(every), max(max(every), min(every) + 1)
-    path = os.path.join(folder, "loss.html")
+    options = parse_arguments(arguments)
+    runs = read_runs(options.runs)
+    x_name, x_range = place_runs(runs, options.x)
+    panels = make_panels(runs)
+    beside = os.path.dirname(os.path.abspath(options.runs[0]))
+    compare = os.path.join(os.path.relpath(beside), "compare")
+    name = options.out or (os.path.join(options.runs[0], "loss") if len(options.runs) == 1 else compare)
+    path = f"{name}.html"
     try:
-        write_html(path, name, panels, steps, pairs, settings)
+        write_html(path, runs, panels, x_name, x_range)
         print(f"wrote {path}")
-        path = os.path.join(folder, "loss.png")
-        drawn = write_png(path, name, panels, steps, pairs)
+        path = f"{name}.png"
+        drawn = write_png(path, runs, panels, x_name, x_range)
         missing = f"{path} was not drawn: it needs matplotlib (python3 -m pip install matplotlib)"
         print(f"wrote {path}" if drawn else missing)
     except OSError as error:

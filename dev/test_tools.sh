@@ -1,0 +1,298 @@
+#!/usr/bin/env bash
+# dev/tools as a user meets them: inspect and plot on a tiny run and on broken files. About 10 s after the builds.
+#     dev/test_tools.sh                      the normal build
+#     ASAN=1 OPT=-O1 dev/test_tools.sh       the Makefile's variables choose another
+# Every promise is one line, "ok" or "FAIL"; the last line counts them. Everything happens in a folder that goes away again.
+set -u
+export LC_ALL=C
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+cd "$(dirname "$0")/.."
+root=$PWD
+python=$([ -x .venv/bin/python ] && echo "$root/.venv/bin/python" || echo python3)
+passed=0
+failed=0
+skipped=0
+
+verdict() {  # STATUS PROMISE DETAIL
+    if [ "$1" = 0 ]; then
+        passed=$((passed + 1))
+        echo "ok    $2"
+    else
+        failed=$((failed + 1))
+        echo "FAIL  $2"
+        echo "      $3"
+    fi
+}
+
+check() {  # PROMISE COMMAND...
+    local promise=$1
+    shift
+    "$@"
+    verdict $? "$promise" "not so: $*"
+}
+
+# exit status and a text on standard output: shows STATUS TEXT PROMISE ARGUMENT...
+shows() {
+    local expected=$1 text=$2 promise=$3 status good=1
+    shift 3
+    timeout 30 "$inspect" "$@" >out 2>err
+    status=$?
+    if [ $status = "$expected" ] && grep -qE -- "$text" out; then good=0; fi
+    verdict $good "$promise" "inspect $*: status $status, expected \"$text\" in: $(tail -n 5 out err)"
+}
+
+# status 2 and one line on stderr that holds TEXT
+refuses() {  # PROGRAM TEXT PROMISE ARGUMENT...
+    local program=$1 text=$2 promise=$3 status good=1
+    shift 3
+    timeout 30 $program "$@" >out 2>err
+    status=$?
+    if [ $status = 2 ] && [ "$(wc -l <err)" = 1 ] && [[ $(<err) == *"$text"* ]]; then good=0; fi
+    verdict $good "refused: $promise" "$program $*: status $status, stderr: $(<err)"
+}
+
+make -s train_gpt2 tools || { echo "0 passed, 1 failed"; exit 1; }
+inspect=$root/dev/tools/inspect
+plot="$python $root/dev/tools/plot.py"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+# ---- a run to look at, and files of every kind ----
+
+for i in {1..200}; do echo "line $i: the plain loop is the law, and $i times $i is $((i * i))."; done >text.txt
+echo '{"model_type":"gpt2","n_positions":24,"vocab_size":257,"n_layer":2,"n_head":3,"n_embd":33}' >tiny.json
+train() {  # RUN OPTION...
+    "$root/train_gpt2" --config tiny.json --train text.txt --val-fraction 0.2 --seq-len 16 --eval-batches 2 --run "$@" >log 2>&1 || cat log
+}
+train runs/a --steps 5 --save-every 2 --eval-every 2 --lr 1e-2 --export-hf hf --export-bin model.bin
+train runs/b --steps 9 --eval-every 3 --seed 7
+
+cat >make_files.py <<'PYTHON'
+import json, os, shutil, struct
+
+def read(path):
+    """[(name, dtype, shape, bytes)] of a .safetensors file in the order of its data."""
+    data = open(path, "rb").read()
+    n = struct.unpack("<Q", data[:8])[0]
+    entries = sorted((entry["data_offsets"], name, entry) for name, entry in json.loads(data[8:8 + n]).items() if name != "__metadata__")
+    return [(name, entry["dtype"], entry["shape"], data[8 + n + begin:8 + n + end]) for (begin, end), name, entry in entries]
+
+def write(path, tensors):
+    header, at = {}, 0
+    for name, dtype, shape, data in tensors:
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + b"".join(data for *_, data in tensors))
+
+tensors = read("hf/model.safetensors")
+os.makedirs("shards"), os.makedirs("outside"), os.makedirs("lost"), os.makedirs("misplaced")
+half = {"model-00001-of-00002.safetensors": tensors[:9], "model-00002-of-00002.safetensors": tensors[9:]}
+places = {tensor[0]: file for file, some in half.items() for tensor in some}
+for folder in ("shards", "outside", "lost", "misplaced"):
+    shutil.copy("hf/config.json", folder)
+    for file, some in list(half.items())[:1 if folder == "lost" else 2]:
+        write(f"{folder}/{file}", some)
+    wrong = dict(places)
+    if folder == "outside": wrong[tensors[0][0]] = "shards/../../hf/model.safetensors"
+    if folder == "misplaced": wrong[tensors[0][0]] = "model-00002-of-00002.safetensors"
+    json.dump({"metadata": {}, "weight_map": wrong}, open(f"{folder}/model.safetensors.index.json", "w"))
+
+def floats(data): return list(struct.unpack(f"<{len(data) // 4}f", data))
+def changed(i, f): return [(n, d, s, f(data) if k == i else data) for k, (n, d, s, data) in enumerate(tensors)]
+def one_ulp(data): return data[:4 * 40] + struct.pack("<I", struct.unpack("<I", data[160:164])[0] + 1) + data[164:]
+def negated(data): return data[:163] + bytes([data[163] ^ 128]) + data[164:]
+def nan(data): return struct.pack("<2f", float("nan"), float("inf")) + data[8:]
+write("ulp.safetensors", changed(0, one_ulp))
+write("sign.safetensors", changed(0, negated))
+write("nan.safetensors", changed(0, nan))
+write("fewer.safetensors", tensors[1:])
+write("turned.safetensors", [(n, d, s[::-1] if k == 0 else s, data) for k, (n, d, s, data) in enumerate(tensors)])
+bf16 = lambda data: b"".join(data[i + 2:i + 4] for i in range(0, len(data), 4))
+write("bf16.safetensors", [(n, "BF16", s, bf16(data)) for n, d, s, data in tensors])
+write("kinds.safetensors", [("f64", "F64", [2], struct.pack("<2d", -1.5, 2.5)), ("i64", "I64", [2], struct.pack("<2q", -7, 9)),
+                            ("f16", "F16", [2], struct.pack("<2e", 0.5, -2)), ("fp8", "F8_E4M3", [3], b"abc"), ("u8", "U8", [0], b"")])
+
+header = lambda *numbers: struct.pack("<256i", *numbers, *[0] * (256 - len(numbers)))
+open("tokens.bin", "wb").write(header(20240520, 1, 1000) + struct.pack("<1000H", *range(1000)))
+open("tokens2.bin", "wb").write(header(20240520, 1, 900) + struct.pack("<900H", *range(800), *[7] * 100))
+open("tokens32.bin", "wb").write(header(20240801, 7, 3) + struct.pack("<3I", 1, 128000, 2))
+open("tokenizer.bin", "wb").write(header(20240328, 2, 3, 2) + b"\x01a\x03bcd\x01e")
+example = lambda i: [65535, 30, i, 2, 4, 1, 5] + [1, 6] * 4
+open("eval.bin", "wb").write(header(20240522, 1, 2, 30) + struct.pack("<30H", *example(0), *example(1)))
+state = header(20240527, 1, 1, 0, 1, 0, 0, 0, 0, 0, 77)
+open("state.bin", "wb").write(state + struct.pack("<6f", *range(6)))
+json.dump({"version": "1.0", "added_tokens": [{"id": 2}], "pre_tokenizer": {"type": "ByteLevel"},
+           "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "<e>": 2}, "merges": ["a b"]}}, open("tokenizer.json", "w"))
+PYTHON
+$python make_files.py || { echo "0 passed, 1 failed"; exit 1; }
+
+# ---- inspect: what a path is ----
+
+echo "# inspect"
+shows 0 "^  step_000005 +5 +[0-9.]+ KiB  verified  newest" "a run: its checkpoints, verified" runs/a
+shows 0 "best val loss +[0-9]\.[0-9]+" "a run: where its training stands" runs/a/
+shows 0 "manifest +verified, 3 files" "a checkpoint: checksums" runs/a/step_000005
+shows 0 "^  state +step 5, updates 5" "a checkpoint: state" runs/a/step_000005
+shows 0 "^  28 tensors, 36,333 parameters, 141.93 KiB, all F32" "a checkpoint: the sum of its parameters" runs/a/step_000005
+shows 0 "^hf: Hugging Face folder" "a Hugging Face folder" hf
+shows 0 "^  28 tensors, 36,333 parameters" "shards by their index" shards
+shows 0 "^  28 tensors, 36,333 parameters" "shards by the index itself" shards/model.safetensors.index.json
+shows 0 "transformer.h.1.mlp.c_fc.bias +F32 +\(132\) +132 +528 B" "a .safetensors file" hf/model.safetensors
+shows 0 "f16 +F16 +\(2\) +-2 +0.5 +-0.75 +1.25 +0 +0" "statistics of other dtypes" kinds.safetensors --stats
+shows 0 "wte.weight .* 1 +1$" "statistics count NaN and infinity" nan.safetensors --stats
+shows 0 "^model.bin: llm.c model" "llm.c's model" model.bin
+shows 0 "largest token +999" "llm.c's tokens, GPT-2" tokens.bin
+shows 0 "largest token +128,000" "llm.c's tokens, Llama 3" tokens32.bin
+shows 0 "end of text +2" "llm.c's tokenizer" tokenizer.bin
+shows 0 "examples +2" "llm.c's evaluation" eval.bin
+shows 0 "^  state +step 77, rank 0, ranks 1, master_weights true" "llm.c's optimizer state" state.bin
+shows 0 "^  model +BPE" "tokenizer.json" tokenizer.json
+shows 0 "last step +9" "metrics.jsonl" runs/b/metrics.jsonl
+shows 0 "n_positions 24" "config.json" tiny.json
+
+cat >check_json.py <<'PYTHON'
+import json, math, struct, subprocess, sys
+from make_files import read
+inspect, failed = sys.argv[1], []
+for path in sys.argv[2:]:
+    report = json.loads(subprocess.run([inspect, "--json", "--stats", path], capture_output=True, check=True).stdout)
+    if [key for key in ("path", "kind", "bytes", "facts", "problem") if key not in report] or report["problem"] is not None:
+        failed.append(path)
+report = json.loads(subprocess.run([inspect, "--json", "--stats", "hf"], capture_output=True, check=True).stdout)
+rows = {row["name"]: row for row in report["tensors"]}
+for name, dtype, shape, data in read("hf/model.safetensors"):
+    row, x = rows.pop(name), struct.unpack(f"<{len(data) // 4}f", data)
+    mean = math.fsum(x) / len(x)
+    std = math.sqrt(math.fsum((v - mean) ** 2 for v in x) / len(x))
+    if (row["dtype"], row["shape"], row["elements"], row["bytes"]) != (dtype, shape, len(x), len(data)): failed.append(name)
+    if (row["min"], row["max"], row["nan"]) != (min(x), max(x), 0): failed.append(f"{name}: min, max")
+    if abs(row["mean"] - mean) > 1e-12 or abs(row["std"] - std) > 1e-12: failed.append(f"{name}: mean, std")
+print(failed or "good", len(rows))
+sys.exit(bool(failed or rows))
+PYTHON
+sed -i 's/^tensors = read/if __name__ != "__main__": raise SystemExit\n&/' make_files.py
+sed -n '/^import/,/^tensors/p' make_files.py | sed '$d' | grep -v SystemExit >reader.py
+sed -i 's/from make_files/from reader/' check_json.py
+check "--json: valid, the same keys everywhere; tensors and statistics as Python finds them" $python check_json.py "$inspect" \
+    runs/a runs/a/step_000005 hf shards model.bin hf/model.safetensors tokens.bin tokenizer.bin eval.bin state.bin tokenizer.json runs/b/metrics.jsonl tiny.json kinds.safetensors
+
+# ---- inspect: two paths ----
+
+echo "# inspect A B"
+shows 0 "84 tensors, all equal" "a checkpoint and itself" runs/a/step_000005 runs/a/step_000005
+shows 0 "28 tensors, all equal" "a Hugging Face folder and llm.c's .bin of the same model, turned matrices and padding included" hf model.bin
+shows 0 "28 tensors, all equal" "a run's newest checkpoint and its export" runs/a hf
+shows 0 "28 tensors, all equal" "shards and one file" shards hf/model.safetensors
+shows 1 "28 tensors, 1 differ, max \|a-b\| [0-9.e-]+ in transformer.wte.weight, 1 ulp" "one bit of one element: one ulp" hf/model.safetensors ulp.safetensors
+check "and where it is" grep -qE "transformer.wte.weight +1 +8,481 .* 1 +\(1, 7\)$" out
+shows 1 "wte.weight +1 +8,481 +[0-9.e-]+ +2 " "one sign: a relative error of 2" hf/model.safetensors sign.safetensors
+shows 1 "state.step +4 +5" "two checkpoints: their state" runs/a/step_000004 runs/a/step_000005
+check "and every tensor that training moved" grep -qE "^  84 tensors, 84 differ, max .* ulp, [0-9]+ settings differ$" out
+shows 1 "options.seed +42 +7" "two runs: their options" runs/a runs/b
+shows 1 "only in b: transformer.wte.weight" "a tensor that is missing" fewer.safetensors hf/model.safetensors
+shows 1 "transformer.wte.weight +F32 +\(257, 33\) +F32 +\(33, 257\)" "another shape" hf/model.safetensors turned.safetensors
+shows 1 "transformer.wpe.weight +F32 +\(24, 33\) +BF16 +\(24, 33\)" "another dtype" hf/model.safetensors bf16.safetensors
+check "and how far bfloat16 is away" grep -qE "wpe.weight +[0-9]+ +792 +0.000[0-9]+ +0.00[0-9]+ +- " out
+shows 1 "max \|a-b\| nan in transformer.wte.weight" "a NaN against a number" hf/model.safetensors nan.safetensors
+shows 1 "tokens +100 +900 +892 .*\(800\)" "two token shards, as far as both go" tokens.bin tokens2.bin
+shows 1 "loss +5 " "two metrics.jsonl" runs/a/metrics.jsonl runs/b/metrics.jsonl
+"$inspect" hf/model.safetensors ulp.safetensors --json >out
+check "--json of two: what differs, by name" $python -c "
+import json
+report = json.load(open('out'))
+assert not report['equal'] and report['in_both'] == 28, report
+assert [(d['name'], d['differ'], d['max_ulp'], d['first']) for d in report['differing']] == [('transformer.wte.weight', 1, 1, [1, 7])], report"
+
+# ---- inspect: broken files ----
+
+echo "# inspect: broken files"
+flipped() {  # FROM FOLDER FILE OFFSET: a copy of a folder with another byte at an offset of one file
+    cp -r "$1" "$2"
+    printf "$(printf '\\x%02x' $((255 ^ $(od -An -tu1 -j"$4" -N1 "$2/$3"))))" | dd of="$2/$3" bs=1 seek="$4" conv=notrunc status=none
+}
+for file in config.json model.safetensors optimizer.safetensors manifest.json; do
+    flipped runs/a/step_000005 "flipped_$file" $file 100
+    refuses "$inspect" "flipped_$file: $file: " "a checkpoint with another byte in $file" "flipped_$file"
+done
+"$inspect" flipped_optimizer.safetensors >out 2>/dev/null
+check "what can be read of it is shown" grep -qE "^  28 tensors, 36,333 parameters" out
+cp -r runs/a broken
+rm broken/step_000005/model.safetensors
+refuses "$inspect" "broken: step_000005: model.safetensors: cannot be opened" "a run with a broken checkpoint" broken
+check "its other checkpoint is shown as good" grep -qE "step_000004 .* verified" out
+check "and the broken one as broken" grep -qE "step_000005 .* model.safetensors: cannot be opened" out
+cp -r runs/a stopped
+mv stopped/step_000005 stopped/step_000005.tmp
+shows 0 "unfinished +step_000005.tmp" "what an interrupted save has left is no error" stopped
+shows 0 "84 tensors, all equal" "and a run is compared by the newest that is whole" stopped runs/a/step_000004
+refuses "$inspect" "expected the name of a file in this folder" "an index that leads out of its folder" outside
+refuses "$inspect" "model-00002-of-00002.safetensors: cannot be opened" "an index whose shard is not there" lost
+refuses "$inspect" 'tensor "transformer.wte.weight" is not in "model-00002' "an index that names the wrong shard" misplaced
+refuses "$inspect" "cannot be examined: No such file" "a path that is not there" nowhere
+refuses "$inspect" "found none of them in this folder" "a folder of something else" runs
+refuses "$inspect" "found something else" "a file of something else" text.txt
+sed '3s/"step"/"stop"/' runs/a/metrics.jsonl >stop.jsonl
+refuses "$inspect" "stop.jsonl: line 3: expected a record" "a line of metrics.jsonl without a step" stop.jsonl
+refuses "$inspect" "unknown option" "an option that is none" hf --statistics
+refuses "$inspect" "expected one path or two" "no path"
+refuses "$inspect" "expected one path or two" "three paths" hf hf hf
+printf '{"step": 6' | cat runs/a/metrics.jsonl - >unfinished.jsonl
+shows 0 "the last line is not complete" "a run that still writes is no error" unfinished.jsonl
+
+n_bad=0
+for file in hf/model.safetensors model.bin tokens.bin tokenizer.bin eval.bin state.bin tokenizer.json; do
+    for length in 0 1 4 8 9 40 1023 1024 1030; do
+        [ $length -lt "$(wc -c <$file)" ] || continue
+        head -c $length $file >cut
+        timeout 30 "$inspect" cut >out 2>err
+        if [ $? != 2 ] || [ "$(wc -l <err)" != 1 ]; then n_bad=$((n_bad + 1)); echo "      $file cut to $length: $(<err)"; fi
+    done
+done
+check "refused: every kind of file cut short, at nine lengths" test $n_bad = 0
+
+# ---- plot ----
+
+echo "# plot"
+has_matplotlib=$($python -c "import matplotlib" 2>/dev/null && echo 1 || echo 0)
+drawn() {  # PROMISE NAME ARGUMENT...: NAME.html and NAME.png are there, with a curve and no number that is none
+    local promise=$1 name=$2 good=1
+    shift 2
+    rm -f "$name.html" "$name.png"
+    if $plot "$@" >out 2>err && grep -q '<path class="line"' "$name.html" && ! grep -q 'NaN\|nan,\|Infinity' "$name.html"; then good=0; fi
+    [ $has_matplotlib = 0 ] || [ "$(head -c 4 "$name.png" | tail -c 3)" = PNG ] || good=1
+    verdict $good "$promise" "plot.py $*: $(tail -n 3 out err)"
+}
+[ $has_matplotlib = 1 ] || { skipped=$((skipped + 1)); echo "skip  PNG: no matplotlib here"; }
+drawn "one run: loss.html and loss.png in its folder" runs/a/loss runs/a
+drawn "two runs: compare.html and compare.png beside the first" runs/compare runs/a runs/b
+check "with both names and the settings that differ" test "$(grep -cE '>a</td>.*>b</td>' runs/compare.html) $(grep -c 'options.seed</td><td>42</td><td>7' runs/compare.html)" = "1 1"
+drawn "--x tokens and --out" there --x tokens --out there runs/a runs/b
+check "the axis is named" grep -q '>tokens</text>' there.html
+drawn "--x time" there --x time --out there runs/b
+mkdir -p odd/nan odd/blind odd/one odd/start odd/new odd/a
+sed '4,5s/"loss": [^,]*, "norm": [^,]*/"loss": null, "norm": null/; 4,5s/"skipped": false/"skipped": true/' runs/b/metrics.jsonl | sed '4s/"loss": null/"loss": NaN/' >odd/nan/metrics.jsonl
+grep -v '"tokens": null' runs/b/metrics.jsonl >odd/blind/metrics.jsonl
+head -n 3 runs/b/metrics.jsonl >odd/one/metrics.jsonl
+head -n 2 runs/b/metrics.jsonl >odd/start/metrics.jsonl
+head -n 1 runs/b/metrics.jsonl >odd/new/metrics.jsonl
+cp unfinished.jsonl odd/a/metrics.jsonl
+drawn "skipped updates and losses that are not finite" odd/nan/loss odd/nan
+drawn "no validation" odd/blind/loss odd/blind
+drawn "a single step" odd/one/loss odd/one
+drawn "only a validation before the first step" odd/start/loss odd/start
+drawn "all of these together, one that still writes, one that has not begun, two of one name" odd/compare \
+    odd/nan odd/blind odd/one odd/start odd/new odd/a runs/a
+check "a run that has not begun is left out with a note" grep -q "odd/new/metrics.jsonl: no steps are recorded yet: left out" out
+check "two of one name are told apart" grep -q 'odd/a</td>.*runs/a</td>' odd/compare.html
+refuses "$plot" "no steps are recorded yet" "a run without steps alone" odd/new
+refuses "$plot" "nowhere/metrics.jsonl: No such file" "a run that is not there" runs/a nowhere
+mkdir stop
+mv stop.jsonl stop/metrics.jsonl
+refuses "$plot" "stop/metrics.jsonl:3: step: expected a number" "a record without a step" stop
+refuses "$plot" "invalid choice" "another axis" --x loss runs/a
+
+echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
+[ $failed = 0 ]

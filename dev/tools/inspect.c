@@ -1,0 +1,458 @@
+// Shows what a file or folder is and what is in it, and compares two of them; `inspect --help` and doc/tools.md tell more.
+// Build: make tools
+#include "dev/tools/source.h"  // Source, source_open: what a path is and holds
+#include "dev/tools/report.h"  // report_facts, report_table
+#include "llmc/test.h"         // float_ulps
+
+static const char* const usage = "usage: inspect PATH [PATH2] [--stats] [--json]";
+static const char* const help =
+    "Shows what is in a file or folder, told apart by its content, or how two of them differ:\n"
+    "    a run                  its checkpoints, each read and verified, and where training stands\n"
+    "    a checkpoint           state, options, checksums, tensors\n"
+    "    a Hugging Face folder  config and tensors, also of several shards; an adapter of PEFT's\n"
+    "    a file                 .safetensors; llm.c's .bin (model, state, tokenizer, tokens, evaluation); tokenizer.json,\n"
+    "                           metrics.jsonl, config.json\n"
+    "Of two, the tensors of one name are compared, and config, state and options; a run stands for its newest checkpoint.\n"
+    "    --stats  smallest, largest, mean and standard deviation of every tensor, and how many NaN and infinities\n"
+    "    --json   one JSON object with the same content\n"
+    "Exit status: 0 sound, or equal; 1 two that differ; 2 broken, or nothing that is known.\n";
+
+// ---- 1. numbers in tensors ----
+
+// an element as a double; exact but for 64-bit integers past 2^53
+static double element(Dtype dtype, const unsigned char* from) {
+    union {
+        float f;
+        double d;
+        int8_t i8;
+        int16_t i16;
+        uint16_t u16;
+        int32_t i32;
+        uint32_t u32;
+        int64_t i64;
+        uint64_t u64;
+    } x;
+    memcpy(&x, from, dtype_size(dtype));
+    switch (dtype) {
+        case DTYPE_F32: return (double)x.f;
+        case DTYPE_F64: return x.d;
+        case DTYPE_F16: return (double)safetensors_f16_(x.u16);
+        case DTYPE_BF16: return (double)float_from_bits((uint32_t)x.u16 << 16);
+        case DTYPE_I8: return x.i8;
+        case DTYPE_I16: return x.i16;
+        case DTYPE_U16: return x.u16;
+        case DTYPE_I32: return x.i32;
+        case DTYPE_U32: return x.u32;
+        case DTYPE_I64: return (double)x.i64;
+        case DTYPE_U64: return (double)x.u64;
+        default: return from[0];  // bytes and truth values
+    }
+}
+
+// FP8, FP4 and complex numbers are compared as bytes
+static int has_numbers(Dtype dtype) {
+    return dtype >= DTYPE_I16 ? dtype != DTYPE_C64 : dtype == DTYPE_BOOL || dtype == DTYPE_U8 || dtype == DTYPE_I8;
+}
+
+// the tensor's bytes as on disk; what has to be turned first is made in *owned, for the caller to free
+static const unsigned char* item_bytes(const Source* s, const Item* item, unsigned char** owned) {
+    *owned = NULL;
+    if (!item->row) { return (const unsigned char*)item->t.data; }
+    const Tensor* row = item->row;
+    size_t width = dtype_size(item->t.dtype), rows = (size_t)row->disk_rows, columns = (size_t)row->columns;
+    size_t first = (size_t)item->layer * tensor_slice_elements(row);
+    for (const Tensor* t = s->table; t < row; t++) { first += tensor_elements(t); }
+    const unsigned char* from = s->file.bytes + BIN_HEADER_BYTES + width * first;
+    if (row->on_disk != TRANSPOSED) { return from; }
+    *owned = (unsigned char*)malloc_check(item->t.n_bytes, "buffer of a tensor");
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t c = 0; c < columns; c++) {
+            memcpy(*owned + (c * rows + r) * width, from + (r * columns + c) * width, width);
+        }
+    }
+    return *owned;
+}
+
+// smallest, largest, mean and standard deviation of the finite elements; how many are not finite
+static void add_stats(json_t* entry, Dtype dtype, const unsigned char* bytes, size_t n) {
+    double low = INFINITY, high = -INFINITY, sum = 0.0, squares = 0.0;
+    json_int_t n_nan = 0, n_inf = 0;
+    size_t width = dtype_size(dtype);
+    for (size_t i = 0; i < n; i++) {
+        double x = element(dtype, bytes + i * width);
+        n_nan += isnan(x);
+        n_inf += isinf(x);
+        if (!isfinite(x)) { continue; }
+        low = x < low ? x : low;
+        high = x > high ? x : high;
+        sum += x;
+    }
+    double n_finite = (double)n - (double)(n_nan + n_inf), mean = sum / n_finite;
+    for (size_t i = 0; i < n; i++) {
+        double d = element(dtype, bytes + i * width) - mean;
+        squares += isfinite(d) ? d * d : 0.0;
+    }
+    json_object_set_new(entry, "min", n_finite > 0 ? json_real(low) : json_null());
+    json_object_set_new(entry, "max", n_finite > 0 ? json_real(high) : json_null());
+    json_object_set_new(entry, "mean", n_finite > 0 ? json_real(mean) : json_null());
+    json_object_set_new(entry, "std", n_finite > 0 ? json_real(sqrt(squares / n_finite)) : json_null());
+    json_object_set_new(entry, "nan", json_integer(n_nan));
+    json_object_set_new(entry, "inf", json_integer(n_inf));
+}
+
+static json_t* shape_of(const SafeTensor* t) {
+    json_t* shape = json_array();
+    for (int i = 0; i < t->n_dims; i++) { json_array_append_new(shape, json_integer((json_int_t)t->shape[i])); }
+    return shape;
+}
+
+static void add_to(json_t* object, const char* key, json_int_t n) {
+    json_object_set_new(object, key, json_integer(json_integer_value(json_object_get(object, key)) + n));
+}
+
+static void count_tensor(json_t* totals, const SafeTensor* t) {
+    add_to(totals, "tensors", 1);
+    add_to(totals, "elements", (json_int_t)t->n);
+    add_to(totals, "bytes", (json_int_t)t->n_bytes);
+}
+
+// "tensors" and "totals" of the report; what is not listed only with --stats, and then alone
+static void describe_tensors(Source* s, int stats) {
+    json_t *rows = json_array(), *totals = json_object(), *by_dtype = json_object();
+    for (int i = 0; i < s->n_items; i++) {
+        const Item* item = &s->items[i];
+        const SafeTensor* t = &item->t;
+        unsigned char* owned = NULL;
+        if (!item->is_listed) { continue; }
+        const char* dtype = dtype_name(t->dtype);
+        json_t* row = json_pack("{s:s, s:s, s:o, s:I, s:I}", "name", t->name, "dtype", dtype, "shape", shape_of(t),
+                                "elements", (json_int_t)t->n, "bytes", (json_int_t)t->n_bytes);
+        if (json_object_get(facts_of(s), "shards")) { json_object_set_new(row, "file", json_string(item->file)); }
+        if (stats && has_numbers(t->dtype)) { add_stats(row, t->dtype, item_bytes(s, item, &owned), t->n); }
+        free(owned);
+        json_array_append_new(rows, row);
+        if (!json_object_get(by_dtype, dtype)) { json_object_set_new(by_dtype, dtype, json_object()); }
+        count_tensor(json_object_get(by_dtype, dtype), t);
+        count_tensor(totals, t);
+    }
+    json_object_set_new(totals, "by_dtype", by_dtype);
+    if (json_array_size(rows) > 0) {
+        json_object_set(s->report, "tensors", rows);
+        json_object_set(s->report, "totals", totals);
+    }
+    json_decref(rows);
+    json_decref(totals);
+}
+
+// ---- 2. two of them ----
+
+typedef struct {
+    size_t n_differ, first;
+    double max_abs, max_rel;  // a NaN against a number makes them NaN
+    int64_t max_ulp;          // of F32 against F32
+} Difference;
+
+static int both_f32(const SafeTensor* a, const SafeTensor* b) { return a->dtype == DTYPE_F32 && b->dtype == DTYPE_F32; }
+
+static void difference_add(Difference* d, size_t i, double a, double b, int64_t ulp) {
+    double apart = fabs(a - b), larger = fabs(a) > fabs(b) ? fabs(a) : fabs(b);
+    double relative = apart == 0.0 ? 0.0 : apart / larger;
+    if (d->n_differ++ == 0) { d->first = i; }
+    if (!(apart <= d->max_abs) && !isnan(d->max_abs)) { d->max_abs = apart; }
+    if (!(relative <= d->max_rel) && !isnan(d->max_rel)) { d->max_rel = relative; }
+    d->max_ulp = ulp > d->max_ulp ? ulp : d->max_ulp;
+}
+
+// Tensors of the same shape; of one dtype they are equal when their bytes are, of two when their values are.
+static Difference compare_tensors(const SafeTensor* a, const unsigned char* bytes_a, const SafeTensor* b,
+                                  const unsigned char* bytes_b) {
+    Difference d = {0, 0, 0.0, 0.0, 0};
+    int same_dtype = a->dtype == b->dtype, numbers = has_numbers(a->dtype) && has_numbers(b->dtype);
+    if (same_dtype && (a->n_bytes == 0 || memcmp(bytes_a, bytes_b, a->n_bytes) == 0)) { return d; }
+    if (!numbers) {  // the bytes differ, or their meaning does
+        d.n_differ = a->n;
+        d.max_abs = d.max_rel = NAN;
+        return d;
+    }
+    size_t width_a = dtype_size(a->dtype), width_b = dtype_size(b->dtype);
+    for (size_t i = 0; i < a->n; i++) {
+        const unsigned char *at_a = bytes_a + i * width_a, *at_b = bytes_b + i * width_b;
+        if (same_dtype && memcmp(at_a, at_b, width_a) == 0) { continue; }
+        double x = element(a->dtype, at_a), y = element(b->dtype, at_b);
+        int equal = !same_dtype && (x == y || (isnan(x) && isnan(y)));
+        int has_ulp = both_f32(a, b) && !isnan(x) && !isnan(y);
+        if (!equal) { difference_add(&d, i, x, y, has_ulp ? float_ulps((float)x, (float)y) : 0); }
+    }
+    return d;
+}
+
+// "(3, 5)" of the element with this number, in a tensor's shape
+static json_t* index_of(const SafeTensor* t, size_t i) {
+    json_t* index = json_array();
+    for (int k = t->n_dims - 1; k >= 0; k--) {
+        json_array_insert_new(index, 0, json_integer((json_int_t)(i % (size_t)t->shape[k])));
+        i /= (size_t)t->shape[k];
+    }
+    return index;
+}
+
+// base models leave "transformer." out of their names
+static const char* short_name(const char* name) { return strncmp(name, "transformer.", 12) == 0 ? name + 12 : name; }
+
+// AdamW's, which only checkpoints have
+static int is_moment(const Item* item) { return !item->is_listed && *item->file; }
+
+// tokens, records, bytes: one after the other, so two of different lengths can be compared as far as both go
+static int is_series(const Item* item) { return !item->is_listed && !*item->file; }
+
+typedef struct {
+    json_t *only_a, *only_b, *shapes, *differing, *settings;
+    int n_both;
+    double max_abs;
+    int64_t max_ulp;
+    const char* where;  // of max_abs
+} Comparison;
+
+static void compare_items(Comparison* c, const Source* a, const Item* x, const Source* b, const Item* y) {
+    SafeTensor copy_a = x->t, copy_b = y->t, *t = &copy_a, *u = &copy_b;
+    int same_shape = t->n_dims == u->n_dims && memcmp(t->shape, u->shape, sizeof(int64_t) * (size_t)t->n_dims) == 0;
+    if (!same_shape || t->dtype != u->dtype) {
+        json_t* row = json_pack("{s:s, s:s, s:o, s:s, s:o}", "name", t->name, "a_dtype", dtype_name(t->dtype), "a_shape",
+                                shape_of(t), "b_dtype", dtype_name(u->dtype), "b_shape", shape_of(u));
+        json_array_append_new(c->shapes, row);
+    }
+    if (!same_shape && !is_series(x)) { return; }
+    t->n = u->n = t->n < u->n ? t->n : u->n;
+    t->n_bytes = t->dtype == u->dtype && is_series(x) ? t->n * dtype_size(t->dtype) : t->n_bytes;
+    unsigned char *owned_a, *owned_b;
+    const unsigned char *bytes_a = item_bytes(a, x, &owned_a), *bytes_b = item_bytes(b, y, &owned_b);
+    Difference d = compare_tensors(t, bytes_a, u, bytes_b);
+    free(owned_a);
+    free(owned_b);
+    if (d.n_differ == 0) { return; }
+    json_t* row = json_pack("{s:s, s:I, s:I, s:o, s:o, s:o, s:o}", "name", t->name, "elements", (json_int_t)t->n, "differ",
+                            (json_int_t)d.n_differ, "max_abs", report_number(d.max_abs), "max_rel", report_number(d.max_rel),
+                            "max_ulp", both_f32(t, u) ? json_integer(d.max_ulp) : json_null(), "first", index_of(t, d.first));
+    json_array_append_new(c->differing, row);
+    if (!(d.max_abs <= c->max_abs) && !isnan(c->max_abs)) {
+        c->max_abs = d.max_abs;
+        c->where = t->name;
+    }
+    c->max_ulp = d.max_ulp > c->max_ulp ? d.max_ulp : c->max_ulp;
+}
+
+// What two JSON values say differently, members by their path "options.lr"; two kinds of file need not have the same
+// members.
+static void compare_json(json_t* rows, const char* name, const json_t* a, const json_t* b, int same_kind) {
+    const char* key;
+    json_t* value;
+    if (!json_is_object(a) || !json_is_object(b)) {
+        int missing = !a || !b, differ = missing ? same_kind : !json_equal((json_t*)a, (json_t*)b);
+        if (differ) {
+            json_array_append_new(rows, json_pack("{s:s, s:O?, s:O?}", "name", name, "a", (json_t*)a, "b", (json_t*)b));
+        }
+        return;
+    }
+    json_t* keys = json_copy((json_t*)a);
+    json_object_update_missing(keys, (json_t*)b);
+    json_object_foreach(keys, key, value) {
+        char inner[512];
+        snprintf(inner, sizeof inner, "%s.%s", name, key);
+        compare_json(rows, inner, json_object_get(a, key), json_object_get(b, key), same_kind);
+    }
+    json_decref(keys);
+}
+
+static void compare(Comparison* c, const Source* a, const Source* b) {
+    json_t* places = json_object();  // name -> number in b
+    int same_kind = json_equal(json_object_get(a->report, "kind"), json_object_get(b->report, "kind"));
+    for (int i = 0; i < b->n_items; i++) {
+        if (!same_kind && is_moment(&b->items[i])) { continue; }
+        json_object_set_new(places, short_name(b->items[i].t.name), json_integer(i));
+    }
+    for (int i = 0; i < a->n_items; i++) {
+        if (!same_kind && is_moment(&a->items[i])) { continue; }
+        const char* name = short_name(a->items[i].t.name);
+        json_t* place = json_object_get(places, name);
+        if (!place) {
+            json_array_append_new(c->only_a, json_string(a->items[i].t.name));
+            continue;
+        }
+        compare_items(c, a, &a->items[i], b, &b->items[json_integer_value(place)]);
+        c->n_both++;
+        json_object_del(places, name);
+    }
+    const char* name;
+    json_t* place;
+    json_object_foreach(places, name, place) {
+        json_array_append_new(c->only_b, json_string(b->items[json_integer_value(place)].t.name));
+    }
+    json_decref(places);
+    const char* const sections[] = {"config", "state", "options"};
+    for (int i = 0; i < 3; i++) {
+        const json_t *x = json_object_get(a->report, sections[i]), *y = json_object_get(b->report, sections[i]);
+        if (x && y) { compare_json(c->settings, sections[i], x, y, same_kind); }
+    }
+}
+
+// ---- 3. printing ----
+
+static void print_json(json_t* json) {
+    int failed = json_dumpf(json, stdout, JSON_INDENT(2)) != 0 || printf("\n") < 0;
+    if (failed) { fail_run("standard output: %s", strerror(errno)); }
+}
+
+static const char* text_of(const json_t* json, const char* key) { return json_string_value(json_object_get(json, key)); }
+
+static void print_title(const char* before, const json_t* report) {
+    char* path = report_text("", json_object_get(report, "path"));
+    double n_bytes = (double)json_integer_value(json_object_get(report, "bytes"));
+    printf("%s%s: %s, %s\n", before, path, text_of(report, "kind"), format_bytes(n_bytes).s);
+    free(path);
+}
+
+// 148 tensors, 124,439,808 parameters, 474.70 MiB, all F32
+static void print_totals(const json_t* totals) {
+    const char *dtype, *comma = ":";
+    json_t *of_dtype, *by_dtype = json_object_get(totals, "by_dtype");
+    char* n = report_text("elements", json_object_get(totals, "elements"));
+    printf("\n  %lld tensors, %s parameters, %s", (long long)json_integer_value(json_object_get(totals, "tensors")), n,
+           format_bytes((double)json_integer_value(json_object_get(totals, "bytes"))).s);
+    json_object_foreach(by_dtype, dtype, of_dtype) {
+        double n_bytes = (double)json_integer_value(json_object_get(of_dtype, "bytes"));
+        if (json_object_size(by_dtype) == 1) { printf(", all %s", dtype); }
+        else { printf("%s %s of %s", comma, format_bytes(n_bytes).s, dtype); }
+        comma = ",";
+    }
+    printf("\n");
+    free(n);
+}
+
+static void print_tensors(const json_t* report) {
+    const json_t *rows = json_object_get(report, "tensors"), *first = json_array_get(rows, 0);
+    ReportColumn columns[REPORT_COLUMNS_MAX] = {{"name", "tensor", 0}, {"dtype", "dtype", 0}, {"shape", "shape", 0},
+                                                {"elements", "elements", 1}, {"bytes", "size", 1}};
+    const ReportColumn stats[] = {{"min", "min", 1}, {"max", "max", 1}, {"mean", "mean", 1},
+                                  {"std", "std", 1}, {"nan", "nan", 1}, {"inf", "inf", 1}};
+    const ReportColumn file = {"file", "file", 0};
+    int with_stats = json_object_get(first, "min") != NULL;
+    int n = with_stats ? 3 : 5;  // then the shape has to stand for the size
+    for (int i = 0; i < 6 && with_stats; i++) { columns[n++] = stats[i]; }
+    if (json_object_get(first, "file")) { columns[n++] = file; }
+    report_table(rows, columns, n);
+    if (rows) { print_totals(json_object_get(report, "totals")); }
+}
+
+static void print_report(const json_t* report) {
+    const char* const sections[] = {"config", "state", "options", "metadata"};
+    const ReportColumn checkpoints[] = {{"name", "checkpoint", 0}, {"step", "step", 1}, {"bytes", "size", 1},
+                                        {"state", "state", 0}, {"mark", "mark", 0}};
+    const ReportColumn files[] = {{"name", "file", 0}, {"bytes", "size", 1}};
+    print_title("", report);
+    report_facts(json_object_get(report, "facts"));
+    for (int i = 0; i < 4; i++) {
+        json_t* section = json_object_get(report, sections[i]);
+        json_t* fact_of_it = section ? json_pack("{s:O}", sections[i], section) : NULL;
+        if (section) { report_facts(fact_of_it); }
+        json_decref(fact_of_it);
+    }
+    report_table(json_object_get(report, "checkpoints"), checkpoints, 5);
+    report_table(json_object_get(report, "files"), files, 2);
+    print_tensors(report);
+}
+
+static void print_only(const char* in, const json_t* names) {
+    size_t i;
+    json_t* name;
+    json_array_foreach(names, i, name) {
+        char* text = report_text("", name);
+        printf("  only in %s: %s\n", in, text);
+        free(text);
+    }
+}
+
+// which of two, how they differ, and last the line that sums it up
+static void print_comparison(const Comparison* c, const Source* a, const Source* b) {
+    const ReportColumn shapes[] = {{"name", "tensor", 0}, {"a_dtype", "a", 0}, {"a_shape", "shape", 0},
+                                   {"b_dtype", "b", 0}, {"b_shape", "shape", 0}};
+    const ReportColumn settings[] = {{"name", "setting", 0}, {"a", "a", 0}, {"b", "b", 0}};
+    const ReportColumn differing[] = {{"name", "tensor", 0}, {"differ", "differ", 1}, {"elements", "of", 1},
+                                      {"max_abs", "max |a-b|", 1}, {"max_rel", "relative", 1}, {"max_ulp", "ulp", 1},
+                                      {"first", "first at", 1}};
+    print_title("a  ", a->report);
+    print_title("b  ", b->report);
+    print_only("a", c->only_a);
+    print_only("b", c->only_b);
+    report_table(c->settings, settings, 3);
+    report_table(c->shapes, shapes, 5);
+    report_table(c->differing, differing, 7);
+    size_t n_shapes = json_array_size(c->shapes), n_differing = json_array_size(c->differing);
+    size_t n_settings = json_array_size(c->settings);
+    printf("\n  %d %s", c->n_both, a->n_items > 0 && is_series(a->items) ? "series" : "tensors");
+    if (n_shapes > 0) { printf(", %zu of another shape or dtype", n_shapes); }
+    if (c->where) { printf(", %zu differ, max |a-b| %.2g in %s", n_differing, c->max_abs, format_text(c->where).s); }
+    else if (n_shapes == 0) { printf(", all equal"); }
+    if (c->max_ulp > 0) { printf(", %lld ulp", (long long)c->max_ulp); }
+    printf(n_settings > 0 ? ", %zu settings differ\n" : "\n", n_settings);
+}
+
+// ---- 4. main ----
+
+static int inspect_one(const char* path, int stats, int as_json) {
+    Source s;
+    source_open(&s, path);
+    describe_tensors(&s, stats);
+    json_object_set_new(s.report, "problem", *s.problem ? json_string(s.problem) : json_null());
+    if (as_json) { print_json(s.report); } else { print_report(s.report); }
+    if (*s.problem) { fail_input("%s: %s", s.path, s.problem); }
+    source_close(&s);
+    return 0;
+}
+
+// a run stands for its newest good checkpoint
+static void open_to_compare(Source* s, const char* path) {
+    char folder[PATH_BYTES];
+    source_open(s, checkpoint_find(folder, path) ? folder : path);
+    if (*s->problem) { fail_input("%s: %s", s->path, s->problem); }
+}
+
+static int inspect_two(const char* path_a, const char* path_b, int as_json) {
+    Source a, b;
+    Comparison c = {json_array(), json_array(), json_array(), json_array(), json_array(), 0, 0.0, 0, NULL};
+    open_to_compare(&a, path_a);
+    open_to_compare(&b, path_b);
+    compare(&c, &a, &b);
+    json_t* parts[] = {c.only_a, c.only_b, c.shapes, c.settings, c.differing};
+    int equal = 1;
+    for (int i = 0; i < 5; i++) { equal = equal && json_array_size(parts[i]) == 0; }
+    if (as_json) {
+        json_t* report = json_pack("{s:s, s:s, s:b, s:i, s:O, s:O, s:O, s:O, s:O}", "a", a.path, "b", b.path, "equal", equal,
+                                   "in_both", c.n_both, "only_in_a", c.only_a, "only_in_b", c.only_b, "shapes", c.shapes,
+                                   "settings", c.settings, "differing", c.differing);
+        print_json(report);
+        json_decref(report);
+    } else {
+        print_comparison(&c, &a, &b);
+    }
+    for (int i = 0; i < 5; i++) { json_decref(parts[i]); }
+    source_close(&a);
+    source_close(&b);
+    return !equal;
+}
+
+int main(int argc, char** argv) {
+    const char* paths[2] = {NULL, NULL};
+    int n_paths = 0, stats = 0, as_json = 0;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--stats") == 0) { stats = 1; }
+        else if (strcmp(argv[i], "--json") == 0) { as_json = 1; }
+        else if (strcmp(argv[i], "--help") == 0) { printf("%s\n%s", usage, help); return 0; }
+        else if (strncmp(argv[i], "--", 2) == 0) { fail_input("%s: unknown option: %s", format_text(argv[i]).s, usage); }
+        else if (n_paths == 2) { fail_input("expected one path or two: %s", usage); }
+        else { paths[n_paths++] = argv[i]; }
+    }
+    if (n_paths == 0) { fail_input("expected one path or two: %s", usage); }
+    int status = n_paths == 1 ? inspect_one(paths[0], stats, as_json) : inspect_two(paths[0], paths[1], as_json);
+    if (fflush(stdout) != 0) { fail_run("standard output: %s", strerror(errno)); }
+    return status;
+}
