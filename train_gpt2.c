@@ -631,6 +631,7 @@ static float* step_gradients(Run* r, float* loss, float* norm) {
         dataloader_batch(&r->data.train_rows, r->state.rows + (int64_t)leaf * B, B, r->inputs, r->targets);
         dataloader_prefetch(&r->data.train_rows, r->state.rows + next * B, B);
         gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);
+        comm_watch(r->comm, HERE);
     }
     float loss_sum, *grads = shards_reduce(&r->model.shards, &r->model.grads, &loss_sum, &r->dev);
     *loss = loss_sum / (float)n_tokens;
