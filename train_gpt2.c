@@ -37,7 +37,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/schedule.h"      // schedule_lr
 #include "llmc/shardfile.h"     // moments_save, moments_load
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
-#include "llmc/tensorfile.h"    // tensors_save, tensors_load, tensors_save_folder
+#include "llmc/tensorfile.h"    // tensors_load, tensors_save_folder
 #include "llmc/verify.h"        // Verify: a step computed twice
 #include "llmc/zero.h"          // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
 
@@ -626,9 +626,9 @@ static float* step_gradients(Run* r, float* loss, float* norm) {
     const int B = r->o.batch_size, T = r->T;
     const int64_t n_tokens = (int64_t)r->n_leaves * B * T;
     const CommShare own = comm_own(r->comm, r->n_leaves);
-    for (int leaf = own.first; leaf < own.end; leaf++) {
-        int64_t next = leaf + 1 < own.end ? leaf + 1 : (int64_t)r->n_leaves + own.first;  // of this update or the following one
-        dataloader_batch(&r->data.train_rows, r->state.rows + (int64_t)leaf * B, B, r->inputs, r->targets);
+    for (int64_t leaf = own.first; leaf < own.end; leaf++) {
+        int64_t next = leaf + 1 < own.end ? leaf + 1 : r->n_leaves + own.first;  // of this update or the following one
+        dataloader_batch(&r->data.train_rows, r->state.rows + leaf * B, B, r->inputs, r->targets);
         dataloader_prefetch(&r->data.train_rows, r->state.rows + next * B, B);
         gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);
         comm_watch(r->comm, HERE);

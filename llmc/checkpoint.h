@@ -140,13 +140,14 @@ static inline int file_sum_(FileSum* found, const char* path, size_t expected, E
     XXH3_64bits_reset(hash);
     ssize_t n = 1;
     while (n > 0 && found->n_bytes <= expected) {
-        n = read(fd, buffer, room);
-        if (n < 0 && errno == EINTR) { n = 1; continue; }
-        if (n > 0) { XXH3_64bits_update(hash, buffer, (size_t)n); }
-        found->n_bytes += n > 0 ? (size_t)n : 0;
-        progress("verifying the checkpoint", (int64_t)found->n_bytes, (int64_t)expected);
+        progress("verifying the checkpoint", (int64_t)found->n_bytes, (int64_t)expected + 1);
+        do { n = read(fd, buffer, room); } while (n < 0 && errno == EINTR);
+        if (n < 0) { break; }
+        XXH3_64bits_update(hash, buffer, (size_t)n);
+        found->n_bytes += (size_t)n;
     }
     if (n < 0) { error_set(error, "cannot be read at offset %zu: %s", found->n_bytes, strerror(errno)); }
+    progress("verifying the checkpoint", 1, 1);
     found->xxh3 = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
     free(buffer);
@@ -238,7 +239,7 @@ static inline int checkpoint_newest_good(const char* run) {
     int step = checkpoint_newest(run, -1);
     while (step >= 0 && !checkpoint_verify(checkpoint_folder(folder, run, step), &error)) {
         int removed = !path_exists(path_join(manifest, folder, "manifest.json"));  // by a running trainer, which has saved a newer one
-        if (!removed) { warn_line("%s: %s; the checkpoint before it is used", folder, error.text); }
+        if (!removed) { warn_line("%s: %s; looking for the checkpoint before it", folder, error.text); }
         step = checkpoint_newest(run, removed ? -1 : step);
     }
     return step;
@@ -264,8 +265,10 @@ static inline int checkpoint_find(char folder[PATH_BYTES], const char* path) {
 
 // ---- removing ----
 
-static inline void remove_file_(const char* path) {
-    if (unlink(path) != 0 && errno != ENOENT) { warn_line("%s: cannot be removed: %s", path, strerror(errno)); }
+static inline int remove_file_(const char* path) {
+    int gone = unlink(path) == 0 || errno == ENOENT;
+    if (!gone) { warn_line("%s: cannot be removed: %s", path, strerror(errno)); }
+    return gone;
 }
 
 static inline int is_saved_file_(const SavedFiles* files, const char* name) {
@@ -276,29 +279,40 @@ static inline int is_saved_file_(const SavedFiles* files, const char* name) {
     return dot && (strcmp(dot, ".safetensors") == 0 || strcmp(dot, ".json") == 0);
 }
 
-// Remove a checkpoint, or what is left of one. Its manifest changes its name first, so after an interruption nothing looks
-// like a checkpoint, and checkpoint_clean finds the list of what is still to be removed. Files of the user's stay.
-static inline void checkpoint_remove(const char* folder) {
-    char path[PATH_BYTES], removed[PATH_BYTES];
+// the files of a checkpoint, `list` naming them; that is the last to go, so an interrupted removal can be finished
+static inline void checkpoint_empty_(const char* folder, const char* list) {
+    char path[PATH_BYTES];
     MappedFile file;
     SavedFiles files;
     ErrorText error;
-    path_join(removed, folder, "manifest.removed");
-    if (rename(path_join(path, folder, "manifest.json"), removed) != 0 && errno != ENOENT) {
-        warn_line("%s: cannot be renamed: %s", path, strerror(errno));
-        return;
-    }
+    int left = 0;
     files.n = 0;
-    if (path_exists(removed) && file_map_or_not(&file, removed, &error)) {
+    if (path_exists(path_join(path, folder, list)) && file_map_or_not(&file, path, &error)) {
         json_decref(manifest_parse_((const char*)file.bytes, file.n_bytes, &files, &error));
         file_unmap(&file);
     }
     DIR* entries = opendir(folder);
     for (struct dirent* entry; entries && (entry = readdir(entries));) {
-        if (is_saved_file_(&files, entry->d_name)) { remove_file_(path_join(path, folder, entry->d_name)); }
+        if (strcmp(entry->d_name, list) == 0 || !is_saved_file_(&files, entry->d_name)) { continue; }
+        left += !remove_file_(path_join(path, folder, entry->d_name));
     }
     if (entries) { closedir(entries); }
-    remove_file_(removed);
+    if (left == 0) { remove_file_(path_join(path, folder, list)); }
+}
+
+// Remove a checkpoint, or what is left of one. Its manifest changes its name first, so after an interruption nothing looks
+// like a checkpoint (a .tmp never does). Files of the user's stay, and the folder with them.
+static inline void checkpoint_remove(const char* folder) {
+    char path[PATH_BYTES], removed[PATH_BYTES];
+    const char* dot = strrchr(folder, '.');
+    int temporary = dot && strcmp(dot, ".tmp") == 0, renamed = temporary;
+    const char* list = temporary ? "manifest.json" : "manifest.removed";
+    if (!temporary) { renamed = rename(path_join(path, folder, "manifest.json"), path_join(removed, folder, list)) == 0 || errno == ENOENT; }
+    if (!renamed) {
+        warn_line("%s: cannot be renamed: %s", path, strerror(errno));
+        return;
+    }
+    checkpoint_empty_(folder, list);
     int gone = rmdir(folder) == 0 || errno == ENOENT || errno == ENOTEMPTY || errno == EEXIST;
     if (!gone) { warn_line("%s: cannot be removed: %s", folder, strerror(errno)); }
 }
@@ -308,7 +322,7 @@ static inline void checkpoint_clean(const char* run) {
     DIR* entries = opendir(run);
     if (!entries) { return; }
     for (struct dirent* entry; (entry = readdir(entries));) {
-        char path[PATH_BYTES], removed[PATH_BYTES], name[PATH_BYTES];
+        char path[PATH_BYTES], manifest[PATH_BYTES], name[PATH_BYTES];
         const char* rest = "";
         int step = checkpoint_step_(entry->d_name, &rest);
         if (step < 0) { continue; }
@@ -316,9 +330,10 @@ static inline void checkpoint_clean(const char* run) {
         checkpoint_folder(name, run, step);
         if (strcmp(rest, ".old") == 0 && !path_exists(name)) {
             if (rename(path, name) != 0) { fail_run("%s: cannot be renamed to %s: %s", path, name, strerror(errno)); }
-        } else if (strcmp(rest, ".tmp") == 0 || strcmp(rest, ".old") == 0 ||
-                   (!*rest && path_exists(path_join(removed, path, "manifest.removed")))) {
+        } else if (strcmp(rest, ".tmp") == 0 || strcmp(rest, ".old") == 0 || path_exists(path_join(manifest, path, "manifest.removed"))) {
             checkpoint_remove(path);
+        } else if (!path_exists(path_join(manifest, path, "manifest.json"))) {
+            rmdir(path);  // if it is empty, only that was left to be done
         }
     }
     closedir(entries);
@@ -385,12 +400,19 @@ static inline void checkpoint_publish(const char* temporary, const char* folder)
 // ---- one writer ----
 
 // Refuses a run to which another process writes. The lock is the kernel's and goes with the process, however that ends; the
-// file .lock only holds the writer's process id, for the message.
+// file .lock only holds the writer's process id, for the message. A second's patience: a process that was killed a moment ago
+// may still be on its way out.
 static inline void run_lock(const char* run) {
     char path[PATH_BYTES], pid[32] = "";
+    const struct timespec pause = {0, 50000000};
     int fd = open(path_join(path, run, ".lock"), O_RDWR | O_CREAT | O_CLOEXEC, 0666);  // open as long as the process lives
     if (fd < 0) { fail_run("%s: cannot be created: %s", path, strerror(errno)); }
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    int locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
+    for (int i = 0; i < 20 && !locked && errno == EWOULDBLOCK; i++) {
+        nanosleep(&pause, NULL);
+        locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
+    }
+    if (!locked) {
         if (errno != EWOULDBLOCK) {
             warn_line("%s: this file system has no locks (%s): see to it that no other process writes to this run", path, strerror(errno));
             return;

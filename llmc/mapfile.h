@@ -122,6 +122,7 @@ static inline int file_map_or_not(MappedFile* f, const char* path, ErrorText* er
     if (f->n_bytes > 0) {  // mmap refuses 0 bytes
         mapped = mmap(NULL, f->n_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
         failed = mapped == MAP_FAILED;
+        if (failed && errno == ENOMEM) { fail_run("%s: no memory to map its %zu bytes", path, f->n_bytes); }
         if (failed) { error_set(error, "cannot be mapped (%zu bytes): %s", f->n_bytes, strerror(errno)); }
     }
     close(fd);

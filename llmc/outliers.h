@@ -30,9 +30,9 @@ static inline double outlier_z(OutlierWindow* w, float x) {
     w->value[OUTLIER_WINDOW - 1] = x;
     double sum = 0.0, squares = 0.0;
     for (int i = 0; i < OUTLIER_WINDOW; i++) { sum += (double)w->value[i]; }
-    const double mean = sum / OUTLIER_WINDOW;
+    const double n = OUTLIER_WINDOW, mean = sum / n;
     for (int i = 0; i < OUTLIER_WINDOW; i++) { squares += ((double)w->value[i] - mean) * ((double)w->value[i] - mean); }
-    return squares > 0.0 ? ((double)x - mean) / sqrt(squares / OUTLIER_WINDOW) : 0.0;
+    return squares > 0.0 ? ((double)x - mean) / sqrt(squares / n) : 0.0;
 }
 
 // is x above the limit? limit 0: nothing is an outlier, and nothing is recorded

@@ -247,6 +247,7 @@ static inline int run_find_checkpoint(const RunOptions* o) {
     if (!*o->run) { options_fail("resume", "needs the --run to go on with"); }
     if (checkpoint_newest(o->run, -1) < 0) { options_fail("resume", "%s holds no complete checkpoint (to begin anew, choose another --run)", o->run); }
     run_lock(o->run);
+    checkpoint_clean(o->run);
     int step = checkpoint_newest_good(o->run);
     if (step < 0) { options_fail("resume", "%s: none of its checkpoints is whole", o->run); }
     return step;
@@ -369,10 +370,13 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
     }
     json_t* train_json = data_to_json_(train);
     make_folder(o->run);
-    if (resume_step < 0) { run_lock(o->run); }
-    if (resume_step >= 0) { run_check_data_(path_join(path, o->run, "settings.json"), table, n, train_json); }
-    checkpoint_clean(o->run);
-    run_cut_samples_(o, s);
+    if (resume_step < 0) {
+        run_lock(o->run);
+        checkpoint_clean(o->run);
+    } else {
+        run_check_data_(path_join(path, o->run, "settings.json"), table, n, train_json);
+        run_cut_samples_(o, s);
+    }
     log_open(log, o->run, resume_step);
     json_t* command = json_array();
     for (int i = 0; i < argc; i++) { json_array_append_new(command, json_string(argv[i])); }
@@ -393,6 +397,11 @@ static inline void run_show_sample(const RunOptions* o, int step, const char* te
 }
 
 // rows of the box at the start
+static inline void box_update(const RunOptions* o, int n_leaves, int T) {
+    int64_t n_tokens = (int64_t)n_leaves * o->batch_size * T;
+    box_row("update", "%lld tokens = %d x %d x %d", (long long)n_tokens, n_leaves, o->batch_size, T);
+}
+
 // what the checkpoints of the run will take; a disk that is too small for them is no error yet, but said
 static inline void box_checkpoints(const RunOptions* o, const RunState* s, double n_bytes) {
     double n_free = disk_free(*o->run ? o->run : ".");
@@ -404,11 +413,6 @@ static inline void box_checkpoints(const RunOptions* o, const RunState* s, doubl
     if (n_kept * n_bytes > n_free) {
         warn_line("the run keeps up to %.0f checkpoints of %s, the disk has %s free", n_kept, format_bytes(n_bytes).s, format_bytes(n_free).s);
     }
-}
-
-static inline void box_update(const RunOptions* o, int n_leaves, int T) {
-    int64_t n_tokens = (int64_t)n_leaves * o->batch_size * T;
-    box_row("update", "%lld tokens = %d x %d x %d", (long long)n_tokens, n_leaves, o->batch_size, T);
 }
 
 // ---- stopping ----

@@ -257,9 +257,9 @@ static inline int safetensors_entries_(SafeFile* f, const unsigned char* data, s
     if (n > SAFETENSORS_MAX_TENSORS) {
         return error_set(error, "expected at most %d tensors, found %zu", SAFETENSORS_MAX_TENSORS, n);
     }
-    f->tensors = (SafeTensor*)calloc(n + 1, sizeof(SafeTensor));
-    f->by_name = (const SafeTensor**)malloc((n + 1) * sizeof(SafeTensor*));
-    if (!f->tensors || !f->by_name) { return error_set(error, "no memory for a table of %zu tensors", n); }
+    f->tensors = (SafeTensor*)malloc_check((n + 1) * sizeof(SafeTensor), "table of tensors");
+    f->by_name = (const SafeTensor**)malloc_check((n + 1) * sizeof(SafeTensor*), "table of tensors");
+    memset(f->tensors, 0, (n + 1) * sizeof(SafeTensor));
     json_object_foreach(f->header, name, entry) {
         if (strcmp(name, "__metadata__") == 0) {
             if (!safetensors_metadata_(entry, error)) { return 0; }

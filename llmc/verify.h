@@ -52,11 +52,13 @@ static inline void verify_free(Verify* v) {
 }
 
 // bytes for a model of n parameters
-static inline double verify_bytes(size_t n) { return (double)N_VERIFIED * sizeof(uint64_t) * (double)n / VERIFY_BLOCK + 12.0 * VERIFY_PIECE; }
+static inline double verify_bytes(size_t n) {
+    return (double)(N_VERIFIED * sizeof(uint64_t) * (n / VERIFY_BLOCK) + 3 * sizeof(float) * VERIFY_PIECE);
+}
 
 static inline uint64_t verify_sum_(const float* tensor, size_t n, size_t block) {
-    size_t first = block * VERIFY_BLOCK, count = n - first < VERIFY_BLOCK ? n - first : VERIFY_BLOCK;
-    return XXH3_64bits(tensor + first, sizeof(float) * count);
+    const size_t first = block * VERIFY_BLOCK, end = first + VERIFY_BLOCK;
+    return XXH3_64bits(tensor + first, sizeof(float) * ((end < n ? end : n) - first));
 }
 
 static inline void verify_first(Verify* v, int step, float loss, float norm, const float* grads) {
@@ -76,13 +78,15 @@ static inline void verify_first(Verify* v, int step, float loss, float norm, con
     }
 }
 
+// element first of a tensor, or one of first..last, as far as they belong to one layer
 __attribute__((noreturn))
 static inline void verify_fail_(const Verify* v, const char* what, const Tensor* t, size_t first, size_t last, const char* values) {
-    char name[256];
-    const size_t slice = tensor_slice_elements(t), end = last - first < slice - first % slice ? last : first + slice - first % slice - 1;
-    fail_run("step %d: the same computation gave two results: %s of %s, element %zu..%zu%s: the hardware (memory, overclocking) or a "
-             "bug; the checkpoints are from before", v->step, what, tensor_slice_name(name, sizeof name, t, (int)(first / slice)),
-             first % slice, end % slice, values);
+    char name[256], elements[64];
+    const size_t slice = tensor_slice_elements(t), layer = first / slice, from = first - layer * slice;
+    const size_t to = last / slice == layer ? last - layer * slice : slice - 1;
+    snprintf(elements, sizeof elements, from == to ? "element %zu" : "one of the elements %zu..%zu", from, to);
+    fail_run("step %d: the same computation gave two results: %s of %s, %s%s: the hardware (memory, overclocking) or a bug; the "
+             "checkpoints are from before", v->step, what, tensor_slice_name(name, sizeof name, t, (int)layer), elements, values);
 }
 
 // the first block that differs from its sum ends the run
@@ -121,7 +125,7 @@ static inline void verify_adamw(Verify* v, const Tensor* t, size_t at, size_t n,
                                 float weight_decay, const AdamW* step, const Device* dev) {
     const char* names[3] = {"new parameters", "new first moments", "new second moments"};
     for (size_t first = 0; first < n; first += VERIFY_PIECE) {
-        const size_t count = n - first < VERIFY_PIECE ? n - first : VERIFY_PIECE;
+        const size_t end = first + VERIFY_PIECE, count = (end < n ? end : n) - first;
         float *real[3] = {p + first, m + first, s + first}, *copy[3] = {v->copy, v->copy + VERIFY_PIECE, v->copy + 2 * VERIFY_PIECE};
         for (int a = 0; a < 3; a++) { memcpy(copy[a], real[a], sizeof(float) * count); }
         adamw_update(copy[0], copy[1], copy[2], g + first, count, weight_decay, step, dev);

@@ -1,0 +1,426 @@
+/*
+Promises of llmc/checkpoint.h and of the part of llmc/run.h that saves and chooses: no byte changes unseen, the newest good
+one is found, what an interruption left goes away, the right ones are kept, one process writes. dev/test_faults.sh is the same
+with a real trainer.
+    cc -std=gnu11 -D_GNU_SOURCE -O2 -ffp-contract=off -I. test_checkpoint.c -o build/test_checkpoint -ljansson -lxxhash -lm
+    FLIPS=1000000 build/test_checkpoint random
+*/
+#include "llmc/run.h"        // run_save_begin, run_save_end, RunState; checkpoint.h, outliers.h
+#include "llmc/test.h"       // check, check_exit, test_main
+#include "llmc/testfiles.h"  // temp_folder, temp_file
+
+enum { N_FILES = 4 };
+static const char* const names[N_FILES] = {"config.json", "model.safetensors", "optimizer.safetensors", "manifest.json"};
+
+// ---- small checkpoints ----
+
+static void write_random(const char* folder, const char* name, size_t n_bytes, uint64_t seed, SavedFiles* files) {
+    char path[PATH_BYTES];
+    OutFile file;
+    uint64_t s = seeded_stream(seed);
+    outfile_open(&file, path_join(path, folder, name));
+    for (size_t i = 0; i < n_bytes; i++) {
+        unsigned char c = (unsigned char)xorshift_u32(&s);
+        outfile_write(&file, &c, 1);
+    }
+    saved_files_add(files, outfile_close(&file));
+}
+
+static RunOptions options_of(const char* run) {
+    RunOptions o;
+    memset(&o, 0, sizeof o);
+    o.run = run;
+    o.keep = 1000;
+    return o;
+}
+
+static void save_with(const RunOptions* o, int step, int best_step) {
+    char temporary[PATH_BYTES];
+    RunState s = run_state_start(1);
+    SavedFiles files;
+    s.step = step;
+    s.best_step = best_step;
+    files.n = 0;
+    run_save_begin(temporary, o, &s, 0.0);
+    write_random(temporary, "config.json", 300, (uint64_t)step, &files);
+    write_random(temporary, "model.safetensors", 3000, 100 + (uint64_t)step, &files);
+    write_random(temporary, "optimizer.safetensors", 6000, 200 + (uint64_t)step, &files);
+    run_save_end(temporary, &files, NULL, 0, o, &s);
+}
+
+static void save(const char* run, int step) {
+    RunOptions o = options_of(run);
+    save_with(&o, step, 0);
+}
+
+// a folder with checkpoints of steps 1 .. n
+static TempPath new_run(int n) {
+    TempPath run = temp_folder();
+    for (int step = 1; step <= n; step++) { save(run.s, step); }
+    return run;
+}
+
+static int is_good(const char* run, int step, ErrorText* error) {
+    char folder[PATH_BYTES];
+    return checkpoint_verify(checkpoint_folder(folder, run, step), error);
+}
+
+static int exists(const TempPath* run, const char* name) {
+    char path[PATH_BYTES];
+    return path_exists(path_join(path, run->s, name));
+}
+
+// stderr to nowhere, and back: every damaged checkpoint is a line there
+static int quiet(void) {
+    int kept = dup(2), nowhere = open("/dev/null", O_WRONLY);
+    dup2(nowhere, 2);
+    close(nowhere);
+    return kept;
+}
+
+static void loud(int kept) {
+    dup2(kept, 2);
+    close(kept);
+}
+
+// ---- damage ----
+
+typedef struct {
+    int fd;
+    off_t n_bytes;
+} OpenFile;
+
+static OpenFile open_saved(const char* run, int step, const char* name) {
+    char path[PATH_BYTES];
+    struct stat status;
+    OpenFile f;
+    f.fd = open(checkpoint_path(path, run, step, name), O_RDWR);
+    if (f.fd < 0 || fstat(f.fd, &status) != 0) { fail_run("%s: %s", path, strerror(errno)); }
+    f.n_bytes = status.st_size;
+    return f;
+}
+
+static void flip(const OpenFile* f, off_t at, int mask) {
+    unsigned char c;
+    if (pread(f->fd, &c, 1, at) != 1) { fail_run("pread: %s", strerror(errno)); }
+    c ^= (unsigned char)mask;
+    if (pwrite(f->fd, &c, 1, at) != 1) { fail_run("pwrite: %s", strerror(errno)); }
+}
+
+static void must_be_found(Test* t, const TempPath* run, const char* what, const char* name, off_t at) {
+    ErrorText error;
+    check(t, !is_good(run->s, 2, &error), "%s %s at %lld: not noticed", name, what, (long long)at);
+    check(t, strncmp(error.text, name, strlen(name)) == 0, "%s %s at %lld: the reason does not name it: %s", name, what, (long long)at, error.text);
+    check(t, checkpoint_newest_good(run->s) == 1, "%s %s at %lld: the checkpoint before is not used", name, what, (long long)at);
+}
+
+static void test_flips(Test* t) {
+    TempPath run = new_run(2);
+    ErrorText error;
+    int kept = quiet();
+    for (int i = 0; i < N_FILES; i++) {
+        OpenFile f = open_saved(run.s, 2, names[i]);
+        for (off_t at = 0; at < f.n_bytes; at++) {
+            int mask = 1 << (at % 8);
+            flip(&f, at, mask);
+            must_be_found(t, &run, "with a flipped bit", names[i], at);
+            flip(&f, at, mask);
+        }
+        close(f.fd);
+    }
+    loud(kept);
+    check(t, is_good(run.s, 2, &error), "flipped back, it is not good: %s", error.text);
+    temp_remove(&run);
+}
+
+static void test_lengths(Test* t) {
+    TempPath run = new_run(2);
+    ErrorText error;
+    int kept = quiet();
+    for (int i = 0; i < N_FILES; i++) {
+        char path[PATH_BYTES], bytes[16384];
+        OpenFile f = open_saved(run.s, 2, names[i]);
+        ssize_t n = pread(f.fd, bytes, sizeof bytes, 0);
+        for (off_t length = f.n_bytes - 1; length >= 0; length--) {
+            if (ftruncate(f.fd, length) != 0) { fail_run("ftruncate: %s", strerror(errno)); }
+            must_be_found(t, &run, "cut", names[i], length);
+        }
+        unlink(checkpoint_path(path, run.s, 2, names[i]));
+        if (strcmp(names[i], "manifest.json") != 0) { must_be_found(t, &run, "removed", names[i], 0); }
+        FILE* again = fopen(path, "w");
+        fwrite(bytes, 1, (size_t)n, again);
+        fputc(0, again);
+        fclose(again);
+        must_be_found(t, &run, "with a byte more", names[i], 0);
+        check(t, truncate(path, n) == 0 && is_good(run.s, 2, &error), "%s as it was, not good: %s", names[i], error.text);
+        close(f.fd);
+    }
+    loud(kept);
+    temp_remove(&run);
+}
+
+// one to eight bits anywhere; FLIPS of them
+static void test_random_damage(Test* t) {
+    const char* wanted = getenv("FLIPS");
+    const long n_flips = wanted ? atol(wanted) : 5000;
+    TempPath run = new_run(1);
+    OpenFile f[N_FILES];
+    ErrorText error;
+    uint64_t s = seeded_stream(7);
+    for (int i = 0; i < N_FILES; i++) { f[i] = open_saved(run.s, 1, names[i]); }
+    for (long i = 0; i < n_flips; i++) {
+        const OpenFile* file = &f[xorshift_u32(&s) % N_FILES];
+        off_t at[8];
+        int mask[8], n = 1 + (int)(xorshift_u32(&s) % 8), changed = 0;
+        for (int j = 0; j < n; j++) {
+            at[j] = (off_t)(xorshift_u32(&s) % (uint32_t)file->n_bytes);
+            mask[j] = 1 << (xorshift_u32(&s) % 8);
+            int same = 0;
+            for (int k = 0; k < j; k++) { same += at[k] == at[j] && mask[k] == mask[j]; }
+            changed += same % 2 ? -1 : 1;
+            flip(file, at[j], mask[j]);
+        }
+        if (changed > 0) { check(t, !is_good(run.s, 1, &error), "flip %ld: %d bits near %lld are not noticed", i, n, (long long)at[0]); }
+        for (int j = 0; j < n; j++) { flip(file, at[j], mask[j]); }
+    }
+    check(t, is_good(run.s, 1, &error), "flipped back, it is not good: %s", error.text);
+    for (int i = 0; i < N_FILES; i++) { close(f[i].fd); }
+    temp_remove(&run);
+}
+
+static void test_mixed(Test* t) {
+    TempPath run = new_run(3);
+    char from[PATH_BYTES], to[PATH_BYTES];
+    ErrorText error;
+    check(t, rename(checkpoint_path(from, run.s, 2, "model.safetensors"), checkpoint_path(to, run.s, 3, "model.safetensors")) == 0, "rename");
+    check(t, !is_good(run.s, 3, &error) && strstr(error.text, "model.safetensors"), "the model of another step is not noticed");
+    check(t, rename(checkpoint_folder(from, run.s, 1), checkpoint_folder(to, run.s, 9)) == 0, "rename");
+    check(t, !is_good(run.s, 9, &error) && strstr(error.text, "of step 1"), "a folder with another step's name is not noticed");
+    temp_remove(&run);
+}
+
+// manifests that are as they were written, but not as we write them: parsed on memory, each with a good sum
+static void test_manifests(Test* t) {
+    const struct { const char *files, *expected; } cases[] = {
+        {"[{\"name\": \"../model\", \"bytes\": 1, \"xxh3\": \"0123456789abcdef\"}]", "plain file names"},
+        {"[{\"name\": \".lock\", \"bytes\": 1, \"xxh3\": \"0123456789abcdef\"}]", "plain file names"},
+        {"[{\"name\": \"a/b\", \"bytes\": 1, \"xxh3\": \"0123456789abcdef\"}]", "plain file names"},
+        {"[{\"name\": 7, \"bytes\": 1, \"xxh3\": \"0123456789abcdef\"}]", "plain file names"},
+        {"[{\"name\": \"a\", \"bytes\": -1, \"xxh3\": \"0123456789abcdef\"}]", "expected \"bytes\""},
+        {"[{\"name\": \"a\", \"bytes\": 1.5, \"xxh3\": \"0123456789abcdef\"}]", "expected \"bytes\""},
+        {"[{\"name\": \"a\", \"bytes\": 1, \"xxh3\": \"0123456789abcde\"}]", "expected \"bytes\""},
+        {"[{\"name\": \"a\", \"bytes\": 1, \"xxh3\": \"0123456789abcdeX\"}]", "expected \"bytes\""},
+        {"[7]", "plain file names"}, {"{}", "with a list"}, {"[] , \"files\": []", "with a list"}, {"[[[[", "with a list"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[1024];
+        SavedFiles files;
+        ErrorText error;
+        int n = snprintf(text, sizeof text, "{\n  \"format\": 2,\n  \"files\": %s,\n%s", cases[i].files, MANIFEST_END);
+        memcpy(text + n - MANIFEST_END_BYTES + MANIFEST_HASH_AT, hex_text(manifest_sum_(text, (size_t)n)).s, 16);
+        unsigned char* copy = heap_copy(text, (size_t)n);
+        json_t* manifest = manifest_parse_((const char*)copy, (size_t)n, &files, &error);
+        check(t, !manifest, "accepted: %s", cases[i].files);
+        check(t, manifest || strstr(error.text, cases[i].expected), "%s: expected \"%s\", found: %s", cases[i].files, cases[i].expected, error.text);
+        free(copy);
+    }
+}
+
+// ---- what an interruption leaves ----
+
+static void test_leftovers(Test* t) {
+    TempPath run = new_run(3);
+    char path[PATH_BYTES], to[PATH_BYTES];
+    ErrorText error;
+    temp_file(&run, "step_000007.tmp/model.safetensors", "half", 4);
+    temp_file(&run, "step_000008.tmp/manifest.json", "half", 4);
+    temp_file(&run, "step_000009/notes.txt", "mine", 4);       // no checkpoint, and not empty
+    temp_path(&run, "step_000010/x");                          // an empty folder: its last rmdir was missing
+    temp_file(&run, "step_000011/manifest.removed", "{", 1);
+    temp_file(&run, "step_000011/model.safetensors", "half", 4);
+    temp_file(&run, "step_000012.tmp.txt", "mine", 4);
+    check(t, rename(checkpoint_folder(path, run.s, 2), temp_path(&run, "step_000002.old").s) == 0, "rename");  // set aside
+    temp_file(&run, "step_000003.old/model.safetensors", "old", 3);                                            // replaced
+    check(t, checkpoint_newest(run.s, -1) == 3, "a leftover is taken for a checkpoint");
+    checkpoint_clean(run.s);
+    const char* gone[] = {"step_000007.tmp", "step_000008.tmp", "step_000010", "step_000011", "step_000002.old", "step_000003.old"};
+    for (size_t i = 0; i < sizeof gone / sizeof gone[0]; i++) { check(t, !exists(&run, gone[i]), "%s is still there", gone[i]); }
+    check(t, exists(&run, "step_000009/notes.txt") && exists(&run, "step_000012.tmp.txt"), "a file of the user's is gone");
+    for (int step = 1; step <= 3; step++) { check(t, is_good(run.s, step, &error), "step %d: %s", step, error.text); }
+    check(t, rename(checkpoint_path(path, run.s, 1, "manifest.json"), checkpoint_path(to, run.s, 1, "manifest.removed")) == 0, "rename");
+    checkpoint_clean(run.s);
+    check(t, !exists(&run, "step_000001"), "a removal that was interrupted is not finished");
+    temp_remove(&run);
+}
+
+static void test_replace(Test* t) {
+    TempPath run = new_run(2);
+    ErrorText error;
+    temp_file(&run, "step_000001/notes.txt", "mine", 4);
+    OpenFile f = open_saved(run.s, 2, "model.safetensors");
+    flip(&f, 5, 1);
+    close(f.fd);
+    save(run.s, 2);
+    check(t, is_good(run.s, 2, &error) && !exists(&run, "step_000002.tmp"), "saved over a damaged one: %s", error.text);
+    char folder[PATH_BYTES];
+    checkpoint_remove(checkpoint_folder(folder, run.s, 1));
+    check(t, exists(&run, "step_000001/notes.txt") && !exists(&run, "step_000001/model.safetensors"), "removing takes all but the user's file");
+    temp_remove(&run);
+}
+
+static void save_too_large(void* run) {
+    char temporary[PATH_BYTES];
+    checkpoint_begin(temporary, (const char*)run, 5, 1e18);
+}
+
+static void save_and_fail(void* run) {
+    char temporary[PATH_BYTES];
+    SavedFiles files;
+    files.n = 0;
+    checkpoint_begin(temporary, (const char*)run, 5, 0.0);
+    write_random(temporary, "model.safetensors", 10, 1, &files);
+    fail_run("the disk is full");
+}
+
+static void exit_of(void (*f)(void*), void* arg) {
+    if (fork() == 0) {
+        quiet();
+        f(arg);
+    }
+    wait(NULL);
+}
+
+static void test_failed_save(Test* t) {
+    TempPath run = new_run(1);
+    check_exit(t, "a checkpoint larger than the disk", save_too_large, run.s, 1, "a checkpoint takes 909494.70 TiB, the disk has ");
+    exit_of(save_and_fail, run.s);
+    check(t, !exists(&run, "step_000005.tmp"), "a save that failed leaves its folder");
+    check(t, checkpoint_newest_good(run.s) == 1, "the checkpoint before is gone");
+    temp_remove(&run);
+}
+
+// ---- what is kept ----
+
+static void list_steps(const TempPath* run, char* text) {
+    *text = '\0';
+    for (int step = 0; step < 100; step++) {
+        char path[PATH_BYTES];
+        if (path_exists(checkpoint_folder(path, run->s, step))) { sprintf(text + strlen(text), "%d ", step); }
+    }
+}
+
+static void test_kept(Test* t) {
+    const struct { int keep, keep_every, best; const char* expected; } cases[] = {
+        {1, 0, 0, "12 "}, {3, 0, 0, "10 11 12 "}, {1, 5, 0, "5 10 12 "}, {2, 0, 3, "3 11 12 "}, {1, 4, 7, "4 7 8 12 "}, {2, 1, 0, "1 2 3 4 5 6 7 8 9 10 11 12 "}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        TempPath run = temp_folder();
+        RunOptions o = options_of(run.s);
+        char found[256];
+        o.keep = cases[i].keep;
+        o.keep_every = cases[i].keep_every;
+        for (int step = 1; step <= 12; step++) { save_with(&o, step, step >= cases[i].best ? cases[i].best : 0); }
+        list_steps(&run, found);
+        check(t, strcmp(found, cases[i].expected) == 0, "--keep %d --keep-every %d, best %d: expected %s, found %s", cases[i].keep,
+              cases[i].keep_every, cases[i].best, cases[i].expected, found);
+        temp_remove(&run);
+    }
+}
+
+// the newest are damaged, the run went on from step 2: what it saves now must not go for their sake
+static void test_kept_after_damage(Test* t) {
+    TempPath run = new_run(4);
+    RunOptions o = options_of(run.s);
+    int kept = quiet();
+    for (int step = 3; step <= 4; step++) {
+        OpenFile f = open_saved(run.s, step, "model.safetensors");
+        flip(&f, 1, 1);
+        close(f.fd);
+    }
+    check(t, checkpoint_newest_good(run.s) == 2, "step 2 is not found behind two damaged ones");
+    o.keep = 1;
+    save_with(&o, 3, 0);
+    check(t, checkpoint_newest_good(run.s) == 3, "step 3, saved anew");
+    save(run.s, 20);
+    OpenFile f = open_saved(run.s, 20, "config.json");
+    flip(&f, 1, 1);
+    close(f.fd);
+    save_with(&o, 4, 0);
+    check(t, checkpoint_newest_good(run.s) == 4, "--keep 1 keeps a damaged later one instead of what was just saved");
+    loud(kept);
+    temp_remove(&run);
+}
+
+// ---- one writer ----
+
+static void lock_it(void* run) { run_lock((const char*)run); }
+
+static void test_lock(Test* t) {
+    TempPath run = new_run(1);
+    int ready[2];
+    char c;
+    if (pipe(ready) != 0) { fail_run("pipe: %s", strerror(errno)); }
+    pid_t holder = fork();
+    if (holder == 0) {
+        run_lock(run.s);
+        if (write(ready[1], "x", 1) != 1) { _exit(1); }
+        pause();
+    }
+    check(t, read(ready[0], &c, 1) == 1, "the first writer has no lock");
+    char expected[64];
+    snprintf(expected, sizeof expected, "another process (%d) writes to this run", (int)holder);
+    check_exit(t, "a second writer", lock_it, run.s, 2, expected);
+    kill(holder, SIGKILL);
+    waitpid(holder, NULL, 0);
+    check_exit(t, "a writer after kill -9 of the first", lock_it, run.s, 0, "");
+    close(ready[0]);
+    close(ready[1]);
+    temp_remove(&run);
+}
+
+// ---- outliers ----
+
+static void test_outliers(Test* t) {
+    OutlierWindow w;
+    float x[300];
+    uint64_t s = seeded_stream(3);
+    memset(&w, 0, sizeof w);
+    for (int i = 0; i < 300; i++) { x[i] = 2.0f + xorshift_float(&s); }
+    x[200] = 9.0f;
+    for (int i = 0; i < 300; i++) {
+        double z = outlier_z(&w, x[i]), mean = 0.0, square = 0.0;
+        check(t, isnan(z) == (i < OUTLIER_WINDOW), "value %d: z %g", i, z);
+        if (i < OUTLIER_WINDOW) { continue; }
+        for (int j = i - 127; j <= i; j++) { mean += (double)x[j] / 128.0; }
+        for (int j = i - 127; j <= i; j++) { square += (double)x[j] * (double)x[j] / 128.0; }
+        double expected = ((double)x[i] - mean) / sqrt(square - mean * mean);
+        check(t, fabs(z - expected) < 1e-9, "value %d: expected z %.12g, found %.12g", i, expected, z);
+        check(t, (z > 8.0) == (i == 200), "value %d: z %g", i, z);
+    }
+    OutlierWindow before = w, restored;
+    check(t, isnan(outlier_z(&w, NAN)) && isnan(outlier_z(&w, INFINITY)) && memcmp(&w, &before, sizeof w) == 0, "NaN joins the window");
+    char* text = json_text(outliers_to_json(&w), "window");
+    json_t* json = json_loads(text, 0, NULL);
+    check(t, outliers_from_json(&restored, json) && memcmp(&w, &restored, sizeof w) == 0, "through JSON, other bits");
+    json_decref(json);
+    free(text);
+    for (int i = 0; i < 128; i++) { outlier_z(&w, 0.1f); }
+    check(t, outlier_z(&w, 0.1f) == 0.0, "a window of equal values: z is not 0");
+}
+
+int main(int argc, char** argv) {
+    Promise promises[] = {
+        {"flips", "a flipped bit in any byte of any file is found, and the checkpoint before is used", test_flips},
+        {"lengths", "every shorter length of every file is found, a byte more, and no file", test_lengths},
+        {"random damage", "1 to 8 bits anywhere are found", test_random_damage},
+        {"mixed files", "files of another step, and a folder with another step's name, are found", test_mixed},
+        {"manifests", "no file outside the folder, no wrong type, no list that is none", test_manifests},
+        {"leftovers", "what an interrupted save, removal or replacement left goes away; files of the user's stay", test_leftovers},
+        {"replacing", "a checkpoint of the same step is replaced; removing leaves the user's files", test_replace},
+        {"failed saves", "the disk is looked at first; a save that fails leaves nothing", test_failed_save},
+        {"keeping", "--keep, --keep-every and the best", test_kept},
+        {"keeping after damage", "damaged later checkpoints do not cost a good one", test_kept_after_damage},
+        {"one writer", "a second one is refused with the first one's process id; kill -9 frees the run", test_lock},
+        {"outliers", "z against its formula; through JSON the same bits", test_outliers},
+    };
+    return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
+}
