@@ -330,8 +330,12 @@ static void ranks_fault(Test* t, Comm* c, int number) {
     comm_note(c, "after step 7; newest checkpoint: run/step_000005");
     for (int k = 0; k < 50; k++) {
         comm_all_reduce(c, x, 1000, DT_F32, OP_SUM, HERE);
+        for (int i = 0; number == 5 && k == 20 && i < 500 && c->rank != 2; i++) {
+            usleep(10000);
+            comm_watch(c, HERE);
+        }
         if (c->rank != 2 || k != 20) { continue; }
-        if (number == 0) { raise(SIGKILL); }
+        if (number == 0 || number == 5) { raise(SIGKILL); }
         if (number == 1) { raise(SIGSTOP); }
         if (number == 2) { fail_run("the disk of rank 2 is full"); }
         if (number == 3) { fail_input("rank 2 was given a wrong file"); }
@@ -355,7 +359,7 @@ static void check_fault(Test* t, int number, int status, const char* text) {
     for (int rank = 0; rank < 4; rank++) {
         if (rank == 2) { continue; }
         const char *message = r.text[rank], *where = "after step 7; newest checkpoint: run/step_000005\n";
-        int named = strncmp(message, "test_comm: rank 2 ", 18) == 0 && strstr(message, text) && strstr(message, "in all_reduce (") && strstr(message, "test_comm.c:") &&
+        int named = strncmp(message, "test_comm: rank 2 ", 18) == 0 && strstr(message, text) && strstr(message, number == 5 ? "in its own work (" : "in all_reduce (") && strstr(message, "test_comm.c:") &&
                     strstr(message, where) && strchr(message, '\n')[1] == '\0';
         int silent = status == 2 && !*message;  // rank 2 has said it
         check(t, r.status[rank] == status && (silent || named), "case %d, rank %d: expected status %d and \"%s\", found status %d: %s", number, rank,
@@ -363,7 +367,7 @@ static void check_fault(Test* t, int number, int status, const char* text) {
     }
 }
 
-static void test_killed(Test* t) { check_fault(t, 0, 1, "is gone (killed"); }
+static void test_killed(Test* t) { check_fault(t, 0, 1, "is gone (killed"), check_fault(t, 5, 1, "is gone (killed"); }
 static void test_stopped(Test* t) { check_fault(t, 1, 1, "has not answered for 1 s"); }
 static void test_failed(Test* t) {
     check_fault(t, 2, 1, "stopped with status 1 (its own message says why)");
@@ -705,7 +709,7 @@ int main(int argc, char** argv) {
         {"async", "100 calls under way at once, waited for in any order", test_async},
         {"counters", "bytes sent are those of the formulas", test_count},
         {"mismatched calls", "COMM_CHECK=1 names both call sites", test_mismatch},
-        {"fault: killed rank", "all others stop at once and name it, the call, the step and the checkpoint", test_killed},
+        {"fault: killed rank", "all others stop at once, also between calls, and name it, the call, the step and the checkpoint", test_killed},
         {"fault: stopped rank", "is named when the time limit is over", test_stopped},
         {"fault: failed rank", "its status and reason reach the others", test_failed},
         {"meeting", "missing and double ranks and wrong sizes are named", test_meeting},

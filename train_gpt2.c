@@ -653,13 +653,14 @@ static void probe(Run* r) {
 // the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
 static float* step_gradients(Run* r, float* loss, float* norm) {
     const int B = r->o.batch_size, T = r->T;
-    const CommShare own = comm_own(r->comm, r->n_leaves);
     const int64_t n_tokens = (int64_t)r->n_leaves * B * T;
+    const CommShare own = comm_own(r->comm, r->n_leaves);
     for (int64_t leaf = own.first; leaf < own.end; leaf++) {
         int64_t next = leaf + 1 < own.end ? leaf + 1 : r->n_leaves + own.first;  // of this update or the following one
         dataloader_batch(&r->data.train_rows, r->state.rows + leaf * B, B, r->inputs, r->targets);
         dataloader_prefetch(&r->data.train_rows, r->state.rows + next * B, B);
         gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);
+        comm_watch(r->comm, HERE);
     }
     float loss_sum, *grads = shards_reduce(&r->model.shards, &r->model.grads, &loss_sum, &r->dev);
     *loss = loss_sum / (float)n_tokens;

@@ -7,6 +7,7 @@ Ranks: P processes that train one model together, and every call by which they e
     comm_send_recv, comm_broadcast      to one and from one; from one to all
     comm_reduce_scatter, comm_all_reduce, comm_any   sums, maxima, minima: always added in the order of ranks 0, 1, 2, ...
     comm_barrier, comm_split            wait for all; groups of ranks
+    comm_health, comm_watch             is somebody gone?
 Kinds: NONE (P = 1: a call copies at most), TCP (comm_tcp.h, in every build), MPI (comm_mpi.h, make MPI=1). Only bytes travel
 by them and sums are made here, so all kinds give the same bits.
 Tickets: a call returns at once with a ticket; its buffers belong to it until comm_wait. Bytes move inside these calls only.
@@ -167,6 +168,13 @@ static inline int comm_health(Comm* c) {
         if (i != l->rank && tcp_ready_(l->tcp.control[i], POLLIN, 0.0)) { return 1 + i; }
     }
     return 0;
+}
+
+// between calls, in long work: stops like a call would when a rank is gone. Never waits.
+static inline void comm_watch(Comm* c, const char* where) {
+    int lost = comm_health(c) - 1;
+    CommCall here = {"its own work", where, NULL, 0, 0, 0.0, 0.0};
+    if (lost >= 0) { comm_lost_(c->link, &here, lost); }
 }
 
 // ---- 2. Moving bytes ----

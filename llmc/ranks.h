@@ -148,6 +148,10 @@ static inline void ranks_compare(Comm* c, const Option* table, int n, const RunS
 static inline double ranks_box(Comm* c, const Tensor* table, int n, int n_leaves, int zero) {
     Shards s;
     if (c->size == 1) { return 0.0; }
+    if (n_leaves < c->size && c->rank == 0) {
+        warn_line("%d ranks, but %d micro-batches in an update: %d ranks have nothing to compute (--batch-tokens, --batch-size)", c->size,
+                  n_leaves, c->size - n_leaves);
+    }
     shards_init(&s, c, table, n, n_leaves, zero);
     box_row("ranks", "%d over %s (%s), --zero %d", c->size, comm_kind_name(c), c->link->source, zero);
     box_row("  sent per update", "%s by rank 0", format_bytes(shards_bytes(&s)).s);

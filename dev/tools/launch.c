@@ -149,9 +149,8 @@ static void show_output(void) {
     }
 }
 
-// Ranks that have ended. Of several that failed since the last look, one that a signal killed is the cause.
-static int collect(int* status) {
-    const int known = *status;
+// Ranks that have ended; the status of the first bad one stays, but one that a signal of others killed is the cause of the rest.
+static int collect(int* status, int killing) {
     int state, n_running = 0;
     for (pid_t pid; (pid = waitpid(-1, &state, WNOHANG)) > 0;) {
         int ended = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
@@ -160,7 +159,7 @@ static int collect(int* status) {
             children[i].pid = 0;
             if (WIFSIGNALED(state)) { fprintf(stderr, "launch: rank %d was killed by signal %d (%s)\n", i, WTERMSIG(state), strsignal(WTERMSIG(state))); }
         }
-        if (known == 0 && (*status == 0 || (*status < 128 && ended >= 128))) { *status = ended; }
+        if (*status == 0 || (!killing && *status < 128 && ended >= 128)) { *status = ended; }
     }
     for (int i = 0; i < n_ranks; i++) { n_running += children[i].pid > 0; }
     return n_running;
@@ -180,12 +179,15 @@ int main(int argc, char** argv) {
     }
     set_environment();
     for (int i = 0; i < n_ranks; i++) { start(i, argv + 3); }
-    int status = 0;
+    int status = 0, killing = 0;
     time_t first_failure = 0;
-    while (collect(&status) > 0) {
+    while (collect(&status, killing) > 0) {
         show_output();
         if (status != 0 && first_failure == 0) { first_failure = time(NULL); }
-        if (status != 0 && time(NULL) > first_failure + GRACE_SECONDS) { forward(SIGKILL); }
+        if (status != 0 && time(NULL) > first_failure + GRACE_SECONDS) {
+            killing = 1;
+            forward(SIGKILL);
+        }
     }
     for (int i = 0; i < n_ranks; i++) {
         while (children[i].out >= 0) { read_lines(i); }
