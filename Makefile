@@ -28,7 +28,7 @@ CFLAGS += $(if $(filter 1,$(SYSTEM_LIBM)),-DSYSTEM_LIBM) $(if $(filter 1,$(FAST)
 CFLAGS += $(if $(filter 1,$(ASAN)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
 # by default gcc fills only half of a 512-bit register; clang would warn of every loop that it cannot vectorise
 CFLAGS += $(if $(findstring clang,$(CC)),-Wno-pass-failed,-mprefer-vector-width=512)
-LIBS = -ljansson -lxxhash -lm
+LIBS = -ljansson -lxxhash -lpcre2-8 -lpthread -lm
 ifeq ($(MPI),1)
 # Open MPI says its flags by --showme, MPICH by -show; its headers are not ours to warn about
 MPI_FLAGS := $(shell mpicc --showme:compile 2>/dev/null || mpicc -show 2>/dev/null | tr ' ' '\n' | grep '^-I')
@@ -42,14 +42,16 @@ BUILD = build/$(VARIANT)
 COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 
 TRAINERS = train_gpt2
+TOOLS = inspect tokenize
 TESTS = $(patsubst %.c,%,$(sort $(wildcard test_*.c)))
 
 help:
 	@echo "make run         train a small GPT-2 on this repository's own text, about two minutes"
 	@echo "make test        build and run every test"
 	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"
+	@echo "make tools       build dev/tools/tokenize and dev/tools/inspect: each has --help"
 	@echo "make launch      then: ./launch -n 4 ./train_gpt2 ... starts 4 ranks on this machine (doc/ranks.md)"
-	@echo "make plot RUN=runs/...   draw loss.png and loss.html of a run"
+	@echo "make plot RUN=runs/...   draw loss.png and loss.html of a run; RUN=\"runs/a runs/b\" compares"
 	@echo "make bench       measure against PyTorch, llm.c and OpenBLAS (dev/bench/README.md)"
 	@echo "make golden      write dev/golden anew from the NumPy references: the bytes must not change"
 	@echo "make check       the tests of one build only: make check CC=clang ARCH=x86-64 OPT=-O2 ASAN=1"
@@ -62,6 +64,15 @@ setup:
 # the binary in the root is always the one of the variables given last
 $(TRAINERS): %: $(BUILD)/%
 	@cmp -s $< $@ || cp -f $< $@
+
+tools: $(TOOLS:%=dev/tools/%)
+
+$(TOOLS:%=dev/tools/%): dev/tools/%: $(BUILD)/tools/%
+	@cmp -s $< $@ || cp -f $< $@
+
+$(BUILD)/tools/%: dev/tools/%.c
+	@mkdir -p $(BUILD)/tools
+	$(CC) $(CFLAGS) -DCOMMIT='"$(COMMIT)"' -MMD -MF $@.d $< -o $@ $(LIBS)
 
 $(BUILD)/train_%: train_%.c
 	@mkdir -p $(BUILD)
@@ -90,7 +101,7 @@ $(BUILD)/launch: dev/tools/launch.c
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) $< -o $@
 
--include $(wildcard $(BUILD)/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/tools/*.d)
 
 RUN ?= runs/hello
 run: setup
@@ -135,7 +146,7 @@ bench: setup
 	@dev/bench/run.sh
 
 clean:
-	rm -rf build launch $(TRAINERS)
+	rm -rf build launch $(TRAINERS) $(TOOLS:%=dev/tools/%)
 
-.PHONY: help folder setup run plot check test fuzz golden bench clean launch $(TRAINERS)
+.PHONY: help folder setup run plot check test fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%)
 .DELETE_ON_ERROR:

@@ -86,6 +86,20 @@ static void test_shards(Test* t) {
     small_free(&s);
 }
 
+static void save_too_many(void* folder) {
+    Tensor table[1] = {tensor("t.%d.bias", 0, 1100, 1, 1, INIT_ZEROS, 0.0f, NO_DECAY, VECTOR)};
+    size_t n = tensors_layout(table, 1);
+    SavedFiles files;
+    files.n = 0;
+    tensors_save_folder((const char*)folder, table, 1, filled_array(n, 0.0f), 1, &files);
+}
+
+static void test_too_many(Test* t) {
+    TempPath folder = temp_folder();
+    check_exit(t, "1100 shards", save_too_many, folder.s, 2, "would be 1100 shards: at most 1016, give a larger limit");
+    check(t, rmdir(folder.s) == 0, "something was written first");
+}
+
 // the index of six tensors to a file: Hugging Face's sums, the names sorted
 static void test_index(Test* t) {
     Small s = small_init();
@@ -376,6 +390,7 @@ static void test_refused_export(Test* t) {
 int main(int argc, char** argv) {
     Promise promises[] = {
         {"shards", "at any limit: the same bits come back, no shard is too large, the index is last", test_shards},
+        {"too many shards", "are refused before the first is written", test_too_many},
         {"index", "sums and names as Hugging Face writes them", test_index},
         {"order", "tensors stand in the order of their names", test_order},
         {"false index", "each lie of an index is refused with its own message", test_false_index},

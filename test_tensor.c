@@ -199,7 +199,7 @@ static void check_tree(Test* t, int S, LeafTree* tree, const Device* dev) {
     snprintf(what, sizeof what, "%d leaves", S);
     check_bits(t, what, sum, leaves, LEAF);
     check_bits(t, "loss", &loss, losses, 1);
-    check(t, most == leaf_tree_depth(S), "%d leaves: %d arenas used, %d announced", S, most, leaf_tree_depth(S));
+    check(t, most == leaf_tree_depth(0, S), "%d leaves: %d arenas used, %d announced", S, most, leaf_tree_depth(0, S));
     free(leaves), free(losses);
 }
 
@@ -207,7 +207,7 @@ static void test_leaf_tree(Test* t) {
     for (int S = 1; S <= 40; S++) {
         Device dev = test_device(test_threads(S % N_TEST_THREADS));
         LeafTree tree;
-        leaf_tree_init(&tree, LEAF, S);
+        leaf_tree_init(&tree, LEAF, 0, S);
         check_tree(t, S, &tree, &dev);
         check_tree(t, S, &tree, &dev);  // finish has emptied it
         leaf_tree_free(&tree);

@@ -14,7 +14,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 */
 #include "llmc/attention.h"     // attention_forward, attention_backward
 #include "llmc/checkpoint.h"    // SavedFiles, checkpoint_find, checkpoint_path
-#include "llmc/comm.h"          // Comm, comm_share, comm_any: several ranks train together
+#include "llmc/comm.h"          // Comm, comm_own, comm_any: several ranks train together
 #include "llmc/crossentropy.h"  // crossentropy_forward, crossentropy_backward
 #include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
 #include "llmc/embedding.h"     // embedding_forward, embedding_backward
@@ -37,7 +37,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/schedule.h"      // schedule_lr
 #include "llmc/shardfile.h"     // moments_save, moments_load
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
-#include "llmc/tensorfile.h"    // tensors_save, tensors_load, tensors_save_folder
+#include "llmc/tensorfile.h"    // tensors_load, tensors_save_folder
 #include "llmc/verify.h"        // Verify: a step computed twice
 #include "llmc/zero.h"          // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
 
@@ -227,8 +227,7 @@ static void gpt2_init(GPT2* model, Config c) {
 // every rank; of their arenas the rest is never touched and costs no memory.
 static void gpt2_init_training(GPT2* model, Comm* comm, int n_leaves, int zero) {
     shards_init(&model->shards, comm, model->table, N_PARAMETERS, n_leaves, zero);
-    const Shards* s = &model->shards;
-    leaf_tree_init(&model->grads, model->n, (int)comm_share(n_leaves, s->rank, s->size), (int)comm_share(n_leaves, s->rank + 1, s->size));
+    leaf_tree_init(&model->grads, model->n, model->shards.own_leaves.first, model->shards.own_leaves.end);
     model->adam_m = (float*)arena_alloc(sizeof(float) * model->n, "first moments");
     model->adam_v = (float*)arena_alloc(sizeof(float) * model->n, "second moments");
 }
@@ -624,10 +623,11 @@ static void probe(Run* r) {
 
 // the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
 static float* step_gradients(Run* r, float* loss, float* norm) {
-    const int B = r->o.batch_size, T = r->T, rank = r->comm->rank, size = r->comm->size;
-    const int64_t n_tokens = (int64_t)r->n_leaves * B * T, first = comm_share(r->n_leaves, rank, size), last = comm_share(r->n_leaves, rank + 1, size);
-    for (int64_t leaf = first; leaf < last; leaf++) {
-        int64_t next = leaf + 1 < last ? leaf + 1 : r->n_leaves + first;  // of this update or the following one
+    const int B = r->o.batch_size, T = r->T;
+    const CommShare own = comm_own(r->comm, r->n_leaves);
+    const int64_t n_tokens = (int64_t)r->n_leaves * B * T;
+    for (int64_t leaf = own.first; leaf < own.end; leaf++) {
+        int64_t next = leaf + 1 < own.end ? leaf + 1 : r->n_leaves + own.first;  // of this update or the following one
         dataloader_batch(&r->data.train_rows, r->state.rows + leaf * B, B, r->inputs, r->targets);
         dataloader_prefetch(&r->data.train_rows, r->state.rows + next * B, B);
         gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);

@@ -14,7 +14,7 @@ export OMP_WAIT_POLICY=passive  # seven threads on few cores must not spin
 n=0
 
 build() {  # folder, test, flags
-    ${CC:-gcc} $3 "$1/$2.c" -o "$1/$2" -lm 2> "$1/errors" && return
+    ${CC:-gcc} $3 "$1/$2.c" -o "$1/$2" -ljansson -lxxhash -lm 2> "$1/errors" && return
     echo "does not compile: $(grep -m 1 error "$1/errors")"
     return 1
 }
@@ -83,7 +83,7 @@ unchanged() {  # folder, test
 }
 
 # ---- the tree as it is; then the compiler is allowed to fuse multiply and add, where this processor can ----
-for test in test_{matmul,attention,layernorm,gelu,crossentropy,embedding,adamw,tensor}; do
+for test in test_{matmul,attention,layernorm,gelu,crossentropy,embedding,adamw,tensor,comm}; do
     unchanged "$work/$test" $test
     start "$test: green before any mutation" is_green "$work/$test" $test "$flags -ffp-contract=off"
 done
@@ -307,16 +307,30 @@ mutation "global norm: squares are floats" test_adamw "norm obvious" global_norm
     }' '{ lane[j] += (double)(g[i + j] * g[i + j]); }
     }'
 mutation "global norm: chunks are added descending" test_adamw "norm order" global_norm.h \
-    '{ sum += chunk_sums[chunk]; }' '{ sum += chunk_sums[n_chunks - 1 - chunk]; }'
+    '{ sum += sums[chunk]; }' '{ sum += sums[n_chunks - 1 - chunk]; }'
 mutation "global norm: threads forget the total before" test_adamw "norm obvious" global_norm.h \
-    'double* chunk_sums' 'sum = 0; double* chunk_sums'
+    'double* sums = (double*)dev' 'sum = 0; double* sums = (double*)dev'
+
+# ---- comm.h, zero.h ----
+mutation "comm: the first rank is added last" test_comm "reductions order" comm.h \
+    'comm_combine_(got, got + (size_t)i * n_own' 'comm_combine_(got, got + (size_t)(c->size - i) * n_own'
+mutation "comm: last words are not heard" test_comm "fault: failed" comm.h 'found == 1 ? note : gone' 'gone'
+mutation "comm: COMM_CHECK does not compare counts" test_comm mismatched comm.h 'mine[i].count = count;' ''
+mutation "comm: a call is done when all is sent" test_comm async comm.h 'call->n_open = 2 * (l->size - 1);' 'call->n_open = l->size - 1;'
+mutation "zero: what is left at the end is not joined" test_comm "tree plan" zero.h 'lo == n_leaves || ' ''
+mutation "zero: the norm forgets the other ranks" test_comm "shards train" zero.h \
+    'if (s->size > 1) { comm_all_gather_shares(s->comm, s->chunk_sums' 'if (0) { comm_all_gather_shares(s->comm, s->chunk_sums'
+mutation "zero: losses are joined from the last" test_comm "shards train" zero.h 'all[j]' 'all[s->n_nodes - 1 - j]'
+mutation "zero: a round overwrites the one before" test_comm "shards train" zero.h \
+    'round.received == s->buffer ? s->buffer + s->n_buffer / 2 : s->buffer' 's->buffer'
+mutation "zero: new parameters stay with their owner" test_comm "shards train" zero.h 'if (s->zero == 1) { shards_gather(s, params); }' ''
 
 # ---- leaf_tree.h, rng.h, tensor.h, sampler.h ----
 mutation "leaf tree: leaves are added from left to right" test_tensor "leaf tree" leaf_tree.h \
-    'tree->n_nodes > 1 && tree->size[tree->n_nodes - 1] == tree->size[tree->n_nodes - 2]' 'tree->n_nodes > 1'
+    'left_size == right_size && ' 'left_size > 0 || '
 mutation "leaf tree: the loss takes another way" test_tensor "leaf tree" leaf_tree.h \
     'tree->loss[left] = tree->loss[left] + tree->loss[right]' 'tree->loss[0] += right > 0 ? tree->loss[right] : 0'
-mutation "leaf tree: one arena too many" test_tensor "leaf tree" leaf_tree.h 'int depth = 1;' 'int depth = 2;'
+mutation "leaf tree: one arena too many" test_tensor "leaf tree" leaf_tree.h 'depth = 1;' 'depth = 2;'
 mutation "rng: the float takes other bits" test_tensor rng rng.h 'mt19937_u32(mt) & 0xffffff' 'mt19937_u32(mt) >> 8'
 mutation "rng: the low word comes first" test_tensor rng rng.h \
     'high << 32 | mt19937_u32(mt)' 'high | (uint64_t)mt19937_u32(mt) << 32'

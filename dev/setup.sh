@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, and says so: one line per thing done. Nothing is missing: one line, in well under a second.
 #     dev/setup.sh           to build, run, test: C compiler, make, jansson, xxHash, PCRE2, utf8proc; NumPy and matplotlib in .venv
-#     dev/setup.sh ci        also clang, g++, libomp and valgrind: the other compilers and checkers that `make test` uses
+#     dev/setup.sh ci        also clang, g++, libomp, valgrind, Open MPI and, in .venv, tokenizers: what else `make test` uses
 #     dev/setup.sh checks    also MPFR, OpenBLAS and, in .venv, PyTorch and transformers: dev/ref/check_hf.py, dev/bench
 #                            (PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu: PyTorch without its GBs of CUDA)
 # Debian packages come by apt-get, as root or through a sudo that asks no password; otherwise the command is named. Python
@@ -43,13 +43,15 @@ missing_packages() {
     command -v clang >/dev/null || echo clang
     compiles clang '#include <omp.h>' -fopenmp || echo libomp-dev
     command -v valgrind >/dev/null || echo valgrind
+    command -v mpicc >/dev/null || echo libopenmpi-dev openmpi-bin
     [ "$wanted" = checks ] || return
     library '#include <mpfr.h>' -lmpfr || echo libmpfr-dev
     library '#include <cblas.h>' -lopenblas || echo libopenblas-dev
 }
 
 python_packages="numpy matplotlib"
-if [ "$wanted" = checks ]; then python_packages="$python_packages torch==2.13.0 transformers tokenizers safetensors"; fi
+if [ "$wanted" != base ]; then python_packages="$python_packages tokenizers==0.23.3"; fi  # ours has its Unicode tables
+if [ "$wanted" = checks ]; then python_packages="$python_packages torch==2.13.0 transformers safetensors"; fi
 
 # of $python_packages; all of them without a .venv
 missing_python() {

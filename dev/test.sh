@@ -77,10 +77,12 @@ else
     part "checkpoints and faults" dev/test_faults.sh
     part "tools: inspect and plot" dev/test_tools.sh
     part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
+    part "several ranks" dev/test_ranks.sh
     part "broken on purpose" dev/mutate.sh
     part "NumPy reference against llm.c's numbers" $python dev/ref/gpt2.py --upstream
     part "golden files are what the reference writes" dev/check_golden.sh
     part "data scripts write what the loaders read" $python dev/data/test_data.py
+    part "tokenizer against Hugging Face tokenizers" $python dev/ref/check_tokenizer.py --strings 2000
     part "documents name the right lines" $python dev/check_docs.py
 fi
 echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"

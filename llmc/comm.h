@@ -127,11 +127,11 @@ __attribute__((noreturn))
 static inline void comm_stop_(CommLink* l, const CommCall* call, TcpNote note) {
     l->is_failing = 1;
     if (l->kind == COMM_TCP) { tcp_leave_note(&l->tcp, &note); }
-    if (l->check) { comm_print_trace_(l); }
     if (note.status == 2) {  // the culprit has told the user what is wrong
         fflush(stdout);
         exit(2);
     }
+    if (l->check) { comm_print_trace_(l); }
     fail_run("rank %d %s, so rank %d stops in %s (%s)%s%s", note.rank, note.text, l->rank, call->name, call->where,
              *l->note ? " " : "", l->note);
 }
@@ -350,7 +350,7 @@ static inline void comm_check_(Comm* c, const char* name, CommType type, int op,
         CommPiece piece = {&mine[i], &theirs[i], i == c->rank ? 0 : n_bytes, i == c->rank ? 0 : n_bytes};
         c->piece[i] = piece;
     }
-    comm_finish_(c->link, comm_begin_(c, "comparison", where));
+    comm_finish_(c->link, comm_begin_(c, name, where));
     for (int i = 0; i < c->size; i++) {
         CommDescription a = mine[i], b = theirs[i];
         a.n_bytes = b.n_bytes = 0;
@@ -412,6 +412,15 @@ static inline CommTicket comm_all_gather(Comm* c, const void* in, void* out, siz
 
 // n things dealt out in order (elements, leaves, chunks): rank r has number comm_share(n, r, P) .. comm_share(n, r + 1, P) - 1
 static inline int64_t comm_share(int64_t n, int rank, int size) { return n / size * rank + n % size * rank / size; }
+
+typedef struct {
+    int first, end;  // this rank's of n things: first .. end - 1
+} CommShare;
+
+static inline CommShare comm_own(const Comm* c, int n) {
+    CommShare own = {(int)comm_share(n, c->rank, c->size), (int)comm_share(n, c->rank + 1, c->size)};
+    return own;
+}
 
 // parts of different sizes, one after the other; our own part lies in its place already
 static inline CommTicket comm_all_gather_v(Comm* c, void* inout, const size_t* counts, CommType type, const char* where) {

@@ -181,6 +181,15 @@ static inline int tcp_connect_(const TcpAddress* to, double deadline) {
     return fd;
 }
 
+// who has connected, or -1
+static inline int tcp_accept_(int listener) {
+    int on = 1, fd = accept(listener, NULL, NULL);
+    if (fd < 0) { return -1; }
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    return fd;
+}
+
 // ---- the meeting ----
 
 static inline uint64_t tcp_run_hash_(const char* text) {
@@ -264,7 +273,7 @@ static inline void tcp_gather_(const TcpMesh* m, int listener, TcpAddress* list,
             snprintf(text, sizeof text, "after %.0f s these of %d ranks have not come: %s", timeout, m->size, missing);
             tcp_refuse_all_(meeting, m->size, text);
         }
-        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        int fd = tcp_accept_(listener);
         if (fd >= 0) { tcp_admit_(m, fd, meeting, list); }
     }
     TcpAnswer welcome = {TCP_MAGIC, 0, ""};
@@ -334,7 +343,7 @@ static inline void tcp_connect_all_(TcpMesh* m, int listener, const TcpAddress* 
     }
     for (int n_missing = 2 * (m->size - 1 - m->rank); n_missing > 0;) {
         TcpHello h;
-        int on = 1, fd = tcp_ready_(listener, POLLIN, deadline) ? accept4(listener, NULL, NULL, SOCK_CLOEXEC) : -1;
+        int fd = tcp_ready_(listener, POLLIN, deadline) ? tcp_accept_(listener) : -1;
         if (fd < 0 && tcp_now_() > deadline) { fail_run("rank %d: %d connections from higher ranks are missing", m->rank, n_missing); }
         if (fd < 0) { continue; }
         int good = tcp_read_(fd, &h, sizeof h, tcp_now_() + 2.0) && h.magic == TCP_MAGIC && h.run == m->run && h.rank > m->rank &&
@@ -344,7 +353,6 @@ static inline void tcp_connect_all_(TcpMesh* m, int listener, const TcpAddress* 
             close(fd);
             continue;
         }
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
         *slot = fd;
         n_missing--;
     }

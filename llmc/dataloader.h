@@ -31,7 +31,7 @@ Source: shard formats of karpathy/llm.c; cycle walking: Black & Rogaway 2002, Ci
 #include "filelist.h"   // FileList, file_list_make
 #include "log.h"        // progress
 #include "mapfile.h"    // MappedFile, file_map, file_unmap, file_looks_like, ErrorText, error_set
-#include "tokenizer.h"  // Tokenizer, tokenizer_encode
+#include "tokenizer.h"  // Tokenizer, tokenizer_encode_plain
 #include <assert.h>
 #include <xxhash.h>
 
@@ -229,7 +229,7 @@ static inline void add_text_(TokenData* d, const MappedFile* file, const Tokeniz
         int* tokens;
         size_t n_bytes = file->n_bytes - at < piece ? file->n_bytes - at : piece;
         progress("tokenising text", d->n_bytes_read - (int64_t)(file->n_bytes - at), d->n_bytes_total);
-        int n = tokenizer_encode(tokenizer, (const char*)file->bytes + at, n_bytes, &tokens);
+        int n = tokenizer_encode_plain(tokenizer, (const char*)file->bytes + at, n_bytes, &tokens);
         text_append_(d, tokens, n);
         free(tokens);
     }

@@ -7,7 +7,7 @@ Order:  a batch's losses chain over its positions in float; batches chain in dou
 */
 #ifndef LLMC_EVALUATE_H
 #define LLMC_EVALUATE_H
-#include "comm.h"        // comm_share, comm_all_gather_shares, comm_all_reduce
+#include "comm.h"        // comm_own, comm_all_gather_shares, comm_all_reduce
 #include "dataloader.h"  // dataloader_batch
 #include "hellaswag.h"   // HellaSwag
 #include "run.h"         // RunOptions
@@ -36,19 +36,20 @@ static inline float evaluate_loss(const Evaluator* e, const DataLoader* rows, do
     double sum = 0.0;
     int64_t n_bytes = 0, n_rows = (int64_t)e->o->eval_batches * e->o->batch_size;
     if (n_rows > rows->n_rows) { n_rows = rows->n_rows; }
-    const int64_t n_batches = ceil_div(n_rows, e->o->batch_size), last = comm_share(n_batches, e->comm->rank + 1, e->comm->size);
+    const int n_batches = (int)ceil_div(n_rows, e->o->batch_size);
+    const CommShare own = comm_own(e->comm, n_batches);
     float* losses = (float*)malloc_check(sizeof(float) * (size_t)n_batches, "losses");
-    for (int64_t i = comm_share(n_batches, e->comm->rank, e->comm->size); i < last; i++) {
-        int64_t first = i * e->o->batch_size;
+    for (int i = own.first; i < own.end; i++) {
+        int64_t first = (int64_t)i * e->o->batch_size;
         int B = n_rows - first < e->o->batch_size ? (int)(n_rows - first) : e->o->batch_size;
         dataloader_batch(rows, first, B, e->inputs, e->targets);
         losses[i] = evaluate_batch_(e, B);
         n_bytes += e->tokenizer ? tokenizer_count_bytes(e->tokenizer, e->targets, B * e->T) : 0;
-        progress("validation", i + 1, last);
+        progress("validation", i + 1, own.end);
     }
     comm_all_gather_shares(e->comm, losses, n_batches, DT_F32, HERE);
     comm_all_reduce(e->comm, &n_bytes, 1, DT_I64, OP_SUM, HERE);
-    for (int64_t i = 0; i < n_batches; i++) { sum += (double)losses[i]; }
+    for (int i = 0; i < n_batches; i++) { sum += (double)losses[i]; }
     free(losses);
     *bits_per_byte = n_bytes > 0 ? sum / log(2.0) / (double)n_bytes : -1.0;
     return (float)(sum / (double)(n_rows * e->T));
@@ -64,13 +65,13 @@ static inline int evaluate_answers(const Evaluator* e, HellaSwag* h, int* n) {
     const int T = h->longest < e->T ? h->longest : e->T, B = e->o->batch_size * e->T / T;  // short rows: more of them fit
     *n = evaluate_examples_(e, h);
     const int n_rows = N_CHOICES * *n, n_batches = (int)ceil_div(n_rows, B);
-    const int first = (int)comm_share(n_batches, e->comm->rank, e->comm->size), last = (int)comm_share(n_batches, e->comm->rank + 1, e->comm->size);
+    const CommShare own = comm_own(e->comm, n_batches);
     memset(h->scores, 0, sizeof h->scores[0] * (size_t)n_rows);
-    for (int i = first; i < last; i++) {
+    for (int i = own.first; i < own.end; i++) {
         int rows = n_rows - i * B < B ? n_rows - i * B : B;
         hellaswag_batch(h, i * B, rows, T, e->inputs, e->targets);
         hellaswag_losses(h, i * B, rows, T, e->targets, e->batch_losses(e->model, e->inputs, e->targets, rows, T));
-        progress("examples", i + 1, last);
+        progress("examples", i + 1, own.end);
     }
     comm_all_reduce(e->comm, h->scores, (size_t)n_rows, DT_F64, OP_SUM, HERE);
     return hellaswag_correct(h, 0, *n);

@@ -11,7 +11,7 @@ Cost:   one forward pass of one position a token, prompt aside. Cached logits eq
 #include "rng.h"        // xorshift_float
 #include "run.h"        // RunOptions
 #include "sampler.h"    // sample_token
-#include "tokenizer.h"  // Tokenizer
+#include "tokenizer.h"  // Tokenizer, TokenStream, tokenizer_encode_plain
 
 typedef const float* (*NextLogits)(void* model, const int* tokens, int n_cached, int n);
 
@@ -78,14 +78,28 @@ static inline int generator_next_(Generator* g, uint64_t* random) {
     return token;
 }
 
-// continue a prompt until --max-new-tokens or end of text; each token is written as soon as it is known
+// the text that is certain with one more token, or at the end (token < 0)
+static inline void generate_print_(TokenStream* stream, int token, FILE* out) {
+    size_t n_bytes;
+    const char* text = token < 0 ? token_stream_end(stream, &n_bytes) : token_stream_put(stream, token, &n_bytes);
+    if (out) { text_print_safe(text, n_bytes, out); }
+}
+
+// continue a prompt until --max-new-tokens or end of text; what is known of the text is written at once
 static inline void generate(Generator* g, uint64_t* random, const int* prompt, int n_prompt, FILE* out) {
+    TokenStream stream;
+    if (g->tokenizer) { token_stream_init(&stream, g->tokenizer, 1); }
+    for (int i = 0; g->tokenizer && i < n_prompt; i++) { generate_print_(&stream, prompt[i], NULL); }  // a text goes on, none begins
     generator_start_(g, prompt, n_prompt);
     for (int i = 0; i < g->o->max_new_tokens; i++) {
         int token = generator_next_(g, random);
         if (token == g->eot) { break; }
-        if (g->tokenizer) { tokenizer_print_safe(g->tokenizer, token, out); } else { fprintf(out, "%d ", token); }
+        if (g->tokenizer) { generate_print_(&stream, token, out); } else { fprintf(out, "%d ", token); }
         fflush(out);
+    }
+    if (g->tokenizer) {
+        generate_print_(&stream, -1, out);
+        token_stream_free(&stream);
     }
     fputc('\n', out);
 }
@@ -115,9 +129,9 @@ static inline Prompt prompt_read(const RunOptions* o, const Tokenizer* tokenizer
     Prompt p;
     int* encoded;
     p.text = run_prompt(o, &p.n_bytes);
-    p.n = 1 + tokenizer_encode(tokenizer, p.text, p.n_bytes, &encoded);
+    p.n = 1 + tokenizer_encode_plain(tokenizer, p.text, p.n_bytes, &encoded);
     p.tokens = (int*)malloc_check(sizeof(int) * (size_t)p.n, "prompt");
-    p.tokens[0] = tokenizer->eot;
+    p.tokens[0] = tokenizer_need_eot(tokenizer);
     memcpy(p.tokens + 1, encoded, sizeof(int) * (size_t)(p.n - 1));
     free(encoded);
     return p;

@@ -11,7 +11,8 @@ printout, the nearest name for a wrong one, and the settings kept in a checkpoin
 On the command line: --name value, --name=value, and the same with every alias; a switch stands alone or takes 0 or 1;
 a text may be "-", but one that starts with "--" or is itself an option needs the "=". --help prints the table.
 --args FILE reads lines `name = value` (dashes in front allowed; a switch may stand alone; "#" at the start of a line or
-after a blank begins a comment). A later value wins. Nothing else is accepted: no positional arguments, no short forms.
+after a blank begins a comment). A later value wins. Nothing else is accepted: no short forms, and words that are no
+options only by options_parse_words, for tools that take files; a switch then takes the next word only if it is 0 or 1.
 Numbers are read to their end: an integer is a sign and digits, a float is what strtof makes of digits, sign, point and
 exponent, finite. Both must lie in low..high; an end at or past INT_MIN, INT_MAX or FLT_MAX means "no limit" there.
 Texts are heap copies owned by the table until options_free; a program changes one with options_set.
@@ -222,8 +223,16 @@ static inline void options_help_row_(const char* name, const char* takes, const 
     options_wrap_(meaning, from, column);
 }
 
-static inline void options_help_(const Option* table, int n, const char* about) {
-    printf("usage: %s [--name value | --name=value]...\n", program_invocation_short_name);
+// words on the command line that are no options and no values of options: FILE...
+typedef struct {
+    const char* takes;   // for the first line of --help: "[FILE]..."
+    const char** words;  // room for argc of them; they are the caller's
+    int n;
+} OptionWords;
+
+static inline void options_help_(const Option* table, int n, const OptionWords* words, const char* about) {
+    printf("usage: %s [--name value | --name=value]...%s%s\n", program_invocation_short_name, words ? " " : "",
+           words ? words->takes : "");
     options_wrap_(about, 0, 0);
     for (int i = 0; i < n; i++) {
         const Option* o = &table[i];
@@ -306,7 +315,8 @@ static inline void options_read_file_(Option* table, int n, const char* path) {
 }
 
 // can `word`, which follows the option on the command line, be its value?
-static inline int option_accepts_(const Option* table, int n, const Option* o, const char* word) {
+static inline int option_accepts_(const Option* table, int n, const Option* o, const char* word, const OptionWords* words) {
+    if (o->type == OPTION_SWITCH && words) { return strcmp(word, "0") == 0 || strcmp(word, "1") == 0; }
     if (o->type == OPTION_SWITCH) { return word[0] != '-'; }  // a word without dashes could be nothing else
     return strncmp(word, "--", 2) != 0 && options_find_(table, n, word, strcspn(word, "=")) < 0;
 }
@@ -325,15 +335,16 @@ static inline void options_defaults_(Option* table, int n) {
     }
 }
 
-// exits with 2 on a wrong option and with 0 after --help
-static inline void options_parse(Option* table, int n, int argc, char** argv, const char* about) {
+// exits with 2 on a wrong option and with 0 after --help; words NULL: there may be none
+static inline void options_parse_words(Option* table, int n, OptionWords* words, int argc, char** argv, const char* about) {
     options_defaults_(table, n);
+    if (words) { words->n = 0; }
     for (int i = 1; i < argc; i++) {
         const char *word = argv[i], *next = i + 1 < argc ? argv[i + 1] : NULL;
         size_t length = strcspn(word, "=");
         const char* value = word[length] ? word + length + 1 : NULL;
         if (strcmp(word, "--help") == 0 || (strcmp(word, "-h") == 0 && options_find_(table, n, "-h", 2) < 0)) {
-            options_help_(table, n, about);
+            options_help_(table, n, words, about);
             exit(0);
         }
         if (length == 6 && strncmp(word, "--args", 6) == 0) {
@@ -341,12 +352,16 @@ static inline void options_parse(Option* table, int n, int argc, char** argv, co
             options_read_file_(table, n, value ? value : argv[++i]);
             continue;
         }
+        if (word[0] != '-' && words) {
+            words->words[words->n++] = word;
+            continue;
+        }
         if (word[0] != '-') {
             fail_input("expected an option such as --name value, found \"%s\" (--help lists all)",
                        format_text(word).s);
         }
         Option* o = options_row_(table, n, word, length, "");
-        if (!value && next && option_accepts_(table, n, o, next)) {
+        if (!value && next && option_accepts_(table, n, o, next, words)) {
             value = next;
             i++;
         } else if (!value && next && o->type != OPTION_SWITCH) {
@@ -355,6 +370,10 @@ static inline void options_parse(Option* table, int n, int argc, char** argv, co
         }
         option_give_(o, value, "");
     }
+}
+
+static inline void options_parse(Option* table, int n, int argc, char** argv, const char* about) {
+    options_parse_words(table, n, NULL, argc, argv, about);
 }
 
 static inline void options_free(Option* table, int n) {

@@ -15,7 +15,6 @@ Errors: fail_input on rank 0; the others leave without another word.
 #include "dataloader.h"  // TokenData
 #include "run.h"         // RunOptions, RunState, options_to_json
 #include "zero.h"        // Shards, shards_bytes
-#include <sched.h>
 
 // ---- the world ----
 
@@ -30,18 +29,17 @@ static inline Comm* ranks_open(const RankPlace* place, const RunOptions* o) {
     return world;
 }
 
-// cores that this process may use
-static inline int ranks_cores_(void) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 // --threads; without it and without OMP_NUM_THREADS the ranks of one machine share its cores, unless each is bound to its own
 static inline int ranks_threads(const RankPlace* place, int asked) {
-    const int n_cores = ranks_cores_(), bound = n_cores < (int)sysconf(_SC_NPROCESSORS_ONLN);
-    if (asked > 0 || getenv("OMP_NUM_THREADS") || place->local_size < 2 || bound) { return asked; }
-    return n_cores > place->local_size ? n_cores / place->local_size : 1;
+#ifdef _OPENMP
+    const int n_cores = omp_get_num_procs(), bound = n_cores < (int)sysconf(_SC_NPROCESSORS_ONLN);  // of this process, of the machine
+    if (asked == 0 && place->local_size > 1 && !bound && !getenv("OMP_NUM_THREADS")) {
+        return n_cores > place->local_size ? n_cores / place->local_size : 1;
+    }
+#else
+    (void)place;
+#endif
+    return asked;
 }
 
 // ---- are all alike? ----

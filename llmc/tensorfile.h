@@ -1,6 +1,7 @@
 /*
 The tensor table against safetensors: every parameter, gradient or moment under its name and shape on disk.
-    tensors_save, tensors_load     a whole file; tensors_declare and tensors_put are its two halves, for files that hold more
+    tensors_declare, tensors_put   every tensor into a file that may hold more; tensor_put_slice is one step of it
+    tensors_load                   every tensor out of a SafeSet; tensor_load_slice is one step of it
     tensors_save_folder            model.safetensors, or shards of at most so many bytes and their index, written last
 In memory a slice is (rows, columns); on disk it may be turned (GPT-2's Conv1D) and lacks the padding rows. A file has its
 tensors in the order of their names, as Hugging Face's writer lays it out: an export equals, byte by byte, what
@@ -15,7 +16,7 @@ Errors: fail_input names the file, the tensor and both shapes; fail_run names pa
 #include "safetensors.h"  // SafeWriter
 #include "tensor.h"       // Tensor, tensor_slice_name
 
-enum { NAME_BYTES = 256 };
+enum { NAME_BYTES = 256, HF_SHARDS_WRITTEN_MAX = CHECKPOINT_FILES_MAX - 8 };
 
 // ---- one slice of a tensor between memory (rows, columns) and disk (possibly turned, without padding rows) ----
 
@@ -125,18 +126,6 @@ static inline void tensors_put(SafeWriter* w, const Tensor* table, int n, const 
     free(s.slice);
 }
 
-// one file with one arena for each prefix
-static inline FileSum tensors_save(const char* path, const Tensor* table, int n, const char* const* prefixes,
-                                   const float* const* arenas, int n_arenas) {
-    SafeWriter w;
-    safewriter_init(&w);
-    safewriter_meta(&w, "format", "pt");  // transformers asks for it
-    for (int i = 0; i < n_arenas; i++) { tensors_declare(&w, table, n, prefixes[i]); }
-    safewriter_open(&w, path);
-    for (int i = 0; i < n_arenas; i++) { tensors_put(&w, table, n, arenas[i]); }
-    return safewriter_close(&w);
-}
-
 // ---- writing a model in shards ----
 
 static inline size_t slice_bytes_(const TensorSlice* slice) { return sizeof(float) * tensor_disk_elements(slice->tensor); }
@@ -166,6 +155,10 @@ static inline void tensors_save_folder(const char* folder, const Tensor* table, 
     json_t* weight_map = json_object();
     int n_shards = 0, shard = 0;
     for (int first = 0; first < s.n; first = shard_end_(&s, first, shard_bytes)) { n_shards++; }
+    if (n_shards > HF_SHARDS_WRITTEN_MAX) {
+        fail_input("%s: files of at most %s would be %d shards: at most %d, give a larger limit", folder,
+                   format_bytes((double)shard_bytes).s, n_shards, HF_SHARDS_WRITTEN_MAX);
+    }
     for (int first = 0, end; first < s.n; first = end) {
         char name[64] = HF_WEIGHTS, path[PATH_BYTES];
         SafeWriter w;

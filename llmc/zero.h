@@ -39,6 +39,7 @@ typedef struct {
 typedef struct {
     Comm* comm;             // NULL: alone
     int rank, size, zero;
+    CommShare own_leaves;   // of this rank
     ShardNode* nodes;       // of all ranks, in the order of leaves
     int n_nodes, most_nodes;  // in all; of the rank that has most
     int* first_node;        // of each rank, and the end: size + 1
@@ -99,6 +100,8 @@ static inline void shards_init(Shards* s, Comm* comm, const Tensor* table, int n
     }
     s->chunk_sums = (double*)malloc_check(sizeof(double) * (size_t)shards_chunks_(s), "chunk sums");
     s->piece = (CommPiece*)malloc_check(sizeof(CommPiece) * (size_t)s->size, "table of shards");
+    s->own_leaves.first = (int)comm_share(n_leaves, s->rank, s->size);
+    s->own_leaves.end = (int)comm_share(n_leaves, s->rank + 1, s->size);
     shards_plan_(s, n_leaves);
 }
 
@@ -144,7 +147,7 @@ static inline size_t shards_buffer(const Shards* s) {
         most = n > most ? n : most;
     }
     most = most * 2 * (size_t)s->n_nodes;
-    return s->size == 1 ? 0 : most < SHARDS_BUFFER ? most : SHARDS_BUFFER;
+    return s->size == 1 ? 0 : most < SHARDS_BUFFER ? most : (size_t)SHARDS_BUFFER;
 }
 
 // ---- 2. From each owner to all ----

@@ -3,7 +3,7 @@ libFuzzer on the readers of token shards, gpt2_tokenizer.bin, text, evaluation r
 of batches into documents: any bytes are refused with a reason, or every row, every token and every character of what was
 accepted can be read.
     clang -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined dev/fuzz/fuzz_tokens.c \
-        -o build/fuzz_tokens -lxxhash -ljansson
+        -ljansson -lxxhash -lpcre2-8 -o build/fuzz_tokens
     mkdir -p build/corpus_tokens && build/fuzz_tokens -max_total_time=60 -max_len=2048 \
         build/corpus_tokens dev/fuzz/corpus/tokens
 The first byte picks the reader; for shards, tokenizers and records the next twelve are header entries and the rest is the body,

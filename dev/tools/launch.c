@@ -149,8 +149,9 @@ static void show_output(void) {
     }
 }
 
-// ranks that have ended; the first bad status is kept
+// Ranks that have ended. Of several that failed since the last look, one that a signal killed is the cause.
 static int collect(int* status) {
+    const int known = *status;
     int state, n_running = 0;
     for (pid_t pid; (pid = waitpid(-1, &state, WNOHANG)) > 0;) {
         int ended = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
@@ -159,7 +160,7 @@ static int collect(int* status) {
             children[i].pid = 0;
             if (WIFSIGNALED(state)) { fprintf(stderr, "launch: rank %d was killed by signal %d (%s)\n", i, WTERMSIG(state), strsignal(WTERMSIG(state))); }
         }
-        if (*status == 0) { *status = ended; }
+        if (known == 0 && (*status == 0 || (*status < 128 && ended >= 128))) { *status = ended; }
     }
     for (int i = 0; i < n_ranks; i++) { n_running += children[i].pid > 0; }
     return n_running;

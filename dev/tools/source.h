@@ -245,7 +245,7 @@ static inline void describe_checkpoint(Source* s, const char* folder) {
     take_section(s, manifest, "state");
     take_section(s, manifest, "options");
     take_config(s, folder, "config.json");
-    add_tensors_of(s, folder, "model.safetensors", 1);
+    add_tensors_of(s, folder, HF_WEIGHTS, 1);
     int n_parameters = s->n_items;
     add_tensors_of(s, folder, "optimizer.safetensors", 0);
     fact(s, "optimizer", json_sprintf("%d tensors, AdamW's moments", s->n_items - n_parameters));
@@ -323,8 +323,8 @@ static inline void add_shards(Source* s, const char* folder, const json_t* index
     const char* name;
     json_object_foreach(places, name, value) {
         const char* file = json_string_value(value);
-        if (!file || !*file || strchr(file, '/')) {
-            problem(s, "model.safetensors.index.json: \"%.80s\": expected the name of a file in this folder", name);
+        if (!file || !is_shard_name_(file)) {
+            problem(s, HF_INDEX ": \"%.80s\": expected the name of a file in this folder", name);
         } else if (!json_object_get(found, file)) {
             json_object_set_new(found, file, json_true());
             add_tensors_of(s, folder, file, 1);
@@ -336,7 +336,7 @@ static inline void add_shards(Source* s, const char* folder, const json_t* index
     for (int i = 0; i < s->n_items; i++) { json_object_set_new(read, s->items[i].t.name, json_string(s->items[i].file)); }
     json_object_foreach(places, name, value) {
         if (!json_equal(value, json_object_get(read, name))) {
-            problem(s, "model.safetensors.index.json: tensor \"%.80s\" is not in \"%.80s\"", name,
+            problem(s, HF_INDEX ": tensor \"%.80s\" is not in \"%.80s\"", name,
                     json_string_value(value));
         }
     }
@@ -344,13 +344,13 @@ static inline void add_shards(Source* s, const char* folder, const json_t* index
 }
 
 static inline void describe_model_folder(Source* s, const char* folder) {
-    const char* const names[] = {"model.safetensors", "adapter_model.safetensors"};
-    json_t *files = json_array(), *index = read_quietly(folder, "model.safetensors.index.json");
+    const char* const names[] = {HF_WEIGHTS, "adapter_model.safetensors"};
+    json_t *files = json_array(), *index = read_quietly(folder, HF_INDEX);
     set_kind(s, "Hugging Face folder", folder_bytes(folder, files));
     take_config(s, folder, holds(folder, "config.json") ? "config.json" : "adapter_config.json");
     if (json_is_object(json_object_get(index, "weight_map"))) { add_shards(s, folder, index); }
-    else if (holds(folder, "model.safetensors.index.json")) {
-        problem(s, "model.safetensors.index.json: expected a JSON object with a \"weight_map\"");
+    else if (holds(folder, HF_INDEX)) {
+        problem(s, HF_INDEX ": expected a JSON object with a \"weight_map\"");
     }
     for (int i = 0; i < 2 && !index; i++) {
         if (holds(folder, names[i])) { add_tensors_of(s, folder, names[i], 1); }
@@ -362,7 +362,7 @@ static inline void describe_model_folder(Source* s, const char* folder) {
 static inline void describe_folder(Source* s, const char* folder) {
     if (holds(folder, "manifest.json")) { describe_checkpoint(s, folder); }
     else if (holds(folder, "metrics.jsonl") || checkpoint_newest(folder, -1) >= 0) { describe_run(s, folder); }
-    else if (holds(folder, "model.safetensors") || holds(folder, "model.safetensors.index.json") ||
+    else if (holds(folder, HF_WEIGHTS) || holds(folder, HF_INDEX) ||
              holds(folder, "adapter_model.safetensors")) {
         describe_model_folder(s, folder);
     } else {
@@ -374,8 +374,11 @@ static inline void describe_folder(Source* s, const char* folder) {
 // ---- 3. files ----
 
 static inline void describe_bin_model(Source* s) {
-    Config c = config_bin(&s->file);
-    BinHeader h = llmc_bin_header(&s->file);
+    Config c;
+    BinHeader h;
+    ErrorText error;
+    int good = config_parse_bin(&c, s->file.bytes, s->file.n_bytes, &error) && llmc_bin_parse_(&h, s->file.bytes, s->file.n_bytes, &error);
+    if (!good) { fail_input("%s: %s", s->path, error.text); }
     set_kind(s, "llm.c model", (json_int_t)s->file.n_bytes);
     fact(s, "version", json_integer(h.version));
     json_t* config = json_pack("{s:i, s:i, s:i, s:i, s:i, s:i}", "n_positions", c.max_T, "vocab_size", c.V,
@@ -428,8 +431,9 @@ static inline void describe_bin_state(Source* s) {
 
 static inline void describe_tokens(Source* s) {
     TokenShard shard;
-    int token_bytes, vocab_size;
+    int token_bytes = 0, vocab_size = 0;
     ErrorText error;
+    memset(&shard, 0, sizeof shard);
     if (!shard_parse_(&shard, &token_bytes, &vocab_size, s->file.bytes, s->file.n_bytes, &error)) {
         fail_input("%s: %s", s->path, error.text);
     }

@@ -1,0 +1,285 @@
+#!/usr/bin/env bash
+# Several ranks as their user meets them: launchers, resume at another number of ranks, ranks that differ, die, stop or come late.
+# Every result is compared with that of one rank, byte by byte. About a minute after three builds.
+#     dev/test_ranks.sh              KILLS=500 dev/test_ranks.sh: more random kills than 20
+# Every promise is one line, "ok", "FAIL" or "skip"; the last line counts them.
+set -u
+export LC_ALL=C
+export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1
+export COMM_CHECK=1
+unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
+cd "$(dirname "$0")/.."
+root=$PWD
+passed=0
+failed=0
+skipped=0
+
+verdict() {  # STATUS PROMISE DETAIL
+    if [ "$1" = 0 ]; then
+        passed=$((passed + 1))
+        echo "ok    $2"
+    else
+        failed=$((failed + 1))
+        echo "FAIL  $2"
+        echo "      $3"
+    fi
+}
+
+check() {  # PROMISE COMMAND...
+    local promise=$1
+    shift
+    "$@"
+    verdict $? "$promise" "not so: $*; $(tail -n 5 err 2>/dev/null)"
+}
+
+skip() {
+    skipped=$((skipped + 1))
+    echo "skip  $1"
+}
+
+build() {  # VARIABLES PROGRAM: its path
+    local folder
+    folder=$(make -s folder $1) && make -s $1 "$folder/$2" >&2 && echo "$root/$folder/$2"
+}
+
+build "" launch >/dev/null &
+build "ARCH=x86-64" train_gpt2 >/dev/null &
+trainer=$(build "" train_gpt2) || { echo "0 passed, 1 failed"; exit 1; }
+wait
+launch=$(build "" launch) || { echo "0 passed, 1 failed"; exit 1; }
+trainer_other=$(build "ARCH=x86-64" train_gpt2)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+mkdir text
+for i in {1..250}; do echo "line $i: the plain loop is the law, and $i times $i is $((i * i))."; done >text/a.txt
+mkdir elsewhere && cp -r text elsewhere/ && echo "one line more" >>elsewhere/text/a.txt
+echo '{"model_type":"gpt2","n_positions":24,"vocab_size":257,"n_layer":2,"n_head":3,"n_embd":33}' >tiny.json
+start=(--config "$work/tiny.json" --train text --val-fraction 0.1 --seq-len 16 --batch-size 2 --lr 1e-2 --eval-every 10 --eval-batches 5
+    --sample-every 20 --max-new-tokens 8)
+
+ranks() {  # NUMBER OPTION...: into out and err; status is kept
+    local n=$1
+    shift
+    timeout 60 "$launch" -n "$n" "$trainer" "$@" >out 2>err </dev/null
+    status=$?
+}
+
+# the bytes of a checkpoint and what the metrics say beside times
+sums() { cat "$1"/*.safetensors | sha256sum | cut -c1-16; }
+columns() { sed -E 's/"(ms|tok_per_s|peak|time)": [^,}]+//g' "$1"; }
+same_run() {  # RUN RUN STEP
+    [ "$(sums "$1/$3")" = "$(sums "$2/$3")" ] && cmp -s <(columns "$1/metrics.jsonl") <(columns "$2/metrics.jsonl") &&
+        cmp -s "$1/samples.txt" "$2/samples.txt"
+}
+
+# ---- the same bits ----
+
+echo "# ranks x --zero x leaves: model, moments, metrics and samples after 20 steps"
+for leaves in 1 3 4 8; do
+    options=("${start[@]}" --batch-tokens $((32 * leaves)) --steps 20)
+    "$trainer" "${options[@]}" --run "one$leaves" >out 2>err
+    for n in 2 3 4; do
+        for zero in 0 1; do
+            ranks $n "${options[@]}" --zero $zero --run several
+            same_run "one$leaves" several step_000020
+            verdict $? "$leaves leaves on $n ranks, --zero $zero: the bytes of one rank" "status $status: $(tail -n 3 err)"
+            rm -rf several
+        done
+    done
+done
+grep -qE '^\| ranks +\| 4 over TCP \(RANK and WORLD_SIZE\), --zero 1' out
+verdict $? "the box names ranks, connection, source and --zero" "$(grep ranks out)"
+planned=$(sed -nE 's/^\|   sent per update +\| ([0-9.]+) KiB.*/\1/p' out)
+COMM_CHECK=0 ranks 4 "${start[@]}" --batch-tokens 256 --steps 20 --eval-every 0 --sample-every 0 --zero 1 --run several
+sent=$(sed -nE 's/^ranks: rank 0 sent ([0-9.]+) KiB per update and waited [0-9]+% of the time$/\1/p' out)
+check "bytes sent are those that the box has announced, and little more ($planned and $sent KiB)" \
+    awk "BEGIN { exit !($sent >= $planned && $sent < 1.1 * $planned + 12) }"
+n=$(sed -nE 's/^\| parameters .* = ([0-9]+) .*/\1/p' out)
+check "that is 2n(P-1)/P floats for n = $n parameters, within 10%" awk "BEGIN { x = 2 * 4 * $n * 3 / 4 / 1024; exit !($sent > 0.9 * x && $sent < 1.1 * x + 12) }"
+rm -rf several
+
+options=("${start[@]}" --batch-tokens 96 --steps 10 --freeze 'transformer.h.*.attn.*' --verify-every 3)
+"$trainer" "${options[@]}" --run one >out 2>err
+ranks 3 "${options[@]}" --zero 1 --run several
+check "--freeze and --verify-every on 3 ranks, --zero 1" same_run one several step_000010
+rm -rf one several
+"$trainer" --from one8 --train text --val-fraction 0.1 --seq-len 16 --eval-only --eval-batches 7 >want 2>err
+ranks 3 --from one8 --train text --val-fraction 0.1 --seq-len 16 --eval-only --eval-batches 7
+check "--eval-only on 3 ranks: the loss of one" cmp <(grep 'val loss' want) <(grep 'val loss' out)
+
+# ---- launchers ----
+
+echo "# launchers"
+port() {  # one that nobody uses now
+    local p
+    while :; do
+        p=$((20000 + RANDOM % 12000))
+        (exec 3<>/dev/tcp/127.0.0.1/$p) 2>/dev/null || { echo $p; return; }
+    done
+}
+options=("${start[@]}" --batch-tokens 128 --steps 20)
+export MASTER_ADDR=127.0.0.1 MASTER_PORT
+MASTER_PORT=$(port)
+for rank in 1 2; do
+    RANK=$rank WORLD_SIZE=3 "$trainer" "${options[@]}" --run several >/dev/null 2>&1 &
+done
+RANK=0 WORLD_SIZE=3 timeout 60 "$trainer" "${options[@]}" --run several >out 2>err
+wait
+check "torchrun's variables, set by hand" same_run one4 several step_000020
+rm -rf several
+unset MASTER_ADDR MASTER_PORT
+at=127.0.0.1:$(port)
+(sleep 0.7; exec "$trainer" "${options[@]}" --rank "0/2@$at" --run several >/dev/null 2>&1) &
+timeout 60 "$trainer" "${options[@]}" --rank "1/2@$at" --run several --threads 2 >out 2>err
+check "--rank R/P@HOST:PORT; rank 0 comes late; another number of threads" test $? = 0
+wait
+check "... the bytes of one rank" same_run one4 several step_000020
+check "... and only rank 0 speaks" test ! -s out -a ! -s err
+rm -rf several
+if command -v mpirun >/dev/null; then
+    mpirun=(timeout 60 mpirun --oversubscribe -x OMP_NUM_THREADS)
+    [ "$(id -u)" != 0 ] || mpirun+=(--allow-run-as-root)
+    "${mpirun[@]}" -n 3 "$trainer" "${options[@]}" --run several >out 2>err
+    check "mpirun and a build without MPI: status 2, make MPI=1 is the advice, no training" \
+        test $? = 2 -a ! -e several -a "$(grep -c 'this build has no MPI: make MPI=1' err)" -ge 1
+    "${mpirun[@]}" -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT="$(port)" -n 3 "$trainer" "${options[@]}" --run several >out 2>err
+    check "... with MASTER_ADDR and MASTER_PORT it trains over TCP" same_run one4 several step_000020
+    rm -rf several
+    trainer_mpi=$(cd "$root" && build "MPI=1" train_gpt2 2>"$work/err")
+    if [ -x "$trainer_mpi" ]; then
+        for n in 2 3; do
+            "${mpirun[@]}" -n $n "$trainer_mpi" "${options[@]}" --zero $((n - 2)) --run several >out 2>err
+            check "mpirun -n $n, MPI=1, --zero $((n - 2)): the bytes of one rank" same_run one4 several step_000020
+            check "... over MPI" grep -q "$n over MPI (mpirun)" out
+            rm -rf several
+        done
+        "${mpirun[@]}" -n 3 "$trainer_mpi" "${start[@]}" --train missing --run several >out 2>err
+        check "mpirun: a wrong option ends with status 2" test $? = 2
+        rm -f out
+        "${mpirun[@]}" -n 3 "$trainer_mpi" "${start[@]}" --steps 100000 --run several >out 2>err &
+        pid=$!
+        while ! grep -qs '^step 5/' out; do sleep 0.05; done
+        victim=$(pgrep -n -x -f "$trainer_mpi .*--steps 100000 --run several")
+        kill -9 "$victim"
+        wait $pid
+        check "mpirun: a killed rank ends the run" test $? != 0
+        rm -rf several
+    else
+        skip "MPI=1 does not build here: $(tail -n 1 err)"
+    fi
+else
+    skip "mpirun: not installed"
+fi
+
+# ---- resume ----
+
+echo "# resume"
+"$trainer" "${options[@]}" --save-every 5 --keep 9 --run first >out 2>err
+mkdir chain && cp -r first/step_000005 chain/
+ranks 3 --resume --run chain --zero 1
+rm -rf first chain/step_000020 chain/step_000015
+ranks 2 --resume --run chain --zero 0
+[ "$(sums one4/step_000020)" = "$(sums chain/step_000020)" ]
+verdict $? "5 steps on one rank, 5 on three with --zero 1, 10 on two: the bytes of one rank" "status $status: $(tail -n 3 err)"
+rm -rf chain
+
+# ---- ranks that were not started alike ----
+
+echo "# refused: status 2 on every rank, one line"
+two() {  # PROMISE TEXT FOLDER PROGRAM OPTION...: rank 1 is another program, or elsewhere, or has other options
+    local promise=$1 text=$2 folder=$3 program=$4 at pid
+    shift 4
+    at=127.0.0.1:$(port)
+    env -C "$folder" "$program" "${options[@]}" --rank "1/2@$at" --run several "$@" >out1 2>err1 &
+    pid=$!
+    timeout 20 "$trainer" "${options[@]}" --rank "0/2@$at" --run several >out 2>err
+    local status0=$?
+    wait $pid
+    local status1=$?
+    [ $status0 = 2 ] && [ $status1 = 2 ] && [ "$(cat err err1 | wc -l)" = 1 ] && grep -q "$text" err err1 && [ ! -e several ]
+    verdict $? "$promise" "status $status0, $status1: $(cat err err1)"
+    rm -rf several
+}
+two "other options" "rank 1: lr is 0.25 there, but .* on rank 0" . "$trainer" --lr 0.25
+two "another program" "rank 1: other program than rank 0" . "$trainer_other"
+two "other data" "rank 1: other training data than rank 0" elsewhere "$trainer"
+"$trainer" "${start[@]}" --zero 2 >out 2>err
+check "--zero 2" test $? = 2 -a "$(grep -c '^train_gpt2: --zero: expected 0 or 1, found 2' err)" = 1
+ranks 2 --config tiny.json --generate x
+check "--generate on two ranks" test $status = 2 -a "$(grep -c '2 ranks are for training and --eval-only: start one' err)" -ge 1
+RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$(port) timeout 20 "$trainer" "${options[@]}" --init-timeout 1 --run several >out 2>err
+check "no rank 0: status 1 after --init-timeout" test $? = 1 -a "$(grep -c 'rank 0 did not answer at 127.0.0.1:' err)" = 1
+RANK=0 WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=$(port) timeout 20 "$trainer" "${options[@]}" --init-timeout 1 --run several >out 2>err
+check "ranks that never come are named" test $? = 2 -a "$(grep -c 'after 1 s these of 3 ranks have not come: 1, 2' err)" = 1
+
+# ---- signals ----
+
+echo "# signals"
+long=("${start[@]}" --batch-tokens 96 --eval-every 0 --sample-every 0 --schedule constant --keep 2)
+"$trainer" "${long[@]}" --steps 400 --save-every 40 --run whole >out 2>err
+
+begin() {  # NUMBER OPTION...: in the background, until the fifth step is out
+    local n=$1
+    shift
+    rm -f out
+    "$launch" -n "$n" "$trainer" "$@" >out 2>err </dev/null &
+    pid=$!
+    while ! grep -qs '^step [0-9]*5/' out && kill -0 $pid 2>/dev/null; do sleep 0.02; done
+}
+rank_pid() { pgrep -P $pid | sed -n "$(($1 + 1))p"; }
+
+begin 3 "${long[@]}" --steps 100000 --run several
+kill -TERM $pid
+wait $pid
+check "SIGTERM to launch: every rank stops, status 0, a checkpoint" test $? = 0 -a "$(grep -cE '^stopped after step [0-9]+, checkpoint in several/step_' out)" = 1
+rm -rf several
+begin 3 "${long[@]}" --steps 100000 --run several
+kill -TERM "$(rank_pid 2)"
+wait $pid
+check "SIGTERM to one rank stops all at the same step" test $? = 0 -a "$(grep -cE '^stopped after step [0-9]+, checkpoint in several/step_' out)" = 1
+rm -rf several
+begin 4 "${long[@]}" --steps 100000 --save-every 3 --run several
+kill -9 "$(rank_pid 2)"
+wait $pid
+check "a killed rank: launch ends with 137" test $? = 137
+grep -qE '^train_gpt2: rank 2 is gone \(killed, or its machine is\), so rank 0 stops in .* after step [0-9]+; newest checkpoint: several/step_' err &&
+    [ "$(grep -c 'rank 2 is gone' err)" = 3 ]
+verdict $? "... and every other rank names it, the step and the newest checkpoint" "$(cat err)"
+rm -rf several
+begin 3 "${long[@]}" --steps 100000 --comm-timeout 1 --run several
+stopped=$(rank_pid 1)
+kill -STOP "$stopped"
+wait $pid
+code=$?
+kill -CONT "$stopped" 2>/dev/null
+check "a stopped rank: status 1 after --comm-timeout" test $code = 1
+check "... and its name" grep -q "rank 1 has not answered for 1 s (--comm-timeout), so rank 0 stops in" err
+rm -rf several
+
+kills=${KILLS:-20}
+RANDOM=7
+n_killed=0
+for ((i = 0; i < kills; i++)); do
+    resume=(--resume)
+    if ! compgen -G 'several/step_??????/manifest.json' >/dev/null; then
+        rm -rf several
+        resume=("${long[@]}" --steps 400 --save-every 40)
+    fi
+    "$launch" -n $((1 + RANDOM % 4)) "$trainer" "${resume[@]}" --run several --zero $((RANDOM % 2)) >out 2>err </dev/null &
+    pid=$!
+    sleep "0.$((RANDOM % 8))$((RANDOM % 10))"
+    victims=($(pgrep -P $pid))
+    [ ${#victims[@]} = 0 ] || kill -9 "${victims[RANDOM % ${#victims[@]}]}" 2>/dev/null
+    wait $pid
+    code=$?
+    [ $code = 0 ] || n_killed=$((n_killed + 1))
+    [ $code = 0 ] || [ $code = 137 ] || { verdict 1 "kill $i: status 137" "status $code: $(cat err)"; break; }
+done
+ranks 2 --resume --run several
+[ "$(sums whole/step_000400)" = "$(sums several/step_000400)" ]
+verdict $? "$n_killed of $kills runs killed at random (1 to 4 ranks, --zero 0 or 1), then resumed: the bytes of one rank" "status $status: $(cat err)"
+
+echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
+[ $failed = 0 ]

@@ -1,0 +1,721 @@
+/*
+Promises of llmc/comm.h, comm_tcp.h, comm_launch.h and zero.h. Ranks are forked processes that talk over TCP on this machine,
+with COMM_CHECK=1; every call is compared with what one process computes.
+*/
+#include "llmc/test.h"
+#include "llmc/zero.h"
+#include <limits.h>
+
+enum { MAX_TEST_RANKS = 8 };
+
+typedef void (*RankFunction)(Test* t, Comm* c, int number);
+
+typedef struct {
+    int n;
+    pid_t pid[MAX_TEST_RANKS];
+    FILE* error[MAX_TEST_RANKS];      // what a rank writes to stderr
+    int status[MAX_TEST_RANKS];       // of exit, or 128 + signal
+    char text[MAX_TEST_RANKS][2048];  // its stderr
+} Ranks;
+
+static int free_port(void) {
+    struct sockaddr_in address;
+    socklen_t n_bytes = sizeof address;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    memset(&address, 0, sizeof address);
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int bound = bind(fd, (struct sockaddr*)&address, n_bytes) == 0 && getsockname(fd, (struct sockaddr*)&address, &n_bytes) == 0;
+    if (!bound) { fail_run("no free port: %s", strerror(errno)); }
+    close(fd);
+    return ntohs(address.sin_port);
+}
+
+static RankPlace place_at(int rank, int size, int port) {
+    RankPlace p = {rank, size, rank, size, "the test", "127.0.0.1", port, "run"};
+    return p;
+}
+
+// one more process, which runs f as the rank that `place` says
+static void start_rank(Ranks* r, RankPlace place, double timeout, double init_timeout, RankFunction f, int number) {
+    int i = r->n++;
+    fflush(stdout);
+    r->error[i] = tmpfile();
+    r->pid[i] = fork();
+    if (r->pid[i] != 0) { return; }
+    Test t = {0, NULL};
+    dup2(fileno(r->error[i]), 2);
+    Comm* c = comm_world(&place, timeout, init_timeout);
+    f(&t, c, number);
+    comm_free(c);
+    exit(t.n_failures > 0 ? 77 : 0);
+}
+
+// wait for all and read what they said
+static void end_ranks(Ranks* r) {
+    for (int i = 0; i < r->n; i++) {
+        int state;
+        waitpid(r->pid[i], &state, 0);
+        r->status[i] = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
+        rewind(r->error[i]);
+        size_t n = fread(r->text[i], 1, sizeof r->text[i] - 1, r->error[i]);
+        r->text[i][n] = '\0';
+        fclose(r->error[i]);
+    }
+}
+
+// f on `size` ranks; all must end well
+static void run_ranks(Test* t, int size, RankFunction f, int number) {
+    Ranks r;
+    r.n = 0;
+    int port = free_port();
+    for (int rank = 0; rank < size; rank++) { start_rank(&r, place_at(rank, size, port), 20.0, 20.0, f, number); }
+    end_ranks(&r);
+    for (int i = 0; i < size; i++) { check(t, r.status[i] == 0, "rank %d of %d: status %d: %s", i, size, r.status[i], r.text[i]); }
+}
+
+static void on_all_sizes(Test* t, RankFunction f) {
+    const int sizes[] = {1, 2, 3, 4, 5, 8};
+    for (int i = 0; i < 6; i++) { run_ranks(t, sizes[i], f, 0); }
+}
+
+// ---- calls against what one process computes ----
+
+// element i of rank r, small enough for every type and for sums in it
+static double element(int rank, size_t i) { return (double)((i * 7 + (size_t)rank * 3) % 11 + (size_t)rank); }
+
+static void store(void* array, CommType type, size_t i, double x) {
+    switch (type) {
+        case DT_F32: ((float*)array)[i] = (float)x; break;
+        case DT_F64: ((double*)array)[i] = x; break;
+        case DT_I32: ((int32_t*)array)[i] = (int32_t)x; break;
+        case DT_I64: ((int64_t*)array)[i] = (int64_t)x; break;
+        case DT_U8: ((uint8_t*)array)[i] = (uint8_t)x; break;
+    }
+}
+
+static double load(const void* array, CommType type, size_t i) {
+    switch (type) {
+        case DT_F32: return (double)((const float*)array)[i];
+        case DT_F64: return ((const double*)array)[i];
+        case DT_I32: return (double)((const int32_t*)array)[i];
+        case DT_I64: return (double)((const int64_t*)array)[i];
+        default: return (double)((const uint8_t*)array)[i];
+    }
+}
+
+static void* rank_array(int rank, CommType type, size_t n) {
+    void* array = new_array(n, 8);
+    for (size_t i = 0; i < n; i++) { store(array, type, i, element(rank, i)); }
+    return array;
+}
+
+static double reduced(int size, CommOp op, size_t i) {
+    double x = element(0, i);
+    for (int r = 1; r < size; r++) {
+        double y = element(r, i);
+        x = op == OP_SUM ? x + y : op == OP_MAX ? fmax(x, y) : fmin(x, y);
+    }
+    return x;
+}
+
+static const size_t lengths[] = {0, 1, 7, 33, 1000};
+
+static void ranks_reduce(Test* t, Comm* c, int number) {
+    (void)number;
+    for (int k = 0; k < 5 * 5 * 3; k++) {
+        const CommType type = (CommType)(k % 5);
+        const CommOp op = (CommOp)(k / 5 % 3);
+        const size_t n = lengths[k / 15];
+        void* x = rank_array(c->rank, type, n);
+        comm_all_reduce(c, x, n, type, op, HERE);
+        int good = 1;
+        for (size_t i = 0; i < n; i++) { good &= load(x, type, i) == reduced(c->size, op, i); }
+        check(t, good, "all_reduce of %zu, type %d, op %d, %d ranks", n, (int)type, (int)op, c->size);
+        free(x);
+        void *in = rank_array(c->rank, type, n * (size_t)c->size), *out = new_array(n, 8);
+        comm_reduce_scatter(c, in, out, n, type, op, HERE);
+        comm_reduce_scatter(c, in, (char*)in + n * (size_t)c->rank * comm_type_bytes(type), n, type, op, HERE);  // in place
+        for (size_t i = 0; i < n; i++) {
+            size_t at = n * (size_t)c->rank + i;
+            good &= load(out, type, i) == reduced(c->size, op, at) && load(in, type, at) == reduced(c->size, op, at);
+        }
+        check(t, good, "reduce_scatter of %zu, type %d, op %d, %d ranks", n, (int)type, (int)op, c->size);
+        free(in);
+        free(out);
+    }
+    check(t, comm_any(c, c->rank == c->size - 1, HERE) == 1 && comm_any(c, 0, HERE) == 0, "comm_any");
+}
+
+// floats whose sum depends on the order: 0 + 1 + 2 + ..., whatever the cut
+static void ranks_order(Test* t, Comm* c, int number) {
+    (void)number;
+    float *x = hard_array(501, (uint64_t)c->rank), *want = hard_array(501, 0);
+    for (int r = 1; r < c->size; r++) {
+        float* y = hard_array(501, (uint64_t)r);
+        for (int i = 0; i < 501; i++) { want[i] += y[i]; }
+        free(y);
+    }
+    comm_all_reduce(c, x, 501, DT_F32, OP_SUM, HERE);
+    check_bits(t, "sum", x, want, 501);
+    free(x);
+    free(want);
+}
+
+// counts with zeros; rank a sends (3a + 5b) mod 7 elements to rank b
+static size_t count(int a, int b) { return (size_t)(3 * a + 5 * b) % 7; }
+
+static void ranks_all_to_all(Test* t, Comm* c, int number) {
+    (void)number;
+    for (int type = 0; type < 5; type++) {
+        size_t scount[MAX_TEST_RANKS], rcount[MAX_TEST_RANKS], n_in = 0, n_out = 0, at = 0;
+        for (int r = 0; r < c->size; r++) {
+            n_in += scount[r] = count(c->rank, r);
+            n_out += rcount[r] = count(r, c->rank);
+        }
+        void *in = rank_array(c->rank, (CommType)type, n_in), *out = new_array(n_out, 8);
+        comm_wait(c, comm_all_to_all_v(c, in, scount, out, rcount, (CommType)type, HERE));
+        for (int r = 0; r < c->size; r++) {
+            size_t first = 0;
+            for (int b = 0; b < c->rank; b++) { first += count(r, b); }
+            for (size_t i = 0; i < rcount[r]; i++, at++) {
+                check(t, load(out, (CommType)type, at) == element(r, first + i), "all_to_all_v: type %d, from %d, element %zu", type, r, i);
+            }
+        }
+        free(in);
+        free(out);
+    }
+}
+
+static void ranks_gather(Test* t, Comm* c, int number) {
+    (void)number;
+    for (int k = 0; k < 25; k++) {
+        const CommType type = (CommType)(k % 5);
+        const size_t n = lengths[k / 5], bytes = comm_type_bytes(type);
+        void *in = rank_array(c->rank, type, n), *out = new_array(n * (size_t)c->size, 8), *shares = new_array(n, 8);
+        comm_wait(c, comm_all_gather(c, in, out, n, type, HERE));
+        for (size_t i = 0; i < n * (size_t)c->size; i++) {
+            check(t, load(out, type, i) == element((int)(i / n), i % n), "all_gather of %zu, type %d", n, (int)type);
+        }
+        memmove((char*)out + (size_t)c->rank * n * bytes, in, n * bytes);
+        comm_wait(c, comm_all_gather(c, (char*)out + (size_t)c->rank * n * bytes, out, n, type, HERE));  // in place
+        int64_t last = comm_share((int64_t)n, c->rank + 1, c->size);
+        for (int64_t i = comm_share((int64_t)n, c->rank, c->size); i < last; i++) { store(shares, type, (size_t)i, element(1, (size_t)i)); }
+        comm_all_gather_shares(c, shares, (int64_t)n, type, HERE);
+        for (size_t i = 0; i < n; i++) {
+            check(t, load(shares, type, i) == element(1, i), "all_gather_v of %zu, type %d", n, (int)type);
+            check(t, load(out, type, i) == element(0, i), "all_gather in place");
+        }
+        free(in);
+        free(out);
+        free(shares);
+    }
+}
+
+static void ranks_send(Test* t, Comm* c, int number) {
+    (void)number;
+    const int next = (c->rank + 1) % c->size, before = (c->rank + c->size - 1) % c->size;
+    float out[33], in[33];
+    for (int i = 0; i < 33; i++) { out[i] = (float)element(c->rank, (size_t)i); }
+    comm_wait(c, comm_send_recv(c, out, 33, next, in, 33, before, DT_F32, HERE));
+    for (int i = 0; i < 33; i++) { check(t, in[i] == (float)element(before, (size_t)i), "send_recv round the ring"); }
+    const int to = c->rank == 0 && c->size > 1 ? 1 : -1, from = c->rank == 1 ? 0 : -1;
+    comm_wait(c, comm_send_recv(c, out, 7, to, in, 7, from, DT_F32, HERE));
+    for (int i = 0; from == 0 && i < 7; i++) { check(t, in[i] == (float)element(0, (size_t)i), "send_recv of two"); }
+    for (int root = 0; root < c->size; root++) {
+        for (int i = 0; i < 33; i++) { in[i] = c->rank == root ? (float)element(root, (size_t)i) : -1.0f; }
+        comm_wait(c, comm_broadcast(c, in, 33, DT_F32, root, HERE));
+        for (int i = 0; i < 33; i++) { check(t, in[i] == (float)element(root, (size_t)i), "broadcast from %d", root); }
+    }
+    comm_barrier(c, HERE);
+}
+
+static void ranks_split(Test* t, Comm* c, int number) {
+    (void)number;
+    Comm* group = comm_split(c, c->rank % 2, -c->rank, HERE);  // odd and even, from the highest down
+    const int n_even = (c->size + 1) / 2, n = c->rank % 2 ? c->size - n_even : n_even;
+    check(t, group->size == n, "group of %d ranks, expected %d", group->size, n);
+    check(t, group->rank == n - 1 - c->rank / 2, "rank %d has rank %d of its group", c->rank, group->rank);
+    int32_t who = c->rank, all[MAX_TEST_RANKS];
+    comm_wait(group, comm_all_gather(group, &who, all, 1, DT_I32, HERE));
+    for (int i = 0; i < n; i++) { check(t, all[i] == 2 * (n - 1 - i) + c->rank % 2, "member %d of the group is rank %d", i, all[i]); }
+    int64_t sum = 1;
+    comm_all_reduce(c, &sum, 1, DT_I64, OP_SUM, HERE);  // the world still works
+    check(t, sum == c->size, "sum over the world after a split");
+    comm_free(group);
+}
+
+// more calls under way than there are places, megabytes each way, waited for from the last to the first
+static void ranks_async(Test* t, Comm* c, int number) {
+    (void)number;
+    enum { N_CALLS = 100, N = 20000 };
+    CommTicket tickets[N_CALLS];
+    float *in = (float*)new_array(N, sizeof(float)), *out = (float*)new_array((size_t)N * N_CALLS * (size_t)c->size, sizeof(float));
+    for (int i = 0; i < N; i++) { in[i] = (float)element(c->rank, (size_t)i); }
+    for (int k = 0; k < N_CALLS; k++) { tickets[k] = comm_all_gather(c, in, out + (size_t)k * N * (size_t)c->size, N, DT_F32, HERE); }
+    while (!comm_test(c, tickets[N_CALLS / 2])) { }
+    for (int k = N_CALLS - 1; k >= 0; k--) { comm_wait(c, tickets[k]); }
+    int good = 1;
+    for (size_t i = 0; i < (size_t)N * N_CALLS * (size_t)c->size; i++) { good &= out[i] == (float)element((int)(i / N) % c->size, i % N); }
+    check(t, good, "100 gathers of %d floats on %d ranks", N, c->size);
+    free(in);
+    free(out);
+}
+
+static void ranks_count(Test* t, Comm* c, int number) {
+    (void)number;
+    const size_t P = (size_t)c->size, n = 840;  // divisible by all sizes
+    float* x = (float*)new_array(n * P, sizeof(float));
+    c->link->check = 0;  // the comparison also sends
+    uint64_t before = c->link->bytes_sent;
+    comm_all_reduce(c, x, n, DT_F32, OP_SUM, HERE);
+    check(t, c->link->bytes_sent - before == 2 * 4 * n * (P - 1) / P, "all_reduce sent %llu bytes", (unsigned long long)(c->link->bytes_sent - before));
+    before = c->link->bytes_sent;
+    comm_wait(c, comm_all_gather(c, x, x, n, DT_F32, HERE));
+    check(t, c->link->bytes_sent - before == 4 * n * (P - 1), "all_gather sent %llu bytes", (unsigned long long)(c->link->bytes_sent - before));
+    comm_barrier(c, HERE);
+    free(x);
+}
+
+static void test_reduce(Test* t) { on_all_sizes(t, ranks_reduce); }
+static void test_order(Test* t) { on_all_sizes(t, ranks_order); }
+static void test_all_to_all(Test* t) { on_all_sizes(t, ranks_all_to_all); }
+static void test_gather(Test* t) { on_all_sizes(t, ranks_gather); }
+static void test_send(Test* t) { on_all_sizes(t, ranks_send); }
+static void test_split(Test* t) { on_all_sizes(t, ranks_split); }
+static void test_async(Test* t) { run_ranks(t, 1, ranks_async, 0), run_ranks(t, 3, ranks_async, 0); }
+static void test_count(Test* t) { on_all_sizes(t, ranks_count); }
+
+// ---- calls that do not match ----
+
+static void ranks_mismatch(Test* t, Comm* c, int number) {
+    float x[8] = {0};
+    int64_t y[8] = {0};
+    (void)t;
+    comm_barrier(c, HERE);
+    if (number == 0) {  // other calls
+        if (c->rank == 0) { comm_all_reduce(c, x, 8, DT_F32, OP_SUM, "here.c:1"); } else { comm_barrier(c, "there.c:2"); }
+    } else if (number == 1) {  // other types
+        comm_all_reduce(c, y, 8, c->rank ? DT_F32 : DT_I64, OP_SUM, "same.c:3");
+    } else if (number == 2) {  // other counts
+        comm_all_reduce(c, x, c->rank ? 7 : 8, DT_F32, OP_SUM, "same.c:4");
+    } else if (number == 3) {  // more is sent than the other expects
+        size_t two[] = {2, 2}, one[] = {1, 1};
+        comm_wait(c, comm_all_to_all_v(c, x, two, x + 4, c->rank ? one : two, DT_F32, "same.c:5"));
+    } else {  // other operations
+        comm_all_reduce(c, x, 8, DT_F32, c->rank ? OP_MAX : OP_SUM, "same.c:6");
+    }
+}
+
+static void test_mismatch(Test* t) {
+    const char* named[][2] = {{"here.c:1", "there.c:2"}, {"8 i64", "8 f32"}, {"of 8 f32", "of 7 f32"}, {"8 bytes to the other", "4 bytes"}, {"op 0", "op 1"}};
+    for (int i = 0; i < 5; i++) {
+        Ranks r;
+        r.n = 0;
+        int port = free_port(), found = 0;
+        for (int rank = 0; rank < 2; rank++) { start_rank(&r, place_at(rank, 2, port), 5.0, 20.0, ranks_mismatch, i); }
+        end_ranks(&r);
+        for (int rank = 0; rank < 2; rank++) { found |= strstr(r.text[rank], "COMM_CHECK") && strstr(r.text[rank], named[i][0]) && strstr(r.text[rank], named[i][1]); }
+        check(t, r.status[0] == 1 && r.status[1] == 1 && found, "case %d: status %d and %d: %s%s", i, r.status[0], r.status[1], r.text[0], r.text[1]);
+    }
+}
+
+// ---- faults ----
+
+// rank 2 leaves the ranks to themselves, in the middle of a stream of calls
+static void ranks_fault(Test* t, Comm* c, int number) {
+    float x[1000] = {0};
+    (void)t;
+    c->link->check = 0;  // as users run it: one line
+    comm_note(c, "after step 7; newest checkpoint: run/step_000005");
+    for (int k = 0; k < 50; k++) {
+        comm_all_reduce(c, x, 1000, DT_F32, OP_SUM, HERE);
+        if (c->rank != 2 || k != 20) { continue; }
+        if (number == 0) { raise(SIGKILL); }
+        if (number == 1) { raise(SIGSTOP); }
+        if (number == 2) { fail_run("the disk of rank 2 is full"); }
+        if (number == 3) { fail_input("rank 2 was given a wrong file"); }
+        if (number == 4) { comm_abort(c, "it is tired"); }
+    }
+}
+
+static void check_fault(Test* t, int number, int status, const char* text) {
+    Ranks r;
+    r.n = 0;
+    int port = free_port();
+    double start = seconds_now(CLOCK_MONOTONIC);
+    for (int rank = 0; rank < 4; rank++) { start_rank(&r, place_at(rank, 4, port), 1.0, 20.0, ranks_fault, number); }
+    for (int rank = 0; number == 1 && rank < 4; rank++) {
+        siginfo_t info;
+        if (rank != 2) { waitid(P_PID, (id_t)r.pid[rank], &info, WEXITED | WNOWAIT); }
+    }
+    if (number == 1) { kill(r.pid[2], SIGKILL); }  // it would stay stopped for ever
+    end_ranks(&r);
+    check(t, seconds_now(CLOCK_MONOTONIC) - start < 8.0, "case %d took %.1f s", number, seconds_now(CLOCK_MONOTONIC) - start);
+    for (int rank = 0; rank < 4; rank++) {
+        if (rank == 2) { continue; }
+        const char *message = r.text[rank], *where = "after step 7; newest checkpoint: run/step_000005\n";
+        int named = strncmp(message, "test_comm: rank 2 ", 18) == 0 && strstr(message, text) && strstr(message, "in all_reduce (") && strstr(message, "test_comm.c:") &&
+                    strstr(message, where) && strchr(message, '\n')[1] == '\0';
+        int silent = status == 2 && !*message;  // rank 2 has said it
+        check(t, r.status[rank] == status && (silent || named), "case %d, rank %d: expected status %d and \"%s\", found status %d: %s", number, rank,
+              status, text, r.status[rank], r.text[rank]);
+    }
+}
+
+static void test_killed(Test* t) { check_fault(t, 0, 1, "is gone (killed"); }
+static void test_stopped(Test* t) { check_fault(t, 1, 1, "has not answered for 1 s"); }
+static void test_failed(Test* t) {
+    check_fault(t, 2, 1, "stopped with status 1 (its own message says why)");
+    check_fault(t, 3, 2, "");
+    check_fault(t, 4, 1, "gave up: it is tired");
+}
+
+static void ranks_nothing(Test* t, Comm* c, int number) {
+    (void)t, (void)number;
+    comm_barrier(c, HERE);
+}
+
+// one message that must be on the stderr of some rank, and the statuses of all
+static void check_start(Test* t, const char* what, Ranks* r, int status, const char* text) {
+    int found = 0, right = 1;
+    end_ranks(r);
+    for (int i = 0; i < r->n; i++) {
+        found |= strstr(r->text[i], text) != NULL;
+        right &= r->status[i] == status;
+    }
+    check(t, found && right, "%s: expected status %d and \"%s\"; found %d: %s / %d: %s", what, status, text, r->status[0], r->text[0],
+          r->status[1], r->text[1]);
+}
+
+static void test_meeting(Test* t) {
+    Ranks r;
+    int port = free_port();
+    r.n = 0;
+    start_rank(&r, place_at(0, 4, port), 5.0, 0.6, ranks_nothing, 0);
+    start_rank(&r, place_at(2, 4, port), 5.0, 0.6, ranks_nothing, 0);
+    check_start(t, "two ranks missing", &r, 2, "these of 4 ranks have not come: 1, 3");
+    r.n = 0;
+    port = free_port();
+    start_rank(&r, place_at(0, 3, port), 5.0, 10.0, ranks_nothing, 0);
+    start_rank(&r, place_at(1, 3, port), 5.0, 10.0, ranks_nothing, 0);
+    start_rank(&r, place_at(1, 3, port), 5.0, 10.0, ranks_nothing, 0);
+    check_start(t, "a rank twice", &r, 2, "two processes say that they are rank 1 of 3");
+    r.n = 0;
+    port = free_port();
+    start_rank(&r, place_at(0, 3, port), 5.0, 10.0, ranks_nothing, 0);
+    start_rank(&r, place_at(1, 2, port), 5.0, 10.0, ranks_nothing, 0);
+    check_start(t, "another number of ranks", &r, 2, "rank 0 was started for 3 ranks, rank 1 for 2");
+    r.n = 0;
+    start_rank(&r, place_at(1, 2, free_port()), 5.0, 0.4, ranks_nothing, 0);
+    end_ranks(&r);
+    check(t, r.status[0] == 1 && strstr(r.text[0], "rank 0 did not answer at 127.0.0.1:"), "no rank 0: status %d: %s", r.status[0], r.text[0]);
+}
+
+// strangers, ranks of another run and late ranks do not disturb a meeting
+static void test_strangers(Test* t) {
+    Ranks r;
+    r.n = 0;
+    int port = free_port();
+    RankPlace other = place_at(1, 2, port);
+    other.run_id = "another run";
+    start_rank(&r, place_at(0, 2, port), 5.0, 10.0, ranks_nothing, 0);
+    start_rank(&r, other, 5.0, 10.0, ranks_nothing, 0);
+    usleep(100000);
+    struct sockaddr_in address;
+    memset(&address, 0, sizeof address);
+    address.sin_family = AF_INET;
+    address.sin_port = htons((uint16_t)port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM, 0), reached = connect(fd, (struct sockaddr*)&address, sizeof address) == 0;
+    const char text[] = "GET / HTTP/1.1\r\nHost: rank 0\r\nAccept: text/html\r\n\r\n";
+    check(t, reached && write(fd, text, sizeof text) == sizeof text, "rank 0 does not listen");
+    usleep(300000);
+    start_rank(&r, place_at(1, 2, port), 5.0, 10.0, ranks_nothing, 0);
+    end_ranks(&r);
+    close(fd);
+    check(t, r.status[0] == 0 && r.status[2] == 0, "the two of this run: status %d: %s / %d: %s", r.status[0], r.text[0], r.status[2], r.text[2]);
+    check(t, r.status[1] == 2 && strstr(r.text[1], "another run's rank 0"), "the other run: status %d: %s", r.status[1], r.text[1]);
+    r.n = 0;
+    port = free_port();
+    fd = socket(AF_INET, SOCK_STREAM, 0);
+    address.sin_port = htons((uint16_t)port);
+    check(t, bind(fd, (struct sockaddr*)&address, sizeof address) == 0 && listen(fd, 1) == 0, "the port cannot be taken");
+    start_rank(&r, place_at(0, 2, port), 5.0, 5.0, ranks_nothing, 0);
+    end_ranks(&r);
+    close(fd);
+    check(t, r.status[0] == 2 && strstr(r.text[0], "rank 0 cannot listen there: Address already in use"), "port in use: status %d: %s", r.status[0], r.text[0]);
+}
+
+static void test_ipv6(Test* t) {
+    const char* hosts[] = {"::1", "localhost"};
+    for (int i = 0; i < 2; i++) {
+        Ranks r;
+        r.n = 0;
+        int port = free_port();
+        for (int rank = 0; rank < 3; rank++) {
+            RankPlace place = place_at(rank, 3, port);
+            strcpy(place.host, hosts[i]);
+            start_rank(&r, place, 5.0, 10.0, ranks_nothing, 0);
+        }
+        end_ranks(&r);
+        if (i == 0 && strstr(r.text[0], "Cannot assign requested address")) {
+            skip(t, "no IPv6 on this machine");
+            continue;
+        }
+        check(t, r.status[0] == 0 && r.status[1] == 0 && r.status[2] == 0, "%s: status %d: %s", hosts[i], r.status[0], r.text[0]);
+    }
+}
+
+// ---- who am I? ----
+
+typedef struct {
+    const char* variables;  // "RANK=1 WORLD_SIZE=4"
+    const char* typed;
+    int status, rank, size;
+    const char* text;       // source, or part of the message
+} PlaceCase;
+
+static void find_place(void* p) {
+    const PlaceCase* k = (const PlaceCase*)p;
+    char copy[512], *rest = NULL;
+    snprintf(copy, sizeof copy, "%s", k->variables);
+    for (char* s = strtok_r(copy, " ", &rest); s; s = strtok_r(NULL, " ", &rest)) {
+        char* value = strchr(s, '=');
+        *value = '\0';
+        setenv(s, value + 1, 1);
+    }
+    RankPlace found = rank_place(k->typed);
+    if (found.rank != k->rank || found.size != k->size || strcmp(found.source, k->text) != 0) {
+        fail_run("found rank %d of %d by \"%s\"", found.rank, found.size, found.source);
+    }
+}
+
+static void test_place(Test* t) {
+    PlaceCase cases[] = {
+        {"RANK=1 WORLD_SIZE=4", "", 0, 1, 4, "RANK and WORLD_SIZE"},
+        {"OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=3", "", 0, 2, 3, "mpirun"},
+        {"PMI_RANK=0 PMI_SIZE=2", "", 0, 0, 2, "PMI"},
+        {"SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_STEP_ID=0", "", 0, 5, 8, "Slurm"},
+        {"SLURM_PROCID=0 SLURM_NTASKS=8", "", 0, 0, 1, ""},  // a batch script, not srun
+        {"", "3/4@host:29500", 0, 3, 4, "--rank"},
+        {"", "3/4@[::1]:29500", 0, 3, 4, "--rank"},
+        {"RANK=3 WORLD_SIZE=16 SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_STEP_ID=0", "", 0, 3, 16, "RANK and WORLD_SIZE"},
+        {"RANK=0 WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4", "", 2, 0, 0, "says rank 0 of 1, but mpirun says rank 2 of 4"},
+        {"RANK=1 WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4", "", 2, 0, 0, "unset one of them"},
+        {"RANK=1 WORLD_SIZE=4", "2/4@host:1", 2, 0, 0, "--rank says rank 2 of 4"},
+        {"RANK=1", "", 2, 0, 0, "found only one of RANK and WORLD_SIZE"},
+        {"RANK=4 WORLD_SIZE=4", "", 2, 0, 0, "expected a rank below WORLD_SIZE=4"},
+        {"RANK=x WORLD_SIZE=4", "", 2, 0, 0, "RANK: expected an integer 0..65535, found \"x\""},
+        {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=host", "", 2, 0, 0, "MASTER_PORT: expected a port"},
+        {"", "4/4@host:1", 2, 0, 0, "--rank: expected R/P@HOST:PORT"},
+        {"", "1/4", 2, 0, 0, "--rank: expected R/P@HOST:PORT"},
+        {"", "1/4@host:70000", 2, 0, 0, "--rank: expected R/P@HOST:PORT"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        check_exit(t, cases[i].variables, find_place, &cases[i], cases[i].status, cases[i].text);
+    }
+}
+
+// ---- the tree, and a training step, on several ranks ----
+
+enum { LEAF_N = 5, MAX_LEAVES = 64 };
+
+static void leaf_values(float* g, int leaf) {
+    float* x = random_array(LEAF_N, 1.0f, (uint64_t)leaf + 100);
+    memcpy(g, x, sizeof(float) * LEAF_N);
+    free(x);
+}
+
+// a tree whose arenas lie in `memory`
+static void small_tree(LeafTree* tree, float* memory, int first, int last, const float* leaves, const Device* dev) {
+    memset(tree, 0, sizeof *tree);
+    tree->n = LEAF_N;
+    tree->first = tree->next = first;
+    for (int i = 0; i < LEAF_TREE_MAX; i++) { tree->arena[i] = memory + i * LEAF_N; }
+    for (int leaf = first; leaf < last; leaf++) {
+        memcpy(leaf_tree_next(tree), leaves + leaf * LEAF_N, sizeof(float) * LEAF_N);
+        leaf_tree_push(tree, (float)leaf * 0.1f, dev);
+    }
+}
+
+// what P ranks end with, joined as the plan says, is the root of one rank
+static void check_plan(Test* t, int S, int P, const float* leaves, const float* want, const Device* dev) {
+    static float memory[16][LEAF_TREE_MAX * LEAF_N];
+    LeafTree trees[16];
+    float* stack[LEAF_TREE_MAX];
+    Shards s;
+    Comm c;
+    int top = -1;
+    memset(&c, 0, sizeof c);
+    c.size = P;
+    shards_init(&s, &c, NULL, 0, S, 0);
+    for (int r = 0; r < P; r++) {
+        const int first = (int)comm_share(S, r, P), last = (int)comm_share(S, r + 1, P);
+        small_tree(&trees[r], memory[r], first, last, leaves, dev);
+        check(t, trees[r].n_nodes == s.first_node[r + 1] - s.first_node[r] && trees[r].n_nodes <= 10, "S %d, P %d, rank %d: %d nodes", S, P, r,
+              trees[r].n_nodes);
+    }
+    for (int j = 0; j < s.n_nodes; j++) {
+        stack[++top] = trees[s.nodes[j].rank].arena[s.nodes[j].k];
+        for (int i = 0; i < s.nodes[j].n_joins; i++, top--) { residual_forward(stack[top - 1], stack[top - 1], stack[top], LEAF_N, dev); }
+    }
+    check(t, top == 0, "S %d, P %d: %d nodes are left", S, P, top + 1);
+    check_bits(t, "root", stack[0], want, LEAF_N);
+    shards_free(&s);
+}
+
+static void test_plan(Test* t) {
+    Device dev;
+    float leaves[MAX_LEAVES * LEAF_N], memory[LEAF_TREE_MAX * LEAF_N], loss;
+    device_init(&dev, 1);
+    for (int leaf = 0; leaf < MAX_LEAVES; leaf++) { leaf_values(leaves + leaf * LEAF_N, leaf); }
+    for (int S = 1; S <= MAX_LEAVES; S++) {
+        LeafTree one;
+        small_tree(&one, memory, 0, S, leaves, &dev);
+        const float* want = leaf_tree_finish(&one, &loss, &dev);
+        for (int P = 1; P <= 16; P++) { check_plan(t, S, P, leaves, want, &dev); }
+    }
+    device_free(&dev);
+}
+
+enum { N_TENSORS = 5 };
+
+static size_t small_table(Tensor* table, int frozen) {
+    table[0] = tensor("a", 0, 0, 100, 97, INIT_NORMAL, 1.0f, DECAY, AS_IS);       // three chunks, the last not full
+    table[1] = tensor("b.%d", 0, 3, 1, 33, INIT_ONES, 0.0f, NO_DECAY, VECTOR);
+    table[2] = tensor("c.%d", 0, 2, 64, 64, INIT_NORMAL, 1.0f, DECAY, TRANSPOSED);  // two chunks exactly
+    table[3] = tensor("d", 0, 0, 1, 1, INIT_ONES, 0.0f, NO_DECAY, VECTOR);
+    table[4] = tensor("e", 0, 0, 200, 101, INIT_NORMAL, 1.0f, DECAY, AS_IS);
+    table[2].frozen = frozen;
+    return tensors_layout(table, N_TENSORS);
+}
+
+typedef struct {
+    float *params, *m, *v;  // moments whole only where shards_kept says so
+    float loss, norm;
+} Trained;
+
+// three updates of S leaves on this rank's part of the world
+static Trained train_small(Shards* s, Comm* c, Tensor* table, size_t n, int S, int zero, const Device* dev) {
+    Trained out = {(float*)arena_alloc(4 * n, "p"), (float*)arena_alloc(4 * n, "m"), (float*)arena_alloc(4 * n, "v"), 0.0f, 0.0f};
+    LeafTree tree;
+    shards_init(s, c, table, N_TENSORS, S, zero);
+    const int first = s->own_leaves.first, last = s->own_leaves.end;
+    leaf_tree_init(&tree, n, first, last);
+    tensors_init(table, N_TENSORS, out.params, 42);
+    for (int step = 0; step < 3; step++) {
+        for (int leaf = first; leaf < last; leaf++) {
+            float* g = random_array(n, 1.0f, (uint64_t)(1000 * step + leaf));
+            for (size_t i = 0; i < n; i++) { leaf_tree_next(&tree)[i] = g[i] + 0.1f * out.params[i]; }
+            leaf_tree_push(&tree, 0.1f * g[0], dev);
+            free(g);
+        }
+        const float* grads = shards_reduce(s, &tree, &out.loss, dev);
+        out.norm = shards_norm(s, grads, dev);
+        Optimizer o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, NULL};
+        shards_update(s, out.params, out.m, out.v, grads, out.norm, &o, step + 1, dev);
+    }
+    leaf_tree_free(&tree);
+    return out;
+}
+
+static void trained_free(Trained* x, size_t n) {
+    arena_free(x->params, 4 * n);
+    arena_free(x->m, 4 * n);
+    arena_free(x->v, 4 * n);
+}
+
+// number: 100 S + 10 frozen + zero
+static void ranks_train(Test* t, Comm* c, int number) {
+    const int S = number / 100, frozen = number / 10 % 10, zero = number % 10;
+    Tensor table[N_TENSORS];
+    Shards s, alone;
+    Device dev;
+    const size_t n = small_table(table, frozen);
+    device_init(&dev, 1);
+    Trained want = train_small(&alone, NULL, table, n, S, 0, &dev);
+    c->link->check = number % 3 == 0;
+    uint64_t before = c->link->bytes_sent;
+    Trained got = train_small(&s, c, table, n, S, zero, &dev);
+    uint64_t sent = c->link->bytes_sent - before, planned = (uint64_t)(3.0 * shards_bytes(&s));
+    check(t, c->link->check || c->size == 1 || sent == planned, "sent %llu bytes, planned %llu", (unsigned long long)sent, (unsigned long long)planned);
+    check_bits(t, "loss", &got.loss, &want.loss, 1);
+    check_bits(t, "norm", &got.norm, &want.norm, 1);
+    float* room = (float*)new_array(200 * 101, sizeof(float));
+    for (int i = 0; i < N_TENSORS; i++) {
+        const size_t at = table[i].offset, n_slice = tensor_slice_elements(&table[i]);
+        check_bits(t, table[i].name, got.params + at, want.params + at, tensor_elements(&table[i]));
+        for (int l = 0; l < tensor_slices(&table[i]); l++) {
+            const float *m = shards_slice(&s, got.m, i, l, room);
+            check(t, (m != NULL) == (c->rank == 0), "slice %d of %s on rank %d", l, table[i].name, c->rank);
+            if (m) { check_bits(t, "first moments", m, want.m + at + (size_t)l * n_slice, n_slice); }
+        }
+    }
+    free(room);
+    trained_free(&got, n);
+    trained_free(&want, n);
+    shards_free(&s);
+    shards_free(&alone);
+    device_free(&dev);
+}
+
+static void test_train(Test* t) {
+    const int leaves[] = {1, 3, 4, 8, 11};
+    for (int P = 1; P <= 4; P++) {
+        for (int k = 0; k < 5; k++) {
+            for (int zero = 0; zero < 2; zero++) { run_ranks(t, P, ranks_train, 100 * leaves[k] + 10 * (k % 2) + zero); }
+        }
+    }
+}
+
+// chunks are dealt out without a hole, and nearly evenly
+static void test_parts(Test* t) {
+    Tensor table[N_TENSORS];
+    small_table(table, 1);
+    for (int P = 1; P <= 16; P++) {
+        size_t next[N_TENSORS] = {0};
+        for (int r = 0; r < P; r++) {
+            Shards s;
+            Comm c;
+            memset(&c, 0, sizeof c);
+            c.size = P;
+            c.rank = r;
+            shards_init(&s, &c, table, N_TENSORS, 1, 1);
+            for (int i = 0; i < N_TENSORS; i++) {
+                Part part = shards_part(&s, r, i);
+                check(t, part.n == 0 || part.first == next[i], "%d ranks, rank %d, tensor %d begins at %zu", P, r, i, part.first);
+                check(t, part.n == 0 || !table[i].frozen, "a frozen tensor is dealt out");
+                next[i] += part.n;
+            }
+            shards_free(&s);
+        }
+        for (int i = 0; i < N_TENSORS; i++) { check(t, next[i] == (table[i].frozen ? 0 : tensor_elements(&table[i])), "%d ranks: tensor %d ends at %zu", P, i, next[i]); }
+    }
+}
+
+int main(int argc, char** argv) {
+    const Promise promises[] = {
+        {"reductions", "all_reduce and reduce_scatter: every type and operation, 0..1000 elements, in place, 1..8 ranks", test_reduce},
+        {"reductions order", "floats are added in the order of ranks", test_order},
+        {"all_to_all_v", "every type, counts 0..6, 1..8 ranks", test_all_to_all},
+        {"gathers", "all_gather, all_gather_v: every type, 0..1000 elements, in place, 1..8 ranks", test_gather},
+        {"send_recv, broadcast, barrier", "round the ring, between two, from every root", test_send},
+        {"split", "groups by colour in the order of keys, and the world beside them", test_split},
+        {"async", "100 calls under way at once, waited for in any order", test_async},
+        {"counters", "bytes sent are those of the formulas", test_count},
+        {"mismatched calls", "COMM_CHECK=1 names both call sites", test_mismatch},
+        {"fault: killed rank", "all others stop at once and name it, the call, the step and the checkpoint", test_killed},
+        {"fault: stopped rank", "is named when the time limit is over", test_stopped},
+        {"fault: failed rank", "its status and reason reach the others", test_failed},
+        {"meeting", "missing and double ranks and wrong sizes are named", test_meeting},
+        {"meeting strangers", "strangers and other runs are sent away, a late rank is welcome, a taken port is refused", test_strangers},
+        {"meeting by IPv6 and name", "::1 and localhost", test_ipv6},
+        {"rank and size", "18 environments: found, or refused with a reason", test_place},
+        {"tree plan", "S <= 64 leaves on P <= 16 ranks: the root of one rank, bit for bit", test_plan},
+        {"shards", "chunks are dealt out without a hole", test_parts},
+        {"shards train", "loss, norm, parameters, moments: one rank's bits on 1..4, S = 1, 3, 4, 8, 11, both --zero, frozen or not", test_train},
+    };
+    setenv("COMM_CHECK", "1", 1);
+    return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
+}
