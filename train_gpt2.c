@@ -746,10 +746,11 @@ static void plan(Run* r) {
     r->T = o->seq_len > 0 ? o->seq_len : c.max_T < 1024 ? c.max_T : 1024;
     if (r->T > c.max_T) { options_fail("seq-len", "expected at most the model's %d positions, found %d", c.max_T, r->T); }
     r->n_leaves = run_leaves(o, r->T);
+    if (!options_given(r->table, r->n_options, "tokenizer")) { data_check_tokenizer(&r->data, o, r->tokenizer.n_tokens, c.V); }
     if (!is_training(r) && !o->eval_only && !is_generating(r) && !*o->probe && !*o->export_hf && !*r->export_bin) {
         fail_input("nothing to do: expected --train, --eval-only, --generate, --probe, --export-hf, --export-bin or --dry-run");
     }
-    if (r->comm->size > 1 && !is_training(r) && !o->eval_only) { fail_input("%d ranks are for training and --eval-only: start one", r->comm->size); }
+    if (r->comm->size > 1 && !is_training(r) && !o->eval_only) { ranks_fail_input(r->comm, "%d ranks are for training and --eval-only: start one", r->comm->size); }
     if (*o->probe) {  // it brings its own sizes
         probe_read(&r->probe, o->probe, c.V, c.max_T);
         o->batch_size = r->probe.B;

@@ -121,10 +121,15 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
 // parameters come from one place: what a checkpoint brought back (given 2) does not count
 static inline void run_check_sources(const Option* table, int n, const RunOptions* o) {
     const struct { const char *name, *value; } sources[] = {{"from", o->from}, {"config", o->config}, {"model", o->model}};
-    int n_sources = o->resume;
-    for (int i = 0; i < 3; i++) { n_sources += *sources[i].value && options_given(table, n, sources[i].name) == 1; }
+    char found[64] = "";
+    int n_sources = 0;
+    for (int i = 0; i < 4; i++) {
+        const char* name = i < 3 ? sources[i].name : "resume";
+        if (i < 3 ? !*sources[i].value || options_given(table, n, name) != 1 : !o->resume) { continue; }
+        strcat(strcat(found, n_sources++ > 0 ? " and --" : " --"), name);
+    }
     if (n_sources != 1) {
-        options_fail("model", "expected one of --model, --from, --config and --resume, found %d (--help explains them)", n_sources);
+        options_fail("model", "expected one of --model, --from, --config and --resume, found%s", n_sources ? found : " none (to begin: --model tiny)");
     }
 }
 
@@ -353,7 +358,7 @@ static inline void run_check_data_(const char* settings_path, const Option* tabl
     json_t* settings = json_read(settings_path);
     const json_t* before = json_object_get(json_object_get(settings, "train"), "xxh3");
     if (before && !json_equal(before, json_object_get(train, "xxh3"))) {
-        fail_input("%s: its training data has changed since: give the old data back, or name the new with --train",
+        fail_input("%s: the training data has changed since the run began: give the old data back, or name the new with --train",
                    json_string_value(json_object_get(train, "path")));
     }
     json_decref(settings);
@@ -423,7 +428,7 @@ static inline void box_checkpoints(const RunOptions* o, const RunState* s, doubl
     if (n_free < 0.0) { return; }
     box_row("checkpoints", "%.0f at most, of %s; %s free", n_kept, format_bytes(n_bytes).s, format_bytes(n_free).s);
     if (n_kept * n_bytes > n_free) {
-        warn_line("the run keeps up to %.0f checkpoints of %s, the disk has %s free", n_kept, format_bytes(n_bytes).s, format_bytes(n_free).s);
+        warn_line("the run keeps up to %.0f checkpoint%s of %s, the disk has %s free", n_kept, n_kept > 1.0 ? "s" : "", format_bytes(n_bytes).s, format_bytes(n_free).s);
     }
 }
 
