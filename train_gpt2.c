@@ -528,9 +528,9 @@ static Config config_load_bin(const char* path) {
     return c;
 }
 
-// vocabulary of a new model: the tokenizer's for text, GPT-2's for shards
+// vocabulary of a new model: the tokenizer's for text or when it was named, else GPT-2's for shards
 static int new_vocabulary(const Run* r) {
-    int is_text = r->data.train.text != NULL || (!has_data(&r->data.train) && r->tokenizer.encode != NULL && strcmp(r->o.model, "tiny") == 0);
+    int is_text = r->data.train.text != NULL || options_given(r->table, r->n_options, "tokenizer") == 1 || (!has_data(&r->data.train) && r->tokenizer.encode != NULL && strcmp(r->o.model, "tiny") == 0);
     int needed = data_vocabulary(&r->data), usual = is_text ? r->tokenizer.n_tokens : 50257;
     return needed > usual ? needed : usual;
 }
@@ -758,6 +758,7 @@ static void plan(Run* r) {
         r->n_leaves = 1;
     }
     if (*o->export_hf) { hf_export_check(o->export_hf); }
+    if (*r->export_bin) { outfile_check("export-bin", r->export_bin); }
     data_plan(&r->data, o, r->T, c.V, r->n_leaves);
 }
 

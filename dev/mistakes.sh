@@ -169,6 +169,7 @@ row "a zip archive" "${train[@]}" --train book.zip
 row "an empty file" "${train[@]}" --train nothing.txt
 row "text too short for one row" "${train[@]}" --train short.txt
 row "too little text for a validation" "${train[@]}" --val short.txt
+row "too little left for \`--val-fraction\`" "${train[@]}" --val-fraction 0.0001
 row "text in Latin-1" "${train[@]}" --train latin1.txt
 row "a binary" "${train[@]}" --train program
 row "JSON lines of a chat" "${train[@]}" --train chat.jsonl
@@ -176,6 +177,7 @@ row "text and shards in one pattern" "${train[@]}" --train 'mixed/*'
 row "shards of a larger vocabulary than the model's" "${train[@]}" --train gpt2.bin
 row "a shard copied in part" "${train[@]}" --train half.bin
 row "a HellaSwag file that is a token shard" "${train[@]}" --hellaswag gpt2.bin
+row "HellaSwag's own file" "${train[@]}" --hellaswag chat.jsonl
 row "a probe with numbers that are not I32" train_gpt2 --from model --probe batch.safetensors
 
 heading "Models"
@@ -186,6 +188,8 @@ row "the GGUF file itself" train_gpt2 --from model-q4_k_m.gguf --train text
 row "a web page as model.safetensors" train_gpt2 --from html --train text
 row "a Git LFS pointer as model.safetensors" train_gpt2 --from lfs --train text
 row "a LoRA adapter" train_gpt2 --from lora --train text
+mkdir runs && cp -r run runs/hello && cp gpt2.bin runs
+row "a folder above the runs" train_gpt2 --from runs --generate hi
 row "no weights beside config.json" train_gpt2 --from none --train text
 row "a token shard" train_gpt2 --from gpt2.bin --train text
 row "config.json of another architecture" train_gpt2 --from llama --train text
@@ -203,6 +207,7 @@ row "text for a model whose tokenizer is not there" train_gpt2 --from big --trai
 row "a WordPiece tokenizer" train_gpt2 --model tiny --tokenizer bert.json --train text
 row "a Unigram tokenizer" train_gpt2 --model tiny --tokenizer t5.json --train text
 row "gpt2_tokenizer.bin, which only decodes, asked to encode" train_gpt2 --model tiny --tokenizer gpt2_tokenizer.bin --train text
+row "another JSON file" train_gpt2 --model tiny --tokenizer tiny.json --train text
 row "a misspelt tokenizer" train_gpt2 --model tiny --tokenizer byte --train text
 row "tokenize: a binary among the files" tokenize --out book.bin text/a.txt program
 echo "104 105 300" >ids.txt
@@ -234,8 +239,8 @@ exec 3<.pipe
 until compgen -G 'held/step_*[0-9]/manifest.json' >/dev/null; do read -r -N 4096 -t 0.1 <&3; done
 kill -STOP $writer
 row "two processes write to one run" train_gpt2 --resume --run held
+disown $writer
 kill -9 $writer
-{ wait $writer; } 2>/dev/null
 exec 3<&-
 cp -r text changing
 "${train[@]}" --train changing --steps 2 --run changed >/dev/null
@@ -252,6 +257,8 @@ row "a damaged checkpoint named to \`--from\`" train_gpt2 --from hurt/step_00000
 row "an export over a folder of somebody else's" train_gpt2 --from model --export-hf text
 mkdir download && cp tiny.json download/config.json
 row "an export over a downloaded model" train_gpt2 --from model --export-hf download
+
+row "\`--export-bin\` into a folder that is not there" "${train[@]}" --export-bin models/gpt2.bin
 
 heading "The machine"
 row "a path to \`--run\` below a file" "${train[@]}" --steps 1 --run text/a.txt/run

@@ -440,8 +440,9 @@ static inline void dataloader_init(DataLoader* l, const TokenData* d, int T, int
         longest = d->shards[i].n_tokens > longest ? d->shards[i].n_tokens : longest;
     }
     if (l->n_rows == 0) {
-        fail_input("%s: too short: a row of --seq-len %d needs %lld tokens in one piece, the longest piece has %lld: "
-                   "give more text or a smaller --seq-len", d->path, T, (long long)T + 1, (long long)longest);
+        const char* part = d->text || d->n_files > 0 ? "" : ", the part of --val-fraction";
+        fail_input("%s%s: too short: a row of --seq-len %d needs %lld tokens in one piece, the longest piece has %lld: "
+                   "give more text or a smaller --seq-len", d->path, part, T, (long long)T + 1, (long long)longest);
     }
 }
 

@@ -79,5 +79,6 @@ static inline void llmc_bin_save(const char* path, BinHeader h, const Tensor* ta
     outfile_write(&file, header, sizeof header);
     for (int i = 0; i < n; i++) { outfile_write(&file, arena + table[i].offset, sizeof(float) * tensor_elements(&table[i])); }
     outfile_close(&file);
+    printf("wrote %s\n", path);
 }
 #endif  // LLMC_BIN_H

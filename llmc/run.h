@@ -259,7 +259,7 @@ static inline int run_state_validated(RunState* s, float loss) {
 // The newest good checkpoint of --run. From here on this process is the only one that writes to the run.
 static inline int run_find_checkpoint(const RunOptions* o) {
     if (!*o->run) { options_fail("resume", "needs the --run to go on with"); }
-    if (checkpoint_newest(o->run, -1) < 0) { options_fail("resume", "%s holds no complete checkpoint (to begin anew, choose another --run)", o->run); }
+    if (checkpoint_newest(o->run, -1) < 0) { options_fail("resume", "%s holds no complete checkpoint: name the folder of the run itself, or begin one without --resume", o->run); }
     run_lock(o->run);
     checkpoint_clean(o->run);
     int step = checkpoint_newest_good(o->run);
@@ -422,6 +422,7 @@ static inline void box_update(const RunOptions* o, int n_leaves, int T) {
 // what the checkpoints of the run will take; a disk that is too small for them is no error yet, but said
 static inline void box_checkpoints(const RunOptions* o, const RunState* s, double n_bytes) {
     double n_free = disk_free(*o->run ? o->run : ".");
+    if (o->resume) { box_row("resumed", "after step %d", s->step); }
     double n_saved = o->save_every > 0 ? ceil((double)(o->steps - s->step) / o->save_every) : 1.0;
     double n_forever = o->keep_every > 0 && o->save_every > 0 ? floor((double)(o->steps - s->step) / o->keep_every) : 0.0;
     double n_kept = fmin(n_saved, o->keep + 2.0 + n_forever);  // the newest, the best, and the one that is being written

@@ -172,6 +172,11 @@ static int collect(int* status, int killing) {
 int main(int argc, char** argv) {
     char* end = NULL;
     const int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+    if (argc == 2 && strcmp(argv[1], "--help") == 0) {
+        printf("usage: launch -n RANKS PROGRAM [OPTION...]\nStarts 1..1024 ranks of a trainer on this machine, which train one model: "
+               "./launch -n 4 ./train_gpt2 ...\n");
+        return 0;
+    }
     long n = argc >= 4 && strcmp(argv[1], "-n") == 0 ? strtol(argv[2], &end, 10) : 0;
     if (n < 1 || n > MAX_RANKS || *end) { fail("usage", "launch -n RANKS PROGRAM [OPTION...], 1..1024 ranks"); }
     n_ranks = (int)n;
