@@ -95,7 +95,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"run", "verify-every", "", OPTION_INT, &o->verify_every, "0", 0, INT_MAX, "K", "compute every K-th step twice and stop if a bit differs; 0: never", 0},
         {"out", "export-hf", "", OPTION_TEXT, &o->export_hf, "", 0, 0, "DIR", "write the model as a Hugging Face folder", 0},
         {"out", "shard-gb", "", OPTION_FLOAT, &o->shard_gb, "5", 1e-6, 1e6, "F", "largest file of --export-hf, in 10^9 bytes; a larger model becomes shards", 0},
-        {"out", "generate", "", OPTION_TEXT, &o->generate, "", 0, 0, "TEXT|-", "continue TEXT, or standard input; no training", 0},
+        {"out", "generate", "", OPTION_TEXT, &o->generate, "", 0, 0, "TEXT|-", "continue TEXT, or standard input, as the beginning of a document (end of text stands before it); no training", 0},
         {"out", "max-new-tokens", "-g", OPTION_INT, &o->max_new_tokens, "256", 1, 1 << 24, "N", "most tokens to generate; end of text stops earlier", 0},
         {"out", "temperature", "", OPTION_FLOAT, &o->temperature, "0.8", 0, 100, "F", "sampling temperature; 0: always the likeliest token", 0},
         {"out", "top-k", "", OPTION_INT, &o->top_k, "0", 0, INT_MAX, "N", "sample from the N likeliest tokens; 0: from all", 0},
