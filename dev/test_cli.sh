@@ -166,7 +166,7 @@ check "the last line names the checkpoint" grep -qx "done after step 40, checkpo
 keys='"step": .*"loss": .*"norm": .*"lr": .*"ms": .*"tokens": .*"tok_per_s": .*"peak": .*"skipped": .*"val_loss": .*"val_bpb": .*"accuracy": .*"time": '
 check "metrics.jsonl: schema, 40 steps, 5 validations, thirteen keys in each" \
     test "$(wc -l <run/metrics.jsonl) $(grep -c '^{"schema"' run/metrics.jsonl) $(tail -n +2 run/metrics.jsonl | grep -cE "^\{$keys[0-9.]+\}$")" = "46 1 45"
-for key in trainer command options build compiler commit lanes threads train val xxh3; do grep -q "\"$key\": " run/settings.json || echo $key; done >missing
+for key in trainer command options build compiler flags commit cpu lanes threads train val xxh3; do grep -q "\"$key\": " run/settings.json || echo $key; done >missing
 check "settings.json: command, options, build, data and checksums" test ! -s missing
 check "samples.txt: after steps 20 and 40" test "$(grep -c '^--- sample after step [24]0$' run/samples.txt)" = 2
 check "checkpoints: --keep 2 of four" test "$(cd run && echo step_*)" = "step_000030 step_000040"
