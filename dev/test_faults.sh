@@ -104,14 +104,16 @@ kills() {
 # ---- rows 2 and 3: the end, or an error, at every file call ----
 
 # what the faults meet. base: step 2 is saved, the run goes on to step 4 with a validation, samples and two checkpoints.
-# again: a checkpoint of step 3 is there too, but damaged, so that the new one has to take its place.
+# again: the run was stopped by a signal at step 4, whose checkpoint is saved anew once its validation is done.
 base() {
     [ -e base ] && return
     run "${all[@]}" --steps 2 --save-every 1 --keep 1 --run base
     cp -r base whole4 && run --resume --run whole4 --steps 4 && cp -r whole4 whole5 && run --resume --run whole5 --steps 5
-    cp -r base again && run --resume --run again --steps 3 --keep 2 && cp -r again/step_000003 kept && rm -r again && cp -r base again
-    mv kept again/step_000003 && printf x | dd of=again/step_000003/model.safetensors bs=1 seek=9000 conv=notrunc 2>/dev/null
-    n_files=$(count 1 base) n_writes=$(count 2 base) n_again=$(count 1 again) n_aside=$(FAULT_NO_EXCHANGE=1 count 1 again)
+    n_files=$(count 1 base) n_writes=$(count 2 base)
+    cp -r base again && FAULT=term:$((n_files / 2)) "$trainer" --resume --run again --steps 4 >out 2>err </dev/null
+    check "SIGTERM in the middle of a run: the checkpoint says so" \
+        test "$(cd again && echo step_*4) $(grep -c '"interrupted": 1' again/step_000004/manifest.json)" = "step_000004 1"
+    n_again=$(count 1 again) n_aside=$(FAULT_NO_EXCHANGE=1 count 1 again)
     echo "# a resume from step 2 to 4 makes $n_files file calls, $n_writes of them direct writes"
 }
 
@@ -120,23 +122,21 @@ count() {  # WHICH BASE
     FAULT=count:0 "$trainer" --resume --run counted --steps 4 2>&1 >/dev/null | tail -n 1 | cut -d' ' -f"$1"
 }
 
-# what a process has to say, but for the damage of `again`
-complaints() { grep -v 'step_000003: model.safetensors: .*looking for the checkpoint before it$' err; }
-
 # sweep NAME KIND N BASE: the KIND of fault at the 1st .. N-th call; a line in NAME.bad for each that broke a promise
 sweep() {
-    local name=$1 kind=$2 last=$3 from=$4 n status bad
+    local name=$1 kind=$2 last=$3 from=$4 n status bad newest first
     mkdir "$name" && cd "$name" || return
     for ((n = 1; n <= last; n++)); do
         rm -rf run && cp -r "../$from" run
+        newest=$(cd run && printf '%s\n' step_* | tail -n 1)
         FAULT=$kind:$n timeout 20 "$trainer" --resume --run run --steps 4 >out 2>err </dev/null
         status=$?
         bad=""
         case $kind:$status in
-            exit:99 | torn:99 | short:0) bad=$(complaints) ;;
+            exit:99 | torn:99 | short:0) bad=$(<err) ;;
             enospc:1) grep -q 'No space left on device' err && ! compgen -G 'run/step_*.tmp' >/dev/null || bad="$(<err) $(ls run)" ;;
             eio:[12]) grep -q 'Input/output error' err || bad="$(<err)" ;;
-            enospc:0 | eio:0) bad=$(complaints | grep -vE 'No space left on device|Input/output error') ;;
+            enospc:0 | eio:0) bad=$(grep -vE 'No space left on device|Input/output error' err) ;;
             *) bad="status $status: $(<err)" ;;
         esac
         if [ "$second" = 1 ]; then
@@ -144,7 +144,9 @@ sweep() {
         fi
         timeout 20 "$trainer" --resume --run run --steps 5 >out 2>err </dev/null
         status=$?
-        { [ $status = 0 ] && [ -z "$(complaints)" ] && same_run run ../whole5 step_000005 && [ "$(cd run && echo *)" = "$(cd ../whole5 && echo *)" ]; } ||
+        first=$(grep -m 1 -oE '^step [0-9]+/' out | tr -dc 0-9)  # trained now: none that was saved before
+        [ -z "$first" ] || ((first > 10#${newest#step_})) || bad="$bad; $newest was lost"
+        { [ $status = 0 ] && [ ! -s err ] && same_run run ../whole5 step_000005 && [ "$(cd run && echo *)" = "$(cd ../whole5 && echo *)" ]; } ||
             bad="$bad; then status $status: $(<err) $(cd run && echo *)"
         [ -z "$bad" ] || echo "call $n: $bad" >>"../$name.bad"
     done
@@ -165,7 +167,7 @@ calls() {
     wait
     swept exits "the process ends before each of $n_files file calls (after the one before it): nothing is lost"
     swept torn "... in the middle of each of $n_writes writes"
-    swept exits_again "... of $n_again calls, when a checkpoint of the same step is replaced"
+    swept exits_again "... of $n_again calls, when a checkpoint is replaced by one of the same step"
     swept exits_aside "... of $n_aside calls, where two names cannot be exchanged"
 }
 

@@ -393,7 +393,7 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
         run_check_data_(path_join(path, o->run, "settings.json"), table, n, train_json);
         run_cut_samples_(o, s);
     }
-    log_open(log, o->run, resume_step);
+    log_open(log, o->run, resume_step, !s->interrupted);
     json_t* command = json_array();
     for (int i = 0; i < argc; i++) { json_array_append_new(command, json_string(argv[i])); }
     json_replace(path_join(path, o->run, "settings.json"), json_pack("{s:s, s:o, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:o, s:o}",
