@@ -53,7 +53,8 @@ static inline ShortText ranks_list_(const int* marked, int size) {
     ShortText out = {""};
     size_t used = 0;
     for (int i = 0; i < size; i++) {
-        if (marked[i] && used + 16 < sizeof out.s) { used += (size_t)snprintf(out.s + used, sizeof out.s - used, "%s%d", used ? ", " : "", i); }
+        if (!marked[i] || used + 16 > sizeof out.s) { continue; }
+        used += (size_t)snprintf(out.s + used, sizeof out.s - used, "%s%d", used ? ", " : "", i);
     }
     return out;
 }
