@@ -2,41 +2,10 @@
 # train_gpt2 as its user meets it: options, files, folders, signals, exit statuses. About 20 s after three builds.
 #     dev/test_cli.sh                        the normal build
 #     ASAN=1 OPT=-O1 dev/test_cli.sh         the Makefile's variables choose another
-# Every promise is one line, "ok" or "FAIL"; the last line counts them. Each run happens in a folder that goes away again.
-set -u
-export LC_ALL=C
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # threads that spin while they wait stall for seconds on a busy machine
-cd "$(dirname "$0")/.."
-root=$PWD
-python=$([ -x .venv/bin/python ] && echo "$root/.venv/bin/python" || echo python3)
-passed=0
-failed=0
-skipped=0
+# Each run happens in a folder that goes away again.
+. "$(dirname "$0")/promises.sh"
 
 # ---- promises ----
-
-verdict() {  # STATUS PROMISE DETAIL
-    if [ "$1" = 0 ]; then
-        passed=$((passed + 1))
-        echo "ok    $2"
-    else
-        failed=$((failed + 1))
-        echo "FAIL  $2"
-        echo "      $3"
-    fi
-}
-
-check() {  # PROMISE COMMAND...
-    local promise=$1
-    shift
-    "$@"
-    verdict $? "$promise" "not so: $*"
-}
-
-skip() {
-    skipped=$((skipped + 1))
-    echo "skip  $1"
-}
 
 # exit status 2 within the limit, one line on stderr that begins with the program's name and holds TEXT, and no new folder
 refuse() {  # PROMISE TEXT OPTION...
@@ -125,16 +94,11 @@ is_less() { awk "BEGIN { exit !($1 < $2) }"; }
 
 # ---- builds ----
 
-build() {  # VARIABLES: the path of the program
-    local folder
-    folder=$(make -s folder $1) && make -s $1 "$folder/train_gpt2" >&2 && echo "$root/$folder/train_gpt2"
-}
-
-build "ARCH=x86-64" >/dev/null &
-trainer=$(build "") || { echo "0 passed, 1 failed"; exit 1; }
+build "ARCH=x86-64" train_gpt2 >/dev/null &
+need_build trainer "" train_gpt2
 wait
-trainer_old=$(build "ARCH=x86-64")
-trainer_serial=$(build "OMP=0")
+need_build trainer_old "ARCH=x86-64" train_gpt2
+need_build trainer_serial "OMP=0" train_gpt2
 is_asan=$([ "${ASAN:-0}" = 1 ] && echo 1 || echo 0)
 limit=$([ $is_asan = 1 ] && echo 30 || echo 5)  # seconds for a refusal
 
@@ -517,5 +481,4 @@ refuse "a probe without a counted target" "all targets are negative" --from run 
 refuse "a probe longer than the model" "expected at most the model's 24 positions, found 25" --from run --probe long.probe
 check "none of them touched the run that was there" test "$(find run -type f -newer marker ! -name .lock | wc -l)" = 0
 
-echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
-[ $failed = 0 ]
+finish

@@ -3,54 +3,20 @@
 # process at every file call, errors of every file call and allocation, damage, signals. About a minute on 2 cores.
 #     dev/test_faults.sh                                   what every commit keeps
 #     KILLS=10000 SECOND=1 dev/test_faults.sh kills calls  only these parts, in other sizes (dev/faults/campaign.sh)
-# Every promise is one line, "ok" or "FAIL"; the last line counts them. Nothing is lost means: after a resume without faults
+# Nothing is lost means: after a resume without faults
 # model, moments, metrics and samples are those of a run that nobody touched, and stderr is empty.
-set -u
-export LC_ALL=C OMP_WAIT_POLICY=passive
+. "$(dirname "$0")/promises.sh"
 export ASAN_OPTIONS=exitcode=66 UBSAN_OPTIONS=exitcode=66  # not the 1 of a run that fails as it should
-cd "$(dirname "$0")/.."
-root=$PWD
 kills=${KILLS:-200}
 second=${SECOND:-0}  # 1: a second fault while the first is being recovered from
 parts=${*:-kills calls errors memory disk damage signals skips lock}
-passed=0
-failed=0
-skipped=0
-
-verdict() {  # STATUS PROMISE DETAIL
-    if [ "$1" = 0 ]; then
-        passed=$((passed + 1))
-        echo "ok    $2"
-    else
-        failed=$((failed + 1))
-        echo "FAIL  $2"
-        echo "      $3"
-    fi
-}
-
-check() {  # PROMISE COMMAND...
-    local promise=$1
-    shift
-    "$@"
-    verdict $? "$promise" "not so: $*"
-}
-
-skip() {
-    skipped=$((skipped + 1))
-    echo "skip  $1"
-}
 
 # ---- builds and runs ----
 
-build() {  # VARIABLES: the path of the program
-    local folder
-    folder=$(make -s folder $1) && make -s $1 "$folder/train_gpt2_faults" >&2 && echo "$root/$folder/train_gpt2_faults"
-}
-
-build "ASAN=1 OPT=-O1" >/dev/null &
-trainer=$(build "") || { echo "0 passed, 1 failed"; exit 1; }
+build "ASAN=1 OPT=-O1" train_gpt2_faults >/dev/null &
+need_build trainer "" train_gpt2_faults
 wait
-trainer_asan=$(build "ASAN=1 OPT=-O1") || { echo "0 passed, 1 failed"; exit 1; }
+need_build trainer_asan "ASAN=1 OPT=-O1" train_gpt2_faults
 
 # in memory where there is such a folder: what is tested is the order of the calls, and fsync costs nothing there
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
@@ -105,9 +71,11 @@ kills() {
 
 # what the faults meet. base: step 2 is saved, the run goes on to step 4 with a validation, samples and two checkpoints.
 # again: the run was stopped by a signal at step 4, whose checkpoint is saved anew once its validation is done.
+# beside: base, but checkpoints are written while training goes on, as is the default; then the calls have no fixed order.
 base() {
     [ -e base ] && return
-    run "${all[@]}" --steps 2 --save-every 1 --keep 1 --run base
+    run "${all[@]}" --steps 2 --save-every 1 --keep 1 --run beside
+    run "${all[@]}" --steps 2 --save-every 1 --keep 1 --async-save 0 --run base
     cp -r base whole4 && run --resume --run whole4 --steps 4 && cp -r whole4 whole5 && run --resume --run whole5 --steps 5
     n_files=$(count 1 base) n_writes=$(count 2 base)
     cp -r base again && FAULT=term:$((n_files / 2)) "$trainer" --resume --run again --steps 4 >out 2>err </dev/null
@@ -165,7 +133,9 @@ calls() {
     FAULT_NO_EXCHANGE=1 sweep exits_aside exit "$n_aside" again &
     sweep torn torn "$n_writes" base
     wait
+    sweep exits_beside exit "$n_files" beside
     swept exits "the process ends before each of $n_files file calls (after the one before it): nothing is lost"
+    swept exits_beside "... and while training goes on"
     swept torn "... in the middle of each of $n_writes writes"
     swept exits_again "... of $n_again calls, when a checkpoint is replaced by one of the same step"
     swept exits_aside "... of $n_aside calls, where two names cannot be exchanged"
@@ -177,7 +147,9 @@ errors() {
     sweep broken eio "$n_files" base &
     sweep short short "$n_writes" base
     wait
+    sweep full_beside enospc "$n_files" beside
     swept full "the disk is full from each of $n_files file calls on: path and reason, no .tmp left, nothing is lost"
+    swept full_beside "... and while training goes on"
     swept broken "each of $n_files file calls fails with EIO: path and reason, nothing is lost"
     swept short "each of $n_writes writes accepts half of its bytes: nothing is noticed"
 }
@@ -193,7 +165,7 @@ memory() {
         cp -r base resumed
         FAULT=nomem:0 timeout 200 "$program" --resume --run resumed --steps 4 >out 2>err
         check "each allocation of a resume fails$name: $(tail -n 1 err)" grep -q ' 0 of them badly$' err
-        FAULT=nomem:0 timeout 200 "$program" "${all[@]}" --steps 2 --keep 1 --save-every 1 --verify-every 2 --export-hf hf --export-bin b.bin --run new >out 2>err
+        FAULT=nomem:0 timeout 200 "$program" "${all[@]}" --steps 2 --keep 1 --save-every 1 --async-save 0 --verify-every 2 --export-hf hf --export-bin b.bin --run new >out 2>err
         check "each allocation of a new run fails$name: $(tail -n 1 err)" grep -q ' 0 of them badly$' err
         FAULT=nomem:0 timeout 200 "$program" --from base --generate "line" --max-new-tokens 4 >out 2>err
         check "each allocation of a generation fails$name: $(tail -n 1 err)" grep -q ' 0 of them badly$' err
@@ -347,5 +319,4 @@ for part in $parts; do
     echo "# $part"
     $part
 done
-echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
-[ $failed = 0 ]
+finish
