@@ -40,6 +40,8 @@ comma = ,
 VARIANT = $(notdir $(CC))-$(ARCH)$(OPT)$(if $(filter 0,$(OMP)),-serial)$(if $(filter 1,$(SYSTEM_LIBM)),-libm)$(if $(filter 1,$(FAST)),-fast)$(if $(filter 1,$(ASAN)),-asan)$(if $(filter 1,$(MPI)),-mpi)
 BUILD = build/$(VARIANT)
 COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+# what settings.json says of the program
+BUILT = -DCOMMIT='"$(COMMIT)"' -DFLAGS='"$(OPT) -march=$(ARCH) $(EXACT)"'
 
 TRAINERS = train_gpt2
 TOOLS = inspect tokenize
@@ -72,18 +74,18 @@ $(TOOLS:%=dev/tools/%): dev/tools/%: $(BUILD)/tools/%
 
 $(BUILD)/tools/%: dev/tools/%.c
 	@mkdir -p $(BUILD)/tools
-	$(CC) $(CFLAGS) -DCOMMIT='"$(COMMIT)"' -MMD -MF $@.d $< -o $@ $(LIBS)
+	$(CC) $(CFLAGS) $(BUILT) -MMD -MF $@.d $< -o $@ $(LIBS)
 
 $(BUILD)/train_%: train_%.c
 	@mkdir -p $(BUILD)
-	$(CC) $(CFLAGS) -DCOMMIT='"$(COMMIT)"' -MMD -MF $@.d $< -o $@ $(LIBS)
+	$(CC) $(CFLAGS) $(BUILT) -MMD -MF $@.d $< -o $@ $(LIBS)
 
 # a trainer whose calls go through dev/faults/shim.c, for dev/test_faults.sh
 FAULTS = open write pwrite read fsync close rename renameat2 unlink rmdir mkdir ftruncate truncate fopen fflush fclose \
     malloc calloc realloc posix_memalign mmap open_memstream clock_gettime
 $(BUILD)/train_%_faults: train_%.c dev/faults/shim.c $(wildcard llmc/*.h)
 	@mkdir -p $(BUILD)
-	$(CC) $(CFLAGS) -DCOMMIT='"$(COMMIT)"' $< dev/faults/shim.c -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)
+	$(CC) $(CFLAGS) $(BUILT) $< dev/faults/shim.c -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)
 
 $(BUILD)/test_%: test_%.c
 	@mkdir -p $(BUILD)

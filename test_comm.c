@@ -269,10 +269,12 @@ static void ranks_count(Test* t, Comm* c, int number) {
     c->link->check = 0;  // the comparison also sends
     uint64_t before = c->link->bytes_sent;
     comm_all_reduce(c, x, n, DT_F32, OP_SUM, HERE);
-    check(t, c->link->bytes_sent - before == 2 * 4 * n * (P - 1) / P, "all_reduce sent %llu bytes", (unsigned long long)(c->link->bytes_sent - before));
+    uint64_t sent = c->link->bytes_sent - before;
+    check(t, sent == 2 * 4 * n * (P - 1) / P, "all_reduce sent %llu bytes", (unsigned long long)sent);
     before = c->link->bytes_sent;
     comm_wait(c, comm_all_gather(c, x, x, n, DT_F32, HERE));
-    check(t, c->link->bytes_sent - before == 4 * n * (P - 1), "all_gather sent %llu bytes", (unsigned long long)(c->link->bytes_sent - before));
+    sent = c->link->bytes_sent - before;
+    check(t, sent == 4 * n * (P - 1), "all_gather sent %llu bytes", (unsigned long long)sent);
     comm_barrier(c, HERE);
     free(x);
 }
@@ -308,15 +310,21 @@ static void ranks_mismatch(Test* t, Comm* c, int number) {
 }
 
 static void test_mismatch(Test* t) {
-    const char* named[][2] = {{"here.c:1", "there.c:2"}, {"8 i64", "8 f32"}, {"of 8 f32", "of 7 f32"}, {"8 bytes to the other", "4 bytes"}, {"op 0", "op 1"}};
+    const char* named[][2] = {
+        {"here.c:1", "there.c:2"}, {"8 i64", "8 f32"}, {"of 8 f32", "of 7 f32"}, {"8 bytes to the other", "4 bytes"}, {"op 0", "op 1"},
+    };
     for (int i = 0; i < 5; i++) {
         Ranks r;
         r.n = 0;
         int port = free_port(), found = 0;
         for (int rank = 0; rank < 2; rank++) { start_rank(&r, place_at(rank, 2, port), 5.0, 20.0, ranks_mismatch, i); }
         end_ranks(&r);
-        for (int rank = 0; rank < 2; rank++) { found |= strstr(r.text[rank], "COMM_CHECK") && strstr(r.text[rank], named[i][0]) && strstr(r.text[rank], named[i][1]); }
-        check(t, r.status[0] == 1 && r.status[1] == 1 && found, "case %d: status %d and %d: %s%s", i, r.status[0], r.status[1], r.text[0], r.text[1]);
+        for (int rank = 0; rank < 2; rank++) {
+            const char* text = r.text[rank];
+            found |= strstr(text, "COMM_CHECK") && strstr(text, named[i][0]) && strstr(text, named[i][1]);
+        }
+        check(t, r.status[0] == 1 && r.status[1] == 1 && found, "case %d: status %d and %d: %s%s", i, r.status[0], r.status[1],
+              r.text[0], r.text[1]);
     }
 }
 
@@ -359,11 +367,12 @@ static void check_fault(Test* t, int number, int status, const char* text) {
     for (int rank = 0; rank < 4; rank++) {
         if (rank == 2) { continue; }
         const char *message = r.text[rank], *where = "after step 7; newest checkpoint: run/step_000005\n";
-        int named = strncmp(message, "test_comm: rank 2 ", 18) == 0 && strstr(message, text) && strstr(message, number == 5 ? "in its own work (" : "in all_reduce (") && strstr(message, "test_comm.c:") &&
-                    strstr(message, where) && strchr(message, '\n')[1] == '\0';
+        const char* call = number == 5 ? "in its own work (" : "in all_reduce (";
+        int named = strncmp(message, "test_comm: rank 2 ", 18) == 0 && strstr(message, text) && strstr(message, call) &&
+                    strstr(message, "test_comm.c:") && strstr(message, where) && strchr(message, '\n')[1] == '\0';
         int silent = status == 2 && !*message;  // rank 2 has said it
-        check(t, r.status[rank] == status && (silent || named), "case %d, rank %d: expected status %d and \"%s\", found status %d: %s", number, rank,
-              status, text, r.status[rank], r.text[rank]);
+        check(t, r.status[rank] == status && (silent || named), "case %d, rank %d: expected status %d and \"%s\", found status %d: %s",
+              number, rank, status, text, r.status[rank], r.text[rank]);
     }
 }
 
@@ -448,7 +457,8 @@ static void test_strangers(Test* t) {
     start_rank(&r, place_at(0, 2, port), 5.0, 5.0, ranks_nothing, 0);
     end_ranks(&r);
     close(fd);
-    check(t, r.status[0] == 2 && strstr(r.text[0], "rank 0 cannot listen there: Address already in use"), "port in use: status %d: %s", r.status[0], r.text[0]);
+    check(t, r.status[0] == 2 && strstr(r.text[0], "rank 0 cannot listen there: Address already in use"), "port in use: status %d: %s",
+          r.status[0], r.text[0]);
 }
 
 static void test_ipv6(Test* t) {
@@ -694,7 +704,10 @@ static void test_parts(Test* t) {
             }
             shards_free(&s);
         }
-        for (int i = 0; i < N_TENSORS; i++) { check(t, next[i] == (table[i].frozen ? 0 : tensor_elements(&table[i])), "%d ranks: tensor %d ends at %zu", P, i, next[i]); }
+        for (int i = 0; i < N_TENSORS; i++) {
+            size_t n = table[i].frozen ? 0 : tensor_elements(&table[i]);
+            check(t, next[i] == n, "%d ranks: tensor %d ends at %zu", P, i, next[i]);
+        }
     }
 }
 

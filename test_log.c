@@ -110,7 +110,7 @@ static void print_lines(void* arg) {
     Log log;
     StepRecord r = example;
     if (!freopen(p->path, "w", stdout)) { fail_run("%s: %s", p->path, strerror(errno)); }
-    log_open(&log, NULL, -1);
+    log_open(&log, NULL, -1, 1);
     if (p->which == 0) {
         log_step(&log, &r, 1);
         r.step++;
@@ -199,7 +199,7 @@ static void test_records(Test* t) {
     Log log;
     char text[MAX_TEXT];
     uint64_t state = 1;
-    log_open(&log, run.folder, -1);
+    log_open(&log, run.folder, -1, 1);
     read_file(run.metrics, text);
     json_t* schema = line_of(text, 0);
     size_t n_keys = json_object_size(json_object_get(schema, "schema"));
@@ -232,7 +232,7 @@ static void test_records(Test* t) {
 static void validations_in_child(void* folder) {
     Log log;
     if (!freopen("/dev/null", "w", stdout)) { fail_run("/dev/null: %s", strerror(errno)); }
-    log_open(&log, (const char*)folder, -1);
+    log_open(&log, (const char*)folder, -1, 1);
     log_validation(&log, 7, nine_digits, 1.0 / 3.0, 1);
     log_validation(&log, 8, NAN, -1.0, 0);
     _exit(0);  // not closed: what log_validation wrote must be in the file already
@@ -257,7 +257,7 @@ static void test_validation_records(Test* t) {
 static void write_steps(const Run* run, int resume_step, int first, int last) {
     Log log;
     StepRecord r = example;
-    log_open(&log, run->folder, resume_step);
+    log_open(&log, run->folder, resume_step, 1);
     for (r.step = first; r.step <= last; r.step++) { log_step(&log, &r, 0); }
     log_close(&log);
 }
@@ -311,12 +311,12 @@ static void warn_in_child(void* run) {
 
 static void open_new_in_child(void* folder) {
     Log log;
-    log_open(&log, (const char*)folder, -1);
+    log_open(&log, (const char*)folder, -1, 1);
 }
 
 static void write_full_in_child(void* run) {
     Log log;
-    log_open(&log, ((const Run*)run)->folder, -1);
+    log_open(&log, ((const Run*)run)->folder, -1, 1);
     fclose(log.metrics);
     log.metrics = fopen("/dev/full", "a");
     log_step(&log, &example, 0);

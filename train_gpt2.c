@@ -36,7 +36,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/rundata.h"       // RunData: training and validation rows, examples
 #include "llmc/schedule.h"      // schedule_lr
 #include "llmc/shardfile.h"     // moments_save, moments_load
-#include "llmc/snapshot.h"      // Snapshot, background_start: a checkpoint is written while training goes on
+#include "llmc/snapshot.h"      // Snapshot, snapshot_save: a checkpoint is written while training goes on
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
 #include "llmc/tensorboard.h"   // TensorBoard, tensorboard_step, tensorboard_validation
 #include "llmc/tensorfile.h"    // tensors_load, tensors_save_folder
@@ -396,7 +396,6 @@ typedef struct {
     int *inputs, *targets;    // (B, T)
     RunState state;
     Snapshot snapshot;        // what is being saved, or was last
-    Background saver;
     Verify verify;            // of --verify-every
     TensorBoard board;
     double peak;              // flop/s of the matmul on this machine
@@ -414,9 +413,6 @@ static void parse_options(Run* r, int argc, char** argv) {
     r->n_options += (int)(sizeof own / sizeof own[0]);
     options_parse(r->table, r->n_options, argc, argv, "Trains GPT-2 and GPT-3 on the CPU. First steps: make run.");
     r->place = rank_place(options_given(r->table, r->n_options, "rank") == 1 ? r->o.rank : "");
-    if (r->o.zero > 1) {
-        options_fail("zero", "expected 0 or 1, found %d: backward fills the gradient of the whole model, so there is nothing more to deal out", r->o.zero);
-    }
     r->comm = ranks_open(&r->place, &r->o);
     r->state = r->o.resume ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
 }
@@ -455,40 +451,29 @@ static void write_checkpoint(void* run) {
     char temporary[PATH_BYTES], path[PATH_BYTES];
     SavedFiles files;
     files.n = 0;
-    double start = seconds_now(CLOCK_MONOTONIC);
-    s->n_bytes = run_checkpoint_bytes(r->model.table, N_PARAMETERS);
-    save_model(r, s->arena[0], run_save_begin(temporary, &r->o, &s->state, s->n_bytes), SIZE_MAX, &files);
+    run_save_begin(temporary, &r->o, &s->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS));
+    save_model(r, s->arena[0], temporary, SIZE_MAX, &files);
     path_join(path, temporary, "optimizer.safetensors");
     saved_files_add(&files, moments_save(path, &r->model.shards, s->arena[1], s->arena[2]));
     run_save_end(temporary, &files, r->table, r->n_options, &r->o, &s->state);
-    s->seconds_writing += seconds_now(CLOCK_MONOTONIC) - start;
-    s->n_saved++;
 }
 
 // rank 0 writes, in the background unless the run is over; with --zero 1 the others send it their part of the moments
 static void save_checkpoint(Run* r, int last) {
     GPT2* model = &r->model;
-    const int gathered = r->comm->size > 1 && r->o.zero > 0, background = r->o.async_save && !last && !gathered;
-    double start = seconds_now(CLOCK_MONOTONIC);
-    if (r->comm->rank > 0) {
-        if (gathered) { moments_save(NULL, &model->shards, model->adam_m, model->adam_v); }
-        return;
-    }
-    background_wait(&r->saver);
+    const float* arenas[SNAPSHOT_ARENAS] = {model->params, model->adam_m, model->adam_v};
+    const int gathered = r->comm->size > 1 && r->o.zero > 0;
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
-    snapshot_take(&r->snapshot, model->params, model->adam_m, model->adam_v, model->n, &r->state, background);
-    if (background) { background_start(&r->saver, write_checkpoint, r); } else { write_checkpoint(r); }
-    r->snapshot.seconds_waited += seconds_now(CLOCK_MONOTONIC) - start;
+    if (r->comm->rank == 0) { snapshot_save(&r->snapshot, arenas, model->n, &r->state, r->o.async_save && !last && !gathered, write_checkpoint, r); }
+    else if (gathered) { moments_save(NULL, &model->shards, model->adam_m, model->adam_v); }
 }
 
-static void load_tensors(const char* path, GPT2* model, const char* prefix, float* arena) {
+static void load_tensors(const char* path, GPT2* model) {
     SafeSet set;
     safeset_open(&set, path);
-    tensors_load(&set, model->table, N_PARAMETERS, prefix, arena);
-    if (!*prefix) {  // parameters: is that all, and is the output matrix the embedding?
-        tensors_check_tied(&set, "lm_head.weight", "transformer.wte.weight");
-        safeset_report_unused(&set);
-    }
+    tensors_load(&set, model->table, N_PARAMETERS, "", model->params);
+    tensors_check_tied(&set, "lm_head.weight", "transformer.wte.weight");
+    safeset_report_unused(&set);
     safeset_close(&set);
 }
 
@@ -550,7 +535,7 @@ static void load_parameters(Run* r) {
     }
     file_map(&file, r->weights);
     if (is_llmc_bin(&file)) { llmc_bin_load(&file, r->model.table, N_PARAMETERS, r->model.params); }
-    else { load_tensors(r->weights, &r->model, "", r->model.params); }
+    else { load_tensors(r->weights, &r->model); }
     file_unmap(&file);
 }
 
@@ -711,7 +696,7 @@ static void train(Run* r) {
     RunState* s = &r->state;
     char folder[PATH_BYTES];
     const int saved = o->resume ? s->step : -1;
-    int stop, newest = saved, first = s->step;
+    int stop, newest = saved, saving = saved, first = s->step;
     ranks_print_cost(r->comm, 0);
     stop_on_signals();
     for (;;) {
@@ -724,14 +709,15 @@ static void train(Run* r) {
         s->interrupted = stop;
         int save = last || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
         if (unsaved && save) {
-            newest = r->snapshot.n_saved > 0 ? r->snapshot.state.step : newest;  // the one before, which is whole
             save_checkpoint(r, last);
+            newest = saving;  // the one before is whole now
+            saving = s->step;
         }
         if (last) { break; }
         train_step(r);
     }
     ranks_print_cost(r->comm, s->step - first);
-    snapshot_print(&r->snapshot);
+    snapshot_print(&r->snapshot, run_checkpoint_bytes(r->model.table, N_PARAMETERS));
     printf("%s after step %d, checkpoint in %s/step_%06d\n", s->step >= o->steps ? "done" : stop ? "stopped" : "stopped early",
            s->step, o->run, s->step);
 }

@@ -4,7 +4,7 @@
 set -u
 cd "$(dirname "$0")/.."
 warnings="-Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-unused-function -Werror"
-exact="-O1 -fsyntax-only -ffp-contract=off -I."
+exact="-D_GNU_SOURCE -O1 -fsyntax-only -ffp-contract=off -I."
 passed=0
 failed=0
 

@@ -5,37 +5,21 @@
 # A line holds the mistake, the command (`...` stands for the options of a small training run), the last line on stderr
 # and the exit status. Beside that each row promises: nothing else is on stderr, it takes less than 5 s, a status of 2
 # leaves no file or folder behind, a status of 1 no unfinished one. Sizes of memory and disk, ports and process ids become N.
-set -u
-export LC_ALL=C OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1
+. "$(dirname "$0")/promises.sh"
+export OMP_NUM_THREADS=1
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
-cd "$(dirname "$0")/.." || exit 1
-root=$PWD
 make -s train_gpt2 tools launch || { echo "0 passed, 1 failed"; exit 1; }
-build=$root/$(make -s folder)
-make -s "$build/train_gpt2_faults" || { echo "0 passed, 1 failed"; exit 1; }
-passed=0
-failed=0
+need_build faults "" train_gpt2_faults
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
-export PATH=$root:$root/dev/tools:$build:$PATH
+export PATH=$root:$root/dev/tools:$(dirname "$faults"):$PATH
 table=$(mktemp -p "$work" .table.XXXXXX)
 writing=$([ "${1-}" = --write ] && echo 1 || echo 0)
 
 # ---- a row ----
 
 heading() { printf '\n## %s\n\n| mistake | command | what is printed | status |\n|---|---|---|---|\n' "$1" >>"$table"; }
-
-verdict() {  # STATUS PROMISE DETAIL
-    if [ "$1" = 0 ]; then
-        passed=$((passed + 1))
-        echo "ok    $2"
-    else
-        failed=$((failed + 1))
-        echo "FAIL  $2"
-        printf '%s\n' "$3" | sed 's/^/      /'
-    fi
-}
 
 # a command as it is typed: quotes where they are needed, the usual options as `...`
 typed() {
@@ -55,7 +39,7 @@ typed() {
 
 # what differs from machine to machine, and what would end a cell of the table
 steady() {
-    sed -E -e "s#$build/train_gpt2_faults#train_gpt2#g" -e 's/^[a-z_0-9]+: //' -e 's/\|/\\|/g' -e "s/\`/'/g" \
+    sed -E -e "s#train_gpt2_faults#train_gpt2#g" -e 's/^[a-z_0-9]+: //' -e 's/\|/\\|/g' -e "s/\`/'/g" \
         -e 's/[0-9.]+ [KMGT]iB of memory, [0-9.]+ [KMGT]iB are free/N GiB of memory, N GiB are free/' \
         -e 's/the disk has [0-9.]+ [KMGT]iB free/the disk has N GiB free/' -e 's/process \([0-9]+\)/process (N)/' \
         -e 's/, [0-9.]+ [KMGT]iB are free: make room/, N GiB are free: make room/' -e 's/-nan/nan/g' -e 's/stops in .* after step [0-9]+; newest checkpoint: .*/stops in ... after step N; newest checkpoint: .../'
@@ -112,7 +96,7 @@ gzip -c text/a.txt >book.txt.gz
 printf 'PK\003\004\024\000\000\000\010\000%0100d' 0 >book.zip
 head -c 1100 gpt2.bin >half.bin
 printf 'caf\351 cr\350me\n%0100d' 0 >latin1.txt
-head -c 4000 "$build/train_gpt2_faults" >program
+head -c 4000 "$faults" >program
 yes '{"prompt": "2+2", "completion": "4"}' | head -n 50 >chat.jsonl
 mkdir mixed && cp text/a.txt gpt2.bin mixed
 
@@ -321,5 +305,4 @@ did). `...` stands for `--config tiny.json --train text --seq-len 16`, N for num
 [dev/mistakes.sh](../dev/mistakes.sh) writes this page and, with every commit, makes all of them again.
 PAGE
 fi
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+finish

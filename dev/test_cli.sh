@@ -2,41 +2,10 @@
 # train_gpt2 as its user meets it: options, files, folders, signals, exit statuses. About 20 s after three builds.
 #     dev/test_cli.sh                        the normal build
 #     ASAN=1 OPT=-O1 dev/test_cli.sh         the Makefile's variables choose another
-# Every promise is one line, "ok" or "FAIL"; the last line counts them. Each run happens in a folder that goes away again.
-set -u
-export LC_ALL=C
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # threads that spin while they wait stall for seconds on a busy machine
-cd "$(dirname "$0")/.."
-root=$PWD
-python=$([ -x .venv/bin/python ] && echo "$root/.venv/bin/python" || echo python3)
-passed=0
-failed=0
-skipped=0
+# Each run happens in a folder that goes away again.
+. "$(dirname "$0")/promises.sh"
 
 # ---- promises ----
-
-verdict() {  # STATUS PROMISE DETAIL
-    if [ "$1" = 0 ]; then
-        passed=$((passed + 1))
-        echo "ok    $2"
-    else
-        failed=$((failed + 1))
-        echo "FAIL  $2"
-        echo "      $3"
-    fi
-}
-
-check() {  # PROMISE COMMAND...
-    local promise=$1
-    shift
-    "$@"
-    verdict $? "$promise" "not so: $*"
-}
-
-skip() {
-    skipped=$((skipped + 1))
-    echo "skip  $1"
-}
 
 # exit status 2 within the limit, one line on stderr that begins with the program's name and holds TEXT, and no new folder
 refuse() {  # PROMISE TEXT OPTION...
@@ -125,16 +94,11 @@ is_less() { awk "BEGIN { exit !($1 < $2) }"; }
 
 # ---- builds ----
 
-build() {  # VARIABLES: the path of the program
-    local folder
-    folder=$(make -s folder $1) && make -s $1 "$folder/train_gpt2" >&2 && echo "$root/$folder/train_gpt2"
-}
-
-build "ARCH=x86-64" >/dev/null &
-trainer=$(build "") || { echo "0 passed, 1 failed"; exit 1; }
+build "ARCH=x86-64" train_gpt2 >/dev/null &
+need_build trainer "" train_gpt2
 wait
-trainer_old=$(build "ARCH=x86-64")
-trainer_serial=$(build "OMP=0")
+need_build trainer_old "ARCH=x86-64" train_gpt2
+need_build trainer_serial "OMP=0" train_gpt2
 is_asan=$([ "${ASAN:-0}" = 1 ] && echo 1 || echo 0)
 limit=$([ $is_asan = 1 ] && echo 30 || echo 5)  # seconds for a refusal
 
@@ -166,7 +130,7 @@ check "the last line names the checkpoint" grep -qx "done after step 40, checkpo
 keys='"step": .*"loss": .*"norm": .*"lr": .*"ms": .*"tokens": .*"tok_per_s": .*"peak": .*"skipped": .*"val_loss": .*"val_bpb": .*"accuracy": .*"time": '
 check "metrics.jsonl: schema, 40 steps, 5 validations, thirteen keys in each" \
     test "$(wc -l <run/metrics.jsonl) $(grep -c '^{"schema"' run/metrics.jsonl) $(tail -n +2 run/metrics.jsonl | grep -cE "^\{$keys[0-9.]+\}$")" = "46 1 45"
-for key in trainer command options build compiler commit lanes threads train val xxh3; do grep -q "\"$key\": " run/settings.json || echo $key; done >missing
+for key in trainer command options build compiler flags commit cpu lanes threads train val xxh3; do grep -q "\"$key\": " run/settings.json || echo $key; done >missing
 check "settings.json: command, options, build, data and checksums" test ! -s missing
 check "samples.txt: after steps 20 and 40" test "$(grep -c '^--- sample after step [24]0$' run/samples.txt)" = 2
 check "checkpoints: --keep 2 of four" test "$(cd run && echo step_*)" = "step_000030 step_000040"
@@ -481,7 +445,7 @@ refuse "a run folder in use" "there are checkpoints in this folder" "${start[@]}
 refuse "a folder with the log of a run" "there is a run in this folder" "${start[@]}" --steps 2 --run nan
 refuse "a model that is not there" "nowhere: No such file" --from nowhere --train text --run new
 refuse "a config that is not there" "nowhere.json: cannot be opened: No such file" --config nowhere.json --train text --run new
-refuse "a folder without a model" "config.json: cannot be opened" --from text --train text --run new
+refuse "a folder without a model" "found neither step_* nor config.json in it" --from text --train text --run new
 refuse "an HTML page for a model" "found an HTML page" --from page.bin --train text --run new
 refuse "a Git LFS pointer for a model" "found a Git LFS pointer" --from pointer.bin --train text --run new
 refuse "a .bin with another magic number" "magic.bin: expected a folder, a .safetensors file or llm.c's .bin" --from magic.bin --train text --run new
@@ -517,5 +481,4 @@ refuse "a probe without a counted target" "all targets are negative" --from run 
 refuse "a probe longer than the model" "expected at most the model's 24 positions, found 25" --from run --probe long.probe
 check "none of them touched the run that was there" test "$(find run -type f -newer marker ! -name .lock | wc -l)" = 0
 
-echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
-[ $failed = 0 ]
+finish

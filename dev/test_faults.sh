@@ -3,54 +3,20 @@
 # process at every file call, errors of every file call and allocation, damage, signals. About a minute on 2 cores.
 #     dev/test_faults.sh                                   what every commit keeps
 #     KILLS=10000 SECOND=1 dev/test_faults.sh kills calls  only these parts, in other sizes (dev/faults/campaign.sh)
-# Every promise is one line, "ok" or "FAIL"; the last line counts them. Nothing is lost means: after a resume without faults
+# Nothing is lost means: after a resume without faults
 # model, moments, metrics and samples are those of a run that nobody touched, and stderr is empty.
-set -u
-export LC_ALL=C OMP_WAIT_POLICY=passive
+. "$(dirname "$0")/promises.sh"
 export ASAN_OPTIONS=exitcode=66 UBSAN_OPTIONS=exitcode=66  # not the 1 of a run that fails as it should
-cd "$(dirname "$0")/.."
-root=$PWD
 kills=${KILLS:-200}
 second=${SECOND:-0}  # 1: a second fault while the first is being recovered from
 parts=${*:-kills calls errors memory disk damage signals skips lock}
-passed=0
-failed=0
-skipped=0
-
-verdict() {  # STATUS PROMISE DETAIL
-    if [ "$1" = 0 ]; then
-        passed=$((passed + 1))
-        echo "ok    $2"
-    else
-        failed=$((failed + 1))
-        echo "FAIL  $2"
-        echo "      $3"
-    fi
-}
-
-check() {  # PROMISE COMMAND...
-    local promise=$1
-    shift
-    "$@"
-    verdict $? "$promise" "not so: $*"
-}
-
-skip() {
-    skipped=$((skipped + 1))
-    echo "skip  $1"
-}
 
 # ---- builds and runs ----
 
-build() {  # VARIABLES: the path of the program
-    local folder
-    folder=$(make -s folder $1) && make -s $1 "$folder/train_gpt2_faults" >&2 && echo "$root/$folder/train_gpt2_faults"
-}
-
-build "ASAN=1 OPT=-O1" >/dev/null &
-trainer=$(build "") || { echo "0 passed, 1 failed"; exit 1; }
+build "ASAN=1 OPT=-O1" train_gpt2_faults >/dev/null &
+need_build trainer "" train_gpt2_faults
 wait
-trainer_asan=$(build "ASAN=1 OPT=-O1") || { echo "0 passed, 1 failed"; exit 1; }
+need_build trainer_asan "ASAN=1 OPT=-O1" train_gpt2_faults
 
 # in memory where there is such a folder: what is tested is the order of the calls, and fsync costs nothing there
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
@@ -104,14 +70,18 @@ kills() {
 # ---- rows 2 and 3: the end, or an error, at every file call ----
 
 # what the faults meet. base: step 2 is saved, the run goes on to step 4 with a validation, samples and two checkpoints.
-# again: a checkpoint of step 3 is there too, but damaged, so that the new one has to take its place.
+# again: the run was stopped by a signal at step 4, whose checkpoint is saved anew once its validation is done.
+# beside: base, but checkpoints are written while training goes on, as is the default; then the calls have no fixed order.
 base() {
     [ -e base ] && return
-    run "${all[@]}" --steps 2 --save-every 1 --keep 1 --run base
+    run "${all[@]}" --steps 2 --save-every 1 --keep 1 --run beside
+    run "${all[@]}" --steps 2 --save-every 1 --keep 1 --async-save 0 --run base
     cp -r base whole4 && run --resume --run whole4 --steps 4 && cp -r whole4 whole5 && run --resume --run whole5 --steps 5
-    cp -r base again && run --resume --run again --steps 3 --keep 2 && cp -r again/step_000003 kept && rm -r again && cp -r base again
-    mv kept again/step_000003 && printf x | dd of=again/step_000003/model.safetensors bs=1 seek=9000 conv=notrunc 2>/dev/null
-    n_files=$(count 1 base) n_writes=$(count 2 base) n_again=$(count 1 again) n_aside=$(FAULT_NO_EXCHANGE=1 count 1 again)
+    n_files=$(count 1 base) n_writes=$(count 2 base)
+    cp -r base again && FAULT=term:$((n_files / 2)) "$trainer" --resume --run again --steps 4 >out 2>err </dev/null
+    check "SIGTERM in the middle of a run: the checkpoint says so" \
+        test "$(cd again && echo step_*4) $(grep -c '"interrupted": 1' again/step_000004/manifest.json)" = "step_000004 1"
+    n_again=$(count 1 again) n_aside=$(FAULT_NO_EXCHANGE=1 count 1 again)
     echo "# a resume from step 2 to 4 makes $n_files file calls, $n_writes of them direct writes"
 }
 
@@ -120,23 +90,21 @@ count() {  # WHICH BASE
     FAULT=count:0 "$trainer" --resume --run counted --steps 4 2>&1 >/dev/null | tail -n 1 | cut -d' ' -f"$1"
 }
 
-# what a process has to say, but for the damage of `again`
-complaints() { grep -v 'step_000003: model.safetensors: .*looking for the checkpoint before it$' err; }
-
 # sweep NAME KIND N BASE: the KIND of fault at the 1st .. N-th call; a line in NAME.bad for each that broke a promise
 sweep() {
-    local name=$1 kind=$2 last=$3 from=$4 n status bad
+    local name=$1 kind=$2 last=$3 from=$4 n status bad newest first
     mkdir "$name" && cd "$name" || return
     for ((n = 1; n <= last; n++)); do
         rm -rf run && cp -r "../$from" run
+        newest=$(cd run && printf '%s\n' step_* | tail -n 1)
         FAULT=$kind:$n timeout 20 "$trainer" --resume --run run --steps 4 >out 2>err </dev/null
         status=$?
         bad=""
         case $kind:$status in
-            exit:99 | torn:99 | short:0) bad=$(complaints) ;;
+            exit:99 | torn:99 | short:0) bad=$(<err) ;;
             enospc:1) grep -q 'No space left on device' err && ! compgen -G 'run/step_*.tmp' >/dev/null || bad="$(<err) $(ls run)" ;;
             eio:[12]) grep -q 'Input/output error' err || bad="$(<err)" ;;
-            enospc:0 | eio:0) bad=$(complaints | grep -vE 'No space left on device|Input/output error') ;;
+            enospc:0 | eio:0) bad=$(grep -vE 'No space left on device|Input/output error' err) ;;
             *) bad="status $status: $(<err)" ;;
         esac
         if [ "$second" = 1 ]; then
@@ -144,7 +112,9 @@ sweep() {
         fi
         timeout 20 "$trainer" --resume --run run --steps 5 >out 2>err </dev/null
         status=$?
-        { [ $status = 0 ] && [ -z "$(complaints)" ] && same_run run ../whole5 step_000005 && [ "$(cd run && echo *)" = "$(cd ../whole5 && echo *)" ]; } ||
+        first=$(grep -m 1 -oE '^step [0-9]+/' out | tr -dc 0-9)  # trained now: none that was saved before
+        [ -z "$first" ] || ((first > 10#${newest#step_})) || bad="$bad; $newest was lost"
+        { [ $status = 0 ] && [ ! -s err ] && same_run run ../whole5 step_000005 && [ "$(cd run && echo *)" = "$(cd ../whole5 && echo *)" ]; } ||
             bad="$bad; then status $status: $(<err) $(cd run && echo *)"
         [ -z "$bad" ] || echo "call $n: $bad" >>"../$name.bad"
     done
@@ -163,9 +133,11 @@ calls() {
     FAULT_NO_EXCHANGE=1 sweep exits_aside exit "$n_aside" again &
     sweep torn torn "$n_writes" base
     wait
+    sweep exits_beside exit "$n_files" beside
     swept exits "the process ends before each of $n_files file calls (after the one before it): nothing is lost"
+    swept exits_beside "... and while training goes on"
     swept torn "... in the middle of each of $n_writes writes"
-    swept exits_again "... of $n_again calls, when a checkpoint of the same step is replaced"
+    swept exits_again "... of $n_again calls, when a checkpoint is replaced by one of the same step"
     swept exits_aside "... of $n_aside calls, where two names cannot be exchanged"
 }
 
@@ -175,7 +147,9 @@ errors() {
     sweep broken eio "$n_files" base &
     sweep short short "$n_writes" base
     wait
+    sweep full_beside enospc "$n_files" beside
     swept full "the disk is full from each of $n_files file calls on: path and reason, no .tmp left, nothing is lost"
+    swept full_beside "... and while training goes on"
     swept broken "each of $n_files file calls fails with EIO: path and reason, nothing is lost"
     swept short "each of $n_writes writes accepts half of its bytes: nothing is noticed"
 }
@@ -191,7 +165,7 @@ memory() {
         cp -r base resumed
         FAULT=nomem:0 timeout 200 "$program" --resume --run resumed --steps 4 >out 2>err
         check "each allocation of a resume fails$name: $(tail -n 1 err)" grep -q ' 0 of them badly$' err
-        FAULT=nomem:0 timeout 200 "$program" "${all[@]}" --steps 2 --keep 1 --save-every 1 --verify-every 2 --export-hf hf --export-bin b.bin --run new >out 2>err
+        FAULT=nomem:0 timeout 200 "$program" "${all[@]}" --steps 2 --keep 1 --save-every 1 --async-save 0 --verify-every 2 --export-hf hf --export-bin b.bin --run new >out 2>err
         check "each allocation of a new run fails$name: $(tail -n 1 err)" grep -q ' 0 of them badly$' err
         FAULT=nomem:0 timeout 200 "$program" --from base --generate "line" --max-new-tokens 4 >out 2>err
         check "each allocation of a generation fails$name: $(tail -n 1 err)" grep -q ' 0 of them badly$' err
@@ -345,5 +319,4 @@ for part in $parts; do
     echo "# $part"
     $part
 done
-echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
-[ $failed = 0 ]
+finish

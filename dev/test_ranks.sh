@@ -2,52 +2,17 @@
 # Several ranks as their user meets them: launchers, resume at another number of ranks, ranks that differ, die, stop or come late.
 # Every result is compared with that of one rank, byte by byte. About a minute after three builds.
 #     dev/test_ranks.sh              KILLS=500 dev/test_ranks.sh: more random kills than 20
-# Every promise is one line, "ok", "FAIL" or "skip"; the last line counts them.
-set -u
-export LC_ALL=C
-export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1
+. "$(dirname "$0")/promises.sh"
+export OMP_NUM_THREADS=1
 export COMM_CHECK=1
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
-cd "$(dirname "$0")/.."
-root=$PWD
-passed=0
-failed=0
-skipped=0
-
-verdict() {  # STATUS PROMISE DETAIL
-    if [ "$1" = 0 ]; then
-        passed=$((passed + 1))
-        echo "ok    $2"
-    else
-        failed=$((failed + 1))
-        echo "FAIL  $2"
-        echo "      $3"
-    fi
-}
-
-check() {  # PROMISE COMMAND...
-    local promise=$1
-    shift
-    "$@"
-    verdict $? "$promise" "not so: $*; $(tail -n 5 err 2>/dev/null)"
-}
-
-skip() {
-    skipped=$((skipped + 1))
-    echo "skip  $1"
-}
-
-build() {  # VARIABLES PROGRAM: its path
-    local folder
-    folder=$(make -s folder $1) && make -s $1 "$folder/$2" >&2 && echo "$root/$folder/$2"
-}
 
 build "" launch >/dev/null &
 build "ARCH=x86-64" train_gpt2 >/dev/null &
-trainer=$(build "" train_gpt2) || { echo "0 passed, 1 failed"; exit 1; }
+need_build trainer "" train_gpt2
 wait
-launch=$(build "" launch) || { echo "0 passed, 1 failed"; exit 1; }
-trainer_other=$(build "ARCH=x86-64" train_gpt2)
+need_build launch "" launch
+need_build trainer_other "ARCH=x86-64" train_gpt2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
@@ -147,7 +112,7 @@ if command -v mpirun >/dev/null; then
     "${mpirun[@]}" -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT="$(port)" -n 3 "$trainer" "${options[@]}" --run several >out 2>err
     check "... with MASTER_ADDR and MASTER_PORT it trains over TCP" same_run one4 several step_000020
     rm -rf several
-    trainer_mpi=$(cd "$root" && build "MPI=1" train_gpt2 2>"$work/err")
+    trainer_mpi=$(build "MPI=1" train_gpt2 2>"$work/err")
     if [ -x "$trainer_mpi" ]; then
         for n in 2 3; do
             "${mpirun[@]}" -n $n "$trainer_mpi" "${options[@]}" --zero $((n - 2)) --run several >out 2>err
@@ -294,5 +259,4 @@ done
 verdict $? "$n_killed kills at random (1 to 4 ranks, --zero 0 or 1), each resumed: $n_whole whole runs, all with the bytes of one rank" \
     "status $code, $status: $(cat err)"
 
-echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
-[ $failed = 0 ]
+finish

@@ -2,34 +2,8 @@
 # dev/tools as a user meets them: inspect and plot on a tiny run and on broken files. About 10 s after the builds.
 #     dev/test_tools.sh                      the normal build
 #     ASAN=1 OPT=-O1 dev/test_tools.sh       the Makefile's variables choose another
-# Every promise is one line, "ok" or "FAIL"; the last line counts them. Everything happens in a folder that goes away again.
-set -u
-export LC_ALL=C
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-cd "$(dirname "$0")/.."
-root=$PWD
-python=$([ -x .venv/bin/python ] && echo "$root/.venv/bin/python" || echo python3)
-passed=0
-failed=0
-skipped=0
-
-verdict() {  # STATUS PROMISE DETAIL
-    if [ "$1" = 0 ]; then
-        passed=$((passed + 1))
-        echo "ok    $2"
-    else
-        failed=$((failed + 1))
-        echo "FAIL  $2"
-        echo "      $3"
-    fi
-}
-
-check() {  # PROMISE COMMAND...
-    local promise=$1
-    shift
-    "$@"
-    verdict $? "$promise" "not so: $*"
-}
+# Everything happens in a folder that goes away again.
+. "$(dirname "$0")/promises.sh"
 
 # exit status and a text on standard output: shows STATUS TEXT PROMISE ARGUMENT...
 shows() {
@@ -294,5 +268,4 @@ mv stop.jsonl stop/metrics.jsonl
 refuses "$plot" "stop/metrics.jsonl:3: step: expected a number" "a record without a step" stop
 refuses "$plot" "invalid choice" "another axis" --x loss runs/a
 
-echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
-[ $failed = 0 ]
+finish

@@ -137,15 +137,24 @@ static inline void comm_stop_(CommLink* l, const CommCall* call, TcpNote note) {
              *l->note ? " " : "", l->note);
 }
 
-// rank `peer` cannot be reached: it is to blame unless its last words, or those of another, say who is
+// One rank seems to be to blame. Its last words may name another one, for who waits for a stopped rank looks stopped too; those
+// of that one are then asked for, until somebody has none or speaks of itself.
+__attribute__((noreturn))
+static inline void comm_blame_(CommLink* l, const CommCall* call, TcpNote blamed) {
+    TcpNote note;
+    for (int i = 0; l->kind == COMM_TCP && i < l->size; i++) {
+        if (tcp_read_note(&l->tcp, blamed.rank, &note, 1.0) != 1 || note.rank == l->rank) { break; }
+        int of_itself = note.rank == blamed.rank;
+        blamed = note;
+        if (of_itself) { break; }
+    }
+    comm_stop_(l, call, blamed);
+}
+
 __attribute__((noreturn))
 static inline void comm_lost_(CommLink* l, const CommCall* call, int peer) {
-    TcpNote note, gone = {peer, 1, "is gone (killed, or its machine is)"};
-    int found = tcp_read_note(&l->tcp, peer, &note, 1.0);
-    for (int i = 0; i < l->size && found != 1; i++) {
-        if (i != l->rank && i != peer) { found = tcp_read_note(&l->tcp, i, &note, 0.0); }
-    }
-    comm_stop_(l, call, found == 1 ? note : gone);
+    TcpNote gone = {peer, 1, "is gone (killed, or its machine is)"};
+    comm_blame_(l, call, gone);
 }
 
 // a process that ends by itself with an error tells the others; after comm_free there is nobody to tell
@@ -276,7 +285,8 @@ static inline void comm_time_out_(CommLink* l, uint64_t seq) {
     note.rank = late;
     note.status = 1;
     snprintf(note.text, sizeof note.text, "has not answered for %.0f s (--comm-timeout)", l->timeout);
-    comm_stop_(l, comm_call_(l, seq), note);
+    if (l->kind == COMM_TCP) { tcp_leave_note(&l->tcp, &note); }  // for those who wait for us
+    comm_blame_(l, comm_call_(l, seq), note);
 }
 
 static inline int comm_is_done_(const CommLink* l, uint64_t seq) {

@@ -162,10 +162,8 @@ static inline FileSum json_write(const char* path, json_t* json) {
 // a file that others may read at any time: the old one or the new one, never half of one; takes the reference
 static inline void json_replace(const char* path, json_t* json) {
     char temporary[PATH_BYTES];
-    if (snprintf(temporary, sizeof temporary, "%s.tmp", path) >= PATH_BYTES) { fail_input("%s: this path is too long", path); }
-    json_write(temporary, json);
-    if (rename(temporary, path) != 0) { fail_run("%s: cannot be renamed to %s: %s", temporary, path, strerror(errno)); }
-    parent_sync(path);
+    json_write(temporary_path(temporary, path), json);
+    file_publish(temporary, path);
 }
 
 // every object of jansson in memory that cannot be refused: a NULL of its own would leave out a key without a word

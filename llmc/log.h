@@ -168,17 +168,18 @@ static inline void log_schema_(FILE* metrics) {
             "\"val_bpb\": \"validation loss, bits per byte\", \"accuracy\": \"share of right answers\", \"time\": \"seconds since 1970\"}}\n");
 }
 
-// the step of a line of metrics.jsonl, or -1 if the line is the schema, or -2 if it is no record at all
-static inline int64_t log_step_of_(const char* line, size_t n_bytes) {
+// the step of a line of metrics.jsonl, or -1 if the line is the schema, or -2 if it is no record at all; of a validation?
+static inline int64_t log_step_of_(const char* line, size_t n_bytes, int* is_validation) {
     json_t* record = json_loadb(line, n_bytes, 0, NULL);
     const json_t* step = json_object_get(record, "step");
     int64_t found = json_is_integer(step) ? json_integer_value(step) : json_object_get(record, "schema") ? -1 : -2;
+    *is_validation = json_is_null(json_object_get(record, "ms"));
     json_decref(record);
     return found;
 }
 
-// the records of `path` up to last_step, written to `out`; broken lines, left by a kill or a power cut, are dropped
-static inline void log_copy_(FILE* out, const char* path, int last_step) {
+// the records of `path` up to last_step, its validation only if `validated`, written to `out`; broken lines, left by a kill or a power cut, are dropped
+static inline void log_copy_(FILE* out, const char* path, int last_step, int validated) {
     FILE* old = fopen(path, "r");
     if (!old && errno == ENOENT) { return; }  // a folder that came with its checkpoints only
     if (!old) { log_fail_(path); }
@@ -186,8 +187,10 @@ static inline void log_copy_(FILE* out, const char* path, int last_step) {
     size_t room = 0;
     int n_broken = 0;
     for (ssize_t n; (n = getline(&line, &room, old)) > 0;) {
-        int64_t step = log_step_of_(line, (size_t)n);
-        if (step >= 0 && step <= last_step) { fprintf(out, "%s%s", line, line[n - 1] == '\n' ? "" : "\n"); }
+        int is_validation;
+        int64_t step = log_step_of_(line, (size_t)n, &is_validation);
+        int comes_again = step == last_step && is_validation && !validated;
+        if (step >= 0 && step <= last_step && !comes_again) { fprintf(out, "%s%s", line, line[n - 1] == '\n' ? "" : "\n"); }
         n_broken += step < -1;
     }
     if (!feof(old)) { log_fail_(path); }
@@ -197,8 +200,8 @@ static inline void log_copy_(FILE* out, const char* path, int last_step) {
 }
 
 // resume_step < 0: a new run, which must not have a metrics file yet; otherwise it goes on after the records up to
-// resume_step. run_dir NULL: nothing is recorded (ranks other than 0). The file is replaced as a whole or not at all.
-static inline void log_open(Log* log, const char* run_dir, int resume_step) {
+// resume_step, of its validation if that was done before the checkpoint (`validated`). run_dir NULL: nothing is recorded (ranks other than 0). The file is replaced as a whole or not at all.
+static inline void log_open(Log* log, const char* run_dir, int resume_step, int validated) {
     memset(log, 0, sizeof *log);
     if (!run_dir) { return; }
     size_t size = strlen(run_dir) + sizeof "/metrics.jsonl.tmp";
@@ -212,7 +215,7 @@ static inline void log_open(Log* log, const char* run_dir, int resume_step) {
     FILE* out = fopen(temporary, "w");
     if (!out) { log_fail_(temporary); }
     log_schema_(out);
-    if (resume_step >= 0) { log_copy_(out, log->path, resume_step); }
+    if (resume_step >= 0) { log_copy_(out, log->path, resume_step, validated); }
     if (fflush(out) != 0 || ferror(out) || fsync(fileno(out)) != 0 || fclose(out) != 0) { log_fail_(temporary); }
     if (rename(temporary, log->path) != 0) { log_fail_(log->path); }
     log->metrics = fopen(log->path, "a");

@@ -86,6 +86,17 @@ static inline double disk_free(const char* path) {
     return (double)disk.f_frsize * (double)(geteuid() == 0 ? disk.f_bfree : disk.f_bavail);
 }
 
+// where a file is written before it is whole: "path.tmp"; file_publish then gives it its name, durably
+static inline const char* temporary_path(char temporary[PATH_BYTES], const char* path) {
+    if (snprintf(temporary, PATH_BYTES, "%s.tmp", path) >= PATH_BYTES) { fail_input("%s: this path is too long", path); }
+    return temporary;
+}
+
+static inline void file_publish(const char* temporary, const char* path) {
+    if (rename(temporary, path) != 0) { fail_run("%s: cannot be renamed to %s: %s", temporary, path, strerror(errno)); }
+    parent_sync(path);
+}
+
 // what a written file is known by
 typedef struct {
     char name[256];  // without the folder

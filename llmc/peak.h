@@ -1,6 +1,7 @@
 /*
 What this machine can do: the matmul rate behind "38% peak" in the step line, and the memory that is free.
     matmul_peak       flop/s of the exact product on all threads: the best of 0.2 s of 512 x 768 x 768 products
+    cpu_name          what the processor is called
     memory_available  bytes that are free, in this container if there is one
     check_memory      status 1 when a run needs more than that
 */
@@ -22,6 +23,18 @@ static inline double matmul_peak(const Device* dev) {
     }
     arena_free(a, n_bytes);
     return 2.0 * M * N * K / best;
+}
+
+// as /proc/cpuinfo calls it
+static inline ShortText cpu_name(void) {
+    ShortText name = {"unknown"};
+    char line[256];
+    FILE* file = fopen("/proc/cpuinfo", "r");
+    while (file && fgets(line, sizeof line, file)) {
+        if (sscanf(line, "model name : %127[^\n]", name.s) == 1) { break; }
+    }
+    if (file) { fclose(file); }
+    return name;
 }
 
 // number behind `key` in a file of "key number" lines, the file's only number for key ""; -1 when there is none

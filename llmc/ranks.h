@@ -19,6 +19,10 @@ Errors: fail_input on rank 0; the others leave without another word.
 // ---- the world ----
 
 static inline Comm* ranks_open(const RankPlace* place, const RunOptions* o) {
+    if (o->zero > 1) {
+        options_fail("zero", "expected 0 or 1, found %d: backward fills the gradient of the whole model, so there is nothing more to deal out",
+                     o->zero);
+    }
     Comm* world = comm_world(place, (double)o->comm_timeout, (double)o->init_timeout);
     if (place->rank > 0) {
         char* name = (char*)malloc_check(300, "name");
@@ -49,7 +53,8 @@ static inline ShortText ranks_list_(const int* marked, int size) {
     ShortText out = {""};
     size_t used = 0;
     for (int i = 0; i < size; i++) {
-        if (marked[i] && used + 16 < sizeof out.s) { used += (size_t)snprintf(out.s + used, sizeof out.s - used, "%s%d", used ? ", " : "", i); }
+        if (!marked[i] || used + 16 > sizeof out.s) { continue; }
+        used += (size_t)snprintf(out.s + used, sizeof out.s - used, "%s%d", used ? ", " : "", i);
     }
     return out;
 }

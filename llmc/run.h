@@ -16,12 +16,16 @@ What every trainer's run has in common (spec/cli.md): the options, the state a c
 #include "log.h"         // Log, log_open
 #include "options.h"     // Option, options_to_json
 #include "outliers.h"    // OutlierWindow
+#include "peak.h"        // cpu_name
 #include "tensor.h"      // Tensor
 #include "vec.h"         // VLANES
 #include <fnmatch.h>
 
 #ifndef COMMIT
-#define COMMIT "unknown"  // the Makefile passes it
+#define COMMIT "unknown"  // the Makefile passes both
+#endif
+#ifndef FLAGS
+#define FLAGS "unknown"
 #endif
 
 // ---- options ----
@@ -394,12 +398,12 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
         run_check_data_(path_join(path, o->run, "settings.json"), table, n, train_json);
         run_cut_samples_(o, s);
     }
-    log_open(log, o->run, resume_step);
+    log_open(log, o->run, resume_step, !s->interrupted);
     json_t* command = json_array();
     for (int i = 0; i < argc; i++) { json_array_append_new(command, json_string(argv[i])); }
-    json_replace(path_join(path, o->run, "settings.json"), json_pack("{s:s, s:o, s:o, s:s, s:s, s:s, s:i, s:i, s:o, s:o}",
+    json_replace(path_join(path, o->run, "settings.json"), json_pack("{s:s, s:o, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:o, s:o}",
         "trainer", program_invocation_short_name, "command", command, "options", options_to_json(table, n), "build", build_name(),
-        "compiler", __VERSION__, "commit", COMMIT, "lanes", VLANES, "threads", dev->n_threads,
+        "compiler", __VERSION__, "flags", FLAGS, "commit", COMMIT, "cpu", cpu_name().s, "lanes", VLANES, "threads", dev->n_threads,
         "train", train_json, "val", data_to_json_(val)));
 }
 

@@ -12,7 +12,10 @@ Memory: two slices.
 
 static inline float* shards_slice_room_(const Shards* s) {
     size_t most = 0;
-    for (int i = 0; i < s->n_tensors; i++) { most = tensor_slice_elements(&s->table[i]) > most ? tensor_slice_elements(&s->table[i]) : most; }
+    for (int i = 0; i < s->n_tensors; i++) {
+        size_t n = tensor_slice_elements(&s->table[i]);
+        most = n > most ? n : most;
+    }
     return (float*)malloc_check(sizeof(float) * most, "a slice of a tensor");
 }
 

@@ -1,16 +1,16 @@
 /*
 Saving without stopping: the state of a run as it was after one step, written while the next steps are computed.
-    snapshot_take    copies the arenas (or points at them, when nothing goes on meanwhile) and the run's state
-    background_start runs the writer on a thread of its own (background.h); one at a time
+    snapshot_save    copies arenas and state and has them written on a thread of its own (background.h); or, when nothing goes
+                     on meanwhile, points at them and writes at once
+    snapshot_print   at the end of a run: how many were saved, how fast, how long training waited
 Training waits for the copy, and for the writer before if that is still at work; the rest of a save costs it nothing but the
 memory of the copy: parameters and both moments once more.
-    snapshot_print   at the end of a run: how many were saved, how fast, how long training waited
 */
 #ifndef LLMC_SNAPSHOT_H
 #define LLMC_SNAPSHOT_H
 #include "background.h"  // Background
 #include "device.h"      // arena_alloc
-#include "log.h"         // seconds_now, format_bytes
+#include "log.h"         // seconds_now
 #include "run.h"         // RunState
 
 enum { SNAPSHOT_ARENAS = 3 };  // parameters, first and second moments
@@ -18,34 +18,55 @@ enum { SNAPSHOT_ARENAS = 3 };  // parameters, first and second moments
 typedef struct {
     const float* arena[SNAPSHOT_ARENAS];
     float* copy[SNAPSHOT_ARENAS];
-    size_t n;                // elements of each
+    size_t n;                  // elements of each
     RunState state;
+    void (*write)(void* run);  // writes a checkpoint from arena and state
+    void* run;
+    Background writer;
     int n_saved;
-    double n_bytes;          // of one checkpoint
-    double seconds_writing;  // in all
-    double seconds_waited;   // of them, and for copies, training stood still
+    double seconds_writing;    // in all
+    double seconds_waited;     // in which training stood still
 } Snapshot;
 
-static inline void snapshot_take(Snapshot* s, const float* params, const float* m, const float* v, size_t n, const RunState* state,
-                                 int copy) {
-    const float* live[SNAPSHOT_ARENAS] = {params, m, v};
+static inline void snapshot_take_(Snapshot* s, const float* const* arenas, size_t n, const RunState* state, int copy) {
     s->n = n;
     s->state = *state;
     for (int a = 0; a < SNAPSHOT_ARENAS; a++) {
-        s->arena[a] = live[a];
+        s->arena[a] = arenas[a];
         if (!copy) { continue; }
         if (!s->copy[a]) { s->copy[a] = (float*)arena_alloc(sizeof(float) * n, "copy of the state"); }
         #pragma omp parallel for schedule(static)
-        for (size_t i = 0; i < n; i++) { s->copy[a][i] = live[a][i]; }
+        for (size_t i = 0; i < n; i++) { s->copy[a][i] = arenas[a][i]; }
         s->arena[a] = s->copy[a];
     }
 }
 
-static inline void snapshot_print(const Snapshot* s) {
+static inline void snapshot_write_(void* snapshot) {
+    Snapshot* s = (Snapshot*)snapshot;
+    double start = seconds_now(CLOCK_MONOTONIC);
+    s->write(s->run);
+    s->seconds_writing += seconds_now(CLOCK_MONOTONIC) - start;
+    s->n_saved++;
+}
+
+// one at a time: the writer before comes to its end first
+static inline void snapshot_save(Snapshot* s, const float* const* arenas, size_t n, const RunState* state, int in_background,
+                                 void (*write)(void* run), void* run) {
+    double start = seconds_now(CLOCK_MONOTONIC);
+    background_wait(&s->writer);
+    snapshot_take_(s, arenas, n, state, in_background);
+    s->write = write;
+    s->run = run;
+    if (in_background) { background_start(&s->writer, snapshot_write_, s); } else { snapshot_write_(s); }
+    s->seconds_waited += seconds_now(CLOCK_MONOTONIC) - start;
+}
+
+// n_bytes: of one checkpoint
+static inline void snapshot_print(const Snapshot* s, double n_bytes) {
     if (s->n_saved == 0) { return; }
     double each = s->seconds_writing / s->n_saved;
-    printf("checkpoints: %d saved, %s each in %.2f s (%s/s); training waited %.2f s for each\n", s->n_saved, format_bytes(s->n_bytes).s,
-           each, format_bytes(s->n_bytes / each).s, s->seconds_waited / s->n_saved);
+    printf("checkpoints: %d saved, %s each in %.2f s (%s/s); training waited %.2f s for each\n", s->n_saved, format_bytes(n_bytes).s,
+           each, format_bytes(n_bytes / each).s, s->seconds_waited / s->n_saved);
 }
 
 static inline void snapshot_free(Snapshot* s) {

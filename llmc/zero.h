@@ -74,7 +74,10 @@ static inline void shards_plan_(Shards* s, int n_leaves) {
             size[n++] = leaf_node_size(lo, last);
             lo += size[n - 1];
             ShardNode node = {rank, k, 0};
-            for (; n > 1 && (lo == n_leaves || leaf_nodes_join(size[n - 2], size[n - 1], lo)); n--, node.n_joins++) { size[n - 2] += size[n - 1]; }
+            for (; n > 1 && (lo == n_leaves || leaf_nodes_join(size[n - 2], size[n - 1], lo)); n--) {
+                size[n - 2] += size[n - 1];
+                node.n_joins++;
+            }
             s->nodes = (ShardNode*)realloc_check(s->nodes, sizeof(ShardNode) * ((size_t)s->n_nodes + 1), "plan of the tree");
             s->nodes[s->n_nodes++] = node;
             s->most_nodes = k + 1 > s->most_nodes ? k + 1 : s->most_nodes;

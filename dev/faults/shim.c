@@ -6,6 +6,7 @@ no line of this; the Makefile links train_*_faults with `--wrap`, so that its ca
     FAULT=short:N     the N-th write accepts half of its bytes
     FAULT=enospc:N    the disk is full from the N-th file call on: whatever takes space fails
     FAULT=eio:N       the N-th file call fails with EIO, once
+    FAULT=term:N      SIGTERM arrives at the N-th file call
     FAULT=nomem:N     the N-th allocation fails, once
     FAULT=nomem:0     every allocation fails, each in a child forked for it, which must end with status 1 and one line on
                       stderr (and removes nothing, for its parent goes on); the counts are printed at the end
@@ -16,6 +17,7 @@ Source: spec/reliability.md, rows 2, 3, 5
 */
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -63,6 +65,7 @@ static int is(const char* kind) { return strcmp(fault.kind, kind) == 0; }
 static int strikes(Kind kind) {
     long n = atomic_fetch_add(&fault.n_files, 1) + 1;
     if (is("exit") && n == fault.at) { _exit(99); }
+    if (is("term") && n == fault.at) { raise(SIGTERM); }
     if (is("eio") && n == fault.at) { errno = EIO; return 1; }
     if (is("enospc") && n >= fault.at && kind == TAKES_SPACE) { errno = ENOSPC; return 1; }
     return 0;

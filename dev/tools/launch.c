@@ -161,7 +161,8 @@ static int collect(int* status, int killing) {
         for (int i = 0; i < n_ranks; i++) {
             if (children[i].pid != pid) { continue; }
             children[i].pid = 0;
-            if (WIFSIGNALED(state)) { fprintf(stderr, "launch: rank %d was killed by signal %d (%s)\n", i, WTERMSIG(state), strsignal(WTERMSIG(state))); }
+            if (!WIFSIGNALED(state)) { continue; }
+            fprintf(stderr, "launch: rank %d was killed by signal %d (%s)\n", i, WTERMSIG(state), strsignal(WTERMSIG(state)));
         }
         if (*status == 0 || (!killing && *status < 128 && ended >= 128)) { *status = ended; }
     }

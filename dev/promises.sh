@@ -1,0 +1,55 @@
+# What the shell tests share; each begins with `. dev/promises.sh` from anywhere in the repository and ends with `finish`.
+# Every promise is one line, "ok", "FAIL" or "skip"; the last line counts them: "N passed, N failed".
+#     verdict STATUS PROMISE DETAIL   0: kept
+#     check PROMISE COMMAND...        kept when the command succeeds
+#     skip PROMISE                    cannot be tested here, with the reason
+#     build VARIABLES PROGRAM         builds it with these Makefile variables; prints its path
+#     need_build NAME VARIABLES PROGRAM   the same into a variable, or the end of the test
+set -u
+export LC_ALL=C
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # threads that spin while they wait stall for seconds on a busy machine
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+root=$PWD
+python=$([ -x .venv/bin/python ] && echo "$root/.venv/bin/python" || echo python3)
+passed=0
+failed=0
+skipped=0
+
+verdict() {
+    if [ "$1" = 0 ]; then
+        passed=$((passed + 1))
+        echo "ok    $2"
+    else
+        failed=$((failed + 1))
+        echo "FAIL  $2"
+        echo "      $3"
+    fi
+}
+
+check() {
+    local promise=$1
+    shift
+    "$@"
+    verdict $? "$promise" "not so: $*; stderr ends: $(tail -n 3 err 2>/dev/null)"
+}
+
+skip() {
+    skipped=$((skipped + 1))
+    echo "skip  $1"
+}
+
+build() {
+    local folder
+    folder=$(make -s -C "$root" folder $1) && make -s -C "$root" $1 "$folder/$2" >&2 && echo "$root/$folder/$2"
+}
+
+need_build() {
+    local path
+    path=$(build "$2" "$3") || { echo "0 passed, 1 failed"; exit 1; }
+    printf -v "$1" '%s' "$path"
+}
+
+finish() {
+    echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
+    [ $failed = 0 ]
+}
