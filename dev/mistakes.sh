@@ -39,10 +39,11 @@ typed() {
 
 # what differs from machine to machine, and what would end a cell of the table
 steady() {
-    sed -E -e "s#train_gpt2_faults#train_gpt2#g" -e 's/^[a-z_0-9]+: //' -e 's/\|/\\|/g' -e "s/\`/'/g" \
+    sed -E -e "s#train_gpt2_faults#train_gpt2#g" -e 's/^[a-z_0-9]+: //' -e 's/[|*]/\\&/g' -e 's/</\&lt;/g' -e "s/\`/'/g" \
         -e 's/[0-9.]+ [KMGT]iB of memory, [0-9.]+ [KMGT]iB are free/N GiB of memory, N GiB are free/' \
         -e 's/the disk has [0-9.]+ [KMGT]iB free/the disk has N GiB free/' -e 's/process \([0-9]+\)/process (N)/' \
-        -e 's/, [0-9.]+ [KMGT]iB are free: make room/, N GiB are free: make room/' -e 's/-nan/nan/g' -e 's/stops in .* after step [0-9]+; newest checkpoint: .*/stops in ... after step N; newest checkpoint: .../'
+        -e 's/, [0-9.]+ [KMGT]iB are free: make room/, N GiB are free: make room/' -e 's/-nan/nan/g' \
+        -e 's/stops in .* after step [0-9]+; newest checkpoint: .*/stops in ... after step N; newest checkpoint: .../'
 }
 
 # One mistake and its command. Variables: `as` is shown instead of the command; `lines` on stderr when it is not one, as
@@ -78,14 +79,6 @@ config() { echo "{\"model_type\":\"gpt2\",\"n_positions\":${2:-24},\"vocab_size\
 config 16 >tiny.json
 train=(train_gpt2 --config tiny.json --train text --seq-len 16)
 "${train[@]}" --steps 4 --save-every 2 --run run --export-hf model --export-bin model.bin >/dev/null || exit 1
-le() {  # BYTES NUMBER...: little-endian
-    local size=$1 text="" number i
-    shift
-    for number; do
-        for ((i = 0; i < size; i++)); do printf -v text '%s\\x%02x' "$text" $((number >> 8 * i & 255)); done
-    done
-    printf "$text"
-}
 shard() { le 4 20240520 1 $#; head -c 1012 /dev/zero; le 2 "$@"; }  # TOKEN...
 html='<!DOCTYPE html><html><head><title>Sign in</title></head></html>'
 lfs=$'version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 548105171\n'
@@ -304,5 +297,7 @@ the program's name, and the exit status (2: what you gave is wrong, and nothing 
 did). `...` stands for `--config tiny.json --train text --seq-len 16`, N for numbers that differ from machine to machine.
 [dev/mistakes.sh](../dev/mistakes.sh) writes this page and, with every commit, makes all of them again.
 PAGE
+else
+    check "doc/mistakes.md has these lines and no other" cmp <(grep '^[|#] *' "$table") <(grep '^[|#] *' "$root/doc/mistakes.md" | tail -n +2)
 fi
 finish

@@ -27,15 +27,6 @@ run() {  # OPTION...: into out and err; status is kept
 
 # ---- files ----
 
-le() {  # BYTES NUMBER...: little-endian
-    local size=$1 text="" number i
-    shift
-    for number; do
-        for ((i = 0; i < size; i++)); do printf -v text '%s\\x%02x' "$text" $((number >> 8 * i & 255)); done
-    done
-    printf "$text"
-}
-
 tokens() {  # NUMBER BELOW: pseudo-random
     local i x=$1
     for ((i = 0; i < $1; i++)); do
