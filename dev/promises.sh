@@ -4,8 +4,8 @@
 #     check PROMISE COMMAND...        kept when the command succeeds
 #     skip PROMISE                    cannot be tested here, with the reason
 #     build VARIABLES PROGRAM         builds it with these Makefile variables; prints its path
-#     le BYTES NUMBER...             numbers as a binary file has them
 #     need_build NAME VARIABLES PROGRAM   the same into a variable, or the end of the test
+#     le BYTES NUMBER...              numbers as a binary file has them
 set -u
 export LC_ALL=C
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # threads that spin while they wait stall for seconds on a busy machine
