@@ -14,7 +14,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 */
 #include "llmc/attention.h"     // attention_forward, attention_backward
 #include "llmc/checkpoint.h"    // SavedFiles, checkpoint_find, checkpoint_path
-#include "llmc/comm.h"          // Comm, comm_own, comm_any: several ranks train together
+#include "llmc/comm.h"          // Comm, comm_own: several ranks train together
 #include "llmc/crossentropy.h"  // crossentropy_forward, crossentropy_backward
 #include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
 #include "llmc/embedding.h"     // embedding_forward, embedding_backward
@@ -694,25 +694,19 @@ static void train_step(Run* r) {
 static void train(Run* r) {
     const RunOptions* o = &r->o;
     RunState* s = &r->state;
-    char folder[PATH_BYTES];
-    const int saved = o->resume ? s->step : -1;
-    int stop, newest = saved, saving = saved, first = s->step;
+    const int saved = o->resume ? s->step : -1, first = s->step;
+    int stop;
     ranks_print_cost(r->comm, 0);
     stop_on_signals();
     for (;;) {
-        comm_note(r->comm, "after step %d; newest checkpoint: %s", s->step, newest < 0 ? "none" : checkpoint_folder(folder, o->run, newest));
-        stop = comm_any(r->comm, *stop_flag(), HERE);
+        stop = ranks_stop(r->comm, o, s->step, snapshot_newest(&r->snapshot, saved));
         int last = stop || s->step >= o->steps, unsaved = s->step > saved || s->interrupted, due = !stop && unsaved;
         if (due && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { evaluate(r, 1); }
         if (o->early_stop > 0 && s->evals_since_best >= o->early_stop) { last = 1; }
         if (due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last) && r->comm->rank == 0) { generate_sample(&r->generator, s); }
         s->interrupted = stop;
         int save = last || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
-        if (unsaved && save) {
-            save_checkpoint(r, last);
-            newest = saving;  // the one before is whole now
-            saving = s->step;
-        }
+        if (unsaved && save) { save_checkpoint(r, last); }
         if (last) { break; }
         train_step(r);
     }
