@@ -843,18 +843,23 @@ static void close_all(Run* r) {
     options_free(r->table, r->n_options);
 }
 
-#ifdef TESTING
-#define main trainer_main  // a test that includes this file has a main of its own
-#endif
-int main(int argc, char** argv) {
-    static Run run;  // all zero
-    Run* r = &run;
+// what the user asked for: nothing is computed or written yet
+static void open_run(Run* r, int argc, char** argv) {
     parse_options(r, argc, argv);
     find_model(r);
     tokenizer_open(&r->tokenizer, r->o.tokenizer);
     data_open(&r->data, &r->o, &r->tokenizer);
     choose_model(r);
     plan(r);
+}
+
+#ifdef TESTING
+#define main trainer_main  // a test that includes this file has a main of its own
+#endif
+int main(int argc, char** argv) {
+    static Run run;  // all zero
+    Run* r = &run;
+    open_run(r, argc, argv);
     ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->data.train, &r->data.val);
     device_init(&r->dev, ranks_threads(&r->place, r->o.threads));
     if (!is_generating(r) || r->o.dry_run) {
