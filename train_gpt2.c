@@ -110,7 +110,8 @@ static Config config_load(const char* path) {
 
 static FileSum config_save(const char* path, Config c, int eot) {
     return json_write(path, json_pack("{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:i, s:i, s:b, s:f, s:f, s:f}",
-        "written_by", HF_WRITTEN_BY, "architectures", "GPT2LMHeadModel", "model_type", "gpt2", "torch_dtype", "float32", "activation_function", "gelu_new",
+        "written_by", HF_WRITTEN_BY, "architectures", "GPT2LMHeadModel", "model_type", "gpt2", "torch_dtype", "float32",
+        "activation_function", "gelu_new",
         "n_positions", c.max_T, "vocab_size", c.V, "n_layer", c.L, "n_head", c.NH, "n_embd", c.C, "layer_norm_epsilon", 1e-5,
         "bos_token_id", eot, "eos_token_id", eot, "tie_word_embeddings", 1, "resid_pdrop", 0.0, "embd_pdrop", 0.0, "attn_pdrop", 0.0));
 }
@@ -464,8 +465,12 @@ static void save_checkpoint(Run* r, int last) {
     const float* arenas[SNAPSHOT_ARENAS] = {model->params, model->adam_m, model->adam_v};
     const int gathered = r->comm->size > 1 && r->o.zero > 0;
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
-    if (r->comm->rank == 0) { snapshot_save(&r->snapshot, arenas, model->n, &r->state, r->o.async_save && !last && !gathered, write_checkpoint, r); }
-    else if (gathered) { moments_save(NULL, &model->shards, model->adam_m, model->adam_v); }
+    if (r->comm->rank == 0) {
+        int in_background = r->o.async_save && !last && !gathered;
+        snapshot_save(&r->snapshot, arenas, model->n, &r->state, in_background, write_checkpoint, r);
+    } else if (gathered) {
+        moments_save(NULL, &model->shards, model->adam_m, model->adam_v);
+    }
 }
 
 static void load_tensors(const char* path, GPT2* model) {
@@ -515,14 +520,15 @@ static Config config_load_bin(const char* path) {
 
 // vocabulary of a new model: the tokenizer's for text, GPT-2's for shards
 static int new_vocabulary(const Run* r) {
-    int is_text = r->data.train.text != NULL || (!has_data(&r->data.train) && r->tokenizer.encode != NULL && strcmp(r->o.model, "tiny") == 0);
+    const TokenData* d = &r->data.train;
+    int is_text = d->text != NULL || (!has_data(d) && r->tokenizer.encode != NULL && strcmp(r->o.model, "tiny") == 0);
     int needed = data_vocabulary(&r->data), usual = is_text ? r->tokenizer.n_tokens : 50257;
     return needed > usual ? needed : usual;
 }
 
 static void choose_model(Run* r) {
-    Config c = *r->config ? config_load(r->config) : *r->weights ? config_load_bin(r->weights) : config_preset(r->o.model, new_vocabulary(r));
-    gpt2_layout(&r->model, c);
+    gpt2_layout(&r->model, *r->config ? config_load(r->config) : *r->weights ? config_load_bin(r->weights)
+                         : config_preset(r->o.model, new_vocabulary(r)));
 }
 
 static void load_parameters(Run* r) {
@@ -703,7 +709,8 @@ static void train(Run* r) {
         int last = stop || s->step >= o->steps, unsaved = s->step > saved || s->interrupted, due = !stop && unsaved;
         if (due && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { evaluate(r, 1); }
         if (o->early_stop > 0 && s->evals_since_best >= o->early_stop) { last = 1; }
-        if (due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last) && r->comm->rank == 0) { generate_sample(&r->generator, s); }
+        int samples = due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last);
+        if (samples && r->comm->rank == 0) { generate_sample(&r->generator, s); }
         s->interrupted = stop;
         int save = last || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
         if (unsaved && save) { save_checkpoint(r, last); }
@@ -818,9 +825,12 @@ static void open_training(Run* r, int argc, char** argv) {
     if (r->o.sample_every > 0 && r->comm->rank == 0) { open_generator(r, 1); }
     gpt2_init_training(model, r->comm, r->n_leaves, r->o.zero);
     if (r->o.verify_every > 0) { verify_init(&r->verify, model->table, N_PARAMETERS, model->params, model->adam_m, model->adam_v); }
-    if (r->o.resume) { moments_load(checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors"), &model->shards, model->adam_m, model->adam_v); }
+    if (r->o.resume) {
+        checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors");
+        moments_load(path, &model->shards, model->adam_m, model->adam_v);
+    }
     if (r->comm->rank == 0) {
-        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, &r->data.train, &r->data.val, argc, argv);
+        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train, &r->data.val, argc, argv);
     }
     ranks_run_name(r->comm, r->table, r->n_options, &r->o);
     tensorboard_open(&r->board, r->o.tensorboard && r->comm->rank == 0 ? r->o.run : NULL, r->o.resume ? r->state.step : -1);
