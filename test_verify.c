@@ -79,11 +79,7 @@ static void start(Run* r, const TempPath* folder, const char* verify_every) {
     const char* argv[] = {"train_gpt2", "--config", config.s, "--train", text.s, "--steps", "99", "--batch-size", "2", "--threads", "1",
                           "--run", run.s, "--log-every", "1000", "--verify-every", verify_every};
     memset(r, 0, sizeof *r);
-    parse_options(r, (int)(sizeof argv / sizeof argv[0]), (char**)argv);
-    tokenizer_open(&r->tokenizer, r->o.tokenizer);
-    data_open(&r->data, &r->o, &r->tokenizer);
-    choose_model(r);
-    plan(r);
+    open_run(r, (int)(sizeof argv / sizeof argv[0]), (char**)argv);
     device_init(&r->dev, r->o.threads);
     r->peak = 1.0;
     load_parameters(r);

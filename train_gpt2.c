@@ -14,7 +14,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 */
 #include "llmc/attention.h"     // attention_forward, attention_backward
 #include "llmc/checkpoint.h"    // SavedFiles, checkpoint_find, checkpoint_path
-#include "llmc/comm.h"          // Comm, comm_own, comm_any: several ranks train together
+#include "llmc/comm.h"          // Comm, comm_own: several ranks train together
 #include "llmc/crossentropy.h"  // crossentropy_forward, crossentropy_backward
 #include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
 #include "llmc/embedding.h"     // embedding_forward, embedding_backward
@@ -110,7 +110,8 @@ static Config config_load(const char* path) {
 
 static FileSum config_save(const char* path, Config c, int eot) {
     return json_write(path, json_pack("{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:i, s:i, s:b, s:f, s:f, s:f}",
-        "written_by", HF_WRITTEN_BY, "architectures", "GPT2LMHeadModel", "model_type", "gpt2", "torch_dtype", "float32", "activation_function", "gelu_new",
+        "written_by", HF_WRITTEN_BY, "architectures", "GPT2LMHeadModel", "model_type", "gpt2", "torch_dtype", "float32",
+        "activation_function", "gelu_new",
         "n_positions", c.max_T, "vocab_size", c.V, "n_layer", c.L, "n_head", c.NH, "n_embd", c.C, "layer_norm_epsilon", 1e-5,
         "bos_token_id", eot, "eos_token_id", eot, "tie_word_embeddings", 1, "resid_pdrop", 0.0, "embd_pdrop", 0.0, "attn_pdrop", 0.0));
 }
@@ -464,8 +465,12 @@ static void save_checkpoint(Run* r, int last) {
     const float* arenas[SNAPSHOT_ARENAS] = {model->params, model->adam_m, model->adam_v};
     const int gathered = r->comm->size > 1 && r->o.zero > 0;
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
-    if (r->comm->rank == 0) { snapshot_save(&r->snapshot, arenas, model->n, &r->state, r->o.async_save && !last && !gathered, write_checkpoint, r); }
-    else if (gathered) { moments_save(NULL, &model->shards, model->adam_m, model->adam_v); }
+    if (r->comm->rank == 0) {
+        int in_background = r->o.async_save && !last && !gathered;
+        snapshot_save(&r->snapshot, arenas, model->n, &r->state, in_background, write_checkpoint, r);
+    } else if (gathered) {
+        moments_save(NULL, &model->shards, model->adam_m, model->adam_v);
+    }
 }
 
 static void load_tensors(const char* path, GPT2* model) {
@@ -515,14 +520,16 @@ static Config config_load_bin(const char* path) {
 
 // vocabulary of a new model: the tokenizer's for text or when it was named, else GPT-2's for shards
 static int new_vocabulary(const Run* r) {
-    int is_text = r->data.train.text != NULL || options_given(r->table, r->n_options, "tokenizer") == 1 || (!has_data(&r->data.train) && r->tokenizer.encode != NULL && strcmp(r->o.model, "tiny") == 0);
+    const TokenData* d = &r->data.train;
+    int named = options_given(r->table, r->n_options, "tokenizer") == 1, alone = !has_data(d) && r->tokenizer.encode != NULL;
+    int is_text = named || d->text != NULL || (alone && strcmp(r->o.model, "tiny") == 0);
     int needed = data_vocabulary(&r->data), usual = is_text ? r->tokenizer.n_tokens : 50257;
     return needed > usual ? needed : usual;
 }
 
 static void choose_model(Run* r) {
-    Config c = *r->config ? config_load(r->config) : *r->weights ? config_load_bin(r->weights) : config_preset(r->o.model, new_vocabulary(r));
-    gpt2_layout(&r->model, c);
+    gpt2_layout(&r->model, *r->config ? config_load(r->config) : *r->weights ? config_load_bin(r->weights)
+                         : config_preset(r->o.model, new_vocabulary(r)));
 }
 
 static void load_parameters(Run* r) {
@@ -694,25 +701,20 @@ static void train_step(Run* r) {
 static void train(Run* r) {
     const RunOptions* o = &r->o;
     RunState* s = &r->state;
-    char folder[PATH_BYTES];
-    const int saved = o->resume ? s->step : -1;
-    int stop, newest = saved, saving = saved, first = s->step;
+    const int saved = o->resume ? s->step : -1, first = s->step;
+    int stop;
     ranks_print_cost(r->comm, 0);
     stop_on_signals();
     for (;;) {
-        comm_note(r->comm, "after step %d; newest checkpoint: %s", s->step, newest < 0 ? "none" : checkpoint_folder(folder, o->run, newest));
-        stop = comm_any(r->comm, *stop_flag(), HERE);
+        stop = ranks_stop(r->comm, o, s->step, snapshot_newest(&r->snapshot, saved));
         int last = stop || s->step >= o->steps, unsaved = s->step > saved || s->interrupted, due = !stop && unsaved;
         if (due && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { evaluate(r, 1); }
         if (o->early_stop > 0 && s->evals_since_best >= o->early_stop) { last = 1; }
-        if (due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last) && r->comm->rank == 0) { generate_sample(&r->generator, s); }
+        int samples = due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last);
+        if (samples && r->comm->rank == 0) { generate_sample(&r->generator, s); }
         s->interrupted = stop;
         int save = last || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
-        if (unsaved && save) {
-            save_checkpoint(r, last);
-            newest = saving;  // the one before is whole now
-            saving = s->step;
-        }
+        if (unsaved && save) { save_checkpoint(r, last); }
         if (last) { break; }
         train_step(r);
     }
@@ -826,9 +828,12 @@ static void open_training(Run* r, int argc, char** argv) {
     if (r->o.sample_every > 0 && r->comm->rank == 0) { open_generator(r, 1); }
     gpt2_init_training(model, r->comm, r->n_leaves, r->o.zero);
     if (r->o.verify_every > 0) { verify_init(&r->verify, model->table, N_PARAMETERS, model->params, model->adam_m, model->adam_v); }
-    if (r->o.resume) { moments_load(checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors"), &model->shards, model->adam_m, model->adam_v); }
+    if (r->o.resume) {
+        checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors");
+        moments_load(path, &model->shards, model->adam_m, model->adam_v);
+    }
     if (r->comm->rank == 0) {
-        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, &r->data.train, &r->data.val, argc, argv);
+        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train, &r->data.val, argc, argv);
     }
     ranks_run_name(r->comm, r->table, r->n_options, &r->o);
     tensorboard_open(&r->board, r->o.tensorboard && r->comm->rank == 0 ? r->o.run : NULL, r->o.resume ? r->state.step : -1);
@@ -851,18 +856,23 @@ static void close_all(Run* r) {
     options_free(r->table, r->n_options);
 }
 
-#ifdef TESTING
-#define main trainer_main  // a test that includes this file has a main of its own
-#endif
-int main(int argc, char** argv) {
-    static Run run;  // all zero
-    Run* r = &run;
+// what the user asked for: nothing is computed or written yet
+static void open_run(Run* r, int argc, char** argv) {
     parse_options(r, argc, argv);
     find_model(r);
     tokenizer_open(&r->tokenizer, r->o.tokenizer);
     data_open(&r->data, &r->o, &r->tokenizer);
     choose_model(r);
     plan(r);
+}
+
+#ifdef TESTING
+#define main trainer_main  // a test that includes this file has a main of its own
+#endif
+int main(int argc, char** argv) {
+    static Run run;  // all zero
+    Run* r = &run;
+    open_run(r, argc, argv);
     ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->data.train, &r->data.val);
     device_init(&r->dev, ranks_threads(&r->place, r->o.threads));
     if (!is_generating(r) || r->o.dry_run) {

@@ -206,6 +206,8 @@ wait $pid
 check "SIGTERM to one rank stops all at the same step" test $? = 0 -a "$(grep -cE '^stopped after step [0-9]+, checkpoint in several/step_' out)" = 1
 rm -rf several
 begin 4 "${long[@]}" --steps 100000 --save-every 3 --run several
+until compgen -G 'several/step_*[0-9]/manifest.json' >/dev/null; do sleep 0.1; done  # it is written while training goes on
+sleep 0.3
 kill -9 "$(rank_pid 2)"
 wait $pid
 check "a killed rank: launch ends with 137" test $? = 137

@@ -5,7 +5,7 @@ Ranks: P processes that train one model together, and every call by which they e
     comm_all_gather, comm_all_gather_v  everybody's numbers to everybody, of one size or of several; comm_all_gather_shares
     comm_all_to_all_v                   a part for each
     comm_send_recv, comm_broadcast      to one and from one; from one to all
-    comm_reduce_scatter, comm_all_reduce, comm_any   sums, maxima, minima: always added in the order of ranks 0, 1, 2, ...
+    comm_reduce_scatter, comm_all_reduce   sums, maxima, minima: always added in the order of ranks 0, 1, 2, ...
     comm_barrier, comm_split            wait for all; groups of ranks
     comm_health, comm_watch             is somebody gone?
 Kinds: NONE (P = 1: a call copies at most), TCP (comm_tcp.h, in every build), MPI (comm_mpi.h, make MPI=1). Only bytes travel
@@ -555,13 +555,6 @@ static inline void comm_all_reduce(Comm* c, void* buf, size_t n, CommType type, 
     comm_reduce_part_(c, (const char*)buf, (char*)buf + first[c->rank] * bytes, first, type, op, "all_reduce", n, where);
     comm_wait(c, comm_all_gather_v(c, buf, counts, type, where));
     free(first);
-}
-
-// is it so on any rank?
-static inline int comm_any(Comm* c, int flag, const char* where) {
-    int32_t any = flag;
-    comm_all_reduce(c, &any, 1, DT_I32, OP_MAX, where);
-    return any;
 }
 
 // ---- 6. Groups, the world, the end ----

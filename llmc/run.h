@@ -376,7 +376,7 @@ static inline void run_cut_samples_(const RunOptions* o, const RunState* s) {
     if (truncate(path, s->n_sample_bytes) != 0) { fail_run("%s: cannot be cut: %s", path, strerror(errno)); }
 }
 
-static inline void run_open(Log* log, Option* table, int n, const RunOptions* o, const RunState* s, const Device* dev,
+static inline void run_open(Log* log, Option* table, int n, const RunOptions* o, const RunState* s, const Device* dev, int n_ranks,
                             const TokenData* train, const TokenData* val, int argc, char** argv) {
     const int resume_step = o->resume ? s->step : -1;
     char path[PATH_BYTES], name[128];
@@ -401,9 +401,9 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
     log_open(log, o->run, resume_step, !s->interrupted);
     json_t* command = json_array();
     for (int i = 0; i < argc; i++) { json_array_append_new(command, json_string(argv[i])); }
-    json_replace(path_join(path, o->run, "settings.json"), json_pack("{s:s, s:o, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:o, s:o}",
+    json_replace(path_join(path, o->run, "settings.json"), json_pack("{s:s, s:o, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:o, s:o}",
         "trainer", program_invocation_short_name, "command", command, "options", options_to_json(table, n), "build", build_name(),
-        "compiler", __VERSION__, "flags", FLAGS, "commit", COMMIT, "cpu", cpu_name().s, "lanes", VLANES, "threads", dev->n_threads,
+        "compiler", __VERSION__, "flags", FLAGS, "commit", COMMIT, "cpu", cpu_name().s, "lanes", VLANES, "threads", dev->n_threads, "ranks", n_ranks,
         "train", train_json, "val", data_to_json_(val)));
 }
 

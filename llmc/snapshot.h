@@ -23,7 +23,8 @@ typedef struct {
     void (*write)(void* run);  // writes a checkpoint from arena and state
     void* run;
     Background writer;
-    int n_saved;
+    int n_saved;               // written by the writer, read by anybody: atomic
+    int saved_step;            // of the last one, likewise
     double seconds_writing;    // in all
     double seconds_waited;     // in which training stood still
 } Snapshot;
@@ -46,7 +47,13 @@ static inline void snapshot_write_(void* snapshot) {
     double start = seconds_now(CLOCK_MONOTONIC);
     s->write(s->run);
     s->seconds_writing += seconds_now(CLOCK_MONOTONIC) - start;
-    s->n_saved++;
+    __atomic_store_n(&s->saved_step, s->state.step, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&s->n_saved, 1, __ATOMIC_RELEASE);
+}
+
+// step of the newest checkpoint that is whole: one of ours, or `before`
+static inline int snapshot_newest(const Snapshot* s, int before) {
+    return __atomic_load_n(&s->n_saved, __ATOMIC_ACQUIRE) > 0 ? __atomic_load_n(&s->saved_step, __ATOMIC_RELAXED) : before;
 }
 
 // one at a time: the writer before comes to its end first
