@@ -717,12 +717,12 @@ static const struct {
     const char* expected;
 } unusable[] = {
     {"0.txt", "", 0, "0.txt: expected text, found an empty file"},
-    {"nul.txt", "ab\0", 3, "nul.txt: expected UTF-8 text or a token shard, found byte 0x00 at offset 2"},
+    {"nul.txt", "ab\0", 3, "nul.txt: expected UTF-8 text, found byte 0x00 at offset 2"},
     {"latin.txt", "\xe9t\xe9", 3, "found byte 0xe9 at offset 0: binary, or text in another encoding (convert"},
     {"cut.txt", "ab\xc3", 3, "found byte 0xc3 at offset 2"},
     {"lfs.txt", "version https://git-lfs.github.com/spec/v1\n", 43, "lfs.txt: expected text, found a Git LFS pointer"},
     {"chat.jsonl", "{\"messages\": []}\n{}\n", 20,
-     "chat.jsonl: JSON Lines of instructions come with train_qwen3; convert to text"},
+     "chat.jsonl: expected text or a token shard, found JSON Lines: write each text"},
     {"page.bin", "<!DOCTYPE html>", 15, "page.bin: expected a token shard, found an HTML page"},
     {"text.bin", "just text", 9, "text.bin: expected a token shard, a header of 1024 bytes, found a file of 9 bytes"},
     {"short.txt", "12345678", 8,
@@ -739,7 +739,7 @@ static void test_stops(Test* t) {
     }
     check_stop(t, nothing.s, 0, 2, "none_*.bin: expected a file, a folder or a pattern, found nothing of that name");
     check_stop(t, "", 0, 2, ": expected a file, a folder or a pattern, found nothing of that name");
-    check_stop(t, empty.s, 0, 2, "/empty: expected text or token shards, found a folder of 0 files");
+    check_stop(t, empty.s, 0, 2, "/empty: expected text or token shards, found a folder without a file that counts");
     check_stop(t, "/dev/zero", 0, 2, "/dev/zero: expected a file, found a pipe or device");
     TempPath shard = shard_file(&folder, "gpt2.bin", 0, GPT2, 20, 50000);
     check_stop(t, shard.s, 20, 2, "gpt2.bin: too short: a row of --seq-len 20 needs 21 tokens in one piece");
@@ -869,7 +869,7 @@ static void test_tokenizer_bin(Test* t) {
     fclose(out);
     check(t, strcmp(printed, "a the<|endoftext|>[2J") == 0, "printed \"%s\"", printed);  // neither bell nor escape
     tokenizer_free(&k);
-    check_exit(t, "encode", encode_with_bin, path.s, 2, "encoding text needs the byte tokenizer (--tokenizer bytes) or a tokenizer.json, found gpt2.bin");
+    check_exit(t, "encode", encode_with_bin, path.s, 2, "--tokenizer: expected bytes or a tokenizer.json to encode text, found llm.c's gpt2_tokenizer.bin");
     temp_remove(&folder);
 }
 

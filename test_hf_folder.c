@@ -291,7 +291,7 @@ static const struct { const char *name, *bytes, *expected; } other_models[] = {
     {"c/adapter_model.safetensors", "x", "c: expected model.safetensors, found adapter_model.safetensors, a LoRA adapter"},
     {"d/tf_model.h5", "x", "d: expected model.safetensors, found tf_model.h5, a Keras file"},
     {"e/config.json", "{}", "e: expected model.safetensors or model.safetensors.index.json beside config.json, found neither"},
-    {"f/notes.txt", "x", "f: expected a run with a checkpoint, or a Hugging Face folder, but config.json: cannot be opened"},
+    {"f/notes.txt", "x", "f: expected a run with a checkpoint, or a Hugging Face folder, found neither step_* nor config.json in it"},
 };
 
 static const struct { const char *name, *bytes; size_t n; const char* expected; } other_files[] = {

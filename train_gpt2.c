@@ -518,11 +518,11 @@ static Config config_load_bin(const char* path) {
     return c;
 }
 
-// vocabulary of a new model: the tokenizer's for text, GPT-2's for shards
+// vocabulary of a new model: the tokenizer's for text or when it was named, else GPT-2's for shards
 static int new_vocabulary(const Run* r) {
     const TokenData* d = &r->data.train;
-    int is_text = d->text != NULL || (!has_data(d) && r->tokenizer.encode != NULL && strcmp(r->o.model, "tiny") == 0);
-    int needed = data_vocabulary(&r->data), usual = is_text ? r->tokenizer.n_tokens : 50257;
+    int is_chosen = options_given(r->table, r->n_options, "tokenizer") == 1, is_tiny = !has_data(d) && strcmp(r->o.model, "tiny") == 0;
+    int needed = data_vocabulary(&r->data), usual = d->text || is_chosen || is_tiny ? r->tokenizer.n_tokens : 50257;
     return needed > usual ? needed : usual;
 }
 
@@ -733,10 +733,11 @@ static void plan(Run* r) {
     r->T = o->seq_len > 0 ? o->seq_len : c.max_T < 1024 ? c.max_T : 1024;
     if (r->T > c.max_T) { options_fail("seq-len", "expected at most the model's %d positions, found %d", c.max_T, r->T); }
     r->n_leaves = run_leaves(o, r->T);
+    if (!options_given(r->table, r->n_options, "tokenizer")) { data_check_tokenizer(&r->data, o, r->tokenizer.n_tokens, c.V); }
     if (!is_training(r) && !o->eval_only && !is_generating(r) && !*o->probe && !*o->export_hf && !*r->export_bin) {
         fail_input("nothing to do: expected --train, --eval-only, --generate, --probe, --export-hf, --export-bin or --dry-run");
     }
-    if (r->comm->size > 1 && !is_training(r) && !o->eval_only) { fail_input("%d ranks are for training and --eval-only: start one", r->comm->size); }
+    if (r->comm->size > 1 && !is_training(r) && !o->eval_only) { ranks_fail_input(r->comm, "%d ranks are for training and --eval-only: start one", r->comm->size); }
     if (*o->probe) {  // it brings its own sizes
         probe_read(&r->probe, o->probe, c.V, c.max_T);
         o->batch_size = r->probe.B;
@@ -744,6 +745,7 @@ static void plan(Run* r) {
         r->n_leaves = 1;
     }
     if (*o->export_hf) { hf_export_check(o->export_hf); }
+    if (*r->export_bin) { outfile_check("export-bin", r->export_bin); }
     data_plan(&r->data, o, r->T, c.V, r->n_leaves);
 }
 
@@ -837,6 +839,8 @@ static void open_training(Run* r, int argc, char** argv) {
 }
 
 static void close_all(Run* r) {
+    log_close(&r->log);
+    tensorboard_close(&r->board);
     data_close(&r->data);
     tokenizer_free(&r->tokenizer);
     probe_free(&r->probe);
@@ -882,19 +886,10 @@ int main(int argc, char** argv) {
     }
     load_parameters(r);
     ranks_same_bytes(r->comm, "parameters", r->model.params, sizeof(float) * r->model.n);
-    if (is_generating(r)) {
-        generate_text(r);
-    } else if (*r->o.probe) {
-        probe(r);
-    } else if (r->o.eval_only) {
-        open_batch(r, TO_EVALUATE);
-        evaluate(r, 0);
-    } else if (has_data(&r->data.train)) {
-        open_training(r, argc, argv);
-        train(r);
-        log_close(&r->log);
-        tensorboard_close(&r->board);
-    }
+    if (is_generating(r)) { generate_text(r); }
+    else if (*r->o.probe) { probe(r); }
+    else if (r->o.eval_only) { open_batch(r, TO_EVALUATE); evaluate(r, 0); }
+    else if (has_data(&r->data.train)) { open_training(r, argc, argv); train(r); }
     if (r->comm->rank == 0) { export_model(r); }
     close_all(r);
     if (fflush(stdout) != 0 || ferror(stdout)) { fail_run("standard output: cannot be written: %s", strerror(errno)); }

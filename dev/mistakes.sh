@@ -1,39 +1,303 @@
 #!/usr/bin/env bash
-# The worst mistakes of users and what they are told: each is made for real, its message checked against doc/mistakes.md.
-#     dev/mistakes.sh           compare: one promise for each line of the table
-#     dev/mistakes.sh --write   write the table anew
-set -u
-export LC_ALL=C OMP_WAIT_POLICY=passive
-cd "$(dirname "$0")/.." || exit 1
-root=$PWD
-make -s train_gpt2 tools || { echo "0 passed, 1 failed"; exit 1; }
-build=$root/$(make -s folder)
-make -s "$build/train_gpt2_faults" || { echo "0 passed, 1 failed"; exit 1; }
+# The worst mistakes of users and what they are told: each is made for real and compared with its line of doc/mistakes.md.
+#     dev/mistakes.sh           compare: one promise for each line of the table. About 25 s after the builds.
+#     dev/mistakes.sh --write   write doc/mistakes.md anew
+# A line holds the mistake, the command (`...` stands for the options of a small training run), the last line on stderr
+# and the exit status. Beside that each row promises: nothing else is on stderr, it takes less than 5 s, a status of 2
+# leaves no file or folder behind, a status of 1 no unfinished one. Sizes of memory and disk, ports and process ids become N.
+. "$(dirname "$0")/promises.sh"
+export OMP_NUM_THREADS=1
+unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
+make -s train_gpt2 tools launch || { echo "0 passed, 1 failed"; exit 1; }
+need_build faults "" train_gpt2_faults
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
-export PATH=$root:$root/dev/tools:$build:$PATH
-table=$work/table.md
+export PATH=$root:$root/dev/tools:$(dirname "$faults"):$PATH
+table=$(mktemp -p "$work" .table.XXXXXX)
+writing=$([ "${1-}" = --write ] && echo 1 || echo 0)
 
-heading() { printf '\n## %s\n\n| mistake | what is printed | status |\n|---|---|---|\n' "$1" >>"$table"; }
+# ---- a row ----
 
-# one row: what went wrong, and a command whose last line on stderr is what its user reads
+heading() { printf '\n## %s\n\n| mistake | command | what is printed | status |\n|---|---|---|---|\n' "$1" >>"$table"; }
+
+# a command as it is typed: quotes where they are needed, the usual options as `...`
+typed() {
+    local word text=""
+    for word; do
+        case $word in
+            *[\ \*\"]*) text+=" '$word'" ;;
+            *) text+=" $word" ;;
+        esac
+    done
+    text=${text# }
+    text=${text//train_gpt2_faults/train_gpt2}
+    text=${text//"${train[*]}"/train_gpt2 ...}
+    text=${text//"train_gpt2 ${train[*]:1}"/train_gpt2 ...}
+    printf '%s' "${text//|/\\|}"
+}
+
+# what differs from machine to machine, and what would end a cell of the table
+steady() {
+    sed -E -e "s#train_gpt2_faults#train_gpt2#g" -e 's/^[a-z_0-9]+: //' -e 's/[|*]/\\&/g' -e 's/</\&lt;/g' -e "s/\`/'/g" \
+        -e 's/[0-9.]+ [KMGT]iB of memory, [0-9.]+ [KMGT]iB are free/N GiB of memory, N GiB are free/' \
+        -e 's/the disk has [0-9.]+ [KMGT]iB free/the disk has N GiB free/' -e 's/process \([0-9]+\)/process (N)/' \
+        -e 's/, [0-9.]+ [KMGT]iB are free: make room/, N GiB are free: make room/' -e 's/-nan/nan/g' \
+        -e 's/stops in .* after step [0-9]+; newest checkpoint: .*/stops in ... after step N; newest checkpoint: .../'
+}
+
+# One mistake and its command. Variables: `as` is shown instead of the command; `lines` on stderr when it is not one, as
+# where a warning comes first.
 row() {  # MISTAKE COMMAND...
-    local mistake=$1 status message
+    local mistake=$1 status line expected problem="" start=${EPOCHREALTIME/./} before after
     shift
-    timeout 60 "$@" >out 2>err </dev/null
+    before=$(find . ! -name '.*' | sort)
+    timeout 20 "$@" >.out 2>.err <"${input:-/dev/null}"
     status=$?
-    message=$(tail -n 1 err | sed -e 's/|/\\|/g' -e 's/[0-9.]* [KMGT]iB are free/N GiB are free/' -e 's/process [0-9]*/process N/')
-    printf '| %s | `%s` | %d |\n' "$mistake" "$message" $status >>"$table"
+    if [ "$(wc -l <.err)" != "${lines:-1}" ]; then problem+="expected ${lines:-1} line(s) on stderr, found: $(<.err)"$'\n'; fi
+    if ((${EPOCHREALTIME/./} - start > 5000000)); then problem+="took longer than 5 s"$'\n'; fi
+    after=$(comm -13 <(echo "$before") <(find . ! -name '.*' | sort))
+    if [ $status = 2 ] && [ -n "$after" ]; then problem+="left behind: $after"$'\n'; fi
+    if [[ $after == *.tmp* ]]; then problem+="left unfinished: $after"$'\n'; fi
+    line="| $mistake | \`${as:-$(typed "$@")}\` | $(tail -n 1 .err | steady) | $status |"
+    line=$(sed -E 's/(127\.0\.0\.1):[0-9]+/\1:N/g' <<<"$line")
+    printf '%s\n' "$line" >>"$table"
+    if [ $writing = 0 ] && ! grep -qxF -- "$line" "$root/doc/mistakes.md"; then
+        expected=$(grep -F -- "| $mistake |" "$root/doc/mistakes.md" || echo "a line in doc/mistakes.md")
+        problem+="expected $expected"$'\n'"found    $line"
+    fi
+    verdict "$([ -z "$problem" ]; echo $?)" "$mistake" "$problem"
 }
 
 # ---- the files they have ----
 
-mkdir text empty
+mkdir text empty_folder
 for i in {1..250}; do echo "line $i: the plain loop is the law, and $i times $i is $((i * i))."; done >text/a.txt
-echo '{"model_type":"gpt2","n_positions":24,"vocab_size":257,"n_layer":1,"n_head":2,"n_embd":16}' >tiny.json
+head -c 12 text/a.txt >short.txt
+: >nothing.txt
+config() { echo "{\"model_type\":\"gpt2\",\"n_positions\":${2:-24},\"vocab_size\":257,\"n_layer\":1,\"n_head\":2,\"n_embd\":$1}"; }
+config 16 >tiny.json
 train=(train_gpt2 --config tiny.json --train text --seq-len 16)
 "${train[@]}" --steps 4 --save-every 2 --run run --export-hf model --export-bin model.bin >/dev/null || exit 1
-le32() { for number; do for i in 0 8 16 24; do printf "\\x$(printf %02x $((number >> i & 255)))"; done; done; }
-shard() { le32 20240520 1 $#; head -c 1012 /dev/zero; for t; do printf "\\x$(printf %02x $((t & 255)))\\x$(printf %02x $((t >> 8)))"; done; }
+shard() { le 4 20240520 1 $#; head -c 1012 /dev/zero; le 2 "$@"; }  # TOKEN...
+html='<!DOCTYPE html><html><head><title>Sign in</title></head></html>'
+lfs=$'version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 548105171\n'
 shard $(seq 0 300 50000) >gpt2.bin
+echo "$html" >login.bin
+printf %s "$lfs" >pointer.bin
+gzip -c text/a.txt >book.txt.gz
+printf 'PK\003\004\024\000\000\000\010\000%0100d' 0 >book.zip
+head -c 1100 gpt2.bin >half.bin
+printf 'caf\351 cr\350me\n%0100d' 0 >latin1.txt
+head -c 4000 "$faults" >program
+yes '{"prompt": "2+2", "completion": "4"}' | head -n 50 >chat.jsonl
+mkdir mixed && cp text/a.txt gpt2.bin mixed
+
+folder() { cp -r model "$1" && rm "$1/model.safetensors"; }  # a model's folder without its weights
+for name in html lfs pickle gguf none; do folder $name; done
+echo "$html" >html/model.safetensors
+printf %s "$lfs" >lfs/model.safetensors
+printf 'PK\003\004%0100d' 0 >pickle/pytorch_model.bin
+printf 'GGUF\003\000\000\000%0100d' 0 >gguf/model-q4_k_m.gguf
+cp gguf/model-q4_k_m.gguf .
+echo '{"model_type":"qwen3","vocab_size":257}' >qwen.json
+folder other && config 32 >other/config.json && cp model/model.safetensors other
+folder llama && echo '{"model_type":"llama"}' >llama/config.json && cp model/model.safetensors llama
+folder lora && cp model/model.safetensors lora/adapter_model.safetensors
+cp -r model nan_config && sed -i 's/"n_layer": 1/"n_layer": 2/' nan_config/config.json && mv nan_config deeper
+cp -r model cut && truncate -s -100 cut/model.safetensors
+train_gpt2 --from model --export-hf shards --shard-gb 2e-5 >/dev/null
+cp -r shards lacking && rm lacking/model-00002-of-*
+cp -r shards outside && sed -i 's#"model-00002-of#"../model-00002-of#' outside/model.safetensors.index.json
+
+tokenizer() { echo "{\"model\":{\"type\":\"$1\",\"vocab\":{\"a\":0}},\"added_tokens\":[]}"; }
+tokenizer WordPiece >bert.json
+tokenizer Unigram >t5.json
+le 4 20240328 2 3 2 >gpt2_tokenizer.bin
+head -c 1008 /dev/zero >>gpt2_tokenizer.bin
+echo '{"model":{"type":"BPE","vocab":{"?":0,"a":1},"merges":[],"unk_token":"?"},"added_tokens":[{"id":2,"content":"</s>","special":true}]}' >small.json
+printf '\001a\001b\001c' >>gpt2_tokenizer.bin
+tensor_file() {  # DTYPE: inputs and targets (1, 2)
+    local header="{\"inputs\":{\"dtype\":\"$1\",\"shape\":[1,2],\"data_offsets\":[0,8]},\"targets\":{\"dtype\":\"$1\",\"shape\":[1,2],\"data_offsets\":[8,16]}}"
+    le 8 ${#header}
+    printf %s "$header"
+    le 4 1 2 2 3
+}
+tensor_file F32 >batch.safetensors
+printf 'lr = 3e-4\nlerning-rate = 1\n' >options.txt
+
+# ---- the mistakes ----
+
+heading "Paths"
+row "a path that does not exist" "${train[@]}" --train boks.txt
+row "a pattern that matches nothing" "${train[@]}" --train 'shards/train_*.bin'
+row "an empty folder" "${train[@]}" --train empty_folder
+row "nothing to train on" train_gpt2 --model tiny
+row "no model named" train_gpt2 --train text
+row "two models named" train_gpt2 --from model --model tiny --train text
+row "a preset given to \`--from\`" train_gpt2 --from d12 --train text
+row "a folder given to \`--model\`" train_gpt2 --model ./model --train text
+
+heading "Data"
+row "a web page saved instead of a shard" "${train[@]}" --train login.bin
+row "a Git LFS pointer instead of a shard" "${train[@]}" --train pointer.bin
+row "compressed text" "${train[@]}" --train book.txt.gz
+row "a zip archive" "${train[@]}" --train book.zip
+row "an empty file" "${train[@]}" --train nothing.txt
+row "text too short for one row" "${train[@]}" --train short.txt
+row "too little text for a validation" "${train[@]}" --val short.txt
+row "too little left for \`--val-fraction\`" "${train[@]}" --val-fraction 0.0001
+row "text in Latin-1" "${train[@]}" --train latin1.txt
+row "a binary" "${train[@]}" --train program
+row "JSON lines of a chat" "${train[@]}" --train chat.jsonl
+row "text and shards in one pattern" "${train[@]}" --train 'mixed/*'
+row "shards of a larger vocabulary than the model's" "${train[@]}" --train gpt2.bin
+row "a shard copied in part" "${train[@]}" --train half.bin
+row "a HellaSwag file that is a token shard" "${train[@]}" --hellaswag gpt2.bin
+row "HellaSwag's own file" "${train[@]}" --hellaswag chat.jsonl
+row "a probe with numbers that are not I32" train_gpt2 --from model --probe batch.safetensors
+
+heading "Models"
+row "a folder with PyTorch's pickle" train_gpt2 --from pickle --train text
+row "the pickle itself" train_gpt2 --from pickle/pytorch_model.bin --train text
+row "a folder with a GGUF file" train_gpt2 --from gguf --train text
+row "the GGUF file itself" train_gpt2 --from model-q4_k_m.gguf --train text
+row "a web page as model.safetensors" train_gpt2 --from html --train text
+row "a Git LFS pointer as model.safetensors" train_gpt2 --from lfs --train text
+row "a LoRA adapter" train_gpt2 --from lora --train text
+mkdir runs && cp -r run runs/hello && cp gpt2.bin runs
+row "a folder above the runs" train_gpt2 --from runs --generate hi
+row "no weights beside config.json" train_gpt2 --from none --train text
+row "a token shard" train_gpt2 --from gpt2.bin --train text
+row "config.json of another architecture" train_gpt2 --from llama --train text
+row "config.json of a model with other sizes" train_gpt2 --from other --train text
+row "config.json of a model with more layers" train_gpt2 --from deeper --train text
+row "model.safetensors downloaded in part" train_gpt2 --from cut --train text
+row "one of several shards is missing" train_gpt2 --from lacking --train text
+row "an index that points out of its folder" train_gpt2 --from outside --train text
+row "\`--config\` of another architecture" train_gpt2 --config qwen.json --train text
+
+heading "Tokenizers"
+row "a tokenizer that is not the model's" train_gpt2 --from model --tokenizer small.json --generate hi
+config 16 | sed 's/257/500/' >500.json && train_gpt2 --config 500.json --export-hf big >/dev/null
+row "text for a model whose tokenizer is not there" train_gpt2 --from big --train text
+row "a WordPiece tokenizer" train_gpt2 --model tiny --tokenizer bert.json --train text
+row "a Unigram tokenizer" train_gpt2 --model tiny --tokenizer t5.json --train text
+row "gpt2_tokenizer.bin, which only decodes, asked to encode" train_gpt2 --model tiny --tokenizer gpt2_tokenizer.bin --train text
+row "another JSON file" train_gpt2 --model tiny --tokenizer tiny.json --train text
+row "a misspelt tokenizer" train_gpt2 --model tiny --tokenizer byte --train text
+row "tokenize: a binary among the files" tokenize --out book.bin text/a.txt program
+echo "104 105 300" >ids.txt
+input=ids.txt as="tokenize --decode <ids.txt" row "tokenize: ids that the tokenizer does not have" tokenize --decode
+
+heading "Options"
+row "an option misspelt" train_gpt2 --model tiny --train text --batch_size 8
+row "a number with letters" "${train[@]}" --batch-size 4x
+row "not a number" "${train[@]}" --lr nan
+row "a number out of range" "${train[@]}" --lr 20
+row "an option without its value" "${train[@]}" --run --resume
+row "a word too many" "${train[@]}" --steps 10 20
+row "a context longer than the model's" "${train[@]}" --seq-len 2048
+row "\`--batch-tokens\` that is no multiple" "${train[@]}" --batch-tokens 100
+row "a warm-up longer than the run" "${train[@]}" --steps 10 --warmup 100
+row "\`--early-stop\` without validation" "${train[@]}" --early-stop 3
+row "\`--freeze\` that matches nothing" "${train[@]}" --freeze 'wte*'
+row "\`--eval-only\` without data" train_gpt2 --from model --eval-only
+row "a wrong line in a file of options" "${train[@]}" --args options.txt
+
+heading "Runs and checkpoints"
+row "the folder of another run" "${train[@]}" --run run
+row "\`--resume\` of nothing" train_gpt2 --resume --run rum
+row "\`--resume\` without \`--run\`" train_gpt2 --resume
+mkfifo .pipe
+"${train[@]}" --steps 1000000 --save-every 2 --run held >.pipe 2>/dev/null &
+writer=$!
+exec 3<.pipe
+until compgen -G 'held/step_*[0-9]/manifest.json' >/dev/null; do read -r -N 4096 -t 0.1 <&3; done
+kill -STOP $writer
+row "two processes write to one run" train_gpt2 --resume --run held
+disown $writer
+kill -9 $writer
+exec 3<&-
+cp -r text changing
+"${train[@]}" --train changing --steps 2 --run changed >/dev/null
+echo "one line more" >>changing/a.txt
+row "the data has changed since" train_gpt2 --resume --run changed --steps 4
+row "another model for a resumed run" train_gpt2 --resume --run run --model tiny
+cp -r run hurt
+printf x | dd of=hurt/step_000004/model.safetensors bs=1 seek=9000 conv=notrunc 2>/dev/null
+row "the newest checkpoint is damaged (a warning)" train_gpt2 --resume --run hurt
+rm -r hurt && cp -r run hurt
+for step in 2 4; do truncate -s -1 hurt/step_00000$step/model.safetensors; done
+lines=3 row "all checkpoints are damaged" train_gpt2 --resume --run hurt
+row "a damaged checkpoint named to \`--from\`" train_gpt2 --from hurt/step_000004 --generate hi
+row "an export over a folder of somebody else's" train_gpt2 --from model --export-hf text
+mkdir download && cp tiny.json download/config.json
+row "an export over a downloaded model" train_gpt2 --from model --export-hf download
+
+row "\`--export-bin\` into a folder that is not there" "${train[@]}" --export-bin models/gpt2.bin
+
+heading "The machine"
+row "a path to \`--run\` below a file" "${train[@]}" --steps 1 --run text/a.txt/run
+mkdir locked && chmod a-w locked
+nobody=()
+if [ "$(id -u)" = 0 ]; then
+    chmod a+rx .
+    mkdir .bin && cp "$root/train_gpt2" .bin
+    nobody=(setpriv --reuid 65534 --regid 65534 --clear-groups .bin/train_gpt2)
+fi
+as="train_gpt2 ... --run locked/run" row "a folder without the permission to write" "${nobody[@]:-train_gpt2}" "${train[@]:1}" --steps 1 --run locked/run
+full=0  # the last call at which a full disk hits the model's file
+for ((call = 200; call > 0 && full == 0; call--)); do
+    FAULT=enospc:$call train_gpt2_faults "${train[@]:1}" --steps 1 --run disk >.out 2>.err
+    if grep -q 'model.safetensors: cannot be written' .err; then full=$call; fi
+    rm -rf disk
+done
+as="train_gpt2 ... --run disk" row "the disk is full while a checkpoint is written" env FAULT=enospc:$full train_gpt2_faults "${train[@]:1}" --steps 1 --run disk
+as="ulimit -f 20; train_gpt2 ... --run limited" row "a limit on the size of files" bash -c 'ulimit -f 20; exec "$@"' - "${train[@]}" --steps 1 --run limited
+lines=2 row "a model too large for the memory" train_gpt2 --model gpt3:c12288 --dry-run
+as="train_gpt2 ... \\| head -n 1" lines=0 row "a closed pipe" bash -c '"$@" | head -n 1 >/dev/null; exit ${PIPESTATUS[0]}' - "${train[@]}" --steps 500 --run piped
+as="train_gpt2 --from model --generate hi >/dev/full" row "a full disk behind standard output" bash -c 'exec "$@" >/dev/full' - train_gpt2 --from model --generate hi
+
+heading "Numbers"
+row "a learning rate that is far too high" "${train[@]}" --steps 200 --lr 10 --weight-decay 10 --clip 0 --max-skips 2 --run burnt
+head -c 1100 model.bin >nan.bin && le 4 $((0x7fc00000)) >>nan.bin && tail -c +1105 model.bin >>nan.bin
+row "NaN in a model" train_gpt2 --from nan.bin --train text --steps 9 --max-skips 1 --run nan
+
+heading "Ranks"
+port=$((20000 + RANDOM % 12000))
+row "mpirun, but a build without MPI" env OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 "${train[@]}"
+row "a rank above the number of ranks" "${train[@]}" --rank 4/4@127.0.0.1:29500
+row "no port" "${train[@]}" --rank 0/2@127.0.0.1
+row "rank 0 was not started" "${train[@]}" --rank 1/2@127.0.0.1:$port --init-timeout 1
+row "rank 1 was not started" "${train[@]}" --rank 0/2@127.0.0.1:$port --init-timeout 1
+"${train[@]}" --rank 1/2@127.0.0.1:$port --lr 0.25 >/dev/null 2>&1 &
+row "another option on one rank" "${train[@]}" --rank 0/2@127.0.0.1:$port
+wait
+two=("${train[@]}" --batch-tokens 128 --steps 100000)
+as="launch -n 2 train_gpt2 --generate hi" row "several ranks for what one does" launch -n 2 train_gpt2 --from model --generate hi
+cat >.kill_one <<'SCRIPT'
+launch -n 2 "$@" >.ranks 2>.ranks_err &
+until grep -qs '^step 5/' .ranks; do sleep 0.02; done
+kill -9 "$(pgrep -P $! | tail -n 1)"
+wait $!
+status=$?
+grep '^train_gpt2' .ranks_err >&2
+exit $status
+SCRIPT
+as="launch -n 2 train_gpt2 ..." row "a rank is killed" bash .kill_one "${two[@]}" --run several
+row "\`launch\` without a program" launch -n 2
+
+if [ $writing = 1 ]; then
+    cat - "$table" >"$root/doc/mistakes.md" <<'PAGE'
+# Mistakes, and what they are told
+
+What goes wrong most often when a model is trained, each made for real: the command, the line it prints on stderr after
+the program's name, and the exit status (2: what you gave is wrong, and nothing was changed; 1: the run could not go on; 0: it
+did). `...` stands for `--config tiny.json --train text --seq-len 16`, N for numbers that differ from machine to machine.
+[dev/mistakes.sh](../dev/mistakes.sh) writes this page and, with every commit, makes all of them again.
+PAGE
+else
+    check "doc/mistakes.md has these lines and no other" cmp <(grep '^[|#] *' "$table") <(grep '^[|#] *' "$root/doc/mistakes.md" | tail -n +2)
+fi
+finish

@@ -4,6 +4,7 @@
 #     check PROMISE COMMAND...        kept when the command succeeds
 #     skip PROMISE                    cannot be tested here, with the reason
 #     build VARIABLES PROGRAM         builds it with these Makefile variables; prints its path
+#     le BYTES NUMBER...             numbers as a binary file has them
 #     need_build NAME VARIABLES PROGRAM   the same into a variable, or the end of the test
 set -u
 export LC_ALL=C
@@ -47,6 +48,15 @@ need_build() {
     local path
     path=$(build "$2" "$3") || { echo "0 passed, 1 failed"; exit 1; }
     printf -v "$1" '%s' "$path"
+}
+
+le() {  # BYTES NUMBER...: little-endian
+    local size=$1 text="" number i
+    shift
+    for number; do
+        for ((i = 0; i < size; i++)); do printf -v text '%s\\x%02x' "$text" $((number >> 8 * i & 255)); done
+    done
+    printf "$text"
 }
 
 finish() {

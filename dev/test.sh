@@ -76,6 +76,7 @@ else
     part "command line and runs" dev/test_cli.sh
     part "checkpoints and faults" dev/test_faults.sh
     part "tools: inspect and plot" dev/test_tools.sh
+    part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
     part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
     part "several ranks" dev/test_ranks.sh
     part "broken on purpose" dev/mutate.sh

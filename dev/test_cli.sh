@@ -27,15 +27,6 @@ run() {  # OPTION...: into out and err; status is kept
 
 # ---- files ----
 
-le() {  # BYTES NUMBER...: little-endian
-    local size=$1 text="" number i
-    shift
-    for number; do
-        for ((i = 0; i < size; i++)); do printf -v text '%s\\x%02x' "$text" $((number >> 8 * i & 255)); done
-    done
-    printf "$text"
-}
-
 tokens() {  # NUMBER BELOW: pseudo-random
     local i x=$1
     for ((i = 0; i < $1; i++)); do
@@ -220,7 +211,7 @@ check "--resume of a run that began with --from; a file of the user's in an old 
 cp -r text changing
 run --config tiny.json --train changing --seq-len 16 --steps 2 --run changed
 echo "one line more" >>"changing/$(ls changing | head -n 1)"
-refuse "--resume after the training data has changed" "its training data has changed since" --run changed --resume --steps 4
+refuse "--resume after the training data has changed" "the training data has changed since" --run changed --resume --steps 4
 run --run changed --resume --steps 4 --train changing
 check "--resume with --train goes on with other data" test $status = 0 -a -e changed/step_000004
 run --config tiny.json --train text --seq-len 16 --epochs 0.5 --steps 0 --batch-size 16 --run epochs
@@ -416,10 +407,10 @@ refuse "a switch that is neither 0 nor 1" "--shuffle: expected 0 or 1" "${new[@]
 refuse "--epochs 0" "--epochs: expected a number" "${new[@]}" --epochs 0
 refuse "an --args file that is not there" "nowhere.txt: No such file" --args nowhere.txt
 refuse "an error in an --args file, with its line" "bad.txt:2: --steps: expected" --args bad.txt
-refuse "--from with --model" "expected one of --model, --from, --config and --resume, found 2" --from run --model tiny --train text --run new
+refuse "--from with --model" "expected one of --model, --from, --config and --resume, found --from and --model" --from run --model tiny --train text --run new
 refuse "--config with --model" "expected one of" "${new[@]}" --model tiny
-refuse "no model at all" "expected one of --model, --from, --config and --resume, found 0" --train text --run new
-refuse "--resume with --model" "found 2" --resume --run run --model tiny
+refuse "no model at all" "expected one of --model, --from, --config and --resume, found none" --train text --run new
+refuse "--resume with --model" "expected one of --model, --from, --config and --resume, found --model and --resume" --resume --run run --model tiny
 refuse "--resume without --run" "--resume: needs the --run" --resume
 refuse "--resume where no run is" "holds no complete checkpoint" --resume --run nowhere
 refuse "nothing to do" "nothing to do: expected --train" --model tiny
@@ -445,7 +436,7 @@ refuse "a run folder in use" "there are checkpoints in this folder" "${start[@]}
 refuse "a folder with the log of a run" "there is a run in this folder" "${start[@]}" --steps 2 --run nan
 refuse "a model that is not there" "nowhere: No such file" --from nowhere --train text --run new
 refuse "a config that is not there" "nowhere.json: cannot be opened: No such file" --config nowhere.json --train text --run new
-refuse "a folder without a model" "config.json: cannot be opened" --from text --train text --run new
+refuse "a folder without a model" "found neither step_* nor config.json in it" --from text --train text --run new
 refuse "an HTML page for a model" "found an HTML page" --from page.bin --train text --run new
 refuse "a Git LFS pointer for a model" "found a Git LFS pointer" --from pointer.bin --train text --run new
 refuse "a .bin with another magic number" "magic.bin: expected a folder, a .safetensors file or llm.c's .bin" --from magic.bin --train text --run new

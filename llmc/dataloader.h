@@ -181,10 +181,11 @@ static inline int text_check_(const unsigned char* bytes, size_t n_bytes, ErrorT
     while (at < n) {
         int length = utf8_length_(bytes + at, n - at);
         if (length < 0 && n < n_bytes) { break; }  // a character across the 64 KiB line
+        if ((length <= 0 || bytes[at] == 0) && other) { return error_set(error, "expected text, found %s", other); }
         if (length <= 0 || bytes[at] == 0) {
             return error_set(error,
-                             "expected UTF-8 text or a token shard, found byte 0x%02x at offset %zu: binary, or text in "
-                             "another encoding (convert it with iconv)", bytes[at], at);
+                             "expected UTF-8 text, found byte 0x%02x at offset %zu: binary, or text in another encoding (convert "
+                             "it with iconv)", bytes[at], at);
         }
         at += (size_t)length;
     }
@@ -240,7 +241,8 @@ static inline void open_text_(TokenData* d, const MappedFile* file, const Tokeni
     ErrorText error;
     assert(tokenizer);
     if (!in_folder && is_json_lines_(file->path, file->bytes, file->n_bytes)) {
-        fail_input("%s: JSON Lines of instructions come with train_qwen3; convert to text", file->path);
+        fail_input("%s: expected text or a token shard, found JSON Lines: write each text into a file of its own, or all into "
+                   "token shards (doc/data.md)", file->path);
     }
     if (text_check_(file->bytes, file->n_bytes, &error)) {
         if (tokenizer->eot < 0) {
@@ -299,8 +301,8 @@ static inline void tokens_open(TokenData* d, const char* path, const Tokenizer* 
     progress("", d->n_bytes_total, d->n_bytes_total);
     if (d->n_documents > 0) { finish_text_(d); }
     if (d->n_shards == 0) {
-        fail_input("%s: expected text or token shards, found a folder of %d files, all of them empty or binary", path,
-                   list.n);
+        if (list.n == 0) { fail_input("%s: expected text or token shards, found a folder without a file that counts (doc/data.md)", path); }
+        fail_input("%s: expected text or token shards, found %d file%s, all empty or binary", path, list.n, list.n > 1 ? "s" : "");
     }
     file_list_free(&list);
 }
@@ -438,8 +440,9 @@ static inline void dataloader_init(DataLoader* l, const TokenData* d, int T, int
         longest = d->shards[i].n_tokens > longest ? d->shards[i].n_tokens : longest;
     }
     if (l->n_rows == 0) {
-        fail_input("%s: too short: a row of --seq-len %d needs %lld tokens in one piece, the longest piece has %lld: "
-                   "give more text or a smaller --seq-len", d->path, T, (long long)T + 1, (long long)longest);
+        const char* part = d->text || d->n_files > 0 ? "" : ", the part of --val-fraction";
+        fail_input("%s%s: too short: a row of --seq-len %d needs %lld tokens in one piece, the longest piece has %lld: "
+                   "give more text or a smaller --seq-len", d->path, part, T, (long long)T + 1, (long long)longest);
     }
 }
 

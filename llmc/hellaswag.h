@@ -149,6 +149,9 @@ static inline int hellaswag_parse_(HellaSwag* h, const unsigned char* bytes, siz
     if (n_bytes >= 1024) { memcpy(header, bytes, sizeof header); }
     if (header[0] != 20240522) {
         if (other) { return error_set(error, "expected evaluation records (hellaswag_val.bin), found %s", other); }
+        if (n_bytes > 0 && bytes[0] == '{') {
+            return error_set(error, "expected evaluation records, found JSON: dev/data/hellaswag.py --input makes records of it");
+        }
         if (n_bytes < 1024) {
             return error_set(error, "expected evaluation records, a header of 1024 bytes, found a file of %zu bytes", n_bytes);
         }

@@ -245,13 +245,13 @@ static inline void fail_no_weights_(const char* folder) {
     DIR* entries = opendir(folder);
     for (struct dirent* entry; entries && (entry = readdir(entries));) {  // the first by name: readdir has no order
         int earlier = !*name || strcmp(entry->d_name, name) < 0;
-        if (other_format_(entry->d_name) && earlier) { snprintf(name, sizeof name, "%s", entry->d_name); }
+        int is_shard = ends_with(entry->d_name, ".bin") && strncmp(entry->d_name, "pytorch_model", 13) != 0;  // or llm.c's model
+        if (other_format_(entry->d_name) && !is_shard && earlier) { snprintf(name, sizeof name, "%s", entry->d_name); }
     }
     if (entries) { closedir(entries); }
     if (*name) { fail_input("%s: expected " HF_WEIGHTS ", found %s, %s", folder, name, other_format_(name)); }
     if (!path_exists(path_join(path, folder, "config.json"))) {
-        fail_input("%s: expected a run with a checkpoint, or a Hugging Face folder, but config.json: cannot be opened: %s", folder,
-                   strerror(errno));
+        fail_input("%s: expected a run with a checkpoint, or a Hugging Face folder, found neither step_* nor config.json in it", folder);
     }
     fail_input("%s: expected " HF_WEIGHTS " or " HF_INDEX " beside config.json, found neither", folder);
 }
@@ -397,6 +397,7 @@ static inline void hf_export_end(const char* temporary, const char* folder) {
     if (!done) { fail_run("%s: cannot be renamed to %s: %s", temporary, folder, strerror(errno)); }
     parent_sync(folder);
     if (exists) { hf_export_remove_(temporary); }  // which is the earlier one now
+    printf("wrote %s\n", folder);
 }
 
 // tokenizer.json goes along unchanged (other tokenizers are no files of Hugging Face's)

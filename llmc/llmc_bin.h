@@ -80,5 +80,6 @@ static inline void llmc_bin_save(const char* path, BinHeader h, const Tensor* ta
     for (int i = 0; i < n; i++) { outfile_write(&file, arena + table[i].offset, sizeof(float) * tensor_elements(&table[i])); }
     outfile_close(&file);
     file_publish(temporary, path);
+    printf("wrote %s\n", path);
 }
 #endif  // LLMC_BIN_H

@@ -40,9 +40,27 @@ static inline int error_set(ErrorText* error, const char* format, ...) {
     return 0;
 }
 
+// a file that this project reads, given to the wrong option; whole headers only, for one that is cut short has its own message
+static inline const char* file_of_ours_(const char* s, size_t n_bytes) {
+    int32_t magic = 0;
+    uint64_t n_header = 0;
+    if (n_bytes < 1024) { return NULL; }
+    memcpy(&magic, s, sizeof magic);
+    memcpy(&n_header, s, sizeof n_header);
+    if (magic == 20240520 || magic == 20240801) { return "a token shard (--train and --val take it)"; }
+    if (magic == 20240522) { return "evaluation records (--hellaswag takes them)"; }
+    if (magic == 20240326) { return "llm.c's model file (--from takes it)"; }
+    if (magic == 20240328) { return "llm.c's tokenizer file (--tokenizer takes it)"; }
+    if (magic == 20240527) { return "llm.c's optimizer state (--from takes the model file beside it)"; }
+    if (n_header < n_bytes - 8 && s[8] == '{') { return "a safetensors file (--from takes a model's)"; }
+    return NULL;
+}
+
 // "found ..." for a file that is something else, with what to do; NULL when nothing is recognised
 static inline const char* file_looks_like(const void* bytes, size_t n_bytes) {
     const char* s = (const char*)bytes;
+    const char* ours = file_of_ours_(s, n_bytes);
+    if (ours) { return ours; }
     while (n_bytes > 0 && isspace((unsigned char)*s)) { s++; n_bytes--; }
     if (n_bytes >= 23 && memcmp(s, "version https://git-lfs", 23) == 0) {
         return "a Git LFS pointer instead of the file (run `git lfs pull`)";
@@ -53,6 +71,8 @@ static inline const char* file_looks_like(const void* bytes, size_t n_bytes) {
     if (n_bytes >= 5 && memcmp(s, "<?xml", 5) == 0) { return "an XML page (a failed download: it says why)"; }
     if (n_bytes >= 4 && memcmp(s, "PK\3\4", 4) == 0) { return "a zip archive (unpack it; PyTorch's: convert it)"; }
     if (n_bytes >= 2 && memcmp(s, "\x1f\x8b", 2) == 0) { return "a gzip archive (unpack it with gunzip)"; }
+    if (n_bytes >= 4 && memcmp(s, "GGUF", 4) == 0) { return "a GGUF file, llama.cpp's format (take the safetensors it was made from)"; }
+    if (n_bytes >= 4 && memcmp(s, "PAR1", 4) == 0) { return "a Parquet table (dev/data has scripts that write shards)"; }
     return NULL;
 }
 

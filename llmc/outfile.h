@@ -1,6 +1,7 @@
 /*
 A file being written: short writes go on, errors name the path, every byte is hashed on its way to the disk, and a closed
 file is durable (fsync). Checkpoints keep the sum of each file in their manifest, so that reading can prove what it reads.
+    outfile_check    can the file be written? Asked before a run that ends with it
     outfile_open     creates the file, or empties it
     outfile_write    any number of bytes; small ones are gathered in a buffer
     outfile_close    flush, fsync, close; returns name, size and XXH3 (64 bits) of what was written
@@ -36,6 +37,14 @@ static inline const char* path_parent(char parent[PATH_BYTES], const char* path)
     while (n > 1 && path[n - 1] == '/') { n--; }
     snprintf(parent, PATH_BYTES, "%.*s", n > 0 ? (int)n : 1, n > 0 ? path : ".");
     return parent;
+}
+
+// A file that is written at the end of a long run: can it be? Asked before the run begins.
+static inline void outfile_check(const char* option, const char* path) {
+    char parent[PATH_BYTES];
+    struct stat status;
+    if (stat(path, &status) == 0 && S_ISDIR(status.st_mode)) { fail_input("--%s: %s: expected a file, found a folder", option, path); }
+    if (access(path_parent(parent, path), W_OK) != 0) { fail_input("--%s: %s: %s: %s", option, path, parent, strerror(errno)); }
 }
 
 // what a file holds, or the names in a folder, survives a power cut

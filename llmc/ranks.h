@@ -102,7 +102,8 @@ static inline void ranks_name_option_(Comm* c, int i, const char* ours, const ch
     json_object_foreach(a, key, value) {
         const json_t* other = json_object_get(b, key);
         if (other && json_equal(value, other)) { continue; }
-        char *here = json_dumps(value, JSON_ENCODE_ANY), *there = other ? json_dumps(other, JSON_ENCODE_ANY) : NULL;
+        const size_t as_typed = JSON_ENCODE_ANY | JSON_REAL_PRECISION(9);  // 0.0003, not 0.00029999999999999997
+        char *here = json_dumps(value, as_typed), *there = other ? json_dumps(other, as_typed) : NULL;
         ranks_fail_input(c, "rank %d: %s is %s there, but %s on rank 0: start all ranks with the same options", i, key,
                          there ? there : "nothing", here ? here : "something else");
     }

@@ -99,7 +99,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"run", "verify-every", "", OPTION_INT, &o->verify_every, "0", 0, INT_MAX, "K", "compute every K-th step twice and stop if a bit differs; 0: never", 0},
         {"out", "export-hf", "", OPTION_TEXT, &o->export_hf, "", 0, 0, "DIR", "write the model as a Hugging Face folder", 0},
         {"out", "shard-gb", "", OPTION_FLOAT, &o->shard_gb, "5", 1e-6, 1e6, "F", "largest file of --export-hf, in 10^9 bytes; a larger model becomes shards", 0},
-        {"out", "generate", "", OPTION_TEXT, &o->generate, "", 0, 0, "TEXT|-", "continue TEXT, or standard input; no training", 0},
+        {"out", "generate", "", OPTION_TEXT, &o->generate, "", 0, 0, "TEXT|-", "continue TEXT, or standard input, as the beginning of a document (end of text stands before it); no training", 0},
         {"out", "max-new-tokens", "-g", OPTION_INT, &o->max_new_tokens, "256", 1, 1 << 24, "N", "most tokens to generate; end of text stops earlier", 0},
         {"out", "temperature", "", OPTION_FLOAT, &o->temperature, "0.8", 0, 100, "F", "sampling temperature; 0: always the likeliest token", 0},
         {"out", "top-k", "", OPTION_INT, &o->top_k, "0", 0, INT_MAX, "N", "sample from the N likeliest tokens; 0: from all", 0},
@@ -125,10 +125,15 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
 // parameters come from one place: what a checkpoint brought back (given 2) does not count
 static inline void run_check_sources(const Option* table, int n, const RunOptions* o) {
     const struct { const char *name, *value; } sources[] = {{"from", o->from}, {"config", o->config}, {"model", o->model}};
-    int n_sources = o->resume;
-    for (int i = 0; i < 3; i++) { n_sources += *sources[i].value && options_given(table, n, sources[i].name) == 1; }
+    char found[64] = "";
+    int n_sources = 0;
+    for (int i = 0; i < 4; i++) {
+        const char* name = i < 3 ? sources[i].name : "resume";
+        if (i < 3 ? !*sources[i].value || options_given(table, n, name) != 1 : !o->resume) { continue; }
+        strcat(strcat(found, n_sources++ > 0 ? " and --" : " --"), name);
+    }
     if (n_sources != 1) {
-        options_fail("model", "expected one of --model, --from, --config and --resume, found %d (--help explains them)", n_sources);
+        options_fail("model", "expected one of --model, --from, --config and --resume, found%s", n_sources ? found : " none (to begin: --model tiny)");
     }
 }
 
@@ -258,7 +263,7 @@ static inline int run_state_validated(RunState* s, float loss) {
 // The newest good checkpoint of --run. From here on this process is the only one that writes to the run.
 static inline int run_find_checkpoint(const RunOptions* o) {
     if (!*o->run) { options_fail("resume", "needs the --run to go on with"); }
-    if (checkpoint_newest(o->run, -1) < 0) { options_fail("resume", "%s holds no complete checkpoint (to begin anew, choose another --run)", o->run); }
+    if (checkpoint_newest(o->run, -1) < 0) { options_fail("resume", "%s holds no complete checkpoint: name the folder of the run itself, or begin one without --resume", o->run); }
     run_lock(o->run);
     checkpoint_clean(o->run);
     int step = checkpoint_newest_good(o->run);
@@ -357,7 +362,7 @@ static inline void run_check_data_(const char* settings_path, const Option* tabl
     json_t* settings = json_read(settings_path);
     const json_t* before = json_object_get(json_object_get(settings, "train"), "xxh3");
     if (before && !json_equal(before, json_object_get(train, "xxh3"))) {
-        fail_input("%s: its training data has changed since: give the old data back, or name the new with --train",
+        fail_input("%s: the training data has changed since the run began: give the old data back, or name the new with --train",
                    json_string_value(json_object_get(train, "path")));
     }
     json_decref(settings);
@@ -421,13 +426,14 @@ static inline void box_update(const RunOptions* o, int n_leaves, int T) {
 // what the checkpoints of the run will take; a disk that is too small for them is no error yet, but said
 static inline void box_checkpoints(const RunOptions* o, const RunState* s, double n_bytes) {
     double n_free = disk_free(*o->run ? o->run : ".");
+    if (o->resume) { box_row("resumed", "after step %d", s->step); }
     double n_saved = o->save_every > 0 ? ceil((double)(o->steps - s->step) / o->save_every) : 1.0;
     double n_forever = o->keep_every > 0 && o->save_every > 0 ? floor((double)(o->steps - s->step) / o->keep_every) : 0.0;
     double n_kept = fmin(n_saved, o->keep + 2.0 + n_forever);  // the newest, the best, and the one that is being written
     if (n_free < 0.0) { return; }
     box_row("checkpoints", "%.0f at most, of %s; %s free", n_kept, format_bytes(n_bytes).s, format_bytes(n_free).s);
     if (n_kept * n_bytes > n_free) {
-        warn_line("the run keeps up to %.0f checkpoints of %s, the disk has %s free", n_kept, format_bytes(n_bytes).s, format_bytes(n_free).s);
+        warn_line("the run keeps up to %.0f checkpoint%s of %s, the disk has %s free", n_kept, n_kept > 1.0 ? "s" : "", format_bytes(n_bytes).s, format_bytes(n_free).s);
     }
 }
 

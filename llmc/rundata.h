@@ -1,6 +1,7 @@
 /*
 The data of a run: what it trains on, what it validates with, and the examples it answers.
     data_open    opens --train and --val, or takes --val-fraction of the training data for validation
+    data_check_tokenizer  refuses text for a model whose tokenizer nobody named
     data_plan    checks them against the model; rows of T positions, and the number of steps where --steps is 0
 Errors: fail_input, before anything is computed.
 */
@@ -27,6 +28,14 @@ static inline void data_open(RunData* d, const RunOptions* o, const Tokenizer* t
 // 1 + the largest token id in it
 static inline int data_vocabulary(const RunData* d) {
     return d->train.vocab_size_needed > d->val.vocab_size_needed ? d->train.vocab_size_needed : d->val.vocab_size_needed;
+}
+
+// Text for a model that others trained, and nobody said with which tokenizer: as bytes it would be gibberish to it.
+static inline void data_check_tokenizer(const RunData* d, const RunOptions* o, int n_tokens, int V) {
+    int is_text = d->train.text != NULL || d->val.text != NULL;
+    if (is_text && *o->from && n_tokens != V) {
+        options_fail("tokenizer", "%s has %d tokens and no tokenizer.json of that size: give the model's tokenizer, or token shards", o->from, V);
+    }
 }
 
 static inline void data_rows_(DataLoader* rows, const TokenData* d, int T, int V, int shuffle, int seed) {

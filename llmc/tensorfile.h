@@ -208,7 +208,7 @@ static inline void check_shape_(const SafeSet* set, const SafeTensor* found, con
 static inline void tensor_load_slice(SafeSet* set, const Tensor* t, int l, const char* prefix, float* slice, float* turned) {
     char name[NAME_BYTES];
     const SafeTensor* found = find_tensor_(set, prefix, tensor_slice_name(name, sizeof name, t, l));
-    if (!found) { fail_input("%s: tensor \"%s%s\" is missing", set->path, prefix, name); }
+    if (!found) { fail_input("%s: tensor \"%s%s\" is missing: another model than config.json says, or a part of one", set->path, prefix, name); }
     if (found->dtype != DTYPE_F32 && found->dtype != DTYPE_F16 && found->dtype != DTYPE_BF16) {
         fail_input("%s: tensor \"%s\": expected F32, F16 or BF16, found %s", set->path, found->name, dtype_name(found->dtype));
     }

@@ -35,7 +35,7 @@ enum {
 typedef EncodeWork TokenizerWork;
 
 typedef struct Tokenizer {
-    const char* kind;      // "bytes", "tokenizer.json", "gpt2.bin"
+    const char* kind;      // "bytes", "tokenizer.json", "gpt2_tokenizer.bin"
     int n_tokens;          // ids are 0 .. n_tokens-1
     int eot;               // end of text: stands before each document; -1: the file names none, see tokenizer_need_eot
     unsigned char* bytes;  // of all tokens, one after the other
@@ -138,7 +138,7 @@ static inline int tokenizer_bin_table_(Tokenizer* t, const unsigned char* bytes,
 // The whole reader on bytes in memory, without an exit: 1, or 0 with the reason in `error` and nothing left to free.
 static inline int tokenizer_parse_bin_(Tokenizer* t, const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
     memset(t, 0, sizeof *t);
-    t->kind = "gpt2.bin";
+    t->kind = "gpt2_tokenizer.bin";
     if (n_bytes > UINT32_MAX) {
         return error_set(error, "expected a tokenizer file below 4 GiB, found %zu bytes", n_bytes);
     }
@@ -198,7 +198,9 @@ static inline void tokenizer_open(Tokenizer* t, const char* name) {
     }
     char* path = (char*)malloc_check(strlen(name) + sizeof "/tokenizer.json", "path");
     sprintf(path, "%s%s", name, is_folder_(name) ? "/tokenizer.json" : "");
-    file_map(&file, path);
+    if (!file_map_or_not(&file, path, &error)) {
+        fail_input("--tokenizer: %s: %s (expected bytes, a tokenizer.json or the folder it is in)", path, error.text);
+    }
     size_t at = 0;
     while (at < file.n_bytes && isspace(file.bytes[at])) { at++; }
     int is_json = at < file.n_bytes && file.bytes[at] == '{';
@@ -253,8 +255,7 @@ static inline void tokenizer_work_free(TokenizerWork* w) { encode_work_free(w); 
 // the tokens of a text are w->tokens until the next call; returns their number
 static inline int tokenizer_encode_with(const Tokenizer* t, TokenizerWork* w, const char* text, size_t n_bytes, int choices) {
     if (!t->encode) {
-        fail_input("encoding text needs the byte tokenizer (--tokenizer bytes) or a tokenizer.json, found %s, which only decodes",
-                   t->kind);
+        fail_input("--tokenizer: expected bytes or a tokenizer.json to encode text, found llm.c's %s, which only decodes", t->kind);
     }
     if (n_bytes > INT_MAX) {
         fail_input("a text of %zu bytes is too long to encode in one piece: cut it below 2 GiB", n_bytes);

@@ -684,7 +684,7 @@ static inline int read_tokenizer_(TokenizerReader* r) {
     DecoderSteps decoder;
     json_t* model = json_object_get(r->root, "model");
     const char* type = json_type_(model);
-    if (!json_is_object(model)) { return error_set(r->error, "expected an object as \"model\", found %s", json_kind_(model)); }
+    if (!json_is_object(model)) { return error_set(r->error, "expected an object as \"model\", found %s: is this a tokenizer.json?", json_kind_(model)); }
     if (*type && strcmp(type, "BPE") != 0) { return refuse_step_(r, "model", model, "BPE"); }
     if (!read_vocab_(r, model) || !read_normalizer_(r) || !read_added_(r) || !read_pre_tokenizer_(r) || !read_model_(r, model) ||
         !read_post_processor_(r) || !read_decoder_(r, &decoder) || !make_token_bytes_(r, &decoder)) {

@@ -2,7 +2,7 @@
 Starts P ranks of a trainer on this machine and behaves like one program.
     make launch && ./launch -n 4 ./train_gpt2 --train book.txt --model tiny
 Each process gets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and a run id;
-those of other launchers are taken away. Rank 0 keeps the terminal; lines of the others begin with "[rank 2] ".
+those of other launchers are taken away. Rank 0 keeps the terminal; lines of the others say "[rank 2]".
 SIGINT, SIGTERM, SIGUSR1 and SIGHUP go on to all ranks. When one fails, the others have 5 s to say so and are then killed.
 Status: 0 when all ranks end with 0, else that of the first that failed (128 + the signal for one that was killed).
 */
@@ -112,7 +112,11 @@ static void start(int rank, char** command) {
 
 static void show_line(int rank) {
     Child* c = &children[rank];
-    if (c->n > 0) { fprintf(stderr, "[rank %d] %.*s%s", rank, (int)c->n, c->line, c->line[c->n - 1] == '\n' ? "" : "\n"); }
+    char name[32];
+    snprintf(name, sizeof name, "[rank %d]", rank);
+    if (c->n == 0) { return; }
+    if (!memmem(c->line, c->n, name, strlen(name))) { fprintf(stderr, "%s ", name); }  // else the trainer has said it
+    fprintf(stderr, "%.*s%s", (int)c->n, c->line, c->line[c->n - 1] == '\n' ? "" : "\n");
     c->n = 0;
 }
 
@@ -169,6 +173,11 @@ static int collect(int* status, int killing) {
 int main(int argc, char** argv) {
     char* end = NULL;
     const int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+    if (argc == 2 && strcmp(argv[1], "--help") == 0) {
+        printf("usage: launch -n RANKS PROGRAM [OPTION...]\nStarts 1..1024 ranks of a trainer on this machine, which train one model: "
+               "./launch -n 4 ./train_gpt2 ...\n");
+        return 0;
+    }
     long n = argc >= 4 && strcmp(argv[1], "-n") == 0 ? strtol(argv[2], &end, 10) : 0;
     if (n < 1 || n > MAX_RANKS || *end) { fail("usage", "launch -n RANKS PROGRAM [OPTION...], 1..1024 ranks"); }
     n_ranks = (int)n;

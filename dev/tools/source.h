@@ -477,7 +477,8 @@ static inline void describe_tokenizer_json(Source* s, const json_t* json) {
     const char* const parts[] = {"normalizer", "pre_tokenizer", "post_processor", "decoder"};
     const json_t* vocab = json_object_get(model, "vocab");  // an object for BPE and WordPiece, a list for Unigram
     set_kind(s, "tokenizer.json", (json_int_t)s->file.n_bytes);
-    fact(s, "model", json_incref(json_object_get(model, "type")));
+    const json_t* type = json_object_get(model, "type");
+    fact(s, "model", json_is_string(type) ? json_incref((json_t*)type) : json_string("BPE"));  // GPT-2's own file does not say it
     size_t n_vocab = json_is_array(vocab) ? json_array_size(vocab) : json_object_size(vocab);
     fact(s, "vocabulary", json_integer((json_int_t)n_vocab));
     fact(s, "merges", json_integer((json_int_t)json_array_size(json_object_get(model, "merges"))));

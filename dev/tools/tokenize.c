@@ -21,10 +21,14 @@ typedef struct {
 typedef struct {
     FILE* file;  // NULL: only count
     const char* path;
-    char* temporary;
     int token_bytes;
     int64_t n_tokens, n_bytes, n_documents, n_skipped;
 } Shard;
+
+static char* temporary;  // of the shard that is being written, NULL before and after; an exit in between removes it
+static void remove_temporary(void) {
+    if (temporary) { remove(temporary); }
+}
 
 static void shard_begin(Shard* s, const char* path, int n_vocabulary) {
     const unsigned char header[1024] = {0};
@@ -32,17 +36,18 @@ static void shard_begin(Shard* s, const char* path, int n_vocabulary) {
     s->path = path;
     s->token_bytes = n_vocabulary <= 65536 ? 2 : 4;
     if (!*path) { return; }
-    s->temporary = (char*)malloc_check(strlen(path) + 5, "path");
-    sprintf(s->temporary, "%s.tmp", path);
-    s->file = fopen(s->temporary, "wb");
-    if (!s->file) { fail_run("%s: cannot be created: %s", s->temporary, strerror(errno)); }
+    char* name = (char*)malloc_check(strlen(path) + 5, "path");
+    sprintf(name, "%s.tmp", path);
+    s->file = fopen(name, "wb");
+    if (!s->file) { fail_run("%s: cannot be created: %s", name, strerror(errno)); }
+    temporary = name;
+    atexit(remove_temporary);
     fwrite(header, 1, sizeof header, s->file);  // room; an error is seen by shard_end
 }
 
 static void shard_append(Shard* s, const int* tokens, int n) {
     s->n_tokens += n;
     if (s->n_tokens > INT32_MAX) {
-        if (s->file) { remove(s->temporary); }
         fail_input("%s: more than 2^31 - 1 tokens do not fit in one shard: give fewer files at a time", s->path);
     }
     for (int from = 0; s->file && from < n; from += 4096) {
@@ -61,12 +66,11 @@ static void shard_end(Shard* s) {
                  fflush(s->file) != 0 || fsync(fileno(s->file)) != 0;
     int number = errno;
     failed = fclose(s->file) != 0 || failed;
-    if (failed || rename(s->temporary, s->path) != 0) {
-        number = failed ? number : errno;
-        remove(s->temporary);
-        fail_run("%s: cannot be written: %s", s->path, strerror(number));
+    if (failed || rename(temporary, s->path) != 0) {
+        fail_run("%s: cannot be written: %s", s->path, strerror(failed ? number : errno));
     }
-    free(s->temporary);
+    free(temporary);
+    temporary = NULL;
 }
 
 static void add_document(Shard* s, const Tokenizer* t, TokenizerWork* w, const Settings* o, const MappedFile* file) {
@@ -109,7 +113,6 @@ static void write_shard(const Tokenizer* t, const Settings* o, const OptionWords
     shard_begin(&shard, o->out, t->n_tokens);
     for (int i = 0; i < files->n; i++) { add_path(&shard, t, &w, o, files->words[i]); }
     if (shard.n_documents == 0) {
-        if (shard.file) { remove(shard.temporary); }
         fail_input("%s: expected text, found only files that are empty or binary", files->words[0]);
     }
     shard_end(&shard);
@@ -157,7 +160,7 @@ static void print_text(const Tokenizer* t, const Settings* o, ByteBuffer* text) 
         errno = 0;
         long id = strtol(at, &next, 10);
         if (next == at || (next < end && !isspace((unsigned char)*next)) || errno || id < 0 || id >= t->n_tokens) {
-            fail_input("--decode: expected ids 0..%d, found \"%.*s\" at byte %td", t->n_tokens - 1, (int)strcspn(at, " \t\r\n") % 40,
+            fail_input("--decode: expected ids 0..%d, found \"%.*s\" at byte %td", t->n_tokens - 1, (int)fmin(40, (double)strcspn(at, " \t\r\n")),
                        at, at - (char*)text->bytes);
         }
         at = next;
