@@ -521,9 +521,8 @@ static Config config_load_bin(const char* path) {
 // vocabulary of a new model: the tokenizer's for text or when it was named, else GPT-2's for shards
 static int new_vocabulary(const Run* r) {
     const TokenData* d = &r->data.train;
-    int named = options_given(r->table, r->n_options, "tokenizer") == 1, alone = !has_data(d) && r->tokenizer.encode != NULL;
-    int is_text = named || d->text != NULL || (alone && strcmp(r->o.model, "tiny") == 0);
-    int needed = data_vocabulary(&r->data), usual = is_text ? r->tokenizer.n_tokens : 50257;
+    int is_chosen = options_given(r->table, r->n_options, "tokenizer") == 1, is_tiny = !has_data(d) && strcmp(r->o.model, "tiny") == 0;
+    int needed = data_vocabulary(&r->data), usual = d->text || is_chosen || is_tiny ? r->tokenizer.n_tokens : 50257;
     return needed > usual ? needed : usual;
 }
 
@@ -840,6 +839,8 @@ static void open_training(Run* r, int argc, char** argv) {
 }
 
 static void close_all(Run* r) {
+    log_close(&r->log);
+    tensorboard_close(&r->board);
     data_close(&r->data);
     tokenizer_free(&r->tokenizer);
     probe_free(&r->probe);
@@ -885,19 +886,10 @@ int main(int argc, char** argv) {
     }
     load_parameters(r);
     ranks_same_bytes(r->comm, "parameters", r->model.params, sizeof(float) * r->model.n);
-    if (is_generating(r)) {
-        generate_text(r);
-    } else if (*r->o.probe) {
-        probe(r);
-    } else if (r->o.eval_only) {
-        open_batch(r, TO_EVALUATE);
-        evaluate(r, 0);
-    } else if (has_data(&r->data.train)) {
-        open_training(r, argc, argv);
-        train(r);
-        log_close(&r->log);
-        tensorboard_close(&r->board);
-    }
+    if (is_generating(r)) { generate_text(r); }
+    else if (*r->o.probe) { probe(r); }
+    else if (r->o.eval_only) { open_batch(r, TO_EVALUATE); evaluate(r, 0); }
+    else if (has_data(&r->data.train)) { open_training(r, argc, argv); train(r); }
     if (r->comm->rank == 0) { export_model(r); }
     close_all(r);
     if (fflush(stdout) != 0 || ferror(stdout)) { fail_run("standard output: cannot be written: %s", strerror(errno)); }
