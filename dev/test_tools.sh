@@ -61,7 +61,7 @@ def write(path, tensors):
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text + b"".join(data for *_, data in tensors))
 
-tensors = read("hf/model.safetensors")
+tensors = sorted(read("hf/model.safetensors"), key=lambda tensor: tensor[0] != "transformer.wte.weight")  # that one first
 os.makedirs("shards"), os.makedirs("outside"), os.makedirs("lost"), os.makedirs("misplaced")
 half = {"model-00001-of-00002.safetensors": tensors[:9], "model-00002-of-00002.safetensors": tensors[9:]}
 places = {tensor[0]: file for file, some in half.items() for tensor in some}
