@@ -8,7 +8,7 @@
 set -u
 cc=${CC:-gcc}
 upstream_flags="-O3 -ffp-contract=off -fopenmp -w"  # -w: the warnings of upstream's code are not ours to read
-ours_flags="-std=gnu11 -O3 -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp -DSYSTEM_LIBM=1"
+ours_flags="-std=gnu11 -D_GNU_SOURCE -O3 -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp -DSYSTEM_LIBM=1"
 ours_libraries="-ljansson -lxxhash -lpcre2-8 -lpthread -lm"
 here=$(cd "$(dirname "$0")" && pwd)
 
