@@ -26,6 +26,16 @@ typedef struct {
     int64_t n_tokens, n_bytes, n_documents, n_skipped;
 } Shard;
 
+// the file that is being written, until it has its name; a program that stops in between removes it
+static char** unfinished(void) {
+    static char* path;
+    return &path;
+}
+
+static void remove_unfinished(void) {
+    if (*unfinished()) { remove(*unfinished()); }
+}
+
 static void shard_begin(Shard* s, const char* path, int n_vocabulary) {
     const unsigned char header[1024] = {0};
     memset(s, 0, sizeof *s);
@@ -36,13 +46,14 @@ static void shard_begin(Shard* s, const char* path, int n_vocabulary) {
     sprintf(s->temporary, "%s.tmp", path);
     s->file = fopen(s->temporary, "wb");
     if (!s->file) { fail_run("%s: cannot be created: %s", s->temporary, strerror(errno)); }
+    *unfinished() = s->temporary;
+    atexit(remove_unfinished);
     fwrite(header, 1, sizeof header, s->file);  // room; an error is seen by shard_end
 }
 
 static void shard_append(Shard* s, const int* tokens, int n) {
     s->n_tokens += n;
     if (s->n_tokens > INT32_MAX) {
-        if (s->file) { remove(s->temporary); }
         fail_input("%s: more than 2^31 - 1 tokens do not fit in one shard: give fewer files at a time", s->path);
     }
     for (int from = 0; s->file && from < n; from += 4096) {
@@ -62,10 +73,9 @@ static void shard_end(Shard* s) {
     int number = errno;
     failed = fclose(s->file) != 0 || failed;
     if (failed || rename(s->temporary, s->path) != 0) {
-        number = failed ? number : errno;
-        remove(s->temporary);
-        fail_run("%s: cannot be written: %s", s->path, strerror(number));
+        fail_run("%s: cannot be written: %s", s->path, strerror(failed ? number : errno));
     }
+    *unfinished() = NULL;
     free(s->temporary);
 }
 
@@ -109,7 +119,6 @@ static void write_shard(const Tokenizer* t, const Settings* o, const OptionWords
     shard_begin(&shard, o->out, t->n_tokens);
     for (int i = 0; i < files->n; i++) { add_path(&shard, t, &w, o, files->words[i]); }
     if (shard.n_documents == 0) {
-        if (shard.file) { remove(shard.temporary); }
         fail_input("%s: expected text, found only files that are empty or binary", files->words[0]);
     }
     shard_end(&shard);
