@@ -441,6 +441,7 @@ static void test_added_tokens(Test* t) {
         {"\"content\": \"e\\u0301\", \"normalized\": false", "\xc3\xa9 e\xcc\x81", "195 169 32 263"},
         {"\"content\": \"ba\", \"normalized\": false", "abab", "97 263 98"},                                   // parts words
         {"\"content\": \" \", \"rstrip\": true, \"normalized\": false", "a  b", "97 263 263 98"},              // swallowed, and found again
+        {"\"content\": \" \", \"rstrip\": true, \"lstrip\": true, \"normalized\": false", "a  b ", "97 263 98 263"},   // swallowed: nothing is left
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char token[200];
@@ -593,6 +594,15 @@ static void test_open(Test* t) {
     check(t, k.eot == 261, "a folder");
     tokenizer_free(&k);
     free(text);
+    edit(file, "truncation", "{\"max_length\": 512}");
+    edit(file, "padding", "null");
+    k = open_file(json_deep_copy(file));
+    check(t, k.pipeline->left_out && strcmp(k.pipeline->left_out, "truncation") == 0, "truncation is named for a warning");
+    tokenizer_free(&k);
+    edit(file, "truncation", "-");
+    k = open_file(json_deep_copy(file));
+    check(t, !k.pipeline->left_out, "a file without it gives none");
+    tokenizer_free(&k);
     edit(file, "added_tokens", "[]");
     text = json_dumps(file, JSON_COMPACT);
     path = temp_file(&folder, "no_eot.json", text, strlen(text));
@@ -643,6 +653,8 @@ static void test_broken_files(Test* t) {
         {0, "added_tokens.0.id", "-", "added_tokens: \"<|endoftext|>\": expected an integer as id, found nothing"},
         {0, "added_tokens.0.id", "5000000000", "bytes, found 5000000000"},
         {0, "added_tokens.0.id", "300", "expected id 261, the next after the vocabulary, found 300"},
+        {0, "model.vocab.abab", "261", "found 261, which is \"abab\": the ids of the vocabulary's 261 tokens must be 0..260"},
+        {0, "padding", "{}", NULL},
         {0, "added_tokens.1.content", "\"<|endoftext|>\"", "added_tokens: \"<|endoftext|>\": expected a text of its own, found it twice"},
         {0, "added_tokens.0.special", "\"yes\"", "expected true or false as \"special\", found a text"},
         {0, "normalizer", "[]", "normalizer: expected an object or null, found a list"},
@@ -807,7 +819,7 @@ int main(int argc, char** argv) {
         {"decode", "gives the text of Hugging Face's decode", test_decode},
         {"stream", "gives decode's text in pieces that are whole characters", test_stream},
         {"print safe", "keeps control characters from the terminal", test_print_safe},
-        {"open", "takes files by content and folders, and says what is missing", test_open},
+        {"open", "takes files by content and folders, and says what is missing or left out", test_open},
         {"broken files", "are refused, each with its own message", test_broken_files},
         {"broken JSON", "is refused with its line", test_broken_json},
         {"damaged files", "never do more than be refused", test_damaged_files},

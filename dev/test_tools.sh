@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# dev/tools as a user meets them: inspect and plot on a tiny run and on broken files. About 10 s after the builds.
+# dev/tools as a user meets them: inspect, tokenize and plot on a tiny run and on broken files. About 15 s after the builds.
 #     dev/test_tools.sh                      the normal build
 #     ASAN=1 OPT=-O1 dev/test_tools.sh       the Makefile's variables choose another
 # Everything happens in a folder that goes away again.
@@ -226,6 +226,126 @@ for file in hf/model.safetensors model.bin tokens.bin tokenizer.bin eval.bin sta
     done
 done
 check "refused: every kind of file cut short, at nine lengths" test $n_bad = 0
+
+# ---- tokenize ----
+
+echo "# tokenize"
+tokenize=$root/dev/tools/tokenize
+golden=$root/dev/golden/tokenizers
+cat >check_tokenize.py <<'PYTHON'
+"""tokenize against files of the library's ids (every 15th line), and sample.txt there and back: what differs, if anything."""
+import json, subprocess, sys, unicodedata
+
+def run(path, text, *options):
+    return subprocess.run([tool, "-t", path, *options], input=text, capture_output=True, check=True).stdout
+
+tool, golden, style = sys.argv[1:]
+path = f"{golden}/{style}.json"
+for number, line in list(enumerate(open(f"{golden}/{style}.expected.jsonl"), 1))[::15]:
+    line = json.loads(line)
+    ids = " ".join(map(str, line["ids"]))
+    if run(path, line["text"].encode()).decode() != ids + "\n": sys.exit(f"{style}, line {number}: other ids")
+    if run(path, ids.encode(), "--decode").decode() != line["decoded"]: sys.exit(f"{style}, line {number}: another text")
+sample = open(f"{golden}/sample.txt", encoding="utf-8", newline="").read()
+if style.startswith("qwen"): sample = unicodedata.normalize("NFC", sample)
+if style == "gpt2-prefix": sample = " " + sample
+back = run(path, run(path, sample.encode(), "--template", "0"), "--decode").decode()
+if back != sample: sys.exit(f"{style}: sample.txt came back changed")
+PYTHON
+for style in gpt2 gpt2-prefix qwen2 qwen3.5 mistral-v0.1 mistral-v0.3; do
+    $python check_tokenize.py "$tokenize" "$golden" $style >out 2>&1
+    verdict $? "$style: ids and texts of Hugging Face tokenizers, and sample.txt there and back" "$(tail -n 1 out)"
+done
+
+# expects ID LIST or TEXT on standard output for TEXT on standard input: gives EXPECTED PROMISE INPUT ARGUMENT...
+gives() {
+    local expected=$1 promise=$2 input=$3 good=1
+    shift 3
+    if printf '%b' "$input" | timeout 30 "$tokenize" "$@" >out 2>err && [ "$(<out)" = "$expected" ]; then good=0; fi
+    verdict $good "$promise" "tokenize $*: expected \"$expected\", found \"$(<out)\" $(<err)"
+}
+gives "104 105 10" "bytes: the default" 'hi\n'
+gives "" "an empty text: an empty line" ''
+gives "1 392" "the template's <s> in front" 'a' -t "$golden/mistral-v0.1.json"
+gives "392" "--template 0: without" 'a' -t "$golden/mistral-v0.1.json" --template 0
+gives "775" "a special token in the text is one" '<|im_start|>' -t "$golden/qwen2.json"
+gives "27 91 72 76 62 302 310 83 91 29" "--added-tokens 0: it is text" '<|im_start|>' -t "$golden/qwen2.json" --added-tokens 0
+gives "hi<|im_end|>" "--decode: ids with any white space between them" ' 71\n\t72 776 ' -t "$golden/qwen2.json" -d
+gives "hi" "--skip-special" '71 72 776' -t "$golden/qwen2.json" -d --skip-special
+gives "bcda" "--decode with llm.c's gpt2_tokenizer.bin" '1 0' -t tokenizer.bin -d
+
+$python - "$golden" <<'PYTHON'
+import json, os, sys
+os.makedirs("documents/deeper"), os.makedirs("model"), os.makedirs("binary")
+for path, text in {"b.txt": b"ab", "a.txt": b"hi", "deeper/c.md": b"<|endoftext|>", "image.png": b"\x89PNG\0\0", "empty.txt": b""}.items():
+    open(f"documents/{path}", "wb").write(text)
+open("binary/x", "wb").write(b"\0\1")
+open("lines.jsonl", "w").write('{"text": "a"}\n{"text": "b"}\n')
+small = json.load(open(f"{sys.argv[1]}/qwen2.json"))
+json.dump(small, open("model/tokenizer.json", "w"))
+json.dump({**small, "padding": {"strategy": "BatchLongest"}, "truncation": {"max_length": 8}}, open("padding.json", "w"))
+json.dump({**small, "added_tokens": []}, open("no_eot.json", "w"))
+large = {**small, "model": {**small["model"], "merges": [], "vocab": dict(small["model"]["vocab"])}}
+vocab = large["model"]["vocab"]
+for i in range(len(vocab), 65536): vocab[f"token{i}"] = i
+large["added_tokens"] = []
+json.dump({**large, "added_tokens": [{"id": 65536, "content": "<|endoftext|>", "normalized": False}]}, open("large.json", "w"))
+del vocab["token65535"]
+json.dump({**large, "added_tokens": [{"id": 65535, "content": "<|endoftext|>", "normalized": False}]}, open("narrow.json", "w"))
+PYTHON
+cat >check_shard.py <<'PYTHON'
+"""a shard's header and all of its tokens, against those given"""
+import struct, sys
+path, letter, *ids = sys.argv[1:]
+header = [20240520, 1] if letter == "H" else [20240801, 7]
+expected = struct.pack(f"<256i{len(ids)}{letter}", *header, len(ids), *[0] * 253, *map(int, ids))
+sys.exit(open(path, "rb").read() != expected)
+PYTHON
+shard() {  # PROMISE LETTER TOKENS ARGUMENT...: a shard with exactly these
+    local promise=$1 letter=$2 tokens=$3 good=1
+    shift 3
+    rm -f made.bin
+    # shellcheck disable=SC2086
+    if timeout 30 "$tokenize" "$@" --out made.bin >out 2>err && $python check_shard.py made.bin $letter $tokens; then good=0; fi
+    verdict $good "$promise" "tokenize $*: expected $tokens, found $(od -An -v -j 1024 -t u2 -w64 made.bin) $(<out) $(<err)"
+}
+shard "a shard of one file: end of text, then its tokens" H "774 71 72" -t model documents/a.txt
+shard "of a folder: every text in order, end of text before each" H "774 71 72 774 64 65 774 774" -t model/ documents
+check "what is no text is left out and counted" grep -q "^3 documents, 17 bytes, 8 tokens with end of text, .*, 2 files left out: empty or binary, made.bin: uint16$" out
+shard "of files, patterns and folders together, as they were typed" H "774 64 65 774 71 72 774 774" -t model documents/b.txt 'documents/*a.txt' documents/deeper
+shard "65,536 tokens: uint16" H "65535 71 72" -t narrow.json documents/a.txt
+shard "65,537 tokens: uint32" I "65536 71 72" -t large.json documents/a.txt
+shows 0 "largest token +65,536" "inspect reads it" made.bin
+shard "of bytes: end of text is 256" H "256 104 105" documents/a.txt
+rm made.bin
+"$tokenize" -t model documents >out 2>err
+check "without --out: only counted, to the same numbers" grep -q "^3 documents, 17 bytes, 8 tokens with end of text, .* left out: empty or binary$" out
+"$tokenize" -t padding.json documents/a.txt >out 2>err
+check "a file that asks for truncation and padding: one line of warning" grep -qx "tokenize: padding.json: its truncation and padding will not be applied: a text is never cut or filled up" err
+
+no() { refuses "$tokenize" "$@" </dev/null; }
+no "nowhere: cannot be opened: No such file" "a tokenizer that is not there" -t nowhere
+no "expected an object as \"model\", found nothing" "another JSON file as tokenizer" -t tiny.json
+no "which only decodes" "text for llm.c's gpt2_tokenizer.bin" -t tokenizer.bin documents
+no "the tokenizer has no end of text" "documents without an end of text" -t no_eot.json documents
+no "documents/none.txt: expected a file, a folder or a pattern, found nothing of that name" "a file that is not there" documents/none.txt
+no "documents/image.png: " "a file that is no text" documents/image.png
+no "documents/empty.txt: " "an empty file" documents/empty.txt
+no "expected text, found only files that are empty or binary" "a folder without text" binary
+no "expected text, found JSON Lines" "JSON Lines" lines.jsonl
+no "--out: expected files to read, found none" "--out alone" --out x.bin
+no "--decode: expected ids on standard input and no files" "--decode with files" --decode text.txt
+no "unknown option" "an option that is none" --outt x.bin
+for ids in 257 -1 x 1x 99999999999999999999 1,2; do
+    echo "$ids" >ids
+    refuses "$tokenize" "--decode: expected ids 0..256, found \"$ids\" at byte 0" "--decode of \"$ids\"" --decode <ids
+done
+no "no*such: expected a file, a folder or a pattern" "a pattern that nothing has, beside a good file" --out made.bin text.txt 'no*such'
+check "a shard that was not finished leaves nothing behind" test -z "$(ls made.bin* 2>/dev/null)"
+timeout 30 "$tokenize" --out nowhere/x.bin text.txt >out 2>err
+check "a folder that is not there: status 1, one line" test "$? $(wc -l <err)" = "1 1"
+timeout 30 "$tokenize" text.txt <<<x >/dev/full 2>err
+check "a full disk behind standard output: status 1" test $? = 1
 
 # ---- plot ----
 

@@ -208,6 +208,8 @@ static inline void tokenizer_open(Tokenizer* t, const char* name) {
                      : tokenizer_parse_bin_(t, file.bytes, file.n_bytes, &error);
     if (!ok) { fail_input("%s: %s", path, error.text); }
     if (is_json) {
+        const char* left_out = t->pipeline->left_out;
+        if (left_out) { warn_line("%s: its %s will not be applied: a text is never cut or filled up", path, left_out); }
         t->n_json = file.n_bytes;
         t->json = (char*)memcpy(malloc_check(file.n_bytes, "tokenizer.json"), file.bytes, file.n_bytes);
     }

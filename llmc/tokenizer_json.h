@@ -6,8 +6,8 @@ Reads a tokenizer.json of Hugging Face tokenizers into a TokenizerPipeline (toke
     added_tokens    with single_word, lstrip, rstrip, normalized, special
     post_processor  null, ByteLevel (does nothing to ids), TemplateProcessing, a Sequence
     decoder         null, ByteLevel, or Replace, ByteFallback, Fuse, Strip in this order
-truncation and padding are not applied: a text is never cut or filled up. Whatever else a file asks for is refused, for
-other ids would go unnoticed.
+truncation and padding are not applied: a text is never cut or filled up; `left_out` names them, for a warning. Whatever else
+a file asks for is refused, for other ids would go unnoticed.
 Errors: pipeline_parse_ returns 0 with one line; it never exits because of the file, and allocates no more than about 100
 times its size, so ids must be below the number of the file's bytes. JSON: UTF-8, no key twice, no \u0000, at most 2048 deep.
 Source: huggingface/tokenizers 0.23, the serialization.rs of each part.
@@ -165,9 +165,14 @@ static inline int read_added_token_(TokenizerReader* r, json_t* object, int* nex
         return error_set(r->error, "added_tokens: id %d: expected 1..%d bytes of content, found %zu", a.id, MAX_ADDED_BYTES,
                          strlen(content));
     }
-    if (a.id != expected || (!known && r->pieces[a.id])) {
+    if (a.id != expected) {
         return error_set(r->error, "added_tokens: \"%.100s\": expected id %d%s, found %d", content, expected,
                          known ? " as in the vocabulary" : ", the next after the vocabulary", a.id);
+    }
+    if (!known && r->pieces[a.id]) {
+        return error_set(r->error, "added_tokens: \"%.100s\": expected an id of its own, found %d, which is \"%.100s\": the ids of the "
+                         "vocabulary's %zu tokens must be 0..%zu", content, a.id, r->pieces[a.id], json_object_size(r->vocab),
+                         json_object_size(r->vocab) - 1);
     }
     if (!json_bool_(r, where, object, "single_word", &a.single_word, 0) || !json_bool_(r, where, object, "lstrip", &a.lstrip, 0) ||
         !json_bool_(r, where, object, "rstrip", &a.rstrip, 0) || !json_bool_(r, where, object, "normalized", &a.normalized, 1) ||
@@ -680,6 +685,12 @@ static inline int find_eot_(const TokenizerReader* r) {
 
 // ---- 6. The whole ----
 
+static inline const char* find_left_out_(const json_t* root) {
+    const json_t *truncation = json_object_get(root, "truncation"), *padding = json_object_get(root, "padding");
+    int cuts = truncation && !json_is_null(truncation), fills = padding && !json_is_null(padding);
+    return cuts && fills ? "truncation and padding" : cuts ? "truncation" : fills ? "padding" : NULL;
+}
+
 static inline int read_tokenizer_(TokenizerReader* r) {
     DecoderSteps decoder;
     json_t* model = json_object_get(r->root, "model");
@@ -691,6 +702,7 @@ static inline int read_tokenizer_(TokenizerReader* r) {
         return 0;
     }
     r->p->eot = find_eot_(r);
+    r->p->left_out = find_left_out_(r->root);
     return 1;
 }
 

@@ -82,6 +82,7 @@ typedef struct TokenizerPipeline {
     unsigned char* bytes;     // what token i decodes to is bytes[starts[i] .. starts[i+1])
     uint32_t* starts;         // (n_tokens + 1)
     unsigned char* flags;     // (n_tokens) TOKEN_EXISTS ...
+    const char* left_out;     // what the file asks for and nobody does: "padding"; NULL: nothing
     DecodeKind decode;
     char strip[5];            // a character, UTF-8, of which
     int n_strip;              // so many are taken from the front
@@ -441,7 +442,8 @@ static inline void encode_gap_(EncodeWork* w, const TokenTrie* trie, const unsig
 }
 
 // Cut the tokens of one trie out of a text and encode what is between. White space that rstrip swallowed may hold another
-// token's match, which is then emitted too and the text goes on behind it: so does the original.
+// token's match, which is then emitted too and the text goes on behind it: so does the original. When that token has lstrip
+// it begins behind the swallowed white space, so that nothing is left of it.
 static inline void encode_around_added_(EncodeWork* w, const TokenTrie* trie, const unsigned char* s, size_t n, int is_first) {
     const TokenizerPipeline* p = w->p;
     size_t done = 0, spaces_end = 0, at = 0, end = 0;
@@ -454,6 +456,7 @@ static inline void encode_around_added_(EncodeWork* w, const TokenTrie* trie, co
             if (to >= spaces_end) { spaces_end = run_end_(&p->unicode, s, n, to, UNICODE_SPACE, SIZE_MAX); }
             to = spaces_end;
         }
+        if (from >= to) { continue; }
         if (done < from) { encode_gap_(w, trie, s + done, from - done, is_first && done == 0); }
         encode_append_(w, &added->id, 1);
         done = to;

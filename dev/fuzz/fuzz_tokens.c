@@ -2,12 +2,11 @@
 libFuzzer on the readers of token shards, gpt2_tokenizer.bin, text, evaluation records and .gitignore, and on the cutting
 of batches into documents: any bytes are refused with a reason, or every row, every token and every character of what was
 accepted can be read.
-    clang -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined dev/fuzz/fuzz_tokens.c \
-        -ljansson -lxxhash -lpcre2-8 -o build/fuzz_tokens
-    mkdir -p build/corpus_tokens && build/fuzz_tokens -max_total_time=60 -max_len=2048 \
-        build/corpus_tokens dev/fuzz/corpus/tokens
+    make build/fuzz/fuzz_tokens
+    mkdir -p build/fuzz/corpus_tokens && build/fuzz/fuzz_tokens -max_total_time=60 -max_len=2048 \
+        build/fuzz/corpus_tokens dev/fuzz/corpus/tokens
 The first byte picks the reader; for shards, tokenizers and records the next twelve are header entries and the rest is the body,
-so that no mutation is spent on the empty part of the header. 3,400,000 inputs in 66 s found nothing.
+so that no mutation is spent on the empty part of the header.
 */
 #include "../../llmc/dataloader.h"
 #include "../../llmc/documents.h"
