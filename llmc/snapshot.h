@@ -64,6 +64,7 @@ static inline void snapshot_save(Snapshot* s, const float* const* arenas, size_t
     snapshot_take_(s, arenas, n, state, in_background);
     s->write = write;
     s->run = run;
+    checkpoint_abandon_at_exit();
     if (in_background) { background_start(&s->writer, snapshot_write_, s); } else { snapshot_write_(s); }
     s->seconds_waited += seconds_now(CLOCK_MONOTONIC) - start;
 }
