@@ -744,6 +744,7 @@ static void plan(Run* r) {
         r->T = r->probe.T;
         r->n_leaves = 1;
     }
+    if (is_training(r) || *o->export_hf) { end_of_text(r); }  // config.json names it: refused now, not at the first checkpoint
     if (*o->export_hf) { hf_export_check(o->export_hf); }
     if (*r->export_bin) { outfile_check("export-bin", r->export_bin); }
     data_plan(&r->data, o, r->T, c.V, r->n_leaves);
