@@ -123,7 +123,7 @@ static inline void progress(const char* what, int64_t done, int64_t total) {
     static double drawn = 0.0;  // when, 0: nothing is there. State of a thing every process has once, its terminal line
     double now = seconds_now(CLOCK_MONOTONIC);
     int finished = done >= total;
-    if ((finished ? drawn == 0.0 : now - drawn < 0.1) || !isatty(STDERR_FILENO) || gettid() != getpid()) { return; }
+    if (gettid() != getpid() || (finished ? drawn == 0.0 : now - drawn < 0.1) || !isatty(STDERR_FILENO)) { return; }
     if (finished) {
         drawn = 0.0;
         fprintf(stderr, "%79s\r", "");
