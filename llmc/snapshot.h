@@ -2,6 +2,7 @@
 Saving without stopping: the state of a run as it was after one step, written while the next steps are computed.
     snapshot_save    copies arenas and state and has them written on a thread of its own (background.h); or, when nothing goes
                      on meanwhile, points at them and writes at once
+    snapshot_newest  the step of the newest checkpoint that is whole
     snapshot_print   at the end of a run: how many were saved, how fast, how long training waited
 Training waits for the copy, and for the writer before if that is still at work; the rest of a save costs it nothing but the
 memory of the copy: parameters and both moments once more.
