@@ -6,6 +6,7 @@ with a real trainer.
     FLIPS=1000000 build/test_checkpoint random
 */
 #include "llmc/run.h"        // run_save_begin, run_save_end, RunState; checkpoint.h, outliers.h
+#include "llmc/snapshot.h"   // snapshot_save
 #include "llmc/test.h"       // check, check_exit, test_main
 #include "llmc/testfiles.h"  // temp_folder, temp_file
 
@@ -299,6 +300,41 @@ static void test_failed_save(Test* t) {
     temp_remove(&run);
 }
 
+// ---- a writer in the background ----
+
+static int writer_has_begun;  // atomic
+
+static void write_slowly(void* run) {
+    const struct timespec pause = {0, 200000000};
+    char temporary[PATH_BYTES];
+    RunOptions o = options_of((const char*)run);
+    RunState s = run_state_start(1);
+    SavedFiles files;
+    s.step = 1;
+    files.n = 0;
+    run_save_begin(temporary, &o, &s, 0.0);
+    __atomic_store_n(&writer_has_begun, 1, __ATOMIC_RELEASE);
+    nanosleep(&pause, NULL);  // the main thread is in exit() by now
+    write_random(temporary, "config.json", 300, 1, &files);
+    run_save_end(temporary, &files, NULL, 0, &o, &s);
+}
+
+static void fail_beside_writer(void* run) {
+    static Snapshot snapshot;
+    const float arena[16] = {0}, *arenas[SNAPSHOT_ARENAS] = {arena, arena, arena};
+    RunState s = run_state_start(1);
+    snapshot_save(&snapshot, arenas, 16, &s, 1, write_slowly, run);
+    while (!__atomic_load_n(&writer_has_begun, __ATOMIC_ACQUIRE)) { sched_yield(); }
+    fail_run("lost rank");
+}
+
+static void test_background(Test* t) {
+    TempPath run = temp_folder();
+    check_exit(t, "a failure of the main thread", fail_beside_writer, run.s, 1, "lost rank");
+    check(t, checkpoint_newest_good(run.s) == 1, "the checkpoint that was being written is lost");
+    temp_remove(&run);
+}
+
 // ---- what is kept ----
 
 static void list_steps(const TempPath* run, char* text) {
@@ -408,7 +444,8 @@ static void test_outliers(Test* t) {
 }
 
 int main(int argc, char** argv) {
-    Promise promises[] = {
+    Promise promises[] = {  // the first one depends on the order of exit handlers: no checkpoint was saved before it
+        {"failing beside a writer", "a run that fails finishes the checkpoint that is being written", test_background},
         {"flips", "a flipped bit in any byte of any file is found, and the checkpoint before is used", test_flips},
         {"lengths", "every shorter length of every file is found, a byte more, and no file", test_lengths},
         {"random damage", "1 to 8 bits anywhere are found", test_random_damage},

@@ -430,6 +430,9 @@ static int is_training(const Run* r) {
 static int has_text(const Run* r) { return r->tokenizer.n_tokens == r->model.config.V; }
 static int end_of_text(const Run* r) { return has_text(r) ? tokenizer_need_eot(&r->tokenizer) : r->model.config.V - 1; }
 
+// is a checkpoint written while training goes on? Not with --zero 1: then all ranks send rank 0 their part of the moments
+static int saves_beside(const Run* r) { return r->o.async_save && (r->comm->size == 1 || r->o.zero == 0); }
+
 static double flops_per_token(const Run* r) {
     const Config c = r->model.config;
     return 6.0 * (double)tensors_count(r->model.table, N_PARAMETERS) + 6.0 * c.L * c.C * (double)r->T;
@@ -463,12 +466,10 @@ static void write_checkpoint(void* run) {
 static void save_checkpoint(Run* r, int last) {
     GPT2* model = &r->model;
     const float* arenas[SNAPSHOT_ARENAS] = {model->params, model->adam_m, model->adam_v};
-    const int gathered = r->comm->size > 1 && r->o.zero > 0;
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
     if (r->comm->rank == 0) {
-        int in_background = r->o.async_save && !last && !gathered;
-        snapshot_save(&r->snapshot, arenas, model->n, &r->state, in_background, write_checkpoint, r);
-    } else if (gathered) {
+        snapshot_save(&r->snapshot, arenas, model->n, &r->state, saves_beside(r) && !last, write_checkpoint, r);
+    } else if (r->o.zero > 0) {
         moments_save(NULL, &model->shards, model->adam_m, model->adam_v);
     }
 }
@@ -744,6 +745,7 @@ static void plan(Run* r) {
         r->T = r->probe.T;
         r->n_leaves = 1;
     }
+    if (is_training(r) || *o->export_hf) { end_of_text(r); }  // config.json names it: refused now, not at the first checkpoint
     if (*o->export_hf) { hf_export_check(o->export_hf); }
     if (*r->export_bin) { outfile_check("export-bin", r->export_bin); }
     data_plan(&r->data, o, r->T, c.V, r->n_leaves);
@@ -758,7 +760,7 @@ static double workspace_bytes(const Run* r) {
     return fmax(attention, is_training(r) ? fmax(head, weights) : (double)gemm_workspace_bytes(N, 4 * c.C, n));
 }
 
-// memory by class, in the order of allocation; returns the sum in bytes
+// memory by class, in the order of allocation; returns the bytes that the ranks of this machine have still to take
 static double print_memory(const Run* r) {
     Activations acts;
     const Config c = r->model.config;
@@ -766,9 +768,9 @@ static double print_memory(const Run* r) {
     int backward = is_training(r) || *r->o.probe, samples = is_generating(r) || (is_training(r) && r->o.sample_every > 0);
     double activations = 4.0 * (double)activations_layout(&acts, c, r->o.batch_size, r->T, backward ? TO_TRAIN : TO_EVALUATE);
     double sampling = 4.0 * (double)activations_layout(&acts, c, 1, generator_room(&r->o, 1, c.max_T), TO_GENERATE);
-    double text = data_memory(&r->data), rest = text + 8e6;
+    double text = data_memory(&r->data), rest = text + 8e6, copy = 0.0;
     if (is_training(r) && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
-    if (is_training(r) && r->o.save_every > 0 && r->o.async_save) { rest += SNAPSHOT_ARENAS * arena; }
+    if (is_training(r) && r->o.save_every > 0 && saves_beside(r)) { copy = SNAPSHOT_ARENAS * arena; }
     double gradients = backward ? leaf_tree_depth(0, (int)comm_share(r->n_leaves, 1, r->comm->size)) * arena : 0.0;
     double moments = !is_training(r) ? 0.0 : r->o.zero ? 2.0 * arena / r->comm->size : 2.0 * arena;
     if (is_training(r)) { gradients += ranks_box(r->comm, r->model.table, N_PARAMETERS, r->n_leaves, r->o.zero); }
@@ -777,10 +779,10 @@ static double print_memory(const Run* r) {
     box_row("memory: parameters", "%s", format_bytes(arena).s);
     if (backward) { box_row("  gradients, moments", "%s, %s", format_bytes(gradients).s, format_bytes(moments).s); }
     box_row("  activations", "%s", format_bytes(activations + sampling).s);
-    box_row("  workspace, rest", "%s, %s", format_bytes(workspace).s, format_bytes(rest).s);
-    double total = arena + gradients + moments + activations + sampling + workspace + rest;
-    box_row("memory", "%s of %s free", format_bytes(total).s, format_bytes(memory_available()).s);
-    return total - text;  // which is in memory already
+    box_row("  workspace, rest", "%s, %s", format_bytes(workspace).s, format_bytes(rest + copy).s);
+    double each = arena + gradients + moments + activations + workspace + rest, of_rank_0 = sampling + copy;
+    box_row("memory", "%s of %s free", format_bytes(each + of_rank_0).s, format_bytes(memory_available()).s);
+    return fmax(1.0, r->place.local_size) * (each - text) + of_rank_0;  // the text is in memory already
 }
 
 static double memory_to_generate(const Run* r) {
@@ -879,7 +881,7 @@ int main(int argc, char** argv) {
     if (!is_generating(r) || r->o.dry_run) {
         r->peak = matmul_peak(&r->dev);
         comm_all_reduce(r->comm, &r->peak, 1, DT_F64, OP_SUM, HERE);
-        check_memory(print_start(r) * (r->place.local_size > 1 ? r->place.local_size : 1));
+        check_memory(print_start(r));
         if (r->o.dry_run) { return 0; }
     } else {
         check_memory(memory_to_generate(r));

@@ -424,6 +424,10 @@ refuse "--freeze that matches nothing" '--freeze: "wte" matches no tensor' "${ne
 refuse "--eval-only without data" "--eval-only: needs --val" --from run --eval-only
 refuse "--generate without the model's tokenizer" "--generate: the model has 50257 tokens, --tokenizer bytes has 257" --config large.json --generate x
 refuse "--generate with a model smaller than its tokenizer" "the model has 131 tokens" --from odd --generate x
+echo '{"model":{"type":"BPE","vocab":{"?":0,"a":1},"merges":[],"unk_token":"?"}}' >two.json
+shard $(tokens 200 2) >two.bin
+refuse "a tokenizer without end of text, which config.json of a checkpoint names" "the tokenizer has no end of text" \
+    --model tiny --train two.bin --tokenizer two.json --seq-len 8 --run new
 refuse "a tokenizer that is not there" "nowhere.bin: cannot be opened" "${new[@]}" --tokenizer nowhere.bin
 refuse "a tokenizer that is something else" "expected a tokenizer file" "${new[@]}" --tokenizer text/a.txt
 refuse "training data that is not there" "nowhere: expected a file, a folder or a pattern" "${new[@]}" --train nowhere

@@ -65,6 +65,13 @@ n=$(sed -nE 's/^\| parameters .* = ([0-9]+) .*/\1/p' out)
 check "that is 2n(P-1)/P floats for n = $n parameters, within 10%" awk "BEGIN { x = 2 * 4 * $n * 3 / 4 / 1024; exit !($sent > 0.9 * x && $sent < 1.1 * x + 12) }"
 rm -rf several
 
+planned() {  # SAVE-EVERY ZERO: the memory that the box announces beside parameters, gradients, moments and activations
+    ranks 2 "${start[@]}" --steps 20 --save-every "$1" --zero "$2" --dry-run
+    grep '^|   workspace, rest' out
+}
+check "a checkpoint that is written beside the training costs a copy, with --zero 1 it does not" \
+    test "$(planned 10 0)" != "$(planned 0 0)" -a "$(planned 10 1)" = "$(planned 0 1)"
+
 options=("${start[@]}" --batch-tokens 96 --steps 10 --freeze 'transformer.h.*.attn.*' --verify-every 3)
 "$trainer" "${options[@]}" --run one >out 2>err
 ranks 3 "${options[@]}" --zero 1 --run several

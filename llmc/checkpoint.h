@@ -356,21 +356,26 @@ static inline void checkpoint_abandon_(void) {
     if (*checkpoint_unfinished_()->folder) { checkpoint_remove(checkpoint_unfinished_()->folder); }
 }
 
+// What is registered later runs earlier: whoever lets exit() wait for a writer calls this before.
+static inline void checkpoint_abandon_at_exit(void) {
+    UnfinishedCheckpoint* unfinished = checkpoint_unfinished_();
+    if (!unfinished->registered) { unfinished->registered = atexit(checkpoint_abandon_) == 0; }
+}
+
 // An empty run/step_N.tmp, after a look at the disk: n_bytes is what the checkpoint takes. If the process exits before
 // checkpoint_publish, full disk and failed fsync included, the folder goes away again.
 static inline void checkpoint_begin(char temporary[PATH_BYTES], const char* run, int step, double n_bytes) {
     char name[32];
-    UnfinishedCheckpoint* unfinished = checkpoint_unfinished_();
     checkpoint_clean(run);
     double n_free = disk_free(run);
     if (n_free >= 0.0 && n_free < n_bytes) {
         fail_run("%s: a checkpoint takes %s, the disk has %s free: the checkpoints before are whole; make room, then --resume",
                  run, format_bytes(n_bytes).s, format_bytes(n_free).s);
     }
-    if (!unfinished->registered) { unfinished->registered = atexit(checkpoint_abandon_) == 0; }
+    checkpoint_abandon_at_exit();
     snprintf(name, sizeof name, "step_%06d.tmp", step);
     path_join(temporary, run, name);
-    snprintf(unfinished->folder, PATH_BYTES, "%s", temporary);
+    snprintf(checkpoint_unfinished_()->folder, PATH_BYTES, "%s", temporary);
     make_folder(temporary);
 }
 

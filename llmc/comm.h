@@ -7,7 +7,9 @@ Ranks: P processes that train one model together, and every call by which they e
     comm_send_recv, comm_broadcast      to one and from one; from one to all
     comm_reduce_scatter, comm_all_reduce   sums, maxima, minima: always added in the order of ranks 0, 1, 2, ...
     comm_barrier, comm_split            wait for all; groups of ranks
+    comm_wait, comm_test                is a call done?
     comm_health, comm_watch             is somebody gone?
+    comm_note, comm_abort, comm_free    what messages add; to give up, with last words for the others; the end
 Kinds: NONE (P = 1: a call copies at most), TCP (comm_tcp.h, in every build), MPI (comm_mpi.h, make MPI=1). Only bytes travel
 by them and sums are made here, so all kinds give the same bits.
 Tickets: a call returns at once with a ticket; its buffers belong to it until comm_wait. Bytes move inside these calls only.

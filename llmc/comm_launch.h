@@ -53,6 +53,7 @@ static inline void place_from_text_(RankPlace* p, const char* text) {
     int used = 0;
     const char *at = strchr(text, '@'), *colon = strrchr(text, ':');
     p->source = "--rank";
+    p->local_rank = p->local_size = -1;
     int good = sscanf(text, "%d/%d%n", &p->rank, &p->size, &used) == 2 && text + used == at && colon > at + 1 &&
                sscanf(colon, ":%d%n", &p->port, &used) == 1 && colon[used] == '\0';
     if (!good || p->rank < 0 || p->rank >= p->size || p->size >= RANKS_MAX || p->port < 1 || p->port > 65535) {

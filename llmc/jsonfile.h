@@ -2,11 +2,14 @@
 JSON files, whole: read with a message that names file and line, written durably with their checksum.
     json_parse_bounded  bytes to an object: the one way into the JSON parser, for files that anybody may have made
     json_read           the same from a file, with a message and an exit
-    json_ints           sizes out of an object, each within its bounds
+    json_need_int       an integer out of an object; json_ints: several, each within its bounds
     json_agrees         settings that must have one value or be absent
+    json_write          a new file; json_replace: one that others may read at any time; json_text: the text of both
+    json_never_null     called once, before the first JSON of a program
 Strict JSON (RFC 8259): one object, UTF-8, no key twice, no NaN or Infinity, integers below 2^63, nothing behind it.
 Size and nesting are bounded before the parser sees a byte: they bound its heap and its stack.
-Errors: fail_input with file, line or key, what was expected and what was found; the _parse_ functions return it.
+Errors: fail_input with file, line or key, what was expected and what was found; json_parse_bounded, json_ints and json_agrees
+        return it. fail_run when writing fails, as outfile.h.
 */
 #ifndef LLMC_JSONFILE_H
 #define LLMC_JSONFILE_H

@@ -5,7 +5,8 @@ file is durable (fsync). Checkpoints keep the sum of each file in their manifest
     outfile_open     creates the file, or empties it
     outfile_write    any number of bytes; small ones are gathered in a buffer
     outfile_close    flush, fsync, close; returns name, size and XXH3 (64 bits) of what was written
-    make_folder, folder_sync    folders whose names survive a power cut
+    make_folder, path_sync, parent_sync   folders and names that survive a power cut
+    temporary_path, file_publish          a file that is whole before it has its name
     disk_free        bytes that a disk can still take
 A failed fsync is not tried again: the kernel may have dropped the pages, and a second call would say that all is well.
 Cost:   one copy for pieces below 1 MiB, none above; XXH3 at about 10 GB/s.

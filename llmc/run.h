@@ -2,7 +2,7 @@
 What every trainer's run has in common (spec/cli.md): the options, the state a checkpoint brings back, and the run folder.
     run_options        the common rows of the options table; a trainer adds rows of its own
     RunState           counters and generators: with parameters and moments, all that training goes on from
-    run_restore        options and state of the newest checkpoint of --run
+    run_find_checkpoint, run_restore   the newest good checkpoint of --run; options and state of it
     run_open           makes the folder of the run, settings.json and the log
     run_save_begin/end a checkpoint: between them the trainer writes its files into the temporary folder
     stop_on_signals    SIGTERM, SIGINT and SIGUSR1 end a run after the step, with a checkpoint

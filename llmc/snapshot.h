@@ -2,6 +2,7 @@
 Saving without stopping: the state of a run as it was after one step, written while the next steps are computed.
     snapshot_save    copies arenas and state and has them written on a thread of its own (background.h); or, when nothing goes
                      on meanwhile, points at them and writes at once
+    snapshot_newest  the step of the newest checkpoint that is whole
     snapshot_print   at the end of a run: how many were saved, how fast, how long training waited
 Training waits for the copy, and for the writer before if that is still at work; the rest of a save costs it nothing but the
 memory of the copy: parameters and both moments once more.
@@ -64,6 +65,7 @@ static inline void snapshot_save(Snapshot* s, const float* const* arenas, size_t
     snapshot_take_(s, arenas, n, state, in_background);
     s->write = write;
     s->run = run;
+    checkpoint_abandon_at_exit();
     if (in_background) { background_start(&s->writer, snapshot_write_, s); } else { snapshot_write_(s); }
     s->seconds_waited += seconds_now(CLOCK_MONOTONIC) - start;
 }

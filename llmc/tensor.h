@@ -101,6 +101,7 @@ static inline void tensors_init(const Tensor* table, int n, float* arena, uint32
         }
     }
 }
+
 // name of the first slice that holds a NaN or an infinity, for messages
 static inline const char* tensors_first_bad(char* name, size_t n_bytes, const Tensor* table, int n, const float* arena) {
     for (int i = 0; i < n; i++) {

@@ -364,14 +364,4 @@ static inline double shards_bytes(const Shards* s) {
     }
     return n_nodes * 4.0 * (n - own) + (s->size - 1.0) * (4.0 * own + 8.0 * n_chunks + 4.0 * n_nodes);
 }
-
-// share of the moments that this rank keeps
-static inline double shards_kept_share(const Shards* s) {
-    double n = 0.0, kept = 0.0;
-    for (int i = 0; i < s->n_tensors; i++) {
-        n += (double)tensor_elements(&s->table[i]);
-        kept += (double)shards_kept(s, i).n;
-    }
-    return kept / n;
-}
 #endif  // LLMC_ZERO_H
