@@ -400,6 +400,16 @@ static void test_characters(Test* t) {
     check_ids(t, &k, "a</s>b", usual, "1 263 2 261");
     check_ids(t, &k, "</s>a", usual, "1 2 260");
     tokenizer_free(&k);
+    file = character_file();  // a merge across a blank that the split keeps from being made, wherever the blank stands
+    edit(file, "normalizer", "null");
+    edit(file, "pre_tokenizer", "{\"type\": \"Metaspace\", \"replacement\": \"▁\", \"prepend_scheme\": \"never\", \"split\": true}");
+    edit(file, "model.vocab.c▁", "266");
+    edit(file, "model.merges", "[[\"c\", \"▁\"]]");
+    k = open_file(file);
+    check_ids(t, &k, "c bc", usual, "1 262 259 261 262");
+    check_ids(t, &k, "bc  c", usual, "1 261 262 259 259 262");
+    check_ids(t, &k, "cbbc c ", usual, "1 262 261 261 262 259 262 259");
+    tokenizer_free(&k);
     for (int fuse = 0; fuse < 2; fuse++) {
         file = character_file();
         edit(file, "model.byte_fallback", "false");
