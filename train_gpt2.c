@@ -737,6 +737,7 @@ static void plan(Run* r) {
     if (!is_training(r) && !o->eval_only && !is_generating(r) && !*o->probe && !*o->export_hf && !*r->export_bin) {
         fail_input("nothing to do: expected --train, --eval-only, --generate, --probe, --export-hf, --export-bin or --dry-run");
     }
+    if (is_training(r) || *o->export_hf || o->doc_reset) { data_check_documents(&r->data, o, end_of_text(r)); }
     if (r->comm->size > 1 && !is_training(r) && !o->eval_only) { ranks_fail_input(r->comm, "%d ranks are for training and --eval-only: start one", r->comm->size); }
     if (*o->probe) {  // it brings its own sizes
         probe_read(&r->probe, o->probe, c.V, c.max_T);

@@ -426,6 +426,11 @@ refuse "--generate without the model's tokenizer" "--generate: the model has 502
 refuse "--generate with a model smaller than its tokenizer" "the model has 131 tokens" --from odd --generate x
 refuse "a tokenizer that is not there" "nowhere.bin: cannot be opened" "${new[@]}" --tokenizer nowhere.bin
 refuse "a tokenizer that is something else" "expected a tokenizer file" "${new[@]}" --tokenizer text/a.txt
+shard $(tokens 400 100) >other.bin
+refuse "--doc-reset with tokens of another tokenizer" "--doc-reset: expected documents that begin with token 130" --config odd.json --train other.bin --seq-len 13 --doc-reset 1 --run new
+echo '{"model": {"unk_token": "a", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}}' >no_eot.json
+shard $(tokens 400 3) >three.bin
+refuse "a tokenizer without end of text, before the first step" "the tokenizer has no end of text" --model tiny --train three.bin --seq-len 13 --tokenizer no_eot.json --sample-every 0 --run new
 refuse "training data that is not there" "nowhere: expected a file, a folder or a pattern" "${new[@]}" --train nowhere
 refuse "training data in an empty folder" "expected text or token shards" "${new[@]}" --train empty
 refuse "text too short for a row" "too short: a row of --seq-len 24 needs 25 tokens" --config tiny.json --train ten.txt --run new

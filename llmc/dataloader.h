@@ -358,6 +358,17 @@ static inline void tokens_check_vocab(const TokenData* d, int vocab_size, const 
     }
 }
 
+// reads up to the first one, everything when there is none
+static inline int tokens_contain(const TokenData* d, int token) {
+    for (int i = 0; i < d->n_shards; i++) {
+        const TokenShard* s = &d->shards[i];
+        for (int64_t at = 0; at < s->n_tokens; at++) {
+            if (token_at_(s->tokens, d->token_bytes, at) == (uint32_t)token) { return 1; }
+        }
+    }
+    return 0;
+}
+
 // bytes of memory that the tokens of text take; shards take none
 static inline double tokens_memory(const TokenData* d) { return (double)d->text_capacity * d->token_bytes; }
 
