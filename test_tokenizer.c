@@ -379,6 +379,16 @@ static void test_byte_level(Test* t) {
     check_ids(t, &k, "xyz xyz", usual, "261 32 120 121 122");
     check(t, k.eot == -1, "no end of text: %d", k.eot);
     tokenizer_free(&k);
+    const char* names[] = {"<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "<|im_end|>"};  // Llama 3, DeepSeek, ...
+    for (int i = 0; i < 5; i++) {
+        char content[64];
+        snprintf(content, sizeof content, "\"%s\"", names[i]);
+        file = byte_level_file();
+        edit(file, "added_tokens.0.content", content);
+        k = open_file(file);
+        check(t, k.eot == 261, "%s: end of text is %d", names[i], k.eot);
+        tokenizer_free(&k);
+    }
 }
 
 static void test_characters(Test* t) {
@@ -606,7 +616,7 @@ static void test_open(Test* t) {
     edit(file, "added_tokens", "[]");
     text = json_dumps(file, JSON_COMPACT);
     path = temp_file(&folder, "no_eot.json", text, strlen(text));
-    check_exit(t, "no end of text", open_and_need_eot, path.s, 2, "the tokenizer has no end of text: expected <|endoftext|>, </s>");
+    check_exit(t, "no end of text", open_and_need_eot, path.s, 2, "the tokenizer has no end of text: expected <|endoftext|>, <|end_of_text|>, </s>");
     path = temp_file(&folder, "config.json", "{\"vocab_size\": 5}", 17);
     check_exit(t, "another JSON file", open_and_need_eot, path.s, 2, "config.json: expected an object as \"model\", found nothing");
     *strrchr(empty.s, '/') = '\0';
