@@ -176,18 +176,13 @@ static inline int text_check_(const unsigned char* bytes, size_t n_bytes, ErrorT
     return 1;
 }
 
-static inline int name_ends_in_(const char* name, const char* end) {
-    size_t n = strlen(name), n_end = strlen(end);
-    return n >= n_end && strcmp(name + n - n_end, end) == 0;
-}
-
 // a .jsonl file whose first line is one {...}
 static inline int is_json_lines_(const char* path, const unsigned char* bytes, size_t n_bytes) {
     const unsigned char* newline = (const unsigned char*)memchr(bytes, '\n', n_bytes);
     size_t first = 0, last = newline ? (size_t)(newline - bytes) : n_bytes;
     while (first < last && isspace(bytes[first])) { first++; }
     while (last > first && isspace(bytes[last - 1])) { last--; }
-    return name_ends_in_(path, ".jsonl") && last - first >= 2 && bytes[first] == '{' && bytes[last - 1] == '}';
+    return ends_with(path, ".jsonl") && last - first >= 2 && bytes[first] == '{' && bytes[last - 1] == '}';
 }
 
 static inline void text_reserve_(TokenData* d, int64_t n_more) {
@@ -259,14 +254,14 @@ static inline void tokens_open(TokenData* d, const char* path, const Tokenizer* 
     file_list_make(&list, path);
     for (int i = 0; i < list.n; i++) {
         struct stat status;
-        n_shards += name_ends_in_(list.paths[i], ".bin");
+        n_shards += ends_with(list.paths[i], ".bin");
         d->n_bytes_total += stat(list.paths[i], &status) == 0 ? status.st_size : 0;  // file_map says what is wrong
     }
     int folder_of_shards = list.in_folder && n_shards == list.n;
     for (int i = 0; i < list.n; i++) {
         MappedFile file;
         file_map(&file, list.paths[i]);
-        int is_shard = name_ends_in_(file.path, ".bin") || is_shard_magic_(file.bytes, file.n_bytes);
+        int is_shard = ends_with(file.path, ".bin") || is_shard_magic_(file.bytes, file.n_bytes);
         if (list.in_folder) { is_shard = folder_of_shards; }
         if (is_shard ? d->n_documents > 0 : d->n_files > 0) {
             fail_input("%s: expected %s, found %s: give text or shards, not both", file.path,
