@@ -203,7 +203,7 @@ int main(int argc, char** argv) {
         if (o.decode) { print_text(&tokenizer, &o, &text); } else { print_ids(&tokenizer, &o, &text); }
         buffer_free(&text);
     }
-    if (fflush(stdout) != 0) { fail_run("standard output: %s", strerror(errno)); }
+    if (fflush(stdout) != 0 || ferror(stdout)) { fail_run("standard output: %s", strerror(errno)); }
     tokenizer_free(&tokenizer);
     options_free(table, n);
     free(files.words);
