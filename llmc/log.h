@@ -18,9 +18,10 @@ a record with the same thirteen keys:
     accuracy   share of right answers, HellaSwag's                        float64
     time       when the record was written, seconds since 1970            float64
 An update gives one record whose val_* and accuracy are null; a validation after s updates gives one of its own, with
-only step, val_* and time not null, and a test on examples one with step, accuracy and time. Unknown and non-finite numbers are null too. Other numbers have the digits (9 for a float32,
-17 for a float64) that read back to the same bits. Each line is handed to the system before training goes on, so a kill
-costs at most the line being written. On resume the records after the checkpoint's step are cut, for they come again.
+only step, val_* and time not null, and a test on examples one with step, accuracy and time. Unknown and non-finite
+numbers are null too. Other numbers have the digits (9 for a float32, 17 for a float64) that read back to the same bits.
+Each line is handed to the system before training goes on, so a kill costs at most the line being written. On resume the
+records after the checkpoint's step are cut, for they come again.
 Errors: what cannot be written ends the run (status 1) with the path and the system's reason.
 */
 #ifndef LLMC_LOG_H
@@ -178,7 +179,8 @@ static inline int64_t log_step_of_(const char* line, size_t n_bytes, int* is_val
     return found;
 }
 
-// the records of `path` up to last_step, its validation only if `validated`, written to `out`; broken lines, left by a kill or a power cut, are dropped
+// the records of `path` up to last_step, its validation only if `validated`, written to `out`; broken lines, left by a kill
+// or a power cut, are dropped
 static inline void log_copy_(FILE* out, const char* path, int last_step, int validated) {
     FILE* old = fopen(path, "r");
     if (!old && errno == ENOENT) { return; }  // a folder that came with its checkpoints only
@@ -200,7 +202,8 @@ static inline void log_copy_(FILE* out, const char* path, int last_step, int val
 }
 
 // resume_step < 0: a new run, which must not have a metrics file yet; otherwise it goes on after the records up to
-// resume_step, of its validation if that was done before the checkpoint (`validated`). run_dir NULL: nothing is recorded (ranks other than 0). The file is replaced as a whole or not at all.
+// resume_step, of its validation if that was done before the checkpoint (`validated`). run_dir NULL: nothing is recorded
+// (ranks other than 0). The file is replaced as a whole or not at all.
 static inline void log_open(Log* log, const char* run_dir, int resume_step, int validated) {
     memset(log, 0, sizeof *log);
     if (!run_dir) { return; }
