@@ -479,6 +479,16 @@ static void test_splits(Test* t) {
     Tokenizer k = open_file(file);
     check_ids(t, &k, "thehe ab", usual, "116 104 101 104 101 32 259");  // "he" is never seen together
     tokenizer_free(&k);
+    file = byte_level_file();  // a group that repeats needs more than the 32 KiB of PCRE2's compiled code
+    edit(file, "pre_tokenizer.pretokenizers.0", "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"(?:[a-z] ?)+|.\"}, \"behavior\": \"Isolated\"}");
+    k = open_file(file);
+    const int n = 100000;
+    char* text = (char*)memset(malloc_check((size_t)n, "text"), 'x', (size_t)n);
+    int* tokens;
+    check(t, tokenizer_encode_plain(&k, text, (size_t)n, &tokens) == n, "a long match of a group");
+    free(tokens);
+    free(text);
+    tokenizer_free(&k);
 }
 
 // the same text through one workspace, through new ones, and cut at added tokens
