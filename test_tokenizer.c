@@ -379,6 +379,16 @@ static void test_byte_level(Test* t) {
     check_ids(t, &k, "xyz xyz", usual, "261 32 120 121 122");
     check(t, k.eot == -1, "no end of text: %d", k.eot);
     tokenizer_free(&k);
+    const char* names[] = {"<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "<|im_end|>"};  // Llama 3, DeepSeek, ...
+    for (int i = 0; i < 5; i++) {
+        char content[64];
+        snprintf(content, sizeof content, "\"%s\"", names[i]);
+        file = byte_level_file();
+        edit(file, "added_tokens.0.content", content);
+        k = open_file(file);
+        check(t, k.eot == 261, "%s: end of text is %d", names[i], k.eot);
+        tokenizer_free(&k);
+    }
 }
 
 static void test_characters(Test* t) {
@@ -399,6 +409,16 @@ static void test_characters(Test* t) {
     check_ids(t, &k, " a", usual, "1 263");
     check_ids(t, &k, "a</s>b", usual, "1 263 2 261");
     check_ids(t, &k, "</s>a", usual, "1 2 260");
+    tokenizer_free(&k);
+    file = character_file();  // a merge across a blank that the split keeps from being made, wherever the blank stands
+    edit(file, "normalizer", "null");
+    edit(file, "pre_tokenizer", "{\"type\": \"Metaspace\", \"replacement\": \"▁\", \"prepend_scheme\": \"never\", \"split\": true}");
+    edit(file, "model.vocab.c▁", "266");
+    edit(file, "model.merges", "[[\"c\", \"▁\"]]");
+    k = open_file(file);
+    check_ids(t, &k, "c bc", usual, "1 262 259 261 262");
+    check_ids(t, &k, "bc  c", usual, "1 261 262 259 259 262");
+    check_ids(t, &k, "cbbc c ", usual, "1 262 261 261 262 259 262 259");
     tokenizer_free(&k);
     for (int fuse = 0; fuse < 2; fuse++) {
         file = character_file();
@@ -459,6 +479,16 @@ static void test_splits(Test* t) {
     edit(file, "pre_tokenizer.pretokenizers.0", "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"h\"}, \"behavior\": \"Isolated\"}");
     Tokenizer k = open_file(file);
     check_ids(t, &k, "thehe ab", usual, "116 104 101 104 101 32 259");  // "he" is never seen together
+    tokenizer_free(&k);
+    file = byte_level_file();  // a group that repeats needs more than the 32 KiB of PCRE2's compiled code
+    edit(file, "pre_tokenizer.pretokenizers.0", "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"(?:[a-z] ?)+|.\"}, \"behavior\": \"Isolated\"}");
+    k = open_file(file);
+    const int n = 100000;
+    char* text = (char*)memset(malloc_check((size_t)n, "text"), 'x', (size_t)n);
+    int* tokens;
+    check(t, tokenizer_encode_plain(&k, text, (size_t)n, &tokens) == n, "a long match of a group");
+    free(tokens);
+    free(text);
     tokenizer_free(&k);
 }
 
@@ -606,7 +636,7 @@ static void test_open(Test* t) {
     edit(file, "added_tokens", "[]");
     text = json_dumps(file, JSON_COMPACT);
     path = temp_file(&folder, "no_eot.json", text, strlen(text));
-    check_exit(t, "no end of text", open_and_need_eot, path.s, 2, "the tokenizer has no end of text: expected <|endoftext|>, </s>");
+    check_exit(t, "no end of text", open_and_need_eot, path.s, 2, "the tokenizer has no end of text: expected <|endoftext|>, <|end_of_text|>, </s>");
     path = temp_file(&folder, "config.json", "{\"vocab_size\": 5}", 17);
     check_exit(t, "another JSON file", open_and_need_eot, path.s, 2, "config.json: expected an object as \"model\", found nothing");
     *strrchr(empty.s, '/') = '\0';

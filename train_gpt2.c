@@ -427,7 +427,7 @@ static int is_training(const Run* r) {
 }
 
 // the tokenizer is the model's: it shows every token, and encodes none that the model lacks
-static int has_text(const Run* r) { return r->tokenizer.n_tokens == r->model.config.V; }
+static int has_text(const Run* r) { return data_tokenizer_fits(&r->data, &r->tokenizer, r->model.config.V, r->table, r->n_options); }
 static int end_of_text(const Run* r) { return has_text(r) ? tokenizer_need_eot(&r->tokenizer) : r->model.config.V - 1; }
 
 // is a checkpoint written while training goes on? Not with --zero 1: then all ranks send rank 0 their part of the moments
@@ -734,10 +734,11 @@ static void plan(Run* r) {
     r->T = o->seq_len > 0 ? o->seq_len : c.max_T < 1024 ? c.max_T : 1024;
     if (r->T > c.max_T) { options_fail("seq-len", "expected at most the model's %d positions, found %d", c.max_T, r->T); }
     r->n_leaves = run_leaves(o, r->T);
-    if (!options_given(r->table, r->n_options, "tokenizer")) { data_check_tokenizer(&r->data, o, r->tokenizer.n_tokens, c.V); }
+    if (!options_given(r->table, r->n_options, "tokenizer")) { data_check_tokenizer(&r->data, o, c.V, has_text(r)); }
     if (!is_training(r) && !o->eval_only && !is_generating(r) && !*o->probe && !*o->export_hf && !*r->export_bin) {
         fail_input("nothing to do: expected --train, --eval-only, --generate, --probe, --export-hf, --export-bin or --dry-run");
     }
+    if (is_training(r) || *o->export_hf || o->doc_reset) { data_check_documents(&r->data, o, end_of_text(r)); }
     if (r->comm->size > 1 && !is_training(r) && !o->eval_only) { ranks_fail_input(r->comm, "%d ranks are for training and --eval-only: start one", r->comm->size); }
     if (*o->probe) {  // it brings its own sizes
         probe_read(&r->probe, o->probe, c.V, c.max_T);

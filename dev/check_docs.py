@@ -1,5 +1,5 @@
 """
-Holds doc/*.md and README.md to what they say. Standard library only; the examples need NumPy.
+Holds README.md, llmc/README.md and doc/*.md to what they say. Standard library only; the examples need NumPy.
 
     python dev/check_docs.py          check; ends with "N passed, N failed", status 1 if one failed
     python dev/check_docs.py --fix    first move line numbers to where the quoted code stands now
@@ -8,6 +8,7 @@ It promises that
   - a reference to code tells the truth. A reference is a link [`llmc/gelu.h:22`](../llmc/gelu.h#L22) with the code behind
     it, in backticks or as a fenced block: a part of that line, or all lines of [`llmc/gelu.h:20-23`](...), indented alike;
   - every relative link leads to a file, and to a heading where it names one;
+  - llmc/README.md links every header of llmc/ once;
   - every ```python block in doc/ runs, in a namespace of its own, and asserts something.
 """
 import argparse
@@ -20,6 +21,7 @@ import textwrap
 import traceback
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+MAP = "llmc/README.md"
 
 REFERENCE = re.compile(r"\[`(?P<path>[^`:\s]+):(?P<first>\d+)(?:-(?P<last>\d+))?`\]\((?P<url>[^)\s]*)\)")
 UNLINKED = re.compile(r"(?<!\[)`[\w/.-]+\.\w+:\d+(?:-\d+)?`")
@@ -45,9 +47,9 @@ class Report:
 
 
 def documents():
-    """Paths from the root: README.md, then doc/*.md."""
+    """Paths from the root: README.md, llmc/README.md, then doc/*.md."""
     pages = [f"doc/{name}" for name in sorted(os.listdir(os.path.join(ROOT, "doc"))) if name.endswith(".md")]
-    return [page for page in ["README.md"] + pages if os.path.exists(os.path.join(ROOT, page))]
+    return [page for page in ["README.md", MAP] + pages if os.path.exists(os.path.join(ROOT, page))]
 
 
 def read(path):
@@ -154,6 +156,13 @@ def check_links(page, report):
             report.count(place(page, prose, match.start()), link_problem(page, target))
 
 
+def check_map(report):
+    text = read(MAP)
+    for name in sorted(os.listdir(os.path.join(ROOT, "llmc"))):
+        n = text.count(f"]({name})")
+        report.count(MAP, None if n == 1 or not name.endswith(".h") else f"expected one link to {name}, found {n}")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Examples.
 # ---------------------------------------------------------------------------------------------------------------------
@@ -184,7 +193,7 @@ def check_examples(page, report):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="check the references, links and examples of doc/*.md and README.md")
+    parser = argparse.ArgumentParser(description="check the references, links and examples of README.md, llmc/README.md and doc/*.md")
     parser.add_argument("--fix", action="store_true", help="move line numbers to where the quoted code stands now")
     fix = parser.parse_args().fix
     report = Report()
@@ -193,6 +202,7 @@ def main():
         check_links(page, report)
         if page.startswith("doc/"):
             check_examples(page, report)
+    check_map(report)
     if report.skipped:
         print("skipped: the examples need NumPy (dev/setup.sh)")
     print(report.last_line())

@@ -270,6 +270,11 @@ echo "# probe"
 shard $(tokens 400 131) >odd.bin
 probe_file I32 3,13 "$(tokens 39 131)" "$(tokens 39 139 | sed -E 's/^13[1-9]$/-100/; 1,3s/.*/-1/')" >probe
 run --config odd.json --train odd.bin --seq-len 13 --steps 5 --lr 2e-2 --export-hf odd --run odd_run
+echo '{"model": {"unk_token": "a", "vocab": {"a": 0, "b": 1, "ab": 2, "</s>": 3}, "merges": ["a b"]}}' >four.json
+run --config odd.json --train text --tokenizer four.json --seq-len 13 --doc-reset 1 --steps 2 --sample-every 0 --export-hf padded --run padded_run
+check "a padded vocabulary: end of text is the tokenizer's" grep -q '"eos_token_id": 3' padded/config.json
+run --from padded --generate ab --max-new-tokens 3
+check "... and the tokenizer that came with the model encodes and decodes" test "$status" = 0 -a "$(head -c 2 out)" = ab
 run --from odd --probe probe --probe-out ours.safetensors
 check "--probe ends with status 0 and says where the result is" grep -qE '^probe: 3 rows of 13 positions, [0-9]+ targets counted, loss [0-9.]+, written to ours.safetensors$' out
 if "$python" -c 'import numpy' 2>/dev/null; then
@@ -430,6 +435,11 @@ refuse "a tokenizer without end of text, which config.json of a checkpoint names
     --model tiny --train two.bin --tokenizer two.json --seq-len 8 --run new
 refuse "a tokenizer that is not there" "nowhere.bin: cannot be opened" "${new[@]}" --tokenizer nowhere.bin
 refuse "a tokenizer that is something else" "expected a tokenizer file" "${new[@]}" --tokenizer text/a.txt
+shard $(tokens 400 100) >other.bin
+refuse "--doc-reset with tokens of another tokenizer" "--doc-reset: expected documents that begin with token 130" --config odd.json --train other.bin --seq-len 13 --doc-reset 1 --run new
+echo '{"model": {"unk_token": "a", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}}' >no_eot.json
+shard $(tokens 400 3) >three.bin
+refuse "a tokenizer without end of text, before the first step" "the tokenizer has no end of text" --model tiny --train three.bin --seq-len 13 --tokenizer no_eot.json --sample-every 0 --run new
 refuse "training data that is not there" "nowhere: expected a file, a folder or a pattern" "${new[@]}" --train nowhere
 refuse "training data in an empty folder" "expected text or token shards" "${new[@]}" --train empty
 refuse "text too short for a row" "too short: a row of --seq-len 24 needs 25 tokens" --config tiny.json --train ten.txt --run new

@@ -31,7 +31,7 @@ Source: shard formats of karpathy/llm.c; cycle walking: Black & Rogaway 2002, Ci
 #include "filelist.h"   // FileList, file_list_make
 #include "log.h"        // progress
 #include "mapfile.h"    // MappedFile, file_map, file_unmap, file_looks_like, ErrorText, error_set
-#include "tokenizer.h"  // Tokenizer, tokenizer_encode_plain
+#include "tokenizer.h"  // Tokenizer, tokenizer_encode_plain; utf8_decode
 #include <assert.h>
 #include <xxhash.h>
 
@@ -155,23 +155,6 @@ static inline void open_shard_(TokenData* d, const MappedFile* file) {
 
 // ---- 2. Text ----
 
-// length 1..4 of the UTF-8 character at s, 0 when invalid, -1 when the bytes end inside it (Unicode 15, table 3-7)
-static inline int utf8_length_(const unsigned char* s, size_t n_bytes) {
-    unsigned char c = s[0], low = 0x80, high = 0xbf;  // range of the second byte
-    int length = c < 0x80 ? 1 : c < 0xc2 ? 0 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : c < 0xf5 ? 4 : 0;
-    if (c == 0xe0) { low = 0xa0; }   // not overlong
-    if (c == 0xed) { high = 0x9f; }  // no surrogates
-    if (c == 0xf0) { low = 0x90; }
-    if (c == 0xf4) { high = 0x8f; }  // at most U+10FFFF
-    for (int i = 1; i < length; i++) {
-        if ((size_t)i >= n_bytes) { return -1; }
-        if (s[i] < low || s[i] > high) { return 0; }
-        low = 0x80;
-        high = 0xbf;
-    }
-    return length;
-}
-
 // 1 for UTF-8 text without NUL, judged by its first 64 KiB; 0 with the reason for anything else
 static inline int text_check_(const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
     size_t n = n_bytes < 65536 ? n_bytes : 65536, at = 0;
@@ -179,10 +162,11 @@ static inline int text_check_(const unsigned char* bytes, size_t n_bytes, ErrorT
     const char* other = file_looks_like(bytes, n_bytes);
     if (other && strstr(other, "Git LFS")) { return error_set(error, "expected text, found %s", other); }
     while (at < n) {
-        int length = utf8_length_(bytes + at, n - at);
-        if (length < 0 && n < n_bytes) { break; }  // a character across the 64 KiB line
-        if ((length <= 0 || bytes[at] == 0) && other) { return error_set(error, "expected text, found %s", other); }
-        if (length <= 0 || bytes[at] == 0) {
+        uint32_t code;
+        int cut, length = utf8_decode(bytes + at, n - at, &code, &cut), is_text = length > 0 && code != 0;
+        if (cut && n < n_bytes) { break; }  // a character across the 64 KiB line
+        if (!is_text && other) { return error_set(error, "expected text, found %s", other); }
+        if (!is_text) {
             return error_set(error,
                              "expected UTF-8 text, found byte 0x%02x at offset %zu: binary, or text in another encoding (convert "
                              "it with iconv)", bytes[at], at);
@@ -192,18 +176,13 @@ static inline int text_check_(const unsigned char* bytes, size_t n_bytes, ErrorT
     return 1;
 }
 
-static inline int name_ends_in_(const char* name, const char* end) {
-    size_t n = strlen(name), n_end = strlen(end);
-    return n >= n_end && strcmp(name + n - n_end, end) == 0;
-}
-
 // a .jsonl file whose first line is one {...}
 static inline int is_json_lines_(const char* path, const unsigned char* bytes, size_t n_bytes) {
     const unsigned char* newline = (const unsigned char*)memchr(bytes, '\n', n_bytes);
     size_t first = 0, last = newline ? (size_t)(newline - bytes) : n_bytes;
     while (first < last && isspace(bytes[first])) { first++; }
     while (last > first && isspace(bytes[last - 1])) { last--; }
-    return name_ends_in_(path, ".jsonl") && last - first >= 2 && bytes[first] == '{' && bytes[last - 1] == '}';
+    return ends_with(path, ".jsonl") && last - first >= 2 && bytes[first] == '{' && bytes[last - 1] == '}';
 }
 
 static inline void text_reserve_(TokenData* d, int64_t n_more) {
@@ -275,14 +254,14 @@ static inline void tokens_open(TokenData* d, const char* path, const Tokenizer* 
     file_list_make(&list, path);
     for (int i = 0; i < list.n; i++) {
         struct stat status;
-        n_shards += name_ends_in_(list.paths[i], ".bin");
+        n_shards += ends_with(list.paths[i], ".bin");
         d->n_bytes_total += stat(list.paths[i], &status) == 0 ? status.st_size : 0;  // file_map says what is wrong
     }
     int folder_of_shards = list.in_folder && n_shards == list.n;
     for (int i = 0; i < list.n; i++) {
         MappedFile file;
         file_map(&file, list.paths[i]);
-        int is_shard = name_ends_in_(file.path, ".bin") || is_shard_magic_(file.bytes, file.n_bytes);
+        int is_shard = ends_with(file.path, ".bin") || is_shard_magic_(file.bytes, file.n_bytes);
         if (list.in_folder) { is_shard = folder_of_shards; }
         if (is_shard ? d->n_documents > 0 : d->n_files > 0) {
             fail_input("%s: expected %s, found %s: give text or shards, not both", file.path,
@@ -356,6 +335,17 @@ static inline void tokens_check_vocab(const TokenData* d, int vocab_size, const 
                        vocab_size, what, token_at_(s->tokens, d->token_bytes, at), (long long)at);
         }
     }
+}
+
+// reads up to the first one, everything when there is none
+static inline int tokens_contain(const TokenData* d, int token) {
+    for (int i = 0; i < d->n_shards; i++) {
+        const TokenShard* s = &d->shards[i];
+        for (int64_t at = 0; at < s->n_tokens; at++) {
+            if (token_at_(s->tokens, d->token_bytes, at) == (uint32_t)token) { return 1; }
+        }
+    }
+    return 0;
 }
 
 // bytes of memory that the tokens of text take; shards take none

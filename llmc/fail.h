@@ -80,4 +80,9 @@ static inline char* string_copy(const char* s) {
     size_t n_bytes = strlen(s) + 1;
     return (char*)memcpy(malloc_check(n_bytes, "string"), s, n_bytes);
 }
+
+static inline int ends_with(const char* text, const char* end) {
+    size_t n = strlen(text), n_end = strlen(end);
+    return n >= n_end && strcmp(text + n - n_end, end) == 0;
+}
 #endif  // LLMC_FAIL_H

@@ -27,11 +27,6 @@ Source:  huggingface/transformers, save_pretrained and its sharded checkpoints; 
 #define HF_INDEX "model.safetensors.index.json"
 #define HF_WRITTEN_BY "llmc"  // "written_by" in config.json marks a folder of ours
 
-static inline int ends_with(const char* text, const char* end) {
-    size_t n = strlen(text), n_end = strlen(end);
-    return n >= n_end && strcmp(text + n - n_end, end) == 0;
-}
-
 // ---- model.safetensors.index.json ----
 
 enum { HF_MAX_SHARDS = 4096 };

@@ -223,6 +223,9 @@ static inline size_t regex_word_end_(const Splitter* splitter, pcre2_match_data*
                                      size_t at, size_t* match_end) {
     if (*match_end > at) { return *match_end; }
     int status = pcre2_match(splitter->regex, s, n, at, PCRE2_NO_UTF_CHECK, found, NULL);
+    if (status == PCRE2_ERROR_JIT_STACKLIMIT) {  // 32 KiB, for a group that repeats; the interpreter takes memory from the heap
+        status = pcre2_match(splitter->regex, s, n, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, found, NULL);
+    }
     if (status == PCRE2_ERROR_NOMATCH) { return n; }
     if (status < 0) { fail_input("the tokenizer's regex gave up on a text of %zu bytes: PCRE2 error %d", n, status); }
     const size_t* ends = pcre2_get_ovector_pointer(found);

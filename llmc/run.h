@@ -186,6 +186,7 @@ static inline char* run_prompt(const RunOptions* o, size_t* n_bytes) {
         text = (char*)realloc_check(text, *n_bytes + 65536, "prompt");
         n = fread(text + *n_bytes, 1, 65536, stdin);
     }
+    if (ferror(stdin)) { fail_run("--generate: standard input: cannot be read: %s", strerror(errno)); }
     return text;
 }
 

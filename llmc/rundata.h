@@ -1,7 +1,9 @@
 /*
 The data of a run: what it trains on, what it validates with, and the examples it answers.
     data_open    opens --train and --val, or takes --val-fraction of the training data for validation
+    data_tokenizer_fits   is the tokenizer the model's?
     data_check_tokenizer  refuses text for a model whose tokenizer nobody named
+    data_check_documents  refuses --doc-reset for data in which no document begins
     data_plan    checks them against the model; rows of T positions, and the number of steps where --steps is 0
 Errors: fail_input, before anything is computed.
 */
@@ -30,11 +32,28 @@ static inline int data_vocabulary(const RunData* d) {
     return d->train.vocab_size_needed > d->val.vocab_size_needed ? d->train.vocab_size_needed : d->val.vocab_size_needed;
 }
 
+// Is the tokenizer the model's? It has as many tokens, or fewer (a model's vocabulary may be padded) and either came with the
+// model or goes with the data that it is trained on.
+static inline int data_tokenizer_fits(const RunData* d, const Tokenizer* t, int V, const Option* table, int n) {
+    int is_used = options_given(table, n, "tokenizer") != 1 || has_data(&d->train);
+    return t->n_tokens == V || (t->json && is_used && t->n_tokens < V);
+}
+
 // Text for a model that others trained, and nobody said with which tokenizer: as bytes it would be gibberish to it.
-static inline void data_check_tokenizer(const RunData* d, const RunOptions* o, int n_tokens, int V) {
+static inline void data_check_tokenizer(const RunData* d, const RunOptions* o, int V, int fits) {
     int is_text = d->train.text != NULL || d->val.text != NULL;
-    if (is_text && *o->from && n_tokens != V) {
+    if (is_text && *o->from && !fits) {
         options_fail("tokenizer", "%s has %d tokens and no tokenizer.json of that size: give the model's tokenizer, or token shards", o->from, V);
+    }
+}
+
+// eot: the token with which documents begin. Shards of another tokenizer than --tokenizer lack it, and --doc-reset would
+// do nothing without a word.
+static inline void data_check_documents(const RunData* d, const RunOptions* o, int eot) {
+    const TokenData* data = has_data(&d->train) ? &d->train : &d->val;
+    if (o->doc_reset && has_data(data) && !tokens_contain(data, eot)) {
+        options_fail("doc-reset", "expected documents that begin with token %d, end of text, found none in %s: give --tokenizer the one that "
+                     "made these tokens", eot, data->path);
     }
 }
 

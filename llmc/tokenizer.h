@@ -220,8 +220,8 @@ static inline void tokenizer_open(Tokenizer* t, const char* name) {
 // end of text, where one is needed
 static inline int tokenizer_need_eot(const Tokenizer* t) {
     if (t->eot >= 0) { return t->eot; }
-    fail_input("the tokenizer has no end of text: expected <|endoftext|>, </s>, <eos> or <|im_end|> among its tokens; add one "
-               "to added_tokens");
+    fail_input("the tokenizer has no end of text: expected <|endoftext|>, <|end_of_text|>, </s>, <eos> or <|im_end|> among its "
+               "tokens; add one to added_tokens");
 }
 
 // The bytes of a token, not terminated by 0. End of text of the byte tokenizer has none, nor has an id outside the

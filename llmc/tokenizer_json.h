@@ -669,8 +669,8 @@ static inline int make_token_bytes_(TokenizerReader* r, const DecoderSteps* d) {
 
 // end of text by the names that models give it; -1: none of them
 static inline int find_eot_(const TokenizerReader* r) {
-    const char* names[] = {"<|endoftext|>", "</s>", "<eos>", "<|im_end|>"};
-    for (int i = 0; i < 4; i++) {
+    const char* names[] = {"<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "<|im_end|>"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         const json_t* known = json_object_get(r->vocab, names[i]);
         if (known) { return (int)json_integer_value(known); }
         for (size_t j = 0; j < json_array_size(r->added); j++) {

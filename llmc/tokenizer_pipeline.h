@@ -350,12 +350,13 @@ static inline void encode_word_(EncodeWork* w, const unsigned char* s, size_t at
 // Cut before each marker: all of them, or only those behind another character.
 static inline void encode_marked_(EncodeWork* w, const unsigned char* s, size_t n, const char* marker, int all) {
     size_t n_marker = strlen(marker), begin = 0;
-    for (size_t at = n_marker; at + n_marker <= n;) {
+    for (size_t at = 1; at + n_marker <= n;) {
         const unsigned char* found = (const unsigned char*)memchr(s + at, (unsigned char)marker[0], n - at);
         if (!found) { break; }
         at = (size_t)(found - s);
         int is_marker = n - at >= n_marker && memcmp(found, marker, n_marker) == 0;
-        if (is_marker && at > begin && (all || memcmp(found - n_marker, marker, n_marker) != 0)) {
+        int is_first = at < n_marker || memcmp(found - n_marker, marker, n_marker) != 0;  // of a run of markers
+        if (is_marker && (all || is_first)) {
             encode_word_(w, s, begin, at, n);
             begin = at;
         }

@@ -299,7 +299,7 @@ static inline void nfc_compose_(const Unicode* u, NfcRegion* r) {
     r->n = n_kept;
 }
 
-// 1 when NFC leaves these valid UTF-8 bytes as they are, judged by single characters
+// the first character of valid UTF-8 from `at` on that NFC may change, judged alone; n when there is none
 static inline size_t nfc_first_change_(const Unicode* u, const unsigned char* s, size_t n, size_t at) {
     while (at < n) {
         uint32_t code;

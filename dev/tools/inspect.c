@@ -453,6 +453,6 @@ int main(int argc, char** argv) {
     }
     if (n_paths == 0) { fail_input("expected one path or two: %s", usage); }
     int status = n_paths == 1 ? inspect_one(paths[0], stats, as_json) : inspect_two(paths[0], paths[1], as_json);
-    if (fflush(stdout) != 0) { fail_run("standard output: %s", strerror(errno)); }
+    if (fflush(stdout) != 0 || ferror(stdout)) { fail_run("standard output: %s", strerror(errno)); }
     return status;
 }

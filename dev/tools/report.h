@@ -8,7 +8,7 @@ lists of them in parentheses, as shapes are.
 */
 #ifndef TOOLS_REPORT_H
 #define TOOLS_REPORT_H
-#include "llmc/fail.h"  // fail_run, plain_text, realloc_check
+#include "llmc/fail.h"  // ends_with, plain_text, string_copy, malloc_check
 #include "llmc/log.h"   // format_bytes, format_text
 #include <jansson.h>
 #include <sys/ioctl.h>
@@ -53,11 +53,6 @@ static inline char* report_shape_(const json_t* shape) {
     return text;
 }
 
-static inline int report_key_ends_(const char* key, const char* end) {
-    size_t n = strlen(key), n_end = strlen(end);
-    return n >= n_end && strcmp(key + n - n_end, end) == 0;
-}
-
 static inline char* report_text(const char* key, const json_t* value) {
     char text[160] = "-";
     if (json_is_string(value)) {
@@ -67,11 +62,11 @@ static inline char* report_text(const char* key, const json_t* value) {
     }
     if (json_is_array(value)) { return report_shape_(value); }
     if (json_is_boolean(value)) { snprintf(text, sizeof text, "%s", json_is_true(value) ? "yes" : "no"); }
-    int digits = report_key_ends_(key, "loss") ? 6 : 4;
+    int digits = ends_with(key, "loss") ? 6 : 4;
     if (json_is_real(value)) { snprintf(text, sizeof text, "%.*g", digits, json_real_value(value)); }
     if (json_is_integer(value)) {
         long long n = json_integer_value(value);
-        if (report_key_ends_(key, "bytes")) { snprintf(text, sizeof text, "%s", format_bytes((double)n).s); }
+        if (ends_with(key, "bytes")) { snprintf(text, sizeof text, "%s", format_bytes((double)n).s); }
         else { report_digits_(text, n); }
     }
     return string_copy(text);

@@ -538,7 +538,7 @@ static inline void describe_file(Source* s) {
         case 20240527: describe_bin_state(s); break;
         default:
             if (s->file.n_bytes > 0 && s->file.bytes[0] == '{') { describe_json(s); break; }
-            if (!name_ends_in_(s->path, ".safetensors") && (s->file.n_bytes < 9 || s->file.bytes[8] != '{')) {
+            if (!ends_with(s->path, ".safetensors") && (s->file.n_bytes < 9 || s->file.bytes[8] != '{')) {
                 const char* other = file_looks_like(s->file.bytes, s->file.n_bytes);
                 fail_input("%s: expected safetensors, one of llm.c's .bin files, tokenizer.json or metrics.jsonl, found %s",
                            s->path, other ? other : "something else");

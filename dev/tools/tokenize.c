@@ -7,7 +7,7 @@ Text to tokens and back, with the trainers' own tokenizer:
 A shard is that of llm.c: uint16 when the vocabulary has at most 65,536 tokens, else uint32 (format: llmc/dataloader.h).
 End of text stands before each document; a document is a file. Files, folders and patterns are taken as by --train.
 */
-#include "../../llmc/dataloader.h"  // list_files_, text_check_, is_json_lines_; tokenizer.h
+#include "../../llmc/dataloader.h"  // file_list_make, text_check_, is_json_lines_, file_map; tokenizer.h
 #include "../../llmc/log.h"         // progress, seconds_now
 #include "../../llmc/options.h"     // options_parse_words
 
@@ -203,7 +203,7 @@ int main(int argc, char** argv) {
         if (o.decode) { print_text(&tokenizer, &o, &text); } else { print_ids(&tokenizer, &o, &text); }
         buffer_free(&text);
     }
-    if (fflush(stdout) != 0) { fail_run("standard output: %s", strerror(errno)); }
+    if (fflush(stdout) != 0 || ferror(stdout)) { fail_run("standard output: %s", strerror(errno)); }
     tokenizer_free(&tokenizer);
     options_free(table, n);
     free(files.words);
