@@ -445,7 +445,7 @@ static void save_model(const Run* r, const float* params, const char* folder, si
     char path[PATH_BYTES];
     saved_files_add(files, config_save(path_join(path, folder, "config.json"), r->model.config, end_of_text(r)));
     tensors_save_folder(folder, r->model.table, N_PARAMETERS, params, shard_bytes, files);
-    hf_save_tokenizer(folder, &r->tokenizer, files);
+    if (has_text(r)) { hf_save_tokenizer(folder, &r->tokenizer, files); }
 }
 
 // the files of a checkpoint, from the snapshot: training may be further on by now

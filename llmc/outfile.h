@@ -124,6 +124,7 @@ static inline void outfile_open(OutFile* f, const char* path) {
     f->buffer = (unsigned char*)malloc_check(OUTFILE_BUFFER, "buffer of a file");
     if (!f->hash) { fail_run("%s: no memory for its checksum", path); }
     XXH3_64bits_reset(f->hash);
+    signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes then fails the write, which has a message
     f->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (f->fd < 0) { fail_run("%s: cannot be created: %s", path, strerror(errno)); }
 }

@@ -458,6 +458,5 @@ static inline void stop_on_signals(void) {
     signal(SIGTERM, stop_handler_);
     signal(SIGINT, stop_handler_);
     signal(SIGUSR1, stop_handler_);  // Slurm's warning before the time is up
-    signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes then fails the write, which has a message
 }
 #endif  // LLMC_RUN_H
