@@ -468,7 +468,7 @@ static void save_checkpoint(Run* r, int last) {
     const float* arenas[SNAPSHOT_ARENAS] = {model->params, model->adam_m, model->adam_v};
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
     if (r->comm->rank == 0) {
-        snapshot_save(&r->snapshot, arenas, model->n, &r->state, saves_beside(r) && !last, write_checkpoint, r);
+        snapshot_save(&r->snapshot, arenas, model->n, &r->state, saves_beside(r), last, write_checkpoint, r);
     } else if (r->o.zero > 0) {
         moments_save(NULL, &model->shards, model->adam_m, model->adam_v);
     }

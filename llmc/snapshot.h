@@ -26,8 +26,9 @@ typedef struct {
     Background writer;
     int n_saved;               // written by the writer, read by anybody: atomic
     int saved_step;            // of the last one, likewise
-    double seconds_writing;    // in all
-    double seconds_waited;     // in which training stood still
+    double seconds_writing, seconds_fastest;  // in all; of the fastest
+    int n_waits;
+    double seconds_waited;     // in which training stood still, in n_waits saves; the last, when training is over, is none
 } Snapshot;
 
 static inline void snapshot_take_(Snapshot* s, const float* const* arenas, size_t n, const RunState* state, int copy) {
@@ -47,7 +48,9 @@ static inline void snapshot_write_(void* snapshot) {
     Snapshot* s = (Snapshot*)snapshot;
     double start = seconds_now(CLOCK_MONOTONIC);
     s->write(s->run);
-    s->seconds_writing += seconds_now(CLOCK_MONOTONIC) - start;
+    double seconds = seconds_now(CLOCK_MONOTONIC) - start;
+    s->seconds_writing += seconds;
+    s->seconds_fastest = s->n_saved == 0 || seconds < s->seconds_fastest ? seconds : s->seconds_fastest;
     __atomic_store_n(&s->saved_step, s->state.step, __ATOMIC_RELAXED);
     __atomic_fetch_add(&s->n_saved, 1, __ATOMIC_RELEASE);
 }
@@ -57,9 +60,10 @@ static inline int snapshot_newest(const Snapshot* s, int before) {
     return __atomic_load_n(&s->n_saved, __ATOMIC_ACQUIRE) > 0 ? __atomic_load_n(&s->saved_step, __ATOMIC_RELAXED) : before;
 }
 
-// one at a time: the writer before comes to its end first
-static inline void snapshot_save(Snapshot* s, const float* const* arenas, size_t n, const RunState* state, int in_background,
+// One at a time: the writer before comes to its end first. beside: in the background, unless this is the last
+static inline void snapshot_save(Snapshot* s, const float* const* arenas, size_t n, const RunState* state, int beside, int last,
                                  void (*write)(void* run), void* run) {
+    const int in_background = beside && !last;
     double start = seconds_now(CLOCK_MONOTONIC);
     background_wait(&s->writer);
     snapshot_take_(s, arenas, n, state, in_background);
@@ -67,15 +71,18 @@ static inline void snapshot_save(Snapshot* s, const float* const* arenas, size_t
     s->run = run;
     checkpoint_abandon_at_exit();
     if (in_background) { background_start(&s->writer, snapshot_write_, s); } else { snapshot_write_(s); }
+    if (last) { return; }
     s->seconds_waited += seconds_now(CLOCK_MONOTONIC) - start;
+    s->n_waits++;
 }
 
 // n_bytes: of one checkpoint
 static inline void snapshot_print(const Snapshot* s, double n_bytes) {
     if (s->n_saved == 0) { return; }
-    double each = s->seconds_writing / s->n_saved;
-    printf("checkpoints: %d saved, %s each in %.2f s (%s/s); training waited %.2f s for each\n", s->n_saved, format_bytes(n_bytes).s,
-           each, format_bytes(n_bytes / each).s, s->seconds_waited / s->n_saved);
+    printf("checkpoints: %d saved, %s each in %.2f s, the fastest in %.2f s (%s/s)", s->n_saved, format_bytes(n_bytes).s,
+           s->seconds_writing / s->n_saved, s->seconds_fastest, format_bytes(n_bytes / s->seconds_fastest).s);
+    if (s->n_waits > 0) { printf("; training waited %.2f s for each", s->seconds_waited / s->n_waits); }
+    printf("\n");
 }
 
 static inline void snapshot_free(Snapshot* s) {

@@ -18,7 +18,7 @@ for round in 1 2 3; do
     dd if=/dev/zero of="$folder/dd" bs=1M count=1425 conv=fsync 2>&1 | tail -n 1 | sed 's/^/dd, 1425 MiB with fsync: /'
     rm "$folder/dd"
     for background in 1 0; do
-        ./train_gpt2 --model d12 --train "$shard" --batch-size 4 --seq-len 64 --steps 5 --save-every 2 --keep 1 --lr 1e-5 \
+        ./train_gpt2 --model d12 --train "$shard" --batch-size 4 --seq-len 64 --steps 25 --save-every 8 --keep 1 --lr 1e-5 \
             --async-save $background --run "$folder/run" | grep -E '^checkpoints:' | sed "s/^/--async-save $background: /"
         rm -rf "$folder/run"
     done
