@@ -323,7 +323,7 @@ static void fail_beside_writer(void* run) {
     static Snapshot snapshot;
     const float arena[16] = {0}, *arenas[SNAPSHOT_ARENAS] = {arena, arena, arena};
     RunState s = run_state_start(1);
-    snapshot_save(&snapshot, arenas, 16, &s, 1, write_slowly, run);
+    snapshot_save(&snapshot, arenas, 16, &s, 1, 0, write_slowly, run);
     while (!__atomic_load_n(&writer_has_begun, __ATOMIC_ACQUIRE)) { sched_yield(); }
     fail_run("lost rank");
 }
