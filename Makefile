@@ -141,6 +141,37 @@ fuzz: $(FUZZ)
 	        dev/fuzz/corpus/$$name || exit 1; \
 	done
 
+# ---- simt: the CUDA kernels on this CPU (dev/simt/README.md) ----
+#     build/simt-exact/test_layernorm    -DEXACT, with sanitizers; simt-fast: without EXACT
+#     build/simt-exact/train_gpt2cu      the trainer, without sanitizers; build/simt-exact-asan/train_gpt2cu with them
+SIMT_TESTS = test_layernorm
+SIMT_FLAGS = -x c++ -std=gnu++17 -D_GNU_SOURCE -D__CUDACC__ -DSIMT -O1 -g -ffp-contract=off -fno-math-errno -fno-trapping-math
+SIMT_FLAGS += -fopenmp -Ibuild/simt/src -Idev/simt/include -Wall -Wextra -Wno-unknown-pragmas $(BUILT)
+SIMT_SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all
+SIMT_HEADERS = $(patsubst %,build/simt/src/%,$(wildcard llmc/*.h))
+SIMT_COMPILE = @mkdir -p $(@D); echo "g++ (simt) $@"; g++ $(SIMT_FLAGS) -MMD -MP -MF $@.d
+
+build/simt/src/%: % dev/simt/rewrite.py
+	@dev/simt/rewrite.py build/simt/src $<
+build/simt-exact/test_%: build/simt/src/test_%.c $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) $(SIMT_SANITIZE) -DEXACT $< -o $@ $(LIBS)
+build/simt-fast/test_%: build/simt/src/test_%.c $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) $(SIMT_SANITIZE) $< -o $@ $(LIBS)
+build/simt-exact/train_%cu: build/simt/src/train_%.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) -DEXACT $< -o $@ $(LIBS)
+build/simt-fast/train_%cu: build/simt/src/train_%.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) $< -o $@ $(LIBS)
+build/simt-exact-asan/train_%cu: build/simt/src/train_%.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) $(SIMT_SANITIZE) -DEXACT $< -o $@ $(LIBS)
+build/simt-fast-asan/train_%cu: build/simt/src/train_%.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) $(SIMT_SANITIZE) $< -o $@ $(LIBS)
+
+-include $(wildcard build/simt-*/*.d)
+.PRECIOUS: build/simt/src/%
+
+test-simt: $(foreach build,simt-exact simt-fast,$(SIMT_TESTS:%=build/$(build)/%))
+	@dev/test.sh check $^
+
 golden:
 	$(PYTHON) dev/ref/gpt2.py
 
@@ -150,5 +181,5 @@ bench: setup
 clean:
 	rm -rf build launch $(TRAINERS) $(TOOLS:%=dev/tools/%)
 
-.PHONY: help folder setup run plot check test fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%)
+.PHONY: help folder setup run plot check test fuzz golden bench clean launch tools test-simt $(TRAINERS) $(TOOLS:%=dev/tools/%)
 .DELETE_ON_ERROR:
