@@ -1,7 +1,16 @@
 /*
 Device: what differs between machines, handed to every op as its last argument. On a CPU that is the number of threads
-and a workspace for packed matrices; a CUDA build adds its stream and handles here. No op keeps state of its own.
+and a workspace for packed matrices; a CUDA build adds its stream and its cuBLASLt handle. No op keeps state of its own.
 Threads share OUTPUTS among themselves and never a sum, so their number cannot change a bit (doc/exactness.md rule 2).
+
+Device memory, what ops read and write, is the GPU's in a CUDA build and ordinary memory elsewhere; these calls are all that a
+trainer needs to know of the difference:
+    device_alloc, device_release        zeroed memory for arenas
+    device_zero, device_copy            on the device, in the order of ops
+    device_upload                       from the host. Memory of device_pinned is read later, while the host goes on
+    device_download                     to the host: waits for every op before it
+    device_sync                         waits, and stops if a kernel has failed
+    device_workspace                    scratch of the op that runs now
 */
 #ifndef LLMC_DEVICE_H
 #define LLMC_DEVICE_H
@@ -9,6 +18,10 @@ Threads share OUTPUTS among themselves and never a sum, so their number cannot c
 #include <float.h>
 #include <stdint.h>
 #include <sys/mman.h>
+#ifdef __CUDACC__
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+#endif
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -25,7 +38,24 @@ typedef struct {
 typedef struct {
     int n_threads;
     Workspace* workspace;  // scratch of the op that runs now (device_workspace); nothing in it outlives the call
+#ifdef __CUDACC__
+    cudaStream_t stream;   // of every kernel: one begins when the one before has ended
+    cublasLtHandle_t blas;
+    int n_sms;             // multiprocessors of this GPU
+#endif
 } Device;
+
+#ifdef __CUDACC__
+#define cudaCheck(call) cuda_check_((call), #call, __FILE__, __LINE__)
+static inline void cuda_check_(cudaError_t error, const char* call, const char* file, int line) {
+    if (error != cudaSuccess) { fail_run("%s:%d: %s: %s", file, line, call, cudaGetErrorString(error)); }
+}
+
+#define cublasCheck(call) cublas_check_((call), #call, __FILE__, __LINE__)
+static inline void cublas_check_(cublasStatus_t status, const char* call, const char* file, int line) {
+    if (status != CUBLAS_STATUS_SUCCESS) { fail_run("%s:%d: %s: cuBLASLt status %d", file, line, call, (int)status); }
+}
+#endif
 
 // which thread of the parallel region this is: owner of its slice of the workspace
 static inline int thread_number(void) {
@@ -103,16 +133,103 @@ static inline void device_init(Device* dev, int n_threads) {
 #endif
     dev->workspace = (Workspace*)calloc(1, sizeof(Workspace));
     if (!dev->workspace) { fail_run("device: no memory"); }
+#ifdef __CUDACC__
+    int gpu = 0;
+    cudaCheck(cudaGetDevice(&gpu));
+    cudaCheck(cudaDeviceGetAttribute(&dev->n_sms, cudaDevAttrMultiProcessorCount, gpu));
+    cudaCheck(cudaStreamCreate(&dev->stream));
+    cublasCheck(cublasLtCreate(&dev->blas));
+#endif
 }
+
+#ifdef __CUDACC__  // ---- memory of the GPU ----
+
+// which GPU this process has: rank `local_rank` of this machine takes one of its own. Before device_init
+static inline void device_choose(int local_rank) {
+    int n_gpus = 0;
+    cudaError_t error = cudaGetDeviceCount(&n_gpus);
+    if (error != cudaSuccess || n_gpus == 0) { fail_run("no GPU here that CUDA can use (%s): `make train_gpt2` builds the CPU trainer", cudaGetErrorString(error)); }
+    if (local_rank >= n_gpus) { fail_run("rank %d of this machine has no GPU of its own: expected at most %d ranks here, one per GPU", local_rank, n_gpus); }
+    cudaCheck(cudaSetDevice(local_rank));
+}
+
+static inline void* device_alloc(size_t n_bytes, const char* what) {
+    void* p = NULL;
+    cudaError_t error = cudaMalloc(&p, n_bytes ? n_bytes : 1);
+    if (error != cudaSuccess) { fail_run("%s: no memory on the GPU for %zu bytes: %s", what, n_bytes, cudaGetErrorString(error)); }
+    cudaCheck(cudaMemset(p, 0, n_bytes ? n_bytes : 1));
+    return p;
+}
+
+static inline void device_release(void* p, size_t n_bytes) {
+    (void)n_bytes;
+    cudaCheck(cudaFree(p));
+}
+
+static inline void device_zero(void* p, size_t n_bytes, const Device* dev) { cudaCheck(cudaMemsetAsync(p, 0, n_bytes, dev->stream)); }
+
+static inline void device_copy(void* to, const void* from, size_t n_bytes, const Device* dev) {
+    cudaCheck(cudaMemcpyAsync(to, from, n_bytes, cudaMemcpyDeviceToDevice, dev->stream));
+}
+
+static inline void device_upload(void* to, const void* from_host, size_t n_bytes, const Device* dev) {
+    cudaCheck(cudaMemcpyAsync(to, from_host, n_bytes, cudaMemcpyHostToDevice, dev->stream));
+}
+
+static inline void device_sync(const Device* dev) { cudaCheck(cudaStreamSynchronize(dev->stream)); }
+
+static inline void device_download(void* to_host, const void* from, size_t n_bytes, const Device* dev) {
+    cudaCheck(cudaMemcpyAsync(to_host, from, n_bytes, cudaMemcpyDeviceToHost, dev->stream));
+    device_sync(dev);
+}
+
+// host memory that the GPU reads by itself
+static inline void* device_pinned(size_t n_bytes, const char* what) {
+    void* p = NULL;
+    cudaError_t error = cudaMallocHost(&p, n_bytes ? n_bytes : 1);
+    if (error != cudaSuccess) { fail_run("%s: no pinned memory for %zu bytes: %s", what, n_bytes, cudaGetErrorString(error)); }
+    return p;
+}
+
+static inline void device_pinned_free(void* p) { cudaCheck(cudaFreeHost(p)); }
+
+#else  // ---- no GPU: device memory is memory ----
+
+static inline void device_choose(int local_rank) { (void)local_rank; }
+static inline void* device_alloc(size_t n_bytes, const char* what) { return arena_alloc(n_bytes, what); }
+static inline void device_release(void* p, size_t n_bytes) { arena_free(p, n_bytes); }
+static inline void device_sync(const Device* dev) { (void)dev; }
+
+static inline void device_zero(void* p, size_t n_bytes, const Device* dev) {
+    (void)dev;
+    memset(p, 0, n_bytes);
+}
+
+static inline void device_copy(void* to, const void* from, size_t n_bytes, const Device* dev) {
+    (void)dev;
+    memcpy(to, from, n_bytes);
+}
+
+static inline void device_upload(void* to, const void* from_host, size_t n_bytes, const Device* dev) { device_copy(to, from_host, n_bytes, dev); }
+static inline void device_download(void* to_host, const void* from, size_t n_bytes, const Device* dev) { device_copy(to_host, from, n_bytes, dev); }
+
+static inline void* device_pinned(size_t n_bytes, const char* what) {
+    void* p = malloc(n_bytes ? n_bytes : 1);
+    if (!p) { fail_run("%s: no memory for %zu bytes", what, n_bytes); }
+    return p;
+}
+
+static inline void device_pinned_free(void* p) { free(p); }
+#endif
 
 // scratch of at least n_bytes, kept from call to call: it grows in the first step and stays. Never inside a parallel region
 static inline float* device_workspace(const Device* dev, size_t n_bytes) {
     Workspace* w = dev->workspace;
     if (w->n_bytes < n_bytes) {
-        arena_free(w->memory, w->n_bytes);
-        w->memory = (float*)arena_alloc(n_bytes, "workspace");
+        device_release(w->memory, w->n_bytes);
+        w->memory = (float*)device_alloc(n_bytes, "workspace");
         w->n_bytes = n_bytes;
-#ifdef ARENA_GUARDED
+#if defined(ARENA_GUARDED) && !defined(__CUDACC__)
         memset(w->memory, 0xff, n_bytes);  // NaN: nobody may count on zeros
 #endif
     }
@@ -120,8 +237,12 @@ static inline float* device_workspace(const Device* dev, size_t n_bytes) {
 }
 
 static inline void device_free(Device* dev) {
-    arena_free(dev->workspace->memory, dev->workspace->n_bytes);
+    device_release(dev->workspace->memory, dev->workspace->n_bytes);
     free(dev->workspace);
     dev->workspace = NULL;
+#ifdef __CUDACC__
+    cublasCheck(cublasLtDestroy(dev->blas));
+    cudaCheck(cudaStreamDestroy(dev->stream));
+#endif
 }
 #endif  // LLMC_DEVICE_H

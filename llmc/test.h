@@ -151,8 +151,68 @@ static inline void sprinkle(float* x, size_t n, uint32_t one_in, uint64_t seed) 
     }
 }
 
+#ifdef __CUDACC__
+enum { N_TEST_THREADS = 1 };  // the host's threads have no part in kernels
+#else
 enum { N_TEST_THREADS = 4 };
+#endif
 static inline int test_threads(int i) { return i < 3 ? i + 1 : 7; }  // 1, 2, 3, 7
+
+// ---- arrays on the device: copies of plain ones, in a CUDA build on the GPU ----
+
+#ifdef __CUDACC__
+// stored as X
+template <typename X>
+static inline X* to_device_as(const float* x, size_t n, const Device* dev) {
+    X* stored = (X*)new_array(n, sizeof(X));
+    for (size_t i = 0; i < n; i++) { stored[i] = (X)x[i]; }
+    X* d = (X*)device_alloc(sizeof(X) * n, "test array");
+    device_upload(d, stored, sizeof(X) * n, dev);
+    device_sync(dev);
+    free(stored);
+    return d;
+}
+
+// back to floats; the device's array is freed
+template <typename X>
+static inline void from_device_as(float* x, X* d, size_t n, const Device* dev) {
+    X* stored = (X*)new_array(n, sizeof(X));
+    device_download(stored, d, sizeof(X) * n, dev);
+    for (size_t i = 0; i < n; i++) { x[i] = (float)stored[i]; }
+    free(stored);
+    device_release(d, sizeof(X) * n);
+}
+
+static inline float* to_device(const float* x, size_t n, const Device* dev) { return to_device_as<float>(x, n, dev); }
+static inline void from_device(float* x, float* d, size_t n, const Device* dev) { from_device_as<float>(x, d, n, dev); }
+
+static inline int* ints_to_device(const int* x, size_t n, const Device* dev) {
+    int* d = (int*)device_alloc(sizeof(int) * n, "test array");
+    device_upload(d, x, sizeof(int) * n, dev);
+    device_sync(dev);
+    return d;
+}
+
+static inline void device_drop(void* d) { device_release(d, 0); }
+#else
+static inline float* to_device(const float* x, size_t n, const Device* dev) {
+    (void)dev;
+    return (float*)memcpy(new_array(n, sizeof(float)), x, sizeof(float) * n);
+}
+
+static inline void from_device(float* x, float* d, size_t n, const Device* dev) {
+    (void)dev;
+    memcpy(x, d, sizeof(float) * n);
+    free(d);
+}
+
+static inline int* ints_to_device(const int* x, size_t n, const Device* dev) {
+    (void)dev;
+    return (int*)memcpy(new_array(n, sizeof(int)), x, sizeof(int) * n);
+}
+
+static inline void device_drop(void* d) { free(d); }  // of to_device, without reading it back
+#endif
 
 // each promise has its own: its workspace is as large as its largest op asked for, under a sanitizer to the byte
 static inline Device test_device(int n_threads) {

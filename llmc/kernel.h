@@ -1,0 +1,110 @@
+/*
+What kernels are written with: a warp works on a row, lanes load 16 bytes at a time, and one source makes two builds.
+    EXACT   every sum is the chain of the plain loop and every function is fmath.h's: the bits of the C code. For parity,
+            learning and debugging. X is float, and nvcc is told --fmad=false
+    fast    each lane keeps a sum of its own, added up along a tree; exp and tanh are the hardware's. X is float or bf16
+A kernel says row_add and row_total and is right in both:
+    float sum = 0.0f;
+    for (int c = lane; c - lane < C; c += WARP) { sum = row_add(sum, c < C ? load(x + c) : 0.0f); }
+    sum = row_total(sum);                                              // the same in all 32 lanes
+Adding the 0 of a lane beyond the row changes no bit: a sum that began at +0 is never -0.
+    Pack<X, W>        W elements that one lane loads and stores at once; pack_width<X>() is 16 bytes of them, and 1 where rows
+                      do not divide: the launcher picks
+    row_add(sum, pack)  lane 0's W elements, then lane 1's, ...
+    to_float, from_float  X to float and back, rounding to nearest even
+    kernel_exp, kernel_tanh, kernel_log   in EXACT builds correctly rounded, else the hardware's approximation
+Source: spec/numerics.md 4; style.md section 4
+*/
+#ifndef LLMC_KERNEL_H
+#define LLMC_KERNEL_H
+#ifdef __CUDACC__
+#include "device.h"  // Device, cudaCheck, ceil_div
+#include "fmath.h"   // fm_exp, fm_tanh, fm_log
+#include <cuda_bf16.h>
+
+enum { WARP = 32 };
+static const unsigned ALL_LANES = 0xffffffffu;
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <typename X> __device__ inline X from_float(float x);
+template <> __device__ inline float from_float<float>(float x) { return x; }
+template <> __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+
+// ---- loads and stores of W elements at once ----
+
+template <typename X, int W>
+struct alignas(sizeof(X) * W) Pack {
+    X x[W];
+};
+
+// elements in 16 bytes
+template <typename X> constexpr int pack_width() { return 16 / (int)sizeof(X); }
+
+// may rows of C elements that begin at p be taken in whole packs?
+template <typename X>
+static inline int pack_fits(const X* p, int64_t C) { return C % pack_width<X>() == 0 && (uintptr_t)p % 16 == 0; }
+
+template <int W, typename X>
+__device__ inline Pack<X, W> pack_load(const X* p) { return *reinterpret_cast<const Pack<X, W>*>(p); }
+template <int W, typename X>
+__device__ inline void pack_store(X* p, Pack<X, W> pack) { *reinterpret_cast<Pack<X, W>*>(p) = pack; }
+
+// ---- sums and maxima over the 32 lanes of a row ----
+
+__device__ inline float lane_sum(float x) {
+    for (int step = WARP / 2; step > 0; step /= 2) { x += __shfl_xor_sync(ALL_LANES, x, step); }
+    return x;
+}
+
+__device__ inline float row_max(float x) {
+    for (int step = WARP / 2; step > 0; step /= 2) {
+        float other = __shfl_xor_sync(ALL_LANES, x, step);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+
+// sum + the x of all lanes, in order (EXACT), or + this lane's x alone
+__device__ inline float row_add(float sum, float x) {
+#ifdef EXACT
+    for (int lane = 0; lane < WARP; lane++) { sum += __shfl_sync(ALL_LANES, x, lane); }
+    return sum;
+#else
+    return sum + x;
+#endif
+}
+
+template <int W>
+__device__ inline float row_add(float sum, const float (&x)[W]) {
+#ifdef EXACT
+    for (int lane = 0; lane < WARP; lane++) {
+        for (int i = 0; i < W; i++) { sum += __shfl_sync(ALL_LANES, x[i], lane); }
+    }
+#else
+    for (int i = 0; i < W; i++) { sum += x[i]; }
+#endif
+    return sum;
+}
+
+__device__ inline float row_total(float sum) {
+#ifdef EXACT
+    return sum;
+#else
+    return lane_sum(sum);
+#endif
+}
+
+// ---- functions ----
+
+#ifdef EXACT
+__device__ inline float kernel_exp(float x) { return fm_exp(x); }
+__device__ inline float kernel_log(float x) { return fm_log(x); }
+__device__ inline float kernel_tanh(float x) { return fm_tanh(x); }
+#else
+__device__ inline float kernel_exp(float x) { return __expf(x); }
+__device__ inline float kernel_log(float x) { return __logf(x); }
+__device__ inline float kernel_tanh(float x) { return 1.0f - 2.0f / (1.0f + __expf(2.0f * x)); }  // +-1 where exp is 0 or Inf
+#endif
+#endif  // __CUDACC__
+#endif  // LLMC_KERNEL_H
