@@ -7,6 +7,7 @@ Only trainers say floatX: headers have a template parameter X.
 */
 #ifndef LLMC_FLOATX_H
 #define LLMC_FLOATX_H
+#include "device.h"  // device_download
 #if defined(__CUDACC__) && !defined(EXACT) && !defined(FP32)
 #include <cuda_bf16.h>
 typedef __nv_bfloat16 floatX;
@@ -17,4 +18,15 @@ typedef float floatX;
 #define FLOATX_NAME "fp32"
 enum { FLOATX_IS_FLOAT = 1 };
 #endif
+
+// n stored values as floats on the host: waits for every op before it
+static inline void floatx_download(float* out, const floatX* x, size_t n, const Device* dev) {
+    floatX* stored = (floatX*)((char*)out + (sizeof(float) - sizeof(floatX)) * n);  // the upper end of `out`: widened in place
+    device_download(stored, x, sizeof(floatX) * n, dev);
+    for (size_t i = 0; i < n; i++) {
+        floatX value;
+        memcpy(&value, stored + i, sizeof value);
+        out[i] = (float)value;
+    }
+}
 #endif  // LLMC_FLOATX_H
