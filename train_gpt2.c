@@ -656,7 +656,7 @@ static double print_start(const Run* r) {
     printf("train_gpt2: %s (%s, %d lanes, %d threads)\n", build_name(), __VERSION__, VLANES, r->dev.n_threads);
     options_print(r->table, r->n_options);
     box_line();
-    box_row("model", "%d layers, %d heads, %d channels, %d positions", c.L, c.NH, c.C, c.max_T);
+    box_row("model", "%d layer%s, %d head%s, %d channels, %d positions", c.L, c.L > 1 ? "s" : "", c.NH, c.NH > 1 ? "s" : "", c.C, c.max_T);
     box_row("vocabulary", "%d, padded to %d", c.V, c.Vp);
     size_t n_parameters = tensors_count(r->model.table, N_PARAMETERS);
     box_row("parameters", "%s = %zu", format_count((double)n_parameters).s, n_parameters);
