@@ -235,7 +235,7 @@ __device__ inline Softmax softmax_join_lanes_(Softmax s) {
 template <int W>
 __device__ inline Softmax softmax_add_(Softmax s, const float (&x)[W]) {
     float max = s.max;
-    for (int i = 0; i < W; i++) { max = x[i] > max ? x[i] : max; }
+    for (int i = 0; i < W; i++) { max = fmaxf(max, x[i]); }  // of a NaN and a number: the number
     s.sum *= kernel_exp(s.max - max);
     for (int i = 0; i < W; i++) { s.sum += kernel_exp(x[i] - max); }
     s.max = max;
@@ -270,24 +270,34 @@ enum { WRITE_NOTHING, WRITE_PROBS, WRITE_GRADIENT };
 
 // grid is (N)
 template <int WRITE, int W, typename X>
-__global__ void crossentropy_kernel(float* losses, X* out, const X* logits, const int* targets, float dloss, int V, int Vp) {
+__global__ __launch_bounds__(1024) void crossentropy_kernel(float* losses, X* out, const X* logits, const int* targets, float dloss,
+                                                            int V, int Vp) {
     const int n = gridDim.x - 1 - blockIdx.x;  // the last rows first: they are still in L2
     const int target = targets[n], n_columns = WRITE != WRITE_PROBS && target < 0 ? 0 : V;  // a row that is not counted is not read
+    const int whole = n_columns / W * W;
     const X* x = logits + (size_t)n * Vp;
     X* y = out + (size_t)n * Vp;
     const Softmax row = row_softmax_<W>(x, n_columns);
-    if (threadIdx.x == 0) { losses[n] = target < 0 ? 0.0f : -fm_log(softmax_(to_float(x[target]), row)); }
+    float p_target = 0.0f;
+    if (threadIdx.x == 0 && target >= 0) { p_target = softmax_(to_float(x[target]), row); }
+    if (threadIdx.x == 0) { losses[n] = target < 0 ? 0.0f : -fm_log(p_target); }
     if (WRITE == WRITE_NOTHING) { return; }
     __syncthreads();  // out may be logits: the target's has been read
-    for (int v = W * threadIdx.x; v < Vp; v += W * blockDim.x) {
+    for (int v = W * threadIdx.x; v < whole; v += W * blockDim.x) {
         Pack<X, W> pack = pack_load<W>(x + v);
         for (int i = 0; i < W; i++) {
-            float p = softmax_(to_float(pack.x[i]), row);
-            if (WRITE == WRITE_GRADIENT) { p = (p - (v + i == target ? 1.0f : 0.0f)) * dloss; }
-            pack.x[i] = from_float<X>(v + i < n_columns ? p : 0.0f);
+            const float p = softmax_(to_float(pack.x[i]), row);
+            pack.x[i] = from_float<X>(WRITE == WRITE_GRADIENT ? p * dloss : p);
         }
         pack_store(y + v, pack);
     }
+    for (int v = whole + threadIdx.x; v < Vp; v += blockDim.x) {
+        const float p = v < n_columns ? softmax_(to_float(x[v]), row) : 0.0f;
+        y[v] = from_float<X>(WRITE == WRITE_GRADIENT ? p * dloss : p);
+    }
+    if (WRITE == WRITE_PROBS || target < 0) { return; }
+    __syncthreads();  // the target's column has been written
+    if (threadIdx.x == 0) { y[target] = from_float<X>((p_target - 1.0f) * dloss); }
 }
 
 // grid is (N)

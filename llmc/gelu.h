@@ -5,9 +5,10 @@ Backward: dinp = dout * d out / d inp, written; dinp may be dout.
 Cost:   about 1 ns per element and core: one tanh, vectorised (llmc/fmath.h); backward shares the exponential of tanh and cosh.
         On a GPU, fast: memory bound, 2 elements moved forward and 3 backward. Judge it in GB/s. EXACT: bound by arithmetic
         in double.
-Error:  fast builds on a GPU compute 0.5 (1 + tanh u) as 1 / (1 + e^(-2u)). For |x| < 6 e^(-2u) is within 2^-17 (an
-        exponent of up to 37 rounded to 2^-19, and the hardware's exponential), times s (1 - s) <= 1/4: the value is within 2^-19 |x|, the slope, in
-        which it meets factors x u' <= 30, within 2^-14. Storing bf16 adds 2^-9 of the result.
+Error:  fast builds on a GPU take one exponential of the hardware, of y = 2|u|: relative error (2 + 3.2 y) * 2^-23 with that of
+        u, and 4 * 2^-23 for the quotient. Where x > 0 that is 8 * 2^-23 |out|, where x < 0 at most 2 * 2^-23: the value is
+        within 2^-20 (1 + |x|). The slope's second term is below 0.7 and (10 + 3.2 y) * 2^-23 relative: within 2^-18.
+        Storing bf16 adds 2^-8 of the result.
 Order:  element by element, expressions as written. k is sqrtf of the float 2/pi, bits 3f4c4229, as in llm.c; a root taken
         in double and rounded afterwards is the next float, 3f4c422a.
 Source: Hendrycks & Gimpel 2016, arXiv:1606.08415; spec gpt2.md sections 3 and 4; derived in doc/gelu.md
@@ -61,17 +62,24 @@ static inline void gelu_backward(float* dinp, const float* inp, const float* dou
 __device__ inline float kernel_gelu(float x) { return gelu_forward_one(x); }
 __device__ inline float kernel_gelu_slope(float x) { return gelu_slope_one(x); }
 #else
-// s = 0.5 (1 + tanh u) = 1 / (1 + e^(-2u)): one exponential, and nothing cancels where x is far left
-__device__ inline float gelu_sigmoid_(float x) {
-    return __fdividef(1.0f, 1.0f + kernel_exp(-2.0f * GELU_K * (x + 0.044715f * x * x * x)));
+// With e = e^(-2|u|) <= 1 the halves 0.5 (1 +- tanh|u|) are 1 / (1 + e) and e / (1 + e): nothing overflows, nothing cancels
+__device__ inline void gelu_halves_(float x, float* larger, float* smaller) {
+    float e = kernel_exp(-2.0f * fabsf(GELU_K * (x + 0.044715f * x * x * x)));
+    *larger = __fdividef(1.0f, 1.0f + e);
+    *smaller = e * *larger;
 }
 
-__device__ inline float kernel_gelu(float x) { return x * gelu_sigmoid_(x); }
+__device__ inline float kernel_gelu(float x) {
+    float larger, smaller;
+    gelu_halves_(x, &larger, &smaller);
+    return x * (x > 0.0f ? larger : smaller);
+}
 
-// 0.5 / cosh^2 u = 0.5 (1 - tanh^2 u) = 2 s (1 - s)
+// 0.5 / cosh^2 u = 0.5 (1 - tanh^2 u) is twice the product of the halves
 __device__ inline float kernel_gelu_slope(float x) {
-    float s = gelu_sigmoid_(x);
-    return s + x * (2.0f * s * (1.0f - s)) * GELU_K * (1.0f + 3.0f * 0.044715f * x * x);
+    float larger, smaller;
+    gelu_halves_(x, &larger, &smaller);
+    return (x > 0.0f ? larger : smaller) + x * (2.0f * larger * smaller) * GELU_K * (1.0f + 3.0f * 0.044715f * x * x);
 }
 #endif
 

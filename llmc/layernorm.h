@@ -8,7 +8,7 @@ Backward, with xhat = (inp - mean) * rstd and g = weight * dout (derived in doc/
     dbias    = sum over n of dout                              (C)     written
 Cost:   memory bound. On a CPU forward moves 2*N*C floats, backward 6*N*C; on a GPU 2*N*C elements forward, 4*N*C with the
         residual sum, 4*N*C backward: every array once. Judge it in GB/s.
-Error:  chains of C sums: |mean| error <= C * 2^-24 * mean(|inp|). bf16 rounds what is stored: 2^-9 |out|, 2^-9 |dinp|;
+Error:  chains of C sums: |mean| error <= C * 2^-24 * mean(|inp|). bf16 rounds what is stored: 2^-8 |out|, 2^-8 |dinp|;
         statistics, dweight and dbias are float.
 Order:  row sums chain over c from 0; dweight and dbias chain over n from 0. In C lanes hold neighbouring rows for the first
         and neighbouring channels for the second. Fast kernels: 32 lanes and a tree for a row; dweight and dbias are partial sums of

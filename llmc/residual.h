@@ -2,7 +2,7 @@
 Residual connection: out = left + right, element by element; left is the stream. out may be either of them.
 Backward needs no code: the gradient of the sum is the gradient of both sides.
 Cost:   memory bound, 3 elements moved for each. Judge it in GB/s.
-Error:  one rounding, to X: bf16 2^-9 |out|.
+Error:  one rounding, to X: bf16 2^-8 |out|.
 */
 #ifndef LLMC_RESIDUAL_H
 #define LLMC_RESIDUAL_H

@@ -197,15 +197,14 @@ static inline int simt_garbage() {
     return bytes[simt_block.order % 4];
 }
 
-// one array per block and declaration, from the heap, so that the sanitizer sees what lies beyond; Site makes the key unique
-template <typename T, int Site>
-static inline T& simt_shared(const char* name) {
-    static char key;
+// one array per block and declaration, from the heap, so that the sanitizer sees what lies beyond; the key is a variable beside it
+template <typename T>
+static inline T& simt_shared(const void* key, const char* name) {
     SimtBlock& b = simt_block;
     for (SimtShared& s : b.shared) {
-        if (s.key == &key) { return *(T*)s.memory; }
+        if (s.key == key) { return *(T*)s.memory; }
     }
-    SimtShared s = {&key, name, NULL, sizeof(T)};
+    SimtShared s = {key, name, NULL, sizeof(T)};
     size_t n_bytes = b.dynamic_shared_bytes;
     for (SimtShared& other : b.shared) { n_bytes += other.n_bytes; }
     size_t n_static = n_bytes - b.dynamic_shared_bytes + sizeof(T);
@@ -233,6 +232,14 @@ static inline void simt_thread_main_() {
     b.body(b.arguments);
     SimtThread& t = simt_self();
     if (!t.copies.empty()) { simt_fail("returned with %zu cp.async that it never waited for", t.copies.size()); }
+    int lane = b.current % SIMT_WARP, first = b.current - lane;
+    for (int i = first; i < first + SIMT_WARP && i < b.n_threads; i++) {
+        SimtThread& other = b.threads[i];
+        if (other.state == SIMT_AT_WARP && other.mask >> lane & 1) {
+            simt_fail("lane %d has returned, but lane %d waits for it at %s:%d (%s, mask %08x)", lane, i - first, other.file,
+                      other.line, other.waits_for, other.mask);
+        }
+    }
     t.state = SIMT_EXITED;
     b.n_live--;  // a barrier waits only for threads that have not returned (since compute capability 7.0)
     if (b.n_live > 0 && b.n_at_barrier == b.n_live) { simt_release_block_(simt_complete_vote_); }
