@@ -19,14 +19,19 @@ typedef float floatX;
 enum { FLOATX_IS_FLOAT = 1 };
 #endif
 
-// n stored values as floats on the host: waits for every op before it
-static inline void floatx_download(float* out, const floatX* x, size_t n, const Device* dev) {
-    floatX* stored = (floatX*)((char*)out + (sizeof(float) - sizeof(floatX)) * n);  // the upper end of `out`: widened in place
-    device_download(stored, x, sizeof(floatX) * n, dev);
+// n stored values, in host memory, as floats; they may lie in the upper end of `out`
+static inline void floatx_widen(float* out, const void* stored, size_t n) {
     for (size_t i = 0; i < n; i++) {
         floatX value;
-        memcpy(&value, stored + i, sizeof value);
+        memcpy(&value, (const char*)stored + sizeof(floatX) * i, sizeof value);
         out[i] = (float)value;
     }
+}
+
+// the same from the device: waits for every op before it
+static inline void floatx_download(float* out, const floatX* x, size_t n, const Device* dev) {
+    char* upper = (char*)out + (sizeof(float) - sizeof(floatX)) * n;
+    device_download(upper, x, sizeof(floatX) * n, dev);
+    floatx_widen(out, upper, n);
 }
 #endif  // LLMC_FLOATX_H
