@@ -56,12 +56,10 @@ static void golden_open(Golden* g, const char* path, Tradeoffs how) {
     device_choose(0);
     device_init(&g->dev, 2);
     gpt2_init(&g->model, c);
-    gpt2_init_training(&g->model, NULL, g->n_leaves, 0);
-    activations_init(&g->acts, c, g->B, g->T, TO_TRAIN, how);
     float* params = golden_arena(g, "param.");
-    device_upload(g->model.params, params, sizeof(float) * g->model.n, &g->dev);
-    gpt2_round_weights(&g->model, 42, 0, &g->dev);
-    device_sync(&g->dev);
+    gpt2_store(&g->model, params, 0, &g->dev);
+    gpt2_init_training(&g->model, NULL, g->n_leaves, 0, 1, params, &g->dev);
+    activations_init(&g->acts, c, g->B, g->T, TO_TRAIN, how);
     arena_free(params, sizeof(float) * g->model.n);
 }
 
@@ -85,11 +83,9 @@ static double relative_distance(const float* a, const float* b, size_t n) {
 
 // exact: every bit. Else the relative distance of each tensor: bf16 rounds every weight and activation to 2^-9, about ten in a
 // row and some of them under sums that cancel
-static void check_arena(Test* t, const Golden* g, const char* prefix, const float* device_arena) {
-    const size_t n_bytes = sizeof(float) * g->model.n;
-    float *expected = golden_arena(g, prefix), *found = (float*)arena_alloc(n_bytes, "found");
+static void check_arena(Test* t, const Golden* g, const char* prefix, const float* found) {
+    float* expected = golden_arena(g, prefix);
     const double tolerance = FLOATX_IS_FLOAT ? 1e-4 : 3e-2;
-    device_download(found, device_arena, n_bytes, &g->dev);
     for (int i = 0; i < N_PARAMETERS; i++) {
         const Tensor* p = &g->model.table[i];
         const float *a = found + p->offset, *b = expected + p->offset;
@@ -99,8 +95,21 @@ static void check_arena(Test* t, const Golden* g, const char* prefix, const floa
         double distance = relative_distance(a, b, tensor_elements(p));
         check(t, distance < tolerance, "%s: relative distance %.2g, expected below %g", what, distance, tolerance);
     }
-    arena_free(expected, n_bytes);
-    arena_free(found, n_bytes);
+    arena_free(expected, sizeof(float) * g->model.n);
+}
+
+static void check_gradients(Test* t, const Golden* g, const char* prefix, const float* grads) {
+    float* found = (float*)arena_alloc(sizeof(float) * g->model.n, "found");
+    device_download(found, grads, sizeof(float) * g->model.n, &g->dev);
+    check_arena(t, g, prefix, found);
+    arena_free(found, sizeof(float) * g->model.n);
+}
+
+// the masters where there are some
+static void check_parameters(Test* t, Golden* g, const char* prefix) {
+    float* found = download_parameters(&g->model, &g->dev);
+    check_arena(t, g, prefix, found);
+    arena_free(found, sizeof(float) * g->model.n);
 }
 
 static void check_number(Test* t, const char* what, float found, float expected) {
@@ -117,7 +126,7 @@ static float* golden_gradients(Golden* g, int step, float* loss, float* norm) {
     for (int leaf = 0; leaf < g->n_leaves; leaf++) {
         gpt2_leaf(&g->model, &g->acts, golden_batch(g, "inputs", step, leaf), targets + (size_t)leaf * N, 1.0f / (float)counted, g->B, g->T, &g->dev);
     }
-    float loss_sum, *grads = shards_reduce(&g->model.shards, &g->model.grads, &loss_sum, &g->dev);
+    float loss_sum, *grads = shards_reduce(&g->model.shards, &loss_sum, &g->dev);
     *loss = loss_sum / (float)counted;
     *norm = shards_norm(&g->model.shards, grads, &g->dev);
     return grads;
@@ -129,8 +138,8 @@ static void golden_update(Golden* g, int step, const float* grads, float norm) {
     float lr = schedule_lr(schedule, step, n_steps, golden_int(g, "warmup"), (double)golden_float(g, "lr"), (double)golden_float(g, "final_lr"));
     Optimizer o = {lr, golden_float(g, "beta1"), golden_float(g, "beta2"), golden_float(g, "eps"), golden_float(g, "weight_decay"),
                    golden_float(g, "clip"), 0, NULL};
-    shards_update(&g->model.shards, g->model.params, g->model.adam_m, g->model.adam_v, grads, norm, &o, step + 1, &g->dev);
-    gpt2_round_weights(&g->model, 42, step + 1, &g->dev);
+    const Weights w = gpt2_weights(&g->model);
+    shards_update(&g->model.shards, &w, grads, norm, &o, step + 1, &g->dev);
 }
 
 static void check_training(Test* t, const char* path, Tradeoffs how) {
@@ -142,11 +151,11 @@ static void check_training(Test* t, const char* path, Tradeoffs how) {
         float loss, norm, *grads = golden_gradients(&g, step, &loss, &norm);
         check_number(t, "loss", loss, losses[step]);
         check_number(t, "norm", norm, norms[step]);
-        if (step == 0) { check_arena(t, &g, "grad.", grads); }
+        if (step == 0) { check_gradients(t, &g, "grad.", grads); }
         golden_update(&g, step, grads, norm);
-        if (step == 0) { check_arena(t, &g, "step1.", g.model.params); }
+        if (step == 0) { check_parameters(t, &g, "step1."); }
     }
-    check_arena(t, &g, "step10.", g.model.params);
+    check_parameters(t, &g, "step10.");
     golden_close(&g);
 }
 
