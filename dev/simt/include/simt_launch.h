@@ -27,6 +27,13 @@ typedef enum { SIMT_READY, SIMT_AT_BARRIER, SIMT_AT_WARP, SIMT_EXITED } SimtStat
 // complete(parts, n) is called once, by the last to arrive: parts[i] belongs to lane i (thread i), NULL if it takes no part.
 typedef void (*SimtComplete)(void** parts, int n);
 
+// an asynchronous copy under way (simt_mma.h)
+struct SimtCopy {
+    char* to;
+    const char* from;
+    int n_bytes, n_valid, group;
+};
+
 struct SimtThread {
     Fiber fiber;
     SimtState state;
@@ -36,6 +43,8 @@ struct SimtThread {
     int line;
     unsigned mask;          // lanes of a warp collective
     void* part;
+    std::vector<SimtCopy> copies;
+    int n_groups;           // of copies, committed so far
 };
 
 struct SimtShared {  // one `__shared__` declaration
@@ -182,23 +191,27 @@ static inline void simt_collective(const char* what, unsigned mask, void* part, 
 
 // ---- shared memory ----
 
-// one array per block and declaration, from the heap, so that the sanitizer sees what lies beyond; Site makes the key unique
-template <typename T, int Site>
-static inline T& simt_shared(const char* name) {
-    static char key;
+// what shared memory holds before anyone writes it: another byte in every order
+static inline int simt_garbage() {
+    static const int bytes[4] = {0xff, 0x7f, 0xfe, 0x55};
+    return bytes[simt_block.order % 4];
+}
+
+// one array per block and declaration, from the heap, so that the sanitizer sees what lies beyond; the key is a variable beside it
+template <typename T>
+static inline T& simt_shared(const void* key, const char* name) {
     SimtBlock& b = simt_block;
     for (SimtShared& s : b.shared) {
-        if (s.key == &key) { return *(T*)s.memory; }
+        if (s.key == key) { return *(T*)s.memory; }
     }
-    SimtShared s = {&key, name, NULL, sizeof(T)};
+    SimtShared s = {key, name, NULL, sizeof(T)};
     size_t n_bytes = b.dynamic_shared_bytes;
     for (SimtShared& other : b.shared) { n_bytes += other.n_bytes; }
     size_t n_static = n_bytes - b.dynamic_shared_bytes + sizeof(T);
     if (n_static > SIMT_STATIC_SHARED) { simt_fail("%s: %zu bytes of __shared__ arrays, at most %d fit", name, n_static, SIMT_STATIC_SHARED); }
     if (n_bytes + sizeof(T) > SIMT_MAX_SHARED) { simt_fail("%s: %zu bytes of shared memory, at most %d fit", name, n_bytes + sizeof(T), SIMT_MAX_SHARED); }
     if (posix_memalign((void**)&s.memory, 128, sizeof(T)) != 0) { simt_fail("%s: no memory", name); }
-    static const int garbage[4] = {0xff, 0x7f, 0xfe, 0x55};
-    memset(s.memory, garbage[b.order % 4], sizeof(T));
+    memset(s.memory, simt_garbage(), sizeof(T));
     b.shared.push_back(s);
     return *(T*)s.memory;
 }
@@ -207,10 +220,9 @@ template <typename T>
 static inline T* simt_dynamic_shared() { return (T*)simt_block.dynamic_shared; }
 
 static inline void simt_fill_shared_() {
-    static const int garbage[4] = {0xff, 0x7f, 0xfe, 0x55};
     SimtBlock& b = simt_block;
-    for (SimtShared& s : b.shared) { memset(s.memory, garbage[b.order % 4], s.n_bytes); }
-    if (b.dynamic_shared) { memset(b.dynamic_shared, garbage[b.order % 4], b.dynamic_shared_bytes); }
+    for (SimtShared& s : b.shared) { memset(s.memory, simt_garbage(), s.n_bytes); }
+    if (b.dynamic_shared) { memset(b.dynamic_shared, simt_garbage(), b.dynamic_shared_bytes); }
 }
 
 // ---- one block ----
@@ -218,7 +230,17 @@ static inline void simt_fill_shared_() {
 static inline void simt_thread_main_() {
     SimtBlock& b = simt_block;
     b.body(b.arguments);
-    simt_self().state = SIMT_EXITED;
+    SimtThread& t = simt_self();
+    if (!t.copies.empty()) { simt_fail("returned with %zu cp.async that it never waited for", t.copies.size()); }
+    int lane = b.current % SIMT_WARP, first = b.current - lane;
+    for (int i = first; i < first + SIMT_WARP && i < b.n_threads; i++) {
+        SimtThread& other = b.threads[i];
+        if (other.state == SIMT_AT_WARP && other.mask >> lane & 1) {
+            simt_fail("lane %d has returned, but lane %d waits for it at %s:%d (%s, mask %08x)", lane, i - first, other.file,
+                      other.line, other.waits_for, other.mask);
+        }
+    }
+    t.state = SIMT_EXITED;
     b.n_live--;  // a barrier waits only for threads that have not returned (since compute capability 7.0)
     if (b.n_live > 0 && b.n_at_barrier == b.n_live) { simt_release_block_(simt_complete_vote_); }
 }
@@ -250,6 +272,7 @@ static inline void simt_run_block_(dim3 block) {
         SimtThread& t = b.threads[i];
         t.state = SIMT_READY;
         t.line = 0;
+        t.n_groups = 0;
         t.index = uint3{i % block.x, i / block.x % block.y, i / block.x / block.y};
         fiber_start(&t.fiber, simt_thread_main_);
     }
