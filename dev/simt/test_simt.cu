@@ -666,7 +666,7 @@ static void test_misuse(Test* t) {
         {"source outside mask", "asks for lane 20, which is not in the mask"},
         {"returned lane", "lane 31 has returned, but lane 0 waits for it at dev/simt/test_simt.cu:"},
         {"short warp", "does not exist: the block has 48 threads"},
-        {"two places", "divergent warp: lane 1 is at dev/simt/test_simt.cu:"},
+        {"two places", "divergent warp: lane 31 is at dev/simt/test_simt.cu:"},
         {"no wait at all", "thread (0,0,0): returned with 1 cp.async that it never waited for"},
         {"wrong direction", "cudaMemcpy: destination "},
         {"host source", "is no device memory"},

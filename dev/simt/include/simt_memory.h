@@ -12,6 +12,7 @@ Under the address sanitizer it is closed while no kernel runs: host code that fo
 #include <pthread.h>
 #include <stdarg.h>
 #include <unistd.h>
+#include <vector>
 
 struct SimtAllocation {
     size_t n_bytes;
@@ -19,7 +20,8 @@ struct SimtAllocation {
     int on_host;       // cudaMallocHost: pinned memory of the host, which kernels may also write
     const char* file;  // where it was allocated
     int line;
-    char *before, *after;  // the race check's copies
+    char *before, *after;       // the race check's copies: before the launch, after its first run
+    std::vector<char> changed;  // pieces that the first run changed: only those are in `after`
 };
 
 struct SimtMemory {
@@ -117,7 +119,7 @@ static inline void* simt_allocate(size_t n_bytes, int on_host, const char* file,
     SimtAccess access;
     memset(p, 0xff, n_bytes);  // NaN as float, double and bf16: nobody may count on zeros
     simt_memory.n_bytes += n_bytes;
-    simt_memory.allocations[(char*)p] = SimtAllocation{n_bytes, ++simt_memory.n_allocated, on_host, file, line, NULL, NULL};
+    simt_memory.allocations[(char*)p] = SimtAllocation{n_bytes, ++simt_memory.n_allocated, on_host, file, line, NULL, NULL, {}};
     return p;
 }
 
@@ -129,6 +131,8 @@ static inline void simt_free(void* p, int on_host, const char* call) {
         simt_fail("%s: %p is no start of an allocation of %s", call, p, on_host ? "cudaMallocHost" : "cudaMalloc");
     }
     simt_memory.n_bytes -= a->second.n_bytes;
+    free(a->second.before);
+    free(a->second.after);
     simt_memory.allocations.erase(a);
     free(p);
 }
