@@ -36,6 +36,7 @@ CFLAGS += -DUSE_MPI $(patsubst -I%,-isystem %,$(MPI_FLAGS))
 LIBS += $(shell mpicc --showme:link 2>/dev/null || mpicc -show 2>/dev/null | tr ' ' '\n' | grep '^-[LlW]')
 endif
 comma = ,
+space = $() $()
 
 VARIANT = $(notdir $(CC))-$(ARCH)$(OPT)$(if $(filter 0,$(OMP)),-serial)$(if $(filter 1,$(SYSTEM_LIBM)),-libm)$(if $(filter 1,$(FAST)),-fast)$(if $(filter 1,$(ASAN)),-asan)$(if $(filter 1,$(MPI)),-mpi)
 BUILD = build/$(VARIANT)
@@ -52,6 +53,8 @@ help:
 	@echo "make test        build and run every test"
 	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"
 	@echo "make tools       build dev/tools/tokenize and dev/tools/inspect: each has --help"
+	@echo "make train_gpt2cu   the trainer for GPUs, by nvcc; PRECISION=bf16|fp32|exact; CPU=1: the same file for the CPU"
+	@echo "make cuda        compile and link everything for GPUs (make setup-cuda, doc/gpu/README.md); make ptxas: registers, spills"
 	@echo "make launch      then: ./launch -n 4 ./train_gpt2 ... starts 4 ranks on this machine (doc/ranks.md)"
 	@echo "make plot RUN=runs/...   draw loss.png and loss.html of a run; RUN=\"runs/a runs/b\" compares"
 	@echo "make bench       measure against PyTorch, llm.c and OpenBLAS (dev/bench/README.md)"
@@ -62,6 +65,10 @@ help:
 
 setup:
 	@dev/setup.sh
+
+setup-cuda:
+	@dev/setup.sh cuda
+	@rm -f build/cuda_flags
 
 # the binary in the root is always the one of the variables given last
 $(TRAINERS): %: $(BUILD)/%
@@ -104,6 +111,76 @@ $(BUILD)/launch: dev/tools/launch.c
 	$(CC) $(CFLAGS) $< -o $@
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/tools/*.d)
+
+# ---- cuda: the same sources, built by nvcc; doc/gpu/README.md ----
+#   PRECISION=bf16|fp32|exact   how tensors are stored; exact: float, every sum in the plain loop's order, the bits of the CPU
+#   CUDA_ARCH=sm_90             by default that of this machine's GPU, sm_90 where there is none
+#   CPU=1                       a trainer without CUDA: its .cu is C, and the ops run their CPU code
+
+PRECISION ?= bf16
+CUDA_ARCH ?= $(if $(filter cuda% %cu build/nvcc-%,$(MAKECMDGOALS)),$(shell dev/cuda_flags.sh arch),sm_90)
+CPU ?= 0
+CUDA_BUILD = build/nvcc-$(CUDA_ARCH)-$(PRECISION)
+CUDA_TRAINERS = $(patsubst %.cu,%cu,$(sort $(wildcard train_*.cu)))
+CUDA_TESTS := $(patsubst %.c,%,$(shell grep -l '\bto_device\b' $(sort $(wildcard test_*.c))))  # those with kernels
+CUDA_PROGRAMS = $(CUDA_TRAINERS) $(CUDA_TESTS) $(patsubst dev/%.cu,%,$(sort $(wildcard dev/cuda/*.cu dev/bench/*.cu)))
+
+NVCC = $(shell dev/cuda_flags.sh nvcc)
+NVCC_bf16 =
+NVCC_fp32 = -DFP32
+NVCC_exact = -DEXACT --fmad=false -prec-div=true -prec-sqrt=true -ftz=false
+# without -Wshadow: CUDA's headers declare `half` for all
+NVCC_WARNINGS = -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(filter-out -Werror -Wshadow,$(WARNINGS)))
+# 1675: pragmas of gcc, which nvcc does not know, in host code
+NVCC_FLAGS = -std=c++17 -O3 -arch=$(CUDA_ARCH) -lineinfo -I. $(NVCC_$(PRECISION)) -diag-suppress 1675 $(NVCC_WARNINGS)
+NVCC_FLAGS += -Xcompiler $(subst $(space),$(comma),-march=$(ARCH) $(EXACT) -fopenmp)
+NVCC_BUILD = $(NVCC) $(NVCC_FLAGS) --options-file build/cuda_flags -MMD -MF $@.d -x cu $< -o $@
+
+# where the libraries are on this machine; `make setup-cuda` has it written anew
+build/cuda_flags: dev/cuda_flags.sh
+	@mkdir -p build
+	@dev/cuda_flags.sh flags >$@
+
+$(CUDA_BUILD)/train_%cu: train_%.cu build/cuda_flags
+	@mkdir -p $(@D)
+	$(NVCC_BUILD) -DCOMMIT='"$(COMMIT)"' -DFLAGS='"$(CUDA_ARCH) $(PRECISION) $(NVCC_$(PRECISION))"'
+
+$(CUDA_BUILD)/test_%: test_%.c build/cuda_flags
+	@mkdir -p $(@D)
+	$(NVCC_BUILD)
+
+$(CUDA_BUILD)/%: dev/%.cu build/cuda_flags
+	@mkdir -p $(@D)
+	$(NVCC_BUILD)
+
+$(BUILD)/train_%cu: train_%.cu
+	@mkdir -p $(BUILD)
+	$(CC) -x c $(CFLAGS) $(BUILT) -MMD -MF $@.d $< -o $@ $(LIBS)
+
+$(CUDA_TRAINERS): %: $(if $(filter 1,$(CPU)),$(BUILD),$(CUDA_BUILD))/%
+	@cmp -s $< $@ || cp -f $< $@
+
+-include $(wildcard $(CUDA_BUILD)/*.d $(CUDA_BUILD)/*/*.d)
+
+# one build: the variables above
+cuda_programs: $(CUDA_PROGRAMS:%=$(CUDA_BUILD)/%)
+
+# every program for every card and as it is tested: bf16 and exact
+CUDA_ARCHS ?= sm_90 sm_80
+cuda:
+	+@for arch in $(CUDA_ARCHS); do for precision in bf16 exact; do \
+	    $(MAKE) --no-print-directory cuda_programs CUDA_ARCH=$$arch PRECISION=$$precision || exit 1; \
+	done; done
+
+# doc/gpu/ptxas.md: registers, shared memory and spills of every kernel
+ptxas: build/cuda_flags
+	@$(PYTHON) dev/ptxas.py $(PTXAS_OPTIONS) -- $(NVCC) $(filter-out -arch=%,$(NVCC_FLAGS)) --options-file build/cuda_flags
+
+# for dev/gpu_check.sh
+cuda_folder:
+	@echo $(CUDA_BUILD)
+cuda_tests:
+	@echo $(CUDA_TESTS)
 
 RUN ?= runs/hello
 run: setup
@@ -183,7 +260,8 @@ bench: setup
 	@dev/bench/run.sh
 
 clean:
-	rm -rf build launch $(TRAINERS) $(TOOLS:%=dev/tools/%)
+	rm -rf build launch $(TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
-.PHONY: help folder setup run plot check test fuzz golden bench clean launch tools test-simt $(TRAINERS) $(TOOLS:%=dev/tools/%)
+.PHONY: help folder setup run plot check test fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%) \
+    setup-cuda cuda cuda_programs cuda_folder cuda_tests ptxas $(CUDA_TRAINERS) test-simt
 .DELETE_ON_ERROR:
