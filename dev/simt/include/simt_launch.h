@@ -369,61 +369,37 @@ static inline int simt_orders() {
     return n < 1 ? 1 : n;
 }
 
-static const size_t SIMT_PIECE = 64 << 10;  // bytes compared at once: most pieces are as they were
-
-static inline void simt_save_() {
-    for (auto& entry : simt_memory.allocations) {
-        SimtAllocation& a = entry.second;
-        if (!a.before) { a.before = (char*)malloc(a.n_bytes + 1); }
-        if (!a.after) { a.after = (char*)malloc(a.n_bytes + 1); }
-        if (!a.before || !a.after) { simt_fail("no memory to compare two orders: SIMT_ORDERS=1 does without"); }
-        memcpy(a.before, entry.first, a.n_bytes);
-    }
-}
-
-// the result of order 0 goes to `after`; memory is as before the launch again
-static inline void simt_swap_() {
-    for (auto& entry : simt_memory.allocations) {
-        SimtAllocation& a = entry.second;
-        a.changed.assign(a.n_bytes / SIMT_PIECE + 1, 0);
-        for (size_t i = 0; i < a.n_bytes; i += SIMT_PIECE) {
-            size_t n = a.n_bytes - i < SIMT_PIECE ? a.n_bytes - i : SIMT_PIECE;
-            if (memcmp(entry.first + i, a.before + i, n) == 0) { continue; }
-            a.changed[i / SIMT_PIECE] = 1;
-            memcpy(a.after + i, entry.first + i, n);
-            memcpy(entry.first + i, a.before + i, n);
-        }
-    }
-}
-
-static inline void simt_race_(const SimtAllocation& a, const char* is, const char* was, size_t at, dim3 grid, dim3 block, int order) {
-    uint32_t u[2] = {0, 0};
-    float x[2];
-    size_t i = 0;
-    while (is[i] == was[i]) { i++; }
-    i -= i % 4;  // allocations and pieces begin at multiples of 4
-    memcpy(&u[0], was + i, a.n_bytes - at - i < 4 ? a.n_bytes - at - i : 4);
-    memcpy(&u[1], is + i, a.n_bytes - at - i < 4 ? a.n_bytes - at - i : 4);
-    memcpy(x, u, sizeof x);
+// ends the program unless memory is as after the first run
+static inline void simt_compare_(dim3 grid, dim3 block, int order) {
+    const char* first = NULL;
+    char *start = NULL, *at = simt_difference(&first);
+    if (!at) { return; }
+    SimtAllocation* a = simt_find(at, &start);
+    size_t byte = (size_t)(at - start), in_word = byte % 4, n = a->n_bytes - byte + in_word < 4 ? a->n_bytes - byte + in_word : 4;
+    uint32_t was = 0, is = 0;
+    memcpy(&was, first - in_word, n);
+    memcpy(&is, at - in_word, n);
     const char* kernel = simt_block.kernel;
     simt_block.kernel = NULL;
+    float was_float, is_float;
+    memcpy(&was_float, &was, sizeof was);
+    memcpy(&is_float, &is, sizeof is);
     simt_fail("race: kernel %s<<<(%u,%u,%u), (%u,%u,%u)>>> leaves other bytes when its threads run in another order (or it reads "
               "shared memory that nobody wrote): allocation %d (%zu bytes, %s:%d), first at byte %zu: %08x (%g) in order 0, "
-              "%08x (%g) in order %d", kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, a.number, a.n_bytes, a.file,
-              a.line, at + i, u[0], (double)x[0], u[1], (double)x[1], order);
+              "%08x (%g) in order %d", kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, a->number, a->n_bytes, a->file,
+              a->line, byte - in_word, was, (double)was_float, is, (double)is_float, order);
 }
 
-// the same bytes as after order 0? Unless it was the last order, memory is as before the launch again
-static inline void simt_compare_(dim3 grid, dim3 block, int order, int last) {
-    for (auto& entry : simt_memory.allocations) {
-        SimtAllocation& a = entry.second;
-        for (size_t i = 0; i < a.n_bytes; i += SIMT_PIECE) {
-            size_t n = a.n_bytes - i < SIMT_PIECE ? a.n_bytes - i : SIMT_PIECE;
-            const char* was = (a.changed[i / SIMT_PIECE] ? a.after : a.before) + i;
-            if (memcmp(entry.first + i, was, n) != 0) { simt_race_(a, entry.first + i, was, i, grid, block, order); }
-            if (!last && a.changed[i / SIMT_PIECE]) { memcpy(entry.first + i, a.before + i, n); }
-        }
+static inline void simt_run_orders_(dim3 grid, dim3 block) {
+    int n_orders = simt_orders();
+    if (n_orders == 1) { simt_run_grid_(grid, block, 0); return; }
+    simt_watch();
+    for (int order = 0; order < n_orders; order++) {
+        if (order > 0) { simt_rewind(); }
+        simt_run_grid_(grid, block, order);
+        if (order == 0) { simt_keep_first(); } else { simt_compare_(grid, block, order); }
     }
+    simt_unwatch();
 }
 
 // ---- what `kernel<<<...>>>(...)` becomes ----
@@ -459,13 +435,7 @@ static inline void simt_launch(const char* kernel, dim3 grid, dim3 block, size_t
     if (n_shared && posix_memalign((void**)&b.dynamic_shared, 128, n_shared) != 0) { simt_fail("no memory"); }
     blockDim = block;
     gridDim = grid;
-    int n_orders = simt_orders();
-    if (n_orders > 1) { simt_save_(); }
-    for (int order = 0; order < n_orders; order++) {
-        simt_run_grid_(grid, block, order);
-        if (order == 0 && n_orders > 1) { simt_swap_(); }
-        if (order > 0) { simt_compare_(grid, block, order, order == n_orders - 1); }
-    }
+    simt_run_orders_(grid, block);
     for (SimtShared& s : b.shared) { free(s.memory); }
     b.shared.clear();
     free(b.dynamic_shared);
