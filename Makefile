@@ -222,6 +222,41 @@ fuzz: $(FUZZ)
 	        dev/fuzz/corpus/$$name || exit 1; \
 	done
 
+# ---- simt: the CUDA kernels on this CPU (dev/simt/README.md) ----
+#     build/simt-exact/test_layernorm    -DEXACT, with sanitizers; simt-fast: without EXACT
+#     build/simt-exact/train_gpt2cu      the trainer, without sanitizers; build/simt-exact-asan/train_gpt2cu with them
+SIMT_TESTS = test_simt test_layernorm
+SIMT_FLAGS = -x c++ -std=gnu++17 -D_GNU_SOURCE -D__CUDACC__ -DSIMT -O1 -g -ffp-contract=off -fno-math-errno -fno-trapping-math
+SIMT_FLAGS += -fopenmp -Ibuild/simt/src -Idev/simt/include -Wall -Wextra -Wno-unknown-pragmas $(BUILT)
+SIMT_SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all
+SIMT_HEADERS = $(patsubst %,build/simt/src/%,$(wildcard llmc/*.h))
+SIMT_COMPILE = @mkdir -p $(@D); echo "g++ (simt) $@"; g++ $(SIMT_FLAGS) -MMD -MP -MF $@.d
+
+build/simt/src/%: % dev/simt/rewrite.py
+	@dev/simt/rewrite.py build/simt/src $<
+build/simt-exact/test_%: build/simt/src/test_%.c $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) $(SIMT_SANITIZE) -DEXACT $< -o $@ $(LIBS)
+build/simt-fast/test_%: build/simt/src/test_%.c $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) $(SIMT_SANITIZE) $< -o $@ $(LIBS)
+build/simt-exact/test_simt: build/simt/src/dev/simt/test_simt.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) $(SIMT_SANITIZE) -DEXACT $< -o $@ $(LIBS)
+build/simt-fast/test_simt: build/simt/src/dev/simt/test_simt.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) -O2 $< -o $@ $(LIBS)
+build/simt-exact/train_%cu: build/simt/src/train_%.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) -DEXACT $< -o $@ $(LIBS)
+build/simt-fast/train_%cu: build/simt/src/train_%.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) $< -o $@ $(LIBS)
+build/simt-exact-asan/train_%cu: build/simt/src/train_%.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) $(SIMT_SANITIZE) -DEXACT $< -o $@ $(LIBS)
+build/simt-fast-asan/train_%cu: build/simt/src/train_%.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) $(SIMT_SANITIZE) $< -o $@ $(LIBS)
+
+-include $(wildcard build/simt-*/*.d)
+.PRECIOUS: build/simt/src/%
+
+test-simt: $(foreach build,simt-exact simt-fast,$(SIMT_TESTS:%=build/$(build)/%))
+	@dev/test.sh check $^
+
 golden:
 	$(PYTHON) dev/ref/gpt2.py
 
@@ -232,5 +267,5 @@ clean:
 	rm -rf build launch $(TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
 .PHONY: help folder setup run plot check test fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%) \
-    setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS)
+    setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS) test-simt
 .DELETE_ON_ERROR:

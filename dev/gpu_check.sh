@@ -129,7 +129,7 @@ write_machine() {
 # ---------------------------------------------------------------------------------------------------------------------
 # Stages. Each begins its own files in $results anew and prints what it does; all of that goes to log.txt as well.
 
-# from PyTorch's directories or the system's: for a machine that has neither these packages nor a network
+# headers and static libraries of jansson, xxHash and PCRE2, and the commit, for a machine that has neither them nor a network
 pack() {
     local name file
     rm -rf .gpu
@@ -144,7 +144,6 @@ pack() {
         cp "$file" .gpu/lib/
     done
     git describe --always --dirty >.gpu/commit
-    uname -m >.gpu/machine
     du -sh .gpu
 }
 
