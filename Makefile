@@ -36,6 +36,7 @@ CFLAGS += -DUSE_MPI $(patsubst -I%,-isystem %,$(MPI_FLAGS))
 LIBS += $(shell mpicc --showme:link 2>/dev/null || mpicc -show 2>/dev/null | tr ' ' '\n' | grep '^-[LlW]')
 endif
 comma = ,
+space = $() $()
 
 VARIANT = $(notdir $(CC))-$(ARCH)$(OPT)$(if $(filter 0,$(OMP)),-serial)$(if $(filter 1,$(SYSTEM_LIBM)),-libm)$(if $(filter 1,$(FAST)),-fast)$(if $(filter 1,$(ASAN)),-asan)$(if $(filter 1,$(MPI)),-mpi)
 BUILD = build/$(VARIANT)
@@ -52,6 +53,8 @@ help:
 	@echo "make test        build and run every test"
 	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"
 	@echo "make tools       build dev/tools/tokenize and dev/tools/inspect: each has --help"
+	@echo "make train_gpt2cu   the trainer for GPUs, by nvcc; PRECISION=bf16|fp32|exact; CPU=1: the same file for the CPU"
+	@echo "make cuda        compile and link everything for GPUs (make setup-cuda, doc/gpu/README.md); make ptxas: registers, spills"
 	@echo "make launch      then: ./launch -n 4 ./train_gpt2 ... starts 4 ranks on this machine (doc/ranks.md)"
 	@echo "make plot RUN=runs/...   draw loss.png and loss.html of a run; RUN=\"runs/a runs/b\" compares"
 	@echo "make bench       measure against PyTorch, llm.c and OpenBLAS (dev/bench/README.md)"
@@ -62,6 +65,10 @@ help:
 
 setup:
 	@dev/setup.sh
+
+setup-cuda:
+	@dev/setup.sh cuda
+	@rm -f build/cuda_flags
 
 # the binary in the root is always the one of the variables given last
 $(TRAINERS): %: $(BUILD)/%
@@ -103,7 +110,81 @@ $(BUILD)/launch: dev/tools/launch.c
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) $< -o $@
 
--include $(wildcard $(BUILD)/*.d $(BUILD)/tools/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
+
+# ---- cuda: the same sources, built by nvcc; doc/gpu/README.md ----
+#   PRECISION=bf16|fp32|exact   how tensors are stored; exact: float, every sum in the plain loop's order, the bits of the CPU
+#   CUDA_ARCH=sm_90             by default that of this machine's GPU, sm_90 where there is none
+#   CPU=1                       a trainer without CUDA: its .cu is C, and the ops run their CPU code
+
+PRECISION ?= bf16
+CUDA_ARCH ?= $(if $(filter cuda% %cu build/nvcc-%,$(MAKECMDGOALS)),$(shell dev/cuda_flags.sh arch),sm_90)
+CPU ?= 0
+CUDA_BUILD = build/nvcc-$(CUDA_ARCH)-$(PRECISION)
+CUDA_TRAINERS = $(patsubst %.cu,%cu,$(sort $(wildcard train_*.cu)))
+CUDA_TESTS := $(patsubst %.c,%,$(shell grep -l '\bto_device\b' $(sort $(wildcard test_*.c))))  # those with kernels
+CUDA_PROGRAMS = $(CUDA_TRAINERS) $(CUDA_TESTS) $(patsubst dev/%.cu,%,$(sort $(wildcard dev/cuda/*.cu dev/bench/*.cu)))
+
+NVCC = $(shell dev/cuda_flags.sh nvcc)
+NVCC_bf16 =
+NVCC_fp32 = -DFP32
+NVCC_exact = -DEXACT --fmad=false -prec-div=true -prec-sqrt=true -ftz=false
+# without -Wshadow: CUDA's headers declare `half` for all
+NVCC_WARNINGS = -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(filter-out -Werror -Wshadow,$(WARNINGS)))
+# 1675: pragmas of gcc, which nvcc does not know, in host code
+NVCC_FLAGS = -std=c++17 -O3 -arch=$(CUDA_ARCH) -lineinfo -I. $(NVCC_$(PRECISION)) -diag-suppress 1675 $(NVCC_WARNINGS)
+NVCC_FLAGS += -Xcompiler $(subst $(space),$(comma),-march=$(ARCH) $(EXACT) -fopenmp)
+NVCC_BUILD = $(NVCC) $(NVCC_FLAGS) --options-file build/cuda_flags -MMD -MF $@.d -x cu $< -o $@
+
+# where the libraries are on this machine; `make setup-cuda` has it written anew
+build/cuda_flags: dev/cuda_flags.sh
+	@mkdir -p build
+	@dev/cuda_flags.sh flags >$@
+
+$(CUDA_BUILD)/train_%cu: train_%.cu build/cuda_flags
+	@mkdir -p $(@D)
+	$(NVCC_BUILD) -DCOMMIT='"$(COMMIT)"' -DFLAGS='"$(CUDA_ARCH) $(PRECISION) $(NVCC_$(PRECISION))"'
+
+$(CUDA_BUILD)/test_%: test_%.c build/cuda_flags
+	@mkdir -p $(@D)
+	$(NVCC_BUILD)
+
+$(CUDA_BUILD)/%: dev/%.cu build/cuda_flags
+	@mkdir -p $(@D)
+	$(NVCC_BUILD)
+
+$(BUILD)/train_%cu: train_%.cu
+	@mkdir -p $(BUILD)
+	$(CC) $(CFLAGS) $(BUILT) -MMD -MF $@.d -x c $< -o $@ $(LIBS)
+
+$(BUILD)/bench/%: dev/bench/%.cu
+	@mkdir -p $(BUILD)/bench
+	$(CC) $(CFLAGS) -MMD -MF $@.d -x c $< -o $@ $(LIBS)
+
+$(CUDA_TRAINERS): %: $(if $(filter 1,$(CPU)),$(BUILD),$(CUDA_BUILD))/%
+	@cmp -s $< $@ || cp -f $< $@
+
+-include $(wildcard $(CUDA_BUILD)/*.d $(CUDA_BUILD)/*/*.d)
+
+# one build: the variables above
+cuda_programs: $(CUDA_PROGRAMS:%=$(CUDA_BUILD)/%)
+
+# every program for every card and as it is tested: bf16 and exact
+CUDA_ARCHS ?= sm_90 sm_80
+cuda:
+	+@for arch in $(CUDA_ARCHS); do for precision in bf16 exact; do \
+	    $(MAKE) --no-print-directory cuda_programs CUDA_ARCH=$$arch PRECISION=$$precision || exit 1; \
+	done; done
+
+# doc/gpu/ptxas.md: registers, shared memory and spills of every kernel
+ptxas: build/cuda_flags
+	@$(PYTHON) dev/ptxas.py $(PTXAS_OPTIONS) -- $(NVCC) $(filter-out -arch=%,$(NVCC_FLAGS)) --options-file build/cuda_flags
+
+# for dev/gpu_check.sh
+cuda_folder:
+	@echo $(CUDA_BUILD)
+cuda_names:
+	@echo $(CUDA_PROGRAMS)
 
 RUN ?= runs/hello
 run: setup
@@ -141,6 +222,41 @@ fuzz: $(FUZZ)
 	        dev/fuzz/corpus/$$name || exit 1; \
 	done
 
+# ---- simt: the CUDA kernels on this CPU (dev/simt/README.md) ----
+#     build/simt-exact/test_layernorm    -DEXACT, with sanitizers; simt-fast: without EXACT
+#     build/simt-exact/train_gpt2cu      the trainer, without sanitizers; build/simt-exact-asan/train_gpt2cu with them
+SIMT_TESTS = test_simt test_layernorm
+SIMT_FLAGS = -x c++ -std=gnu++17 -D_GNU_SOURCE -D__CUDACC__ -DSIMT -O1 -g -ffp-contract=off -fno-math-errno -fno-trapping-math
+SIMT_FLAGS += -fopenmp -Ibuild/simt/src -Idev/simt/include -Wall -Wextra -Wno-unknown-pragmas $(BUILT)
+SIMT_SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all
+SIMT_HEADERS = $(patsubst %,build/simt/src/%,$(wildcard llmc/*.h))
+SIMT_COMPILE = @mkdir -p $(@D); echo "g++ (simt) $@"; g++ $(SIMT_FLAGS) -MMD -MP -MF $@.d
+
+build/simt/src/%: % dev/simt/rewrite.py
+	@dev/simt/rewrite.py build/simt/src $<
+build/simt-exact/test_%: build/simt/src/test_%.c $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) $(SIMT_SANITIZE) -DEXACT $< -o $@ $(LIBS)
+build/simt-fast/test_%: build/simt/src/test_%.c $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) $(SIMT_SANITIZE) $< -o $@ $(LIBS)
+build/simt-exact/test_simt: build/simt/src/dev/simt/test_simt.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) $(SIMT_SANITIZE) -DEXACT $< -o $@ $(LIBS)
+build/simt-fast/test_simt: build/simt/src/dev/simt/test_simt.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) -O2 $< -o $@ $(LIBS)
+build/simt-exact/train_%cu: build/simt/src/train_%.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) -DEXACT $< -o $@ $(LIBS)
+build/simt-fast/train_%cu: build/simt/src/train_%.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) $< -o $@ $(LIBS)
+build/simt-exact-asan/train_%cu: build/simt/src/train_%.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) $(SIMT_SANITIZE) -DEXACT $< -o $@ $(LIBS)
+build/simt-fast-asan/train_%cu: build/simt/src/train_%.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) $(SIMT_SANITIZE) $< -o $@ $(LIBS)
+
+-include $(wildcard build/simt-*/*.d)
+.PRECIOUS: build/simt/src/%
+
+test-simt: $(foreach build,simt-exact simt-fast,$(SIMT_TESTS:%=build/$(build)/%))
+	@dev/test.sh check $^
+
 golden:
 	$(PYTHON) dev/ref/gpt2.py
 
@@ -148,7 +264,8 @@ bench: setup
 	@dev/bench/run.sh
 
 clean:
-	rm -rf build launch $(TRAINERS) $(TOOLS:%=dev/tools/%)
+	rm -rf build launch $(TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
-.PHONY: help folder setup run plot check test fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%)
+.PHONY: help folder setup run plot check test fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%) \
+    setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS) test-simt
 .DELETE_ON_ERROR:

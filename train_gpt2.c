@@ -21,10 +21,10 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/evaluate.h"      // Evaluator, evaluate_loss, evaluate_answers
 #include "llmc/gelu.h"          // gelu_forward, gelu_backward
 #include "llmc/generate.h"      // Generator, generate_sample, generate_texts
-#include "llmc/hf_folder.h"     // model_find, SafeSet, hf_export_begin
-#include "llmc/jsonfile.h"      // json_read, json_write, json_ints
+#include "llmc/gpt2.h"          // Config, Parameters, parameter_table, gpt2_load: shared with train_gpt2.cu
+#include "llmc/hf_folder.h"     // model_find, hf_export_begin, hf_save_tokenizer
 #include "llmc/layernorm.h"     // layernorm_forward, layernorm_backward
-#include "llmc/llmc_bin.h"      // llm.c's checkpoint format
+#include "llmc/llmc_bin.h"      // llmc_bin_save: llm.c's checkpoint format
 #include "llmc/log.h"           // Log, log_step, log_validation, box_row, seconds_now
 #include "llmc/matmul.h"        // matmul_forward, matmul_backward
 #include "llmc/peak.h"          // matmul_peak, memory_available, check_memory
@@ -38,117 +38,13 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/snapshot.h"      // Snapshot, snapshot_save: a checkpoint is written while training goes on
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
 #include "llmc/tensorboard.h"   // TensorBoard, tensorboard_step, tensorboard_validation
-#include "llmc/tensorfile.h"    // tensors_load, tensors_save_folder
+#include "llmc/tensorfile.h"    // tensors_save_folder
 #include "llmc/verify.h"        // Verify: a step computed twice
 #include "llmc/zero.h"          // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 1. Config. What makes one GPT-2 different from another.
-
-typedef struct {
-    int max_T;  // longest sequence, 1024
-    int V;      // vocabulary, 50257
-    int Vp;     // the same, padded to a multiple of 128: 50304
-    int L;      // layers, 12
-    int NH;     // heads, 12
-    int C;      // channels, 768
-} Config;
-
-typedef struct {
-    const char* name;
-    int L, C, NH, max_T;
-} Preset;
-
-static const Preset presets[] = {
-    {"tiny", 4, 128, 4, 256},
-    {"gpt2:d6", 6, 384, 6, 1024},        {"gpt2:d12", 12, 768, 12, 1024},     {"gpt2:d24", 24, 1024, 16, 1024},
-    {"gpt2:d36", 36, 1280, 20, 1024},    {"gpt2:d48", 48, 1600, 25, 1024},    {"gpt2:d60", 60, 1920, 30, 1024},
-    {"gpt2:d72", 72, 2880, 30, 1024},    {"gpt2:d84", 84, 3456, 36, 1024},    {"gpt3:c384", 6, 384, 6, 2048},
-    {"gpt3:c768", 12, 768, 12, 2048},    {"gpt3:c1024", 24, 1024, 16, 2048},  {"gpt3:c1536", 24, 1536, 16, 2048},
-    {"gpt3:c2048", 24, 2048, 16, 2048},  {"gpt3:c2560", 32, 2560, 32, 2048},  {"gpt3:c4096", 32, 4096, 32, 2048},
-    {"gpt3:c5120", 40, 5120, 40, 2048},  {"gpt3:c12288", 96, 12288, 96, 2048},
-};
-
-static Config config_make(int max_T, int V, int L, int NH, int C) {
-    Config c = {max_T, V, (V + 127) / 128 * 128, L, NH, C};
-    return c;
-}
-
-static Config config_preset(const char* name, int V) {
-    for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
-        const Preset* p = &presets[i];
-        const char* after = strchr(p->name, ':');  // "d12" is short for "gpt2:d12"
-        if (strcmp(name, p->name) == 0 || (name[0] == 'd' && after && strcmp(name, after + 1) == 0)) {
-            return config_make(p->max_T, V, p->L, p->NH, p->C);
-        }
-    }
-    fail_input("--model: expected tiny, d6 d12 d24 d36 d48 d60 d72 d84, or gpt3: with c384 c768 c1024 c1536 c2048 c2560 "
-               "c4096 c5120 c12288, found \"%s\"", name);
-}
-
-static int config_parse(Config* c, const json_t* json, ErrorText* error) {
-    int max_T, V, L, NH, C;
-    const JsonInt sizes[] = {{"n_positions", &max_T, 1, 1 << 24}, {"vocab_size", &V, 1, 1 << 24}, {"n_layer", &L, 1, 1024},
-                             {"n_head", &NH, 1, 1 << 20}, {"n_embd", &C, 1, 1 << 20}};
-    if (!json_agrees(json, json_pack("{s:s}", "model_type", "gpt2"), error) || !json_ints(json, sizes, 5, error)) { return 0; }
-    if (C % NH != 0) { return error_set(error, "\"n_embd\" %d: expected a multiple of \"n_head\" %d", C, NH); }
-    *c = config_make(max_T, V, L, NH, C);
-    return json_agrees(json, json_pack("{s:s, s:i, s:f, s:b, s:b, s:b, s:b}", "activation_function", "gelu_new", "n_inner", 4 * C,
-        "layer_norm_epsilon", 1e-5, "tie_word_embeddings", 1, "scale_attn_weights", 1, "scale_attn_by_inverse_layer_idx", 0,
-        "add_cross_attention", 0), error);
-}
-
-static Config config_load(const char* path) {
-    Config c;
-    ErrorText error;
-    json_t* json = json_read(path);
-    if (!config_parse(&c, json, &error)) { fail_input("%s: %s", path, error.text); }
-    json_decref(json);
-    return c;
-}
-
-static FileSum config_save(const char* path, Config c, int eot) {
-    return json_write(path, json_pack("{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:i, s:i, s:b, s:f, s:f, s:f}",
-        "written_by", HF_WRITTEN_BY, "architectures", "GPT2LMHeadModel", "model_type", "gpt2", "torch_dtype", "float32",
-        "activation_function", "gelu_new",
-        "n_positions", c.max_T, "vocab_size", c.V, "n_layer", c.L, "n_head", c.NH, "n_embd", c.C, "layer_norm_epsilon", 1e-5,
-        "bos_token_id", eot, "eos_token_id", eot, "tie_word_embeddings", 1, "resid_pdrop", 0.0, "embd_pdrop", 0.0, "attn_pdrop", 0.0));
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// 2. Tensors. One line for each parameter and each activation; everything else loops over these tables.
-
-typedef struct {
-    float *wte, *wpe, *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb, *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb,
-        *lnfw, *lnfb;
-} Parameters;
-
-enum { N_PARAMETERS = 16 };
-
-static void parameter_table(Tensor* t, Config c) {
-    const int L = c.L, C = c.C;
-    const float scaled = 0.02f / sqrtf(2.0f * (float)L);  // layers that write to the residual stream start smaller
-#define FIELD(name) offsetof(Parameters, name)
-    // name on disk (Hugging Face's)               in memory     layers rows   columns  start values           decayed   on disk
-    *t++ = tensor("transformer.wte.weight",               FIELD(wte),      0, c.Vp,    C,     INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
-    t[-1].disk_rows = c.V;  // the padding is ours alone
-    *t++ = tensor("transformer.wpe.weight",               FIELD(wpe),      0, c.max_T, C,     INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
-    *t++ = tensor("transformer.h.%d.ln_1.weight",         FIELD(ln1w),     L, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
-    *t++ = tensor("transformer.h.%d.ln_1.bias",           FIELD(ln1b),     L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
-    *t++ = tensor("transformer.h.%d.attn.c_attn.weight",  FIELD(qkvw),     L, 3 * C,   C,     INIT_NORMAL, 0.02f,  DECAY,    TRANSPOSED);
-    *t++ = tensor("transformer.h.%d.attn.c_attn.bias",    FIELD(qkvb),     L, 1,       3 * C, INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
-    *t++ = tensor("transformer.h.%d.attn.c_proj.weight",  FIELD(attprojw), L, C,       C,     INIT_NORMAL, scaled, DECAY,    TRANSPOSED);
-    *t++ = tensor("transformer.h.%d.attn.c_proj.bias",    FIELD(attprojb), L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
-    *t++ = tensor("transformer.h.%d.ln_2.weight",         FIELD(ln2w),     L, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
-    *t++ = tensor("transformer.h.%d.ln_2.bias",           FIELD(ln2b),     L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
-    *t++ = tensor("transformer.h.%d.mlp.c_fc.weight",     FIELD(fcw),      L, 4 * C,   C,     INIT_NORMAL, 0.02f,  DECAY,    TRANSPOSED);
-    *t++ = tensor("transformer.h.%d.mlp.c_fc.bias",       FIELD(fcb),      L, 1,       4 * C, INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
-    *t++ = tensor("transformer.h.%d.mlp.c_proj.weight",   FIELD(fcprojw),  L, C,       4 * C, INIT_NORMAL, scaled, DECAY,    TRANSPOSED);
-    *t++ = tensor("transformer.h.%d.mlp.c_proj.bias",     FIELD(fcprojb),  L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
-    *t++ = tensor("transformer.ln_f.weight",              FIELD(lnfw),     0, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
-    *t++ = tensor("transformer.ln_f.bias",                FIELD(lnfb),     0, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
-#undef FIELD
-}
+// 1. Tensors. What makes one GPT-2 different from another, and one line for each parameter, is in llmc/gpt2.h, because
+// train_gpt2.cu needs the same; here is one line for each activation. Everything else loops over these tables.
 
 // what a pass leaves behind; the last three are the gradients on their way back, one buffer each for all layers
 typedef struct {
@@ -191,7 +87,7 @@ static void activation_table(Tensor* t, Config c, int B, int T, Purpose purpose)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 3. The model: create, forward, backward, update.
+// 2. The model: create, forward, backward, update.
 
 typedef struct {
     Config config;
@@ -349,7 +245,7 @@ static void gpt2_backward(GPT2* model, Activations* acts, const int* tokens, con
         matmul_backward(a.dbranch, d.attprojw, d.attprojb, a.dresidual, a.atty, p.attprojw, N, C, C, dev);
         for (int i = 0; i < acts->n_segments; i++) {
             Segment s = acts->segments[i];
-            attention_backward(a.dwide + s.first * 3 * C, a.dbranch + s.first * C, a.att_max + s.first * c.NH,
+            attention_backward(a.dwide + s.first * 3 * C, a.dbranch + s.first * C, a.atty + s.first * C, a.att_max + s.first * c.NH,
                                a.att_inv + s.first * c.NH, a.qkv + s.first * 3 * C, s.rows, s.T, C, c.NH, dev);
         }
         matmul_backward(a.dbranch, d.qkvw, d.qkvb, a.dwide, a.ln1, p.qkvw, N, C, 3 * C, dev);
@@ -374,7 +270,7 @@ static void gpt2_leaf(GPT2* model, Activations* acts, const int* tokens, const i
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 4. A run: everything that main hands around.
+// 3. A run: everything that main hands around.
 
 typedef struct {
     RunOptions o;             // the common options, llmc/run.h
@@ -439,7 +335,7 @@ static double flops_per_token(const Run* r) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 5. Files: checkpoints and models of others, in and out.
+// 4. Files: checkpoints and models of others, in and out.
 
 static void save_model(const Run* r, const float* params, const char* folder, size_t shard_bytes, SavedFiles* files) {
     char path[PATH_BYTES];
@@ -475,26 +371,6 @@ static void save_checkpoint(Run* r, int last) {
     }
 }
 
-static void load_tensors(const char* path, GPT2* model) {
-    SafeSet set;
-    safeset_open(&set, path);
-    tensors_load(&set, model->table, N_PARAMETERS, "", model->params);
-    tensors_check_tied(&set, "lm_head.weight", "transformer.wte.weight");
-    safeset_report_unused(&set);
-    safeset_close(&set);
-}
-
-// the sizes in the header of llm.c's .bin, which the file's length bears out
-static int config_parse_bin(Config* c, const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
-    BinHeader h;
-    Tensor table[N_PARAMETERS];
-    memset(table, 0, sizeof table);
-    if (!llmc_bin_parse_(&h, bytes, n_bytes, error)) { return 0; }
-    *c = config_make(h.max_T, h.V, h.L, h.NH, h.C);
-    parameter_table(table, *c);
-    return llmc_bin_fits_(n_bytes, h, table, N_PARAMETERS, error);
-}
-
 // Where the model comes from: the file of its parameters (or the index of their shards), its config.json, its tokenizer.
 static void find_model(Run* r) {
     const RunOptions* o = &r->o;
@@ -508,16 +384,6 @@ static void find_model(Run* r) {
         model_find(r->weights, r->config, o->from);
     }
     run_choose_tokenizer(r->table, r->n_options, o, model_tokenizer(path, r->config));
-}
-
-static Config config_load_bin(const char* path) {
-    MappedFile file;
-    ErrorText error;
-    Config c;
-    file_map(&file, path);
-    if (!config_parse_bin(&c, file.bytes, file.n_bytes, &error)) { fail_input("%s: %s", path, error.text); }
-    file_unmap(&file);
-    return c;
 }
 
 // vocabulary of a new model: the tokenizer's for text or when it was named, else GPT-2's for shards
@@ -534,17 +400,10 @@ static void choose_model(Run* r) {
 }
 
 static void load_parameters(Run* r) {
-    MappedFile file;
     gpt2_init(&r->model, r->model.config);
     run_freeze(&r->o, r->model.table, N_PARAMETERS);
-    if (!*r->weights) {
-        tensors_init(r->model.table, N_PARAMETERS, r->model.params, (uint32_t)r->o.seed);
-        return;
-    }
-    file_map(&file, r->weights);
-    if (is_llmc_bin(&file)) { llmc_bin_load(&file, r->model.table, N_PARAMETERS, r->model.params); }
-    else { load_tensors(r->weights, &r->model); }
-    file_unmap(&file);
+    if (*r->weights) { gpt2_load(r->weights, r->model.table, r->model.params); }
+    else { tensors_init(r->model.table, N_PARAMETERS, r->model.params, (uint32_t)r->o.seed); }
 }
 
 // a folder that transformers and this trainer load
@@ -567,7 +426,7 @@ static void export_model(const Run* r) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 6. Evaluation, sampling, probe.
+// 5. Evaluation, sampling, probe.
 
 // the model behind llmc/evaluate.h
 static const float* batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
@@ -641,7 +500,7 @@ static void probe(Run* r) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 7. Training.
+// 6. Training.
 
 // the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
 static float* step_gradients(Run* r, float* loss, float* norm) {
@@ -724,7 +583,7 @@ static void train(Run* r) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 8. Setting up, and main.
+// 7. Setting up, and main.
 
 // sizes that follow from the model and the data; conflicts end here, before anything is computed
 static void plan(Run* r) {
@@ -795,7 +654,7 @@ static double print_start(const Run* r) {
     printf("train_gpt2: %s (%s, %d lanes, %d threads)\n", build_name(), __VERSION__, VLANES, r->dev.n_threads);
     options_print(r->table, r->n_options);
     box_line();
-    box_row("model", "%d layers, %d heads, %d channels, %d positions", c.L, c.NH, c.C, c.max_T);
+    box_row("model", "%d layer%s, %d head%s, %d channels, %d positions", c.L, c.L > 1 ? "s" : "", c.NH, c.NH > 1 ? "s" : "", c.C, c.max_T);
     box_row("vocabulary", "%d, padded to %d", c.V, c.Vp);
     size_t n_parameters = tensors_count(r->model.table, N_PARAMETERS);
     box_row("parameters", "%s = %zu", format_count((double)n_parameters).s, n_parameters);

@@ -2,17 +2,19 @@
 # Installs what is missing, and says so: one line per thing done. Nothing is missing: one line, in well under a second.
 #     dev/setup.sh           to build, run, test: C compiler, make, jansson, xxHash, PCRE2; NumPy and matplotlib in .venv
 #     dev/setup.sh ci        also clang, g++, libomp, valgrind, Open MPI and, in .venv, tokenizers: what else `make test` uses
+#     dev/setup.sh cuda      as the first, and in .venv cuBLAS and NCCL where nvcc finds none: `make cuda` (1 GB; nvcc itself
+#                            comes from NVIDIA: https://developer.nvidia.com/cuda-downloads). `ci` has them too where nvcc is
 #     dev/setup.sh checks    also MPFR, OpenBLAS and, in .venv, PyTorch and transformers: dev/ref/check_hf.py, dev/bench
 #                            (PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu: PyTorch without its GBs of CUDA)
 # Debian packages come by apt-get, as root or through a sudo that asks no password; otherwise the command is named. Python
 # packages only draw plots, write references and measure, so the rest goes on without them.
-# Status: 0 everything is there that the C programs need (for `checks`: everything), 1 something of it is missing.
+# Status: 0 everything is there that the C programs need (for `cuda` and `checks`: everything), 1 something of it is missing.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 wanted=${1-base}
 case $wanted in
-    base | ci | checks) ;;
-    *) echo "setup.sh: expected nothing, ci or checks, found \"$wanted\"" >&2; exit 2 ;;
+    base | ci | cuda | checks) ;;
+    *) echo "setup.sh: expected nothing, ci, cuda or checks, found \"$wanted\"" >&2; exit 2 ;;
 esac
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
@@ -39,6 +41,7 @@ missing_packages() {
     fi
     [ "$wanted" != base ] || return
     command -v g++ >/dev/null || echo g++
+    [ "$wanted" != cuda ] || return
     command -v clang >/dev/null || echo clang
     compiles clang '#include <omp.h>' -fopenmp || echo libomp-dev
     command -v valgrind >/dev/null || echo valgrind
@@ -49,7 +52,7 @@ missing_packages() {
 }
 
 python_packages="numpy matplotlib"
-if [ "$wanted" != base ]; then python_packages="$python_packages tokenizers==0.23.3"; fi  # ours has its Unicode tables
+if [ "$wanted" = ci ] || [ "$wanted" = checks ]; then python_packages="$python_packages tokenizers==0.23.3"; fi  # ours has its Unicode tables
 if [ "$wanted" = checks ]; then python_packages="$python_packages torch==2.13.0 transformers safetensors"; fi
 
 # of $python_packages; all of them without a .venv
@@ -67,6 +70,18 @@ for wish in sys.argv[1:]:
     if found is None or wanted not in ("", found):
         print(wish, end=" ")
 PYTHON
+}
+
+# wheels of the CUDA libraries that nvcc does not find; they hold headers as well
+missing_wheels() {
+    local name
+    [ "$wanted" = cuda ] || [ "$wanted" = ci ] || return
+    for name in $(dev/cuda_flags.sh missing 2>/dev/null); do
+        case $name in
+            cublasLt) echo "nvidia-cublas==13.1.*" ;;  # the version that goes with CUDA 13.0 and later
+            nccl) echo nvidia-nccl-cu13 ;;
+        esac
+    done
 }
 
 # ---- installing ----
@@ -114,7 +129,8 @@ install_python() {
 
 # shellcheck disable=SC2086  # from here on: lists of words
 packages=$(missing_packages)
-python=$(missing_python)
+python=$(missing_python; missing_wheels)
+if [ "$wanted" = cuda ]; then dev/cuda_flags.sh nvcc >/dev/null || exit 1; fi
 if [ -z "$packages$python" ]; then
     echo "setup: nothing to do, everything for \"$wanted\" is there"
     exit 0
@@ -124,11 +140,11 @@ venv_package=$([ -z "$python" ] || venv_possible || echo python3-venv)
 if [ -n "$python" ] && venv_possible; then install_python $python; fi
 
 packages=$(missing_packages)
-python=$(missing_python)
+python=$(missing_python; missing_wheels)
 if [ -z "$packages$python" ]; then echo "setup: done"; exit 0; fi
 [ -z "$packages" ] || echo "setup: still missing, packages:" $packages
-[ -z "$python" ] || echo "setup: still missing in .venv: $python"
+[ -z "$python" ] || echo "setup: still missing in .venv:" $python
 case $wanted in
-    checks) exit 1 ;;
+    cuda | checks) exit 1 ;;
     *) [ -z "$packages" ] ;;
 esac

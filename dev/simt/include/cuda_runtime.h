@@ -1,0 +1,253 @@
+/*
+A stand-in for CUDA's header: kernels run on the CPU (dev/simt/README.md). What is here is what llmc/ uses; another call does not compile.
+    simt_types.h    __global__, dim3, float4             simt_memory.h   device memory, who may touch it
+    simt_fiber.h    functions that stop and go on        simt_launch.h   threads, barriers, orders, the race check
+    simt_device.h   what kernels call                    this file       what the host calls
+Streams run at once, in the order of the calls: an event is a time, a synchronisation does nothing.
+*/
+#ifndef SIMT_CUDA_RUNTIME_H
+#define SIMT_CUDA_RUNTIME_H
+#include "simt_device.h"
+#define CUDART_VERSION 13000
+#define CUDART_INF_F INFINITY
+
+typedef enum {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorNoDevice = 100,
+    cudaErrorInvalidDevice = 101,
+    cudaErrorNotReady = 600,
+    cudaErrorNotSupported = 801
+} cudaError_t;
+
+static inline const char* cudaGetErrorName(cudaError_t e) {
+    switch (e) {
+        case cudaSuccess: return "cudaSuccess";
+        case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+        case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+        case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+        case cudaErrorNoDevice: return "cudaErrorNoDevice";
+        case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+        case cudaErrorNotReady: return "cudaErrorNotReady";
+        case cudaErrorNotSupported: return "cudaErrorNotSupported";
+    }
+    return "unrecognized error code";
+}
+static inline const char* cudaGetErrorString(cudaError_t e) {
+    switch (e) {
+        case cudaSuccess: return "no error";
+        case cudaErrorInvalidValue: return "invalid argument";
+        case cudaErrorMemoryAllocation: return "out of memory";
+        case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+        case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+        case cudaErrorInvalidDevice: return "invalid device ordinal";
+        case cudaErrorNotReady: return "device not ready";
+        case cudaErrorNotSupported: return "operation not supported";
+    }
+    return "unrecognized error code";
+}
+
+// an error is kept until it is asked for
+static inline cudaError_t simt_return_(cudaError_t e) {
+    if (e != cudaSuccess) { simt_last_error = e; }
+    return e;
+}
+static inline cudaError_t cudaPeekAtLastError() { return (cudaError_t)simt_last_error; }
+static inline cudaError_t cudaGetLastError() {
+    cudaError_t e = (cudaError_t)simt_last_error;
+    simt_last_error = cudaSuccess;
+    return e;
+}
+
+// ---- the device ----
+
+typedef struct {
+    char name[256];
+    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
+    int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, maxThreadsPerMultiProcessor, regsPerBlock, l2CacheSize;
+    int memoryBusWidth, ECCEnabled, pciBusID, pciDeviceID, pciDomainID;
+} cudaDeviceProp;
+
+enum { SIMT_MULTIPROCESSORS = 3 };  // few and odd: a loop over the grid has to wrap around
+
+static inline cudaError_t cudaGetDeviceCount(int* n) { *n = 1; return cudaSuccess; }
+static inline cudaError_t cudaSetDevice(int device) { return simt_return_(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+static inline cudaError_t cudaGetDevice(int* device) { *device = 0; return cudaSuccess; }
+static inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
+    if (device != 0) { return simt_return_(cudaErrorInvalidDevice); }
+    memset(p, 0, sizeof *p);
+    strcpy(p->name, "simt");
+    p->totalGlobalMem = SIMT_MEMORY;
+    p->sharedMemPerBlock = SIMT_STATIC_SHARED;
+    p->sharedMemPerBlockOptin = SIMT_MAX_SHARED;
+    p->sharedMemPerMultiprocessor = SIMT_MAX_SHARED + 1024;
+    p->major = 9;
+    p->multiProcessorCount = SIMT_MULTIPROCESSORS;
+    p->warpSize = SIMT_WARP;
+    p->maxThreadsPerBlock = SIMT_MAX_THREADS;
+    p->maxThreadsPerMultiProcessor = 2048;
+    p->regsPerBlock = 65536;
+    p->l2CacheSize = 50 << 20;
+    return cudaSuccess;
+}
+
+typedef enum {
+    cudaDevAttrMaxThreadsPerBlock = 1,
+    cudaDevAttrMaxSharedMemoryPerBlock = 8,
+    cudaDevAttrClockRate = 13,
+    cudaDevAttrMultiProcessorCount = 16,
+    cudaDevAttrMemoryClockRate = 36,
+    cudaDevAttrGlobalMemoryBusWidth = 37,
+    cudaDevAttrL2CacheSize = 38,
+    cudaDevAttrMaxThreadsPerMultiProcessor = 39,
+    cudaDevAttrComputeCapabilityMajor = 75,
+    cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
+} cudaDeviceAttr;
+static inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+    if (device != 0) { return simt_return_(cudaErrorInvalidDevice); }
+    switch (attribute) {
+        case cudaDevAttrMaxThreadsPerBlock: *value = SIMT_MAX_THREADS; return cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerBlock: *value = SIMT_STATIC_SHARED; return cudaSuccess;
+        case cudaDevAttrClockRate: *value = 1000000; return cudaSuccess;        // kHz
+        case cudaDevAttrMultiProcessorCount: *value = SIMT_MULTIPROCESSORS; return cudaSuccess;
+        case cudaDevAttrMemoryClockRate: *value = 1000000; return cudaSuccess;  // kHz
+        case cudaDevAttrGlobalMemoryBusWidth: *value = 64; return cudaSuccess;  // bits
+        case cudaDevAttrL2CacheSize: *value = 50 << 20; return cudaSuccess;
+        case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; return cudaSuccess;
+        case cudaDevAttrComputeCapabilityMajor: *value = 9; return cudaSuccess;
+        case cudaDevAttrComputeCapabilityMinor: *value = 0; return cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = SIMT_MAX_SHARED + 1024; return cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = SIMT_MAX_SHARED; return cudaSuccess;
+    }
+    return simt_return_(cudaErrorInvalidValue);
+}
+static inline cudaError_t cudaDriverGetVersion(int* version) { *version = CUDART_VERSION; return cudaSuccess; }
+static inline cudaError_t cudaRuntimeGetVersion(int* version) { *version = CUDART_VERSION; return cudaSuccess; }
+static inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+static inline cudaError_t cudaDeviceReset() { return cudaSuccess; }
+static inline cudaError_t cudaMemGetInfo(size_t* n_free, size_t* n_total) {
+    *n_total = SIMT_MEMORY;
+    *n_free = simt_memory.n_bytes < SIMT_MEMORY ? SIMT_MEMORY - simt_memory.n_bytes : 0;
+    return cudaSuccess;
+}
+
+// ---- kernels ----
+
+typedef enum {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout = 9
+} cudaFuncAttribute;
+
+// the attribute belongs to the kernel's name, which the launch also knows: all instances of a template share it
+template <typename Kernel>
+static inline cudaError_t simt_set_attribute_(const char* text, Kernel kernel, cudaFuncAttribute attribute, int value) {
+    (void)kernel;
+    const char* start = text + strspn(text, "&( ");
+    if (strncmp(start, "const void*)", 12) == 0) { start += 12; }
+    if (strncmp(start, "void*)", 6) == 0) { start += 6; }
+    start += strspn(start, "&( ");
+    std::string name(start, strcspn(start, "<, )"));
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) { return cudaSuccess; }
+    if (value < 0 || value > SIMT_MAX_SHARED) { return simt_return_(cudaErrorInvalidValue); }
+    simt_shared_limits[name] = value;
+    return cudaSuccess;
+}
+#define cudaFuncSetAttribute(...) simt_set_attribute_(#__VA_ARGS__, __VA_ARGS__)
+
+template <typename Kernel>
+static inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, Kernel, int block, size_t n_shared) {
+    int by_threads = 2048 / block, by_shared = n_shared ? (int)(SIMT_MAX_SHARED / n_shared) : 32;
+    *n = by_threads < by_shared ? by_threads : by_shared;
+    return cudaSuccess;
+}
+
+// ---- memory ----
+
+enum { cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2, cudaHostRegisterDefault = 0 };
+
+template <typename T>
+static inline cudaError_t cudaMalloc(T** p, size_t n_bytes, SIMT_SITE) {
+    *p = NULL;
+    if (simt_memory.n_bytes + n_bytes > SIMT_MEMORY) { return simt_return_(cudaErrorMemoryAllocation); }
+    if (n_bytes) { *p = (T*)simt_allocate(n_bytes, 0, file, line); }
+    return simt_return_(*p || !n_bytes ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+static inline cudaError_t cudaFree(void* p) { simt_free(p, 0, "cudaFree"); return cudaSuccess; }
+template <typename T>
+static inline cudaError_t cudaMallocHost(T** p, size_t n_bytes, unsigned flags = 0, SIMT_SITE) {
+    (void)flags;
+    *p = (T*)simt_allocate(n_bytes, 1, file, line);
+    return simt_return_(*p ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+template <typename T>
+static inline cudaError_t cudaHostAlloc(T** p, size_t n_bytes, unsigned flags, SIMT_SITE) { return cudaMallocHost(p, n_bytes, flags, file, line); }
+static inline cudaError_t cudaFreeHost(void* p) { simt_free(p, 1, "cudaFreeHost"); return cudaSuccess; }
+
+typedef enum {
+    cudaMemcpyHostToHost = 0,
+    cudaMemcpyHostToDevice = 1,
+    cudaMemcpyDeviceToHost = 2,
+    cudaMemcpyDeviceToDevice = 3,
+    cudaMemcpyDefault = 4
+} cudaMemcpyKind;
+typedef struct SimtStream* cudaStream_t;
+typedef struct SimtEvent* cudaEvent_t;
+
+static inline cudaError_t simt_copy_(const char* call, void* to, const void* from, size_t n_bytes, cudaMemcpyKind kind) {
+    if (n_bytes == 0) { return cudaSuccess; }
+    SimtAccess access;
+    if (kind != cudaMemcpyDefault) {
+        simt_check_range(call, "destination", to, n_bytes, kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice);
+        simt_check_range(call, "source", from, n_bytes, kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice);
+    }
+    memmove(to, from, n_bytes);
+    return cudaSuccess;
+}
+static inline cudaError_t simt_set_(const char* call, void* p, int value, size_t n_bytes) {
+    if (n_bytes == 0) { return cudaSuccess; }
+    SimtAccess access;
+    simt_check_range(call, "destination", p, n_bytes, 1);
+    memset(p, value, n_bytes);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaMemcpy(void* to, const void* from, size_t n_bytes, cudaMemcpyKind kind) {
+    return simt_copy_("cudaMemcpy", to, from, n_bytes, kind);
+}
+static inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n_bytes, cudaMemcpyKind kind, cudaStream_t stream = NULL) {
+    (void)stream;
+    return simt_copy_("cudaMemcpyAsync", to, from, n_bytes, kind);
+}
+static inline cudaError_t cudaMemset(void* p, int value, size_t n_bytes) { return simt_set_("cudaMemset", p, value, n_bytes); }
+static inline cudaError_t cudaMemsetAsync(void* p, int value, size_t n_bytes, cudaStream_t stream = NULL) {
+    (void)stream;
+    return simt_set_("cudaMemsetAsync", p, value, n_bytes);
+}
+
+// ---- streams and events ----
+
+struct SimtStream { int number; };
+struct SimtEvent { double ms; };
+enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
+
+static inline cudaError_t cudaStreamCreate(cudaStream_t* s) { *s = new SimtStream(); return cudaSuccess; }
+static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) { return cudaStreamCreate(s); }
+static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int) { return cudaStreamCreate(s); }
+static inline cudaError_t cudaStreamDestroy(cudaStream_t s) { delete s; return cudaSuccess; }
+static inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+static inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
+static inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
+static inline cudaError_t cudaEventCreate(cudaEvent_t* e) { *e = new SimtEvent(); return cudaSuccess; }
+static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return cudaEventCreate(e); }
+static inline cudaError_t cudaEventDestroy(cudaEvent_t e) { delete e; return cudaSuccess; }
+static inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t = NULL) { e->ms = (double)clock64() / 1e6; return cudaSuccess; }
+static inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+static inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+static inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t stop) {
+    *ms = (float)(stop->ms - start->ms);
+    return cudaSuccess;
+}
+#endif  // SIMT_CUDA_RUNTIME_H
