@@ -110,7 +110,7 @@ $(BUILD)/launch: dev/tools/launch.c
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) $< -o $@
 
--include $(wildcard $(BUILD)/*.d $(BUILD)/tools/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
 
 # ---- cuda: the same sources, built by nvcc; doc/gpu/README.md ----
 #   PRECISION=bf16|fp32|exact   how tensors are stored; exact: float, every sum in the plain loop's order, the bits of the CPU
@@ -129,7 +129,8 @@ NVCC = $(shell dev/cuda_flags.sh nvcc)
 NVCC_bf16 =
 NVCC_fp32 = -DFP32
 NVCC_exact = -DEXACT --fmad=false -prec-div=true -prec-sqrt=true -ftz=false
-NVCC_WARNINGS = -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(filter-out -Werror,$(WARNINGS)))
+# without -Wshadow: CUDA's headers declare `half` for all
+NVCC_WARNINGS = -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(filter-out -Werror -Wshadow,$(WARNINGS)))
 # 1675: pragmas of gcc, which nvcc does not know, in host code
 NVCC_FLAGS = -std=c++17 -O3 -arch=$(CUDA_ARCH) -lineinfo -I. $(NVCC_$(PRECISION)) -diag-suppress 1675 $(NVCC_WARNINGS)
 NVCC_FLAGS += -Xcompiler $(subst $(space),$(comma),-march=$(ARCH) $(EXACT) -fopenmp)
@@ -154,7 +155,11 @@ $(CUDA_BUILD)/%: dev/%.cu build/cuda_flags
 
 $(BUILD)/train_%cu: train_%.cu
 	@mkdir -p $(BUILD)
-	$(CC) -x c $(CFLAGS) $(BUILT) -MMD -MF $@.d $< -o $@ $(LIBS)
+	$(CC) $(CFLAGS) $(BUILT) -MMD -MF $@.d -x c $< -o $@ $(LIBS)
+
+$(BUILD)/bench/%: dev/bench/%.cu
+	@mkdir -p $(BUILD)/bench
+	$(CC) $(CFLAGS) -MMD -MF $@.d -x c $< -o $@ $(LIBS)
 
 $(CUDA_TRAINERS): %: $(if $(filter 1,$(CPU)),$(BUILD),$(CUDA_BUILD))/%
 	@cmp -s $< $@ || cp -f $< $@
@@ -178,8 +183,8 @@ ptxas: build/cuda_flags
 # for dev/gpu_check.sh
 cuda_folder:
 	@echo $(CUDA_BUILD)
-cuda_tests:
-	@echo $(CUDA_TESTS)
+cuda_names:
+	@echo $(CUDA_PROGRAMS)
 
 RUN ?= runs/hello
 run: setup
@@ -220,7 +225,7 @@ fuzz: $(FUZZ)
 # ---- simt: the CUDA kernels on this CPU (dev/simt/README.md) ----
 #     build/simt-exact/test_layernorm    -DEXACT, with sanitizers; simt-fast: without EXACT
 #     build/simt-exact/train_gpt2cu      the trainer, without sanitizers; build/simt-exact-asan/train_gpt2cu with them
-SIMT_TESTS = test_layernorm
+SIMT_TESTS = test_simt test_layernorm
 SIMT_FLAGS = -x c++ -std=gnu++17 -D_GNU_SOURCE -D__CUDACC__ -DSIMT -O1 -g -ffp-contract=off -fno-math-errno -fno-trapping-math
 SIMT_FLAGS += -fopenmp -Ibuild/simt/src -Idev/simt/include -Wall -Wextra -Wno-unknown-pragmas $(BUILT)
 SIMT_SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all
@@ -233,6 +238,10 @@ build/simt-exact/test_%: build/simt/src/test_%.c $(wildcard dev/simt/include/*.h
 	$(SIMT_COMPILE) $(SIMT_SANITIZE) -DEXACT $< -o $@ $(LIBS)
 build/simt-fast/test_%: build/simt/src/test_%.c $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
 	$(SIMT_COMPILE) $(SIMT_SANITIZE) $< -o $@ $(LIBS)
+build/simt-exact/test_simt: build/simt/src/dev/simt/test_simt.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) $(SIMT_SANITIZE) -DEXACT $< -o $@ $(LIBS)
+build/simt-fast/test_simt: build/simt/src/dev/simt/test_simt.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
+	$(SIMT_COMPILE) -O2 $< -o $@ $(LIBS)
 build/simt-exact/train_%cu: build/simt/src/train_%.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
 	$(SIMT_COMPILE) -DEXACT $< -o $@ $(LIBS)
 build/simt-fast/train_%cu: build/simt/src/train_%.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
@@ -258,5 +267,5 @@ clean:
 	rm -rf build launch $(TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
 .PHONY: help folder setup run plot check test fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%) \
-    setup-cuda cuda cuda_programs cuda_folder cuda_tests ptxas $(CUDA_TRAINERS) test-simt
+    setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS) test-simt
 .DELETE_ON_ERROR:

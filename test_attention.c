@@ -69,7 +69,7 @@ static void check_forward(Test* t, const Attention* a, int t0, const Device* dev
 static void check_backward(Test* t, const Attention* a, const Device* dev) {
     float* dqkv = filled_array(3 * n_out(a), NAN);
     char what[96];
-    attention_backward(dqkv, a->dout, a->max, a->inv, a->qkv, a->B, a->T, a->C, a->NH, dev);
+    attention_backward(dqkv, a->dout, a->out, a->max, a->inv, a->qkv, a->B, a->T, a->C, a->NH, dev);
     snprintf(what, sizeof what, "B %d, T %d, C %d, NH %d, %d threads", a->B, a->T, a->C, a->NH, dev->n_threads);
     check_bits(t, what, dqkv, a->dqkv, 3 * n_out(a));
     free(dqkv);
@@ -154,7 +154,7 @@ static void check_causal(Test* t, const Attention* clean, const Attention* spoil
     float *out = filled_array(n_out(clean), NAN), *dqkv = filled_array(3 * n_out(clean), NAN);
     float *max = filled_array(n_rows(clean), NAN), *inv = filled_array(n_rows(clean), NAN);
     attention_forward(out, max, inv, spoilt->qkv, 1, clean->T, clean->C, clean->NH, 0, dev);
-    attention_backward(dqkv, clean->dout, max, inv, spoilt->qkv, 1, clean->T, clean->C, clean->NH, dev);
+    attention_backward(dqkv, clean->dout, out, max, inv, spoilt->qkv, 1, clean->T, clean->C, clean->NH, dev);
     check_bits(t, "out", out, spoilt->out, n_out(clean));
     check_bits(t, "dqkv", dqkv, spoilt->dqkv, 3 * n_out(clean));
     for (int n = 0; n < clean->T; n++) {
@@ -258,7 +258,7 @@ static void test_obvious(Test* t) {
     float out[4], max[2], inv[2], dqkv[12];
     Device dev = test_device(1);
     attention_forward(out, max, inv, qkv, 1, 2, 2, 1, 0, &dev);
-    attention_backward(dqkv, dout, max, inv, qkv, 1, 2, 2, 1, &dev);
+    attention_backward(dqkv, dout, out, max, inv, qkv, 1, 2, 2, 1, &dev);
     check_bits(t, "out", out, want_out, 4);
     check_bits(t, "inv", inv, want_inv, 2);
     check(t, float_ulps(max[0], want_max[0]) <= 1 && float_ulps(max[1], want_max[1]) <= 1, "max: found %.9g %.9g",

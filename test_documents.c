@@ -90,8 +90,8 @@ static void ops_over_segments(const Tensors* x, const Segment* segments, int n, 
     for (int k = 0; k < n; k++) {
         const Segment s = segments[k];
         const size_t at = s.first;
-        attention_backward(x->dqkv + at * 3 * C, x->datty + at * C, x->max + at * NH, x->inv + at * NH, x->qkv + at * 3 * C, s.rows, s.T,
-                           C, NH, dev);
+        attention_backward(x->dqkv + at * 3 * C, x->datty + at * C, x->atty + at * C, x->max + at * NH, x->inv + at * NH,
+                           x->qkv + at * 3 * C, s.rows, s.T, C, NH, dev);
         embedding_backward(dwte, dwpe, x->dencoded + at * C, x->tokens + at, s.rows, s.T, C, dev);
     }
 }

@@ -246,7 +246,7 @@ static void gpt2_backward(const GPT2* model, Activations* acts, float* grads, co
         matmul_backward(a.dbranch, d.attprojw, d.attprojb, a.dresidual, a.atty, p.attprojw, N, C, C, dev);
         for (int i = 0; i < acts->n_segments; i++) {
             Segment s = acts->segments[i];
-            attention_backward(a.dwide + s.first * 3 * C, a.dbranch + s.first * C, a.att_max + s.first * c.NH,
+            attention_backward(a.dwide + s.first * 3 * C, a.dbranch + s.first * C, a.atty + s.first * C, a.att_max + s.first * c.NH,
                                a.att_inv + s.first * c.NH, a.qkv + s.first * 3 * C, s.rows, s.T, C, c.NH, dev);
         }
         matmul_backward(a.dbranch, d.qkvw, d.qkvb, a.dwide, a.ln1, p.qkvw, N, C, 3 * C, dev);
@@ -656,7 +656,7 @@ static double print_start(const Run* r) {
     printf("train_gpt2: %s (%s, %d lanes, %d threads)\n", build_name(), __VERSION__, VLANES, r->dev.n_threads);
     options_print(r->table, r->n_options);
     box_line();
-    box_row("model", "%d layers, %d heads, %d channels, %d positions", c.L, c.NH, c.C, c.max_T);
+    box_row("model", "%d layer%s, %d head%s, %d channels, %d positions", c.L, c.L > 1 ? "s" : "", c.NH, c.NH > 1 ? "s" : "", c.C, c.max_T);
     box_row("vocabulary", "%d, padded to %d", c.V, c.Vp);
     size_t n_parameters = tensors_count(r->model.table, N_PARAMETERS);
     box_row("parameters", "%s = %zu", format_count((double)n_parameters).s, n_parameters);

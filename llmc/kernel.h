@@ -5,13 +5,15 @@ What kernels are written with: a warp works on a row, lanes load 16 bytes at a t
     fast    each lane keeps a sum of its own, added up along a tree; exp and tanh are the hardware's. X is float or bf16
 A kernel says row_add and row_total and is right in both:
     float sum = 0.0f;
-    for (int c = lane; c - lane < C; c += WARP) { sum = row_add(sum, c < C ? load(x + c) : 0.0f); }
+    for (int c = lane; c - lane < C; c += WARP) { sum = row_add(sum, c < C ? to_float(x[c]) : 0.0f); }
     sum = row_total(sum);                                              // the same in all 32 lanes
 Adding the 0 of a lane beyond the row changes no bit: a sum that began at +0 is never -0.
     Pack<X, W>        W elements that one lane loads and stores at once; pack_width<X>() is 16 bytes of them, and 1 where rows
-                      do not divide: the launcher picks
-    row_add(sum, pack)  lane 0's W elements, then lane 1's, ...
+                      do not divide or a pointer lies between (pack_aligned): the launcher picks
+    load_floats<W>(p), store_floats(p, pack)  W elements as floats; more than 16 bytes go in several packs
+    row_add(sum, pack.x)  lane 0's W elements, then lane 1's, ...
     to_float, from_float  X to float and back, rounding to nearest even
+    grid_first, grid_step, grid_blocks  the threads of a grid walk over n elements, W at a time
     kernel_exp, kernel_tanh, kernel_log   in EXACT builds correctly rounded, else the hardware's approximation
 Source: spec/numerics.md 4; style.md section 4
 */
@@ -39,7 +41,7 @@ struct alignas(sizeof(X) * W) Pack {
 };
 
 // elements in 16 bytes
-template <typename X> constexpr int pack_width() { return 16 / (int)sizeof(X); }
+template <typename X> __host__ __device__ constexpr int pack_width() { return 16 / (int)sizeof(X); }
 
 // may rows of C elements that begin at p be taken in whole packs?
 template <typename X>
@@ -49,6 +51,49 @@ template <int W, typename X>
 __device__ inline Pack<X, W> pack_load(const X* p) { return *reinterpret_cast<const Pack<X, W>*>(p); }
 template <int W, typename X>
 __device__ inline void pack_store(X* p, Pack<X, W> pack) { *reinterpret_cast<Pack<X, W>*>(p) = pack; }
+
+template <typename... P>
+static inline int pack_aligned(const P*... p) { return (((uintptr_t)p | ...) % 16) == 0; }
+
+template <int W, typename X>
+__device__ inline Pack<float, W> load_floats(const X* p) {
+    constexpr int step = W < pack_width<X>() ? W : pack_width<X>();
+    Pack<float, W> y;
+    for (int i = 0; i < W; i += step) {
+        Pack<X, step> x = pack_load<step>(p + i);
+        for (int j = 0; j < step; j++) { y.x[i + j] = to_float(x.x[j]); }
+    }
+    return y;
+}
+
+template <int W, typename X>
+__device__ inline void store_floats(X* p, const Pack<float, W>& y) {
+    constexpr int step = W < pack_width<X>() ? W : pack_width<X>();
+    for (int i = 0; i < W; i += step) {
+        Pack<X, step> x;
+        for (int j = 0; j < step; j++) { x.x[j] = from_float<X>(y.x[i + j]); }
+        pack_store(p + i, x);
+    }
+}
+
+// ---- element by element: for (size_t i = grid_first<W>(); i < n; i += grid_step<W>()) ----
+
+enum { GRID_BLOCK = 256 };
+
+template <int W>
+__device__ inline size_t grid_first() { return ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W; }
+template <int W>
+__device__ inline size_t grid_step() { return (size_t)gridDim.x * blockDim.x * W; }
+
+// blocks of GRID_BLOCK threads: as many as run at once, 2048 threads on each multiprocessor, or fewer for a small n
+static inline unsigned grid_blocks(size_t n, int W, const Device* dev) {
+    int64_t needed = ceil_div((int64_t)n, (int64_t)W * GRID_BLOCK), at_once = (int64_t)dev->n_sms * (2048 / GRID_BLOCK);
+    return (unsigned)(needed < at_once ? needed : at_once);
+}
+
+// how many of n elements go in whole packs of W: all but a rest, or none where a pointer lies between
+template <typename... P>
+static inline size_t pack_part(size_t n, int W, const P*... p) { return pack_aligned(p...) ? n / (size_t)W * (size_t)W : 0; }
 
 // ---- sums and maxima over the 32 lanes of a row ----
 

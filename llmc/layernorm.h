@@ -1,21 +1,29 @@
 /*
 LayerNorm: out = (inp - mean) * rstd * weight + bias, mean and variance over each row of C channels, rstd = 1/sqrt(var + 1e-5).
-    inp, out (N, C)   weight, bias (C)   mean, rstd (N), kept for backward
+    inp, out (N, C)   weight, bias (C)   mean, rstd (N) float, kept for backward
+residual_layernorm_forward adds before it normalises: residual = left + right, out = layernorm(residual). residual may be left or right.
 Backward, with xhat = (inp - mean) * rstd and g = weight * dout (derived in doc/layernorm.md):
     dinp    += (g - mean(g) - xhat * mean(g * xhat)) * rstd    (N, C)  added: inp is the residual stream
     dweight  = sum over n of xhat * dout                       (C)     written, one call is one leaf
     dbias    = sum over n of dout                              (C)     written
-Cost:   memory bound: forward moves 2*N*C floats, backward 6*N*C. Judge it in GB/s.
-Error:  chains of C sums: |mean| error <= C * 2^-24 * mean(|inp|).
-Order:  row sums chain over c from 0; dweight and dbias chain over n from 0. Lanes hold neighbouring rows for the first and
-        neighbouring channels for the second.
-Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450; spec gpt2.md sections 3 and 4
+Cost:   memory bound. On a CPU forward moves 2*N*C floats, backward 6*N*C; on a GPU 2*N*C elements forward, 4*N*C with the
+        residual sum, 4*N*C backward: every array once. Judge it in GB/s.
+Error:  chains of C sums: |mean| error <= C * 2^-24 * mean(|inp|). bf16 rounds what is stored: 2^-8 |out|, 2^-8 |dinp|;
+        statistics, dweight and dbias are float.
+Order:  row sums chain over c from 0; dweight and dbias chain over n from 0. In C lanes hold neighbouring rows for the first
+        and neighbouring channels for the second. Fast kernels: 32 lanes and a tree for a row; dweight and dbias are partial sums of
+        rows b, b + blocks, ... added in order of b, which depends on the number of multiprocessors alone.
+Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450; spec gpt2.md sections 3 and 4. Slower kernels: dev/cuda/layernorm.cu
 */
 #ifndef LLMC_LAYERNORM_H
 #define LLMC_LAYERNORM_H
-#include "device.h"  // Device
-#include "vec.h"     // vfloat, v_load, v_fill, v_transpose
+#include "device.h"    // Device, device_workspace, ceil_div
+#include "kernel.h"    // load_floats, store_floats, row_add, row_total, lane_sum
+#include "residual.h"  // residual_forward
 #include <math.h>
+#ifndef __CUDACC__
+#include "vec.h"       // vfloat, v_load, v_fill, v_transpose
+#endif
 
 #define LAYERNORM_EPS 1e-5f
 
@@ -34,6 +42,12 @@ static inline void layernorm_forward_ref(float* out, float* mean, float* rstd, c
         mean[n] = m;
         rstd[n] = s;
     }
+}
+
+static inline void residual_layernorm_forward_ref(float* residual, float* out, float* mean, float* rstd, const float* left,
+                                                  const float* right, const float* weight, const float* bias, int N, int C) {
+    residual_forward_ref(residual, left, right, (size_t)N * C);
+    layernorm_forward_ref(out, mean, rstd, residual, weight, bias, N, C);
 }
 
 // dinp of one row
@@ -60,7 +74,7 @@ static inline void layernorm_backward_ref(float* dinp, float* dweight, float* db
     }
 }
 
-// ---- fast C: VLANES rows side by side ----
+#ifndef __CUDACC__  // ---- fast C: VLANES rows side by side ----
 
 // the square of VLANES rows x VLANES channels at x, turned: lane r of column c is x[r][c]
 static inline void layernorm_columns_(vfloat columns[VLANES], const float* x, int C) {
@@ -117,6 +131,13 @@ static inline void layernorm_forward(float* out, float* mean, float* rstd, const
             for (int c = 0; c < C; c++) { y[c] = s * (x[c] - m) * weight[c] + bias[c]; }
         }
     }
+}
+
+static inline void residual_layernorm_forward(float* residual, float* out, float* mean, float* rstd, const float* left,
+                                              const float* right, const float* weight, const float* bias, int N, int C,
+                                              const Device* dev) {
+    residual_forward(residual, left, right, (size_t)N * C, dev);
+    layernorm_forward(out, mean, rstd, residual, weight, bias, N, C, dev);
 }
 
 // mean of g and of g * xhat for VLANES rows
@@ -191,4 +212,266 @@ static inline void layernorm_backward(float* dinp, float* dweight, float* dbias,
         }
     }
 }
+#else  // ---- CUDA forward: one warp per row ----
+
+enum { LAYERNORM_ROWS = 8 };          // rows of a block: blocks are (32, 8)
+enum { LAYERNORM_SHARED = 48 << 10 };  // bytes of shared memory that a block may have without asking
+
+// A lane takes the packs at c = lane * W, + 32 * W, ... With packs the row comes from memory once: each lane keeps its own
+// in shared memory, and since no other lane looks at them, nobody waits. ADD: the row is left + right, rounded to X.
+template <int W, int ADD, typename X>
+__global__ void layernorm_forward_kernel(X* residual, X* out, float* mean, float* rstd, const X* left, const X* right, const X* weight,
+                                         const X* bias, int N, int C) {
+    extern __shared__ float4 layernorm_kept[];
+    int n = blockIdx.x * blockDim.y + threadIdx.y, lane = threadIdx.x * W;
+    if (n >= N) { return; }  // a warp shares threadIdx.y, so it leaves whole and shuffles stay legal
+    size_t start = (size_t)n * C;
+    X* kept = reinterpret_cast<X*>(layernorm_kept) + (size_t)threadIdx.y * C;
+    const X* row = W > 1 ? kept : ADD ? residual + start : left + start;
+    float sum = 0.0f, sum2 = 0.0f;
+    for (int c = lane; c - lane < C; c += WARP * W) {
+        Pack<float, W> x = {};
+        if (c < C) {
+            x = load_floats<W>(left + start + c);
+            if (ADD) {
+                Pack<float, W> added = load_floats<W>(right + start + c);
+                for (int i = 0; i < W; i++) { x.x[i] = to_float(from_float<X>(x.x[i] + added.x[i])); }
+                store_floats(residual + start + c, x);
+            }
+            if (W > 1) { store_floats(kept + c, x); }
+        }
+        sum = row_add(sum, x.x);
+    }
+    float m = row_total(sum) / (float)C;
+    for (int c = lane; c - lane < C; c += WARP * W) {
+        Pack<float, W> x = {};
+        if (c < C) {
+            x = load_floats<W>(row + c);
+            for (int i = 0; i < W; i++) { x.x[i] = (x.x[i] - m) * (x.x[i] - m); }
+        }
+        sum2 = row_add(sum2, x.x);
+    }
+    float s = 1.0f / sqrtf(row_total(sum2) / (float)C + LAYERNORM_EPS);
+    for (int c = lane; c < C; c += WARP * W) {
+        Pack<float, W> x = load_floats<W>(row + c), w = load_floats<W>(weight + c), b = load_floats<W>(bias + c);
+        for (int i = 0; i < W; i++) { x.x[i] = s * (x.x[i] - m) * w.x[i] + b.x[i]; }
+        store_floats(out + start + c, x);
+    }
+    if (threadIdx.x == 0) {
+        mean[n] = m;
+        rstd[n] = s;
+    }
+}
+
+// ADD 0: residual and right are not used
+template <int ADD, typename X>
+static inline void layernorm_forward_launch_(X* residual, X* out, float* mean, float* rstd, const X* left, const X* right,
+                                             const X* weight, const X* bias, int N, int C, const Device* dev) {
+    constexpr int W = pack_width<X>();
+    int row_bytes = C * (int)sizeof(X), rows = row_bytes > 0 ? LAYERNORM_SHARED / row_bytes : 0;
+    rows = rows < LAYERNORM_ROWS ? rows : LAYERNORM_ROWS;
+    if (rows > 0 && C % W == 0 && pack_aligned(residual, out, left, right, weight, bias)) {
+        dim3 block(WARP, (unsigned)rows);
+        layernorm_forward_kernel<W, ADD><<<(unsigned)ceil_div(N, rows), block, (size_t)rows * row_bytes, dev->stream>>>(
+            residual, out, mean, rstd, left, right, weight, bias, N, C);
+    } else {
+        dim3 block(WARP, LAYERNORM_ROWS);
+        layernorm_forward_kernel<1, ADD><<<(unsigned)ceil_div(N, LAYERNORM_ROWS), block, 0, dev->stream>>>(
+            residual, out, mean, rstd, left, right, weight, bias, N, C);
+    }
+    cudaCheck(cudaGetLastError());
+}
+
+template <typename X>
+static inline void layernorm_forward(X* out, float* mean, float* rstd, const X* inp, const X* weight, const X* bias, int N, int C,
+                                     const Device* dev) {
+    layernorm_forward_launch_<0>((X*)NULL, out, mean, rstd, inp, (const X*)NULL, weight, bias, N, C, dev);
+}
+
+template <typename X>
+static inline void residual_layernorm_forward(X* residual, X* out, float* mean, float* rstd, const X* left, const X* right,
+                                              const X* weight, const X* bias, int N, int C, const Device* dev) {
+    layernorm_forward_launch_<1>(residual, out, mean, rstd, left, right, weight, bias, N, C, dev);
+}
+
+// ---- CUDA backward in two kernels that each build can run: dinp by rows, dweight and dbias by channels ----
+
+// one warp per row
+template <int W, typename X>
+__global__ void layernorm_backward_rows_kernel(X* dinp, const X* dout, const X* inp, const X* weight, const float* mean,
+                                               const float* rstd, int N, int C) {
+    int n = blockIdx.x * blockDim.y + threadIdx.y, lane = threadIdx.x * W;
+    if (n >= N) { return; }
+    size_t start = (size_t)n * C;
+    float m = mean[n], s = rstd[n], sum_g = 0.0f, sum_gx = 0.0f;
+    for (int c = lane; c - lane < C; c += WARP * W) {
+        Pack<float, W> g = {}, gx = {};
+        if (c < C) {
+            Pack<float, W> w = load_floats<W>(weight + c), d = load_floats<W>(dout + start + c), x = load_floats<W>(inp + start + c);
+            for (int i = 0; i < W; i++) {
+                g.x[i] = w.x[i] * d.x[i];
+                gx.x[i] = g.x[i] * ((x.x[i] - m) * s);
+            }
+        }
+        sum_g = row_add(sum_g, g.x);
+        sum_gx = row_add(sum_gx, gx.x);
+    }
+    float mean_g = row_total(sum_g) / (float)C, mean_gx = row_total(sum_gx) / (float)C;
+    for (int c = lane; c < C; c += WARP * W) {
+        Pack<float, W> w = load_floats<W>(weight + c), d = load_floats<W>(dout + start + c), x = load_floats<W>(inp + start + c);
+        Pack<float, W> y = load_floats<W>(dinp + start + c);
+        for (int i = 0; i < W; i++) { y.x[i] += (w.x[i] * d.x[i] - mean_g - (x.x[i] - m) * s * mean_gx) * s; }
+        store_floats(dinp + start + c, y);
+    }
+}
+
+// one thread per channel walks down the rows b * N / parts .. of part b = blockIdx.y: parts (gridDim.y, 2, C), dweight and dbias
+template <typename X>
+__global__ void layernorm_backward_channels_kernel(float* parts, const X* dout, const X* inp, const float* mean, const float* rstd, int N,
+                                                   int C) {
+    int c = blockIdx.x * blockDim.x + threadIdx.x, b = blockIdx.y;
+    if (c >= C) { return; }
+    int first = (int)((int64_t)N * b / gridDim.y), last = (int)((int64_t)N * (b + 1) / gridDim.y);
+    float dweight = 0.0f, dbias = 0.0f;
+    #pragma unroll 8
+    for (int n = first; n < last; n++) {
+        float x = to_float(inp[(size_t)n * C + c]), d = to_float(dout[(size_t)n * C + c]);
+        dweight += (x - mean[n]) * rstd[n] * d;
+        dbias += d;
+    }
+    parts[(size_t)b * 2 * C + c] = dweight;
+    parts[(size_t)b * 2 * C + C + c] = dbias;
+}
+
+// dweight and dbias are the sums over b of parts (n_parts, 2, C). A block (32, 32) has 32 columns of the 2*C: row y of its threads
+// adds the parts y, y + 32, ..., then the first row adds the 32 sums. One part comes through as it is: it began at +0
+__global__ static void layernorm_backward_parts_kernel(float* dweight, float* dbias, const float* parts, int n_parts, int C) {
+    __shared__ float sums[WARP][WARP];
+    int j = blockIdx.x * WARP + threadIdx.x;
+    float sum = 0.0f;
+    #pragma unroll 8
+    for (int b = threadIdx.y; b < n_parts; b += WARP) { sum += j < 2 * C ? parts[(size_t)b * 2 * C + j] : 0.0f; }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || j >= 2 * C) { return; }
+    for (int y = 1; y < WARP; y++) { sum += sums[y][threadIdx.x]; }
+    if (j < C) { dweight[j] = sum; } else { dbias[j - C] = sum; }
+}
+
+// ---- CUDA backward in one pass, fast builds: a thread stays on its channels while its block walks down the rows ----
+
+enum { LAYERNORM_OWNED = 8, LAYERNORM_THREADS = 512 };  // channels of a thread; most threads of a block
+enum { LAYERNORM_PAIR = 2 };                             // rows that are loaded before the block waits for their sums
+
+// the sum over the block of each value, the same in all threads: lanes along a tree, then warps in order. `sums` is not written
+// again before the next barrier but one
+__device__ inline void layernorm_block_sums_(float (&x)[2 * LAYERNORM_PAIR], float sums[][2 * LAYERNORM_PAIR]) {
+    int warp = threadIdx.x / WARP, n_warps = blockDim.x / WARP;
+    for (int i = 0; i < 2 * LAYERNORM_PAIR; i++) {
+        float sum = lane_sum(x[i]);
+        if (threadIdx.x % WARP == 0) { sums[warp][i] = sum; }
+        x[i] = 0.0f;
+    }
+    __syncthreads();
+    for (int w = 0; w < n_warps; w++) {
+        for (int i = 0; i < 2 * LAYERNORM_PAIR; i++) { x[i] += sums[w][i]; }
+    }
+}
+
+// Block b takes the rows 2b, 2b + 1, 2(b + blocks), ... and leaves its sums over them in parts (blocks, 2, C). C is a multiple of
+// W and at most W * blockDim.x; a thread beyond C adds zeros
+template <typename X>
+__global__ void __launch_bounds__(LAYERNORM_THREADS)
+layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, const X* weight, const float* mean, const float* rstd,
+                          int N, int C) {
+    const int W = LAYERNORM_OWNED, R = LAYERNORM_PAIR;
+    __shared__ float sums[2][LAYERNORM_THREADS / WARP][2 * R];
+    int c = threadIdx.x * W, inside = c < C;
+    float per_channel = 1.0f / (float)C;
+    Pack<float, W> w = {}, dweight = {}, dbias = {};
+    if (inside) { w = load_floats<W>(weight + c); }
+    for (int n = blockIdx.x * R, turn = 0; n < N; n += gridDim.x * R, turn ^= 1) {
+        Pack<float, W> x[R] = {}, d[R] = {};
+        float s[R] = {}, row_sums[2 * R] = {};  // of g, then of g * xhat
+        for (int r = 0; r < R; r++) {
+            if (!inside || n + r >= N) { continue; }
+            x[r] = load_floats<W>(inp + (size_t)(n + r) * C + c);
+            d[r] = load_floats<W>(dout + (size_t)(n + r) * C + c);
+        }
+        for (int r = 0; r < R; r++) {
+            if (n + r >= N) { continue; }
+            float m = mean[n + r];
+            s[r] = rstd[n + r];
+            for (int i = 0; i < W; i++) {
+                float xhat = (x[r].x[i] - m) * s[r], g = w.x[i] * d[r].x[i];
+                dweight.x[i] += xhat * d[r].x[i];
+                dbias.x[i] += d[r].x[i];
+                row_sums[r] += g;
+                row_sums[R + r] += g * xhat;
+                x[r].x[i] = xhat;
+                d[r].x[i] = g;
+            }
+        }
+        layernorm_block_sums_(row_sums, sums[turn]);
+        for (int r = 0; r < R; r++) {
+            if (!inside || n + r >= N) { continue; }
+            float mean_g = row_sums[r] * per_channel, mean_gx = row_sums[R + r] * per_channel;
+            Pack<float, W> y = load_floats<W>(dinp + (size_t)(n + r) * C + c);
+            for (int i = 0; i < W; i++) { y.x[i] += (d[r].x[i] - mean_g - x[r].x[i] * mean_gx) * s[r]; }
+            store_floats(dinp + (size_t)(n + r) * C + c, y);
+        }
+    }
+    if (inside) {
+        store_floats(parts + (size_t)blockIdx.x * 2 * C + c, dweight);
+        store_floats(parts + (size_t)blockIdx.x * 2 * C + C + c, dbias);
+    }
+}
+
+// into how many parts the rows are cut. One pass: as many blocks as run at once: 704 threads of 86 registers on each multiprocessor
+static inline int layernorm_parts_(int N, int C, int one_pass, const Device* dev) {
+#ifdef EXACT
+    (void)N, (void)C, (void)one_pass, (void)dev;
+    return 1;  // a chain
+#else
+    int at_once = one_pass ? 704 * LAYERNORM_OWNED / C : 1;
+    int most = dev->n_sms * (at_once > 1 ? at_once : 1), rows = one_pass ? (int)LAYERNORM_PAIR : (int)WARP;
+    return (int)(ceil_div(N, rows) < most ? ceil_div(N, rows) : most);
+#endif
+}
+
+template <int W, typename X>
+static inline void layernorm_backward_rows_(X* dinp, const X* dout, const X* inp, const X* weight, const float* mean, const float* rstd,
+                                            int N, int C, const Device* dev) {
+    dim3 block(WARP, LAYERNORM_ROWS);
+    layernorm_backward_rows_kernel<W><<<(unsigned)ceil_div(N, LAYERNORM_ROWS), block, 0, dev->stream>>>(dinp, dout, inp, weight, mean,
+                                                                                                     rstd, N, C);
+}
+
+template <typename X>
+static inline void layernorm_backward(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp, const X* weight,
+                                      const float* mean, const float* rstd, int N, int C, const Device* dev) {
+    constexpr int W = pack_width<X>();
+    int packs = C % W == 0 && pack_aligned(dinp, dout, inp, weight), one_pass = 0;
+#ifndef EXACT
+    one_pass = packs && C % LAYERNORM_OWNED == 0 && C <= LAYERNORM_OWNED * LAYERNORM_THREADS;
+#endif
+    int n_parts = layernorm_parts_(N, C, one_pass, dev);
+    float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
+    if (one_pass) {
+        unsigned threads = (unsigned)ceil_div(C / LAYERNORM_OWNED, WARP) * WARP;
+        layernorm_backward_kernel<<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+    } else {
+        dim3 grid((unsigned)ceil_div(C, WARP), (unsigned)n_parts);
+        if (packs) {
+            layernorm_backward_rows_<W>(dinp, dout, inp, weight, mean, rstd, N, C, dev);
+        } else {
+            layernorm_backward_rows_<1>(dinp, dout, inp, weight, mean, rstd, N, C, dev);
+        }
+        layernorm_backward_channels_kernel<<<grid, WARP, 0, dev->stream>>>(parts, dout, inp, mean, rstd, N, C);
+    }
+    dim3 block(WARP, WARP);
+    layernorm_backward_parts_kernel<<<(unsigned)ceil_div(2 * C, WARP), block, 0, dev->stream>>>(dweight, dbias, parts, n_parts, C);
+    cudaCheck(cudaGetLastError());
+}
+#endif
 #endif  // LLMC_LAYERNORM_H

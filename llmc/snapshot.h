@@ -2,7 +2,7 @@
 Saving without stopping: the state of a run as it was after one step, written while the next steps are computed.
     snapshot_save    copies arenas and state and has them written on a thread of its own (background.h); or, when nothing goes
                      on meanwhile, points at them and writes at once
-    snapshot_newest  the step of the newest checkpoint that is whole
+    snapshot_newest  the step of the newest checkpoint that is whole; asked at every step, it ends a run whose writer has failed
     snapshot_print   at the end of a run: how many were saved, how fast, how long training waited
 Training waits for the copy, and for the writer before if that is still at work; the rest of a save costs it nothing but the
 memory of the copy: parameters and both moments once more.
@@ -55,8 +55,9 @@ static inline void snapshot_write_(void* snapshot) {
     __atomic_fetch_add(&s->n_saved, 1, __ATOMIC_RELEASE);
 }
 
-// step of the newest checkpoint that is whole: one of ours, or `before`
+// step of the newest checkpoint that is whole: one of ours, or `before`. If the writer has failed, this is the end.
 static inline int snapshot_newest(const Snapshot* s, int before) {
+    fail_check();
     return __atomic_load_n(&s->n_saved, __ATOMIC_ACQUIRE) > 0 ? __atomic_load_n(&s->saved_step, __ATOMIC_RELAXED) : before;
 }
 
