@@ -21,8 +21,10 @@ Source: cuBLAS manual, "Using the cuBLASLt API"
 #include "gemm.h"    // MatrixOf, MaybeNull, Device, cublasCheck
 #include "kernel.h"  // pack_fits
 
-static const size_t CUBLAS_WORKSPACE = (size_t)32 << 20;  // what NVIDIA advises for Hopper
-enum { CUBLAS_ALIGNMENT = 16 };                           // of every pointer, in bytes
+#ifndef CUBLAS_WORKSPACE
+#define CUBLAS_WORKSPACE ((size_t)32 << 20)  // bytes: what NVIDIA advises for Hopper. dev/simt has less
+#endif
+enum { CUBLAS_ALIGNMENT = 16 };              // of every pointer, in bytes
 
 template <typename X> static inline cudaDataType_t cublas_type_();
 template <> inline cudaDataType_t cublas_type_<float>() { return CUDA_R_32F; }
