@@ -38,7 +38,7 @@ static const int* golden_batch(const Golden* g, const char* name, int step, int 
 }
 
 // the tensors with this prefix as an arena on the host
-static float* golden_arena(const Golden* g, const char* prefix) {
+static float* golden_arena(Golden* g, const char* prefix) {
     float* arena = (float*)arena_alloc(sizeof(float) * g->model.n, prefix);
     tensors_load(&g->set, g->model.table, N_PARAMETERS, prefix, arena);
     return arena;
@@ -83,7 +83,7 @@ static double relative_distance(const float* a, const float* b, size_t n) {
 
 // exact: every bit. Else the relative distance of each tensor: bf16 rounds every weight and activation to 2^-9, about ten in a
 // row and some of them under sums that cancel
-static void check_arena(Test* t, const Golden* g, const char* prefix, const float* found) {
+static void check_arena(Test* t, Golden* g, const char* prefix, const float* found) {
     float* expected = golden_arena(g, prefix);
     const double tolerance = FLOATX_IS_FLOAT ? 1e-4 : 3e-2;
     for (int i = 0; i < N_PARAMETERS; i++) {
@@ -98,7 +98,7 @@ static void check_arena(Test* t, const Golden* g, const char* prefix, const floa
     arena_free(expected, sizeof(float) * g->model.n);
 }
 
-static void check_gradients(Test* t, const Golden* g, const char* prefix, const float* grads) {
+static void check_gradients(Test* t, Golden* g, const char* prefix, const float* grads) {
     float* found = (float*)arena_alloc(sizeof(float) * g->model.n, "found");
     device_download(found, grads, sizeof(float) * g->model.n, &g->dev);
     check_arena(t, g, prefix, found);
