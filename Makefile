@@ -225,11 +225,11 @@ fuzz: $(FUZZ)
 # ---- simt: the CUDA kernels on this CPU (dev/simt/README.md) ----
 #     build/simt-exact/test_layernorm    -DEXACT, with sanitizers; simt-fast: without EXACT
 #     build/simt-exact/train_gpt2cu      the trainer, without sanitizers; build/simt-exact-asan/train_gpt2cu with them
-SIMT_TESTS = test_simt test_layernorm
-SIMT_FLAGS = -x c++ -std=gnu++17 -D_GNU_SOURCE -D__CUDACC__ -DSIMT -O1 -g -ffp-contract=off -fno-math-errno -fno-trapping-math
+SIMT_TESTS = test_simt test_layernorm test_gpt2cu
+SIMT_FLAGS = -x c++ -include cuda_runtime.h -std=gnu++17 -D_GNU_SOURCE -D__CUDACC__ -DSIMT -O1 -g -ffp-contract=off -fno-math-errno -fno-trapping-math
 SIMT_FLAGS += -fopenmp -Ibuild/simt/src -Idev/simt/include -Wall -Wextra -Wno-unknown-pragmas $(BUILT)
 SIMT_SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all
-SIMT_HEADERS = $(patsubst %,build/simt/src/%,$(wildcard llmc/*.h))
+SIMT_HEADERS = $(patsubst %,build/simt/src/%,$(wildcard llmc/*.h train_*.cu))  # and what tests include
 SIMT_COMPILE = @mkdir -p $(@D); echo "g++ (simt) $@"; g++ $(SIMT_FLAGS) -MMD -MP -MF $@.d
 
 build/simt/src/%: % dev/simt/rewrite.py

@@ -16,7 +16,7 @@ Source of the GPU rates: spec gpt2.md 13, the makers' data sheets
 #ifdef __CUDACC__  // ---- of a GPU ----
 
 static inline ShortText processor_name(void) {
-    struct cudaDeviceProp properties;
+    cudaDeviceProp properties;
     ShortText name;
     int gpu = 0;
     cudaCheck(cudaGetDevice(&gpu));
