@@ -258,11 +258,11 @@ $(foreach build,simt-exact simt-fast simt-exact-asan simt-fast-asan,$(eval $(cal
 
 simt: $(SIMT_PROGRAMS)
 test-simt: $(SIMT_PROGRAMS)
-	@dev/test.sh check $^
+	@dev/test.sh check $^ dev/simt/test_rewrite.py
 
 # for dev/test.sh
 simt_programs:
-	@echo $(SIMT_PROGRAMS)
+	@echo $(SIMT_PROGRAMS) dev/simt/test_rewrite.py
 
 golden:
 	$(PYTHON) dev/ref/gpt2.py
