@@ -111,7 +111,7 @@ $(BUILD)/launch: dev/tools/launch.c
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) $< -o $@
 
--include $(wildcard $(BUILD)/*.d $(BUILD)/tools/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
 
 # ---- cuda: the same sources, built by nvcc; doc/gpu/README.md ----
 #   PRECISION=bf16|fp32|exact   how tensors are stored; exact: float, every sum in the plain loop's order, the bits of the CPU
@@ -156,7 +156,11 @@ $(CUDA_BUILD)/%: dev/%.cu build/cuda_flags
 
 $(BUILD)/train_%cu: train_%.cu
 	@mkdir -p $(BUILD)
-	$(CC) -x c $(CFLAGS) $(BUILT) -MMD -MF $@.d $< -o $@ $(LIBS)
+	$(CC) $(CFLAGS) $(BUILT) -MMD -MF $@.d -x c $< -o $@ $(LIBS)
+
+$(BUILD)/bench/%: dev/bench/%.cu
+	@mkdir -p $(BUILD)/bench
+	$(CC) $(CFLAGS) -MMD -MF $@.d -x c $< -o $@ $(LIBS)
 
 $(CUDA_TRAINERS): %: $(if $(filter 1,$(CPU)),$(BUILD),$(CUDA_BUILD))/%
 	@cmp -s $< $@ || cp -f $< $@
@@ -180,8 +184,8 @@ ptxas: build/cuda_flags
 # for dev/gpu_check.sh
 cuda_folder:
 	@echo $(CUDA_BUILD)
-cuda_tests:
-	@echo $(CUDA_TESTS)
+cuda_names:
+	@echo $(CUDA_PROGRAMS)
 
 RUN ?= runs/hello
 run: setup
@@ -273,6 +277,6 @@ bench: setup
 clean:
 	rm -rf build launch $(TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
-.PHONY: help simt test-simt simt_programs folder setup run plot check test fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%) \
-    setup-cuda cuda cuda_programs cuda_folder cuda_tests ptxas $(CUDA_TRAINERS) test-simt
+.PHONY: help folder setup run plot check test fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%) \
+    setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS) simt test-simt simt_programs
 .DELETE_ON_ERROR:

@@ -116,7 +116,7 @@ def ops(options):
     N, C, V = B * T, config["C"], config["V"]
     side = 64 if options.small else 8192
     program = "PyTorch"
-    copies = [torch.empty(1 << 10 if options.small else 1 << 30, dtype=torch.uint8, device=DEVICE) for _ in range(2)]
+    copies = [torch.empty(1 << 20 if options.small else 1 << 30, dtype=torch.uint8, device=DEVICE) for _ in range(2)]
     report(program, "copy", milliseconds(lambda _: copies[0].copy_(copies[1]), [None], options.rounds))
     del copies
     measure(program, f"matmul {side}", F.linear, [(side, side), (side, side)], options, ())
