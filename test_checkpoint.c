@@ -321,9 +321,12 @@ static void write_slowly(void* run) {
 
 static void begin_writer(void (*write)(void* run), void* run) {
     static Snapshot snapshot;
-    const float arena[16] = {0}, *arenas[SNAPSHOT_ARENAS] = {arena, arena, arena};
+    const Device dev = test_device(1);
+    const float arena[16] = {0};
+    const void* arenas[SNAPSHOT_ARENAS] = {arena, arena, arena};
+    const size_t n_bytes[SNAPSHOT_ARENAS] = {sizeof arena, sizeof arena, sizeof arena};
     RunState s = run_state_start(1);
-    snapshot_save(&snapshot, arenas, 16, &s, 1, 0, write, run);
+    snapshot_save(&snapshot, arenas, n_bytes, &s, 1, 0, write, run, &dev);
     while (!__atomic_load_n(&writer_has_begun, __ATOMIC_ACQUIRE)) { sched_yield(); }
 }
 

@@ -10,10 +10,10 @@ Cost:   C: three passes over rows of 4*V bytes, which fit in the second cache, a
         CUDA: memory bound. Fused moves 2*N*Vp elements, 4 bytes a logit in bf16 (loss alone: half of it), since the second
         pass finds the row in L2: two blocks per multiprocessor keep 26 MB of rows there at Vp = 50304. Judge it in GB/s.
 Error:  the sum of V exponentials is a plain chain: relative error <= V * 2^-24, found 1e-5 at V = 50257.
-        Fast kernels, against exact arithmetic on the same logits, d = max - logit: an exponential is off by (3 + 1.2 d) 2^-23
-        of itself (hardware exp, CUDA guide) and 2^-126. The likeliest token has d = 0, and a token of weight e^-d adds
-        d e^-d to the sum's error: a sum of mean d (at most log V) is off by (3 + 1.2 log V + 64) 2^-23 with the roundings of
-        its tree. A probability by both; a loss by that and one rounding. Stored in bf16: 2^-9 of itself more.
+        Fast kernels, against exact arithmetic on the same logits, d = max - logit: an exponential is off by (3 + 2 d) 2^-23 of
+        itself (hardware exp: 2 + 1.2 d, CUDA guide; the difference rounds, too), below 2^-126 by all of it. Their sum by the
+        mean of that, where the mean of d is at most log V, and 96 * 2^-23 for adding and joining: 1.5e-5 at V = 50257. A
+        probability is off by both, and a loss by as much as its probability of itself. Stored in bf16: 2^-8 of itself more.
 Order:  max from -10000, then the sum of exp(logit - max) chains over columns from 0, then every column is divided by it.
         losses_sum chains over positions from 0. Fast kernels: each thread sums its columns online, then a fixed tree.
 Source: spec gpt2.md sections 3, 4 and 12.3; online: Milakov & Gimelshein 2018, arXiv:1805.02867; derived in

@@ -88,9 +88,10 @@ static inline void chunk_sums_of_squares(double* sums, const float* g, size_t n,
 // the chunk sums are added on the host, in order
 static inline double sum_of_squares(double sum, const float* g, size_t n, const Device* dev) {
     const int64_t n_chunks = ceil_div((int64_t)n, NORM_CHUNK);
+    if (n == 0) { return sum; }
     double* sums = (double*)device_workspace(dev, sizeof(double) * (size_t)n_chunks);
     chunk_sums_of_squares(sums, g, n, dev);
-    double* on_host = (double*)malloc(sizeof(double) * ((size_t)n_chunks + 1));
+    double* on_host = (double*)malloc(sizeof(double) * (size_t)n_chunks);
     if (!on_host) { fail_run("norm: no memory for %lld chunk sums", (long long)n_chunks); }
     device_download(on_host, sums, sizeof(double) * (size_t)n_chunks, dev);
     for (int64_t chunk = 0; chunk < n_chunks; chunk++) { sum += on_host[chunk]; }

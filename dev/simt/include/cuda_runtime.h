@@ -71,7 +71,6 @@ typedef struct {
 } cudaDeviceProp;
 
 enum { SIMT_MULTIPROCESSORS = 3 };  // few and odd: a loop over the grid has to wrap around
-static const size_t simt_total_memory = (size_t)8 << 30;
 
 static inline cudaError_t cudaGetDeviceCount(int* n) { *n = 1; return cudaSuccess; }
 static inline cudaError_t cudaSetDevice(int device) { return simt_return_(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
@@ -80,7 +79,7 @@ static inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device)
     if (device != 0) { return simt_return_(cudaErrorInvalidDevice); }
     memset(p, 0, sizeof *p);
     strcpy(p->name, "simt");
-    p->totalGlobalMem = simt_total_memory;
+    p->totalGlobalMem = SIMT_MEMORY;
     p->sharedMemPerBlock = SIMT_STATIC_SHARED;
     p->sharedMemPerBlockOptin = SIMT_MAX_SHARED;
     p->sharedMemPerMultiprocessor = SIMT_MAX_SHARED + 1024;
@@ -131,8 +130,8 @@ static inline cudaError_t cudaRuntimeGetVersion(int* version) { *version = CUDAR
 static inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 static inline cudaError_t cudaDeviceReset() { return cudaSuccess; }
 static inline cudaError_t cudaMemGetInfo(size_t* n_free, size_t* n_total) {
-    *n_total = simt_total_memory;
-    *n_free = simt_memory.n_bytes < simt_total_memory ? simt_total_memory - simt_memory.n_bytes : 0;
+    *n_total = SIMT_MEMORY;
+    *n_free = simt_memory.n_bytes < SIMT_MEMORY ? SIMT_MEMORY - simt_memory.n_bytes : 0;
     return cudaSuccess;
 }
 
@@ -173,7 +172,7 @@ enum { cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped 
 template <typename T>
 static inline cudaError_t cudaMalloc(T** p, size_t n_bytes, SIMT_SITE) {
     *p = NULL;
-    if (simt_memory.n_bytes + n_bytes > simt_total_memory) { return simt_return_(cudaErrorMemoryAllocation); }
+    if (simt_memory.n_bytes + n_bytes > SIMT_MEMORY) { return simt_return_(cudaErrorMemoryAllocation); }
     if (n_bytes) { *p = (T*)simt_allocate(n_bytes, 0, file, line); }
     return simt_return_(*p || !n_bytes ? cudaSuccess : cudaErrorMemoryAllocation);
 }
