@@ -122,15 +122,15 @@ CUDA_ARCH ?= $(if $(filter cuda% %cu build/nvcc-%,$(MAKECMDGOALS)),$(shell dev/c
 CPU ?= 0
 CUDA_BUILD = build/nvcc-$(CUDA_ARCH)-$(PRECISION)
 CUDA_TRAINERS = $(patsubst %.cu,%cu,$(sort $(wildcard train_*.cu)))
-CUDA_TESTS := $(patsubst %.c,%,$(shell grep -l '\bto_device\b' $(sort $(wildcard test_*.c))))  # those with kernels
+CUDA_TESTS := $(patsubst %.c,%,$(shell grep -l 'to_device\|__CUDACC__' $(sort $(wildcard test_*.c))))  # those with kernels
 CUDA_PROGRAMS = $(CUDA_TRAINERS) $(CUDA_TESTS) $(patsubst dev/%.cu,%,$(sort $(wildcard dev/cuda/*.cu dev/bench/*.cu)))
 
 NVCC = $(shell dev/cuda_flags.sh nvcc)
 NVCC_bf16 =
 NVCC_fp32 = -DFP32
 NVCC_exact = -DEXACT --fmad=false -prec-div=true -prec-sqrt=true -ftz=false
-# without -Wshadow: CUDA's headers declare `half` for all
-NVCC_WARNINGS = -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(filter-out -Werror -Wshadow,$(WARNINGS)))
+# without -Wshadow: CUDA's headers declare `half` for all; without -Wextra, which in C++ warns of every min with an enum
+NVCC_WARNINGS = -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(filter-out -Werror -Wshadow -Wextra,$(WARNINGS)))
 # 1675: pragmas of gcc, which nvcc does not know, in host code
 NVCC_FLAGS = -std=c++17 -O3 -arch=$(CUDA_ARCH) -lineinfo -I. $(NVCC_$(PRECISION)) -diag-suppress 1675 $(NVCC_WARNINGS)
 NVCC_FLAGS += -Xcompiler $(subst $(space),$(comma),-march=$(ARCH) $(EXACT) -fopenmp)
