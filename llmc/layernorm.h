@@ -343,18 +343,18 @@ __global__ void layernorm_backward_channels_kernel(float* parts, const X* dout, 
     parts[(size_t)b * 2 * C + C + c] = dbias;
 }
 
-// dweight and dbias are the sums over b of parts (n_parts, 2, C). A block (32, 32) has 32 columns of the 2*C: row y of its threads
-// adds the parts y, y + 32, ..., then the first row adds the 32 sums. One part comes through as it is: it began at +0
+// dweight and dbias are the sums over b of parts (n_parts, 2, C). A block (32, rows) has 32 columns of the 2*C: row y of its threads
+// adds the parts y, y + rows, ..., then the first row adds these sums. One part comes through as it is: it began at +0
 __global__ static void layernorm_backward_parts_kernel(float* dweight, float* dbias, const float* parts, int n_parts, int C) {
     __shared__ float sums[WARP][WARP];
     int j = blockIdx.x * WARP + threadIdx.x;
     float sum = 0.0f;
     #pragma unroll 8
-    for (int b = threadIdx.y; b < n_parts; b += WARP) { sum += j < 2 * C ? parts[(size_t)b * 2 * C + j] : 0.0f; }
+    for (int b = threadIdx.y; b < n_parts; b += blockDim.y) { sum += j < 2 * C ? parts[(size_t)b * 2 * C + j] : 0.0f; }
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y > 0 || j >= 2 * C) { return; }
-    for (int y = 1; y < WARP; y++) { sum += sums[y][threadIdx.x]; }
+    for (int y = 1; y < (int)blockDim.y; y++) { sum += sums[y][threadIdx.x]; }
     if (j < C) { dweight[j] = sum; } else { dbias[j - C] = sum; }
 }
 
@@ -469,7 +469,7 @@ static inline void layernorm_backward(X* dinp, float* dweight, float* dbias, con
         }
         layernorm_backward_channels_kernel<<<grid, WARP, 0, dev->stream>>>(parts, dout, inp, mean, rstd, N, C);
     }
-    dim3 block(WARP, WARP);
+    dim3 block(WARP, (unsigned)(n_parts < WARP ? n_parts : (int)WARP));
     layernorm_backward_parts_kernel<<<(unsigned)ceil_div(2 * C, WARP), block, 0, dev->stream>>>(dweight, dbias, parts, n_parts, C);
     cudaCheck(cudaGetLastError());
 }
