@@ -360,7 +360,8 @@ __global__ static void layernorm_backward_parts_kernel(float* dweight, float* db
 
 // ---- CUDA backward in one pass, fast builds: a thread stays on its channels while its block walks down the rows ----
 
-enum { LAYERNORM_OWNED = 8, LAYERNORM_THREADS = 512 };  // channels of a thread; most threads of a block
+enum { LAYERNORM_OWNED = 8 };      // channels of a thread
+enum { LAYERNORM_THREADS = 704 };  // of a multiprocessor, in one block or several; so many can have 88 registers each
 enum { LAYERNORM_PAIR = 2 };                             // rows that are loaded before the block waits for their sums
 
 // the sum over the block of each value, the same in all threads: lanes along a tree, then warps in order. `sums` is not written
@@ -427,14 +428,17 @@ layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, co
     }
 }
 
-// into how many parts the rows are cut. One pass: as many blocks as run at once: 704 threads of 86 registers on each multiprocessor
+// threads of a block that has all channels of a row
+static inline int layernorm_threads_(int C) { return (int)ceil_div(ceil_div(C, LAYERNORM_OWNED), WARP) * WARP; }
+
+// into how many parts the rows are cut. One pass: as many blocks as run at once
 static inline int layernorm_parts_(int N, int C, int one_pass, const Device* dev) {
 #ifdef EXACT
     (void)N, (void)C, (void)one_pass, (void)dev;
     return 1;  // a chain
 #else
-    int at_once = one_pass ? 704 * LAYERNORM_OWNED / C : 1;
-    int most = dev->n_sms * (at_once > 1 ? at_once : 1), rows = one_pass ? (int)LAYERNORM_PAIR : (int)WARP;
+    int at_once = one_pass ? LAYERNORM_THREADS / layernorm_threads_(C) : 1, most = dev->n_sms * at_once;
+    int rows = one_pass ? (int)LAYERNORM_PAIR : (int)WARP;
     return (int)(ceil_div(N, rows) < most ? ceil_div(N, rows) : most);
 #endif
 }
@@ -453,13 +457,12 @@ static inline void layernorm_backward(X* dinp, float* dweight, float* dbias, con
     constexpr int W = pack_width<X>();
     int packs = C % W == 0 && pack_aligned(dinp, dout, inp, weight), one_pass = 0;
 #ifndef EXACT
-    one_pass = packs && C % LAYERNORM_OWNED == 0 && C <= LAYERNORM_OWNED * LAYERNORM_THREADS;
+    one_pass = packs && C % LAYERNORM_OWNED == 0 && layernorm_threads_(C) <= LAYERNORM_THREADS;
 #endif
     int n_parts = layernorm_parts_(N, C, one_pass, dev);
     float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
     if (one_pass) {
-        unsigned threads = (unsigned)ceil_div(C / LAYERNORM_OWNED, WARP) * WARP;
-        layernorm_backward_kernel<<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+        layernorm_backward_kernel<<<n_parts, layernorm_threads_(C), 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
     } else {
         dim3 grid((unsigned)ceil_div(C, WARP), (unsigned)n_parts);
         if (packs) {
