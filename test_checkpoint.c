@@ -319,12 +319,19 @@ static void write_slowly(void* run) {
     run_save_end(temporary, &files, NULL, 0, &o, &s);
 }
 
-static void fail_beside_writer(void* run) {
+static void begin_writer(void (*write)(void* run), void* run) {
     static Snapshot snapshot;
-    const float arena[16] = {0}, *arenas[SNAPSHOT_ARENAS] = {arena, arena, arena};
+    const Device dev = test_device(1);
+    const float arena[16] = {0};
+    const void* arenas[SNAPSHOT_ARENAS] = {arena, arena, arena};
+    const size_t n_bytes[SNAPSHOT_ARENAS] = {sizeof arena, sizeof arena, sizeof arena};
     RunState s = run_state_start(1);
-    snapshot_save(&snapshot, arenas, 16, &s, 1, 0, write_slowly, run);
+    snapshot_save(&snapshot, arenas, n_bytes, &s, 1, 0, write, run, &dev);
     while (!__atomic_load_n(&writer_has_begun, __ATOMIC_ACQUIRE)) { sched_yield(); }
+}
+
+static void fail_beside_writer(void* run) {
+    begin_writer(write_slowly, run);
     fail_run("lost rank");
 }
 
@@ -333,6 +340,74 @@ static void test_background(Test* t) {
     check_exit(t, "a failure of the main thread", fail_beside_writer, run.s, 1, "lost rank");
     check(t, checkpoint_newest_good(run.s) == 1, "the checkpoint that was being written is lost");
     temp_remove(&run);
+}
+
+// both threads fail, so many milliseconds after both are on their way
+typedef struct {
+    TempPath run;
+    int writer_fails, main_fails;  // main_fails < 0: it works on, and asks once a step
+} TwoFailures;
+
+static void pause_ms(int ms) {
+    const struct timespec pause = {ms / 1000, ms % 1000 * 1000000};
+    if (ms > 0) { nanosleep(&pause, NULL); }
+}
+
+static void write_and_fail(void* two) {
+    const TwoFailures* f = (const TwoFailures*)two;
+    char temporary[PATH_BYTES];
+    checkpoint_begin(temporary, f->run.s, 5, 0.0);
+    for (int i = 0; i < 8; i++) {  // removing them takes a while
+        char name[32];
+        SavedFiles files;
+        files.n = 0;
+        snprintf(name, sizeof name, "model-%d.safetensors", i);
+        write_random(temporary, name, 100, 1, &files);
+    }
+    __atomic_store_n(&writer_has_begun, 1, __ATOMIC_RELEASE);
+    pause_ms(f->writer_fails);
+    fail_input("the disk is full: %s", "writer");
+}
+
+static void fail_twice(void* two) {
+    const TwoFailures* f = (const TwoFailures*)two;
+    begin_writer(write_and_fail, two);
+    pause_ms(f->main_fails);
+    if (f->main_fails >= 0) { fail_input("the disk is full: %s", "main thread"); }
+    Log log;
+    Snapshot none;
+    StepRecord record = {1, 2, 4.5f, 1.0f, 1e-3f, 100.0, 64, 1000.0, -1.0, 0};
+    memset(&none, 0, sizeof none);
+    log_open(&log, f->run.s, -1, 0);
+    for (int i = 0; i < 100000; i++) {
+        log_step(&log, &record, 0);
+        snapshot_newest(&none, -1);
+    }
+}
+
+static int ends_with_newline(const char* path) {
+    char last = '\0';
+    FILE* file = fopen(path, "r");
+    int found = file && fseek(file, -1, SEEK_END) == 0 && fread(&last, 1, 1, file) == 1 && last == '\n';
+    if (file) { fclose(file); }
+    return found;
+}
+
+static void test_two_failures(Test* t) {
+    const struct { int writer_fails, main_fails, repeats; const char* line; } cases[] = {
+        {100, 0, 1, "the disk is full: main thread"}, {0, 100, 1, "the disk is full: writer"}, {0, 0, 50, "the disk is full: "},
+        {1, 1, 10, "the disk is full: "}, {20, -1, 3, "the disk is full: writer"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (int k = 0; k < cases[i].repeats; k++) {
+            TwoFailures f = {temp_folder(), cases[i].writer_fails, cases[i].main_fails};
+            char path[PATH_BYTES];
+            check_exit(t, cases[i].line, fail_twice, &f, 2, cases[i].line);
+            check(t, !exists(&f.run, "step_000005.tmp"), "case %zu: the unfinished checkpoint is left", i);
+            int whole = f.main_fails >= 0 || ends_with_newline(path_join(path, f.run.s, "metrics.jsonl"));
+            check(t, whole, "case %zu: the last line of metrics.jsonl is cut", i);
+            temp_remove(&f.run);
+        }
+    }
 }
 
 // ---- what is kept ----
@@ -446,6 +521,7 @@ static void test_outliers(Test* t) {
 int main(int argc, char** argv) {
     Promise promises[] = {  // the first one depends on the order of exit handlers: no checkpoint was saved before it
         {"failing beside a writer", "a run that fails finishes the checkpoint that is being written", test_background},
+        {"failing in both threads", "one line, one exit, no .tmp left and no line of the log cut, whichever thread fails first", test_two_failures},
         {"flips", "a flipped bit in any byte of any file is found, and the checkpoint before is used", test_flips},
         {"lengths", "every shorter length of every file is found, a byte more, and no file", test_lengths},
         {"random damage", "1 to 8 bits anywhere are found", test_random_damage},

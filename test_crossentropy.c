@@ -1,19 +1,26 @@
 /*
 Promises of llmc/crossentropy.h. The plain loop is judged in double, by finite differences and on rows whose answer is
 obvious; the fast version must equal it bit for bit, whatever the shape, the threads, the targets and the logits, in
-place too.
+place too. Fast kernels must agree with double within the tolerance that the header derives.
 */
 #include "llmc/crossentropy.h"
 #include "llmc/test.h"
 
 #define DLOSS 0.03f  // not a power of two: dividing by 1 / DLOSS would be another result
 
+#if defined(__CUDACC__) && !defined(EXACT)
+enum { FAST = 1 };
+#else
+enum { FAST = 0 };
+#endif
+
 // one problem and the plain loop's answer
 typedef struct {
     int N, V, Vp;
     float* logits;   // given; the padding holds garbage
     int* targets;    // about one in five is not counted
-    float *losses, *probs, *dlogits;  // found
+    float *losses, *probs, *dlogits;                    // found
+    double *losses_error, *probs_error, *dlogits_error;  // how far a fast kernel may be from that
 } CrossEntropy;
 
 static void solve(CrossEntropy* c) {
@@ -38,6 +45,8 @@ static CrossEntropy crossentropy(int N, int V, int Vp, int hard) {
         c.targets[i] = u % 5 == 0 ? -1 - (int)(u >> 8 & 127) : (int)(u % (uint32_t)V);
     }
     c.losses = filled_array((size_t)N, 77.0f), c.probs = filled_array(n, 77.0f), c.dlogits = filled_array(n, 77.0f);
+    c.losses_error = (double*)new_array((size_t)N, sizeof(double));
+    c.probs_error = (double*)new_array(n, sizeof(double)), c.dlogits_error = (double*)new_array(n, sizeof(double));
     solve(&c);
     return c;
 }
@@ -45,6 +54,88 @@ static CrossEntropy crossentropy(int N, int V, int Vp, int hard) {
 static void crossentropy_free(CrossEntropy* c) {
     free(c->logits), free(c->targets);
     free(c->losses), free(c->probs), free(c->dlogits);
+    free(c->losses_error), free(c->probs_error), free(c->dlogits_error);
+}
+
+// ---- what a fast kernel may return: the answer in double, with the errors that llmc/crossentropy.h derives ----
+
+static const double ULP = 0x1p-23, FLUSHED = 0x1p-125;   // the hardware may take subnormal exponentials for 0
+static const float LARGEST_LOSS = 60.0f;                 // beyond it probabilities come near them: one large loss is as good as another
+
+static double exp_error(double d) { return (3.0 + 2.0 * fmin(d, 1000.0)) * ULP; }  // of exp(-d), of itself; the difference rounds, too
+
+static void expect_row(CrossEntropy* c, int n, double x_error) {
+    const float* x = c->logits + (size_t)n * (size_t)c->Vp;
+    const size_t row = (size_t)n * (size_t)c->Vp;
+    double max = -10000.0, sum = 0.0, sum_error = 0.0;
+    for (int v = 0; v < c->V; v++) { max = (double)x[v] > max ? (double)x[v] : max; }
+    for (int v = 0; v < c->V; v++) {
+        double e = exp((double)x[v] - max);
+        sum += e, sum_error += e * exp_error(max - (double)x[v]);
+    }
+    if (sum < 0x1p-126) { sum = NAN; }                 // every exponential is 0 as a float: 0 / 0
+    double relative = sum_error / sum + 96.0 * ULP;    // a thread's sum, which shrinks, two trees, the reciprocal
+    for (int v = 0; v < c->Vp; v++) {
+        int hot = v == c->targets[n], counted = v < c->V && c->targets[n] >= 0;
+        double p = v < c->V ? exp((double)x[v] - max) / sum : 0.0, d = counted ? (p - hot) * (double)DLOSS : 0.0;
+        double p_error = v < c->V ? p * (relative + exp_error(max - (double)x[v])) + FLUSHED : 0.0;
+        c->probs[row + (size_t)v] = (float)p, c->dlogits[row + (size_t)v] = (float)d;
+        c->probs_error[row + (size_t)v] = p_error * (1.0 + x_error) + x_error * p;
+        c->dlogits_error[row + (size_t)v] = counted ? (p_error + hot * ULP) * (double)DLOSS * (1.0 + x_error) + x_error * fabs(d) : 0.0;
+        if (hot) { c->losses[n] = (float)fmin(-log(p), (double)LARGEST_LOSS); }
+        if (hot) { c->losses_error[n] = relative + exp_error(max - (double)x[v]) + (double)LARGEST_LOSS * ULP; }
+        if (hot && isnan(p)) { c->losses[n] = NAN; }
+    }
+}
+
+// x_error: rounding to what is stored, of itself
+static void expect(CrossEntropy* c, double x_error) {
+    for (int n = 0; n < c->N; n++) { expect_row(c, n, x_error); }
+}
+
+// bits; of a fast kernel a number within the error, or NaN where it belongs
+static void check_same(Test* t, const char* what, const float* got, const float* want, const double* error, size_t n) {
+    if (!FAST) { check_bits(t, what, got, want, n); }
+    for (size_t i = 0; FAST && i < n; i++) {
+        int same = isnan(want[i]) ? isnan(got[i]) : fabs((double)got[i] - (double)want[i]) <= error[i];
+        check(t, same, "%s: [%zu] found %.9g, expected %.9g, allowed %.3g", what, i, (double)got[i], (double)want[i], error[i]);
+    }
+}
+
+static void check_losses(Test* t, const char* what, float* losses, const CrossEntropy* c) {
+    for (int n = 0; FAST && n < c->N; n++) { losses[n] = losses[n] > LARGEST_LOSS ? LARGEST_LOSS : losses[n]; }
+    check_same(t, what, losses, c->losses, c->losses_error, (size_t)c->N);
+}
+
+// ---- the ops, on arrays that go to the device and come back ----
+
+// probs may be logits
+static void forward(float* losses, float* probs, const float* logits, const CrossEntropy* c, const Device* dev) {
+    size_t n = (size_t)c->N * (size_t)c->Vp;
+    float *d_losses = to_device(losses, (size_t)c->N, dev), *d_probs = to_device(probs, n, dev),
+          *d_logits = logits == probs ? d_probs : to_device(logits, n, dev);
+    int* d_targets = ints_to_device(c->targets, (size_t)c->N, dev);
+    crossentropy_forward(d_losses, d_probs, d_logits, d_targets, c->N, c->V, c->Vp, dev);
+    if (logits != probs) { device_drop(d_logits); }
+    from_device(losses, d_losses, (size_t)c->N, dev), from_device(probs, d_probs, n, dev), device_drop(d_targets);
+}
+
+// dlogits may be probs; probs come back as the device has them
+static void backward(float* dlogits, float* probs, const CrossEntropy* c, const Device* dev) {
+    size_t n = (size_t)c->N * (size_t)c->Vp;
+    float *d_probs = to_device(probs, n, dev), *d_dlogits = dlogits == probs ? d_probs : to_device(dlogits, n, dev);
+    int* d_targets = ints_to_device(c->targets, (size_t)c->N, dev);
+    crossentropy_backward(d_dlogits, d_probs, d_targets, DLOSS, c->N, c->V, c->Vp, dev);
+    if (dlogits != probs) { from_device(probs, d_probs, n, dev); }
+    from_device(dlogits, d_dlogits, n, dev), device_drop(d_targets);
+}
+
+static void fused(float* losses, float* logits, int with_gradient, const CrossEntropy* c, const Device* dev) {
+    size_t n = (size_t)c->N * (size_t)c->Vp;
+    float *d_losses = to_device(losses, (size_t)c->N, dev), *d_logits = to_device(logits, n, dev);
+    int* d_targets = ints_to_device(c->targets, (size_t)c->N, dev);
+    crossentropy_fused(d_losses, d_logits, d_targets, DLOSS, with_gradient, c->N, c->V, c->Vp, dev);
+    from_device(losses, d_losses, (size_t)c->N, dev), from_device(logits, d_logits, n, dev), device_drop(d_targets);
 }
 
 // ---- fast against plain ----
@@ -57,45 +148,74 @@ static void check_both(Test* t, const CrossEntropy* c, int in_place, const Devic
     char what[96];
     snprintf(what, sizeof what, "probs, N %d, V %d, Vp %d, in place %d, %d threads", c->N, c->V, c->Vp, in_place,
              dev->n_threads);
-    crossentropy_forward(losses, probs, in_place ? probs : c->logits, c->targets, c->N, c->V, c->Vp, dev);
-    check_bits(t, what, probs, c->probs, n);
-    check_bits(t, "losses", losses, c->losses, (size_t)c->N);
-    crossentropy_backward(dlogits, probs, c->targets, DLOSS, c->N, c->V, c->Vp, dev);
-    check_bits(t, "dlogits", dlogits, c->dlogits, n);
+    forward(losses, probs, in_place ? probs : c->logits, c, dev);
+    check_same(t, what, probs, c->probs, c->probs_error, n);
+    check_losses(t, "losses", losses, c);
+    float* probs_before = copied_array(probs, n);
+    backward(dlogits, probs, c, dev);
+    check_same(t, "dlogits", dlogits, c->dlogits, c->dlogits_error, n);
     if (!in_place) {
-        check_bits(t, "probs are left alone", probs, c->probs, n);
+        check_bits(t, "probs are left alone", probs, probs_before, n);
         free(dlogits);
     }
-    free(losses), free(probs);
+    free(losses), free(probs), free(probs_before);
 }
 
-static void check_all_threads(Test* t, const CrossEntropy* c) {
-    for (int i = 0; i < 2 * N_TEST_THREADS; i++) {
-        Device dev = test_device(test_threads(i / 2));
-        check_both(t, c, i % 2, &dev);
+// with the gradient, without, and with it again: the loss has the same bits, although the logits are overwritten
+static void check_fused(Test* t, const CrossEntropy* c, const Device* dev) {
+    size_t n = (size_t)c->N * (size_t)c->Vp;
+    float *losses = filled_array((size_t)c->N, NAN), *logits = copied_array(c->logits, n), *alone = filled_array((size_t)c->N, NAN);
+    char what[96];
+    snprintf(what, sizeof what, "fused dlogits, N %d, V %d, Vp %d, %d threads", c->N, c->V, c->Vp, dev->n_threads);
+    fused(alone, logits, 0, c, dev);
+    check(t, memcmp(logits, c->logits, sizeof(float) * n) == 0, "%s: without the gradient the logits stay as they are", what);
+    fused(losses, logits, 1, c, dev);
+    check_bits(t, "loss with and without the gradient", losses, alone, (size_t)c->N);
+    check_same(t, what, logits, c->dlogits, c->dlogits_error, n);
+    float* again = copied_array(c->logits, n);
+    fused(alone, again, 1, c, dev);
+    check_bits(t, "a second time: dlogits", again, logits, n);
+    check_bits(t, "a second time: losses", alone, losses, (size_t)c->N);
+    check_losses(t, "fused losses", losses, c);
+    free(losses), free(logits), free(alone), free(again);
+}
+
+static void check_all_threads(Test* t, CrossEntropy* c) {
+    if (FAST) { expect(c, 0.0); }
+    for (int i = 0; i < 3 * N_TEST_THREADS; i++) {
+        Device dev = test_device(test_threads(i / 3));
+        if (i % 3 < 2) { check_both(t, c, i % 3, &dev); } else { check_fused(t, c, &dev); }
         device_free(&dev);
     }
 }
 
-static void check_shapes(Test* t, int hard) {
-    const int shapes[][3] = {  // N, V, Vp
-        {1, 1, 1}, {1, 1, 7}, {1, 7, 7}, {7, 33, 64}, {33, 7, 9}, {17, 257, 257}, {33, 127, 128}, {16, 97, 128},
-        {31, 1009, 1024}, {VLANES, VLANES, VLANES}, {VLANES, 4 * VLANES, 4 * VLANES + 1},
-        {2 * VLANES + 1, 4 * VLANES + 1, 5 * VLANES}, {3 * VLANES - 1, 9 * VLANES - 1, 9 * VLANES},
-        {VLANES, 5003, 5004},
-    };
+#ifdef __CUDACC__
+// a warp, a block of 1024 and one that goes round, each with packs and without; few rows, because dev/simt must run them, too
+static const int shapes[][3] = {{1, 1, 1}, {1, 1, 7}, {1, 7, 7}, {7, 33, 64}, {3, 7, 9}, {5, 257, 257}, {3, 127, 128},
+                                {2, 1009, 1024}, {1, 1100, 1101}, {1, 5003, 5004}};
+#else
+static const int shapes[][3] = {  // N, V, Vp
+    {1, 1, 1}, {1, 1, 7}, {1, 7, 7}, {7, 33, 64}, {33, 7, 9}, {17, 257, 257}, {33, 127, 128}, {16, 97, 128},
+    {31, 1009, 1024}, {VLANES, VLANES, VLANES}, {VLANES, 4 * VLANES, 4 * VLANES + 1},
+    {2 * VLANES + 1, 4 * VLANES + 1, 5 * VLANES}, {3 * VLANES - 1, 9 * VLANES - 1, 9 * VLANES},
+    {VLANES, 5003, 5004},
+};
+#endif
+
+static void check_shapes(Test* t, int hard, int largest_V) {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        if (shapes[i][1] > largest_V) { continue; }
         CrossEntropy c = crossentropy(shapes[i][0], shapes[i][1], shapes[i][2], hard);
         check_all_threads(t, &c);
         crossentropy_free(&c);
     }
 }
 
-static void test_shapes(Test* t) { check_shapes(t, 0); }
+static void test_shapes(Test* t) { check_shapes(t, 0, 5003); }
 
 static void test_special(Test* t) {
-    check_shapes(t, 1);
-    check_shapes(t, 2);
+    check_shapes(t, 1, N_TEST_THREADS > 1 ? 5003 : 300);
+    check_shapes(t, 2, N_TEST_THREADS > 1 ? 5003 : 300);
 }
 
 // rows of one extreme value each: the maximum starts at -10000, so below it a row may have no weight at all
@@ -120,8 +240,8 @@ static void test_not_counted(Test* t) {
     CrossEntropy c = crossentropy(2 * VLANES + 3, 33, 64, 0);
     Device dev = test_device(2);
     for (int i = 0; i < c.N * 64; i++) { c.probs[i] = c.dlogits[i] = c.losses[i / 64] = NAN; }
-    crossentropy_forward(c.losses, c.probs, c.logits, c.targets, c.N, c.V, c.Vp, &dev);
-    crossentropy_backward(c.dlogits, c.probs, c.targets, DLOSS, c.N, c.V, c.Vp, &dev);
+    forward(c.losses, c.probs, c.logits, &c, &dev);
+    backward(c.dlogits, c.probs, &c, &dev);
     int n_without = 0;
     for (int n = 0; n < c.N; n++) {
         const float zeros[64] = {0};
@@ -185,15 +305,17 @@ static void test_differences(Test* t) {
 }
 
 static void test_obvious(Test* t) {
-    const float logits[] = {3, 3, 3, 3, 9,   0, 200, 0, 0, 9,   -INFINITY, 1, 1, -INFINITY, 9};
+    float logits[] = {3, 3, 3, 3, 9,   0, 200, 0, 0, 9,   -INFINITY, 1, 1, -INFINITY, 9};
     const float want_probs[] = {0.25f, 0.25f, 0.25f, 0.25f, 0,   0, 1, 0, 0, 0,   0, 0.5f, 0.5f, 0, 0};
-    const float want_dlogits[] = {0.5f, 0.5f, -1.5f, 0.5f, 0,   0, 0, 0, 0, 0,   -2, 1, 1, 0, 0};
-    const int targets[] = {2, 1, 0};
+    const float want_dlogits[] = {0.25f, 0.25f, -0.75f, 0.25f, 0,   0, 0, 0, 0, 0,   -1, 0.5f, 0.5f, 0, 0};  // times DLOSS
+    int targets[] = {2, 1, 0};
     float losses[3], probs[15], dlogits[15];
     Device dev = test_device(1);
-    crossentropy_forward(losses, probs, logits, targets, 3, 4, 5, &dev);
-    crossentropy_backward(dlogits, probs, targets, 2.0f, 3, 4, 5, &dev);
+    CrossEntropy c = {3, 4, 5, logits, targets, losses, probs, dlogits, NULL, NULL, NULL};
+    forward(losses, probs, logits, &c, &dev);
+    backward(dlogits, probs, &c, &dev);
     check_bits(t, "probs", probs, want_probs, 15);
+    for (int i = 0; i < 15; i++) { dlogits[i] /= DLOSS; }
     check_bits(t, "dlogits", dlogits, want_dlogits, 15);
     check(t, losses[0] == 1.38629436f, "equal logits: the loss is log 4, found %.9g", (double)losses[0]);
     check(t, losses[1] == 0.0f && losses[2] == INFINITY, "certain and impossible: found %g and %g", (double)losses[1],
@@ -201,14 +323,90 @@ static void test_obvious(Test* t) {
     device_free(&dev);
 }
 
+// ---- sum of losses ----
+
+static void test_losses_sum(Test* t) {
+    const int lengths[] = {1, 7, 31, 32, 33, 257, 1024, 1025, 5003};
+    for (size_t i = 0; i < 2 * sizeof lengths / sizeof *lengths; i++) {
+        int n = lengths[i / 2];
+        float *losses = i % 2 ? hard_array((size_t)n, 1) : random_array((size_t)n, 11.0f, 1), sum = NAN, want = 0.0f;
+        double exact = 0.0, size = 0.0;
+        Device dev = test_device(1);
+        float *d_sum = to_device(&sum, 1, &dev), *d_losses = to_device(losses, (size_t)n, &dev);
+        losses_sum(d_sum, d_losses, n, &dev);
+        from_device(&sum, d_sum, 1, &dev), device_drop(d_losses);
+        for (int k = 0; k < n; k++) { want += losses[k], exact += (double)losses[k], size += fabs((double)losses[k]); }
+        if (!FAST) { check_bits(t, "sum of losses", &sum, &want, 1); }
+        // a thread adds at most n / 1024 + 1 of them, then ten levels of a tree: each rounds once
+        double error = fabs((double)sum - exact), allowed = (n / 1024 + 11) * 0x1p-24 * size;
+        check(t, !FAST || error <= allowed, "n %d: found %.9g, expected %.9g, allowed %.3g", n, (double)sum, exact, allowed);
+        device_free(&dev);
+        free(losses);
+    }
+}
+
+// ---- bf16 ----
+
+#if defined(__CUDACC__) && !defined(EXACT)
+typedef __nv_bfloat16 bf16;
+
+static void check_bf16(Test* t, CrossEntropy* c, const Device* dev) {
+    size_t n = (size_t)c->N * (size_t)c->Vp;
+    float *losses = filled_array((size_t)c->N, NAN), *probs = filled_array(n, NAN), *dlogits = filled_array(n, NAN);
+    for (size_t i = 0; i < n; i++) { c->logits[i] = (float)(bf16)c->logits[i]; }
+    expect(c, 0x1p-8);  // half a last place of 8 bits
+    bf16 *d_probs = to_device_as<bf16>(probs, n, dev), *d_logits = to_device_as<bf16>(c->logits, n, dev),
+         *d_dlogits = to_device_as<bf16>(dlogits, n, dev);
+    float* d_losses = to_device(losses, (size_t)c->N, dev);
+    int* d_targets = ints_to_device(c->targets, (size_t)c->N, dev);
+    crossentropy_forward(d_losses, d_probs, d_logits, d_targets, c->N, c->V, c->Vp, dev);
+    crossentropy_backward(d_dlogits, d_probs, d_targets, DLOSS, c->N, c->V, c->Vp, dev);
+    from_device_as(probs, d_probs, n, dev), from_device_as(dlogits, d_dlogits, n, dev);
+    check_same(t, "bf16 probs", probs, c->probs, c->probs_error, n);
+    // a stored probability has been rounded before
+    for (size_t i = 0; i < n; i++) { c->dlogits_error[i] += 1.01 * 0x1p-8 * (double)c->probs[i] * (double)DLOSS; }
+    check_same(t, "bf16 dlogits", dlogits, c->dlogits, c->dlogits_error, n);
+    crossentropy_fused(d_losses, d_logits, d_targets, DLOSS, 0, c->N, c->V, c->Vp, dev);
+    from_device_as(probs, to_device_as<bf16>(c->logits, n, dev), n, dev);
+    from_device_as(dlogits, d_logits, n, dev);
+    check(t, memcmp(dlogits, probs, sizeof(float) * n) == 0, "without the gradient the logits stay as they are");
+    from_device(losses, d_losses, (size_t)c->N, dev);
+    check_losses(t, "bf16 losses, no gradient", losses, c);
+    expect(c, 0x1p-8);
+    d_logits = to_device_as<bf16>(c->logits, n, dev), d_losses = to_device(losses, (size_t)c->N, dev);
+    crossentropy_fused(d_losses, d_logits, d_targets, DLOSS, 1, c->N, c->V, c->Vp, dev);
+    from_device_as(dlogits, d_logits, n, dev), from_device(losses, d_losses, (size_t)c->N, dev), device_drop(d_targets);
+    check_losses(t, "bf16 losses", losses, c);
+    check_same(t, "bf16 fused dlogits", dlogits, c->dlogits, c->dlogits_error, n);
+    free(losses), free(probs), free(dlogits);
+}
+
+static void test_bf16(Test* t) {
+    const int bf16_shapes[][3] = {{1, 1, 1}, {7, 33, 64}, {3, 257, 257}, {5, 1009, 1024}, {1, 1100, 1101}, {1, 9001, 9008}};
+    Device dev = test_device(1);
+    for (size_t i = 0; i < 3 * sizeof bf16_shapes / sizeof *bf16_shapes; i++) {
+        const int *shape = bf16_shapes[i / 3], hard = (int)(i % 3);
+        if (hard > 0 && shape[1] > 300) { continue; }
+        CrossEntropy c = crossentropy(shape[0], shape[1], shape[2], hard);
+        check_bf16(t, &c, &dev);
+        crossentropy_free(&c);
+    }
+    device_free(&dev);
+}
+#else
+static void test_bf16(Test* t) { skip(t, "a fast build for GPUs stores bf16"); }
+#endif
+
 int main(int argc, char** argv) {
     Promise promises[] = {
-        {"shapes", "losses, probs, dlogits equal the plain loop at odd shapes, in place too", test_shapes},
+        {"shapes", "losses, probs, dlogits equal the plain loop at odd shapes, in place and fused too", test_shapes},
         {"special", "the same with cancellation, subnormals, -0, Inf, NaN among the logits", test_special},
         {"huge", "the same with rows of +-1e4, +-3e38, Inf, NaN", test_huge},
         {"not counted", "zeros in the padding and in rows with a negative target", test_not_counted},
         {"forward double", "the plain loop agrees with double at (33, 257)", test_forward_double},
         {"backward differences", "the plain loop agrees with finite differences at (7, 33)", test_differences},
+        {"losses sum", "the chain of the plain loop; fast kernels within the roundings of a tree", test_losses_sum},
+        {"bf16", "losses, probs, dlogits, fused: within the rounding of bf16, Inf and NaN too", test_bf16},
         {"obvious", "equal logits, one certain token, one impossible token", test_obvious},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);

@@ -90,8 +90,8 @@ static void ops_over_segments(const Tensors* x, const Segment* segments, int n, 
     for (int k = 0; k < n; k++) {
         const Segment s = segments[k];
         const size_t at = s.first;
-        attention_backward(x->dqkv + at * 3 * C, x->datty + at * C, x->max + at * NH, x->inv + at * NH, x->qkv + at * 3 * C, s.rows, s.T,
-                           C, NH, dev);
+        attention_backward(x->dqkv + at * 3 * C, x->datty + at * C, x->atty + at * C, x->max + at * NH, x->inv + at * NH,
+                           x->qkv + at * 3 * C, s.rows, s.T, C, NH, dev);
         embedding_backward(dwte, dwpe, x->dencoded + at * C, x->tokens + at, s.rows, s.T, C, dev);
     }
 }
@@ -189,23 +189,23 @@ static void test_neighbours(Test* t) {
 // ---- the whole model ----
 
 // positions first .. first+T-1 of a batch as a sequence of their own, through every layer and back
-static void check_model_alone(Test* t, const GPT2* model, const Activations* batch, const float* batch_logits, const int* tokens,
+static void check_model_alone(Test* t, GPT2* model, const Activations* batch, const float* batch_logits, const int* tokens,
                               const int* targets, size_t first, int T, const Device* dev) {
     const Config c = model->config;
     const size_t n = (size_t)T * c.C;
     const ActivationTensors all = layer_activations(batch, 0);
-    float* grads = filled_array(model->n, 0.0f);
     Activations acts;
+    float loss;
     activations_init(&acts, c, 1, T, TO_TRAIN);
     gpt2_forward(model, &acts, tokens + first, 1, T, 0, dev);
     check_bits(t, "logits", gpt2_logits(model, &acts, 0, T, dev), batch_logits + first * c.Vp, (size_t)T * c.Vp);
     gpt2_loss(model, &acts, targets + first, 1, T, dev);
     const ActivationTensors a = layer_activations(&acts, 0);
     check_bits(t, "losses", a.losses, all.losses + first, (size_t)T);
-    gpt2_backward(model, &acts, grads, tokens + first, targets + first, 0.01f, 1, T, dev);
+    gpt2_backward(model, &acts, tokens + first, targets + first, 0.01f, 1, T, dev);
+    shards_reduce(&model->shards, &loss, dev);
     check_bits(t, "gradient of the embedding", a.dresidual, all.dresidual + first * c.C, n);
     activations_free(&acts);
-    free(grads);
 }
 
 static void test_model(Test* t) {
@@ -217,7 +217,8 @@ static void test_model(Test* t) {
     Activations acts;
     Device dev = test_device(2);
     gpt2_init(&model, c);
-    float *params = random_array(model.n, 0.3f, 8), *grads = filled_array(model.n, 0.0f);
+    gpt2_init_training(&model, NULL, 1, 0);
+    float *params = random_array(model.n, 0.3f, 8), loss;
     memcpy(model.params, params, sizeof(float) * model.n);
     for (int i = 0; i < N; i++) {
         int other = 8 + (int)(xorshift_u32(&s) % (V - 8));
@@ -229,7 +230,8 @@ static void test_model(Test* t) {
     gpt2_forward(&model, &acts, tokens, B, T, 0, &dev);
     float* logits = copied_array(gpt2_logits(&model, &acts, 0, N, &dev), (size_t)N * c.Vp);
     gpt2_loss(&model, &acts, targets, B, T, &dev);
-    gpt2_backward(&model, &acts, grads, tokens, targets, 0.01f, B, T, &dev);
+    gpt2_backward(&model, &acts, tokens, targets, 0.01f, B, T, &dev);
+    shards_reduce(&model.shards, &loss, &dev);
     check(t, acts.n_segments > 5, "%d segments say little", acts.n_segments);
     for (int i = 0; i < acts.n_segments; i++) {
         check_model_alone(t, &model, &acts, logits, tokens, targets, acts.segments[i].first, acts.segments[i].T, &dev);
@@ -238,8 +240,8 @@ static void test_model(Test* t) {
     gpt2_forward(&model, &acts, tokens, B, T, 0, &dev);
     const float* without = gpt2_logits(&model, &acts, 0, N, &dev);
     check(t, memcmp(logits, without, sizeof(float) * (size_t)N * c.Vp) != 0, "the reset has no effect");
-    float* arrays[] = {params, grads, logits};
-    for (int i = 0; i < 3; i++) { free(arrays[i]); }
+    free(params);
+    free(logits);
     activations_free(&acts);
     gpt2_free(&model);
     device_free(&dev);

@@ -189,11 +189,13 @@ static void check_tree(Test* t, int S, LeafTree* tree, const Device* dev) {
           *losses = random_array((size_t)S, 5.0f, (uint64_t)S + 1000), loss;
     int most = 0;
     for (int s = 0; s < S; s++) {
-        memcpy(leaf_tree_next(tree), leaves + s * LEAF, sizeof(float) * LEAF);
+        device_upload(leaf_tree_next(tree), leaves + s * LEAF, sizeof(float) * LEAF, dev);
         most = tree->n_nodes + 1 > most ? tree->n_nodes + 1 : most;
-        leaf_tree_push(tree, losses[s], dev);
+        device_upload(leaf_tree_loss(tree), &losses[s], sizeof(float), dev);
+        leaf_tree_push(tree, dev);
     }
-    const float* sum = leaf_tree_finish(tree, &loss, dev);
+    float sum[LEAF];
+    device_download(sum, leaf_tree_finish(tree, &loss, dev), sizeof sum, dev);
     add_node(leaves, losses, 0, 64, S);
     char what[64];
     snprintf(what, sizeof what, "%d leaves", S);

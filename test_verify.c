@@ -37,10 +37,10 @@ static void planted_batch(const DataLoader* d, int64_t row, int n_rows, int* inp
     dataloader_batch(d, row, n_rows, inputs, targets);
 }
 
-static void planted_push(LeafTree* tree, float loss, const Device* dev) {
+static void planted_push(LeafTree* tree, const Device* dev) {
     int second = ++plant.n_pushes == 2;
     if (plant.place == (second ? FLIP_SECOND_GRADIENTS : FLIP_FIRST_GRADIENTS)) { flip_in_tensors(leaf_tree_next(tree)); }
-    leaf_tree_push(tree, loss, dev);
+    leaf_tree_push(tree, dev);
 }
 
 static void planted_update(float* p, float* m, float* v, const float* g, size_t n, float weight_decay, const AdamW* step, const Device* dev) {

@@ -24,7 +24,6 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/gpt2.h"          // Config, Parameters, parameter_table, gpt2_load: shared with train_gpt2.cu
 #include "llmc/hf_folder.h"     // model_find, hf_export_begin, hf_save_tokenizer
 #include "llmc/layernorm.h"     // layernorm_forward, layernorm_backward
-#include "llmc/leaf_tree.h"     // LeafTree: gradients of micro-batches, added in a fixed order
 #include "llmc/llmc_bin.h"      // llmc_bin_save: llm.c's checkpoint format
 #include "llmc/log.h"           // Log, log_step, log_validation, box_row, seconds_now
 #include "llmc/matmul.h"        // matmul_forward, matmul_backward
@@ -95,8 +94,7 @@ typedef struct {
     Tensor table[N_PARAMETERS];
     size_t n;                     // elements of an arena: parameters, each gradient, each moment
     float *params, *adam_m, *adam_v;
-    LeafTree grads;
-    Shards shards;                // which part of all this belongs to this rank
+    Shards shards;                // gradients of micro-batches, and which part of all this belongs to this rank
 } GPT2;
 
 typedef struct {
@@ -123,20 +121,21 @@ static void gpt2_init(GPT2* model, Config c) {
 }
 
 // Gradients and moments, for updates of n_leaves micro-batches in all. comm NULL: alone. zero 1: moments are kept once, not on
-// every rank; of their arenas the rest is never touched and costs no memory.
+// every rank; 2: sums of gradients too
 static void gpt2_init_training(GPT2* model, Comm* comm, int n_leaves, int zero) {
     shards_init(&model->shards, comm, model->table, N_PARAMETERS, n_leaves, zero);
-    leaf_tree_init(&model->grads, model->n, model->shards.own_leaves.first, model->shards.own_leaves.end);
-    model->adam_m = (float*)arena_alloc(sizeof(float) * model->n, "first moments");
-    model->adam_v = (float*)arena_alloc(sizeof(float) * model->n, "second moments");
+    shards_open(&model->shards);
+    model->adam_m = (float*)device_alloc(sizeof(float) * model->shards.n_kept, "first moments");
+    model->adam_v = (float*)device_alloc(sizeof(float) * model->shards.n_kept, "second moments");
 }
 
+static Weights gpt2_weights(const GPT2* model) { return weights_of(model->params, sizeof(float), NULL, model->adam_m, model->adam_v); }
+
 static void gpt2_free(GPT2* model) {
-    leaf_tree_free(&model->grads);
-    shards_free(&model->shards);
+    device_release(model->adam_m, sizeof(float) * model->shards.n_kept);
+    device_release(model->adam_v, sizeof(float) * model->shards.n_kept);
     arena_free(model->params, sizeof(float) * model->n);
-    arena_free(model->adam_m, sizeof(float) * model->n);
-    arena_free(model->adam_v, sizeof(float) * model->n);
+    shards_free(&model->shards);
 }
 
 static size_t activations_layout(Activations* a, Config c, int B, int T, Purpose purpose) {
@@ -223,13 +222,13 @@ static float gpt2_loss(const GPT2* model, Activations* acts, const int* targets,
     return sum;
 }
 
-// forward's calls upside down. Every parameter's gradient is written to the arena `grads`: one micro-batch is one leaf.
-static void gpt2_backward(const GPT2* model, Activations* acts, float* grads, const int* tokens, const int* targets, float dloss,
-                          int B, int T, const Device* dev) {
+// forward's calls upside down. Every parameter's gradient is written: one micro-batch is one leaf, which joins the tree.
+static void gpt2_backward(GPT2* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T, const Device* dev) {
     const Config c = model->config;
     const int L = c.L, C = c.C, N = B * T;
     ActivationTensors a = layer_activations(acts, L - 1);
-    Parameters p = layer_parameters(model, model->params, L - 1), d = layer_parameters(model, grads, L - 1);
+    Parameters p = layer_parameters(model, model->params, L - 1), d;
+    shards_point(&model->shards, &d, L - 1);
     crossentropy_backward(a.logits, a.logits, targets, dloss, N, c.V, c.Vp, dev);
     matmul_backward(a.dbranch, d.wte, NULL, a.logits, a.lnf, p.wte, N, C, c.Vp, dev);
     memset(a.dresidual, 0, sizeof(float) * N * C);
@@ -238,7 +237,7 @@ static void gpt2_backward(const GPT2* model, Activations* acts, float* grads, co
         const float* residual = l > 0 ? layer_activations(acts, l - 1).residual3 : a.encoded;
         a = layer_activations(acts, l);
         p = layer_parameters(model, model->params, l);
-        d = layer_parameters(model, grads, l);
+        shards_point(&model->shards, &d, l);
         matmul_backward(a.dwide, d.fcprojw, d.fcprojb, a.dresidual, a.fch_gelu, p.fcprojw, N, 4 * C, C, dev);
         gelu_backward(a.dwide, a.fch, a.dwide, (size_t)N * 4 * C, dev);
         matmul_backward(a.dbranch, d.fcw, d.fcb, a.dwide, a.ln2, p.fcw, N, C, 4 * C, dev);
@@ -246,17 +245,19 @@ static void gpt2_backward(const GPT2* model, Activations* acts, float* grads, co
         matmul_backward(a.dbranch, d.attprojw, d.attprojb, a.dresidual, a.atty, p.attprojw, N, C, C, dev);
         for (int i = 0; i < acts->n_segments; i++) {
             Segment s = acts->segments[i];
-            attention_backward(a.dwide + s.first * 3 * C, a.dbranch + s.first * C, a.att_max + s.first * c.NH,
+            attention_backward(a.dwide + s.first * 3 * C, a.dbranch + s.first * C, a.atty + s.first * C, a.att_max + s.first * c.NH,
                                a.att_inv + s.first * c.NH, a.qkv + s.first * 3 * C, s.rows, s.T, C, c.NH, dev);
         }
         matmul_backward(a.dbranch, d.qkvw, d.qkvb, a.dwide, a.ln1, p.qkvw, N, C, 3 * C, dev);
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, dev);
+        shards_layer_done(&model->shards, l, dev);
     }
     memset(d.wpe, 0, sizeof(float) * (size_t)c.max_T * C);  // positions beyond T get no gradient
     for (int i = 0; i < acts->n_segments; i++) {
         Segment s = acts->segments[i];
         embedding_backward(d.wte, d.wpe, a.dresidual + s.first * C, tokens + s.first, s.rows, s.T, C, dev);
     }
+    shards_leaf_done(&model->shards, dev);
 }
 
 // one micro-batch, forward and backward; its loss and gradient join the tree. dloss = 1 / targets counted in the whole update
@@ -264,9 +265,8 @@ static void gpt2_leaf(GPT2* model, Activations* acts, const int* tokens, const i
                       const Device* dev) {
     gpt2_forward(model, acts, tokens, B, T, 0, dev);
     gpt2_logits(model, acts, 0, B * T, dev);
-    float loss_sum = gpt2_loss(model, acts, targets, B, T, dev);
-    gpt2_backward(model, acts, leaf_tree_next(&model->grads), tokens, targets, dloss, B, T, dev);
-    leaf_tree_push(&model->grads, loss_sum, dev);
+    *shards_loss(&model->shards) = gpt2_loss(model, acts, targets, B, T, dev);
+    gpt2_backward(model, acts, tokens, targets, dloss, B, T, dev);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ static int is_training(const Run* r) {
 static int has_text(const Run* r) { return data_tokenizer_fits(&r->data, &r->tokenizer, r->model.config.V, r->table, r->n_options); }
 static int end_of_text(const Run* r) { return has_text(r) ? tokenizer_need_eot(&r->tokenizer) : r->model.config.V - 1; }
 
-// is a checkpoint written while training goes on? Not with --zero 1: then all ranks send rank 0 their part of the moments
+// is a checkpoint written while training goes on? Not with --zero 1 or 2: then all ranks send rank 0 their part of the moments
 static int saves_beside(const Run* r) { return r->o.async_save && (r->comm->size == 1 || r->o.zero == 0); }
 
 static double flops_per_token(const Run* r) {
@@ -352,21 +352,22 @@ static void write_checkpoint(void* run) {
     SavedFiles files;
     files.n = 0;
     run_save_begin(temporary, &r->o, &s->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS));
-    save_model(r, s->arena[0], temporary, SIZE_MAX, &files);
+    save_model(r, (const float*)s->arena[0], temporary, SIZE_MAX, &files);
     path_join(path, temporary, "optimizer.safetensors");
-    saved_files_add(&files, moments_save(path, &r->model.shards, s->arena[1], s->arena[2]));
+    saved_files_add(&files, moments_save(path, &r->model.shards, (const float*)s->arena[1], (const float*)s->arena[2], NULL));
     run_save_end(temporary, &files, r->table, r->n_options, &r->o, &s->state);
 }
 
-// rank 0 writes, in the background unless the run is over; with --zero 1 the others send it their part of the moments
+// rank 0 writes, in the background unless the run is over; with --zero 1 or 2 the others send it their part of the moments
 static void save_checkpoint(Run* r, int last) {
     GPT2* model = &r->model;
-    const float* arenas[SNAPSHOT_ARENAS] = {model->params, model->adam_m, model->adam_v};
+    const void* arenas[SNAPSHOT_ARENAS] = {model->params, model->adam_m, model->adam_v};
+    const size_t kept = sizeof(float) * model->shards.n_kept, n_bytes[SNAPSHOT_ARENAS] = {sizeof(float) * model->n, kept, kept};
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
     if (r->comm->rank == 0) {
-        snapshot_save(&r->snapshot, arenas, model->n, &r->state, saves_beside(r), last, write_checkpoint, r);
+        snapshot_save(&r->snapshot, arenas, n_bytes, &r->state, saves_beside(r), last, write_checkpoint, r, &r->dev);
     } else if (r->o.zero > 0) {
-        moments_save(NULL, &model->shards, model->adam_m, model->adam_v);
+        moments_save(NULL, &model->shards, model->adam_m, model->adam_v, &r->dev);
     }
 }
 
@@ -482,17 +483,17 @@ static void probe(Run* r) {
     const Config c = r->model.config;
     const ProbeBatch x = r->probe;
     activations_init(&r->acts, c, x.B, x.T, TO_TRAIN);
-    leaf_tree_init(&r->model.grads, r->model.n, 0, 1);
+    gpt2_init_training(&r->model, NULL, 1, 0);
     gpt2_forward(&r->model, &r->acts, x.inputs, x.B, x.T, 0, &r->dev);
     const float* logits = gpt2_logits(&r->model, &r->acts, 0, x.B * x.T, &r->dev);
 
     SafeWriter out;
     probe_open(&out, r->o.probe_out, &x, c.V, r->model.table, N_PARAMETERS);
     for (int n = 0; n < x.B * x.T; n++) { safewriter_put(&out, logits + (size_t)n * c.Vp, sizeof(float) * (size_t)c.V); }
-    float loss = gpt2_loss(&r->model, &r->acts, x.targets, x.B, x.T, &r->dev) / (float)x.counted;
+    *shards_loss(&r->model.shards) = gpt2_loss(&r->model, &r->acts, x.targets, x.B, x.T, &r->dev);
+    gpt2_backward(&r->model, &r->acts, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T, &r->dev);
+    float loss_sum, *grads = shards_reduce(&r->model.shards, &loss_sum, &r->dev), loss = loss_sum / (float)x.counted;
     safewriter_put(&out, &loss, sizeof loss);
-    float* grads = leaf_tree_next(&r->model.grads);
-    gpt2_backward(&r->model, &r->acts, grads, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T, &r->dev);
     tensors_put(&out, r->model.table, N_PARAMETERS, grads);
     safewriter_close(&out);
     probe_print(&x, loss, r->o.probe_out);
@@ -505,15 +506,15 @@ static void probe(Run* r) {
 static float* step_gradients(Run* r, float* loss, float* norm) {
     const int B = r->o.batch_size, T = r->T;
     const int64_t n_tokens = (int64_t)r->n_leaves * B * T;
-    const CommShare own = comm_own(r->comm, r->n_leaves);
-    for (int64_t leaf = own.first; leaf < own.end; leaf++) {
-        int64_t next = leaf + 1 < own.end ? leaf + 1 : r->n_leaves + own.first;  // of this update or the following one
+    const Shards* s = &r->model.shards;
+    for (int k = 0; k < shards_n_leaves(s); k++) {
+        int64_t leaf = shards_leaf(s, k), next = shards_next_leaf(s, k);
         dataloader_batch(&r->data.train_rows, r->state.rows + leaf * B, B, r->inputs, r->targets);
         dataloader_prefetch(&r->data.train_rows, r->state.rows + next * B, B);
         gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);
         comm_watch(r->comm, HERE);
     }
-    float loss_sum, *grads = shards_reduce(&r->model.shards, &r->model.grads, &loss_sum, &r->dev);
+    float loss_sum, *grads = shards_reduce(&r->model.shards, &loss_sum, &r->dev);
     *loss = loss_sum / (float)n_tokens;
     *norm = shards_norm(&r->model.shards, grads, &r->dev);
     return grads;
@@ -529,16 +530,15 @@ static void train_step(Run* r) {
     float loss, norm, *grads = step_gradients(r, &loss, &norm);
     const int verifying = o->verify_every > 0 && (s->step + 1) % o->verify_every == 0;
     if (verifying) {
-        verify_first(&r->verify, s->step + 1, loss, norm, grads);
+        verify_first(&r->verify, s->step + 1, loss, norm, grads, model->shards.reduced, &r->dev);
         grads = step_gradients(r, &loss, &norm);
-        verify_second(&r->verify, loss, norm, grads);
+        verify_second(&r->verify, loss, norm, grads, model->shards.reduced, &r->dev);
     }
     float lr = schedule_lr(schedule_from_name(o->schedule), s->step, o->steps, o->warmup, (double)o->lr, (double)o->final_lr);
     int skipped = run_state_skips(s, o, loss, norm);
     Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all, verifying ? &r->verify : NULL};
-    if (!skipped) {
-        shards_update(&model->shards, model->params, model->adam_m, model->adam_v, grads, norm, &optimizer, ++s->updates, &r->dev);
-    }
+    const Weights w = gpt2_weights(model);
+    if (!skipped) { shards_update(&model->shards, &w, grads, norm, &optimizer, ++s->updates, &r->dev); }
     s->step++;
     s->rows += (int64_t)r->n_leaves * o->batch_size;
     s->tokens += n_tokens;
@@ -549,11 +549,10 @@ static void train_step(Run* r) {
     log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || skipped);
     if (s->skips > o->max_skips) {
         char name[NAME_BYTES];
-        shards_gather(&model->shards, grads);
+        const char* bad = shards_first_bad(&model->shards, name, sizeof name, grads, &r->dev);
         if (r->comm->rank > 0) { comm_barrier(r->comm, HERE); }  // rank 0 says it
         fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a smaller --lr "
-                 "or --clip", s->step, s->skips, (double)loss, (double)norm,
-                 tensors_first_bad(name, sizeof name, model->table, N_PARAMETERS, grads));
+                 "or --clip", s->step, s->skips, (double)loss, (double)norm, bad);
     }
 }
 
@@ -624,16 +623,15 @@ static double workspace_bytes(const Run* r) {
 static double print_memory(const Run* r) {
     Activations acts;
     const Config c = r->model.config;
-    double arena = 4.0 * (double)r->model.n, workspace = workspace_bytes(r);
+    double arena = 4.0 * (double)r->model.n, workspace = workspace_bytes(r), moment = 0.0, gradients = 0.0;
     int backward = is_training(r) || *r->o.probe, samples = is_generating(r) || (is_training(r) && r->o.sample_every > 0);
     double activations = 4.0 * (double)activations_layout(&acts, c, r->o.batch_size, r->T, backward ? TO_TRAIN : TO_EVALUATE);
     double sampling = 4.0 * (double)activations_layout(&acts, c, 1, generator_room(&r->o, 1, c.max_T), TO_GENERATE);
     double text = data_memory(&r->data), rest = text + 8e6, copy = 0.0;
     if (is_training(r) && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
     if (is_training(r) && r->o.save_every > 0 && saves_beside(r)) { copy = SNAPSHOT_ARENAS * arena; }
-    double gradients = backward ? leaf_tree_depth(0, (int)comm_share(r->n_leaves, 1, r->comm->size)) * arena : 0.0;
-    double moments = !is_training(r) ? 0.0 : r->o.zero ? 2.0 * arena / r->comm->size : 2.0 * arena;
-    if (is_training(r)) { gradients += ranks_box(r->comm, r->model.table, N_PARAMETERS, r->n_leaves, r->o.zero); }
+    if (backward) { gradients = ranks_box(r->comm, r->model.table, N_PARAMETERS, r->n_leaves, r->o.zero, &moment); }
+    double moments = is_training(r) ? 2.0 * moment : 0.0;
     if (!samples) { sampling = 0.0; }
     if (!backward && !r->o.eval_only) { activations = 0.0; }
     box_row("memory: parameters", "%s", format_bytes(arena).s);
@@ -656,7 +654,7 @@ static double print_start(const Run* r) {
     printf("train_gpt2: %s (%s, %d lanes, %d threads)\n", build_name(), __VERSION__, VLANES, r->dev.n_threads);
     options_print(r->table, r->n_options);
     box_line();
-    box_row("model", "%d layers, %d heads, %d channels, %d positions", c.L, c.NH, c.C, c.max_T);
+    box_row("model", "%d layer%s, %d head%s, %d channels, %d positions", c.L, c.L > 1 ? "s" : "", c.NH, c.NH > 1 ? "s" : "", c.C, c.max_T);
     box_row("vocabulary", "%d, padded to %d", c.V, c.Vp);
     size_t n_parameters = tensors_count(r->model.table, N_PARAMETERS);
     box_row("parameters", "%s = %zu", format_count((double)n_parameters).s, n_parameters);
@@ -688,10 +686,11 @@ static void open_training(Run* r, int argc, char** argv) {
     open_batch(r, TO_TRAIN);
     if (r->o.sample_every > 0 && r->comm->rank == 0) { open_generator(r, 1); }
     gpt2_init_training(model, r->comm, r->n_leaves, r->o.zero);
-    if (r->o.verify_every > 0) { verify_init(&r->verify, model->table, N_PARAMETERS, model->params, model->adam_m, model->adam_v); }
+    const Weights w = gpt2_weights(model);
+    if (r->o.verify_every > 0) { shards_verify(&model->shards, &r->verify, &w); }
     if (r->o.resume) {
         checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors");
-        moments_load(path, &model->shards, model->adam_m, model->adam_v);
+        moments_load(path, &model->shards, model->adam_m, model->adam_v, &r->dev);
     }
     if (r->comm->rank == 0) {
         run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train, &r->data.val, argc, argv);

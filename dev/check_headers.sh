@@ -28,13 +28,15 @@ for compiler in gcc clang; do
     try cpp $compiler -x c++ -std=gnu++17 $exact $warnings -fopenmp
     try c $compiler -std=gnu11 $exact $warnings -Wno-unknown-pragmas -DSYSTEM_LIBM
 done
-if command -v nvcc >/dev/null; then
+if nvcc=$(dev/cuda_flags.sh nvcc 2>/dev/null) && dev/cuda_flags.sh flags >"$work/flags"; then
     ls llmc/*.h | sed 's/.*/#include "&"/' >"$work/all.cu"
-    if nvcc -std=c++17 -arch=sm_90 -I. --fmad=false -diag-suppress 1675 -Xcompiler -Wall -cuda "$work/all.cu" -o "$work/all.ii" >"$work/log" 2>&1; then
+    if $nvcc -std=c++17 -arch=sm_90 -I. --options-file "$work/flags" --fmad=false -diag-suppress 1675 -Xcompiler -Wall -cuda "$work/all.cu" -o "$work/all.ii" >"$work/log" 2>&1; then
         passed=$((passed + 1))
     else
         failed=$((failed + 1)); echo "FAIL  nvcc"; head -n 20 "$work/log"
     fi
+else
+    echo "skipped: no nvcc, or not all libraries that it needs (make setup-cuda)"
 fi
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

@@ -9,18 +9,41 @@ passed=0
 failed=0
 skipped=0
 jobs=$(nproc 2>/dev/null || echo 1)
+n_parts=0
+declare -a names
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 export OMP_WAIT_POLICY=passive  # 7 threads that spin on 2 cores wait for each other
 
-# part NAME COMMAND...: run it, show what it prints, add its count
+# part NAME COMMAND...: run it beside at most one other per core, then show what it prints and add its count
 part() {
-    local name=$1 output status count start=$SECONDS
+    while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do finish_part; done
+    n_parts=$((n_parts + 1))
+    local result=$work/$n_parts
+    names[n_parts]=$1
     shift
-    output=$("$@" 2>&1)
-    status=$?
+    { local start=$SECONDS; "$@" >"$result.output" 2>&1; echo "$? $((SECONDS - start))" >"$result.status"; } &
+}
+
+# waits for a part and shows those that have ended
+finish_part() {
+    wait -n
+    for ((i = 1; i <= n_parts; i++)); do
+        [ -e "$work/$i.status" ] || continue
+        show_part "${names[i]}" "$(cat "$work/$i.output")" $(cat "$work/$i.status")
+        rm "$work/$i.status"
+    done
+}
+
+# waits for all of them
+finish_parts() { while [ -n "$(jobs -p)" ]; do finish_part; done; }
+
+show_part() {
+    local name=$1 output=$2 status=$3 seconds=$4 count
     count=$(grep -E '^[0-9]+ passed, [0-9]+ failed' <<<"$output" | tail -n 1)
     if [ -z "$count" ]; then
-        if [ $status = 0 ]; then count="1 passed, 0 failed"; else count="0 passed, 1 failed"; fi
-    elif [ $status != 0 ] && [[ $count == *" 0 failed"* ]]; then
+        if [ "$status" = 0 ]; then count="1 passed, 0 failed"; else count="0 passed, 1 failed"; fi
+    elif [ "$status" != 0 ] && [[ $count == *" 0 failed"* ]]; then
         count="0 passed, 1 failed"  # it died after its last line
     fi
     read -r p _ f _ s _ <<<"${count//,/}"
@@ -28,13 +51,20 @@ part() {
     failed=$((failed + f))
     skipped=$((skipped + ${s:-0}))
     if [ "$f" != 0 ] || [ "${VERBOSE:-0}" = 1 ]; then echo "$output"; fi
-    printf '%-52s %s (%d s)\n' "$name" "$count" $((SECONDS - start))
+    printf '%-52s %s (%d s)\n' "$name" "$count" "$seconds"
 }
 
 # what is needed may be missing on a user's machine; CI installs it all
 need() {
     command -v "$1" >/dev/null 2>&1 && return 0
     printf '%-52s skipped: no %s here\n' "$2" "$1"
+    skipped=$((skipped + 1))
+    return 1
+}
+
+need_nvcc() {
+    dev/cuda_flags.sh nvcc >/dev/null 2>&1 && dev/cuda_flags.sh flags >/dev/null && return 0
+    printf '%-52s skipped: no nvcc here with all its libraries\n' "$1"
     skipped=$((skipped + 1))
     return 1
 }
@@ -72,6 +102,14 @@ else
         for opt in -O0 -O2; do build_and_run "CC=clang OPT=$opt" test_gpt2; done
     fi
     build_and_run "ASAN=1 OPT=-O1"
+    if make -s -j"$jobs" simt; then  # the CUDA kernels on this CPU
+        programs $(make -s simt_programs)
+    else
+        failed=$((failed + 1))
+        printf '%-52s does not build\n' "dev/simt"
+    fi
+    finish_parts
+    make -s -j"$jobs" train_gpt2 tools launch "$(make -s folder)/train_gpt2_faults" || failed=$((failed + 1))  # what scripts share
     part "headers as C11 and C++17" dev/check_headers.sh
     part "command line and runs" dev/test_cli.sh
     part "checkpoints and faults" dev/test_faults.sh
@@ -79,12 +117,21 @@ else
     part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
     part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
     part "several ranks" dev/test_ranks.sh
-    part "broken on purpose" dev/mutate.sh
+    part "dev/gpu_check.sh, rehearsed" dev/test_gpu_check.sh
+    finish_parts
+    if need_nvcc "CUDA programs"; then
+        part "compile and link for sm_90, bf16 and exact" make -s -j"$jobs" cuda CUDA_ARCHS=sm_90
+        finish_parts
+        part "kernels for sm_80 and sm_90: none spills" make -s ptxas PTXAS_OPTIONS=--check
+    fi
+    part "broken on purpose" dev/mutate.sh  # which keeps every core busy by itself
+    finish_parts
     part "NumPy reference against llm.c's numbers" $python dev/ref/gpt2.py --upstream
     part "golden files are what the reference writes" dev/check_golden.sh
     part "data scripts write what the loaders read" $python dev/data/test_data.py
     part "tokenizer against Hugging Face tokenizers" $python dev/ref/check_tokenizer.py --strings 2000
     part "documents name the right lines" $python dev/check_docs.py
 fi
+finish_parts
 echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
 [ $failed = 0 ]

@@ -144,8 +144,7 @@ for name, dtype, shape, data in read("hf/model.safetensors"):
     if (row["dtype"], row["shape"], row["elements"], row["bytes"]) != (dtype, shape, len(x), len(data)): failed.append(name)
     if (row["min"], row["max"], row["nan"]) != (min(x), max(x), 0): failed.append(f"{name}: min, max")
     if abs(row["mean"] - mean) > 1e-12 or abs(row["std"] - std) > 1e-12: failed.append(f"{name}: mean, std")
-print(failed or "good", len(rows))
-sys.exit(bool(failed or rows))
+sys.exit(f"{failed}, not shown: {list(rows)}" if failed or rows else 0)
 PYTHON
 sed -i 's/^tensors = read/if __name__ != "__main__": raise SystemExit\n&/' make_files.py
 sed -n '/^import/,/^tensors/p' make_files.py | sed '$d' | grep -v SystemExit >reader.py

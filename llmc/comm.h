@@ -10,6 +10,7 @@ Ranks: P processes that train one model together, and every call by which they e
     comm_wait, comm_test                is a call done?
     comm_health, comm_watch             is somebody gone?
     comm_note, comm_abort, comm_free    what messages add; to give up, with last words for the others; the end
+All of this is about host memory; arenas of a GPU travel by comm_nccl.h, beside the same world.
 Kinds: NONE (P = 1: a call copies at most), TCP (comm_tcp.h, in every build), MPI (comm_mpi.h, make MPI=1). Only bytes travel
 by them and sums are made here, so all kinds give the same bits.
 Tickets: a call returns at once with a ticket; its buffers belong to it until comm_wait. Bytes move inside these calls only.
@@ -63,7 +64,7 @@ typedef struct {
 enum { COMM_CALLS = 64 };  // at most under way at once; the finished ones among them are the trace
 
 // what all groups of a process share: the connections and the calls on them
-typedef struct {
+typedef struct CommLink {
     CommKind kind;
     int rank, size, check, is_failing;
     const char* source;
@@ -82,6 +83,8 @@ typedef struct {
     struct pollfd* polled;
     unsigned char* scratch;
     size_t n_scratch;
+    void* nccl;                  // what comm_nccl.h keeps for exchanges between GPUs, and how it is given back
+    void (*leave)(struct CommLink* link, int is_failing);
 } CommLink;
 
 typedef struct Comm {
@@ -130,6 +133,7 @@ __attribute__((noreturn))
 static inline void comm_stop_(CommLink* l, const CommCall* call, TcpNote note) {
     l->is_failing = 1;
     if (l->kind == COMM_TCP) { tcp_leave_note(&l->tcp, &note); }
+    if (l->leave) { l->leave(l, 1); }
     if (note.status == 2) {  // the culprit has told the user what is wrong
         fflush(stdout);
         exit(2);
@@ -166,6 +170,7 @@ static inline void comm_at_exit_(int status, void* link) {
     if (l->kind == COMM_NONE || (l->is_failing && l->kind == COMM_TCP)) { return; }
     snprintf(note.text, sizeof note.text, "stopped with status %d (its own message says why)", status);
     if (l->kind == COMM_TCP && status != 0) { tcp_leave_note(&l->tcp, &note); }
+    if (l->leave && status != 0) { l->leave(l, 1); }
 #ifdef USE_MPI
     if (l->kind == COMM_MPI && status != 0) { MPI_Abort(MPI_COMM_WORLD, status); }
     if (l->kind == COMM_MPI && status == 0) { MPI_Finalize(); }
@@ -652,6 +657,7 @@ static inline void comm_free(Comm* c) {
     CommLink* l = c->link;
     if (c->group == 0) {
         comm_barrier(c, HERE);
+        if (l->leave) { l->leave(l, 0); }
         if (l->kind == COMM_TCP) { tcp_close(&l->tcp); }
 #ifdef USE_MPI
         if (l->kind == COMM_MPI) { mpi_close(&l->mpi); }

@@ -2,7 +2,8 @@
 How good a model is: the loss on validation rows, and the share of right answers to examples (HellaSwag). The model is one
 function:
     batch_losses(model, inputs, targets, B, T)   forward only; the loss of each position (B, T), 0 where nothing counts
-Ranks share the batches. Sums of batches are added in their order, so the result depends on no rank count.
+Ranks share the batches; rank 0 draws the bar of its share. Sums of batches are added in their order, so the result depends
+on no rank count.
 Order:  a batch's losses chain over its positions in float; batches chain in double.
 */
 #ifndef LLMC_EVALUATE_H
@@ -45,7 +46,7 @@ static inline float evaluate_loss(const Evaluator* e, const DataLoader* rows, do
         dataloader_batch(rows, first, B, e->inputs, e->targets);
         losses[i] = evaluate_batch_(e, B);
         n_bytes += e->tokenizer ? tokenizer_count_bytes(e->tokenizer, e->targets, B * e->T) : 0;
-        progress("validation", i + 1, own.end);
+        if (e->comm->rank == 0) { progress("validation", i + 1, own.end); }
     }
     comm_all_gather_shares(e->comm, losses, n_batches, DT_F32, HERE);
     comm_all_reduce(e->comm, &n_bytes, 1, DT_I64, OP_SUM, HERE);
@@ -71,7 +72,7 @@ static inline int evaluate_answers(const Evaluator* e, HellaSwag* h, int* n) {
         int rows = n_rows - i * B < B ? n_rows - i * B : B;
         hellaswag_batch(h, i * B, rows, T, e->inputs, e->targets);
         hellaswag_losses(h, i * B, rows, T, e->targets, e->batch_losses(e->model, e->inputs, e->targets, rows, T));
-        progress("examples", i + 1, own.end);
+        if (e->comm->rank == 0) { progress("examples", i + 1, own.end); }
     }
     comm_all_reduce(e->comm, h->scores, (size_t)n_rows, DT_F64, OP_SUM, HERE);
     return hellaswag_correct(h, 0, *n);

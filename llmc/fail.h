@@ -6,14 +6,19 @@ How a program of this project stops: one clear line on stderr, then an exit stat
 A message says what, where, expected, found and, where there is one, the remedy; no newline, no "Error:" in front.
     train_gpt2: --batch-size: expected an integer 1..65536, found "4x"
 `assert` stays for our own mistakes; anything a user typed or a file contained comes here.
+Beside the main thread a job of background.h may fail, and both at once. Only the first of them says why, and only the main
+thread ends the process: a job that fails stands still until the main thread asks (fail_check), waits for it, or fails too.
+So there is one line and one exit, whose handlers run while nobody else writes, and never in the middle of a line of the log.
 */
 #ifndef LLMC_FAIL_H
 #define LLMC_FAIL_H
 #include <errno.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #ifdef __cplusplus
 extern "C"
@@ -27,30 +32,74 @@ static inline void plain_text(char* text) {
     for (; *text; text++) { *text = (unsigned char)*text < ' ' || *text == 127 ? '?' : *text; }
 }
 
+// ---- who says it, and who ends the process ----
+
+typedef struct {
+    pthread_mutex_t lock;
+    pthread_cond_t job_ended;  // background.h waits for it
+    int status;                // exit status of the first failure; 0: nothing has failed
+    int job_failed;            // a job stands still for ever
+    int silent;                // another process says it (options.h)
+} Failure;
+
+// a state of the process, as its end is
+static inline Failure* failure_(void) {
+    static Failure failure = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0};
+    return &failure;
+}
+
+// is this thread a job of background.h?
+static inline int* failure_in_job_(void) {
+    static __thread int in_job;
+    return &in_job;
+}
+
 static inline void fail_line_(const char* format, va_list args) {
     char line[4096];
     vsnprintf(line, sizeof line, format, args);
     plain_text(line);
-    fflush(stdout);
+    if (!*failure_in_job_()) { fflush(stdout); }  // beside a job the main thread may be in the middle of a line
     fprintf(stderr, "%s: %s\n", program_invocation_short_name, line);
+}
+
+__attribute__((noreturn))
+static inline void fail_end_(int status, const char* format, va_list args) {
+    Failure* f = failure_();
+    pthread_mutex_lock(&f->lock);
+    if (f->status == 0) {
+        if (!f->silent) { fail_line_(format, args); }
+        f->status = status;
+    }
+    if (*failure_in_job_()) {
+        f->job_failed = 1;
+        pthread_cond_broadcast(&f->job_ended);
+    }
+    pthread_mutex_unlock(&f->lock);
+    while (*failure_in_job_()) { pause(); }
+    exit(f->status);
+}
+
+// For the main thread, now and then: ends the process if a job has failed. About 20 ns.
+static inline void fail_check(void) {
+    Failure* f = failure_();
+    pthread_mutex_lock(&f->lock);
+    int failed = f->job_failed;
+    pthread_mutex_unlock(&f->lock);
+    if (failed) { exit(f->status); }
 }
 
 __attribute__((noreturn, format(printf, 1, 2)))
 static inline void fail_input(const char* format, ...) {
     va_list args;
     va_start(args, format);
-    fail_line_(format, args);
-    va_end(args);
-    exit(2);
+    fail_end_(2, format, args);
 }
 
 __attribute__((noreturn, format(printf, 1, 2)))
 static inline void fail_run(const char* format, ...) {
     va_list args;
     va_start(args, format);
-    fail_line_(format, args);
-    va_end(args);
-    exit(1);
+    fail_end_(1, format, args);
 }
 
 __attribute__((format(printf, 1, 2)))

@@ -2,17 +2,23 @@
 The one matrix product under every linear layer: out = start + a * b, each output a plain chain over k ascending.
     out (M, N) rows out_stride apart        a (M, K), b (K, N): a Matrix says how its elements lie, so a transpose is free
     start: where each chain begins. NULL: at 0; a row of N floats with stride 0: at a bias; `out` itself: goes on from there
-Order:  out[m][n] = ((start + a[m][0]*b[0][n]) + a[m][1]*b[1][n]) + ...: every product and every sum rounds to float.
-Cost:   2*M*N*K flops. Blocks of a and panels of b are copied into the order in which the inner loop reads them ("packed"),
+Order:  out[m][n] = ((start + a[m][0]*b[0][n]) + a[m][1]*b[1][n]) + ...: every product and every sum rounds to float. On a GPU
+        too; only a fast build (not EXACT) lets nvcc fuse the product into the sum.
+Cost:   2*M*N*K flops. In C: blocks of a and panels of b are copied into the order in which the inner loop reads them ("packed"),
         and a tile of outputs stays in registers while k runs: TILE_M * TILE_N chains side by side hide the latency of an
         addition, and lanes hold different n. A long k is cut into blocks; the next block goes on from the stored tile.
         Threads share a's packed block and take panels of b one by one; they meet twice per block, however long N is.
+        On a GPU: a block of threads computes a tile, sharing what it reads; each thread keeps 4 x 4 sums in registers. The CUDA
+        cores multiply and add one after the other here, so at most half of the GPU's float rate (an H200: 33 of 67 TFLOP/s).
+        gemm_cublas.h is what fast builds use where it can.
 Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; only their k loop is kept in order.
-        Measured: dev/bench/gemm.c
+        Measured: dev/bench/gemm.c. Slower and faster kernels: dev/cuda/matmul.cu
 */
 #ifndef LLMC_GEMM_H
 #define LLMC_GEMM_H
 #include "device.h"  // Device, ceil_div
+#include "kernel.h"  // to_float, from_float
+#ifndef __CUDACC__
 #include "vec.h"     // vfloat, VLANES, v_load, v_store, v_fill, v_transpose
 
 // element (r, c) is data[r * row_stride + c * col_stride]; one of the strides is 1
@@ -192,4 +198,102 @@ static inline void gemm(float* out, size_t out_stride, const float* start, size_
         }
     }
 }
+
+#else  // ---- CUDA: the same chains, X and Out float or bf16 ----
+
+// element (r, c) is data[r * row_stride + c * col_stride]; one of the strides is 1
+template <typename X>
+struct MatrixOf {
+    const X* data;
+    size_t row_stride, col_stride;
+};
+typedef MatrixOf<float> Matrix;
+
+template <typename X>
+static inline MatrixOf<X> matrix(const X* data, size_t row_stride) { return MatrixOf<X>{data, row_stride, 1}; }
+template <typename X>
+static inline MatrixOf<X> transposed(const X* data, size_t row_stride) { return MatrixOf<X>{data, 1, row_stride}; }
+
+// the type of a pointer that may be NULL: it says nothing about X, the other arguments do
+template <typename X>
+struct MaybeNull {
+    typedef X type;
+};
+
+// of fast builds: cuBLASLt's scratch
+static inline size_t gemm_workspace_bytes(int M, int K, int n_threads) {
+    (void)M, (void)K, (void)n_threads;
+    return (size_t)32 << 20;
+}
+
+enum {
+    GEMM_TILE = 64,    // a block of threads computes so many rows and columns of outputs...
+    GEMM_SUMS = 4,     // ...and a thread so many
+    GEMM_THREADS = GEMM_TILE / GEMM_SUMS * (GEMM_TILE / GEMM_SUMS),
+    GEMM_TILE_K = 16,  // terms of every chain that are in shared memory at a time
+    GEMM_TILE_ROW = GEMM_TILE + 4  // floats from one k to the next: stores down a column meet few banks twice, packs stay aligned
+};
+
+// tile[k][w] = from[w * w_stride + k * k_stride]; neighbouring threads read neighbouring addresses. The zeros fill up rows
+// and columns that are computed and thrown away; those in k are never read
+template <typename X>
+__device__ inline void gemm_load_(float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], const X* from, size_t w_stride, size_t k_stride,
+                                  int n_valid, int n_k) {
+    for (int i = threadIdx.x; i < GEMM_TILE_K * GEMM_TILE; i += GEMM_THREADS) {
+        int k = k_stride == 1 ? i % GEMM_TILE_K : i / GEMM_TILE, w = k_stride == 1 ? i / GEMM_TILE_K : i % GEMM_TILE;
+        tile[k][w] = w < n_valid && k < n_k ? to_float(from[w * w_stride + k * k_stride]) : 0.0f;
+    }
+}
+
+// one more term of each of this thread's chains
+__device__ inline void gemm_term_(float (&sum)[GEMM_SUMS][GEMM_SUMS], const float* a, const float* b) {
+    for (int i = 0; i < GEMM_SUMS; i++) {
+        for (int j = 0; j < GEMM_SUMS; j++) { sum[i][j] += a[i] * b[j]; }
+    }
+}
+
+// block is (GEMM_THREADS), three of them on a multiprocessor; grid (tiles of M, tiles of N). start may be out: each element is
+// read and written by one thread
+template <typename Out, typename X>
+__global__ void __launch_bounds__(GEMM_THREADS, 3)
+gemm_kernel(Out* out, size_t out_stride, const Out* start, size_t start_stride, MatrixOf<X> a, MatrixOf<X> b, int M, int N, int K) {
+    __shared__ alignas(16) float a_tile[GEMM_TILE_K][GEMM_TILE_ROW];
+    __shared__ alignas(16) float b_tile[GEMM_TILE_K][GEMM_TILE_ROW];
+    int m0 = blockIdx.x * GEMM_TILE, n0 = blockIdx.y * GEMM_TILE;
+    const int across = GEMM_TILE / GEMM_SUMS;  // threads beside each other
+    int m = threadIdx.x / across * GEMM_SUMS, n = threadIdx.x % across * GEMM_SUMS;  // this thread's first output in the tile
+    float sum[GEMM_SUMS][GEMM_SUMS];
+    for (int i = 0; i < GEMM_SUMS; i++) {
+        for (int j = 0; j < GEMM_SUMS; j++) {
+            int valid = start && m0 + m + i < M && n0 + n + j < N;
+            sum[i][j] = valid ? to_float(start[(m0 + m + i) * start_stride + n0 + n + j]) : 0.0f;
+        }
+    }
+    for (int k = 0; k < K; k += GEMM_TILE_K) {
+        int n_k = K - k < GEMM_TILE_K ? K - k : GEMM_TILE_K;
+        __syncthreads();  // the tile before this one has been used
+        gemm_load_(a_tile, a.data + m0 * a.row_stride + k * a.col_stride, a.row_stride, a.col_stride, M - m0, n_k);
+        gemm_load_(b_tile, b.data + k * b.row_stride + n0 * b.col_stride, b.col_stride, b.row_stride, N - n0, n_k);
+        __syncthreads();
+        if (n_k == GEMM_TILE_K) {
+            #pragma unroll
+            for (int i = 0; i < GEMM_TILE_K; i++) { gemm_term_(sum, &a_tile[i][m], &b_tile[i][n]); }
+        } else {
+            #pragma unroll 1
+            for (int i = 0; i < n_k; i++) { gemm_term_(sum, &a_tile[i][m], &b_tile[i][n]); }
+        }
+    }
+    for (int i = 0; i < GEMM_SUMS && m0 + m + i < M; i++) {
+        for (int j = 0; j < GEMM_SUMS && n0 + n + j < N; j++) { out[(m0 + m + i) * out_stride + n0 + n + j] = from_float<Out>(sum[i][j]); }
+    }
+}
+
+template <typename Out, typename X>
+static inline void gemm(Out* out, size_t out_stride, const typename MaybeNull<Out>::type* start, size_t start_stride,
+                        MatrixOf<X> a, MatrixOf<X> b, int M, int N, int K, const Device* dev) {
+    dim3 grid((unsigned)ceil_div(M, GEMM_TILE), (unsigned)ceil_div(N, GEMM_TILE));  // only x has room for millions of positions
+    gemm_kernel<<<grid, GEMM_THREADS, 0, dev->stream>>>(out, out_stride, start, start_stride, a, b, M, N, K);
+    cudaCheck(cudaGetLastError());
+}
+#endif  // __CUDACC__
 #endif  // LLMC_GEMM_H

@@ -6,8 +6,13 @@ with a binary counter: a new leaf is pushed; while the two topmost nodes are the
 A rank has leaves first..last-1 and ends with the largest nodes that lie inside them: one when that range is a node itself,
 fewer than 2 log2(last) always. The nodes of all ranks, pushed in order, give the root (zero.h); alone, first is 0 and
 leaf_tree_finish has it.
-Memory: leaf_tree_depth(0, S) arenas for S leaves: 1 for one leaf, 2 for two, 3 for four, ...
-Order:  left + right, element by element; the leaves' loss sums travel along the same tree.
+    leaf_tree_next, leaf_tree_loss   where the next leaf's gradient (n) and the sum of its losses (one float) are to be written,
+                                     both on the device: the host need not wait for a leaf
+    leaf_tree_push                   both have been written: the leaf joins the tree
+    leaf_tree_finish                 the root, and with it the one download of all losses
+    leaf_tree_root                   the same sum over one number for each leaf, on the host
+Memory: leaf_tree_depth(0, S) arenas for S leaves: 1 for one leaf, 2 for two, 3 for four, ... on the device.
+Order:  left + right, element by element; the leaves' loss sums are added along the same tree.
 Source: spec/parallel.md 3.4
 */
 #ifndef LLMC_LEAF_TREE_H
@@ -21,8 +26,9 @@ typedef struct {
     int first, next;              // leaves of this rank begin here; the one that is pushed next
     int n_nodes;                  // on the stack
     int size[LEAF_TREE_MAX];      // leaves under each node
-    float loss[LEAF_TREE_MAX];
-    float* arena[LEAF_TREE_MAX];
+    float* arena[LEAF_TREE_MAX];  // device memory, as are the losses
+    float* losses;                // of the leaves first, first + 1, ...
+    int n_losses;
 } LeafTree;
 
 // leaves of the largest node that begins at leaf `lo` and ends at `last` or before
@@ -48,30 +54,35 @@ static inline int leaf_tree_depth(int first, int last) {
     return depth;
 }
 
-static inline void leaf_tree_init(LeafTree* tree, size_t n, int first, int last) {
+static inline void leaf_tree_alloc_(LeafTree* tree, size_t n, int n_arenas, int first, int n_losses) {
     memset(tree, 0, sizeof *tree);
     tree->n = n;
     tree->first = tree->next = first;
-    for (int i = 0; i < leaf_tree_depth(first, last); i++) { tree->arena[i] = (float*)arena_alloc(sizeof(float) * n, "gradients"); }
+    tree->n_losses = n_losses;
+    for (int i = 0; i < n_arenas; i++) { tree->arena[i] = (float*)device_alloc(sizeof(float) * n, "gradients"); }
+    tree->losses = (float*)device_alloc(sizeof(float) * (size_t)n_losses, "losses");
+}
+
+static inline void leaf_tree_init(LeafTree* tree, size_t n, int first, int last) {
+    leaf_tree_alloc_(tree, n, leaf_tree_depth(first, last), first, last - first);
 }
 
 static inline void leaf_tree_free(LeafTree* tree) {
-    for (int i = 0; i < LEAF_TREE_MAX; i++) { arena_free(tree->arena[i], sizeof(float) * tree->n); }
+    for (int i = 0; i < LEAF_TREE_MAX; i++) { device_release(tree->arena[i], sizeof(float) * tree->n); }
+    device_release(tree->losses, sizeof(float) * (size_t)tree->n_losses);
 }
 
-// the arena into which the next leaf's gradient is to be written
 static inline float* leaf_tree_next(LeafTree* tree) { return tree->arena[tree->n_nodes]; }
+static inline float* leaf_tree_loss(LeafTree* tree) { return tree->losses + (tree->next - tree->first); }
 
 static inline void leaf_tree_merge_(LeafTree* tree, const Device* dev) {
     int right = --tree->n_nodes, left = right - 1;
     residual_forward(tree->arena[left], tree->arena[left], tree->arena[right], tree->n, dev);
-    tree->loss[left] = tree->loss[left] + tree->loss[right];
     tree->size[left] += tree->size[right];
 }
 
-static inline void leaf_tree_push(LeafTree* tree, float loss, const Device* dev) {
-    tree->size[tree->n_nodes] = 1;
-    tree->loss[tree->n_nodes++] = loss;
+static inline void leaf_tree_push(LeafTree* tree, const Device* dev) {
+    tree->size[tree->n_nodes++] = 1;
     tree->next++;
     while (tree->n_nodes > 1 && leaf_nodes_join(tree->size[tree->n_nodes - 2], tree->size[tree->n_nodes - 1], tree->next)) {
         leaf_tree_merge_(tree, dev);
@@ -84,11 +95,29 @@ static inline void leaf_tree_clear(LeafTree* tree) {
     tree->next = tree->first;
 }
 
-// the sum over all leaves of one rank that has them all; the tree is empty afterwards
+// x: one number for each of the leaves 0..n-1, in order; it is overwritten
+static inline float leaf_tree_root(float* x, int n) {
+    int size[LEAF_TREE_MAX], top = -1;
+    for (int leaf = 0; leaf < n; leaf++) {
+        size[++top] = 1;
+        x[top] = x[leaf];
+        for (; top > 0 && (leaf == n - 1 || leaf_nodes_join(size[top - 1], size[top], leaf + 1)); top--) {
+            x[top - 1] = x[top - 1] + x[top];
+            size[top - 1] += size[top];
+        }
+    }
+    return x[0];
+}
+
+// the sums over all leaves of one rank that has them all; the tree is empty afterwards
 static inline float* leaf_tree_finish(LeafTree* tree, float* loss, const Device* dev) {
+    const size_t n = (size_t)(tree->next - tree->first);
+    float* losses = (float*)malloc_check(sizeof(float) * n, "losses");
     while (tree->n_nodes > 1) { leaf_tree_merge_(tree, dev); }
-    *loss = tree->loss[0];
+    device_download(losses, tree->losses, sizeof(float) * n, dev);
+    *loss = leaf_tree_root(losses, (int)n);
     leaf_tree_clear(tree);
+    free(losses);
     return tree->arena[0];
 }
 #endif  // LLMC_LEAF_TREE_H

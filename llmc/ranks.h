@@ -20,10 +20,6 @@ Errors: fail_input on rank 0; the others leave without another word.
 // ---- the world ----
 
 static inline Comm* ranks_open(const RankPlace* place, const RunOptions* o) {
-    if (o->zero > 1) {
-        options_fail("zero", "expected 0 or 1, found %d: backward fills the gradient of the whole model, so there is nothing more to deal out",
-                     o->zero);
-    }
     Comm* world = comm_world(place, (double)o->comm_timeout, (double)o->init_timeout);
     if (place->rank > 0) {
         char* name = (char*)malloc_check(300, "name");
@@ -151,20 +147,22 @@ static inline void ranks_compare(Comm* c, const Option* table, int n, const RunS
 
 // ---- the box at the start, the last line, the folder ----
 
-// rows of the box; the bytes of memory for what the ranks exchange come back
-static inline double ranks_box(Comm* c, const Tensor* table, int n, int n_leaves, int zero) {
+// rows of the box; the bytes that gradients take, and each moment
+static inline double ranks_box(Comm* c, const Tensor* table, int n, int n_leaves, int zero, double* moment) {
     Shards s;
-    if (c->size == 1) { return 0.0; }
+    shards_init(&s, c, table, n, n_leaves, zero);
+    const double gradients = shards_gradient_bytes(&s);
+    *moment = sizeof(float) * (double)s.n_kept;
     if (n_leaves < c->size && c->rank == 0) {
         warn_line("%d ranks, but %d micro-batches in an update: %d ranks have nothing to compute (--batch-tokens, --batch-size)", c->size,
                   n_leaves, c->size - n_leaves);
     }
-    shards_init(&s, c, table, n, n_leaves, zero);
-    box_row("ranks", "%d over %s (%s), --zero %d", c->size, comm_kind_name(c), c->link->source, zero);
-    box_row("  sent per update", "%s by rank 0", format_bytes(shards_bytes(&s)).s);
-    double n_bytes = sizeof(float) * (double)shards_buffer(&s);
+    if (c->size > 1) {
+        box_row("ranks", "%d over %s (%s), --zero %d", c->size, comm_kind_name(c), c->link->source, zero);
+        box_row("  sent per update", "%s by rank 0", format_bytes(shards_bytes(&s)).s);
+    }
     shards_free(&s);
-    return n_bytes;
+    return gradients;
 }
 
 // what the ranks cost in the last n_steps; with 0 the count begins

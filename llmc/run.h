@@ -16,7 +16,7 @@ What every trainer's run has in common (spec/cli.md): the options, the state a c
 #include "log.h"         // Log, log_open
 #include "options.h"     // Option, options_to_json
 #include "outliers.h"    // OutlierWindow
-#include "peak.h"        // cpu_name
+#include "peak.h"        // processor_name
 #include "tensor.h"      // Tensor
 #include "vec.h"         // VLANES
 #include <fnmatch.h>
@@ -109,7 +109,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"out", "probe", "", OPTION_TEXT, &o->probe, "", 0, 0, "IN", "safetensors with inputs and targets, I32 (B, T): one forward and backward pass, no update", 0},
         {"out", "probe-out", "", OPTION_TEXT, &o->probe_out, "probe.safetensors", 0, 0, "OUT", "where --probe writes logits, loss and gradients", 0},
         {"machine", "threads", "", OPTION_INT, &o->threads, "0", 0, 4096, "N", "0: OMP_NUM_THREADS, else one per core. The result does not depend on it", 0},
-        {"machine", "zero", "", OPTION_INT, &o->zero, "0", 0, 3, "0|1", "with several ranks: 1 keeps each moment on one rank only. The result does not depend on it", 0},
+        {"machine", "zero", "", OPTION_INT, &o->zero, "0", 0, 2, "0|1|2", "with several ranks: 1 keeps each moment on one rank only, 2 sums of gradients too. The result does not depend on it", 0},
         {"machine", "rank", "", OPTION_TEXT, &o->rank, "", 0, 0, "R/P@HOST:PORT", "this process is rank R of P, rank 0 listens at HOST:PORT; else the variables of launch, torchrun, mpirun or srun say so", 0},
         {"machine", "comm-timeout", "", OPTION_INT, &o->comm_timeout, "600", 1, INT_MAX, "N", "seconds until a rank that does not answer is given up; more than a checkpoint takes", 0},
         {"machine", "init-timeout", "", OPTION_INT, &o->init_timeout, "300", 1, INT_MAX, "N", "seconds within which all ranks must have been started", 0},
@@ -341,6 +341,8 @@ static inline void run_save_end(const char* temporary, const SavedFiles* files, 
 static inline const char* build_name(void) {
 #if defined(SYSTEM_LIBM)
     return "parity build: the C library's functions and llm.c's order";
+#elif defined(__CUDACC__) && !defined(EXACT)
+    return "fast build: the same bits only on one kind of GPU";
 #elif defined(FAST)
     return "FAST build: fused multiply-add, the same bits only on one kind of machine";
 #else
@@ -404,7 +406,7 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
     for (int i = 0; i < argc; i++) { json_array_append_new(command, json_string(argv[i])); }
     json_replace(path_join(path, o->run, "settings.json"), json_pack("{s:s, s:o, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:o, s:o}",
         "trainer", program_invocation_short_name, "command", command, "options", options_to_json(table, n), "build", build_name(),
-        "compiler", __VERSION__, "flags", FLAGS, "commit", COMMIT, "cpu", cpu_name().s, "lanes", VLANES, "threads", dev->n_threads, "ranks", n_ranks,
+        "compiler", __VERSION__, "flags", FLAGS, "commit", COMMIT, "cpu", processor_name().s, "lanes", VLANES, "threads", dev->n_threads, "ranks", n_ranks,
         "train", train_json, "val", data_to_json_(val)));
 }
 

@@ -1,14 +1,16 @@
 /*
 Arenas of which every rank keeps a part (zero.h) against safetensors: the file is the one that a single rank would write.
-    moments_save   optimizer.safetensors: rank 0 writes, slice by slice as they come from their owners; the other ranks only send,
-                   and need no path. All ranks call
-    moments_load   every rank reads what it keeps
+    moments_save    optimizer.safetensors: rank 0 writes, slice by slice as they come from their owners; the other ranks only send,
+                    and need no path. All ranks call
+    moments_load    every rank reads what it keeps
+    shards_collect  such an arena, whole, on rank 0's host. All ranks call
+Arenas are device memory, or with dev NULL copies of them in host memory (snapshot.h).
 Memory: two slices.
 */
 #ifndef LLMC_SHARDFILE_H
 #define LLMC_SHARDFILE_H
 #include "tensorfile.h"  // tensor_put_slice, tensor_load_slice
-#include "zero.h"        // Shards, shards_slice, shards_kept
+#include "zero.h"        // Shards, shards_slice
 
 static inline float* shards_slice_room_(const Shards* s) {
     size_t most = 0;
@@ -20,12 +22,12 @@ static inline float* shards_slice_room_(const Shards* s) {
 }
 
 // w: the open file on rank 0
-static inline void shards_put_(SafeWriter* w, Shards* s, const float* arena) {
+static inline void shards_put_(SafeWriter* w, Shards* s, const float* arena, const Device* dev) {
     TensorSlices sorted = tensors_sorted(s->table, s->n_tensors);
     float *room = shards_slice_room_(s), *turned = tensors_turning_room(s->table, s->n_tensors);
     for (int k = 0; k < sorted.n; k++) {
         const TensorSlice* x = &sorted.slice[k];
-        const float* slice = shards_slice(s, arena, (int)(x->tensor - s->table), x->layer, room);
+        const float* slice = shards_slice(s, arena, (int)(x->tensor - s->table), x->layer, room, dev);
         if (slice) { tensor_put_slice(w, x->tensor, slice, turned); }
     }
     free(room);
@@ -34,7 +36,7 @@ static inline void shards_put_(SafeWriter* w, Shards* s, const float* arena) {
 }
 
 // AdamW's moments, in one file; its sum comes back on rank 0
-static inline FileSum moments_save(const char* path, Shards* s, const float* m, const float* v) {
+static inline FileSum moments_save(const char* path, Shards* s, const float* m, const float* v, const Device* dev) {
     SafeWriter w;
     FileSum sum;
     memset(&sum, 0, sizeof sum);
@@ -45,25 +47,38 @@ static inline FileSum moments_save(const char* path, Shards* s, const float* m, 
         tensors_declare(&w, s->table, s->n_tensors, "exp_avg_sq.");
         safewriter_open(&w, path);
     }
-    shards_put_(&w, s, m);
-    shards_put_(&w, s, v);
+    shards_put_(&w, s, m, dev);
+    shards_put_(&w, s, v, dev);
     if (s->rank == 0) { sum = safewriter_close(&w); }
     return sum;
 }
 
-static inline void shards_load_(SafeSet* set, const Shards* s, const char* prefix, float* arena) {
+// whole: a whole arena on rank 0; the others need none
+static inline void shards_collect(Shards* s, const float* arena, float* whole, const Device* dev) {
+    float* room = shards_slice_room_(s);
+    for (int i = 0; i < s->n_tensors; i++) {
+        const Tensor* t = &s->table[i];
+        const size_t n = tensor_slice_elements(t);
+        for (int l = 0; l < tensor_slices(t); l++) {
+            const float* slice = shards_slice(s, arena, i, l, room, dev);
+            if (slice) { memcpy(whole + t->offset + n * (size_t)l, slice, sizeof(float) * n); }
+        }
+    }
+    free(room);
+}
+
+static inline void shards_load_(SafeSet* set, const Shards* s, const char* prefix, float* arena, const Device* dev) {
     float *room = shards_slice_room_(s), *turned = tensors_turning_room(s->table, s->n_tensors);
     for (int i = 0; i < s->n_tensors; i++) {
         const Tensor* t = &s->table[i];
-        const Part kept = shards_kept(s, i);
         const size_t n = tensor_slice_elements(t);
         for (int l = 0; l < tensor_slices(t); l++) {
-            size_t first = n * (size_t)l, from = kept.first > first ? kept.first : first;
-            size_t to = kept.first + kept.n < first + n ? kept.first + kept.n : first + n;
-            if (from >= to) { continue; }
+            const size_t first = n * (size_t)l;
+            const Part own = part_within(s->kept[i], first, first + n);
+            if (own.n == 0) { continue; }
             memset(room, 0, sizeof(float) * n);  // padding rows
             tensor_load_slice(set, t, l, prefix, room, turned);
-            memcpy(arena + t->offset + from, room + (from - first), sizeof(float) * (to - from));
+            device_upload(arena + own.at, room + (own.first - first), sizeof(float) * own.n, dev);
         }
         progress("loading", i + 1, s->n_tensors);
     }
@@ -71,11 +86,11 @@ static inline void shards_load_(SafeSet* set, const Shards* s, const char* prefi
     free(turned);
 }
 
-static inline void moments_load(const char* path, const Shards* s, float* m, float* v) {
+static inline void moments_load(const char* path, const Shards* s, float* m, float* v, const Device* dev) {
     SafeSet set;
     safeset_open(&set, path);
-    shards_load_(&set, s, "exp_avg.", m);
-    shards_load_(&set, s, "exp_avg_sq.", v);
+    shards_load_(&set, s, "exp_avg.", m, dev);
+    shards_load_(&set, s, "exp_avg_sq.", v, dev);
     safeset_close(&set);
 }
 #endif  // LLMC_SHARDFILE_H

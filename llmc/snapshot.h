@@ -1,25 +1,25 @@
 /*
 Saving without stopping: the state of a run as it was after one step, written while the next steps are computed.
     snapshot_save    copies arenas and state and has them written on a thread of its own (background.h); or, when nothing goes
-                     on meanwhile, points at them and writes at once
-    snapshot_newest  the step of the newest checkpoint that is whole
+                     on meanwhile, points at them and writes at once. Arenas of a GPU are copied to the host in any case
+    snapshot_newest  the step of the newest checkpoint that is whole; asked at every step, it ends a run whose writer has failed
     snapshot_print   at the end of a run: how many were saved, how fast, how long training waited
 Training waits for the copy, and for the writer before if that is still at work; the rest of a save costs it nothing but the
-memory of the copy: parameters and both moments once more.
+memory of the copy, on the host: parameters and both moments once more.
 */
 #ifndef LLMC_SNAPSHOT_H
 #define LLMC_SNAPSHOT_H
 #include "background.h"  // Background
-#include "device.h"      // arena_alloc
+#include "device.h"      // arena_alloc, device_download
 #include "log.h"         // seconds_now
 #include "run.h"         // RunState
 
 enum { SNAPSHOT_ARENAS = 3 };  // parameters, first and second moments
 
 typedef struct {
-    const float* arena[SNAPSHOT_ARENAS];
-    float* copy[SNAPSHOT_ARENAS];
-    size_t n;                  // elements of each
+    const void* arena[SNAPSHOT_ARENAS];  // in host memory: what is to be written
+    void* copy[SNAPSHOT_ARENAS];
+    size_t n_bytes[SNAPSHOT_ARENAS];
     RunState state;
     void (*write)(void* run);  // writes a checkpoint from arena and state
     void* run;
@@ -31,16 +31,32 @@ typedef struct {
     double seconds_waited;     // in which training stood still, in n_waits saves; the last, when training is over, is none
 } Snapshot;
 
-static inline void snapshot_take_(Snapshot* s, const float* const* arenas, size_t n, const RunState* state, int copy) {
-    s->n = n;
+#ifdef __CUDACC__
+static inline const void* snapshot_copy_(void** copy, const void* arena, size_t n_bytes, const Device* dev) {
+    if (!*copy) { *copy = device_pinned(n_bytes, "copy of the state"); }
+    device_download(*copy, arena, n_bytes, dev);
+    return *copy;
+}
+#else
+static inline const void* snapshot_copy_(void** copy, const void* arena, size_t n_bytes, const Device* dev) {
+    (void)dev;
+    if (!*copy) { *copy = arena_alloc(n_bytes, "copy of the state"); }
+    float* to = (float*)*copy;
+    const float* from = (const float*)arena;
+    #pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n_bytes / sizeof(float); i++) { to[i] = from[i]; }
+    return *copy;
+}
+#endif
+
+static inline void snapshot_take_(Snapshot* s, const void* const* arenas, const size_t* n_bytes, const RunState* state, int copy, const Device* dev) {
     s->state = *state;
+#ifdef __CUDACC__
+    copy = 1;  // the writer reads host memory
+#endif
     for (int a = 0; a < SNAPSHOT_ARENAS; a++) {
-        s->arena[a] = arenas[a];
-        if (!copy) { continue; }
-        if (!s->copy[a]) { s->copy[a] = (float*)arena_alloc(sizeof(float) * n, "copy of the state"); }
-        #pragma omp parallel for schedule(static)
-        for (size_t i = 0; i < n; i++) { s->copy[a][i] = arenas[a][i]; }
-        s->arena[a] = s->copy[a];
+        s->n_bytes[a] = n_bytes[a];
+        s->arena[a] = copy ? snapshot_copy_(&s->copy[a], arenas[a], n_bytes[a], dev) : arenas[a];
     }
 }
 
@@ -55,18 +71,20 @@ static inline void snapshot_write_(void* snapshot) {
     __atomic_fetch_add(&s->n_saved, 1, __ATOMIC_RELEASE);
 }
 
-// step of the newest checkpoint that is whole: one of ours, or `before`
+// step of the newest checkpoint that is whole: one of ours, or `before`. If the writer has failed, this is the end.
 static inline int snapshot_newest(const Snapshot* s, int before) {
+    fail_check();
     return __atomic_load_n(&s->n_saved, __ATOMIC_ACQUIRE) > 0 ? __atomic_load_n(&s->saved_step, __ATOMIC_RELAXED) : before;
 }
 
-// One at a time: the writer before comes to its end first. beside: in the background, unless this is the last
-static inline void snapshot_save(Snapshot* s, const float* const* arenas, size_t n, const RunState* state, int beside, int last,
-                                 void (*write)(void* run), void* run) {
+// One at a time: the writer before comes to its end first. arenas: device memory, of the same sizes each time. beside: in the
+// background, unless this is the last
+static inline void snapshot_save(Snapshot* s, const void* const* arenas, const size_t* n_bytes, const RunState* state, int beside, int last,
+                                 void (*write)(void* run), void* run, const Device* dev) {
     const int in_background = beside && !last;
     double start = seconds_now(CLOCK_MONOTONIC);
     background_wait(&s->writer);
-    snapshot_take_(s, arenas, n, state, in_background);
+    snapshot_take_(s, arenas, n_bytes, state, in_background, dev);
     s->write = write;
     s->run = run;
     checkpoint_abandon_at_exit();
@@ -86,6 +104,12 @@ static inline void snapshot_print(const Snapshot* s, double n_bytes) {
 }
 
 static inline void snapshot_free(Snapshot* s) {
-    for (int a = 0; a < SNAPSHOT_ARENAS; a++) { arena_free(s->copy[a], sizeof(float) * s->n); }
+    for (int a = 0; a < SNAPSHOT_ARENAS; a++) {
+#ifdef __CUDACC__
+        if (s->copy[a]) { device_pinned_free(s->copy[a]); }
+#else
+        arena_free(s->copy[a], s->n_bytes[a]);
+#endif
+    }
 }
 #endif  // LLMC_SNAPSHOT_H

@@ -1,52 +1,85 @@
 /*
-Data parallel training whose bits do not depend on the number of ranks: what happens between the gradients of the leaves and
-the next step. Chunks of 4096 elements (those of global_norm.h) of all trained tensors, in table order, are dealt out: of K
-chunks rank r owns r*K/P .. (r+1)*K/P - 1.
-    shards_reduce   every rank ends its leaves with a few nodes of the tree (leaf_tree.h). Each sends, of each node, to every
-                    owner the part that it owns; the owner finishes the tree there, in the order of leaves
+Data parallel training whose bits do not depend on the number of ranks: which micro-batches ("leaves") a rank computes, where
+their gradients go, and what happens until the next step. Chunks of 4096 elements (those of global_norm.h) of all trained
+tensors, in table order, are dealt out: of K chunks rank r owns r*K/P .. (r+1)*K/P - 1.
+    shards_init, shards_open   who has what; memory for the gradients
+    shards_n_leaves, shards_leaf   how many leaves of an update are this rank's, and which is the k-th
+    shards_point, shards_loss  where backward writes the gradients of a layer, and forward the sum of the losses of this leaf
+    shards_layer_done, shards_leaf_done   told by backward: all gradients of this layer; of this leaf
+    shards_reduce   the sum over the leaves of all ranks, each part at its owner, added along the tree of leaf_tree.h
     shards_norm     owners compute the sums of their chunks; all get them and add them in order
-    shards_update   AdamW: with --zero 1 each rank on the part it owns, with 0 on everything
-    shards_gather   with --zero 1 the new parameters, with 0 the reduced gradient: each part from its owner to all
+    shards_update   AdamW: with --zero 0 each rank on everything, else each on the part it owns
+    shards_gather   each part from its owner to all: with --zero 0 the reduced gradient, else the new parameters
     shards_slice    a slice of a tensor on rank 0, for a checkpoint; one slice is in memory at a time
-Memory, per parameter, beside 4 bytes for itself and 4 for each arena of the tree: 8 for the moments, with --zero 1 8/P;
-their arenas are whole, but pages that a rank never touches cost nothing. Received nodes: 32 MiB at most.
-Bytes:  with one node per rank each sends n(P-1)/P floats in shards_reduce and as many in shards_gather, as a ring all-reduce.
-        S leaves on P ranks make one node each when S/P is a power of two, a few otherwise.
+What is kept once instead of on every rank: --zero 1: moments and masters; 2: the sums of gradients too.
+Where:  arenas are device memory. `kept` says which part of each tensor the arenas of moments and masters hold, `reduced` the
+        same for the arena that shards_reduce returns; parameters are whole everywhere.
+Leaves: --zero 0, 1: each rank a run of leaves; it joins what it can and sends only the few nodes that are left. --zero 2: rank
+        r computes leaf k*P + r in its k-th micro-batch; each layer's gradient leaves for its owners while backward goes on with
+        the layer below, and owners join the P leaves of this round and the nodes of earlier rounds, in the order of leaves.
+Memory, per parameter, beside itself: gradients 4 bytes for each arena of the tree (leaf_tree.h), with --zero 2 4/P for each
+        and two layers, and tensors of no layer, whole; moments 8, with --zero 1 and 2 8/P. Received nodes: SHARDS_BUFFER at most.
+Bytes:  each rank sends n(P-1)/P floats for each node it ends with (--zero 2: each leaf it computes) and n(P-1)/P in
+        shards_gather: for one node as much as a ring all-reduce. S leaves on P ranks make one node each when S/P is a power of two.
 Order:  independent of P: the tree's for gradients and losses, table order for the norm; AdamW works element by element.
-        P = 1: no copy, no exchange.
---zero 2 is not offered: it would keep only the owned part of a gradient, but backward fills whole arenas leaf by leaf, so
-nothing would be saved; it needs a backward that hands over each layer's gradient when it is done.
+        P = 1: no copy, no exchange, and --zero is 0.
 Source: spec/parallel.md 3.3, 3.4, 4; Rajbhandari et al. 2019, ZeRO, arXiv:1910.02054
 */
 #ifndef LLMC_ZERO_H
 #define LLMC_ZERO_H
-#include "adamw.h"        // adamw_step, adamw_update
-#include "comm.h"         // Comm, comm_exchange
+#include "comm.h"         // Comm, comm_all_gather_v
+#include "comm_nccl.h"    // comm_exchange_device
 #include "global_norm.h"  // chunk_sums_of_squares, NORM_CHUNK
 #include "leaf_tree.h"    // LeafTree
+#include "part.h"         // Part
 #include "tensor.h"       // Tensor
 #include "verify.h"       // Verify, verify_adamw
+#include "weights.h"      // Weights, weights_update
 #include <assert.h>
 
-enum { SHARDS_BUFFER = 8 << 20 };  // floats for received nodes, two halves
+#ifdef __CUDACC__
+enum { SHARDS_BUFFER = 64 << 20 };  // floats for received nodes, two halves; large, for the links between GPUs are fast
+#else
+enum { SHARDS_BUFFER = 8 << 20 };
+#endif
 
-// a node of the tree as one rank ends its leaves with it
+// a node of the tree as one rank ends its leaves with it; with --zero 2 a leaf
 typedef struct {
     int rank, k;   // the k-th of that rank
     int n_joins;   // nodes that it joins, one by one, once it lies on the stack
 } ShardNode;
 
+// A step through the elements begin .. end - 1 of one tensor: of each rank's part of them, the elements offset ..
+// offset + length - 1.
+typedef struct {
+    int tensor;
+    size_t begin, end, offset, length;  // length 0: no round
+    float* received;                    // node j of those that other ranks have begins at received + j * length
+    CommTicket ticket;
+} ShardRound;
+
 typedef struct {
     Comm* comm;             // NULL: alone
     int rank, size, zero;
-    CommShare own_leaves;   // of this rank
-    ShardNode* nodes;       // of all ranks, in the order of leaves
-    int n_nodes, most_nodes;  // in all; of the rank that has most
-    int* first_node;        // of each rank, and the end: size + 1
+    int n_leaves;           // of an update
     const Tensor* table;
-    int n_tensors;
+    int n_tensors, n_layers;
     int64_t* first_chunk;   // of each tensor, and the end: n_tensors + 1
     double* chunk_sums;     // all of them
+    double* own_sums;       // those of the own chunks, on the device
+    Part *whole, *kept, *reduced;  // of each tensor: see `Where`
+    size_t n_kept, n_reduced;      // elements of such arenas
+    ShardNode* nodes;       // of all ranks, in the order of leaves
+    int n_nodes, n_round;   // all of them; that are joined at once: all, with --zero 2 the next leaf of each rank
+    int most_nodes;         // of the rank that has most in a round
+    int* first_node;        // of each rank in a round, and the end: size + 1
+    int n_arenas;           // of the tree
+    LeafTree tree;
+    int n_joined, n_open;   // --zero 2: leaves of the rounds before; what they have left on the stack
+    Tensor* leaf_table;     // --zero 2: two layers of each tensor, of the leaf that is computed
+    float* leaf_grads;
+    size_t n_leaf_grads;
+    ShardRound pending;     // under way
     CommPiece* piece;       // one for each rank
     float* buffer;          // nodes of other ranks
     size_t n_buffer;
@@ -63,39 +96,108 @@ typedef struct {
 static inline int64_t shards_chunks_(const Shards* s) { return s->first_chunk[s->n_tensors]; }
 static inline int64_t shards_cut_(const Shards* s, int rank) { return comm_share(shards_chunks_(s), rank, s->size); }
 
-// the nodes of all ranks, and what each joins: pushed in this order they make the root of leaf_tree_finish
-static inline void shards_plan_(Shards* s, int n_leaves) {
-    int size[LEAF_TREE_MAX], n = 0;
-    s->first_node = (int*)malloc_check(sizeof(int) * ((size_t)s->size + 1), "plan of the tree");
-    for (int rank = 0; rank < s->size; rank++) {
-        const int last = (int)comm_share(n_leaves, rank + 1, s->size);
-        s->first_node[rank] = s->n_nodes;
-        for (int lo = (int)comm_share(n_leaves, rank, s->size), k = 0; lo < last; k++) {
-            size[n++] = leaf_node_size(lo, last);
-            lo += size[n - 1];
-            ShardNode node = {rank, k, 0};
-            for (; n > 1 && (lo == n_leaves || leaf_nodes_join(size[n - 2], size[n - 1], lo)); n--) {
-                size[n - 2] += size[n - 1];
-                node.n_joins++;
-            }
-            s->nodes = (ShardNode*)realloc_check(s->nodes, sizeof(ShardNode) * ((size_t)s->n_nodes + 1), "plan of the tree");
-            s->nodes[s->n_nodes++] = node;
-            s->most_nodes = k + 1 > s->most_nodes ? k + 1 : s->most_nodes;
-        }
-    }
-    s->first_node[s->size] = s->n_nodes;
+// what `rank` owns of tensor i, as it lies in a whole arena
+static inline Part shards_part(const Shards* s, int rank, int i) {
+    const int64_t begin = s->first_chunk[i], end = s->first_chunk[i + 1];
+    int64_t from = shards_cut_(s, rank), to = shards_cut_(s, rank + 1);
+    from = from < begin ? begin : from > end ? end : from;
+    to = to < begin ? begin : to > end ? end : to;
+    return part_within(part_whole(&s->table[i]), (size_t)(from - begin) * NORM_CHUNK, (size_t)(to - begin) * NORM_CHUNK);
 }
 
-// frozen tensors have no chunks; the table must not change afterwards
+static inline int shards_n_leaves_of_(const Shards* s, int rank) {
+    if (s->zero == 2) { return (s->n_leaves - rank + s->size - 1) / s->size; }
+    return (int)(comm_share(s->n_leaves, rank + 1, s->size) - comm_share(s->n_leaves, rank, s->size));
+}
+
+// the k-th leaf of a rank
+static inline int shards_leaf_of_(const Shards* s, int rank, int k) {
+    return s->zero == 2 ? k * s->size + rank : (int)comm_share(s->n_leaves, rank, s->size) + k;
+}
+
+static inline int shards_n_leaves(const Shards* s) { return shards_n_leaves_of_(s, s->rank); }
+static inline int shards_leaf(const Shards* s, int k) { return shards_leaf_of_(s, s->rank, k); }
+
+// the one after it: in this update, or the first in the following one, counted on from this update's
+static inline int64_t shards_next_leaf(const Shards* s, int k) {
+    return k + 1 < shards_n_leaves(s) ? shards_leaf(s, k + 1) : (int64_t)s->n_leaves + shards_leaf(s, 0);
+}
+
+static inline void shards_add_node_(Shards* s, int rank, int k, int n_joins) {
+    const ShardNode node = {rank, k, n_joins};
+    s->nodes = (ShardNode*)realloc_check(s->nodes, sizeof node * ((size_t)s->n_nodes + 1), "plan of the tree");
+    s->nodes[s->n_nodes++] = node;
+    s->most_nodes = k + 1 > s->most_nodes ? k + 1 : s->most_nodes;
+}
+
+// the nodes of all ranks, and what each joins: pushed in this order they make the root of leaf_tree_finish
+static inline void shards_plan_(Shards* s) {
+    int size[LEAF_TREE_MAX], n = 0;
+    for (int rank = 0; rank < s->size; rank++) {
+        const int last = (int)comm_share(s->n_leaves, rank + 1, s->size);
+        s->first_node[rank] = s->n_nodes;
+        for (int lo = (int)comm_share(s->n_leaves, rank, s->size), k = 0; lo < last; k++) {
+            int n_joins = 0;
+            size[n++] = leaf_node_size(lo, last);
+            lo += size[n - 1];
+            for (; n > 1 && (lo == s->n_leaves || leaf_nodes_join(size[n - 2], size[n - 1], lo)); n--, n_joins++) { size[n - 2] += size[n - 1]; }
+            shards_add_node_(s, rank, k, n_joins);
+        }
+    }
+    s->first_node[s->size] = s->n_round = s->n_nodes;
+    s->n_arenas = leaf_tree_depth(shards_leaf(s, 0), shards_leaf(s, 0) + shards_n_leaves(s));
+}
+
+// --zero 2: every leaf is a node; between rounds of one leaf per rank the owners keep those that wait for a right half
+static inline void shards_plan_rounds_(Shards* s) {
+    int size[LEAF_TREE_MAX], n = 0;
+    s->n_arenas = 1;
+    for (int leaf = 0; leaf < s->n_leaves; leaf++) {
+        int n_joins = 0;
+        size[n++] = 1;
+        for (; n > 1 && (leaf == s->n_leaves - 1 || leaf_nodes_join(size[n - 2], size[n - 1], leaf + 1)); n--, n_joins++) { size[n - 2] += size[n - 1]; }
+        shards_add_node_(s, leaf % s->size, 0, n_joins);
+        if (leaf % s->size == s->size - 1) { s->n_arenas = n > s->n_arenas ? n : s->n_arenas; }
+    }
+    s->n_round = s->size;
+    for (int rank = 0; rank <= s->size; rank++) { s->first_node[rank] = rank; }
+}
+
+// what this rank keeps of each tensor. Moments of a frozen one, if there are any, wait on rank 0
+static inline void shards_keep_(Shards* s) {
+    for (int i = 0; i < s->n_tensors; i++) {
+        const Tensor* t = &s->table[i];
+        s->whole[i] = part_whole(t);
+        s->reduced[i] = s->zero == 0 ? s->whole[i] : shards_part(s, s->rank, i);
+        s->kept[i] = s->zero == 0 || (t->frozen && s->rank == 0) ? s->whole[i] : s->reduced[i];
+    }
+    s->n_kept = s->n_reduced = parts_pack(s->whole, s->n_tensors);  // which is how tensors_layout has laid them out
+    if (s->zero > 0) { s->n_kept = parts_pack(s->kept, s->n_tensors); }
+    if (s->zero > 1) { s->n_reduced = parts_pack(s->reduced, s->n_tensors); }
+}
+
+// tables for the gradients of one leaf: whole tensors, of those with layers two
+static inline void shards_leaf_table_(Shards* s) {
+    for (int i = 0; i < s->n_tensors; i++) {
+        s->leaf_table[i] = s->table[i];
+        s->leaf_table[i].layers = s->table[i].layers < 2 ? s->table[i].layers : 2;
+        s->n_layers = s->table[i].layers > s->n_layers ? s->table[i].layers : s->n_layers;
+    }
+    s->n_leaf_grads = tensors_layout(s->leaf_table, s->n_tensors);
+}
+
+// Sizes only: nothing large is allocated. Frozen tensors have no chunks; the table must not change afterwards.
 static inline void shards_init(Shards* s, Comm* comm, const Tensor* table, int n_tensors, int n_leaves, int zero) {
+    const size_t n = (size_t)n_tensors;
     memset(s, 0, sizeof *s);
     s->comm = comm;
     s->rank = comm ? comm->rank : 0;
     s->size = comm ? comm->size : 1;
-    s->zero = zero;
+    s->zero = s->size > 1 ? zero : 0;
+    s->n_leaves = n_leaves;
     s->table = table;
     s->n_tensors = n_tensors;
-    s->first_chunk = (int64_t*)malloc_check(sizeof(int64_t) * ((size_t)n_tensors + 1), "table of shards");
+    s->first_chunk = (int64_t*)malloc_check(sizeof(int64_t) * (n + 1), "table of shards");
     s->first_chunk[0] = 0;
     for (int i = 0; i < n_tensors; i++) {
         int64_t n_chunks = table[i].frozen ? 0 : ceil_div((int64_t)tensor_elements(&table[i]), NORM_CHUNK);
@@ -103,43 +205,14 @@ static inline void shards_init(Shards* s, Comm* comm, const Tensor* table, int n
     }
     s->chunk_sums = (double*)malloc_check(sizeof(double) * (size_t)shards_chunks_(s), "chunk sums");
     s->piece = (CommPiece*)malloc_check(sizeof(CommPiece) * (size_t)s->size, "table of shards");
-    s->own_leaves.first = (int)comm_share(n_leaves, s->rank, s->size);
-    s->own_leaves.end = (int)comm_share(n_leaves, s->rank + 1, s->size);
-    shards_plan_(s, n_leaves);
-}
-
-static inline void shards_free(Shards* s) {
-    free(s->first_chunk);
-    free(s->chunk_sums);
-    free(s->piece);
-    free(s->nodes);
-    free(s->first_node);
-    arena_free(s->buffer, sizeof(float) * s->n_buffer);
-    memset(s, 0, sizeof *s);
-}
-
-typedef struct {
-    size_t first, n;  // elements of a tensor
-} Part;
-
-// what `rank` owns of tensor i
-static inline Part shards_part(const Shards* s, int rank, int i) {
-    const int64_t begin = s->first_chunk[i], end = s->first_chunk[i + 1];
-    int64_t from = shards_cut_(s, rank), to = shards_cut_(s, rank + 1);
-    from = from < begin ? begin : from > end ? end : from;
-    to = to < begin ? begin : to > end ? end : to;
-    const size_t n_elements = tensor_elements(&s->table[i]);
-    Part part = {(size_t)(from - begin) * NORM_CHUNK, 0};
-    size_t last = (size_t)(to - begin) * NORM_CHUNK;
-    if (from < to) { part.n = (last < n_elements ? last : n_elements) - part.first; }
-    return part;
-}
-
-// what this rank keeps of the moments of tensor i; those of a frozen one, if there are any, wait on rank 0
-static inline Part shards_kept(const Shards* s, int i) {
-    const Part all = {0, tensor_elements(&s->table[i])}, none = {0, 0};
-    if (s->zero == 0 || s->size == 1) { return all; }
-    return !s->table[i].frozen ? shards_part(s, s->rank, i) : s->rank == 0 ? all : none;
+    s->whole = (Part*)malloc_check(sizeof(Part) * 3 * n, "table of shards");
+    s->kept = s->whole + n;
+    s->reduced = s->kept + n;
+    s->leaf_table = (Tensor*)malloc_check(sizeof(Tensor) * n, "table of shards");
+    s->first_node = (int*)malloc_check(sizeof(int) * ((size_t)s->size + 1), "plan of the tree");
+    shards_keep_(s);
+    shards_leaf_table_(s);
+    if (s->zero == 2) { shards_plan_rounds_(s); } else { shards_plan_(s); }
 }
 
 // floats for the nodes that come from others: two rounds of the largest part, or what the limit allows
@@ -149,206 +222,319 @@ static inline size_t shards_buffer(const Shards* s) {
         size_t n = shards_part(s, i % s->size, i / s->size).n;
         most = n > most ? n : most;
     }
-    most = most * 2 * (size_t)s->n_nodes;
+    most = most * 2 * (size_t)s->n_round;
     return s->size == 1 ? 0 : most < SHARDS_BUFFER ? most : (size_t)SHARDS_BUFFER;
+}
+
+// bytes of device memory that gradients take, and what the ranks exchange of them
+static inline double shards_gradient_bytes(const Shards* s) {
+    double n = (double)s->n_arenas * (double)s->n_reduced + (double)shards_buffer(s) + (s->zero == 2 ? (double)s->n_leaf_grads : 0.0);
+    return sizeof(float) * n;
+}
+
+// memory for gradients; a GPU's connection to the other ranks
+static inline void shards_open(Shards* s) {
+    leaf_tree_alloc_(&s->tree, s->n_reduced, s->n_arenas, shards_leaf(s, 0), shards_n_leaves(s));
+    s->own_sums = (double*)device_alloc(sizeof(double) * (size_t)(shards_cut_(s, s->rank + 1) - shards_cut_(s, s->rank)), "chunk sums");
+    if (s->size == 1) { return; }
+    s->n_buffer = shards_buffer(s);
+    s->buffer = (float*)device_alloc(sizeof(float) * s->n_buffer, "received gradients");
+    if (s->zero == 2) { s->leaf_grads = (float*)device_alloc(sizeof(float) * s->n_leaf_grads, "gradients of a leaf"); }
+    comm_device_open(s->comm);
+}
+
+static inline void shards_free(Shards* s) {
+    leaf_tree_free(&s->tree);
+    device_release(s->own_sums, s->first_chunk ? sizeof(double) * (size_t)(shards_cut_(s, s->rank + 1) - shards_cut_(s, s->rank)) : 0);
+    device_release(s->leaf_grads, sizeof(float) * s->n_leaf_grads);
+    device_release(s->buffer, sizeof(float) * s->n_buffer);
+    free(s->first_chunk);
+    free(s->chunk_sums);
+    free(s->piece);
+    free(s->whole);
+    free(s->leaf_table);
+    free(s->nodes);
+    free(s->first_node);
+    memset(s, 0, sizeof *s);
 }
 
 // ---- 2. From each owner to all ----
 
-static inline void shards_gather(Shards* s, float* arena) {
+// a whole arena of elements of this size
+static inline void shards_gather(Shards* s, void* arena, size_t element_bytes, const Device* dev) {
     CommTicket last = {0};
     for (int i = 0; i < s->n_tensors && s->size > 1; i++) {
-        float* tensor = arena + s->table[i].offset;
         const Part own = shards_part(s, s->rank, i);
         if (s->table[i].frozen) { continue; }
         for (int rank = 0; rank < s->size; rank++) {
-            Part part = shards_part(s, rank, i);
-            CommPiece piece = {tensor + own.first, tensor + part.first, sizeof(float) * own.n, sizeof(float) * part.n};
+            const Part part = shards_part(s, rank, i);
+            CommPiece piece = {(char*)arena + own.at * element_bytes, (char*)arena + part.at * element_bytes, element_bytes * own.n,
+                               element_bytes * part.n};
             s->piece[rank] = piece;
         }
-        last = comm_exchange(s->comm, s->piece, HERE);
+        last = comm_exchange_device(s->comm, s->piece, dev, HERE);
     }
-    if (s->size > 1) { comm_wait(s->comm, last); }
+    if (s->size > 1) { comm_wait_device(s->comm, last, dev); }
 }
 
 // ---- 3. Gradients: along the tree ----
 
-// a step through the parts of one tensor: of each part the elements offset .. offset + length - 1
-typedef struct {
-    int tensor;
-    size_t offset, length;
-    float* received;  // node j of those that other ranks have begins at received + j * length
-    CommTicket ticket;
-} ShardRound;
-
-static inline size_t shards_overlap_(const ShardRound* round, size_t n) {
-    size_t rest = n > round->offset ? n - round->offset : 0;
-    return rest < round->length ? rest : round->length;
+// what `rank` owns of the elements that a round is about
+static inline Part shards_reach_(const Shards* s, const ShardRound* round, int rank) {
+    const Part part = part_within(shards_part(s, rank, round->tensor), round->begin, round->end);
+    const size_t first = part.first + round->offset;
+    return part_within(part, first, first + round->length);
 }
 
-// the first trained tensor from i on
-static inline int shards_trained_(const Shards* s, int i) {
-    while (i < s->n_tensors && s->table[i].frozen) { i++; }
-    return i;
+// where this rank has element `first` of a tensor in its k-th node
+static inline float* shards_own_(const Shards* s, int k, int tensor, size_t first) {
+    if (s->zero < 2) { return s->tree.arena[k] + s->table[tensor].offset + first; }
+    const Tensor* t = &s->leaf_table[tensor];
+    return s->leaf_grads + t->offset + first % tensor_elements(t);
 }
 
-// the round after this one; its tensor is n_tensors when there is none
-static inline ShardRound shards_next_round_(const Shards* s, ShardRound round) {
-    size_t most = 0;
-    for (int rank = 0; rank < s->size; rank++) {
-        size_t n = shards_part(s, rank, round.tensor).n;
-        most = n > most ? n : most;
-    }
-    round.received = round.received == s->buffer ? s->buffer + s->n_buffer / 2 : s->buffer;
-    round.offset += round.length;
-    if (round.offset >= most) {
-        round.offset = 0;
-        round.tensor = shards_trained_(s, round.tensor + 1);
-    }
-    return round;
+// where node number j of a round lies for this rank: with its own gradients, or among those it receives
+static inline float* shards_node_(const Shards* s, const ShardRound* round, int j, size_t first) {
+    const ShardNode* node = &s->nodes[s->n_joined + j];
+    const int n_own = s->first_node[s->rank + 1] - s->first_node[s->rank];
+    if (node->rank == s->rank) { return shards_own_(s, node->k, round->tensor, first); }
+    return round->received + (size_t)(node->rank < s->rank ? j : j - n_own) * round->length;
 }
 
-// where node number j lies for this rank: in its own arena, or among those it receives
-static inline float* shards_node_(const Shards* s, const LeafTree* tree, const ShardRound* round, int j) {
-    const ShardNode* node = &s->nodes[j];
-    const size_t own = s->table[round->tensor].offset + shards_part(s, s->rank, round->tensor).first + round->offset;
-    if (node->rank == s->rank) { return tree->arena[node->k] + own; }
-    int n_before = node->rank < s->rank ? j : j - (s->first_node[s->rank + 1] - s->first_node[s->rank]);
-    return round->received + (size_t)n_before * round->length;
+// does `rank` have a k-th node in this round? In the last one of --zero 2 some have none
+static inline int shards_has_node_(const Shards* s, int rank, int k) {
+    const int j = s->first_node[rank] + k;
+    return j < s->first_node[rank + 1] && s->n_joined + j < s->n_nodes;
 }
 
 // every node of this rank goes to the owners, every node of the others comes for the part that is ours
-static inline void shards_send_round_(Shards* s, const LeafTree* tree, ShardRound* round) {
-    const size_t base = s->table[round->tensor].offset + round->offset;
-    const size_t n_own = shards_overlap_(round, shards_part(s, s->rank, round->tensor).n);
+static inline void shards_send_round_(Shards* s, ShardRound* round, const Device* dev) {
+    const Part own = shards_reach_(s, round, s->rank);
     for (int k = 0; k < s->most_nodes; k++) {
         memset(s->piece, 0, sizeof(CommPiece) * (size_t)s->size);
         for (int rank = 0; rank < s->size; rank++) {
-            const Part part = shards_part(s, rank, round->tensor);
+            const Part part = shards_reach_(s, round, rank);
             CommPiece* p = &s->piece[rank];
-            if (rank != s->rank && k < tree->n_nodes) {
-                p->send = tree->arena[k] + base + part.first;
-                p->n_send = sizeof(float) * shards_overlap_(round, part.n);
+            if (rank == s->rank) { continue; }
+            if (shards_has_node_(s, s->rank, k) && part.n > 0) {
+                p->send = shards_own_(s, k, round->tensor, part.first);
+                p->n_send = sizeof(float) * part.n;
             }
-            if (rank != s->rank && s->first_node[rank] + k < s->first_node[rank + 1]) {
-                p->recv = shards_node_(s, tree, round, s->first_node[rank] + k);
-                p->n_recv = sizeof(float) * n_own;
+            if (shards_has_node_(s, rank, k) && own.n > 0) {
+                p->recv = shards_node_(s, round, s->first_node[rank] + k, own.first);
+                p->n_recv = sizeof(float) * own.n;
             }
         }
-        round->ticket = comm_exchange(s->comm, s->piece, HERE);
+        round->ticket = comm_exchange_device(s->comm, s->piece, dev, HERE);
     }
 }
 
-// all nodes as the plan joins them; the root replaces our part in arena 0
-static inline void shards_finish_round_(Shards* s, LeafTree* tree, const ShardRound* round, const Device* dev) {
-    const Part part = shards_part(s, s->rank, round->tensor);
-    const size_t n = shards_overlap_(round, part.n);
-    float *stack[LEAF_TREE_MAX], *root = tree->arena[0] + s->table[round->tensor].offset + part.first + round->offset;
+// all nodes of the round join those on the stack as the plan says; what is left lies in the arenas of the tree afterwards
+static inline void shards_finish_round_(Shards* s, const ShardRound* round, const Device* dev) {
+    const Part own = shards_reach_(s, round, s->rank);
+    const size_t at = part_at(s->reduced[round->tensor], own.first);
+    float* stack[LEAF_TREE_MAX];
     int top = -1;
-    comm_wait(s->comm, round->ticket);
-    for (int j = 0; j < s->n_nodes && n > 0; j++) {
-        stack[++top] = shards_node_(s, tree, round, j);
-        for (int i = 0; i < s->nodes[j].n_joins; i++, top--) { residual_forward(stack[top - 1], stack[top - 1], stack[top], n, dev); }
+    comm_wait_device(s->comm, round->ticket, dev);
+    while (top + 1 < s->n_open) { top++, stack[top] = s->tree.arena[top] + at; }
+    for (int j = 0; j < s->n_round && s->n_joined + j < s->n_nodes && own.n > 0; j++) {
+        stack[++top] = shards_node_(s, round, j, own.first);
+        for (int i = 0; i < s->nodes[s->n_joined + j].n_joins; i++, top--) {
+            residual_forward(stack[top - 1], stack[top - 1], stack[top], own.n, dev);
+        }
     }
-    if (n > 0 && stack[0] != root) { memcpy(root, stack[0], sizeof(float) * n); }
+    for (int i = 0; i <= top && own.n > 0; i++) {
+        if (stack[i] != s->tree.arena[i] + at) { device_copy(s->tree.arena[i] + at, stack[i], sizeof(float) * own.n, dev); }
+    }
 }
 
-// the loss sums of all nodes, joined in the same way
-static inline float shards_loss_(Shards* s, const LeafTree* tree) {
-    float *all = (float*)malloc_check(sizeof(float) * (size_t)s->n_nodes, "losses"), stack[LEAF_TREE_MAX];
+static inline void shards_finish_pending_(Shards* s, const Device* dev) {
+    if (s->pending.length > 0) { shards_finish_round_(s, &s->pending, dev); }
+    s->pending.length = 0;
+}
+
+// Elements begin .. end - 1 of a tensor go to their owners: while one round is added up, the next is on its way, and the last
+// goes on when this returns.
+static inline void shards_exchange_(Shards* s, int tensor, size_t begin, size_t end, const Device* dev) {
+    const size_t length = s->n_buffer / 2 / (size_t)s->n_round;
+    size_t most = 0;
+    for (int rank = 0; rank < s->size; rank++) {
+        size_t n = part_within(shards_part(s, rank, tensor), begin, end).n;
+        most = n > most ? n : most;
+    }
+    for (size_t offset = 0; offset < most; offset += length) {
+        float* other_half = s->pending.received == s->buffer ? s->buffer + s->n_buffer / 2 : s->buffer;
+        ShardRound round = {tensor, begin, end, offset, length, other_half, {0}};
+        shards_send_round_(s, &round, dev);
+        shards_finish_pending_(s, dev);
+        s->pending = round;
+    }
+}
+
+// ---- 4. Micro-batches ----
+
+// let the fields of `pointers` point to where backward is to write the gradients of the leaf that is computed now: at layer
+// `layer` of tensors that have layers
+static inline void shards_point(Shards* s, void* pointers, int layer) {
+    if (s->zero == 2) { tensors_point(pointers, s->leaf_table, s->n_tensors, s->leaf_grads, layer % 2); }
+    else { tensors_point(pointers, s->table, s->n_tensors, leaf_tree_next(&s->tree), layer); }
+}
+
+// where the sum of this leaf's losses is to be written, on the device
+static inline float* shards_loss(Shards* s) { return leaf_tree_loss(&s->tree); }
+
+// layers come from the last to the first. With --zero 2 the memory of this one is written again two layers below
+static inline void shards_layer_done(Shards* s, int layer, const Device* dev) {
+    for (int i = 0; s->zero == 2 && i < s->n_tensors; i++) {
+        const size_t n = tensor_slice_elements(&s->table[i]);
+        if (layer < s->table[i].layers) { shards_exchange_(s, i, n * (size_t)layer, n * (size_t)(layer + 1), dev); }
+    }
+}
+
+// all layers and the tensors that belong to none
+static inline void shards_leaf_done(Shards* s, const Device* dev) {
+    if (s->zero < 2) {
+        leaf_tree_push(&s->tree, dev);
+        return;
+    }
+    for (int i = 0; i < s->n_tensors; i++) {
+        if (s->table[i].layers == 0) { shards_exchange_(s, i, 0, tensor_elements(&s->table[i]), dev); }
+    }
+    shards_finish_pending_(s, dev);
+    for (int rank = 0; rank < s->size && s->n_joined < s->n_nodes; rank++) { s->n_open += 1 - s->nodes[s->n_joined++].n_joins; }
+    s->tree.next++;
+}
+
+// the losses of all leaves, added along the tree
+static inline float shards_sum_losses_(Shards* s, const Device* dev) {
+    float *all = (float*)malloc_check(sizeof(float) * 2 * (size_t)s->n_leaves, "losses"), *sorted = all + s->n_leaves, *own = all;
     size_t* counts = (size_t*)malloc_check(sizeof(size_t) * (size_t)s->size, "losses");
-    int top = -1;
-    for (int rank = 0; rank < s->size; rank++) { counts[rank] = (size_t)(s->first_node[rank + 1] - s->first_node[rank]); }
-    memcpy(all + s->first_node[s->rank], tree->loss, sizeof(float) * counts[s->rank]);
-    comm_wait(s->comm, comm_all_gather_v(s->comm, all, counts, DT_F32, HERE));
-    for (int j = 0; j < s->n_nodes; j++) {
-        stack[++top] = all[j];
-        for (int i = 0; i < s->nodes[j].n_joins; i++, top--) { stack[top - 1] = stack[top - 1] + stack[top]; }
+    for (int rank = 0; rank < s->size; rank++) {
+        counts[rank] = (size_t)shards_n_leaves_of_(s, rank);
+        own += rank < s->rank ? counts[rank] : 0;
     }
+    comm_sync_device(s->comm, dev, HERE);
+    device_download(own, s->tree.losses, sizeof(float) * counts[s->rank], dev);
+    comm_wait(s->comm, comm_all_gather_v(s->comm, all, counts, DT_F32, HERE));
+    const float* next = all;
+    for (int rank = 0; rank < s->size; rank++) {
+        for (int k = 0; k < shards_n_leaves_of_(s, rank); k++) { sorted[shards_leaf_of_(s, rank, k)] = *next++; }
+    }
+    float loss = leaf_tree_root(sorted, s->n_leaves);
     free(counts);
     free(all);
-    return stack[0];
+    return loss;
 }
 
-// The sum over the leaves of all ranks: in the arena that comes back the part that this rank owns is right, with --zero 0 all
-// of it. The tree is empty again.
-static inline float* shards_reduce(Shards* s, LeafTree* tree, float* loss, const Device* dev) {
-    if (s->size == 1) { return leaf_tree_finish(tree, loss, dev); }
-    assert(tree->n_nodes == s->first_node[s->rank + 1] - s->first_node[s->rank]);
-    *loss = shards_loss_(s, tree);
-    if (!s->buffer) {
-        s->n_buffer = shards_buffer(s);
-        s->buffer = (float*)arena_alloc(sizeof(float) * s->n_buffer, "received gradients");
-    }
-    ShardRound now = {shards_trained_(s, 0), 0, s->n_buffer / 2 / (size_t)s->n_nodes, s->buffer, {0}};
-    if (now.tensor < s->n_tensors) { shards_send_round_(s, tree, &now); }
-    while (now.tensor < s->n_tensors) {  // while one round is added up, the next is on its way
-        ShardRound next = shards_next_round_(s, now);
-        if (next.tensor < s->n_tensors) { shards_send_round_(s, tree, &next); }
-        shards_finish_round_(s, tree, &now, dev);
-        now = next;
-    }
-    leaf_tree_clear(tree);
-    if (s->zero == 0) { shards_gather(s, tree->arena[0]); }
-    return tree->arena[0];
+// a rank without a leaf in the last round of --zero 2 still owns a part of the others'
+static inline void shards_idle_round_(Shards* s, const Device* dev) {
+    for (int layer = s->n_layers - 1; layer >= 0; layer--) { shards_layer_done(s, layer, dev); }
+    shards_leaf_done(s, dev);
 }
 
-// ---- 4. Norm and update ----
+// The sum over the leaves of all ranks, of loss and gradient: an arena of which the parts `reduced` are right. The tree is
+// empty again.
+static inline float* shards_reduce(Shards* s, float* loss, const Device* dev) {
+    if (s->size == 1) { return leaf_tree_finish(&s->tree, loss, dev); }
+    if (s->zero == 2 && s->n_joined < s->n_nodes) { shards_idle_round_(s, dev); }
+    for (int i = 0; s->zero < 2 && i < s->n_tensors; i++) { shards_exchange_(s, i, 0, tensor_elements(&s->table[i]), dev); }
+    shards_finish_pending_(s, dev);
+    assert(s->zero == 2 ? s->n_joined == s->n_nodes && s->n_open == 1 : s->tree.n_nodes == s->first_node[s->rank + 1] - s->first_node[s->rank]);
+    s->n_joined = s->n_open = 0;
+    leaf_tree_clear(&s->tree);
+    if (s->zero == 0) { shards_gather(s, s->tree.arena[0], sizeof(float), dev); }
+    *loss = shards_sum_losses_(s, dev);
+    return s->tree.arena[0];
+}
+
+// the name of the first slice whose gradient holds a NaN or an infinity, for messages; all ranks call
+static inline const char* shards_first_bad(Shards* s, char* name, size_t n_bytes, const float* grads, const Device* dev) {
+    enum { PIECE = 1 << 20 };
+    int64_t first = INT64_MAX;  // tensor << 40 | element
+    float* room = (float*)malloc_check(sizeof(float) * PIECE, "gradients");
+    for (int i = 0; i < s->n_tensors && first == INT64_MAX; i++) {
+        const Part own = shards_part(s, s->rank, i);
+        for (size_t from = 0; from < own.n && first == INT64_MAX; from += PIECE) {
+            const size_t n = own.n - from < PIECE ? own.n - from : PIECE;
+            size_t j = 0;
+            device_download(room, grads + part_at(s->reduced[i], own.first + from), sizeof(float) * n, dev);
+            while (j < n && isfinite(room[j])) { j++; }
+            if (j < n) { first = (int64_t)i << 40 | (int64_t)(own.first + from + j); }
+        }
+    }
+    if (s->size > 1) { comm_all_reduce(s->comm, &first, 1, DT_I64, OP_MIN, HERE); }
+    free(room);
+    if (first == INT64_MAX) { return "none"; }
+    const Tensor* t = &s->table[first >> 40];
+    return tensor_slice_name(name, n_bytes, t, (int)((first & (((int64_t)1 << 40) - 1)) / (int64_t)tensor_slice_elements(t)));
+}
+
+// ---- 5. Norm and update ----
 
 // Euclidean norm over the gradients of all trained tensors, of which the part that this rank owns is looked at
 static inline float shards_norm(Shards* s, const float* grads, const Device* dev) {
+    const int64_t first = shards_cut_(s, s->rank), end = shards_cut_(s, s->rank + 1);
     double sum = 0.0;
     for (int i = 0; i < s->n_tensors; i++) {
         const Part own = shards_part(s, s->rank, i);
-        double* sums = s->chunk_sums + s->first_chunk[i] + (int64_t)(own.first / NORM_CHUNK);
-        if (own.n > 0) { chunk_sums_of_squares(sums, grads + s->table[i].offset + own.first, own.n, dev); }
+        double* sums = s->own_sums + (s->first_chunk[i] + (int64_t)(own.first / NORM_CHUNK) - first);
+        if (own.n > 0) { chunk_sums_of_squares(sums, grads + part_at(s->reduced[i], own.first), own.n, dev); }
     }
+    comm_sync_device(s->comm, dev, HERE);
+    device_download(s->chunk_sums + first, s->own_sums, sizeof(double) * (size_t)(end - first), dev);
     if (s->size > 1) { comm_all_gather_shares(s->comm, s->chunk_sums, shards_chunks_(s), DT_F64, HERE); }
     for (int64_t chunk = 0; chunk < shards_chunks_(s); chunk++) { sum += s->chunk_sums[chunk]; }
     return (float)sqrt(sum);
 }
 
-// clip to the norm, then AdamW; t counts updates from 1. Afterwards the parameters are those of one rank, on every rank.
-static inline void shards_update(Shards* s, float* params, float* m, float* v, const float* grads, float norm, const Optimizer* o, int t,
-                                 const Device* dev) {
+// clip to the norm, then AdamW; t counts updates from 1 and is the key of the noise with which bf16 is rounded. Afterwards the
+// stored parameters are those of one rank, on every rank.
+static inline void shards_update(Shards* s, const Weights* w, const float* grads, float norm, const Optimizer* o, int t, const Device* dev) {
     float scale = o->clip > 0.0f && norm > o->clip ? o->clip / norm : 1.0f;
     AdamW step = adamw_step(o->lr, o->beta1, o->beta2, o->eps, scale, t);
     for (int i = 0; i < s->n_tensors; i++) {
         const Tensor* tensor = &s->table[i];
-        const Part part = shards_kept(s, i);
-        const size_t at = tensor->offset + part.first;
-        const float decay = tensor->decay == DECAY || o->decay_all ? o->weight_decay : 0.0f;
-        float *p_part = params + at, *m_part = m + at, *v_part = v + at;
+        const Part part = s->kept[i];
         if (part.n == 0 || tensor->frozen) { continue; }
-        if (o->verify) { verify_adamw(o->verify, tensor, part.first, part.n, p_part, m_part, v_part, grads + at, decay, &step, dev); }
-        else { adamw_update(p_part, m_part, v_part, grads + at, part.n, decay, &step, dev); }
+        const float decay = tensor->decay == DECAY || o->decay_all ? o->weight_decay : 0.0f;
+        const float* g = grads + part_at(s->reduced[i], part.first);
+        const size_t global = tensor->offset + part.first;
+        const Weights own = weights_from(w, global, part.at);
+        if (o->verify) { verify_adamw(o->verify, tensor, part.first, part.n, &own, g, decay, &step, (uint32_t)t, dev); }
+        else { weights_update(&own, g, part.n, decay, &step, (uint32_t)t, global, dev); }
     }
-    if (s->zero == 1) { shards_gather(s, params); }
+    if (s->zero > 0) { shards_gather(s, w->stored, w->stored_bytes, dev); }
 }
 
-// ---- 5. For checkpoints and for the box at the start ----
+// what --verify-every looks at, beside the gradients
+static inline void shards_verify(const Shards* s, Verify* v, const Weights* w) {
+    verify_init(v, s->table, s->n_tensors);
+    verify_watch(v, VERIFY_PARAMETERS, w->stored, w->stored_bytes, s->whole);
+    verify_watch(v, VERIFY_MASTERS, w->master, sizeof(float), s->kept);
+    verify_watch(v, VERIFY_MOMENTS_1, w->m, sizeof(float), s->kept);
+    verify_watch(v, VERIFY_MOMENTS_2, w->v, sizeof(float), s->kept);
+}
 
-// Slice l of tensor i of an arena of which each rank keeps its part: on rank 0 the whole slice comes back, in the arena or in
-// `slice`; the others send theirs and get NULL. All ranks call.
-static inline const float* shards_slice(Shards* s, const float* arena, int i, int l, float* slice) {
+// ---- 6. For checkpoints and for the box at the start ----
+
+// Slice l of tensor i of an arena of kept parts: on rank 0 the whole slice comes back, in the arena or in `slice`; the others
+// send theirs and get NULL. All ranks call, with room for a slice on the host. dev NULL: the arena is host memory.
+static inline const float* shards_slice(Shards* s, const float* arena, int i, int l, float* slice, const Device* dev) {
     const size_t n = tensor_slice_elements(&s->table[i]), first = n * (size_t)l;
-    const float* whole = arena + s->table[i].offset + first;
-    if (s->size == 1 || s->zero == 0 || s->table[i].frozen) { return s->rank == 0 ? whole : NULL; }
+    const Part own = part_within(s->kept[i], first, first + n);
+    const float* from = arena + own.at;
+    if (dev && own.n > 0) {
+        device_download(slice + (own.first - first), from, sizeof(float) * own.n, dev);
+        from = slice + (own.first - first);
+    }
+    if (s->zero == 0 || s->table[i].frozen) { return s->rank == 0 ? from : NULL; }
     memset(s->piece, 0, sizeof(CommPiece) * (size_t)s->size);
-    for (int rank = 0; rank < s->size; rank++) {
-        const Part part = shards_part(s, rank, i);
-        size_t from = part.first > first ? part.first : first;
-        size_t to = part.first + part.n < first + n ? part.first + part.n : first + n;
-        size_t n_bytes = from < to ? sizeof(float) * (to - from) : 0;
-        if (n_bytes == 0) { continue; }
-        if (rank == s->rank) {
-            s->piece[0].send = whole + (from - first);
-            s->piece[0].n_send = n_bytes;
-        }
-        if (s->rank == 0) {
-            s->piece[rank].recv = slice + (from - first);
-            s->piece[rank].n_recv = n_bytes;
-        }
+    s->piece[0].send = from;
+    s->piece[0].n_send = sizeof(float) * own.n;
+    for (int rank = 0; rank < s->size && s->rank == 0; rank++) {
+        const Part part = part_within(shards_part(s, rank, i), first, first + n);
+        s->piece[rank].recv = slice + (part.first - first);
+        s->piece[rank].n_recv = sizeof(float) * part.n;
     }
     comm_wait(s->comm, comm_exchange(s->comm, s->piece, HERE));
     return s->rank == 0 ? slice : NULL;
@@ -356,12 +542,12 @@ static inline const float* shards_slice(Shards* s, const float* arena, int i, in
 
 // what this rank sends in one update, in bytes
 static inline double shards_bytes(const Shards* s) {
-    double n = 0.0, own = 0.0, n_nodes = s->first_node[s->rank + 1] - s->first_node[s->rank];
-    double n_chunks = (double)(shards_cut_(s, s->rank + 1) - shards_cut_(s, s->rank));
+    const double n_leaves = shards_n_leaves(s), n_nodes = s->zero == 2 ? n_leaves : s->first_node[s->rank + 1] - s->first_node[s->rank];
+    double n = 0.0, own = 0.0, n_chunks = (double)(shards_cut_(s, s->rank + 1) - shards_cut_(s, s->rank));
     for (int i = 0; i < s->n_tensors; i++) {
         n += s->table[i].frozen ? 0.0 : (double)tensor_elements(&s->table[i]);
         own += (double)shards_part(s, s->rank, i).n;
     }
-    return n_nodes * 4.0 * (n - own) + (s->size - 1.0) * (4.0 * own + 8.0 * n_chunks + 4.0 * n_nodes);
+    return n_nodes * 4.0 * (n - own) + (s->size - 1.0) * (4.0 * own + 8.0 * n_chunks + 4.0 * n_leaves);
 }
 #endif  // LLMC_ZERO_H

@@ -132,6 +132,7 @@ static void try_manifest(const char* text, size_t n_bytes) {
 }
 
 int LLVMFuzzerTestOneInput(const unsigned char* bytes, size_t n_bytes) {
+    failure_()->status = 0;  // nothing has failed yet: the first message of each input is made
     char* words[MAX_WORDS + 1] = {(char*)"fuzz"};
     int n_words = 1, kind = n_bytes > 0 ? bytes[0] : 0, is_kind = kind == TRAINER || kind == TOOL || kind == MANIFEST;
     bytes += is_kind;

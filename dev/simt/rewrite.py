@@ -7,7 +7,7 @@ Rewrites CUDA source for a C++ compiler: what dev/simt/include cannot give by he
     kernel<T><<<grid, block, shared, stream>>>(a, b);   simt_launch("kernel", grid, block, shared, stream, [=](auto... simt_arguments) {
                                                             kernel<T>(simt_arguments...); }, a, b);
     extern __shared__ float tile[];                     auto* tile = simt_dynamic_shared<float>();
-    __shared__ float tile[32][33], sum;                 auto& tile = simt_shared<float[32][33], 12>("tile"); auto& sum = ...
+    __shared__ float tile[32][33];                      static char simt_tile; auto& tile = simt_shared<float[32][33]>(&simt_tile, "tile");
 
 Lines stay where they are, and a #line names the original file, so that messages, sanitizers and debuggers do too.
 A form that is not understood ends the build with file and line: nothing is passed on half rewritten.
@@ -109,7 +109,6 @@ def rewrite_shared(text, code, at):
         raise Refused(at, "expected `__shared__ type name[n];`")
     kind = first.group(1).strip()
     n_lines = declaration.count('\n')
-    line = code.count('\n', 0, at) + 1
     if code[start:at].strip() == 'extern':
         if re.sub(r'\s', '', first.group(3)) != '[]' or len(parts) != 1:
             raise Refused(at, "expected `extern __shared__ type name[];`")
@@ -120,7 +119,7 @@ def rewrite_shared(text, code, at):
         if not one:
             raise Refused(at, "expected names with dimensions between the commas")
         dimensions = ' '.join(one.group(3).split())
-        out.append(f'auto& {one.group(2)} = simt_shared<{kind}{dimensions}, {line}>("{one.group(2)}")')
+        out.append(f'static char simt_{one.group(2)}; auto& {one.group(2)} = simt_shared<{kind}{dimensions}>(&simt_{one.group(2)}, "{one.group(2)}")')
     return start, end, '; '.join(out) + '\n' * n_lines
 
 

@@ -10,6 +10,7 @@ End of text stands before each document; a document is a file. Files, folders an
 #include "../../llmc/dataloader.h"  // file_list_make, text_check_, is_json_lines_, file_map; tokenizer.h
 #include "../../llmc/log.h"         // progress, seconds_now
 #include "../../llmc/options.h"     // options_parse_words
+#include "../../llmc/outfile.h"     // temporary_path, file_publish
 
 typedef struct {
     const char *tokenizer, *out;
@@ -25,9 +26,9 @@ typedef struct {
     int64_t n_tokens, n_bytes, n_documents, n_skipped;
 } Shard;
 
-static char* temporary;  // of the shard that is being written, NULL before and after; an exit in between removes it
+static char temporary[PATH_BYTES];  // of the shard that is being written, "" before and after; an exit in between removes it
 static void remove_temporary(void) {
-    if (temporary) { remove(temporary); }
+    if (*temporary) { remove(temporary); }
 }
 
 static void shard_begin(Shard* s, const char* path, int n_vocabulary) {
@@ -36,11 +37,10 @@ static void shard_begin(Shard* s, const char* path, int n_vocabulary) {
     s->path = path;
     s->token_bytes = n_vocabulary <= 65536 ? 2 : 4;
     if (!*path) { return; }
-    char* name = (char*)malloc_check(strlen(path) + 5, "path");
-    sprintf(name, "%s.tmp", path);
-    s->file = fopen(name, "wb");
+    char name[PATH_BYTES];
+    s->file = fopen(temporary_path(name, path), "wb");
     if (!s->file) { fail_run("%s: cannot be created: %s", name, strerror(errno)); }
-    temporary = name;
+    strcpy(temporary, name);
     atexit(remove_temporary);
     fwrite(header, 1, sizeof header, s->file);  // room; an error is seen by shard_end
 }
@@ -66,11 +66,9 @@ static void shard_end(Shard* s) {
                  fflush(s->file) != 0 || fsync(fileno(s->file)) != 0;
     int number = errno;
     failed = fclose(s->file) != 0 || failed;
-    if (failed || rename(temporary, s->path) != 0) {
-        fail_run("%s: cannot be written: %s", s->path, strerror(failed ? number : errno));
-    }
-    free(temporary);
-    temporary = NULL;
+    if (failed) { fail_run("%s: cannot be written: %s", s->path, strerror(number)); }
+    file_publish(temporary, s->path);
+    *temporary = '\0';
 }
 
 static void add_document(Shard* s, const Tokenizer* t, TokenizerWork* w, const Settings* o, const MappedFile* file) {

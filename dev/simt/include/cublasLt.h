@@ -1,18 +1,333 @@
 /*
-The part of cuBLASLt that every CUDA program here has: a handle.
+A stand-in for cuBLASLt: the calls of llmc/gemm_cublas.h. D = epilogue(alpha * op(A) * op(B) + beta * C), matrices by columns.
+Every sum is a plain chain over k ascending in float, which is none of the orders of the real library: tests must allow for that.
+It refuses what the real one refuses, and it ends the program, with the reason, where the real one may return a bare
+CUBLAS_STATUS_INVALID_VALUE or read what it should not:
+    descriptors that were not initialised, attributes of another size, shapes that do not fit together
+    an algorithm that was chosen for another problem; a pointer less aligned than the preference said
+    memory that is not the device's, or too short; less workspace than the algorithm wants, and it does overwrite it
+    an epilogue without its bias or its auxiliary matrix, whose leading dimension must be a multiple of 8
+Types that it does not multiply are CUBLAS_STATUS_NOT_SUPPORTED, as in the real one.
 */
 #ifndef SIMT_CUBLASLT_H
 #define SIMT_CUBLASLT_H
+#include "cuda_bf16.h"
 #include "cuda_runtime.h"
+#include <math.h>
+#include <vector>
 #define CUBLAS_VERSION 130000
+#define CUBLAS_WORKSPACE ((size_t)64 << 10)  // of gemm_cublas.h: the race check compares all memory at every launch
 
 typedef enum {
     CUBLAS_STATUS_SUCCESS = 0,
+    CUBLAS_STATUS_NOT_INITIALIZED = 1,
     CUBLAS_STATUS_INVALID_VALUE = 7,
     CUBLAS_STATUS_NOT_SUPPORTED = 15
 } cublasStatus_t;
+typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
+typedef enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 } cublasOperation_t;
+typedef enum { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 } cublasComputeType_t;
+typedef enum {
+    CUBLASLT_EPILOGUE_DEFAULT = 1,
+    CUBLASLT_EPILOGUE_BIAS = 4,
+    CUBLASLT_EPILOGUE_GELU_AUX = 32 | 128,
+    CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 32 | 128 | 4
+} cublasLtEpilogue_t;
+typedef enum {
+    CUBLASLT_REDUCTION_SCHEME_NONE = 0,
+    CUBLASLT_REDUCTION_SCHEME_INPLACE = 1,
+    CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
+    CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
+    CUBLASLT_REDUCTION_SCHEME_MASK = 7
+} cublasLtReductionScheme_t;
+
 typedef struct SimtBlas* cublasLtHandle_t;
 struct SimtBlas { int unused; };
 static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { *handle = new SimtBlas(); return CUBLAS_STATUS_SUCCESS; }
 static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { delete handle; return CUBLAS_STATUS_SUCCESS; }
+
+// ---- descriptors, with the defaults of the manual; `valid` says that somebody initialised it ----
+
+enum { SIMT_BLAS_VALID = 0x600db1a5 };
+
+typedef struct {
+    int valid;
+    int32_t type;
+    uint64_t rows, columns;
+    int64_t ld;
+} cublasLtMatrixLayoutOpaque_t;
+typedef cublasLtMatrixLayoutOpaque_t* cublasLtMatrixLayout_t;
+
+typedef struct {
+    int valid;
+    int32_t compute, scale, turn_a, turn_b;
+    uint32_t epilogue;
+    const void* bias;
+    void* aux;
+    int64_t aux_ld;
+} cublasLtMatmulDescOpaque_t;
+typedef cublasLtMatmulDescOpaque_t* cublasLtMatmulDesc_t;
+
+typedef struct {
+    int valid;
+    uint64_t workspace;
+    uint32_t reductions, alignment[4];  // of A, B, C, D
+} cublasLtMatmulPreferenceOpaque_t;
+typedef cublasLtMatmulPreferenceOpaque_t* cublasLtMatmulPreference_t;
+
+// what was asked for, so that a call with anything else is seen
+typedef struct {
+    int valid;
+    cublasLtMatmulDescOpaque_t product;  // pointers aside
+    cublasLtMatrixLayoutOpaque_t a, b, c, d;
+    uint32_t alignment[4];
+    size_t workspace;
+} cublasLtMatmulAlgo_t;
+
+typedef struct {
+    cublasLtMatmulAlgo_t algo;
+    size_t workspaceSize;
+    cublasStatus_t state;
+    float wavesCount;
+} cublasLtMatmulHeuristicResult_t;
+
+static inline cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t m, cudaDataType_t type, uint64_t rows, uint64_t columns, int64_t ld) {
+    memset(m, 0, sizeof *m);  // padding too: layouts are compared by their bytes
+    m->valid = SIMT_BLAS_VALID, m->type = type, m->rows = rows, m->columns = columns, m->ld = ld;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static inline cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t p, cublasComputeType_t compute, cudaDataType_t scale) {
+    memset(p, 0, sizeof *p);
+    p->valid = SIMT_BLAS_VALID, p->compute = compute, p->scale = scale, p->epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static inline cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreference_t p) {
+    memset(p, 0, sizeof *p);
+    p->valid = SIMT_BLAS_VALID, p->reductions = CUBLASLT_REDUCTION_SCHEME_MASK;
+    for (uint32_t& bytes : p->alignment) { bytes = 256; }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static inline cublasStatus_t simt_blas_set_(const char* call, int attribute, void* to, size_t to_bytes, const void* from, size_t n_bytes) {
+    if (!from || n_bytes != to_bytes) { simt_fail("%s: attribute %d has %zu bytes, found %zu", call, attribute, to_bytes, n_bytes); }
+    memcpy(to, from, n_bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+typedef enum {
+    CUBLASLT_MATMUL_DESC_TRANSA = 3,
+    CUBLASLT_MATMUL_DESC_TRANSB = 4,
+    CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12
+} cublasLtMatmulDescAttributes_t;
+
+static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t p, cublasLtMatmulDescAttributes_t attribute,
+                                                            const void* value, size_t n_bytes) {
+    const char* call = "cublasLtMatmulDescSetAttribute";
+    if (p->valid != SIMT_BLAS_VALID) { simt_fail("%s: the descriptor was not initialised", call); }
+    switch (attribute) {
+        case CUBLASLT_MATMUL_DESC_TRANSA: return simt_blas_set_(call, attribute, &p->turn_a, sizeof p->turn_a, value, n_bytes);
+        case CUBLASLT_MATMUL_DESC_TRANSB: return simt_blas_set_(call, attribute, &p->turn_b, sizeof p->turn_b, value, n_bytes);
+        case CUBLASLT_MATMUL_DESC_EPILOGUE: return simt_blas_set_(call, attribute, &p->epilogue, sizeof p->epilogue, value, n_bytes);
+        case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return simt_blas_set_(call, attribute, &p->bias, sizeof p->bias, value, n_bytes);
+        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return simt_blas_set_(call, attribute, &p->aux, sizeof p->aux, value, n_bytes);
+        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return simt_blas_set_(call, attribute, &p->aux_ld, sizeof p->aux_ld, value, n_bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+typedef enum {
+    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+    CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
+} cublasLtMatmulPreferenceAttributes_t;
+
+static inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t attribute,
+                                                                  const void* value, size_t n_bytes) {
+    const char* call = "cublasLtMatmulPreferenceSetAttribute";
+    if (p->valid != SIMT_BLAS_VALID) { simt_fail("%s: the preference was not initialised", call); }
+    switch (attribute) {
+        case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return simt_blas_set_(call, attribute, &p->workspace, sizeof p->workspace, value, n_bytes);
+        case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return simt_blas_set_(call, attribute, &p->reductions, sizeof p->reductions, value, n_bytes);
+        default: break;
+    }
+    int i = attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
+    return simt_blas_set_(call, attribute, &p->alignment[i], sizeof p->alignment[i], value, n_bytes);
+}
+
+// ---- what fits together ----
+
+static inline size_t simt_blas_bytes_(int32_t type) { return type == CUDA_R_32F ? sizeof(float) : sizeof(__nv_bfloat16); }
+
+static inline void simt_blas_check_layout_(const char* call, const char* name, cublasLtMatrixLayout_t m, uint64_t rows, uint64_t columns) {
+    if (m->valid != SIMT_BLAS_VALID) { simt_fail("%s: the layout of %s was not initialised", call, name); }
+    if (m->rows != rows || m->columns != columns) {
+        simt_fail("%s: %s is %llu x %llu, expected %llu x %llu", call, name, (unsigned long long)m->rows, (unsigned long long)m->columns,
+                  (unsigned long long)rows, (unsigned long long)columns);
+    }
+    if (m->ld < (int64_t)m->rows) { simt_fail("%s: %s has leading dimension %lld, below its %llu rows", call, name, (long long)m->ld, (unsigned long long)rows); }
+}
+
+static inline int simt_blas_with_bias_(const cublasLtMatmulDescOpaque_t* p) {
+    return p->epilogue == CUBLASLT_EPILOGUE_BIAS || p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+}
+
+static inline int simt_blas_with_aux_(const cublasLtMatmulDescOpaque_t* p) {
+    return p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX || p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+}
+
+static inline void simt_blas_check_shapes_(const char* call, cublasLtHandle_t handle, cublasLtMatmulDesc_t p, cublasLtMatrixLayout_t a,
+                                           cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d) {
+    if (!handle || p->valid != SIMT_BLAS_VALID) { simt_fail("%s: no handle, or a descriptor that was not initialised", call); }
+    uint64_t m = d->rows, n = d->columns, k = p->turn_a == CUBLAS_OP_T ? a->rows : a->columns;
+    simt_blas_check_layout_(call, "A", a, p->turn_a == CUBLAS_OP_T ? k : m, p->turn_a == CUBLAS_OP_T ? m : k);
+    simt_blas_check_layout_(call, "B", b, p->turn_b == CUBLAS_OP_T ? n : k, p->turn_b == CUBLAS_OP_T ? k : n);
+    simt_blas_check_layout_(call, "C", c, m, n);
+    simt_blas_check_layout_(call, "D", d, m, n);
+    if (m == 0 || n == 0 || k == 0) { simt_fail("%s: a product of %llu x %llu x %llu", call, (unsigned long long)m, (unsigned long long)n, (unsigned long long)k); }
+    int with_bias = simt_blas_with_bias_(p), with_aux = simt_blas_with_aux_(p);
+    if (!with_bias && !with_aux && p->epilogue != CUBLASLT_EPILOGUE_DEFAULT) { simt_fail("%s: epilogue %u is not in this stand-in", call, p->epilogue); }
+    if (with_bias && !p->bias) { simt_fail("%s: an epilogue with bias and no bias pointer", call); }
+    if (with_aux && (!p->aux || p->aux_ld % 8 != 0 || p->aux_ld < (int64_t)m)) {
+        simt_fail("%s: expected an auxiliary matrix whose leading dimension is a multiple of 8, at least %llu, found %p and %lld", call,
+                  (unsigned long long)m, p->aux, (long long)p->aux_ld);
+    }
+}
+
+// the part of the manual's table of types that is computed here
+static inline int simt_blas_supported_(const cublasLtMatmulDescOpaque_t* p, int32_t a, int32_t b, int32_t c, int32_t d) {
+    if (p->scale != CUDA_R_32F || a != b || c != d) { return 0; }
+    if (p->compute == CUBLAS_COMPUTE_32F_FAST_TF32) { return a == CUDA_R_32F && d == CUDA_R_32F; }
+    return p->compute == CUBLAS_COMPUTE_32F && (d == CUDA_R_32F || a == CUDA_R_16BF);
+}
+
+static inline cublasLtMatmulAlgo_t simt_blas_problem_(cublasLtMatmulDesc_t p, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                                      cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d) {
+    cublasLtMatmulAlgo_t problem;
+    memset((void*)&problem, 0, sizeof problem);
+    problem.valid = SIMT_BLAS_VALID;
+    memcpy((void*)&problem.product, p, sizeof *p);
+    memcpy((void*)&problem.a, a, sizeof *a), memcpy((void*)&problem.b, b, sizeof *b);
+    memcpy((void*)&problem.c, c, sizeof *c), memcpy((void*)&problem.d, d, sizeof *d);
+    problem.product.bias = NULL, problem.product.aux = NULL;
+    return problem;
+}
+
+static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t p, cublasLtMatrixLayout_t a,
+                                                            cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                                            cublasLtMatmulPreference_t preference, int n_asked,
+                                                            cublasLtMatmulHeuristicResult_t* results, int* n_found) {
+    const char* call = "cublasLtMatmulAlgoGetHeuristic";
+    *n_found = 0;
+    simt_blas_check_shapes_(call, handle, p, a, b, c, d);
+    if (preference->valid != SIMT_BLAS_VALID || n_asked < 1) { simt_fail("%s: no preference, or %d results asked for", call, n_asked); }
+    if (!simt_blas_supported_(p, a->type, b->type, c->type, d->type)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
+    memset((void*)results, 0, sizeof *results);
+    results->algo = simt_blas_problem_(p, a, b, c, d);
+    memcpy(results->algo.alignment, preference->alignment, sizeof preference->alignment);
+    results->algo.workspace = results->workspaceSize = preference->workspace;
+    results->state = CUBLAS_STATUS_SUCCESS;
+    results->wavesCount = 1.0f;
+    *n_found = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// ---- the product ----
+
+static inline float simt_blas_load_(const void* p, int32_t type, size_t i) {
+    return type == CUDA_R_32F ? ((const float*)p)[i] : (float)((const __nv_bfloat16*)p)[i];
+}
+
+static inline void simt_blas_store_(void* p, int32_t type, size_t i, float x) {
+    if (type == CUDA_R_32F) { ((float*)p)[i] = x; } else { ((__nv_bfloat16*)p)[i] = __nv_bfloat16(x); }
+}
+
+static inline float simt_blas_gelu_(float x) {
+    double v = x;
+    return (float)(0.5 * v * (1.0 + tanh(0.7978845608028654 * (v + 0.044715 * v * v * v))));
+}
+
+// op(M) as floats, element (i, k) at [k * n + i]: rows of neighbours in i for A, turned for B
+static inline std::vector<float> simt_blas_unpack_(const void* data, cublasLtMatrixLayout_t m, int k_is_column, size_t n, size_t K, int tf32) {
+    std::vector<float> x(n * K);
+    for (size_t k = 0; k < K; k++) {
+        for (size_t i = 0; i < n; i++) {
+            float v = simt_blas_load_(data, m->type, k_is_column ? i + k * (size_t)m->ld : k + i * (size_t)m->ld);
+            if (tf32) { v = __uint_as_float((__float_as_uint(v) + 0x1000u) & ~0x1fffu); }  // 10 bits of fraction
+            x[k * n + i] = v;
+        }
+    }
+    return x;
+}
+
+// the matrix's memory: the device's, long enough, and as aligned as was promised
+static inline void simt_blas_check_memory_(const char* name, const void* data, cublasLtMatrixLayout_t m, uint32_t alignment) {
+    size_t n_bytes = ((size_t)m->ld * (m->columns - 1) + m->rows) * simt_blas_bytes_(m->type);
+    simt_check_range("cublasLtMatmul", name, data, n_bytes, 1);
+    if ((uintptr_t)data % alignment != 0) { simt_fail("cublasLtMatmul: %s %p is no multiple of %u bytes, as the preference said", name, data, alignment); }
+}
+
+static inline void simt_blas_check_call_(cublasLtMatmulDesc_t p, const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
+                                         cublasLtMatrixLayout_t b_layout, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
+                                         cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algo, void* workspace, size_t n_bytes) {
+    cublasLtMatmulAlgo_t asked = simt_blas_problem_(p, a_layout, b_layout, c_layout, d_layout);
+    memcpy(asked.alignment, algo->alignment, sizeof asked.alignment);
+    asked.workspace = algo->workspace;
+    if (memcmp(&asked, algo, sizeof asked) != 0) { simt_fail("cublasLtMatmul: the algorithm was chosen for another product"); }
+    simt_blas_check_memory_("A", a, a_layout, algo->alignment[0]);
+    simt_blas_check_memory_("B", b, b_layout, algo->alignment[1]);
+    simt_blas_check_memory_("C", c, c_layout, algo->alignment[2]);
+    simt_blas_check_memory_("D", d, d_layout, algo->alignment[3]);
+    if (simt_blas_with_bias_(p)) {
+        simt_check_range("cublasLtMatmul", "bias", p->bias, d_layout->rows * simt_blas_bytes_(d_layout->type), 1);
+        if ((uintptr_t)p->bias % 16 != 0) { simt_fail("cublasLtMatmul: bias %p is no multiple of 16 bytes", p->bias); }
+    }
+    if (simt_blas_with_aux_(p)) {
+        cublasLtMatrixLayoutOpaque_t aux = *d_layout;
+        aux.ld = p->aux_ld;
+        simt_blas_check_memory_("the auxiliary matrix", p->aux, &aux, 16);
+    }
+    if (n_bytes < algo->workspace || (uintptr_t)workspace % 256 != 0) {
+        simt_fail("cublasLtMatmul: workspace %p of %zu bytes, expected %zu at a multiple of 256", workspace, n_bytes, algo->workspace);
+    }
+    if (algo->workspace) { simt_check_range("cublasLtMatmul", "workspace", workspace, n_bytes, 1); }
+}
+
+static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t p, const void* alpha, const void* a,
+                                            cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout, const void* beta,
+                                            const void* c, cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
+                                            const cublasLtMatmulAlgo_t* algo, void* workspace, size_t workspace_bytes, cudaStream_t stream) {
+    (void)stream;
+    SimtAccess access;
+    simt_blas_check_shapes_("cublasLtMatmul", handle, p, a_layout, b_layout, c_layout, d_layout);
+    simt_blas_check_call_(p, a, a_layout, b, b_layout, c, c_layout, d, d_layout, algo, workspace, workspace_bytes);
+    memset(workspace, 0xff, algo->workspace);  // NaN: nobody may keep anything there
+    size_t M = d_layout->rows, N = d_layout->columns, K = p->turn_a == CUBLAS_OP_T ? a_layout->rows : a_layout->columns;
+    int with_bias = simt_blas_with_bias_(p), with_aux = simt_blas_with_aux_(p), tf32 = p->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    std::vector<float> left = simt_blas_unpack_(a, a_layout, p->turn_a == CUBLAS_OP_N, M, K, tf32);
+    std::vector<float> right = simt_blas_unpack_(b, b_layout, p->turn_b == CUBLAS_OP_T, N, K, tf32);
+    float scale = *(const float*)alpha, keep = *(const float*)beta;
+    #pragma omp parallel for
+    for (size_t n = 0; n < N; n++) {
+        std::vector<float> sum(M);
+        for (size_t k = 0; k < K; k++) {
+            for (size_t m = 0; m < M; m++) { sum[m] += left[k * M + m] * right[k * N + n]; }
+        }
+        for (size_t m = 0; m < M; m++) {
+            float x = scale * sum[m];
+            if (keep != 0.0f) { x += keep * simt_blas_load_(c, c_layout->type, m + n * (size_t)c_layout->ld); }  // beta 0: C is not read
+            if (with_bias) { x += simt_blas_load_(p->bias, d_layout->type, m); }
+            if (with_aux) { simt_blas_store_(p->aux, d_layout->type, m + n * (size_t)p->aux_ld, x); }
+            simt_blas_store_(d, d_layout->type, m + n * (size_t)d_layout->ld, with_aux ? simt_blas_gelu_(x) : x);
+        }
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
 #endif  // SIMT_CUBLASLT_H

@@ -27,6 +27,13 @@ typedef enum { SIMT_READY, SIMT_AT_BARRIER, SIMT_AT_WARP, SIMT_EXITED } SimtStat
 // complete(parts, n) is called once, by the last to arrive: parts[i] belongs to lane i (thread i), NULL if it takes no part.
 typedef void (*SimtComplete)(void** parts, int n);
 
+// an asynchronous copy under way (simt_mma.h)
+struct SimtCopy {
+    char* to;
+    const char* from;
+    int n_bytes, n_valid, group;
+};
+
 struct SimtThread {
     Fiber fiber;
     SimtState state;
@@ -36,6 +43,8 @@ struct SimtThread {
     int line;
     unsigned mask;          // lanes of a warp collective
     void* part;
+    std::vector<SimtCopy> copies;
+    int n_groups;           // of copies, committed so far
 };
 
 struct SimtShared {  // one `__shared__` declaration
@@ -45,14 +54,21 @@ struct SimtShared {  // one `__shared__` declaration
     size_t n_bytes;
 };
 
+// the lanes of one warp, a bit each
+struct SimtLanes {
+    unsigned exist, wait, returned;
+};
+
 struct SimtBlock {
     const char* kernel;  // NULL: no kernel runs
     void (*body)(void* arguments);
     void* arguments;
-    int n_threads, n_live, n_at_barrier, order;
+    int n_threads, n_live, order;
+    int n_at_barrier, first_at_barrier;
     int current;         // number of the thread that runs, -1: none
     int released;        // whom the thread that ran made ready: 0, SIMT_AT_WARP its warp, SIMT_AT_BARRIER the block
     SimtThread threads[SIMT_MAX_THREADS];
+    SimtLanes lanes[SIMT_MAX_THREADS / SIMT_WARP];
     int turns[SIMT_MAX_THREADS];  // the order of the threads: turns[0] goes first; a warp's lanes stand together
     std::vector<SimtShared> shared;
     char* dynamic_shared;
@@ -131,12 +147,11 @@ static inline SimtVote simt_barrier(const char* what, int predicate, const char*
     if (b.current < 0) { simt_fail("%s at %s:%d: called by no kernel", what, file, line); }
     SimtThread& t = simt_self();
     SimtVote vote = {predicate, 0, 0, 0};
-    for (int i = 0; b.n_at_barrier > 0 && i < b.n_threads; i++) {
-        SimtThread& other = b.threads[i];
-        if (other.state == SIMT_AT_BARRIER && (other.line != line || strcmp(other.file, file) != 0)) {
-            simt_fail("divergent barrier: this thread is at %s:%d (%s), thread (%u,%u,%u) at %s:%d (%s)", file, line, what,
-                      other.index.x, other.index.y, other.index.z, other.file, other.line, other.waits_for);
-        }
+    if (b.n_at_barrier == 0) { b.first_at_barrier = b.current; }
+    const SimtThread& other = b.threads[b.first_at_barrier];
+    if (b.n_at_barrier > 0 && (other.line != line || strcmp(other.file, file) != 0)) {
+        simt_fail("divergent barrier: this thread is at %s:%d (%s), thread (%u,%u,%u) at %s:%d (%s)", file, line, what,
+                  other.index.x, other.index.y, other.index.z, other.file, other.line, other.waits_for);
     }
     simt_wait_(t, SIMT_AT_BARRIER, what, &vote, file, line);
     b.n_at_barrier++;
@@ -145,36 +160,48 @@ static inline SimtVote simt_barrier(const char* what, int predicate, const char*
     return vote;
 }
 
+// all lanes of the mask wait: at the same place for the same mask?
+static inline int simt_lanes_agree_(SimtThread* warp, int lane) {
+    const SimtThread& t = warp[lane];
+    for (int i = 0; i < SIMT_WARP; i++) {
+        if (!(t.mask >> i & 1)) { continue; }
+        const SimtThread& other = warp[i];
+        if (other.mask != t.mask) { return 0; }  // it waits for fewer lanes first
+        if (other.line != t.line || other.waits_for != t.waits_for || strcmp(other.file, t.file) != 0) {
+            simt_fail("divergent warp: lane %d is at %s:%d (%s), lane %d of its mask %08x at %s:%d (%s)", lane, t.file, t.line,
+                      t.waits_for, i, t.mask, other.file, other.line, other.waits_for);
+        }
+    }
+    return 1;
+}
+
 // A collective of the lanes in mask: each calls it at the same place with the same mask.
 static inline void simt_collective(const char* what, unsigned mask, void* part, SimtComplete complete, const char* file, int line) {
     SimtBlock& b = simt_block;
     if (b.current < 0) { simt_fail("%s at %s:%d: called by no kernel", what, file, line); }
     SimtThread& t = simt_self();
-    int first = b.current / SIMT_WARP * SIMT_WARP, lane = b.current % SIMT_WARP, n_missing = 0;
+    int lane = b.current % SIMT_WARP;
+    SimtThread* warp = &b.threads[b.current - lane];
+    SimtLanes& lanes = b.lanes[b.current / SIMT_WARP];
     if (!(mask >> lane & 1)) { simt_fail("%s at %s:%d: lane %d is not in its own mask %08x", what, file, line, lane, mask); }
+    if (mask & ~lanes.exist) {
+        simt_fail("%s at %s:%d: lane %d of mask %08x does not exist: the block has %d threads", what, file, line,
+                  __builtin_ctz(mask & ~lanes.exist), mask, b.n_threads);
+    }
+    if (mask & lanes.returned) {
+        simt_fail("%s at %s:%d: lane %d of mask %08x has returned", what, file, line, __builtin_ctz(mask & lanes.returned), mask);
+    }
     simt_wait_(t, SIMT_AT_WARP, what, part, file, line);
     t.mask = mask;
-    for (int i = 0; i < SIMT_WARP; i++) {
-        if (!(mask >> i & 1)) { continue; }
-        if (first + i >= b.n_threads) {
-            simt_fail("%s at %s:%d: lane %d of mask %08x does not exist: the block has %d threads", what, file, line, i, mask, b.n_threads);
-        }
-        SimtThread& other = b.threads[first + i];
-        if (other.state == SIMT_EXITED) { simt_fail("%s at %s:%d: lane %d of mask %08x has returned", what, file, line, i, mask); }
-        int here = other.state == SIMT_AT_WARP && other.mask == mask;
-        if (here && (other.line != line || other.waits_for != what || strcmp(other.file, file) != 0)) {
-            simt_fail("divergent warp: lane %d is at %s:%d (%s), lane %d of its mask %08x at %s:%d (%s)", lane, file, line, what,
-                      i, mask, other.file, other.line, other.waits_for);
-        }
-        n_missing += !here;
-    }
-    if (n_missing == 0) {
+    lanes.wait |= 1u << lane;
+    if ((mask & lanes.wait) == mask && simt_lanes_agree_(warp, lane)) {
         void* parts[SIMT_WARP];
-        for (int i = 0; i < SIMT_WARP; i++) { parts[i] = mask >> i & 1 ? b.threads[first + i].part : NULL; }
-        if (complete) { complete(parts, SIMT_WARP); }
         for (int i = 0; i < SIMT_WARP; i++) {
-            if (parts[i]) { b.threads[first + i].state = SIMT_READY; }
+            parts[i] = mask >> i & 1 ? warp[i].part : NULL;
+            if (parts[i]) { warp[i].state = SIMT_READY; }
         }
+        if (complete) { complete(parts, SIMT_WARP); }
+        lanes.wait &= ~mask;
         b.released = SIMT_AT_WARP;
     }
     fiber_yield(&t.fiber);
@@ -182,23 +209,27 @@ static inline void simt_collective(const char* what, unsigned mask, void* part, 
 
 // ---- shared memory ----
 
-// one array per block and declaration, from the heap, so that the sanitizer sees what lies beyond; Site makes the key unique
-template <typename T, int Site>
-static inline T& simt_shared(const char* name) {
-    static char key;
+// what shared memory holds before anyone writes it: another byte in every order
+static inline int simt_garbage() {
+    static const int bytes[4] = {0xff, 0x7f, 0xfe, 0x55};
+    return bytes[simt_block.order % 4];
+}
+
+// one array per block and declaration, from the heap, so that the sanitizer sees what lies beyond; the key is a variable beside it
+template <typename T>
+static inline T& simt_shared(const void* key, const char* name) {
     SimtBlock& b = simt_block;
     for (SimtShared& s : b.shared) {
-        if (s.key == &key) { return *(T*)s.memory; }
+        if (s.key == key) { return *(T*)s.memory; }
     }
-    SimtShared s = {&key, name, NULL, sizeof(T)};
+    SimtShared s = {key, name, NULL, sizeof(T)};
     size_t n_bytes = b.dynamic_shared_bytes;
     for (SimtShared& other : b.shared) { n_bytes += other.n_bytes; }
     size_t n_static = n_bytes - b.dynamic_shared_bytes + sizeof(T);
     if (n_static > SIMT_STATIC_SHARED) { simt_fail("%s: %zu bytes of __shared__ arrays, at most %d fit", name, n_static, SIMT_STATIC_SHARED); }
     if (n_bytes + sizeof(T) > SIMT_MAX_SHARED) { simt_fail("%s: %zu bytes of shared memory, at most %d fit", name, n_bytes + sizeof(T), SIMT_MAX_SHARED); }
     if (posix_memalign((void**)&s.memory, 128, sizeof(T)) != 0) { simt_fail("%s: no memory", name); }
-    static const int garbage[4] = {0xff, 0x7f, 0xfe, 0x55};
-    memset(s.memory, garbage[b.order % 4], sizeof(T));
+    memset(s.memory, simt_garbage(), sizeof(T));
     b.shared.push_back(s);
     return *(T*)s.memory;
 }
@@ -207,10 +238,9 @@ template <typename T>
 static inline T* simt_dynamic_shared() { return (T*)simt_block.dynamic_shared; }
 
 static inline void simt_fill_shared_() {
-    static const int garbage[4] = {0xff, 0x7f, 0xfe, 0x55};
     SimtBlock& b = simt_block;
-    for (SimtShared& s : b.shared) { memset(s.memory, garbage[b.order % 4], s.n_bytes); }
-    if (b.dynamic_shared) { memset(b.dynamic_shared, garbage[b.order % 4], b.dynamic_shared_bytes); }
+    for (SimtShared& s : b.shared) { memset(s.memory, simt_garbage(), s.n_bytes); }
+    if (b.dynamic_shared) { memset(b.dynamic_shared, simt_garbage(), b.dynamic_shared_bytes); }
 }
 
 // ---- one block ----
@@ -218,7 +248,19 @@ static inline void simt_fill_shared_() {
 static inline void simt_thread_main_() {
     SimtBlock& b = simt_block;
     b.body(b.arguments);
-    simt_self().state = SIMT_EXITED;
+    SimtThread& t = simt_self();
+    if (!t.copies.empty()) { simt_fail("returned with %zu cp.async that it never waited for", t.copies.size()); }
+    int lane = b.current % SIMT_WARP;
+    SimtLanes& lanes = b.lanes[b.current / SIMT_WARP];
+    for (unsigned waiting = lanes.wait; waiting; waiting &= waiting - 1) {
+        const SimtThread& other = b.threads[b.current - lane + __builtin_ctz(waiting)];
+        if (other.mask >> lane & 1) {
+            simt_fail("lane %d has returned, but lane %d waits for it at %s:%d (%s, mask %08x)", lane, __builtin_ctz(waiting),
+                      other.file, other.line, other.waits_for, other.mask);
+        }
+    }
+    lanes.returned |= 1u << lane;
+    t.state = SIMT_EXITED;
     b.n_live--;  // a barrier waits only for threads that have not returned (since compute capability 7.0)
     if (b.n_live > 0 && b.n_at_barrier == b.n_live) { simt_release_block_(simt_complete_vote_); }
 }
@@ -250,8 +292,13 @@ static inline void simt_run_block_(dim3 block) {
         SimtThread& t = b.threads[i];
         t.state = SIMT_READY;
         t.line = 0;
+        t.n_groups = 0;
         t.index = uint3{i % block.x, i / block.x % block.y, i / block.x / block.y};
         fiber_start(&t.fiber, simt_thread_main_);
+    }
+    for (int w = 0; w * SIMT_WARP < b.n_threads; w++) {
+        int n_lanes = b.n_threads - w * SIMT_WARP;
+        b.lanes[w] = SimtLanes{n_lanes < SIMT_WARP ? (1u << n_lanes) - 1 : 0xffffffff, 0, 0};
     }
     b.n_live = b.n_threads;
     b.n_at_barrier = 0;
@@ -322,54 +369,37 @@ static inline int simt_orders() {
     return n < 1 ? 1 : n;
 }
 
-static inline void simt_save_(char* SimtAllocation::*copy) {
-    for (auto& a : simt_memory.allocations) {
-        a.second.*copy = (char*)realloc(a.second.*copy, a.second.n_bytes ? a.second.n_bytes : 1);
-        if (!(a.second.*copy)) { simt_fail("no memory to compare two orders: SIMT_ORDERS=1 does without"); }
-        memcpy(a.second.*copy, a.first, a.second.n_bytes);
-    }
-}
-
-// back to the state before the launch; comparing first leaves most pages alone
-static inline void simt_restore_() {
-    const size_t piece = 64 << 10;
-    for (auto& a : simt_memory.allocations) {
-        for (size_t i = 0; i < a.second.n_bytes; i += piece) {
-            size_t n = a.second.n_bytes - i < piece ? a.second.n_bytes - i : piece;
-            if (memcmp(a.first + i, a.second.before + i, n) != 0) { memcpy(a.first + i, a.second.before + i, n); }
-        }
-    }
-}
-
+// ends the program unless memory is as after the first run
 static inline void simt_compare_(dim3 grid, dim3 block, int order) {
-    for (auto& a : simt_memory.allocations) {
-        SimtAllocation& m = a.second;
-        if (memcmp(a.first, m.after, m.n_bytes) == 0) { continue; }
-        size_t i = 0;
-        while (a.first[i] == m.after[i]) { i++; }
-        i -= i % 4;
-        uint32_t was = 0, is = 0;
-        float was_float, is_float;
-        size_t n = m.n_bytes - i < 4 ? m.n_bytes - i : 4;
-        memcpy(&was, m.after + i, n);
-        memcpy(&is, a.first + i, n);
-        memcpy(&was_float, &was, 4);
-        memcpy(&is_float, &is, 4);
-        const char* kernel = simt_block.kernel;
-        simt_block.kernel = NULL;
-        simt_fail("race: kernel %s<<<(%u,%u,%u), (%u,%u,%u)>>> leaves other bytes when its threads run in another order (or it "
-                  "reads shared memory that nobody wrote): allocation %d (%zu bytes, %s:%d), first at byte %zu: %08x (%g) in "
-                  "order 0, %08x (%g) in order %d", kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, m.number,
-                  m.n_bytes, m.file, m.line, i, was, (double)was_float, is, (double)is_float, order);
-    }
+    const char* first = NULL;
+    char *start = NULL, *at = simt_difference(&first);
+    if (!at) { return; }
+    SimtAllocation* a = simt_find(at, &start);
+    size_t byte = (size_t)(at - start), in_word = byte % 4, n = a->n_bytes - byte + in_word < 4 ? a->n_bytes - byte + in_word : 4;
+    uint32_t was = 0, is = 0;
+    memcpy(&was, first - in_word, n);
+    memcpy(&is, at - in_word, n);
+    const char* kernel = simt_block.kernel;
+    simt_block.kernel = NULL;
+    float was_float, is_float;
+    memcpy(&was_float, &was, sizeof was);
+    memcpy(&is_float, &is, sizeof is);
+    simt_fail("race: kernel %s<<<(%u,%u,%u), (%u,%u,%u)>>> leaves other bytes when its threads run in another order (or it reads "
+              "shared memory that nobody wrote): allocation %d (%zu bytes, %s:%d), first at byte %zu: %08x (%g) in order 0, "
+              "%08x (%g) in order %d", kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, a->number, a->n_bytes, a->file,
+              a->line, byte - in_word, was, (double)was_float, is, (double)is_float, order);
 }
 
-static inline void simt_drop_copies_() {
-    for (auto& a : simt_memory.allocations) {
-        free(a.second.before);
-        free(a.second.after);
-        a.second.before = a.second.after = NULL;
+static inline void simt_run_orders_(dim3 grid, dim3 block) {
+    int n_orders = simt_orders();
+    if (n_orders == 1) { simt_run_grid_(grid, block, 0); return; }
+    simt_watch();
+    for (int order = 0; order < n_orders; order++) {
+        if (order > 0) { simt_rewind(); }
+        simt_run_grid_(grid, block, order);
+        if (order == 0) { simt_keep_first(); } else { simt_compare_(grid, block, order); }
     }
+    simt_unwatch();
 }
 
 // ---- what `kernel<<<...>>>(...)` becomes ----
@@ -405,15 +435,7 @@ static inline void simt_launch(const char* kernel, dim3 grid, dim3 block, size_t
     if (n_shared && posix_memalign((void**)&b.dynamic_shared, 128, n_shared) != 0) { simt_fail("no memory"); }
     blockDim = block;
     gridDim = grid;
-    int n_orders = simt_orders();
-    if (n_orders > 1) { simt_save_(&SimtAllocation::before); }
-    for (int order = 0; order < n_orders; order++) {
-        if (order > 0) { simt_restore_(); }
-        simt_run_grid_(grid, block, order);
-        if (n_orders == 1) { break; }
-        if (order == 0) { simt_save_(&SimtAllocation::after); } else { simt_compare_(grid, block, order); }
-    }
-    simt_drop_copies_();
+    simt_run_orders_(grid, block);
     for (SimtShared& s : b.shared) { free(s.memory); }
     b.shared.clear();
     free(b.dynamic_shared);

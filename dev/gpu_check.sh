@@ -1,0 +1,376 @@
+#!/usr/bin/env bash
+# Everything that only a machine with a GPU can tell: builds natively, runs every test with kernels on the GPU, then under
+# compute-sanitizer, measures ops and training steps beside PyTorch's, and writes doc/gpu/<date>-<card>.md.
+#     dev/gpu_check.sh                          all stages: build tests sanitizer ops steps report
+#     dev/gpu_check.sh build tests              some of them, in this order; what they found stays in --results
+#     dev/gpu_check.sh report                   the page again from --results; needs no GPU
+#     dev/gpu_check.sh pack                     before going to a machine without a network: .gpu/ gets what a build needs from here
+#     dev/gpu_check.sh --rehearse               every stage with stand-ins for what needs a GPU, tiny, about 20 seconds
+# Options:
+#     --results DIR     where stages leave what they found (build/gpu_check); eight files, log.txt has all output
+#     --and DIR         results of other stages on the same card, brought home from elsewhere: for report; may be given again
+#     --budget SECONDS  for everything: a stage gets what is left, and is not started when nothing is
+#     --limit STAGE=SECONDS   instead of the stage's own limit
+#     --llmc DIR        llm.c with its train_gpt2cu built there: measured beside ours
+#     --batch N         rows of a training step (16, of 1024 tokens)
+# A stage that fails or takes too long is recorded and the next one begins. Needs nvcc, cuBLASLt and NCCL (dev/cuda_flags.sh);
+# PyTorch is used where .venv's Python or python3 has it. The card's settings are left as they are.
+# Status: 0 all is well, 1 a stage found something or failed (the page says what), 2 no GPU here or a wrong option.
+set -u
+export LC_ALL=C
+script=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
+cd "$(dirname "$0")/.." || exit 1
+PATH=$PATH:/usr/local/cuda/bin:/usr/local/nvidia/bin  # where containers keep the toolkit's tools and the driver's
+
+results=build/gpu_check
+budget=100000
+llmc=""
+batch=16
+seq=1024
+rehearse=0
+inside=""  # the stage that this process is, and what runs PyTorch there
+torch=""
+stand_in=0
+stages=()
+others=()
+declare -A limit=([build]=360 [tests]=300 [sanitizer]=480 [ops]=300 [steps]=480 [report]=60)
+
+fail_input() { echo "gpu_check.sh: $1" >&2; exit 2; }
+
+while [ $# -gt 0 ]; do
+    case $1 in
+        --rehearse) rehearse=1; shift; continue ;;
+        --torch-stand-in) stand_in=1; shift; continue ;;  # also where PyTorch is, for dev/test_gpu_check.sh
+        --results | --budget | --limit | --llmc | --batch | --inside | --torch | --and) [ $# -gt 1 ] || fail_input "$1: expected a value, found none" ;;
+        pack | build | tests | sanitizer | ops | steps | report) stages+=("$1"); shift; continue ;;
+        *) fail_input "expected stages (build tests sanitizer ops steps report), pack or an option, found \"$1\"" ;;
+    esac
+    case $1 in
+        --results) results=$2 ;;
+        --budget) budget=$2 ;;
+        --limit) limit[${2%%=*}]=${2#*=} ;;
+        --llmc) llmc=$2 ;;
+        --batch) batch=$2 ;;
+        --inside) inside=$2 ;;
+        --torch) torch=$2 ;;
+        --and) others+=("$2") ;;
+    esac
+    shift 2
+done
+[ ${#stages[@]} -gt 0 ] || stages=(build tests sanitizer ops steps report)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The machine: what differs between a GPU and a rehearsal.
+
+small=()
+rounds=3
+steps=20
+if [ $rehearse = 1 ]; then
+    [ "$results" != build/gpu_check ] || results=build/gpu_rehearsal
+    PATH=$PWD/dev/gpu_rehearsal:$PATH  # stand-ins for nvidia-smi and compute-sanitizer
+    small=(--small)
+    rounds=1 steps=4 batch=2 seq=16
+    export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive  # tiny loops on a busy machine: threads that spin would wait for each other
+fi
+mkdir -p "$results" || exit 1
+results=$(cd "$results" && pwd)
+cores=$(nproc 2>/dev/null || echo 2)
+commit=$(git describe --always --dirty 2>/dev/null || cat .gpu/commit 2>/dev/null || echo unknown)
+
+# the command that runs PyTorch's side, nothing where no Python's PyTorch sees the GPU; a rehearsal takes any PyTorch
+find_torch() {
+    local candidate
+    if [ $stand_in = 1 ]; then echo "dev/gpu_rehearsal/pytorch"; return; fi
+    for candidate in "$PWD/.venv/bin/python" python3; do
+        if "$candidate" -c "import sys, torch; sys.exit(not ($rehearse or torch.cuda.is_available()))" 2>/dev/null; then
+            echo "$candidate dev/bench/pytorch_gpu.py"
+            return
+        fi
+    done
+    if [ $rehearse = 1 ]; then echo "dev/gpu_rehearsal/pytorch"; fi
+}
+
+# folder of the build with PRECISION $1
+folder() {
+    if [ $rehearse = 1 ]; then make -s folder; else make -s cuda_folder "PRECISION=$1"; fi
+}
+
+# what a build has, as names in its folder
+programs() {
+    if [ $rehearse = 1 ]; then
+        echo train_gpt2 test_gelu test_layernorm bench/gpu_ops
+    else
+        make -s cuda_names
+    fi
+}
+
+tests() { programs | tr ' ' '\n' | grep '^test_'; }
+
+trainer() {
+    if [ $rehearse = 1 ]; then echo "$(folder)/train_gpt2"; else echo "$(folder bf16)/train_gpt2cu"; fi
+}
+
+query() { nvidia-smi "--query-gpu=$1" --format=csv,noheader 2>/dev/null | head -n 1; }
+
+write_machine() {
+    {
+        printf 'card\t%s\n' "$(query name)"
+        printf 'memory\t%s\n' "$(query memory.total)"
+        printf 'driver\t%s\n' "$(query driver_version)"
+        printf 'clocks\t%s now, at most %s; memory %s\n' "$(query clocks.sm)" "$(query clocks.max.sm)" "$(query clocks.mem)"
+        printf 'power limit\t%s\n' "$(query power.limit)"
+        printf 'processor\t%s, %s cores\n' "$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1)" "$cores"
+        printf 'nvcc\t%s\n' "$(nvcc --version 2>/dev/null | sed -n 's/^Build //p')"
+        printf 'host compiler\t%s\n' "$(g++ --version 2>/dev/null | head -n 1)"
+        printf 'PyTorch\t%s\n' "$([ -n "$torch" ] && $torch versions 2>/dev/null || echo none that sees the GPU)"
+        printf 'commit\t%s\n' "$commit"
+        printf 'date\t%s\n' "$(date +%F)"
+        printf 'kind\t%s\n' "$([ $rehearse = 1 ] && echo rehearsal || echo measured)"
+    } >"$results/machine.txt"
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Stages. Each begins its own files in $results anew and prints what it does; all of that goes to log.txt as well.
+
+# headers and static libraries of jansson, xxHash and PCRE2, and the commit, for a machine that has neither them nor a network
+pack() {
+    local name file
+    rm -rf .gpu
+    mkdir -p .gpu/include .gpu/lib
+    for file in $(printf '#include <jansson.h>\n#include <xxhash.h>\n#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\n' \
+        | cc -M -x c - | tr ' \\' '\n\n' | grep -E '/(jansson|xxh|xxh3|pcre2)[^/]*$'); do
+        cp "$file" .gpu/include/
+    done
+    for name in jansson xxhash pcre2-8; do
+        file=$(cc -print-file-name=lib$name.a)
+        [ -e "$file" ] || { echo "gpu_check.sh: no lib$name.a here: install the -dev package" >&2; return 1; }
+        cp "$file" .gpu/lib/
+    done
+    git describe --always --dirty >.gpu/commit
+    du -sh .gpu
+}
+
+stage_build() {
+    local precision name made status=0
+    : >"$results/build.tsv"
+    for precision in bf16 exact; do
+        made=$(folder $precision)
+        # other compilers than CI's may warn of more: that is for CI
+        if [ $rehearse = 1 ]; then
+            make -k -j"$cores" $(programs | sed "s,[^ ]*,$made/&,g")
+        else
+            make -k -j"$cores" cuda_programs "PRECISION=$precision" NVCC_WARNINGS= "COMMIT=$commit"
+        fi
+        for name in $(programs); do
+            if [ -x "$made/$name" ] && make -q NVCC_WARNINGS= "COMMIT=$commit" "PRECISION=$precision" "$made/$name" >/dev/null 2>&1; then
+                printf '%s\t%s\tok\n' $precision "$name"
+            else
+                printf '%s\t%s\tdoes not build\n' $precision "$name"
+                status=1
+            fi >>"$results/build.tsv"
+        done
+    done
+    return $status
+}
+
+# one test program: PRECISION NAME PATH; a line for tests.tsv
+run_test() {
+    local out status begin=$SECONDS count
+    out=$(timeout --foreground 150 "$3" 2>&1 </dev/null)
+    status=$?
+    count=$(grep -E '^[0-9]+ passed, [0-9]+ failed' <<<"$out" | tail -n 1)
+    [ -n "$count" ] || count="0 passed, 1 failed"
+    if [ $status != 0 ] && [[ $count == *" 0 failed"* ]]; then count="0 passed, 1 failed"; fi  # it died after its last line
+    read -r p _ f _ s _ <<<"${count//,/}"
+    printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$p" "$f" "${s:-0}" $((SECONDS - begin)) "$(explain "$out" "$status")"
+    printf '# %s %s\n%s\n' "$1" "$2" "$out" >&2
+}
+
+# why it failed, in a line: nothing when it did not
+explain() {
+    [ "$2" != 0 ] || return
+    if [ "$2" = 124 ]; then echo "ran past its time"; return; fi
+    { grep -A 1 '^FAIL' <<<"$1"; echo "status $2: $(tail -n 1 <<<"$1")"; } | head -n 2 | tr '\t\n' '  ' | cut -c 1-300
+}
+
+# one tool: TOOL PRECISION NAME PATH; a line for sanitizer.tsv
+run_sanitizer() {
+    local out status verdict
+    out=$(timeout --foreground 200 compute-sanitizer --tool "$1" --error-exitcode 9 "$4" 2>&1 </dev/null)
+    status=$?
+    case $status in
+        0) verdict=clean ;;
+        9) verdict="errors" ;;
+        124) verdict="no verdict: ran past 200 s" ;;
+        *) verdict="test failed" ;;
+    esac
+    printf '%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "$verdict" \
+        "$([ $status = 0 ] || grep -E '^=+ +[A-Za-z(]' <<<"$out" | grep -vE 'COMPUTE-SANITIZER' | head -n 3 | tr '\t\n' '  ' | cut -c 1-300)"
+    printf '# %s %s %s\n%s\n' "$1" "$2" "$3" "$out" >&2
+}
+
+# runs FUNCTION with each line of standard input as its arguments, N at a time; lines come out whole
+in_parallel() {
+    export -f run_test run_sanitizer explain
+    xargs -P "$1" -I '{}' bash -c "$2 {}"
+}
+
+stage_tests() {
+    for precision in exact bf16; do
+        made=$(folder $precision)
+        for name in $(tests); do echo "$precision $name $made/$name"; done
+    done | in_parallel $((cores > 4 ? 4 : cores)) run_test >"$results/tests.tsv"
+    sort -o "$results/tests.tsv" "$results/tests.tsv"
+    cat "$results/tests.tsv"
+    awk -F '\t' '{ failed += $4 } END { exit failed > 0 || NR == 0 }' "$results/tests.tsv"
+}
+
+stage_sanitizer() {
+    command -v compute-sanitizer >/dev/null || { echo "no compute-sanitizer on this machine"; return 1; }
+    # the fast kernels with every tool; the exact ones, which share their indexing, with the first
+    for tool in memcheck racecheck synccheck initcheck; do
+        for name in $(tests); do echo "$tool bf16 $name $(folder bf16)/$name"; done
+    done >"$results/list"
+    for name in $(tests); do echo "memcheck exact $name $(folder exact)/$name"; done >>"$results/list"
+    in_parallel $((cores > 8 ? 8 : cores)) run_sanitizer <"$results/list" >"$results/sanitizer.tsv"
+    rm "$results/list"
+    sort -o "$results/sanitizer.tsv" "$results/sanitizer.tsv"
+    cat "$results/sanitizer.tsv"
+    awk -F '\t' '$4 != "clean" { bad++ } END { exit bad > 0 || NR == 0 }' "$results/sanitizer.tsv"
+}
+
+# in turn, so that all see the same clocks and temperature; the report takes minima
+stage_ops() {
+    local round status=0
+    : >"$results/ops.tsv"
+    for ((round = 1; round <= rounds; round++)); do
+        "$(folder bf16)/bench/gpu_ops" --rounds 5 "${small[@]}" >>"$results/ops.tsv" || status=1
+        [ -z "$torch" ] || $torch ops --rounds 5 "${small[@]}" >>"$results/ops.tsv" || status=1
+        [ -z "$torch" ] || $torch attention --rounds 5 "${small[@]}" >>"$results/ops.tsv" || status=1
+        [ $round != 1 ] || printf '# clocks after the first round: %s\n' "$(query clocks.sm)" >>"$results/ops.tsv"
+    done
+    cat "$results/ops.tsv"
+    return $status
+}
+
+# config.json and one batch of random tokens, where there is no PyTorch to write weights too
+write_tokens() {
+    python3 - "$1" "$batch" "$seq" "${small[@]}" <<'PYTHON'
+import array, json, os, random, struct, sys
+folder, batch, seq = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+layers, heads, channels, vocabulary, positions = (2, 2, 32, 256, 64) if len(sys.argv) > 4 else (12, 12, 768, 50304, 1024)
+os.makedirs(folder, exist_ok=True)
+with open(f"{folder}/config.json", "w") as file:
+    json.dump({"model_type": "gpt2", "n_positions": positions, "vocab_size": vocabulary, "n_layer": layers, "n_head": heads,
+               "n_embd": channels}, file)
+rng = random.Random(1)
+tokens = array.array("H", (rng.randrange(vocabulary) for _ in range(batch * seq + 1)))
+with open(f"{folder}/tokens.bin", "wb") as file:
+    file.write(struct.pack("<3i", 20240520, 1, len(tokens)).ljust(1024, b"\0") + tokens.tobytes())
+PYTHON
+}
+
+# shortest of the second half of the steps: the first ones choose algorithms and take memory
+shortest() { tail -n $((steps - steps / 2)) | sort -g | head -n 1; }
+
+step_ours() {  # MODEL
+    local run=$work/run start=(--config "$1/config.json")
+    [ ! -e "$1/model.safetensors" ] || start=(--from "$1")
+    rm -rf "$run"
+    "$(trainer)" "${start[@]}" --train "$1/tokens.bin" --batch-size "$batch" --seq-len "$seq" --steps "$steps" --schedule constant \
+        --lr 3e-4 --eval-every 0 --save-every 0 --run "$run" || return
+    sed -n 's/.*"step": *\([0-9]*\), *"loss": *\([^,]*\),.*"ms": *\([0-9.]*\).*/\1 \2 \3/p' "$run/metrics.jsonl" >"$work/ours"
+    awk '{ printf "loss ours\t%s\t%s\n", $1, $2 }' "$work/ours" >>"$results/steps.tsv"
+    printf 'ours\tstep B %s T %s\t%s\n' "$batch" "$seq" "$(cut -d ' ' -f 3 "$work/ours" | shortest)" >>"$results/steps.tsv"
+    rm -rf "$run"
+}
+
+step_torch() {  # MODEL MODE
+    $torch step "$1" --mode "$2" --batch "$batch" --seq "$seq" --steps "$steps" "${small[@]}" >"$work/torch" || return
+    sed -n "s/^loss\t/loss PyTorch $2\t/p; /^PyTorch/p" "$work/torch" >>"$results/steps.tsv"
+}
+
+step_llmc() {  # MODEL
+    (cd "$llmc" && ./train_gpt2cu -i "$1/tokens.bin" -j "$1/tokens.bin" -e d12 -b "$batch" -t "$seq" -d $((batch * seq)) -x "$steps" \
+        -l 3e-4 -v 100000 -s 100000 -m 1 -h 0) >"$work/llmc" || return
+    printf 'llm.c\tstep B %s T %s\t%s\n' "$batch" "$seq" "$(sed -n 's/.*| *\([0-9.]*\) ms |.*/\1/p' "$work/llmc" | shortest)" >>"$results/steps.tsv"
+}
+
+stage_steps() {
+    local round status=0 work model
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    model=$work/model
+    : >"$results/steps.tsv"
+    if [ -n "$torch" ]; then
+        $torch model "$model" --batch "$batch" --seq "$seq" "${small[@]}" || { echo "PyTorch cannot write the model"; torch=""; status=1; }
+    fi
+    [ -e "$model/tokens.bin" ] || write_tokens "$model" || return
+    for ((round = 1; round <= rounds; round++)); do
+        step_ours "$model" || status=1
+        [ -z "$torch" ] || step_torch "$model" eager || status=1
+        [ -z "$torch" ] || step_torch "$model" compiled || status=1
+        [ -z "$llmc" ] || step_llmc "$model" || status=1
+    done
+    cat "$results/steps.tsv"
+    return $status
+}
+
+stage_report() {
+    local name page
+    name=$(sed -n 's/^card\t//p' "$results/machine.txt" 2>/dev/null | tr 'A-Z ' 'a-z-' | sed 's/^nvidia-//; s/[^a-z0-9-]//g')
+    [ -n "$name" ] || { echo "nothing in $results: run the other stages first"; return 1; }
+    page=doc/gpu/$(sed -n 's/^date\t//p' "$results/machine.txt")-$name.md
+    [ $rehearse = 0 ] || page=$results/report.md
+    python3 dev/gpu_report.py "$results" "${others[@]}" >"$results/page" && mkdir -p "$(dirname "$page")" && mv "$results/page" "$page" && echo "$page"
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One stage after the other, each a process of its own under its limit.
+
+if [ -n "$inside" ]; then
+    "stage_$inside"
+    exit
+fi
+if [ "${stages[0]}" = pack ]; then
+    pack
+    exit
+fi
+if [ "${stages[*]}" != report ]; then
+    [ -n "$(query name)" ] || fail_input "no GPU here (nvidia-smi names none); to try the script without one: dev/gpu_check.sh --rehearse"
+    torch=$(find_torch)
+    write_machine
+fi
+
+options=(--results "$results" --batch "$batch" --torch "$torch")
+[ $rehearse = 0 ] || options+=(--rehearse)
+for other in "${others[@]}"; do options+=(--and "$other"); done
+[ -z "$llmc" ] || options+=(--llmc "$(cd "$llmc" 2>/dev/null && pwd)")
+result=0
+if [ "${stages[0]}" = build ]; then (cd "$results" && rm -f -- *.tsv log.txt); fi  # what was found is of other programs
+touch "$results/stages.tsv"
+for stage in "${stages[@]}"; do
+    seconds=${limit[$stage]}
+    # the page is written whatever happens
+    [ "$stage" = report ] || [ $((budget - SECONDS)) -ge "$seconds" ] || seconds=$((budget - SECONDS))
+    begin=$SECONDS
+    if [ "$seconds" -lt 5 ]; then
+        said="not started: no time left"
+    else
+        timeout -k 5 "$seconds" "$script" "${options[@]}" --inside "$stage" >"$results/output" 2>&1
+        status=$?
+        case $status in
+            0) said=ok ;;
+            124 | 137) said="stopped: ran past its $seconds s" ;;
+            *) said=failed ;;
+        esac
+        { echo "## $stage"; cat "$results/output"; } >>"$results/log.txt"
+    fi
+    [ "$said" = ok ] || result=1
+    { grep -v "^$stage"$'\t' "$results/stages.tsv"; printf '%s\t%s\t%s\n' "$stage" "$said" $((SECONDS - begin)); } >"$results/stages.new"
+    mv "$results/stages.new" "$results/stages.tsv"
+    printf '%-10s %s (%d s)\n' "$stage" "$said" $((SECONDS - begin))
+    if [ "$said" != ok ] || [ "$stage" = report ]; then tail -n 15 "$results/output" 2>/dev/null | sed 's/^/    /'; fi
+    rm -f "$results/output"
+done
+exit $result

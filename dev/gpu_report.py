@@ -1,0 +1,204 @@
+"""
+The page of dev/gpu_check.sh, from the files that its stages left: python3 dev/gpu_report.py RESULTS... >PAGE. Standard library.
+Several folders are stages of one commit on one card, run one after the other.
+
+machine.txt   key, value                                    build.tsv      precision, program, verdict
+tests.tsv     precision, program, passed, failed, skipped, seconds, why
+sanitizer.tsv tool, precision, program, verdict, detail     stages.tsv     stage, verdict, seconds
+ops.tsv       program, case, ms, bytes, flops (ours alone); the shortest of the repetitions counts
+steps.tsv     program, case, ms; and "loss PROGRAM", step, loss
+Fields are separated by tabs. A file that is missing is a stage that did not run, and the page says so.
+"""
+import os
+import re
+import sys
+
+STAGES = ["build", "tests", "sanitizer", "ops", "steps"]
+FLOPS_124M = 6 * (12 * 12 * 768 * 768 + 50304 * 768)  # per token, of the matrix products; attention adds 6 L C T
+
+
+def lines_of(folders, name):
+    for folder in folders:
+        try:
+            with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
+                yield from (line for line in file.read().splitlines() if line)
+        except FileNotFoundError:
+            pass
+
+
+def rows(folders, name):
+    """Lists of fields, of all folders; comments left out."""
+    return [line.split("\t") for line in lines_of(folders, name) if not line.startswith("#")]
+
+
+def comments(folders, name):
+    return list(dict.fromkeys(line[1:].strip() for line in lines_of(folders, name) if line.startswith("#")))
+
+
+def table(header, body, left=1):
+    """Markdown; the first `left` columns are text, the rest numbers."""
+    rule = ["---"] * left + ["---:"] * (len(header) - left)
+    lines = [header, rule] + body
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def shortest(lines):
+    """{(program, case): (ms, bytes, flops)}, the line with the least ms of each."""
+    best = {}
+    for line in lines:
+        try:
+            ms, n_bytes, flops = float(line[2]), float(line[3]) if len(line) > 3 else 0.0, float(line[4]) if len(line) > 4 else 0.0
+        except (IndexError, ValueError):
+            continue
+        if (line[0], line[1]) not in best or ms < best[line[0], line[1]][0]:
+            best[line[0], line[1]] = (ms, n_bytes, flops)
+    return best
+
+
+def number(x, digits=3):
+    return "-" if x is None else f"{x:.{digits}g}" if x < 10 ** digits else f"{x:,.0f}"
+
+
+def ratio(theirs, ours):
+    return f"{theirs / ours:.2f}" if theirs and ours else "-"
+
+
+# ---- sections: each takes the folders and returns markdown ----
+
+def machine(folders):
+    values = {}
+    for key, value in rows(folders, "machine.txt"):
+        values.setdefault(key, []).append(value)
+    return table(["", ""], [[key, "; ".join(dict.fromkeys(found))] for key, found in values.items() if key not in ("kind", "date")], left=2)
+
+
+def stages(folders):
+    found = {line[0]: line for line in rows(folders, "stages.tsv")}  # the last of each
+    body = [[name] + (found[name][1:3] if name in found else ["did not run", ""]) for name in STAGES]
+    return table(["stage", "result", "seconds"], body, left=2)
+
+
+def tests(folders):
+    broken = dict.fromkeys(f"- {precision} {name}: does not build" for precision, name, verdict in rows(folders, "build.tsv") if verdict != "ok")
+    lines = rows(folders, "tests.tsv")
+    passed, failed, skipped = (sum(int(line[i]) for line in lines) for i in (2, 3, 4))
+    text = "\n".join(broken) + "\n\n" if broken else ""
+    if not lines:
+        return text + "No results.\n"
+    text += f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else "") + " on the GPU.\n\n"
+    cells = {(line[1], line[0]): f"{line[2]} passed, {line[3]} failed" for line in lines}
+    precisions = sorted({line[0] for line in lines})
+    body = [[name] + [cells.get((name, precision), "-") for precision in precisions] for name in sorted({line[1] for line in lines})]
+    text += table(["program"] + precisions, body, left=1 + len(precisions))
+    why = [f"- {line[0]} {line[1]}: {line[6]}" for line in lines if int(line[3])]
+    return text + ("\n" + "\n".join(why) + "\n" if why else "")
+
+
+def sanitizer(folders):
+    lines = rows(folders, "sanitizer.tsv")
+    if not lines:
+        return "No results.\n"
+    columns = sorted({(line[1], line[0]) for line in lines})
+    cells = {(line[2], line[1], line[0]): line[3] for line in lines}
+    body = [[name] + [cells.get((name,) + column, "-") for column in columns] for name in sorted({line[2] for line in lines})]
+    text = table(["program"] + [f"{tool}, {precision}" for precision, tool in columns], body, left=1 + len(columns))
+    why = [f"- {line[0]}, {line[1]} {line[2]}: {line[4] if len(line) > 4 else ''}" for line in lines if line[3] != "clean"]
+    return text + ("\n" + "\n".join(why) + "\n" if why else "")
+
+
+def losses(lines):
+    """What the programs' losses say: they began with the same weights and saw the same batch."""
+    curves = {}
+    for line in lines:
+        if line[0].startswith("loss ") and len(line) > 2:
+            curves.setdefault(line[0][5:], {})[int(line[1])] = float(line[2])
+    if "ours" not in curves or len(curves) < 2:
+        return "Losses were not compared: only one program printed them.\n"
+    last = max(curves["ours"])
+    text = table(["loss, from the same weights on the same batch"] + list(curves),
+                 [[f"step {step}"] + [f"{curve[step]:.4f}" if step in curve else "-" for curve in curves.values()] for step in (1, last)])
+    apart = max(abs(curve[1] - curves["ours"][1]) for curve in curves.values() if 1 in curve)
+    verdict = "the same within what bf16 rounds" if apart < 0.02 else "**not the same**: the times below do not compare equal work"
+    return text + f"\nAt step 1 they are {apart:.1g} apart: {verdict}.\n"
+
+
+def steps(folders):
+    lines = rows(folders, "steps.tsv")
+    best = shortest([line for line in lines if not line[0].startswith("loss ")])
+    if not best:
+        return "No results.\n"
+    cases = sorted({case for _, case in best})
+    body, text = [], losses(lines) + "\n"
+    for case in cases:
+        B, T = (int(n) for n in re.findall(r"\d+", case)[:2])
+        ours = best.get(("ours", case), (None,))[0]
+        for (program, its_case), (ms, _, _) in sorted(best.items(), key=lambda item: item[1][0]):
+            if its_case == case:
+                flops = (FLOPS_124M + 6 * 12 * 768 * T) * B * T
+                body.append([program, case[5:], number(ms, 4), f"{1e3 * B * T / ms:,.0f}", number(flops / ms / 1e9), ratio(ms, ours)])
+    return text + "\n" + table(["program", "batch", "ms", "tok/s", "TFLOP/s", "time / ours"], body, left=2)
+
+
+def ceilings(best):
+    """The card's own: GB/s of a copy and TFLOP/s of a large product, whoever reached more. None where nobody measured it."""
+    copy = [(n_bytes, ms) for (program, case), (ms, n_bytes, _) in best.items() if case == "copy" and program == "ours"]
+    product = [(case, ms) for (_, case), (ms, _, _) in best.items() if re.fullmatch(r"matmul \d+", case)]
+    gbps = max((n / ms / 1e6 for n, ms in copy), default=None)
+    tflops = max((2.0 * int(case.split()[1]) ** 3 / ms / 1e9 for case, ms in product), default=None)
+    return gbps, tflops
+
+
+def share(value, ceiling):
+    return f"{100 * value / ceiling:.0f}" if value and ceiling else "-"
+
+
+def ops(folders):
+    best = shortest(rows(folders, "ops.tsv"))
+    if not best:
+        return "No results.\n"
+    gbps, tflops = ceilings(best)
+    body = []
+    for (program, case), (ms, n_bytes, flops) in best.items():  # in the order of the program
+        if program != "ours" or case.startswith("attention"):
+            continue
+        theirs = best.get(("PyTorch", case), (None,))[0]
+        body.append([case, number(ms), number(n_bytes / ms / 1e6), share(n_bytes / ms / 1e6, gbps), number(flops / ms / 1e9) if flops else "-",
+                     share(flops / ms / 1e9, tflops), number(theirs), ratio(theirs, ms)])
+    text = f"A copy moves {number(gbps)} GB/s, bytes read and written; the large product reaches {number(tflops)} TFLOP/s"
+    text += "".join(f"; {note}" for note in comments(folders, "ops.tsv") if note.startswith("clocks")) + ".\n\n"
+    header = ["op, bf16, B 16, T 1024", "ms", "GB/s", "% of copy", "TFLOP/s", "% of product", "PyTorch eager, ms", "PyTorch / ours"]
+    return text + table(header, body)
+
+
+def attention(folders):
+    lines = rows(folders, "ops.tsv")
+    best = {key: value for key, value in shortest(lines).items() if key[1].startswith("attention")}
+    if not best:
+        return "No results.\n"
+    programs = ["ours"] + [f"PyTorch {name}" for name in ("flash", "cudnn", "efficient", "math")]
+    body = []
+    for case in dict.fromkeys(case for _, case in best):
+        flops = best.get(("ours", case), (0, 0, 0))[2]
+        cells = [best.get((program, case), (None,))[0] for program in programs]
+        fastest = min((ms for ms in cells[1:] if ms), default=None)
+        shown = [f"{ms:.3g} ({flops / ms / 1e9:.3g})" if ms else "-" for ms in cells]
+        body.append([case.replace("attention_", "")] + shown + [ratio(fastest, cells[0])])
+    text = table(["ms (TFLOP/s)"] + programs + ["fastest of PyTorch / ours"], body)
+    notes = [note for note in comments(folders, "ops.tsv") if not note.startswith("clocks")]
+    return text + ("\n" + "\n".join(f"- {note}" for note in notes) + "\n" if notes else "")
+
+
+def main():
+    folders = sys.argv[1:]
+    values = {line[0]: line[1] for line in rows(folders, "machine.txt") if len(line) > 1}
+    print(f"# {values.get('card', 'unknown card')}, {values.get('date', 'unknown date')}\n")
+    if values.get("kind") == "rehearsal":
+        print("**A rehearsal: no GPU had a part in this, and no number below means anything.**\n")
+    print("Written by `dev/gpu_check.sh` ([how to read it](README.md)); every time is the shortest of several repetitions, taken in turn.\n")
+    for title, section in [("Machine", machine), ("Stages", stages), ("Tests", tests), ("compute-sanitizer", sanitizer),
+                           ("A training step of GPT-2 124M", steps), ("Ops", ops), ("Causal attention", attention)]:
+        print(f"## {title}\n\n{section(folders)}")
+
+
+if __name__ == "__main__":
+    main()

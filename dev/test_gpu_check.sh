@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# dev/gpu_check.sh without a GPU: what it says then, its stages with stand-ins, and what it does when one of them goes wrong.
+# About 20 s after the builds of the normal build.
+. "$(dirname "$0")/promises.sh"
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# dev/gpu_check.sh ARGUMENT...: its status in `status`, its output in $work/out and $work/err
+gpu_check() {
+    (cd "$root" && timeout 300 dev/gpu_check.sh "$@") >"$work/out" 2>"$work/err"
+    status=$?
+}
+
+# the page of the last rehearsal holds a line that matches: page_says PROMISE EXPRESSION
+page_says() {
+    grep -qE -- "$2" "$work/r/report.md"
+    verdict $? "$1" "no \"$2\" in the page: $(head -c 3000 "$work/r/report.md")"
+}
+
+# status STATUS, one line on stderr that holds TEXT: refuses STATUS TEXT PROMISE ARGUMENT...
+refuses() {
+    local expected=$1 text=$2 promise=$3 good=1
+    shift 3
+    gpu_check "$@"
+    if [ $status = "$expected" ] && [ "$(wc -l <"$work/err")" = 1 ] && [[ $(<"$work/err") == *"$text"* ]]; then good=0; fi
+    verdict $good "$promise" "status $status, stderr: $(<"$work/err")"
+}
+
+# ---- without a GPU ----
+
+if [ -n "$(nvidia-smi -L 2>/dev/null)" ]; then
+    skip "without a GPU it says so: there is one here"
+else
+    refuses 2 "no GPU here" "without a GPU: one line, status 2" --results "$work/none"
+fi
+refuses 2 'found "bild"' "a stage that does not exist is named" bild
+refuses 2 "expected a value" "an option without its value is named" --results
+
+# ---- all stages ----
+
+gpu_check --rehearse --results "$work/r"
+verdict $status "a rehearsal of all stages ends with status 0" "$(tail -n 20 "$work/out")"
+page_says "the page says that it is a rehearsal" 'A rehearsal: no GPU'
+page_says "it names card and commit" '^\| commit \| [0-9a-f]'
+page_says "it counts tests" '^[1-9][0-9]* passed, 0 failed'
+page_says "it has a verdict of every tool on every program" '^\| test_gelu \| clean \| clean \| clean \| clean \| clean \|'
+page_says "ours and PyTorch's training steps stand in one table" '^\| PyTorch compiled \| B 2 T 16 \| [0-9.,]+ \|'
+page_says "losses from the same start are compared" 'At step 1 they are [0-9.e-]+ apart'
+page_says "every op has a time and its share of the copy's speed" '^\| layernorm_backward \| [0-9.]+ \| [0-9.]+ \| [0-9]+ \|'
+page_says "attention has a column for each back end" '^\| forward B 1 T 16 NH 2 HS 16 \| [0-9.]+ \([0-9.e-]+\)( \| ([0-9.]+ \([0-9.e-]+\)|-)){4}'
+for stage in build tests sanitizer ops steps; do page_says "stage $stage is recorded" "^\| $stage \| ok \|"; done
+awk '/^\|/ { cells = gsub(/[^\\]\|/, ""); if (before && cells != before) { print NR ": " $0; bad = 1 } before = cells; next }
+     { before = 0 } END { exit bad }' "$work/r/report.md" >"$work/cells"
+verdict $? "every row of a table has as many cells as the row before" "$(<"$work/cells")"
+[ "$(find "$work/r" -type f ! -name report.md | wc -l)" -le 8 ]
+verdict $? "at most eight files carry everything home" "$(ls "$work/r")"
+cp "$work/r/report.md" "$work/first"
+gpu_check --rehearse --results "$work/r" report
+cmp -s "$work/first" "$work/r/report.md"
+verdict $? "the page comes out the same again from the files alone" "$(diff "$work/first" "$work/r/report.md")"
+
+gpu_check --rehearse --results "$work/s" steps
+rm "$work/r/steps.tsv"
+sed -i '/^steps/d' "$work/r/stages.tsv"
+gpu_check --rehearse --results "$work/r" --and "$work/s" report
+page_says "results of two folders make one page" '^\| ours \| B 2 T 16 \| [0-9.]+ \|'
+page_says "... with the stages of both" '^\| steps \| ok \|'
+
+# ---- when something is wrong: it is recorded, and the rest goes on ----
+
+export REHEARSE_FAULT=sanitizer
+gpu_check --rehearse --results "$work/r" sanitizer steps report
+[ $status = 1 ]
+verdict $? "a race that compute-sanitizer reports: status 1" "status $status"
+page_says "... with the tool, the program and its words" 'racecheck, bf16 test_gelu: .*Race reported'
+page_says "... and the next stage ran" '^\| steps \| ok \|'
+
+export REHEARSE_FAULT=loss
+gpu_check --rehearse --results "$work/r" --torch-stand-in steps report
+page_says "programs that do not compute the same are not compared in silence" 'not the same'
+
+export REHEARSE_FAULT=torch
+gpu_check --rehearse --results "$work/r" --torch-stand-in steps report
+page_says "a PyTorch that fails fails its stage" '^\| steps \| failed \|'
+page_says "... and ours is measured all the same" '^\| ours \| B 2 T 16 \| [0-9.]+ \|'
+
+export REHEARSE_FAULT=hang
+gpu_check --rehearse --results "$work/r" --limit sanitizer=5 sanitizer report
+page_says "a stage that hangs is stopped at its limit" '^\| sanitizer \| stopped: ran past its 5 s \|'
+unset REHEARSE_FAULT
+gpu_check --rehearse --results "$work/r" --budget 3 tests report
+page_says "a stage for which no time is left is not started" '^\| tests \| not started: no time left \|'
+finish

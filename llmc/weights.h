@@ -1,0 +1,41 @@
+/*
+Weights: what an update changes, as one thing to hand around. A CPU build has float parameters and their moments; a CUDA build
+may store bf16 and keep float masters beside it, from which each update rounds anew.
+*/
+#ifndef LLMC_WEIGHTS_H
+#define LLMC_WEIGHTS_H
+#include "adamw.h"  // adamw_update; with CUDA adamw_update_stored
+
+// all of it is device memory
+typedef struct {
+    void* stored;          // parameters as the ops read them: float, or bf16 in a CUDA build
+    size_t stored_bytes;   // of one
+    float *master, *m, *v; // master: the same parameters in float, from which `stored` is rounded; NULL: none
+} Weights;
+
+static inline Weights weights_of(void* stored, size_t stored_bytes, float* master, float* m, float* v) {
+    Weights w = {stored, stored_bytes, master, m, v};
+    return w;
+}
+
+// AdamW on n elements of which the first is number `first` of the model; key: of the noise with which `stored` is rounded
+static inline void weights_update(const Weights* w, const float* g, size_t n, float weight_decay, const AdamW* step, uint32_t key,
+                                  size_t first, const Device* dev) {
+#ifdef __CUDACC__
+    if (w->stored_bytes == sizeof(float)) {
+        adamw_update_stored((float*)w->stored, w->master, w->m, w->v, g, n, weight_decay, step, key, first, dev);
+    } else {
+        adamw_update_stored((__nv_bfloat16*)w->stored, w->master, w->m, w->v, g, n, weight_decay, step, key, first, dev);
+    }
+#else
+    (void)key, (void)first;
+    adamw_update((float*)w->stored, w->m, w->v, g, n, weight_decay, step, dev);
+#endif
+}
+
+// the same, from these elements on of the stored parameters and of what is kept
+static inline Weights weights_from(const Weights* w, size_t stored, size_t kept) {
+    return weights_of((char*)w->stored + stored * w->stored_bytes, w->stored_bytes, w->master ? w->master + kept : NULL, w->m + kept,
+                      w->v + kept);
+}
+#endif  // LLMC_WEIGHTS_H
