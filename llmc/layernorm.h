@@ -443,37 +443,47 @@ static inline int layernorm_parts_(int N, int C, int one_pass, const Device* dev
 #endif
 }
 
+static inline void layernorm_add_parts_(float* dweight, float* dbias, const float* parts, int n_parts, int C, const Device* dev) {
+    dim3 block(WARP, (unsigned)(n_parts < WARP ? n_parts : (int)WARP));
+    layernorm_backward_parts_kernel<<<(unsigned)ceil_div(2 * C, WARP), block, 0, dev->stream>>>(dweight, dbias, parts, n_parts, C);
+}
+
 template <int W, typename X>
-static inline void layernorm_backward_rows_(X* dinp, const X* dout, const X* inp, const X* weight, const float* mean, const float* rstd,
-                                            int N, int C, const Device* dev) {
-    dim3 block(WARP, LAYERNORM_ROWS);
+static inline void layernorm_backward_two_passes_(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp, const X* weight,
+                                                  const float* mean, const float* rstd, int N, int C, const Device* dev) {
+    int n_parts = layernorm_parts_(N, C, 0, dev);
+    float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
+    dim3 block(WARP, LAYERNORM_ROWS), channels((unsigned)ceil_div(C, WARP), (unsigned)n_parts);
     layernorm_backward_rows_kernel<W><<<(unsigned)ceil_div(N, LAYERNORM_ROWS), block, 0, dev->stream>>>(dinp, dout, inp, weight, mean,
                                                                                                      rstd, N, C);
+    layernorm_backward_channels_kernel<<<channels, WARP, 0, dev->stream>>>(parts, dout, inp, mean, rstd, N, C);
+    layernorm_add_parts_(dweight, dbias, parts, n_parts, C, dev);
+}
+
+template <typename X>
+static inline void layernorm_backward_one_pass_(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp, const X* weight,
+                                                const float* mean, const float* rstd, int N, int C, const Device* dev) {
+    int n_parts = layernorm_parts_(N, C, 1, dev);
+    float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
+    layernorm_backward_kernel<<<n_parts, layernorm_threads_(C), 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+    layernorm_add_parts_(dweight, dbias, parts, n_parts, C, dev);
 }
 
 template <typename X>
 static inline void layernorm_backward(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp, const X* weight,
                                       const float* mean, const float* rstd, int N, int C, const Device* dev) {
     constexpr int W = pack_width<X>();
-    int packs = C % W == 0 && pack_aligned(dinp, dout, inp, weight), one_pass = 0;
-#ifndef EXACT
-    one_pass = packs && C % LAYERNORM_OWNED == 0 && layernorm_threads_(C) <= LAYERNORM_THREADS;
+    int packs = C % W == 0 && pack_aligned(dinp, dout, inp, weight), one_pass = packs;
+#ifdef EXACT
+    one_pass = 0;
 #endif
-    int n_parts = layernorm_parts_(N, C, one_pass, dev);
-    float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
-    if (one_pass) {
-        layernorm_backward_kernel<<<n_parts, layernorm_threads_(C), 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+    if (one_pass && C % LAYERNORM_OWNED == 0 && layernorm_threads_(C) <= LAYERNORM_THREADS) {
+        layernorm_backward_one_pass_(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, dev);
+    } else if (packs) {
+        layernorm_backward_two_passes_<W>(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, dev);
     } else {
-        dim3 grid((unsigned)ceil_div(C, WARP), (unsigned)n_parts);
-        if (packs) {
-            layernorm_backward_rows_<W>(dinp, dout, inp, weight, mean, rstd, N, C, dev);
-        } else {
-            layernorm_backward_rows_<1>(dinp, dout, inp, weight, mean, rstd, N, C, dev);
-        }
-        layernorm_backward_channels_kernel<<<grid, WARP, 0, dev->stream>>>(parts, dout, inp, mean, rstd, N, C);
+        layernorm_backward_two_passes_<1>(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, dev);
     }
-    dim3 block(WARP, (unsigned)(n_parts < WARP ? n_parts : (int)WARP));
-    layernorm_backward_parts_kernel<<<(unsigned)ceil_div(2 * C, WARP), block, 0, dev->stream>>>(dweight, dbias, parts, n_parts, C);
     cudaCheck(cudaGetLastError());
 }
 #endif
