@@ -65,26 +65,26 @@ static void rows(const LayerNorm* l, const Device* dev) {
 enum { BLOCK = 256 };
 
 // the sum of x over the block, the same in all threads: half of them add what the other half has, and so on
-__device__ inline float block_sum(float x, float* shared) {
-    shared[threadIdx.x] = x;
+__device__ inline float block_sum(float x, float* sums) {
+    sums[threadIdx.x] = x;
     for (int step = BLOCK / 2; step > 0; step /= 2) {
         __syncthreads();
-        if ((int)threadIdx.x < step) { shared[threadIdx.x] += shared[threadIdx.x + step]; }
+        if ((int)threadIdx.x < step) { sums[threadIdx.x] += sums[threadIdx.x + step]; }
     }
     __syncthreads();
-    return shared[0];
+    return sums[0];
 }
 
 __global__ void blocks_kernel(bf16* out, float* mean, float* rstd, const bf16* inp, const bf16* weight, const bf16* bias, int C) {
-    __shared__ float shared[BLOCK];
-    __shared__ float shared2[BLOCK];  // its own: some threads may still read the first sum
+    __shared__ float sums[BLOCK];
+    __shared__ float squares[BLOCK];  // its own: some threads may still read the first sum
     const int n = blockIdx.x;
     const bf16* x = inp + (size_t)n * C;
     float sum = 0.0f, sum2 = 0.0f;
     for (int c = threadIdx.x; c < C; c += BLOCK) { sum += to_float(x[c]); }
-    float m = block_sum(sum, shared) / (float)C;
+    float m = block_sum(sum, sums) / (float)C;
     for (int c = threadIdx.x; c < C; c += BLOCK) { sum2 += (to_float(x[c]) - m) * (to_float(x[c]) - m); }
-    float s = 1.0f / sqrtf(block_sum(sum2, shared2) / (float)C + LAYERNORM_EPS);
+    float s = 1.0f / sqrtf(block_sum(sum2, squares) / (float)C + LAYERNORM_EPS);
     for (int c = threadIdx.x; c < C; c += BLOCK) {
         out[(size_t)n * C + c] = from_float<bf16>(s * (to_float(x[c]) - m) * to_float(weight[c]) + to_float(bias[c]));
     }
