@@ -1,7 +1,7 @@
 /*
-The staircase of AdamW: parameters, moments and gradients of n elements, element by element. There is little to compute, so each
-step is about the bytes that move; main checks every step against adamw_update_ref and, on a GPU, times it at n = 124 million, all
-of GPT-2.
+The staircase of AdamW: parameters, moments and gradients of n elements, element by element. There is little to compute, so
+each step is about the bytes that move; main checks every step against adamw_update_ref and, on a GPU, times it at n = 124
+million, all of GPT-2.
 
     step             what it changes                                                  bytes a parameter   measured on an H200
     1 three kernels  one for m, one for v, one for p: g, m and v are read twice                      40   not measured
@@ -62,7 +62,8 @@ __global__ void one_kernel_kernel(float* p, float* m, float* v, const float* g, 
 }
 
 static void one_kernel(const Parameters* x, const AdamW* a, uint32_t, const Device* dev) {
-    one_kernel_kernel<<<(unsigned)ceil_div((int64_t)x->n, BLOCK), BLOCK, 0, dev->stream>>>(x->p, x->m, x->v, x->g, x->n, WEIGHT_DECAY, *a);
+    const unsigned grid = (unsigned)ceil_div((int64_t)x->n, BLOCK);
+    one_kernel_kernel<<<grid, BLOCK, 0, dev->stream>>>(x->p, x->m, x->v, x->g, x->n, WEIGHT_DECAY, *a);
 }
 
 // ---- 3: packs ----
@@ -73,13 +74,15 @@ static void packs(const Parameters* x, const AdamW* a, uint32_t, const Device* d
 
 // ---- 4: bf16, to nearest. n is a multiple of 4 ----
 
-__global__ void nearest_kernel(__nv_bfloat16* stored, float* m, float* v, const float* g, size_t n, float weight_decay, AdamW a) {
+__global__ void nearest_kernel(__nv_bfloat16* stored, float* m, float* v, const float* g, size_t n, float weight_decay,
+                               AdamW a) {
     const size_t i = 4 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= n) { return; }
     Pack<__nv_bfloat16, 4> s = pack_load<4>(stored + i);
     Pack<float, 4> m_pack = pack_load<4>(m + i), v_pack = pack_load<4>(v + i), g_pack = pack_load<4>(g + i);
     for (int k = 0; k < 4; k++) {
-        s.x[k] = from_float<__nv_bfloat16>(adamw_element_(to_float(s.x[k]), &m_pack.x[k], &v_pack.x[k], g_pack.x[k], weight_decay, a));
+        s.x[k] = from_float<__nv_bfloat16>(
+            adamw_element_(to_float(s.x[k]), &m_pack.x[k], &v_pack.x[k], g_pack.x[k], weight_decay, a));
     }
     pack_store(m + i, m_pack);
     pack_store(v + i, v_pack);
@@ -113,13 +116,18 @@ typedef struct {
 
 static const double ALL_STEPS = 1.0 - 20 * (1e-4 + 1e-4 * 0.1);  // with the decay, 0.1 of the parameter times lr
 static const Step steps[] = {
-    {"1 three kernels", three_kernels, 0, 40, ALL_STEPS}, {"2 one kernel", one_kernel, 0, 28, ALL_STEPS}, {"3 packs", packs, 0, 28, ALL_STEPS},
-    {"4 nearest", nearest, 1, 24, 1.0},                   {"5 stochastic", stochastic, 1, 24, ALL_STEPS}, {"6 master", master, 1, 30, ALL_STEPS},
+    {"1 three kernels", three_kernels, 0, 40, ALL_STEPS},
+    {"2 one kernel", one_kernel, 0, 28, ALL_STEPS},
+    {"3 packs", packs, 0, 28, ALL_STEPS},
+    {"4 nearest", nearest, 1, 24, 1.0},
+    {"5 stochastic", stochastic, 1, 24, ALL_STEPS},
+    {"6 master", master, 1, 30, ALL_STEPS},
 };
 enum { N_STEPS = sizeof steps / sizeof *steps };
 
 static Parameters parameters(const float* p, const float* m, const float* v, const float* g, size_t n, const Device* dev) {
-    Parameters x = {n, to_device(p, n, dev), to_device(m, n, dev), to_device(v, n, dev), to_device(g, n, dev), to_device_as<__nv_bfloat16>(p, n, dev)};
+    Parameters x = {n, to_device(p, n, dev), to_device(m, n, dev), to_device(v, n, dev), to_device(g, n, dev),
+                    to_device_as<__nv_bfloat16>(p, n, dev)};
     return x;
 }
 
@@ -132,7 +140,8 @@ static void parameters_back(float* p, const Step* step, Parameters* x, const Dev
 
 // one update against the plain loop
 static void check_update(Test* t, const Step* step, size_t n, const Device* dev) {
-    float *p = random_array(n, 1.0f, 1), *m = random_array(n, 0.1f, 2), *v = random_array(n, 0.1f, 3), *g = random_array(n, 0.5f, 4);
+    float *p = random_array(n, 1.0f, 1), *m = random_array(n, 0.1f, 2), *v = random_array(n, 0.1f, 3),
+          *g = random_array(n, 0.5f, 4);
     for (size_t i = 0; i < n; i++) { p[i] = (float)(__nv_bfloat16)p[i], v[i] = fabsf(v[i]); }
     AdamW a = adamw_step(1e-3f, 0.9f, 0.95f, 1e-8f, 0.5f, 3);
     Parameters x = parameters(p, m, v, g, n, dev);
@@ -144,7 +153,8 @@ static void check_update(Test* t, const Step* step, size_t n, const Device* dev)
     for (size_t i = 0; i < n; i++) {
         // a float rounds once, and a step is below 0.1 with fewer than 20 roundings; a bf16 moves to a neighbour, 2^-7 of it away
         double allowed = 0x1p-24 + 0.1 * 20 * 0x1p-24 + (step->bf16 ? 0x1p-7 * fabs((double)p[i]) : 0.0);
-        check(t, fabs((double)got[i] - (double)p[i]) <= allowed, "%s: [%zu] found %.9g, expected %.9g", step->name, i, (double)got[i], (double)p[i]);
+        check(t, fabs((double)got[i] - (double)p[i]) <= allowed, "%s: [%zu] found %.9g, expected %.9g", step->name, i,
+              (double)got[i], (double)p[i]);
     }
     free(p), free(m), free(v), free(g), free(got);
 }
@@ -163,15 +173,20 @@ static void check_small_steps(Test* t, const Step* step, const Device* dev) {
     for (int i = 0; i < N; i++) { mean += (double)ones[i] / N; }
     // 20 roundings that go up once in 36 times, over 2^-8, averaged over N; and the decay of a parameter that shrinks itself
     double allowed = 5.0 * sqrt(20.0 / 36.0 / N) * 0x1p-8 + 1e-6;
-    check(t, fabs(mean - step->mean) < allowed, "%s: 20 steps of 1e-4 lead from 1 to %.6f, expected %.6f", step->name, mean, step->mean);
+    check(t, fabs(mean - step->mean) < allowed, "%s: 20 steps of 1e-4 lead from 1 to %.6f, expected %.6f", step->name,
+          mean, step->mean);
     free(ones), free(zeros);
 }
 
 #ifndef SIMT
 static void time_steps(size_t n, const Device* dev) {
     const int n_runs = 20;
-    Parameters x = {n, (float*)device_alloc(sizeof(float) * n, "p"), (float*)device_alloc(sizeof(float) * n, "m"), (float*)device_alloc(sizeof(float) * n, "v"),
-                    (float*)device_alloc(sizeof(float) * n, "g"), (__nv_bfloat16*)device_alloc(sizeof(__nv_bfloat16) * n, "stored")};
+    Parameters x = {n,
+                    (float*)device_alloc(sizeof(float) * n, "p"),
+                    (float*)device_alloc(sizeof(float) * n, "m"),
+                    (float*)device_alloc(sizeof(float) * n, "v"),
+                    (float*)device_alloc(sizeof(float) * n, "g"),
+                    (__nv_bfloat16*)device_alloc(sizeof(__nv_bfloat16) * n, "stored")};
     AdamW a = adamw_step(1e-3f, 0.9f, 0.95f, 1e-8f, 0.5f, 3);
     cudaEvent_t start, stop;
     cudaCheck(cudaEventCreate(&start));
@@ -184,7 +199,8 @@ static void time_steps(size_t n, const Device* dev) {
         cudaCheck(cudaEventSynchronize(stop));
         float ms = 0.0f;
         cudaCheck(cudaEventElapsedTime(&ms, start, stop));
-        printf("%-16s %8.3f ms %7.0f GB/s\n", steps[s].name, (double)ms / n_runs, 1e-6 * (double)n * steps[s].n_bytes * n_runs / (double)ms);
+        printf("%-16s %8.3f ms %7.0f GB/s\n", steps[s].name, (double)ms / n_runs,
+               1e-6 * (double)n * steps[s].n_bytes * n_runs / (double)ms);
     }
     cudaCheck(cudaEventDestroy(start));
     cudaCheck(cudaEventDestroy(stop));
