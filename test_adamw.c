@@ -1,10 +1,16 @@
 /*
-Promises of llmc/adamw.h and llmc/global_norm.h: frozen expressions, corrections that are the rounded true values, a
-norm whose order of addition depends on the length alone.
+Promises of llmc/adamw.h, llmc/global_norm.h and of the noise in llmc/rng.h: frozen expressions, corrections that are the
+rounded true values, a norm whose order of addition depends on the length alone, rounding whose mean is the value.
 */
 #include "llmc/adamw.h"
 #include "llmc/global_norm.h"
 #include "llmc/test.h"
+
+#if defined(__CUDACC__) && !defined(EXACT)
+enum { FAST = 1 };
+#else
+enum { FAST = 0 };
+#endif
 
 // 1 - beta^t for the floats beta = 0.9f and 0.999f, t = 1..50, in exact rational arithmetic (Python's fractions),
 // rounded once
@@ -71,39 +77,90 @@ static void test_frozen(Test* t) {
 
 // ---- fast against plain ----
 
+// n elements, in host memory
+typedef struct {
+    float *p, *m, *v, *g;
+    size_t n;
+} State;
+
+// hard 1: cancellation, subnormals, -0, spread over 2^40; hard 2: also infinities and NaNs
+static State new_state(size_t n, int hard) {
+    State s = {hard ? hard_array(n, 1) : random_array(n, 1.0f, 1), hard ? hard_array(n, 2) : random_array(n, 0.1f, 2),
+               hard ? hard_array(n, 3) : random_array(n, 0.1f, 3), hard ? hard_array(n, 4) : random_array(n, 0.5f, 4), n};
+    for (size_t i = 0; i < n; i++) { s.v[i] = fabsf(s.v[i]); }
+    if (hard == 2) { sprinkle(s.p, n, 40, 5), sprinkle(s.m, n, 40, 6), sprinkle(s.v, n, 40, 7), sprinkle(s.g, n, 40, 8); }
+    return s;
+}
+
+static State copied_state(const State* s) {
+    State copy = {copied_array(s->p, s->n), copied_array(s->m, s->n), copied_array(s->v, s->n), copied_array(s->g, s->n), s->n};
+    return copy;
+}
+
+static void free_state(State* s) { free(s->p), free(s->m), free(s->v), free(s->g); }
+
+// adamw_update, on the device
+static void update(State* s, float weight_decay, const AdamW* a, const Device* dev) {
+    float *p = to_device(s->p, s->n, dev), *m = to_device(s->m, s->n, dev), *v = to_device(s->v, s->n, dev), *g = to_device(s->g, s->n, dev);
+    adamw_update(p, m, v, g, s->n, weight_decay, a, dev);
+    from_device(s->p, p, s->n, dev), from_device(s->m, m, s->n, dev), from_device(s->v, v, s->n, dev), from_device(s->g, g, s->n, dev);
+}
+
+// How far fused multiply-adds may be from the plain loop: a product inside a sum is not rounded, or rounded to a subnormal.
+// 4 roundings of 2^-24 instead of the one or two that differ.
+static double p_error(const State* before, size_t i, float weight_decay, const AdamW* a, double* m_error, double* v_error) {
+    const double eps = 4 * 0x1p-24, grad = (double)before->g[i] * (double)a->grad_scale, m = (double)before->m[i], v = (double)before->v[i];
+    const double m_size = fabs((double)a->beta1 * m) + (1.0 - (double)a->beta1) * fabs(grad);
+    const double v_new = (double)a->beta2 * v + (1.0 - (double)a->beta2) * grad * grad;
+    *m_error = eps * m_size + 0x1p-148, *v_error = eps * v_new + 0x1p-148;
+    double root = sqrt(v_new / (double)a->correction2), below = root + (double)a->eps;
+    double root_error = sqrt((v_new + *v_error) / (double)a->correction2) - root + eps * below;
+    double ratio_error = (*m_error + m_size * (root_error / below + eps)) / (double)a->correction1 / below;
+    double p = fabs((double)before->p[i]);
+    return eps * p + (double)a->lr * (ratio_error + eps * (double)weight_decay * p) + 0x1p-148;
+}
+
+// bits; of a fast kernel p, m and v within the error, Inf and NaN where they belong
+static void check_state(Test* t, const char* what, const State* got, const State* want, const State* before, float weight_decay, const AdamW* a) {
+    check_bits(t, "the gradient is left alone", got->g, before->g, got->n);
+    if (!FAST) {
+        check_bits(t, what, got->p, want->p, got->n);
+        check_bits(t, "m", got->m, want->m, got->n);
+        check_bits(t, "v", got->v, want->v, got->n);
+    }
+    for (size_t i = 0; FAST && i < got->n; i++) {
+        double m_error, v_error, error = p_error(before, i, weight_decay, a, &m_error, &v_error);
+        const float pairs[3][2] = {{got->p[i], want->p[i]}, {got->m[i], want->m[i]}, {got->v[i], want->v[i]}};
+        const double errors[3] = {error, m_error, v_error};
+        for (int k = 0; k < 3; k++) {
+            float x = pairs[k][0], y = pairs[k][1];
+            int same = x == y || (isnan(x) && isnan(y)) || (isfinite(y) && fabs((double)x - (double)y) <= errors[k]);
+            check(t, same, "%s: %c[%zu] found %.9g, expected %.9g, allowed %.3g", what, "pmv"[k], i, (double)x, (double)y, errors[k]);
+        }
+    }
+}
+
+// three updates in a row; each is judged from where the one before it led
 static void check_update(Test* t, size_t n, int hard, int n_threads) {
     Device dev = test_device(n_threads);
-    float *p = hard ? hard_array(n, 1) : random_array(n, 1.0f, 1),
-          *m = hard ? hard_array(n, 2) : random_array(n, 0.1f, 2);
-    float *v = hard ? hard_array(n, 3) : random_array(n, 0.1f, 3),
-          *g = hard ? hard_array(n, 4) : random_array(n, 0.5f, 4);
-    for (size_t i = 0; i < n; i++) { v[i] = fabsf(v[i]); }
-    if (hard == 2) {
-        sprinkle(p, n, 40, 5);
-        sprinkle(m, n, 40, 6);
-        sprinkle(v, n, 40, 7);
-        sprinkle(g, n, 40, 8);
-    }
-    float *p_want = copied_array(p, n), *m_want = copied_array(m, n), *v_want = copied_array(v, n),
-          *g_before = copied_array(g, n);
+    State s = new_state(n, hard);
     for (int step = 1; step <= 3; step++) {
         AdamW a = settings(step == 2 ? 1.0f : 0.37f, step);
         float weight_decay = step == 3 ? 0.0f : 0.1f;
-        adamw_update_ref(p_want, m_want, v_want, g_before, n, weight_decay, &a);
-        adamw_update(p, m, v, g, n, weight_decay, &a, &dev);
+        State before = copied_state(&s), want = copied_state(&s);
+        char what[64];
+        snprintf(what, sizeof what, "update %d, n %zu, hard %d, %d threads", step, n, hard, n_threads);
+        adamw_update_ref(want.p, want.m, want.v, want.g, n, weight_decay, &a);
+        update(&s, weight_decay, &a, &dev);
+        check_state(t, what, &s, &want, &before, weight_decay, &a);
+        free_state(&before), free_state(&want);
     }
-    char what[64];
-    snprintf(what, sizeof what, "p, n %zu, hard %d, %d threads", n, hard, n_threads);
-    check_bits(t, what, p, p_want, n);
-    check_bits(t, "m", m, m_want, n);
-    check_bits(t, "v", v, v_want, n);
-    check_bits(t, "the gradient is left alone", g, g_before, n);
-    free(p), free(m), free(v), free(g), free(p_want), free(m_want), free(v_want), free(g_before);
+    free_state(&s);
     device_free(&dev);
 }
 
 static void test_lengths(Test* t) {
-    const size_t lengths[] = {1, 7, 16, 33, 257, 4096, 10007};
+    const size_t lengths[] = {1, 7, 16, 33, 257, 4096, 10007};  // the last go round a grid of 3 multiprocessors, as dev/simt has
     for (size_t i = 0; i < 3 * N_TEST_THREADS * sizeof lengths / sizeof *lengths; i++) {
         check_update(t, lengths[i / (3 * N_TEST_THREADS)], (int)(i / N_TEST_THREADS % 3),
                      test_threads((int)i % N_TEST_THREADS));
@@ -133,19 +190,208 @@ static void test_double(Test* t) {
 }
 
 static void test_obvious(Test* t) {
-    float p[] = {1.0f, 1.0f, 1.0f, 2.0f}, m[4] = {0}, v[4] = {0};
-    const float g[] = {1e-3f, -1e3f, 0.0f, 0.0f};
+    float p[] = {1.0f, 1.0f, 1.0f, 2.0f}, m[4] = {0}, v[4] = {0}, g[] = {1e-3f, -1e3f, 0.0f, 0.0f};
+    State first = {p, m, v, g, 3}, last = {p + 3, m + 3, v + 3, g + 3, 1};
     Device dev = test_device(1);
     AdamW a = settings(1.0f, 1);
-    adamw_update(p, m, v, g, 3, 0.0f, &a, &dev);
+    update(&first, 0.0f, &a, &dev);
     // the first step is lr against the gradient's sign, whatever its size: eps is 1e-5 of the smaller one
     check(t, fabsf(p[0] - 0.999f) < 1e-7f && fabsf(p[1] - 1.001f) < 1e-7f, "found %.9g and %.9g", (double)p[0],
           (double)p[1]);
     check(t, p[2] == 1.0f && m[2] == 0.0f && v[2] == 0.0f, "no gradient, no decay: nothing moves");
-    adamw_update(p + 3, m + 3, v + 3, g + 3, 1, 0.5f, &a, &dev);
+    update(&last, 0.5f, &a, &dev);
     check(t, p[3] == 2.0f - 1e-3f * (0.5f * 2.0f), "no gradient: decay alone, found %.9g", (double)p[3]);
     device_free(&dev);
 }
+
+// ---- noise ----
+
+static void test_noise(Test* t) {
+    // the published stream of seed 0
+    const uint64_t want[] = {0xE220A8397B1DCDAFu, 0x6E789E6AA1B965F4u, 0x06C45D188009454Fu, 0xF88BB8A8724C81ECu};
+    for (uint64_t i = 0; i < 4; i++) {
+        check(t, splitmix64(0, i) == want[i], "number %d: found %016llx", (int)i, (unsigned long long)splitmix64(0, i));
+    }
+    check(t, noise_u32(0, 2) == 0x06C45D18u && noise_u32(1, 2) == (uint32_t)(splitmix64(0, (1ull << 32) + 2) >> 32), "keys are 2^32 apart");
+    const uint32_t key = noise_key_of(1, 2, 3);
+    check(t, key != noise_key_of(2, 2, 3) && key != noise_key_of(1, 3, 3) && key != noise_key_of(1, 2, 4) && key != noise_key_of(1, 3, 2),
+          "seed, step and tensor each make another key");
+    // products of neighbours, of steps and of tensors: independent uniform numbers have the mean 0 and the variance 1/9
+    enum { N = 1 << 16 };
+    const uint32_t keys[] = {key, noise_key_of(1, 3, 3), noise_key_of(1, 2, 4), key + 1};
+    for (int k = 0; k < 4; k++) {
+        double sum = 0.0;
+        for (uint64_t i = 0; i < N; i++) {
+            double a = (noise_u32(key, i) & 0xffff) / 32767.5 - 1.0, b = (noise_u32(keys[k], i + (k == 0)) & 0xffff) / 32767.5 - 1.0;
+            sum += a * b;
+        }
+        check(t, fabs(sum) < 5.0 * sqrt(N / 9.0), "correlation %d: found %.3g standard deviations", k, sum / sqrt(N / 9.0));
+    }
+}
+
+static float float_of_bf16(uint16_t x) { return float_from_bits((uint32_t)x << 16); }
+
+static void test_rounding(Test* t) {
+    enum { N = 1 << 16 };
+    const float values[] = {1.0f + 0x1p-8f, 1.0f + 0x1p-9f, -1.0f - 0x1.8p-8f, 1.0f + 0x1p-23f, 3.14159274f, -2.71828175e-20f,
+                            0x1.fffffep0f, 1e-41f, -0x1.23456p-130f, 0x1.fffffep-127f};
+    for (size_t k = 0; k < sizeof values / sizeof *values; k++) {
+        const float x = values[k], low = float_from_bits(float_bits(x) & 0xffff0000u), high = float_from_bits((float_bits(x) & 0xffff0000u) + 0x10000u);
+        const double up = ((double)x - (double)low) / ((double)high - (double)low);
+        int n_high = 0;
+        for (uint64_t i = 0; i < N; i++) {
+            float y = float_of_bf16(stochastic_bf16(x, noise_u32(7, i)));
+            check(t, y == low || y == high, "%.9g becomes %.9g", (double)x, (double)y);
+            n_high += y == high;
+        }
+        double apart = fabs(n_high - N * up), allowed = 5.0 * sqrt(N * up * (1.0 - up)) + 1.0;
+        check(t, apart <= allowed, "%.9g: rounded up %d of %d times, expected %.1f", (double)x, n_high, (int)N, N * up);
+    }
+    // exactly as often as the lower half says: each of the 65536 thresholds once
+    for (uint32_t low = 0; low < 65536; low += 4369) {
+        uint32_t n_high = 0;
+        for (uint32_t noise = 0; noise < 65536; noise++) { n_high += stochastic_bf16(float_from_bits(0x3f800000u + low), noise << 16 | noise) == 0x3f81; }
+        check(t, n_high == low, "lower half %u: rounded up %u times", low, n_high);
+    }
+}
+
+static void test_rounding_special(Test* t) {
+    const uint32_t kept[] = {0x00000000, 0x80000000, 0x3f800000, 0xbf810000, 0x7f7f0000, 0x00010000, 0x80010000, 0x7f800000, 0xff800000};
+    const uint32_t nans[] = {0x7fc00000, 0xffc00000, 0x7f800001, 0xff80ffff, 0x7fffffff, 0x7fa00000};
+    for (uint64_t i = 0; i < 1000; i++) {
+        uint32_t noise = i == 0 ? 0xffffffffu : noise_u32(3, i);
+        for (size_t k = 0; k < sizeof kept / sizeof *kept; k++) {
+            uint16_t y = stochastic_bf16(float_from_bits(kept[k]), noise);
+            check(t, y == kept[k] >> 16, "%08x becomes %04x", kept[k], y);
+        }
+        for (size_t k = 0; k < sizeof nans / sizeof *nans; k++) {
+            uint16_t y = stochastic_bf16(float_from_bits(nans[k]), noise);
+            check(t, isnan(float_of_bf16(y)) && y >> 15 == nans[k] >> 31, "NaN %08x becomes %04x", nans[k], y);
+        }
+    }
+    check(t, stochastic_bf16(FLT_MAX, 0xffff) == 0x7f80 && stochastic_bf16(FLT_MAX, 0) == 0x7f7f, "the largest float: up is infinity");
+}
+
+// ---- stored parameters ----
+
+// X = float: stored is the new parameter, with a master and without
+static void test_stored_float(Test* t) {
+    Device dev = test_device(2);
+    for (int with_master = 0; with_master < 2; with_master++) {
+        State s = new_state(1003, 2), want = copied_state(&s);
+        AdamW a = settings(0.5f, 2);
+        float *stored = with_master ? filled_array(s.n, NAN) : copied_array(s.p, s.n);
+        update(&want, 0.1f, &a, &dev);
+        float *d_stored = to_device(stored, s.n, &dev), *p = to_device(s.p, s.n, &dev), *m = to_device(s.m, s.n, &dev),
+              *v = to_device(s.v, s.n, &dev), *g = to_device(s.g, s.n, &dev);
+        adamw_update_stored(d_stored, with_master ? p : (float*)NULL, m, v, g, s.n, 0.1f, &a, 5, 7, &dev);
+        from_device(stored, d_stored, s.n, &dev), from_device(s.p, p, s.n, &dev), from_device(s.m, m, s.n, &dev),
+            from_device(s.v, v, s.n, &dev);
+        check_bits(t, "stored", stored, want.p, s.n);
+        check_bits(t, "m", s.m, want.m, s.n);
+        check_bits(t, "v", s.v, want.v, s.n);
+        if (with_master) { check_bits(t, "master", s.p, want.p, s.n); }
+        d_stored = to_device(stored, s.n, &dev), p = to_device(s.p, s.n, &dev);
+        round_stored(d_stored, p, s.n, 5, 7, &dev);
+        from_device(stored, d_stored, s.n, &dev), device_drop(p), device_drop(g);
+        check_bits(t, "round_stored copies", stored, s.p, s.n);
+        free(stored), free_state(&s), free_state(&want);
+    }
+    device_free(&dev);
+}
+
+#if defined(__CUDACC__) && !defined(EXACT)
+typedef __nv_bfloat16 bf16;
+
+// adamw_update_stored for the elements from `first` on, in pieces of at most n_piece: stored (n) as floats, and s
+static void update_stored(float* stored, State* s, int with_master, size_t first, size_t n_piece, const AdamW* a, const Device* dev) {
+    bf16* d_stored = to_device_as<bf16>(stored, s->n, dev);
+    float *p = to_device(s->p, s->n, dev), *m = to_device(s->m, s->n, dev), *v = to_device(s->v, s->n, dev), *g = to_device(s->g, s->n, dev);
+    for (size_t i = 0; i < s->n; i += n_piece) {
+        size_t n = s->n - i < n_piece ? s->n - i : n_piece;
+        adamw_update_stored(d_stored + i, with_master ? p + i : NULL, m + i, v + i, g + i, n, 0.1f, a, 11u, first + i, dev);
+    }
+    from_device_as(stored, d_stored, s->n, dev);
+    from_device(s->p, p, s->n, dev), from_device(s->m, m, s->n, dev), from_device(s->v, v, s->n, dev), device_drop(g);
+}
+
+// with a master that has no more digits than bf16, an update must not depend on where the parameter is read
+static void check_stored(Test* t, size_t n, size_t first, int hard) {
+    Device dev = test_device(1);
+    State s = new_state(n, hard), want = copied_state(&s), before;
+    AdamW a = settings(0.5f, 2);
+    float *stored = filled_array(n, 77.0f), *alone = copied_array(s.p, n), *again = filled_array(n, NAN);
+    for (size_t i = 0; i < n; i++) { s.p[i] = want.p[i] = alone[i] = (float)(bf16)s.p[i]; }
+    before = copied_state(&s);
+    adamw_update_ref(want.p, want.m, want.v, want.g, n, 0.1f, &a);
+    State s_alone = copied_state(&s);
+    update_stored(stored, &s, 1, first, n, &a, &dev);
+    check_state(t, "master", &s, &want, &before, 0.1f, &a);
+    for (size_t i = 0; i < n; i++) { again[i] = float_of_bf16(stochastic_bf16(s.p[i], noise_u32(11, first + i))); }
+    check_bits(t, "stored is the master, rounded by the noise of its element", stored, again, n);
+    update_stored(alone, &s_alone, 0, first, n, &a, &dev);
+    check_bits(t, "without a master: stored", alone, stored, n);
+    check_bits(t, "without a master: m", s_alone.m, s.m, n);
+    bf16* d_again = to_device_as<bf16>(alone, n, &dev);
+    float* d_master = to_device(s.p, n, &dev);
+    round_stored(d_again, d_master, n, 11u, first, &dev);
+    from_device_as(again, d_again, n, &dev), device_drop(d_master);
+    check_bits(t, "round_stored: what the update stored", again, stored, n);
+    free(stored), free(alone), free(again), free_state(&s), free_state(&want), free_state(&before), free_state(&s_alone);
+    device_free(&dev);
+}
+
+static void test_stored(Test* t) {
+    const size_t lengths[] = {1, 7, 33, 257, 4096, 7001};
+    for (size_t i = 0; i < 3 * sizeof lengths / sizeof *lengths; i++) { check_stored(t, lengths[i / 3], i * 1000003, (int)(i % 3)); }
+    check_stored(t, 33, ((size_t)1 << 33) + 5, 0);
+}
+
+// in one call; in pieces that begin between packs; on a GPU of one multiprocessor and of many
+static void test_stored_shares(Test* t) {
+    const size_t n = 5003, pieces[] = {5003, 1024, 37, 4, 5003, 5003};
+    const int n_sms[] = {3, 3, 3, 3, 1, 132};
+    float* first = NULL;
+    for (int i = 0; i < 6; i++) {
+        Device dev = test_device(1);
+        dev.n_sms = n_sms[i];
+        State s = new_state(n, 0);
+        AdamW a = settings(0.5f, 2);
+        float* stored = filled_array(n, 0.0f);
+        update_stored(stored, &s, 1, 0, pieces[i], &a, &dev);
+        if (first) { check_bits(t, "stored", stored, first, n); }
+        if (first) { free(stored); } else { first = stored; }
+        free_state(&s);
+        device_free(&dev);
+    }
+    free(first);
+}
+
+// steps far below half a last place, of which rounding to nearest would keep none
+static void test_stored_small_steps(Test* t) {
+    enum { N = 4096, STEPS = 20 };
+    Device dev = test_device(1);
+    float *ones = filled_array(N, 1.0f), *zeros = filled_array(N, 0.0f);
+    bf16* stored = to_device_as<bf16>(ones, N, &dev);
+    float *m = to_device(zeros, N, &dev), *v = to_device(zeros, N, &dev), *g = to_device(ones, N, &dev);
+    for (int step = 1; step <= STEPS; step++) {
+        AdamW a = adamw_step(1e-4f, 0.9f, 0.999f, 1e-8f, 1.0f, step);
+        adamw_update_stored(stored, (float*)NULL, m, v, g, N, 0.0f, &a, noise_key_of(1, (uint64_t)step, 0), 0, &dev);
+    }
+    from_device_as(ones, stored, N, &dev), device_drop(m), device_drop(v), device_drop(g);
+    double mean = 0.0;
+    for (int i = 0; i < N; i++) { mean += (double)ones[i] / N; }
+    // below 1 a step is 1e-4 / 2^-8 = 0.0256 of a last place: each rounding has the variance 0.025 last places squared
+    double deviation = sqrt(0.0256 * STEPS / N) * 0x1p-8;
+    check(t, fabs(mean - (1.0 - STEPS * 1e-4)) < 5.0 * deviation, "20 steps of 1e-4 lead from 1 to %.6f, on average", mean);
+    free(ones), free(zeros);
+    device_free(&dev);
+}
+#else
+static void test_stored(Test* t) { skip(t, "a fast build for GPUs stores bf16"); }
+static void test_stored_shares(Test* t) { test_stored(t); }
+static void test_stored_small_steps(Test* t) { test_stored(t); }
+#endif
 
 // ---- global norm ----
 
@@ -159,6 +405,16 @@ static double spelled_sum(double sum, const float* g, size_t n) {
         for (int j = 0; j < 16; j++) { chunk_sum += lane[j]; }
         sum += chunk_sum;
     }
+    return sum;
+}
+
+// sum_of_squares, on the device; the array begins `skip_first` floats behind a boundary
+static double device_sum(double sum, const float* g, size_t n, size_t skip_first, const Device* dev) {
+    float *shifted = filled_array(skip_first + n, 1e30f), *d_g;
+    memcpy(shifted + skip_first, g, sizeof(float) * n);
+    d_g = to_device(shifted, skip_first + n, dev);
+    sum = sum_of_squares(sum, d_g + skip_first, n, dev);
+    device_drop(d_g), free(shifted);
     return sum;
 }
 
@@ -177,7 +433,8 @@ static void test_norm_order(Test* t) {
         double want = spelled_sum(0.1, g, n);
         check_sum(t, sum_of_squares_ref(0.1, g, n), want, "plain", n, n_threads);
         Device dev = test_device(n_threads);
-        check_sum(t, sum_of_squares(0.1, g, n, &dev), want, "fast", n, n_threads);
+        check_sum(t, device_sum(0.1, g, n, 0, &dev), want, "fast", n, n_threads);
+        check_sum(t, device_sum(0.1, g, n, 1, &dev), want, "fast, between boundaries", n, n_threads);
         device_free(&dev);
         free(g);
     }
@@ -187,11 +444,11 @@ static void test_norm_obvious(Test* t) {
     float g[10000] = {0};
     Device dev = test_device(2);
     g[0] = 3.0f, g[9999] = -4.0f;
-    double sum = sum_of_squares(0.0, g, 10000, &dev);
+    double sum = device_sum(0.0, g, 10000, 0, &dev);
     check(t, sqrt(sum) == 5.0, "the norm of (3, -4) is 5, found %.17g", sqrt(sum));
-    check(t, sum_of_squares(sum, g, 10000, &dev) == 50.0, "a second tensor goes on from the first");
+    check(t, device_sum(sum, g, 10000, 0, &dev) == 50.0, "a second tensor goes on from the first");
     for (int i = 0; i < 10000; i++) { g[i] = 1e30f; }
-    check(t, fabs(sqrt(sum_of_squares(0.0, g, 10000, &dev)) / ((double)1e30f * 100.0) - 1.0) < 1e-14,
+    check(t, fabs(sqrt(device_sum(0.0, g, 10000, 0, &dev)) / ((double)1e30f * 100.0) - 1.0) < 1e-14,
           "no overflow: squares are doubles");
     device_free(&dev);
 }
@@ -203,6 +460,13 @@ int main(int argc, char** argv) {
         {"lengths", "equals the plain loop at odd lengths; cancellation, subnormals, -0, Inf, NaN too", test_lengths},
         {"double", "an update agrees with double", test_double},
         {"obvious", "a first step is lr against the sign, decay alone shrinks", test_obvious},
+        {"noise", "the published stream; no correlation between elements, steps and tensors", test_noise},
+        {"rounding", "up as often as the value lies near the upper bf16, so that the mean is the value", test_rounding},
+        {"rounding special", "a bf16, an infinity, a NaN stay what they are", test_rounding_special},
+        {"stored float", "as float: the new parameter itself, with a master and without", test_stored_float},
+        {"stored", "as bf16: the rounded master; without one the same; round_stored makes it anew", test_stored},
+        {"stored shares", "the same bits in pieces and on any number of multiprocessors", test_stored_shares},
+        {"stored steps", "without a master, steps too small for a bf16 add up on average", test_stored_small_steps},
         {"norm order", "equals the stated order bit for bit at odd lengths", test_norm_order},
         {"norm obvious", "(3, -4) over 10000 elements; goes on from tensor to tensor; 1e30 does not overflow",
          test_norm_obvious},

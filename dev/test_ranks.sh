@@ -179,6 +179,10 @@ two "another program" "rank 1: other program than rank 0" . "$trainer_other"
 two "other data" "rank 1: other training data than rank 0" elsewhere "$trainer"
 "$trainer" "${start[@]}" --zero 2 >out 2>err
 check "--zero 2" test $? = 2 -a "$(grep -c '^train_gpt2: --zero: expected 0 or 1, found 2' err)" = 1
+ranks 3 "${options[@]}" --lrr 3
+check "a wrong option on three ranks: said once, status 2" test $status = 2 -a "$(wc -l <err)" = 1 -a "$(grep -c '^train_gpt2: --lrr: unknown option' err)" = 1
+ranks 3 --help
+check "--help on three ranks: printed once" test $status = 0 -a ! -s err -a "$(grep -c -- '--batch-size' out)" = 1
 ranks 2 --config tiny.json --generate x
 check "--generate on two ranks" test $status = 2 -a "$(grep -c '2 ranks are for training and --eval-only: start one' err)" -ge 1
 RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$(port) timeout 20 "$trainer" "${options[@]}" --init-timeout 1 --run several >out 2>err

@@ -39,11 +39,12 @@ typedef struct {
     pthread_cond_t job_ended;  // background.h waits for it
     int status;                // exit status of the first failure; 0: nothing has failed
     int job_failed;            // a job stands still for ever
+    int silent;                // another process says it (options.h)
 } Failure;
 
 // a state of the process, as its end is
 static inline Failure* failure_(void) {
-    static Failure failure = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0};
+    static Failure failure = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0};
     return &failure;
 }
 
@@ -66,7 +67,7 @@ static inline void fail_end_(int status, const char* format, va_list args) {
     Failure* f = failure_();
     pthread_mutex_lock(&f->lock);
     if (f->status == 0) {
-        fail_line_(format, args);
+        if (!f->silent) { fail_line_(format, args); }
         f->status = status;
     }
     if (*failure_in_job_()) {

@@ -3,8 +3,8 @@ Sum of squares of a gradient, for the global norm: norm = (float)sqrt(sum over a
     g (n)   one tensor; sum: the running total, to which the tensor's chunks are added
 Ranks compute chunk sums of the parts that they own, exchange them, and add all in order (zero.h).
 sum_of_squares returns to the host: in a CUDA build it waits for the device. chunk_sums_of_squares does not.
-Cost:   memory bound, n floats read once, n / 4096 doubles written. CUDA: 16 bytes a load; needs one fused multiply-add in
-        double and one conversion per element, which GPUs without fast doubles (not A100, H100, H200) cannot feed.
+Cost:   memory bound, n floats read once, n / 4096 doubles written. CUDA: 16 bytes a load; a conversion and a
+        multiply-add in double per element, which A100, H100 and H200 do faster than memory delivers, consumer cards do not.
 Order:  one chain over a billion squares would neither be accurate nor parallel, so the law here is another fixed order,
         chosen by shape alone: the tensor is cut into chunks of 4096 elements; in a chunk, double sum j of 16 takes elements
         j, j+16, j+32, ... ascending; then the 16 are added in order, and the chunk sums are added to `sum` in order.
@@ -88,9 +88,10 @@ static inline void chunk_sums_of_squares(double* sums, const float* g, size_t n,
 // the chunk sums are added on the host, in order
 static inline double sum_of_squares(double sum, const float* g, size_t n, const Device* dev) {
     const int64_t n_chunks = ceil_div((int64_t)n, NORM_CHUNK);
+    if (n == 0) { return sum; }
     double* sums = (double*)device_workspace(dev, sizeof(double) * (size_t)n_chunks);
     chunk_sums_of_squares(sums, g, n, dev);
-    double* on_host = (double*)malloc(sizeof(double) * ((size_t)n_chunks + 1));
+    double* on_host = (double*)malloc(sizeof(double) * (size_t)n_chunks);
     if (!on_host) { fail_run("norm: no memory for %lld chunk sums", (long long)n_chunks); }
     device_download(on_host, sums, sizeof(double) * (size_t)n_chunks, dev);
     for (int64_t chunk = 0; chunk < n_chunks; chunk++) { sum += on_host[chunk]; }
