@@ -98,9 +98,9 @@ extern "C" __attribute__((weak)) void __asan_on_error() {
 
 // ---- waiting ----
 
-static inline SimtThread& simt_self() { return simt_block.threads[simt_block.current]; }
+SIMT_TRUSTED static inline SimtThread& simt_self() { return simt_block.threads[simt_block.current]; }
 
-static inline void simt_wait_(SimtThread& t, SimtState state, const char* what, void* part, const char* file, int line) {
+SIMT_TRUSTED static inline void simt_wait_(SimtThread& t, SimtState state, const char* what, void* part, const char* file, int line) {
     t.state = state;
     t.waits_for = what;
     t.part = part;
@@ -161,13 +161,13 @@ static inline SimtVote simt_barrier(const char* what, int predicate, const char*
 }
 
 // all lanes of the mask wait: at the same place for the same mask?
-static inline int simt_lanes_agree_(SimtThread* warp, int lane) {
+SIMT_TRUSTED static inline int simt_lanes_agree_(SimtThread* warp, int lane) {
     const SimtThread& t = warp[lane];
     for (int i = 0; i < SIMT_WARP; i++) {
         if (!(t.mask >> i & 1)) { continue; }
         const SimtThread& other = warp[i];
         if (other.mask != t.mask) { return 0; }  // it waits for fewer lanes first
-        if (other.line != t.line || other.waits_for != t.waits_for || strcmp(other.file, t.file) != 0) {
+        if (other.line != t.line || other.waits_for != t.waits_for || (other.file != t.file && strcmp(other.file, t.file) != 0)) {
             simt_fail("divergent warp: lane %d is at %s:%d (%s), lane %d of its mask %08x at %s:%d (%s)", lane, t.file, t.line,
                       t.waits_for, i, t.mask, other.file, other.line, other.waits_for);
         }
@@ -176,7 +176,7 @@ static inline int simt_lanes_agree_(SimtThread* warp, int lane) {
 }
 
 // A collective of the lanes in mask: each calls it at the same place with the same mask.
-static inline void simt_collective(const char* what, unsigned mask, void* part, SimtComplete complete, const char* file, int line) {
+SIMT_TRUSTED static inline void simt_collective(const char* what, unsigned mask, void* part, SimtComplete complete, const char* file, int line) {
     SimtBlock& b = simt_block;
     if (b.current < 0) { simt_fail("%s at %s:%d: called by no kernel", what, file, line); }
     SimtThread& t = simt_self();
@@ -286,7 +286,7 @@ static inline void simt_deadlock_() {
 }
 
 // runs the ready thread that is first in the order until none is left
-static inline void simt_run_block_(dim3 block) {
+SIMT_TRUSTED static inline void simt_run_block_(dim3 block) {
     SimtBlock& b = simt_block;
     for (int i = 0; i < b.n_threads; i++) {
         SimtThread& t = b.threads[i];
