@@ -123,15 +123,15 @@ CUDA_ARCH ?= $(if $(filter cuda% %cu build/nvcc-%,$(MAKECMDGOALS)),$(shell dev/c
 CPU ?= 0
 CUDA_BUILD = build/nvcc-$(CUDA_ARCH)-$(PRECISION)
 CUDA_TRAINERS = $(patsubst %.cu,%cu,$(sort $(wildcard train_*.cu)))
-CUDA_TESTS := $(patsubst %.c,%,$(shell grep -l '\bto_device\b' $(sort $(wildcard test_*.c))))  # those with kernels
+CUDA_TESTS := $(patsubst %.c,%,$(shell grep -l '\bto_device\b\|include "train_.*cu"' $(sort $(wildcard test_*.c))))  # those with kernels
 CUDA_PROGRAMS = $(CUDA_TRAINERS) $(CUDA_TESTS) $(patsubst dev/%.cu,%,$(sort $(wildcard dev/cuda/*.cu dev/bench/*.cu)))
 
 NVCC = $(shell dev/cuda_flags.sh nvcc)
 NVCC_bf16 =
 NVCC_fp32 = -DFP32
 NVCC_exact = -DEXACT --fmad=false -prec-div=true -prec-sqrt=true -ftz=false
-# without -Wshadow: CUDA's headers declare `half` for all
-NVCC_WARNINGS = -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(filter-out -Werror -Wshadow,$(WARNINGS)))
+# without -Wshadow: CUDA's headers declare `half` for all; without -Wextra, which in C++ warns of every min with an enum
+NVCC_WARNINGS = -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(filter-out -Werror -Wshadow -Wextra,$(WARNINGS)))
 # 1675: pragmas of gcc, which nvcc does not know, in host code
 NVCC_FLAGS = -std=c++17 -O3 -arch=$(CUDA_ARCH) -lineinfo -I. $(NVCC_$(PRECISION)) -diag-suppress 1675 $(NVCC_WARNINGS)
 NVCC_FLAGS += -Xcompiler $(subst $(space),$(comma),-march=$(ARCH) $(EXACT) -fopenmp)
@@ -232,10 +232,10 @@ SIMT_SANITIZE = -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
 SIMT_OPT = -O2
 build/simt-exact/test_% build/simt-fast/test_% build/simt-exact-asan/% build/simt-fast-asan/%: SIMT_OPT = $(SIMT_SANITIZE)
 build/simt-exact/% build/simt-exact-asan/%: SIMT_EXACT = -DEXACT
-SIMT_FLAGS = -x c++ -std=gnu++17 -D_GNU_SOURCE -D__CUDACC__ -DSIMT $(SIMT_EXACT) $(SIMT_OPT) -g $(filter-out -ffp-contract%,$(EXACT)) -ffp-contract=off
+SIMT_FLAGS = -x c++ -include cuda_runtime.h -std=gnu++17 -D_GNU_SOURCE -D__CUDACC__ -DSIMT $(SIMT_EXACT) $(SIMT_OPT) -g $(filter-out -ffp-contract%,$(EXACT)) -ffp-contract=off
 SIMT_FLAGS += -fopenmp -Ibuild/simt/src -Idev/simt/include -Wall -Wextra -Werror -Wno-unknown-pragmas $(BUILT)
 SIMT_INCLUDES = $(wildcard dev/simt/include/*.h)
-SIMT_HEADERS = $(patsubst %,build/simt/src/%,$(wildcard llmc/*.h))
+SIMT_HEADERS = $(patsubst %,build/simt/src/%,$(wildcard llmc/*.h train_*.cu))  # what tests include
 
 # the sources, with launches and shared memory rewritten
 build/simt/src/%: % dev/simt/rewrite.py

@@ -74,7 +74,7 @@ static void expect_row(CrossEntropy* c, int n, double x_error) {
         sum += e, sum_error += e * exp_error(max - (double)x[v]);
     }
     if (sum < 0x1p-126) { sum = NAN; }                 // every exponential is 0 as a float: 0 / 0
-    double relative = sum_error / sum + 96.0 * ULP;    // a thread's sums, ten joins with an exponential each, the reciprocal
+    double relative = sum_error / sum + 96.0 * ULP;    // a thread's sum, which shrinks, two trees, the reciprocal
     for (int v = 0; v < c->Vp; v++) {
         int hot = v == c->targets[n], counted = v < c->V && c->targets[n] >= 0;
         double p = v < c->V ? exp((double)x[v] - max) / sum : 0.0, d = counted ? (p - hot) * (double)DLOSS : 0.0;

@@ -186,7 +186,7 @@ static void test_obvious(Test* t) {
     const float x[] = {0.0f, -0.0f, 20.0f, -20.0f, 1e30f, -1e30f, INFINITY}, ones[] = {1, 1, 1, 1, 1, 1, 1};
     const float want[] = {0.0f, -0.0f, 20.0f, -0.0f, 1e30f, -0.0f, INFINITY},
                 want_slope[] = {0.5f, 0.5f, 1.0f, 0.0f, 1.0f};
-    float out[7], slope[7];
+    float out[7] = {0}, slope[7] = {0};
     Device dev = test_device(1);
     forward(out, x, 7, &dev);
     backward(slope, x, ones, 0, 7, &dev);

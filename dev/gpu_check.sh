@@ -8,6 +8,7 @@
 #     dev/gpu_check.sh --rehearse               every stage with stand-ins for what needs a GPU, tiny, about 20 seconds
 # Options:
 #     --results DIR     where stages leave what they found (build/gpu_check); eight files, log.txt has all output
+#     --and DIR         results of other stages on the same card, brought home from elsewhere: for report; may be given again
 #     --budget SECONDS  for everything: a stage gets what is left, and is not started when nothing is
 #     --limit STAGE=SECONDS   instead of the stage's own limit
 #     --llmc DIR        llm.c with its train_gpt2cu built there: measured beside ours
@@ -31,6 +32,7 @@ inside=""  # the stage that this process is, and what runs PyTorch there
 torch=""
 stand_in=0
 stages=()
+others=()
 declare -A limit=([build]=360 [tests]=300 [sanitizer]=480 [ops]=300 [steps]=480 [report]=60)
 
 fail_input() { echo "gpu_check.sh: $1" >&2; exit 2; }
@@ -39,7 +41,7 @@ while [ $# -gt 0 ]; do
     case $1 in
         --rehearse) rehearse=1; shift; continue ;;
         --torch-stand-in) stand_in=1; shift; continue ;;  # also where PyTorch is, for dev/test_gpu_check.sh
-        --results | --budget | --limit | --llmc | --batch | --inside | --torch) [ $# -gt 1 ] || fail_input "$1: expected a value, found none" ;;
+        --results | --budget | --limit | --llmc | --batch | --inside | --torch | --and) [ $# -gt 1 ] || fail_input "$1: expected a value, found none" ;;
         pack | build | tests | sanitizer | ops | steps | report) stages+=("$1"); shift; continue ;;
         *) fail_input "expected stages (build tests sanitizer ops steps report), pack or an option, found \"$1\"" ;;
     esac
@@ -51,6 +53,7 @@ while [ $# -gt 0 ]; do
         --batch) batch=$2 ;;
         --inside) inside=$2 ;;
         --torch) torch=$2 ;;
+        --and) others+=("$2") ;;
     esac
     shift 2
 done
@@ -319,7 +322,7 @@ stage_report() {
     [ -n "$name" ] || { echo "nothing in $results: run the other stages first"; return 1; }
     page=doc/gpu/$(sed -n 's/^date\t//p' "$results/machine.txt")-$name.md
     [ $rehearse = 0 ] || page=$results/report.md
-    python3 dev/gpu_report.py "$results" >"$results/page" && mkdir -p "$(dirname "$page")" && mv "$results/page" "$page" && echo "$page"
+    python3 dev/gpu_report.py "$results" "${others[@]}" >"$results/page" && mkdir -p "$(dirname "$page")" && mv "$results/page" "$page" && echo "$page"
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -341,6 +344,7 @@ fi
 
 options=(--results "$results" --batch "$batch" --torch "$torch")
 [ $rehearse = 0 ] || options+=(--rehearse)
+for other in "${others[@]}"; do options+=(--and "$other"); done
 [ -z "$llmc" ] || options+=(--llmc "$(cd "$llmc" 2>/dev/null && pwd)")
 result=0
 if [ "${stages[0]}" = build ]; then (cd "$results" && rm -f -- *.tsv log.txt); fi  # what was found is of other programs

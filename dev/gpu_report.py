@@ -1,5 +1,6 @@
 """
-The page of dev/gpu_check.sh, from the files that its stages left: python3 dev/gpu_report.py RESULTS >PAGE. Standard library.
+The page of dev/gpu_check.sh, from the files that its stages left: python3 dev/gpu_report.py RESULTS... >PAGE. Standard library.
+Several folders are stages of one commit on one card, run one after the other.
 
 machine.txt   key, value                                    build.tsv      precision, program, verdict
 tests.tsv     precision, program, passed, failed, skipped, seconds, why
@@ -16,22 +17,22 @@ STAGES = ["build", "tests", "sanitizer", "ops", "steps"]
 FLOPS_124M = 6 * (12 * 12 * 768 * 768 + 50304 * 768)  # per token, of the matrix products; attention adds 6 L C T
 
 
-def rows(folder, name):
-    """Lists of fields; comments left out."""
-    try:
-        with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
-            lines = file.read().splitlines()
-    except FileNotFoundError:
-        return []
-    return [line.split("\t") for line in lines if line and not line.startswith("#")]
+def lines_of(folders, name):
+    for folder in folders:
+        try:
+            with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
+                yield from (line for line in file.read().splitlines() if line)
+        except FileNotFoundError:
+            pass
 
 
-def comments(folder, name):
-    try:
-        with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
-            return list(dict.fromkeys(line[1:].strip() for line in file if line.startswith("#")))
-    except FileNotFoundError:
-        return []
+def rows(folders, name):
+    """Lists of fields, of all folders; comments left out."""
+    return [line.split("\t") for line in lines_of(folders, name) if not line.startswith("#")]
+
+
+def comments(folders, name):
+    return list(dict.fromkeys(line[1:].strip() for line in lines_of(folders, name) if line.startswith("#")))
 
 
 def table(header, body, left=1):
@@ -62,21 +63,24 @@ def ratio(theirs, ours):
     return f"{theirs / ours:.2f}" if theirs and ours else "-"
 
 
-# ---- sections: each takes the folder and returns markdown ----
+# ---- sections: each takes the folders and returns markdown ----
 
-def machine(folder):
-    return table(["", ""], [line for line in rows(folder, "machine.txt") if line[0] not in ("kind", "date")], left=2)
+def machine(folders):
+    values = {}
+    for key, value in rows(folders, "machine.txt"):
+        values.setdefault(key, []).append(value)
+    return table(["", ""], [[key, "; ".join(dict.fromkeys(found))] for key, found in values.items() if key not in ("kind", "date")], left=2)
 
 
-def stages(folder):
-    found = {line[0]: line for line in rows(folder, "stages.tsv")}
+def stages(folders):
+    found = {line[0]: line for line in rows(folders, "stages.tsv")}  # the last of each
     body = [[name] + (found[name][1:3] if name in found else ["did not run", ""]) for name in STAGES]
     return table(["stage", "result", "seconds"], body, left=2)
 
 
-def tests(folder):
-    broken = [f"- {precision} {name}: does not build" for precision, name, verdict in rows(folder, "build.tsv") if verdict != "ok"]
-    lines = rows(folder, "tests.tsv")
+def tests(folders):
+    broken = dict.fromkeys(f"- {precision} {name}: does not build" for precision, name, verdict in rows(folders, "build.tsv") if verdict != "ok")
+    lines = rows(folders, "tests.tsv")
     passed, failed, skipped = (sum(int(line[i]) for line in lines) for i in (2, 3, 4))
     text = "\n".join(broken) + "\n\n" if broken else ""
     if not lines:
@@ -90,8 +94,8 @@ def tests(folder):
     return text + ("\n" + "\n".join(why) + "\n" if why else "")
 
 
-def sanitizer(folder):
-    lines = rows(folder, "sanitizer.tsv")
+def sanitizer(folders):
+    lines = rows(folders, "sanitizer.tsv")
     if not lines:
         return "No results.\n"
     columns = sorted({(line[1], line[0]) for line in lines})
@@ -118,8 +122,8 @@ def losses(lines):
     return text + f"\nAt step 1 they are {apart:.1g} apart: {verdict}.\n"
 
 
-def steps(folder):
-    lines = rows(folder, "steps.tsv")
+def steps(folders):
+    lines = rows(folders, "steps.tsv")
     best = shortest([line for line in lines if not line[0].startswith("loss ")])
     if not best:
         return "No results.\n"
@@ -148,8 +152,8 @@ def share(value, ceiling):
     return f"{100 * value / ceiling:.0f}" if value and ceiling else "-"
 
 
-def ops(folder):
-    best = shortest(rows(folder, "ops.tsv"))
+def ops(folders):
+    best = shortest(rows(folders, "ops.tsv"))
     if not best:
         return "No results.\n"
     gbps, tflops = ceilings(best)
@@ -161,13 +165,13 @@ def ops(folder):
         body.append([case, number(ms), number(n_bytes / ms / 1e6), share(n_bytes / ms / 1e6, gbps), number(flops / ms / 1e9) if flops else "-",
                      share(flops / ms / 1e9, tflops), number(theirs), ratio(theirs, ms)])
     text = f"A copy moves {number(gbps)} GB/s, bytes read and written; the large product reaches {number(tflops)} TFLOP/s"
-    text += "".join(f"; {note}" for note in comments(folder, "ops.tsv") if note.startswith("clocks")) + ".\n\n"
+    text += "".join(f"; {note}" for note in comments(folders, "ops.tsv") if note.startswith("clocks")) + ".\n\n"
     header = ["op, bf16, B 16, T 1024", "ms", "GB/s", "% of copy", "TFLOP/s", "% of product", "PyTorch eager, ms", "PyTorch / ours"]
     return text + table(header, body)
 
 
-def attention(folder):
-    lines = rows(folder, "ops.tsv")
+def attention(folders):
+    lines = rows(folders, "ops.tsv")
     best = {key: value for key, value in shortest(lines).items() if key[1].startswith("attention")}
     if not best:
         return "No results.\n"
@@ -180,20 +184,20 @@ def attention(folder):
         shown = [f"{ms:.3g} ({flops / ms / 1e9:.3g})" if ms else "-" for ms in cells]
         body.append([case.replace("attention_", "")] + shown + [ratio(fastest, cells[0])])
     text = table(["ms (TFLOP/s)"] + programs + ["fastest of PyTorch / ours"], body)
-    notes = [note for note in comments(folder, "ops.tsv") if not note.startswith("clocks")]
+    notes = [note for note in comments(folders, "ops.tsv") if not note.startswith("clocks")]
     return text + ("\n" + "\n".join(f"- {note}" for note in notes) + "\n" if notes else "")
 
 
 def main():
-    folder = sys.argv[1]
-    values = {line[0]: line[1] for line in rows(folder, "machine.txt") if len(line) > 1}
+    folders = sys.argv[1:]
+    values = {line[0]: line[1] for line in rows(folders, "machine.txt") if len(line) > 1}
     print(f"# {values.get('card', 'unknown card')}, {values.get('date', 'unknown date')}\n")
     if values.get("kind") == "rehearsal":
         print("**A rehearsal: no GPU had a part in this, and no number below means anything.**\n")
     print("Written by `dev/gpu_check.sh` ([how to read it](README.md)); every time is the shortest of several repetitions, taken in turn.\n")
     for title, section in [("Machine", machine), ("Stages", stages), ("Tests", tests), ("compute-sanitizer", sanitizer),
                            ("A training step of GPT-2 124M", steps), ("Ops", ops), ("Causal attention", attention)]:
-        print(f"## {title}\n\n{section(folder)}")
+        print(f"## {title}\n\n{section(folders)}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ What the assembler says of every kernel: registers, shared memory, stack, spills
 
     make ptxas                          write the table anew
     make ptxas PTXAS_OPTIONS=--check    compare: fails when the table is not what the code gives
-    python dev/ptxas.py [--check] [--archs sm_90,sm_80] -- NVCC FLAGS...    what make runs
+    python dev/ptxas.py [--check] [--archs sm_80,sm_90] -- NVCC FLAGS...    what make runs
 
 Compiles the programs in SOURCES to machine code, bf16 build (no GPU is needed), and reads `ptxas -v`. Fails (status 1) when a
 kernel whose name contains one of HOT spills registers: it then goes through memory for what should be at hand. A spill is a
@@ -19,8 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RECORD = "doc/gpu/ptxas.md"
 SOURCES = ["train_gpt2.cu", "dev/bench/gpu_ops.cu"]  # together they use every kernel as training does
-HOT = ["attention", "matmul", "gemm", "column_sums", "layernorm", "residual", "gelu", "crossentropy", "softmax", "adamw",
-       "embedding", "sum_of_squares"]
+HOT = ["adamw", "attention", "chunk_sums", "column_sums", "crossentropy", "embedding", "flash", "gelu", "gemm", "layernorm", "residual"]
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -30,9 +29,9 @@ SHARED = re.compile(r"(\d+) bytes smem")
 HEADER = """# Kernels as the assembler sees them
 
 Written by `make ptxas` with nvcc {release}, bf16 build; [dev/ptxas.py](../../dev/ptxas.py) says how. Nothing here was
-measured on a GPU. Registers are per thread (255 at most; 65,536 per multiprocessor). Shared memory is per block and without
-the part that a launch asks for; stack and spills are bytes per thread. A kernel that spills keeps registers in memory: the
-hot ones ({hot}) may not, or `make ptxas` fails.
+measured on a GPU. Registers are per thread (255 at most; a multiprocessor has 65,536). Shared memory is per block and without
+the part that a launch asks for; stack and spills are bytes per thread. Two numbers, `a / b`, are those of {archs}.
+A kernel that spills keeps registers in memory; those of {hot} may not, or `make ptxas` fails.
 """
 
 
@@ -87,10 +86,17 @@ def collect(nvcc, archs):
     return {(short(names[name]), arch): numbers for (_, arch), rows in zip(jobs, found) for name, numbers in rows.items()}
 
 
-def table(rows, release):
-    lines = [HEADER.format(release=release, hot=", ".join(HOT)), "| kernel | card | registers | shared | stack | spill stores | spill loads |",
-             "|---|---|---:|---:|---:|---:|---:|"]
-    lines += [f"| `{name}` | {arch} | " + " | ".join(f"{n:,}" for n in numbers) + " |" for (name, arch), numbers in sorted(rows.items())]
+def cell(values):
+    """One number where all cards have the same."""
+    return f"{values[0]:,}" if len(set(values)) == 1 else " / ".join("-" if v is None else f"{v:,}" for v in values)
+
+
+def table(rows, archs, release):
+    lines = [HEADER.format(release=release, archs=" and ".join(archs), hot=", ".join(HOT)),
+             "| kernel | registers | shared | stack | spill stores | spill loads |", "|---|---:|---:|---:|---:|---:|"]
+    for name in sorted({name for name, _ in rows}):
+        numbers = [rows.get((name, arch), (None,) * 5) for arch in archs]
+        lines.append(f"| `{name}` | " + " | ".join(cell(column) for column in zip(*numbers)) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -115,27 +121,28 @@ def check_record(text, release):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the committed table, write nothing")
-    parser.add_argument("--archs", default="sm_90,sm_80")
+    parser.add_argument("--archs", default="sm_80,sm_90")
     parser.add_argument("nvcc", nargs="+", help="the compiler and its flags, after --")
     options = parser.parse_args()
     version = subprocess.run([options.nvcc[0], "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout
     release = re.search(r"release ([\d.]+)", version)[1]
     try:
-        rows = collect(options.nvcc, options.archs.split(","))
+        archs = options.archs.split(",")
+        rows = collect(options.nvcc, archs)
     except RuntimeError as error:
         print(error)
         return 1
-    text, problems = table(rows, release), spilling(rows)
+    text, problems = table(rows, archs, release), spilling(rows)
     if options.check:
         problems += [p for p in [check_record(text, release)] if p]
     else:
         os.makedirs(os.path.join(ROOT, os.path.dirname(RECORD)), exist_ok=True)
         with open(os.path.join(ROOT, RECORD), "w", encoding="utf-8") as file:
             file.write(text)
-        print(f"{RECORD}: {len(rows)} kernels")
+        print(f"wrote {RECORD}")
     for problem in problems:
         print(f"FAIL  {problem}")
-    print(f"{len(rows)} kernels, {len(problems)} problems")
+    print(f"{len({name for name, _ in rows})} kernels, {len(problems)} problems")
     return int(bool(problems))
 
 

@@ -62,6 +62,13 @@ need() {
     return 1
 }
 
+need_nvcc() {
+    dev/cuda_flags.sh nvcc >/dev/null 2>&1 && dev/cuda_flags.sh flags >/dev/null && return 0
+    printf '%-52s skipped: no nvcc here with all its libraries\n' "$1"
+    skipped=$((skipped + 1))
+    return 1
+}
+
 programs() {
     for program in "$@"; do part "$(basename "$(dirname "$program")") $(basename "$program")" "$program"; done
 }
@@ -110,7 +117,13 @@ else
     part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
     part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
     part "several ranks" dev/test_ranks.sh
+    part "dev/gpu_check.sh, rehearsed" dev/test_gpu_check.sh
     finish_parts
+    if need_nvcc "CUDA programs"; then
+        part "compile and link for sm_90, bf16 and exact" make -s -j"$jobs" cuda CUDA_ARCHS=sm_90
+        finish_parts
+        part "kernels for sm_80 and sm_90: none spills" make -s ptxas PTXAS_OPTIONS=--check
+    fi
     part "broken on purpose" dev/mutate.sh  # which keeps every core busy by itself
     finish_parts
     part "NumPy reference against llm.c's numbers" $python dev/ref/gpt2.py --upstream

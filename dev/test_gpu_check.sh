@@ -60,6 +60,13 @@ gpu_check --rehearse --results "$work/r" report
 cmp -s "$work/first" "$work/r/report.md"
 verdict $? "the page comes out the same again from the files alone" "$(diff "$work/first" "$work/r/report.md")"
 
+gpu_check --rehearse --results "$work/s" steps
+rm "$work/r/steps.tsv"
+sed -i '/^steps/d' "$work/r/stages.tsv"
+gpu_check --rehearse --results "$work/r" --and "$work/s" report
+page_says "results of two folders make one page" '^\| ours \| B 2 T 16 \| [0-9.]+ \|'
+page_says "... with the stages of both" '^\| steps \| ok \|'
+
 # ---- when something is wrong: it is recorded, and the rest goes on ----
 
 export REHEARSE_FAULT=sanitizer

@@ -76,7 +76,7 @@ static inline void comm_nccl_leave_(CommLink* l, int is_failing) {
 }
 
 static inline void comm_device_open(Comm* c) {
-    if (c->size == 1 || c->link->nccl) { return; }
+    if (!c || c->size == 1 || c->link->nccl) { return; }
     CommNccl* nccl = (CommNccl*)malloc_check(sizeof(CommNccl), "NCCL");
     ncclUniqueId id;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;

@@ -209,26 +209,17 @@ template <int W, typename X>
 __device__ inline Softmax row_softmax_(const X* x, int V) {
     Softmax row = {-10000.0f, 0.0f};
     const int lane = threadIdx.x;  // block is (32)
-    for (int v = lane; v < V; v += WARP) { row.max = x[v] > row.max ? x[v] : row.max; }
+    for (int v = lane; v < V; v += WARP) { row.max = fmaxf(row.max, to_float(x[v])); }  // of a NaN and a number: the number
     row.max = row_max(row.max);
-    for (int v = lane; v - lane < V; v += WARP) { row.sum = row_add(row.sum, v < V ? kernel_exp(x[v] - row.max) : 0.0f); }
+    for (int v = lane; v - lane < V; v += WARP) { row.sum = row_add(row.sum, v < V ? kernel_exp(to_float(x[v]) - row.max) : 0.0f); }
     return row;
 }
 #else
-// of the columns of both: the smaller maximum's sum shrinks. join_(a, b) and join_(b, a) have the same bits
-__device__ inline Softmax softmax_join_(Softmax a, Softmax b) {
-    const float shrink = kernel_exp(-fabsf(a.max - b.max));
-    const bool a_larger = a.max >= b.max;
-    Softmax joined = {a_larger ? a.max : b.max, a_larger ? a.sum + b.sum * shrink : b.sum + a.sum * shrink};
-    return joined;
-}
-
-__device__ inline Softmax softmax_join_lanes_(Softmax s) {
-    for (int step = WARP / 2; step > 0; step /= 2) {
-        Softmax other = {__shfl_xor_sync(ALL_LANES, s.max, step), __shfl_xor_sync(ALL_LANES, s.sum, step)};
-        s = softmax_join_(s, other);
-    }
-    return s;
+// of the columns of all 32 lanes, from each lane's own
+__device__ inline Softmax softmax_lanes_(Softmax s) {
+    const float max = row_max(s.max);
+    const Softmax all = {max, lane_sum(s.sum * kernel_exp(s.max - max))};
+    return all;
 }
 
 // add W columns to what a thread has: one pass finds the maximum and the sum, which shrinks whenever the maximum grows
@@ -259,10 +250,10 @@ __device__ inline Softmax row_softmax_(const X* x, int V) {
         const float column[1] = {to_float(x[v])};
         s = softmax_add_(s, column);
     }
-    s = softmax_join_lanes_(s);
+    s = softmax_lanes_(s);
     if (lane == 0) { of_warp[warp] = s; }
     __syncthreads();
-    return softmax_join_lanes_(lane < n_warps ? of_warp[lane] : nothing);
+    return softmax_lanes_(lane < n_warps ? of_warp[lane] : nothing);
 }
 #endif
 

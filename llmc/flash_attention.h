@@ -9,7 +9,7 @@ nothing, others are filled up with zeros to the next of the two.
     softmax        "online": a running maximum; when it grows, what was summed so far is multiplied by exp(old - new)
                    (doc/attention.md). In base 2: exp(x) = 2^(x * log2 e), one instruction with the factor in the scale
     causal, window tiles that no query of the block sees are skipped, and where all see all, nothing is masked
-Error:  products of bf16 are exact in float. With e = 2^-9, the rounding of bf16, and sums in float, to first order:
+Error:  products of bf16 are exact in float. With e = 2^-8, the rounding of bf16, and sums in float, to first order:
             out   e * sum of att |v|  (weights are rounded before they meet v)  + e |out|
             D     sum over channels of |dout| * (error of out): it is computed as dout . out
             dv_u  e * sum over t of att |dout|  + e |dv|

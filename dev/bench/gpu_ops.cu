@@ -9,17 +9,17 @@ fewest that the op must move: every input read once, every output written once. 
 slice after slice and is far larger than the second-level cache, so each call finds its inputs in memory. Time is that
 between two events around at least 20 ms of calls. Like a trainer this is C: `cc -x c` builds it for the CPU.
 */
-#include "llmc/adamw.h"         // adamw_step, adamw_update
+#include "llmc/adamw.h"         // adamw_step, adamw_update_stored
 #include "llmc/attention.h"     // attention_forward, attention_backward
-#include "llmc/crossentropy.h"  // crossentropy_forward, crossentropy_backward
+#include "llmc/crossentropy.h"  // crossentropy_fused
 #include "llmc/device.h"        // Device, device_alloc, device_upload, device_copy
 #include "llmc/embedding.h"     // embedding_forward, embedding_backward
 #include "llmc/floatx.h"        // floatX
 #include "llmc/gelu.h"          // gelu_forward, gelu_backward
-#include "llmc/global_norm.h"   // sum_of_squares
-#include "llmc/layernorm.h"     // layernorm_forward, layernorm_backward
+#include "llmc/global_norm.h"   // chunk_sums_of_squares
+#include "llmc/layernorm.h"     // layernorm_forward, residual_layernorm_forward, layernorm_backward
 #include "llmc/log.h"           // seconds_now
-#include "llmc/matmul.h"        // matmul_forward, matmul_backward
+#include "llmc/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward, column_sums
 #include "llmc/residual.h"      // residual_forward
 #include "llmc/rng.h"           // xorshift_u32
 
@@ -119,6 +119,24 @@ static void run_fc(Bench* b, const Shape* s) { linear(b, s->B * s->T, s->C, 4 * 
 static void run_fc_backward(Bench* b, const Shape* s) { linear_backward(b, s->B * s->T, s->C, 4 * s->C, 1); }
 static void run_fcproj(Bench* b, const Shape* s) { linear(b, s->B * s->T, 4 * s->C, s->C, 1); }
 static void run_fcproj_backward(Bench* b, const Shape* s) { linear_backward(b, s->B * s->T, 4 * s->C, s->C, 1); }
+
+// the product of fc with its GELU; the other way to it is matmul_forward fc, then gelu_forward
+static void run_fc_gelu(Bench* b, const Shape* s) {
+    int N = s->B * s->T, C = s->C, OC = 4 * C;
+    floatX* out = one_way(b, (size_t)N * OC);
+    floatX* pre = one_way(b, (size_t)N * OC);
+    const floatX* inp = one_way(b, (size_t)N * C);
+    const floatX* weight = one_way(b, (size_t)OC * C);
+    matmul_gelu_forward(out, pre, inp, weight, one_way(b, (size_t)OC), 1, N, C, OC, &b->dev);
+    b->flops = 2.0 * N * C * OC;
+}
+
+static void run_fc_column_sums(Bench* b, const Shape* s) {
+    int N = s->B * s->T, OC = 4 * s->C;
+    float* sums = one_way_float(b, (size_t)OC);
+    column_sums(sums, one_way(b, (size_t)N * OC), N, OC, &b->dev);
+}
+
 static void run_logits(Bench* b, const Shape* s) { linear(b, s->B * s->T, s->C, s->V, 0); }
 static void run_logits_backward(Bench* b, const Shape* s) { linear_backward(b, s->B * s->T, s->C, s->V, 0); }
 
@@ -131,6 +149,19 @@ static void run_layernorm(Bench* b, const Shape* s) {
     const floatX* inp = one_way(b, N * C);
     const floatX* weight = one_way(b, C);
     layernorm_forward(out, mean, rstd, inp, weight, one_way(b, C), N, s->C, &b->dev);
+}
+
+static void run_residual_layernorm(Bench* b, const Shape* s) {
+    int N = s->B * s->T;
+    size_t C = (size_t)s->C;
+    floatX* residual = one_way(b, N * C);
+    floatX* out = one_way(b, N * C);
+    float* mean = one_way_float(b, (size_t)N);
+    float* rstd = one_way_float(b, (size_t)N);
+    const floatX* left = one_way(b, N * C);
+    const floatX* right = one_way(b, N * C);
+    const floatX* weight = one_way(b, C);
+    residual_layernorm_forward(residual, out, mean, rstd, left, right, weight, one_way(b, C), N, s->C, &b->dev);
 }
 
 static void run_layernorm_backward(Bench* b, const Shape* s) {
@@ -179,18 +210,18 @@ static void run_attention_backward(Bench* b, const Shape* s) {
     size_t N = (size_t)s->B * s->T, n_rows = N * s->NH;
     floatX* dqkv = one_way(b, N * 3 * s->C);
     const floatX* dout = one_way(b, N * s->C);
+    const floatX* out = one_way(b, N * s->C);
     const float* max = one_way_float(b, n_rows);
     const float* inv = one_way_float(b, n_rows);
-    attention_backward(dqkv, dout, max, inv, one_way(b, N * 3 * s->C), s->B, s->T, s->C, s->NH, &b->dev);
+    attention_backward(dqkv, dout, out, max, inv, one_way(b, N * 3 * s->C), s->B, s->T, s->C, s->NH, &b->dev);
     b->flops = 5.0 * s->B * s->T * s->T * s->C;
 }
 
 static void run_crossentropy(Bench* b, const Shape* s) {
     int N = s->B * s->T;
-    floatX* logits = (floatX*)slice(b, (size_t)N * s->V * sizeof(floatX), 2);
+    floatX* logits = updated(b, (size_t)N * s->V);
     float* losses = one_way_float(b, (size_t)N);
-    crossentropy_forward(losses, logits, logits, b->ids, N, s->V, s->V, &b->dev);
-    crossentropy_backward(logits, logits, b->ids, 1.0f / (float)N, N, s->V, s->V, &b->dev);
+    crossentropy_fused(losses, logits, b->ids, 1.0f / (float)N, 1, N, s->V, s->V, &b->dev);
 }
 
 static void run_embedding(Bench* b, const Shape* s) {
@@ -215,15 +246,17 @@ static size_t n_parameters(const Shape* s) { return s->C > 64 ? 124475904 : 4096
 static void run_adamw(Bench* b, const Shape* s) {
     size_t n = n_parameters(s);
     AdamW step = adamw_step(1e-4f, 0.9f, 0.95f, 1e-8f, 1.0f, 2);
-    float* p = updated_float(b, n);
+    floatX* stored = one_way(b, n);
+    float* master = updated_float(b, n);
     float* m = updated_float(b, n);
     float* v = updated_float(b, n);
-    adamw_update(p, m, v, one_way_float(b, n), n, 0.1f, &step, &b->dev);
+    adamw_update_stored(stored, master, m, v, one_way_float(b, n), n, 0.1f, &step, 1, 0, &b->dev);
 }
 
 static void run_sum_of_squares(Bench* b, const Shape* s) {
     size_t n = n_parameters(s);
-    sum_of_squares(0.0, one_way_float(b, n), n, &b->dev);
+    double* sums = (double*)slice(b, sizeof(double) * (size_t)ceil_div((int64_t)n, NORM_CHUNK), 1);
+    chunk_sums_of_squares(sums, one_way_float(b, n), n, &b->dev);
 }
 
 static const Case CASES[] = {
@@ -232,6 +265,7 @@ static const Case CASES[] = {
     {"embedding_forward", run_embedding},
     {"embedding_backward", run_embedding_backward},
     {"layernorm_forward", run_layernorm},
+    {"residual_layernorm_forward", run_residual_layernorm},
     {"layernorm_backward", run_layernorm_backward},
     {"residual_forward", run_residual},
     {"matmul_forward qkv", run_qkv},
@@ -240,6 +274,8 @@ static const Case CASES[] = {
     {"matmul_backward attproj", run_attproj_backward},
     {"matmul_forward fc", run_fc},
     {"matmul_backward fc", run_fc_backward},
+    {"matmul_gelu_forward fc", run_fc_gelu},
+    {"column_sums fc", run_fc_column_sums},
     {"matmul_forward fcproj", run_fcproj},
     {"matmul_backward fcproj", run_fcproj_backward},
     {"matmul_forward logits", run_logits},
@@ -247,8 +283,8 @@ static const Case CASES[] = {
     {"gelu_forward", run_gelu},
     {"gelu_backward", run_gelu_backward},
     {"crossentropy", run_crossentropy},  // forward and backward, in place
-    {"adamw_update", run_adamw},         // all parameters at once
-    {"sum_of_squares", run_sum_of_squares},
+    {"adamw_update", run_adamw},         // all parameters at once, with float masters
+    {"sum_of_squares", run_sum_of_squares},  // the chunks, which the host adds
 };
 
 static const Case ATTENTION[] = {{"attention_forward", run_attention}, {"attention_backward", run_attention_backward}};
