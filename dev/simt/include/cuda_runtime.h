@@ -1,8 +1,9 @@
 /*
 A stand-in for CUDA's header: kernels run on the CPU (dev/simt/README.md). What is here is what llmc/ uses; another call does not compile.
     simt_types.h    __global__, dim3, float4             simt_memory.h   device memory, who may touch it
-    simt_fiber.h    functions that stop and go on        simt_launch.h   threads, barriers, orders, the race check
-    simt_device.h   what kernels call                    this file       what the host calls
+    simt_fiber.h    functions that stop and go on        simt_block.h    threads, warps, barriers, shared memory
+    simt_launch.h   orders and the race check            simt_device.h   what kernels call
+    this file       what the host calls
 Streams run at once, in the order of the calls; only what the host sees in pinned memory waits for a synchronisation.
 */
 #ifndef SIMT_CUDA_RUNTIME_H
