@@ -193,6 +193,9 @@ explain() {
     { grep -A 1 '^FAIL' <<<"$1"; echo "status $2: $(tail -n 1 <<<"$1")"; } | head -n 2 | tr '\t\n' '  ' | cut -c 1-300
 }
 
+# the tool's first words; where it has none, the program's last
+findings() { grep -E '^=+ +[A-Za-z(]' <<<"$1" | grep -v COMPUTE-SANITIZER || echo "status $2: $(tail -n 1 <<<"$1")"; }
+
 # one tool: TOOL PRECISION NAME PATH; a line for sanitizer.tsv
 run_sanitizer() {
     local out status verdict
@@ -205,13 +208,13 @@ run_sanitizer() {
         *) verdict="test failed" ;;
     esac
     printf '%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "$verdict" \
-        "$([ $status = 0 ] || grep -E '^=+ +[A-Za-z(]' <<<"$out" | grep -vE 'COMPUTE-SANITIZER' | head -n 3 | tr '\t\n' '  ' | cut -c 1-300)"
+        "$([ $status = 0 ] || findings "$out" "$status" | head -n 3 | tr '\t\n' '  ' | cut -c 1-300)"
     printf '# %s %s %s\n%s\n' "$1" "$2" "$3" "$out" >&2
 }
 
 # runs FUNCTION with each line of standard input as its arguments, N at a time; lines come out whole
 in_parallel() {
-    export -f run_test run_sanitizer explain
+    export -f run_test run_sanitizer explain findings
     xargs -P "$1" -I '{}' bash -c "$2 {}"
 }
 
@@ -297,8 +300,8 @@ step_llmc() {  # MODEL
 }
 
 stage_steps() {
-    local round status=0 work model
-    work=$(mktemp -d)
+    local round status=0 model
+    work=$(mktemp -d)  # not local: the trap reads it
     trap 'rm -rf "$work"' EXIT
     model=$work/model
     : >"$results/steps.tsv"

@@ -73,11 +73,19 @@ typedef struct {
 
 enum { SIMT_MULTIPROCESSORS = 3 };  // few and odd: a loop over the grid has to wrap around
 
-static inline cudaError_t cudaGetDeviceCount(int* n) { *n = 1; return cudaSuccess; }
-static inline cudaError_t cudaSetDevice(int device) { return simt_return_(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
-static inline cudaError_t cudaGetDevice(int* device) { *device = 0; return cudaSuccess; }
+// a process has the memory of one device; which number it goes by is its choice, so that each rank of a machine has its own
+enum { SIMT_DEVICES = 16 };
+inline int simt_device;
+
+static inline cudaError_t cudaGetDeviceCount(int* n) { *n = SIMT_DEVICES; return cudaSuccess; }
+static inline cudaError_t cudaSetDevice(int device) {
+    if (device < 0 || device >= SIMT_DEVICES) { return simt_return_(cudaErrorInvalidDevice); }
+    simt_device = device;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGetDevice(int* device) { *device = simt_device; return cudaSuccess; }
 static inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
-    if (device != 0) { return simt_return_(cudaErrorInvalidDevice); }
+    if (device < 0 || device >= SIMT_DEVICES) { return simt_return_(cudaErrorInvalidDevice); }
     memset(p, 0, sizeof *p);
     strcpy(p->name, "simt");
     p->totalGlobalMem = SIMT_MEMORY;
@@ -109,7 +117,7 @@ typedef enum {
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 } cudaDeviceAttr;
 static inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-    if (device != 0) { return simt_return_(cudaErrorInvalidDevice); }
+    if (device < 0 || device >= SIMT_DEVICES) { return simt_return_(cudaErrorInvalidDevice); }
     switch (attribute) {
         case cudaDevAttrMaxThreadsPerBlock: *value = SIMT_MAX_THREADS; return cudaSuccess;
         case cudaDevAttrMaxSharedMemoryPerBlock: *value = SIMT_STATIC_SHARED; return cudaSuccess;
