@@ -159,10 +159,10 @@ stage_build() {
         if [ $rehearse = 1 ]; then
             make -k -j"$cores" $(programs | sed "s,[^ ]*,$made/&,g")
         else
-            make -k -j"$cores" cuda_programs "PRECISION=$precision" NVCC_WARNINGS= "COMMIT=$commit"
+            make -k -j"$cores" cuda_programs "PRECISION=$precision" NVCC_WARNINGS=-w "COMMIT=$commit"
         fi
         for name in $(programs); do
-            if [ -x "$made/$name" ] && make -q NVCC_WARNINGS= "COMMIT=$commit" "PRECISION=$precision" "$made/$name" >/dev/null 2>&1; then
+            if [ -x "$made/$name" ] && make -q NVCC_WARNINGS=-w "COMMIT=$commit" "PRECISION=$precision" "$made/$name" >/dev/null 2>&1; then
                 printf '%s\t%s\tok\n' $precision "$name"
             else
                 printf '%s\t%s\tdoes not build\n' $precision "$name"
