@@ -58,6 +58,7 @@ help:
 	@echo "make launch      then: ./launch -n 4 ./train_gpt2 ... starts 4 ranks on this machine (doc/ranks.md)"
 	@echo "make plot RUN=runs/...   draw loss.png and loss.html of a run; RUN=\"runs/a runs/b\" compares"
 	@echo "make bench       measure against PyTorch, llm.c and OpenBLAS (dev/bench/README.md)"
+	@echo "make test-simt  the CUDA kernels, run and checked on this CPU (dev/simt/README.md); part of make test"
 	@echo "make golden      write dev/golden anew from the NumPy references: the bytes must not change"
 	@echo "make check       the tests of one build only: make check CC=clang ARCH=x86-64 OPT=-O2 ASAN=1"
 	@echo "make fuzz        mutated files against every parser, FUZZ_SECONDS=60 each (dev/fuzz/README.md)"
@@ -122,7 +123,7 @@ CUDA_ARCH ?= $(if $(filter cuda% %cu build/nvcc-%,$(MAKECMDGOALS)),$(shell dev/c
 CPU ?= 0
 CUDA_BUILD = build/nvcc-$(CUDA_ARCH)-$(PRECISION)
 CUDA_TRAINERS = $(patsubst %.cu,%cu,$(sort $(wildcard train_*.cu)))
-CUDA_TESTS := $(patsubst %.c,%,$(shell grep -l 'to_device\|__CUDACC__' $(sort $(wildcard test_*.c))))  # those with kernels
+CUDA_TESTS := $(patsubst %.c,%,$(shell grep -l '\bto_device\b\|include "train_.*cu"' $(sort $(wildcard test_*.c))))  # those with kernels
 CUDA_PROGRAMS = $(CUDA_TRAINERS) $(CUDA_TESTS) $(patsubst dev/%.cu,%,$(sort $(wildcard dev/cuda/*.cu dev/bench/*.cu)))
 
 NVCC = $(shell dev/cuda_flags.sh nvcc)
@@ -222,40 +223,50 @@ fuzz: $(FUZZ)
 	        dev/fuzz/corpus/$$name || exit 1; \
 	done
 
-# ---- simt: the CUDA kernels on this CPU (dev/simt/README.md) ----
-#     build/simt-exact/test_layernorm    -DEXACT, with sanitizers; simt-fast: without EXACT
-#     build/simt-exact/train_gpt2cu      the trainer, without sanitizers; build/simt-exact-asan/train_gpt2cu with them
-SIMT_TESTS = test_simt test_layernorm
-SIMT_FLAGS = -x c++ -std=gnu++17 -D_GNU_SOURCE -D__CUDACC__ -DSIMT -O1 -g -ffp-contract=off -fno-math-errno -fno-trapping-math
-SIMT_FLAGS += -fopenmp -Ibuild/simt/src -Idev/simt/include -Wall -Wextra -Wno-unknown-pragmas $(BUILT)
-SIMT_SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all
-SIMT_HEADERS = $(patsubst %,build/simt/src/%,$(wildcard llmc/*.h))
-SIMT_COMPILE = @mkdir -p $(@D); echo "g++ (simt) $@"; g++ $(SIMT_FLAGS) -MMD -MP -MF $@.d
+# ---- simt: the CUDA kernels on this CPU; dev/simt/README.md ----
+#   build/simt-exact/test_gelu         with -DEXACT and sanitizers;  build/simt-fast/test_gelu: without EXACT
+#   build/simt-exact/train_gpt2cu      a trainer, for speed without sanitizers;  build/simt-exact-asan/train_gpt2cu: with them
+SIMT_TESTS = test_simt $(CUDA_TESTS)
+SIMT_PROGRAMS = $(foreach build,simt-exact simt-fast,$(SIMT_TESTS:%=build/$(build)/%))
+SIMT_SANITIZE = -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
+SIMT_OPT = -O2
+build/simt-exact/test_% build/simt-fast/test_% build/simt-exact-asan/% build/simt-fast-asan/%: SIMT_OPT = $(SIMT_SANITIZE)
+build/simt-exact/% build/simt-exact-asan/%: SIMT_EXACT = -DEXACT
+SIMT_FLAGS = -x c++ -include cuda_runtime.h -std=gnu++17 -D_GNU_SOURCE -D__CUDACC__ -DSIMT $(SIMT_EXACT) $(SIMT_OPT) -g $(filter-out -ffp-contract%,$(EXACT)) -ffp-contract=off
+SIMT_FLAGS += -fopenmp -Ibuild/simt/src -Idev/simt/include -Wall -Werror -Wno-unknown-pragmas -Wno-maybe-uninitialized $(BUILT)
+SIMT_INCLUDES = $(wildcard dev/simt/include/*.h)
+SIMT_HEADERS = $(patsubst %,build/simt/src/%,$(wildcard llmc/*.h train_*.cu))  # what tests include
 
+# the sources, with launches and shared memory rewritten
 build/simt/src/%: % dev/simt/rewrite.py
 	@dev/simt/rewrite.py build/simt/src $<
-build/simt-exact/test_%: build/simt/src/test_%.c $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
-	$(SIMT_COMPILE) $(SIMT_SANITIZE) -DEXACT $< -o $@ $(LIBS)
-build/simt-fast/test_%: build/simt/src/test_%.c $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
-	$(SIMT_COMPILE) $(SIMT_SANITIZE) $< -o $@ $(LIBS)
-build/simt-exact/test_simt: build/simt/src/dev/simt/test_simt.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
-	$(SIMT_COMPILE) $(SIMT_SANITIZE) -DEXACT $< -o $@ $(LIBS)
-build/simt-fast/test_simt: build/simt/src/dev/simt/test_simt.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
-	$(SIMT_COMPILE) -O2 $< -o $@ $(LIBS)
-build/simt-exact/train_%cu: build/simt/src/train_%.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
-	$(SIMT_COMPILE) -DEXACT $< -o $@ $(LIBS)
-build/simt-fast/train_%cu: build/simt/src/train_%.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
-	$(SIMT_COMPILE) $< -o $@ $(LIBS)
-build/simt-exact-asan/train_%cu: build/simt/src/train_%.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
-	$(SIMT_COMPILE) $(SIMT_SANITIZE) -DEXACT $< -o $@ $(LIBS)
-build/simt-fast-asan/train_%cu: build/simt/src/train_%.cu $(wildcard dev/simt/include/*.h) | $(SIMT_HEADERS)
-	$(SIMT_COMPILE) $(SIMT_SANITIZE) $< -o $@ $(LIBS)
-
--include $(wildcard build/simt-*/*.d)
 .PRECIOUS: build/simt/src/%
 
-test-simt: $(foreach build,simt-exact simt-fast,$(SIMT_TESTS:%=build/$(build)/%))
-	@dev/test.sh check $^
+define SIMT_COMPILE
+@mkdir -p $(@D)
+g++ $(SIMT_FLAGS) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
+endef
+define SIMT_RULES
+build/$(1)/test_simt: build/simt/src/dev/simt/test_simt.cu $$(SIMT_INCLUDES) | $$(SIMT_HEADERS)
+	$$(SIMT_COMPILE)
+build/$(1)/test_%: build/simt/src/test_%.c $$(SIMT_INCLUDES) | $$(SIMT_HEADERS)
+	$$(SIMT_COMPILE)
+build/$(1)/train_%cu: build/simt/src/train_%.cu $$(SIMT_INCLUDES) | $$(SIMT_HEADERS)
+	$$(SIMT_COMPILE)
+build/$(1)/%: build/simt/src/dev/%.cu $$(SIMT_INCLUDES) | $$(SIMT_HEADERS)
+	$$(SIMT_COMPILE)
+endef
+$(foreach build,simt-exact simt-fast simt-exact-asan simt-fast-asan,$(eval $(call SIMT_RULES,$(build))))
+
+-include $(wildcard build/simt-*/*.d build/simt-*/*/*.d)
+
+simt: $(SIMT_PROGRAMS)
+test-simt: $(SIMT_PROGRAMS)
+	@dev/test.sh check $^ dev/simt/test_rewrite.py
+
+# for dev/test.sh
+simt_programs:
+	@echo $(SIMT_PROGRAMS) dev/simt/test_rewrite.py
 
 golden:
 	$(PYTHON) dev/ref/gpt2.py
@@ -267,5 +278,5 @@ clean:
 	rm -rf build launch $(TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
 .PHONY: help folder setup run plot check test fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%) \
-    setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS) test-simt
+    setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS) simt test-simt simt_programs
 .DELETE_ON_ERROR:

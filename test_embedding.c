@@ -1,6 +1,6 @@
 /*
 Promises of llmc/embedding.h and llmc/residual.h: sums of two rows forward, sums over positions in ascending order
-backward, added to what the gradient already held.
+backward, added to what the gradient already held. Fast builds for GPUs may cut a long sum over positions in pieces.
 */
 #include "llmc/embedding.h"
 #include "llmc/residual.h"
@@ -37,23 +37,93 @@ static void embedding_free(Embedding* e) {
     free(e->wte), free(e->wpe), free(e->dout), free(e->dwte), free(e->dwpe);
 }
 
-static void check_embedding(Test* t, const Embedding* e, int t0, const Device* dev) {
+// ---- fast against plain, on the device ----
+
+#if defined(__CUDACC__) && !defined(EXACT)
+enum { FAST = 1 };
+
+template <typename X>
+static void run(float* out, float* dwte, float* dwpe, const Embedding* e, int t0, const Device* dev) {
+    size_t n = (size_t)e->B * (size_t)e->T, n_wte = (size_t)e->V * (size_t)e->C, n_wpe = (size_t)e->maxT * (size_t)e->C;
+    X *wte = to_device_as<X>(e->wte, n_wte, dev), *wpe = to_device_as<X>(e->wpe, n_wpe, dev);
+    X *dout = to_device_as<X>(e->dout, n * (size_t)e->C, dev), *d_out = to_device_as<X>(out, n * (size_t)e->C, dev);
+    float *d_dwte = to_device(e->dwte, n_wte, dev), *d_dwpe = to_device(e->dwpe, n_wpe, dev);
+    int* tokens = ints_to_device(e->tokens, n, dev);
+    embedding_forward(d_out, tokens, wte, wpe, e->B, e->T, e->C, t0, dev);
+    embedding_backward(d_dwte, d_dwpe, dout, tokens, e->B, e->T, e->C, dev);
+    from_device_as(out, d_out, n * (size_t)e->C, dev);
+    from_device(dwte, d_dwte, n_wte, dev), from_device(dwpe, d_dwpe, n_wpe, dev);
+    device_drop(wte), device_drop(wpe), device_drop(dout), device_drop(tokens);
+}
+
+static void run_embedding(float* out, float* dwte, float* dwpe, const Embedding* e, int t0, int bf16, const Device* dev) {
+    if (bf16) { run<__nv_bfloat16>(out, dwte, dwpe, e, t0, dev); } else { run<float>(out, dwte, dwpe, e, t0, dev); }
+}
+#else
+enum { FAST = 0 };
+
+static void run_embedding(float* out, float* dwte, float* dwpe, const Embedding* e, int t0, int bf16, const Device* dev) {
+    size_t n = (size_t)e->B * (size_t)e->T, n_wte = (size_t)e->V * (size_t)e->C, n_wpe = (size_t)e->maxT * (size_t)e->C;
+    float *wte = to_device(e->wte, n_wte, dev), *wpe = to_device(e->wpe, n_wpe, dev);
+    float *dout = to_device(e->dout, n * (size_t)e->C, dev), *d_out = to_device(out, n * (size_t)e->C, dev);
+    float *d_dwte = to_device(e->dwte, n_wte, dev), *d_dwpe = to_device(e->dwpe, n_wpe, dev);
+    int* tokens = ints_to_device(e->tokens, n, dev);
+    (void)bf16;
+    embedding_forward(d_out, tokens, wte, wpe, e->B, e->T, e->C, t0, dev);
+    embedding_backward(d_dwte, d_dwpe, dout, tokens, e->B, e->T, e->C, dev);
+    from_device(out, d_out, n * (size_t)e->C, dev);
+    from_device(dwte, d_dwte, n_wte, dev), from_device(dwpe, d_dwpe, n_wpe, dev);
+    device_drop(wte), device_drop(wpe), device_drop(dout), device_drop(tokens);
+}
+#endif
+
+// to the nearest bf16, ties to even; finite numbers
+static float bf16_nearest(float x) {
+    uint32_t u = float_bits(x);
+    return float_from_bits((u + 0x7fff + (u >> 16 & 1)) & 0xffff0000);
+}
+
+// |x|: what bounds the rounding errors of a sum
+static float* absolute(const float* x, size_t n) {
+    float* y = copied_array(x, n);
+    for (size_t i = 0; i < n; i++) { y[i] = fabsf(y[i]); }
+    return y;
+}
+
+// bits; in a fast build any order of n_terms sums: each order is off by at most n_terms * 2^-24 * the sum of their sizes
+static void check_sums(Test* t, const char* what, const float* got, const float* want, const float* sizes, int n_terms, size_t n) {
+    if (!FAST) {
+        check_bits(t, what, got, want, n);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        double allowed = n_terms * 0x1p-23 * (double)sizes[i];
+        int same = isfinite(want[i]) ? fabs((double)got[i] - (double)want[i]) <= allowed
+                                     : got[i] == want[i] || (isnan(got[i]) && isnan(want[i]));
+        check(t, same, "%s: [%zu] found %.9g, expected %.9g, allowed %.3g", what, i, (double)got[i], (double)want[i], allowed);
+    }
+}
+
+// bf16: everything in `e` that is stored is a bf16 already
+static void check_embedding(Test* t, const Embedding* e, int t0, int bf16, const Device* dev) {
     size_t n_wte = (size_t)e->V * (size_t)e->C, n_wpe = (size_t)e->maxT * (size_t)e->C;
     size_t n_out = (size_t)e->B * (size_t)e->T * (size_t)e->C;
-    float *got = filled_array(n_out, NAN), *want = filled_array(n_out, 77.0f);
+    float *got = filled_array(n_out, NAN), *want = filled_array(n_out, 77.0f), *dwte = filled_array(n_wte, NAN),
+          *dwpe = filled_array(n_wpe, NAN), *want_dwte = copied_array(e->dwte, n_wte), *want_dwpe = copied_array(e->dwpe, n_wpe),
+          *dout_sizes = absolute(e->dout, n_out), *dwte_sizes = absolute(e->dwte, n_wte), *dwpe_sizes = absolute(e->dwpe, n_wpe);
     char what[96];
     snprintf(what, sizeof what, "out, B %d, T %d, C %d, V %d, t0 %d, %d threads", e->B, e->T, e->C, e->V, t0,
              dev->n_threads);
     embedding_forward_ref(want, e->tokens, e->wte, e->wpe, e->B, e->T, e->C, t0);
-    embedding_forward(got, e->tokens, e->wte, e->wpe, e->B, e->T, e->C, t0, dev);
-    check_bits(t, what, got, want, n_out);
-    float *dwte = copied_array(e->dwte, n_wte), *dwpe = copied_array(e->dwpe, n_wpe);
-    float *want_dwte = copied_array(e->dwte, n_wte), *want_dwpe = copied_array(e->dwpe, n_wpe);
     embedding_backward_ref(want_dwte, want_dwpe, e->dout, e->tokens, e->B, e->T, e->C);
-    embedding_backward(dwte, dwpe, e->dout, e->tokens, e->B, e->T, e->C, dev);
-    check_bits(t, "dwte", dwte, want_dwte, n_wte);
-    check_bits(t, "dwpe", dwpe, want_dwpe, n_wpe);
+    embedding_backward_ref(dwte_sizes, dwpe_sizes, dout_sizes, e->tokens, e->B, e->T, e->C);
+    for (size_t i = 0; bf16 && i < n_out; i++) { want[i] = bf16_nearest(want[i]); }
+    run_embedding(got, dwte, dwpe, e, t0, bf16, dev);
+    check_bits(t, what, got, want, n_out);  // one sum of two, in every build
+    check_sums(t, "dwte", dwte, want_dwte, dwte_sizes, e->B * e->T, n_wte);
+    check_sums(t, "dwpe", dwpe, want_dwpe, dwpe_sizes, e->B, n_wpe);
     free(got), free(want), free(dwte), free(dwpe), free(want_dwte), free(want_dwpe);
+    free(dout_sizes), free(dwte_sizes), free(dwpe_sizes);
 }
 
 static void check_shapes(Test* t, int hard) {
@@ -65,8 +135,8 @@ static void check_shapes(Test* t, int hard) {
         Embedding e = embedding(shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], hard);
         for (int j = 0; j < N_TEST_THREADS; j++) {
             Device dev = test_device(test_threads(j));
-            check_embedding(t, &e, 0, &dev);
-            check_embedding(t, &e, 9, &dev);
+            check_embedding(t, &e, 0, 0, &dev);
+            check_embedding(t, &e, 9, 0, &dev);
             device_free(&dev);
         }
         embedding_free(&e);
@@ -78,6 +148,35 @@ static void test_shapes(Test* t) { check_shapes(t, 0); }
 static void test_special(Test* t) {
     check_shapes(t, 1);
     check_shapes(t, 2);
+}
+
+// more positions than one block sorts, every digit of the tokens in use, one token in every third place
+static void test_many(Test* t) {
+    Embedding e = embedding(5, 501, 8, 70001, 0);
+    for (int n = 0; n < e.B * e.T; n += 3) { e.tokens[n] = 66051; }
+    Device dev = test_device(2);
+    check_embedding(t, &e, 0, 0, &dev);
+    device_free(&dev);
+    embedding_free(&e);
+}
+
+static void test_bf16(Test* t) {
+    if (!FAST) {
+        skip(t, "a fast build for GPUs stores bf16");
+        return;
+    }
+    const int shapes[][4] = {{1, 1, 1, 1}, {3, 33, 7, 5}, {2, 31, 64, 7}, {2, 129, 24, 3}, {4, 16, 264, 97}, {1, 257, 129, 11}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        Embedding e = embedding(shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], 0);
+        size_t n_wte = (size_t)e.V * (size_t)e.C, n_wpe = (size_t)e.maxT * (size_t)e.C, n_out = (size_t)e.B * (size_t)e.T * (size_t)e.C;
+        for (size_t j = 0; j < n_wte; j++) { e.wte[j] = bf16_nearest(e.wte[j]); }
+        for (size_t j = 0; j < n_wpe; j++) { e.wpe[j] = bf16_nearest(e.wpe[j]); }
+        for (size_t j = 0; j < n_out; j++) { e.dout[j] = bf16_nearest(e.dout[j]); }
+        Device dev = test_device(1);
+        check_embedding(t, &e, 9, 1, &dev);
+        device_free(&dev);
+        embedding_free(&e);
+    }
 }
 
 // sum of dout * out; x = wte, then wpe
@@ -108,14 +207,14 @@ static void test_differences(Test* t) {
 }
 
 static void test_obvious(Test* t) {
-    const int tokens[] = {1, 1, 0, 1};
-    const float wte[] = {1, 2, 10, 20}, wpe[] = {100, 200, 300, 400, 500, 600}, dout[] = {1, 2, 3, 4, 5, 6, 7, 8};
+    int tokens[] = {1, 1, 0, 1};
+    float wte[] = {1, 2, 10, 20}, wpe[] = {100, 200, 300, 400, 500, 600}, dout[] = {1, 2, 3, 4, 5, 6, 7, 8};
     const float want[] = {310, 420, 510, 620, 301, 402, 510, 620}, want_dwte[] = {5, 6, 11, 14},
                 want_dwpe[] = {6, 8, 10, 12, 0, 0};
-    float out[8], dwte[4] = {0}, dwpe[6] = {0};
+    float out[8], dwte[4], dwpe[6], zeros[6] = {0};
+    Embedding e = {2, 2, 2, 2, 3, tokens, wte, wpe, dout, zeros, zeros};
     Device dev = test_device(2);
-    embedding_forward(out, tokens, wte, wpe, 2, 2, 2, 1, &dev);  // positions 1 and 2
-    embedding_backward(dwte, dwpe, dout, tokens, 2, 2, 2, &dev);
+    run_embedding(out, dwte, dwpe, &e, 1, 0, &dev);  // positions 1 and 2
     check_bits(t, "out", out, want, 8);
     check_bits(t, "dwte", dwte, want_dwte, 4);
     check_bits(t, "dwpe", dwpe, want_dwpe, 6);
@@ -124,14 +223,14 @@ static void test_obvious(Test* t) {
 
 // 2^24 + 1 rounds back, 1 + 1 + 2^24 does not: positions must come in ascending order, after what was there
 static void test_order(Test* t) {
-    const int tokens[] = {0, 0, 0};
-    const float dout[] = {1, 1, 16777216}, reversed[] = {16777216, 1, 1};
-    float dwte = 0.0f, dwpe[3] = {0};
+    int tokens[] = {0, 0, 0};
+    float ascending[] = {1, 1, 16777216}, reversed[] = {16777216, 1, 1}, w[3] = {0}, dwte, dwpe[3], out[3];
+    Embedding e = {1, 3, 1, 1, 3, tokens, w, w, ascending, w, w};
     Device dev = test_device(2);
-    embedding_backward(&dwte, dwpe, dout, tokens, 1, 3, 1, &dev);
+    run_embedding(out, &dwte, dwpe, &e, 0, 0, &dev);
     check(t, dwte == 16777218.0f, "1 + 1 + 2^24: found %.1f", (double)dwte);
-    dwte = 0.0f;
-    embedding_backward(&dwte, dwpe, reversed, tokens, 1, 3, 1, &dev);
+    e.dout = reversed;
+    run_embedding(out, &dwte, dwpe, &e, 0, 0, &dev);
     check(t, dwte == 16777216.0f, "2^24 + 1 + 1: found %.1f", (double)dwte);
     device_free(&dev);
 }
@@ -139,16 +238,22 @@ static void test_order(Test* t) {
 // ---- residual ----
 
 static void check_residual(Test* t, const float* left, const float* right, size_t n, const Device* dev) {
-    float *want = filled_array(n, 77.0f), *out = filled_array(n, NAN), *in_left = copied_array(left, n),
-          *in_right = copied_array(right, n);
+    float *want = filled_array(n, 77.0f), *out = filled_array(n, NAN), *in_left = filled_array(n, NAN),
+          *in_right = filled_array(n, NAN);
     residual_forward_ref(want, left, right, n);
     for (size_t i = 0; i < n; i++) {
         float sum = left[i] + right[i];
         check_bits(t, "plain loop", want + i, &sum, 1);
     }
-    residual_forward(out, left, right, n, dev);
-    residual_forward(in_left, in_left, right, n, dev);
-    residual_forward(in_right, left, in_right, n, dev);
+    float *d_left = to_device(left, n, dev), *d_right = to_device(right, n, dev), *d_out = to_device(out, n, dev);
+    residual_forward(d_out, d_left, d_right, n, dev);
+    from_device(out, d_out, n, dev);
+    residual_forward(d_left, d_left, d_right, n, dev);
+    from_device(in_left, d_left, n, dev);
+    d_left = to_device(left, n, dev);
+    residual_forward(d_right, d_left, d_right, n, dev);
+    from_device(in_right, d_right, n, dev);
+    device_drop(d_left);
     check_bits(t, "out apart", out, want, n);
     check_bits(t, "out is left", in_left, want, n);
     check_bits(t, "out is right", in_right, want, n);
@@ -170,16 +275,49 @@ static void test_residual(Test* t) {
     }
 }
 
+#if defined(__CUDACC__) && !defined(EXACT)
+// `first`: where in an array it begins, so that packs lie between 16-byte lines, or at different places of them
+static void check_residual_bf16(Test* t, size_t first_left, size_t first_right, size_t n, const Device* dev) {
+    float *left = random_array(n + 3, 1.0f, 1), *right = random_array(n + 3, 1.0f, 2), *out = filled_array(n + 3, NAN);
+    for (size_t i = 0; i < n + 3; i++) { left[i] = bf16_nearest(left[i]), right[i] = bf16_nearest(right[i]); }
+    __nv_bfloat16 *d_left = to_device_as<__nv_bfloat16>(left, n + 3, dev), *d_right = to_device_as<__nv_bfloat16>(right, n + 3, dev),
+                  *d_out = to_device_as<__nv_bfloat16>(out, n + 3, dev);
+    residual_forward(d_out, d_left + first_left, d_right + first_right, n, dev);
+    from_device_as(out, d_out, n + 3, dev);
+    for (size_t i = 0; i < n; i++) {
+        float want = bf16_nearest(left[first_left + i] + right[first_right + i]);
+        check(t, out[i] == want, "n %zu: [%zu] found %g, expected %g", n, i, (double)out[i], (double)want);
+    }
+    check(t, isnan(out[n]) && isnan(out[n + 1]) && isnan(out[n + 2]), "n %zu: written beyond the end", n);
+    device_drop(d_left), device_drop(d_right), free(left), free(right), free(out);
+}
+
+static void test_residual_bf16(Test* t) {
+    const size_t lengths[] = {1, 7, 8, 33, 257, 4096, 10007};
+    Device dev = test_device(1);
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        check_residual_bf16(t, 0, 0, lengths[i], &dev);
+        check_residual_bf16(t, 0, 3, lengths[i], &dev);
+    }
+    device_free(&dev);
+}
+#else
+static void test_residual_bf16(Test* t) { skip(t, "a fast build for GPUs stores bf16"); }
+#endif
+
 int main(int argc, char** argv) {
     Promise promises[] = {
         {"embedding", "out, dwte and dwpe equal the plain loops at odd shapes, t0 0 and 9; both gradients are added to",
          test_shapes},
         {"embedding special", "the same with cancellation, subnormals, -0, Inf, NaN", test_special},
+        {"embedding many", "2505 positions, 70001 tokens, one of them in every third place", test_many},
+        {"embedding bf16", "out is the sum rounded to bf16, the gradients are float sums", test_bf16},
         {"embedding differences", "the gradients agree with finite differences at (3, 7, 5)", test_differences},
         {"embedding obvious", "a sum that can be done by hand", test_obvious},
         {"embedding order", "positions are added in ascending order", test_order},
         {"residual", "is left + right at odd lengths, apart and in place on either side, Inf and NaN too",
          test_residual},
+        {"residual bf16", "the sum rounded to bf16, at odd lengths and addresses", test_residual_bf16},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
 }

@@ -102,6 +102,12 @@ else
         for opt in -O0 -O2; do build_and_run "CC=clang OPT=$opt" test_gpt2; done
     fi
     build_and_run "ASAN=1 OPT=-O1"
+    if make -s -j"$jobs" simt; then  # the CUDA kernels on this CPU
+        programs $(make -s simt_programs)
+    else
+        failed=$((failed + 1))
+        printf '%-52s does not build\n' "dev/simt"
+    fi
     finish_parts
     make -s -j"$jobs" train_gpt2 tools launch "$(make -s folder)/train_gpt2_faults" || failed=$((failed + 1))  # what scripts share
     part "headers as C11 and C++17" dev/check_headers.sh

@@ -8,7 +8,8 @@ A gradient lies as what it belongs to: dq as q, dk and dv as k and v, dout as ou
 */
 #ifndef LLMC_ATTENTION_SHAPE_H
 #define LLMC_ATTENTION_SHAPE_H
-#include "fmath.h"  // FM_FUNCTION: for the host and, in a CUDA build, for kernels
+#include "device.h"  // in a CUDA build, what __host__ means
+#include "fmath.h"   // FM_FUNCTION: for the host and, in a CUDA build, for kernels
 
 typedef struct {
     int B, T, t0;             // sequences; keys of each; first query, 0 in training

@@ -122,7 +122,8 @@ static inline void softmax_exponentials_(float* probs, const float* logits, floa
 }
 
 // VLANES rows, or fewer at the end
-static inline void crossentropy_rows_(float* losses, float* probs, const float* logits, const int* targets, int n, int V, int Vp) {
+static inline void crossentropy_rows_(float* losses, float* probs, const float* logits, const int* targets, int n, int V,
+                                      int Vp) {
     float sums[VLANES];
     if (n < VLANES) {
         crossentropy_forward_ref(losses, probs, logits, targets, n, V, Vp);
@@ -182,7 +183,8 @@ static inline void crossentropy_fused(float* losses, float* logits, const int* t
     #pragma omp parallel for schedule(dynamic)
     for (int first = 0; first < N; first += VLANES) {
         int n = N - first < VLANES ? N - first : VLANES;
-        crossentropy_rows_(losses + first, scratch + thread_number() * n_scratch, logits + (size_t)first * Vp, targets + first, n, V, Vp);
+        float* probs = scratch + thread_number() * n_scratch;
+        crossentropy_rows_(losses + first, probs, logits + (size_t)first * Vp, targets + first, n, V, Vp);
     }
 }
 
@@ -209,26 +211,19 @@ template <int W, typename X>
 __device__ inline Softmax row_softmax_(const X* x, int V) {
     Softmax row = {-10000.0f, 0.0f};
     const int lane = threadIdx.x;  // block is (32)
-    for (int v = lane; v < V; v += WARP) { row.max = x[v] > row.max ? x[v] : row.max; }
+    for (int v = lane; v < V; v += WARP) { row.max = fmaxf(row.max, to_float(x[v])); }  // of a NaN and a number: the number
     row.max = row_max(row.max);
-    for (int v = lane; v - lane < V; v += WARP) { row.sum = row_add(row.sum, v < V ? kernel_exp(x[v] - row.max) : 0.0f); }
+    for (int v = lane; v - lane < V; v += WARP) {
+        row.sum = row_add(row.sum, v < V ? kernel_exp(to_float(x[v]) - row.max) : 0.0f);
+    }
     return row;
 }
 #else
-// of the columns of both: the smaller maximum's sum shrinks. join_(a, b) and join_(b, a) have the same bits
-__device__ inline Softmax softmax_join_(Softmax a, Softmax b) {
-    const float shrink = kernel_exp(-fabsf(a.max - b.max));
-    const bool a_larger = a.max >= b.max;
-    Softmax joined = {a_larger ? a.max : b.max, a_larger ? a.sum + b.sum * shrink : b.sum + a.sum * shrink};
-    return joined;
-}
-
-__device__ inline Softmax softmax_join_lanes_(Softmax s) {
-    for (int step = WARP / 2; step > 0; step /= 2) {
-        Softmax other = {__shfl_xor_sync(ALL_LANES, s.max, step), __shfl_xor_sync(ALL_LANES, s.sum, step)};
-        s = softmax_join_(s, other);
-    }
-    return s;
+// of the columns of all 32 lanes, from each lane's own
+__device__ inline Softmax softmax_lanes_(Softmax s) {
+    const float max = row_max(s.max);
+    const Softmax all = {max, lane_sum(s.sum * kernel_exp(s.max - max))};
+    return all;
 }
 
 // add W columns to what a thread has: one pass finds the maximum and the sum, which shrinks whenever the maximum grows
@@ -259,10 +254,10 @@ __device__ inline Softmax row_softmax_(const X* x, int V) {
         const float column[1] = {to_float(x[v])};
         s = softmax_add_(s, column);
     }
-    s = softmax_join_lanes_(s);
+    s = softmax_lanes_(s);
     if (lane == 0) { of_warp[warp] = s; }
     __syncthreads();
-    return softmax_join_lanes_(lane < n_warps ? of_warp[lane] : nothing);
+    return softmax_lanes_(lane < n_warps ? of_warp[lane] : nothing);
 }
 #endif
 
@@ -270,10 +265,10 @@ enum { WRITE_NOTHING, WRITE_PROBS, WRITE_GRADIENT };
 
 // grid is (N)
 template <int WRITE, int W, typename X>
-__global__ __launch_bounds__(1024) void crossentropy_kernel(float* losses, X* out, const X* logits, const int* targets, float dloss,
-                                                            int V, int Vp) {
-    const int n = gridDim.x - 1 - blockIdx.x;  // the last rows first: they are still in L2
-    const int target = targets[n], n_columns = WRITE != WRITE_PROBS && target < 0 ? 0 : V;  // a row that is not counted is not read
+__global__ __launch_bounds__(1024) void crossentropy_kernel(float* losses, X* out, const X* logits, const int* targets,
+                                                            float dloss, int V, int Vp) {
+    const int n = gridDim.x - 1 - blockIdx.x, target = targets[n];  // the last rows first: they are still in L2
+    const int n_columns = WRITE != WRITE_PROBS && target < 0 ? 0 : V;  // a row that is not counted is not read
     const int whole = n_columns / W * W;
     const X* x = logits + (size_t)n * Vp;
     X* y = out + (size_t)n * Vp;
@@ -340,8 +335,8 @@ static inline int row_threads_(int64_t n_packs) {
 
 // packs of 16 bytes where rows divide into them
 template <int WRITE, typename X>
-static inline void crossentropy_launch_(float* losses, X* out, const X* logits, const int* targets, float dloss, int N, int V, int Vp,
-                                        const Device* dev) {
+static inline void crossentropy_launch_(float* losses, X* out, const X* logits, const int* targets, float dloss,
+                                        int N, int V, int Vp, const Device* dev) {
     const int W = pack_width<X>();
     if (pack_fits(logits, Vp) && pack_fits(out, Vp)) {
         crossentropy_kernel<WRITE, W><<<N, row_threads_(Vp / W), 0, dev->stream>>>(losses, out, logits, targets, dloss, V, Vp);

@@ -45,6 +45,13 @@ typedef struct {
 #endif
 } Device;
 
+// do the ranks of one machine share the memory that device_alloc takes?
+#ifdef __CUDACC__
+enum { DEVICE_IS_SHARED = 0 };
+#else
+enum { DEVICE_IS_SHARED = 1 };
+#endif
+
 #ifdef __CUDACC__
 #define cudaCheck(call) cuda_check_((call), #call, __FILE__, __LINE__)
 static inline void cuda_check_(cudaError_t error, const char* call, const char* file, int line) {

@@ -7,6 +7,7 @@ Only trainers say floatX: headers have a template parameter X.
 */
 #ifndef LLMC_FLOATX_H
 #define LLMC_FLOATX_H
+#include "device.h"  // device_download
 #if defined(__CUDACC__) && !defined(EXACT) && !defined(FP32)
 #include <cuda_bf16.h>
 typedef __nv_bfloat16 floatX;
@@ -17,4 +18,20 @@ typedef float floatX;
 #define FLOATX_NAME "fp32"
 enum { FLOATX_IS_FLOAT = 1 };
 #endif
+
+// n stored values, in host memory, as floats; they may lie in the upper end of `out`
+static inline void floatx_widen(float* out, const void* stored, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        floatX value;
+        memcpy(&value, (const char*)stored + sizeof(floatX) * i, sizeof value);
+        out[i] = (float)value;
+    }
+}
+
+// the same from the device: waits for every op before it
+static inline void floatx_download(float* out, const floatX* x, size_t n, const Device* dev) {
+    char* upper = (char*)out + (sizeof(float) - sizeof(floatX)) * n;
+    device_download(upper, x, sizeof(floatX) * n, dev);
+    floatx_widen(out, upper, n);
+}
 #endif  // LLMC_FLOATX_H

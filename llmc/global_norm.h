@@ -3,8 +3,8 @@ Sum of squares of a gradient, for the global norm: norm = (float)sqrt(sum over a
     g (n)   one tensor; sum: the running total, to which the tensor's chunks are added
 Ranks compute chunk sums of the parts that they own, exchange them, and add all in order (zero.h).
 sum_of_squares returns to the host: in a CUDA build it waits for the device. chunk_sums_of_squares does not.
-Cost:   memory bound, n floats read once, n / 4096 doubles written. CUDA: 16 bytes a load; needs one fused multiply-add in
-        double and one conversion per element, which GPUs without fast doubles (not A100, H100, H200) cannot feed.
+Cost:   memory bound, n floats read once, n / 4096 doubles written. CUDA: 16 bytes a load; a conversion and a
+        multiply-add in double per element, which A100, H100 and H200 do faster than memory delivers, consumer cards do not.
 Order:  one chain over a billion squares would neither be accurate nor parallel, so the law here is another fixed order,
         chosen by shape alone: the tensor is cut into chunks of 4096 elements; in a chunk, double sum j of 16 takes elements
         j, j+16, j+32, ... ascending; then the 16 are added in order, and the chunk sums are added to `sum` in order.

@@ -61,6 +61,13 @@ static inline ShortText format_count(double n) {
     return out;
 }
 
+// flop/s as "164.2 GFLOP/s" or "989 TFLOP/s"
+static inline ShortText format_rate(double flops) {
+    ShortText out;
+    snprintf(out.s, sizeof out.s, flops < 1e12 ? "%.1f GFLOP/s" : "%.0f TFLOP/s", flops < 1e12 ? 1e-9 * flops : 1e-12 * flops);
+    return out;
+}
+
 // bytes as "512 B", "1.50 KiB" or "2.21 GiB"
 static inline ShortText format_bytes(double n_bytes) {
     const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};

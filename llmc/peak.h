@@ -1,14 +1,58 @@
 /*
 What this machine can do: the matmul rate behind "38% peak" in the step line, and the memory that is free.
-    matmul_peak       flop/s of the exact product on all threads: the best of 0.2 s of 512 x 768 x 768 products
-    cpu_name          what the processor is called
-    memory_available  bytes that are free, in this container if there is one
+    matmul_peak       flop/s of matrix products. CPU: measured, the best of 0.2 s of 512 x 768 x 768 exact products on all
+                      threads. GPU: the dense rate its maker states for the stored type, 0 for a card that is not in the table
+    processor_name    what the CPU, or in a CUDA build the GPU, is called
+    memory_available  bytes that are free for arenas: in this container if there is one; in a CUDA build on the GPU
     check_memory      status 1 when a run needs more than that
+Source of the GPU rates: spec gpt2.md 13, the makers' data sheets
 */
 #ifndef LLMC_PEAK_H
 #define LLMC_PEAK_H
-#include "gemm.h"  // gemm
-#include "log.h"   // seconds_now, format_bytes
+#include "floatx.h"  // FLOATX_IS_FLOAT
+#include "gemm.h"    // gemm
+#include "log.h"     // seconds_now, format_bytes
+
+#ifdef __CUDACC__  // ---- of a GPU ----
+
+static inline ShortText processor_name(void) {
+    cudaDeviceProp properties;
+    ShortText name;
+    int gpu = 0;
+    cudaCheck(cudaGetDevice(&gpu));
+    cudaCheck(cudaGetDeviceProperties(&properties, gpu));
+    snprintf(name.s, sizeof name.s, "%.127s", properties.name);
+    return name;
+}
+
+// tensor cores, bf16 in and float sums, TFLOP/s; the first name that is part of the card's
+static inline double bf16_peak_(const char* card) {
+    static const struct {
+        const char* name;
+        double tflops;
+    } cards[] = {{"H100 PCIe", 756}, {"H100", 989}, {"H200", 989}, {"GH200", 989}, {"H20", 148}, {"A100", 312}, {"A40", 149.7}, {"A10", 125},
+                 {"L40S", 362}, {"L40", 181}, {"L4", 121}, {"RTX 6000 Ada", 182}, {"RTX 3090", 71}, {"RTX 4090", 165.2}, {"B200", 2250}};
+    for (size_t i = 0; i < sizeof cards / sizeof cards[0]; i++) {
+        if (strstr(card, cards[i].name)) { return 1e12 * cards[i].tflops; }
+    }
+    return 0.0;
+}
+
+// float: 128 multiply-adds per multiprocessor and clock
+static inline double matmul_peak(const Device* dev) {
+    int gpu = 0, khz = 0;
+    cudaCheck(cudaGetDevice(&gpu));
+    cudaCheck(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, gpu));
+    return FLOATX_IS_FLOAT ? 2.0 * 128 * 1e3 * khz * dev->n_sms : bf16_peak_(processor_name().s);
+}
+
+static inline double memory_available(void) {
+    size_t n_free = 0, n_all = 0;
+    cudaCheck(cudaMemGetInfo(&n_free, &n_all));
+    return (double)n_free;
+}
+
+#else  // ---- of a CPU ----
 
 static inline double matmul_peak(const Device* dev) {
     const int M = 512, N = 768, K = 768;
@@ -26,7 +70,7 @@ static inline double matmul_peak(const Device* dev) {
 }
 
 // as /proc/cpuinfo calls it
-static inline ShortText cpu_name(void) {
+static inline ShortText processor_name(void) {
     ShortText name = {"unknown"};
     char line[256];
     FILE* file = fopen("/proc/cpuinfo", "r");
@@ -84,6 +128,8 @@ static inline double memory_available(void) {
     double kib = number_in_file_("/proc/meminfo", "MemAvailable:");
     return kib > 0.0 ? fmin(1024.0 * kib, cgroup_available_()) : 0.0;
 }
+
+#endif
 
 // stop, before anything big is allocated, when a run cannot fit
 static inline void check_memory(double n_bytes) {

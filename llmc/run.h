@@ -16,7 +16,7 @@ What every trainer's run has in common (spec/cli.md): the options, the state a c
 #include "log.h"         // Log, log_open
 #include "options.h"     // Option, options_to_json
 #include "outliers.h"    // OutlierWindow
-#include "peak.h"        // cpu_name
+#include "peak.h"        // processor_name
 #include "tensor.h"      // Tensor
 #include "vec.h"         // VLANES
 #include <fnmatch.h>
@@ -341,6 +341,8 @@ static inline void run_save_end(const char* temporary, const SavedFiles* files, 
 static inline const char* build_name(void) {
 #if defined(SYSTEM_LIBM)
     return "parity build: the C library's functions and llm.c's order";
+#elif defined(__CUDACC__) && !defined(EXACT)
+    return "fast build: the same bits only on one kind of GPU";
 #elif defined(FAST)
     return "FAST build: fused multiply-add, the same bits only on one kind of machine";
 #else
@@ -404,7 +406,7 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
     for (int i = 0; i < argc; i++) { json_array_append_new(command, json_string(argv[i])); }
     json_replace(path_join(path, o->run, "settings.json"), json_pack("{s:s, s:o, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:o, s:o}",
         "trainer", program_invocation_short_name, "command", command, "options", options_to_json(table, n), "build", build_name(),
-        "compiler", __VERSION__, "flags", FLAGS, "commit", COMMIT, "cpu", cpu_name().s, "lanes", VLANES, "threads", dev->n_threads, "ranks", n_ranks,
+        "compiler", __VERSION__, "flags", FLAGS, "commit", COMMIT, "cpu", processor_name().s, "lanes", VLANES, "threads", dev->n_threads, "ranks", n_ranks,
         "train", train_json, "val", data_to_json_(val)));
 }
 

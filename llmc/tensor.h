@@ -65,12 +65,18 @@ static inline size_t tensors_count(const Tensor* table, int n) {
     return count;
 }
 
-// let the fields of `pointers` point into an arena: at layer `layer` of those tensors that have layers
-static inline void tensors_point(void* pointers, const Tensor* table, int n, float* arena, int layer) {
+// Let the fields of `pointers` point into an arena: at layer `layer` of those tensors that have layers. Elements of another
+// size than float's, as floatX of a .cu trainer may have, are told
+static inline void tensors_point_sized(void* pointers, const Tensor* table, int n, void* arena, size_t element_bytes, int layer) {
     for (int i = 0; i < n; i++) {
-        float* first = arena + table[i].offset + (table[i].layers > 0 ? layer * tensor_slice_elements(&table[i]) : 0);
+        size_t element = table[i].offset + (table[i].layers > 0 ? (size_t)layer * tensor_slice_elements(&table[i]) : 0);
+        char* first = (char*)arena + element_bytes * element;
         memcpy((char*)pointers + table[i].field, &first, sizeof first);
     }
+}
+
+static inline void tensors_point(void* pointers, const Tensor* table, int n, float* arena, int layer) {
+    tensors_point_sized(pointers, table, n, arena, sizeof(float), layer);
 }
 
 // the name of one slice: "transformer.h.%d.ln_1.weight" of layer 3 is "transformer.h.3.ln_1.weight"

@@ -9,6 +9,7 @@ tensors, in table order, are dealt out: of K chunks rank r owns r*K/P .. (r+1)*K
     shards_reduce   the sum over the leaves of all ranks, each part at its owner, added along the tree of leaf_tree.h
     shards_norm     owners compute the sums of their chunks; all get them and add them in order
     shards_update   AdamW: with --zero 0 each rank on everything, else each on the part it owns
+    shards_round    the parameters of a build that stores bf16, anew from their masters
     shards_gather   each part from its owner to all: with --zero 0 the reduced gradient, else the new parameters
     shards_slice    a slice of a tensor on rank 0, for a checkpoint; one slice is in memory at a time
 What is kept once instead of on every rank: --zero 1: moments and masters; 2: the sums of gradients too.
@@ -455,7 +456,7 @@ static inline const char* shards_first_bad(Shards* s, char* name, size_t n_bytes
     for (int i = 0; i < s->n_tensors && first == INT64_MAX; i++) {
         const Part own = shards_part(s, s->rank, i);
         for (size_t from = 0; from < own.n && first == INT64_MAX; from += PIECE) {
-            const size_t n = own.n - from < PIECE ? own.n - from : PIECE;
+            const size_t n = own.n - from < PIECE ? own.n - from : (size_t)PIECE;
             size_t j = 0;
             device_download(room, grads + part_at(s->reduced[i], own.first + from), sizeof(float) * n, dev);
             while (j < n && isfinite(room[j])) { j++; }
@@ -502,6 +503,16 @@ static inline void shards_update(Shards* s, const Weights* w, const float* grads
         const Weights own = weights_from(w, global, part.at);
         if (o->verify) { verify_adamw(o->verify, tensor, part.first, part.n, &own, g, decay, &step, (uint32_t)t, dev); }
         else { weights_update(&own, g, part.n, decay, &step, (uint32_t)t, global, dev); }
+    }
+    if (s->zero > 0) { shards_gather(s, w->stored, w->stored_bytes, dev); }
+}
+
+// after a load: the stored parameters anew from the masters that the ranks keep, with the bits of update t
+static inline void shards_round(Shards* s, const Weights* w, int t, const Device* dev) {
+    for (int i = 0; i < s->n_tensors; i++) {
+        const Part part = s->kept[i];
+        const Weights own = weights_from(w, s->table[i].offset + part.first, part.at);
+        if (part.n > 0 && !s->table[i].frozen) { weights_round(&own, part.n, (uint32_t)t, s->table[i].offset + part.first, dev); }
     }
     if (s->zero > 0) { shards_gather(s, w->stored, w->stored_bytes, dev); }
 }

@@ -307,7 +307,7 @@ int main(void) {
     device_choose(0);
     device_init(&dev, 0);
     check_steps(&t, 1, 8, 8, &dev);
-    check_steps(&t, 130, 104, 136, &dev);
+    check_steps(&t, 129, 72, 136, &dev);
     printf("%d steps, %d wrong\n", N_STEPS, t.n_failures);
 #ifndef SIMT
     if (!t.n_failures) { time_steps(8192, 768, 3072, &dev); }

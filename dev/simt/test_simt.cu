@@ -180,7 +180,7 @@ static void test_shared(Test* t) {
             from_device(got, out, 3 * 96, &dev);
             device_drop(d);
         }
-        for (int i = 0; i < 3 * 96; i++) { check(t, got[i] == 95 - i % 96 + 96, "bf16 %d: [%d] is %g", bf16, i, (double)got[i]); }
+        for (int i = 0; i < 3 * 96; i++) { check(t, (int)got[i] == 95 - i % 96 + 96, "bf16 %d: [%d] is %g", bf16, i, (double)got[i]); }
     }
     device_free(&dev);
 }
@@ -605,7 +605,7 @@ __global__ void misaligned_kernel(float* out) { *(float4*)(out + 1) = make_float
 // runs one of them on 64 threads in 1 block, or as its line says
 static void plant(void* arg) {
     const char* fault = (const char*)arg;
-    float x[256], *d, *e;
+    float x[256], *d, *e, *pinned;
     for (int i = 0; i < 256; i++) { x[i] = (float)i; }
     int* tickets = zero_ints(1);
     cudaCheck(cudaMalloc((void**)&d, 64 * sizeof(float)));
@@ -637,6 +637,13 @@ static void plant(void* arg) {
     if (!strcmp(fault, "wrong direction")) { cudaMemcpy(x, d, 4, cudaMemcpyHostToDevice); }
     if (!strcmp(fault, "host source")) { cudaMemcpy(d, x, 4, cudaMemcpyDeviceToDevice); }
     if (!strcmp(fault, "copy too long")) { cudaMemcpy(d + 32, x, 64 * sizeof(float), cudaMemcpyHostToDevice); }
+    if (!strcmp(fault, "source changed")) {
+        cudaCheck(cudaMallocHost((void**)&pinned, sizeof x));
+        pinned[0] = 1.0f;
+        cudaMemcpyAsync(d, pinned, 64 * sizeof(float), cudaMemcpyHostToDevice, NULL);
+        pinned[0] = 2.0f;
+        cudaDeviceSynchronize();
+    }
     if (!strcmp(fault, "freed twice")) { cudaFree(e); cudaFree(e); }
     if (!strcmp(fault, "leak")) { fflush(stdout); exit(0); }
 }
@@ -644,6 +651,7 @@ static void plant(void* arg) {
 typedef struct { const char *fault, *text; } Planted;
 
 static void test_races(Test* t) {
+    if (simt_orders() < 2) { skip(t, "one order asked for"); return; }
     const Planted faults[] = {
         {"missing barrier", "race: kernel missing_barrier_kernel<<<(1,1,1), (64,1,1)>>>"},
         {"missing second barrier", "race: kernel missing_second_barrier_kernel"},
@@ -671,6 +679,7 @@ static void test_misuse(Test* t) {
         {"wrong direction", "cudaMemcpy: destination "},
         {"host source", "is no device memory"},
         {"copy too long", "destination of 256 bytes ends 128 bytes behind allocation "},
+        {"source changed", "its pinned source was changed before the copy was waited for"},
         {"freed twice", "is no start of an allocation of cudaMalloc"},
         {"leak", "3 allocations were never freed, among them number "},
     };
@@ -712,6 +721,37 @@ static void test_sanitizers(Test* t) { skip(t, "built without sanitizers"); }
 #endif
 #endif  // SIMT
 
+#ifdef SIMT
+// what a copy to pinned memory brings is there after a synchronisation with it, and not before
+static void test_pinned(Test* t) {
+    float x[4] = {1, 2, 3, 4}, *d, *pinned;
+    cudaStream_t streams[2];
+    cudaEvent_t event;
+    cudaCheck(cudaMalloc((void**)&d, sizeof x));
+    cudaCheck(cudaMallocHost((void**)&pinned, sizeof x));
+    cudaCheck(cudaMemcpy(d, x, sizeof x, cudaMemcpyHostToDevice));
+    cudaCheck(cudaEventCreate(&event));
+    for (int i = 0; i < 2; i++) { cudaCheck(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking)); }
+    for (int how = 0; how < 5; how++) {
+        if (how >= 3) { cudaCheck(cudaEventRecord(event, streams[0])); }  // before the copy
+        cudaCheck(cudaMemcpyAsync(pinned, d, sizeof x, cudaMemcpyDeviceToHost, streams[0]));
+        if (how < 3) { cudaCheck(cudaEventRecord(event, streams[0])); }
+        check(t, isnan(pinned[0]), "%d: the data was there before any synchronisation", how);
+        if (how == 0) { cudaCheck(cudaStreamSynchronize(streams[0])); }
+        if (how == 1) { cudaCheck(cudaEventSynchronize(event)); }
+        if (how == 2 || how == 3) { cudaCheck(cudaStreamWaitEvent(streams[1], event, 0)); cudaCheck(cudaStreamSynchronize(streams[1])); }
+        if (how == 4) { cudaCheck(cudaEventSynchronize(event)); }
+        check(t, how < 3 ? pinned[3] == 4.0f : isnan(pinned[3]), "%d: found %g", how, (double)pinned[3]);
+        cudaCheck(cudaDeviceSynchronize());
+        check(t, pinned[3] == 4.0f, "%d: not there at the end", how);
+    }
+    for (int i = 0; i < 2; i++) { cudaCheck(cudaStreamDestroy(streams[i])); }
+    cudaCheck(cudaEventDestroy(event));
+    cudaCheck(cudaFreeHost(pinned));
+    cudaCheck(cudaFree(d));
+}
+#endif
+
 int main(int argc, char** argv) {
     Promise promises[] = {
         {"indices", "every thread of a grid with three dimensions runs once, with its own indices", test_indices},
@@ -729,6 +769,7 @@ int main(int argc, char** argv) {
         {"async copies", "two stages, with zeros beyond the end", test_async},
         {"host calls", "copies, fills, streams, events, device properties", test_host},
 #ifdef SIMT
+        {"pinned memory", "holds the data of a copy after a synchronisation with it, and not before", test_pinned},
         {"races", "each planted race is found by running in two orders", test_races},
         {"misuse", "barriers, masks, copies and allocations: one line says what and where", test_misuse},
         {"sanitizers", "reads beyond shared, dynamic and device memory are reported with kernel and thread", test_sanitizers},

@@ -175,6 +175,14 @@ static inline void simt_blas_check_layout_(const char* call, const char* name, c
     if (m->ld < (int64_t)m->rows) { simt_fail("%s: %s has leading dimension %lld, below its %llu rows", call, name, (long long)m->ld, (unsigned long long)rows); }
 }
 
+static inline int simt_blas_with_bias_(const cublasLtMatmulDescOpaque_t* p) {
+    return p->epilogue == CUBLASLT_EPILOGUE_BIAS || p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+}
+
+static inline int simt_blas_with_aux_(const cublasLtMatmulDescOpaque_t* p) {
+    return p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX || p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+}
+
 static inline void simt_blas_check_shapes_(const char* call, cublasLtHandle_t handle, cublasLtMatmulDesc_t p, cublasLtMatrixLayout_t a,
                                            cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d) {
     if (!handle || p->valid != SIMT_BLAS_VALID) { simt_fail("%s: no handle, or a descriptor that was not initialised", call); }
@@ -184,8 +192,7 @@ static inline void simt_blas_check_shapes_(const char* call, cublasLtHandle_t ha
     simt_blas_check_layout_(call, "C", c, m, n);
     simt_blas_check_layout_(call, "D", d, m, n);
     if (m == 0 || n == 0 || k == 0) { simt_fail("%s: a product of %llu x %llu x %llu", call, (unsigned long long)m, (unsigned long long)n, (unsigned long long)k); }
-    int with_bias = p->epilogue == CUBLASLT_EPILOGUE_BIAS || p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-    int with_aux = p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX || p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    int with_bias = simt_blas_with_bias_(p), with_aux = simt_blas_with_aux_(p);
     if (!with_bias && !with_aux && p->epilogue != CUBLASLT_EPILOGUE_DEFAULT) { simt_fail("%s: epilogue %u is not in this stand-in", call, p->epilogue); }
     if (with_bias && !p->bias) { simt_fail("%s: an epilogue with bias and no bias pointer", call); }
     if (with_aux && (!p->aux || p->aux_ld % 8 != 0 || p->aux_ld < (int64_t)m)) {
@@ -278,13 +285,15 @@ static inline void simt_blas_check_call_(cublasLtMatmulDesc_t p, const void* a, 
     simt_blas_check_memory_("B", b, b_layout, algo->alignment[1]);
     simt_blas_check_memory_("C", c, c_layout, algo->alignment[2]);
     simt_blas_check_memory_("D", d, d_layout, algo->alignment[3]);
-    if (p->bias) { simt_check_range("cublasLtMatmul", "bias", p->bias, d_layout->rows * simt_blas_bytes_(d_layout->type), 1); }
-    if (p->aux) {
+    if (simt_blas_with_bias_(p)) {
+        simt_check_range("cublasLtMatmul", "bias", p->bias, d_layout->rows * simt_blas_bytes_(d_layout->type), 1);
+        if ((uintptr_t)p->bias % 16 != 0) { simt_fail("cublasLtMatmul: bias %p is no multiple of 16 bytes", p->bias); }
+    }
+    if (simt_blas_with_aux_(p)) {
         cublasLtMatrixLayoutOpaque_t aux = *d_layout;
         aux.ld = p->aux_ld;
         simt_blas_check_memory_("the auxiliary matrix", p->aux, &aux, 16);
     }
-    if ((uintptr_t)p->bias % 16 != 0) { simt_fail("cublasLtMatmul: bias %p is no multiple of 16 bytes", p->bias); }
     if (n_bytes < algo->workspace || (uintptr_t)workspace % 256 != 0) {
         simt_fail("cublasLtMatmul: workspace %p of %zu bytes, expected %zu at a multiple of 256", workspace, n_bytes, algo->workspace);
     }
@@ -301,7 +310,7 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
     simt_blas_check_call_(p, a, a_layout, b, b_layout, c, c_layout, d, d_layout, algo, workspace, workspace_bytes);
     memset(workspace, 0xff, algo->workspace);  // NaN: nobody may keep anything there
     size_t M = d_layout->rows, N = d_layout->columns, K = p->turn_a == CUBLAS_OP_T ? a_layout->rows : a_layout->columns;
-    int tf32 = p->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    int with_bias = simt_blas_with_bias_(p), with_aux = simt_blas_with_aux_(p), tf32 = p->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     std::vector<float> left = simt_blas_unpack_(a, a_layout, p->turn_a == CUBLAS_OP_N, M, K, tf32);
     std::vector<float> right = simt_blas_unpack_(b, b_layout, p->turn_b == CUBLAS_OP_T, N, K, tf32);
     float scale = *(const float*)alpha, keep = *(const float*)beta;
@@ -314,9 +323,9 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
         for (size_t m = 0; m < M; m++) {
             float x = scale * sum[m];
             if (keep != 0.0f) { x += keep * simt_blas_load_(c, c_layout->type, m + n * (size_t)c_layout->ld); }  // beta 0: C is not read
-            if (p->bias) { x += simt_blas_load_(p->bias, d_layout->type, m); }
-            if (p->aux) { simt_blas_store_(p->aux, d_layout->type, m + n * (size_t)p->aux_ld, x); }
-            simt_blas_store_(d, d_layout->type, m + n * (size_t)d_layout->ld, p->aux ? simt_blas_gelu_(x) : x);
+            if (with_bias) { x += simt_blas_load_(p->bias, d_layout->type, m); }
+            if (with_aux) { simt_blas_store_(p->aux, d_layout->type, m + n * (size_t)p->aux_ld, x); }
+            simt_blas_store_(d, d_layout->type, m + n * (size_t)d_layout->ld, with_aux ? simt_blas_gelu_(x) : x);
         }
     }
     return CUBLAS_STATUS_SUCCESS;

@@ -1,9 +1,10 @@
 /*
 A stand-in for CUDA's header: kernels run on the CPU (dev/simt/README.md). What is here is what llmc/ uses; another call does not compile.
     simt_types.h    __global__, dim3, float4             simt_memory.h   device memory, who may touch it
-    simt_fiber.h    functions that stop and go on        simt_launch.h   threads, barriers, orders, the race check
-    simt_device.h   what kernels call                    this file       what the host calls
-Streams run at once, in the order of the calls: an event is a time, a synchronisation does nothing.
+    simt_fiber.h    functions that stop and go on        simt_block.h    threads, warps, barriers, shared memory
+    simt_launch.h   orders and the race check            simt_device.h   what kernels call
+    this file       what the host calls
+Streams run at once, in the order of the calls; only what the host sees in pinned memory waits for a synchronisation.
 */
 #ifndef SIMT_CUDA_RUNTIME_H
 #define SIMT_CUDA_RUNTIME_H
@@ -72,11 +73,19 @@ typedef struct {
 
 enum { SIMT_MULTIPROCESSORS = 3 };  // few and odd: a loop over the grid has to wrap around
 
-static inline cudaError_t cudaGetDeviceCount(int* n) { *n = 1; return cudaSuccess; }
-static inline cudaError_t cudaSetDevice(int device) { return simt_return_(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
-static inline cudaError_t cudaGetDevice(int* device) { *device = 0; return cudaSuccess; }
+// a process has the memory of one device; which number it goes by is its choice, so that each rank of a machine has its own
+enum { SIMT_DEVICES = 16 };
+inline int simt_device;
+
+static inline cudaError_t cudaGetDeviceCount(int* n) { *n = SIMT_DEVICES; return cudaSuccess; }
+static inline cudaError_t cudaSetDevice(int device) {
+    if (device < 0 || device >= SIMT_DEVICES) { return simt_return_(cudaErrorInvalidDevice); }
+    simt_device = device;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGetDevice(int* device) { *device = simt_device; return cudaSuccess; }
 static inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
-    if (device != 0) { return simt_return_(cudaErrorInvalidDevice); }
+    if (device < 0 || device >= SIMT_DEVICES) { return simt_return_(cudaErrorInvalidDevice); }
     memset(p, 0, sizeof *p);
     strcpy(p->name, "simt");
     p->totalGlobalMem = SIMT_MEMORY;
@@ -108,7 +117,7 @@ typedef enum {
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 } cudaDeviceAttr;
 static inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-    if (device != 0) { return simt_return_(cudaErrorInvalidDevice); }
+    if (device < 0 || device >= SIMT_DEVICES) { return simt_return_(cudaErrorInvalidDevice); }
     switch (attribute) {
         case cudaDevAttrMaxThreadsPerBlock: *value = SIMT_MAX_THREADS; return cudaSuccess;
         case cudaDevAttrMaxSharedMemoryPerBlock: *value = SIMT_STATIC_SHARED; return cudaSuccess;
@@ -127,7 +136,6 @@ static inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attr
 }
 static inline cudaError_t cudaDriverGetVersion(int* version) { *version = CUDART_VERSION; return cudaSuccess; }
 static inline cudaError_t cudaRuntimeGetVersion(int* version) { *version = CUDART_VERSION; return cudaSuccess; }
-static inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 static inline cudaError_t cudaDeviceReset() { return cudaSuccess; }
 static inline cudaError_t cudaMemGetInfo(size_t* n_free, size_t* n_total) {
     *n_total = SIMT_MEMORY;
@@ -185,7 +193,6 @@ static inline cudaError_t cudaMallocHost(T** p, size_t n_bytes, unsigned flags =
 }
 template <typename T>
 static inline cudaError_t cudaHostAlloc(T** p, size_t n_bytes, unsigned flags, SIMT_SITE) { return cudaMallocHost(p, n_bytes, flags, file, line); }
-static inline cudaError_t cudaFreeHost(void* p) { simt_free(p, 1, "cudaFreeHost"); return cudaSuccess; }
 
 typedef enum {
     cudaMemcpyHostToHost = 0,
@@ -194,8 +201,65 @@ typedef enum {
     cudaMemcpyDeviceToDevice = 3,
     cudaMemcpyDefault = 4
 } cudaMemcpyKind;
-typedef struct SimtStream* cudaStream_t;
-typedef struct SimtEvent* cudaEvent_t;
+struct SimtStream { int non_blocking; };
+typedef SimtStream* cudaStream_t;
+struct SimtEvent {
+    double ms;
+    cudaStream_t stream;
+    uint64_t n_copies;  // issued when it was recorded
+};
+typedef SimtEvent* cudaEvent_t;
+
+// ---- asynchronous copies between the device and pinned memory are under way until the host waits for them ----
+// Device memory takes part at once, as streams run at once. Pinned memory that is copied to holds garbage until a synchronisation
+// brings the data; pinned memory that is copied from must still hold the same bytes then.
+
+struct SimtUnderWay {
+    uint64_t number;                    // counted from 1 in order of issue
+    std::vector<cudaStream_t> streams;  // that of the copy, and those that wait for an event behind it
+    char* host;
+    std::vector<char> data;
+    int to_host;
+    const char* file;
+    int line;
+};
+inline std::vector<SimtUnderWay>& simt_under_way = *new std::vector<SimtUnderWay>();
+inline uint64_t simt_n_copies;
+
+static inline int simt_in_stream_(const SimtUnderWay& c, cudaStream_t stream) {
+    for (cudaStream_t s : c.streams) {
+        if (s == stream) { return 1; }
+        if (!stream && !s->non_blocking) { return 1; }  // the default stream waits for all that are not non-blocking
+    }
+    return 0;
+}
+
+static inline void simt_finish_(const SimtUnderWay& c) {
+    if (c.to_host) {
+        memcpy(c.host, c.data.data(), c.data.size());
+    } else if (memcmp(c.host, c.data.data(), c.data.size()) != 0) {
+        simt_fail("cudaMemcpyAsync at %s:%d: its pinned source was changed before the copy was waited for", c.file, c.line);
+    }
+}
+
+// the host has waited for `stream` up to copy `number`; every: for all streams
+static inline cudaError_t simt_synchronise_(cudaStream_t stream, uint64_t number, int every) {
+    SimtAccess access;
+    std::vector<SimtUnderWay> rest;
+    for (SimtUnderWay& c : simt_under_way) {
+        if (c.number <= number && (every || simt_in_stream_(c, stream))) { simt_finish_(c); } else { rest.push_back(c); }
+    }
+    simt_under_way.swap(rest);
+    return cudaSuccess;
+}
+
+static inline cudaError_t cudaFreeHost(void* p) {
+    simt_synchronise_(NULL, simt_n_copies, 1);
+    simt_free(p, 1, "cudaFreeHost");
+    return cudaSuccess;
+}
+
+// ---- copies ----
 
 static inline cudaError_t simt_copy_(const char* call, void* to, const void* from, size_t n_bytes, cudaMemcpyKind kind) {
     if (n_bytes == 0) { return cudaSuccess; }
@@ -215,11 +279,19 @@ static inline cudaError_t simt_set_(const char* call, void* p, int value, size_t
     return cudaSuccess;
 }
 static inline cudaError_t cudaMemcpy(void* to, const void* from, size_t n_bytes, cudaMemcpyKind kind) {
+    simt_synchronise_(NULL, simt_n_copies, 0);
     return simt_copy_("cudaMemcpy", to, from, n_bytes, kind);
 }
-static inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n_bytes, cudaMemcpyKind kind, cudaStream_t stream = NULL) {
-    (void)stream;
-    return simt_copy_("cudaMemcpyAsync", to, from, n_bytes, kind);
+static inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n_bytes, cudaMemcpyKind kind, cudaStream_t stream = NULL,
+                                          SIMT_SITE) {
+    SimtAccess access;
+    cudaError_t error = simt_copy_("cudaMemcpyAsync", to, from, n_bytes, kind);
+    int to_host = kind == cudaMemcpyDeviceToHost;
+    char *host = to_host ? (char*)to : (char*)from, *start = NULL;
+    if (n_bytes == 0 || (!to_host && kind != cudaMemcpyHostToDevice) || !simt_find(host, &start)) { return error; }
+    simt_under_way.push_back(SimtUnderWay{++simt_n_copies, {stream}, host, std::vector<char>(host, host + n_bytes), to_host, file, line});
+    if (to_host) { memset(host, 0xff, n_bytes); }
+    return error;
 }
 static inline cudaError_t cudaMemset(void* p, int value, size_t n_bytes) { return simt_set_("cudaMemset", p, value, n_bytes); }
 static inline cudaError_t cudaMemsetAsync(void* p, int value, size_t n_bytes, cudaStream_t stream = NULL) {
@@ -229,23 +301,38 @@ static inline cudaError_t cudaMemsetAsync(void* p, int value, size_t n_bytes, cu
 
 // ---- streams and events ----
 
-struct SimtStream { int number; };
-struct SimtEvent { double ms; };
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
 
-static inline cudaError_t cudaStreamCreate(cudaStream_t* s) { *s = new SimtStream(); return cudaSuccess; }
-static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) { return cudaStreamCreate(s); }
-static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int) { return cudaStreamCreate(s); }
-static inline cudaError_t cudaStreamDestroy(cudaStream_t s) { delete s; return cudaSuccess; }
-static inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-static inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
-static inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
+static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
+    *s = new SimtStream{(flags & cudaStreamNonBlocking) != 0};
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreateWithFlags(s, cudaStreamDefault); }
+static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned flags, int) { return cudaStreamCreateWithFlags(s, flags); }
+static inline cudaError_t cudaStreamSynchronize(cudaStream_t s) { return simt_synchronise_(s, simt_n_copies, 0); }
+static inline cudaError_t cudaStreamQuery(cudaStream_t s) { return cudaStreamSynchronize(s); }
+static inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
+    simt_synchronise_(s, simt_n_copies, 0);
+    delete s;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaDeviceSynchronize() { return simt_synchronise_(NULL, simt_n_copies, 1); }
 static inline cudaError_t cudaEventCreate(cudaEvent_t* e) { *e = new SimtEvent(); return cudaSuccess; }
 static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return cudaEventCreate(e); }
 static inline cudaError_t cudaEventDestroy(cudaEvent_t e) { delete e; return cudaSuccess; }
-static inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t = NULL) { e->ms = (double)clock64() / 1e6; return cudaSuccess; }
-static inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-static inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+static inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream = NULL) {
+    *e = SimtEvent{(double)clock64() / 1e6, stream, simt_n_copies};
+    return cudaSuccess;
+}
+static inline cudaError_t cudaEventSynchronize(cudaEvent_t e) { return simt_synchronise_(e->stream, e->n_copies, 0); }
+static inline cudaError_t cudaEventQuery(cudaEvent_t e) { return cudaEventSynchronize(e); }
+static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e, unsigned = 0) {
+    SimtAccess access;
+    for (SimtUnderWay& c : simt_under_way) {
+        if (c.number <= e->n_copies && simt_in_stream_(c, e->stream)) { c.streams.push_back(stream); }
+    }
+    return cudaSuccess;
+}
 static inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t stop) {
     *ms = (float)(stop->ms - start->ms);
     return cudaSuccess;
