@@ -127,7 +127,7 @@ mutation "gemm: a rim tile is copied out whole" test_matmul "gemm shapes" gemm.h
 mutation "vec: v_fill loses the sign of zero" test_matmul "signed zero" vec.h 'return x - zero;' 'return x + zero;'
 mutation "matmul: the bias is dropped" test_matmul forward matmul.h 'gemm(out, OC, bias, 0,' 'gemm(out, OC, NULL, 0,'
 mutation "matmul: dweight is added to" test_matmul backward matmul.h \
-    'gemm(dweight, C, NULL, 0,' 'gemm(dweight, C, dweight, C,'
+    'add ? dweight : NULL, C, transposed' 'dweight, C, transposed'
 mutation "matmul: dbias takes rows descending" test_matmul backward matmul.h \
     'x + n * OC + first' 'x + (N - 1 - n) * OC + first'
 mutation "matmul: the plain loop starts at 0 and adds the bias last" test_matmul forward matmul.h \
@@ -254,8 +254,7 @@ mutation "softmax: columns of a square descend" test_crossentropy shapes crossen
     'for (int i = 0; i < VLANES; i++) { sum += columns[i]; }' \
     'for (int i = VLANES - 1; i >= 0; i--) { sum += columns[i]; }'
 mutation "softmax: the padding counts" test_crossentropy shapes crossentropy.h \
-    'softmax_exponentials_(probs + row, logits + row, sums, V, Vp)' \
-    'softmax_exponentials_(probs + row, logits + row, sums, Vp, Vp)'
+    'softmax_exponentials_(probs, logits, sums, V, Vp)' 'softmax_exponentials_(probs, logits, sums, Vp, Vp)'
 mutation "softmax: the maximum starts at the first logit" test_crossentropy huge crossentropy.h \
     '{ lane[i] = -10000.0f; }' '{ lane[i] = logits[0]; }'
 mutation "softmax: the padding of probs keeps what was there" test_crossentropy "not counted" crossentropy.h \
@@ -267,8 +266,10 @@ mutation "crossentropy: divides by 1 / dloss" test_crossentropy shapes crossentr
 mutation "crossentropy: the target is read after it was overwritten" test_crossentropy shapes crossentropy.h \
     'd[target] = dtarget;' 'd[target] = (p[target] - 1.0f) * dloss; (void)dtarget;'
 mutation "crossentropy: a row that is not counted has a loss" test_crossentropy "not counted" crossentropy.h \
-    'losses[first + r] = target < 0 ? 0.0f : -fm_log(p[target])' \
-    'losses[first + r] = -fm_log(p[target < 0 ? 0 : target])'
+    'losses[r] = target < 0 ? 0.0f : -fm_log(p[target])' 'losses[r] = -fm_log(p[target < 0 ? 0 : target])'
+mutation "crossentropy: the loss alone overwrites the logits" test_crossentropy shapes crossentropy.h \
+    'float* probs = scratch + thread_number() * n_scratch;' \
+    'float* probs = logits + (size_t)first * Vp; (void)scratch; (void)n_scratch;'
 mutation "crossentropy: both loops have the wrong sign" test_crossentropy "backward differences" crossentropy.h \
     'probs[i] - (v == targets[n] ? 1.0f : 0.0f)' 'probs[i] + (v == targets[n] ? 1.0f : 0.0f)' \
     '(p[target] - 1.0f) * dloss;  //' '(p[target] + 1.0f) * dloss;  //'
@@ -287,19 +288,16 @@ mutation "adamw: eps inside the root" test_adamw lengths adamw.h \
     'sqrtf(v_new / a.correction2) + a.eps' 'sqrtf(v_new / a.correction2 + a.eps)'
 mutation "adamw: both loops square the gradient first" test_adamw frozen adamw.h \
     '(1.0f - a->beta2) * grad * grad' '(1.0f - a->beta2) * (grad * grad)' \
-    'one_minus_beta2 * grad * grad' 'one_minus_beta2 * (grad * grad)'
+    '(1.0f - a.beta2) * grad * grad' '(1.0f - a.beta2) * (grad * grad)'
 mutation "adamw: both loops ignore grad_scale" test_adamw double adamw.h \
-    'g[i] * a->grad_scale' 'g[i]' 'g[i] * a.grad_scale' 'g[i]'
+    'g[i] * a->grad_scale' 'g[i]' 'g * a.grad_scale' 'g'
 mutation "adamw: corrections are rounded twice" test_adamw corrections adamw.h \
     '(float)(1.0 - fm_powi((double)beta2, t))' '1.0f - (float)fm_powi((double)beta2, t)'
 mutation "adamw: lr is distributed" test_adamw lengths adamw.h \
-    '+ weight_decay * p[i]);
-    }
-}
-#endif' ') + a.lr * (weight_decay * p[i]);
-    }
-}
-#endif'
+    '+ weight_decay * p);' ') - a.lr * (weight_decay * p);'
+mutation "rounding: a random number has 15 bits" test_adamw rounding rng.h 'noise & 0xffffu' 'noise & 0x7fffu'
+mutation "rounding: a NaN may become an infinity" test_adamw rounding rng.h \
+    'u & 0x007fffffu ? 0x40u : 0u' '0u'
 mutation "global norm: chunks of 2048" test_adamw "norm order" global_norm.h 'NORM_CHUNK = 4096' 'NORM_CHUNK = 2048'
 mutation "global norm: 8 lanes" test_adamw "norm order" global_norm.h 'NORM_LANES = 16' 'NORM_LANES = 8'
 mutation "global norm: squares are floats" test_adamw "norm obvious" global_norm.h \
@@ -307,7 +305,7 @@ mutation "global norm: squares are floats" test_adamw "norm obvious" global_norm
     }' '{ lane[j] += (double)(g[i + j] * g[i + j]); }
     }'
 mutation "global norm: chunks are added descending" test_adamw "norm order" global_norm.h \
-    '{ sum += sums[chunk]; }' '{ sum += sums[n_chunks - 1 - chunk]; }'
+    '{ sum += on_host[chunk]; }' '{ sum += on_host[n_chunks - 1 - chunk]; }'
 mutation "global norm: threads forget the total before" test_adamw "norm obvious" global_norm.h \
     'double* sums = (double*)dev' 'sum = 0; double* sums = (double*)dev'
 
