@@ -132,7 +132,8 @@ __global__ static void embedding_count_kernel(int* counts, const int* order, con
 
 // every count becomes the sum of those before it. One block: each thread has a stretch of its own
 __global__ static void embedding_scan_kernel(int* counts, int n) {
-    __shared__ int sums[SORT_BLOCK], warp_sums[SORT_BLOCK / WARP];
+    __shared__ int sums[SORT_BLOCK];
+    __shared__ int warp_sums[SORT_BLOCK / WARP];
     int i = threadIdx.x, warp = i / WARP, lane = i % WARP;
     int stretch = (n + blockDim.x - 1) / blockDim.x, first = min(i * stretch, n), last = min(first + stretch, n), before = 0;
     sums[i] = 0;

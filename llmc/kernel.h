@@ -110,26 +110,23 @@ __device__ inline float row_max(float x) {
     return x;
 }
 
-// sum + the x of all lanes, in order (EXACT), or + this lane's x alone
-__device__ inline float row_add(float sum, float x) {
-#ifdef EXACT
-    for (int lane = 0; lane < WARP; lane++) { sum += __shfl_sync(ALL_LANES, x, lane); }
-    return sum;
-#else
-    return sum + x;
-#endif
-}
-
+// sum + the elements of all lanes, lane 0's first (EXACT), or + those of this lane alone
 template <int W>
 __device__ inline float row_add(float sum, const float (&x)[W]) {
 #ifdef EXACT
-    for (int lane = 0; lane < WARP; lane++) {
-        for (int i = 0; i < W; i++) { sum += __shfl_sync(ALL_LANES, x[i], lane); }
+    for (int lane = 0; lane < WARP; lane++) {  // every lane goes on from the sum of the lane before; that of lane `lane` is right
+        for (int i = 0; i < W; i++) { sum += x[i]; }
+        sum = __shfl_sync(ALL_LANES, sum, lane);
     }
 #else
     for (int i = 0; i < W; i++) { sum += x[i]; }
 #endif
     return sum;
+}
+
+__device__ inline float row_add(float sum, float x) {
+    const float one[1] = {x};
+    return row_add(sum, one);
 }
 
 __device__ inline float row_total(float sum) {

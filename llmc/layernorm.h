@@ -343,24 +343,25 @@ __global__ void layernorm_backward_channels_kernel(float* parts, const X* dout, 
     parts[(size_t)b * 2 * C + C + c] = dbias;
 }
 
-// dweight and dbias are the sums over b of parts (n_parts, 2, C). A block (32, 32) has 32 columns of the 2*C: row y of its threads
-// adds the parts y, y + 32, ..., then the first row adds the 32 sums. One part comes through as it is: it began at +0
+// dweight and dbias are the sums over b of parts (n_parts, 2, C). A block (32, rows) has 32 columns of the 2*C: row y of its threads
+// adds the parts y, y + rows, ..., then the first row adds these sums. One part comes through as it is: it began at +0
 __global__ static void layernorm_backward_parts_kernel(float* dweight, float* dbias, const float* parts, int n_parts, int C) {
     __shared__ float sums[WARP][WARP];
     int j = blockIdx.x * WARP + threadIdx.x;
     float sum = 0.0f;
     #pragma unroll 8
-    for (int b = threadIdx.y; b < n_parts; b += WARP) { sum += j < 2 * C ? parts[(size_t)b * 2 * C + j] : 0.0f; }
+    for (int b = threadIdx.y; b < n_parts; b += blockDim.y) { sum += j < 2 * C ? parts[(size_t)b * 2 * C + j] : 0.0f; }
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y > 0 || j >= 2 * C) { return; }
-    for (int y = 1; y < WARP; y++) { sum += sums[y][threadIdx.x]; }
+    for (int y = 1; y < (int)blockDim.y; y++) { sum += sums[y][threadIdx.x]; }
     if (j < C) { dweight[j] = sum; } else { dbias[j - C] = sum; }
 }
 
 // ---- CUDA backward in one pass, fast builds: a thread stays on its channels while its block walks down the rows ----
 
-enum { LAYERNORM_OWNED = 8, LAYERNORM_THREADS = 512 };  // channels of a thread; most threads of a block
+enum { LAYERNORM_OWNED = 8 };      // channels of a thread
+enum { LAYERNORM_THREADS = 704 };  // of a multiprocessor, in one block or several; so many can have 88 registers each
 enum { LAYERNORM_PAIR = 2 };                             // rows that are loaded before the block waits for their sums
 
 // the sum over the block of each value, the same in all threads: lanes along a tree, then warps in order. `sums` is not written
@@ -427,50 +428,62 @@ layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, co
     }
 }
 
-// into how many parts the rows are cut. One pass: as many blocks as run at once: 704 threads of 86 registers on each multiprocessor
+// threads of a block that has all channels of a row
+static inline int layernorm_threads_(int C) { return (int)ceil_div(ceil_div(C, LAYERNORM_OWNED), WARP) * WARP; }
+
+// into how many parts the rows are cut. One pass: as many blocks as run at once
 static inline int layernorm_parts_(int N, int C, int one_pass, const Device* dev) {
 #ifdef EXACT
     (void)N, (void)C, (void)one_pass, (void)dev;
     return 1;  // a chain
 #else
-    int at_once = one_pass ? 704 * LAYERNORM_OWNED / C : 1;
-    int most = dev->n_sms * (at_once > 1 ? at_once : 1), rows = one_pass ? (int)LAYERNORM_PAIR : (int)WARP;
+    int at_once = one_pass ? LAYERNORM_THREADS / layernorm_threads_(C) : 1, most = dev->n_sms * at_once;
+    int rows = one_pass ? (int)LAYERNORM_PAIR : (int)WARP;
     return (int)(ceil_div(N, rows) < most ? ceil_div(N, rows) : most);
 #endif
 }
 
+static inline void layernorm_add_parts_(float* dweight, float* dbias, const float* parts, int n_parts, int C, const Device* dev) {
+    dim3 block(WARP, (unsigned)(n_parts < WARP ? n_parts : (int)WARP));
+    layernorm_backward_parts_kernel<<<(unsigned)ceil_div(2 * C, WARP), block, 0, dev->stream>>>(dweight, dbias, parts, n_parts, C);
+}
+
 template <int W, typename X>
-static inline void layernorm_backward_rows_(X* dinp, const X* dout, const X* inp, const X* weight, const float* mean, const float* rstd,
-                                            int N, int C, const Device* dev) {
-    dim3 block(WARP, LAYERNORM_ROWS);
+static inline void layernorm_backward_two_passes_(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp, const X* weight,
+                                                  const float* mean, const float* rstd, int N, int C, const Device* dev) {
+    int n_parts = layernorm_parts_(N, C, 0, dev);
+    float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
+    dim3 block(WARP, LAYERNORM_ROWS), channels((unsigned)ceil_div(C, WARP), (unsigned)n_parts);
     layernorm_backward_rows_kernel<W><<<(unsigned)ceil_div(N, LAYERNORM_ROWS), block, 0, dev->stream>>>(dinp, dout, inp, weight, mean,
                                                                                                      rstd, N, C);
+    layernorm_backward_channels_kernel<<<channels, WARP, 0, dev->stream>>>(parts, dout, inp, mean, rstd, N, C);
+    layernorm_add_parts_(dweight, dbias, parts, n_parts, C, dev);
+}
+
+template <typename X>
+static inline void layernorm_backward_one_pass_(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp, const X* weight,
+                                                const float* mean, const float* rstd, int N, int C, const Device* dev) {
+    int n_parts = layernorm_parts_(N, C, 1, dev);
+    float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
+    layernorm_backward_kernel<<<n_parts, layernorm_threads_(C), 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+    layernorm_add_parts_(dweight, dbias, parts, n_parts, C, dev);
 }
 
 template <typename X>
 static inline void layernorm_backward(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp, const X* weight,
                                       const float* mean, const float* rstd, int N, int C, const Device* dev) {
     constexpr int W = pack_width<X>();
-    int packs = C % W == 0 && pack_aligned(dinp, dout, inp, weight), one_pass = 0;
-#ifndef EXACT
-    one_pass = packs && C % LAYERNORM_OWNED == 0 && C <= LAYERNORM_OWNED * LAYERNORM_THREADS;
+    int packs = C % W == 0 && pack_aligned(dinp, dout, inp, weight), one_pass = packs;
+#ifdef EXACT
+    one_pass = 0;
 #endif
-    int n_parts = layernorm_parts_(N, C, one_pass, dev);
-    float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
-    if (one_pass) {
-        unsigned threads = (unsigned)ceil_div(C / LAYERNORM_OWNED, WARP) * WARP;
-        layernorm_backward_kernel<<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+    if (one_pass && C % LAYERNORM_OWNED == 0 && layernorm_threads_(C) <= LAYERNORM_THREADS) {
+        layernorm_backward_one_pass_(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, dev);
+    } else if (packs) {
+        layernorm_backward_two_passes_<W>(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, dev);
     } else {
-        dim3 grid((unsigned)ceil_div(C, WARP), (unsigned)n_parts);
-        if (packs) {
-            layernorm_backward_rows_<W>(dinp, dout, inp, weight, mean, rstd, N, C, dev);
-        } else {
-            layernorm_backward_rows_<1>(dinp, dout, inp, weight, mean, rstd, N, C, dev);
-        }
-        layernorm_backward_channels_kernel<<<grid, WARP, 0, dev->stream>>>(parts, dout, inp, mean, rstd, N, C);
+        layernorm_backward_two_passes_<1>(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, dev);
     }
-    dim3 block(WARP, WARP);
-    layernorm_backward_parts_kernel<<<(unsigned)ceil_div(2 * C, WARP), block, 0, dev->stream>>>(dweight, dbias, parts, n_parts, C);
     cudaCheck(cudaGetLastError());
 }
 #endif
