@@ -8,7 +8,8 @@ that is computed beside it in double.
 #include "llmc/test.h"
 
 #ifdef __CUDACC__
-enum { TILE_M = 7, TILE_N = 21, VLANES = 4, GEMM_K = 64, CAUSAL_STEP = 4 };  // in C the edges of tiles; here small, for dev/simt takes its time
+// in C the edges of tiles; here small, for dev/simt takes its time
+enum { TILE_M = 7, TILE_N = 21, VLANES = 4, GEMM_K = 64, CAUSAL_STEP = 4 };
 #else
 enum { CAUSAL_STEP = 1 };
 #endif
@@ -106,10 +107,11 @@ static void run_forward(float* out, float* max, float* inv, const Problem* p, in
     size_t n_out = p->C ? (size_t)s->B * (size_t)(s->T - t0) * (size_t)p->C : p->n_out;
     float *inp_d = to_device(p->inp, p->n_inp, dev), *out_d = to_device(out, n_out, dev);
     float *max_d = to_device(max, n_rows, dev), *inv_d = to_device(inv, n_rows, dev);
+    const float *q = inp_d, *k = inp_d + p->k_at, *v = inp_d + p->v_at;
     if (p->C) {
-        attention_forward(out_d, max_d, inv_d, (const float*)inp_d, s->B, s->T, p->C, s->NH, t0, dev);
+        attention_forward(out_d, max_d, inv_d, q, s->B, s->T, p->C, s->NH, t0, dev);
     } else {
-        grouped_attention_forward(out_d, max_d, inv_d, (const float*)inp_d, (const float*)inp_d + p->k_at, (const float*)inp_d + p->v_at, s, dev);
+        grouped_attention_forward(out_d, max_d, inv_d, q, k, v, s, dev);
     }
     from_device(out, out_d, n_out, dev), from_device(max, max_d, n_rows, dev), from_device(inv, inv_d, n_rows, dev);
     device_drop(inp_d);
@@ -238,15 +240,14 @@ static void check_bounded(Test* t, const char* what, const float* got, const dou
     }
 }
 
-static void check_results(Test* t, const char* what, const float* out, const float* max, const float* inv, const float* dinp, const Bounds* x,
-                          const Problem* p) {
+static void check_results(Test* t, const char* what, const float* out, const float* max, const float* inv, const float* dinp,
+                          const Bounds* x, const Problem* p) {
     check_bounded(t, what, out, x->out, x->out_error, p->n_out);
     check_bounded(t, what, dinp, x->dinp, x->dinp_error, p->n_inp);
     for (size_t i = 0; i < p->n_rows; i++) {
         double level = (double)max[i] - log((double)inv[i]);
-        if (!check(t, fabs(level - x->level[i]) <= FLOAT_ERROR, "%s: max - log(inv) [%zu] is %.9g, expected %.9g", what, i, level, x->level[i])) {
-            break;
-        }
+        int ok = fabs(level - x->level[i]) <= FLOAT_ERROR;
+        if (!check(t, ok, "%s: max - log(inv) [%zu] is %.9g, expected %.9g", what, i, level, x->level[i])) { break; }
     }
 }
 

@@ -20,12 +20,12 @@ Cost:   forward 4*HS flops for each query and key it sees, backward 14*HS; the l
         bytes feeds two mma, which shared memory and tensor cores of sm_80 do in the same time; with 32 queries per warp it feeds
         four. By ptxas of CUDA 13.0, without spills; what fits on a multiprocessor at once:
                               registers on sm_80, sm_90   shared memory   blocks of four warps
-            forward      HS <=  64   228, 228                 48 KiB            2
+            forward      HS <=  64   217, 221                 48 KiB            2
                          HS <= 128   168, 168                 80 KiB            2
-            dk and dv    HS <=  64   240, 229                 49 KiB            2
-                         HS <= 128   248, 254                 65 KiB            2
-            dq           HS <=  64   173, 168                 48 KiB            2 (sm_90: 3)
-                         HS <= 128   168, 177                 64 KiB            2
+            dk and dv    HS <=  64   234, 223                 49 KiB            2
+                         HS <= 128   244, 250                 65 KiB            2
+            dq           HS <=  64   160, 164                 48 KiB            3
+                         HS <= 128   168, 168                 64 KiB            2, on sm_90 3
 Source: Dao 2023, arXiv:2307.08691; online softmax: Milakov & Gimelshein 2018, arXiv:1805.02867
 */
 #ifndef LLMC_FLASH_ATTENTION_H
@@ -51,13 +51,13 @@ __device__ inline float flash_exp2(float x) {
 
 // ---- tiles in shared memory ----
 // ldmatrix reads 16 bytes ("a chunk") of each of eight rows at once. Rows are 128 or 256 bytes, so the same chunk of eight rows would
-// lie in the same four of the 32 banks, and the reads would queue up. Chunk c of row r therefore lies at chunk c ^ (r % 8):
+// lie in the same four of the 32 banks, and the reads would queue up. Chunk c of row r therefore lies at chunk c ^ (r & 7):
 //     row 0:  0 1 2 3 4 5 6 7      row 1:  1 0 3 2 5 4 7 6      row 2:  2 3 0 1 6 7 4 5   ...
 // and eight rows of any chunk are in eight different places.
 
 // W: channels of a row, 64 or 128
 template <int W>
-__device__ inline bf16_* tile_chunk(bf16_* tile, int row, int chunk) { return tile + row * W + (chunk ^ (row % 8)) * 8; }
+__device__ inline bf16_* tile_chunk(bf16_* tile, int row, int chunk) { return tile + row * W + (chunk ^ (row & 7)) * 8; }
 
 // ROWS rows of HS channels, of which n_rows exist, on their way to a tile; the rest becomes 0
 template <int ROWS, int W>
@@ -324,7 +324,8 @@ __global__ void flash_rows_kernel(FlashRow* rows, const bf16_* dout, const bf16_
 
 // weights from scores, ds / scale from datt, of a warp's 16 keys (rows) and the queries of a tile (columns)
 template <int N>
-__device__ inline void key_gradients(float (&p)[1][N][4], float (&ds)[1][N][4], const FlashRow* rows, const AttentionShape& s, int t, int u) {
+__device__ inline void key_gradients(float (&p)[1][N][4], float (&ds)[1][N][4], const FlashRow* rows, const AttentionShape& s, int t,
+                                     int u) {
     int lane = threadIdx.x % WARP;
     bool all = all_seen(s, t, 8 * N, u, 16);
     #pragma unroll
@@ -527,9 +528,13 @@ static inline int flash_attention_backward(bf16_* dq, bf16_* dk, bf16_* dv, cons
 }
 
 template <typename X>
-static inline int flash_attention_forward(X*, float*, float*, const X*, const X*, const X*, const AttentionShape*, const Device*) { return 0; }
+static inline int flash_attention_forward(X*, float*, float*, const X*, const X*, const X*, const AttentionShape*, const Device*) {
+    return 0;
+}
 template <typename X>
 static inline int flash_attention_backward(X*, X*, X*, const X*, const X*, const float*, const float*, const X*, const X*, const X*,
-                                           const AttentionShape*, const Device*) { return 0; }
+                                           const AttentionShape*, const Device*) {
+    return 0;
+}
 #endif  // __CUDACC__
 #endif  // LLMC_FLASH_ATTENTION_H
