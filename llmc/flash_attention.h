@@ -302,6 +302,12 @@ struct FlashRow {
     float level, D;
 };
 
+// where that of query t is: two make 16 bytes, so each head begins at an even place
+__host__ __device__ inline size_t flash_row_stride(const AttentionShape* s) { return (size_t)(attention_queries(s) + 1) / 2 * 2; }
+__device__ inline size_t flash_at_row(const AttentionShape& s, int b, int h, int t) {
+    return ((size_t)b * s.NH + h) * flash_row_stride(&s) + (t - s.t0);
+}
+
 // eight lanes per query, 16 bytes each
 __global__ void flash_rows_kernel(FlashRow* rows, const bf16_* dout, const bf16_* out, const float* max, const float* inv,
                                   AttentionShape s) {
@@ -317,8 +323,8 @@ __global__ void flash_rows_kernel(FlashRow* rows, const bf16_* dout, const bf16_
     }
     for (int step = 4; step > 0; step /= 2) { D += __shfl_xor_sync(ALL_LANES, D, step); }
     if (n < n_rows && threadIdx.x % 8 == 0) {
-        rows[row].level = max[row] * LOG2_E - log2f(inv[row]);  // inv 0: Inf, so that all weights are 0
-        rows[row].D = D;
+        FlashRow x = {max[row] * LOG2_E - log2f(inv[row]), D};  // inv 0: level Inf, so that all weights are 0
+        rows[flash_at_row(s, b, h, t)] = x;
     }
 }
 
@@ -355,18 +361,19 @@ __global__ void __launch_bounds__(FLASH_THREADS) flash_backward_keys_kernel(bf16
     int b = blockIdx.x / s.NKV, g = blockIdx.x % s.NKV, group = s.NH / s.NKV, row = threadIdx.x / WARP * 16;
     int u = blockIdx.y * FLASH_KEYS, n_keys = min(FLASH_KEYS, s.T - u);
     int first = attention_first_query(&s, u), n_tiles = 0;
-    int n_queries = attention_last_query(&s, u + n_keys - 1) - first + 1;  // that see one of the keys
+    first -= (first - s.t0) % QUERIES;  // for 16-byte copies of rows
+    int n_queries = attention_last_query(&s, u + n_keys - 1) - first + 1;
     if (n_queries > 0) { n_tiles = (n_queries + QUERIES - 1) / QUERIES; }
     size_t kv = attention_at_kv(&s, b, g, u);
     auto load_queries = [&](int step) {
         int h = g * group + step / n_tiles, t = first + step % n_tiles * QUERIES, stage = step % 2;
         tile_load<QUERIES, W>(q_tile + stage * TILE, q + attention_at_q(&s, b, h, t), s.q_row, s.T - t, s.HS);
         tile_load<QUERIES, W>(dout_tile + stage * TILE, dout + attention_at_out(&s, b, h, t), s.out_row, s.T - t, s.HS);
-        cp_async_commit();
-        if (threadIdx.x < QUERIES) {
-            FlashRow none = {INFINITY, 0.0f};  // a query that does not exist has no weights
-            row_tile[stage * QUERIES + threadIdx.x] = t + (int)threadIdx.x < s.T ? rows[attention_at_row(&s, b, h, t) + threadIdx.x] : none;
+        if (threadIdx.x < QUERIES / 2) {  // 0 for a query that does not exist: its q and dout are 0, and so is what it adds
+            int n = 2 * threadIdx.x, n_exist = max(0, min(2, s.T - t - n));
+            cp_async_16_zfill(row_tile + stage * QUERIES + n, rows + flash_at_row(s, b, h, t) + n, n_exist * (int)sizeof(FlashRow));
         }
+        cp_async_commit();
     };
     float dk_sums[1][W / 8][4], dv_sums[1][W / 8][4];
     set_zero(dk_sums);
@@ -439,7 +446,7 @@ __global__ void __launch_bounds__(FLASH_THREADS) flash_backward_queries_kernel(b
     for (int half = 0; half < 2; half++) {
         int n = row + 8 * half + threadIdx.x % WARP / 4;
         FlashRow none = {INFINITY, 0.0f};
-        mine[half] = n < n_queries ? rows[attention_at_row(&s, b, h, t + n)] : none;
+        mine[half] = n < n_queries ? rows[flash_at_row(s, b, h, t + n)] : none;
     }
     float sums[1][W / 8][4];
     set_zero(sums);
@@ -516,7 +523,7 @@ static inline int flash_attention_backward(bf16_* dq, bf16_* dk, bf16_* dv, cons
                                            const Device* dev) {
     if (!flash_fits_(q, k, v, out, s) || !flash_fits_(dq, dk, dv, dout, s)) { return 0; }
     int64_t n_rows = (int64_t)s->B * s->NH * attention_queries(s);
-    FlashRow* rows = (FlashRow*)device_workspace(dev, sizeof(FlashRow) * n_rows);
+    FlashRow* rows = (FlashRow*)device_workspace(dev, sizeof(FlashRow) * s->B * s->NH * flash_row_stride(s));
     int n_blocks = (int)ceil_div(n_rows, FLASH_THREADS / 8);
     flash_rows_kernel<<<n_blocks, FLASH_THREADS, 0, dev->stream>>>(rows, dout, out, max, inv, *s);
     if (s->HS <= 64) {
