@@ -140,10 +140,10 @@ mutation "matmul: the plain dinp reads the weight turned" test_matmul "backward 
 mutation "attention: divides by the sum" test_attention backward attention.h \
     'fm_exp(w[j] - m[j]) * r[j]' 'fm_exp(w[j] - m[j]) / (1.0f / r[j])'
 mutation "attention: scores are divided by the root" test_attention forward attention.h \
-    's->weights[i] *= scale' 's->weights[i] /= sqrtf((float)HS)'
+    's->weights[i] *= shape->scale' 's->weights[i] /= sqrtf((float)shape->HS)'
 mutation "attention: the scale goes into q" test_attention forward attention.h \
-    's->weights[i] *= scale; }' '(void)scale; }' \
-    'gemm_panel_(s->weights, TILE_N' 'for (int i = 0; i < TILE_N * HS; i++) { s->q_strip[i] /= sqrtf((float)HS); }
+    's->weights[i] *= shape->scale; }' '(void)i; }' \
+    'gemm_panel_(s->weights, TILE_N' 'for (int i = 0; i < TILE_N * shape->HS; i++) { s->q_strip[i] *= shape->scale; }
     gemm_panel_(s->weights, TILE_N'
 mutation "attention: D over descending u" test_attention backward attention.h \
     'for (int u = 0; u < t1 + n; u++) {
@@ -189,19 +189,27 @@ mutation "attention: a sum of 0 is inverted" test_attention "far scores" attenti
     'sum[j] == 0.0f ? 0.0f : 1.0f / sum[j]' '1.0f / sum[j]'
 mutation "attention: ds is scaled before the difference" test_attention backward attention.h \
     'w[j] * (d[j] - D[j]) * scale' 'w[j] * scale * (d[j] - D[j])'
-mutation "attention: dk and dv are not started" test_attention backward attention.h \
-    '{ memset(dx + u * stride, 0, sizeof(float) * HS); }' '{ (void)u; }'
+mutation "attention: dk is not started" test_attention backward attention.h \
+    'memset(dk + kv + u * stride, 0, sizeof(float) * HS);' ''
 mutation "attention: with t0, statistics of every strip go to the first" test_attention cache attention.h \
-    'head * n_queries + t1 - t0' 'head * n_queries + (t1 - t0) % n_queries * (t0 == 0)'
+    'size_t row = attention_at_row(shape, b, h, t1);' 'size_t row = attention_at_row(shape, b, h, shape->t0 ? shape->t0 : t1);'
 mutation "attention: the workspace is one strip too small" test_attention forward attention.h \
     's.turned = p;' 's.turned = p - TILE_N * HS_up - TILE_N * T_up;'
 mutation "attention: the plain loop forgets D" test_attention "backward differences" attention.h \
-    'ds[u] = att[u] * (ds[u] - D) * scale' 'ds[u] = att[u] * ds[u] * scale'
-mutation "attention: the plain loop sees one key too many" test_attention "forward double" attention.h \
-    'if (u > t) { continue; }' 'if (u > t + 1) { continue; }' \
-    'for (int u = 0; u <= t; u++) {
-        att[u] = fm_exp' 'for (int u = 0; u <= t + (t + 1 < T); u++) {
+    'ds[u] = att[u] * (ds[u] - D) * s->scale' 'ds[u] = att[u] * ds[u] * s->scale'
+mutation "attention: the plain loop sees one key too many" test_attention "double" attention.h \
+    'if (u < first || u > t) { continue; }' 'if (u < first || u > t + 1) { continue; }' \
+    'for (int u = first; u <= t; u++) {
+        att[u] = fm_exp' 'for (int u = first; u <= t + (t + 1 < s->T); u++) {
         att[u] = fm_exp'
+mutation "attention: a window is one key too long" test_attention "double" attention_shape.h \
+    't - s->window + 1' 't - s->window + (t == s->window)'
+mutation "attention: heads of a group read different keys" test_attention "grouped" attention.h \
+    'b, h / (shape->NH / shape->NKV), 0)' 'b, h % shape->NKV, 0)'
+mutation "attention: a group ends with its first head" test_attention "grouped" attention.h \
+    'h < (g + 1) * group; h++) {
+        attention_backward_head_' 'h < g * group + 1; h++) {
+        attention_backward_head_'
 
 # ---- layernorm.h ----
 mutation "layernorm: dweight and dbias take rows descending" test_layernorm backward layernorm.h \
