@@ -101,15 +101,18 @@ static void free_state(State* s) { free(s->p), free(s->m), free(s->v), free(s->g
 
 // adamw_update, on the device
 static void update(State* s, float weight_decay, const AdamW* a, const Device* dev) {
-    float *p = to_device(s->p, s->n, dev), *m = to_device(s->m, s->n, dev), *v = to_device(s->v, s->n, dev), *g = to_device(s->g, s->n, dev);
+    float *p = to_device(s->p, s->n, dev), *m = to_device(s->m, s->n, dev), *v = to_device(s->v, s->n, dev),
+          *g = to_device(s->g, s->n, dev);
     adamw_update(p, m, v, g, s->n, weight_decay, a, dev);
-    from_device(s->p, p, s->n, dev), from_device(s->m, m, s->n, dev), from_device(s->v, v, s->n, dev), from_device(s->g, g, s->n, dev);
+    from_device(s->p, p, s->n, dev), from_device(s->m, m, s->n, dev), from_device(s->v, v, s->n, dev),
+        from_device(s->g, g, s->n, dev);
 }
 
 // How far fused multiply-adds may be from the plain loop: a product inside a sum is not rounded, or rounded to a subnormal.
 // 4 roundings of 2^-24 instead of the one or two that differ.
 static double p_error(const State* before, size_t i, float weight_decay, const AdamW* a, double* m_error, double* v_error) {
-    const double eps = 4 * 0x1p-24, grad = (double)before->g[i] * (double)a->grad_scale, m = (double)before->m[i], v = (double)before->v[i];
+    const double eps = 4 * 0x1p-24, grad = (double)before->g[i] * (double)a->grad_scale, m = (double)before->m[i],
+                 v = (double)before->v[i];
     const double m_size = fabs((double)a->beta1 * m) + (1.0 - (double)a->beta1) * fabs(grad);
     const double v_new = (double)a->beta2 * v + (1.0 - (double)a->beta2) * grad * grad;
     *m_error = eps * m_size + 0x1p-148, *v_error = eps * v_new + 0x1p-148;
@@ -121,7 +124,8 @@ static double p_error(const State* before, size_t i, float weight_decay, const A
 }
 
 // bits; of a fast kernel p, m and v within the error, Inf and NaN where they belong
-static void check_state(Test* t, const char* what, const State* got, const State* want, const State* before, float weight_decay, const AdamW* a) {
+static void check_state(Test* t, const char* what, const State* got, const State* want, const State* before,
+                        float weight_decay, const AdamW* a) {
     check_bits(t, "the gradient is left alone", got->g, before->g, got->n);
     if (!FAST) {
         check_bits(t, what, got->p, want->p, got->n);
@@ -135,7 +139,8 @@ static void check_state(Test* t, const char* what, const State* got, const State
         for (int k = 0; k < 3; k++) {
             float x = pairs[k][0], y = pairs[k][1];
             int same = x == y || (isnan(x) && isnan(y)) || (isfinite(y) && fabs((double)x - (double)y) <= errors[k]);
-            check(t, same, "%s: %c[%zu] found %.9g, expected %.9g, allowed %.3g", what, "pmv"[k], i, (double)x, (double)y, errors[k]);
+            check(t, same, "%s: %c[%zu] found %.9g, expected %.9g, allowed %.3g", what, "pmv"[k], i, (double)x, (double)y,
+                  errors[k]);
         }
     }
 }
@@ -160,7 +165,7 @@ static void check_update(Test* t, size_t n, int hard, int n_threads) {
 }
 
 static void test_lengths(Test* t) {
-    const size_t lengths[] = {1, 7, 16, 33, 257, 4096, 10007};  // the last go round a grid of 3 multiprocessors, as dev/simt has
+    const size_t lengths[] = {1, 7, 16, 33, 257, 4096, 30011};  // the last goes round a grid for 3 multiprocessors
     for (size_t i = 0; i < 3 * N_TEST_THREADS * sizeof lengths / sizeof *lengths; i++) {
         check_update(t, lengths[i / (3 * N_TEST_THREADS)], (int)(i / N_TEST_THREADS % 3),
                      test_threads((int)i % N_TEST_THREADS));
@@ -212,9 +217,11 @@ static void test_noise(Test* t) {
     for (uint64_t i = 0; i < 4; i++) {
         check(t, splitmix64(0, i) == want[i], "number %d: found %016llx", (int)i, (unsigned long long)splitmix64(0, i));
     }
-    check(t, noise_u32(0, 2) == 0x06C45D18u && noise_u32(1, 2) == (uint32_t)(splitmix64(0, (1ull << 32) + 2) >> 32), "keys are 2^32 apart");
+    check(t, noise_u32(0, 2) == 0x06C45D18u && noise_u32(1, 2) == (uint32_t)(splitmix64(0, (1ull << 32) + 2) >> 32),
+          "keys are 2^32 apart");
     const uint32_t key = noise_key_of(1, 2, 3);
-    check(t, key != noise_key_of(2, 2, 3) && key != noise_key_of(1, 3, 3) && key != noise_key_of(1, 2, 4) && key != noise_key_of(1, 3, 2),
+    check(t, key != noise_key_of(2, 2, 3) && key != noise_key_of(1, 3, 3) && key != noise_key_of(1, 2, 4) &&
+                 key != noise_key_of(1, 3, 2),
           "seed, step and tensor each make another key");
     // products of neighbours, of steps and of tensors: independent uniform numbers have the mean 0 and the variance 1/9
     enum { N = 1 << 16 };
@@ -222,7 +229,8 @@ static void test_noise(Test* t) {
     for (int k = 0; k < 4; k++) {
         double sum = 0.0;
         for (uint64_t i = 0; i < N; i++) {
-            double a = (noise_u32(key, i) & 0xffff) / 32767.5 - 1.0, b = (noise_u32(keys[k], i + (k == 0)) & 0xffff) / 32767.5 - 1.0;
+            double a = (noise_u32(key, i) & 0xffff) / 32767.5 - 1.0,
+                   b = (noise_u32(keys[k], i + (k == 0)) & 0xffff) / 32767.5 - 1.0;
             sum += a * b;
         }
         check(t, fabs(sum) < 5.0 * sqrt(N / 9.0), "correlation %d: found %.3g standard deviations", k, sum / sqrt(N / 9.0));
@@ -236,7 +244,8 @@ static void test_rounding(Test* t) {
     const float values[] = {1.0f + 0x1p-8f, 1.0f + 0x1p-9f, -1.0f - 0x1.8p-8f, 1.0f + 0x1p-23f, 3.14159274f, -2.71828175e-20f,
                             0x1.fffffep0f, 1e-41f, -0x1.23456p-130f, 0x1.fffffep-127f};
     for (size_t k = 0; k < sizeof values / sizeof *values; k++) {
-        const float x = values[k], low = float_from_bits(float_bits(x) & 0xffff0000u), high = float_from_bits((float_bits(x) & 0xffff0000u) + 0x10000u);
+        const float x = values[k], low = float_from_bits(float_bits(x) & 0xffff0000u),
+                    high = float_from_bits((float_bits(x) & 0xffff0000u) + 0x10000u);
         const double up = ((double)x - (double)low) / ((double)high - (double)low);
         int n_high = 0;
         for (uint64_t i = 0; i < N; i++) {
@@ -250,13 +259,16 @@ static void test_rounding(Test* t) {
     // exactly as often as the lower half says: each of the 65536 thresholds once
     for (uint32_t low = 0; low < 65536; low += 4369) {
         uint32_t n_high = 0;
-        for (uint32_t noise = 0; noise < 65536; noise++) { n_high += stochastic_bf16(float_from_bits(0x3f800000u + low), noise << 16 | noise) == 0x3f81; }
+        for (uint32_t noise = 0; noise < 65536; noise++) {
+            n_high += stochastic_bf16(float_from_bits(0x3f800000u + low), noise << 16 | noise) == 0x3f81;
+        }
         check(t, n_high == low, "lower half %u: rounded up %u times", low, n_high);
     }
 }
 
 static void test_rounding_special(Test* t) {
-    const uint32_t kept[] = {0x00000000, 0x80000000, 0x3f800000, 0xbf810000, 0x7f7f0000, 0x00010000, 0x80010000, 0x7f800000, 0xff800000};
+    const uint32_t kept[] = {0x00000000, 0x80000000, 0x3f800000, 0xbf810000, 0x7f7f0000,
+                             0x00010000, 0x80010000, 0x7f800000, 0xff800000};
     const uint32_t nans[] = {0x7fc00000, 0xffc00000, 0x7f800001, 0xff80ffff, 0x7fffffff, 0x7fa00000};
     for (uint64_t i = 0; i < 1000; i++) {
         uint32_t noise = i == 0 ? 0xffffffffu : noise_u32(3, i);
@@ -269,7 +281,8 @@ static void test_rounding_special(Test* t) {
             check(t, isnan(float_of_bf16(y)) && y >> 15 == nans[k] >> 31, "NaN %08x becomes %04x", nans[k], y);
         }
     }
-    check(t, stochastic_bf16(FLT_MAX, 0xffff) == 0x7f80 && stochastic_bf16(FLT_MAX, 0) == 0x7f7f, "the largest float: up is infinity");
+    check(t, stochastic_bf16(FLT_MAX, 0xffff) == 0x7f80 && stochastic_bf16(FLT_MAX, 0) == 0x7f7f,
+          "the largest float: up is infinity");
 }
 
 // ---- stored parameters ----
@@ -304,9 +317,11 @@ static void test_stored_float(Test* t) {
 typedef __nv_bfloat16 bf16;
 
 // adamw_update_stored for the elements from `first` on, in pieces of at most n_piece: stored (n) as floats, and s
-static void update_stored(float* stored, State* s, int with_master, size_t first, size_t n_piece, const AdamW* a, const Device* dev) {
+static void update_stored(float* stored, State* s, int with_master, size_t first, size_t n_piece, const AdamW* a,
+                          const Device* dev) {
     bf16* d_stored = to_device_as<bf16>(stored, s->n, dev);
-    float *p = to_device(s->p, s->n, dev), *m = to_device(s->m, s->n, dev), *v = to_device(s->v, s->n, dev), *g = to_device(s->g, s->n, dev);
+    float *p = to_device(s->p, s->n, dev), *m = to_device(s->m, s->n, dev), *v = to_device(s->v, s->n, dev),
+          *g = to_device(s->g, s->n, dev);
     for (size_t i = 0; i < s->n; i += n_piece) {
         size_t n = s->n - i < n_piece ? s->n - i : n_piece;
         adamw_update_stored(d_stored + i, with_master ? p + i : NULL, m + i, v + i, g + i, n, 0.1f, a, 11u, first + i, dev);
@@ -343,13 +358,15 @@ static void check_stored(Test* t, size_t n, size_t first, int hard) {
 
 static void test_stored(Test* t) {
     const size_t lengths[] = {1, 7, 33, 257, 4096, 7001};
-    for (size_t i = 0; i < 3 * sizeof lengths / sizeof *lengths; i++) { check_stored(t, lengths[i / 3], i * 1000003, (int)(i % 3)); }
+    for (size_t i = 0; i < 3 * sizeof lengths / sizeof *lengths; i++) {
+        check_stored(t, lengths[i / 3], i * 1000003, (int)(i % 3));
+    }
     check_stored(t, 33, ((size_t)1 << 33) + 5, 0);
 }
 
 // in one call; in pieces that begin between packs; on a GPU of one multiprocessor and of many
 static void test_stored_shares(Test* t) {
-    const size_t n = 5003, pieces[] = {5003, 1024, 37, 4, 5003, 5003};
+    const size_t n = 10003, pieces[] = {10003, 2048, 137, 1004, 10003, 10003};
     const int n_sms[] = {3, 3, 3, 3, 1, 132};
     float* first = NULL;
     for (int i = 0; i < 6; i++) {
@@ -440,6 +457,21 @@ static void test_norm_order(Test* t) {
     }
 }
 
+// ones are lost beside 2^54, unless several were added before: which sum each of the last elements is in makes a difference
+static void test_norm_ends(Test* t) {
+    Device dev = test_device(2);
+    for (size_t i = 0; i < 2 * 48; i++) {
+        size_t n = i % 48 + 1 + (i < 48 ? 0 : 4096 - 24);
+        float* g = filled_array(n, 1.0f);
+        g[n - 1] = 0x1p27f;
+        double want = spelled_sum(0.0, g, n);
+        check_sum(t, device_sum(0.0, g, n, 0, &dev), want, "fast", n, 2);
+        check_sum(t, device_sum(0.0, g, n, 1, &dev), want, "fast, between boundaries", n, 2);
+        free(g);
+    }
+    device_free(&dev);
+}
+
 static void test_norm_obvious(Test* t) {
     float g[10000] = {0};
     Device dev = test_device(2);
@@ -468,6 +500,7 @@ int main(int argc, char** argv) {
         {"stored shares", "the same bits in pieces and on any number of multiprocessors", test_stored_shares},
         {"stored steps", "without a master, steps too small for a bf16 add up on average", test_stored_small_steps},
         {"norm order", "equals the stated order bit for bit at odd lengths", test_norm_order},
+        {"norm ends", "the last elements of a chunk are added to the sums that they belong to", test_norm_ends},
         {"norm obvious", "(3, -4) over 10000 elements; goes on from tensor to tensor; 1e30 does not overflow",
          test_norm_obvious},
     };

@@ -12,11 +12,14 @@ enum { TILE_M = 7, TILE_N = 21, VLANES = 4, GEMM_K = 64, CAUSAL_STEP = 4 };  // 
 #else
 enum { CAUSAL_STEP = 1 };
 #endif
+// does this build keep the plain loop's order?
+static int same_bits(void) {
 #if defined(__CUDACC__) && !defined(EXACT)
-enum { SAME_BITS = 0 };
+    return 0;
 #else
-enum { SAME_BITS = 1 };
+    return 1;
 #endif
+}
 
 // one problem and the plain loop's answer. q, k and v are parts of one array; the gradient lies like it
 typedef struct {
@@ -279,7 +282,7 @@ static void check_shape(Test* t, Direction direction, int B, int T, int C, int N
     Problem p = packed(B, T, C, NH, hard);
     for (int i = 0; i < N_TEST_THREADS; i++) {
         Device dev = test_device(test_threads(i));
-        if (!SAME_BITS) {
+        if (!same_bits()) {
             check_within(t, &p, &dev);
         } else if (direction == FORWARD) {
             check_forward(t, &p, 0, &dev);
@@ -304,7 +307,7 @@ static void check_shapes(Test* t, Direction direction) {
 }
 
 static void check_special(Test* t, Direction direction) {
-    if (!SAME_BITS) { skip(t, "another order of sums"); return; }
+    if (!same_bits()) { skip(t, "another order of sums"); return; }
     for (int hard = 1; hard <= 2; hard++) {
         check_shape(t, direction, 1, 7, 5, 1, hard);
         check_shape(t, direction, 3, TILE_N + 7, 3 * VLANES + 3, 3, hard);
@@ -322,7 +325,7 @@ static void check_grouped(Test* t, Sizes z, int hard) {
     Problem p = grouped(z, hard, as_float);
     for (int i = 0; i < N_TEST_THREADS; i++) {
         Device dev = test_device(test_threads(i));
-        if (!SAME_BITS) {
+        if (!same_bits()) {
             check_within(t, &p, &dev);
             device_free(&dev);
             continue;
@@ -351,7 +354,7 @@ static void test_grouped(Test* t) {
 }
 
 static void test_grouped_special(Test* t) {
-    if (!SAME_BITS) { skip(t, "another order of sums"); return; }
+    if (!same_bits()) { skip(t, "another order of sums"); return; }
     const Sizes sizes[] = {{1, 37, 0, 4, 2, 5, 0}, {1, 37, 3, 4, 2, 5, 6}};
     for (int i = 0; i < 4; i++) { check_grouped(t, sizes[i % 2], 1 + i / 2); }
 }
@@ -430,7 +433,7 @@ static void test_causality(Test* t) {
         for (int c = 0; c < 6; c++) { x[c] = poisons[i / 3 % 3]; }
         Results spoilt = results(&p, &dev);
         check_causal(t, &p, &clean, &spoilt, s, (Part)part);
-        if (SAME_BITS) {
+        if (same_bits()) {
             solve(&p);
             check_bits(t, "out", spoilt.out, p.out, p.n_out);
             check_bits(t, "dqkv", spoilt.dinp, p.dinp, p.n_inp);
@@ -525,7 +528,7 @@ static void test_obvious(Test* t) {
 // scores below the start of the maximum: exp underflows, the weights are 0 or infinite as the plain loop says, nobody
 // divides by 0
 static void test_far_scores(Test* t) {
-    if (!SAME_BITS) { skip(t, "another exponential"); return; }
+    if (!same_bits()) { skip(t, "another exponential"); return; }
     const float scores[] = {-9950.0f, -10080.0f, -10095.0f, -10110.0f, -2e4f};
     for (size_t i = 0; i < sizeof scores / sizeof *scores; i++) {
         Problem p = packed(1, TILE_N + 2, 1, 1, 0);
@@ -542,7 +545,7 @@ static void test_far_scores(Test* t) {
 
 // with x = 1 + 2^-12, x * x rounds to 1 + 2^-11: the score below is 0 unless a fused multiply-add keeps the 2^-24
 static void test_rounding(Test* t) {
-    if (!SAME_BITS) { skip(t, "fused multiply-adds are welcome"); return; }
+    if (!same_bits()) { skip(t, "fused multiply-adds are welcome"); return; }
     const float x = 1.0f + 0x1p-12f, qkv[] = {-(1.0f + 0x1p-11f), x, 1, x, 1, 1};
     float out[2], max, inv;
     Device dev = test_device(1);

@@ -1,6 +1,6 @@
 /*
-Promises of llmc/comm.h, comm_tcp.h, comm_launch.h and zero.h. Ranks are forked processes that talk over TCP on this machine,
-with COMM_CHECK=1; every call is compared with what one process computes.
+Promises of llmc/comm.h, comm_tcp.h, comm_nccl.h, comm_launch.h and zero.h. Ranks are forked processes that talk over TCP on this
+machine, with COMM_CHECK=1; every call is compared with what one process computes.
 */
 #include "llmc/test.h"
 #include "llmc/zero.h"
@@ -76,6 +76,29 @@ static void run_ranks(Test* t, int size, RankFunction f, int number) {
     for (int rank = 0; rank < size; rank++) { start_rank(&r, place_at(rank, size, port), 20.0, 20.0, f, number); }
     end_ranks(&r);
     for (int i = 0; i < size; i++) { check(t, r.status[i] == 0, "rank %d of %d: status %d: %s", i, size, r.status[i], r.text[i]); }
+}
+
+// f on 1 .. `most` ranks that exchange device memory, as far as there are GPUs. A child counts them: what CUDA has begun in this
+// process would not work in the ranks
+static int device_ranks(Test* t, int most) {
+#ifdef __CUDACC__
+    int state, n_gpus = 0;
+    pid_t child = fork();
+    if (child == 0) { _exit(cudaGetDeviceCount(&n_gpus) == cudaSuccess ? n_gpus : 0); }
+    waitpid(child, &state, 0);
+    n_gpus = WEXITSTATUS(state);
+    if (n_gpus < most) { skip(t, "fewer GPUs than ranks"); }
+    return n_gpus < most ? n_gpus : most;
+#else
+    (void)t;
+    return most;
+#endif
+}
+
+// the GPU of this rank
+static Device rank_device(const Comm* c) {
+    device_choose(c->rank);
+    return test_device(1);
 }
 
 static void on_all_sizes(Test* t, RankFunction f) {
@@ -337,16 +360,33 @@ static void test_mismatch(Test* t) {
 static void ranks_fault(Test* t, Comm* c, int number) {
     float x[1000] = {0};
     (void)t;
+    Device dev;
+    CommPiece pieces[MAX_TEST_RANKS];
+    float* memory = NULL;
+    if (number == 6) {
+        dev = rank_device(c);
+        memory = to_device(x, 1000, &dev);
+        comm_device_open(c);
+    }
+    for (int r = 0; r < c->size; r++) {  // from rank to rank in a buffer that nobody reads
+        CommPiece piece = {memory, memory ? memory + 100 * (r + 1) : NULL, 400, 400};
+        pieces[r] = piece;
+    }
     c->link->check = 0;  // as users run it: one line
     comm_note(c, "after step 7; newest checkpoint: run/step_000005");
     for (int k = 0; k < 50; k++) {
-        comm_all_reduce(c, x, 1000, DT_F32, OP_SUM, HERE);
+        if (number == 6) {
+            comm_wait_device(c, comm_exchange_device(c, pieces, &dev, HERE), &dev);
+            comm_sync_device(c, &dev, HERE);
+        } else {
+            comm_all_reduce(c, x, 1000, DT_F32, OP_SUM, HERE);
+        }
         for (int i = 0; number == 5 && k == 20 && i < 500 && c->rank != 2; i++) {
             usleep(10000);
             comm_watch(c, HERE);
         }
         if (c->rank != 2 || k != 20) { continue; }
-        if (number == 0 || number == 5) { raise(SIGKILL); }
+        if (number == 0 || number == 5 || number == 6) { raise(SIGKILL); }
         if (number == 1) { raise(SIGSTOP); }
         if (number == 2) { fail_run("the disk of rank 2 is full"); }
         if (number == 3) { fail_input("rank 2 was given a wrong file"); }
@@ -370,7 +410,7 @@ static void check_fault(Test* t, int number, int status, const char* text) {
     for (int rank = 0; rank < 4; rank++) {
         if (rank == 2) { continue; }
         const char *message = r.text[rank], *where = "after step 7; newest checkpoint: run/step_000005\n";
-        const char* call = number == 5 ? "in its own work (" : "in all_reduce (";
+        const char* call = number == 5 || (number == 6 && DEVICE_MEETS) ? "in its own work (" : number == 6 ? "in exchange (" : "in all_reduce (";
         int named = strncmp(message, "test_comm: rank 2 ", 18) == 0 && strstr(message, text) && strstr(message, call) &&
                     strstr(message, "test_comm.c:") && strstr(message, where) && strchr(message, '\n')[1] == '\0';
         int silent = status == 2 && !*message;  // rank 2 has said it
@@ -380,6 +420,9 @@ static void check_fault(Test* t, int number, int status, const char* text) {
 }
 
 static void test_killed(Test* t) { check_fault(t, 0, 1, "is gone (killed"), check_fault(t, 5, 1, "is gone (killed"); }
+static void test_killed_device(Test* t) {
+    if (device_ranks(t, 4) == 4) { check_fault(t, 6, 1, "is gone (killed"); }
+}
 static void test_stopped(Test* t) { check_fault(t, 1, 1, "has not answered for 1 s"); }
 static void test_failed(Test* t) {
     check_fault(t, 2, 1, "stopped with status 1 (its own message says why)");
@@ -534,6 +577,80 @@ static void test_place(Test* t) {
     }
 }
 
+// ---- device memory ----
+
+// elements that rank a sends to rank b, for a length of `lengths_device`
+static size_t device_count(size_t n, int a, int b) { return n > 0 ? n + (size_t)(a + b) % 3 : 0; }
+
+// two exchanges under way at once; a rank's part for itself is copied
+static void ranks_device(Test* t, Comm* c, int number) {
+    const size_t lengths_device[] = {0, 1, 7, 33, 100000}, most = 100003;
+    (void)number;
+    Device dev = rank_device(c);
+    comm_device_open(c);
+    for (int k = 0; k < 5; k++) {
+        const size_t n = lengths_device[k];
+        float *x = (float*)rank_array(c->rank, DT_F32, most), *in = to_device(x, most, &dev);
+        float *out[2], *got = (float*)new_array(most * (size_t)c->size, sizeof(float));
+        CommTicket tickets[2];
+        for (int call = 0; call < 2; call++) {
+            CommPiece pieces[MAX_TEST_RANKS];
+            out[call] = to_device(got, most * (size_t)c->size, &dev);
+            for (int r = 0; r < c->size; r++) {
+                CommPiece piece = {in, out[call] + (size_t)r * most, 4 * device_count(n, c->rank, r), 4 * device_count(n, r, c->rank)};
+                pieces[r] = piece;
+            }
+            tickets[call] = comm_exchange_device(c, pieces, &dev, HERE);
+        }
+        for (int call = 1; call >= 0; call--) {
+            comm_wait_device(c, tickets[call], &dev);
+            comm_sync_device(c, &dev, HERE);
+            from_device(got, out[call], most * (size_t)c->size, &dev);
+            for (size_t i = 0; i < most * (size_t)c->size; i++) {
+                const int r = (int)(i / most);
+                const float want = i % most < device_count(n, r, c->rank) ? (float)element(r, i % most) : 0.0f;
+                if (!check(t, got[i] == want, "%zu elements from rank %d: [%zu] is %g, expected %g", n, r, i % most, (double)got[i], (double)want)) { break; }
+            }
+            memset(got, 0, sizeof(float) * most * (size_t)c->size);
+        }
+        device_drop(in);
+        free(x);
+        free(got);
+    }
+    device_free(&dev);
+}
+
+static void test_device_exchange(Test* t) {
+    const int most = device_ranks(t, 3);
+    for (int P = 1; P <= most; P++) { run_ranks(t, P, ranks_device, 0); }
+}
+
+#ifdef SIMT
+// rank 1 expects fewer bytes than rank 0 sends, and nobody compares beforehand
+static void ranks_device_mismatch(Test* t, Comm* c, int number) {
+    (void)t, (void)number;
+    float x[8] = {0};
+    Device dev = rank_device(c);
+    float *in = to_device(x, 8, &dev), *out = to_device(x, 8, &dev);
+    c->link->check = 0;
+    comm_device_open(c);
+    const size_t n_bytes = c->rank == 0 ? 32 : 16;
+    CommPiece pieces[2] = {{in, out, n_bytes, n_bytes}, {in, out, n_bytes, n_bytes}};
+    comm_wait_device(c, comm_exchange_device(c, pieces, &dev, HERE), &dev);
+}
+
+static void test_device_mismatch(Test* t) {
+    Ranks r;
+    r.n = 0;
+    int port = free_port(), found = 0;
+    for (int rank = 0; rank < 2; rank++) { start_rank(&r, place_at(rank, 2, port), 5.0, 20.0, ranks_device_mismatch, 0); }
+    end_ranks(&r);
+    for (int rank = 0; rank < 2; rank++) { found |= strstr(r.text[rank], "ncclRecv: rank 0 sends 32 bytes, rank 1 expects 16") != NULL; }
+    for (int rank = 0; rank < 2; rank++) { found |= strstr(r.text[rank], "ncclRecv: rank 1 sends 16 bytes, rank 0 expects 32") != NULL; }
+    check(t, found && r.status[0] == 1 && r.status[1] == 1, "status %d: %s / %d: %s", r.status[0], r.text[0], r.status[1], r.text[1]);
+}
+#endif
+
 // ---- the tree, and a training step, on several ranks ----
 
 enum { LEAF_N = 5, MAX_LEAVES = 64 };
@@ -581,10 +698,10 @@ static void check_plan(Test* t, int S, int P, const float* leaves, const float* 
     shards_free(&s);
 }
 
-static void test_plan(Test* t) {
-    Device dev;
+static void ranks_plan(Test* t, Comm* c, int number) {
+    Device dev = rank_device(c);
+    (void)number;
     float leaves[MAX_LEAVES * LEAF_N], want[LEAF_N], loss;
-    device_init(&dev, 1);
     for (int leaf = 0; leaf < MAX_LEAVES; leaf++) { leaf_values(leaves + leaf * LEAF_N, leaf); }
     for (int S = 1; S <= MAX_LEAVES; S++) {
         LeafTree one;
@@ -596,6 +713,8 @@ static void test_plan(Test* t) {
     }
     device_free(&dev);
 }
+
+static void test_plan(Test* t) { run_ranks(t, device_ranks(t, 1), ranks_plan, 0); }
 
 enum { N_TENSORS = 5 };
 
@@ -647,7 +766,8 @@ static Trained train_small(Shards* s, Comm* c, Tensor* table, size_t n, int S, i
         for (int k = 0; k < shards_n_leaves(s); k++) {
             float* x = random_array(n, 1.0f, (uint64_t)(1000 * step + shards_leaf(s, k)));
             for (size_t i = 0; i < n; i++) { g[i] = x[i] + 0.1f * params[i]; }
-            device_upload(shards_loss(s), x, sizeof(float), dev);
+            const float loss = x[0] * (float)(1 + 1000 * (shards_leaf(s, k) % 3));  // sums depend on the order
+            device_upload(shards_loss(s), &loss, sizeof loss, dev);
             leaf_backward(s, g, dev);
             free(x);
         }
@@ -674,10 +794,8 @@ static void ranks_train(Test* t, Comm* c, int number) {
     const int S = number / 100, frozen = number / 10 % 10, zero = number % 10;
     Tensor table[N_TENSORS];
     Shards s, alone;
-    Device dev;
     const size_t n = small_table(table, frozen);
-    device_choose(0);
-    device_init(&dev, 1);
+    Device dev = rank_device(c);
     Trained one = train_small(&alone, NULL, table, n, S, 0, &dev);
     c->link->check = number % 3 == 0;
     uint64_t before = c->link->bytes_sent;
@@ -709,8 +827,10 @@ static void ranks_train(Test* t, Comm* c, int number) {
 
 static void test_train(Test* t) {
     const int leaves[] = {1, 3, 4, 8, 11};
-    for (int P = 1; P <= 4; P++) {
+    const int most = device_ranks(t, 4);
+    for (int P = 1; P <= most; P++) {
         for (int k = 0; k < 5; k++) {
+            if (DEVICE_MEETS && (P + k) % 3 != 0) { continue; }  // a third of them, for kernels take their time on a CPU
             for (int zero = 0; zero < 3; zero++) { run_ranks(t, P, ranks_train, 100 * leaves[k] + 10 * (k % 2) + zero); }
         }
     }
@@ -756,12 +876,17 @@ int main(int argc, char** argv) {
         {"counters", "bytes sent are those of the formulas", test_count},
         {"mismatched calls", "COMM_CHECK=1 names both call sites", test_mismatch},
         {"fault: killed rank", "all others stop at once, also between calls, and name it, the call, the step and the checkpoint", test_killed},
+        {"fault: killed rank, device memory", "all others stop at once and name it", test_killed_device},
         {"fault: stopped rank", "is named when the time limit is over", test_stopped},
         {"fault: failed rank", "its status and reason reach the others", test_failed},
         {"meeting", "missing and double ranks and wrong sizes are named", test_meeting},
         {"meeting strangers", "strangers and other runs are sent away, a late rank is welcome, a taken port is refused", test_strangers},
         {"meeting by IPv6 and name", "::1 and localhost", test_ipv6},
         {"rank and size", "18 environments: found, or refused with a reason", test_place},
+        {"device exchange", "bytes of device memory, 0..100000 elements, two exchanges at once, 1..3 ranks", test_device_exchange},
+#ifdef SIMT
+        {"device exchange, mismatched", "the stand-in for NCCL refuses counts that differ", test_device_mismatch},
+#endif
         {"tree plan", "S <= 64 leaves on P <= 16 ranks: the root of one rank, bit for bit", test_plan},
         {"shards", "chunks are dealt out without a hole", test_parts},
         {"shards train", "loss, norm, parameters, moments: one rank's bits on 1..4, S = 1, 3, 4, 8, 11, --zero 0, 1, 2, frozen or not", test_train},

@@ -59,10 +59,11 @@ static void crossentropy_free(CrossEntropy* c) {
 
 // ---- what a fast kernel may return: the answer in double, with the errors that llmc/crossentropy.h derives ----
 
-static const double ULP = 0x1p-23, FLUSHED = 0x1p-125;   // the hardware may take subnormal exponentials for 0
-static const float LARGEST_LOSS = 60.0f;                 // beyond it probabilities come near them: one large loss is as good as another
+static const double ULP = 0x1p-23, FLUSHED = 0x1p-125;  // the hardware may take subnormal exponentials for 0
+static const float LARGEST_LOSS = 60.0f;                // beyond it probabilities come near them: all such losses are alike
 
-static double exp_error(double d) { return (3.0 + 2.0 * fmin(d, 1000.0)) * ULP; }  // of exp(-d), of itself; the difference rounds, too
+// of exp(-d), of itself; the difference in the exponent rounds, too
+static double exp_error(double d) { return (3.0 + 2.0 * fmin(d, 1000.0)) * ULP; }
 
 static void expect_row(CrossEntropy* c, int n, double x_error) {
     const float* x = c->logits + (size_t)n * (size_t)c->Vp;
@@ -81,7 +82,8 @@ static void expect_row(CrossEntropy* c, int n, double x_error) {
         double p_error = v < c->V ? p * (relative + exp_error(max - (double)x[v])) + FLUSHED : 0.0;
         c->probs[row + (size_t)v] = (float)p, c->dlogits[row + (size_t)v] = (float)d;
         c->probs_error[row + (size_t)v] = p_error * (1.0 + x_error) + x_error * p;
-        c->dlogits_error[row + (size_t)v] = counted ? (p_error + hot * ULP) * (double)DLOSS * (1.0 + x_error) + x_error * fabs(d) : 0.0;
+        c->dlogits_error[row + (size_t)v] =
+            counted ? (p_error + hot * ULP) * (double)DLOSS * (1.0 + x_error) + x_error * fabs(d) : 0.0;
         if (hot) { c->losses[n] = (float)fmin(-log(p), (double)LARGEST_LOSS); }
         if (hot) { c->losses_error[n] = relative + exp_error(max - (double)x[v]) + (double)LARGEST_LOSS * ULP; }
         if (hot && isnan(p)) { c->losses[n] = NAN; }
@@ -164,7 +166,8 @@ static void check_both(Test* t, const CrossEntropy* c, int in_place, const Devic
 // with the gradient, without, and with it again: the loss has the same bits, although the logits are overwritten
 static void check_fused(Test* t, const CrossEntropy* c, const Device* dev) {
     size_t n = (size_t)c->N * (size_t)c->Vp;
-    float *losses = filled_array((size_t)c->N, NAN), *logits = copied_array(c->logits, n), *alone = filled_array((size_t)c->N, NAN);
+    float *losses = filled_array((size_t)c->N, NAN), *logits = copied_array(c->logits, n),
+          *alone = filled_array((size_t)c->N, NAN);
     char what[96];
     snprintf(what, sizeof what, "fused dlogits, N %d, V %d, Vp %d, %d threads", c->N, c->V, c->Vp, dev->n_threads);
     fused(alone, logits, 0, c, dev);

@@ -16,7 +16,7 @@ typedef enum { NO_FLIP, FLIP_PARAMETERS, FLIP_MOMENTS_1, FLIP_MOMENTS_2, FLIP_FI
 static struct {
     Place place;
     uint32_t element, bit;  // which of the arena or tensor, modulo its size
-    int call;               // of adamw_update
+    int call;               // of adamw_update_stored
     int n_batches, n_pushes, n_updates;
     float* arena[3];        // parameters and moments
     const void* model;      // GPT2*
@@ -43,15 +43,16 @@ static void planted_push(LeafTree* tree, const Device* dev) {
     leaf_tree_push(tree, dev);
 }
 
-static void planted_update(float* p, float* m, float* v, const float* g, size_t n, float weight_decay, const AdamW* step, const Device* dev) {
+static void planted_update(float* p, float* master, float* m, float* v, const float* g, size_t n, float weight_decay, const AdamW* step,
+                           uint32_t noise_key, size_t first, const Device* dev) {
     float* out[3] = {p, m, v};
-    adamw_update(p, m, v, g, n, weight_decay, step, dev);
+    adamw_update_stored(p, master, m, v, g, n, weight_decay, step, noise_key, first, dev);
     if (plant.place == FLIP_UPDATE && plant.n_updates++ == plant.call) { flip_element(out[plant.element % 3], n); }
 }
 
 #define dataloader_batch planted_batch
 #define leaf_tree_push planted_push
-#define adamw_update planted_update
+#define adamw_update_stored planted_update
 #define TESTING
 #include "train_gpt2.c"
 

@@ -78,13 +78,15 @@ static inline void adamw_update(float* p, float* m, float* v, const float* g, si
     for (size_t i = 0; i < n; i++) { p[i] = adamw_element_(p[i], m + i, v + i, g[i], weight_decay, a); }
 }
 
-static inline void round_stored(float* stored, const float* master, size_t n, uint32_t noise_key, size_t first, const Device* dev) {
+static inline void round_stored(float* stored, const float* master, size_t n, uint32_t noise_key, size_t first,
+                                const Device* dev) {
     (void)noise_key, (void)first;  // a float loses nothing
     device_copy(stored, master, sizeof(float) * n, dev);
 }
 
-static inline void adamw_update_stored(float* stored, float* master, float* m, float* v, const float* g, size_t n, float weight_decay,
-                                       const AdamW* step, uint32_t noise_key, size_t first, const Device* dev) {
+static inline void adamw_update_stored(float* stored, float* master, float* m, float* v, const float* g, size_t n,
+                                       float weight_decay, const AdamW* step, uint32_t noise_key, size_t first,
+                                       const Device* dev) {
     adamw_update(master ? master : stored, m, v, g, n, weight_decay, step, dev);
     if (master) { round_stored(stored, master, n, noise_key, first, dev); }
 }

@@ -98,8 +98,10 @@ static inline void comm_device_open(Comm* c) {
 static inline CommTicket comm_exchange_device(Comm* c, const CommPiece* pieces, const Device* dev, const char* where) {
     CommNccl* nccl = comm_nccl_(c);
     const CommPiece* own = &pieces[c->rank];
-    CommTicket ticket = {nccl->n_calls++};
+    CommTicket ticket = {0};
     if (own->n_recv > 0 && own->recv != own->send) { device_copy(own->recv, own->send, own->n_recv, dev); }
+    if (c->size == 1) { return ticket; }
+    ticket.seq = nccl->n_calls++;
     if (c->link->check) {
         memcpy(c->piece, pieces, sizeof(CommPiece) * (size_t)c->size);
         comm_check_(c, "device exchange", DT_U8, 0, 0, where);
@@ -123,7 +125,7 @@ static inline CommTicket comm_exchange_device(Comm* c, const CommPiece* pieces, 
 
 // an event that was recorded again since stands for a later exchange, of which this one is a part
 static inline void comm_wait_device(Comm* c, CommTicket ticket, const Device* dev) {
-    cudaCheck(cudaStreamWaitEvent(dev->stream, comm_nccl_(c)->done[ticket.seq % NCCL_EVENTS], 0));
+    if (c->size > 1) { cudaCheck(cudaStreamWaitEvent(dev->stream, comm_nccl_(c)->done[ticket.seq % NCCL_EVENTS], 0)); }
 }
 
 static inline void comm_sync_device(Comm* c, const Device* dev, const char* where) {

@@ -122,7 +122,8 @@ static inline void softmax_exponentials_(float* probs, const float* logits, floa
 }
 
 // VLANES rows, or fewer at the end
-static inline void crossentropy_rows_(float* losses, float* probs, const float* logits, const int* targets, int n, int V, int Vp) {
+static inline void crossentropy_rows_(float* losses, float* probs, const float* logits, const int* targets, int n, int V,
+                                      int Vp) {
     float sums[VLANES];
     if (n < VLANES) {
         crossentropy_forward_ref(losses, probs, logits, targets, n, V, Vp);
@@ -182,7 +183,8 @@ static inline void crossentropy_fused(float* losses, float* logits, const int* t
     #pragma omp parallel for schedule(dynamic)
     for (int first = 0; first < N; first += VLANES) {
         int n = N - first < VLANES ? N - first : VLANES;
-        crossentropy_rows_(losses + first, scratch + thread_number() * n_scratch, logits + (size_t)first * Vp, targets + first, n, V, Vp);
+        float* probs = scratch + thread_number() * n_scratch;
+        crossentropy_rows_(losses + first, probs, logits + (size_t)first * Vp, targets + first, n, V, Vp);
     }
 }
 
@@ -211,7 +213,9 @@ __device__ inline Softmax row_softmax_(const X* x, int V) {
     const int lane = threadIdx.x;  // block is (32)
     for (int v = lane; v < V; v += WARP) { row.max = fmaxf(row.max, to_float(x[v])); }  // of a NaN and a number: the number
     row.max = row_max(row.max);
-    for (int v = lane; v - lane < V; v += WARP) { row.sum = row_add(row.sum, v < V ? kernel_exp(to_float(x[v]) - row.max) : 0.0f); }
+    for (int v = lane; v - lane < V; v += WARP) {
+        row.sum = row_add(row.sum, v < V ? kernel_exp(to_float(x[v]) - row.max) : 0.0f);
+    }
     return row;
 }
 #else
@@ -261,10 +265,10 @@ enum { WRITE_NOTHING, WRITE_PROBS, WRITE_GRADIENT };
 
 // grid is (N)
 template <int WRITE, int W, typename X>
-__global__ __launch_bounds__(1024) void crossentropy_kernel(float* losses, X* out, const X* logits, const int* targets, float dloss,
-                                                            int V, int Vp) {
-    const int n = gridDim.x - 1 - blockIdx.x;  // the last rows first: they are still in L2
-    const int target = targets[n], n_columns = WRITE != WRITE_PROBS && target < 0 ? 0 : V;  // a row that is not counted is not read
+__global__ __launch_bounds__(1024) void crossentropy_kernel(float* losses, X* out, const X* logits, const int* targets,
+                                                            float dloss, int V, int Vp) {
+    const int n = gridDim.x - 1 - blockIdx.x, target = targets[n];  // the last rows first: they are still in L2
+    const int n_columns = WRITE != WRITE_PROBS && target < 0 ? 0 : V;  // a row that is not counted is not read
     const int whole = n_columns / W * W;
     const X* x = logits + (size_t)n * Vp;
     X* y = out + (size_t)n * Vp;
@@ -331,8 +335,8 @@ static inline int row_threads_(int64_t n_packs) {
 
 // packs of 16 bytes where rows divide into them
 template <int WRITE, typename X>
-static inline void crossentropy_launch_(float* losses, X* out, const X* logits, const int* targets, float dloss, int N, int V, int Vp,
-                                        const Device* dev) {
+static inline void crossentropy_launch_(float* losses, X* out, const X* logits, const int* targets, float dloss,
+                                        int N, int V, int Vp, const Device* dev) {
     const int W = pack_width<X>();
     if (pack_fits(logits, Vp) && pack_fits(out, Vp)) {
         crossentropy_kernel<WRITE, W><<<N, row_threads_(Vp / W), 0, dev->stream>>>(losses, out, logits, targets, dloss, V, Vp);

@@ -2,22 +2,30 @@
 Attention of attention.h in bf16 on tensor cores: nothing of the size (T, T) ever leaves the registers. attention.h calls it where
 it can: HS a multiple of 8 up to 128, rows that begin at multiples of 16 bytes; otherwise its own kernels run. HS 64 and 128 waste
 nothing, others are filled up with zeros to the next of the two.
-    forward        a block has 64 queries, 16 for each warp, and goes over tiles of keys and values
+    forward        a block has 64 or 128 queries, 16 or 32 for each of four warps, and goes over tiles of 64 keys and values
     backward       D, then dk and dv (a block has 64 keys, goes over tiles of queries and, in a group, over its heads), then dq
-                   (as forward). Each sum has one owner, so there are no atomics and two runs give the same bits; the price is
-                   that scores and datt are computed twice: 7 products instead of 5
+                   (64 queries, as forward). Each sum has one owner, so there are no atomics and two runs give the same bits; the
+                   price is that scores and datt are computed twice: 7 products instead of 5
     softmax        "online": a running maximum; when it grows, what was summed so far is multiplied by exp(old - new)
                    (doc/attention.md). In base 2: exp(x) = 2^(x * log2 e), one instruction with the factor in the scale
     causal, window tiles that no query of the block sees are skipped, and where all see all, nothing is masked
+    copies         cp.async: the next tile is under way while this one is used, with one barrier per tile
 Error:  products of bf16 are exact in float. With e = 2^-8, the rounding of bf16, and sums in float, to first order:
             out   e * sum of att |v|  (weights are rounded before they meet v)  + e |out|
             D     sum over channels of |dout| * (error of out): it is computed as dout . out
             dv_u  e * sum over t of att |dout|  + e |dv|
             ds    att * scale * (error of D)  + e |ds|      dq, dk: sum of (error of ds) * |k| or |q|, + e |dq| or |dk|
-        test_attention.c bounds each element so. Inf and NaN are seen by queries of the tiles they lie in, not of others.
-Cost:   forward 4*HS flops for each query and key it sees, backward 14*HS; the limit is the tensor cores. A warp's ldmatrix of 512 bytes
-        feeds two mma, which is what shared memory and tensor cores of sm_80 do in the same time; FORWARD_ROWS more rows per warp
-        share a fragment in forward. Registers, shared memory and blocks per multiprocessor stand beside each kernel.
+        test_attention.c bounds each element so. An Inf or NaN reaches the queries of tiles that it lies in, seen or not.
+Cost:   forward 4*HS flops for each query and key it sees, backward 14*HS; the limit is the tensor cores. A warp's ldmatrix of 512
+        bytes feeds two mma, which shared memory and tensor cores of sm_80 do in the same time; with 32 queries per warp it feeds
+        four. By ptxas of CUDA 13.0, without spills; what fits on a multiprocessor at once:
+                              registers on sm_80, sm_90   shared memory   blocks of four warps
+            forward      HS <=  64   228, 228                 48 KiB            2
+                         HS <= 128   168, 168                 80 KiB            2
+            dk and dv    HS <=  64   240, 229                 49 KiB            2
+                         HS <= 128   248, 254                 65 KiB            2
+            dq           HS <=  64   173, 168                 48 KiB            2 (sm_90: 3)
+                         HS <= 128   168, 177                 64 KiB            2
 Source: Dao 2023, arXiv:2307.08691; online softmax: Milakov & Gimelshein 2018, arXiv:1805.02867
 */
 #ifndef LLMC_FLASH_ATTENTION_H
@@ -254,19 +262,18 @@ __global__ void __launch_bounds__(FLASH_THREADS) flash_forward_kernel(bf16_* out
         int u = tile * FLASH_KEYS, stage = tile % 2 * TILE;
         tile_load<FLASH_KEYS, W>(k_tile + stage, k + kv + u * s.kv_row, s.kv_row, s.T - u, s.HS);
         tile_load<FLASH_KEYS, W>(v_tile + stage, v + kv + u * s.kv_row, s.kv_row, s.T - u, s.HS);
+        cp_async_commit();
     };
     float sums[M][W / 8][4], m[M][2], sum[M][2];
     set_zero(sums);
     for (int i = 0; i < M; i++) { m[i][0] = m[i][1] = -10000.0f * LOG2_E, sum[i][0] = sum[i][1] = 0.0f; }
     tile_load<QUERIES, W>(q_tile, q + attention_at_q(&s, b, h, t), s.q_row, n_queries, s.HS);
     load_keys(first);
-    cp_async_commit();
     for (int tile = first; tile <= last; tile++) {
         int u = tile * FLASH_KEYS, stage = tile % 2 * TILE;
+        cp_async_wait<0>();
+        __syncthreads();  // this tile has arrived, and nobody uses the one before any more
         if (tile < last) { load_keys(tile + 1); }
-        cp_async_commit();  // of the last tile: an empty group
-        cp_async_wait<1>();
-        __syncthreads();
         float p[M][FLASH_KEYS / 8][4];
         unsigned operands[M][FLASH_KEYS / 16][4];
         set_zero(p);
@@ -275,7 +282,6 @@ __global__ void __launch_bounds__(FLASH_THREADS) flash_forward_kernel(bf16_* out
         softmax_step<W>(p, sums, m, sum, s.scale * LOG2_E);
         to_operands(operands, p);
         add_product<W>(sums, operands, v_tile + stage);
-        __syncthreads();  // this stage is loaded next
     }
     for (int i = 0; i < 2 * M; i++) {
         float total = quad_sum(sum[i / 2][i % 2]), r = total == 0.0f ? 0.0f : 1.0f / total;
@@ -355,6 +361,7 @@ __global__ void __launch_bounds__(FLASH_THREADS) flash_backward_keys_kernel(bf16
         int h = g * group + step / n_tiles, t = first + step % n_tiles * QUERIES, stage = step % 2;
         tile_load<QUERIES, W>(q_tile + stage * TILE, q + attention_at_q(&s, b, h, t), s.q_row, s.T - t, s.HS);
         tile_load<QUERIES, W>(dout_tile + stage * TILE, dout + attention_at_out(&s, b, h, t), s.out_row, s.T - t, s.HS);
+        cp_async_commit();
         if (threadIdx.x < QUERIES) {
             FlashRow none = {INFINITY, 0.0f};  // a query that does not exist has no weights
             row_tile[stage * QUERIES + threadIdx.x] = t + (int)threadIdx.x < s.T ? rows[attention_at_row(&s, b, h, t) + threadIdx.x] : none;
@@ -365,14 +372,13 @@ __global__ void __launch_bounds__(FLASH_THREADS) flash_backward_keys_kernel(bf16
     set_zero(dv_sums);
     tile_load<FLASH_KEYS, W>(k_tile, k + kv, s.kv_row, n_keys, s.HS);
     tile_load<FLASH_KEYS, W>(v_tile, v + kv, s.kv_row, n_keys, s.HS);
-    if (n_tiles > 0) { load_queries(0); }
     cp_async_commit();
+    if (n_tiles > 0) { load_queries(0); }
     for (int step = 0; step < group * n_tiles; step++) {
         int t = first + step % n_tiles * QUERIES, stage = step % 2 * TILE;
-        if (step + 1 < group * n_tiles) { load_queries(step + 1); }
-        cp_async_commit();
-        cp_async_wait<1>();
+        cp_async_wait<0>();
         __syncthreads();
+        if (step + 1 < group * n_tiles) { load_queries(step + 1); }
         float p[1][QUERIES / 8][4], ds[1][QUERIES / 8][4];
         unsigned operands[1][QUERIES / 16][4];
         set_zero(p);
@@ -384,9 +390,8 @@ __global__ void __launch_bounds__(FLASH_THREADS) flash_backward_keys_kernel(bf16
         add_product<W>(dv_sums, operands, dout_tile + stage);
         to_operands(operands, ds);
         add_product<W>(dk_sums, operands, q_tile + stage);
-        __syncthreads();
     }
-    cp_async_wait<0>();
+    cp_async_wait<0>();  // of keys that no query sees, copies may be under way
     __syncthreads();
     const float scale[1][2] = {{s.scale, s.scale}}, one[1][2] = {{1.0f, 1.0f}};
     store_rows<W>(dk + kv, s.kv_row, n_keys, s.HS, k_tile, row, dk_sums, scale);
@@ -427,6 +432,7 @@ __global__ void __launch_bounds__(FLASH_THREADS) flash_backward_queries_kernel(b
         int u = tile * KEYS, stage = tile % 2 * TILE;
         tile_load<KEYS, W>(k_tile + stage, k + kv + u * s.kv_row, s.kv_row, s.T - u, s.HS);
         tile_load<KEYS, W>(v_tile + stage, v + kv + u * s.kv_row, s.kv_row, s.T - u, s.HS);
+        cp_async_commit();
     };
     FlashRow mine[2];  // of this lane's two queries
     for (int half = 0; half < 2; half++) {
@@ -439,13 +445,11 @@ __global__ void __launch_bounds__(FLASH_THREADS) flash_backward_queries_kernel(b
     tile_load<QUERIES, W>(q_tile, q + at, s.q_row, n_queries, s.HS);
     tile_load<QUERIES, W>(dout_tile, dout + attention_at_out(&s, b, h, t), s.out_row, n_queries, s.HS);
     load_keys(first);
-    cp_async_commit();
     for (int tile = first; tile <= last; tile++) {
         int stage = tile % 2 * TILE;
-        if (tile < last) { load_keys(tile + 1); }
-        cp_async_commit();
-        cp_async_wait<1>();
+        cp_async_wait<0>();
         __syncthreads();
+        if (tile < last) { load_keys(tile + 1); }
         float scores[1][KEYS / 8][4], ds[1][KEYS / 8][4];
         unsigned operands[1][KEYS / 16][4];
         set_zero(scores);
@@ -455,7 +459,6 @@ __global__ void __launch_bounds__(FLASH_THREADS) flash_backward_queries_kernel(b
         query_gradients(ds, scores, mine, s, t + row, tile * KEYS);
         to_operands(operands, ds);
         add_product<W>(sums, operands, k_tile + stage);
-        __syncthreads();
     }
     const float scale[1][2] = {{s.scale, s.scale}};
     store_rows<W>(dq + at, s.q_row, n_queries, s.HS, q_tile, row, sums, scale);
@@ -470,11 +473,13 @@ static inline int flash_fits_(const bf16_* q, const bf16_* k, const bf16_* v, co
            flash_aligned_(v, s->kv_row, s->kv_seq) && flash_aligned_(out, s->out_row, s->out_seq);
 }
 
+static inline dim3 flash_grid_(int n_heads, int n_rows, int tile) { return dim3((unsigned)n_heads, (unsigned)ceil_div(n_rows, tile)); }
+
 template <int W, int M>
 static inline void flash_forward_(bf16_* out, float* max, float* inv, const bf16_* q, const bf16_* k, const bf16_* v,
                                   const AttentionShape* s, const Device* dev) {
     int n_bytes = (int)sizeof(bf16_) * W * (64 * M + 4 * FLASH_KEYS);
-    dim3 grid(s->B * s->NH, ceil_div(attention_queries(s), 64 * M));
+    dim3 grid = flash_grid_(s->B * s->NH, attention_queries(s), 64 * M);
     cudaCheck(cudaFuncSetAttribute(flash_forward_kernel<W, M>, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
     flash_forward_kernel<W, M><<<grid, FLASH_THREADS, n_bytes, dev->stream>>>(out, max, inv, q, k, v, *s);
     cudaCheck(cudaGetLastError());
@@ -485,7 +490,7 @@ template <int W, int N>
 static inline void flash_backward_(bf16_* dq, bf16_* dk, bf16_* dv, const bf16_* dout, const FlashRow* rows, const bf16_* q,
                                    const bf16_* k, const bf16_* v, const AttentionShape* s, const Device* dev) {
     int n_bytes = (int)sizeof(bf16_) * W * (2 * 64 + 4 * N), n_keys_bytes = n_bytes + 2 * N * (int)sizeof(FlashRow);
-    dim3 key_grid(s->B * s->NKV, ceil_div(s->T, FLASH_KEYS)), query_grid(s->B * s->NH, ceil_div(attention_queries(s), 64));
+    dim3 key_grid = flash_grid_(s->B * s->NKV, s->T, FLASH_KEYS), query_grid = flash_grid_(s->B * s->NH, attention_queries(s), 64);
     cudaCheck(cudaFuncSetAttribute(flash_backward_keys_kernel<W, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, n_keys_bytes));
     cudaCheck(cudaFuncSetAttribute(flash_backward_queries_kernel<W, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
     flash_backward_keys_kernel<W, N><<<key_grid, FLASH_THREADS, n_keys_bytes, dev->stream>>>(dk, dv, dout, rows, q, k, v, *s);

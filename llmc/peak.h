@@ -21,7 +21,7 @@ static inline ShortText processor_name(void) {
     int gpu = 0;
     cudaCheck(cudaGetDevice(&gpu));
     cudaCheck(cudaGetDeviceProperties(&properties, gpu));
-    snprintf(name.s, sizeof name.s, "%s", properties.name);
+    snprintf(name.s, sizeof name.s, "%.127s", properties.name);
     return name;
 }
 

@@ -108,7 +108,7 @@ static inline void verify_arena_(const Verify* v, Verified a, int compare, const
     for (int i = 0; arena->memory && i < v->n_tensors; i++) {
         const Part part = arena->parts[i];
         for (size_t from = 0; from < part.n; from += VERIFY_PIECE) {
-            const size_t n = part.n - from < VERIFY_PIECE ? part.n - from : VERIFY_PIECE, n_blocks = verify_blocks_(n);
+            const size_t n = part.n - from < VERIFY_PIECE ? part.n - from : (size_t)VERIFY_PIECE, n_blocks = verify_blocks_(n);
             const size_t n_bytes = arena->element_bytes;
             const char* x = verify_view_(v, 0, arena->memory + (part.at + from) * n_bytes, n * n_bytes, dev);
             size_t bad = n_blocks;
@@ -165,10 +165,10 @@ static inline void verify_equal_(const Verify* v, int which, const Tensor* t, si
 
 // n elements of a tensor from element `at` on, which is where the pointers stand; what is compared are the new parameters and
 // moments of both computations, bit by bit
-static inline void verify_adamw(Verify* v, const Tensor* t, size_t at, size_t n, const Weights* w, const float* g, float weight_decay,
+static inline void verify_adamw(const Verify* v, const Tensor* t, size_t at, size_t n, const Weights* w, const float* g, float weight_decay,
                                 const AdamW* step, uint32_t key, const Device* dev) {
     for (size_t first = 0; first < n; first += VERIFY_PIECE) {
-        const size_t count = n - first < VERIFY_PIECE ? n - first : VERIFY_PIECE, global = t->offset + at + first;
+        const size_t count = n - first < VERIFY_PIECE ? n - first : (size_t)VERIFY_PIECE, global = t->offset + at + first;
         float* copy = v->copy;
         const Weights real = weights_from(w, first, first);
         const Weights twin = {copy, w->stored_bytes, w->master ? copy + VERIFY_PIECE : NULL, copy + 2 * VERIFY_PIECE, copy + 3 * VERIFY_PIECE};

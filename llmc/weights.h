@@ -4,7 +4,7 @@ may store bf16 and keep float masters beside it, from which each update rounds a
 */
 #ifndef LLMC_WEIGHTS_H
 #define LLMC_WEIGHTS_H
-#include "adamw.h"  // adamw_update; with CUDA adamw_update_stored
+#include "adamw.h"  // adamw_update_stored, round_stored
 
 // all of it is device memory
 typedef struct {
@@ -22,15 +22,23 @@ static inline Weights weights_of(void* stored, size_t stored_bytes, float* maste
 static inline void weights_update(const Weights* w, const float* g, size_t n, float weight_decay, const AdamW* step, uint32_t key,
                                   size_t first, const Device* dev) {
 #ifdef __CUDACC__
-    if (w->stored_bytes == sizeof(float)) {
-        adamw_update_stored((float*)w->stored, w->master, w->m, w->v, g, n, weight_decay, step, key, first, dev);
-    } else {
+    if (w->stored_bytes == sizeof(__nv_bfloat16)) {
         adamw_update_stored((__nv_bfloat16*)w->stored, w->master, w->m, w->v, g, n, weight_decay, step, key, first, dev);
+        return;
     }
-#else
-    (void)key, (void)first;
-    adamw_update((float*)w->stored, w->m, w->v, g, n, weight_decay, step, dev);
 #endif
+    adamw_update_stored((float*)w->stored, w->master, w->m, w->v, g, n, weight_decay, step, key, first, dev);
+}
+
+// `stored` anew from the masters, with the noise of that update
+static inline void weights_round(const Weights* w, size_t n, uint32_t key, size_t first, const Device* dev) {
+#ifdef __CUDACC__
+    if (w->stored_bytes == sizeof(__nv_bfloat16)) {
+        round_stored((__nv_bfloat16*)w->stored, w->master, n, key, first, dev);
+        return;
+    }
+#endif
+    round_stored((float*)w->stored, w->master, n, key, first, dev);
 }
 
 // the same, from these elements on of the stored parameters and of what is kept

@@ -1,7 +1,7 @@
 /*
-The staircase of the classifier: logits (N, Vp) become dlogits in place, and each row's loss is written. Each step changes one
-thing; main checks every step against crossentropy_fused_ref and, on a GPU, times it at N 8192, V 50257, Vp 50304: 8 rows of 1024
-tokens of GPT-2, 412 million logits.
+The staircase of the classifier: logits (N, Vp) become dlogits in place, and each row's loss is written. Each step changes
+one thing; main checks every step against crossentropy_fused_ref and, on a GPU, times it at N 8192, V 50257, Vp 50304: 8 rows
+of 1024 tokens of GPT-2, 412 million logits.
 
     step      what it changes                                                            bytes a logit   measured on an H200
     1 rows    one thread has one row: a warp's load asks for 32 lines, a row apart, and 8192          16   not measured
@@ -40,14 +40,18 @@ __global__ void rows_kernel(float* losses, float* logits, const int* targets, fl
     for (int v = 0; v < V; v++) { max = fmaxf(max, x[v]); }
     for (int v = 0; v < V; v++) { sum += kernel_exp(x[v] - max); }
     losses[n] = -fm_log(kernel_exp(x[targets[n]] - max) / sum);
-    for (int v = 0; v < Vp; v++) { x[v] = v < V ? (kernel_exp(x[v] - max) / sum - (v == targets[n] ? 1.0f : 0.0f)) * dloss : 0.0f; }
+    for (int v = 0; v < Vp; v++) {
+        x[v] = v < V ? (kernel_exp(x[v] - max) / sum - (v == targets[n] ? 1.0f : 0.0f)) * dloss : 0.0f;
+    }
 }
 
 static void rows(const Classifier* c, const Device* dev) {
-    rows_kernel<<<(unsigned)ceil_div(c->N, 128), 128, 0, dev->stream>>>(c->losses, c->logits, c->targets, c->dloss, c->N, c->V, c->Vp);
+    const unsigned grid = (unsigned)ceil_div(c->N, 128);
+    rows_kernel<<<grid, 128, 0, dev->stream>>>(c->losses, c->logits, c->targets, c->dloss, c->N, c->V, c->Vp);
 }
 
-// ---- 2: one warp, one row. 132 multiprocessors with 64 warps each have 8448 rows in work, 1.7 GB: every pass reads from memory ----
+// ---- 2: one warp, one row. 132 multiprocessors with 64 warps each have 8448 rows in work, 1.7 GB, and every pass reads them
+//      from memory ----
 
 // block is (32, 8)
 __global__ void warps_kernel(float* losses, float* logits, const int* targets, float dloss, int N, int V, int Vp) {
@@ -60,12 +64,14 @@ __global__ void warps_kernel(float* losses, float* logits, const int* targets, f
     sum = lane_sum(sum);
     if (lane == 0) { losses[n] = -fm_log(kernel_exp(x[targets[n]] - max) / sum); }
     __syncwarp();  // the target's logit has been read
-    for (int v = lane; v < Vp; v += WARP) { x[v] = v < V ? (kernel_exp(x[v] - max) / sum - (v == targets[n] ? 1.0f : 0.0f)) * dloss : 0.0f; }
+    for (int v = lane; v < Vp; v += WARP) {
+        x[v] = v < V ? (kernel_exp(x[v] - max) / sum - (v == targets[n] ? 1.0f : 0.0f)) * dloss : 0.0f;
+    }
 }
 
 static void warps(const Classifier* c, const Device* dev) {
-    dim3 block(WARP, 8);
-    warps_kernel<<<(unsigned)ceil_div(c->N, 8), block, 0, dev->stream>>>(c->losses, c->logits, c->targets, c->dloss, c->N, c->V, c->Vp);
+    dim3 grid((unsigned)ceil_div(c->N, 8)), block(WARP, 8);
+    warps_kernel<<<grid, block, 0, dev->stream>>>(c->losses, c->logits, c->targets, c->dloss, c->N, c->V, c->Vp);
 }
 
 // ---- 3: one block, one row. Two blocks on each multiprocessor: 264 rows, 53 MB as float, 26 MB as bf16; L2 has 50 MB ----
@@ -229,24 +235,26 @@ static void check_step(Test* t, const Step* step, int N, int V, int Vp, const De
           *want_losses = filled_array((size_t)N, NAN);
     int* targets = random_targets(N, V);
     crossentropy_fused_ref(want_losses, want, targets, dloss, 1, N, V, Vp);
-    Classifier c = {N, V, Vp, dloss, to_device(losses, (size_t)N, dev), to_device(logits, n, dev), to_device_as<__nv_bfloat16>(logits, n, dev),
+    Classifier c = {N, V, Vp, dloss, to_device(losses, (size_t)N, dev), to_device(logits, n, dev),
+                    to_device_as<__nv_bfloat16>(logits, n, dev),
                     ints_to_device(targets, (size_t)N, dev)};
     step->run(&c, dev);
     cudaCheck(cudaGetLastError());
     from_device(losses, c.losses, (size_t)N, dev), device_drop(c.targets);
     if (step->bf16) { from_device_as(logits, c.logits_bf16, n, dev), device_drop(c.logits); }
     if (!step->bf16) { from_device_as(logits, c.logits, n, dev), device_drop(c.logits_bf16); }
-    // logits differ by at most 16: an exponential is off by 35 * 2^-23, their sum by that and 96 * 2^-23 (llmc/crossentropy.h), or
-    // V / 2 * 2^-23 where it is a chain, as the plain loop's is
+    // logits differ by at most 16: an exponential is off by 35 * 2^-23, their sum by that and 96 * 2^-23 (llmc/crossentropy.h),
+    // or V / 2 * 2^-23 where it is a chain, as the plain loop's is
     const double relative = (2 * 35 + 96 + V) * 0x1p-23;
     for (size_t i = 0; i < n; i++) {
         double allowed = relative * (double)dloss + (step->bf16 ? 0x1p-8 * fabs((double)want[i]) : 0.0);
-        check(t, fabs((double)logits[i] - (double)want[i]) <= allowed, "%s, N %d, V %d, Vp %d: [%zu] found %.9g, expected %.9g", step->name, N, V,
-              Vp, i, (double)logits[i], (double)want[i]);
+        check(t, fabs((double)logits[i] - (double)want[i]) <= allowed,
+              "%s, N %d, V %d, Vp %d: [%zu] found %.9g, expected %.9g", step->name, N, V, Vp, i, (double)logits[i],
+              (double)want[i]);
     }
     for (int i = 0; i < N; i++) {
-        check(t, fabs((double)losses[i] - (double)want_losses[i]) <= relative + 16.0 * 0x1p-23, "%s: loss %d: found %.9g, expected %.9g", step->name, i,
-              (double)losses[i], (double)want_losses[i]);
+        check(t, fabs((double)losses[i] - (double)want_losses[i]) <= relative + 16.0 * 0x1p-23,
+              "%s: loss %d: found %.9g, expected %.9g", step->name, i, (double)losses[i], (double)want_losses[i]);
     }
     free(logits), free(want), free(losses), free(want_losses), free(targets);
 }
@@ -256,8 +264,10 @@ static void time_steps(int N, int V, int Vp, const Device* dev) {
     const int n_runs = 10;
     size_t n = (size_t)N * (size_t)Vp;
     int* targets = random_targets(N, V);
-    Classifier c = {N, V, Vp, 1.0f / (float)N, (float*)device_alloc(sizeof(float) * (size_t)N, "losses"),
-                    (float*)device_alloc(sizeof(float) * n, "logits"), (__nv_bfloat16*)device_alloc(sizeof(__nv_bfloat16) * n, "logits"),
+    Classifier c = {N, V, Vp, 1.0f / (float)N,
+                    (float*)device_alloc(sizeof(float) * (size_t)N, "losses"),
+                    (float*)device_alloc(sizeof(float) * n, "logits"),
+                    (__nv_bfloat16*)device_alloc(sizeof(__nv_bfloat16) * n, "logits"),
                     ints_to_device(targets, (size_t)N, dev)};
     cudaEvent_t start, stop;
     cudaCheck(cudaEventCreate(&start));
@@ -271,7 +281,8 @@ static void time_steps(int N, int V, int Vp, const Device* dev) {
         float ms = 0.0f;
         cudaCheck(cudaEventElapsedTime(&ms, start, stop));
         double n_bytes = 2.0 * (double)n * (steps[s].bf16 ? 2 : 4);  // each logit read once and written once
-        printf("%-16s %8.3f ms %7.0f GB/s of what it must move\n", steps[s].name, (double)ms / n_runs, 1e-6 * n_bytes * n_runs / (double)ms);
+        printf("%-16s %8.3f ms %7.0f GB/s of what it must move\n", steps[s].name, (double)ms / n_runs,
+               1e-6 * n_bytes * n_runs / (double)ms);
     }
     cudaCheck(cudaEventDestroy(start));
     cudaCheck(cudaEventDestroy(stop));

@@ -1,8 +1,9 @@
 /*
 A stand-in for CUDA's header: kernels run on the CPU (dev/simt/README.md). What is here is what llmc/ uses; another call does not compile.
     simt_types.h    __global__, dim3, float4             simt_memory.h   device memory, who may touch it
-    simt_fiber.h    functions that stop and go on        simt_launch.h   threads, barriers, orders, the race check
-    simt_device.h   what kernels call                    this file       what the host calls
+    simt_fiber.h    functions that stop and go on        simt_block.h    threads, warps, barriers, shared memory
+    simt_launch.h   orders and the race check            simt_device.h   what kernels call
+    this file       what the host calls
 Streams run at once, in the order of the calls; only what the host sees in pinned memory waits for a synchronisation.
 */
 #ifndef SIMT_CUDA_RUNTIME_H
@@ -72,11 +73,19 @@ typedef struct {
 
 enum { SIMT_MULTIPROCESSORS = 3 };  // few and odd: a loop over the grid has to wrap around
 
-static inline cudaError_t cudaGetDeviceCount(int* n) { *n = 1; return cudaSuccess; }
-static inline cudaError_t cudaSetDevice(int device) { return simt_return_(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
-static inline cudaError_t cudaGetDevice(int* device) { *device = 0; return cudaSuccess; }
+// a process has the memory of one device; which number it goes by is its choice, so that each rank of a machine has its own
+enum { SIMT_DEVICES = 16 };
+inline int simt_device;
+
+static inline cudaError_t cudaGetDeviceCount(int* n) { *n = SIMT_DEVICES; return cudaSuccess; }
+static inline cudaError_t cudaSetDevice(int device) {
+    if (device < 0 || device >= SIMT_DEVICES) { return simt_return_(cudaErrorInvalidDevice); }
+    simt_device = device;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGetDevice(int* device) { *device = simt_device; return cudaSuccess; }
 static inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
-    if (device != 0) { return simt_return_(cudaErrorInvalidDevice); }
+    if (device < 0 || device >= SIMT_DEVICES) { return simt_return_(cudaErrorInvalidDevice); }
     memset(p, 0, sizeof *p);
     strcpy(p->name, "simt");
     p->totalGlobalMem = SIMT_MEMORY;
@@ -108,7 +117,7 @@ typedef enum {
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 } cudaDeviceAttr;
 static inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-    if (device != 0) { return simt_return_(cudaErrorInvalidDevice); }
+    if (device < 0 || device >= SIMT_DEVICES) { return simt_return_(cudaErrorInvalidDevice); }
     switch (attribute) {
         case cudaDevAttrMaxThreadsPerBlock: *value = SIMT_MAX_THREADS; return cudaSuccess;
         case cudaDevAttrMaxSharedMemoryPerBlock: *value = SIMT_STATIC_SHARED; return cudaSuccess;
@@ -192,7 +201,9 @@ typedef enum {
     cudaMemcpyDeviceToDevice = 3,
     cudaMemcpyDefault = 4
 } cudaMemcpyKind;
-struct SimtStream { int non_blocking; };
+struct SimtStream {
+    int non_blocking;
+};
 typedef SimtStream* cudaStream_t;
 struct SimtEvent {
     double ms;

@@ -28,7 +28,7 @@ struct SimtShuffle {
     uint64_t value;
     int source;  // lane whose value is asked for
 };
-static inline void simt_complete_shuffle_(void** parts, int n) {
+SIMT_TRUSTED static inline void simt_complete_shuffle_(void** parts, int n) {
     uint64_t values[SIMT_WARP] = {0};
     for (int i = 0; i < n; i++) {
         if (parts[i]) { values[i] = ((SimtShuffle*)parts[i])->value; }
@@ -78,7 +78,7 @@ struct SimtBallot {
     int predicate;
     unsigned lanes;  // out: those whose predicate is not 0
 };
-static inline void simt_complete_ballot_(void** parts, int n) {
+SIMT_TRUSTED static inline void simt_complete_ballot_(void** parts, int n) {
     unsigned lanes = 0;
     for (int i = 0; i < n; i++) {
         if (parts[i] && ((SimtBallot*)parts[i])->predicate) { lanes |= 1u << i; }

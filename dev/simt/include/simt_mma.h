@@ -21,11 +21,19 @@ struct SimtMma {
     const float* c;
 };
 
-static inline float simt_half_(unsigned pair, int upper) { return simt_bf16_float_((unsigned short)(upper ? pair >> 16 : pair)); }
+typedef float SimtRow __attribute__((vector_size(32)));  // 8 columns of b, c or d
+
+SIMT_TRUSTED static inline float simt_half_(unsigned pair, int upper) {
+    unsigned u = upper ? pair & 0xffff0000 : pair << 16;
+    float x;
+    __builtin_memcpy(&x, &u, sizeof x);
+    return x;
+}
 
 // fragments of 32 lanes to plain matrices and back
-static inline void simt_complete_mma_(void** parts, int n) {
-    float a[16][16], b[16][8], c[16][8];
+SIMT_TRUSTED static inline void simt_complete_mma_(void** parts, int n) {
+    float a[16][16];
+    SimtRow b[16], c[16];
     for (int lane = 0; lane < n; lane++) {
         const SimtMma* m = (const SimtMma*)parts[lane];
         int group = lane / 4, t = lane % 4;
@@ -34,9 +42,7 @@ static inline void simt_complete_mma_(void** parts, int n) {
         for (int i = 0; i < 4; i++) { c[group + (i / 2) * 8][t * 2 + i % 2] = m->c[i]; }
     }
     for (int row = 0; row < 16; row++) {
-        for (int col = 0; col < 8; col++) {
-            for (int k = 0; k < 16; k++) { c[row][col] += a[row][k] * b[k][col]; }
-        }
+        for (int k = 0; k < 16; k++) { c[row] += a[row][k] * b[k]; }
     }
     for (int lane = 0; lane < n; lane++) {
         float* d = ((const SimtMma*)parts[lane])->d;
@@ -57,7 +63,7 @@ struct SimtLoadMatrix {
     int n_matrices, transposed;
 };
 
-static inline void simt_complete_load_matrix_(void** parts, int n) {
+SIMT_TRUSTED static inline void simt_complete_load_matrix_(void** parts, int n) {
     for (int lane = 0; lane < n; lane++) {
         const SimtLoadMatrix* m = (const SimtLoadMatrix*)parts[lane];
         for (int j = 0; j < m->n_matrices; j++) {
