@@ -451,25 +451,27 @@ static inline int layernorm_parts_(int N, int C, int one_pass, const Device* dev
 
 static inline void layernorm_add_parts_(float* dweight, float* dbias, const float* parts, int n_parts, int C, const Device* dev) {
     dim3 block(WARP, (unsigned)(n_parts < WARP ? n_parts : (int)WARP));
-    layernorm_backward_parts_kernel<<<(unsigned)ceil_div(2 * C, WARP), block, 0, dev->stream>>>(dweight, dbias, parts, n_parts,
-                                                                                              C);
+    layernorm_backward_parts_kernel<<<(unsigned)ceil_div(2 * C, WARP), block, 0, dev->stream>>>(
+        dweight, dbias, parts, n_parts, C);
 }
 
 template <int W, typename X>
-static inline void layernorm_backward_two_passes_(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp, const X* weight,
-                                                  const float* mean, const float* rstd, int N, int C, const Device* dev) {
+static inline void layernorm_backward_two_passes_(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp,
+                                                  const X* weight, const float* mean, const float* rstd, int N, int C,
+                                                  const Device* dev) {
     int n_parts = layernorm_parts_(N, C, 0, dev);
     float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
     dim3 block(WARP, LAYERNORM_ROWS), channels((unsigned)ceil_div(C, WARP), (unsigned)n_parts);
-    layernorm_backward_rows_kernel<W><<<(unsigned)ceil_div(N, LAYERNORM_ROWS), block, 0, dev->stream>>>(dinp, dout, inp, weight, mean,
-                                                                                                     rstd, N, C);
+    layernorm_backward_rows_kernel<W><<<(unsigned)ceil_div(N, LAYERNORM_ROWS), block, 0, dev->stream>>>(
+        dinp, dout, inp, weight, mean, rstd, N, C);
     layernorm_backward_channels_kernel<<<channels, WARP, 0, dev->stream>>>(parts, dout, inp, mean, rstd, N, C);
     layernorm_add_parts_(dweight, dbias, parts, n_parts, C, dev);
 }
 
 template <typename X>
-static inline void layernorm_backward_one_pass_(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp, const X* weight,
-                                                const float* mean, const float* rstd, int N, int C, const Device* dev) {
+static inline void layernorm_backward_one_pass_(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp,
+                                                const X* weight, const float* mean, const float* rstd, int N, int C,
+                                                const Device* dev) {
     int n_parts = layernorm_parts_(N, C, 1, dev);
     float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
     layernorm_backward_kernel<<<n_parts, layernorm_threads_(C), 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
