@@ -317,19 +317,35 @@ mutation "comm: the first rank is added last" test_comm "reductions order" comm.
 mutation "comm: last words are not heard" test_comm "fault: failed" comm.h '        blamed = note;' ''
 mutation "comm: COMM_CHECK does not compare counts" test_comm mismatched comm.h 'mine[i].count = count;' ''
 mutation "comm: a call is done when all is sent" test_comm async comm.h 'call->n_open = 2 * (l->size - 1);' 'call->n_open = l->size - 1;'
-mutation "zero: what is left at the end is not joined" test_comm "tree plan" zero.h 'lo == n_leaves || ' ''
+mutation "zero: what is left at the end is not joined" test_comm "tree plan" zero.h 'lo == s->n_leaves || ' ''
 mutation "zero: the norm forgets the other ranks" test_comm "shards train" zero.h \
     'if (s->size > 1) { comm_all_gather_shares(s->comm, s->chunk_sums' 'if (0) { comm_all_gather_shares(s->comm, s->chunk_sums'
-mutation "zero: losses are joined from the last" test_comm "shards train" zero.h 'all[j]' 'all[s->n_nodes - 1 - j]'
+mutation "zero: losses are joined from the last" test_comm "shards train" zero.h \
+    'sorted[shards_leaf_of_(s, rank, k)]' 'sorted[s->n_leaves - 1 - shards_leaf_of_(s, rank, k)]'
 mutation "zero: a round overwrites the one before" test_comm "shards train" zero.h \
-    'round.received == s->buffer ? s->buffer + s->n_buffer / 2 : s->buffer' 's->buffer'
-mutation "zero: new parameters stay with their owner" test_comm "shards train" zero.h 'if (s->zero == 1) { shards_gather(s, params); }' ''
+    's->pending.received == s->buffer ? s->buffer + s->n_buffer / 2 : s->buffer' 's->buffer'
+mutation "zero: new parameters stay with their owner" test_comm "shards train" zero.h \
+    'if (s->zero > 0) { shards_gather(s, w->stored, w->stored_bytes, dev); }
+}
+
+// after a load' '}
+
+// after a load'
+mutation "zero 2: both layers in one place" test_comm "shards train" zero.h 'first % tensor_elements(t)' 'first % tensor_slice_elements(t)'
+mutation "zero 2: nodes that wait for the next round are lost" test_comm "shards train" zero.h \
+    'if (stack[i] != s->tree.arena[i] + at) {' 'if (s->zero < 2 && stack[i] != s->tree.arena[i] + at) {'
+mutation "zero 2: nodes of earlier rounds are forgotten" test_comm "shards train" zero.h 'while (top + 1 < s->n_open)' 'while (0)'
+mutation "zero: who has no leaf does not take part" test_comm "shards train" zero.h \
+    'if (s->n_joined < s->n_nodes) { shards_idle_round_(s, dev); }' ''
+mutation "zero: the last leaf is sent before it has joined" test_comm "shards train" zero.h 'if (s->zero < 2 && has_leaf) {' 'if (0 && has_leaf) {'
+mutation "zero 2: leaves as with the others" test_comm "shards train" zero.h \
+    'return s->zero == 2 ? k * s->size + rank' 'return s->zero == 3 ? k * s->size + rank'
 
 # ---- leaf_tree.h, rng.h, tensor.h, sampler.h ----
 mutation "leaf tree: leaves are added from left to right" test_tensor "leaf tree" leaf_tree.h \
     'left_size == right_size && ' 'left_size > 0 || '
 mutation "leaf tree: the loss takes another way" test_tensor "leaf tree" leaf_tree.h \
-    'tree->loss[left] = tree->loss[left] + tree->loss[right]' 'tree->loss[0] += right > 0 ? tree->loss[right] : 0'
+    'x[top - 1] = x[top - 1] + x[top]' 'x[0] += x[top]'
 mutation "leaf tree: one arena too many" test_tensor "leaf tree" leaf_tree.h 'depth = 1;' 'depth = 2;'
 mutation "rng: the float takes other bits" test_tensor rng rng.h 'mt19937_u32(mt) & 0xffffff' 'mt19937_u32(mt) >> 8'
 mutation "rng: the low word comes first" test_tensor rng rng.h \

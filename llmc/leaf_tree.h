@@ -8,7 +8,8 @@ fewer than 2 log2(last) always. The nodes of all ranks, pushed in order, give th
 leaf_tree_finish has it.
     leaf_tree_next, leaf_tree_loss   where the next leaf's gradient (n) and the sum of its losses (one float) are to be written,
                                      both on the device: the host need not wait for a leaf
-    leaf_tree_push                   both have been written: the leaf joins the tree
+    leaf_tree_push                   both have been written: the leaf joins the tree. The same in parts, as they are written:
+                                     leaf_tree_add for each, then leaf_tree_added
     leaf_tree_finish                 the root, and with it the one download of all losses
     leaf_tree_root                   the same sum over one number for each leaf, on the host
 Memory: leaf_tree_depth(0, S) arenas for S leaves: 1 for one leaf, 2 for two, 3 for four, ... on the device.
@@ -75,18 +76,26 @@ static inline void leaf_tree_free(LeafTree* tree) {
 static inline float* leaf_tree_next(LeafTree* tree) { return tree->arena[tree->n_nodes]; }
 static inline float* leaf_tree_loss(LeafTree* tree) { return tree->losses + (tree->next - tree->first); }
 
-static inline void leaf_tree_merge_(LeafTree* tree, const Device* dev) {
-    int right = --tree->n_nodes, left = right - 1;
-    residual_forward(tree->arena[left], tree->arena[left], tree->arena[right], tree->n, dev);
-    tree->size[left] += tree->size[right];
+// the additions with which the leaf that has been written joins the tree, for elements at .. at + n - 1
+static inline void leaf_tree_add(const LeafTree* tree, size_t at, size_t n, const Device* dev) {
+    int size = 1;
+    for (int top = tree->n_nodes; top > 0 && leaf_nodes_join(tree->size[top - 1], size, tree->next + 1); top--) {
+        residual_forward(tree->arena[top - 1] + at, tree->arena[top - 1] + at, tree->arena[top] + at, n, dev);
+        size += tree->size[top - 1];
+    }
+}
+
+// all of them are done: the leaf is a node, or part of one
+static inline void leaf_tree_added(LeafTree* tree) {
+    int size = 1;
+    tree->next++;
+    while (tree->n_nodes > 0 && leaf_nodes_join(tree->size[tree->n_nodes - 1], size, tree->next)) { size += tree->size[--tree->n_nodes]; }
+    tree->size[tree->n_nodes++] = size;
 }
 
 static inline void leaf_tree_push(LeafTree* tree, const Device* dev) {
-    tree->size[tree->n_nodes++] = 1;
-    tree->next++;
-    while (tree->n_nodes > 1 && leaf_nodes_join(tree->size[tree->n_nodes - 2], tree->size[tree->n_nodes - 1], tree->next)) {
-        leaf_tree_merge_(tree, dev);
-    }
+    leaf_tree_add(tree, 0, tree->n, dev);
+    leaf_tree_added(tree);
 }
 
 // the tree is empty again, for the next update
@@ -113,7 +122,9 @@ static inline float leaf_tree_root(float* x, int n) {
 static inline float* leaf_tree_finish(LeafTree* tree, float* loss, const Device* dev) {
     const size_t n = (size_t)(tree->next - tree->first);
     float* losses = (float*)malloc_check(sizeof(float) * n, "losses");
-    while (tree->n_nodes > 1) { leaf_tree_merge_(tree, dev); }
+    for (int right = tree->n_nodes - 1; right > 0; right--) {
+        residual_forward(tree->arena[right - 1], tree->arena[right - 1], tree->arena[right], tree->n, dev);
+    }
     device_download(losses, tree->losses, sizeof(float) * n, dev);
     *loss = leaf_tree_root(losses, (int)n);
     leaf_tree_clear(tree);

@@ -15,9 +15,10 @@ tensors, in table order, are dealt out: of K chunks rank r owns r*K/P .. (r+1)*K
 What is kept once instead of on every rank: --zero 1: moments and masters; 2: the sums of gradients too.
 Where:  arenas are device memory. `kept` says which part of each tensor the arenas of moments and masters hold, `reduced` the
         same for the arena that shards_reduce returns; parameters are whole everywhere.
-Leaves: --zero 0, 1: each rank a run of leaves; it joins what it can and sends only the few nodes that are left. --zero 2: rank
-        r computes leaf k*P + r in its k-th micro-batch; each layer's gradient leaves for its owners while backward goes on with
-        the layer below, and owners join the P leaves of this round and the nodes of earlier rounds, in the order of leaves.
+Leaves: --zero 0, 1: each rank a run of leaves; it joins what it can and sends only the few nodes that are left, layer by layer
+        during backward of its last leaf. --zero 2: rank r computes leaf k*P + r in its k-th micro-batch and sends each layer of
+        each leaf; owners join the P leaves of this round and the nodes of earlier rounds, in the order of leaves. What a layer
+        has to send is on its way while backward computes the layer below.
 Memory, per parameter, beside itself: gradients 4 bytes for each arena of the tree (leaf_tree.h), with --zero 2 4/P for each
         and two layers, and tensors of no layer, whole; moments 8, with --zero 1 and 2 8/P. Received nodes: SHARDS_BUFFER at most.
 Bytes:  each rank sends n(P-1)/P floats for each node it ends with (--zero 2: each leaf it computes) and n(P-1)/P in
@@ -76,7 +77,7 @@ typedef struct {
     int* first_node;        // of each rank in a round, and the end: size + 1
     int n_arenas;           // of the tree
     LeafTree tree;
-    int n_joined, n_open;   // --zero 2: leaves of the rounds before; what they have left on the stack
+    int n_joined, n_open;   // nodes of the rounds before; what they have left on the stack
     Tensor* leaf_table;     // --zero 2: two layers of each tensor, of the leaf that is computed
     float* leaf_grads;
     size_t n_leaf_grads;
@@ -384,26 +385,47 @@ static inline void shards_point(Shards* s, void* pointers, int layer) {
 // where the sum of this leaf's losses is to be written, on the device
 static inline float* shards_loss(Shards* s) { return leaf_tree_loss(&s->tree); }
 
+// are the gradients of the leaf that is computed now sent as soon as they are there?
+static inline int shards_sends_now_(const Shards* s) {
+    return s->size > 1 && (s->zero == 2 || s->tree.next - s->tree.first == shards_n_leaves(s) - 1);
+}
+
+// elements begin .. end - 1 of tensor i are there. With --zero 0 and 1 what is sent of them are the nodes that this leaf completes
+static inline void shards_send_(Shards* s, int i, size_t begin, size_t end, const Device* dev) {
+    const int has_leaf = shards_n_leaves(s) > 0;
+    if (s->zero < 2 && has_leaf) { leaf_tree_add(&s->tree, s->table[i].offset + begin, end - begin, dev); }
+    shards_exchange_(s, i, begin, end, dev);
+}
+
+static inline void shards_send_layer_(Shards* s, int layer, const Device* dev) {
+    for (int i = 0; i < s->n_tensors; i++) {
+        const size_t n = tensor_slice_elements(&s->table[i]);
+        if (layer < s->table[i].layers) { shards_send_(s, i, n * (size_t)layer, n * (size_t)(layer + 1), dev); }
+    }
+}
+
+// tensors of no layer, and the end of a round
+static inline void shards_send_rest_(Shards* s, const Device* dev) {
+    for (int i = 0; i < s->n_tensors; i++) {
+        if (s->table[i].layers == 0) { shards_send_(s, i, 0, tensor_elements(&s->table[i]), dev); }
+    }
+    shards_finish_pending_(s, dev);
+    for (int j = 0; j < s->n_round && s->n_joined < s->n_nodes; j++) { s->n_open += 1 - s->nodes[s->n_joined++].n_joins; }
+}
+
 // layers come from the last to the first. With --zero 2 the memory of this one is written again two layers below
 static inline void shards_layer_done(Shards* s, int layer, const Device* dev) {
-    for (int i = 0; s->zero == 2 && i < s->n_tensors; i++) {
-        const size_t n = tensor_slice_elements(&s->table[i]);
-        if (layer < s->table[i].layers) { shards_exchange_(s, i, n * (size_t)layer, n * (size_t)(layer + 1), dev); }
-    }
+    if (shards_sends_now_(s)) { shards_send_layer_(s, layer, dev); }
 }
 
 // all layers and the tensors that belong to none
 static inline void shards_leaf_done(Shards* s, const Device* dev) {
-    if (s->zero < 2) {
+    if (!shards_sends_now_(s)) {
         leaf_tree_push(&s->tree, dev);
         return;
     }
-    for (int i = 0; i < s->n_tensors; i++) {
-        if (s->table[i].layers == 0) { shards_exchange_(s, i, 0, tensor_elements(&s->table[i]), dev); }
-    }
-    shards_finish_pending_(s, dev);
-    for (int rank = 0; rank < s->size && s->n_joined < s->n_nodes; rank++) { s->n_open += 1 - s->nodes[s->n_joined++].n_joins; }
-    s->tree.next++;
+    shards_send_rest_(s, dev);
+    leaf_tree_added(&s->tree);
 }
 
 // the losses of all leaves, added along the tree
@@ -427,20 +449,18 @@ static inline float shards_sum_losses_(Shards* s, const Device* dev) {
     return loss;
 }
 
-// a rank without a leaf in the last round of --zero 2 still owns a part of the others'
+// a rank without a leaf (in the last round, with --zero 2) still owns a part of what the others have
 static inline void shards_idle_round_(Shards* s, const Device* dev) {
-    for (int layer = s->n_layers - 1; layer >= 0; layer--) { shards_layer_done(s, layer, dev); }
-    shards_leaf_done(s, dev);
+    for (int layer = s->n_layers - 1; layer >= 0; layer--) { shards_send_layer_(s, layer, dev); }
+    shards_send_rest_(s, dev);
 }
 
 // The sum over the leaves of all ranks, of loss and gradient: an arena of which the parts `reduced` are right. The tree is
 // empty again.
 static inline float* shards_reduce(Shards* s, float* loss, const Device* dev) {
     if (s->size == 1) { return leaf_tree_finish(&s->tree, loss, dev); }
-    if (s->zero == 2 && s->n_joined < s->n_nodes) { shards_idle_round_(s, dev); }
-    for (int i = 0; s->zero < 2 && i < s->n_tensors; i++) { shards_exchange_(s, i, 0, tensor_elements(&s->table[i]), dev); }
-    shards_finish_pending_(s, dev);
-    assert(s->zero == 2 ? s->n_joined == s->n_nodes && s->n_open == 1 : s->tree.n_nodes == s->first_node[s->rank + 1] - s->first_node[s->rank]);
+    if (s->n_joined < s->n_nodes) { shards_idle_round_(s, dev); }
+    assert(s->n_joined == s->n_nodes && s->n_open == 1);
     s->n_joined = s->n_open = 0;
     leaf_tree_clear(&s->tree);
     if (s->zero == 0) { shards_gather(s, s->tree.arena[0], sizeof(float), dev); }
