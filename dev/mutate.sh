@@ -287,7 +287,7 @@ mutation "embedding: positions descend" test_embedding embedding embedding.h \
     'for (int n = 0; n < B * T; n++) {
             const float* d' 'for (int n = B * T - 1; n >= 0; n--) {
             const float* d'
-mutation "embedding: t0 is ignored" test_embedding embedding embedding.h 't0 + n % T' 'n % T'
+mutation "embedding: t0 is ignored" test_embedding embedding embedding.h 'C, t0 + n % T' 'C, n % T'
 mutation "embedding: a thread's last channel is left out" test_embedding embedding embedding.h \
     'first + width < C ? first + width : C' 'first + width < C ? first + width - 1 : C'
 
