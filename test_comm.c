@@ -674,7 +674,7 @@ static void small_tree(LeafTree* tree, int first, int last, const float* leaves,
 // what P ranks end with, joined as the plan says, is the root of one rank
 static void check_plan(Test* t, int S, int P, const float* leaves, const float* want, const Device* dev) {
     LeafTree trees[16];
-    float *stack[LEAF_TREE_MAX], root[LEAF_N];
+    float *stack[LEAF_TREE_MAX] = {NULL}, root[LEAF_N];
     Shards s;
     Comm c;
     int top = -1;
