@@ -751,10 +751,24 @@ static void leaf_backward(Shards* s, const float* g, const Device* dev) {
     shards_leaf_done(s, dev);
 }
 
+// all leaves of this rank; gradients are small multiples of the parameters and noise, the same for every number of ranks
+static void leaves_backward(Shards* s, const float* params, size_t n, int step, const Device* dev) {
+    float* g = (float*)new_array(n, sizeof(float));
+    for (int k = 0; k < shards_n_leaves(s); k++) {
+        float* x = random_array(n, 1.0f, (uint64_t)(1000 * step + shards_leaf(s, k)));
+        const float loss = x[0] * (float)(1 + 1000 * (shards_leaf(s, k) % 3));  // sums depend on the order
+        for (size_t i = 0; i < n; i++) { g[i] = x[i] + 0.1f * params[i]; }
+        device_upload(shards_loss(s), &loss, sizeof loss, dev);
+        leaf_backward(s, g, dev);
+        free(x);
+    }
+    free(g);
+}
+
 // three updates of S leaves on this rank's part of the world
 static Trained train_small(Shards* s, Comm* c, Tensor* table, size_t n, int S, int zero, const Device* dev) {
     Trained out = {(float*)device_alloc(4 * n, "p"), NULL, NULL, 0.0f, 0.0f};
-    float *params = (float*)new_array(n, sizeof(float)), *g = (float*)new_array(n, sizeof(float));
+    float* params = (float*)new_array(n, sizeof(float));
     shards_init(s, c, table, N_TENSORS, S, zero);
     shards_open(s);
     out.m = (float*)device_alloc(4 * s->n_kept, "m");
@@ -763,14 +777,7 @@ static Trained train_small(Shards* s, Comm* c, Tensor* table, size_t n, int S, i
     device_upload(out.params, params, 4 * n, dev);
     for (int step = 0; step < 3; step++) {
         device_download(params, out.params, 4 * n, dev);
-        for (int k = 0; k < shards_n_leaves(s); k++) {
-            float* x = random_array(n, 1.0f, (uint64_t)(1000 * step + shards_leaf(s, k)));
-            for (size_t i = 0; i < n; i++) { g[i] = x[i] + 0.1f * params[i]; }
-            const float loss = x[0] * (float)(1 + 1000 * (shards_leaf(s, k) % 3));  // sums depend on the order
-            device_upload(shards_loss(s), &loss, sizeof loss, dev);
-            leaf_backward(s, g, dev);
-            free(x);
-        }
+        leaves_backward(s, params, n, step, dev);
         const float* grads = shards_reduce(s, &out.loss, dev);
         out.norm = shards_norm(s, grads, dev);
         const Weights w = weights_of(out.params, sizeof(float), NULL, out.m, out.v);
@@ -778,7 +785,6 @@ static Trained train_small(Shards* s, Comm* c, Tensor* table, size_t n, int S, i
         shards_update(s, &w, grads, out.norm, &o, step + 1, dev);
     }
     free(params);
-    free(g);
     return out;
 }
 
@@ -836,6 +842,62 @@ static void test_train(Test* t) {
     }
 }
 
+#ifdef __CUDACC__
+// bf16 parameters, rounded from float masters of which each rank keeps its part, after two updates, as bits
+static void train_stored(uint16_t* bits, Comm* c, Tensor* table, size_t n, int zero, Test* t, const Device* dev) {
+    const size_t n_bytes = sizeof(__nv_bfloat16) * n;
+    Shards s;
+    float *params = (float*)new_array(n, sizeof(float)), loss;
+    uint16_t* again = (uint16_t*)new_array(n, sizeof(uint16_t));
+    shards_init(&s, c, table, N_TENSORS, 3, zero);
+    shards_open(&s);
+    float *master = (float*)device_alloc(4 * s.n_kept, "masters"), *m = (float*)device_alloc(8 * s.n_kept, "moments");
+    const Weights w = weights_of(device_alloc(n_bytes, "bf16"), sizeof(__nv_bfloat16), master, m, m + s.n_kept);
+    tensors_init(table, N_TENSORS, params, 42);
+    for (int i = 0; i < N_TENSORS; i++) {
+        device_upload(master + s.kept[i].at, params + table[i].offset + s.kept[i].first, 4 * s.kept[i].n, dev);
+    }
+    shards_round(&s, &w, 0, dev);
+    for (int step = 0; step < 2; step++) {
+        const Optimizer o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, NULL};
+        device_download(bits, w.stored, n_bytes, dev);
+        for (size_t i = 0; i < n; i++) { params[i] = float_from_bits((uint32_t)bits[i] << 16); }
+        leaves_backward(&s, params, n, step, dev);
+        const float* grads = shards_reduce(&s, &loss, dev);
+        shards_update(&s, &w, grads, shards_norm(&s, grads, dev), &o, step + 1, dev);
+    }
+    device_download(bits, w.stored, n_bytes, dev);
+    device_zero(w.stored, n_bytes, dev);
+    shards_round(&s, &w, 2, dev);
+    device_download(again, w.stored, n_bytes, dev);
+    check(t, memcmp(again, bits, n_bytes) == 0, "--zero %d: other parameters from the masters than from the update", zero);
+    device_release(w.stored, n_bytes);
+    device_release(master, 4 * s.n_kept);
+    device_release(m, 8 * s.n_kept);
+    shards_free(&s);
+    free(params);
+    free(again);
+}
+
+static void ranks_stored(Test* t, Comm* c, int zero) {
+    Tensor table[N_TENSORS];
+    const size_t n = small_table(table, 0);
+    Device dev = rank_device(c);
+    uint16_t *want = (uint16_t*)new_array(n, sizeof(uint16_t)), *got = (uint16_t*)new_array(n, sizeof(uint16_t));
+    train_stored(want, NULL, table, n, 0, t, &dev);
+    train_stored(got, c, table, n, zero, t, &dev);
+    check(t, memcmp(got, want, sizeof(uint16_t) * n) == 0, "--zero %d on %d ranks: other parameters than on one", zero, c->size);
+    free(want);
+    free(got);
+    device_free(&dev);
+}
+
+static void test_stored(Test* t) {
+    const int most = device_ranks(t, 3);
+    for (int zero = 0; zero < 3 && most >= 2; zero++) { run_ranks(t, zero == 1 ? most : 2, ranks_stored, zero); }
+}
+#endif
+
 // chunks are dealt out without a hole, and nearly evenly
 static void test_parts(Test* t) {
     Tensor table[N_TENSORS];
@@ -890,6 +952,9 @@ int main(int argc, char** argv) {
         {"tree plan", "S <= 64 leaves on P <= 16 ranks: the root of one rank, bit for bit", test_plan},
         {"shards", "chunks are dealt out without a hole", test_parts},
         {"shards train", "loss, norm, parameters, moments: one rank's bits on 1..4, S = 1, 3, 4, 8, 11, --zero 0, 1, 2, frozen or not", test_train},
+#ifdef __CUDACC__
+        {"shards stored", "bf16 parameters and float masters: one rank's bits on 2 and 3, and the masters give the parameters again", test_stored},
+#endif
     };
     setenv("COMM_CHECK", "1", 1);
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
