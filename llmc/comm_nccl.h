@@ -31,7 +31,10 @@ typedef struct {
     uint64_t n_calls;
 } CommNccl;
 
+static inline const char* comm_device_kind(void) { return "NCCL, "; }  // beside comm_kind_name
 static inline CommNccl* comm_nccl_(const Comm* c) { return (CommNccl*)c->link->nccl; }
+
+static inline int comm_nccl_good_(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
 
 // NCCL has reported an error: the reason is a rank that is gone, of which the host's connections hear within a second, or its own
 __attribute__((noreturn))
@@ -113,11 +116,11 @@ static inline CommTicket comm_exchange_device(Comm* c, const CommPiece* pieces, 
     for (int i = 0; i < c->size; i++) {
         const CommPiece* p = &pieces[i];
         if (i == c->rank) { continue; }
-        if (p->n_send > 0 && result == ncclSuccess) { result = ncclSend(p->send, p->n_send, ncclUint8, i, nccl->comm, nccl->stream); }
-        if (p->n_recv > 0 && result == ncclSuccess) { result = ncclRecv(p->recv, p->n_recv, ncclUint8, i, nccl->comm, nccl->stream); }
+        if (p->n_send > 0 && comm_nccl_good_(result)) { result = ncclSend(p->send, p->n_send, ncclUint8, i, nccl->comm, nccl->stream); }
+        if (p->n_recv > 0 && comm_nccl_good_(result)) { result = ncclRecv(p->recv, p->n_recv, ncclUint8, i, nccl->comm, nccl->stream); }
         c->link->bytes_sent += p->n_send;
     }
-    if (result != ncclSuccess && result != ncclInProgress) { comm_nccl_fail_(c, result, where); }
+    if (!comm_nccl_good_(result)) { comm_nccl_fail_(c, result, where); }
     comm_nccl_finish_(c, ncclGroupEnd(), where);
     cudaCheck(cudaEventRecord(nccl->done[ticket.seq % NCCL_EVENTS], nccl->stream));
     return ticket;
@@ -150,6 +153,7 @@ static inline void comm_sync_device(Comm* c, const Device* dev, const char* wher
 }
 #else  // ---- no GPU ----
 
+static inline const char* comm_device_kind(void) { return ""; }
 static inline void comm_device_open(Comm* c) { (void)c; }
 
 static inline CommTicket comm_exchange_device(Comm* c, const CommPiece* pieces, const Device* dev, const char* where) {
