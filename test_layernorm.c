@@ -258,6 +258,18 @@ static void check_stored(Test* t, const char* what, bf16* d, const float* want, 
     free(got);
 }
 
+// what layernorm_forward left on the device against l->mean and l->rstd, which become the device's
+static void check_statistics(Test* t, LayerNorm* l, const float* d_mean, const float* d_rstd, const Device* dev) {
+    size_t rows = (size_t)l->N;
+    float *mean = filled_array(rows, NAN), *rstd = filled_array(rows, NAN);
+    device_download(mean, d_mean, sizeof(float) * rows, dev);
+    device_download(rstd, d_rstd, sizeof(float) * rows, dev);
+    check_same(t, "mean", mean, l->mean, rows, mean_tolerance(l->C));
+    check_same(t, "rstd", rstd, l->rstd, rows, rstd_tolerance(l->C));
+    memcpy(l->mean, mean, sizeof(float) * rows), memcpy(l->rstd, rstd, sizeof(float) * rows);
+    free(mean), free(rstd);
+}
+
 static void check_bf16(Test* t, int N, int C, const Device* dev) {
     LayerNorm l = layernorm(N, C, 0);
     size_t n = (size_t)N * (size_t)C, rows = (size_t)N, channels = (size_t)C;
@@ -272,19 +284,21 @@ static void check_bf16(Test* t, int N, int C, const Device* dev) {
     layernorm_forward_ref(l.out, l.mean, l.rstd, l.dinp, l.weight, l.bias, N, C);
     check_stored(t, "residual", residual, l.dinp, n, 0.0, dev);
     check_stored(t, "out with residual", out, l.out, n, out_tolerance(C), dev);
+    check_statistics(t, &l, mean, rstd, dev);
     out = stored(l.out, n, dev);
     layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, dev);
     layernorm_forward_ref(l.out, l.mean, l.rstd, l.inp, l.weight, l.bias, N, C);
     check_stored(t, "out", out, l.out, n, out_tolerance(C), dev);
+    check_statistics(t, &l, mean, rstd, dev);
     layernorm_backward(dinp, dweight, dbias, right, inp, weight, mean, rstd, N, C, dev);
-    from_device(l.mean, mean, rows, dev), from_device(l.rstd, rstd, rows, dev);
     float *want_dweight = filled_array(channels, NAN), *want_dbias = filled_array(channels, NAN);
     layernorm_backward_ref(l.dinp_before, want_dweight, want_dbias, l.dout, l.inp, l.weight, l.mean, l.rstd, N, C);
     check_stored(t, "dinp", dinp, l.dinp_before, n, dinp_tolerance(C), dev);
     from_device(l.dweight, dweight, channels, dev), from_device(l.dbias, dbias, channels, dev);
     check_same(t, "dweight", l.dweight, want_dweight, channels, dweight_tolerance(N));
     check_same(t, "dbias", l.dbias, want_dbias, channels, dbias_tolerance(N));
-    device_drop(inp), device_drop(right), device_drop(weight), device_drop(bias), free(want_dweight), free(want_dbias);
+    device_drop(inp), device_drop(right), device_drop(weight), device_drop(bias), device_drop(mean), device_drop(rstd);
+    free(want_dweight), free(want_dbias);
     layernorm_free(&l);
 }
 

@@ -56,8 +56,8 @@ static void forward(Stored stored, float* out, const float* inp, const float* we
     else { forward_as<float>(out, NULL, inp, weight, bias, 0, N, C, OC, dev); }
 }
 
-static void gelu_layer(Stored stored, float* out, float* pre, const float* inp, const float* weight, const float* bias, int fused,
-                       int N, int C, int OC, const Device* dev) {
+static void gelu_layer(Stored stored, float* out, float* pre, const float* inp, const float* weight, const float* bias,
+                       int fused, int N, int C, int OC, const Device* dev) {
     if (stored == BF16) { forward_as<__nv_bfloat16>(out, pre, inp, weight, bias, fused, N, C, OC, dev); }
     else { forward_as<float>(out, pre, inp, weight, bias, fused, N, C, OC, dev); }
 }
@@ -97,7 +97,8 @@ static void sum_columns_as(float* sums, const float* x, int N, int OC, const Dev
 }
 
 static void sum_columns(Stored stored, float* sums, const float* x, int N, int OC, const Device* dev) {
-    if (stored == BF16) { sum_columns_as<__nv_bfloat16>(sums, x, N, OC, dev); } else { sum_columns_as<float>(sums, x, N, OC, dev); }
+    if (stored == BF16) { sum_columns_as<__nv_bfloat16>(sums, x, N, OC, dev); }
+    else { sum_columns_as<float>(sums, x, N, OC, dev); }
 }
 #else
 static void round_as(Stored stored, float* x, size_t n) { (void)stored, (void)x, (void)n; }
@@ -108,8 +109,8 @@ static void forward(Stored stored, float* out, const float* inp, const float* we
     matmul_forward(out, inp, weight, bias, N, C, OC, dev);
 }
 
-static void gelu_layer(Stored stored, float* out, float* pre, const float* inp, const float* weight, const float* bias, int fused,
-                       int N, int C, int OC, const Device* dev) {
+static void gelu_layer(Stored stored, float* out, float* pre, const float* inp, const float* weight, const float* bias,
+                       int fused, int N, int C, int OC, const Device* dev) {
     (void)stored;
     matmul_gelu_forward(out, pre, inp, weight, bias, fused, N, C, OC, dev);
 }
@@ -129,8 +130,9 @@ static void sum_columns(Stored stored, float* sums, const float* x, int N, int O
 
 // ---- how far a fast build may be off ----
 
-// Two chains of K products and sums, in any order, with size = |start| + sum of |products|. Each of the K + 1 roundings is off by
-// 2^-24 of a value that is at most size, in either chain. A tensor core may take a factor below 2^-126 as 0; the other is below 2^21
+// Two chains of K products and sums, in any order, with size = |start| + sum of |products|. Each of the K + 1 roundings is
+// off by 2^-24 of a value that is at most size, in either chain. A tensor core may take a factor below 2^-126 as 0; the other
+// is below 2^21
 static double sum_bound(int K, double size, Stored stored) {
     double bound = 2.0 * (K + 2) * 0x1p-24 * size + (K + 1) * 0x1p-105;
 #ifdef TF32
@@ -165,8 +167,8 @@ static int check_sums(Test* t, const char* what, const float* got, const float* 
 static float at(Matrix m, int r, int c) { return m.data[(size_t)r * m.row_stride + (size_t)c * m.col_stride]; }
 
 // rows first, first + step, ... of start + a * b, as the header of gemm.h states them; and how far off each may be
-static void gemm_plain(float* out, double* bounds, size_t out_stride, const float* start, size_t start_stride, Matrix a, Matrix b,
-                       int M, int N, int K, int step) {
+static void gemm_plain(float* out, double* bounds, size_t out_stride, const float* start, size_t start_stride, Matrix a,
+                       Matrix b, int M, int N, int K, int step) {
     for (int m = 0; m < M; m += step) {
         for (int n = 0; n < N; n++) {
             float sum = start ? start[(size_t)m * start_stride + (size_t)n] : 0.0f;
@@ -359,14 +361,18 @@ static double* layer_bounds(const float* start, Matrix a, Matrix b, int M, int N
     return bounds;
 }
 
+static double* forward_bounds(const Layer* l, const float* bias, const float* want) {
+    Matrix inp = matrix(l->inp, (size_t)l->C), weight = transposed(l->weight, (size_t)l->C);
+    return layer_bounds(bias, inp, weight, l->N, l->OC, l->C, want, l->stored);
+}
+
 static void check_forward(Test* t, const Layer* l) {
     size_t n_out = (size_t)l->N * (size_t)l->OC;
     for (int with_bias = 0; with_bias < 2; with_bias++) {
         const float* bias = with_bias ? l->bias : NULL;
         float* want = filled_array(n_out, 77.0f);
         matmul_forward_ref(want, l->inp, l->weight, bias, l->N, l->C, l->OC);
-        double* bounds = layer_bounds(bias, matrix(l->inp, (size_t)l->C), transposed(l->weight, (size_t)l->C), l->N, l->OC, l->C, want,
-                                      l->stored);
+        double* bounds = forward_bounds(l, bias, want);
         for (int i = 0; i < N_TEST_THREADS; i++) {
             Device dev = test_device(test_threads(i));
             float* got = filled_array(n_out, NAN);
@@ -387,8 +393,7 @@ static void check_gelu(Test* t, const Layer* l) {
     size_t n_out = (size_t)l->N * (size_t)l->OC;
     float *want_pre = filled_array(n_out, 77.0f), *want = filled_array(n_out, 77.0f);
     matmul_gelu_forward_ref(want, want_pre, l->inp, l->weight, l->bias, l->N, l->C, l->OC);
-    double* bounds = layer_bounds(l->bias, matrix(l->inp, (size_t)l->C), transposed(l->weight, (size_t)l->C), l->N, l->OC, l->C,
-                                  want_pre, l->stored);
+    double* bounds = forward_bounds(l, l->bias, want_pre);
     double* gelu_bounds = (double*)new_array(n_out, sizeof(double));
     for (size_t i = 0; i < n_out; i++) {
         double tanh_bound = 0.5 * (fabs((double)want_pre[i]) + bounds[i]) * 0x1p-10;
@@ -439,7 +444,8 @@ static void check_backward(Test* t, const Layer* l) {
         Device dev = test_device(test_threads(i / 2));
         float *dinp = filled_array(n_inp, NAN), *dweight = filled_array(n_weight, NAN), *dbias = filled_array(n_bias, NAN);
         char what[112];
-        backward(l->stored, all ? dinp : NULL, dweight, all ? dbias : NULL, l->dout, l->inp, l->weight, 0, l->N, l->C, l->OC, &dev);
+        backward(l->stored, all ? dinp : NULL, dweight, all ? dbias : NULL, l->dout, l->inp, l->weight, 0, l->N, l->C, l->OC,
+                 &dev);
         snprintf(what, sizeof what, "dweight, N %d, C %d, OC %d, hard %d, stored %d, %d threads", l->N, l->C, l->OC, l->hard,
                  (int)l->stored, dev.n_threads);
         check_sums(t, what, dweight, want.dweight, want.dweight_bounds, n_weight);
@@ -461,8 +467,8 @@ static void check_added(Test* t, const Layer* l) {
     Device dev = test_device(3);
     float* dweight = filled_array(n_weight, 0.0f);
     if (half) { backward(l->stored, NULL, dweight, NULL, l->dout, l->inp, l->weight, 0, half, l->C, l->OC, &dev); }
-    backward(l->stored, NULL, dweight, NULL, l->dout + (size_t)half * (size_t)l->OC, l->inp + (size_t)half * (size_t)l->C, l->weight, 1,
-             l->N - half, l->C, l->OC, &dev);
+    const float *dout = l->dout + (size_t)half * (size_t)l->OC, *inp = l->inp + (size_t)half * (size_t)l->C;
+    backward(l->stored, NULL, dweight, NULL, dout, inp, l->weight, 1, l->N - half, l->C, l->OC, &dev);
     char what[96];
     snprintf(what, sizeof what, "N %d, C %d, OC %d, hard %d, stored %d", l->N, l->C, l->OC, l->hard, (int)l->stored);
     check_sums(t, what, dweight, want.dweight, want.dweight_bounds, n_weight);
@@ -543,7 +549,7 @@ static void test_addresses(Test* t) {
     Layer l = layer(N, C, OC, 0, FLOAT);
     float *want = filled_array((size_t)(N * OC), NAN), *got = filled_array((size_t)(N * OC + 1), NAN);
     matmul_forward_ref(want, l.inp, l.weight, l.bias, N, C, OC);
-    double* bounds = layer_bounds(l.bias, matrix(l.inp, (size_t)C), transposed(l.weight, (size_t)C), N, OC, C, want, FLOAT);
+    double* bounds = forward_bounds(&l, l.bias, want);
     for (int which = 0; which < 8; which++) {  // out, inp, weight, bias
         float* arrays[4] = {got, l.inp, l.weight, l.bias};
         size_t sizes[4] = {(size_t)(N * OC), (size_t)(N * C), (size_t)(OC * C), (size_t)OC};

@@ -1,5 +1,5 @@
 """
-Holds README.md, llmc/README.md and doc/*.md to what they say. Standard library only; the examples need NumPy.
+Holds README.md, llmc/README.md, doc/*.md and doc/gpu/*.md to what they say. Standard library only; the examples need NumPy.
 
     python dev/check_docs.py          check; ends with "N passed, N failed", status 1 if one failed
     python dev/check_docs.py --fix    first move line numbers to where the quoted code stands now
@@ -47,8 +47,8 @@ class Report:
 
 
 def documents():
-    """Paths from the root: README.md, llmc/README.md, then doc/*.md."""
-    pages = [f"doc/{name}" for name in sorted(os.listdir(os.path.join(ROOT, "doc"))) if name.endswith(".md")]
+    """Paths from the root: README.md, llmc/README.md, then doc/*.md and doc/gpu/*.md."""
+    pages = [f"{folder}/{name}" for folder in ("doc", "doc/gpu") for name in sorted(os.listdir(os.path.join(ROOT, folder))) if name.endswith(".md")]
     return [page for page in ["README.md", MAP] + pages if os.path.exists(os.path.join(ROOT, page))]
 
 

@@ -31,7 +31,8 @@ HEADER = """# Kernels as the assembler sees them
 Written by `make ptxas` with nvcc {release}, bf16 build; [dev/ptxas.py](../../dev/ptxas.py) says how. Nothing here was
 measured on a GPU. Registers are per thread (255 at most; a multiprocessor has 65,536). Shared memory is per block and without
 the part that a launch asks for; stack and spills are bytes per thread. Two numbers, `a / b`, are those of {archs}.
-A kernel that spills keeps registers in memory; those of {hot} may not, or `make ptxas` fails.
+A kernel that spills keeps registers in memory. Those with one of these in their name may not, or `make ptxas` fails:
+{hot}.
 """
 
 

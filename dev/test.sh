@@ -117,6 +117,7 @@ else
     part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
     part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
     part "several ranks" dev/test_ranks.sh
+    part "train_gpt2.cu, its kernels on this CPU" dev/test_gpus.sh
     part "dev/gpu_check.sh, rehearsed" dev/test_gpu_check.sh
     finish_parts
     if need_nvcc "CUDA programs"; then

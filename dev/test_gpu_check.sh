@@ -67,6 +67,12 @@ gpu_check --rehearse --results "$work/r" --and "$work/s" report
 page_says "results of two folders make one page" '^\| ours \| B 2 T 16 \| [0-9.]+ \|'
 page_says "... with the stages of both" '^\| steps \| ok \|'
 
+mkdir "$work/llm.c"
+printf '#!/bin/sh\nfor i in 90.00 80.00 12.50 13.00; do echo "step    1/4 | loss 5.5 (+nanz)| norm 1 (+nanz)| lr 3e-04 | $i ms | 1.0%% bf16 MFU | 9 tok/s"; done\n' >"$work/llm.c/train_gpt2cu"
+chmod +x "$work/llm.c/train_gpt2cu"
+gpu_check --rehearse --results "$work/r" --llmc "$work/llm.c" steps report
+page_says "llm.c's steps stand beside ours" '^\| llm.c \| B 2 T 16 \| 12.5 \|'
+
 # ---- when something is wrong: it is recorded, and the rest goes on ----
 
 export REHEARSE_FAULT=sanitizer

@@ -2,8 +2,8 @@
 The one matrix product under every linear layer: out = start + a * b, each output a plain chain over k ascending.
     out (M, N) rows out_stride apart        a (M, K), b (K, N): a Matrix says how its elements lie, so a transpose is free
     start: where each chain begins. NULL: at 0; a row of N floats with stride 0: at a bias; `out` itself: goes on from there
-Order:  out[m][n] = ((start + a[m][0]*b[0][n]) + a[m][1]*b[1][n]) + ...: every product and every sum rounds to float. On a GPU
-        too; only a fast build (not EXACT) lets nvcc fuse the product into the sum.
+Order:  out[m][n] = ((start + a[m][0]*b[0][n]) + a[m][1]*b[1][n]) + ...: every product and every sum rounds to float, on a
+        GPU too; only a fast build (not EXACT) lets nvcc fuse the product into the sum.
 Cost:   2*M*N*K flops. In C: blocks of a and panels of b are copied into the order in which the inner loop reads them ("packed"),
         and a tile of outputs stays in registers while k runs: TILE_M * TILE_N chains side by side hide the latency of an
         addition, and lanes hold different n. A long k is cut into blocks; the next block goes on from the stored tile.
@@ -237,8 +237,8 @@ enum {
 // tile[k][w] = from[w * w_stride + k * k_stride]; neighbouring threads read neighbouring addresses. The zeros fill up rows
 // and columns that are computed and thrown away; those in k are never read
 template <typename X>
-__device__ inline void gemm_load_(float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], const X* from, size_t w_stride, size_t k_stride,
-                                  int n_valid, int n_k) {
+__device__ inline void gemm_load_(float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], const X* from, size_t w_stride,
+                                  size_t k_stride, int n_valid, int n_k) {
     for (int i = threadIdx.x; i < GEMM_TILE_K * GEMM_TILE; i += GEMM_THREADS) {
         int k = k_stride == 1 ? i % GEMM_TILE_K : i / GEMM_TILE, w = k_stride == 1 ? i / GEMM_TILE_K : i % GEMM_TILE;
         tile[k][w] = w < n_valid && k < n_k ? to_float(from[w * w_stride + k * k_stride]) : 0.0f;
@@ -256,7 +256,8 @@ __device__ inline void gemm_term_(float (&sum)[GEMM_SUMS][GEMM_SUMS], const floa
 // read and written by one thread
 template <typename Out, typename X>
 __global__ void __launch_bounds__(GEMM_THREADS, 3)
-gemm_kernel(Out* out, size_t out_stride, const Out* start, size_t start_stride, MatrixOf<X> a, MatrixOf<X> b, int M, int N, int K) {
+gemm_kernel(Out* out, size_t out_stride, const Out* start, size_t start_stride, MatrixOf<X> a, MatrixOf<X> b,
+            int M, int N, int K) {
     __shared__ alignas(16) float a_tile[GEMM_TILE_K][GEMM_TILE_ROW];
     __shared__ alignas(16) float b_tile[GEMM_TILE_K][GEMM_TILE_ROW];
     int m0 = blockIdx.x * GEMM_TILE, n0 = blockIdx.y * GEMM_TILE;
@@ -284,7 +285,8 @@ gemm_kernel(Out* out, size_t out_stride, const Out* start, size_t start_stride, 
         }
     }
     for (int i = 0; i < GEMM_SUMS && m0 + m + i < M; i++) {
-        for (int j = 0; j < GEMM_SUMS && n0 + n + j < N; j++) { out[(m0 + m + i) * out_stride + n0 + n + j] = from_float<Out>(sum[i][j]); }
+        Out* row = out + (m0 + m + i) * out_stride + n0 + n;
+        for (int j = 0; j < GEMM_SUMS && n0 + n + j < N; j++) { row[j] = from_float<Out>(sum[i][j]); }
     }
 }
 

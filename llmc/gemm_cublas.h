@@ -5,12 +5,12 @@ gemm on tensor cores, by cuBLASLt: out = a * b with what follows a product in th
     pre (M, N) or NULL         then out = gelu(a * b + bias) and pre what gelu was taken of, for its backward
     add                        1: out = out + a * b
 Returns 0, and has done nothing, where cuBLASLt cannot or would be slow: rows that are not whole packs of 16 bytes.
-X bf16: products of tensor cores, sums in float, rounded once to Out. X float: float products, or with -DTF32 products of factors
-that are rounded to 10 bits of fraction first.
-Order:  cuBLASLt's own. Its manual promises the same bits from the same version on GPUs of one architecture with equally many
-        multiprocessors, given one workspace per stream (section "Results reproducibility"). The algorithm is the first of its
-        heuristic for the shape: addresses, alignment beyond 16 bytes and the size of the workspace are kept out of the choice. A
-        sum may be split along K, but its parts are added in float; schemes that round parts to bf16 are refused.
+X bf16: products of tensor cores, sums in float, rounded once to Out. X float: float products, or with -DTF32 products of
+factors that are rounded to 10 bits of fraction first.
+Order:  cuBLASLt's own. Its manual promises the same bits from the same version on GPUs of one architecture with equally
+        many multiprocessors, given one workspace per stream (section "Results reproducibility"). The algorithm is the first
+        of its heuristic for the shape: addresses, alignment beyond 16 bytes and the size of the workspace are kept out of
+        the choice. A sum may be split along K, but its parts are added in float; schemes that round parts to bf16 are refused.
 Cost:   a bf16 product of an H200 has 989 TFLOP/s as its limit, float 67. The host prepares each call anew, without waiting for
         the GPU.
 Source: cuBLAS manual, "Using the cuBLASLt API"
@@ -57,37 +57,46 @@ static inline void cublas_set_(CublasPlan_* plan, cublasLtMatmulDescAttributes_t
 template <typename X>
 static inline cublasOperation_t cublas_operand_(cublasLtMatrixLayout_t layout, MatrixOf<X> m, int rows, int columns) {
     int contiguous = m.col_stride == 1;
+    int64_t ld = (int64_t)(contiguous ? m.row_stride : m.col_stride);
     cublasCheck(cublasLtMatrixLayoutInit(layout, cublas_type_<X>(), (uint64_t)(contiguous ? columns : rows),
-                                         (uint64_t)(contiguous ? rows : columns), (int64_t)(contiguous ? m.row_stride : m.col_stride)));
+                                         (uint64_t)(contiguous ? rows : columns), ld));
     return contiguous ? CUBLAS_OP_N : CUBLAS_OP_T;
+}
+
+template <typename Value>
+static inline void cublas_prefer_(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
+                                  Value value) {
+    cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
 }
 
 // the first algorithm of the heuristic, for any pointers that are multiples of CUBLAS_ALIGNMENT; 0: there is none
 static inline int cublas_choose_(CublasPlan_* plan, const Device* dev) {
     cublasLtMatmulPreferenceOpaque_t preference;
-    const uint64_t workspace = CUBLAS_WORKSPACE;
-    const uint32_t alignment = CUBLAS_ALIGNMENT, reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const cublasLtMatmulPreferenceAttributes_t aligned[] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     cublasCheck(cublasLtMatmulPreferenceInit(&preference));
-    cublasCheck(cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
-    cublasCheck(cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions));
-    for (int i = 0; i < 4; i++) { cublasCheck(cublasLtMatmulPreferenceSetAttribute(&preference, aligned[i], &alignment, sizeof alignment)); }
+    cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)CUBLAS_WORKSPACE);
+    cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+    cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (uint32_t)CUBLAS_ALIGNMENT);
+    cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (uint32_t)CUBLAS_ALIGNMENT);
+    cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (uint32_t)CUBLAS_ALIGNMENT);
+    cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (uint32_t)CUBLAS_ALIGNMENT);
     cublasLtMatmulHeuristicResult_t result;
     int n_found = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(dev->blas, &plan->product, &plan->left, &plan->right, &plan->out, &plan->out,
-                                                           &preference, 1, &result, &n_found);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(dev->blas, &plan->product, &plan->left, &plan->right, &plan->out,
+                                                           &plan->out, &preference, 1, &result, &n_found);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && n_found == 0)) { return 0; }
     cublasCheck(status);
     plan->algo = result.algo;
     return 1;
 }
 
+// one of the strides is 1: the other is how long the rows, or the columns, are that lie in one piece
+template <typename X>
+static inline int cublas_fits_(MatrixOf<X> m) { return pack_fits(m.data, (int64_t)(m.row_stride * m.col_stride)); }
+
 template <typename Out, typename X>
 static inline int gemm_cublas(Out* out, const typename MaybeNull<Out>::type* bias, typename MaybeNull<Out>::type* pre, int add,
                               MatrixOf<X> a, MatrixOf<X> b, int M, int N, int K, const Device* dev) {
-    int fits = pack_fits(a.data, (int64_t)(a.row_stride * a.col_stride)) && pack_fits(b.data, (int64_t)(b.row_stride * b.col_stride)) &&
-               pack_fits(out, N) && (uintptr_t)bias % CUBLAS_ALIGNMENT == 0;
+    int fits = cublas_fits_(a) && cublas_fits_(b) && pack_fits(out, N) && (uintptr_t)bias % CUBLAS_ALIGNMENT == 0;
     if (pre) { fits = fits && pack_fits(pre, N) && N % 8 == 0; }  // 8: cuBLASLt's rule for pre, of any type
     if (!fits) { return 0; }
     CublasPlan_ plan;
@@ -107,8 +116,9 @@ static inline int gemm_cublas(Out* out, const typename MaybeNull<Out>::type* bia
     if (bias) { cublas_set_(&plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, (const void*)bias); }
     if (pre) { cublas_set_(&plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (void*)pre); }
     const float one = 1.0f, from_old = add ? 1.0f : 0.0f;
-    cublasCheck(cublasLtMatmul(dev->blas, &plan.product, &one, b.data, &plan.left, a.data, &plan.right, &from_old, out, &plan.out, out,
-                               &plan.out, &plan.algo, device_workspace(dev, CUBLAS_WORKSPACE), CUBLAS_WORKSPACE, dev->stream));
+    void* workspace = device_workspace(dev, CUBLAS_WORKSPACE);
+    cublasCheck(cublasLtMatmul(dev->blas, &plan.product, &one, b.data, &plan.left, a.data, &plan.right, &from_old, out, &plan.out,
+                               out, &plan.out, &plan.algo, workspace, CUBLAS_WORKSPACE, dev->stream));
     return 1;
 }
 #endif  // __CUDACC__

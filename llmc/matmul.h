@@ -8,7 +8,8 @@ Backward (derived in doc/matmul.md):
     dbias   = sum over n of dout     (OC)     float, written; NULL where there is no bias
 matmul_backward is all three; matmul_backward_input, matmul_backward_weight and column_sums are one each. Where the weight is
 used twice, matmul_backward_weight with add 1 goes on from what is in dweight.
-Cost:   compute bound: forward 2*N*C*OC flops, backward twice that. Judge it in GFLOP/s. column_sums reads N*OC elements: GB/s.
+Cost:   compute bound: forward 2*N*C*OC flops, backward twice that. Judge it in GFLOP/s, column_sums, which reads N*OC
+        elements, in GB/s.
 Error:  a plain chain of K float sums: |error| <= K * 2^-24 * (sum of |products|); stored as bf16, 2^-9 of the result more.
 Order:  forward chains over c from the bias, dinp over oc from 0, dweight and dbias over n from 0 (dweight with add 1: from
         its old value), all ascending. Fast CUDA builds: gemm_cublas.h, and column_sums along a tree that only N and OC choose.
@@ -25,7 +26,8 @@ Source: Linnainmaa 1970 for the derivative; the fast products: llmc/gemm.h, llmc
 
 // ---- plain C: read this first; it defines every bit ----
 
-static inline void matmul_forward_ref(float* out, const float* inp, const float* weight, const float* bias, int N, int C, int OC) {
+static inline void matmul_forward_ref(float* out, const float* inp, const float* weight, const float* bias,
+                                      int N, int C, int OC) {
     for (size_t n = 0; n < (size_t)N; n++) {
         for (size_t oc = 0; oc < (size_t)OC; oc++) {
             float sum = bias ? bias[oc] : 0.0f;
@@ -51,7 +53,8 @@ static inline void matmul_backward_input_ref(float* dinp, const float* dout, con
     }
 }
 
-static inline void matmul_backward_weight_ref(float* dweight, const float* dout, const float* inp, int add, int N, int C, int OC) {
+static inline void matmul_backward_weight_ref(float* dweight, const float* dout, const float* inp, int add,
+                                              int N, int C, int OC) {
     for (size_t oc = 0; oc < (size_t)OC; oc++) {
         for (size_t c = 0; c < (size_t)C; c++) {
             float sum = add ? dweight[oc * C + c] : 0.0f;
@@ -78,24 +81,25 @@ static inline void matmul_backward_ref(float* dinp, float* dweight, float* dbias
 
 #ifndef __CUDACC__  // ---- fast C: the same chains, many outputs at a time ----
 
-static inline void matmul_forward(float* out, const float* inp, const float* weight, const float* bias, int N, int C, int OC,
-                                  const Device* dev) {
+static inline void matmul_forward(float* out, const float* inp, const float* weight, const float* bias,
+                                  int N, int C, int OC, const Device* dev) {
     gemm(out, OC, bias, 0, matrix(inp, C), transposed(weight, C), N, OC, C, dev);
 }
 
-static inline void matmul_gelu_forward(float* out, float* pre, const float* inp, const float* weight, const float* bias, int fused,
-                                       int N, int C, int OC, const Device* dev) {
+static inline void matmul_gelu_forward(float* out, float* pre, const float* inp, const float* weight, const float* bias,
+                                       int fused, int N, int C, int OC, const Device* dev) {
     (void)fused;
     matmul_forward(pre, inp, weight, bias, N, C, OC, dev);
     gelu_forward(out, pre, (size_t)N * (size_t)OC, dev);
 }
 
-static inline void matmul_backward_input(float* dinp, const float* dout, const float* weight, int N, int C, int OC, const Device* dev) {
+static inline void matmul_backward_input(float* dinp, const float* dout, const float* weight, int N, int C, int OC,
+                                         const Device* dev) {
     gemm(dinp, C, NULL, 0, matrix(dout, OC), matrix(weight, C), N, C, OC, dev);
 }
 
-static inline void matmul_backward_weight(float* dweight, const float* dout, const float* inp, int add, int N, int C, int OC,
-                                          const Device* dev) {
+static inline void matmul_backward_weight(float* dweight, const float* dout, const float* inp, int add,
+                                          int N, int C, int OC, const Device* dev) {
     gemm(dweight, C, add ? dweight : NULL, C, transposed(dout, OC), matrix(inp, C), OC, C, N, dev);
 }
 
@@ -126,8 +130,8 @@ static inline void matmul_backward(float* dinp, float* dweight, float* dbias, co
 
 // out = a * b + bias, or out + a * b: our own kernel in EXACT builds, and for shapes that cuBLASLt would not do fast
 template <typename Out, typename X>
-static inline void matmul_product_(Out* out, const typename MaybeNull<Out>::type* bias, int add, MatrixOf<X> a, MatrixOf<X> b,
-                                   int M, int N, int K, const Device* dev) {
+static inline void matmul_product_(Out* out, const typename MaybeNull<Out>::type* bias, int add, MatrixOf<X> a,
+                                   MatrixOf<X> b, int M, int N, int K, const Device* dev) {
 #ifndef EXACT
     if (gemm_cublas(out, bias, NULL, add, a, b, M, N, K, dev)) { return; }
 #endif
@@ -135,14 +139,15 @@ static inline void matmul_product_(Out* out, const typename MaybeNull<Out>::type
 }
 
 template <typename X>
-static inline void matmul_forward(X* out, const X* inp, const X* weight, const typename MaybeNull<X>::type* bias, int N, int C, int OC,
-                                  const Device* dev) {
+static inline void matmul_forward(X* out, const X* inp, const X* weight, const typename MaybeNull<X>::type* bias,
+                                  int N, int C, int OC, const Device* dev) {
     matmul_product_(out, bias, 0, matrix(inp, C), transposed(weight, C), N, OC, C, dev);
 }
 
 template <typename X>
-static inline void matmul_gelu_forward(X* out, X* pre, const X* inp, const X* weight, const typename MaybeNull<X>::type* bias, int fused,
-                                       int N, int C, int OC, const Device* dev) {
+static inline void matmul_gelu_forward(X* out, X* pre, const X* inp, const X* weight,
+                                       const typename MaybeNull<X>::type* bias, int fused, int N, int C, int OC,
+                                       const Device* dev) {
 #ifndef EXACT
     if (fused && gemm_cublas(out, bias, pre, 0, matrix(inp, C), transposed(weight, C), N, OC, C, dev)) { return; }
 #else
@@ -158,7 +163,8 @@ static inline void matmul_backward_input(X* dinp, const X* dout, const X* weight
 }
 
 template <typename X>
-static inline void matmul_backward_weight(float* dweight, const X* dout, const X* inp, int add, int N, int C, int OC, const Device* dev) {
+static inline void matmul_backward_weight(float* dweight, const X* dout, const X* inp, int add, int N, int C, int OC,
+                                          const Device* dev) {
     matmul_product_(dweight, NULL, add, transposed(dout, OC), matrix(inp, C), OC, C, N, dev);
 }
 
@@ -170,8 +176,8 @@ enum { COLUMN_WARPS = 1, COLUMN_BLOCKS = 1 };    // every sum is one chain
 enum { COLUMN_WARPS = 8, COLUMN_BLOCKS = 264 };  // of a product of two blocks for each of 132 multiprocessors
 #endif
 
-// block is (WARP, COLUMN_WARPS), grid (packs of columns, slices of `rows` rows). sums (gridDim.y, OC): one row for each slice. The
-// warps of a block take rows in turn and are added up in order
+// block is (WARP, COLUMN_WARPS), grid (packs of columns, slices of `rows` rows). sums (gridDim.y, OC): one row for each slice.
+// The warps of a block take rows in turn and are added up in order
 template <int W, typename X>
 __global__ void column_sums_kernel(float* sums, const X* x, int rows, int N, int OC) {
     __shared__ float of_warps[COLUMN_WARPS][WARP * W];
@@ -209,7 +215,8 @@ static inline void column_sums_launch_(float* sums, const X* x, int rows, int N,
     cudaCheck(cudaGetLastError());
 }
 
-// rows are cut into as many slices as it takes to have COLUMN_BLOCKS blocks, not shorter than 64 rows; a second pass adds the slices
+// rows are cut into as many slices as it takes to have COLUMN_BLOCKS blocks, none shorter than 64 rows; a second pass adds
+// the slices
 template <typename X>
 static inline void column_sums(float* sums, const X* x, int N, int OC, const Device* dev) {
     int64_t columns = WARP * (pack_fits(x, OC) ? pack_width<X>() : 1), slices = COLUMN_BLOCKS / ceil_div(OC, columns);
@@ -226,8 +233,8 @@ static inline void column_sums(float* sums, const X* x, int N, int OC, const Dev
 }
 
 template <typename X>
-static inline void matmul_backward(typename MaybeNull<X>::type* dinp, float* dweight, float* dbias, const X* dout, const X* inp,
-                                   const X* weight, int N, int C, int OC, const Device* dev) {
+static inline void matmul_backward(typename MaybeNull<X>::type* dinp, float* dweight, float* dbias, const X* dout,
+                                   const X* inp, const X* weight, int N, int C, int OC, const Device* dev) {
     if (dinp) { matmul_backward_input(dinp, dout, weight, N, C, OC, dev); }
     matmul_backward_weight(dweight, dout, inp, 0, N, C, OC, dev);
     if (dbias) { column_sums(dbias, dout, N, OC, dev); }

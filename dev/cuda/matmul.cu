@@ -48,8 +48,8 @@ static void outputs(const Layer* l, const Device* dev) {
     outputs_kernel<<<grid, block, 0, dev->stream>>>(l->out, l->inp, l->weight, l->N, l->C, l->OC);
 }
 
-// ---- 2: tiles in shared memory. A block of SIDE x SIDE threads fetches SIDE columns of both operands, then every thread uses SIDE
-//      floats of each. The column more turns a warp's reads down a column of the weight's tile into 32 different banks ----
+// ---- 2: tiles in shared memory. A block of SIDE x SIDE threads fetches SIDE columns of both operands, then every thread
+//      uses SIDE floats of each. The column more spreads a warp's reads down a column of the weight's tile over 32 banks ----
 
 enum { SIDE = 32 };
 
@@ -77,11 +77,13 @@ static void shared_tiles(const Layer* l, const Device* dev) {
 // ---- 3: tiles in registers, any strides and types: the winner without tensor cores lives in llmc/gemm.h ----
 
 static void register_tiles(const Layer* l, const Device* dev) {
-    gemm(l->out, (size_t)l->OC, NULL, 0, matrix(l->inp, (size_t)l->C), transposed(l->weight, (size_t)l->C), l->N, l->OC, l->C, dev);
+    Matrix a = matrix(l->inp, (size_t)l->C), b = transposed(l->weight, (size_t)l->C);
+    gemm(l->out, (size_t)l->OC, NULL, 0, a, b, l->N, l->OC, l->C, dev);
 }
 
-// ---- 4: 8 x 8 outputs a thread, packs of 4 floats, two buffers. While a tile is multiplied, the next one is on its way from
-//      memory into registers; then it goes into the other buffer, and one barrier a tile is enough. C is a multiple of DEPTH ----
+// ---- 4: 8 x 8 outputs a thread, packs of 4 floats, two buffers. While a tile is multiplied, the next one is on its way
+//      from memory into registers; then it goes into the other buffer, and one barrier a tile is enough. C is a multiple of
+//      DEPTH ----
 
 enum { VTILE = 128, DEPTH = 8, VTHREADS = 256, VROW = VTILE + 4 };
 static_assert(VTILE * DEPTH == VTHREADS * 4, "each thread fetches one pack of each operand");
@@ -97,7 +99,8 @@ __device__ inline void stash(float (&tile)[DEPTH][VROW], Pack<float, 4> pack) {
     for (int i = 0; i < 4; i++) { tile[threadIdx.x % 2 * 4 + i][threadIdx.x / 2] = pack.x[i]; }
 }
 
-// a thread's 8 rows (columns) of a tile: 4 from its own place on, and 4 half a tile further, so that a warp's packs lie side by side
+// a thread's 8 rows (columns) of a tile: 4 from its own place on, and 4 half a tile further, so that a warp's packs lie side
+// by side
 __device__ inline void pick(float (&x)[8], const float* row, int place) {
     for (int i = 0; i < 8; i++) { x[i] = row[place + i % 4 + i / 4 * (VTILE / 2)]; }
 }
@@ -138,9 +141,9 @@ static void vectors(const Layer* l, const Device* dev) {
     vectors_kernel<<<grid, VTHREADS, 0, dev->stream>>>(l->out, l->inp, l->weight, l->N, l->C, l->OC);
 }
 
-// ---- 5: tensor cores. Eight warps, 2 x 4, compute 64 x 32 outputs each out of a tile of 128 x 128; cp.async fills one pair of
-//      tiles while the other is multiplied. Rows of a tile lie 80 bytes apart: the 8 rows that ldmatrix reads at a time are then in
-//      8 different 16-byte columns of the banks. C and OC are multiples of 8 ----
+// ---- 5: tensor cores. Eight warps, 2 x 4, compute 64 x 32 outputs each out of a tile of 128 x 128; cp.async fills one pair
+//      of tiles while the other is multiplied. Rows of a tile lie 80 bytes apart: the 8 rows that ldmatrix reads at a time
+//      are then in 8 different 16-byte columns of the banks. C and OC are multiples of 8 ----
 
 enum { MTILE = 128, MDEPTH = 32, MROW = MDEPTH + 8, MTHREADS = 256, WARP_M = 64, WARP_N = 32 };
 
@@ -202,7 +205,7 @@ static void tensor_cores(const Layer* l, const Device* dev) {
     tensor_cores_kernel<<<grid, MTHREADS, 0, dev->stream>>>(l->out_bf16, l->inp_bf16, l->weight_bf16, l->N, l->C, l->OC);
 }
 
-// ---- 6: cuBLASLt, in both precisions ----
+// ---- 6: cuBLASLt, in both precisions, as fast builds call it (an EXACT build goes back to 3) ----
 
 static void cublas_float(const Layer* l, const Device* dev) {
     matmul_forward(l->out, l->inp, l->weight, NULL, l->N, l->C, l->OC, dev);
@@ -221,15 +224,21 @@ typedef struct {
 } Step;
 
 static const Step steps[] = {
-    {"1 outputs", outputs, 0},           {"2 shared tiles", shared_tiles, 0}, {"3 register tiles", register_tiles, 0}, {"4 vectors", vectors, 0},
-    {"5 tensor cores", tensor_cores, 1}, {"6 cuBLASLt, float", cublas_float, 0}, {"6 cuBLASLt, bf16", cublas_bf16, 1},
+    {"1 outputs", outputs, 0},
+    {"2 shared tiles", shared_tiles, 0},
+    {"3 register tiles", register_tiles, 0},
+    {"4 vectors", vectors, 0},
+    {"5 tensor cores", tensor_cores, 1},
+    {"6 cuBLASLt, float", cublas_float, 0},
+    {"6 cuBLASLt, bf16", cublas_bf16, 1},
 };
 enum { N_STEPS = sizeof steps / sizeof *steps };
 
 static Layer layer(const float* inp, const float* weight, int N, int C, int OC, const Device* dev) {
     size_t n_inp = (size_t)N * (size_t)C, n_weight = (size_t)OC * (size_t)C, n_out = (size_t)N * (size_t)OC;
-    Layer l = {N, C, OC, to_device(inp, n_inp, dev), to_device(weight, n_weight, dev), NULL, to_device_as<__nv_bfloat16>(inp, n_inp, dev),
-               to_device_as<__nv_bfloat16>(weight, n_weight, dev), NULL};
+    Layer l = {N, C, OC, NULL, NULL, NULL, NULL, NULL, NULL};
+    l.inp = to_device(inp, n_inp, dev), l.inp_bf16 = to_device_as<__nv_bfloat16>(inp, n_inp, dev);
+    l.weight = to_device(weight, n_weight, dev), l.weight_bf16 = to_device_as<__nv_bfloat16>(weight, n_weight, dev);
     l.out = (float*)device_alloc(sizeof(float) * n_out, "out");
     l.out_bf16 = (__nv_bfloat16*)device_alloc(sizeof(__nv_bfloat16) * n_out, "out");
     return l;

@@ -531,18 +531,24 @@ __global__ void no_wait_at_all_kernel(float* out, const float* in) {
     out[threadIdx.x] = 0.0f;
 }
 
-// lanes copy the next piece over the one that others still read
+// the next piece may arrive from its issue on, not only at the wait
 __global__ void overwritten_kernel(float* out, const float* in) {
     __shared__ __align__(16) float stage[128];
     cp_async_16(&stage[threadIdx.x * 4], in);
     cp_async_commit();
     cp_async_wait<0>();
-    __syncthreads();
-    float x = stage[127 - threadIdx.x * 4];
     cp_async_16(&stage[threadIdx.x * 4], in + 4);
     cp_async_commit();
+    __syncthreads();
+    out[threadIdx.x] = stage[127 - threadIdx.x * 4];  // of the first copy, the writer hopes
+    __syncthreads();
     cp_async_wait<0>();
-    out[threadIdx.x] = x;
+}
+
+// memory that only one order writes at all
+__global__ void late_write_kernel(float* out, int* tickets) {
+    int ticket = atomicAdd(&tickets[0], 1);
+    if (ticket == 0 && threadIdx.x == 63) { out[0] = -1.0f; }
 }
 
 __global__ void divergent_barrier_kernel(float* out) {
@@ -617,6 +623,7 @@ static void plant(void* arg) {
     if (!strcmp(fault, "missing syncwarp")) { missing_syncwarp_kernel<<<1, 32>>>(d); }
     if (!strcmp(fault, "in place")) { in_place_kernel<<<1, 64>>>(d); }
     if (!strcmp(fault, "ticket")) { ticket_kernel<<<1, 64>>>(d, tickets); }
+    if (!strcmp(fault, "late write")) { late_write_kernel<<<1, 64>>>(d, tickets); }
     if (!strcmp(fault, "blocks")) { blocks_kernel<<<3, 1>>>(d); }
     if (!strcmp(fault, "uninitialised")) { uninitialised_kernel<<<1, 64>>>(d); }
     if (!strcmp(fault, "missing wait")) { missing_wait_kernel<<<1, 32>>>(d, e); }
@@ -658,6 +665,7 @@ static void test_races(Test* t) {
         {"missing syncwarp", "race: kernel missing_syncwarp_kernel"},
         {"in place", "race: kernel in_place_kernel"},
         {"ticket", "race: kernel ticket_kernel"},
+        {"late write", "race: kernel late_write_kernel"},
         {"blocks", "race: kernel blocks_kernel"},
         {"uninitialised", "race: kernel uninitialised_kernel"},
         {"missing wait", "race: kernel missing_wait_kernel"},

@@ -1,6 +1,7 @@
 /*
 A stand-in for cuBLASLt: the calls of llmc/gemm_cublas.h. D = epilogue(alpha * op(A) * op(B) + beta * C), matrices by columns.
-Every sum is a plain chain over k ascending in float, which is none of the orders of the real library: tests must allow for that.
+Every sum is a plain chain over k ascending in float, which is none of the orders of the real library: tests must allow for
+that.
 It refuses what the real one refuses, and it ends the program, with the reason, where the real one may return a bare
 CUBLAS_STATUS_INVALID_VALUE or read what it should not:
     descriptors that were not initialised, attributes of another size, shapes that do not fit together
@@ -43,8 +44,14 @@ typedef enum {
 
 typedef struct SimtBlas* cublasLtHandle_t;
 struct SimtBlas { int unused; };
-static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { *handle = new SimtBlas(); return CUBLAS_STATUS_SUCCESS; }
-static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { delete handle; return CUBLAS_STATUS_SUCCESS; }
+static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+    *handle = new SimtBlas();
+    return CUBLAS_STATUS_SUCCESS;
+}
+static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+    delete handle;
+    return CUBLAS_STATUS_SUCCESS;
+}
 
 // ---- descriptors, with the defaults of the manual; `valid` says that somebody initialised it ----
 
@@ -91,7 +98,8 @@ typedef struct {
     float wavesCount;
 } cublasLtMatmulHeuristicResult_t;
 
-static inline cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t m, cudaDataType_t type, uint64_t rows, uint64_t columns, int64_t ld) {
+static inline cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t m, cudaDataType_t type, uint64_t rows,
+                                                      uint64_t columns, int64_t ld) {
     memset(m, 0, sizeof *m);  // padding too: layouts are compared by their bytes
     m->valid = SIMT_BLAS_VALID, m->type = type, m->rows = rows, m->columns = columns, m->ld = ld;
     return CUBLAS_STATUS_SUCCESS;
@@ -110,8 +118,11 @@ static inline cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreferen
     return CUBLAS_STATUS_SUCCESS;
 }
 
-static inline cublasStatus_t simt_blas_set_(const char* call, int attribute, void* to, size_t to_bytes, const void* from, size_t n_bytes) {
-    if (!from || n_bytes != to_bytes) { simt_fail("%s: attribute %d has %zu bytes, found %zu", call, attribute, to_bytes, n_bytes); }
+template <typename Value>
+static inline cublasStatus_t simt_blas_set_(const char* call, int attribute, Value* to, const void* from, size_t n_bytes) {
+    if (!from || n_bytes != sizeof *to) {
+        simt_fail("%s: attribute %d has %zu bytes, found %zu", call, attribute, sizeof *to, n_bytes);
+    }
     memcpy(to, from, n_bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -130,12 +141,12 @@ static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t
     const char* call = "cublasLtMatmulDescSetAttribute";
     if (p->valid != SIMT_BLAS_VALID) { simt_fail("%s: the descriptor was not initialised", call); }
     switch (attribute) {
-        case CUBLASLT_MATMUL_DESC_TRANSA: return simt_blas_set_(call, attribute, &p->turn_a, sizeof p->turn_a, value, n_bytes);
-        case CUBLASLT_MATMUL_DESC_TRANSB: return simt_blas_set_(call, attribute, &p->turn_b, sizeof p->turn_b, value, n_bytes);
-        case CUBLASLT_MATMUL_DESC_EPILOGUE: return simt_blas_set_(call, attribute, &p->epilogue, sizeof p->epilogue, value, n_bytes);
-        case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return simt_blas_set_(call, attribute, &p->bias, sizeof p->bias, value, n_bytes);
-        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return simt_blas_set_(call, attribute, &p->aux, sizeof p->aux, value, n_bytes);
-        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return simt_blas_set_(call, attribute, &p->aux_ld, sizeof p->aux_ld, value, n_bytes);
+        case CUBLASLT_MATMUL_DESC_TRANSA: return simt_blas_set_(call, attribute, &p->turn_a, value, n_bytes);
+        case CUBLASLT_MATMUL_DESC_TRANSB: return simt_blas_set_(call, attribute, &p->turn_b, value, n_bytes);
+        case CUBLASLT_MATMUL_DESC_EPILOGUE: return simt_blas_set_(call, attribute, &p->epilogue, value, n_bytes);
+        case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return simt_blas_set_(call, attribute, &p->bias, value, n_bytes);
+        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return simt_blas_set_(call, attribute, &p->aux, value, n_bytes);
+        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return simt_blas_set_(call, attribute, &p->aux_ld, value, n_bytes);
     }
     return CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -149,30 +160,36 @@ typedef enum {
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
 } cublasLtMatmulPreferenceAttributes_t;
 
-static inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t attribute,
+static inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                                  cublasLtMatmulPreferenceAttributes_t attribute,
                                                                   const void* value, size_t n_bytes) {
     const char* call = "cublasLtMatmulPreferenceSetAttribute";
     if (p->valid != SIMT_BLAS_VALID) { simt_fail("%s: the preference was not initialised", call); }
     switch (attribute) {
-        case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return simt_blas_set_(call, attribute, &p->workspace, sizeof p->workspace, value, n_bytes);
-        case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return simt_blas_set_(call, attribute, &p->reductions, sizeof p->reductions, value, n_bytes);
+        case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return simt_blas_set_(call, attribute, &p->workspace, value, n_bytes);
+        case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return simt_blas_set_(call, attribute, &p->reductions, value, n_bytes);
         default: break;
     }
     int i = attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
-    return simt_blas_set_(call, attribute, &p->alignment[i], sizeof p->alignment[i], value, n_bytes);
+    return simt_blas_set_(call, attribute, &p->alignment[i], value, n_bytes);
 }
 
 // ---- what fits together ----
 
 static inline size_t simt_blas_bytes_(int32_t type) { return type == CUDA_R_32F ? sizeof(float) : sizeof(__nv_bfloat16); }
 
-static inline void simt_blas_check_layout_(const char* call, const char* name, cublasLtMatrixLayout_t m, uint64_t rows, uint64_t columns) {
+typedef long long unsigned SimtCount;  // for %llu
+
+static inline void simt_blas_check_layout_(const char* call, const char* name, cublasLtMatrixLayout_t m, uint64_t rows,
+                                           uint64_t columns) {
     if (m->valid != SIMT_BLAS_VALID) { simt_fail("%s: the layout of %s was not initialised", call, name); }
     if (m->rows != rows || m->columns != columns) {
-        simt_fail("%s: %s is %llu x %llu, expected %llu x %llu", call, name, (unsigned long long)m->rows, (unsigned long long)m->columns,
-                  (unsigned long long)rows, (unsigned long long)columns);
+        simt_fail("%s: %s is %llu x %llu, expected %llu x %llu", call, name, (SimtCount)m->rows, (SimtCount)m->columns,
+                  (SimtCount)rows, (SimtCount)columns);
     }
-    if (m->ld < (int64_t)m->rows) { simt_fail("%s: %s has leading dimension %lld, below its %llu rows", call, name, (long long)m->ld, (unsigned long long)rows); }
+    if (m->ld < (int64_t)m->rows) {
+        simt_fail("%s: %s has leading dimension %lld, below its %llu rows", call, name, (long long)m->ld, (SimtCount)rows);
+    }
 }
 
 static inline int simt_blas_with_bias_(const cublasLtMatmulDescOpaque_t* p) {
@@ -183,21 +200,27 @@ static inline int simt_blas_with_aux_(const cublasLtMatmulDescOpaque_t* p) {
     return p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX || p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
 }
 
-static inline void simt_blas_check_shapes_(const char* call, cublasLtHandle_t handle, cublasLtMatmulDesc_t p, cublasLtMatrixLayout_t a,
-                                           cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d) {
-    if (!handle || p->valid != SIMT_BLAS_VALID) { simt_fail("%s: no handle, or a descriptor that was not initialised", call); }
+static inline void simt_blas_check_shapes_(const char* call, cublasLtHandle_t handle, cublasLtMatmulDesc_t p,
+                                           cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                           cublasLtMatrixLayout_t d) {
+    if (!handle) { simt_fail("%s: no handle", call); }
+    if (p->valid != SIMT_BLAS_VALID) { simt_fail("%s: the descriptor was not initialised", call); }
     uint64_t m = d->rows, n = d->columns, k = p->turn_a == CUBLAS_OP_T ? a->rows : a->columns;
     simt_blas_check_layout_(call, "A", a, p->turn_a == CUBLAS_OP_T ? k : m, p->turn_a == CUBLAS_OP_T ? m : k);
     simt_blas_check_layout_(call, "B", b, p->turn_b == CUBLAS_OP_T ? n : k, p->turn_b == CUBLAS_OP_T ? k : n);
     simt_blas_check_layout_(call, "C", c, m, n);
     simt_blas_check_layout_(call, "D", d, m, n);
-    if (m == 0 || n == 0 || k == 0) { simt_fail("%s: a product of %llu x %llu x %llu", call, (unsigned long long)m, (unsigned long long)n, (unsigned long long)k); }
+    if (m == 0 || n == 0 || k == 0) {
+        simt_fail("%s: a product of %llu x %llu x %llu", call, (SimtCount)m, (SimtCount)n, (SimtCount)k);
+    }
     int with_bias = simt_blas_with_bias_(p), with_aux = simt_blas_with_aux_(p);
-    if (!with_bias && !with_aux && p->epilogue != CUBLASLT_EPILOGUE_DEFAULT) { simt_fail("%s: epilogue %u is not in this stand-in", call, p->epilogue); }
+    if (!with_bias && !with_aux && p->epilogue != CUBLASLT_EPILOGUE_DEFAULT) {
+        simt_fail("%s: epilogue %u is not in this stand-in", call, p->epilogue);
+    }
     if (with_bias && !p->bias) { simt_fail("%s: an epilogue with bias and no bias pointer", call); }
     if (with_aux && (!p->aux || p->aux_ld % 8 != 0 || p->aux_ld < (int64_t)m)) {
-        simt_fail("%s: expected an auxiliary matrix whose leading dimension is a multiple of 8, at least %llu, found %p and %lld", call,
-                  (unsigned long long)m, p->aux, (long long)p->aux_ld);
+        simt_fail("%s: expected an auxiliary matrix whose leading dimension is a multiple of 8, at least %llu, found %p and %lld",
+                  call, (SimtCount)m, p->aux, (long long)p->aux_ld);
     }
 }
 
@@ -220,14 +243,16 @@ static inline cublasLtMatmulAlgo_t simt_blas_problem_(cublasLtMatmulDesc_t p, cu
     return problem;
 }
 
-static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t p, cublasLtMatrixLayout_t a,
-                                                            cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t p,
+                                                            cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                                            cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                                             cublasLtMatmulPreference_t preference, int n_asked,
                                                             cublasLtMatmulHeuristicResult_t* results, int* n_found) {
     const char* call = "cublasLtMatmulAlgoGetHeuristic";
     *n_found = 0;
     simt_blas_check_shapes_(call, handle, p, a, b, c, d);
-    if (preference->valid != SIMT_BLAS_VALID || n_asked < 1) { simt_fail("%s: no preference, or %d results asked for", call, n_asked); }
+    if (preference->valid != SIMT_BLAS_VALID) { simt_fail("%s: the preference was not initialised", call); }
+    if (n_asked < 1) { simt_fail("%s: %d results asked for", call, n_asked); }
     if (!simt_blas_supported_(p, a->type, b->type, c->type, d->type)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
     memset((void*)results, 0, sizeof *results);
     results->algo = simt_blas_problem_(p, a, b, c, d);
@@ -255,7 +280,8 @@ static inline float simt_blas_gelu_(float x) {
 }
 
 // op(M) as floats, element (i, k) at [k * n + i]: rows of neighbours in i for A, turned for B
-static inline std::vector<float> simt_blas_unpack_(const void* data, cublasLtMatrixLayout_t m, int k_is_column, size_t n, size_t K, int tf32) {
+static inline std::vector<float> simt_blas_unpack_(const void* data, cublasLtMatrixLayout_t m, int k_is_column, size_t n,
+                                                   size_t K, int tf32) {
     std::vector<float> x(n * K);
     for (size_t k = 0; k < K; k++) {
         for (size_t i = 0; i < n; i++) {
@@ -271,12 +297,15 @@ static inline std::vector<float> simt_blas_unpack_(const void* data, cublasLtMat
 static inline void simt_blas_check_memory_(const char* name, const void* data, cublasLtMatrixLayout_t m, uint32_t alignment) {
     size_t n_bytes = ((size_t)m->ld * (m->columns - 1) + m->rows) * simt_blas_bytes_(m->type);
     simt_check_range("cublasLtMatmul", name, data, n_bytes, 1);
-    if ((uintptr_t)data % alignment != 0) { simt_fail("cublasLtMatmul: %s %p is no multiple of %u bytes, as the preference said", name, data, alignment); }
+    if ((uintptr_t)data % alignment != 0) {
+        simt_fail("cublasLtMatmul: %s %p is no multiple of %u bytes, as the preference said", name, data, alignment);
+    }
 }
 
-static inline void simt_blas_check_call_(cublasLtMatmulDesc_t p, const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
-                                         cublasLtMatrixLayout_t b_layout, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
-                                         cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algo, void* workspace, size_t n_bytes) {
+static inline void simt_blas_check_call_(cublasLtMatmulDesc_t p, const void* a, cublasLtMatrixLayout_t a_layout,
+                                         const void* b, cublasLtMatrixLayout_t b_layout, const void* c,
+                                         cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
+                                         const cublasLtMatmulAlgo_t* algo, void* workspace, size_t n_bytes) {
     cublasLtMatmulAlgo_t asked = simt_blas_problem_(p, a_layout, b_layout, c_layout, d_layout);
     memcpy(asked.alignment, algo->alignment, sizeof asked.alignment);
     asked.workspace = algo->workspace;
@@ -300,10 +329,12 @@ static inline void simt_blas_check_call_(cublasLtMatmulDesc_t p, const void* a, 
     if (algo->workspace) { simt_check_range("cublasLtMatmul", "workspace", workspace, n_bytes, 1); }
 }
 
-static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t p, const void* alpha, const void* a,
-                                            cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout, const void* beta,
-                                            const void* c, cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
-                                            const cublasLtMatmulAlgo_t* algo, void* workspace, size_t workspace_bytes, cudaStream_t stream) {
+static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t p, const void* alpha,
+                                            const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
+                                            cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
+                                            cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
+                                            const cublasLtMatmulAlgo_t* algo, void* workspace, size_t workspace_bytes,
+                                            cudaStream_t stream) {
     (void)stream;
     SimtAccess access;
     simt_blas_check_shapes_("cublasLtMatmul", handle, p, a_layout, b_layout, c_layout, d_layout);
@@ -322,7 +353,8 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
         }
         for (size_t m = 0; m < M; m++) {
             float x = scale * sum[m];
-            if (keep != 0.0f) { x += keep * simt_blas_load_(c, c_layout->type, m + n * (size_t)c_layout->ld); }  // beta 0: C is not read
+            // beta 0: C is not read
+            if (keep != 0.0f) { x += keep * simt_blas_load_(c, c_layout->type, m + n * (size_t)c_layout->ld); }
             if (with_bias) { x += simt_blas_load_(p->bias, d_layout->type, m); }
             if (with_aux) { simt_blas_store_(p->aux, d_layout->type, m + n * (size_t)p->aux_ld, x); }
             simt_blas_store_(d, d_layout->type, m + n * (size_t)d_layout->ld, with_aux ? simt_blas_gelu_(x) : x);

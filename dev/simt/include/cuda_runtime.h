@@ -201,7 +201,9 @@ typedef enum {
     cudaMemcpyDeviceToDevice = 3,
     cudaMemcpyDefault = 4
 } cudaMemcpyKind;
-struct SimtStream { int non_blocking; };
+struct SimtStream {
+    int non_blocking;
+};
 typedef SimtStream* cudaStream_t;
 struct SimtEvent {
     double ms;

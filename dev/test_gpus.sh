@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# train_gpt2.cu as a user runs it, its kernels on this CPU (dev/simt): the exact build beside train_gpt2, bf16 beside itself, with
+# every way to share the work. Steps are few and the model is tiny: a GPU's lane is simulated one at a time.
+. "$(dirname "$0")/promises.sh"
+need_build trainer "" train_gpt2
+need_build launch "" launch
+make -s -C "$root" -j2 build/simt-exact/train_gpt2cu build/simt-fast/train_gpt2cu >&2 || { echo "0 passed, 1 failed"; exit 1; }
+exact=$root/build/simt-exact/train_gpt2cu
+fast=$root/build/simt-fast/train_gpt2cu
+export SIMT_ORDERS=1  # the race check is test-simt's
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+head -c 6000 "$root/README.md" >text
+cat >tiny.json <<'JSON'
+{"model_type": "gpt2", "activation_function": "gelu_new", "n_positions": 24, "vocab_size": 257, "n_layer": 3, "n_head": 2,
+ "n_embd": 32, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": true}
+JSON
+options="--config tiny.json --train text --batch-size 2 --seq-len 16 --batch-tokens 96 --steps 3 --eval-every 0 --lr 1e-2 --threads 1"
+
+# same RUN RUN: parameters and moments after the third step have the same bits
+same() { cmp "$1/step_000003/model.safetensors" "$2/step_000003/model.safetensors" && cmp "$1/step_000003/optimizer.safetensors" "$2/step_000003/optimizer.safetensors"; }
+
+# train RUN COMMAND...: three steps
+train() {
+    local run=$1
+    shift
+    "$@" $options --run "$run" >"$run.out" 2>"$run.err"
+}
+
+# both must end well and agree: equal PROMISE RUN RUN
+equal() { check "$1" same "$2" "$3"; }
+
+train c "$trainer"
+train exact "$exact"
+equal "exact build: the bits of train_gpt2" c exact
+train fast "$fast"
+check "bf16: the first line names the build" grep -q "^train_gpt2cu: fast build.*bf16" fast.out
+close() {  # the losses of RUN RUN, within 1%
+    "$python" - "$@" <<'PYTHON'
+import json, sys
+a, b = ([json.loads(line)["loss"] for line in open(run + "/metrics.jsonl") if '"loss": null' not in line and "schema" not in line] for run in sys.argv[1:])
+sys.exit(not (len(a) == len(b) == 3 and all(abs(x / y - 1) < 0.01 for x, y in zip(a, b)) and a[2] < a[0] - 0.3))
+PYTHON
+}
+check "bf16: the loss falls as train_gpt2's does" close fast c
+
+for build in exact fast; do
+    program=${!build}
+    for level in 1 2 3; do
+        train $build-r$level "$program" --recompute $level
+        equal "$build: --recompute $level changes no bit" $build $build-r$level
+    done
+    for zero in 0 1 2; do
+        train $build-z$zero "$launch" -n 2 "$program" --zero $zero --recompute $zero
+        equal "$build: two GPUs, --zero $zero: the bits of one" $build $build-z$zero
+    done
+    train $build-p3 "$launch" -n 3 "$program" --zero 2
+    equal "$build: three GPUs, --zero 2: the bits of one" $build $build-p3
+done
+train fused "$fast" --gelu-fusion 1
+train fused-3 "$fast" --gelu-fusion 1 --recompute 3
+equal "bf16: --gelu-fusion 1 with --recompute 3 changes no bit" fused fused-3
+"$fast" $options --gelu-fusion 1 --recompute 1 >out 2>err
+check "--gelu-fusion with --recompute 1: status 2, one line" test $? = 2 -a "$(wc -l <err)" = 1
+train small-head "$exact" --head-rows 5
+equal "exact: --head-rows 5 changes no bit" exact small-head
+train nomaster "$fast" --master-weights 0
+train nomaster-2 "$launch" -n 2 "$fast" --master-weights 0 --zero 1
+equal "bf16 without masters: two GPUs have the bits of one" nomaster nomaster-2
+
+# resume: two steps on two GPUs with --zero 2, the third on one; checkpoints go from trainer to trainer
+resumed() {  # RUN PROGRAM: its third step again
+    rm -r "$1/step_000003" && "$2" --resume --run "$1" --zero 0 >out 2>err
+}
+train halted "$launch" -n 2 "$fast" --zero 2 --save-every 2
+resumed halted "$fast"
+equal "bf16: two steps on two GPUs, the third on one: the bits of never having stopped" fast halted
+train begun-cu "$exact" --save-every 2
+resumed begun-cu "$trainer"
+equal "begun by train_gpt2cu, continued by train_gpt2: the same bits" c begun-cu
+train begun-c "$trainer" --save-every 2
+resumed begun-c "$exact"
+equal "begun by train_gpt2, continued by train_gpt2cu: the same bits" c begun-c
+
+"$trainer" --from c --generate "The " --max-new-tokens 8 --temperature 0 >text-c 2>err
+"$exact" --from c --generate "The " --max-new-tokens 8 --temperature 0 >text-cu 2>err
+check "--generate: the text of train_gpt2" cmp text-c text-cu
+"$exact" --from exact --export-hf hf >out 2>err && "$trainer" --from exact --export-hf hf-c >out 2>err
+check "--export-hf: the files of train_gpt2" cmp hf/model.safetensors hf-c/model.safetensors
+finish
