@@ -410,7 +410,8 @@ static void check_fault(Test* t, int number, int status, const char* text) {
     for (int rank = 0; rank < 4; rank++) {
         if (rank == 2) { continue; }
         const char *message = r.text[rank], *where = "after step 7; newest checkpoint: run/step_000005\n";
-        const char* call = number == 5 || (number == 6 && DEVICE_MEETS) ? "in its own work (" : number == 6 ? "in exchange (" : "in all_reduce (";
+        const char* exchange = DEVICE_MEETS ? "in its own work (" : "in exchange (";
+        const char* call = number == 5 ? "in its own work (" : number == 6 ? exchange : "in all_reduce (";
         int named = strncmp(message, "test_comm: rank 2 ", 18) == 0 && strstr(message, text) && strstr(message, call) &&
                     strstr(message, "test_comm.c:") && strstr(message, where) && strchr(message, '\n')[1] == '\0';
         int silent = status == 2 && !*message;  // rank 2 has said it
@@ -609,7 +610,7 @@ static void ranks_device(Test* t, Comm* c, int number) {
             for (size_t i = 0; i < most * (size_t)c->size; i++) {
                 const int r = (int)(i / most);
                 const float want = i % most < device_count(n, r, c->rank) ? (float)element(r, i % most) : 0.0f;
-                if (!check(t, got[i] == want, "%zu elements from rank %d: [%zu] is %g, expected %g", n, r, i % most, (double)got[i], (double)want)) { break; }
+                check(t, got[i] == want, "%zu elements from rank %d: [%zu] is %g, expected %g", n, r, i % most, (double)got[i], (double)want);
             }
             memset(got, 0, sizeof(float) * most * (size_t)c->size);
         }
@@ -808,13 +809,18 @@ static void ranks_train(Test* t, Comm* c, int number) {
     Trained got = train_small(&s, c, table, n, S, zero, &dev);
     uint64_t sent = c->link->bytes_sent - before, planned = (uint64_t)(3.0 * shards_bytes(&s));
     const int met = c->size > 1 && DEVICE_MEETS;  // beside the gradients an id was sent
-    check(t, c->link->check || c->size == 1 || met || sent == planned, "sent %llu bytes, planned %llu", (unsigned long long)sent, (unsigned long long)planned);
+    check(t, c->link->check || c->size == 1 || met || sent == planned, "sent %llu bytes, planned %llu", (unsigned long long)sent,
+          (unsigned long long)planned);
     check_bits(t, "loss", &got.loss, &one.loss, 1);
     check_bits(t, "norm", &got.norm, &one.norm, 1);
-    float *params = (float*)new_array(n, sizeof(float)), *want = (float*)new_array(n, sizeof(float)), *room = (float*)new_array(200 * 101, sizeof(float));
+    float *params = (float*)new_array(n, sizeof(float)), *want = (float*)new_array(n, sizeof(float));
+    float* room = (float*)new_array(200 * 101, sizeof(float));  // of the largest slice
     device_download(params, got.params, 4 * n, &dev);
     device_download(want, one.params, 4 * n, &dev);
-    for (int i = 0; i < N_TENSORS; i++) { check_bits(t, table[i].name, params + table[i].offset, want + table[i].offset, tensor_elements(&table[i])); }
+    for (int i = 0; i < N_TENSORS; i++) {
+        const size_t at = table[i].offset;
+        check_bits(t, table[i].name, params + at, want + at, tensor_elements(&table[i]));
+    }
     device_download(want, one.m, 4 * n, &dev);
     for (int i = 0; i < N_TENSORS; i++) {
         const size_t n_slice = tensor_slice_elements(&table[i]);

@@ -223,7 +223,8 @@ static float gpt2_loss(const GPT2* model, Activations* acts, const int* targets,
 }
 
 // forward's calls upside down. Every parameter's gradient is written: one micro-batch is one leaf, which joins the tree.
-static void gpt2_backward(GPT2* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T, const Device* dev) {
+static void gpt2_backward(GPT2* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
+                          const Device* dev) {
     const Config c = model->config;
     const int L = c.L, C = c.C, N = B * T;
     ActivationTensors a = layer_activations(acts, L - 1);

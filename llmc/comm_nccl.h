@@ -36,7 +36,7 @@ static inline CommNccl* comm_nccl_(const Comm* c) { return (CommNccl*)c->link->n
 
 static inline int comm_nccl_good_(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
 
-// NCCL has reported an error: the reason is a rank that is gone, of which the host's connections hear within a second, or its own
+// NCCL has reported an error. If a rank is gone, the host's connections hear of it within a second
 __attribute__((noreturn))
 static inline void comm_nccl_fail_(Comm* c, ncclResult_t result, const char* where) {
     for (int i = 0; i < 100; i++) {
@@ -116,8 +116,12 @@ static inline CommTicket comm_exchange_device(Comm* c, const CommPiece* pieces, 
     for (int i = 0; i < c->size; i++) {
         const CommPiece* p = &pieces[i];
         if (i == c->rank) { continue; }
-        if (p->n_send > 0 && comm_nccl_good_(result)) { result = ncclSend(p->send, p->n_send, ncclUint8, i, nccl->comm, nccl->stream); }
-        if (p->n_recv > 0 && comm_nccl_good_(result)) { result = ncclRecv(p->recv, p->n_recv, ncclUint8, i, nccl->comm, nccl->stream); }
+        if (p->n_send > 0 && comm_nccl_good_(result)) {
+            result = ncclSend(p->send, p->n_send, ncclUint8, i, nccl->comm, nccl->stream);
+        }
+        if (p->n_recv > 0 && comm_nccl_good_(result)) {
+            result = ncclRecv(p->recv, p->n_recv, ncclUint8, i, nccl->comm, nccl->stream);
+        }
         c->link->bytes_sent += p->n_send;
     }
     if (!comm_nccl_good_(result)) { comm_nccl_fail_(c, result, where); }
@@ -142,10 +146,13 @@ static inline void comm_sync_device(Comm* c, const Device* dev, const char* wher
     cudaCheck(cudaEventRecord(nccl->ready, dev->stream));
     while ((state = cudaEventQuery(nccl->ready)) == cudaErrorNotReady) {
         ncclResult_t result = ncclSuccess;
-        if (ncclCommGetAsyncError(nccl->comm, &result) != ncclSuccess || result != ncclSuccess) { comm_nccl_fail_(c, result, where); }
+        if (ncclCommGetAsyncError(nccl->comm, &result) != ncclSuccess || result != ncclSuccess) {
+            comm_nccl_fail_(c, result, where);
+        }
         comm_watch(c, where);
         if (seconds_now(CLOCK_MONOTONIC) - begun > c->link->timeout) {
-            fail_run("rank %d: %s: the GPU has not finished for %.0f s (--comm-timeout): a rank is stuck", c->rank, where, c->link->timeout);
+            fail_run("rank %d: %s: the GPU has not finished for %.0f s (--comm-timeout): a rank is stuck", c->rank, where,
+                     c->link->timeout);
         }
         usleep(20);
     }

@@ -20,9 +20,10 @@ Leaves: --zero 0, 1: each rank a run of leaves; it joins what it can and sends o
         each leaf; owners join the P leaves of this round and the nodes of earlier rounds, in the order of leaves. What a layer
         has to send is on its way while backward computes the layer below.
 Memory, per parameter, beside itself: gradients 4 bytes for each arena of the tree (leaf_tree.h), with --zero 2 4/P for each
-        and two layers, and tensors of no layer, whole; moments 8, with --zero 1 and 2 8/P. Received nodes: SHARDS_BUFFER at most.
+        and two layers, and tensors of no layer, whole; moments 8, with --zero 1 and 2 8/P. Received nodes: SHARDS_BUFFER.
 Bytes:  each rank sends n(P-1)/P floats for each node it ends with (--zero 2: each leaf it computes) and n(P-1)/P in
-        shards_gather: for one node as much as a ring all-reduce. S leaves on P ranks make one node each when S/P is a power of two.
+        shards_gather: for one node as much as a ring all-reduce. S leaves on P ranks make one node each when S/P is a power
+        of two.
 Order:  independent of P: the tree's for gradients and losses, table order for the norm; AdamW works element by element.
         P = 1: no copy, no exchange, and --zero is 0.
 Source: spec/parallel.md 3.3, 3.4, 4; Rajbhandari et al. 2019, ZeRO, arXiv:1910.02054
@@ -97,6 +98,9 @@ typedef struct {
 
 static inline int64_t shards_chunks_(const Shards* s) { return s->first_chunk[s->n_tensors]; }
 static inline int64_t shards_cut_(const Shards* s, int rank) { return comm_share(shards_chunks_(s), rank, s->size); }
+static inline size_t shards_own_sums_bytes_(const Shards* s) {
+    return sizeof(double) * (size_t)(shards_cut_(s, s->rank + 1) - shards_cut_(s, s->rank));
+}
 
 // what `rank` owns of tensor i, as it lies in a whole arena
 static inline Part shards_part(const Shards* s, int rank, int i) {
@@ -142,7 +146,9 @@ static inline void shards_plan_(Shards* s) {
             int n_joins = 0;
             size[n++] = leaf_node_size(lo, last);
             lo += size[n - 1];
-            for (; n > 1 && (lo == s->n_leaves || leaf_nodes_join(size[n - 2], size[n - 1], lo)); n--, n_joins++) { size[n - 2] += size[n - 1]; }
+            for (; n > 1 && (lo == s->n_leaves || leaf_nodes_join(size[n - 2], size[n - 1], lo)); n--, n_joins++) {
+                size[n - 2] += size[n - 1];
+            }
             shards_add_node_(s, rank, k, n_joins);
         }
     }
@@ -155,9 +161,9 @@ static inline void shards_plan_rounds_(Shards* s) {
     int size[LEAF_TREE_MAX], n = 0;
     s->n_arenas = 1;
     for (int leaf = 0; leaf < s->n_leaves; leaf++) {
-        int n_joins = 0;
+        int n_joins = 0, is_last = leaf == s->n_leaves - 1;
         size[n++] = 1;
-        for (; n > 1 && (leaf == s->n_leaves - 1 || leaf_nodes_join(size[n - 2], size[n - 1], leaf + 1)); n--, n_joins++) { size[n - 2] += size[n - 1]; }
+        for (; n > 1 && (is_last || leaf_nodes_join(size[n - 2], size[n - 1], leaf + 1)); n--, n_joins++) { size[n - 2] += size[n - 1]; }
         shards_add_node_(s, leaf % s->size, 0, n_joins);
         if (leaf % s->size == s->size - 1) { s->n_arenas = n > s->n_arenas ? n : s->n_arenas; }
     }
@@ -230,14 +236,14 @@ static inline size_t shards_buffer(const Shards* s) {
 
 // bytes of device memory that gradients take, and what the ranks exchange of them
 static inline double shards_gradient_bytes(const Shards* s) {
-    double n = (double)s->n_arenas * (double)s->n_reduced + (double)shards_buffer(s) + (s->zero == 2 ? (double)s->n_leaf_grads : 0.0);
-    return sizeof(float) * n;
+    const double of_leaf = s->zero == 2 ? (double)s->n_leaf_grads : 0.0;
+    return sizeof(float) * ((double)s->n_arenas * (double)s->n_reduced + (double)shards_buffer(s) + of_leaf);
 }
 
 // memory for gradients; a GPU's connection to the other ranks
 static inline void shards_open(Shards* s) {
     leaf_tree_alloc_(&s->tree, s->n_reduced, s->n_arenas, shards_leaf(s, 0), shards_n_leaves(s));
-    s->own_sums = (double*)device_alloc(sizeof(double) * (size_t)(shards_cut_(s, s->rank + 1) - shards_cut_(s, s->rank)), "chunk sums");
+    s->own_sums = (double*)device_alloc(shards_own_sums_bytes_(s), "chunk sums");
     if (s->size == 1) { return; }
     s->n_buffer = shards_buffer(s);
     s->buffer = (float*)device_alloc(sizeof(float) * s->n_buffer, "received gradients");
@@ -247,7 +253,7 @@ static inline void shards_open(Shards* s) {
 
 static inline void shards_free(Shards* s) {
     leaf_tree_free(&s->tree);
-    device_release(s->own_sums, s->first_chunk ? sizeof(double) * (size_t)(shards_cut_(s, s->rank + 1) - shards_cut_(s, s->rank)) : 0);
+    if (s->own_sums) { device_release(s->own_sums, shards_own_sums_bytes_(s)); }
     device_release(s->leaf_grads, sizeof(float) * s->n_leaf_grads);
     device_release(s->buffer, sizeof(float) * s->n_buffer);
     free(s->first_chunk);
@@ -270,8 +276,8 @@ static inline void shards_gather(Shards* s, void* arena, size_t element_bytes, c
         if (s->table[i].frozen) { continue; }
         for (int rank = 0; rank < s->size; rank++) {
             const Part part = shards_part(s, rank, i);
-            CommPiece piece = {(char*)arena + own.at * element_bytes, (char*)arena + part.at * element_bytes, element_bytes * own.n,
-                               element_bytes * part.n};
+            CommPiece piece = {(char*)arena + element_bytes * own.at, (char*)arena + element_bytes * part.at,
+                               element_bytes * own.n, element_bytes * part.n};
             s->piece[rank] = piece;
         }
         last = comm_exchange_device(s->comm, s->piece, dev, HERE);
@@ -390,7 +396,7 @@ static inline int shards_sends_now_(const Shards* s) {
     return s->size > 1 && (s->zero == 2 || s->tree.next - s->tree.first == shards_n_leaves(s) - 1);
 }
 
-// elements begin .. end - 1 of tensor i are there. With --zero 0 and 1 what is sent of them are the nodes that this leaf completes
+// elements begin .. end - 1 of tensor i are there. With --zero 0 and 1 the nodes that this leaf completes are sent
 static inline void shards_send_(Shards* s, int i, size_t begin, size_t end, const Device* dev) {
     const int has_leaf = shards_n_leaves(s) > 0;
     if (s->zero < 2 && has_leaf) { leaf_tree_add(&s->tree, s->table[i].offset + begin, end - begin, dev); }
@@ -430,7 +436,8 @@ static inline void shards_leaf_done(Shards* s, const Device* dev) {
 
 // the losses of all leaves, added along the tree
 static inline float shards_sum_losses_(Shards* s, const Device* dev) {
-    float *all = (float*)malloc_check(sizeof(float) * 2 * (size_t)s->n_leaves, "losses"), *sorted = all + s->n_leaves, *own = all;
+    float* all = (float*)malloc_check(sizeof(float) * 2 * (size_t)s->n_leaves, "losses");
+    float *sorted = all + s->n_leaves, *own = all;
     size_t* counts = (size_t*)malloc_check(sizeof(size_t) * (size_t)s->size, "losses");
     for (int rank = 0; rank < s->size; rank++) {
         counts[rank] = (size_t)shards_n_leaves_of_(s, rank);
@@ -510,7 +517,8 @@ static inline float shards_norm(Shards* s, const float* grads, const Device* dev
 
 // clip to the norm, then AdamW; t counts updates from 1 and is the key of the noise with which bf16 is rounded. Afterwards the
 // stored parameters are those of one rank, on every rank.
-static inline void shards_update(Shards* s, const Weights* w, const float* grads, float norm, const Optimizer* o, int t, const Device* dev) {
+static inline void shards_update(Shards* s, const Weights* w, const float* grads, float norm, const Optimizer* o, int t,
+                                 const Device* dev) {
     float scale = o->clip > 0.0f && norm > o->clip ? o->clip / norm : 1.0f;
     AdamW step = adamw_step(o->lr, o->beta1, o->beta2, o->eps, scale, t);
     for (int i = 0; i < s->n_tensors; i++) {
@@ -531,8 +539,9 @@ static inline void shards_update(Shards* s, const Weights* w, const float* grads
 static inline void shards_round(Shards* s, const Weights* w, int t, const Device* dev) {
     for (int i = 0; i < s->n_tensors; i++) {
         const Part part = s->kept[i];
-        const Weights own = weights_from(w, s->table[i].offset + part.first, part.at);
-        if (part.n > 0 && !s->table[i].frozen) { weights_round(&own, part.n, (uint32_t)t, s->table[i].offset + part.first, dev); }
+        const size_t global = s->table[i].offset + part.first;
+        const Weights own = weights_from(w, global, part.at);
+        if (part.n > 0 && !s->table[i].frozen) { weights_round(&own, part.n, (uint32_t)t, global, dev); }
     }
     if (s->zero > 0) { shards_gather(s, w->stored, w->stored_bytes, dev); }
 }
@@ -573,7 +582,8 @@ static inline const float* shards_slice(Shards* s, const float* arena, int i, in
 
 // what this rank sends in one update, in bytes
 static inline double shards_bytes(const Shards* s) {
-    const double n_leaves = shards_n_leaves(s), n_nodes = s->zero == 2 ? n_leaves : s->first_node[s->rank + 1] - s->first_node[s->rank];
+    const double n_leaves = shards_n_leaves(s), n_ends = s->first_node[s->rank + 1] - s->first_node[s->rank];
+    const double n_nodes = s->zero == 2 ? n_leaves : n_ends;
     double n = 0.0, own = 0.0, n_chunks = (double)(shards_cut_(s, s->rank + 1) - shards_cut_(s, s->rank));
     for (int i = 0; i < s->n_tensors; i++) {
         n += s->table[i].frozen ? 0.0 : (double)tensor_elements(&s->table[i]);
