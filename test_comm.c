@@ -772,6 +772,8 @@ static Trained train_small(Shards* s, Comm* c, Tensor* table, size_t n, int S, i
     float* params = (float*)new_array(n, sizeof(float));
     shards_init(s, c, table, N_TENSORS, S, zero);
     shards_open(s);
+    const size_t n_buffer = s->n_buffer;
+    if (S % 2) { s->n_buffer = 2 * (size_t)s->n_round * 1000; }  // too small for a layer: it goes in several rounds
     out.m = (float*)device_alloc(4 * s->n_kept, "m");
     out.v = (float*)device_alloc(4 * s->n_kept, "v");
     tensors_init(table, N_TENSORS, params, 42);
@@ -785,6 +787,7 @@ static Trained train_small(Shards* s, Comm* c, Tensor* table, size_t n, int S, i
         Optimizer o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, NULL};
         shards_update(s, &w, grads, out.norm, &o, step + 1, dev);
     }
+    s->n_buffer = n_buffer;
     free(params);
     return out;
 }

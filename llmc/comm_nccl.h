@@ -21,7 +21,7 @@ Source: docs.nvidia.com NCCL user guide: point-to-point calls, non-blocking comm
 #ifdef __CUDACC__
 #include <nccl.h>
 
-enum { NCCL_EVENTS = 16 };
+enum { NCCL_EVENTS = 256 };  // more than the exchanges of two layers
 
 typedef struct {
     ncclComm_t comm;

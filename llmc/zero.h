@@ -56,8 +56,9 @@ typedef struct {
 // offset + length - 1.
 typedef struct {
     int tensor;
-    size_t begin, end, offset, length;  // length 0: no round
-    float* received;                    // node j of those that other ranks have begins at received + j * length
+    size_t begin, end, offset, length;
+    float* received;  // node j of those that other ranks have begins at received + j * n, of the n elements that this rank owns
+    float* half;      // of the buffer, in which they lie
     CommTicket ticket;
 } ShardRound;
 
@@ -82,10 +83,13 @@ typedef struct {
     Tensor* leaf_table;     // --zero 2: two layers of each tensor, of the leaf that is computed
     float* leaf_grads;
     size_t n_leaf_grads;
-    ShardRound pending;     // under way
+    ShardRound* pending;    // under way
+    int n_pending, room;    // and places for so many
     CommPiece* piece;       // one for each rank
-    float* buffer;          // nodes of other ranks
+    float* buffer;          // nodes of other ranks, in two halves
     size_t n_buffer;
+    float* half;            // the one that is being filled
+    size_t* n_used;         // of it, by each rank
 } Shards;
 
 typedef struct {
@@ -217,18 +221,32 @@ static inline void shards_init(Shards* s, Comm* comm, const Tensor* table, int n
     s->kept = s->whole + n;
     s->reduced = s->kept + n;
     s->leaf_table = (Tensor*)malloc_check(sizeof(Tensor) * n, "table of shards");
+    s->n_used = (size_t*)malloc_check(sizeof(size_t) * (size_t)s->size, "table of shards");
     s->first_node = (int*)malloc_check(sizeof(int) * ((size_t)s->size + 1), "plan of the tree");
     shards_keep_(s);
     shards_leaf_table_(s);
     if (s->zero == 2) { shards_plan_rounds_(s); } else { shards_plan_(s); }
 }
 
-// floats for the nodes that come from others: two rounds of the largest part, or what the limit allows
+// what `rank` owns of a layer, or with -1 of the tensors that belong to none
+static inline size_t shards_layer_part_(const Shards* s, int rank, int layer) {
+    size_t sum = 0;
+    for (int i = 0; i < s->n_tensors; i++) {
+        const Tensor* t = &s->table[i];
+        const size_t n = tensor_slice_elements(t), first = layer < 0 ? 0 : n * (size_t)layer;
+        if (layer < 0 ? t->layers == 0 : layer < t->layers) { sum += part_within(shards_part(s, rank, i), first, first + n).n; }
+    }
+    return sum;
+}
+
+// floats for the nodes that come from others: two halves, each for all of a layer, or what the limit allows
 static inline size_t shards_buffer(const Shards* s) {
     size_t most = 0;
-    for (int i = 0; i < s->n_tensors * s->size; i++) {
-        size_t n = shards_part(s, i % s->size, i / s->size).n;
-        most = n > most ? n : most;
+    for (int layer = -1; layer < s->n_layers; layer++) {
+        for (int rank = 0; rank < s->size; rank++) {
+            const size_t n = shards_layer_part_(s, rank, layer);
+            most = n > most ? n : most;
+        }
     }
     most = most * 2 * (size_t)s->n_round;
     return s->size == 1 ? 0 : most < SHARDS_BUFFER ? most : (size_t)SHARDS_BUFFER;
@@ -246,7 +264,7 @@ static inline void shards_open(Shards* s) {
     s->own_sums = (double*)device_alloc(shards_own_sums_bytes_(s), "chunk sums");
     if (s->size == 1) { return; }
     s->n_buffer = shards_buffer(s);
-    s->buffer = (float*)device_alloc(sizeof(float) * s->n_buffer, "received gradients");
+    s->buffer = s->half = (float*)device_alloc(sizeof(float) * s->n_buffer, "received gradients");
     if (s->zero == 2) { s->leaf_grads = (float*)device_alloc(sizeof(float) * s->n_leaf_grads, "gradients of a leaf"); }
     comm_device_open(s->comm);
 }
@@ -259,6 +277,8 @@ static inline void shards_free(Shards* s) {
     free(s->first_chunk);
     free(s->chunk_sums);
     free(s->piece);
+    free(s->pending);
+    free(s->n_used);
     free(s->whole);
     free(s->leaf_table);
     free(s->nodes);
@@ -302,11 +322,11 @@ static inline float* shards_own_(const Shards* s, int k, int tensor, size_t firs
 }
 
 // where node number j of a round lies for this rank: with its own gradients, or among those it receives
-static inline float* shards_node_(const Shards* s, const ShardRound* round, int j, size_t first) {
+static inline float* shards_node_(const Shards* s, const ShardRound* round, int j, Part own) {
     const ShardNode* node = &s->nodes[s->n_joined + j];
     const int n_own = s->first_node[s->rank + 1] - s->first_node[s->rank];
-    if (node->rank == s->rank) { return shards_own_(s, node->k, round->tensor, first); }
-    return round->received + (size_t)(node->rank < s->rank ? j : j - n_own) * round->length;
+    if (node->rank == s->rank) { return shards_own_(s, node->k, round->tensor, own.first); }
+    return round->received + (size_t)(node->rank < s->rank ? j : j - n_own) * own.n;
 }
 
 // does `rank` have a k-th node in this round? In the last one of --zero 2 some have none
@@ -329,7 +349,7 @@ static inline void shards_send_round_(Shards* s, ShardRound* round, const Device
                 p->n_send = sizeof(float) * part.n;
             }
             if (shards_has_node_(s, rank, k) && own.n > 0) {
-                p->recv = shards_node_(s, round, s->first_node[rank] + k, own.first);
+                p->recv = shards_node_(s, round, s->first_node[rank] + k, own);
                 p->n_recv = sizeof(float) * own.n;
             }
         }
@@ -346,7 +366,7 @@ static inline void shards_finish_round_(Shards* s, const ShardRound* round, cons
     comm_wait_device(s->comm, round->ticket, dev);
     while (top + 1 < s->n_open) { top++, stack[top] = s->tree.arena[top] + at; }
     for (int j = 0; j < s->n_round && s->n_joined + j < s->n_nodes && own.n > 0; j++) {
-        stack[++top] = shards_node_(s, round, j, own.first);
+        stack[++top] = shards_node_(s, round, j, own);
         for (int i = 0; i < s->nodes[s->n_joined + j].n_joins; i++, top--) {
             residual_forward(stack[top - 1], stack[top - 1], stack[top], own.n, dev);
         }
@@ -356,26 +376,54 @@ static inline void shards_finish_round_(Shards* s, const ShardRound* round, cons
     }
 }
 
-static inline void shards_finish_pending_(Shards* s, const Device* dev) {
-    if (s->pending.length > 0) { shards_finish_round_(s, &s->pending, dev); }
-    s->pending.length = 0;
+static inline float* shards_other_half_(const Shards* s) { return s->half == s->buffer ? s->buffer + s->n_buffer / 2 : s->buffer; }
+
+// the rounds that lie in this half
+static inline void shards_finish_half_(Shards* s, const float* half, const Device* dev) {
+    int n = 0;
+    for (int i = 0; i < s->n_pending; i++) {
+        if (s->pending[i].half == half) { shards_finish_round_(s, &s->pending[i], dev); } else { s->pending[n++] = s->pending[i]; }
+    }
+    s->n_pending = n;
 }
 
-// Elements begin .. end - 1 of a tensor go to their owners: while one round is added up, the next is on its way, and the last
-// goes on when this returns.
+// go on in the other half, which is then free
+static inline void shards_turn_(Shards* s, const Device* dev) {
+    s->half = shards_other_half_(s);
+    shards_finish_half_(s, s->half, dev);
+    memset(s->n_used, 0, sizeof(size_t) * (size_t)s->size);
+}
+
+// is there room on all ranks?
+static inline int shards_round_fits_(const Shards* s, const ShardRound* round) {
+    int fits = 1;
+    for (int rank = 0; rank < s->size; rank++) {
+        fits &= s->n_used[rank] + (size_t)s->n_round * shards_reach_(s, round, rank).n <= s->n_buffer / 2;
+    }
+    return fits;
+}
+
+// elements begin .. end - 1 of a tensor go to their owners, in one round or, where there is no room, in several; they are on
+// their way when this returns
 static inline void shards_exchange_(Shards* s, int tensor, size_t begin, size_t end, const Device* dev) {
-    const size_t length = s->n_buffer / 2 / (size_t)s->n_round;
+    const size_t longest = s->n_buffer / 2 / (size_t)s->n_round;
     size_t most = 0;
     for (int rank = 0; rank < s->size; rank++) {
         size_t n = part_within(shards_part(s, rank, tensor), begin, end).n;
         most = n > most ? n : most;
     }
-    for (size_t offset = 0; offset < most; offset += length) {
-        float* other_half = s->pending.received == s->buffer ? s->buffer + s->n_buffer / 2 : s->buffer;
-        ShardRound round = {tensor, begin, end, offset, length, other_half, {0}};
+    for (size_t offset = 0; offset < most; offset += longest) {
+        ShardRound round = {tensor, begin, end, offset, longest, NULL, NULL, {0}};
+        if (!shards_round_fits_(s, &round)) { shards_turn_(s, dev); }
+        round.half = s->half;
+        round.received = s->half + s->n_used[s->rank];
+        for (int rank = 0; rank < s->size; rank++) { s->n_used[rank] += (size_t)s->n_round * shards_reach_(s, &round, rank).n; }
         shards_send_round_(s, &round, dev);
-        shards_finish_pending_(s, dev);
-        s->pending = round;
+        if (s->n_pending == s->room) {
+            s->room = 2 * s->room + 16;
+            s->pending = (ShardRound*)realloc_check(s->pending, sizeof round * (size_t)s->room, "rounds");
+        }
+        s->pending[s->n_pending++] = round;
     }
 }
 
@@ -403,19 +451,24 @@ static inline void shards_send_(Shards* s, int i, size_t begin, size_t end, cons
     shards_exchange_(s, i, begin, end, dev);
 }
 
+// this layer goes while the next is computed; the one before is added up, for with --zero 2 backward needs its place
 static inline void shards_send_layer_(Shards* s, int layer, const Device* dev) {
+    shards_turn_(s, dev);
     for (int i = 0; i < s->n_tensors; i++) {
         const size_t n = tensor_slice_elements(&s->table[i]);
         if (layer < s->table[i].layers) { shards_send_(s, i, n * (size_t)layer, n * (size_t)(layer + 1), dev); }
     }
+    shards_finish_half_(s, shards_other_half_(s), dev);
 }
 
 // tensors of no layer, and the end of a round
 static inline void shards_send_rest_(Shards* s, const Device* dev) {
+    shards_turn_(s, dev);
     for (int i = 0; i < s->n_tensors; i++) {
         if (s->table[i].layers == 0) { shards_send_(s, i, 0, tensor_elements(&s->table[i]), dev); }
     }
-    shards_finish_pending_(s, dev);
+    shards_finish_half_(s, shards_other_half_(s), dev);
+    shards_finish_half_(s, s->half, dev);
     for (int j = 0; j < s->n_round && s->n_joined < s->n_nodes; j++) { s->n_open += 1 - s->nodes[s->n_joined++].n_joins; }
 }
 
