@@ -14,7 +14,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 */
 #include "llmc/attention.h"     // attention_forward, attention_backward
 #include "llmc/checkpoint.h"    // SavedFiles, checkpoint_find, checkpoint_path
-#include "llmc/comm.h"          // Comm, comm_own: several ranks train together
+#include "llmc/comm.h"          // Comm, comm_watch: several ranks train together
 #include "llmc/crossentropy.h"  // crossentropy_forward, crossentropy_backward
 #include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
 #include "llmc/embedding.h"     // embedding_forward, embedding_backward
@@ -223,7 +223,8 @@ static float gpt2_loss(const GPT2* model, Activations* acts, const int* targets,
 }
 
 // forward's calls upside down. Every parameter's gradient is written: one micro-batch is one leaf, which joins the tree.
-static void gpt2_backward(GPT2* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T, const Device* dev) {
+static void gpt2_backward(GPT2* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
+                          const Device* dev) {
     const Config c = model->config;
     const int L = c.L, C = c.C, N = B * T;
     ActivationTensors a = layer_activations(acts, L - 1);
