@@ -210,7 +210,9 @@ static inline void* device_pinned(size_t n_bytes, const char* what) {
     return p;
 }
 
-static inline void device_pinned_free(void* p) { cudaCheck(cudaFreeHost(p)); }
+static inline void device_pinned_free(void* p) {
+    if (p) { cudaCheck(cudaFreeHost(p)); }  // unlike cudaFree, its manual says nothing of NULL
+}
 
 #else  // ---- no GPU: device memory is memory ----
 
