@@ -58,6 +58,9 @@ static inline void comm_nccl_finish_(Comm* c, ncclResult_t result, const char* w
     if (result != ncclSuccess) { comm_nccl_fail_(c, result, where); }
 }
 
+// has NCCL taken this call? It may still be at work on it
+static inline int comm_nccl_taken_(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
+
 // the end of the world (comm_free), or of this process
 static inline void comm_nccl_leave_(CommLink* l, int is_failing) {
     CommNccl* nccl = (CommNccl*)l->nccl;
@@ -113,11 +116,15 @@ static inline CommTicket comm_exchange_device(Comm* c, const CommPiece* pieces, 
     for (int i = 0; i < c->size; i++) {
         const CommPiece* p = &pieces[i];
         if (i == c->rank) { continue; }
-        if (p->n_send > 0 && result == ncclSuccess) { result = ncclSend(p->send, p->n_send, ncclUint8, i, nccl->comm, nccl->stream); }
-        if (p->n_recv > 0 && result == ncclSuccess) { result = ncclRecv(p->recv, p->n_recv, ncclUint8, i, nccl->comm, nccl->stream); }
+        if (p->n_send > 0 && comm_nccl_taken_(result)) {
+            result = ncclSend(p->send, p->n_send, ncclUint8, i, nccl->comm, nccl->stream);
+        }
+        if (p->n_recv > 0 && comm_nccl_taken_(result)) {
+            result = ncclRecv(p->recv, p->n_recv, ncclUint8, i, nccl->comm, nccl->stream);
+        }
         c->link->bytes_sent += p->n_send;
     }
-    if (result != ncclSuccess && result != ncclInProgress) { comm_nccl_fail_(c, result, where); }
+    if (!comm_nccl_taken_(result)) { comm_nccl_fail_(c, result, where); }
     comm_nccl_finish_(c, ncclGroupEnd(), where);
     cudaCheck(cudaEventRecord(nccl->done[ticket.seq % NCCL_EVENTS], nccl->stream));
     return ticket;
