@@ -194,7 +194,7 @@ explain() {
 }
 
 # the tool's first words; where it has none, the program's last
-findings() { grep -E '^=+ +[A-Za-z(]' <<<"$1" | grep -v COMPUTE-SANITIZER || echo "status $2: $(tail -n 1 <<<"$1")"; }
+findings() { sed -nE '/COMPUTE-SANITIZER/d; s/^=+ +([A-Za-z(])/\1/p' <<<"$1" | grep . || echo "status $2: $(tail -n 1 <<<"$1")"; }
 
 # one tool: TOOL PRECISION NAME PATH; a line for sanitizer.tsv
 run_sanitizer() {

@@ -61,8 +61,7 @@ static floatX* updated(Bench* b, size_t n) { return (floatX*)slice(b, n * sizeof
 static float* one_way_float(Bench* b, size_t n) { return (float*)slice(b, n * sizeof(float), 1); }
 static float* updated_float(Bench* b, size_t n) { return (float*)slice(b, n * sizeof(float), 2); }
 
-// 16-bit patterns of bf16 numbers: two of them are also one float of the same size. positive: without their signs. One block comes
-// from the host; the device doubles what it has until the pool is full
+// 16-bit patterns of bf16 numbers: two of them are also one float of the same size. positive: without their signs
 static void fill_pool(Bench* b, int positive) {
     enum { N_BLOCK = 1 << 20 };
     static uint16_t block[N_BLOCK];
@@ -73,12 +72,10 @@ static void fill_pool(Bench* b, int positive) {
         memcpy(&bits, &x, sizeof bits);
         block[i] = (uint16_t)(bits >> 16 & (positive ? 0x7fff : 0xffff));
     }
-    size_t done = b->n_pool < sizeof block ? b->n_pool : sizeof block;
-    device_upload(b->pool, block, done, &b->dev);
-    while (done < b->n_pool) {
-        size_t n = b->n_pool - done < done ? b->n_pool - done : done;
-        device_copy(b->pool + done, b->pool, n, &b->dev);
-        done += n;
+    device_upload(b->pool, block, sizeof block, &b->dev);
+    for (size_t full = sizeof block; full < b->n_pool; full *= 2) {
+        size_t rest = b->n_pool - full;
+        device_copy(b->pool + full, b->pool, rest < full ? rest : full, &b->dev);
     }
     device_sync(&b->dev);
 }
