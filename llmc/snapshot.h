@@ -107,7 +107,7 @@ static inline void snapshot_print(const Snapshot* s, double n_bytes) {
 static inline void snapshot_free(Snapshot* s) {
     for (int a = 0; a < SNAPSHOT_ARENAS; a++) {
 #ifdef __CUDACC__
-        if (s->copy[a]) { device_pinned_free(s->copy[a]); }
+        device_pinned_free(s->copy[a]);
 #else
         arena_free(s->copy[a], s->n_bytes[a]);
 #endif

@@ -53,7 +53,7 @@ static inline void verify_init(Verify* v, const Tensor* table, int n_tensors) {
 static inline void verify_free(Verify* v) {
     for (int a = 0; a < N_VERIFIED; a++) { free(v->arena[a].sums); }
     device_release(v->copy, sizeof(float) * 4 * VERIFY_PIECE);
-    if (v->room) { device_pinned_free(v->room); }
+    device_pinned_free(v->room);
     memset(v, 0, sizeof *v);
 }
 

@@ -270,7 +270,7 @@ static inline ncclResult_t simt_message_(const char* call, int sends, void* data
     simt_check_range(call, sends ? "source" : "destination", data, count * bytes[type], 1);
     comm->messages.push_back(SimtMessage{peer, sends, (char*)data, count * bytes[type], 0});
     simt_group_().comms.push_back(comm);
-    return ncclSuccess;
+    return comm->blocking ? ncclSuccess : ncclInProgress;  // the manual allows both: a call must not be taken for refused
 }
 
 static inline ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t) {
