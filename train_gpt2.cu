@@ -78,7 +78,7 @@ typedef struct {
     int head_rows;    // positions whose logits exist at once
 } Tradeoffs;
 
-// for how many layers backward finds a tensor that --recompute `level` and those above it compute again; 0: one buffer for all
+// layers that keep a tensor of their own which --recompute `level` and above compute again; 0: one buffer serves all
 static int layers_kept(Config c, Purpose purpose, const Tradeoffs* how, Recompute level) {
     return purpose == TO_TRAIN && how->recompute < (int)level ? c.L : 0;
 }
@@ -86,8 +86,10 @@ static int layers_kept(Config c, Purpose purpose, const Tradeoffs* how, Recomput
 // B rows of T positions; generation keeps logits of the last position only
 static void activation_table(Tensor* t, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const int C = c.C, N = B * T, N_train = purpose == TO_TRAIN ? N : 0, L_out = purpose == TO_TRAIN ? c.L : 0;
-    const int L_gelu = layers_kept(c, purpose, how, RECOMPUTE_GELU), L_norms = layers_kept(c, purpose, how, RECOMPUTE_NORMS);
-    const int L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS), L_cache = purpose == TO_GENERATE ? c.L : L_block;
+    const int L_gelu = layers_kept(c, purpose, how, RECOMPUTE_GELU);
+    const int L_norms = layers_kept(c, purpose, how, RECOMPUTE_NORMS);
+    const int L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS);
+    const int L_cache = purpose == TO_GENERATE ? c.L : L_block;
     const int N_head = purpose == TO_GENERATE ? 1 : N < how->head_rows ? N : how->head_rows;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = activation(FIELD(encoded),   0, N, C);         // wte + wpe
@@ -346,7 +348,7 @@ static void gpt2_head(const GPT2* model, Activations* acts, float* dwte, const i
     }
 }
 
-// what --recompute left out of layer l; the last layer's is still there. Statistics come out once more, with the same bits
+// what --recompute left out of layer l; the last layer's is still there
 static void recompute_block(const GPT2* model, Activations* acts, int l, const floatX* residual, int N,
                             const Device* dev) {
     const int C = model->config.C, level = l + 1 < model->config.L ? acts->how.recompute : KEEP_ALL;
@@ -451,23 +453,25 @@ static void parse_options(Run* r, int argc, char** argv) {
     const Option own[] = {
         {"GPT-2", "decay-all", "", OPTION_SWITCH, &r->decay_all, "0", 0, 0, "0|1",
          "decay biases and LayerNorms too, as llm.c's CPU trainer does", 0},
-        {"GPT-2", "export-bin", "", OPTION_TEXT, &r->export_bin, "", 0, 0, "FILE", "write the model as llm.c's .bin", 0},
+        {"GPT-2", "export-bin", "", OPTION_TEXT, &r->export_bin, "", 0, 0, "FILE",
+         "write the model as llm.c's .bin", 0},
         {"GPU", "recompute", "-r", OPTION_INT, &r->how.recompute, "0", 0, 3, "0|1|2|3",
-         "compute again in backward instead of keeping: 1 GELU, 2 LayerNorms too, 3 whole blocks. Saves memory, changes "
-         "no bit", 0},
+         "compute again in backward instead of keeping: 1 GELU, 2 LayerNorms too, 3 whole blocks. Saves memory, "
+         "changes no bit", 0},
         {"GPU", "gelu-fusion", "-ge", OPTION_SWITCH, &r->how.gelu_fusion, "0", 0, 0, "0|1",
          "GELU inside the matmul before it, from unrounded sums", 0},
         {"GPU", "master-weights", "-w", OPTION_SWITCH, &r->master_weights, "1", 0, 0, "0|1",
-         "keep float parameters beside bf16 ones; 0: less memory, and small updates live by the noise of the rounding", 0},
+         "keep float parameters beside bf16 ones; 0: less memory, and small updates live by the noise of the "
+         "rounding", 0},
         {"GPU", "head-rows", "", OPTION_INT, &r->how.head_rows, "8192", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
     };
-    r->n_options = run_options(r->table, &r->o, "random start from a preset: tiny, d6 d12 d24 d36 d48 (GPT-2), gpt3:c384 "
-                               "gpt3:c768 ...");
+    r->n_options = run_options(r->table, &r->o,
+                               "random start from a preset: tiny, d6 d12 d24 d36 d48 (GPT-2), gpt3:c384 gpt3:c768 ...");
     memcpy(r->table + r->n_options, own, sizeof own);
     r->n_options += (int)(sizeof own / sizeof own[0]);
-    options_parse(r->table, r->n_options, argc, argv, "Trains GPT-2 and GPT-3 on GPUs. The CPU trainer is train_gpt2; first "
-                  "steps: make run.");
+    options_parse(r->table, r->n_options, argc, argv,
+                  "Trains GPT-2 and GPT-3 on GPUs. The CPU trainer is train_gpt2; first steps: make run.");
     r->place = rank_place(options_given(r->table, r->n_options, "rank") == 1 ? r->o.rank : "");
     r->comm = ranks_open(&r->place, &r->o);
     r->state = r->o.resume ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
@@ -510,8 +514,8 @@ static void save_model(const Run* r, const float* params, const char* folder, si
 static int masters_in_parts(const GPT2* model) { return model->master && model->shards.zero > 0; }
 
 // The parameters as a checkpoint has them, from a copy of the masters or, without masters, of the weights: on the host,
-// to be freed; NULL on ranks above 0. Masters in parts are collected, for which all ranks call; dev NULL: the copy is in
-// host memory
+// to be freed; NULL on ranks above 0. Masters in parts are collected, for which all ranks call; dev NULL: the copy is
+// in host memory
 static float* whole_parameters(GPT2* model, const void* copy, const Device* dev) {
     const size_t n_bytes = sizeof(float) * model->n;
     float* whole = model->shards.rank > 0 ? NULL : (float*)arena_alloc(n_bytes, "parameters on the host");
@@ -853,42 +857,88 @@ static void plan(Run* r) {
     data_plan(&r->data, o, r->T, c.V, r->n_leaves);
 }
 
-// the largest scratch that an op asks for: products, or two floats for each query of attention's backward
-static double workspace_bytes(const Run* r) {
+// the largest scratch that an op asks for with B rows: products, or two floats for each query of attention's backward
+static double workspace_bytes(const Run* r, int B) {
     const Config c = r->model.config;
-    const int N = r->o.batch_size * r->T, n_head = N < r->how.head_rows ? N : r->how.head_rows, n = r->dev.n_threads;
-    double head = (double)gemm_workspace_bytes(n_head, c.Vp, n), weights = (double)gemm_workspace_bytes(c.Vp, n_head, n);
-    return fmax(8.0 * N * c.NH, is_training(r) ? fmax(head, weights) : (double)gemm_workspace_bytes(N, 4 * c.C, n));
+    const int N = B * r->T, n_head = N < r->how.head_rows ? N : r->how.head_rows, n = r->dev.n_threads;
+    const double head = (double)gemm_workspace_bytes(n_head, c.Vp, n);
+    const double dwte = (double)gemm_workspace_bytes(c.Vp, n_head, n);
+    const double products = is_training(r) ? fmax(head, dwte) : (double)gemm_workspace_bytes(N, 4 * c.C, n);
+    return fmax(8.0 * N * c.NH, products);
 }
 
-// Memory of the device by class, in the order of allocation; returns the bytes that have still to be taken of what this rank can
-// see: a GPU of its own, or the machine's memory, which it shares with other ranks and in which text and copies are, too
-static double print_memory(const Run* r) {
+static double batch_activation_bytes(const Run* r, int B, Tradeoffs how) {
     Activations acts;
-    const Config c = r->model.config;
-    double weights = (double)sizeof(floatX) * (double)r->model.n, workspace = workspace_bytes(r), kept = 0.0, gradients = 0.0;
-    int backward = is_training(r) || *r->o.probe, samples = is_generating(r) || (is_training(r) && r->o.sample_every > 0);
-    double activations = activations_layout(&acts, c, r->o.batch_size, r->T, backward ? TO_TRAIN : TO_EVALUATE, r->how);
-    double sampling = activations_layout(&acts, c, 1, generator_room(&r->o, 1, c.max_T), TO_GENERATE, r->how);
-    double text = DEVICE_IS_SHARED ? data_memory(&r->data) : 0.0, rest = text + 8e6, copy = 0.0;
-    if (is_training(r) && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
-    if (DEVICE_IS_SHARED && is_training(r) && r->o.save_every > 0 && saves_beside(r)) { copy = SNAPSHOT_ARENAS * weights; }
-    if (backward) { gradients = ranks_box(r->comm, r->model.table, N_PARAMETERS, r->n_leaves, r->o.zero, &kept); }
+    const Purpose purpose = is_training(r) || *r->o.probe ? TO_TRAIN : TO_EVALUATE;
+    return activations_layout(&acts, r->model.config, B, r->T, purpose, how);
+}
+
+// the largest --batch-size whose activations and scratch fit in n_bytes
+static int largest_batch(const Run* r, double n_bytes, Tradeoffs how) {
+    int B = 0;
+    for (int more = 1 << 20; more > 0; more /= 2) {
+        if ((int64_t)(B + more) * r->T > INT_MAX / 4) { continue; }  // as run_leaves refuses
+        if (batch_activation_bytes(r, B + more, how) + workspace_bytes(r, B + more) <= n_bytes) { B += more; }
+    }
+    return B;
+}
+
+// n_bytes are free for activations and scratch of a micro-batch
+static void box_largest_batch(const Run* r, double n_bytes) {
+    Tradeoffs least = r->how;
+    least.recompute = RECOMPUTE_BLOCKS;
+    const int B = largest_batch(r, n_bytes, r->how), with_recompute = largest_batch(r, n_bytes, least);
+    if (with_recompute > B) { box_row("  largest batch-size", "%d; with --recompute 3: %d", B, with_recompute); }
+    else { box_row("  largest batch-size", "%d", B); }
+}
+
+// Memory of the device by class, in the order of allocation; returns the bytes that have still to be taken of what this
+// rank can see: a GPU of its own, or the machine's memory, which it shares with other ranks and in which text and
+// copies are, too
+static double print_memory(const Run* r) {
+    Activations cache;
+    const RunOptions* o = &r->o;
+    const int backward = is_training(r) || *o->probe, has_batch = backward || o->eval_only;
+    const int samples = is_generating(r) || (is_training(r) && o->sample_every > 0);
+    const int room = generator_room(o, 1, r->model.config.max_T);
+    const double weights = (double)sizeof(floatX) * (double)r->model.n, workspace = workspace_bytes(r, o->batch_size);
+    const double batch = has_batch ? batch_activation_bytes(r, o->batch_size, r->how) : 0.0;
+    const double sampling = samples ? activations_layout(&cache, r->model.config, 1, room, TO_GENERATE, r->how) : 0.0;
+    const double text = DEVICE_IS_SHARED ? data_memory(&r->data) : 0.0, available = memory_available();
+    const double verify = is_training(r) && o->verify_every > 0 ? verify_bytes(r->model.n) : 0.0;
+    const double rest = text + verify + 8e6;
+    const int copies = DEVICE_IS_SHARED && is_training(r) && o->save_every > 0 && saves_beside(r);
+    double kept = 0.0, copy = copies ? SNAPSHOT_ARENAS * weights : 0.0;
+    double gradients = backward ? ranks_box(r->comm, r->model.table, N_PARAMETERS, r->n_leaves, o->zero, &kept) : 0.0;
     double moments = !is_training(r) ? 0.0 : FLOATX_IS_FLOAT || !r->master_weights ? 2.0 * kept : 3.0 * kept;
-    if (!samples) { sampling = 0.0; }
-    if (!backward && !r->o.eval_only) { activations = 0.0; }
     box_row("memory: weights", "%s", format_bytes(weights).s);
     if (backward) { box_row("  gradients, AdamW", "%s, %s", format_bytes(gradients).s, format_bytes(moments).s); }
-    box_row("  activations", "%s", format_bytes(activations + sampling).s);
+    if (has_batch || samples) { box_row("  activations", "%s", format_bytes(batch + sampling).s); }
     box_row("  workspace, rest", "%s, %s", format_bytes(workspace).s, format_bytes(rest + copy).s);
-    double each = weights + gradients + moments + activations + workspace + rest, of_rank_0 = sampling + copy;
-    box_row("memory", "%s of %s free", format_bytes(each + of_rank_0).s, format_bytes(memory_available()).s);
-    return (DEVICE_IS_SHARED ? fmax(1.0, r->place.local_size) : 1.0) * (each - text) + of_rank_0;  // the text is in memory already
+    const double each = weights + gradients + moments + batch + workspace + rest, of_rank_0 = sampling + copy;
+    const double n_ranks = DEVICE_IS_SHARED ? fmax(1.0, r->place.local_size) : 1.0;  // that take from the same memory
+    const double needed = n_ranks * (each - text) + of_rank_0;                       // the text is in memory already
+    box_row("memory", "%s of %s free", format_bytes(each + of_rank_0).s, format_bytes(available).s);
+    if (has_batch && !*o->probe && available > 0.0) {
+        box_largest_batch(r, (available - needed) / n_ranks + batch + workspace);
+    }
+    return needed;
 }
 
 static double memory_to_generate(const Run* r) {
     Activations acts;
-    return (double)sizeof(floatX) * (double)r->model.n + activations_layout(&acts, r->model.config, 1, r->model.config.max_T, TO_GENERATE, r->how);
+    const Config c = r->model.config;
+    const double weights = (double)sizeof(floatX) * (double)r->model.n;
+    return weights + activations_layout(&acts, c, 1, c.max_T, TO_GENERATE, r->how);
+}
+
+// what helps where memory is short
+static const char* memory_remedy(const Run* r) {
+    if (r->o.eval_only) { return "a smaller --batch-size or --seq-len"; }
+    if (!is_training(r)) { return "a smaller model"; }
+    return r->how.recompute < RECOMPUTE_BLOCKS
+               ? "--recompute 3, a smaller --batch-size or --seq-len, or --zero 2 with several GPUs"
+               : "a smaller --batch-size or --seq-len, or --zero 2 with several GPUs";
 }
 
 // returns the bytes that are still to be taken
@@ -910,8 +960,11 @@ static double print_start(const Run* r) {
     double n_bytes = print_memory(r), flops = flops_per_token(r);
     const int n_steps = r->o.steps - r->state.step;
     double seconds = flops * (double)n_steps * r->n_leaves * r->o.batch_size * r->T / r->peak;
-    box_row("matmul rate", "%s, %s FLOP per token", r->peak > 0.0 ? format_rate(r->peak).s : "not known of this GPU", format_count(flops).s);
-    if (is_training(r) && n_steps > 0 && r->peak > 0.0) { box_row("time", "at least %s for %d steps", format_duration(seconds).s, n_steps); }
+    box_row("matmul rate", "%s, %s FLOP per token", r->peak > 0.0 ? format_rate(r->peak).s : "unknown for this GPU",
+            format_count(flops).s);
+    if (is_training(r) && n_steps > 0 && r->peak > 0.0) {
+        box_row("time", "at least %s for %d step%s", format_duration(seconds).s, n_steps, n_steps > 1 ? "s" : "");
+    }
     box_line();
     return n_bytes;
 }
@@ -940,8 +993,8 @@ static void open_training(Run* r, int argc, char** argv) {
         moments_load(path, &model->shards, model->adam_m, model->adam_v, &r->dev);
     }
     if (r->comm->rank == 0) {
-        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train, &r->data.val,
-                 argc, argv);
+        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train,
+                 &r->data.val, argc, argv);
     }
     ranks_run_name(r->comm, r->table, r->n_options, &r->o);
     tensorboard_open(&r->board, r->o.tensorboard && r->comm->rank == 0 ? r->o.run : NULL,
@@ -998,10 +1051,10 @@ int main(int argc, char** argv) {
     if (!is_generating(r) || r->o.dry_run) {
         r->peak = matmul_peak(&r->dev);
         comm_all_reduce(r->comm, &r->peak, 1, DT_F64, OP_SUM, HERE);
-        check_memory(print_start(r));
+        check_memory(print_start(r), memory_remedy(r));
         if (r->o.dry_run) { return 0; }
     } else {
-        check_memory(memory_to_generate(r));
+        check_memory(memory_to_generate(r), memory_remedy(r));
     }
     load_parameters(r);
     r->host = host_room(r);

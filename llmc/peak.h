@@ -4,7 +4,7 @@ What this machine can do: the matmul rate behind "38% peak" in the step line, an
                       threads. GPU: the dense rate its maker states for the stored type, 0 for a card that is not in the table
     processor_name    what the CPU, or in a CUDA build the GPU, is called
     memory_available  bytes that are free for arenas: in this container if there is one; in a CUDA build on the GPU
-    check_memory      status 1 when a run needs more than that
+    check_memory      status 1 when a run needs more than that, with the trainer's remedy
 Source of the GPU rates: spec gpt2.md 13, the makers' data sheets
 */
 #ifndef LLMC_PEAK_H
@@ -132,11 +132,10 @@ static inline double memory_available(void) {
 #endif
 
 // stop, before anything big is allocated, when a run cannot fit
-static inline void check_memory(double n_bytes) {
+static inline void check_memory(double n_bytes, const char* remedy) {
     double available = memory_available();
     if (available > 0.0 && n_bytes > available) {
-        fail_run("needs %s of memory, %s are free: try a smaller --batch-size, --seq-len or --model", format_bytes(n_bytes).s,
-                 format_bytes(available).s);
+        fail_run("needs %s of memory, %s are free: try %s", format_bytes(n_bytes).s, format_bytes(available).s, remedy);
     }
 }
 #endif  // LLMC_PEAK_H
