@@ -95,16 +95,16 @@ folder() {
     if [ $rehearse = 1 ]; then make -s folder; else make -s cuda_folder "PRECISION=$1"; fi
 }
 
-# what a build has, as names in its folder
+# what the build with PRECISION $1 has, as names in its folder
 programs() {
     if [ $rehearse = 1 ]; then
         echo train_gpt2 test_gelu test_layernorm bench/gpu_ops
     else
-        make -s cuda_names
+        make -s cuda_names "PRECISION=$1"
     fi
 }
 
-tests() { programs | tr ' ' '\n' | grep '^test_'; }
+tests() { programs exact | tr ' ' '\n' | grep '^test_'; }
 
 trainer() {
     if [ $rehearse = 1 ]; then echo "$(folder)/train_gpt2"; else echo "$(folder bf16)/train_gpt2cu"; fi
@@ -157,11 +157,11 @@ stage_build() {
         made=$(folder $precision)
         # other compilers than CI's may warn of more: that is for CI
         if [ $rehearse = 1 ]; then
-            make -k -j"$cores" $(programs | sed "s,[^ ]*,$made/&,g")
+            make -k -j"$cores" $(programs $precision | sed "s,[^ ]*,$made/&,g")
         else
             make -k -j"$cores" cuda_programs "PRECISION=$precision" NVCC_WARNINGS=-w "COMMIT=$commit"
         fi
-        for name in $(programs); do
+        for name in $(programs $precision); do
             if [ -x "$made/$name" ] && make -q NVCC_WARNINGS=-w "COMMIT=$commit" "PRECISION=$precision" "$made/$name" >/dev/null 2>&1; then
                 printf '%s\t%s\tok\n' $precision "$name"
             else
@@ -194,7 +194,7 @@ explain() {
 }
 
 # the tool's first words; where it has none, the program's last
-findings() { grep -E '^=+ +[A-Za-z(]' <<<"$1" | grep -v COMPUTE-SANITIZER || echo "status $2: $(tail -n 1 <<<"$1")"; }
+findings() { sed -nE '/COMPUTE-SANITIZER/d; s/^=+ +([A-Za-z(])/\1/p' <<<"$1" | grep . || echo "status $2: $(tail -n 1 <<<"$1")"; }
 
 # one tool: TOOL PRECISION NAME PATH; a line for sanitizer.tsv
 run_sanitizer() {

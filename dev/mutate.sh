@@ -127,7 +127,7 @@ mutation "gemm: a rim tile is copied out whole" test_matmul "gemm shapes" gemm.h
 mutation "vec: v_fill loses the sign of zero" test_matmul "signed zero" vec.h 'return x - zero;' 'return x + zero;'
 mutation "matmul: the bias is dropped" test_matmul forward matmul.h 'gemm(out, OC, bias, 0,' 'gemm(out, OC, NULL, 0,'
 mutation "matmul: dweight is added to" test_matmul backward matmul.h \
-    'gemm(dweight, C, NULL, 0,' 'gemm(dweight, C, dweight, C,'
+    'add ? dweight : NULL, C, transposed' 'dweight, C, transposed'
 mutation "matmul: dbias takes rows descending" test_matmul backward matmul.h \
     'x + n * OC + first' 'x + (N - 1 - n) * OC + first'
 mutation "matmul: the plain loop starts at 0 and adds the bias last" test_matmul forward matmul.h \
@@ -140,10 +140,10 @@ mutation "matmul: the plain dinp reads the weight turned" test_matmul "backward 
 mutation "attention: divides by the sum" test_attention backward attention.h \
     'fm_exp(w[j] - m[j]) * r[j]' 'fm_exp(w[j] - m[j]) / (1.0f / r[j])'
 mutation "attention: scores are divided by the root" test_attention forward attention.h \
-    's->weights[i] *= scale' 's->weights[i] /= sqrtf((float)HS)'
+    's->weights[i] *= shape->scale' 's->weights[i] /= sqrtf((float)shape->HS)'
 mutation "attention: the scale goes into q" test_attention forward attention.h \
-    's->weights[i] *= scale; }' '(void)scale; }' \
-    'gemm_panel_(s->weights, TILE_N' 'for (int i = 0; i < TILE_N * HS; i++) { s->q_strip[i] /= sqrtf((float)HS); }
+    's->weights[i] *= shape->scale; }' '(void)i; }' \
+    'gemm_panel_(s->weights, TILE_N' 'for (int i = 0; i < TILE_N * shape->HS; i++) { s->q_strip[i] *= shape->scale; }
     gemm_panel_(s->weights, TILE_N'
 mutation "attention: D over descending u" test_attention backward attention.h \
     'for (int u = 0; u < t1 + n; u++) {
@@ -189,19 +189,27 @@ mutation "attention: a sum of 0 is inverted" test_attention "far scores" attenti
     'sum[j] == 0.0f ? 0.0f : 1.0f / sum[j]' '1.0f / sum[j]'
 mutation "attention: ds is scaled before the difference" test_attention backward attention.h \
     'w[j] * (d[j] - D[j]) * scale' 'w[j] * scale * (d[j] - D[j])'
-mutation "attention: dk and dv are not started" test_attention backward attention.h \
-    '{ memset(dx + u * stride, 0, sizeof(float) * HS); }' '{ (void)u; }'
+mutation "attention: dk is not started" test_attention backward attention.h \
+    'memset(dk + kv + u * stride, 0, sizeof(float) * HS);' ''
 mutation "attention: with t0, statistics of every strip go to the first" test_attention cache attention.h \
-    'head * n_queries + t1 - t0' 'head * n_queries + (t1 - t0) % n_queries * (t0 == 0)'
+    'size_t row = attention_at_row(shape, b, h, t1);' 'size_t row = attention_at_row(shape, b, h, shape->t0 ? shape->t0 : t1);'
 mutation "attention: the workspace is one strip too small" test_attention forward attention.h \
     's.turned = p;' 's.turned = p - TILE_N * HS_up - TILE_N * T_up;'
 mutation "attention: the plain loop forgets D" test_attention "backward differences" attention.h \
-    'ds[u] = att[u] * (ds[u] - D) * scale' 'ds[u] = att[u] * ds[u] * scale'
-mutation "attention: the plain loop sees one key too many" test_attention "forward double" attention.h \
-    'if (u > t) { continue; }' 'if (u > t + 1) { continue; }' \
-    'for (int u = 0; u <= t; u++) {
-        att[u] = fm_exp' 'for (int u = 0; u <= t + (t + 1 < T); u++) {
+    'ds[u] = att[u] * (ds[u] - D) * s->scale' 'ds[u] = att[u] * ds[u] * s->scale'
+mutation "attention: the plain loop sees one key too many" test_attention "double" attention.h \
+    'if (u < first || u > t) { continue; }' 'if (u < first || u > t + 1) { continue; }' \
+    'for (int u = first; u <= t; u++) {
+        att[u] = fm_exp' 'for (int u = first; u <= t + (t + 1 < s->T); u++) {
         att[u] = fm_exp'
+mutation "attention: a window is one key too long" test_attention "double" attention_shape.h \
+    't - s->window + 1' 't - s->window + (t == s->window)'
+mutation "attention: heads of a group read different keys" test_attention "grouped" attention.h \
+    'b, h / (shape->NH / shape->NKV), 0)' 'b, h % shape->NKV, 0)'
+mutation "attention: a group ends with its first head" test_attention "grouped" attention.h \
+    'h < (g + 1) * group; h++) {
+        attention_backward_head_' 'h < g * group + 1; h++) {
+        attention_backward_head_'
 
 # ---- layernorm.h ----
 mutation "layernorm: dweight and dbias take rows descending" test_layernorm backward layernorm.h \
@@ -254,8 +262,7 @@ mutation "softmax: columns of a square descend" test_crossentropy shapes crossen
     'for (int i = 0; i < VLANES; i++) { sum += columns[i]; }' \
     'for (int i = VLANES - 1; i >= 0; i--) { sum += columns[i]; }'
 mutation "softmax: the padding counts" test_crossentropy shapes crossentropy.h \
-    'softmax_exponentials_(probs + row, logits + row, sums, V, Vp)' \
-    'softmax_exponentials_(probs + row, logits + row, sums, Vp, Vp)'
+    'softmax_exponentials_(probs, logits, sums, V, Vp)' 'softmax_exponentials_(probs, logits, sums, Vp, Vp)'
 mutation "softmax: the maximum starts at the first logit" test_crossentropy huge crossentropy.h \
     '{ lane[i] = -10000.0f; }' '{ lane[i] = logits[0]; }'
 mutation "softmax: the padding of probs keeps what was there" test_crossentropy "not counted" crossentropy.h \
@@ -267,8 +274,10 @@ mutation "crossentropy: divides by 1 / dloss" test_crossentropy shapes crossentr
 mutation "crossentropy: the target is read after it was overwritten" test_crossentropy shapes crossentropy.h \
     'd[target] = dtarget;' 'd[target] = (p[target] - 1.0f) * dloss; (void)dtarget;'
 mutation "crossentropy: a row that is not counted has a loss" test_crossentropy "not counted" crossentropy.h \
-    'losses[first + r] = target < 0 ? 0.0f : -fm_log(p[target])' \
-    'losses[first + r] = -fm_log(p[target < 0 ? 0 : target])'
+    'losses[r] = target < 0 ? 0.0f : -fm_log(p[target])' 'losses[r] = -fm_log(p[target < 0 ? 0 : target])'
+mutation "crossentropy: the loss alone overwrites the logits" test_crossentropy shapes crossentropy.h \
+    'float* probs = scratch + thread_number() * n_scratch;' \
+    'float* probs = logits + (size_t)first * Vp; (void)scratch; (void)n_scratch;'
 mutation "crossentropy: both loops have the wrong sign" test_crossentropy "backward differences" crossentropy.h \
     'probs[i] - (v == targets[n] ? 1.0f : 0.0f)' 'probs[i] + (v == targets[n] ? 1.0f : 0.0f)' \
     '(p[target] - 1.0f) * dloss;  //' '(p[target] + 1.0f) * dloss;  //'
@@ -287,19 +296,16 @@ mutation "adamw: eps inside the root" test_adamw lengths adamw.h \
     'sqrtf(v_new / a.correction2) + a.eps' 'sqrtf(v_new / a.correction2 + a.eps)'
 mutation "adamw: both loops square the gradient first" test_adamw frozen adamw.h \
     '(1.0f - a->beta2) * grad * grad' '(1.0f - a->beta2) * (grad * grad)' \
-    'one_minus_beta2 * grad * grad' 'one_minus_beta2 * (grad * grad)'
+    '(1.0f - a.beta2) * grad * grad' '(1.0f - a.beta2) * (grad * grad)'
 mutation "adamw: both loops ignore grad_scale" test_adamw double adamw.h \
-    'g[i] * a->grad_scale' 'g[i]' 'g[i] * a.grad_scale' 'g[i]'
+    'g[i] * a->grad_scale' 'g[i]' 'g * a.grad_scale' 'g'
 mutation "adamw: corrections are rounded twice" test_adamw corrections adamw.h \
     '(float)(1.0 - fm_powi((double)beta2, t))' '1.0f - (float)fm_powi((double)beta2, t)'
 mutation "adamw: lr is distributed" test_adamw lengths adamw.h \
-    '+ weight_decay * p[i]);
-    }
-}
-#endif' ') + a.lr * (weight_decay * p[i]);
-    }
-}
-#endif'
+    '+ weight_decay * p);' ') - a.lr * (weight_decay * p);'
+mutation "rounding: a random number has 15 bits" test_adamw rounding rng.h 'noise & 0xffffu' 'noise & 0x7fffu'
+mutation "rounding: a NaN may become an infinity" test_adamw rounding rng.h \
+    'u & 0x007fffffu ? 0x40u : 0u' '0u'
 mutation "global norm: chunks of 2048" test_adamw "norm order" global_norm.h 'NORM_CHUNK = 4096' 'NORM_CHUNK = 2048'
 mutation "global norm: 8 lanes" test_adamw "norm order" global_norm.h 'NORM_LANES = 16' 'NORM_LANES = 8'
 mutation "global norm: squares are floats" test_adamw "norm obvious" global_norm.h \
@@ -307,7 +313,7 @@ mutation "global norm: squares are floats" test_adamw "norm obvious" global_norm
     }' '{ lane[j] += (double)(g[i + j] * g[i + j]); }
     }'
 mutation "global norm: chunks are added descending" test_adamw "norm order" global_norm.h \
-    '{ sum += sums[chunk]; }' '{ sum += sums[n_chunks - 1 - chunk]; }'
+    '{ sum += on_host[chunk]; }' '{ sum += on_host[n_chunks - 1 - chunk]; }'
 mutation "global norm: threads forget the total before" test_adamw "norm obvious" global_norm.h \
     'double* sums = (double*)dev' 'sum = 0; double* sums = (double*)dev'
 

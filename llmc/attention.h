@@ -13,8 +13,8 @@ grouped_attention_forward, grouped_attention_backward: the same for any Attentio
     share one of k and v, a sliding window, another scale. dk and dv of a head are sums over the query heads of its group.
 Cost:   compute bound for long T: forward 2*B*T*T*C flops, backward 2.5 times that: it rebuilds the scores.
         Memory beside the tensors: three (T, TILE_N) strips and four packed (T, HS) operands per thread.
-        bf16 on a GPU: tensor cores (flash_attention.h). float: a warp per query and per key, with rows of T floats each as scratch;
-        for parity and debugging, about as fast as a multiply and an add per float loaded.
+        bf16 on a GPU: tensor cores (flash_attention.h). float, and what those do not take: a warp per query and per key, with a
+        multiply and an add per float loaded, and 2*(T + HS) floats of scratch for each of 48 warps per multiprocessor.
 Order:  every sum above chains ascending from 0, in dk and dv over the heads of the group and in each over t; the score is its
         finished chain times the scale; max starts at -10000.
 Source: Vaswani et al. 2017, arXiv:1706.03762; D as in Dao et al. 2022, arXiv:2205.14135; spec gpt2.md sections 3 and 4.
@@ -137,7 +137,8 @@ static inline void attention_backward_group_ref(float* dq, float* dk, float* dv,
             size_t at = attention_at_q(s, b, h, t);
             memset(dq + at, 0, head_bytes);
             attention_row_ref(preatt, att, &max, &inv, q + at, k + kv, t, s);
-            attention_backward_row_ref(dq + at, dk + kv, dv + kv, ds, dout + attention_at_out(s, b, h, t), q + at, k + kv, v + kv, att, t, s);
+            attention_backward_row_ref(dq + at, dk + kv, dv + kv, ds, dout + attention_at_out(s, b, h, t), q + at, k + kv, v + kv, att, t,
+                                       s);
         }
     }
 }

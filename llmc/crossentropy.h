@@ -195,6 +195,12 @@ static inline void losses_sum(float* sum, const float* losses, int N, const Devi
 
 #else  // ---- CUDA: one block per row, in EXACT builds a single warp, since the sum is a chain ----
 
+#ifdef EXACT
+enum { ROW_THREADS = WARP };  // at most
+#else
+enum { ROW_THREADS = 1024 };
+#endif
+
 struct Softmax { float max, sum; };  // of a row: its probabilities are exp(x - max) / sum
 
 __device__ inline float softmax_(float x, Softmax row) {
@@ -237,7 +243,7 @@ __device__ inline Softmax softmax_add_(Softmax s, const float (&x)[W]) {
     return s;
 }
 
-// block is a multiple of 32, at most 1024; every thread gets the row's
+// block is a multiple of 32, at most 32 * 32; every thread gets the row's
 template <int W, typename X>
 __device__ inline Softmax row_softmax_(const X* x, int V) {
     __shared__ Softmax of_warp[WARP];
@@ -265,8 +271,8 @@ enum { WRITE_NOTHING, WRITE_PROBS, WRITE_GRADIENT };
 
 // grid is (N)
 template <int WRITE, int W, typename X>
-__global__ __launch_bounds__(1024) void crossentropy_kernel(float* losses, X* out, const X* logits, const int* targets,
-                                                            float dloss, int V, int Vp) {
+__global__ __launch_bounds__(ROW_THREADS) void crossentropy_kernel(float* losses, X* out, const X* logits, const int* targets,
+                                                                   float dloss, int V, int Vp) {
     const int n = gridDim.x - 1 - blockIdx.x, target = targets[n];  // the last rows first: they are still in L2
     const int n_columns = WRITE != WRITE_PROBS && target < 0 ? 0 : V;  // a row that is not counted is not read
     const int whole = n_columns / W * W;
@@ -310,7 +316,7 @@ __global__ void crossentropy_backward_kernel(X* dlogits, const X* probs, const i
     }
 }
 
-// block is a multiple of 32, at most 1024, in EXACT builds 32; grid is (1)
+// block is a multiple of 32, at most ROW_THREADS; grid is (1)
 static __global__ void losses_sum_kernel(float* sum, const float* losses, int N) {
     __shared__ float of_warp[WARP];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP;
@@ -325,12 +331,7 @@ static __global__ void losses_sum_kernel(float* sum, const float* losses, int N)
 
 // threads of a block that share a row of n_packs: the order of its sum follows from the shape alone
 static inline int row_threads_(int64_t n_packs) {
-#ifdef EXACT
-    (void)n_packs;
-    return WARP;
-#else
-    return n_packs < 1024 ? (int)ceil_div(n_packs, WARP) * WARP : 1024;
-#endif
+    return n_packs < ROW_THREADS ? (int)ceil_div(n_packs, WARP) * WARP : ROW_THREADS;
 }
 
 // packs of 16 bytes where rows divide into them

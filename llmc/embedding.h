@@ -2,11 +2,11 @@
 Token and position embedding: out[b][t] = wte[token at b, t] + wpe[t].
     out (B, T, C)   tokens (B, T) in 0..V-1, V <= 2^24   wte (V, C)   wpe (maxT, C)   t0: position of the first column (0 in training)
 Backward: dwte[token] and dwpe[t] are ADDED to, so the caller starts them: a tied head has already written dwte.
-Cost:   memory bound: 3*B*T*C elements moved forward, as many backward. On a GPU backward reads dout twice, and dwte and dwpe where
-        they change; sorting the tokens adds nine short kernels.
+Cost:   memory bound: 3*B*T*C elements moved forward, as many backward. On a GPU backward reads dout twice, and moves dwte
+        and dwpe where they change; nine short kernels sort the tokens before.
 Order:  both gradients take their positions n = b*T + t ascending; threads split the channels. Fast builds on a GPU cut what a
         token gets into runs of at most 64 positions, whose sums are added in order.
-Error:  forward one rounding, to X: bf16 2^-8 |out|. dwte, dwpe: float sums, a fast build's no further from exact than a chain's.
+Error:  forward one rounding, to X: bf16 2^-8 |out|. dwte, dwpe: sums of n floats, in any order within n * 2^-24 sum |dout|.
 */
 #ifndef LLMC_EMBEDDING_H
 #define LLMC_EMBEDDING_H
@@ -103,8 +103,9 @@ static inline void embedding_forward(X* out, const int* tokens, const X* wte, co
 }
 
 // ---- CUDA backward, first part: positions sorted by token ----
-// A radix sort by 8 bits of the token at a time that keeps the order of equals: afterwards the positions of one token stand side by
-// side, ascending. A pass has three kernels: count the digits of each block, add the counts up, put every position in its place.
+// A radix sort by 8 bits of the token at a time that keeps the order of equals: afterwards the positions of one token stand
+// side by side, ascending. A pass has three kernels: count the digits of each block, add the counts up, put every position in
+// its place.
 
 enum { SORT_BLOCK = 1024, SORT_BITS = 8, SORT_DIGITS = 1 << SORT_BITS, SORT_PASSES = 3 };  // tokens below 2^24
 // blocks have whole warps, SORT_BLOCK threads where there are as many positions
@@ -150,9 +151,10 @@ __global__ static void embedding_scan_kernel(int* counts, int n) {
     }
 }
 
-// Place of a position: the places of its digit in this block begin at counts; before it stand the equals in earlier warps and in
-// earlier lanes of its own
-__global__ static void embedding_place_kernel(int* sorted, const int* counts, const int* order, const int* tokens, int N, int shift) {
+// Place of a position: the places of its digit in this block begin at counts; before it stand the equals in earlier warps and
+// in earlier lanes of its own
+__global__ static void embedding_place_kernel(int* sorted, const int* counts, const int* order, const int* tokens, int N,
+                                              int shift) {
     __shared__ unsigned short in_warp[SORT_BLOCK / WARP][SORT_DIGITS];  // equals in each warp, then in the warps before it
     int position, digit = embedding_digit_(&position, order, tokens, N, shift);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -195,9 +197,9 @@ static inline const int* embedding_sort_(int* scratch, const int* tokens, int N,
 }
 
 // ---- CUDA backward, second part: sums ----
-// Places are cut into pieces of a fixed number, so that a token that comes often does not keep one warp busy while all others have
-// finished. The places of a token inside a piece are a run. Its first run is added to dwte as it is; a run that goes on from the piece
-// before fills the row of its piece in `rows`, and these rows are added to dwte in order afterwards.
+// Places are cut into pieces of a fixed number, so that a token that comes often does not keep one warp busy while all others
+// have finished. The places of a token inside a piece are a run. Its first run is added to dwte; a run that goes on from the
+// piece before fills the row of its piece in `rows`, and these rows are added to dwte in order afterwards.
 // EXACT: one piece, no such rows, a chain.
 
 enum { EMBEDDING_PIECE = 64 };
@@ -209,11 +211,11 @@ __device__ inline int embedding_goes_on_(const int* order, const int* tokens, in
     return i > 0 && embedding_token_(order, tokens, i - 1) == embedding_token_(order, tokens, i);
 }
 
-// sum += the rows at the places first, first + step, ... below `last`, up to the first that has another token. step 1: rows of dout at
-// their positions; step > 1: rows of pieces. 32 places are looked up at once, and four rows are on their way at a time
+// sum += the rows at the places first, first + step, ... below `last`, up to the first that has another token. step 1: rows of
+// dout at their positions; step > 1: rows of pieces. 32 places are looked up at once, and four rows are on their way at a time
 template <int W, typename X>
-__device__ inline void embedding_add_(Pack<float, W>& sum, const X* from, const int* order, const int* tokens, int token, int first,
-                                      int step, int last, int c, int C) {
+__device__ inline void embedding_add_(Pack<float, W>& sum, const X* from, const int* order, const int* tokens, int token,
+                                      int first, int step, int last, int c, int C) {
     const int at_once = 4;
     for (int count = WARP; first < last && count == WARP; first += WARP * step) {
         int place = first + (int)threadIdx.x * step, position = place < last ? order[place] : -1;
@@ -235,7 +237,8 @@ __device__ inline void embedding_add_(Pack<float, W>& sum, const X* from, const 
 
 // one warp for each place and 32 * W channels; it works where a run begins
 template <int W, typename X>
-__global__ void embedding_runs_kernel(float* dwte, float* rows, const X* dout, const int* order, const int* tokens, int N, int C, int piece) {
+__global__ void embedding_runs_kernel(float* dwte, float* rows, const X* dout, const int* order, const int* tokens, int N, int C,
+                                      int piece) {
     int i = blockIdx.x * blockDim.y + threadIdx.y, c = (blockIdx.y * WARP + threadIdx.x) * W;
     if (i >= N) { return; }
     int goes_on = embedding_goes_on_(order, tokens, i);
@@ -250,7 +253,8 @@ __global__ void embedding_runs_kernel(float* dwte, float* rows, const X* dout, c
 
 // one warp for each piece and 32 * W channels; it works where a token that began in the piece before goes on
 template <int W>
-__global__ void embedding_rows_kernel(float* dwte, const float* rows, const int* order, const int* tokens, int N, int C, int piece) {
+__global__ void embedding_rows_kernel(float* dwte, const float* rows, const int* order, const int* tokens, int N, int C,
+                                      int piece) {
     int i = (int)blockIdx.x * piece, c = (blockIdx.y * WARP + threadIdx.x) * W;
     if (!embedding_goes_on_(order, tokens, i)) { return; }
     int token = embedding_token_(order, tokens, i);
@@ -277,8 +281,8 @@ __global__ void embedding_positions_kernel(float* dwpe, const X* dout, int B, in
 }
 
 template <int W, typename X>
-static inline void embedding_sums_(float* dwte, float* dwpe, const X* dout, const int* tokens, const int* order, float* rows, int B, int T,
-                                   int C, int piece, const Device* dev) {
+static inline void embedding_sums_(float* dwte, float* dwpe, const X* dout, const int* tokens, const int* order, float* rows,
+                                   int B, int T, int C, int piece, const Device* dev) {
     int N = B * T;
     unsigned n_columns = (unsigned)ceil_div(C, WARP * W);
     dim3 block(WARP, EMBEDDING_ROWS), places((unsigned)ceil_div(N, EMBEDDING_ROWS), n_columns),
@@ -292,7 +296,8 @@ static inline void embedding_sums_(float* dwte, float* dwpe, const X* dout, cons
 }
 
 template <typename X>
-static inline void embedding_backward(float* dwte, float* dwpe, const X* dout, const int* tokens, int B, int T, int C, const Device* dev) {
+static inline void embedding_backward(float* dwte, float* dwpe, const X* dout, const int* tokens, int B, int T, int C,
+                                      const Device* dev) {
     constexpr int W = pack_width<X>();
     int N = B * T;
 #ifdef EXACT

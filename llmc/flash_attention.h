@@ -20,12 +20,12 @@ Cost:   forward 4*HS flops for each query and key it sees, backward 14*HS; the l
         bytes feeds two mma, which shared memory and tensor cores of sm_80 do in the same time; with 32 queries per warp it feeds
         four. By ptxas of CUDA 13.0, without spills; what fits on a multiprocessor at once:
                               registers on sm_80, sm_90   shared memory   blocks of four warps
-            forward      HS <=  64   228, 228                 48 KiB            2
+            forward      HS <=  64   217, 221                 48 KiB            2
                          HS <= 128   168, 168                 80 KiB            2
-            dk and dv    HS <=  64   240, 229                 49 KiB            2
-                         HS <= 128   248, 254                 65 KiB            2
-            dq           HS <=  64   173, 168                 48 KiB            2 (sm_90: 3)
-                         HS <= 128   168, 177                 64 KiB            2
+            dk and dv    HS <=  64   234, 223                 49 KiB            2
+                         HS <= 128   244, 250                 65 KiB            2
+            dq           HS <=  64   160, 164                 48 KiB            3
+                         HS <= 128   168, 168                 64 KiB            2, on sm_90 3
 Source: Dao 2023, arXiv:2307.08691; online softmax: Milakov & Gimelshein 2018, arXiv:1805.02867
 */
 #ifndef LLMC_FLASH_ATTENTION_H
@@ -51,13 +51,13 @@ __device__ inline float flash_exp2(float x) {
 
 // ---- tiles in shared memory ----
 // ldmatrix reads 16 bytes ("a chunk") of each of eight rows at once. Rows are 128 or 256 bytes, so the same chunk of eight rows would
-// lie in the same four of the 32 banks, and the reads would queue up. Chunk c of row r therefore lies at chunk c ^ (r % 8):
+// lie in the same four of the 32 banks, and the reads would queue up. Chunk c of row r therefore lies at chunk c ^ (r & 7):
 //     row 0:  0 1 2 3 4 5 6 7      row 1:  1 0 3 2 5 4 7 6      row 2:  2 3 0 1 6 7 4 5   ...
 // and eight rows of any chunk are in eight different places.
 
 // W: channels of a row, 64 or 128
 template <int W>
-__device__ inline bf16_* tile_chunk(bf16_* tile, int row, int chunk) { return tile + row * W + (chunk ^ (row % 8)) * 8; }
+__device__ inline bf16_* tile_chunk(bf16_* tile, int row, int chunk) { return tile + row * W + (chunk ^ (row & 7)) * 8; }
 
 // ROWS rows of HS channels, of which n_rows exist, on their way to a tile; the rest becomes 0
 template <int ROWS, int W>
@@ -302,6 +302,12 @@ struct FlashRow {
     float level, D;
 };
 
+// where that of query t is: two make 16 bytes, so each head begins at an even place
+__host__ __device__ inline size_t flash_row_stride(const AttentionShape* s) { return (size_t)(attention_queries(s) + 1) / 2 * 2; }
+__device__ inline size_t flash_at_row(const AttentionShape& s, int b, int h, int t) {
+    return ((size_t)b * s.NH + h) * flash_row_stride(&s) + (t - s.t0);
+}
+
 // eight lanes per query, 16 bytes each
 __global__ void flash_rows_kernel(FlashRow* rows, const bf16_* dout, const bf16_* out, const float* max, const float* inv,
                                   AttentionShape s) {
@@ -317,14 +323,15 @@ __global__ void flash_rows_kernel(FlashRow* rows, const bf16_* dout, const bf16_
     }
     for (int step = 4; step > 0; step /= 2) { D += __shfl_xor_sync(ALL_LANES, D, step); }
     if (n < n_rows && threadIdx.x % 8 == 0) {
-        rows[row].level = max[row] * LOG2_E - log2f(inv[row]);  // inv 0: Inf, so that all weights are 0
-        rows[row].D = D;
+        FlashRow x = {max[row] * LOG2_E - log2f(inv[row]), D};  // inv 0: level Inf, so that all weights are 0
+        rows[flash_at_row(s, b, h, t)] = x;
     }
 }
 
 // weights from scores, ds / scale from datt, of a warp's 16 keys (rows) and the queries of a tile (columns)
 template <int N>
-__device__ inline void key_gradients(float (&p)[1][N][4], float (&ds)[1][N][4], const FlashRow* rows, const AttentionShape& s, int t, int u) {
+__device__ inline void key_gradients(float (&p)[1][N][4], float (&ds)[1][N][4], const FlashRow* rows, const AttentionShape& s, int t,
+                                     int u) {
     int lane = threadIdx.x % WARP;
     bool all = all_seen(s, t, 8 * N, u, 16);
     #pragma unroll
@@ -354,18 +361,19 @@ __global__ void __launch_bounds__(FLASH_THREADS) flash_backward_keys_kernel(bf16
     int b = blockIdx.x / s.NKV, g = blockIdx.x % s.NKV, group = s.NH / s.NKV, row = threadIdx.x / WARP * 16;
     int u = blockIdx.y * FLASH_KEYS, n_keys = min(FLASH_KEYS, s.T - u);
     int first = attention_first_query(&s, u), n_tiles = 0;
-    int n_queries = attention_last_query(&s, u + n_keys - 1) - first + 1;  // that see one of the keys
+    first -= (first - s.t0) % QUERIES;  // for 16-byte copies of rows
+    int n_queries = attention_last_query(&s, u + n_keys - 1) - first + 1;
     if (n_queries > 0) { n_tiles = (n_queries + QUERIES - 1) / QUERIES; }
     size_t kv = attention_at_kv(&s, b, g, u);
     auto load_queries = [&](int step) {
         int h = g * group + step / n_tiles, t = first + step % n_tiles * QUERIES, stage = step % 2;
         tile_load<QUERIES, W>(q_tile + stage * TILE, q + attention_at_q(&s, b, h, t), s.q_row, s.T - t, s.HS);
         tile_load<QUERIES, W>(dout_tile + stage * TILE, dout + attention_at_out(&s, b, h, t), s.out_row, s.T - t, s.HS);
-        cp_async_commit();
-        if (threadIdx.x < QUERIES) {
-            FlashRow none = {INFINITY, 0.0f};  // a query that does not exist has no weights
-            row_tile[stage * QUERIES + threadIdx.x] = t + (int)threadIdx.x < s.T ? rows[attention_at_row(&s, b, h, t) + threadIdx.x] : none;
+        if (threadIdx.x < QUERIES / 2) {  // 0 for a query that does not exist: its q and dout are 0, and so is what it adds
+            int n = 2 * threadIdx.x, n_exist = max(0, min(2, s.T - t - n));
+            cp_async_16_zfill(row_tile + stage * QUERIES + n, rows + flash_at_row(s, b, h, t) + n, n_exist * (int)sizeof(FlashRow));
         }
+        cp_async_commit();
     };
     float dk_sums[1][W / 8][4], dv_sums[1][W / 8][4];
     set_zero(dk_sums);
@@ -438,7 +446,7 @@ __global__ void __launch_bounds__(FLASH_THREADS) flash_backward_queries_kernel(b
     for (int half = 0; half < 2; half++) {
         int n = row + 8 * half + threadIdx.x % WARP / 4;
         FlashRow none = {INFINITY, 0.0f};
-        mine[half] = n < n_queries ? rows[attention_at_row(&s, b, h, t + n)] : none;
+        mine[half] = n < n_queries ? rows[flash_at_row(s, b, h, t + n)] : none;
     }
     float sums[1][W / 8][4];
     set_zero(sums);
@@ -515,7 +523,7 @@ static inline int flash_attention_backward(bf16_* dq, bf16_* dk, bf16_* dv, cons
                                            const Device* dev) {
     if (!flash_fits_(q, k, v, out, s) || !flash_fits_(dq, dk, dv, dout, s)) { return 0; }
     int64_t n_rows = (int64_t)s->B * s->NH * attention_queries(s);
-    FlashRow* rows = (FlashRow*)device_workspace(dev, sizeof(FlashRow) * n_rows);
+    FlashRow* rows = (FlashRow*)device_workspace(dev, sizeof(FlashRow) * s->B * s->NH * flash_row_stride(s));
     int n_blocks = (int)ceil_div(n_rows, FLASH_THREADS / 8);
     flash_rows_kernel<<<n_blocks, FLASH_THREADS, 0, dev->stream>>>(rows, dout, out, max, inv, *s);
     if (s->HS <= 64) {
@@ -527,9 +535,13 @@ static inline int flash_attention_backward(bf16_* dq, bf16_* dk, bf16_* dv, cons
 }
 
 template <typename X>
-static inline int flash_attention_forward(X*, float*, float*, const X*, const X*, const X*, const AttentionShape*, const Device*) { return 0; }
+static inline int flash_attention_forward(X*, float*, float*, const X*, const X*, const X*, const AttentionShape*, const Device*) {
+    return 0;
+}
 template <typename X>
 static inline int flash_attention_backward(X*, X*, X*, const X*, const X*, const float*, const float*, const X*, const X*, const X*,
-                                           const AttentionShape*, const Device*) { return 0; }
+                                           const AttentionShape*, const Device*) {
+    return 0;
+}
 #endif  // __CUDACC__
 #endif  // LLMC_FLASH_ATTENTION_H

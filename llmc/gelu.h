@@ -106,7 +106,9 @@ static inline void gelu_forward(X* out, const X* inp, size_t n, const Device* de
     constexpr int W = pack_width<X>();
     size_t packed = pack_part(n, W, out, inp), rest = n - packed;
     if (packed) { gelu_forward_kernel<W><<<grid_blocks(packed, W, dev), GRID_BLOCK, 0, dev->stream>>>(out, inp, packed); }
-    if (rest) { gelu_forward_kernel<1><<<grid_blocks(rest, 1, dev), GRID_BLOCK, 0, dev->stream>>>(out + packed, inp + packed, rest); }
+    if (rest) {
+        gelu_forward_kernel<1><<<grid_blocks(rest, 1, dev), GRID_BLOCK, 0, dev->stream>>>(out + packed, inp + packed, rest);
+    }
     cudaCheck(cudaGetLastError());
 }
 
@@ -118,8 +120,8 @@ static inline void gelu_backward(X* dinp, const X* inp, const X* dout, size_t n,
         gelu_backward_kernel<W><<<grid_blocks(packed, W, dev), GRID_BLOCK, 0, dev->stream>>>(dinp, inp, dout, packed);
     }
     if (rest) {
-        gelu_backward_kernel<1><<<grid_blocks(rest, 1, dev), GRID_BLOCK, 0, dev->stream>>>(dinp + packed, inp + packed, dout + packed,
-                                                                                         rest);
+        gelu_backward_kernel<1><<<grid_blocks(rest, 1, dev), GRID_BLOCK, 0, dev->stream>>>(dinp + packed, inp + packed,
+                                                                                         dout + packed, rest);
     }
     cudaCheck(cudaGetLastError());
 }

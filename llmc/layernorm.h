@@ -1,7 +1,8 @@
 /*
 LayerNorm: out = (inp - mean) * rstd * weight + bias, mean and variance over each row of C channels, rstd = 1/sqrt(var + 1e-5).
     inp, out (N, C)   weight, bias (C)   mean, rstd (N) float, kept for backward
-residual_layernorm_forward adds before it normalises: residual = left + right, out = layernorm(residual). residual may be left or right.
+residual_layernorm_forward adds before it normalises: residual = left + right, out = layernorm(residual). residual may be
+left or right.
 Backward, with xhat = (inp - mean) * rstd and g = weight * dout (derived in doc/layernorm.md):
     dinp    += (g - mean(g) - xhat * mean(g * xhat)) * rstd    (N, C)  added: inp is the residual stream
     dweight  = sum over n of xhat * dout                       (C)     written, one call is one leaf
@@ -11,8 +12,8 @@ Cost:   memory bound. On a CPU forward moves 2*N*C floats, backward 6*N*C; on a 
 Error:  chains of C sums: |mean| error <= C * 2^-24 * mean(|inp|). bf16 rounds what is stored: 2^-8 |out|, 2^-8 |dinp|;
         statistics, dweight and dbias are float.
 Order:  row sums chain over c from 0; dweight and dbias chain over n from 0. In C lanes hold neighbouring rows for the first
-        and neighbouring channels for the second. Fast kernels: 32 lanes and a tree for a row; dweight and dbias are partial sums of
-        rows b, b + blocks, ... added in order of b, which depends on the number of multiprocessors alone.
+        and neighbouring channels for the second. Fast kernels: 32 lanes and a tree for a row; each block sums dweight and dbias
+        over its rows, and blocks are added in a fixed order; their number is that of the GPU's multiprocessors times a constant.
 Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450; spec gpt2.md sections 3 and 4. Slower kernels: dev/cuda/layernorm.cu
 */
 #ifndef LLMC_LAYERNORM_H
@@ -214,44 +215,48 @@ static inline void layernorm_backward(float* dinp, float* dweight, float* dbias,
 }
 #else  // ---- CUDA forward: one warp per row ----
 
-enum { LAYERNORM_ROWS = 8 };          // rows of a block: blocks are (32, 8)
+enum { LAYERNORM_ROWS = 8 };           // rows of a block: blocks are (32, 8)
 enum { LAYERNORM_SHARED = 48 << 10 };  // bytes of shared memory that a block may have without asking
 
-// A lane takes the packs at c = lane * W, + 32 * W, ... With packs the row comes from memory once: each lane keeps its own
-// in shared memory, and since no other lane looks at them, nobody waits. ADD: the row is left + right, rounded to X.
+// the sum over a row of x, or of (x - m)^2; a lane has the packs at c = lane * W, + 32 * W, ...
+template <int W, int SQUARES, typename X>
+__device__ inline float layernorm_sum_(const X* row, float m, int C) {
+    int lane = threadIdx.x * W;
+    float sum = 0.0f;
+    for (int c = lane; c - lane < C; c += WARP * W) {
+        Pack<float, W> x = {};
+        if (c < C) {
+            x = load_floats<W>(row + c);
+            for (int i = 0; SQUARES && i < W; i++) { x.x[i] = (x.x[i] - m) * (x.x[i] - m); }
+        }
+        sum = row_add(sum, x.x);
+    }
+    return row_total(sum);
+}
+
+// With packs the row comes from memory once: each lane keeps its own packs in shared memory, and since no other lane looks
+// at them, nobody waits. ADD: the row is left + right, rounded to X
 template <int W, int ADD, typename X>
-__global__ void layernorm_forward_kernel(X* residual, X* out, float* mean, float* rstd, const X* left, const X* right, const X* weight,
-                                         const X* bias, int N, int C) {
+__global__ void layernorm_forward_kernel(X* residual, X* out, float* mean, float* rstd, const X* left, const X* right,
+                                         const X* weight, const X* bias, int N, int C) {
     extern __shared__ float4 layernorm_kept[];
     int n = blockIdx.x * blockDim.y + threadIdx.y, lane = threadIdx.x * W;
     if (n >= N) { return; }  // a warp shares threadIdx.y, so it leaves whole and shuffles stay legal
     size_t start = (size_t)n * C;
     X* kept = reinterpret_cast<X*>(layernorm_kept) + (size_t)threadIdx.y * C;
     const X* row = W > 1 ? kept : ADD ? residual + start : left + start;
-    float sum = 0.0f, sum2 = 0.0f;
-    for (int c = lane; c - lane < C; c += WARP * W) {
-        Pack<float, W> x = {};
-        if (c < C) {
-            x = load_floats<W>(left + start + c);
-            if (ADD) {
-                Pack<float, W> added = load_floats<W>(right + start + c);
-                for (int i = 0; i < W; i++) { x.x[i] = to_float(from_float<X>(x.x[i] + added.x[i])); }
-                store_floats(residual + start + c, x);
-            }
-            if (W > 1) { store_floats(kept + c, x); }
+    #pragma unroll 2
+    for (int c = lane; c < C; c += WARP * W) {
+        Pack<X, W> x = pack_load<W>(left + start + c);
+        if (ADD) {
+            Pack<X, W> added = pack_load<W>(right + start + c);
+            for (int i = 0; i < W; i++) { x.x[i] = from_float<X>(to_float(x.x[i]) + to_float(added.x[i])); }
+            pack_store(residual + start + c, x);
         }
-        sum = row_add(sum, x.x);
+        if (W > 1) { pack_store(kept + c, x); }
     }
-    float m = row_total(sum) / (float)C;
-    for (int c = lane; c - lane < C; c += WARP * W) {
-        Pack<float, W> x = {};
-        if (c < C) {
-            x = load_floats<W>(row + c);
-            for (int i = 0; i < W; i++) { x.x[i] = (x.x[i] - m) * (x.x[i] - m); }
-        }
-        sum2 = row_add(sum2, x.x);
-    }
-    float s = 1.0f / sqrtf(row_total(sum2) / (float)C + LAYERNORM_EPS);
+    float m = layernorm_sum_<W, 0>(row, 0.0f, C) / (float)C;
+    float s = 1.0f / sqrtf(layernorm_sum_<W, 1>(row, m, C) / (float)C + LAYERNORM_EPS);
     for (int c = lane; c < C; c += WARP * W) {
         Pack<float, W> x = load_floats<W>(row + c), w = load_floats<W>(weight + c), b = load_floats<W>(bias + c);
         for (int i = 0; i < W; i++) { x.x[i] = s * (x.x[i] - m) * w.x[i] + b.x[i]; }
@@ -307,7 +312,8 @@ __global__ void layernorm_backward_rows_kernel(X* dinp, const X* dout, const X* 
     for (int c = lane; c - lane < C; c += WARP * W) {
         Pack<float, W> g = {}, gx = {};
         if (c < C) {
-            Pack<float, W> w = load_floats<W>(weight + c), d = load_floats<W>(dout + start + c), x = load_floats<W>(inp + start + c);
+            Pack<float, W> x = load_floats<W>(inp + start + c), d = load_floats<W>(dout + start + c);
+            Pack<float, W> w = load_floats<W>(weight + c);
             for (int i = 0; i < W; i++) {
                 g.x[i] = w.x[i] * d.x[i];
                 gx.x[i] = g.x[i] * ((x.x[i] - m) * s);
@@ -318,17 +324,17 @@ __global__ void layernorm_backward_rows_kernel(X* dinp, const X* dout, const X* 
     }
     float mean_g = row_total(sum_g) / (float)C, mean_gx = row_total(sum_gx) / (float)C;
     for (int c = lane; c < C; c += WARP * W) {
-        Pack<float, W> w = load_floats<W>(weight + c), d = load_floats<W>(dout + start + c), x = load_floats<W>(inp + start + c);
-        Pack<float, W> y = load_floats<W>(dinp + start + c);
+        Pack<float, W> x = load_floats<W>(inp + start + c), d = load_floats<W>(dout + start + c);
+        Pack<float, W> w = load_floats<W>(weight + c), y = load_floats<W>(dinp + start + c);
         for (int i = 0; i < W; i++) { y.x[i] += (w.x[i] * d.x[i] - mean_g - (x.x[i] - m) * s * mean_gx) * s; }
         store_floats(dinp + start + c, y);
     }
 }
 
-// one thread per channel walks down the rows b * N / parts .. of part b = blockIdx.y: parts (gridDim.y, 2, C), dweight and dbias
+// parts (gridDim.y, 2, C): dweight and dbias of the rows N * b / gridDim.y .. of part b = blockIdx.y. One thread per channel
 template <typename X>
-__global__ void layernorm_backward_channels_kernel(float* parts, const X* dout, const X* inp, const float* mean, const float* rstd, int N,
-                                                   int C) {
+__global__ void layernorm_backward_channels_kernel(float* parts, const X* dout, const X* inp, const float* mean,
+                                                   const float* rstd, int N, int C) {
     int c = blockIdx.x * blockDim.x + threadIdx.x, b = blockIdx.y;
     if (c >= C) { return; }
     int first = (int)((int64_t)N * b / gridDim.y), last = (int)((int64_t)N * (b + 1) / gridDim.y);
@@ -343,8 +349,8 @@ __global__ void layernorm_backward_channels_kernel(float* parts, const X* dout, 
     parts[(size_t)b * 2 * C + C + c] = dbias;
 }
 
-// dweight and dbias are the sums over b of parts (n_parts, 2, C). A block (32, rows) has 32 columns of the 2*C: row y of its threads
-// adds the parts y, y + rows, ..., then the first row adds these sums. One part comes through as it is: it began at +0
+// dweight and dbias are the sums over b of parts (n_parts, 2, C). A block (32, rows) has 32 columns of the 2*C: row y of its
+// threads adds the parts y, y + rows, ..., then the first row adds these sums. One part comes through as it is: it began at +0
 __global__ static void layernorm_backward_parts_kernel(float* dweight, float* dbias, const float* parts, int n_parts, int C) {
     __shared__ float sums[WARP][WARP];
     int j = blockIdx.x * WARP + threadIdx.x;
@@ -364,8 +370,8 @@ enum { LAYERNORM_OWNED = 8 };      // channels of a thread
 enum { LAYERNORM_THREADS = 704 };  // of a multiprocessor, in one block or several; so many can have 88 registers each
 enum { LAYERNORM_PAIR = 2 };                             // rows that are loaded before the block waits for their sums
 
-// the sum over the block of each value, the same in all threads: lanes along a tree, then warps in order. `sums` is not written
-// again before the next barrier but one
+// the sum over the block of each value, the same in all threads: lanes along a tree, then warps in order. `sums` must not be
+// written again before another barrier
 __device__ inline void layernorm_block_sums_(float (&x)[2 * LAYERNORM_PAIR], float sums[][2 * LAYERNORM_PAIR]) {
     int warp = threadIdx.x / WARP, n_warps = blockDim.x / WARP;
     for (int i = 0; i < 2 * LAYERNORM_PAIR; i++) {
@@ -379,12 +385,12 @@ __device__ inline void layernorm_block_sums_(float (&x)[2 * LAYERNORM_PAIR], flo
     }
 }
 
-// Block b takes the rows 2b, 2b + 1, 2(b + blocks), ... and leaves its sums over them in parts (blocks, 2, C). C is a multiple of
-// W and at most W * blockDim.x; a thread beyond C adds zeros
+// Block b takes the rows 2b, 2b + 1, 2(b + blocks), ... and leaves its sums over them in parts (blocks, 2, C). C is a multiple
+// of W and at most W * blockDim.x; a thread beyond C adds zeros
 template <typename X>
 __global__ void __launch_bounds__(LAYERNORM_THREADS)
-layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, const X* weight, const float* mean, const float* rstd,
-                          int N, int C) {
+layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, const X* weight, const float* mean,
+                          const float* rstd, int N, int C) {
     const int W = LAYERNORM_OWNED, R = LAYERNORM_PAIR;
     __shared__ float sums[2][LAYERNORM_THREADS / WARP][2 * R];
     int c = threadIdx.x * W, inside = c < C;
@@ -445,24 +451,27 @@ static inline int layernorm_parts_(int N, int C, int one_pass, const Device* dev
 
 static inline void layernorm_add_parts_(float* dweight, float* dbias, const float* parts, int n_parts, int C, const Device* dev) {
     dim3 block(WARP, (unsigned)(n_parts < WARP ? n_parts : (int)WARP));
-    layernorm_backward_parts_kernel<<<(unsigned)ceil_div(2 * C, WARP), block, 0, dev->stream>>>(dweight, dbias, parts, n_parts, C);
+    layernorm_backward_parts_kernel<<<(unsigned)ceil_div(2 * C, WARP), block, 0, dev->stream>>>(
+        dweight, dbias, parts, n_parts, C);
 }
 
 template <int W, typename X>
-static inline void layernorm_backward_two_passes_(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp, const X* weight,
-                                                  const float* mean, const float* rstd, int N, int C, const Device* dev) {
+static inline void layernorm_backward_two_passes_(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp,
+                                                  const X* weight, const float* mean, const float* rstd, int N, int C,
+                                                  const Device* dev) {
     int n_parts = layernorm_parts_(N, C, 0, dev);
     float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
     dim3 block(WARP, LAYERNORM_ROWS), channels((unsigned)ceil_div(C, WARP), (unsigned)n_parts);
-    layernorm_backward_rows_kernel<W><<<(unsigned)ceil_div(N, LAYERNORM_ROWS), block, 0, dev->stream>>>(dinp, dout, inp, weight, mean,
-                                                                                                     rstd, N, C);
+    layernorm_backward_rows_kernel<W><<<(unsigned)ceil_div(N, LAYERNORM_ROWS), block, 0, dev->stream>>>(
+        dinp, dout, inp, weight, mean, rstd, N, C);
     layernorm_backward_channels_kernel<<<channels, WARP, 0, dev->stream>>>(parts, dout, inp, mean, rstd, N, C);
     layernorm_add_parts_(dweight, dbias, parts, n_parts, C, dev);
 }
 
 template <typename X>
-static inline void layernorm_backward_one_pass_(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp, const X* weight,
-                                                const float* mean, const float* rstd, int N, int C, const Device* dev) {
+static inline void layernorm_backward_one_pass_(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp,
+                                                const X* weight, const float* mean, const float* rstd, int N, int C,
+                                                const Device* dev) {
     int n_parts = layernorm_parts_(N, C, 1, dev);
     float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
     layernorm_backward_kernel<<<n_parts, layernorm_threads_(C), 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);

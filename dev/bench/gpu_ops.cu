@@ -72,9 +72,10 @@ static void fill_pool(Bench* b, int positive) {
         memcpy(&bits, &x, sizeof bits);
         block[i] = (uint16_t)(bits >> 16 & (positive ? 0x7fff : 0xffff));
     }
-    for (size_t at = 0; at < b->n_pool; at += sizeof block) {
-        size_t n = b->n_pool - at < sizeof block ? b->n_pool - at : sizeof block;
-        device_upload(b->pool + at, block, n, &b->dev);
+    device_upload(b->pool, block, sizeof block, &b->dev);
+    for (size_t full = sizeof block; full < b->n_pool; full *= 2) {
+        size_t rest = b->n_pool - full;
+        device_copy(b->pool + full, b->pool, rest < full ? rest : full, &b->dev);
     }
     device_sync(&b->dev);
 }

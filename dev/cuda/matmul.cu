@@ -205,7 +205,7 @@ static void tensor_cores(const Layer* l, const Device* dev) {
     tensor_cores_kernel<<<grid, MTHREADS, 0, dev->stream>>>(l->out_bf16, l->inp_bf16, l->weight_bf16, l->N, l->C, l->OC);
 }
 
-// ---- 6: cuBLASLt, in both precisions ----
+// ---- 6: cuBLASLt, in both precisions, as fast builds call it (an EXACT build goes back to 3) ----
 
 static void cublas_float(const Layer* l, const Device* dev) {
     matmul_forward(l->out, l->inp, l->weight, NULL, l->N, l->C, l->OC, dev);
