@@ -741,10 +741,10 @@ int main(int argc, char** argv) {
     if (!is_generating(r) || r->o.dry_run) {
         r->peak = matmul_peak(&r->dev);
         comm_all_reduce(r->comm, &r->peak, 1, DT_F64, OP_SUM, HERE);
-        check_memory(print_start(r));
+        check_memory(print_start(r), "a smaller --batch-size, --seq-len or --model");
         if (r->o.dry_run) { return 0; }
     } else {
-        check_memory(memory_to_generate(r));
+        check_memory(memory_to_generate(r), "a smaller model");
     }
     load_parameters(r);
     ranks_same_bytes(r->comm, "parameters", r->model.params, sizeof(float) * r->model.n);

@@ -1,7 +1,7 @@
 /*
-GPT-2 and GPT-3 on GPUs: the model of train_gpt2.c, which is the file to read first, with bf16 weights and activations, fused
-kernels, and ranks that share the work over NCCL. Same options, log, run folder and checkpoints: what one of the two trainers
-has begun, the other continues.
+GPT-2 and GPT-3 on GPUs: the model of train_gpt2.c, which is the file to read first, with bf16 weights and activations,
+fused kernels, and ranks that share the work over NCCL. Same options, log, run folder and checkpoints: what one of the
+two trainers has begun, the other continues.
 
 What is different here, and why:
     weights       are stored as floatX, bf16 by default; AdamW updates float masters, from which they are rounded
@@ -48,7 +48,7 @@ There are no kernels here. Every op's are in its header in llmc/, behind the loo
 #include "llmc/zero.h"          // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 1. Tensors. Sizes and parameters are those of train_gpt2.c, in llmc/gpt2.h; here are the activations, one line for each.
+// 1. Tensors. Sizes and parameters are those of train_gpt2.c, in llmc/gpt2.h; here is one line for each activation.
 
 // weights as forward and backward read them; Parameters (llmc/gpt2.h) are floats: gradients
 typedef struct {
@@ -58,8 +58,8 @@ typedef struct {
 
 // what a pass leaves behind; the last three are the gradients on their way back, one buffer each for all layers
 typedef struct {
-    floatX *encoded, *ln1, *qkv, *atty, *residual2, *ln2, *fch, *fch_gelu, *residual3, *lnf, *logits, *branch, *dresidual,
-        *dbranch, *dwide;
+    floatX *encoded, *ln1, *qkv, *atty, *residual2, *ln2, *fch, *fch_gelu, *residual3, *lnf, *logits, *branch,
+        *dresidual, *dbranch, *dwide;
 } ActivationTensors;
 
 // what must not lose digits, always float
@@ -71,19 +71,26 @@ enum { N_ACTIVATIONS = 15, N_STATISTICS = 9 };
 typedef enum { TO_GENERATE, TO_EVALUATE, TO_TRAIN } Purpose;
 typedef enum { KEEP_ALL, RECOMPUTE_GELU, RECOMPUTE_NORMS, RECOMPUTE_BLOCKS } Recompute;  // each includes those before
 
-// what memory can be traded for; no choice but gelu_fusion changes a bit
+// Time against memory. recompute never changes a bit; in fast builds the other two change how sums are rounded
 typedef struct {
     int recompute;    // Recompute
     int gelu_fusion;  // GELU inside the matmul, from unrounded sums
     int head_rows;    // positions whose logits exist at once
 } Tradeoffs;
 
-// B rows of T positions. A tensor that backward computes again, or that no backward will read, has room for one layer (0)
+// layers that keep a tensor of their own which --recompute `level` and above compute again; 0: one buffer serves all
+static int layers_kept(Config c, Purpose purpose, const Tradeoffs* how, Recompute level) {
+    return purpose == TO_TRAIN && how->recompute < (int)level ? c.L : 0;
+}
+
+// B rows of T positions; generation keeps logits of the last position only
 static void activation_table(Tensor* t, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
-    const int L = c.L, C = c.C, N = B * T, is_training = purpose == TO_TRAIN, N_train = is_training ? N : 0;
-    const int L_wide = is_training && how->recompute < RECOMPUTE_GELU ? L : 0, L_norms = is_training && how->recompute < RECOMPUTE_NORMS ? L : 0;
-    const int L_block = is_training && how->recompute < RECOMPUTE_BLOCKS ? L : 0, L_out = is_training ? L : 0;
-    const int L_cache = purpose == TO_GENERATE ? L : L_block, N_head = purpose == TO_GENERATE ? 1 : N < how->head_rows ? N : how->head_rows;
+    const int C = c.C, N = B * T, N_train = purpose == TO_TRAIN ? N : 0, L_out = purpose == TO_TRAIN ? c.L : 0;
+    const int L_gelu = layers_kept(c, purpose, how, RECOMPUTE_GELU);
+    const int L_norms = layers_kept(c, purpose, how, RECOMPUTE_NORMS);
+    const int L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS);
+    const int L_cache = purpose == TO_GENERATE ? c.L : L_block;
+    const int N_head = purpose == TO_GENERATE ? 1 : N < how->head_rows ? N : how->head_rows;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = activation(FIELD(encoded),   0, N, C);         // wte + wpe
     *t++ = activation(FIELD(ln1),       L_norms, N, C);
@@ -92,7 +99,7 @@ static void activation_table(Tensor* t, Config c, int B, int T, Purpose purpose,
     *t++ = activation(FIELD(residual2), L_block, N, C);   // residual stream after attention
     *t++ = activation(FIELD(ln2),       L_norms, N, C);
     *t++ = activation(FIELD(fch),       L_block, N, 4 * C);
-    *t++ = activation(FIELD(fch_gelu),  L_wide, N, 4 * C);
+    *t++ = activation(FIELD(fch_gelu),  L_gelu, N, 4 * C);
     *t++ = activation(FIELD(residual3), L_out, N, C);     // residual stream after the MLP
     *t++ = activation(FIELD(lnf),       0, N, C);
     *t++ = activation(FIELD(logits),    0, N_head, c.Vp); // then their gradient
@@ -104,7 +111,7 @@ static void activation_table(Tensor* t, Config c, int B, int T, Purpose purpose,
 }
 
 static void statistic_table(Tensor* t, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
-    const int N = B * T, L_block = purpose == TO_TRAIN && how->recompute < RECOMPUTE_BLOCKS ? c.L : 0;
+    const int N = B * T, L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS);
 #define FIELD(name) #name, offsetof(Statistics, name)
     *t++ = activation(FIELD(ln1_mean), L_block, N, 1);
     *t++ = activation(FIELD(ln1_rstd), L_block, N, 1);
@@ -156,23 +163,29 @@ static void gpt2_init(GPT2* model, Config c) {
     model->weights = (floatX*)device_alloc(sizeof(floatX) * model->n, "weights");
 }
 
-// Weights from the floats of a checkpoint after so many updates, rounded with the noise of the last of them as shards_update
-// does, so that a resumed run has the same ones. What is a bf16 already stays what it is.
+// Weights from the floats of a checkpoint after so many updates, rounded with the noise of the last of them as
+// shards_update does, so that a resumed run has the same ones. What is a bf16 already stays what it is.
 static void gpt2_store(GPT2* model, const float* params, int updates, const Device* dev) {
     size_t most = 0;
-    for (int i = 0; i < N_PARAMETERS; i++) { most = tensor_elements(&model->table[i]) > most ? tensor_elements(&model->table[i]) : most; }
+    for (int i = 0; i < N_PARAMETERS; i++) {
+        const size_t n = tensor_elements(&model->table[i]);
+        most = n > most ? n : most;
+    }
     float* staged = (float*)device_alloc(sizeof(float) * most, "a tensor on its way to the device");
     for (int i = 0; i < N_PARAMETERS; i++) {
         const Tensor* t = &model->table[i];
-        device_upload(staged, params + t->offset, sizeof(float) * tensor_elements(t), dev);
-        round_stored(model->weights + t->offset, staged, tensor_elements(t), t->frozen ? 0 : (uint32_t)updates, t->offset, dev);
+        const size_t n = tensor_elements(t);
+        const uint32_t noise_key = t->frozen ? 0 : (uint32_t)updates;
+        device_upload(staged, params + t->offset, sizeof(float) * n, dev);
+        round_stored(model->weights + t->offset, staged, n, noise_key, t->offset, dev);
     }
     device_sync(dev);
     device_release(staged, sizeof(float) * most);
 }
 
 // Gradients, masters and moments, for updates of n_leaves micro-batches in all. comm NULL: alone. zero: llmc/zero.h
-static void gpt2_init_training(GPT2* model, Comm* comm, int n_leaves, int zero, int with_master, const float* params, const Device* dev) {
+static void gpt2_init_training(GPT2* model, Comm* comm, int n_leaves, int zero, int with_master, const float* params,
+                               const Device* dev) {
     Shards* s = &model->shards;
     shards_init(s, comm, model->table, N_PARAMETERS, n_leaves, zero);
     shards_open(s);
@@ -182,7 +195,8 @@ static void gpt2_init_training(GPT2* model, Comm* comm, int n_leaves, int zero, 
     model->master = (float*)device_alloc(sizeof(float) * s->n_kept, "master weights");
     for (int i = 0; i < N_PARAMETERS; i++) {
         const Part kept = s->kept[i];
-        device_upload(model->master + kept.at, params + model->table[i].offset + kept.first, sizeof(float) * kept.n, dev);
+        const float* from = params + model->table[i].offset + kept.first;
+        device_upload(model->master + kept.at, from, sizeof(float) * kept.n, dev);
     }
     device_sync(dev);
 }
@@ -201,7 +215,7 @@ static void gpt2_free(GPT2* model) {
     shards_free(&model->shards);
 }
 
-// bytes
+// sizes only; returns the bytes that activations_init will take on the device
 static double activations_layout(Activations* a, Config c, int B, int T, Purpose purpose, Tradeoffs how) {
     memset(a, 0, sizeof *a);
     a->B = B;
@@ -260,7 +274,8 @@ static Statistics layer_statistics(const Activations* acts, int l) {
 }
 
 // layer l from its first LayerNorm's output to GELU's: with N positions from t0 on, whose stream comes in as `residual`
-static void block_forward(const GPT2* model, Activations* acts, int l, const floatX* residual, int N, int t0, const Device* dev) {
+static void block_forward(const GPT2* model, Activations* acts, int l, const floatX* residual, int N, int t0,
+                          const Device* dev) {
     const int C = model->config.C, NH = model->config.NH;
     ActivationTensors a = layer_activations(acts, l);
     Statistics s = layer_statistics(acts, l);
@@ -268,17 +283,20 @@ static void block_forward(const GPT2* model, Activations* acts, int l, const flo
     matmul_forward(a.qkv + (size_t)t0 * 3 * C, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, dev);
     for (int i = 0; i < acts->n_segments; i++) {
         Segment x = acts->segments[i];
-        attention_forward(a.atty + x.first * C, s.att_max + x.first * NH, s.att_inv + x.first * NH, a.qkv + x.first * 3 * C, x.rows, x.T, C,
-                          NH, t0, dev);
+        attention_forward(a.atty + x.first * C, s.att_max + x.first * NH, s.att_inv + x.first * NH,
+                          a.qkv + x.first * 3 * C, x.rows, x.T, C, NH, t0, dev);
     }
     matmul_forward(a.branch, a.atty, p.attprojw, p.attprojb, N, C, C, dev);
-    residual_layernorm_forward(a.residual2, a.ln2, s.ln2_mean, s.ln2_rstd, residual, a.branch, p.ln2w, p.ln2b, N, C, dev);
+    residual_layernorm_forward(a.residual2, a.ln2, s.ln2_mean, s.ln2_rstd, residual, a.branch, p.ln2w, p.ln2b, N, C,
+                               dev);
     matmul_gelu_forward(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, acts->how.gelu_fusion, N, C, 4 * C, dev);
 }
 
-// tokens (B, T-t0) at positions t0..T-1, up to the last LayerNorm. t0 > 0, with B = 1, goes on from an earlier call on the
-// same activations: qkv still holds the keys and values of the positions before, and only the new ones are computed.
-static void gpt2_forward(const GPT2* model, Activations* acts, const int* tokens, int B, int T, int t0, const Device* dev) {
+// tokens (B, T-t0), on the host, at positions t0..T-1, up to the last LayerNorm. t0 > 0, with B = 1, goes on from an
+// earlier call on the same activations: qkv still holds the keys and values of the positions before, and only the new
+// ones are computed.
+static void gpt2_forward(const GPT2* model, Activations* acts, const int* tokens, int B, int T, int t0,
+                         const Device* dev) {
     const int L = model->config.L, C = model->config.C, N = B * (T - t0);
     ActivationTensors a = layer_activations(acts, 0);
     Statistics s = layer_statistics(acts, 0);
@@ -300,17 +318,20 @@ static void gpt2_forward(const GPT2* model, Activations* acts, const int* tokens
             ActivationTensors next = layer_activations(acts, l + 1);
             s = layer_statistics(acts, l + 1);
             p = layer_weights(model, l + 1);
-            residual_layernorm_forward(a.residual3, next.ln1, s.ln1_mean, s.ln1_rstd, a.residual2, a.branch, p.ln1w, p.ln1b, N, C, dev);
+            residual_layernorm_forward(a.residual3, next.ln1, s.ln1_mean, s.ln1_rstd, a.residual2, a.branch, p.ln1w,
+                                       p.ln1b, N, C, dev);
         } else {
-            residual_layernorm_forward(a.residual3, a.lnf, s.lnf_mean, s.lnf_rstd, a.residual2, a.branch, p.lnfw, p.lnfb, N, C, dev);
+            residual_layernorm_forward(a.residual3, a.lnf, s.lnf_mean, s.lnf_rstd, a.residual2, a.branch, p.lnfw,
+                                       p.lnfb, N, C, dev);
         }
         residual = a.residual3;
     }
 }
 
-// Logits of N positions, head_rows at a time, and their losses. dwte not NULL: also the gradients of wte (written) and, in
-// dbranch, of lnf. targets are on the host; dloss = 1 / targets counted in the whole update
-static void gpt2_head(const GPT2* model, Activations* acts, float* dwte, const int* targets, float dloss, int N, const Device* dev) {
+// Logits of N positions, head_rows at a time, and their losses. dwte not NULL: also the gradients of wte (written) and,
+// in dbranch, of lnf. targets are on the host; dloss = 1 / targets counted in the whole update
+static void gpt2_head(const GPT2* model, Activations* acts, float* dwte, const int* targets, float dloss, int N,
+                      const Device* dev) {
     const int C = model->config.C, V = model->config.V, Vp = model->config.Vp;
     ActivationTensors a = layer_activations(acts, 0);
     Statistics s = layer_statistics(acts, 0);
@@ -328,19 +349,24 @@ static void gpt2_head(const GPT2* model, Activations* acts, float* dwte, const i
 }
 
 // what --recompute left out of layer l; the last layer's is still there
-static void recompute_block(const GPT2* model, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
+static void recompute_block(const GPT2* model, Activations* acts, int l, const floatX* residual, int N,
+                            const Device* dev) {
     const int C = model->config.C, level = l + 1 < model->config.L ? acts->how.recompute : KEEP_ALL;
     ActivationTensors a = layer_activations(acts, l);
     Statistics s = layer_statistics(acts, l);
     StoredParameters p = layer_weights(model, l);
-    if (level >= RECOMPUTE_NORMS) { layernorm_forward(a.ln1, s.ln1_mean, s.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, dev); }
-    if (level == RECOMPUTE_NORMS) { layernorm_forward(a.ln2, s.ln2_mean, s.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, dev); }
+    if (level >= RECOMPUTE_NORMS) {
+        layernorm_forward(a.ln1, s.ln1_mean, s.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, dev);
+    }
+    if (level == RECOMPUTE_NORMS) {
+        layernorm_forward(a.ln2, s.ln2_mean, s.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, dev);
+    }
     if (level == RECOMPUTE_BLOCKS) { block_forward(model, acts, l, residual, N, 0, dev); }
     else if (level >= RECOMPUTE_GELU) { gelu_forward(a.fch_gelu, a.fch, (size_t)N * 4 * C, dev); }
 }
 
-// Forward's calls upside down, after gpt2_head. Every parameter's gradient is written: one micro-batch is one leaf, which joins
-// the tree of llmc/zero.h.
+// Forward's calls upside down, after gpt2_head. Every parameter's gradient is written: one micro-batch is one leaf,
+// which joins the tree of llmc/zero.h.
 static void gpt2_backward(GPT2* model, Activations* acts, int B, int T, const Device* dev) {
     const int L = model->config.L, C = model->config.C, NH = model->config.NH, N = B * T;
     ActivationTensors a = layer_activations(acts, L - 1);
@@ -359,12 +385,14 @@ static void gpt2_backward(GPT2* model, Activations* acts, int B, int T, const De
         matmul_backward(a.dwide, d.fcprojw, d.fcprojb, a.dresidual, a.fch_gelu, p.fcprojw, N, 4 * C, C, dev);
         gelu_backward(a.dwide, a.fch, a.dwide, (size_t)N * 4 * C, dev);
         matmul_backward(a.dbranch, d.fcw, d.fcb, a.dwide, a.ln2, p.fcw, N, C, 4 * C, dev);
-        layernorm_backward(a.dresidual, d.ln2w, d.ln2b, a.dbranch, a.residual2, p.ln2w, s.ln2_mean, s.ln2_rstd, N, C, dev);
+        layernorm_backward(a.dresidual, d.ln2w, d.ln2b, a.dbranch, a.residual2, p.ln2w, s.ln2_mean, s.ln2_rstd, N, C,
+                           dev);
         matmul_backward(a.dbranch, d.attprojw, d.attprojb, a.dresidual, a.atty, p.attprojw, N, C, C, dev);
         for (int i = 0; i < acts->n_segments; i++) {
             Segment x = acts->segments[i];
-            attention_backward(a.dwide + x.first * 3 * C, a.dbranch + x.first * C, a.atty + x.first * C, s.att_max + x.first * NH,
-                               s.att_inv + x.first * NH, a.qkv + x.first * 3 * C, x.rows, x.T, C, NH, dev);
+            attention_backward(a.dwide + x.first * 3 * C, a.dbranch + x.first * C, a.atty + x.first * C,
+                               s.att_max + x.first * NH, s.att_inv + x.first * NH, a.qkv + x.first * 3 * C, x.rows, x.T,
+                               C, NH, dev);
         }
         matmul_backward(a.dbranch, d.qkvw, d.qkvb, a.dwide, a.ln1, p.qkvw, N, C, 3 * C, dev);
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, s.ln1_mean, s.ln1_rstd, N, C, dev);
@@ -379,7 +407,8 @@ static void gpt2_backward(GPT2* model, Activations* acts, int B, int T, const De
 }
 
 // one micro-batch, forward and backward; its loss and gradient join the tree. Nothing here waits for the GPU
-static void gpt2_leaf(GPT2* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T, const Device* dev) {
+static void gpt2_leaf(GPT2* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
+                      const Device* dev) {
     gpt2_forward(model, acts, tokens, B, T, 0, dev);
     gpt2_head(model, acts, layer_gradients(model, 0).wte, targets, dloss, B * T, dev);
     losses_sum(shards_loss(&model->shards), layer_statistics(acts, 0).losses, B * T, dev);
@@ -424,17 +453,25 @@ static void parse_options(Run* r, int argc, char** argv) {
     const Option own[] = {
         {"GPT-2", "decay-all", "", OPTION_SWITCH, &r->decay_all, "0", 0, 0, "0|1",
          "decay biases and LayerNorms too, as llm.c's CPU trainer does", 0},
+        {"GPT-2", "export-bin", "", OPTION_TEXT, &r->export_bin, "", 0, 0, "FILE",
+         "write the model as llm.c's .bin", 0},
         {"GPU", "recompute", "-r", OPTION_INT, &r->how.recompute, "0", 0, 3, "0|1|2|3",
-         "compute again in backward instead of keeping: 1 GELU, 2 LayerNorms too, 3 whole blocks. Saves memory, changes no bit", 0},
-        {"GPU", "gelu-fusion", "-ge", OPTION_SWITCH, &r->how.gelu_fusion, "0", 0, 0, "0|1", "GELU inside the matmul before it, from unrounded sums", 0},
-        {"GPU", "master-weights", "-w", OPTION_SWITCH, &r->master_weights, "1", 0, 0, "0|1", "keep float parameters beside bf16 ones; 0: less memory, and small updates live by the noise of the rounding", 0},
-        {"GPU", "head-rows", "", OPTION_INT, &r->how.head_rows, "8192", 1, INT_MAX, "N", "positions whose logits are in memory at once", 0},
-        {"GPT-2", "export-bin", "", OPTION_TEXT, &r->export_bin, "", 0, 0, "FILE", "write the model as llm.c's .bin", 0},
+         "compute again in backward instead of keeping: 1 GELU, 2 LayerNorms too, 3 whole blocks. Saves memory, "
+         "changes no bit", 0},
+        {"GPU", "gelu-fusion", "-ge", OPTION_SWITCH, &r->how.gelu_fusion, "0", 0, 0, "0|1",
+         "GELU inside the matmul before it, from unrounded sums", 0},
+        {"GPU", "master-weights", "-w", OPTION_SWITCH, &r->master_weights, "1", 0, 0, "0|1",
+         "keep float parameters beside bf16 ones; 0: less memory, and small updates live by the noise of the "
+         "rounding", 0},
+        {"GPU", "head-rows", "", OPTION_INT, &r->how.head_rows, "8192", 1, INT_MAX, "N",
+         "positions whose logits are in memory at once", 0},
     };
-    r->n_options = run_options(r->table, &r->o, "random start from a preset: tiny, d6 d12 d24 d36 d48 (GPT-2), gpt3:c384 gpt3:c768 ...");
+    r->n_options = run_options(r->table, &r->o,
+                               "random start from a preset: tiny, d6 d12 d24 d36 d48 (GPT-2), gpt3:c384 gpt3:c768 ...");
     memcpy(r->table + r->n_options, own, sizeof own);
     r->n_options += (int)(sizeof own / sizeof own[0]);
-    options_parse(r->table, r->n_options, argc, argv, "Trains GPT-2 and GPT-3 on GPUs. The CPU trainer is train_gpt2; first steps: make run.");
+    options_parse(r->table, r->n_options, argc, argv,
+                  "Trains GPT-2 and GPT-3 on GPUs. The CPU trainer is train_gpt2; first steps: make run.");
     r->place = rank_place(options_given(r->table, r->n_options, "rank") == 1 ? r->o.rank : "");
     r->comm = ranks_open(&r->place, &r->o);
     r->state = r->o.resume ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
@@ -449,10 +486,13 @@ static int is_training(const Run* r) {
 }
 
 // the tokenizer is the model's: it shows every token, and encodes none that the model lacks
-static int has_text(const Run* r) { return data_tokenizer_fits(&r->data, &r->tokenizer, r->model.config.V, r->table, r->n_options); }
+static int has_text(const Run* r) {
+    return data_tokenizer_fits(&r->data, &r->tokenizer, r->model.config.V, r->table, r->n_options);
+}
+
 static int end_of_text(const Run* r) { return has_text(r) ? tokenizer_need_eot(&r->tokenizer) : r->model.config.V - 1; }
 
-// is a checkpoint written while training goes on? Not with --zero 1: then all ranks send rank 0 their part of the moments
+// is a checkpoint written while training goes on? Not with --zero 1 or 2: then all ranks send rank 0 what they keep
 static int saves_beside(const Run* r) { return r->o.async_save && (r->comm->size == 1 || r->o.zero == 0); }
 
 static double flops_per_token(const Run* r) {
@@ -473,8 +513,9 @@ static void save_model(const Run* r, const float* params, const char* folder, si
 // are the masters, like the moments, dealt out over the ranks? The weights are whole everywhere
 static int masters_in_parts(const GPT2* model) { return model->master && model->shards.zero > 0; }
 
-// The parameters as a checkpoint has them, from a copy of the masters or, without masters, of the weights: on the host, to be
-// freed; NULL on ranks above 0. Masters in parts are collected, for which all ranks call; dev NULL: the copy is in host memory
+// The parameters as a checkpoint has them, from a copy of the masters or, without masters, of the weights: on the host,
+// to be freed; NULL on ranks above 0. Masters in parts are collected, for which all ranks call; dev NULL: the copy is
+// in host memory
 static float* whole_parameters(GPT2* model, const void* copy, const Device* dev) {
     const size_t n_bytes = sizeof(float) * model->n;
     float* whole = model->shards.rank > 0 ? NULL : (float*)arena_alloc(n_bytes, "parameters on the host");
@@ -484,7 +525,8 @@ static float* whole_parameters(GPT2* model, const void* copy, const Device* dev)
     return whole;
 }
 
-// the parameters as a checkpoint has them, now: on rank 0, to be freed; NULL on the others, which only send. All ranks call
+// the parameters as a checkpoint has them, now: on rank 0, to be freed; NULL on the others, which only send. All ranks
+// call
 static float* download_parameters(GPT2* model, const Device* dev) {
     const size_t n_bytes = model->master ? sizeof(float) * model->n : sizeof(floatX) * model->n;
     if (masters_in_parts(model)) { return whole_parameters(model, model->master, dev); }
@@ -507,7 +549,8 @@ static void write_checkpoint(void* run) {
     save_model(r, params, temporary, SIZE_MAX, &files);
     arena_free(params, sizeof(float) * r->model.n);
     path_join(path, temporary, "optimizer.safetensors");
-    saved_files_add(&files, moments_save(path, &r->model.shards, (const float*)s->arena[1], (const float*)s->arena[2], NULL));
+    const float *m = (const float*)s->arena[1], *v = (const float*)s->arena[2];
+    saved_files_add(&files, moments_save(path, &r->model.shards, m, v, NULL));
     run_save_end(temporary, &files, r->table, r->n_options, &r->o, &s->state);
 }
 
@@ -515,7 +558,8 @@ static void write_checkpoint(void* run) {
 static void save_checkpoint(Run* r, int last) {
     GPT2* model = &r->model;
     const size_t kept = sizeof(float) * model->shards.n_kept;
-    const void* arenas[SNAPSHOT_ARENAS] = {model->master ? (const void*)model->master : model->weights, model->adam_m, model->adam_v};
+    const void* parameters = model->master ? (const void*)model->master : model->weights;
+    const void* arenas[SNAPSHOT_ARENAS] = {parameters, model->adam_m, model->adam_v};
     const size_t n_bytes[SNAPSHOT_ARENAS] = {model->master ? kept : sizeof(floatX) * model->n, kept, kept};
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
     if (r->comm->rank == 0) {
@@ -526,7 +570,7 @@ static void save_checkpoint(Run* r, int last) {
     }
 }
 
-// Where the model comes from: the file of its parameters (or the index of their shards), its config.json, its tokenizer.
+// where the model comes from: the file of its parameters (or the index of their shards), its config.json, its tokenizer
 static void find_model(Run* r) {
     const RunOptions* o = &r->o;
     char path[PATH_BYTES];
@@ -544,7 +588,8 @@ static void find_model(Run* r) {
 // vocabulary of a new model: the tokenizer's for text or when it was named, else GPT-2's for shards
 static int new_vocabulary(const Run* r) {
     const TokenData* d = &r->data.train;
-    int is_chosen = options_given(r->table, r->n_options, "tokenizer") == 1, is_tiny = !has_data(d) && strcmp(r->o.model, "tiny") == 0;
+    int is_chosen = options_given(r->table, r->n_options, "tokenizer") == 1;
+    int is_tiny = !has_data(d) && strcmp(r->o.model, "tiny") == 0;
     int needed = data_vocabulary(&r->data), usual = d->text || is_chosen || is_tiny ? r->tokenizer.n_tokens : 50257;
     return needed > usual ? needed : usual;
 }
@@ -579,7 +624,8 @@ static void export_folder(const Run* r, const float* params, const char* folder)
     files.n = 0;
     hf_export_begin(temporary, folder, 4.0 * (double)r->model.n);
     save_model(r, params, temporary, (size_t)(1e9 * (double)r->o.shard_gb), &files);
-    json_write(path_join(path, temporary, "generation_config.json"), json_pack("{s:i, s:i}", "bos_token_id", eot, "eos_token_id", eot));
+    json_write(path_join(path, temporary, "generation_config.json"),
+               json_pack("{s:i, s:i}", "bos_token_id", eot, "eos_token_id", eot));
     hf_export_end(temporary, folder);
 }
 
@@ -609,7 +655,8 @@ static const float* batch_losses(void* run, const int* inputs, const int* target
 
 // loss on the validation data and answers to the examples of --hellaswag; while training, is it the best so far?
 static void evaluate(Run* r, int training) {
-    const Evaluator e = {&r->o, r->comm, has_text(r) ? &r->tokenizer : NULL, r->T, r->inputs, r->targets, batch_losses, r};
+    const Tokenizer* tokenizer = has_text(r) ? &r->tokenizer : NULL;
+    const Evaluator e = {&r->o, r->comm, tokenizer, r->T, r->inputs, r->targets, batch_losses, r};
     const int step = r->state.step;
     if (has_data(&r->data.val)) {
         double bits_per_byte;
@@ -627,7 +674,8 @@ static void evaluate(Run* r, int training) {
 static const float* host_logits(Run* r, Activations* acts, int n) {
     const Config c = r->model.config;
     ActivationTensors a = layer_activations(acts, 0);
-    matmul_forward(a.logits, a.lnf + (size_t)n * c.C, layer_weights(&r->model, 0).wte, (const floatX*)NULL, 1, c.C, c.Vp, &r->dev);
+    StoredParameters p = layer_weights(&r->model, 0);
+    matmul_forward(a.logits, a.lnf + (size_t)n * c.C, p.wte, (const floatX*)NULL, 1, c.C, c.Vp, &r->dev);
     floatx_download(r->host, a.logits, (size_t)c.Vp, &r->dev);
     return r->host;
 }
@@ -648,8 +696,8 @@ static void open_generator(Run* r, int n_prompt) {
 
 static void generate_text(Run* r) {
     if (!has_text(r)) {
-        options_fail("generate", "the model has %d tokens, --tokenizer %s has %d: give the model's tokenizer", r->model.config.V,
-                     r->o.tokenizer, r->tokenizer.n_tokens);
+        options_fail("generate", "the model has %d tokens, --tokenizer %s has %d: give the model's tokenizer",
+                     r->model.config.V, r->o.tokenizer, r->tokenizer.n_tokens);
     }
     Prompt prompt = prompt_read(&r->o, &r->tokenizer);
     open_generator(r, prompt.n);
@@ -669,9 +717,12 @@ static void probe(Run* r) {
 
     SafeWriter out;
     probe_open(&out, r->o.probe_out, &x, c.V, r->model.table, N_PARAMETERS);
-    for (int n = 0; n < x.B * x.T; n++) { safewriter_put(&out, host_logits(r, &r->acts, n), sizeof(float) * (size_t)c.V); }
+    for (int n = 0; n < x.B * x.T; n++) {
+        safewriter_put(&out, host_logits(r, &r->acts, n), sizeof(float) * (size_t)c.V);
+    }
     gpt2_leaf(&r->model, &r->acts, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T, &r->dev);
-    float loss, *grads = shards_reduce(&r->model.shards, &loss, &r->dev), *host = (float*)arena_alloc(n_bytes, "gradients on the host");
+    float loss, *grads = shards_reduce(&r->model.shards, &loss, &r->dev);
+    float* host = (float*)arena_alloc(n_bytes, "gradients on the host");
     loss = loss / (float)x.counted;
     device_download(host, grads, n_bytes, &r->dev);
     safewriter_put(&out, &loss, sizeof loss);
@@ -691,7 +742,8 @@ static float* step_gradients(Run* r, float* loss, float* norm) {
     const Shards* s = &r->model.shards;
     const int n = shards_n_leaves(s);
     for (int k = 0; k < n; k++) {
-        int64_t leaf = shards_leaf(s, k), next = k + 1 < n ? shards_leaf(s, k + 1) : r->n_leaves + shards_leaf(s, 0);  // of the next update
+        const int64_t leaf = shards_leaf(s, k);
+        const int64_t next = k + 1 < n ? shards_leaf(s, k + 1) : r->n_leaves + shards_leaf(s, 0);  // of the next update
         int *inputs = r->inputs + (size_t)k * B * T, *targets = r->targets + (size_t)k * B * T;
         dataloader_batch(&r->data.train_rows, r->state.rows + leaf * B, B, inputs, targets);
         dataloader_prefetch(&r->data.train_rows, r->state.rows + next * B, B);
@@ -718,9 +770,11 @@ static void train_step(Run* r) {
         grads = step_gradients(r, &loss, &norm);
         verify_second(&r->verify, loss, norm, grads, model->shards.reduced, &r->dev);
     }
-    float lr = schedule_lr(schedule_from_name(o->schedule), s->step, o->steps, o->warmup, (double)o->lr, (double)o->final_lr);
+    const Schedule schedule = schedule_from_name(o->schedule);
+    float lr = schedule_lr(schedule, s->step, o->steps, o->warmup, (double)o->lr, (double)o->final_lr);
     int skipped = run_state_skips(s, o, loss, norm);
-    Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all, verifying ? &r->verify : NULL};
+    Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all,
+                           verifying ? &r->verify : NULL};
     const Weights w = gpt2_weights(model);
     if (!skipped) { shards_update(&model->shards, &w, grads, norm, &optimizer, ++s->updates, &r->dev); }
     s->step++;
@@ -735,8 +789,8 @@ static void train_step(Run* r) {
         char name[NAME_BYTES];
         const char* bad = shards_first_bad(&model->shards, name, sizeof name, grads, &r->dev);
         if (r->comm->rank > 0) { comm_barrier(r->comm, HERE); }  // rank 0 says it
-        fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a smaller --lr "
-                 "or --clip", s->step, s->skips, (double)loss, (double)norm, bad);
+        fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a "
+                 "smaller --lr or --clip", s->step, s->skips, (double)loss, (double)norm, bad);
     }
 }
 
@@ -762,8 +816,8 @@ static void train(Run* r) {
     }
     ranks_print_cost(r->comm, s->step - first);
     snapshot_print(&r->snapshot, run_checkpoint_bytes(r->model.table, N_PARAMETERS));
-    printf("%s after step %d, checkpoint in %s/step_%06d\n", s->step >= o->steps ? "done" : stop ? "stopped" : "stopped early",
-           s->step, o->run, s->step);
+    const char* outcome = s->step >= o->steps ? "done" : stop ? "stopped" : "stopped early";
+    printf("%s after step %d, checkpoint in %s/step_%06d\n", outcome, s->step, o->run, s->step);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -774,66 +828,117 @@ static void plan(Run* r) {
     RunOptions* o = &r->o;
     const Config c = r->model.config;
     r->T = o->seq_len > 0 ? o->seq_len : c.max_T < 1024 ? c.max_T : 1024;
-    if (r->T > c.max_T) { options_fail("seq-len", "expected at most the model's %d positions, found %d", c.max_T, r->T); }
+    if (r->T > c.max_T) {
+        options_fail("seq-len", "expected at most the model's %d positions, found %d", c.max_T, r->T);
+    }
     r->n_leaves = run_leaves(o, r->T);
     if (!options_given(r->table, r->n_options, "tokenizer")) { data_check_tokenizer(&r->data, o, c.V, has_text(r)); }
     if (!is_training(r) && !o->eval_only && !is_generating(r) && !*o->probe && !*o->export_hf && !*r->export_bin) {
-        fail_input("nothing to do: expected --train, --eval-only, --generate, --probe, --export-hf, --export-bin or --dry-run");
+        fail_input("nothing to do: expected --train, --eval-only, --generate, --probe, --export-hf, --export-bin or "
+                   "--dry-run");
     }
     if (is_training(r) || *o->export_hf || o->doc_reset) { data_check_documents(&r->data, o, end_of_text(r)); }
-    if (r->comm->size > 1 && !is_training(r) && !o->eval_only) { ranks_fail_input(r->comm, "%d ranks are for training and --eval-only: start one", r->comm->size); }
+    if (r->comm->size > 1 && !is_training(r) && !o->eval_only) {
+        ranks_fail_input(r->comm, "%d ranks are for training and --eval-only: start one", r->comm->size);
+    }
     if (*o->probe) {  // it brings its own sizes
         probe_read(&r->probe, o->probe, c.V, c.max_T);
         o->batch_size = r->probe.B;
         r->T = r->probe.T;
         r->n_leaves = 1;
     }
-    if (is_training(r) || *o->export_hf) { end_of_text(r); }  // config.json names it: refused now, not at the first checkpoint
+    if (is_training(r) || *o->export_hf) { end_of_text(r); }  // config.json names it: refuse now, not at a checkpoint
     if (*o->export_hf) { hf_export_check(o->export_hf); }
     if (*r->export_bin) { outfile_check("export-bin", r->export_bin); }
     if (r->how.gelu_fusion && (r->how.recompute == RECOMPUTE_GELU || r->how.recompute == RECOMPUTE_NORMS)) {
-        options_fail("gelu-fusion", "with --recompute %d GELU is computed again from rounded sums, and gradients would differ: expected "
-                     "--recompute 0 or 3", r->how.recompute);
+        options_fail("gelu-fusion", "with --recompute %d GELU is computed again from rounded sums, and gradients would "
+                     "differ: expected --recompute 0 or 3", r->how.recompute);
     }
     data_plan(&r->data, o, r->T, c.V, r->n_leaves);
 }
 
-// the largest scratch that an op asks for: products, or two floats for each query of attention's backward
-static double workspace_bytes(const Run* r) {
+// the largest scratch that an op asks for with B rows: products, or two floats for each query of attention's backward
+static double workspace_bytes(const Run* r, int B) {
     const Config c = r->model.config;
-    const int N = r->o.batch_size * r->T, n_head = N < r->how.head_rows ? N : r->how.head_rows, n = r->dev.n_threads;
-    double head = (double)gemm_workspace_bytes(n_head, c.Vp, n), weights = (double)gemm_workspace_bytes(c.Vp, n_head, n);
-    return fmax(8.0 * N * c.NH, is_training(r) ? fmax(head, weights) : (double)gemm_workspace_bytes(N, 4 * c.C, n));
+    const int N = B * r->T, n_head = N < r->how.head_rows ? N : r->how.head_rows, n = r->dev.n_threads;
+    const double head = (double)gemm_workspace_bytes(n_head, c.Vp, n);
+    const double dwte = (double)gemm_workspace_bytes(c.Vp, n_head, n);
+    const double products = is_training(r) ? fmax(head, dwte) : (double)gemm_workspace_bytes(N, 4 * c.C, n);
+    return fmax(8.0 * N * c.NH, products);
 }
 
-// Memory of the device by class, in the order of allocation; returns the bytes that have still to be taken of what this rank can
-// see: a GPU of its own, or the machine's memory, which it shares with other ranks and in which text and copies are, too
-static double print_memory(const Run* r) {
+static double batch_activation_bytes(const Run* r, int B, Tradeoffs how) {
     Activations acts;
-    const Config c = r->model.config;
-    double weights = (double)sizeof(floatX) * (double)r->model.n, workspace = workspace_bytes(r), kept = 0.0, gradients = 0.0;
-    int backward = is_training(r) || *r->o.probe, samples = is_generating(r) || (is_training(r) && r->o.sample_every > 0);
-    double activations = activations_layout(&acts, c, r->o.batch_size, r->T, backward ? TO_TRAIN : TO_EVALUATE, r->how);
-    double sampling = activations_layout(&acts, c, 1, generator_room(&r->o, 1, c.max_T), TO_GENERATE, r->how);
-    double text = DEVICE_IS_SHARED ? data_memory(&r->data) : 0.0, rest = text + 8e6, copy = 0.0;
-    if (is_training(r) && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
-    if (DEVICE_IS_SHARED && is_training(r) && r->o.save_every > 0 && saves_beside(r)) { copy = SNAPSHOT_ARENAS * weights; }
-    if (backward) { gradients = ranks_box(r->comm, r->model.table, N_PARAMETERS, r->n_leaves, r->o.zero, &kept); }
+    const Purpose purpose = is_training(r) || *r->o.probe ? TO_TRAIN : TO_EVALUATE;
+    return activations_layout(&acts, r->model.config, B, r->T, purpose, how);
+}
+
+// the largest --batch-size whose activations and scratch fit in n_bytes
+static int largest_batch(const Run* r, double n_bytes, Tradeoffs how) {
+    int B = 0;
+    for (int more = 1 << 20; more > 0; more /= 2) {
+        if ((int64_t)(B + more) * r->T > INT_MAX / 4) { continue; }  // as run_leaves refuses
+        if (batch_activation_bytes(r, B + more, how) + workspace_bytes(r, B + more) <= n_bytes) { B += more; }
+    }
+    return B;
+}
+
+// n_bytes are free for activations and scratch of a micro-batch
+static void box_largest_batch(const Run* r, double n_bytes) {
+    Tradeoffs least = r->how;
+    least.recompute = RECOMPUTE_BLOCKS;
+    const int B = largest_batch(r, n_bytes, r->how), with_recompute = largest_batch(r, n_bytes, least);
+    if (with_recompute > B) { box_row("  largest batch-size", "%d; with --recompute 3: %d", B, with_recompute); }
+    else { box_row("  largest batch-size", "%d", B); }
+}
+
+// Memory of the device by class, in the order of allocation; returns the bytes that have still to be taken of what this
+// rank can see: a GPU of its own, or the machine's memory, which it shares with other ranks and in which text and
+// copies are, too
+static double print_memory(const Run* r) {
+    Activations cache;
+    const RunOptions* o = &r->o;
+    const int backward = is_training(r) || *o->probe, has_batch = backward || o->eval_only;
+    const int samples = is_generating(r) || (is_training(r) && o->sample_every > 0);
+    const int room = generator_room(o, 1, r->model.config.max_T);
+    const double weights = (double)sizeof(floatX) * (double)r->model.n, workspace = workspace_bytes(r, o->batch_size);
+    const double batch = has_batch ? batch_activation_bytes(r, o->batch_size, r->how) : 0.0;
+    const double sampling = samples ? activations_layout(&cache, r->model.config, 1, room, TO_GENERATE, r->how) : 0.0;
+    const double text = DEVICE_IS_SHARED ? data_memory(&r->data) : 0.0, available = memory_available();
+    const double verify = is_training(r) && o->verify_every > 0 ? verify_bytes(r->model.n) : 0.0;
+    const double rest = text + verify + 8e6;
+    const int copies = DEVICE_IS_SHARED && is_training(r) && o->save_every > 0 && saves_beside(r);
+    double kept = 0.0, copy = copies ? SNAPSHOT_ARENAS * weights : 0.0;
+    double gradients = backward ? ranks_box(r->comm, r->model.table, N_PARAMETERS, r->n_leaves, o->zero, &kept) : 0.0;
     double moments = !is_training(r) ? 0.0 : FLOATX_IS_FLOAT || !r->master_weights ? 2.0 * kept : 3.0 * kept;
-    if (!samples) { sampling = 0.0; }
-    if (!backward && !r->o.eval_only) { activations = 0.0; }
     box_row("memory: weights", "%s", format_bytes(weights).s);
     if (backward) { box_row("  gradients, AdamW", "%s, %s", format_bytes(gradients).s, format_bytes(moments).s); }
-    box_row("  activations", "%s", format_bytes(activations + sampling).s);
+    if (has_batch || samples) { box_row("  activations", "%s", format_bytes(batch + sampling).s); }
     box_row("  workspace, rest", "%s, %s", format_bytes(workspace).s, format_bytes(rest + copy).s);
-    double each = weights + gradients + moments + activations + workspace + rest, of_rank_0 = sampling + copy;
-    box_row("memory", "%s of %s free", format_bytes(each + of_rank_0).s, format_bytes(memory_available()).s);
-    return (DEVICE_IS_SHARED ? fmax(1.0, r->place.local_size) : 1.0) * (each - text) + of_rank_0;  // the text is in memory already
+    const double each = weights + gradients + moments + batch + workspace + rest, of_rank_0 = sampling + copy;
+    const double n_ranks = DEVICE_IS_SHARED ? fmax(1.0, r->place.local_size) : 1.0;  // that take from the same memory
+    const double needed = n_ranks * (each - text) + of_rank_0;                       // the text is in memory already
+    box_row("memory", "%s of %s free", format_bytes(each + of_rank_0).s, format_bytes(available).s);
+    if (has_batch && !*o->probe && available > 0.0) {
+        box_largest_batch(r, (available - needed) / n_ranks + batch + workspace);
+    }
+    return needed;
 }
 
 static double memory_to_generate(const Run* r) {
     Activations acts;
-    return (double)sizeof(floatX) * (double)r->model.n + activations_layout(&acts, r->model.config, 1, r->model.config.max_T, TO_GENERATE, r->how);
+    const Config c = r->model.config;
+    const double weights = (double)sizeof(floatX) * (double)r->model.n;
+    return weights + activations_layout(&acts, c, 1, c.max_T, TO_GENERATE, r->how);
+}
+
+// what helps where memory is short
+static const char* memory_remedy(const Run* r) {
+    if (r->o.eval_only) { return "a smaller --batch-size or --seq-len"; }
+    if (!is_training(r)) { return "a smaller model"; }
+    return r->how.recompute < RECOMPUTE_BLOCKS
+               ? "--recompute 3, a smaller --batch-size or --seq-len, or --zero 2 with several GPUs"
+               : "a smaller --batch-size or --seq-len, or --zero 2 with several GPUs";
 }
 
 // returns the bytes that are still to be taken
@@ -842,7 +947,8 @@ static double print_start(const Run* r) {
     printf("train_gpt2cu: %s (%s, %s)\n", build_name(), FLOATX_NAME, processor_name().s);
     options_print(r->table, r->n_options);
     box_line();
-    box_row("model", "%d layer%s, %d head%s, %d channels, %d positions", c.L, c.L > 1 ? "s" : "", c.NH, c.NH > 1 ? "s" : "", c.C, c.max_T);
+    box_row("model", "%d layer%s, %d head%s, %d channels, %d positions", c.L, c.L > 1 ? "s" : "", c.NH,
+            c.NH > 1 ? "s" : "", c.C, c.max_T);
     box_row("vocabulary", "%d, padded to %d", c.V, c.Vp);
     size_t n_parameters = tensors_count(r->model.table, N_PARAMETERS);
     box_row("parameters", "%s = %zu", format_count((double)n_parameters).s, n_parameters);
@@ -854,8 +960,11 @@ static double print_start(const Run* r) {
     double n_bytes = print_memory(r), flops = flops_per_token(r);
     const int n_steps = r->o.steps - r->state.step;
     double seconds = flops * (double)n_steps * r->n_leaves * r->o.batch_size * r->T / r->peak;
-    box_row("matmul rate", "%s, %s FLOP per token", r->peak > 0.0 ? format_rate(r->peak).s : "not known of this GPU", format_count(flops).s);
-    if (is_training(r) && n_steps > 0 && r->peak > 0.0) { box_row("time", "at least %s for %d steps", format_duration(seconds).s, n_steps); }
+    box_row("matmul rate", "%s, %s FLOP per token", r->peak > 0.0 ? format_rate(r->peak).s : "unknown for this GPU",
+            format_count(flops).s);
+    if (is_training(r) && n_steps > 0 && r->peak > 0.0) {
+        box_row("time", "at least %s for %d step%s", format_duration(seconds).s, n_steps, n_steps > 1 ? "s" : "");
+    }
     box_line();
     return n_bytes;
 }
@@ -884,10 +993,12 @@ static void open_training(Run* r, int argc, char** argv) {
         moments_load(path, &model->shards, model->adam_m, model->adam_v, &r->dev);
     }
     if (r->comm->rank == 0) {
-        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train, &r->data.val, argc, argv);
+        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train,
+                 &r->data.val, argc, argv);
     }
     ranks_run_name(r->comm, r->table, r->n_options, &r->o);
-    tensorboard_open(&r->board, r->o.tensorboard && r->comm->rank == 0 ? r->o.run : NULL, r->o.resume ? r->state.step : -1);
+    tensorboard_open(&r->board, r->o.tensorboard && r->comm->rank == 0 ? r->o.run : NULL,
+                     r->o.resume ? r->state.step : -1);
 }
 
 static void close_all(Run* r) {
@@ -940,10 +1051,10 @@ int main(int argc, char** argv) {
     if (!is_generating(r) || r->o.dry_run) {
         r->peak = matmul_peak(&r->dev);
         comm_all_reduce(r->comm, &r->peak, 1, DT_F64, OP_SUM, HERE);
-        check_memory(print_start(r));
+        check_memory(print_start(r), memory_remedy(r));
         if (r->o.dry_run) { return 0; }
     } else {
-        check_memory(memory_to_generate(r));
+        check_memory(memory_to_generate(r), memory_remedy(r));
     }
     load_parameters(r);
     r->host = host_room(r);

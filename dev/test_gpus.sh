@@ -69,6 +69,19 @@ train nomaster "$fast" --master-weights 0
 train nomaster-2 "$launch" -n 2 "$fast" --master-weights 0 --zero 1
 equal "bf16 without masters: two GPUs have the bits of one" nomaster nomaster-2
 
+# the box: the largest --batch-size that it names fits, one more does not, and --recompute 3 holds what it says
+dry() { "$fast" --model d12 --dry-run "$@" >out 2>err; }
+dry --batch-size 1000
+too_large=$?
+largest=($(tr -d ';' <out | awk '/largest batch-size/ { print $5, $9 }'))
+check "a batch too large: status 1, and the remedy names --recompute 3" test $too_large = 1 -a -n "$(grep 'try --recompute 3' err)"
+for recompute in 0 3; do
+    rows=${largest[$((recompute / 3))]}
+    dry --recompute $recompute --batch-size "$rows" && fits=yes || fits=no
+    dry --recompute $recompute --batch-size $((rows + 1)) && more=yes || more=no
+    check "--recompute $recompute: the largest batch-size of the box is the largest" test $fits-$more = yes-no
+done
+
 # resume: two steps on two GPUs with --zero 2, the third on one; checkpoints go from trainer to trainer
 resumed() {  # RUN PROGRAM: its third step again
     rm -r "$1/step_000003" && "$2" --resume --run "$1" --zero 0 >out 2>err

@@ -10,7 +10,7 @@ matmul_backward is all three; matmul_backward_input, matmul_backward_weight and 
 used twice, matmul_backward_weight with add 1 goes on from what is in dweight.
 Cost:   compute bound: forward 2*N*C*OC flops, backward twice that. Judge it in GFLOP/s, column_sums, which reads N*OC
         elements, in GB/s.
-Error:  a plain chain of K float sums: |error| <= K * 2^-24 * (sum of |products|); stored as bf16, 2^-9 of the result more.
+Error:  a plain chain of K float sums: |error| <= K * 2^-24 * (sum of |products|); stored as bf16, 2^-8 of the result more.
 Order:  forward chains over c from the bias, dinp over oc from 0, dweight and dbias over n from 0 (dweight with add 1: from
         its old value), all ascending. Fast CUDA builds: gemm_cublas.h, and column_sums along a tree that only N and OC choose.
         There, fused 1 takes gelu of pre before pre is rounded to X: out may be off gelu_forward(pre) in its last bit, so a

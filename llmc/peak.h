@@ -1,10 +1,11 @@
 /*
 What this machine can do: the matmul rate behind "38% peak" in the step line, and the memory that is free.
-    matmul_peak       flop/s of matrix products. CPU: measured, the best of 0.2 s of 512 x 768 x 768 exact products on all
-                      threads. GPU: the dense rate its maker states for the stored type, 0 for a card that is not in the table
+    matmul_peak       flop/s of matrix products. CPU: measured, the best of 0.2 s of 512 x 768 x 768 exact products on
+                      all threads. GPU: bf16: the dense rate its maker states, 0 for a card that is not in the table;
+                      float: what its multiprocessors can add and multiply at its highest clock
     processor_name    what the CPU, or in a CUDA build the GPU, is called
     memory_available  bytes that are free for arenas: in this container if there is one; in a CUDA build on the GPU
-    check_memory      status 1 when a run needs more than that
+    check_memory      status 1 when a run needs more than that, with the trainer's remedy
 Source of the GPU rates: spec gpt2.md 13, the makers' data sheets
 */
 #ifndef LLMC_PEAK_H
@@ -30,20 +31,24 @@ static inline double bf16_peak_(const char* card) {
     static const struct {
         const char* name;
         double tflops;
-    } cards[] = {{"H100 PCIe", 756}, {"H100", 989}, {"H200", 989}, {"GH200", 989}, {"H20", 148}, {"A100", 312}, {"A40", 149.7}, {"A10", 125},
-                 {"L40S", 362}, {"L40", 181}, {"L4", 121}, {"RTX 6000 Ada", 182}, {"RTX 3090", 71}, {"RTX 4090", 165.2}, {"B200", 2250}};
+    } cards[] = {{"H100 PCIe", 756}, {"H100", 989}, {"H200", 989}, {"GH200", 989}, {"H20", 148}, {"A100", 312},
+                 {"A40", 149.7}, {"A10", 125}, {"L40S", 362}, {"L40", 181}, {"L4", 121}, {"RTX 6000 Ada", 182},
+                 {"RTX 3090", 71}, {"RTX 4090", 165.2}, {"B200", 2250}};
     for (size_t i = 0; i < sizeof cards / sizeof cards[0]; i++) {
         if (strstr(card, cards[i].name)) { return 1e12 * cards[i].tflops; }
     }
     return 0.0;
 }
 
-// float: 128 multiply-adds per multiprocessor and clock
+// float: a multiprocessor does 128 multiply-adds in a clock, that of compute capability 8.0 (A100) 64
 static inline double matmul_peak(const Device* dev) {
-    int gpu = 0, khz = 0;
+    int gpu = 0, khz = 0, major = 0, minor = 0;
+    if (!FLOATX_IS_FLOAT) { return bf16_peak_(processor_name().s); }
     cudaCheck(cudaGetDevice(&gpu));
     cudaCheck(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, gpu));
-    return FLOATX_IS_FLOAT ? 2.0 * 128 * 1e3 * khz * dev->n_sms : bf16_peak_(processor_name().s);
+    cudaCheck(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu));
+    cudaCheck(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, gpu));
+    return 2.0 * (major == 8 && minor == 0 ? 64 : 128) * 1e3 * khz * dev->n_sms;
 }
 
 static inline double memory_available(void) {
@@ -95,12 +100,16 @@ static inline double number_in_file_(const char* path, const char* key) {
 }
 
 // what the control group `group` below `folder` leaves; pages of files that could be dropped do not count as used
-static inline double cgroup_free_(const char* folder, const char* group, const char* limit, const char* used, const char* files) {
+static inline double cgroup_free_(const char* folder, const char* group, const char* limit, const char* used,
+                                  const char* files) {
     char path[3][1024];
     const char* names[3] = {limit, used, "memory.stat"};
     for (int i = 0; i < 3; i++) { snprintf(path[i], sizeof path[i], "%s%s/%s", folder, group, names[i]); }
-    if (*group && access(path[0], R_OK) != 0) { return cgroup_free_(folder, "", limit, used, files); }  // a container sees its own as the root
-    double most = number_in_file_(path[0], ""), now = number_in_file_(path[1], ""), droppable = number_in_file_(path[2], files);
+    if (*group && access(path[0], R_OK) != 0) {  // a container sees its own group as the root
+        return cgroup_free_(folder, "", limit, used, files);
+    }
+    double most = number_in_file_(path[0], ""), now = number_in_file_(path[1], "");
+    double droppable = number_in_file_(path[2], files);
     return most > 0.0 && now >= 0.0 ? most - now + fmax(droppable, 0.0) : INFINITY;
 }
 
@@ -116,7 +125,8 @@ static inline double cgroup_available_(void) {
             available = fmin(available, cgroup_free_("/sys/fs/cgroup/memory", v1 + 8, "memory.limit_in_bytes",
                                                      "memory.usage_in_bytes", "total_inactive_file "));
         } else if (strncmp(line, "0::", 3) == 0) {
-            available = fmin(available, cgroup_free_("/sys/fs/cgroup", line + 3, "memory.max", "memory.current", "inactive_file "));
+            available = fmin(available, cgroup_free_("/sys/fs/cgroup", line + 3, "memory.max", "memory.current",
+                                                     "inactive_file "));
         }
     }
     if (file) { fclose(file); }
@@ -132,11 +142,10 @@ static inline double memory_available(void) {
 #endif
 
 // stop, before anything big is allocated, when a run cannot fit
-static inline void check_memory(double n_bytes) {
+static inline void check_memory(double n_bytes, const char* remedy) {
     double available = memory_available();
     if (available > 0.0 && n_bytes > available) {
-        fail_run("needs %s of memory, %s are free: try a smaller --batch-size, --seq-len or --model", format_bytes(n_bytes).s,
-                 format_bytes(available).s);
+        fail_run("needs %s of memory, %s are free: try %s", format_bytes(n_bytes).s, format_bytes(available).s, remedy);
     }
 }
 #endif  // LLMC_PEAK_H
