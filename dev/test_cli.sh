@@ -135,7 +135,7 @@ check "--keep 1 keeps the best checkpoint too (step $step of 60)" test "$(cd bes
 run "${start[@]}" --steps 4 --eval-every 0 --val-fraction 0.1 --log-every 2 --run quiet
 check "--eval-every 0 does not validate" test "$(grep -c 'val loss' out)" = 0
 check "--log-every 2 prints half, metrics.jsonl has all" test "$(grep -c '^step ' out) $(wc -l <quiet/metrics.jsonl)" = "2 5"
-run "${start[@]}" --steps 40 --lr 1e-2 --overfit 1 --run heart
+run "${start[@]}" --steps 40 --lr 1e-2 --batch-size 1 --overfit 1 --run heart
 check "--overfit 1: after 40 updates the rows of the first are known by heart" \
     test "$(grep -o '^step 40/40 | loss [0-9.]*' out | awk '{ print ($5 < 0.5) }')" = 1
 
