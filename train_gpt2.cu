@@ -203,8 +203,7 @@ static void gpt2_init_training(GPT2* model, Comm* comm, int n_leaves, int zero, 
 
 // what an update changes
 static Weights gpt2_weights(const GPT2* model) {
-    Weights w = {model->weights, sizeof(floatX), model->master, model->adam_m, model->adam_v};
-    return w;
+    return weights_of(model->weights, sizeof(floatX), model->master, model->adam_m, model->adam_v);
 }
 
 static void gpt2_free(GPT2* model) {
