@@ -591,6 +591,30 @@ static void test_repeats(Test* t) {
     }
     device_free(&dev);
 }
+
+#ifndef EXACT
+// the heuristic of cuBLASLt is asked once for a shape; more shapes than are kept, and the first of them again, are right too
+static void test_plans(Test* t) {
+    Device dev = test_device(1);
+    const int most = CUBLAS_PLANS + 2;
+    float *out = filled_array((size_t)most * 8, NAN), *first = filled_array(8, NAN);
+    Layer l = layer(most, 8, 8, 0, BF16);
+    for (int N = 1; N <= most; N++) {
+        forward(BF16, out, l.inp, l.weight, NULL, N, 8, 8, &dev);
+        if (N == 1) { memcpy(first, out, sizeof(float) * 8); }
+        check(t, dev.plans->n_made == N, "%d shapes: %d plans", N, dev.plans->n_made);
+        forward(BF16, out, l.inp, l.weight, l.bias, N, 8, 4, &dev);  // rows of 8 bytes: not for cuBLASLt
+        forward(BF16, out, l.inp, l.weight, NULL, N, 8, 8, &dev);
+        check(t, dev.plans->n_made == N, "a shape again: %d plans, expected %d", dev.plans->n_made, N);
+    }
+    forward(BF16, out, l.inp, l.weight, NULL, 1, 8, 8, &dev);
+    check_bits(t, "a shape whose plan was dropped", out, first, 8);
+    check(t, dev.plans->n_made == most + 1, "%d plans made, expected %d", dev.plans->n_made, most + 1);
+    free(out), free(first);
+    layer_free(&l);
+    device_free(&dev);
+}
+#endif
 #endif
 
 // ---- the plain loop itself ----
@@ -723,6 +747,9 @@ int main(int argc, char** argv) {
 #ifdef __CUDACC__
         {"addresses", "arrays may begin anywhere", test_addresses},
         {"repeats", "the same call gives the same bits", test_repeats},
+#ifndef EXACT
+        {"plans", "cuBLASLt's heuristic is asked once for a shape, however many there are", test_plans},
+#endif
 #endif
         {"forward double", "the plain loop agrees with double at (7, 65, 33)", test_forward_double},
         {"backward differences", "the plain loop agrees with finite differences at (5, 7, 9)", test_backward_differences},

@@ -14,7 +14,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 */
 #include "llmc/attention.h"     // attention_forward, attention_backward
 #include "llmc/checkpoint.h"    // SavedFiles, checkpoint_find, checkpoint_path
-#include "llmc/comm.h"          // Comm, comm_own: several ranks train together
+#include "llmc/comm.h"          // Comm, comm_watch: several ranks train together
 #include "llmc/crossentropy.h"  // crossentropy_forward, crossentropy_backward
 #include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
 #include "llmc/embedding.h"     // embedding_forward, embedding_backward

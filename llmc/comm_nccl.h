@@ -21,7 +21,7 @@ Source: docs.nvidia.com NCCL user guide: point-to-point calls, non-blocking comm
 #ifdef __CUDACC__
 #include <nccl.h>
 
-enum { NCCL_EVENTS = 16 };
+enum { NCCL_EVENTS = 256 };  // more than the exchanges of two layers
 
 typedef struct {
     ncclComm_t comm;
@@ -31,9 +31,12 @@ typedef struct {
     uint64_t n_calls;
 } CommNccl;
 
+static inline const char* comm_device_kind(void) { return "NCCL, "; }  // beside comm_kind_name
 static inline CommNccl* comm_nccl_(const Comm* c) { return (CommNccl*)c->link->nccl; }
 
-// NCCL has reported an error: the reason is a rank that is gone, of which the host's connections hear within a second, or its own
+static inline int comm_nccl_good_(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
+
+// NCCL has reported an error. If a rank is gone, the host's connections hear of it within a second
 __attribute__((noreturn))
 static inline void comm_nccl_fail_(Comm* c, ncclResult_t result, const char* where) {
     for (int i = 0; i < 100; i++) {
@@ -113,11 +116,15 @@ static inline CommTicket comm_exchange_device(Comm* c, const CommPiece* pieces, 
     for (int i = 0; i < c->size; i++) {
         const CommPiece* p = &pieces[i];
         if (i == c->rank) { continue; }
-        if (p->n_send > 0 && result == ncclSuccess) { result = ncclSend(p->send, p->n_send, ncclUint8, i, nccl->comm, nccl->stream); }
-        if (p->n_recv > 0 && result == ncclSuccess) { result = ncclRecv(p->recv, p->n_recv, ncclUint8, i, nccl->comm, nccl->stream); }
+        if (p->n_send > 0 && comm_nccl_good_(result)) {
+            result = ncclSend(p->send, p->n_send, ncclUint8, i, nccl->comm, nccl->stream);
+        }
+        if (p->n_recv > 0 && comm_nccl_good_(result)) {
+            result = ncclRecv(p->recv, p->n_recv, ncclUint8, i, nccl->comm, nccl->stream);
+        }
         c->link->bytes_sent += p->n_send;
     }
-    if (result != ncclSuccess && result != ncclInProgress) { comm_nccl_fail_(c, result, where); }
+    if (!comm_nccl_good_(result)) { comm_nccl_fail_(c, result, where); }
     comm_nccl_finish_(c, ncclGroupEnd(), where);
     cudaCheck(cudaEventRecord(nccl->done[ticket.seq % NCCL_EVENTS], nccl->stream));
     return ticket;
@@ -139,10 +146,13 @@ static inline void comm_sync_device(Comm* c, const Device* dev, const char* wher
     cudaCheck(cudaEventRecord(nccl->ready, dev->stream));
     while ((state = cudaEventQuery(nccl->ready)) == cudaErrorNotReady) {
         ncclResult_t result = ncclSuccess;
-        if (ncclCommGetAsyncError(nccl->comm, &result) != ncclSuccess || result != ncclSuccess) { comm_nccl_fail_(c, result, where); }
+        if (ncclCommGetAsyncError(nccl->comm, &result) != ncclSuccess || result != ncclSuccess) {
+            comm_nccl_fail_(c, result, where);
+        }
         comm_watch(c, where);
         if (seconds_now(CLOCK_MONOTONIC) - begun > c->link->timeout) {
-            fail_run("rank %d: %s: the GPU has not finished for %.0f s (--comm-timeout): a rank is stuck", c->rank, where, c->link->timeout);
+            fail_run("rank %d: %s: the GPU has not finished for %.0f s (--comm-timeout): a rank is stuck", c->rank, where,
+                     c->link->timeout);
         }
         usleep(20);
     }
@@ -150,6 +160,7 @@ static inline void comm_sync_device(Comm* c, const Device* dev, const char* wher
 }
 #else  // ---- no GPU ----
 
+static inline const char* comm_device_kind(void) { return ""; }
 static inline void comm_device_open(Comm* c) { (void)c; }
 
 static inline CommTicket comm_exchange_device(Comm* c, const CommPiece* pieces, const Device* dev, const char* where) {

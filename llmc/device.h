@@ -35,12 +35,22 @@ typedef struct {
     size_t n_bytes;
 } Workspace;
 
+#ifdef __CUDACC__
+// how cuBLASLt does the products that it was asked for: gemm_cublas.h
+typedef struct CublasPlan CublasPlan;
+typedef struct {
+    CublasPlan* plan;
+    int n_made;
+} CublasPlans;
+#endif
+
 typedef struct {
     int n_threads;
     Workspace* workspace;  // scratch of the op that runs now (device_workspace); nothing in it outlives the call
 #ifdef __CUDACC__
     cudaStream_t stream;   // of every kernel: one begins when the one before has ended
     cublasLtHandle_t blas;
+    CublasPlans* plans;
     int n_sms;             // multiprocessors of this GPU
 #endif
 } Device;
@@ -146,6 +156,8 @@ static inline void device_init(Device* dev, int n_threads) {
     cudaCheck(cudaDeviceGetAttribute(&dev->n_sms, cudaDevAttrMultiProcessorCount, gpu));
     cudaCheck(cudaStreamCreate(&dev->stream));
     cublasCheck(cublasLtCreate(&dev->blas));
+    dev->plans = (CublasPlans*)calloc(1, sizeof(CublasPlans));
+    if (!dev->plans) { fail_run("device: no memory"); }
 #endif
 }
 
@@ -198,7 +210,9 @@ static inline void* device_pinned(size_t n_bytes, const char* what) {
     return p;
 }
 
-static inline void device_pinned_free(void* p) { cudaCheck(cudaFreeHost(p)); }
+static inline void device_pinned_free(void* p) {
+    if (p) { cudaCheck(cudaFreeHost(p)); }  // unlike cudaFree, its manual says nothing of NULL
+}
 
 #else  // ---- no GPU: device memory is memory ----
 
@@ -248,6 +262,8 @@ static inline void device_free(Device* dev) {
     free(dev->workspace);
     dev->workspace = NULL;
 #ifdef __CUDACC__
+    free(dev->plans->plan);
+    free(dev->plans);
     cublasCheck(cublasLtDestroy(dev->blas));
     cudaCheck(cudaStreamDestroy(dev->stream));
 #endif

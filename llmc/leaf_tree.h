@@ -89,7 +89,9 @@ static inline void leaf_tree_add(const LeafTree* tree, size_t at, size_t n, cons
 static inline void leaf_tree_added(LeafTree* tree) {
     int size = 1;
     tree->next++;
-    while (tree->n_nodes > 0 && leaf_nodes_join(tree->size[tree->n_nodes - 1], size, tree->next)) { size += tree->size[--tree->n_nodes]; }
+    while (tree->n_nodes > 0 && leaf_nodes_join(tree->size[tree->n_nodes - 1], size, tree->next)) {
+        size += tree->size[--tree->n_nodes];
+    }
     tree->size[tree->n_nodes++] = size;
 }
 

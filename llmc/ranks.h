@@ -158,7 +158,7 @@ static inline double ranks_box(Comm* c, const Tensor* table, int n, int n_leaves
                   n_leaves, c->size - n_leaves);
     }
     if (c->size > 1) {
-        box_row("ranks", "%d over %s (%s), --zero %d", c->size, comm_kind_name(c), c->link->source, zero);
+        box_row("ranks", "%d over %s%s (%s), --zero %d", c->size, comm_device_kind(), comm_kind_name(c), c->link->source, zero);
         box_row("  sent per update", "%s by rank 0", format_bytes(shards_bytes(&s)).s);
     }
     shards_free(&s);
@@ -170,8 +170,9 @@ static inline void ranks_print_cost(Comm* c, int n_steps) {
     CommLink* l = c->link;
     double now = seconds_now(CLOCK_MONOTONIC);
     if (n_steps > 0 && c->size > 1) {
-        printf("ranks: rank 0 sent %s per update and waited %.0f%% of the time\n", format_bytes((double)l->bytes_sent / n_steps).s,
-               100.0 * l->seconds_waited / (now - l->counted_since));
+        printf("ranks: rank 0 sent %s per update", format_bytes((double)l->bytes_sent / n_steps).s);
+        if (!l->nccl) { printf(" and waited %.0f%% of the time", 100.0 * l->seconds_waited / (now - l->counted_since)); }
+        printf("\n");
     }
     l->bytes_sent = 0;
     l->seconds_waited = 0.0;

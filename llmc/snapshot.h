@@ -49,7 +49,8 @@ static inline const void* snapshot_copy_(void** copy, const void* arena, size_t 
 }
 #endif
 
-static inline void snapshot_take_(Snapshot* s, const void* const* arenas, const size_t* n_bytes, const RunState* state, int copy, const Device* dev) {
+static inline void snapshot_take_(Snapshot* s, const void* const* arenas, const size_t* n_bytes, const RunState* state, int copy,
+                                  const Device* dev) {
     s->state = *state;
 #ifdef __CUDACC__
     copy = 1;  // the writer reads host memory
@@ -79,8 +80,8 @@ static inline int snapshot_newest(const Snapshot* s, int before) {
 
 // One at a time: the writer before comes to its end first. arenas: device memory, of the same sizes each time. beside: in the
 // background, unless this is the last
-static inline void snapshot_save(Snapshot* s, const void* const* arenas, const size_t* n_bytes, const RunState* state, int beside, int last,
-                                 void (*write)(void* run), void* run, const Device* dev) {
+static inline void snapshot_save(Snapshot* s, const void* const* arenas, const size_t* n_bytes, const RunState* state, int beside,
+                                 int last, void (*write)(void* run), void* run, const Device* dev) {
     const int in_background = beside && !last;
     double start = seconds_now(CLOCK_MONOTONIC);
     background_wait(&s->writer);
@@ -106,7 +107,7 @@ static inline void snapshot_print(const Snapshot* s, double n_bytes) {
 static inline void snapshot_free(Snapshot* s) {
     for (int a = 0; a < SNAPSHOT_ARENAS; a++) {
 #ifdef __CUDACC__
-        if (s->copy[a]) { device_pinned_free(s->copy[a]); }
+        device_pinned_free(s->copy[a]);
 #else
         arena_free(s->copy[a], s->n_bytes[a]);
 #endif

@@ -107,15 +107,4 @@ static inline void tensors_init(const Tensor* table, int n, float* arena, uint32
         }
     }
 }
-
-// name of the first slice that holds a NaN or an infinity, for messages
-static inline const char* tensors_first_bad(char* name, size_t n_bytes, const Tensor* table, int n, const float* arena) {
-    for (int i = 0; i < n; i++) {
-        for (size_t j = 0; j < tensor_elements(&table[i]); j++) {
-            if (isfinite(arena[table[i].offset + j])) { continue; }
-            return tensor_slice_name(name, n_bytes, &table[i], (int)(j / tensor_slice_elements(&table[i])));
-        }
-    }
-    return "none";
-}
 #endif  // LLMC_TENSOR_H

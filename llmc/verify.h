@@ -53,7 +53,7 @@ static inline void verify_init(Verify* v, const Tensor* table, int n_tensors) {
 static inline void verify_free(Verify* v) {
     for (int a = 0; a < N_VERIFIED; a++) { free(v->arena[a].sums); }
     device_release(v->copy, sizeof(float) * 4 * VERIFY_PIECE);
-    if (v->room) { device_pinned_free(v->room); }
+    device_pinned_free(v->room);
     memset(v, 0, sizeof *v);
 }
 
@@ -118,15 +118,16 @@ static inline void verify_arena_(const Verify* v, Verified a, int compare, const
                 if (compare && sum != sums[b] && b < bad) { bad = b; }
                 sums[b] = sum;
             }
-            const size_t first = part.first + from + bad * VERIFY_BLOCK, end = part.first + from + n;
-            if (bad < n_blocks) { verify_fail_(v, names[a], &v->table[i], first, (first + VERIFY_BLOCK < end ? first + VERIFY_BLOCK : end) - 1, ""); }
+            const size_t first = part.first + from + bad * VERIFY_BLOCK, next = first + VERIFY_BLOCK, end = part.first + from + n;
+            if (bad < n_blocks) { verify_fail_(v, names[a], &v->table[i], first, (next < end ? next : end) - 1, ""); }
             sums += n_blocks;
         }
     }
 }
 
 // parts: of the gradients that this rank has
-static inline void verify_first(Verify* v, int step, float loss, float norm, const float* grads, const Part* parts, const Device* dev) {
+static inline void verify_first(Verify* v, int step, float loss, float norm, const float* grads, const Part* parts,
+                                const Device* dev) {
     v->step = step;
     v->loss = loss;
     v->norm = norm;
@@ -146,8 +147,8 @@ static inline void verify_second(Verify* v, float loss, float norm, const float*
 }
 
 // what one of the arrays of Weights holds after the two computations; element `first` of the tensor is its first
-static inline void verify_equal_(const Verify* v, int which, const Tensor* t, size_t first, const void* twin, const void* real, size_t n,
-                                 size_t element_bytes, const Device* dev) {
+static inline void verify_equal_(const Verify* v, int which, const Tensor* t, size_t first, const void* twin, const void* real,
+                                 size_t n, size_t element_bytes, const Device* dev) {
     const char* names[4] = {"new parameters", "new float masters", "new first moments", "new second moments"};
     const char *a = verify_view_(v, 0, twin, n * element_bytes, dev), *b = verify_view_(v, 1, real, n * element_bytes, dev);
     if (memcmp(a, b, n * element_bytes) == 0) { return; }
@@ -165,13 +166,14 @@ static inline void verify_equal_(const Verify* v, int which, const Tensor* t, si
 
 // n elements of a tensor from element `at` on, which is where the pointers stand; what is compared are the new parameters and
 // moments of both computations, bit by bit
-static inline void verify_adamw(const Verify* v, const Tensor* t, size_t at, size_t n, const Weights* w, const float* g, float weight_decay,
-                                const AdamW* step, uint32_t key, const Device* dev) {
+static inline void verify_adamw(const Verify* v, const Tensor* t, size_t at, size_t n, const Weights* w, const float* g,
+                                float weight_decay, const AdamW* step, uint32_t key, const Device* dev) {
     for (size_t first = 0; first < n; first += VERIFY_PIECE) {
         const size_t count = n - first < VERIFY_PIECE ? n - first : (size_t)VERIFY_PIECE, global = t->offset + at + first;
         float* copy = v->copy;
         const Weights real = weights_from(w, first, first);
-        const Weights twin = {copy, w->stored_bytes, w->master ? copy + VERIFY_PIECE : NULL, copy + 2 * VERIFY_PIECE, copy + 3 * VERIFY_PIECE};
+        float* twin_master = w->master ? copy + VERIFY_PIECE : NULL;
+        const Weights twin = weights_of(copy, w->stored_bytes, twin_master, copy + 2 * VERIFY_PIECE, copy + 3 * VERIFY_PIECE);
         void *to[4] = {twin.stored, twin.master, twin.m, twin.v}, *from[4] = {real.stored, real.master, real.m, real.v};
         const size_t n_bytes[4] = {w->stored_bytes, sizeof(float), sizeof(float), sizeof(float)};
         for (int a = 0; a < 4; a++) {

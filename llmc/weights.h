@@ -43,7 +43,7 @@ static inline void weights_round(const Weights* w, size_t n, uint32_t key, size_
 
 // the same, from these elements on of the stored parameters and of what is kept
 static inline Weights weights_from(const Weights* w, size_t stored, size_t kept) {
-    return weights_of((char*)w->stored + stored * w->stored_bytes, w->stored_bytes, w->master ? w->master + kept : NULL, w->m + kept,
-                      w->v + kept);
+    float* master = w->master ? w->master + kept : NULL;
+    return weights_of((char*)w->stored + stored * w->stored_bytes, w->stored_bytes, master, w->m + kept, w->v + kept);
 }
 #endif  // LLMC_WEIGHTS_H

@@ -20,9 +20,10 @@ Leaves: --zero 0, 1: each rank a run of leaves; it joins what it can and sends o
         each leaf; owners join the P leaves of this round and the nodes of earlier rounds, in the order of leaves. What a layer
         has to send is on its way while backward computes the layer below.
 Memory, per parameter, beside itself: gradients 4 bytes for each arena of the tree (leaf_tree.h), with --zero 2 4/P for each
-        and two layers, and tensors of no layer, whole; moments 8, with --zero 1 and 2 8/P. Received nodes: SHARDS_BUFFER at most.
+        and two layers, and tensors of no layer, whole; moments 8, with --zero 1 and 2 8/P. Received nodes: SHARDS_BUFFER.
 Bytes:  each rank sends n(P-1)/P floats for each node it ends with (--zero 2: each leaf it computes) and n(P-1)/P in
-        shards_gather: for one node as much as a ring all-reduce. S leaves on P ranks make one node each when S/P is a power of two.
+        shards_gather: for one node as much as a ring all-reduce. S leaves on P ranks make one node each when S/P is a power
+        of two.
 Order:  independent of P: the tree's for gradients and losses, table order for the norm; AdamW works element by element.
         P = 1: no copy, no exchange, and --zero is 0.
 Source: spec/parallel.md 3.3, 3.4, 4; Rajbhandari et al. 2019, ZeRO, arXiv:1910.02054
@@ -55,8 +56,9 @@ typedef struct {
 // offset + length - 1.
 typedef struct {
     int tensor;
-    size_t begin, end, offset, length;  // length 0: no round
-    float* received;                    // node j of those that other ranks have begins at received + j * length
+    size_t begin, end, offset, length;
+    float* received;  // node j of those that other ranks have begins at received + j * n, of the n elements that this rank owns
+    float* half;      // of the buffer, in which they lie
     CommTicket ticket;
 } ShardRound;
 
@@ -81,10 +83,13 @@ typedef struct {
     Tensor* leaf_table;     // --zero 2: two layers of each tensor, of the leaf that is computed
     float* leaf_grads;
     size_t n_leaf_grads;
-    ShardRound pending;     // under way
+    ShardRound* pending;    // under way
+    int n_pending, room;    // and places for so many
     CommPiece* piece;       // one for each rank
-    float* buffer;          // nodes of other ranks
+    float* buffer;          // nodes of other ranks, in two halves
     size_t n_buffer;
+    float* half;            // the one that is being filled
+    size_t* n_used;         // of it, by each rank
 } Shards;
 
 typedef struct {
@@ -97,6 +102,9 @@ typedef struct {
 
 static inline int64_t shards_chunks_(const Shards* s) { return s->first_chunk[s->n_tensors]; }
 static inline int64_t shards_cut_(const Shards* s, int rank) { return comm_share(shards_chunks_(s), rank, s->size); }
+static inline size_t shards_own_sums_bytes_(const Shards* s) {
+    return sizeof(double) * (size_t)(shards_cut_(s, s->rank + 1) - shards_cut_(s, s->rank));
+}
 
 // what `rank` owns of tensor i, as it lies in a whole arena
 static inline Part shards_part(const Shards* s, int rank, int i) {
@@ -142,7 +150,9 @@ static inline void shards_plan_(Shards* s) {
             int n_joins = 0;
             size[n++] = leaf_node_size(lo, last);
             lo += size[n - 1];
-            for (; n > 1 && (lo == s->n_leaves || leaf_nodes_join(size[n - 2], size[n - 1], lo)); n--, n_joins++) { size[n - 2] += size[n - 1]; }
+            for (; n > 1 && (lo == s->n_leaves || leaf_nodes_join(size[n - 2], size[n - 1], lo)); n--, n_joins++) {
+                size[n - 2] += size[n - 1];
+            }
             shards_add_node_(s, rank, k, n_joins);
         }
     }
@@ -155,9 +165,9 @@ static inline void shards_plan_rounds_(Shards* s) {
     int size[LEAF_TREE_MAX], n = 0;
     s->n_arenas = 1;
     for (int leaf = 0; leaf < s->n_leaves; leaf++) {
-        int n_joins = 0;
+        int n_joins = 0, is_last = leaf == s->n_leaves - 1;
         size[n++] = 1;
-        for (; n > 1 && (leaf == s->n_leaves - 1 || leaf_nodes_join(size[n - 2], size[n - 1], leaf + 1)); n--, n_joins++) { size[n - 2] += size[n - 1]; }
+        for (; n > 1 && (is_last || leaf_nodes_join(size[n - 2], size[n - 1], leaf + 1)); n--, n_joins++) { size[n - 2] += size[n - 1]; }
         shards_add_node_(s, leaf % s->size, 0, n_joins);
         if (leaf % s->size == s->size - 1) { s->n_arenas = n > s->n_arenas ? n : s->n_arenas; }
     }
@@ -211,18 +221,32 @@ static inline void shards_init(Shards* s, Comm* comm, const Tensor* table, int n
     s->kept = s->whole + n;
     s->reduced = s->kept + n;
     s->leaf_table = (Tensor*)malloc_check(sizeof(Tensor) * n, "table of shards");
+    s->n_used = (size_t*)malloc_check(sizeof(size_t) * (size_t)s->size, "table of shards");
     s->first_node = (int*)malloc_check(sizeof(int) * ((size_t)s->size + 1), "plan of the tree");
     shards_keep_(s);
     shards_leaf_table_(s);
     if (s->zero == 2) { shards_plan_rounds_(s); } else { shards_plan_(s); }
 }
 
-// floats for the nodes that come from others: two rounds of the largest part, or what the limit allows
+// what `rank` owns of a layer, or with -1 of the tensors that belong to none
+static inline size_t shards_layer_part_(const Shards* s, int rank, int layer) {
+    size_t sum = 0;
+    for (int i = 0; i < s->n_tensors; i++) {
+        const Tensor* t = &s->table[i];
+        const size_t n = tensor_slice_elements(t), first = layer < 0 ? 0 : n * (size_t)layer;
+        if (layer < 0 ? t->layers == 0 : layer < t->layers) { sum += part_within(shards_part(s, rank, i), first, first + n).n; }
+    }
+    return sum;
+}
+
+// floats for the nodes that come from others: two halves, each for all of a layer, or what the limit allows
 static inline size_t shards_buffer(const Shards* s) {
     size_t most = 0;
-    for (int i = 0; i < s->n_tensors * s->size; i++) {
-        size_t n = shards_part(s, i % s->size, i / s->size).n;
-        most = n > most ? n : most;
+    for (int layer = -1; layer < s->n_layers; layer++) {
+        for (int rank = 0; rank < s->size; rank++) {
+            const size_t n = shards_layer_part_(s, rank, layer);
+            most = n > most ? n : most;
+        }
     }
     most = most * 2 * (size_t)s->n_round;
     return s->size == 1 ? 0 : most < SHARDS_BUFFER ? most : (size_t)SHARDS_BUFFER;
@@ -230,29 +254,31 @@ static inline size_t shards_buffer(const Shards* s) {
 
 // bytes of device memory that gradients take, and what the ranks exchange of them
 static inline double shards_gradient_bytes(const Shards* s) {
-    double n = (double)s->n_arenas * (double)s->n_reduced + (double)shards_buffer(s) + (s->zero == 2 ? (double)s->n_leaf_grads : 0.0);
-    return sizeof(float) * n;
+    const double of_leaf = s->zero == 2 ? (double)s->n_leaf_grads : 0.0;
+    return sizeof(float) * ((double)s->n_arenas * (double)s->n_reduced + (double)shards_buffer(s) + of_leaf);
 }
 
 // memory for gradients; a GPU's connection to the other ranks
 static inline void shards_open(Shards* s) {
     leaf_tree_alloc_(&s->tree, s->n_reduced, s->n_arenas, shards_leaf(s, 0), shards_n_leaves(s));
-    s->own_sums = (double*)device_alloc(sizeof(double) * (size_t)(shards_cut_(s, s->rank + 1) - shards_cut_(s, s->rank)), "chunk sums");
+    s->own_sums = (double*)device_alloc(shards_own_sums_bytes_(s), "chunk sums");
     if (s->size == 1) { return; }
     s->n_buffer = shards_buffer(s);
-    s->buffer = (float*)device_alloc(sizeof(float) * s->n_buffer, "received gradients");
+    s->buffer = s->half = (float*)device_alloc(sizeof(float) * s->n_buffer, "received gradients");
     if (s->zero == 2) { s->leaf_grads = (float*)device_alloc(sizeof(float) * s->n_leaf_grads, "gradients of a leaf"); }
     comm_device_open(s->comm);
 }
 
 static inline void shards_free(Shards* s) {
     leaf_tree_free(&s->tree);
-    device_release(s->own_sums, s->first_chunk ? sizeof(double) * (size_t)(shards_cut_(s, s->rank + 1) - shards_cut_(s, s->rank)) : 0);
+    if (s->own_sums) { device_release(s->own_sums, shards_own_sums_bytes_(s)); }
     device_release(s->leaf_grads, sizeof(float) * s->n_leaf_grads);
     device_release(s->buffer, sizeof(float) * s->n_buffer);
     free(s->first_chunk);
     free(s->chunk_sums);
     free(s->piece);
+    free(s->pending);
+    free(s->n_used);
     free(s->whole);
     free(s->leaf_table);
     free(s->nodes);
@@ -270,8 +296,8 @@ static inline void shards_gather(Shards* s, void* arena, size_t element_bytes, c
         if (s->table[i].frozen) { continue; }
         for (int rank = 0; rank < s->size; rank++) {
             const Part part = shards_part(s, rank, i);
-            CommPiece piece = {(char*)arena + own.at * element_bytes, (char*)arena + part.at * element_bytes, element_bytes * own.n,
-                               element_bytes * part.n};
+            CommPiece piece = {(char*)arena + element_bytes * own.at, (char*)arena + element_bytes * part.at,
+                               element_bytes * own.n, element_bytes * part.n};
             s->piece[rank] = piece;
         }
         last = comm_exchange_device(s->comm, s->piece, dev, HERE);
@@ -296,11 +322,11 @@ static inline float* shards_own_(const Shards* s, int k, int tensor, size_t firs
 }
 
 // where node number j of a round lies for this rank: with its own gradients, or among those it receives
-static inline float* shards_node_(const Shards* s, const ShardRound* round, int j, size_t first) {
+static inline float* shards_node_(const Shards* s, const ShardRound* round, int j, Part own) {
     const ShardNode* node = &s->nodes[s->n_joined + j];
     const int n_own = s->first_node[s->rank + 1] - s->first_node[s->rank];
-    if (node->rank == s->rank) { return shards_own_(s, node->k, round->tensor, first); }
-    return round->received + (size_t)(node->rank < s->rank ? j : j - n_own) * round->length;
+    if (node->rank == s->rank) { return shards_own_(s, node->k, round->tensor, own.first); }
+    return round->received + (size_t)(node->rank < s->rank ? j : j - n_own) * own.n;
 }
 
 // does `rank` have a k-th node in this round? In the last one of --zero 2 some have none
@@ -323,7 +349,7 @@ static inline void shards_send_round_(Shards* s, ShardRound* round, const Device
                 p->n_send = sizeof(float) * part.n;
             }
             if (shards_has_node_(s, rank, k) && own.n > 0) {
-                p->recv = shards_node_(s, round, s->first_node[rank] + k, own.first);
+                p->recv = shards_node_(s, round, s->first_node[rank] + k, own);
                 p->n_recv = sizeof(float) * own.n;
             }
         }
@@ -340,7 +366,7 @@ static inline void shards_finish_round_(Shards* s, const ShardRound* round, cons
     comm_wait_device(s->comm, round->ticket, dev);
     while (top + 1 < s->n_open) { top++, stack[top] = s->tree.arena[top] + at; }
     for (int j = 0; j < s->n_round && s->n_joined + j < s->n_nodes && own.n > 0; j++) {
-        stack[++top] = shards_node_(s, round, j, own.first);
+        stack[++top] = shards_node_(s, round, j, own);
         for (int i = 0; i < s->nodes[s->n_joined + j].n_joins; i++, top--) {
             residual_forward(stack[top - 1], stack[top - 1], stack[top], own.n, dev);
         }
@@ -350,26 +376,54 @@ static inline void shards_finish_round_(Shards* s, const ShardRound* round, cons
     }
 }
 
-static inline void shards_finish_pending_(Shards* s, const Device* dev) {
-    if (s->pending.length > 0) { shards_finish_round_(s, &s->pending, dev); }
-    s->pending.length = 0;
+static inline float* shards_other_half_(const Shards* s) { return s->half == s->buffer ? s->buffer + s->n_buffer / 2 : s->buffer; }
+
+// the rounds that lie in this half
+static inline void shards_finish_half_(Shards* s, const float* half, const Device* dev) {
+    int n = 0;
+    for (int i = 0; i < s->n_pending; i++) {
+        if (s->pending[i].half == half) { shards_finish_round_(s, &s->pending[i], dev); } else { s->pending[n++] = s->pending[i]; }
+    }
+    s->n_pending = n;
 }
 
-// Elements begin .. end - 1 of a tensor go to their owners: while one round is added up, the next is on its way, and the last
-// goes on when this returns.
+// go on in the other half, which is then free
+static inline void shards_turn_(Shards* s, const Device* dev) {
+    s->half = shards_other_half_(s);
+    shards_finish_half_(s, s->half, dev);
+    memset(s->n_used, 0, sizeof(size_t) * (size_t)s->size);
+}
+
+// is there room on all ranks?
+static inline int shards_round_fits_(const Shards* s, const ShardRound* round) {
+    int fits = 1;
+    for (int rank = 0; rank < s->size; rank++) {
+        fits &= s->n_used[rank] + (size_t)s->n_round * shards_reach_(s, round, rank).n <= s->n_buffer / 2;
+    }
+    return fits;
+}
+
+// elements begin .. end - 1 of a tensor go to their owners, in one round or, where there is no room, in several; they are on
+// their way when this returns
 static inline void shards_exchange_(Shards* s, int tensor, size_t begin, size_t end, const Device* dev) {
-    const size_t length = s->n_buffer / 2 / (size_t)s->n_round;
+    const size_t longest = s->n_buffer / 2 / (size_t)s->n_round;
     size_t most = 0;
     for (int rank = 0; rank < s->size; rank++) {
         size_t n = part_within(shards_part(s, rank, tensor), begin, end).n;
         most = n > most ? n : most;
     }
-    for (size_t offset = 0; offset < most; offset += length) {
-        float* other_half = s->pending.received == s->buffer ? s->buffer + s->n_buffer / 2 : s->buffer;
-        ShardRound round = {tensor, begin, end, offset, length, other_half, {0}};
+    for (size_t offset = 0; offset < most; offset += longest) {
+        ShardRound round = {tensor, begin, end, offset, longest, NULL, NULL, {0}};
+        if (!shards_round_fits_(s, &round)) { shards_turn_(s, dev); }
+        round.half = s->half;
+        round.received = s->half + s->n_used[s->rank];
+        for (int rank = 0; rank < s->size; rank++) { s->n_used[rank] += (size_t)s->n_round * shards_reach_(s, &round, rank).n; }
         shards_send_round_(s, &round, dev);
-        shards_finish_pending_(s, dev);
-        s->pending = round;
+        if (s->n_pending == s->room) {
+            s->room = 2 * s->room + 16;
+            s->pending = (ShardRound*)realloc_check(s->pending, sizeof round * (size_t)s->room, "rounds");
+        }
+        s->pending[s->n_pending++] = round;
     }
 }
 
@@ -390,26 +444,31 @@ static inline int shards_sends_now_(const Shards* s) {
     return s->size > 1 && (s->zero == 2 || s->tree.next - s->tree.first == shards_n_leaves(s) - 1);
 }
 
-// elements begin .. end - 1 of tensor i are there. With --zero 0 and 1 what is sent of them are the nodes that this leaf completes
+// elements begin .. end - 1 of tensor i are there. With --zero 0 and 1 the nodes that this leaf completes are sent
 static inline void shards_send_(Shards* s, int i, size_t begin, size_t end, const Device* dev) {
     const int has_leaf = shards_n_leaves(s) > 0;
     if (s->zero < 2 && has_leaf) { leaf_tree_add(&s->tree, s->table[i].offset + begin, end - begin, dev); }
     shards_exchange_(s, i, begin, end, dev);
 }
 
+// this layer goes while the next is computed; the one before is added up, for with --zero 2 backward needs its place
 static inline void shards_send_layer_(Shards* s, int layer, const Device* dev) {
+    shards_turn_(s, dev);
     for (int i = 0; i < s->n_tensors; i++) {
         const size_t n = tensor_slice_elements(&s->table[i]);
         if (layer < s->table[i].layers) { shards_send_(s, i, n * (size_t)layer, n * (size_t)(layer + 1), dev); }
     }
+    shards_finish_half_(s, shards_other_half_(s), dev);
 }
 
 // tensors of no layer, and the end of a round
 static inline void shards_send_rest_(Shards* s, const Device* dev) {
+    shards_turn_(s, dev);
     for (int i = 0; i < s->n_tensors; i++) {
         if (s->table[i].layers == 0) { shards_send_(s, i, 0, tensor_elements(&s->table[i]), dev); }
     }
-    shards_finish_pending_(s, dev);
+    shards_finish_half_(s, shards_other_half_(s), dev);
+    shards_finish_half_(s, s->half, dev);
     for (int j = 0; j < s->n_round && s->n_joined < s->n_nodes; j++) { s->n_open += 1 - s->nodes[s->n_joined++].n_joins; }
 }
 
@@ -430,7 +489,8 @@ static inline void shards_leaf_done(Shards* s, const Device* dev) {
 
 // the losses of all leaves, added along the tree
 static inline float shards_sum_losses_(Shards* s, const Device* dev) {
-    float *all = (float*)malloc_check(sizeof(float) * 2 * (size_t)s->n_leaves, "losses"), *sorted = all + s->n_leaves, *own = all;
+    float* all = (float*)malloc_check(sizeof(float) * 2 * (size_t)s->n_leaves, "losses");
+    float *sorted = all + s->n_leaves, *own = all;
     size_t* counts = (size_t*)malloc_check(sizeof(size_t) * (size_t)s->size, "losses");
     for (int rank = 0; rank < s->size; rank++) {
         counts[rank] = (size_t)shards_n_leaves_of_(s, rank);
@@ -510,7 +570,8 @@ static inline float shards_norm(Shards* s, const float* grads, const Device* dev
 
 // clip to the norm, then AdamW; t counts updates from 1 and is the key of the noise with which bf16 is rounded. Afterwards the
 // stored parameters are those of one rank, on every rank.
-static inline void shards_update(Shards* s, const Weights* w, const float* grads, float norm, const Optimizer* o, int t, const Device* dev) {
+static inline void shards_update(Shards* s, const Weights* w, const float* grads, float norm, const Optimizer* o, int t,
+                                 const Device* dev) {
     float scale = o->clip > 0.0f && norm > o->clip ? o->clip / norm : 1.0f;
     AdamW step = adamw_step(o->lr, o->beta1, o->beta2, o->eps, scale, t);
     for (int i = 0; i < s->n_tensors; i++) {
@@ -531,8 +592,9 @@ static inline void shards_update(Shards* s, const Weights* w, const float* grads
 static inline void shards_round(Shards* s, const Weights* w, int t, const Device* dev) {
     for (int i = 0; i < s->n_tensors; i++) {
         const Part part = s->kept[i];
-        const Weights own = weights_from(w, s->table[i].offset + part.first, part.at);
-        if (part.n > 0 && !s->table[i].frozen) { weights_round(&own, part.n, (uint32_t)t, s->table[i].offset + part.first, dev); }
+        const size_t global = s->table[i].offset + part.first;
+        const Weights own = weights_from(w, global, part.at);
+        if (part.n > 0 && !s->table[i].frozen) { weights_round(&own, part.n, (uint32_t)t, global, dev); }
     }
     if (s->zero > 0) { shards_gather(s, w->stored, w->stored_bytes, dev); }
 }
@@ -573,7 +635,8 @@ static inline const float* shards_slice(Shards* s, const float* arena, int i, in
 
 // what this rank sends in one update, in bytes
 static inline double shards_bytes(const Shards* s) {
-    const double n_leaves = shards_n_leaves(s), n_nodes = s->zero == 2 ? n_leaves : s->first_node[s->rank + 1] - s->first_node[s->rank];
+    const double n_leaves = shards_n_leaves(s), n_ends = s->first_node[s->rank + 1] - s->first_node[s->rank];
+    const double n_nodes = s->zero == 2 ? n_leaves : n_ends;
     double n = 0.0, own = 0.0, n_chunks = (double)(shards_cut_(s, s->rank + 1) - shards_cut_(s, s->rank));
     for (int i = 0; i < s->n_tensors; i++) {
         n += s->table[i].frozen ? 0.0 : (double)tensor_elements(&s->table[i]);

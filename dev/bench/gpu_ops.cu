@@ -316,7 +316,7 @@ static double time_calls(Bench* b, const Case* c, const Shape* s, int n) {
 }
 
 static void measure(Bench* b, const Case* c, const Shape* s, const char* name, int rounds) {
-    fill_pool(b, c->run == run_adamw);  // second moments are positive
+    fill_pool(b, c->run == run_adamw || c->run == run_attention_backward);  // as second moments and 1 / sums are
     time_calls(b, c, s, 1);             // chooses algorithms, grows the workspace
     b->bytes = b->flops = 0.0;
     double ms = time_calls(b, c, s, 1), bytes = b->bytes, best = 1e30;

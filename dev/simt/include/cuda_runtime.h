@@ -256,6 +256,7 @@ static inline cudaError_t simt_synchronise_(cudaStream_t stream, uint64_t number
 }
 
 static inline cudaError_t cudaFreeHost(void* p) {
+    if (!p) { return cudaErrorInvalidValue; }  // the manual promises nothing
     simt_synchronise_(NULL, simt_n_copies, 1);
     simt_free(p, 1, "cudaFreeHost");
     return cudaSuccess;

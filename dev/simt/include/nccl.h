@@ -4,8 +4,8 @@ unique id and removed when all have it open; it holds a ring of bytes for each p
 sent is read when the call is made, and what is received is there when the call is done.
     blocking = 0   as in the real one, calls return ncclInProgress and go on inside ncclCommGetAsyncError; else they wait
     a rank that dies or aborts leaves ncclRemoteError to those that wait for it: each holds a lock of the file as long as it lives
-It ends the program, with the reason, where the real one may wait for ever or mix up numbers: another count than the other side's,
-memory that is not the device's or too short, calls outside of a group that would wait for each other.
+It ends the program, with the reason, where the real one may wait for ever or mix up numbers: another count than the other
+side's, memory that is not the device's or too short, calls outside of a group that would wait for each other.
 */
 #ifndef SIMT_NCCL_H
 #define SIMT_NCCL_H
@@ -32,7 +32,15 @@ typedef enum {
     ncclRemoteError = 6,
     ncclInProgress = 7
 } ncclResult_t;
-typedef enum { ncclInt8 = 0, ncclUint8 = 1, ncclInt32 = 2, ncclInt64 = 4, ncclFloat32 = 7, ncclFloat64 = 8, ncclBfloat16 = 9 } ncclDataType_t;
+typedef enum {
+    ncclInt8 = 0,
+    ncclUint8 = 1,
+    ncclInt32 = 2,
+    ncclInt64 = 4,
+    ncclFloat32 = 7,
+    ncclFloat64 = 8,
+    ncclBfloat16 = 9
+} ncclDataType_t;
 typedef struct { int blocking; } ncclConfig_t;
 #define NCCL_CONFIG_INITIALIZER {INT_MIN}
 
@@ -189,7 +197,8 @@ static inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* 
 
 // ---- communicators ----
 
-static inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, int rank, const ncclConfig_t* config) {
+static inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, int rank,
+                                                  const ncclConfig_t* config) {
     if (size < 1 || size > SIMT_RANKS || rank < 0 || rank >= size) { return ncclInvalidArgument; }
     ncclComm* comm = new ncclComm();
     comm->rank = rank;
@@ -208,8 +217,8 @@ static inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncc
     lock.l_start = rank;
     lock.l_len = 1;
     if (fcntl(comm->fd, F_SETLK, &lock) != 0) { simt_fail("ncclCommInitRank: two processes say that they are rank %d", rank); }
-    int first = 0;
-    if (!__atomic_compare_exchange_n(&comm->meeting->size, &first, size, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE) && first != size) {
+    int first = 0, is_first = __atomic_compare_exchange_n(&comm->meeting->size, &first, size, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    if (!is_first && first != size) {
         simt_fail("ncclCommInitRank: rank %d counts %d ranks, another one %d", rank, size, first);
     }
     __atomic_fetch_add(&comm->meeting->n_open, 1, __ATOMIC_ACQ_REL);
@@ -253,23 +262,22 @@ static inline ncclResult_t ncclGroupEnd() {
     return result;
 }
 
-static inline ncclResult_t simt_message_(const char* call, int sends, void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm) {
+static inline ncclResult_t simt_message_(const char* call, int sends, void* data, size_t count, ncclDataType_t type, int peer,
+                                         ncclComm_t comm) {
     const size_t bytes[] = {1, 1, 4, 0, 8, 0, 0, 4, 8, 2};
     if (simt_group_().depth == 0) { simt_fail("%s outside of a group: two ranks that send to each other would wait for ever", call); }
     if (peer < 0 || peer >= comm->size) { return ncclInvalidArgument; }
     simt_check_range(call, sends ? "source" : "destination", data, count * bytes[type], 1);
     comm->messages.push_back(SimtMessage{peer, sends, (char*)data, count * bytes[type], 0});
     simt_group_().comms.push_back(comm);
-    return ncclSuccess;
+    return comm->blocking ? ncclSuccess : ncclInProgress;  // the manual allows both: a call must not be taken for refused
 }
 
-static inline ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
-    (void)stream;
+static inline ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t) {
     return simt_message_("ncclSend", 1, (void*)data, count, type, peer, comm);
 }
 
-static inline ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
-    (void)stream;
+static inline ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t) {
     return simt_message_("ncclRecv", 0, data, count, type, peer, comm);
 }
 #endif  // SIMT_NCCL_H
