@@ -528,12 +528,12 @@ static void probe(Run* r) {
 // the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
 static float* step_gradients(Run* r, float* loss, float* norm) {
     const int B = r->o.batch_size, T = r->T;
-    const int64_t n_tokens = (int64_t)r->n_leaves * B * T;
+    const int64_t n_tokens = (int64_t)r->n_leaves * B * T, row = run_first_row(&r->o, &r->state);
     const Shards* s = &r->model.shards;
     for (int k = 0; k < shards_n_leaves(s); k++) {
         int64_t leaf = shards_leaf(s, k), next = shards_next_leaf(s, k);
-        dataloader_batch(&r->data.train_rows, r->state.rows + leaf * B, B, r->inputs, r->targets);
-        dataloader_prefetch(&r->data.train_rows, r->state.rows + next * B, B);
+        dataloader_batch(&r->data.train_rows, row + leaf * B, B, r->inputs, r->targets);
+        dataloader_prefetch(&r->data.train_rows, row + next * B, B);
         gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);
         comm_watch(r->comm, HERE);
     }
