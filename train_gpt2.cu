@@ -855,14 +855,14 @@ static void plan(Run* r) {
     data_plan(&r->data, o, r->T, c.V, r->n_leaves);
 }
 
-// the largest scratch that an op asks for with B rows: products, or two floats for each query of attention's backward
+// the largest scratch that an op asks for with B rows: products or attention
 static double workspace_bytes(const Run* r, int B) {
     const Config c = r->model.config;
     const int N = B * r->T, n_head = N < r->how.head_rows ? N : r->how.head_rows, n = r->dev.n_threads;
     const double head = (double)gemm_workspace_bytes(n_head, c.Vp, n);
     const double dwte = (double)gemm_workspace_bytes(c.Vp, n_head, n);
     const double products = is_training(r) ? fmax(head, dwte) : (double)gemm_workspace_bytes(N, 4 * c.C, n);
-    return fmax(8.0 * N * c.NH, products);
+    return fmax(products, (double)attention_bytes(sizeof(floatX), B, r->T, c.C, c.NH, &r->dev));
 }
 
 static double batch_activation_bytes(const Run* r, int B, Tradeoffs how) {

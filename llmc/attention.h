@@ -415,6 +415,12 @@ static inline void attention_forward(float* out, float* max, float* inv, const f
     grouped_attention_forward(out, max, inv, qkv + t0 * s.q_row, k, v, &s, dev);
 }
 
+// scratch of a training step, for the account of memory
+static inline size_t attention_bytes(size_t element_bytes, int B, int T, int C, int NH, const Device* dev) {
+    (void)element_bytes, (void)B;
+    return attention_workspace_bytes(T, C / NH, dev->n_threads);
+}
+
 static inline void attention_backward(float* dqkv, const float* dout, const float* out, const float* max, const float* inv,
                                       const float* qkv, int B, int T, int C, int NH, const Device* dev) {
     AttentionShape s = attention_packed_shape(B, T, C, NH, 0);
@@ -559,6 +565,13 @@ static inline int attention_blocks_(int64_t n_rows, const Device* dev) {
     return (int)(blocks < most ? blocks : most);
 }
 
+// of backward in float; bf16 on tensor cores needs less
+static inline size_t attention_scratch_bytes_(const AttentionShape* s, const Device* dev) {
+    int64_t n_rows = (int64_t)s->B * s->NH * attention_queries(s), n_key_rows = (int64_t)s->B * s->NKV * s->T;
+    size_t n_warps = (size_t)attention_blocks_(n_rows > n_key_rows ? n_rows : n_key_rows, dev) * ATTENTION_WARPS;
+    return sizeof(float) * ((size_t)n_rows + n_warps * 2 * (size_t)(s->T + s->HS));
+}
+
 template <typename X>
 static inline void grouped_attention_forward(X* out, float* max, float* inv, const X* q, const X* k, const X* v,
                                              const AttentionShape* shape, const Device* dev) {
@@ -581,8 +594,7 @@ static inline void grouped_attention_backward(X* dq, X* dk, X* dv, const X* dout
     (void)out;
     int64_t n_rows = (int64_t)shape->B * shape->NH * attention_queries(shape);
     int n_blocks = attention_blocks_(n_rows, dev), n_key_blocks = attention_blocks_((int64_t)shape->B * shape->NKV * shape->T, dev);
-    size_t n_warps = (size_t)(n_blocks > n_key_blocks ? n_blocks : n_key_blocks) * ATTENTION_WARPS;
-    float* D = device_workspace(dev, sizeof(float) * ((size_t)n_rows + n_warps * 2 * (shape->T + shape->HS)));
+    float* D = device_workspace(dev, attention_scratch_bytes_(shape, dev));
     float* scratch = D + n_rows;
     dim3 block(WARP, ATTENTION_WARPS);
     attention_backward_queries_kernel<<<n_blocks, block, 0, dev->stream>>>(dq, D, dout, max, inv, q, k, v, scratch, *shape);
@@ -604,6 +616,12 @@ static inline void attention_backward(X* dqkv, const X* dout, const X* out, cons
     AttentionShape s = attention_packed_shape(B, T, C, NH, 0);
     const X *k = qkv + C, *v = k + C;
     grouped_attention_backward(dqkv, dqkv + C, dqkv + 2 * (size_t)C, dout, out, max, inv, qkv, k, v, &s, dev);
+}
+
+// scratch of a training step, for the account of memory; element_bytes of X
+static inline size_t attention_bytes(size_t element_bytes, int B, int T, int C, int NH, const Device* dev) {
+    AttentionShape s = attention_packed_shape(B, T, C, NH, 0);
+    return element_bytes == sizeof(float) ? attention_scratch_bytes_(&s, dev) : 2 * sizeof(float) * (size_t)B * NH * T;
 }
 #endif
 #endif  // LLMC_ATTENTION_H

@@ -18,14 +18,11 @@ Source: cuBLAS manual, "Using the cuBLASLt API"
 #ifndef LLMC_GEMM_CUBLAS_H
 #define LLMC_GEMM_CUBLAS_H
 #ifdef __CUDACC__
-#include "gemm.h"    // MatrixOf, MaybeNull, Device, cublasCheck
+#include "gemm.h"    // MatrixOf, MaybeNull, Device, cublasCheck, CUBLAS_WORKSPACE
 #include "kernel.h"  // pack_fits
 
-#ifndef CUBLAS_WORKSPACE
-#define CUBLAS_WORKSPACE ((size_t)32 << 20)  // bytes: what NVIDIA advises for Hopper. dev/simt has less
-#endif
-enum { CUBLAS_ALIGNMENT = 16 };              // of every pointer, in bytes
-enum { CUBLAS_PLANS = 256 };                 // are kept; training has about 15, generation 5 for each length of a prompt
+enum { CUBLAS_ALIGNMENT = 16 };  // of every pointer, in bytes
+enum { CUBLAS_PLANS = 256 };     // are kept; training has about 15, generation 5 for each length of a prompt
 
 template <typename X> static inline cudaDataType_t cublas_type_();
 template <> inline cudaDataType_t cublas_type_<float>() { return CUDA_R_32F; }

@@ -497,7 +497,7 @@ static inline float shards_sum_losses_(Shards* s, const Device* dev) {
         own += rank < s->rank ? counts[rank] : 0;
     }
     comm_sync_device(s->comm, dev, HERE);
-    device_download(own, s->tree.losses, sizeof(float) * counts[s->rank], dev);
+    device_download(own, s->tree.losses, sizeof(float) * (size_t)shards_n_leaves(s), dev);
     comm_wait(s->comm, comm_all_gather_v(s->comm, all, counts, DT_F32, HERE));
     const float* next = all;
     for (int rank = 0; rank < s->size; rank++) {
