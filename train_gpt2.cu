@@ -17,10 +17,10 @@ There are no kernels here. Every op's are in its header in llmc/, behind the loo
 */
 #include "llmc/attention.h"     // attention_forward, attention_backward
 #include "llmc/checkpoint.h"    // SavedFiles, checkpoint_find, checkpoint_path
-#include "llmc/comm.h"          // Comm, comm_own: several ranks train together
+#include "llmc/comm.h"          // Comm, comm_watch: several ranks train together
 #include "llmc/crossentropy.h"  // crossentropy_fused, losses_sum
-#include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
 #include "llmc/device.h"        // Device, device_alloc, device_upload
+#include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
 #include "llmc/embedding.h"     // embedding_forward, embedding_backward
 #include "llmc/evaluate.h"      // Evaluator, evaluate_loss, evaluate_answers
 #include "llmc/floatx.h"        // floatX: float or bf16; floatx_download
@@ -29,7 +29,6 @@ There are no kernels here. Every op's are in its header in llmc/, behind the loo
 #include "llmc/gpt2.h"          // Config, Parameters, parameter_table, gpt2_load: shared with train_gpt2.c
 #include "llmc/hf_folder.h"     // model_find, hf_export_begin, hf_save_tokenizer
 #include "llmc/layernorm.h"     // layernorm_forward, residual_layernorm_forward, layernorm_backward
-#include "llmc/leaf_tree.h"     // LeafTree: gradients of micro-batches, added in a fixed order
 #include "llmc/llmc_bin.h"      // llmc_bin_save: llm.c's checkpoint format
 #include "llmc/log.h"           // Log, log_step, log_validation, box_row, seconds_now
 #include "llmc/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward
