@@ -114,7 +114,7 @@ $(BUILD)/launch: dev/tools/launch.c
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
 
 # ---- cuda: the same sources, built by nvcc; doc/gpu/README.md ----
-#   PRECISION=bf16|fp32|exact   how tensors are stored; exact: float, every sum in the plain loop's order, the bits of the CPU
+#   PRECISION=bf16|fp32|tf32|exact   how tensors are stored; exact: float, every sum in the plain loop's order, the bits of the CPU
 #   CUDA_ARCH=sm_90             by default that of this machine's GPU, sm_90 where there is none
 #   CPU=1                       a trainer without CUDA: its .cu is C, and the ops run their CPU code
 
@@ -131,6 +131,7 @@ CUDA_PROGRAMS = $(CUDA_TRAINERS) $(CUDA_TESTS) $(CUDA_BENCHES)
 NVCC = $(shell dev/cuda_flags.sh nvcc)
 NVCC_bf16 =
 NVCC_fp32 = -DFP32
+NVCC_tf32 = -DFP32 -DTF32
 NVCC_exact = -DEXACT --fmad=false -prec-div=true -prec-sqrt=true -ftz=false
 # nvcc's own warnings count; gcc's do not, for it sees what nvcc has made of the host code. 1675: a pragma of gcc, 128: a loop that
 # this precision never reaches

@@ -49,7 +49,8 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 // what a pass leaves behind; the last three are the gradients on their way back, one buffer each for all layers
 typedef struct {
     float *encoded, *ln1, *ln1_mean, *ln1_rstd, *qkv, *atty, *att_max, *att_inv, *residual2, *ln2, *ln2_mean, *ln2_rstd,
-        *fch, *fch_gelu, *residual3, *lnf, *lnf_mean, *lnf_rstd, *logits, *losses, *branch, *dresidual, *dbranch, *dwide;
+        *fch, *fch_gelu, *residual3, *lnf, *lnf_mean, *lnf_rstd, *logits, *losses, *branch,
+        *dresidual, *dbranch, *dwide;
 } ActivationTensors;
 
 enum { N_ACTIVATIONS = 24 };
@@ -57,7 +58,8 @@ typedef enum { TO_GENERATE, TO_EVALUATE, TO_TRAIN } Purpose;
 
 // B rows of T positions; generation keeps logits of the last position only
 static void activation_table(Tensor* t, Config c, int B, int T, Purpose purpose) {
-    const int L = c.L, C = c.C, N = B * T, N_logits = purpose == TO_GENERATE ? 1 : N, N_train = purpose == TO_TRAIN ? N : 0;
+    const int L = c.L, C = c.C, N = B * T;
+    const int N_logits = purpose == TO_GENERATE ? 1 : N, N_train = purpose == TO_TRAIN ? N : 0;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = activation(FIELD(encoded),   0, N, C);         // wte + wpe
     *t++ = activation(FIELD(ln1),       L, N, C);
@@ -120,8 +122,8 @@ static void gpt2_init(GPT2* model, Config c) {
     model->params = (float*)arena_alloc(sizeof(float) * model->n, "parameters");
 }
 
-// Gradients and moments, for updates of n_leaves micro-batches in all. comm NULL: alone. zero 1: moments are kept once, not on
-// every rank; 2: sums of gradients too
+// Gradients and moments, for updates of n_leaves micro-batches in all. comm NULL: alone. zero 1: moments are kept once,
+// not on every rank; 2: sums of gradients too
 static void gpt2_init_training(GPT2* model, Comm* comm, int n_leaves, int zero) {
     shards_init(&model->shards, comm, model->table, N_PARAMETERS, n_leaves, zero);
     shards_open(&model->shards);
@@ -129,7 +131,10 @@ static void gpt2_init_training(GPT2* model, Comm* comm, int n_leaves, int zero) 
     model->adam_v = (float*)device_alloc(sizeof(float) * model->shards.n_kept, "second moments");
 }
 
-static Weights gpt2_weights(const GPT2* model) { return weights_of(model->params, sizeof(float), NULL, model->adam_m, model->adam_v); }
+// what an update changes
+static Weights gpt2_weights(const GPT2* model) {
+    return weights_of(model->params, sizeof(float), NULL, model->adam_m, model->adam_v);
+}
 
 static void gpt2_free(GPT2* model) {
     device_release(model->adam_m, sizeof(float) * model->shards.n_kept);
@@ -170,9 +175,10 @@ static ActivationTensors layer_activations(const Activations* acts, int l) {
     return a;
 }
 
-// tokens (B, T-t0) at positions t0..T-1, up to the last LayerNorm. t0 > 0, with B = 1, goes on from an earlier call on the
-// same activations: qkv still holds the keys and values of the positions before, and only the new ones are computed.
-static void gpt2_forward(const GPT2* model, Activations* acts, const int* tokens, int B, int T, int t0, const Device* dev) {
+// tokens (B, T-t0) at positions t0..T-1, up to the last LayerNorm. t0 > 0, with B = 1, goes on from an earlier call on
+// the same activations: qkv still holds keys and values of the positions before, and only the new ones are computed.
+static void gpt2_forward(const GPT2* model, Activations* acts, const int* tokens, int B, int T, int t0,
+                         const Device* dev) {
     const int C = model->config.C, NH = model->config.NH, N = B * (T - t0);
     ActivationTensors a = layer_activations(acts, 0);
     Parameters p = layer_parameters(model, model->params, 0);
@@ -189,8 +195,8 @@ static void gpt2_forward(const GPT2* model, Activations* acts, const int* tokens
         matmul_forward(a.qkv + (size_t)t0 * 3 * C, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, dev);
         for (int i = 0; i < acts->n_segments; i++) {
             Segment s = acts->segments[i];
-            attention_forward(a.atty + s.first * C, a.att_max + s.first * NH, a.att_inv + s.first * NH, a.qkv + s.first * 3 * C,
-                              s.rows, s.T, C, NH, t0, dev);
+            attention_forward(a.atty + s.first * C, a.att_max + s.first * NH, a.att_inv + s.first * NH,
+                              a.qkv + s.first * 3 * C, s.rows, s.T, C, NH, t0, dev);
         }
         matmul_forward(a.branch, a.atty, p.attprojw, p.attprojb, N, C, C, dev);
         residual_forward(a.residual2, residual, a.branch, (size_t)N * C, dev);
@@ -222,9 +228,10 @@ static float gpt2_loss(const GPT2* model, Activations* acts, const int* targets,
     return sum;
 }
 
-// forward's calls upside down. Every parameter's gradient is written: one micro-batch is one leaf, which joins the tree.
-static void gpt2_backward(GPT2* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
-                          const Device* dev) {
+// Forward's calls upside down. Every parameter's gradient is written: one micro-batch is one leaf, which joins the tree
+// of llmc/zero.h.
+static void gpt2_backward(GPT2* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B,
+                          int T, const Device* dev) {
     const Config c = model->config;
     const int L = c.L, C = c.C, N = B * T;
     ActivationTensors a = layer_activations(acts, L - 1);
@@ -242,12 +249,14 @@ static void gpt2_backward(GPT2* model, Activations* acts, const int* tokens, con
         matmul_backward(a.dwide, d.fcprojw, d.fcprojb, a.dresidual, a.fch_gelu, p.fcprojw, N, 4 * C, C, dev);
         gelu_backward(a.dwide, a.fch, a.dwide, (size_t)N * 4 * C, dev);
         matmul_backward(a.dbranch, d.fcw, d.fcb, a.dwide, a.ln2, p.fcw, N, C, 4 * C, dev);
-        layernorm_backward(a.dresidual, d.ln2w, d.ln2b, a.dbranch, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C, dev);
+        layernorm_backward(a.dresidual, d.ln2w, d.ln2b, a.dbranch, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C,
+                           dev);
         matmul_backward(a.dbranch, d.attprojw, d.attprojb, a.dresidual, a.atty, p.attprojw, N, C, C, dev);
         for (int i = 0; i < acts->n_segments; i++) {
             Segment s = acts->segments[i];
-            attention_backward(a.dwide + s.first * 3 * C, a.dbranch + s.first * C, a.atty + s.first * C, a.att_max + s.first * c.NH,
-                               a.att_inv + s.first * c.NH, a.qkv + s.first * 3 * C, s.rows, s.T, C, c.NH, dev);
+            attention_backward(a.dwide + s.first * 3 * C, a.dbranch + s.first * C, a.atty + s.first * C,
+                               a.att_max + s.first * c.NH, a.att_inv + s.first * c.NH, a.qkv + s.first * 3 * C, s.rows,
+                               s.T, C, c.NH, dev);
         }
         matmul_backward(a.dbranch, d.qkvw, d.qkvb, a.dwide, a.ln1, p.qkvw, N, C, 3 * C, dev);
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, dev);
@@ -261,7 +270,8 @@ static void gpt2_backward(GPT2* model, Activations* acts, const int* tokens, con
     shards_leaf_done(&model->shards, dev);
 }
 
-// one micro-batch, forward and backward; its loss and gradient join the tree. dloss = 1 / targets counted in the whole update
+// one micro-batch, forward and backward; its loss and gradient join the tree. dloss = 1 / targets counted in the whole
+// update
 static void gpt2_leaf(GPT2* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
                       const Device* dev) {
     gpt2_forward(model, acts, tokens, B, T, 0, dev);
@@ -304,9 +314,11 @@ static void parse_options(Run* r, int argc, char** argv) {
     const Option own[] = {
         {"GPT-2", "decay-all", "", OPTION_SWITCH, &r->decay_all, "0", 0, 0, "0|1",
          "decay biases and LayerNorms too, as llm.c's CPU trainer does", 0},
-        {"GPT-2", "export-bin", "", OPTION_TEXT, &r->export_bin, "", 0, 0, "FILE", "write the model as llm.c's .bin", 0},
+        {"GPT-2", "export-bin", "", OPTION_TEXT, &r->export_bin, "", 0, 0, "FILE",
+         "write the model as llm.c's .bin", 0},
     };
-    r->n_options = run_options(r->table, &r->o, "random start from a preset: tiny, d6 d12 d24 d36 d48 (GPT-2), gpt3:c384 gpt3:c768 ...");
+    r->n_options = run_options(r->table, &r->o,
+                               "random start from a preset: tiny, d6 d12 d24 d36 d48 (GPT-2), gpt3:c384 gpt3:c768 ...");
     memcpy(r->table + r->n_options, own, sizeof own);
     r->n_options += (int)(sizeof own / sizeof own[0]);
     options_parse(r->table, r->n_options, argc, argv, "Trains GPT-2 and GPT-3 on the CPU. First steps: make run.");
@@ -324,10 +336,13 @@ static int is_training(const Run* r) {
 }
 
 // the tokenizer is the model's: it shows every token, and encodes none that the model lacks
-static int has_text(const Run* r) { return data_tokenizer_fits(&r->data, &r->tokenizer, r->model.config.V, r->table, r->n_options); }
+static int has_text(const Run* r) {
+    return data_tokenizer_fits(&r->data, &r->tokenizer, r->model.config.V, r->table, r->n_options);
+}
+
 static int end_of_text(const Run* r) { return has_text(r) ? tokenizer_need_eot(&r->tokenizer) : r->model.config.V - 1; }
 
-// is a checkpoint written while training goes on? Not with --zero 1 or 2: then all ranks send rank 0 their part of the moments
+// is a checkpoint written while training goes on? Not with --zero 1 or 2: then all ranks send rank 0 what they keep
 static int saves_beside(const Run* r) { return r->o.async_save && (r->comm->size == 1 || r->o.zero == 0); }
 
 static double flops_per_token(const Run* r) {
@@ -355,15 +370,17 @@ static void write_checkpoint(void* run) {
     run_save_begin(temporary, &r->o, &s->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS));
     save_model(r, (const float*)s->arena[0], temporary, SIZE_MAX, &files);
     path_join(path, temporary, "optimizer.safetensors");
-    saved_files_add(&files, moments_save(path, &r->model.shards, (const float*)s->arena[1], (const float*)s->arena[2], NULL));
+    const float *m = (const float*)s->arena[1], *v = (const float*)s->arena[2];
+    saved_files_add(&files, moments_save(path, &r->model.shards, m, v, NULL));
     run_save_end(temporary, &files, r->table, r->n_options, &r->o, &s->state);
 }
 
-// rank 0 writes, in the background unless the run is over; with --zero 1 or 2 the others send it their part of the moments
+// rank 0 writes, in the background unless the run is over; with --zero 1 or 2 the others send it their parts
 static void save_checkpoint(Run* r, int last) {
     GPT2* model = &r->model;
     const void* arenas[SNAPSHOT_ARENAS] = {model->params, model->adam_m, model->adam_v};
-    const size_t kept = sizeof(float) * model->shards.n_kept, n_bytes[SNAPSHOT_ARENAS] = {sizeof(float) * model->n, kept, kept};
+    const size_t kept = sizeof(float) * model->shards.n_kept;
+    const size_t n_bytes[SNAPSHOT_ARENAS] = {sizeof(float) * model->n, kept, kept};
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
     if (r->comm->rank == 0) {
         snapshot_save(&r->snapshot, arenas, n_bytes, &r->state, saves_beside(r), last, write_checkpoint, r, &r->dev);
@@ -372,7 +389,7 @@ static void save_checkpoint(Run* r, int last) {
     }
 }
 
-// Where the model comes from: the file of its parameters (or the index of their shards), its config.json, its tokenizer.
+// where the model comes from: the file of its parameters (or the index of their shards), its config.json, its tokenizer
 static void find_model(Run* r) {
     const RunOptions* o = &r->o;
     char path[PATH_BYTES];
@@ -390,7 +407,8 @@ static void find_model(Run* r) {
 // vocabulary of a new model: the tokenizer's for text or when it was named, else GPT-2's for shards
 static int new_vocabulary(const Run* r) {
     const TokenData* d = &r->data.train;
-    int is_chosen = options_given(r->table, r->n_options, "tokenizer") == 1, is_tiny = !has_data(d) && strcmp(r->o.model, "tiny") == 0;
+    int is_chosen = options_given(r->table, r->n_options, "tokenizer") == 1;
+    int is_tiny = !has_data(d) && strcmp(r->o.model, "tiny") == 0;
     int needed = data_vocabulary(&r->data), usual = d->text || is_chosen || is_tiny ? r->tokenizer.n_tokens : 50257;
     return needed > usual ? needed : usual;
 }
@@ -415,7 +433,8 @@ static void export_folder(const Run* r, const char* folder) {
     files.n = 0;
     hf_export_begin(temporary, folder, 4.0 * (double)r->model.n);
     save_model(r, r->model.params, temporary, (size_t)(1e9 * (double)r->o.shard_gb), &files);
-    json_write(path_join(path, temporary, "generation_config.json"), json_pack("{s:i, s:i}", "bos_token_id", eot, "eos_token_id", eot));
+    json_write(path_join(path, temporary, "generation_config.json"),
+               json_pack("{s:i, s:i}", "bos_token_id", eot, "eos_token_id", eot));
     hf_export_end(temporary, folder);
 }
 
@@ -440,7 +459,8 @@ static const float* batch_losses(void* run, const int* inputs, const int* target
 
 // loss on the validation data and answers to the examples of --hellaswag; while training, is it the best so far?
 static void evaluate(Run* r, int training) {
-    const Evaluator e = {&r->o, r->comm, has_text(r) ? &r->tokenizer : NULL, r->T, r->inputs, r->targets, batch_losses, r};
+    const Tokenizer* tokenizer = has_text(r) ? &r->tokenizer : NULL;
+    const Evaluator e = {&r->o, r->comm, tokenizer, r->T, r->inputs, r->targets, batch_losses, r};
     const int step = r->state.step;
     if (has_data(&r->data.val)) {
         double bits_per_byte;
@@ -470,8 +490,8 @@ static void open_generator(Run* r, int n_prompt) {
 
 static void generate_text(Run* r) {
     if (!has_text(r)) {
-        options_fail("generate", "the model has %d tokens, --tokenizer %s has %d: give the model's tokenizer", r->model.config.V,
-                     r->o.tokenizer, r->tokenizer.n_tokens);
+        options_fail("generate", "the model has %d tokens, --tokenizer %s has %d: give the model's tokenizer",
+                     r->model.config.V, r->o.tokenizer, r->tokenizer.n_tokens);
     }
     Prompt prompt = prompt_read(&r->o, &r->tokenizer);
     open_generator(r, prompt.n);
@@ -490,7 +510,9 @@ static void probe(Run* r) {
 
     SafeWriter out;
     probe_open(&out, r->o.probe_out, &x, c.V, r->model.table, N_PARAMETERS);
-    for (int n = 0; n < x.B * x.T; n++) { safewriter_put(&out, logits + (size_t)n * c.Vp, sizeof(float) * (size_t)c.V); }
+    for (int n = 0; n < x.B * x.T; n++) {
+        safewriter_put(&out, logits + (size_t)n * c.Vp, sizeof(float) * (size_t)c.V);
+    }
     *shards_loss(&r->model.shards) = gpt2_loss(&r->model, &r->acts, x.targets, x.B, x.T, &r->dev);
     gpt2_backward(&r->model, &r->acts, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T, &r->dev);
     float loss_sum, *grads = shards_reduce(&r->model.shards, &loss_sum, &r->dev), loss = loss_sum / (float)x.counted;
@@ -506,12 +528,12 @@ static void probe(Run* r) {
 // the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
 static float* step_gradients(Run* r, float* loss, float* norm) {
     const int B = r->o.batch_size, T = r->T;
-    const int64_t n_tokens = (int64_t)r->n_leaves * B * T;
+    const int64_t n_tokens = (int64_t)r->n_leaves * B * T, row = run_first_row(&r->o, &r->state);
     const Shards* s = &r->model.shards;
     for (int k = 0; k < shards_n_leaves(s); k++) {
         int64_t leaf = shards_leaf(s, k), next = shards_next_leaf(s, k);
-        dataloader_batch(&r->data.train_rows, r->state.rows + leaf * B, B, r->inputs, r->targets);
-        dataloader_prefetch(&r->data.train_rows, r->state.rows + next * B, B);
+        dataloader_batch(&r->data.train_rows, row + leaf * B, B, r->inputs, r->targets);
+        dataloader_prefetch(&r->data.train_rows, row + next * B, B);
         gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);
         comm_watch(r->comm, HERE);
     }
@@ -535,9 +557,11 @@ static void train_step(Run* r) {
         grads = step_gradients(r, &loss, &norm);
         verify_second(&r->verify, loss, norm, grads, model->shards.reduced, &r->dev);
     }
-    float lr = schedule_lr(schedule_from_name(o->schedule), s->step, o->steps, o->warmup, (double)o->lr, (double)o->final_lr);
+    const Schedule schedule = schedule_from_name(o->schedule);
+    float lr = schedule_lr(schedule, s->step, o->steps, o->warmup, (double)o->lr, (double)o->final_lr);
     int skipped = run_state_skips(s, o, loss, norm);
-    Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all, verifying ? &r->verify : NULL};
+    Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all,
+                           verifying ? &r->verify : NULL};
     const Weights w = gpt2_weights(model);
     if (!skipped) { shards_update(&model->shards, &w, grads, norm, &optimizer, ++s->updates, &r->dev); }
     s->step++;
@@ -552,8 +576,8 @@ static void train_step(Run* r) {
         char name[NAME_BYTES];
         const char* bad = shards_first_bad(&model->shards, name, sizeof name, grads, &r->dev);
         if (r->comm->rank > 0) { comm_barrier(r->comm, HERE); }  // rank 0 says it
-        fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a smaller --lr "
-                 "or --clip", s->step, s->skips, (double)loss, (double)norm, bad);
+        fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a "
+                 "smaller --lr or --clip", s->step, s->skips, (double)loss, (double)norm, bad);
     }
 }
 
@@ -579,8 +603,8 @@ static void train(Run* r) {
     }
     ranks_print_cost(r->comm, s->step - first);
     snapshot_print(&r->snapshot, run_checkpoint_bytes(r->model.table, N_PARAMETERS));
-    printf("%s after step %d, checkpoint in %s/step_%06d\n", s->step >= o->steps ? "done" : stop ? "stopped" : "stopped early",
-           s->step, o->run, s->step);
+    const char* outcome = s->step >= o->steps ? "done" : stop ? "stopped" : "stopped early";
+    printf("%s after step %d, checkpoint in %s/step_%06d\n", outcome, s->step, o->run, s->step);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -591,21 +615,26 @@ static void plan(Run* r) {
     RunOptions* o = &r->o;
     const Config c = r->model.config;
     r->T = o->seq_len > 0 ? o->seq_len : c.max_T < 1024 ? c.max_T : 1024;
-    if (r->T > c.max_T) { options_fail("seq-len", "expected at most the model's %d positions, found %d", c.max_T, r->T); }
+    if (r->T > c.max_T) {
+        options_fail("seq-len", "expected at most the model's %d positions, found %d", c.max_T, r->T);
+    }
     r->n_leaves = run_leaves(o, r->T);
     if (!options_given(r->table, r->n_options, "tokenizer")) { data_check_tokenizer(&r->data, o, c.V, has_text(r)); }
     if (!is_training(r) && !o->eval_only && !is_generating(r) && !*o->probe && !*o->export_hf && !*r->export_bin) {
-        fail_input("nothing to do: expected --train, --eval-only, --generate, --probe, --export-hf, --export-bin or --dry-run");
+        fail_input("nothing to do: expected --train, --eval-only, --generate, --probe, --export-hf, --export-bin or "
+                   "--dry-run");
     }
     if (is_training(r) || *o->export_hf || o->doc_reset) { data_check_documents(&r->data, o, end_of_text(r)); }
-    if (r->comm->size > 1 && !is_training(r) && !o->eval_only) { ranks_fail_input(r->comm, "%d ranks are for training and --eval-only: start one", r->comm->size); }
+    if (r->comm->size > 1 && !is_training(r) && !o->eval_only) {
+        ranks_fail_input(r->comm, "%d ranks are for training and --eval-only: start one", r->comm->size);
+    }
     if (*o->probe) {  // it brings its own sizes
         probe_read(&r->probe, o->probe, c.V, c.max_T);
         o->batch_size = r->probe.B;
         r->T = r->probe.T;
         r->n_leaves = 1;
     }
-    if (is_training(r) || *o->export_hf) { end_of_text(r); }  // config.json names it: refused now, not at the first checkpoint
+    if (is_training(r) || *o->export_hf) { end_of_text(r); }  // config.json names it: refuse now, not at a checkpoint
     if (*o->export_hf) { hf_export_check(o->export_hf); }
     if (*r->export_bin) { outfile_check("export-bin", r->export_bin); }
     data_plan(&r->data, o, r->T, c.V, r->n_leaves);
@@ -625,8 +654,10 @@ static double print_memory(const Run* r) {
     Activations acts;
     const Config c = r->model.config;
     double arena = 4.0 * (double)r->model.n, workspace = workspace_bytes(r), moment = 0.0, gradients = 0.0;
-    int backward = is_training(r) || *r->o.probe, samples = is_generating(r) || (is_training(r) && r->o.sample_every > 0);
-    double activations = 4.0 * (double)activations_layout(&acts, c, r->o.batch_size, r->T, backward ? TO_TRAIN : TO_EVALUATE);
+    const int backward = is_training(r) || *r->o.probe;
+    const int samples = is_generating(r) || (is_training(r) && r->o.sample_every > 0);
+    const Purpose purpose = backward ? TO_TRAIN : TO_EVALUATE;
+    double activations = 4.0 * (double)activations_layout(&acts, c, r->o.batch_size, r->T, purpose);
     double sampling = 4.0 * (double)activations_layout(&acts, c, 1, generator_room(&r->o, 1, c.max_T), TO_GENERATE);
     double text = data_memory(&r->data), rest = text + 8e6, copy = 0.0;
     if (is_training(r) && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
@@ -646,7 +677,8 @@ static double print_memory(const Run* r) {
 
 static double memory_to_generate(const Run* r) {
     Activations acts;
-    return 4.0 * ((double)r->model.n + (double)activations_layout(&acts, r->model.config, 1, r->model.config.max_T, TO_GENERATE));
+    const Config c = r->model.config;
+    return 4.0 * ((double)r->model.n + (double)activations_layout(&acts, c, 1, c.max_T, TO_GENERATE));
 }
 
 // returns the bytes that are still to be taken
@@ -655,7 +687,8 @@ static double print_start(const Run* r) {
     printf("train_gpt2: %s (%s, %d lanes, %d threads)\n", build_name(), __VERSION__, VLANES, r->dev.n_threads);
     options_print(r->table, r->n_options);
     box_line();
-    box_row("model", "%d layer%s, %d head%s, %d channels, %d positions", c.L, c.L > 1 ? "s" : "", c.NH, c.NH > 1 ? "s" : "", c.C, c.max_T);
+    box_row("model", "%d layer%s, %d head%s, %d channels, %d positions", c.L, c.L > 1 ? "s" : "", c.NH,
+            c.NH > 1 ? "s" : "", c.C, c.max_T);
     box_row("vocabulary", "%d, padded to %d", c.V, c.Vp);
     size_t n_parameters = tensors_count(r->model.table, N_PARAMETERS);
     box_row("parameters", "%s = %zu", format_count((double)n_parameters).s, n_parameters);
@@ -668,7 +701,9 @@ static double print_start(const Run* r) {
     const int n_steps = r->o.steps - r->state.step;
     double seconds = flops * (double)n_steps * r->n_leaves * r->o.batch_size * r->T / r->peak;
     box_row("matmul rate", "%.1f GFLOP/s, %s FLOP per token", 1e-9 * r->peak, format_count(flops).s);
-    if (is_training(r) && n_steps > 0) { box_row("time", "at least %s for %d steps", format_duration(seconds).s, n_steps); }
+    if (is_training(r) && n_steps > 0) {
+        box_row("time", "at least %s for %d step%s", format_duration(seconds).s, n_steps, n_steps > 1 ? "s" : "");
+    }
     box_line();
     return n_bytes;
 }
@@ -694,10 +729,12 @@ static void open_training(Run* r, int argc, char** argv) {
         moments_load(path, &model->shards, model->adam_m, model->adam_v, &r->dev);
     }
     if (r->comm->rank == 0) {
-        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train, &r->data.val, argc, argv);
+        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train,
+                 &r->data.val, argc, argv);
     }
     ranks_run_name(r->comm, r->table, r->n_options, &r->o);
-    tensorboard_open(&r->board, r->o.tensorboard && r->comm->rank == 0 ? r->o.run : NULL, r->o.resume ? r->state.step : -1);
+    tensorboard_open(&r->board, r->o.tensorboard && r->comm->rank == 0 ? r->o.run : NULL,
+                     r->o.resume ? r->state.step : -1);
 }
 
 static void close_all(Run* r) {

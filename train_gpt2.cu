@@ -17,10 +17,10 @@ There are no kernels here. Every op's are in its header in llmc/, behind the loo
 */
 #include "llmc/attention.h"     // attention_forward, attention_backward
 #include "llmc/checkpoint.h"    // SavedFiles, checkpoint_find, checkpoint_path
-#include "llmc/comm.h"          // Comm, comm_own: several ranks train together
+#include "llmc/comm.h"          // Comm, comm_watch: several ranks train together
 #include "llmc/crossentropy.h"  // crossentropy_fused, losses_sum
-#include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
 #include "llmc/device.h"        // Device, device_alloc, device_upload
+#include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
 #include "llmc/embedding.h"     // embedding_forward, embedding_backward
 #include "llmc/evaluate.h"      // Evaluator, evaluate_loss, evaluate_answers
 #include "llmc/floatx.h"        // floatX: float or bf16; floatx_download
@@ -29,7 +29,6 @@ There are no kernels here. Every op's are in its header in llmc/, behind the loo
 #include "llmc/gpt2.h"          // Config, Parameters, parameter_table, gpt2_load: shared with train_gpt2.c
 #include "llmc/hf_folder.h"     // model_find, hf_export_begin, hf_save_tokenizer
 #include "llmc/layernorm.h"     // layernorm_forward, residual_layernorm_forward, layernorm_backward
-#include "llmc/leaf_tree.h"     // LeafTree: gradients of micro-batches, added in a fixed order
 #include "llmc/llmc_bin.h"      // llmc_bin_save: llm.c's checkpoint format
 #include "llmc/log.h"           // Log, log_step, log_validation, box_row, seconds_now
 #include "llmc/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward
@@ -203,8 +202,7 @@ static void gpt2_init_training(GPT2* model, Comm* comm, int n_leaves, int zero, 
 
 // what an update changes
 static Weights gpt2_weights(const GPT2* model) {
-    Weights w = {model->weights, sizeof(floatX), model->master, model->adam_m, model->adam_v};
-    return w;
+    return weights_of(model->weights, sizeof(floatX), model->master, model->adam_m, model->adam_v);
 }
 
 static void gpt2_free(GPT2* model) {
@@ -738,15 +736,15 @@ static void probe(Run* r) {
 // the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
 static float* step_gradients(Run* r, float* loss, float* norm) {
     const int B = r->o.batch_size, T = r->T;
-    const int64_t n_tokens = (int64_t)r->n_leaves * B * T;
+    const int64_t n_tokens = (int64_t)r->n_leaves * B * T, row = run_first_row(&r->o, &r->state);
     const Shards* s = &r->model.shards;
     const int n = shards_n_leaves(s);
     for (int k = 0; k < n; k++) {
         const int64_t leaf = shards_leaf(s, k);
         const int64_t next = k + 1 < n ? shards_leaf(s, k + 1) : r->n_leaves + shards_leaf(s, 0);  // of the next update
         int *inputs = r->inputs + (size_t)k * B * T, *targets = r->targets + (size_t)k * B * T;
-        dataloader_batch(&r->data.train_rows, r->state.rows + leaf * B, B, inputs, targets);
-        dataloader_prefetch(&r->data.train_rows, r->state.rows + next * B, B);
+        dataloader_batch(&r->data.train_rows, row + leaf * B, B, inputs, targets);
+        dataloader_prefetch(&r->data.train_rows, row + next * B, B);
         gpt2_leaf(&r->model, &r->acts, inputs, targets, 1.0f / (float)n_tokens, B, T, &r->dev);
         comm_watch(r->comm, HERE);
     }

@@ -135,6 +135,10 @@ check "--keep 1 keeps the best checkpoint too (step $step of 60)" test "$(cd bes
 run "${start[@]}" --steps 4 --eval-every 0 --val-fraction 0.1 --log-every 2 --run quiet
 check "--eval-every 0 does not validate" test "$(grep -c 'val loss' out)" = 0
 check "--log-every 2 prints half, metrics.jsonl has all" test "$(grep -c '^step ' out) $(wc -l <quiet/metrics.jsonl)" = "2 5"
+run "${start[@]}" --steps 40 --lr 1e-2 --batch-size 1 --overfit 1 --run heart
+check "--overfit 1: after 40 updates the rows of the first are known by heart" \
+    test "$(grep -o '^step 40/40 | loss [0-9.]*' out | awk '{ print ($5 < 0.5) }')" = 1
+
 run "${start[@]}" --val-fraction 0.1 --steps 50 --lr 0 --eval-every 2 --early-stop 3 --run early
 check "--early-stop 3 ends after three validations without a new best" grep -q "^stopped early after step 6, checkpoint in early/step_000006$" out
 run "${start[@]}" --steps 3 --lr 1e-2 --export-hf before --run freeze --freeze 'transformer.w?e.*'

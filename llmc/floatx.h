@@ -2,6 +2,7 @@
 floatX: how a .cu trainer stores weights and activations, chosen when it is built.
     PRECISION=bf16   bf16, products on tensor cores    (default)
     PRECISION=fp32   float, fast sums                  -DFP32
+    PRECISION=tf32   float, products on tensor cores, which see 11 bits of each factor   -DFP32 -DTF32
     PRECISION=exact  float, the bits of the C code     -DEXACT; also what a build without a CUDA compiler is
 Only trainers say floatX: headers have a template parameter X.
 */

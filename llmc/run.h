@@ -34,7 +34,7 @@ typedef struct {
     const char *from, *config, *model;                                                    // model
     int seed;
     const char *train, *val, *tokenizer, *hellaswag;                                      // data
-    int batch_size, seq_len, batch_tokens, shuffle, doc_reset, eval_examples;
+    int batch_size, seq_len, batch_tokens, shuffle, overfit, doc_reset, eval_examples;
     float val_fraction;
     const char *schedule, *freeze;                                                        // optimizer
     int steps, warmup;
@@ -66,6 +66,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"data", "seq-len", "-t", OPTION_INT, &o->seq_len, "0", 0, 1 << 24, "N", "positions in a row; 0: as many as the model has, at most 1024", 0},
         {"data", "batch-tokens", "-d", OPTION_INT, &o->batch_tokens, "0", 0, INT_MAX, "N", "tokens in an update, a multiple of batch-size x seq-len; 0: one micro-batch", 0},
         {"data", "shuffle", "", OPTION_SWITCH, &o->shuffle, "1", 0, 0, "0|1", "rows in random order, another in each epoch; 0: file order", 0},
+        {"data", "overfit", "-a", OPTION_SWITCH, &o->overfit, "0", 0, 0, "0|1", "train on the rows of the first update again and again: a sound model soon knows them by heart", 0},
         {"data", "doc-reset", "", OPTION_SWITCH, &o->doc_reset, "0", 0, 0, "0|1", "attention and positions start anew at each document of a row", 0},
         {"data", "hellaswag", "", OPTION_TEXT, &o->hellaswag, "", 0, 0, "FILE", "answer these examples (dev/data/hellaswag.py, mmlu.py) with each validation", 0},
         {"data", "eval-examples", "", OPTION_INT, &o->eval_examples, "0", 0, INT_MAX, "N", "answer only the first N of them; 0: all", 0},
@@ -204,6 +205,9 @@ typedef struct {
     int64_t n_sample_bytes;  // of samples.txt that a resumed run keeps; counted when a checkpoint is saved
     OutlierWindow losses, norms;
 } RunState;
+
+// the row with which the next update begins
+static inline int64_t run_first_row(const RunOptions* o, const RunState* s) { return o->overfit ? 0 : s->rows; }
 
 static inline json_t* run_state_to_json(const RunState* s) {
     return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:o, s:i, s:i, s:i, s:I, s:o, s:o}", "step", s->step, "updates", s->updates, "skips", s->skips,
