@@ -429,6 +429,8 @@ static inline int tcp_join_(TcpMesh* m, const RankPlace* place, TcpAddress* list
             fail_run("rank 0 did not answer at %s:%d%s%s within %.0f s: was it started, and can this machine reach it?", at.host, at.port,
                      file ? ", as says " : "", file ? file : "", timeout);
         }
+        if (listener >= 0) { close(listener); }  // it takes one address, and the next attempt may leave by another interface
+        listener = -1;
         nanosleep(&pause, NULL);
         pause.tv_nsec = pause.tv_nsec < 500000000 ? 2 * pause.tv_nsec : pause.tv_nsec;
     }
