@@ -58,16 +58,17 @@ static inline void place_from_text_(RankPlace* p, const char* text) {
     const char *at = strchr(text, '@'), *colon = strrchr(text, ':');
     p->source = "--rank";
     p->local_rank = p->local_size = -1;
-    int good = sscanf(text, "%d/%d%n", &p->rank, &p->size, &used) == 2 && text + used == at && p->rank >= 0 && p->rank < p->size &&
-               p->size < RANKS_MAX && strlen(at + 1) < sizeof p->host;
-    int by_file = good && strchr(at, '/') != NULL;
-    good = by_file || (good && colon > at + 1 && sscanf(colon, ":%d%n", &p->port, &used) == 1 && colon[used] == '\0' && p->port > 0 &&
-                       p->port < 65536);
-    if (!good) {
+    int good = sscanf(text, "%d/%d%n", &p->rank, &p->size, &used) == 2 && text + used == at && p->rank >= 0 &&
+               p->rank < p->size && p->size < RANKS_MAX && strlen(at + 1) < sizeof p->host;
+    int by_file = good && strchr(at, '/');
+    int by_port = good && colon > at + 1 && sscanf(colon, ":%d%n", &p->port, &used) == 1 && colon[used] == '\0' && p->port > 0 &&
+                  p->port < 65536;
+    if (!by_file && !by_port) {
         fail_input("--rank: expected R/P@HOST:PORT or R/P@PATH (with a slash) and 0 <= R < P, as in 1/4@10.0.0.1:29500, found \"%s\"",
                    text);
     }
     if (by_file) {
+        p->port = 0;
         snprintf(p->host, sizeof p->host, "%s", at + 1);
         return;
     }

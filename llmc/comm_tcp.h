@@ -1,9 +1,10 @@
 /*
 Ranks over plain TCP: how P processes find each other, and bytes between any two of them.
-Meeting: rank 0 listens where HOST:PORT says, or at any free port, which a file that all machines see tells. Every other rank listens on a port of its own, connects to rank 0 (again and
-again until it is there) and says hello. When all have come, rank 0 sends everyone the list of addresses, and each rank
-connects to all lower ones. A rank that comes twice, believes in another number of ranks or belongs to another run is told so
-by rank 0, and its name stands in the message; after the time limit the names of the missing ranks do.
+Meeting: rank 0 listens where HOST:PORT says, or at any free port and says where in a file that all machines see. Every other
+rank listens on a port of its own, connects to rank 0 (again and again until it is there) and says hello. When all have come,
+rank 0 sends everyone the list of addresses, and each rank connects to all lower ones. A rank that comes twice, believes in
+another number of ranks or belongs to another run is told so by rank 0, and its name stands in the message; after the time
+limit the names of the missing ranks do.
     offset  size  meaning of a hello, native byte order (all machines of a run are of one kind)
     0       4     magic 0x4c4d4331
     4       4     protocol version 1
@@ -73,6 +74,12 @@ static inline double tcp_now_(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// in so many seconds, but not after the deadline
+static inline double tcp_soon_(double seconds, double deadline) {
+    double soon = tcp_now_() + seconds;
+    return soon < deadline ? soon : deadline;
 }
 
 // 1 when the socket is ready, 0 when the time is up
@@ -197,19 +204,22 @@ static inline int tcp_accept_(int listener) {
 
 // ---- a file by which ranks meet ----
 
-// what the file says; 0: it is not there yet, and nothing is changed. Any other file than such a one is an error, for rank 0 replaces it
+// What the file says; 0: it is not there yet, or empty, and nothing is changed. Rank 0 replaces the file, so another than such a
+// one is an error.
 static inline int tcp_read_file_(RankPlace* at, uint64_t* run, const char* path) {
     char text[200], host[64];
     struct stat status;
-    int port, fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), is_file = fd >= 0 && fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
-    ssize_t n = fd < 0 ? -1 : is_file ? read(fd, text, sizeof text - 1) : 1;
-    int error = errno;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), is_open = fd >= 0 && fstat(fd, &status) == 0;
+    const int is_file = is_open && S_ISREG(status.st_mode);
+    const ssize_t n = !is_open ? -1 : is_file ? read(fd, text, sizeof text - 1) : 0;
+    const int error = errno;
     if (fd >= 0) { close(fd); }
-    if (n == 0 || (n < 0 && (error == ENOENT || error == ESTALE))) { return 0; }  // ESTALE: replaced while we read it, on NFS
+    if ((n < 0 && (error == ENOENT || error == ESTALE)) || (n == 0 && is_file)) { return 0; }  // ESTALE: just replaced, on NFS
     if (n < 0) { fail_input("%s, by which ranks meet: %s", path, strerror(error)); }
     text[n] = '\0';
+    int port;
     uint64_t key;
-    if (!is_file || sscanf(text, "ranks meet at %63s port %d run %" SCNx64, host, &port, &key) != 3) {
+    if (sscanf(text, "ranks meet at %63s port %d run %" SCNx64, host, &port, &key) != 3 || port < 1 || port > 65535) {
         fail_input("%s: expected a file by which ranks meet, or none, found something else: choose another name", path);
     }
     snprintf(at->host, sizeof at->host, "%s", host);
@@ -272,12 +282,13 @@ static inline void tcp_withdraw_(const TcpMesh* m, const char* path) {
     if (tcp_read_file_(&at, &run, path) && run == m->run) { unlink(path); }
 }
 
-// Waits for the answer of rank 0, which comes when all ranks have met. By a file that is another one meanwhile: 0, it was not ours.
+// Waits for the answer of rank 0, which comes when all ranks have met; 0: it does not, or the file (NULL: without one) has been
+// replaced meanwhile, and who listens here was not our rank 0
 static inline int tcp_await_(const TcpMesh* m, int fd, const char* file, double deadline) {
     RankPlace at;
     uint64_t run;
-    for (double now = tcp_now_(); now < deadline; now = tcp_now_()) {
-        if (tcp_ready_(fd, POLLIN, file && now + 1.0 < deadline ? now + 1.0 : deadline)) { return 1; }
+    while (tcp_now_() < deadline) {
+        if (tcp_ready_(fd, POLLIN, file ? tcp_soon_(1.0, deadline) : deadline)) { return 1; }
         if (file && tcp_read_file_(&at, &run, file) && run != m->run) { return 0; }
     }
     return 0;
@@ -381,7 +392,8 @@ static inline void tcp_gather_(const TcpMesh* m, int listener, TcpAddress* list,
     free(meeting);
 }
 
-// One attempt of another rank: 1 when the list has come. By a file (NULL: without one) it may be another's rank 0, or nobody who answers.
+// One attempt of another rank: 1 when the list has come. With a file it may be in vain: who listens there is not our rank 0, or a
+// machine that is gone keeps silent.
 static inline int tcp_join_once_(const TcpMesh* m, const RankPlace* place, const char* file, int* listener, TcpAddress* list,
                                  double deadline) {
     struct addrinfo* found = tcp_resolve_(place->host, place->port, 0);
@@ -390,7 +402,7 @@ static inline int tcp_join_once_(const TcpMesh* m, const RankPlace* place, const
         memset(&list[0], 0, sizeof list[0]);
         memcpy(&list[0].address, a->ai_addr, a->ai_addrlen);
         list[0].n_bytes = a->ai_addrlen;
-        fd = tcp_connect_(&list[0], file && tcp_now_() + 3.0 < deadline ? tcp_now_() + 3.0 : deadline);
+        fd = tcp_connect_(&list[0], file ? tcp_soon_(3.0, deadline) : deadline);
     }
     freeaddrinfo(found);
     if (fd < 0) { return 0; }
@@ -420,10 +432,11 @@ static inline int tcp_join_(TcpMesh* m, const RankPlace* place, TcpAddress* list
     double deadline = tcp_now_() + timeout;
     int listener = -1;
     struct timespec pause = {0, 20000000};
-    RankPlace at = *place;
+    RankPlace at = *place;  // with a file: what it says
     while (!((!file || tcp_read_file_(&at, &m->run, file)) && tcp_join_once_(m, &at, file, &listener, list, deadline))) {
         if (tcp_now_() > deadline && file && at.port == 0) {
-            fail_run("%s: rank 0 has not written this file within %.0f s: was it started, and do both machines see the folder?", file, timeout);
+            fail_run("%s: rank 0 has not written this file within %.0f s: was it started, and do both machines see the folder?", file,
+                     timeout);
         }
         if (tcp_now_() > deadline) {
             fail_run("rank 0 did not answer at %s:%d%s%s within %.0f s: was it started, and can this machine reach it?", at.host, at.port,
