@@ -44,6 +44,9 @@ static inline double bf16_peak_(const char* card) {
 static inline double matmul_peak(const Device* dev) {
     int gpu = 0, khz = 0, major = 0, minor = 0;
     if (!FLOATX_IS_FLOAT) { return bf16_peak_(processor_name().s); }
+#ifdef TF32
+    return 0.5 * bf16_peak_(processor_name().s);  // on all of these cards
+#endif
     cudaCheck(cudaGetDevice(&gpu));
     cudaCheck(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, gpu));
     cudaCheck(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu));
