@@ -3,6 +3,7 @@ Promises of llmc/comm.h, comm_tcp.h, comm_nccl.h, comm_launch.h and zero.h. Rank
 machine, with COMM_CHECK=1; every call is compared with what one process computes.
 */
 #include "llmc/test.h"
+#include "llmc/testfiles.h"
 #include "llmc/zero.h"
 #include <limits.h>
 
@@ -508,6 +509,83 @@ static void test_strangers(Test* t) {
           r.status[0], r.text[0]);
 }
 
+static RankPlace place_by(int rank, int size, const char* path) {
+    RankPlace p = place_at(rank, size, 0);
+    snprintf(p.host, sizeof p.host, "%s", path);
+    return p;
+}
+
+// Ranks 1 and 2 find a file that an earlier run has left: nobody listens there, somebody who never answers, or another run's
+// rank 0. They wait for their own rank 0, which comes late.
+static void test_stale_file(Test* t) {
+    const char* what[] = {"nobody", "a silent program", "another run's rank 0"};
+    TempPath folder = temp_folder(), path = temp_path(&folder, "meet");
+    for (int kind = 0; kind < 3; kind++) {
+        Ranks r;
+        char text[100];
+        int port = free_port(), fd = socket(AF_INET, SOCK_STREAM, 0), n;
+        struct sockaddr_in address;
+        memset(&address, 0, sizeof address);
+        address.sin_family = AF_INET;
+        address.sin_port = htons((uint16_t)port);
+        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        int listens = kind != 1 || (bind(fd, (struct sockaddr*)&address, sizeof address) == 0 && listen(fd, 9) == 0);
+        check(t, listens, "the port cannot be taken");
+        n = snprintf(text, sizeof text, "ranks meet at 127.0.0.1 port %d run 00000000000000ab\n", port);
+        temp_file(&folder, "meet", text, (size_t)n);
+        r.n = 0;
+        if (kind == 2) { start_rank(&r, place_at(0, 2, port), 5.0, 10.0, ranks_nothing, 0); }
+        start_rank(&r, place_by(1, 3, path.s), 5.0, 10.0, ranks_nothing, 0);
+        start_rank(&r, place_by(2, 3, path.s), 5.0, 10.0, ranks_nothing, 0);
+        usleep(300000);
+        start_rank(&r, place_by(0, 3, path.s), 5.0, 10.0, ranks_nothing, 0);
+        if (kind == 2) { start_rank(&r, place_at(1, 2, port), 5.0, 10.0, ranks_nothing, 0); }
+        end_ranks(&r);
+        close(fd);
+        for (int i = 0; i < r.n; i++) { check(t, r.status[i] == 0, "%s, process %d: status %d: %s", what[kind], i, r.status[i], r.text[i]); }
+        check(t, access(path.s, F_OK) != 0, "%s: the file is still there after the meeting", what[kind]);
+    }
+    temp_remove(&folder);
+}
+
+// what cannot be a meeting: one line each, and files of the user stay as they are
+static void test_bad_file(Test* t) {
+    const struct {
+        const char* name;
+        int rank, status;
+        const char* text;
+    } cases[] = {
+        {"never", 1, 1, "rank 0 has not written this file within 0 s"},
+        {"stale", 1, 1, "at 127.0.0.1:1, as says "},
+        {"nowhere/meet", 0, 2, "nowhere: No such file or directory"},
+        {"nowhere/meet", 1, 2, "nowhere: No such file or directory"},
+        {"book.txt", 0, 2, "expected a file by which ranks meet"},
+        {"book.txt", 1, 2, "expected a file by which ranks meet"},
+        {"folder", 0, 2, "expected a file by which ranks meet"},
+        {"book.txt/meet", 0, 2, "Not a directory"},
+    };
+    TempPath folder = temp_folder(), book = temp_file(&folder, "book.txt", "call me\n", 8);
+    temp_file(&folder, "folder/a", "", 0);
+    temp_file(&folder, "stale", "ranks meet at 127.0.0.1 port 1 run ab\n", 38);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Ranks r;
+        char path[1024];
+        r.n = 0;
+        snprintf(path, sizeof path, "%s/%s", folder.s, cases[i].name);
+        start_rank(&r, place_by(cases[i].rank, 2, path), 5.0, 0.4, ranks_nothing, 0);
+        end_ranks(&r);
+        const char* end = strchr(r.text[0], '\n');
+        check(t, r.status[0] == cases[i].status && strstr(r.text[0], cases[i].text) && end && end[1] == '\0',
+              "%s, rank %d: expected status %d and \"%s\"; found %d: %s", cases[i].name, cases[i].rank, cases[i].status, cases[i].text,
+              r.status[0], r.text[0]);
+    }
+    char text[9] = "";
+    FILE* file = fopen(book.s, "r");
+    check(t, file && fread(text, 1, 8, file) == 8 && strcmp(text, "call me\n") == 0, "a file of the user has changed: %s", text);
+    if (file) { fclose(file); }
+    temp_remove(&folder);
+}
+
 static void test_ipv6(Test* t) {
     const char* hosts[] = {"::1", "localhost"};
     for (int i = 0; i < 2; i++) {
@@ -561,6 +639,8 @@ static void test_place(Test* t) {
         {"SLURM_PROCID=0 SLURM_NTASKS=8", "", 0, 0, 1, ""},  // a batch script, not srun
         {"", "3/4@host:29500", 0, 3, 4, "--rank"},
         {"", "3/4@[::1]:29500", 0, 3, 4, "--rank"},
+        {"", "3/4@./meet:1@x", 0, 3, 4, "--rank"},
+        {"RANK=1 WORLD_SIZE=4 MASTER_ADDR=/shared/meet", "", 0, 1, 4, "RANK and WORLD_SIZE"},
         {"RANK=3 WORLD_SIZE=16 SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_STEP_ID=0", "", 0, 3, 16, "RANK and WORLD_SIZE"},
         {"RANK=0 WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4", "", 2, 0, 0, "says rank 0 of 1, but mpirun says rank 2 of 4"},
         {"RANK=1 WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4", "", 2, 0, 0, "unset one of them"},
@@ -571,6 +651,7 @@ static void test_place(Test* t) {
         {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=host", "", 2, 0, 0, "MASTER_PORT: expected a port"},
         {"", "4/4@host:1", 2, 0, 0, "--rank: expected R/P@HOST:PORT"},
         {"", "1/4", 2, 0, 0, "--rank: expected R/P@HOST:PORT"},
+        {"", "4/4@./meet", 2, 0, 0, "--rank: expected R/P@HOST:PORT or R/P@PATH"},
         {"", "1/4@host:70000", 2, 0, 0, "--rank: expected R/P@HOST:PORT"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -953,7 +1034,9 @@ int main(int argc, char** argv) {
         {"meeting", "missing and double ranks and wrong sizes are named", test_meeting},
         {"meeting strangers", "strangers and other runs are sent away, a late rank is welcome, a taken port is refused", test_strangers},
         {"meeting by IPv6 and name", "::1 and localhost", test_ipv6},
-        {"rank and size", "18 environments: found, or refused with a reason", test_place},
+        {"meeting by a file", "of an earlier run, whatever listens there now: replaced, and removed when all have met", test_stale_file},
+        {"meeting by a bad file", "missing, in no folder, something else: a line each, and no file of the user is touched", test_bad_file},
+        {"rank and size", "21 environments: found, or refused with a reason", test_place},
         {"device exchange", "bytes of device memory, 0..100000 elements, two exchanges at once, 1..3 ranks", test_device_exchange},
 #ifdef SIMT
         {"device exchange, mismatched", "the stand-in for NCCL refuses counts that differ", test_device_mismatch},

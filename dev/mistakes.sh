@@ -270,6 +270,8 @@ row "mpirun, but a build without MPI" env OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD
 row "a rank above the number of ranks" "${train[@]}" --rank 4/4@127.0.0.1:29500
 row "no port" "${train[@]}" --rank 0/2@127.0.0.1
 row "rank 0 was not started" "${train[@]}" --rank 1/2@127.0.0.1:$port --init-timeout 1
+row "rank 0 was not started, and its file does not come" "${train[@]}" --rank 1/2@./meet --init-timeout 1
+row "a file to meet by that is something else" "${train[@]}" --rank 0/2@text/a.txt
 row "rank 1 was not started" "${train[@]}" --rank 0/2@127.0.0.1:$port --init-timeout 1
 "${train[@]}" --rank 1/2@127.0.0.1:$port --lr 0.25 >/dev/null 2>&1 &
 row "another option on one rank" "${train[@]}" --rank 0/2@127.0.0.1:$port

@@ -119,6 +119,23 @@ wait
 check "... the bytes of one rank" same_run one4 several step_000020
 check "... and only rank 0 speaks" test ! -s out -a ! -s err
 rm -rf several
+echo "ranks meet at 127.0.0.1 port 9 run 00000000000000ab" >meet  # an earlier run has left it
+for rank in 1 2; do
+    "$trainer" "${options[@]}" --rank "$rank/3@./meet" --run several >out$rank 2>&1 &
+done
+sleep 0.5
+timeout 60 "$trainer" "${options[@]}" --rank "0/3@$work/meet" --run several >out 2>err
+wait
+check "--rank R/P@PATH, rank 0 late, a file of an earlier run: the bytes of one rank" same_run one4 several step_000020
+check "... nobody complains, and the file is gone" test ! -s err -a ! -s out1 -a ! -s out2 -a ! -e meet -a ! -e meet.tmp
+rm -rf several
+for rank in 1 2; do
+    MASTER_ADDR=$work/meet RANK=$rank WORLD_SIZE=3 "$trainer" "${options[@]}" --run several >/dev/null 2>&1 &
+done
+MASTER_ADDR=$work/meet RANK=0 WORLD_SIZE=3 timeout 60 "$trainer" "${options[@]}" --run several >out 2>err
+wait
+check "the path as MASTER_ADDR, without a port" same_run one4 several step_000020
+rm -rf several
 if command -v mpirun >/dev/null; then
     mpirun=(timeout 60 mpirun --oversubscribe -x OMP_NUM_THREADS)
     [ "$(id -u)" != 0 ] || mpirun+=(--allow-run-as-root)
@@ -196,6 +213,17 @@ ranks 2 --config tiny.json --generate x
 check "--generate on two ranks" test $status = 2 -a "$(grep -c '2 ranks are for training and --eval-only: start one' err)" -ge 1
 RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$(port) timeout 20 "$trainer" "${options[@]}" --init-timeout 1 --run several >out 2>err
 check "no rank 0: status 1 after --init-timeout" test $? = 1 -a "$(grep -c 'rank 0 did not answer at 127.0.0.1:' err)" = 1
+timeout 20 "$trainer" "${options[@]}" --rank 1/2@./meet --init-timeout 1 --run several >out 2>err
+check "a file that never comes: status 1 after --init-timeout, one line" \
+    test $? = 1 -a "$(wc -l <err)" = 1 -a "$(grep -c '^train_gpt2: ./meet: rank 0 has not written this file within 1 s' err)" = 1
+for rank in 0 1; do
+    timeout 20 "$trainer" "${options[@]}" --rank $rank/2@nowhere/meet --run several >out 2>err
+    check "rank $rank, a file in no folder: status 2, one line" \
+        test $? = 2 -a "$(wc -l <err)" = 1 -a "$(grep -c 'nowhere/meet: .*nowhere: No such file or directory' err)" = 1
+done
+timeout 20 "$trainer" "${options[@]}" --rank 0/2@text/a.txt --run several >out 2>err
+check "another file than one to meet by: status 2, one line, untouched" \
+    test $? = 2 -a "$(wc -l <err)" = 1 -a "$(grep -c 'text/a.txt: expected a file by which ranks meet' err)" = 1 -a "$(wc -l <text/a.txt)" = 250
 RANK=0 WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=$(port) timeout 20 "$trainer" "${options[@]}" --init-timeout 1 --run several >out 2>err
 check "ranks that never come are named" test $? = 2 -a "$(grep -c 'after 1 s these of 3 ranks have not come: 1, 2' err)" = 1
 

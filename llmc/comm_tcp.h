@@ -1,17 +1,20 @@
 /*
 Ranks over plain TCP: how P processes find each other, and bytes between any two of them.
-Meeting: rank 0 listens where HOST:PORT says. Every other rank listens on a port of its own, connects to rank 0 (again and
-again until it is there) and says hello. When all have come, rank 0 sends everyone the list of addresses, and each rank
-connects to all lower ones. A rank that comes twice, believes in another number of ranks or belongs to another run is told so
-by rank 0, and its name stands in the message; after the time limit the names of the missing ranks do.
+Meeting: rank 0 listens where HOST:PORT says, or at any free port and says where in a file that all machines see. Every other
+rank listens on a port of its own, connects to rank 0 (again and again until it is there) and says hello. When all have come,
+rank 0 sends everyone the list of addresses, and each rank connects to all lower ones. A rank that comes twice, believes in
+another number of ranks or belongs to another run is told so by rank 0, and its name stands in the message; after the time
+limit the names of the missing ranks do.
     offset  size  meaning of a hello, native byte order (all machines of a run are of one kind)
     0       4     magic 0x4c4d4331
     4       4     protocol version 1
-    8       8     hash of the run id
+    8       8     hash of the run id; with a file the random number in it
     16      4     number of ranks
     20      4     rank
     24      4     port where this rank listens
     28      4     channel: 0 meeting, 1 data, 2 control
+A file that an earlier run has left names a port where nobody listens, or whose owner knows nothing of this run. Ranks then go
+on looking until rank 0 has put its own there. It removes the file when all have met.
 Afterwards two ranks share two connections: data, a stream without any framing, and control, on which nothing is sent until
 something goes wrong. A process that dies closes both, so its peers know at once; one that stops by itself leaves a TcpNote
 on control, so that the others name the culprit and not merely the next to leave.
@@ -20,8 +23,11 @@ Source: spec/parallel.md 10.2
 */
 #ifndef LLMC_COMM_TCP_H
 #define LLMC_COMM_TCP_H
-#include "comm_launch.h"  // RankPlace
+#include "comm_launch.h"  // RankPlace, outfile.h
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <inttypes.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -31,7 +37,7 @@ Source: spec/parallel.md 10.2
 #include <time.h>
 #include <unistd.h>
 
-enum { TCP_MAGIC = 0x4c4d4331, TCP_VERSION = 1, TCP_MEETING = 0, TCP_DATA = 1, TCP_CONTROL = 2 };
+enum { TCP_MAGIC = 0x4c4d4331, TCP_VERSION = 1, TCP_MEETING = 0, TCP_DATA = 1, TCP_CONTROL = 2, TCP_OTHER_RUN = 2 };
 
 typedef struct {
     uint32_t magic, version;
@@ -47,7 +53,7 @@ typedef struct {
 
 typedef struct {  // rank 0's answer; the list of addresses follows when nothing is refused
     uint32_t magic;
-    int32_t refused;
+    int32_t refused;  // TCP_OTHER_RUN, or 1 for another reason
     char text[504];
 } TcpAnswer;
 
@@ -68,6 +74,12 @@ static inline double tcp_now_(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// in so many seconds, but not after the deadline
+static inline double tcp_soon_(double seconds, double deadline) {
+    double soon = tcp_now_() + seconds;
+    return soon < deadline ? soon : deadline;
 }
 
 // 1 when the socket is ready, 0 when the time is up
@@ -190,6 +202,98 @@ static inline int tcp_accept_(int listener) {
     return fd;
 }
 
+// ---- a file by which ranks meet ----
+
+// What the file says; 0: it is not there yet, or empty, and nothing is changed. Rank 0 replaces the file, so another than such a
+// one is an error.
+static inline int tcp_read_file_(RankPlace* at, uint64_t* run, const char* path) {
+    char text[200], host[64];
+    struct stat status;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), is_open = fd >= 0 && fstat(fd, &status) == 0;
+    const int is_file = is_open && S_ISREG(status.st_mode);
+    const ssize_t n = !is_open ? -1 : is_file ? read(fd, text, sizeof text - 1) : 0;
+    const int error = errno;
+    if (fd >= 0) { close(fd); }
+    if ((n < 0 && (error == ENOENT || error == ESTALE)) || (n == 0 && is_file)) { return 0; }  // ESTALE: just replaced, on NFS
+    if (n < 0) { fail_input("%s, by which ranks meet: %s", path, strerror(error)); }
+    text[n] = '\0';
+    int port;
+    uint64_t key;
+    if (sscanf(text, "ranks meet at %63s port %d run %" SCNx64, host, &port, &key) != 3 || port < 1 || port > 65535) {
+        fail_input("%s: expected a file by which ranks meet, or none, found something else: choose another name", path);
+    }
+    snprintf(at->host, sizeof at->host, "%s", host);
+    at->port = port;
+    *run = key;
+    return 1;
+}
+
+// 1 when other machines may reach this address, which `text` then is in numbers: not a loopback, not a link-local one
+static inline int tcp_is_public_(char text[64], const struct sockaddr* a) {
+    const char* own[] = {"127.", "169.254.", "fe80:", "::1"};
+    if (!a || (a->sa_family != AF_INET && a->sa_family != AF_INET6)) { return 0; }
+    socklen_t n_bytes = a->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+    int found = getnameinfo(a, n_bytes, text, 64, NULL, 0, NI_NUMERICHOST) == 0;
+    for (int i = 0; i < 4; i++) { found = found && strncmp(text, own[i], strlen(own[i])) != 0; }
+    return found;
+}
+
+// Where others reach this machine: the address of its name, else of its first network interface (/etc/hosts often gives the name
+// a loopback address), else loopback. In numbers, for the name may mean nothing, or something else, to another machine.
+static inline void tcp_own_address_(char text[64]) {
+    char name[256] = "";
+    struct addrinfo hints, *list = NULL;
+    struct ifaddrs* interfaces = NULL;
+    int found = 0;
+    memset(&hints, 0, sizeof hints);
+    hints.ai_socktype = SOCK_STREAM;
+    if (gethostname(name, sizeof name - 1) == 0 && getaddrinfo(name, NULL, &hints, &list) == 0) {
+        for (struct addrinfo* a = list; a && !found; a = a->ai_next) { found = tcp_is_public_(text, a->ai_addr); }
+        freeaddrinfo(list);
+    }
+    if (!found && getifaddrs(&interfaces) == 0) {
+        for (struct ifaddrs* i = interfaces; i && !found; i = i->ifa_next) {
+            found = (i->ifa_flags & IFF_RUNNING) && tcp_is_public_(text, i->ifa_addr);
+        }
+        freeifaddrs(interfaces);
+    }
+    if (!found) { snprintf(text, 64, "127.0.0.1"); }
+}
+
+// rank 0 says where it listens, and draws the number by which its run is known
+static inline void tcp_announce_(TcpMesh* m, const char* path, int port) {
+    RankPlace earlier;
+    OutFile f;
+    char temporary[PATH_BYTES], host[64], text[200];
+    tcp_read_file_(&earlier, &m->run, path);
+    if (getentropy(&m->run, sizeof m->run) != 0) { fail_run("random number for a run: %s", strerror(errno)); }
+    tcp_own_address_(host);
+    int n = snprintf(text, sizeof text, "ranks meet at %s port %d run %016" PRIx64 "\n", host, port, m->run);
+    outfile_open(&f, temporary_path(temporary, path));
+    outfile_write(&f, text, (size_t)n);
+    outfile_close(&f);
+    file_publish(temporary, path);
+}
+
+// ... and removes that, unless another run has put its own there
+static inline void tcp_withdraw_(const TcpMesh* m, const char* path) {
+    RankPlace at;
+    uint64_t run;
+    if (tcp_read_file_(&at, &run, path) && run == m->run) { unlink(path); }
+}
+
+// Waits for the answer of rank 0, which comes when all ranks have met; 0: it does not, or the file (NULL: without one) has been
+// replaced meanwhile, and who listens here was not our rank 0
+static inline int tcp_await_(const TcpMesh* m, int fd, const char* file, double deadline) {
+    RankPlace at;
+    uint64_t run;
+    while (tcp_now_() < deadline) {
+        if (tcp_ready_(fd, POLLIN, file ? tcp_soon_(1.0, deadline) : deadline)) { return 1; }
+        if (file && tcp_read_file_(&at, &run, file) && run != m->run) { return 0; }
+    }
+    return 0;
+}
+
 // ---- the meeting ----
 
 static inline uint64_t tcp_run_hash_(const char* text) {
@@ -240,12 +344,14 @@ static inline void tcp_admit_(const TcpMesh* m, int fd, int* meeting, TcpAddress
         close(fd);
         return;
     }
-    TcpAnswer refusal = {TCP_MAGIC, 1, "another run's rank 0 listens at this MASTER_ADDR and MASTER_PORT: choose another port"};
+    TcpAnswer refusal = {TCP_MAGIC, TCP_OTHER_RUN,
+                         "another run's rank 0 listens at this MASTER_ADDR and MASTER_PORT: choose another port"};
     if (h.version != TCP_VERSION || h.run != m->run) {
         tcp_write_(fd, &refusal, sizeof refusal, tcp_now_() + 1.0);
         close(fd);
         return;
     }
+    refusal.refused = 1;
     int known = h.rank > 0 && h.rank < m->size, taken = known && meeting[h.rank] >= 0 && !tcp_is_closed_(meeting[h.rank]);
     if (h.size != m->size || !known || taken) {
         if (h.size != m->size) { snprintf(text, sizeof text, "rank 0 was started for %d ranks, rank %d for %d", m->size, h.rank, h.size); }
@@ -286,15 +392,17 @@ static inline void tcp_gather_(const TcpMesh* m, int listener, TcpAddress* list,
     free(meeting);
 }
 
-// one attempt of another rank: 1 when the list has come
-static inline int tcp_join_once_(const TcpMesh* m, const RankPlace* place, int* listener, TcpAddress* list, double deadline) {
+// One attempt of another rank: 1 when the list has come. With a file it may be in vain: who listens there is not our rank 0, or a
+// machine that is gone keeps silent.
+static inline int tcp_join_once_(const TcpMesh* m, const RankPlace* place, const char* file, int* listener, TcpAddress* list,
+                                 double deadline) {
     struct addrinfo* found = tcp_resolve_(place->host, place->port, 0);
     int fd = -1, good = 0;
     for (struct addrinfo* a = found; a && fd < 0; a = a->ai_next) {
         memset(&list[0], 0, sizeof list[0]);
         memcpy(&list[0].address, a->ai_addr, a->ai_addrlen);
         list[0].n_bytes = a->ai_addrlen;
-        fd = tcp_connect_(&list[0], deadline);
+        fd = tcp_connect_(&list[0], file ? tcp_soon_(3.0, deadline) : deadline);
     }
     freeaddrinfo(found);
     if (fd < 0) { return 0; }
@@ -306,7 +414,9 @@ static inline int tcp_join_once_(const TcpMesh* m, const RankPlace* place, int* 
     if (*listener < 0) { fail_run("rank %d cannot listen: %s", m->rank, strerror(errno)); }
     TcpHello hello = tcp_hello_(m, tcp_port_(*listener), TCP_MEETING);
     TcpAnswer answer;
-    if (tcp_write_(fd, &hello, sizeof hello, deadline) && tcp_read_(fd, &answer, sizeof answer, deadline + 5.0)) {
+    int answered = tcp_write_(fd, &hello, sizeof hello, deadline) && tcp_await_(m, fd, file, deadline + 5.0) &&
+                   tcp_read_(fd, &answer, sizeof answer, tcp_now_() + 5.0);
+    if (answered && !(file && (answer.magic != TCP_MAGIC || answer.refused == TCP_OTHER_RUN))) {
         answer.text[sizeof answer.text - 1] = '\0';
         if (answer.magic != TCP_MAGIC) { fail_input("%s:%d: this is not rank 0 of a run", place->host, place->port); }
         if (answer.refused) { fail_input("%s", answer.text); }
@@ -317,15 +427,23 @@ static inline int tcp_join_once_(const TcpMesh* m, const RankPlace* place, int* 
     return good;
 }
 
-static inline int tcp_join_(const TcpMesh* m, const RankPlace* place, TcpAddress* list, double timeout) {
+static inline int tcp_join_(TcpMesh* m, const RankPlace* place, TcpAddress* list, double timeout) {
+    const char* file = place_has_file(place) ? place->host : NULL;
     double deadline = tcp_now_() + timeout;
     int listener = -1;
     struct timespec pause = {0, 20000000};
-    while (!tcp_join_once_(m, place, &listener, list, deadline)) {
-        if (tcp_now_() > deadline) {
-            fail_run("rank 0 did not answer at %s:%d within %.0f s: was it started, and can this machine reach it?", place->host,
-                     place->port, timeout);
+    RankPlace at = *place;  // with a file: what it says
+    while (!((!file || tcp_read_file_(&at, &m->run, file)) && tcp_join_once_(m, &at, file, &listener, list, deadline))) {
+        if (tcp_now_() > deadline && file && at.port == 0) {
+            fail_run("%s: rank 0 has not written this file within %.0f s: was it started, and do both machines see the folder?", file,
+                     timeout);
         }
+        if (tcp_now_() > deadline) {
+            fail_run("rank 0 did not answer at %s:%d%s%s within %.0f s: was it started, and can this machine reach it?", at.host, at.port,
+                     file ? ", as says " : "", file ? file : "", timeout);
+        }
+        if (listener >= 0) { close(listener); }  // it takes one address, and the next attempt may leave by another interface
+        listener = -1;
         nanosleep(&pause, NULL);
         pause.tv_nsec = pause.tv_nsec < 500000000 ? 2 * pause.tv_nsec : pause.tv_nsec;
     }
@@ -369,10 +487,17 @@ static inline void tcp_open(TcpMesh* m, const RankPlace* place, double timeout) 
     memset(m->data, 0xff, 2 * n * sizeof(int));
     TcpAddress* list = (TcpAddress*)calloc(n, sizeof(TcpAddress));
     if (!list) { fail_run("no memory for %zu addresses", n); }
+    const char* file = place_has_file(place) ? place->host : NULL;
+    char parent[PATH_BYTES];
     int listener;
+    if (file && access(path_parent(parent, file), m->rank == 0 ? W_OK : F_OK) != 0) {
+        fail_input("%s: ranks cannot meet by this file: %s: %s", file, parent, strerror(errno));
+    }
     if (m->rank == 0) {
         listener = tcp_listen_master_(place);
+        if (file) { tcp_announce_(m, file, tcp_port_(listener)); }
         tcp_gather_(m, listener, list, timeout);
+        if (file) { tcp_withdraw_(m, file); }
     } else {
         listener = tcp_join_(m, place, list, timeout);
     }

@@ -111,7 +111,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"out", "probe-out", "", OPTION_TEXT, &o->probe_out, "probe.safetensors", 0, 0, "OUT", "where --probe writes logits, loss and gradients", 0},
         {"machine", "threads", "", OPTION_INT, &o->threads, "0", 0, 4096, "N", "0: OMP_NUM_THREADS, else one per core. The result does not depend on it", 0},
         {"machine", "zero", "", OPTION_INT, &o->zero, "0", 0, 2, "0|1|2", "with several ranks: 1 keeps each moment on one rank only, 2 sums of gradients too. The result does not depend on it", 0},
-        {"machine", "rank", "", OPTION_TEXT, &o->rank, "", 0, 0, "R/P@HOST:PORT", "this process is rank R of P, rank 0 listens at HOST:PORT; else the variables of launch, torchrun, mpirun or srun say so", 0},
+        {"machine", "rank", "", OPTION_TEXT, &o->rank, "", 0, 0, "R/P@HOST:PORT", "this process is rank R of P, rank 0 listens at HOST:PORT; R/P@PATH: it says where in a file that all machines see (with a slash: ./meet); else the variables of launch, torchrun, mpirun or srun say so", 0},
         {"machine", "comm-timeout", "", OPTION_INT, &o->comm_timeout, "600", 1, INT_MAX, "N", "seconds until a rank that does not answer is given up; more than a checkpoint takes", 0},
         {"machine", "init-timeout", "", OPTION_INT, &o->init_timeout, "300", 1, INT_MAX, "N", "seconds within which all ranks must have been started", 0},
         {"machine", "dry-run", "", OPTION_SWITCH, &o->dry_run, "0", 0, 0, "0|1", "print memory, work and estimated time, then stop; status 1 if it does not fit", 0},
