@@ -321,7 +321,8 @@ static void write_slowly(void* run) {
 
 static void begin_writer(void (*write)(void* run), void* run) {
     static Snapshot snapshot;
-    const Device dev = test_device(1);
+    static Device dev;  // until the process ends
+    device_init(&dev, 1);
     const float arena[16] = {0};
     const void* arenas[SNAPSHOT_ARENAS] = {arena, arena, arena};
     const size_t n_bytes[SNAPSHOT_ARENAS] = {sizeof arena, sizeof arena, sizeof arena};
