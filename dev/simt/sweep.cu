@@ -1,7 +1,7 @@
 /*
 Every op of GPT-2 at every combination of the sizes 1, 7, 33, 257 and 1024: the exact CUDA build against the plain loop, bit by
 bit, on ordinary numbers and on hard ones (cancellation, subnormals, -0). The tests take a few of these; this takes all.
-    make build/simt-exact/simt/sweep && build/simt-exact/simt/sweep      about ten minutes of CPU under dev/simt
+    make build/simt-exact/simt/sweep && build/simt-exact/simt/sweep      about five minutes of CPU under dev/simt
 Ends with "N comparisons, N differing bits"; status 1 if any differs.
 */
 #include "llmc/adamw.h"
