@@ -6,12 +6,6 @@ rounded true values, a norm whose order of addition depends on the length alone,
 #include "llmc/global_norm.h"
 #include "llmc/test.h"
 
-#if defined(__CUDACC__) && !defined(EXACT)
-enum { FAST = 1 };
-#else
-enum { FAST = 0 };
-#endif
-
 // 1 - beta^t for the floats beta = 0.9f and 0.999f, t = 1..50, in exact rational arithmetic (Python's fractions),
 // rounded once
 static const uint32_t corrections_09[50] = {
@@ -127,12 +121,12 @@ static double p_error(const State* before, size_t i, float weight_decay, const A
 static void check_state(Test* t, const char* what, const State* got, const State* want, const State* before,
                         float weight_decay, const AdamW* a) {
     check_bits(t, "the gradient is left alone", got->g, before->g, got->n);
-    if (!FAST) {
+    if (!FAST_KERNELS) {
         check_bits(t, what, got->p, want->p, got->n);
         check_bits(t, "m", got->m, want->m, got->n);
         check_bits(t, "v", got->v, want->v, got->n);
     }
-    for (size_t i = 0; FAST && i < got->n; i++) {
+    for (size_t i = 0; FAST_KERNELS && i < got->n; i++) {
         double m_error, v_error, error = p_error(before, i, weight_decay, a, &m_error, &v_error);
         const float pairs[3][2] = {{got->p[i], want->p[i]}, {got->m[i], want->m[i]}, {got->v[i], want->v[i]}};
         const double errors[3] = {error, m_error, v_error};

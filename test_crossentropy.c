@@ -8,12 +8,6 @@ place too. Fast kernels must agree with double within the tolerance that the hea
 
 #define DLOSS 0.03f  // not a power of two: dividing by 1 / DLOSS would be another result
 
-#if defined(__CUDACC__) && !defined(EXACT)
-enum { FAST = 1 };
-#else
-enum { FAST = 0 };
-#endif
-
 // one problem and the plain loop's answer
 typedef struct {
     int N, V, Vp;
@@ -97,15 +91,15 @@ static void expect(CrossEntropy* c, double x_error) {
 
 // bits; of a fast kernel a number within the error, or NaN where it belongs
 static void check_same(Test* t, const char* what, const float* got, const float* want, const double* error, size_t n) {
-    if (!FAST) { check_bits(t, what, got, want, n); }
-    for (size_t i = 0; FAST && i < n; i++) {
+    if (!FAST_KERNELS) { check_bits(t, what, got, want, n); }
+    for (size_t i = 0; FAST_KERNELS && i < n; i++) {
         int same = isnan(want[i]) ? isnan(got[i]) : fabs((double)got[i] - (double)want[i]) <= error[i];
         check(t, same, "%s: [%zu] found %.9g, expected %.9g, allowed %.3g", what, i, (double)got[i], (double)want[i], error[i]);
     }
 }
 
 static void check_losses(Test* t, const char* what, float* losses, const CrossEntropy* c) {
-    for (int n = 0; FAST && n < c->N; n++) { losses[n] = losses[n] > LARGEST_LOSS ? LARGEST_LOSS : losses[n]; }
+    for (int n = 0; FAST_KERNELS && n < c->N; n++) { losses[n] = losses[n] > LARGEST_LOSS ? LARGEST_LOSS : losses[n]; }
     check_same(t, what, losses, c->losses, c->losses_error, (size_t)c->N);
 }
 
@@ -184,7 +178,7 @@ static void check_fused(Test* t, const CrossEntropy* c, const Device* dev) {
 }
 
 static void check_all_threads(Test* t, CrossEntropy* c) {
-    if (FAST) { expect(c, 0.0); }
+    if (FAST_KERNELS) { expect(c, 0.0); }
     for (int i = 0; i < 3 * N_TEST_THREADS; i++) {
         Device dev = test_device(test_threads(i / 3));
         if (i % 3 < 2) { check_both(t, c, i % 3, &dev); } else { check_fused(t, c, &dev); }
@@ -339,10 +333,10 @@ static void test_losses_sum(Test* t) {
         losses_sum(d_sum, d_losses, n, &dev);
         from_device(&sum, d_sum, 1, &dev), device_drop(d_losses);
         for (int k = 0; k < n; k++) { want += losses[k], exact += (double)losses[k], size += fabs((double)losses[k]); }
-        if (!FAST) { check_bits(t, "sum of losses", &sum, &want, 1); }
+        if (!FAST_KERNELS) { check_bits(t, "sum of losses", &sum, &want, 1); }
         // a thread adds at most n / 1024 + 1 of them, then ten levels of a tree: each rounds once
         double error = fabs((double)sum - exact), allowed = (n / 1024 + 11) * 0x1p-24 * size;
-        check(t, !FAST || error <= allowed, "n %d: found %.9g, expected %.9g, allowed %.3g", n, (double)sum, exact, allowed);
+        check(t, !FAST_KERNELS || error <= allowed, "n %d: found %.9g, expected %.9g, allowed %.3g", n, (double)sum, exact, allowed);
         device_free(&dev);
         free(losses);
     }

@@ -40,8 +40,6 @@ static void embedding_free(Embedding* e) {
 // ---- fast against plain, on the device ----
 
 #if defined(__CUDACC__) && !defined(EXACT)
-enum { FAST = 1 };
-
 template <typename X>
 static void run(float* out, float* dwte, float* dwpe, const Embedding* e, int t0, const Device* dev) {
     size_t n = (size_t)e->B * (size_t)e->T, n_wte = (size_t)e->V * (size_t)e->C, n_wpe = (size_t)e->maxT * (size_t)e->C;
@@ -60,8 +58,6 @@ static void run_embedding(float* out, float* dwte, float* dwpe, const Embedding*
     if (bf16) { run<__nv_bfloat16>(out, dwte, dwpe, e, t0, dev); } else { run<float>(out, dwte, dwpe, e, t0, dev); }
 }
 #else
-enum { FAST = 0 };
-
 static void run_embedding(float* out, float* dwte, float* dwpe, const Embedding* e, int t0, int bf16, const Device* dev) {
     size_t n = (size_t)e->B * (size_t)e->T, n_wte = (size_t)e->V * (size_t)e->C, n_wpe = (size_t)e->maxT * (size_t)e->C;
     float *wte = to_device(e->wte, n_wte, dev), *wpe = to_device(e->wpe, n_wpe, dev);
@@ -92,7 +88,7 @@ static float* absolute(const float* x, size_t n) {
 
 // bits; in a fast build any order of n_terms sums: each order is off by at most n_terms * 2^-24 * the sum of their sizes
 static void check_sums(Test* t, const char* what, const float* got, const float* want, const float* sizes, int n_terms, size_t n) {
-    if (!FAST) {
+    if (!FAST_KERNELS) {
         check_bits(t, what, got, want, n);
         return;
     }
@@ -161,7 +157,7 @@ static void test_many(Test* t) {
 }
 
 static void test_bf16(Test* t) {
-    if (!FAST) {
+    if (!FAST_KERNELS) {
         skip(t, "a fast build for GPUs stores bf16");
         return;
     }

@@ -31,16 +31,10 @@ static void backward(float* dinp, const float* inp, const float* dout, int in_pl
     if (!in_place) { device_drop(d_dout); }
 }
 
-#if defined(__CUDACC__) && !defined(EXACT)
-enum { FAST = 1 };
-#else
-enum { FAST = 0 };
-#endif
-
 // bits; in a fast build |got - want| <= tolerance * scale[i], or 1 + |scale[i]| with plus_one, and Inf and NaN where they belong
 static void check_same(Test* t, const char* what, const float* got, const float* want, const float* scale, int plus_one,
                        double tolerance, size_t n) {
-    if (!FAST) {
+    if (!FAST_KERNELS) {
         check_bits(t, what, got, want, n);
         return;
     }
@@ -83,7 +77,7 @@ static void test_lengths(Test* t) {
 static void test_all_kinds(Test* t) {
     size_t n;
     float *x = all_kinds(&n), *dout = hard_array(n, 3);
-    if (!FAST) { sprinkle(dout, n, 100, 4); }  // Inf times a slope near 0 is Inf or NaN, as the slope rounds
+    if (!FAST_KERNELS) { sprinkle(dout, n, 100, 4); }  // Inf times a slope near 0 is Inf or NaN, as the slope rounds
     for (int i = 0; i < N_TEST_THREADS; i += 3) {
         Device dev = test_device(test_threads(i));
         check_length(t, x, dout, n, &dev);

@@ -43,12 +43,6 @@ static void layernorm_free(LayerNorm* l) {
 
 // ---- fast against plain, on the device ----
 
-#if defined(__CUDACC__) && !defined(EXACT)
-enum { FAST = 1 };
-#else
-enum { FAST = 0 };
-#endif
-
 static void forward(float* out, float* mean, float* rstd, const float* inp, const LayerNorm* l, const Device* dev) {
     size_t n = (size_t)l->N * (size_t)l->C, rows = (size_t)l->N, channels = (size_t)l->C;
     float *d_inp = to_device(inp, n, dev), *weight = to_device(l->weight, channels, dev), *bias = to_device(l->bias, channels, dev);
@@ -88,7 +82,7 @@ static void backward(float* dinp, float* dweight, float* dbias, const float* inp
 
 // bits; in a fast build within the tolerance
 static void check_same(Test* t, const char* what, const float* got, const float* want, size_t n, double tolerance) {
-    if (!FAST) {
+    if (!FAST_KERNELS) {
         check_bits(t, what, got, want, n);
         return;
     }
@@ -180,7 +174,7 @@ static void check_shapes(Test* t, void (*check_one)(Test*, const LayerNorm*, con
 }
 
 static void check_special(Test* t, void (*check_one)(Test*, const LayerNorm*, const Device*)) {
-    if (FAST) {
+    if (FAST_KERNELS) {
         skip(t, "sums in another order may overflow or cancel elsewhere");
         return;
     }
@@ -197,7 +191,7 @@ static void test_backward_special(Test* t) { check_special(t, check_backward); }
 
 // rows of several packs in a lane; more rows than blocks take at once; rows too long for one pass backward, or for shared memory
 static void test_long(Test* t) {
-    const int shapes[][2] = {{FAST ? 19 : 3, 1600}, {2, 5640}, {1, 12296}};
+    const int shapes[][2] = {{FAST_KERNELS ? 19 : 3, 1600}, {2, 5640}, {1, 12296}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         check_shape(t, check_forward, shapes[i][0], shapes[i][1], 0);
         check_shape(t, check_residual, shapes[i][0], shapes[i][1], 0);
@@ -398,7 +392,7 @@ static void test_obvious(Test* t) {
 static void test_rounding(Test* t) {
     const float inp[] = {1.0f, -1.0f}, rstd = 1.0f / sqrtf(1.0f + 1e-5f), w = 1.0f + 0x1p-12f, weight[] = {w, w};
     float product = rstd * w, bias[] = {-product, product}, out[2], mean, found_rstd;
-    if (FAST) {
+    if (FAST_KERNELS) {
         skip(t, "fast builds for GPUs fuse");
         return;
     }

@@ -16,6 +16,9 @@ any failed. An argument on the command line runs only the promises whose name co
 #include <stdint.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+#endif
 
 typedef struct {
     int n_failures;       // broken checks of the promise that runs now
@@ -158,6 +161,13 @@ enum { N_TEST_THREADS = 4 };
 #endif
 static inline int test_threads(int i) { return i < 3 ? i + 1 : 7; }  // 1, 2, 3, 7
 
+// do the ops add and round as fast kernels do? Then their bits are not those of the plain loops
+#if defined(__CUDACC__) && !defined(EXACT)
+enum { FAST_KERNELS = 1 };
+#else
+enum { FAST_KERNELS = 0 };
+#endif
+
 // ---- arrays on the device: copies of plain ones, in a CUDA build on the GPU ----
 
 #ifdef __CUDACC__
@@ -194,6 +204,31 @@ static inline int* ints_to_device(const int* x, size_t n, const Device* dev) {
 }
 
 static inline void device_drop(void* d) { device_release(d, 0); }
+
+// uniform numbers that bf16 has
+static inline float* bf16_array(size_t n, float scale, uint64_t seed) {
+    float* x = random_array(n, scale, seed);
+    for (size_t i = 0; i < n; i++) { x[i] = (float)(__nv_bfloat16)x[i]; }
+    return x;
+}
+
+// of one call of run, on the device: the mean of n_runs, after three that warm up
+template <typename Run>
+static inline double device_milliseconds(int n_runs, const Device* dev, Run run) {
+    float ms = 0.0f;
+    cudaEvent_t start, stop;
+    cudaCheck(cudaEventCreate(&start));
+    cudaCheck(cudaEventCreate(&stop));
+    for (int i = 0; i < 3; i++) { run(); }
+    cudaCheck(cudaEventRecord(start, dev->stream));
+    for (int i = 0; i < n_runs; i++) { run(); }
+    cudaCheck(cudaEventRecord(stop, dev->stream));
+    cudaCheck(cudaEventSynchronize(stop));
+    cudaCheck(cudaEventElapsedTime(&ms, start, stop));
+    cudaCheck(cudaEventDestroy(start));
+    cudaCheck(cudaEventDestroy(stop));
+    return (double)ms / n_runs;
+}
 #else
 static inline float* to_device(const float* x, size_t n, const Device* dev) {
     (void)dev;

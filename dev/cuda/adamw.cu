@@ -188,22 +188,10 @@ static void time_steps(size_t n, const Device* dev) {
                     (float*)device_alloc(sizeof(float) * n, "g"),
                     (__nv_bfloat16*)device_alloc(sizeof(__nv_bfloat16) * n, "stored")};
     AdamW a = adamw_step(1e-3f, 0.9f, 0.95f, 1e-8f, 0.5f, 3);
-    cudaEvent_t start, stop;
-    cudaCheck(cudaEventCreate(&start));
-    cudaCheck(cudaEventCreate(&stop));
     for (int s = 0; s < N_STEPS; s++) {
-        steps[s].run(&x, &a, 1, dev);
-        cudaCheck(cudaEventRecord(start, dev->stream));
-        for (int i = 0; i < n_runs; i++) { steps[s].run(&x, &a, 1, dev); }
-        cudaCheck(cudaEventRecord(stop, dev->stream));
-        cudaCheck(cudaEventSynchronize(stop));
-        float ms = 0.0f;
-        cudaCheck(cudaEventElapsedTime(&ms, start, stop));
-        printf("%-16s %8.3f ms %7.0f GB/s\n", steps[s].name, (double)ms / n_runs,
-               1e-6 * (double)n * steps[s].n_bytes * n_runs / (double)ms);
+        const double ms = device_milliseconds(n_runs, dev, [&]() { steps[s].run(&x, &a, 1, dev); });
+        printf("%-16s %8.3f ms %7.0f GB/s\n", steps[s].name, ms, 1e-6 * (double)n * steps[s].n_bytes / ms);
     }
-    cudaCheck(cudaEventDestroy(start));
-    cudaCheck(cudaEventDestroy(stop));
     device_drop(x.p), device_drop(x.m), device_drop(x.v), device_drop(x.g), device_drop(x.stored);
 }
 #endif

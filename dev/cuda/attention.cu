@@ -230,13 +230,6 @@ static const Step steps[] = {
 };
 enum { N_STEPS = sizeof steps / sizeof *steps };
 
-// numbers that bf16 has
-static float* bf16_array(size_t n, uint64_t seed) {
-    float* x = random_array(n, 2.0f, seed);
-    for (size_t i = 0; i < n; i++) { x[i] = (float)(bf16)x[i]; }
-    return x;
-}
-
 static Layer layer(const float* qkv, const float* dout, int B, int T, int NH, const Device* dev) {
     size_t n = (size_t)B * (size_t)T * (size_t)NH * HEAD, n_rows = (size_t)B * (size_t)NH * (size_t)T;
     Layer l = {B, T, NH * HEAD, NH, to_device(qkv, 3 * n, dev), NULL, NULL, NULL, NULL, to_device_as<bf16>(qkv, 3 * n, dev), NULL,
@@ -258,7 +251,7 @@ static void layer_free(Layer* l) {
 // every step against the plain loop
 static void check_steps(Test* t, int B, int T, int NH, const Device* dev) {
     size_t n = (size_t)B * (size_t)T * (size_t)NH * HEAD, n_rows = (size_t)B * (size_t)NH * (size_t)T, n_weights = n_rows * (size_t)T;
-    float *qkv = bf16_array(3 * n, 1), *dout = bf16_array(n, 2), *want = filled_array(n, NAN), *got = filled_array(n, NAN);
+    float *qkv = bf16_array(3 * n, 2.0f, 1), *dout = bf16_array(n, 2.0f, 2), *want = filled_array(n, NAN), *got = filled_array(n, NAN);
     float *weights = filled_array(2 * n_weights, NAN), *rows = filled_array(2 * n_rows, NAN);
     attention_forward_ref(want, weights, weights + n_weights, rows, rows + n_rows, qkv, B, T, NH * HEAD, NH);
     double* want_double = double_array(want, n);
@@ -285,26 +278,14 @@ static void check_steps(Test* t, int B, int T, int NH, const Device* dev) {
 #ifndef SIMT
 // n_flops: of queries and the keys they see
 static void time_step(const char* name, void (*run)(const Layer* l, const Device* dev), const Layer* l, double n_flops, const Device* dev) {
-    const int n_runs = 20;
-    float ms = 0.0f;
-    cudaEvent_t start, stop;
-    cudaCheck(cudaEventCreate(&start));
-    cudaCheck(cudaEventCreate(&stop));
-    for (int i = 0; i < 3; i++) { run(l, dev); }
-    cudaCheck(cudaEventRecord(start, dev->stream));
-    for (int i = 0; i < n_runs; i++) { run(l, dev); }
-    cudaCheck(cudaEventRecord(stop, dev->stream));
-    cudaCheck(cudaEventSynchronize(stop));
-    cudaCheck(cudaEventElapsedTime(&ms, start, stop));
-    printf("%-18s %8.3f ms %7.1f TFLOP/s\n", name, (double)ms / n_runs, 1e-9 * n_flops * n_runs / (double)ms);
-    cudaCheck(cudaEventDestroy(start));
-    cudaCheck(cudaEventDestroy(stop));
+    const double ms = device_milliseconds(20, dev, [&]() { run(l, dev); });
+    printf("%-18s %8.3f ms %7.1f TFLOP/s\n", name, ms, 1e-9 * n_flops / ms);
 }
 
 static void time_steps(int B, int T, int NH, const Device* dev) {
     size_t n = (size_t)B * (size_t)T * (size_t)NH * HEAD;
     double n_flops = 2.0 * HEAD * B * NH * T * (T + 1.0);
-    float *qkv = bf16_array(3 * n, 1), *dout = bf16_array(n, 2);
+    float *qkv = bf16_array(3 * n, 2.0f, 1), *dout = bf16_array(n, 2.0f, 2);
     Layer l = layer(qkv, dout, B, T, NH, dev);
     for (int s = 0; s < N_STEPS; s++) { time_step(steps[s].name, steps[s].run, &l, n_flops, dev); }
     time_step("backward", backward, &l, 2.5 * n_flops, dev);  // as usual, without what is computed twice

@@ -213,13 +213,6 @@ static const Step steps[] = {
 };
 enum { N_STEPS = sizeof steps / sizeof *steps };
 
-// numbers that bf16 has
-static float* bf16_array(size_t n, float scale, uint64_t seed) {
-    float* x = random_array(n, scale, seed);
-    for (size_t i = 0; i < n; i++) { x[i] = (float)(__nv_bfloat16)x[i]; }
-    return x;
-}
-
 static int* random_targets(int N, int V) {
     int* targets = (int*)new_array((size_t)N, sizeof(int));
     uint64_t s = seeded_stream(2);
@@ -269,23 +262,11 @@ static void time_steps(int N, int V, int Vp, const Device* dev) {
                     (float*)device_alloc(sizeof(float) * n, "logits"),
                     (__nv_bfloat16*)device_alloc(sizeof(__nv_bfloat16) * n, "logits"),
                     ints_to_device(targets, (size_t)N, dev)};
-    cudaEvent_t start, stop;
-    cudaCheck(cudaEventCreate(&start));
-    cudaCheck(cudaEventCreate(&stop));
     for (int s = 0; s < N_STEPS; s++) {
-        steps[s].run(&c, dev);
-        cudaCheck(cudaEventRecord(start, dev->stream));
-        for (int i = 0; i < n_runs; i++) { steps[s].run(&c, dev); }
-        cudaCheck(cudaEventRecord(stop, dev->stream));
-        cudaCheck(cudaEventSynchronize(stop));
-        float ms = 0.0f;
-        cudaCheck(cudaEventElapsedTime(&ms, start, stop));
+        const double ms = device_milliseconds(n_runs, dev, [&]() { steps[s].run(&c, dev); });
         double n_bytes = 2.0 * (double)n * (steps[s].bf16 ? 2 : 4);  // each logit read once and written once
-        printf("%-16s %8.3f ms %7.0f GB/s of what it must move\n", steps[s].name, (double)ms / n_runs,
-               1e-6 * n_bytes * n_runs / (double)ms);
+        printf("%-16s %8.3f ms %7.0f GB/s of what it must move\n", steps[s].name, ms, 1e-6 * n_bytes / ms);
     }
-    cudaCheck(cudaEventDestroy(start));
-    cudaCheck(cudaEventDestroy(stop));
     device_drop(c.losses), device_drop(c.logits), device_drop(c.logits_bf16), device_drop(c.targets), free(targets);
 }
 #endif

@@ -316,22 +316,10 @@ static void time_steps(int N, int C, const Device* dev) {
     for (int i = 0; i < 8; i++) { arrays[i] = (bf16*)device_alloc(sizeof(bf16) * n, "arrays"); }
     for (int i = 0; i < 4; i++) { sums[i] = (float*)device_alloc(sizeof(float) * (size_t)(N > C ? N : C), "sums"); }
     LayerNorm l = {N, C, arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], arrays[5], arrays[6], arrays[7], sums[0], sums[1], sums[2], sums[3]};
-    cudaEvent_t start, stop;
-    cudaCheck(cudaEventCreate(&start));
-    cudaCheck(cudaEventCreate(&stop));
     for (int s = 0; s < N_STEPS; s++) {
-        steps[s].run(&l, dev);
-        cudaCheck(cudaEventRecord(start, dev->stream));
-        for (int i = 0; i < n_runs; i++) { steps[s].run(&l, dev); }
-        cudaCheck(cudaEventRecord(stop, dev->stream));
-        cudaCheck(cudaEventSynchronize(stop));
-        float ms = 0.0f;
-        cudaCheck(cudaEventElapsedTime(&ms, start, stop));
-        printf("%-16s %8.3f ms %7.0f GB/s of what it must move\n", steps[s].name, (double)ms / n_runs,
-               1e-6 * steps[s].n_bytes * (double)n * n_runs / (double)ms);
+        const double ms = device_milliseconds(n_runs, dev, [&]() { steps[s].run(&l, dev); });
+        printf("%-16s %8.3f ms %7.0f GB/s of what it must move\n", steps[s].name, ms, 1e-6 * steps[s].n_bytes * (double)n / ms);
     }
-    cudaCheck(cudaEventDestroy(start));
-    cudaCheck(cudaEventDestroy(stop));
     for (int i = 0; i < 8; i++) { device_drop(arrays[i]); }
     for (int i = 0; i < 4; i++) { device_drop(sums[i]); }
 }

@@ -249,17 +249,10 @@ static void layer_free(Layer* l) {
     device_drop(l->inp_bf16), device_drop(l->weight_bf16), device_drop(l->out_bf16);
 }
 
-// numbers that bf16 has
-static float* bf16_array(size_t n, uint64_t seed) {
-    float* x = random_array(n, 1.0f, seed);
-    for (size_t i = 0; i < n; i++) { x[i] = (float)(__nv_bfloat16)x[i]; }
-    return x;
-}
-
 // every step against the plain loop
 static void check_steps(Test* t, int N, int C, int OC, const Device* dev) {
     size_t n_out = (size_t)N * (size_t)OC;
-    float *inp = bf16_array((size_t)N * (size_t)C, 1), *weight = bf16_array((size_t)OC * (size_t)C, 2);
+    float *inp = bf16_array((size_t)N * (size_t)C, 1.0f, 1), *weight = bf16_array((size_t)OC * (size_t)C, 1.0f, 2);
     float *want = filled_array(n_out, NAN), *got = filled_array(n_out, NAN);
     matmul_forward_ref(want, inp, weight, NULL, N, C, OC);
     Layer l = layer(inp, weight, N, C, OC, dev);
@@ -288,23 +281,12 @@ static void check_steps(Test* t, int N, int C, int OC, const Device* dev) {
 #ifndef SIMT
 static void time_steps(int N, int C, int OC, const Device* dev) {
     const int n_runs = 20;
-    float *inp = bf16_array((size_t)N * (size_t)C, 1), *weight = bf16_array((size_t)OC * (size_t)C, 2);
+    float *inp = bf16_array((size_t)N * (size_t)C, 1.0f, 1), *weight = bf16_array((size_t)OC * (size_t)C, 1.0f, 2);
     Layer l = layer(inp, weight, N, C, OC, dev);
-    cudaEvent_t start, stop;
-    cudaCheck(cudaEventCreate(&start));
-    cudaCheck(cudaEventCreate(&stop));
     for (int s = 0; s < N_STEPS; s++) {
-        for (int i = 0; i < 3; i++) { steps[s].run(&l, dev); }
-        cudaCheck(cudaEventRecord(start, dev->stream));
-        for (int i = 0; i < n_runs; i++) { steps[s].run(&l, dev); }
-        cudaCheck(cudaEventRecord(stop, dev->stream));
-        cudaCheck(cudaEventSynchronize(stop));
-        float ms = 0.0f;
-        cudaCheck(cudaEventElapsedTime(&ms, start, stop));
-        printf("%-18s %8.3f ms %7.1f TFLOP/s\n", steps[s].name, (double)ms / n_runs, 2e-9 * N * C * OC * n_runs / (double)ms);
+        const double ms = device_milliseconds(n_runs, dev, [&]() { steps[s].run(&l, dev); });
+        printf("%-18s %8.3f ms %7.1f TFLOP/s\n", steps[s].name, ms, 2e-9 * N * C * OC / ms);
     }
-    cudaCheck(cudaEventDestroy(start));
-    cudaCheck(cudaEventDestroy(stop));
     layer_free(&l);
     free(inp), free(weight);
 }
