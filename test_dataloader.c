@@ -166,7 +166,7 @@ static void check_rows(Test* t, int magic, int n0, int n1, int T) {
     TokenData d;
     DataLoader l;
     tokens_open(&d, pattern.s, NULL);
-    dataloader_init(&l, &d, T, 0, 0);
+    dataloader_init(&l, &d, T, ORDER_FILE, 0);
     check(t, d.n_shards == 2 && d.n_tokens == n0 + n1 && d.token_bytes == width, "shards, tokens, bytes of a token");
     check(t, l.n_rows == rows0 + rows1, "T %d: %lld rows, not %lld", T, (long long)l.n_rows, (long long)(rows0 + rows1));
     for (int64_t index = 0; index < 2 * l.n_rows; index++) {  // two epochs: file order again
@@ -198,9 +198,9 @@ static void test_shuffled_rows(Test* t) {
     DataLoader in_order, l, other;
     int plain[T], plain_targets[T], inputs[T], targets[T], again[T], n_same = 0, n_same_epoch = 0;
     tokens_open(&d, path.s, NULL);
-    dataloader_init(&in_order, &d, T, 0, 0);
-    dataloader_init(&l, &d, T, 1, 99);
-    dataloader_init(&other, &d, T, 1, 98);
+    dataloader_init(&in_order, &d, T, ORDER_FILE, 0);
+    dataloader_init(&l, &d, T, ORDER_ROWS, 99);
+    dataloader_init(&other, &d, T, ORDER_ROWS, 98);
     for (int epoch = 0; epoch < 3; epoch++) {
         int seen[N] = {0};
         for (int i = 0; i < N; i++) {
@@ -234,12 +234,12 @@ static void test_ranks(Test* t) {
     DataLoader l, again;
     int plain[ROWS][T], plain_targets[ROWS][T], inputs[B][T], targets[B][T];
     tokens_open(&d, path.s, NULL);
-    dataloader_init(&l, &d, T, 1, 7);
+    dataloader_init(&l, &d, T, ORDER_ROWS, 7);
     for (int i = 0; i < ROWS; i++) { dataloader_row(&l, i, plain[i], plain_targets[i]); }  // over two epochs
     for (int R = 1; R <= LEAVES; R++) {
         for (int i = 0; i < R * STEPS; i++) {
             int rank = i % R, step = i / R;
-            dataloader_init(&again, &d, T, 1, 7);  // a process of its own, resumed at this step
+            dataloader_init(&again, &d, T, ORDER_ROWS, 7);  // a process of its own, resumed at this step
             for (int leaf = LEAVES * rank / R; leaf < LEAVES * (rank + 1) / R; leaf++) {
                 int row = (step * LEAVES + leaf) * B;
                 dataloader_batch(&again, row, B, inputs[0], targets[0]);
@@ -259,7 +259,7 @@ static void test_far_rows(Test* t) {
     const size_t n_bytes = (size_t)n * sizeof(uint32_t);
     uint32_t* tokens = (uint32_t*)mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (tokens == MAP_FAILED) { skip(t, "20 GB of addresses are not to be had"); return; }
-    TokenShard shard = {"far", tokens, n, 0};
+    TokenShard shard = {"far", tokens, n, 0, NULL};
     TokenData d;
     DataLoader l;
     int inputs[1000], targets[1000];
@@ -275,7 +275,7 @@ static void test_far_rows(Test* t) {
         tokens[wanted[i] * T] = (uint32_t)(1000 + i);
         tokens[wanted[i] * T + T] = (uint32_t)(2000 + i);
     }
-    dataloader_init(&l, &d, (int)T, 0, 0);
+    dataloader_init(&l, &d, (int)T, ORDER_FILE, 0);
     check(t, l.n_rows == rows, "%lld rows", (long long)l.n_rows);
     for (int i = 0; i < 4; i++) {
         for (int64_t epoch = 0; epoch < 4000000000; epoch += 3999999999) {
@@ -284,7 +284,7 @@ static void test_far_rows(Test* t) {
                   inputs[0], targets[T - 1]);
         }
     }
-    l.shuffle = 1;
+    l.order = ORDER_ROWS;
     for (int64_t index = 0; index < 1000; index++) {
         int64_t first;
         dataloader_find_(&l, index * rows + index, &first);
@@ -306,11 +306,13 @@ static void test_prefetch(Test* t) {
         TempPath path = shard_file(&folder, "s.bin", i, GPT2, n_tokens[i], 50257);
         tokens_open(&d, path.s, NULL);
         const char *mapping = (const char*)d.files[0].bytes, *end = mapping + ceil_div((int64_t)d.files[0].n_bytes, (int64_t)page) * (int64_t)page;
-        dataloader_init(&l, &d, n_tokens[i] < 100 ? 1 : 100, 1, 3);
+        dataloader_init(&l, &d, n_tokens[i] < 100 ? 1 : 100, ORDER_ROWS, 3);
         for (int64_t row = 0; row < l.n_rows; row++) {
             int64_t first;
             const char* token = (const char*)dataloader_find_(&l, row, &first)->tokens + 2 * first;
-            PageRange pages = dataloader_pages_(&l, row, page);
+            PageRange ranges[2] = {{NULL, 0}, {NULL, 0}}, pages;
+            check(t, dataloader_pages_(&l, row, page, ranges) == 1, "row %lld: more ranges than one", (long long)row);
+            pages = ranges[0];
             check(t, pages.begin >= mapping && pages.begin + pages.n_bytes <= end, "row %lld: beyond the mapping", (long long)row);
             check(t, pages.begin <= token && token + 2 * l.T + 2 <= pages.begin + pages.n_bytes, "row %lld: not all of it", (long long)row);
             check(t, pages.n_bytes <= page * 2, "row %lld: %zu bytes", (long long)row, pages.n_bytes);
@@ -327,10 +329,11 @@ static void test_prefetch(Test* t) {
     Tokenizer bytes;
     TokenData d;
     DataLoader l;
+    PageRange none[2];
     tokenizer_bytes_init(&bytes);
     tokens_open(&d, text.s, &bytes);
-    dataloader_init(&l, &d, 2, 0, 0);
-    check(t, dataloader_pages_(&l, 0, page).n_bytes == 0, "text needs no pages");
+    dataloader_init(&l, &d, 2, ORDER_FILE, 0);
+    check(t, dataloader_pages_(&l, 0, page, none) == 0, "text needs no pages");
     dataloader_prefetch(&l, 0, 4);
     tokens_close(&d);
     tokenizer_free(&bytes);
@@ -381,12 +384,12 @@ static void test_checksum(Test* t) {
     d.token_bytes = 2;
     d.n_tokens = N;
     for (int i = 0; i < 7; i++) {
-        TokenShard shards[2] = {{"x", tokens, cuts[i], 0}, {"y", tokens + cuts[i], N - cuts[i], 0}};
+        TokenShard shards[2] = {{"x", tokens, cuts[i], 0, NULL}, {"y", tokens + cuts[i], N - cuts[i], 0, NULL}};
         d.shards = shards;
         d.n_shards = 2;
         check(t, tokens_checksum(&d) == want, "cut at %lld", (long long)cuts[i]);
     }
-    TokenShard letters = {"x", "foobar", 3, 0};  // by xxhash 0.8.1; runs keep such values, so every version must give it
+    TokenShard letters = {"x", "foobar", 3, 0, NULL};  // by xxhash 0.8.1; runs keep such values, so every version must give it
     d.shards = &letters;
     d.n_shards = 1;
     check(t, tokens_checksum(&d) == 0xd78fda63144c5c84u, "found %llx", (unsigned long long)tokens_checksum(&d));
@@ -597,7 +600,7 @@ static void test_large_vocabulary(Test* t) {
         check(t, d.token_bytes == (i == 0 ? 2 : 4), "%d tokens: %d bytes each", sizes[i], d.token_bytes);
         check(t, d.vocab_size_needed == sizes[i], "%d tokens: %d needed", sizes[i], d.vocab_size_needed);
         check(t, tokens_memory(&d) == 4.0 * d.token_bytes, "%g bytes", tokens_memory(&d));
-        dataloader_init(&l, &d, 3, 0, 0);
+        dataloader_init(&l, &d, 3, ORDER_FILE, 0);
         dataloader_row(&l, 0, inputs, targets);
         check(t, inputs[0] == k.eot && inputs[1] == k.n_tokens - 300 + 'a' && targets[2] == k.n_tokens - 300 + 'c',
               "%d tokens: found %d %d .. %d", sizes[i], inputs[0], inputs[1], targets[2]);
@@ -697,7 +700,7 @@ static void run_loader(void* arg) {
     tokenizer_bytes_init(&bytes);
     tokens_open(&d, run->path, &bytes);
     if (run->T == 0) { return; }
-    dataloader_init(&l, &d, run->T, 1, 1);
+    dataloader_init(&l, &d, run->T, ORDER_ROWS, 1);
     if (run->changed) {
         FILE* file = fopen(run->path, "r+b");
         fseek(file, 1024, SEEK_SET);
