@@ -386,7 +386,8 @@ static void save_checkpoint(Run* r, int last) {
     const size_t n_bytes[SNAPSHOT_ARENAS] = {sizeof(float) * model->n, kept, kept};
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
     if (r->comm->rank == 0) {
-        snapshot_save(&r->snapshot, arenas, n_bytes, &r->state, saves_beside(r), last, write_checkpoint, r, &r->dev);
+        snapshot_save(&r->snapshot, arenas, n_bytes, SNAPSHOT_ARENAS, &r->state, saves_beside(r), last,
+                      write_checkpoint, r, &r->dev);
     } else if (r->o.zero > 0) {
         moments_save(NULL, &model->shards, model->adam_m, model->adam_v, &r->dev);
     }
