@@ -5,7 +5,9 @@ with a real trainer.
     cc -std=gnu11 -D_GNU_SOURCE -O2 -ffp-contract=off -I. test_checkpoint.c -o build/test_checkpoint -ljansson -lxxhash -lm
     FLIPS=1000000 build/test_checkpoint random
 */
+#include "llmc/extras.h"     // extras_save, extras_load
 #include "llmc/run.h"        // run_save_begin, run_save_end, RunState; checkpoint.h, outliers.h
+#include "llmc/shardfile.h"  // moments_save, moments_load_layers
 #include "llmc/snapshot.h"   // snapshot_save
 #include "llmc/test.h"       // check, check_exit, test_main
 #include "llmc/testfiles.h"  // temp_folder, temp_file
@@ -300,6 +302,73 @@ static void test_failed_save(Test* t) {
     temp_remove(&run);
 }
 
+// ---- what a trainer adds, and a model that has grown ----
+
+typedef struct {
+    char path[PATH_BYTES];
+    Extra extra;
+} WrongExtra;
+
+static void load_wrong_extra(void* wrong) {
+    const WrongExtra* w = (const WrongExtra*)wrong;
+    extras_load(w->path, &w->extra, 1);
+}
+
+static void test_extras(Test* t) {
+    int32_t counts[3] = {1, -2, INT32_MAX}, counts_back[3] = {0};
+    float weights[2] = {0.25f, -0.0f}, weights_back[2] = {9.0f, 9.0f};
+    int64_t state[1] = {INT64_MIN}, state_back[1] = {0};
+    const Extra extras[] = {{"state", DTYPE_I64, state, 1}, {"counts", DTYPE_I32, counts, 3}, {"weights", DTYPE_F32, weights, 2}};
+    const Extra back[] = {{"weights", DTYPE_F32, weights_back, 2}, {"state", DTYPE_I64, state_back, 1}, {"counts", DTYPE_I32, counts_back, 3}};
+    const struct { Extra extra; const char* text; } wrong[] = {
+        {{"other", DTYPE_I32, counts_back, 3}, "trainer.safetensors: \"other\" is missing: saved by another trainer"},
+        {{"counts", DTYPE_I32, counts_back, 2}, "trainer.safetensors: \"counts\": expected I32 of 2, found I32 of 3"},
+        {{"counts", DTYPE_F32, counts_back, 3}, "expected F32 of 3, found I32 of 3"}};
+    TempPath folder = temp_folder();
+    SavedFiles files;
+    WrongExtra w;
+    files.n = 0;
+    extras_save(path_join(w.path, folder.s, "trainer.safetensors"), extras, 3, &files);
+    check(t, files.n == 1 && strcmp(files.file[0].name, "trainer.safetensors") == 0, "the file is not among those of the manifest");
+    extras_load(w.path, back, 3);
+    check(t, memcmp(counts, counts_back, sizeof counts) == 0 && state_back[0] == INT64_MIN, "counts and state");
+    check_bits(t, "weights", weights_back, weights, 2);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        w.extra = wrong[i].extra;
+        check_exit(t, wrong[i].text, load_wrong_extra, &w, 2, wrong[i].text);
+    }
+    temp_remove(&folder);
+}
+
+static void test_grown_moments(Test* t) {
+    const int old_layer[3] = {1, -1, 0};
+    Tensor table[2] = {tensor("w", 0, 0, 2, 5, INIT_ZEROS, 0.0f, DECAY, AS_IS), tensor("l.%d", 0, 2, 3, 7, INIT_ZEROS, 0.0f, DECAY, TRANSPOSED)};
+    TempPath folder = temp_folder(), path = temp_path(&folder, "optimizer.safetensors");
+    Shards s;
+    Device dev;
+    device_init(&dev, 1);
+    const size_t n = tensors_layout(table, 2);
+    float *m = random_array(n, 1.0f, 1), *v = random_array(n, 1.0f, 2);
+    shards_init(&s, NULL, table, 2, 1, 0);
+    moments_save(path.s, &s, m, v, NULL);
+    shards_free(&s);
+    table[1].layers = 3;
+    const size_t n_large = tensors_layout(table, 2);
+    float *m_large = filled_array(n_large, 7.0f), *v_large = filled_array(n_large, 7.0f), zeros[21] = {0};
+    shards_init(&s, NULL, table, 2, 1, 0);
+    moments_load_layers(path.s, &s, m_large, v_large, old_layer, &dev);
+    check_bits(t, "of no layer", v_large, v, 10);
+    for (int l = 0; l < 3; l++) {
+        const size_t at = table[1].offset + 21 * (size_t)l, from = table[1].offset + 21 * (size_t)(old_layer[l] < 0 ? 0 : old_layer[l]);
+        check_bits(t, "first moments", m_large + at, old_layer[l] < 0 ? zeros : m + from, 21);
+        check_bits(t, "second moments", v_large + at, old_layer[l] < 0 ? zeros : v + from, 21);
+    }
+    shards_free(&s);
+    device_free(&dev);
+    free(m), free(v), free(m_large), free(v_large);
+    temp_remove(&folder);
+}
+
 // ---- a writer in the background ----
 
 static int writer_has_begun;  // atomic
@@ -327,8 +396,49 @@ static void begin_writer(void (*write)(void* run), void* run) {
     const void* arenas[SNAPSHOT_ARENAS] = {arena, arena, arena};
     const size_t n_bytes[SNAPSHOT_ARENAS] = {sizeof arena, sizeof arena, sizeof arena};
     RunState s = run_state_start(1);
-    snapshot_save(&snapshot, arenas, n_bytes, &s, 1, 0, write, run, &dev);
+    snapshot_save(&snapshot, arenas, n_bytes, SNAPSHOT_ARENAS, &s, 1, 0, write, run, &dev);
     while (!__atomic_load_n(&writer_has_begun, __ATOMIC_ACQUIRE)) { sched_yield(); }
+}
+
+enum { MANY = SNAPSHOT_ARENAS_MAX };
+
+typedef struct {
+    Snapshot snapshot;
+    float arena[MANY][64];
+    int n_right, may_write;  // atomic
+} ManyArenas;
+
+// the arena of number a has 8 (a + 1) elements a, 2a, 3a, ...
+static void count_arenas(void* many) {
+    ManyArenas* x = (ManyArenas*)many;
+    while (!__atomic_load_n(&x->may_write, __ATOMIC_ACQUIRE)) { sched_yield(); }
+    for (int a = 0; a < MANY; a++) {
+        const float* found = (const float*)x->snapshot.arena[a];
+        int right = 1;
+        for (int i = 0; i < 8 * (a + 1); i++) { right &= found[i] == (float)(a * (i + 1)); }
+        x->n_right += right;
+    }
+}
+
+static void test_snapshot(Test* t) {
+    static ManyArenas x;
+    const void* arenas[MANY];
+    size_t n_bytes[MANY];
+    RunState s = run_state_start(1);
+    Device dev;
+    device_init(&dev, 2);
+    for (int a = 0; a < MANY; a++) {
+        arenas[a] = x.arena[a];
+        n_bytes[a] = sizeof(float) * 8 * (size_t)(a + 1);
+        for (int i = 0; i < 64; i++) { x.arena[a][i] = (float)(a * (i + 1)); }
+    }
+    snapshot_save(&x.snapshot, arenas, n_bytes, MANY, &s, 1, 0, count_arenas, &x, &dev);
+    memset(x.arena, 0, sizeof x.arena);  // the next step
+    __atomic_store_n(&x.may_write, 1, __ATOMIC_RELEASE);
+    background_wait(&x.snapshot.writer);
+    check(t, x.n_right == MANY, "%d of %d arenas as they were", x.n_right, MANY);
+    snapshot_free(&x.snapshot);
+    device_free(&dev);
 }
 
 static void fail_beside_writer(void* run) {
@@ -533,6 +643,9 @@ int main(int argc, char** argv) {
         {"failed saves", "the disk is looked at first; a save that fails leaves nothing", test_failed_save},
         {"keeping", "--keep, --keep-every and the best", test_kept},
         {"keeping after damage", "damaged later checkpoints do not cost a good one", test_kept_after_damage},
+        {"extras", "named vectors come back to the bit; missing ones, other types and lengths are refused", test_extras},
+        {"grown moments", "layers take their moments along, new ones begin with 0", test_grown_moments},
+        {"snapshot", "the writer gets each of eight arenas as it was when it began", test_snapshot},
         {"one writer", "a second one is refused with the first one's process id; kill -9 frees the run", test_lock},
         {"outliers", "z against its formula; through JSON the same bits", test_outliers},
     };

@@ -24,6 +24,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/gpt2.h"          // Config, Parameters, parameter_table, gpt2_load: shared with train_gpt2.cu
 #include "llmc/hf_folder.h"     // model_find, hf_export_begin, hf_save_tokenizer
 #include "llmc/layernorm.h"     // layernorm_forward, layernorm_backward
+#include "llmc/layers.h"        // freeze_slices
 #include "llmc/llmc_bin.h"      // llmc_bin_save: llm.c's checkpoint format
 #include "llmc/log.h"           // Log, log_step, log_validation, box_row, seconds_now
 #include "llmc/matmul.h"        // matmul_forward, matmul_backward
@@ -96,6 +97,7 @@ typedef struct {
     Tensor table[N_PARAMETERS];
     size_t n;                     // elements of an arena: parameters, each gradient, each moment
     float *params, *adam_m, *adam_v;
+    int* frozen;                  // of every slice in table order: --freeze. NULL: none
     Shards shards;                // gradients of micro-batches, and which part of all this belongs to this rank
 } GPT2;
 
@@ -141,6 +143,7 @@ static void gpt2_free(GPT2* model) {
     device_release(model->adam_v, sizeof(float) * model->shards.n_kept);
     arena_free(model->params, sizeof(float) * model->n);
     shards_free(&model->shards);
+    free(model->frozen);
 }
 
 static size_t activations_layout(Activations* a, Config c, int B, int T, Purpose purpose) {
@@ -383,7 +386,8 @@ static void save_checkpoint(Run* r, int last) {
     const size_t n_bytes[SNAPSHOT_ARENAS] = {sizeof(float) * model->n, kept, kept};
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
     if (r->comm->rank == 0) {
-        snapshot_save(&r->snapshot, arenas, n_bytes, &r->state, saves_beside(r), last, write_checkpoint, r, &r->dev);
+        snapshot_save(&r->snapshot, arenas, n_bytes, SNAPSHOT_ARENAS, &r->state, saves_beside(r), last,
+                      write_checkpoint, r, &r->dev);
     } else if (r->o.zero > 0) {
         moments_save(NULL, &model->shards, model->adam_m, model->adam_v, &r->dev);
     }
@@ -420,7 +424,7 @@ static void choose_model(Run* r) {
 
 static void load_parameters(Run* r) {
     gpt2_init(&r->model, r->model.config);
-    run_freeze(&r->o, r->model.table, N_PARAMETERS);
+    r->model.frozen = freeze_slices(r->o.freeze, r->model.table, N_PARAMETERS);
     if (*r->weights) { gpt2_load(r->weights, r->model.table, r->model.params); }
     else { tensors_init(r->model.table, N_PARAMETERS, r->model.params, (uint32_t)r->o.seed); }
 }
@@ -561,7 +565,7 @@ static void train_step(Run* r) {
     float lr = schedule_lr(schedule, s->step, o->steps, o->warmup, (double)o->lr, (double)o->final_lr);
     int skipped = run_state_skips(s, o, loss, norm);
     Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all,
-                           verifying ? &r->verify : NULL};
+                           verifying ? &r->verify : NULL, NULL};
     const Weights w = gpt2_weights(model);
     if (!skipped) { shards_update(&model->shards, &w, grads, norm, &optimizer, ++s->updates, &r->dev); }
     s->step++;
@@ -722,6 +726,7 @@ static void open_training(Run* r, int argc, char** argv) {
     open_batch(r, TO_TRAIN);
     if (r->o.sample_every > 0 && r->comm->rank == 0) { open_generator(r, 1); }
     gpt2_init_training(model, r->comm, r->n_leaves, r->o.zero);
+    model->shards.frozen = model->frozen;
     const Weights w = gpt2_weights(model);
     if (r->o.verify_every > 0) { shards_verify(&model->shards, &r->verify, &w); }
     if (r->o.resume) {

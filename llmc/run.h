@@ -19,7 +19,6 @@ What every trainer's run has in common (spec/cli.md): the options, the state a c
 #include "peak.h"        // processor_name
 #include "tensor.h"      // Tensor
 #include "vec.h"         // VLANES
-#include <fnmatch.h>
 
 #ifndef COMMIT
 #define COMMIT "unknown"  // the Makefile passes both
@@ -83,7 +82,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"optimizer", "clip", "", OPTION_FLOAT, &o->clip, "1", 0, 1e30, "F", "largest gradient norm; 0: no limit", 0},
         {"optimizer", "skip-loss-z", "-sl", OPTION_FLOAT, &o->skip_loss_z, "0", 0, 1e30, "F", "skip an update whose loss lies this many standard deviations above the last 128; 0: never", 0},
         {"optimizer", "skip-norm-z", "-sg", OPTION_FLOAT, &o->skip_norm_z, "0", 0, 1e30, "F", "the same for the gradient norm", 0},
-        {"optimizer", "freeze", "", OPTION_TEXT, &o->freeze, "", 0, 0, "PATTERN", "no updates of tensors with such names: 'transformer.w?e.*'", 0},
+        {"optimizer", "freeze", "", OPTION_TEXT, &o->freeze, "", 0, 0, "PATTERN,...", "no updates of tensors with such names, of all layers or of one: 'transformer.w?e.*,*.h.0.*'; first:N: of the first N layers; indices:A,B,..: of these layers, from 0", 0},
         {"run", "run", "-o", OPTION_TEXT, &o->run, "", 0, 0, "DIR", "folder for checkpoints, log and samples; empty: runs/<trainer>-<date-time>", 0},
         {"run", "resume", "-y", OPTION_SWITCH, &o->resume, "0", 0, 0, "0|1", "go on from the newest checkpoint in --run, with its options; those typed now win", 0},
         {"run", "save-every", "-n", OPTION_INT, &o->save_every, "0", 0, INT_MAX, "N", "checkpoint every N steps; 0: only at the end", 0},
@@ -143,18 +142,6 @@ static inline void run_choose_tokenizer(Option* table, int n, const RunOptions* 
     if (options_given(table, n, "tokenizer") == 1 && *o->tokenizer) { return; }
     if (*own) { options_set(table, n, "tokenizer", own); }
     else if (!*o->tokenizer) { options_set(table, n, "tokenizer", "bytes"); }
-}
-
-// --freeze; a tensor of the table stands for all its layers
-static inline void run_freeze(const RunOptions* o, Tensor* table, int n) {
-    int n_frozen = 0;
-    for (int i = 0; i < n; i++) {
-        table[i].frozen = fnmatch(o->freeze, table[i].name, 0) == 0;
-        n_frozen += table[i].frozen;
-    }
-    if (*o->freeze && n_frozen == 0) {
-        options_fail("freeze", "\"%s\" matches no tensor (of all layers at once: 'transformer.h.*.ln_1.*')", o->freeze);
-    }
 }
 
 // micro-batches in an update of --batch-tokens; a number that does not divide is refused with its neighbours
