@@ -633,7 +633,7 @@ static void plan(Run* r) {
         ranks_fail_input(r->comm, "%d ranks are for training and --eval-only: start one", r->comm->size);
     }
     if (*o->probe) {  // it brings its own sizes
-        probe_read(&r->probe, o->probe, c.V, c.max_T);
+        probe_read(&r->probe, o->probe, c.V, c.V, c.max_T);
         o->batch_size = r->probe.B;
         r->T = r->probe.T;
         r->n_leaves = 1;
@@ -641,7 +641,7 @@ static void plan(Run* r) {
     if (is_training(r) || *o->export_hf) { end_of_text(r); }  // config.json names it: refuse now, not at a checkpoint
     if (*o->export_hf) { hf_export_check(o->export_hf); }
     if (*r->export_bin) { outfile_check("export-bin", r->export_bin); }
-    data_plan(&r->data, o, r->T, c.V, r->n_leaves);
+    data_plan(&r->data, o, r->T, c.V, c.V, r->n_leaves);
 }
 
 // the largest scratch that an op asks for: the head's gradients or attention

@@ -847,7 +847,7 @@ static void plan(Run* r) {
         ranks_fail_input(r->comm, "%d ranks are for training and --eval-only: start one", r->comm->size);
     }
     if (*o->probe) {  // it brings its own sizes
-        probe_read(&r->probe, o->probe, c.V, c.max_T);
+        probe_read(&r->probe, o->probe, c.V, c.V, c.max_T);
         o->batch_size = r->probe.B;
         r->T = r->probe.T;
         r->n_leaves = 1;
@@ -859,7 +859,7 @@ static void plan(Run* r) {
         options_fail("gelu-fusion", "with --recompute %d GELU is computed again from rounded sums, and gradients would "
                      "differ: expected --recompute 0 or 3", r->how.recompute);
     }
-    data_plan(&r->data, o, r->T, c.V, r->n_leaves);
+    data_plan(&r->data, o, r->T, c.V, c.V, r->n_leaves);
 }
 
 // the largest scratch that an op asks for with B rows: products or attention

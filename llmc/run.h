@@ -47,7 +47,7 @@ typedef struct {
     int threads, dry_run, zero, comm_timeout, init_timeout;
 } RunOptions;
 
-enum { MAX_OPTIONS = 96 };
+enum { MAX_OPTIONS = 128 };
 
 // fills the table with the common rows; `presets` is what --model can name. Returns the number of rows.
 static inline int run_options(Option* t, RunOptions* o, const char* presets) {
