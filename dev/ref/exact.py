@@ -70,8 +70,12 @@ def decimal_tanh(x):
 
 
 def round_once(function, truth):
-    """Make a correctly rounded float32 function of NumPy's float64 `function` and `truth`, the same on Decimals."""
+    """Make a correctly rounded float32 function of NumPy's float64 `function` and `truth`, the same on Decimals.
+
+    A float64 array gets `function` itself: for checks of a formula in double precision."""
     def rounded(x):
+        if np.asarray(x).dtype == F8:
+            return function(x)
         shape, x = np.shape(x), np.asarray(x, F4).reshape(-1)
         with np.errstate(all="ignore"):
             y = function(x.astype(F8))
@@ -96,7 +100,9 @@ def finite_double(x):
 
 
 exp = round_once(np.exp, lambda x: x.exp())
+expm1 = round_once(np.expm1, lambda x: x.exp() - 1)
 log = round_once(np.log, lambda x: x.ln())
+log1p = round_once(np.log1p, lambda x: (1 + x).ln())
 tanh = round_once(np.tanh, decimal_tanh)
 cosh = round_once(np.cosh, lambda x: (x.exp() + (-x).exp()) / 2)
 sin = round_once(np.sin, decimal_sin)
@@ -109,7 +115,7 @@ cos = round_once(np.cos, decimal_cos)
 def chain_sum(x, axis=-1):
     """Chain from 0 along one axis of x."""
     x = np.moveaxis(x, axis, 0)
-    total = np.zeros(x.shape[1:], F4)
+    total = np.zeros(x.shape[1:], x.dtype)
     for term in x:
         total = total + term
     return total
