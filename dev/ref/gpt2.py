@@ -9,8 +9,8 @@ before each half of a block, learned positions, GELU and an output projection ti
     python dev/ref/gpt2.py --from DIR --probe IN --probe-out OUT
                                            logits, loss and gradients of one batch for a Hugging Face folder
 
-The golden files have the layout that trainer.py describes, with the names and layouts of Hugging Face: c_attn, c_proj and
-c_fc are (in, out), wte has V rows; att and preatt are (L, B, NH, T, T) with 0 after the diagonal.
+The golden files have the layout that trainer.py describes, with the names and layouts of Hugging Face: c_attn, c_proj
+and c_fc are (in, out), wte has V rows; att and preatt are (L, B, NH, T, T) with 0 after the diagonal.
 
 How a number comes about, in one sentence: float32, each + - * / rounded once, every sum a chain with ascending index,
 functions correctly rounded (exact.py). In shapes N = B*T positions, C channels, HS = C / NH, Vp = V rounded up to 128.

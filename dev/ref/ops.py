@@ -1,8 +1,8 @@
 """
 Operations that more than one reference model uses, each forward with its backward. NumPy only.
 
-x, dout and their kin are (B, T, channels); weights are (out, in). Every sum is a chain (exact.py). Arrays may be float64
-as well, then everything is computed in double precision: so formulas are checked, not bits.
+x, dout and their kin are (B, T, channels); weights are (out, in). Every sum is a chain (exact.py). Arrays may be
+float64 as well, then everything is computed in double precision: so formulas are checked, not bits.
 """
 import numpy as np
 

@@ -143,7 +143,7 @@ def draw_data(cfg):
     tokens = np.array([stream.u32() % cfg.vocab_size for _ in range(cfg.steps * cfg.leaves * (N + 1))], np.int32)
     tokens = tokens.reshape(cfg.steps, cfg.leaves, N + 1)
     shape = (cfg.steps, cfg.leaves, cfg.batch, cfg.seq_len)
-    return tokens[..., :-1].reshape(shape).copy(), tokens[..., 1:].reshape(shape).copy()  # no shared memory: targets change later
+    return tokens[..., :-1].reshape(shape).copy(), tokens[..., 1:].reshape(shape).copy()  # copies: targets change later
 
 
 def ignore_targets(targets):
