@@ -273,6 +273,7 @@ simt_programs:
 
 golden:
 	$(PYTHON) dev/ref/gpt2.py
+	$(PYTHON) dev/ref/mamba_hpn.py
 
 bench: setup
 	@dev/bench/run.sh
