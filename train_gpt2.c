@@ -464,7 +464,7 @@ static const float* batch_losses(void* run, const int* inputs, const int* target
 // loss on the validation data and answers to the examples of --hellaswag; while training, is it the best so far?
 static void evaluate(Run* r, int training) {
     const Tokenizer* tokenizer = has_text(r) ? &r->tokenizer : NULL;
-    const Evaluator e = {&r->o, r->comm, tokenizer, r->T, r->inputs, r->targets, batch_losses, r};
+    const Evaluator e = {&r->o, r->comm, tokenizer, r->T, r->inputs, r->targets, batch_losses, r, NULL, 0, NULL};
     const int step = r->state.step;
     if (has_data(&r->data.val)) {
         double bits_per_byte;
