@@ -369,6 +369,85 @@ static void test_grown_moments(Test* t) {
     temp_remove(&folder);
 }
 
+// ---- options of a run, and how it ended ----
+
+// the names of rust_trainer's options
+static void test_other_names(Test* t) {
+    const char* argv[] = {"t", "--out-dir", "a", "--val-ratio=0.25", "--val-every", "7", "--early-stopping-patience", "3", "--grad-clip-norm",
+                          "2", "--lr-warmup-steps", "5", "--lr-min-scale", "0.5", "--adam-eps", "1e-6", "--base-ckpt", "b"};
+    Option table[MAX_OPTIONS];
+    RunOptions o;
+    const int n = run_options(table, &o, "presets");
+    options_parse(table, n, (int)(sizeof argv / sizeof argv[0]), (char**)argv, "");
+    check(t, !strcmp(o.run, "a") && !strcmp(o.from, "b") && o.val_fraction == 0.25f && o.eval_every == 7 && o.early_stop == 3,
+          "--run, --from, --val-fraction, --eval-every, --early-stop");
+    check(t, o.clip == 2.0f && o.warmup == 5 && o.final_lr == 0.5f && o.eps == 1e-6f, "--clip, --warmup, --final-lr, --eps");
+    options_free(table, n);
+}
+
+static void plan_in_child(void* options) { run_plan_steps((RunOptions*)options, 100, 1); }
+
+// --lr-horizon: the schedule of so many steps, whatever the run has; then its last value
+static void test_horizon(Test* t) {
+    RunOptions o = options_of("");
+    o.schedule = "cosine";
+    o.lr = 1e-3f;
+    o.final_lr = 0.1f;
+    o.warmup = 10;
+    o.steps = 200;
+    for (int step = 0; step < 200; step++) {
+        o.lr_horizon = 0;
+        check(t, run_lr(&o, step) == schedule_lr(SCHEDULE_COSINE, step, 200, 10, (double)1e-3f, (double)0.1f), "step %d", step);
+        o.lr_horizon = 100;
+        float found = run_lr(&o, step), want = (float)((double)1e-3f * (double)0.1f);
+        if (step < 100) { want = schedule_lr(SCHEDULE_COSINE, step, 100, 10, (double)1e-3f, (double)0.1f); }
+        check_bits(t, "a horizon of 100", &found, &want, 1);
+    }
+    o.lr_horizon = 10;
+    check_exit(t, "a horizon within warm-up", plan_in_child, &o, 2, "--warmup: expected less than the 10 steps of --lr-horizon, found 10");
+}
+
+static void test_early_stop(Test* t) {
+    const float losses[] = {5.0f, 4.5f, 4.25f, 4.0f, 4.5f}, deltas[] = {0.0f, 0.5f};
+    const char* want[] = {"11110", "10100"};  // 4.5 is not lower than 5 by more than 0.5
+    for (int d = 0; d < 2; d++) {
+        RunOptions o = options_of("");
+        RunState s = run_state_start(1);
+        o.early_stop_delta = deltas[d];
+        for (int i = 0; i < 5; i++) {
+            s.step = i;
+            int best = run_state_validated(&s, &o, losses[i]);
+            check(t, best == want[d][i] - '0', "delta %g, loss %g: best %d", (double)deltas[d], (double)losses[i], best);
+        }
+        check(t, s.best_val == losses[3 - d] && s.best_step == 3 - d && s.evals_since_best == 1 + d, "delta %g: best %g at %d",
+              (double)deltas[d], (double)s.best_val, s.best_step);
+    }
+}
+
+static void test_summary(Test* t) {
+    char path[PATH_BYTES], checkpoint[PATH_BYTES];
+    TempPath run = new_run(2);
+    RunOptions o = options_of(run.s);
+    RunState s = run_state_start(1);
+    s.step = 2;
+    for (int i = 0; i < 2; i++) {  // without a validation; with one at a step whose checkpoint is gone
+        s.best_val = i == 0 ? INFINITY : 1.5f;
+        s.best_step = i == 0 ? 0 : 7;
+        run_summary(&o, &s, i, i == 0 ? NULL : json_pack("{s:i}", "layers", 6));
+        json_t* summary = json_read(path_join(path, run.s, "summary.json"));
+        json_t* want = json_pack("{s:i, s:b, s:o, s:o, s:i, s:i, s:s, s:n, s:s}", "final_step", 2, "stopped_early", i, "best_val_loss",
+            i == 0 ? json_null() : json_real(1.5), "best_step", i == 0 ? json_null() : json_integer(7), "updates", 0, "tokens", 0,
+            "checkpoint", checkpoint_folder(checkpoint, run.s, 2), "best_checkpoint", "metrics", path_join(path, run.s, "metrics.jsonl"));
+        if (i == 1) { json_object_set_new(want, "layers", json_integer(6)); }
+        char* text = json_dumps(summary, 0);
+        check(t, json_equal(summary, want), "found %s", text);
+        free(text);
+        json_decref(summary);
+        json_decref(want);
+    }
+    temp_remove(&run);
+}
+
 // ---- a writer in the background ----
 
 static int writer_has_begun;  // atomic
@@ -485,7 +564,7 @@ static void fail_twice(void* two) {
     begin_writer(write_and_fail, two);
     pause_ms(f->main_fails);
     if (f->main_fails >= 0) { fail_input("the disk is full: %s", "main thread"); }
-    Log log;
+    Log log = {0};
     Snapshot none;
     StepRecord record = {1, 2, 4.5f, 1.0f, 1e-3f, 100.0, 64, 1000.0, -1.0, 0};
     memset(&none, 0, sizeof none);
@@ -645,6 +724,10 @@ int main(int argc, char** argv) {
         {"keeping after damage", "damaged later checkpoints do not cost a good one", test_kept_after_damage},
         {"extras", "named vectors come back to the bit; missing ones, other types and lengths are refused", test_extras},
         {"grown moments", "layers take their moments along, new ones begin with 0", test_grown_moments},
+        {"other names", "the options of a run under the names that another trainer gave them", test_other_names},
+        {"horizon", "--lr-horizon spans the schedule, whatever --steps is; then the last value stays", test_horizon},
+        {"early stop", "--early-stop-delta: by how much a validation must be better", test_early_stop},
+        {"summary", "summary.json: how a run ended, and where its checkpoints are", test_summary},
         {"snapshot", "the writer gets each of eight arenas as it was when it began", test_snapshot},
         {"one writer", "a second one is refused with the first one's process id; kill -9 frees the run", test_lock},
         {"outliers", "z against its formula; through JSON the same bits", test_outliers},

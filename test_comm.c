@@ -1,7 +1,8 @@
 /*
-Promises of llmc/comm.h, comm_tcp.h, comm_nccl.h, comm_launch.h and zero.h. Ranks are forked processes that talk over TCP on this
+Promises of llmc/comm.h, comm_tcp.h, comm_nccl.h, comm_launch.h, zero.h and evaluate.h. Ranks are forked processes that talk over TCP on this
 machine, with COMM_CHECK=1; every call is compared with what one process computes.
 */
+#include "llmc/evaluate.h"
 #include "llmc/test.h"
 #include "llmc/testfiles.h"
 #include "llmc/zero.h"
@@ -1073,6 +1074,83 @@ static void test_stored(Test* t) {
 }
 #endif
 
+// ---- validation ----
+
+enum { EVAL_T = 7, EVAL_B = 3 };
+
+typedef struct {
+    int* targets;  // the Evaluator's
+    float losses[EVAL_B * EVAL_T];
+    int n_masked;  // of the targets one in so many does not count, 0: all count
+} EvalModel;
+
+static const float* eval_losses(void* model, const int* inputs, const int* targets, int B, int T) {
+    EvalModel* e = (EvalModel*)model;
+    (void)targets;
+    for (int n = 0; n < B * T; n++) {
+        if (e->n_masked > 0 && inputs[n] % e->n_masked == 0) { e->targets[n] = -1; }
+        e->losses[n] = e->targets[n] < 0 ? 0.0f : 0.1f * (float)(inputs[n] + 3 * e->targets[n]);
+    }
+    return e->losses;
+}
+
+// how many targets count, and a sum that depends on the order of batches
+static void eval_scores(void* model, const int* targets, int B, int T, double* scores) {
+    const EvalModel* e = (const EvalModel*)model;
+    for (int n = 0; n < B * T; n++) {
+        scores[0] += targets[n] >= 0;
+        scores[1] += targets[n] >= 0 ? (double)e->losses[n] * 1e-3 : 0.0;
+    }
+}
+
+// number: n_masked
+static void ranks_evaluate(Test* t, Comm* c, int number) {
+    int inputs[EVAL_B * EVAL_T], targets[EVAL_B * EVAL_T];
+    EvalModel model = {targets, {0}, number};
+    RunOptions o;
+    Tokenizer tokenizer;
+    TokenData data;
+    DataLoader rows;
+    double scores[2] = {NAN, NAN}, bits, want_bits, sum = 0.0, want_scores[2] = {0.0, 0.0};
+    int64_t n_counted = 0;
+    memset(&o, 0, sizeof o);
+    o.batch_size = EVAL_B;
+    o.eval_batches = 100;
+    tokenizer_open(&tokenizer, "bytes");
+    tokens_open(&data, "dev/hello.txt", &tokenizer);
+    dataloader_init(&rows, &data, EVAL_T, 0, 0);
+    const Evaluator e = {&o, c, &tokenizer, EVAL_T, inputs, targets, eval_losses, &model, eval_scores, 2, scores};
+    const float loss = evaluate_loss(&e, &rows, &bits);
+    for (int64_t first = 0; first < rows.n_rows && first < 100 * EVAL_B; first += EVAL_B) {
+        const int B = rows.n_rows - first < EVAL_B ? (int)(rows.n_rows - first) : (int)EVAL_B;
+        double batch[2] = {0.0, 0.0};
+        float batch_sum = 0.0f;
+        dataloader_batch(&rows, first, B, inputs, targets);
+        eval_losses(&model, inputs, targets, B, EVAL_T);
+        for (int n = 0; n < B * EVAL_T; n++) { batch_sum += model.losses[n]; }
+        eval_scores(&model, targets, B, EVAL_T, batch);
+        for (int k = 0; k < 2; k++) { want_scores[k] += batch[k]; }
+        sum += (double)batch_sum;
+    }
+    n_counted = (int64_t)want_scores[0];  // each of a byte
+    const float want = (float)(sum / (double)n_counted);
+    want_bits = sum / log(2.0) / (double)n_counted;
+    check(t, rows.n_rows > 2 * EVAL_B && rows.n_rows % EVAL_B > 0, "%lld rows: several batches, the last not full", (long long)rows.n_rows);
+    check_bits(t, "loss", &loss, &want, 1);
+    check(t, bits == want_bits, "bits per byte: found %.17g, expected %.17g", bits, want_bits);
+    check(t, memcmp(scores, want_scores, sizeof scores) == 0, "scores %.17g and %.17g, expected %.17g and %.17g", scores[0], scores[1],
+          want_scores[0], want_scores[1]);
+    tokens_close(&data);
+    tokenizer_free(&tokenizer);
+}
+
+static void test_evaluate(Test* t) {
+    for (int P = 1; P <= 4; P++) {
+        run_ranks(t, P, ranks_evaluate, 0);
+        run_ranks(t, P, ranks_evaluate, 2);
+    }
+}
+
 // chunks are dealt out without a hole, and nearly evenly
 static void test_parts(Test* t) {
     Tensor table[N_TENSORS];
@@ -1127,6 +1205,7 @@ int main(int argc, char** argv) {
         {"device exchange, mismatched", "the stand-in for NCCL refuses counts that differ", test_device_mismatch},
 #endif
         {"tree plan", "S <= 64 leaves on P <= 16 ranks: the root of one rank, bit for bit", test_plan},
+        {"evaluate", "mean loss, bits per byte and scores over the targets that count: one rank's bits on 1..4", test_evaluate},
         {"shards", "chunks are dealt out without a hole", test_parts},
         {"shards train", "loss, norm, parameters, moments: one rank's bits on 1..4, S = 1, 3, 4, 8, 11, --zero 0, 1, 2, frozen or not", test_train},
         {"shards slices", "layers that are frozen, or had other counts of updates: the definition's bits, on 1..4 ranks, --zero 0, 1, 2", test_slices},

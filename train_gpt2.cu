@@ -38,7 +38,6 @@ There are no kernels here. Every op's are in its header in llmc/, behind the loo
 #include "llmc/ranks.h"         // ranks_open, ranks_compare
 #include "llmc/run.h"           // RunOptions, RunState, run_save_begin: what all trainers share
 #include "llmc/rundata.h"       // RunData: training and validation rows, examples
-#include "llmc/schedule.h"      // schedule_lr
 #include "llmc/shardfile.h"     // moments_save, moments_load
 #include "llmc/snapshot.h"      // Snapshot, snapshot_save: a checkpoint is written while training goes on
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
@@ -661,13 +660,13 @@ static const float* batch_losses(void* run, const int* inputs, const int* target
 // loss on the validation data and answers to the examples of --hellaswag; while training, is it the best so far?
 static void evaluate(Run* r, int training) {
     const Tokenizer* tokenizer = has_text(r) ? &r->tokenizer : NULL;
-    const Evaluator e = {&r->o, r->comm, tokenizer, r->T, r->inputs, r->targets, batch_losses, r};
+    const Evaluator e = {&r->o, r->comm, tokenizer, r->T, r->inputs, r->targets, batch_losses, r, NULL, 0, NULL};
     const int step = r->state.step;
     if (has_data(&r->data.val)) {
         double bits_per_byte;
         float loss = evaluate_loss(&e, &r->data.val_rows, &bits_per_byte);
         tensorboard_validation(&r->board, step, loss, bits_per_byte);
-        log_validation(&r->log, step, loss, bits_per_byte, training && run_state_validated(&r->state, loss));
+        log_validation(&r->log, step, loss, bits_per_byte, training && run_state_validated(&r->state, &r->o, loss));
     }
     if (*r->o.hellaswag) {
         int n, correct = evaluate_answers(&e, &r->data.examples, &n);
@@ -775,8 +774,7 @@ static void train_step(Run* r) {
         grads = step_gradients(r, &loss, &norm);
         verify_second(&r->verify, loss, norm, grads, model->shards.reduced, &r->dev);
     }
-    const Schedule schedule = schedule_from_name(o->schedule);
-    float lr = schedule_lr(schedule, s->step, o->steps, o->warmup, (double)o->lr, (double)o->final_lr);
+    const float lr = run_lr(o, s->step);
     int skipped = run_state_skips(s, o, loss, norm);
     Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all,
                            verifying ? &r->verify : NULL, NULL};
