@@ -345,8 +345,8 @@ def ssm_forward(a, x, w, cfg, starts, carry):
     history, state = carry
     a["conv"] = conv_forward(x, w.conv1d, w.conv1d_bias, history, starts)
     a["u"] = silu(a["conv"])
-    a["p"] = linear_forward(a["u"], w.x_proj)
-    dt, ssm_B, ssm_C = split_columns(a["p"], cfg)
+    a["dbc"] = linear_forward(a["u"], w.x_proj)
+    dt, ssm_B, ssm_C = split_columns(a["dbc"], cfg)
     a["delta"] = softplus(linear_forward(dt, w.dt_proj, w.dt_proj_bias))
     a["y"] = scan_forward(a["u"], a["delta"], w.A_log, ssm_B, ssm_C, w.D, state, starts)
 
@@ -355,7 +355,7 @@ def ssm_backward(dy, a, x, w, cfg, starts, carry):
     """dx and the gradients of the parameters by name"""
     history, state = carry
     g = {}
-    dt, ssm_B, ssm_C = split_columns(a["p"], cfg)
+    dt, ssm_B, ssm_C = split_columns(a["dbc"], cfg)
     du, ddelta, g["A_log"], dssm_B, dssm_C, g["D"], _ = scan_backward(dy, a["u"], a["delta"], w.A_log, ssm_B, ssm_C,
                                                                       w.D, state, starts)
     ddt, g["dt_proj"], g["dt_proj_bias"] = linear_backward(softplus_backward(ddelta, a["delta"]), dt, w.dt_proj)
@@ -427,7 +427,7 @@ def carry_after(p, acts, cfg, starts=None, carry=None):
         x = np.where((number == number[:, -1:])[..., None], x, x.dtype.type(0))
         front = np.zeros((len(x), cfg.conv_kernel - 1, cfg.E), x.dtype) if history is None else history
         front = np.where((number[:, -1:] == 0)[..., None], front, x.dtype.type(0))
-        _, ssm_B, _ = split_columns(a["p"], cfg)
+        _, ssm_B, _ = split_columns(a["dbc"], cfg)
         *_, (_, _, _, state) = scan_states(a["u"], a["delta"], -exact.exp(w.A_log), ssm_B, state, starts)
         after.append((np.concatenate([front, x], axis=1)[:, x.shape[1]:], state))
     return after

@@ -9,7 +9,7 @@ checks of the mathematics. NumPy and the standard library only.
 
 The golden files have the layout that trainer.py describes. Names of parameters are Hugging Face's, and hpn.prototypes
 (V, Dp) and hpn.proj.weight (Dp, M); the gradient of fixed prototypes is 0. Activations:
-    layers      norm, norm_rstd, xz, conv (before silu), u, p, delta (after softplus), y, gated, out, residual (after)
+    layers      norm, norm_rstd, xz, conv (before silu), u, dbc (dt, B, C), delta (after softplus), y, gated, out, residual (after)
     outside     encoded, normf, normf_rstd, losses; z_unit (heads on prototypes); logits (scaled) and probs (ce and
                 hpn-softmax) or cosines to the own target, 0 where it is not counted (hpn)
     layer rt    no norm, norm_rstd, xz, gated, but normf_mean. Parameters: rt.embedding, rt.layers.{i}.conv_w, conv_b,
