@@ -25,7 +25,7 @@ import trainer
 from exact import F4, F8
 from mamba import (MODEL, Config, backward, carry_after, draw_parameters, forward, hpn_backward, hpn_forward,
                    parameter_table, scan_backward, scan_forward, silu, silu_slope, softplus, softplus_backward,
-                   unit_backward, unit_forward)
+                   sum_channels, unit_backward, unit_forward)
 from ops import linear_forward, rows
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -296,8 +296,19 @@ def same_bits(a, b):
     return a.tobytes() == b.tobytes()
 
 
+def in_pieces(cfg, p, inputs, targets, starts, cuts):
+    """normf of rows that are cut at these positions, each piece from the state that the one before it left"""
+    carry, out = None, []
+    for piece in np.split(np.arange(inputs.shape[1]), cuts):
+        flags = None if starts is None else starts[:, piece]
+        acts = forward(p, inputs[:, piece], targets[:, piece], cfg, flags, carry)
+        carry = carry_after(p, acts, cfg, flags, carry)
+        out.append(acts["normf"])
+    return np.concatenate(out, axis=1)
+
+
 def split_promises(name, run):
-    """A row cut in two, with the carried state, gives what the whole row gives; a document sees nothing before it."""
+    """Rows in pieces give what whole rows give, as in generation; a document sees nothing before it."""
     cfg, p, inputs, targets = run()
     inputs, targets = inputs[0, 0], targets[0, 0]
     starts = np.zeros(inputs.shape, bool)
@@ -305,18 +316,41 @@ def split_promises(name, run):
     promises = []
     for flags, what in ((None, "no documents"), (starts, "documents")):
         whole = forward(p, inputs, targets, cfg, flags)["normf"]
-        for cut in (1, 3, 4):
-            first, second = [None if flags is None else flags[:, part] for part in (slice(cut), slice(cut, None))]
-            left = forward(p, inputs[:, :cut], targets[:, :cut], cfg, first)
-            right = forward(p, inputs[:, cut:], targets[:, cut:], cfg, second, carry_after(p, left, cfg, first))
-            parts = np.concatenate([left["normf"], right["normf"]], axis=1)
-            promises.append((f"{name}: cut at {cut}, {what}: the same bits", same_bits(parts, whole)))
+        for cuts in ([1], [3], [4], range(1, cfg.seq_len)):
+            found = in_pieces(cfg, p, inputs, targets, flags, cuts)
+            promises.append((f"{name}: {what}, cut at {list(cuts)}: the same bits", same_bits(found, whole)))
     alone = forward(p, inputs[1:2, 5:], targets[1:2, 5:], cfg)["normf"]
     promises.append((f"{name}: a document does not see what was before", same_bits(alone, whole[1:2, 5:])))
     carry = [(None, np.ones((1, cfg.E, cfg.state_size), F4))] * cfg.num_hidden_layers
     moved = forward(p, inputs[1:2, 5:], targets[1:2, 5:], cfg, carry=carry)
     promises.append((f"{name}: a carried state is seen", not same_bits(moved["normf"], alone)))
     return promises
+
+
+def sum_channels_by_element(x):
+    """What mamba.sum_channels promises, one number at a time. x (E)"""
+    total = F4(0)
+    for begin in range(0, len(x), 64):
+        lanes = [F4(0)] * 16
+        for i, value in enumerate(x[begin:begin + 64]):
+            lanes[i % 16] = lanes[i % 16] + value
+        pairs = [lanes[l] + lanes[l + 8] for l in range(8)]
+        fours = [pairs[l] + pairs[l + 4] for l in range(4)]
+        total = total + ((fours[0] + fours[2]) + (fours[1] + fours[3]))
+    return total
+
+
+def order_promises():
+    noise = exact.exp(F4(6) * exact.Xorshift(5).floats(200)) - F4(20)  # of several sizes and both signs
+    return [("channels add in groups, lanes and a tree",
+             all(sum_channels(noise[None, :n, None])[0, 0] == sum_channels_by_element(noise[:n]) for n in range(1, 201)))]
+
+
+def target_promises(name, run):
+    """Targets that are not counted"""
+    cfg, p, inputs, targets = run()
+    losses = forward(p, inputs[0, 0], targets[0, 0], cfg)["losses"]
+    return [(f"{name}: a loss is 0 where the target is negative", np.array_equal(losses == 0, targets[0, 0] < 0))]
 
 
 def inserted_layer_promises():
@@ -372,9 +406,9 @@ def disk_promises(name, run):
 
 def promises():
     """What must hold before a golden file is written, as (promise, kept) pairs."""
-    out = scan_promises() + model_promises() + rt_promises() + head_promises() + update_promises()
+    out = order_promises() + scan_promises() + model_promises() + rt_promises() + head_promises() + update_promises()
     for name, run in RUNS.items():
-        out += disk_promises(name, run) + split_promises(name, run) + slope_promises(name, run)
+        out += disk_promises(name, run) + target_promises(name, run) + split_promises(name, run) + slope_promises(name, run)
     out += slope_promises("untied", ce_run, tie_word_embeddings=False)
     out += slope_promises("hpn, learned prototypes", hpn_run, proto="learn")
     return out + slope_promises("hpn-softmax, projection", softmax_run, proto_dim=7) + inserted_layer_promises()
