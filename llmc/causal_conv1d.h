@@ -123,7 +123,8 @@ static inline float conv1d_dweight_ref(const float* dout, const float* conv, con
 }
 
 // dinp of position t and channel c of row b
-static inline float conv1d_dinp_ref(const float* dout, const float* conv, const float* weight, const Conv1dWindow* w, int b, int t, int c) {
+static inline float conv1d_dinp_ref(const float* dout, const float* conv, const float* weight, const Conv1dWindow* w, int b, int t,
+                                    int c) {
     float sum = 0.0f;
     for (int q = conv1d_last_(w, b, t); q >= t; q--) {
         sum += weight[c * w->K + t - q + w->K - 1] * conv1d_dconv_ref(dout, conv, ((size_t)b * w->T + q) * w->C + c);
@@ -228,8 +229,8 @@ static inline void conv1d_turn_back_(float* weight, Conv1dTaps taps, int first, 
 }
 
 // row b of `width` channels from `first`
-static inline void conv1d_forward_block_(float* conv, float* out, const float* weight, const float* bias, const Conv1dWindow* w, int b,
-                                         int first, int width) {
+static inline void conv1d_forward_block_(float* conv, float* out, const float* weight, const float* bias, const Conv1dWindow* w,
+                                         int b, int first, int width) {
     Conv1dTaps taps;
     float start[CONV1D_WIDTH];
     int K = w->K, begin = conv1d_row_begin_(w, b);
@@ -251,8 +252,8 @@ static inline void conv1d_forward_block_(float* conv, float* out, const float* w
 }
 
 static inline void conv1d_forward(float* conv, float* out, const float* inp, size_t inp_stride, const float* weight,
-                                  const float* bias, const float* history, const unsigned char* starts, int B, int T, int C, int K,
-                                  const Device* dev) {
+                                  const float* bias, const float* history, const unsigned char* starts, int B, int T, int C,
+                                  int K, const Device* dev) {
     conv1d_check_(K);
     Conv1dWindow w = {inp, inp_stride, history, starts, T, C, K};
     int width = conv1d_width_(C, B, dev);
@@ -273,8 +274,8 @@ typedef struct {
 } Conv1dBlock;
 
 // dconv, dbias and dtaps of position t of row b
-static inline void conv1d_backward_taps_(Conv1dBlock* block, const float* dout, const float* conv, const Conv1dWindow* w, int b, int t,
-                                         int begin) {
+static inline void conv1d_backward_taps_(Conv1dBlock* block, const float* dout, const float* conv, const Conv1dWindow* w, int b,
+                                         int t, int begin) {
     int first = block->first, width = block->width;
     size_t here = ((size_t)b * w->T + t) * w->C + first;
     float* dc = block->dconv[t % w->K];
@@ -303,8 +304,8 @@ static inline void conv1d_backward_input_(float* dinp, const Conv1dBlock* block,
 
 // All rows of a block. dinp of a position follows K-1 positions later, when the last that it needs is known and its own input
 // is not needed any more
-static inline void conv1d_backward_block_(float* dinp, size_t dinp_stride, Conv1dBlock* block, const float* dout, const float* conv,
-                                          const Conv1dWindow* w, int B) {
+static inline void conv1d_backward_block_(float* dinp, size_t dinp_stride, Conv1dBlock* block, const float* dout,
+                                          const float* conv, const Conv1dWindow* w, int B) {
     for (int b = 0; b < B; b++) {
         int begin = conv1d_row_begin_(w, b), wait = w->K - 1;
         for (int t = 0; t < w->T + wait; t++) {
@@ -321,8 +322,9 @@ static inline void conv1d_backward_block_(float* dinp, size_t dinp_stride, Conv1
 }
 
 static inline void conv1d_backward(float* dinp, size_t dinp_stride, float* dweight, float* dbias, const float* dout,
-                                   const float* conv, const float* inp, size_t inp_stride, const float* weight, const float* history,
-                                   const unsigned char* starts, int B, int T, int C, int K, const Device* dev) {
+                                   const float* conv, const float* inp, size_t inp_stride, const float* weight,
+                                   const float* history, const unsigned char* starts, int B, int T, int C, int K,
+                                   const Device* dev) {
     conv1d_check_(K);
     Conv1dWindow w = {inp, inp_stride, history, starts, T, C, K};
     int width = conv1d_width_(C, 1, dev);
