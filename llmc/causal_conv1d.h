@@ -4,17 +4,18 @@ Causal depthwise convolution and SiLU: every channel mixes its own last K inputs
     inp (B, T, C), positions inp_stride floats apart   weight (C, K)   bias (C) or NULL   conv, out (B, T, C)
     1 <= K <= 16. conv is kept for backward; where none follows, it may be out.
 Where a row begins, the taps that would reach before it are left out. Two arguments move that beginning:
-    history  (B, K-1, C) or NULL: the inputs before position 0, left there by conv1d_history. So a sequence may come in
-             windows of any length, with the bits of the whole. conv1d_history_clear: nothing stands before
+    history  (B, K-1, C) or NULL: the inputs before position 0, oldest first, left there by conv1d_history. So a sequence may
+             come in windows of any length, with the bits of the whole. conv1d_history_clear: nothing stands before. Zeros are
+             inputs that are zero
     starts   (B, T) or NULL: 1 where a document begins; no tap of a later position reaches before it, into a history neither
 Backward, with dconv = dout * silu'(conv) (derived in doc/conv1d.md), everything written; dinp may be inp:
-    dinp[t]   = sum over k of weight[k] * dconv[t + (K-1) - k]           (B, T, C), positions dinp_stride floats apart
-    dweight[k] = sum over b, t of dconv[t] * inp[t - (K-1) + k]           (C, K)
-    dbias      = sum over b, t of dconv                                   (C) or NULL
+    dinp[t]    = sum over k of weight[k] * dconv[t + (K-1) - k]          (B, T, C), positions dinp_stride floats apart
+    dweight[k] = sum over b, t of dconv[t] * inp[t - (K-1) + k]     (C, K)
+    dbias      = sum over b, t of dconv                             (C) or NULL
 A history is constant: dweight sees it, but no gradient goes back into the window before.
-Cost:   per element with 4 taps 1.3 ns forward and 1.7 ns backward, of which SiLU takes 0.9 and 1.1: the taps themselves go at the
-        speed of memory, 3*B*T*C floats moved forward and 4*B*T*C backward. One thread, AVX-512, gcc 12, Intel Sapphire Rapids
-        class, (1, 512, 1536), the smallest of 100 calls on a busy machine.
+Cost:   per element with 4 taps 1.3 ns forward and 1.7 ns backward, of which SiLU takes 0.9 and 1.1: the taps themselves go at
+        the speed of memory, 3*B*T*C floats moved forward and 4*B*T*C backward. One thread, AVX-512, gcc 12, Intel Sapphire
+        Rapids class, (B, T, C) = (1, 512, 1536), the smallest of 100 calls on a busy machine.
 Order:  conv chains over k from the bias (0 without one), dinp over k from 0: latest position first; dweight and dbias chain
         over positions b * T + t from 0. A tap that is left out adds nothing, not a zero. Lanes hold neighbouring channels.
 Source: Gu & Dao 2023, arXiv:2312.00752, section 3.4 and figure 3; spec mamba_hpn.md section 2.2
@@ -39,7 +40,7 @@ typedef struct {
 } Conv1dWindow;
 
 // A position of a history that was never written, or that belongs to another document, has this NaN in its first channel.
-// Arithmetic gives NaNs without a payload, so it is never an input
+// Arithmetic makes NaNs without a payload, so no input has these bits
 enum { CONV1D_NOTHING = 0x7fc0c0de };
 
 static inline int conv1d_is_nothing_(const float* position) {
@@ -154,8 +155,8 @@ static inline void conv1d_history_clear(float* history, int B, int C, int K) {
     for (int i = 0; i < B * (K - 1); i++) { conv1d_set_nothing_(history + (size_t)i * C, C); }
 }
 
-// history becomes what stands before the position behind this window: the last K-1 of history and inp together, those before
-// the last start as nothing
+// history becomes what stands before the next window: the last K-1 positions of history and inp together; what a start in this
+// window hides is nothing
 static inline void conv1d_history(float* history, const float* inp, size_t inp_stride, const unsigned char* starts, int B, int T,
                                   int C, int K) {
     Conv1dWindow w = {inp, inp_stride, history, starts, T, C, K};
