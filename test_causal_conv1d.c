@@ -28,9 +28,13 @@ static unsigned char* random_starts(size_t n, uint64_t seed) {
 // row b has the last b % K of the K-1 positions
 static float* some_history(int B, int C, int K, int hard) {
     size_t row = (size_t)(K - 1) * (size_t)C;
-    float *history = hard ? hard_array((size_t)B * row, 11) : random_array((size_t)B * row, 1.0f, 11), *nothing = filled_array(row, 0.0f);
+    float* history = hard ? hard_array((size_t)B * row, 11) : random_array((size_t)B * row, 1.0f, 11);
+    float* nothing = filled_array(row, 0.0f);
     conv1d_history_clear(nothing, 1, C, K);
-    for (int b = 0; b < B; b++) { memcpy(history + (size_t)b * row, nothing, sizeof(float) * (size_t)(K - 1 - b % K) * (size_t)C); }
+    for (int b = 0; b < B; b++) {
+        size_t n_missing = (size_t)(K - 1 - b % K) * (size_t)C;
+        memcpy(history + (size_t)b * row, nothing, sizeof(float) * n_missing);
+    }
     free(nothing);
     return history;
 }
@@ -40,15 +44,15 @@ static void forward_ref(const Conv* p) {
 }
 
 static void backward_ref(const Conv* p) {
-    conv1d_backward_ref(p->dinp, p->stride, p->dweight, p->dbias, p->dout, p->conv, p->inp, p->stride, p->weight, p->history, p->starts,
-                        p->B, p->T, p->C, p->K);
+    conv1d_backward_ref(p->dinp, p->stride, p->dweight, p->dbias, p->dout, p->conv, p->inp, p->stride, p->weight, p->history,
+                        p->starts, p->B, p->T, p->C, p->K);
 }
 
 // hard 1: cancellation, subnormals, -0; hard 2: also infinities and NaNs
 static Conv conv_problem(int B, int T, int C, int K, int parts, int hard) {
     Conv p;
     p.B = B, p.T = T, p.C = C, p.K = K, p.stride = (size_t)(parts % 2 ? C : 2 * C + 3);
-    size_t n = (size_t)B * (size_t)T * (size_t)C, wide = (size_t)B * (size_t)T * p.stride, channels = (size_t)C, taps = channels * (size_t)K;
+    size_t channels = (size_t)C, taps = channels * (size_t)K, n = (size_t)B * (size_t)T * channels, wide = (size_t)B * (size_t)T * p.stride;
     p.inp = hard ? hard_array(wide, 1) : random_array(wide, 1.0f, 1);
     p.weight = hard ? hard_array(taps, 2) : random_array(taps, 1.0f, 2);
     p.bias = !(parts & BIAS) ? NULL : hard ? hard_array(channels, 3) : random_array(channels, 1.0f, 3);
@@ -88,13 +92,13 @@ static void check_backward(Test* t, const Conv* p, const Device* dev) {
           *dbias = filled_array(C, NAN);
     char what[96];
     snprintf(what, sizeof what, "dinp over inp, B %d, T %d, C %d, K %d, %d threads", p->B, p->T, p->C, p->K, dev->n_threads);
-    conv1d_backward(dinp, p->stride, dweight, p->bias ? dbias : NULL, p->dout, p->conv, dinp, p->stride, p->weight, p->history, p->starts,
-                    p->B, p->T, p->C, p->K, dev);
+    conv1d_backward(dinp, p->stride, dweight, p->bias ? dbias : NULL, p->dout, p->conv, dinp, p->stride, p->weight, p->history,
+                    p->starts, p->B, p->T, p->C, p->K, dev);
     check_bits(t, what, dinp, p->dinp, rows * p->stride);
     check_bits(t, "dweight", dweight, p->dweight, taps);
     if (p->bias) { check_bits(t, "dbias", dbias, p->dbias, C); }
-    conv1d_backward(tight, C, dweight, p->bias ? dbias : NULL, p->dout, p->conv, p->inp, p->stride, p->weight, p->history, p->starts,
-                    p->B, p->T, p->C, p->K, dev);
+    conv1d_backward(tight, C, dweight, p->bias ? dbias : NULL, p->dout, p->conv, p->inp, p->stride, p->weight, p->history,
+                    p->starts, p->B, p->T, p->C, p->K, dev);
     for (size_t n = 0; n < rows; n++) { check_bits(t, "dinp of another stride", tight + n * C, p->dinp + n * p->stride, C); }
     check_bits(t, "dweight", dweight, p->dweight, taps);
     free(dinp), free(tight), free(dweight), free(dbias);
@@ -141,30 +145,37 @@ static void test_wide(Test* t) { check_problem(t, 2, 9, 2 * CONV1D_WIDTH + 37, 4
 
 // ---- windows ----
 
+// the T positions from `first` of all rows: forward, and the history goes on
+static void check_window(Test* t, const Conv* p, float* history, int first, int T, const Device* dev) {
+    int B = p->B, C = p->C, K = p->K;
+    size_t row = (size_t)T * (size_t)C, wide = (size_t)T * p->stride;
+    float *inp = filled_array((size_t)B * wide, NAN), *conv = filled_array((size_t)B * row, NAN), *out = filled_array((size_t)B * row, NAN);
+    unsigned char* starts = p->starts ? (unsigned char*)new_array((size_t)(B * T), 1) : NULL;
+    for (int b = 0; b < B; b++) {
+        size_t from = (size_t)b * (size_t)p->T + (size_t)first;
+        memcpy(inp + (size_t)b * wide, p->inp + from * p->stride, sizeof(float) * wide);
+        if (starts) { memcpy(starts + b * T, p->starts + from, (size_t)T); }
+    }
+    conv1d_forward(conv, out, inp, p->stride, p->weight, p->bias, history, starts, B, T, C, K, dev);
+    conv1d_history(history, inp, p->stride, starts, B, T, C, K);
+    for (int b = 0; b < B; b++) {
+        size_t from = ((size_t)b * (size_t)p->T + (size_t)first) * (size_t)C;
+        char what[96];
+        snprintf(what, sizeof what, "row %d, K %d, window of %d from %d", b, K, T, first);
+        check_bits(t, what, conv + (size_t)b * row, p->conv + from, row);
+        check_bits(t, "out", out + (size_t)b * row, p->out + from, row);
+    }
+    free(inp), free(conv), free(out), free(starts);
+}
+
+// windows of these lengths, over and over
 static void check_windows(Test* t, const Conv* p, const int* lengths, int n_lengths, const Device* dev) {
-    int B = p->B, C = p->C, K = p->K, T = 0;
-    float *history = p->history ? copied_array(p->history, (size_t)(B * (K - 1) * C)) : filled_array((size_t)(B * (K - 1) * C), 0.0f);
-    if (!p->history) { conv1d_history_clear(history, B, C, K); }
-    for (int i = 0, first = 0; first < p->T; i = (i + 1) % n_lengths, first += T) {
-        T = lengths[i] < p->T - first ? lengths[i] : p->T - first;
-        size_t n = (size_t)T * (size_t)C;
-        float *inp = filled_array((size_t)B * (size_t)T * p->stride, NAN), *conv = filled_array((size_t)B * n, NAN), *out = copied_array(conv, (size_t)B * n);
-        unsigned char* starts = p->starts ? (unsigned char*)new_array((size_t)(B * T), 1) : NULL;
-        for (int b = 0; b < B; b++) {
-            size_t from = (size_t)b * (size_t)p->T + (size_t)first;
-            memcpy(inp + (size_t)b * (size_t)T * p->stride, p->inp + from * p->stride, sizeof(float) * (size_t)T * p->stride);
-            if (starts) { memcpy(starts + b * T, p->starts + from, (size_t)T); }
-        }
-        conv1d_forward(conv, out, inp, p->stride, p->weight, p->bias, history, starts, B, T, C, K, dev);
-        conv1d_history(history, inp, p->stride, starts, B, T, C, K);
-        for (int b = 0; b < B; b++) {
-            size_t from = ((size_t)b * (size_t)p->T + (size_t)first) * (size_t)C;
-            char what[96];
-            snprintf(what, sizeof what, "row %d, K %d, window of %d from %d", b, K, T, first);
-            check_bits(t, what, conv + (size_t)b * n, p->conv + from, n);
-            check_bits(t, "out", out + (size_t)b * n, p->out + from, n);
-        }
-        free(inp), free(conv), free(out), free(starts);
+    float* history = filled_array((size_t)(p->B * (p->K - 1) * p->C), 0.0f);
+    conv1d_history_clear(history, p->B, p->C, p->K);
+    if (p->history) { memcpy(history, p->history, sizeof(float) * (size_t)(p->B * (p->K - 1) * p->C)); }
+    for (int i = 0, first = 0, T; first < p->T; i++, first += T) {
+        T = lengths[i % n_lengths] < p->T - first ? lengths[i % n_lengths] : p->T - first;
+        check_window(t, p, history, first, T, dev);
     }
     free(history);
 }
@@ -174,7 +185,7 @@ static void test_windows(Test* t) {
     Device dev = test_device(2);
     for (size_t i = 0; i < sizeof taps / sizeof *taps; i++) {
         for (int parts = 0; parts < ALL_PARTS; parts++) {
-            Conv p = conv_problem(3, 23, 9, taps[i], parts, parts < 4 ? 2 : 1);
+            Conv p = conv_problem(3, 23, 9, taps[i], parts, 2);
             for (int first = 1; first < p.T; first++) {
                 const int halves[] = {first, p.T - first};
                 check_windows(t, &p, halves, 2, &dev);
@@ -187,15 +198,22 @@ static void test_windows(Test* t) {
     device_free(&dev);
 }
 
-// sums of nothing but -0 and weights that are infinite tell a tap that is left out from one that meets a zero
+// Sums of nothing but -0 and an infinite weight tell a tap that is left out from one that meets a zero. In one window, then
+// position by position: where a document began, the history has nothing before it
 static void test_left_out(Test* t) {
-    const float inp[] = {1.0f, 2.0f, 3.0f}, weight[] = {INFINITY, -0.0f, -0.0f}, bias[] = {-0.0f};
-    const unsigned char starts[] = {0, 0, 1};
-    float history[2], conv[3], out[3];
+    const float inp[] = {1.0f, 2.0f, 3.0f, 4.0f}, weight[] = {INFINITY, -0.0f, -0.0f}, bias[] = {-0.0f};
+    const float want[] = {-0.0f, -0.0f, -0.0f, -0.0f};
+    const unsigned char starts[] = {0, 0, 1, 0};
+    float history[2], conv[4], out[4];
     Device dev = test_device(1);
     conv1d_history_clear(history, 1, 1, 3);
-    conv1d_forward(conv, out, inp, 1, weight, bias, history, starts, 1, 3, 1, 3, &dev);
-    for (int i = 0; i < 3; i++) { check(t, float_bits(conv[i]) == 0x80000000, "conv[%d]: found %g, expected -0", i, (double)conv[i]); }
+    conv1d_forward(conv, out, inp, 1, weight, bias, history, starts, 1, 4, 1, 3, &dev);
+    check_bits(t, "one window", conv, want, 4);
+    for (int i = 0; i < 4; i++) {
+        conv1d_forward(conv + i, out, inp + i, 1, weight, bias, history, starts + i, 1, 1, 1, 3, &dev);
+        conv1d_history(history, inp + i, 1, starts + i, 1, 1, 1, 3);
+    }
+    check_bits(t, "position by position", conv, want, 4);
     device_free(&dev);
 }
 
@@ -268,12 +286,15 @@ static void check_differences(Test* t, int K, int parts) {
     Conv p = conv_problem(3, 11, 5, K, parts | BIAS, 0);  // with BIAS the stride is C
     size_t n = 3 * 11 * 5, taps = 5 * (size_t)K;
     float* x = filled_array(n + taps + 5, 0.0f);
-    memcpy(x, p.inp, sizeof(float) * n), memcpy(x + n, p.weight, sizeof(float) * taps), memcpy(x + n + taps, p.bias, sizeof(float) * 5);
-    double *at = double_array(x, n + taps + 5), *want_out = double_array(x, n), *want = finite_differences(conv_loss, at, n + taps + 5, &p);
+    memcpy(x, p.inp, sizeof(float) * n), memcpy(x + n, p.weight, sizeof(float) * taps);
+    memcpy(x + n + taps, p.bias, sizeof(float) * 5);
+    double *at = double_array(x, n + taps + 5), *want_out = double_array(x, n);
+    double* want = finite_differences(conv_loss, at, n + taps + 5, &p);
     conv_double(want_out, at, &p);
     check_close(t, "out", p.out, want_out, n, rounding_walk(2 * K + 4, 1.0 + K));
-    check_close(t, "dinp", p.dinp, want, n, rounding_walk(4 * K + 16, 2.0 + K));           // K terms; conv, below 1 + K, moves the slope
-    check_close(t, "dweight", p.dweight, want + n, taps, rounding_walk(33 * 16, 4.0 + K));  // 33 positions
+    // a term has the slope, which the roundings of conv, below 1 + K, move; dinp has K terms, the others one per position
+    check_close(t, "dinp", p.dinp, want, n, rounding_walk(4 * K + 16, 2.0 + K));
+    check_close(t, "dweight", p.dweight, want + n, taps, rounding_walk(33 * 16, 4.0 + K));
     check_close(t, "dbias", p.dbias, want + n + taps, 5, rounding_walk(33 * 16, 4.0 + K));
     free(x), free(at), free(want_out), free(want);
     conv_free(&p);
@@ -290,7 +311,8 @@ static void test_differences(Test* t) {
 // an impulse shows the taps, last first; an impulse of the gradient shows them backwards
 static void test_obvious(Test* t) {
     const float weight[] = {1, 2, 3, 4}, inp[] = {0, 1, 0, 0, 0, 0}, want_conv[] = {0, 4, 3, 2, 1, 0}, dout[] = {0, 0, 0, 0, 1, 0};
-    const float conv_zero[6] = {0}, want_dinp[] = {0, 0.5f, 1.0f, 1.5f, 2.0f, 0}, want_dweight[] = {0.5f, 0, 0, 0};  // silu'(0) = 1/2
+    const float conv_zero[6] = {0};  // silu'(0) = 1/2
+    const float want_dinp[] = {0, 0.5f, 1.0f, 1.5f, 2.0f, 0}, want_dweight[] = {0.5f, 0, 0, 0};
     float conv[6], out[6], dinp[6], dweight[4], dbias[1];
     Device dev = test_device(1);
     conv1d_forward(conv, out, inp, 1, weight, NULL, NULL, NULL, 1, 6, 1, 4, &dev);
@@ -317,9 +339,9 @@ static void test_too_many(Test* t) {
 int main(int argc, char** argv) {
     Promise promises[] = {
         {"too many", "more taps than fit stop the program", test_too_many},  // first: it forks, and there are no threads yet
-        {"shapes", "forward and backward equal the plain loop at odd shapes, with strides, histories, starts, dinp over inp", test_shapes},
+        {"shapes", "forward and backward equal the plain loop, with strides, histories, starts, dinp over inp", test_shapes},
         {"special", "the same with cancellation, subnormals, -0, Inf, NaN", test_special},
-        {"taps", "the same with 1 to 16 taps, in windows shorter than that too", test_taps},
+        {"taps", "the same with 1 to 16 taps, also in windows shorter than that", test_taps},
         {"wide", "the same with several blocks of channels", test_wide},
         {"windows", "a sequence cut anywhere, or into single positions, has the bits of the whole", test_windows},
         {"left out", "a tap before the beginning is left out; it does not meet a zero", test_left_out},

@@ -4,7 +4,8 @@ RMSNorm: out = inp * rstd * weight, rstd = 1/sqrt(mean(inp^2) + eps) over each r
 Backward, with xhat = inp * rstd and g = dout * weight (derived in doc/rmsnorm.md):
     dinp    += rstd * (g - xhat * mean(g * xhat))   (N, C)  added: inp is the residual stream
     dweight  = sum over n of dout * xhat            (C)     written, one call is one leaf
-Cost:   memory bound: forward moves 2*N*C floats, backward 6*N*C. Judge it in GB/s: 30 and 35 where memcpy has 32, one thread.
+Cost:   memory bound: forward moves 2*N*C floats, backward 6*N*C. Judge it in GB/s: one thread has 30 and 35 where
+        memcpy has 32.
 Error:  a chain of C squares: |rstd| error <= C * 2^-25 |rstd|.
 Order:  row sums chain over c from 0, dweight chains over n from 0; lanes hold neighbouring rows for the first and
         neighbouring channels for the second.
@@ -32,7 +33,8 @@ static inline void rmsnorm_forward_ref(float* out, float* rstd, const float* inp
 }
 
 // dinp of one row
-static inline void rmsnorm_backward_row_ref(float* dinp, const float* dout, const float* inp, const float* weight, float rstd, int C) {
+static inline void rmsnorm_backward_row_ref(float* dinp, const float* dout, const float* inp, const float* weight, float rstd,
+                                            int C) {
     float sum = 0.0f;
     for (int c = 0; c < C; c++) { sum += dout[c] * weight[c] * inp[c] * rstd; }
     float mean = sum / (float)C;
@@ -94,7 +96,8 @@ static inline void rmsnorm_forward(float* out, float* rstd, const float* inp, co
 }
 
 // mean of g * xhat for VLANES rows
-static inline void rmsnorm_gradient_means_(float* means, const float* d, const float* x, const float* weight, const float* rstd, int C) {
+static inline void rmsnorm_gradient_means_(float* means, const float* d, const float* x, const float* weight,
+                                           const float* rstd, int C) {
     vfloat s = v_load(rstd), sum = v_fill(0.0f), x_columns[VLANES], d_columns[VLANES];
     int c_squares = C / VLANES * VLANES;
     for (int c = 0; c < c_squares; c += VLANES) {
@@ -110,8 +113,8 @@ static inline void rmsnorm_gradient_means_(float* means, const float* d, const f
 }
 
 // dinp of VLANES rows
-static inline void rmsnorm_backward_rows_(float* dinp, const float* dout, const float* inp, const float* weight, const float* rstd,
-                                          int C) {
+static inline void rmsnorm_backward_rows_(float* dinp, const float* dout, const float* inp, const float* weight,
+                                          const float* rstd, int C) {
     float means[VLANES];
     rmsnorm_gradient_means_(means, dout, inp, weight, rstd, C);
     for (int r = 0; r < VLANES; r++, dinp += C, dout += C, inp += C) {
@@ -122,8 +125,8 @@ static inline void rmsnorm_backward_rows_(float* dinp, const float* dout, const 
 }
 
 // dweight of the channels first..last-1, rows ascending
-static inline void rmsnorm_backward_channels_(float* dweight, const float* dout, const float* inp, const float* rstd, int N, int C,
-                                              int first, int last) {
+static inline void rmsnorm_backward_channels_(float* dweight, const float* dout, const float* inp, const float* rstd, int N,
+                                              int C, int first, int last) {
     for (int c = first; c < last; c++) { dweight[c] = 0.0f; }
     for (int n = 0; n < N; n++) {
         const float* x = inp + (size_t)n * C;
