@@ -35,7 +35,7 @@ static inline int data_options(Option* t, RunDataOptions* x) {
         {"more data", "shard-ext", "", OPTION_TEXT, &x->shard_ext, "txt", 0, 0, "EXT", "how the names of --token-dir and --val-token-dir end, after the last dot", 0},
         {"more data", "shuffle-shards", "", OPTION_SWITCH, &x->shuffle_shards, "0", 0, 0, "0|1", "shards in random order, another in each epoch, the rows of a shard as they lie in it; 0: --shuffle decides", 0},
         {"more data", "packed-sequences", "", OPTION_SWITCH, &x->packed_sequences, "1", 0, 0, "0|1", "a row begins with the last target of the row before; 0: with the token after it", 0},
-        {"more data", "carry-state", "", OPTION_SWITCH, &x->carry_state, "0", 0, 0, "0|1", "the state goes on from row to row: --batch-size parts of the data are read side by side, in file order", 0},
+        {"more data", "carry-state", "", OPTION_SWITCH, &x->carry_state, "0", 0, 0, "0|1", "the state goes on from row to row: as many parts of the data are read side by side, in file order, as an update has rows", 0},
         {"more data", "doc-sep", "", OPTION_INT, &x->doc_sep, "-1", -1, INT_MAX - 1, "ID", "the state starts anew at this token; -1: nowhere, unless --doc-reset says so", 0},
         {"more data", "prefetch-workers", "", OPTION_INT, &x->prefetch_workers, "0", 0, 256, "N", "threads that make batches ahead; 0: each is made when it is needed. The batches do not depend on it", 0},
         {"more data", "prefetch-buffer", "", OPTION_INT, &x->prefetch_buffer, "16", 1, 65536, "N", "micro-batches that they make ahead", 0},
@@ -202,14 +202,16 @@ static inline void data_check_documents(const RunData* d, const RunOptions* o, i
     }
 }
 
-static inline void data_rows_(DataLoader* rows, const TokenData* d, int T, int V, int stride, RowOrder order, int n_streams, int seed) {
+static inline void data_rows_(DataLoader* rows, const TokenData* d, int T, int V, int classes, int stride, RowOrder order, int n_streams,
+                              int seed) {
     if (!has_data(d)) { return; }
     tokens_check_vocab(d, V, "the model");
-    tokens_check_classes(d, V, "the model");
+    tokens_check_classes(d, classes, "the model");
     dataloader_init_rows(rows, d, T, stride, order, n_streams, (uint64_t)seed);
 }
 
-static inline void data_plan(RunData* d, RunOptions* o, int T, int V, int n_leaves) {
+// V: ids that inputs may have; classes: targets, which for tokens is the same
+static inline void data_plan(RunData* d, RunOptions* o, int T, int V, int classes, int n_leaves) {
     if (o->early_stop > 0 && (!has_data(&d->val) || o->eval_every == 0)) {
         options_fail("early-stop", "needs validation: --val or --val-fraction, and --eval-every above 0");
     }
@@ -217,8 +219,8 @@ static inline void data_plan(RunData* d, RunOptions* o, int T, int V, int n_leav
         options_fail("eval-only", "needs --val, --train with --val-fraction, or --hellaswag");
     }
     const int stride = d->more && !d->more->packed_sequences ? T + 1 : T;
-    data_rows_(&d->train_rows, &d->train, T, V, stride, d->order, o->batch_size, o->seed);
-    data_rows_(&d->val_rows, &d->val, T, V, stride, ORDER_FILE, 1, 0);
+    data_rows_(&d->train_rows, &d->train, T, V, classes, stride, d->order, n_leaves * o->batch_size, o->seed);
+    data_rows_(&d->val_rows, &d->val, T, V, classes, stride, ORDER_FILE, 1, 0);
     if (has_data(&d->train)) { run_plan_steps(o, d->train_rows.n_rows, n_leaves); }
     if (*o->hellaswag) {
         hellaswag_open(&d->examples, o->hellaswag);
