@@ -854,7 +854,7 @@ static void run_more(void* arg) {
     data_open_more(&r->data, &r->o, &r->x, r->table, n, &bytes);
     r->T = data_seq_len(&r->data, &r->o, r->table, n, 4);
     data_check_documents(&r->data, &r->o, data_separator(&r->data, &r->o, bytes.eot));
-    data_plan(&r->data, &r->o, r->T, 257, 1);
+    data_plan(&r->data, &r->o, r->T, 257, 257, 1);
     tokenizer_free(&bytes);
     options_free(r->table, n);
 }
