@@ -1220,21 +1220,24 @@ static void open_surgery(Run* r) {
     const Config* c = &model->config;
     const Tensor* out = PARAMETER(r->model.table, model->n_table, out_proj);
     const SurgeryMethod named = surgery_method(m->surgery);
+    int last = c->L - 1;  // the last layer that learns: gradnorm compares its gradients
+    while (last > 0 && layer_is_frozen(model, last)) { last--; }
     SurgeryRange* ranges = (SurgeryRange*)malloc_check(sizeof(SurgeryRange) * (size_t)model->n_slices, "ranges");
     r->surgeon_ends = (int*)malloc_check(sizeof(int) * (size_t)c->L, "ranges");
     const SurgeryConfig config = {c->layer == RT ? surgery_rt_method(named) : named, m->surgery_epsilon, m->cagrad_lambda, 0,
-                                  m->gradnorm_alpha, {out->offset + (size_t)(c->L - 1) * tensor_slice_elements(out), tensor_slice_elements(out)},
+                                  m->gradnorm_alpha, {out->offset + (size_t)last * tensor_slice_elements(out), tensor_slice_elements(out)},
                                   (uint64_t)r->o.seed};
     surgery_init(&r->surgeon, &config, ranges, shared_ranges(model, ranges, r->surgeon_ends), has_ff(r) ? 2 : 1);
     free(ranges);
 }
 
-// Both gradients become one, in grads. ff_lr / lr is how much Forward-Forward's counts, since AdamW does not see the size of a sum
+// Both gradients become one, in grads. ff_lr / lr is how much Forward-Forward's counts, since AdamW does not see the size of a
+// sum; gradnorm finds that by itself
 static void combine_gradients(Run* r, float* grads, float* ff_grads, float loss, float ff_loss, float lr, float* norm) {
     const float scale = lr > 1e-12f ? r->m.ff_lr / lr : 1.0f, losses[SURGERY_MAX_TASKS] = {loss, ff_loss};
     float* g[] = {grads, ff_grads};
     const Surgery* s = &r->surgeon;
-    for (int i = 0; i < s->n_ranges && s->config.method < SURGERY_RT_NONE; i++) {
+    for (int i = 0; i < s->n_ranges && s->config.method < SURGERY_RT_NONE && s->config.method != SURGERY_GRADNORM; i++) {
         scale_array(ff_grads + s->ranges[i].first, scale, s->ranges[i].n, &r->dev);
     }
     SurgeryReport report;
