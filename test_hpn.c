@@ -668,7 +668,8 @@ static void test_file(Test* t) {
 }
 
 int main(int argc, char** argv) {
-    Promise promises[] = {
+    Promise promises[] = {  // the first forks, so no threads may have started
+        {"file", "its rows become unit rows; wrong shapes, names and rows are refused in one line", test_file},
         {"shapes", "every op equals its plain loop at odd shapes, for any threads, with hard numbers, Inf and NaN", test_shapes},
         {"differences", "dz and dp of the squared cosine agree with finite differences", test_differences},
         {"softmax", "the head put together from ops agrees with its formulas in double and with finite differences", test_softmax},
@@ -687,7 +688,6 @@ int main(int argc, char** argv) {
         {"separation", "loss and gradient equal the plain loop for any threads", test_separation},
         {"separation slope", "its gradient agrees with finite differences; ties go to the lower index", test_separation_differences},
         {"coincide", "two rows at one place are found, near ones are let through", test_coincide},
-        {"file", "its rows become unit rows; wrong shapes, names and rows are refused in one line", test_file},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
 }
