@@ -12,12 +12,12 @@ Errors: as text, without an exit, so that tests and fuzzers call the reader too.
 #include "safetensors.h"  // SafeFile, safetensors_parse_, safetensors_find
 
 typedef struct {
-    int64_t n;               // rows
-    int T;                   // positions in each
+    int64_t n;                     // rows
+    int T;                         // positions in each
     const void *inputs, *targets;  // (n, T) int32 in the mapped file, not aligned: read by memcpy
-    int vocab_size_needed;   // 1 + largest input
-    int classes_needed;      // 1 + largest target
-    int64_t n_counted;       // targets that are not negative
+    int vocab_size_needed;         // 1 + largest input
+    int classes_needed;            // 1 + largest target
+    int64_t n_counted;             // targets that are not negative
 } Examples;
 
 enum { EXAMPLES_MAX_T = 1 << 24 };  // as --seq-len
@@ -86,8 +86,9 @@ static inline int examples_check_(Examples* e, const SafeFile* file, ErrorText* 
     e->inputs = inputs->data;
     e->targets = targets->data;
     e->vocab_size_needed = examples_needed_(inputs, 0, error);
+    if (e->vocab_size_needed < 0) { return 0; }
     e->classes_needed = examples_needed_(targets, INT_MIN, error);
-    if (e->vocab_size_needed < 0 || e->classes_needed < 0) { return 0; }
+    if (e->classes_needed < 0) { return 0; }
     for (int64_t i = 0; i < e->n * e->T; i++) { e->n_counted += example_id_(e->targets, i) >= 0; }
     if (e->n_counted == 0) { return error_set(error, "all targets are negative: there is nothing to learn"); }
     return 1;
