@@ -29,9 +29,9 @@ static unsigned char* file_of(int32_t magic, const unsigned char* bytes, size_t*
 }
 
 static void try_shard(const unsigned char* bytes, size_t n_bytes) {
-    TokenShard shard = {"fuzz", NULL, 0, 0};
+    TokenShard shard = {"fuzz", NULL, 0, 0, NULL};
     TokenData d;
-    DataLoader l = {&d, 1, 17, 1, 0};
+    DataLoader l = {&d, 1, 1, ORDER_ROWS, 1, 17, 0};
     ErrorText error = {""};
     int inputs[64], targets[64];
     memset(&d, 0, sizeof d);
@@ -43,7 +43,8 @@ static void try_shard(const unsigned char* bytes, size_t n_bytes) {
     d.n_shards = 1;
     d.n_tokens = shard.n_tokens;
     for (l.T = 1; l.T <= 64; l.T *= 4) {
-        l.n_rows = shard_rows_(&shard, l.T);
+        l.stride = l.T;
+        l.n_rows = shard_rows_(&l, &shard);
         for (int64_t index = 0; index < 2 * l.n_rows; index++) { dataloader_row(&l, index, inputs, targets); }
     }
     tokens_checksum(&d);
