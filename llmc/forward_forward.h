@@ -23,13 +23,14 @@ Source: Hinton 2022, arXiv:2212.13345; spec mamba_hpn.md 5.1 and 5.2; doc/gradie
 */
 #ifndef LLMC_FORWARD_FORWARD_H
 #define LLMC_FORWARD_FORWARD_H
-#include "device.h"  // Device, device_workspace
-#include "fmath.h"   // fm_exp, fm_log1p, FM_FUNCTION
-#include "rng.h"     // splitmix64
+#include "device.h"    // Device, device_workspace
+#include "rng.h"       // splitmix64
+#include "silu.h"      // sigmoid_one
+#include "softplus.h"  // softplus_one
 #include <assert.h>
 #include <math.h>
 #ifndef __CUDACC__
-#include "vec.h"     // vfloat, v_load, v_fill, v_transpose
+#include "vec.h"       // vfloat, v_load, v_fill, v_transpose
 #endif
 
 // ---- corrupted data ----
@@ -60,14 +61,11 @@ static inline void ff_corrupt(int* negatives, const int* tokens, int B, int T, f
 
 // ---- goodness ----
 
-FM_FUNCTION float ff_sigmoid_(float x) { return 1.0f / (1.0f + fm_exp(-x)); }
-FM_FUNCTION float ff_softplus_(float x) { return x > 20.0f ? x : fm_log1p(fm_exp(x)); }
-
 // of one position, from the sum of its squares: the loss, and what o is multiplied by
 static inline float ff_loss_(float* loss, float sum, float threshold, int is_real, float dloss, int M) {
     const float goodness = sum / (float)M, wrong = is_real ? threshold - goodness : goodness - threshold;
-    const float slope = is_real ? -ff_sigmoid_(wrong) : ff_sigmoid_(wrong);
-    *loss = ff_softplus_(wrong);
+    const float slope = is_real ? -sigmoid_one(wrong) : sigmoid_one(wrong);
+    *loss = softplus_one(wrong);
     return slope * 2.0f / (float)M * dloss;
 }
 
