@@ -309,13 +309,32 @@ mutation "rounding: a NaN may become an infinity" test_adamw rounding rng.h \
 mutation "global norm: chunks of 2048" test_adamw "norm order" global_norm.h 'NORM_CHUNK = 4096' 'NORM_CHUNK = 2048'
 mutation "global norm: 8 lanes" test_adamw "norm order" global_norm.h 'NORM_LANES = 16' 'NORM_LANES = 8'
 mutation "global norm: squares are floats" test_adamw "norm obvious" global_norm.h \
-    '{ lane[j] += (double)g[i + j] * (double)g[i + j]; }
-    }' '{ lane[j] += (double)(g[i + j] * g[i + j]); }
+    '{ lane[j] += (double)a[i + j] * (double)b[i + j]; }
+    }' '{ lane[j] += (double)(a[i + j] * b[i + j]); }
     }'
 mutation "global norm: chunks are added descending" test_adamw "norm order" global_norm.h \
     '{ sum += on_host[chunk]; }' '{ sum += on_host[n_chunks - 1 - chunk]; }'
 mutation "global norm: threads forget the total before" test_adamw "norm obvious" global_norm.h \
     'double* sums = (double*)dev' 'sum = 0; double* sums = (double*)dev'
+
+# ---- gradient_surgery.h, forward_forward.h ----
+mutation "surgery: pcgrad tests the task's own gradient" test_gradient_surgery "pcgrad three" gradient_surgery.h \
+    'if (dot < 0.0) {' 'if (dots[i * n + j] < 0.0) {'
+mutation "surgery: pcgrad takes the same order in every step" test_gradient_surgery "pcgrad three" gradient_surgery.h \
+    'splitmix64(seed, 0), step)' 'splitmix64(seed, 0), 0)'
+mutation "surgery: cagrad stops halving too early" test_gradient_surgery "cagrad best" gradient_surgery.h 'i < 60' 'i < 20'
+mutation "surgery: gradnorm learns from a NaN" test_gradient_surgery "gradnorm steps" gradient_surgery.h \
+    'isfinite(dots[k * n + k]) ?' '1 ?'
+mutation "surgery: blocks of a range overlap" test_gradient_surgery bits gradient_surgery.h 'first += BLOCK' 'first += BLOCK - 1'
+mutation "surgery: rust_trainer's formulas see the first range only" test_gradient_surgery "rt ranges" gradient_surgery.h \
+    'dots + (size_t)r * 4, &s' 'dots, &s'
+mutation "forward-forward: a row may stay real" test_forward_forward "corrupt rows" forward_forward.h 'if (n_replaced == 0)' 'if (0)'
+mutation "forward-forward: goodness adds columns backwards" test_forward_forward "goodness bits" forward_forward.h \
+    'for (int i = 0; i < VLANES; i++) { sum += columns' 'for (int i = VLANES - 1; i >= 0; i--) { sum += columns'
+mutation "forward-forward: the complete gradient lacks a length" test_forward_forward "rt gradient" forward_forward.h \
+    '/ length / l / l' '/ length / l'
+mutation "forward-forward: the hinge hides a NaN" test_forward_forward "rt edges" forward_forward.h \
+    'hinge <= 0.0f) {' '!(hinge > 0.0f)) {'
 
 # ---- comm.h, zero.h ----
 mutation "comm: the first rank is added last" test_comm "reductions order" comm.h \
