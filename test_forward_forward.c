@@ -47,6 +47,13 @@ static void test_corrupt_draws(Test* t) {
     check(t, abs(n_replaced - 12000) < 460, "expected about 12000 replaced, found %d", n_replaced);
     for (int n = 0; n < N; n++) { counts[negatives[n]] += negatives[n] != tokens[n]; }
     for (int v = 0; v < V; v++) { check(t, abs(counts[v] - 2400) < 220, "token %d: expected about 2400, found %d", v, counts[v]); }
+    int n_alike = 0, n_same_place = 0;
+    for (int n = 0; n < T; n++) { n_alike += (negatives[n] != tokens[n]) == (negatives[T + n] != tokens[T + n]); }
+    // 0.3^2 + 0.7^2 = 0.58 of them, standard deviation sqrt(1000 * 0.58 * 0.42) = 15.6
+    check(t, n_alike < 580 + 78, "%d of 1000 places are alike in two rows", n_alike);
+    ff_corrupt(negatives, tokens, B, T, 0.0f, V, 5);
+    for (int n = 0; n < T; n++) { n_same_place += negatives[n] != tokens[n] && negatives[T + n] != tokens[T + n]; }
+    check(t, n_same_place == 0, "two rows lose the token at the same place");
     free(tokens), free(negatives);
 }
 
@@ -137,12 +144,15 @@ static void test_goodness_double(Test* t) {
 static void test_goodness_obvious(Test* t) {
     Device dev = test_device(1);
     const float o[2] = {3.0f, -3.0f}, huge[2] = {1e30f, 1.0f};
+    const float large[2] = {20.0f, 20.0f};  // G - threshold = 399: e to that power overflows, its softplus is itself
     float loss, dout[2];
     for (int is_real = 0; is_real < 2; is_real++) {
         const float sign = is_real ? -1.0f : 1.0f;
         ff_goodness(&loss, dout, o, 9.0f, is_real, 1.0f, 1, 2, &dev);  // at the threshold: log 2, and half the slope of the goodness
         check(t, loss == 0.693147182f, "real %d: loss %.9g", is_real, (double)loss);
         check(t, dout[0] == sign * 1.5f && dout[1] == sign * -1.5f, "real %d: dout %g %g", is_real, (double)dout[0], (double)dout[1]);
+        ff_goodness(&loss, dout, large, 1.0f, is_real, 1.0f, 1, 2, &dev);
+        check(t, loss == (is_real ? 0.0f : 399.0f), "real %d, large: loss %g", is_real, (double)loss);
         ff_goodness(&loss, dout, huge, 1.0f, is_real, 1.0f, 1, 2, &dev);  // the goodness overflows: a perfect or a hopeless one
         check(t, is_real ? loss == 0.0f : isinf(loss), "real %d, huge: loss %g", is_real, (double)loss);
         check(t, is_real ? dout[0] == 0.0f : dout[0] == 1e30f, "real %d, huge: dout %g", is_real, (double)dout[0]);

@@ -174,29 +174,41 @@ static double distance(const double* a, const double* b, int n) {
     return worst;
 }
 
-// three tasks in 5 dimensions: each step's result is that of one of the eight orders, and all eight come
-static void test_pcgrad_three(Test* t) {
-    enum { N = 5, N_STEPS = 200 };
-    double *g = random_doubles(3 * N, 8), gram[9], weight[3], result[N], want[8][N];
-    int n_seen[8] = {0};
-    gram_of(gram, g, 3, N);
-    check(t, gram[1] < 0.0 && gram[2] < 0.0 && gram[5] < 0.0, "not all pairs are in conflict: the test is blind");
+// three gradients in 5 dimensions, 200 steps: each result is that of one of the eight orders; n_seen (8) counts which
+static void check_orders(Test* t, int* n_seen, const double* g, const double* gram) {
+    enum { N = 5 };
+    double weight[3], result[N], want[8][N];
     for (int o = 0; o < 8; o++) {
         const int orders[3] = {o & 1, o >> 1 & 1, o >> 2};
         pcgrad_spelled(want[o], g, N, orders);
     }
-    for (uint64_t step = 0; step < N_STEPS; step++) {
-        int n_projections = pcgrad_weights(weight, gram, 3, 0.0, 3, step), n_equal = 0;
+    for (uint64_t step = 0; step < 200; step++) {
+        int n_equal = 0;
+        pcgrad_weights(weight, gram, 3, 0.0, 3, step);
         for (int i = 0; i < N; i++) { result[i] = weight[0] * g[i] + weight[1] * g[N + i] + weight[2] * g[2 * N + i]; }
         for (int o = 0; o < 8; o++) {
             int equal = distance(result, want[o], N) < 1e-12;
             n_seen[o] += equal;
             n_equal += equal;
         }
-        check(t, n_equal >= 1 && n_projections >= 3, "step %d: %d orders agree, %d projections", (int)step, n_equal, n_projections);
+        check(t, n_equal >= 1, "step %d: the result of no order", (int)step);
     }
-    for (int o = 0; o < 8; o++) { check(t, n_seen[o] > 5, "order %d came %d times", o, n_seen[o]); }
-    free(g);
+}
+
+// where all three pairs are in conflict, all eight orders come
+static void test_pcgrad_three(Test* t) {
+    int n_sets = 0;
+    for (uint64_t set = 0; set < 40; set++) {
+        double *g = random_doubles(15, set), gram[9];
+        int n_seen[8] = {0};
+        gram_of(gram, g, 3, 5);
+        check_orders(t, n_seen, g, gram);
+        int all_conflict = gram[1] < 0.0 && gram[2] < 0.0 && gram[5] < 0.0;
+        for (int o = 0; o < 8 && all_conflict; o++) { check(t, n_seen[o] > 5, "set %d: order %d came %d times", (int)set, o, n_seen[o]); }
+        n_sets += all_conflict;
+        free(g);
+    }
+    check(t, n_sets >= 2, "only %d sets in which all pairs are in conflict", n_sets);
 }
 
 // five tasks: each order is a permutation of the other four, and each of them comes first equally often
@@ -374,9 +386,9 @@ static void test_gradnorm_steps(Test* t) {
     losses[1] = 2.0f, f[2] = NAN;
     surgery_apply(&report, g, &s, 1, 1.0f, losses, &dev);
     check(t, isnan(b[2]) && memcmp(&before, &s.gradnorm, sizeof before) == 0, "a NaN outside norm_range changed the state");
-    b[2] = 3.0f, f[2] = 3.0f, b[3] = 4.0f, b[0] = 1.0f;
+    for (int i = 0; i < 5; i++) { b[i] = (float)(1 + i), f[i] = (float)(5 - i); }  // elsewhere than in norm_range the norms are equal
     surgery_apply(&report, g, &s, 2, 1.0f, losses, &dev);
-    check(t, b[0] == 6.0f && report.weight[0] == 1.0, "the weights from before the step: found %g", (double)b[0]);
+    for (int i = 0; i < 5; i++) { check(t, b[i] == 6.0f, "the weights from before the step: [%d] found %g", i, (double)b[i]); }
     // r = 1, T = 3: Adam's first step is its rate against the sign, b is above; the sum stays 2
     check_number(t, "w[0]", (double)s.gradnorm.weight[0], 0.975, 2e-7);
     check_number(t, "w[1]", (double)s.gradnorm.weight[1], 1.025, 2e-7);
@@ -390,11 +402,19 @@ enum { N_RANGES = 7, ARENA = 30000 };
 // lengths around a chunk, a block and a vector; gaps between most, none before the third; order is the caller's
 static const SurgeryRange RANGES[N_RANGES] = {{5, 1}, {7, 7}, {14, 257}, {9000, 4096}, {300, 4097}, {20000, 9000}, {14000, 0}};
 
-// the result of all methods on hard gradients, as the plain loops have it
-static void operate_ref(float* const* g, const Surgery* s, const SurgeryReport* report, int n_tasks) {
+// dot products and result as the plain loops have them
+static void operate_ref(Test* t, float* const* g, const Surgery* s, const SurgeryReport* report, int n_tasks) {
     for (int i = 0; i < n_tasks * n_tasks; i++) {
-        double want = surgery_dot_ref(g[i / n_tasks], g[i % n_tasks], RANGES, N_RANGES), found = report->dots[i / n_tasks][i % n_tasks];
-        if (memcmp(&want, &found, sizeof want) != 0) { g[0][RANGES[0].first] = NAN; }  // seen as a difference of bits
+        const float *x = g[i / n_tasks], *y = g[i % n_tasks];
+        double want = surgery_dot_ref(x, y, RANGES, N_RANGES), found = report->dots[i / n_tasks][i % n_tasks], plain = 0.0, sizes = 0.0;
+        for (int r = 0; r < N_RANGES; r++) {
+            for (size_t j = RANGES[r].first; j < RANGES[r].first + RANGES[r].n; j++) {
+                plain += (double)x[j] * (double)y[j];
+                sizes += fabs((double)x[j] * (double)y[j]);
+            }
+        }
+        check(t, memcmp(&want, &found, sizeof want) == 0, "dot product %d: found %.17g, expected %.17g", i, found, want);
+        check_number(t, "dot product", found, plain, sizes * ARENA * 0x1p-53);
     }
     for (int r = 0; r < N_RANGES; r++) { surgery_sum_ref(g, s->range_weights + r * n_tasks, n_tasks, RANGES[r].first, RANGES[r].n); }
 }
@@ -418,7 +438,7 @@ static void check_threads(Test* t, SurgeryMethod method, int n_tasks, int hard) 
         surgery_apply(&report, g, &s, 5, 0.7f, losses, &dev);
         if (!want) {
             float* ref[3] = {want = copied_array(start[0], ARENA), start[1], start[2]};
-            operate_ref(ref, &s, &report, n_tasks);
+            operate_ref(t, ref, &s, &report, n_tasks);
         }
         check_bits(t, what, g[0], want, ARENA);
         for (int k = 1; k < 3; k++) { check_bits(t, "gradients but the first", g[k], start[k], ARENA); }

@@ -211,6 +211,7 @@ static void test_generation(Test* t) {
         activations_init(&pass, c, &room);
         float* states = new_array(2 * n_carried, sizeof(float));
         carried_point(&pass.carried, c, 1, states, states + n_carried);
+        carried_clear(&pass.carried, c, 0, 1, 1);
         mamba_forward(&g.model, &g.acts, tokens, 1, T, &g.dev);
         float* whole = copied_array(mamba_logits(&g.model, &g.acts, 0, T, &g.dev), (size_t)T * c->classes);
         for (int n = 0, k = 0; n < T; k++) {
@@ -218,9 +219,7 @@ static void test_generation(Test* t) {
             mamba_forward(&g.model, &pass, tokens + n, 1, n_new, &g.dev);
             n += n_new;
             check_bits(t, g.set.path, mamba_logits(&g.model, &pass, n_new - 1, 1, &g.dev), whole + (size_t)(n - 1) * c->classes, (size_t)c->classes);
-            float* was = pass.carried.now;
-            pass.carried.now = pass.carried.next;
-            pass.carried.next = was;
+            carried_swap(&pass.carried);
         }
         free(states);
         free(whole);
@@ -262,8 +261,9 @@ static void test_carried(Test* t) {
         const size_t n_carried = carried_floats(c, 1);
         float* states = new_array(2 * n_carried, sizeof(float));
         carried_point(&g.acts.carried, c, 1, states, states + n_carried);
+        carried_clear(&g.acts.carried, c, 0, 1, 1);
         mamba_forward(&g.model, &g.acts, tokens, 1, 5, &g.dev);
-        carried_point(&g.acts.carried, c, 1, states + n_carried, states);
+        carried_swap(&g.acts.carried);
         mamba_leaf(&g.model, &g.acts, tokens + 5, targets + 5, 0.25f, 1, g.T - 5, &g.dev);
         for (int leaf = 1; leaf < g.n_leaves; leaf++) { mamba_leaf(&g.model, &g.acts, tokens + 5, targets + 5, 0.25f, 1, g.T - 5, &g.dev); }
         float loss, *grads = shards_reduce(&g.model.shards, &loss, &g.dev);

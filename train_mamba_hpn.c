@@ -227,13 +227,20 @@ static void carried_point(Carried* s, const Config* c, int B, float* now, float*
     s->next = next;
 }
 
-// row b of B starts from nothing
-static void carried_clear(const Carried* s, const Config* c, int b, int B) {
-    const size_t row_history = s->n_history / (size_t)B, row_state = s->n_state / (size_t)B;
+// rows first..end-1 of B start from nothing: no inputs before, states 0
+static void carried_clear(const Carried* s, const Config* c, int first, int end, int B) {
+    const size_t row_history = s->n_history / (size_t)B, row_state = s->n_state / (size_t)B, n_rows = (size_t)(end - first);
     for (size_t l = 0; l < (size_t)c->L; l++) {
-        memset(s->now + l * s->n_history + (size_t)b * row_history, 0, sizeof(float) * row_history);
-        memset(s->now + (size_t)c->L * s->n_history + l * s->n_state + (size_t)b * row_state, 0, sizeof(float) * row_state);
+        float *history = s->now + l * s->n_history, *state = s->now + (size_t)c->L * s->n_history + l * s->n_state;
+        conv1d_history_clear(history + (size_t)first * row_history, end - first, c->E, c->K);
+        memset(state + (size_t)first * row_state, 0, sizeof(float) * n_rows * row_state);
     }
+}
+
+static void carried_swap(Carried* s) {
+    float* was = s->now;
+    s->now = s->next;
+    s->next = was;
 }
 
 static size_t activations_layout(Activations* a, const Config* c, const Room* room) {
@@ -1041,17 +1048,13 @@ static const float* next_logits(void* run, const int* tokens, int n_cached, int 
     const Config* c = &r->model.config;
     const int room = r->cache.room.T;
     Carried* carried = &r->cache.carried;
-    if (n_cached != r->n_generated) {
-        memset(carried->now, 0, sizeof(float) * carried_floats(c, 1));
-        r->n_generated = 0;
-    }
+    if (n_cached != r->n_generated) { r->n_generated = 0; }
+    if (r->n_generated == 0) { carried_clear(carried, c, 0, 1, 1); }
     int last = 0;
     for (int n_new; r->n_generated < n; r->n_generated += n_new) {
         n_new = n - r->n_generated < room ? n - r->n_generated : room;
         mamba_forward(&r->model, &r->cache, tokens + r->n_generated, 1, n_new, &r->dev);
-        float* was = carried->now;
-        carried->now = carried->next;
-        carried->next = was;
+        carried_swap(carried);
         last = n_new - 1;
     }
     float* logits = mamba_logits(&r->model, &r->cache, last, 1, &r->dev);
@@ -1132,7 +1135,7 @@ static void open_leaf(Run* r, int k, const int** inputs, const int** targets) {
     const size_t n = carried_floats(c, B) * (size_t)k;
     carried_point(&r->acts.carried, c, B, r->carried_now + n, r->carried_next + n);
     for (int b = 0; b < B; b++) {
-        if (dataloader_stream_begins(&r->data.train_rows, batch_row(r, number) + b)) { carried_clear(&r->acts.carried, c, b, B); }
+        if (dataloader_stream_begins(&r->data.train_rows, batch_row(r, number) + b)) { carried_clear(&r->acts.carried, c, b, b + 1, B); }
     }
 }
 
@@ -1217,21 +1220,24 @@ static void open_surgery(Run* r) {
     const Config* c = &model->config;
     const Tensor* out = PARAMETER(r->model.table, model->n_table, out_proj);
     const SurgeryMethod named = surgery_method(m->surgery);
+    int last = c->L - 1;  // the last layer that learns: gradnorm compares its gradients
+    while (last > 0 && layer_is_frozen(model, last)) { last--; }
     SurgeryRange* ranges = (SurgeryRange*)malloc_check(sizeof(SurgeryRange) * (size_t)model->n_slices, "ranges");
     r->surgeon_ends = (int*)malloc_check(sizeof(int) * (size_t)c->L, "ranges");
     const SurgeryConfig config = {c->layer == RT ? surgery_rt_method(named) : named, m->surgery_epsilon, m->cagrad_lambda, 0,
-                                  m->gradnorm_alpha, {out->offset + (size_t)(c->L - 1) * tensor_slice_elements(out), tensor_slice_elements(out)},
+                                  m->gradnorm_alpha, {out->offset + (size_t)last * tensor_slice_elements(out), tensor_slice_elements(out)},
                                   (uint64_t)r->o.seed};
     surgery_init(&r->surgeon, &config, ranges, shared_ranges(model, ranges, r->surgeon_ends), has_ff(r) ? 2 : 1);
     free(ranges);
 }
 
-// Both gradients become one, in grads. ff_lr / lr is how much Forward-Forward's counts, since AdamW does not see the size of a sum
+// Both gradients become one, in grads. ff_lr / lr is how much Forward-Forward's counts, since AdamW does not see the size of a
+// sum; gradnorm finds that by itself
 static void combine_gradients(Run* r, float* grads, float* ff_grads, float loss, float ff_loss, float lr, float* norm) {
     const float scale = lr > 1e-12f ? r->m.ff_lr / lr : 1.0f, losses[SURGERY_MAX_TASKS] = {loss, ff_loss};
     float* g[] = {grads, ff_grads};
     const Surgery* s = &r->surgeon;
-    for (int i = 0; i < s->n_ranges && s->config.method < SURGERY_RT_NONE; i++) {
+    for (int i = 0; i < s->n_ranges && s->config.method < SURGERY_RT_NONE && s->config.method != SURGERY_GRADNORM; i++) {
         scale_array(ff_grads + s->ranges[i].first, scale, s->ranges[i].n, &r->dev);
     }
     SurgeryReport report;

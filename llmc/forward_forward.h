@@ -11,7 +11,8 @@ Forward-Forward: a layer learns from its own activity, without a gradient from t
         goodness g = sum over d of (h[d] / s(h)) * (d_skip[d] / l)       loss = max(0, 1 - (g+ - g-))
     rt_ff        r_in (B, T, M)   d_skip, dd_skip (M)    dd_skip, written, is 0 where the loss is, else with q = h+/s(h+) - h-/s(h-)
                  -q / l, as rust_trainer has it; with complete_gradient + (q.d_skip) d_skip / (|d_skip| l^2), which it leaves out
-Cost:   ff_goodness is memory bound: N*M floats read twice, written once; rt_ff reads its input once. Judge them in GB/s.
+Cost:   ff_goodness is memory bound: N*M floats read and written once; rt_ff reads its input once, its channels shared among
+        threads in blocks of 256. Judge them in GB/s.
 Error:  G: a chain of M squares, relative error below (M + 1) * 2^-24; so much moves the loss and dout by less than G times that.
 Order:  ff_corrupt: position n = b*T + t is a function of (key, n) alone. ff_goodness: G = chain over m from 0 of o*o, / M;
         slope = -sigmoid(threshold - G) or sigmoid(G - threshold);  dout = ((slope * 2 / M) * dloss) * o. rt_ff: means are chains over
@@ -22,13 +23,14 @@ Source: Hinton 2022, arXiv:2212.13345; spec mamba_hpn.md 5.1 and 5.2; doc/gradie
 */
 #ifndef LLMC_FORWARD_FORWARD_H
 #define LLMC_FORWARD_FORWARD_H
-#include "device.h"  // Device, device_workspace
-#include "fmath.h"   // fm_exp, fm_log1p, FM_FUNCTION
-#include "rng.h"     // splitmix64
+#include "device.h"    // Device, device_workspace
+#include "rng.h"       // splitmix64
+#include "silu.h"      // sigmoid_one
+#include "softplus.h"  // softplus_one
 #include <assert.h>
 #include <math.h>
 #ifndef __CUDACC__
-#include "vec.h"     // vfloat, v_load, v_fill, v_transpose
+#include "vec.h"       // vfloat, v_load, v_fill, v_transpose
 #endif
 
 // ---- corrupted data ----
@@ -59,14 +61,11 @@ static inline void ff_corrupt(int* negatives, const int* tokens, int B, int T, f
 
 // ---- goodness ----
 
-FM_FUNCTION float ff_sigmoid_(float x) { return 1.0f / (1.0f + fm_exp(-x)); }
-FM_FUNCTION float ff_softplus_(float x) { return x > 20.0f ? x : fm_log1p(fm_exp(x)); }
-
 // of one position, from the sum of its squares: the loss, and what o is multiplied by
 static inline float ff_loss_(float* loss, float sum, float threshold, int is_real, float dloss, int M) {
     const float goodness = sum / (float)M, wrong = is_real ? threshold - goodness : goodness - threshold;
-    const float slope = is_real ? -ff_sigmoid_(wrong) : ff_sigmoid_(wrong);
-    *loss = ff_softplus_(wrong);
+    const float slope = is_real ? -sigmoid_one(wrong) : sigmoid_one(wrong);
+    *loss = softplus_one(wrong);
     return slope * 2.0f / (float)M * dloss;
 }
 
@@ -188,7 +187,7 @@ static inline void rt_ff_ref(float* dd_skip, float* loss, const float* r_in, con
 }
 
 #ifndef __CUDACC__
-enum { RT_FF_WIDTH = 64 };
+enum { RT_FF_WIDTH = 256 };  // even; 1 KiB of each row: less, and the CPU does not see the next row coming
 
 // the means of at most RT_FF_WIDTH channels: positions pass by, lanes are channels
 static inline void rt_ff_means_(float* h, const float* r_in, int B, int T, int M, int first, int last) {

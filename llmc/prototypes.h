@@ -5,16 +5,16 @@ Where the prototypes of hpn.h stand: V unit rows of C channels, as far apart as 
         orthoplex   V <= 2C: the axes +e_0, +e_1, ..., then -e_0, ...: no cosine above 0, which is the best where V > C + 1;
                     V <= C: orthonormal
         random      normal numbers, rows scaled to length 1: for V far above C
-        optimize    from there, each step moves rows away from their nearest neighbours; where C is 2, equal angles
+        optimize    from there, each step moves rows and their nearest neighbours apart; where C is 2, equal angles
         FILE        safetensors with one F32 tensor (V, C); its rows are scaled to length 1
     prototypes_separation(dp, p, beta, V, C, dev)      for learned prototypes, which would drift together:
         loss = beta * mean over i of max over j != i of p_i . p_j, returned;  nearest(i) = that j, the lowest of equals
         dp_i += beta/V * p_nearest(i),  dp_nearest(i) += beta/V * p_i      (V, C)  added; NULL where only the loss is wanted
         p are unit rows; unit_backward takes dp on to what they were made from
     prototypes_check(p, V, C, from)                    no two rows may coincide: their tokens would have one direction
-Cost:   separation V*V*C multiply-adds and 64*V floats of memory. optimize: 1000 steps of min(V, 1024)*V*C, so 0.3 s for 256 x 64
-        and minutes for 50,000 x 768, where random is as good a start. The others, and the check, are linear in V*C.
-Error:  optimize ends within 0.002 of the best known cosine at V = 6 and 10, C = 5 (-0.2 and 0).
+Cost:   separation V*V*C multiply-adds and 256*V floats of memory. optimize: 1000 steps of min(V, 1024)*V*C multiply-adds; on two
+        cores 0.3 s for 256 x 64 and 50 s for 8000 x 128. The others, and the check, are linear in V*C.
+Error:  optimize ends within 0.0005 of the best known largest cosine at V = 6 and 10, C = 5, and V = 12 and 24, C = 3.
 Order:  cosines chain over c from 0, nearest neighbours are the lowest of equals, gradients add rows i ascending, the loss is a
         chain over i in double: no thread count changes a bit. Random numbers are functions of seed, row and step.
 Errors: fail_input where V does not fit C, a file is not of that shape, or rows coincide.
@@ -60,10 +60,14 @@ static inline void prototypes_circle(float* p, int V) {
 
 // ---- separation: the plain loop ----
 
-// index of the largest of V cosines of row i, other than its own
-static inline int nearest_other_(const float* cosines, int i, int V) {
+// Index of the largest of row i's V cosines, other than its own, the lowest of equals. NaN is passed over; where there is nothing
+// else, any other row, so that the NaN comes out in the loss.
+static inline int nearest_other_ref(const float* cosines, int i, int V) {
     int best = i == 0;
-    for (int j = best + 1; j < V; j++) { best = cosines[j] > cosines[best] && j != i ? j : best; }
+    float most = -INFINITY;
+    for (int j = 0; j < V; j++) {
+        if (j != i && cosines[j] > most) { most = cosines[j], best = j; }
+    }
     return best;
 }
 
@@ -73,7 +77,7 @@ static inline double prototypes_separation_ref(float* dprototypes, const float* 
     float* cosines = (float*)malloc_check(sizeof(float) * (size_t)V, "cosines of a prototype");
     for (int i = 0; V > 1 && i < V; i++) {
         for (int j = 0; j < V; j++) { cosines[j] = row_dot_ref(prototypes + (size_t)i * C, prototypes + (size_t)j * C, C); }
-        size_t near = (size_t)nearest_other_(cosines, i, V), row_i = (size_t)i * C, row_j = near * C;
+        size_t near = (size_t)nearest_other_ref(cosines, i, V), row_i = (size_t)i * C, row_j = near * C;
         for (int c = 0; dprototypes && c < C; c++) {
             dprototypes[row_i + c] += share * prototypes[row_j + c];
             dprototypes[row_j + c] += share * prototypes[row_i + c];
@@ -161,7 +165,25 @@ static inline void prototypes_file_read_(float* p, const char* path, int V, int 
 
 #ifndef __CUDACC__  // ---- fast C: neighbours by matrix products, gradients by channels ----
 
-enum { NEAREST_ROWS = 64 };  // rows whose cosines are in memory at a time
+enum { NEAREST_ROWS = 256 };  // rows whose cosines are in memory at a time
+
+// nearest_other_ref in two passes that vectorise: the largest, then where it is. It overwrites cosines[i].
+static inline int nearest_other_(float* cosines, int i, int V) {
+    float lane[16], most = -INFINITY;
+    int j = 0;
+    cosines[i] = -INFINITY;
+    for (int k = 0; k < 16; k++) { lane[k] = -INFINITY; }
+    for (; j + 16 <= V; j += 16) {
+        #pragma omp simd
+        for (int k = 0; k < 16; k++) { lane[k] = cosines[j + k] > lane[k] ? cosines[j + k] : lane[k]; }
+    }
+    for (int k = 0; k < 16; k++) { most = lane[k] > most ? lane[k] : most; }
+    for (; j < V; j++) { most = cosines[j] > most ? cosines[j] : most; }
+    for (j = 0; j < V && most > -INFINITY; j++) {
+        if (cosines[j] == most) { return j; }
+    }
+    return i == 0;
+}
 
 // of the rows first, first + 1, ... (n of them, after V - 1 comes 0): the nearest other row, and its cosine
 static inline void nearest_rows_(int* nearest, float* nearest_cosines, const float* p, int first, int n, int V, int C, const Device* dev) {
@@ -172,7 +194,7 @@ static inline void nearest_rows_(int* nearest, float* nearest_cosines, const flo
         matmul_forward(cosines, p + (size_t)start * C, p, NULL, n_rows, C, V, dev);
         #pragma omp parallel for
         for (int r = 0; r < n_rows; r++) {
-            const float* row = cosines + (size_t)r * V;
+            float* row = cosines + (size_t)r * V;
             nearest[done + r] = nearest_other_(row, start + r, V);
             nearest_cosines[done + r] = row[nearest[done + r]];
         }
@@ -180,8 +202,8 @@ static inline void nearest_rows_(int* nearest, float* nearest_cosines, const flo
     free(cosines);
 }
 
-// dp += share * the gradient of the sum of these n maxima; threads split the channels, rows ascend
-static inline void nearest_backward_(float* dp, const float* p, const int* nearest, int first, int n, float share, int V, int C) {
+// dp += weights[s] * the gradient of the cosine of row first + s and its neighbour, s < n; threads split the channels, rows ascend
+static inline void nearest_backward_(float* dp, const float* p, const int* nearest, const float* weights, int first, int n, int V, int C) {
     const int width = 16;
     #pragma omp parallel for
     for (int c0 = 0; c0 < C; c0 += width) {
@@ -190,8 +212,8 @@ static inline void nearest_backward_(float* dp, const float* p, const int* neare
             size_t i = (size_t)(((int64_t)first + s) % V) * C, j = (size_t)nearest[s] * C;
             #pragma omp simd
             for (int c = c0; c < c1; c++) {  // i and j are different rows
-                dp[i + c] += share * p[j + c];
-                dp[j + c] += share * p[i + c];
+                dp[i + c] += weights[s] * p[j + c];
+                dp[j + c] += weights[s] * p[i + c];
             }
         }
     }
@@ -202,11 +224,16 @@ static inline double prototypes_separation(float* dprototypes, const float* prot
     if (V < 2) { return 0.0; }
     int* nearest = (int*)malloc_check(sizeof(int) * (size_t)V, "nearest prototypes");
     float* cosines = (float*)malloc_check(sizeof(float) * (size_t)V, "nearest prototypes");
+    float* weights = (float*)malloc_check(sizeof(float) * (size_t)V, "nearest prototypes");
     nearest_rows_(nearest, cosines, prototypes, 0, V, V, C, dev);
-    if (dprototypes) { nearest_backward_(dprototypes, prototypes, nearest, 0, V, beta / (float)V, V, C); }
-    for (int i = 0; i < V; i++) { sum += (double)cosines[i]; }
+    for (int i = 0; i < V; i++) {
+        sum += (double)cosines[i];
+        weights[i] = beta / (float)V;
+    }
+    if (dprototypes) { nearest_backward_(dprototypes, prototypes, nearest, weights, 0, V, V, C); }
     free(nearest);
     free(cosines);
+    free(weights);
     return (double)beta * sum / V;
 }
 
@@ -227,42 +254,53 @@ static inline void prototypes_random(float* p, int V, int C, uint32_t seed, cons
 
 enum { OPTIMIZE_STEPS = 1000, OPTIMIZE_ROWS = 1024 };  // rows that a step looks at, in turn where there are more
 
-// Two rows at the same place push each other along themselves, so they would stay: the later one jumps, a little and anywhere.
-static inline void optimize_part_(float* p, const int* nearest, const float* cosines, int first, int n, int V, int C, uint32_t seed,
-                                  int step) {
+// Rows at one place would stay, for neither has a direction to go. A row much nearer to its neighbour than rows are on average, by
+// gap = 1 - cosine, jumps, a little and anywhere; of two that are each other's neighbours, the later one.
+static inline void optimize_jump_(float* p, const int* nearest, const float* cosines, int first, int n, int V, int C,
+                                  uint32_t seed, int step) {
+    double gaps = 0.0;
+    for (int s = 0; s < n; s++) { gaps += 1.0 - (double)cosines[s]; }
     for (int s = 0; s < n; s++) {
         int v = (int)(((int64_t)first + s) % V);
-        if (cosines[s] < 1.0f - 1e-5f || v < nearest[s]) { continue; }
+        if (1.0 - (double)cosines[s] > 0.01 * gaps / n || v < nearest[s]) { continue; }
         uint32_t key = noise_key_of(seed, (uint64_t)step, (uint64_t)v);
         for (int c = 0; c < C; c++) { p[(size_t)v * C + c] += 0.1f * ((float)noise_u32(key, (uint64_t)c) * 0x1p-31f - 1.0f); }
     }
 }
 
-// Steps down the sum of the maxima (not their mean, so that the rate means the same for every V), from rate 0.1 to 0.0001. Making
-// rows unit again takes off what a step added along them, so the gradient needs no projection.
+// Each step moves every row and its nearest neighbour apart, by a rate that falls from 0.1 to 0.0001. The cosine's gradient
+// alone would fade as two rows meet, and others would push them together; divided by their distance, sqrt(2 - 2 cosine), it is
+// that of the distance, and of the same strength everywhere. Making rows unit again takes off what a step added along them.
+static inline void prototypes_improve(float* p, int V, int C, int n_steps, uint32_t seed, const Device* dev) {
+    int S = V < OPTIMIZE_ROWS ? V : OPTIMIZE_ROWS;
+    int* nearest = (int*)malloc_check(sizeof(int) * (size_t)S, "nearest prototypes");
+    float* cosines = (float*)malloc_check(sizeof(float) * (size_t)S, "nearest prototypes");
+    float* weights = (float*)malloc_check(sizeof(float) * (size_t)S, "nearest prototypes");
+    float* moves = (float*)malloc_check(sizeof(float) * (size_t)V * (size_t)C, "moves of prototypes");
+    for (int step = 0; V > 1 && step < n_steps; step++) {
+        int first = (int)((int64_t)step * S % V);
+        float rate = 0.1f * fm_exp(-6.9077554f * (float)step / (float)n_steps);  // log(1000)
+        nearest_rows_(nearest, cosines, p, first, S, V, C, dev);
+        memset(moves, 0, sizeof(float) * (size_t)V * (size_t)C);
+        optimize_jump_(p, nearest, cosines, first, S, V, C, seed, step);
+        for (int s = 0; s < S; s++) { weights[s] = -rate / sqrtf(2.0f - 2.0f * (cosines[s] < 0.9999f ? cosines[s] : 0.9999f)); }
+        nearest_backward_(moves, p, nearest, weights, first, S, V, C);
+        residual_forward(p, p, moves, (size_t)V * (size_t)C, dev);
+        prototypes_unit_(p, V, C, dev);
+    }
+    free(nearest);
+    free(cosines);
+    free(weights);
+    free(moves);
+}
+
 static inline void prototypes_optimize(float* p, int V, int C, uint32_t seed, const Device* dev) {
     if (C == 2) {
         prototypes_circle(p, V);
         return;
     }
     prototypes_random(p, V, C, seed, dev);
-    int S = V < OPTIMIZE_ROWS ? V : OPTIMIZE_ROWS;
-    int* nearest = (int*)malloc_check(sizeof(int) * (size_t)S, "nearest prototypes");
-    float* cosines = (float*)malloc_check(sizeof(float) * (size_t)S, "nearest prototypes");
-    float* moves = (float*)malloc_check(sizeof(float) * (size_t)V * (size_t)C, "moves of prototypes");
-    for (int step = 0; V > 1 && step < OPTIMIZE_STEPS; step++) {
-        int first = (int)((int64_t)step * S % V);
-        float rate = 0.1f * fm_exp(-6.9077554f * (float)step / (float)OPTIMIZE_STEPS);  // log(1000)
-        nearest_rows_(nearest, cosines, p, first, S, V, C, dev);
-        memset(moves, 0, sizeof(float) * (size_t)V * (size_t)C);
-        nearest_backward_(moves, p, nearest, first, S, -rate, V, C);
-        residual_forward(p, p, moves, (size_t)V * (size_t)C, dev);
-        optimize_part_(p, nearest, cosines, first, S, V, C, seed, step);
-        prototypes_unit_(p, V, C, dev);
-    }
-    free(nearest);
-    free(cosines);
-    free(moves);
+    prototypes_improve(p, V, C, OPTIMIZE_STEPS, seed, dev);
 }
 
 // ---- by name ----
@@ -280,14 +318,21 @@ static inline void prototypes_from_file_(float* p, const char* path, int V, int 
     free(norms);
 }
 
+static inline void prototypes_need_(const char* from, int V, int channels, int C) {
+    if (C < channels) {
+        fail_input("%s: %d prototypes need at least %d channels, found %d: raise --proto-dim, or take optimize or random", from, V,
+                   channels, C);
+    }
+}
+
 static inline void prototypes_init(float* p, const char* placement, int V, int C, uint32_t seed, const Device* dev) {
     char from[4200];
     snprintf(from, sizeof from, "--proto-init %s", placement);
     if (strcmp(placement, "simplex") == 0) {
-        if (V - 1 > C) { fail_input("%s: %d prototypes need at least %d channels, found %d: raise --proto-dim, or take optimize or random", from, V, V - 1, C); }
+        prototypes_need_(from, V, V - 1, C);
         prototypes_simplex(p, V, C);
     } else if (strcmp(placement, "orthoplex") == 0) {
-        if ((V + 1) / 2 > C) { fail_input("%s: %d prototypes need at least %d channels, found %d: raise --proto-dim, or take optimize or random", from, V, (V + 1) / 2, C); }
+        prototypes_need_(from, V, (V + 1) / 2, C);
         prototypes_orthoplex(p, V, C);
     } else if (strcmp(placement, "optimize") == 0) {
         prototypes_optimize(p, V, C, seed, dev);
