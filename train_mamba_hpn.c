@@ -1139,10 +1139,11 @@ static void open_leaf(Run* r, int k, const int** inputs, const int** targets) {
     }
 }
 
-// targets that count in the whole update, on all ranks
+// targets that count in the whole update, on all ranks; of sparse examples there may be none
 static int64_t counted_targets(const Run* r) {
     const int64_t n_rows = (int64_t)r->n_leaves * r->o.batch_size;
-    return dataloader_counted(&r->data.train_rows, run_first_row(&r->o, &r->state), n_rows);
+    const int64_t n = dataloader_counted(&r->data.train_rows, run_first_row(&r->o, &r->state), n_rows);
+    return n > 0 ? n : 1;
 }
 
 // Prototypes of hpn that learn must also keep apart, or all become one (spec 3.1): adds to their gradient, returns the loss

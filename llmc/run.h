@@ -368,7 +368,11 @@ static inline json_t* data_to_json_(const TokenData* d) {
 // Going on with other data would be another run under the old name: the order of the rows depends on their number. Data that
 // --train names anew is what the user wants.
 static inline void run_check_data_(const char* settings_path, const Option* table, int n, const json_t* train) {
-    if (!path_exists(settings_path) || options_given(table, n, "train") == 1) { return; }
+    for (int i = 0; i < n; i++) {
+        const int names_data = strcmp(table[i].name, "train") == 0 || strncmp(table[i].name, "token-", 6) == 0;  // token-file, token-dir
+        if (names_data && table[i].given == 1) { return; }
+    }
+    if (!path_exists(settings_path)) { return; }
     json_t* settings = json_read(settings_path);
     const json_t* before = json_object_get(json_object_get(settings, "train"), "xxh3");
     if (before && !json_equal(before, json_object_get(train, "xxh3"))) {
