@@ -20,6 +20,7 @@ The scan keeps a state of fixed size per channel, so generation costs the same a
 #include "llmc/comm.h"              // Comm, comm_watch: several ranks train together
 #include "llmc/crossentropy.h"      // crossentropy_forward, crossentropy_backward
 #include "llmc/embedding.h"         // token_embedding_forward, token_embedding_backward
+#include "llmc/embeddings.h"        // Embeddings: where inputs and classes stand, for pictures
 #include "llmc/evaluate.h"          // Evaluator, evaluate_loss
 #include "llmc/extras.h"            // Extra, extras_save: what this trainer keeps beside parameters and moments
 #include "llmc/forward_forward.h"   // ff_corrupt, ff_goodness, rt_ff
@@ -31,11 +32,12 @@ The scan keeps a state of fixed size per channel, so generation costs the same a
 #include "llmc/layers.h"            // freeze_slices, placement_map
 #include "llmc/log.h"               // Log, log_step, log_validation, box_row, seconds_now
 #include "llmc/mamba.h"             // Config, Parameters, parameter_table, mamba_load
+#include "llmc/mamba_log.h"         // Quality, step_keys: what this trainer prints and records beside log.h
 #include "llmc/matmul.h"            // matmul_forward, matmul_backward
 #include "llmc/peak.h"              // matmul_peak, memory_available, check_memory
 #include "llmc/prefetch.h"          // Prefetch: rows are read while a step is computed
 #include "llmc/probe.h"             // ProbeBatch, probe_read
-#include "llmc/prototypes.h"        // prototypes_make: where the classes stand on the sphere
+#include "llmc/prototypes.h"        // prototypes_init, prototypes_separation: where the classes stand
 #include "llmc/ranks.h"             // ranks_open, ranks_compare
 #include "llmc/residual.h"          // residual_forward
 #include "llmc/rmsnorm.h"           // rmsnorm_forward, rmsnorm_backward
@@ -52,7 +54,6 @@ The scan keeps a state of fixed size per channel, so generation costs the same a
 #include "llmc/tensorfile.h"        // tensors_save_folder
 #include "llmc/verify.h"            // Verify: a step computed twice
 #include "llmc/zero.h"              // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
-#include <sys/resource.h>           // getrusage
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. Tensors. The sizes and one line for each parameter are in llmc/mamba.h; here is one line for each activation.
@@ -493,7 +494,7 @@ static void mamba_leaf(Mamba* model, Activations* acts, const int* tokens, const
                        const Device* dev) {
     const HeadKind head = model->config.head;
     mamba_forward(model, acts, tokens, B, T, dev);
-    if (head == HEAD_CE || head == HEAD_HPN_SOFTMAX) { mamba_logits(model, acts, 0, B * T, dev); }
+    if (!head_reads_out(head)) { mamba_logits(model, acts, 0, B * T, dev); }
     *shards_loss(&model->shards) = mamba_loss(model, acts, targets, B * T, dev);
     mamba_backward(model, acts, tokens, targets, dloss, B, T, dev);
 }
@@ -558,9 +559,6 @@ typedef struct {
     float ff_lr, ff_threshold, ff_corrupt, surgery_epsilon, gradnorm_alpha, cagrad_lambda;
     int fail_on_non_finite, human_log;                       // run
 } MambaOptions;
-
-// sums over the positions of a validation
-enum { SCORE_COUNTED, SCORE_TOP1, SCORE_TOP5, SCORE_COSINE, SCORE_LOG_LOSS, SCORE_PAIRS, SCORE_BATCHES, N_SCORES };
 
 typedef struct {
     RunOptions o;             // the common options, llmc/run.h
@@ -931,9 +929,9 @@ static const float* batch_losses(void* run, const int* inputs, const int* target
     Run* r = (Run*)run;
     const HeadKind head = r->model.config.head;
     mamba_forward(&r->model, &r->acts, inputs, B, T, &r->dev);
-    if (head == HEAD_CE || head == HEAD_HPN_SOFTMAX) { mamba_logits(&r->model, &r->acts, 0, B * T, &r->dev); }
+    if (!head_reads_out(head)) { mamba_logits(&r->model, &r->acts, 0, B * T, &r->dev); }
     memset(r->batch_scores, 0, sizeof r->batch_scores);
-    if (head == HEAD_CE || head == HEAD_HPN_SOFTMAX) { add_scores(r, targets, 0, B * T, r->batch_scores); }
+    if (!head_reads_out(head)) { add_scores(r, targets, 0, B * T, r->batch_scores); }
     mamba_loss(&r->model, &r->acts, targets, B * T, &r->dev);
     return layer_activations(&r->acts, 0).losses;
 }
@@ -944,7 +942,7 @@ static void batch_scores(void* run, const int* targets, int B, int T, double* sc
     const Config* c = &r->model.config;
     const int N = B * T, rows = logit_rows(c, &r->acts.room);
     const float* z_unit = layer_activations(&r->acts, 0).z_unit;
-    for (int first = 0; first < N && (c->head == HEAD_HPN || c->head == HEAD_RT); first += rows) {
+    for (int first = 0; first < N && head_reads_out(c->head); first += rows) {
         const int n = N - first < rows ? N - first : rows;
         mamba_logits(&r->model, &r->acts, first, n, &r->dev);
         add_scores(r, targets, first, n, r->batch_scores);
@@ -956,72 +954,27 @@ static void batch_scores(void* run, const int* targets, int B, int T, double* sc
 
 // unit vectors, labels and prototypes of the validation rows, as dev/tools/plot_embeddings.py draws them
 static void write_embeddings(Run* r) {
-    enum { MOST = 1 << 16 };
     const Config* c = &r->model.config;
     const DataLoader* rows = &r->data.val_rows;
-    const int B = r->o.batch_size, T = r->T, D = config_is_hpn(c) ? c->Dp : c->M;
-    float* z = (float*)malloc_check(sizeof(float) * MOST * (size_t)D, "embeddings");
-    float* prototypes = (float*)malloc_check(sizeof(float) * (size_t)c->classes * ((size_t)D + 1), "prototypes");
-    int *labels = (int*)malloc_check(sizeof(int) * MOST, "labels"), n = 0;
+    const int T = r->T, is_hpn = config_is_hpn(c);
     Parameters p = layer_parameters(&r->model, r->model.params, 0);
     ActivationTensors a = layer_activations(&r->acts, 0);
-    for (int64_t first = 0; first + B <= rows->n_rows && n < MOST; first += B) {
+    Embeddings e;
+    embeddings_init(&e, 1 << 16, is_hpn ? c->Dp : c->M);
+    for (int64_t first = 0; first < rows->n_rows && e.n < e.room; first += r->o.batch_size) {
+        const int B = rows->n_rows - first < r->o.batch_size ? (int)(rows->n_rows - first) : r->o.batch_size;
         dataloader_batch(rows, first, B, r->inputs, r->targets);
         mamba_forward(&r->model, &r->acts, r->inputs, B, T, &r->dev);
-        if (!config_is_hpn(c)) { unit_forward(a.normf, a.losses, a.normf, B * T, D, &r->dev); }
-        for (int i = 0; i < B * T && n < MOST; i++) {
-            if (r->targets[i] < 0) { continue; }
-            memcpy(z + (size_t)n * D, (config_is_hpn(c) ? a.z_unit : a.normf) + (size_t)i * D, sizeof(float) * (size_t)D);
-            labels[n++] = r->targets[i];
-        }
+        if (!is_hpn) { unit_forward(a.normf, a.losses, a.normf, B * T, c->M, &r->dev); }
+        embeddings_add(&e, is_hpn ? a.z_unit : a.normf, r->targets, B * T);
     }
-    const float* of_classes = config_is_hpn(c) ? p.prototypes : c->tied ? p.embedding : p.lm_head;
-    unit_forward(prototypes, prototypes + (size_t)c->classes * D, of_classes, c->classes, D, &r->dev);
-    SafeWriter out;
-    const int64_t z_shape[] = {n, D}, label_shape[] = {n}, prototype_shape[] = {c->classes, D};
-    safewriter_init(&out);
-    safewriter_declare(&out, "z", DTYPE_F32, 2, z_shape);
-    safewriter_declare(&out, "labels", DTYPE_I32, 1, label_shape);
-    safewriter_declare(&out, "prototypes", DTYPE_F32, 2, prototype_shape);
-    safewriter_open(&out, r->m.embeddings_out);
-    safewriter_put(&out, z, sizeof(float) * (size_t)n * D);
-    safewriter_put(&out, labels, sizeof(int) * (size_t)n);
-    safewriter_put(&out, prototypes, sizeof(float) * (size_t)c->classes * D);
-    safewriter_close(&out);
-    printf("embeddings of %d positions written to %s\n", n, r->m.embeddings_out);
-    free(z);
+    float* prototypes = (float*)malloc_check(sizeof(float) * (size_t)c->classes * ((size_t)e.D + 1), "prototypes");
+    const float* of_classes = is_hpn ? p.prototypes : c->tied ? p.embedding : p.lm_head;
+    unit_forward(prototypes, prototypes + (size_t)c->classes * e.D, of_classes, c->classes, e.D, &r->dev);
+    embeddings_write(r->m.embeddings_out, &e, prototypes, c->classes);
+    printf("embeddings of %d positions written to %s\n", e.n, r->m.embeddings_out);
     free(prototypes);
-    free(labels);
-}
-
-// what a validation says beside its loss; NAN: the head has no such number
-typedef struct { double top1, top5, perplexity, label_cosine, collapse; } Quality;
-
-static Quality quality_of(const Run* r, float loss, const double* scores) {
-    const HeadKind head = r->model.config.head;
-    const int is_hpn = head != HEAD_CE, reads_out = head == HEAD_HPN || head == HEAD_RT;
-    const double n = scores[SCORE_COUNTED], nats = reads_out ? scores[SCORE_LOG_LOSS] / n : (double)loss;
-    const Quality q = {scores[SCORE_TOP1] / n, scores[SCORE_TOP5] / n, exp(nats), is_hpn ? scores[SCORE_COSINE] / n : NAN,
-                       is_hpn ? scores[SCORE_PAIRS] / scores[SCORE_BATCHES] : NAN};
-    return q;
-}
-
-// step 120 | accuracy 54.30% | top 5 83.91% | perplexity 4.81
-static void print_quality(const Run* r, Quality q) {
-    const HeadKind head = r->model.config.head;
-    const char* how = head == HEAD_HPN || head == HEAD_RT ? "read-out perplexity" : "perplexity";
-    printf("step %d | accuracy %.2f%% | top 5 %.2f%% | %s %.3g", r->state.step, 100.0 * q.top1, 100.0 * q.top5, how, q.perplexity);
-    if (head != HEAD_CE) { printf(" | cosine to target %.3f, among states %.3f", q.label_cosine, q.collapse); }
-    printf("\n");
-    if (q.collapse > 0.95) {
-        warn_line("step %d: all states point the same way (mean cosine %.3f): they say little about the input", r->state.step, q.collapse);
-    }
-}
-
-static json_t* quality_keys(const Run* r, float loss, Quality q) {
-    return json_pack("{s:s, s:o, s:f, s:f, s:o, s:o, s:o}", "kind", "val", r->model.config.head == HEAD_CE ? "ce_loss" : "hpn_loss",
-                     json_finite((double)loss), "acc1", q.top1, "acc5", q.top5, "perplexity", json_finite(q.perplexity),
-                     "label_cosine", json_finite(q.label_cosine), "collapse", json_finite(q.collapse));
+    embeddings_free(&e);
 }
 
 // loss on the validation data; while training, is it the best so far?
@@ -1034,12 +987,13 @@ static void evaluate(Run* r, int training) {
     const Carried none = {0, 0, NULL, NULL};
     r->acts.carried = none;
     float loss = evaluate_loss(&e, &r->data.val_rows, &bits_per_byte);
-    if (r->model.config.head == HEAD_HPN || r->model.config.head == HEAD_RT) { bits_per_byte = -1.0; }  // a squared cosine has none
-    const Quality quality = quality_of(r, loss, scores);
-    log_extra(&r->log, quality_keys(r, loss, quality));
+    const HeadKind head = r->model.config.head;
+    const Quality quality = quality_of(head, loss, scores);
+    if (head_reads_out(head)) { bits_per_byte = -1.0; }
+    log_extra(&r->log, quality_keys(head, loss, quality));
     tensorboard_validation(&r->board, step, loss, bits_per_byte);
     log_validation(&r->log, step, loss, bits_per_byte, training && run_state_validated(&r->state, &r->o, loss));
-    if (r->m.human_log) { print_quality(r, quality); }
+    if (r->m.human_log) { quality_print(head, step, quality); }
 }
 
 // The model behind llmc/generate.h. States of the first n_cached tokens are in cache, or everything is computed anew
@@ -1058,7 +1012,7 @@ static const float* next_logits(void* run, const int* tokens, int n_cached, int 
         last = n_new - 1;
     }
     float* logits = mamba_logits(&r->model, &r->cache, last, 1, &r->dev);
-    if (c->head == HEAD_HPN || c->head == HEAD_RT) { hpn_readout(logits, logits, 1, c->classes, &r->dev); }
+    if (head_reads_out(c->head)) { hpn_readout(logits, logits, 1, c->classes, &r->dev); }
     return logits;
 }
 
@@ -1288,37 +1242,14 @@ static int conflict_layers(const Run* r) {
     return n;
 }
 
-// what metrics.jsonl has beside the keys of every trainer; names as rust_trainer's users know them
-static json_t* extra_schema(void) {
-    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}",
-        "kind", "train or val", "ce_loss", "cross entropy", "hpn_loss", "the loss of a head with prototypes",
-        "acc1", "share of targets with the highest score", "acc5", "share of targets among the five highest",
-        "perplexity", "exp of the loss, of hpn of the probabilities read out", "label_cosine", "mean cosine to the target's prototype",
-        "collapse", "mean cosine of pairs of states, 1: all are one", "ff_loss_mean", "Forward-Forward's loss",
-        "bp_applied", "was there back-propagation?", "ff_updates_applied", "layers that Forward-Forward changed",
-        "bp_updates_applied", "slices of tensors that AdamW changed", "conflict_layers", "layers in which both losses pull apart",
-        "surgery_method", "how both gradients became one", "clipped", "was the gradient longer than --clip?",
-        "data_wait_ms", "milliseconds spent waiting for batches", "epoch", "passes over the training data", "rss_mb", "memory of the process, 10^6 bytes");
-}
-
-static double resident_megabytes(void) {
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    return (double)usage.ru_maxrss * 1024e-6;
-}
-
-static json_t* step_keys(const Run* r, float loss, float norm, float ff_loss, int bp, int skipped) {
-    const Config* c = &r->model.config;
-    const int ff = has_ff(r) && !skipped;
+static StepNotes step_notes(const Run* r, float loss, float norm, float ff_loss, int bp, int skipped) {
     int learning = 0, layers = 0;
     for (int i = 0; i < r->model.n_slices; i++) { learning += !r->model.frozen[i]; }
-    for (int l = 0; l < c->L; l++) { layers += !layer_is_frozen(&r->model, l); }
-    return json_pack("{s:s, s:o, s:o, s:b, s:i, s:i, s:i, s:s, s:b, s:f, s:f, s:f}", "kind", "train",
-        config_is_hpn(c) ? "hpn_loss" : "ce_loss", json_finite((double)loss), "ff_loss_mean", json_finite((double)ff_loss),
-        "bp_applied", bp && !skipped, "ff_updates_applied", ff ? layers : 0, "bp_updates_applied", bp && !skipped ? learning : 0,
-        "conflict_layers", conflict_layers(r), "surgery_method", surgery_name(r->surgeon.config.method), "clipped",
-        r->o.clip > 0.0f && norm > r->o.clip, "data_wait_ms", 1000.0 * r->seconds_waited, "epoch",
-        (double)r->state.rows / (double)r->data.train_rows.n_rows, "rss_mb", resident_megabytes());
+    for (int l = 0; l < r->model.config.L; l++) { layers += !layer_is_frozen(&r->model, l); }
+    const StepNotes notes = {loss, ff_loss, bp && !skipped, r->o.clip > 0.0f && norm > r->o.clip, has_ff(r) && !skipped ? layers : 0,
+                             bp && !skipped ? learning : 0, conflict_layers(r), surgery_name(r->surgeon.config.method),
+                             1000.0 * r->seconds_waited, (double)r->state.rows / (double)r->data.train_rows.n_rows};
+    return notes;
 }
 
 // one step: gradients of one loss or both, clip, AdamW or plain descent
@@ -1354,7 +1285,8 @@ static void train_step(Run* r) {
     StepRecord record = {s->step, o->steps, loss, bp ? norm : ff_norm, lr, 1000.0 * seconds, s->tokens, rate,
                          rate * flops_per_token(r) / r->peak, skipped};
     tensorboard_step(&r->board, &record);
-    log_extra(&r->log, step_keys(r, loss, record.norm, ff_loss, bp, skipped));
+    const StepNotes notes = step_notes(r, loss, record.norm, ff_loss, bp, skipped);
+    log_extra(&r->log, step_keys(r->model.config.head, &notes));
     log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || skipped);
     if (s->skips > o->max_skips) { fail_not_finite(r, bp ? &r->model.shards : &r->model.ff_shards, bp ? grads : ff_grads, loss, norm); }
 }
@@ -1546,7 +1478,7 @@ static void open_training(Run* r, int argc, char** argv) {
     r->first_row = run_first_row(&r->o, &r->state);
     r->first_step = r->state.step;
     prefetch_start(&r->prefetch, &r->data.train_rows, r->o.batch_size, r->d.prefetch_workers, r->d.prefetch_buffer, batch_row, r);
-    r->log.extra_schema = extra_schema();
+    r->log.extra_schema = mamba_log_schema();
     r->log.json_lines = !r->m.human_log;
     if (r->comm->rank == 0) {
         run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train, &r->data.val, argc, argv);
