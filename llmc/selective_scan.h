@@ -13,14 +13,16 @@ kept at every chunk, not at every position. lambda is what later positions ask o
     dssm_B = sum over channels of G * (delta * u)        dssm_C = sum of dy * h       written, rows `dstride` floats apart
     A state that came in is a constant: no gradient leaves on the left.
 Cost:   bound by exponentials: one per position, channel and state forward, one more backward. ns for each of these, one thread,
-        C 1536, NS 16, T 256, best of many runs on a busy machine (Intel Sapphire Rapids class), gcc 12:
+        C 1536, NS 16, T 256, best of many runs on a busy machine (Intel Sapphire Rapids class), gcc 12
+        (dev/bench/scan.c):
                         AVX-512   AVX2   SSE2   AVX-512, FAST=1
-            forward        0.83   1.19   2.26              0.22
-            backward       1.12   1.88   3.32              0.46
-        where fm_exp alone takes 0.79 with AVX-512: 95% of forward, 70% of backward. A call with T = 1 takes two exponentials
-        per state, one of them of A_log: 48 us for these sizes. Threads share groups: B * C / SCAN_GROUP of them.
+            forward        0.80   1.31   2.44              0.21
+            backward       1.07   1.97   3.55              0.44
+            fm_exp alone   0.76   1.15   2.21        (scan_exp_)
+        So exponentials are about 90% of forward, 60 to 70% of backward. A call with T = 1 takes two of them per state, one of
+        A_log: 50 us for these sizes. Threads share groups: B * C / SCAN_GROUP of them.
         Memory: scan_states_floats, and scan_workspace_bytes of scratch: for each thread 2 * chunk * NS * SCAN_GROUP floats.
-        Neither time nor bits depend on `chunk`: 8 to 64 are within 3%.
+        No bit depends on `chunk`, and little time: backward takes 2% more with 16 than with 32, 1% with 64, 4% with 128, 8% with 8.
 Error:  a fast build (FAST=1) takes scan_exp_ for the decay, relative error 1e-7. The rest of both builds rounds as written.
 Order:  y, S and the sum in ddelta chain over n. dA_log and dD chain over t descending in a row, then over rows ascending.
         dssm_B and dssm_C: groups of SCAN_GROUP channels; in a group 16 lanes, lane l chains over its channels l, l + 16, ...; lanes
