@@ -13,14 +13,16 @@ kept at every chunk, not at every position. lambda is what later positions ask o
     dssm_B = sum over channels of G * (delta * u)        dssm_C = sum of dy * h       written, rows `dstride` floats apart
     A state that came in is a constant: no gradient leaves on the left.
 Cost:   bound by exponentials: one per position, channel and state forward, one more backward. ns for each of these, one thread,
-        C 1536, NS 16, T 256, best of many runs on a busy machine (Intel Sapphire Rapids class), gcc 12:
+        C 1536, NS 16, T 256, best of many runs on a busy machine (Intel Sapphire Rapids class), gcc 12
+        (dev/bench/scan.c):
                         AVX-512   AVX2   SSE2   AVX-512, FAST=1
-            forward        0.83   1.29   2.50              0.22
-            backward       1.17   1.99   3.49              0.48
-        where fm_exp alone takes 0.79 with AVX-512: 95% of forward, two thirds of backward. A call with T = 1 takes two exponentials
-        per state, one of them of A_log: 48 us for these sizes. Threads share groups: B * C / SCAN_GROUP of them.
+            forward        0.80   1.31   2.44              0.21
+            backward       1.07   1.97   3.55              0.44
+            fm_exp alone   0.76   1.15   2.21        (scan_exp_)
+        So exponentials are about 90% of forward, 60 to 70% of backward. A call with T = 1 takes two of them per state, one of
+        A_log: 50 us for these sizes. Threads share groups: B * C / SCAN_GROUP of them.
         Memory: scan_states_floats, and scan_workspace_bytes of scratch: for each thread 2 * chunk * NS * SCAN_GROUP floats.
-        Neither time nor bits depend on `chunk`: 8 to 64 are within 3%.
+        No bit depends on `chunk`, and little time: backward takes 2% more with 16 than with 32, 1% with 64, 4% with 128, 8% with 8.
 Error:  a fast build (FAST=1) takes scan_exp_ for the decay, relative error 1e-7. The rest of both builds rounds as written.
 Order:  y, S and the sum in ddelta chain over n. dA_log and dD chain over t descending in a row, then over rows ascending.
         dssm_B and dssm_C: groups of SCAN_GROUP channels; in a group 16 lanes, lane l chains over its channels l, l + 16, ...; lanes
@@ -229,6 +231,12 @@ static inline void scan_load_(vfloat* row, const float* x, int channels) {
     for (int i = 0; i < SCAN_VECTORS_; i++) { row[i] = v_load(x + i * VLANES); }
 }
 
+// asks for what a group has at position bt of x (B*T, C), if there is such a position. Rows lie far apart, so that no CPU guesses
+// which cache lines come next
+static inline void scan_prefetch_(const float* x, size_t bt, int c, const Scan_* s) {
+    for (int l = 0; bt < (size_t)s->B * s->T && l < scan_channels_(s, c); l += 16) { __builtin_prefetch(x + bt * s->C + c + l); }
+}
+
 static inline void scan_store_(float* x, const vfloat* row, int channels) {
     float padded[SCAN_GROUP], *to = channels < SCAN_GROUP ? padded : x;
     for (int i = 0; i < SCAN_VECTORS_; i++) { v_store(to + i * VLANES, row[i]); }
@@ -300,6 +308,7 @@ static inline void scan_step_(float* y, float* h, float* a, const float* A, cons
     vfloat u[SCAN_VECTORS_], delta[SCAN_VECTORS_], x[SCAN_VECTORS_], sum[SCAN_VECTORS_];
     scan_load_(u, s->u + bt * s->C + c, channels);
     scan_load_(delta, s->delta + bt * s->C + c, channels);
+    scan_prefetch_(s->u, bt + 1, c, s), scan_prefetch_(s->delta, bt + 1, c, s), scan_prefetch_(y, bt + 1, c, s);
     scan_decays_(a, A, delta, s->NS);
     for (int i = 0; i < SCAN_VECTORS_; i++) { x[i] = delta[i] * u[i], sum[i] = D[i] * u[i]; }
     for (int n = 0; n < s->NS; n++) {
@@ -413,6 +422,7 @@ static inline void scan_recompute_(const ScanScratch_* k, int t, size_t bt, int 
     vfloat u[SCAN_VECTORS_], delta[SCAN_VECTORS_];
     scan_load_(u, s->u + bt * s->C + c, channels);
     scan_load_(delta, s->delta + bt * s->C + c, channels);
+    scan_prefetch_(s->u, bt + 1, c, s), scan_prefetch_(s->delta, bt + 1, c, s);
     scan_decays_(a, k->A, delta, s->NS);
     for (int i = 0; i < SCAN_VECTORS_; i++) { u[i] *= delta[i]; }
     for (int n = 0; n < s->NS; n++) {
@@ -463,6 +473,7 @@ static inline void scan_adjoint_(float* du, float* ddelta, vfloat* dD, const Sca
     vfloat u[SCAN_VECTORS_], delta[SCAN_VECTORS_], d[SCAN_VECTORS_], x[SCAN_VECTORS_], S[SCAN_VECTORS_], aw[SCAN_VECTORS_];
     scan_load_(u, s->u + at, channels), scan_load_(delta, s->delta + at, channels), scan_load_(d, dy + at, channels);
     for (int i = 0; i < SCAN_VECTORS_; i++) { x[i] = delta[i] * u[i], S[i] = aw[i] = v_fill(0.0f); }
+    scan_prefetch_(dy, bt - 1, c, s), scan_prefetch_(du, bt - 1, c, s), scan_prefetch_(ddelta, bt - 1, c, s);
     scan_adjoint_states_(S, aw, k, k->a + t * tile, k->h + (t + 1) * tile, scan_before_(k, t, bt, s), x, delta, d, mask,
                          s->ssm_B + bt * s->stride, s->ssm_C + bt * s->stride, s->NS);
     if (s->starts && s->starts[bt]) { scan_zero_(k->lambda, tile); }
