@@ -44,7 +44,7 @@ COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 # what settings.json says of the program
 BUILT = -DCOMMIT='"$(COMMIT)"' -DFLAGS='"$(OPT) -march=$(ARCH) $(EXACT)"'
 
-TRAINERS = train_gpt2
+TRAINERS = train_gpt2 train_mamba_hpn
 TOOLS = inspect tokenize
 TESTS = $(patsubst %.c,%,$(sort $(wildcard test_*.c)))
 
@@ -273,6 +273,7 @@ simt_programs:
 
 golden:
 	$(PYTHON) dev/ref/gpt2.py
+	$(PYTHON) dev/ref/mamba_hpn.py
 
 bench: setup
 	@dev/bench/run.sh

@@ -5,7 +5,9 @@ with a real trainer.
     cc -std=gnu11 -D_GNU_SOURCE -O2 -ffp-contract=off -I. test_checkpoint.c -o build/test_checkpoint -ljansson -lxxhash -lm
     FLIPS=1000000 build/test_checkpoint random
 */
+#include "llmc/extras.h"     // extras_save, extras_load
 #include "llmc/run.h"        // run_save_begin, run_save_end, RunState; checkpoint.h, outliers.h
+#include "llmc/shardfile.h"  // moments_save, moments_load_layers
 #include "llmc/snapshot.h"   // snapshot_save
 #include "llmc/test.h"       // check, check_exit, test_main
 #include "llmc/testfiles.h"  // temp_folder, temp_file
@@ -300,6 +302,152 @@ static void test_failed_save(Test* t) {
     temp_remove(&run);
 }
 
+// ---- what a trainer adds, and a model that has grown ----
+
+typedef struct {
+    char path[PATH_BYTES];
+    Extra extra;
+} WrongExtra;
+
+static void load_wrong_extra(void* wrong) {
+    const WrongExtra* w = (const WrongExtra*)wrong;
+    extras_load(w->path, &w->extra, 1);
+}
+
+static void test_extras(Test* t) {
+    int32_t counts[3] = {1, -2, INT32_MAX}, counts_back[3] = {0};
+    float weights[2] = {0.25f, -0.0f}, weights_back[2] = {9.0f, 9.0f};
+    int64_t state[1] = {INT64_MIN}, state_back[1] = {0};
+    const Extra extras[] = {{"state", DTYPE_I64, state, 1}, {"counts", DTYPE_I32, counts, 3}, {"weights", DTYPE_F32, weights, 2}};
+    const Extra back[] = {{"weights", DTYPE_F32, weights_back, 2}, {"state", DTYPE_I64, state_back, 1}, {"counts", DTYPE_I32, counts_back, 3}};
+    const struct { Extra extra; const char* text; } wrong[] = {
+        {{"other", DTYPE_I32, counts_back, 3}, "trainer.safetensors: \"other\" is missing: saved by another trainer"},
+        {{"counts", DTYPE_I32, counts_back, 2}, "trainer.safetensors: \"counts\": expected I32 of 2, found I32 of 3"},
+        {{"counts", DTYPE_F32, counts_back, 3}, "expected F32 of 3, found I32 of 3"}};
+    TempPath folder = temp_folder();
+    SavedFiles files;
+    WrongExtra w;
+    files.n = 0;
+    extras_save(path_join(w.path, folder.s, "trainer.safetensors"), extras, 3, &files);
+    check(t, files.n == 1 && strcmp(files.file[0].name, "trainer.safetensors") == 0, "the file is not among those of the manifest");
+    extras_load(w.path, back, 3);
+    check(t, memcmp(counts, counts_back, sizeof counts) == 0 && state_back[0] == INT64_MIN, "counts and state");
+    check_bits(t, "weights", weights_back, weights, 2);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        w.extra = wrong[i].extra;
+        check_exit(t, wrong[i].text, load_wrong_extra, &w, 2, wrong[i].text);
+    }
+    temp_remove(&folder);
+}
+
+static void test_grown_moments(Test* t) {
+    const int old_layer[3] = {1, -1, 0};
+    Tensor table[2] = {tensor("w", 0, 0, 2, 5, INIT_ZEROS, 0.0f, DECAY, AS_IS), tensor("l.%d", 0, 2, 3, 7, INIT_ZEROS, 0.0f, DECAY, TRANSPOSED)};
+    TempPath folder = temp_folder(), path = temp_path(&folder, "optimizer.safetensors");
+    Shards s;
+    Device dev;
+    device_init(&dev, 1);
+    const size_t n = tensors_layout(table, 2);
+    float *m = random_array(n, 1.0f, 1), *v = random_array(n, 1.0f, 2);
+    shards_init(&s, NULL, table, 2, 1, 0);
+    moments_save(path.s, &s, m, v, NULL);
+    shards_free(&s);
+    table[1].layers = 3;
+    const size_t n_large = tensors_layout(table, 2);
+    float *m_large = filled_array(n_large, 7.0f), *v_large = filled_array(n_large, 7.0f), zeros[21] = {0};
+    shards_init(&s, NULL, table, 2, 1, 0);
+    moments_load_layers(path.s, &s, m_large, v_large, old_layer, &dev);
+    check_bits(t, "of no layer", v_large, v, 10);
+    for (int l = 0; l < 3; l++) {
+        const size_t at = table[1].offset + 21 * (size_t)l, from = table[1].offset + 21 * (size_t)(old_layer[l] < 0 ? 0 : old_layer[l]);
+        check_bits(t, "first moments", m_large + at, old_layer[l] < 0 ? zeros : m + from, 21);
+        check_bits(t, "second moments", v_large + at, old_layer[l] < 0 ? zeros : v + from, 21);
+    }
+    shards_free(&s);
+    device_free(&dev);
+    free(m), free(v), free(m_large), free(v_large);
+    temp_remove(&folder);
+}
+
+// ---- options of a run, and how it ended ----
+
+// the names of rust_trainer's options
+static void test_other_names(Test* t) {
+    const char* argv[] = {"t", "--out-dir", "a", "--val-ratio=0.25", "--val-every", "7", "--early-stopping-patience", "3", "--grad-clip-norm",
+                          "2", "--lr-warmup-steps", "5", "--lr-min-scale", "0.5", "--adam-eps", "1e-6", "--base-ckpt", "b"};
+    Option table[MAX_OPTIONS];
+    RunOptions o;
+    const int n = run_options(table, &o, "presets");
+    options_parse(table, n, (int)(sizeof argv / sizeof argv[0]), (char**)argv, "");
+    check(t, !strcmp(o.run, "a") && !strcmp(o.from, "b") && o.val_fraction == 0.25f && o.eval_every == 7 && o.early_stop == 3,
+          "--run, --from, --val-fraction, --eval-every, --early-stop");
+    check(t, o.clip == 2.0f && o.warmup == 5 && o.final_lr == 0.5f && o.eps == 1e-6f, "--clip, --warmup, --final-lr, --eps");
+    options_free(table, n);
+}
+
+static void plan_in_child(void* options) { run_plan_steps((RunOptions*)options, 100, 1); }
+
+// --lr-horizon: the schedule of so many steps, whatever the run has; then its last value
+static void test_horizon(Test* t) {
+    RunOptions o = options_of("");
+    o.schedule = "cosine";
+    o.lr = 1e-3f;
+    o.final_lr = 0.1f;
+    o.warmup = 10;
+    o.steps = 200;
+    for (int step = 0; step < 200; step++) {
+        o.lr_horizon = 0;
+        check(t, run_lr(&o, step) == schedule_lr(SCHEDULE_COSINE, step, 200, 10, (double)1e-3f, (double)0.1f), "step %d", step);
+        o.lr_horizon = 100;
+        float found = run_lr(&o, step), want = (float)((double)1e-3f * (double)0.1f);
+        if (step < 100) { want = schedule_lr(SCHEDULE_COSINE, step, 100, 10, (double)1e-3f, (double)0.1f); }
+        check_bits(t, "a horizon of 100", &found, &want, 1);
+    }
+    o.lr_horizon = 10;
+    check_exit(t, "a horizon within warm-up", plan_in_child, &o, 2, "--warmup: expected less than the 10 steps of --lr-horizon, found 10");
+}
+
+static void test_early_stop(Test* t) {
+    const float losses[] = {5.0f, 4.5f, 4.25f, 4.0f, 4.5f}, deltas[] = {0.0f, 0.5f};
+    const char* want[] = {"11110", "10100"};  // 4.5 is not lower than 5 by more than 0.5
+    for (int d = 0; d < 2; d++) {
+        RunOptions o = options_of("");
+        RunState s = run_state_start(1);
+        o.early_stop_delta = deltas[d];
+        for (int i = 0; i < 5; i++) {
+            s.step = i;
+            int best = run_state_validated(&s, &o, losses[i]);
+            check(t, best == want[d][i] - '0', "delta %g, loss %g: best %d", (double)deltas[d], (double)losses[i], best);
+        }
+        check(t, s.best_val == losses[3 - d] && s.best_step == 3 - d && s.evals_since_best == 1 + d, "delta %g: best %g at %d",
+              (double)deltas[d], (double)s.best_val, s.best_step);
+    }
+}
+
+static void test_summary(Test* t) {
+    char path[PATH_BYTES], checkpoint[PATH_BYTES];
+    TempPath run = new_run(2);
+    RunOptions o = options_of(run.s);
+    RunState s = run_state_start(1);
+    s.step = 2;
+    for (int i = 0; i < 2; i++) {  // without a validation; with one at a step whose checkpoint is gone
+        s.best_val = i == 0 ? INFINITY : 1.5f;
+        s.best_step = i == 0 ? 0 : 7;
+        run_summary(&o, &s, i, i == 0 ? NULL : json_pack("{s:i}", "layers", 6));
+        json_t* summary = json_read(path_join(path, run.s, "summary.json"));
+        json_t* want = json_pack("{s:i, s:b, s:o, s:o, s:i, s:i, s:s, s:n, s:s}", "final_step", 2, "stopped_early", i, "best_val_loss",
+            i == 0 ? json_null() : json_real(1.5), "best_step", i == 0 ? json_null() : json_integer(7), "updates", 0, "tokens", 0,
+            "checkpoint", checkpoint_folder(checkpoint, run.s, 2), "best_checkpoint", "metrics", path_join(path, run.s, "metrics.jsonl"));
+        if (i == 1) { json_object_set_new(want, "layers", json_integer(6)); }
+        char* text = json_dumps(summary, 0);
+        check(t, json_equal(summary, want), "found %s", text);
+        free(text);
+        json_decref(summary);
+        json_decref(want);
+    }
+    temp_remove(&run);
+}
+
 // ---- a writer in the background ----
 
 static int writer_has_begun;  // atomic
@@ -327,8 +475,49 @@ static void begin_writer(void (*write)(void* run), void* run) {
     const void* arenas[SNAPSHOT_ARENAS] = {arena, arena, arena};
     const size_t n_bytes[SNAPSHOT_ARENAS] = {sizeof arena, sizeof arena, sizeof arena};
     RunState s = run_state_start(1);
-    snapshot_save(&snapshot, arenas, n_bytes, &s, 1, 0, write, run, &dev);
+    snapshot_save(&snapshot, arenas, n_bytes, SNAPSHOT_ARENAS, &s, 1, 0, write, run, &dev);
     while (!__atomic_load_n(&writer_has_begun, __ATOMIC_ACQUIRE)) { sched_yield(); }
+}
+
+enum { MANY = SNAPSHOT_ARENAS_MAX };
+
+typedef struct {
+    Snapshot snapshot;
+    float arena[MANY][64];
+    int n_right, may_write;  // atomic
+} ManyArenas;
+
+// the arena of number a has 8 (a + 1) elements a, 2a, 3a, ...
+static void count_arenas(void* many) {
+    ManyArenas* x = (ManyArenas*)many;
+    while (!__atomic_load_n(&x->may_write, __ATOMIC_ACQUIRE)) { sched_yield(); }
+    for (int a = 0; a < MANY; a++) {
+        const float* found = (const float*)x->snapshot.arena[a];
+        int right = 1;
+        for (int i = 0; i < 8 * (a + 1); i++) { right &= found[i] == (float)(a * (i + 1)); }
+        x->n_right += right;
+    }
+}
+
+static void test_snapshot(Test* t) {
+    static ManyArenas x;
+    const void* arenas[MANY];
+    size_t n_bytes[MANY];
+    RunState s = run_state_start(1);
+    Device dev;
+    device_init(&dev, 2);
+    for (int a = 0; a < MANY; a++) {
+        arenas[a] = x.arena[a];
+        n_bytes[a] = sizeof(float) * 8 * (size_t)(a + 1);
+        for (int i = 0; i < 64; i++) { x.arena[a][i] = (float)(a * (i + 1)); }
+    }
+    snapshot_save(&x.snapshot, arenas, n_bytes, MANY, &s, 1, 0, count_arenas, &x, &dev);
+    memset(x.arena, 0, sizeof x.arena);  // the next step
+    __atomic_store_n(&x.may_write, 1, __ATOMIC_RELEASE);
+    background_wait(&x.snapshot.writer);
+    check(t, x.n_right == MANY, "%d of %d arenas as they were", x.n_right, MANY);
+    snapshot_free(&x.snapshot);
+    device_free(&dev);
 }
 
 static void fail_beside_writer(void* run) {
@@ -375,7 +564,7 @@ static void fail_twice(void* two) {
     begin_writer(write_and_fail, two);
     pause_ms(f->main_fails);
     if (f->main_fails >= 0) { fail_input("the disk is full: %s", "main thread"); }
-    Log log;
+    Log log = {0};
     Snapshot none;
     StepRecord record = {1, 2, 4.5f, 1.0f, 1e-3f, 100.0, 64, 1000.0, -1.0, 0};
     memset(&none, 0, sizeof none);
@@ -533,6 +722,13 @@ int main(int argc, char** argv) {
         {"failed saves", "the disk is looked at first; a save that fails leaves nothing", test_failed_save},
         {"keeping", "--keep, --keep-every and the best", test_kept},
         {"keeping after damage", "damaged later checkpoints do not cost a good one", test_kept_after_damage},
+        {"extras", "named vectors come back to the bit; missing ones, other types and lengths are refused", test_extras},
+        {"grown moments", "layers take their moments along, new ones begin with 0", test_grown_moments},
+        {"other names", "the options of a run under the names that another trainer gave them", test_other_names},
+        {"horizon", "--lr-horizon spans the schedule, whatever --steps is; then the last value stays", test_horizon},
+        {"early stop", "--early-stop-delta: by how much a validation must be better", test_early_stop},
+        {"summary", "summary.json: how a run ended, and where its checkpoints are", test_summary},
+        {"snapshot", "the writer gets each of eight arenas as it was when it began", test_snapshot},
         {"one writer", "a second one is refused with the first one's process id; kill -9 frees the run", test_lock},
         {"outliers", "z against its formula; through JSON the same bits", test_outliers},
     };

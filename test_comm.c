@@ -1,7 +1,8 @@
 /*
-Promises of llmc/comm.h, comm_tcp.h, comm_nccl.h, comm_launch.h and zero.h. Ranks are forked processes that talk over TCP on this
+Promises of llmc/comm.h, comm_tcp.h, comm_nccl.h, comm_launch.h, zero.h and evaluate.h. Ranks are forked processes that talk over TCP on this
 machine, with COMM_CHECK=1; every call is compared with what one process computes.
 */
+#include "llmc/evaluate.h"
 #include "llmc/test.h"
 #include "llmc/testfiles.h"
 #include "llmc/zero.h"
@@ -847,30 +848,44 @@ static void leaves_backward(Shards* s, const float* params, size_t n, int step, 
     free(g);
 }
 
-// three updates of S leaves on this rank's part of the world
-static Trained train_small(Shards* s, Comm* c, Tensor* table, size_t n, int S, int zero, const Device* dev) {
+enum { N_SMALL_SLICES = 8 };  // of small_table
+
+// three updates of S leaves on this rank's part of the world. frozen, counts: of each slice, NULL: none, all alike. S = 5 is
+// verified too
+static Trained train_slices(Shards* s, Comm* c, Tensor* table, size_t n, int S, int zero, const int* frozen, const int* counts,
+                            const Device* dev) {
     Trained out = {(float*)device_alloc(4 * n, "p"), NULL, NULL, 0.0f, 0.0f};
     float* params = (float*)new_array(n, sizeof(float));
     shards_init(s, c, table, N_TENSORS, S, zero);
     shards_open(s);
+    s->frozen = frozen;
     const size_t n_buffer = s->n_buffer;
     if (S % 2) { s->n_buffer = 2 * (size_t)s->n_round * 1000; }  // too small for a layer: it goes in several rounds
     out.m = (float*)device_alloc(4 * s->n_kept, "m");
     out.v = (float*)device_alloc(4 * s->n_kept, "v");
     tensors_init(table, N_TENSORS, params, 42);
     device_upload(out.params, params, 4 * n, dev);
+    const Weights w = weights_of(out.params, sizeof(float), NULL, out.m, out.v);
+    Verify verify;
+    if (S == 5) { shards_verify(s, &verify, &w); }
     for (int step = 0; step < 3; step++) {
         device_download(params, out.params, 4 * n, dev);
         leaves_backward(s, params, n, step, dev);
         const float* grads = shards_reduce(s, &out.loss, dev);
         out.norm = shards_norm(s, grads, dev);
-        const Weights w = weights_of(out.params, sizeof(float), NULL, out.m, out.v);
-        Optimizer o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, NULL};
+        int slice_updates[N_SMALL_SLICES];
+        for (int i = 0; counts && i < N_SMALL_SLICES; i++) { slice_updates[i] = counts[i] > 0 ? counts[i] + step : 0; }
+        Optimizer o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, S == 5 ? &verify : NULL, counts ? slice_updates : NULL};
         shards_update(s, &w, grads, out.norm, &o, step + 1, dev);
     }
+    if (S == 5) { verify_free(&verify); }
     s->n_buffer = n_buffer;
     free(params);
     return out;
+}
+
+static Trained train_small(Shards* s, Comm* c, Tensor* table, size_t n, int S, int zero, const Device* dev) {
+    return train_slices(s, c, table, n, S, zero, NULL, NULL, dev);
 }
 
 static void trained_free(Trained* x, Shards* s, size_t n) {
@@ -878,6 +893,31 @@ static void trained_free(Trained* x, Shards* s, size_t n) {
     device_release(x->m, 4 * s->n_kept);
     device_release(x->v, 4 * s->n_kept);
     shards_free(s);
+}
+
+// loss, norm, parameters and first moments of all ranks against those of one
+static void check_same(Test* t, Comm* c, Shards* s, const Tensor* table, size_t n, const Trained* got, const Trained* one, const Device* dev) {
+    check_bits(t, "loss", &got->loss, &one->loss, 1);
+    check_bits(t, "norm", &got->norm, &one->norm, 1);
+    float *params = (float*)new_array(n, sizeof(float)), *want = (float*)new_array(n, sizeof(float));
+    float* room = (float*)new_array(200 * 101, sizeof(float));  // of the largest slice
+    device_download(params, got->params, 4 * n, dev);
+    device_download(want, one->params, 4 * n, dev);
+    for (int i = 0; i < N_TENSORS; i++) {
+        const size_t at = table[i].offset;
+        check_bits(t, table[i].name, params + at, want + at, tensor_elements(&table[i]));
+    }
+    device_download(want, one->m, 4 * n, dev);
+    for (int i = 0; i < N_TENSORS; i++) {
+        const size_t n_slice = tensor_slice_elements(&table[i]);
+        for (int l = 0; l < tensor_slices(&table[i]); l++) {
+            const float *m = shards_slice(s, got->m, i, l, room, dev);
+            check(t, (m != NULL) == (c->rank == 0), "slice %d of %s on rank %d", l, table[i].name, c->rank);
+            if (m) { check_bits(t, "first moments", m, want + table[i].offset + (size_t)l * n_slice, n_slice); }
+        }
+    }
+    float* arrays[] = {params, want, room};
+    for (int i = 0; i < 3; i++) { free(arrays[i]); }
 }
 
 // number: 100 S + 10 frozen + zero
@@ -895,27 +935,7 @@ static void ranks_train(Test* t, Comm* c, int number) {
     const int met = c->size > 1 && DEVICE_MEETS;  // beside the gradients an id was sent
     check(t, c->link->check || c->size == 1 || met || sent == planned, "sent %llu bytes, planned %llu", (unsigned long long)sent,
           (unsigned long long)planned);
-    check_bits(t, "loss", &got.loss, &one.loss, 1);
-    check_bits(t, "norm", &got.norm, &one.norm, 1);
-    float *params = (float*)new_array(n, sizeof(float)), *want = (float*)new_array(n, sizeof(float));
-    float* room = (float*)new_array(200 * 101, sizeof(float));  // of the largest slice
-    device_download(params, got.params, 4 * n, &dev);
-    device_download(want, one.params, 4 * n, &dev);
-    for (int i = 0; i < N_TENSORS; i++) {
-        const size_t at = table[i].offset;
-        check_bits(t, table[i].name, params + at, want + at, tensor_elements(&table[i]));
-    }
-    device_download(want, one.m, 4 * n, &dev);
-    for (int i = 0; i < N_TENSORS; i++) {
-        const size_t n_slice = tensor_slice_elements(&table[i]);
-        for (int l = 0; l < tensor_slices(&table[i]); l++) {
-            const float *m = shards_slice(&s, got.m, i, l, room, &dev);
-            check(t, (m != NULL) == (c->rank == 0), "slice %d of %s on rank %d", l, table[i].name, c->rank);
-            if (m) { check_bits(t, "first moments", m, want + table[i].offset + (size_t)l * n_slice, n_slice); }
-        }
-    }
-    float* arrays[] = {params, want, room};
-    for (int i = 0; i < 3; i++) { free(arrays[i]); }
+    check_same(t, c, &s, table, n, &got, &one, &dev);
     trained_free(&got, &s, n);
     trained_free(&one, &alone, n);
     device_free(&dev);
@@ -928,6 +948,72 @@ static void test_train(Test* t) {
         for (int k = 0; k < 5; k++) {
             if (DEVICE_MEETS && (P + k) % 3 != 0) { continue; }  // a third of them, for kernels take their time on a CPU
             for (int zero = 0; zero < 3; zero++) { run_ranks(t, P, ranks_train, 100 * leaves[k] + 10 * (k % 2) + zero); }
+        }
+    }
+}
+
+// b has three layers, c two, cut by no boundary of a chunk: layer 1 of b is frozen, layer 0 of c has had one update more than the
+// run, layer 1 came four later, e stays as it is. What the table says element by element is what ranks and parts must give.
+static const int small_frozen[N_SMALL_SLICES] = {0, 0, 1, 0, 0, 0, 0, 0}, small_counts[N_SMALL_SLICES] = {1, 1, 1, 1, 2, 5, 1, 0};
+
+// three updates of one rank by the definition: gradients of one leaf, the norm without frozen slices, AdamW slice by slice
+static void train_by_slices(float* params, float* m, float* v, const Tensor* table, size_t n) {
+    float *g = (float*)new_array(n, sizeof(float)), norm;
+    for (int step = 0; step < 3; step++) {
+        float* x = random_array(n, 1.0f, (uint64_t)(1000 * step));
+        double sum = 0.0;
+        for (size_t i = 0; i < n; i++) { g[i] = x[i] + 0.1f * params[i]; }
+        memset(g + table[1].offset + 33, 0, 33 * sizeof(float));
+        for (int i = 0; i < N_TENSORS; i++) { sum = sum_of_squares_ref(sum, g + table[i].offset, tensor_elements(&table[i])); }
+        norm = (float)sqrt(sum);
+        for (int i = 0, slice = 0; i < N_TENSORS; i++) {
+            const size_t n_slice = tensor_slice_elements(&table[i]);
+            for (int l = 0; l < tensor_slices(&table[i]); l++, slice++) {
+                const size_t at = table[i].offset + n_slice * (size_t)l;
+                const AdamW a = adamw_step(1e-2f, 0.9f, 0.95f, 1e-8f, 1.0f / norm, small_counts[slice] + step);
+                const int stays = small_frozen[slice] || small_counts[slice] == 0;
+                const float decay = table[i].decay == DECAY ? 0.1f : 0.0f;
+                if (!stays) { adamw_update_ref(params + at, m + at, v + at, g + at, n_slice, decay, &a); }
+            }
+        }
+        free(x);
+    }
+    free(g);
+}
+
+// number: 10 S + zero. With one leaf also against the definition
+static void ranks_slices(Test* t, Comm* c, int number) {
+    const int S = number / 10, zero = number % 10;
+    Tensor table[N_TENSORS];
+    Shards s, alone;
+    const size_t n = small_table(table, 0);
+    Device dev = rank_device(c);
+    Trained one = train_slices(&alone, NULL, table, n, S, 0, small_frozen, small_counts, &dev);
+    Trained got = train_slices(&s, c, table, n, S, zero, small_frozen, small_counts, &dev);
+    check_same(t, c, &s, table, n, &got, &one, &dev);
+    if (S == 1 && !FAST_KERNELS) {
+        float *params = (float*)new_array(n, sizeof(float)), *found = (float*)new_array(n, sizeof(float));
+        float *m = (float*)new_array(n, sizeof(float)), *v = (float*)new_array(n, sizeof(float));
+        tensors_init(table, N_TENSORS, params, 42);
+        train_by_slices(params, m, v, table, n);
+        device_download(found, one.params, 4 * n, &dev);
+        check_bits(t, "parameters by the definition", found, params, n);
+        device_download(found, one.v, 4 * n, &dev);
+        check_bits(t, "second moments by the definition", found, v, n);
+        float* arrays[] = {params, found, m, v};
+        for (int i = 0; i < 4; i++) { free(arrays[i]); }
+    }
+    trained_free(&got, &s, n);
+    trained_free(&one, &alone, n);
+    device_free(&dev);
+}
+
+static void test_slices(Test* t) {
+    const int most = device_ranks(t, 4);
+    for (int P = 1; P <= most; P++) {
+        for (int zero = 0; zero < 3 && (!DEVICE_MEETS || P == 2); zero++) {
+            run_ranks(t, P, ranks_slices, 10 + zero);
+            run_ranks(t, P, ranks_slices, 50 + zero);
         }
     }
 }
@@ -949,7 +1035,7 @@ static void train_stored(uint16_t* bits, Comm* c, Tensor* table, size_t n, int z
     }
     shards_round(&s, &w, 0, dev);
     for (int step = 0; step < 2; step++) {
-        const Optimizer o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, NULL};
+        const Optimizer o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, NULL, NULL};
         device_download(bits, w.stored, n_bytes, dev);
         for (size_t i = 0; i < n; i++) { params[i] = float_from_bits((uint32_t)bits[i] << 16); }
         leaves_backward(&s, params, n, step, dev);
@@ -987,6 +1073,83 @@ static void test_stored(Test* t) {
     for (int zero = 0; zero < 3 && most >= 2; zero++) { run_ranks(t, zero == 1 ? most : 2, ranks_stored, zero); }
 }
 #endif
+
+// ---- validation ----
+
+enum { EVAL_T = 7, EVAL_B = 3 };
+
+typedef struct {
+    int* targets;  // the Evaluator's
+    float losses[EVAL_B * EVAL_T];
+    int n_masked;  // of the targets one in so many does not count, 0: all count
+} EvalModel;
+
+static const float* eval_losses(void* model, const int* inputs, const int* targets, int B, int T) {
+    EvalModel* e = (EvalModel*)model;
+    (void)targets;
+    for (int n = 0; n < B * T; n++) {
+        if (e->n_masked > 0 && inputs[n] % e->n_masked == 0) { e->targets[n] = -1; }
+        e->losses[n] = e->targets[n] < 0 ? 0.0f : 0.1f * (float)(inputs[n] + 3 * e->targets[n]);
+    }
+    return e->losses;
+}
+
+// how many targets count, and a sum that depends on the order of batches
+static void eval_scores(void* model, const int* targets, int B, int T, double* scores) {
+    const EvalModel* e = (const EvalModel*)model;
+    for (int n = 0; n < B * T; n++) {
+        scores[0] += targets[n] >= 0;
+        scores[1] += targets[n] >= 0 ? (double)e->losses[n] * 1e-3 : 0.0;
+    }
+}
+
+// number: n_masked
+static void ranks_evaluate(Test* t, Comm* c, int number) {
+    int inputs[EVAL_B * EVAL_T], targets[EVAL_B * EVAL_T];
+    EvalModel model = {targets, {0}, number};
+    RunOptions o;
+    Tokenizer tokenizer;
+    TokenData data;
+    DataLoader rows;
+    double scores[2] = {NAN, NAN}, bits, want_bits, sum = 0.0, want_scores[2] = {0.0, 0.0};
+    int64_t n_counted = 0;
+    memset(&o, 0, sizeof o);
+    o.batch_size = EVAL_B;
+    o.eval_batches = 100;
+    tokenizer_open(&tokenizer, "bytes");
+    tokens_open(&data, "dev/hello.txt", &tokenizer);
+    dataloader_init(&rows, &data, EVAL_T, 0, 0);
+    const Evaluator e = {&o, c, &tokenizer, EVAL_T, inputs, targets, eval_losses, &model, eval_scores, 2, scores};
+    const float loss = evaluate_loss(&e, &rows, &bits);
+    for (int64_t first = 0; first < rows.n_rows && first < 100 * EVAL_B; first += EVAL_B) {
+        const int B = rows.n_rows - first < EVAL_B ? (int)(rows.n_rows - first) : (int)EVAL_B;
+        double batch[2] = {0.0, 0.0};
+        float batch_sum = 0.0f;
+        dataloader_batch(&rows, first, B, inputs, targets);
+        eval_losses(&model, inputs, targets, B, EVAL_T);
+        for (int n = 0; n < B * EVAL_T; n++) { batch_sum += model.losses[n]; }
+        eval_scores(&model, targets, B, EVAL_T, batch);
+        for (int k = 0; k < 2; k++) { want_scores[k] += batch[k]; }
+        sum += (double)batch_sum;
+    }
+    n_counted = (int64_t)want_scores[0];  // each of a byte
+    const float want = (float)(sum / (double)n_counted);
+    want_bits = sum / log(2.0) / (double)n_counted;
+    check(t, rows.n_rows > 2 * EVAL_B && rows.n_rows % EVAL_B > 0, "%lld rows: several batches, the last not full", (long long)rows.n_rows);
+    check_bits(t, "loss", &loss, &want, 1);
+    check(t, bits == want_bits, "bits per byte: found %.17g, expected %.17g", bits, want_bits);
+    check(t, memcmp(scores, want_scores, sizeof scores) == 0, "scores %.17g and %.17g, expected %.17g and %.17g", scores[0], scores[1],
+          want_scores[0], want_scores[1]);
+    tokens_close(&data);
+    tokenizer_free(&tokenizer);
+}
+
+static void test_evaluate(Test* t) {
+    for (int P = 1; P <= 4; P++) {
+        run_ranks(t, P, ranks_evaluate, 0);
+        run_ranks(t, P, ranks_evaluate, 2);
+    }
+}
 
 // chunks are dealt out without a hole, and nearly evenly
 static void test_parts(Test* t) {
@@ -1042,8 +1205,10 @@ int main(int argc, char** argv) {
         {"device exchange, mismatched", "the stand-in for NCCL refuses counts that differ", test_device_mismatch},
 #endif
         {"tree plan", "S <= 64 leaves on P <= 16 ranks: the root of one rank, bit for bit", test_plan},
+        {"evaluate", "mean loss, bits per byte and scores over the targets that count: one rank's bits on 1..4", test_evaluate},
         {"shards", "chunks are dealt out without a hole", test_parts},
         {"shards train", "loss, norm, parameters, moments: one rank's bits on 1..4, S = 1, 3, 4, 8, 11, --zero 0, 1, 2, frozen or not", test_train},
+        {"shards slices", "layers that are frozen, or had other counts of updates: the definition's bits, on 1..4 ranks, --zero 0, 1, 2", test_slices},
 #ifdef __CUDACC__
         {"shards stored", "bf16 parameters and float masters: one rank's bits on 2 and 3, and the masters give the parameters again", test_stored},
 #endif

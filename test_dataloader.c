@@ -1,9 +1,10 @@
 /*
-Promises of llmc/dataloader.h and llmc/tokenizer.h: which token stands where in which row, in which order rows come, and
+Promises of llmc/dataloader.h, examples.h, numbers.h, rundata.h and tokenizer.h: which token stands where in which row, in which order rows come, and
 what is said about data that cannot be used.
     make check, or cc -O2 -I. test_dataloader.c -o build/test_dataloader -ljansson -lxxhash -lpcre2-8 -lm && build/test_dataloader
 */
 #include "llmc/dataloader.h"
+#include "llmc/rundata.h"
 #include "llmc/test.h"
 #include "llmc/testfiles.h"
 
@@ -166,7 +167,7 @@ static void check_rows(Test* t, int magic, int n0, int n1, int T) {
     TokenData d;
     DataLoader l;
     tokens_open(&d, pattern.s, NULL);
-    dataloader_init(&l, &d, T, 0, 0);
+    dataloader_init(&l, &d, T, ORDER_FILE, 0);
     check(t, d.n_shards == 2 && d.n_tokens == n0 + n1 && d.token_bytes == width, "shards, tokens, bytes of a token");
     check(t, l.n_rows == rows0 + rows1, "T %d: %lld rows, not %lld", T, (long long)l.n_rows, (long long)(rows0 + rows1));
     for (int64_t index = 0; index < 2 * l.n_rows; index++) {  // two epochs: file order again
@@ -198,9 +199,9 @@ static void test_shuffled_rows(Test* t) {
     DataLoader in_order, l, other;
     int plain[T], plain_targets[T], inputs[T], targets[T], again[T], n_same = 0, n_same_epoch = 0;
     tokens_open(&d, path.s, NULL);
-    dataloader_init(&in_order, &d, T, 0, 0);
-    dataloader_init(&l, &d, T, 1, 99);
-    dataloader_init(&other, &d, T, 1, 98);
+    dataloader_init(&in_order, &d, T, ORDER_FILE, 0);
+    dataloader_init(&l, &d, T, ORDER_ROWS, 99);
+    dataloader_init(&other, &d, T, ORDER_ROWS, 98);
     for (int epoch = 0; epoch < 3; epoch++) {
         int seen[N] = {0};
         for (int i = 0; i < N; i++) {
@@ -234,12 +235,12 @@ static void test_ranks(Test* t) {
     DataLoader l, again;
     int plain[ROWS][T], plain_targets[ROWS][T], inputs[B][T], targets[B][T];
     tokens_open(&d, path.s, NULL);
-    dataloader_init(&l, &d, T, 1, 7);
+    dataloader_init(&l, &d, T, ORDER_ROWS, 7);
     for (int i = 0; i < ROWS; i++) { dataloader_row(&l, i, plain[i], plain_targets[i]); }  // over two epochs
     for (int R = 1; R <= LEAVES; R++) {
         for (int i = 0; i < R * STEPS; i++) {
             int rank = i % R, step = i / R;
-            dataloader_init(&again, &d, T, 1, 7);  // a process of its own, resumed at this step
+            dataloader_init(&again, &d, T, ORDER_ROWS, 7);  // a process of its own, resumed at this step
             for (int leaf = LEAVES * rank / R; leaf < LEAVES * (rank + 1) / R; leaf++) {
                 int row = (step * LEAVES + leaf) * B;
                 dataloader_batch(&again, row, B, inputs[0], targets[0]);
@@ -259,7 +260,7 @@ static void test_far_rows(Test* t) {
     const size_t n_bytes = (size_t)n * sizeof(uint32_t);
     uint32_t* tokens = (uint32_t*)mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (tokens == MAP_FAILED) { skip(t, "20 GB of addresses are not to be had"); return; }
-    TokenShard shard = {"far", tokens, n, 0};
+    TokenShard shard = {"far", tokens, n, 0, NULL};
     TokenData d;
     DataLoader l;
     int inputs[1000], targets[1000];
@@ -275,7 +276,7 @@ static void test_far_rows(Test* t) {
         tokens[wanted[i] * T] = (uint32_t)(1000 + i);
         tokens[wanted[i] * T + T] = (uint32_t)(2000 + i);
     }
-    dataloader_init(&l, &d, (int)T, 0, 0);
+    dataloader_init(&l, &d, (int)T, ORDER_FILE, 0);
     check(t, l.n_rows == rows, "%lld rows", (long long)l.n_rows);
     for (int i = 0; i < 4; i++) {
         for (int64_t epoch = 0; epoch < 4000000000; epoch += 3999999999) {
@@ -284,7 +285,7 @@ static void test_far_rows(Test* t) {
                   inputs[0], targets[T - 1]);
         }
     }
-    l.shuffle = 1;
+    l.order = ORDER_ROWS;
     for (int64_t index = 0; index < 1000; index++) {
         int64_t first;
         dataloader_find_(&l, index * rows + index, &first);
@@ -306,11 +307,13 @@ static void test_prefetch(Test* t) {
         TempPath path = shard_file(&folder, "s.bin", i, GPT2, n_tokens[i], 50257);
         tokens_open(&d, path.s, NULL);
         const char *mapping = (const char*)d.files[0].bytes, *end = mapping + ceil_div((int64_t)d.files[0].n_bytes, (int64_t)page) * (int64_t)page;
-        dataloader_init(&l, &d, n_tokens[i] < 100 ? 1 : 100, 1, 3);
+        dataloader_init(&l, &d, n_tokens[i] < 100 ? 1 : 100, ORDER_ROWS, 3);
         for (int64_t row = 0; row < l.n_rows; row++) {
             int64_t first;
             const char* token = (const char*)dataloader_find_(&l, row, &first)->tokens + 2 * first;
-            PageRange pages = dataloader_pages_(&l, row, page);
+            PageRange ranges[2] = {{NULL, 0}, {NULL, 0}}, pages;
+            check(t, dataloader_pages_(&l, row, page, ranges) == 1, "row %lld: more ranges than one", (long long)row);
+            pages = ranges[0];
             check(t, pages.begin >= mapping && pages.begin + pages.n_bytes <= end, "row %lld: beyond the mapping", (long long)row);
             check(t, pages.begin <= token && token + 2 * l.T + 2 <= pages.begin + pages.n_bytes, "row %lld: not all of it", (long long)row);
             check(t, pages.n_bytes <= page * 2, "row %lld: %zu bytes", (long long)row, pages.n_bytes);
@@ -327,10 +330,11 @@ static void test_prefetch(Test* t) {
     Tokenizer bytes;
     TokenData d;
     DataLoader l;
+    PageRange none[2];
     tokenizer_bytes_init(&bytes);
     tokens_open(&d, text.s, &bytes);
-    dataloader_init(&l, &d, 2, 0, 0);
-    check(t, dataloader_pages_(&l, 0, page).n_bytes == 0, "text needs no pages");
+    dataloader_init(&l, &d, 2, ORDER_FILE, 0);
+    check(t, dataloader_pages_(&l, 0, page, none) == 0, "text needs no pages");
     dataloader_prefetch(&l, 0, 4);
     tokens_close(&d);
     tokenizer_free(&bytes);
@@ -381,12 +385,12 @@ static void test_checksum(Test* t) {
     d.token_bytes = 2;
     d.n_tokens = N;
     for (int i = 0; i < 7; i++) {
-        TokenShard shards[2] = {{"x", tokens, cuts[i], 0}, {"y", tokens + cuts[i], N - cuts[i], 0}};
+        TokenShard shards[2] = {{"x", tokens, cuts[i], 0, NULL}, {"y", tokens + cuts[i], N - cuts[i], 0, NULL}};
         d.shards = shards;
         d.n_shards = 2;
         check(t, tokens_checksum(&d) == want, "cut at %lld", (long long)cuts[i]);
     }
-    TokenShard letters = {"x", "foobar", 3, 0};  // by xxhash 0.8.1; runs keep such values, so every version must give it
+    TokenShard letters = {"x", "foobar", 3, 0, NULL};  // by xxhash 0.8.1; runs keep such values, so every version must give it
     d.shards = &letters;
     d.n_shards = 1;
     check(t, tokens_checksum(&d) == 0xd78fda63144c5c84u, "found %llx", (unsigned long long)tokens_checksum(&d));
@@ -395,6 +399,568 @@ static void test_checksum(Test* t) {
     tokens[N - 1] ^= 1;
     check(t, XXH3_64bits(tokens, N * sizeof(uint16_t)) != want, "the last bit does not matter");
     free(tokens);
+}
+
+// ---- orders of rows ----
+
+// the tokens of all shards of `folder` are their place in the data set: the input of a row tells which row it is
+static void counting_shards(const TempPath* folder, const int* n_tokens, int n_shards) {
+    int token = 0;
+    for (int s = 0; s < n_shards; s++) {
+        int32_t header[256] = {LLAMA3, 7, n_tokens[s]}, shard[256 + 1000];
+        char name[32];
+        memcpy(shard, header, sizeof header);
+        for (int i = 0; i < n_tokens[s]; i++) { shard[256 + i] = token++; }
+        snprintf(name, sizeof name, "s%02d.bin", s);
+        temp_file(folder, name, shard, 1024 + 4 * (size_t)n_tokens[s]);
+    }
+}
+
+// the first token of row `index`, with a look at all others
+static int row_start(Test* t, const DataLoader* l, int64_t index) {
+    int inputs[64], targets[64];
+    dataloader_row(l, index, inputs, targets);
+    for (int i = 0; i < l->T; i++) {
+        check(t, inputs[i] == inputs[0] + i && targets[i] == inputs[i] + 1, "row %lld: position %d", (long long)index, i);
+    }
+    return inputs[0];
+}
+
+static void test_shuffled_shards(Test* t) {
+    enum { T = 4, N = 6 };
+    const int n_tokens[N] = {13, 5, 2, 30, 9, 21}, n_rows[N] = {3, 1, 0, 7, 2, 5};
+    int begin[N] = {0}, n_same = 0, orders[20][N];
+    TempPath folder = temp_folder();
+    TokenData d;
+    DataLoader l;
+    counting_shards(&folder, n_tokens, N);
+    for (int s = 1; s < N; s++) { begin[s] = begin[s - 1] + n_tokens[s - 1]; }
+    tokens_open(&d, folder.s, NULL);
+    dataloader_init(&l, &d, T, ORDER_SHARDS, 11);
+    check(t, l.n_rows == 18, "%lld rows", (long long)l.n_rows);
+    for (int epoch = 0; epoch < 20; epoch++) {
+        int64_t index = (int64_t)epoch * l.n_rows;
+        for (int place = 0; place < N; place++) {
+            int s = (int)permute_index(11, (uint64_t)epoch, place, N);
+            orders[epoch][place] = s;
+            for (int r = 0; r < n_rows[s]; r++, index++) {
+                int start = row_start(t, &l, index);
+                check(t, start == begin[s] + r * T, "epoch %d, index %lld: found token %d, expected row %d of shard %d", epoch,
+                      (long long)index, start, r, s);
+            }
+        }
+        n_same += epoch > 0 && memcmp(orders[epoch], orders[epoch - 1], sizeof orders[0]) == 0;
+    }
+    check(t, n_same <= 1, "%d of 19 epochs have the order of the one before", n_same);
+    tokens_close(&d);
+    temp_remove(&folder);
+}
+
+// stride T+1: each row has T+1 tokens of its own
+static void test_separate_rows(Test* t) {
+    TempPath folder = temp_folder();
+    TokenData d;
+    for (int T = 1; T <= 5; T++) {
+        for (int n = T + 1; n <= 5 * (T + 1); n++) {
+            DataLoader l;
+            counting_shards(&folder, &n, 1);
+            tokens_open(&d, folder.s, NULL);
+            dataloader_init_rows(&l, &d, T, T + 1, ORDER_FILE, 1, 0);
+            check(t, l.n_rows == n / (T + 1), "%d tokens, T %d: %lld rows", n, T, (long long)l.n_rows);
+            for (int64_t r = 0; r < l.n_rows; r++) {
+                int start = row_start(t, &l, r);
+                check(t, start == r * (T + 1), "T %d: row %lld begins with token %d", T, (long long)r, start);
+            }
+            tokens_close(&d);
+        }
+    }
+    temp_remove(&folder);
+}
+
+// each stream is contiguous, and together they are the rows from the first on, each once in an epoch
+static void test_streams(Test* t) {
+    enum { T = 3, N = 2 };
+    const int n_tokens[N] = {3 * 20 + 1, 3 * 13 + 1};
+    TempPath folder = temp_folder();
+    TokenData d;
+    counting_shards(&folder, n_tokens, N);
+    tokens_open(&d, folder.s, NULL);
+    for (int S = 1; S <= 33; S += S < 7 ? 1 : 13) {
+        DataLoader l;
+        const int W = 33 / S;
+        dataloader_init_rows(&l, &d, T, T, ORDER_STREAMS, S, 77);
+        check(t, l.n_rows == W * S, "%d streams: %lld rows", S, (long long)l.n_rows);
+        for (int64_t index = 0; index < 2 * l.n_rows; index++) {
+            const int64_t i = index % l.n_rows, stream = i % S, window = i / S, row = stream * W + window;
+            const int64_t expected = row * T + (row >= 20);  // the last token of shard 0 begins no row
+            int start = row_start(t, &l, index);
+            check(t, start == expected, "%d streams: index %lld begins with %d, expected %lld", S, (long long)index, start, (long long)expected);
+            check(t, dataloader_stream_begins(&l, index) == (window == 0), "%d streams: does %lld begin one?", S, (long long)index);
+        }
+    }
+    DataLoader l;
+    dataloader_init(&l, &d, T, ORDER_FILE, 0);
+    for (int64_t index = 0; index < 40; index++) { check(t, dataloader_stream_begins(&l, index), "a row without streams begins"); }
+    tokens_close(&d);
+    temp_remove(&folder);
+}
+
+// ---- examples ----
+
+// a safetensors file: header, blanks that put the data at any address, inputs, targets; the caller frees
+static unsigned char* example_bytes(size_t* n_bytes, const char* header, int n_blanks, const int* inputs, const int* targets, size_t n) {
+    char text[1024];
+    uint64_t n_header = (uint64_t)snprintf(text, sizeof text, "%s%*s", header, n_blanks, "");
+    *n_bytes = 8 + (size_t)n_header + 8 * n;
+    unsigned char* bytes = (unsigned char*)malloc_check(*n_bytes, "examples of a test");
+    memcpy(bytes, &n_header, 8);
+    memcpy(bytes + 8, text, n_header);
+    memcpy(bytes + 8 + n_header, inputs, 4 * n);
+    memcpy(bytes + 8 + n_header + 4 * n, targets, 4 * n);
+    return bytes;
+}
+
+static TempPath example_file(const TempPath* folder, const char* name, int n, int T, int n_blanks, const int* inputs, const int* targets) {
+    char header[512];
+    size_t n_bytes, n_ids = (size_t)n * (size_t)T;
+    snprintf(header, sizeof header, "{\"inputs\":{\"dtype\":\"I32\",\"shape\":[%d,%d],\"data_offsets\":[0,%zu]},\"targets\":{\"dtype\":\"I32\","
+             "\"shape\":[%d,%d],\"data_offsets\":[%zu,%zu]}}", n, T, 4 * n_ids, n, T, 4 * n_ids, 8 * n_ids);
+    unsigned char* bytes = example_bytes(&n_bytes, header, n_blanks, inputs, targets, n_ids);
+    TempPath path = temp_file(folder, name, bytes, n_bytes);
+    free(bytes);
+    return path;
+}
+
+enum { EXAMPLES = 20, EXAMPLE_T = 6 };
+
+// some targets count: those that are a multiple of 3
+static void make_examples(int inputs[EXAMPLES][EXAMPLE_T], int targets[EXAMPLES][EXAMPLE_T], int s) {
+    for (int i = 0; i < EXAMPLES * EXAMPLE_T; i++) {
+        inputs[i / EXAMPLE_T][i % EXAMPLE_T] = (int)test_token(s, i, 100000);
+        targets[i / EXAMPLE_T][i % EXAMPLE_T] = i % 3 ? -1 - 99 * (i % 2) : (int)test_token(s, i, 10);
+    }
+    inputs[EXAMPLES - 1][EXAMPLE_T - 1] = 100000 + s;
+}
+
+static void test_examples(Test* t) {
+    static int in[2][EXAMPLES][EXAMPLE_T], out[2][EXAMPLES][EXAMPLE_T];
+    int inputs[EXAMPLE_T], targets[EXAMPLE_T];
+    for (int blanks = 0; blanks < 8; blanks++) {  // data at every address modulo 8
+        TempPath folder = temp_folder();
+        TokenData d;
+        DataLoader l;
+        for (int s = 0; s < 2; s++) {
+            make_examples(in[s], out[s], s);
+            example_file(&folder, s ? "b.safetensors" : "a.safetensors", EXAMPLES, EXAMPLE_T, blanks, in[s][0], out[s][0]);
+        }
+        tokens_open(&d, folder.s, NULL);
+        check(t, d.examples_T == EXAMPLE_T && d.n_shards == 2 && d.n_tokens == 2 * EXAMPLES * EXAMPLE_T, "%lld positions", (long long)d.n_tokens);
+        check(t, d.vocab_size_needed == 100002 && d.classes_needed == 10, "%d tokens, %d classes", d.vocab_size_needed, d.classes_needed);
+        dataloader_init(&l, &d, EXAMPLE_T, blanks % 2 ? ORDER_ROWS : ORDER_FILE, 3);
+        check(t, l.n_rows == 2 * EXAMPLES, "%lld rows", (long long)l.n_rows);
+        int64_t n_counted = 0;
+        for (int64_t index = 0; index < 4 * EXAMPLES; index++) {
+            int64_t row = index % l.n_rows;
+            if (l.order == ORDER_ROWS) { row = permute_index(3, (uint64_t)(index / l.n_rows), row, l.n_rows); }
+            int s = row >= EXAMPLES, r = (int)(row % EXAMPLES);
+            dataloader_row(&l, index, inputs, targets);
+            check(t, memcmp(inputs, in[s][r], sizeof inputs) == 0 && memcmp(targets, out[s][r], sizeof targets) == 0, "row %lld", (long long)index);
+            for (int i = 0; i < EXAMPLE_T; i++) { n_counted += targets[i] >= 0; }
+            check(t, dataloader_counted(&l, 0, index + 1) == n_counted, "rows 0..%lld: %lld counted", (long long)index, (long long)n_counted);
+        }
+        check(t, dataloader_counted(&l, 5, 0) == 0, "no rows count nothing");
+        dataloader_prefetch(&l, 0, 2 * EXAMPLES);
+        tokens_close(&d);
+        temp_remove(&folder);
+    }
+}
+
+// a split is by whole examples; the checksum knows inputs and targets, not where files are cut
+static void test_example_split(Test* t) {
+    static int in[EXAMPLES][EXAMPLE_T], out[EXAMPLES][EXAMPLE_T];
+    TempPath folder = temp_folder();
+    make_examples(in, out, 0);
+    TempPath whole = example_file(&folder, "whole", EXAMPLES, EXAMPLE_T, 0, in[0], out[0]);  // told by its content
+    example_file(&folder, "parts/a", 7, EXAMPLE_T, 0, in[0], out[0]);
+    example_file(&folder, "parts/b", EXAMPLES - 7, EXAMPLE_T, 0, in[7], out[7]);
+    TempPath parts = temp_path(&folder, "parts/*");
+    TokenData d, val;
+    DataLoader l;
+    int inputs[EXAMPLE_T], targets[EXAMPLE_T];
+    tokens_open(&d, whole.s, NULL);
+    uint64_t checksum = tokens_checksum(&d);
+    tokens_close(&d);
+    tokens_open(&d, parts.s, NULL);
+    check(t, tokens_checksum(&d) == checksum, "the checksum depends on how examples are cut into files");
+    tokens_split(&d, &val, 0.73f);  // 14.6 of 20
+    check(t, d.n_tokens == 6 * EXAMPLE_T && val.n_tokens == 14 * EXAMPLE_T, "%lld and %lld", (long long)d.n_tokens, (long long)val.n_tokens);
+    check(t, val.examples_T == EXAMPLE_T && val.classes_needed == d.classes_needed, "the part is no examples");
+    dataloader_init(&l, &val, EXAMPLE_T, ORDER_FILE, 0);
+    for (int r = 0; r < 14; r++) {
+        dataloader_row(&l, r, inputs, targets);
+        check(t, memcmp(inputs, in[6 + r], sizeof inputs) == 0 && memcmp(targets, out[6 + r], sizeof targets) == 0, "row %d", r);
+    }
+    tokens_close(&val);
+    tokens_close(&d);
+    out[19][0] ^= 1;
+    whole = example_file(&folder, "whole", EXAMPLES, EXAMPLE_T, 0, in[0], out[0]);
+    tokens_open(&d, whole.s, NULL);
+    check(t, tokens_checksum(&d) != checksum, "a target does not count in the checksum");
+    tokens_close(&d);
+    temp_remove(&folder);
+}
+
+static const struct {
+    const char* header;
+    int input, target;  // what stands at [1, 1] of (2, 2)
+    const char* expected;
+} broken_examples[] = {
+    {"{\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]},\"targets\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[16,32]}}",
+     5, 6, NULL},
+    {NULL, -1, 6, "inputs[1, 1]: expected an id 0..2147483646, found -1"},
+    {NULL, INT_MAX, 6, "inputs[1, 1]: expected an id 0..2147483646, found 2147483647"},
+    {NULL, 5, INT_MAX, "targets[1, 1]: expected an id up to 2147483646, found 2147483647"},
+    {NULL, 5, INT_MIN, "all targets are negative: there is nothing to learn"},
+    {"{\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]},\"target\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[16,32]}}",
+     5, 6, "tensors \"inputs\" and \"targets\", I32 of shape (n, T), found no \"targets\" (a model goes to --from)"},
+    {"{\"input\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]},\"targets\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[16,32]}}",
+     5, 6, "found no \"inputs\""},
+    {"{\"inputs\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[0,16]},\"targets\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[16,32]}}",
+     5, 6, "tensor \"inputs\": expected I32 of shape (n, T), found F32 of 2 dimensions"},
+    {"{\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]},\"targets\":{\"dtype\":\"I32\",\"shape\":[4],\"data_offsets\":[16,32]}}",
+     5, 6, "tensor \"targets\": expected I32 of shape (n, T), found I32 of 1 dimension"},
+    {"{\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]},\"targets\":{\"dtype\":\"I32\",\"shape\":[4,1],\"data_offsets\":[16,32]}}",
+     5, 6, "expected targets of the shape of inputs, (2, 2), found (4, 1)"},
+    {"{\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,0],\"data_offsets\":[0,0]},\"targets\":{\"dtype\":\"I32\",\"shape\":[2,4],\"data_offsets\":[0,32]}}",
+     5, 6, "tensor \"inputs\": expected 1 row or more of 1..16777216 positions, found (2, 0)"},
+    {"{\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]},\"targets\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[16,36]}}",
+     5, 6, "the file holds 32 bytes of data: it is cut short"},
+};
+
+static void test_broken_examples(Test* t) {
+    const char* header = NULL;
+    size_t n_bytes;
+    for (size_t i = 0; i < sizeof broken_examples / sizeof broken_examples[0]; i++) {
+        int inputs[4] = {0, 1, 2, broken_examples[i].input}, targets[4] = {-1, -1, -100, broken_examples[i].target};
+        ErrorText error = {""};
+        Examples e;
+        header = broken_examples[i].header ? broken_examples[i].header : header;
+        unsigned char* bytes = example_bytes(&n_bytes, header, 0, inputs, targets, 4);
+        int accepted = examples_parse(&e, bytes, n_bytes, &error);
+        const char* expected = broken_examples[i].expected;
+        check(t, expected ? !accepted && strstr(error.text, expected) != NULL : accepted && e.n == 2 && e.T == 2 && e.n_counted == 1,
+              "case %zu: expected \"%s\", found \"%s\"", i, expected ? expected : "no error", error.text);
+        for (size_t n = 0; i == 0 && n < n_bytes; n++) {
+            unsigned char* cut = heap_copy(bytes, n);
+            check(t, !examples_parse(&e, cut, n, &error) && error.text[0], "accepted, cut to %zu bytes", n);
+            free(cut);
+        }
+        free(bytes);
+    }
+}
+
+static void check_classes_of(void* path) {
+    TokenData d;
+    tokens_open(&d, (const char*)path, NULL);
+    tokens_check_classes(&d, 7, "the model");
+    tokens_check_classes(&d, 6, "the model");
+}
+
+static void split_all_examples(void* path) {
+    TokenData d, val;
+    DataLoader l;
+    tokens_open(&d, (const char*)path, NULL);
+    tokens_split(&d, &val, 0.1f);
+    dataloader_init(&l, &val, 2, ORDER_FILE, 0);
+}
+
+static void open_path(void* path) {
+    TokenData d;
+    tokens_open(&d, (const char*)path, NULL);
+}
+
+// the target of the last example changes on disk
+static void change_example(void* path) {
+    TokenData d;
+    DataLoader l;
+    int inputs[2], targets[2];
+    const int large = 1000;
+    tokens_open(&d, (const char*)path, NULL);
+    dataloader_init(&l, &d, 2, ORDER_FILE, 0);
+    FILE* file = fopen((const char*)path, "r+b");
+    fseek(file, -4, SEEK_END);
+    fwrite(&large, sizeof large, 1, file);
+    fclose(file);
+    dataloader_row(&l, 1, inputs, targets);
+}
+
+static void test_example_stops(Test* t) {
+    const int inputs[4] = {0, 1, 2, 3}, targets[4] = {-1, 4, -1, 6};
+    TempPath folder = temp_folder(), path = example_file(&folder, "x.safetensors", 2, 2, 0, inputs, targets);
+    check_exit(t, "classes", check_classes_of, path.s, 2,
+               "x.safetensors: expected targets below 6, the classes of the model, found 6 at position 1 of example 1");
+    check_exit(t, "split", split_all_examples, path.s, 2, "the part of --val-fraction: no examples are left for it");
+    check_exit(t, "changed", change_example, path.s, 1, "x.safetensors: changed while in use: target 1000 after a check that found ids below 7");
+    example_file(&folder, "mixed/a.safetensors", 2, 2, 0, inputs, targets);
+    example_file(&folder, "mixed/b.safetensors", 4, 1, 0, inputs, targets);
+    check_exit(t, "two lengths", open_path, temp_path(&folder, "mixed").s, 2, "b.safetensors: expected rows of 2 positions as in");
+    shard_file(&folder, "mixed/c.bin", 0, GPT2, 20, 50000);
+    check_exit(t, "two kinds", open_path, temp_path(&folder, "mixed/[ac]*").s, 2,
+               "c.bin: expected examples like the files before, found a token shard: give shards or examples, not both");
+    temp_file(&folder, "page.safetensors", "<!doctype html>", 15);
+    check_exit(t, "a page", open_path, temp_path(&folder, "page.safetensors").s, 2, "expected safetensors, found an HTML page");
+    temp_remove(&folder);
+}
+
+// ---- numbers ----
+
+static void check_numbers(Test* t, const char* path, const char* extension, const int64_t* want, int n, int n_shards, int token_bytes) {
+    TokenData d;
+    int64_t at = 0;
+    tokens_open_numbers(&d, path, extension);
+    check(t, d.n_tokens == n && d.n_shards == n_shards && d.token_bytes == token_bytes, "%s: %lld tokens of %d bytes in %d shards", path,
+          (long long)d.n_tokens, d.token_bytes, d.n_shards);
+    int64_t largest = 0;
+    for (int s = 0; s < d.n_shards; s++) {
+        for (int64_t i = 0; i < d.shards[s].n_tokens && at < n; i++, at++) {
+            check(t, token_at_(d.shards[s].tokens, d.token_bytes, i) == want[at], "%s: token %lld", path, (long long)at);
+            largest = want[at] > largest ? want[at] : largest;
+        }
+    }
+    check(t, at == n && d.vocab_size_needed == largest + 1, "%s: vocabulary of %d", path, d.vocab_size_needed);
+    check(t, d.text == NULL, "%s: numbers are no text", path);
+    tokens_close(&d);
+}
+
+static void test_numbers(Test* t) {
+    TempPath folder = temp_folder();
+    const int64_t few[] = {12, 0, 7, 65535}, wide[] = {65536, 0, 1}, most[] = {2147483646, 7}, both[] = {5, 6, 12, 0, 7, 65535};
+    const char a[] = "\n12 0\t007\r\n65535", b[] = "65536 0\v1\f", c[] = "  2147483646\n\n00000000000000000000007 ";
+    TempPath file = temp_file(&folder, "b.txt", a, sizeof a - 1);
+    check_numbers(t, file.s, NULL, few, 4, 1, 2);
+    check_numbers(t, temp_file(&folder, "wide.ids", b, sizeof b - 1).s, NULL, wide, 3, 1, 4);
+    check_numbers(t, temp_file(&folder, "most.ids2", c, sizeof c - 1).s, NULL, most, 2, 1, 4);
+    temp_file(&folder, "a-b.txt", "5 6", 3);
+    temp_file(&folder, ".txt", "no", 2);
+    temp_file(&folder, "a.txt.bak", "no", 2);
+    temp_file(&folder, "atxt", "no", 2);
+    temp_file(&folder, "sub/c.txt", "no", 2);
+    check_numbers(t, folder.s, "txt", both, 6, 2, 2);
+    check_numbers(t, temp_path(&folder, "").s, "txt", both, 6, 2, 2);
+    TempPath shards = temp_folder();
+    int64_t tokens[50];
+    for (int i = 0; i < 50; i++) { tokens[i] = test_token(i / 20, i % 20, 100); }
+    tokens[10] = 99;
+    TempPath first = shard_file(&shards, "a.txt", 0, GPT2, 20, 100);
+    shard_file(&shards, "b.txt", 1, GPT2, 20, 100);
+    shard_file(&shards, "c.txt", 2, GPT2, 10, 100);
+    tokens[10] = test_token(0, 10, 100);
+    check_numbers(t, shards.s, "txt", tokens, 50, 3, 2);
+    check_numbers(t, first.s, NULL, tokens, 20, 1, 2);
+    temp_remove(&shards);
+    temp_remove(&folder);
+}
+
+// longer than the first room for numbers, every width of digits
+static void test_long_numbers(Test* t) {
+    enum { N = 300000 };
+    char* text = (char*)malloc_check(N * 7, "numbers");
+    Numbers list;
+    ErrorText error = {""};
+    size_t n_bytes = 0, n_wrong = 0;
+    int token_bytes;
+    memset(&list, 0, sizeof list);
+    for (int i = 0; i < N; i++) { n_bytes += (size_t)sprintf(text + n_bytes, "%u ", test_token(1, i, 65536) >> i % 16); }
+    unsigned char* exact = heap_copy(text, n_bytes - 1);
+    check(t, numbers_parse(&list, exact, n_bytes - 1, &error) && list.n == N, "%lld numbers: %s", (long long)list.n, error.text);
+    uint16_t* tokens = (uint16_t*)numbers_take(&list, &token_bytes);
+    for (int i = 0; i < N; i++) { n_wrong += tokens[i] != test_token(1, i, 65536) >> i % 16; }
+    check(t, token_bytes == 2 && n_wrong == 0, "%zu are wrong", n_wrong);
+    free(tokens);
+    free(exact);
+    free(text);
+}
+
+static void open_number_file(void* path) {
+    TokenData d;
+    tokens_open_numbers(&d, (const char*)path, NULL);
+}
+
+static void open_number_folder(void* path) {
+    TokenData d;
+    tokens_open_numbers(&d, (const char*)path, "txt");
+}
+
+static void test_number_stops(Test* t) {
+    const struct { const char *text, *expected; } cases[] = {
+        {"", "x.txt: expected token ids in decimal, found an empty file"},
+        {" \n\t", "x.txt: expected token ids in decimal, found an empty file"},
+        {"1 2\n3 four 5", "x.txt:2: expected token ids in decimal with blanks between, found \"four\" (text goes to --train)"},
+        {"1,2", "x.txt:1: expected token ids in decimal with blanks between, found \"1,2\""},
+        {"1\n\n-5", "x.txt:3: expected token ids of 0 or more, found -5"},
+        {"-", "found \"-\""}, {"1.5", "found \"1.5\""}, {"+1", "found \"+1\""}, {"0x10", "found \"0x10\""}, {"7a", "found \"7a\""},
+        {"2147483647", "x.txt:1: expected token ids below 2147483647, found 2147483647"},
+        {"1 99999999999999999999999", "x.txt:1: expected token ids below 2147483647, found 99999999999999999999999"},
+        {"99999999999999999999999999999999999999999999999", "found 9999999999999999999999999999999999999999..."},
+        {"2147483647x", "found \"2147483647x\""},
+        {"<!doctype html>", "x.txt:1: expected token ids in decimal, found an HTML page"},
+    };
+    TempPath folder = temp_folder();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        TempPath path = temp_file(&folder, "x.txt", cases[i].text, strlen(cases[i].text));
+        check_exit(t, cases[i].text, open_number_file, path.s, 2, cases[i].expected);
+        check_exit(t, cases[i].text, open_number_folder, folder.s, 2, cases[i].expected);
+    }
+    check_exit(t, "a folder", open_number_file, folder.s, 2, "expected a file, found a folder");
+    check_exit(t, "no folder", open_number_folder, temp_path(&folder, "x.txt").s, 2, "x.txt: cannot be listed: Not a directory");
+    temp_file(&folder, "x.txt", "1", 1);
+    shard_file(&folder, "y.txt", 0, GPT2, 20, 50000);
+    check_exit(t, "mixed", open_number_folder, folder.s, 2, "y.txt: expected text like the files before, found a token shard");
+    temp_file(&folder, "empty/x.ids", "1", 1);
+    check_exit(t, "no files", open_number_folder, temp_path(&folder, "empty").s, 2, "empty: expected files that end in .txt, found none");
+    temp_remove(&folder);
+}
+
+// ---- what names the data ----
+
+typedef struct {
+    const char* words[12];
+    char folder[512];
+    int T;
+    RunData data;
+    RunOptions o;
+    RunDataOptions x;
+    Option table[MAX_OPTIONS];
+} MoreRun;
+
+// options as typed, with % for the folder, up to the rows of an epoch
+static void run_more(void* arg) {
+    MoreRun* r = (MoreRun*)arg;
+    static char typed[12][1024];
+    char* argv[13] = {(char*)"test"};
+    int argc = 1;
+    Tokenizer bytes;
+    for (int i = 0; i < 12 && r->words[i]; i++) {
+        const char *word = r->words[i], *at = strchr(word, '%');
+        if (at) { snprintf(typed[i], sizeof typed[i], "%.*s%s%s", (int)(at - word), word, r->folder, at + 1); }
+        else { snprintf(typed[i], sizeof typed[i], "%s", word); }
+        argv[argc++] = typed[i];
+    }
+    int n = run_options(r->table, &r->o, "");
+    n += data_options(r->table + n, &r->x);
+    options_parse(r->table, n, argc, argv, "");
+    tokenizer_bytes_init(&bytes);
+    memset(&r->data, 0, sizeof r->data);
+    data_open_more(&r->data, &r->o, &r->x, r->table, n, &bytes);
+    r->T = data_seq_len(&r->data, &r->o, r->table, n, 4);
+    data_check_documents(&r->data, &r->o, data_separator(&r->data, &r->o, bytes.eot));
+    data_plan(&r->data, &r->o, r->T, 257, 257, 1);
+    tokenizer_free(&bytes);
+    options_free(r->table, n);
+}
+
+// a.txt: 0 .. 99; dir/a.txt, dir/b.txt: 0 .. 29 and 30 .. 79; x.safetensors: 5 examples of 6; text
+static TempPath more_folder(void) {
+    TempPath folder = temp_folder();
+    static int in[EXAMPLES][EXAMPLE_T], out[EXAMPLES][EXAMPLE_T];
+    char text[4096];
+    int n = 0, begin = 0, length_a = 0;
+    for (int i = 0; i < 100; i++) {
+        n += sprintf(text + n, "%d\n", i);
+        if (i == 29) { length_a = n; }
+        if (i == 79) { begin = n; }
+    }
+    temp_file(&folder, "a.txt", text, (size_t)n);
+    temp_file(&folder, "dir/a.txt", text, (size_t)length_a);
+    temp_file(&folder, "dir/b.txt", text + length_a, (size_t)(begin - length_a));
+    for (int i = 0; i < 5 * EXAMPLE_T; i++) { in[i / EXAMPLE_T][i % EXAMPLE_T] = i, out[i / EXAMPLE_T][i % EXAMPLE_T] = i % 5; }
+    example_file(&folder, "x.safetensors", 5, EXAMPLE_T, 0, in[0], out[0]);
+    example_file(&folder, "y.safetensors", 6, EXAMPLE_T - 1, 0, in[0], out[0]);
+    temp_file(&folder, "text", "some text\n", 10);
+    return folder;
+}
+
+static void test_sources(Test* t) {
+    const struct { const char* words[12]; int64_t n_train, n_val, n_rows; int T, stride; RowOrder order; } cases[] = {
+        {{"--token-file=%/a.txt"}, 100, 0, 24, 4, 4, ORDER_ROWS},
+        {{"--token-file=%/a.txt", "--shuffle", "0"}, 100, 0, 24, 4, 4, ORDER_FILE},
+        {{"--token-file=%/a.txt", "--packed-sequences", "0"}, 100, 0, 20, 4, 5, ORDER_ROWS},
+        {{"--token-dir=%/dir", "--shuffle-shards", "1"}, 80, 0, 7 + 12, 4, 4, ORDER_SHARDS},
+        {{"--token-dir=%/dir", "--shard-ext", ".txt", "--seq-len", "7"}, 80, 0, 4 + 7, 7, 7, ORDER_ROWS},
+        {{"--token-file=%/a.txt", "--val-token-dir=%/dir"}, 100, 80, 24, 4, 4, ORDER_ROWS},
+        {{"--token-file=%/a.txt", "--val-fraction=0.2"}, 80, 20, 19, 4, 4, ORDER_ROWS},
+        {{"--token-file=%/a.txt", "--val=%/text"}, 100, 11, 24, 4, 4, ORDER_ROWS},
+        {{"--token-file=%/a.txt", "--carry-state", "1", "--batch-size", "5"}, 100, 0, 20, 4, 4, ORDER_STREAMS},
+        {{"--token-file=%/a.txt", "--doc-sep", "99"}, 100, 0, 24, 4, 4, ORDER_ROWS},
+        {{"--train=%/x.safetensors"}, 30, 0, 5, 6, 6, ORDER_ROWS},
+        {{"--train=%/x.safetensors", "--seq-len=6", "--val-fraction=0.4"}, 18, 12, 3, 6, 6, ORDER_ROWS},
+        {{"--train=%/text", "--shuffle=0"}, 11, 0, 2, 4, 4, ORDER_FILE},
+    };
+    TempPath folder = more_folder();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        static MoreRun r;
+        memset(&r, 0, sizeof r);
+        memcpy(r.words, cases[i].words, sizeof r.words);
+        memcpy(r.folder, folder.s, sizeof r.folder);
+        run_more(&r);
+        const DataLoader* l = &r.data.train_rows;
+        check(t, r.data.train.n_tokens == cases[i].n_train && r.data.val.n_tokens == cases[i].n_val, "case %zu: %lld and %lld tokens", i,
+              (long long)r.data.train.n_tokens, (long long)r.data.val.n_tokens);
+        check(t, l->n_rows == cases[i].n_rows && l->T == cases[i].T && l->stride == cases[i].stride && l->order == cases[i].order,
+              "case %zu: %lld rows of %d, stride %d, order %d", i, (long long)l->n_rows, l->T, l->stride, (int)l->order);
+        data_close(&r.data);
+    }
+    temp_remove(&folder);
+}
+
+static void test_source_conflicts(Test* t) {
+    const struct { const char *words[12], *expected; } cases[] = {
+        {{"--token-file=%/a.txt", "--train=%/text"}, "--token-file: expected one source of data, found --train too: give one of them"},
+        {{"--token-dir=%/dir", "--token-file=%/a.txt"}, "--token-dir: expected one source of data, found --token-file too"},
+        {{"--train=%/text", "--val=%/text", "--val-token-dir=%/dir"}, "--val-token-dir: expected one source of data, found --val too"},
+        {{"--token-file=%/a.txt", "--carry-state", "1", "--shuffle", "1"}, "--carry-state: needs rows in file order, found --shuffle"},
+        {{"--token-file=%/a.txt", "--carry-state", "1", "--shuffle-shards"}, "--carry-state: needs rows in file order, found --shuffle-shards"},
+        {{"--token-file=%/a.txt", "--carry-state", "1", "--packed-sequences=0"}, "--carry-state: needs rows that go on where the one before ended"},
+        {{"--token-file=%/a.txt", "--shuffle-shards", "1", "--shuffle", "1"}, "--shuffle-shards: expected one order, found --shuffle too"},
+        {{"--train=%/x.safetensors", "--carry-state"}, "--carry-state: is for tokens, found examples in"},
+        {{"--train=%/x.safetensors", "--packed-sequences=0"}, "--packed-sequences: is for tokens, found examples in"},
+        {{"--train=%/x.safetensors", "--seq-len=5"}, "--seq-len: expected the 6 positions of the examples in"},
+        {{"--train=%/x.safetensors", "--val=%/text"}, "text: expected examples as in"},
+        {{"--train=%/text", "--val=%/x.safetensors"}, "x.safetensors: expected tokens as in"},
+        {{"--train=%/x.safetensors", "--val=%/y.safetensors"}, "y.safetensors: expected examples of 6 positions as in"},
+        {{"--token-dir=%/dir", "--shard-ext=a.b"}, "--shard-ext: expected the end of a name, such as txt, found \"a.b\""},
+        {{"--token-dir=%/dir", "--shard-ext="}, "--shard-ext: expected the end of a name"},
+        {{"--token-file=%/a.txt", "--doc-sep=100"}, "--doc-sep: expected documents that begin with token 100, found none in"},
+        {{"--token-file=%/a.txt", "--carry-state", "--batch-size=25"}, "a.txt: too short: 25 streams side by side need 25 rows of --seq-len 4, found 24"},
+    };
+    TempPath folder = more_folder();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        static MoreRun r;
+        memset(&r, 0, sizeof r);
+        memcpy(r.words, cases[i].words, sizeof r.words);
+        memcpy(r.folder, folder.s, sizeof r.folder);
+        check_exit(t, cases[i].expected, run_more, &r, 2, cases[i].expected);
+    }
+    temp_remove(&folder);
+}
+
+// restored from a checkpoint, a source gives way to one that is typed
+static void test_source_of_resume(Test* t) {
+    static MoreRun r;
+    const char* const names[N_SOURCES] = {"train", "token-file", "token-dir"};
+    char* typed[2] = {(char*)"test", (char*)"--token-dir=new"};
+    json_t* settings = json_pack("{s:s}", "train", "old");
+    for (int is_typed = 0; is_typed < 2; is_typed++) {
+        int n = run_options(r.table, &r.o, "");
+        n += data_options(r.table + n, &r.x);
+        options_parse(r.table, n, 1 + is_typed, typed, "");
+        options_from_json(r.table, n, settings);
+        const char* const values[N_SOURCES] = {r.o.train, r.x.token_file, r.x.token_dir};
+        int source = data_source_(r.table, n, names, values);
+        check(t, source == (is_typed ? 2 : 0), "found source %d", source);
+        options_free(r.table, n);
+    }
+    json_decref(settings);
 }
 
 // ---- shards that are not right ----
@@ -597,7 +1163,7 @@ static void test_large_vocabulary(Test* t) {
         check(t, d.token_bytes == (i == 0 ? 2 : 4), "%d tokens: %d bytes each", sizes[i], d.token_bytes);
         check(t, d.vocab_size_needed == sizes[i], "%d tokens: %d needed", sizes[i], d.vocab_size_needed);
         check(t, tokens_memory(&d) == 4.0 * d.token_bytes, "%g bytes", tokens_memory(&d));
-        dataloader_init(&l, &d, 3, 0, 0);
+        dataloader_init(&l, &d, 3, ORDER_FILE, 0);
         dataloader_row(&l, 0, inputs, targets);
         check(t, inputs[0] == k.eot && inputs[1] == k.n_tokens - 300 + 'a' && targets[2] == k.n_tokens - 300 + 'c',
               "%d tokens: found %d %d .. %d", sizes[i], inputs[0], inputs[1], targets[2]);
@@ -697,7 +1263,7 @@ static void run_loader(void* arg) {
     tokenizer_bytes_init(&bytes);
     tokens_open(&d, run->path, &bytes);
     if (run->T == 0) { return; }
-    dataloader_init(&l, &d, run->T, 1, 1);
+    dataloader_init(&l, &d, run->T, ORDER_ROWS, 1);
     if (run->changed) {
         FILE* file = fopen(run->path, "r+b");
         fseek(file, 1024, SEEK_SET);
@@ -953,6 +1519,19 @@ int main(int argc, char** argv) {
         {"checksum", "is XXH3 of the tokens, wherever shards are cut", test_checksum},
         {"order", "resumes at any index, and is the same for any number of ranks", test_ranks},
         {"far rows", "beyond 2^31 tokens and 2^34 bytes are the right ones", test_far_rows},
+        {"shuffled shards", "come in another order in each epoch, their rows as they lie", test_shuffled_shards},
+        {"separate rows", "share no token", test_separate_rows},
+        {"streams", "are contiguous parts of the rows, side by side", test_streams},
+        {"examples", "come as they are in their files, at any address and in any order", test_examples},
+        {"example split", "is by whole examples; inputs and targets make the checksum", test_example_split},
+        {"broken examples", "are refused, each with its own message", test_broken_examples},
+        {"example stops", "status and one line for examples that cannot be used", test_example_stops},
+        {"numbers", "are the ids that stand in a file or in a folder's files", test_numbers},
+        {"long numbers", "of every width keep their value", test_long_numbers},
+        {"number stops", "file, line and what was found", test_number_stops},
+        {"sources", "give the tokens, rows and order that the options say", test_sources},
+        {"source conflicts", "end in one line", test_source_conflicts},
+        {"source of a resume", "is what is typed, else what the checkpoint knows", test_source_of_resume},
         {"prefetch", "asks for the pages of its rows, never beyond the mapping", test_prefetch},
         {"broken shards", "are refused, each with its own message", test_broken_shards},
         {"damaged shards", "are refused when cut anywhere or with another header", test_damaged_shards},

@@ -156,6 +156,34 @@ static void test_many(Test* t) {
     embedding_free(&e);
 }
 
+// without positions
+static void test_tokens(Test* t) {
+#ifdef __CUDACC__
+    skip(t, "in C only");
+#else
+    const int shapes[][3] = {{1, 1, 1}, {7, 33, 3}, {99, 65, 5}, {257, 129, 11}};  // N, C, V
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const int N = shapes[i][0], C = shapes[i][1], V = shapes[i][2];
+        Embedding e = embedding(1, N, C, V, 0);
+        size_t n_out = (size_t)N * (size_t)C, n_wte = (size_t)V * (size_t)C;
+        for (int j = 0; j < N_TEST_THREADS; j++) {
+            Device dev = test_device(test_threads(j));
+            float *got = filled_array(n_out, NAN), *want = filled_array(n_out, NAN), *dwte = copied_array(e.dwte, n_wte),
+                  *want_dwte = copied_array(e.dwte, n_wte);
+            token_embedding_forward(got, e.tokens, e.wte, N, C, &dev);
+            token_embedding_forward_ref(want, e.tokens, e.wte, N, C);
+            token_embedding_backward(dwte, e.dout, e.tokens, N, C, &dev);
+            token_embedding_backward_ref(want_dwte, e.dout, e.tokens, N, C);
+            check_bits(t, "tokens alone", got, want, n_out);
+            check_bits(t, "their gradient", dwte, want_dwte, n_wte);
+            free(got), free(want), free(dwte), free(want_dwte);
+            device_free(&dev);
+        }
+        embedding_free(&e);
+    }
+#endif
+}
+
 static void test_bf16(Test* t) {
     if (!FAST_KERNELS) {
         skip(t, "a fast build for GPUs stores bf16");
@@ -306,6 +334,7 @@ int main(int argc, char** argv) {
         {"embedding", "out, dwte and dwpe equal the plain loops at odd shapes, t0 0 and 9; both gradients are added to",
          test_shapes},
         {"embedding special", "the same with cancellation, subnormals, -0, Inf, NaN", test_special},
+        {"token embedding", "without positions: the plain loops' bits at odd shapes, 1 to 7 threads; added to", test_tokens},
         {"embedding many", "2505 positions and 70001 tokens, of which two fill every third place", test_many},
         {"embedding bf16", "out is the sum rounded to bf16, the gradients are float sums", test_bf16},
         {"embedding differences", "the gradients agree with finite differences at (3, 7, 5)", test_differences},

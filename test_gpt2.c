@@ -154,7 +154,7 @@ static void check_training(Test* t, Golden* g) {
         check_bits(t, "lr", &lr, &rates[step], 1);
         if (step == 0) { check_arena(t, g, "grad.", grads); }
         Optimizer o = {lr, golden_float(g, "beta1"), golden_float(g, "beta2"), golden_float(g, "eps"), golden_float(g, "weight_decay"),
-                       golden_float(g, "clip"), 0, NULL};
+                       golden_float(g, "clip"), 0, NULL, NULL};
         const Weights w = gpt2_weights(&g->model);
         shards_update(&g->model.shards, &w, grads, norm, &o, step + 1, &g->dev);
         if (step == 0) { check_arena(t, g, "step1.", g->model.params); }

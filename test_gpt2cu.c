@@ -136,7 +136,7 @@ static void golden_update(Golden* g, int step, const float* grads, float norm) {
     const int n_steps = golden_int(g, "steps");
     float lr = schedule_lr(schedule, step, n_steps, golden_int(g, "warmup"), (double)golden_float(g, "lr"), (double)golden_float(g, "final_lr"));
     Optimizer o = {lr, golden_float(g, "beta1"), golden_float(g, "beta2"), golden_float(g, "eps"), golden_float(g, "weight_decay"),
-                   golden_float(g, "clip"), 0, NULL};
+                   golden_float(g, "clip"), 0, NULL, NULL};
     const Weights w = gpt2_weights(&g->model);
     shards_update(&g->model.shards, &w, grads, norm, &o, step + 1, &g->dev);
 }

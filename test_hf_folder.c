@@ -392,6 +392,63 @@ static void test_refused_export(Test* t) {
     temp_remove(&folder);
 }
 
+// ---- a convolution's shape, more layers than the file has, tensors that may be missing ----
+
+static void load_other_shape(void* path) {
+    Tensor table[1] = {tensor("h.%d.conv.weight", 0, 2, 3, 5, INIT_ZEROS, 0.0f, DECAY, CONV)};
+    SafeSet set;
+    safeset_open(&set, (const char*)path);
+    tensors_load(&set, table, 1, "", filled_array(tensors_layout(table, 1), 0.0f));
+}
+
+static void test_layers(Test* t) {
+    const int old_layer[4] = {-1, 1, -1, 0}, back_layer[2] = {3, 1};
+    Tensor table[3] = {
+        tensor("h.%d.conv.weight", 0, 2, 3, 4, INIT_NORMAL, 1.0f, DECAY, CONV),
+        tensor("h.%d.proj.weight", 0, 2, 3, 4, INIT_NORMAL, 1.0f, DECAY, TRANSPOSED),
+        tensor("head.weight", 0, 0, 2, 4, INIT_NORMAL, 1.0f, DECAY, AS_IS),
+    }, other = tensor("proto.weight", 0, 0, 2, 4, INIT_NORMAL, 1.0f, DECAY, AS_IS);
+    TempPath folder = temp_folder(), path = temp_path(&folder, HF_WEIGHTS);
+    const size_t n = tensors_layout(table, 3);
+    SavedFiles files;
+    SafeSet set;
+    files.n = 0;
+    float *params = filled_array(n, 0.0f), *back = filled_array(n, 0.0f);
+    tensors_init(table, 3, params, 3);
+    tensors_save_folder(folder.s, table, 3, params, SIZE_MAX, &files);
+    safeset_open(&set, path.s);
+    const SafeTensor* conv = safeset_find(&set, "h.1.conv.weight");
+    check(t, conv && conv->n_dims == 3 && conv->shape[0] == 3 && conv->shape[1] == 1 && conv->shape[2] == 4, "a convolution is (3, 1, 4)");
+    check(t, conv && memcmp(conv->data, params + 12, 48) == 0, "its elements are those of (3, 4)");
+    check(t, tensor_is_in(&set, &table[1], "") && tensor_is_in(&set, &table[2], "") && !tensor_is_in(&set, &other, ""), "what the file has");
+    tensors_load(&set, table, 3, "", back);
+    check_bits(t, "the same layers", back, params, n);
+    for (int i = 0; i < 2; i++) { table[i].layers = 4; }
+    const size_t n_large = tensors_layout(table, 3);
+    float* large = filled_array(n_large, 7.0f);
+    tensors_load_layers(&set, table, 3, "", large, old_layer);
+    for (int i = 0; i < 2; i++) {
+        for (int l = 0; l < 4; l++) {
+            float* got = large + table[i].offset + 12 * l;
+            const float sevens[12] = {7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7};
+            check_bits(t, table[i].name, got, old_layer[l] < 0 ? sevens : params + 32 * i + 12 * old_layer[l], 12);
+        }
+    }
+    check_bits(t, "head", large + table[2].offset, params + 64, 8);
+    safeset_close(&set);
+    tensors_save_folder(folder.s, table, 3, large, SIZE_MAX, &files);  // and back, as if two layers were taken out
+    for (int i = 0; i < 2; i++) { table[i].layers = 2; }
+    tensors_layout(table, 3);
+    safeset_open(&set, path.s);
+    tensors_load_layers(&set, table, 3, "", back, back_layer);
+    check_bits(t, "there and back", back, params, n);
+    safeset_close(&set);
+    check_exit(t, "another shape", load_other_shape, path.s, 2,
+               "tensor \"h.0.conv.weight\": expected 3 dimensions (3, 1, 5), found 3 (3, 1, 4): another model than config.json says");
+    free(params), free(back), free(large);
+    temp_remove(&folder);
+}
+
 int main(int argc, char** argv) {
     Promise promises[] = {
         {"shards", "at any limit: the same bits come back, no shard is too large, the index is last", test_shards},
@@ -401,6 +458,7 @@ int main(int argc, char** argv) {
         {"false index", "each lie of an index is refused with its own message", test_false_index},
         {"cache", "the links of Hugging Face's cache are no lie", test_cache},
         {"left over", "unused tensors are named, constants are not, a second copy must be equal", test_left_over},
+        {"layers", "a convolution's shape; a model with more layers than the file takes each from where it was", test_layers},
         {"--from", "finds runs, folders, shards, single files and llm.c's .bin", test_from},
         {"other formats", "PyTorch, GGUF, adapters and pages are named with the way out", test_other_formats},
         {"export", "new, over an empty folder and over an earlier export; nothing is left behind", test_export},

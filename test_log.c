@@ -107,7 +107,7 @@ typedef struct {
 
 static void print_lines(void* arg) {
     const Printing* p = (const Printing*)arg;
-    Log log;
+    Log log = {0};
     StepRecord r = example;
     if (!freopen(p->path, "w", stdout)) { fail_run("%s: %s", p->path, strerror(errno)); }
     log_open(&log, NULL, -1, 1);
@@ -120,6 +120,10 @@ static void print_lines(void* arg) {
         r.loss = NAN;
         r.norm = INFINITY;
         log_step(&log, &r, 1);
+        r.skipped = 0;
+        r.norm = NAN;
+        log_step(&log, &r, 1);  // neither was computed
+        r.skipped = 1;
         r.step = r.n_steps;
         r.ms = 3.25;
         r.norm = 0.00123f;
@@ -144,6 +148,7 @@ static void test_lines(Test* t) {
     const char* expected =
         "step 120/2000 | loss 1.8234 | norm 0.91 | lr 3.0e-04 | 41 ms | 25.0k tok/s | 38% peak | eta 1m17s\n"
         "step 121/2000 | loss nan | norm inf | lr 3.0e-04 | 41 ms | 25.0k tok/s | eta 1m17s | skipped\n"
+        "step 121/2000 | loss - | norm - | lr 3.0e-04 | 41 ms | 25.0k tok/s | eta 1m17s\n"
         "step 2000/2000 | loss nan | norm 1.2e-03 | lr 3.0e-04 | 3.2 ms | 25.0k tok/s | eta 0s | skipped\n"
         "step 120 | val loss 1.9012 | 2.743 bits/byte | best\n"
         "step 130 | val loss 1.9500\n";
@@ -196,7 +201,7 @@ static uint64_t random_bits(uint64_t* state) {
 
 static void test_records(Test* t) {
     Run run = run_new();
-    Log log;
+    Log log = {0};
     char text[MAX_TEXT];
     uint64_t state = 1;
     log_open(&log, run.folder, -1, 1);
@@ -230,7 +235,7 @@ static void test_records(Test* t) {
 }
 
 static void validations_in_child(void* folder) {
-    Log log;
+    Log log = {0};
     if (!freopen("/dev/null", "w", stdout)) { fail_run("/dev/null: %s", strerror(errno)); }
     log_open(&log, (const char*)folder, -1, 1);
     log_validation(&log, 7, nine_digits, 1.0 / 3.0, 1);
@@ -253,9 +258,70 @@ static void test_validation_records(Test* t) {
     run_free(&run);
 }
 
+// ---- keys of the trainer's ----
+
+static json_t* own_schema(void) { return json_pack("{s:s, s:s, s:s}", "acc1", "share of targets found", "kind", "train or val", "count", "a number"); }
+
+static void log_with_extras(void* path) {
+    Log log = {0};
+    StepRecord r = example;
+    const char* run = (const char*)path;
+    char printed[128];
+    snprintf(printed, sizeof printed, "%s/metrics.jsonl.tmp", run);
+    log.extra_schema = own_schema();
+    log_open(&log, run, -1, 1);
+    if (!freopen(printed, "w", stdout)) { fail_run("%s: %s", printed, strerror(errno)); }
+    log_extra(&log, json_pack("{s:o, s:s}", "acc1", json_finite((double)nine_digits), "kind", "train"));
+    log_step(&log, &r, 1);
+    log_step(&log, &r, 0);  // nothing is left of the step before
+    log_extra(&log, json_pack("{s:o, s:i}", "acc1", json_finite((double)NAN), "count", 3));
+    log_validation(&log, 120, 1.5f, -1.0, 0);
+    log.json_lines = 1;
+    log_step(&log, &r, 0);
+    log_step(&log, &r, 1);
+    log_extra(&log, json_pack("{s:i}", "count", 4));
+    log_validation(&log, 121, 1.5f, -1.0, 1);
+    log_close(&log);
+}
+
+static void test_extras(Test* t) {
+    const char* want[] = {"\"time\"", ", \"acc1\": 1.017997351858894e36, \"kind\": \"train\", \"count\": null}",
+                          ", \"acc1\": null, \"kind\": null, \"count\": null}", ", \"acc1\": null, \"kind\": null, \"count\": 3}",
+                          ", \"acc1\": null, \"kind\": null, \"count\": null}", ", \"acc1\": null, \"kind\": null, \"count\": null}",
+                          ", \"acc1\": null, \"kind\": null, \"count\": 4}"};
+    Run run = run_new();
+    char text[MAX_TEXT], printed[MAX_TEXT];
+    check_exit(t, "extras", log_with_extras, run.folder, 0, "");
+    read_file(run.metrics, text);
+    read_file(run.temporary, printed);
+    json_t *schema = line_of(text, 0), *own = own_schema();
+    const char* key;
+    json_t* meaning;
+    check(t, json_object_size(json_object_get(schema, "schema")) == 16, "16 keys in %s", text);
+    json_object_foreach(own, key, meaning) {
+        check(t, json_equal(json_object_get(json_object_get(schema, "schema"), key), meaning), "the meaning of %s", key);
+    }
+    const char* line = text;
+    for (int i = 1; i < 7; i++) {
+        line = strchr(line, '\n') + 1;
+        const char *end = strchr(line, '\n'), *extras = strstr(line, want[i]);
+        json_t* record = line_of(text, i);
+        check(t, extras && extras + strlen(want[i]) == end, "line %d: expected %s at the end of %.*s", i + 1, want[i], (int)(end - line), line);
+        check(t, json_object_size(record) == 16, "line %d: 16 keys", i + 1);
+        json_decref(record);
+    }
+    const char* human = strstr(printed, "step 120 | val loss 1.5000\n");
+    const char* records = strstr(text, want[3]) + strlen(want[3]) + 1;  // what follows the validation, without the step that is not printed
+    check(t, human && !strncmp(printed, "step 120/2000 | loss", 20), "lines for people first: %s", printed);
+    check(t, human && !strcmp(human + 27, strchr(records, '\n') + 1), "then records: %s", printed);
+    json_decref(schema);
+    json_decref(own);
+    run_free(&run);
+}
+
 // steps 1..n, written by a run that did not stop in order
 static void write_steps(const Run* run, int resume_step, int first, int last) {
-    Log log;
+    Log log = {0};
     StepRecord r = example;
     log_open(&log, run->folder, resume_step, 1);
     for (r.step = first; r.step <= last; r.step++) { log_step(&log, &r, 0); }
@@ -310,12 +376,12 @@ static void warn_in_child(void* run) {
 }
 
 static void open_new_in_child(void* folder) {
-    Log log;
+    Log log = {0};
     log_open(&log, (const char*)folder, -1, 1);
 }
 
 static void write_full_in_child(void* run) {
-    Log log;
+    Log log = {0};
     log_open(&log, ((const Run*)run)->folder, -1, 1);
     fclose(log.metrics);
     log.metrics = fopen("/dev/full", "a");
@@ -418,6 +484,16 @@ static void test_schedule_values(Test* t) {
     }
 }
 
+// numbers of spec/mamba_hpn.md 13 C2, to the digits given there
+static void test_schedule_table(Test* t) {
+    const int steps[] = {0, 4, 9, 10, 32, 55, 99};
+    const double want[] = {1e-4, 5e-4, 1e-3, 1e-3, 8.7370291e-4, 5.5e-4, 1.0027413e-4};
+    for (int i = 0; i < 7; i++) {
+        const double found = (double)schedule_lr(SCHEDULE_COSINE, steps[i], 100, 10, 1e-3, 0.1);
+        check(t, fabs(found - want[i]) < 2e-7 * want[i], "step %d: found %.9g, expected %.8g", steps[i], found, want[i]);  // a float, of a float angle
+    }
+}
+
 static void test_schedule_shape(Test* t) {
     const char* names[] = {"constant", "linear", "cosine", "wsd"};
     const int N = 50, w = 7;
@@ -454,10 +530,12 @@ int main(int argc, char** argv) {
         {"lines", "step and validation lines as in the specification; eta from recent steps", test_lines},
         {"records", "one object per step, at once in the file, every number to the same bits", test_records},
         {"validation records", "the same keys, null where nothing was measured", test_validation_records},
+        {"extras", "the trainer's keys stand behind the others, null where a record has none; records are printed if wanted", test_extras},
         {"resume", "records after the checkpoint and broken lines are cut, all others kept", test_resume},
         {"errors", "full disk, no folder, a run already there: one line and the right status", test_errors},
         {"progress", "drawn on a terminal only, at most ten times a second, cleared at the end", test_progress},
         {"schedule values", "bits of the reference", test_schedule_values},
+        {"schedule table", "warm-up and cosine of the specification's other trainer", test_schedule_table},
         {"schedule shape", "warm-up is linear, then every schedule falls or stays", test_schedule_shape},
         {"schedule names", "all four are known and another one is refused", test_schedule_names},
     };

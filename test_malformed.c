@@ -257,7 +257,7 @@ static const struct { const char *bug, *inputs, *targets; size_t n_data; const c
 
 static void read_probe(void* path) {
     ProbeBatch batch;
-    probe_read(&batch, (const char*)path, 9, 1);
+    probe_read(&batch, (const char*)path, 9, 9, 1);
 }
 
 static void test_probe(Test* t) {

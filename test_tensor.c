@@ -1,7 +1,9 @@
 /*
-Promises of llmc/tensor.h, rng.h, leaf_tree.h and sampler.h: where tensors lie and what they start with, random streams
-that every machine repeats, gradients added along the stated tree, tokens drawn as the probabilities say.
+Promises of llmc/tensor.h, layers.h, rng.h, leaf_tree.h and sampler.h: where tensors lie and what they start with, which of
+their layers an option means, random streams that every machine repeats, gradients added along the stated tree, tokens drawn
+as the probabilities say.
 */
+#include "llmc/layers.h"
 #include "llmc/leaf_tree.h"
 #include "llmc/sampler.h"
 #include "llmc/tensor.h"
@@ -87,6 +89,20 @@ static void test_normal(Test* t) {
     check_normal(t, 20, 0.02f, 16, last_of_twenty, 4);
 }
 
+// bits of torch.empty(20).uniform_(-0.3, 0.3) after torch.manual_seed(42)
+static void test_uniform(Test* t) {
+    const uint32_t want[] = {
+        0x3e6addc2, 0x3e7efa7b, 0xbd8fefe0, 0x3e8d1944, 0xbd869e04, 0x3d77f5dd, 0xbe158fd7, 0x3e3469ca, 0x3e8767ae, 0xbe615ede,
+        0x3e858230, 0x3d65fb3a, 0x3e62f64c, 0x3d266ac7, 0x3e1420d1, 0xbd2d7eda, 0x3e6cd0ee, 0x3d35a0aa, 0xbe0f69c9, 0x3d9c9c0a,
+    };
+    float x[20], expected[20];
+    Mt19937 mt;
+    mt19937_init(&mt, 42);
+    uniform_fill(&mt, x, 20, -0.3f, 0.3f);
+    for (int i = 0; i < 20; i++) { expected[i] = float_from_bits(want[i]); }
+    check_bits(t, "uniform", x, expected, 20);
+}
+
 static void test_normal_moments(Test* t) {
     const int N = 100000;
     float* x = filled_array((size_t)N, NAN);
@@ -167,6 +183,110 @@ static void test_init(Test* t) {
     check_bits(t, "gain", p.gain, ones, 6);
     check_bits(t, "bias", p.bias, zeros, 16);
     free(arena);
+}
+
+// a table may end with tensors that not every model has; start values of the trainer's own are left alone
+static void test_optional(Test* t) {
+    float own[2] = {3.0f, 4.0f}, want[6];
+    Tensor table[2] = {
+        tensor("a", offsetof(Tensors, wte), 0, 2, 3, INIT_UNIFORM, 0.5f, DECAY, AS_IS),
+        tensor("b", offsetof(Tensors, gain), 0, 1, 2, INIT_NONE, 0.0f, NO_DECAY, VECTOR),
+    };
+    Tensors p = {NULL, NULL, own, NULL};
+    Mt19937 mt;
+    float* arena = filled_array(tensors_layout(table, 2), 0.0f);
+    memcpy(arena + table[1].offset, own, sizeof own);
+    tensors_init(table, 2, arena, 42);
+    mt19937_init(&mt, 42);
+    uniform_fill(&mt, want, 6, -0.5f, 0.5f);
+    check_bits(t, "uniform", arena, want, 6);
+    check_bits(t, "the trainer's", arena + table[1].offset, own, 2);
+    tensors_point(&p, table, 1, arena, 0);
+    check(t, p.wte == arena && p.gain == NULL && p.weight == own, "only fields of the table are set");
+    free(arena);
+}
+
+// ---- layers ----
+
+// which of the six slices are frozen, as "100111"
+static const char* frozen_text(const char* text, Tensor table[4]) {
+    static char out[8];
+    make_table(table);
+    int* frozen = freeze_slices(text, table, 4);
+    for (int i = 0; i < 6; i++) { out[i] = frozen[i] ? '1' : '0'; }
+    free(frozen);
+    return out;
+}
+
+static void test_freeze(Test* t) {
+    // wte | gain 0, gain 1 | weight 0, weight 1 | bias;   tensors that are frozen as a whole
+    const struct { const char *text, *slices, *tensors; } cases[] = {
+        {"", "000000", "0000"}, {"wte", "100000", "1000"}, {"h.*.ln.weight", "011000", "0100"}, {"h.%d.ln.*", "011000", "0100"},
+        {"h.1.*", "001010", "0000"}, {"h.0.*,h.1.ln.*", "011100", "0100"}, {"*", "111111", "1111"}, {"first:1", "010100", "0000"},
+        {"first:0", "000000", "0000"}, {"first:99", "011110", "0110"}, {"indices:1", "001010", "0000"}, {"indices:1,0", "011110", "0110"},
+        {"indices:", "000000", "0000"}, {"indices:1,wte,bias", "101011", "1001"}, {"bias,first:1", "010101", "0001"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Tensor table[4];
+        const char* found = frozen_text(cases[i].text, table);
+        check(t, strcmp(found, cases[i].slices) == 0, "\"%s\": found %s, expected %s", cases[i].text, found, cases[i].slices);
+        for (int k = 0; k < 4; k++) { check(t, table[k].frozen == cases[i].tensors[k] - '0', "\"%s\": tensor %d", cases[i].text, k); }
+    }
+}
+
+static void freeze_in_child(void* text) {
+    Tensor table[4];
+    frozen_text((const char*)text, table);
+}
+
+static void check_refused(Test* t, void (*f)(void* text), const char* text, const char* line) {
+    char copy[200];
+    snprintf(copy, sizeof copy, "%s", text);
+    check_exit(t, text, f, copy, 2, line);
+}
+
+static void test_freeze_refused(Test* t) {
+    const char* cases[][2] = {
+        {"wt", "--freeze: \"wt\" matches no tensor"}, {"wte,", "--freeze: \"\" matches no tensor"}, {"1", "--freeze: \"1\" matches no tensor"},
+        {"first:", "--freeze: expected a number of layers 0..999999999, found \"\""}, {"first:-1", "found \"-1\""},
+        {"first:2x", "found \"2x\""}, {"indices:2", "--freeze: expected a layer 0..1, found \"2\""},
+        {"indices:0,7", "--freeze: expected a layer 0..1, found \"7\""}, {"indices:x", "--freeze: expected a layer 0..1, found \"x\""},
+        {"indices:0,,1", "--freeze: \"\" matches no tensor"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) { check_refused(t, freeze_in_child, cases[i][0], cases[i][1]); }
+}
+
+// of each layer the old one, "n" for none
+static const char* placement_text(const char* text, int base, int target) {
+    static char out[16];
+    int old_layer[8];
+    placement_map(old_layer, text, base, target);
+    for (int l = 0; l < target; l++) { out[l] = (char)(old_layer[l] < 0 ? 'n' : '0' + old_layer[l]); }
+    out[target] = '\0';
+    return out;
+}
+
+static void test_placement(Test* t) {
+    const struct { const char* text; int base, target; const char* map; } cases[] = {
+        {"append", 2, 5, "01nnn"}, {"prepend", 2, 5, "nnn01"}, {"insert:0", 2, 5, "nnn01"}, {"insert:1", 2, 5, "0nnn1"},
+        {"insert:2", 2, 5, "01nnn"}, {"insert:9", 2, 5, "01nnn"}, {"specific:1,3,4,5", 2, 6, "0n1nnn"},
+        {"specific:4,0,2", 2, 5, "n0n1n"}, {"append", 3, 3, "012"}, {"insert:1", 3, 3, "012"}, {"prepend", 0, 2, "nn"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char* found = placement_text(cases[i].text, cases[i].base, cases[i].target);
+        check(t, strcmp(found, cases[i].map) == 0, "%s of %d in %d: found %s, expected %s", cases[i].text, cases[i].base, cases[i].target,
+              found, cases[i].map);
+    }
+}
+
+static void placement_in_child(void* text) { placement_text((const char*)text, 2, 5); }
+
+static void test_placement_refused(Test* t) {
+    const char* cases[][2] = {
+        {"", "--placement: expected append, prepend, insert:N or specific:A,B,..., found \"\""}, {"Append", "found \"Append\""},
+        {"insert:x", "--placement: expected insert: and a layer 0..999999999, found \"x\""}, {"insert:-1", "found \"-1\""},
+        {"specific:1,2", "--placement: expected the 3 new of 5 layers, found 2: specific:1,2"},
+        {"specific:0,1,2,3", "--placement: expected the 3 new of 5 layers, found 4"},
+        {"specific:1,1,2", "--placement: layer 1 is there twice: specific:1,1,2"},
+        {"specific:1,2,5", "--placement: expected a layer 0..4, found \"5\""}, {"specific:1,x,2", "found \"x\""}, {"specific:", "found \"\""}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) { check_refused(t, placement_in_child, cases[i][0], cases[i][1]); }
 }
 
 // ---- leaf tree ----
@@ -310,9 +430,15 @@ int main(int argc, char** argv) {
         {"rng mt19937", "gives the numbers of the specification and of the C++ standard", test_mt19937},
         {"rng mt19937 reals", "takes the stated bits", test_mt19937_reals},
         {"rng normal", "gives the bits of the specification for 5, 16 and 20 numbers", test_normal},
+        {"rng uniform", "gives the numbers of PyTorch", test_uniform},
         {"rng normal moments", "has mean, variance and fourth moment of a normal distribution", test_normal_moments},
         {"tensor layout", "offsets, sizes, pointers and names follow from the table", test_layout},
         {"tensor init", "start values are drawn layer by layer; padding is 0", test_init},
+        {"tensor optional", "fields without a tensor and start values of the trainer are left alone", test_optional},
+        {"freeze", "patterns of one layer or of all, first:N, indices:A,B: the slices and the whole tensors that they mean", test_freeze},
+        {"freeze refused", "one line names what is wrong", test_freeze_refused},
+        {"placement", "where old and new layers stand: append, prepend, insert:N, specific:A,B", test_placement},
+        {"placement refused", "one line names what is wrong", test_placement_refused},
         {"leaf tree", "equals node(lo, size) for 1..40 leaves bit for bit and needs the arenas it announces",
          test_leaf_tree},
         {"sampler shares", "tokens come as often as temperature, top-k and top-p say; ties by index", test_shares},

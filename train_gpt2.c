@@ -24,6 +24,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/gpt2.h"          // Config, Parameters, parameter_table, gpt2_load: shared with train_gpt2.cu
 #include "llmc/hf_folder.h"     // model_find, hf_export_begin, hf_save_tokenizer
 #include "llmc/layernorm.h"     // layernorm_forward, layernorm_backward
+#include "llmc/layers.h"        // freeze_slices
 #include "llmc/llmc_bin.h"      // llmc_bin_save: llm.c's checkpoint format
 #include "llmc/log.h"           // Log, log_step, log_validation, box_row, seconds_now
 #include "llmc/matmul.h"        // matmul_forward, matmul_backward
@@ -33,7 +34,6 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/residual.h"      // residual_forward
 #include "llmc/run.h"           // RunOptions, RunState, run_save_begin: what all trainers share
 #include "llmc/rundata.h"       // RunData: training and validation rows, examples
-#include "llmc/schedule.h"      // schedule_lr
 #include "llmc/shardfile.h"     // moments_save, moments_load
 #include "llmc/snapshot.h"      // Snapshot, snapshot_save: a checkpoint is written while training goes on
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
@@ -96,6 +96,7 @@ typedef struct {
     Tensor table[N_PARAMETERS];
     size_t n;                     // elements of an arena: parameters, each gradient, each moment
     float *params, *adam_m, *adam_v;
+    int* frozen;                  // of every slice in table order: --freeze. NULL: none
     Shards shards;                // gradients of micro-batches, and which part of all this belongs to this rank
 } GPT2;
 
@@ -141,6 +142,7 @@ static void gpt2_free(GPT2* model) {
     device_release(model->adam_v, sizeof(float) * model->shards.n_kept);
     arena_free(model->params, sizeof(float) * model->n);
     shards_free(&model->shards);
+    free(model->frozen);
 }
 
 static size_t activations_layout(Activations* a, Config c, int B, int T, Purpose purpose) {
@@ -383,7 +385,8 @@ static void save_checkpoint(Run* r, int last) {
     const size_t n_bytes[SNAPSHOT_ARENAS] = {sizeof(float) * model->n, kept, kept};
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
     if (r->comm->rank == 0) {
-        snapshot_save(&r->snapshot, arenas, n_bytes, &r->state, saves_beside(r), last, write_checkpoint, r, &r->dev);
+        snapshot_save(&r->snapshot, arenas, n_bytes, SNAPSHOT_ARENAS, &r->state, saves_beside(r), last,
+                      write_checkpoint, r, &r->dev);
     } else if (r->o.zero > 0) {
         moments_save(NULL, &model->shards, model->adam_m, model->adam_v, &r->dev);
     }
@@ -420,7 +423,7 @@ static void choose_model(Run* r) {
 
 static void load_parameters(Run* r) {
     gpt2_init(&r->model, r->model.config);
-    run_freeze(&r->o, r->model.table, N_PARAMETERS);
+    r->model.frozen = freeze_slices(r->o.freeze, r->model.table, N_PARAMETERS);
     if (*r->weights) { gpt2_load(r->weights, r->model.table, r->model.params); }
     else { tensors_init(r->model.table, N_PARAMETERS, r->model.params, (uint32_t)r->o.seed); }
 }
@@ -460,13 +463,13 @@ static const float* batch_losses(void* run, const int* inputs, const int* target
 // loss on the validation data and answers to the examples of --hellaswag; while training, is it the best so far?
 static void evaluate(Run* r, int training) {
     const Tokenizer* tokenizer = has_text(r) ? &r->tokenizer : NULL;
-    const Evaluator e = {&r->o, r->comm, tokenizer, r->T, r->inputs, r->targets, batch_losses, r};
+    const Evaluator e = {&r->o, r->comm, tokenizer, r->T, r->inputs, r->targets, batch_losses, r, NULL, 0, NULL};
     const int step = r->state.step;
     if (has_data(&r->data.val)) {
         double bits_per_byte;
         float loss = evaluate_loss(&e, &r->data.val_rows, &bits_per_byte);
         tensorboard_validation(&r->board, step, loss, bits_per_byte);
-        log_validation(&r->log, step, loss, bits_per_byte, training && run_state_validated(&r->state, loss));
+        log_validation(&r->log, step, loss, bits_per_byte, training && run_state_validated(&r->state, &r->o, loss));
     }
     if (*r->o.hellaswag) {
         int n, correct = evaluate_answers(&e, &r->data.examples, &n);
@@ -557,11 +560,10 @@ static void train_step(Run* r) {
         grads = step_gradients(r, &loss, &norm);
         verify_second(&r->verify, loss, norm, grads, model->shards.reduced, &r->dev);
     }
-    const Schedule schedule = schedule_from_name(o->schedule);
-    float lr = schedule_lr(schedule, s->step, o->steps, o->warmup, (double)o->lr, (double)o->final_lr);
+    const float lr = run_lr(o, s->step);
     int skipped = run_state_skips(s, o, loss, norm);
     Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all,
-                           verifying ? &r->verify : NULL};
+                           verifying ? &r->verify : NULL, NULL};
     const Weights w = gpt2_weights(model);
     if (!skipped) { shards_update(&model->shards, &w, grads, norm, &optimizer, ++s->updates, &r->dev); }
     s->step++;
@@ -629,7 +631,7 @@ static void plan(Run* r) {
         ranks_fail_input(r->comm, "%d ranks are for training and --eval-only: start one", r->comm->size);
     }
     if (*o->probe) {  // it brings its own sizes
-        probe_read(&r->probe, o->probe, c.V, c.max_T);
+        probe_read(&r->probe, o->probe, c.V, c.V, c.max_T);
         o->batch_size = r->probe.B;
         r->T = r->probe.T;
         r->n_leaves = 1;
@@ -637,7 +639,7 @@ static void plan(Run* r) {
     if (is_training(r) || *o->export_hf) { end_of_text(r); }  // config.json names it: refuse now, not at a checkpoint
     if (*o->export_hf) { hf_export_check(o->export_hf); }
     if (*r->export_bin) { outfile_check("export-bin", r->export_bin); }
-    data_plan(&r->data, o, r->T, c.V, r->n_leaves);
+    data_plan(&r->data, o, r->T, c.V, c.V, r->n_leaves);
 }
 
 // the largest scratch that an op asks for: the head's gradients or attention
@@ -722,6 +724,7 @@ static void open_training(Run* r, int argc, char** argv) {
     open_batch(r, TO_TRAIN);
     if (r->o.sample_every > 0 && r->comm->rank == 0) { open_generator(r, 1); }
     gpt2_init_training(model, r->comm, r->n_leaves, r->o.zero);
+    model->shards.frozen = model->frozen;
     const Weights w = gpt2_weights(model);
     if (r->o.verify_every > 0) { shards_verify(&model->shards, &r->verify, &w); }
     if (r->o.resume) {

@@ -29,6 +29,7 @@ There are no kernels here. Every op's are in its header in llmc/, behind the loo
 #include "llmc/gpt2.h"          // Config, Parameters, parameter_table, gpt2_load: shared with train_gpt2.c
 #include "llmc/hf_folder.h"     // model_find, hf_export_begin, hf_save_tokenizer
 #include "llmc/layernorm.h"     // layernorm_forward, residual_layernorm_forward, layernorm_backward
+#include "llmc/layers.h"        // freeze_slices
 #include "llmc/llmc_bin.h"      // llmc_bin_save: llm.c's checkpoint format
 #include "llmc/log.h"           // Log, log_step, log_validation, box_row, seconds_now
 #include "llmc/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward
@@ -37,7 +38,6 @@ There are no kernels here. Every op's are in its header in llmc/, behind the loo
 #include "llmc/ranks.h"         // ranks_open, ranks_compare
 #include "llmc/run.h"           // RunOptions, RunState, run_save_begin: what all trainers share
 #include "llmc/rundata.h"       // RunData: training and validation rows, examples
-#include "llmc/schedule.h"      // schedule_lr
 #include "llmc/shardfile.h"     // moments_save, moments_load
 #include "llmc/snapshot.h"      // Snapshot, snapshot_save: a checkpoint is written while training goes on
 #include "llmc/tensor.h"        // Tensor: the table of parameters and activations
@@ -133,6 +133,7 @@ typedef struct {
     size_t n;                     // elements of an arena of whole tensors
     floatX* weights;              // whole, on every rank
     float *master, *adam_m, *adam_v;  // the parts that this rank keeps; master NULL: the weights are all there is
+    int* frozen;                  // of every slice in table order: --freeze. NULL: none
     Shards shards;                // gradients of micro-batches, and which part of all this belongs to this rank
 } GPT2;
 
@@ -167,16 +168,19 @@ static void gpt2_init(GPT2* model, Config c) {
 static void gpt2_store(GPT2* model, const float* params, int updates, const Device* dev) {
     size_t most = 0;
     for (int i = 0; i < N_PARAMETERS; i++) {
-        const size_t n = tensor_elements(&model->table[i]);
+        const size_t n = tensor_slice_elements(&model->table[i]);
         most = n > most ? n : most;
     }
     float* staged = (float*)device_alloc(sizeof(float) * most, "a tensor on its way to the device");
-    for (int i = 0; i < N_PARAMETERS; i++) {
+    for (int i = 0, slice = 0; i < N_PARAMETERS; i++) {
         const Tensor* t = &model->table[i];
-        const size_t n = tensor_elements(t);
-        const uint32_t noise_key = t->frozen ? 0 : (uint32_t)updates;
-        device_upload(staged, params + t->offset, sizeof(float) * n, dev);
-        round_stored(model->weights + t->offset, staged, n, noise_key, t->offset, dev);
+        const size_t n = tensor_slice_elements(t);
+        for (int l = 0; l < tensor_slices(t); l++, slice++) {
+            const size_t first = t->offset + n * (size_t)l;
+            const uint32_t noise_key = model->frozen && model->frozen[slice] ? 0 : (uint32_t)updates;
+            device_upload(staged, params + first, sizeof(float) * n, dev);
+            round_stored(model->weights + first, staged, n, noise_key, first, dev);
+        }
     }
     device_sync(dev);
     device_release(staged, sizeof(float) * most);
@@ -211,6 +215,7 @@ static void gpt2_free(GPT2* model) {
     device_release(model->adam_m, sizeof(float) * model->shards.n_kept);
     device_release(model->adam_v, sizeof(float) * model->shards.n_kept);
     shards_free(&model->shards);
+    free(model->frozen);
 }
 
 // sizes only; returns the bytes that activations_init will take on the device
@@ -561,7 +566,8 @@ static void save_checkpoint(Run* r, int last) {
     const size_t n_bytes[SNAPSHOT_ARENAS] = {model->master ? kept : sizeof(floatX) * model->n, kept, kept};
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
     if (r->comm->rank == 0) {
-        snapshot_save(&r->snapshot, arenas, n_bytes, &r->state, saves_beside(r), last, write_checkpoint, r, &r->dev);
+        snapshot_save(&r->snapshot, arenas, n_bytes, SNAPSHOT_ARENAS, &r->state, saves_beside(r), last,
+                      write_checkpoint, r, &r->dev);
     } else if (r->o.zero > 0) {
         if (masters_in_parts(model)) { whole_parameters(model, model->master, &r->dev); }
         moments_save(NULL, &model->shards, model->adam_m, model->adam_v, &r->dev);
@@ -601,7 +607,7 @@ static void choose_model(Run* r) {
 static void load_parameters(Run* r) {
     GPT2* model = &r->model;
     gpt2_init(model, model->config);
-    run_freeze(&r->o, model->table, N_PARAMETERS);
+    model->frozen = freeze_slices(r->o.freeze, model->table, N_PARAMETERS);
     r->loaded = (float*)arena_alloc(sizeof(float) * model->n, "parameters on the host");
     if (*r->weights) { gpt2_load(r->weights, model->table, r->loaded); }
     else { tensors_init(model->table, N_PARAMETERS, r->loaded, (uint32_t)r->o.seed); }
@@ -654,13 +660,13 @@ static const float* batch_losses(void* run, const int* inputs, const int* target
 // loss on the validation data and answers to the examples of --hellaswag; while training, is it the best so far?
 static void evaluate(Run* r, int training) {
     const Tokenizer* tokenizer = has_text(r) ? &r->tokenizer : NULL;
-    const Evaluator e = {&r->o, r->comm, tokenizer, r->T, r->inputs, r->targets, batch_losses, r};
+    const Evaluator e = {&r->o, r->comm, tokenizer, r->T, r->inputs, r->targets, batch_losses, r, NULL, 0, NULL};
     const int step = r->state.step;
     if (has_data(&r->data.val)) {
         double bits_per_byte;
         float loss = evaluate_loss(&e, &r->data.val_rows, &bits_per_byte);
         tensorboard_validation(&r->board, step, loss, bits_per_byte);
-        log_validation(&r->log, step, loss, bits_per_byte, training && run_state_validated(&r->state, loss));
+        log_validation(&r->log, step, loss, bits_per_byte, training && run_state_validated(&r->state, &r->o, loss));
     }
     if (*r->o.hellaswag) {
         int n, correct = evaluate_answers(&e, &r->data.examples, &n);
@@ -768,11 +774,10 @@ static void train_step(Run* r) {
         grads = step_gradients(r, &loss, &norm);
         verify_second(&r->verify, loss, norm, grads, model->shards.reduced, &r->dev);
     }
-    const Schedule schedule = schedule_from_name(o->schedule);
-    float lr = schedule_lr(schedule, s->step, o->steps, o->warmup, (double)o->lr, (double)o->final_lr);
+    const float lr = run_lr(o, s->step);
     int skipped = run_state_skips(s, o, loss, norm);
     Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all,
-                           verifying ? &r->verify : NULL};
+                           verifying ? &r->verify : NULL, NULL};
     const Weights w = gpt2_weights(model);
     if (!skipped) { shards_update(&model->shards, &w, grads, norm, &optimizer, ++s->updates, &r->dev); }
     s->step++;
@@ -840,7 +845,7 @@ static void plan(Run* r) {
         ranks_fail_input(r->comm, "%d ranks are for training and --eval-only: start one", r->comm->size);
     }
     if (*o->probe) {  // it brings its own sizes
-        probe_read(&r->probe, o->probe, c.V, c.max_T);
+        probe_read(&r->probe, o->probe, c.V, c.V, c.max_T);
         o->batch_size = r->probe.B;
         r->T = r->probe.T;
         r->n_leaves = 1;
@@ -852,7 +857,7 @@ static void plan(Run* r) {
         options_fail("gelu-fusion", "with --recompute %d GELU is computed again from rounded sums, and gradients would "
                      "differ: expected --recompute 0 or 3", r->how.recompute);
     }
-    data_plan(&r->data, o, r->T, c.V, r->n_leaves);
+    data_plan(&r->data, o, r->T, c.V, c.V, r->n_leaves);
 }
 
 // the largest scratch that an op asks for with B rows: products or attention
@@ -983,6 +988,7 @@ static void open_training(Run* r, int argc, char** argv) {
     open_batch(r, TO_TRAIN);
     if (r->o.sample_every > 0 && r->comm->rank == 0) { open_generator(r, 1); }
     gpt2_init_training(model, r->comm, r->n_leaves, r->o.zero, r->master_weights, r->loaded, &r->dev);
+    model->shards.frozen = model->frozen;
     free_loaded(r);
     const Weights w = gpt2_weights(model);
     if (r->o.verify_every > 0) { shards_verify(&model->shards, &r->verify, &w); }

@@ -7,14 +7,14 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 only=${1:-}
-flags="-std=gnu11 -O2 -march=native -fno-math-errno -fno-trapping-math -fopenmp"
+flags="-std=gnu11 -D_GNU_SOURCE -O2 -march=native -fno-math-errno -fno-trapping-math -fopenmp"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export OMP_WAIT_POLICY=passive  # seven threads on few cores must not spin
 n=0
 
 build() {  # folder, test, flags
-    ${CC:-gcc} $3 "$1/$2.c" -o "$1/$2" -ljansson -lxxhash -lm 2> "$1/errors" && return
+    ${CC:-gcc} $3 "$1/$2.c" -o "$1/$2" -ljansson -lxxhash -lpcre2-8 -lm 2> "$1/errors" && return
     echo "does not compile: $(grep -m 1 error "$1/errors")"
     return 1
 }
@@ -309,13 +309,32 @@ mutation "rounding: a NaN may become an infinity" test_adamw rounding rng.h \
 mutation "global norm: chunks of 2048" test_adamw "norm order" global_norm.h 'NORM_CHUNK = 4096' 'NORM_CHUNK = 2048'
 mutation "global norm: 8 lanes" test_adamw "norm order" global_norm.h 'NORM_LANES = 16' 'NORM_LANES = 8'
 mutation "global norm: squares are floats" test_adamw "norm obvious" global_norm.h \
-    '{ lane[j] += (double)g[i + j] * (double)g[i + j]; }
-    }' '{ lane[j] += (double)(g[i + j] * g[i + j]); }
+    '{ lane[j] += (double)a[i + j] * (double)b[i + j]; }
+    }' '{ lane[j] += (double)(a[i + j] * b[i + j]); }
     }'
 mutation "global norm: chunks are added descending" test_adamw "norm order" global_norm.h \
     '{ sum += on_host[chunk]; }' '{ sum += on_host[n_chunks - 1 - chunk]; }'
 mutation "global norm: threads forget the total before" test_adamw "norm obvious" global_norm.h \
     'double* sums = (double*)dev' 'sum = 0; double* sums = (double*)dev'
+
+# ---- gradient_surgery.h, forward_forward.h ----
+mutation "surgery: pcgrad tests the task's own gradient" test_gradient_surgery "pcgrad three" gradient_surgery.h \
+    'if (dot < 0.0) {' 'if (dots[i * n + j] < 0.0) {'
+mutation "surgery: pcgrad takes the same order in every step" test_gradient_surgery "pcgrad three" gradient_surgery.h \
+    'splitmix64(seed, 0), step)' 'splitmix64(seed, 0), 0)'
+mutation "surgery: cagrad stops halving too early" test_gradient_surgery "cagrad best" gradient_surgery.h 'i < 60' 'i < 20'
+mutation "surgery: gradnorm learns from a NaN" test_gradient_surgery "gradnorm steps" gradient_surgery.h \
+    'isfinite(dots[k * n + k]) ?' '1 ?'
+mutation "surgery: blocks of a range overlap" test_gradient_surgery bits gradient_surgery.h 'first += BLOCK' 'first += BLOCK - 1'
+mutation "surgery: rust_trainer's formulas see the first range only" test_gradient_surgery "rt ranges" gradient_surgery.h \
+    'dots + (size_t)r * 4, &s' 'dots, &s'
+mutation "forward-forward: a row may stay real" test_forward_forward "corrupt rows" forward_forward.h 'if (n_replaced == 0)' 'if (0)'
+mutation "forward-forward: goodness adds columns backwards" test_forward_forward "goodness bits" forward_forward.h \
+    'for (int i = 0; i < VLANES; i++) { sum += columns' 'for (int i = VLANES - 1; i >= 0; i--) { sum += columns'
+mutation "forward-forward: the complete gradient lacks a length" test_forward_forward "rt gradient" forward_forward.h \
+    '/ length / l / l' '/ length / l'
+mutation "forward-forward: the hinge hides a NaN" test_forward_forward "rt edges" forward_forward.h \
+    'hinge <= 0.0f) {' '!(hinge > 0.0f)) {'
 
 # ---- comm.h, zero.h ----
 mutation "comm: the first rank is added last" test_comm "reductions order" comm.h \
@@ -347,8 +366,16 @@ mutation "zero: who has no leaf does not take part" test_comm "shards train" zer
 mutation "zero: the last leaf is sent before it has joined" test_comm "shards train" zero.h 'if (s->zero < 2 && has_leaf) {' 'if (0 && has_leaf) {'
 mutation "zero 2: leaves as with the others" test_comm "shards train" zero.h \
     'return s->zero == 2 ? k * s->size + rank' 'return s->zero == 3 ? k * s->size + rank'
+mutation "zero: frozen slices count in the norm" test_comm "shards slices" zero.h 'shards_clear_frozen_(s, grads, dev);
+    return' 'return'
+mutation "zero: slices are corrected as often as the run" test_comm "shards slices" zero.h 'o->eps, scale, count);' 'o->eps, scale, t);'
+mutation "zero: slices without an update decay" test_comm "shards slices" zero.h 'part.n == 0 || count == 0' 'part.n == 0'
+mutation "zero: neighbours go together whatever their counts" test_comm "shards slices" zero.h 'slice + end, t) == count' 'slice + end, t) > 0'
+mutation "evaluate: the mean is over all targets" test_comm evaluate evaluate.h 'e->targets[n] >= 0; }' '1; }'
+mutation "evaluate: scores of the other ranks are forgotten" test_comm evaluate evaluate.h \
+    'comm_all_reduce(e->comm, scores, (size_t)n_batches' 'if (0) comm_all_reduce(e->comm, scores, (size_t)n_batches'
 
-# ---- leaf_tree.h, rng.h, tensor.h, sampler.h ----
+# ---- leaf_tree.h, rng.h, tensor.h, layers.h, sampler.h ----
 mutation "leaf tree: leaves are added from left to right" test_tensor "leaf tree" leaf_tree.h \
     'left_size == right_size && ' 'left_size > 0 || '
 mutation "leaf tree: the loss takes another way" test_tensor "leaf tree" leaf_tree.h \
@@ -362,6 +389,11 @@ mutation "rng: the last group is not drawn anew" test_tensor "rng normal" rng.h 
 mutation "tensor: tensors start at multiples of 32 bytes" test_tensor tensor tensor.h '+ 15) / 16 * 16' '+ 7) / 8 * 8'
 mutation "tensor: the padding is drawn too" test_tensor "tensor init" tensor.h \
     'normal_fill(&mt, x, tensor_disk_elements(t)' 'normal_fill(&mt, x, tensor_slice_elements(t)'
+mutation "tensor: a uniform number is rounded twice" test_tensor "rng uniform" rng.h \
+    '(float)((double)mt19937_float(mt) * width + (double)low)' 'mt19937_float(mt) * (float)width + low'
+mutation "layers: one layer stands for all" test_tensor freeze layers.h 'const int all = fnmatch(pattern, table[i].name, 0) == 0;' \
+    'char first[256]; const int all = fnmatch(pattern, tensor_slice_name(first, 256, &table[i], 0), 0) == 0;'
+mutation "layers: new ones stand one further" test_tensor placement layers.h 'first = first < base ? first : base;' 'first = first < base ? first + 1 : base;'
 mutation "sampler: ties go to the higher index" test_tensor sampler sampler.h \
     'x->token - y->token' 'y->token - x->token'
 mutation "sampler: greedy takes the last of equals" test_tensor "sampler greedy" sampler.h \

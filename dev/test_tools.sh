@@ -376,6 +376,11 @@ drawn "skipped updates and losses that are not finite" odd/nan/loss odd/nan
 drawn "no validation" odd/blind/loss odd/blind
 drawn "a single step" odd/one/loss odd/one
 drawn "only a validation before the first step" odd/start/loss odd/start
+mkdir -p odd/own
+sed '4,5s/"loss": [^,]*, "norm": [^,]*/"loss": null, "norm": null/; s/"time": /"acc1": 0.25, "kind": "train", "time": /' runs/b/metrics.jsonl >odd/own/metrics.jsonl
+drawn "keys of a trainer's own, and steps without a loss" odd/own/loss odd/own
+check "with a diagram of the accuracy" grep -q '<b>accuracy</b>' odd/own/loss.html
+check "which a run without one lacks" test "$(grep -c '<b>accuracy</b>' runs/a/loss.html)" = 0
 drawn "all of these together, one that still writes, one that has not begun, two of one name" odd/compare \
     odd/nan odd/blind odd/one odd/start odd/new odd/a runs/a
 check "a run that has not begun is left out with a note" grep -q "odd/new/metrics.jsonl: no steps are recorded yet: left out" out

@@ -1,6 +1,7 @@
 /*
 Token and position embedding: out[b][t] = wte[token at b, t] + wpe[t].
     out (B, T, C)   tokens (B, T) in 0..V-1, V <= 2^24   wte (V, C)   wpe (maxT, C)   t0: position of the first column (0 in training)
+token_embedding_forward, _backward: the same without positions, for N = B*T tokens in a row. In C only.
 Backward: dwte[token] and dwpe[t] are ADDED to, so the caller starts them: a tied head has already written dwte.
 Cost:   memory bound: 3*B*T*C elements moved forward, as many backward. On a GPU backward reads dout twice, and moves dwte
         and dwpe where they change; nine short kernels sort the tokens before.
@@ -40,6 +41,18 @@ static inline void embedding_backward_ref(float* dwte, float* dwpe, const float*
     }
 }
 
+static inline void token_embedding_forward_ref(float* out, const int* tokens, const float* wte, int N, int C) {
+    for (size_t n = 0; n < (size_t)N; n++) {
+        for (int c = 0; c < C; c++) { out[n * C + c] = wte[(size_t)tokens[n] * C + c]; }
+    }
+}
+
+static inline void token_embedding_backward_ref(float* dwte, const float* dout, const int* tokens, int N, int C) {
+    for (size_t n = 0; n < (size_t)N; n++) {
+        for (int c = 0; c < C; c++) { dwte[(size_t)tokens[n] * C + c] += dout[n * C + c]; }
+    }
+}
+
 #ifndef __CUDACC__  // ---- fast C: rows over threads forward, channels over threads backward ----
 
 static inline void embedding_forward(float* out, const int* tokens, const float* wte, const float* wpe, int B, int T, int C, int t0,
@@ -67,6 +80,27 @@ static inline void embedding_backward(float* dwte, float* dwpe, const float* dou
                 dtoken[c] += d[c];
                 dposition[c] += d[c];
             }
+        }
+    }
+}
+
+static inline void token_embedding_forward(float* out, const int* tokens, const float* wte, int N, int C, const Device* dev) {
+    (void)dev;
+    #pragma omp parallel for
+    for (int n = 0; n < N; n++) { token_embedding_forward_ref(out + (size_t)n * C, tokens + n, wte, 1, C); }
+}
+
+static inline void token_embedding_backward(float* dwte, const float* dout, const int* tokens, int N, int C, const Device* dev) {
+    (void)dev;
+    const int width = 64;
+    #pragma omp parallel for
+    for (int first = 0; first < C; first += width) {
+        int last = first + width < C ? first + width : C;
+        for (int n = 0; n < N; n++) {
+            const float* d = dout + (size_t)n * C;
+            float* dtoken = dwte + (size_t)tokens[n] * C;
+            #pragma omp simd
+            for (int c = first; c < last; c++) { dtoken[c] += d[c]; }
         }
     }
 }

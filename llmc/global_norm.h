@@ -8,7 +8,7 @@ Cost:   memory bound, n floats read once, n / 4096 doubles written. CUDA: 16 byt
 Order:  one chain over a billion squares would neither be accurate nor parallel, so the law here is another fixed order,
         chosen by shape alone: the tensor is cut into chunks of 4096 elements; in a chunk, double sum j of 16 takes elements
         j, j+16, j+32, ... ascending; then the 16 are added in order, and the chunk sums are added to `sum` in order.
-        A square of a float is exact in double, so fusing cannot change a bit: C, EXACT and fast kernels agree.
+        A product of two floats is exact in double, so fusing cannot change a bit: C, EXACT and fast kernels agree.
 Source: doc/exactness.md rule 4, spec/parallel.md 3.5
 */
 #ifndef LLMC_GLOBAL_NORM_H
@@ -18,19 +18,21 @@ Source: doc/exactness.md rule 4, spec/parallel.md 3.5
 
 enum { NORM_CHUNK = 4096, NORM_LANES = 16 };
 
-// of the chunk that starts at g, n elements before the tensor's end
-static inline double sum_of_squares_chunk_(const float* g, size_t n) {
+// sum of a[i] * b[i] over the chunk that starts at a and b, n elements before their end: for squares, and for gradient_surgery.h
+static inline double dot_chunk_(const float* a, const float* b, size_t n) {
     double lane[NORM_LANES] = {0}, sum = 0.0;
     size_t i = 0;
     if (n > NORM_CHUNK) { n = NORM_CHUNK; }
     for (; i + NORM_LANES <= n; i += NORM_LANES) {
         #pragma omp simd
-        for (int j = 0; j < NORM_LANES; j++) { lane[j] += (double)g[i + j] * (double)g[i + j]; }
+        for (int j = 0; j < NORM_LANES; j++) { lane[j] += (double)a[i + j] * (double)b[i + j]; }
     }
-    for (int j = 0; i + j < n; j++) { lane[j] += (double)g[i + j] * (double)g[i + j]; }
+    for (int j = 0; i + j < n; j++) { lane[j] += (double)a[i + j] * (double)b[i + j]; }
     for (int j = 0; j < NORM_LANES; j++) { sum += lane[j]; }
     return sum;
 }
+
+static inline double sum_of_squares_chunk_(const float* g, size_t n) { return dot_chunk_(g, g, n); }
 
 static inline double sum_of_squares_ref(double sum, const float* g, size_t n) {
     for (size_t i = 0; i < n; i += NORM_CHUNK) { sum += sum_of_squares_chunk_(g + i, n - i); }

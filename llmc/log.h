@@ -20,6 +20,8 @@ a record with the same thirteen keys:
 An update gives one record whose val_* and accuracy are null; a validation after s updates gives one of its own, with
 only step, val_* and time not null, and a test on examples one with step, accuracy and time. Unknown and non-finite
 numbers are null too. Other numbers have the digits (9 for a float32, 17 for a float64) that read back to the same bits.
+A trainer adds keys of its own behind these: Log.extra_schema says what they mean, log_extra what they are in the next record,
+null where it does not. Where Log.json_lines is set, the records are printed too, instead of the lines for people.
 Each line is handed to the system before training goes on, so a kill costs at most the line being written. On resume the
 records after the checkpoint's step are cut, for they come again.
 Errors: what cannot be written ends the run (status 1) with the path and the system's reason.
@@ -27,6 +29,7 @@ Errors: what cannot be written ends the run (status 1) with the path and the sys
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
 #include "fail.h"  // fail_run, fail_input, malloc_check, plain_text
+#include <assert.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdint.h>
@@ -147,6 +150,9 @@ static inline void progress(const char* what, int64_t done, int64_t total) {
 // ---- the log ----
 
 typedef struct {
+    json_t* extra_schema;  // {key: meaning} of the trainer's keys, or NULL. This and the next are set before log_open, or 0
+    int json_lines;        // print records
+    json_t* extra;         // what they are in the next record
     FILE* metrics;      // NULL: nothing is recorded
     char* path;         // of metrics.jsonl, for messages
     double ms_sum;      // the steps' times, each weighing 0.95 of the next ...
@@ -166,14 +172,18 @@ typedef struct {
 __attribute__((noreturn))
 static inline void log_fail_(const char* path) { fail_run("%s: %s", path, strerror(errno)); }
 
-static inline void log_schema_(FILE* metrics) {
+static inline void log_schema_(FILE* metrics, json_t* extra_schema) {
+    const char* key;
+    json_t* meaning;
     fprintf(metrics, "{\"schema\": {"
             "\"step\": \"updates done\", \"loss\": \"training loss, nats per target\", "
             "\"norm\": \"gradient norm before clipping\", \"lr\": \"learning rate\", "
             "\"ms\": \"milliseconds of the step\", \"tokens\": \"tokens trained on so far\", "
             "\"tok_per_s\": \"tokens per second\", \"peak\": \"share of the matmul rate, 0..1\", "
             "\"skipped\": \"update left out\", \"val_loss\": \"validation loss, nats per target\", "
-            "\"val_bpb\": \"validation loss, bits per byte\", \"accuracy\": \"share of right answers\", \"time\": \"seconds since 1970\"}}\n");
+            "\"val_bpb\": \"validation loss, bits per byte\", \"accuracy\": \"share of right answers\", \"time\": \"seconds since 1970\"");
+    json_object_foreach(extra_schema, key, meaning) { fprintf(metrics, ", \"%s\": \"%s\"", key, json_string_value(meaning)); }
+    fprintf(metrics, "}}\n");
 }
 
 // the step of a line of metrics.jsonl, or -1 if the line is the schema, or -2 if it is no record at all; of a validation?
@@ -212,7 +222,11 @@ static inline void log_copy_(FILE* out, const char* path, int last_step, int val
 // resume_step, of its validation if that was done before the checkpoint (`validated`). run_dir NULL: nothing is recorded
 // (ranks other than 0). The file is replaced as a whole or not at all.
 static inline void log_open(Log* log, const char* run_dir, int resume_step, int validated) {
+    json_t* extra_schema = log->extra_schema;
+    const int json_lines = log->json_lines;
     memset(log, 0, sizeof *log);
+    log->extra_schema = extra_schema;
+    log->json_lines = json_lines;
     if (!run_dir) { return; }
     size_t size = strlen(run_dir) + sizeof "/metrics.jsonl.tmp";
     char* temporary = (char*)malloc_check(size, "path");
@@ -224,7 +238,7 @@ static inline void log_open(Log* log, const char* run_dir, int resume_step, int 
     }
     FILE* out = fopen(temporary, "w");
     if (!out) { log_fail_(temporary); }
-    log_schema_(out);
+    log_schema_(out, log->extra_schema);
     if (resume_step >= 0) { log_copy_(out, log->path, resume_step, validated); }
     if (fflush(out) != 0 || ferror(out) || fsync(fileno(out)) != 0 || fclose(out) != 0) { log_fail_(temporary); }
     if (rename(temporary, log->path) != 0) { log_fail_(log->path); }
@@ -241,32 +255,74 @@ static inline ShortText log_number_(double x, int digits) {
     return out;
 }
 
-// one line, and out of our hands before this returns; NAN stands for null, as do negative tokens and skipped
-static inline void log_record_(Log* log, const StepRecord* r, float val_loss, double val_bpb, double accuracy) {
-    if (!log->metrics) { return; }
+// a JSON number, null for NaN and infinity
+static inline json_t* json_finite(double x) { return isfinite(x) ? json_real(x) : json_null(); }
+
+// the trainer's keys of the next record: some of extra_schema, as json_finite, json_string, ...; takes the reference
+static inline void log_extra(Log* log, json_t* values) {
+    json_decref(log->extra);
+    log->extra = values;
+}
+
+// `, "acc1": 0.5, ...` for all of extra_schema
+static inline void log_print_extra_(FILE* out, const Log* log) {
+    const char* key;
+    json_t* meaning;
+    size_t n_found = 0;
+    json_object_foreach(log->extra_schema, key, meaning) {
+        const json_t* value = json_object_get(log->extra, key);
+        char* text = value ? json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17)) : NULL;
+        fprintf(out, ", \"%s\": %s", key, text ? text : "null");
+        n_found += value != NULL;
+        free(text);
+    }
+    assert(n_found == json_object_size(log->extra));  // no key that the schema lacks
+}
+
+// one line; NAN stands for null, as do negative tokens and skipped
+static inline void log_print_record_(FILE* out, const Log* log, const StepRecord* r, float val_loss, double val_bpb, double accuracy,
+                                     double time) {
     double tokens = r->tokens < 0 ? NAN : (double)r->tokens;  // exact to 2^53
     const char* skipped = r->skipped < 0 ? "null" : r->skipped ? "true" : "false";
-    fprintf(log->metrics, "{\"step\": %d, \"loss\": %s, \"norm\": %s, \"lr\": %s, ", r->step,
+    fprintf(out, "{\"step\": %d, \"loss\": %s, \"norm\": %s, \"lr\": %s, ", r->step,
             log_number_((double)r->loss, 9).s, log_number_((double)r->norm, 9).s, log_number_((double)r->lr, 9).s);
-    fprintf(log->metrics, "\"ms\": %s, \"tokens\": %s, \"tok_per_s\": %s, \"peak\": %s, \"skipped\": %s, ",
+    fprintf(out, "\"ms\": %s, \"tokens\": %s, \"tok_per_s\": %s, \"peak\": %s, \"skipped\": %s, ",
             log_number_(r->ms, 17).s, log_number_(tokens, 17).s, log_number_(r->tok_per_s, 17).s,
             log_number_(r->peak < 0.0 ? NAN : r->peak, 17).s, skipped);
-    fprintf(log->metrics, "\"val_loss\": %s, \"val_bpb\": %s, \"accuracy\": %s, \"time\": %.3f}\n",
-            log_number_((double)val_loss, 9).s, log_number_(val_bpb < 0.0 ? NAN : val_bpb, 17).s, log_number_(accuracy, 17).s,
-            seconds_now(CLOCK_REALTIME));
-    if (fflush(log->metrics) != 0) { log_fail_(log->path); }
+    fprintf(out, "\"val_loss\": %s, \"val_bpb\": %s, \"accuracy\": %s, \"time\": %.3f", log_number_((double)val_loss, 9).s,
+            log_number_(val_bpb < 0.0 ? NAN : val_bpb, 17).s, log_number_(accuracy, 17).s, time);
+    log_print_extra_(out, log);
+    fprintf(out, "}\n");
+}
+
+// into the file, out of our hands before this returns, and if `print` and so wanted to the terminal. Is anything left to print?
+static inline int log_record_(Log* log, const StepRecord* r, float val_loss, double val_bpb, double accuracy, int print) {
+    const double time = seconds_now(CLOCK_REALTIME);
+    const int prints = print && log->json_lines;
+    if (log->metrics) {
+        log_print_record_(log->metrics, log, r, val_loss, val_bpb, accuracy, time);
+        if (fflush(log->metrics) != 0) { log_fail_(log->path); }
+    }
+    if (prints) { log_print_record_(stdout, log, r, val_loss, val_bpb, accuracy, time); }
+    if (prints) { fflush(stdout); }
+    log_extra(log, NULL);
+    return print && !prints;
 }
 
 // the record of one update, and if `print` its line:
 // step 120/2000 | loss 1.8234 | norm 0.91 | lr 3.0e-04 | 41 ms | 25.0k tok/s | 38% peak | eta 1m17s
+// A loss or norm that is NAN in a step that was not skipped was not computed, and is printed as "-".
 static inline void log_step(Log* log, const StepRecord* r, int print) {
-    log_record_(log, r, NAN, NAN, NAN);
+    print = log_record_(log, r, NAN, NAN, NAN, print);
     log->ms_sum = 0.95 * log->ms_sum + r->ms;
     log->ms_weights = 0.95 * log->ms_weights + 1.0;
     if (!print) { return; }
     double ms_left = (r->n_steps - r->step) * log->ms_sum / log->ms_weights;
-    printf("step %d/%d | loss %.4f | ", r->step, r->n_steps, isnan(r->loss) ? NAN : (double)r->loss);  // nan without a sign
-    printf(r->norm < 0.005f ? "norm %.1e | " : "norm %.2f | ", (double)r->norm);  // not 0.00
+    printf("step %d/%d | loss ", r->step, r->n_steps);
+    if (isnan(r->loss) && !r->skipped) { printf("- | "); }
+    else { printf("%.4f | ", isnan(r->loss) ? NAN : (double)r->loss); }  // nan without a sign
+    if (isnan(r->norm) && !r->skipped) { printf("norm - | "); }
+    else { printf(r->norm < 0.005f ? "norm %.1e | " : "norm %.2f | ", (double)r->norm); }  // not 0.00
     printf("lr %.1e | %.*f ms | %s tok/s | ", (double)r->lr, r->ms < 9.95 ? 1 : 0, r->ms, format_count(r->tok_per_s).s);
     if (r->peak >= 0.0) { printf("%.0f%% peak | ", 100.0 * r->peak); }
     printf("eta %s%s\n", format_duration(ms_left / 1000.0).s, r->skipped ? " | skipped" : "");
@@ -283,7 +339,7 @@ static inline StepRecord log_no_update_(int step) {
 // step 120 | val loss 1.9012 | 2.743 bits/byte | best
 static inline void log_validation(Log* log, int step, float val_loss, double bits_per_byte, int best) {
     StepRecord none = log_no_update_(step);
-    log_record_(log, &none, val_loss, bits_per_byte, NAN);
+    if (!log_record_(log, &none, val_loss, bits_per_byte, NAN, 1)) { return; }
     printf("step %d | val loss %.4f", step, (double)val_loss);
     if (bits_per_byte >= 0.0) { printf(" | %.3f bits/byte", bits_per_byte); }
     printf("%s\n", best ? " | best" : "");
@@ -295,7 +351,7 @@ static inline void log_validation(Log* log, int step, float val_loss, double bit
 static inline void log_accuracy(Log* log, int step, const char* name, int correct, int n, double standard_error) {
     StepRecord none = log_no_update_(step);
     double accuracy = (double)correct / n;
-    log_record_(log, &none, NAN, NAN, accuracy);
+    if (!log_record_(log, &none, NAN, NAN, accuracy, 1)) { return; }
     printf("step %d | %s %.2f%% +- %.2f%% | %d of %d\n", step, name, 100.0 * accuracy, 100.0 * standard_error, correct, n);
     fflush(stdout);
 }
@@ -303,6 +359,8 @@ static inline void log_accuracy(Log* log, int step, const char* name, int correc
 static inline void log_close(Log* log) {
     if (log->metrics && fclose(log->metrics) != 0) { log_fail_(log->path); }
     free(log->path);
+    json_decref(log->extra_schema);
+    json_decref(log->extra);
     memset(log, 0, sizeof *log);
 }
 #endif  // LLMC_LOG_H

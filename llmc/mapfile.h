@@ -110,9 +110,11 @@ static inline void file_at_address_(char* path, size_t n_path, const void* addre
 }
 
 static inline void file_bus_error_(int signal_number, siginfo_t* info, void* context) {
+    static int said;  // by one of several threads that meet the same hole; a state of the process, as its end is
     char path[PATH_MAX];
     (void)signal_number;
     (void)context;
+    while (__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED)) { pause(); }
     file_at_address_(path, sizeof path, info->si_addr);
     const char* parts[] = {program_invocation_short_name, ": ", path[0] ? path : "a mapped file",
                            ": cut short by another program, or its disk failed, while it was in use\n"};

@@ -35,12 +35,13 @@ static inline int* probe_tokens_(const SafeFile* file, const char* name, ProbeBa
     return tokens;
 }
 
-static inline void probe_read(ProbeBatch* batch, const char* path, int V, int max_T) {
+// inputs in 0..V-1, targets in 0..classes-1 or negative
+static inline void probe_read(ProbeBatch* batch, const char* path, int V, int classes, int max_T) {
     SafeFile file;
     memset(batch, 0, sizeof *batch);
     safetensors_open(&file, path);
     batch->inputs = probe_tokens_(&file, "inputs", batch, 0, V);
-    batch->targets = probe_tokens_(&file, "targets", batch, INT_MIN, V);
+    batch->targets = probe_tokens_(&file, "targets", batch, INT_MIN, classes);
     for (int n = 0; n < batch->B * batch->T; n++) { batch->counted += batch->targets[n] >= 0; }
     if (batch->T > max_T) { fail_input("%s: expected at most the model's %d positions, found %d", path, max_T, batch->T); }
     if (batch->counted == 0) { fail_input("%s: all targets are negative: there is no loss", path); }

@@ -65,7 +65,13 @@ static inline double mt19937_double(Mt19937* mt) {
     return (double)(both & ((1ULL << 53) - 1)) / 9007199254740992.0;
 }
 
-// ---- normal numbers, as torch.Tensor.normal_ draws them ----
+// ---- uniform and normal numbers, as torch.Tensor.uniform_ and normal_ draw them ----
+
+// from low to high, rounded once: PyTorch fuses the multiply-add, which double holds exactly
+static inline void uniform_fill(Mt19937* mt, float* x, size_t n, float low, float high) {
+    const double width = (double)(high - low);
+    for (size_t i = 0; i < n; i++) { x[i] = (float)((double)mt19937_float(mt) * width + (double)low); }
+}
 
 // Box-Muller over a group of 16 uniforms: x[t] and x[t+8] make a pair
 static inline void normal_group_(float* x, float mean, float std) {

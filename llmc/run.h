@@ -6,6 +6,8 @@ What every trainer's run has in common (spec/cli.md): the options, the state a c
     run_open           makes the folder of the run, settings.json and the log
     run_save_begin/end a checkpoint: between them the trainer writes its files into the temporary folder
     stop_on_signals    SIGTERM, SIGINT and SIGUSR1 end a run after the step, with a checkpoint
+    run_lr             the learning rate of a step: --lr, --schedule, --warmup, --final-lr, --lr-horizon
+    run_summary        summary.json: how a run ended
     settings.json      command line, options, build, data with checksums: enough to make the same run again
 */
 #ifndef LLMC_RUN_H
@@ -17,9 +19,9 @@ What every trainer's run has in common (spec/cli.md): the options, the state a c
 #include "options.h"     // Option, options_to_json
 #include "outliers.h"    // OutlierWindow
 #include "peak.h"        // processor_name
+#include "schedule.h"    // schedule_lr
 #include "tensor.h"      // Tensor
 #include "vec.h"         // VLANES
-#include <fnmatch.h>
 
 #ifndef COMMIT
 #define COMMIT "unknown"  // the Makefile passes both
@@ -37,10 +39,11 @@ typedef struct {
     int batch_size, seq_len, batch_tokens, shuffle, overfit, doc_reset, eval_examples;
     float val_fraction;
     const char *schedule, *freeze;                                                        // optimizer
-    int steps, warmup;
+    int steps, warmup, lr_horizon;
     float epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
     const char* run;                                                                      // run
     int resume, save_every, async_save, keep, keep_every, eval_every, eval_batches, sample_every, log_every, early_stop, tensorboard, max_skips, verify_every;
+    float early_stop_delta;
     const char *export_hf, *generate, *probe, *probe_out;                                 // out
     int max_new_tokens, top_k, samples, eval_only;
     float shard_gb, temperature, top_p;
@@ -48,19 +51,19 @@ typedef struct {
     int threads, dry_run, zero, comm_timeout, init_timeout;
 } RunOptions;
 
-enum { MAX_OPTIONS = 96 };
+enum { MAX_OPTIONS = 128 };
 
 // fills the table with the common rows; `presets` is what --model can name. Returns the number of rows.
 static inline int run_options(Option* t, RunOptions* o, const char* presets) {
     const Option rows[] = {
-        // group, name, other spellings (llm.c's among them), type, where, default, range, what it takes, meaning
-        {"model", "from", "-e", OPTION_TEXT, &o->from, "", 0, 0, "PATH", "parameters to start from: a run folder or checkpoint, a Hugging Face folder, a .safetensors file with config.json beside it, or llm.c's .bin, told apart by content", 0},
+        // group, name, other spellings (llm.c's and rust_trainer's), type, where, default, range, what it takes, meaning
+        {"model", "from", "-e --base-ckpt --init-hf", OPTION_TEXT, &o->from, "", 0, 0, "PATH", "parameters to start from: a run folder or checkpoint, a Hugging Face folder, a .safetensors file with config.json beside it, or llm.c's .bin, told apart by content", 0},
         {"model", "config", "", OPTION_TEXT, &o->config, "", 0, 0, "FILE", "random start from Hugging Face's config.json", 0},
         {"model", "model", "", OPTION_TEXT, &o->model, "", 0, 0, "NAME", presets, 0},
         {"model", "seed", "", OPTION_INT, &o->seed, "42", 0, INT_MAX, "N", "random seed: start values, order of the data, samples", 0},
         {"data", "train", "-i", OPTION_TEXT, &o->train, "", 0, 0, "PATH", "token shards (a pattern), a text file or a folder of text", 0},
         {"data", "val", "-j", OPTION_TEXT, &o->val, "", 0, 0, "PATH", "the same for validation", 0},
-        {"data", "val-fraction", "", OPTION_FLOAT, &o->val_fraction, "0", 0, 0.9, "F", "without --val: keep this last part of --train for validation", 0},
+        {"data", "val-fraction", "--val-ratio", OPTION_FLOAT, &o->val_fraction, "0", 0, 0.9, "F", "without --val: keep this last part of --train for validation", 0},
         {"data", "tokenizer", "", OPTION_TEXT, &o->tokenizer, "", 0, 0, "bytes|PATH", "bytes, a tokenizer.json or its folder, or llm.c's gpt2_tokenizer.bin to show tokens as text; empty: the model's own, else bytes", 0},
         {"data", "batch-size", "-b", OPTION_INT, &o->batch_size, "4", 1, 65536, "N", "rows in a micro-batch", 0},
         {"data", "seq-len", "-t", OPTION_INT, &o->seq_len, "0", 0, 1 << 24, "N", "positions in a row; 0: as many as the model has, at most 1024", 0},
@@ -74,28 +77,30 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"optimizer", "epochs", "", OPTION_FLOAT, &o->epochs, "1", 1e-6, 1e6, "F", "passes over the training data, when --steps is 0", 0},
         {"optimizer", "lr", "-l", OPTION_FLOAT, &o->lr, "3e-4", 0, 10, "F", "peak learning rate", 0},
         {"optimizer", "schedule", "-k", OPTION_CHOICE, &o->schedule, "cosine", 0, 0, "constant|linear|cosine|wsd", "how the learning rate falls after warm-up", 0},
-        {"optimizer", "warmup", "-u", OPTION_INT, &o->warmup, "0", 0, INT_MAX, "N", "steps of linear warm-up", 0},
-        {"optimizer", "final-lr", "-q", OPTION_FLOAT, &o->final_lr, "0.1", 0, 1, "F", "learning rate at the end, as a fraction of the peak", 0},
+        {"optimizer", "warmup", "-u --lr-warmup-steps", OPTION_INT, &o->warmup, "0", 0, INT_MAX, "N", "steps of linear warm-up", 0},
+        {"optimizer", "final-lr", "-q --lr-min-scale", OPTION_FLOAT, &o->final_lr, "0.1", 0, 1, "F", "learning rate at the end, as a fraction of the peak", 0},
+        {"optimizer", "lr-horizon", "", OPTION_INT, &o->lr_horizon, "0", 0, INT_MAX, "N", "steps over which the learning rate falls, then it stays; 0: all of --steps", 0},
         {"optimizer", "weight-decay", "-c", OPTION_FLOAT, &o->weight_decay, "0.1", 0, 10, "F", "AdamW's weight decay, on matrices and embeddings", 0},
         {"optimizer", "beta1", "", OPTION_FLOAT, &o->beta1, "0.9", 0, 0.99999, "F", "decay of AdamW's first moment", 0},
         {"optimizer", "beta2", "", OPTION_FLOAT, &o->beta2, "0.95", 0, 0.9999999, "F", "decay of AdamW's second moment", 0},
-        {"optimizer", "eps", "", OPTION_FLOAT, &o->eps, "1e-8", 1e-30, 1, "F", "AdamW's epsilon", 0},
-        {"optimizer", "clip", "", OPTION_FLOAT, &o->clip, "1", 0, 1e30, "F", "largest gradient norm; 0: no limit", 0},
+        {"optimizer", "eps", "--adam-eps", OPTION_FLOAT, &o->eps, "1e-8", 1e-30, 1, "F", "AdamW's epsilon", 0},
+        {"optimizer", "clip", "--grad-clip-norm", OPTION_FLOAT, &o->clip, "1", 0, 1e30, "F", "largest gradient norm; 0: no limit", 0},
         {"optimizer", "skip-loss-z", "-sl", OPTION_FLOAT, &o->skip_loss_z, "0", 0, 1e30, "F", "skip an update whose loss lies this many standard deviations above the last 128; 0: never", 0},
         {"optimizer", "skip-norm-z", "-sg", OPTION_FLOAT, &o->skip_norm_z, "0", 0, 1e30, "F", "the same for the gradient norm", 0},
-        {"optimizer", "freeze", "", OPTION_TEXT, &o->freeze, "", 0, 0, "PATTERN", "no updates of tensors with such names: 'transformer.w?e.*'", 0},
-        {"run", "run", "-o", OPTION_TEXT, &o->run, "", 0, 0, "DIR", "folder for checkpoints, log and samples; empty: runs/<trainer>-<date-time>", 0},
+        {"optimizer", "freeze", "", OPTION_TEXT, &o->freeze, "", 0, 0, "PATTERN,...", "no updates of tensors with such names, of all layers or of one: 'transformer.w?e.*,*.h.0.*'; first:N: of the first N layers; indices:A,B,..: of these layers, from 0", 0},
+        {"run", "run", "-o --out-dir --output-dir", OPTION_TEXT, &o->run, "", 0, 0, "DIR", "folder for checkpoints, log and samples; empty: runs/<trainer>-<date-time>", 0},
         {"run", "resume", "-y", OPTION_SWITCH, &o->resume, "0", 0, 0, "0|1", "go on from the newest checkpoint in --run, with its options; those typed now win", 0},
         {"run", "save-every", "-n", OPTION_INT, &o->save_every, "0", 0, INT_MAX, "N", "checkpoint every N steps; 0: only at the end", 0},
         {"run", "async-save", "", OPTION_SWITCH, &o->async_save, "1", 0, 0, "0|1", "go on training while a copy of the state is written; 0: wait, and do without the copy's memory", 0},
         {"run", "keep", "-nk", OPTION_INT, &o->keep, "2", 1, INT_MAX, "N", "newest checkpoints to keep, besides the best", 0},
         {"run", "keep-every", "-nm", OPTION_INT, &o->keep_every, "0", 0, INT_MAX, "M", "keep every checkpoint whose step is a multiple of M too; 0: none", 0},
-        {"run", "eval-every", "-v", OPTION_INT, &o->eval_every, "100", 0, INT_MAX, "N", "validation every N steps, with --val or --val-fraction; 0: never", 0},
+        {"run", "eval-every", "-v --val-every", OPTION_INT, &o->eval_every, "100", 0, INT_MAX, "N", "validation every N steps, with --val or --val-fraction; 0: never", 0},
         {"run", "eval-batches", "-m", OPTION_INT, &o->eval_batches, "20", 1, INT_MAX, "N", "micro-batches in a validation", 0},
         {"run", "sample-every", "-s", OPTION_INT, &o->sample_every, "0", 0, INT_MAX, "N", "generate a sample every N steps; 0: never", 0},
         {"run", "log-every", "", OPTION_INT, &o->log_every, "1", 1, INT_MAX, "N", "print every N-th step; metrics.jsonl has all", 0},
         {"run", "tensorboard", "", OPTION_SWITCH, &o->tensorboard, "0", 0, 0, "0|1", "TensorBoard's event files in the run folder too: tensorboard --logdir runs", 0},
-        {"run", "early-stop", "", OPTION_INT, &o->early_stop, "0", 0, INT_MAX, "N", "stop after N validations without a new best; 0: never", 0},
+        {"run", "early-stop", "--early-stopping-patience", OPTION_INT, &o->early_stop, "0", 0, INT_MAX, "N", "stop after N validations without a new best; 0: never", 0},
+        {"run", "early-stop-delta", "", OPTION_FLOAT, &o->early_stop_delta, "0", 0, 1e30, "F", "a validation is a new best only when its loss is lower by more than this", 0},
         {"run", "max-skips", "", OPTION_INT, &o->max_skips, "10", 0, INT_MAX, "M", "skip at most M non-finite updates in a row, then stop", 0},
         {"run", "verify-every", "", OPTION_INT, &o->verify_every, "0", 0, INT_MAX, "K", "compute every K-th step twice and stop if a bit differs; 0: never", 0},
         {"out", "export-hf", "", OPTION_TEXT, &o->export_hf, "", 0, 0, "DIR", "write the model as a Hugging Face folder", 0},
@@ -145,18 +150,6 @@ static inline void run_choose_tokenizer(Option* table, int n, const RunOptions* 
     else if (!*o->tokenizer) { options_set(table, n, "tokenizer", "bytes"); }
 }
 
-// --freeze; a tensor of the table stands for all its layers
-static inline void run_freeze(const RunOptions* o, Tensor* table, int n) {
-    int n_frozen = 0;
-    for (int i = 0; i < n; i++) {
-        table[i].frozen = fnmatch(o->freeze, table[i].name, 0) == 0;
-        n_frozen += table[i].frozen;
-    }
-    if (*o->freeze && n_frozen == 0) {
-        options_fail("freeze", "\"%s\" matches no tensor (of all layers at once: 'transformer.h.*.ln_1.*')", o->freeze);
-    }
-}
-
 // micro-batches in an update of --batch-tokens; a number that does not divide is refused with its neighbours
 static inline int run_leaves(const RunOptions* o, int T) {
     int64_t micro = (int64_t)o->batch_size * T, below = o->batch_tokens / micro * micro;
@@ -175,6 +168,16 @@ static inline void run_plan_steps(RunOptions* o, int64_t n_rows, int n_leaves) {
         o->steps = steps < INT_MAX ? (int)steps : INT_MAX;
     }
     if (o->warmup >= o->steps) { options_fail("warmup", "expected less than the %d steps of the run, found %d", o->steps, o->warmup); }
+    if (o->lr_horizon > 0 && o->warmup >= o->lr_horizon) {
+        options_fail("warmup", "expected less than the %d steps of --lr-horizon, found %d", o->lr_horizon, o->warmup);
+    }
+}
+
+// learning rate of step 0, 1, ...
+static inline float run_lr(const RunOptions* o, int step) {
+    const int horizon = o->lr_horizon > 0 ? o->lr_horizon : o->steps;
+    const Schedule schedule = schedule_from_name(o->schedule);
+    return schedule_lr(schedule, step < horizon ? step : horizon, horizon, o->warmup, (double)o->lr, (double)o->final_lr);
 }
 
 // the text of --generate, from standard input for "-"; on the heap, not terminated
@@ -255,8 +258,8 @@ static inline int run_state_skips(RunState* s, const RunOptions* o, float loss, 
 }
 
 // a validation's loss: is it the best so far?
-static inline int run_state_validated(RunState* s, float loss) {
-    int best = loss < s->best_val;
+static inline int run_state_validated(RunState* s, const RunOptions* o, float loss) {
+    int best = loss < s->best_val - o->early_stop_delta;
     s->evals_since_best = best ? 0 : s->evals_since_best + 1;
     if (best) {
         s->best_val = loss;
@@ -365,7 +368,11 @@ static inline json_t* data_to_json_(const TokenData* d) {
 // Going on with other data would be another run under the old name: the order of the rows depends on their number. Data that
 // --train names anew is what the user wants.
 static inline void run_check_data_(const char* settings_path, const Option* table, int n, const json_t* train) {
-    if (!path_exists(settings_path) || options_given(table, n, "train") == 1) { return; }
+    for (int i = 0; i < n; i++) {
+        const int names_data = strcmp(table[i].name, "train") == 0 || strncmp(table[i].name, "token-", 6) == 0;  // token-file, token-dir
+        if (names_data && table[i].given == 1) { return; }
+    }
+    if (!path_exists(settings_path)) { return; }
     json_t* settings = json_read(settings_path);
     const json_t* before = json_object_get(json_object_get(settings, "train"), "xxh3");
     if (before && !json_equal(before, json_object_get(train, "xxh3"))) {
@@ -422,6 +429,27 @@ static inline void run_show_sample(const RunOptions* o, int step, const char* te
     printf("--- sample after step %d\n%s---\n", step, text);
     fprintf(file, "--- sample after step %d\n%s---\n", step, text);
     if (fclose(file) != 0) { fail_run("%s: %s", path, strerror(errno)); }
+}
+
+// the checkpoint of that step, if there is one, or null
+static inline json_t* run_checkpoint_json_(const RunOptions* o, int step) {
+    char folder[PATH_BYTES], manifest[PATH_BYTES];
+    const int exists = step >= 0 && path_exists(path_join(manifest, checkpoint_folder(folder, o->run, step), "manifest.json"));
+    return exists ? json_string(folder) : json_null();
+}
+
+// summary.json at the end of a run, for programs that start many. best: of the validations, null without one; its checkpoint may
+// be missing, where none was saved at that step. extra: the trainer's own keys, or NULL; takes the reference
+static inline void run_summary(const RunOptions* o, const RunState* s, int stopped_early, json_t* extra) {
+    char path[PATH_BYTES], metrics[PATH_BYTES];
+    const int best_step = isfinite(s->best_val) ? s->best_step : -1;
+    json_t* summary = json_pack("{s:i, s:b, s:o, s:o, s:i, s:I, s:o, s:o, s:s}", "final_step", s->step, "stopped_early", stopped_early,
+        "best_val_loss", json_finite((double)s->best_val), "best_step", best_step >= 0 ? json_integer(best_step) : json_null(),
+        "updates", s->updates, "tokens", (json_int_t)s->tokens, "checkpoint", run_checkpoint_json_(o, s->step),
+        "best_checkpoint", run_checkpoint_json_(o, best_step), "metrics", path_join(metrics, o->run, "metrics.jsonl"));
+    if (extra) { json_object_update(summary, extra); }
+    json_decref(extra);
+    json_replace(path_join(path, o->run, "summary.json"), summary);
 }
 
 // rows of the box at the start

@@ -2,7 +2,7 @@
 Arenas of which every rank keeps a part (zero.h) against safetensors: the file is the one that a single rank would write.
     moments_save    optimizer.safetensors: rank 0 writes, slice by slice as they come from their owners; the other ranks only send,
                     and need no path. All ranks call
-    moments_load    every rank reads what it keeps
+    moments_load    every rank reads what it keeps; moments_load_layers: the same into a model with more layers than the file
     shards_collect  such an arena, whole, on rank 0's host. All ranks call
 Arenas are device memory, or with dev NULL copies of them in host memory (snapshot.h).
 Memory: two slices.
@@ -67,7 +67,7 @@ static inline void shards_collect(Shards* s, const float* arena, float* whole, c
     free(room);
 }
 
-static inline void shards_load_(SafeSet* set, const Shards* s, const char* prefix, float* arena, const Device* dev) {
+static inline void shards_load_(SafeSet* set, const Shards* s, const char* prefix, float* arena, const int* old_layer, const Device* dev) {
     float *room = shards_slice_room_(s), *turned = tensors_turning_room(s->table, s->n_tensors);
     for (int i = 0; i < s->n_tensors; i++) {
         const Tensor* t = &s->table[i];
@@ -75,9 +75,10 @@ static inline void shards_load_(SafeSet* set, const Shards* s, const char* prefi
         for (int l = 0; l < tensor_slices(t); l++) {
             const size_t first = n * (size_t)l;
             const Part own = part_within(s->kept[i], first, first + n);
+            const int from = tensor_old_layer(t, old_layer, l);
             if (own.n == 0) { continue; }
-            memset(room, 0, sizeof(float) * n);  // padding rows
-            tensor_load_slice(set, t, l, prefix, room, turned);
+            memset(room, 0, sizeof(float) * n);  // padding rows, new layers
+            if (from >= 0) { tensor_load_slice(set, t, from, prefix, room, turned); }
             device_upload(arena + own.at, room + (own.first - first), sizeof(float) * own.n, dev);
         }
         progress("loading", i + 1, s->n_tensors);
@@ -86,11 +87,16 @@ static inline void shards_load_(SafeSet* set, const Shards* s, const char* prefi
     free(turned);
 }
 
-static inline void moments_load(const char* path, const Shards* s, float* m, float* v, const Device* dev) {
+// old_layer as in tensors_load_layers; the moments of a new layer are 0
+static inline void moments_load_layers(const char* path, const Shards* s, float* m, float* v, const int* old_layer, const Device* dev) {
     SafeSet set;
     safeset_open(&set, path);
-    shards_load_(&set, s, "exp_avg.", m, dev);
-    shards_load_(&set, s, "exp_avg_sq.", v, dev);
+    shards_load_(&set, s, "exp_avg.", m, old_layer, dev);
+    shards_load_(&set, s, "exp_avg_sq.", v, old_layer, dev);
     safeset_close(&set);
+}
+
+static inline void moments_load(const char* path, const Shards* s, float* m, float* v, const Device* dev) {
+    moments_load_layers(path, s, m, v, NULL, dev);
 }
 #endif  // LLMC_SHARDFILE_H

@@ -14,12 +14,13 @@ memory of the copy, on the host: parameters and both moments once more.
 #include "log.h"         // seconds_now
 #include "run.h"         // RunState
 
-enum { SNAPSHOT_ARENAS = 3 };  // parameters, first and second moments
+enum { SNAPSHOT_ARENAS = 3, SNAPSHOT_ARENAS_MAX = 8 };  // parameters, first and second moments; and what else a trainer may have
 
 typedef struct {
-    const void* arena[SNAPSHOT_ARENAS];  // in host memory: what is to be written
-    void* copy[SNAPSHOT_ARENAS];
-    size_t n_bytes[SNAPSHOT_ARENAS];
+    int n_arenas;
+    const void* arena[SNAPSHOT_ARENAS_MAX];  // in host memory: what is to be written
+    void* copy[SNAPSHOT_ARENAS_MAX];
+    size_t n_bytes[SNAPSHOT_ARENAS_MAX];
     RunState state;
     void (*write)(void* run);  // writes a checkpoint from arena and state
     void* run;
@@ -49,13 +50,15 @@ static inline const void* snapshot_copy_(void** copy, const void* arena, size_t 
 }
 #endif
 
-static inline void snapshot_take_(Snapshot* s, const void* const* arenas, const size_t* n_bytes, const RunState* state, int copy,
-                                  const Device* dev) {
+static inline void snapshot_take_(Snapshot* s, const void* const* arenas, const size_t* n_bytes, int n_arenas, const RunState* state,
+                                  int copy, const Device* dev) {
+    assert(n_arenas <= SNAPSHOT_ARENAS_MAX);
     s->state = *state;
+    s->n_arenas = n_arenas;
 #ifdef __CUDACC__
     copy = 1;  // the writer reads host memory
 #endif
-    for (int a = 0; a < SNAPSHOT_ARENAS; a++) {
+    for (int a = 0; a < n_arenas; a++) {
         s->n_bytes[a] = n_bytes[a];
         s->arena[a] = copy ? snapshot_copy_(&s->copy[a], arenas[a], n_bytes[a], dev) : arenas[a];
     }
@@ -78,14 +81,15 @@ static inline int snapshot_newest(const Snapshot* s, int before) {
     return __atomic_load_n(&s->n_saved, __ATOMIC_ACQUIRE) > 0 ? __atomic_load_n(&s->saved_step, __ATOMIC_RELAXED) : before;
 }
 
-// One at a time: the writer before comes to its end first. arenas: device memory, of the same sizes each time. beside: in the
-// background, unless this is the last
-static inline void snapshot_save(Snapshot* s, const void* const* arenas, const size_t* n_bytes, const RunState* state, int beside,
-                                 int last, void (*write)(void* run), void* run, const Device* dev) {
+// One at a time: the writer before comes to its end first. arenas: device memory, whole floats or words of 4 bytes, of the same
+// sizes each time; what the writer needs and training changes must be among them. beside: in the background, unless this is the
+// last
+static inline void snapshot_save(Snapshot* s, const void* const* arenas, const size_t* n_bytes, int n_arenas, const RunState* state,
+                                 int beside, int last, void (*write)(void* run), void* run, const Device* dev) {
     const int in_background = beside && !last;
     double start = seconds_now(CLOCK_MONOTONIC);
     background_wait(&s->writer);
-    snapshot_take_(s, arenas, n_bytes, state, in_background, dev);
+    snapshot_take_(s, arenas, n_bytes, n_arenas, state, in_background, dev);
     s->write = write;
     s->run = run;
     checkpoint_abandon_at_exit();
@@ -105,7 +109,7 @@ static inline void snapshot_print(const Snapshot* s, double n_bytes) {
 }
 
 static inline void snapshot_free(Snapshot* s) {
-    for (int a = 0; a < SNAPSHOT_ARENAS; a++) {
+    for (int a = 0; a < s->n_arenas; a++) {
 #ifdef __CUDACC__
         device_pinned_free(s->copy[a]);
 #else

@@ -12,9 +12,11 @@ The same table lays out every arena of the same shape: parameters, gradients, bo
 #include <stdio.h>
 #include <string.h>
 
-typedef enum { INIT_ZEROS, INIT_ONES, INIT_NORMAL } Init;
+typedef enum { INIT_ZEROS, INIT_ONES, INIT_NORMAL, INIT_UNIFORM, INIT_NONE } Init;  // NONE: the trainer's; they are left alone
 typedef enum { NO_DECAY, DECAY } Decay;
-typedef enum { AS_IS, TRANSPOSED, VECTOR } OnDisk;  // TRANSPOSED: (columns, rows), as GPT-2's Conv1D; VECTOR: (columns)
+// TRANSPOSED: (columns, rows), as GPT-2's Conv1D; VECTOR: (columns); CONV: (rows, 1, columns), a convolution of each channel by
+// itself
+typedef enum { AS_IS, TRANSPOSED, VECTOR, CONV } OnDisk;
 
 typedef struct {
     const char* name;    // on disk; %d stands for the layer
@@ -23,7 +25,7 @@ typedef struct {
     int rows, columns;   // of one slice; a vector has 1 row
     int disk_rows;       // rows that a file holds; the padding up to `rows` is zero and stays zero
     Init init;
-    float std;           // of INIT_NORMAL
+    float std;           // of INIT_NORMAL; of INIT_UNIFORM the bound: from -std to std
     Decay decay;
     OnDisk on_disk;
     int frozen;          // no update
@@ -66,7 +68,8 @@ static inline size_t tensors_count(const Tensor* table, int n) {
 }
 
 // Let the fields of `pointers` point into an arena: at layer `layer` of those tensors that have layers. Elements of another
-// size than float's, as floatX of a .cu trainer may have, are told
+// size than float's, as floatX of a .cu trainer may have, are told. A field whose tensor this model's table lacks keeps what it
+// holds: NULL, where the trainer has put it
 static inline void tensors_point_sized(void* pointers, const Tensor* table, int n, void* arena, size_t element_bytes, int layer) {
     for (int i = 0; i < n; i++) {
         size_t element = table[i].offset + (table[i].layers > 0 ? (size_t)layer * tensor_slice_elements(&table[i]) : 0);
@@ -100,9 +103,10 @@ static inline void tensors_init(const Tensor* table, int n, float* arena, uint32
         for (int i = 0; i < n; i++) {
             const Tensor* t = &table[i];
             float* x = arena + t->offset + l * tensor_slice_elements(t);
-            if (l >= tensor_slices(t)) { continue; }
+            if (l >= tensor_slices(t) || t->init == INIT_NONE) { continue; }
             memset(x, 0, sizeof(float) * tensor_slice_elements(t));
             if (t->init == INIT_NORMAL) { normal_fill(&mt, x, tensor_disk_elements(t), 0.0f, t->std); }
+            if (t->init == INIT_UNIFORM) { uniform_fill(&mt, x, tensor_disk_elements(t), -t->std, t->std); }
             for (size_t j = 0; t->init == INIT_ONES && j < tensor_disk_elements(t); j++) { x[j] = 1.0f; }
         }
     }

@@ -2,8 +2,11 @@
 The tensor table against safetensors: every parameter, gradient or moment under its name and shape on disk.
     tensors_declare, tensors_put   every tensor into a file that may hold more; tensor_put_slice is one step of it
     tensors_load                   every tensor out of a SafeSet; tensor_load_slice is one step of it
+    tensors_load_layers            the same into a model with more layers than the file: where each one was
+    tensor_is_in                   does a SafeSet have this tensor? For those that a model may or may not come with
     tensors_save_folder            model.safetensors, or shards of at most so many bytes and their index, written last
-In memory a slice is (rows, columns); on disk it may be turned (GPT-2's Conv1D) and lacks the padding rows. A file has its
+In memory a slice is (rows, columns); on disk it may be turned (GPT-2's Conv1D) or have one more dimension, and lacks the
+padding rows. A file has its
 tensors in the order of their names, as Hugging Face's writer lays it out: an export equals, byte by byte, what
 save_pretrained writes for the same parameters.
 Loading accepts F32, F16 and BF16, and names with or without the leading "transformer."
@@ -33,18 +36,17 @@ static inline void transpose(float* out, const float* in, int rows, int columns)
 }
 
 // shape on disk; returns the number of dimensions
-static inline int tensor_disk_shape(const Tensor* t, int64_t shape[2]) {
-    int turned = t->on_disk == TRANSPOSED;
-    shape[turned] = t->disk_rows;
-    shape[!turned] = t->columns;
-    if (t->on_disk != VECTOR) { return 2; }
-    shape[0] = t->columns;
-    return 1;
+static inline int tensor_disk_shape(const Tensor* t, int64_t shape[3]) {
+    const int n_dims = t->on_disk == VECTOR ? 1 : t->on_disk == CONV ? 3 : 2;
+    shape[0] = t->on_disk == VECTOR || t->on_disk == TRANSPOSED ? t->columns : t->disk_rows;
+    shape[1] = t->on_disk == TRANSPOSED ? t->disk_rows : t->on_disk == CONV ? 1 : t->columns;
+    shape[2] = t->columns;
+    return n_dims;
 }
 
-// room for the largest slice that has to be turned
+// room for the largest slice that has to be turned; some in any case, or gcc would warn of a turn that never comes
 static inline float* tensors_turning_room(const Tensor* table, int n) {
-    size_t largest = 0;
+    size_t largest = 64;
     for (int i = 0; i < n; i++) {
         size_t n_elements = table[i].on_disk == TRANSPOSED ? tensor_disk_elements(&table[i]) : 0;
         largest = n_elements > largest ? n_elements : largest;
@@ -89,7 +91,7 @@ static inline TensorSlices tensors_sorted(const Tensor* table, int n) {
 static inline void slices_declare_(SafeWriter* w, const TensorSlice* slice, int n, const char* prefix) {
     for (int i = 0; i < n; i++) {
         char prefixed[2 * NAME_BYTES];
-        int64_t shape[2];
+        int64_t shape[3];
         int n_dims = tensor_disk_shape(slice[i].tensor, shape);
         snprintf(prefixed, sizeof prefixed, "%s%s", prefix, slice[i].name);
         safewriter_declare(w, prefixed, DTYPE_F32, n_dims, shape);
@@ -194,14 +196,29 @@ static inline const SafeTensor* find_tensor_(SafeSet* set, const char* prefix, c
     return found || !dot ? found : safeset_find(set, dot + 1);
 }
 
+// "(257, 32)"
+static inline ShortText shape_text_(const int64_t* shape, int n_dims) {
+    ShortText out;
+    size_t used = 0;
+    for (int i = 0; i < n_dims && used < sizeof out.s - 32; i++) {
+        used += (size_t)snprintf(out.s + used, sizeof out.s - used, "%s%lld", i > 0 ? ", " : "(", (long long)shape[i]);
+    }
+    snprintf(out.s + used, sizeof out.s - used, n_dims > 0 ? ")" : "()");
+    return out;
+}
+
 static inline void check_shape_(const SafeSet* set, const SafeTensor* found, const Tensor* t) {
-    int64_t shape[2], d[2] = {0, 0};
-    int n_dims = tensor_disk_shape(t, shape);
-    for (int i = 0; i < found->n_dims && i < 2; i++) { d[i] = found->shape[i]; }
-    if (found->n_dims == n_dims && d[0] == shape[0] && (n_dims == 1 || d[1] == shape[1])) { return; }
-    fail_input("%s: tensor \"%s\": expected %d dimension%s (%lld%s%.0lld), found %d (%lld, %lld): another model than config.json says",
-               set->path, found->name, n_dims, n_dims > 1 ? "s" : "", (long long)shape[0], n_dims > 1 ? ", " : "",
-               n_dims > 1 ? (long long)shape[1] : 0LL, found->n_dims, (long long)d[0], (long long)d[1]);
+    int64_t shape[3];
+    const int n_dims = tensor_disk_shape(t, shape);
+    if (found->n_dims == n_dims && memcmp(found->shape, shape, sizeof shape[0] * (size_t)n_dims) == 0) { return; }
+    fail_input("%s: tensor \"%s\": expected %d dimension%s %s, found %d %s: another model than config.json says", set->path,
+               found->name, n_dims, n_dims > 1 ? "s" : "", shape_text_(shape, n_dims).s, found->n_dims,
+               shape_text_(found->shape, found->n_dims).s);
+}
+
+static inline int tensor_is_in(SafeSet* set, const Tensor* t, const char* prefix) {
+    char name[NAME_BYTES];
+    return find_tensor_(set, prefix, tensor_slice_name(name, sizeof name, t, 0)) != NULL;
 }
 
 // layer l of a tensor into `slice`; its padding rows are left as they are
@@ -217,16 +234,25 @@ static inline void tensor_load_slice(SafeSet* set, const Tensor* t, int l, const
     if (t->on_disk == TRANSPOSED) { transpose(slice, turned, t->columns, t->disk_rows); }
 }
 
-static inline void tensors_load(SafeSet* set, const Tensor* table, int n, const char* prefix, float* arena) {
+// where layer l of the model stands in the file; -1: it is not there
+static inline int tensor_old_layer(const Tensor* t, const int* old_layer, int l) { return t->layers > 0 && old_layer ? old_layer[l] : l; }
+
+// old_layer: of each layer of the model the layer that it is in the file, -1 for a new one, which is left as it is. NULL: the same
+static inline void tensors_load_layers(SafeSet* set, const Tensor* table, int n, const char* prefix, float* arena, const int* old_layer) {
     float* turned = tensors_turning_room(table, n);
     for (int i = 0; i < n; i++) {
         const Tensor* t = &table[i];
         for (int l = 0; l < tensor_slices(t); l++) {
-            tensor_load_slice(set, t, l, prefix, arena + t->offset + l * tensor_slice_elements(t), turned);
+            const int from = tensor_old_layer(t, old_layer, l);
+            if (from >= 0) { tensor_load_slice(set, t, from, prefix, arena + t->offset + l * tensor_slice_elements(t), turned); }
         }
         progress("loading", i + 1, n);
     }
     free(turned);
+}
+
+static inline void tensors_load(SafeSet* set, const Tensor* table, int n, const char* prefix, float* arena) {
+    tensors_load_layers(set, table, n, prefix, arena, NULL);
 }
 
 // A tied matrix may be stored a second time; then both copies must be the same bytes, or the file is another model's.

@@ -8,7 +8,8 @@ tensors, in table order, are dealt out: of K chunks rank r owns r*K/P .. (r+1)*K
     shards_layer_done, shards_leaf_done   told by backward: all gradients of this layer; of this leaf
     shards_reduce   the sum over the leaves of all ranks, each part at its owner, added along the tree of leaf_tree.h
     shards_norm     owners compute the sums of their chunks; all get them and add them in order
-    shards_update   AdamW: with --zero 0 each rank on everything, else each on the part it owns
+    shards_update   AdamW: with --zero 0 each rank on everything, else each on the part it owns. Slices of a tensor (its layers)
+                    may be frozen, or have had fewer updates than the run
     shards_round    the parameters of a build that stores bf16, anew from their masters
     shards_gather   each part from its owner to all: with --zero 0 the reduced gradient, else the new parameters
     shards_slice    a slice of a tensor on rank 0, for a checkpoint; one slice is in memory at a time
@@ -73,6 +74,7 @@ typedef struct {
     double* own_sums;       // those of the own chunks, on the device
     Part *whole, *kept, *reduced;  // of each tensor: see `Where`
     size_t n_kept, n_reduced;      // elements of such arenas
+    const int* frozen;      // of every slice in table order, the trainer's: 1 for no update and no part in the norm. NULL: none
     ShardNode* nodes;       // of all ranks, in the order of leaves
     int n_nodes, n_round;   // all of them; that are joined at once: all, with --zero 2 the next leaf of each rank
     int most_nodes;         // of the rank that has most in a round
@@ -96,6 +98,8 @@ typedef struct {
     float lr, beta1, beta2, eps, weight_decay, clip;
     int decay_all;   // biases and LayerNorms too
     Verify* verify;  // NULL: the update is computed once
+    const int* slice_updates;  // of every slice in table order: its updates with this one, AdamW's t; 0: it stays as it is, its
+                               // moments too. NULL: as many as the run
 } Optimizer;
 
 // ---- 1. Who owns what ----
@@ -515,10 +519,22 @@ static inline void shards_idle_round_(Shards* s, const Device* dev) {
     shards_send_rest_(s, dev);
 }
 
-// The sum over the leaves of all ranks, of loss and gradient: an arena of which the parts `reduced` are right. The tree is
-// empty again.
-static inline float* shards_reduce(Shards* s, float* loss, const Device* dev) {
-    if (s->size == 1) { return leaf_tree_finish(&s->tree, loss, dev); }
+static inline int shards_is_frozen_(const Shards* s, int slice) { return s->frozen && s->frozen[slice]; }
+
+// the gradients of frozen slices, which count neither in the norm nor as not finite
+static inline void shards_clear_frozen_(const Shards* s, float* grads, const Device* dev) {
+    for (int i = 0, slice = 0; i < s->n_tensors; i++) {
+        const size_t n = tensor_slice_elements(&s->table[i]);
+        for (int l = 0; l < tensor_slices(&s->table[i]); l++, slice++) {
+            const Part part = part_within(s->reduced[i], n * (size_t)l, n * (size_t)(l + 1));
+            const int clears = shards_is_frozen_(s, slice) && !s->table[i].frozen && part.n > 0;
+            if (clears) { device_zero(grads + part.at, sizeof(float) * part.n, dev); }
+        }
+    }
+}
+
+// of a rank among others
+static inline float* shards_join_(Shards* s, float* loss, const Device* dev) {
     if (s->n_joined < s->n_nodes) { shards_idle_round_(s, dev); }
     assert(s->n_joined == s->n_nodes && s->n_open == 1);
     s->n_joined = s->n_open = 0;
@@ -526,6 +542,14 @@ static inline float* shards_reduce(Shards* s, float* loss, const Device* dev) {
     if (s->zero == 0) { shards_gather(s, s->tree.arena[0], sizeof(float), dev); }
     *loss = shards_sum_losses_(s, dev);
     return s->tree.arena[0];
+}
+
+// The sum over the leaves of all ranks, of loss and gradient: an arena of which the parts `reduced` are right, 0 where slices
+// are frozen. The tree is empty again.
+static inline float* shards_reduce(Shards* s, float* loss, const Device* dev) {
+    float* grads = s->size == 1 ? leaf_tree_finish(&s->tree, loss, dev) : shards_join_(s, loss, dev);
+    shards_clear_frozen_(s, grads, dev);
+    return grads;
 }
 
 // the name of the first slice whose gradient holds a NaN or an infinity, for messages; all ranks call
@@ -568,33 +592,61 @@ static inline float shards_norm(Shards* s, const float* grads, const Device* dev
     return (float)sqrt(sum);
 }
 
+// updates of a slice with this one, number t of the run; 0: none now
+static inline int shards_count_(const Shards* s, const Optimizer* o, int slice, int t) {
+    return shards_is_frozen_(s, slice) ? 0 : o->slice_updates ? o->slice_updates[slice] : t;
+}
+
+// AdamW on a part of tensor i; `key` is that of the noise
+static inline void shards_update_part_(const Shards* s, const Weights* w, const float* grads, int i, Part part, const Optimizer* o,
+                                       const AdamW* step, uint32_t key, const Device* dev) {
+    const Tensor* tensor = &s->table[i];
+    const float decay = tensor->decay == DECAY || o->decay_all ? o->weight_decay : 0.0f;
+    const float* g = grads + part_at(s->reduced[i], part.first);
+    const size_t global = tensor->offset + part.first;
+    const Weights own = weights_from(w, global, part.at);
+    if (o->verify) { verify_adamw(o->verify, tensor, part.first, part.n, &own, g, decay, step, key, dev); }
+    else { weights_update(&own, g, part.n, decay, step, key, global, dev); }
+}
+
+// tensor i, whose slices are number `slice`, slice + 1, ...: neighbours with the same count go together
+static inline void shards_update_tensor_(const Shards* s, const Weights* w, const float* grads, int i, int slice, const Optimizer* o,
+                                         float scale, int t, const Device* dev) {
+    const size_t n = tensor_slice_elements(&s->table[i]);
+    const int n_slices = tensor_slices(&s->table[i]);
+    for (int l = 0, end; l < n_slices; l = end) {
+        const int count = shards_count_(s, o, slice + l, t);
+        for (end = l + 1; end < n_slices && shards_count_(s, o, slice + end, t) == count; end++) {}
+        const Part part = part_within(s->kept[i], n * (size_t)l, n * (size_t)end);
+        if (part.n == 0 || count == 0) { continue; }
+        const AdamW step = adamw_step(o->lr, o->beta1, o->beta2, o->eps, scale, count);
+        shards_update_part_(s, w, grads, i, part, o, &step, (uint32_t)t, dev);
+    }
+}
+
 // clip to the norm, then AdamW; t counts updates from 1 and is the key of the noise with which bf16 is rounded. Afterwards the
 // stored parameters are those of one rank, on every rank.
 static inline void shards_update(Shards* s, const Weights* w, const float* grads, float norm, const Optimizer* o, int t,
                                  const Device* dev) {
     float scale = o->clip > 0.0f && norm > o->clip ? o->clip / norm : 1.0f;
-    AdamW step = adamw_step(o->lr, o->beta1, o->beta2, o->eps, scale, t);
-    for (int i = 0; i < s->n_tensors; i++) {
-        const Tensor* tensor = &s->table[i];
-        const Part part = s->kept[i];
-        if (part.n == 0 || tensor->frozen) { continue; }
-        const float decay = tensor->decay == DECAY || o->decay_all ? o->weight_decay : 0.0f;
-        const float* g = grads + part_at(s->reduced[i], part.first);
-        const size_t global = tensor->offset + part.first;
-        const Weights own = weights_from(w, global, part.at);
-        if (o->verify) { verify_adamw(o->verify, tensor, part.first, part.n, &own, g, decay, &step, (uint32_t)t, dev); }
-        else { weights_update(&own, g, part.n, decay, &step, (uint32_t)t, global, dev); }
+    for (int i = 0, slice = 0; i < s->n_tensors; i++) {
+        if (!s->table[i].frozen) { shards_update_tensor_(s, w, grads, i, slice, o, scale, t, dev); }
+        slice += tensor_slices(&s->table[i]);
     }
     if (s->zero > 0) { shards_gather(s, w->stored, w->stored_bytes, dev); }
 }
 
-// after a load: the stored parameters anew from the masters that the ranks keep, with the bits of update t
+// after a load: the stored parameters anew from the masters that the ranks keep, with the bits of update t; frozen ones stay
 static inline void shards_round(Shards* s, const Weights* w, int t, const Device* dev) {
-    for (int i = 0; i < s->n_tensors; i++) {
-        const Part part = s->kept[i];
-        const size_t global = s->table[i].offset + part.first;
-        const Weights own = weights_from(w, global, part.at);
-        if (part.n > 0 && !s->table[i].frozen) { weights_round(&own, part.n, (uint32_t)t, global, dev); }
+    for (int i = 0, slice = 0; i < s->n_tensors; i++) {
+        const size_t n = tensor_slice_elements(&s->table[i]);
+        for (int l = 0; l < tensor_slices(&s->table[i]); l++, slice++) {
+            const Part part = part_within(s->kept[i], n * (size_t)l, n * (size_t)(l + 1));
+            const size_t global = s->table[i].offset + part.first;
+            const Weights own = weights_from(w, global, part.at);
+            const int stays = part.n == 0 || s->table[i].frozen || shards_is_frozen_(s, slice);
+            if (!stays) { weights_round(&own, part.n, (uint32_t)t, global, dev); }
+        }
     }
     if (s->zero > 0) { shards_gather(s, w->stored, w->stored_bytes, dev); }
 }

@@ -1,6 +1,6 @@
 """
-What the scripts of this folder share: tokenizers, writers of llm.c's token shards and evaluation records, downloads,
-readers of documents. NumPy is all it needs; `tokenizers` for a tokenizer.json, `pyarrow` for Parquet.
+What the scripts of this folder share: tokenizers, writers of llm.c's token shards, of evaluation records and of examples,
+downloads, readers of documents. NumPy is all it needs; `tokenizers` for a tokenizer.json, `pyarrow` for Parquet.
 
 A file appears under its name only when it is complete: it is written as NAME.tmp, which is then renamed.
 Exit status: 0 done, 2 what the user gave (or what a download brought) is wrong, in one line; 1 anything else.
@@ -281,6 +281,26 @@ def eval_main(arguments, description, inputs, url, path, read_examples):
     tokenizer = open_tokenizer(arguments)
     paths = arguments.input or [download(url, downloads(arguments))]
     write_eval(os.path.join(arguments.out, path[1]), read_examples(paths), tokenizer)
+
+
+# ---- examples ----
+
+
+def write_examples(path, inputs, targets):
+    """inputs and targets (n, T) of whole numbers as a safetensors file of int32 (llmc/examples.h); a negative target is not counted"""
+    if inputs.shape != targets.shape or inputs.ndim != 2 or inputs.size == 0 or inputs.min() < 0 or targets.max() < 0:
+        raise ValueError("expected inputs of 0 or more and targets of the same shape (n, T), one of which counts")
+    tensors, header, at = {"inputs": inputs, "targets": targets}, {}, 0
+    for name, tensor in tensors.items():
+        header[name] = {"dtype": "I32", "shape": list(tensor.shape), "data_offsets": [at, at + 4 * tensor.size]}
+        at += 4 * tensor.size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with NewFile(path) as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for tensor in tensors.values():
+            file.write(tensor.astype("<i4").tobytes())
+    print(f"{path}: {len(inputs):,} examples of {inputs.shape[1]}, {(targets >= 0).sum():,} targets")
 
 
 # ---- downloads ----

@@ -5,7 +5,8 @@ shards and records they write, and one line with exit status 2 for what they can
 
     python dev/data/test_data.py            ends with "N passed, N failed", status 1 if one failed
 
-Needs NumPy. Promises on tokenizer.json and Parquet are skipped where `tokenizers` or `pyarrow` is not installed.
+Needs NumPy. Promises on tokenizer.json, Parquet and the digits are skipped where `tokenizers`, `pyarrow` or `sklearn` is not
+installed.
 """
 import csv
 import functools
@@ -22,15 +23,18 @@ import tempfile
 import threading
 import traceback
 from contextlib import redirect_stdout
+from unittest import mock
 
 import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import common  # noqa: E402  (found by the line above)
+import digits  # noqa: E402
 import fineweb  # noqa: E402
 import hellaswag  # noqa: E402
 import mmlu  # noqa: E402
+import synthetic  # noqa: E402
 import tinyshakespeare  # noqa: E402
 import tinystories  # noqa: E402
 
@@ -228,6 +232,123 @@ def test_mmlu():
         assert "row 1: expected a question" in refusal(mmlu, "--input", write("bad.csv", bad), "--tokenizer", "bytes")
 
 
+# ---- made-up data and digits ----
+
+
+def read_examples(path):
+    """inputs and targets, after a look at every byte of the header"""
+    with open(path, "rb") as file:
+        content = file.read()
+    n = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:8 + n])
+    assert n % 8 == 0 and sorted(header) == ["inputs", "targets"] and all(t["dtype"] == "I32" for t in header.values()), header
+    assert header["inputs"]["data_offsets"][0] == 0 and header["targets"]["data_offsets"][1] == len(content) - 8 - n, header
+    tensors = [np.frombuffer(content[8 + n:][slice(*header[name]["data_offsets"])], dtype="<i4").reshape(header[name]["shape"])
+               for name in ("inputs", "targets")]
+    assert tensors[0].shape == tensors[1].shape and tensors[0].min() >= 0 and tensors[1].min() >= -1
+    return tensors
+
+
+def output(script, *arguments):
+    """what the script prints"""
+    with redirect_stdout(io.StringIO()) as text:
+        script.main(list(arguments))
+    return text.getvalue()
+
+
+def test_counter():
+    run(synthetic, "counter", "--vocab-size", "7", "--tokens", "1000", "--out", "out")
+    tokens = np.concatenate([read_shard(f"out/counter_{name}.bin") for name in ("train", "val")])
+    same(tokens, np.arange(1000) % 7)
+    assert len(read_shard("out/counter_val.bin")) == 100
+    run(synthetic, "counter", "--vocab-size", "65537", "--tokens", "70000", "--out", "out")
+    tokens = read_shard("out/counter_train.bin")
+    assert tokens.dtype.itemsize == 4 and tokens[62999] == 62999
+
+
+def test_markov():
+    V, noise, n = 11, 0.3, 60000
+    text = output(synthetic, "markov", "--vocab-size", str(V), "--noise", str(noise), "--tokens", str(n), "--out", "out")
+    tokens = np.concatenate([read_shard(f"out/markov_{name}.bin") for name in ("train", "val")])
+    pairs = np.zeros((V, V))
+    np.add.at(pairs, (tokens[:-1], tokens[1:]), 1)
+    best = pairs.argmax(axis=1)
+    assert sorted(best) == list(range(V)), "each token has one successor, and is one"
+    right, expected = (best[tokens[:-1]] == tokens[1:]).mean(), 1 - noise + noise / V
+    assert abs(right - expected) < 5 * (expected * (1 - expected) / n) ** 0.5, (right, expected)
+    p = pairs / pairs.sum(axis=1, keepdims=True)  # a bigram table learnt from all of it: its loss cannot be far off the best
+    loss = -(pairs * np.log(p)).sum() / pairs.sum()
+    assert f"at best {100 * expected:.2f}%" in text, text
+    assert abs(loss - float(text.split("loss of ")[1].split()[0])) < 0.02, (loss, text)
+    for noise, printed in (("0", "at best 100.00% of the tokens right, a mean loss of 0.0000"), ("1", "9.09%")):
+        assert printed in output(synthetic, "markov", "--vocab-size", str(V), "--noise", noise, "--tokens", "100", "--out", "edge")
+
+
+def test_copy():
+    run(synthetic, "copy", "--vocab-size", "9", "--examples", "200", "--length", "20", "--memory", "5", "--out", "out")
+    for name, n in (("train", 180), ("val", 20)):
+        inputs, targets = read_examples(f"out/copy_{name}.safetensors")
+        assert inputs.shape == (n, 26)
+        for row, answer in zip(inputs, targets):
+            same(row[:20][row[:20] > 0], answer[21:])
+            assert row[20] == 8 and not row[21:].any() and (answer[:21] == -1).all() and 1 <= answer[21:].min() <= answer[21:].max() <= 7
+    run(synthetic, "copy", "--vocab-size", "3", "--examples", "10", "--length", "4", "--memory", "4", "--out", "full")
+    same(read_examples("full/copy_val.safetensors")[0], [[1, 1, 1, 1, 2, 0, 0, 0, 0]])
+
+
+def test_induction():
+    run(synthetic, "induction", "--vocab-size", "9", "--examples", "300", "--length", "12", "--out", "out")
+    inputs, targets = read_examples("out/induction_train.safetensors")
+    assert inputs.shape == (270, 12) and (targets[:, :-1] == -1).all()
+    places = [np.flatnonzero(row == 8) for row in inputs]
+    assert all(len(place) == 2 and place[1] == 11 for place in places)
+    same(targets[:, -1], [row[place[0] + 1] for row, place in zip(inputs, places)])
+    assert {int(place[0]) for place in places} == set(range(10)), "every place but the last two before the end"
+
+
+def test_seeds():
+    for kind, name in (("markov", "markov_val.bin"), ("copy", "copy_val.safetensors"), ("induction", "induction_val.safetensors")):
+        sizes = ("--tokens", "1000", "--examples", "100")
+        for out, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+            run(synthetic, kind, "--out", out, "--seed", seed, *sizes)
+        a, b, c = (open(f"{out}/{name}", "rb").read() for out in "abc")
+        assert a == b and a != c and len(a) == len(c), kind
+    for arguments, message in [(("copy", "--memory", "65"), "--memory: expected an integer 1..64, found 65"),
+                               (("markov", "--noise", "1.5"), "--noise: expected a probability 0..1, found 1.5"),
+                               (("markov", "--noise", "nan"), "found nan"),
+                               (("counter", "--vocab-size", "2"), "--vocab-size: expected an integer 3..2147483647, found 2"),
+                               (("induction", "--length", "2"), "--length: expected an integer 3..1048576, found 2"),
+                               (("nonsense",), "invalid choice"), ((), "required: kind")]:
+        line = refusal(synthetic, *arguments)
+        assert message in line, line
+
+
+def test_digits():
+    import sklearn.datasets
+    images = sklearn.datasets.load_digits()
+    text = output(digits, "--out", "out")
+    parts = [read_examples(f"out/digits_{name}.safetensors") for name in ("train", "val")]
+    assert [len(part[0]) for part in parts] == [1438, 359] and "1,438 examples" in text, text
+    inputs, targets = (np.concatenate(tensors) for tensors in zip(*parts))
+    assert inputs.max() == 16 and (targets[:, :-1] == -1).all()
+    found = sorted(zip(map(bytes, inputs.astype(np.uint8)), targets[:, -1]))
+    assert found == sorted(zip(map(bytes, images.images.reshape(-1, 64).astype(np.uint8)), images.target)), "each image once"
+    for digit in range(10):
+        n, n_val = (targets[:, -1] == digit).sum(), (parts[1][1][:, -1] == digit).sum()
+        assert abs(n_val - 0.2 * n) <= 0.5, (digit, n, n_val)
+    run(digits, "--out", "again")
+    run(digits, "--out", "other", "--seed", "2")
+    a, b, c = (open(f"{out}/digits_val.safetensors", "rb").read() for out in ("out", "again", "other"))
+    assert a == b and a != c
+    assert "--seed: expected an integer of 0 or more, found -1" in refusal(digits, "--seed", "-1")
+
+
+def test_no_digits():
+    with mock.patch.dict(sys.modules, {"sklearn": None, "sklearn.datasets": None}):
+        assert "needs Python's scikit-learn, which brings the images (pip install scikit-learn)" in refusal(digits, "--out", "out")
+    assert not os.path.exists("out")
+
+
 # ---- tokenizers ----
 
 
@@ -368,6 +489,13 @@ PROMISES = [  # what, what it keeps, test, what it needs
     ("parquet", "gives the rows in order", test_parquet, "pyarrow"),
     ("hellaswag", "records hold what the lines say", test_hellaswag, None),
     ("mmlu", "records hold questions and answers of the test folder", test_mmlu, None),
+    ("counter", "counts", test_counter, None),
+    ("markov", "has one likely successor for each token, and the Bayes rate that is printed", test_markov, None),
+    ("copy", "asks for the tokens among the blanks, in their order", test_copy, None),
+    ("induction", "asks for the token after the sign's first place", test_induction, None),
+    ("seeds", "give the same bytes again; sizes without sense are refused", test_seeds, None),
+    ("digits", "are scikit-learn's, each once, a fifth of each digit for validation", test_digits, "sklearn"),
+    ("no digits", "where scikit-learn is missing, in one line that names it", test_no_digits, None),
     ("tokenizer.json", "encodes the text alone: no special tokens, not cut off", test_library_tokenizer, "tokenizers"),
     ("widths", "two bytes up to 65,536 tokens, four beyond", test_widths, "tokenizers"),
     ("broken inputs", "are refused in one line that says where", test_broken_inputs, None),

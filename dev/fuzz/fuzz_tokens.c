@@ -1,6 +1,6 @@
 /*
-libFuzzer on the readers of token shards, gpt2_tokenizer.bin, text, evaluation records and .gitignore, and on the cutting
-of batches into documents: any bytes are refused with a reason, or every row, every token and every character of what was
+libFuzzer on the readers of token shards, gpt2_tokenizer.bin, text, evaluation records, .gitignore, token ids in decimal and
+examples, and on the cutting of batches into documents: any bytes are refused with a reason, or every row, every token and every character of what was
 accepted can be read.
     make build/fuzz/fuzz_tokens
     mkdir -p build/fuzz/corpus_tokens && build/fuzz/fuzz_tokens -max_total_time=60 -max_len=2048 \
@@ -29,9 +29,9 @@ static unsigned char* file_of(int32_t magic, const unsigned char* bytes, size_t*
 }
 
 static void try_shard(const unsigned char* bytes, size_t n_bytes) {
-    TokenShard shard = {"fuzz", NULL, 0, 0};
+    TokenShard shard = {"fuzz", NULL, 0, 0, NULL};
     TokenData d;
-    DataLoader l = {&d, 1, 17, 1, 0};
+    DataLoader l = {&d, 1, 1, ORDER_ROWS, 1, 17, 0};
     ErrorText error = {""};
     int inputs[64], targets[64];
     memset(&d, 0, sizeof d);
@@ -43,7 +43,8 @@ static void try_shard(const unsigned char* bytes, size_t n_bytes) {
     d.n_shards = 1;
     d.n_tokens = shard.n_tokens;
     for (l.T = 1; l.T <= 64; l.T *= 4) {
-        l.n_rows = shard_rows_(&shard, l.T);
+        l.stride = l.T;
+        l.n_rows = shard_rows_(&l, &shard);
         for (int64_t index = 0; index < 2 * l.n_rows; index++) { dataloader_row(&l, index, inputs, targets); }
     }
     tokens_checksum(&d);
@@ -136,6 +137,53 @@ static void try_documents(const unsigned char* bytes, size_t n_bytes) {
     free(segments);
 }
 
+// what was accepted is as many ids as there are words, each below 2^31 - 1
+static void try_numbers(const unsigned char* bytes, size_t n_bytes) {
+    Numbers list;
+    ErrorText error = {""};
+    int64_t n_words = 0;
+    int token_bytes;
+    memset(&list, 0, sizeof list);
+    for (size_t i = 0; i < n_bytes; i++) { n_words += !is_number_blank_(bytes[i]) && (i == 0 || is_number_blank_(bytes[i - 1])); }
+    if (!numbers_parse(&list, bytes, n_bytes, &error)) {
+        require_reason(&error);
+        free(list.ids);
+        return;
+    }
+    if (list.n != n_words || list.largest >= INT_MAX) { __builtin_trap(); }
+    free(numbers_take(&list, &token_bytes));
+}
+
+// every row of what was accepted, in each order
+static void try_examples(const unsigned char* bytes, size_t n_bytes) {
+    Examples e;
+    TokenData d;
+    DataLoader l;
+    ErrorText error = {""};
+    memset(&d, 0, sizeof d);
+    if (!examples_parse(&e, bytes, n_bytes, &error)) {
+        require_reason(&error);
+        return;
+    }
+    TokenShard shard = {"fuzz", e.inputs, e.n * e.T, 0, e.targets};
+    int* row = (int*)malloc(sizeof(int) * 2 * (size_t)e.T);
+    d.path = (char*)"fuzz";
+    d.shards = &shard;
+    d.n_shards = 1;
+    d.token_bytes = 4;
+    d.n_tokens = shard.n_tokens;
+    d.examples_T = e.T;
+    d.vocab_size_needed = e.vocab_size_needed;
+    d.classes_needed = e.classes_needed;
+    for (int order = ORDER_FILE; order <= ORDER_SHARDS; order++) {
+        dataloader_init(&l, &d, e.T, (RowOrder)order, 1);
+        for (int64_t index = 0; index < l.n_rows; index++) { dataloader_row(&l, index, row, row + e.T); }
+        if (l.n_rows != e.n || dataloader_counted(&l, 0, l.n_rows) != e.n_counted) { __builtin_trap(); }
+    }
+    tokens_checksum(&d);
+    free(row);
+}
+
 // in a block of exactly its size, which starts where a mapping may start: aligned
 static void try_exact(int kind, const unsigned char* bytes, size_t n_bytes) {
     unsigned char* exact = (unsigned char*)calloc(n_bytes, 1);
@@ -144,12 +192,14 @@ static void try_exact(int kind, const unsigned char* bytes, size_t n_bytes) {
     if (kind == 4) { try_shard(exact, n_bytes), try_tokenizer(exact, n_bytes), try_records(exact, n_bytes); }
     if (kind == 6) { try_ignore(exact, n_bytes); }
     if (kind == 7) { try_documents(exact, n_bytes); }
+    if (kind == 8) { try_numbers(exact, n_bytes); }
+    if (kind == 9) { try_examples(exact, n_bytes); }
     free(exact);
 }
 
 int LLVMFuzzerTestOneInput(const unsigned char* bytes, size_t n_bytes) {
     if (n_bytes == 0) { return 0; }
-    int kind = *bytes++ % 8;
+    int kind = *bytes++ % 10;
     n_bytes--;
     const int32_t magic[] = {20240520, 20240801, 20240328, 0, 0, 20240522};
     if (kind > 5 || magic[kind] == 0) {

@@ -1,6 +1,6 @@
 """
-Holds a GPT-2 program against Hugging Face transformers: bit-exactness says that our programs compute the same thing,
-this says that it is the right thing.
+Holds a program against Hugging Face transformers: bit-exactness says that our programs compute the same thing, this says
+that it is the right thing. --model gpt2 (default) or mamba; what differs between them is in hf_models.py.
 
     python dev/ref/check_hf.py                             the NumPy reference, dev/ref/gpt2.py
     python dev/ref/check_hf.py --probe-with ./train_gpt2   a trainer, run with --from DIR --probe IN --probe-out OUT
@@ -8,9 +8,9 @@ this says that it is the right thing.
                                                            form of folder that transformers writes loads in it
     python dev/ref/check_hf.py --from DIR --probe IN --probe-out OUT       one probe output that exists already
 
-The truth is GPT2LMHeadModel in float64 with eager attention. The first two modes make tiny models with awkward sizes,
-gains that are not 1, biases that are not 0 and some targets that are not counted. The error is |x - truth| / |truth|
-in the L2 norm of each tensor; one line per class of tensors (h.* is any layer) gives the worst over configs and layers.
+The truth is the model of transformers in float64. The first two modes make tiny models with awkward sizes, gains that are
+not 1, biases that are not 0 and some targets that are not counted. The error is |x - truth| / |truth| in the L2 norm of
+each tensor; one line per class of tensors (layers.* is any layer) gives the worst over configs and layers.
 --files-with compares logits: those of --probe on a folder with those of transformers on the same folder, in float64.
 Needs torch and transformers; without them it says "skipped" and exits with 0.
 """
@@ -18,11 +18,11 @@ import argparse
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections import namedtuple
+from types import SimpleNamespace
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 os.environ["HF_HUB_OFFLINE"] = "1"  # everything is made here; nothing is downloaded
@@ -30,43 +30,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # everything is made here; nothing is downlo
 try:
     import torch
     from safetensors.torch import load_file, save_file
-    from transformers import GPT2Config, GPT2LMHeadModel
-    from transformers.utils import logging
+    from hf_models import MODELS
 except ImportError as error:
     print(f"skipped: {error}")
     raise SystemExit(0)
 
-logging.set_verbosity_error()
-logging.disable_progress_bar()
-
 Limits = namedtuple("Limits", "logits loss grad")
 REFERENCE_LIMITS = Limits(1e-5, 1e-5, 1e-4)
 PROBE_LIMITS = Limits(2e-5, 2e-5, 2e-5)
-
-# vocabulary, positions, layers, heads, channels; rows and positions of the batch; spread of the matrices
-Case = namedtuple("Case", "V maxT L NH C B T spread")
-CASES = [
-    Case(97, 32, 2, 2, 32, 4, 16, 0.1),   # the sizes of the golden run
-    Case(131, 19, 3, 3, 33, 3, 13, 0.3),  # sizes that divide nothing, peaked attention
-    Case(257, 7, 1, 1, 5, 2, 7, 0.3),     # one head, V one above a multiple of 128, T = maxT
-    Case(128, 40, 2, 5, 40, 1, 33, 0.2),  # a vocabulary that needs no padding, one row
-    Case(11, 3, 4, 2, 14, 5, 1, 0.3),     # one position: softmax of one element
-]
-
-
-def make_model(case):
-    """A random model in float32."""
-    config = GPT2Config(vocab_size=case.V, n_positions=case.maxT, n_embd=case.C, n_layer=case.L, n_head=case.NH,
-                        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
-                        attn_implementation="eager")
-    model = GPT2LMHeadModel(config)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.normal_(0.0, case.spread)
-            if ".ln_" in name and name.endswith("weight"):
-                p.add_(1.0)
-    return model
-
 
 def make_batch(case):
     """inputs, targets (B, T) int32; about a fifth of the targets is negative, never all of them"""
@@ -78,11 +49,10 @@ def make_batch(case):
     return inputs, targets
 
 
-def truth_of(model, inputs, targets):
+def truth_of(kind, model, inputs, targets):
     """What a probe output must hold, in float64."""
-    model = model.double().eval()
     model.zero_grad()
-    logits = model(input_ids=inputs.long()).logits
+    logits = kind.logits(model, inputs)
     labels = targets.long().clamp(min=-1).reshape(-1)
     loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels, ignore_index=-1)
     loss.backward()
@@ -138,12 +108,12 @@ class Table:
         return int(failed > 0 or not self.worst)
 
 
-def check_program(program, limits):
+def check_program(kind, program, limits):
     """Run the program on every case."""
     table = Table(limits)
-    for number, case in enumerate(CASES):
+    for number, case in enumerate(kind.CASES):
         torch.manual_seed(number)
-        model, (inputs, targets) = make_model(case), make_batch(case)
+        model, (inputs, targets) = kind.make_model(case), make_batch(case)
         with tempfile.TemporaryDirectory() as folder:
             model_path, batch_path, out_path = (os.path.join(folder, x) for x in ("model", "in.safetensors",
                                                                                   "out.safetensors"))
@@ -155,15 +125,15 @@ def check_program(program, limits):
                 print(f"{case}: exit status {run.returncode}\n{run.stdout}{run.stderr}".rstrip())
                 table.fault("logits", "the program failed")
                 continue
-            table.compare(load_file(out_path), truth_of(model, inputs, targets))
+            table.compare(load_file(out_path), truth_of(kind, model, inputs, targets))
     return table.report()
 
 
 class Files:
     """A trainer's files against transformers, in both directions. Each promise is one line; worst() is its error."""
 
-    def __init__(self, program, folder):
-        self.program, self.folder, self.n_passed, self.n_failed = program, folder, 0, 0
+    def __init__(self, kind, program, folder):
+        self.kind, self.program, self.folder, self.n_passed, self.n_failed = kind, program, folder, 0, 0
 
     def path(self, *parts):
         return os.path.join(self.folder, *parts)
@@ -186,24 +156,25 @@ class Files:
 
     def logits_error(self, folder, inputs):
         """Our logits of a folder against those of transformers, which must find every tensor where it looks for it."""
-        model, report = GPT2LMHeadModel.from_pretrained(self.path(folder), attn_implementation="eager", dtype=torch.float32,
-                                                        output_loading_info=True)
+        model, report = self.kind.load(self.path(folder))
         if report["missing_keys"] or report["unexpected_keys"] or report["mismatched_keys"]:
             print(f"     {folder}: {report}")
             return float("inf")
         with torch.no_grad():
-            truth = model.double().eval()(input_ids=inputs.long()).logits
+            truth = self.kind.logits(model, inputs)
         return relative_error(self.probe(folder)["logits"], truth)
 
     def check_case(self, case):
         """Folders of transformers into the trainer, and its own out of it."""
-        model, (inputs, targets) = make_model(case), make_batch(case)
+        model, (inputs, targets) = self.kind.make_model(case), make_batch(case)
         save_file({"inputs": inputs, "targets": targets}, self.path("in.safetensors"))
         model.save_pretrained(self.path("hf"))
         want = self.probe("hf")
-        truth = truth_of(model, inputs, targets)["logits"]
+        truth = truth_of(self.kind, model, inputs, targets)["logits"]
         errors = {"one file, from transformers": relative_error(want["logits"], truth)}
-        for name, folder in write_variants(self, model.float()):
+        model.float()
+        model.save_pretrained(self.path("shards"), max_shard_size="5KB")
+        for name, folder in [("shards", "shards"), *self.kind.write_variants(self.folder, model)]:
             found = self.probe(folder)
             same = found.keys() == want.keys() and all(torch.equal(found[key], want[key]) for key in want)
             errors[f"{name}, from transformers: the same probe"] = 0.0 if same else float("inf")
@@ -212,12 +183,15 @@ class Files:
             errors[f"{half}, from transformers"] = self.logits_error(str(half), inputs)
         self.run("--from", "hf", "--export-hf", "one")
         self.run("--from", "hf", "--export-hf", "many", "--shard-gb", "0.000004")
-        self.run("--from", "many", "--export-bin", "model.bin")
-        self.run("--from", "model.bin", "--export-hf", "from_bin")
-        for name, folder in ("exported, one file", "one"), ("exported in shards", "many"), ("exported from a .bin", "from_bin"):
+        exports = [("exported, one file", "one"), ("exported in shards", "many")]
+        if self.kind.HAS_BIN:
+            self.run("--from", "many", "--export-bin", "model.bin")
+            self.run("--from", "model.bin", "--export-hf", "from_bin")
+            exports.append(("exported from a .bin", "from_bin"))
+        for name, folder in exports:
             errors[name] = self.logits_error(folder, inputs)
-        errors["exported: byte by byte the file of save_pretrained"] = float(
-            open(self.path("hf", "model.safetensors"), "rb").read() != open(self.path("one", "model.safetensors"), "rb").read())
+        hf_bytes, our_bytes = (open(self.path(folder, "model.safetensors"), "rb").read() for folder in ("hf", "one"))
+        errors["exported: byte by byte the file of save_pretrained"] = float(hf_bytes != our_bytes)
         hf_count = len([name for name in os.listdir(self.path("many")) if name.startswith("model-")])
         errors["exported in shards: more than one"] = float(hf_count < 2)
         return errors
@@ -227,46 +201,28 @@ class Files:
         with open(self.path("text.txt"), "w") as file:
             file.write("A line of text to train on, and another one.\n" * 40)
         with open(self.path("config.json"), "w") as file:
-            json.dump(dict(model_type="gpt2", n_positions=20, vocab_size=257, n_layer=2, n_head=2, n_embd=24), file)
-        self.run("--config", "config.json", "--train", "text.txt", "--steps", "3", "--run", "run", "--export-hf", "after")
-        batch = make_batch(Case(257, 20, 2, 2, 24, 3, 20, 0.0))
+            json.dump(self.kind.TINY, file)
+        self.run("--config", "config.json", "--train", "text.txt", "--seq-len", "20", "--steps", "3", "--run", "run",
+                 "--export-hf", "after")
+        batch = make_batch(SimpleNamespace(V=257, B=3, T=20))
         save_file({"inputs": batch[0], "targets": batch[1]}, self.path("in.safetensors"))
         errors = {"a checkpoint's folder": self.logits_error("run/step_000003", batch[0])}
         errors["the export of the same run"] = self.logits_error("after", batch[0])
         return errors
 
 
-def write_variants(files, model):
-    """The same parameters in other forms that transformers or its older versions leave behind: (what, folder)."""
-    tensors = {name: p.detach().contiguous() for name, p in model.named_parameters()}
-    model.save_pretrained(files.path("shards"), max_shard_size="5KB")
-    yield "shards", "shards"
-    variants = {
-        "names without transformer.": {name.removeprefix("transformer."): x for name, x in tensors.items()},
-        "lm_head.weight a second time": {**tensors, "lm_head.weight": tensors["transformer.wte.weight"].clone()},
-        "attention masks of old versions": {**tensors, "transformer.h.0.attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.uint8),
-                                            "transformer.h.0.attn.masked_bias": torch.tensor(-1e4)},
-    }
-    for number, (name, variant) in enumerate(variants.items()):
-        folder = f"variant{number}"
-        os.mkdir(files.path(folder))
-        shutil.copy(files.path("hf", "config.json"), files.path(folder))
-        save_file(variant, files.path(folder, "model.safetensors"))
-        yield name, folder
-
-
-def check_files(program):
+def check_files(kind, program):
     """Every form of folder, every case; a line gives the worst error over the cases."""
     worst = {}
     program[0] = os.path.abspath(program[0])
     with tempfile.TemporaryDirectory() as parent:
-        files = Files(program, parent)
-        for number in range(len(CASES) + 1):
+        files = Files(kind, program, parent)
+        for number in range(len(kind.CASES) + 1):
             torch.manual_seed(number)
             files.folder = os.path.join(parent, str(number))
             os.mkdir(files.folder)
             try:
-                errors = files.check_case(CASES[number]) if number < len(CASES) else files.check_checkpoint()
+                errors = files.check_case(kind.CASES[number]) if number < len(kind.CASES) else files.check_checkpoint()
             except RuntimeError as error:
                 errors = {f"case {number}: {error}": float("inf")}
             for name, error in errors.items():
@@ -277,32 +233,34 @@ def check_files(program):
     return int(files.n_failed > 0)
 
 
-def check_output(folder, batch_path, out_path):
+def check_output(kind, folder, batch_path, out_path):
     """Compare one probe output with what it should be."""
-    model = GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager")
+    model, _ = kind.load(folder)
     batch = load_file(batch_path)
     table = Table(PROBE_LIMITS)
-    table.compare(load_file(out_path), truth_of(model, batch["inputs"], batch["targets"]))
+    table.compare(load_file(out_path), truth_of(kind, model, batch["inputs"], batch["targets"]))
     return table.report()
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Compare a GPT-2 program with Hugging Face transformers.")
+    parser = argparse.ArgumentParser(description="Compare a program with Hugging Face transformers.")
+    parser.add_argument("--model", choices=sorted(MODELS), default="gpt2")
     parser.add_argument("--probe-with", metavar="PROGRAM", help="a trainer, with its own arguments")
     parser.add_argument("--files-with", metavar="PROGRAM", help="a trainer, to check its files")
     parser.add_argument("--from", metavar="DIR", dest="folder", help="Hugging Face folder of an existing probe")
     parser.add_argument("--probe", metavar="IN", help="its batch")
     parser.add_argument("--probe-out", metavar="OUT", help="its output")
     args = parser.parse_args()
+    kind = MODELS[args.model]
     if args.folder or args.probe or args.probe_out:
         if not (args.folder and args.probe and args.probe_out) or args.probe_with:
             parser.error("--from, --probe and --probe-out go together, without --probe-with")
-        return check_output(args.folder, args.probe, args.probe_out)
+        return check_output(kind, args.folder, args.probe, args.probe_out)
     if args.files_with:
-        return check_files(shlex.split(args.files_with))
+        return check_files(kind, shlex.split(args.files_with))
     if args.probe_with:
-        return check_program(shlex.split(args.probe_with), PROBE_LIMITS)
-    return check_program([sys.executable, os.path.join(HERE, "gpt2.py")], REFERENCE_LIMITS)
+        return check_program(kind, shlex.split(args.probe_with), PROBE_LIMITS)
+    return check_program(kind, [sys.executable, os.path.join(HERE, kind.REFERENCE)], REFERENCE_LIMITS)
 
 
 if __name__ == "__main__":

@@ -9,80 +9,48 @@ before each half of a block, learned positions, GELU and an output projection ti
     python dev/ref/gpt2.py --from DIR --probe IN --probe-out OUT
                                            logits, loss and gradients of one batch for a Hugging Face folder
 
-The golden files are safetensors with these tensors (L layers; shapes in brackets are those on disk, Hugging Face names
-and layouts; __metadata__["config"] is a JSON object with every number of the run):
-    inputs, targets     I32 (steps, leaves, B, T)   a negative target is not counted
-    param.<name>        start values                [c_attn, c_proj, c_fc are (in, out), wte has V rows]
-    act.<name>          step 0, leaf 0, every activation: (L, B, T, ...) in blocks, (B, T, ...) outside, att and preatt
-                        (L, B, NH, T, T) with 0 after the diagonal, logits and probs cut to V columns
-    grad.<name>         step 0, after the sum over leaves and before the clip
-    loss, norm, lr      F32 (steps)
-    step1.<name>, step10.<name>   parameters after 1 and 10 updates
+The golden files have the layout that trainer.py describes, with the names and layouts of Hugging Face: c_attn, c_proj
+and c_fc are (in, out), wte has V rows; att and preatt are (L, B, NH, T, T) with 0 after the diagonal.
 
 How a number comes about, in one sentence: float32, each + - * / rounded once, every sum a chain with ascending index,
 functions correctly rounded (exact.py). In shapes N = B*T positions, C channels, HS = C / NH, Vp = V rounded up to 128.
 """
-import argparse
 import ctypes
 import ctypes.util
-import json
 import math
-import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 
 import exact
-from exact import F4, chain_matmul, chain_sum, fnv1a, tree_sum
-
-HERE = os.path.dirname(os.path.abspath(__file__))
+import trainer
+from exact import F4, chain_matmul, chain_sum, fnv1a
+from ops import (classifier_backward, classifier_forward, embedding_backward, embedding_forward, layernorm_backward,
+                 layernorm_forward, linear_backward, linear_forward)
+from trainer import Row, from_disk, to_disk
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Config and the parameter table. Everything about a parameter is on its line.
 # ---------------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Config:
+class Config(trainer.Run):
     vocab_size: int            # V
     n_positions: int           # maxT, rows of the position table
     n_layer: int               # L
     n_head: int                # NH
     n_embd: int                # C
-    batch: int                 # B, rows of one micro-batch (leaf)
-    seq_len: int               # T
-    leaves: int = 1            # micro-batches of one update
-    steps: int = 10
-    lr: float = 1e-3           # peak
-    schedule: str = "constant"
-    warmup: int = 0
-    final_lr: float = 0.0      # fraction of the peak
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    decay_all: bool = False    # also decay biases and LayerNorm
-    clip: float = 0.0          # 0: no clipping
 
     @property
     def padded_vocab_size(self):
         return -(-self.vocab_size // 128) * 128
 
 
-@dataclass(frozen=True)
-class Row:
-    name: str                  # as in llm.c
-    shape: tuple               # all layers in one array
-    kind: str                  # "embedding" and "linear" are decayed, "gain" and "bias" are not; a gain starts around 1
-    disk: str                  # Hugging Face name, {} for the layer
-
-    @property
-    def is_decayed(self):
-        return self.kind in ("embedding", "linear")
-
-
 def parameter_table(cfg):
+    """Kinds: embeddings and linear layers are decayed, gains and biases are not; a gain starts around 1."""
     Vp, L, C = cfg.padded_vocab_size, cfg.n_layer, cfg.n_embd
     block = "transformer.h.{}."
     return [
@@ -118,93 +86,25 @@ def draw_parameters(cfg, matrix_spread, vector_spread):
     return p
 
 
-def to_disk(p, cfg):
-    """Our tensors as Hugging Face's: one per layer, matrices of linear layers (in, out), wte without padding."""
-    out = {}
-    for row in parameter_table(cfg):
-        if row.name == "wte":
-            out[row.disk] = p["wte"][:cfg.vocab_size]
-        elif "{}" not in row.disk:
-            out[row.disk] = p[row.name]
-        else:
-            for l in range(cfg.n_layer):
-                slice_l = p[row.name][l]
-                out[row.disk.format(l)] = slice_l.T if row.kind == "linear" else slice_l
-    return out
+def to_file(row, x, cfg):
+    """One tensor as Hugging Face has it: matrices of linear layers (in, out), wte without padding."""
+    if row.name == "wte":
+        return x[:cfg.vocab_size]
+    return x.T if row.kind == "linear" else x
 
 
-def from_disk(tensors, cfg):
-    """The inverse of to_disk."""
-    p = {}
-    for row in parameter_table(cfg):
-        p[row.name] = np.zeros(row.shape, F4)
-        if row.name == "wte":
-            p["wte"][:cfg.vocab_size] = tensors[row.disk]
-        elif "{}" not in row.disk:
-            p[row.name][:] = tensors[row.disk]
-        else:
-            for l in range(cfg.n_layer):
-                slice_l = tensors[row.disk.format(l)]
-                p[row.name][l] = slice_l.T if row.kind == "linear" else slice_l
-    return p
+def from_file(row, x, cfg):
+    """The inverse of to_file."""
+    if row.name == "wte":
+        return np.concatenate([x, zeros(cfg.padded_vocab_size - cfg.vocab_size, cfg.n_embd)])
+    return x.T if row.kind == "linear" else x
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The operations, each forward with its backward. x, dout and their kin are (B, T, channels).
+# The operations that are GPT-2's own, each forward with its backward. x, dout and their kin are (B, T, channels).
 # ---------------------------------------------------------------------------------------------------------------------
 def zeros(*shape):
     return np.zeros(shape, F4)
-
-
-def rows(x):
-    """(B, T, K) -> (N, K)"""
-    return x.reshape(-1, x.shape[-1])
-
-
-def embedding_forward(wte, wpe, inputs):
-    return wte[inputs] + wpe[:inputs.shape[1]]
-
-
-def embedding_backward(dwte, dwpe, dout, inputs):
-    """Adds to dwte and dwpe, positions n = b*T + t ascending."""
-    B, T = inputs.shape
-    for b in range(B):
-        for t in range(T):
-            dwte[inputs[b, t]] += dout[b, t]
-            dwpe[t] += dout[b, t]
-
-
-def layernorm_forward(x, w, b):
-    C = F4(x.shape[-1])
-    mean = chain_sum(x) / C
-    centred = x - mean[..., None]
-    variance = chain_sum(centred * centred) / C
-    rstd = F4(1) / np.sqrt(variance + F4(1e-5))
-    return (rstd[..., None] * centred) * w + b, mean, rstd
-
-
-def layernorm_backward(dout, x, w, mean, rstd):
-    """dx, dw, db. With norm = (x - mean) * rstd and g = w * dout: dx = (g - mean(g) - norm * mean(g * norm)) * rstd."""
-    C, rstd = F4(x.shape[-1]), rstd[..., None]
-    norm = (x - mean[..., None]) * rstd
-    g = w * dout
-    mean_g = (chain_sum(g) / C)[..., None]
-    mean_g_norm = (chain_sum(g * norm) / C)[..., None]
-    dx = (((F4(0) + g) - mean_g) - norm * mean_g_norm) * rstd
-    return dx, chain_sum(rows(norm * dout), axis=0), chain_sum(rows(dout), axis=0)
-
-
-def linear_forward(x, w, b):
-    """out[n][o] = chain from b[o] over i of x[n][i] * w[o][i]"""
-    start = np.broadcast_to(b, x.shape[:-1] + (len(w),))
-    return chain_matmul(start, x, w.T)
-
-
-def linear_backward(dout, x, w):
-    """dx: chains over o; dw and db: chains over n."""
-    dx = chain_matmul(zeros(*x.shape), dout, w)
-    dw = chain_matmul(zeros(*w.shape), rows(dout).T, rows(x))
-    return dx, dw, chain_sum(rows(dout), axis=0)
 
 
 GELU_K = np.sqrt(F4(2 / math.pi))  # the square root in float32: in float64 it would come out one unit higher
@@ -284,25 +184,6 @@ def attention_backward(dout, q, k, v, att):
     return dq, dk, dv
 
 
-def classifier_forward(logits, targets, V, laws):
-    """probs (B, T, Vp), 0 in the padding; losses (B, T), 0 where the target is negative"""
-    largest = np.max(logits[..., :V], axis=-1, initial=F4(-10000))
-    e = laws.exp(logits[..., :V] - largest[..., None])
-    probs = np.zeros_like(logits)
-    probs[..., :V] = e / chain_sum(e)[..., None]
-    at_target = np.take_along_axis(probs, np.maximum(targets, 0)[..., None], axis=-1)[..., 0]
-    return probs, np.where(targets < 0, F4(0), -laws.log(at_target))
-
-
-def classifier_backward(probs, targets, V, count):
-    """dlogits = (p - [j == target]) / count, with the division made once; 0 where the target is negative."""
-    dloss = F4(1) / F4(count)
-    is_target = (np.arange(V) == targets[..., None]).astype(F4)
-    dlogits = np.zeros_like(probs)
-    dlogits[..., :V] = np.where(targets[..., None] < 0, F4(0), (probs[..., :V] - is_target) * dloss)
-    return dlogits
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Laws: what differs between this project and karpathy/llm.c. Ours need no C library; upstream's stand at the end.
 # ---------------------------------------------------------------------------------------------------------------------
@@ -333,7 +214,7 @@ def forward(p, inputs, targets, cfg, laws=EXACT):
         blocks.append(a)
     acts["blocks"] = blocks
     acts["lnf"], acts["lnf_mean"], acts["lnf_rstd"] = layernorm_forward(residual, p["lnfw"], p["lnfb"])
-    acts["logits"] = linear_forward(acts["lnf"], p["wte"], zeros(cfg.padded_vocab_size))
+    acts["logits"] = linear_forward(acts["lnf"], p["wte"])
     acts["probs"], acts["losses"] = classifier_forward(acts["logits"], targets, V, laws)
     return acts
 
@@ -369,33 +250,19 @@ def backward(p, acts, inputs, targets, count, cfg, laws=EXACT):
     return g
 
 
-def loss_of(losses, count):
-    """Mean loss of an update from the (B, T) losses of its leaves."""
-    return tree_sum([chain_sum(leaf.reshape(-1)) for leaf in losses]) / F4(count)
+def config_metadata(cfg):
+    return {"vocab_size": cfg.vocab_size, "padded_vocab_size": cfg.padded_vocab_size, **trainer.metadata(cfg)}
 
 
-def train(cfg, p, inputs, targets, laws=EXACT):
-    """Yields one record per update. inputs, targets (steps, leaves, B, T)"""
-    m = {name: np.zeros_like(x) for name, x in p.items()}
-    v = {name: np.zeros_like(x) for name, x in p.items()}
-    for step in range(cfg.steps):
-        count = int((targets[step] >= 0).sum())
-        acts, grads = [], []
-        for leaf_inputs, leaf_targets in zip(inputs[step], targets[step]):
-            acts.append(forward(p, leaf_inputs, leaf_targets, cfg, laws))
-            grads.append(backward(p, acts[-1], leaf_inputs, leaf_targets, count, cfg, laws))
-        g = {name: tree_sum([leaf[name] for leaf in grads]) for name in p}
-        norm = exact.global_norm(g.values())
-        scale = exact.clip_scale(norm, cfg.clip)
-        lr = exact.learning_rate(cfg.schedule, step, cfg.steps, cfg.lr, cfg.warmup, cfg.final_lr)
-        corrections = laws.bias_corrections(cfg.beta1, cfg.beta2, step + 1)
-        p = dict(p)
-        for row in parameter_table(cfg):
-            name, decay = row.name, cfg.weight_decay if row.is_decayed or cfg.decay_all else 0.0
-            p[name], m[name], v[name] = exact.adamw(p[name], g[name] * scale, m[name], v[name], lr, cfg.beta1,
-                                                    cfg.beta2, cfg.eps, decay, corrections)
-        yield SimpleNamespace(step=step, acts=acts[0], grads=g, loss=loss_of([a["losses"] for a in acts], count),
-                              norm=norm, lr=lr, params=p)
+def read_config(hf, path, batch, seq_len):
+    settings = [hf.get(key) for key in ("activation_function", "layer_norm_epsilon", "n_inner")]
+    if settings[:2] != ["gelu_new", 1e-5] or settings[2] not in (None, 4 * hf["n_embd"]):
+        raise SystemExit(f"{path}: expected gelu_new, epsilon 1e-5 and n_inner null, found {settings}")
+    return Config(hf["vocab_size"], hf["n_positions"], hf["n_layer"], hf["n_head"], hf["n_embd"], batch=batch,
+                  seq_len=seq_len)
+
+
+MODEL = trainer.Model(parameter_table, forward, backward, to_file, from_file, read_config, config_metadata)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -407,95 +274,26 @@ ODD = Config(vocab_size=131, n_positions=19, n_layer=3, n_head=3, n_embd=33, bat
              schedule="cosine", warmup=3, final_lr=0.1, beta2=0.95, clip=0.5)
 
 
-def draw_data(cfg):
-    """inputs, targets (steps, leaves, B, T): each leaf draws B*T + 1 tokens, a target is the token after its input."""
-    N = cfg.batch * cfg.seq_len
-    stream = exact.Xorshift(42)
-    tokens = np.array([stream.u32() % cfg.vocab_size for _ in range(cfg.steps * cfg.leaves * (N + 1))], np.int32)
-    tokens = tokens.reshape(cfg.steps, cfg.leaves, N + 1)
-    shape = (cfg.steps, cfg.leaves, cfg.batch, cfg.seq_len)
-    return tokens[..., :-1].reshape(shape).copy(), tokens[..., 1:].reshape(shape).copy()  # no shared memory: targets change later
-
-
 def base_run():
-    inputs, targets = draw_data(BASE)
+    inputs, targets = trainer.draw_data(BASE)
     return BASE, draw_parameters(BASE, matrix_spread=0.25, vector_spread=0.125), inputs, targets
 
 
 def odd_run():
-    inputs, targets = draw_data(ODD)
-    stream = exact.Xorshift(7)
-    for i in np.ndindex(targets.shape):
-        targets[i] = -100 if stream.u32() % 9 == 0 else targets[i]
+    inputs, targets = trainer.draw_data(ODD)
+    trainer.ignore_targets(targets)
     targets[0, 0, 1] = -1  # a row without a counted target
     targets[4, 2] = -1     # a leaf without one
     return ODD, draw_parameters(ODD, matrix_spread=1.0, vector_spread=0.5), inputs, targets
 
 
-def named_activations(acts, cfg):
-    """The activations as act.<name>, those of the blocks stacked."""
-    out = {}
-    for name, value in acts.items():
-        if name == "blocks":
-            out.update({f"act.{key}": np.stack([a[key] for a in value]) for key in value[0]})
-        else:
-            out[f"act.{name}"] = value[..., :cfg.vocab_size] if name in ("logits", "probs") else value
-    return out
-
-
-def golden_tensors(cfg, p, inputs, targets):
-    def named(prefix, tensors):
-        return {f"{prefix}.{name}": x for name, x in to_disk(tensors, cfg).items()}
-    records = list(train(cfg, p, inputs, targets))
-    out = {"inputs": inputs, "targets": targets, **named("param", p)}
-    out.update(named_activations(records[0].acts, cfg))
-    out.update(named("grad", records[0].grads))
-    out.update({key: np.array([getattr(r, key) for r in records], F4) for key in ("loss", "norm", "lr")})
-    out.update(named("step1", records[0].params))
-    out.update(named("step10", records[9].params))
-    return out
-
-
-def config_metadata(cfg):
-    meta = asdict(cfg)
-    return {"vocab_size": meta.pop("vocab_size"), "padded_vocab_size": cfg.padded_vocab_size, **meta}
-
-
 def write_golden(folder):
     for name, run in (("gpt2_base", base_run), ("gpt2_odd", odd_run)):
-        cfg, *start = run()
-        write_file(folder, name, golden_tensors(cfg, *start), config_metadata(cfg))
+        trainer.write_golden(folder, name, MODEL, *run())
     settings = {"steps": 50, "lr": 3e-4, "warmup": 7, "final_lr": 0.1}
     tables = {schedule: np.array([exact.learning_rate(schedule, s, 50, 3e-4, 7, 0.1) for s in range(50)], F4)
               for schedule in ("constant", "linear", "cosine", "wsd")}
-    write_file(folder, "schedules", tables, settings)
-
-
-def write_file(folder, name, tensors, config):
-    path = os.path.join(folder, name + ".safetensors")
-    exact.write_safetensors(path, tensors, config)
-    print(f"{path}  {len(tensors)} tensors, {os.path.getsize(path)} bytes")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Probe: one batch, everything visible (the same options as the trainers').
-# ---------------------------------------------------------------------------------------------------------------------
-def probe(folder, batch_path, out_path):
-    with open(os.path.join(folder, "config.json")) as file:
-        hf = json.load(file)
-    settings = [hf.get(key) for key in ("activation_function", "layer_norm_epsilon", "n_inner")]
-    if settings[:2] != ["gelu_new", 1e-5] or settings[2] not in (None, 4 * hf["n_embd"]):
-        raise SystemExit(f"{folder}/config.json: expected gelu_new, epsilon 1e-5 and n_inner null, found {settings}")
-    batch = exact.read_safetensors(batch_path)
-    inputs, targets = batch["inputs"], batch["targets"]
-    cfg = Config(hf["vocab_size"], hf["n_positions"], hf["n_layer"], hf["n_head"], hf["n_embd"], *inputs.shape)
-    p = from_disk(exact.read_safetensors(os.path.join(folder, "model.safetensors")), cfg)
-    count = int((targets >= 0).sum())
-    acts = forward(p, inputs, targets, cfg)
-    grads = backward(p, acts, inputs, targets, count, cfg)
-    out = {"logits": acts["logits"][..., :cfg.vocab_size], "loss": loss_of([acts["losses"]], count).reshape(1)}
-    out.update({f"grad.{name}": x for name, x in to_disk(grads, cfg).items()})
-    exact.write_safetensors(out_path, out, config_metadata(cfg))
+    trainer.write_file(folder, "schedules", tables, settings)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -534,7 +332,7 @@ def base_promises():
         ("number of activations", n_activations == 103104),
         ("constants of GELU", gelu_bits == [0x3f4c4229, 0x3e095d4e]),
         ("disk layout and back", all(np.array_equal(x, p[name])
-                                     for name, x in from_disk(to_disk(p, cfg), cfg).items())),
+                                     for name, x in from_disk(MODEL, to_disk(MODEL, p, cfg), cfg).items())),
     ]
     return promises + [(f"hash of {key}", found[key] == value) for key, value in BASE_HASHES.items()]
 
@@ -583,9 +381,10 @@ def libm_probe(laws):
 
 def upstream_promises(laws):
     base, p, _, _ = base_run()
-    cfg = Config(**{**asdict(base), "steps": 20, "decay_all": True})
+    cfg = replace(base, steps=20, decay_all=True)
+    model = replace(MODEL, forward=partial(forward, laws=laws), backward=partial(backward, laws=laws))
     promises = []
-    for r in train(cfg, p, *draw_data(cfg), laws=laws):
+    for r in trainer.train(model, cfg, p, *trainer.draw_data(cfg), bias_corrections=laws.bias_corrections):
         if r.step == 0:
             block = r.acts["blocks"][0]
             found = {"atty": block["atty"], "fch_gelu": block["fch_gelu"], "logits": r.acts["logits"],
@@ -609,27 +408,6 @@ def check_upstream():
     return exact.report(base_promises() + upstream_promises(laws))
 
 
-def main():
-    parser = argparse.ArgumentParser(description="GPT-2 in NumPy; without options it writes the golden files.")
-    parser.add_argument("--out", metavar="DIR", default=os.path.join(HERE, "..", "golden"), help="for the golden files")
-    parser.add_argument("--upstream", action="store_true", help="compare with the fingerprints of karpathy/llm.c")
-    parser.add_argument("--from", metavar="DIR", dest="folder", help="Hugging Face folder for --probe")
-    parser.add_argument("--probe", metavar="IN", help="safetensors file with inputs and targets, I32 (B, T)")
-    parser.add_argument("--probe-out", metavar="OUT", help="file for logits, loss and gradients")
-    args = parser.parse_args()
-    if args.probe:
-        if not args.folder or not args.probe_out:
-            parser.error("--probe needs --from and --probe-out")
-        probe(args.folder, args.probe, args.probe_out)
-        return 0
-    if args.upstream:
-        return check_upstream()
-    if exact.report(exact.self_check() + base_promises()):
-        return 1
-    os.makedirs(args.out, exist_ok=True)
-    write_golden(os.path.normpath(args.out))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(trainer.main(MODEL, "GPT-2", base_promises, write_golden,
+                          ("--upstream", "compare with the fingerprints of karpathy/llm.c", check_upstream)))

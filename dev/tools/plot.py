@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """
 Draws how a run went, or several beside each other:    make plot RUN=runs/a    make plot RUN="runs/a runs/b"
-    plot.py RUN           writes RUN/loss.png and RUN/loss.html: loss with validation, learning rate, gradient norm, speed
+    plot.py RUN           writes RUN/loss.png and RUN/loss.html: loss with validation, learning rate, gradient norm, speed; the
+                          share of targets found too, where the trainer records it (acc1)
     plot.py RUN RUN...    writes compare.png and compare.html next to the first run: the same, a colour for each run
 
 The PNG needs matplotlib. The HTML needs nothing but Python and no network: point at a diagram to read its numbers; it also
 shows the settings (of several runs: those that differ). Bold lines are means over a fiftieth of the longest run, faint ones
-are each step.
+are each step. A step that computed no loss has no point; other keys of a trainer's own are left alone.
 Runs may still go on: a last line of metrics.jsonl without its end is left out with a note. Updates that were skipped and
 numbers that are not finite leave gaps. The time axis is time spent in updates, so pauses before a resume don't count.
 Exit status: 0 drawn (without matplotlib a line says that the PNG is not), 1 cannot write, 2 wrong input, in one line.
@@ -20,6 +21,7 @@ import string
 import sys
 
 KEYS = ("step", "loss", "norm", "lr", "ms", "tokens", "tok_per_s", "peak", "skipped", "val_loss", "val_bpb", "time")
+ACCURACY = "acc1"  # a key that not every trainer has
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; the second list is for dark pages
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4d")
 DARK_COLORS = ("#56b4e9", "#ff8c42", "#2fc79a", "#e39ac4", "#f0c34e", "#9ad4f5", "#c9c9c9")
@@ -54,6 +56,8 @@ def parse_record(line, where):
             record[key] = None
     if type(record["step"]) is not int or record["step"] < 0:
         raise InputError(f"{where}: step: expected an integer of at least 0, found {record['step']!r}")
+    found = record.get(ACCURACY)
+    record[ACCURACY] = float(found) if isinstance(found, (int, float)) and math.isfinite(found) else None
     return record
 
 
@@ -131,6 +135,11 @@ class Run:
                 self.validation_x.append(record["step"])
             else:  # at the last update before it
                 self.validation_x.append(positions[max(step for step in steps if step <= record["step"])])
+
+    def computed(self, key):
+        """Positions and records of the updates that computed this; a skipped one did, even if the number is not finite."""
+        pairs = [(x, record) for x, record in zip(self.x, self.updates) if record[key] is not None or record["skipped"]]
+        return [x for x, _ in pairs], [record for _, record in pairs]
 
     def seconds(self):
         return sum(record["ms"] or 0.0 for record in self.updates) / 1000
@@ -229,23 +238,31 @@ def make_panels(runs):
     loss, rate = Panel("loss", "loss", "nats per target"), Panel("lr", "learning rate", "")
     validation = Panel("val_loss", "validation loss", "nats per target")
     norm, speed = Panel("norm", "gradient norm", ""), Panel("tok_per_s", "speed", "tokens/s")
+    accuracy = Panel(ACCURACY, "accuracy", "share of targets found")
     for color, run in enumerate(runs):
         name = run.name if several else "training (faint: each step)"
-        for panel in (loss, norm, speed):
-            raw = run.column(panel.key)
+        for panel in (loss, accuracy, norm, speed):
+            x, records = run.computed(panel.key)
+            raw = [record[panel.key] for record in records]
             # without skipped updates, whose outliers would bend the line
-            made = [None if record["skipped"] else record[panel.key] for record in run.updates]
-            panel.series.append(Series(name, color, run.x, raw, smooth(made, half)))
+            made = [None if record["skipped"] else record[panel.key] for record in records]
+            if panel is not accuracy or any(value is not None for value in raw):
+                panel.series.append(Series(name, color, x, raw, smooth(made, half)))
         rates = run.column("lr")
         rate.series.append(Series(name, color, run.x, rates, rates))
         norm.crosses += [(x, record["norm"], color) for x, record in zip(run.x, run.updates) if record["skipped"]]
+        found = [record[ACCURACY] for record in run.validations]
+        if any(value is not None for value in found):
+            label = f"{name}, validation" if several else "validation"
+            line = Series(label, color if several else 1, run.validation_x, found, found, dots=len(found) < 60)
+            accuracy.series.append(line)
         checked = [record["val_loss"] for record in run.validations]
         if checked:
             target, label = (validation, name) if several else (loss, "validation")
             line = Series(label, color if several else 1, run.validation_x, checked, checked, dots=len(checked) < 60)
             target.series.append(line)
     loss.log, validation.log, norm.log, speed.clipped = loss.spreads(20), validation.spreads(20), norm.spreads(10), True
-    return [loss] + ([validation] if validation.series else []) + [rate, norm, speed]
+    return [loss] + [panel for panel in (validation, accuracy) if panel.series] + [rate, norm, speed]
 
 
 def short(n):
@@ -258,7 +275,8 @@ def short(n):
 
 def recent(run, key):
     """Mean of the last fiftieth of a column, as text."""
-    values = [record[key] for record in run.updates[-max(1, len(run.updates) // 50):] if record[key] is not None]
+    records = run.computed(key)[1]
+    values = [record[key] for record in records[-max(1, len(records) // 50):] if record[key] is not None]
     return f"{sum(values) / len(values):.4f}" if values else "not finite" if run.updates else "-"
 
 
@@ -276,6 +294,8 @@ def summary(run):
         best = best_validation(run)
         pairs.append(("validation loss", f"{run.validations[-1]['val_loss']:.4f}"))
         pairs.append((f"best at {short(best['step'])}", f"{best['val_loss']:.4f}"))
+        if run.validations[-1][ACCURACY] is not None:
+            pairs.append(("validation accuracy", f"{100 * run.validations[-1][ACCURACY]:.1f}%"))
         if run.validations[-1]["val_bpb"] is not None:
             pairs.append(("bits per byte", f"{run.validations[-1]['val_bpb']:.3f}"))
     if run.updates:
@@ -349,7 +369,8 @@ def write_png(path, runs, panels, x_name, x_range):
     figure = pyplot.figure(figsize=(13, 8), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
     grid = figure.add_gridspec(2, 6, height_ratios=(1.6, 1))
-    large = [grid[0, :3], grid[0, 3:]] if len(panels) == 5 else [grid[0, :]]
+    n_large = len(panels) - 3
+    large = [grid[0, 6 // n_large * i:6 // n_large * (i + 1)] for i in range(n_large)]
     places = large + [grid[1, :2], grid[1, 2:4], grid[1, 4:]]
     for panel, place in zip(panels, places):
         axes = figure.add_subplot(place)
@@ -536,7 +557,7 @@ function nearest(xs, x) {
   return low > 0 && x - xs[low - 1] < xs[low] - x ? low - 1 : low;
 }
 function number(v) {
-  if (v === null) { return "not finite"; }
+  if (v === null) { return "no number"; }
   if (v !== 0 && Math.abs(v) < 0.001) { return v.toExponential(2); }
   return Math.abs(v) >= 1e5 ? Math.round(v).toLocaleString("en") : v.toPrecision(5);
 }
@@ -557,7 +578,7 @@ function show(x) {
   });
   data.runs.forEach((run, r) => {
     const i = nearest(run.x, x), v = nearest(run.vx, x);
-    for (const key of ["loss", "lr", "norm", "tok_per_s"]) {
+    for (const key of ["loss", "lr", "norm", "tok_per_s", "acc1"].filter(key => run[key])) {
       write(r, key, x === null ? null : run.x.length ? number(run[key][i]) : "-");
     }
     write(r, "step", x === null ? null : run.x.length ? data.step + run.step[i] : "-");
@@ -637,7 +658,9 @@ def pointer_data(run):
     def rounded(values):
         return [value if value is None else float(f"{value:.6g}") for value in values]
 
-    columns = {key: rounded(run.column(key)[::stride]) for key in ("loss", "lr", "norm", "tok_per_s")}
+    keys = ["loss", "lr", "norm", "tok_per_s"]
+    keys += [ACCURACY] if any(record[ACCURACY] is not None for record in run.updates) else []
+    columns = {key: rounded(run.column(key)[::stride]) for key in keys}
     return {"x": run.x[::stride], "step": run.column("step")[::stride], **columns, "vx": run.validation_x,
             "val_loss": rounded(record["val_loss"] for record in run.validations)}
 

@@ -1,0 +1,355 @@
+"""One training step of Mamba-1 130m side by side: ours, transformers, mamba.py and a plain PyTorch loop, float32 on the CPU.
+
+    make build/gcc-native-O3/train_mamba_hpn && make FAST=1 build/gcc-native-O3-fast/train_mamba_hpn
+    .venv/bin/python dev/bench/mamba_step.py --seq 256 --rounds 5 --json step_256.json
+    .venv/bin/python dev/bench/mamba_step.py --seq 1024 --rounds 2 --skip hf,mambapy-loop     # their backward is quadratic in T
+    .venv/bin/python dev/bench/mamba_step.py --small                                          # seconds: does everything run?
+
+A step is forward, backward, clip to norm 1 and AdamW. All programs start from one Hugging Face folder with mamba_ssm's start
+values and read the same rows of one token shard in the same order. In every round each program runs once, as a process of its
+own, so that all see the same neighbours and the same clock. The losses of the first round are compared step by step before any
+time is printed; where two differ by more than 1e-4 of their size, there is no table. Steps after the
+warm-up count: shortest and median. Memory is VmHWM, PyTorch's libraries included. Every program gets --threads threads.
+FLOPs are those of matrix products: 6 per weight and token, (3 E M + E (R + 2 NS) + R E) weights per layer, V M in the head.
+The limit of ours is the time of these at the rate of dev/bench/gemm.c plus the elementary functions at that of dev/fmath/bench.c:
+per layer and token 2 E NS exponentials of the scan (forward, recomputed in backward) and 7 E in SiLU and softplus, and V in the head.
+"""
+import argparse
+import json
+import os
+import re
+import resource
+import shutil
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+from safetensors.numpy import save_file
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+TOLERANCE = 1e-4  # relative, of the loss of each step
+
+# {batch} {seq} {threads} {steps} {lr} {model} {tokens} {run} are filled in
+OURS = ("{binary} --from {model} --train {tokens} --seq-len {seq} --batch-size {batch} --head ce --steps {steps} --threads {threads} "
+        "--shuffle 0 --lr {lr} --schedule constant --warmup 0 --weight-decay 0.1 --beta1 0.9 --beta2 0.95 --eps 1e-8 --clip 1 "
+        "--eval-every 0 --save-every 0 --async-save 0 --sample-every 0 --run {run}")
+PYTORCH = ("{python} {here}/pytorch_mamba.py {peer} --from {model} --tokens {tokens} --seq {seq} --batch {batch} --steps {steps} "
+           "--threads {threads} --lr {lr}")
+BUILD = "gcc -std=gnu11 -D_GNU_SOURCE -O3 -march=native -mprefer-vector-width=512 -fno-math-errno -fno-trapping-math -fopenmp "
+KINDS = {"exact": "-ffp-contract=off", "FAST": "-ffp-contract=fast -DFAST"}
+# glibc gives large blocks back to the system at once; PyTorch would take them anew, page by page, in every step
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+
+NAMES = {"exact": "ours, exact", "fast": "ours, FAST=1", "eager": "PyTorch, loop over unbound steps",
+         "eager-compiled": "the same, torch.compile", "hf-mambapy": "transformers, use_mambapy", "mambapy": "mamba.py, pscan",
+         "mambapy-loop": "mamba.py, pscan=False", "hf": "transformers, slow path"}
+SLOW = ("hf", "mambapy-loop")  # quadratic in T
+
+
+# ---- the start values and the tokens ----
+
+
+def shape_of(options):
+    M = options.d_model
+    return {"vocab_size": options.vocab, "hidden_size": M, "state_size": options.d_state, "num_hidden_layers": options.layers,
+            "conv_kernel": 4, "expand": 2, "intermediate_size": 2 * M, "time_step_rank": -(-M // 16), "layer_norm_epsilon": 1e-5}
+
+
+def write_model(folder, c, seed=1):
+    """A Hugging Face folder with the start values of mamba_ssm (modules/mamba_simple.py, models/mixer_seq_simple.py)."""
+    rng = np.random.default_rng(seed)
+    M, E, NS, R, K, L = (c[key] for key in ("hidden_size", "intermediate_size", "state_size", "time_step_rank", "conv_kernel",
+                                            "num_hidden_layers"))
+
+    def uniform(bound, *shape):
+        return rng.uniform(-bound, bound, shape).astype(np.float32)
+
+    tensors = {"backbone.embeddings.weight": (0.02 * rng.standard_normal((c["vocab_size"], M))).astype(np.float32),
+               "backbone.norm_f.weight": np.ones(M, np.float32)}
+    for i in range(L):
+        step = np.maximum(np.exp(rng.uniform(np.log(0.001), np.log(0.1), E)), 1e-4)  # softplus(dt_proj.bias)
+        layer = {"norm.weight": np.ones(M, np.float32), "mixer.in_proj.weight": uniform(M**-0.5, 2 * E, M),
+                 "mixer.conv1d.weight": uniform(K**-0.5, E, 1, K), "mixer.conv1d.bias": uniform(K**-0.5, E),
+                 "mixer.x_proj.weight": uniform(E**-0.5, R + 2 * NS, E), "mixer.dt_proj.weight": uniform(R**-0.5, E, R),
+                 "mixer.dt_proj.bias": (step + np.log(-np.expm1(-step))).astype(np.float32),
+                 "mixer.A_log": np.tile(np.log(np.arange(1, NS + 1, dtype=np.float32)), (E, 1)), "mixer.D": np.ones(E, np.float32),
+                 "mixer.out_proj.weight": uniform(E**-0.5, M, E) / np.float32(L**0.5)}
+        tensors.update({f"backbone.layers.{i}.{name}": value for name, value in layer.items()})
+    os.makedirs(folder)
+    save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+    config = dict(c, model_type="mamba", architectures=["MambaForCausalLM"], use_bias=False, use_conv_bias=True, hidden_act="silu",
+                  residual_in_fp32=True, tie_word_embeddings=True, initializer_range=0.02)
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+        json.dump(config, file, indent=1)
+    return sum(value.size for value in tensors.values())
+
+
+def write_tokens(path, n_steps, n_step_tokens, vocab, seed=2):
+    """A shard of llm.c: 256 int32 of header (magic, version, count), then uint16 tokens. Two batches take turns: the loss falls
+    fast, so that a different update shows in it, and a different order of rows does too."""
+    tokens = np.random.default_rng(seed).integers(vocab, size=2 * n_step_tokens)
+    tokens = np.resize(tokens, n_steps * n_step_tokens + 1)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<3i", 20240520, 1, len(tokens)).ljust(1024, b"\0"))
+        file.write(tokens.astype("<u2").tobytes())
+
+
+# ---- running a program ----
+
+
+def memory_available():
+    with open("/proc/meminfo", encoding="utf-8") as file:
+        return 1024 * int(re.search(r"MemAvailable:\s*(\d+)", file.read()).group(1))
+
+
+def memory_peak(pid):
+    """VmHWM in MB so far, 0 where the process has ended"""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8") as file:
+            found = re.search(r"VmHWM:\s*(\d+)", file.read())
+    except OSError:
+        return 0.0
+    return int(found.group(1)) / 1024 if found else 0.0
+
+
+def run(command, fields, keep_memory=False):
+    """Run one program to its end; returns its output and its peak resident memory in MB. Raises RuntimeError where it fails."""
+    words = [word.format(**fields) for word in command.split()]
+    environment = dict(os.environ, OMP_NUM_THREADS=str(fields["threads"]), TORCHINDUCTOR_CACHE_DIR=os.path.join(fields["work"], "inductor"),
+                       HF_HUB_OFFLINE="1", **(KEEP_MEMORY if keep_memory else {}))
+    limit = int(0.95 * memory_available())  # a peer that needs more ends itself, instead of whatever the kernel would choose
+    with tempfile.TemporaryFile("w+") as output:
+        try:
+            child = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=environment,
+                                     preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)))
+        except OSError as error:
+            raise RuntimeError(f"{words[0]}: {error.strerror}") from error
+        begin, peak = time.monotonic(), 0.0
+        while child.poll() is None:
+            peak = max(peak, memory_peak(child.pid))
+            if time.monotonic() - begin > fields["timeout"]:
+                child.kill()
+                child.wait()
+                raise RuntimeError(f"not done after {fields['timeout']} s")
+            time.sleep(0.05)
+        output.seek(0)
+        text = output.read()
+    if child.returncode != 0:
+        last_line = (text.strip().splitlines() or ["no output"])[-1]
+        raise RuntimeError(f"status {child.returncode}: {last_line[:200]}")
+    return text, peak
+
+
+def read_steps(text):
+    """The records of updates among lines of JSON, of ours or of pytorch_mamba.py"""
+    records = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return [record for record in records if record.get("ms") is not None]
+
+
+class Program:
+    def __init__(self, key, command, n_steps, n_warmup, problem=None):
+        self.key, self.command, self.n_steps, self.n_warmup, self.problem = key, command, n_steps, n_warmup, problem
+        self.losses, self.norms, self.steps, self.memory = [], [], [], 0.0
+
+    def measure(self, fields):
+        """One run; its losses must be those of the run before, or every figure here would be of something else."""
+        if self.problem:
+            return
+        is_ours = self.key in ("exact", "fast")
+        try:
+            text, memory = run(self.command, dict(fields, peer=self.key, steps=self.n_steps), keep_memory=not is_ours)
+            if is_ours:
+                with open(os.path.join(fields["run"], "metrics.jsonl"), encoding="utf-8") as file:
+                    text = file.read()
+        except (RuntimeError, OSError) as error:
+            self.problem = str(error)
+            return
+        finally:
+            shutil.rmtree(fields["run"], ignore_errors=True)  # our checkpoint, 1.5 GB
+        records = read_steps(text)
+        if len(records) != self.n_steps:
+            self.problem = f"expected {self.n_steps} steps, found {len(records)}"
+            return
+        self.losses = self.losses or [record["loss"] for record in records]
+        self.norms = self.norms or [record["norm"] for record in records]
+        self.steps += records[self.n_warmup :]
+        self.memory = max(self.memory, memory)
+
+    def best(self, key="ms"):
+        return min(record[key] for record in self.steps)
+
+    def median(self):
+        return statistics.median(record["ms"] for record in self.steps)
+
+
+def make_programs(options):
+    programs = []
+    for key, folder in (("exact", "gcc-native-O3"), ("fast", "gcc-native-O3-fast")):
+        binary = getattr(options, f"ours_{key}") or os.path.join(ROOT, "build", folder, "train_mamba_hpn")
+        problem = None if os.path.exists(binary) else f"no {os.path.relpath(binary, ROOT)}: make it first"
+        programs.append(Program(key, OURS.replace("{binary}", binary), options.steps, options.warmup, problem))
+    for key in ("eager", "eager-compiled", "hf-mambapy", "mambapy", "mambapy-loop", "hf"):
+        is_slow = key in SLOW and not options.small
+        programs.append(Program(key, PYTORCH, options.slow_steps if is_slow else options.steps, 1 if is_slow else options.warmup))
+    if options.only:
+        return [program for program in programs if program.key in options.only.split(",")]
+    return [program for program in programs if program.key not in options.skip.split(",")]
+
+
+# ---- what the machine can do ----
+
+
+def build_meters(fields):
+    for kind, flags in KINDS.items():
+        run(BUILD + flags + " {here}/gemm.c -ldl -lm -o {work}/gemm_" + kind, fields)
+        run(BUILD + flags + " {root}/dev/fmath/bench.c -lm -o {work}/exp_" + kind, fields)
+
+
+def measure_machine(kind, fields):
+    """(GFLOP/s of a layer's product, of the head's product, ns of an exponential on one thread) of our code"""
+    table = run("{work}/gemm_" + kind + " {threads}", fields)[0]
+    rates = [float(re.search(rf"{shape} +([0-9.]+)", table).group(1)) for shape in ("256 x 3072 x 768", "256 x 50304 x 768")]
+    return rates[0], rates[1], float(re.search(r"^exp +([0-9.]+)", run("{work}/exp_" + kind, fields)[0], re.M).group(1))
+
+
+def work_of(c, N):
+    """(FLOP of the layers' products, of the head's, elementary functions) of a step of N tokens"""
+    M, E, NS, R, L = (c[key] for key in ("hidden_size", "intermediate_size", "state_size", "time_step_rank", "num_hidden_layers"))
+    layer = 3 * E * M + E * (R + 2 * NS) + R * E
+    return 6 * N * L * layer, 6 * N * c["vocab_size"] * M, N * (L * (2 * E * NS + 7 * E) + c["vocab_size"])
+
+
+def limit_of(machine, work, n_threads):
+    """shortest time in ms of a step that waits for nothing but its products and exponentials"""
+    layer_rate, head_rate, ns = machine
+    return 1e-6 * (work[0] / layer_rate + work[1] / head_rate + work[2] * ns / n_threads)
+
+
+# ---- reports ----
+
+
+def worst_difference(values, reference):
+    return max(abs(value / expected - 1) for value, expected in zip(values, reference))
+
+
+def compare_losses(programs):
+    """Prints the loss of each step, and how far losses and norms differ from the first program's; returns what disagrees."""
+    if not programs:
+        return ["no program ran"]
+    reference = max(programs, key=lambda p: len(p.losses))
+    print("\n| loss | " + " | ".join(NAMES[p.key] for p in programs) + " |\n|---|" + "---|" * len(programs))
+    for i in range(len(reference.losses)):
+        print(f"| step {i + 1} | " + " | ".join(f"{p.losses[i]:.6f}" if i < len(p.losses) else "" for p in programs) + " |")
+    differences = [worst_difference(p.losses, reference.losses) for p in programs]
+    print("| worst difference / loss | " + " | ".join(f"{difference:.1e}" for difference in differences) + " |")
+    print("| the same of the norm | " + " | ".join(f"{worst_difference(p.norms, reference.norms):.1e}" for p in programs) + " |\n", flush=True)
+    return [f"{NAMES[p.key]} against {NAMES[reference.key]}: losses differ by {difference:.1e} of their size, allowed {TOLERANCE:.0e}"
+            for p, difference in zip(programs, differences) if not difference <= TOLERANCE]
+
+
+def print_table(programs, options, work, mm_rates, limits):
+    flop, tokens = work[0] + work[1], options.batch * options.seq
+    print(f"\nM {options.d_model}, {options.layers} layers, V {options.vocab}, B {options.batch}, T {options.seq}, {options.threads} threads, "
+          f"{options.rounds} rounds: {flop / 1e9:.1f} GFLOP in matrix products, {work[2] / 1e6:.0f} M elementary functions per step; "
+          f"torch.mm {min(mm_rates):.0f} to {max(mm_rates):.0f} GFLOP/s")
+    print("\n| | shortest | median of n | / ours | tokens/s | forward + backward + update | GFLOP/s | peak memory |")
+    print("|---|---|---|---|---|---|---|---|")
+    ours = next((p.best() for p in programs if p.key == "exact" and not p.problem), None)
+    for p in programs:
+        if p.problem:
+            print(f"| {NAMES[p.key]} | not measured: {p.problem} | | | | | | |")
+            continue
+        ms = p.best()
+        fastest = min(p.steps, key=lambda record: record["ms"])
+        parts = " + ".join(f"{fastest[key]:.0f}" for key in ("forward_ms", "backward_ms", "update_ms")) if "forward_ms" in fastest else ""
+        print(f"| {NAMES[p.key]} | {ms:.0f} ms | {p.median():.0f} ms of {len(p.steps)} | {f'{ms / ours:.2f}' if ours else '-'} | "
+              f"{1e3 * tokens / ms:.1f} | {parts} | {flop / ms / 1e6:.1f} | {p.memory / 1024:.2f} GB |")
+    for kind, (machine, ms) in limits.items():
+        print(f"| limit of ours, {kind} | {ms:.0f} ms | | | {1e3 * tokens / ms:.1f} | products at {machine[0]:.0f} (layers) and "
+              f"{machine[1]:.0f} (head) GFLOP/s, {machine[2]:.2f} ns per function and thread | | |")
+
+
+def write_json(path, programs, options, work, mm_rates, limits):
+    def summary(p):
+        if p.problem:
+            return {"problem": p.problem}
+        return {"ms": p.best(), "median_ms": p.median(), "all_ms": [record["ms"] for record in p.steps], "losses": p.losses,
+                "norms": p.norms, "memory_mb": p.memory}
+
+    result = {"options": vars(options), "torch_mm_gflops": mm_rates, "layer_flop": work[0], "head_flop": work[1], "functions": work[2],
+              "programs": {p.key: summary(p) for p in programs},
+              "limits": {kind: {"layer_gflops": m[0], "head_gflops": m[1], "exp_ns": m[2], "ms": ms} for kind, (m, ms) in limits.items()}}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(result, file, indent=1)
+
+
+# ---- main ----
+
+
+def parse_options():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seq", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=6, help="per round, warm-up included")
+    parser.add_argument("--warmup", type=int, default=2, help="first steps of a run that do not count: fresh memory, compilation")
+    parser.add_argument("--slow-steps", type=int, default=3, help=f"the same for {' and '.join(SLOW)}, with one step of warm-up")
+    parser.add_argument("--skip", default="", metavar="A,B", help=f"leave these out, of {','.join(NAMES)}")
+    parser.add_argument("--only", default="", metavar="A,B", help="leave all others out")
+    parser.add_argument("--no-limit", action="store_true", help="do not measure what the machine can do")
+    parser.add_argument("--timeout", type=float, default=3600, help="seconds for one run of one program")
+    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--ours-exact", metavar="FILE", help="default build/gcc-native-O3/train_mamba_hpn")
+    parser.add_argument("--ours-fast", metavar="FILE", help="default build/gcc-native-O3-fast/train_mamba_hpn")
+    parser.add_argument("--json", metavar="FILE", help="write all figures there too")
+    parser.add_argument("--work", metavar="DIR", help="where 3 GB can be written for a while (default the system's temporary folder)")
+    parser.add_argument("--small", action="store_true", help="a tiny model, one round, T 40")
+    for name, default in (("d-model", 768), ("layers", 24), ("vocab", 50280), ("d-state", 16)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args()
+    if options.small:
+        options.d_model, options.layers, options.vocab, options.seq, options.rounds, options.steps = 64, 2, 512, 40, 1, 20
+        options.lr = 3e-3
+    unknown = [key for key in (options.skip + "," + options.only).split(",") if key and key not in NAMES]
+    if unknown or not 0 <= options.warmup < options.steps or options.slow_steps < 2 or options.vocab > 65536:
+        parser.error(f"--skip, --only: {unknown} is none of {','.join(NAMES)}" if unknown else "steps must exceed the warm-up, vocab be at most 65536")
+    return options
+
+
+def main():
+    options = parse_options()
+    shape, programs = shape_of(options), make_programs(options)
+    print(f"load before the start: {os.getloadavg()[0]:.2f} (near 0 on a quiet machine; no other program may run)", flush=True)
+    with tempfile.TemporaryDirectory(dir=options.work) as work:
+        fields = dict(vars(options), here=HERE, root=ROOT, work=work, python=sys.executable, model=os.path.join(work, "model"),
+                      tokens=os.path.join(work, "tokens.bin"), run=os.path.join(work, "run"))
+        print(f"{write_model(fields['model'], shape):,} parameters", flush=True)
+        write_tokens(fields["tokens"], max(options.steps, options.slow_steps), options.batch * options.seq, options.vocab)
+        limits, mm_rates, amount = {}, [], work_of(shape, options.batch * options.seq)
+        if not options.no_limit:
+            build_meters(fields)
+        for i in range(options.rounds):
+            mm_rates.append(json.loads(run("{python} {here}/pytorch_mamba.py mm --threads {threads}", fields)[0])["torch_mm_gflops"])
+            for program in programs:
+                program.measure(fields)
+                print(f"round {i + 1} of {options.rounds}: {NAMES[program.key]}: {program.problem or 'done'}", flush=True)
+            if i == 0:
+                wrong = compare_losses([program for program in programs if not program.problem])
+                if wrong:
+                    sys.exit("\n".join(["no times, for this is not the same training:"] + wrong))
+        for kind in KINDS if not options.no_limit else ():
+            machine = measure_machine(kind, fields)
+            limits[kind] = (machine, limit_of(machine, amount, options.threads))
+    print_table(programs, options, amount, mm_rates, limits)
+    if options.json:
+        write_json(options.json, programs, options, amount, mm_rates, limits)
+
+
+if __name__ == "__main__":
+    main()

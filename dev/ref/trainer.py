@@ -1,0 +1,231 @@
+"""
+What the reference trainers have in common: settings of a run, the parameter table, updates, golden files, the probe and
+the command line. A model brings its own config, table, forward and backward. NumPy and the standard library only.
+
+The golden files are safetensors with these tensors (L layers; names and shapes are those of the files on disk;
+__metadata__["config"] is a JSON object with every number of the run):
+    inputs, targets     I32 (steps, leaves, B, T)   a negative target is not counted
+    param.<name>        start values
+    act.<name>          step 0, leaf 0, every activation: (L, B, T, ...) in layers, (B, T, ...) outside
+    grad.<name>         step 0, after the sum over leaves and before the clip
+    loss, norm, lr      F32 (steps)
+    step1.<name>, step10.<name>   parameters after 1 and 10 updates
+"""
+import argparse
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from types import SimpleNamespace
+from typing import Callable
+
+import numpy as np
+
+import exact
+from exact import F4, chain_sum, tree_sum
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The settings of a run; a model's Config is derived from it."""
+    batch: int                 # B, rows of one micro-batch (leaf)
+    seq_len: int               # T
+    leaves: int = 1            # micro-batches of one update
+    steps: int = 10
+    lr: float = 1e-3           # peak
+    schedule: str = "constant"
+    warmup: int = 0
+    final_lr: float = 0.0      # fraction of the peak
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    decay_all: bool = False    # also decay what the table does not
+    clip: float = 0.0          # 0: no clipping
+
+
+def metadata(cfg):
+    """All numbers of a Config, the model's before the run's."""
+    values = asdict(cfg)
+    run = {field.name: values.pop(field.name) for field in fields(Run)}
+    return {**values, **run}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor of a model, all layers in one array."""
+    name: str
+    shape: tuple               # (L, ...) when there is one per layer
+    kind: str                  # decides the start values, the decay and the form on disk
+    disk: str                  # name on disk, {} for the layer
+
+    @property
+    def is_decayed(self):
+        return self.kind in ("embedding", "linear")
+
+
+@dataclass(frozen=True)
+class Model:
+    """An architecture, as the functions below need it."""
+    table: Callable            # cfg -> rows, in the order in which the gradient norm adds them
+    forward: Callable          # p, inputs, targets, cfg -> activations, those of the layers in acts["blocks"][l]
+    backward: Callable         # p, activations, inputs, targets, count, cfg -> gradients
+    to_file: Callable          # row, one layer's tensor, cfg -> its form on disk
+    from_file: Callable        # the inverse
+    read_config: Callable      # config.json as a dict, where it is, B, T -> cfg
+    metadata: Callable = metadata
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Parameters on disk.
+# ---------------------------------------------------------------------------------------------------------------------
+def to_disk(model, p, cfg):
+    """Our tensors by their names on disk, one per layer."""
+    out = {}
+    for row in model.table(cfg):
+        layers = p[row.name] if "{}" in row.disk else [p[row.name]]
+        out.update({row.disk.format(l): model.to_file(row, x, cfg) for l, x in enumerate(layers)})
+    return out
+
+
+def from_disk(model, tensors, cfg):
+    """The inverse of to_disk."""
+    p = {}
+    for row in model.table(cfg):
+        n_layers = row.shape[0] if "{}" in row.disk else 1
+        layers = [model.from_file(row, tensors[row.disk.format(l)], cfg) for l in range(n_layers)]
+        p[row.name] = np.stack(layers) if "{}" in row.disk else np.array(layers[0])
+        if p[row.name].shape != row.shape:
+            raise SystemExit(f"{row.disk}: expected {row.shape} in all layers, found {p[row.name].shape}")
+    return p
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Updates.
+# ---------------------------------------------------------------------------------------------------------------------
+def loss_of(losses, count):
+    """Mean loss of an update from the (B, T) losses of its leaves."""
+    return tree_sum([chain_sum(leaf.reshape(-1)) for leaf in losses]) / losses[0].dtype.type(count)
+
+
+def train(model, cfg, p, inputs, targets, bias_corrections=exact.bias_corrections):
+    """Yields one record per update. inputs, targets (steps, leaves, B, T)"""
+    m = {name: np.zeros_like(x) for name, x in p.items()}
+    v = {name: np.zeros_like(x) for name, x in p.items()}
+    for step in range(cfg.steps):
+        count = int((targets[step] >= 0).sum())
+        acts, grads = [], []
+        for leaf_inputs, leaf_targets in zip(inputs[step], targets[step]):
+            acts.append(model.forward(p, leaf_inputs, leaf_targets, cfg))
+            grads.append(model.backward(p, acts[-1], leaf_inputs, leaf_targets, count, cfg))
+        g = {name: tree_sum([leaf[name] for leaf in grads]) for name in p}
+        norm = exact.global_norm(g.values())
+        scale = exact.clip_scale(norm, cfg.clip)
+        lr = exact.learning_rate(cfg.schedule, step, cfg.steps, cfg.lr, cfg.warmup, cfg.final_lr)
+        corrections = bias_corrections(cfg.beta1, cfg.beta2, step + 1)
+        p = dict(p)
+        for row in model.table(cfg):
+            name, decay = row.name, cfg.weight_decay if row.is_decayed or cfg.decay_all else 0.0
+            p[name], m[name], v[name] = exact.adamw(p[name], g[name] * scale, m[name], v[name], lr, cfg.beta1,
+                                                    cfg.beta2, cfg.eps, decay, corrections)
+        yield SimpleNamespace(step=step, acts=acts[0], grads=g, loss=loss_of([a["losses"] for a in acts], count),
+                              norm=norm, lr=lr, params=p)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Golden files.
+# ---------------------------------------------------------------------------------------------------------------------
+def draw_data(cfg):
+    """inputs, targets (steps, leaves, B, T): each leaf draws B*T + 1 tokens, a target is the token after its input."""
+    N = cfg.batch * cfg.seq_len
+    stream = exact.Xorshift(42)
+    tokens = np.array([stream.u32() % cfg.vocab_size for _ in range(cfg.steps * cfg.leaves * (N + 1))], np.int32)
+    tokens = tokens.reshape(cfg.steps, cfg.leaves, N + 1)
+    shape = (cfg.steps, cfg.leaves, cfg.batch, cfg.seq_len)
+    return tokens[..., :-1].reshape(shape).copy(), tokens[..., 1:].reshape(shape).copy()  # copies: targets change later
+
+
+def ignore_targets(targets):
+    """About a ninth of the targets, in place: those are not counted."""
+    stream = exact.Xorshift(7)
+    for i in np.ndindex(targets.shape):
+        targets[i] = -100 if stream.u32() % 9 == 0 else targets[i]
+
+
+def named_activations(acts, V):
+    """The activations as act.<name>, those of the layers stacked, rows of the vocabulary without their padding."""
+    out = {}
+    for name, value in acts.items():
+        if name == "blocks":
+            out.update({f"act.{key}": np.stack([a[key] for a in value]) for key in value[0]})
+        else:
+            out[f"act.{name}"] = value[..., :V] if name in ("logits", "probs") else value
+    return out
+
+
+def golden_tensors(model, cfg, p, inputs, targets):
+    def named(prefix, tensors):
+        return {f"{prefix}.{name}": x for name, x in to_disk(model, tensors, cfg).items()}
+    records = list(train(model, cfg, p, inputs, targets))
+    out = {"inputs": inputs, "targets": targets, **named("param", p)}
+    out.update(named_activations(records[0].acts, cfg.vocab_size))
+    out.update(named("grad", records[0].grads))
+    out.update({key: np.array([getattr(r, key) for r in records], F4) for key in ("loss", "norm", "lr")})
+    out.update(named("step1", records[0].params))
+    out.update(named("step10", records[9].params))
+    return out
+
+
+def write_golden(folder, name, model, cfg, p, inputs, targets):
+    write_file(folder, name, golden_tensors(model, cfg, p, inputs, targets), model.metadata(cfg))
+
+
+def write_file(folder, name, tensors, config):
+    path = os.path.join(folder, name + ".safetensors")
+    exact.write_safetensors(path, tensors, config)
+    print(f"{path}  {len(tensors)} tensors, {os.path.getsize(path)} bytes")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Probe: one batch, everything visible (the same options as the trainers').
+# ---------------------------------------------------------------------------------------------------------------------
+def probe(model, folder, batch_path, out_path):
+    config_path = os.path.join(folder, "config.json")
+    with open(config_path) as file:
+        hf = json.load(file)
+    batch = exact.read_safetensors(batch_path)
+    inputs, targets = batch["inputs"], batch["targets"]
+    cfg = model.read_config(hf, config_path, *inputs.shape)
+    p = from_disk(model, exact.read_safetensors(os.path.join(folder, "model.safetensors")), cfg)
+    count = int((targets >= 0).sum())
+    acts = model.forward(p, inputs, targets, cfg)
+    grads = model.backward(p, acts, inputs, targets, count, cfg)
+    out = {name: acts[name][..., :cfg.vocab_size] for name in ("logits", "cosines") if name in acts}
+    out["loss"] = loss_of([acts["losses"]], count).reshape(1)
+    out.update({f"grad.{name}": x for name, x in to_disk(model, grads, cfg).items()})
+    exact.write_safetensors(out_path, out, model.metadata(cfg))
+
+
+def main(model, title, promises, golden, mode=None):
+    """The command line. promises() and golden(folder) are the model's; mode is one more (option, help, function)."""
+    parser = argparse.ArgumentParser(description=f"{title} in NumPy; without options it writes the golden files.")
+    parser.add_argument("--out", metavar="DIR", default=os.path.join(HERE, "..", "golden"), help="for the golden files")
+    if mode:
+        parser.add_argument(mode[0], action="store_const", const=mode[2], dest="mode", help=mode[1])
+    parser.add_argument("--from", metavar="DIR", dest="folder", help="Hugging Face folder for --probe")
+    parser.add_argument("--probe", metavar="IN", help="safetensors file with inputs and targets, I32 (B, T)")
+    parser.add_argument("--probe-out", metavar="OUT", help="file for logits, loss and gradients")
+    args = parser.parse_args()
+    if args.probe:
+        if not args.folder or not args.probe_out:
+            parser.error("--probe needs --from and --probe-out")
+        probe(model, args.folder, args.probe, args.probe_out)
+        return 0
+    if mode and args.mode:
+        return args.mode()
+    if exact.report(exact.self_check() + promises()):
+        return 1
+    os.makedirs(args.out, exist_ok=True)
+    golden(os.path.normpath(args.out))
+    return 0

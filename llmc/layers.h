@@ -1,0 +1,123 @@
+/*
+Which layers an option means, in items separated by commas. Layers count from 0.
+    freeze_slices   --freeze: names of tensors as patterns, "backbone.layers.3.*", or of all layers at once, "*.norm.weight";
+                    first:N, the first N layers (more than there are: all); indices:A,B,..., these layers, or none
+    placement_map   --placement: where the new layers of a model that grows from `base` to `target` layers stand
+                        append, prepend   behind or before the old ones
+                        insert:N          together, the first as layer N, at most behind all old ones
+                        specific:A,B,...  as layers A, B, ... of the larger model, all of them named
+                    The old layers fill the other places in their order.
+Errors: options_fail, one line that names the item: a pattern that matches no tensor, no number, no such layer, twice, too few.
+Source: spec/mamba_hpn.md 6; patterns are those of a shell (fnmatch)
+*/
+#ifndef LLMC_LAYERS_H
+#define LLMC_LAYERS_H
+#include "options.h"  // options_fail, format_text
+#include "tensor.h"   // Tensor, tensor_slice_name
+#include <fnmatch.h>
+
+static inline int is_digits_(const char* text) { return *text && !text[strspn(text, "0123456789")]; }
+
+// a number low..high out of an item
+static inline int item_number_(const char* option, const char* what, const char* text, int low, int high) {
+    const long long x = is_digits_(text) && strlen(text) < 10 ? atoll(text) : -1;
+    if (x < low || x > high) { options_fail(option, "expected %s %d..%d, found \"%s\"", what, low, high, format_text(text).s); }
+    return (int)x;
+}
+
+// what follows `start` at the beginning of an item, or NULL
+static inline const char* item_after_(const char* item, const char* start) {
+    const size_t n = strlen(start);
+    return strncmp(item, start, n) == 0 ? item + n : NULL;
+}
+
+// ---- --freeze ----
+
+static inline void freeze_layers_(int* frozen, const Tensor* table, int n, int first, int end) {
+    for (int i = 0, slice = 0; i < n; slice += tensor_slices(&table[i++])) {
+        for (int l = first; l < end && l < table[i].layers; l++) { frozen[slice + l] = 1; }
+    }
+}
+
+// a pattern may also be of the name in the table, in which %d stands for all layers
+static inline void freeze_pattern_(int* frozen, const Tensor* table, int n, const char* pattern) {
+    int n_found = 0;
+    for (int i = 0, slice = 0; i < n; i++) {
+        const int all = fnmatch(pattern, table[i].name, 0) == 0;
+        for (int l = 0; l < tensor_slices(&table[i]); l++, slice++) {
+            char name[256];
+            if (!all && fnmatch(pattern, tensor_slice_name(name, sizeof name, &table[i], l), 0) != 0) { continue; }
+            frozen[slice] = 1;
+            n_found++;
+        }
+    }
+    if (n_found == 0) {
+        options_fail("freeze", "\"%s\" matches no tensor (of all layers at once: 'transformer.h.*.ln_1.*')", format_text(pattern).s);
+    }
+}
+
+// 1 for each slice without updates, in table order; a tensor whose slices are all frozen is marked in the table. On the heap
+static inline int* freeze_slices(const char* text, Tensor* table, int n) {
+    int n_slices = 0, n_layers = 0, in_indices = 0;
+    for (int i = 0; i < n; i++) {
+        n_slices += tensor_slices(&table[i]);
+        n_layers = table[i].layers > n_layers ? table[i].layers : n_layers;
+    }
+    int* frozen = (int*)memset(malloc_check(sizeof(int) * (size_t)n_slices, "frozen slices"), 0, sizeof(int) * (size_t)n_slices);
+    char *copy = string_copy(text), *rest = copy;
+    for (char* item; *text && (item = strsep(&rest, ","));) {
+        const char *count = item_after_(item, "first:"), *index = item_after_(item, "indices:");
+        const char* layer = index ? index : in_indices && is_digits_(item) ? item : NULL;
+        in_indices = layer != NULL;
+        if (count) {
+            freeze_layers_(frozen, table, n, 0, item_number_("freeze", "a number of layers", count, 0, 999999999));
+        } else if (layer && (layer == item || *layer)) {  // "indices:" alone names none
+            const int l = item_number_("freeze", "a layer", layer, 0, n_layers - 1);
+            freeze_layers_(frozen, table, n, l, l + 1);
+        } else if (!layer) {
+            freeze_pattern_(frozen, table, n, item);
+        }
+    }
+    free(copy);
+    for (int i = 0, slice = 0; i < n; i++) {
+        table[i].frozen = 1;
+        for (int l = 0; l < tensor_slices(&table[i]); l++) { table[i].frozen &= frozen[slice++]; }
+    }
+    return frozen;
+}
+
+// ---- --placement ----
+
+// marks the layers of a list as new
+static inline void placement_list_(int* old_layer, const char* list, int n_new, int target) {
+    int n_found = 0;
+    char *copy = string_copy(list), *rest = copy;
+    for (char* item; (item = strsep(&rest, ",")); n_found++) {
+        const int l = item_number_("placement", "a layer", item, 0, target - 1);
+        if (old_layer[l] < 0) { options_fail("placement", "layer %d is there twice: specific:%s", l, format_text(list).s); }
+        old_layer[l] = -1;
+    }
+    free(copy);
+    if (n_found != n_new) {
+        options_fail("placement", "expected the %d new of %d layers, found %d: specific:%s", n_new, target, n_found, format_text(list).s);
+    }
+}
+
+// old_layer (target): of each layer of the larger model the layer that it was, or -1 for a new one; 0 <= base <= target
+static inline void placement_map(int* old_layer, const char* text, int base, int target) {
+    const int n_new = target - base;
+    const char *at = item_after_(text, "insert:"), *list = item_after_(text, "specific:");
+    int first = base;
+    assert(0 <= base && base <= target);
+    memset(old_layer, 0, sizeof(int) * (size_t)target);
+    if (at) { first = item_number_("placement", "insert: and a layer", at, 0, 999999999); }
+    else if (strcmp(text, "prepend") == 0) { first = 0; }
+    else if (strcmp(text, "append") != 0 && !list) {
+        options_fail("placement", "expected append, prepend, insert:N or specific:A,B,..., found \"%s\"", format_text(text).s);
+    }
+    first = first < base ? first : base;
+    if (list) { placement_list_(old_layer, list, n_new, target); }
+    for (int l = first; l < first + n_new && !list; l++) { old_layer[l] = -1; }
+    for (int l = 0, next = 0; l < target; l++) { old_layer[l] = old_layer[l] < 0 ? -1 : next++; }
+}
+#endif  // LLMC_LAYERS_H
