@@ -1,8 +1,8 @@
 /*
-The hyperspherical prototype head: every class has a direction, its prototype, and a position should point along that of its target.
+The hyperspherical prototype head: every token has a direction, its prototype, and a position should point along its target's.
     z (N, C)  positions    z_unit (N, C)  the same with length 1    prototypes (V, C)  unit rows (for RT's loss: as they are)
     targets (N) in 0..V-1, negative = not counted    cosines (N) of z_unit and the target's prototype    losses (N)
-    unit_forward   norm = max(|x|, 1e-8), unit = x / norm, row by row
+    unit_forward   norm = max(|x|, 1e-8), unit = x / norm, row by row; unit may be x
     hpn_forward    cosine = z_unit . prototypes[target],  loss = (1 - cosine)^2;  both 0 where the target is not counted
     hpn-softmax    needs no op of its own: unit_forward, matmul_forward, scale_array, crossentropy.h
 Backward (derived in doc/hpn.md):
@@ -14,8 +14,8 @@ Backward (derived in doc/hpn.md):
 hpn_readout: logits for sampling and perplexity from the cosines with all V prototypes, log(c / (1 - c)), c kept within
 2^-24 .. 1 - 2^-24, so that they lie within -16.7 .. 16.7 and no token is impossible. With orthonormal prototypes, trained to
 the minimum, softmax of them is the true probability of each token; where V > C, or for a simplex, an approximation.
-Cost:   memory bound and independent of V: forward reads 2*N*C floats, backward 2*N*C and writes N*C (with dprototypes 2*N*C more).
-        Evaluation needs all cosines: matmul_forward of N*V*C multiply-adds.
+Cost:   memory bound and independent of V: hpn_forward reads 2*N*C floats, hpn_backward reads and writes 2*N*C (5*N*C with
+        dprototypes). Evaluation needs all cosines: matmul_forward of N*V*C multiply-adds.
 Error:  chains of C products of unit rows: |cosine| error <= C * 2^-24.
 Order:  row sums chain over c from 0, dprototypes over n from what it holds. Lanes hold neighbouring rows, threads rows, or
         channels for dprototypes. Measures are sums in double in a stated order.
@@ -27,6 +27,7 @@ Source: Mettes, van der Pol & Snoek 2019, arXiv:1901.10514; spec mamba_hpn.md se
 #include "fmath.h"   // fm_log
 #include <assert.h>
 #include <math.h>
+#include <stdint.h>
 #ifndef __CUDACC__
 #include "vec.h"     // vfloat, v_load, v_fill, v_transpose
 #endif
@@ -65,8 +66,8 @@ static inline void unit_backward_ref(float* dx, const float* dunit, const float*
     }
 }
 
-static inline void hpn_forward_ref(float* losses, float* cosines, const float* z_unit, const float* prototypes, const int* targets,
-                                   int N, int C) {
+static inline void hpn_forward_ref(float* losses, float* cosines, const float* z_unit, const float* prototypes,
+                                   const int* targets, int N, int C) {
     for (size_t n = 0; n < (size_t)N; n++) {
         int counted = targets[n] >= 0;
         float cosine = counted ? row_dot_ref(z_unit + n * C, prototypes + (size_t)targets[n] * C, C) : 0.0f;
@@ -106,7 +107,8 @@ static inline void hpn_readout_ref(float* logits, const float* cosines, int N, i
 // counts as larger, a NaN target as last, so that a broken model has no hits.
 static inline int target_rank_ref(const float* scores, int target, int V) {
     int rank = 0;
-    for (int v = 0; v < V; v++) { rank += v < target ? !(scores[v] < scores[target]) : v > target && !(scores[v] <= scores[target]); }
+    float own = scores[target];
+    for (int v = 0; v < V; v++) { rank += v < target ? !(scores[v] < own) : v > target && !(scores[v] <= own); }
     return rank;
 }
 
@@ -153,7 +155,8 @@ static inline void unit_forward(float* unit, float* norm, const float* x, int N,
     }
 }
 
-static inline void unit_backward(float* dx, const float* dunit, const float* unit, const float* norm, int N, int C, const Device* dev) {
+static inline void unit_backward(float* dx, const float* dunit, const float* unit, const float* norm, int N, int C,
+                                 const Device* dev) {
     (void)dev;
     #pragma omp parallel for
     for (int first = 0; first < N; first += VLANES) {

@@ -105,8 +105,8 @@ static inline double distance2_(const float* a, const float* b, int C) {
 
 #define PROTOTYPES_APART 1e-5  // nearer than this, unit rows of floats are one
 
-// The first pair nearer than PROTOTYPES_APART, or 0. Rows that coincide have the same projection on any line, so only neighbours on
-// one line, along a fixed random vector, are compared: no V*V products.
+// A pair nearer than PROTOTYPES_APART, or 0. Rows that coincide have the same projection on any line, so only neighbours on one
+// line, along a fixed random vector, are compared: no V*V products.
 static inline int prototypes_coincide(int* a, int* b, const float* p, int V, int C) {
     ProjectedRow_* rows = (ProjectedRow_*)malloc_check(sizeof(ProjectedRow_) * (size_t)V, "projections of prototypes");
     double length2 = 0.0, window;
@@ -186,7 +186,8 @@ static inline int nearest_other_(float* cosines, int i, int V) {
 }
 
 // of the rows first, first + 1, ... (n of them, after V - 1 comes 0): the nearest other row, and its cosine
-static inline void nearest_rows_(int* nearest, float* nearest_cosines, const float* p, int first, int n, int V, int C, const Device* dev) {
+static inline void nearest_rows_(int* nearest, float* nearest_cosines, const float* p, int first, int n, int V, int C,
+                                 const Device* dev) {
     float* cosines = (float*)malloc_check(sizeof(float) * NEAREST_ROWS * (size_t)V, "cosines of prototypes");
     for (int done = 0, n_rows; done < n; done += n_rows) {
         int start = (int)(((int64_t)first + done) % V), left = n - done < V - start ? n - done : V - start;
@@ -202,8 +203,9 @@ static inline void nearest_rows_(int* nearest, float* nearest_cosines, const flo
     free(cosines);
 }
 
-// dp += weights[s] * the gradient of the cosine of row first + s and its neighbour, s < n; threads split the channels, rows ascend
-static inline void nearest_backward_(float* dp, const float* p, const int* nearest, const float* weights, int first, int n, int V, int C) {
+// dp += weights[s] * the gradient of the cosine of row first + s and its neighbour, s < n; threads split channels, rows ascend
+static inline void nearest_backward_(float* dp, const float* p, const int* nearest, const float* weights, int first, int n,
+                                     int V, int C) {
     const int width = 16;
     #pragma omp parallel for
     for (int c0 = 0; c0 < C; c0 += width) {
@@ -219,7 +221,8 @@ static inline void nearest_backward_(float* dp, const float* p, const int* neare
     }
 }
 
-static inline double prototypes_separation(float* dprototypes, const float* prototypes, float beta, int V, int C, const Device* dev) {
+static inline double prototypes_separation(float* dprototypes, const float* prototypes, float beta, int V, int C,
+                                           const Device* dev) {
     double sum = 0.0;
     if (V < 2) { return 0.0; }
     int* nearest = (int*)malloc_check(sizeof(int) * (size_t)V, "nearest prototypes");
@@ -254,8 +257,8 @@ static inline void prototypes_random(float* p, int V, int C, uint32_t seed, cons
 
 enum { OPTIMIZE_STEPS = 1000, OPTIMIZE_ROWS = 1024 };  // rows that a step looks at, in turn where there are more
 
-// Rows at one place would stay, for neither has a direction to go. A row much nearer to its neighbour than rows are on average, by
-// gap = 1 - cosine, jumps, a little and anywhere; of two that are each other's neighbours, the later one.
+// Rows at one place would stay, for neither has a direction to go. A row much nearer to its neighbour than rows are on average,
+// by gap = 1 - cosine, jumps, a little and anywhere; of two that are each other's neighbours, the later one.
 static inline void optimize_jump_(float* p, const int* nearest, const float* cosines, int first, int n, int V, int C,
                                   uint32_t seed, int step) {
     double gaps = 0.0;
@@ -320,8 +323,8 @@ static inline void prototypes_from_file_(float* p, const char* path, int V, int 
 
 static inline void prototypes_need_(const char* from, int V, int channels, int C) {
     if (C < channels) {
-        fail_input("%s: %d prototypes need at least %d channels, found %d: raise --proto-dim, or take optimize or random", from, V,
-                   channels, C);
+        fail_input("%s: %d prototypes need at least %d channels, found %d: raise --proto-dim, or take optimize or random", from,
+                   V, channels, C);
     }
 }
 

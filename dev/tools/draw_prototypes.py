@@ -90,7 +90,8 @@ def draw_sphere(axes, p):
     q = turned(p)
     for i, j in neighbours(p):
         front = q[i, 2] + q[j, 2] > 0
-        axes.plot(q[[i, j], 0], q[[i, j], 1], color="#707070" if front else "#d8d8d8", linewidth=1.4 if front else 1, zorder=2 if front else 1)
+        color, width = ("#707070", 1.4) if front else ("#d8d8d8", 1)
+        axes.plot(q[[i, j], 0], q[[i, j], 1], color=color, linewidth=width, zorder=1 + front)
     for part, color, size in ((q[q[:, 2] <= 0], "#9ecbe6", 5), (q[q[:, 2] > 0], BLUE, 7)):
         axes.plot(part[:, 0], part[:, 1], "o", color=color, markersize=size, zorder=3)
 
@@ -117,10 +118,11 @@ def draw_separation(V=256):
         for p, color, name in ((random(V, C), BLUE, "random"), (optimize(V, C), ORANGE, "optimize")):
             c = cosines(p)
             pairs = c[np.triu_indices(V, 1)]
-            axes.hist(pairs, bins, histtype="stepfilled", color=color, alpha=0.45, label=f"{name}, largest {pairs.max():.2f}")
+            axes.stairs(np.histogram(pairs, bins)[0], bins, baseline=0.5, fill=True, color=color, alpha=0.45,
+                        label=f"{name}, largest {pairs.max():.2f}")
             axes.axvline(pairs.max(), 0, 0.75, color=color, linewidth=1, linestyle="--")
         axes.set_title(f"{V} prototypes, C = {C}", fontsize=9)
-        axes.set_xlabel("cosine of a pair", fontsize=9), axes.set_yscale("log"), axes.set_ylim(1, 1e5)
+        axes.set_xlabel("cosine of a pair", fontsize=9), axes.set_yscale("log"), axes.set_ylim(1, 1e6)
         axes.minorticks_off(), axes.tick_params(labelsize=8), axes.legend(fontsize=7.5, loc="upper left", frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
     row[0].set_ylabel("pairs", fontsize=9)
