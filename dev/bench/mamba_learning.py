@@ -28,14 +28,20 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 LAST = 20  # training losses that make the final one
 FF_LR = "1e-3"
 
-COMMON = {"model": "tiny", "d-model": 64, "base-layers": 2, "d-state": 16, "d-conv": 4, "expand": 2, "lr": "3e-3", "warmup": 20, "schedule": "cosine",
-          "final-lr": 0.1, "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95, "clip": 1, "seed": 42, "ff-lr": 0, "bp-cadence-steps": 1,
-          "gradient-surgery-method": "none", "save-every": 0, "async-save": 0, "sample-every": 0, "log-every": 1000}
-TEXT = {"train": "{root}", "val-fraction": 0.01, "tokenizer": "bytes", "batch-size": 8, "seq-len": 128, "steps": 300, "eval-batches": 20}
+COMMON = {
+    "model": "tiny", "d-model": 64, "base-layers": 2, "d-state": 16, "d-conv": 4, "expand": 2,
+    "lr": "3e-3", "warmup": 20, "schedule": "cosine", "final-lr": 0.1, "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95, "clip": 1,
+    "ff-lr": 0, "bp-cadence-steps": 1, "gradient-surgery-method": "none",
+    "seed": 42, "save-every": 0, "async-save": 0, "sample-every": 0, "log-every": 1000,
+}
+TEXT = {"train": "{root}", "val-fraction": 0.01, "tokenizer": "bytes", "batch-size": 8, "seq-len": 128, "steps": 300,
+        "eval-batches": 20}
 DIGITS = {"train": "{data}/digits_train.safetensors", "val": "{data}/digits_val.safetensors", "task": "cls", "batch-size": 32,
           "steps": 600, "eval-batches": 50}
-COUNTER = {"train": "{data}/counter_train.bin", "val": "{data}/counter_val.bin", "batch-size": 8, "seq-len": 64, "steps": 300, "eval-batches": 20}
-MARKOV = {"train": "{data}/markov_train.bin", "val": "{data}/markov_val.bin", "batch-size": 8, "seq-len": 64, "steps": 600, "eval-batches": 20}
+COUNTER = {"train": "{data}/counter_train.bin", "val": "{data}/counter_val.bin", "batch-size": 8, "seq-len": 64, "steps": 300,
+           "eval-batches": 20}
+MARKOV = {"train": "{data}/markov_train.bin", "val": "{data}/markov_val.bin", "batch-size": 8, "seq-len": 64, "steps": 600,
+          "eval-batches": 20}
 
 # 257 byte tokens: orthoplex needs 129 dimensions or more, simplex 256
 TEXT_HEADS = [

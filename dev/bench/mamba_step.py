@@ -254,8 +254,9 @@ def compare_losses(programs):
 
 def print_table(programs, options, work, mm_rates, limits):
     flop, tokens = work[0] + work[1], options.batch * options.seq
-    print(f"\nM {options.d_model}, {options.layers} layers, V {options.vocab}, B {options.batch}, T {options.seq}, {options.threads} thread{'s' * (options.threads > 1)}, "
-          f"{options.rounds} round{'s' * (options.rounds > 1)}: {flop / 1e9:.1f} GFLOP in matrix products, {work[2] / 1e6:.0f} M elementary functions per step; "
+    print(f"\nM {options.d_model}, {options.layers} layers, V {options.vocab}, B {options.batch}, T {options.seq}, "
+          f"{options.threads} thread{'s' * (options.threads > 1)}, {options.rounds} round{'s' * (options.rounds > 1)}: "
+          f"{flop / 1e9:.3g} GFLOP in matrix products, {work[2] / 1e6:.3g} M elementary functions per step; "
           f"torch.mm {min(mm_rates):.0f} to {max(mm_rates):.0f} GFLOP/s")
     print("\n| | shortest | median of n | / ours | tokens/s | forward + backward + update | GFLOP/s | peak memory |")
     print("|---|---|---|---|---|---|---|---|")
