@@ -28,14 +28,20 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 LAST = 20  # training losses that make the final one
 FF_LR = "1e-3"
 
-COMMON = {"d-model": 64, "base-layers": 2, "d-state": 16, "d-conv": 4, "expand": 2, "lr": "3e-3", "warmup": 20, "schedule": "cosine",
-          "final-lr": 0.1, "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95, "clip": 1, "seed": 42, "ff-lr": 0, "bp-cadence-steps": 1,
-          "gradient-surgery-method": "none", "save-every": 0, "async-save": 0, "sample-every": 0, "log-every": 1000}
-TEXT = {"train": "{root}", "val-fraction": 0.01, "tokenizer": "bytes", "batch-size": 8, "seq-len": 128, "steps": 300, "eval-batches": 20}
+COMMON = {
+    "model": "tiny", "d-model": 64, "base-layers": 2, "d-state": 16, "d-conv": 4, "expand": 2,
+    "lr": "3e-3", "warmup": 20, "schedule": "cosine", "final-lr": 0.1, "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95, "clip": 1,
+    "ff-lr": 0, "bp-cadence-steps": 1, "gradient-surgery-method": "none",
+    "seed": 42, "save-every": 0, "async-save": 0, "sample-every": 0, "log-every": 1000,
+}
+TEXT = {"train": "{root}", "val-fraction": 0.01, "tokenizer": "bytes", "batch-size": 8, "seq-len": 128, "steps": 300,
+        "eval-batches": 20}
 DIGITS = {"train": "{data}/digits_train.safetensors", "val": "{data}/digits_val.safetensors", "task": "cls", "batch-size": 32,
           "steps": 600, "eval-batches": 50}
-COUNTER = {"train": "{data}/counter_train.bin", "val": "{data}/counter_val.bin", "batch-size": 8, "seq-len": 64, "steps": 300, "eval-batches": 20}
-MARKOV = {"train": "{data}/markov_train.bin", "val": "{data}/markov_val.bin", "batch-size": 8, "seq-len": 64, "steps": 600, "eval-batches": 20}
+COUNTER = {"train": "{data}/counter_train.bin", "val": "{data}/counter_val.bin", "batch-size": 8, "seq-len": 64, "steps": 300,
+           "eval-batches": 20}
+MARKOV = {"train": "{data}/markov_train.bin", "val": "{data}/markov_val.bin", "batch-size": 8, "seq-len": 64, "steps": 600,
+          "eval-batches": 20}
 
 # 257 byte tokens: orthoplex needs 129 dimensions or more, simplex 256
 TEXT_HEADS = [
@@ -114,7 +120,7 @@ def mean(values):
 
 
 def read_run(folder):
-    """What metrics.jsonl says at the end: dict with loss, val_loss, accuracy (None where it says nothing) and seconds."""
+    """What metrics.jsonl says at the end: loss, val_loss, accuracy, collapse (None where it says nothing) and seconds."""
     with open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8") as file:
         records = [json.loads(line) for line in file]
     steps = [record for record in records if record.get("ms") is not None]
@@ -123,7 +129,7 @@ def read_run(folder):
     def last(key):
         return next((record[key] for record in reversed(records) if record.get(key) is not None), None)
 
-    return {"loss": mean(losses[-LAST:]) if losses else None, "val_loss": last("val_loss"), "accuracy": last("accuracy"),
+    return {"loss": mean(losses[-LAST:]) if losses else None, "val_loss": last("val_loss"), "accuracy": last("acc1"), "collapse": last("collapse"),
             "seconds": sum(record["ms"] for record in steps) / 1e3}
 
 
@@ -150,13 +156,14 @@ def number(value, form):
 
 
 def table_lines(rows, results):
-    lines = ["| settings | final loss | validation loss | accuracy | seconds |", "|---|---|---|---|---|"]
+    lines = ["| settings | final loss | validation loss | accuracy | mean cosine | seconds |", "|---|---|---|---|---|---|"]
     for row, r in zip(rows, results):
         if "problem" in r:
-            lines.append(f"| `{spelled(row)}` | failed: {r['problem'].replace('|', '/')} | | | |")
+            lines.append(f"| `{spelled(row)}` | failed: {r['problem'].replace('|', '/')} | | | | |")
             continue
         accuracy = "-" if r["accuracy"] is None else f"{100 * r['accuracy']:.1f}%"
-        lines.append(f"| `{spelled(row)}` | {number(r['loss'], '.4f')} | {number(r['val_loss'], '.4f')} | {accuracy} | {r['seconds']:.1f} |")
+        lines.append(f"| `{spelled(row)}` | {number(r['loss'], '.4f')} | {number(r['val_loss'], '.4f')} | {accuracy} | "
+                     f"{number(r['collapse'], '.2f')} | {r['seconds']:.1f} |")
     return lines
 
 
@@ -166,7 +173,8 @@ def page(sections, threads):
     lines = ["# What small models learn", "",
              f"Written by `dev/bench/mamba_learning.py` on {datetime.date.today()} at commit {commit}, {threads} threads. Final loss is the mean of the",
              f"last {LAST} training losses, in the head's own measure: `hpn` counts (1 - cosine)^2, the others nats, so losses compare within one",
-             "head only and accuracy, the share of right answers in validation, between heads. Seconds are spent in training steps.", "",
+             "head only and accuracy, the share of right answers in validation, between heads. Mean cosine is that of pairs of states in",
+             "validation; near 1 all have collapsed into one direction. Seconds are spent in training steps.", "",
              "All rows: `" + spelled(COMMON) + "`"]
     for heading, sentence, shared, rows, results in sections:
         shown = {name: value for name, value in shared.items() if "{" not in str(value)}

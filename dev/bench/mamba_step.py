@@ -8,8 +8,8 @@
 A step is forward, backward, clip to norm 1 and AdamW. All programs start from one Hugging Face folder with mamba_ssm's start
 values and read the same rows of one token shard in the same order. In every round each program runs once, as a process of its
 own, so that all see the same neighbours and the same clock. The losses of the first round are compared step by step before any
-time is printed; where two differ by more than 1e-4 of their size, there is no table. Steps after the
-warm-up count: shortest and median. Memory is VmHWM, PyTorch's libraries included. Every program gets --threads threads.
+time is printed; where two differ by more than 1e-4 of their size, there is no table. Of the steps after the warm-up the shortest
+and the median count. Memory is VmHWM, PyTorch's libraries included. A program that does not fit into what memory is left fails.
 FLOPs are those of matrix products: 6 per weight and token, (3 E M + E (R + 2 NS) + R E) weights per layer, V M in the head.
 The limit of ours is the time of these at the rate of dev/bench/gemm.c plus the elementary functions at that of dev/fmath/bench.c:
 per layer and token 2 E NS exponentials of the scan (forward, recomputed in backward) and 7 E in SiLU and softplus, and V in the head.
@@ -162,7 +162,7 @@ class Program:
             return
         is_ours = self.key in ("exact", "fast")
         try:
-            text, memory = run(self.command, dict(fields, peer=self.key, steps=self.n_steps), keep_memory=not is_ours)
+            text, memory = run(self.command, dict(fields, peer=self.key, steps=self.n_steps), keep_memory=not (is_ours or fields["plain_malloc"]))
             if is_ours:
                 with open(os.path.join(fields["run"], "metrics.jsonl"), encoding="utf-8") as file:
                     text = file.read()
@@ -254,8 +254,9 @@ def compare_losses(programs):
 
 def print_table(programs, options, work, mm_rates, limits):
     flop, tokens = work[0] + work[1], options.batch * options.seq
-    print(f"\nM {options.d_model}, {options.layers} layers, V {options.vocab}, B {options.batch}, T {options.seq}, {options.threads} threads, "
-          f"{options.rounds} rounds: {flop / 1e9:.1f} GFLOP in matrix products, {work[2] / 1e6:.0f} M elementary functions per step; "
+    print(f"\nM {options.d_model}, {options.layers} layers, V {options.vocab}, B {options.batch}, T {options.seq}, "
+          f"{options.threads} thread{'s' * (options.threads > 1)}, {options.rounds} round{'s' * (options.rounds > 1)}: "
+          f"{flop / 1e9:.3g} GFLOP in matrix products, {work[2] / 1e6:.3g} M elementary functions per step; "
           f"torch.mm {min(mm_rates):.0f} to {max(mm_rates):.0f} GFLOP/s")
     print("\n| | shortest | median of n | / ours | tokens/s | forward + backward + update | GFLOP/s | peak memory |")
     print("|---|---|---|---|---|---|---|---|")
@@ -267,7 +268,8 @@ def print_table(programs, options, work, mm_rates, limits):
         ms = p.best()
         fastest = min(p.steps, key=lambda record: record["ms"])
         parts = " + ".join(f"{fastest[key]:.0f}" for key in ("forward_ms", "backward_ms", "update_ms")) if "forward_ms" in fastest else ""
-        print(f"| {NAMES[p.key]} | {ms:.0f} ms | {p.median():.0f} ms of {len(p.steps)} | {f'{ms / ours:.2f}' if ours else '-'} | "
+        digits = 0 if ms > 100 else 2
+        print(f"| {NAMES[p.key]} | {ms:.{digits}f} ms | {p.median():.{digits}f} ms of {len(p.steps)} | {f'{ms / ours:.2f}' if ours else '-'} | "
               f"{1e3 * tokens / ms:.1f} | {parts} | {flop / ms / 1e6:.1f} | {p.memory / 1024:.2f} GB |")
     for kind, (machine, ms) in limits.items():
         print(f"| limit of ours, {kind} | {ms:.0f} ms | | | {1e3 * tokens / ms:.1f} | products at {machine[0]:.0f} (layers) and "
@@ -309,6 +311,7 @@ def parse_options():
     parser.add_argument("--ours-fast", metavar="FILE", help="default build/gcc-native-O3-fast/train_mamba_hpn")
     parser.add_argument("--json", metavar="FILE", help="write all figures there too")
     parser.add_argument("--work", metavar="DIR", help="where 3 GB can be written for a while (default the system's temporary folder)")
+    parser.add_argument("--plain-malloc", action="store_true", help="leave glibc's malloc as it is for PyTorch: slower, perhaps less memory")
     parser.add_argument("--small", action="store_true", help="a tiny model, one round, T 40")
     for name, default in (("d-model", 768), ("layers", 24), ("vocab", 50280), ("d-state", 16)):
         parser.add_argument(f"--{name}", type=int, default=default)
