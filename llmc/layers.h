@@ -52,7 +52,8 @@ static inline void freeze_pattern_(int* frozen, const Tensor* table, int n, cons
         }
     }
     if (n_found == 0) {
-        options_fail("freeze", "\"%s\" matches no tensor (of all layers at once: 'transformer.h.*.ln_1.*')", format_text(pattern).s);
+        options_fail("freeze", "\"%s\" matches no tensor (of all layers at once: 'transformer.h.*.ln_1.*')",
+                     format_text(pattern).s);
     }
 }
 
@@ -63,7 +64,8 @@ static inline int* freeze_slices(const char* text, Tensor* table, int n) {
         n_slices += tensor_slices(&table[i]);
         n_layers = table[i].layers > n_layers ? table[i].layers : n_layers;
     }
-    int* frozen = (int*)memset(malloc_check(sizeof(int) * (size_t)n_slices, "frozen slices"), 0, sizeof(int) * (size_t)n_slices);
+    const size_t n_bytes = sizeof(int) * (size_t)n_slices;
+    int* frozen = (int*)memset(malloc_check(n_bytes, "frozen slices"), 0, n_bytes);
     char *copy = string_copy(text), *rest = copy;
     for (char* item; *text && (item = strsep(&rest, ","));) {
         const char *count = item_after_(item, "first:"), *index = item_after_(item, "indices:");
@@ -99,7 +101,8 @@ static inline void placement_list_(int* old_layer, const char* list, int n_new, 
     }
     free(copy);
     if (n_found != n_new) {
-        options_fail("placement", "expected the %d new of %d layers, found %d: specific:%s", n_new, target, n_found, format_text(list).s);
+        options_fail("placement", "expected the %d new of %d layers, found %d: specific:%s", n_new, target, n_found,
+                     format_text(list).s);
     }
 }
 

@@ -150,13 +150,13 @@ static inline void progress(const char* what, int64_t done, int64_t total) {
 // ---- the log ----
 
 typedef struct {
-    json_t* extra_schema;  // {key: meaning} of the trainer's keys, or NULL. This and the next are set before log_open, or 0
-    int json_lines;        // print records
-    json_t* extra;         // what they are in the next record
-    FILE* metrics;      // NULL: nothing is recorded
-    char* path;         // of metrics.jsonl, for messages
-    double ms_sum;      // the steps' times, each weighing 0.95 of the next ...
-    double ms_weights;  // ... and those weights: the quotient is the recent average behind the eta
+    json_t* extra_schema;  // {key: meaning} of the trainer's keys, or NULL; and
+    int json_lines;        // whether records are printed: set, or zero, before log_open
+    json_t* extra;         // the trainer's values of the next record
+    FILE* metrics;         // NULL: nothing is recorded
+    char* path;            // of metrics.jsonl, for messages
+    double ms_sum;         // the steps' times, each weighing 0.95 of the next ...
+    double ms_weights;     // ... and those weights: the quotient is the recent average behind the eta
 } Log;
 
 typedef struct {
@@ -218,9 +218,10 @@ static inline void log_copy_(FILE* out, const char* path, int last_step, int val
     fclose(old);
 }
 
-// resume_step < 0: a new run, which must not have a metrics file yet; otherwise it goes on after the records up to
-// resume_step, of its validation if that was done before the checkpoint (`validated`). run_dir NULL: nothing is recorded
-// (ranks other than 0). The file is replaced as a whole or not at all.
+// The log is all zero, but for extra_schema (whose reference it takes) and json_lines. resume_step < 0: a new run, which must
+// not have a metrics file yet; otherwise it goes on after the records up to resume_step, of its validation if that was done
+// before the checkpoint (`validated`). run_dir NULL: nothing is recorded (ranks other than 0). The file is replaced as a whole
+// or not at all.
 static inline void log_open(Log* log, const char* run_dir, int resume_step, int validated) {
     json_t* extra_schema = log->extra_schema;
     const int json_lines = log->json_lines;
@@ -303,8 +304,10 @@ static inline int log_record_(Log* log, const StepRecord* r, float val_loss, dou
         log_print_record_(log->metrics, log, r, val_loss, val_bpb, accuracy, time);
         if (fflush(log->metrics) != 0) { log_fail_(log->path); }
     }
-    if (prints) { log_print_record_(stdout, log, r, val_loss, val_bpb, accuracy, time); }
-    if (prints) { fflush(stdout); }
+    if (prints) {
+        log_print_record_(stdout, log, r, val_loss, val_bpb, accuracy, time);
+        fflush(stdout);
+    }
     log_extra(log, NULL);
     return print && !prints;
 }

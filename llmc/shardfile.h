@@ -67,7 +67,8 @@ static inline void shards_collect(Shards* s, const float* arena, float* whole, c
     free(room);
 }
 
-static inline void shards_load_(SafeSet* set, const Shards* s, const char* prefix, float* arena, const int* old_layer, const Device* dev) {
+static inline void shards_load_(SafeSet* set, const Shards* s, const char* prefix, float* arena, const int* old_layer,
+                                const Device* dev) {
     float *room = shards_slice_room_(s), *turned = tensors_turning_room(s->table, s->n_tensors);
     for (int i = 0; i < s->n_tensors; i++) {
         const Tensor* t = &s->table[i];
@@ -88,7 +89,8 @@ static inline void shards_load_(SafeSet* set, const Shards* s, const char* prefi
 }
 
 // old_layer as in tensors_load_layers; the moments of a new layer are 0
-static inline void moments_load_layers(const char* path, const Shards* s, float* m, float* v, const int* old_layer, const Device* dev) {
+static inline void moments_load_layers(const char* path, const Shards* s, float* m, float* v, const int* old_layer,
+                                       const Device* dev) {
     SafeSet set;
     safeset_open(&set, path);
     shards_load_(&set, s, "exp_avg.", m, old_layer, dev);

@@ -235,16 +235,21 @@ static inline void tensor_load_slice(SafeSet* set, const Tensor* t, int l, const
 }
 
 // where layer l of the model stands in the file; -1: it is not there
-static inline int tensor_old_layer(const Tensor* t, const int* old_layer, int l) { return t->layers > 0 && old_layer ? old_layer[l] : l; }
+static inline int tensor_old_layer(const Tensor* t, const int* old_layer, int l) {
+    return t->layers > 0 && old_layer ? old_layer[l] : l;
+}
 
-// old_layer: of each layer of the model the layer that it is in the file, -1 for a new one, which is left as it is. NULL: the same
-static inline void tensors_load_layers(SafeSet* set, const Tensor* table, int n, const char* prefix, float* arena, const int* old_layer) {
+// old_layer: of each layer of the model the layer that it is in the file, -1 for a new one, which is left as it is; NULL: the
+// same
+static inline void tensors_load_layers(SafeSet* set, const Tensor* table, int n, const char* prefix, float* arena,
+                                       const int* old_layer) {
     float* turned = tensors_turning_room(table, n);
     for (int i = 0; i < n; i++) {
         const Tensor* t = &table[i];
         for (int l = 0; l < tensor_slices(t); l++) {
             const int from = tensor_old_layer(t, old_layer, l);
-            if (from >= 0) { tensor_load_slice(set, t, from, prefix, arena + t->offset + l * tensor_slice_elements(t), turned); }
+            float* slice = arena + t->offset + l * tensor_slice_elements(t);
+            if (from >= 0) { tensor_load_slice(set, t, from, prefix, slice, turned); }
         }
         progress("loading", i + 1, n);
     }

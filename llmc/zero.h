@@ -610,8 +610,8 @@ static inline void shards_update_part_(const Shards* s, const Weights* w, const 
 }
 
 // tensor i, whose slices are number `slice`, slice + 1, ...: neighbours with the same count go together
-static inline void shards_update_tensor_(const Shards* s, const Weights* w, const float* grads, int i, int slice, const Optimizer* o,
-                                         float scale, int t, const Device* dev) {
+static inline void shards_update_tensor_(const Shards* s, const Weights* w, const float* grads, int i, int slice,
+                                         const Optimizer* o, float scale, int t, const Device* dev) {
     const size_t n = tensor_slice_elements(&s->table[i]);
     const int n_slices = tensor_slices(&s->table[i]);
     for (int l = 0, end; l < n_slices; l = end) {
@@ -643,9 +643,9 @@ static inline void shards_round(Shards* s, const Weights* w, int t, const Device
         for (int l = 0; l < tensor_slices(&s->table[i]); l++, slice++) {
             const Part part = part_within(s->kept[i], n * (size_t)l, n * (size_t)(l + 1));
             const size_t global = s->table[i].offset + part.first;
+            if (part.n == 0 || s->table[i].frozen || shards_is_frozen_(s, slice)) { continue; }
             const Weights own = weights_from(w, global, part.at);
-            const int stays = part.n == 0 || s->table[i].frozen || shards_is_frozen_(s, slice);
-            if (!stays) { weights_round(&own, part.n, (uint32_t)t, global, dev); }
+            weights_round(&own, part.n, (uint32_t)t, global, dev);
         }
     }
     if (s->zero > 0) { shards_gather(s, w->stored, w->stored_bytes, dev); }
