@@ -43,7 +43,6 @@ The scan keeps a state of fixed size per channel, so generation costs the same a
 #include "llmc/rmsnorm.h"           // rmsnorm_forward, rmsnorm_backward
 #include "llmc/run.h"               // RunOptions, RunState, run_save_begin: what all trainers share
 #include "llmc/rundata.h"           // RunData: training and validation rows
-#include "llmc/schedule.h"          // schedule_lr
 #include "llmc/selective_scan.h"    // scan_forward, scan_backward
 #include "llmc/shardfile.h"         // moments_save, moments_load
 #include "llmc/silu.h"              // gate_forward, gate_backward
@@ -619,7 +618,7 @@ static int mamba_options(Option* t, MambaOptions* m) {
         {"head", "proto", "", OPTION_CHOICE, &m->proto, "fixed", 0, 0, "fixed|learn", "do prototypes move? With hpn only apart from each other, see proto-separation", 0},
         {"head", "proto-init", "", OPTION_TEXT, &m->proto_init, "", 0, 0, "WHERE", "simplex, orthoplex, random, optimize, or a safetensors file; empty: the best of the first three that fits", 0},
         {"head", "proto-dim", "", OPTION_INT, &m->proto_dim, "0", 0, 1 << 16, "N", "size of a prototype; 0: d-model; another needs a projection, which is learnt", 0},
-        {"head", "proto-separation", "", OPTION_FLOAT, &m->proto_separation, "0.1", 0, 1000, "F", "weight of the loss that keeps learnt prototypes of hpn apart", 0},
+        {"head", "proto-separation", "", OPTION_FLOAT, &m->proto_separation, "10", 0, 1000, "F", "weight of the loss that keeps learnt prototypes of hpn apart", 0},
         {"head", "hpn-scale", "", OPTION_FLOAT, &m->hpn_scale, "16", 1e-3, 1e6, "F", "factor of the cosines in hpn-softmax", 0},
         {"head", "classes", "", OPTION_INT, &m->classes, "0", 0, 1 << 24, "N", "with --task cls: 0: 1 + the largest target", 0},
         {"data", "task", "", OPTION_CHOICE, &m->task, "lm", 0, 0, "lm|cls", "lm: the next token; cls: the targets of an example file, as dev/data/digits.py writes", 0},
@@ -1257,7 +1256,7 @@ static void train_step(Run* r) {
     const RunOptions* o = &r->o;
     RunState* s = &r->state;
     const int bp = (s->step + 1) % r->m.bp_cadence == 0, verifying = o->verify_every > 0 && (s->step + 1) % o->verify_every == 0 && bp;
-    const float lr = schedule_lr(schedule_from_name(o->schedule), s->step, o->steps, o->warmup, (double)o->lr, (double)o->final_lr);
+    const float lr = run_lr(o, s->step);
     const int64_t n_tokens = (int64_t)r->n_leaves * o->batch_size * r->T;
     float loss = NAN, norm = 0.0f, ff_loss = NAN, ff_norm = 0.0f, *grads = NULL, *ff_grads = NULL;
     double start = seconds_now(CLOCK_MONOTONIC);
@@ -1291,6 +1290,15 @@ static void train_step(Run* r) {
     if (s->skips > o->max_skips) { fail_not_finite(r, bp ? &r->model.shards : &r->model.ff_shards, bp ? grads : ff_grads, loss, norm); }
 }
 
+// what summary.json says of this trainer's part
+static json_t* summary_keys(const Run* r) {
+    int frozen = 0;
+    for (int l = 0; l < r->model.config.L; l++) { frozen += layer_is_frozen(&r->model, l); }
+    return json_pack("{s:i, s:i, s:s, s:f, s:i, s:s}", "layers", r->model.config.L, "frozen_layers", frozen, "head",
+                     head_names()[r->model.config.head], "ff_lr", (double)r->m.ff_lr, "bp_cadence_steps", r->m.bp_cadence,
+                     "gradient_surgery_method", surgery_name(r->surgeon.config.method));
+}
+
 static void train(Run* r) {
     const RunOptions* o = &r->o;
     RunState* s = &r->state;
@@ -1314,7 +1322,8 @@ static void train(Run* r) {
     ranks_print_cost(r->comm, s->step - first);
     snapshot_print(&r->snapshot, run_checkpoint_bytes(r->model.table, r->model.n_table));
     const char* outcome = s->step >= o->steps ? "done" : stop ? "stopped" : "stopped early";
-    if (*r->m.embeddings_out && has_data(&r->data.val)) { write_embeddings(r); }
+    if (*r->m.embeddings_out && r->comm->rank == 0) { write_embeddings(r); }
+    if (r->comm->rank == 0) { run_summary(o, s, strcmp(outcome, "stopped early") == 0, summary_keys(r)); }
     printf("%s after step %d, checkpoint in %s/step_%06d\n", outcome, s->step, o->run, s->step);
 }
 
@@ -1463,6 +1472,12 @@ static void open_batch(Run* r, Purpose purpose) {
     r->readout = (float*)malloc_check(n_bytes, "read-out");
 }
 
+static void evaluate_only(Run* r) {
+    open_batch(r, TO_EVALUATE);
+    evaluate(r, 0);
+    if (*r->m.embeddings_out && r->comm->rank == 0) { write_embeddings(r); }
+}
+
 static void open_training(Run* r, int argc, char** argv) {
     Mamba* model = &r->model;
     const size_t carried = r->d.carry_state ? sizeof(float) * (size_t)r->n_leaves * carried_floats(&model->config, r->o.batch_size) : 0;
@@ -1548,7 +1563,7 @@ int main(int argc, char** argv) {
     ranks_same_bytes(r->comm, "parameters", r->model.params, sizeof(float) * r->model.n);
     if (is_generating(r)) { generate_text(r); }
     else if (*r->o.probe) { probe(r); }
-    else if (r->o.eval_only) { open_batch(r, TO_EVALUATE); evaluate(r, 0); if (*r->m.embeddings_out) { write_embeddings(r); } }
+    else if (r->o.eval_only) { evaluate_only(r); }
     else if (has_data(&r->data.train)) { open_training(r, argc, argv); train(r); }
     if (*r->o.export_hf && r->comm->rank == 0) { export_folder(r, r->o.export_hf); }
     close_all(r);
