@@ -16,11 +16,11 @@ Cost:   bound by exponentials: one per position, channel and state forward, one 
         C 1536, NS 16, T 256, best of many runs on a busy machine (Intel Sapphire Rapids class), gcc 12
         (dev/bench/scan.c):
                         AVX-512   AVX2   SSE2   AVX-512, FAST=1
-            forward        0.80   1.31   2.44              0.21
-            backward       1.07   1.97   3.55              0.44
-            fm_exp alone   0.76   1.15   2.21        (scan_exp_)
-        So exponentials are about 90% of forward, 60 to 70% of backward. A call with T = 1 takes two of them per state, one of
-        A_log: 50 us for these sizes. Threads share groups: B * C / SCAN_GROUP of them.
+            forward        0.56   0.95   2.44              0.21
+            backward       0.92   1.70   3.55              0.44
+            fm_exp alone   0.47   0.79   2.21        (scan_exp_)
+        So exponentials are about 85% of forward, half of backward. A call with T = 1 takes two of them per state, one of
+        A_log: 44 us for these sizes. Threads share groups: B * C / SCAN_GROUP of them.
         Memory: scan_states_floats, and scan_workspace_bytes of scratch: for each thread 2 * chunk * NS * SCAN_GROUP floats.
         No bit depends on `chunk`, and little time: backward takes 2% more with 16 than with 32, 1% with 64, 4% with 128, 8% with 8.
 Error:  a fast build (FAST=1) takes scan_exp_ for the decay, relative error 1e-7. The rest of both builds rounds as written.
