@@ -417,6 +417,11 @@ static inline void options_set(Option* table, int n, const char* name, const cha
     option_store_(options_named_(table, n, name), text, "");
 }
 
+// for --help: what an option that trainers share means to this one
+static inline void options_reword(Option* table, int n, const char* name, const char* meaning) {
+    options_named_(table, n, name)->meaning = meaning;
+}
+
 // status 2 for what only the trainer can check: options_fail("warmup", "expected less than --steps %d, found %d", N, w)
 __attribute__((noreturn, format(printf, 2, 3)))
 static inline void options_fail(const char* name, const char* format, ...) {
