@@ -50,8 +50,11 @@ TESTS = $(patsubst %.c,%,$(sort $(wildcard test_*.c)))
 
 help:
 	@echo "make run         train a small GPT-2 on this repository's own text, about two minutes"
+	@echo "make run-mamba   the same with a small Mamba, about two minutes"
+	@echo "make run-digits  Mamba reads handwritten digits pixel by pixel: a head with scores, a head with prototypes, compared"
 	@echo "make test        build and run every test"
 	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"
+	@echo "make train_mamba_hpn  the same for Mamba, on CPUs"
 	@echo "make tools       build dev/tools/tokenize and dev/tools/inspect: each has --help"
 	@echo "make train_gpt2cu   the trainer for GPUs, by nvcc; PRECISION=bf16|fp32|exact; CPU=1: the same file for the CPU"
 	@echo "make cuda        compile and link everything for GPUs (make setup-cuda, doc/gpu/README.md); make ptxas: registers, spills"
@@ -190,14 +193,25 @@ cuda_folder:
 cuda_names:
 	@echo $(CUDA_PROGRAMS)
 
-RUN ?= runs/hello
-run: setup
-	@if [ -e $(RUN) ]; then echo "$(RUN) exists already: make run RUN=runs/another, or remove it"; exit 2; fi
-	@$(MAKE) --no-print-directory train_gpt2
+# the first steps: each has a run folder of its own
+run: RUN ?= runs/hello
+run: TRAINER = train_gpt2 --args dev/hello.txt
+run-mamba: RUN ?= runs/hello-mamba
+run-mamba: TRAINER = train_mamba_hpn --args dev/hello_mamba.txt
+run run-mamba: setup
+	@if [ -e $(RUN) ]; then echo "$(RUN) exists already: make $@ RUN=runs/another, or remove it"; exit 2; fi
+	@$(MAKE) --no-print-directory $(firstword $(TRAINER))
 	@# a thread that waits spins a few microseconds, then sleeps: beside other programs the rest cannot stall it
-	GOMP_SPINCOUNT=10000 ./train_gpt2 --args dev/hello.txt --run $(RUN)
+	GOMP_SPINCOUNT=10000 ./$(TRAINER) --run $(RUN)
 	@$(MAKE) --no-print-directory plot RUN=$(RUN)
 
+run-digits: RUN ?= runs/digits
+run-digits:
+	@dev/setup.sh examples
+	@$(MAKE) --no-print-directory train_mamba_hpn
+	@dev/examples/digits.sh $(RUN)
+
+plot: RUN ?= runs/hello
 plot:
 	@$(PYTHON) dev/tools/plot.py $(RUN)
 
@@ -281,6 +295,6 @@ bench: setup
 clean:
 	rm -rf build launch $(TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
-.PHONY: help folder setup run plot check test fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%) \
+.PHONY: help folder setup run run-mamba run-digits plot check test fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%) \
     setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS) simt test-simt simt_programs
 .DELETE_ON_ERROR:

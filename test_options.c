@@ -22,7 +22,6 @@ static int make_table(Option* table, Settings* s) {
         {"data", "batch-size", "-b", OPTION_INT, &s->batch_size, "4", 1, 65536, "N", "rows per micro-batch", 0},
         {"data", "offset", "", OPTION_INT, &s->offset, "0", INT_MIN, INT_MAX, "N",
          "first token; with its default this row is one column too long", 0},
-        {"data", "shuffle", "", OPTION_SWITCH, &s->shuffle, "1", 0, 1, "0|1", "visit the shards in random order", 0},
         {"optimizer", "steps", "-x --max-steps", OPTION_INT, &s->steps, "100", -1, INT_MAX, "N",
          "updates, -1 = one epoch", 0},
         {"optimizer", "lr", "-l", OPTION_FLOAT, &s->lr, "3e-4", 0, 0.1, "F", "peak learning rate", 0},
@@ -34,6 +33,7 @@ static int make_table(Option* table, Settings* s) {
          "course of the learning rate", 0},
         {"run", "resume", "-y", OPTION_SWITCH, &s->resume, "0", 0, 1, "", "go on from the newest good checkpoint", 0},
         {"out", "generate", "", OPTION_TEXT, &s->prompt, "hello", 0, 0, "TEXT|-", "continue this text", 0},
+        {"data", "shuffle", "", OPTION_SWITCH, &s->shuffle, "1", 0, 1, "0|1", "visit the shards in random order", 0},  // joins its group
     };
     memcpy(table, rows, sizeof rows);
     return (int)(sizeof rows / sizeof rows[0]);

@@ -604,47 +604,58 @@ typedef struct {
 static int mamba_options(Option* t, MambaOptions* m) {
     const Option rows[] = {
         {"model", "d-model", "", OPTION_INT, &m->d_model, "0", 0, 1 << 20, "N", "width of the stream; 0: the preset's. This and the next seven are for a random start", 0},
-        {"model", "d-state", "", OPTION_INT, &m->d_state, "16", 1, 256, "N", "states of a channel", 0},
-        {"model", "d-conv", "", OPTION_INT, &m->d_conv, "4", 1, 16, "N", "taps of the convolution", 0},
+        {"model", "d-state", "", OPTION_INT, &m->d_state, "16", 1, 256, "N", "states of a channel: what the scan remembers of the text so far", 0},
+        {"model", "d-conv", "", OPTION_INT, &m->d_conv, "4", 1, 16, "N", "positions that the convolution sees: its own and those just before", 0},
         {"model", "expand", "", OPTION_INT, &m->expand, "2", 1, 64, "N", "channels inside a layer, as a multiple of d-model", 0},
-        {"model", "dt-rank", "", OPTION_INT, &m->dt_rank, "0", 0, 1 << 16, "N", "numbers from which the step sizes are made; 0: d-model / 16, rounded up", 0},
+        {"model", "dt-rank", "", OPTION_INT, &m->dt_rank, "0", 0, 1 << 16, "N", "rank of the projection that makes the step sizes; 0: d-model / 16, rounded up", 0},
         {"model", "base-layers", "--layers", OPTION_INT, &m->base_layers, "0", 0, 1024, "N", "layers; 0: the preset's", 0},
-        {"model", "vocab-size", "", OPTION_INT, &m->vocab_size, "0", 0, 1 << 24, "N", "0: the tokenizer's for text, else 1 + the largest token id", 0},
-        {"model", "layer", "", OPTION_CHOICE, &m->layer, "mamba1", 0, 0, "mamba1|rt", "rt: rust_trainer's simplified layer, to compare with", 0},
-        {"model", "target-layers", "", OPTION_INT, &m->target_layers, "0", 0, 1024, "N", "grow to so many layers: new ones do nothing at first, and learn from the first step on; 0: no new ones", 0},
+        {"model", "vocab-size", "", OPTION_INT, &m->vocab_size, "0", 0, 1 << 24, "N", "tokens of the model; 0: the tokenizer's for text, else 1 + the largest in the data", 0},
+        {"model", "layer", "", OPTION_CHOICE, &m->layer, "mamba1", 0, 0, "mamba1|rt", "Mamba's layer, or rust_trainer's simpler one to compare with", 0},
+        {"model", "target-layers", "", OPTION_INT, &m->target_layers, "0", 0, 1024, "N", "grow the model to so many layers: new ones do nothing at first, and learn from the first step on; 0: no new ones", 0},
         {"model", "placement", "", OPTION_TEXT, &m->placement, "append", 0, 0, "WHERE", "where the new layers stand: append, prepend, insert:N, or specific:A,B,.. for their numbers", 0},
         {"model", "freeze-embedding", "", OPTION_SWITCH, &m->freeze_embedding, "0", 0, 0, "0|1", "no updates of the embedding", 0},
         {"head", "head", "", OPTION_TEXT, &m->head, "", 0, 0, "ce|hpn|hpn-softmax", "cross entropy, squared cosine to fixed prototypes, or cross entropy of scaled cosines; rt: rust_trainer's loss, which collapses. Empty: the model's own, else ce", 0},
-        {"head", "proto", "", OPTION_CHOICE, &m->proto, "fixed", 0, 0, "fixed|learn", "do prototypes move? With hpn only apart from each other, see proto-separation", 0},
-        {"head", "proto-init", "", OPTION_TEXT, &m->proto_init, "", 0, 0, "WHERE", "simplex, orthoplex, random, optimize, or a safetensors file; empty: the best of the first three that fits", 0},
-        {"head", "proto-dim", "", OPTION_INT, &m->proto_dim, "0", 0, 1 << 16, "N", "size of a prototype; 0: d-model; another needs a projection, which is learnt", 0},
+        {"head", "proto", "", OPTION_CHOICE, &m->proto, "fixed", 0, 0, "fixed|learn", "fixed: prototypes stay where they are placed; learn: they are trained too, those of hpn kept apart by --proto-separation", 0},
+        {"head", "proto-init", "", OPTION_TEXT, &m->proto_init, "", 0, 0, "WHERE", "how prototypes are placed: simplex, orthoplex, random, optimize, or a safetensors file that has them; empty: the first of these that fits", 0},
+        {"head", "proto-dim", "", OPTION_INT, &m->proto_dim, "0", 0, 1 << 16, "N", "dimensions of a prototype; 0: d-model. Any other number adds a projection, which is learnt", 0},
         {"head", "proto-separation", "", OPTION_FLOAT, &m->proto_separation, "10", 0, 1000, "F", "weight of the loss that keeps learnt prototypes of hpn apart", 0},
         {"head", "hpn-scale", "", OPTION_FLOAT, &m->hpn_scale, "16", 1e-3, 1e6, "F", "factor of the cosines in hpn-softmax", 0},
-        {"head", "classes", "", OPTION_INT, &m->classes, "0", 0, 1 << 24, "N", "with --task cls: 0: 1 + the largest target", 0},
-        {"data", "task", "", OPTION_CHOICE, &m->task, "lm", 0, 0, "lm|cls", "lm: the next token; cls: the targets of an example file, as dev/data/digits.py writes", 0},
+        {"head", "classes", "", OPTION_INT, &m->classes, "0", 0, 1 << 24, "N", "of --task cls; 0: 1 + the largest target in the data", 0},
+        {"data", "task", "", OPTION_CHOICE, &m->task, "lm", 0, 0, "lm|cls", "lm: the next token; cls: the targets in a file of examples, such as dev/data/digits.py writes", 0},
         {"data", "grad-accum", "", OPTION_INT, &m->grad_accum, "0", 0, 1 << 20, "N", "micro-batches in an update, instead of --batch-tokens", 0},
-        {"Forward-Forward", "ff-lr", "", OPTION_FLOAT, &m->ff_lr, "0", 0, 10, "F", "rate of a loss of each layer's own, real batches against corrupted ones; 0: none", 0},
-        {"Forward-Forward", "bp-cadence-steps", "", OPTION_INT, &m->bp_cadence, "1", 1, INT_MAX, "N", "back-propagate in every N-th step, the others have only that loss", 0},
-        {"Forward-Forward", "ff-threshold", "", OPTION_FLOAT, &m->ff_threshold, "0.1", 0, 1e6, "F", "mean square of a layer's output above which a batch counts as real", 0},
-        {"Forward-Forward", "ff-corrupt", "", OPTION_FLOAT, &m->ff_corrupt, "0.5", 0, 1, "F", "share of tokens that are replaced in a corrupted batch", 0},
-        {"Forward-Forward", "gradient-surgery-method", "", OPTION_TEXT, &m->surgery, "pcgrad", 0, 0, "NAME", "how the gradients of both losses become one: none, pcgrad, cagrad, gradnorm, orthograd, or rt- and one of these", 0},
+        {"Forward-Forward", "ff-lr", "", OPTION_FLOAT, &m->ff_lr, "0", 0, 10, "F", "its learning rate: each layer also learns by itself to tell real rows from corrupted ones; 0: without Forward-Forward", 0},
+        {"Forward-Forward", "bp-cadence-steps", "", OPTION_INT, &m->bp_cadence, "1", 1, INT_MAX, "N", "back-propagate in every N-th step; between them layers learn by Forward-Forward alone", 0},
+        {"Forward-Forward", "ff-threshold", "", OPTION_FLOAT, &m->ff_threshold, "0.1", 0, 1e6, "F", "mean square of a layer's output above which a position counts as real", 0},
+        {"Forward-Forward", "ff-corrupt", "", OPTION_FLOAT, &m->ff_corrupt, "0.5", 0, 1, "F", "share of tokens that are replaced in corrupted rows", 0},
+        {"Forward-Forward", "gradient-surgery-method", "", OPTION_TEXT, &m->surgery, "pcgrad", 0, 0, "NAME", "how both gradients become one (doc/gradient_surgery.md): none, pcgrad, cagrad, gradnorm, orthograd, or one of these with rt- in front", 0},
         {"Forward-Forward", "gradient-surgery-epsilon", "", OPTION_FLOAT, &m->surgery_epsilon, "1e-8", 0, 1e30, "F", "added to the divisor of a projection", 0},
         {"Forward-Forward", "gradnorm-alpha", "", OPTION_FLOAT, &m->gradnorm_alpha, "0.2", 0, 100, "F", "gradnorm: how strongly the slower task is favoured", 0},
         {"Forward-Forward", "cagrad-lambda", "", OPTION_FLOAT, &m->cagrad_lambda, "0.4", 0, 1e6, "F", "cagrad: how far from the mean, below 1; rt-cagradstep: its factor", 0},
         {"run", "fail-on-non-finite", "", OPTION_SWITCH, &m->fail_on_non_finite, "0", 0, 0, "0|1", "stop at the first update that is not finite, as --max-skips 0", 0},
         {"run", "human-log", "", OPTION_SWITCH, &m->human_log, "1", 0, 0, "0|1", "0: print the records of metrics.jsonl instead of lines for people", 0},
-        {"out", "embeddings-out", "", OPTION_TEXT, &m->embeddings_out, "", 0, 0, "FILE", "with validation: unit vectors, labels and prototypes, for dev/tools/plot_embeddings.py", 0},
+        {"out", "embeddings-out", "", OPTION_TEXT, &m->embeddings_out, "", 0, 0, "FILE", "in the end, of the validation data: unit vectors, labels and prototypes, for dev/tools/plot_embeddings.py", 0},
         {"machine", "scan-chunk", "", OPTION_INT, &m->scan_chunk, "0", 0, 1 << 20, "N", "positions from one kept state to the next; 0: a good number. The result does not depend on it", 0},
-        {"machine", "recompute", "", OPTION_CHOICE, &m->recompute, "scan", 0, 0, "none|scan|layer", "backward: keep the states of all positions, of every scan-chunk-th, or only the stream between layers. Neither does it depend on this", 0},
+        {"machine", "recompute", "", OPTION_CHOICE, &m->recompute, "scan", 0, 0, "none|scan|layer", "backward: keep the states of all positions, of every scan-chunk-th, or only the stream between layers. The result does not depend on it", 0},
     };
     memcpy(t, rows, sizeof rows);
     return (int)(sizeof rows / sizeof rows[0]);
+}
+
+// what common options mean here
+static void reword_options(Option* t, int n) {
+    options_reword(t, n, "from", "parameters to start from: a run folder or checkpoint, a Hugging Face folder, or a .safetensors file with config.json beside it");
+    options_reword(t, n, "seq-len", "positions in a row; 0: 256, of examples all they have");
+    options_reword(t, n, "doc-reset", "the state starts anew at each document of a row");
+    options_reword(t, n, "freeze", "no updates of tensors with such names, of all layers or of one: 'backbone.embeddings.*,*.layers.0.*'; first:N: of the first N layers; indices:A,B,..: of these layers, from 0");
+    options_reword(t, n, "hellaswag", "not here: answered by train_gpt2 only");
+    options_reword(t, n, "eval-examples", "not here either");
 }
 
 static void parse_options(Run* r, int argc, char** argv) {
     r->n_options = run_options(r->table, &r->o, "random start from a preset: tiny, 130m, 370m, 790m, 1.4b, 2.8b");
     r->n_options += data_options(r->table + r->n_options, &r->d);
     r->n_options += mamba_options(r->table + r->n_options, &r->m);
+    reword_options(r->table, r->n_options);
     assert(r->n_options <= MAX_OPTIONS);
     options_parse(r->table, r->n_options, argc, argv, "Trains Mamba, with or without hyperspherical prototypes, on the CPU. First steps: make run-mamba.");
     r->place = rank_place(options_given(r->table, r->n_options, "rank") == 1 ? r->o.rank : "");

@@ -2,19 +2,21 @@
 # Installs what is missing, and says so: one line per thing done. Nothing is missing: one line, in well under a second.
 #     dev/setup.sh           to build, run, test: C compiler, make, jansson, xxHash, PCRE2; NumPy and matplotlib in .venv
 #     dev/setup.sh ci        also clang, g++, libomp, valgrind, Open MPI and, in .venv, tokenizers: what else `make test` uses
+#     dev/setup.sh examples  as the first, and in .venv scikit-learn, which brings the images of `make run-digits`
 #     dev/setup.sh cuda      as the first, and in .venv cuBLAS and NCCL where nvcc finds none: `make cuda` (1 GB; nvcc itself
 #                            comes from NVIDIA: https://developer.nvidia.com/cuda-downloads). `ci` has them too where nvcc is
 #     dev/setup.sh checks    also MPFR, OpenBLAS and, in .venv, PyTorch and transformers: dev/ref/check_hf.py, dev/bench
 #                            (PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu: PyTorch without its GBs of CUDA)
 # Debian packages come by apt-get, as root or through a sudo that asks no password; otherwise the command is named. Python
 # packages only draw plots, write references and measure, so the rest goes on without them.
-# Status: 0 everything is there that the C programs need (for `cuda` and `checks`: everything), 1 something of it is missing.
+# Status: 0 everything is there that the C programs need (for `examples`, `cuda` and `checks`: everything), 1 something of it is
+# missing.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 wanted=${1-base}
 case $wanted in
-    base | ci | cuda | checks) ;;
-    *) echo "setup.sh: expected nothing, ci, cuda or checks, found \"$wanted\"" >&2; exit 2 ;;
+    base | ci | examples | cuda | checks) ;;
+    *) echo "setup.sh: expected nothing, ci, examples, cuda or checks, found \"$wanted\"" >&2; exit 2 ;;
 esac
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
@@ -39,7 +41,7 @@ missing_packages() {
         library '#include <xxhash.h>' -lxxhash || echo libxxhash-dev
         library $'#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>' -lpcre2-8 || echo libpcre2-dev
     fi
-    [ "$wanted" != base ] || return
+    if [ "$wanted" = base ] || [ "$wanted" = examples ]; then return; fi
     command -v g++ >/dev/null || echo g++
     [ "$wanted" != cuda ] || return
     command -v clang >/dev/null || echo clang
@@ -52,6 +54,7 @@ missing_packages() {
 }
 
 python_packages="numpy matplotlib"
+if [ "$wanted" = examples ]; then python_packages="$python_packages scikit-learn"; fi
 if [ "$wanted" = ci ] || [ "$wanted" = checks ]; then python_packages="$python_packages tokenizers==0.23.3"; fi  # ours has its Unicode tables
 if [ "$wanted" = checks ]; then python_packages="$python_packages torch==2.13.0 transformers safetensors"; fi
 
@@ -145,6 +148,6 @@ if [ -z "$packages$python" ]; then echo "setup: done"; exit 0; fi
 [ -z "$packages" ] || echo "setup: still missing, packages:" $packages
 [ -z "$python" ] || echo "setup: still missing in .venv:" $python
 case $wanted in
-    cuda | checks) exit 1 ;;
+    examples | cuda | checks) exit 1 ;;
     *) [ -z "$packages" ] ;;
 esac

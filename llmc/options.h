@@ -32,7 +32,7 @@ Errors: status 2 and one line, `train_gpt2: --batch-size: expected an integer 1.
 typedef enum { OPTION_SWITCH, OPTION_INT, OPTION_FLOAT, OPTION_TEXT, OPTION_CHOICE } OptionType;
 
 typedef struct {
-    const char* group;    // "model", "data", ...: rows of one group stand together; heading of --help
+    const char* group;    // "model", "data", ...: heading of --help, under which all rows of the group are listed
     const char* name;     // "batch-size", typed as --batch-size
     const char* aliases;  // other spellings as typed, separated by blanks: "-b --val-every"; "" for none
     OptionType type;
@@ -230,20 +230,33 @@ typedef struct {
     int n;
 } OptionWords;
 
+static inline void options_help_option_(const Option* o) {
+    char text[2048];
+    int used = snprintf(text, sizeof text, "%s", o->meaning);
+    if (*o->start || *o->aliases) {
+        snprintf(text + used, sizeof text - (size_t)used, " (%s%s%s%s%s)", *o->start ? "default " : "", o->start,
+                 *o->start && *o->aliases ? "; " : "", *o->aliases ? "also " : "", o->aliases);
+    }
+    options_help_row_(o->name, o->takes, text);
+}
+
+static inline int options_group_begins_(const Option* table, int i) {
+    int before = 0;
+    for (int k = 0; k < i; k++) { before += strcmp(table[k].group, table[i].group) == 0; }
+    return before == 0;
+}
+
+// group by group, in the order in which the groups begin: a trainer's own rows join those that all trainers have
 static inline void options_help_(const Option* table, int n, const OptionWords* words, const char* about) {
     printf("usage: %s [--name value | --name=value]...%s%s\n", program_invocation_short_name, words ? " " : "",
            words ? words->takes : "");
     options_wrap_(about, 0, 0);
     for (int i = 0; i < n; i++) {
-        const Option* o = &table[i];
-        char text[2048];
-        if (i == 0 || strcmp(o->group, table[i - 1].group) != 0) { printf("\n%s\n", o->group); }
-        int used = snprintf(text, sizeof text, "%s", o->meaning);
-        if (*o->start || *o->aliases) {
-            snprintf(text + used, sizeof text - (size_t)used, " (%s%s%s%s%s)", *o->start ? "default " : "", o->start,
-                     *o->start && *o->aliases ? "; " : "", *o->aliases ? "also " : "", o->aliases);
+        if (!options_group_begins_(table, i)) { continue; }
+        printf("\n%s\n", table[i].group);
+        for (int k = i; k < n; k++) {
+            if (strcmp(table[k].group, table[i].group) == 0) { options_help_option_(&table[k]); }
         }
-        options_help_row_(o->name, o->takes, text);
     }
     printf("\nhelp\n");
     options_help_row_("args", "FILE", "read options from a file: a line `name = value` for each, # begins a comment");
@@ -402,6 +415,11 @@ static inline int options_given(const Option* table, int n, const char* name) {
 // a value that the program settles itself (the name of the run folder), checked like a typed one; `given` stays
 static inline void options_set(Option* table, int n, const char* name, const char* text) {
     option_store_(options_named_(table, n, name), text, "");
+}
+
+// for --help: what an option that trainers share means to this one
+static inline void options_reword(Option* table, int n, const char* name, const char* meaning) {
+    options_named_(table, n, name)->meaning = meaning;
 }
 
 // status 2 for what only the trainer can check: options_fail("warmup", "expected less than --steps %d, found %d", N, w)

@@ -1,21 +1,23 @@
-"""What train_mamba_hpn learns on small data: heads, prototypes, gradient surgery, Forward-Forward. Writes doc/mamba_learning.md.
+"""What train_mamba_hpn learns on small data: heads, prototypes, gradient surgery, Forward-Forward. Writes tables in Markdown,
+those of doc/mamba_learning.md.
 
-    make train_mamba_hpn && .venv/bin/python dev/bench/mamba_learning.py            all groups, some minutes on two cores
+    make train_mamba_hpn && .venv/bin/python dev/bench/mamba_learning.py            all groups, about ten minutes on two cores
     .venv/bin/python dev/bench/mamba_learning.py --only text,surgery --out /tmp/learning.md
-    .venv/bin/python dev/bench/mamba_learning.py --quick --out /tmp/learning.md     ten steps each: does every row run?
+    .venv/bin/python dev/bench/mamba_learning.py --quick                            ten steps each: does every row run?
 
 Groups:
-    text       this repository's own sources, byte by byte: M 64, 2 layers, 300 steps
-    digits     handwritten digits of 8 x 8 pixels as sequences of 64 (dev/data/digits.py), one class each
+    text       the headers of llmc/, byte by byte: M 64, 2 layers, 300 steps
+    digits     handwritten digits of 8 x 8 pixels as sequences of 64 (dev/data/digits.py), one class each; needs scikit-learn
     counter    0, 1, 2, ... again and again (dev/data/synthetic.py): accuracy must reach 100%
     markov     a noisy Markov chain (dev/data/synthetic.py): accuracy must come within 2 points of the best possible
     surgery    text, 200 steps: every method of gradient surgery, without Forward-Forward, with it at every step, and with
                back-propagation at every fourth step only
 Final loss is the mean of the last 20 training losses, each in its head's own measure, so it compares within one head only;
-accuracy is the last of validation. Every run has the same seed. Status 1 if a run failed: its row says why.
+the other columns are those of the last validation. Losses do not depend on --threads and --jobs. Status 1 if a run failed: its
+row says why.
 """
 import argparse
-import datetime
+import concurrent.futures
 import json
 import os
 import shutil
@@ -28,57 +30,44 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 LAST = 20  # training losses that make the final one
 FF_LR = "1e-3"
 
-COMMON = {
-    "model": "tiny", "d-model": 64, "base-layers": 2, "d-state": 16, "d-conv": 4, "expand": 2,
-    "lr": "3e-3", "warmup": 20, "schedule": "cosine", "final-lr": 0.1, "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95, "clip": 1,
-    "ff-lr": 0, "bp-cadence-steps": 1, "gradient-surgery-method": "none",
-    "seed": 42, "save-every": 0, "async-save": 0, "sample-every": 0, "log-every": 1000,
-}
-TEXT = {"train": "{root}", "val-fraction": 0.01, "tokenizer": "bytes", "batch-size": 8, "seq-len": 128, "steps": 300,
-        "eval-batches": 20}
-DIGITS = {"train": "{data}/digits_train.safetensors", "val": "{data}/digits_val.safetensors", "task": "cls", "batch-size": 32,
-          "steps": 600, "eval-batches": 50}
-COUNTER = {"train": "{data}/counter_train.bin", "val": "{data}/counter_val.bin", "batch-size": 8, "seq-len": 64, "steps": 300,
-           "eval-batches": 20}
-MARKOV = {"train": "{data}/markov_train.bin", "val": "{data}/markov_val.bin", "batch-size": 8, "seq-len": 64, "steps": 600,
-          "eval-batches": 20}
+COMMON = {"model": "tiny", "d-model": 64, "base-layers": 2, "lr": "3e-3", "warmup": 20, "seed": 42}  # what is not said has its default
+SILENT = {"save-every": 0, "async-save": 0, "sample-every": 0, "log-every": 1000000}
+TEXT = {"train": "{root}/llmc", "val-fraction": 0.05, "tokenizer": "bytes", "batch-size": 8, "seq-len": 128, "steps": 300, "eval-batches": 40}
+DIGITS = {"train": "{data}/digits_train.safetensors", "val": "{data}/digits_val.safetensors", "task": "cls", "d-model": 32, "d-state": 8,
+          "d-conv": 16, "batch-size": 32, "steps": 2500, "lr": "1e-2", "warmup": 100, "final-lr": 0, "weight-decay": 0.5, "eval-batches": 11}
+COUNTER = {"train": "{data}/counter_train.bin", "val": "{data}/counter_val.bin", "batch-size": 8, "seq-len": 64, "steps": 300, "eval-batches": 30}
+MARKOV = {"train": "{data}/markov_train.bin", "val": "{data}/markov_val.bin", "batch-size": 8, "seq-len": 64, "steps": 600, "eval-batches": 30}
 
 # 257 byte tokens: orthoplex needs 129 dimensions or more, simplex 256
 TEXT_HEADS = [
     {"head": "ce"},
-    {"head": "hpn", "proto-init": "random", "proto": "fixed", "proto-dim": 64},
-    {"head": "hpn", "proto-init": "optimize", "proto": "fixed", "proto-dim": 64},
-    {"head": "hpn", "proto-init": "random", "proto": "fixed", "proto-dim": 160},
-    {"head": "hpn", "proto-init": "orthoplex", "proto": "fixed", "proto-dim": 160},
-    {"head": "hpn", "proto-init": "simplex", "proto": "fixed", "proto-dim": 256},
-    {"head": "hpn", "proto-init": "random", "proto": "learn", "proto-dim": 64},
-    {"head": "hpn-softmax", "proto-init": "random", "proto": "learn", "proto-dim": 64, "hpn-scale": 16},
-    {"head": "hpn-softmax", "proto-init": "orthoplex", "proto": "fixed", "proto-dim": 160, "hpn-scale": 16},
+    {"head": "hpn", "proto-init": "random", "proto-dim": 64},
+    {"head": "hpn", "proto-init": "optimize", "proto-dim": 64},
+    {"head": "hpn", "proto-init": "random", "proto-dim": 160},
+    {"head": "hpn", "proto-init": "orthoplex", "proto-dim": 160},
+    {"head": "hpn", "proto-init": "simplex", "proto-dim": 256},
+    {"head": "hpn", "proto-init": "random", "proto-dim": 64, "proto": "learn"},
+    {"head": "hpn-softmax", "proto-init": "random", "proto-dim": 64},
+    {"head": "hpn-softmax", "proto-init": "random", "proto-dim": 64, "proto": "learn"},
+    {"head": "hpn-softmax", "proto-init": "orthoplex", "proto-dim": 160},
+    {"head": "rt"},
 ]
-FEW_CLASSES_HEADS = [
-    {"head": "ce"},
-    {"head": "hpn", "proto-init": "simplex", "proto": "fixed"},
-    {"head": "hpn", "proto-init": "orthoplex", "proto": "fixed"},
-    {"head": "hpn-softmax", "proto-init": "simplex", "proto": "fixed", "hpn-scale": 16},
+DIGITS_HEADS = [{"head": head, "seed": seed} for head in ("ce", "hpn") for seed in (42, 1, 2)] + [
+    {"head": "hpn", "proto-init": "orthoplex"},
+    {"head": "hpn-softmax"},
 ]
-SYNTHETIC_HEADS = [
-    {"head": "ce"},
-    {"head": "hpn", "proto-init": "orthoplex", "proto": "fixed"},
-    {"head": "hpn-softmax", "proto-init": "random", "proto": "learn", "hpn-scale": 16},
-]
+SYNTHETIC_HEADS = [{"head": "ce"}, {"head": "hpn"}, {"head": "hpn-softmax", "proto": "learn", "proto-init": "random"}, {"head": "rt"}]
 METHODS = ("none", "pcgrad", "cagrad", "gradnorm", "orthograd")
-CADENCES = ({"bp-cadence-steps": 1, "ff-lr": 0}, {"bp-cadence-steps": 1, "ff-lr": FF_LR}, {"bp-cadence-steps": 4, "ff-lr": FF_LR})
+CADENCES = ({}, {"ff-lr": FF_LR}, {"ff-lr": FF_LR, "bp-cadence-steps": 4})
 
 # name: (heading, sentence, options of all rows, the rows)
 GROUPS = {
-    "text": ("Text, byte by byte", "This repository's own sources; the last hundredth is for validation.", TEXT, TEXT_HEADS),
-    "digits": ("Digits", "8 x 8 pixels, 17 shades, read as a sequence of 64; one class at the end.", DIGITS, FEW_CLASSES_HEADS),
+    "text": ("Text, byte by byte", "The headers of llmc/; the last twentieth is for validation.", TEXT, TEXT_HEADS),
+    "digits": ("Digits", "8 x 8 pixels, 17 shades, read as a sequence of 64; one class at the end (dev/data/digits.py --nudge).", DIGITS, DIGITS_HEADS),
     "counter": ("Counter", "0, 1, 2, ... again and again: the next token is certain.", COUNTER, SYNTHETIC_HEADS),
     "markov": ("Noisy Markov chain", "Each token has one likely successor. The best that any model can do: {bayes}.", MARKOV, SYNTHETIC_HEADS),
-    "surgery": ("Gradient surgery and Forward-Forward",
-                "Text as above with the head ce. Without Forward-Forward there is one task, and every method is `none`.",
-                dict(TEXT, steps=200, head="ce"),
-                [dict(cadence, **{"gradient-surgery-method": method}) for cadence in CADENCES for method in METHODS]),
+    "surgery": ("Gradient surgery and Forward-Forward", "Text as above, with the head ce.", dict(TEXT, steps=200, head="ce"),
+                [{"gradient-surgery-method": method, **cadence} for cadence in CADENCES for method in METHODS]),
 }
 
 
@@ -89,7 +78,7 @@ def make_data(groups, folder):
     """The files that the groups read; returns what their sentences need to know."""
     facts = {"bayes": "not told"}
     if "digits" in groups:
-        call([sys.executable, os.path.join(ROOT, "dev/data/digits.py"), "--out", folder])
+        call([sys.executable, os.path.join(ROOT, "dev/data/digits.py"), "--nudge", "--out", folder])
     for name in ("counter", "markov"):
         if name in groups:
             output = call([sys.executable, os.path.join(ROOT, "dev/data/synthetic.py"), name, "--out", folder])
@@ -109,7 +98,7 @@ def call(words):
 
 def command_of(options, row_options, run, data):
     words = [options.binary]
-    for name, value in row_options.items():
+    for name, value in {**row_options, **SILENT}.items():
         words += [f"--{name}", str(value).format(root=ROOT, data=data)]
     words += ["--eval-every", str(row_options["steps"]), "--threads", str(options.threads), "--run", run]
     return words
@@ -120,7 +109,7 @@ def mean(values):
 
 
 def read_run(folder):
-    """What metrics.jsonl says at the end: loss, val_loss, accuracy, collapse (None where it says nothing) and seconds."""
+    """What metrics.jsonl says at the end; None where it says nothing."""
     with open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8") as file:
         records = [json.loads(line) for line in file]
     steps = [record for record in records if record.get("ms") is not None]
@@ -129,19 +118,21 @@ def read_run(folder):
     def last(key):
         return next((record[key] for record in reversed(records) if record.get(key) is not None), None)
 
-    return {"loss": mean(losses[-LAST:]) if losses else None, "val_loss": last("val_loss"), "accuracy": last("acc1"), "collapse": last("collapse"),
-            "seconds": sum(record["ms"] for record in steps) / 1e3}
+    found = {key: last(key) for key in ("val_loss", "acc1", "perplexity", "collapse")}
+    return {"loss": mean(losses[-LAST:]) if losses else None, **found}
 
 
-def train(options, row_options, work):
-    run = os.path.join(work, "run")
+def train(options, row_options, data):
+    run = tempfile.mkdtemp()
     try:
-        call(command_of(options, row_options, run, work))
-        return read_run(run)
+        call(command_of(options, row_options, os.path.join(run, "run"), data))
+        result = read_run(os.path.join(run, "run"))
     except (RuntimeError, OSError, ValueError, KeyError) as error:
-        return {"problem": str(error)}
+        result = {"problem": str(error)}
     finally:
         shutil.rmtree(run, ignore_errors=True)
+    print(f"{spelled(row_options)}: {json.dumps(result)}", file=sys.stderr, flush=True)
+    return result
 
 
 # ---- the page ----
@@ -156,26 +147,20 @@ def number(value, form):
 
 
 def table_lines(rows, results):
-    lines = ["| settings | final loss | validation loss | accuracy | mean cosine | seconds |", "|---|---|---|---|---|---|"]
+    lines = ["| settings | final loss | validation loss | accuracy | perplexity | among states |", "|---|---|---|---|---|---|"]
     for row, r in zip(rows, results):
         if "problem" in r:
             lines.append(f"| `{spelled(row)}` | failed: {r['problem'].replace('|', '/')} | | | | |")
             continue
-        accuracy = "-" if r["accuracy"] is None else f"{100 * r['accuracy']:.1f}%"
-        lines.append(f"| `{spelled(row)}` | {number(r['loss'], '.4f')} | {number(r['val_loss'], '.4f')} | {accuracy} | "
-                     f"{number(r['collapse'], '.2f')} | {r['seconds']:.1f} |")
+        cells = [number(r["loss"], ".4f"), number(r["val_loss"], ".4f"), number(r["acc1"], ".1%"), number(r["perplexity"], ".3g"),
+                 number(r["collapse"], ".2f")]
+        lines.append(f"| `{spelled(row)}` | {' | '.join(cells)} |")
     return lines
 
 
-def page(sections, threads):
+def tables(sections):
     """sections: (heading, sentence, options of all rows, rows, results)"""
-    commit = call(["git", "rev-parse", "--short", "HEAD"]).strip()
-    lines = ["# What small models learn", "",
-             f"Written by `dev/bench/mamba_learning.py` on {datetime.date.today()} at commit {commit}, {threads} threads. Final loss is the mean of the",
-             f"last {LAST} training losses, in the head's own measure: `hpn` counts (1 - cosine)^2, the others nats, so losses compare within one",
-             "head only and accuracy, the share of right answers in validation, between heads. Mean cosine is that of pairs of states in",
-             "validation; near 1 all have collapsed into one direction. Seconds are spent in training steps.", "",
-             "All rows: `" + spelled(COMMON) + "`"]
+    lines = ["All rows: `" + spelled(COMMON) + "`"]
     for heading, sentence, shared, rows, results in sections:
         shown = {name: value for name, value in shared.items() if "{" not in str(value)}
         lines += ["", f"## {heading}", "", f"{sentence} `{spelled(shown)}`", ""] + table_lines(rows, results)
@@ -185,10 +170,11 @@ def page(sections, threads):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", default=os.path.join(ROOT, "train_mamba_hpn"), metavar="FILE")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of each run (default 1)")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time (default 2)")
     parser.add_argument("--only", default=",".join(GROUPS), metavar="A,B", help=f"groups, of {','.join(GROUPS)}")
     parser.add_argument("--quick", action="store_true", help="ten steps each")
-    parser.add_argument("--out", default=os.path.join(ROOT, "doc", "mamba_learning.md"), metavar="FILE")
+    parser.add_argument("--out", metavar="FILE", help="default: standard output")
     parser.add_argument("--json", metavar="FILE", help="write the results there too")
     options = parser.parse_args()
     chosen = options.only.split(",")
@@ -196,17 +182,19 @@ def main():
     if unknown or not os.path.exists(options.binary):
         parser.error(f"--only: {unknown[0]} is none of {','.join(GROUPS)}" if unknown else f"no {options.binary}: make train_mamba_hpn first")
     sections = []
-    with tempfile.TemporaryDirectory() as work:
-        facts = make_data(chosen, work)
+    with tempfile.TemporaryDirectory() as data, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        facts = make_data(chosen, data)
         for name in chosen:
             heading, sentence, shared, rows = GROUPS[name]
-            shared, results = {**shared, **({"steps": 10, "warmup": 2} if options.quick else {})}, []
-            for row in rows:
-                results.append(train(options, {**COMMON, **shared, **row}, work))
-                print(f"{name}: {spelled(row)}: {json.dumps(results[-1])}", flush=True)
+            shared = {**shared, **({"steps": 10, "warmup": 2} if options.quick else {})}
+            results = list(pool.map(lambda row: train(options, {**COMMON, **shared, **row}, data), rows))
             sections.append((heading, sentence.format(**facts), shared, rows, results))
-    with open(options.out, "w", encoding="utf-8") as file:
-        file.write(page(sections, options.threads))
+    text = tables(sections)
+    if options.out:
+        with open(options.out, "w", encoding="utf-8") as file:
+            file.write(text)
+    else:
+        print(text, end="")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump([{"group": name, "rows": section[3], "results": section[4]} for name, section in zip(chosen, sections)], file, indent=1)

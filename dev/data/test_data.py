@@ -341,6 +341,14 @@ def test_digits():
     a, b, c = (open(f"{out}/digits_val.safetensors", "rb").read() for out in ("out", "again", "other"))
     assert a == b and a != c
     assert "--seed: expected an integer of 0 or more, found -1" in refusal(digits, "--seed", "-1")
+    run(digits, "--out", "nudged", "--nudge")
+    nudged, labels = read_examples("nudged/digits_train.safetensors")
+    plain, digit = (tensor[0] for tensor in (parts[0][0].reshape(-1, 8, 8), parts[0][1][:, -1:]))
+    left = np.concatenate([plain[:, 1:], np.zeros((8, 1), np.int32)], axis=1)
+    down = np.concatenate([np.zeros((1, 8), np.int32), plain[:-1]])
+    assert nudged.shape == (5 * 1438, 64) and open("nudged/digits_val.safetensors", "rb").read() == a
+    for k, image in ((0, plain), (1, left), (4, down)):
+        assert (nudged[1438 * k].reshape(8, 8) == image).all() and (labels[1438 * k, -1:] == digit).all(), k
 
 
 def test_no_digits():
