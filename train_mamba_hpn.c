@@ -498,6 +498,13 @@ static void mamba_leaf(Mamba* model, Activations* acts, const int* tokens, const
     mamba_backward(model, acts, tokens, targets, dloss, B, T, dev);
 }
 
+// its loss, and all its gradients: other ranks expect the last layer first
+static void ff_leaf_done(Mamba* model, float loss, const Device* dev) {
+    *shards_loss(&model->ff_shards) = loss;
+    for (int l = model->config.L - 1; l >= 0; l--) { shards_layer_done(&model->ff_shards, l, dev); }
+    shards_leaf_done(&model->ff_shards, dev);
+}
+
 // Forward-Forward (Hinton 2022): the loss of a layer is its own, of the output with which it joins the stream: large for real
 // text, small for corrupted. One leaf of ff_shards; dloss = 1 / (layers x positions of the whole update, real and corrupted)
 static void ff_leaf(Mamba* model, Activations* acts, const int* tokens, float threshold, int is_real, float dloss, int B, int T,
@@ -518,8 +525,7 @@ static void ff_leaf(Mamba* model, Activations* acts, const int* tokens, float th
         for (int n = 0; n < N; n++) { sum += a.losses[n]; }
         layer_backward(model, acts, l, layer_input(acts, l), d, B, T, dev);
     }
-    *shards_loss(&model->ff_shards) = sum;
-    shards_leaf_done(&model->ff_shards, dev);
+    ff_leaf_done(model, sum, dev);
 }
 
 // what rust_trainer calls Forward-Forward, with the rt layer: a hinge on the stream before each layer, in which only D learns
@@ -538,8 +544,7 @@ static void rt_ff_leaf(Mamba* model, Activations* acts, const int* tokens, int i
         for (int i = 0; i < c->E; i++) { d.D[i] *= dloss; }
         sum += loss;
     }
-    *shards_loss(&model->ff_shards) = sum;
-    shards_leaf_done(&model->ff_shards, dev);
+    ff_leaf_done(model, sum, dev);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1316,7 +1321,7 @@ static json_t* step_keys(const Run* r, float loss, float norm, float ff_loss, in
     return json_pack("{s:s, s:o, s:o, s:b, s:i, s:i, s:i, s:s, s:b, s:f, s:f, s:f}", "kind", "train",
         config_is_hpn(c) ? "hpn_loss" : "ce_loss", json_finite((double)loss), "ff_loss_mean", json_finite((double)ff_loss),
         "bp_applied", bp && !skipped, "ff_updates_applied", ff ? layers : 0, "bp_updates_applied", bp && !skipped ? learning : 0,
-        "conflict_layers", conflict_layers(r), "surgery_method", surgery_name(r->surgeon.config.method), "clipped",
+        "conflict_layers", bp ? conflict_layers(r) : 0, "surgery_method", surgery_name(r->surgeon.config.method), "clipped",
         r->o.clip > 0.0f && norm > r->o.clip, "data_wait_ms", 1000.0 * r->seconds_waited, "epoch",
         (double)r->state.rows / (double)r->data.train_rows.n_rows, "rss_mb", resident_megabytes());
 }
@@ -1326,7 +1331,7 @@ static void train_step(Run* r) {
     const RunOptions* o = &r->o;
     RunState* s = &r->state;
     const int bp = (s->step + 1) % r->m.bp_cadence == 0, verifying = o->verify_every > 0 && (s->step + 1) % o->verify_every == 0 && bp;
-    const float lr = schedule_lr(schedule_from_name(o->schedule), s->step, o->steps, o->warmup, (double)o->lr, (double)o->final_lr);
+    const float lr = run_lr(o, s->step);
     const int64_t n_tokens = (int64_t)r->n_leaves * o->batch_size * r->T;
     float loss = NAN, norm = 0.0f, ff_loss = NAN, ff_norm = 0.0f, *grads = NULL, *ff_grads = NULL;
     double start = seconds_now(CLOCK_MONOTONIC);
@@ -1359,6 +1364,16 @@ static void train_step(Run* r) {
     if (s->skips > o->max_skips) { fail_not_finite(r, bp ? &r->model.shards : &r->model.ff_shards, bp ? grads : ff_grads, loss, norm); }
 }
 
+// the end of a run, for programs that start many
+static void write_summary(const Run* r, int stopped_early) {
+    const int L = r->model.config.L;
+    int frozen = 0;
+    for (int l = 0; l < L; l++) { frozen += layer_is_frozen(&r->model, l); }
+    run_summary(&r->o, &r->state, stopped_early,
+                json_pack("{s:i, s:i, s:f, s:i, s:s}", "layers", L, "frozen", frozen, "ff_lr", (double)r->m.ff_lr, "bp_cadence_steps",
+                          r->m.bp_cadence, "gradient_surgery_method", surgery_name(r->surgeon.config.method)));
+}
+
 static void train(Run* r) {
     const RunOptions* o = &r->o;
     RunState* s = &r->state;
@@ -1383,6 +1398,7 @@ static void train(Run* r) {
     snapshot_print(&r->snapshot, run_checkpoint_bytes(r->model.table, r->model.n_table));
     const char* outcome = s->step >= o->steps ? "done" : stop ? "stopped" : "stopped early";
     if (*r->m.embeddings_out && has_data(&r->data.val)) { write_embeddings(r); }
+    if (r->comm->rank == 0) { write_summary(r, !stop && s->step < o->steps); }
     printf("%s after step %d, checkpoint in %s/step_%06d\n", outcome, s->step, o->run, s->step);
 }
 
