@@ -499,6 +499,13 @@ static void mamba_leaf(Mamba* model, Activations* acts, const int* tokens, const
     mamba_backward(model, acts, tokens, targets, dloss, B, T, dev);
 }
 
+// its loss, and all its gradients: other ranks expect the last layer first
+static void ff_leaf_done(Mamba* model, float loss, const Device* dev) {
+    *shards_loss(&model->ff_shards) = loss;
+    for (int l = model->config.L - 1; l >= 0; l--) { shards_layer_done(&model->ff_shards, l, dev); }
+    shards_leaf_done(&model->ff_shards, dev);
+}
+
 // Forward-Forward (Hinton 2022): the loss of a layer is its own, of the output with which it joins the stream: large for real
 // text, small for corrupted. One leaf of ff_shards; dloss = 1 / (layers x positions of the whole update, real and corrupted)
 static void ff_leaf(Mamba* model, Activations* acts, const int* tokens, float threshold, int is_real, float dloss, int B, int T,
@@ -519,8 +526,7 @@ static void ff_leaf(Mamba* model, Activations* acts, const int* tokens, float th
         for (int n = 0; n < N; n++) { sum += a.losses[n]; }
         layer_backward(model, acts, l, layer_input(acts, l), d, B, T, dev);
     }
-    *shards_loss(&model->ff_shards) = sum;
-    shards_leaf_done(&model->ff_shards, dev);
+    ff_leaf_done(model, sum, dev);
 }
 
 // what rust_trainer calls Forward-Forward, with the rt layer: a hinge on the stream before each layer, in which only D learns
@@ -539,8 +545,7 @@ static void rt_ff_leaf(Mamba* model, Activations* acts, const int* tokens, int i
         for (int i = 0; i < c->E; i++) { d.D[i] *= dloss; }
         sum += loss;
     }
-    *shards_loss(&model->ff_shards) = sum;
-    shards_leaf_done(&model->ff_shards, dev);
+    ff_leaf_done(model, sum, dev);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1156,7 +1161,7 @@ static StepNotes step_notes(const Run* r, float loss, float norm, float ff_loss,
     for (int i = 0; i < r->model.n_slices; i++) { learning += !r->model.frozen[i]; }
     for (int l = 0; l < r->model.config.L; l++) { layers += !layer_is_frozen(&r->model, l); }
     const StepNotes notes = {loss, ff_loss, bp && !skipped, r->o.clip > 0.0f && norm > r->o.clip, has_ff(r) && !skipped ? layers : 0,
-                             bp && !skipped ? learning : 0, conflict_layers(r), surgery_name(r->surgeon.config.method),
+                             bp && !skipped ? learning : 0, bp ? conflict_layers(r) : 0, surgery_name(r->surgeon.config.method),
                              1000.0 * r->seconds_waited, (double)r->state.rows / (double)r->data.train_rows.n_rows};
     return notes;
 }
@@ -1204,7 +1209,7 @@ static void train_step(Run* r) {
 static json_t* summary_keys(const Run* r) {
     int frozen = 0;
     for (int l = 0; l < r->model.config.L; l++) { frozen += layer_is_frozen(&r->model, l); }
-    return json_pack("{s:i, s:i, s:s, s:f, s:i, s:s}", "layers", r->model.config.L, "frozen_layers", frozen, "head",
+    return json_pack("{s:i, s:i, s:s, s:f, s:i, s:s}", "layers", r->model.config.L, "frozen", frozen, "head",
                      head_names()[r->model.config.head], "ff_lr", (double)r->m.ff_lr, "bp_cadence_steps", r->m.bp_cadence,
                      "gradient_surgery_method", surgery_name(r->surgeon.config.method));
 }

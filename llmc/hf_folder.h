@@ -335,7 +335,10 @@ static inline void hf_export_check(const char* folder) {
     char foreign[NAME_MAX + 1], path[PATH_BYTES];
     struct stat status;
     int n;
-    if (stat(folder, &status) != 0) { return; }
+    if (stat(folder, &status) != 0) {
+        if (errno != ENOENT) { fail_input("--export-hf: %s: %s", folder, strerror(errno)); }
+        return;
+    }
     if (!S_ISDIR(status.st_mode)) { fail_input("--export-hf: %s: expected a folder, found a file", folder); }
     if (*foreign_file_(foreign, folder, &n)) {
         fail_input("--export-hf: %s: holds %s, which no export writes: choose another folder", folder, foreign);

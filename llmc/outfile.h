@@ -42,10 +42,11 @@ static inline const char* path_parent(char parent[PATH_BYTES], const char* path)
 
 // A file that is written at the end of a long run: can it be? Asked before the run begins.
 static inline void outfile_check(const char* option, const char* path) {
-    char parent[PATH_BYTES];
+    char parent[PATH_BYTES], inside[PATH_BYTES];
     struct stat status;
     if (stat(path, &status) == 0 && S_ISDIR(status.st_mode)) { fail_input("--%s: %s: expected a file, found a folder", option, path); }
-    if (access(path_parent(parent, path), W_OK) != 0) { fail_input("--%s: %s: %s: %s", option, path, parent, strerror(errno)); }
+    path_join(inside, path_parent(parent, path), ".");  // a file is no parent, though it may be written
+    if (access(inside, W_OK) != 0) { fail_input("--%s: %s: %s: %s", option, path, parent, strerror(errno)); }
 }
 
 // what a file holds, or the names in a folder, survives a power cut
