@@ -50,7 +50,7 @@ TESTS = $(patsubst %.c,%,$(sort $(wildcard test_*.c)))
 
 help:
 	@echo "make run         train a small GPT-2 on this repository's own text, about two minutes"
-	@echo "make run-mamba   the same with a small Mamba, about two minutes"
+	@echo "make run-mamba   train a small Mamba on the headers of llmc/, about two minutes"
 	@echo "make run-digits  Mamba reads handwritten digits pixel by pixel: a head with scores, a head with prototypes, compared"
 	@echo "make test        build and run every test"
 	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"

@@ -9,8 +9,8 @@ a last RMSNorm, and a head: ce, the embedding again as output matrix; hpn (Mette
 place on the unit sphere and the squared cosine to it is the loss; or hpn-softmax, cross entropy of scaled cosines.
 The scan keeps a state of fixed size per channel, so generation costs the same at any length. Left out: Mamba-2, GPUs.
 
-    make run-mamba                                                  trains a small one on this repository's own text
-    make run-digits                                                 a classifier of handwritten digits, pixel by pixel
+    make run-mamba                                                  trains a small one on the headers of llmc/, two minutes
+    make run-digits                                                 two classifiers of handwritten digits, read pixel by pixel
     make train_mamba_hpn && ./train_mamba_hpn --help                every option
     ./train_mamba_hpn --model tiny --train book.txt --steps 1000    your text, byte by byte
     ./train_mamba_hpn --from mamba-130m/ --generate "The"           a Hugging Face folder

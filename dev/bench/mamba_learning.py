@@ -47,6 +47,8 @@ TEXT_HEADS = [
     {"head": "hpn", "proto-init": "orthoplex", "proto-dim": 160},
     {"head": "hpn", "proto-init": "simplex", "proto-dim": 256},
     {"head": "hpn", "proto-init": "random", "proto-dim": 64, "proto": "learn"},
+    {"head": "hpn", "proto-init": "random", "proto-dim": 64, "proto": "learn", "proto-separation": 1},
+    {"head": "hpn", "proto-init": "random", "proto-dim": 64, "proto": "learn", "proto-separation": 10},
     {"head": "hpn-softmax", "proto-init": "random", "proto-dim": 64},
     {"head": "hpn-softmax", "proto-init": "random", "proto-dim": 64, "proto": "learn"},
     {"head": "hpn-softmax", "proto-init": "orthoplex", "proto-dim": 160},
@@ -59,6 +61,11 @@ DIGITS_HEADS = [{"head": head, "seed": seed} for head in ("ce", "hpn") for seed 
 SYNTHETIC_HEADS = [{"head": "ce"}, {"head": "hpn"}, {"head": "hpn-softmax", "proto": "learn", "proto-init": "random"}, {"head": "rt"}]
 METHODS = ("none", "pcgrad", "cagrad", "gradnorm", "orthograd")
 CADENCES = ({}, {"ff-lr": FF_LR}, {"ff-lr": FF_LR, "bp-cadence-steps": 4})
+SURGERY = [{"gradient-surgery-method": method, **cadence} for cadence in CADENCES for method in METHODS] + [
+    {"gradient-surgery-method": "none", "ff-lr": "1e-4"},
+    {"gradient-surgery-method": "pcgrad", "ff-lr": "1e-4"},
+    {"steps": 50, "warmup": 5},  # as many steps of back-propagation as --bp-cadence-steps 4 leaves of 200
+]
 
 # name: (heading, sentence, options of all rows, the rows)
 GROUPS = {
@@ -67,7 +74,7 @@ GROUPS = {
     "counter": ("Counter", "0, 1, 2, ... again and again: the next token is certain.", COUNTER, SYNTHETIC_HEADS),
     "markov": ("Noisy Markov chain", "Each token has one likely successor. The best that any model can do: {bayes}.", MARKOV, SYNTHETIC_HEADS),
     "surgery": ("Gradient surgery and Forward-Forward", "Text as above, with the head ce.", dict(TEXT, steps=200, head="ce"),
-                [{"gradient-surgery-method": method, **cadence} for cadence in CADENCES for method in METHODS]),
+                SURGERY),
 }
 
 

@@ -108,6 +108,20 @@ def principal_plane(z):
 # ---- drawing ----
 
 
+def label_places(stars, centers):
+    """of each class the place of its name: beside its star, as far as it can from other stars, names and the lines to the centers"""
+    angles = np.linspace(0, 2 * np.pi, 24, endpoint=False)
+    ring = 0.075 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    lines = [stars[c] + (center - stars[c]) * t for c, center in centers.items() for t in (0.25, 0.5, 0.75, 1.0)]
+    taken, places = [stars[c] for c in centers] + lines, {}
+    for c in centers:
+        options = stars[c] + ring
+        distances = np.linalg.norm(options[:, None] - np.array(taken)[None], axis=2).min(axis=1)
+        places[c] = options[distances.argmax()]
+        taken.append(places[c])
+    return places
+
+
 def draw_plane(axes, z, labels, prototypes, name_of):
     from matplotlib import patheffects
 
@@ -125,13 +139,13 @@ def draw_plane(axes, z, labels, prototypes, name_of):
     others = [c for c in range(len(prototypes)) if c not in colors]
     axes.scatter(stars[others, 0], stars[others, 1], s=18, marker="*", color=GREY, edgecolors="#707070", linewidths=0.4, zorder=3)
     halo = [patheffects.withStroke(linewidth=2.5, foreground="white")]
+    centers = {c: points[labels == c].mean(axis=0) for c in colors}
     for c, color in colors.items():
-        center = points[labels == c].mean(axis=0)
+        center = centers[c]
         axes.plot([stars[c, 0], center[0]], [stars[c, 1], center[1]], color=color, linewidth=1.2, zorder=4, path_effects=halo)
         axes.scatter(*stars[c], s=170, marker="*", color=[color], edgecolors="black", linewidths=0.8, zorder=5)
-        outward = 14 * stars[c] / max(np.linalg.norm(stars[c]), 1e-8)  # points of the page
-        axes.annotate(name_of(c), stars[c], xytext=outward, textcoords="offset points", ha="center", va="center", fontsize=11, zorder=6,
-                      path_effects=halo)
+    for c, place in label_places(stars, centers).items():
+        axes.text(*place, name_of(c), ha="center", va="center", fontsize=11, zorder=6, path_effects=halo)
     axes.set(aspect="equal", xlim=(-1.06, 1.06), ylim=(-1.06, 1.06), title="Embeddings and prototypes (stars)",
              xlabel=f"first principal component, {100 * share[0]:.0f}% of the variance", ylabel=f"second, {100 * share[1]:.0f}%")
 
