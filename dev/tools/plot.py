@@ -392,7 +392,7 @@ def write_png(path, runs, panels, x_name, x_range):
         figure.legend(*labels, loc="outside upper left", ncols=min(len(runs), 4), frameon=False, fontsize=11)
     else:
         title = f"{runs[0].name}:  " + "  |  ".join(f"{key} {value}" for key, value in summary(runs[0]))
-        figure.suptitle(title, x=0.01, ha="left", fontsize=min(11, 1480 / len(title)))  # as wide as the picture at most
+        figure.suptitle(title, x=0.01, ha="left", fontsize=min(11, 1850 / len(title)))  # as wide as the picture at most
         if len(panels[0].series) > 1:
             first.legend(frameon=False, fontsize=10)
     figure.savefig(path, dpi=120)
