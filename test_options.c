@@ -331,6 +331,18 @@ static void test_help(Test* t) {
     }
 }
 
+static void test_reword(Test* t) {
+    Option table[MAX_ROWS];
+    Settings s;
+    int n = parse(table, &s, "");
+    options_reword(table, n, "lr", "as steep as it gets");
+    for (int i = 0; i < n; i++) {
+        const int is_lr = !strcmp(table[i].name, "lr");
+        check(t, is_lr == !strcmp(table[i].meaning, "as steep as it gets"), "--%s: %s", table[i].name, table[i].meaning);
+    }
+    options_free(table, n);
+}
+
 static void test_box(Test* t) {
     const char* expected =
         "+-----------------------+----------------------------------------------------+\n"
@@ -433,6 +445,7 @@ int main(int argc, char** argv) {
         {"args file", "lines, comments, dashes, switches; later values win", test_file},
         {"wrong args file", "each stops with status 2 and one line naming file and line", test_wrong_file},
         {"help", "groups, aligned rows, aliases and defaults within 100 columns", test_help},
+        {"reword", "gives one row another meaning in --help", test_reword},
         {"settings box", "what is not the default, long values over several lines", test_box},
         {"json", "settings come back from JSON text to the same bits", test_json},
         {"restore", "stored values fill in what was not typed", test_restore},

@@ -850,18 +850,30 @@ static const float* batch_losses(void* run, const int* inputs, const int* target
     return layer_activations(&r->acts, 0).losses;
 }
 
+// rows (N, D) of counted targets move to the front, at most so many; returns their number
+static int gather_counted(float* rows, const int* targets, int N, int D, int most) {
+    int n = 0;
+    for (int i = 0; i < N && n < most; i++) {
+        if (targets[i] >= 0) { memmove(rows + (size_t)n++ * D, rows + (size_t)i * D, sizeof(float) * (size_t)D); }
+    }
+    return n;
+}
+
 // of the same batch: scores that need the cosines to all prototypes, some positions at a time
 static void batch_scores(void* run, const int* targets, int B, int T, double* scores) {
     Run* r = (Run*)run;
     const Config* c = &r->model.config;
     const int N = B * T, rows = logit_rows(c, &r->acts.room);
-    const float* z_unit = layer_activations(&r->acts, 0).z_unit;
+    float* z_unit = layer_activations(&r->acts, 0).z_unit;
     for (int first = 0; first < N && head_reads_out(c->head); first += rows) {
         const int n = N - first < rows ? N - first : rows;
         mamba_logits(&r->model, &r->acts, first, n, &r->dev);
         add_scores(r, targets, first, n, r->batch_scores);
     }
-    if (config_is_hpn(c)) { r->batch_scores[SCORE_PAIRS] = mean_pairwise_cosine(z_unit, N < SAMPLE_ROWS ? N : SAMPLE_ROWS, c->Dp); }
+    if (config_is_hpn(c)) {
+        const int n = gather_counted(z_unit, targets, N, c->Dp, SAMPLE_ROWS);
+        r->batch_scores[SCORE_PAIRS] = mean_pairwise_cosine(z_unit, n, c->Dp);
+    }
     r->batch_scores[SCORE_BATCHES] = 1.0;
     memcpy(scores, r->batch_scores, sizeof r->batch_scores);
 }

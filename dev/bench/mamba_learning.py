@@ -56,9 +56,15 @@ TEXT_HEADS = [
 ]
 DIGITS_HEADS = [{"head": head, "seed": seed} for head in ("ce", "hpn") for seed in (42, 1, 2)] + [
     {"head": "hpn", "proto-init": "orthoplex"},
-    {"head": "hpn-softmax"},
+    {"head": "hpn-softmax"},  # simplex too: 10 classes fit into 32 dimensions
 ]
-SYNTHETIC_HEADS = [{"head": "ce"}, {"head": "hpn"}, {"head": "hpn-softmax", "proto": "learn", "proto-init": "random"}, {"head": "rt"}]
+SYNTHETIC_HEADS = [
+    {"head": "ce"},
+    {"head": "hpn", "proto-init": "simplex"},
+    {"head": "hpn", "proto-init": "orthoplex"},
+    {"head": "hpn-softmax", "proto-init": "random", "proto": "learn"},
+    {"head": "rt"},
+]
 METHODS = ("none", "pcgrad", "cagrad", "gradnorm", "orthograd")
 CADENCES = ({}, {"ff-lr": FF_LR}, {"ff-lr": FF_LR, "bp-cadence-steps": 4})
 SURGERY = [{"gradient-surgery-method": method, **cadence} for cadence in CADENCES for method in METHODS] + [

@@ -231,12 +231,22 @@ class Panel:
         return (low - margin if low - margin > 0 or low < 0 else 0.0), high + margin
 
 
+def loss_unit(runs):
+    """What the losses are: of Mamba's heads hpn and rt a squared cosine distance, of all others nats."""
+    kinds = set()
+    for run in runs:
+        options = dict(run.settings)
+        head, loaded = options.get("options.head", ""), "options.head" in options and options.get("options.from", "") != ""
+        kinds.add("(1 - cosine)^2" if head in ("hpn", "rt") else "nats" if head or not loaded else "")  # "": the head came with the model
+    return f"{kinds.pop()} per target".strip() if len(kinds) == 1 else "per target"
+
+
 def make_panels(runs):
     """Loss first. Validation is drawn into the diagram of the loss when there is one run, else into one of its own."""
     several = len(runs) > 1
     half = max(len(run.updates) for run in runs) // 100  # of the longest, so that all are smoothed alike
-    loss, rate = Panel("loss", "loss", "nats per target"), Panel("lr", "learning rate", "")
-    validation = Panel("val_loss", "validation loss", "nats per target")
+    loss, rate = Panel("loss", "loss", loss_unit(runs)), Panel("lr", "learning rate", "")
+    validation = Panel("val_loss", "validation loss", loss_unit(runs))
     norm, speed = Panel("norm", "gradient norm", ""), Panel("tok_per_s", "speed", "tokens/s")
     accuracy = Panel(ACCURACY, "accuracy", "share of targets found")
     for color, run in enumerate(runs):
@@ -382,7 +392,7 @@ def write_png(path, runs, panels, x_name, x_range):
         figure.legend(*labels, loc="outside upper left", ncols=min(len(runs), 4), frameon=False, fontsize=11)
     else:
         title = f"{runs[0].name}:  " + "  |  ".join(f"{key} {value}" for key, value in summary(runs[0]))
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=min(11, 1850 / len(title)))  # as wide as the picture at most
         if len(panels[0].series) > 1:
             first.legend(frameon=False, fontsize=10)
     figure.savefig(path, dpi=120)
