@@ -103,6 +103,7 @@ static inline int config_parse_head_(Config* c, const json_t* json, ErrorText* e
     c->head = c->layer == RT && head_from_name(head) == HEAD_HPN ? HEAD_RT : (HeadKind)head_from_name(head);
     c->learns_prototypes = proto && strcmp(proto, "learn") == 0;
     if (json_is_number(scale)) { c->scale = (float)json_number_value(scale); }
+    if (c->layer == RT && c->E != c->M) { return error_set(error, "\"expand\": the layer rt has as many channels as its width, %d, found %d", c->M, c->E); }
     if (!(c->scale > 0.0f && c->scale <= 1e6f)) { return error_set(error, "\"hpn_scale\": expected a number above 0, at most 1e6"); }
     for (int i = 0; i < 2; i++) {
         if (json_object_get(json, sizes[i].key) && !json_ints(json, sizes + i, 1, error)) { return 0; }
@@ -130,6 +131,7 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
         c->E *= M;
     }
     if (json_object_get(json, "intermediate_size") && !json_ints(json, inner + 3, 1, error)) { return 0; }
+    if (c->E > 1 << 22) { return error_set(error, "\"expand\": expected at most %d channels, found %d", 1 << 22, c->E); }
     if (rank && !json_is_string(rank) && !json_ints(json, inner + 4, 1, error)) { return 0; }  // a string is "auto"
     if (json_is_number(eps)) { c->eps = (float)json_number_value(eps); }
     if (!(c->eps > 0.0f && c->eps < 1.0f)) { return error_set(error, "\"layer_norm_epsilon\": expected a number between 0 and 1"); }

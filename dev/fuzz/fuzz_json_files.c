@@ -1,6 +1,6 @@
 /*
-libFuzzer on the JSON files of a model: model.safetensors.index.json, config.json and a checkpoint's manifest.json. Any
-bytes are refused with a reason, or every name that was accepted is a plain one and every size within its bounds.
+libFuzzer on the JSON files of a model: model.safetensors.index.json, config.json of GPT-2 and of Mamba, and a checkpoint's
+manifest.json. Any bytes are refused with a reason, or every name that was accepted is a plain one and every size within its bounds.
     make build/fuzz/fuzz_json_files
     mkdir -p build/fuzz/corpus_json_files && build/fuzz/fuzz_json_files -max_total_time=60 -max_len=1024 \
         -dict=dev/fuzz/json_files.dict build/fuzz/corpus_json_files dev/fuzz/corpus/json_files
@@ -9,6 +9,18 @@ The first byte picks the reader. A manifest is tried as it is, and once more wit
 #define TESTING
 #include "train_gpt2.c"
 #undef main
+// the other trainer's names are the same
+#define Config MambaConfig
+#define Parameters MambaParameters
+#define config_make mamba_config_make
+#define config_preset mamba_config_preset
+#define config_parse mamba_config_parse
+#define config_load mamba_config_load
+#define config_save mamba_config_save
+#define parameter_table mamba_parameter_table
+#include "llmc/mamba.h"
+#undef Config
+#undef config_parse
 
 static void require_reason(const ErrorText* error) {
     if (error->text[0] == '\0' || strchr(error->text, '\n')) { __builtin_trap(); }
@@ -49,6 +61,23 @@ static void try_config(const unsigned char* bytes, size_t n_bytes) {
     json_decref(json);
 }
 
+// every size fits, and the tensors take less than an address can say
+static void try_mamba_config(const unsigned char* bytes, size_t n_bytes) {
+    json_error_t json_error;
+    ErrorText error = {""};
+    MambaConfig c;
+    Tensor table[MAX_PARAMETERS];
+    json_t* json = json_parse_bounded((const char*)bytes, n_bytes, JSON_MAX_DEPTH, &json_error);
+    if (json && !mamba_config_parse(&c, json, &error)) {
+        require_reason(&error);
+    } else if (json) {
+        const int n = mamba_parameter_table(table, &c);
+        const size_t elements = tensors_layout(table, n);
+        if (n < 9 || n > MAX_PARAMETERS || elements == 0 || elements > (size_t)1 << 58 || (c.layer == RT && c.E != c.M)) { __builtin_trap(); }
+    }
+    json_decref(json);
+}
+
 static void try_manifest(const char* text, size_t n_bytes) {
     static SavedFiles files;
     ErrorText error = {""};
@@ -71,11 +100,12 @@ static void try_sealed_manifest(const unsigned char* bytes, size_t n_bytes) {
 
 int LLVMFuzzerTestOneInput(const unsigned char* bytes, size_t n_bytes) {
     if (n_bytes < 2) { return 0; }
-    int kind = *bytes++ % 3;
+    int kind = *bytes++ % 4;
     n_bytes--;
     unsigned char* exact = (unsigned char*)memcpy(malloc_check(n_bytes, "input"), bytes, n_bytes);
     if (kind == 0) { try_index(exact, n_bytes); }
     if (kind == 1) { try_config(exact, n_bytes); }
+    if (kind == 3) { try_mamba_config(exact, n_bytes); }
     if (kind == 2) { try_manifest((const char*)exact, n_bytes); }
     if (kind == 2) { try_sealed_manifest(exact, n_bytes); }
     free(exact);
