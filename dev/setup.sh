@@ -56,7 +56,7 @@ missing_packages() {
 python_packages="numpy matplotlib"
 if [ "$wanted" = examples ]; then python_packages="$python_packages scikit-learn"; fi
 if [ "$wanted" = ci ] || [ "$wanted" = checks ]; then python_packages="$python_packages tokenizers==0.23.3"; fi  # ours has its Unicode tables
-if [ "$wanted" = checks ]; then python_packages="$python_packages torch==2.13.0 transformers safetensors"; fi
+if [ "$wanted" = checks ]; then python_packages="$python_packages torch==2.13.0 transformers safetensors mambapy scikit-learn"; fi
 
 # of $python_packages; all of them without a .venv
 missing_python() {

@@ -46,7 +46,7 @@ TEXT_HEADS = [
     {"head": "hpn", "proto-init": "random", "proto-dim": 160},
     {"head": "hpn", "proto-init": "orthoplex", "proto-dim": 160},
     {"head": "hpn", "proto-init": "simplex", "proto-dim": 256},
-    {"head": "hpn", "proto-init": "random", "proto-dim": 64, "proto": "learn"},
+    {"head": "hpn", "proto-init": "random", "proto-dim": 64, "proto": "learn", "proto-separation": 0.1},
     {"head": "hpn", "proto-init": "random", "proto-dim": 64, "proto": "learn", "proto-separation": 1},
     {"head": "hpn", "proto-init": "random", "proto-dim": 64, "proto": "learn", "proto-separation": 10},
     {"head": "hpn-softmax", "proto-init": "random", "proto-dim": 64},
