@@ -50,22 +50,23 @@ start() {  # description, command...
     verdict "$@" &
 }
 
-# replace text in one header of a fresh copy; then the test must turn red
+# replace text in one header, or a trainer, of a fresh copy; then the test must turn red
 change() {  # folder, test, filter, header, old, new, old, new, ...
-    local folder=$1 test=$2 filter=$3 header=$4 text before
+    local folder=$1 test=$2 filter=$3 header=llmc/$4 text before
+    [ -e "$header" ] || header=$4
     shift 4
     mkdir -p "$folder/llmc"
-    cp llmc/*.h "$folder/llmc/" && cp "$test.c" "$folder/"
-    text=$(< "llmc/$header")
+    cp llmc/*.h "$folder/llmc/" && cp "$test.c" train_*.c "$folder/"
+    text=$(< "$header")
     while [ $# -gt 0 ]; do
         before=$text
         text=${text/"$1"/"$2"}
-        if [ "$text" == "$before" ]; then echo "llmc/$header no longer contains: $1"; return 1; fi
+        if [ "$text" == "$before" ]; then echo "$header no longer contains: $1"; return 1; fi
         before=${before#*"$1"}
-        if [ "$before" != "${before/"$1"/}" ]; then echo "llmc/$header contains twice: $1"; return 1; fi
+        if [ "$before" != "${before/"$1"/}" ]; then echo "$header contains twice: $1"; return 1; fi
         shift 2
     done
-    printf '%s\n' "$text" > "$folder/llmc/$header"
+    printf '%s\n' "$text" > "$folder/$header"
     turns_red "$folder" "$test" "$filter" "$flags -ffp-contract=off"
 }
 
@@ -79,11 +80,11 @@ mutation() {
 # a folder that sees the tree as it is
 unchanged() {  # folder, test
     mkdir -p "$1"
-    cp "$2.c" "$1/" && ln -sfn "$PWD/llmc" "$1/llmc"
+    cp "$2.c" train_*.c "$1/" && ln -sfn "$PWD/llmc" "$1/llmc"
 }
 
 # ---- the tree as it is; then the compiler is allowed to fuse multiply and add, where this processor can ----
-for test in test_{matmul,attention,layernorm,gelu,crossentropy,embedding,adamw,tensor,comm}; do
+for test in test_{matmul,attention,layernorm,gelu,crossentropy,embedding,adamw,tensor,comm,causal_conv1d,selective_scan,hpn,mamba_hpn}; do
     unchanged "$work/$test" $test
     start "$test: green before any mutation" is_green "$work/$test" $test "$flags -ffp-contract=off"
 done
@@ -406,6 +407,32 @@ mutation "sampler: top-k is applied to unsorted candidates" test_tensor "sampler
     'if (top_k > 0 || top_p < 1.0f) { qsort' 'if (top_p < 1.0f) { qsort'
 mutation "sampler: multiplies by the temperature" test_tensor "sampler shares" sampler.h \
     '/ temperature);' '* temperature);'
+
+# ---- causal_conv1d.h, selective_scan.h, hpn.h, mamba.h, train_mamba_hpn.c ----
+mutation "conv: a document sees the one before" test_causal_conv1d documents causal_conv1d.h \
+    'return t - (w->K - 1) > begin ? t - (w->K - 1) : begin;' 'const int least = w->history ? -(w->K - 1) : 0;
+    return t - (w->K - 1) > least ? t - (w->K - 1) : least + 0 * begin;'
+mutation "conv: dinp adds taps descending" test_causal_conv1d shapes causal_conv1d.h \
+    'for (int q = conv1d_last_(w, b, t); q >= t; q--) {
+        conv1d_pair_' 'for (int q = t; q <= conv1d_last_(w, b, t); q++) {
+        conv1d_pair_'
+mutation "scan: a document passes its gradient on to the one before" test_selective_scan documents selective_scan.h \
+    'if (s->starts && s->starts[bt]) { scan_zero_(k->lambda, tile); }' ''
+mutation "scan: rows and groups are added descending" test_selective_scan bits selective_scan.h \
+    'for (int p = 0; p < n_parts; p++, parts += step) {' 'parts += step * (size_t)(n_parts - 1);
+    for (int p = 0; p < n_parts; p++, parts -= step) {'
+mutation "hpn: a prototype learns of rows descending" test_hpn shapes hpn.h \
+    'for (int n = 0; n < N; n++) {
+        if (targets[n] < 0) { continue; }' 'for (int n = N - 1; n >= 0; n--) {
+        if (targets[n] < 0) { continue; }'
+mutation "hpn: a unit row's gradient keeps its own direction" test_hpn differences hpn.h \
+    'out[c] = (d[c] - u[c] * dot) / length' 'out[c] = (d[c] - 0.0f * u[c] * dot) / length'
+mutation "mamba: A begins at 0" test_mamba_hpn "start values" mamba.h '(float)(i % c->NS + 1)' '(float)(i % c->NS + 2)'
+mutation "mamba: new layers are not silent" test_mamba_hpn expansion mamba.h 'if (old) { memset(params' 'if (0) { memset(params'
+mutation "train_mamba_hpn: carried states begin anew with each piece" test_mamba_hpn generation train_mamba_hpn.c \
+    'memcpy(next_state, s->now + (next_state - s->next), sizeof(float) * s->n_state);' 'memset(next_state, 0, sizeof(float) * s->n_state);'
+mutation "train_mamba_hpn: a layer computed again forgets its gate" test_mamba_hpn "chunks" train_mamba_hpn.c \
+    'if (acts->room.recompute == RECOMPUTE_LAYER) { layer_forward' 'if (0) { layer_forward'
 
 wait
 n_failed=$(find "$work" -name 'failed.*' | wc -l)

@@ -94,6 +94,7 @@ else
     python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
     build_and_run ""
     bits="test_gpt2 test_matmul test_attention test_layernorm test_crossentropy test_gelu test_fmath"  # those that compare bits
+    bits+=" test_mamba_hpn test_selective_scan test_rmsnorm test_silu test_causal_conv1d"
     build_and_run "OMP=0" test_gpt2 test_matmul test_attention
     for arch in x86-64-v3 x86-64; do build_and_run "ARCH=$arch" $bits; done
     for opt in -O0 -O2; do build_and_run "OPT=$opt" test_gpt2 test_fmath; done
@@ -109,7 +110,7 @@ else
         printf '%-52s does not build\n' "dev/simt"
     fi
     finish_parts
-    make -s -j"$jobs" train_gpt2 tools launch "$(make -s folder)/train_gpt2_faults" || failed=$((failed + 1))  # what scripts share
+    make -s -j"$jobs" train_gpt2 train_mamba_hpn tools launch "$(make -s folder)/train_gpt2_faults" || failed=$((failed + 1))  # what scripts share
     part "headers as C11 and C++17" dev/check_headers.sh
     part "command line and runs" dev/test_cli.sh
     part "checkpoints and faults" dev/test_faults.sh
@@ -117,6 +118,7 @@ else
     part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
     part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
     part "several ranks" dev/test_ranks.sh
+    part "train_mamba_hpn, every option and file" dev/test_mamba.sh
     part "train_gpt2.cu, its kernels on this CPU" dev/test_gpus.sh
     part "dev/gpu_check.sh, rehearsed" dev/test_gpu_check.sh
     finish_parts

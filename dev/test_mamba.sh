@@ -78,7 +78,8 @@ class_rows() {  # ROWS SEED
 # what a safetensors file holds: a line for each tensor, "name number number ..."
 tensors() {  # FILE PATTERN
     "$python" - "$1" "$2" <<'PYTHON'
-import json, re, struct, sys
+import json, re, signal, struct, sys
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # cmp stops reading at the first difference
 data = open(sys.argv[1], "rb").read()
 n = struct.unpack("<Q", data[:8])[0]
 for name, t in sorted(json.loads(data[8:8 + n]).items()):
@@ -291,13 +292,17 @@ conflicts() {
         refuse "--$i of a trained model" "--$i: is for a random start" --from small --train text --$i 3
     done
     refuse "--layer of a trained model" "--layer: is for a random start" --from small --train text --layer rt
+    echo '{"model_type":"mamba","vocab_size":257,"num_hidden_layers":1,"hidden_size":8,"state_size":4,"conv_kernel":4,"expand":2,"head":"hpn","layer":"rt"}' >rt.json
+    refuse "an rt layer with more channels than its width" "rt.json: \"expand\": the layer rt has as many channels" --config rt.json --train text
+    echo '{"model_type":"mamba","vocab_size":257,"num_hidden_layers":1,"hidden_size":1048576,"state_size":4,"conv_kernel":4,"expand":1024}' >wide.json
+    refuse "more channels than fit" "wide.json: \"expand\": expected at most 4194304 channels" --config wide.json --train text
     refuse "two sources of parameters" "found --from and --model" --from small --model tiny --train text
     refuse "two sources of data" "found --train too" "${start[@]}" --token-file text
     refuse "carried states in random order" "--carry-state: needs rows in file order, found --shuffle" "${start[@]}" --carry-state 1 --shuffle 1
     refuse "carried states that leave tokens out" "--carry-state: needs rows that go on" "${start[@]}" --carry-state 1 --packed-sequences 0
     refuse "two orders" "--shuffle-shards: expected one order" "${start[@]}" --shuffle-shards 1 --shuffle 1
     refuse "nothing to do" "nothing to do: expected --train" --model tiny
-    refuse "a probe of other tokens" "inputs[0]: expected a token 0..1" --model tiny --vocab-size 2 --probe rows
+    refuse "a probe of other tokens" "]: expected a token 0..1, found" --model tiny --vocab-size 2 --probe rows
     refuse "more classes in the data than in the model" "rows: expected targets below 1, the classes of the model" "${start[@]}" --task cls --train rows --seq-len 0 --classes 1
     refuse "warm-up beyond the horizon" "--warmup: expected less than the 2 steps of --lr-horizon" "${start[@]}" --lr-horizon 2 --warmup 2
     refuse "a misspelt option" "--d-modell: unknown option, did you mean --d-model?" "${start[@]}" --d-modell 3
@@ -524,5 +529,9 @@ files() {
     refuse "a probe without inputs" 'bad: expected a tensor "inputs"' --from run --probe bad
 }
 
-for part in $parts; do $part; done
+for part in $parts; do  # each in a folder of its own
+    mkdir "$work/in_$part" && cp text more "$work/in_$part" && cd "$work/in_$part" || exit 1
+    $part
+    cd "$work" || exit 1
+done
 finish
