@@ -156,7 +156,7 @@ def spelled(row_options):
 
 
 def number(value, form):
-    return "-" if value is None else format(value, form)
+    return "-" if value is None else format(value, form).replace("-0.00", "0.00")
 
 
 def table_lines(rows, results):
