@@ -428,7 +428,7 @@ mutation "hpn: a prototype learns of rows descending" test_hpn shapes hpn.h \
 mutation "hpn: a unit row's gradient keeps its own direction" test_hpn differences hpn.h \
     'out[c] = (d[c] - u[c] * dot) / length' 'out[c] = (d[c] - 0.0f * u[c] * dot) / length'
 mutation "mamba: A begins at 0" test_mamba_hpn "start values" mamba.h '(float)(i % c->NS + 1)' '(float)(i % c->NS + 2)'
-mutation "mamba: new layers are not silent" test_mamba_hpn expansion mamba.h 'if (old) { memset(params' 'if (0) { memset(params'
+mutation "mamba: new layers are not silent" test_mamba_hpn expansion mamba.h 'if (old && old[l] < 0) { memset' 'if (0) { memset'
 mutation "train_mamba_hpn: carried states begin anew with each piece" test_mamba_hpn generation train_mamba_hpn.c \
     'memcpy(next_state, s->now + (next_state - s->next), sizeof(float) * s->n_state);' 'memset(next_state, 0, sizeof(float) * s->n_state);'
 mutation "train_mamba_hpn: a layer computed again forgets its gate" test_mamba_hpn "chunks" train_mamba_hpn.c \

@@ -245,17 +245,17 @@ static inline float dt_bias_start_(float u) {
     return v + fm_log(-fm_expm1(-v));
 }
 
-// After tensors_init: A_log[e][n] = log(n + 1), and the biases of dt. Of layers whose `old` is -1, or of all (NULL)
+// After tensors_init, and before old layers are loaded, if there is a file to load them from: A_log[e][n] = log(n + 1), and the
+// biases of dt. Layers whose `old` is -1 (NULL: none) join others
 static inline void mamba_start_values(Tensor* table, int n, const Config* c, float* params, const int* old) {
     const Tensor *A_log = PARAMETER(table, n, A_log), *dt_bias = PARAMETER(table, n, dt_bias), *out_proj = PARAMETER(table, n, out_proj);
     for (int l = 0; l < c->L; l++) {
-        if (old && old[l] >= 0) { continue; }
         float *a = params + A_log->offset + (size_t)l * tensor_slice_elements(A_log), *b = params + dt_bias->offset + (size_t)l * (size_t)c->E;
         for (int i = 0; i < c->E * c->NS && c->layer == MAMBA1; i++) { a[i] = fm_log((float)(i % c->NS + 1)); }
         for (int e = 0; e < c->E && c->layer == MAMBA1; e++) { b[e] = dt_bias_start_(b[e]); }
         // a layer that joins a trained model leaves its function as it is, and learns from the first step on, out_proj first
         const size_t n_out = tensor_slice_elements(out_proj);
-        if (old) { memset(params + out_proj->offset + (size_t)l * n_out, 0, sizeof(float) * n_out); }
+        if (old && old[l] < 0) { memset(params + out_proj->offset + (size_t)l * n_out, 0, sizeof(float) * n_out); }
     }
 }
 
