@@ -91,18 +91,33 @@ static inline int head_from_name(const char* name) {
     return -1;
 }
 
+// the head called hpn is rust_trainer's with its layer
+static inline HeadKind head_of_layer(LayerKind layer, HeadKind head) { return layer == RT && head == HEAD_HPN ? HEAD_RT : head; }
+
+// NULL: the key is missing; "": its value is no text
+static inline const char* config_name_(const json_t* json, const char* key) {
+    const json_t* value = json_object_get(json, key);
+    return !value ? NULL : json_is_string(value) ? json_string_value(value) : "";
+}
+
 // what only our config.json has: the head. What it leaves out is that of a language model
 static inline int config_parse_head_(Config* c, const json_t* json, ErrorText* error) {
-    const char *head = json_string_value(json_object_get(json, "head")), *layer = json_string_value(json_object_get(json, "layer"));
-    const char* proto = json_string_value(json_object_get(json, "proto"));
+    const char* head = config_name_(json, "head");
+    const char *layer = config_name_(json, "layer"), *proto = config_name_(json, "proto");
     const json_t* scale = json_object_get(json, "hpn_scale");
     const JsonInt sizes[] = {{"num_classes", &c->classes, 1, 1 << 24}, {"proto_dim", &c->Dp, 0, 1 << 20}};
     if (!head) { return 1; }
     if (head_from_name(head) < 0) { return error_set(error, "\"head\": expected ce, hpn, hpn-softmax or rt, found \"%.60s\"", head); }
+    if (layer && strcmp(layer, "rt") != 0 && strcmp(layer, "mamba1") != 0) {
+        return error_set(error, "\"layer\": expected mamba1 or rt, found \"%.60s\"", layer);
+    }
+    if (proto && strcmp(proto, "fixed") != 0 && strcmp(proto, "learn") != 0) {
+        return error_set(error, "\"proto\": expected fixed or learn, found \"%.60s\"", proto);
+    }
     c->layer = layer && strcmp(layer, "rt") == 0 ? RT : MAMBA1;
-    c->head = c->layer == RT && head_from_name(head) == HEAD_HPN ? HEAD_RT : (HeadKind)head_from_name(head);
+    c->head = head_of_layer(c->layer, (HeadKind)head_from_name(head));
     c->learns_prototypes = proto && strcmp(proto, "learn") == 0;
-    if (json_is_number(scale)) { c->scale = (float)json_number_value(scale); }
+    if (scale) { c->scale = (float)json_number_value(scale); }
     if (c->layer == RT && c->E != c->M) { return error_set(error, "\"expand\": the layer rt has as many channels as its width, %d, found %d", c->M, c->E); }
     if (!(c->scale > 0.0f && c->scale <= 1e6f)) { return error_set(error, "\"hpn_scale\": expected a number above 0, at most 1e6"); }
     for (int i = 0; i < 2; i++) {

@@ -106,7 +106,7 @@ static inline void choose_head(Config* c, const MambaOptions* m, const Option* t
     if (*m->head && head_from_name(m->head) < 0) {
         options_fail("head", "expected ce, hpn, hpn-softmax or rt, found \"%s\"", format_text(m->head).s);
     }
-    if (*m->head) { c->head = (HeadKind)head_from_name(m->head); }
+    if (*m->head) { c->head = head_of_layer(c->layer, (HeadKind)head_from_name(m->head)); }
     if (is_new_classifier) {
         c->classes = m->classes > 0 ? m->classes : classes;
         c->tied = 0;
