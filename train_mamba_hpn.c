@@ -1288,7 +1288,11 @@ static void plan(Run* r) {
     const Config* c = &r->model.config;
     check_conflicts(r);
     r->T = data_seq_len(&r->data, o, r->table, r->n_options, 256);
-    r->n_leaves = r->m.grad_accum > 0 ? r->m.grad_accum : run_leaves(o, r->T);
+    const int n_leaves = run_leaves(o, r->T);
+    r->n_leaves = r->m.grad_accum > 0 ? r->m.grad_accum : n_leaves;
+    if (r->n_leaves > INT_MAX / o->batch_size) {
+        options_fail("grad-accum", "%d micro-batches of %d rows are more than %d rows", r->n_leaves, o->batch_size, INT_MAX);
+    }
     if (!options_given(r->table, r->n_options, "tokenizer")) { data_check_tokenizer(&r->data, o, c->V, has_text(r)); }
     if (!is_training(r) && !o->eval_only && !is_generating(r) && !*o->probe && !*o->export_hf) {
         fail_input("nothing to do: expected --train, --token-file, --token-dir, --eval-only, --generate, --probe, --export-hf or --dry-run");

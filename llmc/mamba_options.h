@@ -87,6 +87,7 @@ static inline Config config_new(const MambaOptions* m, const char* preset, int V
     c.K = m->d_conv;
     c.layer = strcmp(m->layer, "rt") == 0 ? RT : MAMBA1;
     c.E = c.layer == RT ? c.M : c.M * m->expand;
+    if (c.E > 1 << 22) { options_fail("expand", "expected at most %d channels, found %d x --d-model %d", 1 << 22, m->expand, c.M); }
     c.R = c.layer == RT ? 1 : m->dt_rank > 0 ? m->dt_rank : dt_rank_of(c.M);
     c.head = c.layer == RT ? HEAD_RT : HEAD_CE;
     return c;
