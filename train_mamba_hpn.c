@@ -238,6 +238,8 @@ static void carried_clear(const Carried* s, const Config* c, int first, int end,
     }
 }
 
+static void carry_nothing(Activations* acts) { memset(&acts->carried, 0, sizeof acts->carried); }
+
 static void carried_swap(Carried* s) {
     float* was = s->now;
     s->now = s->next;
@@ -887,6 +889,7 @@ static void write_embeddings(Run* r) {
     ActivationTensors a = layer_activations(&r->acts, 0);
     Embeddings e;
     embeddings_init(&e, 1 << 16, is_hpn ? c->Dp : c->M);
+    carry_nothing(&r->acts);
     for (int64_t first = 0; first < rows->n_rows && e.n < e.room; first += r->o.batch_size) {
         const int B = rows->n_rows - first < r->o.batch_size ? (int)(rows->n_rows - first) : r->o.batch_size;
         dataloader_batch(rows, first, B, r->inputs, r->targets);
@@ -910,8 +913,7 @@ static void evaluate(Run* r, int training) {
     const Evaluator e = {&r->o, r->comm, tokenizer, r->T, r->inputs, r->targets, batch_losses, r, batch_scores, N_SCORES, scores};
     const int step = r->state.step;
     if (!has_data(&r->data.val)) { return; }
-    const Carried none = {0, 0, NULL, NULL};
-    r->acts.carried = none;
+    carry_nothing(&r->acts);
     float loss = evaluate_loss(&e, &r->data.val_rows, &bits_per_byte);
     const HeadKind head = r->model.config.head;
     const Quality quality = quality_of(head, loss, scores);
