@@ -665,14 +665,15 @@ static void save_model(const Run* r, const float* params, const char* folder, si
 }
 
 // what a checkpoint holds beside model, moments and the state all trainers have: from the run itself or a snapshot of it
-enum { N_ARENAS = SNAPSHOT_ARENAS + 3, MAX_EXTRAS = 3 };
+enum { N_ARENAS = SNAPSHOT_ARENAS + 3, MAX_EXTRAS = 4 };
 static int trainer_extras(const Run* r, Extra* extras, const void* updates, const void* gradnorm, const void* carried) {
     const size_t n_carried = (size_t)r->n_leaves * carried_floats(&r->model.config, r->o.batch_size);
     const Extra all[] = {{"updates", DTYPE_I32, (void*)updates, (size_t)r->model.n_slices},
                          {"gradnorm", DTYPE_F32, (void*)gradnorm, sizeof(GradNorm) / sizeof(float)},
-                         {"carried", DTYPE_F32, (void*)carried, n_carried}};
+                         {"carried", DTYPE_F32, (void*)carried, n_carried},
+                         {"carried_rows", DTYPE_I32, (void*)&r->o.batch_size, 1}};  // of a micro-batch
     memcpy(extras, all, sizeof all);
-    return r->d.carry_state ? 3 : 2;
+    return r->d.carry_state ? MAX_EXTRAS : 2;
 }
 
 // the files of a checkpoint, from the snapshot: training may be further on by now
@@ -719,10 +720,14 @@ static void load_training(Run* r) {
     old.L = r->old_layers ? r->n_old_layers : old.L;
     mamba_layout(&before, &old);
     int* updates = (int*)malloc_check(sizeof(int) * (size_t)before.n_slices, "counts of updates");
-    int n_extras = trainer_extras(r, extras, updates, &r->surgeon.gradnorm, r->carried_now);
+    int n_extras = trainer_extras(r, extras, updates, &r->surgeon.gradnorm, r->carried_now), carried_rows = r->o.batch_size;
     extras[0].n = (size_t)before.n_slices;
+    extras[MAX_EXTRAS - 1].values = &carried_rows;
     checkpoint_path(path, r->o.run, r->state.step, "trainer.safetensors");
     extras_load(path, extras, n_extras);
+    if (carried_rows != r->o.batch_size) {  // with as many rows in an update the states would be as many, in another order
+        options_fail("batch-size", "expected the %d rows whose states the checkpoint carries, found %d", carried_rows, r->o.batch_size);
+    }
     for (int i = 0, slice = 0, first = 0; i < model->n_table; first += tensor_slices(&before.table[i++])) {
         for (int l = 0; l < tensor_slices(&model->table[i]); l++) {
             const int from = tensor_old_layer(&model->table[i], r->old_layers, l);
