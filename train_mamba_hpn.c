@@ -1163,6 +1163,17 @@ static void fail_not_finite(Run* r, Shards* shards, const float* grads, float lo
              r->state.step, r->state.skips, (double)loss, (double)norm, bad);
 }
 
+// the states after an update whose loss is not finite would spoil all that follow: every stream begins anew
+static void forget_states(Run* r) {
+    const Config* c = &r->model.config;
+    const int B = r->o.batch_size;
+    for (int k = 0; k < r->n_leaves && r->d.carry_state; k++) {
+        Carried s;
+        carried_point(&s, c, B, r->carried_now + carried_floats(c, B) * (size_t)k, NULL);
+        carried_clear(&s, c, 0, B, B);
+    }
+}
+
 // layers in which both losses pull apart
 static int conflict_layers(const Run* r) {
     const Mamba* model = &r->model;
@@ -1211,6 +1222,7 @@ static void train_step(Run* r) {
     float* was = r->carried_now;
     r->carried_now = r->carried_next;
     r->carried_next = was;
+    if (bp && !isfinite(loss)) { forget_states(r); }
     s->step++;
     s->rows += (int64_t)r->n_leaves * o->batch_size;
     s->tokens += n_tokens;
