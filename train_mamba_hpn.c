@@ -1233,7 +1233,9 @@ static void train_step(Run* r) {
     const StepNotes notes = step_notes(r, loss, record.norm, ff_loss, bp, skipped);
     log_extra(&r->log, step_keys(r->model.config.head, &notes));
     log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || skipped);
-    if (s->skips > o->max_skips) { fail_not_finite(r, bp ? &r->model.shards : &r->model.ff_shards, bp ? grads : ff_grads, loss, norm); }
+    if (s->skips > o->max_skips) {
+        fail_not_finite(r, bp ? &r->model.shards : &r->model.ff_shards, bp ? grads : ff_grads, bp ? loss : ff_loss, record.norm);
+    }
 }
 
 // what summary.json says of this trainer's part
