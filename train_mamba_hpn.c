@@ -767,7 +767,12 @@ static void choose_model(Run* r) {
     Config c = *r->config ? config_load(r->config) : config_new(m, r->o.model, new_vocabulary(r)), was = c;
     if (*r->config) { mamba_check_shape(r->table, r->n_options, r->config); }
     choose_head(&c, m, r->table, r->n_options, *r->config != '\0', is_classifier(r) ? data_classes(&r->data) : 0);
-    r->has_head = *r->config && c.head == was.head && c.classes == was.classes && c.Dp == was.Dp && c.tied == was.tied;
+    const int same_room = !config_is_hpn(&c) || c.Dp == was.Dp;
+    r->has_head = *r->config && c.head == was.head && c.classes == was.classes && same_room && c.tied == was.tied;
+    if (r->o.resume && !r->has_head) {
+        options_fail("head", "%s has head %s with %d classes, a run that goes on keeps it: begin another with --from %s", r->o.run,
+                     head_names()[was.head], was.classes, r->o.run);
+    }
     r->n_old_layers = c.L;
     if (m->target_layers > 0 && m->target_layers < c.L) {
         options_fail("target-layers", "expected at least the %d layers that there are, found %d", c.L, m->target_layers);
@@ -798,11 +803,14 @@ static void load_parameters(Run* r) {
     Mamba* model = &r->model;
     mamba_init(model, &c);
     freeze(r);
-    if (!*r->weights || r->old_layers || !r->has_head) {  // start values, some of which may be replaced by what is loaded
+    const int loads_head = *r->weights && r->has_head;
+    if (!loads_head || r->old_layers) {  // start values, some of which may be replaced by what is loaded
         tensors_init(model->table, model->n_table, model->params, (uint32_t)r->o.seed);
         mamba_start_values(model->table, model->n_table, &c, model->params, r->old_layers);
+    }
+    if (config_is_hpn(&c) && !loads_head) {
         float* prototypes = layer_parameters(model, model->params, 0).prototypes;
-        if (prototypes) { prototypes_init(prototypes, prototype_placement(&c, r->m.proto_init), c.classes, c.Dp, (uint32_t)r->o.seed, &r->dev); }
+        prototypes_init(prototypes, prototype_placement(&c, r->m.proto_init), c.classes, c.Dp, (uint32_t)r->o.seed, &r->dev);
     }
     if (*r->weights) { mamba_load(r->weights, model->table, model->n_table, r->old_layers, r->has_head, model->params); }
     update_prototypes(model, &r->dev);
