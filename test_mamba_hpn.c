@@ -309,20 +309,22 @@ static void test_expansion(Test* t) {
     golden_close(&g);
 }
 
-// spec mamba_hpn.md 2.5: what the start values must be
-static void test_start_values(Test* t) {
+// spec mamba_hpn.md 2.5: what the start values must be. old: as in mamba_load, of a model that grows
+static void check_start_values(Test* t, const int* old) {
     Mamba model;
     Config c = config_make(300, 3, 32);
     mamba_init(&model, &c);
     tensors_init(model.table, model.n_table, model.params, 7);
-    mamba_start_values(model.table, model.n_table, &c, model.params, NULL);
+    mamba_start_values(model.table, model.n_table, &c, model.params, old);
     for (int l = 0; l < c.L; l++) {
         const Parameters p = layer_parameters(&model, model.params, l);
         double largest_in = 0.0, largest_out = 0.0;
         for (int i = 0; i < 2 * c.E * c.M; i++) { largest_in = fmax(largest_in, fabs((double)p.in_proj[i])); }
         for (int i = 0; i < c.M * c.E; i++) { largest_out = fmax(largest_out, fabs((double)p.out_proj[i])); }
         check(t, largest_in > 0.17 && largest_in <= 1.0 / sqrt(32.0), "in_proj reaches %g", largest_in);
-        check(t, largest_out > 0.069 && largest_out <= 1.0 / sqrt(64.0 * 3.0) + 1e-7, "out_proj reaches %g", largest_out);
+        const int joins = old && old[l] < 0;
+        check(t, joins ? largest_out == 0.0 : largest_out > 0.069 && largest_out <= 1.0 / sqrt(64.0 * 3.0) + 1e-7, "out_proj reaches %g",
+              largest_out);
         for (int e = 0; e < c.E; e++) {
             const double step = log1p(exp((double)p.dt_bias[e]));
             check(t, step > 0.99e-3 && step < 1.01e-1, "step size %g", step);
@@ -330,6 +332,41 @@ static void test_start_values(Test* t) {
         }
     }
     mamba_free(&model);
+}
+
+static void test_start_values(Test* t) {
+    const int grown[] = {0, -1, 1};
+    check_start_values(t, NULL);
+    check_start_values(t, grown);
+}
+
+// carried states that have become NaN are as if nothing had gone before, in all micro-batches
+static void test_forgotten(Test* t) {
+    static Run r;
+    Golden g;
+    golden_open(&g, golden_paths[0], plainly);
+    const Config* c = &g.model.config;
+    const size_t n_logits = (size_t)g.B * g.T * c->classes, n = carried_floats(c, g.B);
+    const int* tokens = golden_batch(&g, "inputs", 0, 0);
+    mamba_forward(&g.model, &g.acts, tokens, g.B, g.T, &g.dev);
+    float* expected = copied_array(mamba_logits(&g.model, &g.acts, 0, g.B * g.T, &g.dev), n_logits);
+    memset(&r, 0, sizeof r);
+    r.model = g.model;
+    r.o.batch_size = g.B;
+    r.d.carry_state = 1;
+    r.n_leaves = 3;
+    r.carried_now = filled_array(3 * n, NAN);
+    forget_states(&r);
+    for (int k = 0; k < r.n_leaves; k++) {
+        float* next = new_array(n, sizeof(float));
+        carried_point(&g.acts.carried, c, g.B, r.carried_now + n * (size_t)k, next);
+        mamba_forward(&g.model, &g.acts, tokens, g.B, g.T, &g.dev);
+        check_bits(t, "logits", mamba_logits(&g.model, &g.acts, 0, g.B * g.T, &g.dev), expected, n_logits);
+        free(next);
+    }
+    free(r.carried_now);
+    free(expected);
+    golden_close(&g);
 }
 
 // what is written as config.json is read back
@@ -347,6 +384,97 @@ static void test_config(Test* t) {
     }
 }
 
+// what a config.json with this at its end is refused for
+static void check_refused_config(Test* t, const char* end, const char* reason) {
+    char text[1024];
+    Config c;
+    ErrorText error = {""};
+    snprintf(text, sizeof text, "{\"model_type\": \"mamba\", \"vocab_size\": 7, \"num_hidden_layers\": 1, \"hidden_size\": 8, "
+             "\"state_size\": 4, \"conv_kernel\": 4, %s}", end);
+    json_t* json = json_loads(text, 0, NULL);
+    check(t, json && !config_parse(&c, json, &error) && strstr(error.text, reason), "%s: expected \"%s\", found \"%s\"", end, reason, error.text);
+    json_decref(json);
+}
+
+static void test_refused_config(Test* t) {
+    check_refused_config(t, "\"head\": 3", "\"head\": expected ce, hpn");
+    check_refused_config(t, "\"head\": \"hpn\", \"layer\": \"rtt\"", "\"layer\": expected mamba1 or rt");
+    check_refused_config(t, "\"head\": \"hpn\", \"layer\": \"rt\", \"expand\": 2", "as many channels as its width");
+    check_refused_config(t, "\"head\": \"hpn\", \"proto\": true", "\"proto\": expected fixed or learn");
+    check_refused_config(t, "\"head\": \"hpn-softmax\", \"hpn_scale\": \"x\"", "\"hpn_scale\": expected a number above 0");
+    check_refused_config(t, "\"head\": \"ce\", \"num_classes\": 0", "\"num_classes\": expected an integer 1..");
+    check_refused_config(t, "\"intermediate_size\": 0", "\"intermediate_size\": expected an integer 1..");
+}
+
+// ---- whole runs, each in a process of its own ----
+
+static char work[64] = "build/test_mamba_XXXXXX";
+
+// main with these options, separated by blanks, W/ being the test's folder; one thread, for a child has no others
+static void run_trainer(void* options) {
+    char text[2048] = "", *argv[64] = {(char*)"train_mamba_hpn"}, *rest = text;
+    int argc = 1;
+    for (const char *from = (const char*)options; *from && strlen(text) < sizeof text - 64; from++) {
+        if (strncmp(from, "W/", 2) == 0) { strcat(text, work); } else { strncat(text, from, 1); }
+    }
+    for (char* word; (word = strsep(&rest, " "));) { argv[argc++] = word; }
+    if (!freopen("/dev/null", "w", stdout)) { fail_run("/dev/null: %s", strerror(errno)); }
+    trainer_main(argc, argv);
+}
+
+#define START "--threads 1 --model tiny --d-model 8 --d-state 2 --base-layers 2 --batch-size 2 "
+static void check_trains(Test* t, const char* options) { check_exit(t, options, run_trainer, (void*)options, 0, ""); }
+static void check_refused(Test* t, const char* options, const char* text) { check_exit(t, options, run_trainer, (void*)options, 2, text); }
+
+// W/tokens: numbers 0..6; W/rows: 12 examples of 5 positions, tokens 0..256 and a class 0..2 at the last position
+static void write_data(void) {
+    char path[PATH_BYTES];
+    int inputs[12][5], targets[12][5];
+    const int64_t shape[] = {12, 5};
+    uint64_t random = 7;
+    SafeWriter rows;
+    if (!mkdtemp(work)) { fail_run("%s: %s", work, strerror(errno)); }
+    FILE* tokens = fopen(path_join(path, work, "tokens"), "w");
+    for (int i = 0; i < 600; i++) { fprintf(tokens, "%u ", xorshift_u32(&random) % 7); }
+    fclose(tokens);
+    for (int i = 0; i < 60; i++) {
+        inputs[i / 5][i % 5] = i == 0 ? 256 : (int)(xorshift_u32(&random) % 256);
+        targets[i / 5][i % 5] = i % 5 < 4 ? -1 : i / 5 % 3;
+    }
+    safewriter_init(&rows);
+    safewriter_declare(&rows, "inputs", DTYPE_I32, 2, shape);
+    safewriter_declare(&rows, "targets", DTYPE_I32, 2, shape);
+    safewriter_open(&rows, path_join(path, work, "rows"));
+    safewriter_put(&rows, inputs, sizeof inputs);
+    safewriter_put(&rows, targets, sizeof targets);
+    safewriter_close(&rows);
+}
+
+static int same_file(const char* a, const char* b) {
+    char command[256];
+    snprintf(command, sizeof command, "cmp -s %s/%s %s/%s", work, a, work, b);
+    return system(command) == 0;
+}
+
+static void test_runs(Test* t) {
+    char command[128];
+    write_data();
+    check_trains(t, START "--seq-len 8 --token-file W/tokens --val-token-file W/tokens --eval-every 0 --head hpn --carry-state --grad-accum 4 --steps 2 "
+                 "--run W/carried --embeddings-out W/after");
+    check_trains(t, "--threads 1 --from W/carried --eval-only --val-token-file W/tokens --seq-len 8 --batch-size 2 --embeddings-out W/later");
+    check(t, same_file("after", "later"), "embeddings behind a state that training has carried");
+    check_refused(t, "--resume --run W/carried --steps 3 --batch-size 4 --grad-accum 2", "expected the 2 rows whose states the checkpoint carries, found 4");
+    check_refused(t, "--resume --run W/carried --steps 3 --head ce", "a run that goes on keeps it");
+    check_trains(t, START "--task cls --train W/rows --steps 1 --run W/classes");
+    check_refused(t, "--from W/classes --generate x", "--generate: a classifier has no text");
+    check_refused(t, "--from W/classes --token-file W/tokens --seq-len 8", "the model chooses from 3 classes");
+    check_refused(t, START "--task cls --train W/rows --steps 1 --sample-every 1", "--sample-every: a classifier has no text");
+    check_refused(t, START "--token-file W/tokens --seq-len 8 --grad-accum 1048576 --batch-size 65536", "are more than 2147483647 rows");
+    check_refused(t, START "--token-file W/tokens --seq-len 16384 --grad-accum 1 --batch-size 65536", "are more than");
+    snprintf(command, sizeof command, "rm -rf %s", work);
+    check(t, system(command) == 0, "%s: is still there", work);
+}
+
 int main(int argc, char** argv) {
     const Promise promises[] = {
         {"golden forward", "every activation of all heads and both layers, bit for bit, 1, 2, 3 and 7 threads", test_forward},
@@ -357,7 +485,10 @@ int main(int argc, char** argv) {
         {"carried states", "gradients behind a carried state do not depend on chunks, recomputing and threads", test_carried},
         {"expansion", "new layers change no logit and learn from the first step on", test_expansion},
         {"start values", "are those of the reference implementation", test_start_values},
+        {"forgotten states", "after a loss that is not finite every stream begins anew", test_forgotten},
         {"config.json", "comes back as it was written", test_config},
+        {"config.json refused", "a head, layer or size that makes no sense is named", test_refused_config},
+        {"runs", "states and heads that do not fit a checkpoint are refused, classifiers have no text", test_runs},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
 }

@@ -1306,7 +1306,14 @@ static void check_conflicts(const Run* r) {
                      : "found examples with targets of their own: --task cls");
     }
     if (m->grad_accum > 0 && r->o.batch_tokens > 0) { options_fail("grad-accum", "says the same as --batch-tokens: give one of them"); }
-    if (is_classifier(r) && is_generating(r)) { options_fail("generate", "a classifier has no text to go on with"); }
+    const int has_classes = is_classifier(r) || c->classes != c->V;
+    if (has_classes && (is_generating(r) || r->o.sample_every > 0)) {
+        options_fail(is_generating(r) ? "generate" : "sample-every", "a classifier has no text to go on with");
+    }
+    if (has_classes && !is_classifier(r) && (has_data(&r->data.train) || has_data(&r->data.val))) {
+        options_fail("task", "the model chooses from %d classes, not from its %d tokens: --task cls", c->classes, c->V);
+    }
+    if (has_ff(r) && c->V < 2) { options_fail("ff-lr", "Forward-Forward needs two tokens, so that one can replace the other"); }
     if (*m->embeddings_out && !has_data(&r->data.val)) { options_fail("embeddings-out", "needs --val or --val-fraction"); }
     if (r->o.hellaswag[0]) { options_fail("hellaswag", "this trainer answers no examples"); }
 }
