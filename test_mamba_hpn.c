@@ -376,10 +376,14 @@ static void test_config(Test* t) {
         Golden g;
         golden_open(&g, golden_paths[i], plainly);
         Config c = g.model.config;
-        config_save(path, &c, 0);
-        const Config read = config_load(path);
-        check(t, memcmp(&read, &c, sizeof c) == 0, "%s: other sizes came back", g.set.path);
-        unlink(path);
+        for (int is_classifier = 0; is_classifier < 2; is_classifier++) {  // with as many classes as there are tokens
+            c.is_classifier = is_classifier;
+            c.tied = c.tied && !is_classifier;
+            config_save(path, &c, 0);
+            const Config read = config_load(path);
+            check(t, memcmp(&read, &c, sizeof c) == 0, "%s: other sizes came back", g.set.path);
+            unlink(path);
+        }
         golden_close(&g);
     }
 }

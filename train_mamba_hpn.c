@@ -766,9 +766,10 @@ static void choose_model(Run* r) {
     const MambaOptions* m = &r->m;
     Config c = *r->config ? config_load(r->config) : config_new(m, r->o.model, new_vocabulary(r)), was = c;
     if (*r->config) { mamba_check_shape(r->table, r->n_options, r->config); }
-    choose_head(&c, m, r->table, r->n_options, *r->config != '\0', is_classifier(r) ? data_classes(&r->data) : 0);
-    const int same_room = !config_is_hpn(&c) || c.Dp == was.Dp;
-    r->has_head = *r->config && c.head == was.head && c.classes == was.classes && same_room && c.tied == was.tied;
+    const int classes = m->classes > 0 ? m->classes : data_classes(&r->data);
+    choose_head(&c, m, r->table, r->n_options, *r->config != '\0', is_classifier(r) ? classes : 0);
+    const int same_classes = c.is_classifier == was.is_classifier && c.classes == was.classes && c.tied == was.tied;
+    r->has_head = *r->config && c.head == was.head && same_classes && (!config_is_hpn(&c) || c.Dp == was.Dp);
     if (r->o.resume && !r->has_head) {
         options_fail("head", "%s has head %s with %d classes, a run that goes on keeps it: begin another with --from %s", r->o.run,
                      head_names()[was.head], was.classes, r->o.run);
@@ -1306,7 +1307,7 @@ static void check_conflicts(const Run* r) {
                      : "found examples with targets of their own: --task cls");
     }
     if (m->grad_accum > 0 && r->o.batch_tokens > 0) { options_fail("grad-accum", "says the same as --batch-tokens: give one of them"); }
-    const int has_classes = is_classifier(r) || c->classes != c->V;
+    const int has_classes = is_classifier(r) || c->is_classifier;
     if (has_classes && (is_generating(r) || r->o.sample_every > 0)) {
         options_fail(is_generating(r) ? "generate" : "sample-every", "a classifier has no text to go on with");
     }
@@ -1399,7 +1400,7 @@ static void print_model(const Run* r) {
     box_row("model", "%d layer%s%s, width %d, %d channels", c->L, c->L > 1 ? "s" : "", c->layer == RT ? " (rt)" : "", c->M, c->E);
     box_row("  scan, convolution", "%d states a channel, dt rank %d, %d taps", c->NS, c->R, c->K);
     if (r->old_layers) { box_row("  new layers", "%d beside %d old ones", c->L - r->n_old_layers, r->n_old_layers); }
-    const char *kind = c->classes == c->V ? "tokens" : "classes", *age = *r->weights && !r->has_head ? ", new" : "";
+    const char *kind = c->is_classifier ? "classes" : "tokens", *age = *r->weights && !r->has_head ? ", new" : "";
     box_row("head", "%s, %d %s%s", head_names()[c->head], c->classes, kind, age);
     if (config_is_hpn(c)) { box_row("  prototypes", "in %d dimensions, %s", c->Dp, c->learns_prototypes ? "learnt" : "fixed"); }
     size_t n_parameters = tensors_count(r->model.table, r->model.n_table);

@@ -27,6 +27,7 @@ typedef enum { HEAD_CE, HEAD_HPN, HEAD_HPN_SOFTMAX, HEAD_RT } HeadKind;  // RT's
 
 typedef struct {
     int V;               // vocabulary, 50280
+    int is_classifier;   // has classes of its own instead of the next token
     int classes;         // what the head chooses from: V for a language model
     int L;               // layers, 24
     int M;               // d_model, width of the residual stream, 768
@@ -123,6 +124,8 @@ static inline int config_parse_head_(Config* c, const json_t* json, ErrorText* e
     for (int i = 0; i < 2; i++) {
         if (json_object_get(json, sizes[i].key) && !json_ints(json, sizes + i, 1, error)) { return 0; }
     }
+    c->is_classifier = json_object_get(json, "num_classes") != NULL;
+    c->tied = c->tied && !c->is_classifier;
     c->Dp = c->Dp > 0 ? c->Dp : c->M;
     return 1;
 }
@@ -166,7 +169,7 @@ static inline Config config_load(const char* path) {
 }
 
 static inline FileSum config_save(const char* path, const Config* c, int eot) {
-    const int is_language_model = c->head == HEAD_CE && c->classes == c->V && c->layer == MAMBA1;
+    const int is_language_model = c->head == HEAD_CE && !c->is_classifier && c->layer == MAMBA1;
     json_t* json = json_pack("{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:b, s:b, s:b, s:b, s:i, s:i, s:i}",
         "written_by", HF_WRITTEN_BY, "architectures", is_language_model ? "MambaForCausalLM" : "MambaModel", "model_type", "mamba",
         "torch_dtype", "float32", "hidden_act", "silu", "vocab_size", c->V, "num_hidden_layers", c->L, "hidden_size", c->M,
@@ -174,10 +177,11 @@ static inline FileSum config_save(const char* path, const Config* c, int eot) {
         "time_step_rank", c->R, "layer_norm_epsilon", (double)c->eps, "use_bias", c->use_bias, "use_conv_bias", c->use_conv_bias,
         "residual_in_fp32", 1, "tie_word_embeddings", c->tied, "bos_token_id", eot, "eos_token_id", eot, "pad_token_id", eot);
     if (!is_language_model) {
-        json_object_update_new(json, json_pack("{s:s, s:s, s:i, s:i, s:s, s:f}", "head", head_names()[c->head], "layer",
-            c->layer == RT ? "rt" : "mamba1", "num_classes", c->classes, "proto_dim", c->Dp, "proto",
+        json_object_update_new(json, json_pack("{s:s, s:s, s:i, s:s, s:f}", "head", head_names()[c->head], "layer",
+            c->layer == RT ? "rt" : "mamba1", "proto_dim", c->Dp, "proto",
             c->learns_prototypes ? "learn" : "fixed", "hpn_scale", (double)c->scale));
     }
+    if (c->is_classifier) { json_object_set_new(json, "num_classes", json_integer(c->classes)); }
     return json_write(path, json);
 }
 
@@ -234,7 +238,7 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     if (config_is_hpn(c)) {
         *t++ = tensor("hpn.prototypes",                         FIELD(prototypes), 0, c->classes, c->Dp, INIT_ZEROS,  0.0f,                   NO_DECAY, AS_IS);
     } else if (!c->tied) {
-        const char* name = c->classes == c->V ? "lm_head.weight" : "classifier.weight";
+        const char* name = c->is_classifier ? "classifier.weight" : "lm_head.weight";
         *t++ = tensor(name,                                     FIELD(lm_head),    0, c->classes,    M,  INIT_NORMAL,  0.02f,                  DECAY,    AS_IS);
     }
 #undef FIELD

@@ -100,16 +100,17 @@ static inline void mamba_check_shape(const Option* table, int n, const char* pat
     }
 }
 
-// is_old: c comes from a file; what is not typed then stays. classes: of the data of a classifier, 0: a language model
+// is_old: c comes from a file; what is not typed then stays. classes: those of a classifier, 0: a language model
 static inline void choose_head(Config* c, const MambaOptions* m, const Option* table, int n, int is_old, int classes) {
     const HeadKind was = c->head;
-    const int is_new_classifier = classes > 0 && (!is_old || c->classes == c->V || options_given(table, n, "classes") == 1);
+    const int is_new_classifier = classes > 0 && (!is_old || !c->is_classifier || options_given(table, n, "classes") == 1);
     if (*m->head && head_from_name(m->head) < 0) {
         options_fail("head", "expected ce, hpn, hpn-softmax or rt, found \"%s\"", format_text(m->head).s);
     }
     if (*m->head) { c->head = head_of_layer(c->layer, (HeadKind)head_from_name(m->head)); }
     if (is_new_classifier) {
-        c->classes = m->classes > 0 ? m->classes : classes;
+        c->is_classifier = 1;
+        c->classes = classes;
         c->tied = 0;
     }
     if (!is_old || c->head != was || options_given(table, n, "proto-dim") == 1) { c->Dp = m->proto_dim > 0 ? m->proto_dim : c->M; }
