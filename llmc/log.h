@@ -325,6 +325,7 @@ static inline void log_step(Log* log, const StepRecord* r, int print) {
     if (isnan(r->loss) && !r->skipped) { printf("- | "); }
     else { printf("%.4f | ", isnan(r->loss) ? NAN : (double)r->loss); }  // nan without a sign
     if (isnan(r->norm) && !r->skipped) { printf("norm - | "); }
+    else if (isnan(r->norm)) { printf("norm nan | "); }
     else { printf(r->norm < 0.005f ? "norm %.1e | " : "norm %.2f | ", (double)r->norm); }  // not 0.00
     printf("lr %.1e | %.*f ms | %s tok/s | ", (double)r->lr, r->ms < 9.95 ? 1 : 0, r->ms, format_count(r->tok_per_s).s);
     if (r->peak >= 0.0) { printf("%.0f%% peak | ", 100.0 * r->peak); }
