@@ -1381,6 +1381,7 @@ static double print_memory(const Run* r) {
     if (train && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
     if (train && r->o.save_every > 0 && saves_beside(r)) { copy = SNAPSHOT_ARENAS * arena; }
     if (r->d.carry_state) { rest += 8.0 * r->n_leaves * (double)carried_floats(c, r->o.batch_size); }
+    if (train) { rest += prefetch_bytes(r->d.prefetch_workers, r->d.prefetch_buffer, r->o.batch_size, r->T); }
     if (backward) { gradients = ranks_box(r->comm, r->model.table, r->model.n_table, r->n_leaves, r->o.zero, &moment); }
     if (train && has_ff(r)) { gradients += ranks_box(r->comm, r->model.table, r->model.n_table, 2 * r->n_leaves, 0, &ff_moment); }
     double moments = train ? 2.0 * moment : 0.0;
