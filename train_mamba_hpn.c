@@ -1440,6 +1440,8 @@ static void open_batch(Run* r, Purpose purpose) {
     r->corrupted = (int*)malloc_check(n_bytes, "corrupted inputs");
     r->ranks = (int*)malloc_check(n_bytes, "ranks of targets");
     r->readout = (float*)malloc_check(n_bytes, "read-out");
+    r->log.extra_schema = mamba_log_schema();
+    r->log.json_lines = !r->m.human_log;
 }
 
 static void evaluate_only(Run* r) {
@@ -1463,8 +1465,6 @@ static void open_training(Run* r, int argc, char** argv) {
     r->first_row = run_first_row(&r->o, &r->state);
     r->first_step = r->state.step;
     prefetch_start(&r->prefetch, &r->data.train_rows, r->o.batch_size, r->d.prefetch_workers, r->d.prefetch_buffer, batch_row, r);
-    r->log.extra_schema = mamba_log_schema();
-    r->log.json_lines = !r->m.human_log;
     if (r->comm->rank == 0) {
         run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train, &r->data.val, argc, argv);
     }
