@@ -445,6 +445,10 @@ growth() {
             <(tensors wider/step_000021/$model.safetensors 'layers\.[14]\.')
         verdict $? "... and the old ones go on with their moments: $model.safetensors" ""
     done
+    cp -r small kept && go --resume --run kept --steps 22 "${six[@]}" --freeze indices:1,4
+    cmp <(tensors small/step_000020/optimizer.safetensors 'layers\.[01]\.' | sed 's/layers\.1\./layers.4./; s/layers\.0\./layers.1./') \
+        <(tensors kept/step_000022/optimizer.safetensors 'layers\.[14]\.')
+    verdict $? "... and keep them where they are frozen" ""
     go --resume --run wider --steps 25 --save-every 1 --freeze indices:1,4
     check "resumed again, frozen now: counts stand still" test "$(counts wider)" = "$(each_slice 25 '5 21 5 5 21 5')"
     rm -r wider/step_000025
@@ -458,7 +462,7 @@ growth() {
 
 text() {
     echo "# text"
-    local prompt one
+    local prompt one i
     go "${start[@]}" --steps 150 --schedule constant --run book
     write() { go --from book --max-new-tokens 40 "$@" && cat out; }
     one=$(write --generate "line 7" --temperature 0)
@@ -469,11 +473,15 @@ text() {
     write --generate "line 7" --samples 3 >three
     check "three samples are three texts, the first that of --samples 1" \
         test "$(sort -u three | wc -l)" -ge 3 -a "$(write --generate "line 7" | head -n 1)" = "$(head -n 1 three)"
-    prompt=$(head -n 6 text)  # about 350 tokens, three pieces
+    one=$(write --generate "line 7" --temperature 0 --max-new-tokens 300)
+    for i in 125 126 128 200 280; do  # tokens of the prompt with the end of text before them: a piece has 128
+        [ "$one" = "$(write --generate "${one:0:i}" --temperature 0 --max-new-tokens $((306 - i)))" ]
+        verdict $? "a prompt of $i bytes of a text goes on as the text that was written token by token" "$(<out)"
+    done
+    prompt=$(head -n 6 text)
     one=$(write --generate "$prompt" --temperature 0)
-    check "a prompt of ${#prompt} bytes, longer than a piece: it stands before the text" test "${one:0:${#prompt}}" = "$prompt" -a ${#one} -gt ${#prompt}
-    check "from standard input the same" test "$one" = "$("$trainer" --from book --max-new-tokens 40 --generate - --temperature 0 <<<"$prompt" 2>err | head -c -0 | cat)" -o \
-        "$one" = "$(printf '%s' "$prompt" | "$trainer" --from book --max-new-tokens 40 --generate - --temperature 0 2>err)"
+    check "a prompt of ${#prompt} bytes stands before its text" test "${one:0:${#prompt}}" = "$prompt" -a ${#one} -gt ${#prompt}
+    check "from standard input the same" test "$one" = "$(printf '%s' "$prompt" | "$trainer" --from book --max-new-tokens 40 --generate - --temperature 0 2>err)"
     check "an empty prompt" test -n "$(write --generate "")"
     check "--max-new-tokens 1" test "$(write --generate ab --max-new-tokens 1 | head -n 1 | wc -c)" -le 7
     for head in hpn "hpn --layer rt" "hpn-softmax --proto learn"; do
