@@ -30,7 +30,7 @@ Source: Hinton 2022, arXiv:2212.13345; spec mamba_hpn.md 5.1 and 5.2; doc/gradie
 #include <assert.h>
 #include <math.h>
 #ifndef __CUDACC__
-#include "vec.h"       // vfloat, v_load, v_fill, v_transpose
+#include "vec.h"       // vfloat, v_load_columns, v_fill
 #endif
 
 // ---- corrupted data ----
@@ -85,8 +85,7 @@ static inline vfloat ff_squares_(const float* o, int M) {
     vfloat sum = v_fill(0.0f), columns[VLANES];
     int m = 0;
     for (; m + VLANES <= M; m += VLANES) {
-        for (int r = 0; r < VLANES; r++) { columns[r] = v_load(o + (size_t)r * M + m); }
-        v_transpose(columns);
+        v_load_columns(columns, o + m, (size_t)M);
         for (int i = 0; i < VLANES; i++) { sum += columns[i] * columns[i]; }
     }
     for (; m < M; m++) {

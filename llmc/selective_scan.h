@@ -34,7 +34,7 @@ Source: Gu & Dao 2023, arXiv:2312.00752, section 3 and algorithm 2; spec mamba_h
 #define LLMC_SELECTIVE_SCAN_H
 #include "device.h"  // Device, device_workspace, thread_number, ceil_div
 #include "fmath.h"   // fm_exp
-#include "vec.h"     // vfloat, v_load, v_store, v_fill, v_transpose
+#include "vec.h"     // vfloat, v_load, v_load_columns, v_store, v_fill, v_transpose
 #include <stdlib.h>
 
 enum { SCAN_GROUP = 64 };        // channels whose parts of dssm_B and dssm_C are added before other groups' are
@@ -248,8 +248,7 @@ static inline void scan_tile_columns_(float* tile, const float* rows, int channe
     int n = 0;
     for (; channels >= VLANES && n + VLANES <= NS; n += VLANES) {
         vfloat square[VLANES];
-        for (int l = 0; l < VLANES; l++) { square[l] = v_load(rows + (size_t)l * NS + n); }
-        v_transpose(square);
+        v_load_columns(square, rows + n, (size_t)NS);
         for (int i = 0; i < VLANES; i++) { v_store(tile + (size_t)(n + i) * SCAN_GROUP, square[i]); }
     }
     for (; n < NS; n++) {
