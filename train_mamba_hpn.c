@@ -228,13 +228,25 @@ static void carried_point(Carried* s, const Config* c, int B, float* now, float*
     s->next = next;
 }
 
+// layer l's part of `states`, which are s->now or s->next: its history, its state. NULL where nothing is carried
+static float* carried_history(const Carried* s, float* states, int l) { return states ? states + (size_t)l * s->n_history : NULL; }
+static float* carried_state(const Carried* s, const Config* c, float* states, int l) {
+    return states ? states + (size_t)c->L * s->n_history + (size_t)l * s->n_state : NULL;
+}
+
+// what layer l hands on begins as what it was given; convolution and scan then move it to the end of the pass
+static void carried_begin(const Carried* s, const Config* c, int l) {
+    if (!s->now) { return; }
+    memcpy(carried_history(s, s->next, l), carried_history(s, s->now, l), sizeof(float) * s->n_history);
+    memcpy(carried_state(s, c, s->next, l), carried_state(s, c, s->now, l), sizeof(float) * s->n_state);
+}
+
 // rows first..end-1 of B start from nothing: no inputs before, states 0
 static void carried_clear(const Carried* s, const Config* c, int first, int end, int B) {
     const size_t row_history = s->n_history / (size_t)B, row_state = s->n_state / (size_t)B, n_rows = (size_t)(end - first);
-    for (size_t l = 0; l < (size_t)c->L; l++) {
-        float *history = s->now + l * s->n_history, *state = s->now + (size_t)c->L * s->n_history + l * s->n_state;
-        conv1d_history_clear(history + (size_t)first * row_history, end - first, c->E, c->K);
-        memset(state + (size_t)first * row_state, 0, sizeof(float) * n_rows * row_state);
+    for (int l = 0; l < c->L; l++) {
+        conv1d_history_clear(carried_history(s, s->now, l) + (size_t)first * row_history, end - first, c->E, c->K);
+        memset(carried_state(s, c, s->now, l) + (size_t)first * row_state, 0, sizeof(float) * n_rows * row_state);
     }
 }
 
@@ -294,6 +306,9 @@ static int lowest_learning(const Mamba* model) {
     return l;
 }
 
+// (B, T) 1 where a document begins, NULL where none does
+static const unsigned char* document_starts(const Activations* acts) { return acts->document_start >= 0 ? acts->starts : NULL; }
+
 // the input of the convolution: x of xz, or with the rt layer the stream itself
 typedef struct { const float* data; size_t stride; } Rows;
 static Rows conv_input(const Config* c, const float* xz, const float* residual) {
@@ -305,18 +320,13 @@ static Rows conv_input(const Config* c, const float* xz, const float* residual) 
 static void layer_forward(const Mamba* model, Activations* acts, int l, const float* inp, int B, int T, const Device* dev) {
     const Config* c = &model->config;
     const int N = B * T, M = c->M, E = c->E, NS = c->NS, R = c->R, P = config_dbc(c);
-    const unsigned char* starts = acts->document_start >= 0 ? acts->starts : NULL;
+    const unsigned char* starts = document_starts(acts);
     ActivationTensors a = layer_activations(acts, l);
     Parameters p = layer_parameters(model, model->params, l);
-    Carried* s = &acts->carried;
-    float *history = NULL, *next_history = NULL, *next_state = NULL;
-    if (s->now) {
-        history = s->now + (size_t)l * s->n_history;
-        next_history = s->next + (size_t)l * s->n_history;
-        next_state = s->next + (size_t)c->L * s->n_history + (size_t)l * s->n_state;
-        memcpy(next_history, history, sizeof(float) * s->n_history);
-        memcpy(next_state, s->now + (next_state - s->next), sizeof(float) * s->n_state);
-    }
+    const Carried* s = &acts->carried;
+    const float* history = carried_history(s, s->now, l);
+    float *next_history = carried_history(s, s->next, l), *next_state = carried_state(s, c, s->next, l);
+    carried_begin(s, c, l);
     if (c->layer == MAMBA1) {
         rmsnorm_forward(a.norm, a.norm_rstd, inp, p.norm, c->eps, N, M, dev);
         matmul_forward(a.xz, a.norm, p.in_proj, p.in_bias, N, M, 2 * E, dev);
@@ -348,8 +358,8 @@ static void layer_backward(const Mamba* model, Activations* acts, int l, const f
     const Config* c = &model->config;
     const int N = B * T, M = c->M, E = c->E, NS = c->NS, R = c->R, P = config_dbc(c), is_rt = c->layer == RT;
     const int learns = !layer_is_frozen(model, l);
-    const unsigned char* starts = acts->document_start >= 0 ? acts->starts : NULL;
-    const float* history = acts->carried.now ? acts->carried.now + (size_t)l * acts->carried.n_history : NULL;
+    const unsigned char* starts = document_starts(acts);
+    const float* history = carried_history(&acts->carried, acts->carried.now, l);
     if (acts->room.recompute == RECOMPUTE_LAYER) { layer_forward(model, acts, l, inp, B, T, dev); }
     ActivationTensors a = layer_activations(acts, l);
     Parameters p = layer_parameters(model, model->params, l);

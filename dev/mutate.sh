@@ -430,7 +430,7 @@ mutation "hpn: a unit row's gradient keeps its own direction" test_hpn differenc
 mutation "mamba: A begins at 0" test_mamba_hpn "start values" mamba.h '(float)(i % c->NS + 1)' '(float)(i % c->NS + 2)'
 mutation "mamba: new layers are not silent" test_mamba_hpn expansion mamba.h 'if (old && old[l] < 0) { memset' 'if (0) { memset'
 mutation "train_mamba_hpn: carried states begin anew with each piece" test_mamba_hpn generation train_mamba_hpn.c \
-    'memcpy(next_state, s->now + (next_state - s->next), sizeof(float) * s->n_state);' 'memset(next_state, 0, sizeof(float) * s->n_state);'
+    'memcpy(carried_state(s, c, s->next, l), carried_state(s, c, s->now, l)' 'memset(carried_state(s, c, s->next, l), 0'
 mutation "train_mamba_hpn: a layer computed again forgets its gate" test_mamba_hpn "chunks" train_mamba_hpn.c \
     'if (acts->room.recompute == RECOMPUTE_LAYER) { layer_forward' 'if (0) { layer_forward'
 
