@@ -391,14 +391,20 @@ static const float* layer_input(const Activations* acts, int l) {
     return l > 0 ? layer_activations(acts, l - 1).residual : layer_activations(acts, 0).encoded;
 }
 
+// the stream before the first layer, and where documents begin
+static void embed(const Mamba* model, Activations* acts, const int* tokens, int N, const Device* dev) {
+    const float* embedding = layer_parameters(model, model->params, 0).embedding;
+    for (int n = 0; n < N && acts->document_start >= 0; n++) { acts->starts[n] = tokens[n] == acts->document_start; }
+    token_embedding_forward(layer_activations(acts, 0).encoded, tokens, embedding, N, model->config.M, dev);
+}
+
 // tokens (B, T) through all layers, up to the last norm and, for a head with prototypes, the unit vectors
 static void mamba_forward(const Mamba* model, Activations* acts, const int* tokens, int B, int T, const Device* dev) {
     const Config* c = &model->config;
     const int N = B * T, M = c->M;
-    for (int n = 0; n < N && acts->document_start >= 0; n++) { acts->starts[n] = tokens[n] == acts->document_start; }
     ActivationTensors a = layer_activations(acts, 0);
     Parameters p = layer_parameters(model, model->params, 0);
-    token_embedding_forward(a.encoded, tokens, p.embedding, N, M, dev);
+    embed(model, acts, tokens, N, dev);
     for (int l = 0; l < c->L; l++) { layer_forward(model, acts, l, layer_input(acts, l), B, T, dev); }
     const float* last = layer_input(acts, c->L);
     if (c->layer == RT) { layernorm_forward(a.normf, a.normf_mean, a.normf_rstd, last, model->ones, model->zeros, N, M, dev); }
@@ -528,8 +534,7 @@ static void ff_leaf(Mamba* model, Activations* acts, const int* tokens, float th
     Parameters d;
     memset(&d, 0, sizeof d);
     float sum = 0.0f;
-    for (int n = 0; n < N && acts->document_start >= 0; n++) { acts->starts[n] = tokens[n] == acts->document_start; }
-    token_embedding_forward(a.encoded, tokens, layer_parameters(model, model->params, 0).embedding, N, c->M, dev);
+    embed(model, acts, tokens, N, dev);
     for (int l = 0; l < c->L; l++) {
         shards_point(&model->ff_shards, &d, l);
         layer_forward(model, acts, l, layer_input(acts, l), B, T, dev);
