@@ -78,8 +78,8 @@ typedef struct {
 } Room;
 
 static int logit_rows(const Config* c, const Room* room) {
-    const int N = room->B * room->T, all = c->head == HEAD_CE || c->head == HEAD_HPN_SOFTMAX;
-    return room->purpose == TO_GENERATE ? 1 : all || N < LOGIT_ROWS ? N : LOGIT_ROWS;
+    const int N = room->B * room->T;
+    return room->purpose == TO_GENERATE ? 1 : !head_reads_out(c->head) || N < LOGIT_ROWS ? N : LOGIT_ROWS;
 }
 
 static void activation_table(Tensor* t, const Config* c, const Room* room) {
@@ -436,14 +436,14 @@ static float* mamba_logits(const Mamba* model, Activations* acts, int first, int
     return a.logits;
 }
 
-// The losses of all positions, and their sum, chained. A head with a softmax needs mamba_logits before: they become probabilities
+// The losses of all positions, and their sum, chained. ce and hpn-softmax need mamba_logits before: they become probabilities
 static float mamba_loss(const Mamba* model, Activations* acts, const int* targets, int N, const Device* dev) {
     const Config* c = &model->config;
     ActivationTensors a = layer_activations(acts, 0);
-    if (c->head == HEAD_CE || c->head == HEAD_HPN_SOFTMAX) {
-        crossentropy_forward(a.losses, a.logits, a.logits, targets, N, c->classes, c->classes, dev);
-    } else {
+    if (head_reads_out(c->head)) {
         hpn_forward(a.losses, a.cosines, a.z_unit, model->unit_prototypes, targets, N, c->Dp, dev);
+    } else {
+        crossentropy_forward(a.losses, a.logits, a.logits, targets, N, c->classes, c->classes, dev);
     }
     float sum = 0.0f;
     for (int n = 0; n < N; n++) { sum += a.losses[n]; }
@@ -510,9 +510,8 @@ static void mamba_backward(Mamba* model, Activations* acts, const int* tokens, c
 // one micro-batch, forward and backward; its loss and gradient join the tree. dloss = 1 / targets counted in the whole update
 static void mamba_leaf(Mamba* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
                        const Device* dev) {
-    const HeadKind head = model->config.head;
     mamba_forward(model, acts, tokens, B, T, dev);
-    if (!head_reads_out(head)) { mamba_logits(model, acts, 0, B * T, dev); }
+    if (!head_reads_out(model->config.head)) { mamba_logits(model, acts, 0, B * T, dev); }
     *shards_loss(&model->shards) = mamba_loss(model, acts, targets, B * T, dev);
     mamba_backward(model, acts, tokens, targets, dloss, B, T, dev);
 }
@@ -872,11 +871,12 @@ static void add_scores(Run* r, const int* targets, int first, int n, double* sco
 // the model behind llmc/evaluate.h
 static const float* batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
     Run* r = (Run*)run;
-    const HeadKind head = r->model.config.head;
     mamba_forward(&r->model, &r->acts, inputs, B, T, &r->dev);
-    if (!head_reads_out(head)) { mamba_logits(&r->model, &r->acts, 0, B * T, &r->dev); }
     memset(r->batch_scores, 0, sizeof r->batch_scores);
-    if (!head_reads_out(head)) { add_scores(r, targets, 0, B * T, r->batch_scores); }
+    if (!head_reads_out(r->model.config.head)) {  // before the loss makes probabilities of the logits
+        mamba_logits(&r->model, &r->acts, 0, B * T, &r->dev);
+        add_scores(r, targets, 0, B * T, r->batch_scores);
+    }
     mamba_loss(&r->model, &r->acts, targets, B * T, &r->dev);
     return layer_activations(&r->acts, 0).losses;
 }

@@ -32,7 +32,7 @@ static inline json_t* mamba_log_schema(void) {
 // NAN: the head has no such number
 typedef struct { double top1, top5, perplexity, label_cosine, collapse; } Quality;
 
-// a squared cosine is no likelihood: probabilities are read out of the cosines (hpn.h)
+// hpn and rt have no softmax, so their loss needs no logits and is no likelihood: probabilities are read out of the cosines (hpn.h)
 static inline int head_reads_out(HeadKind head) { return head == HEAD_HPN || head == HEAD_RT; }
 
 static inline Quality quality_of(HeadKind head, float loss, const double* scores) {
