@@ -646,6 +646,11 @@ static int saves_beside(const Run* r) { return r->o.async_save && (r->comm->size
 
 static int has_ff(const Run* r) { return r->m.ff_lr > 0.0f; }
 
+// floats of what --carry-state keeps between updates
+static size_t run_carried_floats(const Run* r) {
+    return r->d.carry_state ? (size_t)r->n_leaves * carried_floats(&r->model.config, r->o.batch_size) : 0;
+}
+
 // products of every matrix, forward and twice backward; of the scan, 9 flops for each state
 static double flops_per_token(const Run* r) {
     const Config* c = &r->model.config;
@@ -681,10 +686,9 @@ static void save_model(const Run* r, const float* params, const char* folder, si
 // what a checkpoint holds beside model, moments and the state all trainers have: from the run itself or a snapshot of it
 enum { N_ARENAS = SNAPSHOT_ARENAS + 3, MAX_EXTRAS = 4 };
 static int trainer_extras(const Run* r, Extra* extras, const void* updates, const void* gradnorm, const void* carried) {
-    const size_t n_carried = (size_t)r->n_leaves * carried_floats(&r->model.config, r->o.batch_size);
     const Extra all[] = {{"updates", DTYPE_I32, (void*)updates, (size_t)r->model.n_slices},
                          {"gradnorm", DTYPE_F32, (void*)gradnorm, sizeof(GradNorm) / sizeof(float)},
-                         {"carried", DTYPE_F32, (void*)carried, n_carried},
+                         {"carried", DTYPE_F32, (void*)carried, run_carried_floats(r)},
                          {"carried_rows", DTYPE_I32, (void*)&r->o.batch_size, 1}};  // of a micro-batch
     memcpy(extras, all, sizeof all);
     return r->d.carry_state ? MAX_EXTRAS : 2;
@@ -711,8 +715,7 @@ static void write_checkpoint(void* run) {
 // rank 0 writes, in the background unless the run is over; with --zero 1 or 2 the others send it their parts
 static void save_checkpoint(Run* r, int last) {
     Mamba* model = &r->model;
-    const size_t kept = sizeof(float) * model->shards.n_kept;
-    const size_t carried = r->d.carry_state ? sizeof(float) * (size_t)r->n_leaves * carried_floats(&model->config, r->o.batch_size) : 0;
+    const size_t kept = sizeof(float) * model->shards.n_kept, carried = sizeof(float) * run_carried_floats(r);
     const void* arenas[N_ARENAS] = {model->params, model->adam_m, model->adam_v, model->updates, &r->surgeon.gradnorm, r->carried_now};
     const size_t n_bytes[N_ARENAS] = {sizeof(float) * model->n, kept, kept, sizeof(int) * (size_t)model->n_slices, sizeof(GradNorm), carried};
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
@@ -1395,7 +1398,7 @@ static double print_memory(const Run* r) {
     const double sampling = is_generating(r) || (train && r->o.sample_every > 0) ? activation_bytes(r, TO_GENERATE) : 0.0;
     if (train && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
     if (train && r->o.save_every > 0 && saves_beside(r)) { copy = SNAPSHOT_ARENAS * arena; }
-    if (r->d.carry_state) { rest += 8.0 * r->n_leaves * (double)carried_floats(c, r->o.batch_size); }
+    rest += 8.0 * (double)run_carried_floats(r);
     if (train) { rest += prefetch_bytes(r->d.prefetch_workers, r->d.prefetch_buffer, r->o.batch_size, r->T); }
     if (backward) { gradients = ranks_box(r->comm, r->model.table, r->model.n_table, r->n_leaves, r->o.zero, &moment); }
     if (train && has_ff(r)) { gradients += ranks_box(r->comm, r->model.table, r->model.n_table, 2 * r->n_leaves, 0, &ff_moment); }
@@ -1467,7 +1470,7 @@ static void evaluate_only(Run* r) {
 
 static void open_training(Run* r, int argc, char** argv) {
     Mamba* model = &r->model;
-    const size_t carried = r->d.carry_state ? sizeof(float) * (size_t)r->n_leaves * carried_floats(&model->config, r->o.batch_size) : 0;
+    const size_t carried = sizeof(float) * run_carried_floats(r);
     open_batch(r, TO_TRAIN);
     if (r->o.sample_every > 0 && r->comm->rank == 0) { open_generator(r, 1); }
     mamba_init_training(model, r->comm, r->n_leaves, r->o.zero, has_ff(r));
@@ -1499,7 +1502,7 @@ static void close_all(Run* r) {
     generator_free(&r->generator);
     surgery_free(&r->surgeon);
     snapshot_free(&r->snapshot);
-    const size_t carried = r->d.carry_state ? sizeof(float) * (size_t)r->n_leaves * carried_floats(&r->model.config, r->o.batch_size) : 0;
+    const size_t carried = sizeof(float) * run_carried_floats(r);
     arena_free(r->carried_now, carried);
     arena_free(r->carried_next, carried);
     arena_free(r->generated_state, sizeof(float) * 2 * carried_floats(&r->model.config, 1));
