@@ -6,8 +6,9 @@ The model (Gu & Dao 2023): token embedding, L layers of
     x, z = in_proj(rmsnorm(r));  u = silu(causal_conv(x));  dt, B, C = x_proj(u);  delta = softplus(dt_proj(dt))
     r = r + out_proj(selective_scan(u, delta, B, C) * silu(z))
 a last RMSNorm, and a head: ce, the embedding again as output matrix; hpn (Mettes et al. 2019), where every class has a fixed
-place on the unit sphere and the squared cosine to it is the loss; or hpn-softmax, cross entropy of scaled cosines.
-The scan keeps a state of fixed size per channel, so generation costs the same at any length. Left out: Mamba-2, GPUs.
+place on the unit sphere and the loss is (1 - cosine to it)^2; or hpn-softmax, cross entropy of scaled cosines.
+The scan keeps a state of fixed size per channel, so generation costs the same at any length. Left out: Mamba-2, GPUs, a scan
+that is parallel in time (doc/selective_scan.md says why), gradients through a state that is carried from row to row.
 
     make run-mamba                                                  trains a small one on the headers of llmc/, two minutes
     make run-digits                                                 two classifiers of handwritten digits, read pixel by pixel
@@ -65,7 +66,8 @@ typedef struct {
         *dresidual, *dnorm, *dxz, *dy, *du, *ddelta, *ddbc, *dz, *dz_unit;
 } ActivationTensors;
 
-enum { N_ACTIVATIONS = 31, LOGIT_ROWS = 256 };  // of a head whose loss needs no logits: computed for so many positions at a time
+enum { N_ACTIVATIONS = 31 };
+enum { LOGIT_ROWS = 256 };  // hpn and rt, whose loss needs no logits, compute them for so many positions at a time
 typedef enum { TO_GENERATE, TO_EVALUATE, TO_TRAIN } Purpose;
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_SCAN, RECOMPUTE_LAYER } Recompute;
 
@@ -316,7 +318,7 @@ static Rows conv_input(const Config* c, const float* xz, const float* residual) 
     return c->layer == RT ? rt : mamba;
 }
 
-// one layer (spec 2.2): from the stream `inp` to the stream a.residual. What it hands on to the next pass goes to carried.next
+// one layer: from the stream `inp` to the stream a.residual. What it hands on to the next pass goes to carried.next
 static void layer_forward(const Mamba* model, Activations* acts, int l, const float* inp, int B, int T, const Device* dev) {
     const Config* c = &model->config;
     const int N = B * T, M = c->M, E = c->E, NS = c->NS, R = c->R, P = config_dbc(c);
@@ -352,7 +354,7 @@ static void linear_backward(float* dinp, float* dweight, float* dbias, const flo
     if (learns && dbias) { column_sums(dbias, dout, N, OC, dev); }
 }
 
-// the same upside down (spec 4): the gradient of the stream in dresidual is that after the layer, and becomes that before it.
+// the same upside down: the gradient of the stream in dresidual is that after the layer, and becomes that before it.
 // d: where the gradients of this layer's parameters are written
 static void layer_backward(const Mamba* model, Activations* acts, int l, const float* inp, Parameters d, int B, int T, const Device* dev) {
     const Config* c = &model->config;
@@ -545,7 +547,8 @@ static void ff_leaf(Mamba* model, Activations* acts, const int* tokens, float th
     ff_leaf_done(model, sum, dev);
 }
 
-// what rust_trainer calls Forward-Forward, with the rt layer: a hinge on the stream before each layer, in which only D learns
+// what rust_trainer calls Forward-Forward, with the rt layer: a hinge on the stream before each layer, in which only D learns, here
+// by the complete gradient (doc/gradient_surgery.md)
 static void rt_ff_leaf(Mamba* model, Activations* acts, const int* tokens, int is_real, float dloss, int B, int T, const Device* dev) {
     const Config* c = &model->config;
     Parameters d;
@@ -850,8 +853,6 @@ static void export_folder(const Run* r, const char* folder) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. Evaluation, sampling, probe.
 
-enum { SAMPLE_ROWS = 256 };  // of a batch, whose cosines with each other say whether all states have become one
-
 // n positions from `first` on, whose logits are in the first rows; -log of the probability that a head without a softmax reads out
 static void add_scores(Run* r, const int* targets, int first, int n, double* scores) {
     const Config* c = &r->model.config;
@@ -905,12 +906,14 @@ static void batch_scores(void* run, const int* targets, int B, int T, double* sc
         add_scores(r, targets, first, n, r->batch_scores);
     }
     if (config_is_hpn(c)) {
-        const int n = gather_counted(z_unit, targets, N, c->Dp, SAMPLE_ROWS);
+        const int n = gather_counted(z_unit, targets, N, c->Dp, PAIRS_SAMPLE);
         r->batch_scores[SCORE_PAIRS] = mean_pairwise_cosine(z_unit, n, c->Dp);
     }
     r->batch_scores[SCORE_BATCHES] = 1.0;
     memcpy(scores, r->batch_scores, sizeof r->batch_scores);
 }
+
+enum { EMBEDDINGS_MOST = 1 << 16 };  // positions; more would be a picture of nothing but ink
 
 // unit vectors, labels and prototypes of the validation rows, as dev/tools/plot_embeddings.py draws them
 static void write_embeddings(Run* r) {
@@ -920,7 +923,7 @@ static void write_embeddings(Run* r) {
     Parameters p = layer_parameters(&r->model, r->model.params, 0);
     ActivationTensors a = layer_activations(&r->acts, 0);
     Embeddings e;
-    embeddings_init(&e, 1 << 16, is_hpn ? c->Dp : c->M);
+    embeddings_init(&e, EMBEDDINGS_MOST, is_hpn ? c->Dp : c->M);
     carry_nothing(&r->acts);
     for (int64_t first = 0; first < rows->n_rows && e.n < e.room; first += r->o.batch_size) {
         const int B = rows->n_rows - first < r->o.batch_size ? (int)(rows->n_rows - first) : r->o.batch_size;
@@ -1060,7 +1063,7 @@ static int64_t counted_targets(const Run* r) {
     return n > 0 ? n : 1;
 }
 
-// Prototypes of hpn that learn must also keep apart, or all become one (spec 3.1): adds to their gradient, returns the loss
+// Prototypes of hpn that learn must also keep apart, or all become one (doc/hpn.md): adds to their gradient, returns the loss
 static float separate_prototypes(Run* r, float* grads) {
     Mamba* model = &r->model;
     const Config* c = &model->config;
@@ -1207,7 +1210,7 @@ static int conflict_layers(const Run* r) {
     int n = 0, k = 0;
     for (int l = 0; l < model->config.L && r->surgeon.n_tasks == 2; l++) {
         double dot = 0.0;
-        for (; k < r->surgeon_ends[l]; k++) { dot += r->surgeon.range_dots[4 * k + 1]; }
+        for (; k < r->surgeon_ends[l]; k++) { dot += r->surgeon.range_dots[4 * k + 1]; }  // (2, 2) of each range: f.b
         n += dot < 0.0;
     }
     return n;

@@ -40,7 +40,7 @@ static inline int mamba_options(Option* t, MambaOptions* m) {
         {"model", "target-layers", "", OPTION_INT, &m->target_layers, "0", 0, 1024, "N", "grow the model to so many layers: new ones do nothing at first, and learn from the first step on; 0: no new ones", 0},
         {"model", "placement", "", OPTION_TEXT, &m->placement, "append", 0, 0, "WHERE", "where the new layers stand: append, prepend, insert:N, or specific:A,B,.. for their numbers", 0},
         {"model", "freeze-embedding", "", OPTION_SWITCH, &m->freeze_embedding, "0", 0, 0, "0|1", "no updates of the embedding", 0},
-        {"head", "head", "", OPTION_TEXT, &m->head, "", 0, 0, "ce|hpn|hpn-softmax", "cross entropy, squared cosine to fixed prototypes, or cross entropy of scaled cosines; rt: rust_trainer's loss, which collapses. Empty: the model's own, else ce", 0},
+        {"head", "head", "", OPTION_TEXT, &m->head, "", 0, 0, "ce|hpn|hpn-softmax", "cross entropy, (1 - cosine)^2 to fixed prototypes, or cross entropy of scaled cosines; rt: rust_trainer's loss, which collapses. Empty: the model's own, else ce", 0},
         {"head", "proto", "", OPTION_CHOICE, &m->proto, "fixed", 0, 0, "fixed|learn", "fixed: prototypes stay where they are placed; learn: they are trained too, those of hpn kept apart by --proto-separation", 0},
         {"head", "proto-init", "", OPTION_TEXT, &m->proto_init, "", 0, 0, "WHERE", "how prototypes are placed: simplex, orthoplex, random, optimize, or a safetensors file that has them; empty: the first of these that fits", 0},
         {"head", "proto-dim", "", OPTION_INT, &m->proto_dim, "0", 0, 1 << 16, "N", "dimensions of a prototype; 0: d-model. Any other number adds a projection, which is learnt", 0},
