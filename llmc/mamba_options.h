@@ -1,6 +1,6 @@
 /*
 What train_mamba_hpn takes beside the options of every trainer (run.h), and the model that these ask for.
-    mamba_options      the rows of the table
+    mamba_options      the rows of the table; reword_options: what rows of run.h mean here
     config_new         the sizes of a random start: a preset's, and what the options say
     mamba_check_shape  a model that comes from a file has its sizes from there: options that say otherwise are refused
     choose_head        the head: what the options say, else what the model has
@@ -68,7 +68,7 @@ static inline int mamba_options(Option* t, MambaOptions* m) {
 }
 
 // what common options mean here
-static void reword_options(Option* t, int n) {
+static inline void reword_options(Option* t, int n) {
     options_reword(t, n, "from", "parameters to start from: a run folder or checkpoint, a Hugging Face folder, or a .safetensors file with config.json beside it");
     options_reword(t, n, "seq-len", "positions in a row; 0: 256, of examples all they have");
     options_reword(t, n, "doc-reset", "the state starts anew at each document of a row");
