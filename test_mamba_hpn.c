@@ -309,7 +309,7 @@ static void test_expansion(Test* t) {
     golden_close(&g);
 }
 
-// spec mamba_hpn.md 2.5: what the start values must be. old: as in mamba_load, of a model that grows
+// what the start values must be, those of github.com/state-spaces/mamba. old: as in mamba_load, of a model that grows
 static void check_start_values(Test* t, const int* old) {
     Mamba model;
     Config c = config_make(300, 3, 32);

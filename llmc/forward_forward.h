@@ -19,7 +19,7 @@ Order:  ff_corrupt: position n = b*T + t is a function of (key, n) alone. ff_goo
         n from 0, / N; standard deviations, |d_skip|, goodness and q.d_skip chains over d from 0; then
         dd_skip = -(q / l), plus (((q.d_skip) / |d_skip| / l) / l) * d_skip in front of it for the complete gradient (0 if |d_skip| is).
 CPU only.
-Source: Hinton 2022, arXiv:2212.13345; spec mamba_hpn.md 5.1 and 5.2; doc/gradient_surgery.md
+Source: Hinton 2022, arXiv:2212.13345; github.com/neuromamba/rust_trainer; both in doc/gradient_surgery.md
 */
 #ifndef LLMC_FORWARD_FORWARD_H
 #define LLMC_FORWARD_FORWARD_H

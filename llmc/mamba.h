@@ -7,9 +7,10 @@ them. Everything train_mamba_hpn.c computes loops over these tables.
     mamba_load          parameters from safetensors, with layers left out that the file does not have
 Names are Hugging Face's for Mamba ("model_type": "mamba"); the heads with prototypes add hpn.prototypes and hpn.proj.weight, a
 classifier its own classifier.weight, and config.json says so under "head", which transformers ignores.
-Layers: MAMBA1, the block of the paper, or RT, the simplified layer of rust_trainer, which is here only to be compared with.
+Layers: MAMBA1, the block of the paper, or RT, the simplified layer of rust_trainer (github.com/neuromamba/rust_trainer, a trainer
+in Rust), which is here only to be compared with.
 Errors: fail_input names file, key, expected and found.
-Source: spec mamba_hpn.md 1, 2.1-2.5; Gu & Dao 2023, arXiv:2312.00752
+Source: Gu & Dao 2023, arXiv:2312.00752; start values as in github.com/state-spaces/mamba
 */
 #ifndef LLMC_MAMBA_H
 #define LLMC_MAMBA_H

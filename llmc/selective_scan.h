@@ -28,7 +28,7 @@ Order:  y, S and the sum in ddelta chain over n. dA_log and dD chain over t desc
         dssm_B and dssm_C: groups of SCAN_GROUP channels; in a group 16 lanes, lane l chains over its channels l, l + 16, ...; lanes
         in a tree, l += l + 8, then 4, 2, 1; then a chain over groups. Every chain starts from 0, y from D * u. Chunks, threads and
         vectors share outputs, so none of them changes a bit.
-Source: Gu & Dao 2023, arXiv:2312.00752, section 3 and algorithm 2; spec mamba_hpn.md sections 2.2, 4.1, 4.2.
+Source: Gu & Dao 2023, arXiv:2312.00752, section 3 and algorithm 2
 */
 #ifndef LLMC_SELECTIVE_SCAN_H
 #define LLMC_SELECTIVE_SCAN_H
