@@ -84,6 +84,7 @@ static int logit_rows(const Config* c, const Room* room) {
     return room->purpose == TO_GENERATE ? 1 : !head_reads_out(c->head) || N < LOGIT_ROWS ? N : LOGIT_ROWS;
 }
 
+// layers 0: one buffer that all layers use in turn; rows 0: this model or pass has none
 static void activation_table(Tensor* t, const Config* c, const Room* room) {
     const int M = c->M, E = c->E, N = room->B * room->T, N_train = room->purpose == TO_TRAIN ? N : 0;
     const int stream = room->purpose == TO_TRAIN ? c->L : 0;         // layers of which the stream is kept,
@@ -378,6 +379,7 @@ static void layer_backward(const Mamba* model, Activations* acts, int l, const f
         matmul_backward_weight(d.x_proj, a.ddbc, a.u, 0, N, E, P, dev);
     }
     gemm(a.du, E, a.du, E, matrix(a.ddbc, P), matrix(p.x_proj, E), N, E, P, dev);  // the scan's part, and on
+    // the gradient of the convolution's input has the layout of that input: with rt (N, M), else the left half of (N, 2E)
     conv1d_backward(is_rt ? a.dnorm : a.dxz, x.stride, d.conv, d.conv_bias, a.du, a.conv, x.data, x.stride, p.conv, history, starts, B, T,
                     E, c->K, dev);
     if (is_rt) {

@@ -262,7 +262,7 @@ static inline float dt_bias_start_(float u) {
     const float low = fm_log(0.001f), high = fm_log(0.1f);
     float v = fm_exp(low + (0.5f * u + 0.5f) * (high - low));
     v = v > 1e-4f ? v : 1e-4f;
-    return v + fm_log(-fm_expm1(-v));
+    return v + fm_log(-fm_expm1(-v));  // softplus of this is v
 }
 
 // After tensors_init, and before old layers are loaded, if there is a file to load them from: A_log[e][n] = log(n + 1), and the
