@@ -620,7 +620,8 @@ static void parse_options(Run* r, int argc, char** argv) {
     r->n_options += mamba_options(r->table + r->n_options, &r->m);
     reword_options(r->table, r->n_options);
     assert(r->n_options <= MAX_OPTIONS);
-    options_parse(r->table, r->n_options, argc, argv, "Trains Mamba, with or without hyperspherical prototypes, on the CPU. First steps: make run-mamba.");
+    options_parse(r->table, r->n_options, argc, argv,
+                  "Trains Mamba, with or without hyperspherical prototypes, on the CPU. First steps: make run-mamba.");
     r->place = rank_place(options_given(r->table, r->n_options, "rank") == 1 ? r->o.rank : "");
     r->comm = ranks_open(&r->place, &r->o);
     r->state = r->o.resume ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
@@ -722,7 +723,8 @@ static void save_checkpoint(Run* r, int last) {
     Mamba* model = &r->model;
     const size_t kept = sizeof(float) * model->shards.n_kept, carried = sizeof(float) * run_carried_floats(r);
     const void* arenas[N_ARENAS] = {model->params, model->adam_m, model->adam_v, model->updates, &r->surgeon.gradnorm, r->carried_now};
-    const size_t n_bytes[N_ARENAS] = {sizeof(float) * model->n, kept, kept, sizeof(int) * (size_t)model->n_slices, sizeof(GradNorm), carried};
+    const size_t n_bytes[N_ARENAS] = {sizeof(float) * model->n, kept, kept, sizeof(int) * (size_t)model->n_slices, sizeof(GradNorm),
+                                      carried};
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
     if (r->comm->rank == 0) {
         snapshot_save(&r->snapshot, arenas, n_bytes, N_ARENAS, &r->state, saves_beside(r), last, write_checkpoint, r, &r->dev);
@@ -1073,7 +1075,8 @@ static float separate_prototypes(Run* r, float* grads) {
     float* d = grads + PARAMETER(model->table, model->n_table, prototypes)->offset;
     memset(model->dunit_prototypes, 0, sizeof(float) * n);
     double loss = prototypes_separation(model->dunit_prototypes, model->unit_prototypes, r->m.proto_separation, c->classes, c->Dp, &r->dev);
-    unit_backward(model->dunit_prototypes, model->dunit_prototypes, model->unit_prototypes, model->prototype_norms, c->classes, c->Dp, &r->dev);
+    unit_backward(model->dunit_prototypes, model->dunit_prototypes, model->unit_prototypes, model->prototype_norms, c->classes, c->Dp,
+                  &r->dev);
     residual_forward(d, d, model->dunit_prototypes, n, &r->dev);
     return (float)loss;
 }
@@ -1355,7 +1358,8 @@ static void plan(Run* r) {
     }
     if (!options_given(r->table, r->n_options, "tokenizer")) { data_check_tokenizer(&r->data, o, c->V, has_text(r)); }
     if (!is_training(r) && !o->eval_only && !is_generating(r) && !*o->probe && !*o->export_hf) {
-        fail_input("nothing to do: expected --train, --token-file, --token-dir, --eval-only, --generate, --probe, --export-hf or --dry-run");
+        fail_input("nothing to do: expected --train, --token-file, --token-dir, --eval-only, --generate, --probe, --export-hf or "
+                   "--dry-run");
     }
     if (is_training(r) || *o->export_hf || o->doc_reset) { data_check_documents(&r->data, o, end_of_text(r)); }
     if (r->comm->size > 1 && !is_training(r) && !o->eval_only) {

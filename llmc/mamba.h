@@ -120,7 +120,9 @@ static inline int config_parse_head_(Config* c, const json_t* json, ErrorText* e
     c->head = head_of_layer(c->layer, (HeadKind)head_from_name(head));
     c->learns_prototypes = proto && strcmp(proto, "learn") == 0;
     if (scale) { c->scale = (float)json_number_value(scale); }
-    if (c->layer == RT && c->E != c->M) { return error_set(error, "\"expand\": the layer rt has as many channels as its width, %d, found %d", c->M, c->E); }
+    if (c->layer == RT && c->E != c->M) {
+        return error_set(error, "\"expand\": the layer rt has as many channels as its width, %d, found %d", c->M, c->E);
+    }
     if (!(c->scale > 0.0f && c->scale <= 1e6f)) { return error_set(error, "\"hpn_scale\": expected a number above 0, at most 1e6"); }
     for (int i = 0; i < 2; i++) {
         if (json_object_get(json, sizes[i].key) && !json_ints(json, sizes + i, 1, error)) { return 0; }
@@ -270,7 +272,8 @@ static inline float dt_bias_start_(float u) {
 static inline void mamba_start_values(Tensor* table, int n, const Config* c, float* params, const int* old) {
     const Tensor *A_log = PARAMETER(table, n, A_log), *dt_bias = PARAMETER(table, n, dt_bias), *out_proj = PARAMETER(table, n, out_proj);
     for (int l = 0; l < c->L; l++) {
-        float *a = params + A_log->offset + (size_t)l * tensor_slice_elements(A_log), *b = params + dt_bias->offset + (size_t)l * (size_t)c->E;
+        float* a = params + A_log->offset + (size_t)l * tensor_slice_elements(A_log);
+        float* b = params + dt_bias->offset + (size_t)l * (size_t)c->E;
         for (int i = 0; i < c->E * c->NS && c->layer == MAMBA1; i++) { a[i] = fm_log((float)(i % c->NS + 1)); }
         for (int e = 0; e < c->E && c->layer == MAMBA1; e++) { b[e] = dt_bias_start_(b[e]); }
         // a layer that joins a trained model leaves its function as it is, and learns from the first step on, out_proj first

@@ -74,7 +74,8 @@ static inline json_t* step_keys(HeadKind head, const StepNotes* s) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     return json_pack("{s:s, s:o, s:o, s:b, s:i, s:i, s:i, s:s, s:b, s:f, s:f, s:f}", "kind", "train",
-                     head == HEAD_CE ? "ce_loss" : "hpn_loss", json_finite((double)s->loss), "ff_loss_mean", json_finite((double)s->ff_loss), "bp_applied", s->bp_applied,
+                     head == HEAD_CE ? "ce_loss" : "hpn_loss", json_finite((double)s->loss),
+                     "ff_loss_mean", json_finite((double)s->ff_loss), "bp_applied", s->bp_applied,
                      "ff_updates_applied", s->ff_updates, "bp_updates_applied", s->bp_updates, "conflict_layers", s->conflict_layers,
                      "surgery_method", s->surgery_method, "clipped", s->clipped, "data_wait_ms", s->data_wait_ms, "epoch", s->epoch,
                      "rss_mb", (double)usage.ru_maxrss * 1024e-6);
