@@ -378,7 +378,7 @@ static void layer_backward(const Mamba* model, Activations* acts, int l, const f
         column_sums(d.dt_bias, a.ddelta, N, E, dev);
         matmul_backward_weight(d.x_proj, a.ddbc, a.u, 0, N, E, P, dev);
     }
-    gemm(a.du, E, a.du, E, matrix(a.ddbc, P), matrix(p.x_proj, E), N, E, P, dev);  // the scan's part, and on
+    gemm(a.du, E, a.du, E, matrix(a.ddbc, P), matrix(p.x_proj, E), N, E, P, dev);  // a chain that goes on from the scan's part
     // the gradient of the convolution's input has the layout of that input: with rt (N, M), else the left half of (N, 2E)
     conv1d_backward(is_rt ? a.dnorm : a.dxz, x.stride, d.conv, d.conv_bias, a.du, a.conv, x.data, x.stride, p.conv, history, starts, B, T,
                     E, c->K, dev);
@@ -917,7 +917,7 @@ static void batch_scores(void* run, const int* targets, int B, int T, double* sc
     memcpy(scores, r->batch_scores, sizeof r->batch_scores);
 }
 
-enum { EMBEDDINGS_MOST = 1 << 16 };  // positions; more would be a picture of nothing but ink
+enum { EMBEDDINGS_MOST = 1 << 16 };  // positions: enough for a picture
 
 // unit vectors, labels and prototypes of the validation rows, as dev/tools/plot_embeddings.py draws them
 static void write_embeddings(Run* r) {
