@@ -290,7 +290,9 @@ mutation "embedding: positions descend" test_embedding embedding embedding.h \
             const float* d'
 mutation "embedding: t0 is ignored" test_embedding embedding embedding.h 'C, t0 + n % T' 'C, n % T'
 mutation "embedding: a thread's last channel is left out" test_embedding embedding embedding.h \
-    'first + width < C ? first + width : C' 'first + width < C ? first + width - 1 : C'
+    'first + width < C ? first + width : C;
+        for (int n = 0; n < B * T' 'first + width < C ? first + width - 1 : C;
+        for (int n = 0; n < B * T'
 
 # ---- adamw.h, global_norm.h ----
 mutation "adamw: eps inside the root" test_adamw lengths adamw.h \
