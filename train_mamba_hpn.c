@@ -89,7 +89,8 @@ static void activation_table(Tensor* t, const Config* c, const Room* room) {
     const int M = c->M, E = c->E, N = room->B * room->T, N_train = room->purpose == TO_TRAIN ? N : 0;
     const int stream = room->purpose == TO_TRAIN ? c->L : 0;         // layers of which the stream is kept,
     const int L = room->recompute == RECOMPUTE_LAYER ? 0 : stream;   // and everything else
-    const int has_z = config_is_hpn(c) ? N : 0, dz = config_is_hpn(c) ? N_train : 0, projects = config_has_projection(c) ? N : 0;
+    const int has_z = config_has_prototypes(c) ? N : 0, dz = config_has_prototypes(c) ? N_train : 0;
+    const int projects = config_has_projection(c) ? N : 0;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = activation(FIELD(encoded),     0, N, M);
     *t++ = activation(FIELD(norm),        L, N, M);
@@ -169,7 +170,7 @@ static void mamba_layout(Mamba* model, const Config* c) {
 
 static void mamba_init(Mamba* model, const Config* c) {
     mamba_layout(model, c);
-    const size_t M = (size_t)c->M, classes = config_is_hpn(c) ? (size_t)c->classes : 0;
+    const size_t M = (size_t)c->M, classes = config_has_prototypes(c) ? (size_t)c->classes : 0;
     model->params = (float*)arena_alloc(sizeof(float) * model->n, "parameters");
     model->unit_prototypes = (float*)arena_alloc(sizeof(float) * classes * (size_t)c->Dp, "unit prototypes");
     model->prototype_norms = (float*)arena_alloc(sizeof(float) * classes, "norms of prototypes");
@@ -194,7 +195,7 @@ static void mamba_init_training(Mamba* model, Comm* comm, int n_leaves, int zero
     }
     model->adam_m = (float*)arena_alloc(sizeof(float) * model->shards.n_kept, "first moments");
     model->adam_v = (float*)arena_alloc(sizeof(float) * model->shards.n_kept, "second moments");
-    if (config_is_hpn(c)) {
+    if (config_has_prototypes(c)) {
         model->dunit_prototypes = (float*)arena_alloc(sizeof(float) * (size_t)c->classes * (size_t)c->Dp, "gradient of prototypes");
     }
 }
@@ -206,7 +207,7 @@ static Weights mamba_weights(const Mamba* model) {
 
 static void mamba_free(Mamba* model) {
     const Config* c = &model->config;
-    const size_t classes = config_is_hpn(c) ? (size_t)c->classes : 0, prototypes = sizeof(float) * classes * (size_t)c->Dp;
+    const size_t classes = config_has_prototypes(c) ? (size_t)c->classes : 0, prototypes = sizeof(float) * classes * (size_t)c->Dp;
     arena_free(model->adam_m, sizeof(float) * model->shards.n_kept);
     arena_free(model->adam_v, sizeof(float) * model->shards.n_kept);
     arena_free(model->params, sizeof(float) * model->n);
@@ -413,7 +414,7 @@ static void mamba_forward(const Mamba* model, Activations* acts, const int* toke
     const float* last = layer_input(acts, c->L);
     if (c->layer == RT) { layernorm_forward(a.normf, a.normf_mean, a.normf_rstd, last, model->ones, model->zeros, N, M, dev); }
     else { rmsnorm_forward(a.normf, a.normf_rstd, last, p.norm_f, c->eps, N, M, dev); }
-    if (!config_is_hpn(c)) { return; }
+    if (!config_has_prototypes(c)) { return; }
     if (p.projection) { matmul_forward(a.z, a.normf, p.projection, NULL, N, M, c->Dp, dev); }
     unit_forward(a.z_unit, a.z_norm, p.projection ? a.z : a.normf, N, c->Dp, dev);
 }
@@ -422,7 +423,7 @@ static void mamba_forward(const Mamba* model, Activations* acts, const int* toke
 static void update_prototypes(Mamba* model, const Device* dev) {
     const Config* c = &model->config;
     Parameters p = layer_parameters(model, model->params, 0);
-    if (config_is_hpn(c)) { unit_forward(model->unit_prototypes, model->prototype_norms, p.prototypes, c->classes, c->Dp, dev); }
+    if (config_has_prototypes(c)) { unit_forward(model->unit_prototypes, model->prototype_norms, p.prototypes, c->classes, c->Dp, dev); }
     if (c->head == HEAD_RT) { memcpy(model->unit_prototypes, p.prototypes, sizeof(float) * (size_t)c->classes * (size_t)c->Dp); }
 }
 
@@ -793,7 +794,7 @@ static void choose_model(Run* r) {
     const int classes = m->classes > 0 ? m->classes : data_classes(&r->data);
     choose_head(&c, m, r->table, r->n_options, *r->config != '\0', is_classifier(r) ? classes : 0);
     const int same_classes = c.is_classifier == was.is_classifier && c.classes == was.classes && c.tied == was.tied;
-    r->has_head = *r->config && c.head == was.head && same_classes && (!config_is_hpn(&c) || c.Dp == was.Dp);
+    r->has_head = *r->config && c.head == was.head && same_classes && (!config_has_prototypes(&c) || c.Dp == was.Dp);
     if (r->o.resume && !r->has_head) {
         options_fail("head", "%s has head %s with %d classes, a run that goes on keeps it: begin another with --from %s", r->o.run,
                      head_names()[was.head], was.classes, r->o.run);
@@ -833,7 +834,7 @@ static void load_parameters(Run* r) {
         tensors_init(model->table, model->n_table, model->params, (uint32_t)r->o.seed);
         mamba_start_values(model->table, model->n_table, &c, model->params, r->old_layers);
     }
-    if (config_is_hpn(&c) && !loads_head) {
+    if (config_has_prototypes(&c) && !loads_head) {
         float* prototypes = layer_parameters(model, model->params, 0).prototypes;
         prototypes_init(prototypes, prototype_placement(&c, r->m.proto_init), c.classes, c.Dp, (uint32_t)r->o.seed, &r->dev);
     }
@@ -865,7 +866,7 @@ static void add_scores(Run* r, const int* targets, int first, int n, double* sco
     target_ranks(r->ranks, a.logits, targets + first, n, c->classes, &r->dev);
     scores[SCORE_TOP1] += (double)count_hits(r->ranks, n, 1);
     scores[SCORE_TOP5] += (double)count_hits(r->ranks, n, 5);
-    if (!config_is_hpn(c)) { return; }
+    if (!config_has_prototypes(c)) { return; }
     for (int i = 0; i < n; i++) {
         const float cosine = targets[first + i] < 0 ? 0.0f : a.logits[(size_t)i * c->classes + targets[first + i]];
         scores[SCORE_COSINE] += (double)(c->head == HEAD_HPN_SOFTMAX ? cosine / c->scale : cosine);
@@ -909,7 +910,7 @@ static void batch_scores(void* run, const int* targets, int B, int T, double* sc
         mamba_logits(&r->model, &r->acts, first, n, &r->dev);
         add_scores(r, targets, first, n, r->batch_scores);
     }
-    if (config_is_hpn(c)) {
+    if (config_has_prototypes(c)) {
         const int n = gather_counted(z_unit, targets, N, c->Dp, PAIRS_SAMPLE);
         r->batch_scores[SCORE_PAIRS] = mean_pairwise_cosine(z_unit, n, c->Dp);
     }
@@ -923,21 +924,21 @@ enum { EMBEDDINGS_MOST = 1 << 16 };  // positions: enough for a picture
 static void write_embeddings(Run* r) {
     const Config* c = &r->model.config;
     const DataLoader* rows = &r->data.val_rows;
-    const int T = r->T, is_hpn = config_is_hpn(c);
+    const int T = r->T, has_prototypes = config_has_prototypes(c);
     Parameters p = layer_parameters(&r->model, r->model.params, 0);
     ActivationTensors a = layer_activations(&r->acts, 0);
     Embeddings e;
-    embeddings_init(&e, EMBEDDINGS_MOST, is_hpn ? c->Dp : c->M);
+    embeddings_init(&e, EMBEDDINGS_MOST, has_prototypes ? c->Dp : c->M);
     carry_nothing(&r->acts);
     for (int64_t first = 0; first < rows->n_rows && e.n < e.room; first += r->o.batch_size) {
         const int B = rows->n_rows - first < r->o.batch_size ? (int)(rows->n_rows - first) : r->o.batch_size;
         dataloader_batch(rows, first, B, r->inputs, r->targets);
         mamba_forward(&r->model, &r->acts, r->inputs, B, T, &r->dev);
-        if (!is_hpn) { unit_forward(a.normf, a.losses, a.normf, B * T, c->M, &r->dev); }
-        embeddings_add(&e, is_hpn ? a.z_unit : a.normf, r->targets, B * T);
+        if (!has_prototypes) { unit_forward(a.normf, a.losses, a.normf, B * T, c->M, &r->dev); }
+        embeddings_add(&e, has_prototypes ? a.z_unit : a.normf, r->targets, B * T);
     }
     float* prototypes = (float*)malloc_check(sizeof(float) * (size_t)c->classes * ((size_t)e.D + 1), "prototypes");
-    const float* of_classes = is_hpn ? p.prototypes : c->tied ? p.embedding : p.lm_head;
+    const float* of_classes = has_prototypes ? p.prototypes : c->tied ? p.embedding : p.lm_head;
     unit_forward(prototypes, prototypes + (size_t)c->classes * e.D, of_classes, c->classes, e.D, &r->dev);
     embeddings_write(r->m.embeddings_out, &e, prototypes, c->classes);
     printf("embeddings of %d positions written to %s\n", e.n, r->m.embeddings_out);
@@ -1399,7 +1400,7 @@ static double activation_bytes(const Run* r, Purpose purpose) {
 // memory by class, in the order of allocation; returns the bytes that the ranks of this machine have still to take
 static double print_memory(const Run* r) {
     const Config* c = &r->model.config;
-    const double prototypes = config_is_hpn(c) ? 4.0 * c->classes * (c->Dp + 1.0) : 0.0;
+    const double prototypes = config_has_prototypes(c) ? 4.0 * c->classes * (c->Dp + 1.0) : 0.0;
     double arena = 4.0 * (double)r->model.n, workspace = workspace_bytes(r), moment = 0.0, ff_moment, gradients = 0.0;
     const int train = is_training(r), backward = train || *r->o.probe;
     double text = data_memory(&r->data), rest = text + 8e6 + (backward ? 2.0 : 1.0) * prototypes, copy = 0.0;
@@ -1430,7 +1431,7 @@ static void print_model(const Run* r) {
     if (r->old_layers) { box_row("  new layers", "%d beside %d old ones", c->L - r->n_old_layers, r->n_old_layers); }
     const char *kind = c->is_classifier ? "classes" : "tokens", *age = *r->weights && !r->has_head ? ", new" : "";
     box_row("head", "%s, %d %s%s", head_names()[c->head], c->classes, kind, age);
-    if (config_is_hpn(c)) { box_row("  prototypes", "in %d dimensions, %s", c->Dp, c->learns_prototypes ? "learnt" : "fixed"); }
+    if (config_has_prototypes(c)) { box_row("  prototypes", "in %d dimensions, %s", c->Dp, c->learns_prototypes ? "learnt" : "fixed"); }
     size_t n_parameters = tensors_count(r->model.table, r->model.n_table);
     box_row("parameters", "%s = %zu", format_count((double)n_parameters).s, n_parameters);
 }

@@ -47,8 +47,8 @@ typedef struct {
     float scale;         // of the cosines in hpn-softmax
 } Config;
 
-static inline int config_is_hpn(const Config* c) { return c->head != HEAD_CE; }
-static inline int config_has_projection(const Config* c) { return config_is_hpn(c) && c->Dp != c->M; }
+static inline int config_has_prototypes(const Config* c) { return c->head != HEAD_CE; }
+static inline int config_has_projection(const Config* c) { return config_has_prototypes(c) && c->Dp != c->M; }
 // columns of x_proj: dt, ssm_B, ssm_C
 static inline int config_dbc(const Config* c) { return c->R + 2 * c->NS; }
 static inline int dt_rank_of(int M) { return (M + 15) / 16; }
@@ -238,7 +238,7 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     if (config_has_projection(c)) {
         *t++ = tensor("hpn.proj.weight",                        FIELD(projection), 0, c->Dp,         M,  INIT_UNIFORM, 1.0f / sqrtf((float)M), DECAY,    AS_IS);
     }
-    if (config_is_hpn(c)) {
+    if (config_has_prototypes(c)) {
         *t++ = tensor("hpn.prototypes",                         FIELD(prototypes), 0, c->classes, c->Dp, INIT_ZEROS,  0.0f,                   NO_DECAY, AS_IS);
     } else if (!c->tied) {
         const char* name = c->is_classifier ? "classifier.weight" : "lm_head.weight";
