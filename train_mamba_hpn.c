@@ -15,6 +15,11 @@ that is parallel in time (doc/selective_scan.md says why), gradients through a s
     make train_mamba_hpn && ./train_mamba_hpn --help                every option
     ./train_mamba_hpn --model tiny --train book.txt --steps 1000    your text, byte by byte
     ./train_mamba_hpn --from mamba-130m/ --generate "The"           a Hugging Face folder
+
+What the first one prints, after its settings, the sizes of the model and the memory that it needs:
+    step 0 | val loss 5.4855 | 7.915 bits/byte | best
+    step 0 | accuracy 7.67% | top 5 9.68% | perplexity 241
+    step 50/2800 | loss 2.5618 | norm 0.96 | lr 3.0e-03 | 44 ms | 23.2k tok/s | 33% peak | eta 2m02s
 */
 #include "llmc/causal_conv1d.h"     // conv1d_forward, conv1d_backward, conv1d_history
 #include "llmc/checkpoint.h"        // SavedFiles, checkpoint_find, checkpoint_path
