@@ -683,7 +683,7 @@ int main(int argc, char** argv) {
     Promise promises[] = {  // the first forks, so no threads may have started
         {"file", "its rows become unit rows; wrong shapes, names and rows are refused in one line", test_file},
         {"shapes", "every op equals its plain loop at odd shapes, for any threads, with hard numbers, Inf and NaN", test_shapes},
-        {"differences", "dz and dp of the squared cosine agree with finite differences", test_differences},
+        {"differences", "dz and dp of the squared cosine distance agree with finite differences", test_differences},
         {"softmax", "the head put together from ops agrees with its formulas in double and with finite differences", test_softmax},
         {"rt", "loss and gradients of RT's inputs have the specification's numbers, raw and unit prototypes", test_rt},
         {"fixture B", "label cosines, argmax and loss have the specification's numbers", test_fixture_b},

@@ -6,14 +6,20 @@ The model (Gu & Dao 2023): token embedding, L layers of
     x, z = in_proj(rmsnorm(r));  u = silu(causal_conv(x));  dt, B, C = x_proj(u);  delta = softplus(dt_proj(dt))
     r = r + out_proj(selective_scan(u, delta, B, C) * silu(z))
 a last RMSNorm, and a head: ce, the embedding again as output matrix; hpn (Mettes et al. 2019), where every class has a fixed
-place on the unit sphere and the squared cosine to it is the loss; or hpn-softmax, cross entropy of scaled cosines.
-The scan keeps a state of fixed size per channel, so generation costs the same at any length. Left out: Mamba-2, GPUs.
+place on the unit sphere and the loss is (1 - cosine to it)^2; or hpn-softmax, cross entropy of scaled cosines.
+The scan keeps a state of fixed size per channel, so generation costs the same at any length. Left out: Mamba-2, GPUs, a scan
+that is parallel in time (doc/selective_scan.md says why), gradients through a state that is carried from row to row.
 
     make run-mamba                                                  trains a small one on the headers of llmc/, two minutes
     make run-digits                                                 two classifiers of handwritten digits, read pixel by pixel
     make train_mamba_hpn && ./train_mamba_hpn --help                every option
     ./train_mamba_hpn --model tiny --train book.txt --steps 1000    your text, byte by byte
     ./train_mamba_hpn --from mamba-130m/ --generate "The"           a Hugging Face folder
+
+What the first one prints, after its settings, the sizes of the model and the memory that it needs:
+    step 0 | val loss 5.4855 | 7.915 bits/byte | best
+    step 0 | accuracy 7.67% | top 5 9.68% | perplexity 241
+    step 50/2800 | loss 2.5618 | norm 0.96 | lr 3.0e-03 | 44 ms | 23.2k tok/s | 33% peak | eta 2m02s
 */
 #include "llmc/causal_conv1d.h"     // conv1d_forward, conv1d_backward, conv1d_history
 #include "llmc/checkpoint.h"        // SavedFiles, checkpoint_find, checkpoint_path
@@ -65,7 +71,8 @@ typedef struct {
         *dresidual, *dnorm, *dxz, *dy, *du, *ddelta, *ddbc, *dz, *dz_unit;
 } ActivationTensors;
 
-enum { N_ACTIVATIONS = 31, LOGIT_ROWS = 256 };  // of a head whose loss needs no logits: computed for so many positions at a time
+enum { N_ACTIVATIONS = 31 };
+enum { LOGIT_ROWS = 256 };  // hpn and rt, whose loss needs no logits, compute them for so many positions at a time
 typedef enum { TO_GENERATE, TO_EVALUATE, TO_TRAIN } Purpose;
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_SCAN, RECOMPUTE_LAYER } Recompute;
 
@@ -78,15 +85,17 @@ typedef struct {
 } Room;
 
 static int logit_rows(const Config* c, const Room* room) {
-    const int N = room->B * room->T, all = c->head == HEAD_CE || c->head == HEAD_HPN_SOFTMAX;
-    return room->purpose == TO_GENERATE ? 1 : all || N < LOGIT_ROWS ? N : LOGIT_ROWS;
+    const int N = room->B * room->T;
+    return room->purpose == TO_GENERATE ? 1 : !head_reads_out(c->head) || N < LOGIT_ROWS ? N : LOGIT_ROWS;
 }
 
+// layers 0: one buffer that all layers use in turn; rows 0: this model or pass has none
 static void activation_table(Tensor* t, const Config* c, const Room* room) {
     const int M = c->M, E = c->E, N = room->B * room->T, N_train = room->purpose == TO_TRAIN ? N : 0;
     const int stream = room->purpose == TO_TRAIN ? c->L : 0;         // layers of which the stream is kept,
     const int L = room->recompute == RECOMPUTE_LAYER ? 0 : stream;   // and everything else
-    const int has_z = config_is_hpn(c) ? N : 0, dz = config_is_hpn(c) ? N_train : 0, projects = config_has_projection(c) ? N : 0;
+    const int has_z = config_has_prototypes(c) ? N : 0, dz = config_has_prototypes(c) ? N_train : 0;
+    const int projects = config_has_projection(c) ? N : 0;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = activation(FIELD(encoded),     0, N, M);
     *t++ = activation(FIELD(norm),        L, N, M);
@@ -166,7 +175,7 @@ static void mamba_layout(Mamba* model, const Config* c) {
 
 static void mamba_init(Mamba* model, const Config* c) {
     mamba_layout(model, c);
-    const size_t M = (size_t)c->M, classes = config_is_hpn(c) ? (size_t)c->classes : 0;
+    const size_t M = (size_t)c->M, classes = config_has_prototypes(c) ? (size_t)c->classes : 0;
     model->params = (float*)arena_alloc(sizeof(float) * model->n, "parameters");
     model->unit_prototypes = (float*)arena_alloc(sizeof(float) * classes * (size_t)c->Dp, "unit prototypes");
     model->prototype_norms = (float*)arena_alloc(sizeof(float) * classes, "norms of prototypes");
@@ -191,7 +200,7 @@ static void mamba_init_training(Mamba* model, Comm* comm, int n_leaves, int zero
     }
     model->adam_m = (float*)arena_alloc(sizeof(float) * model->shards.n_kept, "first moments");
     model->adam_v = (float*)arena_alloc(sizeof(float) * model->shards.n_kept, "second moments");
-    if (config_is_hpn(c)) {
+    if (config_has_prototypes(c)) {
         model->dunit_prototypes = (float*)arena_alloc(sizeof(float) * (size_t)c->classes * (size_t)c->Dp, "gradient of prototypes");
     }
 }
@@ -203,7 +212,7 @@ static Weights mamba_weights(const Mamba* model) {
 
 static void mamba_free(Mamba* model) {
     const Config* c = &model->config;
-    const size_t classes = config_is_hpn(c) ? (size_t)c->classes : 0, prototypes = sizeof(float) * classes * (size_t)c->Dp;
+    const size_t classes = config_has_prototypes(c) ? (size_t)c->classes : 0, prototypes = sizeof(float) * classes * (size_t)c->Dp;
     arena_free(model->adam_m, sizeof(float) * model->shards.n_kept);
     arena_free(model->adam_v, sizeof(float) * model->shards.n_kept);
     arena_free(model->params, sizeof(float) * model->n);
@@ -228,13 +237,25 @@ static void carried_point(Carried* s, const Config* c, int B, float* now, float*
     s->next = next;
 }
 
+// layer l's part of `states`, which are s->now or s->next: its history, its state. NULL where nothing is carried
+static float* carried_history(const Carried* s, float* states, int l) { return states ? states + (size_t)l * s->n_history : NULL; }
+static float* carried_state(const Carried* s, const Config* c, float* states, int l) {
+    return states ? states + (size_t)c->L * s->n_history + (size_t)l * s->n_state : NULL;
+}
+
+// what layer l hands on begins as what it was given; convolution and scan then move it to the end of the pass
+static void carried_begin(const Carried* s, const Config* c, int l) {
+    if (!s->now) { return; }
+    memcpy(carried_history(s, s->next, l), carried_history(s, s->now, l), sizeof(float) * s->n_history);
+    memcpy(carried_state(s, c, s->next, l), carried_state(s, c, s->now, l), sizeof(float) * s->n_state);
+}
+
 // rows first..end-1 of B start from nothing: no inputs before, states 0
 static void carried_clear(const Carried* s, const Config* c, int first, int end, int B) {
     const size_t row_history = s->n_history / (size_t)B, row_state = s->n_state / (size_t)B, n_rows = (size_t)(end - first);
-    for (size_t l = 0; l < (size_t)c->L; l++) {
-        float *history = s->now + l * s->n_history, *state = s->now + (size_t)c->L * s->n_history + l * s->n_state;
-        conv1d_history_clear(history + (size_t)first * row_history, end - first, c->E, c->K);
-        memset(state + (size_t)first * row_state, 0, sizeof(float) * n_rows * row_state);
+    for (int l = 0; l < c->L; l++) {
+        conv1d_history_clear(carried_history(s, s->now, l) + (size_t)first * row_history, end - first, c->E, c->K);
+        memset(carried_state(s, c, s->now, l) + (size_t)first * row_state, 0, sizeof(float) * n_rows * row_state);
     }
 }
 
@@ -294,6 +315,9 @@ static int lowest_learning(const Mamba* model) {
     return l;
 }
 
+// (B, T) 1 where a document begins, NULL where none does
+static const unsigned char* document_starts(const Activations* acts) { return acts->document_start >= 0 ? acts->starts : NULL; }
+
 // the input of the convolution: x of xz, or with the rt layer the stream itself
 typedef struct { const float* data; size_t stride; } Rows;
 static Rows conv_input(const Config* c, const float* xz, const float* residual) {
@@ -301,22 +325,17 @@ static Rows conv_input(const Config* c, const float* xz, const float* residual) 
     return c->layer == RT ? rt : mamba;
 }
 
-// one layer (spec 2.2): from the stream `inp` to the stream a.residual. What it hands on to the next pass goes to carried.next
+// one layer: from the stream `inp` to the stream a.residual. What it hands on to the next pass goes to carried.next
 static void layer_forward(const Mamba* model, Activations* acts, int l, const float* inp, int B, int T, const Device* dev) {
     const Config* c = &model->config;
     const int N = B * T, M = c->M, E = c->E, NS = c->NS, R = c->R, P = config_dbc(c);
-    const unsigned char* starts = acts->document_start >= 0 ? acts->starts : NULL;
+    const unsigned char* starts = document_starts(acts);
     ActivationTensors a = layer_activations(acts, l);
     Parameters p = layer_parameters(model, model->params, l);
-    Carried* s = &acts->carried;
-    float *history = NULL, *next_history = NULL, *next_state = NULL;
-    if (s->now) {
-        history = s->now + (size_t)l * s->n_history;
-        next_history = s->next + (size_t)l * s->n_history;
-        next_state = s->next + (size_t)c->L * s->n_history + (size_t)l * s->n_state;
-        memcpy(next_history, history, sizeof(float) * s->n_history);
-        memcpy(next_state, s->now + (next_state - s->next), sizeof(float) * s->n_state);
-    }
+    const Carried* s = &acts->carried;
+    const float* history = carried_history(s, s->now, l);
+    float *next_history = carried_history(s, s->next, l), *next_state = carried_state(s, c, s->next, l);
+    carried_begin(s, c, l);
     if (c->layer == MAMBA1) {
         rmsnorm_forward(a.norm, a.norm_rstd, inp, p.norm, c->eps, N, M, dev);
         matmul_forward(a.xz, a.norm, p.in_proj, p.in_bias, N, M, 2 * E, dev);
@@ -342,14 +361,14 @@ static void linear_backward(float* dinp, float* dweight, float* dbias, const flo
     if (learns && dbias) { column_sums(dbias, dout, N, OC, dev); }
 }
 
-// the same upside down (spec 4): the gradient of the stream in dresidual is that after the layer, and becomes that before it.
+// the same upside down: the gradient of the stream in dresidual is that after the layer, and becomes that before it.
 // d: where the gradients of this layer's parameters are written
 static void layer_backward(const Mamba* model, Activations* acts, int l, const float* inp, Parameters d, int B, int T, const Device* dev) {
     const Config* c = &model->config;
     const int N = B * T, M = c->M, E = c->E, NS = c->NS, R = c->R, P = config_dbc(c), is_rt = c->layer == RT;
     const int learns = !layer_is_frozen(model, l);
-    const unsigned char* starts = acts->document_start >= 0 ? acts->starts : NULL;
-    const float* history = acts->carried.now ? acts->carried.now + (size_t)l * acts->carried.n_history : NULL;
+    const unsigned char* starts = document_starts(acts);
+    const float* history = carried_history(&acts->carried, acts->carried.now, l);
     if (acts->room.recompute == RECOMPUTE_LAYER) { layer_forward(model, acts, l, inp, B, T, dev); }
     ActivationTensors a = layer_activations(acts, l);
     Parameters p = layer_parameters(model, model->params, l);
@@ -365,7 +384,8 @@ static void layer_backward(const Mamba* model, Activations* acts, int l, const f
         column_sums(d.dt_bias, a.ddelta, N, E, dev);
         matmul_backward_weight(d.x_proj, a.ddbc, a.u, 0, N, E, P, dev);
     }
-    gemm(a.du, E, a.du, E, matrix(a.ddbc, P), matrix(p.x_proj, E), N, E, P, dev);  // the scan's part, and on
+    gemm(a.du, E, a.du, E, matrix(a.ddbc, P), matrix(p.x_proj, E), N, E, P, dev);  // a chain that goes on from the scan's part
+    // the gradient of the convolution's input has the layout of that input: with rt (N, M), else the left half of (N, 2E)
     conv1d_backward(is_rt ? a.dnorm : a.dxz, x.stride, d.conv, d.conv_bias, a.du, a.conv, x.data, x.stride, p.conv, history, starts, B, T,
                     E, c->K, dev);
     if (is_rt) {
@@ -381,19 +401,25 @@ static const float* layer_input(const Activations* acts, int l) {
     return l > 0 ? layer_activations(acts, l - 1).residual : layer_activations(acts, 0).encoded;
 }
 
+// the stream before the first layer, and where documents begin
+static void embed(const Mamba* model, Activations* acts, const int* tokens, int N, const Device* dev) {
+    const float* embedding = layer_parameters(model, model->params, 0).embedding;
+    for (int n = 0; n < N && acts->document_start >= 0; n++) { acts->starts[n] = tokens[n] == acts->document_start; }
+    token_embedding_forward(layer_activations(acts, 0).encoded, tokens, embedding, N, model->config.M, dev);
+}
+
 // tokens (B, T) through all layers, up to the last norm and, for a head with prototypes, the unit vectors
 static void mamba_forward(const Mamba* model, Activations* acts, const int* tokens, int B, int T, const Device* dev) {
     const Config* c = &model->config;
     const int N = B * T, M = c->M;
-    for (int n = 0; n < N && acts->document_start >= 0; n++) { acts->starts[n] = tokens[n] == acts->document_start; }
     ActivationTensors a = layer_activations(acts, 0);
     Parameters p = layer_parameters(model, model->params, 0);
-    token_embedding_forward(a.encoded, tokens, p.embedding, N, M, dev);
+    embed(model, acts, tokens, N, dev);
     for (int l = 0; l < c->L; l++) { layer_forward(model, acts, l, layer_input(acts, l), B, T, dev); }
     const float* last = layer_input(acts, c->L);
     if (c->layer == RT) { layernorm_forward(a.normf, a.normf_mean, a.normf_rstd, last, model->ones, model->zeros, N, M, dev); }
     else { rmsnorm_forward(a.normf, a.normf_rstd, last, p.norm_f, c->eps, N, M, dev); }
-    if (!config_is_hpn(c)) { return; }
+    if (!config_has_prototypes(c)) { return; }
     if (p.projection) { matmul_forward(a.z, a.normf, p.projection, NULL, N, M, c->Dp, dev); }
     unit_forward(a.z_unit, a.z_norm, p.projection ? a.z : a.normf, N, c->Dp, dev);
 }
@@ -402,7 +428,7 @@ static void mamba_forward(const Mamba* model, Activations* acts, const int* toke
 static void update_prototypes(Mamba* model, const Device* dev) {
     const Config* c = &model->config;
     Parameters p = layer_parameters(model, model->params, 0);
-    if (config_is_hpn(c)) { unit_forward(model->unit_prototypes, model->prototype_norms, p.prototypes, c->classes, c->Dp, dev); }
+    if (config_has_prototypes(c)) { unit_forward(model->unit_prototypes, model->prototype_norms, p.prototypes, c->classes, c->Dp, dev); }
     if (c->head == HEAD_RT) { memcpy(model->unit_prototypes, p.prototypes, sizeof(float) * (size_t)c->classes * (size_t)c->Dp); }
 }
 
@@ -420,14 +446,14 @@ static float* mamba_logits(const Mamba* model, Activations* acts, int first, int
     return a.logits;
 }
 
-// The losses of all positions, and their sum, chained. A head with a softmax needs mamba_logits before: they become probabilities
+// The losses of all positions, and their sum, chained. ce and hpn-softmax need mamba_logits before: they become probabilities
 static float mamba_loss(const Mamba* model, Activations* acts, const int* targets, int N, const Device* dev) {
     const Config* c = &model->config;
     ActivationTensors a = layer_activations(acts, 0);
-    if (c->head == HEAD_CE || c->head == HEAD_HPN_SOFTMAX) {
-        crossentropy_forward(a.losses, a.logits, a.logits, targets, N, c->classes, c->classes, dev);
-    } else {
+    if (head_reads_out(c->head)) {
         hpn_forward(a.losses, a.cosines, a.z_unit, model->unit_prototypes, targets, N, c->Dp, dev);
+    } else {
+        crossentropy_forward(a.losses, a.logits, a.logits, targets, N, c->classes, c->classes, dev);
     }
     float sum = 0.0f;
     for (int n = 0; n < N; n++) { sum += a.losses[n]; }
@@ -494,9 +520,8 @@ static void mamba_backward(Mamba* model, Activations* acts, const int* tokens, c
 // one micro-batch, forward and backward; its loss and gradient join the tree. dloss = 1 / targets counted in the whole update
 static void mamba_leaf(Mamba* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
                        const Device* dev) {
-    const HeadKind head = model->config.head;
     mamba_forward(model, acts, tokens, B, T, dev);
-    if (!head_reads_out(head)) { mamba_logits(model, acts, 0, B * T, dev); }
+    if (!head_reads_out(model->config.head)) { mamba_logits(model, acts, 0, B * T, dev); }
     *shards_loss(&model->shards) = mamba_loss(model, acts, targets, B * T, dev);
     mamba_backward(model, acts, tokens, targets, dloss, B, T, dev);
 }
@@ -518,8 +543,7 @@ static void ff_leaf(Mamba* model, Activations* acts, const int* tokens, float th
     Parameters d;
     memset(&d, 0, sizeof d);
     float sum = 0.0f;
-    for (int n = 0; n < N && acts->document_start >= 0; n++) { acts->starts[n] = tokens[n] == acts->document_start; }
-    token_embedding_forward(a.encoded, tokens, layer_parameters(model, model->params, 0).embedding, N, c->M, dev);
+    embed(model, acts, tokens, N, dev);
     for (int l = 0; l < c->L; l++) {
         shards_point(&model->ff_shards, &d, l);
         layer_forward(model, acts, l, layer_input(acts, l), B, T, dev);
@@ -531,7 +555,8 @@ static void ff_leaf(Mamba* model, Activations* acts, const int* tokens, float th
     ff_leaf_done(model, sum, dev);
 }
 
-// what rust_trainer calls Forward-Forward, with the rt layer: a hinge on the stream before each layer, in which only D learns
+// what rust_trainer calls Forward-Forward, with the rt layer: a hinge on the stream before each layer, in which only D learns, here
+// by the complete gradient (doc/gradient_surgery.md)
 static void rt_ff_leaf(Mamba* model, Activations* acts, const int* tokens, int is_real, float dloss, int B, int T, const Device* dev) {
     const Config* c = &model->config;
     Parameters d;
@@ -601,7 +626,8 @@ static void parse_options(Run* r, int argc, char** argv) {
     r->n_options += mamba_options(r->table + r->n_options, &r->m);
     reword_options(r->table, r->n_options);
     assert(r->n_options <= MAX_OPTIONS);
-    options_parse(r->table, r->n_options, argc, argv, "Trains Mamba, with or without hyperspherical prototypes, on the CPU. First steps: make run-mamba.");
+    options_parse(r->table, r->n_options, argc, argv,
+                  "Trains Mamba, with or without hyperspherical prototypes, on the CPU. First steps: make run-mamba.");
     r->place = rank_place(options_given(r->table, r->n_options, "rank") == 1 ? r->o.rank : "");
     r->comm = ranks_open(&r->place, &r->o);
     r->state = r->o.resume ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
@@ -631,6 +657,11 @@ static int end_of_text(const Run* r) { return has_text(r) ? tokenizer_need_eot(&
 static int saves_beside(const Run* r) { return r->o.async_save && (r->comm->size == 1 || r->o.zero == 0); }
 
 static int has_ff(const Run* r) { return r->m.ff_lr > 0.0f; }
+
+// floats of what --carry-state keeps between updates
+static size_t run_carried_floats(const Run* r) {
+    return r->d.carry_state ? (size_t)r->n_leaves * carried_floats(&r->model.config, r->o.batch_size) : 0;
+}
 
 // products of every matrix, forward and twice backward; of the scan, 9 flops for each state
 static double flops_per_token(const Run* r) {
@@ -667,10 +698,9 @@ static void save_model(const Run* r, const float* params, const char* folder, si
 // what a checkpoint holds beside model, moments and the state all trainers have: from the run itself or a snapshot of it
 enum { N_ARENAS = SNAPSHOT_ARENAS + 3, MAX_EXTRAS = 4 };
 static int trainer_extras(const Run* r, Extra* extras, const void* updates, const void* gradnorm, const void* carried) {
-    const size_t n_carried = (size_t)r->n_leaves * carried_floats(&r->model.config, r->o.batch_size);
     const Extra all[] = {{"updates", DTYPE_I32, (void*)updates, (size_t)r->model.n_slices},
                          {"gradnorm", DTYPE_F32, (void*)gradnorm, sizeof(GradNorm) / sizeof(float)},
-                         {"carried", DTYPE_F32, (void*)carried, n_carried},
+                         {"carried", DTYPE_F32, (void*)carried, run_carried_floats(r)},
                          {"carried_rows", DTYPE_I32, (void*)&r->o.batch_size, 1}};  // of a micro-batch
     memcpy(extras, all, sizeof all);
     return r->d.carry_state ? MAX_EXTRAS : 2;
@@ -697,10 +727,10 @@ static void write_checkpoint(void* run) {
 // rank 0 writes, in the background unless the run is over; with --zero 1 or 2 the others send it their parts
 static void save_checkpoint(Run* r, int last) {
     Mamba* model = &r->model;
-    const size_t kept = sizeof(float) * model->shards.n_kept;
-    const size_t carried = r->d.carry_state ? sizeof(float) * (size_t)r->n_leaves * carried_floats(&model->config, r->o.batch_size) : 0;
+    const size_t kept = sizeof(float) * model->shards.n_kept, carried = sizeof(float) * run_carried_floats(r);
     const void* arenas[N_ARENAS] = {model->params, model->adam_m, model->adam_v, model->updates, &r->surgeon.gradnorm, r->carried_now};
-    const size_t n_bytes[N_ARENAS] = {sizeof(float) * model->n, kept, kept, sizeof(int) * (size_t)model->n_slices, sizeof(GradNorm), carried};
+    const size_t n_bytes[N_ARENAS] = {sizeof(float) * model->n, kept, kept, sizeof(int) * (size_t)model->n_slices, sizeof(GradNorm),
+                                      carried};
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
     if (r->comm->rank == 0) {
         snapshot_save(&r->snapshot, arenas, n_bytes, N_ARENAS, &r->state, saves_beside(r), last, write_checkpoint, r, &r->dev);
@@ -769,7 +799,7 @@ static void choose_model(Run* r) {
     const int classes = m->classes > 0 ? m->classes : data_classes(&r->data);
     choose_head(&c, m, r->table, r->n_options, *r->config != '\0', is_classifier(r) ? classes : 0);
     const int same_classes = c.is_classifier == was.is_classifier && c.classes == was.classes && c.tied == was.tied;
-    r->has_head = *r->config && c.head == was.head && same_classes && (!config_is_hpn(&c) || c.Dp == was.Dp);
+    r->has_head = *r->config && c.head == was.head && same_classes && (!config_has_prototypes(&c) || c.Dp == was.Dp);
     if (r->o.resume && !r->has_head) {
         options_fail("head", "%s has head %s with %d classes, a run that goes on keeps it: begin another with --from %s", r->o.run,
                      head_names()[was.head], was.classes, r->o.run);
@@ -809,7 +839,7 @@ static void load_parameters(Run* r) {
         tensors_init(model->table, model->n_table, model->params, (uint32_t)r->o.seed);
         mamba_start_values(model->table, model->n_table, &c, model->params, r->old_layers);
     }
-    if (config_is_hpn(&c) && !loads_head) {
+    if (config_has_prototypes(&c) && !loads_head) {
         float* prototypes = layer_parameters(model, model->params, 0).prototypes;
         prototypes_init(prototypes, prototype_placement(&c, r->m.proto_init), c.classes, c.Dp, (uint32_t)r->o.seed, &r->dev);
     }
@@ -833,8 +863,6 @@ static void export_folder(const Run* r, const char* folder) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. Evaluation, sampling, probe.
 
-enum { SAMPLE_ROWS = 256 };  // of a batch, whose cosines with each other say whether all states have become one
-
 // n positions from `first` on, whose logits are in the first rows; -log of the probability that a head without a softmax reads out
 static void add_scores(Run* r, const int* targets, int first, int n, double* scores) {
     const Config* c = &r->model.config;
@@ -843,7 +871,7 @@ static void add_scores(Run* r, const int* targets, int first, int n, double* sco
     target_ranks(r->ranks, a.logits, targets + first, n, c->classes, &r->dev);
     scores[SCORE_TOP1] += (double)count_hits(r->ranks, n, 1);
     scores[SCORE_TOP5] += (double)count_hits(r->ranks, n, 5);
-    if (!config_is_hpn(c)) { return; }
+    if (!config_has_prototypes(c)) { return; }
     for (int i = 0; i < n; i++) {
         const float cosine = targets[first + i] < 0 ? 0.0f : a.logits[(size_t)i * c->classes + targets[first + i]];
         scores[SCORE_COSINE] += (double)(c->head == HEAD_HPN_SOFTMAX ? cosine / c->scale : cosine);
@@ -857,11 +885,12 @@ static void add_scores(Run* r, const int* targets, int first, int n, double* sco
 // the model behind llmc/evaluate.h
 static const float* batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
     Run* r = (Run*)run;
-    const HeadKind head = r->model.config.head;
     mamba_forward(&r->model, &r->acts, inputs, B, T, &r->dev);
-    if (!head_reads_out(head)) { mamba_logits(&r->model, &r->acts, 0, B * T, &r->dev); }
     memset(r->batch_scores, 0, sizeof r->batch_scores);
-    if (!head_reads_out(head)) { add_scores(r, targets, 0, B * T, r->batch_scores); }
+    if (!head_reads_out(r->model.config.head)) {  // before the loss makes probabilities of the logits
+        mamba_logits(&r->model, &r->acts, 0, B * T, &r->dev);
+        add_scores(r, targets, 0, B * T, r->batch_scores);
+    }
     mamba_loss(&r->model, &r->acts, targets, B * T, &r->dev);
     return layer_activations(&r->acts, 0).losses;
 }
@@ -886,33 +915,35 @@ static void batch_scores(void* run, const int* targets, int B, int T, double* sc
         mamba_logits(&r->model, &r->acts, first, n, &r->dev);
         add_scores(r, targets, first, n, r->batch_scores);
     }
-    if (config_is_hpn(c)) {
-        const int n = gather_counted(z_unit, targets, N, c->Dp, SAMPLE_ROWS);
+    if (config_has_prototypes(c)) {
+        const int n = gather_counted(z_unit, targets, N, c->Dp, PAIRS_SAMPLE);
         r->batch_scores[SCORE_PAIRS] = mean_pairwise_cosine(z_unit, n, c->Dp);
     }
     r->batch_scores[SCORE_BATCHES] = 1.0;
     memcpy(scores, r->batch_scores, sizeof r->batch_scores);
 }
 
+enum { EMBEDDINGS_MOST = 1 << 16 };  // positions: enough for a picture
+
 // unit vectors, labels and prototypes of the validation rows, as dev/tools/plot_embeddings.py draws them
 static void write_embeddings(Run* r) {
     const Config* c = &r->model.config;
     const DataLoader* rows = &r->data.val_rows;
-    const int T = r->T, is_hpn = config_is_hpn(c);
+    const int T = r->T, has_prototypes = config_has_prototypes(c);
     Parameters p = layer_parameters(&r->model, r->model.params, 0);
     ActivationTensors a = layer_activations(&r->acts, 0);
     Embeddings e;
-    embeddings_init(&e, 1 << 16, is_hpn ? c->Dp : c->M);
+    embeddings_init(&e, EMBEDDINGS_MOST, has_prototypes ? c->Dp : c->M);
     carry_nothing(&r->acts);
     for (int64_t first = 0; first < rows->n_rows && e.n < e.room; first += r->o.batch_size) {
         const int B = rows->n_rows - first < r->o.batch_size ? (int)(rows->n_rows - first) : r->o.batch_size;
         dataloader_batch(rows, first, B, r->inputs, r->targets);
         mamba_forward(&r->model, &r->acts, r->inputs, B, T, &r->dev);
-        if (!is_hpn) { unit_forward(a.normf, a.losses, a.normf, B * T, c->M, &r->dev); }
-        embeddings_add(&e, is_hpn ? a.z_unit : a.normf, r->targets, B * T);
+        if (!has_prototypes) { unit_forward(a.normf, a.losses, a.normf, B * T, c->M, &r->dev); }
+        embeddings_add(&e, has_prototypes ? a.z_unit : a.normf, r->targets, B * T);
     }
     float* prototypes = (float*)malloc_check(sizeof(float) * (size_t)c->classes * ((size_t)e.D + 1), "prototypes");
-    const float* of_classes = is_hpn ? p.prototypes : c->tied ? p.embedding : p.lm_head;
+    const float* of_classes = has_prototypes ? p.prototypes : c->tied ? p.embedding : p.lm_head;
     unit_forward(prototypes, prototypes + (size_t)c->classes * e.D, of_classes, c->classes, e.D, &r->dev);
     embeddings_write(r->m.embeddings_out, &e, prototypes, c->classes);
     printf("embeddings of %d positions written to %s\n", e.n, r->m.embeddings_out);
@@ -1042,7 +1073,7 @@ static int64_t counted_targets(const Run* r) {
     return n > 0 ? n : 1;
 }
 
-// Prototypes of hpn that learn must also keep apart, or all become one (spec 3.1): adds to their gradient, returns the loss
+// Prototypes of hpn that learn must also keep apart, or all become one (doc/hpn.md): adds to their gradient, returns the loss
 static float separate_prototypes(Run* r, float* grads) {
     Mamba* model = &r->model;
     const Config* c = &model->config;
@@ -1050,7 +1081,8 @@ static float separate_prototypes(Run* r, float* grads) {
     float* d = grads + PARAMETER(model->table, model->n_table, prototypes)->offset;
     memset(model->dunit_prototypes, 0, sizeof(float) * n);
     double loss = prototypes_separation(model->dunit_prototypes, model->unit_prototypes, r->m.proto_separation, c->classes, c->Dp, &r->dev);
-    unit_backward(model->dunit_prototypes, model->dunit_prototypes, model->unit_prototypes, model->prototype_norms, c->classes, c->Dp, &r->dev);
+    unit_backward(model->dunit_prototypes, model->dunit_prototypes, model->unit_prototypes, model->prototype_norms, c->classes, c->Dp,
+                  &r->dev);
     residual_forward(d, d, model->dunit_prototypes, n, &r->dev);
     return (float)loss;
 }
@@ -1189,7 +1221,7 @@ static int conflict_layers(const Run* r) {
     int n = 0, k = 0;
     for (int l = 0; l < model->config.L && r->surgeon.n_tasks == 2; l++) {
         double dot = 0.0;
-        for (; k < r->surgeon_ends[l]; k++) { dot += r->surgeon.range_dots[4 * k + 1]; }
+        for (; k < r->surgeon_ends[l]; k++) { dot += r->surgeon.range_dots[4 * k + 1]; }  // (2, 2) of each range: f.b
         n += dot < 0.0;
     }
     return n;
@@ -1332,7 +1364,8 @@ static void plan(Run* r) {
     }
     if (!options_given(r->table, r->n_options, "tokenizer")) { data_check_tokenizer(&r->data, o, c->V, has_text(r)); }
     if (!is_training(r) && !o->eval_only && !is_generating(r) && !*o->probe && !*o->export_hf) {
-        fail_input("nothing to do: expected --train, --token-file, --token-dir, --eval-only, --generate, --probe, --export-hf or --dry-run");
+        fail_input("nothing to do: expected --train, --token-file, --token-dir, --eval-only, --generate, --probe, --export-hf or "
+                   "--dry-run");
     }
     if (is_training(r) || *o->export_hf || o->doc_reset) { data_check_documents(&r->data, o, end_of_text(r)); }
     if (r->comm->size > 1 && !is_training(r) && !o->eval_only) {
@@ -1372,7 +1405,7 @@ static double activation_bytes(const Run* r, Purpose purpose) {
 // memory by class, in the order of allocation; returns the bytes that the ranks of this machine have still to take
 static double print_memory(const Run* r) {
     const Config* c = &r->model.config;
-    const double prototypes = config_is_hpn(c) ? 4.0 * c->classes * (c->Dp + 1.0) : 0.0;
+    const double prototypes = config_has_prototypes(c) ? 4.0 * c->classes * (c->Dp + 1.0) : 0.0;
     double arena = 4.0 * (double)r->model.n, workspace = workspace_bytes(r), moment = 0.0, ff_moment, gradients = 0.0;
     const int train = is_training(r), backward = train || *r->o.probe;
     double text = data_memory(&r->data), rest = text + 8e6 + (backward ? 2.0 : 1.0) * prototypes, copy = 0.0;
@@ -1380,7 +1413,7 @@ static double print_memory(const Run* r) {
     const double sampling = is_generating(r) || (train && r->o.sample_every > 0) ? activation_bytes(r, TO_GENERATE) : 0.0;
     if (train && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
     if (train && r->o.save_every > 0 && saves_beside(r)) { copy = SNAPSHOT_ARENAS * arena; }
-    if (r->d.carry_state) { rest += 8.0 * r->n_leaves * (double)carried_floats(c, r->o.batch_size); }
+    rest += 8.0 * (double)run_carried_floats(r);
     if (train) { rest += prefetch_bytes(r->d.prefetch_workers, r->d.prefetch_buffer, r->o.batch_size, r->T); }
     if (backward) { gradients = ranks_box(r->comm, r->model.table, r->model.n_table, r->n_leaves, r->o.zero, &moment); }
     if (train && has_ff(r)) { gradients += ranks_box(r->comm, r->model.table, r->model.n_table, 2 * r->n_leaves, 0, &ff_moment); }
@@ -1403,7 +1436,7 @@ static void print_model(const Run* r) {
     if (r->old_layers) { box_row("  new layers", "%d beside %d old ones", c->L - r->n_old_layers, r->n_old_layers); }
     const char *kind = c->is_classifier ? "classes" : "tokens", *age = *r->weights && !r->has_head ? ", new" : "";
     box_row("head", "%s, %d %s%s", head_names()[c->head], c->classes, kind, age);
-    if (config_is_hpn(c)) { box_row("  prototypes", "in %d dimensions, %s", c->Dp, c->learns_prototypes ? "learnt" : "fixed"); }
+    if (config_has_prototypes(c)) { box_row("  prototypes", "in %d dimensions, %s", c->Dp, c->learns_prototypes ? "learnt" : "fixed"); }
     size_t n_parameters = tensors_count(r->model.table, r->model.n_table);
     box_row("parameters", "%s = %zu", format_count((double)n_parameters).s, n_parameters);
 }
@@ -1452,7 +1485,7 @@ static void evaluate_only(Run* r) {
 
 static void open_training(Run* r, int argc, char** argv) {
     Mamba* model = &r->model;
-    const size_t carried = r->d.carry_state ? sizeof(float) * (size_t)r->n_leaves * carried_floats(&model->config, r->o.batch_size) : 0;
+    const size_t carried = sizeof(float) * run_carried_floats(r);
     open_batch(r, TO_TRAIN);
     if (r->o.sample_every > 0 && r->comm->rank == 0) { open_generator(r, 1); }
     mamba_init_training(model, r->comm, r->n_leaves, r->o.zero, has_ff(r));
@@ -1484,7 +1517,7 @@ static void close_all(Run* r) {
     generator_free(&r->generator);
     surgery_free(&r->surgeon);
     snapshot_free(&r->snapshot);
-    const size_t carried = r->d.carry_state ? sizeof(float) * (size_t)r->n_leaves * carried_floats(&r->model.config, r->o.batch_size) : 0;
+    const size_t carried = sizeof(float) * run_carried_floats(r);
     arena_free(r->carried_now, carried);
     arena_free(r->carried_next, carried);
     arena_free(r->generated_state, sizeof(float) * 2 * carried_floats(&r->model.config, 1));

@@ -290,7 +290,9 @@ mutation "embedding: positions descend" test_embedding embedding embedding.h \
             const float* d'
 mutation "embedding: t0 is ignored" test_embedding embedding embedding.h 'C, t0 + n % T' 'C, n % T'
 mutation "embedding: a thread's last channel is left out" test_embedding embedding embedding.h \
-    'first + width < C ? first + width : C' 'first + width < C ? first + width - 1 : C'
+    'first + width < C ? first + width : C;
+        for (int n = 0; n < B * T' 'first + width < C ? first + width - 1 : C;
+        for (int n = 0; n < B * T'
 
 # ---- adamw.h, global_norm.h ----
 mutation "adamw: eps inside the root" test_adamw lengths adamw.h \
@@ -430,7 +432,7 @@ mutation "hpn: a unit row's gradient keeps its own direction" test_hpn differenc
 mutation "mamba: A begins at 0" test_mamba_hpn "start values" mamba.h '(float)(i % c->NS + 1)' '(float)(i % c->NS + 2)'
 mutation "mamba: new layers are not silent" test_mamba_hpn expansion mamba.h 'if (old && old[l] < 0) { memset' 'if (0) { memset'
 mutation "train_mamba_hpn: carried states begin anew with each piece" test_mamba_hpn generation train_mamba_hpn.c \
-    'memcpy(next_state, s->now + (next_state - s->next), sizeof(float) * s->n_state);' 'memset(next_state, 0, sizeof(float) * s->n_state);'
+    'memcpy(carried_state(s, c, s->next, l), carried_state(s, c, s->now, l)' 'memset(carried_state(s, c, s->next, l), 0'
 mutation "train_mamba_hpn: a layer computed again forgets its gate" test_mamba_hpn "chunks" train_mamba_hpn.c \
     'if (acts->room.recompute == RECOMPUTE_LAYER) { layer_forward' 'if (0) { layer_forward'
 

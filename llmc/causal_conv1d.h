@@ -18,7 +18,7 @@ Cost:   per element with 4 taps 1.3 ns forward and 1.7 ns backward, of which SiL
         Rapids class, (B, T, C) = (1, 512, 1536), the smallest of 100 calls on a busy machine.
 Order:  conv chains over k from the bias (0 without one), dinp over k from 0: latest position first; dweight and dbias chain
         over positions b * T + t from 0. A tap that is left out adds nothing, not a zero. Lanes hold neighbouring channels.
-Source: Gu & Dao 2023, arXiv:2312.00752, section 3.4 and figure 3; spec mamba_hpn.md section 2.2
+Source: Gu & Dao 2023, arXiv:2312.00752, section 3.4 and figure 3
 */
 #ifndef LLMC_CAUSAL_CONV1D_H
 #define LLMC_CAUSAL_CONV1D_H

@@ -24,7 +24,7 @@ Source: spec gpt2.md sections 3, 4 and 12.3; online: Milakov & Gimelshein 2018, 
 #include "device.h"  // Device
 #include "fmath.h"   // fm_exp, fm_log
 #include "kernel.h"  // row_add, row_max, Pack
-#include "vec.h"     // v_transpose: rows of one column side by side
+#include "vec.h"     // v_load_columns: rows of one column side by side
 
 // ---- plain C: read this first; it defines every bit ----
 
@@ -110,8 +110,7 @@ static inline void softmax_exponentials_(float* probs, const float* logits, floa
         }
         int v = v0;
         for (; v + VLANES <= v0 + n_valid; v += VLANES) {
-            for (int r = 0; r < VLANES; r++) { columns[r] = v_load(probs + (size_t)r * Vp + v); }
-            v_transpose(columns);
+            v_load_columns(columns, probs + v, (size_t)Vp);
             for (int i = 0; i < VLANES; i++) { sum += columns[i]; }
         }
         for (; v < v0 + n_valid; v++) {

@@ -19,7 +19,7 @@ Order:  ff_corrupt: position n = b*T + t is a function of (key, n) alone. ff_goo
         n from 0, / N; standard deviations, |d_skip|, goodness and q.d_skip chains over d from 0; then
         dd_skip = -(q / l), plus (((q.d_skip) / |d_skip| / l) / l) * d_skip in front of it for the complete gradient (0 if |d_skip| is).
 CPU only.
-Source: Hinton 2022, arXiv:2212.13345; spec mamba_hpn.md 5.1 and 5.2; doc/gradient_surgery.md
+Source: Hinton 2022, arXiv:2212.13345; github.com/neuromamba/rust_trainer; both in doc/gradient_surgery.md
 */
 #ifndef LLMC_FORWARD_FORWARD_H
 #define LLMC_FORWARD_FORWARD_H
@@ -30,7 +30,7 @@ Source: Hinton 2022, arXiv:2212.13345; spec mamba_hpn.md 5.1 and 5.2; doc/gradie
 #include <assert.h>
 #include <math.h>
 #ifndef __CUDACC__
-#include "vec.h"       // vfloat, v_load, v_fill, v_transpose
+#include "vec.h"       // vfloat, v_load_columns, v_fill
 #endif
 
 // ---- corrupted data ----
@@ -85,8 +85,7 @@ static inline vfloat ff_squares_(const float* o, int M) {
     vfloat sum = v_fill(0.0f), columns[VLANES];
     int m = 0;
     for (; m + VLANES <= M; m += VLANES) {
-        for (int r = 0; r < VLANES; r++) { columns[r] = v_load(o + (size_t)r * M + m); }
-        v_transpose(columns);
+        v_load_columns(columns, o + m, (size_t)M);
         for (int i = 0; i < VLANES; i++) { sum += columns[i] * columns[i]; }
     }
     for (; m < M; m++) {

@@ -19,7 +19,7 @@ Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplica
 #include "device.h"  // Device, ceil_div
 #include "kernel.h"  // to_float, from_float
 #ifndef __CUDACC__
-#include "vec.h"     // vfloat, VLANES, v_load, v_store, v_fill, v_transpose
+#include "vec.h"     // vfloat, VLANES, v_load, v_load_columns, v_store, v_fill
 
 // element (r, c) is data[r * row_stride + c * col_stride]; one of the strides is 1
 typedef struct {
@@ -61,8 +61,7 @@ static inline __attribute__((always_inline)) void gemm_pack_(float* packed, cons
     for (; width % VLANES == 0 && k + VLANES <= K; k += VLANES) {  // squares of VLANES rows, turned in registers
         for (int w = 0; w < width; w += VLANES) {
             vfloat square[VLANES];
-            for (int i = 0; i < VLANES; i++) { square[i] = v_load(src + (w + i) * w_stride + k); }
-            v_transpose(square);
+            v_load_columns(square, src + w * w_stride + k, w_stride);
             for (int i = 0; i < VLANES; i++) { v_store(packed + (k + i) * width + w, square[i]); }
         }
     }

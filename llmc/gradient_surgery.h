@@ -28,7 +28,7 @@ Order:  dot products: a range is cut into chunks of 4096; each is summed as in g
 CPU only; the arenas are in ordinary memory. On several ranks: give it gradients that are already summed over ranks.
 Errors: a method, epsilon, lambda or alpha out of range is the user's fault, status 2; no memory, status 1.
 Source: PCGrad: Yu et al. 2020, arXiv:2001.06782; CAGrad: Liu et al. 2021, arXiv:2110.14048; GradNorm: Chen et al. 2018,
-        arXiv:1711.02257; spec mamba_hpn.md 5.3
+        arXiv:1711.02257; github.com/neuromamba/rust_trainer
 */
 #ifndef LLMC_GRADIENT_SURGERY_H
 #define LLMC_GRADIENT_SURGERY_H

@@ -19,7 +19,7 @@ Cost:   memory bound and independent of V: hpn_forward reads 2*N*C floats, hpn_b
 Error:  chains of C products of unit rows: |cosine| error <= C * 2^-24.
 Order:  row sums chain over c from 0, dprototypes over n from what it holds. Lanes hold neighbouring rows, threads rows, or
         channels for dprototypes. Measures are sums in double in a stated order.
-Source: Mettes, van der Pol & Snoek 2019, arXiv:1901.10514; spec mamba_hpn.md section 3. Where prototypes stand: prototypes.h
+Source: Mettes, van der Pol & Snoek 2019, arXiv:1901.10514. Where prototypes stand: prototypes.h
 */
 #ifndef LLMC_HPN_H
 #define LLMC_HPN_H

@@ -23,7 +23,7 @@ Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450; spec gpt2.md sections 3 and 4
 #include "residual.h"  // residual_forward
 #include <math.h>
 #ifndef __CUDACC__
-#include "vec.h"       // vfloat, v_load, v_fill, v_transpose
+#include "vec.h"       // vfloat, v_load, v_load_columns, v_fill
 #endif
 
 #define LAYERNORM_EPS 1e-5f
@@ -77,12 +77,6 @@ static inline void layernorm_backward_ref(float* dinp, float* dweight, float* db
 
 #ifndef __CUDACC__  // ---- fast C: VLANES rows side by side ----
 
-// the square of VLANES rows x VLANES channels at x, turned: lane r of column c is x[r][c]
-static inline void layernorm_columns_(vfloat columns[VLANES], const float* x, int C) {
-    for (int r = 0; r < VLANES; r++) { columns[r] = v_load(x + (size_t)r * C); }
-    v_transpose(columns);
-}
-
 // VLANES values of one channel, one per row; beyond the last whole square they are gathered one by one
 static inline vfloat layernorm_column_(const float* x, int C, int c) {
     vfloat column;
@@ -95,13 +89,13 @@ static inline void layernorm_statistics_(float* mean, float* rstd, const float* 
     vfloat sum = v_fill(0.0f), sum2 = v_fill(0.0f), columns[VLANES];
     int c_squares = C / VLANES * VLANES;
     for (int c = 0; c < c_squares; c += VLANES) {
-        layernorm_columns_(columns, x + c, C);
+        v_load_columns(columns, x + c, (size_t)C);
         for (int i = 0; i < VLANES; i++) { sum += columns[i]; }
     }
     for (int c = c_squares; c < C; c++) { sum += layernorm_column_(x, C, c); }
     vfloat m = sum / v_fill((float)C);
     for (int c = 0; c < c_squares; c += VLANES) {
-        layernorm_columns_(columns, x + c, C);
+        v_load_columns(columns, x + c, (size_t)C);
         for (int i = 0; i < VLANES; i++) { sum2 += (columns[i] - m) * (columns[i] - m); }
     }
     for (int c = c_squares; c < C; c++) {
@@ -148,8 +142,8 @@ static inline void layernorm_gradient_means_(float* mean_g, float* mean_gx, cons
     vfloat x_columns[VLANES], d_columns[VLANES];
     int c_squares = C / VLANES * VLANES;
     for (int c = 0; c < c_squares; c += VLANES) {
-        layernorm_columns_(x_columns, x + c, C);
-        layernorm_columns_(d_columns, d + c, C);
+        v_load_columns(x_columns, x + c, (size_t)C);
+        v_load_columns(d_columns, d + c, (size_t)C);
         for (int i = 0; i < VLANES; i++) {
             vfloat g = v_fill(weight[c + i]) * d_columns[i];
             sum_g += g;

@@ -8,7 +8,7 @@ Which layers an option means, in items separated by commas. Layers count from 0.
                         specific:A,B,...  as layers A, B, ... of the larger model, all of them named
                     The old layers fill the other places in their order.
 Errors: options_fail, one line that names the item: a pattern that matches no tensor, no number, no such layer, twice, too few.
-Source: spec/mamba_hpn.md 6; patterns are those of a shell (fnmatch)
+Source: patterns are those of a shell (fnmatch); placements those of github.com/neuromamba/rust_trainer
 */
 #ifndef LLMC_LAYERS_H
 #define LLMC_LAYERS_H

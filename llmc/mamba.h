@@ -7,9 +7,10 @@ them. Everything train_mamba_hpn.c computes loops over these tables.
     mamba_load          parameters from safetensors, with layers left out that the file does not have
 Names are Hugging Face's for Mamba ("model_type": "mamba"); the heads with prototypes add hpn.prototypes and hpn.proj.weight, a
 classifier its own classifier.weight, and config.json says so under "head", which transformers ignores.
-Layers: MAMBA1, the block of the paper, or RT, the simplified layer of rust_trainer, which is here only to be compared with.
+Layers: MAMBA1, the block of the paper, or RT, the simplified layer of rust_trainer (github.com/neuromamba/rust_trainer, a trainer
+in Rust), which is here only to be compared with.
 Errors: fail_input names file, key, expected and found.
-Source: spec mamba_hpn.md 1, 2.1-2.5; Gu & Dao 2023, arXiv:2312.00752
+Source: Gu & Dao 2023, arXiv:2312.00752; start values as in github.com/state-spaces/mamba
 */
 #ifndef LLMC_MAMBA_H
 #define LLMC_MAMBA_H
@@ -46,8 +47,8 @@ typedef struct {
     float scale;         // of the cosines in hpn-softmax
 } Config;
 
-static inline int config_is_hpn(const Config* c) { return c->head != HEAD_CE; }
-static inline int config_has_projection(const Config* c) { return config_is_hpn(c) && c->Dp != c->M; }
+static inline int config_has_prototypes(const Config* c) { return c->head != HEAD_CE; }
+static inline int config_has_projection(const Config* c) { return config_has_prototypes(c) && c->Dp != c->M; }
 // columns of x_proj: dt, ssm_B, ssm_C
 static inline int config_dbc(const Config* c) { return c->R + 2 * c->NS; }
 static inline int dt_rank_of(int M) { return (M + 15) / 16; }
@@ -119,7 +120,9 @@ static inline int config_parse_head_(Config* c, const json_t* json, ErrorText* e
     c->head = head_of_layer(c->layer, (HeadKind)head_from_name(head));
     c->learns_prototypes = proto && strcmp(proto, "learn") == 0;
     if (scale) { c->scale = (float)json_number_value(scale); }
-    if (c->layer == RT && c->E != c->M) { return error_set(error, "\"expand\": the layer rt has as many channels as its width, %d, found %d", c->M, c->E); }
+    if (c->layer == RT && c->E != c->M) {
+        return error_set(error, "\"expand\": the layer rt has as many channels as its width, %d, found %d", c->M, c->E);
+    }
     if (!(c->scale > 0.0f && c->scale <= 1e6f)) { return error_set(error, "\"hpn_scale\": expected a number above 0, at most 1e6"); }
     for (int i = 0; i < 2; i++) {
         if (json_object_get(json, sizes[i].key) && !json_ints(json, sizes + i, 1, error)) { return 0; }
@@ -235,7 +238,7 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     if (config_has_projection(c)) {
         *t++ = tensor("hpn.proj.weight",                        FIELD(projection), 0, c->Dp,         M,  INIT_UNIFORM, 1.0f / sqrtf((float)M), DECAY,    AS_IS);
     }
-    if (config_is_hpn(c)) {
+    if (config_has_prototypes(c)) {
         *t++ = tensor("hpn.prototypes",                         FIELD(prototypes), 0, c->classes, c->Dp, INIT_ZEROS,  0.0f,                   NO_DECAY, AS_IS);
     } else if (!c->tied) {
         const char* name = c->is_classifier ? "classifier.weight" : "lm_head.weight";
@@ -261,7 +264,7 @@ static inline float dt_bias_start_(float u) {
     const float low = fm_log(0.001f), high = fm_log(0.1f);
     float v = fm_exp(low + (0.5f * u + 0.5f) * (high - low));
     v = v > 1e-4f ? v : 1e-4f;
-    return v + fm_log(-fm_expm1(-v));
+    return v + fm_log(-fm_expm1(-v));  // softplus of this is v
 }
 
 // After tensors_init, and before old layers are loaded, if there is a file to load them from: A_log[e][n] = log(n + 1), and the
@@ -269,7 +272,8 @@ static inline float dt_bias_start_(float u) {
 static inline void mamba_start_values(Tensor* table, int n, const Config* c, float* params, const int* old) {
     const Tensor *A_log = PARAMETER(table, n, A_log), *dt_bias = PARAMETER(table, n, dt_bias), *out_proj = PARAMETER(table, n, out_proj);
     for (int l = 0; l < c->L; l++) {
-        float *a = params + A_log->offset + (size_t)l * tensor_slice_elements(A_log), *b = params + dt_bias->offset + (size_t)l * (size_t)c->E;
+        float* a = params + A_log->offset + (size_t)l * tensor_slice_elements(A_log);
+        float* b = params + dt_bias->offset + (size_t)l * (size_t)c->E;
         for (int i = 0; i < c->E * c->NS && c->layer == MAMBA1; i++) { a[i] = fm_log((float)(i % c->NS + 1)); }
         for (int e = 0; e < c->E && c->layer == MAMBA1; e++) { b[e] = dt_bias_start_(b[e]); }
         // a layer that joins a trained model leaves its function as it is, and learns from the first step on, out_proj first

@@ -24,7 +24,8 @@ static inline json_t* mamba_log_schema(void) {
         "bp_applied", "was there back-propagation?", "ff_updates_applied", "layers that Forward-Forward changed",
         "bp_updates_applied", "slices of tensors that AdamW changed", "conflict_layers", "layers in which both losses pull apart",
         "surgery_method", "how both gradients became one", "clipped", "was the gradient longer than --clip?",
-        "data_wait_ms", "milliseconds spent waiting for batches", "epoch", "passes over the training data", "rss_mb", "memory of the process, 10^6 bytes");
+        "data_wait_ms", "milliseconds spent waiting for batches", "epoch", "passes over the training data",
+        "rss_mb", "memory of the process, 10^6 bytes");
 }
 
 // ---- a validation ----
@@ -32,7 +33,7 @@ static inline json_t* mamba_log_schema(void) {
 // NAN: the head has no such number
 typedef struct { double top1, top5, perplexity, label_cosine, collapse; } Quality;
 
-// a squared cosine is no likelihood: probabilities are read out of the cosines (hpn.h)
+// hpn and rt have no softmax, so their loss needs no logits and is no likelihood: probabilities are read out of the cosines (hpn.h)
 static inline int head_reads_out(HeadKind head) { return head == HEAD_HPN || head == HEAD_RT; }
 
 static inline Quality quality_of(HeadKind head, float loss, const double* scores) {
@@ -72,8 +73,9 @@ typedef struct {
 static inline json_t* step_keys(HeadKind head, const StepNotes* s) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    return json_pack("{s:s, s:o, s:o, s:b, s:i, s:i, s:i, s:s, s:b, s:f, s:f, s:f}", "kind", "train", head == HEAD_CE ? "ce_loss" : "hpn_loss",
-                     json_finite((double)s->loss), "ff_loss_mean", json_finite((double)s->ff_loss), "bp_applied", s->bp_applied,
+    return json_pack("{s:s, s:o, s:o, s:b, s:i, s:i, s:i, s:s, s:b, s:f, s:f, s:f}", "kind", "train",
+                     head == HEAD_CE ? "ce_loss" : "hpn_loss", json_finite((double)s->loss),
+                     "ff_loss_mean", json_finite((double)s->ff_loss), "bp_applied", s->bp_applied,
                      "ff_updates_applied", s->ff_updates, "bp_updates_applied", s->bp_updates, "conflict_layers", s->conflict_layers,
                      "surgery_method", s->surgery_method, "clipped", s->clipped, "data_wait_ms", s->data_wait_ms, "epoch", s->epoch,
                      "rss_mb", (double)usage.ru_maxrss * 1024e-6);

@@ -1,6 +1,6 @@
 /*
 What train_mamba_hpn takes beside the options of every trainer (run.h), and the model that these ask for.
-    mamba_options      the rows of the table
+    mamba_options      the rows of the table; reword_options: what rows of run.h mean here
     config_new         the sizes of a random start: a preset's, and what the options say
     mamba_check_shape  a model that comes from a file has its sizes from there: options that say otherwise are refused
     choose_head        the head: what the options say, else what the model has
@@ -40,7 +40,7 @@ static inline int mamba_options(Option* t, MambaOptions* m) {
         {"model", "target-layers", "", OPTION_INT, &m->target_layers, "0", 0, 1024, "N", "grow the model to so many layers: new ones do nothing at first, and learn from the first step on; 0: no new ones", 0},
         {"model", "placement", "", OPTION_TEXT, &m->placement, "append", 0, 0, "WHERE", "where the new layers stand: append, prepend, insert:N, or specific:A,B,.. for their numbers", 0},
         {"model", "freeze-embedding", "", OPTION_SWITCH, &m->freeze_embedding, "0", 0, 0, "0|1", "no updates of the embedding", 0},
-        {"head", "head", "", OPTION_TEXT, &m->head, "", 0, 0, "ce|hpn|hpn-softmax", "cross entropy, squared cosine to fixed prototypes, or cross entropy of scaled cosines; rt: rust_trainer's loss, which collapses. Empty: the model's own, else ce", 0},
+        {"head", "head", "", OPTION_TEXT, &m->head, "", 0, 0, "ce|hpn|hpn-softmax", "cross entropy, (1 - cosine)^2 to fixed prototypes, or cross entropy of scaled cosines; rt: rust_trainer's loss, which collapses. Empty: the model's own, else ce", 0},
         {"head", "proto", "", OPTION_CHOICE, &m->proto, "fixed", 0, 0, "fixed|learn", "fixed: prototypes stay where they are placed; learn: they are trained too, those of hpn kept apart by --proto-separation", 0},
         {"head", "proto-init", "", OPTION_TEXT, &m->proto_init, "", 0, 0, "WHERE", "how prototypes are placed: simplex, orthoplex, random, optimize, or a safetensors file that has them; empty: the first of these that fits", 0},
         {"head", "proto-dim", "", OPTION_INT, &m->proto_dim, "0", 0, 1 << 16, "N", "dimensions of a prototype; 0: d-model. Any other number adds a projection, which is learnt", 0},
@@ -68,7 +68,7 @@ static inline int mamba_options(Option* t, MambaOptions* m) {
 }
 
 // what common options mean here
-static void reword_options(Option* t, int n) {
+static inline void reword_options(Option* t, int n) {
     options_reword(t, n, "from", "parameters to start from: a run folder or checkpoint, a Hugging Face folder, or a .safetensors file with config.json beside it");
     options_reword(t, n, "seq-len", "positions in a row; 0: 256, of examples all they have");
     options_reword(t, n, "doc-reset", "the state starts anew at each document of a row");

@@ -19,7 +19,7 @@ Order:  cosines chain over c from 0, nearest neighbours are the lowest of equals
         chain over i in double: no thread count changes a bit. Random numbers are functions of seed, row and step.
 Errors: fail_input where V does not fit C, a file is not of that shape, or rows coincide.
 Source: Mettes, van der Pol & Snoek 2019, arXiv:1901.10514 (the loss); Kasarla et al. 2022, arXiv:2206.08704 (the simplex);
-        spec mamba_hpn.md section 3.2; doc/hpn.md
+        doc/hpn.md
 */
 #ifndef LLMC_PROTOTYPES_H
 #define LLMC_PROTOTYPES_H

@@ -16,7 +16,7 @@ Source: Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4
 #include "device.h"  // Device
 #include <math.h>
 #ifndef __CUDACC__
-#include "vec.h"     // vfloat, v_load, v_fill, v_transpose
+#include "vec.h"     // vfloat, v_load, v_load_columns, v_fill
 #endif
 
 // ---- plain C: read this first; it defines every bit ----
@@ -54,18 +54,12 @@ static inline void rmsnorm_backward_ref(float* dinp, float* dweight, const float
 
 #ifndef __CUDACC__  // ---- fast C: the sums of VLANES rows side by side ----
 
-// the square of VLANES rows x VLANES channels at x, turned: lane r of column c is x[r][c]
-static inline void rmsnorm_columns_(vfloat columns[VLANES], const float* x, int C) {
-    for (int r = 0; r < VLANES; r++) { columns[r] = v_load(x + (size_t)r * C); }
-    v_transpose(columns);
-}
-
 // rstd of VLANES rows. The channels beyond the last whole square follow one by one
 static inline void rmsnorm_statistics_(float* rstd, const float* x, float eps, int C) {
     vfloat sum = v_fill(0.0f), columns[VLANES];
     int c_squares = C / VLANES * VLANES;
     for (int c = 0; c < c_squares; c += VLANES) {
-        rmsnorm_columns_(columns, x + c, C);
+        v_load_columns(columns, x + c, (size_t)C);
         for (int i = 0; i < VLANES; i++) { sum += columns[i] * columns[i]; }
     }
     for (int r = 0; r < VLANES; r++, x += C) {
@@ -101,8 +95,8 @@ static inline void rmsnorm_gradient_means_(float* means, const float* d, const f
     vfloat s = v_load(rstd), sum = v_fill(0.0f), x_columns[VLANES], d_columns[VLANES];
     int c_squares = C / VLANES * VLANES;
     for (int c = 0; c < c_squares; c += VLANES) {
-        rmsnorm_columns_(x_columns, x + c, C);
-        rmsnorm_columns_(d_columns, d + c, C);
+        v_load_columns(x_columns, x + c, (size_t)C);
+        v_load_columns(d_columns, d + c, (size_t)C);
         for (int i = 0; i < VLANES; i++) { sum += d_columns[i] * v_fill(weight[c + i]) * x_columns[i] * s; }
     }
     for (int r = 0; r < VLANES; r++, x += C, d += C) {

@@ -28,14 +28,13 @@ Order:  y, S and the sum in ddelta chain over n. dA_log and dD chain over t desc
         dssm_B and dssm_C: groups of SCAN_GROUP channels; in a group 16 lanes, lane l chains over its channels l, l + 16, ...; lanes
         in a tree, l += l + 8, then 4, 2, 1; then a chain over groups. Every chain starts from 0, y from D * u. Chunks, threads and
         vectors share outputs, so none of them changes a bit.
-Source: Gu & Dao 2023, arXiv:2312.00752, section 3 and algorithm 2; spec mamba_hpn.md sections 2.2, 4.1, 4.2.
+Source: Gu & Dao 2023, arXiv:2312.00752, section 3 and algorithm 2
 */
 #ifndef LLMC_SELECTIVE_SCAN_H
 #define LLMC_SELECTIVE_SCAN_H
 #include "device.h"  // Device, device_workspace, thread_number, ceil_div
 #include "fmath.h"   // fm_exp
-#include "vec.h"     // vfloat, v_load, v_store, v_fill, v_transpose
-#include <stdlib.h>
+#include "vec.h"     // vfloat, v_load, v_load_columns, v_store, v_fill, v_transpose
 
 enum { SCAN_GROUP = 64 };        // channels whose parts of dssm_B and dssm_C are added before other groups' are
 enum { SCAN_LANES = 16 };        // sums of a group
@@ -115,19 +114,14 @@ static inline void scan_backward_channel_ref(float* du, float* ddelta, float* dA
     }
 }
 
-static inline float* scan_alloc_ref(size_t n_floats) {
-    float* p = (float*)malloc(sizeof(float) * n_floats);
-    if (!p) { fail_run("selective scan: no memory for %zu floats", n_floats); }
-    return p;
-}
-
 // state (B, C, NS): h before the first position, or NULL
 static inline void scan_backward_ref(float* du, float* ddelta, float* dA_log, float* dssm_B, float* dssm_C, size_t dstride, float* dD,
                                      const float* dy, const float* state, const float* u, const float* delta, const float* A_log,
                                      const float* ssm_B, const float* ssm_C, size_t stride, const float* D,
                                      const unsigned char* starts, int B, int T, int C, int NS) {
     size_t n_terms = (size_t)T * NS * C;
-    float *terms_B = scan_alloc_ref(2 * n_terms), *terms_C = terms_B + n_terms, *h = scan_alloc_ref((size_t)(T + 1) * NS);
+    float* terms_B = (float*)malloc_check(sizeof(float) * 2 * n_terms, "terms of dssm_B and dssm_C");
+    float *terms_C = terms_B + n_terms, *h = (float*)malloc_check(sizeof(float) * (size_t)(T + 1) * NS, "states of a channel");
     float dA_row[SCAN_MAX_STATES], dD_row, y;
     for (size_t i = 0; i < (size_t)C * NS; i++) { dA_log[i] = 0.0f; }
     for (int c = 0; c < C; c++) { dD[c] = 0.0f; }
@@ -158,7 +152,8 @@ static inline void scan_backward_ref(float* du, float* ddelta, float* dA_log, fl
         }
     }
     for (size_t i = 0; i < (size_t)C * NS; i++) { dA_log[i] *= -fm_exp(A_log[i]); }
-    free(terms_B), free(h);
+    free(terms_B);
+    free(h);
 }
 
 // ---- fast C: a group of SCAN_GROUP channels at a time, one channel in each lane ----
@@ -248,8 +243,7 @@ static inline void scan_tile_columns_(float* tile, const float* rows, int channe
     int n = 0;
     for (; channels >= VLANES && n + VLANES <= NS; n += VLANES) {
         vfloat square[VLANES];
-        for (int l = 0; l < VLANES; l++) { square[l] = v_load(rows + (size_t)l * NS + n); }
-        v_transpose(square);
+        v_load_columns(square, rows + n, (size_t)NS);
         for (int i = 0; i < VLANES; i++) { v_store(tile + (size_t)(n + i) * SCAN_GROUP, square[i]); }
     }
     for (; n < NS; n++) {

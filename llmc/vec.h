@@ -7,6 +7,7 @@ Lanes hold different OUTPUTS, never parts of one sum, so that the width cannot c
 */
 #ifndef LLMC_VEC_H
 #define LLMC_VEC_H
+#include <stddef.h>
 
 #if defined(__AVX512F__)
 #define VLANES 16
@@ -66,5 +67,11 @@ static inline void v_transpose(vfloat rows[VLANES]) {
         #pragma GCC unroll 16
         for (int i = 0; i < VLANES; i++) { rows[i] = dealt[i]; }
     }
+}
+
+// the square of VLANES rows x VLANES columns at x, rows `stride` floats apart, turned: lane r of columns[c] is x[r][c]
+static inline void v_load_columns(vfloat columns[VLANES], const float* x, size_t stride) {
+    for (int r = 0; r < VLANES; r++) { columns[r] = v_load(x + r * stride); }
+    v_transpose(columns);
 }
 #endif  // LLMC_VEC_H

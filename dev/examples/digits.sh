@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # `make run-digits`: one classifier of handwritten digits, trained twice with all else alike: with the head ce (a score for each
-# digit, cross entropy) and with hpn (a fixed place on the sphere for each digit, squared cosine to it).
+# digit, cross entropy) and with hpn (a fixed place on the sphere for each digit, (1 - cosine to it)^2).
 #     dev/examples/digits.sh [RUN [OPTION...]]     writes RUN-ce and RUN-hpn, by default runs/digits-ce and runs/digits-hpn;
 #                                                  options go to both: --seed 2
 # Ends with the accuracy of both on the 359 validation images, and draws loss.png and embeddings.png into the run folders.

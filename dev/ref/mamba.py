@@ -418,7 +418,8 @@ def layer_input(a, l, cfg):
 
 
 def carry_after(p, acts, cfg, starts=None, carry=None):
-    """(history, state) of each layer after a micro-batch. Inputs of earlier documents are 0 in the history."""
+    """(history, state) of each layer after a micro-batch. Inputs of earlier documents are 0 in the history, where the C
+    leaves their taps out: the same number, but for the sign of a zero."""
     after = []
     for l in range(cfg.num_hidden_layers):
         w, a, x = layer_of(p, cfg, l), acts["blocks"][l], layer_input(acts, l, cfg)
