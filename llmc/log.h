@@ -267,10 +267,9 @@ static inline void log_extra(Log* log, json_t* values) {
 
 // `, "acc1": 0.5, ...` for all of extra_schema
 static inline void log_print_extra_(FILE* out, const Log* log) {
-    const char* key;
-    json_t* meaning;
     size_t n_found = 0;
-    json_object_foreach(log->extra_schema, key, meaning) {
+    for (void* at = json_object_iter(log->extra_schema); at; at = json_object_iter_next(log->extra_schema, at)) {
+        const char* key = json_object_iter_key(at);
         const json_t* value = json_object_get(log->extra, key);
         char* text = value ? json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17)) : NULL;
         fprintf(out, ", \"%s\": %s", key, text ? text : "null");
