@@ -1118,7 +1118,7 @@ static void ranks_evaluate(Test* t, Comm* c, int number) {
     o.eval_batches = 100;
     tokenizer_open(&tokenizer, "bytes");
     tokens_open(&data, "dev/hello.txt", &tokenizer);
-    dataloader_init(&rows, &data, EVAL_T, 0, 0);
+    dataloader_init(&rows, &data, EVAL_T, ORDER_FILE, 0);
     const Evaluator e = {&o, c, &tokenizer, EVAL_T, inputs, targets, eval_losses, &model, eval_scores, 2, scores};
     const float loss = evaluate_loss(&e, &rows, &bits);
     for (int64_t first = 0; first < rows.n_rows && first < 100 * EVAL_B; first += EVAL_B) {

@@ -1338,6 +1338,7 @@ static void check_conflicts(const Run* r) {
         options_fail("task", is_classifier(r) ? "cls needs examples (a safetensors file with inputs and targets), found tokens"
                      : "found examples with targets of their own: --task cls");
     }
+    if (is_typed(r, "placement") && m->target_layers == 0) { options_fail("placement", "says where new layers stand: --target-layers says how many"); }
     if (m->grad_accum > 0 && r->o.batch_tokens > 0) { options_fail("grad-accum", "says the same as --batch-tokens: give one of them"); }
     const int has_classes = is_classifier(r) || c->is_classifier;
     if (has_classes && (is_generating(r) || r->o.sample_every > 0)) {

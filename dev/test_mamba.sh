@@ -288,6 +288,7 @@ conflicts() {
     refuse "answers to examples" "--hellaswag: this trainer answers no examples" "${start[@]}" --hellaswag rows
     refuse "an unknown head" '--head: expected ce, hpn, hpn-softmax or rt, found "softmax"' "${start[@]}" --head softmax
     refuse "fewer layers than there are" "--target-layers: expected at least the 2 layers" "${start[@]}" --target-layers 1
+    refuse "a place for no new layers" "--placement: says where new layers stand" "${start[@]}" --placement prepend
     for i in d-model d-state d-conv expand dt-rank base-layers vocab-size; do
         refuse "--$i of a trained model" "--$i: is for a random start" --from small --train text --$i 3
     done
