@@ -200,7 +200,7 @@ static void mamba_init_training(Mamba* model, Comm* comm, int n_leaves, int zero
     }
     model->adam_m = (float*)arena_alloc(sizeof(float) * model->shards.n_kept, "first moments");
     model->adam_v = (float*)arena_alloc(sizeof(float) * model->shards.n_kept, "second moments");
-    if (config_has_prototypes(c)) {
+    if (config_has_prototypes(c) && c->learns_prototypes) {
         model->dunit_prototypes = (float*)arena_alloc(sizeof(float) * (size_t)c->classes * (size_t)c->Dp, "gradient of prototypes");
     }
 }
@@ -472,18 +472,20 @@ static void head_backward(const Mamba* model, Activations* acts, Parameters d, c
                         classes, dev);
         return;
     }
-    float* dprototypes = c->head == HEAD_RT ? d.prototypes : model->dunit_prototypes;
-    memset(dprototypes, 0, sizeof(float) * (size_t)classes * (size_t)Dp);
+    // of fixed ones nothing is written: their gradient is the 0 with which the arena began
+    float* dprototypes = !c->learns_prototypes ? NULL : c->head == HEAD_RT ? d.prototypes : model->dunit_prototypes;
+    if (dprototypes) { memset(dprototypes, 0, sizeof(float) * (size_t)classes * (size_t)Dp); }
     if (c->head == HEAD_HPN_SOFTMAX) {
         crossentropy_backward(a.logits, a.logits, targets, dloss, N, classes, classes, dev);
         scale_array(a.logits, c->scale, (size_t)N * classes, dev);
         matmul_backward_input(a.dz_unit, a.logits, model->unit_prototypes, N, Dp, classes, dev);
-        if (c->learns_prototypes) { matmul_backward_weight(dprototypes, a.logits, a.z_unit, 0, N, Dp, classes, dev); }
+        if (dprototypes) { matmul_backward_weight(dprototypes, a.logits, a.z_unit, 0, N, Dp, classes, dev); }
     } else {
-        hpn_backward(a.dz_unit, c->learns_prototypes ? dprototypes : NULL, a.z_unit, model->unit_prototypes, a.cosines, targets, dloss, N,
-                     Dp, classes, dev);
+        hpn_backward(a.dz_unit, dprototypes, a.z_unit, model->unit_prototypes, a.cosines, targets, dloss, N, Dp, classes, dev);
     }
-    if (c->head != HEAD_RT) { unit_backward(d.prototypes, dprototypes, model->unit_prototypes, model->prototype_norms, classes, Dp, dev); }
+    if (dprototypes && c->head != HEAD_RT) {
+        unit_backward(d.prototypes, dprototypes, model->unit_prototypes, model->prototype_norms, classes, Dp, dev);
+    }
     unit_backward(p.projection ? a.dz : a.dnorm, a.dz_unit, a.z_unit, a.z_norm, N, Dp, dev);
     if (p.projection) { matmul_backward(a.dnorm, d.projection, NULL, a.dz, a.normf, p.projection, N, M, Dp, dev); }
 }
@@ -1409,7 +1411,7 @@ static double print_memory(const Run* r) {
     const double prototypes = config_has_prototypes(c) ? 4.0 * c->classes * (c->Dp + 1.0) : 0.0;
     double arena = 4.0 * (double)r->model.n, workspace = workspace_bytes(r), moment = 0.0, ff_moment, gradients = 0.0;
     const int train = is_training(r), backward = train || *r->o.probe;
-    double text = data_memory(&r->data), rest = text + 8e6 + (backward ? 2.0 : 1.0) * prototypes, copy = 0.0;
+    double text = data_memory(&r->data), rest = text + 8e6 + (backward && c->learns_prototypes ? 2.0 : 1.0) * prototypes, copy = 0.0;
     double activations = backward || r->o.eval_only ? activation_bytes(r, backward ? TO_TRAIN : TO_EVALUATE) : 0.0;
     const double sampling = is_generating(r) || (train && r->o.sample_every > 0) ? activation_bytes(r, TO_GENERATE) : 0.0;
     if (train && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
