@@ -355,16 +355,16 @@ static void test_forgotten(Test* t) {
     r.o.batch_size = g.B;
     r.d.carry_state = 1;
     r.n_leaves = 3;
-    r.carried_now = filled_array(3 * n, NAN);
+    r.carried.now = filled_array(3 * n, NAN);
     forget_states(&r);
     for (int k = 0; k < r.n_leaves; k++) {
         float* next = new_array(n, sizeof(float));
-        carried_point(&g.acts.carried, c, g.B, r.carried_now + n * (size_t)k, next);
+        carried_point(&g.acts.carried, c, g.B, r.carried.now + n * (size_t)k, next);
         mamba_forward(&g.model, &g.acts, tokens, g.B, g.T, &g.dev);
         check_bits(t, "logits", mamba_logits(&g.model, &g.acts, 0, g.B * g.T, &g.dev), expected, n_logits);
         free(next);
     }
-    free(r.carried_now);
+    free(r.carried.now);
     free(expected);
     golden_close(&g);
 }

@@ -594,7 +594,7 @@ typedef struct {
     ProbeBatch probe;
     Mamba model;
     Activations acts, cache;  // of a batch; of the text that is being generated
-    float *carried_now, *carried_next;  // --carry-state: what each micro-batch of an update begins with and ends with, else NULL
+    Carried carried;          // --carry-state: of all micro-batches of an update, one after the other
     Generator generator;
     float* generated_state;   // of cache: before and after a piece of text
     int n_generated;          // positions that it has seen
@@ -634,6 +634,8 @@ static void parse_options(Run* r, int argc, char** argv) {
     r->comm = ranks_open(&r->place, &r->o);
     r->state = r->o.resume ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
     if (r->m.fail_on_non_finite) { r->o.max_skips = 0; }
+    r->log.extra_schema = mamba_log_schema();
+    r->log.json_lines = !r->m.human_log;
 }
 
 static int is_typed(const Run* r, const char* option) { return options_given(r->table, r->n_options, option) == 1; }
@@ -730,7 +732,7 @@ static void write_checkpoint(void* run) {
 static void save_checkpoint(Run* r, int last) {
     Mamba* model = &r->model;
     const size_t kept = sizeof(float) * model->shards.n_kept, carried = sizeof(float) * run_carried_floats(r);
-    const void* arenas[N_ARENAS] = {model->params, model->adam_m, model->adam_v, model->updates, &r->surgeon.gradnorm, r->carried_now};
+    const void* arenas[N_ARENAS] = {model->params, model->adam_m, model->adam_v, model->updates, &r->surgeon.gradnorm, r->carried.now};
     const size_t n_bytes[N_ARENAS] = {sizeof(float) * model->n, kept, kept, sizeof(int) * (size_t)model->n_slices, sizeof(GradNorm),
                                       carried};
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
@@ -752,7 +754,7 @@ static void load_training(Run* r) {
     old.L = r->old_layers ? r->n_old_layers : old.L;
     mamba_layout(&before, &old);
     int* updates = (int*)malloc_check(sizeof(int) * (size_t)before.n_slices, "counts of updates");
-    int n_extras = trainer_extras(r, extras, updates, &r->surgeon.gradnorm, r->carried_now), carried_rows = r->o.batch_size;
+    int n_extras = trainer_extras(r, extras, updates, &r->surgeon.gradnorm, r->carried.now), carried_rows = r->o.batch_size;
     extras[0].n = (size_t)before.n_slices;
     extras[MAX_EXTRAS - 1].values = &carried_rows;
     checkpoint_path(path, r->o.run, r->state.step, "trainer.safetensors");
@@ -991,11 +993,12 @@ static const float* next_logits(void* run, const int* tokens, int n_cached, int 
     return logits;
 }
 
+enum { PROMPT_PIECE = 128 };  // positions of a prompt that are computed at once
+
 // a text may be as long as it likes: the state has always the same size; a prompt is read in pieces
 static void open_generator(Run* r, int n_prompt) {
-    enum { PIECE = 128 };
     const Config* c = &r->model.config;
-    const Room room = room_of(r, 1, PIECE, TO_GENERATE);
+    const Room room = room_of(r, 1, PROMPT_PIECE, TO_GENERATE);
     activations_init(&r->cache, c, &room);
     r->cache.document_start = data_separator(&r->data, &r->o, end_of_text(r));
     r->generated_state = (float*)arena_alloc(sizeof(float) * 2 * carried_floats(c, 1), "states");
@@ -1062,7 +1065,7 @@ static void open_leaf(Run* r, int k, const int** inputs, const int** targets) {
     r->seconds_waited += seconds_now(CLOCK_MONOTONIC) - start;
     if (!r->d.carry_state) { return; }
     const size_t n = carried_floats(c, B) * (size_t)k;
-    carried_point(&r->acts.carried, c, B, r->carried_now + n, r->carried_next + n);
+    carried_point(&r->acts.carried, c, B, r->carried.now + n, r->carried.next + n);
     for (int b = 0; b < B; b++) {
         if (dataloader_stream_begins(&r->data.train_rows, batch_row(r, number) + b)) { carried_clear(&r->acts.carried, c, b, b + 1, B); }
     }
@@ -1212,7 +1215,7 @@ static void forget_states(Run* r) {
     const int B = r->o.batch_size;
     for (int k = 0; k < r->n_leaves && r->d.carry_state; k++) {
         Carried s;
-        carried_point(&s, c, B, r->carried_now + carried_floats(c, B) * (size_t)k, NULL);
+        carried_point(&s, c, B, r->carried.now + carried_floats(c, B) * (size_t)k, NULL);
         carried_clear(&s, c, 0, B, B);
     }
 }
@@ -1262,9 +1265,7 @@ static void train_step(Run* r) {
     if (!bp) { s->skips = ff_fails ? s->skips + 1 : 0; }
     if (!skipped && bp) { update(r, grads, norm, lr, verifying ? &r->verify : NULL); }
     if (!skipped && !bp) { ff_descend(r, ff_grads, ff_norm); }
-    float* was = r->carried_now;
-    r->carried_now = r->carried_next;
-    r->carried_next = was;
+    carried_swap(&r->carried);
     if (bp && !isfinite(loss)) { forget_states(r); }
     s->step++;
     s->rows += (int64_t)r->n_leaves * o->batch_size;
@@ -1400,7 +1401,7 @@ static double workspace_bytes(const Run* r) {
 static double activation_bytes(const Run* r, Purpose purpose) {
     Activations acts;
     const Config* c = &r->model.config;
-    const Room batch = room_of(r, r->o.batch_size, r->T, purpose), piece = room_of(r, 1, 128, TO_GENERATE);
+    const Room batch = room_of(r, r->o.batch_size, r->T, purpose), piece = room_of(r, 1, PROMPT_PIECE, TO_GENERATE);
     const double states = purpose == TO_GENERATE ? 2.0 * (double)carried_floats(c, 1) : 0.0;
     return 4.0 * (states + (double)activations_layout(&acts, c, purpose == TO_GENERATE ? &piece : &batch));
 }
@@ -1476,8 +1477,6 @@ static void open_batch(Run* r, Purpose purpose) {
     r->corrupted = (int*)malloc_check(n_bytes, "corrupted inputs");
     r->ranks = (int*)malloc_check(n_bytes, "ranks of targets");
     r->readout = (float*)malloc_check(n_bytes, "read-out");
-    r->log.extra_schema = mamba_log_schema();
-    r->log.json_lines = !r->m.human_log;
 }
 
 static void evaluate_only(Run* r) {
@@ -1493,8 +1492,8 @@ static void open_training(Run* r, int argc, char** argv) {
     if (r->o.sample_every > 0 && r->comm->rank == 0) { open_generator(r, 1); }
     mamba_init_training(model, r->comm, r->n_leaves, r->o.zero, has_ff(r));
     open_surgery(r);
-    r->carried_now = (float*)arena_alloc(carried, "carried states");
-    r->carried_next = (float*)arena_alloc(carried, "carried states");
+    r->carried.now = (float*)arena_alloc(carried, "carried states");
+    r->carried.next = (float*)arena_alloc(carried, "carried states");
     const Weights w = mamba_weights(model);
     if (r->o.verify_every > 0) { shards_verify(&model->shards, &r->verify, &w); }
     if (r->o.resume) { load_training(r); }
@@ -1521,8 +1520,8 @@ static void close_all(Run* r) {
     surgery_free(&r->surgeon);
     snapshot_free(&r->snapshot);
     const size_t carried = sizeof(float) * run_carried_floats(r);
-    arena_free(r->carried_now, carried);
-    arena_free(r->carried_next, carried);
+    arena_free(r->carried.now, carried);
+    arena_free(r->carried.next, carried);
     arena_free(r->generated_state, sizeof(float) * 2 * carried_floats(&r->model.config, 1));
     mamba_free(&r->model);
     verify_free(&r->verify);
