@@ -94,7 +94,7 @@ $(BUILD)/train_%: train_%.c
 # a trainer whose calls go through dev/faults/shim.c, for dev/test_faults.sh
 FAULTS = open write pwrite read fsync close rename renameat2 unlink rmdir mkdir ftruncate truncate fopen fflush fclose \
     malloc calloc realloc posix_memalign mmap open_memstream clock_gettime
-$(BUILD)/train_%_faults: train_%.c dev/faults/shim.c $(wildcard llmc/*.h)
+$(BUILD)/train_%_faults: train_%.c dev/faults/shim.c $(wildcard llmc/*/*.h)
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) $(BUILT) $< dev/faults/shim.c -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)
 
@@ -252,7 +252,7 @@ build/simt-exact/% build/simt-exact-asan/%: SIMT_EXACT = -DEXACT
 SIMT_FLAGS = -x c++ -include cuda_runtime.h -std=gnu++17 -D_GNU_SOURCE -D__CUDACC__ -DSIMT $(SIMT_EXACT) $(SIMT_OPT) -g $(filter-out -ffp-contract%,$(EXACT)) -ffp-contract=off
 SIMT_FLAGS += -fopenmp -Ibuild/simt/src -Idev/simt/include -Wall -Werror -Wno-unknown-pragmas -Wno-maybe-uninitialized $(BUILT)
 SIMT_INCLUDES = $(wildcard dev/simt/include/*.h)
-SIMT_HEADERS = $(patsubst %,build/simt/src/%,$(wildcard llmc/*.h train_*.cu))  # what tests include
+SIMT_HEADERS = $(patsubst %,build/simt/src/%,$(wildcard llmc/*/*.h train_*.cu))  # what tests include
 
 # the sources, with launches and shared memory rewritten
 build/simt/src/%: % dev/simt/rewrite.py

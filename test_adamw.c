@@ -1,10 +1,10 @@
 /*
-Promises of llmc/adamw.h, llmc/global_norm.h and of the noise in llmc/rng.h: frozen expressions, corrections that are the
+Promises of llmc/ops/adamw.h, llmc/ops/global_norm.h and of the noise in llmc/core/rng.h: frozen expressions, corrections that are the
 rounded true values, a norm whose order of addition depends on the length alone, rounding whose mean is the value.
 */
-#include "llmc/adamw.h"
-#include "llmc/global_norm.h"
-#include "llmc/test.h"
+#include "llmc/ops/adamw.h"
+#include "llmc/ops/global_norm.h"
+#include "llmc/test/test.h"
 
 // 1 - beta^t for the floats beta = 0.9f and 0.999f, t = 1..50, in exact rational arithmetic (Python's fractions),
 // rounded once

@@ -1,11 +1,11 @@
 /*
-Promises of llmc/attention.h. The plain loop is judged in double, by finite differences and on inputs whose answer is
+Promises of llmc/ops/attention.h. The plain loop is judged in double, by finite differences and on inputs whose answer is
 obvious; the fast version must equal it bit for bit, whatever the shape and the threads, and no token may feel a later
 one. In a fast CUDA build sums have another order, and weights may be bf16: there every element must lie within a bound
 that is computed beside it in double.
 */
-#include "llmc/attention.h"
-#include "llmc/test.h"
+#include "llmc/ops/attention.h"
+#include "llmc/test/test.h"
 
 #ifdef __CUDACC__
 // in C the edges of tiles; here small, for dev/simt takes its time

@@ -1,10 +1,10 @@
 /*
-Promises of llmc/causal_conv1d.h. The plain loop is judged in double, by finite differences and on inputs whose answer is obvious;
+Promises of llmc/ops/causal_conv1d.h. The plain loop is judged in double, by finite differences and on inputs whose answer is obvious;
 the fast version must equal it bit for bit with every number of taps, with strides, histories and starts of documents; and a
 sequence that comes in windows must have the bits of the whole.
 */
-#include "llmc/causal_conv1d.h"
-#include "llmc/test.h"
+#include "llmc/ops/causal_conv1d.h"
+#include "llmc/test/test.h"
 
 // one problem and the plain loop's answer. inp is the left part of rows of `stride` floats, and dinp is written over a copy of it
 typedef struct {

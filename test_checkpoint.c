@@ -1,16 +1,16 @@
 /*
-Promises of llmc/checkpoint.h and of the part of llmc/run.h that saves and chooses: no byte changes unseen, the newest good
+Promises of llmc/files/checkpoint.h and of the part of llmc/run/run.h that saves and chooses: no byte changes unseen, the newest good
 one is found, what an interruption left goes away, the right ones are kept, one process writes. dev/test_faults.sh is the same
 with a real trainer.
     cc -std=gnu11 -D_GNU_SOURCE -O2 -ffp-contract=off -I. test_checkpoint.c -o build/test_checkpoint -ljansson -lxxhash -lm
     FLIPS=1000000 build/test_checkpoint random
 */
-#include "llmc/extras.h"     // extras_save, extras_load
-#include "llmc/run.h"        // run_save_begin, run_save_end, RunState; checkpoint.h, outliers.h
-#include "llmc/shardfile.h"  // moments_save, moments_load_layers
-#include "llmc/snapshot.h"   // snapshot_save
-#include "llmc/test.h"       // check, check_exit, test_main
-#include "llmc/testfiles.h"  // temp_folder, temp_file
+#include "llmc/files/extras.h"     // extras_save, extras_load
+#include "llmc/run/run.h"          // run_save_begin, run_save_end, RunState; checkpoint.h, outliers.h
+#include "llmc/ranks/shardfile.h"  // moments_save, moments_load_layers
+#include "llmc/run/snapshot.h"     // snapshot_save
+#include "llmc/test/test.h"        // check, check_exit, test_main
+#include "llmc/test/testfiles.h"   // temp_folder, temp_file
 
 enum { N_FILES = 4 };
 static const char* const names[N_FILES] = {"config.json", "model.safetensors", "optimizer.safetensors", "manifest.json"};

@@ -1,11 +1,11 @@
 /*
-Promises of llmc/comm.h, comm_tcp.h, comm_nccl.h, comm_launch.h, zero.h and evaluate.h. Ranks are forked processes that talk over TCP on this
+Promises of llmc/ranks/comm.h, comm_tcp.h, comm_nccl.h, comm_launch.h, zero.h and evaluate.h. Ranks are forked processes that talk over TCP on this
 machine, with COMM_CHECK=1; every call is compared with what one process computes.
 */
-#include "llmc/evaluate.h"
-#include "llmc/test.h"
-#include "llmc/testfiles.h"
-#include "llmc/zero.h"
+#include "llmc/run/evaluate.h"
+#include "llmc/test/test.h"
+#include "llmc/test/testfiles.h"
+#include "llmc/ranks/zero.h"
 #include <limits.h>
 
 #ifdef __CUDACC__

@@ -1,10 +1,10 @@
 /*
-Promises of llmc/crossentropy.h. The plain loop is judged in double, by finite differences and on rows whose answer is
+Promises of llmc/ops/crossentropy.h. The plain loop is judged in double, by finite differences and on rows whose answer is
 obvious; the fast version must equal it bit for bit, whatever the shape, the threads, the targets and the logits, in
 place too. Fast kernels must agree with double within the tolerance that the header derives.
 */
-#include "llmc/crossentropy.h"
-#include "llmc/test.h"
+#include "llmc/ops/crossentropy.h"
+#include "llmc/test/test.h"
 
 #define DLOSS 0.03f  // not a power of two: dividing by 1 / DLOSS would be another result
 
@@ -51,7 +51,7 @@ static void crossentropy_free(CrossEntropy* c) {
     free(c->losses_error), free(c->probs_error), free(c->dlogits_error);
 }
 
-// ---- what a fast kernel may return: the answer in double, with the errors that llmc/crossentropy.h derives ----
+// ---- what a fast kernel may return: the answer in double, with the errors that llmc/ops/crossentropy.h derives ----
 
 static const double ULP = 0x1p-23, FLUSHED = 0x1p-125;  // the hardware may take subnormal exponentials for 0
 static const float LARGEST_LOSS = 60.0f;                // beyond it probabilities come near them: all such losses are alike

@@ -1,12 +1,12 @@
 /*
-Promises of llmc/dataloader.h, examples.h, numbers.h, rundata.h and tokenizer.h: which token stands where in which row, in which order rows come, and
+Promises of llmc/text/dataloader.h, examples.h, numbers.h, rundata.h and tokenizer.h: which token stands where in which row, in which order rows come, and
 what is said about data that cannot be used.
     make check, or cc -O2 -I. test_dataloader.c -o build/test_dataloader -ljansson -lxxhash -lpcre2-8 -lm && build/test_dataloader
 */
-#include "llmc/dataloader.h"
-#include "llmc/rundata.h"
-#include "llmc/test.h"
-#include "llmc/testfiles.h"
+#include "llmc/text/dataloader.h"
+#include "llmc/run/rundata.h"
+#include "llmc/test/test.h"
+#include "llmc/test/testfiles.h"
 
 enum { GPT2 = 20240520, LLAMA3 = 20240801 };
 

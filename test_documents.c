@@ -1,12 +1,12 @@
 /*
-Promises of llmc/documents.h: the segments of a batch are the pieces of its documents, and embedding and attention over
+Promises of llmc/ops/documents.h: the segments of a batch are the pieces of its documents, and embedding and attention over
 segments give the bits of the pieces as sequences of their own, forward and backward; so does the trainer's whole model.
 */
 #define TESTING
 #include "train_gpt2.c"
 #undef main
-#include "llmc/documents.h"
-#include "llmc/test.h"
+#include "llmc/ops/documents.h"
+#include "llmc/test/test.h"
 
 enum { EOT = 7 };
 

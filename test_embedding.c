@@ -1,10 +1,10 @@
 /*
-Promises of llmc/embedding.h and llmc/residual.h: sums of two rows forward, sums over positions in ascending order
+Promises of llmc/ops/embedding.h and llmc/ops/residual.h: sums of two rows forward, sums over positions in ascending order
 backward, added to what the gradient already held. Fast builds for GPUs may cut a long sum over positions in pieces.
 */
-#include "llmc/embedding.h"
-#include "llmc/residual.h"
-#include "llmc/test.h"
+#include "llmc/ops/embedding.h"
+#include "llmc/ops/residual.h"
+#include "llmc/test/test.h"
 
 // one problem; V and maxT are larger than what the tokens reach, so that rows nobody asked for can be watched
 typedef struct {

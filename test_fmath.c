@@ -1,12 +1,12 @@
 /*
-Tests of llmc/fmath.h without MPFR. dev/fmath/prove.c has shown the functions right on all 2^32 inputs; here a fixed sample
+Tests of llmc/core/fmath.h without MPFR. dev/fmath/prove.c has shown the functions right on all 2^32 inputs; here a fixed sample
 and the hardest inputs must give the bits of that proof, whatever compiler and flags built this program.
     cc -O3 -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp test_fmath.c -o build/test_fmath -lm
 With -DSYSTEM_LIBM the functions are the C library's, and -ffp-contract=fast costs last bits: what need not hold then is
 skipped.
 */
-#include "llmc/test.h"  // Test, Promise, check, check_bits, float_bits
-#include "llmc/fmath.h"
+#include "llmc/test/test.h"  // Test, Promise, check, check_bits, float_bits
+#include "llmc/core/fmath.h"
 
 // ---- the functions under test ----
 

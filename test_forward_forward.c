@@ -1,10 +1,10 @@
 /*
-Promises of llmc/forward_forward.h: corrupted rows differ and are functions of a key, goodness and its gradient agree with double
+Promises of llmc/ops/forward_forward.h: corrupted rows differ and are functions of a key, goodness and its gradient agree with double
 and with finite differences, rust_trainer's hinge has the numbers of spec mamba_hpn.md 13.C1, and threads change no bit.
 */
-#include "llmc/forward_forward.h"
-#include "llmc/gradient_surgery.h"  // rust_trainer's two gradients of one d_skip
-#include "llmc/test.h"
+#include "llmc/ops/forward_forward.h"
+#include "llmc/ops/gradient_surgery.h"  // rust_trainer's two gradients of one d_skip
+#include "llmc/test/test.h"
 
 // ---- corrupted data ----
 

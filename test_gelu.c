@@ -1,9 +1,9 @@
 /*
-Promises of llmc/gelu.h: its value and slope are frozen expressions, judged in double; fast and plain loops agree on
-every kind of float, in place too. Fast builds for GPUs keep the tolerances that llmc/gelu.h derives.
+Promises of llmc/ops/gelu.h: its value and slope are frozen expressions, judged in double; fast and plain loops agree on
+every kind of float, in place too. Fast builds for GPUs keep the tolerances that llmc/ops/gelu.h derives.
 */
-#include "llmc/gelu.h"
-#include "llmc/test.h"
+#include "llmc/ops/gelu.h"
+#include "llmc/test/test.h"
 
 // every 4099th float (a prime): all exponents, both signs, subnormals, Inf and NaN, about a million numbers
 static float* all_kinds(size_t* n) {
@@ -46,7 +46,7 @@ static void check_same(Test* t, const char* what, const float* got, const float*
     }
 }
 
-static const double VALUE_ERROR = 0x1p-20, SLOPE_ERROR = 0x1p-18;  // of (1 + |x|) and of |dout|: derived in llmc/gelu.h
+static const double VALUE_ERROR = 0x1p-20, SLOPE_ERROR = 0x1p-18;  // of (1 + |x|) and of |dout|: derived in llmc/ops/gelu.h
 
 static void check_length(Test* t, const float* x, const float* dout, size_t n, const Device* dev) {
     float *out = filled_array(n, NAN), *want = filled_array(n, 77.0f);

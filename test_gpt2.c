@@ -5,7 +5,7 @@ gradient, and the parameters after 1 and 10 updates, to the last bit, with 1, 2,
 #define TESTING
 #include "train_gpt2.c"
 #undef main
-#include "llmc/test.h"
+#include "llmc/test/test.h"
 
 typedef struct {
     SafeSet set;

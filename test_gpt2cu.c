@@ -5,7 +5,7 @@ as C, as exact CUDA (bit for bit) and as bf16 CUDA (within a tolerance), on a GP
 #define TESTING
 #include "train_gpt2.cu"
 #undef main
-#include "llmc/test.h"
+#include "llmc/test/test.h"
 
 static const char* const BASE = "dev/golden/gpt2_base.safetensors";
 static const char* const ODD = "dev/golden/gpt2_odd.safetensors";  // 3 leaves, clip, cosine, masked targets, head size 11

@@ -1,9 +1,9 @@
 /*
-Promises of llmc/gradient_surgery.h: the numbers of spec mamba_hpn.md 13.C2, PCGrad's closed form, CAGrad's optimum, GradNorm's
+Promises of llmc/ops/gradient_surgery.h: the numbers of spec mamba_hpn.md 13.C2, PCGrad's closed form, CAGrad's optimum, GradNorm's
 derivative and what it balances; and that threads, ranges and what lies between them change no bit.
 */
-#include "llmc/gradient_surgery.h"
-#include "llmc/test.h"
+#include "llmc/ops/gradient_surgery.h"
+#include "llmc/test/test.h"
 
 static SurgeryConfig config_of(SurgeryMethod method, float epsilon, float lambda, float alpha) {
     SurgeryConfig c = {method, epsilon, lambda, 0, alpha, {0, 0}, 0};

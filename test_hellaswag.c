@@ -1,11 +1,11 @@
 /*
-Promises of llmc/hellaswag.h on records made here: the rows of an example, the accuracy of a model whose losses are known,
+Promises of llmc/text/hellaswag.h on records made here: the rows of an example, the accuracy of a model whose losses are known,
 and a message for each way in which a file can be wrong.
 */
-#include "llmc/device.h"
-#include "llmc/hellaswag.h"
-#include "llmc/test.h"
-#include "llmc/testfiles.h"
+#include "llmc/core/device.h"
+#include "llmc/text/hellaswag.h"
+#include "llmc/test/test.h"
+#include "llmc/test/testfiles.h"
 
 // ---- files for tests ----
 

@@ -1,10 +1,11 @@
 /*
-Promises of llmc/hf_folder.h and of the shards of llmc/tensorfile.h: a model in many files is the model in one, what an
+Promises of llmc/files/hf_folder.h and of the shards of llmc/files/tensorfile.h: a model in many files is the model in one, what an
 index claims is checked, --from names what it was given, and an export is whole and never in the way of something else.
 */
-#include "llmc/tensorfile.h"
-#include "llmc/test.h"
-#include "llmc/testfiles.h"
+#include "llmc/files/tensorfile.h"
+#include "llmc/text/tokenizer.h"
+#include "llmc/test/test.h"
+#include "llmc/test/testfiles.h"
 
 enum { N_TABLE = 3, N_SLICES = 7, N_ON_DISK = 40 + 3 * (80 + 20) };
 
@@ -331,7 +332,7 @@ static void export_to(const Small* s, const char* folder, size_t shard_bytes) {
     tokenizer_bytes_init(&tokenizer);
     tokenizer.json = string_copy("{}\n");
     tokenizer.n_json = 3;
-    hf_save_tokenizer(temporary, &tokenizer, &files);
+    tokenizer_save(temporary, &tokenizer, &files);
     tokenizer_free(&tokenizer);
     hf_export_end(temporary, folder);
 }

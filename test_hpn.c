@@ -1,12 +1,12 @@
 /*
-Promises of llmc/hpn.h and llmc/prototypes.h: fast and plain loops agree to the last bit; gradients agree with finite differences
+Promises of llmc/ops/hpn.h and llmc/models/prototypes.h: fast and plain loops agree to the last bit; gradients agree with finite differences
 and with the numbers of spec mamba_hpn.md section 13; prototypes stand where geometry says that they are farthest apart.
 */
-#include "llmc/crossentropy.h"
-#include "llmc/hpn.h"
-#include "llmc/prototypes.h"
-#include "llmc/test.h"
-#include "llmc/testfiles.h"
+#include "llmc/ops/crossentropy.h"
+#include "llmc/ops/hpn.h"
+#include "llmc/models/prototypes.h"
+#include "llmc/test/test.h"
+#include "llmc/test/testfiles.h"
 
 // one problem; targets reach every prototype but the last, about one in five is not counted
 typedef struct {

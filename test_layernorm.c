@@ -1,9 +1,9 @@
 /*
-Promises of llmc/layernorm.h. The plain loop is judged in double, by finite differences and on rows whose answer is
+Promises of llmc/ops/layernorm.h. The plain loop is judged in double, by finite differences and on rows whose answer is
 obvious; the fast version must equal it bit for bit, whatever the shape and the threads. Fast builds for GPUs keep tolerances.
 */
-#include "llmc/layernorm.h"
-#include "llmc/test.h"
+#include "llmc/ops/layernorm.h"
+#include "llmc/test/test.h"
 
 // one problem and the plain loop's answer
 typedef struct {

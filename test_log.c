@@ -1,11 +1,11 @@
 /*
-Promises of llmc/log.h and llmc/schedule.h: the lines a run prints, records that read back to the same bits, a resumed
+Promises of llmc/run/log.h and llmc/run/schedule.h: the lines a run prints, records that read back to the same bits, a resumed
 metrics file, errors of the disk, the progress bar, and the learning rates.
     cc -std=gnu11 -O2 -ffp-contract=off test_log.c -o build/test_log -ljansson -lm && build/test_log
 */
-#include "llmc/log.h"       // everything under test
-#include "llmc/schedule.h"  // schedule_lr, schedule_from_name
-#include "llmc/test.h"      // check, check_bits, check_exit, test_main
+#include "llmc/run/log.h"       // everything under test
+#include "llmc/run/schedule.h"  // schedule_lr, schedule_from_name
+#include "llmc/test/test.h"     // check, check_bits, check_exit, test_main
 #include <fcntl.h>
 #include <sys/stat.h>
 

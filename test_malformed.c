@@ -9,8 +9,8 @@ safetensors has its own table in test_safetensors.c, token shards and text in te
 #define TESTING
 #include "train_gpt2.c"
 #undef main
-#include "llmc/test.h"
-#include "llmc/testfiles.h"
+#include "llmc/test/test.h"
+#include "llmc/test/testfiles.h"
 
 typedef struct {
     const char *bug, *text, *expected;

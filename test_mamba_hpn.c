@@ -6,7 +6,7 @@ bit: chunks of the scan, recomputing, documents, states that are carried on, gen
 #define TESTING
 #include "train_mamba_hpn.c"
 #undef main
-#include "llmc/test.h"
+#include "llmc/test/test.h"
 
 typedef struct {
     SafeSet set;

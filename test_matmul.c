@@ -1,11 +1,11 @@
 /*
-Promises of llmc/gemm.h and llmc/matmul.h. The plain loops are judged in double, by finite differences and on inputs
+Promises of llmc/ops/gemm.h and llmc/ops/matmul.h. The plain loops are judged in double, by finite differences and on inputs
 whose answer is obvious. The fast versions must equal the plain loops bit for bit, whatever the shape, the strides and
 the threads; so must the kernels of an EXACT build. Other CUDA builds add in another order and may store bf16: there the
 plain loops, on the same stored numbers, must be met within what roundings can make.
 */
-#include "llmc/matmul.h"
-#include "llmc/test.h"
+#include "llmc/ops/matmul.h"
+#include "llmc/test/test.h"
 
 #if defined(__CUDACC__) && !defined(EXACT)
 #define SAME_BITS 0

@@ -1,10 +1,10 @@
 /*
-Promises of llmc/options.h: what is accepted and what it becomes, every wrong option with its message, --args files, --help,
+Promises of llmc/core/options.h: what is accepted and what it becomes, every wrong option with its message, --args files, --help,
 the settings box, and settings that go through JSON without losing a bit.
     cc -std=gnu11 -O2 test_options.c -o build/test_options -ljansson -lm && build/test_options
 */
-#include "llmc/options.h"  // everything under test
-#include "llmc/test.h"     // check, check_exit, test_main
+#include "llmc/core/options.h"  // everything under test
+#include "llmc/test/test.h"     // check, check_exit, test_main
 
 typedef struct {
     int batch_size, steps, offset, shuffle, resume;

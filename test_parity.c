@@ -8,7 +8,7 @@ somewhere, so the library is looked at first. dev/parity/check.sh compares with 
 #define SYSTEM_LIBM 1
 #define PARITY_TEST
 #include "dev/parity/ours.c"
-#include "llmc/test.h"
+#include "llmc/test/test.h"
 
 static const struct { int step; uint32_t loss; uint64_t parameters; } recorded[] = {
     {0, 0x40990aa9, 0xfa60f63cc0590a75}, {1, 0x409788b1, 0xc1f8f7ee65385c55},  {2, 0x4094bb51, 0x827ff46bb29f5e7d},

@@ -1,10 +1,10 @@
 /*
-Promises of llmc/prefetch.h: batches that threads make ahead are those that one would make oneself, whatever the timing.
+Promises of llmc/text/prefetch.h: batches that threads make ahead are those that one would make oneself, whatever the timing.
     make build/gcc-native-O3/test_prefetch && build/gcc-native-O3/test_prefetch
 */
-#include "llmc/prefetch.h"
-#include "llmc/test.h"
-#include "llmc/testfiles.h"
+#include "llmc/text/prefetch.h"
+#include "llmc/test/test.h"
+#include "llmc/test/testfiles.h"
 
 enum { T = 5, B = 3, N_ROWS = 40 };
 

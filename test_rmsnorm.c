@@ -1,9 +1,9 @@
 /*
-Promises of llmc/rmsnorm.h. The plain loop is judged in double, by finite differences and on rows whose answer is obvious; the
+Promises of llmc/ops/rmsnorm.h. The plain loop is judged in double, by finite differences and on rows whose answer is obvious; the
 fast version must equal it bit for bit, whatever the shape and the threads.
 */
-#include "llmc/rmsnorm.h"
-#include "llmc/test.h"
+#include "llmc/ops/rmsnorm.h"
+#include "llmc/test/test.h"
 
 static const float EPS = 1e-5f;
 

@@ -1,11 +1,11 @@
 /*
-Promises of llmc/safetensors.h and llmc/mapfile.h: what it writes it reads, what others write it reads, and what is
+Promises of llmc/files/safetensors.h and llmc/core/mapfile.h: what it writes it reads, what others write it reads, and what is
 broken it refuses with one line, whichever byte is wrong.
     cc -O2 test_safetensors.c -o build/test_safetensors -ljansson -lm && build/test_safetensors
 */
-#include "llmc/safetensors.h"
-#include "llmc/test.h"
-#include "llmc/testfiles.h"
+#include "llmc/files/safetensors.h"
+#include "llmc/test/test.h"
+#include "llmc/test/testfiles.h"
 
 // ---- files in memory, each in a heap block of exactly its size, so that a sanitizer sees the first byte too far ----
 

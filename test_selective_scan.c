@@ -1,10 +1,10 @@
 /*
-Promises of llmc/selective_scan.h. The plain loops are judged in double, by finite differences, and on a small case computed
+Promises of llmc/ops/selective_scan.h. The plain loops are judged in double, by finite differences, and on a small case computed
 elsewhere; the fast version must equal them bit for bit, whatever the shape, the threads and the chunk. What the model needs
 of the recurrence, that rows can be cut and that documents do not see each other, is tested on the fast version, in bits too.
 */
-#include "llmc/selective_scan.h"
-#include "llmc/test.h"
+#include "llmc/ops/selective_scan.h"
+#include "llmc/test/test.h"
 
 #ifdef FAST
 enum { FAST_BUILD = 1 };  // single precision exponentials, fused multiply-adds

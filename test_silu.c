@@ -1,10 +1,10 @@
 /*
-Promises of llmc/silu.h and llmc/softplus.h: frozen expressions, judged in double; fast and plain loops agree on every kind of
+Promises of llmc/ops/silu.h and llmc/ops/softplus.h: frozen expressions, judged in double; fast and plain loops agree on every kind of
 float, with strides and in place too.
 */
-#include "llmc/silu.h"
-#include "llmc/softplus.h"
-#include "llmc/test.h"
+#include "llmc/ops/silu.h"
+#include "llmc/ops/softplus.h"
+#include "llmc/test/test.h"
 
 // every 4099th float (a prime): all exponents, both signs, subnormals, Inf and NaN, about a million numbers
 static float* all_kinds(size_t* n) {

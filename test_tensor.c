@@ -1,13 +1,13 @@
 /*
-Promises of llmc/tensor.h, layers.h, rng.h, leaf_tree.h and sampler.h: where tensors lie and what they start with, which of
+Promises of llmc/core/tensor.h, layers.h, rng.h, leaf_tree.h and sampler.h: where tensors lie and what they start with, which of
 their layers an option means, random streams that every machine repeats, gradients added along the stated tree, tokens drawn
 as the probabilities say.
 */
-#include "llmc/layers.h"
-#include "llmc/leaf_tree.h"
-#include "llmc/sampler.h"
-#include "llmc/tensor.h"
-#include "llmc/test.h"
+#include "llmc/core/layers.h"
+#include "llmc/ranks/leaf_tree.h"
+#include "llmc/ops/sampler.h"
+#include "llmc/core/tensor.h"
+#include "llmc/test/test.h"
 #include <stddef.h>
 
 // ---- rng: numbers of spec gpt2.md section 7 ----

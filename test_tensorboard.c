@@ -1,9 +1,9 @@
-// llmc/tensorboard.h: checksums, records and events byte by byte; dev/ref/check_tensorboard.py reads them with TensorBoard.
+// llmc/run/tensorboard.h: checksums, records and events byte by byte; dev/ref/check_tensorboard.py reads them with TensorBoard.
 //     test_tensorboard write FOLDER [RESUME_STEP]   writes the file that check_tensorboard.py reads
-#include "llmc/mapfile.h"      // MappedFile, file_map
-#include "llmc/tensorboard.h"  // what is tested
-#include "llmc/test.h"         // Test, check, check_exit
-#include "llmc/testfiles.h"    // temp_folder, temp_remove
+#include "llmc/core/mapfile.h"     // MappedFile, file_map
+#include "llmc/run/tensorboard.h"  // what is tested
+#include "llmc/test/test.h"        // Test, check, check_exit
+#include "llmc/test/testfiles.h"   // temp_folder, temp_remove
 
 // ---- a reader of its own ----
 

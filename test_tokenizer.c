@@ -1,12 +1,12 @@
 /*
-Promises of llmc/tokenizer.h and what is below it (unicode.h, pretokenize.h, bpe.h, tokenizer_pipeline.h, tokenizer_json.h):
+Promises of llmc/text/tokenizer.h and what is below it (unicode.h, pretokenize.h, bpe.h, tokenizer_pipeline.h, tokenizer_json.h):
 the ids are those of Hugging Face tokenizers, whatever the text; what a file has wrong is said in one line.
     cc -std=gnu11 -D_GNU_SOURCE -O2 test_tokenizer.c -o build/test_tokenizer -ljansson -lpcre2-8 -lm && build/test_tokenizer
 The large comparison, 100,000 strings for each of some forty files, is dev/ref/check_tokenizer.py.
 */
-#include "llmc/test.h"
-#include "llmc/testfiles.h"
-#include "llmc/tokenizer.h"
+#include "llmc/test/test.h"
+#include "llmc/test/testfiles.h"
+#include "llmc/text/tokenizer.h"
 #include <glob.h>
 
 // ---- tokenizer.json files of a few hundred tokens, made here ----

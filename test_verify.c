@@ -1,15 +1,15 @@
 /*
-Promises of --verify-every, llmc/verify.h, through the trainer's own train_step: a bit that flips in parameters, moments,
+Promises of --verify-every, llmc/ranks/verify.h, through the trainer's own train_step: a bit that flips in parameters, moments,
 gradients or the update ends the run with step, tensor and element; without one nothing changes.
 The flips are planted by wrapping three functions of the trainer, which is otherwise the one that ships.
     cc -std=gnu11 -D_GNU_SOURCE -O2 -ffp-contract=off -I. test_verify.c -o build/test_verify -ljansson -lxxhash -lm
     FLIPS=1000 build/test_verify flips
 */
-#include "llmc/adamw.h"       // what is wrapped, before the wrappers have its names
-#include "llmc/dataloader.h"
-#include "llmc/leaf_tree.h"
-#include "llmc/test.h"        // check, check_exit, test_main
-#include "llmc/testfiles.h"   // temp_folder, temp_file
+#include "llmc/ops/adamw.h"       // what is wrapped, before the wrappers have its names
+#include "llmc/text/dataloader.h"
+#include "llmc/ranks/leaf_tree.h"
+#include "llmc/test/test.h"       // check, check_exit, test_main
+#include "llmc/test/testfiles.h"  // temp_folder, temp_file
 
 typedef enum { NO_FLIP, FLIP_PARAMETERS, FLIP_MOMENTS_1, FLIP_MOMENTS_2, FLIP_FIRST_GRADIENTS, FLIP_SECOND_GRADIENTS, FLIP_UPDATE, N_PLACES } Place;
 

@@ -12,38 +12,38 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
     ./train_gpt2 --model tiny --train book.txt --steps 1000   your text, byte by byte
     ./train_gpt2 --from gpt2/ --train 'shards/train_*.bin'    fine-tunes a Hugging Face folder on token shards
 */
-#include "llmc/attention.h"     // attention_forward, attention_backward
-#include "llmc/checkpoint.h"    // SavedFiles, checkpoint_find, checkpoint_path
-#include "llmc/comm.h"          // Comm, comm_watch: several ranks train together
-#include "llmc/crossentropy.h"  // crossentropy_forward, crossentropy_backward
-#include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
-#include "llmc/embedding.h"     // embedding_forward, embedding_backward
-#include "llmc/evaluate.h"      // Evaluator, evaluate_loss, evaluate_answers
-#include "llmc/gelu.h"          // gelu_forward, gelu_backward
-#include "llmc/generate.h"      // Generator, generate_sample, generate_texts
-#include "llmc/gpt2.h"          // Config, Parameters, parameter_table, gpt2_load: shared with train_gpt2.cu
-#include "llmc/hf_folder.h"     // model_find, hf_export_begin, hf_save_tokenizer
-#include "llmc/layernorm.h"     // layernorm_forward, layernorm_backward
-#include "llmc/layers.h"        // freeze_slices
-#include "llmc/llmc_bin.h"      // llmc_bin_save: llm.c's checkpoint format
-#include "llmc/log.h"           // Log, log_step, log_validation, box_row, seconds_now
-#include "llmc/matmul.h"        // matmul_forward, matmul_backward
-#include "llmc/peak.h"          // matmul_peak, memory_available, check_memory
-#include "llmc/probe.h"         // ProbeBatch, probe_read
-#include "llmc/ranks.h"         // ranks_open, ranks_compare
-#include "llmc/residual.h"      // residual_forward
-#include "llmc/run.h"           // RunOptions, RunState, run_save_begin: what all trainers share
-#include "llmc/rundata.h"       // RunData: training and validation rows, examples
-#include "llmc/shardfile.h"     // moments_save, moments_load
-#include "llmc/snapshot.h"      // Snapshot, snapshot_save: a checkpoint is written while training goes on
-#include "llmc/tensor.h"        // Tensor: the table of parameters and activations
-#include "llmc/tensorboard.h"   // TensorBoard, tensorboard_step, tensorboard_validation
-#include "llmc/tensorfile.h"    // tensors_save_folder
-#include "llmc/verify.h"        // Verify: a step computed twice
-#include "llmc/zero.h"          // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
+#include "llmc/ops/attention.h"     // attention_forward, attention_backward
+#include "llmc/files/checkpoint.h"  // SavedFiles, checkpoint_find, checkpoint_path
+#include "llmc/ranks/comm.h"        // Comm, comm_watch: several ranks train together
+#include "llmc/ops/crossentropy.h"  // crossentropy_forward, crossentropy_backward
+#include "llmc/ops/documents.h"     // Segment, documents_segments: where attention and positions start anew
+#include "llmc/ops/embedding.h"     // embedding_forward, embedding_backward
+#include "llmc/run/evaluate.h"      // Evaluator, evaluate_loss, evaluate_answers
+#include "llmc/ops/gelu.h"          // gelu_forward, gelu_backward
+#include "llmc/run/generate.h"      // Generator, generate_sample, generate_texts
+#include "llmc/models/gpt2.h"       // Config, Parameters, parameter_table, gpt2_load: shared with train_gpt2.cu
+#include "llmc/files/hf_folder.h"   // model_find, hf_export_begin, tokenizer_save
+#include "llmc/ops/layernorm.h"     // layernorm_forward, layernorm_backward
+#include "llmc/core/layers.h"       // freeze_slices
+#include "llmc/files/llmc_bin.h"    // llmc_bin_save: llm.c's checkpoint format
+#include "llmc/run/log.h"           // Log, log_step, log_validation, box_row, seconds_now
+#include "llmc/ops/matmul.h"        // matmul_forward, matmul_backward
+#include "llmc/run/peak.h"          // matmul_peak, memory_available, check_memory
+#include "llmc/run/probe.h"         // ProbeBatch, probe_read
+#include "llmc/run/ranks.h"         // ranks_open, ranks_compare
+#include "llmc/ops/residual.h"      // residual_forward
+#include "llmc/run/run.h"           // RunOptions, RunState, run_save_begin: what all trainers share
+#include "llmc/run/rundata.h"       // RunData: training and validation rows, examples
+#include "llmc/ranks/shardfile.h"   // moments_save, moments_load
+#include "llmc/run/snapshot.h"      // Snapshot, snapshot_save: a checkpoint is written while training goes on
+#include "llmc/core/tensor.h"       // Tensor: the table of parameters and activations
+#include "llmc/run/tensorboard.h"   // TensorBoard, tensorboard_step, tensorboard_validation
+#include "llmc/files/tensorfile.h"  // tensors_save_folder
+#include "llmc/ranks/verify.h"      // Verify: a step computed twice
+#include "llmc/ranks/zero.h"        // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 1. Tensors. What makes one GPT-2 different from another, and one line for each parameter, is in llmc/gpt2.h, because
+// 1. Tensors. What makes one GPT-2 different from another, and one line for each parameter, is in llmc/models/gpt2.h, because
 // train_gpt2.cu needs the same; here is one line for each activation. Everything else loops over these tables.
 
 // what a pass leaves behind; the last three are the gradients on their way back, one buffer each for all layers
@@ -231,7 +231,7 @@ static float gpt2_loss(const GPT2* model, Activations* acts, const int* targets,
 }
 
 // Forward's calls upside down. Every parameter's gradient is written: one micro-batch is one leaf, which joins the tree
-// of llmc/zero.h.
+// of llmc/ranks/zero.h.
 static void gpt2_backward(GPT2* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B,
                           int T, const Device* dev) {
     const Config c = model->config;
@@ -286,7 +286,7 @@ static void gpt2_leaf(GPT2* model, Activations* acts, const int* tokens, const i
 // 3. A run: everything that main hands around.
 
 typedef struct {
-    RunOptions o;             // the common options, llmc/run.h
+    RunOptions o;             // the common options, llmc/run/run.h
     const char* export_bin;   // and those of this trainer
     int decay_all;
     Option table[MAX_OPTIONS];
@@ -359,7 +359,7 @@ static void save_model(const Run* r, const float* params, const char* folder, si
     char path[PATH_BYTES];
     saved_files_add(files, config_save(path_join(path, folder, "config.json"), r->model.config, end_of_text(r)));
     tensors_save_folder(folder, r->model.table, N_PARAMETERS, params, shard_bytes, files);
-    if (has_text(r)) { hf_save_tokenizer(folder, &r->tokenizer, files); }
+    if (has_text(r)) { tokenizer_save(folder, &r->tokenizer, files); }
 }
 
 // the files of a checkpoint, from the snapshot: training may be further on by now
@@ -451,7 +451,7 @@ static void export_model(const Run* r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. Evaluation, sampling, probe.
 
-// the model behind llmc/evaluate.h
+// the model behind llmc/run/evaluate.h
 static const float* batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
     Run* r = (Run*)run;
     gpt2_forward(&r->model, &r->acts, inputs, B, T, 0, &r->dev);
@@ -477,7 +477,7 @@ static void evaluate(Run* r, int training) {
     }
 }
 
-// the model behind llmc/generate.h: keys and values of earlier positions are kept in cache.qkv
+// the model behind llmc/run/generate.h: keys and values of earlier positions are kept in cache.qkv
 static const float* next_logits(void* run, const int* tokens, int n_cached, int n) {
     Run* r = (Run*)run;
     gpt2_forward(&r->model, &r->cache, tokens + n_cached, 1, n, n_cached, &r->dev);

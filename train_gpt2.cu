@@ -15,41 +15,41 @@ There are no kernels here. Every op's are in its header in llmc/, behind the loo
     ./train_gpt2cu --model d12 --train 'shards/train_*.bin' --batch-size 64 --batch-tokens 524288 --steps 20000
     ./launch -n 8 ./train_gpt2cu ...     eight GPUs, the same result to the last bit
 */
-#include "llmc/attention.h"     // attention_forward, attention_backward
-#include "llmc/checkpoint.h"    // SavedFiles, checkpoint_find, checkpoint_path
-#include "llmc/comm.h"          // Comm, comm_watch: several ranks train together
-#include "llmc/crossentropy.h"  // crossentropy_fused, losses_sum
-#include "llmc/device.h"        // Device, device_alloc, device_upload
-#include "llmc/documents.h"     // Segment, documents_segments: where attention and positions start anew
-#include "llmc/embedding.h"     // embedding_forward, embedding_backward
-#include "llmc/evaluate.h"      // Evaluator, evaluate_loss, evaluate_answers
-#include "llmc/floatx.h"        // floatX: float or bf16; floatx_download
-#include "llmc/gelu.h"          // gelu_forward, gelu_backward
-#include "llmc/generate.h"      // Generator, generate_sample, generate_texts
-#include "llmc/gpt2.h"          // Config, Parameters, parameter_table, gpt2_load: shared with train_gpt2.c
-#include "llmc/hf_folder.h"     // model_find, hf_export_begin, hf_save_tokenizer
-#include "llmc/layernorm.h"     // layernorm_forward, residual_layernorm_forward, layernorm_backward
-#include "llmc/layers.h"        // freeze_slices
-#include "llmc/llmc_bin.h"      // llmc_bin_save: llm.c's checkpoint format
-#include "llmc/log.h"           // Log, log_step, log_validation, box_row, seconds_now
-#include "llmc/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward
-#include "llmc/peak.h"          // matmul_peak, memory_available, check_memory
-#include "llmc/probe.h"         // ProbeBatch, probe_read
-#include "llmc/ranks.h"         // ranks_open, ranks_compare
-#include "llmc/run.h"           // RunOptions, RunState, run_save_begin: what all trainers share
-#include "llmc/rundata.h"       // RunData: training and validation rows, examples
-#include "llmc/shardfile.h"     // moments_save, moments_load
-#include "llmc/snapshot.h"      // Snapshot, snapshot_save: a checkpoint is written while training goes on
-#include "llmc/tensor.h"        // Tensor: the table of parameters and activations
-#include "llmc/tensorboard.h"   // TensorBoard, tensorboard_step, tensorboard_validation
-#include "llmc/tensorfile.h"    // tensors_save_folder
-#include "llmc/verify.h"        // Verify: a step computed twice
-#include "llmc/zero.h"          // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
+#include "llmc/ops/attention.h"     // attention_forward, attention_backward
+#include "llmc/files/checkpoint.h"  // SavedFiles, checkpoint_find, checkpoint_path
+#include "llmc/ranks/comm.h"        // Comm, comm_watch: several ranks train together
+#include "llmc/ops/crossentropy.h"  // crossentropy_fused, losses_sum
+#include "llmc/core/device.h"       // Device, device_alloc, device_upload
+#include "llmc/ops/documents.h"     // Segment, documents_segments: where attention and positions start anew
+#include "llmc/ops/embedding.h"     // embedding_forward, embedding_backward
+#include "llmc/run/evaluate.h"      // Evaluator, evaluate_loss, evaluate_answers
+#include "llmc/core/floatx.h"       // floatX: float or bf16; floatx_download
+#include "llmc/ops/gelu.h"          // gelu_forward, gelu_backward
+#include "llmc/run/generate.h"      // Generator, generate_sample, generate_texts
+#include "llmc/models/gpt2.h"       // Config, Parameters, parameter_table, gpt2_load: shared with train_gpt2.c
+#include "llmc/files/hf_folder.h"   // model_find, hf_export_begin, tokenizer_save
+#include "llmc/ops/layernorm.h"     // layernorm_forward, residual_layernorm_forward, layernorm_backward
+#include "llmc/core/layers.h"       // freeze_slices
+#include "llmc/files/llmc_bin.h"    // llmc_bin_save: llm.c's checkpoint format
+#include "llmc/run/log.h"           // Log, log_step, log_validation, box_row, seconds_now
+#include "llmc/ops/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward
+#include "llmc/run/peak.h"          // matmul_peak, memory_available, check_memory
+#include "llmc/run/probe.h"         // ProbeBatch, probe_read
+#include "llmc/run/ranks.h"         // ranks_open, ranks_compare
+#include "llmc/run/run.h"           // RunOptions, RunState, run_save_begin: what all trainers share
+#include "llmc/run/rundata.h"       // RunData: training and validation rows, examples
+#include "llmc/ranks/shardfile.h"   // moments_save, moments_load
+#include "llmc/run/snapshot.h"      // Snapshot, snapshot_save: a checkpoint is written while training goes on
+#include "llmc/core/tensor.h"       // Tensor: the table of parameters and activations
+#include "llmc/run/tensorboard.h"   // TensorBoard, tensorboard_step, tensorboard_validation
+#include "llmc/files/tensorfile.h"  // tensors_save_folder
+#include "llmc/ranks/verify.h"      // Verify: a step computed twice
+#include "llmc/ranks/zero.h"        // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 1. Tensors. Sizes and parameters are those of train_gpt2.c, in llmc/gpt2.h; here is one line for each activation.
+// 1. Tensors. Sizes and parameters are those of train_gpt2.c, in llmc/models/gpt2.h; here is one line for each activation.
 
-// weights as forward and backward read them; Parameters (llmc/gpt2.h) are floats: gradients
+// weights as forward and backward read them; Parameters (llmc/models/gpt2.h) are floats: gradients
 typedef struct {
     floatX *wte, *wpe, *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb, *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb,
         *lnfw, *lnfb;
@@ -186,7 +186,7 @@ static void gpt2_store(GPT2* model, const float* params, int updates, const Devi
     device_release(staged, sizeof(float) * most);
 }
 
-// Gradients, masters and moments, for updates of n_leaves micro-batches in all. comm NULL: alone. zero: llmc/zero.h
+// Gradients, masters and moments, for updates of n_leaves micro-batches in all. comm NULL: alone. zero: llmc/ranks/zero.h
 static void gpt2_init_training(GPT2* model, Comm* comm, int n_leaves, int zero, int with_master, const float* params,
                                const Device* dev) {
     Shards* s = &model->shards;
@@ -369,7 +369,7 @@ static void recompute_block(const GPT2* model, Activations* acts, int l, const f
 }
 
 // Forward's calls upside down, after gpt2_head. Every parameter's gradient is written: one micro-batch is one leaf,
-// which joins the tree of llmc/zero.h.
+// which joins the tree of llmc/ranks/zero.h.
 static void gpt2_backward(GPT2* model, Activations* acts, int B, int T, const Device* dev) {
     const int L = model->config.L, C = model->config.C, NH = model->config.NH, N = B * T;
     ActivationTensors a = layer_activations(acts, L - 1);
@@ -422,7 +422,7 @@ static void gpt2_leaf(GPT2* model, Activations* acts, const int* tokens, const i
 // 3. A run: everything that main hands around.
 
 typedef struct {
-    RunOptions o;             // the common options, llmc/run.h
+    RunOptions o;             // the common options, llmc/run/run.h
     const char* export_bin;   // and those of this trainer
     int decay_all;
     Tradeoffs how;
@@ -510,7 +510,7 @@ static void save_model(const Run* r, const float* params, const char* folder, si
     char path[PATH_BYTES];
     saved_files_add(files, config_save(path_join(path, folder, "config.json"), r->model.config, end_of_text(r)));
     tensors_save_folder(folder, r->model.table, N_PARAMETERS, params, shard_bytes, files);
-    if (has_text(r)) { hf_save_tokenizer(folder, &r->tokenizer, files); }
+    if (has_text(r)) { tokenizer_save(folder, &r->tokenizer, files); }
 }
 
 // are the masters, like the moments, dealt out over the ranks? The weights are whole everywhere
@@ -648,7 +648,7 @@ static void export_model(Run* r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. Evaluation, sampling, probe.
 
-// the model behind llmc/evaluate.h
+// the model behind llmc/run/evaluate.h
 static const float* batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
     Run* r = (Run*)run;
     gpt2_forward(&r->model, &r->acts, inputs, B, T, 0, &r->dev);
@@ -684,7 +684,7 @@ static const float* host_logits(Run* r, Activations* acts, int n) {
     return r->host;
 }
 
-// the model behind llmc/generate.h: keys and values of earlier positions are kept in cache.qkv
+// the model behind llmc/run/generate.h: keys and values of earlier positions are kept in cache.qkv
 static const float* next_logits(void* run, const int* tokens, int n_cached, int n) {
     Run* r = (Run*)run;
     gpt2_forward(&r->model, &r->cache, tokens + n_cached, 1, n, n_cached, &r->dev);

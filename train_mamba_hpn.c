@@ -21,48 +21,48 @@ What the first one prints, after its settings, the sizes of the model and the me
     step 0 | accuracy 7.67% | top 5 9.68% | perplexity 241
     step 50/2800 | loss 2.5618 | norm 0.96 | lr 3.0e-03 | 44 ms | 23.2k tok/s | 33% peak | eta 2m02s
 */
-#include "llmc/causal_conv1d.h"     // conv1d_forward, conv1d_backward, conv1d_history
-#include "llmc/checkpoint.h"        // SavedFiles, checkpoint_find, checkpoint_path
-#include "llmc/comm.h"              // Comm, comm_watch: several ranks train together
-#include "llmc/crossentropy.h"      // crossentropy_forward, crossentropy_backward
-#include "llmc/embedding.h"         // token_embedding_forward, token_embedding_backward
-#include "llmc/embeddings.h"        // Embeddings: where inputs and classes stand, for pictures
-#include "llmc/evaluate.h"          // Evaluator, evaluate_loss
-#include "llmc/extras.h"            // Extra, extras_save: what this trainer keeps beside parameters and moments
-#include "llmc/forward_forward.h"   // ff_corrupt, ff_goodness, rt_ff
-#include "llmc/generate.h"          // Generator, generate_sample, generate_texts
-#include "llmc/gradient_surgery.h"  // Surgery, surgery_apply
-#include "llmc/hf_folder.h"         // model_find, hf_export_begin, hf_save_tokenizer
-#include "llmc/hpn.h"               // unit_forward, unit_backward, hpn_forward, hpn_backward
-#include "llmc/layernorm.h"         // layernorm_forward, layernorm_backward: of the rt layer
-#include "llmc/layers.h"            // freeze_slices, placement_map
-#include "llmc/log.h"               // Log, log_step, log_validation, box_row, seconds_now
-#include "llmc/mamba.h"             // Config, Parameters, parameter_table, mamba_load
-#include "llmc/mamba_options.h"     // MambaOptions: what this trainer takes beside run.h; the model that they ask for
-#include "llmc/mamba_log.h"         // Quality, step_keys: what this trainer prints and records beside log.h
-#include "llmc/matmul.h"            // matmul_forward, matmul_backward
-#include "llmc/peak.h"              // matmul_peak, memory_available, check_memory
-#include "llmc/prefetch.h"          // Prefetch: rows are read while a step is computed
-#include "llmc/probe.h"             // ProbeBatch, probe_read
-#include "llmc/prototypes.h"        // prototypes_init, prototypes_separation: where the classes stand
-#include "llmc/ranks.h"             // ranks_open, ranks_compare
-#include "llmc/residual.h"          // residual_forward
-#include "llmc/rmsnorm.h"           // rmsnorm_forward, rmsnorm_backward
-#include "llmc/run.h"               // RunOptions, RunState, run_save_begin: what all trainers share
-#include "llmc/rundata.h"           // RunData: training and validation rows
-#include "llmc/selective_scan.h"    // scan_forward, scan_backward
-#include "llmc/shardfile.h"         // moments_save, moments_load
-#include "llmc/silu.h"              // gate_forward, gate_backward
-#include "llmc/snapshot.h"          // Snapshot, snapshot_save: a checkpoint is written while training goes on
-#include "llmc/softplus.h"          // softplus_forward, softplus_backward
-#include "llmc/tensor.h"            // Tensor: the table of parameters and activations
-#include "llmc/tensorboard.h"       // TensorBoard, tensorboard_step, tensorboard_validation
-#include "llmc/tensorfile.h"        // tensors_save_folder
-#include "llmc/verify.h"            // Verify: a step computed twice
-#include "llmc/zero.h"              // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
+#include "llmc/ops/causal_conv1d.h"     // conv1d_forward, conv1d_backward, conv1d_history
+#include "llmc/files/checkpoint.h"      // SavedFiles, checkpoint_find, checkpoint_path
+#include "llmc/ranks/comm.h"            // Comm, comm_watch: several ranks train together
+#include "llmc/ops/crossentropy.h"      // crossentropy_forward, crossentropy_backward
+#include "llmc/ops/embedding.h"         // token_embedding_forward, token_embedding_backward
+#include "llmc/files/embeddings.h"      // Embeddings: where inputs and classes stand, for pictures
+#include "llmc/run/evaluate.h"          // Evaluator, evaluate_loss
+#include "llmc/files/extras.h"          // Extra, extras_save: what this trainer keeps beside parameters and moments
+#include "llmc/ops/forward_forward.h"   // ff_corrupt, ff_goodness, rt_ff
+#include "llmc/run/generate.h"          // Generator, generate_sample, generate_texts
+#include "llmc/ops/gradient_surgery.h"  // Surgery, surgery_apply
+#include "llmc/files/hf_folder.h"       // model_find, hf_export_begin, tokenizer_save
+#include "llmc/ops/hpn.h"               // unit_forward, unit_backward, hpn_forward, hpn_backward
+#include "llmc/ops/layernorm.h"         // layernorm_forward, layernorm_backward: of the rt layer
+#include "llmc/core/layers.h"           // freeze_slices, placement_map
+#include "llmc/run/log.h"               // Log, log_step, log_validation, box_row, seconds_now
+#include "llmc/models/mamba.h"          // Config, Parameters, parameter_table, mamba_load
+#include "llmc/models/mamba_options.h"  // MambaOptions: what this trainer takes beside run.h; the model that they ask for
+#include "llmc/models/mamba_log.h"      // Quality, step_keys: what this trainer prints and records beside log.h
+#include "llmc/ops/matmul.h"            // matmul_forward, matmul_backward
+#include "llmc/run/peak.h"              // matmul_peak, memory_available, check_memory
+#include "llmc/text/prefetch.h"         // Prefetch: rows are read while a step is computed
+#include "llmc/run/probe.h"             // ProbeBatch, probe_read
+#include "llmc/models/prototypes.h"     // prototypes_init, prototypes_separation: where the classes stand
+#include "llmc/run/ranks.h"             // ranks_open, ranks_compare
+#include "llmc/ops/residual.h"          // residual_forward
+#include "llmc/ops/rmsnorm.h"           // rmsnorm_forward, rmsnorm_backward
+#include "llmc/run/run.h"               // RunOptions, RunState, run_save_begin: what all trainers share
+#include "llmc/run/rundata.h"           // RunData: training and validation rows
+#include "llmc/ops/selective_scan.h"    // scan_forward, scan_backward
+#include "llmc/ranks/shardfile.h"       // moments_save, moments_load
+#include "llmc/ops/silu.h"              // gate_forward, gate_backward
+#include "llmc/run/snapshot.h"          // Snapshot, snapshot_save: a checkpoint is written while training goes on
+#include "llmc/ops/softplus.h"          // softplus_forward, softplus_backward
+#include "llmc/core/tensor.h"           // Tensor: the table of parameters and activations
+#include "llmc/run/tensorboard.h"       // TensorBoard, tensorboard_step, tensorboard_validation
+#include "llmc/files/tensorfile.h"      // tensors_save_folder
+#include "llmc/ranks/verify.h"          // Verify: a step computed twice
+#include "llmc/ranks/zero.h"            // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 1. Tensors. The sizes and one line for each parameter are in llmc/mamba.h; here is one line for each activation.
+// 1. Tensors. The sizes and one line for each parameter are in llmc/models/mamba.h; here is one line for each activation.
 
 // what a pass leaves behind; those from dresidual on are the gradients on their way back, one buffer each for all layers
 typedef struct {
@@ -491,7 +491,7 @@ static void head_backward(const Mamba* model, Activations* acts, Parameters d, c
 }
 
 // Forward's calls upside down. Every parameter's gradient is written: one micro-batch is one leaf, which joins the tree of
-// llmc/zero.h. Below the lowest layer that learns nothing is computed.
+// llmc/ranks/zero.h. Below the lowest layer that learns nothing is computed.
 static void mamba_backward(Mamba* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
                            const Device* dev) {
     const Config* c = &model->config;
@@ -581,8 +581,8 @@ static void rt_ff_leaf(Mamba* model, Activations* acts, const int* tokens, int i
 // 3. A run: everything that main hands around.
 
 typedef struct {
-    RunOptions o;             // the common options, llmc/run.h
-    RunDataOptions d;         // what else can be said of the data, llmc/rundata.h
+    RunOptions o;             // the common options, llmc/run/run.h
+    RunDataOptions d;         // what else can be said of the data, llmc/run/rundata.h
     MambaOptions m;           // those of this trainer
     Option table[MAX_OPTIONS];
     int n_options;
@@ -696,7 +696,7 @@ static void save_model(const Run* r, const float* params, const char* folder, si
     char path[PATH_BYTES];
     saved_files_add(files, config_save(path_join(path, folder, "config.json"), &r->model.config, end_of_text(r)));
     tensors_save_folder(folder, r->model.table, r->model.n_table, params, shard_bytes, files);
-    if (has_text(r)) { hf_save_tokenizer(folder, &r->tokenizer, files); }
+    if (has_text(r)) { tokenizer_save(folder, &r->tokenizer, files); }
 }
 
 // what a checkpoint holds beside model, moments and the state all trainers have: from the run itself or a snapshot of it
@@ -886,7 +886,7 @@ static void add_scores(Run* r, const int* targets, int first, int n, double* sco
     for (int i = 0; i < n; i++) { scores[SCORE_LOG_LOSS] += (double)r->readout[i]; }
 }
 
-// the model behind llmc/evaluate.h
+// the model behind llmc/run/evaluate.h
 static const float* batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
     Run* r = (Run*)run;
     mamba_forward(&r->model, &r->acts, inputs, B, T, &r->dev);
@@ -973,7 +973,7 @@ static void evaluate(Run* r, int training) {
     if (r->m.human_log) { quality_print(head, step, quality); }
 }
 
-// The model behind llmc/generate.h. States of the first n_cached tokens are in cache, or everything is computed anew
+// The model behind llmc/run/generate.h. States of the first n_cached tokens are in cache, or everything is computed anew
 static const float* next_logits(void* run, const int* tokens, int n_cached, int n) {
     Run* r = (Run*)run;
     const Config* c = &r->model.config;

@@ -5,14 +5,15 @@ Holds README.md, llmc/README.md, doc/*.md and doc/gpu/*.md to what they say. Sta
     python dev/check_docs.py --fix    first move line numbers to where the quoted code stands now
 
 It promises that
-  - a reference to code tells the truth. A reference is a link [`llmc/gelu.h:22`](../llmc/gelu.h#L22) with the code behind
-    it, in backticks or as a fenced block: a part of that line, or all lines of [`llmc/gelu.h:20-23`](...), indented alike;
+  - a reference to code tells the truth. A reference is a link [`llmc/ops/gelu.h:22`](../llmc/ops/gelu.h#L22) with the code behind
+    it, in backticks or as a fenced block: a part of that line, or all lines of [`llmc/ops/gelu.h:20-23`](...), indented alike;
   - every relative link leads to a file, and to a heading where it names one;
   - llmc/README.md links every header of llmc/ once;
   - every ```python block in doc/ runs, in a namespace of its own, and asserts something.
 """
 import argparse
 import contextlib
+import glob
 import importlib.util
 import io
 import os
@@ -158,9 +159,9 @@ def check_links(page, report):
 
 def check_map(report):
     text = read(MAP)
-    for name in sorted(os.listdir(os.path.join(ROOT, "llmc"))):
-        n = text.count(f"]({name})")
-        report.count(MAP, None if n == 1 or not name.endswith(".h") else f"expected one link to {name}, found {n}")
+    for header in sorted(glob.glob("*/*.h", root_dir=os.path.join(ROOT, "llmc"))):
+        n = text.count(f"]({header})")
+        report.count(MAP, None if n == 1 else f"expected one link to {header}, found {n}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

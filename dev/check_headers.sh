@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Every header of llmc/ stands alone: it compiles by itself, first in a file, as C11 and as C++17, with gcc, clang and, where
-# there is one, nvcc (as CUDA, for sm_90). Ends with "N passed, N failed".
+# there is one, nvcc (as CUDA, for sm_90). And rooms have doors: a header includes only from the rooms that its own may see.
+# Ends with "N passed, N failed".
 set -u
 cd "$(dirname "$0")/.."
 warnings="-Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-unused-function -Werror"
@@ -9,24 +10,55 @@ passed=0
 failed=0
 
 # all headers, or all but those of one model: a program has one, so each model's Config is called Config
-includes() { ls llmc/*.h | grep -v "${1:-no such name}" | sed 's/.*/#include "&"/'; }
+includes() { ls llmc/*/*.h | grep -v "${1:-no such name}" | sed 's/.*/#include "&"/'; }
 
 # try COMPILER...: all headers at once, with each model, so that none leans on another; and each by itself
 try() {
     local file=$work/all.$1 log=$work/log
     shift
-    for other in llmc/mamba llmc/gpt2; do
+    for other in models/mamba models/gpt2; do
         includes $other >"$file"
         if "$@" "$file" >"$log" 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAIL  $* without $other"; head -n 20 "$log"; fi
     done
-    for header in llmc/*.h; do
+    for header in llmc/*/*.h; do
         echo "#include \"$header\"" >"$file"
         if "$@" "$file" >"$log" 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAIL  $* $header"; head -n 20 "$log"; fi
     done
 }
 
+# ROOM ROOMS...: the rooms that headers of a room may include from, beside their own
+doors="core
+files core
+text core files
+ops core
+ranks core ops files
+run core ops files text ranks
+models core ops files text ranks run
+test core"
+
+# includes that leave a room by no door; a room that has no line here has none
+check_doors() {
+    local wrong=0 room seen header included
+    for room in llmc/*/; do
+        room=$(basename "$room")
+        seen=$(grep "^$room\b" <<<"$doors") || { echo "FAIL  llmc/$room/: dev/check_headers.sh does not know this room"; wrong=1; continue; }
+        for header in llmc/"$room"/*.h; do
+            for included in $(sed -n 's/^ *# *include "\([^"]*\)".*/\1/p' "$header"); do
+                [[ $included == */* ]] || continue
+                included=${included#../}
+                if [[ " $seen " == *" ${included%%/*} "* && -e llmc/$included ]]; then continue; fi
+                echo "FAIL  $header includes $included: $room may see $seen"
+                wrong=1
+            done
+        done
+    done
+    if [ -n "$(ls llmc/*.h 2>/dev/null)" ]; then echo "FAIL  llmc/ itself holds no headers: each lives in a room"; wrong=1; fi
+    if [ $wrong = 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+}
+
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+check_doors
 for compiler in gcc clang; do
     command -v $compiler >/dev/null || { echo "skipped: no $compiler"; continue; }
     try c $compiler -std=gnu11 $exact $warnings -fopenmp
@@ -34,7 +66,7 @@ for compiler in gcc clang; do
     try c $compiler -std=gnu11 $exact $warnings -Wno-unknown-pragmas -DSYSTEM_LIBM
 done
 if nvcc=$(dev/cuda_flags.sh nvcc 2>/dev/null) && dev/cuda_flags.sh flags >"$work/flags"; then
-    includes llmc/mamba >"$work/all.cu"  # whose trainer is for CPUs
+    includes models/mamba >"$work/all.cu"  # whose trainer is for CPUs
     if $nvcc -std=c++17 -arch=sm_90 -I. --options-file "$work/flags" --fmad=false -diag-suppress 1675 -Xcompiler -Wall -cuda "$work/all.cu" -o "$work/all.ii" >"$work/log" 2>&1; then
         passed=$((passed + 1))
     else

@@ -52,11 +52,12 @@ start() {  # description, command...
 
 # replace text in one header, or a trainer, of a fresh copy; then the test must turn red
 change() {  # folder, test, filter, header, old, new, old, new, ...
-    local folder=$1 test=$2 filter=$3 header=llmc/$4 text before
+    local folder=$1 test=$2 filter=$3 header text before
+    header=$(echo llmc/*/"$4")
     [ -e "$header" ] || header=$4
     shift 4
     mkdir -p "$folder/llmc"
-    cp llmc/*.h "$folder/llmc/" && cp "$test.c" train_*.c "$folder/"
+    cp -r llmc/. "$folder/llmc/" && cp "$test.c" train_*.c "$folder/"
     text=$(< "$header")
     while [ $# -gt 0 ]; do
         before=$text

@@ -1,14 +1,14 @@
 /*
-How fast is our matrix product? GFLOP/s of llmc/matmul.h against OpenBLAS's sgemm and this machine's peak, on 1 and 2 threads.
+How fast is our matrix product? GFLOP/s of llmc/ops/matmul.h against OpenBLAS's sgemm and this machine's peak, on 1 and 2 threads.
     build/gemm [THREADS...]      default: 1 2; about half a minute each; dev/bench/run.sh builds it
 Both compute out (M, N) = inp (M, K) * weight (N, K)^T, the linear layer's forward. Per shape the two take turns until SECONDS
 have passed, at least REPEATS times, and the shortest time of each counts. OpenBLAS fuses multiplications and additions, ours
 rounds each (doc/exactness.md rule 1): its ceiling is the fused peak, ours the other one. It is loaded at run time; without
 libopenblas.so.0 its columns stay empty.
 */
-#include "../../llmc/matmul.h"  // matmul_forward, Device, device_init, device_free
-#include "../../llmc/peak.h"    // seconds_now
-#include "vector_peak.h"        // vector_peak
+#include "../../llmc/ops/matmul.h"  // matmul_forward, Device, device_init, device_free
+#include "../../llmc/run/peak.h"    // seconds_now
+#include "vector_peak.h"            // vector_peak
 #include <dlfcn.h>
 #include <math.h>
 

@@ -9,19 +9,19 @@ fewest that the op must move: every input read once, every output written once. 
 slice after slice and is far larger than the second-level cache, so each call finds its inputs in memory. Time is that
 between two events around at least 20 ms of calls. Like a trainer this is C: `cc -x c` builds it for the CPU.
 */
-#include "llmc/adamw.h"         // adamw_step, adamw_update_stored
-#include "llmc/attention.h"     // attention_forward, attention_backward
-#include "llmc/crossentropy.h"  // crossentropy_fused
-#include "llmc/device.h"        // Device, device_alloc, device_upload, device_copy
-#include "llmc/embedding.h"     // embedding_forward, embedding_backward
-#include "llmc/floatx.h"        // floatX
-#include "llmc/gelu.h"          // gelu_forward, gelu_backward
-#include "llmc/global_norm.h"   // chunk_sums_of_squares
-#include "llmc/layernorm.h"     // layernorm_forward, residual_layernorm_forward, layernorm_backward
-#include "llmc/log.h"           // seconds_now
-#include "llmc/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward, column_sums
-#include "llmc/residual.h"      // residual_forward
-#include "llmc/rng.h"           // xorshift_u32
+#include "llmc/ops/adamw.h"         // adamw_step, adamw_update_stored
+#include "llmc/ops/attention.h"     // attention_forward, attention_backward
+#include "llmc/ops/crossentropy.h"  // crossentropy_fused
+#include "llmc/core/device.h"       // Device, device_alloc, device_upload, device_copy
+#include "llmc/ops/embedding.h"     // embedding_forward, embedding_backward
+#include "llmc/core/floatx.h"       // floatX
+#include "llmc/ops/gelu.h"          // gelu_forward, gelu_backward
+#include "llmc/ops/global_norm.h"   // chunk_sums_of_squares
+#include "llmc/ops/layernorm.h"     // layernorm_forward, residual_layernorm_forward, layernorm_backward
+#include "llmc/core/print.h"        // seconds_now
+#include "llmc/ops/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward, column_sums
+#include "llmc/ops/residual.h"      // residual_forward
+#include "llmc/core/rng.h"          // xorshift_u32
 
 typedef struct {
     int B, T, C, NH, V;

@@ -1,12 +1,12 @@
 /*
-Time of llmc/selective_scan.h per position, channel and state, at the sizes of Mamba 130m; beside it fm_exp alone.
+Time of llmc/ops/selective_scan.h per position, channel and state, at the sizes of Mamba 130m; beside it fm_exp alone.
     gcc -std=gnu11 -D_GNU_SOURCE -O3 -march=native -mprefer-vector-width=512 -ffp-contract=off -fno-math-errno -fno-trapping-math
         -fopenmp -I. dev/bench/scan.c -o build/scan -lm              (a fast build: -ffp-contract=fast -DFAST)
     build/scan [T [chunk [NS [repeats]]]]                            default 256 32 16 40
 One thread; the smallest of `repeats` times, in this process's CPU time, since other programs only ever make it longer.
 */
-#include "llmc/selective_scan.h"
-#include "llmc/test.h"
+#include "llmc/ops/selective_scan.h"
+#include "llmc/test/test.h"
 #include <time.h>
 
 enum { C = 1536, R = 48 };  // channels; columns of dt beside ssm_B and ssm_C

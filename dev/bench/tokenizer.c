@@ -3,8 +3,8 @@ How fast the tokenizer encodes: dev/bench/tokenizer.py builds and runs it beside
     bench_tokenizer TOKENIZER ROUNDS FILE...   prints for each file: bytes, tokens, MB/s of the whole text, MB/s line by line
 The shortest processor time of all rounds counts: other programs on the machine disturb it least.
 */
-#include "../../llmc/log.h"  // seconds_now
-#include "../../llmc/tokenizer.h"
+#include "../../llmc/core/print.h"  // seconds_now
+#include "../../llmc/text/tokenizer.h"
 
 // seconds to encode a text, whole or in lines; the workspace, and so the cache, is new each time
 static double seconds_to_encode(const Tokenizer* t, const char* text, size_t n, int by_line, int64_t* n_tokens) {

@@ -2,8 +2,8 @@
 Prints this machine's float32 peak in GFLOP/s (vector_peak.h), best of REPEATS: "N threads, S multiply+add, F fused multiply-add".
     gcc -O3 -march=native -ffp-contract=off -fopenmp vector_peak.c -lm -o vector_peak && ./vector_peak THREADS
 */
-#include "../../llmc/fail.h"  // fail_input
-#include "vector_peak.h"      // vector_peak
+#include "../../llmc/core/fail.h"  // fail_input
+#include "vector_peak.h"           // vector_peak
 #include <math.h>
 
 enum { REPEATS = 20 };

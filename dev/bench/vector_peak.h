@@ -10,8 +10,8 @@ and SSE2: the loop holds PEAK_CHAINS multiplications and additions (or fused one
 */
 #ifndef VECTOR_PEAK_H
 #define VECTOR_PEAK_H
-#include "../../llmc/peak.h"  // seconds_now
-#include "../../llmc/vec.h"   // vfloat, VLANES, v_fill
+#include "../../llmc/run/peak.h"  // seconds_now
+#include "../../llmc/core/vec.h"  // vfloat, VLANES, v_fill
 #ifdef __FMA__
 #include <immintrin.h>  // _mm512_fmadd_ps, _mm256_fmadd_ps
 #endif

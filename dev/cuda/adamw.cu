@@ -13,11 +13,11 @@ million, all of GPT-2.
                      adamw_update_stored without a master
     6 master         float masters beside the bf16 parameters: no step is lost at all                30   not measured
 
-Steps 3, 5 and 6 live in llmc/adamw.h. The limit on an H200: 4.8 TB/s, 0.73 ms for 124 million parameters of 28 bytes.
+Steps 3, 5 and 6 live in llmc/ops/adamw.h. The limit on an H200: 4.8 TB/s, 0.73 ms for 124 million parameters of 28 bytes.
     make build/nvcc-sm_90-bf16/cuda/adamw && build/nvcc-sm_90-bf16/cuda/adamw      under dev/simt: only the checks
 */
-#include "llmc/adamw.h"  // adamw_update, adamw_update_stored, adamw_element_, adamw_update_ref
-#include "llmc/test.h"   // random_array, to_device_as, check
+#include "llmc/ops/adamw.h"  // adamw_update, adamw_update_stored, adamw_element_, adamw_update_ref
+#include "llmc/test/test.h"  // random_array, to_device_as, check
 
 typedef struct {
     size_t n;

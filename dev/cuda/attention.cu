@@ -12,16 +12,16 @@ of which queries see the result.
     4 tensor cores    bf16: a warp multiplies 16 queries by 8 keys in one instruction, weights go from one  not measured
                       product to the next in registers
     5 two stages      the next tile is copied while this one is used; 32 queries per warp share a fragment. not measured
-                      llmc/flash_attention.h, what fast builds use
+                      llmc/ops/flash_attention.h, what fast builds use
     backward          5's, in two passes: 3.5 times the products of forward                                 not measured
 
 The limits on an H200: float 67 TFLOP/s, bf16 989 TFLOP/s (with wgmma; mma, which runs on older cards too, reaches less), memory
 4.8 TB/s.
     make build/nvcc-sm_90-bf16/cuda/attention && build/nvcc-sm_90-bf16/cuda/attention      under dev/simt: only the checks
 */
-#include "llmc/attention.h"        // attention_forward_ref
-#include "llmc/flash_attention.h"  // flash_attention_forward and its parts
-#include "llmc/test.h"             // random_array, to_device_as, check
+#include "llmc/ops/attention.h"        // attention_forward_ref
+#include "llmc/ops/flash_attention.h"  // flash_attention_forward and its parts
+#include "llmc/test/test.h"            // random_array, to_device_as, check
 
 enum { HEAD = 64 };
 

@@ -11,7 +11,7 @@ of 1024 tokens of GPT-2, 412 million logits.
               them, and only the first of three passes reads from memory
     4 online  maximum and sum in one pass: two passes instead of three                                 8   not measured
     5 bf16    half the bytes, and all rows in work fit in L2                                           4   not measured
-    6 packs   16 bytes a load, 8 columns for one maximum. Lives in llmc/crossentropy.h                 4   not measured
+    6 packs   16 bytes a load, 8 columns for one maximum. Lives in llmc/ops/crossentropy.h                 4   not measured
     7 kept    the row stays in shared memory: the second pass does not even ask L2. It needs           4   not measured
               100 KB a block: two fit on a multiprocessor of an H100, one on an A100's
 
@@ -19,8 +19,8 @@ Bytes are those that memory itself moves. The limit on an H200: 4.8 TB/s, 0.34 m
 exponentials a logit, 16 a clock and multiprocessor, take two thirds of that: they must overlap with the loads.
     make build/nvcc-sm_90-bf16/cuda/crossentropy && build/nvcc-sm_90-bf16/cuda/crossentropy      under dev/simt: only the checks
 */
-#include "llmc/crossentropy.h"  // crossentropy_fused, crossentropy_fused_ref
-#include "llmc/test.h"          // random_array, to_device_as, check
+#include "llmc/ops/crossentropy.h"  // crossentropy_fused, crossentropy_fused_ref
+#include "llmc/test/test.h"         // random_array, to_device_as, check
 
 typedef struct {
     int N, V, Vp;
@@ -150,7 +150,7 @@ static void online_bf16(const Classifier* c, const Device* dev) {
     online_kernel<<<c->N, BLOCK, 0, dev->stream>>>(c->losses, c->logits_bf16, c->targets, c->dloss, c->V, c->Vp);
 }
 
-// ---- 6: packs; the winner lives in llmc/crossentropy.h. In float, too ----
+// ---- 6: packs; the winner lives in llmc/ops/crossentropy.h. In float, too ----
 
 static void packs_float(const Classifier* c, const Device* dev) {
     crossentropy_fused(c->losses, c->logits, c->targets, c->dloss, 1, c->N, c->V, c->Vp, dev);
@@ -236,7 +236,7 @@ static void check_step(Test* t, const Step* step, int N, int V, int Vp, const De
     from_device(losses, c.losses, (size_t)N, dev), device_drop(c.targets);
     if (step->bf16) { from_device_as(logits, c.logits_bf16, n, dev), device_drop(c.logits); }
     if (!step->bf16) { from_device_as(logits, c.logits, n, dev), device_drop(c.logits_bf16); }
-    // logits differ by at most 16: an exponential is off by 35 * 2^-23, their sum by that and 96 * 2^-23 (llmc/crossentropy.h),
+    // logits differ by at most 16: an exponential is off by 35 * 2^-23, their sum by that and 96 * 2^-23 (llmc/ops/crossentropy.h),
     // or V / 2 * 2^-23 where it is a chain, as the plain loop's is
     const double relative = (2 * 35 + 96 + V) * 0x1p-23;
     for (size_t i = 0; i < n; i++) {

@@ -1,6 +1,6 @@
 /*
 The staircase of LayerNorm: bf16 rows, float sums. Each step changes one thing; main checks every step against the plain loops
-of llmc/layernorm.h and, on a GPU, times it at N 65536, C 768: 64 rows of 1024 tokens of GPT-2, 50 million elements.
+of llmc/ops/layernorm.h and, on a GPU, times it at N 65536, C 768: 64 rows of 1024 tokens of GPT-2, 50 million elements.
 
     forward       what it changes                                                          bytes an element   measured on an H200
     1 rows        one thread has one row: neighbouring threads read addresses that are a row          8   not measured
@@ -11,23 +11,23 @@ of llmc/layernorm.h and, on a GPU, times it at N 65536, C 768: 64 rows of 1024 t
     4 packs       a lane loads 16 bytes at a time: an eighth of the load instructions                 4   not measured
     5 registers   the row stays in registers between the three passes; C must be known when           4   not measured
                   this is compiled
-    6 kept        it stays in shared memory, for any C. Lives in llmc/layernorm.h                     4   not measured
+    6 kept        it stays in shared memory, for any C. Lives in llmc/ops/layernorm.h                     4   not measured
     7 two ops     left + right, then step 6: the sum is written, and read again                      10   not measured
-    8 fused       both in one kernel. Lives in llmc/layernorm.h                                       8   not measured
+    8 fused       both in one kernel. Lives in llmc/ops/layernorm.h                                       8   not measured
 
     backward
     1 rows        one thread has a row for dinp, then one thread a channel for dweight, dbias        12   not measured
     2 two passes  a warp has a row; for dweight and dbias the rows are cut into parts. It lives      12   not measured
-                  in llmc/layernorm.h for exact builds and rows too long for step 3
+                  in llmc/ops/layernorm.h for exact builds and rows too long for step 3
     3 one pass    a thread stays on its 8 channels while its block walks down the rows: inp and       8   not measured
-                  dout are read once. Lives in llmc/layernorm.h
+                  dout are read once. Lives in llmc/ops/layernorm.h
 
 Bytes are those that memory itself must move when a row that was just read is still in a cache. The limit on an H200: 4.8 TB/s,
 0.042 ms for 50 million elements of 4 bytes.
     make build/nvcc-sm_90-bf16/cuda/layernorm && build/nvcc-sm_90-bf16/cuda/layernorm      under dev/simt: only the checks
 */
-#include "llmc/layernorm.h"  // layernorm_forward, residual_layernorm_forward, layernorm_backward, the plain loops
-#include "llmc/test.h"       // random_array, to_device_as, check, rounding_walk
+#include "llmc/ops/layernorm.h"  // layernorm_forward, residual_layernorm_forward, layernorm_backward, the plain loops
+#include "llmc/test/test.h"      // random_array, to_device_as, check, rounding_walk
 
 typedef __nv_bfloat16 bf16;
 
@@ -170,7 +170,7 @@ static void registers(const LayerNorm* l, const Device* dev) {
     registers_kernel<3><<<(unsigned)ceil_div(l->N, 8), block, 0, dev->stream>>>(l->out, l->mean, l->rstd, l->left, l->weight, l->bias, l->N);
 }
 
-// ---- forward 6 to 8: llmc/layernorm.h ----
+// ---- forward 6 to 8: llmc/ops/layernorm.h ----
 
 static void kept(const LayerNorm* l, const Device* dev) {
     layernorm_forward(l->out, l->mean, l->rstd, l->left, l->weight, l->bias, l->N, l->C, dev);
@@ -226,7 +226,7 @@ static void backward_rows(const LayerNorm* l, const Device* dev) {
                                                                                  l->N, l->C);
 }
 
-// ---- backward 2 and 3: llmc/layernorm.h ----
+// ---- backward 2 and 3: llmc/ops/layernorm.h ----
 
 static void two_passes(const LayerNorm* l, const Device* dev) {
     layernorm_backward_two_passes_<8>(l->dinp, l->dweight, l->dbias, l->dout, l->left, l->weight, l->mean, l->rstd, l->N, l->C, dev);

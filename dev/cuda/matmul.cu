@@ -7,7 +7,7 @@ step against matmul_forward_ref and, on a GPU, times it at N 8192, C 768, OC 307
     1 outputs         one thread computes one output and reads 2*C floats for 2*C operations             not measured
     2 shared tiles    a block shares what it reads: each float is read once for 32 outputs               not measured
     3 register tiles  a thread computes 4 x 4 outputs: 8 loads of shared memory feed 16 products         not measured
-                      (this is gemm of llmc/gemm.h, the EXACT build's)
+                      (this is gemm of llmc/ops/gemm.h, the EXACT build's)
     4 vectors         8 x 8 outputs, 16 bytes a load, the next tile is fetched while this one is used    not measured
     5 tensor cores    bf16: a warp multiplies 16 x 16 by 16 x 8 in one instruction, copies run by        not measured
                       themselves
@@ -18,9 +18,9 @@ The limits on an H200: float 67 TFLOP/s, bf16 989 TFLOP/s, memory 4.8 TB/s. Here
 hundreds of products, so memory limits only the steps that fetch it again and again.
     make build/nvcc-sm_90-bf16/cuda/matmul && build/nvcc-sm_90-bf16/cuda/matmul      under dev/simt: only the checks
 */
-#include "llmc/matmul.h"  // matmul_forward, matmul_forward_ref, gemm
-#include "llmc/mma.h"     // mma_m16n8k16, ldmatrix_x4, cp_async_16_zfill
-#include "llmc/test.h"    // random_array, to_device_as, check
+#include "llmc/ops/matmul.h"  // matmul_forward, matmul_forward_ref, gemm
+#include "llmc/core/mma.h"    // mma_m16n8k16, ldmatrix_x4, cp_async_16_zfill
+#include "llmc/test/test.h"   // random_array, to_device_as, check
 
 // the layer in both precisions; the floats are bf16 values, so that one answer is right for all steps
 typedef struct {
@@ -74,7 +74,7 @@ static void shared_tiles(const Layer* l, const Device* dev) {
     shared_tiles_kernel<<<grid, block, 0, dev->stream>>>(l->out, l->inp, l->weight, l->N, l->C, l->OC);
 }
 
-// ---- 3: tiles in registers, any strides and types: the winner without tensor cores lives in llmc/gemm.h ----
+// ---- 3: tiles in registers, any strides and types: the winner without tensor cores lives in llmc/ops/gemm.h ----
 
 static void register_tiles(const Layer* l, const Device* dev) {
     Matrix a = matrix(l->inp, (size_t)l->C), b = transposed(l->weight, (size_t)l->C);

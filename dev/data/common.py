@@ -247,7 +247,7 @@ def tokenize(documents, tokenizer, what="tokenising"):
 
 
 def write_eval(path, examples, tokenizer):
-    """examples: (context, four completions, label); the format is described in llmc/hellaswag.h"""
+    """examples: (context, four completions, label); the format is described in llmc/text/hellaswag.h"""
     if tokenizer.n_tokens > 65535:
         raise InputError(f"a vocabulary of {tokenizer.n_tokens:,}: records hold tokens below 65,535, as GPT-2's are")
     progress, n, longest = Progress("tokenising"), 0, 0
@@ -287,7 +287,7 @@ def eval_main(arguments, description, inputs, url, path, read_examples):
 
 
 def write_examples(path, inputs, targets):
-    """inputs and targets (n, T) of whole numbers as a safetensors file of int32 (llmc/examples.h); a negative target is not counted"""
+    """inputs and targets (n, T) of whole numbers as a safetensors file of int32 (llmc/text/examples.h); a negative target is not counted"""
     if inputs.shape != targets.shape or inputs.ndim != 2 or inputs.size == 0 or inputs.min() < 0 or targets.max() < 0:
         raise ValueError("expected inputs of 0 or more and targets of the same shape (n, T), one of which counts")
     tensors, header, at = {"inputs": inputs, "targets": targets}, {}, 0

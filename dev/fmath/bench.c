@@ -1,13 +1,13 @@
 /*
-Time per element of llmc/fmath.h in a loop, beside the C library's float function called in the same loop.
+Time per element of llmc/core/fmath.h in a loop, beside the C library's float function called in the same loop.
     gcc -std=gnu11 -O3 -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math dev/fmath/bench.c -o build/bench -lm
     build/bench [repeats]
 One thread, 4096 elements in the first-level cache; the smallest of `repeats` (default 2000) times, since other programs
 only ever make a loop slower. Inputs are uniform: logarithms over (0, 8], exp over [-8, 0] as in softmax, others [-4, 4].
 gcc takes 256-bit vectors unless told -mprefer-vector-width=512.
 */
-#include "../../llmc/fail.h"
-#include "../../llmc/fmath.h"
+#include "../../llmc/core/fail.h"
+#include "../../llmc/core/fmath.h"
 #include <time.h>
 
 enum { N = 4096 };

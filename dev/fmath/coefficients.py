@@ -1,7 +1,7 @@
 """
-The constants of llmc/fmath.h: minimax polynomials by the Remez exchange, bits of 1/pi and ln 2.
+The constants of llmc/core/fmath.h: minimax polynomials by the Remez exchange, bits of 1/pi and ln 2.
     python dev/fmath/coefficients.py                    prints every constant as a C literal, by function
-    python dev/fmath/coefficients.py --check FILE       and checks that FILE (llmc/fmath.h) holds each of them
+    python dev/fmath/coefficients.py --check FILE       and checks that FILE (llmc/core/fmath.h) holds each of them
 Needs mpmath. Deterministic: 240-bit arithmetic, coefficients rounded to double one by one.
 
 The degrees are the smallest with which dev/fmath/prove.c finds no more misrounded inputs than with higher ones.

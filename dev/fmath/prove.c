@@ -1,5 +1,5 @@
 /*
-Proves llmc/fmath.h: every function, all 2^32 inputs, against MPFR.
+Proves llmc/core/fmath.h: every function, all 2^32 inputs, against MPFR.
     gcc -std=gnu11 -O3 -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp \
         dev/fmath/prove.c -o build/prove -lmpfr -lgmp -lm
     build/prove [function ...] [--sample N] [--table N]
@@ -18,8 +18,8 @@ MPFR also computes special inputs (zeros, infinities, NaN, the ends of the norma
 pseudo-random sample, where the float of step 1 must agree too: a check of the library, whose d that step believes.
 The functions run as in the trainers: in a loop that the compiler turns into vector instructions.
 */
-#include "../../llmc/fail.h"
-#include "../../llmc/fmath.h"
+#include "../../llmc/core/fail.h"
+#include "../../llmc/core/fmath.h"
 #include <gnu/libc-version.h>
 #include <mpfr.h>
 #include <time.h>
@@ -266,7 +266,7 @@ int main(int argc, char** argv) {
         else if (argv[i][0] == '-') { fail_input("%s: expected --sample N or --table N", argv[i]); }
     }
     check_names(argc, argv);
-    printf("llmc/fmath.h, compiler %s, glibc %s, MPFR %s\n", __VERSION__, gnu_get_libc_version(), mpfr_get_version());
+    printf("llmc/core/fmath.h, compiler %s, glibc %s, MPFR %s\n", __VERSION__, gnu_get_libc_version(), mpfr_get_version());
     printf("%-15s %11s %8s %9s %10s   hardest input: distance of f(x) to a rounding boundary, relative\n", "function",
            "inputs", "close", "sampled", "misrounded");
     uint64_t n_wrong = 0;

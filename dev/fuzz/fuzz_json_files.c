@@ -18,7 +18,7 @@ The first byte picks the reader. A manifest is tried as it is, and once more wit
 #define config_load mamba_config_load
 #define config_save mamba_config_save
 #define parameter_table mamba_parameter_table
-#include "llmc/mamba.h"
+#include "llmc/models/mamba.h"
 #undef Config
 #undef config_parse
 

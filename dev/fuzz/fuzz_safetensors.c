@@ -7,7 +7,7 @@ element.
 It tries the bytes as a whole file, and once more as the JSON header of a file whose length it puts right, because a
 mutation hardly ever repairs the length. 10,000,000 inputs found nothing; planted faults take seconds.
 */
-#include "../../llmc/safetensors.h"
+#include "../../llmc/files/safetensors.h"
 
 // what an accepted file promises; trap() shows up as a crash
 static void read_everything(const SafeFile* f, const unsigned char* end) {

@@ -10,7 +10,7 @@ The Unicode tables are the same for every file, and the table of characters is 4
 stay where they are from one input to the next. With the parser's block of memory and one short text for each input this
 makes runs six times faster.
 */
-#include "../../llmc/unicode.h"
+#include "../../llmc/text/unicode.h"
 #include <jansson.h>
 #include <sanitizer/asan_interface.h>
 #include <sys/mman.h>
@@ -81,7 +81,7 @@ static void json_block_close(void) {
 #define unicode_free(u) ((void)(u))
 #define calloc(n, n_bytes) fuzz_calloc(n, n_bytes)
 #define free(p) fuzz_free(p)
-#include "../../llmc/tokenizer.h"
+#include "../../llmc/text/tokenizer.h"
 
 enum { MAX_TEXT = 128 };  // a normalizer may make 64 times as much of it
 

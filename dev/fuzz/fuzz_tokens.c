@@ -8,9 +8,9 @@ accepted can be read.
 The first byte picks the reader; for shards, tokenizers and records the next twelve are header entries and the rest is the body,
 so that no mutation is spent on the empty part of the header.
 */
-#include "../../llmc/dataloader.h"
-#include "../../llmc/documents.h"
-#include "../../llmc/hellaswag.h"
+#include "../../llmc/text/dataloader.h"
+#include "../../llmc/ops/documents.h"
+#include "../../llmc/text/hellaswag.h"
 
 static void require_reason(const ErrorText* error) {
     if (error->text[0] == '\0' || strchr(error->text, '\n')) { __builtin_trap(); }

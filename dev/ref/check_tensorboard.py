@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """
-TensorBoard reads what llmc/tensorboard.h writes: python dev/ref/check_tensorboard.py PROGRAM
+TensorBoard reads what llmc/run/tensorboard.h writes: python dev/ref/check_tensorboard.py PROGRAM
 
 PROGRAM is the built test_tensorboard. It writes 100 steps; TensorBoard's own reader must give back every float to the last
 bit. Then the file is cut inside its last record, as a kill does, and the run resumed from step 60: every step must be there

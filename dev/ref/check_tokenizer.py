@@ -1,5 +1,5 @@
 """
-Holds llmc/tokenizer.h against Hugging Face tokenizers, which is right by definition: adversarial strings through both,
+Holds llmc/text/tokenizer.h against Hugging Face tokenizers, which is right by definition: adversarial strings through both,
 token ids and decoded text compared.
 
     python dev/ref/check_tokenizer.py                      5,000 strings for each of about 50 tokenizers
@@ -466,7 +466,7 @@ def main():
     parser.add_argument("--strings", type=int, default=5000, metavar="N", help="strings for each tokenizer (5000)")
     parser.add_argument("--style", action="append", metavar="S", help="only tokenizers whose names begin so")
     parser.add_argument("--seed", type=int, default=1, metavar="K", help="other strings (1)")
-    parser.add_argument("--headers", default=ROOT, metavar="DIR", help="the tree with the llmc/tokenizer.h to check")
+    parser.add_argument("--headers", default=ROOT, metavar="DIR", help="the tree with the llmc/text/tokenizer.h to check")
     parser.add_argument("--flags", default="", help="more flags for the compiler, in one argument")
     parser.add_argument("--every-character", action="store_true", help="also a string for each character of Unicode")
     parser.add_argument("--write-fixtures", action="store_true", help="write dev/golden/tokenizers anew, check nothing")

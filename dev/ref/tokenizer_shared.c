@@ -1,6 +1,6 @@
-// llmc/tokenizer.h as a shared library, for dev/ref/check_tokenizer.py: plain functions that ctypes can call.
-#include "llmc/fail.h"       // ErrorText, malloc_check
-#include "llmc/tokenizer.h"  // Tokenizer, tokenizer_parse_json_, tokenizer_encode, tokenizer_decode_with
+// llmc/text/tokenizer.h as a shared library, for dev/ref/check_tokenizer.py: plain functions that ctypes can call.
+#include "llmc/core/fail.h"       // ErrorText, malloc_check
+#include "llmc/text/tokenizer.h"  // Tokenizer, tokenizer_parse_json_, tokenizer_encode, tokenizer_decode_with
 
 // NULL: refused, and the reason stands in `reason`
 Tokenizer* shared_open(const unsigned char* json, size_t n_bytes, char* reason, size_t reason_size) {

@@ -4,17 +4,17 @@ bit, on ordinary numbers and on hard ones (cancellation, subnormals, -0). The te
     make build/simt-exact/simt/sweep && build/simt-exact/simt/sweep      about five minutes of CPU under dev/simt
 Ends with "N comparisons, N differing bits"; status 1 if any differs.
 */
-#include "llmc/adamw.h"
-#include "llmc/attention.h"
-#include "llmc/crossentropy.h"
-#include "llmc/embedding.h"
-#include "llmc/gelu.h"
-#include "llmc/global_norm.h"
-#include "llmc/layernorm.h"
-#include "llmc/log.h"
-#include "llmc/matmul.h"
-#include "llmc/residual.h"
-#include "llmc/test.h"
+#include "llmc/ops/adamw.h"
+#include "llmc/ops/attention.h"
+#include "llmc/ops/crossentropy.h"
+#include "llmc/ops/embedding.h"
+#include "llmc/ops/gelu.h"
+#include "llmc/ops/global_norm.h"
+#include "llmc/ops/layernorm.h"
+#include "llmc/core/print.h"
+#include "llmc/ops/matmul.h"
+#include "llmc/ops/residual.h"
+#include "llmc/test/test.h"
 
 #ifndef EXACT
 #error "the exact build is what equals the plain loops: -DEXACT"

@@ -5,7 +5,7 @@ Draws the pictures of doc/hpn.md, with NumPy and matplotlib:
     draw_prototypes.py --png DIR    writes them as PNG to DIR
 prototypes: where simplex, orthoplex, random and optimize put prototypes on a circle and on a sphere.
 separation: cosines of all pairs of 256 prototypes in 16, 64 and 256 dimensions, random and optimised.
-The placements are those of llmc/prototypes.h, in double and with other random numbers.
+The placements are those of llmc/models/prototypes.h, in double and with other random numbers.
 """
 import argparse
 import os

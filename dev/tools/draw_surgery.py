@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """
-Draws doc/pictures/gradient_surgery.svg: two gradients in the plane, and what each method of llmc/gradient_surgery.h makes of them.
+Draws doc/pictures/gradient_surgery.svg: two gradients in the plane, and what each method of llmc/ops/gradient_surgery.h makes of them.
     draw_surgery.py [PATH]     another path, or another format by its ending (.png to look at it)
 The same input gives the same bytes with one version of matplotlib. Needs NumPy and matplotlib.
 """

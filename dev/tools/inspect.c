@@ -2,7 +2,7 @@
 // Build: make tools
 #include "dev/tools/source.h"  // Source, source_open: what a path is and holds
 #include "dev/tools/report.h"  // report_facts, report_table
-#include "llmc/test.h"         // float_ulps
+#include "llmc/test/test.h"    // float_ulps
 
 static const char* const usage = "usage: inspect PATH [PATH2] [--stats] [--json]";
 static const char* const help =

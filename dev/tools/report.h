@@ -8,8 +8,8 @@ lists of them in parentheses, as shapes are.
 */
 #ifndef TOOLS_REPORT_H
 #define TOOLS_REPORT_H
-#include "llmc/fail.h"  // ends_with, plain_text, string_copy, malloc_check
-#include "llmc/log.h"   // format_bytes, format_text
+#include "llmc/core/fail.h"   // ends_with, plain_text, string_copy, malloc_check
+#include "llmc/core/print.h"  // format_bytes, format_text
 #include <jansson.h>
 #include <sys/ioctl.h>
 #include <unistd.h>

@@ -12,7 +12,7 @@ the parsers of llmc/, so a broken file gets the message that a trainer would giv
 #define TESTING  // train_gpt2.c without its main, for the tensor table of llm.c's .bin
 #include "train_gpt2.c"
 #undef main
-#include "llmc/hellaswag.h"  // hellaswag_parse_
+#include "llmc/text/hellaswag.h"  // hellaswag_parse_
 
 typedef struct {
     SafeTensor t;       // its data is NULL for llm.c's .bin: there a slice is turned to its shape on disk when it is read

@@ -4,13 +4,13 @@ Text to tokens and back, with the trainers' own tokenizer:
     dev/tools/tokenize --tokenizer qwen/ --out data.bin book.txt corpus/    token shard: what --train of a trainer reads
     echo "Hello world" | dev/tools/tokenize --tokenizer qwen/               9707 1879 198
     echo "9707 1879" | dev/tools/tokenize --tokenizer qwen/ --decode        Hello world
-A shard is that of llm.c: uint16 when the vocabulary has at most 65,536 tokens, else uint32 (format: llmc/dataloader.h).
+A shard is that of llm.c: uint16 when the vocabulary has at most 65,536 tokens, else uint32 (format: llmc/text/dataloader.h).
 End of text stands before each document; a document is a file. Files, folders and patterns are taken as by --train.
 */
-#include "../../llmc/dataloader.h"  // file_list_make, text_check_, is_json_lines_, file_map; tokenizer.h
-#include "../../llmc/log.h"         // progress, seconds_now
-#include "../../llmc/options.h"     // options_parse_words
-#include "../../llmc/outfile.h"     // temporary_path, file_publish
+#include "../../llmc/text/dataloader.h"  // file_list_make, text_check_, is_json_lines_, file_map; tokenizer.h
+#include "../../llmc/core/print.h"       // progress, seconds_now
+#include "../../llmc/core/options.h"     // options_parse_words
+#include "../../llmc/core/outfile.h"     // temporary_path, file_publish
 
 typedef struct {
     const char *tokenizer, *out;

@@ -1,6 +1,6 @@
-"""Writes llmc/unicode_tables.h: what the tokenizers need to know of Unicode, as lists of ranges.
+"""Writes llmc/text/unicode_tables.h: what the tokenizers need to know of Unicode, as lists of ranges.
     python3.11 -m venv /tmp/v && /tmp/v/bin/pip install unicodedata2==16.0.0 regex==2024.11.6
-    /tmp/v/bin/python dev/tools/unicode.py > llmc/unicode_tables.h
+    /tmp/v/bin/python dev/tools/unicode.py > llmc/text/unicode_tables.h
 Classes (letter, number, mark, white space, word) are of Unicode 16.0, as in Hugging Face tokenizers 0.23. Its NFC is of
 Unicode 9.0: decompositions never change once published, so the data of 16.0 without the characters that came after 9.0
 is the same. What came after: NEWER (10.0 to 14.0), and all that Python 3.11's own tables, 14.0, do not know.
@@ -73,7 +73,7 @@ def table(name, about, rows):
 
 
 print("""/*
-Tables of Unicode for llmc/unicode.h, written by dev/tools/unicode.py from the Unicode Character Database: do not edit.
+Tables of Unicode for llmc/text/unicode.h, written by dev/tools/unicode.py from the Unicode Character Database: do not edit.
     unicode_class_ranges_    16.0: {first, last, flags}: 1 letter \\p{L}, 2 number \\p{N}, 4 mark \\p{M}, 8 white space, 16 word
     unicode_marks_           9.0: {first, last, canonical combining class}
     unicode_decompositions_  9.0: {code, first, second}: canonical; second 0: a single character; its bit 31: NFC composes

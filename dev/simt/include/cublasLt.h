@@ -1,5 +1,5 @@
 /*
-A stand-in for cuBLASLt: the calls of llmc/gemm_cublas.h. D = epilogue(alpha * op(A) * op(B) + beta * C), matrices by columns.
+A stand-in for cuBLASLt: the calls of llmc/ops/gemm_cublas.h. D = epilogue(alpha * op(A) * op(B) + beta * C), matrices by columns.
 Every sum is a plain chain over k ascending in float, which is none of the orders of the real library: tests must allow for
 that.
 It refuses what the real one refuses, and it ends the program, with the reason, where the real one may return a bare

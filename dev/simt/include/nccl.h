@@ -1,5 +1,5 @@
 /*
-A stand-in for NCCL: the calls of llmc/comm_nccl.h, between processes of this machine. Ranks share a file in memory, named by the
+A stand-in for NCCL: the calls of llmc/ranks/comm_nccl.h, between processes of this machine. Ranks share a file in memory, named by the
 unique id and removed when all have it open; it holds a ring of bytes for each pair of ranks. Streams are not looked at: what is
 sent is read when the call is made, and what is received is there when the call is done.
     blocking = 0   as in the real one, calls return ncclInProgress and go on inside ncclCommGetAsyncError; else they wait

@@ -1,5 +1,5 @@
 /*
-Tensor cores and asynchronous copies, by what the PTX manual documents of them (PTX ISA 9.7.14 and 9.7.9.25). llmc/mma.h calls
+Tensor cores and asynchronous copies, by what the PTX manual documents of them (PTX ISA 9.7.14 and 9.7.9.25). llmc/core/mma.h calls
 these instead of the instructions. A warp collective each, except the copies, which a thread does for itself.
 
 The manual gives where each element of a fragment lies, not in which order a tensor core adds, nor how it rounds in between.
@@ -13,7 +13,7 @@ its destination holds garbage from the issue on: so both a missing wait and a bu
 #define SIMT_MMA_H
 #include "cuda_bf16.h"
 
-// ---- d (16, 8) = a (16, 16) * b (16, 8) + c (16, 8); llmc/mma.h draws the fragments ----
+// ---- d (16, 8) = a (16, 16) * b (16, 8) + c (16, 8); llmc/core/mma.h draws the fragments ----
 
 struct SimtMma {
     float* d;

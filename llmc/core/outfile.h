@@ -1,0 +1,185 @@
+/*
+A file being written: short writes go on, errors name the path, every byte is hashed on its way to the disk, and a closed
+file is durable (fsync). Checkpoints keep the sum of each file in their manifest, so that reading can prove what it reads.
+    outfile_check    can the file be written? Asked before a run that ends with it
+    outfile_open     creates the file, or empties it
+    outfile_write    any number of bytes; small ones are gathered in a buffer
+    outfile_close    flush, fsync, close; returns name, size and XXH3 (64 bits) of what was written
+    make_folder, path_sync, parent_sync   folders and names that survive a power cut
+    temporary_path, file_publish          a file that is whole before it has its name
+    disk_free        bytes that a disk can still take
+A failed fsync is not tried again: the kernel may have dropped the pages, and a second call would say that all is well.
+Cost:   one copy for pieces below 1 MiB, none above; XXH3 at about 10 GB/s.
+Errors: fail_run with path and errno text, and on a full disk what the file takes and what is free.
+Source: XXH3 of libxxhash (Collet); Rebello et al. 2020, Can Applications Recover from fsync Failures?
+*/
+#ifndef LLMC_OUTFILE_H
+#define LLMC_OUTFILE_H
+#include "print.h"    // format_bytes
+#include "mapfile.h"  // fail.h, fcntl.h, unistd.h
+#include <sys/statvfs.h>
+#include <xxhash.h>
+
+enum { PATH_BYTES = 4096 };
+
+// path = folder/name, or a message when that is too long
+static inline const char* path_join(char path[PATH_BYTES], const char* folder, const char* name) {
+    if (snprintf(path, PATH_BYTES, "%s/%s", folder, name) >= PATH_BYTES) { fail_input("%s/%s: this path is too long", folder, name); }
+    return path;
+}
+
+static inline int path_exists(const char* path) { return access(path, F_OK) == 0; }
+
+// the folder in which a path stands
+static inline const char* path_parent(char parent[PATH_BYTES], const char* path) {
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') { n--; }
+    while (n > 0 && path[n - 1] != '/') { n--; }
+    while (n > 1 && path[n - 1] == '/') { n--; }
+    snprintf(parent, PATH_BYTES, "%.*s", n > 0 ? (int)n : 1, n > 0 ? path : ".");
+    return parent;
+}
+
+// A file that is written at the end of a long run: can it be? Asked before the run begins.
+static inline void outfile_check(const char* option, const char* path) {
+    char parent[PATH_BYTES], inside[PATH_BYTES];
+    struct stat status;
+    if (stat(path, &status) == 0 && S_ISDIR(status.st_mode)) { fail_input("--%s: %s: expected a file, found a folder", option, path); }
+    path_join(inside, path_parent(parent, path), ".");  // a file is no parent, though it may be written
+    if (access(inside, W_OK) != 0) { fail_input("--%s: %s: %s: %s", option, path, parent, strerror(errno)); }
+}
+
+// what a file holds, or the names in a folder, survives a power cut
+static inline void path_sync(const char* path) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fsync(fd) != 0) { fail_run("%s: cannot be made durable (fsync): %s", path, strerror(errno)); }
+    close(fd);
+}
+
+static inline void parent_sync(const char* path) {
+    char parent[PATH_BYTES];
+    path_sync(path_parent(parent, path));
+}
+
+// the folder and those above it, durably
+static inline void make_folder(const char* path) {
+    char part[PATH_BYTES];
+    for (const char* end = path; *end;) {
+        end += strspn(end, "/");
+        end += strcspn(end, "/");
+        snprintf(part, sizeof part, "%.*s", (int)(end - path), path);
+        if (path_exists(part)) { continue; }
+        if (mkdir(part, 0777) == 0) { parent_sync(part); }
+        else if (errno != EEXIST) { fail_run("%s: this folder cannot be made: %s", part, strerror(errno)); }
+    }
+}
+
+// bytes that may still be written where `path` stands, or will stand; negative: the file system does not say
+static inline double disk_free(const char* path) {
+    char folder[PATH_BYTES];
+    struct statvfs disk;
+    snprintf(folder, sizeof folder, "%s", path);
+    while (!path_exists(folder) && strlen(folder) > 1) {
+        char below[PATH_BYTES];
+        memcpy(below, folder, sizeof below);
+        path_parent(folder, below);
+    }
+    if (statvfs(folder, &disk) != 0 || disk.f_blocks == 0) { return -1.0; }
+    return (double)disk.f_frsize * (double)(geteuid() == 0 ? disk.f_bfree : disk.f_bavail);
+}
+
+// where a file is written before it is whole: "path.tmp"; file_publish then gives it its name, durably
+static inline const char* temporary_path(char temporary[PATH_BYTES], const char* path) {
+    if (snprintf(temporary, PATH_BYTES, "%s.tmp", path) >= PATH_BYTES) { fail_input("%s: this path is too long", path); }
+    return temporary;
+}
+
+static inline void file_publish(const char* temporary, const char* path) {
+    if (rename(temporary, path) != 0) { fail_run("%s: cannot be renamed to %s: %s", temporary, path, strerror(errno)); }
+    parent_sync(path);
+}
+
+// what a written file is known by
+typedef struct {
+    char name[256];  // without the folder
+    size_t n_bytes;
+    uint64_t xxh3;
+} FileSum;
+
+typedef struct {
+    char* path;
+    int fd;
+    size_t n_bytes;         // written so far, the buffer included
+    size_t n_expected;      // what the whole file will take, for the message of a full disk; 0: not known
+    XXH3_state_t* hash;
+    unsigned char* buffer;  // OUTFILE_BUFFER bytes, of which n_buffered are waiting
+    size_t n_buffered;
+} OutFile;
+
+enum { OUTFILE_BUFFER = 1 << 20 };
+
+static inline void outfile_open(OutFile* f, const char* path) {
+    memset(f, 0, sizeof *f);
+    f->path = string_copy(path);
+    f->hash = XXH3_createState();
+    f->buffer = (unsigned char*)malloc_check(OUTFILE_BUFFER, "buffer of a file");
+    if (!f->hash) { fail_run("%s: no memory for its checksum", path); }
+    XXH3_64bits_reset(f->hash);
+    signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes then fails the write, which has a message
+    f->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (f->fd < 0) { fail_run("%s: cannot be created: %s", path, strerror(errno)); }
+}
+
+__attribute__((noreturn))
+static inline void outfile_fail_(const OutFile* f, const char* what) {
+    const char* reason = strerror(errno);
+    if (f->n_expected == 0 || (errno != ENOSPC && errno != EDQUOT)) { fail_run("%s: %s: %s", f->path, what, reason); }
+    double n_free = disk_free(f->path);
+    fail_run("%s: %s: %s: the file takes %s, %s were written, %s are free: make room", f->path, what, reason,
+             format_bytes((double)f->n_expected).s, format_bytes((double)(f->n_bytes - f->n_buffered)).s,
+             n_free < 0.0 ? "?" : format_bytes(n_free).s);
+}
+
+// hand bytes to the system
+static inline void outfile_send_(OutFile* f, const unsigned char* data, size_t n_bytes) {
+    XXH3_64bits_update(f->hash, data, n_bytes);
+    while (n_bytes > 0) {
+        ssize_t n = write(f->fd, data, n_bytes);
+        if (n < 0 && errno == EINTR) { continue; }
+        if (n == 0) { errno = EIO; }  // no file system should do that
+        if (n <= 0) { outfile_fail_(f, "cannot be written"); }
+        data += n;
+        n_bytes -= (size_t)n;
+    }
+}
+
+static inline void outfile_write(OutFile* f, const void* data, size_t n_bytes) {
+    f->n_bytes += n_bytes;
+    if (n_bytes > OUTFILE_BUFFER - f->n_buffered) {
+        outfile_send_(f, f->buffer, f->n_buffered);
+        f->n_buffered = 0;
+    }
+    if (n_bytes > OUTFILE_BUFFER) {
+        outfile_send_(f, (const unsigned char*)data, n_bytes);
+    } else if (n_bytes > 0) {
+        memcpy(f->buffer + f->n_buffered, data, n_bytes);
+        f->n_buffered += n_bytes;
+    }
+}
+
+static inline FileSum outfile_close(OutFile* f) {
+    FileSum sum;
+    const char* slash = strrchr(f->path, '/');
+    outfile_send_(f, f->buffer, f->n_buffered);
+    if (fsync(f->fd) != 0) { outfile_fail_(f, "cannot be made durable (fsync)"); }
+    if (close(f->fd) != 0) { outfile_fail_(f, "cannot be closed"); }
+    snprintf(sum.name, sizeof sum.name, "%s", slash ? slash + 1 : f->path);
+    sum.n_bytes = f->n_bytes;
+    sum.xxh3 = XXH3_64bits_digest(f->hash);
+    XXH3_freeState(f->hash);
+    free(f->buffer);
+    free(f->path);
+    memset(f, 0, sizeof *f);
+    return sum;
+}
+#endif  // LLMC_OUTFILE_H

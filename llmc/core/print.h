@@ -1,0 +1,126 @@
+/*
+What a program prints for people: numbers and texts as they read them, the box at the start, the progress bar. ASCII.
+    format_duration, format_count, format_rate, format_bytes, format_float, format_text   printf("%s", format_count(n).s)
+    box_line, box_row   the box at the start: settings, model, data, memory
+    progress            a bar for long silent work, on stderr if that is a terminal
+    seconds_now         a clock, to measure with or for dates
+*/
+#ifndef LLMC_PRINT_H
+#define LLMC_PRINT_H
+#include "fail.h"  // plain_text
+#include <math.h>
+#include <stdint.h>
+#include <time.h>
+#include <unistd.h>
+
+// ---- numbers and texts as people read them: printf("%s", format_count(n).s) ----
+
+typedef struct {
+    char s[128];
+} ShortText;
+
+// seconds, to the nearest, as "45s", "1m17s", "2h05m" or "3d04h"
+static inline ShortText format_duration(double seconds) {
+    ShortText out = {"?"};
+    if (!(seconds >= 0.0 && seconds < 1e12)) { return out; }
+    long long s = (long long)(seconds + 0.5), m = s / 60, h = m / 60;
+    if (h >= 24) { snprintf(out.s, sizeof out.s, "%lldd%02lldh", h / 24, h % 24); }
+    else if (h > 0) { snprintf(out.s, sizeof out.s, "%lldh%02lldm", h, m % 60); }
+    else if (m > 0) { snprintf(out.s, sizeof out.s, "%lldm%02llds", m, s % 60); }
+    else { snprintf(out.s, sizeof out.s, "%llds", s); }
+    return out;
+}
+
+// a count as "512", "25.0k", "124.5M", "6.9B" or "1.4T"
+static inline ShortText format_count(double n) {
+    const char* units[] = {"", "k", "M", "B", "T"};
+    ShortText out;
+    int u = 0;
+    while (fabs(n) >= (u ? 999.95 : 999.5) && u < 4) { n /= 1000.0; u++; }  // from there on it would print as 1000
+    snprintf(out.s, sizeof out.s, "%.*f%s", u ? 1 : 0, n, units[u]);
+    return out;
+}
+
+// flop/s as "164.2 GFLOP/s" or "989 TFLOP/s"
+static inline ShortText format_rate(double flops) {
+    ShortText out;
+    snprintf(out.s, sizeof out.s, flops < 1e12 ? "%.1f GFLOP/s" : "%.0f TFLOP/s", flops < 1e12 ? 1e-9 * flops : 1e-12 * flops);
+    return out;
+}
+
+// bytes as "512 B", "1.50 KiB" or "2.21 GiB"
+static inline ShortText format_bytes(double n_bytes) {
+    const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    ShortText out;
+    int u = 0;
+    while (fabs(n_bytes) >= (u ? 1023.995 : 1023.5) && u < 4) { n_bytes /= 1024.0; u++; }
+    snprintf(out.s, sizeof out.s, "%.*f %s", u ? 2 : 0, n_bytes, units[u]);
+    return out;
+}
+
+// a float with the fewest digits that read back to the same bits: 0.1, 3e-08, 0.333333343
+static inline ShortText format_float(float x) {
+    ShortText out;
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(out.s, sizeof out.s, "%.*g", digits, (double)x);
+        if (strtof(out.s, NULL) == x) { break; }
+    }
+    return out;
+}
+
+// a text from outside for one line of a message: plain, and past 60 bytes cut off with "..."
+static inline ShortText format_text(const char* text) {
+    ShortText out;
+    snprintf(out.s, sizeof out.s, "%.60s%s", text, strlen(text) > 60 ? "..." : "");
+    plain_text(out.s);
+    return out;
+}
+
+// ---- the box at the start (settings, model, data, memory) and the progress bar ----
+
+static inline void box_line(void) {
+    printf("+-----------------------+----------------------------------------------------+\n");
+}
+
+// | name                  | value                                              |   a long value goes on below
+__attribute__((format(printf, 2, 3)))
+static inline void box_row(const char* name, const char* format, ...) {
+    const int width = 50;
+    char value[4096];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(value, sizeof value, format, args);
+    va_end(args);
+    plain_text(value);
+    size_t n = strlen(value);
+    for (size_t from = 0; from == 0 || from < n; from += (size_t)width) {
+        printf("| %-21s | %-*.*s |\n", from ? "" : name, width, width, value + from);
+    }
+}
+
+// CLOCK_MONOTONIC to measure with, CLOCK_REALTIME for seconds since 1970
+static inline double seconds_now(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// A bar for long silent work, on stderr and only if that is a terminal: call it as often as you like, it draws at most
+// ten times a second. The call with done == total clears the line. Only the main thread draws.
+static inline void progress(const char* what, int64_t done, int64_t total) {
+    static double drawn = 0.0;  // when, 0: nothing is there. State of a thing every process has once, its terminal line
+    double now = seconds_now(CLOCK_MONOTONIC);
+    int finished = done >= total;
+    if (gettid() != getpid() || (finished ? drawn == 0.0 : now - drawn < 0.1) || !isatty(STDERR_FILENO)) { return; }
+    if (finished) {
+        drawn = 0.0;
+        fprintf(stderr, "%79s\r", "");
+    } else {  // the cursor goes back to the start of the line, so that a message that comes now writes over the bar
+        const char* bar = "##############################";
+        double share = (double)done / (double)total;
+        drawn = now;
+        fprintf(stderr, "%-36.36s [%-30.*s] %3.0f%%\r", what, (int)(30.0 * share), bar, 100.0 * share);
+    }
+    fflush(stderr);
+}
+#endif  // LLMC_PRINT_H

@@ -1,0 +1,432 @@
+/*
+Checkpoints: the folders of a run, and how to know that one is whole.
+    run/step_000200/  config.json           the model, as Hugging Face writes it (the trainer's own function)
+                      model.safetensors     parameters under Hugging Face's names and shapes
+                      optimizer.safetensors exp_avg.<name>, exp_avg_sq.<name>: AdamW's moments
+                      manifest.json         step, place in the data, generator, options; size and XXH3 of every file
+Saving writes step_000200.tmp file by file, each made durable; the manifest is last; then the folder takes its name.
+A manifest ends with its own XXH3 (over its text with 16 zeros in that place), so no byte of a checkpoint can change
+unseen. Which checkpoint is the newest is computed from what is there and verifies; no file says so.
+    checkpoint_verify       is every byte the one that was saved?
+    checkpoint_newest_good  the newest that verifies; each damaged one before it is named on stderr
+    checkpoint_find         what a path means: a checkpoint, or the newest good one of a run
+    checkpoint_begin/publish/remove   each leaves whole checkpoints only, wherever a kill or a power cut falls into it
+    checkpoint_clean        removes what such an interruption has left
+    run_lock                one writer to a run
+Names in a run that are nobody's checkpoint: step_N.tmp is being written, or removed; step_N.old has been replaced; a
+folder with manifest.removed is being removed. doc/checkpoints.md goes through the protocol.
+Errors: checkpoint_verify returns the reason; fail_run names path and errno text when writing fails.
+Source: spec/reliability.md
+*/
+#ifndef LLMC_CHECKPOINT_H
+#define LLMC_CHECKPOINT_H
+#include "../core/jsonfile.h"  // json_text, FileSum, OutFile
+#include "../core/print.h"     // progress
+#include <dirent.h>
+#include <sys/file.h>
+
+enum { MANIFEST_FORMAT = 2, CHECKPOINT_FILES_MAX = 1024 };
+
+// ---- the manifest ----
+
+// the files of a checkpoint, in the order of writing
+typedef struct {
+    FileSum file[CHECKPOINT_FILES_MAX];
+    int n;
+} SavedFiles;
+
+static inline void saved_files_add(SavedFiles* files, FileSum sum) {
+    if (files->n == CHECKPOINT_FILES_MAX) { fail_run("a checkpoint of more than %d files", CHECKPOINT_FILES_MAX); }
+    files->file[files->n++] = sum;
+}
+
+typedef struct { char s[17]; } HexText;
+
+static inline HexText hex_text(uint64_t x) {
+    HexText out;
+    snprintf(out.s, sizeof out.s, "%016llx", (unsigned long long)x);
+    return out;
+}
+
+#define MANIFEST_END "  \"xxh3\": \"0000000000000000\"\n}\n"
+enum { MANIFEST_END_BYTES = sizeof MANIFEST_END - 1, MANIFEST_HASH_AT = MANIFEST_END_BYTES - 20 };  // where its digits begin
+
+// XXH3 of a manifest's text with zeros in place of the sum itself
+static inline uint64_t manifest_sum_(const char* text, size_t n_bytes) {
+    XXH3_state_t* hash = XXH3_createState();
+    if (!hash) { fail_run("manifest: no memory for its checksum"); }
+    XXH3_64bits_reset(hash);
+    XXH3_64bits_update(hash, text, n_bytes - MANIFEST_END_BYTES);
+    XXH3_64bits_update(hash, MANIFEST_END, MANIFEST_END_BYTES);
+    uint64_t sum = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    return sum;
+}
+
+// content: the trainer's part, {"state": ..., "options": ...}; takes the reference
+static inline void manifest_write(const char* path, json_t* content, const SavedFiles* files) {
+    json_t *manifest = json_pack("{s:i}", "format", MANIFEST_FORMAT), *list = json_array();
+    for (int i = 0; i < files->n; i++) {
+        const FileSum* f = &files->file[i];
+        json_array_append_new(list, json_pack("{s:s, s:I, s:s}", "name", f->name, "bytes", (json_int_t)f->n_bytes, "xxh3", hex_text(f->xxh3).s));
+    }
+    json_object_update(manifest, content);
+    json_decref(content);
+    json_object_set_new(manifest, "files", list);
+    json_object_set_new(manifest, "xxh3", json_string("0000000000000000"));
+    char* text = json_text(manifest, path);
+    size_t n_bytes = strlen(text);
+    memcpy(text + n_bytes - MANIFEST_END_BYTES + MANIFEST_HASH_AT, hex_text(manifest_sum_(text, n_bytes)).s, 16);
+    OutFile file;
+    outfile_open(&file, path);
+    outfile_write(&file, text, n_bytes);
+    outfile_close(&file);
+    free(text);
+}
+
+// one entry of "files"
+static inline int manifest_file_(FileSum* sum, const json_t* entry, ErrorText* error) {
+    const char *name = json_string_value(json_object_get(entry, "name")), *xxh3 = json_string_value(json_object_get(entry, "xxh3"));
+    const json_t* bytes = json_object_get(entry, "bytes");
+    int plain = name && *name && *name != '.' && !strpbrk(name, "/\\") && strlen(name) < sizeof sum->name;
+    if (!plain) { return error_set(error, "manifest.json: \"files\": expected plain file names"); }
+    if (!json_is_integer(bytes) || json_integer_value(bytes) < 0 || !xxh3 || strspn(xxh3, "0123456789abcdef") != 16 || xxh3[16]) {
+        return error_set(error, "manifest.json: \"files\": %s: expected \"bytes\" and 16 hexadecimal digits of \"xxh3\"", name);
+    }
+    snprintf(sum->name, sizeof sum->name, "%s", name);
+    sum->n_bytes = (size_t)json_integer_value(bytes);
+    sum->xxh3 = strtoull(xxh3, NULL, 16);
+    return 1;
+}
+
+// A manifest's text against its own sum; its JSON (a new reference) and the list of files come back. 0: the reason.
+static inline json_t* manifest_parse_(const char* text, size_t n_bytes, SavedFiles* files, ErrorText* error) {
+    json_error_t json_error;
+    const size_t hash_at = n_bytes - MANIFEST_END_BYTES + MANIFEST_HASH_AT;
+    files->n = 0;
+    if (n_bytes <= MANIFEST_END_BYTES || memcmp(text + n_bytes - MANIFEST_END_BYTES, MANIFEST_END, MANIFEST_HASH_AT) != 0 ||
+        memcmp(text + n_bytes - 4, "\"\n}\n", 4) != 0) {
+        error_set(error, "manifest.json: does not end with its checksum: cut short, or of an older version");
+        return NULL;
+    }
+    if (memcmp(text + hash_at, hex_text(manifest_sum_(text, n_bytes)).s, 16) != 0) {
+        error_set(error, "manifest.json: its checksum differs: the file is damaged or was edited");
+        return NULL;
+    }
+    json_t* manifest = json_parse_bounded(text, n_bytes, JSON_MAX_DEPTH, &json_error);
+    json_t* list = json_object_get(manifest, "files");
+    int good = json_is_array(list) && json_array_size(list) <= CHECKPOINT_FILES_MAX &&
+               json_integer_value(json_object_get(manifest, "format")) == MANIFEST_FORMAT;
+    if (!good) { error_set(error, "manifest.json: expected format %d with a list \"files\"", MANIFEST_FORMAT); }
+    for (size_t i = 0; good && i < json_array_size(list); i++) {
+        good = manifest_file_(&files->file[files->n++], json_array_get(list, i), error);
+    }
+    if (good) { return manifest; }
+    json_decref(manifest);
+    return NULL;
+}
+
+// Size and XXH3 of a file, read and not mapped: a bad block of the disk is an error here and no SIGBUS. Reading stops past
+// `expected` bytes.
+static inline int file_sum_(FileSum* found, const char* path, size_t expected, ErrorText* error) {
+    const size_t room = 1 << 20;
+    memset(found, 0, sizeof *found);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) { return error_set(error, "cannot be opened: %s", strerror(errno)); }
+    posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    unsigned char* buffer = (unsigned char*)malloc_check(room, "buffer of a file");
+    XXH3_state_t* hash = XXH3_createState();
+    if (!hash) { fail_run("%s: no memory for its checksum", path); }
+    XXH3_64bits_reset(hash);
+    ssize_t n = 1;
+    while (n > 0 && found->n_bytes <= expected) {
+        progress("verifying the checkpoint", (int64_t)found->n_bytes, (int64_t)expected + 1);
+        do { n = read(fd, buffer, room); } while (n < 0 && errno == EINTR);
+        if (n < 0) { break; }
+        XXH3_64bits_update(hash, buffer, (size_t)n);
+        found->n_bytes += (size_t)n;
+    }
+    if (n < 0) { error_set(error, "cannot be read at offset %zu: %s", found->n_bytes, strerror(errno)); }
+    progress("verifying the checkpoint", 1, 1);
+    found->xxh3 = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    free(buffer);
+    close(fd);
+    return n >= 0;
+}
+
+// size and XXH3 of one file as the manifest has them
+static inline int checkpoint_verify_file_(const char* folder, const FileSum* sum, ErrorText* error) {
+    char path[PATH_BYTES];
+    FileSum found;
+    ErrorText reason;
+    if (!file_sum_(&found, path_join(path, folder, sum->name), sum->n_bytes, &reason)) {
+        return error_set(error, "%s: %s", sum->name, reason.text);
+    }
+    if (found.n_bytes != sum->n_bytes) {
+        return error_set(error, "%s: expected %zu bytes, found %s%zu", sum->name, sum->n_bytes,
+                         found.n_bytes > sum->n_bytes ? "at least " : "", found.n_bytes);
+    }
+    if (found.xxh3 != sum->xxh3) {
+        return error_set(error, "%s: expected XXH3 %s, found %s: the file is damaged", sum->name, hex_text(sum->xxh3).s, hex_text(found.xxh3).s);
+    }
+    return 1;
+}
+
+// step of a folder name "step_000200", or -1; *rest is what follows the digits
+static inline int checkpoint_step_(const char* name, const char** rest) {
+    char* end;
+    if (strncmp(name, "step_", 5) != 0 || name[5] < '0' || name[5] > '9') { return -1; }
+    long step = strtol(name + 5, &end, 10);
+    *rest = end;
+    return step > 2147483647L ? -1 : (int)step;
+}
+
+// is every byte of this checkpoint the one that was saved? Reads all of it. 0: the reason.
+static inline int checkpoint_verify(const char* folder, ErrorText* error) {
+    char path[PATH_BYTES];
+    MappedFile file;
+    ErrorText reason;
+    SavedFiles files;
+    if (!file_map_or_not(&file, path_join(path, folder, "manifest.json"), &reason)) { return error_set(error, "manifest.json: %s", reason.text); }
+    json_t* manifest = manifest_parse_((const char*)file.bytes, file.n_bytes, &files, error);
+    int good = manifest != NULL;
+    const char *slash = strrchr(folder, '/'), *rest = "";
+    int named = checkpoint_step_(slash ? slash + 1 : folder, &rest);
+    json_int_t step = json_integer_value(json_object_get(json_object_get(manifest, "state"), "step"));
+    if (good && named >= 0 && !*rest && named != step) { good = error_set(error, "manifest.json: of step %lld: the folder was renamed", (long long)step); }
+    for (int i = 0; good && i < files.n; i++) { good = checkpoint_verify_file_(folder, &files.file[i], error); }
+    json_decref(manifest);
+    file_unmap(&file);
+    return good;
+}
+
+// ---- which checkpoint ----
+
+// the newest checkpoint below `run`, or the newest one older than `before` (< 0: any); -1 when there is none
+static inline int checkpoint_newest(const char* run, int before) {
+    int newest = -1;
+    DIR* folder = opendir(run);
+    if (!folder) { return -1; }
+    for (struct dirent* entry; (entry = readdir(folder));) {
+        char path[PATH_BYTES];
+        const char* rest = "";
+        int step = checkpoint_step_(entry->d_name, &rest);
+        if (step <= newest || *rest || (before >= 0 && step >= before)) { continue; }
+        snprintf(path, sizeof path, "%s/%s/manifest.json", run, entry->d_name);
+        if (path_exists(path)) { newest = step; }
+    }
+    closedir(folder);
+    return newest;
+}
+
+static inline const char* checkpoint_folder(char path[PATH_BYTES], const char* run, int step) {
+    char name[32];
+    snprintf(name, sizeof name, "step_%06d", step);
+    return path_join(path, run, name);
+}
+
+// one file of a checkpoint
+static inline const char* checkpoint_path(char path[PATH_BYTES], const char* run, int step, const char* name) {
+    char folder[PATH_BYTES];
+    return path_join(path, checkpoint_folder(folder, run, step), name);
+}
+
+// the newest checkpoint of a run that verifies, -1 when there is none; a line on stderr for each damaged one that is newer
+static inline int checkpoint_newest_good(const char* run) {
+    char folder[PATH_BYTES], manifest[PATH_BYTES];
+    ErrorText error;
+    int step = checkpoint_newest(run, -1);
+    while (step >= 0 && !checkpoint_verify(checkpoint_folder(folder, run, step), &error)) {
+        int removed = !path_exists(path_join(manifest, folder, "manifest.json"));  // by a running trainer, which has saved a newer one
+        if (!removed) { warn_line("%s: %s; looking for the checkpoint before it", folder, error.text); }
+        step = checkpoint_newest(run, removed ? -1 : step);
+    }
+    return step;
+}
+
+// The checkpoint that `path` means: itself, or the newest good one of a run. 0: it is something else. A damaged one that was
+// asked for by name is refused.
+static inline int checkpoint_find(char folder[PATH_BYTES], const char* path) {
+    ErrorText error;
+    if (snprintf(folder, PATH_BYTES, "%s", path) >= PATH_BYTES - 64) { fail_input("%.64s...: this path is too long", path); }
+    for (size_t n = strlen(folder); n > 1 && folder[n - 1] == '/'; n--) { folder[n - 1] = '\0'; }
+    char manifest[PATH_BYTES];
+    if (path_exists(path_join(manifest, folder, "manifest.json"))) {
+        if (!checkpoint_verify(folder, &error)) { fail_input("%s: %s (to load it as it is, remove its manifest.json)", path, error.text); }
+        return 1;
+    }
+    if (checkpoint_newest(path, -1) < 0) { return 0; }
+    int step = checkpoint_newest_good(path);
+    if (step < 0) { fail_input("%s: none of its checkpoints is whole", path); }
+    checkpoint_folder(folder, path, step);
+    return 1;
+}
+
+// ---- removing ----
+
+static inline int remove_file_(const char* path) {
+    int gone = unlink(path) == 0 || errno == ENOENT;
+    if (!gone) { warn_line("%s: cannot be removed: %s", path, strerror(errno)); }
+    return gone;
+}
+
+static inline int is_saved_file_(const SavedFiles* files, const char* name) {
+    for (int i = 0; i < files->n; i++) {
+        if (strcmp(name, files->file[i].name) == 0) { return 1; }
+    }
+    const char* dot = strrchr(name, '.');
+    return dot && (strcmp(dot, ".safetensors") == 0 || strcmp(dot, ".json") == 0);
+}
+
+// the files of a checkpoint, `list` naming them; that is the last to go, so an interrupted removal can be finished
+static inline void checkpoint_empty_(const char* folder, const char* list) {
+    char path[PATH_BYTES];
+    MappedFile file;
+    SavedFiles files;
+    ErrorText error;
+    int left = 0;
+    files.n = 0;
+    if (path_exists(path_join(path, folder, list)) && file_map_or_not(&file, path, &error)) {
+        json_decref(manifest_parse_((const char*)file.bytes, file.n_bytes, &files, &error));
+        file_unmap(&file);
+    }
+    DIR* entries = opendir(folder);
+    for (struct dirent* entry; entries && (entry = readdir(entries));) {
+        if (strcmp(entry->d_name, list) == 0 || !is_saved_file_(&files, entry->d_name)) { continue; }
+        left += !remove_file_(path_join(path, folder, entry->d_name));
+    }
+    if (entries) { closedir(entries); }
+    if (left == 0) { remove_file_(path_join(path, folder, list)); }
+}
+
+// Remove a checkpoint, or what is left of one. Its manifest changes its name first, so after an interruption nothing looks
+// like a checkpoint (a .tmp never does). Files of the user's stay, and the folder with them.
+static inline void checkpoint_remove(const char* folder) {
+    char path[PATH_BYTES], removed[PATH_BYTES];
+    const char* dot = strrchr(folder, '.');
+    int temporary = dot && strcmp(dot, ".tmp") == 0, renamed = temporary;
+    const char* list = temporary ? "manifest.json" : "manifest.removed";
+    if (!temporary) { renamed = rename(path_join(path, folder, "manifest.json"), path_join(removed, folder, list)) == 0 || errno == ENOENT; }
+    if (!renamed) {
+        warn_line("%s: cannot be renamed: %s", path, strerror(errno));
+        return;
+    }
+    checkpoint_empty_(folder, list);
+    int gone = rmdir(folder) == 0 || errno == ENOENT || errno == ENOTEMPTY || errno == EEXIST;
+    if (!gone) { warn_line("%s: cannot be removed: %s", folder, strerror(errno)); }
+}
+
+// What an interrupted save or removal has left. Only the writer of a run may call this.
+static inline void checkpoint_clean(const char* run) {
+    DIR* entries = opendir(run);
+    if (!entries) { return; }
+    for (struct dirent* entry; (entry = readdir(entries));) {
+        char path[PATH_BYTES], manifest[PATH_BYTES], name[PATH_BYTES];
+        const char* rest = "";
+        int step = checkpoint_step_(entry->d_name, &rest);
+        if (step < 0) { continue; }
+        path_join(path, run, entry->d_name);
+        checkpoint_folder(name, run, step);
+        if (strcmp(rest, ".old") == 0 && !path_exists(name)) {
+            if (rename(path, name) != 0) { fail_run("%s: cannot be renamed to %s: %s", path, name, strerror(errno)); }
+        } else if (strcmp(rest, ".tmp") == 0 || strcmp(rest, ".old") == 0 || path_exists(path_join(manifest, path, "manifest.removed"))) {
+            checkpoint_remove(path);
+        } else if (!path_exists(path_join(manifest, path, "manifest.json"))) {
+            rmdir(path);  // if it is empty, only that was left to be done
+        }
+    }
+    closedir(entries);
+}
+
+// ---- writing ----
+
+typedef struct {
+    char folder[PATH_BYTES];  // "": none
+    int registered;           // with atexit
+} UnfinishedCheckpoint;
+
+// the folder that is being written; a state of the process, for its end removes the folder
+static inline UnfinishedCheckpoint* checkpoint_unfinished_(void) {
+    static UnfinishedCheckpoint unfinished;
+    return &unfinished;
+}
+
+static inline void checkpoint_abandon_(void) {
+    if (*checkpoint_unfinished_()->folder) { checkpoint_remove(checkpoint_unfinished_()->folder); }
+}
+
+// What is registered later runs earlier: whoever lets exit() wait for a writer calls this before.
+static inline void checkpoint_abandon_at_exit(void) {
+    UnfinishedCheckpoint* unfinished = checkpoint_unfinished_();
+    if (!unfinished->registered) { unfinished->registered = atexit(checkpoint_abandon_) == 0; }
+}
+
+// An empty run/step_N.tmp, after a look at the disk: n_bytes is what the checkpoint takes. If the process exits before
+// checkpoint_publish, full disk and failed fsync included, the folder goes away again.
+static inline void checkpoint_begin(char temporary[PATH_BYTES], const char* run, int step, double n_bytes) {
+    char name[32];
+    checkpoint_clean(run);
+    double n_free = disk_free(run);
+    if (n_free >= 0.0 && n_free < n_bytes) {
+        fail_run("%s: a checkpoint takes %s, the disk has %s free: the checkpoints before are whole; make room, then --resume",
+                 run, format_bytes(n_bytes).s, format_bytes(n_free).s);
+    }
+    checkpoint_abandon_at_exit();
+    snprintf(name, sizeof name, "step_%06d.tmp", step);
+    path_join(temporary, run, name);
+    snprintf(checkpoint_unfinished_()->folder, PATH_BYTES, "%s", temporary);
+    make_folder(temporary);
+}
+
+// Two folders change names. At once where the system can; else the old one is set aside first, and for an instant there is
+// no step_N: checkpoint_clean gives it its name back.
+static inline int folder_exchange_(const char* temporary, const char* folder) {
+    char aside[PATH_BYTES];
+    if (renameat2(AT_FDCWD, temporary, AT_FDCWD, folder, RENAME_EXCHANGE) == 0) { return 1; }
+    if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) { return 0; }
+    if (snprintf(aside, sizeof aside, "%s.old", folder) >= PATH_BYTES) { errno = ENAMETOOLONG; return 0; }
+    if (rename(folder, aside) != 0) { return 0; }
+    return rename(temporary, folder) == 0 ? rename(aside, temporary) == 0 : (rename(aside, folder), 0);
+}
+
+// The finished folder takes its name, durably. After a resume there may be one of this step already: it changes places with
+// the new one and is removed afterwards.
+static inline void checkpoint_publish(const char* temporary, const char* folder) {
+    int replaces = path_exists(folder);
+    path_sync(temporary);
+    int done = replaces ? folder_exchange_(temporary, folder) : rename(temporary, folder) == 0;
+    if (!done) { fail_run("%s: cannot be renamed to %s: %s", temporary, folder, strerror(errno)); }
+    checkpoint_unfinished_()->folder[0] = '\0';
+    parent_sync(folder);
+    if (replaces) { checkpoint_remove(temporary); }
+}
+
+// ---- one writer ----
+
+// Refuses a run to which another process writes. The lock is the kernel's and goes with the process, however that ends; the
+// file .lock only holds the writer's process id, for the message. A second's patience: a process that was killed a moment ago
+// may still be on its way out.
+static inline void run_lock(const char* run) {
+    char path[PATH_BYTES], pid[32] = "";
+    const struct timespec pause = {0, 50000000};
+    int fd = open(path_join(path, run, ".lock"), O_RDWR | O_CREAT | O_CLOEXEC, 0666);  // open as long as the process lives
+    if (fd < 0) { fail_run("%s: cannot be created: %s", path, strerror(errno)); }
+    int locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
+    for (int i = 0; i < 20 && !locked && errno == EWOULDBLOCK; i++) {
+        nanosleep(&pause, NULL);
+        locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
+    }
+    if (!locked) {
+        if (errno != EWOULDBLOCK) {
+            warn_line("%s: this file system has no locks (%s): see to it that no other process writes to this run", path, strerror(errno));
+            return;
+        }
+        ssize_t n = read(fd, pid, sizeof pid - 1);
+        fail_input("%s: another process (%.*s) writes to this run: wait for its end, or choose another --run", run,
+                   n > 0 ? (int)strcspn(pid, "\n") : 7, n > 0 ? pid : "unknown");
+    }
+    int written = ftruncate(fd, 0) == 0 && dprintf(fd, "%d\n", (int)getpid()) > 0;
+    if (!written) { warn_line("%s: cannot be written: %s", path, strerror(errno)); }
+}
+#endif  // LLMC_CHECKPOINT_H

@@ -1,0 +1,161 @@
+/*
+What both GPT-2 trainers, train_gpt2.c and train_gpt2.cu, agree on: the sizes of a model, the table of its parameters and the
+files that hold them. So a checkpoint of one continues in the other.
+    Config          the sizes; from a preset, a config.json or the header of llm.c's .bin, and back into a config.json
+    parameter_table one line for each of the 16 parameters: name, shape, start values, decay
+    gpt2_load       parameters from safetensors, one file or several, or llm.c's .bin
+Errors: fail_input names file, key, expected and found.
+Source: spec gpt2.md 1, 2.1, 8, 10; Radford et al. 2019; Brown et al. 2020
+*/
+#ifndef LLMC_GPT2_H
+#define LLMC_GPT2_H
+#include "../files/hf_folder.h"   // HF_WRITTEN_BY, SafeSet
+#include "../core/jsonfile.h"     // json_read, json_write, json_ints
+#include "../files/llmc_bin.h"    // llm.c's checkpoint format
+#include "../core/outfile.h"      // FileSum
+#include "../core/tensor.h"       // Tensor: the table of parameters
+#include "../files/tensorfile.h"  // tensors_load
+
+// ---- 1. Config: what makes one GPT-2 different from another ----
+
+typedef struct {
+    int max_T;  // longest sequence, 1024
+    int V;      // vocabulary, 50257
+    int Vp;     // the same, padded to a multiple of 128: 50304
+    int L;      // layers, 12
+    int NH;     // heads, 12
+    int C;      // channels, 768
+} Config;
+
+static inline Config config_make(int max_T, int V, int L, int NH, int C) {
+    Config c = {max_T, V, (V + 127) / 128 * 128, L, NH, C};
+    return c;
+}
+
+static inline Config config_preset(const char* name, int V) {
+    static const struct {
+        const char* name;
+        int L, C, NH, max_T;
+    } presets[] = {
+        {"tiny", 4, 128, 4, 256},
+        {"gpt2:d6", 6, 384, 6, 1024},        {"gpt2:d12", 12, 768, 12, 1024},     {"gpt2:d24", 24, 1024, 16, 1024},
+        {"gpt2:d36", 36, 1280, 20, 1024},    {"gpt2:d48", 48, 1600, 25, 1024},    {"gpt2:d60", 60, 1920, 30, 1024},
+        {"gpt2:d72", 72, 2880, 30, 1024},    {"gpt2:d84", 84, 3456, 36, 1024},    {"gpt3:c384", 6, 384, 6, 2048},
+        {"gpt3:c768", 12, 768, 12, 2048},    {"gpt3:c1024", 24, 1024, 16, 2048},  {"gpt3:c1536", 24, 1536, 16, 2048},
+        {"gpt3:c2048", 24, 2048, 16, 2048},  {"gpt3:c2560", 32, 2560, 32, 2048},  {"gpt3:c4096", 32, 4096, 32, 2048},
+        {"gpt3:c5120", 40, 5120, 40, 2048},  {"gpt3:c12288", 96, 12288, 96, 2048},
+    };
+    for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
+        const char* after = strchr(presets[i].name, ':');  // "d12" is short for "gpt2:d12"
+        if (strcmp(name, presets[i].name) == 0 || (name[0] == 'd' && after && strcmp(name, after + 1) == 0)) {
+            return config_make(presets[i].max_T, V, presets[i].L, presets[i].NH, presets[i].C);
+        }
+    }
+    fail_input("--model: expected tiny, d6 d12 d24 d36 d48 d60 d72 d84, or gpt3: with c384 c768 c1024 c1536 c2048 c2560 "
+               "c4096 c5120 c12288, found \"%s\"", name);
+}
+
+static inline int config_parse(Config* c, const json_t* json, ErrorText* error) {
+    int max_T, V, L, NH, C;
+    const JsonInt sizes[] = {{"n_positions", &max_T, 1, 1 << 24}, {"vocab_size", &V, 1, 1 << 24}, {"n_layer", &L, 1, 1024},
+                             {"n_head", &NH, 1, 1 << 20}, {"n_embd", &C, 1, 1 << 20}};
+    if (!json_agrees(json, json_pack("{s:s}", "model_type", "gpt2"), error) || !json_ints(json, sizes, 5, error)) { return 0; }
+    if (C % NH != 0) { return error_set(error, "\"n_embd\" %d: expected a multiple of \"n_head\" %d", C, NH); }
+    *c = config_make(max_T, V, L, NH, C);
+    return json_agrees(json, json_pack("{s:s, s:i, s:f, s:b, s:b, s:b, s:b}", "activation_function", "gelu_new", "n_inner", 4 * C,
+        "layer_norm_epsilon", 1e-5, "tie_word_embeddings", 1, "scale_attn_weights", 1, "scale_attn_by_inverse_layer_idx", 0,
+        "add_cross_attention", 0), error);
+}
+
+static inline Config config_load(const char* path) {
+    Config c;
+    ErrorText error;
+    json_t* json = json_read(path);
+    if (!config_parse(&c, json, &error)) { fail_input("%s: %s", path, error.text); }
+    json_decref(json);
+    return c;
+}
+
+static inline FileSum config_save(const char* path, Config c, int eot) {
+    return json_write(path, json_pack("{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:i, s:i, s:b, s:f, s:f, s:f}",
+        "written_by", HF_WRITTEN_BY, "architectures", "GPT2LMHeadModel", "model_type", "gpt2", "torch_dtype", "float32",
+        "activation_function", "gelu_new",
+        "n_positions", c.max_T, "vocab_size", c.V, "n_layer", c.L, "n_head", c.NH, "n_embd", c.C, "layer_norm_epsilon", 1e-5,
+        "bos_token_id", eot, "eos_token_id", eot, "tie_word_embeddings", 1, "resid_pdrop", 0.0, "embd_pdrop", 0.0, "attn_pdrop", 0.0));
+}
+
+// ---- 2. Parameters: one line for each; everything else loops over this table ----
+
+typedef struct {
+    float *wte, *wpe, *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb, *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb,
+        *lnfw, *lnfb;
+} Parameters;
+
+enum { N_PARAMETERS = 16 };
+
+static inline void parameter_table(Tensor* t, Config c) {
+    const int L = c.L, C = c.C;
+    const float scaled = 0.02f / sqrtf(2.0f * (float)L);  // layers that write to the residual stream start smaller
+#define FIELD(name) offsetof(Parameters, name)
+    // name on disk (Hugging Face's)               in memory     layers rows   columns  start values           decayed   on disk
+    *t++ = tensor("transformer.wte.weight",               FIELD(wte),      0, c.Vp,    C,     INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
+    t[-1].disk_rows = c.V;  // the padding is ours alone
+    *t++ = tensor("transformer.wpe.weight",               FIELD(wpe),      0, c.max_T, C,     INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
+    *t++ = tensor("transformer.h.%d.ln_1.weight",         FIELD(ln1w),     L, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("transformer.h.%d.ln_1.bias",           FIELD(ln1b),     L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("transformer.h.%d.attn.c_attn.weight",  FIELD(qkvw),     L, 3 * C,   C,     INIT_NORMAL, 0.02f,  DECAY,    TRANSPOSED);
+    *t++ = tensor("transformer.h.%d.attn.c_attn.bias",    FIELD(qkvb),     L, 1,       3 * C, INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("transformer.h.%d.attn.c_proj.weight",  FIELD(attprojw), L, C,       C,     INIT_NORMAL, scaled, DECAY,    TRANSPOSED);
+    *t++ = tensor("transformer.h.%d.attn.c_proj.bias",    FIELD(attprojb), L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("transformer.h.%d.ln_2.weight",         FIELD(ln2w),     L, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("transformer.h.%d.ln_2.bias",           FIELD(ln2b),     L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("transformer.h.%d.mlp.c_fc.weight",     FIELD(fcw),      L, 4 * C,   C,     INIT_NORMAL, 0.02f,  DECAY,    TRANSPOSED);
+    *t++ = tensor("transformer.h.%d.mlp.c_fc.bias",       FIELD(fcb),      L, 1,       4 * C, INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("transformer.h.%d.mlp.c_proj.weight",   FIELD(fcprojw),  L, C,       4 * C, INIT_NORMAL, scaled, DECAY,    TRANSPOSED);
+    *t++ = tensor("transformer.h.%d.mlp.c_proj.bias",     FIELD(fcprojb),  L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("transformer.ln_f.weight",              FIELD(lnfw),     0, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("transformer.ln_f.bias",                FIELD(lnfb),     0, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+#undef FIELD
+}
+
+// ---- 3. Files ----
+
+// the sizes in the header of llm.c's .bin, which the file's length bears out
+static inline int config_parse_bin(Config* c, const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
+    BinHeader h;
+    Tensor table[N_PARAMETERS];
+    memset(table, 0, sizeof table);
+    if (!llmc_bin_parse_(&h, bytes, n_bytes, error)) { return 0; }
+    *c = config_make(h.max_T, h.V, h.L, h.NH, h.C);
+    parameter_table(table, *c);
+    return llmc_bin_fits_(n_bytes, h, table, N_PARAMETERS, error);
+}
+
+static inline Config config_load_bin(const char* path) {
+    MappedFile file;
+    ErrorText error;
+    Config c;
+    file_map(&file, path);
+    if (!config_parse_bin(&c, file.bytes, file.n_bytes, &error)) { fail_input("%s: %s", path, error.text); }
+    file_unmap(&file);
+    return c;
+}
+
+static inline void gpt2_load_tensors_(const char* path, const Tensor* table, float* params) {
+    SafeSet set;
+    safeset_open(&set, path);
+    tensors_load(&set, table, N_PARAMETERS, "", params);
+    tensors_check_tied(&set, "lm_head.weight", "transformer.wte.weight");
+    safeset_report_unused(&set);
+    safeset_close(&set);
+}
+
+// path: a .safetensors file, the index of several, or llm.c's .bin
+static inline void gpt2_load(const char* path, const Tensor* table, float* params) {
+    MappedFile file;
+    file_map(&file, path);
+    if (is_llmc_bin(&file)) { llmc_bin_load(&file, table, N_PARAMETERS, params); }
+    else { gpt2_load_tensors_(path, table, params); }
+    file_unmap(&file);
+}
+#endif  // LLMC_GPT2_H

@@ -1,0 +1,58 @@
+/*
+AttentionShape: which query sees which key, and where the rows of q, k, v and out lie. What attention.h and flash_attention.h share.
+    q    queries t0..T-1 of B sequences, NH heads of HS channels each: its pointer is at query t0 of the first sequence
+    k, v keys 0..T-1 of B sequences, NKV heads: query head h reads head h / (NH / NKV), so NH / NKV query heads form a group
+    out  as q; max, inv (B, NH, T-t0)
+    rows may be parts of longer ones: a packed row (q, k, v), or a cache with room for more positions than T
+A gradient lies as what it belongs to: dq as q, dk and dv as k and v, dout as out.
+*/
+#ifndef LLMC_ATTENTION_SHAPE_H
+#define LLMC_ATTENTION_SHAPE_H
+#include "../core/device.h"  // in a CUDA build, what __host__ means
+#include "../core/fmath.h"   // FM_FUNCTION: for the host and, in a CUDA build, for kernels
+
+typedef struct {
+    int B, T, t0;             // sequences; keys of each; first query, 0 in training
+    int NH, NKV, HS;          // heads of q; heads of k and v, a divisor of NH; channels of a head
+    int window;               // query t sees the keys u with t - window < u <= t; 0: all u <= t
+    float scale;              // of the scores, above 0
+    size_t q_row, q_seq;      // elements from one position to the next and from one sequence to the next, of q
+    size_t kv_row, kv_seq;    // of k and v
+    size_t out_row, out_seq;  // of out
+} AttentionShape;
+
+// GPT-2's: qkv (B, T, 3C) holds q, k and v side by side, out is (B, T-t0, C)
+FM_FUNCTION AttentionShape attention_packed_shape(int B, int T, int C, int NH, int t0) {
+    AttentionShape s;
+    s.B = B, s.T = T, s.t0 = t0;
+    s.NH = s.NKV = NH, s.HS = C / NH;
+    s.window = 0, s.scale = 1.0f / sqrtf((float)s.HS);
+    s.q_row = s.kv_row = 3 * (size_t)C, s.q_seq = s.kv_seq = T * s.q_row;
+    s.out_row = (size_t)C, s.out_seq = (T - t0) * s.out_row;
+    return s;
+}
+
+FM_FUNCTION int attention_queries(const AttentionShape* s) { return s->T - s->t0; }
+
+// query t sees the keys first_key..t; key u is seen by the queries first_query..last_query, by none if they are the wrong way round
+FM_FUNCTION int attention_first_key(const AttentionShape* s, int t) { return s->window > 0 && t >= s->window ? t - s->window + 1 : 0; }
+FM_FUNCTION int attention_first_query(const AttentionShape* s, int u) { return u > s->t0 ? u : s->t0; }
+FM_FUNCTION int attention_last_query(const AttentionShape* s, int u) {
+    return s->window > 0 && s->window < s->T - u ? u + s->window - 1 : s->T - 1;
+}
+
+// where head h (of q and out, or of k and v) of position t in sequence b begins
+FM_FUNCTION size_t attention_at_q(const AttentionShape* s, int b, int h, int t) {
+    return b * s->q_seq + (t - s->t0) * s->q_row + (size_t)h * s->HS;
+}
+FM_FUNCTION size_t attention_at_kv(const AttentionShape* s, int b, int h, int u) {
+    return b * s->kv_seq + u * s->kv_row + (size_t)h * s->HS;
+}
+FM_FUNCTION size_t attention_at_out(const AttentionShape* s, int b, int h, int t) {
+    return b * s->out_seq + (t - s->t0) * s->out_row + (size_t)h * s->HS;
+}
+// of max and inv
+FM_FUNCTION size_t attention_at_row(const AttentionShape* s, int b, int h, int t) {
+    return ((size_t)b * s->NH + h) * attention_queries(s) + (t - s->t0);
+}
+#endif  // LLMC_ATTENTION_SHAPE_H

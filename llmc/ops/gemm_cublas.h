@@ -1,0 +1,161 @@
+/*
+gemm on tensor cores, by cuBLASLt: out = a * b with what follows a product in the same kernel. Fast CUDA builds only.
+    out (M, N) contiguous      a (M, K), b (K, N) of gemm.h
+    bias (N) or NULL           added to every row
+    pre (M, N) or NULL         then out = gelu(a * b + bias) and pre what gelu was taken of, for its backward
+    add                        1: out = out + a * b
+Returns 0, and has done nothing, where cuBLASLt cannot or would be slow: rows that are not whole packs of 16 bytes.
+X bf16: products of tensor cores, sums in float, rounded once to Out. X float: float products, or with -DTF32 products of
+factors that are rounded to 10 bits of fraction first.
+Order:  cuBLASLt's own. Its manual promises the same bits from the same version on GPUs of one architecture with equally
+        many multiprocessors, given one workspace per stream (section "Results reproducibility"). The algorithm is the first
+        of its heuristic for the shape: addresses, alignment beyond 16 bytes and the size of the workspace are kept out of
+        the choice. A sum may be split along K, but its parts are added in float; schemes that round parts to bf16 are refused.
+Cost:   a bf16 product of an H200 has 989 TFLOP/s as its limit, float 67. The host asks the heuristic once for each shape, which
+        may take it a millisecond, and keeps the answer in dev->plans; it never waits for the GPU.
+Source: cuBLAS manual, "Using the cuBLASLt API"
+*/
+#ifndef LLMC_GEMM_CUBLAS_H
+#define LLMC_GEMM_CUBLAS_H
+#ifdef __CUDACC__
+#include "../core/kernel.h"  // pack_fits
+#include "gemm.h"            // MatrixOf, MaybeNull, Device, cublasCheck, CUBLAS_WORKSPACE
+
+enum { CUBLAS_ALIGNMENT = 16 };  // of every pointer, in bytes
+enum { CUBLAS_PLANS = 256 };     // are kept; training has about 15, generation 5 for each length of a prompt
+
+template <typename X> static inline cudaDataType_t cublas_type_();
+template <> inline cudaDataType_t cublas_type_<float>() { return CUDA_R_32F; }
+template <> inline cudaDataType_t cublas_type_<__nv_bfloat16>() { return CUDA_R_16BF; }
+
+// how sums and products of X are made
+template <typename X>
+static inline cublasComputeType_t cublas_compute_() {
+#ifdef TF32
+    return sizeof(X) == sizeof(float) ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+#else
+    return CUBLAS_COMPUTE_32F;
+#endif
+}
+
+// what the heuristic is asked about. All of one type: there is no padding, so shapes are compared by their bytes
+typedef struct {
+    int64_t M, N, K, a_stride, b_stride, a_turned, b_turned, type, out_type, epilogue;
+} CublasShape_;
+
+// the answer, and what a call says to cuBLASLt
+struct CublasPlan {
+    CublasShape_ shape;
+    int possible;  // 0: there is no algorithm
+    cublasLtMatmulDescOpaque_t product;
+    cublasLtMatrixLayoutOpaque_t left, right, out;
+    cublasLtMatmulAlgo_t algo;
+};
+
+template <typename Value>
+static inline void cublas_set_(CublasPlan* plan, cublasLtMatmulDescAttributes_t attribute, Value value) {
+    cublasCheck(cublasLtMatmulDescSetAttribute(&plan->product, attribute, &value, sizeof value));
+}
+
+// cuBLASLt reads memory by columns, so it sees every matrix of ours turned: it is asked for out^T = b^T * a^T. A matrix of
+// ours whose rows are contiguous is then what it calls N, not transposed
+static inline cublasOperation_t cublas_operand_(cublasLtMatrixLayout_t layout, int64_t type, int64_t turned, int64_t stride,
+                                                int64_t rows, int64_t columns) {
+    cublasCheck(cublasLtMatrixLayoutInit(layout, (cudaDataType_t)type, (uint64_t)(turned ? rows : columns),
+                                         (uint64_t)(turned ? columns : rows), stride));
+    return turned ? CUBLAS_OP_T : CUBLAS_OP_N;
+}
+
+template <typename Value>
+static inline void cublas_prefer_(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
+                                  Value value) {
+    cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
+}
+
+// the first algorithm of the heuristic, for any pointers that are multiples of CUBLAS_ALIGNMENT; 0: there is none
+static inline int cublas_choose_(CublasPlan* plan, const Device* dev) {
+    cublasLtMatmulPreferenceOpaque_t preference;
+    cublasCheck(cublasLtMatmulPreferenceInit(&preference));
+    cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)CUBLAS_WORKSPACE);
+    cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+    cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (uint32_t)CUBLAS_ALIGNMENT);
+    cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (uint32_t)CUBLAS_ALIGNMENT);
+    cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (uint32_t)CUBLAS_ALIGNMENT);
+    cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (uint32_t)CUBLAS_ALIGNMENT);
+    cublasLtMatmulHeuristicResult_t result;
+    int n_found = 0;
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(dev->blas, &plan->product, &plan->left, &plan->right, &plan->out,
+                                                           &plan->out, &preference, 1, &result, &n_found);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) { return 0; }
+    cublasCheck(status);
+    if (n_found == 0 || result.state != CUBLAS_STATUS_SUCCESS) { return 0; }
+    plan->algo = result.algo;
+    return 1;
+}
+
+static inline int cublas_has_bias_(const CublasShape_* s) {
+    return s->epilogue == CUBLASLT_EPILOGUE_BIAS || s->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+}
+
+static inline int cublas_has_pre_(const CublasShape_* s) {
+    return s->epilogue == CUBLASLT_EPILOGUE_GELU_AUX || s->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+}
+
+static inline void cublas_make_plan_(CublasPlan* plan, const CublasShape_* s, cublasComputeType_t compute,
+                                     const Device* dev) {
+    memset((void*)plan, 0, sizeof *plan);
+    plan->shape = *s;
+    cublasCheck(cublasLtMatmulDescInit(&plan->product, compute, CUDA_R_32F));
+    cublasOperation_t turn_b = cublas_operand_(&plan->left, s->type, s->b_turned, s->b_stride, s->K, s->N);
+    cublasOperation_t turn_a = cublas_operand_(&plan->right, s->type, s->a_turned, s->a_stride, s->M, s->K);
+    cublas_set_(plan, CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)turn_b);
+    cublas_set_(plan, CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)turn_a);
+    cublas_operand_(&plan->out, s->out_type, 0, s->N, s->M, s->N);
+    cublas_set_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)s->epilogue);
+    if (cublas_has_pre_(s)) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)s->N); }
+    // the heuristic reads the alignment of these two pointers, so it is shown the least that they may have
+    void* any = (void*)(uintptr_t)CUBLAS_ALIGNMENT;
+    if (cublas_has_bias_(s)) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, any); }
+    if (cublas_has_pre_(s)) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, any); }
+    plan->possible = cublas_choose_(plan, dev);
+}
+
+// the plan for a shape: the one that was made before, or a new one in the place of the oldest. It stays until the next call
+static inline CublasPlan* cublas_plan_(const CublasShape_* shape, cublasComputeType_t compute, const Device* dev) {
+    CublasPlans* plans = dev->plans;
+    for (int i = 0; i < plans->n_made && i < CUBLAS_PLANS; i++) {
+        if (memcmp(&plans->plan[i].shape, shape, sizeof *shape) == 0) { return &plans->plan[i]; }
+    }
+    if (!plans->plan) { plans->plan = (CublasPlan*)malloc_check(sizeof(CublasPlan) * CUBLAS_PLANS, "cuBLASLt's plans"); }
+    CublasPlan* plan = &plans->plan[plans->n_made++ % CUBLAS_PLANS];
+    cublas_make_plan_(plan, shape, compute, dev);
+    return plan;
+}
+
+// one of the strides is 1: the other is how long the rows, or the columns, are that lie in one piece
+template <typename X>
+static inline int64_t cublas_stride_(MatrixOf<X> m) { return (int64_t)(m.row_stride * m.col_stride); }
+
+template <typename Out, typename X>
+static inline int gemm_cublas(Out* out, const typename MaybeNull<Out>::type* bias, typename MaybeNull<Out>::type* pre,
+                              int add, MatrixOf<X> a, MatrixOf<X> b, int M, int N, int K, const Device* dev) {
+    int64_t a_stride = cublas_stride_(a), b_stride = cublas_stride_(b);
+    int fits = pack_fits(a.data, a_stride) && pack_fits(b.data, b_stride) && pack_fits(out, N) && pack_aligned(bias);
+    if (pre) { fits = fits && pack_fits(pre, N) && N % 8 == 0; }  // 8: cuBLASLt's rule for pre, of any type
+    if (!fits) { return 0; }
+    int epilogue = pre && bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : pre ? CUBLASLT_EPILOGUE_GELU_AUX
+                   : bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    const CublasShape_ shape = {M, N, K, a_stride, b_stride, a.col_stride != 1, b.col_stride != 1, cublas_type_<X>(),
+                                cublas_type_<Out>(), epilogue};
+    CublasPlan* plan = cublas_plan_(&shape, cublas_compute_<X>(), dev);
+    if (!plan->possible) { return 0; }
+    if (bias) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, (const void*)bias); }
+    if (pre) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (void*)pre); }
+    const float one = 1.0f, from_old = add ? 1.0f : 0.0f;
+    void* workspace = device_workspace(dev, CUBLAS_WORKSPACE);
+    cublasCheck(cublasLtMatmul(dev->blas, &plan->product, &one, b.data, &plan->left, a.data, &plan->right, &from_old, out,
+                               &plan->out, out, &plan->out, &plan->algo, workspace, CUBLAS_WORKSPACE, dev->stream));
+    return 1;
+}
+#endif  // __CUDACC__
+#endif  // LLMC_GEMM_CUBLAS_H

@@ -1,0 +1,493 @@
+/*
+LayerNorm: out = (inp - mean) * rstd * weight + bias, mean and variance over each row of C channels, rstd = 1/sqrt(var + 1e-5).
+    inp, out (N, C)   weight, bias (C)   mean, rstd (N) float, kept for backward
+residual_layernorm_forward adds before it normalises: residual = left + right, out = layernorm(residual). residual may be
+left or right.
+Backward, with xhat = (inp - mean) * rstd and g = weight * dout (derived in doc/layernorm.md):
+    dinp    += (g - mean(g) - xhat * mean(g * xhat)) * rstd    (N, C)  added: inp is the residual stream
+    dweight  = sum over n of xhat * dout                       (C)     written, one call is one leaf
+    dbias    = sum over n of dout                              (C)     written
+Cost:   memory bound. On a CPU forward moves 2*N*C floats, backward 6*N*C; on a GPU 2*N*C elements forward, 4*N*C with the
+        residual sum, 4*N*C backward: every array once. Judge it in GB/s.
+Error:  chains of C sums: |mean| error <= C * 2^-24 * mean(|inp|). bf16 rounds what is stored: 2^-8 |out|, 2^-8 |dinp|;
+        statistics, dweight and dbias are float.
+Order:  row sums chain over c from 0; dweight and dbias chain over n from 0. In C lanes hold neighbouring rows for the first
+        and neighbouring channels for the second. Fast kernels: 32 lanes and a tree for a row; each block sums dweight and dbias
+        over its rows, and blocks are added in a fixed order; their number is that of the GPU's multiprocessors times a constant.
+Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450; spec gpt2.md sections 3 and 4. Slower kernels: dev/cuda/layernorm.cu
+*/
+#ifndef LLMC_LAYERNORM_H
+#define LLMC_LAYERNORM_H
+#include "../core/device.h"  // Device, device_workspace, ceil_div
+#include "../core/kernel.h"  // load_floats, store_floats, row_add, row_total, lane_sum
+#include "residual.h"        // residual_forward
+#include <math.h>
+#ifndef __CUDACC__
+#include "../core/vec.h"  // vfloat, v_load, v_load_columns, v_fill
+#endif
+
+#define LAYERNORM_EPS 1e-5f
+
+// ---- plain C: read this first; it defines every bit ----
+
+static inline void layernorm_forward_ref(float* out, float* mean, float* rstd, const float* inp, const float* weight,
+                                         const float* bias, int N, int C) {
+    for (int n = 0; n < N; n++) {
+        const float* x = inp + (size_t)n * C;
+        float sum = 0.0f, sum2 = 0.0f;
+        for (int c = 0; c < C; c++) { sum += x[c]; }
+        float m = sum / (float)C;
+        for (int c = 0; c < C; c++) { sum2 += (x[c] - m) * (x[c] - m); }
+        float s = 1.0f / sqrtf(sum2 / (float)C + LAYERNORM_EPS);
+        for (int c = 0; c < C; c++) { out[(size_t)n * C + c] = s * (x[c] - m) * weight[c] + bias[c]; }
+        mean[n] = m;
+        rstd[n] = s;
+    }
+}
+
+static inline void residual_layernorm_forward_ref(float* residual, float* out, float* mean, float* rstd, const float* left,
+                                                  const float* right, const float* weight, const float* bias, int N, int C) {
+    residual_forward_ref(residual, left, right, (size_t)N * C);
+    layernorm_forward_ref(out, mean, rstd, residual, weight, bias, N, C);
+}
+
+// dinp of one row
+static inline void layernorm_backward_row_ref(float* dinp, const float* dout, const float* inp, const float* weight, float mean,
+                                              float rstd, int C) {
+    float sum_g = 0.0f, sum_gx = 0.0f;
+    for (int c = 0; c < C; c++) { sum_g += weight[c] * dout[c]; }
+    for (int c = 0; c < C; c++) { sum_gx += (weight[c] * dout[c]) * ((inp[c] - mean) * rstd); }
+    float mean_g = sum_g / (float)C, mean_gx = sum_gx / (float)C;
+    for (int c = 0; c < C; c++) { dinp[c] += (weight[c] * dout[c] - mean_g - (inp[c] - mean) * rstd * mean_gx) * rstd; }
+}
+
+static inline void layernorm_backward_ref(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+                                          const float* weight, const float* mean, const float* rstd, int N, int C) {
+    for (int c = 0; c < C; c++) { dweight[c] = dbias[c] = 0.0f; }
+    for (int n = 0; n < N; n++) {
+        const float* x = inp + (size_t)n * C;
+        const float* d = dout + (size_t)n * C;
+        layernorm_backward_row_ref(dinp + (size_t)n * C, d, x, weight, mean[n], rstd[n], C);
+        for (int c = 0; c < C; c++) {
+            dweight[c] += (x[c] - mean[n]) * rstd[n] * d[c];
+            dbias[c] += d[c];
+        }
+    }
+}
+
+#ifndef __CUDACC__  // ---- fast C: VLANES rows side by side ----
+
+// VLANES values of one channel, one per row; beyond the last whole square they are gathered one by one
+static inline vfloat layernorm_column_(const float* x, int C, int c) {
+    vfloat column;
+    for (int r = 0; r < VLANES; r++) { column[r] = x[(size_t)r * C + c]; }
+    return column;
+}
+
+// mean and rstd of VLANES rows
+static inline void layernorm_statistics_(float* mean, float* rstd, const float* x, int C) {
+    vfloat sum = v_fill(0.0f), sum2 = v_fill(0.0f), columns[VLANES];
+    int c_squares = C / VLANES * VLANES;
+    for (int c = 0; c < c_squares; c += VLANES) {
+        v_load_columns(columns, x + c, (size_t)C);
+        for (int i = 0; i < VLANES; i++) { sum += columns[i]; }
+    }
+    for (int c = c_squares; c < C; c++) { sum += layernorm_column_(x, C, c); }
+    vfloat m = sum / v_fill((float)C);
+    for (int c = 0; c < c_squares; c += VLANES) {
+        v_load_columns(columns, x + c, (size_t)C);
+        for (int i = 0; i < VLANES; i++) { sum2 += (columns[i] - m) * (columns[i] - m); }
+    }
+    for (int c = c_squares; c < C; c++) {
+        vfloat column = layernorm_column_(x, C, c);
+        sum2 += (column - m) * (column - m);
+    }
+    for (int r = 0; r < VLANES; r++) {
+        mean[r] = m[r];
+        rstd[r] = 1.0f / sqrtf(sum2[r] / (float)C + LAYERNORM_EPS);
+    }
+}
+
+static inline void layernorm_forward(float* out, float* mean, float* rstd, const float* inp, const float* weight,
+                                     const float* bias, int N, int C, const Device* dev) {
+    (void)dev;
+    #pragma omp parallel for
+    for (int first = 0; first < N; first += VLANES) {
+        const float* x = inp + (size_t)first * C;
+        float* y = out + (size_t)first * C;
+        if (first + VLANES > N) {
+            layernorm_forward_ref(y, mean + first, rstd + first, x, weight, bias, N - first, C);
+            continue;
+        }
+        layernorm_statistics_(mean + first, rstd + first, x, C);
+        for (int n = first; n < first + VLANES; n++, x += C, y += C) {
+            float m = mean[n], s = rstd[n];
+            #pragma omp simd
+            for (int c = 0; c < C; c++) { y[c] = s * (x[c] - m) * weight[c] + bias[c]; }
+        }
+    }
+}
+
+static inline void residual_layernorm_forward(float* residual, float* out, float* mean, float* rstd, const float* left,
+                                              const float* right, const float* weight, const float* bias, int N, int C,
+                                              const Device* dev) {
+    residual_forward(residual, left, right, (size_t)N * C, dev);
+    layernorm_forward(out, mean, rstd, residual, weight, bias, N, C, dev);
+}
+
+// mean of g and of g * xhat for VLANES rows
+static inline void layernorm_gradient_means_(float* mean_g, float* mean_gx, const float* d, const float* x, const float* weight,
+                                             const float* mean, const float* rstd, int C) {
+    vfloat m = v_load(mean), s = v_load(rstd), sum_g = v_fill(0.0f), sum_gx = v_fill(0.0f);
+    vfloat x_columns[VLANES], d_columns[VLANES];
+    int c_squares = C / VLANES * VLANES;
+    for (int c = 0; c < c_squares; c += VLANES) {
+        v_load_columns(x_columns, x + c, (size_t)C);
+        v_load_columns(d_columns, d + c, (size_t)C);
+        for (int i = 0; i < VLANES; i++) {
+            vfloat g = v_fill(weight[c + i]) * d_columns[i];
+            sum_g += g;
+            sum_gx += g * ((x_columns[i] - m) * s);
+        }
+    }
+    for (int c = c_squares; c < C; c++) {
+        vfloat g = v_fill(weight[c]) * layernorm_column_(d, C, c);
+        sum_g += g;
+        sum_gx += g * ((layernorm_column_(x, C, c) - m) * s);
+    }
+    v_store(mean_g, sum_g / v_fill((float)C));
+    v_store(mean_gx, sum_gx / v_fill((float)C));
+}
+
+// dinp of VLANES rows
+static inline void layernorm_backward_rows_(float* dinp, const float* dout, const float* inp, const float* weight,
+                                            const float* mean, const float* rstd, int C) {
+    float mean_g[VLANES], mean_gx[VLANES];
+    layernorm_gradient_means_(mean_g, mean_gx, dout, inp, weight, mean, rstd, C);
+    for (int r = 0; r < VLANES; r++, dinp += C, dout += C, inp += C) {
+        float m = mean[r], s = rstd[r], mg = mean_g[r], mgx = mean_gx[r];
+        #pragma omp simd
+        for (int c = 0; c < C; c++) { dinp[c] += (weight[c] * dout[c] - mg - (inp[c] - m) * s * mgx) * s; }
+    }
+}
+
+// dweight and dbias of the channels first..last-1, rows ascending
+static inline void layernorm_backward_channels_(float* dweight, float* dbias, const float* dout, const float* inp,
+                                                const float* mean, const float* rstd, int N, int C, int first, int last) {
+    for (int c = first; c < last; c++) { dweight[c] = dbias[c] = 0.0f; }
+    for (int n = 0; n < N; n++) {
+        const float* x = inp + (size_t)n * C;
+        const float* d = dout + (size_t)n * C;
+        float m = mean[n], s = rstd[n];
+        #pragma omp simd
+        for (int c = first; c < last; c++) {
+            dweight[c] += (x[c] - m) * s * d[c];
+            dbias[c] += d[c];
+        }
+    }
+}
+
+static inline void layernorm_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+                                      const float* weight, const float* mean, const float* rstd, int N, int C, const Device* dev) {
+    (void)dev;
+    const int width = 128;
+    #pragma omp parallel for
+    for (int first = 0; first < C; first += width) {
+        layernorm_backward_channels_(dweight, dbias, dout, inp, mean, rstd, N, C, first, first + width < C ? first + width : C);
+    }
+    #pragma omp parallel for
+    for (int first = 0; first < N; first += VLANES) {
+        size_t row = (size_t)first * C;
+        if (first + VLANES <= N) {
+            layernorm_backward_rows_(dinp + row, dout + row, inp + row, weight, mean + first, rstd + first, C);
+            continue;
+        }
+        for (int n = first; n < N; n++, row += C) {
+            layernorm_backward_row_ref(dinp + row, dout + row, inp + row, weight, mean[n], rstd[n], C);
+        }
+    }
+}
+#else  // ---- CUDA forward: one warp per row ----
+
+enum { LAYERNORM_ROWS = 8 };           // rows of a block: blocks are (32, 8)
+enum { LAYERNORM_SHARED = 48 << 10 };  // bytes of shared memory that a block may have without asking
+
+// the sum over a row of x, or of (x - m)^2; a lane has the packs at c = lane * W, + 32 * W, ...
+template <int W, int SQUARES, typename X>
+__device__ inline float layernorm_sum_(const X* row, float m, int C) {
+    int lane = threadIdx.x * W;
+    float sum = 0.0f;
+    for (int c = lane; c - lane < C; c += WARP * W) {
+        Pack<float, W> x = {};
+        if (c < C) {
+            x = load_floats<W>(row + c);
+            for (int i = 0; SQUARES && i < W; i++) { x.x[i] = (x.x[i] - m) * (x.x[i] - m); }
+        }
+        sum = row_add(sum, x.x);
+    }
+    return row_total(sum);
+}
+
+// With packs the row comes from memory once: each lane keeps its own packs in shared memory, and since no other lane looks
+// at them, nobody waits. ADD: the row is left + right, rounded to X
+template <int W, int ADD, typename X>
+__global__ void layernorm_forward_kernel(X* residual, X* out, float* mean, float* rstd, const X* left, const X* right,
+                                         const X* weight, const X* bias, int N, int C) {
+    extern __shared__ float4 layernorm_kept[];
+    int n = blockIdx.x * blockDim.y + threadIdx.y, lane = threadIdx.x * W;
+    if (n >= N) { return; }  // a warp shares threadIdx.y, so it leaves whole and shuffles stay legal
+    size_t start = (size_t)n * C;
+    X* kept = reinterpret_cast<X*>(layernorm_kept) + (size_t)threadIdx.y * C;
+    const X* row = W > 1 ? kept : ADD ? residual + start : left + start;
+    #pragma unroll 2
+    for (int c = lane; c < C; c += WARP * W) {
+        Pack<X, W> x = pack_load<W>(left + start + c);
+        if (ADD) {
+            Pack<X, W> added = pack_load<W>(right + start + c);
+            for (int i = 0; i < W; i++) { x.x[i] = from_float<X>(to_float(x.x[i]) + to_float(added.x[i])); }
+            pack_store(residual + start + c, x);
+        }
+        if (W > 1) { pack_store(kept + c, x); }
+    }
+    float m = layernorm_sum_<W, 0>(row, 0.0f, C) / (float)C;
+    float s = 1.0f / sqrtf(layernorm_sum_<W, 1>(row, m, C) / (float)C + LAYERNORM_EPS);
+    for (int c = lane; c < C; c += WARP * W) {
+        Pack<float, W> x = load_floats<W>(row + c), w = load_floats<W>(weight + c), b = load_floats<W>(bias + c);
+        for (int i = 0; i < W; i++) { x.x[i] = s * (x.x[i] - m) * w.x[i] + b.x[i]; }
+        store_floats(out + start + c, x);
+    }
+    if (threadIdx.x == 0) {
+        mean[n] = m;
+        rstd[n] = s;
+    }
+}
+
+// ADD 0: residual and right are not used
+template <int ADD, typename X>
+static inline void layernorm_forward_launch_(X* residual, X* out, float* mean, float* rstd, const X* left, const X* right,
+                                             const X* weight, const X* bias, int N, int C, const Device* dev) {
+    constexpr int W = pack_width<X>();
+    int row_bytes = C * (int)sizeof(X), rows = row_bytes > 0 ? LAYERNORM_SHARED / row_bytes : 0;
+    rows = rows < LAYERNORM_ROWS ? rows : LAYERNORM_ROWS;
+    if (rows > 0 && C % W == 0 && pack_aligned(residual, out, left, right, weight, bias)) {
+        dim3 block(WARP, (unsigned)rows);
+        layernorm_forward_kernel<W, ADD><<<(unsigned)ceil_div(N, rows), block, (size_t)rows * row_bytes, dev->stream>>>(
+            residual, out, mean, rstd, left, right, weight, bias, N, C);
+    } else {
+        dim3 block(WARP, LAYERNORM_ROWS);
+        layernorm_forward_kernel<1, ADD><<<(unsigned)ceil_div(N, LAYERNORM_ROWS), block, 0, dev->stream>>>(
+            residual, out, mean, rstd, left, right, weight, bias, N, C);
+    }
+    cudaCheck(cudaGetLastError());
+}
+
+template <typename X>
+static inline void layernorm_forward(X* out, float* mean, float* rstd, const X* inp, const X* weight, const X* bias, int N, int C,
+                                     const Device* dev) {
+    layernorm_forward_launch_<0>((X*)NULL, out, mean, rstd, inp, (const X*)NULL, weight, bias, N, C, dev);
+}
+
+template <typename X>
+static inline void residual_layernorm_forward(X* residual, X* out, float* mean, float* rstd, const X* left, const X* right,
+                                              const X* weight, const X* bias, int N, int C, const Device* dev) {
+    layernorm_forward_launch_<1>(residual, out, mean, rstd, left, right, weight, bias, N, C, dev);
+}
+
+// ---- CUDA backward in two kernels that each build can run: dinp by rows, dweight and dbias by channels ----
+
+// one warp per row
+template <int W, typename X>
+__global__ void layernorm_backward_rows_kernel(X* dinp, const X* dout, const X* inp, const X* weight, const float* mean,
+                                               const float* rstd, int N, int C) {
+    int n = blockIdx.x * blockDim.y + threadIdx.y, lane = threadIdx.x * W;
+    if (n >= N) { return; }
+    size_t start = (size_t)n * C;
+    float m = mean[n], s = rstd[n], sum_g = 0.0f, sum_gx = 0.0f;
+    for (int c = lane; c - lane < C; c += WARP * W) {
+        Pack<float, W> g = {}, gx = {};
+        if (c < C) {
+            Pack<float, W> x = load_floats<W>(inp + start + c), d = load_floats<W>(dout + start + c);
+            Pack<float, W> w = load_floats<W>(weight + c);
+            for (int i = 0; i < W; i++) {
+                g.x[i] = w.x[i] * d.x[i];
+                gx.x[i] = g.x[i] * ((x.x[i] - m) * s);
+            }
+        }
+        sum_g = row_add(sum_g, g.x);
+        sum_gx = row_add(sum_gx, gx.x);
+    }
+    float mean_g = row_total(sum_g) / (float)C, mean_gx = row_total(sum_gx) / (float)C;
+    for (int c = lane; c < C; c += WARP * W) {
+        Pack<float, W> x = load_floats<W>(inp + start + c), d = load_floats<W>(dout + start + c);
+        Pack<float, W> w = load_floats<W>(weight + c), y = load_floats<W>(dinp + start + c);
+        for (int i = 0; i < W; i++) { y.x[i] += (w.x[i] * d.x[i] - mean_g - (x.x[i] - m) * s * mean_gx) * s; }
+        store_floats(dinp + start + c, y);
+    }
+}
+
+// parts (gridDim.y, 2, C): dweight and dbias of the rows N * b / gridDim.y .. of part b = blockIdx.y. One thread per channel
+template <typename X>
+__global__ void layernorm_backward_channels_kernel(float* parts, const X* dout, const X* inp, const float* mean,
+                                                   const float* rstd, int N, int C) {
+    int c = blockIdx.x * blockDim.x + threadIdx.x, b = blockIdx.y;
+    if (c >= C) { return; }
+    int first = (int)((int64_t)N * b / gridDim.y), last = (int)((int64_t)N * (b + 1) / gridDim.y);
+    float dweight = 0.0f, dbias = 0.0f;
+    #pragma unroll 8
+    for (int n = first; n < last; n++) {
+        float x = to_float(inp[(size_t)n * C + c]), d = to_float(dout[(size_t)n * C + c]);
+        dweight += (x - mean[n]) * rstd[n] * d;
+        dbias += d;
+    }
+    parts[(size_t)b * 2 * C + c] = dweight;
+    parts[(size_t)b * 2 * C + C + c] = dbias;
+}
+
+// dweight and dbias are the sums over b of parts (n_parts, 2, C). A block (32, rows) has 32 columns of the 2*C: row y of its
+// threads adds the parts y, y + rows, ..., then the first row adds these sums. One part comes through as it is: it began at +0
+__global__ static void layernorm_backward_parts_kernel(float* dweight, float* dbias, const float* parts, int n_parts, int C) {
+    __shared__ float sums[WARP][WARP];
+    int j = blockIdx.x * WARP + threadIdx.x;
+    float sum = 0.0f;
+    #pragma unroll 8
+    for (int b = threadIdx.y; b < n_parts; b += blockDim.y) { sum += j < 2 * C ? parts[(size_t)b * 2 * C + j] : 0.0f; }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || j >= 2 * C) { return; }
+    for (int y = 1; y < (int)blockDim.y; y++) { sum += sums[y][threadIdx.x]; }
+    if (j < C) { dweight[j] = sum; } else { dbias[j - C] = sum; }
+}
+
+// ---- CUDA backward in one pass, fast builds: a thread stays on its channels while its block walks down the rows ----
+
+enum { LAYERNORM_OWNED = 8 };      // channels of a thread
+enum { LAYERNORM_THREADS = 704 };  // of a multiprocessor, in one block or several; so many can have 88 registers each
+enum { LAYERNORM_PAIR = 2 };                             // rows that are loaded before the block waits for their sums
+
+// the sum over the block of each value, the same in all threads: lanes along a tree, then warps in order. `sums` must not be
+// written again before another barrier
+__device__ inline void layernorm_block_sums_(float (&x)[2 * LAYERNORM_PAIR], float sums[][2 * LAYERNORM_PAIR]) {
+    int warp = threadIdx.x / WARP, n_warps = blockDim.x / WARP;
+    for (int i = 0; i < 2 * LAYERNORM_PAIR; i++) {
+        float sum = lane_sum(x[i]);
+        if (threadIdx.x % WARP == 0) { sums[warp][i] = sum; }
+        x[i] = 0.0f;
+    }
+    __syncthreads();
+    for (int w = 0; w < n_warps; w++) {
+        for (int i = 0; i < 2 * LAYERNORM_PAIR; i++) { x[i] += sums[w][i]; }
+    }
+}
+
+// Block b takes the rows 2b, 2b + 1, 2(b + blocks), ... and leaves its sums over them in parts (blocks, 2, C). C is a multiple
+// of W and at most W * blockDim.x; a thread beyond C adds zeros
+template <typename X>
+__global__ void __launch_bounds__(LAYERNORM_THREADS)
+layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, const X* weight, const float* mean,
+                          const float* rstd, int N, int C) {
+    const int W = LAYERNORM_OWNED, R = LAYERNORM_PAIR;
+    __shared__ float sums[2][LAYERNORM_THREADS / WARP][2 * R];
+    int c = threadIdx.x * W, inside = c < C;
+    float per_channel = 1.0f / (float)C;
+    Pack<float, W> w = {}, dweight = {}, dbias = {};
+    if (inside) { w = load_floats<W>(weight + c); }
+    for (int n = blockIdx.x * R, turn = 0; n < N; n += gridDim.x * R, turn ^= 1) {
+        Pack<float, W> x[R] = {}, d[R] = {};
+        float s[R] = {}, row_sums[2 * R] = {};  // of g, then of g * xhat
+        for (int r = 0; r < R; r++) {
+            if (!inside || n + r >= N) { continue; }
+            x[r] = load_floats<W>(inp + (size_t)(n + r) * C + c);
+            d[r] = load_floats<W>(dout + (size_t)(n + r) * C + c);
+        }
+        for (int r = 0; r < R; r++) {
+            if (n + r >= N) { continue; }
+            float m = mean[n + r];
+            s[r] = rstd[n + r];
+            for (int i = 0; i < W; i++) {
+                float xhat = (x[r].x[i] - m) * s[r], g = w.x[i] * d[r].x[i];
+                dweight.x[i] += xhat * d[r].x[i];
+                dbias.x[i] += d[r].x[i];
+                row_sums[r] += g;
+                row_sums[R + r] += g * xhat;
+                x[r].x[i] = xhat;
+                d[r].x[i] = g;
+            }
+        }
+        layernorm_block_sums_(row_sums, sums[turn]);
+        for (int r = 0; r < R; r++) {
+            if (!inside || n + r >= N) { continue; }
+            float mean_g = row_sums[r] * per_channel, mean_gx = row_sums[R + r] * per_channel;
+            Pack<float, W> y = load_floats<W>(dinp + (size_t)(n + r) * C + c);
+            for (int i = 0; i < W; i++) { y.x[i] += (d[r].x[i] - mean_g - x[r].x[i] * mean_gx) * s[r]; }
+            store_floats(dinp + (size_t)(n + r) * C + c, y);
+        }
+    }
+    if (inside) {
+        store_floats(parts + (size_t)blockIdx.x * 2 * C + c, dweight);
+        store_floats(parts + (size_t)blockIdx.x * 2 * C + C + c, dbias);
+    }
+}
+
+// threads of a block that has all channels of a row
+static inline int layernorm_threads_(int C) { return (int)ceil_div(ceil_div(C, LAYERNORM_OWNED), WARP) * WARP; }
+
+// into how many parts the rows are cut. One pass: as many blocks as run at once
+static inline int layernorm_parts_(int N, int C, int one_pass, const Device* dev) {
+#ifdef EXACT
+    (void)N, (void)C, (void)one_pass, (void)dev;
+    return 1;  // a chain
+#else
+    int at_once = one_pass ? LAYERNORM_THREADS / layernorm_threads_(C) : 1, most = dev->n_sms * at_once;
+    int rows = one_pass ? (int)LAYERNORM_PAIR : (int)WARP;
+    return (int)(ceil_div(N, rows) < most ? ceil_div(N, rows) : most);
+#endif
+}
+
+static inline void layernorm_add_parts_(float* dweight, float* dbias, const float* parts, int n_parts, int C, const Device* dev) {
+    dim3 block(WARP, (unsigned)(n_parts < WARP ? n_parts : (int)WARP));
+    layernorm_backward_parts_kernel<<<(unsigned)ceil_div(2 * C, WARP), block, 0, dev->stream>>>(
+        dweight, dbias, parts, n_parts, C);
+}
+
+template <int W, typename X>
+static inline void layernorm_backward_two_passes_(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp,
+                                                  const X* weight, const float* mean, const float* rstd, int N, int C,
+                                                  const Device* dev) {
+    int n_parts = layernorm_parts_(N, C, 0, dev);
+    float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
+    dim3 block(WARP, LAYERNORM_ROWS), channels((unsigned)ceil_div(C, WARP), (unsigned)n_parts);
+    layernorm_backward_rows_kernel<W><<<(unsigned)ceil_div(N, LAYERNORM_ROWS), block, 0, dev->stream>>>(
+        dinp, dout, inp, weight, mean, rstd, N, C);
+    layernorm_backward_channels_kernel<<<channels, WARP, 0, dev->stream>>>(parts, dout, inp, mean, rstd, N, C);
+    layernorm_add_parts_(dweight, dbias, parts, n_parts, C, dev);
+}
+
+template <typename X>
+static inline void layernorm_backward_one_pass_(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp,
+                                                const X* weight, const float* mean, const float* rstd, int N, int C,
+                                                const Device* dev) {
+    int n_parts = layernorm_parts_(N, C, 1, dev);
+    float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
+    layernorm_backward_kernel<<<n_parts, layernorm_threads_(C), 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+    layernorm_add_parts_(dweight, dbias, parts, n_parts, C, dev);
+}
+
+template <typename X>
+static inline void layernorm_backward(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp, const X* weight,
+                                      const float* mean, const float* rstd, int N, int C, const Device* dev) {
+    constexpr int W = pack_width<X>();
+    int packs = C % W == 0 && pack_aligned(dinp, dout, inp, weight), one_pass = packs;
+#ifdef EXACT
+    one_pass = 0;
+#endif
+    if (one_pass && C % LAYERNORM_OWNED == 0 && layernorm_threads_(C) <= LAYERNORM_THREADS) {
+        layernorm_backward_one_pass_(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, dev);
+    } else if (packs) {
+        layernorm_backward_two_passes_<W>(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, dev);
+    } else {
+        layernorm_backward_two_passes_<1>(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, dev);
+    }
+    cudaCheck(cudaGetLastError());
+}
+#endif
+#endif  // LLMC_LAYERNORM_H

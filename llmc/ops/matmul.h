@@ -1,0 +1,243 @@
+/*
+Linear layer: out = inp * weight^T + bias.
+    inp (N, C)   out (N, OC)   weight (OC, C), one row per output   bias (OC) or NULL   N = B*T positions
+    with GELU behind it: pre (N, OC) = inp * weight^T + bias, out = gelu(pre)
+Backward (derived in doc/matmul.md):
+    dinp    = dout * weight          (N, C)   written; NULL where nobody asks for it
+    dweight = dout^T * inp           (OC, C)  float; written, not added to: one call is one leaf (doc/exactness.md rule 3)
+    dbias   = sum over n of dout     (OC)     float, written; NULL where there is no bias
+matmul_backward is all three; matmul_backward_input, matmul_backward_weight and column_sums are one each. Where the weight is
+used twice, matmul_backward_weight with add 1 goes on from what is in dweight.
+Cost:   compute bound: forward 2*N*C*OC flops, backward twice that. Judge it in GFLOP/s, column_sums, which reads N*OC
+        elements, in GB/s.
+Error:  a plain chain of K float sums: |error| <= K * 2^-24 * (sum of |products|); stored as bf16, 2^-8 of the result more.
+Order:  forward chains over c from the bias, dinp over oc from 0, dweight and dbias over n from 0 (dweight with add 1: from
+        its old value), all ascending. Fast CUDA builds: gemm_cublas.h, and column_sums along a tree that only N and OC choose.
+        There, fused 1 takes gelu of pre before pre is rounded to X: out may be off gelu_forward(pre) in its last bit, so a
+        trainer that recomputes out in its backward wants fused 0.
+Source: Linnainmaa 1970 for the derivative; the fast products: llmc/ops/gemm.h, llmc/ops/gemm_cublas.h; how one gets there:
+        dev/cuda/matmul.cu
+*/
+#ifndef LLMC_MATMUL_H
+#define LLMC_MATMUL_H
+#include "gelu.h"         // gelu_forward, gelu_forward_ref
+#include "gemm.h"         // gemm, matrix, transposed, MaybeNull, Device
+#include "gemm_cublas.h"  // gemm_cublas
+
+// ---- plain C: read this first; it defines every bit ----
+
+static inline void matmul_forward_ref(float* out, const float* inp, const float* weight, const float* bias,
+                                      int N, int C, int OC) {
+    for (size_t n = 0; n < (size_t)N; n++) {
+        for (size_t oc = 0; oc < (size_t)OC; oc++) {
+            float sum = bias ? bias[oc] : 0.0f;
+            for (int c = 0; c < C; c++) { sum += inp[n * C + c] * weight[oc * C + c]; }
+            out[n * OC + oc] = sum;
+        }
+    }
+}
+
+static inline void matmul_gelu_forward_ref(float* out, float* pre, const float* inp, const float* weight, const float* bias,
+                                           int N, int C, int OC) {
+    matmul_forward_ref(pre, inp, weight, bias, N, C, OC);
+    gelu_forward_ref(out, pre, (size_t)N * (size_t)OC);
+}
+
+static inline void matmul_backward_input_ref(float* dinp, const float* dout, const float* weight, int N, int C, int OC) {
+    for (size_t n = 0; n < (size_t)N; n++) {
+        for (size_t c = 0; c < (size_t)C; c++) {
+            float sum = 0.0f;
+            for (size_t oc = 0; oc < (size_t)OC; oc++) { sum += dout[n * OC + oc] * weight[oc * C + c]; }
+            dinp[n * C + c] = sum;
+        }
+    }
+}
+
+static inline void matmul_backward_weight_ref(float* dweight, const float* dout, const float* inp, int add,
+                                              int N, int C, int OC) {
+    for (size_t oc = 0; oc < (size_t)OC; oc++) {
+        for (size_t c = 0; c < (size_t)C; c++) {
+            float sum = add ? dweight[oc * C + c] : 0.0f;
+            for (size_t n = 0; n < (size_t)N; n++) { sum += dout[n * OC + oc] * inp[n * C + c]; }
+            dweight[oc * C + c] = sum;
+        }
+    }
+}
+
+static inline void column_sums_ref(float* sums, const float* x, int N, int OC) {
+    for (size_t oc = 0; oc < (size_t)OC; oc++) {
+        float sum = 0.0f;
+        for (size_t n = 0; n < (size_t)N; n++) { sum += x[n * OC + oc]; }
+        sums[oc] = sum;
+    }
+}
+
+static inline void matmul_backward_ref(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+                                       const float* weight, int N, int C, int OC) {
+    if (dinp) { matmul_backward_input_ref(dinp, dout, weight, N, C, OC); }
+    matmul_backward_weight_ref(dweight, dout, inp, 0, N, C, OC);
+    if (dbias) { column_sums_ref(dbias, dout, N, OC); }
+}
+
+#ifndef __CUDACC__  // ---- fast C: the same chains, many outputs at a time ----
+
+static inline void matmul_forward(float* out, const float* inp, const float* weight, const float* bias,
+                                  int N, int C, int OC, const Device* dev) {
+    gemm(out, OC, bias, 0, matrix(inp, C), transposed(weight, C), N, OC, C, dev);
+}
+
+static inline void matmul_gelu_forward(float* out, float* pre, const float* inp, const float* weight, const float* bias,
+                                       int fused, int N, int C, int OC, const Device* dev) {
+    (void)fused;
+    matmul_forward(pre, inp, weight, bias, N, C, OC, dev);
+    gelu_forward(out, pre, (size_t)N * (size_t)OC, dev);
+}
+
+static inline void matmul_backward_input(float* dinp, const float* dout, const float* weight, int N, int C, int OC,
+                                         const Device* dev) {
+    gemm(dinp, C, NULL, 0, matrix(dout, OC), matrix(weight, C), N, C, OC, dev);
+}
+
+static inline void matmul_backward_weight(float* dweight, const float* dout, const float* inp, int add,
+                                          int N, int C, int OC, const Device* dev) {
+    gemm(dweight, C, add ? dweight : NULL, C, transposed(dout, OC), matrix(inp, C), OC, C, N, dev);
+}
+
+// lanes and threads hold neighbouring oc, every one runs down its own column
+static inline void column_sums(float* sums, const float* x, int N, int OC, const Device* dev) {
+    (void)dev;
+    const int width = 64;
+    #pragma omp parallel for
+    for (int first = 0; first < OC; first += width) {
+        float block[64] = {0};
+        int n_valid = OC - first < width ? OC - first : width;
+        for (size_t n = 0; n < (size_t)N; n++) {
+            const float* row = x + n * OC + first;
+            for (int i = 0; i < n_valid; i++) { block[i] += row[i]; }
+        }
+        memcpy(sums + first, block, sizeof(float) * n_valid);
+    }
+}
+
+static inline void matmul_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+                                   const float* weight, int N, int C, int OC, const Device* dev) {
+    if (dinp) { matmul_backward_input(dinp, dout, weight, N, C, OC, dev); }
+    matmul_backward_weight(dweight, dout, inp, 0, N, C, OC, dev);
+    if (dbias) { column_sums(dbias, dout, N, OC, dev); }
+}
+
+#else  // ---- CUDA ----
+
+// out = a * b + bias, or out + a * b: our own kernel in EXACT builds, and for shapes that cuBLASLt would not do fast
+template <typename Out, typename X>
+static inline void matmul_product_(Out* out, const typename MaybeNull<Out>::type* bias, int add, MatrixOf<X> a,
+                                   MatrixOf<X> b, int M, int N, int K, const Device* dev) {
+#ifndef EXACT
+    if (gemm_cublas(out, bias, NULL, add, a, b, M, N, K, dev)) { return; }
+#endif
+    gemm(out, (size_t)N, add ? out : bias, add ? (size_t)N : 0, a, b, M, N, K, dev);
+}
+
+template <typename X>
+static inline void matmul_forward(X* out, const X* inp, const X* weight, const typename MaybeNull<X>::type* bias,
+                                  int N, int C, int OC, const Device* dev) {
+    matmul_product_(out, bias, 0, matrix(inp, C), transposed(weight, C), N, OC, C, dev);
+}
+
+template <typename X>
+static inline void matmul_gelu_forward(X* out, X* pre, const X* inp, const X* weight,
+                                       const typename MaybeNull<X>::type* bias, int fused, int N, int C, int OC,
+                                       const Device* dev) {
+#ifndef EXACT
+    if (fused && gemm_cublas(out, bias, pre, 0, matrix(inp, C), transposed(weight, C), N, OC, C, dev)) { return; }
+#else
+    (void)fused;
+#endif
+    matmul_forward(pre, inp, weight, bias, N, C, OC, dev);
+    gelu_forward(out, pre, (size_t)N * (size_t)OC, dev);
+}
+
+template <typename X>
+static inline void matmul_backward_input(X* dinp, const X* dout, const X* weight, int N, int C, int OC, const Device* dev) {
+    matmul_product_(dinp, NULL, 0, matrix(dout, OC), matrix(weight, C), N, C, OC, dev);
+}
+
+template <typename X>
+static inline void matmul_backward_weight(float* dweight, const X* dout, const X* inp, int add, int N, int C, int OC,
+                                          const Device* dev) {
+    matmul_product_(dweight, NULL, add, transposed(dout, OC), matrix(inp, C), OC, C, N, dev);
+}
+
+// ---- sums of columns: a warp takes WARP * W neighbouring columns and runs down, lane l those from l * W ----
+
+#ifdef EXACT
+enum { COLUMN_WARPS = 1, COLUMN_BLOCKS = 1 };    // every sum is one chain
+#else
+enum { COLUMN_WARPS = 8, COLUMN_BLOCKS = 264 };  // of a product of two blocks for each of 132 multiprocessors
+#endif
+
+// block is (WARP, COLUMN_WARPS), grid (packs of columns, slices of `rows` rows). sums (gridDim.y, OC): one row for each slice.
+// The warps of a block take rows in turn and are added up in order
+template <int W, typename X>
+__global__ void column_sums_kernel(float* sums, const X* x, int rows, int N, int OC) {
+    __shared__ float of_warps[COLUMN_WARPS][WARP * W];
+    int lane = threadIdx.x, warp = threadIdx.y, first = (blockIdx.x * WARP + lane) * W;
+    int begin = blockIdx.y * rows, end = begin + rows < N ? begin + rows : N;
+    float sum[W] = {0.0f};
+    if (first < OC) {  // W divides OC: a pack lies inside its row
+        #pragma unroll 4
+        for (int n = begin + warp; n < end; n += COLUMN_WARPS) {
+            Pack<X, W> pack = pack_load<W>(x + (size_t)n * OC + first);
+            for (int i = 0; i < W; i++) { sum[i] += to_float(pack.x[i]); }
+        }
+    }
+    for (int i = 0; i < W; i++) { of_warps[warp][lane * W + i] = sum[i]; }
+    __syncthreads();
+    for (int i = warp * WARP + lane; i < WARP * W; i += WARP * COLUMN_WARPS) {
+        int column = blockIdx.x * WARP * W + i;
+        float total = of_warps[0][i];
+        for (int w = 1; w < COLUMN_WARPS; w++) { total += of_warps[w][i]; }
+        if (column < OC) { sums[(size_t)blockIdx.y * OC + column] = total; }
+    }
+}
+
+template <typename X>
+static inline void column_sums_launch_(float* sums, const X* x, int rows, int N, int OC, const Device* dev) {
+    const int width = pack_width<X>();
+    dim3 block(WARP, COLUMN_WARPS);
+    if (pack_fits(x, OC)) {
+        dim3 grid((unsigned)ceil_div(OC, WARP * width), (unsigned)ceil_div(N, rows));
+        column_sums_kernel<width><<<grid, block, 0, dev->stream>>>(sums, x, rows, N, OC);
+    } else {
+        dim3 grid((unsigned)ceil_div(OC, WARP), (unsigned)ceil_div(N, rows));
+        column_sums_kernel<1><<<grid, block, 0, dev->stream>>>(sums, x, rows, N, OC);
+    }
+    cudaCheck(cudaGetLastError());
+}
+
+// rows are cut into as many slices as it takes to have COLUMN_BLOCKS blocks, none shorter than 64 rows; a second pass adds
+// the slices
+template <typename X>
+static inline void column_sums(float* sums, const X* x, int N, int OC, const Device* dev) {
+    int64_t columns = WARP * (pack_fits(x, OC) ? pack_width<X>() : 1), slices = COLUMN_BLOCKS / ceil_div(OC, columns);
+    int64_t longest = ceil_div(N, slices > 0 ? slices : 1);
+    int rows = COLUMN_BLOCKS == 1 ? N : longest > 64 ? (int)longest : 64;
+    int n_slices = (int)ceil_div(N, rows);
+    if (n_slices <= 1) {
+        column_sums_launch_(sums, x, rows, N, OC, dev);
+        return;
+    }
+    float* parts = device_workspace(dev, sizeof(float) * (size_t)n_slices * (size_t)OC);
+    column_sums_launch_(parts, x, rows, N, OC, dev);
+    column_sums_launch_(sums, (const float*)parts, n_slices, n_slices, OC, dev);
+}
+
+template <typename X>
+static inline void matmul_backward(typename MaybeNull<X>::type* dinp, float* dweight, float* dbias, const X* dout,
+                                   const X* inp, const X* weight, int N, int C, int OC, const Device* dev) {
+    if (dinp) { matmul_backward_input(dinp, dout, weight, N, C, OC, dev); }
+    matmul_backward_weight(dweight, dout, inp, 0, N, C, OC, dev);
+    if (dbias) { column_sums(dbias, dout, N, OC, dev); }
+}
+#endif  // __CUDACC__
+#endif  // LLMC_MATMUL_H

@@ -1,0 +1,251 @@
+/*
+What a run prints of its steps and validations, and what it records of them in metrics.jsonl (spec/cli.md 4). ASCII.
+
+metrics.jsonl is a file of lines, each one JSON object. The first is {"schema": {key: meaning, ...}}; every other one is
+a record with the same thirteen keys:
+    step       updates done, this one included (0: before the first)      integer
+    loss       training loss of the whole update, nats per target         float32
+    norm       norm of all gradients before clipping                      float32
+    lr         learning rate of this update                               float32
+    ms         time of this step in milliseconds                          float64
+    tokens     tokens trained on since the run began, this step included  integer
+    tok_per_s  tokens per second in this step                             float64
+    peak       share of the machine's matmul rate, 0..1                   float64
+    skipped    whether the update was left out (outlier, non-finite)      true or false
+    val_loss   validation loss, nats per target                           float32
+    val_bpb    validation loss in bits per byte of text                   float64
+    accuracy   share of right answers, HellaSwag's                        float64
+    time       when the record was written, seconds since 1970            float64
+An update gives one record whose val_* and accuracy are null; a validation after s updates gives one of its own, with
+only step, val_* and time not null, and a test on examples one with step, accuracy and time. Unknown and non-finite
+numbers are null too. Other numbers have the digits (9 for a float32, 17 for a float64) that read back to the same bits.
+A trainer adds keys of its own behind these: Log.extra_schema says what they mean, log_extra what they are in the next record,
+null where it does not. Where Log.json_lines is set, the records are printed too, instead of the lines for people.
+Each line is handed to the system before training goes on, so a kill costs at most the line being written. On resume the
+records after the checkpoint's step are cut, for they come again.
+Errors: what cannot be written ends the run (status 1) with the path and the system's reason.
+*/
+#ifndef LLMC_LOG_H
+#define LLMC_LOG_H
+#include "../core/print.h"  // seconds_now, format_count, format_duration; fail_run, fail_input, malloc_check
+#include <assert.h>
+#include <jansson.h>
+
+typedef struct {
+    json_t* extra_schema;  // {key: meaning} of the trainer's keys, or NULL; and
+    int json_lines;        // whether records are printed: set, or zero, before log_open
+    json_t* extra;         // the trainer's values of the next record
+    FILE* metrics;         // NULL: nothing is recorded
+    char* path;            // of metrics.jsonl, for messages
+    double ms_sum;         // the steps' times, each weighing 0.95 of the next ...
+    double ms_weights;     // ... and those weights: the quotient is the recent average behind the eta
+} Log;
+
+typedef struct {
+    int step, n_steps;  // updates done, this one included, of how many
+    float loss, norm, lr;
+    double ms;          // time of this step
+    int64_t tokens;     // since the run began, this step included
+    double tok_per_s;
+    double peak;        // share of the machine's matmul rate, 0..1; negative = unknown
+    int skipped;        // 1: the update was left out
+} StepRecord;
+
+__attribute__((noreturn))
+static inline void log_fail_(const char* path) { fail_run("%s: %s", path, strerror(errno)); }
+
+static inline void log_schema_(FILE* metrics, json_t* extra_schema) {
+    const char* key;
+    json_t* meaning;
+    fprintf(metrics, "{\"schema\": {"
+            "\"step\": \"updates done\", \"loss\": \"training loss, nats per target\", "
+            "\"norm\": \"gradient norm before clipping\", \"lr\": \"learning rate\", "
+            "\"ms\": \"milliseconds of the step\", \"tokens\": \"tokens trained on so far\", "
+            "\"tok_per_s\": \"tokens per second\", \"peak\": \"share of the matmul rate, 0..1\", "
+            "\"skipped\": \"update left out\", \"val_loss\": \"validation loss, nats per target\", "
+            "\"val_bpb\": \"validation loss, bits per byte\", \"accuracy\": \"share of right answers\", \"time\": \"seconds since 1970\"");
+    json_object_foreach(extra_schema, key, meaning) { fprintf(metrics, ", \"%s\": \"%s\"", key, json_string_value(meaning)); }
+    fprintf(metrics, "}}\n");
+}
+
+// the step of a line of metrics.jsonl, or -1 if the line is the schema, or -2 if it is no record at all; of a validation?
+static inline int64_t log_step_of_(const char* line, size_t n_bytes, int* is_validation) {
+    json_t* record = json_loadb(line, n_bytes, 0, NULL);
+    const json_t* step = json_object_get(record, "step");
+    int64_t found = json_is_integer(step) ? json_integer_value(step) : json_object_get(record, "schema") ? -1 : -2;
+    *is_validation = json_is_null(json_object_get(record, "ms"));
+    json_decref(record);
+    return found;
+}
+
+// the records of `path` up to last_step, its validation only if `validated`, written to `out`; broken lines, left by a kill
+// or a power cut, are dropped
+static inline void log_copy_(FILE* out, const char* path, int last_step, int validated) {
+    FILE* old = fopen(path, "r");
+    if (!old && errno == ENOENT) { return; }  // a folder that came with its checkpoints only
+    if (!old) { log_fail_(path); }
+    char* line = NULL;
+    size_t room = 0;
+    int n_broken = 0;
+    for (ssize_t n; (n = getline(&line, &room, old)) > 0;) {
+        int is_validation;
+        int64_t step = log_step_of_(line, (size_t)n, &is_validation);
+        int comes_again = step == last_step && is_validation && !validated;
+        if (step >= 0 && step <= last_step && !comes_again) { fprintf(out, "%s%s", line, line[n - 1] == '\n' ? "" : "\n"); }
+        n_broken += step < -1;
+    }
+    if (!feof(old)) { log_fail_(path); }
+    if (n_broken) { fprintf(stderr, "%s: %d broken line%s dropped\n", path, n_broken, n_broken > 1 ? "s" : ""); }
+    free(line);
+    fclose(old);
+}
+
+// The log is all zero, but for extra_schema (whose reference it takes) and json_lines. resume_step < 0: a new run, which must
+// not have a metrics file yet; otherwise it goes on after the records up to resume_step, of its validation if that was done
+// before the checkpoint (`validated`). run_dir NULL: nothing is recorded (ranks other than 0). The file is replaced as a whole
+// or not at all.
+static inline void log_open(Log* log, const char* run_dir, int resume_step, int validated) {
+    json_t* extra_schema = log->extra_schema;
+    const int json_lines = log->json_lines;
+    memset(log, 0, sizeof *log);
+    log->extra_schema = extra_schema;
+    log->json_lines = json_lines;
+    if (!run_dir) { return; }
+    size_t size = strlen(run_dir) + sizeof "/metrics.jsonl.tmp";
+    char* temporary = (char*)malloc_check(size, "path");
+    log->path = (char*)malloc_check(size, "path");
+    snprintf(temporary, size, "%s/metrics.jsonl.tmp", run_dir);
+    snprintf(log->path, size, "%s/metrics.jsonl", run_dir);
+    if (resume_step < 0 && access(log->path, F_OK) == 0) {
+        fail_input("%s: there is a run in this folder: choose another --run, or go on with it by --resume", log->path);
+    }
+    FILE* out = fopen(temporary, "w");
+    if (!out) { log_fail_(temporary); }
+    log_schema_(out, log->extra_schema);
+    if (resume_step >= 0) { log_copy_(out, log->path, resume_step, validated); }
+    if (fflush(out) != 0 || ferror(out) || fsync(fileno(out)) != 0 || fclose(out) != 0) { log_fail_(temporary); }
+    if (rename(temporary, log->path) != 0) { log_fail_(log->path); }
+    log->metrics = fopen(log->path, "a");
+    if (!log->metrics) { log_fail_(log->path); }
+    free(temporary);
+}
+
+// a JSON number that reads back to the same bits (9 digits do for a float, 17 for a double); null for NaN and infinity
+static inline ShortText log_number_(double x, int digits) {
+    ShortText out = {"null"};
+    const char* point = x == 0.0 && signbit(x) ? ".0" : "";  // "-0" would be read as an integer and lose its sign
+    if (isfinite(x)) { snprintf(out.s, sizeof out.s, "%.*g%s", digits, x, point); }
+    return out;
+}
+
+// a JSON number, null for NaN and infinity
+static inline json_t* json_finite(double x) { return isfinite(x) ? json_real(x) : json_null(); }
+
+// the trainer's keys of the next record: some of extra_schema, as json_finite, json_string, ...; takes the reference
+static inline void log_extra(Log* log, json_t* values) {
+    json_decref(log->extra);
+    log->extra = values;
+}
+
+// `, "acc1": 0.5, ...` for all of extra_schema
+static inline void log_print_extra_(FILE* out, const Log* log) {
+    size_t n_found = 0;
+    for (void* at = json_object_iter(log->extra_schema); at; at = json_object_iter_next(log->extra_schema, at)) {
+        const char* key = json_object_iter_key(at);
+        const json_t* value = json_object_get(log->extra, key);
+        char* text = value ? json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17)) : NULL;
+        fprintf(out, ", \"%s\": %s", key, text ? text : "null");
+        n_found += value != NULL;
+        free(text);
+    }
+    assert(n_found == json_object_size(log->extra));  // no key that the schema lacks
+}
+
+// one line; NAN stands for null, as do negative tokens and skipped
+static inline void log_print_record_(FILE* out, const Log* log, const StepRecord* r, float val_loss, double val_bpb, double accuracy,
+                                     double time) {
+    double tokens = r->tokens < 0 ? NAN : (double)r->tokens;  // exact to 2^53
+    const char* skipped = r->skipped < 0 ? "null" : r->skipped ? "true" : "false";
+    fprintf(out, "{\"step\": %d, \"loss\": %s, \"norm\": %s, \"lr\": %s, ", r->step,
+            log_number_((double)r->loss, 9).s, log_number_((double)r->norm, 9).s, log_number_((double)r->lr, 9).s);
+    fprintf(out, "\"ms\": %s, \"tokens\": %s, \"tok_per_s\": %s, \"peak\": %s, \"skipped\": %s, ",
+            log_number_(r->ms, 17).s, log_number_(tokens, 17).s, log_number_(r->tok_per_s, 17).s,
+            log_number_(r->peak < 0.0 ? NAN : r->peak, 17).s, skipped);
+    fprintf(out, "\"val_loss\": %s, \"val_bpb\": %s, \"accuracy\": %s, \"time\": %.3f", log_number_((double)val_loss, 9).s,
+            log_number_(val_bpb < 0.0 ? NAN : val_bpb, 17).s, log_number_(accuracy, 17).s, time);
+    log_print_extra_(out, log);
+    fprintf(out, "}\n");
+}
+
+// into the file, out of our hands before this returns, and if `print` and so wanted to the terminal. Is anything left to print?
+static inline int log_record_(Log* log, const StepRecord* r, float val_loss, double val_bpb, double accuracy, int print) {
+    const double time = seconds_now(CLOCK_REALTIME);
+    const int prints = print && log->json_lines;
+    if (log->metrics) {
+        log_print_record_(log->metrics, log, r, val_loss, val_bpb, accuracy, time);
+        if (fflush(log->metrics) != 0) { log_fail_(log->path); }
+    }
+    if (prints) {
+        log_print_record_(stdout, log, r, val_loss, val_bpb, accuracy, time);
+        fflush(stdout);
+    }
+    log_extra(log, NULL);
+    return print && !prints;
+}
+
+// the record of one update, and if `print` its line:
+// step 120/2000 | loss 1.8234 | norm 0.91 | lr 3.0e-04 | 41 ms | 25.0k tok/s | 38% peak | eta 1m17s
+// A loss or norm that is NAN in a step that was not skipped was not computed, and is printed as "-".
+static inline void log_step(Log* log, const StepRecord* r, int print) {
+    print = log_record_(log, r, NAN, NAN, NAN, print);
+    log->ms_sum = 0.95 * log->ms_sum + r->ms;
+    log->ms_weights = 0.95 * log->ms_weights + 1.0;
+    if (!print) { return; }
+    double ms_left = (r->n_steps - r->step) * log->ms_sum / log->ms_weights;
+    printf("step %d/%d | loss ", r->step, r->n_steps);
+    if (isnan(r->loss) && !r->skipped) { printf("- | "); }
+    else { printf("%.4f | ", isnan(r->loss) ? NAN : (double)r->loss); }  // nan without a sign
+    if (isnan(r->norm) && !r->skipped) { printf("norm - | "); }
+    else if (isnan(r->norm)) { printf("norm nan | "); }
+    else { printf(r->norm < 0.005f ? "norm %.1e | " : "norm %.2f | ", (double)r->norm); }  // not 0.00
+    printf("lr %.1e | %.*f ms | %s tok/s | ", (double)r->lr, r->ms < 9.95 ? 1 : 0, r->ms, format_count(r->tok_per_s).s);
+    if (r->peak >= 0.0) { printf("%.0f%% peak | ", 100.0 * r->peak); }
+    printf("eta %s%s\n", format_duration(ms_left / 1000.0).s, r->skipped ? " | skipped" : "");
+    fflush(stdout);
+}
+
+// the record of something that is no update
+static inline StepRecord log_no_update_(int step) {
+    StepRecord none = {step, 0, NAN, NAN, NAN, NAN, -1, NAN, NAN, -1};
+    return none;
+}
+
+// a validation after `step` updates; bits_per_byte negative = unknown:
+// step 120 | val loss 1.9012 | 2.743 bits/byte | best
+static inline void log_validation(Log* log, int step, float val_loss, double bits_per_byte, int best) {
+    StepRecord none = log_no_update_(step);
+    if (!log_record_(log, &none, val_loss, bits_per_byte, NAN, 1)) { return; }
+    printf("step %d | val loss %.4f", step, (double)val_loss);
+    if (bits_per_byte >= 0.0) { printf(" | %.3f bits/byte", bits_per_byte); }
+    printf("%s\n", best ? " | best" : "");
+    fflush(stdout);
+}
+
+// right answers of n after `step` updates:
+// step 120 | HellaSwag 29.45% +- 0.45% | 2957 of 10042
+static inline void log_accuracy(Log* log, int step, const char* name, int correct, int n, double standard_error) {
+    StepRecord none = log_no_update_(step);
+    double accuracy = (double)correct / n;
+    if (!log_record_(log, &none, NAN, NAN, accuracy, 1)) { return; }
+    printf("step %d | %s %.2f%% +- %.2f%% | %d of %d\n", step, name, 100.0 * accuracy, 100.0 * standard_error, correct, n);
+    fflush(stdout);
+}
+
+static inline void log_close(Log* log) {
+    if (log->metrics && fclose(log->metrics) != 0) { log_fail_(log->path); }
+    free(log->path);
+    json_decref(log->extra_schema);
+    json_decref(log->extra);
+    memset(log, 0, sizeof *log);
+}
+#endif  // LLMC_LOG_H

@@ -1,0 +1,206 @@
+/*
+A run on several ranks, beside what one rank does (run.h): who speaks, and whether all were started alike.
+    ranks_open       the world of this process; rank 0 speaks, the others write errors only, under "name [rank 2]"
+    ranks_compare    options, state, program and data are the same everywhere, or status 2 on all ranks and one line
+    ranks_same_bytes the same for anything, such as the parameters
+    ranks_threads    without --threads, the ranks of one machine divide its cores
+    ranks_box, ranks_print_cost   what is exchanged: planned, and counted
+    ranks_restore    the checkpoint with which --resume goes on
+    ranks_stop       asked before each step
+    ranks_run_name   the folder of the run, which rank 0 may just have named
+Errors: fail_input on rank 0; the others leave without another word.
+*/
+#ifndef LLMC_RANKS_H
+#define LLMC_RANKS_H
+#include "../ranks/comm.h"       // Comm, comm_world
+#include "../text/dataloader.h"  // TokenData
+#include "../ranks/zero.h"       // Shards, shards_bytes
+#include "run.h"                 // RunOptions, RunState, options_to_json
+
+// ---- the world ----
+
+static inline Comm* ranks_open(const RankPlace* place, const RunOptions* o) {
+    Comm* world = comm_world(place, (double)o->comm_timeout, (double)o->init_timeout);
+    if (place->rank > 0) {
+        char* name = (char*)malloc_check(300, "name");
+        snprintf(name, 300, "%.250s [rank %d]", program_invocation_short_name, place->rank);
+        program_invocation_short_name = name;
+        if (!freopen("/dev/null", "w", stdout)) { fail_run("/dev/null: %s", strerror(errno)); }
+    }
+    return world;
+}
+
+// --threads; without it and without OMP_NUM_THREADS the ranks of one machine share its cores, unless each is bound to its own
+static inline int ranks_threads(const RankPlace* place, int asked) {
+#ifdef _OPENMP
+    const int n_cores = omp_get_num_procs(), bound = n_cores < (int)sysconf(_SC_NPROCESSORS_ONLN);  // of this process, of the machine
+    if (asked == 0 && place->local_size > 1 && !bound && !getenv("OMP_NUM_THREADS")) {
+        return n_cores > place->local_size ? n_cores / place->local_size : 1;
+    }
+#else
+    (void)place;
+#endif
+    return asked;
+}
+
+// ---- are all alike? ----
+
+// "1, 3" of the ranks that are marked
+static inline ShortText ranks_list_(const int* marked, int size) {
+    ShortText out = {""};
+    size_t used = 0;
+    for (int i = 0; i < size; i++) {
+        if (!marked[i] || used + 16 > sizeof out.s) { continue; }
+        used += (size_t)snprintf(out.s + used, sizeof out.s - used, "%s%d", used ? ", " : "", i);
+    }
+    return out;
+}
+
+// all ranks come here together: one speaks, and its exit takes the others along
+__attribute__((noreturn, format(printf, 2, 3)))
+static inline void ranks_fail_input(Comm* c, const char* format, ...) {
+    char text[2048];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (c->rank == 0) { fail_input("%s", text); }
+    comm_barrier(c, HERE);  // rank 0's last words arrive here
+    exit(2);
+}
+
+// one number that must be the same everywhere
+static inline void ranks_same_(Comm* c, const char* what, uint64_t sum) {
+    if (c->size == 1) { return; }
+    uint64_t* all = (uint64_t*)malloc_check(sizeof(uint64_t) * (size_t)c->size, "sums");
+    int *differs = (int*)malloc_check(sizeof(int) * (size_t)c->size, "sums"), n = 0;
+    comm_wait(c, comm_all_gather(c, &sum, all, 1, DT_I64, HERE));
+    for (int i = 0; i < c->size; i++) {
+        differs[i] = all[i] != all[0];
+        n += differs[i];
+    }
+    if (n > 0) {
+        ranks_fail_input(c, "rank%s %s: other %s than rank 0: start all ranks with the same", n > 1 ? "s" : "",
+                         ranks_list_(differs, c->size).s, what);
+    }
+    free(all);
+    free(differs);
+}
+
+static inline void ranks_same_bytes(Comm* c, const char* what, const void* bytes, size_t n_bytes) {
+    if (c->size > 1) { ranks_same_(c, what, XXH3_64bits(bytes, n_bytes)); }
+}
+
+// the first option in which rank i differs from rank 0; the texts are JSON
+static inline void ranks_name_option_(Comm* c, int i, const char* ours, const char* theirs) {
+    json_t *a = json_loads(ours, 0, NULL), *b = json_loads(theirs, 0, NULL), *value;
+    const char* key;
+    json_object_foreach(a, key, value) {
+        const json_t* other = json_object_get(b, key);
+        if (other && json_equal(value, other)) { continue; }
+        const size_t as_typed = JSON_ENCODE_ANY | JSON_REAL_PRECISION(9);  // 0.0003, not 0.00029999999999999997
+        char *here = json_dumps(value, as_typed), *there = other ? json_dumps(other, as_typed) : NULL;
+        ranks_fail_input(c, "rank %d: %s is %s there, but %s on rank 0: start all ranks with the same options", i, key,
+                         there ? there : "nothing", here ? here : "something else");
+    }
+    ranks_fail_input(c, "rank %d: another set of options than on rank 0: start all ranks with the same program", i);
+}
+
+// everybody's text to everybody; compares each with rank 0's
+static inline void ranks_compare_text_(Comm* c, char* text) {
+    size_t *counts = (size_t*)malloc_check(sizeof(size_t) * (size_t)c->size, "options"), total = 0, first = 0, n = strlen(text) + 1;
+    comm_wait(c, comm_all_gather(c, &n, counts, 1, DT_I64, HERE));
+    for (int i = 0; i < c->size; i++) {
+        first += i < c->rank ? counts[i] : 0;
+        total += counts[i];
+    }
+    char* all = (char*)malloc_check(total, "options");
+    memcpy(all + first, text, n);
+    comm_wait(c, comm_all_gather_v(c, all, counts, DT_U8, HERE));
+    const char* theirs = all;
+    for (int i = 0; i < c->size; theirs += counts[i], i++) {
+        if (strcmp(all, theirs) != 0) { ranks_name_option_(c, i, all, theirs); }
+    }
+    free(all);
+    free(counts);
+}
+
+static inline void ranks_compare(Comm* c, const Option* table, int n, const RunState* s, const TokenData* train, const TokenData* val) {
+    if (c->size == 1) { return; }
+    MappedFile program;
+    json_t *options = options_to_json(table, n), *state = run_state_to_json(s);
+    json_object_update(options, state);
+    json_object_del(options, "rank");  // these two may differ
+    json_object_del(options, "threads");
+    char* text = json_dumps(options, JSON_SORT_KEYS | JSON_REAL_PRECISION(9));
+    if (!text) { fail_run("options: no memory"); }
+    file_map(&program, "/proc/self/exe");
+    ranks_same_(c, "program", XXH3_64bits(program.bytes, program.n_bytes));
+    ranks_compare_text_(c, text);
+    ranks_same_(c, "training data", tokens_checksum(train));
+    ranks_same_(c, "validation data", tokens_checksum(val));
+    file_unmap(&program);
+    free(text);
+    json_decref(options);
+    json_decref(state);
+}
+
+// ---- the box at the start, the last line, the folder ----
+
+// rows of the box; the bytes that gradients take, and each moment
+static inline double ranks_box(Comm* c, const Tensor* table, int n, int n_leaves, int zero, double* moment) {
+    Shards s;
+    shards_init(&s, c, table, n, n_leaves, zero);
+    const double gradients = shards_gradient_bytes(&s);
+    *moment = sizeof(float) * (double)s.n_kept;
+    if (n_leaves < c->size && c->rank == 0) {
+        warn_line("%d ranks, but %d micro-batches in an update: %d ranks have nothing to compute (--batch-tokens, --batch-size)", c->size,
+                  n_leaves, c->size - n_leaves);
+    }
+    if (c->size > 1) {
+        box_row("ranks", "%d over %s%s (%s), --zero %d", c->size, comm_device_kind(), comm_kind_name(c), c->link->source, zero);
+        box_row("  sent per update", "%s by rank 0", format_bytes(shards_bytes(&s)).s);
+    }
+    shards_free(&s);
+    return gradients;
+}
+
+// what the ranks cost in the last n_steps; with 0 the count begins
+static inline void ranks_print_cost(Comm* c, int n_steps) {
+    CommLink* l = c->link;
+    double now = seconds_now(CLOCK_MONOTONIC);
+    if (n_steps > 0 && c->size > 1) {
+        printf("ranks: rank 0 sent %s per update", format_bytes((double)l->bytes_sent / n_steps).s);
+        if (!l->nccl) { printf(" and waited %.0f%% of the time", 100.0 * l->seconds_waited / (now - l->counted_since)); }
+        printf("\n");
+    }
+    l->bytes_sent = 0;
+    l->seconds_waited = 0.0;
+    l->counted_since = now;
+}
+
+// --resume: rank 0 finds the checkpoint and keeps other runs away
+static inline RunState ranks_restore(Comm* c, Option* table, int n, const RunOptions* o) {
+    int step = c->rank == 0 ? run_find_checkpoint(o) : 0;
+    comm_wait(c, comm_broadcast(c, &step, 1, DT_I32, 0, HERE));
+    return run_restore(table, n, o, step);
+}
+
+// Before each step: was any rank told to stop? And which checkpoint is whole (rank 0 knows): that goes into the last words of
+// ranks that lose another.
+static inline int ranks_stop(Comm* c, const RunOptions* o, int step, int newest) {
+    char folder[PATH_BYTES];
+    int known[2] = {*stop_flag(), newest};
+    comm_all_reduce(c, known, 2, DT_I32, OP_MAX, HERE);
+    comm_note(c, "after step %d; newest checkpoint: %s", step, known[1] < 0 ? "none" : checkpoint_folder(folder, o->run, known[1]));
+    return known[0];
+}
+
+static inline void ranks_run_name(Comm* c, Option* table, int n, const RunOptions* o) {
+    char name[PATH_BYTES];
+    if (c->size == 1) { return; }
+    snprintf(name, sizeof name, "%s", o->run);
+    comm_wait(c, comm_broadcast(c, name, sizeof name, DT_U8, 0, HERE));
+    options_set(table, n, "run", name);
+}
+#endif  // LLMC_RANKS_H

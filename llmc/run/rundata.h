@@ -1,0 +1,253 @@
+/*
+The data of a run: what it trains on, what it validates with, and the examples it answers.
+    data_open    opens --train and --val, or takes --val-fraction of the training data for validation
+    data_options, data_open_more   the same for a trainer that also reads numbers and examples (examples.h), and carries its state
+                 from row to row: its further options, and data_open for them
+    data_seq_len the positions of a row: --seq-len, or what the examples have
+    data_separator        the token with which documents begin, or -1 where the model does not look at them
+    data_tokenizer_fits   is the tokenizer the model's?
+    data_check_tokenizer  refuses text for a model whose tokenizer nobody named
+    data_check_documents  refuses --doc-reset and --doc-sep for data in which no document begins
+    data_plan    checks them against the model; rows of T positions, and the number of steps where --steps is 0
+Errors: fail_input, before anything is computed.
+*/
+#ifndef LLMC_RUNDATA_H
+#define LLMC_RUNDATA_H
+#include "../text/dataloader.h"  // TokenData, DataLoader
+#include "../text/hellaswag.h"   // HellaSwag
+#include "run.h"                 // RunOptions, run_plan_steps
+
+// ---- options of a trainer that takes more than token shards and text ----
+
+typedef struct {
+    const char *token_file, *token_dir, *val_token_file, *val_token_dir, *shard_ext;
+    int shuffle_shards, packed_sequences, carry_state, doc_sep;
+    int prefetch_workers, prefetch_buffer;  // for prefetch.h
+} RunDataOptions;
+
+// appends the rows to a table; returns their number
+static inline int data_options(Option* t, RunDataOptions* x) {
+    const Option rows[] = {
+        {"more data", "token-file", "", OPTION_TEXT, &x->token_file, "", 0, 0, "FILE", "instead of --train: token ids as decimal numbers with blanks between (or one token shard)", 0},
+        {"more data", "token-dir", "", OPTION_TEXT, &x->token_dir, "", 0, 0, "DIR", "instead of --train: all files of this folder that end in --shard-ext, each like --token-file", 0},
+        {"more data", "val-token-file", "", OPTION_TEXT, &x->val_token_file, "", 0, 0, "FILE", "the same instead of --val", 0},
+        {"more data", "val-token-dir", "", OPTION_TEXT, &x->val_token_dir, "", 0, 0, "DIR", "the same instead of --val", 0},
+        {"more data", "shard-ext", "", OPTION_TEXT, &x->shard_ext, "txt", 0, 0, "EXT", "how the names of --token-dir and --val-token-dir end, after the last dot", 0},
+        {"more data", "shuffle-shards", "", OPTION_SWITCH, &x->shuffle_shards, "0", 0, 0, "0|1", "shards in random order, another in each epoch, the rows of a shard as they lie in it; 0: --shuffle decides", 0},
+        {"more data", "packed-sequences", "", OPTION_SWITCH, &x->packed_sequences, "1", 0, 0, "0|1", "a row begins with the last target of the row before; 0: with the token after it", 0},
+        {"more data", "carry-state", "", OPTION_SWITCH, &x->carry_state, "0", 0, 0, "0|1", "the state goes on from row to row: as many parts of the data are read side by side, in file order, as an update has rows", 0},
+        {"more data", "doc-sep", "", OPTION_INT, &x->doc_sep, "-1", -1, INT_MAX - 1, "ID", "the state starts anew at this token; -1: nowhere, unless --doc-reset says so", 0},
+        {"more data", "prefetch-workers", "", OPTION_INT, &x->prefetch_workers, "0", 0, 256, "N", "threads that make batches ahead; 0: each is made when it is needed. The batches do not depend on it", 0},
+        {"more data", "prefetch-buffer", "", OPTION_INT, &x->prefetch_buffer, "16", 1, 65536, "N", "micro-batches that they make ahead", 0},
+    };
+    int n = (int)(sizeof rows / sizeof rows[0]);
+    memcpy(t, rows, sizeof rows);
+    return n;
+}
+
+// ---- the data ----
+
+typedef struct {
+    TokenData train, val;  // without shards where there is none
+    DataLoader train_rows, val_rows;
+    HellaSwag examples;    // of --hellaswag
+    const RunDataOptions* more;  // NULL: of a trainer without them
+    RowOrder order;        // of the training data
+} RunData;
+
+static inline int has_data(const TokenData* d) { return d->path != NULL; }
+
+static inline void data_refuse_examples_(const TokenData* d) {
+    if (has_data(d) && d->examples_T > 0) {
+        fail_input("%s: expected text or token shards, found examples, rows with targets of their own: this trainer has no use "
+                   "for them", d->path);
+    }
+}
+
+// train is open, and val if it has a source of its own
+static inline void data_split_(RunData* d, const RunOptions* o) {
+    if (has_data(&d->train) && !has_data(&d->val) && o->val_fraction > 0.0f) { tokens_split(&d->train, &d->val, o->val_fraction); }
+}
+
+static inline void data_open(RunData* d, const RunOptions* o, const Tokenizer* tokenizer) {
+    if (*o->train) { tokens_open(&d->train, o->train, tokenizer); }
+    if (*o->val) { tokens_open(&d->val, o->val, tokenizer); }
+    data_refuse_examples_(&d->train);
+    data_refuse_examples_(&d->val);
+    data_split_(d, o);
+    d->order = o->shuffle ? ORDER_ROWS : ORDER_FILE;
+}
+
+enum { N_SOURCES = 3 };
+
+// Which of three options names the data: one that is typed wins over what a checkpoint brought back. -1: none.
+static inline int data_source_(const Option* table, int n, const char* const names[N_SOURCES], const char* const values[N_SOURCES]) {
+    int source = -1, n_typed = 0;
+    for (int i = 0; i < N_SOURCES; i++) { n_typed += *values[i] && options_given(table, n, names[i]) == 1; }
+    for (int i = 0; i < N_SOURCES; i++) {
+        if (!*values[i] || (n_typed > 0 && options_given(table, n, names[i]) != 1)) { continue; }
+        if (source >= 0) { options_fail(names[i], "expected one source of data, found --%s too: give one of them", names[source]); }
+        source = i;
+    }
+    return source;
+}
+
+static inline void data_open_source_(TokenData* d, int source, const char* const values[N_SOURCES], const char* extension,
+                                     const Tokenizer* tokenizer) {
+    if (source == 0) { tokens_open(d, values[0], tokenizer); }
+    if (source > 0) { tokens_open_numbers(d, values[source], source == 2 ? extension : NULL); }
+}
+
+// --shuffle 1 is the default: only a typed one contradicts
+static inline RowOrder data_order_(const Option* table, int n, const RunOptions* o, const RunDataOptions* x) {
+    const int is_shuffled = o->shuffle && options_given(table, n, "shuffle") == 1;
+    if (x->carry_state && (is_shuffled || x->shuffle_shards)) {
+        options_fail("carry-state", "needs rows in file order, found --%s", is_shuffled ? "shuffle" : "shuffle-shards");
+    }
+    if (x->carry_state && !x->packed_sequences) {
+        options_fail("carry-state", "needs rows that go on where the one before ended, found --packed-sequences 0, which leaves a token out");
+    }
+    if (x->shuffle_shards && is_shuffled) { options_fail("shuffle-shards", "expected one order, found --shuffle too: rows or shards"); }
+    return x->carry_state ? ORDER_STREAMS : x->shuffle_shards ? ORDER_SHARDS : o->shuffle ? ORDER_ROWS : ORDER_FILE;
+}
+
+// both are tokens, or both are examples of the same length
+static inline void data_check_kinds_(const RunData* d) {
+    const TokenData *train = &d->train, *val = &d->val;
+    const int is_examples = train->examples_T > 0;
+    if (!has_data(train) || !has_data(val) || train->examples_T == val->examples_T) { return; }
+    if (is_examples != (val->examples_T > 0)) {
+        fail_input("%s: expected %s as in %s, found %s", val->path, is_examples ? "examples" : "tokens", train->path,
+                   is_examples ? "tokens" : "examples");
+    }
+    fail_input("%s: expected examples of %d positions as in %s, found %d", val->path, train->examples_T, train->path, val->examples_T);
+}
+
+// x must stay where it is: data_plan looks into it
+static inline void data_open_more(RunData* d, const RunOptions* o, const RunDataOptions* x, const Option* table, int n,
+                                  const Tokenizer* tokenizer) {
+    const char* const train_names[N_SOURCES] = {"train", "token-file", "token-dir"};
+    const char* const val_names[N_SOURCES] = {"val", "val-token-file", "val-token-dir"};
+    const char* const train[N_SOURCES] = {o->train, x->token_file, x->token_dir};
+    const char* const val[N_SOURCES] = {o->val, x->val_token_file, x->val_token_dir};
+    const int train_source = data_source_(table, n, train_names, train), val_source = data_source_(table, n, val_names, val);
+    const char* extension = x->shard_ext + (*x->shard_ext == '.');
+    if (!*extension || strpbrk(extension, "./")) { options_fail("shard-ext", "expected the end of a name, such as txt, found \"%s\"", x->shard_ext); }
+    d->more = x;
+    d->order = data_order_(table, n, o, x);
+    data_open_source_(&d->train, train_source, train, extension, tokenizer);
+    data_open_source_(&d->val, val_source, val, extension, tokenizer);
+    data_check_kinds_(d);
+    data_split_(d, o);
+    if (d->train.examples_T > 0 && (x->carry_state || !x->packed_sequences)) {
+        options_fail(x->carry_state ? "carry-state" : "packed-sequences", "is for tokens, found examples in %s: each is a row by itself", d->train.path);
+    }
+}
+
+// the positions of an example; 0: the data are tokens, or there is none
+static inline int data_examples_T(const RunData* d) { return d->train.examples_T > 0 ? d->train.examples_T : d->val.examples_T; }
+
+// the positions of a row; `usual` where neither --seq-len nor examples say
+static inline int data_seq_len(const RunData* d, const RunOptions* o, const Option* table, int n, int usual) {
+    const int T = data_examples_T(d);
+    if (T > 0 && o->seq_len > 0 && o->seq_len != T && options_given(table, n, "seq-len") == 1) {
+        options_fail("seq-len", "expected the %d positions of the examples in %s, found %d", T,
+                     has_data(&d->train) ? d->train.path : d->val.path, o->seq_len);
+    }
+    return T > 0 ? T : o->seq_len > 0 ? o->seq_len : usual;
+}
+
+// eot: the tokenizer's end of text
+static inline int data_separator(const RunData* d, const RunOptions* o, int eot) {
+    if (d->more && d->more->doc_sep >= 0) { return d->more->doc_sep; }
+    return o->doc_reset ? eot : -1;
+}
+
+// 1 + the largest token id in it
+static inline int data_vocabulary(const RunData* d) {
+    return d->train.vocab_size_needed > d->val.vocab_size_needed ? d->train.vocab_size_needed : d->val.vocab_size_needed;
+}
+
+// 1 + the largest target
+static inline int data_classes(const RunData* d) {
+    return d->train.classes_needed > d->val.classes_needed ? d->train.classes_needed : d->val.classes_needed;
+}
+
+// Is the tokenizer the model's? It has as many tokens, or fewer (a model's vocabulary may be padded) and either came with the
+// model or goes with the data that it is trained on.
+static inline int data_tokenizer_fits(const RunData* d, const Tokenizer* t, int V, const Option* table, int n) {
+    int is_used = options_given(table, n, "tokenizer") != 1 || has_data(&d->train);
+    return t->n_tokens == V || (t->json && is_used && t->n_tokens < V);
+}
+
+// Text for a model that others trained, and nobody said with which tokenizer: as bytes it would be gibberish to it.
+static inline void data_check_tokenizer(const RunData* d, const RunOptions* o, int V, int fits) {
+    int is_text = d->train.text != NULL || d->val.text != NULL;
+    if (is_text && *o->from && !fits) {
+        options_fail("tokenizer", "%s has %d tokens and no tokenizer.json of that size: give the model's tokenizer, or token shards", o->from, V);
+    }
+}
+
+// eot: the token with which documents begin. Shards of another tokenizer than --tokenizer lack it, and --doc-reset would
+// do nothing without a word.
+static inline void data_check_documents(const RunData* d, const RunOptions* o, int eot) {
+    const TokenData* data = has_data(&d->train) ? &d->train : &d->val;
+    const int is_chosen = d->more && d->more->doc_sep >= 0;
+    if (is_chosen && has_data(data) && !tokens_contain(data, d->more->doc_sep)) {
+        options_fail("doc-sep", "expected documents that begin with token %d, found none in %s", d->more->doc_sep, data->path);
+    }
+    if (!is_chosen && o->doc_reset && has_data(data) && !tokens_contain(data, eot)) {
+        options_fail("doc-reset", "expected documents that begin with token %d, end of text, found none in %s: give --tokenizer the one that "
+                     "made these tokens", eot, data->path);
+    }
+}
+
+static inline void data_rows_(DataLoader* rows, const TokenData* d, int T, int V, int classes, int stride, RowOrder order, int n_streams,
+                              int seed) {
+    if (!has_data(d)) { return; }
+    tokens_check_vocab(d, V, "the model");
+    tokens_check_classes(d, classes, "the model");
+    dataloader_init_rows(rows, d, T, stride, order, n_streams, (uint64_t)seed);
+}
+
+// V: ids that inputs may have; classes: targets, which for tokens is the same
+static inline void data_plan(RunData* d, RunOptions* o, int T, int V, int classes, int n_leaves) {
+    if (o->early_stop > 0 && (!has_data(&d->val) || o->eval_every == 0)) {
+        options_fail("early-stop", "needs validation: --val or --val-fraction, and --eval-every above 0");
+    }
+    if (o->eval_only && !has_data(&d->val) && !*o->hellaswag) {
+        options_fail("eval-only", "needs --val, --train with --val-fraction, or --hellaswag");
+    }
+    const int stride = d->more && !d->more->packed_sequences ? T + 1 : T;
+    data_rows_(&d->train_rows, &d->train, T, V, classes, stride, d->order, n_leaves * o->batch_size, o->seed);
+    data_rows_(&d->val_rows, &d->val, T, V, classes, stride, ORDER_FILE, 1, 0);
+    if (has_data(&d->train)) { run_plan_steps(o, d->train_rows.n_rows, n_leaves); }
+    if (*o->hellaswag) {
+        hellaswag_open(&d->examples, o->hellaswag);
+        hellaswag_check_vocab(&d->examples, V, "the model");
+    }
+}
+
+// bytes of tokens that are in memory, not mapped
+static inline double data_memory(const RunData* d) { return tokens_memory(&d->train) + tokens_memory(&d->val); }
+
+static inline void data_box_(const char* name, const TokenData* d, const DataLoader* rows) {
+    if (!has_data(d)) { return; }
+    if (d->examples_T > 0) { box_row(name, "%lld examples of %d, %d classes", (long long)rows->n_rows, rows->T, d->classes_needed); }
+    else { box_row(name, "%lld tokens, %lld rows of %d", (long long)d->n_tokens, (long long)rows->n_rows, rows->T); }
+    if (rows->order == ORDER_SHARDS) { box_row("", "%d shards in random order", d->n_shards); }
+    if (rows->order == ORDER_STREAMS) { box_row("", "in %d streams of %lld rows", rows->n_streams, (long long)(rows->n_rows / rows->n_streams)); }
+}
+
+static inline void data_box(const RunData* d) {
+    data_box_("training data", &d->train, &d->train_rows);
+    data_box_("validation data", &d->val, &d->val_rows);
+    if (d->examples.n > 0) { box_row("examples", "%d, the longest has %d positions", d->examples.n, d->examples.longest); }
+}
+
+static inline void data_close(RunData* d) {
+    if (has_data(&d->val)) { tokens_close(&d->val); }  // first: it may look into train's storage
+    if (has_data(&d->train)) { tokens_close(&d->train); }
+    if (d->examples.n > 0) { hellaswag_close(&d->examples); }
+}
+#endif  // LLMC_RUNDATA_H

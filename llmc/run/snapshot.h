@@ -1,0 +1,120 @@
+/*
+Saving without stopping: the state of a run as it was after one step, written while the next steps are computed.
+    snapshot_save    copies arenas and state and has them written on a thread of its own (background.h); or, when nothing goes
+                     on meanwhile, points at them and writes at once. Arenas of a GPU are copied to the host in any case
+    snapshot_newest  the step of the newest checkpoint that is whole; asked at every step, it ends a run whose writer has failed
+    snapshot_print   at the end of a run: how many were saved, how fast, how long training waited
+Training waits for the copy, and for the writer before if that is still at work; the rest of a save costs it nothing but the
+memory of the copy, on the host: parameters and both moments once more.
+*/
+#ifndef LLMC_SNAPSHOT_H
+#define LLMC_SNAPSHOT_H
+#include "../core/background.h"  // Background
+#include "../core/device.h"      // arena_alloc, device_download
+#include "../core/print.h"       // seconds_now
+#include "run.h"                 // RunState
+
+enum { SNAPSHOT_ARENAS = 3, SNAPSHOT_ARENAS_MAX = 8 };  // parameters, first and second moments; and what else a trainer may have
+
+typedef struct {
+    int n_arenas;
+    const void* arena[SNAPSHOT_ARENAS_MAX];  // in host memory: what is to be written
+    void* copy[SNAPSHOT_ARENAS_MAX];
+    size_t n_bytes[SNAPSHOT_ARENAS_MAX];
+    RunState state;
+    void (*write)(void* run);  // writes a checkpoint from arena and state
+    void* run;
+    Background writer;
+    int n_saved;               // written by the writer, read by anybody: atomic
+    int saved_step;            // of the last one, likewise
+    double seconds_writing, seconds_fastest;  // in all; of the fastest
+    int n_waits;
+    double seconds_waited;     // in which training stood still, in n_waits saves; the last, when training is over, is none
+} Snapshot;
+
+#ifdef __CUDACC__
+static inline const void* snapshot_copy_(void** copy, const void* arena, size_t n_bytes, const Device* dev) {
+    if (!*copy) { *copy = device_pinned(n_bytes, "copy of the state"); }
+    device_download(*copy, arena, n_bytes, dev);
+    return *copy;
+}
+#else
+static inline const void* snapshot_copy_(void** copy, const void* arena, size_t n_bytes, const Device* dev) {
+    (void)dev;
+    if (!*copy) { *copy = arena_alloc(n_bytes, "copy of the state"); }
+    float* to = (float*)*copy;
+    const float* from = (const float*)arena;
+    #pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n_bytes / sizeof(float); i++) { to[i] = from[i]; }
+    return *copy;
+}
+#endif
+
+static inline void snapshot_take_(Snapshot* s, const void* const* arenas, const size_t* n_bytes, int n_arenas, const RunState* state,
+                                  int copy, const Device* dev) {
+    assert(n_arenas <= SNAPSHOT_ARENAS_MAX);
+    s->state = *state;
+    s->n_arenas = n_arenas;
+#ifdef __CUDACC__
+    copy = 1;  // the writer reads host memory
+#endif
+    for (int a = 0; a < n_arenas; a++) {
+        s->n_bytes[a] = n_bytes[a];
+        s->arena[a] = copy ? snapshot_copy_(&s->copy[a], arenas[a], n_bytes[a], dev) : arenas[a];
+    }
+}
+
+static inline void snapshot_write_(void* snapshot) {
+    Snapshot* s = (Snapshot*)snapshot;
+    double start = seconds_now(CLOCK_MONOTONIC);
+    s->write(s->run);
+    double seconds = seconds_now(CLOCK_MONOTONIC) - start;
+    s->seconds_writing += seconds;
+    s->seconds_fastest = s->n_saved == 0 || seconds < s->seconds_fastest ? seconds : s->seconds_fastest;
+    __atomic_store_n(&s->saved_step, s->state.step, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&s->n_saved, 1, __ATOMIC_RELEASE);
+}
+
+// step of the newest checkpoint that is whole: one of ours, or `before`. If the writer has failed, this is the end.
+static inline int snapshot_newest(const Snapshot* s, int before) {
+    fail_check();
+    return __atomic_load_n(&s->n_saved, __ATOMIC_ACQUIRE) > 0 ? __atomic_load_n(&s->saved_step, __ATOMIC_RELAXED) : before;
+}
+
+// One at a time: the writer before comes to its end first. arenas: device memory, whole floats or words of 4 bytes, of the same
+// sizes each time; what the writer needs and training changes must be among them. beside: in the background, unless this is the
+// last
+static inline void snapshot_save(Snapshot* s, const void* const* arenas, const size_t* n_bytes, int n_arenas, const RunState* state,
+                                 int beside, int last, void (*write)(void* run), void* run, const Device* dev) {
+    const int in_background = beside && !last;
+    double start = seconds_now(CLOCK_MONOTONIC);
+    background_wait(&s->writer);
+    snapshot_take_(s, arenas, n_bytes, n_arenas, state, in_background, dev);
+    s->write = write;
+    s->run = run;
+    checkpoint_abandon_at_exit();
+    if (in_background) { background_start(&s->writer, snapshot_write_, s); } else { snapshot_write_(s); }
+    if (last) { return; }
+    s->seconds_waited += seconds_now(CLOCK_MONOTONIC) - start;
+    s->n_waits++;
+}
+
+// n_bytes: of one checkpoint
+static inline void snapshot_print(const Snapshot* s, double n_bytes) {
+    if (s->n_saved == 0) { return; }
+    printf("checkpoints: %d saved, %s each in %.2f s, the fastest in %.2f s (%s/s)", s->n_saved, format_bytes(n_bytes).s,
+           s->seconds_writing / s->n_saved, s->seconds_fastest, format_bytes(n_bytes / s->seconds_fastest).s);
+    if (s->n_waits > 0) { printf("; training waited %.2f s for each", s->seconds_waited / s->n_waits); }
+    printf("\n");
+}
+
+static inline void snapshot_free(Snapshot* s) {
+    for (int a = 0; a < s->n_arenas; a++) {
+#ifdef __CUDACC__
+        device_pinned_free(s->copy[a]);
+#else
+        arena_free(s->copy[a], s->n_bytes[a]);
+#endif
+    }
+}
+#endif  // LLMC_SNAPSHOT_H

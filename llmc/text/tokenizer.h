@@ -1,0 +1,423 @@
+/*
+Tokenizer: text to token ids and back.
+    "bytes"              256 tokens, one for each byte, and id 256 = end of text; needs no file, loses nothing
+    tokenizer.json       of Hugging Face tokenizers: BPE as GPT-2, Qwen and Mistral have it (tokenizer_json.h), same ids
+    gpt2_tokenizer.bin   of llm.c: the bytes of each token, so it decodes but cannot encode
+    offset      size   meaning of gpt2_tokenizer.bin, little-endian
+    0           4      magic 20240328
+    4           4      version 1 or 2
+    8           4      number of tokens n
+    12          4      id of end of text (version 2; version 1 means 50256)
+    16          1008   0
+    1024        rest   n times: 1 byte length >= 1, then that many bytes; the file ends with the last
+    tokenizer_open            any of them by name: "bytes", a file, or a folder that holds a tokenizer.json
+    tokenizer_encode          a text's tokens, those of the template (<s>) included
+    tokenizer_encode_plain    without the template: a document of training data, before which comes end of text
+    tokenizer_encode_with     the same with a workspace that the caller keeps, for many short texts; and the choices below
+    tokenizer_decode          the text of tokens, as Hugging Face's decode(ids, skip_special_tokens=False)
+    TokenStream               the same token by token: what is certain comes out at once, the rest is held back
+    tokenizer_save            the tokenizer.json goes along into the folder of a model
+A Tokenizer is read by any number of threads at the same time; a TokenizerWork or a TokenStream belongs to one.
+Text is UTF-8. For a tokenizer.json what is not UTF-8 becomes U+FFFD before encoding, in decoded text as well.
+Errors: fail_input for a file that breaks a rule; encoding with a tokenizer that cannot; a text of 2 GiB or more.
+Source: the format of karpathy/llm.c; huggingface/tokenizers.
+*/
+#ifndef LLMC_TOKENIZER_H
+#define LLMC_TOKENIZER_H
+#include "../core/fail.h"         // fail_input
+#include "../core/mapfile.h"      // MappedFile, file_map, file_unmap, file_looks_like, ErrorText, error_set
+#include "../files/checkpoint.h"  // SavedFiles, path_join
+#include "tokenizer_json.h"       // pipeline_parse_, pipeline_encode, TokenizerPipeline, EncodeWork, ByteBuffer
+
+// choices of tokenizer_encode_with
+enum {
+    TOKENIZER_TEMPLATE = 1,  // put the tokens of the template around the text
+    TOKENIZER_ADDED = 2      // "<|im_end|>" in the text is that token; without, it is a text like any other: for what users type
+};
+typedef EncodeWork TokenizerWork;
+
+typedef struct Tokenizer {
+    const char* kind;      // "bytes", "tokenizer.json", "gpt2_tokenizer.bin"
+    int n_tokens;          // ids are 0 .. n_tokens-1
+    int eot;               // end of text: stands before each document; -1: the file names none, see tokenizer_need_eot
+    unsigned char* bytes;  // of all tokens, one after the other
+    uint32_t* starts;      // (n_tokens + 1) token i is bytes[starts[i] .. starts[i+1])
+    int cut_anywhere;      // the tokens of a text are those of its pieces, wherever it is cut
+    void (*encode)(TokenizerWork* w, const char* text, size_t n_bytes, int choices);  // appends to w->tokens; or NULL
+    TokenizerPipeline* pipeline;  // of a tokenizer.json, or NULL; then bytes and starts are the pipeline's
+    char* json;            // the text of a tokenizer.json that tokenizer_open read: it goes along with checkpoints and exports
+    size_t n_json;
+} Tokenizer;
+
+static inline void tokenizer_bytes_encode_(TokenizerWork* w, const char* text, size_t n_bytes, int choices) {
+    (void)choices;
+    w->tokens = (int*)realloc_check(w->tokens, n_bytes * sizeof(int), "tokens");
+    for (size_t i = 0; i < n_bytes; i++) { w->tokens[i] = (unsigned char)text[i]; }
+    w->n_tokens = w->capacity = n_bytes;
+}
+
+static inline void tokenizer_bytes_init(Tokenizer* t) {
+    memset(t, 0, sizeof *t);
+    t->kind = "bytes";
+    t->n_tokens = 257;
+    t->eot = 256;  // stands for no byte
+    t->cut_anywhere = 1;
+    t->encode = tokenizer_bytes_encode_;
+    t->bytes = (unsigned char*)malloc_check(256, "byte tokenizer");
+    t->starts = (uint32_t*)malloc_check(258 * sizeof(uint32_t), "byte tokenizer");
+    for (int i = 0; i < 258; i++) { t->starts[i] = i < 256 ? (uint32_t)i : 256; }
+    for (int i = 0; i < 256; i++) { t->bytes[i] = (unsigned char)i; }
+}
+
+static inline void tokenizer_free(Tokenizer* t) {
+    if (t->pipeline) {
+        pipeline_free(t->pipeline);
+        free(t->pipeline);
+    } else {
+        free(t->bytes);
+        free(t->starts);
+    }
+    free(t->json);
+    memset(t, 0, sizeof *t);
+}
+
+// magic, version, number of tokens and end of text, against each other and the file's size
+static inline int tokenizer_bin_header_(Tokenizer* t, const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
+    int32_t header[4];  // magic, version, n_tokens, eot
+    const char* other = file_looks_like(bytes, n_bytes);
+    if (n_bytes >= sizeof header) { memcpy(header, bytes, sizeof header); }
+    if (n_bytes < 1024 || header[0] != 20240328) {
+        if (other) { return error_set(error, "expected a tokenizer file (gpt2_tokenizer.bin), found %s", other); }
+        if (n_bytes < 1024) {
+            return error_set(error, "expected a tokenizer file, a header of 1024 bytes, found %zu bytes", n_bytes);
+        }
+        return error_set(error, "expected a tokenizer file, magic number 20240328, found %d", header[0]);
+    }
+    if (header[1] != 1 && header[1] != 2) {
+        return error_set(error, "expected tokenizer version 1 or 2, found %d", header[1]);
+    }
+    int eot = header[1] == 1 ? 50256 : header[3];
+    size_t most = (n_bytes - 1024) / 2;  // every token takes at least 2 bytes of the file
+    if (header[2] < 1 || (size_t)header[2] > most) {
+        return error_set(error, "expected 1..%zu tokens in a file of %zu bytes, found %d in the header", most, n_bytes,
+                         header[2]);
+    }
+    if (eot < 0 || eot >= header[2]) {
+        return error_set(error, "end of text is token %d, expected 0..%d", eot, header[2] - 1);
+    }
+    t->n_tokens = header[2];
+    t->eot = eot;
+    return 1;
+}
+
+// the table that follows the header, into t->bytes and t->starts
+static inline int tokenizer_bin_table_(Tokenizer* t, const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
+    size_t at = 1024;
+    uint32_t used = 0;
+    for (int i = 0; i < t->n_tokens; i++) {
+        size_t length = at < n_bytes ? bytes[at] : 0;
+        if (length == 0) {
+            return error_set(error, "token %d of %d at offset %zu: expected a length of 1..255, found %s", i,
+                             t->n_tokens, at, at < n_bytes ? "0" : "the end of the file");
+        }
+        if (length > n_bytes - at - 1) {
+            return error_set(error,
+                             "token %d at offset %zu: %zu bytes long, but only %zu follow: the file is cut short, "
+                             "copy or download it again", i, at, length, n_bytes - at - 1);
+        }
+        t->starts[i] = used;
+        memcpy(t->bytes + used, bytes + at + 1, length);
+        used += (uint32_t)length;
+        at += 1 + length;
+    }
+    t->starts[t->n_tokens] = used;
+    if (at != n_bytes) {
+        return error_set(error, "%zu bytes follow the last of %d tokens, expected none", n_bytes - at, t->n_tokens);
+    }
+    return 1;
+}
+
+// The whole reader on bytes in memory, without an exit: 1, or 0 with the reason in `error` and nothing left to free.
+static inline int tokenizer_parse_bin_(Tokenizer* t, const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
+    memset(t, 0, sizeof *t);
+    t->kind = "gpt2_tokenizer.bin";
+    if (n_bytes > UINT32_MAX) {
+        return error_set(error, "expected a tokenizer file below 4 GiB, found %zu bytes", n_bytes);
+    }
+    if (!tokenizer_bin_header_(t, bytes, n_bytes, error)) { return 0; }
+    t->bytes = (unsigned char*)malloc_check(n_bytes - 1024, "tokenizer");
+    t->starts = (uint32_t*)malloc_check(((size_t)t->n_tokens + 1) * sizeof(uint32_t), "tokenizer");
+    if (tokenizer_bin_table_(t, bytes, n_bytes, error)) { return 1; }
+    tokenizer_free(t);
+    return 0;
+}
+
+static inline void tokenizer_load_bin(Tokenizer* t, const char* path) {
+    MappedFile file;
+    ErrorText error;
+    file_map(&file, path);
+    if (!tokenizer_parse_bin_(t, file.bytes, file.n_bytes, &error)) { fail_input("%s: %s", path, error.text); }
+    file_unmap(&file);
+}
+
+// ---- tokenizer.json ----
+
+static inline void tokenizer_json_encode_(TokenizerWork* w, const char* text, size_t n_bytes, int choices) {
+    w->n_tokens = 0;
+    pipeline_encode(w, text, n_bytes, !(choices & TOKENIZER_ADDED), choices & TOKENIZER_TEMPLATE);
+}
+
+// The whole reader on bytes in memory, without an exit: 1, or 0 with the reason in `error` and nothing left to free.
+static inline int tokenizer_parse_json_(Tokenizer* t, const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
+    memset(t, 0, sizeof *t);
+    TokenizerPipeline* p = (TokenizerPipeline*)malloc_check(sizeof *p, "tokenizer");
+    if (!pipeline_parse_(p, bytes, n_bytes, error)) {
+        free(p);
+        return 0;
+    }
+    t->kind = "tokenizer.json";
+    t->pipeline = p;
+    t->n_tokens = p->n_tokens;
+    t->eot = p->eot;
+    t->bytes = p->bytes;
+    t->starts = p->starts;
+    t->encode = tokenizer_json_encode_;
+    return 1;
+}
+
+static inline int is_folder_(const char* path) {
+    struct stat status;
+    return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
+}
+
+// what --tokenizer means: "bytes", a file, or a folder with a tokenizer.json
+static inline void tokenizer_open(Tokenizer* t, const char* name) {
+    MappedFile file;
+    ErrorText error;
+    if (strcmp(name, "bytes") == 0) {
+        tokenizer_bytes_init(t);
+        return;
+    }
+    char* path = (char*)malloc_check(strlen(name) + sizeof "/tokenizer.json", "path");
+    sprintf(path, "%s%s", name, is_folder_(name) ? "/tokenizer.json" : "");
+    if (!file_map_or_not(&file, path, &error)) {
+        fail_input("--tokenizer: %s: %s (expected bytes, a tokenizer.json or the folder it is in)", path, error.text);
+    }
+    size_t at = 0;
+    while (at < file.n_bytes && isspace(file.bytes[at])) { at++; }
+    int is_json = at < file.n_bytes && file.bytes[at] == '{';
+    int ok = is_json ? tokenizer_parse_json_(t, file.bytes, file.n_bytes, &error)
+                     : tokenizer_parse_bin_(t, file.bytes, file.n_bytes, &error);
+    if (!ok) { fail_input("%s: %s", path, error.text); }
+    if (is_json) {
+        const char* left_out = t->pipeline->left_out;
+        if (left_out) { warn_line("%s: its %s will not be applied: a text is never cut or filled up", path, left_out); }
+        t->n_json = file.n_bytes;
+        t->json = (char*)memcpy(malloc_check(file.n_bytes, "tokenizer.json"), file.bytes, file.n_bytes);
+    }
+    file_unmap(&file);
+    free(path);
+}
+
+// end of text, where one is needed
+static inline int tokenizer_need_eot(const Tokenizer* t) {
+    if (t->eot >= 0) { return t->eot; }
+    fail_input("the tokenizer has no end of text: expected <|endoftext|>, <|end_of_text|>, </s>, <eos> or <|im_end|> among its "
+               "tokens; add one to added_tokens");
+}
+
+// The bytes of a token, not terminated by 0. End of text of the byte tokenizer has none, nor has an id outside the
+// vocabulary (a model's padded vocabulary is larger than its tokenizer's).
+static inline const char* tokenizer_bytes_of(const Tokenizer* t, int id, int* n_bytes) {
+    *n_bytes = 0;
+    if (id < 0 || id >= t->n_tokens) { return ""; }
+    *n_bytes = (int)(t->starts[id + 1] - t->starts[id]);
+    return (const char*)t->bytes + t->starts[id];
+}
+
+// bytes of text behind n tokens; end of text is not text
+static inline int64_t tokenizer_count_bytes(const Tokenizer* t, const int* tokens, int n) {
+    int64_t sum = 0;
+    for (int i = 0; i < n; i++) {
+        int n_bytes;
+        tokenizer_bytes_of(t, tokens[i], &n_bytes);
+        sum += tokens[i] == t->eot ? 0 : n_bytes;
+    }
+    return sum;
+}
+
+// ---- encoding ----
+
+// n_bytes: about how long a text will be
+static inline void tokenizer_work_init(TokenizerWork* w, const Tokenizer* t, size_t n_bytes) {
+    memset(w, 0, sizeof *w);
+    if (t->pipeline) { encode_work_init(w, t->pipeline, n_bytes); }
+}
+
+static inline void tokenizer_work_free(TokenizerWork* w) { encode_work_free(w); }
+
+// the tokens of a text are w->tokens until the next call; returns their number
+static inline int tokenizer_encode_with(const Tokenizer* t, TokenizerWork* w, const char* text, size_t n_bytes, int choices) {
+    if (!t->encode) {
+        fail_input("--tokenizer: expected bytes or a tokenizer.json to encode text, found llm.c's %s, which only decodes", t->kind);
+    }
+    if (n_bytes > INT_MAX) {
+        fail_input("a text of %zu bytes is too long to encode in one piece: cut it below 2 GiB", n_bytes);
+    }
+    t->encode(w, text, n_bytes, choices);
+    if (w->n_tokens > INT_MAX) { fail_input("a text of %zu bytes gives more than 2^31 tokens: cut it", n_bytes); }
+    return (int)w->n_tokens;
+}
+
+static inline int tokenizer_encode_once_(const Tokenizer* t, const char* text, size_t n_bytes, int choices, int** tokens) {
+    TokenizerWork w;
+    tokenizer_work_init(&w, t, n_bytes);
+    int n = tokenizer_encode_with(t, &w, text, n_bytes, choices);
+    *tokens = w.tokens ? w.tokens : (int*)malloc_check(0, "tokens");
+    w.tokens = NULL;
+    tokenizer_work_free(&w);
+    return n;
+}
+
+// *tokens = the tokens of a text, to be freed by the caller; returns their number
+static inline int tokenizer_encode(const Tokenizer* t, const char* text, size_t n_bytes, int** tokens) {
+    return tokenizer_encode_once_(t, text, n_bytes, TOKENIZER_TEMPLATE | TOKENIZER_ADDED, tokens);
+}
+
+// without the template's tokens: a document of training data
+static inline int tokenizer_encode_plain(const Tokenizer* t, const char* text, size_t n_bytes, int** tokens) {
+    return tokenizer_encode_once_(t, text, n_bytes, TOKENIZER_ADDED, tokens);
+}
+
+// ---- decoding, token by token ----
+
+typedef struct {
+    const Tokenizer* t;
+    int skip_special;
+    int started;      // a token came before
+    int n_strip;      // characters that may still be taken from the front
+    ByteBuffer held;  // bytes that do not yet make text: a cut character, or a run of byte tokens
+    ByteBuffer out;
+} TokenStream;
+
+static inline void token_stream_init(TokenStream* s, const Tokenizer* t, int skip_special) {
+    memset(s, 0, sizeof *s);
+    s->t = t;
+    s->skip_special = skip_special;
+    s->n_strip = t->pipeline ? t->pipeline->n_strip : 0;
+    buffer_reserve(&s->out, 1);
+}
+
+static inline void token_stream_free(TokenStream* s) {
+    buffer_free(&s->held);
+    buffer_free(&s->out);
+}
+
+// ByteLevel: all that is held becomes text, but a character whose end may still come stays unless this is the end
+static inline void stream_characters_(TokenStream* s, int is_end) {
+    ByteBuffer* held = &s->held;
+    size_t begin = held->n > 3 ? held->n - 3 : 0;  // a cut character has 3 bytes at most
+    if (is_end) { begin = held->n; }
+    for (; begin < held->n; begin++) {
+        uint32_t code;
+        int cut;
+        if (utf8_decode(held->bytes + begin, held->n - begin, &code, &cut) < 0 && cut) { break; }
+    }
+    if (begin == 0) { return; }
+    utf8_repair(&s->out, held->bytes, begin);
+    memmove(held->bytes, held->bytes + begin, held->n - begin);
+    held->n -= begin;
+}
+
+// ByteFallback: a run of byte tokens is over; valid UTF-8 is text, otherwise each byte is one U+FFFD
+static inline void stream_run_(TokenStream* s) {
+    int valid = utf8_valid_prefix(s->held.bytes, s->held.n) == s->held.n;
+    if (valid) { buffer_append(&s->out, s->held.bytes, s->held.n); }
+    for (size_t i = 0; i < s->held.n && !valid; i++) { buffer_append_code(&s->out, 0xfffd); }
+    s->held.n = 0;
+}
+
+// take up to n_strip characters from the front of the first text there is
+static inline const char* stream_strip_(TokenStream* s, size_t* n_bytes) {
+    const TokenizerPipeline* p = s->t->pipeline;
+    const char* text = (const char*)s->out.bytes;
+    size_t n = s->n_strip ? strlen(p->strip) : 0;
+    *n_bytes = s->out.n;
+    for (; s->n_strip > 0 && *n_bytes > 0; s->n_strip--) {
+        if (*n_bytes < n || memcmp(text, p->strip, n) != 0) {
+            s->n_strip = 0;
+            break;
+        }
+        text += n;
+        *n_bytes -= n;
+    }
+    return text;
+}
+
+// Give one token; returns the text that is certain now, valid until the next call: *n_bytes, 0 when something must follow first.
+static inline const char* token_stream_put(TokenStream* s, int id, size_t* n_bytes) {
+    const Tokenizer* t = s->t;
+    const TokenizerPipeline* p = t->pipeline;
+    s->out.n = *n_bytes = 0;
+    if (id < 0 || id >= t->n_tokens) { return ""; }
+    size_t n = t->starts[id + 1] - t->starts[id];
+    if (p && (!(p->flags[id] & TOKEN_EXISTS) || (s->skip_special && p->flags[id] & TOKEN_SPECIAL))) { return ""; }
+    if (!p && s->skip_special && id == t->eot) { return ""; }
+    int is_byte = p && p->flags[id] & TOKEN_BYTE, is_byte_level = p && p->decode == DECODE_BYTE_LEVEL;
+    if (p && p->decode == DECODE_JOIN && s->started) { buffer_append(&s->out, " ", 1); }
+    if (!is_byte && !is_byte_level) { stream_run_(s); }
+    buffer_append(is_byte || is_byte_level ? &s->held : &s->out, t->bytes + t->starts[id], n);
+    if (is_byte_level) { stream_characters_(s, 0); }
+    s->started = 1;
+    return stream_strip_(s, n_bytes);
+}
+
+// no token follows: the text that was held back
+static inline const char* token_stream_end(TokenStream* s, size_t* n_bytes) {
+    s->out.n = 0;
+    if (s->t->pipeline && s->t->pipeline->decode == DECODE_BYTE_LEVEL) { stream_characters_(s, 1); } else { stream_run_(s); }
+    return stream_strip_(s, n_bytes);
+}
+
+// Write text to a terminal or a file that somebody will look at: without control characters other than white space, for such
+// characters ring the bell or move the cursor. Bytes that are no UTF-8 are written as they are.
+static inline void text_print_safe(const char* text, size_t n_bytes, FILE* out) {
+    const unsigned char* s = (const unsigned char*)text;
+    for (size_t i = 0; i < n_bytes; i++) {
+        int control = (s[i] < ' ' && !(s[i] >= '\t' && s[i] <= '\r')) || s[i] == 127;
+        int control_of_8_bits = s[i] == 0xc2 && i + 1 < n_bytes && s[i + 1] >= 0x80 && s[i + 1] < 0xa0;  // U+0080 .. U+009F
+        if (!control && !control_of_8_bits) { putc(s[i], out); }
+        i += (size_t)control_of_8_bits;
+    }
+}
+
+// The text of tokens, to be freed by the caller; a 0 follows its n_bytes. Ids outside the vocabulary give nothing.
+static inline char* tokenizer_decode_with(const Tokenizer* t, const int* ids, int n, int skip_special, size_t* n_bytes) {
+    TokenStream stream;
+    ByteBuffer text = {NULL, 0, 0};
+    token_stream_init(&stream, t, skip_special);
+    for (int i = 0; i <= n; i++) {
+        size_t n_more;
+        const char* more = i < n ? token_stream_put(&stream, ids[i], &n_more) : token_stream_end(&stream, &n_more);
+        buffer_append(&text, more, n_more);
+    }
+    token_stream_free(&stream);
+    buffer_append(&text, "", 1);
+    *n_bytes = text.n - 1;
+    return (char*)text.bytes;
+}
+
+static inline char* tokenizer_decode(const Tokenizer* t, const int* ids, int n, size_t* n_bytes) {
+    return tokenizer_decode_with(t, ids, n, 0, n_bytes);
+}
+
+// tokenizer.json goes along unchanged (other tokenizers are no files of Hugging Face's)
+static inline void tokenizer_save(const char* folder, const Tokenizer* tokenizer, SavedFiles* files) {
+    char path[PATH_BYTES];
+    OutFile copy;
+    if (!tokenizer->json) { return; }
+    outfile_open(&copy, path_join(path, folder, "tokenizer.json"));
+    outfile_write(&copy, tokenizer->json, tokenizer->n_json);
+    saved_files_add(files, outfile_close(&copy));
+}
+#endif  // LLMC_TOKENIZER_H
