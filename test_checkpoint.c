@@ -5,12 +5,12 @@ with a real trainer.
     cc -std=gnu11 -D_GNU_SOURCE -O2 -ffp-contract=off -I. test_checkpoint.c -o build/test_checkpoint -ljansson -lxxhash -lm
     FLIPS=1000000 build/test_checkpoint random
 */
-#include "llmc/files/extras.h"     // extras_save, extras_load
-#include "llmc/run/run.h"          // run_save_begin, run_save_end, RunState; checkpoint.h, outliers.h
-#include "llmc/ranks/shardfile.h"  // moments_save, moments_load_layers
-#include "llmc/run/snapshot.h"     // snapshot_save
-#include "llmc/test/test.h"        // check, check_exit, test_main
-#include "llmc/test/testfiles.h"   // temp_folder, temp_file
+#include "llmc/files/extras.h"    // extras_save, extras_load
+#include "llmc/run/run.h"         // run_save_begin, run_save_end, RunState; checkpoint.h, outliers.h
+#include "llmc/ranks/moments.h"   // moments_save, moments_load_layers
+#include "llmc/run/snapshot.h"    // snapshot_save
+#include "llmc/test/test.h"       // check, check_exit, test_main
+#include "llmc/test/testfiles.h"  // temp_folder, temp_file
 
 enum { N_FILES = 4 };
 static const char* const names[N_FILES] = {"config.json", "model.safetensors", "optimizer.safetensors", "manifest.json"};
@@ -344,18 +344,18 @@ static void test_grown_moments(Test* t) {
     const int old_layer[3] = {1, -1, 0};
     Tensor table[2] = {tensor("w", 0, 0, 2, 5, INIT_ZEROS, 0.0f, DECAY, AS_IS), tensor("l.%d", 0, 2, 3, 7, INIT_ZEROS, 0.0f, DECAY, TRANSPOSED)};
     TempPath folder = temp_folder(), path = temp_path(&folder, "optimizer.safetensors");
-    Shards s;
+    DataParallel s;
     Device dev;
     device_init(&dev, 1);
     const size_t n = tensors_layout(table, 2);
     float *m = random_array(n, 1.0f, 1), *v = random_array(n, 1.0f, 2);
-    shards_init(&s, NULL, table, 2, 1, 0);
+    dp_init(&s, NULL, table, 2, 1, 0);
     moments_save(path.s, &s, m, v, NULL);
-    shards_free(&s);
+    dp_free(&s);
     table[1].layers = 3;
     const size_t n_large = tensors_layout(table, 2);
     float *m_large = filled_array(n_large, 7.0f), *v_large = filled_array(n_large, 7.0f), zeros[21] = {0};
-    shards_init(&s, NULL, table, 2, 1, 0);
+    dp_init(&s, NULL, table, 2, 1, 0);
     moments_load_layers(path.s, &s, m_large, v_large, old_layer, &dev);
     check_bits(t, "of no layer", v_large, v, 10);
     for (int l = 0; l < 3; l++) {
@@ -363,7 +363,7 @@ static void test_grown_moments(Test* t) {
         check_bits(t, "first moments", m_large + at, old_layer[l] < 0 ? zeros : m + from, 21);
         check_bits(t, "second moments", v_large + at, old_layer[l] < 0 ? zeros : v + from, 21);
     }
-    shards_free(&s);
+    dp_free(&s);
     device_free(&dev);
     free(m), free(v), free(m_large), free(v_large);
     temp_remove(&folder);

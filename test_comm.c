@@ -1,11 +1,11 @@
 /*
-Promises of llmc/ranks/comm.h, comm_tcp.h, comm_nccl.h, comm_launch.h, zero.h and evaluate.h. Ranks are forked processes that talk over TCP on this
+Promises of llmc/ranks/comm.h, comm_tcp.h, comm_nccl.h, comm_launch.h, data_parallel.h and evaluate.h. Ranks are forked processes that talk over TCP on this
 machine, with COMM_CHECK=1; every call is compared with what one process computes.
 */
 #include "llmc/run/evaluate.h"
 #include "llmc/test/test.h"
 #include "llmc/test/testfiles.h"
-#include "llmc/ranks/zero.h"
+#include "llmc/ranks/data_parallel.h"
 #include <limits.h>
 
 #ifdef __CUDACC__
@@ -758,12 +758,12 @@ static void small_tree(LeafTree* tree, int first, int last, const float* leaves,
 static void check_plan(Test* t, int S, int P, const float* leaves, const float* want, const Device* dev) {
     LeafTree trees[16];
     float *stack[LEAF_TREE_MAX] = {NULL}, root[LEAF_N];
-    Shards s;
+    DataParallel s;
     Comm c;
     int top = -1;
     memset(&c, 0, sizeof c);
     c.size = P;
-    shards_init(&s, &c, NULL, 0, S, 0);
+    dp_init(&s, &c, NULL, 0, S, 0);
     for (int r = 0; r < P; r++) {
         const int first = (int)comm_share(S, r, P), last = (int)comm_share(S, r + 1, P);
         small_tree(&trees[r], first, last, leaves, dev);
@@ -778,7 +778,7 @@ static void check_plan(Test* t, int S, int P, const float* leaves, const float* 
     device_download(root, stack[0], sizeof root, dev);
     check_bits(t, "root", root, want, LEAF_N);
     for (int r = 0; r < P; r++) { leaf_tree_free(&trees[r]); }
-    shards_free(&s);
+    dp_free(&s);
 }
 
 static void ranks_plan(Test* t, Comm* c, int number) {
@@ -812,36 +812,36 @@ static size_t small_table(Tensor* table, int frozen) {
 }
 
 typedef struct {
-    float *params, *m, *v;  // on the device; moments as Shards.kept says
+    float *params, *m, *v;  // on the device; moments as DataParallel.kept says
     float loss, norm;
 } Trained;
 
 // backward of one leaf, as a trainer does it: from the last layer to the first, then what belongs to no layer
-static void leaf_backward(Shards* s, const float* g, const Device* dev) {
+static void leaf_backward(DataParallel* s, const float* g, const Device* dev) {
     float* d[N_TENSORS];  // small_table says which is which
     for (int l = s->n_layers - 1; l >= 0; l--) {
-        shards_point(s, d, l);
+        dp_point(s, d, l);
         for (int i = 0; i < N_TENSORS; i++) {
             const size_t n = tensor_slice_elements(&s->table[i]);
             if (l < s->table[i].layers) { device_upload(d[i], g + s->table[i].offset + (size_t)l * n, sizeof(float) * n, dev); }
         }
-        shards_layer_done(s, l, dev);
+        dp_layer_done(s, l, dev);
     }
     for (int i = 0; i < N_TENSORS; i++) {
         const size_t n = tensor_elements(&s->table[i]);
         if (s->table[i].layers == 0) { device_upload(d[i], g + s->table[i].offset, sizeof(float) * n, dev); }
     }
-    shards_leaf_done(s, dev);
+    dp_leaf_done(s, dev);
 }
 
 // all leaves of this rank; gradients are small multiples of the parameters and noise, the same for every number of ranks
-static void leaves_backward(Shards* s, const float* params, size_t n, int step, const Device* dev) {
+static void leaves_backward(DataParallel* s, const float* params, size_t n, int step, const Device* dev) {
     float* g = (float*)new_array(n, sizeof(float));
-    for (int k = 0; k < shards_n_leaves(s); k++) {
-        float* x = random_array(n, 1.0f, (uint64_t)(1000 * step + shards_leaf(s, k)));
-        const float loss = x[0] * (float)(1 + 1000 * (shards_leaf(s, k) % 3));  // sums depend on the order
+    for (int k = 0; k < dp_n_leaves(s); k++) {
+        float* x = random_array(n, 1.0f, (uint64_t)(1000 * step + dp_leaf(s, k)));
+        const float loss = x[0] * (float)(1 + 1000 * (dp_leaf(s, k) % 3));  // sums depend on the order
         for (size_t i = 0; i < n; i++) { g[i] = x[i] + 0.1f * params[i]; }
-        device_upload(shards_loss(s), &loss, sizeof loss, dev);
+        device_upload(dp_loss(s), &loss, sizeof loss, dev);
         leaf_backward(s, g, dev);
         free(x);
     }
@@ -852,12 +852,12 @@ enum { N_SMALL_SLICES = 8 };  // of small_table
 
 // three updates of S leaves on this rank's part of the world. frozen, counts: of each slice, NULL: none, all alike. S = 5 is
 // verified too
-static Trained train_slices(Shards* s, Comm* c, Tensor* table, size_t n, int S, int zero, const int* frozen, const int* counts,
+static Trained train_slices(DataParallel* s, Comm* c, Tensor* table, size_t n, int S, int zero, const int* frozen, const int* counts,
                             const Device* dev) {
     Trained out = {(float*)device_alloc(4 * n, "p"), NULL, NULL, 0.0f, 0.0f};
     float* params = (float*)new_array(n, sizeof(float));
-    shards_init(s, c, table, N_TENSORS, S, zero);
-    shards_open(s);
+    dp_init(s, c, table, N_TENSORS, S, zero);
+    dp_open(s);
     s->frozen = frozen;
     const size_t n_buffer = s->n_buffer;
     if (S % 2) { s->n_buffer = 2 * (size_t)s->n_round * 1000; }  // too small for a layer: it goes in several rounds
@@ -867,16 +867,16 @@ static Trained train_slices(Shards* s, Comm* c, Tensor* table, size_t n, int S, 
     device_upload(out.params, params, 4 * n, dev);
     const Weights w = weights_of(out.params, sizeof(float), NULL, out.m, out.v);
     Verify verify;
-    if (S == 5) { shards_verify(s, &verify, &w); }
+    if (S == 5) { dp_verify(s, &verify, &w); }
     for (int step = 0; step < 3; step++) {
         device_download(params, out.params, 4 * n, dev);
         leaves_backward(s, params, n, step, dev);
-        const float* grads = shards_reduce(s, &out.loss, dev);
-        out.norm = shards_norm(s, grads, dev);
+        const float* grads = dp_reduce(s, &out.loss, dev);
+        out.norm = dp_norm(s, grads, dev);
         int slice_updates[N_SMALL_SLICES];
         for (int i = 0; counts && i < N_SMALL_SLICES; i++) { slice_updates[i] = counts[i] > 0 ? counts[i] + step : 0; }
         Optimizer o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, S == 5 ? &verify : NULL, counts ? slice_updates : NULL};
-        shards_update(s, &w, grads, out.norm, &o, step + 1, dev);
+        dp_update(s, &w, grads, out.norm, &o, step + 1, dev);
     }
     if (S == 5) { verify_free(&verify); }
     s->n_buffer = n_buffer;
@@ -884,19 +884,19 @@ static Trained train_slices(Shards* s, Comm* c, Tensor* table, size_t n, int S, 
     return out;
 }
 
-static Trained train_small(Shards* s, Comm* c, Tensor* table, size_t n, int S, int zero, const Device* dev) {
+static Trained train_small(DataParallel* s, Comm* c, Tensor* table, size_t n, int S, int zero, const Device* dev) {
     return train_slices(s, c, table, n, S, zero, NULL, NULL, dev);
 }
 
-static void trained_free(Trained* x, Shards* s, size_t n) {
+static void trained_free(Trained* x, DataParallel* s, size_t n) {
     device_release(x->params, 4 * n);
     device_release(x->m, 4 * s->n_kept);
     device_release(x->v, 4 * s->n_kept);
-    shards_free(s);
+    dp_free(s);
 }
 
 // loss, norm, parameters and first moments of all ranks against those of one
-static void check_same(Test* t, Comm* c, Shards* s, const Tensor* table, size_t n, const Trained* got, const Trained* one, const Device* dev) {
+static void check_same(Test* t, Comm* c, DataParallel* s, const Tensor* table, size_t n, const Trained* got, const Trained* one, const Device* dev) {
     check_bits(t, "loss", &got->loss, &one->loss, 1);
     check_bits(t, "norm", &got->norm, &one->norm, 1);
     float *params = (float*)new_array(n, sizeof(float)), *want = (float*)new_array(n, sizeof(float));
@@ -911,7 +911,7 @@ static void check_same(Test* t, Comm* c, Shards* s, const Tensor* table, size_t 
     for (int i = 0; i < N_TENSORS; i++) {
         const size_t n_slice = tensor_slice_elements(&table[i]);
         for (int l = 0; l < tensor_slices(&table[i]); l++) {
-            const float *m = shards_slice(s, got->m, i, l, room, dev);
+            const float *m = dp_slice(s, got->m, i, l, room, dev);
             check(t, (m != NULL) == (c->rank == 0), "slice %d of %s on rank %d", l, table[i].name, c->rank);
             if (m) { check_bits(t, "first moments", m, want + table[i].offset + (size_t)l * n_slice, n_slice); }
         }
@@ -924,14 +924,14 @@ static void check_same(Test* t, Comm* c, Shards* s, const Tensor* table, size_t 
 static void ranks_train(Test* t, Comm* c, int number) {
     const int S = number / 100, frozen = number / 10 % 10, zero = number % 10;
     Tensor table[N_TENSORS];
-    Shards s, alone;
+    DataParallel s, alone;
     const size_t n = small_table(table, frozen);
     Device dev = rank_device(c);
     Trained one = train_small(&alone, NULL, table, n, S, 0, &dev);
     c->link->check = number % 3 == 0;
     uint64_t before = c->link->bytes_sent;
     Trained got = train_small(&s, c, table, n, S, zero, &dev);
-    uint64_t sent = c->link->bytes_sent - before, planned = (uint64_t)(3.0 * shards_bytes(&s));
+    uint64_t sent = c->link->bytes_sent - before, planned = (uint64_t)(3.0 * dp_bytes(&s));
     const int met = c->size > 1 && DEVICE_MEETS;  // beside the gradients an id was sent
     check(t, c->link->check || c->size == 1 || met || sent == planned, "sent %llu bytes, planned %llu", (unsigned long long)sent,
           (unsigned long long)planned);
@@ -985,7 +985,7 @@ static void train_by_slices(float* params, float* m, float* v, const Tensor* tab
 static void ranks_slices(Test* t, Comm* c, int number) {
     const int S = number / 10, zero = number % 10;
     Tensor table[N_TENSORS];
-    Shards s, alone;
+    DataParallel s, alone;
     const size_t n = small_table(table, 0);
     Device dev = rank_device(c);
     Trained one = train_slices(&alone, NULL, table, n, S, 0, small_frozen, small_counts, &dev);
@@ -1022,35 +1022,35 @@ static void test_slices(Test* t) {
 // bf16 parameters, rounded from float masters of which each rank keeps its part, after two updates, as bits
 static void train_stored(uint16_t* bits, Comm* c, Tensor* table, size_t n, int zero, Test* t, const Device* dev) {
     const size_t n_bytes = sizeof(__nv_bfloat16) * n;
-    Shards s;
+    DataParallel s;
     float *params = (float*)new_array(n, sizeof(float)), loss;
     uint16_t* again = (uint16_t*)new_array(n, sizeof(uint16_t));
-    shards_init(&s, c, table, N_TENSORS, 3, zero);
-    shards_open(&s);
+    dp_init(&s, c, table, N_TENSORS, 3, zero);
+    dp_open(&s);
     float *master = (float*)device_alloc(4 * s.n_kept, "masters"), *m = (float*)device_alloc(8 * s.n_kept, "moments");
     const Weights w = weights_of(device_alloc(n_bytes, "bf16"), sizeof(__nv_bfloat16), master, m, m + s.n_kept);
     tensors_init(table, N_TENSORS, params, 42);
     for (int i = 0; i < N_TENSORS; i++) {
         device_upload(master + s.kept[i].at, params + table[i].offset + s.kept[i].first, 4 * s.kept[i].n, dev);
     }
-    shards_round(&s, &w, 0, dev);
+    dp_round(&s, &w, 0, dev);
     for (int step = 0; step < 2; step++) {
         const Optimizer o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, NULL, NULL};
         device_download(bits, w.stored, n_bytes, dev);
         for (size_t i = 0; i < n; i++) { params[i] = float_from_bits((uint32_t)bits[i] << 16); }
         leaves_backward(&s, params, n, step, dev);
-        const float* grads = shards_reduce(&s, &loss, dev);
-        shards_update(&s, &w, grads, shards_norm(&s, grads, dev), &o, step + 1, dev);
+        const float* grads = dp_reduce(&s, &loss, dev);
+        dp_update(&s, &w, grads, dp_norm(&s, grads, dev), &o, step + 1, dev);
     }
     device_download(bits, w.stored, n_bytes, dev);
     device_zero(w.stored, n_bytes, dev);
-    shards_round(&s, &w, 2, dev);
+    dp_round(&s, &w, 2, dev);
     device_download(again, w.stored, n_bytes, dev);
     check(t, memcmp(again, bits, n_bytes) == 0, "--zero %d: other parameters from the masters than from the update", zero);
     device_release(w.stored, n_bytes);
     device_release(master, 4 * s.n_kept);
     device_release(m, 8 * s.n_kept);
-    shards_free(&s);
+    dp_free(&s);
     free(params);
     free(again);
 }
@@ -1158,19 +1158,19 @@ static void test_parts(Test* t) {
     for (int P = 1; P <= 16; P++) {
         size_t next[N_TENSORS] = {0};
         for (int r = 0; r < P; r++) {
-            Shards s;
+            DataParallel s;
             Comm c;
             memset(&c, 0, sizeof c);
             c.size = P;
             c.rank = r;
-            shards_init(&s, &c, table, N_TENSORS, 1, 1);
+            dp_init(&s, &c, table, N_TENSORS, 1, 1);
             for (int i = 0; i < N_TENSORS; i++) {
-                Part part = shards_part(&s, r, i);
+                Part part = dp_part(&s, r, i);
                 check(t, part.n == 0 || part.first == next[i], "%d ranks, rank %d, tensor %d begins at %zu", P, r, i, part.first);
                 check(t, part.n == 0 || !table[i].frozen, "a frozen tensor is dealt out");
                 next[i] += part.n;
             }
-            shards_free(&s);
+            dp_free(&s);
         }
         for (int i = 0; i < N_TENSORS; i++) {
             size_t n = table[i].frozen ? 0 : tensor_elements(&table[i]);
@@ -1206,11 +1206,11 @@ int main(int argc, char** argv) {
 #endif
         {"tree plan", "S <= 64 leaves on P <= 16 ranks: the root of one rank, bit for bit", test_plan},
         {"evaluate", "mean loss, bits per byte and scores over the targets that count: one rank's bits on 1..4", test_evaluate},
-        {"shards", "chunks are dealt out without a hole", test_parts},
-        {"shards train", "loss, norm, parameters, moments: one rank's bits on 1..4, S = 1, 3, 4, 8, 11, --zero 0, 1, 2, frozen or not", test_train},
-        {"shards slices", "layers that are frozen, or had other counts of updates: the definition's bits, on 1..4 ranks, --zero 0, 1, 2", test_slices},
+        {"dp parts", "chunks are dealt out without a hole", test_parts},
+        {"dp train", "loss, norm, parameters, moments: one rank's bits on 1..4, S = 1, 3, 4, 8, 11, --zero 0, 1, 2, frozen or not", test_train},
+        {"dp slices", "layers that are frozen, or had other counts of updates: the definition's bits, on 1..4 ranks, --zero 0, 1, 2", test_slices},
 #ifdef __CUDACC__
-        {"shards stored", "bf16 parameters and float masters: one rank's bits on 2 and 3, and the masters give the parameters again", test_stored},
+        {"dp stored", "bf16 parameters and float masters: one rank's bits on 2 and 3, and the masters give the parameters again", test_stored},
 #endif
     };
     setenv("COMM_CHECK", "1", 1);

@@ -203,7 +203,7 @@ static void check_model_alone(Test* t, GPT2* model, const Activations* batch, co
     const ActivationTensors a = layer_activations(&acts, 0);
     check_bits(t, "losses", a.losses, all.losses + first, (size_t)T);
     gpt2_backward(model, &acts, tokens + first, targets + first, 0.01f, 1, T, dev);
-    shards_reduce(&model->shards, &loss, dev);
+    dp_reduce(&model->dp, &loss, dev);
     check_bits(t, "gradient of the embedding", a.dresidual, all.dresidual + first * c.C, n);
     activations_free(&acts);
 }
@@ -231,7 +231,7 @@ static void test_model(Test* t) {
     float* logits = copied_array(gpt2_logits(&model, &acts, 0, N, &dev), (size_t)N * c.Vp);
     gpt2_loss(&model, &acts, targets, B, T, &dev);
     gpt2_backward(&model, &acts, tokens, targets, 0.01f, B, T, &dev);
-    shards_reduce(&model.shards, &loss, &dev);
+    dp_reduce(&model.dp, &loss, &dev);
     check(t, acts.n_segments > 5, "%d segments say little", acts.n_segments);
     for (int i = 0; i < acts.n_segments; i++) {
         check_model_alone(t, &model, &acts, logits, tokens, targets, acts.segments[i].first, acts.segments[i].T, &dev);

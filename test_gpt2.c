@@ -146,8 +146,8 @@ static void check_training(Test* t, Golden* g) {
         for (int leaf = 0; leaf < g->n_leaves; leaf++) {
             gpt2_leaf(&g->model, &g->acts, golden_batch(g, "inputs", step, leaf), targets + (size_t)leaf * N, 1.0f / (float)counted, g->B, g->T, &g->dev);
         }
-        float loss_sum, *grads = shards_reduce(&g->model.shards, &loss_sum, &g->dev);
-        float loss = loss_sum / (float)counted, norm = shards_norm(&g->model.shards, grads, &g->dev);
+        float loss_sum, *grads = dp_reduce(&g->model.dp, &loss_sum, &g->dev);
+        float loss = loss_sum / (float)counted, norm = dp_norm(&g->model.dp, grads, &g->dev);
         float lr = schedule_lr(schedule, step, n_steps, golden_int(g, "warmup"), (double)golden_float(g, "lr"), (double)golden_float(g, "final_lr"));
         check_bits(t, "loss", &loss, &losses[step], 1);
         check_bits(t, "norm", &norm, &norms[step], 1);
@@ -156,7 +156,7 @@ static void check_training(Test* t, Golden* g) {
         Optimizer o = {lr, golden_float(g, "beta1"), golden_float(g, "beta2"), golden_float(g, "eps"), golden_float(g, "weight_decay"),
                        golden_float(g, "clip"), 0, NULL, NULL};
         const Weights w = gpt2_weights(&g->model);
-        shards_update(&g->model.shards, &w, grads, norm, &o, step + 1, &g->dev);
+        dp_update(&g->model.dp, &w, grads, norm, &o, step + 1, &g->dev);
         if (step == 0) { check_arena(t, g, "step1.", g->model.params); }
     }
     check_arena(t, g, "step10.", g->model.params);

@@ -125,9 +125,9 @@ static float* golden_gradients(Golden* g, int step, float* loss, float* norm) {
     for (int leaf = 0; leaf < g->n_leaves; leaf++) {
         gpt2_leaf(&g->model, &g->acts, golden_batch(g, "inputs", step, leaf), targets + (size_t)leaf * N, 1.0f / (float)counted, g->B, g->T, &g->dev);
     }
-    float loss_sum, *grads = shards_reduce(&g->model.shards, &loss_sum, &g->dev);
+    float loss_sum, *grads = dp_reduce(&g->model.dp, &loss_sum, &g->dev);
     *loss = loss_sum / (float)counted;
-    *norm = shards_norm(&g->model.shards, grads, &g->dev);
+    *norm = dp_norm(&g->model.dp, grads, &g->dev);
     return grads;
 }
 
@@ -138,7 +138,7 @@ static void golden_update(Golden* g, int step, const float* grads, float norm) {
     Optimizer o = {lr, golden_float(g, "beta1"), golden_float(g, "beta2"), golden_float(g, "eps"), golden_float(g, "weight_decay"),
                    golden_float(g, "clip"), 0, NULL, NULL};
     const Weights w = gpt2_weights(&g->model);
-    shards_update(&g->model.shards, &w, grads, norm, &o, step + 1, &g->dev);
+    dp_update(&g->model.dp, &w, grads, norm, &o, step + 1, &g->dev);
 }
 
 static void check_training(Test* t, const char* path, Tradeoffs how) {

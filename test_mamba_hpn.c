@@ -140,8 +140,8 @@ static void check_training(Test* t, Golden* g) {
             mamba_leaf(&g->model, &g->acts, golden_batch(g, "inputs", step, leaf), targets + (size_t)leaf * N, 1.0f / (float)counted,
                        g->B, g->T, &g->dev);
         }
-        float loss_sum, *grads = shards_reduce(&g->model.shards, &loss_sum, &g->dev);
-        float loss = loss_sum / (float)counted, norm = shards_norm(&g->model.shards, grads, &g->dev);
+        float loss_sum, *grads = dp_reduce(&g->model.dp, &loss_sum, &g->dev);
+        float loss = loss_sum / (float)counted, norm = dp_norm(&g->model.dp, grads, &g->dev);
         float lr = schedule_lr(schedule, step, n_steps, golden_int(g, "warmup"), (double)golden_float(g, "lr"), (double)golden_float(g, "final_lr"));
         check_bits(t, "loss", &loss, &losses[step], 1);
         check_bits(t, "norm", &norm, &norms[step], 1);
@@ -150,7 +150,7 @@ static void check_training(Test* t, Golden* g) {
         Optimizer o = {lr, golden_float(g, "beta1"), golden_float(g, "beta2"), golden_float(g, "eps"), golden_float(g, "weight_decay"),
                        golden_float(g, "clip"), 0, NULL, NULL};
         const Weights w = mamba_weights(&g->model);
-        shards_update(&g->model.shards, &w, grads, norm, &o, step + 1, &g->dev);
+        dp_update(&g->model.dp, &w, grads, norm, &o, step + 1, &g->dev);
         update_prototypes(&g->model, &g->dev);
         if (step == 0) { check_arena(t, g, "step1.", g->model.params); }
     }
@@ -266,7 +266,7 @@ static void test_carried(Test* t) {
         carried_swap(&g.acts.carried);
         mamba_leaf(&g.model, &g.acts, tokens + 5, targets + 5, 0.25f, 1, g.T - 5, &g.dev);
         for (int leaf = 1; leaf < g.n_leaves; leaf++) { mamba_leaf(&g.model, &g.acts, tokens + 5, targets + 5, 0.25f, 1, g.T - 5, &g.dev); }
-        float loss, *grads = shards_reduce(&g.model.shards, &loss, &g.dev);
+        float loss, *grads = dp_reduce(&g.model.dp, &loss, &g.dev);
         if (i == 0) { expected = copied_array(grads, g.model.n); }
         check_bits(t, "gradients", grads, expected, g.model.n);
         free(states);
@@ -296,7 +296,7 @@ static void test_expansion(Test* t) {
     mamba_forward(&larger, &acts, inputs, g.B, g.T, &g.dev);
     check_bits(t, "logits", mamba_logits(&larger, &acts, 0, N, &g.dev), before, (size_t)N * c.V);
     mamba_leaf(&larger, &acts, inputs, targets, 1.0f / (float)N, g.B, g.T, &g.dev);
-    float loss, *grads = shards_reduce(&larger.shards, &loss, &g.dev);
+    float loss, *grads = dp_reduce(&larger.dp, &loss, &g.dev);
     for (int l = 0; l < 5; l++) {
         const Parameters d = layer_parameters(&larger, grads, l);
         double sum = 0.0;

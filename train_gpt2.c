@@ -12,35 +12,35 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
     ./train_gpt2 --model tiny --train book.txt --steps 1000   your text, byte by byte
     ./train_gpt2 --from gpt2/ --train 'shards/train_*.bin'    fine-tunes a Hugging Face folder on token shards
 */
-#include "llmc/ops/attention.h"     // attention_forward, attention_backward
-#include "llmc/files/checkpoint.h"  // SavedFiles, checkpoint_find, checkpoint_path
-#include "llmc/ranks/comm.h"        // Comm, comm_watch: several ranks train together
-#include "llmc/ops/crossentropy.h"  // crossentropy_forward, crossentropy_backward
-#include "llmc/ops/documents.h"     // Segment, documents_segments: where attention and positions start anew
-#include "llmc/ops/embedding.h"     // embedding_forward, embedding_backward
-#include "llmc/run/evaluate.h"      // Evaluator, evaluate_loss, evaluate_answers
-#include "llmc/ops/gelu.h"          // gelu_forward, gelu_backward
-#include "llmc/run/generate.h"      // Generator, generate_sample, generate_texts
-#include "llmc/models/gpt2.h"       // Config, Parameters, parameter_table, gpt2_load: shared with train_gpt2.cu
-#include "llmc/files/hf_folder.h"   // model_find, hf_export_begin, tokenizer_save
-#include "llmc/ops/layernorm.h"     // layernorm_forward, layernorm_backward
-#include "llmc/core/layers.h"       // freeze_slices
-#include "llmc/files/llmc_bin.h"    // llmc_bin_save: llm.c's checkpoint format
-#include "llmc/run/log.h"           // Log, log_step, log_validation, box_row, seconds_now
-#include "llmc/ops/matmul.h"        // matmul_forward, matmul_backward
-#include "llmc/run/peak.h"          // matmul_peak, memory_available, check_memory
-#include "llmc/run/probe.h"         // ProbeBatch, probe_read
-#include "llmc/run/ranks.h"         // ranks_open, ranks_compare
-#include "llmc/ops/residual.h"      // residual_forward
-#include "llmc/run/run.h"           // RunOptions, RunState, run_save_begin: what all trainers share
-#include "llmc/run/rundata.h"       // RunData: training and validation rows, examples
-#include "llmc/ranks/shardfile.h"   // moments_save, moments_load
-#include "llmc/run/snapshot.h"      // Snapshot, snapshot_save: a checkpoint is written while training goes on
-#include "llmc/core/tensor.h"       // Tensor: the table of parameters and activations
-#include "llmc/run/tensorboard.h"   // TensorBoard, tensorboard_step, tensorboard_validation
-#include "llmc/files/tensorfile.h"  // tensors_save_folder
-#include "llmc/ranks/verify.h"      // Verify: a step computed twice
-#include "llmc/ranks/zero.h"        // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
+#include "llmc/ops/attention.h"        // attention_forward, attention_backward
+#include "llmc/files/checkpoint.h"     // SavedFiles, checkpoint_find, checkpoint_path
+#include "llmc/ranks/comm.h"           // Comm, comm_watch: several ranks train together
+#include "llmc/ops/crossentropy.h"     // crossentropy_forward, crossentropy_backward
+#include "llmc/ops/documents.h"        // Segment, documents_segments: where attention and positions start anew
+#include "llmc/ops/embedding.h"        // embedding_forward, embedding_backward
+#include "llmc/run/evaluate.h"         // Evaluator, evaluate_loss, evaluate_answers
+#include "llmc/ops/gelu.h"             // gelu_forward, gelu_backward
+#include "llmc/run/generate.h"         // Generator, generate_sample, generate_texts
+#include "llmc/models/gpt2.h"          // Config, Parameters, parameter_table, gpt2_load: shared with train_gpt2.cu
+#include "llmc/files/hf_folder.h"      // model_find, hf_export_begin, tokenizer_save
+#include "llmc/ops/layernorm.h"        // layernorm_forward, layernorm_backward
+#include "llmc/core/layers.h"          // freeze_slices
+#include "llmc/files/llmc_bin.h"       // llmc_bin_save: llm.c's checkpoint format
+#include "llmc/run/log.h"              // Log, log_step, log_validation, box_row, seconds_now
+#include "llmc/ops/matmul.h"           // matmul_forward, matmul_backward
+#include "llmc/run/peak.h"             // matmul_peak, memory_available, check_memory
+#include "llmc/run/probe.h"            // ProbeBatch, probe_read
+#include "llmc/run/ranks.h"            // ranks_open, ranks_compare
+#include "llmc/ops/residual.h"         // residual_forward
+#include "llmc/run/run.h"              // RunOptions, RunState, run_save_begin: what all trainers share
+#include "llmc/run/rundata.h"          // RunData: training and validation rows, examples
+#include "llmc/ranks/moments.h"        // moments_save, moments_load
+#include "llmc/run/snapshot.h"         // Snapshot, snapshot_save: a checkpoint is written while training goes on
+#include "llmc/core/tensor.h"          // Tensor: the table of parameters and activations
+#include "llmc/run/tensorboard.h"      // TensorBoard, tensorboard_step, tensorboard_validation
+#include "llmc/files/tensorfile.h"     // tensors_save_folder
+#include "llmc/ranks/verify.h"         // Verify: a step computed twice
+#include "llmc/ranks/data_parallel.h"  // DataParallel, Optimizer: gradients, norm and AdamW, dealt out over ranks
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. Tensors. What makes one GPT-2 different from another, and one line for each parameter, is in llmc/models/gpt2.h, because
@@ -97,7 +97,7 @@ typedef struct {
     size_t n;                     // elements of an arena: parameters, each gradient, each moment
     float *params, *adam_m, *adam_v;
     int* frozen;                  // of every slice in table order: --freeze. NULL: none
-    Shards shards;                // gradients of micro-batches, and which part of all this belongs to this rank
+    DataParallel dp;                    // gradients of micro-batches, and which part of all this belongs to this rank
 } GPT2;
 
 typedef struct {
@@ -126,10 +126,10 @@ static void gpt2_init(GPT2* model, Config c) {
 // Gradients and moments, for updates of n_leaves micro-batches in all. comm NULL: alone. zero 1: moments are kept once,
 // not on every rank; 2: sums of gradients too
 static void gpt2_init_training(GPT2* model, Comm* comm, int n_leaves, int zero) {
-    shards_init(&model->shards, comm, model->table, N_PARAMETERS, n_leaves, zero);
-    shards_open(&model->shards);
-    model->adam_m = (float*)device_alloc(sizeof(float) * model->shards.n_kept, "first moments");
-    model->adam_v = (float*)device_alloc(sizeof(float) * model->shards.n_kept, "second moments");
+    dp_init(&model->dp, comm, model->table, N_PARAMETERS, n_leaves, zero);
+    dp_open(&model->dp);
+    model->adam_m = (float*)device_alloc(sizeof(float) * model->dp.n_kept, "first moments");
+    model->adam_v = (float*)device_alloc(sizeof(float) * model->dp.n_kept, "second moments");
 }
 
 // what an update changes
@@ -138,10 +138,10 @@ static Weights gpt2_weights(const GPT2* model) {
 }
 
 static void gpt2_free(GPT2* model) {
-    device_release(model->adam_m, sizeof(float) * model->shards.n_kept);
-    device_release(model->adam_v, sizeof(float) * model->shards.n_kept);
+    device_release(model->adam_m, sizeof(float) * model->dp.n_kept);
+    device_release(model->adam_v, sizeof(float) * model->dp.n_kept);
     arena_free(model->params, sizeof(float) * model->n);
-    shards_free(&model->shards);
+    dp_free(&model->dp);
     free(model->frozen);
 }
 
@@ -231,14 +231,14 @@ static float gpt2_loss(const GPT2* model, Activations* acts, const int* targets,
 }
 
 // Forward's calls upside down. Every parameter's gradient is written: one micro-batch is one leaf, which joins the tree
-// of llmc/ranks/zero.h.
+// of llmc/ranks/data_parallel.h.
 static void gpt2_backward(GPT2* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B,
                           int T, const Device* dev) {
     const Config c = model->config;
     const int L = c.L, C = c.C, N = B * T;
     ActivationTensors a = layer_activations(acts, L - 1);
     Parameters p = layer_parameters(model, model->params, L - 1), d;
-    shards_point(&model->shards, &d, L - 1);
+    dp_point(&model->dp, &d, L - 1);
     crossentropy_backward(a.logits, a.logits, targets, dloss, N, c.V, c.Vp, dev);
     matmul_backward(a.dbranch, d.wte, NULL, a.logits, a.lnf, p.wte, N, C, c.Vp, dev);
     memset(a.dresidual, 0, sizeof(float) * N * C);
@@ -247,7 +247,7 @@ static void gpt2_backward(GPT2* model, Activations* acts, const int* tokens, con
         const float* residual = l > 0 ? layer_activations(acts, l - 1).residual3 : a.encoded;
         a = layer_activations(acts, l);
         p = layer_parameters(model, model->params, l);
-        shards_point(&model->shards, &d, l);
+        dp_point(&model->dp, &d, l);
         matmul_backward(a.dwide, d.fcprojw, d.fcprojb, a.dresidual, a.fch_gelu, p.fcprojw, N, 4 * C, C, dev);
         gelu_backward(a.dwide, a.fch, a.dwide, (size_t)N * 4 * C, dev);
         matmul_backward(a.dbranch, d.fcw, d.fcb, a.dwide, a.ln2, p.fcw, N, C, 4 * C, dev);
@@ -262,14 +262,14 @@ static void gpt2_backward(GPT2* model, Activations* acts, const int* tokens, con
         }
         matmul_backward(a.dbranch, d.qkvw, d.qkvb, a.dwide, a.ln1, p.qkvw, N, C, 3 * C, dev);
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, dev);
-        shards_layer_done(&model->shards, l, dev);
+        dp_layer_done(&model->dp, l, dev);
     }
     memset(d.wpe, 0, sizeof(float) * (size_t)c.max_T * C);  // positions beyond T get no gradient
     for (int i = 0; i < acts->n_segments; i++) {
         Segment s = acts->segments[i];
         embedding_backward(d.wte, d.wpe, a.dresidual + s.first * C, tokens + s.first, s.rows, s.T, C, dev);
     }
-    shards_leaf_done(&model->shards, dev);
+    dp_leaf_done(&model->dp, dev);
 }
 
 // one micro-batch, forward and backward; its loss and gradient join the tree. dloss = 1 / targets counted in the whole
@@ -278,7 +278,7 @@ static void gpt2_leaf(GPT2* model, Activations* acts, const int* tokens, const i
                       const Device* dev) {
     gpt2_forward(model, acts, tokens, B, T, 0, dev);
     gpt2_logits(model, acts, 0, B * T, dev);
-    *shards_loss(&model->shards) = gpt2_loss(model, acts, targets, B, T, dev);
+    *dp_loss(&model->dp) = gpt2_loss(model, acts, targets, B, T, dev);
     gpt2_backward(model, acts, tokens, targets, dloss, B, T, dev);
 }
 
@@ -373,7 +373,7 @@ static void write_checkpoint(void* run) {
     save_model(r, (const float*)s->arena[0], temporary, SIZE_MAX, &files);
     path_join(path, temporary, "optimizer.safetensors");
     const float *m = (const float*)s->arena[1], *v = (const float*)s->arena[2];
-    saved_files_add(&files, moments_save(path, &r->model.shards, m, v, NULL));
+    saved_files_add(&files, moments_save(path, &r->model.dp, m, v, NULL));
     run_save_end(temporary, &files, r->table, r->n_options, &r->o, &s->state);
 }
 
@@ -381,14 +381,14 @@ static void write_checkpoint(void* run) {
 static void save_checkpoint(Run* r, int last) {
     GPT2* model = &r->model;
     const void* arenas[SNAPSHOT_ARENAS] = {model->params, model->adam_m, model->adam_v};
-    const size_t kept = sizeof(float) * model->shards.n_kept;
+    const size_t kept = sizeof(float) * model->dp.n_kept;
     const size_t n_bytes[SNAPSHOT_ARENAS] = {sizeof(float) * model->n, kept, kept};
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
     if (r->comm->rank == 0) {
         snapshot_save(&r->snapshot, arenas, n_bytes, SNAPSHOT_ARENAS, &r->state, saves_beside(r), last,
                       write_checkpoint, r, &r->dev);
     } else if (r->o.zero > 0) {
-        moments_save(NULL, &model->shards, model->adam_m, model->adam_v, &r->dev);
+        moments_save(NULL, &model->dp, model->adam_m, model->adam_v, &r->dev);
     }
 }
 
@@ -516,9 +516,9 @@ static void probe(Run* r) {
     for (int n = 0; n < x.B * x.T; n++) {
         safewriter_put(&out, logits + (size_t)n * c.Vp, sizeof(float) * (size_t)c.V);
     }
-    *shards_loss(&r->model.shards) = gpt2_loss(&r->model, &r->acts, x.targets, x.B, x.T, &r->dev);
+    *dp_loss(&r->model.dp) = gpt2_loss(&r->model, &r->acts, x.targets, x.B, x.T, &r->dev);
     gpt2_backward(&r->model, &r->acts, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T, &r->dev);
-    float loss_sum, *grads = shards_reduce(&r->model.shards, &loss_sum, &r->dev), loss = loss_sum / (float)x.counted;
+    float loss_sum, *grads = dp_reduce(&r->model.dp, &loss_sum, &r->dev), loss = loss_sum / (float)x.counted;
     safewriter_put(&out, &loss, sizeof loss);
     tensors_put(&out, r->model.table, N_PARAMETERS, grads);
     safewriter_close(&out);
@@ -532,17 +532,17 @@ static void probe(Run* r) {
 static float* step_gradients(Run* r, float* loss, float* norm) {
     const int B = r->o.batch_size, T = r->T;
     const int64_t n_tokens = (int64_t)r->n_leaves * B * T, row = run_first_row(&r->o, &r->state);
-    const Shards* s = &r->model.shards;
-    for (int k = 0; k < shards_n_leaves(s); k++) {
-        int64_t leaf = shards_leaf(s, k), next = shards_next_leaf(s, k);
+    const DataParallel* s = &r->model.dp;
+    for (int k = 0; k < dp_n_leaves(s); k++) {
+        int64_t leaf = dp_leaf(s, k), next = dp_next_leaf(s, k);
         dataloader_batch(&r->data.train_rows, row + leaf * B, B, r->inputs, r->targets);
         dataloader_prefetch(&r->data.train_rows, row + next * B, B);
         gpt2_leaf(&r->model, &r->acts, r->inputs, r->targets, 1.0f / (float)n_tokens, B, T, &r->dev);
         comm_watch(r->comm, HERE);
     }
-    float loss_sum, *grads = shards_reduce(&r->model.shards, &loss_sum, &r->dev);
+    float loss_sum, *grads = dp_reduce(&r->model.dp, &loss_sum, &r->dev);
     *loss = loss_sum / (float)n_tokens;
-    *norm = shards_norm(&r->model.shards, grads, &r->dev);
+    *norm = dp_norm(&r->model.dp, grads, &r->dev);
     return grads;
 }
 
@@ -556,16 +556,16 @@ static void train_step(Run* r) {
     float loss, norm, *grads = step_gradients(r, &loss, &norm);
     const int verifying = o->verify_every > 0 && (s->step + 1) % o->verify_every == 0;
     if (verifying) {
-        verify_first(&r->verify, s->step + 1, loss, norm, grads, model->shards.reduced, &r->dev);
+        verify_first(&r->verify, s->step + 1, loss, norm, grads, model->dp.reduced, &r->dev);
         grads = step_gradients(r, &loss, &norm);
-        verify_second(&r->verify, loss, norm, grads, model->shards.reduced, &r->dev);
+        verify_second(&r->verify, loss, norm, grads, model->dp.reduced, &r->dev);
     }
     const float lr = run_lr(o, s->step);
     int skipped = run_state_skips(s, o, loss, norm);
     Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all,
                            verifying ? &r->verify : NULL, NULL};
     const Weights w = gpt2_weights(model);
-    if (!skipped) { shards_update(&model->shards, &w, grads, norm, &optimizer, ++s->updates, &r->dev); }
+    if (!skipped) { dp_update(&model->dp, &w, grads, norm, &optimizer, ++s->updates, &r->dev); }
     s->step++;
     s->rows += (int64_t)r->n_leaves * o->batch_size;
     s->tokens += n_tokens;
@@ -576,7 +576,7 @@ static void train_step(Run* r) {
     log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || skipped);
     if (s->skips > o->max_skips) {
         char name[NAME_BYTES];
-        const char* bad = shards_first_bad(&model->shards, name, sizeof name, grads, &r->dev);
+        const char* bad = dp_first_bad(&model->dp, name, sizeof name, grads, &r->dev);
         if (r->comm->rank > 0) { comm_barrier(r->comm, HERE); }  // rank 0 says it
         fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a "
                  "smaller --lr or --clip", s->step, s->skips, (double)loss, (double)norm, bad);
@@ -724,12 +724,12 @@ static void open_training(Run* r, int argc, char** argv) {
     open_batch(r, TO_TRAIN);
     if (r->o.sample_every > 0 && r->comm->rank == 0) { open_generator(r, 1); }
     gpt2_init_training(model, r->comm, r->n_leaves, r->o.zero);
-    model->shards.frozen = model->frozen;
+    model->dp.frozen = model->frozen;
     const Weights w = gpt2_weights(model);
-    if (r->o.verify_every > 0) { shards_verify(&model->shards, &r->verify, &w); }
+    if (r->o.verify_every > 0) { dp_verify(&model->dp, &r->verify, &w); }
     if (r->o.resume) {
         checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors");
-        moments_load(path, &model->shards, model->adam_m, model->adam_v, &r->dev);
+        moments_load(path, &model->dp, model->adam_m, model->adam_v, &r->dev);
     }
     if (r->comm->rank == 0) {
         run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train,

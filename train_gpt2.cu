@@ -15,36 +15,36 @@ There are no kernels here. Every op's are in its header in llmc/, behind the loo
     ./train_gpt2cu --model d12 --train 'shards/train_*.bin' --batch-size 64 --batch-tokens 524288 --steps 20000
     ./launch -n 8 ./train_gpt2cu ...     eight GPUs, the same result to the last bit
 */
-#include "llmc/ops/attention.h"     // attention_forward, attention_backward
-#include "llmc/files/checkpoint.h"  // SavedFiles, checkpoint_find, checkpoint_path
-#include "llmc/ranks/comm.h"        // Comm, comm_watch: several ranks train together
-#include "llmc/ops/crossentropy.h"  // crossentropy_fused, losses_sum
-#include "llmc/core/device.h"       // Device, device_alloc, device_upload
-#include "llmc/ops/documents.h"     // Segment, documents_segments: where attention and positions start anew
-#include "llmc/ops/embedding.h"     // embedding_forward, embedding_backward
-#include "llmc/run/evaluate.h"      // Evaluator, evaluate_loss, evaluate_answers
-#include "llmc/core/floatx.h"       // floatX: float or bf16; floatx_download
-#include "llmc/ops/gelu.h"          // gelu_forward, gelu_backward
-#include "llmc/run/generate.h"      // Generator, generate_sample, generate_texts
-#include "llmc/models/gpt2.h"       // Config, Parameters, parameter_table, gpt2_load: shared with train_gpt2.c
-#include "llmc/files/hf_folder.h"   // model_find, hf_export_begin, tokenizer_save
-#include "llmc/ops/layernorm.h"     // layernorm_forward, residual_layernorm_forward, layernorm_backward
-#include "llmc/core/layers.h"       // freeze_slices
-#include "llmc/files/llmc_bin.h"    // llmc_bin_save: llm.c's checkpoint format
-#include "llmc/run/log.h"           // Log, log_step, log_validation, box_row, seconds_now
-#include "llmc/ops/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward
-#include "llmc/run/peak.h"          // matmul_peak, memory_available, check_memory
-#include "llmc/run/probe.h"         // ProbeBatch, probe_read
-#include "llmc/run/ranks.h"         // ranks_open, ranks_compare
-#include "llmc/run/run.h"           // RunOptions, RunState, run_save_begin: what all trainers share
-#include "llmc/run/rundata.h"       // RunData: training and validation rows, examples
-#include "llmc/ranks/shardfile.h"   // moments_save, moments_load
-#include "llmc/run/snapshot.h"      // Snapshot, snapshot_save: a checkpoint is written while training goes on
-#include "llmc/core/tensor.h"       // Tensor: the table of parameters and activations
-#include "llmc/run/tensorboard.h"   // TensorBoard, tensorboard_step, tensorboard_validation
-#include "llmc/files/tensorfile.h"  // tensors_save_folder
-#include "llmc/ranks/verify.h"      // Verify: a step computed twice
-#include "llmc/ranks/zero.h"        // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
+#include "llmc/ops/attention.h"        // attention_forward, attention_backward
+#include "llmc/files/checkpoint.h"     // SavedFiles, checkpoint_find, checkpoint_path
+#include "llmc/ranks/comm.h"           // Comm, comm_watch: several ranks train together
+#include "llmc/ops/crossentropy.h"     // crossentropy_fused, losses_sum
+#include "llmc/core/device.h"          // Device, device_alloc, device_upload
+#include "llmc/ops/documents.h"        // Segment, documents_segments: where attention and positions start anew
+#include "llmc/ops/embedding.h"        // embedding_forward, embedding_backward
+#include "llmc/run/evaluate.h"         // Evaluator, evaluate_loss, evaluate_answers
+#include "llmc/core/floatx.h"          // floatX: float or bf16; floatx_download
+#include "llmc/ops/gelu.h"             // gelu_forward, gelu_backward
+#include "llmc/run/generate.h"         // Generator, generate_sample, generate_texts
+#include "llmc/models/gpt2.h"          // Config, Parameters, parameter_table, gpt2_load: shared with train_gpt2.c
+#include "llmc/files/hf_folder.h"      // model_find, hf_export_begin, tokenizer_save
+#include "llmc/ops/layernorm.h"        // layernorm_forward, residual_layernorm_forward, layernorm_backward
+#include "llmc/core/layers.h"          // freeze_slices
+#include "llmc/files/llmc_bin.h"       // llmc_bin_save: llm.c's checkpoint format
+#include "llmc/run/log.h"              // Log, log_step, log_validation, box_row, seconds_now
+#include "llmc/ops/matmul.h"           // matmul_forward, matmul_gelu_forward, matmul_backward
+#include "llmc/run/peak.h"             // matmul_peak, memory_available, check_memory
+#include "llmc/run/probe.h"            // ProbeBatch, probe_read
+#include "llmc/run/ranks.h"            // ranks_open, ranks_compare
+#include "llmc/run/run.h"              // RunOptions, RunState, run_save_begin: what all trainers share
+#include "llmc/run/rundata.h"          // RunData: training and validation rows, examples
+#include "llmc/ranks/moments.h"        // moments_save, moments_load
+#include "llmc/run/snapshot.h"         // Snapshot, snapshot_save: a checkpoint is written while training goes on
+#include "llmc/core/tensor.h"          // Tensor: the table of parameters and activations
+#include "llmc/run/tensorboard.h"      // TensorBoard, tensorboard_step, tensorboard_validation
+#include "llmc/files/tensorfile.h"     // tensors_save_folder
+#include "llmc/ranks/verify.h"         // Verify: a step computed twice
+#include "llmc/ranks/data_parallel.h"  // DataParallel, Optimizer: gradients, norm and AdamW, dealt out over ranks
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. Tensors. Sizes and parameters are those of train_gpt2.c, in llmc/models/gpt2.h; here is one line for each activation.
@@ -134,7 +134,7 @@ typedef struct {
     floatX* weights;              // whole, on every rank
     float *master, *adam_m, *adam_v;  // the parts that this rank keeps; master NULL: the weights are all there is
     int* frozen;                  // of every slice in table order: --freeze. NULL: none
-    Shards shards;                // gradients of micro-batches, and which part of all this belongs to this rank
+    DataParallel dp;                    // gradients of micro-batches, and which part of all this belongs to this rank
 } GPT2;
 
 typedef struct {
@@ -164,7 +164,7 @@ static void gpt2_init(GPT2* model, Config c) {
 }
 
 // Weights from the floats of a checkpoint after so many updates, rounded with the noise of the last of them as
-// shards_update does, so that a resumed run has the same ones. What is a bf16 already stays what it is.
+// dp_update does, so that a resumed run has the same ones. What is a bf16 already stays what it is.
 static void gpt2_store(GPT2* model, const float* params, int updates, const Device* dev) {
     size_t most = 0;
     for (int i = 0; i < N_PARAMETERS; i++) {
@@ -186,12 +186,12 @@ static void gpt2_store(GPT2* model, const float* params, int updates, const Devi
     device_release(staged, sizeof(float) * most);
 }
 
-// Gradients, masters and moments, for updates of n_leaves micro-batches in all. comm NULL: alone. zero: llmc/ranks/zero.h
+// Gradients, masters and moments, for updates of n_leaves micro-batches in all. comm NULL: alone. zero: llmc/ranks/data_parallel.h
 static void gpt2_init_training(GPT2* model, Comm* comm, int n_leaves, int zero, int with_master, const float* params,
                                const Device* dev) {
-    Shards* s = &model->shards;
-    shards_init(s, comm, model->table, N_PARAMETERS, n_leaves, zero);
-    shards_open(s);
+    DataParallel* s = &model->dp;
+    dp_init(s, comm, model->table, N_PARAMETERS, n_leaves, zero);
+    dp_open(s);
     model->adam_m = (float*)device_alloc(sizeof(float) * s->n_kept, "first moments");
     model->adam_v = (float*)device_alloc(sizeof(float) * s->n_kept, "second moments");
     if (FLOATX_IS_FLOAT || !with_master) { return; }
@@ -211,10 +211,10 @@ static Weights gpt2_weights(const GPT2* model) {
 
 static void gpt2_free(GPT2* model) {
     device_release(model->weights, sizeof(floatX) * model->n);
-    device_release(model->master, sizeof(float) * model->shards.n_kept);
-    device_release(model->adam_m, sizeof(float) * model->shards.n_kept);
-    device_release(model->adam_v, sizeof(float) * model->shards.n_kept);
-    shards_free(&model->shards);
+    device_release(model->master, sizeof(float) * model->dp.n_kept);
+    device_release(model->adam_m, sizeof(float) * model->dp.n_kept);
+    device_release(model->adam_v, sizeof(float) * model->dp.n_kept);
+    dp_free(&model->dp);
     free(model->frozen);
 }
 
@@ -260,7 +260,7 @@ static StoredParameters layer_weights(const GPT2* model, int l) {
 // where the gradients of the micro-batch that is computed now are to be written
 static Parameters layer_gradients(GPT2* model, int l) {
     Parameters d;
-    shards_point(&model->shards, &d, l);
+    dp_point(&model->dp, &d, l);
     return d;
 }
 
@@ -369,7 +369,7 @@ static void recompute_block(const GPT2* model, Activations* acts, int l, const f
 }
 
 // Forward's calls upside down, after gpt2_head. Every parameter's gradient is written: one micro-batch is one leaf,
-// which joins the tree of llmc/ranks/zero.h.
+// which joins the tree of llmc/ranks/data_parallel.h.
 static void gpt2_backward(GPT2* model, Activations* acts, int B, int T, const Device* dev) {
     const int L = model->config.L, C = model->config.C, NH = model->config.NH, N = B * T;
     ActivationTensors a = layer_activations(acts, L - 1);
@@ -399,14 +399,14 @@ static void gpt2_backward(GPT2* model, Activations* acts, int B, int T, const De
         }
         matmul_backward(a.dbranch, d.qkvw, d.qkvb, a.dwide, a.ln1, p.qkvw, N, C, 3 * C, dev);
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, s.ln1_mean, s.ln1_rstd, N, C, dev);
-        shards_layer_done(&model->shards, l, dev);
+        dp_layer_done(&model->dp, l, dev);
     }
     device_zero(d.wpe, sizeof(float) * (size_t)model->config.max_T * C, dev);  // positions beyond T get no gradient
     for (int i = 0; i < acts->n_segments; i++) {
         Segment x = acts->segments[i];
         embedding_backward(d.wte, d.wpe, a.dresidual + x.first * C, acts->tokens + x.first, x.rows, x.T, C, dev);
     }
-    shards_leaf_done(&model->shards, dev);
+    dp_leaf_done(&model->dp, dev);
 }
 
 // one micro-batch, forward and backward; its loss and gradient join the tree. Nothing here waits for the GPU
@@ -414,7 +414,7 @@ static void gpt2_leaf(GPT2* model, Activations* acts, const int* tokens, const i
                       const Device* dev) {
     gpt2_forward(model, acts, tokens, B, T, 0, dev);
     gpt2_head(model, acts, layer_gradients(model, 0).wte, targets, dloss, B * T, dev);
-    losses_sum(shards_loss(&model->shards), layer_statistics(acts, 0).losses, B * T, dev);
+    losses_sum(dp_loss(&model->dp), layer_statistics(acts, 0).losses, B * T, dev);
     gpt2_backward(model, acts, B, T, dev);
 }
 
@@ -514,15 +514,15 @@ static void save_model(const Run* r, const float* params, const char* folder, si
 }
 
 // are the masters, like the moments, dealt out over the ranks? The weights are whole everywhere
-static int masters_in_parts(const GPT2* model) { return model->master && model->shards.zero > 0; }
+static int masters_in_parts(const GPT2* model) { return model->master && model->dp.zero > 0; }
 
 // The parameters as a checkpoint has them, from a copy of the masters or, without masters, of the weights: on the host,
 // to be freed; NULL on ranks above 0. Masters in parts are collected, for which all ranks call; dev NULL: the copy is
 // in host memory
 static float* whole_parameters(GPT2* model, const void* copy, const Device* dev) {
     const size_t n_bytes = sizeof(float) * model->n;
-    float* whole = model->shards.rank > 0 ? NULL : (float*)arena_alloc(n_bytes, "parameters on the host");
-    if (masters_in_parts(model)) { shards_collect(&model->shards, (const float*)copy, whole, dev); }
+    float* whole = model->dp.rank > 0 ? NULL : (float*)arena_alloc(n_bytes, "parameters on the host");
+    if (masters_in_parts(model)) { dp_collect(&model->dp, (const float*)copy, whole, dev); }
     else if (whole && model->master) { memcpy(whole, copy, n_bytes); }
     else if (whole) { floatx_widen(whole, copy, model->n); }
     return whole;
@@ -553,14 +553,14 @@ static void write_checkpoint(void* run) {
     arena_free(params, sizeof(float) * r->model.n);
     path_join(path, temporary, "optimizer.safetensors");
     const float *m = (const float*)s->arena[1], *v = (const float*)s->arena[2];
-    saved_files_add(&files, moments_save(path, &r->model.shards, m, v, NULL));
+    saved_files_add(&files, moments_save(path, &r->model.dp, m, v, NULL));
     run_save_end(temporary, &files, r->table, r->n_options, &r->o, &s->state);
 }
 
 // rank 0 writes, in the background unless the run is over; with --zero 1 or 2 the others send it their parts
 static void save_checkpoint(Run* r, int last) {
     GPT2* model = &r->model;
-    const size_t kept = sizeof(float) * model->shards.n_kept;
+    const size_t kept = sizeof(float) * model->dp.n_kept;
     const void* parameters = model->master ? (const void*)model->master : model->weights;
     const void* arenas[SNAPSHOT_ARENAS] = {parameters, model->adam_m, model->adam_v};
     const size_t n_bytes[SNAPSHOT_ARENAS] = {model->master ? kept : sizeof(floatX) * model->n, kept, kept};
@@ -570,7 +570,7 @@ static void save_checkpoint(Run* r, int last) {
                       write_checkpoint, r, &r->dev);
     } else if (r->o.zero > 0) {
         if (masters_in_parts(model)) { whole_parameters(model, model->master, &r->dev); }
-        moments_save(NULL, &model->shards, model->adam_m, model->adam_v, &r->dev);
+        moments_save(NULL, &model->dp, model->adam_m, model->adam_v, &r->dev);
     }
 }
 
@@ -715,8 +715,8 @@ static void probe(Run* r) {
     const ProbeBatch x = r->probe;
     const size_t n_bytes = sizeof(float) * r->model.n;
     activations_init(&r->acts, c, x.B, x.T, TO_TRAIN, r->how);
-    shards_init(&r->model.shards, NULL, r->model.table, N_PARAMETERS, 1, 0);
-    shards_open(&r->model.shards);
+    dp_init(&r->model.dp, NULL, r->model.table, N_PARAMETERS, 1, 0);
+    dp_open(&r->model.dp);
     gpt2_forward(&r->model, &r->acts, x.inputs, x.B, x.T, 0, &r->dev);
 
     SafeWriter out;
@@ -725,7 +725,7 @@ static void probe(Run* r) {
         safewriter_put(&out, host_logits(r, &r->acts, n), sizeof(float) * (size_t)c.V);
     }
     gpt2_leaf(&r->model, &r->acts, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T, &r->dev);
-    float loss, *grads = shards_reduce(&r->model.shards, &loss, &r->dev);
+    float loss, *grads = dp_reduce(&r->model.dp, &loss, &r->dev);
     float* host = (float*)arena_alloc(n_bytes, "gradients on the host");
     loss = loss / (float)x.counted;
     device_download(host, grads, n_bytes, &r->dev);
@@ -743,20 +743,20 @@ static void probe(Run* r) {
 static float* step_gradients(Run* r, float* loss, float* norm) {
     const int B = r->o.batch_size, T = r->T;
     const int64_t n_tokens = (int64_t)r->n_leaves * B * T, row = run_first_row(&r->o, &r->state);
-    const Shards* s = &r->model.shards;
-    const int n = shards_n_leaves(s);
+    const DataParallel* s = &r->model.dp;
+    const int n = dp_n_leaves(s);
     for (int k = 0; k < n; k++) {
-        const int64_t leaf = shards_leaf(s, k);
-        const int64_t next = k + 1 < n ? shards_leaf(s, k + 1) : r->n_leaves + shards_leaf(s, 0);  // of the next update
+        const int64_t leaf = dp_leaf(s, k);
+        const int64_t next = k + 1 < n ? dp_leaf(s, k + 1) : r->n_leaves + dp_leaf(s, 0);  // of the next update
         int *inputs = r->inputs + (size_t)k * B * T, *targets = r->targets + (size_t)k * B * T;
         dataloader_batch(&r->data.train_rows, row + leaf * B, B, inputs, targets);
         dataloader_prefetch(&r->data.train_rows, row + next * B, B);
         gpt2_leaf(&r->model, &r->acts, inputs, targets, 1.0f / (float)n_tokens, B, T, &r->dev);
         comm_watch(r->comm, HERE);
     }
-    float loss_sum, *grads = shards_reduce(&r->model.shards, &loss_sum, &r->dev);
+    float loss_sum, *grads = dp_reduce(&r->model.dp, &loss_sum, &r->dev);
     *loss = loss_sum / (float)n_tokens;
-    *norm = shards_norm(&r->model.shards, grads, &r->dev);
+    *norm = dp_norm(&r->model.dp, grads, &r->dev);
     return grads;
 }
 
@@ -770,16 +770,16 @@ static void train_step(Run* r) {
     float loss, norm, *grads = step_gradients(r, &loss, &norm);
     const int verifying = o->verify_every > 0 && (s->step + 1) % o->verify_every == 0;
     if (verifying) {
-        verify_first(&r->verify, s->step + 1, loss, norm, grads, model->shards.reduced, &r->dev);
+        verify_first(&r->verify, s->step + 1, loss, norm, grads, model->dp.reduced, &r->dev);
         grads = step_gradients(r, &loss, &norm);
-        verify_second(&r->verify, loss, norm, grads, model->shards.reduced, &r->dev);
+        verify_second(&r->verify, loss, norm, grads, model->dp.reduced, &r->dev);
     }
     const float lr = run_lr(o, s->step);
     int skipped = run_state_skips(s, o, loss, norm);
     Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all,
                            verifying ? &r->verify : NULL, NULL};
     const Weights w = gpt2_weights(model);
-    if (!skipped) { shards_update(&model->shards, &w, grads, norm, &optimizer, ++s->updates, &r->dev); }
+    if (!skipped) { dp_update(&model->dp, &w, grads, norm, &optimizer, ++s->updates, &r->dev); }
     s->step++;
     s->rows += (int64_t)r->n_leaves * o->batch_size;
     s->tokens += n_tokens;
@@ -790,7 +790,7 @@ static void train_step(Run* r) {
     log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || skipped);
     if (s->skips > o->max_skips) {
         char name[NAME_BYTES];
-        const char* bad = shards_first_bad(&model->shards, name, sizeof name, grads, &r->dev);
+        const char* bad = dp_first_bad(&model->dp, name, sizeof name, grads, &r->dev);
         if (r->comm->rank > 0) { comm_barrier(r->comm, HERE); }  // rank 0 says it
         fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a "
                  "smaller --lr or --clip", s->step, s->skips, (double)loss, (double)norm, bad);
@@ -988,13 +988,13 @@ static void open_training(Run* r, int argc, char** argv) {
     open_batch(r, TO_TRAIN);
     if (r->o.sample_every > 0 && r->comm->rank == 0) { open_generator(r, 1); }
     gpt2_init_training(model, r->comm, r->n_leaves, r->o.zero, r->master_weights, r->loaded, &r->dev);
-    model->shards.frozen = model->frozen;
+    model->dp.frozen = model->frozen;
     free_loaded(r);
     const Weights w = gpt2_weights(model);
-    if (r->o.verify_every > 0) { shards_verify(&model->shards, &r->verify, &w); }
+    if (r->o.verify_every > 0) { dp_verify(&model->dp, &r->verify, &w); }
     if (r->o.resume) {
         checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors");
-        moments_load(path, &model->shards, model->adam_m, model->adam_v, &r->dev);
+        moments_load(path, &model->dp, model->adam_m, model->adam_v, &r->dev);
     }
     if (r->comm->rank == 0) {
         run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train,

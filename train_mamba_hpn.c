@@ -51,7 +51,7 @@ What the first one prints, after its settings, the sizes of the model and the me
 #include "llmc/run/run.h"               // RunOptions, RunState, run_save_begin: what all trainers share
 #include "llmc/run/rundata.h"           // RunData: training and validation rows
 #include "llmc/ops/selective_scan.h"    // scan_forward, scan_backward
-#include "llmc/ranks/shardfile.h"       // moments_save, moments_load
+#include "llmc/ranks/moments.h"         // moments_save, moments_load
 #include "llmc/ops/silu.h"              // gate_forward, gate_backward
 #include "llmc/run/snapshot.h"          // Snapshot, snapshot_save: a checkpoint is written while training goes on
 #include "llmc/ops/softplus.h"          // softplus_forward, softplus_backward
@@ -59,7 +59,7 @@ What the first one prints, after its settings, the sizes of the model and the me
 #include "llmc/run/tensorboard.h"       // TensorBoard, tensorboard_step, tensorboard_validation
 #include "llmc/files/tensorfile.h"      // tensors_save_folder
 #include "llmc/ranks/verify.h"          // Verify: a step computed twice
-#include "llmc/ranks/zero.h"            // Shards, Optimizer: gradients, norm and AdamW, dealt out over ranks
+#include "llmc/ranks/data_parallel.h"   // DataParallel, Optimizer: gradients, norm and AdamW, dealt out over ranks
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. Tensors. The sizes and one line for each parameter are in llmc/models/mamba.h; here is one line for each activation.
@@ -142,7 +142,7 @@ typedef struct {
     float *params, *adam_m, *adam_v;
     float *unit_prototypes, *prototype_norms, *dunit_prototypes;  // (classes, Dp), (classes)
     float *ones, *zeros;           // (M), of the rt layer's LayerNorm; its gradients go to a third and fourth M
-    Shards shards, ff_shards;      // gradients of the head's loss; of Forward-Forward's
+    DataParallel dp, ff_dp;          // gradients of the head's loss; of Forward-Forward's
     int* frozen;                   // of each slice in the order of the table: does it stay as it is? NULL: none does
     int* updates;                  // of each slice: AdamW's updates so far
     int n_slices;
@@ -190,16 +190,16 @@ static void mamba_init(Mamba* model, const Config* c) {
 // the real batches and their corrupted twins in turn
 static void mamba_init_training(Mamba* model, Comm* comm, int n_leaves, int zero, int ff) {
     const Config* c = &model->config;
-    shards_init(&model->shards, comm, model->table, model->n_table, n_leaves, zero);
-    shards_open(&model->shards);
-    model->shards.frozen = model->frozen;
+    dp_init(&model->dp, comm, model->table, model->n_table, n_leaves, zero);
+    dp_open(&model->dp);
+    model->dp.frozen = model->frozen;
     if (ff) {
-        shards_init(&model->ff_shards, comm, model->table, model->n_table, 2 * n_leaves, 0);
-        shards_open(&model->ff_shards);
-        model->ff_shards.frozen = model->frozen;
+        dp_init(&model->ff_dp, comm, model->table, model->n_table, 2 * n_leaves, 0);
+        dp_open(&model->ff_dp);
+        model->ff_dp.frozen = model->frozen;
     }
-    model->adam_m = (float*)arena_alloc(sizeof(float) * model->shards.n_kept, "first moments");
-    model->adam_v = (float*)arena_alloc(sizeof(float) * model->shards.n_kept, "second moments");
+    model->adam_m = (float*)arena_alloc(sizeof(float) * model->dp.n_kept, "first moments");
+    model->adam_v = (float*)arena_alloc(sizeof(float) * model->dp.n_kept, "second moments");
     if (config_has_prototypes(c) && c->learns_prototypes) {
         model->dunit_prototypes = (float*)arena_alloc(sizeof(float) * (size_t)c->classes * (size_t)c->Dp, "gradient of prototypes");
     }
@@ -213,8 +213,8 @@ static Weights mamba_weights(const Mamba* model) {
 static void mamba_free(Mamba* model) {
     const Config* c = &model->config;
     const size_t classes = config_has_prototypes(c) ? (size_t)c->classes : 0, prototypes = sizeof(float) * classes * (size_t)c->Dp;
-    arena_free(model->adam_m, sizeof(float) * model->shards.n_kept);
-    arena_free(model->adam_v, sizeof(float) * model->shards.n_kept);
+    arena_free(model->adam_m, sizeof(float) * model->dp.n_kept);
+    arena_free(model->adam_v, sizeof(float) * model->dp.n_kept);
     arena_free(model->params, sizeof(float) * model->n);
     arena_free(model->unit_prototypes, prototypes);
     arena_free(model->dunit_prototypes, prototypes);
@@ -222,8 +222,8 @@ static void mamba_free(Mamba* model) {
     free(model->ones);
     free(model->updates);
     free(model->frozen);
-    shards_free(&model->shards);
-    shards_free(&model->ff_shards);
+    dp_free(&model->dp);
+    dp_free(&model->ff_dp);
 }
 
 static size_t history_floats(const Config* c, int B) { return (size_t)B * (size_t)(c->K - 1) * (size_t)c->E; }
@@ -491,7 +491,7 @@ static void head_backward(const Mamba* model, Activations* acts, Parameters d, c
 }
 
 // Forward's calls upside down. Every parameter's gradient is written: one micro-batch is one leaf, which joins the tree of
-// llmc/ranks/zero.h. Below the lowest layer that learns nothing is computed.
+// llmc/ranks/data_parallel.h. Below the lowest layer that learns nothing is computed.
 static void mamba_backward(Mamba* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
                            const Device* dev) {
     const Config* c = &model->config;
@@ -499,7 +499,7 @@ static void mamba_backward(Mamba* model, Activations* acts, const int* tokens, c
     ActivationTensors a = layer_activations(acts, 0);
     Parameters p = layer_parameters(model, model->params, 0), d;
     memset(&d, 0, sizeof d);
-    shards_point(&model->shards, &d, 0);
+    dp_point(&model->dp, &d, 0);
     if (c->head != HEAD_CE || !c->tied) { memset(d.embedding, 0, sizeof(float) * (size_t)c->V * (size_t)M); }
     head_backward(model, acts, d, targets, dloss, N, dev);
     memset(a.dresidual, 0, sizeof(float) * (size_t)N * (size_t)M);
@@ -511,12 +511,12 @@ static void mamba_backward(Mamba* model, Activations* acts, const int* tokens, c
         rmsnorm_backward(a.dresidual, d.norm_f, a.dnorm, last, p.norm_f, a.normf_rstd, N, M, dev);
     }
     for (int l = c->L - 1; l >= 0; l--) {
-        shards_point(&model->shards, &d, l);
+        dp_point(&model->dp, &d, l);
         if (l >= lowest) { layer_backward(model, acts, l, layer_input(acts, l), d, B, T, dev); }
-        shards_layer_done(&model->shards, l, dev);
+        dp_layer_done(&model->dp, l, dev);
     }
     if (lowest == 0) { token_embedding_backward(d.embedding, a.dresidual, tokens, N, M, dev); }
-    shards_leaf_done(&model->shards, dev);
+    dp_leaf_done(&model->dp, dev);
 }
 
 // one micro-batch, forward and backward; its loss and gradient join the tree. dloss = 1 / targets counted in the whole update
@@ -524,19 +524,19 @@ static void mamba_leaf(Mamba* model, Activations* acts, const int* tokens, const
                        const Device* dev) {
     mamba_forward(model, acts, tokens, B, T, dev);
     if (!head_reads_out(model->config.head)) { mamba_logits(model, acts, 0, B * T, dev); }
-    *shards_loss(&model->shards) = mamba_loss(model, acts, targets, B * T, dev);
+    *dp_loss(&model->dp) = mamba_loss(model, acts, targets, B * T, dev);
     mamba_backward(model, acts, tokens, targets, dloss, B, T, dev);
 }
 
 // its loss, and all its gradients: other ranks expect the last layer first
 static void ff_leaf_done(Mamba* model, float loss, const Device* dev) {
-    *shards_loss(&model->ff_shards) = loss;
-    for (int l = model->config.L - 1; l >= 0; l--) { shards_layer_done(&model->ff_shards, l, dev); }
-    shards_leaf_done(&model->ff_shards, dev);
+    *dp_loss(&model->ff_dp) = loss;
+    for (int l = model->config.L - 1; l >= 0; l--) { dp_layer_done(&model->ff_dp, l, dev); }
+    dp_leaf_done(&model->ff_dp, dev);
 }
 
 // Forward-Forward (Hinton 2022): the loss of a layer is its own, of the output with which it joins the stream: large for real
-// text, small for corrupted. One leaf of ff_shards; dloss = 1 / (layers x positions of the whole update, real and corrupted)
+// text, small for corrupted. One leaf of ff_dp; dloss = 1 / (layers x positions of the whole update, real and corrupted)
 static void ff_leaf(Mamba* model, Activations* acts, const int* tokens, float threshold, int is_real, float dloss, int B, int T,
                     const Device* dev) {
     const Config* c = &model->config;
@@ -547,7 +547,7 @@ static void ff_leaf(Mamba* model, Activations* acts, const int* tokens, float th
     float sum = 0.0f;
     embed(model, acts, tokens, N, dev);
     for (int l = 0; l < c->L; l++) {
-        shards_point(&model->ff_shards, &d, l);
+        dp_point(&model->ff_dp, &d, l);
         layer_forward(model, acts, l, layer_input(acts, l), B, T, dev);
         if (layer_is_frozen(model, l)) { continue; }
         ff_goodness(a.losses, a.dresidual, a.out, threshold, is_real, dloss, N, c->M, dev);
@@ -567,7 +567,7 @@ static void rt_ff_leaf(Mamba* model, Activations* acts, const int* tokens, int i
     if (is_real) { mamba_forward(model, acts, tokens, B, T, dev); }
     for (int l = 0; l < c->L; l++) {
         float loss = 0.0f;
-        shards_point(&model->ff_shards, &d, l);
+        dp_point(&model->ff_dp, &d, l);
         memset(d.D, 0, sizeof(float) * (size_t)c->E);
         if (!is_real || layer_is_frozen(model, l)) { continue; }
         rt_ff(d.D, &loss, layer_input(acts, l), layer_parameters(model, model->params, l).D, 1, B, T, c->M, dev);
@@ -722,7 +722,7 @@ static void write_checkpoint(void* run) {
     save_model(r, (const float*)s->arena[0], temporary, SIZE_MAX, &files);
     path_join(path, temporary, "optimizer.safetensors");
     const float *m = (const float*)s->arena[1], *v = (const float*)s->arena[2];
-    saved_files_add(&files, moments_save(path, &r->model.shards, m, v, NULL));
+    saved_files_add(&files, moments_save(path, &r->model.dp, m, v, NULL));
     const int n_extras = trainer_extras(r, extras, s->arena[3], s->arena[4], s->arena[5]);
     extras_save(path_join(path, temporary, "trainer.safetensors"), extras, n_extras, &files);
     run_save_end(temporary, &files, r->table, r->n_options, &r->o, &s->state);
@@ -731,7 +731,7 @@ static void write_checkpoint(void* run) {
 // rank 0 writes, in the background unless the run is over; with --zero 1 or 2 the others send it their parts
 static void save_checkpoint(Run* r, int last) {
     Mamba* model = &r->model;
-    const size_t kept = sizeof(float) * model->shards.n_kept, carried = sizeof(float) * run_carried_floats(r);
+    const size_t kept = sizeof(float) * model->dp.n_kept, carried = sizeof(float) * run_carried_floats(r);
     const void* arenas[N_ARENAS] = {model->params, model->adam_m, model->adam_v, model->updates, &r->surgeon.gradnorm, r->carried.now};
     const size_t n_bytes[N_ARENAS] = {sizeof(float) * model->n, kept, kept, sizeof(int) * (size_t)model->n_slices, sizeof(GradNorm),
                                       carried};
@@ -739,7 +739,7 @@ static void save_checkpoint(Run* r, int last) {
     if (r->comm->rank == 0) {
         snapshot_save(&r->snapshot, arenas, n_bytes, N_ARENAS, &r->state, saves_beside(r), last, write_checkpoint, r, &r->dev);
     } else if (r->o.zero > 0) {
-        moments_save(NULL, &model->shards, model->adam_m, model->adam_v, &r->dev);
+        moments_save(NULL, &model->dp, model->adam_m, model->adam_v, &r->dev);
     }
 }
 
@@ -749,7 +749,7 @@ static void load_training(Run* r) {
     Extra extras[MAX_EXTRAS];
     Mamba *model = &r->model, before;
     checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors");
-    moments_load_layers(path, &model->shards, model->adam_m, model->adam_v, r->old_layers, &r->dev);
+    moments_load_layers(path, &model->dp, model->adam_m, model->adam_v, r->old_layers, &r->dev);
     Config old = model->config;
     old.L = r->old_layers ? r->n_old_layers : old.L;
     mamba_layout(&before, &old);
@@ -1035,9 +1035,9 @@ static void probe(Run* r) {
         const int n = N - first < rows ? N - first : rows;
         safewriter_put(&out, mamba_logits(&r->model, &r->acts, first, n, &r->dev), sizeof(float) * (size_t)n * c->classes);
     }
-    *shards_loss(&r->model.shards) = mamba_loss(&r->model, &r->acts, x.targets, N, &r->dev);
+    *dp_loss(&r->model.dp) = mamba_loss(&r->model, &r->acts, x.targets, N, &r->dev);
     mamba_backward(&r->model, &r->acts, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T, &r->dev);
-    float loss_sum, *grads = shards_reduce(&r->model.shards, &loss_sum, &r->dev), loss = loss_sum / (float)x.counted;
+    float loss_sum, *grads = dp_reduce(&r->model.dp, &loss_sum, &r->dev), loss = loss_sum / (float)x.counted;
     safewriter_put(&out, &loss, sizeof loss);
     tensors_put(&out, r->model.table, r->model.n_table, grads);
     safewriter_close(&out);
@@ -1050,15 +1050,15 @@ static void probe(Run* r) {
 // the first row of micro-batch number k of this rank, counted on from the start of this process
 static int64_t batch_row(void* run, int64_t k) {
     const Run* r = (const Run*)run;
-    const int own = shards_n_leaves(&r->model.shards);
+    const int own = dp_n_leaves(&r->model.dp);
     const int64_t update = r->o.overfit ? 0 : k / own;
-    return r->first_row + (update * r->n_leaves + shards_leaf(&r->model.shards, (int)(k % own))) * r->o.batch_size;
+    return r->first_row + (update * r->n_leaves + dp_leaf(&r->model.dp, (int)(k % own))) * r->o.batch_size;
 }
 
 // micro-batch k of the update that goes on: its tokens, and what the rows before left behind
 static void open_leaf(Run* r, int k, const int** inputs, const int** targets) {
     const Config* c = &r->model.config;
-    const int B = r->o.batch_size, own = shards_n_leaves(&r->model.shards);
+    const int B = r->o.batch_size, own = dp_n_leaves(&r->model.dp);
     const int64_t number = (int64_t)(r->state.step - r->first_step) * own + k;
     double start = seconds_now(CLOCK_MONOTONIC);
     prefetch_batch(&r->prefetch, number, inputs, targets);
@@ -1094,30 +1094,30 @@ static float separate_prototypes(Run* r, float* grads) {
 
 // the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
 static float* step_gradients(Run* r, float* loss, float* norm) {
-    Shards* s = &r->model.shards;
+    DataParallel* s = &r->model.dp;
     const float counted = (float)counted_targets(r);
     const int *inputs, *targets;
-    for (int k = 0; k < shards_n_leaves(s); k++) {
+    for (int k = 0; k < dp_n_leaves(s); k++) {
         open_leaf(r, k, &inputs, &targets);
         mamba_leaf(&r->model, &r->acts, inputs, targets, 1.0f / counted, r->o.batch_size, r->T, &r->dev);
         comm_watch(r->comm, HERE);
     }
-    float loss_sum, *grads = shards_reduce(s, &loss_sum, &r->dev);
+    float loss_sum, *grads = dp_reduce(s, &loss_sum, &r->dev);
     *loss = loss_sum / counted;
     if (r->model.config.learns_prototypes && r->model.config.head == HEAD_HPN) { *loss += separate_prototypes(r, grads); }
-    *norm = shards_norm(s, grads, &r->dev);
+    *norm = dp_norm(s, grads, &r->dev);
     return grads;
 }
 
 // the same for Forward-Forward: each batch, then its corrupted twin
 static float* step_ff_gradients(Run* r, float* loss, float* norm) {
-    Shards* s = &r->model.ff_shards;
+    DataParallel* s = &r->model.ff_dp;
     const Config* c = &r->model.config;
     const int B = r->o.batch_size, T = r->T, is_rt = c->layer == RT;
     const double n_losses = (is_rt ? 1.0 : 2.0 * B * T) * r->n_leaves * c->L;
     const uint64_t key = splitmix64((uint64_t)r->o.seed, (uint64_t)r->state.step);
-    for (int k = 0; k < shards_n_leaves(s); k++) {
-        const int leaf = shards_leaf(s, k), is_real = leaf % 2 == 0;
+    for (int k = 0; k < dp_n_leaves(s); k++) {
+        const int leaf = dp_leaf(s, k), is_real = leaf % 2 == 0;
         const int64_t row = run_first_row(&r->o, &r->state) + (int64_t)(leaf / 2) * B;
         dataloader_batch(&r->data.train_rows, row, B, r->inputs, r->targets);
         if (!is_real) { ff_corrupt(r->corrupted, r->inputs, B, T, r->m.ff_corrupt, c->V, splitmix64(key, (uint64_t)leaf)); }
@@ -1126,9 +1126,9 @@ static float* step_ff_gradients(Run* r, float* loss, float* norm) {
         else { ff_leaf(&r->model, &r->acts, inputs, r->m.ff_threshold, is_real, (float)(1.0 / n_losses), B, T, &r->dev); }
         comm_watch(r->comm, HERE);
     }
-    float loss_sum, *grads = shards_reduce(s, &loss_sum, &r->dev);
+    float loss_sum, *grads = dp_reduce(s, &loss_sum, &r->dev);
     *loss = loss_sum / (float)n_losses;
-    *norm = shards_norm(s, grads, &r->dev);
+    *norm = dp_norm(s, grads, &r->dev);
     return grads;
 }
 
@@ -1176,7 +1176,7 @@ static void combine_gradients(Run* r, float* grads, float* ff_grads, float loss,
     }
     SurgeryReport report;
     surgery_apply(&report, g, &r->surgeon, (uint64_t)r->state.step, scale, losses, &r->dev);
-    *norm = shards_norm(&r->model.shards, grads, &r->dev);
+    *norm = dp_norm(&r->model.dp, grads, &r->dev);
 }
 
 // a step without back-propagation: plain descent on Forward-Forward's loss
@@ -1196,14 +1196,14 @@ static void update(Run* r, const float* grads, float norm, float lr, Verify* ver
     for (int i = 0; i < model->n_slices; i++) { model->updates[i] += !model->frozen[i]; }
     Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, 0, verify, model->updates};
     const Weights w = mamba_weights(model);
-    shards_update(&model->shards, &w, grads, norm, &optimizer, ++r->state.updates, &r->dev);
+    dp_update(&model->dp, &w, grads, norm, &optimizer, ++r->state.updates, &r->dev);
     if (model->config.learns_prototypes) { update_prototypes(model, &r->dev); }
 }
 
 __attribute__((noreturn))
-static void fail_not_finite(Run* r, Shards* shards, const float* grads, float loss, float norm) {
+static void fail_not_finite(Run* r, DataParallel* dp, const float* grads, float loss, float norm) {
     char name[NAME_BYTES];
-    const char* bad = shards_first_bad(shards, name, sizeof name, grads, &r->dev);
+    const char* bad = dp_first_bad(dp, name, sizeof name, grads, &r->dev);
     if (r->comm->rank > 0) { comm_barrier(r->comm, HERE); }  // rank 0 says it
     fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a smaller --lr or --clip",
              r->state.step, r->state.skips, (double)loss, (double)norm, bad);
@@ -1255,9 +1255,9 @@ static void train_step(Run* r) {
     if (has_ff(r)) { ff_grads = step_ff_gradients(r, &ff_loss, &ff_norm); }
     if (bp) { grads = step_gradients(r, &loss, &norm); }
     if (verifying) {
-        verify_first(&r->verify, s->step + 1, loss, norm, grads, r->model.shards.reduced, &r->dev);
+        verify_first(&r->verify, s->step + 1, loss, norm, grads, r->model.dp.reduced, &r->dev);
         grads = step_gradients(r, &loss, &norm);
-        verify_second(&r->verify, loss, norm, grads, r->model.shards.reduced, &r->dev);
+        verify_second(&r->verify, loss, norm, grads, r->model.dp.reduced, &r->dev);
     }
     if (bp && ff_grads) { combine_gradients(r, grads, ff_grads, loss, ff_loss, lr, &norm); }
     const int ff_fails = has_ff(r) && !(isfinite(ff_loss) && isfinite(ff_norm));
@@ -1278,7 +1278,7 @@ static void train_step(Run* r) {
     log_extra(&r->log, step_keys(r->model.config.head, &notes));
     log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || skipped);
     if (s->skips > o->max_skips) {
-        fail_not_finite(r, bp ? &r->model.shards : &r->model.ff_shards, bp ? grads : ff_grads, bp ? loss : ff_loss, record.norm);
+        fail_not_finite(r, bp ? &r->model.dp : &r->model.ff_dp, bp ? grads : ff_grads, bp ? loss : ff_loss, record.norm);
     }
 }
 
@@ -1495,7 +1495,7 @@ static void open_training(Run* r, int argc, char** argv) {
     r->carried.now = (float*)arena_alloc(carried, "carried states");
     r->carried.next = (float*)arena_alloc(carried, "carried states");
     const Weights w = mamba_weights(model);
-    if (r->o.verify_every > 0) { shards_verify(&model->shards, &r->verify, &w); }
+    if (r->o.verify_every > 0) { dp_verify(&model->dp, &r->verify, &w); }
     if (r->o.resume) { load_training(r); }
     r->first_row = run_first_row(&r->o, &r->state);
     r->first_step = r->state.step;

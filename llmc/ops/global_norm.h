@@ -1,7 +1,7 @@
 /*
 Sum of squares of a gradient, for the global norm: norm = (float)sqrt(sum over all tensors in table order).
     g (n)   one tensor; sum: the running total, to which the tensor's chunks are added
-Ranks compute chunk sums of the parts that they own, exchange them, and add all in order (zero.h).
+Ranks compute chunk sums of the parts that they own, exchange them, and add all in order (data_parallel.h).
 sum_of_squares returns to the host: in a CUDA build it waits for the device. chunk_sums_of_squares does not.
 Cost:   memory bound, n floats read once, n / 4096 doubles written. CUDA: 16 bytes a load; a conversion and a
         multiply-add in double per element, which A100, H100 and H200 do faster than memory delivers, consumer cards do not.

@@ -1,5 +1,5 @@
 /*
-Which part of each tensor an arena holds, and where: on several ranks some arenas hold a part only (zero.h).
+Which part of each tensor an arena holds, and where: on several ranks some arenas hold a part only (data_parallel.h).
 */
 #ifndef LLMC_PART_H
 #define LLMC_PART_H

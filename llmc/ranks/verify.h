@@ -2,7 +2,7 @@
 A step computed twice (--verify-every K): the same inputs give the same bits, so any difference is the hardware (a flipped
 bit in memory, an unstable clock) or a bug, and the run stops before the wrong numbers reach a checkpoint.
     verify_init, verify_free
-    verify_watch    an arena to look at: parameters, masters, moments (zero.h calls it for all of them)
+    verify_watch    an arena to look at: parameters, masters, moments (data_parallel.h calls it for all of them)
     verify_first    after the gradients of a step: sums of all these arenas and of the gradients, a block at a time
     verify_second   after the same gradients were computed once more: compares with those sums. That parameters and moments
                     are the same as before is part of it, for nothing may write to them between

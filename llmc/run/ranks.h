@@ -12,10 +12,10 @@ Errors: fail_input on rank 0; the others leave without another word.
 */
 #ifndef LLMC_RANKS_H
 #define LLMC_RANKS_H
-#include "../ranks/comm.h"       // Comm, comm_world
-#include "../text/dataloader.h"  // TokenData
-#include "../ranks/zero.h"       // Shards, shards_bytes
-#include "run.h"                 // RunOptions, RunState, options_to_json
+#include "../ranks/comm.h"           // Comm, comm_world
+#include "../text/dataloader.h"      // TokenData
+#include "../ranks/data_parallel.h"  // DataParallel, dp_bytes
+#include "run.h"                     // RunOptions, RunState, options_to_json
 
 // ---- the world ----
 
@@ -149,9 +149,9 @@ static inline void ranks_compare(Comm* c, const Option* table, int n, const RunS
 
 // rows of the box; the bytes that gradients take, and each moment
 static inline double ranks_box(Comm* c, const Tensor* table, int n, int n_leaves, int zero, double* moment) {
-    Shards s;
-    shards_init(&s, c, table, n, n_leaves, zero);
-    const double gradients = shards_gradient_bytes(&s);
+    DataParallel s;
+    dp_init(&s, c, table, n, n_leaves, zero);
+    const double gradients = dp_gradient_bytes(&s);
     *moment = sizeof(float) * (double)s.n_kept;
     if (n_leaves < c->size && c->rank == 0) {
         warn_line("%d ranks, but %d micro-batches in an update: %d ranks have nothing to compute (--batch-tokens, --batch-size)", c->size,
@@ -159,9 +159,9 @@ static inline double ranks_box(Comm* c, const Tensor* table, int n, int n_leaves
     }
     if (c->size > 1) {
         box_row("ranks", "%d over %s%s (%s), --zero %d", c->size, comm_device_kind(), comm_kind_name(c), c->link->source, zero);
-        box_row("  sent per update", "%s by rank 0", format_bytes(shards_bytes(&s)).s);
+        box_row("  sent per update", "%s by rank 0", format_bytes(dp_bytes(&s)).s);
     }
-    shards_free(&s);
+    dp_free(&s);
     return gradients;
 }
 

@@ -2,35 +2,35 @@
 Data parallel training whose bits do not depend on the number of ranks: which micro-batches ("leaves") a rank computes, where
 their gradients go, and what happens until the next step. Chunks of 4096 elements (those of global_norm.h) of all trained
 tensors, in table order, are dealt out: of K chunks rank r owns r*K/P .. (r+1)*K/P - 1.
-    shards_init, shards_open   who has what; memory for the gradients
-    shards_n_leaves, shards_leaf   how many leaves of an update are this rank's, and which is the k-th
-    shards_point, shards_loss  where backward writes the gradients of a layer, and forward the sum of the losses of this leaf
-    shards_layer_done, shards_leaf_done   told by backward: all gradients of this layer; of this leaf
-    shards_reduce   the sum over the leaves of all ranks, each part at its owner, added along the tree of leaf_tree.h
-    shards_norm     owners compute the sums of their chunks; all get them and add them in order
-    shards_update   AdamW: with --zero 0 each rank on everything, else each on the part it owns. Slices of a tensor (its layers)
+    dp_init, dp_open   who has what; memory for the gradients
+    dp_n_leaves, dp_leaf   how many leaves of an update are this rank's, and which is the k-th
+    dp_point, dp_loss  where backward writes the gradients of a layer, and forward the sum of the losses of this leaf
+    dp_layer_done, dp_leaf_done   told by backward: all gradients of this layer; of this leaf
+    dp_reduce   the sum over the leaves of all ranks, each part at its owner, added along the tree of leaf_tree.h
+    dp_norm     owners compute the sums of their chunks; all get them and add them in order
+    dp_update   AdamW: with --zero 0 each rank on everything, else each on the part it owns. Slices of a tensor (its layers)
                     may be frozen, or have had fewer updates than the run
-    shards_round    the parameters of a build that stores bf16, anew from their masters
-    shards_gather   each part from its owner to all: with --zero 0 the reduced gradient, else the new parameters
-    shards_slice    a slice of a tensor on rank 0, for a checkpoint; one slice is in memory at a time
+    dp_round    the parameters of a build that stores bf16, anew from their masters
+    dp_gather   each part from its owner to all: with --zero 0 the reduced gradient, else the new parameters
+    dp_slice    a slice of a tensor on rank 0, for a checkpoint; one slice is in memory at a time
 What is kept once instead of on every rank: --zero 1: moments and masters; 2: the sums of gradients too.
 Where:  arenas are device memory. `kept` says which part of each tensor the arenas of moments and masters hold, `reduced` the
-        same for the arena that shards_reduce returns; parameters are whole everywhere.
+        same for the arena that dp_reduce returns; parameters are whole everywhere.
 Leaves: --zero 0, 1: each rank a run of leaves; it joins what it can and sends only the few nodes that are left, layer by layer
         during backward of its last leaf. --zero 2: rank r computes leaf k*P + r in its k-th micro-batch and sends each layer of
         each leaf; owners join the P leaves of this round and the nodes of earlier rounds, in the order of leaves. What a layer
         has to send is on its way while backward computes the layer below.
 Memory, per parameter, beside itself: gradients 4 bytes for each arena of the tree (leaf_tree.h), with --zero 2 4/P for each
-        and two layers, and tensors of no layer, whole; moments 8, with --zero 1 and 2 8/P. Received nodes: SHARDS_BUFFER.
+        and two layers, and tensors of no layer, whole; moments 8, with --zero 1 and 2 8/P. Received nodes: DP_BUFFER.
 Bytes:  each rank sends n(P-1)/P floats for each node it ends with (--zero 2: each leaf it computes) and n(P-1)/P in
-        shards_gather: for one node as much as a ring all-reduce. S leaves on P ranks make one node each when S/P is a power
+        dp_gather: for one node as much as a ring all-reduce. S leaves on P ranks make one node each when S/P is a power
         of two.
 Order:  independent of P: the tree's for gradients and losses, table order for the norm; AdamW works element by element.
         P = 1: no copy, no exchange, and --zero is 0.
 Source: spec/parallel.md 3.3, 3.4, 4; Rajbhandari et al. 2019, ZeRO, arXiv:1910.02054
 */
-#ifndef LLMC_ZERO_H
-#define LLMC_ZERO_H
+#ifndef LLMC_DATA_PARALLEL_H
+#define LLMC_DATA_PARALLEL_H
 #include "../ops/global_norm.h"  // chunk_sums_of_squares, NORM_CHUNK
 #include "../core/tensor.h"      // Tensor
 #include "../ops/weights.h"      // Weights, weights_update
@@ -42,16 +42,16 @@ Source: spec/parallel.md 3.3, 3.4, 4; Rajbhandari et al. 2019, ZeRO, arXiv:1910.
 #include <assert.h>
 
 #ifdef __CUDACC__
-enum { SHARDS_BUFFER = 64 << 20 };  // floats for received nodes, two halves; large, for the links between GPUs are fast
+enum { DP_BUFFER = 64 << 20 };  // floats for received nodes, two halves; large, for the links between GPUs are fast
 #else
-enum { SHARDS_BUFFER = 8 << 20 };
+enum { DP_BUFFER = 8 << 20 };
 #endif
 
 // a node of the tree as one rank ends its leaves with it; with --zero 2 a leaf
 typedef struct {
     int rank, k;   // the k-th of that rank
     int n_joins;   // nodes that it joins, one by one, once it lies on the stack
-} ShardNode;
+} DpNode;
 
 // A step through the elements begin .. end - 1 of one tensor: of each rank's part of them, the elements offset ..
 // offset + length - 1.
@@ -61,7 +61,7 @@ typedef struct {
     float* received;  // node j of those that other ranks have begins at received + j * n, of the n elements that this rank owns
     float* half;      // of the buffer, in which they lie
     CommTicket ticket;
-} ShardRound;
+} DpRound;
 
 typedef struct {
     Comm* comm;             // NULL: alone
@@ -75,7 +75,7 @@ typedef struct {
     Part *whole, *kept, *reduced;  // of each tensor: see `Where`
     size_t n_kept, n_reduced;      // elements of such arenas
     const int* frozen;      // of every slice in table order, the trainer's: 1 for no update and no part in the norm. NULL: none
-    ShardNode* nodes;       // of all ranks, in the order of leaves
+    DpNode* nodes;       // of all ranks, in the order of leaves
     int n_nodes, n_round;   // all of them; that are joined at once: all, with --zero 2 the next leaf of each rank
     int most_nodes;         // of the rank that has most in a round
     int* first_node;        // of each rank in a round, and the end: size + 1
@@ -85,14 +85,14 @@ typedef struct {
     Tensor* leaf_table;     // --zero 2: two layers of each tensor, of the leaf that is computed
     float* leaf_grads;
     size_t n_leaf_grads;
-    ShardRound* pending;    // under way
+    DpRound* pending;    // under way
     int n_pending, room;    // and places for so many
     CommPiece* piece;       // one for each rank
     float* buffer;          // nodes of other ranks, in two halves
     size_t n_buffer;
     float* half;            // the one that is being filled
     size_t* n_used;         // of it, by each rank
-} Shards;
+} DataParallel;
 
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay, clip;
@@ -104,48 +104,48 @@ typedef struct {
 
 // ---- 1. Who owns what ----
 
-static inline int64_t shards_chunks_(const Shards* s) { return s->first_chunk[s->n_tensors]; }
-static inline int64_t shards_cut_(const Shards* s, int rank) { return comm_share(shards_chunks_(s), rank, s->size); }
-static inline size_t shards_own_sums_bytes_(const Shards* s) {
-    return sizeof(double) * (size_t)(shards_cut_(s, s->rank + 1) - shards_cut_(s, s->rank));
+static inline int64_t dp_chunks_(const DataParallel* s) { return s->first_chunk[s->n_tensors]; }
+static inline int64_t dp_cut_(const DataParallel* s, int rank) { return comm_share(dp_chunks_(s), rank, s->size); }
+static inline size_t dp_own_sums_bytes_(const DataParallel* s) {
+    return sizeof(double) * (size_t)(dp_cut_(s, s->rank + 1) - dp_cut_(s, s->rank));
 }
 
 // what `rank` owns of tensor i, as it lies in a whole arena
-static inline Part shards_part(const Shards* s, int rank, int i) {
+static inline Part dp_part(const DataParallel* s, int rank, int i) {
     const int64_t begin = s->first_chunk[i], end = s->first_chunk[i + 1];
-    int64_t from = shards_cut_(s, rank), to = shards_cut_(s, rank + 1);
+    int64_t from = dp_cut_(s, rank), to = dp_cut_(s, rank + 1);
     from = from < begin ? begin : from > end ? end : from;
     to = to < begin ? begin : to > end ? end : to;
     return part_within(part_whole(&s->table[i]), (size_t)(from - begin) * NORM_CHUNK, (size_t)(to - begin) * NORM_CHUNK);
 }
 
-static inline int shards_n_leaves_of_(const Shards* s, int rank) {
+static inline int dp_n_leaves_of_(const DataParallel* s, int rank) {
     if (s->zero == 2) { return (s->n_leaves - rank + s->size - 1) / s->size; }
     return (int)(comm_share(s->n_leaves, rank + 1, s->size) - comm_share(s->n_leaves, rank, s->size));
 }
 
 // the k-th leaf of a rank
-static inline int shards_leaf_of_(const Shards* s, int rank, int k) {
+static inline int dp_leaf_of_(const DataParallel* s, int rank, int k) {
     return s->zero == 2 ? k * s->size + rank : (int)comm_share(s->n_leaves, rank, s->size) + k;
 }
 
-static inline int shards_n_leaves(const Shards* s) { return shards_n_leaves_of_(s, s->rank); }
-static inline int shards_leaf(const Shards* s, int k) { return shards_leaf_of_(s, s->rank, k); }
+static inline int dp_n_leaves(const DataParallel* s) { return dp_n_leaves_of_(s, s->rank); }
+static inline int dp_leaf(const DataParallel* s, int k) { return dp_leaf_of_(s, s->rank, k); }
 
 // the one after it: in this update, or the first in the following one, counted on from this update's
-static inline int64_t shards_next_leaf(const Shards* s, int k) {
-    return k + 1 < shards_n_leaves(s) ? shards_leaf(s, k + 1) : (int64_t)s->n_leaves + shards_leaf(s, 0);
+static inline int64_t dp_next_leaf(const DataParallel* s, int k) {
+    return k + 1 < dp_n_leaves(s) ? dp_leaf(s, k + 1) : (int64_t)s->n_leaves + dp_leaf(s, 0);
 }
 
-static inline void shards_add_node_(Shards* s, int rank, int k, int n_joins) {
-    const ShardNode node = {rank, k, n_joins};
-    s->nodes = (ShardNode*)realloc_check(s->nodes, sizeof node * ((size_t)s->n_nodes + 1), "plan of the tree");
+static inline void dp_add_node_(DataParallel* s, int rank, int k, int n_joins) {
+    const DpNode node = {rank, k, n_joins};
+    s->nodes = (DpNode*)realloc_check(s->nodes, sizeof node * ((size_t)s->n_nodes + 1), "plan of the tree");
     s->nodes[s->n_nodes++] = node;
     s->most_nodes = k + 1 > s->most_nodes ? k + 1 : s->most_nodes;
 }
 
 // the nodes of all ranks, and what each joins: pushed in this order they make the root of leaf_tree_finish
-static inline void shards_plan_(Shards* s) {
+static inline void dp_plan_(DataParallel* s) {
     int size[LEAF_TREE_MAX], n = 0;
     for (int rank = 0; rank < s->size; rank++) {
         const int last = (int)comm_share(s->n_leaves, rank + 1, s->size);
@@ -157,22 +157,22 @@ static inline void shards_plan_(Shards* s) {
             for (; n > 1 && (lo == s->n_leaves || leaf_nodes_join(size[n - 2], size[n - 1], lo)); n--, n_joins++) {
                 size[n - 2] += size[n - 1];
             }
-            shards_add_node_(s, rank, k, n_joins);
+            dp_add_node_(s, rank, k, n_joins);
         }
     }
     s->first_node[s->size] = s->n_round = s->n_nodes;
-    s->n_arenas = leaf_tree_depth(shards_leaf(s, 0), shards_leaf(s, 0) + shards_n_leaves(s));
+    s->n_arenas = leaf_tree_depth(dp_leaf(s, 0), dp_leaf(s, 0) + dp_n_leaves(s));
 }
 
 // --zero 2: every leaf is a node; between rounds of one leaf per rank the owners keep those that wait for a right half
-static inline void shards_plan_rounds_(Shards* s) {
+static inline void dp_plan_rounds_(DataParallel* s) {
     int size[LEAF_TREE_MAX], n = 0;
     s->n_arenas = 1;
     for (int leaf = 0; leaf < s->n_leaves; leaf++) {
         int n_joins = 0, is_last = leaf == s->n_leaves - 1;
         size[n++] = 1;
         for (; n > 1 && (is_last || leaf_nodes_join(size[n - 2], size[n - 1], leaf + 1)); n--, n_joins++) { size[n - 2] += size[n - 1]; }
-        shards_add_node_(s, leaf % s->size, 0, n_joins);
+        dp_add_node_(s, leaf % s->size, 0, n_joins);
         if (leaf % s->size == s->size - 1) { s->n_arenas = n > s->n_arenas ? n : s->n_arenas; }
     }
     s->n_round = s->size;
@@ -180,11 +180,11 @@ static inline void shards_plan_rounds_(Shards* s) {
 }
 
 // what this rank keeps of each tensor. Moments of a frozen one, if there are any, wait on rank 0
-static inline void shards_keep_(Shards* s) {
+static inline void dp_keep_(DataParallel* s) {
     for (int i = 0; i < s->n_tensors; i++) {
         const Tensor* t = &s->table[i];
         s->whole[i] = part_whole(t);
-        s->reduced[i] = s->zero == 0 ? s->whole[i] : shards_part(s, s->rank, i);
+        s->reduced[i] = s->zero == 0 ? s->whole[i] : dp_part(s, s->rank, i);
         s->kept[i] = s->zero == 0 || (t->frozen && s->rank == 0) ? s->whole[i] : s->reduced[i];
     }
     s->n_kept = s->n_reduced = parts_pack(s->whole, s->n_tensors);  // which is how tensors_layout has laid them out
@@ -193,7 +193,7 @@ static inline void shards_keep_(Shards* s) {
 }
 
 // tables for the gradients of one leaf: whole tensors, of those with layers two
-static inline void shards_leaf_table_(Shards* s) {
+static inline void dp_leaf_table_(DataParallel* s) {
     for (int i = 0; i < s->n_tensors; i++) {
         s->leaf_table[i] = s->table[i];
         s->leaf_table[i].layers = s->table[i].layers < 2 ? s->table[i].layers : 2;
@@ -203,7 +203,7 @@ static inline void shards_leaf_table_(Shards* s) {
 }
 
 // Sizes only: nothing large is allocated. Frozen tensors have no chunks; the table must not change afterwards.
-static inline void shards_init(Shards* s, Comm* comm, const Tensor* table, int n_tensors, int n_leaves, int zero) {
+static inline void dp_init(DataParallel* s, Comm* comm, const Tensor* table, int n_tensors, int n_leaves, int zero) {
     const size_t n = (size_t)n_tensors;
     memset(s, 0, sizeof *s);
     s->comm = comm;
@@ -213,69 +213,69 @@ static inline void shards_init(Shards* s, Comm* comm, const Tensor* table, int n
     s->n_leaves = n_leaves;
     s->table = table;
     s->n_tensors = n_tensors;
-    s->first_chunk = (int64_t*)malloc_check(sizeof(int64_t) * (n + 1), "table of shards");
+    s->first_chunk = (int64_t*)malloc_check(sizeof(int64_t) * (n + 1), "table of parts");
     s->first_chunk[0] = 0;
     for (int i = 0; i < n_tensors; i++) {
         int64_t n_chunks = table[i].frozen ? 0 : ceil_div((int64_t)tensor_elements(&table[i]), NORM_CHUNK);
         s->first_chunk[i + 1] = s->first_chunk[i] + n_chunks;
     }
-    s->chunk_sums = (double*)malloc_check(sizeof(double) * (size_t)shards_chunks_(s), "chunk sums");
-    s->piece = (CommPiece*)malloc_check(sizeof(CommPiece) * (size_t)s->size, "table of shards");
-    s->whole = (Part*)malloc_check(sizeof(Part) * 3 * n, "table of shards");
+    s->chunk_sums = (double*)malloc_check(sizeof(double) * (size_t)dp_chunks_(s), "chunk sums");
+    s->piece = (CommPiece*)malloc_check(sizeof(CommPiece) * (size_t)s->size, "table of parts");
+    s->whole = (Part*)malloc_check(sizeof(Part) * 3 * n, "table of parts");
     s->kept = s->whole + n;
     s->reduced = s->kept + n;
-    s->leaf_table = (Tensor*)malloc_check(sizeof(Tensor) * n, "table of shards");
-    s->n_used = (size_t*)malloc_check(sizeof(size_t) * (size_t)s->size, "table of shards");
+    s->leaf_table = (Tensor*)malloc_check(sizeof(Tensor) * n, "table of parts");
+    s->n_used = (size_t*)malloc_check(sizeof(size_t) * (size_t)s->size, "table of parts");
     s->first_node = (int*)malloc_check(sizeof(int) * ((size_t)s->size + 1), "plan of the tree");
-    shards_keep_(s);
-    shards_leaf_table_(s);
-    if (s->zero == 2) { shards_plan_rounds_(s); } else { shards_plan_(s); }
+    dp_keep_(s);
+    dp_leaf_table_(s);
+    if (s->zero == 2) { dp_plan_rounds_(s); } else { dp_plan_(s); }
 }
 
 // what `rank` owns of a layer, or with -1 of the tensors that belong to none
-static inline size_t shards_layer_part_(const Shards* s, int rank, int layer) {
+static inline size_t dp_layer_part_(const DataParallel* s, int rank, int layer) {
     size_t sum = 0;
     for (int i = 0; i < s->n_tensors; i++) {
         const Tensor* t = &s->table[i];
         const size_t n = tensor_slice_elements(t), first = layer < 0 ? 0 : n * (size_t)layer;
-        if (layer < 0 ? t->layers == 0 : layer < t->layers) { sum += part_within(shards_part(s, rank, i), first, first + n).n; }
+        if (layer < 0 ? t->layers == 0 : layer < t->layers) { sum += part_within(dp_part(s, rank, i), first, first + n).n; }
     }
     return sum;
 }
 
 // floats for the nodes that come from others: two halves, each for all of a layer, or what the limit allows
-static inline size_t shards_buffer(const Shards* s) {
+static inline size_t dp_buffer(const DataParallel* s) {
     size_t most = 0;
     for (int layer = -1; layer < s->n_layers; layer++) {
         for (int rank = 0; rank < s->size; rank++) {
-            const size_t n = shards_layer_part_(s, rank, layer);
+            const size_t n = dp_layer_part_(s, rank, layer);
             most = n > most ? n : most;
         }
     }
     most = most * 2 * (size_t)s->n_round;
-    return s->size == 1 ? 0 : most < SHARDS_BUFFER ? most : (size_t)SHARDS_BUFFER;
+    return s->size == 1 ? 0 : most < DP_BUFFER ? most : (size_t)DP_BUFFER;
 }
 
 // bytes of device memory that gradients take, and what the ranks exchange of them
-static inline double shards_gradient_bytes(const Shards* s) {
+static inline double dp_gradient_bytes(const DataParallel* s) {
     const double of_leaf = s->zero == 2 ? (double)s->n_leaf_grads : 0.0;
-    return sizeof(float) * ((double)s->n_arenas * (double)s->n_reduced + (double)shards_buffer(s) + of_leaf);
+    return sizeof(float) * ((double)s->n_arenas * (double)s->n_reduced + (double)dp_buffer(s) + of_leaf);
 }
 
 // memory for gradients; a GPU's connection to the other ranks
-static inline void shards_open(Shards* s) {
-    leaf_tree_alloc_(&s->tree, s->n_reduced, s->n_arenas, shards_leaf(s, 0), shards_n_leaves(s));
-    s->own_sums = (double*)device_alloc(shards_own_sums_bytes_(s), "chunk sums");
+static inline void dp_open(DataParallel* s) {
+    leaf_tree_alloc_(&s->tree, s->n_reduced, s->n_arenas, dp_leaf(s, 0), dp_n_leaves(s));
+    s->own_sums = (double*)device_alloc(dp_own_sums_bytes_(s), "chunk sums");
     if (s->size == 1) { return; }
-    s->n_buffer = shards_buffer(s);
+    s->n_buffer = dp_buffer(s);
     s->buffer = s->half = (float*)device_alloc(sizeof(float) * s->n_buffer, "received gradients");
     if (s->zero == 2) { s->leaf_grads = (float*)device_alloc(sizeof(float) * s->n_leaf_grads, "gradients of a leaf"); }
     comm_device_open(s->comm);
 }
 
-static inline void shards_free(Shards* s) {
+static inline void dp_free(DataParallel* s) {
     leaf_tree_free(&s->tree);
-    if (s->own_sums) { device_release(s->own_sums, shards_own_sums_bytes_(s)); }
+    if (s->own_sums) { device_release(s->own_sums, dp_own_sums_bytes_(s)); }
     device_release(s->leaf_grads, sizeof(float) * s->n_leaf_grads);
     device_release(s->buffer, sizeof(float) * s->n_buffer);
     free(s->first_chunk);
@@ -293,13 +293,13 @@ static inline void shards_free(Shards* s) {
 // ---- 2. From each owner to all ----
 
 // a whole arena of elements of this size
-static inline void shards_gather(Shards* s, void* arena, size_t element_bytes, const Device* dev) {
+static inline void dp_gather(DataParallel* s, void* arena, size_t element_bytes, const Device* dev) {
     CommTicket last = {0};
     for (int i = 0; i < s->n_tensors && s->size > 1; i++) {
-        const Part own = shards_part(s, s->rank, i);
+        const Part own = dp_part(s, s->rank, i);
         if (s->table[i].frozen) { continue; }
         for (int rank = 0; rank < s->size; rank++) {
-            const Part part = shards_part(s, rank, i);
+            const Part part = dp_part(s, rank, i);
             CommPiece piece = {(char*)arena + element_bytes * own.at, (char*)arena + element_bytes * part.at,
                                element_bytes * own.n, element_bytes * part.n};
             s->piece[rank] = piece;
@@ -312,48 +312,48 @@ static inline void shards_gather(Shards* s, void* arena, size_t element_bytes, c
 // ---- 3. Gradients: along the tree ----
 
 // what `rank` owns of the elements that a round is about
-static inline Part shards_reach_(const Shards* s, const ShardRound* round, int rank) {
-    const Part part = part_within(shards_part(s, rank, round->tensor), round->begin, round->end);
+static inline Part dp_reach_(const DataParallel* s, const DpRound* round, int rank) {
+    const Part part = part_within(dp_part(s, rank, round->tensor), round->begin, round->end);
     const size_t first = part.first + round->offset;
     return part_within(part, first, first + round->length);
 }
 
 // where this rank has element `first` of a tensor in its k-th node
-static inline float* shards_own_(const Shards* s, int k, int tensor, size_t first) {
+static inline float* dp_own_(const DataParallel* s, int k, int tensor, size_t first) {
     if (s->zero < 2) { return s->tree.arena[k] + s->table[tensor].offset + first; }
     const Tensor* t = &s->leaf_table[tensor];
     return s->leaf_grads + t->offset + first % tensor_elements(t);
 }
 
 // where node number j of a round lies for this rank: with its own gradients, or among those it receives
-static inline float* shards_node_(const Shards* s, const ShardRound* round, int j, Part own) {
-    const ShardNode* node = &s->nodes[s->n_joined + j];
+static inline float* dp_node_(const DataParallel* s, const DpRound* round, int j, Part own) {
+    const DpNode* node = &s->nodes[s->n_joined + j];
     const int n_own = s->first_node[s->rank + 1] - s->first_node[s->rank];
-    if (node->rank == s->rank) { return shards_own_(s, node->k, round->tensor, own.first); }
+    if (node->rank == s->rank) { return dp_own_(s, node->k, round->tensor, own.first); }
     return round->received + (size_t)(node->rank < s->rank ? j : j - n_own) * own.n;
 }
 
 // does `rank` have a k-th node in this round? In the last one of --zero 2 some have none
-static inline int shards_has_node_(const Shards* s, int rank, int k) {
+static inline int dp_has_node_(const DataParallel* s, int rank, int k) {
     const int j = s->first_node[rank] + k;
     return j < s->first_node[rank + 1] && s->n_joined + j < s->n_nodes;
 }
 
 // every node of this rank goes to the owners, every node of the others comes for the part that is ours
-static inline void shards_send_round_(Shards* s, ShardRound* round, const Device* dev) {
-    const Part own = shards_reach_(s, round, s->rank);
+static inline void dp_send_round_(DataParallel* s, DpRound* round, const Device* dev) {
+    const Part own = dp_reach_(s, round, s->rank);
     for (int k = 0; k < s->most_nodes; k++) {
         memset(s->piece, 0, sizeof(CommPiece) * (size_t)s->size);
         for (int rank = 0; rank < s->size; rank++) {
-            const Part part = shards_reach_(s, round, rank);
+            const Part part = dp_reach_(s, round, rank);
             CommPiece* p = &s->piece[rank];
             if (rank == s->rank) { continue; }
-            if (shards_has_node_(s, s->rank, k) && part.n > 0) {
-                p->send = shards_own_(s, k, round->tensor, part.first);
+            if (dp_has_node_(s, s->rank, k) && part.n > 0) {
+                p->send = dp_own_(s, k, round->tensor, part.first);
                 p->n_send = sizeof(float) * part.n;
             }
-            if (shards_has_node_(s, rank, k) && own.n > 0) {
-                p->recv = shards_node_(s, round, s->first_node[rank] + k, own);
+            if (dp_has_node_(s, rank, k) && own.n > 0) {
+                p->recv = dp_node_(s, round, s->first_node[rank] + k, own);
                 p->n_recv = sizeof(float) * own.n;
             }
         }
@@ -362,15 +362,15 @@ static inline void shards_send_round_(Shards* s, ShardRound* round, const Device
 }
 
 // all nodes of the round join those on the stack as the plan says; what is left lies in the arenas of the tree afterwards
-static inline void shards_finish_round_(Shards* s, const ShardRound* round, const Device* dev) {
-    const Part own = shards_reach_(s, round, s->rank);
+static inline void dp_finish_round_(DataParallel* s, const DpRound* round, const Device* dev) {
+    const Part own = dp_reach_(s, round, s->rank);
     const size_t at = part_at(s->reduced[round->tensor], own.first);
     float* stack[LEAF_TREE_MAX];
     int top = -1;
     comm_wait_device(s->comm, round->ticket, dev);
     while (top + 1 < s->n_open) { top++, stack[top] = s->tree.arena[top] + at; }
     for (int j = 0; j < s->n_round && s->n_joined + j < s->n_nodes && own.n > 0; j++) {
-        stack[++top] = shards_node_(s, round, j, own);
+        stack[++top] = dp_node_(s, round, j, own);
         for (int i = 0; i < s->nodes[s->n_joined + j].n_joins; i++, top--) {
             residual_forward(stack[top - 1], stack[top - 1], stack[top], own.n, dev);
         }
@@ -380,52 +380,52 @@ static inline void shards_finish_round_(Shards* s, const ShardRound* round, cons
     }
 }
 
-static inline float* shards_other_half_(const Shards* s) { return s->half == s->buffer ? s->buffer + s->n_buffer / 2 : s->buffer; }
+static inline float* dp_other_half_(const DataParallel* s) { return s->half == s->buffer ? s->buffer + s->n_buffer / 2 : s->buffer; }
 
 // the rounds that lie in this half
-static inline void shards_finish_half_(Shards* s, const float* half, const Device* dev) {
+static inline void dp_finish_half_(DataParallel* s, const float* half, const Device* dev) {
     int n = 0;
     for (int i = 0; i < s->n_pending; i++) {
-        if (s->pending[i].half == half) { shards_finish_round_(s, &s->pending[i], dev); } else { s->pending[n++] = s->pending[i]; }
+        if (s->pending[i].half == half) { dp_finish_round_(s, &s->pending[i], dev); } else { s->pending[n++] = s->pending[i]; }
     }
     s->n_pending = n;
 }
 
 // go on in the other half, which is then free
-static inline void shards_turn_(Shards* s, const Device* dev) {
-    s->half = shards_other_half_(s);
-    shards_finish_half_(s, s->half, dev);
+static inline void dp_turn_(DataParallel* s, const Device* dev) {
+    s->half = dp_other_half_(s);
+    dp_finish_half_(s, s->half, dev);
     memset(s->n_used, 0, sizeof(size_t) * (size_t)s->size);
 }
 
 // is there room on all ranks?
-static inline int shards_round_fits_(const Shards* s, const ShardRound* round) {
+static inline int dp_round_fits_(const DataParallel* s, const DpRound* round) {
     int fits = 1;
     for (int rank = 0; rank < s->size; rank++) {
-        fits &= s->n_used[rank] + (size_t)s->n_round * shards_reach_(s, round, rank).n <= s->n_buffer / 2;
+        fits &= s->n_used[rank] + (size_t)s->n_round * dp_reach_(s, round, rank).n <= s->n_buffer / 2;
     }
     return fits;
 }
 
 // elements begin .. end - 1 of a tensor go to their owners, in one round or, where there is no room, in several; they are on
 // their way when this returns
-static inline void shards_exchange_(Shards* s, int tensor, size_t begin, size_t end, const Device* dev) {
+static inline void dp_exchange_(DataParallel* s, int tensor, size_t begin, size_t end, const Device* dev) {
     const size_t longest = s->n_buffer / 2 / (size_t)s->n_round;
     size_t most = 0;
     for (int rank = 0; rank < s->size; rank++) {
-        size_t n = part_within(shards_part(s, rank, tensor), begin, end).n;
+        size_t n = part_within(dp_part(s, rank, tensor), begin, end).n;
         most = n > most ? n : most;
     }
     for (size_t offset = 0; offset < most; offset += longest) {
-        ShardRound round = {tensor, begin, end, offset, longest, NULL, NULL, {0}};
-        if (!shards_round_fits_(s, &round)) { shards_turn_(s, dev); }
+        DpRound round = {tensor, begin, end, offset, longest, NULL, NULL, {0}};
+        if (!dp_round_fits_(s, &round)) { dp_turn_(s, dev); }
         round.half = s->half;
         round.received = s->half + s->n_used[s->rank];
-        for (int rank = 0; rank < s->size; rank++) { s->n_used[rank] += (size_t)s->n_round * shards_reach_(s, &round, rank).n; }
-        shards_send_round_(s, &round, dev);
+        for (int rank = 0; rank < s->size; rank++) { s->n_used[rank] += (size_t)s->n_round * dp_reach_(s, &round, rank).n; }
+        dp_send_round_(s, &round, dev);
         if (s->n_pending == s->room) {
             s->room = 2 * s->room + 16;
-            s->pending = (ShardRound*)realloc_check(s->pending, sizeof round * (size_t)s->room, "rounds");
+            s->pending = (DpRound*)realloc_check(s->pending, sizeof round * (size_t)s->room, "rounds");
         }
         s->pending[s->n_pending++] = round;
     }
@@ -435,77 +435,77 @@ static inline void shards_exchange_(Shards* s, int tensor, size_t begin, size_t 
 
 // let the fields of `pointers` point to where backward is to write the gradients of the leaf that is computed now: at layer
 // `layer` of tensors that have layers
-static inline void shards_point(Shards* s, void* pointers, int layer) {
+static inline void dp_point(DataParallel* s, void* pointers, int layer) {
     if (s->zero == 2) { tensors_point(pointers, s->leaf_table, s->n_tensors, s->leaf_grads, layer % 2); }
     else { tensors_point(pointers, s->table, s->n_tensors, leaf_tree_next(&s->tree), layer); }
 }
 
 // where the sum of this leaf's losses is to be written, on the device
-static inline float* shards_loss(Shards* s) { return leaf_tree_loss(&s->tree); }
+static inline float* dp_loss(DataParallel* s) { return leaf_tree_loss(&s->tree); }
 
 // are the gradients of the leaf that is computed now sent as soon as they are there?
-static inline int shards_sends_now_(const Shards* s) {
-    return s->size > 1 && (s->zero == 2 || s->tree.next - s->tree.first == shards_n_leaves(s) - 1);
+static inline int dp_sends_now_(const DataParallel* s) {
+    return s->size > 1 && (s->zero == 2 || s->tree.next - s->tree.first == dp_n_leaves(s) - 1);
 }
 
 // elements begin .. end - 1 of tensor i are there. With --zero 0 and 1 the nodes that this leaf completes are sent
-static inline void shards_send_(Shards* s, int i, size_t begin, size_t end, const Device* dev) {
-    const int has_leaf = shards_n_leaves(s) > 0;
+static inline void dp_send_(DataParallel* s, int i, size_t begin, size_t end, const Device* dev) {
+    const int has_leaf = dp_n_leaves(s) > 0;
     if (s->zero < 2 && has_leaf) { leaf_tree_add(&s->tree, s->table[i].offset + begin, end - begin, dev); }
-    shards_exchange_(s, i, begin, end, dev);
+    dp_exchange_(s, i, begin, end, dev);
 }
 
 // this layer goes while the next is computed; the one before is added up, for with --zero 2 backward needs its place
-static inline void shards_send_layer_(Shards* s, int layer, const Device* dev) {
-    shards_turn_(s, dev);
+static inline void dp_send_layer_(DataParallel* s, int layer, const Device* dev) {
+    dp_turn_(s, dev);
     for (int i = 0; i < s->n_tensors; i++) {
         const size_t n = tensor_slice_elements(&s->table[i]);
-        if (layer < s->table[i].layers) { shards_send_(s, i, n * (size_t)layer, n * (size_t)(layer + 1), dev); }
+        if (layer < s->table[i].layers) { dp_send_(s, i, n * (size_t)layer, n * (size_t)(layer + 1), dev); }
     }
-    shards_finish_half_(s, shards_other_half_(s), dev);
+    dp_finish_half_(s, dp_other_half_(s), dev);
 }
 
 // tensors of no layer, and the end of a round
-static inline void shards_send_rest_(Shards* s, const Device* dev) {
-    shards_turn_(s, dev);
+static inline void dp_send_rest_(DataParallel* s, const Device* dev) {
+    dp_turn_(s, dev);
     for (int i = 0; i < s->n_tensors; i++) {
-        if (s->table[i].layers == 0) { shards_send_(s, i, 0, tensor_elements(&s->table[i]), dev); }
+        if (s->table[i].layers == 0) { dp_send_(s, i, 0, tensor_elements(&s->table[i]), dev); }
     }
-    shards_finish_half_(s, shards_other_half_(s), dev);
-    shards_finish_half_(s, s->half, dev);
+    dp_finish_half_(s, dp_other_half_(s), dev);
+    dp_finish_half_(s, s->half, dev);
     for (int j = 0; j < s->n_round && s->n_joined < s->n_nodes; j++) { s->n_open += 1 - s->nodes[s->n_joined++].n_joins; }
 }
 
 // layers come from the last to the first. With --zero 2 the memory of this one is written again two layers below
-static inline void shards_layer_done(Shards* s, int layer, const Device* dev) {
-    if (shards_sends_now_(s)) { shards_send_layer_(s, layer, dev); }
+static inline void dp_layer_done(DataParallel* s, int layer, const Device* dev) {
+    if (dp_sends_now_(s)) { dp_send_layer_(s, layer, dev); }
 }
 
 // all layers and the tensors that belong to none
-static inline void shards_leaf_done(Shards* s, const Device* dev) {
-    if (!shards_sends_now_(s)) {
+static inline void dp_leaf_done(DataParallel* s, const Device* dev) {
+    if (!dp_sends_now_(s)) {
         leaf_tree_push(&s->tree, dev);
         return;
     }
-    shards_send_rest_(s, dev);
+    dp_send_rest_(s, dev);
     leaf_tree_added(&s->tree);
 }
 
 // the losses of all leaves, added along the tree
-static inline float shards_sum_losses_(Shards* s, const Device* dev) {
+static inline float dp_sum_losses_(DataParallel* s, const Device* dev) {
     float* all = (float*)malloc_check(sizeof(float) * 2 * (size_t)s->n_leaves, "losses");
     float *sorted = all + s->n_leaves, *own = all;
     size_t* counts = (size_t*)malloc_check(sizeof(size_t) * (size_t)s->size, "losses");
     for (int rank = 0; rank < s->size; rank++) {
-        counts[rank] = (size_t)shards_n_leaves_of_(s, rank);
+        counts[rank] = (size_t)dp_n_leaves_of_(s, rank);
         own += rank < s->rank ? counts[rank] : 0;
     }
     comm_sync_device(s->comm, dev, HERE);
-    device_download(own, s->tree.losses, sizeof(float) * (size_t)shards_n_leaves(s), dev);
+    device_download(own, s->tree.losses, sizeof(float) * (size_t)dp_n_leaves(s), dev);
     comm_wait(s->comm, comm_all_gather_v(s->comm, all, counts, DT_F32, HERE));
     const float* next = all;
     for (int rank = 0; rank < s->size; rank++) {
-        for (int k = 0; k < shards_n_leaves_of_(s, rank); k++) { sorted[shards_leaf_of_(s, rank, k)] = *next++; }
+        for (int k = 0; k < dp_n_leaves_of_(s, rank); k++) { sorted[dp_leaf_of_(s, rank, k)] = *next++; }
     }
     float loss = leaf_tree_root(sorted, s->n_leaves);
     free(counts);
@@ -514,51 +514,51 @@ static inline float shards_sum_losses_(Shards* s, const Device* dev) {
 }
 
 // a rank without a leaf (in the last round, with --zero 2) still owns a part of what the others have
-static inline void shards_idle_round_(Shards* s, const Device* dev) {
-    for (int layer = s->n_layers - 1; layer >= 0; layer--) { shards_send_layer_(s, layer, dev); }
-    shards_send_rest_(s, dev);
+static inline void dp_idle_round_(DataParallel* s, const Device* dev) {
+    for (int layer = s->n_layers - 1; layer >= 0; layer--) { dp_send_layer_(s, layer, dev); }
+    dp_send_rest_(s, dev);
 }
 
-static inline int shards_is_frozen_(const Shards* s, int slice) { return s->frozen && s->frozen[slice]; }
+static inline int dp_is_frozen_(const DataParallel* s, int slice) { return s->frozen && s->frozen[slice]; }
 
 // the gradients of frozen slices, which count neither in the norm nor as not finite
-static inline void shards_clear_frozen_(const Shards* s, float* grads, const Device* dev) {
+static inline void dp_clear_frozen_(const DataParallel* s, float* grads, const Device* dev) {
     for (int i = 0, slice = 0; i < s->n_tensors; i++) {
         const size_t n = tensor_slice_elements(&s->table[i]);
         for (int l = 0; l < tensor_slices(&s->table[i]); l++, slice++) {
             const Part part = part_within(s->reduced[i], n * (size_t)l, n * (size_t)(l + 1));
-            const int clears = shards_is_frozen_(s, slice) && !s->table[i].frozen && part.n > 0;
+            const int clears = dp_is_frozen_(s, slice) && !s->table[i].frozen && part.n > 0;
             if (clears) { device_zero(grads + part.at, sizeof(float) * part.n, dev); }
         }
     }
 }
 
 // of a rank among others
-static inline float* shards_join_(Shards* s, float* loss, const Device* dev) {
-    if (s->n_joined < s->n_nodes) { shards_idle_round_(s, dev); }
+static inline float* dp_join_(DataParallel* s, float* loss, const Device* dev) {
+    if (s->n_joined < s->n_nodes) { dp_idle_round_(s, dev); }
     assert(s->n_joined == s->n_nodes && s->n_open == 1);
     s->n_joined = s->n_open = 0;
     leaf_tree_clear(&s->tree);
-    if (s->zero == 0) { shards_gather(s, s->tree.arena[0], sizeof(float), dev); }
-    *loss = shards_sum_losses_(s, dev);
+    if (s->zero == 0) { dp_gather(s, s->tree.arena[0], sizeof(float), dev); }
+    *loss = dp_sum_losses_(s, dev);
     return s->tree.arena[0];
 }
 
 // The sum over the leaves of all ranks, of loss and gradient: an arena of which the parts `reduced` are right, 0 where slices
 // are frozen. The tree is empty again.
-static inline float* shards_reduce(Shards* s, float* loss, const Device* dev) {
-    float* grads = s->size == 1 ? leaf_tree_finish(&s->tree, loss, dev) : shards_join_(s, loss, dev);
-    shards_clear_frozen_(s, grads, dev);
+static inline float* dp_reduce(DataParallel* s, float* loss, const Device* dev) {
+    float* grads = s->size == 1 ? leaf_tree_finish(&s->tree, loss, dev) : dp_join_(s, loss, dev);
+    dp_clear_frozen_(s, grads, dev);
     return grads;
 }
 
 // the name of the first slice whose gradient holds a NaN or an infinity, for messages; all ranks call
-static inline const char* shards_first_bad(Shards* s, char* name, size_t n_bytes, const float* grads, const Device* dev) {
+static inline const char* dp_first_bad(DataParallel* s, char* name, size_t n_bytes, const float* grads, const Device* dev) {
     enum { PIECE = 1 << 20 };
     int64_t first = INT64_MAX;  // tensor << 40 | element
     float* room = (float*)malloc_check(sizeof(float) * PIECE, "gradients");
     for (int i = 0; i < s->n_tensors && first == INT64_MAX; i++) {
-        const Part own = shards_part(s, s->rank, i);
+        const Part own = dp_part(s, s->rank, i);
         for (size_t from = 0; from < own.n && first == INT64_MAX; from += PIECE) {
             const size_t n = own.n - from < PIECE ? own.n - from : (size_t)PIECE;
             size_t j = 0;
@@ -577,28 +577,28 @@ static inline const char* shards_first_bad(Shards* s, char* name, size_t n_bytes
 // ---- 5. Norm and update ----
 
 // Euclidean norm over the gradients of all trained tensors, of which the part that this rank owns is looked at
-static inline float shards_norm(Shards* s, const float* grads, const Device* dev) {
-    const int64_t first = shards_cut_(s, s->rank), end = shards_cut_(s, s->rank + 1);
+static inline float dp_norm(DataParallel* s, const float* grads, const Device* dev) {
+    const int64_t first = dp_cut_(s, s->rank), end = dp_cut_(s, s->rank + 1);
     double sum = 0.0;
     for (int i = 0; i < s->n_tensors; i++) {
-        const Part own = shards_part(s, s->rank, i);
+        const Part own = dp_part(s, s->rank, i);
         double* sums = s->own_sums + (s->first_chunk[i] + (int64_t)(own.first / NORM_CHUNK) - first);
         if (own.n > 0) { chunk_sums_of_squares(sums, grads + part_at(s->reduced[i], own.first), own.n, dev); }
     }
     comm_sync_device(s->comm, dev, HERE);
     device_download(s->chunk_sums + first, s->own_sums, sizeof(double) * (size_t)(end - first), dev);
-    if (s->size > 1) { comm_all_gather_shares(s->comm, s->chunk_sums, shards_chunks_(s), DT_F64, HERE); }
-    for (int64_t chunk = 0; chunk < shards_chunks_(s); chunk++) { sum += s->chunk_sums[chunk]; }
+    if (s->size > 1) { comm_all_gather_shares(s->comm, s->chunk_sums, dp_chunks_(s), DT_F64, HERE); }
+    for (int64_t chunk = 0; chunk < dp_chunks_(s); chunk++) { sum += s->chunk_sums[chunk]; }
     return (float)sqrt(sum);
 }
 
 // updates of a slice with this one, number t of the run; 0: none now
-static inline int shards_count_(const Shards* s, const Optimizer* o, int slice, int t) {
-    return shards_is_frozen_(s, slice) ? 0 : o->slice_updates ? o->slice_updates[slice] : t;
+static inline int dp_count_(const DataParallel* s, const Optimizer* o, int slice, int t) {
+    return dp_is_frozen_(s, slice) ? 0 : o->slice_updates ? o->slice_updates[slice] : t;
 }
 
 // AdamW on a part of tensor i; `key` is that of the noise
-static inline void shards_update_part_(const Shards* s, const Weights* w, const float* grads, int i, Part part, const Optimizer* o,
+static inline void dp_update_part_(const DataParallel* s, const Weights* w, const float* grads, int i, Part part, const Optimizer* o,
                                        const AdamW* step, uint32_t key, const Device* dev) {
     const Tensor* tensor = &s->table[i];
     const float decay = tensor->decay == DECAY || o->decay_all ? o->weight_decay : 0.0f;
@@ -610,49 +610,49 @@ static inline void shards_update_part_(const Shards* s, const Weights* w, const 
 }
 
 // tensor i, whose slices are number `slice`, slice + 1, ...: neighbours with the same count go together
-static inline void shards_update_tensor_(const Shards* s, const Weights* w, const float* grads, int i, int slice,
+static inline void dp_update_tensor_(const DataParallel* s, const Weights* w, const float* grads, int i, int slice,
                                          const Optimizer* o, float scale, int t, const Device* dev) {
     const size_t n = tensor_slice_elements(&s->table[i]);
     const int n_slices = tensor_slices(&s->table[i]);
     for (int l = 0, end; l < n_slices; l = end) {
-        const int count = shards_count_(s, o, slice + l, t);
-        for (end = l + 1; end < n_slices && shards_count_(s, o, slice + end, t) == count; end++) {}
+        const int count = dp_count_(s, o, slice + l, t);
+        for (end = l + 1; end < n_slices && dp_count_(s, o, slice + end, t) == count; end++) {}
         const Part part = part_within(s->kept[i], n * (size_t)l, n * (size_t)end);
         if (part.n == 0 || count == 0) { continue; }
         const AdamW step = adamw_step(o->lr, o->beta1, o->beta2, o->eps, scale, count);
-        shards_update_part_(s, w, grads, i, part, o, &step, (uint32_t)t, dev);
+        dp_update_part_(s, w, grads, i, part, o, &step, (uint32_t)t, dev);
     }
 }
 
 // clip to the norm, then AdamW; t counts updates from 1 and is the key of the noise with which bf16 is rounded. Afterwards the
 // stored parameters are those of one rank, on every rank.
-static inline void shards_update(Shards* s, const Weights* w, const float* grads, float norm, const Optimizer* o, int t,
+static inline void dp_update(DataParallel* s, const Weights* w, const float* grads, float norm, const Optimizer* o, int t,
                                  const Device* dev) {
     float scale = o->clip > 0.0f && norm > o->clip ? o->clip / norm : 1.0f;
     for (int i = 0, slice = 0; i < s->n_tensors; i++) {
-        if (!s->table[i].frozen) { shards_update_tensor_(s, w, grads, i, slice, o, scale, t, dev); }
+        if (!s->table[i].frozen) { dp_update_tensor_(s, w, grads, i, slice, o, scale, t, dev); }
         slice += tensor_slices(&s->table[i]);
     }
-    if (s->zero > 0) { shards_gather(s, w->stored, w->stored_bytes, dev); }
+    if (s->zero > 0) { dp_gather(s, w->stored, w->stored_bytes, dev); }
 }
 
 // after a load: the stored parameters anew from the masters that the ranks keep, with the bits of update t; frozen ones stay
-static inline void shards_round(Shards* s, const Weights* w, int t, const Device* dev) {
+static inline void dp_round(DataParallel* s, const Weights* w, int t, const Device* dev) {
     for (int i = 0, slice = 0; i < s->n_tensors; i++) {
         const size_t n = tensor_slice_elements(&s->table[i]);
         for (int l = 0; l < tensor_slices(&s->table[i]); l++, slice++) {
             const Part part = part_within(s->kept[i], n * (size_t)l, n * (size_t)(l + 1));
             const size_t global = s->table[i].offset + part.first;
-            if (part.n == 0 || s->table[i].frozen || shards_is_frozen_(s, slice)) { continue; }
+            if (part.n == 0 || s->table[i].frozen || dp_is_frozen_(s, slice)) { continue; }
             const Weights own = weights_from(w, global, part.at);
             weights_round(&own, part.n, (uint32_t)t, global, dev);
         }
     }
-    if (s->zero > 0) { shards_gather(s, w->stored, w->stored_bytes, dev); }
+    if (s->zero > 0) { dp_gather(s, w->stored, w->stored_bytes, dev); }
 }
 
 // what --verify-every looks at, beside the gradients
-static inline void shards_verify(const Shards* s, Verify* v, const Weights* w) {
+static inline void dp_verify(const DataParallel* s, Verify* v, const Weights* w) {
     verify_init(v, s->table, s->n_tensors);
     verify_watch(v, VERIFY_PARAMETERS, w->stored, w->stored_bytes, s->whole);
     verify_watch(v, VERIFY_MASTERS, w->master, sizeof(float), s->kept);
@@ -664,7 +664,7 @@ static inline void shards_verify(const Shards* s, Verify* v, const Weights* w) {
 
 // Slice l of tensor i of an arena of kept parts: on rank 0 the whole slice comes back, in the arena or in `slice`; the others
 // send theirs and get NULL. All ranks call, with room for a slice on the host. dev NULL: the arena is host memory.
-static inline const float* shards_slice(Shards* s, const float* arena, int i, int l, float* slice, const Device* dev) {
+static inline const float* dp_slice(DataParallel* s, const float* arena, int i, int l, float* slice, const Device* dev) {
     const size_t n = tensor_slice_elements(&s->table[i]), first = n * (size_t)l;
     const Part own = part_within(s->kept[i], first, first + n);
     const float* from = arena + own.at;
@@ -677,7 +677,7 @@ static inline const float* shards_slice(Shards* s, const float* arena, int i, in
     s->piece[0].send = from;
     s->piece[0].n_send = sizeof(float) * own.n;
     for (int rank = 0; rank < s->size && s->rank == 0; rank++) {
-        const Part part = part_within(shards_part(s, rank, i), first, first + n);
+        const Part part = part_within(dp_part(s, rank, i), first, first + n);
         s->piece[rank].recv = slice + (part.first - first);
         s->piece[rank].n_recv = sizeof(float) * part.n;
     }
@@ -686,14 +686,14 @@ static inline const float* shards_slice(Shards* s, const float* arena, int i, in
 }
 
 // what this rank sends in one update, in bytes
-static inline double shards_bytes(const Shards* s) {
-    const double n_leaves = shards_n_leaves(s), n_ends = s->first_node[s->rank + 1] - s->first_node[s->rank];
+static inline double dp_bytes(const DataParallel* s) {
+    const double n_leaves = dp_n_leaves(s), n_ends = s->first_node[s->rank + 1] - s->first_node[s->rank];
     const double n_nodes = s->zero == 2 ? n_leaves : n_ends;
-    double n = 0.0, own = 0.0, n_chunks = (double)(shards_cut_(s, s->rank + 1) - shards_cut_(s, s->rank));
+    double n = 0.0, own = 0.0, n_chunks = (double)(dp_cut_(s, s->rank + 1) - dp_cut_(s, s->rank));
     for (int i = 0; i < s->n_tensors; i++) {
         n += s->table[i].frozen ? 0.0 : (double)tensor_elements(&s->table[i]);
-        own += (double)shards_part(s, s->rank, i).n;
+        own += (double)dp_part(s, s->rank, i).n;
     }
     return n_nodes * 4.0 * (n - own) + (s->size - 1.0) * (4.0 * own + 8.0 * n_chunks + 4.0 * n_leaves);
 }
-#endif  // LLMC_ZERO_H
+#endif  // LLMC_DATA_PARALLEL_H
