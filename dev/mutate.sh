@@ -347,34 +347,34 @@ mutation "comm: last words are not heard" test_comm "fault: failed" comm.h '    
 mutation "comm: COMM_CHECK does not compare counts" test_comm mismatched comm.h 'mine[i].count = count;' ''
 mutation "comm: a call is done when all is sent" test_comm async comm.h 'call->n_open = 2 * (l->size - 1);' 'call->n_open = l->size - 1;'
 mutation "zero: what is left at the end is not joined" test_comm "tree plan" data_parallel.h 'lo == s->n_leaves || ' ''
-mutation "zero: the norm forgets the other ranks" test_comm "shards train" data_parallel.h \
+mutation "zero: the norm forgets the other ranks" test_comm "dp train" data_parallel.h \
     'if (s->size > 1) { comm_all_gather_shares(s->comm, s->chunk_sums' 'if (0) { comm_all_gather_shares(s->comm, s->chunk_sums'
-mutation "zero: losses are joined from the last" test_comm "shards train" data_parallel.h \
+mutation "zero: losses are joined from the last" test_comm "dp train" data_parallel.h \
     'sorted[dp_leaf_of_(s, rank, k)]' 'sorted[s->n_leaves - 1 - dp_leaf_of_(s, rank, k)]'
-mutation "zero: a round overwrites one that is pending" test_comm "shards train" data_parallel.h \
+mutation "zero: a round overwrites one that is pending" test_comm "dp train" data_parallel.h \
     '    dp_finish_half_(s, s->half, dev);
     memset' '    memset'
-mutation "zero: new parameters stay with their owner" test_comm "shards train" data_parallel.h \
+mutation "zero: new parameters stay with their owner" test_comm "dp train" data_parallel.h \
     'if (s->zero > 0) { dp_gather(s, w->stored, w->stored_bytes, dev); }
 }
 
 // after a load' '}
 
 // after a load'
-mutation "zero 2: both layers in one place" test_comm "shards train" data_parallel.h 'first % tensor_elements(t)' 'first % tensor_slice_elements(t)'
-mutation "zero 2: nodes that wait for the next round are lost" test_comm "shards train" data_parallel.h \
+mutation "zero 2: both layers in one place" test_comm "dp train" data_parallel.h 'first % tensor_elements(t)' 'first % tensor_slice_elements(t)'
+mutation "zero 2: nodes that wait for the next round are lost" test_comm "dp train" data_parallel.h \
     'if (stack[i] != s->tree.arena[i] + at) {' 'if (s->zero < 2 && stack[i] != s->tree.arena[i] + at) {'
-mutation "zero 2: nodes of earlier rounds are forgotten" test_comm "shards train" data_parallel.h 'while (top + 1 < s->n_open)' 'while (0)'
-mutation "zero: who has no leaf does not take part" test_comm "shards train" data_parallel.h \
+mutation "zero 2: nodes of earlier rounds are forgotten" test_comm "dp train" data_parallel.h 'while (top + 1 < s->n_open)' 'while (0)'
+mutation "zero: who has no leaf does not take part" test_comm "dp train" data_parallel.h \
     'if (s->n_joined < s->n_nodes) { dp_idle_round_(s, dev); }' ''
-mutation "zero: the last leaf is sent before it has joined" test_comm "shards train" data_parallel.h 'if (s->zero < 2 && has_leaf) {' 'if (0 && has_leaf) {'
-mutation "zero 2: leaves as with the others" test_comm "shards train" data_parallel.h \
+mutation "zero: the last leaf is sent before it has joined" test_comm "dp train" data_parallel.h 'if (s->zero < 2 && has_leaf) {' 'if (0 && has_leaf) {'
+mutation "zero 2: leaves as with the others" test_comm "dp train" data_parallel.h \
     'return s->zero == 2 ? k * s->size + rank' 'return s->zero == 3 ? k * s->size + rank'
-mutation "zero: frozen slices count in the norm" test_comm "shards slices" data_parallel.h 'dp_clear_frozen_(s, grads, dev);
+mutation "zero: frozen slices count in the norm" test_comm "dp slices" data_parallel.h 'dp_clear_frozen_(s, grads, dev);
     return' 'return'
-mutation "zero: slices are corrected as often as the run" test_comm "shards slices" data_parallel.h 'o->eps, scale, count);' 'o->eps, scale, t);'
-mutation "zero: slices without an update decay" test_comm "shards slices" data_parallel.h 'part.n == 0 || count == 0' 'part.n == 0'
-mutation "zero: neighbours go together whatever their counts" test_comm "shards slices" data_parallel.h 'slice + end, t) == count' 'slice + end, t) > 0'
+mutation "zero: slices are corrected as often as the run" test_comm "dp slices" data_parallel.h 'o->eps, scale, count);' 'o->eps, scale, t);'
+mutation "zero: slices without an update decay" test_comm "dp slices" data_parallel.h 'part.n == 0 || count == 0' 'part.n == 0'
+mutation "zero: neighbours go together whatever their counts" test_comm "dp slices" data_parallel.h 'slice + end, t) == count' 'slice + end, t) > 0'
 mutation "evaluate: the mean is over all targets" test_comm evaluate evaluate.h 'e->targets[n] >= 0; }' '1; }'
 mutation "evaluate: scores of the other ranks are forgotten" test_comm evaluate evaluate.h \
     'comm_all_reduce(e->comm, scores, (size_t)n_batches' 'if (0) comm_all_reduce(e->comm, scores, (size_t)n_batches'
