@@ -4,7 +4,7 @@ gradient, and the parameters after 1 and 10 updates, to the last bit, with 1, 2,
 */
 #define TESTING
 #include "train_gpt2.c"
-#undef main
+#include "llmc/run/schedule.h"
 #include "llmc/test/test.h"
 
 typedef struct {
@@ -15,6 +15,14 @@ typedef struct {
     Device dev;
     int B, T, n_leaves;
 } Golden;
+
+static void gpt2_open(GPT2* gpt2, Config c) {
+    memset(gpt2, 0, sizeof *gpt2);
+    gpt2_layout(gpt2, c);
+    model_init(&gpt2->model, sizeof(float));
+}
+
+static float* parameters(const GPT2* gpt2) { return (float*)gpt2->model.w.stored; }
 
 static int golden_int(const Golden* g, const char* key) { return (int)json_need_int(g->config, g->set.path, key, 0, 1 << 24); }
 static float golden_float(const Golden* g, const char* key) { return (float)json_number_value(json_object_get(g->config, key)); }
@@ -46,15 +54,15 @@ static void golden_open(Golden* g, const char* path, int n_threads) {
     g->B = golden_int(g, "batch");
     g->T = golden_int(g, "seq_len");
     g->n_leaves = golden_int(g, "leaves");
-    gpt2_init(&g->model, c);
-    gpt2_init_training(&g->model, NULL, g->n_leaves, 0);
-    tensors_load(&g->set, g->model.table, N_PARAMETERS, "param.", g->model.params);
+    gpt2_open(&g->model, c);
+    model_init_training(&g->model.model, NULL, g->n_leaves, 0, NULL, &g->dev);
+    tensors_load(&g->set, g->model.model.table, N_PARAMETERS, "param.", parameters(&g->model));
     activations_init(&g->acts, c, g->B, g->T, TO_TRAIN);
     device_init(&g->dev, n_threads);
 }
 
 static void golden_close(Golden* g) {
-    gpt2_free(&g->model);
+    model_free(&g->model.model);
     activations_free(&g->acts);
     device_free(&g->dev);
     json_decref(g->config);
@@ -63,15 +71,15 @@ static void golden_close(Golden* g) {
 
 // every parameter-shaped tensor with this prefix equals the arena
 static void check_arena(Test* t, Golden* g, const char* prefix, const float* arena) {
-    float* expected = (float*)arena_alloc(sizeof(float) * g->model.n, prefix);
-    tensors_load(&g->set, g->model.table, N_PARAMETERS, prefix, expected);
+    float* expected = (float*)arena_alloc(sizeof(float) * g->model.model.n, prefix);
+    tensors_load(&g->set, g->model.model.table, N_PARAMETERS, prefix, expected);
     for (int i = 0; i < N_PARAMETERS; i++) {
-        const Tensor* p = &g->model.table[i];
+        const Tensor* p = &g->model.model.table[i];
         char what[NAME_BYTES];
         snprintf(what, sizeof what, "%s: %s%s, %d threads", g->set.path, prefix, p->name, g->dev.n_threads);
         check_bits(t, what, arena + p->offset, expected + p->offset, tensor_elements(p));
     }
-    arena_free(expected, sizeof(float) * g->model.n);
+    arena_free(expected, sizeof(float) * g->model.model.n);
 }
 
 // columns first..V-1 of the padded rows
@@ -109,7 +117,7 @@ static void check_attention(Test* t, const Golden* g) {
     float *found_att = found + n_weights, *out = found_att + n_weights, *statistics = out + (size_t)N * c.C;
     for (int l = 0; l < c.L; l++) {
         ActivationTensors a = layer_activations(&g->acts, l);
-        Parameters p = layer_parameters(&g->model, g->model.params, l);
+        Parameters p = layer_parameters(&g->model, l);
         attention_forward_ref(out, found, found_att, statistics, statistics + (size_t)N * c.NH, a.qkv, g->B, T, c.C, c.NH);
         check_bits(t, "act.preatt", found, preatt + l * n_weights, n_weights);
         check_bits(t, "act.att", found_att, att + l * n_weights, n_weights);
@@ -146,8 +154,8 @@ static void check_training(Test* t, Golden* g) {
         for (int leaf = 0; leaf < g->n_leaves; leaf++) {
             gpt2_leaf(&g->model, &g->acts, golden_batch(g, "inputs", step, leaf), targets + (size_t)leaf * N, 1.0f / (float)counted, g->B, g->T, &g->dev);
         }
-        float loss_sum, *grads = dp_reduce(&g->model.dp, &loss_sum, &g->dev);
-        float loss = loss_sum / (float)counted, norm = dp_norm(&g->model.dp, grads, &g->dev);
+        float loss_sum, *grads = dp_reduce(&g->model.model.dp, &loss_sum, &g->dev);
+        float loss = loss_sum / (float)counted, norm = dp_norm(&g->model.model.dp, grads, &g->dev);
         float lr = schedule_lr(schedule, step, n_steps, golden_int(g, "warmup"), (double)golden_float(g, "lr"), (double)golden_float(g, "final_lr"));
         check_bits(t, "loss", &loss, &losses[step], 1);
         check_bits(t, "norm", &norm, &norms[step], 1);
@@ -155,11 +163,10 @@ static void check_training(Test* t, Golden* g) {
         if (step == 0) { check_arena(t, g, "grad.", grads); }
         Optimizer o = {lr, golden_float(g, "beta1"), golden_float(g, "beta2"), golden_float(g, "eps"), golden_float(g, "weight_decay"),
                        golden_float(g, "clip"), 0, NULL, NULL};
-        const Weights w = gpt2_weights(&g->model);
-        dp_update(&g->model.dp, &w, grads, norm, &o, step + 1, &g->dev);
-        if (step == 0) { check_arena(t, g, "step1.", g->model.params); }
+        dp_update(&g->model.model.dp, &g->model.model.w, grads, norm, &o, step + 1, &g->dev);
+        if (step == 0) { check_arena(t, g, "step1.", parameters(&g->model)); }
     }
-    check_arena(t, g, "step10.", g->model.params);
+    check_arena(t, g, "step10.", parameters(&g->model));
     free(losses);
     free(norms);
     free(rates);
@@ -253,30 +260,30 @@ static void test_llmc_bin(Test* t) {
     golden_open(&g, "dev/golden/gpt2_base.safetensors", 1);
     const Config c = g.model.config;
     BinHeader h = {0, 0, c.max_T, c.V, c.L, c.NH, c.C, c.Vp};
-    llmc_bin_save(path, h, g.model.table, N_PARAMETERS, g.model.params);
+    llmc_bin_save(path, h, g.model.model.table, N_PARAMETERS, parameters(&g.model));
     file_map(&file, path);
     Config read;
     ErrorText error;
     check(t, config_parse_bin(&read, file.bytes, file.n_bytes, &error), "refused: %s", error.text);
     check(t, memcmp(&read, &c, sizeof c) == 0, "the sizes changed");
-    gpt2_init(&copy, read);
-    llmc_bin_load(&file, copy.table, N_PARAMETERS, copy.params);
-    check_bits(t, "parameters", copy.params, g.model.params, copy.n);
+    gpt2_open(&copy, read);
+    llmc_bin_load(&file, copy.model.table, N_PARAMETERS, parameters(&copy));
+    check_bits(t, "parameters", parameters(&copy), parameters(&g.model), copy.model.n);
     file_unmap(&file);
     unlink(path);
-    gpt2_free(&copy);
+    model_free(&copy.model);
     golden_close(&g);
 }
 
 // start values: the draws of PyTorch for the same network, layer by layer (spec gpt2.md section 8)
 static void test_init(Test* t) {
     GPT2 model;
-    gpt2_init(&model, config_make(16, 20, 2, 2, 8));
-    tensors_init(model.table, N_PARAMETERS, model.params, 42);
+    gpt2_open(&model, config_make(16, 20, 2, 2, 8));
+    tensors_init(model.model.table, N_PARAMETERS, parameters(&model), 42);
     Mt19937 mt;
     float expected[3 * 8 * 8];
     mt19937_init(&mt, 42);
-    Parameters p = layer_parameters(&model, model.params, 0), p1 = layer_parameters(&model, model.params, 1);
+    Parameters p = layer_parameters(&model, 0), p1 = layer_parameters(&model, 1);
     const struct { const float* found; int n; float std; } draws[] = {
         {p.wte, 20 * 8, 0.02f}, {p.wpe, 16 * 8, 0.02f},
         {p.qkvw, 192, 0.02f}, {p.attprojw, 64, 0.01f}, {p.fcw, 192, 0.02f}, {p.fcw + 192, 64, 0.02f},
@@ -287,8 +294,8 @@ static void test_init(Test* t) {
     }
     for (int i = 20 * 8; i < 128 * 8; i++) { check(t, p.wte[i] == 0.0f, "padding of wte at %d is not 0", i); }
     for (int i = 0; i < 8; i++) { check(t, p.ln1w[i] == 1.0f && p1.ln1w[i] == 1.0f && p.ln1b[i] == 0.0f, "LayerNorm does not start at 1, 0"); }
-    check(t, tensors_count(model.table, N_PARAMETERS) == 128 * 8 + 16 * 8 + 2 * (12 * 64 + 13 * 8) + 16, "another number of parameters");
-    gpt2_free(&model);
+    check(t, tensors_count(model.model.table, N_PARAMETERS) == 128 * 8 + 16 * 8 + 2 * (12 * 64 + 13 * 8) + 16, "another number of parameters");
+    model_free(&model.model);
 }
 
 int main(int argc, char** argv) {

@@ -194,6 +194,14 @@ static inline Option* options_row_(Option* table, int n, const char* word, size_
     fail_input("%s%s: unknown option, did you mean %s? (--help lists all)", where, format_text(typed.s).s, nearest.s);
 }
 
+// is there such an option?
+static inline int options_have(const Option* table, int n, const char* name) {
+    for (int i = 0; i < n; i++) {
+        if (strcmp(table[i].name, name) == 0) { return 1; }
+    }
+    return 0;
+}
+
 // the row named `name` in our own code
 static inline Option* options_named_(const Option* table, int n, const char* name) {
     for (int i = 0; i < n; i++) {
