@@ -8,7 +8,7 @@ model from such a file, has it compute the same, and compares bit by bit.
     GoldenRun run = {table, n_table, n, &dp, weights, &dev, &model, leaf, NULL, "2 threads", GOLDEN_BITS};
     golden_check_training(t, &g, &run);                                   // losses, norms, gradients, parameters
     golden_close(&g);
-What a file has: metadata "config", JSON, with sizes, batch, seq_len, leaves, steps, settings of the optimizer; and tensors
+What a file has: metadata "config", JSON, with sizes, batch, seq_len, leaves, steps, optimizer settings; and tensors
     inputs, targets (steps, leaves, batch, seq_len), int32    loss, norm, lr (steps)
     param.NAME   at the start      grad.NAME   of step 0      step1.NAME, step10.NAME   after 1 and 10 updates
     act.NAME     activations of leaf 0 of step 0
