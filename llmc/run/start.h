@@ -7,6 +7,7 @@ written.
 */
 #ifndef LLMC_START_H
 #define LLMC_START_H
+#include "../core/floatx.h"  // FLOATX_NAME
 #include "../core/layers.h"  // freeze_slices
 #include "peak.h"            // matmul_peak, memory_available, check_memory
 #include "save.h"            // save_find_model
@@ -156,7 +157,7 @@ static inline double start_box_memory_(const Run* r) {
 static inline double start_box_(const Run* r) {
     const Model* m = r->model;
 #ifdef __CUDACC__
-    printf("%s: %s (%s)\n", r->trainer->name, build_name(), processor_name().s);
+    printf("%s: %s (%s, %s)\n", r->trainer->name, build_name(), FLOATX_NAME, processor_name().s);
 #else
     printf("%s: %s (%s, %d lanes, %d threads)\n", r->trainer->name, build_name(), __VERSION__, VLANES, r->dev.n_threads);
 #endif
@@ -198,8 +199,8 @@ static inline void start_device(Run* r) {
     }
     r->peak = matmul_peak(&r->dev);
     comm_all_reduce(r->comm, &r->peak, 1, DT_F64, OP_SUM, HERE);
-    snprintf(remedy, sizeof remedy, "a smaller --batch-size, --seq-len or --model%s%s", r->trainer->sparing ? ", or " : "",
-             r->trainer->sparing ? r->trainer->sparing : "");
+    const char* sparing = r->trainer->sparing;
+    snprintf(remedy, sizeof remedy, "%s%sa smaller --batch-size, --seq-len or --model", sparing ? sparing : "", sparing ? ", " : "");
     check_memory(start_box_(r), remedy);
 }
 
