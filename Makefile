@@ -44,7 +44,7 @@ COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 # what settings.json says of the program
 BUILT = -DCOMMIT='"$(COMMIT)"' -DFLAGS='"$(OPT) -march=$(ARCH) $(EXACT)"'
 
-TRAINERS = train_gpt2 train_mamba_hpn
+TRAINERS = train_gpt2 train_mamba_hpn train_bigram
 TOOLS = inspect tokenize
 TESTS = $(patsubst %.c,%,$(sort $(wildcard test_*.c)))
 
@@ -88,6 +88,10 @@ $(BUILD)/tools/%: dev/tools/%.c
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
 $(BUILD)/train_%: train_%.c
+	@mkdir -p $(BUILD)
+	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
+
+$(BUILD)/train_%: dev/examples/train_%.c
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 

@@ -79,7 +79,7 @@ static void check_forward(Test* t, Subject* s) {
     gpt2_forward(&s->gpt2, &s->acts, golden_batch(g, "inputs", 0, 0), g->B, g->T, 0, &s->dev);
     const float* logits = gpt2_logits(&s->gpt2, &s->acts, 0, N, &s->dev);
     golden_check_rows(t, g, "act.logits", logits, (size_t)N, (size_t)c.V, (size_t)c.Vp);
-    gpt2_loss(&s->gpt2, &s->acts, golden_batch(g, "targets", 0, 0), g->B, g->T, &s->dev);
+    gpt2_losses(&s->gpt2, &s->acts, golden_batch(g, "targets", 0, 0), N, &s->dev);
     golden_check_rows(t, g, "act.probs", logits, (size_t)N, (size_t)c.V, (size_t)c.Vp);
     golden_check_activations(t, g, s->acts.table, N_ACTIVATIONS, s->acts.arena, NULL, 17);
     check_attention(t, s);

@@ -14,7 +14,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 */
 #include "llmc/models/gpt2.h"       // GPT2, Config, Parameters: sizes and parameters, shared with train_gpt2.cu
 #include "llmc/ops/attention.h"     // attention_forward, attention_backward
-#include "llmc/ops/crossentropy.h"  // crossentropy_forward, crossentropy_backward
+#include "llmc/ops/crossentropy.h"  // crossentropy_forward, crossentropy_backward, losses_sum
 #include "llmc/ops/documents.h"     // Segment, documents_segments: where attention and positions start anew
 #include "llmc/ops/embedding.h"     // embedding_forward, embedding_backward
 #include "llmc/ops/gelu.h"          // gelu_forward, gelu_backward
@@ -166,13 +166,11 @@ static float* gpt2_logits(const GPT2* gpt2, Activations* acts, int first, int n,
     return a.logits;
 }
 
-// logits become probabilities; the sum of the losses of all counted targets comes back, chained over positions
-static float gpt2_loss(const GPT2* gpt2, Activations* acts, const int* targets, int B, int T, const Device* dev) {
+// logits become probabilities; the loss of each position
+static const float* gpt2_losses(const GPT2* gpt2, Activations* acts, const int* targets, int N, const Device* dev) {
     ActivationTensors a = layer_activations(acts, 0);
-    crossentropy_forward(a.losses, a.logits, a.logits, targets, B * T, gpt2->config.V, gpt2->config.Vp, dev);
-    float sum = 0.0f;
-    for (int n = 0; n < B * T; n++) { sum += a.losses[n]; }
-    return sum;
+    crossentropy_forward(a.losses, a.logits, a.logits, targets, N, gpt2->config.V, gpt2->config.Vp, dev);
+    return a.losses;
 }
 
 // Forward's calls upside down. Every parameter's gradient is written: one micro-batch is one leaf, which joins the tree
@@ -222,7 +220,7 @@ static void gpt2_leaf(GPT2* gpt2, Activations* acts, const int* tokens, const in
                       const Device* dev) {
     gpt2_forward(gpt2, acts, tokens, B, T, 0, dev);
     gpt2_logits(gpt2, acts, 0, B * T, dev);
-    *dp_loss(&gpt2->model.dp) = gpt2_loss(gpt2, acts, targets, B, T, dev);
+    losses_sum(dp_loss(&gpt2->model.dp), gpt2_losses(gpt2, acts, targets, B * T, dev), B * T, dev);
     gpt2_backward(gpt2, acts, tokens, targets, dloss, B, T, dev);
 }
 
@@ -277,8 +275,7 @@ static const float* batch_losses(void* run, const int* inputs, const int* target
     Activations* acts = &workplace(r)->acts;
     gpt2_forward(gpt2_of(r), acts, inputs, B, T, 0, &r->dev);
     gpt2_logits(gpt2_of(r), acts, 0, B * T, &r->dev);
-    gpt2_loss(gpt2_of(r), acts, targets, B, T, &r->dev);
-    return layer_activations(acts, 0).losses;
+    return gpt2_losses(gpt2_of(r), acts, targets, B * T, &r->dev);
 }
 
 // keys and values of earlier positions are kept in cache.qkv

@@ -21,7 +21,7 @@ static inline void start_parse_(Run* r, int argc, char** argv) {
     const Trainer* t = r->trainer;
     r->n_options = run_options(r->table, &r->o, t->presets);
     if (t->more_data) { r->n_options += data_options(r->table + r->n_options, &r->d); }
-    r->n_options += t->options(r, r->table + r->n_options);
+    if (t->options) { r->n_options += t->options(r, r->table + r->n_options); }
     assert(r->n_options <= MAX_OPTIONS);
     options_parse(r->table, r->n_options, argc, argv, t->about);
     r->place = rank_place(run_is_typed(r, "rank") ? r->o.rank : "");
@@ -91,12 +91,16 @@ static inline void start_open(Run* r, int argc, char** argv) {
 
 // ---- the box ----
 
+static inline double start_workspace_(const Run* r, int B) {
+    return r->trainer->workspace_bytes ? r->trainer->workspace_bytes(r, B) : 0.0;
+}
+
 // activations and scratch of a micro-batch of B rows; sparing: with the option that saves most
 static inline double start_batch_bytes_(const Run* r, int B, int sparing) {
     const Trainer* t = r->trainer;
     const Purpose purpose = run_is_training(r) || *r->o.probe ? TO_TRAIN : TO_EVALUATE;
     const double activations = sparing ? t->sparing_bytes(r, B, r->T) : t->activation_bytes(r, purpose, B, r->T);
-    return activations + t->workspace_bytes(r, B);
+    return activations + start_workspace_(r, B);
 }
 
 // the largest --batch-size whose activations and scratch fit in n_bytes
@@ -126,7 +130,7 @@ static inline double start_box_memory_(const Run* r) {
     const Model* m = r->model;
     const int trains = run_is_training(r), backward = trains || *o->probe, has_batch = backward || o->eval_only;
     const int samples = run_is_generating(r) || (trains && o->sample_every > 0);
-    const double parameters = (double)t->stored_bytes * (double)m->n, workspace = t->workspace_bytes(r, o->batch_size);
+    const double parameters = (double)t->stored_bytes * (double)m->n, workspace = start_workspace_(r, o->batch_size);
     const double batch = has_batch ? start_batch_bytes_(r, o->batch_size, 0) - workspace : 0.0;
     const double sampling = samples ? t->activation_bytes(r, TO_GENERATE, 1, generator_room(o, 1, r->max_T)) : 0.0;
     const double text = DEVICE_IS_SHARED ? data_memory(&r->data) : 0.0, available = memory_available();

@@ -39,7 +39,7 @@ typedef struct {
     int more_data;                       // takes the options of RunDataOptions too
 
     // ---- before anything is computed ----
-    int (*options)(Run* r, Option* rows);          // its own rows; returns their number
+    int (*options)(Run* r, Option* rows);          // or NULL: its own rows; returns their number
     void (*parsed)(Run* r);                        // or NULL: what follows from them
     void (*choose)(Run* r);                        // the sizes: r->model's table (model_layout), r->V, classes, max_T
     void (*freeze)(Run* r);                        // or NULL: what stays as it is beside --freeze
@@ -48,7 +48,7 @@ typedef struct {
     double (*flops_per_token)(const Run* r);       // forward and backward
     double (*activation_bytes)(const Run* r, Purpose purpose, int B, int T);
     double (*sparing_bytes)(const Run* r, int B, int T);  // or NULL: activations for training with that option
-    double (*workspace_bytes)(const Run* r, int B);  // the largest scratch that an op asks for
+    double (*workspace_bytes)(const Run* r, int B);  // or NULL: the largest scratch that an op asks for
     double (*more_bytes)(const Run* r);            // or NULL: what else it takes
 
     // ---- the model ----
