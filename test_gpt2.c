@@ -15,23 +15,15 @@ typedef struct {
     char how[32];
 } Subject;
 
-static void gpt2_open(GPT2* gpt2, Config c) {
-    memset(gpt2, 0, sizeof *gpt2);
-    gpt2_layout(gpt2, c);
-    model_init(&gpt2->model, sizeof(float));
-}
-
-static float* parameters(const GPT2* gpt2) { return (float*)gpt2->model.w.stored; }
-
 static void subject_open(Subject* s, const char* path, int n_threads) {
     const Golden* g = &s->file;
     golden_open(&s->file, path);
     const Config c = config_make(golden_int(g, "n_positions"), golden_int(g, "vocab_size"), golden_int(g, "n_layer"),
                                  golden_int(g, "n_head"), golden_int(g, "n_embd"));
     device_init(&s->dev, n_threads);
-    gpt2_open(&s->gpt2, c);
+    gpt2_init(&s->gpt2, c, sizeof(float));
     model_init_training(&s->gpt2.model, NULL, g->n_leaves, 0, NULL, &s->dev);
-    golden_load(&s->file, "param.", s->gpt2.model.table, N_PARAMETERS, parameters(&s->gpt2));
+    golden_load(&s->file, "param.", s->gpt2.model.table, N_PARAMETERS, model_floats(&s->gpt2.model));
     activations_init(&s->acts, c, g->B, g->T, TO_TRAIN);
     snprintf(s->how, sizeof s->how, "%d threads", n_threads);
 }
@@ -173,15 +165,15 @@ static void test_llmc_bin(Test* t) {
     subject_open(&s, "dev/golden/gpt2_base.safetensors", 1);
     const Config c = s.gpt2.config;
     BinHeader h = {0, 0, c.max_T, c.V, c.L, c.NH, c.C, c.Vp};
-    llmc_bin_save(path, h, s.gpt2.model.table, N_PARAMETERS, parameters(&s.gpt2));
+    llmc_bin_save(path, h, s.gpt2.model.table, N_PARAMETERS, model_floats(&s.gpt2.model));
     file_map(&file, path);
     Config read;
     ErrorText error;
     check(t, config_parse_bin(&read, file.bytes, file.n_bytes, &error), "refused: %s", error.text);
     check(t, memcmp(&read, &c, sizeof c) == 0, "the sizes changed");
-    gpt2_open(&copy, read);
-    llmc_bin_load(&file, copy.model.table, N_PARAMETERS, parameters(&copy));
-    check_bits(t, "parameters", parameters(&copy), parameters(&s.gpt2), copy.model.n);
+    gpt2_init(&copy, read, sizeof(float));
+    llmc_bin_load(&file, copy.model.table, N_PARAMETERS, model_floats(&copy.model));
+    check_bits(t, "parameters", model_floats(&copy.model), model_floats(&s.gpt2.model), copy.model.n);
     file_unmap(&file);
     unlink(path);
     model_free(&copy.model);
@@ -191,8 +183,8 @@ static void test_llmc_bin(Test* t) {
 // start values: the draws of PyTorch for the same network, layer by layer (spec gpt2.md section 8)
 static void test_init(Test* t) {
     GPT2 model;
-    gpt2_open(&model, config_make(16, 20, 2, 2, 8));
-    tensors_init(model.model.table, N_PARAMETERS, parameters(&model), 42);
+    gpt2_init(&model, config_make(16, 20, 2, 2, 8), sizeof(float));
+    tensors_init(model.model.table, N_PARAMETERS, model_floats(&model.model), 42);
     Mt19937 mt;
     float expected[3 * 8 * 8];
     mt19937_init(&mt, 42);

@@ -24,9 +24,7 @@ static void subject_open(Subject* s, const char* path, Tradeoffs how) {
                                  golden_int(g, "n_head"), golden_int(g, "n_embd"));
     device_choose(0);
     device_init(&s->dev, 2);
-    memset(&s->gpt2, 0, sizeof s->gpt2);
-    gpt2_layout(&s->gpt2, c);
-    model_init(&s->gpt2.model, sizeof(floatX));
+    gpt2_init(&s->gpt2, c, sizeof(floatX));
     float* params = (float*)arena_alloc(sizeof(float) * s->gpt2.model.n, "start values");
     golden_load(&s->file, "param.", s->gpt2.model.table, N_PARAMETERS, params);
     model_store(&s->gpt2.model, params, 0, &s->dev);

@@ -291,8 +291,7 @@ static void close_activations(Run* r) {
     activations_free(&workplace(r)->cache);
 }
 
-int main(int argc, char** argv) {
-    static Workplace place;  // all zero
+static Trainer cpu_trainer(void) {
     Trainer t = gpt2_trainer("train_gpt2", "Trains GPT-2 and GPT-3 on the CPU. First steps: make run.");
     t.stored_bytes = sizeof(float);
     t.activation_bytes = activation_bytes;
@@ -304,6 +303,12 @@ int main(int argc, char** argv) {
     t.logits = logits;
     t.next_logits = next_logits;
     t.close = close_activations;
-    return run_main(&t, &place.gpt2.model, argc, argv);
+    return t;
+}
+
+int main(int argc, char** argv) {
+    static Workplace place;  // all zero
+    const Trainer trainer = cpu_trainer();
+    return run_main(&trainer, &place.gpt2.model, argc, argv);
 }
 #endif

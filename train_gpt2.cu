@@ -440,8 +440,7 @@ static void close_activations(Run* r) {
     free(workplace(r)->host);
 }
 
-int main(int argc, char** argv) {
-    static Workplace place;  // all zero
+static Trainer gpu_trainer(void) {
     Trainer t = gpt2_trainer("train_gpt2cu", "Trains GPT-2 and GPT-3 on GPUs. The CPU trainer is train_gpt2; first steps: make run.");
     t.stored_bytes = sizeof(floatX);
     t.sparing = "--recompute 3";
@@ -457,6 +456,12 @@ int main(int argc, char** argv) {
     t.logits = logits;
     t.next_logits = next_logits;
     t.close = close_activations;
-    return run_main(&t, &place.gpt2.model, argc, argv);
+    return t;
+}
+
+int main(int argc, char** argv) {
+    static Workplace place;  // all zero
+    const Trainer trainer = gpu_trainer();
+    return run_main(&trainer, &place.gpt2.model, argc, argv);
 }
 #endif

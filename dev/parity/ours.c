@@ -6,13 +6,11 @@ Same options and output as upstream.c; check.sh builds both and compares.
 #include "../../train_gpt2.c"
 #include "run.h"
 
-static float* parameters(const GPT2* gpt2) { return (float*)gpt2->model.w.stored; }
-
 // our arena has gaps between tensors; llm.c's file has none
 static void gather(float* packed, const GPT2* model) {
     for (int i = 0; i < N_PARAMETERS; i++) {
         const Tensor* t = &model->model.table[i];
-        memcpy(packed, parameters(model) + t->offset, sizeof(float) * tensor_elements(t));
+        memcpy(packed, model_floats(&model->model) + t->offset, sizeof(float) * tensor_elements(t));
         packed += tensor_elements(t);
     }
 }
@@ -20,7 +18,7 @@ static void gather(float* packed, const GPT2* model) {
 static void scatter(GPT2* model, const float* packed) {
     for (int i = 0; i < N_PARAMETERS; i++) {
         const Tensor* t = &model->model.table[i];
-        memcpy(parameters(model) + t->offset, packed, sizeof(float) * tensor_elements(t));
+        memcpy(model_floats(&model->model) + t->offset, packed, sizeof(float) * tensor_elements(t));
         packed += tensor_elements(t);
     }
 }
@@ -32,12 +30,10 @@ static void parity_train(const ParityRun* run, int n_threads, void (*report)(int
     Activations acts;
     Device dev;
     const int N = run->B * run->T;
-    memset(&model, 0, sizeof model);
-    gpt2_layout(&model, c);
-    model_init(&model.model, sizeof(float));
-    model_init_training(&model.model, NULL, 1, 0, NULL, &dev);
+    gpt2_init(&model, c, sizeof(float));
     activations_init(&acts, c, run->B, run->T, TO_TRAIN);
     device_init(&dev, n_threads);
+    model_init_training(&model.model, NULL, 1, 0, NULL, &dev);
     size_t n = tensors_count(model.model.table, N_PARAMETERS), n_int_bytes = sizeof(int) * (size_t)N;
     float* packed = (float*)malloc_check(sizeof(float) * n, "parameters");
     int *inputs = (int*)malloc_check(n_int_bytes, "inputs"), *targets = (int*)malloc_check(n_int_bytes, "targets");

@@ -132,6 +132,13 @@ static inline void gpt2_layout(GPT2* gpt2, Config c) {
     model_layout(&gpt2->model, N_PARAMETERS);
 }
 
+// a model of a program that has no run; parameters are zero
+static inline void gpt2_init(GPT2* gpt2, Config c, size_t stored_bytes) {
+    memset(gpt2, 0, sizeof *gpt2);
+    gpt2_layout(gpt2, c);
+    model_init(&gpt2->model, stored_bytes);
+}
+
 // ---- 3. Files ----
 
 // the sizes in the header of llm.c's .bin, which the file's length bears out

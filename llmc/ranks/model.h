@@ -90,6 +90,9 @@ static inline void model_point(const Model* m, void* pointers, int layer) {
     tensors_point_sized(pointers, m->table, m->n_table, m->w.stored, m->w.stored_bytes, layer);
 }
 
+// the parameters of a CPU build
+static inline float* model_floats(const Model* m) { return (float*)m->w.stored; }
+
 static inline void model_free(Model* m) {
     const size_t kept = sizeof(float) * m->dp.n_kept;
     device_release(m->w.stored, m->w.stored_bytes * m->n);
