@@ -138,7 +138,7 @@ static void check_forward(Test* t, Golden* g) {
 static void check_training(Test* t, Golden* g) {
     float *losses = golden_floats(g, "loss"), *norms = golden_floats(g, "norm"), *rates = golden_floats(g, "lr");
     const int n_steps = golden_int(g, "steps"), N = g->B * g->T;
-    Schedule schedule = schedule_from_name(json_string_value(json_object_get(g->config, "schedule")));
+    Schedule schedule = (Schedule)choice_find(SCHEDULE_NAMES, json_string_value(json_object_get(g->config, "schedule")));
     for (int step = 0; step < n_steps; step++) {
         int counted = 0;
         const int* targets = golden_batch(g, "targets", step, 0);
@@ -186,7 +186,7 @@ static void test_odd_forward(Test* t) { check_golden(t, "dev/golden/gpt2_odd.saf
 static void test_odd_training(Test* t) { check_golden(t, "dev/golden/gpt2_odd.safetensors", check_training); }
 
 static void test_schedules(Test* t) {
-    const char* names[] = {"constant", "linear", "cosine", "wsd"};
+    const char* names[] = {"constant", "linear", "cosine", "wsd"};  // in the order of Schedule
     SafeFile file;
     safetensors_open(&file, "dev/golden/schedules.safetensors");
     json_t* config = json_loads(safetensors_meta(&file, "config"), 0, NULL);
@@ -196,7 +196,7 @@ static void test_schedules(Test* t) {
         const SafeTensor* expected = safetensors_find(&file, names[i]);
         check(t, expected && expected->n == (size_t)n_steps, "%s: expected %d values", names[i], n_steps);
         for (int step = 0; expected && step < n_steps; step++) {
-            float lr = schedule_lr(schedule_from_name(names[i]), step, n_steps, warmup, peak, final_lr), want;
+            float lr = schedule_lr((Schedule)i, step, n_steps, warmup, peak, final_lr), want;
             safetensors_to_f32(&want, expected, (size_t)step, 1);
             check_bits(t, names[i], &lr, &want, 1);
         }

@@ -132,7 +132,7 @@ static float* golden_gradients(Golden* g, int step, float* loss, float* norm) {
 }
 
 static void golden_update(Golden* g, int step, const float* grads, float norm) {
-    Schedule schedule = schedule_from_name(json_string_value(json_object_get(g->config, "schedule")));
+    Schedule schedule = (Schedule)choice_find(SCHEDULE_NAMES, json_string_value(json_object_get(g->config, "schedule")));
     const int n_steps = golden_int(g, "steps");
     float lr = schedule_lr(schedule, step, n_steps, golden_int(g, "warmup"), (double)golden_float(g, "lr"), (double)golden_float(g, "final_lr"));
     Optimizer o = {lr, golden_float(g, "beta1"), golden_float(g, "beta2"), golden_float(g, "eps"), golden_float(g, "weight_decay"),
