@@ -335,9 +335,8 @@ typedef struct {
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
 
-static int gpu_options(Run* r, Option* rows) {
+static void gpu_options(Run* r) {
     Workplace* w = workplace(r);
-    const int n = gpt2_options(r, rows);
     const Option own[] = {
         {"GPU", "recompute", "-r", OPTION_INT, &w->how.recompute, "0", 0, 3, "0|1|2|3",
          "compute again in backward instead of keeping: 1 GELU, 2 LayerNorms too, 3 whole blocks. Saves memory, changes no bit", 0},
@@ -348,8 +347,8 @@ static int gpu_options(Run* r, Option* rows) {
         {"GPU", "head-rows", "", OPTION_INT, &w->how.head_rows, "8192", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
     };
-    memcpy(rows + n, own, sizeof own);
-    return n + (int)(sizeof own / sizeof own[0]);
+    gpt2_options(r);
+    run_add_options(r, own, sizeof own);
 }
 
 static void check_options(Run* r) {

@@ -330,15 +330,11 @@ mutation "surgery: cagrad stops halving too early" test_gradient_surgery "cagrad
 mutation "surgery: gradnorm learns from a NaN" test_gradient_surgery "gradnorm steps" gradient_surgery.h \
     'isfinite(dots[k * n + k]) ?' '1 ?'
 mutation "surgery: blocks of a range overlap" test_gradient_surgery bits gradient_surgery.h 'first += BLOCK' 'first += BLOCK - 1'
-mutation "surgery: rust_trainer's formulas see the first range only" test_gradient_surgery "rt ranges" gradient_surgery.h \
-    'dots + (size_t)r * 4, &s' 'dots, &s'
+mutation "surgery: conflicts are looked for in the first range only" test_gradient_surgery "ranges" gradient_surgery.h \
+    'conflict |= s->range_dots[r * n_pairs + pair]' 'conflict |= s->range_dots[pair]'
 mutation "forward-forward: a row may stay real" test_forward_forward "corrupt rows" forward_forward.h 'if (n_replaced == 0)' 'if (0)'
 mutation "forward-forward: goodness adds columns backwards" test_forward_forward "goodness bits" forward_forward.h \
     'for (int i = 0; i < VLANES; i++) { sum += columns' 'for (int i = VLANES - 1; i >= 0; i--) { sum += columns'
-mutation "forward-forward: the complete gradient lacks a length" test_forward_forward "rt gradient" forward_forward.h \
-    '/ length / l / l' '/ length / l'
-mutation "forward-forward: the hinge hides a NaN" test_forward_forward "rt edges" forward_forward.h \
-    'hinge <= 0.0f) {' '!(hinge > 0.0f)) {'
 
 # ---- comm.h, data_parallel.h ----
 mutation "comm: the first rank is added last" test_comm "reductions order" comm.h \

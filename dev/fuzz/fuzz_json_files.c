@@ -71,7 +71,7 @@ static void try_mamba_config(const unsigned char* bytes, size_t n_bytes) {
     } else if (json) {
         const int n = mamba_parameter_table(table, &c);
         const size_t elements = tensors_layout(table, n);
-        if (n < 9 || n > MAX_PARAMETERS || elements == 0 || elements > (size_t)1 << 58 || (c.layer == RT && c.E != c.M)) { __builtin_trap(); }
+        if (n < 11 || n > MAX_PARAMETERS || elements == 0 || elements > (size_t)1 << 58) { __builtin_trap(); }
     }
     json_decref(json);
 }

@@ -9,14 +9,13 @@ of a Trainer; the passes through the model are the trainer's.
 
 static inline GPT2* gpt2_of(const Run* r) { return (GPT2*)r->model; }
 
-static inline int gpt2_options(Run* r, Option* rows) {
+static inline void gpt2_options(Run* r) {
     const Option own[] = {
         {"GPT-2", "decay-all", "", OPTION_SWITCH, &r->decay_all, "0", 0, 0, "0|1",
          "decay biases and LayerNorms too, as llm.c's CPU trainer does", 0},
         {"GPT-2", "export-bin", "", OPTION_TEXT, &gpt2_of(r)->export_bin, "", 0, 0, "FILE", "write the model as llm.c's .bin", 0},
     };
-    memcpy(rows, own, sizeof own);
-    return (int)(sizeof own / sizeof own[0]);
+    run_add_options(r, own, sizeof own);
 }
 
 static inline void gpt2_choose(Run* r) {

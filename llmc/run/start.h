@@ -20,9 +20,8 @@ written.
 static inline void start_parse_(Run* r, int argc, char** argv) {
     const Trainer* t = r->trainer;
     r->n_options = run_options(r->table, &r->o, t->presets);
-    if (t->more_data) { r->n_options += data_options(r->table + r->n_options, &r->d); }
-    if (t->options) { r->n_options += t->options(r, r->table + r->n_options); }
-    assert(r->n_options <= MAX_OPTIONS);
+    if (t->more_data) { r->n_options = data_options(r->table, r->n_options, &r->d); }
+    if (t->options) { t->options(r); }
     options_parse(r->table, r->n_options, argc, argv, t->about);
     r->place = rank_place(run_is_typed(r, "rank") ? r->o.rank : "");
     r->comm = ranks_open(&r->place, &r->o);

@@ -39,7 +39,7 @@ typedef struct {
     int more_data;                       // takes the options of RunDataOptions too
 
     // ---- before anything is computed ----
-    int (*options)(Run* r, Option* rows);          // or NULL: its own rows; returns their number
+    void (*options)(Run* r);                       // or NULL: run_add_options for its own rows
     void (*parsed)(Run* r);                        // or NULL: what follows from them
     void (*choose)(Run* r);                        // the sizes: r->model's table (model_layout), r->V, classes, max_T
     void (*freeze)(Run* r);                        // or NULL: what stays as it is beside --freeze
@@ -111,6 +111,11 @@ struct Run {
     double peak;               // flop/s of matrix products, 0: not known
     Log log;
 };
+
+// rows of the trainer's own behind the common ones
+static inline void run_add_options(Run* r, const Option* rows, size_t n_bytes) {
+    r->n_options = options_append(r->table, r->n_options, rows, (int)(n_bytes / sizeof *rows));
+}
 
 static inline int run_is_typed(const Run* r, const char* option) { return options_given(r->table, r->n_options, option) == 1; }
 
