@@ -1,6 +1,6 @@
 /*
-Promises of llmc/ops/forward_forward.h: corrupted rows differ and are functions of a key, goodness and its gradient agree with double
-and with finite differences, and threads change no bit.
+Promises of llmc/ops/forward_forward.h: corrupted rows differ and are functions of a key, goodness and its gradient
+agree with double and with finite differences, and threads change no bit.
 */
 #include "llmc/ops/forward_forward.h"
 #include "llmc/test/test.h"
@@ -32,7 +32,9 @@ static void test_corrupt_rows(Test* t) {
             int as_asked = fraction > 0.0f ? (fraction < 1.0f ? n >= 1 : n == T) : n == 1;
             check(t, as_asked, "T %d, V %d, fraction %g: %d replaced in row %d", T, V, (double)fraction, n, b);
         }
-        for (int n = 0; n < B * T; n++) { check(t, negatives[n] >= 0 && negatives[n] < V, "V %d: found %d", V, negatives[n]); }
+        for (int n = 0; n < B * T; n++) {
+            check(t, negatives[n] >= 0 && negatives[n] < V, "V %d: found %d", V, negatives[n]);
+        }
         free(tokens), free(negatives);
     }
 }
@@ -45,7 +47,9 @@ static void test_corrupt_draws(Test* t) {
     // binomial: standard deviations sqrt(40000 * 0.3 * 0.7) = 92 and sqrt(12000 * 0.2 * 0.8) = 44; five of them
     check(t, abs(n_replaced - 12000) < 460, "expected about 12000 replaced, found %d", n_replaced);
     for (int n = 0; n < N; n++) { counts[negatives[n]] += negatives[n] != tokens[n]; }
-    for (int v = 0; v < V; v++) { check(t, abs(counts[v] - 2400) < 220, "token %d: expected about 2400, found %d", v, counts[v]); }
+    for (int v = 0; v < V; v++) {
+        check(t, abs(counts[v] - 2400) < 220, "token %d: expected about 2400, found %d", v, counts[v]);
+    }
     int n_alike = 0, n_same_place = 0;
     for (int n = 0; n < T; n++) { n_alike += (negatives[n] != tokens[n]) == (negatives[T + n] != tokens[T + n]); }
     // 0.3^2 + 0.7^2 = 0.58 of them, standard deviation sqrt(1000 * 0.58 * 0.42) = 15.6
@@ -63,12 +67,15 @@ static void test_corrupt_key(Test* t) {
         const float fraction = i ? 0.4f : 0.0f;
         ff_corrupt(all, tokens, 8, T, fraction, V, 5);
         ff_corrupt(some, tokens, 3, T, fraction, V, 5);
-        check(t, memcmp(some, all, sizeof(int) * 3 * T) == 0, "fraction %g: three rows of eight are not those of three", (double)fraction);
+        check(t, memcmp(some, all, sizeof(int) * 3 * T) == 0, "fraction %g: three rows of eight are not those of three",
+              (double)fraction);
         ff_corrupt(some, tokens, 8, T, fraction, V, 6);
-        check(t, memcmp(some, all, sizeof(int) * 8 * T) != 0, "fraction %g: another key makes the same rows", (double)fraction);
+        check(t, memcmp(some, all, sizeof(int) * 8 * T) != 0, "fraction %g: another key makes the same rows",
+              (double)fraction);
         memcpy(some, tokens, sizeof(int) * 8 * T);
         ff_corrupt(some, some, 8, T, fraction, V, 5);
-        check(t, memcmp(some, all, sizeof(int) * 8 * T) == 0, "fraction %g: in place it is not the same", (double)fraction);
+        check(t, memcmp(some, all, sizeof(int) * 8 * T) == 0, "fraction %g: in place it is not the same",
+              (double)fraction);
     }
     free(tokens), free(some), free(all);
 }
@@ -77,7 +84,8 @@ static void test_corrupt_key(Test* t) {
 
 static void check_goodness(Test* t, const float* o, int N, int M, const Device* dev) {
     const size_t n = (size_t)N * M;
-    float *dout = filled_array(n, NAN), *want = filled_array(n, 77.0f), *losses = filled_array(N, NAN), *want_losses = filled_array(N, 77.0f);
+    float *dout = filled_array(n, NAN), *want = filled_array(n, 77.0f), *losses = filled_array(N, NAN),
+        *want_losses = filled_array(N, 77.0f);
     char what[64];
     for (int is_real = 0; is_real < 2; is_real++) {
         snprintf(what, sizeof what, "(%d, %d), real %d, %d threads", N, M, is_real, dev->n_threads);
@@ -129,7 +137,8 @@ static void test_goodness_double(Test* t) {
     for (c.is_real = 0; c.is_real < 2; c.is_real++) {
         ff_goodness(losses, dout, o, 1.5f, c.is_real, 0.25f, 7, 33, &dev);
         double *want = finite_differences(goodness_loss, at, 7 * 33, &c), sum = 0.0;
-        // G < 9 by 34 roundings moves the slope, 1/4 steep at most, by 34 * 2^-25 * 9 / 4 at most; times 2 * 3 / 33 / 4, and as many of it
+        // G < 9 by 34 roundings moves the slope, 1/4 steep at most, by 34 * 2^-25 * 9 / 4 at most; times 2
+        // * 3 / 33 / 4, and as many of it
         check_close(t, c.is_real ? "dout, real" : "dout, corrupted", dout, want, 7 * 33, 80 * 0x1p-24 * 6.0 / 33 / 4);
         for (int n = 0; n < 7; n++) { sum += (double)losses[n] * c.dloss; }
         double expected = goodness_loss(at, &c);
@@ -147,12 +156,15 @@ static void test_goodness_obvious(Test* t) {
     float loss, dout[2];
     for (int is_real = 0; is_real < 2; is_real++) {
         const float sign = is_real ? -1.0f : 1.0f;
-        ff_goodness(&loss, dout, o, 9.0f, is_real, 1.0f, 1, 2, &dev);  // at the threshold: log 2, and half the slope of the goodness
+        // at the threshold: log 2, and half the slope of the goodness
+        ff_goodness(&loss, dout, o, 9.0f, is_real, 1.0f, 1, 2, &dev);
         check(t, loss == 0.693147182f, "real %d: loss %.9g", is_real, (double)loss);
-        check(t, dout[0] == sign * 1.5f && dout[1] == sign * -1.5f, "real %d: dout %g %g", is_real, (double)dout[0], (double)dout[1]);
+        check(t, dout[0] == sign * 1.5f && dout[1] == sign * -1.5f, "real %d: dout %g %g", is_real, (double)dout[0],
+              (double)dout[1]);
         ff_goodness(&loss, dout, large, 1.0f, is_real, 1.0f, 1, 2, &dev);
         check(t, loss == (is_real ? 0.0f : 399.0f), "real %d, large: loss %g", is_real, (double)loss);
-        ff_goodness(&loss, dout, huge, 1.0f, is_real, 1.0f, 1, 2, &dev);  // the goodness overflows: a perfect or a hopeless one
+        // the goodness overflows: a perfect or a hopeless one
+        ff_goodness(&loss, dout, huge, 1.0f, is_real, 1.0f, 1, 2, &dev);
         check(t, is_real ? loss == 0.0f : isinf(loss), "real %d, huge: loss %g", is_real, (double)loss);
         check(t, is_real ? dout[0] == 0.0f : dout[0] == 1e30f, "real %d, huge: dout %g", is_real, (double)dout[0]);
     }
@@ -161,12 +173,16 @@ static void test_goodness_obvious(Test* t) {
 
 int main(int argc, char** argv) {
     Promise promises[] = {
-        {"corrupt rows", "every row differs from the real one, by tokens of the vocabulary, also with V 2 and T 1", test_corrupt_rows},
+        {"corrupt rows", "every row differs from the real one, by tokens of the vocabulary, also with V 2 and T 1",
+         test_corrupt_rows},
         {"corrupt draws", "the asked fraction is replaced, all other tokens alike", test_corrupt_draws},
-        {"corrupt key", "a position is a function of the key and its number; negatives may be tokens", test_corrupt_key},
-        {"goodness bits", "equals the plain loop to the last bit, also in place, for 1, 2, 3 and 7 threads", test_goodness_bits},
+        {"corrupt key", "a position is a function of the key and its number; negatives may be tokens",
+         test_corrupt_key},
+        {"goodness bits", "equals the plain loop to the last bit, also in place, for 1, 2, 3 and 7 threads",
+         test_goodness_bits},
         {"goodness double", "loss and dout agree with double and with finite differences", test_goodness_double},
-        {"goodness obvious", "log 2 and half a slope at the threshold; an overflow stays harmless", test_goodness_obvious},
+        {"goodness obvious", "log 2 and half a slope at the threshold; an overflow stays harmless",
+         test_goodness_obvious},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
 }

@@ -1,6 +1,6 @@
 /*
-Promises of llmc/ops/gradient_surgery.h: the numbers of spec mamba_hpn.md 13.C2, PCGrad's closed form, CAGrad's optimum, GradNorm's
-derivative and what it balances; and that threads, ranges and what lies between them change no bit.
+Promises of llmc/ops/gradient_surgery.h: the numbers of spec mamba_hpn.md 13.C2, PCGrad's closed form, CAGrad's optimum,
+GradNorm's derivative and what it balances; and that threads, ranges and what lies between them change no bit.
 */
 #include "llmc/ops/gradient_surgery.h"
 #include "llmc/test/test.h"
@@ -11,7 +11,8 @@ static SurgeryConfig config_of(SurgeryMethod method, float epsilon, float lambda
 }
 
 // surgery on b = g[0] and f = g[1], n floats in one range; out (n)
-static SurgeryReport operate(Test* t, float* out, const float* f, const float* b, size_t n, const SurgeryConfig* config) {
+static SurgeryReport operate(Test* t, float* out, const float* f, const float* b, size_t n,
+                             const SurgeryConfig* config) {
     const SurgeryRange range = {0, n};
     const float losses[2] = {1.0f, 1.0f};
     float *f_copy = copied_array(f, n), *g[2] = {out, f_copy};
@@ -39,7 +40,9 @@ static double dot(const double* a, const double* b, int n) {
 
 // Gram matrix of n_tasks vectors (n_tasks, n)
 static void gram_of(double* gram, const double* vectors, int n_tasks, int n) {
-    for (int i = 0; i < n_tasks * n_tasks; i++) { gram[i] = dot(vectors + i / n_tasks * n, vectors + i % n_tasks * n, n); }
+    for (int i = 0; i < n_tasks * n_tasks; i++) {
+        gram[i] = dot(vectors + i / n_tasks * n, vectors + i % n_tasks * n, n);
+    }
 }
 
 static double* random_doubles(int n, uint64_t seed) {
@@ -65,17 +68,21 @@ static void test_fixture(Test* t) {
         {"orthograd", 0.4f, 0.2f, {0.17647059 - 1.0, -0.76470588 + 1.5, 1.3235294 + 1.0}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        SurgeryConfig c = config_of((SurgeryMethod)choice_find(SURGERY_NAMES, cases[i].method), 0.0f, cases[i].lambda, cases[i].alpha);
+        SurgeryConfig c = config_of((SurgeryMethod)choice_find(SURGERY_NAMES, cases[i].method), 0.0f, cases[i].lambda,
+                                    cases[i].alpha);
         float out[3];
         SurgeryReport report = operate(t, out, F, B, 3, &c);
-        check_close(t, cases[i].method, out, cases[i].want, 3, 2e-7);  // |out| < 4: half a last place, and the eight digits given
-        check(t, report.dots[0][1] == -3.5 && report.dots[0][0] == 4.25 && report.dots[1][1] == 5.25 && report.n_conflicts == 1,
-              "%s: dots %g %g %g, %d conflicts", cases[i].method, report.dots[0][1], report.dots[0][0], report.dots[1][1], report.n_conflicts);
+        // |out| < 4: half a last place, and the eight digits given
+        check_close(t, cases[i].method, out, cases[i].want, 3, 2e-7);
+        check(t, report.dots[0][1] == -3.5 && report.dots[0][0] == 4.25 && report.dots[1][1] == 5.25
+              && report.n_conflicts == 1, "%s: dots %g %g %g, %d conflicts", cases[i].method, report.dots[0][1],
+                  report.dots[0][0], report.dots[1][1], report.n_conflicts);
     }
 }
 
 static void test_fixture_cagrad(Test* t) {
-    const double cases[][2] = {{0.2, 0.2312385}, {0.5, 0.40669765}, {0.9, 0.4359285}};  // the others by NumPy, on a grid of 5e-7
+    // the others by NumPy, on a grid of 5e-7
+    const double cases[][2] = {{0.2, 0.2312385}, {0.5, 0.40669765}, {0.9, 0.4359285}};
     for (int i = 0; i < 3; i++) {
         SurgeryConfig c = config_of(SURGERY_CAGRAD, 0.0f, (float)cases[i][0], 0.2f);
         float out[3];
@@ -117,11 +124,13 @@ static void test_pcgrad_pairs(Test* t) {
     for (uint64_t pair = 0; pair < 200; pair++) {
         double *v = random_doubles(2 * N, pair), gram[4], weight[2], result[N];
         gram_of(gram, v, 2, N);
-        int n_projections = pcgrad_weights(weight, gram, 2, 0.0, 1, pair), conflict = gram[1] < 0.0;
+        int n_projections = surgery_pcgrad_weights(weight, gram, 2, 0.0, 1, pair), conflict = gram[1] < 0.0;
         double want[2] = {conflict ? 1.0 - gram[1] / gram[0] : 1.0, conflict ? 1.0 - gram[1] / gram[3] : 1.0};
         for (int k = 0; k < 2; k++) { check_number(t, "weight", weight[k], want[k], 1e-12 * want[k]); }
         for (int i = 0; i < N; i++) { result[i] = weight[0] * v[i] + weight[1] * v[N + i]; }
-        for (int k = 0; k < 2; k++) { check(t, dot(result, v + k * N, N) >= 0.0, "pair %d: the sum opposes task %d", (int)pair, k); }
+        for (int k = 0; k < 2; k++) {
+            check(t, dot(result, v + k * N, N) >= 0.0, "pair %d: the sum opposes task %d", (int)pair, k);
+        }
         check(t, n_projections == 2 * conflict, "pair %d: %d projections", (int)pair, n_projections);
         n_conflicts += conflict;
         free(v);
@@ -134,10 +143,13 @@ static void test_pcgrad_floats(Test* t) {
     for (uint64_t pair = 0; pair < 50; pair++) {
         enum { N = 33 };
         float *f = random_array(N, 1.0f, 2 * pair), *b = random_array(N, 1.0f, 2 * pair + 1), out[N];
-        double *v = double_array(b, N), *vf = double_array(f, N), fb = dot(vf, v, N), ff = dot(vf, vf, N), bb = dot(v, v, N);
+        double *v = double_array(b, N), *vf = double_array(f, N), fb = dot(vf, v, N), ff = dot(vf, vf, N),
+            bb = dot(v, v, N);
         SurgeryConfig c = config_of(SURGERY_PCGRAD, 0.0f, 0.4f, 0.2f);
         operate(t, out, f, b, N, &c);
-        for (int i = 0; i < N; i++) { v[i] = fb < 0.0 ? (1.0 - fb / ff) * vf[i] + (1.0 - fb / bb) * v[i] : vf[i] + v[i]; }
+        for (int i = 0; i < N; i++) {
+            v[i] = fb < 0.0 ? (1.0 - fb / ff) * vf[i] + (1.0 - fb / bb) * v[i] : vf[i] + v[i];
+        }
         check_close(t, "pcgrad", out, v, N, 4.0 * 0x1p-24);  // |out| < 4, rounded once: 2^-24 of its binade
         free(f), free(b), free(v), free(vf);
     }
@@ -174,7 +186,7 @@ static void check_orders(Test* t, int* n_seen, const double* g, const double* gr
     }
     for (uint64_t step = 0; step < 200; step++) {
         int n_equal = 0;
-        pcgrad_weights(weight, gram, 3, 0.0, 3, step);
+        surgery_pcgrad_weights(weight, gram, 3, 0.0, 3, step);
         for (int i = 0; i < N; i++) { result[i] = weight[0] * g[i] + weight[1] * g[N + i] + weight[2] * g[2 * N + i]; }
         for (int o = 0; o < 8; o++) {
             int equal = distance(result, want[o], N) < 1e-12;
@@ -185,7 +197,7 @@ static void check_orders(Test* t, int* n_seen, const double* g, const double* gr
     }
 }
 
-// where all three pairs are in conflict, all eight orders come
+// all eight orders come, where all three pairs are in conflict
 static void test_pcgrad_three(Test* t) {
     int n_sets = 0;
     for (uint64_t set = 0; set < 40; set++) {
@@ -194,7 +206,9 @@ static void test_pcgrad_three(Test* t) {
         gram_of(gram, g, 3, 5);
         check_orders(t, n_seen, g, gram);
         int all_conflict = gram[1] < 0.0 && gram[2] < 0.0 && gram[5] < 0.0;
-        for (int o = 0; o < 8 && all_conflict; o++) { check(t, n_seen[o] > 5, "set %d: order %d came %d times", (int)set, o, n_seen[o]); }
+        for (int o = 0; o < 8 && all_conflict; o++) {
+            check(t, n_seen[o] > 5, "set %d: order %d came %d times", (int)set, o, n_seen[o]);
+        }
         n_sets += all_conflict;
         free(g);
     }
@@ -207,10 +221,11 @@ static void test_pcgrad_order(Test* t) {
     for (uint64_t step = 0; step < 4000; step++) {
         const int i = (int)(step % 5);
         int seen = 1 << i;
-        pcgrad_order_(order, 5, i, 9, step);
-        pcgrad_order_(again, 5, i, 9, step);
+        surgery_pcgrad_order_(order, 5, i, 9, step);
+        surgery_pcgrad_order_(again, 5, i, 9, step);
         for (int k = 0; k < 4; k++) { seen |= 1 << order[k]; }
-        check(t, seen == 31 && memcmp(order, again, sizeof order) == 0, "task %d: order %d %d %d %d", i, order[0], order[1], order[2], order[3]);
+        check(t, seen == 31 && memcmp(order, again, sizeof order) == 0, "task %d: order %d %d %d %d", i, order[0],
+              order[1], order[2], order[3]);
         n_first[order[0]]++;
     }
     // 800 each; binomial, standard deviation sqrt(3200 / 4 * 3 / 4) = 24.5; five of them
@@ -226,7 +241,7 @@ static double worse(const double* d, const double* v, int n) { return fmin(dot(d
 static void check_cagrad(Test* t, const double* v, int n, double c) {
     double gram[4], weight[2], g0[8], d[8], off[8], u[8], w[8], candidate[8], best = -INFINITY;
     gram_of(gram, v, 2, n);
-    double x = cagrad_weights(weight, gram, c);
+    double x = surgery_cagrad_weights(weight, gram, c);
     for (int i = 0; i < n; i++) {
         g0[i] = 0.5 * (v[i] + v[n + i]);
         d[i] = weight[0] * v[i] + weight[1] * v[n + i];
@@ -238,18 +253,22 @@ static void check_cagrad(Test* t, const double* v, int n, double c) {
     check_number(t, "|d - g0|", sqrt(dot(off, off, n)), radius, 1e-12);
     for (int step = 0; step < 10000; step++) {
         double angle = step * 2e-4 * acos(-1.0);
-        for (int i = 0; i < n; i++) { candidate[i] = g0[i] + radius * (cos(angle) * u[i] + sin(angle) / w_length * w[i]); }
+        for (int i = 0; i < n; i++) {
+            candidate[i] = g0[i] + radius * (cos(angle) * u[i] + sin(angle) / w_length * w[i]);
+        }
         best = fmax(best, worse(candidate, v, n));
     }
     // between two angles the optimum may be missed by radius * 3.2e-4 * the longer gradient
-    check(t, found >= best - 1e-12 && found <= best + radius * 3.2e-4 * sqrt(fmax(gram[0], gram[3])), "c %g: min %.12g, the search has %.12g", c, found, best);
+    check(t, found >= best - 1e-12 && found <= best + radius * 3.2e-4 * sqrt(fmax(gram[0], gram[3])),
+          "c %g: min %.12g, the search has %.12g", c, found, best);
     if (x > 0.0 && x < 1.0) { check_number(t, "d.f = d.b", dot(d, v, n), dot(d, v + n, n), 1e-9); }
 }
 
 static void test_cagrad_best(Test* t) {
     for (uint64_t pair = 0; pair < 20; pair++) {
         double* v = random_doubles(14, pair + 100);
-        for (int i = 0; i < 7; i++) { v[i] *= pair % 3 == 0 ? 5.0 : 1.0; }  // unlike lengths bring optima at x = 0 and 1
+        // unlike lengths bring optima at x = 0 and 1
+        for (int i = 0; i < 7; i++) { v[i] *= pair % 3 == 0 ? 5.0 : 1.0; }
         for (int i = 0; i < 4; i++) { check_cagrad(t, v, 7, 0.05 + 0.3 * i); }
         free(v);
     }
@@ -265,11 +284,12 @@ static void test_cagrad_edges(Test* t) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         double weight[2], sum = 0.0;
-        cagrad_weights(weight, cases[i].dots, 0.5);
+        surgery_cagrad_weights(weight, cases[i].dots, 0.5);
         // only what has a length counts: compare the vectors, as multiples of a unit vector
         const double b = sqrt(cases[i].dots[0]), f = (cases[i].dots[1] < 0.0 ? -1.0 : 1.0) * sqrt(cases[i].dots[3]);
         sum = (weight[0] - cases[i].want[0]) * b + (weight[1] - cases[i].want[1]) * f;
-        check(t, isfinite(weight[0]) && isfinite(weight[1]) && fabs(sum) < 1e-12, "case %zu: weights %g %g", i, weight[0], weight[1]);
+        check(t, isfinite(weight[0]) && isfinite(weight[1]) && fabs(sum) < 1e-12, "case %zu: weights %g %g", i,
+              weight[0], weight[1]);
     }
 }
 
@@ -301,8 +321,11 @@ static void test_gradnorm_slope(Test* t) {
     double* want = finite_differences(gradnorm_loss, w, 3, &c);
     check_close(t, "slopes", slopes, want, 3, 1e-6);
     const double mean = ((double)s.weight[0] * 1.7 + (double)s.weight[1] * 0.4 + (double)s.weight[2] * 3.0) / 3.0;
-    const double ratios[3] = {2.0 / 2.5, (double)0.3f / 2.0, 1.5 / (double)1.6f}, mean_ratio = (ratios[0] + ratios[1] + ratios[2]) / 3.0;
-    for (int i = 0; i < 3; i++) { check_number(t, "target", targets[i], mean * pow(ratios[i] / mean_ratio, (double)0.7f), 1e-6); }
+    const double ratios[3] = {2.0 / 2.5, (double)0.3f / 2.0, 1.5 / (double)1.6f},
+        mean_ratio = (ratios[0] + ratios[1] + ratios[2]) / 3.0;
+    for (int i = 0; i < 3; i++) {
+        check_number(t, "target", targets[i], mean * pow(ratios[i] / mean_ratio, (double)0.7f), 1e-6);
+    }
     free(w), free(want);
 }
 
@@ -346,14 +369,18 @@ static void test_gradnorm_balance(Test* t) {
     Device dev = test_device(1);
     Surgery s = regressions_trained(ratios, 1.5f, 0.002f, 2000, &dev);
     // w goes to and fro around the balance, by up to the rate of its Adam
-    check(t, fabs(ratios[0] - ratios[1]) < 0.01 && ratios[0] < 0.36, "alpha 1.5: L / L0 are %g and %g", ratios[0], ratios[1]);
-    check(t, s.gradnorm.weight[0] > 10.0f * s.gradnorm.weight[1], "weights %g and %g", (double)s.gradnorm.weight[0], (double)s.gradnorm.weight[1]);
+    check(t, fabs(ratios[0] - ratios[1]) < 0.01 && ratios[0] < 0.36, "alpha 1.5: L / L0 are %g and %g", ratios[0],
+          ratios[1]);
+    check(t, s.gradnorm.weight[0] > 10.0f * s.gradnorm.weight[1], "weights %g and %g", (double)s.gradnorm.weight[0],
+          (double)s.gradnorm.weight[1]);
     surgery_free(&s);
     s = regressions_trained(ratios, 0.0f, 0.0f, 1000, &dev);  // p stays: the weights alone make the norms equal
     Regressions r;
     memset(&r, 0, sizeof r);
     regress(&r);
-    for (int k = 0; k < 2; k++) { norms[k] = (double)s.gradnorm.weight[k] * sqrt(dot_chunk_(r.gradient[k], r.gradient[k], 4)); }
+    for (int k = 0; k < 2; k++) {
+        norms[k] = (double)s.gradnorm.weight[k] * sqrt(dot_chunk_(r.gradient[k], r.gradient[k], 4));
+    }
     check(t, fabs(norms[0] / norms[1] - 1.0) < 0.1, "alpha 0: norms %g and %g", norms[0], norms[1]);
     surgery_free(&s);
     device_free(&dev);
@@ -375,10 +402,14 @@ static void test_gradnorm_steps(Test* t) {
     GradNorm before = s.gradnorm;
     losses[1] = 2.0f, f[2] = NAN;
     surgery_apply(&report, g, &s, 1, losses, &dev);
-    check(t, isnan(b[2]) && memcmp(&before, &s.gradnorm, sizeof before) == 0, "a NaN outside norm_range changed the state");
-    for (int i = 0; i < 5; i++) { b[i] = (float)(1 + i), f[i] = (float)(5 - i); }  // elsewhere than in norm_range the norms are equal
+    check(t, isnan(b[2]) && memcmp(&before, &s.gradnorm, sizeof before) == 0,
+          "a NaN outside norm_range changed the state");
+    // elsewhere than in norm_range the norms are equal
+    for (int i = 0; i < 5; i++) { b[i] = (float)(1 + i), f[i] = (float)(5 - i); }
     surgery_apply(&report, g, &s, 2, losses, &dev);
-    for (int i = 0; i < 5; i++) { check(t, b[i] == 6.0f, "the weights from before the step: [%d] found %g", i, (double)b[i]); }
+    for (int i = 0; i < 5; i++) {
+        check(t, b[i] == 6.0f, "the weights from before the step: [%d] found %g", i, (double)b[i]);
+    }
     // r = 1, T = 3: Adam's first step is its rate against the sign, b is above; the sum stays 2
     check_number(t, "w[0]", (double)s.gradnorm.weight[0], 0.975, 2e-7);
     check_number(t, "w[1]", (double)s.gradnorm.weight[1], 1.025, 2e-7);
@@ -390,20 +421,23 @@ static void test_gradnorm_steps(Test* t) {
 
 enum { N_RANGES = 7, ARENA = 30000 };
 // lengths around a chunk, a block and a vector; gaps between most, none before the third; order is the caller's
-static const SurgeryRange RANGES[N_RANGES] = {{5, 1}, {7, 7}, {14, 257}, {9000, 4096}, {300, 4097}, {20000, 9000}, {14000, 0}};
+static const SurgeryRange RANGES[N_RANGES] = {{5, 1}, {7, 7}, {14, 257}, {9000, 4096}, {300, 4097}, {20000, 9000},
+                                              {14000, 0}};
 
 // dot products and result as the plain loops have them
 static void operate_ref(Test* t, float* const* g, const SurgeryReport* report, int n_tasks) {
     for (int i = 0; i < n_tasks * n_tasks; i++) {
         const float *x = g[i / n_tasks], *y = g[i % n_tasks];
-        double want = surgery_dot_ref(x, y, RANGES, N_RANGES), found = report->dots[i / n_tasks][i % n_tasks], plain = 0.0, sizes = 0.0;
+        double want = surgery_dot_ref(x, y, RANGES, N_RANGES), found = report->dots[i / n_tasks][i % n_tasks],
+            plain = 0.0, sizes = 0.0;
         for (int r = 0; r < N_RANGES; r++) {
             for (size_t j = RANGES[r].first; j < RANGES[r].first + RANGES[r].n; j++) {
                 plain += (double)x[j] * (double)y[j];
                 sizes += fabs((double)x[j] * (double)y[j]);
             }
         }
-        check(t, memcmp(&want, &found, sizeof want) == 0, "dot product %d: found %.17g, expected %.17g", i, found, want);
+        check(t, memcmp(&want, &found, sizeof want) == 0, "dot product %d: found %.17g, expected %.17g", i, found,
+              want);
         check_number(t, "dot product", found, plain, sizes * ARENA * 0x1p-53);
     }
     for (int r = 0; r < N_RANGES; r++) { surgery_sum_ref(g, report->weight, n_tasks, RANGES[r].first, RANGES[r].n); }
@@ -443,7 +477,9 @@ static void test_bits(Test* t) {
     for (int method = 0; method < N_SURGERY_METHODS; method++) {
         const int any_number = method == SURGERY_NONE || method == SURGERY_PCGRAD || method == SURGERY_GRADNORM;
         for (int hard = 0; hard < 2; hard++) {
-            for (int n_tasks = 2; n_tasks <= 2 + any_number; n_tasks++) { check_threads(t, (SurgeryMethod)method, n_tasks, hard); }
+            for (int n_tasks = 2; n_tasks <= 2 + any_number; n_tasks++) {
+                check_threads(t, (SurgeryMethod)method, n_tasks, hard);
+            }
         }
     }
 }
@@ -460,9 +496,10 @@ static void test_ranges(Test* t) {
     surgery_init(&s, &c, ranges, 2, 2);
     surgery_apply(&report, g, &s, 0, NULL, &dev);
     check_close(t, "b + f", b, want, 5, 0.0);
-    check(t, report.n_conflicts == 1 && report.n_projections == 0 && report.dots[0][1] == 1.5, "%d conflicts, %d projections, f.b %g",
-          report.n_conflicts, report.n_projections, report.dots[0][1]);
-    check(t, s.range_dots[1] == 5.0 && s.range_dots[4 + 1] == -3.5, "f.b of the ranges: %g and %g", s.range_dots[1], s.range_dots[4 + 1]);
+    check(t, report.n_conflicts == 1 && report.n_projections == 0 && report.dots[0][1] == 1.5,
+          "%d conflicts, %d projections, f.b %g", report.n_conflicts, report.n_projections, report.dots[0][1]);
+    check(t, s.range_dots[1] == 5.0 && s.range_dots[4 + 1] == -3.5, "f.b of the ranges: %g and %g", s.range_dots[1],
+          s.range_dots[4 + 1]);
     surgery_free(&s);
     device_free(&dev);
 }
@@ -474,9 +511,11 @@ static void test_edges(Test* t) {
         SurgeryConfig c = config_of((SurgeryMethod)method, 0.0f, 0.4f, 0.2f);
         float out[3];
         operate(t, out, F, zeros, 3, &c);
-        check(t, isfinite(out[0]) && isfinite(out[1]) && isfinite(out[2]), "%s: b = 0 gives %g", name.s, (double)out[0]);
+        check(t, isfinite(out[0]) && isfinite(out[1]) && isfinite(out[2]), "%s: b = 0 gives %g", name.s,
+              (double)out[0]);
         operate(t, out, zeros, B, 3, &c);
-        check(t, isfinite(out[0]) && isfinite(out[1]) && isfinite(out[2]), "%s: f = 0 gives %g", name.s, (double)out[0]);
+        check(t, isfinite(out[0]) && isfinite(out[1]) && isfinite(out[2]), "%s: f = 0 gives %g", name.s,
+              (double)out[0]);
         operate(t, out, zeros, zeros, 3, &c);
         check(t, out[0] == 0.0f && out[1] == 0.0f && out[2] == 0.0f, "%s: nothing gives %g", name.s, (double)out[0]);
         operate(t, out, with_nan, B, 3, &c);
@@ -514,8 +553,8 @@ static void test_names(Test* t) {
         const int found = choice_find(SURGERY_NAMES, names[i].name);
         check(t, found == names[i].method, "%s: expected %d, found %d", names[i].name, names[i].method, found);
         const int is_name = i < N_SURGERY_METHODS;
-        check(t, !is_name || !strcmp(surgery_name((SurgeryMethod)i).s, names[i].name), "%s: its name is %s", names[i].name,
-              is_name ? surgery_name((SurgeryMethod)i).s : "");
+        check(t, !is_name || !strcmp(surgery_name((SurgeryMethod)i).s, names[i].name), "%s: its name is %s",
+              names[i].name, is_name ? surgery_name((SurgeryMethod)i).s : "");
     }
 }
 
@@ -556,14 +595,18 @@ int main(int argc, char** argv) {
         {"fixture gradnorm", "targets, slopes and weights of spec 13.C2", test_fixture_gradnorm},
         {"pcgrad pairs", "the closed form for 200 random pairs; the sum opposes neither", test_pcgrad_pairs},
         {"pcgrad floats", "the closed form on vectors of 33 floats, to one rounding", test_pcgrad_floats},
-        {"pcgrad three", "three tasks: the paper's loop in one of its eight orders, all of which come", test_pcgrad_three},
+        {"pcgrad three", "three tasks: the paper's loop in one of its eight orders, all of which come",
+         test_pcgrad_three},
         {"pcgrad order", "a permutation of the others, a function of seed and step, even", test_pcgrad_order},
         {"cagrad best", "no direction on the circle is better for the worse task; |d - g0| = c |g0|", test_cagrad_best},
         {"cagrad edges", "gradients that are 0, equal or opposed", test_cagrad_edges},
         {"gradnorm slope", "the derivative of sum |G - T|, and T with a power in double", test_gradnorm_slope},
-        {"gradnorm balance", "two regressions 1 : 30: alpha 1.5 makes L / L0 equal, alpha 0 the norms", test_gradnorm_balance},
-        {"gradnorm steps", "weights of before the step; rests before all losses began and at a NaN", test_gradnorm_steps},
-        {"bits", "1, 2, 3 and 7 threads have the bits of the plain loops, ranges in any order, gaps untouched", test_bits},
+        {"gradnorm balance", "two regressions 1 : 30: alpha 1.5 makes L / L0 equal, alpha 0 the norms",
+         test_gradnorm_balance},
+        {"gradnorm steps", "weights of before the step; rests before all losses began and at a NaN",
+         test_gradnorm_steps},
+        {"bits", "1, 2, 3 and 7 threads have the bits of the plain loops, ranges in any order, gaps untouched",
+         test_bits},
         {"ranges", "a method looks at the whole vector; conflicts are counted range by range", test_ranges},
         {"edges", "zero gradients stay finite; NaN and Inf are passed on", test_edges},
         {"one task", "with one task no bit changes, whatever the method", test_one_task},

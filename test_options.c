@@ -1,6 +1,6 @@
 /*
-Promises of llmc/core/options.h: what is accepted and what it becomes, every wrong option with its message, --args files, --help,
-the settings box, and settings that go through JSON without losing a bit.
+Promises of llmc/core/options.h: what is accepted and what it becomes, every wrong option with its message, --args
+files, --help, the settings box, and settings that go through JSON without losing a bit.
     cc -std=gnu11 -O2 test_options.c -o build/test_options -ljansson -lm && build/test_options
 */
 #include "llmc/core/options.h"  // everything under test
@@ -20,8 +20,8 @@ enum { MAX_ROWS = 16, MAX_TEXT = 16384 };
 static int make_table(Option* table, Settings* s) {
     Option rows[] = {
         {"data", "train", "-i --input-bin", OPTION_TEXT, &s->train, "", 0, 0, "PATH",
-         "token shards (glob), a text file or folder, or JSONL, told apart by content; a long meaning goes on in the next "
-         "line", 0},
+         "token shards (glob), a text file or folder, or JSONL, told apart by content; a long meaning goes on in the "
+         "next line", 0},
         {"data", "batch-size", "-b", OPTION_INT, &s->batch_size, "4", 1, 65536, "N", "rows per micro-batch", 0},
         {"data", "offset", "", OPTION_INT, &s->offset, "0", INT_MIN, INT_MAX, "N",
          "first token; with its default this row is one column too long", 0},
@@ -37,7 +37,8 @@ static int make_table(Option* table, Settings* s) {
         {"run", "resume", "-y", OPTION_SWITCH, &s->resume, "0", 0, 1, "", "go on from the newest good checkpoint", 0},
         {"run", "head", "", OPTION_CHOICE, &s->head, "", 0, 0, "softmax|sphere,ball", "which of them; empty: none", 0},
         {"out", "generate", "", OPTION_TEXT, &s->prompt, "hello", 0, 0, "TEXT|-", "continue this text", 0},
-        {"data", "shuffle", "", OPTION_SWITCH, &s->shuffle, "1", 0, 1, "0|1", "visit the shards in random order", 0},  // joins its group
+        // this one joins its group
+        {"data", "shuffle", "", OPTION_SWITCH, &s->shuffle, "1", 0, 1, "0|1", "visit the shards in random order", 0},
     };
     memcpy(table, rows, sizeof rows);
     return (int)(sizeof rows / sizeof rows[0]);
@@ -75,7 +76,7 @@ static void read_file(const char* path, char* text) {
     unlink(path);
 }
 
-// in a child: what these words print goes to the file `path`
+// what these words print, in a child, goes to the file `path`
 typedef struct { const char *path, *words; } Printing;
 
 static void print_settings(void* arg) {
@@ -128,12 +129,14 @@ static void test_values(Test* t) {
         {"-b|8|--batch-size|16", "batch-size", "16"}, {"--max-steps=-1", "steps", "-1"}, {"--steps|-1", "steps", "-1"},
         {"--steps|2147483647", "steps", "2147483647"}, {"--offset|-2147483648", "offset", "-2147483648"},
         {"--lr|0.1", "lr", "0.1"}, {"--lr|1e-4", "lr", "0.0001"}, {"--lr|.05", "lr", "0.05"}, {"--lr|0", "lr", "0"},
-        {"--lr|1e-50", "lr", "0"}, {"--any|-3.4028235e38", "any", "-3.4028235e+38"}, {"--any|1e-45", "any", "1.4013e-45"},
+        {"--lr|1e-50", "lr", "0"}, {"--any|-3.4028235e38", "any", "-3.4028235e+38"},
+        {"--any|1e-45", "any", "1.4013e-45"},
         {"--any|0.333333343", "any", "0.33333334"}, {"--any|0.10000001", "any", "0.10000001"},
         {"--any|16777217", "any", "16777216"}, {"--resume", "resume", "1"}, {"--resume|0", "resume", "0"},
         {"--resume=1", "resume", "1"}, {"-y|--shuffle", "resume", "1"}, {"--shuffle|0", "shuffle", "0"},
         {"-y|1|--shuffle=0", "shuffle", "0"},
-        {"--schedule|wsd", "schedule", "wsd"}, {"-k=linear", "schedule", "linear"}, {"-k|Constant", "schedule", "constant"},
+        {"--schedule|wsd", "schedule", "wsd"}, {"-k=linear", "schedule", "linear"},
+        {"-k|Constant", "schedule", "constant"},
         {"--head|softmax", "head", "softmax"}, {"--head|ball", "head", "sphere"}, {"--head|ball|--head=", "head", ""},
         {"--train|data/*.bin", "train", "data/*.bin"}, {"--input-bin|x", "train", "x"}, {"--train=a=b", "train", "a=b"},
         {"--train=", "train", ""}, {"--train|", "train", ""}, {"--train=--lr", "train", "--lr"},
@@ -155,18 +158,20 @@ static void test_values(Test* t) {
 static void test_choices(Test* t) {
     const struct { const char* words; int schedule, head; } cases[] = {
         {"", COSINE, NO_HEAD}, {"-k|constant", CONSTANT, NO_HEAD}, {"-k|linear|--head|softmax", LINEAR, SOFTMAX},
-        {"-k|WSD|--head|sphere", WSD, SPHERE}, {"--head|Ball", COSINE, SPHERE}, {"--head|ball|--head|", COSINE, NO_HEAD},
+        {"-k|WSD|--head|sphere", WSD, SPHERE}, {"--head|Ball", COSINE, SPHERE},
+        {"--head|ball|--head|", COSINE, NO_HEAD},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Option table[MAX_ROWS];
         Settings s;
         int n = parse(table, &s, cases[i].words);
-        check(t, s.schedule == cases[i].schedule && s.head == cases[i].head, "%s: found %d and %d, expected %d and %d", cases[i].words,
-              s.schedule, s.head, cases[i].schedule, cases[i].head);
+        check(t, s.schedule == cases[i].schedule && s.head == cases[i].head, "%s: found %d and %d, expected %d and %d",
+              cases[i].words, s.schedule, s.head, cases[i].schedule, cases[i].head);
         options_free(table, n);
     }
     for (int head = NO_HEAD; head <= SPHERE; head++) {
-        check(t, choice_find("softmax|sphere,ball", choice_name("softmax|sphere,ball", head).s) == head, "name of %d", head);
+        check(t, choice_find("softmax|sphere,ball", choice_name("softmax|sphere,ball", head).s) == head, "name of %d",
+              head);
     }
 }
 
@@ -190,10 +195,12 @@ static void test_wrong(Test* t) {
         {"--batch-size|4-", "--batch-size: expected an integer 1..65536, found \"4-\""},
         {"--batch-size|0", "--batch-size: expected an integer 1..65536, found \"0\""},
         {"--batch-size|65537", "--batch-size: expected an integer 1..65536, found \"65537\""},
-        {"--batch-size|99999999999999999999", "--batch-size: expected an integer 1..65536, found \"99999999999999999999\""},
+        {"--batch-size|99999999999999999999",
+         "--batch-size: expected an integer 1..65536, found \"99999999999999999999\""},
         {"--batch-size|4\n5\x1b[31m", "--batch-size: expected an integer 1..65536, found \"4?5?[31m\""},
         {"--batch-size|xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
-         "--batch-size: expected an integer 1..65536, found \"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...\""},
+         "--batch-size: expected an integer 1..65536, found "
+         "\"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...\""},
         {"-b|4x", "--batch-size: expected an integer 1..65536, found \"4x\""},
         {"--batch-size|8|-b|0", "--batch-size: expected an integer 1..65536, found \"0\""},
         {"--steps|-2", "--steps: expected an integer, -1 or more, found \"-2\""},
@@ -219,7 +226,8 @@ static void test_wrong(Test* t) {
         {"--shuffle|yes", "--shuffle: expected 0 or 1, found \"yes\""},
         {"--resume=", "--resume: expected 0 or 1, found \"\""},
         {"--schedule|cosin", "--schedule: expected constant|linear|cosine|wsd, found \"cosin\""},
-        {"--schedule|linear|--schedule|cosine|--schedule|", "--schedule: expected constant|linear|cosine|wsd, found \"\""},
+        {"--schedule|linear|--schedule|cosine|--schedule|",
+         "--schedule: expected constant|linear|cosine|wsd, found \"\""},
         {"--schedule|cos", "--schedule: expected constant|linear|cosine|wsd, found \"cos\""},
         {"--head|sphere,ball", "--head: expected softmax|sphere,ball, found \"sphere,ball\""},
         {"--schedule|constant|--schedule=linear|cosine",
@@ -296,7 +304,8 @@ static void test_file(Test* t) {
 static void test_wrong_file(Test* t) {
     const struct { const char* text; size_t n_bytes; const char* message; } cases[] = {
         {"\n\nbatch-size = 4x\n", 0, ":3: --batch-size: expected an integer 1..65536, found \"4x\""},
-        {"lr = 1e-3\nbatchsize = 4", 0, ":2: --batchsize: unknown option, did you mean --batch-size? (--help lists all)"},
+        {"lr = 1e-3\nbatchsize = 4", 0,
+         ":2: --batchsize: unknown option, did you mean --batch-size? (--help lists all)"},
         {"-q = 4", 0, ":1: -q: unknown option (--help lists all)"},
         {"batch-size\n", 0, ":1: --batch-size: expected an integer 1..65536, found nothing"},
         {"batch-size = 4 8\n", 0, ":1: --batch-size: expected an integer 1..65536, found \"4 8\""},
@@ -321,7 +330,8 @@ static void test_wrong_file(Test* t) {
     check_exit(t, "a line of 4096 bytes", parse_in_child, words, 2,
                ".wrong:1: expected text in lines of less than 4096 bytes\n");
     unlink(path);
-    char missing[] = "--args|/nowhere/x.txt", folder[] = "--args|/tmp", zeros[] = "--args=/dev/zero", nothing[] = "--args";
+    char missing[] = "--args|/nowhere/x.txt", folder[] = "--args|/tmp", zeros[] = "--args=/dev/zero",
+        nothing[] = "--args";
     check_exit(t, missing, parse_in_child, missing, 2, ": --args: /nowhere/x.txt: No such file or directory\n");
     check_exit(t, folder, parse_in_child, folder, 2, ": --args: /tmp: Is a directory\n");
     check_exit(t, zeros, parse_in_child, zeros, 2, ": /dev/zero:1: expected text in lines");
@@ -365,7 +375,8 @@ static void test_reword(Test* t) {
     options_reword(table, n, "lr", "as steep as it gets");
     for (int i = 0; i < n; i++) {
         const int is_lr = !strcmp(table[i].name, "lr");
-        check(t, is_lr == !strcmp(table[i].meaning, "as steep as it gets"), "--%s: %s", table[i].name, table[i].meaning);
+        check(t, is_lr == !strcmp(table[i].meaning, "as steep as it gets"), "--%s: %s", table[i].name,
+              table[i].meaning);
     }
     options_free(table, n);
 }
@@ -378,7 +389,8 @@ static void test_box(Test* t) {
         "| lr                    | 0.001                                              |\n"
         "| generate              |                                                    |\n";
     char text[MAX_TEXT];
-    printed(t, "--train|a/path/of/more/than/fifty/characters/goes/on/in/the/next\nline|--lr|1e-3|-b|4|--generate=", text);
+    printed(t, "--train|a/path/of/more/than/fifty/characters/goes/on/in/the/next\nline|--lr|1e-3|-b|4|--generate=",
+            text);
     check(t, !strcmp(text, expected), "found\n%s", text);
     printed(t, "", text);
     check(t, !strchr(text, '|'), "a default has no row:\n%s", text);
@@ -388,7 +400,8 @@ static void test_box(Test* t) {
 static void test_json(Test* t) {
     Option table[MAX_ROWS], restored[MAX_ROWS];
     Settings s, r;
-    const char* words = "-b|8|--steps|-1|--offset|-2147483648|--shuffle|0|--resume|--train|a\"b\\c\x01\xc3\xa9|-k|wsd|--head|ball";
+    const char* words = "-b|8|--steps|-1|--offset|-2147483648|--shuffle|0|--resume|"
+        "--train|a\"b\\c\x01\xc3\xa9|-k|wsd|--head|ball";
     int n = parse(table, &s, words);
     uint32_t bits[] = {0x00000001, 0x80000000, 0x007fffff, 0x00800000, 0x3dcccccd, 0x3eaaaaab, 0x7f7fffff, 0xff7fffff,
                        0x4b7fffff};
@@ -470,7 +483,8 @@ int main(int argc, char** argv) {
     Promise promises[] = {
         {"defaults", "no arguments give the defaults of the table", test_defaults},
         {"values", "every spelling, alias and number form gives its value, the later one wins", test_values},
-        {"choices", "the value is the position in the list, by any spelling; none only where that is the default", test_choices},
+        {"choices", "the value is the position in the list, by any spelling; none only where that is the default",
+         test_choices},
         {"wrong options", "each stops with status 2 and one line that says what was expected and found", test_wrong},
         {"options_fail", "the trainer's own checks print the same kind of line", test_fail},
         {"args file", "lines, comments, dashes, switches; later values win", test_file},

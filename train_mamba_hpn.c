@@ -1,17 +1,19 @@
 /*
-Mamba with hyperspherical prototypes, trained on the CPU in plain C. Read train_gpt2.c first: runs, files and ranks are the same
-here, and stand in llmc/; what is new is the layer, the head, and what can be done with the gradients of two tasks.
+Mamba with hyperspherical prototypes, trained on the CPU in plain C. Read train_gpt2.c first: runs, files and ranks are
+the same here, and stand in llmc/; what is new is the layer, the head, and what can be done with the gradients of two
+tasks.
 
 The model (Gu & Dao 2023): token embedding, L layers of
     x, z = in_proj(rmsnorm(r));  u = silu(causal_conv(x));  dt, B, C = x_proj(u);  delta = softplus(dt_proj(dt))
     r = r + out_proj(selective_scan(u, delta, B, C) * silu(z))
-a last RMSNorm, and a head: ce, the embedding again as output matrix; hpn (Mettes et al. 2019), where every class has a fixed
-place on the unit sphere and the loss is (1 - cosine to it)^2; or hpn-softmax, cross entropy of scaled cosines.
-The scan keeps a state of fixed size per channel, so generation costs the same at any length. Left out: Mamba-2, GPUs, a scan
-that is parallel in time (doc/selective_scan.md says why), gradients through a state that is carried from row to row.
+a last RMSNorm, and a head: ce, the embedding again as output matrix; hpn (Mettes et al. 2019), where every class has a
+fixed place on the unit sphere and the loss is (1 - cosine to it)^2; or hpn-softmax, cross entropy of scaled cosines.
+The scan keeps a state of fixed size per channel, so generation costs the same at any length. Left out: Mamba-2, GPUs, a
+scan that is parallel in time (doc/selective_scan.md says why), gradients through a state that is carried from row to
+row.
 
-    make run-mamba                                                  trains a small one on the headers of llmc/, two minutes
-    make run-digits                                                 two classifiers of handwritten digits, read pixel by pixel
+    make run-mamba                                                  trains a small one on llmc/, two minutes
+    make run-digits                                                 two classifiers of handwritten digits
     make train_mamba_hpn && ./train_mamba_hpn --help                every option
     ./train_mamba_hpn --model tiny --train book.txt --steps 1000    your text, byte by byte
     ./train_mamba_hpn --from mamba-130m/ --generate "The"           a Hugging Face folder
@@ -37,7 +39,7 @@ What the first one prints, after its settings, the sizes of the model and the me
 #include "llmc/core/layers.h"           // freeze_slices, placement_map
 #include "llmc/run/log.h"               // Log, log_step, log_validation, box_row, seconds_now
 #include "llmc/models/mamba.h"          // Config, Parameters, parameter_table, mamba_load
-#include "llmc/models/mamba_options.h"  // MambaOptions: what this trainer takes beside run.h; the model that they ask for
+#include "llmc/models/mamba_options.h"  // MambaOptions: what this trainer takes beside run.h
 #include "llmc/models/mamba_log.h"      // Quality, step_keys: what this trainer prints and records beside log.h
 #include "llmc/ops/matmul.h"            // matmul_forward, matmul_backward
 #include "llmc/run/peak.h"              // matmul_peak, memory_available, check_memory
@@ -61,9 +63,10 @@ What the first one prints, after its settings, the sizes of the model and the me
 #include "llmc/ranks/data_parallel.h"   // DataParallel, Optimizer: gradients, norm and AdamW, dealt out over ranks
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 1. Tensors. The sizes and one line for each parameter are in llmc/models/mamba.h; here is one line for each activation.
+// 1. Tensors. Sizes and one line for each parameter are in llmc/models/mamba.h; here is one line for each activation.
 
-// what a pass leaves behind; those from dresidual on are the gradients on their way back, one buffer each for all layers
+// what a pass leaves behind; those from dresidual on are the gradients on their way back,
+// one buffer each for all layers
 typedef struct {
     float *encoded, *norm, *norm_rstd, *xz, *conv, *u, *dbc, *delta, *states, *y, *gated, *residual, *out,
         *normf, *normf_rstd, *z, *z_norm, *z_unit, *cosines, *logits, *losses,
@@ -91,9 +94,10 @@ static int logit_rows(const Config* c, const Room* room) {
 static void activation_table(Tensor* t, const Config* c, const Room* room) {
     const int M = c->M, E = c->E, N = room->B * room->T, N_train = room->purpose == TO_TRAIN ? N : 0;
     const int stream = room->purpose == TO_TRAIN ? c->L : 0;         // layers of which the stream is kept,
-    const int L = room->recompute == RECOMPUTE_LAYER ? 0 : stream;   // and everything else
+    const int L = room->recompute == RECOMPUTE_LAYER ? 0 : stream;   // and those of which everything else is
     const int has_z = config_has_prototypes(c) ? N : 0, dz = config_has_prototypes(c) ? N_train : 0;
     const int projects = config_has_projection(c) ? N : 0;
+    const int n_chunks = (int)ceil_div(room->T, room->chunk);
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = activation(FIELD(encoded),     0, N, M);
     *t++ = activation(FIELD(norm),        L, N, M);
@@ -103,7 +107,7 @@ static void activation_table(Tensor* t, const Config* c, const Room* room) {
     *t++ = activation(FIELD(u),           L, N, E);              // silu(conv)
     *t++ = activation(FIELD(dbc),         L, N, config_dbc(c));  // dt, ssm_B, ssm_C
     *t++ = activation(FIELD(delta),       L, N, E);
-    *t++ = activation(FIELD(states),      L, room->B * (int)ceil_div(room->T, room->chunk), (int)scan_states_floats(1, 1, E, c->NS, 1));
+    *t++ = activation(FIELD(states),      L, room->B * n_chunks, (int)scan_states_floats(1, 1, E, c->NS, 1));
     *t++ = activation(FIELD(y),           L, N, E);              // of the scan
     *t++ = activation(FIELD(gated),       L, N, E);
     *t++ = activation(FIELD(residual),    stream, N, M);         // the stream after the layer
@@ -114,7 +118,7 @@ static void activation_table(Tensor* t, const Config* c, const Room* room) {
     *t++ = activation(FIELD(z_norm),      0, has_z, 1);
     *t++ = activation(FIELD(z_unit),      0, has_z, c->Dp);
     *t++ = activation(FIELD(cosines),     0, has_z, 1);          // to the target's prototype
-    *t++ = activation(FIELD(logits),      0, logit_rows(c, room), c->classes);  // then probabilities, then their gradient
+    *t++ = activation(FIELD(logits),      0, logit_rows(c, room), c->classes);  // probabilities, then their gradient
     *t++ = activation(FIELD(losses),      0, N, 1);
     *t++ = activation(FIELD(dresidual),   0, N_train, M);
     *t++ = activation(FIELD(dnorm),       0, N_train, M);
@@ -139,12 +143,13 @@ typedef struct {
     float *params, *adam_m, *adam_v;
     float *unit_prototypes, *prototype_norms, *dunit_prototypes;  // (classes, Dp), (classes)
     DataParallel dp, ff_dp;          // gradients of the head's loss; of Forward-Forward's
-    int* frozen;                   // of each slice in the order of the table: does it stay as it is? NULL: none does
-    int* updates;                  // of each slice: AdamW's updates so far
+    int* frozen;                   // does a slice stay as it is? In the order of the table; NULL: none does
+    int* updates;                  // AdamW's updates of each slice so far
     int n_slices;
 } Mamba;
 
-// what one pass hands to the next: the last K-1 inputs of each convolution, the states of each scan. It reads `now`, writes `next`
+// what one pass hands to the next: the last K-1 inputs of each convolution, the states of each
+// scan. It reads `now`, writes `next`
 typedef struct {
     size_t n_history, n_state;     // floats of a layer
     float *now, *next;             // all histories, then all states; NULL: every pass starts from nothing
@@ -179,8 +184,8 @@ static void mamba_init(Mamba* model, const Config* c) {
     memset(model->updates, 0, sizeof(int) * (size_t)model->n_slices);
 }
 
-// Gradients and moments, for updates of n_leaves micro-batches in all; ff: Forward-Forward's gradients too, whose leaves are
-// the real batches and their corrupted twins in turn
+// Gradients and moments, for updates of n_leaves micro-batches in all; ff: Forward-Forward's gradients too, whose
+// leaves are the real batches and their corrupted twins in turn
 static void mamba_init_training(Mamba* model, Comm* comm, int n_leaves, int zero, int ff) {
     const Config* c = &model->config;
     dp_init(&model->dp, comm, model->table, model->n_table, n_leaves, zero);
@@ -194,7 +199,8 @@ static void mamba_init_training(Mamba* model, Comm* comm, int n_leaves, int zero
     model->adam_m = (float*)arena_alloc(sizeof(float) * model->dp.n_kept, "first moments");
     model->adam_v = (float*)arena_alloc(sizeof(float) * model->dp.n_kept, "second moments");
     if (config_has_prototypes(c) && c->learns_prototypes) {
-        model->dunit_prototypes = (float*)arena_alloc(sizeof(float) * (size_t)c->classes * (size_t)c->Dp, "gradient of prototypes");
+        model->dunit_prototypes = (float*)arena_alloc(sizeof(float) * (size_t)c->classes * (size_t)c->Dp,
+                                                      "gradient of prototypes");
     }
 }
 
@@ -205,7 +211,8 @@ static Weights mamba_weights(const Mamba* model) {
 
 static void mamba_free(Mamba* model) {
     const Config* c = &model->config;
-    const size_t classes = config_has_prototypes(c) ? (size_t)c->classes : 0, prototypes = sizeof(float) * classes * (size_t)c->Dp;
+    const size_t classes = config_has_prototypes(c) ? (size_t)c->classes : 0;
+    const size_t prototypes = sizeof(float) * classes * (size_t)c->Dp;
     arena_free(model->adam_m, sizeof(float) * model->dp.n_kept);
     arena_free(model->adam_v, sizeof(float) * model->dp.n_kept);
     arena_free(model->params, sizeof(float) * model->n);
@@ -220,7 +227,9 @@ static void mamba_free(Mamba* model) {
 
 static size_t history_floats(const Config* c, int B) { return (size_t)B * (size_t)(c->K - 1) * (size_t)c->E; }
 static size_t state_floats(const Config* c, int B) { return (size_t)B * (size_t)c->E * (size_t)c->NS; }
-static size_t carried_floats(const Config* c, int B) { return (size_t)c->L * (history_floats(c, B) + state_floats(c, B)); }
+static size_t carried_floats(const Config* c, int B) {
+    return (size_t)c->L * (history_floats(c, B) + state_floats(c, B));
+}
 
 static void carried_point(Carried* s, const Config* c, int B, float* now, float* next) {
     s->n_history = history_floats(c, B);
@@ -230,7 +239,9 @@ static void carried_point(Carried* s, const Config* c, int B, float* now, float*
 }
 
 // layer l's part of `states`, which are s->now or s->next: its history, its state. NULL where nothing is carried
-static float* carried_history(const Carried* s, float* states, int l) { return states ? states + (size_t)l * s->n_history : NULL; }
+static float* carried_history(const Carried* s, float* states, int l) {
+    return states ? states + (size_t)l * s->n_history : NULL;
+}
 static float* carried_state(const Carried* s, const Config* c, float* states, int l) {
     return states ? states + (size_t)c->L * s->n_history + (size_t)l * s->n_state : NULL;
 }
@@ -244,7 +255,8 @@ static void carried_begin(const Carried* s, const Config* c, int l) {
 
 // rows first..end-1 of B start from nothing: no inputs before, states 0
 static void carried_clear(const Carried* s, const Config* c, int first, int end, int B) {
-    const size_t row_history = s->n_history / (size_t)B, row_state = s->n_state / (size_t)B, n_rows = (size_t)(end - first);
+    const size_t row_history = s->n_history / (size_t)B, row_state = s->n_state / (size_t)B;
+    const size_t n_rows = (size_t)(end - first);
     for (int l = 0; l < c->L; l++) {
         conv1d_history_clear(carried_history(s, s->now, l) + (size_t)first * row_history, end - first, c->E, c->K);
         memset(carried_state(s, c, s->now, l) + (size_t)first * row_state, 0, sizeof(float) * n_rows * row_state);
@@ -308,10 +320,13 @@ static int lowest_learning(const Mamba* model) {
 }
 
 // (B, T) 1 where a document begins, NULL where none does
-static const unsigned char* document_starts(const Activations* acts) { return acts->document_start >= 0 ? acts->starts : NULL; }
+static const unsigned char* document_starts(const Activations* acts) {
+    return acts->document_start >= 0 ? acts->starts : NULL;
+}
 
 // one layer: from the stream `inp` to the stream a.residual. What it hands on to the next pass goes to carried.next
-static void layer_forward(const Mamba* model, Activations* acts, int l, const float* inp, int B, int T, const Device* dev) {
+static void layer_forward(const Mamba* model, Activations* acts, int l, const float* inp, int B, int T,
+                          const Device* dev) {
     const Config* c = &model->config;
     const int N = B * T, M = c->M, E = c->E, NS = c->NS, R = c->R, P = config_dbc(c);
     const unsigned char* starts = document_starts(acts);
@@ -328,16 +343,16 @@ static void layer_forward(const Mamba* model, Activations* acts, int l, const fl
     matmul_forward(a.dbc, a.u, p.x_proj, NULL, N, E, P, dev);
     gemm(a.delta, E, p.dt_bias, 0, matrix(a.dbc, P), transposed(p.dt_proj, R), N, E, R, dev);
     softplus_forward(a.delta, a.delta, (size_t)N * E, dev);
-    scan_forward(a.y, acts->room.purpose == TO_TRAIN ? a.states : NULL, next_state, a.u, a.delta, p.A_log, a.dbc + R, a.dbc + R + NS, P,
-                 p.D, starts, B, T, E, NS, acts->room.chunk, dev);
+    scan_forward(a.y, acts->room.purpose == TO_TRAIN ? a.states : NULL, next_state, a.u, a.delta, p.A_log, a.dbc + R,
+                 a.dbc + R + NS, P, p.D, starts, B, T, E, NS, acts->room.chunk, dev);
     gate_forward(a.gated, a.y, a.xz + E, 2 * E, N, E, dev);
     matmul_forward(a.out, a.gated, p.out_proj, p.out_bias, N, E, M, dev);
     residual_forward(a.residual, inp, a.out, (size_t)N * M, dev);
 }
 
 // a linear layer's gradients; of one that stays as it is only that of its input
-static void linear_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp, const float* weight, int N,
-                            int C, int OC, int learns, const Device* dev) {
+static void linear_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+                            const float* weight, int N, int C, int OC, int learns, const Device* dev) {
     matmul_backward_input(dinp, dout, weight, N, C, OC, dev);
     if (learns) { matmul_backward_weight(dweight, dout, inp, 0, N, C, OC, dev); }
     if (learns && dbias) { column_sums(dbias, dout, N, OC, dev); }
@@ -345,7 +360,8 @@ static void linear_backward(float* dinp, float* dweight, float* dbias, const flo
 
 // the same upside down: the gradient of the stream in dresidual is that after the layer, and becomes that before it.
 // d: where the gradients of this layer's parameters are written
-static void layer_backward(const Mamba* model, Activations* acts, int l, const float* inp, Parameters d, int B, int T, const Device* dev) {
+static void layer_backward(const Mamba* model, Activations* acts, int l, const float* inp, Parameters d, int B, int T,
+                           const Device* dev) {
     const Config* c = &model->config;
     const int N = B * T, M = c->M, E = c->E, NS = c->NS, R = c->R, P = config_dbc(c);
     const int learns = !layer_is_frozen(model, l);
@@ -356,8 +372,8 @@ static void layer_backward(const Mamba* model, Activations* acts, int l, const f
     Parameters p = layer_parameters(model, model->params, l);
     linear_backward(a.dy, d.out_proj, d.out_bias, a.dresidual, a.gated, p.out_proj, N, E, M, learns, dev);
     gate_backward(a.dy, a.dxz + E, 2 * E, a.dy, a.y, a.xz + E, 2 * E, N, E, dev);
-    scan_backward(a.du, a.ddelta, d.A_log, a.ddbc + R, a.ddbc + R + NS, P, d.D, a.dy, a.states, a.u, a.delta, p.A_log, a.dbc + R,
-                  a.dbc + R + NS, P, p.D, starts, B, T, E, NS, acts->room.chunk, dev);
+    scan_backward(a.du, a.ddelta, d.A_log, a.ddbc + R, a.ddbc + R + NS, P, d.D, a.dy, a.states, a.u, a.delta, p.A_log,
+                  a.dbc + R, a.dbc + R + NS, P, p.D, starts, B, T, E, NS, acts->room.chunk, dev);
     softplus_backward(a.ddelta, a.ddelta, a.delta, (size_t)N * E, dev);
     gemm(a.ddbc, P, NULL, 0, matrix(a.ddelta, E), matrix(p.dt_proj, R), N, R, E, dev);
     if (learns) {
@@ -365,8 +381,10 @@ static void layer_backward(const Mamba* model, Activations* acts, int l, const f
         column_sums(d.dt_bias, a.ddelta, N, E, dev);
         matmul_backward_weight(d.x_proj, a.ddbc, a.u, 0, N, E, P, dev);
     }
-    gemm(a.du, E, a.du, E, matrix(a.ddbc, P), matrix(p.x_proj, E), N, E, P, dev);  // a chain that goes on from the scan's part
-    conv1d_backward(a.dxz, 2 * E, d.conv, d.conv_bias, a.du, a.conv, a.xz, 2 * E, p.conv, history, starts, B, T, E, c->K, dev);
+    // a chain that goes on from the scan's part
+    gemm(a.du, E, a.du, E, matrix(a.ddbc, P), matrix(p.x_proj, E), N, E, P, dev);
+    conv1d_backward(a.dxz, 2 * E, d.conv, d.conv_bias, a.du, a.conv, a.xz, 2 * E, p.conv, history, starts, B, T, E,
+                    c->K, dev);
     linear_backward(a.dnorm, d.in_proj, d.in_bias, a.dxz, a.norm, p.in_proj, N, M, 2 * E, learns, dev);
     rmsnorm_backward(a.dresidual, d.norm, a.dnorm, inp, p.norm, a.norm_rstd, N, M, dev);
 }
@@ -401,7 +419,9 @@ static void mamba_forward(const Mamba* model, Activations* acts, const int* toke
 static void update_prototypes(Mamba* model, const Device* dev) {
     const Config* c = &model->config;
     Parameters p = layer_parameters(model, model->params, 0);
-    if (config_has_prototypes(c)) { unit_forward(model->unit_prototypes, model->prototype_norms, p.prototypes, c->classes, c->Dp, dev); }
+    if (config_has_prototypes(c)) {
+        unit_forward(model->unit_prototypes, model->prototype_norms, p.prototypes, c->classes, c->Dp, dev);
+    }
 }
 
 // logits of the n positions that follow `first`, into the first n rows: scores or, of the hpn head, cosines
@@ -410,15 +430,17 @@ static float* mamba_logits(const Mamba* model, Activations* acts, int first, int
     ActivationTensors a = layer_activations(acts, 0);
     Parameters p = layer_parameters(model, model->params, 0);
     if (c->head == HEAD_CE) {
-        matmul_forward(a.logits, a.normf + (size_t)first * c->M, c->tied ? p.embedding : p.lm_head, NULL, n, c->M, c->classes, dev);
+        matmul_forward(a.logits, a.normf + (size_t)first * c->M, c->tied ? p.embedding : p.lm_head, NULL, n, c->M,
+                       c->classes, dev);
         return a.logits;
     }
     matmul_forward(a.logits, a.z_unit + (size_t)first * c->Dp, model->unit_prototypes, NULL, n, c->Dp, c->classes, dev);
-    if (c->head == HEAD_HPN_SOFTMAX) { scale_array(a.logits, c->scale, (size_t)n * c->classes, dev); }
+    if (c->head == HEAD_HPN_SOFTMAX) { hpn_scale_array(a.logits, c->scale, (size_t)n * c->classes, dev); }
     return a.logits;
 }
 
-// The losses of all positions, and their sum, chained. ce and hpn-softmax need mamba_logits before: they become probabilities
+// The losses of all positions, and their sum, chained. ce and hpn-softmax need mamba_logits
+// before: they become probabilities
 static float mamba_loss(const Mamba* model, Activations* acts, const int* targets, int N, const Device* dev) {
     const Config* c = &model->config;
     ActivationTensors a = layer_activations(acts, 0);
@@ -432,38 +454,43 @@ static float mamba_loss(const Mamba* model, Activations* acts, const int* target
     return sum;
 }
 
-// Backward through the head to the gradient of norm_f, in dnorm. Gradients of prototypes are those of the vectors as stored
-static void head_backward(const Mamba* model, Activations* acts, Parameters d, const int* targets, float dloss, int N, const Device* dev) {
+// Backward through the head to the gradient of norm_f, in dnorm. Gradients of prototypes are
+// those of the vectors as stored
+static void head_backward(const Mamba* model, Activations* acts, Parameters d, const int* targets, float dloss, int N,
+                          const Device* dev) {
     const Config* c = &model->config;
     const int M = c->M, Dp = c->Dp, classes = c->classes;
     ActivationTensors a = layer_activations(acts, 0);
     Parameters p = layer_parameters(model, model->params, 0);
     if (c->head == HEAD_CE) {
         crossentropy_backward(a.logits, a.logits, targets, dloss, N, classes, classes, dev);
-        matmul_backward(a.dnorm, c->tied ? d.embedding : d.lm_head, NULL, a.logits, a.normf, c->tied ? p.embedding : p.lm_head, N, M,
-                        classes, dev);
+        float *dweight = c->tied ? d.embedding : d.lm_head, *weight = c->tied ? p.embedding : p.lm_head;
+        matmul_backward(a.dnorm, dweight, NULL, a.logits, a.normf, weight, N, M, classes, dev);
         return;
     }
-    // of fixed ones nothing is written: their gradient is the 0 with which the arena began
+    // fixed prototypes have no gradient but the 0 with which the arena began
     float* dprototypes = c->learns_prototypes ? model->dunit_prototypes : NULL;
     if (dprototypes) { memset(dprototypes, 0, sizeof(float) * (size_t)classes * (size_t)Dp); }
     if (c->head == HEAD_HPN_SOFTMAX) {
         crossentropy_backward(a.logits, a.logits, targets, dloss, N, classes, classes, dev);
-        scale_array(a.logits, c->scale, (size_t)N * classes, dev);
+        hpn_scale_array(a.logits, c->scale, (size_t)N * classes, dev);
         matmul_backward_input(a.dz_unit, a.logits, model->unit_prototypes, N, Dp, classes, dev);
         if (dprototypes) { matmul_backward_weight(dprototypes, a.logits, a.z_unit, 0, N, Dp, classes, dev); }
     } else {
-        hpn_backward(a.dz_unit, dprototypes, a.z_unit, model->unit_prototypes, a.cosines, targets, dloss, N, Dp, classes, dev);
+        hpn_backward(a.dz_unit, dprototypes, a.z_unit, model->unit_prototypes, a.cosines, targets, dloss, N, Dp,
+                     classes, dev);
     }
-    if (dprototypes) { unit_backward(d.prototypes, dprototypes, model->unit_prototypes, model->prototype_norms, classes, Dp, dev); }
+    if (dprototypes) {
+        unit_backward(d.prototypes, dprototypes, model->unit_prototypes, model->prototype_norms, classes, Dp, dev);
+    }
     unit_backward(p.projection ? a.dz : a.dnorm, a.dz_unit, a.z_unit, a.z_norm, N, Dp, dev);
     if (p.projection) { matmul_backward(a.dnorm, d.projection, NULL, a.dz, a.normf, p.projection, N, M, Dp, dev); }
 }
 
-// Forward's calls upside down. Every parameter's gradient is written: one micro-batch is one leaf, which joins the tree of
-// llmc/ranks/data_parallel.h. Below the lowest layer that learns nothing is computed.
-static void mamba_backward(Mamba* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
-                           const Device* dev) {
+// Forward's calls upside down. Every parameter's gradient is written: one micro-batch is one leaf, which joins the tree
+// of llmc/ranks/data_parallel.h. Below the lowest layer that learns nothing is computed.
+static void mamba_backward(Mamba* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B,
+                           int T, const Device* dev) {
     const Config* c = &model->config;
     const int N = B * T, M = c->M, lowest = lowest_learning(model);
     ActivationTensors a = layer_activations(acts, 0);
@@ -483,26 +510,21 @@ static void mamba_backward(Mamba* model, Activations* acts, const int* tokens, c
     dp_leaf_done(&model->dp, dev);
 }
 
-// one micro-batch, forward and backward; its loss and gradient join the tree. dloss = 1 / targets counted in the whole update
-static void mamba_leaf(Mamba* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
-                       const Device* dev) {
+// one micro-batch, forward and backward; its loss and gradient join the tree. dloss = 1 /
+// targets counted in the whole update
+static void mamba_leaf(Mamba* model, Activations* acts, const int* tokens, const int* targets, float dloss, int B,
+                       int T, const Device* dev) {
     mamba_forward(model, acts, tokens, B, T, dev);
     if (!head_reads_out(model->config.head)) { mamba_logits(model, acts, 0, B * T, dev); }
     *dp_loss(&model->dp) = mamba_loss(model, acts, targets, B * T, dev);
     mamba_backward(model, acts, tokens, targets, dloss, B, T, dev);
 }
 
-// its loss, and all its gradients: other ranks expect the last layer first
-static void ff_leaf_done(Mamba* model, float loss, const Device* dev) {
-    *dp_loss(&model->ff_dp) = loss;
-    for (int l = model->config.L - 1; l >= 0; l--) { dp_layer_done(&model->ff_dp, l, dev); }
-    dp_leaf_done(&model->ff_dp, dev);
-}
-
-// Forward-Forward (Hinton 2022): the loss of a layer is its own, of the output with which it joins the stream: large for real
-// text, small for corrupted. One leaf of ff_dp; dloss = 1 / (layers x positions of the whole update, real and corrupted)
-static void ff_leaf(Mamba* model, Activations* acts, const int* tokens, float threshold, int is_real, float dloss, int B, int T,
-                    const Device* dev) {
+// Forward-Forward (Hinton 2022): the loss of a layer is its own, of the output with which it joins the
+// stream: large for real text, small for corrupted. One leaf of ff_dp; dloss = 1 / (layers x positions of the
+// whole update, real and corrupted)
+static void ff_leaf(Mamba* model, Activations* acts, const int* tokens, float threshold, int is_real, float dloss,
+                    int B, int T, const Device* dev) {
     const Config* c = &model->config;
     const int N = B * T;
     ActivationTensors a = layer_activations(acts, 0);
@@ -518,7 +540,10 @@ static void ff_leaf(Mamba* model, Activations* acts, const int* tokens, float th
         for (int n = 0; n < N; n++) { sum += a.losses[n]; }
         layer_backward(model, acts, l, layer_input(acts, l), d, B, T, dev);
     }
-    ff_leaf_done(model, sum, dev);
+    *dp_loss(&model->ff_dp) = sum;
+    // other ranks expect the last layer first
+    for (int l = c->L - 1; l >= 0; l--) { dp_layer_done(&model->ff_dp, l, dev); }
+    dp_leaf_done(&model->ff_dp, dev);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -527,7 +552,7 @@ static void ff_leaf(Mamba* model, Activations* acts, const int* tokens, float th
 typedef struct {
     RunOptions o;             // the common options, llmc/run/run.h
     RunDataOptions d;         // what else can be said of the data, llmc/run/rundata.h
-    MambaOptions m;           // those of this trainer
+    MambaOptions m;           // this trainer's own
     Option table[MAX_OPTIONS];
     int n_options;
     Device dev;
@@ -537,30 +562,30 @@ typedef struct {
     RunData data;
     ProbeBatch probe;
     Mamba model;
-    Activations acts, cache;  // of a batch; of the text that is being generated
+    Activations acts, cache;  // a batch's; those of the text that is being generated
     Carried carried;          // --carry-state: of all micro-batches of an update, one after the other
     Generator generator;
-    float* generated_state;   // of cache: before and after a piece of text
+    float* generated_state;   // states of cache before and after a piece of text
     int n_generated;          // positions that it has seen
     Prefetch prefetch;
-    int64_t first_row;        // with which this process began,
-    int first_step;           // and after which step
-    double batch_scores[N_SCORES];  // of the batch that is being validated
+    int64_t first_row;        // where this process began in the data,
+    int first_step;           // the step after which it did
+    double batch_scores[N_SCORES];  // scores of the batch that is being validated
     int* ranks;               // (B, T) of each target among all classes
     float* readout;           // (B, T)
     char weights[PATH_BYTES]; // file to start from, "": random
     char config[PATH_BYTES];  // config.json, "": from --model
-    int has_head;             // does that model have the head that is trained?
-    int* old_layers;          // of each layer its number there, -1: new; NULL: the same layers
+    int has_head;             // that model has the head that is trained
+    int* old_layers;          // numbers of the layers there, -1: a new one; NULL: the same layers
     int n_old_layers;         // layers there
     int T, n_leaves;          // positions in a row, micro-batches in an update
     int *inputs, *targets, *corrupted;  // (B, T)
     Surgery surgeon;          // how the gradients of two tasks become one
-    int* surgeon_ends;        // of each layer: where its ranges end in those of the surgeon
-    double seconds_waited;    // for batches, in this step
+    int* surgeon_ends;        // where the ranges of each layer end in those of the surgeon
+    double seconds_waited;    // time spent waiting for batches, in this step
     RunState state;
     Snapshot snapshot;        // what is being saved, or was last
-    Verify verify;            // of --verify-every
+    Verify verify;            // a step computed twice, --verify-every
     TensorBoard board;
     double peak;              // flop/s of the matmul on this machine
     Log log;
@@ -583,7 +608,7 @@ static void parse_options(Run* r, int argc, char** argv) {
 
 static int is_typed(const Run* r, const char* option) { return options_given(r->table, r->n_options, option) == 1; }
 
-// also with an empty TEXT; a resumed run does not repeat it
+// --generate was typed, maybe with an empty TEXT; a resumed run does not repeat it
 static int is_generating(const Run* r) { return is_typed(r, "generate"); }
 
 // --dry-run without data asks for the memory of training
@@ -617,7 +642,9 @@ static double flops_per_token(const Run* r) {
     for (int i = 0; i < r->model.n_table; i++) {
         const Tensor* t = &r->model.table[i];
         const int looks_up = t->field == offsetof(Parameters, embedding) && !(c->head == HEAD_CE && c->tied);
-        if (t->rows > 1 && t->on_disk != CONV && !looks_up && t->field != offsetof(Parameters, A_log)) { n += (double)tensor_elements(t); }
+        if (t->rows > 1 && t->on_disk != CONV && !looks_up && t->field != offsetof(Parameters, A_log)) {
+            n += (double)tensor_elements(t);
+        }
     }
     return 6.0 * n + 27.0 * c->L * c->E * c->NS;
 }
@@ -638,7 +665,8 @@ static void save_model(const Run* r, const float* params, const char* folder, si
     if (has_text(r)) { tokenizer_save(folder, &r->tokenizer, files); }
 }
 
-// what a checkpoint holds beside model, moments and the state all trainers have: from the run itself or a snapshot of it
+// what a checkpoint holds beside model, moments and the state all trainers have: from the
+// run itself or a snapshot of it
 enum { N_ARENAS = SNAPSHOT_ARENAS + 3, MAX_EXTRAS = 4 };
 static int trainer_extras(const Run* r, Extra* extras, const void* updates, const void* gradnorm, const void* carried) {
     const Extra all[] = {{"updates", DTYPE_I32, (void*)updates, (size_t)r->model.n_slices},
@@ -671,12 +699,14 @@ static void write_checkpoint(void* run) {
 static void save_checkpoint(Run* r, int last) {
     Mamba* model = &r->model;
     const size_t kept = sizeof(float) * model->dp.n_kept, carried = sizeof(float) * run_carried_floats(r);
-    const void* arenas[N_ARENAS] = {model->params, model->adam_m, model->adam_v, model->updates, &r->surgeon.gradnorm, r->carried.now};
-    const size_t n_bytes[N_ARENAS] = {sizeof(float) * model->n, kept, kept, sizeof(int) * (size_t)model->n_slices, sizeof(GradNorm),
-                                      carried};
+    const void* arenas[N_ARENAS] = {model->params, model->adam_m, model->adam_v, model->updates, &r->surgeon.gradnorm,
+                                    r->carried.now};
+    const size_t n_bytes[N_ARENAS] = {sizeof(float) * model->n, kept, kept, sizeof(int) * (size_t)model->n_slices,
+                                      sizeof(GradNorm), carried};
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
     if (r->comm->rank == 0) {
-        snapshot_save(&r->snapshot, arenas, n_bytes, N_ARENAS, &r->state, saves_beside(r), last, write_checkpoint, r, &r->dev);
+        snapshot_save(&r->snapshot, arenas, n_bytes, N_ARENAS, &r->state, saves_beside(r), last, write_checkpoint, r,
+                      &r->dev);
     } else if (r->o.zero > 0) {
         moments_save(NULL, &model->dp, model->adam_m, model->adam_v, &r->dev);
     }
@@ -693,13 +723,16 @@ static void load_training(Run* r) {
     old.L = r->old_layers ? r->n_old_layers : old.L;
     mamba_layout(&before, &old);
     int* updates = (int*)malloc_check(sizeof(int) * (size_t)before.n_slices, "counts of updates");
-    int n_extras = trainer_extras(r, extras, updates, &r->surgeon.gradnorm, r->carried.now), carried_rows = r->o.batch_size;
+    int n_extras = trainer_extras(r, extras, updates, &r->surgeon.gradnorm, r->carried.now);
+    int carried_rows = r->o.batch_size;
     extras[0].n = (size_t)before.n_slices;
     extras[MAX_EXTRAS - 1].values = &carried_rows;
     checkpoint_path(path, r->o.run, r->state.step, "trainer.safetensors");
     extras_load(path, extras, n_extras);
-    if (carried_rows != r->o.batch_size) {  // with as many rows in an update the states would be as many, in another order
-        options_fail("batch-size", "expected the %d rows whose states the checkpoint carries, found %d", carried_rows, r->o.batch_size);
+    // with as many rows in an update the states would be as many, in another order
+    if (carried_rows != r->o.batch_size) {
+        options_fail("batch-size", "expected the %d rows whose states the checkpoint carries, found %d", carried_rows,
+                     r->o.batch_size);
     }
     for (int i = 0, slice = 0, first = 0; i < model->n_table; first += tensor_slices(&before.table[i++])) {
         for (int l = 0; l < tensor_slices(&model->table[i]); l++) {
@@ -744,12 +777,13 @@ static void choose_model(Run* r) {
     const int same_classes = c.is_classifier == was.is_classifier && c.classes == was.classes && c.tied == was.tied;
     r->has_head = *r->config && c.head == was.head && same_classes && (!config_has_prototypes(&c) || c.Dp == was.Dp);
     if (r->o.resume && !r->has_head) {
-        options_fail("head", "%s has head %s with %d classes, a run that goes on keeps it: begin another with --from %s", r->o.run,
-                     head_name(was.head).s, was.classes, r->o.run);
+        options_fail("head", "%s has head %s with %d classes, a run that goes on keeps it: begin another with "
+                     "--from %s", r->o.run, head_name(was.head).s, was.classes, r->o.run);
     }
     r->n_old_layers = c.L;
     if (m->target_layers > 0 && m->target_layers < c.L) {
-        options_fail("target-layers", "expected at least the %d layers that there are, found %d", c.L, m->target_layers);
+        options_fail("target-layers", "expected at least the %d layers that there are, found %d", c.L,
+                     m->target_layers);
     }
     if (m->target_layers > c.L) {
         r->old_layers = (int*)malloc_check(sizeof(int) * (size_t)m->target_layers, "layers");
@@ -773,7 +807,9 @@ static void freeze(Run* r) {
 }
 
 // does this run place the prototypes, or does it go on with those of a model?
-static int places_prototypes(const Run* r) { return config_has_prototypes(&r->model.config) && !(*r->weights && r->has_head); }
+static int places_prototypes(const Run* r) {
+    return config_has_prototypes(&r->model.config) && !(*r->weights && r->has_head);
+}
 
 static void load_parameters(Run* r) {
     const Config c = r->model.config;
@@ -787,9 +823,12 @@ static void load_parameters(Run* r) {
     }
     if (places_prototypes(r)) {
         float* prototypes = layer_parameters(model, model->params, 0).prototypes;
-        prototypes_init(prototypes, mamba_placement(&c, r->m.proto_init), c.classes, c.Dp, (uint32_t)r->o.seed, &r->dev);
+        prototypes_init(prototypes, mamba_placement(&c, r->m.proto_init), c.classes, c.Dp, (uint32_t)r->o.seed,
+                        &r->dev);
     }
-    if (*r->weights) { mamba_load(r->weights, model->table, model->n_table, r->old_layers, r->has_head, model->params); }
+    if (*r->weights) {
+        mamba_load(r->weights, model->table, model->n_table, r->old_layers, r->has_head, model->params);
+    }
     update_prototypes(model, &r->dev);
 }
 
@@ -809,14 +848,15 @@ static void export_folder(const Run* r, const char* folder) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. Evaluation, sampling, probe.
 
-// n positions from `first` on, whose logits are in the first rows; -log of the probability that a head without a softmax reads out
+// n positions from `first` on, whose logits are in the first rows; -log of the probability that a
+// head without a softmax reads out
 static void add_scores(Run* r, const int* targets, int first, int n, double* scores) {
     const Config* c = &r->model.config;
     ActivationTensors a = layer_activations(&r->acts, 0);
     for (int i = 0; i < n; i++) { scores[SCORE_COUNTED] += targets[first + i] >= 0; }
-    target_ranks(r->ranks, a.logits, targets + first, n, c->classes, &r->dev);
-    scores[SCORE_TOP1] += (double)count_hits(r->ranks, n, 1);
-    scores[SCORE_TOP5] += (double)count_hits(r->ranks, n, 5);
+    hpn_target_ranks(r->ranks, a.logits, targets + first, n, c->classes, &r->dev);
+    scores[SCORE_TOP1] += (double)hpn_count_hits(r->ranks, n, 1);
+    scores[SCORE_TOP5] += (double)hpn_count_hits(r->ranks, n, 5);
     if (!config_has_prototypes(c)) { return; }
     for (int i = 0; i < n; i++) {
         const float cosine = targets[first + i] < 0 ? 0.0f : a.logits[(size_t)i * c->classes + targets[first + i]];
@@ -850,7 +890,7 @@ static int gather_counted(float* rows, const int* targets, int N, int D, int mos
     return n;
 }
 
-// of the same batch: scores that need the cosines to all prototypes, some positions at a time
+// the scores of the same batch that need the cosines to all prototypes, some positions at a time
 static void batch_scores(void* run, const int* targets, int B, int T, double* scores) {
     Run* r = (Run*)run;
     const Config* c = &r->model.config;
@@ -862,8 +902,8 @@ static void batch_scores(void* run, const int* targets, int B, int T, double* sc
         add_scores(r, targets, first, n, r->batch_scores);
     }
     if (config_has_prototypes(c)) {
-        const int n = gather_counted(z_unit, targets, N, c->Dp, PAIRS_SAMPLE);
-        r->batch_scores[SCORE_PAIRS] = mean_pairwise_cosine(z_unit, n, c->Dp);
+        const int n = gather_counted(z_unit, targets, N, c->Dp, HPN_PAIRS_SAMPLE);
+        r->batch_scores[SCORE_PAIRS] = hpn_mean_pairwise_cosine(z_unit, n, c->Dp);
     }
     r->batch_scores[SCORE_BATCHES] = 1.0;
     memcpy(scores, r->batch_scores, sizeof r->batch_scores);
@@ -901,7 +941,8 @@ static void write_embeddings(Run* r) {
 static void evaluate(Run* r, int training) {
     double bits_per_byte, scores[N_SCORES];
     const Tokenizer* tokenizer = has_text(r) ? &r->tokenizer : NULL;
-    const Evaluator e = {&r->o, r->comm, tokenizer, r->T, r->inputs, r->targets, batch_losses, r, batch_scores, N_SCORES, scores};
+    const Evaluator e = {&r->o, r->comm, tokenizer, r->T, r->inputs, r->targets, batch_losses, r, batch_scores,
+                         N_SCORES, scores};
     const int step = r->state.step;
     if (!has_data(&r->data.val)) { return; }
     carry_nothing(&r->acts);
@@ -915,7 +956,8 @@ static void evaluate(Run* r, int training) {
     if (r->m.human_log) { quality_print(head, step, quality); }
 }
 
-// The model behind llmc/run/generate.h. States of the first n_cached tokens are in cache, or everything is computed anew
+// The model behind llmc/run/generate.h. States of the first n_cached tokens are in cache,
+// or everything is computed anew
 static const float* next_logits(void* run, const int* tokens, int n_cached, int n) {
     Run* r = (Run*)run;
     const Config* c = &r->model.config;
@@ -946,7 +988,8 @@ static void open_generator(Run* r, int n_prompt) {
     r->generated_state = (float*)arena_alloc(sizeof(float) * 2 * carried_floats(c, 1), "states");
     carried_point(&r->cache.carried, c, 1, r->generated_state, r->generated_state + carried_floats(c, 1));
     const int longest = generator_room(&r->o, n_prompt, 1 << 24);
-    generator_init(&r->generator, &r->o, has_text(r) ? &r->tokenizer : NULL, c->V, longest, end_of_text(r), next_logits, r);
+    generator_init(&r->generator, &r->o, has_text(r) ? &r->tokenizer : NULL, c->V, longest, end_of_text(r), next_logits,
+                   r);
 }
 
 static void generate_text(Run* r) {
@@ -975,7 +1018,8 @@ static void probe(Run* r) {
     probe_open(&out, r->o.probe_out, &x, c->classes, r->model.table, r->model.n_table);
     for (int first = 0; first < N; first += rows) {
         const int n = N - first < rows ? N - first : rows;
-        safewriter_put(&out, mamba_logits(&r->model, &r->acts, first, n, &r->dev), sizeof(float) * (size_t)n * c->classes);
+        safewriter_put(&out, mamba_logits(&r->model, &r->acts, first, n, &r->dev),
+                       sizeof(float) * (size_t)n * c->classes);
     }
     *dp_loss(&r->model.dp) = mamba_loss(&r->model, &r->acts, x.targets, N, &r->dev);
     mamba_backward(&r->model, &r->acts, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T, &r->dev);
@@ -1009,7 +1053,9 @@ static void open_leaf(Run* r, int k, const int** inputs, const int** targets) {
     const size_t n = carried_floats(c, B) * (size_t)k;
     carried_point(&r->acts.carried, c, B, r->carried.now + n, r->carried.next + n);
     for (int b = 0; b < B; b++) {
-        if (dataloader_stream_begins(&r->data.train_rows, batch_row(r, number) + b)) { carried_clear(&r->acts.carried, c, b, b + 1, B); }
+        if (dataloader_stream_begins(&r->data.train_rows, batch_row(r, number) + b)) {
+            carried_clear(&r->acts.carried, c, b, b + 1, B);
+        }
     }
 }
 
@@ -1020,16 +1066,18 @@ static int64_t counted_targets(const Run* r) {
     return n > 0 ? n : 1;
 }
 
-// Prototypes of hpn that learn must also keep apart, or all become one (doc/hpn.md): adds to their gradient, returns the loss
+// Prototypes of hpn that learn must also keep apart, or all become one (doc/hpn.md): adds to
+// their gradient, returns the loss
 static float separate_prototypes(Run* r, float* grads) {
     Mamba* model = &r->model;
     const Config* c = &model->config;
     const size_t n = (size_t)c->classes * (size_t)c->Dp;
     float* d = grads + PARAMETER(model->table, model->n_table, prototypes)->offset;
     memset(model->dunit_prototypes, 0, sizeof(float) * n);
-    double loss = prototypes_separation(model->dunit_prototypes, model->unit_prototypes, r->m.proto_separation, c->classes, c->Dp, &r->dev);
-    unit_backward(model->dunit_prototypes, model->dunit_prototypes, model->unit_prototypes, model->prototype_norms, c->classes, c->Dp,
-                  &r->dev);
+    double loss = prototypes_separation(model->dunit_prototypes, model->unit_prototypes, r->m.proto_separation,
+                                        c->classes, c->Dp, &r->dev);
+    unit_backward(model->dunit_prototypes, model->dunit_prototypes, model->unit_prototypes, model->prototype_norms,
+                  c->classes, c->Dp, &r->dev);
     residual_forward(d, d, model->dunit_prototypes, n, &r->dev);
     return (float)loss;
 }
@@ -1046,7 +1094,9 @@ static float* step_gradients(Run* r, float* loss, float* norm) {
     }
     float loss_sum, *grads = dp_reduce(s, &loss_sum, &r->dev);
     *loss = loss_sum / counted;
-    if (r->model.config.learns_prototypes && r->model.config.head == HEAD_HPN) { *loss += separate_prototypes(r, grads); }
+    if (r->model.config.learns_prototypes && r->model.config.head == HEAD_HPN) {
+        *loss += separate_prototypes(r, grads);
+    }
     *norm = dp_norm(s, grads, &r->dev);
     return grads;
 }
@@ -1062,7 +1112,9 @@ static float* step_ff_gradients(Run* r, float* loss, float* norm) {
         const int leaf = dp_leaf(s, k), is_real = leaf % 2 == 0;
         const int64_t row = run_first_row(&r->o, &r->state) + (int64_t)(leaf / 2) * B;
         dataloader_batch(&r->data.train_rows, row, B, r->inputs, r->targets);
-        if (!is_real) { ff_corrupt(r->corrupted, r->inputs, B, T, r->m.ff_corrupt, c->V, splitmix64(key, (uint64_t)leaf)); }
+        if (!is_real) {
+            ff_corrupt(r->corrupted, r->inputs, B, T, r->m.ff_corrupt, c->V, splitmix64(key, (uint64_t)leaf));
+        }
         const int* inputs = is_real ? r->inputs : r->corrupted;
         ff_leaf(&r->model, &r->acts, inputs, r->m.ff_threshold, is_real, (float)(1.0 / n_losses), B, T, &r->dev);
         comm_watch(r->comm, HERE);
@@ -1073,8 +1125,8 @@ static float* step_ff_gradients(Run* r, float* loss, float* norm) {
     return grads;
 }
 
-// the parameters that both losses share, layer by layer: all that learn there. Returns their number; ends (L): how many they are
-// up to each layer
+// the parameters that both losses share, layer by layer: all that learn there. Returns their number; ends (L): how
+// many they are up to each layer
 static int shared_ranges(const Mamba* model, SurgeryRange* ranges, int* ends) {
     int n = 0;
     for (int l = 0; l < model->config.L; l++) {
@@ -1104,14 +1156,14 @@ static void open_surgery(Run* r) {
     free(ranges);
 }
 
-// Both gradients become one, in grads. ff_lr / lr is how much Forward-Forward's counts, since AdamW does not see the size of a
-// sum; gradnorm finds that by itself
+// Both gradients become one, in grads. ff_lr / lr is how much Forward-Forward's counts, since AdamW does not see the
+// size of a sum; gradnorm finds that by itself
 static void combine_gradients(Run* r, float* grads, float* ff_grads, float loss, float ff_loss, float lr, float* norm) {
     const float scale = lr > 1e-12f ? r->m.ff_lr / lr : 1.0f, losses[SURGERY_MAX_TASKS] = {loss, ff_loss};
     float* g[] = {grads, ff_grads};
     const Surgery* s = &r->surgeon;
     for (int i = 0; i < s->n_ranges && s->config.method != SURGERY_GRADNORM; i++) {
-        scale_array(ff_grads + s->ranges[i].first, scale, s->ranges[i].n, &r->dev);
+        hpn_scale_array(ff_grads + s->ranges[i].first, scale, s->ranges[i].n, &r->dev);
     }
     SurgeryReport report;
     surgery_apply(&report, g, &r->surgeon, (uint64_t)r->state.step, losses, &r->dev);
@@ -1144,8 +1196,8 @@ static void fail_not_finite(Run* r, DataParallel* dp, const float* grads, float 
     char name[NAME_BYTES];
     const char* bad = dp_first_bad(dp, name, sizeof name, grads, &r->dev);
     if (r->comm->rank > 0) { comm_barrier(r->comm, HERE); }  // rank 0 says it
-    fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a smaller --lr or --clip",
-             r->state.step, r->state.skips, (double)loss, (double)norm, bad);
+    fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a smaller "
+             "--lr or --clip", r->state.step, r->state.skips, (double)loss, (double)norm, bad);
 }
 
 // the states after an update whose loss is not finite would spoil all that follow: every stream begins anew
@@ -1175,9 +1227,11 @@ static StepNotes step_notes(const Run* r, float loss, float norm, float ff_loss,
     int learning = 0, layers = 0;
     for (int i = 0; i < r->model.n_slices; i++) { learning += !r->model.frozen[i]; }
     for (int l = 0; l < r->model.config.L; l++) { layers += !layer_is_frozen(&r->model, l); }
-    const StepNotes notes = {loss, ff_loss, bp && !skipped, r->o.clip > 0.0f && norm > r->o.clip, has_ff(r) && !skipped ? layers : 0,
+    const int clipped = r->o.clip > 0.0f && norm > r->o.clip;
+    const double epoch = (double)r->state.rows / (double)r->data.train_rows.n_rows;
+    const StepNotes notes = {loss, ff_loss, bp && !skipped, clipped, has_ff(r) && !skipped ? layers : 0,
                              bp && !skipped ? learning : 0, bp ? conflict_layers(r) : 0, r->surgeon.config.method,
-                             1000.0 * r->seconds_waited, (double)r->state.rows / (double)r->data.train_rows.n_rows};
+                             1000.0 * r->seconds_waited, epoch};
     return notes;
 }
 
@@ -1185,7 +1239,8 @@ static StepNotes step_notes(const Run* r, float loss, float norm, float ff_loss,
 static void train_step(Run* r) {
     const RunOptions* o = &r->o;
     RunState* s = &r->state;
-    const int bp = (s->step + 1) % r->m.bp_cadence == 0, verifying = o->verify_every > 0 && (s->step + 1) % o->verify_every == 0 && bp;
+    const int bp = (s->step + 1) % r->m.bp_cadence == 0;
+    const int verifying = o->verify_every > 0 && (s->step + 1) % o->verify_every == 0 && bp;
     const float lr = run_lr(o, s->step);
     const int64_t n_tokens = (int64_t)r->n_leaves * o->batch_size * r->T;
     float loss = NAN, norm = 0.0f, ff_loss = NAN, ff_norm = 0.0f, *grads = NULL, *ff_grads = NULL;
@@ -1217,7 +1272,8 @@ static void train_step(Run* r) {
     log_extra(&r->log, step_keys(r->model.config.head, &notes));
     log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || skipped);
     if (s->skips > o->max_skips) {
-        fail_not_finite(r, bp ? &r->model.dp : &r->model.ff_dp, bp ? grads : ff_grads, bp ? loss : ff_loss, record.norm);
+        fail_not_finite(r, bp ? &r->model.dp : &r->model.ff_dp, bp ? grads : ff_grads, bp ? loss : ff_loss,
+                        record.norm);
     }
 }
 
@@ -1226,8 +1282,9 @@ static json_t* summary_keys(const Run* r) {
     int frozen = 0;
     for (int l = 0; l < r->model.config.L; l++) { frozen += layer_is_frozen(&r->model, l); }
     return json_pack("{s:i, s:i, s:s, s:f, s:i, s:s}", "layers", r->model.config.L, "frozen", frozen, "head",
-                     head_name(r->model.config.head).s, "ff_lr", (double)r->m.ff_lr, "bp_cadence_steps", r->m.bp_cadence,
-                     "gradient_surgery_method", surgery_name(r->surgeon.config.method).s);
+                     head_name(r->model.config.head).s, "ff_lr", (double)r->m.ff_lr,
+                     "bp_cadence_steps", r->m.bp_cadence, "gradient_surgery_method",
+                     surgery_name(r->surgeon.config.method).s);
 }
 
 static void train(Run* r) {
@@ -1271,17 +1328,25 @@ static void check_conflicts(const Run* r) {
     if (has_ff(r) && (r->o.zero > 0 || r->d.carry_state)) {
         options_fail("ff-lr", "Forward-Forward goes with neither --zero nor --carry-state");
     }
-    if (r->d.carry_state && r->comm->size > 1) { options_fail("carry-state", "is for one rank: states are not sent around"); }
+    if (r->d.carry_state && r->comm->size > 1) {
+        options_fail("carry-state", "is for one rank: states are not sent around");
+    }
     if (c->learns_prototypes && c->head == HEAD_HPN && (m->proto_separation == 0.0f || r->o.zero > 0)) {
-        options_fail("proto", m->proto_separation == 0.0f ? "learnt prototypes of hpn all become one without --proto-separation"
+        options_fail("proto", m->proto_separation == 0.0f
+                     ? "learnt prototypes of hpn all become one without --proto-separation"
                      : "learnt prototypes of hpn need --zero 0");
     }
     if (is_classifier(r) != (data_examples_T(&r->data) > 0) && (has_data(&r->data.train) || has_data(&r->data.val))) {
-        options_fail("task", is_classifier(r) ? "cls needs examples (a safetensors file with inputs and targets), found tokens"
+        options_fail("task", is_classifier(r)
+                     ? "cls needs examples (a safetensors file with inputs and targets), found tokens"
                      : "found examples with targets of their own: --task cls");
     }
-    if (is_typed(r, "placement") && m->target_layers == 0) { options_fail("placement", "says where new layers stand: --target-layers says how many"); }
-    if (m->grad_accum > 0 && r->o.batch_tokens > 0) { options_fail("grad-accum", "says the same as --batch-tokens: give one of them"); }
+    if (is_typed(r, "placement") && m->target_layers == 0) {
+        options_fail("placement", "says where new layers stand: --target-layers says how many");
+    }
+    if (m->grad_accum > 0 && r->o.batch_tokens > 0) {
+        options_fail("grad-accum", "says the same as --batch-tokens: give one of them");
+    }
     const int has_classes = is_classifier(r) || c->is_classifier;
     if (has_classes && (is_generating(r) || r->o.sample_every > 0)) {
         options_fail(is_generating(r) ? "generate" : "sample-every", "a classifier has no text to go on with");
@@ -1289,10 +1354,14 @@ static void check_conflicts(const Run* r) {
     if (has_classes && !is_classifier(r) && (has_data(&r->data.train) || has_data(&r->data.val))) {
         options_fail("task", "the model chooses from %d classes, not from its %d tokens: --task cls", c->classes, c->V);
     }
-    if (has_ff(r) && c->V < 2) { options_fail("ff-lr", "Forward-Forward needs two tokens, so that one can replace the other"); }
+    if (has_ff(r) && c->V < 2) {
+        options_fail("ff-lr", "Forward-Forward needs two tokens, so that one can replace the other");
+    }
     if (is_typed(r, "proto-init") && *m->proto_init) { prototypes_check_name(m->proto_init); }
     if (places_prototypes(r)) { prototypes_check_fit(mamba_placement(c, m->proto_init), c->classes, c->Dp); }
-    if (*m->embeddings_out && !has_data(&r->data.val)) { options_fail("embeddings-out", "needs --val or --val-fraction"); }
+    if (*m->embeddings_out && !has_data(&r->data.val)) {
+        options_fail("embeddings-out", "needs --val or --val-fraction");
+    }
     if (r->o.hellaswag[0]) { options_fail("hellaswag", "this trainer answers no examples"); }
 }
 
@@ -1305,12 +1374,13 @@ static void plan(Run* r) {
     const int n_leaves = run_leaves(o, r->T);
     r->n_leaves = r->m.grad_accum > 0 ? r->m.grad_accum : n_leaves;
     if (r->n_leaves > INT_MAX / o->batch_size) {
-        options_fail("grad-accum", "%d micro-batches of %d rows are more than %d rows", r->n_leaves, o->batch_size, INT_MAX);
+        options_fail("grad-accum", "%d micro-batches of %d rows are more than %d rows", r->n_leaves, o->batch_size,
+                     INT_MAX);
     }
     if (!options_given(r->table, r->n_options, "tokenizer")) { data_check_tokenizer(&r->data, o, c->V, has_text(r)); }
     if (!is_training(r) && !o->eval_only && !is_generating(r) && !*o->probe && !*o->export_hf) {
-        fail_input("nothing to do: expected --train, --token-file, --token-dir, --eval-only, --generate, --probe, --export-hf or "
-                   "--dry-run");
+        fail_input("nothing to do: expected --train, --token-file, --token-dir, --eval-only, --generate, --probe, "
+                   "--export-hf or --dry-run");
     }
     if (is_training(r) || *o->export_hf || o->doc_reset) { data_check_documents(&r->data, o, end_of_text(r)); }
     if (r->comm->size > 1 && !is_training(r) && !o->eval_only) {
@@ -1333,8 +1403,10 @@ static double workspace_bytes(const Run* r) {
     const int N = r->o.batch_size * r->T, n = r->dev.n_threads, train = is_training(r) || *r->o.probe;
     const Room room = room_of(r, r->o.batch_size, r->T, TO_TRAIN);
     const int rows = train ? c->classes : N;
-    double head = fmax((double)gemm_workspace_bytes(N, c->classes, n), (double)gemm_workspace_bytes(rows, train ? N : c->M, n));
-    double layer = fmax((double)gemm_workspace_bytes(N, 2 * c->E, n), (double)gemm_workspace_bytes(2 * c->E, train ? N : c->M, n));
+    double head = fmax((double)gemm_workspace_bytes(N, c->classes, n),
+                       (double)gemm_workspace_bytes(rows, train ? N : c->M, n));
+    double layer = fmax((double)gemm_workspace_bytes(N, 2 * c->E, n),
+                        (double)gemm_workspace_bytes(2 * c->E, train ? N : c->M, n));
     double scan = (double)scan_workspace_bytes(r->o.batch_size, r->T, c->E, c->NS, room.chunk, n);
     return fmax(scan, fmax(head, layer));
 }
@@ -1353,15 +1425,19 @@ static double print_memory(const Run* r) {
     const double prototypes = config_has_prototypes(c) ? 4.0 * c->classes * (c->Dp + 1.0) : 0.0;
     double arena = 4.0 * (double)r->model.n, workspace = workspace_bytes(r), moment = 0.0, ff_moment, gradients = 0.0;
     const int train = is_training(r), backward = train || *r->o.probe;
-    double text = data_memory(&r->data), rest = text + 8e6 + (backward && c->learns_prototypes ? 2.0 : 1.0) * prototypes, copy = 0.0;
+    double text = data_memory(&r->data), copy = 0.0;
+    double rest = text + 8e6 + (backward && c->learns_prototypes ? 2.0 : 1.0) * prototypes;
     double activations = backward || r->o.eval_only ? activation_bytes(r, backward ? TO_TRAIN : TO_EVALUATE) : 0.0;
-    const double sampling = is_generating(r) || (train && r->o.sample_every > 0) ? activation_bytes(r, TO_GENERATE) : 0.0;
+    const int samples = is_generating(r) || (train && r->o.sample_every > 0);
+    const double sampling = samples ? activation_bytes(r, TO_GENERATE) : 0.0;
     if (train && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
     if (train && r->o.save_every > 0 && saves_beside(r)) { copy = SNAPSHOT_ARENAS * arena; }
     rest += 8.0 * (double)run_carried_floats(r);
     if (train) { rest += prefetch_bytes(r->d.prefetch_workers, r->d.prefetch_buffer, r->o.batch_size, r->T); }
     if (backward) { gradients = ranks_box(r->comm, r->model.table, r->model.n_table, r->n_leaves, r->o.zero, &moment); }
-    if (train && has_ff(r)) { gradients += ranks_box(r->comm, r->model.table, r->model.n_table, 2 * r->n_leaves, 0, &ff_moment); }
+    if (train && has_ff(r)) {
+        gradients += ranks_box(r->comm, r->model.table, r->model.n_table, 2 * r->n_leaves, 0, &ff_moment);
+    }
     double moments = train ? 2.0 * moment : 0.0;
     box_row("memory: parameters", "%s", format_bytes(arena).s);
     if (backward) { box_row("  gradients, moments", "%s, %s", format_bytes(gradients).s, format_bytes(moments).s); }
@@ -1381,7 +1457,9 @@ static void print_model(const Run* r) {
     if (r->old_layers) { box_row("  new layers", "%d beside %d old ones", c->L - r->n_old_layers, r->n_old_layers); }
     const char *kind = c->is_classifier ? "classes" : "tokens", *age = *r->weights && !r->has_head ? ", new" : "";
     box_row("head", "%s, %d %s%s", head_name(c->head).s, c->classes, kind, age);
-    if (config_has_prototypes(c)) { box_row("  prototypes", "in %d dimensions, %s", c->Dp, c->learns_prototypes ? "learnt" : "fixed"); }
+    if (config_has_prototypes(c)) {
+        box_row("  prototypes", "in %d dimensions, %s", c->Dp, c->learns_prototypes ? "learnt" : "fixed");
+    }
     size_t n_parameters = tensors_count(r->model.table, r->model.n_table);
     box_row("parameters", "%s = %zu", format_count((double)n_parameters).s, n_parameters);
 }
@@ -1440,12 +1518,15 @@ static void open_training(Run* r, int argc, char** argv) {
     if (r->o.resume) { load_training(r); }
     r->first_row = run_first_row(&r->o, &r->state);
     r->first_step = r->state.step;
-    prefetch_start(&r->prefetch, &r->data.train_rows, r->o.batch_size, r->d.prefetch_workers, r->d.prefetch_buffer, batch_row, r);
+    prefetch_start(&r->prefetch, &r->data.train_rows, r->o.batch_size, r->d.prefetch_workers, r->d.prefetch_buffer,
+                   batch_row, r);
     if (r->comm->rank == 0) {
-        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train, &r->data.val, argc, argv);
+        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train,
+                 &r->data.val, argc, argv);
     }
     ranks_run_name(r->comm, r->table, r->n_options, &r->o);
-    tensorboard_open(&r->board, r->o.tensorboard && r->comm->rank == 0 ? r->o.run : NULL, r->o.resume ? r->state.step : -1);
+    const char* board = r->o.tensorboard && r->comm->rank == 0 ? r->o.run : NULL;
+    tensorboard_open(&r->board, board, r->o.resume ? r->state.step : -1);
 }
 
 static void close_all(Run* r) {

@@ -259,7 +259,7 @@ options() {
         token-dir val-token-file val-token-dir shard-ext shuffle-shards packed-sequences prefetch-workers prefetch-buffer resume vocab-size \
         val-ratio val-every eval-batches early-stopping-patience grad-clip-norm fail-on-non-finite lr-warmup-steps lr-min-scale config \
         human-log base-ckpt threads expand dt-rank head proto proto-init proto-dim hpn-scale beta1 beta2 adam-eps weight-decay grad-accum \
-        scan-chunk recompute doc-sep carry-state export-hf init-hf task layer \
+        scan-chunk recompute doc-sep carry-state export-hf init-hf task \
         $(sed -n '/^more data$/,/^help$/s/^  --\([a-z0-9-]*\).*/\1/p' out); do
         [ -n "${tried[--$name]-}" ] || missing+=" $name"
     done

@@ -16,9 +16,9 @@ after a blank begins a comment). A later value wins. Nothing else is accepted: n
 options only by options_parse_words, for tools that take files; a switch then takes the next word only if it is 0 or 1.
 Numbers are read to their end: an integer is a sign and digits, a float is what strtof makes of digits, sign, point and
 exponent, finite. Both must lie in low..high; an end at or past INT_MIN, INT_MAX or FLT_MAX means "no limit" there.
-A choice is the position of the name in its list (choice.h), as the enum that a program keeps beside the list has it; where
-the default is "" it may also be none of them, -1.
-Texts are heap copies owned by the table until options_free; a program changes one with options_set.
+A choice becomes the position of its name in the list (choice.h), which is the order of an enum; where the default is
+"", it may also be none of them, -1. Texts are heap copies owned by the table until options_free; a program changes one
+with options_set.
 Errors: status 2 and one line, `train_gpt2: --batch-size: expected an integer 1..65536, found "4x"`; from a file with
 `conf.txt:3: ` in front. Of the ranks that dev/tools/launch starts only rank 0 says it, and only rank 0 prints --help.
 */
@@ -47,7 +47,7 @@ typedef struct {
     double low, high;     // allowed range of int and float
     const char* takes;    // what help shows for the value: "N", "PATH"; the list of a choice, "linear|wsd"; or ""
     const char* meaning;  // one line
-    int given;            // by the parser: 1 when the user typed it (or --args did), 2 when restored from a checkpoint
+    int given;            // the parser's: 1 when the user typed it (or --args did), 2 when restored from a checkpoint
 } Option;
 
 // appends rows to the n of a table with room for MAX_OPTIONS; returns how many there are now
@@ -258,7 +258,7 @@ static inline void options_help_row_(const char* name, const char* takes, const 
 
 // words on the command line that are no options and no values of options: FILE...
 typedef struct {
-    const char* takes;   // for the first line of --help: "[FILE]..."
+    const char* takes;   // what the first line of --help shows: "[FILE]..."
     const char** words;  // room for argc of them; they are the caller's
     int n;
 } OptionWords;
@@ -361,7 +361,8 @@ static inline void options_read_file_(Option* table, int n, const char* path) {
 }
 
 // can `word`, which follows the option on the command line, be its value?
-static inline int option_accepts_(const Option* table, int n, const Option* o, const char* word, const OptionWords* words) {
+static inline int option_accepts_(const Option* table, int n, const Option* o, const char* word,
+                                  const OptionWords* words) {
     if (o->type == OPTION_SWITCH && words) { return strcmp(word, "0") == 0 || strcmp(word, "1") == 0; }
     if (o->type == OPTION_SWITCH) { return word[0] != '-'; }  // a word without dashes could be nothing else
     return strncmp(word, "--", 2) != 0 && options_find_(table, n, word, strcspn(word, "=")) < 0;
@@ -382,7 +383,8 @@ static inline void options_defaults_(Option* table, int n) {
 }
 
 // exits with 2 on a wrong option and with 0 after --help; words NULL: there may be none
-static inline void options_parse_words(Option* table, int n, OptionWords* words, int argc, char** argv, const char* about) {
+static inline void options_parse_words(Option* table, int n, OptionWords* words, int argc, char** argv,
+                                       const char* about) {
     options_defaults_(table, n);
     if (words) { words->n = 0; }
     for (int i = 1; i < argc; i++) {
@@ -418,7 +420,7 @@ static inline void options_parse_words(Option* table, int n, OptionWords* words,
     }
 }
 
-// dev/tools/launch gives every rank the same words on the same machine: rank 0 alone says what is wrong with them, or helps
+// dev/tools/launch gives every rank the same words: rank 0 alone says what is wrong with them, or helps
 static inline int options_of_rank_0_(void) {
     const char *rank = getenv("RANK"), *id = getenv("TORCHELASTIC_RUN_ID");
     return rank && strcmp(rank, "0") != 0 && id && strncmp(id, "launch-", 7) == 0;
@@ -450,12 +452,13 @@ static inline void options_set(Option* table, int n, const char* name, const cha
     option_store_(options_named_(table, n, name), text, "");
 }
 
-// for --help: what an option that trainers share means to this one
+// gives --help what an option that trainers share means to this one
 static inline void options_reword(Option* table, int n, const char* name, const char* meaning) {
     options_named_(table, n, name)->meaning = meaning;
 }
 
-// status 2 for what only the trainer can check: options_fail("warmup", "expected less than --steps %d, found %d", N, w)
+// ends with status 2, where only the trainer can check:
+//     options_fail("warmup", "expected less than --steps %d, found %d", N, w)
 __attribute__((noreturn, format(printf, 2, 3)))
 static inline void options_fail(const char* name, const char* format, ...) {
     char text[2048];

@@ -2,9 +2,9 @@
 What train_mamba_hpn takes beside the options of every trainer (run.h), and the model that these ask for.
     mamba_options         its rows of the table; mamba_reword_options: what rows of run.h mean here
     mamba_config_new      the sizes of a random start: a preset's, and what the options say
-    mamba_check_shape     a model that comes from a file has its sizes from there: options that say otherwise are refused
+    mamba_check_shape     refuses options that say sizes where the model comes from a file, which has them
     mamba_choose_head     the head: what the options say, else what the model has
-    mamba_placement       where the prototypes of a model stand: what --proto-init says, or the first placement that fits
+    mamba_placement       where prototypes stand: what --proto-init says, or the first placement that fits
 Errors: options_fail, one line.
 */
 #ifndef LLMC_MAMBA_OPTIONS_H
@@ -110,14 +110,15 @@ static inline int mamba_options(Option* t, int n, MambaOptions* m) {
     return options_append(t, n, rows, (int)(sizeof rows / sizeof rows[0]));
 }
 
-// what common options mean here
+// gives rows of run.h the meaning that they have here
 static inline void mamba_reword_options(Option* t, int n) {
     options_reword(t, n, "from", "parameters to start from: a run folder or checkpoint, a Hugging Face folder, or a "
                    ".safetensors file with config.json beside it");
     options_reword(t, n, "seq-len", "positions in a row; 0: 256, of examples all they have");
     options_reword(t, n, "doc-reset", "the state starts anew at each document of a row");
     options_reword(t, n, "freeze", "no updates of tensors with such names, of all layers or of one: "
-                   "'backbone.embeddings.*,*.layers.0.*'; first:N: of the first N layers; indices:A,B,..: of these layers, from 0");
+                   "'backbone.embeddings.*,*.layers.0.*'; first:N: of the first N layers; indices:A,B,..: of these "
+                   "layers, from 0");
     options_reword(t, n, "hellaswag", "not here: answered by train_gpt2 only");
     options_reword(t, n, "eval-examples", "not here either");
 }
@@ -131,34 +132,43 @@ static inline Config mamba_config_new(const MambaOptions* m, const char* preset,
     c.NS = m->d_state;
     c.K = m->d_conv;
     c.E = c.M * m->expand;
-    if (c.E > 1 << 22) { options_fail("expand", "expected at most %d channels, found %d x --d-model %d", 1 << 22, m->expand, c.M); }
+    if (c.E > 1 << 22) {
+        options_fail("expand", "expected at most %d channels, found %d x --d-model %d", 1 << 22, m->expand, c.M);
+    }
     c.R = m->dt_rank > 0 ? m->dt_rank : mamba_dt_rank(c.M);
     return c;
 }
 
 static inline void mamba_check_shape(const Option* table, int n, const char* path) {
-    static const char* const shape[] = {"d-model", "d-state", "d-conv", "expand", "dt-rank", "base-layers", "vocab-size"};
+    static const char* const shape[] = {"d-model", "d-state", "d-conv", "expand", "dt-rank", "base-layers",
+                                        "vocab-size"};
     for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++) {
-        if (options_given(table, n, shape[i]) == 1) { options_fail(shape[i], "is for a random start (--model): here %s says it", path); }
+        if (options_given(table, n, shape[i]) == 1) {
+            options_fail(shape[i], "is for a random start (--model): here %s says it", path);
+        }
     }
 }
 
 // is_old: c comes from a file; what is not typed then stays. classes: those of a classifier, 0: a language model
-static inline void mamba_choose_head(Config* c, const MambaOptions* m, const Option* table, int n, int is_old, int classes) {
+static inline void mamba_choose_head(Config* c, const MambaOptions* m, const Option* table, int n, int is_old,
+                                     int classes) {
     const HeadKind was = c->head;
-    const int is_new_classifier = classes > 0 && (!is_old || !c->is_classifier || options_given(table, n, "classes") == 1);
+    const int stays = is_old && c->is_classifier && options_given(table, n, "classes") != 1;
+    const int is_new_classifier = classes > 0 && !stays;
     if (m->head >= 0) { c->head = (HeadKind)m->head; }
     if (is_new_classifier) {
         c->is_classifier = 1;
         c->classes = classes;
         c->tied = 0;
     }
-    if (!is_old || c->head != was || options_given(table, n, "proto-dim") == 1) { c->Dp = m->proto_dim > 0 ? m->proto_dim : c->M; }
+    if (!is_old || c->head != was || options_given(table, n, "proto-dim") == 1) {
+        c->Dp = m->proto_dim > 0 ? m->proto_dim : c->M;
+    }
     if (!is_old || options_given(table, n, "hpn-scale") == 1) { c->scale = m->hpn_scale; }
     if (!is_old || options_given(table, n, "proto") == 1) { c->learns_prototypes = m->proto == PROTO_LEARN; }
 }
 
-// as far apart as prototypes can be where that is known, else at random
+// what --proto-init says, else the placement that is as far apart as can be, where one is known
 static inline const char* mamba_placement(const Config* c, const char* chosen) {
     return *chosen ? chosen : c->classes <= c->Dp + 1 ? "simplex" : c->classes <= 2 * c->Dp ? "orthoplex" : "random";
 }

@@ -1,14 +1,16 @@
 /*
-Forward-Forward: a layer learns from its own activity, without a gradient from the layers above. It sees real data and corrupted
-data; the goodness G of a position is the mean square of the layer's output o, and should be above a threshold for real data and
-below it for corrupted.
-    ff_corrupt   tokens, negatives (B, T) in 0..V-1, V > 1    negatives: the same rows with a part of the tokens replaced
-    ff_goodness  o, dout (N, M)   losses (N)    loss = softplus(threshold - G) for real, softplus(G - threshold) for corrupted;
-                 dout, written: the gradient of dloss * sum of losses. Nothing goes to the layers below: they are constants here.
+Forward-Forward: a layer learns from its own activity, without a gradient from the layers above. It sees real data and
+corrupted data; the goodness G of a position is the mean square of the layer's output o, and should be above a threshold
+for real data and below it for corrupted.
+    ff_corrupt   tokens, negatives (B, T) in 0..V-1, V > 1    negatives: the same rows, a part of the tokens replaced
+    ff_goodness  o, dout (N, M)   losses (N)    loss = softplus(threshold - G) for real, softplus(G - threshold) for
+                 corrupted; dout, written: the gradient of dloss * sum of losses. Nothing goes to the layers below: they
+                 are constants here.
 Cost:   ff_goodness is memory bound: N*M floats read and written once. Judge it in GB/s.
-Error:  G: a chain of M squares, relative error below (M + 1) * 2^-24; so much moves the loss and dout by less than G times that.
-Order:  ff_corrupt: position n = b*T + t is a function of (key, n) alone. ff_goodness: G = chain over m from 0 of o*o, / M;
-        slope = -sigmoid(threshold - G) or sigmoid(G - threshold);  dout = ((slope * 2 / M) * dloss) * o.
+Error:  G: a chain of M squares, relative error below (M + 1) * 2^-24; that moves the loss and dout by less than G times
+        as much.
+Order:  ff_corrupt: position n = b*T + t is a function of (key, n) alone. ff_goodness: G = chain over m from 0 of o*o,
+        / M; slope = -sigmoid(threshold - G) or sigmoid(G - threshold);  dout = ((slope * 2 / M) * dloss) * o.
 CPU only.
 Source: Hinton 2022, arXiv:2212.13345; doc/gradient_surgery.md
 */
@@ -26,8 +28,8 @@ Source: Hinton 2022, arXiv:2212.13345; doc/gradient_surgery.md
 
 // ---- corrupted data ----
 
-// Each token is replaced with probability `fraction`, by one of the V - 1 others, all of them alike. A row in which none was
-// drawn loses the token at a place drawn for it, so that no row stays real
+// Each token is replaced with probability `fraction`, by one of the V - 1 others, all of them alike. A row in which
+// none was drawn loses the token at a place drawn for it, so that no row stays real
 static inline void ff_corrupt(int* negatives, const int* tokens, int B, int T, float fraction, int V, uint64_t key) {
     assert(V > 1);
     const uint64_t places = splitmix64(key, 0), others = splitmix64(key, 1), rows = splitmix64(key, 2);
@@ -52,7 +54,7 @@ static inline void ff_corrupt(int* negatives, const int* tokens, int B, int T, f
 
 // ---- goodness ----
 
-// of one position, from the sum of its squares: the loss, and what o is multiplied by
+// the loss of one position from the sum of its squares; returns what o is multiplied by
 static inline float ff_loss_(float* loss, float sum, float threshold, int is_real, float dloss, int M) {
     const float goodness = sum / (float)M, wrong = is_real ? threshold - goodness : goodness - threshold;
     const float slope = is_real ? -sigmoid_one(wrong) : sigmoid_one(wrong);
@@ -60,7 +62,8 @@ static inline float ff_loss_(float* loss, float sum, float threshold, int is_rea
     return slope * 2.0f / (float)M * dloss;
 }
 
-static inline void ff_goodness_ref(float* losses, float* dout, const float* o, float threshold, int is_real, float dloss, int N, int M) {
+static inline void ff_goodness_ref(float* losses, float* dout, const float* o, float threshold, int is_real,
+                                   float dloss, int N, int M) {
     for (int n = 0; n < N; n++) {
         const float* x = o + (size_t)n * M;
         float sum = 0.0f;
@@ -86,8 +89,8 @@ static inline vfloat ff_squares_(const float* o, int M) {
 }
 
 // dout may be o
-static inline void ff_goodness(float* losses, float* dout, const float* o, float threshold, int is_real, float dloss, int N, int M,
-                               const Device* dev) {
+static inline void ff_goodness(float* losses, float* dout, const float* o, float threshold, int is_real, float dloss,
+                               int N, int M, const Device* dev) {
     (void)dev;
     #pragma omp parallel for
     for (int first = 0; first < N; first += VLANES) {

@@ -2,23 +2,26 @@
 Gradient surgery: how the gradients of several tasks over one vector of shared parameters become one.
     g[i] (arena)  gradient of task i; all arenas have one layout. g[0] is the head's ("b"), g[1] Forward-Forward's ("f")
     ranges        which floats of the arenas are the shared vector; what lies between them is neither read nor written
-    surgery_apply leaves the result in the ranges of g[0]. It is always a weighted sum of the g[i]: every method below finds
+    surgery_apply leaves the result in the ranges of g[0]. It is always a weighted sum of the g[i]: every method finds
     its weights from the dot products alone, so the vectors are read once for those and once for the sum.
 Methods, by name, upper or lower case (derived in doc/gradient_surgery.md), 1..8 tasks, those with "2" exactly two:
     none        sum of g[i]
-    pcgrad      for every i: g = g[i]; for the other j in random order: if g.g[j] < 0: g -= g.g[j] / (|g[j]|^2 + epsilon) g[j];
+    pcgrad      for every i: g = g[i]; for the other j in random order:
+                    if g.g[j] < 0: g -= g.g[j] / (|g[j]|^2 + epsilon) g[j]
                 result: the sum of the n vectors. The order is a pure function of (seed, step)
     cagrad   2  the d with |d - g0| <= c |g0| whose smaller one of d.f, d.b is greatest; g0 = (f + b) / 2, 0 <= c < 1.
-                It is (1/2 + k x) f + (1/2 + k (1 - x)) b with k = c |g0| / |g_x|, where g_x = x f + (1 - x) b and x in 0..1
+                It is (1/2 + k x) f + (1/2 + k (1 - x)) b with k = c |g0| / |g_x|, g_x = x f + (1 - x) b; x in 0..1
                 makes g_x.g0 + c |g0| |g_x| smallest. "cagradstep" is the same method
     gradnorm    sum of w[i] g[i]; w is learnt (GradNorm below)
     orthograd 2 b + f - f.b / (|b|^2 + epsilon) b, conflict or not
-With one task every method is none. A quotient whose divisor is 0 counts as 0. A gradient that is not finite leaves numbers in
-the result that are not finite, for the guards of a trainer to see, and leaves the state of gradnorm as it was.
-Cost:   memory bound: (2 n_tasks + 1) floats moved per shared parameter. Judge it in GB/s. For gradnorm norm_range comes on top.
+With one task every method is none. A quotient whose divisor is 0 counts as 0. A gradient that is not finite leaves
+such numbers in the result, for the guards of a trainer to see, and the state of gradnorm as it was.
+Cost:   memory bound: (2 n_tasks + 1) floats moved per shared parameter. Judge it in GB/s. For gradnorm norm_range comes
+        on top.
 Error:  weights in double; every element of the result is a sum in double, rounded once to float.
-Order:  dot products: a range is cut into chunks of 4096; each is summed as in global_norm.h; chunk sums are added in order
-        from 0, and so are the sums of ranges. Result: chain over tasks from weight[0] * g[0]. The same bits for any thread count.
+Order:  dot products: a range is cut into chunks of 4096; each is summed as in global_norm.h; chunk sums are added in
+        order from 0, and so are the sums of ranges. Result: chain over tasks from weight[0] * g[0]. The same bits for
+        any thread count.
 CPU only; the arenas are in ordinary memory. On several ranks: give it gradients that are already summed over ranks.
 Errors: a method, epsilon, lambda or alpha out of range is the user's fault, status 2; no memory, status 1.
 Source: PCGrad: Yu et al. 2020, arXiv:2001.06782; CAGrad: Liu et al. 2021, arXiv:2110.14048; GradNorm: Chen et al. 2018,
@@ -39,7 +42,9 @@ enum { SURGERY_MAX_TASKS = 8 };
 // ---- names ----
 
 #define SURGERY_NAMES "none|pcgrad|cagrad,cagradstep|gradnorm|orthograd"  // a list of choice.h
-typedef enum { SURGERY_NONE, SURGERY_PCGRAD, SURGERY_CAGRAD, SURGERY_GRADNORM, SURGERY_ORTHOGRAD, N_SURGERY_METHODS } SurgeryMethod;
+typedef enum {
+    SURGERY_NONE, SURGERY_PCGRAD, SURGERY_CAGRAD, SURGERY_GRADNORM, SURGERY_ORTHOGRAD, N_SURGERY_METHODS
+} SurgeryMethod;
 
 static inline ShortText surgery_name(SurgeryMethod method) { return choice_name(SURGERY_NAMES, (int)method); }
 
@@ -53,7 +58,7 @@ static inline double surgery_ratio_(double dot, double square, double epsilon) {
 static inline double surgery_length_(double square) { return square < 0.0 ? 0.0 : sqrt(square); }
 
 // the tasks other than i, shuffled (Fisher and Yates): order (n - 1)
-static inline void pcgrad_order_(int* order, int n, int i, uint64_t seed, uint64_t step) {
+static inline void surgery_pcgrad_order_(int* order, int n, int i, uint64_t seed, uint64_t step) {
     const uint64_t key = splitmix64(splitmix64(splitmix64(seed, 0), step), (uint64_t)i);
     for (int j = 0; j < n - 1; j++) { order[j] = j < i ? j : j + 1; }
     for (int j = n - 2; j > 0; j--) {
@@ -63,9 +68,11 @@ static inline void pcgrad_order_(int* order, int n, int i, uint64_t seed, uint64
     }
 }
 
-// One vector of PCGrad, as weights of the tasks' gradients: begins as g[i] and is projected off each other one that it opposes.
-// The test is of the vector as it has become, what is taken away a multiple of the other's own gradient. How many were taken away?
-static inline int pcgrad_project_(double* vector, const double* dots, int n, int i, const int* order, double epsilon) {
+// One vector of PCGrad, as weights of the tasks' gradients: it begins as g[i] and is projected off each other one that
+// it opposes. The test is of the vector as it has become, what is taken away a multiple of the other's own gradient.
+// Returns how many were taken away.
+static inline int surgery_pcgrad_project_(double* vector, const double* dots, int n, int i, const int* order,
+                                          double epsilon) {
     int n_projections = 0;
     for (int k = 0; k < n; k++) { vector[k] = k == i ? 1.0 : 0.0; }
     for (int next = 0; next < n - 1; next++) {
@@ -80,43 +87,44 @@ static inline int pcgrad_project_(double* vector, const double* dots, int n, int
     return n_projections;
 }
 
-static inline int pcgrad_weights(double* weight, const double* dots, int n, double epsilon, uint64_t seed, uint64_t step) {
+static inline int surgery_pcgrad_weights(double* weight, const double* dots, int n, double epsilon, uint64_t seed,
+                                         uint64_t step) {
     int n_projections = 0, order[SURGERY_MAX_TASKS];
     double vector[SURGERY_MAX_TASKS];
     for (int k = 0; k < n; k++) { weight[k] = 0.0; }
     for (int i = 0; i < n; i++) {
-        pcgrad_order_(order, n, i, seed, step);
-        n_projections += pcgrad_project_(vector, dots, n, i, order, epsilon);
+        surgery_pcgrad_order_(order, n, i, seed, step);
+        n_projections += surgery_pcgrad_project_(vector, dots, n, i, order, epsilon);
         for (int k = 0; k < n; k++) { weight[k] += vector[k]; }
     }
     return n_projections;
 }
 
 // |g_x|, g_x = x f + (1 - x) b
-static inline double cagrad_length_(const double* dots, double x) {
+static inline double surgery_cagrad_length_(const double* dots, double x) {
     double bb = dots[0], fb = dots[1], ff = dots[3];
     return surgery_length_(x * x * ff + 2.0 * x * (1.0 - x) * fb + (1.0 - x) * (1.0 - x) * bb);
 }
 
 // derivative of g_x.g0 + radius |g_x| by x; radius = c |g0|
-static inline double cagrad_slope_(const double* dots, double radius, double x) {
-    double bb = dots[0], fb = dots[1], ff = dots[3], length = cagrad_length_(dots, x);
+static inline double surgery_cagrad_slope_(const double* dots, double radius, double x) {
+    double bb = dots[0], fb = dots[1], ff = dots[3], length = surgery_cagrad_length_(dots, x);
     double turn = length > 0.0 ? (x * ff + (1.0 - 2.0 * x) * fb - (1.0 - x) * bb) / length : 0.0;
     return 0.5 * (ff - bb) + radius * turn;
 }
 
 // returns x, the part of f in g_x. The function is convex: where its slope changes sign is found by halving an interval
-static inline double cagrad_weights(double* weight, const double* dots, double c) {
-    const double radius = c * cagrad_length_(dots, 0.5);
+static inline double surgery_cagrad_weights(double* weight, const double* dots, double c) {
+    const double radius = c * surgery_cagrad_length_(dots, 0.5);
     double low = 0.0, high = 1.0, x;
-    if (cagrad_slope_(dots, radius, 0.0) >= 0.0) { high = 0.0; }
-    else if (cagrad_slope_(dots, radius, 1.0) <= 0.0) { low = 1.0; }
+    if (surgery_cagrad_slope_(dots, radius, 0.0) >= 0.0) { high = 0.0; }
+    else if (surgery_cagrad_slope_(dots, radius, 1.0) <= 0.0) { low = 1.0; }
     for (int i = 0; i < 60 && low < high; i++) {
         double middle = 0.5 * (low + high);
-        if (cagrad_slope_(dots, radius, middle) < 0.0) { low = middle; } else { high = middle; }
+        if (surgery_cagrad_slope_(dots, radius, middle) < 0.0) { low = middle; } else { high = middle; }
     }
     x = 0.5 * (low + high);
-    double length = cagrad_length_(dots, x), k = length > 0.0 ? radius / length : 0.0;
+    double length = surgery_cagrad_length_(dots, x), k = length > 0.0 ? radius / length : 0.0;
     weight[0] = 0.5 + k * (1.0 - x);
     weight[1] = 0.5 + k * x;
     return x;
@@ -140,9 +148,10 @@ static inline void gradnorm_init(GradNorm* s) {
     for (int i = 0; i < SURGERY_MAX_TASKS; i++) { s->weight[i] = 1.0f; }
 }
 
-// Targets T[i] = mean(G) * r[i]^alpha of the norms G[i] = w[i] * norms[i], where norms[i] is the norm of task i's unweighted
-// gradient, and r[i] = (L[i] / L0[i]) / mean(L / L0): a task that is behind gets a larger one.
-static inline void gradnorm_targets(double* targets, const GradNorm* s, const double* norms, const float* losses, float alpha, int n) {
+// Targets T[i] = mean(G) * r[i]^alpha of the norms G[i] = w[i] * norms[i], where norms[i] is the norm of task i's
+// unweighted gradient, and r[i] = (L[i] / L0[i]) / mean(L / L0): a task that is behind gets a larger one.
+static inline void gradnorm_targets(double* targets, const GradNorm* s, const double* norms, const float* losses,
+                                    float alpha, int n) {
     double mean_norm = 0.0, mean_ratio = 0.0;
     for (int i = 0; i < n; i++) {
         mean_norm += (double)s->weight[i] * norms[i] / n;
@@ -155,7 +164,8 @@ static inline void gradnorm_targets(double* targets, const GradNorm* s, const do
 }
 
 // d/dw of the sum of |G[i] - T[i]|, targets held constant: sign(G[i] - T[i]) * norms[i]
-static inline void gradnorm_slopes(float* slopes, const GradNorm* s, const double* norms, const float* losses, float alpha, int n) {
+static inline void gradnorm_slopes(float* slopes, const GradNorm* s, const double* norms, const float* losses,
+                                   float alpha, int n) {
     double targets[SURGERY_MAX_TASKS];
     gradnorm_targets(targets, s, norms, losses, alpha, n);
     for (int i = 0; i < n; i++) {
@@ -173,8 +183,8 @@ static inline void gradnorm_rescale(GradNorm* s, int n) {
     for (int i = 0; i < n; i++) { s->weight[i] *= (float)n / sum; }
 }
 
-// One step of Adam on w, after the parameters' update has taken w as it was. w rests until every task has had a loss above 0, and
-// where there is nothing to learn from: no loss left, or a number that is not finite
+// One step of Adam on w, after the parameters' update has taken w as it was. w rests until every task has had a loss
+// above 0, and where there is nothing to learn from: no loss left, or a number that is not finite
 static inline void gradnorm_update(GradNorm* s, const double* norms, const float* losses, float alpha, int n) {
     float slopes[SURGERY_MAX_TASKS], total = 0.0f;
     int n_begun = 0;
@@ -247,7 +257,7 @@ typedef struct {
     float epsilon;            // >= 0, added to a divisor
     float cagrad_lambda;      // cagrad: c, 0 <= c < 1
     float gradnorm_alpha;     // >= 0: how strongly a task that is behind is favoured
-    SurgeryRange norm_range;  // gradnorm: its norms are those of this range, such as the last layer's out_proj; n 0: of all
+    SurgeryRange norm_range;  // gradnorm: it takes norms of this range, such as the last out_proj; n 0: of all
     uint64_t seed;            // pcgrad: of its random order
 } SurgeryConfig;
 
@@ -269,7 +279,8 @@ typedef struct {
 } Surgery;
 
 typedef struct {
-    double dots[SURGERY_MAX_TASKS][SURGERY_MAX_TASKS];  // of the shared vectors, before: [0][0] bb, [0][1] fb, [1][1] ff
+    // dot products of the vectors before: [0][0] bb, [0][1] fb, [1][1] ff
+    double dots[SURGERY_MAX_TASKS][SURGERY_MAX_TASKS];
     double weight[SURGERY_MAX_TASKS];  // the result is the sum of weight[i] * g[i]
     double cagrad_x;                   // cagrad: the part of f in g_x
     int n_conflicts;                   // ranges in which a pair of tasks has a dot product below 0, before
@@ -294,7 +305,8 @@ static inline void* surgery_alloc_(size_t n, size_t element_bytes) {
     return p;
 }
 
-static inline void surgery_init(Surgery* s, const SurgeryConfig* config, const SurgeryRange* ranges, int n_ranges, int n_tasks) {
+static inline void surgery_init(Surgery* s, const SurgeryConfig* config, const SurgeryRange* ranges, int n_ranges,
+                                int n_tasks) {
     memset(s, 0, sizeof *s);
     assert(n_tasks >= 1 && n_tasks <= SURGERY_MAX_TASKS);
     surgery_check_(config);
@@ -338,7 +350,8 @@ static inline void surgery_range_dots_(Surgery* s, float* const* g) {
         const SurgeryPiece_* piece = s->pieces + p;
         for (int pair = 0; pair < n_pairs; pair++) {
             int i = pair / n, j = pair % n;
-            if (i <= j) { s->piece_dots[p * n_pairs + pair] = dot_chunk_(g[i] + piece->first, g[j] + piece->first, (size_t)piece->n); }
+            const float *x = g[i] + piece->first, *y = g[j] + piece->first;
+            if (i <= j) { s->piece_dots[p * n_pairs + pair] = dot_chunk_(x, y, (size_t)piece->n); }
         }
     }
     memset(s->range_dots, 0, sizeof(double) * ((size_t)s->n_ranges + 1) * n_pairs);
@@ -372,9 +385,9 @@ static inline void surgery_weights_(SurgeryReport* report, const double* dots, c
     double* weight = report->weight;
     for (int k = 0; k < s->n_tasks; k++) { weight[k] = 1.0; }
     if (c->method == SURGERY_PCGRAD) {
-        report->n_projections = pcgrad_weights(weight, dots, s->n_tasks, (double)c->epsilon, c->seed, step);
+        report->n_projections = surgery_pcgrad_weights(weight, dots, s->n_tasks, (double)c->epsilon, c->seed, step);
     } else if (c->method == SURGERY_CAGRAD) {
-        report->cagrad_x = cagrad_weights(weight, dots, (double)c->cagrad_lambda);
+        report->cagrad_x = surgery_cagrad_weights(weight, dots, (double)c->cagrad_lambda);
     } else if (c->method == SURGERY_ORTHOGRAD) {
         weight[0] -= surgery_ratio_(dots[1], dots[0], (double)c->epsilon);
         report->n_projections = 1;
