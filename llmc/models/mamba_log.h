@@ -2,7 +2,7 @@
 What a run of train_mamba_hpn prints and records beside what every trainer does (log.h): how good the answers of a head
 are, and what happened in a step. Names of the keys are those that rust_trainer's users know.
     Scores            sums over the positions of a validation, which the trainer adds up batch by batch
-    quality_of        what follows from them; quality_print, quality_keys: the line and the record
+    quality_of        what follows from them; quality_line, quality_keys: the line and the record
     step_keys         the record of a step
     mamba_log_schema  what all keys mean, for the first line of metrics.jsonl
 */
@@ -48,12 +48,14 @@ static inline Quality quality_of(HeadKind head, float loss, const double* scores
     return q;
 }
 
-// step 120 | accuracy 54.30% | top 5 83.91% | perplexity 4.81
-static inline void quality_print(HeadKind head, int step, Quality q) {
-    printf("step %d | accuracy %.2f%% | top 5 %.2f%% | %sperplexity %.3g", step, 100.0 * q.top1, 100.0 * q.top5,
-           head_reads_out(head) ? "read-out " : "", q.perplexity);
-    if (head != HEAD_CE) { printf(" | cosine to target %.3f, among states %.3f", q.label_cosine, q.collapse); }
-    printf("\n");
+// the line: step 120 | accuracy 54.30% | top 5 83.91% | perplexity 4.81
+static inline void quality_line(char* line, size_t n_bytes, HeadKind head, int step, Quality q) {
+    char cosines[80] = "";
+    if (head != HEAD_CE) {
+        snprintf(cosines, sizeof cosines, " | cosine to target %.3f, among states %.3f", q.label_cosine, q.collapse);
+    }
+    snprintf(line, n_bytes, "step %d | accuracy %.2f%% | top 5 %.2f%% | %sperplexity %.3g%s\n", step, 100.0 * q.top1,
+             100.0 * q.top5, head_reads_out(head) ? "read-out " : "", q.perplexity, cosines);
     if (q.collapse > 0.95) {
         warn_line("step %d: all states point the same way (mean cosine %.3f): they say little about the input", step,
                   q.collapse);
