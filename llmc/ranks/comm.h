@@ -90,7 +90,7 @@ typedef struct CommLink {
 typedef struct Comm {
     int rank, size;
     int* members;     // their ranks in the world
-    int group;        // 0: the world
+    int group;        // its number, the same on all members; 0: the world
     uint64_t n_calls;
     CommPiece* piece; // for the call that is being put together
     CommLink* link;
@@ -566,12 +566,13 @@ static inline void comm_all_reduce(Comm* c, void* buf, size_t n, CommType type, 
 
 // ---- 6. Groups, the world, the end ----
 
-static inline Comm* comm_group_(CommLink* l, const int* members, int size) {
+static inline Comm* comm_group_(CommLink* l, int number, const int* members, int size) {
     Comm* c = (Comm*)malloc_check(sizeof(Comm), "group of ranks");
     memset(c, 0, sizeof *c);
     c->link = l;
     c->size = size;
-    c->group = l->n_groups++;
+    c->group = number;
+    l->n_groups = number + 1;
     c->members = (int*)malloc_check(sizeof(int) * (size_t)size, "group of ranks");
     c->piece = (CommPiece*)malloc_check(sizeof(CommPiece) * (size_t)size, "group of ranks");
     for (int i = 0; i < size; i++) {
@@ -581,19 +582,23 @@ static inline Comm* comm_group_(CommLink* l, const int* members, int size) {
     return c;
 }
 
-// the ranks with the same colour become a group, in the order of key, then of rank; all ranks of c call
+// The ranks with the same colour become a group, in the order of key, then of rank; all ranks of c call. Its number is one that
+// no rank of c has used: some may have split more often than others.
 static inline Comm* comm_split(Comm* c, int color, int key, const char* where) {
-    int mine[2] = {color, key}, *all = (int*)malloc_check(sizeof(int) * 3 * (size_t)c->size, "group of ranks"), n = 0;
-    int* members = all + 2 * c->size;
-    comm_wait(c, comm_all_gather(c, mine, all, 2, DT_I32, where));
+    typedef struct { int color, key, n_groups; } Choice;
+    Choice mine = {color, key, c->link->n_groups}, *all = (Choice*)malloc_check(sizeof(Choice) * (size_t)c->size, "group of ranks");
+    int *members = (int*)malloc_check(sizeof(int) * (size_t)c->size, "group of ranks"), n = 0, number = 0;
+    comm_wait(c, comm_all_gather(c, &mine, all, sizeof mine, DT_U8, where));
     for (int i = 0; i < c->size; i++) {
-        if (all[2 * i] != color) { continue; }
+        number = all[i].n_groups > number ? all[i].n_groups : number;
+        if (all[i].color != color) { continue; }
         int at = n++;  // insertion sort; equal keys stay in the order of rank
-        for (; at > 0 && all[2 * i + 1] < all[2 * members[at - 1] + 1]; at--) { members[at] = members[at - 1]; }
+        for (; at > 0 && all[i].key < all[members[at - 1]].key; at--) { members[at] = members[at - 1]; }
         members[at] = i;
     }
     for (int i = 0; i < n; i++) { members[i] = c->members[members[i]]; }
-    Comm* group = comm_group_(c->link, members, n);
+    Comm* group = comm_group_(c->link, number, members, n);
+    free(members);
     free(all);
     return group;
 }
@@ -637,7 +642,7 @@ static inline Comm* comm_world(const RankPlace* place, double timeout, double in
     l->receiving = l->sending + size;
     for (int i = 0; i < COMM_CALLS; i++) { l->call[i].piece = pieces + (size_t)i * size; }
     for (int i = 0; i < place->size; i++) { members[i] = i; }
-    Comm* world = comm_group_(l, members, place->size);
+    Comm* world = comm_group_(l, 0, members, place->size);
     free(members);
     on_exit(comm_at_exit_, l);
     return world;
