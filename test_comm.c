@@ -438,18 +438,73 @@ static void test_failed(Test* t) {
     check_fault(t, 4, 1, "gave up: it is tired");
 }
 
+// ---- one line for one error of the user ----
+
+typedef struct {
+    const char* finds;   // for each rank: the error that it finds, '.' none
+    const char* speaks;  // those that say theirs
+    int late;            // a rank that finds it, or goes on, 0.2 s after the others; -1: none
+    int is_busy;         // and does not come back before it is killed
+} SaidCase;
+
+static const SaidCase said_cases[] = {
+    {"aaaa", "a...", -1, 0}, {"aaaa", "a...", 0, 0}, {"aaaa", "a...", 2, 0},     // a bad file
+    {"..a.", "..a.", -1, 0}, {"..a.", "..a.", 0, 0}, {"...a", "...a", 1, 0},     // missing on one machine
+    {".aaa", ".a..", -1, 0}, {".a.a", ".a..", 1, 0}, {"..aa", "..a.", 3, 0},     // on several
+    {"abab", "ab..", -1, 0}, {"a.b.", "a.b.", -1, 0}, {"a.b.", "a.b.", 0, 0},    // two errors
+    {"..a.", "..a.", 0, 1}, {".aaa", ".a..", 0, 1},                              // rank 0 computes and does not answer
+};
+
+static void ranks_said(Test* t, Comm* c, int number) {
+    const SaidCase* k = &said_cases[number];
+    float x[1000] = {0};
+    (void)t;
+    c->link->check = 0;
+    c->link->patience = k->is_busy ? 0.3 : 5.0;
+    comm_all_reduce(c, x, 1000, DT_F32, OP_SUM, HERE);
+    if (c->rank == k->late) { usleep(k->is_busy ? 20000000 : 200000); }
+    if (k->finds[c->rank] != '.') { fail_input("error %c", k->finds[c->rank]); }
+    for (int i = 0; i < 20; i++) { comm_all_reduce(c, x, 1000, DT_F32, OP_SUM, HERE); }
+}
+
+static void test_said(Test* t) {
+    for (int number = 0; number < (int)(sizeof said_cases / sizeof said_cases[0]); number++) {
+        const SaidCase* k = &said_cases[number];
+        const double start = seconds_now(CLOCK_MONOTONIC);
+        Ranks r;
+        r.n = 0;
+        int port = free_port();
+        for (int rank = 0; rank < 4; rank++) { start_rank(&r, place_at(rank, 4, port), 20.0, 20.0, ranks_said, number); }
+        for (int rank = 0; k->is_busy && rank < 4; rank++) {
+            siginfo_t info;
+            if (rank != k->late) { waitid(P_PID, (id_t)r.pid[rank], &info, WEXITED | WNOWAIT); }
+        }
+        if (k->is_busy) { kill(r.pid[k->late], SIGKILL); }
+        end_ranks(&r);
+        for (int rank = 0; rank < 4; rank++) {
+            char want[64] = "";
+            if (k->speaks[rank] != '.') { snprintf(want, sizeof want, "test_comm: error %c\n", k->speaks[rank]); }
+            const int status = k->is_busy && rank == k->late ? 128 + SIGKILL : 2;
+            check(t, r.status[rank] == status && strcmp(r.text[rank], want) == 0, "%s, rank %d: expected status %d and \"%s\", found %d: %s",
+                  k->finds, rank, status, want, r.status[rank], r.text[rank]);
+        }
+        const double seconds = seconds_now(CLOCK_MONOTONIC) - start;
+        check(t, seconds < 4.0, "%s took %.1f s: somebody waited for a rank that does not speak", k->finds, seconds);
+    }
+}
+
 static void ranks_nothing(Test* t, Comm* c, int number) {
     (void)t, (void)number;
     comm_barrier(c, HERE);
 }
 
-// one message that must be on the stderr of some rank, and the statuses of all
+// one message that must be on the stderr of rank 0, nothing on that of others, and the statuses of all
 static void check_start(Test* t, const char* what, Ranks* r, int status, const char* text) {
     int found = 0, right = 1;
     end_ranks(r);
     for (int i = 0; i < r->n; i++) {
-        found |= strstr(r->text[i], text) != NULL;
-        right &= r->status[i] == status;
+        found |= i == 0 && strstr(r->text[i], text) != NULL;
+        right &= r->status[i] == status && (i == 0 || !*r->text[i]);
     }
     check(t, found && right, "%s: expected status %d and \"%s\"; found %d: %s / %d: %s", what, status, text, r->status[0], r->text[0],
           r->status[1], r->text[1]);
@@ -1212,6 +1267,7 @@ int main(int argc, char** argv) {
         {"fault: killed rank, device memory", "all others stop at once and name it", test_killed_device},
         {"fault: stopped rank", "is named when the time limit is over", test_stopped},
         {"fault: failed rank", "its status and reason reach the others", test_failed},
+        {"user's error", "is said once: by the lowest rank that has it, whoever is late; two errors are said both", test_said},
         {"meeting", "missing and double ranks and wrong sizes are named", test_meeting},
         {"meeting strangers", "strangers and other runs are sent away, a late rank is welcome, a taken port is refused", test_strangers},
         {"meeting by IPv6 and name", "::1 and localhost", test_ipv6},
