@@ -320,8 +320,8 @@ static void test_prefetch(Test* t) {
             check(t, madvise(pages.begin, pages.n_bytes, MADV_WILLNEED) == 0, "row %lld: %s", (long long)row, strerror(errno));
         }
         dataloader_row(&l, 0, before, targets);
-        dataloader_prefetch(&l, 0, 64);
-        dataloader_prefetch(&l, l.n_rows - 1, 3);  // on into the next epoch
+        dataloader_ask_pages_(&l, 0, 64);
+        dataloader_ask_pages_(&l, l.n_rows - 1, 3);  // on into the next epoch
         dataloader_row(&l, 0, inputs, targets);
         check(t, memcmp(inputs, before, (size_t)l.T * sizeof(int)) == 0, "the row has changed");
         tokens_close(&d);
@@ -335,7 +335,7 @@ static void test_prefetch(Test* t) {
     tokens_open(&d, text.s, &bytes);
     dataloader_init(&l, &d, 2, ORDER_FILE, 0);
     check(t, dataloader_pages_(&l, 0, page, none) == 0, "text needs no pages");
-    dataloader_prefetch(&l, 0, 4);
+    dataloader_ask_pages_(&l, 0, 4);
     tokens_close(&d);
     tokenizer_free(&bytes);
     temp_remove(&folder);
@@ -569,7 +569,7 @@ static void test_examples(Test* t) {
             check(t, dataloader_counted(&l, 0, index + 1) == n_counted, "rows 0..%lld: %lld counted", (long long)index, (long long)n_counted);
         }
         check(t, dataloader_counted(&l, 5, 0) == 0, "no rows count nothing");
-        dataloader_prefetch(&l, 0, 2 * EXAMPLES);
+        dataloader_ask_pages_(&l, 0, 2 * EXAMPLES);
         tokens_close(&d);
         temp_remove(&folder);
     }

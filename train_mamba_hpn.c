@@ -1418,7 +1418,7 @@ static double print_memory(const Run* r) {
     if (train && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
     if (train && r->o.save_every > 0 && saves_beside(r)) { copy = SNAPSHOT_ARENAS * arena; }
     rest += 8.0 * (double)run_carried_floats(r);
-    if (train) { rest += prefetch_bytes(r->d.prefetch_workers, r->d.prefetch_buffer, r->o.batch_size, r->T); }
+    if (train) { rest += prefetch_bytes(r->d.prefetch_workers, r->d.prefetch_buffer, 1, r->o.batch_size, r->T); }
     if (backward) { gradients = ranks_box(r->comm, r->model.table, r->model.n_table, r->n_leaves, r->o.zero, &moment); }
     if (train && has_ff(r)) { gradients += ranks_box(r->comm, r->model.table, r->model.n_table, 2 * r->n_leaves, 0, &ff_moment); }
     double moments = train ? 2.0 * moment : 0.0;
@@ -1499,7 +1499,7 @@ static void open_training(Run* r, int argc, char** argv) {
     if (r->o.resume) { load_training(r); }
     r->first_row = run_first_row(&r->o, &r->state);
     r->first_step = r->state.step;
-    prefetch_start(&r->prefetch, &r->data.train_rows, r->o.batch_size, r->d.prefetch_workers, r->d.prefetch_buffer, batch_row, r);
+    prefetch_start(&r->prefetch, &r->data.train_rows, r->o.batch_size, r->d.prefetch_workers, r->d.prefetch_buffer, 1, batch_row, r);
     if (r->comm->rank == 0) {
         run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train, &r->data.val, argc, argv);
     }

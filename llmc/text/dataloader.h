@@ -28,7 +28,7 @@ Rows never cross a shard; they do cross documents (documents.h). Which row has w
 a pure function of (key, index): any rank of any number of ranks can ask for any row, and resuming needs only the index.
 Cost:   opening is one pass at the speed of memory or disk; a row is O(T + shards), with ORDER_SHARDS one permute_index for each
         shard before it: 5 us a row with 30 shards, 50 us with 3000; no array of row numbers exists.
-        dataloader_prefetch has rows read from disk while something else is computed.
+        prefetch.h has rows read from disk while something else is computed.
 Errors: fail_input for all that a file, folder or option can get wrong; fail_run when a shard changes while in use.
 Source: shard formats of karpathy/llm.c; cycle walking: Black & Rogaway 2002, Ciphers with Arbitrary Finite Domains.
 */
@@ -729,9 +729,9 @@ static inline int dataloader_pages_(const DataLoader* l, int64_t index, size_t p
     return 2;
 }
 
-// Ask for rows first..first+B-1 to be read from disk now, without waiting: called with the next batch before a step is
-// computed, it hides a cold disk. About a microsecond a row when all is in memory. Only a wish: nothing depends on it.
-static inline void dataloader_prefetch(const DataLoader* l, int64_t first, int B) {
+// For prefetch.h: rows first..first+B-1 are read from disk now, and nobody waits. About a microsecond a row when all is in
+// memory. It is a wish: nothing depends on it.
+static inline void dataloader_ask_pages_(const DataLoader* l, int64_t first, int B) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     for (int b = 0; b < B; b++) {
         PageRange pages[2];
@@ -739,4 +739,7 @@ static inline void dataloader_prefetch(const DataLoader* l, int64_t first, int B
         for (int i = 0; i < n; i++) { madvise(pages[i].begin, pages[i].n_bytes, MADV_WILLNEED); }
     }
 }
+
+// until the GPT-2 trainers take their batches from prefetch.h
+static inline void dataloader_prefetch(const DataLoader* l, int64_t first, int B) { dataloader_ask_pages_(l, first, B); }
 #endif  // LLMC_DATALOADER_H
