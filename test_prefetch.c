@@ -25,7 +25,7 @@ static int64_t plan_row(void* context, int64_t k) {
     plan->n_calls++;
     if (k < 4096) { plan->calls_of[k]++; }
     pthread_mutex_unlock(&plan->lock);
-    if (plan->delay) { usleep((useconds_t)(mix64_(plan->delay + (uint64_t)k) % 300)); }
+    if (plan->delay) { usleep((useconds_t)(permute_mix_(plan->delay + (uint64_t)k) % 300)); }
     return (k + k / 2) * B;
 }
 
