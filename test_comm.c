@@ -270,6 +270,11 @@ static void ranks_split(Test* t, Comm* c, int number) {
     int64_t sum = 1;
     comm_all_reduce(c, &sum, 1, DT_I64, OP_SUM, HERE);  // the world still works
     check(t, sum == c->size, "sum over the world after a split");
+    Comm* part = c->rank % 2 ? comm_split(group, group->rank, 0, HERE) : NULL;  // the odd ranks have split once more
+    Comm* reversed = comm_split(c, 0, -c->rank, HERE);
+    comm_barrier(reversed, HERE);  // COMM_CHECK compares the numbers of the group
+    comm_free(reversed);
+    if (part) { comm_free(part); }
     comm_free(group);
 }
 
@@ -433,18 +438,73 @@ static void test_failed(Test* t) {
     check_fault(t, 4, 1, "gave up: it is tired");
 }
 
+// ---- one line for one error of the user ----
+
+typedef struct {
+    const char* finds;   // for each rank: the error that it finds, '.' none
+    const char* speaks;  // those that say theirs
+    int late;            // a rank that finds it, or goes on, 0.2 s after the others; -1: none
+    int is_busy;         // and does not come back before it is killed
+} SaidCase;
+
+static const SaidCase said_cases[] = {
+    {"aaaa", "a...", -1, 0}, {"aaaa", "a...", 0, 0}, {"aaaa", "a...", 2, 0},     // a bad file
+    {"..a.", "..a.", -1, 0}, {"..a.", "..a.", 0, 0}, {"...a", "...a", 1, 0},     // missing on one machine
+    {".aaa", ".a..", -1, 0}, {".a.a", ".a..", 1, 0}, {"..aa", "..a.", 3, 0},     // on several
+    {"abab", "ab..", -1, 0}, {"a.b.", "a.b.", -1, 0}, {"a.b.", "a.b.", 0, 0},    // two errors
+    {"..a.", "..a.", 0, 1}, {".aaa", ".a..", 0, 1},                              // rank 0 computes and does not answer
+};
+
+static void ranks_said(Test* t, Comm* c, int number) {
+    const SaidCase* k = &said_cases[number];
+    float x[1000] = {0};
+    (void)t;
+    c->link->check = 0;
+    c->link->patience = k->is_busy ? 0.3 : 5.0;
+    comm_all_reduce(c, x, 1000, DT_F32, OP_SUM, HERE);
+    if (c->rank == k->late) { usleep(k->is_busy ? 20000000 : 200000); }
+    if (k->finds[c->rank] != '.') { fail_input("error %c", k->finds[c->rank]); }
+    for (int i = 0; i < 20; i++) { comm_all_reduce(c, x, 1000, DT_F32, OP_SUM, HERE); }
+}
+
+static void test_said(Test* t) {
+    for (int number = 0; number < (int)(sizeof said_cases / sizeof said_cases[0]); number++) {
+        const SaidCase* k = &said_cases[number];
+        const double start = seconds_now(CLOCK_MONOTONIC);
+        Ranks r;
+        r.n = 0;
+        int port = free_port();
+        for (int rank = 0; rank < 4; rank++) { start_rank(&r, place_at(rank, 4, port), 20.0, 20.0, ranks_said, number); }
+        for (int rank = 0; k->is_busy && rank < 4; rank++) {
+            siginfo_t info;
+            if (rank != k->late) { waitid(P_PID, (id_t)r.pid[rank], &info, WEXITED | WNOWAIT); }
+        }
+        if (k->is_busy) { kill(r.pid[k->late], SIGKILL); }
+        end_ranks(&r);
+        for (int rank = 0; rank < 4; rank++) {
+            char want[64] = "";
+            if (k->speaks[rank] != '.') { snprintf(want, sizeof want, "test_comm: error %c\n", k->speaks[rank]); }
+            const int status = k->is_busy && rank == k->late ? 128 + SIGKILL : 2;
+            check(t, r.status[rank] == status && strcmp(r.text[rank], want) == 0, "%s, rank %d: expected status %d and \"%s\", found %d: %s",
+                  k->finds, rank, status, want, r.status[rank], r.text[rank]);
+        }
+        const double seconds = seconds_now(CLOCK_MONOTONIC) - start;
+        check(t, seconds < 4.0, "%s took %.1f s: somebody waited for a rank that does not speak", k->finds, seconds);
+    }
+}
+
 static void ranks_nothing(Test* t, Comm* c, int number) {
     (void)t, (void)number;
     comm_barrier(c, HERE);
 }
 
-// one message that must be on the stderr of some rank, and the statuses of all
+// one message that must be on the stderr of rank 0, nothing on that of others, and the statuses of all
 static void check_start(Test* t, const char* what, Ranks* r, int status, const char* text) {
     int found = 0, right = 1;
     end_ranks(r);
     for (int i = 0; i < r->n; i++) {
-        found |= strstr(r->text[i], text) != NULL;
-        right &= r->status[i] == status;
+        found |= i == 0 && strstr(r->text[i], text) != NULL;
+        right &= r->status[i] == status && (i == 0 || !*r->text[i]);
     }
     check(t, found && right, "%s: expected status %d and \"%s\"; found %d: %s / %d: %s", what, status, text, r->status[0], r->text[0],
           r->status[1], r->text[1]);
@@ -665,47 +725,60 @@ static void test_place(Test* t) {
 // elements that rank a sends to rank b, for a length of `lengths_device`
 static size_t device_count(size_t n, int a, int b) { return n > 0 ? n + (size_t)(a + b) % 3 : 0; }
 
-// two exchanges under way at once; a rank's part for itself is copied
-static void ranks_device(Test* t, Comm* c, int number) {
-    const size_t lengths_device[] = {0, 1, 7, 33, 100000}, most = 100003;
-    (void)number;
-    Device dev = rank_device(c);
-    comm_device_open(c);
-    for (int k = 0; k < 5; k++) {
-        const size_t n = lengths_device[k];
-        float *x = (float*)rank_array(c->rank, DT_F32, most), *in = to_device(x, most, &dev);
-        float *out[2], *got = (float*)new_array(most * (size_t)c->size, sizeof(float));
-        CommTicket tickets[2];
-        for (int call = 0; call < 2; call++) {
-            CommPiece pieces[MAX_TEST_RANKS];
-            out[call] = to_device(got, most * (size_t)c->size, &dev);
-            for (int r = 0; r < c->size; r++) {
-                CommPiece piece = {in, out[call] + (size_t)r * most, 4 * device_count(n, c->rank, r), 4 * device_count(n, r, c->rank)};
-                pieces[r] = piece;
-            }
-            tickets[call] = comm_exchange_device(c, pieces, &dev, HERE);
+// n elements from each member of a group to each, in two exchanges under way at once; a rank's part for itself is copied
+static void check_device_exchange(Test* t, Comm* c, size_t n, const Device* dev) {
+    const size_t most = 100003;
+    const int me = c->members[c->rank];
+    float *x = (float*)rank_array(me, DT_F32, most), *in = to_device(x, most, dev);
+    float *out[2], *got = (float*)new_array(most * (size_t)c->size, sizeof(float));
+    CommTicket tickets[2];
+    for (int call = 0; call < 2; call++) {
+        CommPiece pieces[MAX_TEST_RANKS];
+        out[call] = to_device(got, most * (size_t)c->size, dev);
+        for (int i = 0; i < c->size; i++) {
+            const int r = c->members[i];
+            CommPiece piece = {in, out[call] + (size_t)i * most, 4 * device_count(n, me, r), 4 * device_count(n, r, me)};
+            pieces[i] = piece;
         }
-        for (int call = 1; call >= 0; call--) {
-            comm_wait_device(c, tickets[call], &dev);
-            comm_sync_device(c, &dev, HERE);
-            from_device(got, out[call], most * (size_t)c->size, &dev);
-            for (size_t i = 0; i < most * (size_t)c->size; i++) {
-                const int r = (int)(i / most);
-                const float want = i % most < device_count(n, r, c->rank) ? (float)element(r, i % most) : 0.0f;
-                check(t, got[i] == want, "%zu elements from rank %d: [%zu] is %g, expected %g", n, r, i % most, (double)got[i], (double)want);
-            }
-            memset(got, 0, sizeof(float) * most * (size_t)c->size);
-        }
-        device_drop(in);
-        free(x);
-        free(got);
+        tickets[call] = comm_exchange_device(c, pieces, dev, HERE);
     }
+    for (int call = 1; call >= 0; call--) {
+        comm_wait_device(c, tickets[call], dev);
+        comm_sync_device(c, dev, HERE);
+        from_device(got, out[call], most * (size_t)c->size, dev);
+        for (size_t i = 0; i < most * (size_t)c->size; i++) {
+            const int r = c->members[i / most];
+            const float want = i % most < device_count(n, r, me) ? (float)element(r, i % most) : 0.0f;
+            check(t, got[i] == want, "%zu elements from rank %d: [%zu] is %g, expected %g", n, r, i % most, (double)got[i], (double)want);
+        }
+        memset(got, 0, sizeof(float) * most * (size_t)c->size);
+    }
+    device_drop(in);
+    free(x);
+    free(got);
+}
+
+// in the world; with `in_groups` also among the odd and the even ranks, from the highest down, both groups at once
+static void ranks_device(Test* t, Comm* world, int in_groups) {
+    const size_t lengths_device[] = {0, 1, 7, 33, 100000};
+    Device dev = rank_device(world);
+    comm_device_open(world);
+    Comm* group = in_groups ? comm_split(world, world->rank % 2, -world->rank, HERE) : NULL;
+    for (int k = 0; k < 5; k++) {
+        check_device_exchange(t, world, lengths_device[k], &dev);
+        if (group) { check_device_exchange(t, group, lengths_device[k], &dev); }
+    }
+    if (group) { comm_free(group); }
     device_free(&dev);
 }
 
 static void test_device_exchange(Test* t) {
     const int most = device_ranks(t, 3);
     for (int P = 1; P <= most; P++) { run_ranks(t, P, ranks_device, 0); }
+}
+
+static void test_device_groups(Test* t) {
+    if (device_ranks(t, 4) == 4) { run_ranks(t, 4, ranks_device, 1); }
 }
 
 #ifdef SIMT
@@ -1194,6 +1267,7 @@ int main(int argc, char** argv) {
         {"fault: killed rank, device memory", "all others stop at once and name it", test_killed_device},
         {"fault: stopped rank", "is named when the time limit is over", test_stopped},
         {"fault: failed rank", "its status and reason reach the others", test_failed},
+        {"user's error", "is said once: by the lowest rank that has it, whoever is late; two errors are said both", test_said},
         {"meeting", "missing and double ranks and wrong sizes are named", test_meeting},
         {"meeting strangers", "strangers and other runs are sent away, a late rank is welcome, a taken port is refused", test_strangers},
         {"meeting by IPv6 and name", "::1 and localhost", test_ipv6},
@@ -1201,6 +1275,7 @@ int main(int argc, char** argv) {
         {"meeting by a bad file", "missing, in no folder, something else: a line each, and no file of the user is touched", test_bad_file},
         {"rank and size", "21 environments: found, or refused with a reason", test_place},
         {"device exchange", "bytes of device memory, 0..100000 elements, two exchanges at once, 1..3 ranks", test_device_exchange},
+        {"device exchange, groups", "members of two groups of two ranks, beside the world of four", test_device_groups},
 #ifdef SIMT
         {"device exchange, mismatched", "the stand-in for NCCL refuses counts that differ", test_device_mismatch},
 #endif

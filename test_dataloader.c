@@ -13,7 +13,7 @@ enum { GPT2 = 20240520, LLAMA3 = 20240801 };
 // ---- shards for tests: token i of shard s is a hash, so that no two places look alike ----
 
 static uint32_t test_token(int s, int64_t i, uint32_t vocab) {
-    return (uint32_t)(mix64_((uint64_t)i * 1000 + (uint64_t)s) % vocab);
+    return (uint32_t)(permute_mix_((uint64_t)i * 1000 + (uint64_t)s) % vocab);
 }
 
 // header and n tokens; the caller frees
@@ -320,8 +320,8 @@ static void test_prefetch(Test* t) {
             check(t, madvise(pages.begin, pages.n_bytes, MADV_WILLNEED) == 0, "row %lld: %s", (long long)row, strerror(errno));
         }
         dataloader_row(&l, 0, before, targets);
-        dataloader_prefetch(&l, 0, 64);
-        dataloader_prefetch(&l, l.n_rows - 1, 3);  // on into the next epoch
+        dataloader_ask_pages_(&l, 0, 64);
+        dataloader_ask_pages_(&l, l.n_rows - 1, 3);  // on into the next epoch
         dataloader_row(&l, 0, inputs, targets);
         check(t, memcmp(inputs, before, (size_t)l.T * sizeof(int)) == 0, "the row has changed");
         tokens_close(&d);
@@ -335,7 +335,7 @@ static void test_prefetch(Test* t) {
     tokens_open(&d, text.s, &bytes);
     dataloader_init(&l, &d, 2, ORDER_FILE, 0);
     check(t, dataloader_pages_(&l, 0, page, none) == 0, "text needs no pages");
-    dataloader_prefetch(&l, 0, 4);
+    dataloader_ask_pages_(&l, 0, 4);
     tokens_close(&d);
     tokenizer_free(&bytes);
     temp_remove(&folder);
@@ -363,7 +363,7 @@ static void test_split(Test* t) {
             const TokenShard* s = i < train.n_shards ? &train.shards[i] : &val.shards[i - train.n_shards];
             for (int64_t j = 0; j < s->n_tokens; j++, at++) {
                 uint32_t want = at < 100 ? test_token(0, at, 50257) : test_token(1, at - 100, 50257);
-                check(t, token_at_(s->tokens, 2, j) == want, "%g: token %lld", (double)cuts[c].fraction, (long long)at);
+                check(t, tokens_at_(s->tokens, 2, j) == want, "%g: token %lld", (double)cuts[c].fraction, (long long)at);
             }
         }
         check(t, at == 150, "expected 150 tokens in both, found %lld", (long long)at);
@@ -569,7 +569,7 @@ static void test_examples(Test* t) {
             check(t, dataloader_counted(&l, 0, index + 1) == n_counted, "rows 0..%lld: %lld counted", (long long)index, (long long)n_counted);
         }
         check(t, dataloader_counted(&l, 5, 0) == 0, "no rows count nothing");
-        dataloader_prefetch(&l, 0, 2 * EXAMPLES);
+        dataloader_ask_pages_(&l, 0, 2 * EXAMPLES);
         tokens_close(&d);
         temp_remove(&folder);
     }
@@ -723,7 +723,7 @@ static void check_numbers(Test* t, const char* path, const char* extension, cons
     int64_t largest = 0;
     for (int s = 0; s < d.n_shards; s++) {
         for (int64_t i = 0; i < d.shards[s].n_tokens && at < n; i++, at++) {
-            check(t, token_at_(d.shards[s].tokens, d.token_bytes, i) == want[at], "%s: token %lld", path, (long long)at);
+            check(t, tokens_at_(d.shards[s].tokens, d.token_bytes, i) == want[at], "%s: token %lld", path, (long long)at);
             largest = want[at] > largest ? want[at] : largest;
         }
     }
@@ -969,7 +969,7 @@ static int refused(const unsigned char* bytes, size_t n_bytes, ErrorText* error)
     TokenShard shard;
     int token_bytes, vocab_size;
     unsigned char* exact = heap_copy(bytes, n_bytes);
-    int accepted = shard_parse_(&shard, &token_bytes, &vocab_size, exact, n_bytes, error);
+    int accepted = tokens_parse_shard_(&shard, &token_bytes, &vocab_size, exact, n_bytes, error);
     free(exact);
     return !accepted;
 }
@@ -1059,7 +1059,7 @@ static void check_text(Test* t, const char* path, const char* want, int n_docume
     tokens_open(&d, path, &bytes);
     char* found = (char*)calloc((size_t)d.n_tokens + 1, 1);
     for (int64_t i = 0; i < d.n_tokens; i++) {
-        uint32_t token = token_at_(d.text, 2, i);
+        uint32_t token = tokens_at_(d.text, 2, i);
         found[i] = token == 256 ? '|' : (char)token;
     }
     check(t, strcmp(found, want) == 0, "expected %s, found %s", want, found);
@@ -1122,8 +1122,8 @@ static void test_long_text(Test* t) {
     int64_t n_wrong = 0;
     tokenizer_bytes_init(&bytes);
     tokens_open(&d, path.s, &bytes);
-    check(t, d.n_tokens == N + 1 && token_at_(d.text, 2, 0) == 256, "%lld tokens", (long long)d.n_tokens);
-    for (int64_t i = 0; i < N; i++) { n_wrong += token_at_(d.text, 2, i + 1) != (unsigned char)text[i]; }
+    check(t, d.n_tokens == N + 1 && tokens_at_(d.text, 2, 0) == 256, "%lld tokens", (long long)d.n_tokens);
+    for (int64_t i = 0; i < N; i++) { n_wrong += tokens_at_(d.text, 2, i + 1) != (unsigned char)text[i]; }
     check(t, n_wrong == 0, "%lld bytes are wrong", (long long)n_wrong);
     tokens_close(&d);
     tokenizer_free(&bytes);
@@ -1201,7 +1201,7 @@ static void test_gitignore(Test* t) {
         path[n_path - (size_t)is_folder] = '\0';
         unsigned char* rules = heap_copy(cases[i].rules, n);
         ignore_parse_(&f, rules, n);
-        check(t, is_ignored_(&f, path, is_folder) == cases[i].ignored, "case %zu: \"%s\" and %s: expected %s", i,
+        check(t, ignore_says_(&f, path, is_folder) == cases[i].ignored, "case %zu: \"%s\" and %s: expected %s", i,
               cases[i].rules, cases[i].path, cases[i].ignored ? "ignored" : "taken");
         ignore_free_(&f);
         free(rules);

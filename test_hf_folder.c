@@ -80,7 +80,7 @@ static void test_shards(Test* t) {
         check(t, strcmp(last, files.n > 1 ? HF_INDEX : HF_WEIGHTS) == 0, "%s was written last", last);
         for (int f = 0; f + 1 < files.n; f++) {
             int fits = files.file[f].n_bytes <= cases[i].shard_bytes + 2048 || cases[i].shard_bytes < 320;  // 2048: header
-            check(t, fits && is_shard_file_(files.file[f].name), "%s: %zu bytes", files.file[f].name, files.file[f].n_bytes);
+            check(t, fits && hf_export_is_shard_(files.file[f].name), "%s: %zu bytes", files.file[f].name, files.file[f].n_bytes);
         }
         check_loads(t, &s, folder.s);
     }

@@ -20,8 +20,8 @@ typedef int (*TryBytes)(const unsigned char* bytes, size_t n_bytes, ErrorText* e
 
 static int try_index(const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
     ShardIndex index;
-    int good = index_parse_(&index, bytes, n_bytes, error);
-    if (good) { index_free_(&index); }
+    int good = safeset_index_parse_(&index, bytes, n_bytes, error);
+    if (good) { safeset_index_free_(&index); }
     return good;
 }
 

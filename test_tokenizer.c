@@ -34,7 +34,7 @@ static json_t* byte_level_file(void) {
     const char* pairs[] = {"\xc4\xa0 t", "h e", "\xc4\xa0t he", "a b", "ab ab"};
     short to_byte[N_BYTE_CHARS];
     json_t* vocab = json_object();
-    byte_characters_(to_byte);
+    pipeline_byte_characters_(to_byte);
     for (uint32_t code = 0; code < N_BYTE_CHARS; code++) {
         unsigned char name[5] = "";
         name[utf8_put(name, code)] = '\0';

@@ -309,4 +309,43 @@ done
 verdict $? "$n_killed kills at random (1 to 4 ranks, any --zero), each resumed: $n_whole whole runs, all with the bytes of one rank" \
     "status $code, $status: $(cat err)"
 
+# ---- one line for one error of the user ----
+
+echo "# one line"
+one_line() {  # PROMISE LINE STATUS FILE...: all that was said is this line
+    local promise=$1 line=$2 good=$3
+    shift 3
+    [ "$good" = 0 ] && [ "$(cat "$@" | wc -l)" = 1 ] && grep -q "^$line" "$@"
+    verdict $? "$promise" "$(cat "$@")"
+}
+ranks 4 "${start[@]}" --train missing --run several
+one_line "4 ranks, a file that none of them has: said once, status 2" "train_gpt2: missing: expected a file" $((status - 2)) err
+ranks 4 "${start[@]}" --batch-tokens 33 --run several
+one_line "4 ranks, options that contradict each other: said once, status 2" "train_gpt2: --batch-tokens: expected a multiple" $((status - 2)) err
+by_hand() {  # FOLDER OPTION...: three ranks into err0, err1 and err2, rank 2 in that folder; `wrong` ranks do not end with status 2
+    local at folder=$1 pids=() rank
+    at=127.0.0.1:$(port)
+    wrong=0
+    shift
+    for rank in 0 1 2; do
+        (if [ $rank = 2 ]; then cd "$folder" || exit 1; fi; exec timeout 20 "$trainer" "${start[@]}" --rank "$rank/3@$at" --run several "$@") \
+            >/dev/null 2>err$rank &
+        pids+=($!)
+    done
+    for rank in 0 1 2; do
+        wait "${pids[rank]}"
+        [ $? = 2 ] || wrong=$((wrong + 1))
+    done
+}
+by_hand . --train missing
+one_line "3 ranks by hand, a file that none of them has: said once, status 2" "train_gpt2: missing: expected a file" $wrong err0 err1 err2
+mkdir bare
+by_hand bare --batch-tokens 96
+one_line "a file that only rank 2 lacks: said by rank 2, status 2 everywhere" "train_gpt2 \[rank 2\]: text: expected a file" $wrong err0 err1 err2
+for local in 0 1; do  # torchrun's second machine
+    RANK=$((2 + local)) WORLD_SIZE=4 LOCAL_RANK=$local TORCHELASTIC_RUN_ID=none "$trainer" --lrr 3 2>err$local
+    check "torchrun, rank $local of a machine, a wrong option: status 2" test $? = 2
+done
+one_line "... said by the first rank of the machine" "train_gpt2: --lrr: unknown option" 0 err0 err1
+
 finish

@@ -128,7 +128,7 @@ static inline json_t* manifest_parse_(const char* text, size_t n_bytes, SavedFil
 
 // Size and XXH3 of a file, read and not mapped: a bad block of the disk is an error here and no SIGBUS. Reading stops past
 // `expected` bytes.
-static inline int file_sum_(FileSum* found, const char* path, size_t expected, ErrorText* error) {
+static inline int manifest_file_sum_(FileSum* found, const char* path, size_t expected, ErrorText* error) {
     const size_t room = 1 << 20;
     memset(found, 0, sizeof *found);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -160,7 +160,7 @@ static inline int checkpoint_verify_file_(const char* folder, const FileSum* sum
     char path[PATH_BYTES];
     FileSum found;
     ErrorText reason;
-    if (!file_sum_(&found, path_join(path, folder, sum->name), sum->n_bytes, &reason)) {
+    if (!manifest_file_sum_(&found, path_join(path, folder, sum->name), sum->n_bytes, &reason)) {
         return error_set(error, "%s: %s", sum->name, reason.text);
     }
     if (found.n_bytes != sum->n_bytes) {
@@ -265,13 +265,13 @@ static inline int checkpoint_find(char folder[PATH_BYTES], const char* path) {
 
 // ---- removing ----
 
-static inline int remove_file_(const char* path) {
+static inline int checkpoint_remove_file_(const char* path) {
     int gone = unlink(path) == 0 || errno == ENOENT;
     if (!gone) { warn_line("%s: cannot be removed: %s", path, strerror(errno)); }
     return gone;
 }
 
-static inline int is_saved_file_(const SavedFiles* files, const char* name) {
+static inline int checkpoint_is_saved_file_(const SavedFiles* files, const char* name) {
     for (int i = 0; i < files->n; i++) {
         if (strcmp(name, files->file[i].name) == 0) { return 1; }
     }
@@ -293,11 +293,11 @@ static inline void checkpoint_empty_(const char* folder, const char* list) {
     }
     DIR* entries = opendir(folder);
     for (struct dirent* entry; entries && (entry = readdir(entries));) {
-        if (strcmp(entry->d_name, list) == 0 || !is_saved_file_(&files, entry->d_name)) { continue; }
-        left += !remove_file_(path_join(path, folder, entry->d_name));
+        if (strcmp(entry->d_name, list) == 0 || !checkpoint_is_saved_file_(&files, entry->d_name)) { continue; }
+        left += !checkpoint_remove_file_(path_join(path, folder, entry->d_name));
     }
     if (entries) { closedir(entries); }
-    if (left == 0) { remove_file_(path_join(path, folder, list)); }
+    if (left == 0) { checkpoint_remove_file_(path_join(path, folder, list)); }
 }
 
 // Remove a checkpoint, or what is left of one. Its manifest changes its name first, so after an interruption nothing looks
@@ -381,7 +381,7 @@ static inline void checkpoint_begin(char temporary[PATH_BYTES], const char* run,
 
 // Two folders change names. At once where the system can; else the old one is set aside first, and for an instant there is
 // no step_N: checkpoint_clean gives it its name back.
-static inline int folder_exchange_(const char* temporary, const char* folder) {
+static inline int checkpoint_exchange_(const char* temporary, const char* folder) {
     char aside[PATH_BYTES];
     if (renameat2(AT_FDCWD, temporary, AT_FDCWD, folder, RENAME_EXCHANGE) == 0) { return 1; }
     if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) { return 0; }
@@ -395,7 +395,7 @@ static inline int folder_exchange_(const char* temporary, const char* folder) {
 static inline void checkpoint_publish(const char* temporary, const char* folder) {
     int replaces = path_exists(folder);
     path_sync(temporary);
-    int done = replaces ? folder_exchange_(temporary, folder) : rename(temporary, folder) == 0;
+    int done = replaces ? checkpoint_exchange_(temporary, folder) : rename(temporary, folder) == 0;
     if (!done) { fail_run("%s: cannot be renamed to %s: %s", temporary, folder, strerror(errno)); }
     checkpoint_unfinished_()->folder[0] = '\0';
     parent_sync(folder);

@@ -18,7 +18,7 @@ Source:  huggingface/transformers, save_pretrained and its sharded checkpoints; 
 */
 #ifndef LLMC_HF_FOLDER_H
 #define LLMC_HF_FOLDER_H
-#include "checkpoint.h"   // checkpoint_find, folder_exchange_, json_read
+#include "checkpoint.h"   // checkpoint_find, checkpoint_exchange_, json_read
 #include "llmc_bin.h"     // is_llmc_bin
 #include "safetensors.h"  // SafeFile, safetensors_open, safetensors_find
 
@@ -37,22 +37,22 @@ typedef struct {
     int n_shards;
 } ShardIndex;
 
-static inline int shard_by_name_(const void* a, const void* b) { return strcmp(*(const char* const*)a, *(const char* const*)b); }
+static inline int safeset_by_name_(const void* a, const void* b) { return strcmp(*(const char* const*)a, *(const char* const*)b); }
 
-static inline void index_free_(ShardIndex* index) {
+static inline void safeset_index_free_(ShardIndex* index) {
     json_decref(index->json);
     free(index->shards);
     memset(index, 0, sizeof *index);
 }
 
 // a file's name that cannot lead anywhere else
-static inline int is_shard_name_(const char* name) {
+static inline int safeset_is_shard_name_(const char* name) {
     int plain = *name != '.' && !strpbrk(name, "/\\") && strlen(name) < NAME_MAX && ends_with(name, ".safetensors");
     for (const char* c = name; plain && *c; c++) { plain = (unsigned char)*c >= ' ' && *c != 127; }
     return plain;
 }
 
-static inline int index_shards_(ShardIndex* index, ErrorText* error) {
+static inline int safeset_index_shards_(ShardIndex* index, ErrorText* error) {
     const char* tensor;
     json_t* value;
     int n = 0;
@@ -61,13 +61,13 @@ static inline int index_shards_(ShardIndex* index, ErrorText* error) {
     json_object_foreach(index->weight_map, tensor, value) {
         const char* shard = json_string_value(value);
         if (!shard) { return error_set(error, "\"weight_map\": tensor \"%.80s\": expected the name of a file", tensor); }
-        if (!is_shard_name_(shard)) {
+        if (!safeset_is_shard_name_(shard)) {
             return error_set(error, "\"weight_map\": tensor \"%.80s\": expected a file of this folder that ends in .safetensors, "
                              "found \"%.120s\"", tensor, shard);
         }
         index->shards[n++] = shard;
     }
-    qsort(index->shards, (size_t)n, sizeof(char*), shard_by_name_);
+    qsort(index->shards, (size_t)n, sizeof(char*), safeset_by_name_);
     for (int i = 0; i < n; i++) {
         int again = i > 0 && strcmp(index->shards[i], index->shards[i - 1]) == 0;
         if (!again) { index->shards[index->n_shards++] = index->shards[i]; }
@@ -77,7 +77,7 @@ static inline int index_shards_(ShardIndex* index, ErrorText* error) {
 }
 
 // The index from bytes in memory, without an exit: 1, or 0 with the reason and nothing left to free.
-static inline int index_parse_(ShardIndex* index, const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
+static inline int safeset_index_parse_(ShardIndex* index, const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
     json_error_t json_error;
     const char* other = file_looks_like(bytes, n_bytes);
     memset(index, 0, sizeof *index);
@@ -87,8 +87,8 @@ static inline int index_parse_(ShardIndex* index, const unsigned char* bytes, si
     if (!index->json) { return error_set(error, "line %d: expected JSON, found: %s", json_error.line, json_error.text); }
     int has_map = json_is_object(index->weight_map) && json_object_size(index->weight_map) > 0;
     if (!has_map) { error_set(error, "expected \"weight_map\", an object of tensor names and their files, found no such"); }
-    if (has_map && index_shards_(index, error)) { return 1; }
-    index_free_(index);
+    if (has_map && safeset_index_shards_(index, error)) { return 1; }
+    safeset_index_free_(index);
     return 0;
 }
 
@@ -105,7 +105,7 @@ typedef struct {
 
 // a link out of the folder could make any file of this machine part of a model; Hugging Face's cache keeps
 // snapshots/<commit>/<name> as links to ../../blobs/<hash>
-static inline void check_shard_link_(const char* path, const char* folder) {
+static inline void safeset_check_link_(const char* path, const char* folder) {
     char real[PATH_MAX], inside[PATH_MAX], blobs[PATH_BYTES], cache[PATH_MAX], real_parent[PATH_BYTES];
     if (!realpath(path, real) || !realpath(folder, inside)) { return; }  // opening it says why
     path_parent(real_parent, real);
@@ -123,23 +123,23 @@ static inline void safeset_open_shards_(SafeSet* set, const char* path) {
     const char* tensor;
     json_t* value;
     file_map(&file, path);
-    if (!index_parse_(&index, file.bytes, file.n_bytes, &error)) { fail_input("%s: %s", path, error.text); }
+    if (!safeset_index_parse_(&index, file.bytes, file.n_bytes, &error)) { fail_input("%s: %s", path, error.text); }
     path_parent(folder, path);
     set->n_files = index.n_shards;
     set->files = (SafeFile*)malloc_check(sizeof(SafeFile) * (size_t)index.n_shards, "shards");
     for (int i = 0; i < index.n_shards; i++) {
         path_join(shard, folder, index.shards[i]);
         if (!path_exists(shard)) { fail_input("%s: is missing, but %s names it: download it too", shard, path); }
-        check_shard_link_(shard, folder);
+        safeset_check_link_(shard, folder);
         safetensors_open(&set->files[i], shard);
     }
     json_object_foreach(index.weight_map, tensor, value) {
         const char* name = json_string_value(value);
-        const char** found = (const char**)bsearch(&name, index.shards, (size_t)index.n_shards, sizeof(char*), shard_by_name_);
+        const char** found = (const char**)bsearch(&name, index.shards, (size_t)index.n_shards, sizeof(char*), safeset_by_name_);
         const SafeFile* holder = &set->files[found - index.shards];
         if (!safetensors_find(holder, tensor)) { fail_input("%s: expected tensor \"%.80s\" in %s, found none", path, tensor, name); }
     }
-    index_free_(&index);
+    safeset_index_free_(&index);
     file_unmap(&file);
 }
 
@@ -179,7 +179,7 @@ static inline const SafeTensor* safeset_find(SafeSet* set, const char* name) {
 }
 
 // Constants that some versions of transformers kept in their files; models compute them.
-static inline int is_constant_tensor_(const char* name) {
+static inline int safeset_is_constant_(const char* name) {
     const char* ends[] = {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"};
     int is_constant = 0;
     for (int i = 0; i < 3; i++) { is_constant |= ends_with(name, ends[i]); }
@@ -192,7 +192,7 @@ static inline void safeset_report_unused(const SafeSet* set) {
     int n = 0;
     size_t length = 0;
     for (int i = 0; i < set->n_tensors; i++) {
-        if (set->used[i] || is_constant_tensor_(set->by_name[i]->name)) { continue; }
+        if (set->used[i] || safeset_is_constant_(set->by_name[i]->name)) { continue; }
         if (n++ < 4) { length += (size_t)snprintf(names + length, sizeof names - length, " %.80s", set->by_name[i]->name); }
     }
     if (n > 0) {
@@ -213,7 +213,7 @@ static inline void safeset_close(SafeSet* set) {
 // ---- what --from means ----
 
 // formats that others read and we do not, by a name's end, with the way out
-static inline const char* other_format_(const char* name) {
+static inline const char* model_other_format_(const char* name) {
     const struct { const char *end, *what; } formats[] = {
         {"adapter_model.safetensors", "a LoRA adapter: --from takes the model that it was trained on"},
         {".gguf", "llama.cpp's format, usually quantised: take the Hugging Face folder that it was made from"},
@@ -234,16 +234,16 @@ static inline const char* other_format_(const char* name) {
 
 // a folder with neither model.safetensors nor an index: say what it holds instead
 __attribute__((noreturn))
-static inline void fail_no_weights_(const char* folder) {
+static inline void model_fail_no_weights_(const char* folder) {
     char path[PATH_BYTES], name[NAME_MAX + 1] = "";
     DIR* entries = opendir(folder);
     for (struct dirent* entry; entries && (entry = readdir(entries));) {  // the first by name: readdir has no order
         int earlier = !*name || strcmp(entry->d_name, name) < 0;
         int is_shard = ends_with(entry->d_name, ".bin") && strncmp(entry->d_name, "pytorch_model", 13) != 0;  // or llm.c's model
-        if (other_format_(entry->d_name) && !is_shard && earlier) { snprintf(name, sizeof name, "%s", entry->d_name); }
+        if (model_other_format_(entry->d_name) && !is_shard && earlier) { snprintf(name, sizeof name, "%s", entry->d_name); }
     }
     if (entries) { closedir(entries); }
-    if (*name) { fail_input("%s: expected " HF_WEIGHTS ", found %s, %s", folder, name, other_format_(name)); }
+    if (*name) { fail_input("%s: expected " HF_WEIGHTS ", found %s, %s", folder, name, model_other_format_(name)); }
     if (!path_exists(path_join(path, folder, "config.json"))) {
         fail_input("%s: expected a run with a checkpoint, or a Hugging Face folder, found neither step_* nor config.json in it", folder);
     }
@@ -251,16 +251,16 @@ static inline void fail_no_weights_(const char* folder) {
 }
 
 // status 2 unless it is a file that a model can be in
-static inline void check_model_file_(const char* path, int* is_bin) {
+static inline void model_check_file_(const char* path, int* is_bin) {
     MappedFile file;
     file_map(&file, path);
     const unsigned char* bytes = file.bytes;
     const char* other = file_looks_like(bytes, file.n_bytes);
     int is_gguf = file.n_bytes >= 4 && memcmp(bytes, "GGUF", 4) == 0;
     int is_pickle = file.n_bytes >= 2 && bytes[0] == 0x80 && bytes[1] >= 2 && bytes[1] <= 5;
-    int is_zip = file.n_bytes >= 4 && memcmp(bytes, "PK\3\4", 4) == 0 && other_format_(path);  // PyTorch's are zip archives
-    if (is_gguf) { other = other_format_(".gguf"); }
-    if (is_pickle || is_zip) { other = other_format_(".pt"); }
+    int is_zip = file.n_bytes >= 4 && memcmp(bytes, "PK\3\4", 4) == 0 && model_other_format_(path);  // PyTorch's are zip archives
+    if (is_gguf) { other = model_other_format_(".gguf"); }
+    if (is_pickle || is_zip) { other = model_other_format_(".pt"); }
     *is_bin = is_llmc_bin(&file);
     uint64_t n_header = 0;  // also of a file that is cut short: opening it says so
     if (file.n_bytes > 8) { memcpy(&n_header, bytes, 8); }
@@ -279,7 +279,7 @@ static inline void model_find(char weights[PATH_BYTES], char config[PATH_BYTES],
     if (stat(from, &status) != 0) { fail_input("--from: %s: %s (a preset's name goes to --model)", from, strerror(errno)); }
     if (!S_ISDIR(status.st_mode)) {
         int is_bin;
-        check_model_file_(from, &is_bin);
+        model_check_file_(from, &is_bin);
         snprintf(weights, PATH_BYTES, "%s", from);
         path_join(config, path_parent(folder, from), "config.json");
         if (is_bin) { config[0] = '\0'; }
@@ -288,7 +288,7 @@ static inline void model_find(char weights[PATH_BYTES], char config[PATH_BYTES],
     checkpoint_find(folder, from);  // the newest good one of a run, else `from` itself
     path_join(config, folder, "config.json");
     if (path_exists(path_join(weights, folder, HF_WEIGHTS))) { return; }
-    if (!path_exists(path_join(weights, folder, HF_INDEX))) { fail_no_weights_(folder); }
+    if (!path_exists(path_join(weights, folder, HF_INDEX))) { model_fail_no_weights_(folder); }
 }
 
 // the tokenizer.json beside a config.json, "" where there is none
@@ -301,27 +301,27 @@ static inline const char* model_tokenizer(char path[PATH_BYTES], const char* con
 // ---- writing a folder ----
 
 // model-00003-of-00012.safetensors
-static inline int is_shard_file_(const char* name) {
+static inline int hf_export_is_shard_(const char* name) {
     int n = 0, of = 0, end = 0;
     return sscanf(name, "model-%5d-of-%5d.safetensors%n", &n, &of, &end) == 2 && end > 0 && name[end] == '\0';
 }
 
-static inline int is_export_file_(const char* name) {
+static inline int hf_export_is_file_(const char* name) {
     const char* names[] = {".", "..", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", HF_WEIGHTS,
                            HF_INDEX};
-    int known = is_shard_file_(name);
+    int known = hf_export_is_shard_(name);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) { known |= strcmp(name, names[i]) == 0; }
     return known;
 }
 
 // the first file in `folder` that no export writes, or "" when there is none; *n counts those that it writes
-static inline const char* foreign_file_(char name[NAME_MAX + 1], const char* folder, int* n) {
+static inline const char* hf_export_foreign_file_(char name[NAME_MAX + 1], const char* folder, int* n) {
     DIR* entries = opendir(folder);
     *name = '\0';
     *n = 0;
     if (!entries) { fail_input("%s: cannot be opened: %s", folder, strerror(errno)); }
     for (struct dirent* entry; (entry = readdir(entries));) {
-        int known = is_export_file_(entry->d_name);
+        int known = hf_export_is_file_(entry->d_name);
         if (!known) { snprintf(name, NAME_MAX + 1, "%s", entry->d_name); }
         *n += known && entry->d_name[0] != '.';
     }
@@ -339,7 +339,7 @@ static inline void hf_export_check(const char* folder) {
         return;
     }
     if (!S_ISDIR(status.st_mode)) { fail_input("--export-hf: %s: expected a folder, found a file", folder); }
-    if (*foreign_file_(foreign, folder, &n)) {
+    if (*hf_export_foreign_file_(foreign, folder, &n)) {
         fail_input("--export-hf: %s: holds %s, which no export writes: choose another folder", folder, foreign);
     }
     if (n == 0) { return; }
@@ -358,7 +358,7 @@ static inline void hf_export_remove_(const char* folder) {
     char path[PATH_BYTES];
     DIR* entries = opendir(folder);
     for (struct dirent* entry; entries && (entry = readdir(entries));) {
-        if (entry->d_name[0] != '.' && is_export_file_(entry->d_name)) { unlink(path_join(path, folder, entry->d_name)); }
+        if (entry->d_name[0] != '.' && hf_export_is_file_(entry->d_name)) { unlink(path_join(path, folder, entry->d_name)); }
     }
     if (entries) { closedir(entries); }
     if (rmdir(folder) != 0) { fail_run("%s: cannot be removed: %s", folder, strerror(errno)); }
@@ -374,7 +374,7 @@ static inline const char* hf_export_begin(char temporary[PATH_BYTES], const char
     if (snprintf(temporary, PATH_BYTES, "%s.tmp", name) >= PATH_BYTES) { fail_input("--export-hf: %s: this path is too long", folder); }
     hf_export_check(folder);
     if (path_exists(temporary)) {
-        if (*foreign_file_(foreign, temporary, &n)) {
+        if (*hf_export_foreign_file_(foreign, temporary, &n)) {
             fail_input("--export-hf: %s: needed as a temporary folder, but holds %s", temporary, foreign);
         }
         hf_export_remove_(temporary);
@@ -390,7 +390,7 @@ static inline void hf_export_end(const char* temporary, const char* folder) {
     path_sync(temporary);
     hf_export_check(folder);  // somebody may have put something there meanwhile
     int exists = path_exists(folder);
-    int done = exists ? folder_exchange_(temporary, folder) : rename(temporary, folder) == 0;
+    int done = exists ? checkpoint_exchange_(temporary, folder) : rename(temporary, folder) == 0;
     if (!done) { fail_run("%s: cannot be renamed to %s: %s", temporary, folder, strerror(errno)); }
     parent_sync(folder);
     if (exists) { hf_export_remove_(temporary); }  // which is the earlier one now

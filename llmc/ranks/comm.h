@@ -19,6 +19,10 @@ Order: all ranks of a group make the same calls in the same order; who has nothi
 that depend on data are taken from values that all share. `where` is HERE, the line of the call, for messages.
 COMM_CHECK=1 in the environment: before each call the ranks compare what they are about to do, and stop with both lines if it
 is not the same. When something goes wrong the last 16 calls are printed, with their times.
+Errors: fail_input is for all ranks. Those that find the same error of the user (a bad file, options that contradict each other)
+print it once: a rank above 0 tells the others that it stops, and waits with its line until the lower ranks have stopped too or
+3 s have passed; it speaks if none of them has the same line. An error that only some ranks have is said by the lowest of them,
+with its number. All end with status 2. Before the ranks have met nobody can be asked, and each speaks for itself.
 Faults: a rank that dies ends all others at once with one line that names it; one that does not answer does so after the
 time limit. Nothing waits for ever.
 Cost:   bytes sent are counted: all_gather n(P-1), all_to_all its counts, all_reduce of n 2n(P-1)/P for each rank.
@@ -67,8 +71,10 @@ enum { COMM_CALLS = 64 };  // at most under way at once; the finished ones among
 typedef struct CommLink {
     CommKind kind;
     int rank, size, check, is_failing;
+    uint64_t said;               // hash of the line that fail_input has for the user, 0: none
     const char* source;
     double timeout;              // seconds without a byte after which a call is given up
+    double patience;             // seconds in which lower ranks may say the line that this rank has for the user
     TcpMesh tcp;
 #ifdef USE_MPI
     MpiMesh mpi;
@@ -90,7 +96,7 @@ typedef struct CommLink {
 typedef struct Comm {
     int rank, size;
     int* members;     // their ranks in the world
-    int group;        // 0: the world
+    int group;        // its number, the same on all members; 0: the world
     uint64_t n_calls;
     CommPiece* piece; // for the call that is being put together
     CommLink* link;
@@ -159,22 +165,45 @@ static inline void comm_blame_(CommLink* l, const CommCall* call, TcpNote blamed
 
 __attribute__((noreturn))
 static inline void comm_lost_(CommLink* l, const CommCall* call, int peer) {
-    TcpNote gone = {peer, 1, "is gone (killed, or its machine is)"};
+    TcpNote gone = {peer, 1, 0, "is gone (killed, or its machine is)"};
     comm_blame_(l, call, gone);
 }
 
 // a process that ends by itself with an error tells the others; after comm_free there is nobody to tell
 static inline void comm_at_exit_(int status, void* link) {
     CommLink* l = (CommLink*)link;
-    TcpNote note = {l->rank, status, ""};
-    if (l->kind == COMM_NONE || (l->is_failing && l->kind == COMM_TCP)) { return; }
+    TcpNote note = {l->rank, status, l->said, ""};
+    if (l->kind == COMM_NONE) { return; }
     snprintf(note.text, sizeof note.text, "stopped with status %d (its own message says why)", status);
-    if (l->kind == COMM_TCP && status != 0) { tcp_leave_note(&l->tcp, &note); }
+    if (l->kind == COMM_TCP && status != 0 && !l->is_failing) { tcp_leave_note(&l->tcp, &note); }
     if (l->leave && status != 0) { l->leave(l, 1); }
 #ifdef USE_MPI
     if (l->kind == COMM_MPI && status != 0) { MPI_Abort(MPI_COMM_WORLD, status); }
     if (l->kind == COMM_MPI && status == 0) { MPI_Finalize(); }
 #endif
+}
+
+// Failure.is_said_elsewhere: does a lower rank say this line? Its note tells. A rank that waits for us hears that we stop, and
+// leaves a note too. Over MPI there are no notes: rank 0 ends the job meanwhile if it has an error of its own.
+static inline int comm_is_said_(void* link, const char* line) {
+    CommLink* l = (CommLink*)link;
+    const double deadline = seconds_now(CLOCK_MONOTONIC) + l->patience;
+    l->said = tcp_hash_(line);
+    if (l->kind == COMM_NONE || l->rank == 0) { return 0; }
+    if (l->kind == COMM_MPI) {
+        usleep((useconds_t)(1e6 * l->patience));
+        return 0;
+    }
+    TcpNote note = {l->rank, 2, l->said, "stopped with status 2 (its own message says why)"};
+    l->is_failing = 1;
+    tcp_leave_note(&l->tcp, &note);
+    tcp_hang_up(&l->tcp);
+    for (int i = 0; i < l->rank; i++) {
+        const double left = deadline - seconds_now(CLOCK_MONOTONIC);
+        const int has_note = tcp_read_note(&l->tcp, i, &note, left > 0.0 ? left : 0.0) == 1;
+        if (has_note && note.rank == i && note.said == l->said) { return 1; }
+    }
+    return 0;
 }
 
 // 0: all ranks are there as far as is known; else 1 + the rank that is not. Never waits.
@@ -291,6 +320,7 @@ static inline void comm_time_out_(CommLink* l, uint64_t seq) {
     }
     note.rank = late;
     note.status = 1;
+    note.said = 0;
     snprintf(note.text, sizeof note.text, "has not answered for %.0f s (--comm-timeout)", l->timeout);
     if (l->kind == COMM_TCP) { tcp_leave_note(&l->tcp, &note); }  // for those who wait for us
     comm_blame_(l, comm_call_(l, seq), note);
@@ -566,12 +596,13 @@ static inline void comm_all_reduce(Comm* c, void* buf, size_t n, CommType type, 
 
 // ---- 6. Groups, the world, the end ----
 
-static inline Comm* comm_group_(CommLink* l, const int* members, int size) {
+static inline Comm* comm_group_(CommLink* l, int number, const int* members, int size) {
     Comm* c = (Comm*)malloc_check(sizeof(Comm), "group of ranks");
     memset(c, 0, sizeof *c);
     c->link = l;
     c->size = size;
-    c->group = l->n_groups++;
+    c->group = number;
+    l->n_groups = number + 1;
     c->members = (int*)malloc_check(sizeof(int) * (size_t)size, "group of ranks");
     c->piece = (CommPiece*)malloc_check(sizeof(CommPiece) * (size_t)size, "group of ranks");
     for (int i = 0; i < size; i++) {
@@ -581,19 +612,23 @@ static inline Comm* comm_group_(CommLink* l, const int* members, int size) {
     return c;
 }
 
-// the ranks with the same colour become a group, in the order of key, then of rank; all ranks of c call
+// The ranks with the same colour become a group, in the order of key, then of rank; all ranks of c call. Its number is one that
+// no rank of c has used: some may have split more often than others.
 static inline Comm* comm_split(Comm* c, int color, int key, const char* where) {
-    int mine[2] = {color, key}, *all = (int*)malloc_check(sizeof(int) * 3 * (size_t)c->size, "group of ranks"), n = 0;
-    int* members = all + 2 * c->size;
-    comm_wait(c, comm_all_gather(c, mine, all, 2, DT_I32, where));
+    typedef struct { int color, key, n_groups; } Choice;
+    Choice mine = {color, key, c->link->n_groups}, *all = (Choice*)malloc_check(sizeof(Choice) * (size_t)c->size, "group of ranks");
+    int *members = (int*)malloc_check(sizeof(int) * (size_t)c->size, "group of ranks"), n = 0, number = 0;
+    comm_wait(c, comm_all_gather(c, &mine, all, sizeof mine, DT_U8, where));
     for (int i = 0; i < c->size; i++) {
-        if (all[2 * i] != color) { continue; }
+        number = all[i].n_groups > number ? all[i].n_groups : number;
+        if (all[i].color != color) { continue; }
         int at = n++;  // insertion sort; equal keys stay in the order of rank
-        for (; at > 0 && all[2 * i + 1] < all[2 * members[at - 1] + 1]; at--) { members[at] = members[at - 1]; }
+        for (; at > 0 && all[i].key < all[members[at - 1]].key; at--) { members[at] = members[at - 1]; }
         members[at] = i;
     }
     for (int i = 0; i < n; i++) { members[i] = c->members[members[i]]; }
-    Comm* group = comm_group_(c->link, members, n);
+    Comm* group = comm_group_(c->link, number, members, n);
+    free(members);
     free(all);
     return group;
 }
@@ -627,6 +662,7 @@ static inline Comm* comm_world(const RankPlace* place, double timeout, double in
     l->size = place->size;
     l->source = place->source;
     l->timeout = timeout;
+    l->patience = 3.0;  // less than launch's, after which it kills
     l->check = check && strcmp(check, "1") == 0;
     comm_connect_(l, place, init_timeout);
     l->sending = (uint64_t*)calloc(2 * size, sizeof(uint64_t));
@@ -637,15 +673,17 @@ static inline Comm* comm_world(const RankPlace* place, double timeout, double in
     l->receiving = l->sending + size;
     for (int i = 0; i < COMM_CALLS; i++) { l->call[i].piece = pieces + (size_t)i * size; }
     for (int i = 0; i < place->size; i++) { members[i] = i; }
-    Comm* world = comm_group_(l, members, place->size);
+    Comm* world = comm_group_(l, 0, members, place->size);
     free(members);
     on_exit(comm_at_exit_, l);
+    failure_()->is_said_elsewhere = comm_is_said_;
+    failure_()->context = l;
     return world;
 }
 
 __attribute__((noreturn))
 static inline void comm_abort(Comm* c, const char* why) {
-    TcpNote note = {c->link->rank, 1, ""};
+    TcpNote note = {c->link->rank, 1, 0, ""};
     snprintf(note.text, sizeof note.text, "gave up: %s", why);
     if (c->link->kind == COMM_TCP) { tcp_leave_note(&c->link->tcp, &note); }
     c->link->is_failing = 1;

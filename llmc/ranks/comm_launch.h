@@ -26,7 +26,7 @@ typedef struct {
 } RankPlace;
 
 // a whole number in 0..limit-1 from the environment; -1 when the variable is not set
-static inline int env_number_(const char* name, int limit) {
+static inline int place_env_number_(const char* name, int limit) {
     const char* text = getenv(name);
     char* end;
     if (!text || !*text) { return -1; }
@@ -40,8 +40,8 @@ enum { RANKS_MAX = 65536 };
 // one family of variables; 0 when it is not there
 static inline int place_from_(RankPlace* p, const char* source, const char* rank, const char* size, const char* local_rank,
                               const char* local_size) {
-    RankPlace found = {env_number_(rank, RANKS_MAX), env_number_(size, RANKS_MAX), env_number_(local_rank, RANKS_MAX),
-                       env_number_(local_size, RANKS_MAX), source, "", 0, ""};
+    RankPlace found = {place_env_number_(rank, RANKS_MAX), place_env_number_(size, RANKS_MAX), place_env_number_(local_rank, RANKS_MAX),
+                       place_env_number_(local_size, RANKS_MAX), source, "", 0, ""};
     if (found.rank < 0 && found.size < 0) { return 0; }
     if (found.rank < 0 || found.size < 0) { fail_input("%s: found only one of %s and %s", source, rank, size); }
     if (found.rank >= found.size) { fail_input("%s=%d: expected a rank below %s=%d", rank, found.rank, size, found.size); }
@@ -101,7 +101,7 @@ static inline RankPlace rank_place(const char* typed) {
     const char *host = getenv("MASTER_ADDR"), *elastic = getenv("TORCHELASTIC_RUN_ID"), *slurm = getenv("SLURM_JOB_ID");
     if (!*p.host && host) {
         snprintf(p.host, sizeof p.host, "%s", host);
-        p.port = place_has_file(&p) ? 0 : env_number_("MASTER_PORT", 65536);
+        p.port = place_has_file(&p) ? 0 : place_env_number_("MASTER_PORT", 65536);
         if (p.port <= 0 && p.size > 1 && !place_has_file(&p)) { fail_input("MASTER_PORT: expected a port 1..65535 beside MASTER_ADDR=%s", host); }
     }
     p.run_id = elastic ? elastic : slurm ? slurm : "";

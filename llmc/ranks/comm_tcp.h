@@ -53,13 +53,14 @@ typedef struct {
 
 typedef struct {  // rank 0's answer; the list of addresses follows when nothing is refused
     uint32_t magic;
-    int32_t refused;  // TCP_OTHER_RUN, or 1 for another reason
+    int32_t refused;  // TCP_OTHER_RUN, or 1 for another reason, which rank 0 then says
     char text[504];
 } TcpAnswer;
 
 typedef struct {  // the last words of a rank
     int32_t rank, status;  // who is to blame; what to exit with
-    char text[248];        // what happened to it: "was killed"
+    uint64_t said;         // hash of the line that this rank has for the user, 0: none
+    char text[240];        // what happened to it: "was killed"
 } TcpNote;
 
 typedef struct {
@@ -296,7 +297,7 @@ static inline int tcp_await_(const TcpMesh* m, int fd, const char* file, double 
 
 // ---- the meeting ----
 
-static inline uint64_t tcp_run_hash_(const char* text) {
+static inline uint64_t tcp_hash_(const char* text) {
     uint64_t hash = 0xcbf29ce484222325u;
     for (; *text; text++) { hash = (hash ^ (unsigned char)*text) * 0x100000001b3u; }
     return hash;
@@ -419,7 +420,8 @@ static inline int tcp_join_once_(const TcpMesh* m, const RankPlace* place, const
     if (answered && !(file && (answer.magic != TCP_MAGIC || answer.refused == TCP_OTHER_RUN))) {
         answer.text[sizeof answer.text - 1] = '\0';
         if (answer.magic != TCP_MAGIC) { fail_input("%s:%d: this is not rank 0 of a run", place->host, place->port); }
-        if (answer.refused) { fail_input("%s", answer.text); }
+        if (answer.refused == TCP_OTHER_RUN) { fail_input("%s", answer.text); }
+        if (answer.refused) { exit(2); }  // rank 0 of our run says it
         good = tcp_read_(fd, list, sizeof(TcpAddress) * (size_t)m->size, deadline + 5.0);
         list[0] = master;
     }
@@ -481,7 +483,7 @@ static inline void tcp_open(TcpMesh* m, const RankPlace* place, double timeout) 
     memset(m, 0, sizeof *m);
     m->rank = place->rank;
     m->size = place->size;
-    m->run = tcp_run_hash_(place->run_id);
+    m->run = tcp_hash_(place->run_id);
     m->data = (int*)malloc_check(2 * n * sizeof(int), "connections");
     m->control = m->data + n;
     memset(m->data, 0xff, 2 * n * sizeof(int));
@@ -533,6 +535,13 @@ static inline void tcp_leave_note(const TcpMesh* m, const TcpNote* note) {
             ssize_t n = send(m->control[i], note, sizeof *note, MSG_DONTWAIT | MSG_NOSIGNAL);
             (void)n;  // who is gone needs no note
         }
+    }
+}
+
+// the end of our stream to every rank; what was sent before it arrives. Who waits for more notices that we are leaving
+static inline void tcp_hang_up(const TcpMesh* m) {
+    for (int i = 0; i < m->size; i++) {
+        if (m->data[i] >= 0) { shutdown(m->data[i], SHUT_WR); }
     }
 }
 

@@ -130,7 +130,7 @@ static inline size_t bpe_merge_short_(const BpeTable* t, int32_t* ids, size_t n)
 
 // ---- long words ----
 
-static inline void heap_down_(uint64_t* heap, size_t n, size_t at) {
+static inline void bpe_heap_down_(uint64_t* heap, size_t n, size_t at) {
     uint64_t moved = heap[at];
     for (size_t child; (child = 2 * at + 1) < n; at = child) {
         child += child + 1 < n && heap[child + 1] < heap[child];
@@ -140,7 +140,7 @@ static inline void heap_down_(uint64_t* heap, size_t n, size_t at) {
     heap[at] = moved;
 }
 
-static inline void heap_up_(uint64_t* heap, size_t at) {
+static inline void bpe_heap_up_(uint64_t* heap, size_t at) {
     uint64_t moved = heap[at];
     for (; at > 0 && heap[(at - 1) / 2] > moved; at = (at - 1) / 2) { heap[at] = heap[(at - 1) / 2]; }
     heap[at] = moved;
@@ -174,11 +174,11 @@ static inline size_t bpe_merge_long_(const BpeTable* t, BpeWork* w, int32_t* ids
         w->previous[i] = i > 0 ? (uint32_t)i - 1 : none;
         if (i + 1 < n) { n_heap = bpe_push_(t, w, ids, n_heap, (uint32_t)i); }
     }
-    for (size_t i = n_heap / 2; i-- > 0;) { heap_down_(w->heap, n_heap, i); }
+    for (size_t i = n_heap / 2; i-- > 0;) { bpe_heap_down_(w->heap, n_heap, i); }
     while (n_heap > 0) {
         uint64_t top = w->heap[0];
         w->heap[0] = w->heap[--n_heap];
-        heap_down_(w->heap, n_heap, 0);
+        bpe_heap_down_(w->heap, n_heap, 0);
         uint32_t at = (uint32_t)top, right = w->next[at];
         if (ids[at] < 0 || right == none) { continue; }  // swallowed by its left neighbour, or the last now
         uint64_t merged = bpe_find_(t, ids[at], ids[right]);
@@ -190,12 +190,12 @@ static inline size_t bpe_merge_long_(const BpeTable* t, BpeWork* w, int32_t* ids
         if (w->next[at] != none) {
             w->previous[w->next[at]] = at;
             n_heap = bpe_push_(t, w, ids, n_heap, at);
-            if (n_heap > before) { heap_up_(w->heap, n_heap - 1); }
+            if (n_heap > before) { bpe_heap_up_(w->heap, n_heap - 1); }
         }
         before = n_heap;
         if (w->previous[at] != none) {
             n_heap = bpe_push_(t, w, ids, n_heap, w->previous[at]);
-            if (n_heap > before) { heap_up_(w->heap, n_heap - 1); }
+            if (n_heap > before) { bpe_heap_up_(w->heap, n_heap - 1); }
         }
     }
     for (size_t i = 0; i < n; i++) {

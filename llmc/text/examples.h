@@ -22,14 +22,14 @@ typedef struct {
 
 enum { EXAMPLES_MAX_T = 1 << 24 };  // as --seq-len
 
-static inline int example_id_(const void* ids, int64_t i) {
+static inline int examples_id_(const void* ids, int64_t i) {
     int32_t id;
     memcpy(&id, (const char*)ids + 4 * i, sizeof id);
     return id;
 }
 
 // does the file begin as safetensors do? No text does: the header's length has bytes that are 0
-static inline int is_safetensors_(const unsigned char* bytes, size_t n_bytes) {
+static inline int examples_is_file_(const unsigned char* bytes, size_t n_bytes) {
     uint64_t n_header = 0;
     if (n_bytes < 9) { return 0; }
     memcpy(&n_header, bytes, 8);
@@ -61,7 +61,7 @@ static inline const SafeTensor* examples_tensor_(const SafeFile* file, const cha
 static inline int examples_needed_(const SafeTensor* t, int low, ErrorText* error) {
     int largest = -1;
     for (int64_t i = 0; i < (int64_t)t->n; i++) {
-        int id = example_id_(t->data, i);
+        int id = examples_id_(t->data, i);
         if (id < low || id == INT_MAX) {
             error_set(error, "%s[%lld, %lld]: expected an id %s2147483646, found %d", t->name, (long long)(i / t->shape[1]),
                       (long long)(i % t->shape[1]), low < 0 ? "up to " : "0..", id);
@@ -89,7 +89,7 @@ static inline int examples_check_(Examples* e, const SafeFile* file, ErrorText* 
     if (e->vocab_size_needed < 0) { return 0; }
     e->classes_needed = examples_needed_(targets, INT_MIN, error);
     if (e->classes_needed < 0) { return 0; }
-    for (int64_t i = 0; i < e->n * e->T; i++) { e->n_counted += example_id_(e->targets, i) >= 0; }
+    for (int64_t i = 0; i < e->n * e->T; i++) { e->n_counted += examples_id_(e->targets, i) >= 0; }
     if (e->n_counted == 0) { return error_set(error, "all targets are negative: there is nothing to learn"); }
     return 1;
 }

@@ -18,7 +18,7 @@ typedef struct {
     int64_t n_bytes_read, n_bytes_total;  // of all files, for the progress bar
 } Numbers;
 
-static inline int is_number_blank_(unsigned char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+static inline int numbers_is_blank_(unsigned char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 static inline void numbers_add_(Numbers* list, uint32_t id) {
     if (list->n == list->capacity) {
@@ -35,7 +35,7 @@ static inline int numbers_error_(const unsigned char* bytes, size_t n_bytes, siz
     size_t n = 0, n_digits = 0;
     int64_t line = 1;
     for (size_t i = 0; i < at; i++) { line += bytes[i] == '\n'; }
-    while (at + n < n_bytes && !is_number_blank_(bytes[at + n])) { n++; }
+    while (at + n < n_bytes && !numbers_is_blank_(bytes[at + n])) { n++; }
     while (n_digits < n && isdigit(bytes[at + n_digits])) { n_digits++; }
     const char* shown = (const char*)bytes + at;
     const char* rest = n > 40 ? "..." : "";
@@ -55,12 +55,12 @@ static inline int numbers_error_(const unsigned char* bytes, size_t n_bytes, siz
 static inline int numbers_parse(Numbers* list, const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
     size_t at = 0;
     while (1) {
-        while (at < n_bytes && is_number_blank_(bytes[at])) { at++; }
+        while (at < n_bytes && numbers_is_blank_(bytes[at])) { at++; }
         if (at == n_bytes) { break; }
         const size_t begin = at;
         uint64_t id = 0;
         for (; at < n_bytes && bytes[at] >= '0' && bytes[at] <= '9' && id < INT_MAX; at++) { id = 10 * id + (bytes[at] - '0'); }
-        if (at == begin || id >= INT_MAX || (at < n_bytes && !is_number_blank_(bytes[at]))) {
+        if (at == begin || id >= INT_MAX || (at < n_bytes && !numbers_is_blank_(bytes[at]))) {
             return numbers_error_(bytes, n_bytes, begin, error);
         }
         numbers_add_(list, (uint32_t)id);

@@ -25,35 +25,35 @@ Cost:   every character is looked at three times at most. About 300 MB/s of Engl
 // ---- pieces of the matchers; s is valid UTF-8 of n bytes ----
 
 // flags of the character at `at` < n, and its length
-static inline int flags_at_(const Unicode* u, const unsigned char* s, size_t at, int* length) {
+static inline int word_flags_at_(const Unicode* u, const unsigned char* s, size_t at, int* length) {
     uint32_t code;
     *length = utf8_next(s + at, &code);
     return u->flags[code];
 }
 
 // the end of a run of characters, at most `most`, that have one of the flags
-static inline size_t run_end_(const Unicode* u, const unsigned char* s, size_t n, size_t at, int flags, size_t most) {
-    for (int length; most > 0 && at < n && (flags_at_(u, s, at, &length) & flags); most--) { at += (size_t)length; }
+static inline size_t word_run_end_(const Unicode* u, const unsigned char* s, size_t n, size_t at, int flags, size_t most) {
+    for (int length; most > 0 && at < n && (word_flags_at_(u, s, at, &length) & flags); most--) { at += (size_t)length; }
     return at;
 }
 
 // the end of a run of characters that have none of them
-static inline size_t run_end_without_(const Unicode* u, const unsigned char* s, size_t n, size_t at, int flags) {
-    for (int length; at < n && !(flags_at_(u, s, at, &length) & flags);) { at += (size_t)length; }
+static inline size_t word_run_end_without_(const Unicode* u, const unsigned char* s, size_t n, size_t at, int flags) {
+    for (int length; at < n && !(word_flags_at_(u, s, at, &length) & flags);) { at += (size_t)length; }
     return at;
 }
 
 // White space from `at`, without the line breaks in it: \s+(?!\S)|\s+. All of it at the end of the text; otherwise its last
 // character is left for the word that follows, unless it is the only one.
-static inline size_t space_end_(const Unicode* u, const unsigned char* s, size_t n, size_t at) {
-    size_t end = run_end_(u, s, n, at, UNICODE_SPACE, SIZE_MAX);
+static inline size_t word_space_end_(const Unicode* u, const unsigned char* s, size_t n, size_t at) {
+    size_t end = word_run_end_(u, s, n, at, UNICODE_SPACE, SIZE_MAX);
     if (end == n) { return n; }
     size_t last = utf8_before(s, end);
     return last > at ? last : end;
 }
 
 // length of 's 't 're 've 'm 'll 'd at an apostrophe, 0 when there is none. Without case, U+017F (long s) is an s too.
-static inline size_t contraction_(const unsigned char* s, size_t n, size_t at, int ignore_case) {
+static inline size_t word_contraction_(const unsigned char* s, size_t n, size_t at, int ignore_case) {
     int fold = ignore_case ? 0x20 : 0;
     int a = at + 1 < n ? s[at + 1] | fold : 0, b = at + 2 < n ? s[at + 2] | fold : 0;
     if (a == 's' || a == 't' || a == 'm' || a == 'd') { return 2; }
@@ -66,14 +66,14 @@ static inline size_t contraction_(const unsigned char* s, size_t n, size_t at, i
 static inline size_t word_end_gpt2(const Unicode* u, const unsigned char* s, size_t n, size_t at) {
     const int other = UNICODE_SPACE | UNICODE_LETTER | UNICODE_NUMBER;
     int length;
-    size_t contraction = s[at] == '\'' ? contraction_(s, n, at, 0) : 0;
+    size_t contraction = s[at] == '\'' ? word_contraction_(s, n, at, 0) : 0;
     if (contraction) { return at + contraction; }
     size_t first = s[at] == ' ' && at + 1 < n ? at + 1 : at;  // behind the blank that a word may begin with
-    int flags = flags_at_(u, s, first, &length);
-    if (flags & UNICODE_SPACE) { return space_end_(u, s, n, at); }
-    if (flags & UNICODE_LETTER) { return run_end_(u, s, n, first, UNICODE_LETTER, SIZE_MAX); }
-    if (flags & UNICODE_NUMBER) { return run_end_(u, s, n, first, UNICODE_NUMBER, SIZE_MAX); }
-    return run_end_without_(u, s, n, first, other);
+    int flags = word_flags_at_(u, s, first, &length);
+    if (flags & UNICODE_SPACE) { return word_space_end_(u, s, n, at); }
+    if (flags & UNICODE_LETTER) { return word_run_end_(u, s, n, first, UNICODE_LETTER, SIZE_MAX); }
+    if (flags & UNICODE_NUMBER) { return word_run_end_(u, s, n, first, UNICODE_NUMBER, SIZE_MAX); }
+    return word_run_end_without_(u, s, n, first, other);
 }
 
 // letter: UNICODE_LETTER, with UNICODE_MARK for Qwen3.5; n_digits: 1, or 3 for Llama 3
@@ -81,23 +81,23 @@ static inline size_t word_end_chat(const Unicode* u, const unsigned char* s, siz
                                    size_t n_digits) {
     const int other = UNICODE_SPACE | letter | UNICODE_NUMBER;
     int length, next_length;
-    size_t contraction = s[at] == '\'' ? contraction_(s, n, at, 1) : 0;
+    size_t contraction = s[at] == '\'' ? word_contraction_(s, n, at, 1) : 0;
     if (contraction) { return at + contraction; }
-    int flags = flags_at_(u, s, at, &length);
-    if (flags & letter) { return run_end_(u, s, n, at, letter, SIZE_MAX); }
-    if (flags & UNICODE_NUMBER) { return run_end_(u, s, n, at, UNICODE_NUMBER, n_digits); }
+    int flags = word_flags_at_(u, s, at, &length);
+    if (flags & letter) { return word_run_end_(u, s, n, at, letter, SIZE_MAX); }
+    if (flags & UNICODE_NUMBER) { return word_run_end_(u, s, n, at, UNICODE_NUMBER, n_digits); }
     size_t second = at + (size_t)length;
     int line_break = s[at] == '\r' || s[at] == '\n';
-    int next = second < n ? flags_at_(u, s, second, &next_length) : UNICODE_SPACE;
-    if (!line_break && (next & letter)) { return run_end_(u, s, n, second, letter, SIZE_MAX); }
+    int next = second < n ? word_flags_at_(u, s, second, &next_length) : UNICODE_SPACE;
+    if (!line_break && (next & letter)) { return word_run_end_(u, s, n, second, letter, SIZE_MAX); }
     if (!(flags & UNICODE_SPACE) || (s[at] == ' ' && !(next & other))) {  // ` ?[^\s\p{L}\p{N}]+[\r\n]*`
-        size_t end = run_end_without_(u, s, n, s[at] == ' ' ? second : at, other);
+        size_t end = word_run_end_without_(u, s, n, s[at] == ' ' ? second : at, other);
         while (end < n && (s[end] == '\r' || s[end] == '\n')) { end++; }
         return end;
     }
-    size_t end = run_end_(u, s, n, at, UNICODE_SPACE, SIZE_MAX), newline = end;
+    size_t end = word_run_end_(u, s, n, at, UNICODE_SPACE, SIZE_MAX), newline = end;
     while (newline > at && s[newline - 1] != '\r' && s[newline - 1] != '\n') { newline--; }
-    return newline > at ? newline : space_end_(u, s, n, at);
+    return newline > at ? newline : word_space_end_(u, s, n, at);
 }
 
 // ---- other expressions ----

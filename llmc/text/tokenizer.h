@@ -185,7 +185,7 @@ static inline int tokenizer_parse_json_(Tokenizer* t, const unsigned char* bytes
     return 1;
 }
 
-static inline int is_folder_(const char* path) {
+static inline int tokenizer_is_folder_(const char* path) {
     struct stat status;
     return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
 }
@@ -199,7 +199,7 @@ static inline void tokenizer_open(Tokenizer* t, const char* name) {
         return;
     }
     char* path = (char*)malloc_check(strlen(name) + sizeof "/tokenizer.json", "path");
-    sprintf(path, "%s%s", name, is_folder_(name) ? "/tokenizer.json" : "");
+    sprintf(path, "%s%s", name, tokenizer_is_folder_(name) ? "/tokenizer.json" : "");
     if (!file_map_or_not(&file, path, &error)) {
         fail_input("--tokenizer: %s: %s (expected bytes, a tokenizer.json or the folder it is in)", path, error.text);
     }
@@ -314,7 +314,7 @@ static inline void token_stream_free(TokenStream* s) {
 }
 
 // ByteLevel: all that is held becomes text, but a character whose end may still come stays unless this is the end
-static inline void stream_characters_(TokenStream* s, int is_end) {
+static inline void token_stream_characters_(TokenStream* s, int is_end) {
     ByteBuffer* held = &s->held;
     size_t begin = held->n > 3 ? held->n - 3 : 0;  // a cut character has 3 bytes at most
     if (is_end) { begin = held->n; }
@@ -330,7 +330,7 @@ static inline void stream_characters_(TokenStream* s, int is_end) {
 }
 
 // ByteFallback: a run of byte tokens is over; valid UTF-8 is text, otherwise each byte is one U+FFFD
-static inline void stream_run_(TokenStream* s) {
+static inline void token_stream_run_(TokenStream* s) {
     int valid = utf8_valid_prefix(s->held.bytes, s->held.n) == s->held.n;
     if (valid) { buffer_append(&s->out, s->held.bytes, s->held.n); }
     for (size_t i = 0; i < s->held.n && !valid; i++) { buffer_append_code(&s->out, 0xfffd); }
@@ -338,7 +338,7 @@ static inline void stream_run_(TokenStream* s) {
 }
 
 // take up to n_strip characters from the front of the first text there is
-static inline const char* stream_strip_(TokenStream* s, size_t* n_bytes) {
+static inline const char* token_stream_strip_(TokenStream* s, size_t* n_bytes) {
     const TokenizerPipeline* p = s->t->pipeline;
     const char* text = (const char*)s->out.bytes;
     size_t n = s->n_strip ? strlen(p->strip) : 0;
@@ -365,18 +365,18 @@ static inline const char* token_stream_put(TokenStream* s, int id, size_t* n_byt
     if (!p && s->skip_special && id == t->eot) { return ""; }
     int is_byte = p && p->flags[id] & TOKEN_BYTE, is_byte_level = p && p->decode == DECODE_BYTE_LEVEL;
     if (p && p->decode == DECODE_JOIN && s->started) { buffer_append(&s->out, " ", 1); }
-    if (!is_byte && !is_byte_level) { stream_run_(s); }
+    if (!is_byte && !is_byte_level) { token_stream_run_(s); }
     buffer_append(is_byte || is_byte_level ? &s->held : &s->out, t->bytes + t->starts[id], n);
-    if (is_byte_level) { stream_characters_(s, 0); }
+    if (is_byte_level) { token_stream_characters_(s, 0); }
     s->started = 1;
-    return stream_strip_(s, n_bytes);
+    return token_stream_strip_(s, n_bytes);
 }
 
 // no token follows: the text that was held back
 static inline const char* token_stream_end(TokenStream* s, size_t* n_bytes) {
     s->out.n = 0;
-    if (s->t->pipeline && s->t->pipeline->decode == DECODE_BYTE_LEVEL) { stream_characters_(s, 1); } else { stream_run_(s); }
-    return stream_strip_(s, n_bytes);
+    if (s->t->pipeline && s->t->pipeline->decode == DECODE_BYTE_LEVEL) { token_stream_characters_(s, 1); } else { token_stream_run_(s); }
+    return token_stream_strip_(s, n_bytes);
 }
 
 // Write text to a terminal or a file that somebody will look at: without control characters other than white space, for such

@@ -162,7 +162,7 @@ typedef struct {
     int n_compositions;
 } Unicode;
 
-static inline int compare_compositions_(const void* a, const void* b) {
+static inline int unicode_compare_compositions_(const void* a, const void* b) {
     uint64_t x = ((const Composition*)a)->pair, y = ((const Composition*)b)->pair;
     return (x > y) - (x < y);
 }
@@ -191,7 +191,7 @@ static inline void unicode_init(Unicode* u) {
     }
     for (uint32_t c = HANGUL_V; c < HANGUL_V + 21; c++) { u->flags[c] |= UNICODE_NOT_NFC; }
     for (uint32_t c = HANGUL_T + 1; c < HANGUL_T + 28; c++) { u->flags[c] |= UNICODE_NOT_NFC; }
-    qsort(u->compositions, (size_t)u->n_compositions, sizeof(Composition), compare_compositions_);
+    qsort(u->compositions, (size_t)u->n_compositions, sizeof(Composition), unicode_compare_compositions_);
 }
 
 static inline void unicode_free(Unicode* u) {
@@ -209,7 +209,7 @@ typedef struct {
     size_t n, capacity;
 } NfcRegion;
 
-static inline uint32_t combining_class_(uint32_t code) {
+static inline uint32_t unicode_combining_class_(uint32_t code) {
     int n, low = 0;
     const UnicodeRow* rows = unicode_marks_(&n);
     for (int high = n; low < high;) {  // the first row that does not end before code
@@ -226,7 +226,7 @@ static inline void nfc_push_(NfcRegion* r, uint32_t code) {
         r->sorted = (NfcChar*)realloc_check(r->sorted, r->capacity * sizeof(NfcChar), "NFC");
     }
     r->chars[r->n].code = code;
-    r->chars[r->n++].combining_class = combining_class_(code);
+    r->chars[r->n++].combining_class = unicode_combining_class_(code);
 }
 
 // full canonical decomposition; the second of two never decomposes further
@@ -272,7 +272,7 @@ static inline uint32_t nfc_compose_pair_(const Unicode* u, uint32_t first, uint3
     }
     Composition key = {(uint64_t)first << 32 | second, 0};
     const Composition* found = (const Composition*)bsearch(&key, u->compositions, (size_t)u->n_compositions,
-                                                           sizeof key, compare_compositions_);
+                                                           sizeof key, unicode_compare_compositions_);
     return found ? found->code : 0;
 }
 
