@@ -40,7 +40,9 @@ space = $() $()
 
 VARIANT = $(notdir $(CC))-$(ARCH)$(OPT)$(if $(filter 0,$(OMP)),-serial)$(if $(filter 1,$(SYSTEM_LIBM)),-libm)$(if $(filter 1,$(FAST)),-fast)$(if $(filter 1,$(ASAN)),-asan)$(if $(filter 1,$(MPI)),-mpi)
 BUILD = build/$(VARIANT)
-COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+# abc1234, or abc1234-dirty where a file that git knows has changed; --exclude: never the name of a tag
+COMMIT := $(shell git describe --always --dirty --exclude '*' 2>/dev/null || echo unknown)
+COMMIT_FILE = build/commit-$(COMMIT)
 # what settings.json says of the program
 BUILT = -DCOMMIT='"$(COMMIT)"' -DFLAGS='"$(OPT) -march=$(ARCH) $(EXACT)"'
 
@@ -74,6 +76,10 @@ setup-cuda:
 	@dev/setup.sh cuda
 	@rm -f build/cuda_flags
 
+# programs that hold COMMIT stand on an empty file of that name: it is new when COMMIT is, and then they are built anew
+$(COMMIT_FILE):
+	@mkdir -p build && rm -f build/commit-* && touch $@
+
 # the binary in the root is always the one of the variables given last
 $(TRAINERS): %: $(BUILD)/%
 	@cmp -s $< $@ || cp -f $< $@
@@ -87,14 +93,14 @@ $(BUILD)/tools/%: dev/tools/%.c
 	@mkdir -p $(BUILD)/tools
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MF $@.d $< -o $@ $(LIBS)
 
-$(BUILD)/train_%: train_%.c
+$(BUILD)/train_%: train_%.c $(COMMIT_FILE)
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MF $@.d $< -o $@ $(LIBS)
 
 # a trainer whose calls go through dev/faults/shim.c, for dev/test_faults.sh
 FAULTS = open write pwrite read fsync close rename renameat2 unlink rmdir mkdir ftruncate truncate fopen fflush fclose \
     malloc calloc realloc posix_memalign mmap open_memstream clock_gettime
-$(BUILD)/train_%_faults: train_%.c dev/faults/shim.c $(wildcard llmc/*/*.h)
+$(BUILD)/train_%_faults: train_%.c dev/faults/shim.c $(wildcard llmc/*/*.h) $(COMMIT_FILE)
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) $(BUILT) $< dev/faults/shim.c -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)
 
@@ -148,7 +154,7 @@ build/cuda_flags: dev/cuda_flags.sh
 	@mkdir -p build
 	@dev/cuda_flags.sh flags >$@
 
-$(CUDA_BUILD)/train_%cu: train_%.cu build/cuda_flags
+$(CUDA_BUILD)/train_%cu: train_%.cu build/cuda_flags $(COMMIT_FILE)
 	@mkdir -p $(@D)
 	$(NVCC_BUILD) -DCOMMIT='"$(COMMIT)"' -DFLAGS='"$(CUDA_ARCH) $(PRECISION) $(NVCC_$(PRECISION))"'
 
@@ -160,7 +166,7 @@ $(CUDA_BUILD)/%: dev/%.cu build/cuda_flags
 	@mkdir -p $(@D)
 	$(NVCC_BUILD)
 
-$(BUILD)/train_%cu: train_%.cu
+$(BUILD)/train_%cu: train_%.cu $(COMMIT_FILE)
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MF $@.d -x c $< -o $@ $(LIBS)
 
@@ -268,7 +274,7 @@ build/$(1)/test_simt: build/simt/src/dev/simt/test_simt.cu $$(SIMT_INCLUDES) | $
 	$$(SIMT_COMPILE)
 build/$(1)/test_%: build/simt/src/test_%.c $$(SIMT_INCLUDES) | $$(SIMT_HEADERS)
 	$$(SIMT_COMPILE)
-build/$(1)/train_%cu: build/simt/src/train_%.cu $$(SIMT_INCLUDES) | $$(SIMT_HEADERS)
+build/$(1)/train_%cu: build/simt/src/train_%.cu $$(SIMT_INCLUDES) $$(COMMIT_FILE) | $$(SIMT_HEADERS)
 	$$(SIMT_COMPILE)
 build/$(1)/%: build/simt/src/dev/%.cu $$(SIMT_INCLUDES) | $$(SIMT_HEADERS)
 	$$(SIMT_COMPILE)
