@@ -46,7 +46,7 @@ COMMIT_FILE = build/commit-$(COMMIT)
 # what settings.json says of the program
 BUILT = -DCOMMIT='"$(COMMIT)"' -DFLAGS='"$(OPT) -march=$(ARCH) $(EXACT)"'
 
-TRAINERS = train_gpt2 train_mamba_hpn
+TRAINERS = train_gpt2 train_mamba_hpn train_bigram
 TOOLS = inspect tokenize
 TESTS = $(patsubst %.c,%,$(sort $(wildcard test_*.c)))
 
@@ -91,11 +91,15 @@ $(TOOLS:%=dev/tools/%): dev/tools/%: $(BUILD)/tools/%
 
 $(BUILD)/tools/%: dev/tools/%.c
 	@mkdir -p $(BUILD)/tools
-	$(CC) $(CFLAGS) $(BUILT) -MMD -MF $@.d $< -o $@ $(LIBS)
+	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
 $(BUILD)/train_%: train_%.c $(COMMIT_FILE)
 	@mkdir -p $(BUILD)
-	$(CC) $(CFLAGS) $(BUILT) -MMD -MF $@.d $< -o $@ $(LIBS)
+	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
+
+$(BUILD)/train_%: dev/examples/train_%.c $(COMMIT_FILE)
+	@mkdir -p $(BUILD)
+	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
 # a trainer whose calls go through dev/faults/shim.c, for dev/test_faults.sh
 FAULTS = open write pwrite read fsync close rename renameat2 unlink rmdir mkdir ftruncate truncate fopen fflush fclose \
@@ -106,7 +110,7 @@ $(BUILD)/train_%_faults: train_%.c dev/faults/shim.c $(wildcard llmc/*/*.h) $(CO
 
 $(BUILD)/test_%: test_%.c
 	@mkdir -p $(BUILD)
-	$(CC) $(CFLAGS) -MMD -MF $@.d $< -o $@ $(LIBS)
+	$(CC) $(CFLAGS) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
 # for dev/test.sh: where these variables build
 folder:
@@ -147,7 +151,7 @@ NVCC_exact = -DEXACT --fmad=false -prec-div=true -prec-sqrt=true -ftz=false
 NVCC_WARNINGS = -Werror all-warnings -diag-suppress 1675,128
 NVCC_FLAGS = -std=c++17 -O3 -arch=$(CUDA_ARCH) -lineinfo -I. $(NVCC_$(PRECISION)) $(NVCC_WARNINGS)
 NVCC_FLAGS += -Xcompiler $(subst $(space),$(comma),-march=$(ARCH) $(EXACT) -fopenmp)
-NVCC_BUILD = $(NVCC) $(NVCC_FLAGS) --options-file build/cuda_flags -MMD -MF $@.d -x cu $< -o $@
+NVCC_BUILD = $(NVCC) $(NVCC_FLAGS) --options-file build/cuda_flags -MMD -MP -MF $@.d -x cu $< -o $@
 
 # where the libraries are on this machine; `make setup-cuda` has it written anew
 build/cuda_flags: dev/cuda_flags.sh
@@ -168,11 +172,11 @@ $(CUDA_BUILD)/%: dev/%.cu build/cuda_flags
 
 $(BUILD)/train_%cu: train_%.cu $(COMMIT_FILE)
 	@mkdir -p $(BUILD)
-	$(CC) $(CFLAGS) $(BUILT) -MMD -MF $@.d -x c $< -o $@ $(LIBS)
+	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d -x c $< -o $@ $(LIBS)
 
 $(BUILD)/bench/%: dev/bench/%.cu
 	@mkdir -p $(BUILD)/bench
-	$(CC) $(CFLAGS) -MMD -MF $@.d -x c $< -o $@ $(LIBS)
+	$(CC) $(CFLAGS) -MMD -MP -MF $@.d -x c $< -o $@ $(LIBS)
 
 $(CUDA_TRAINERS): %: $(if $(filter 1,$(CPU)),$(BUILD),$(CUDA_BUILD))/%
 	@cmp -s $< $@ || cp -f $< $@
@@ -234,7 +238,7 @@ FUZZ_FLAGS = -std=gnu11 -D_GNU_SOURCE -g -O1 -I. -Wno-unused-function -Wno-unkno
 FUZZ_FLAGS += -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined
 build/fuzz/%: dev/fuzz/%.c
 	@mkdir -p build/fuzz
-	clang $(FUZZ_FLAGS) -MMD -MF $@.d $< -o $@ $(LIBS)
+	clang $(FUZZ_FLAGS) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
 -include $(wildcard build/fuzz/*.d)
 

@@ -4,13 +4,12 @@ gradient, and the parameters after 1 and 10 updates, to the last bit, with 1, 2,
 */
 #define TESTING
 #include "train_gpt2.c"
-#undef main
 #include "llmc/test/golden.h"  // Golden, golden_check_training
 #include "llmc/test/test.h"
 
 typedef struct {
     Golden file;
-    GPT2 model;
+    GPT2 gpt2;
     Activations acts;
     Device dev;
     char how[32];
@@ -21,16 +20,16 @@ static void subject_open(Subject* s, const char* path, int n_threads) {
     golden_open(&s->file, path);
     const Config c = config_make(golden_int(g, "n_positions"), golden_int(g, "vocab_size"), golden_int(g, "n_layer"),
                                  golden_int(g, "n_head"), golden_int(g, "n_embd"));
-    gpt2_init(&s->model, c);
-    gpt2_init_training(&s->model, NULL, g->n_leaves, 0);
-    golden_load(&s->file, "param.", s->model.table, N_PARAMETERS, s->model.params);
-    activations_init(&s->acts, c, g->B, g->T, TO_TRAIN);
     device_init(&s->dev, n_threads);
+    gpt2_init(&s->gpt2, c, sizeof(float));
+    model_init_training(&s->gpt2.model, NULL, g->n_leaves, 0, NULL, &s->dev);
+    golden_load(&s->file, "param.", s->gpt2.model.table, N_PARAMETERS, model_floats(&s->gpt2.model));
+    activations_init(&s->acts, c, g->B, g->T, TO_TRAIN);
     snprintf(s->how, sizeof s->how, "%d threads", n_threads);
 }
 
 static void subject_close(Subject* s) {
-    gpt2_free(&s->model);
+    model_free(&s->gpt2.model);
     activations_free(&s->acts);
     device_free(&s->dev);
     golden_close(&s->file);
@@ -38,13 +37,13 @@ static void subject_close(Subject* s) {
 
 static void subject_leaf(void* subject, const int* inputs, const int* targets, float dloss) {
     Subject* s = (Subject*)subject;
-    gpt2_leaf(&s->model, &s->acts, inputs, targets, dloss, s->file.B, s->file.T, &s->dev);
+    gpt2_leaf(&s->gpt2, &s->acts, inputs, targets, dloss, s->file.B, s->file.T, &s->dev);
 }
 
 // what the trainer does not keep: scores and weights of attention, and two projections before they join the stream
 static void check_attention(Test* t, Subject* s) {
     const Golden* g = &s->file;
-    const Config c = s->model.config;
+    const Config c = s->gpt2.config;
     const int N = g->B * g->T, T = g->T;
     const size_t n_weights = (size_t)N * c.NH * T, n_out = (size_t)N * c.C;
     const float *preatt = golden_floats(g, "act.preatt"), *att = golden_floats(g, "act.att"),
@@ -53,7 +52,7 @@ static void check_attention(Test* t, Subject* s) {
     float *found_att = found + n_weights, *out = found_att + n_weights, *statistics = out + n_out;
     for (int l = 0; l < c.L; l++) {
         ActivationTensors a = layer_activations(&s->acts, l);
-        Parameters p = layer_parameters(&s->model, s->model.params, l);
+        Parameters p = layer_parameters(&s->gpt2, l);
         attention_forward_ref(out, found, found_att, statistics, statistics + (size_t)N * c.NH, a.qkv, g->B, T, c.C, c.NH);
         check_bits(t, "act.preatt", found, preatt + l * n_weights, n_weights);
         check_bits(t, "act.att", found_att, att + l * n_weights, n_weights);
@@ -67,19 +66,19 @@ static void check_attention(Test* t, Subject* s) {
 
 static void check_forward(Test* t, Subject* s) {
     const Golden* g = &s->file;
-    const Config c = s->model.config;
+    const Config c = s->gpt2.config;
     const int N = g->B * g->T;
-    gpt2_forward(&s->model, &s->acts, golden_batch(g, "inputs", 0, 0), g->B, g->T, 0, &s->dev);
-    const float* logits = gpt2_logits(&s->model, &s->acts, 0, N, &s->dev);
+    gpt2_forward(&s->gpt2, &s->acts, golden_batch(g, "inputs", 0, 0), g->B, g->T, 0, &s->dev);
+    const float* logits = gpt2_logits(&s->gpt2, &s->acts, 0, N, &s->dev);
     golden_check_rows(t, g, "act.logits", logits, (size_t)N, (size_t)c.V, (size_t)c.Vp);
-    gpt2_loss(&s->model, &s->acts, golden_batch(g, "targets", 0, 0), g->B, g->T, &s->dev);
+    gpt2_losses(&s->gpt2, &s->acts, golden_batch(g, "targets", 0, 0), N, &s->dev);
     golden_check_rows(t, g, "act.probs", logits, (size_t)N, (size_t)c.V, (size_t)c.Vp);
     golden_check_activations(t, g, s->acts.table, N_ACTIVATIONS, s->acts.arena, NULL, 17);
     check_attention(t, s);
 }
 
 static void check_training(Test* t, Subject* s) {
-    const GoldenRun run = {s->model.table, N_PARAMETERS, s->model.n, &s->model.dp, gpt2_weights(&s->model), &s->dev,
+    const GoldenRun run = {s->gpt2.model.table, N_PARAMETERS, s->gpt2.model.n, &s->gpt2.model.dp, s->gpt2.model.w, &s->dev,
                            s, subject_leaf, NULL, s->how, GOLDEN_BITS, GOLDEN_BITS, GOLDEN_BITS};
     golden_check_training(t, &s->file, &run);
 }
@@ -111,7 +110,7 @@ static void test_schedules(Test* t) {
     const int n_steps = golden_int(&g, "steps");
     for (int i = 0; i < 4; i++) {
         float* rates = (float*)new_array((size_t)n_steps, sizeof(float));
-        for (int step = 0; step < n_steps; step++) { rates[step] = golden_lr(&g, schedule_from_name(names[i]), step); }
+        for (int step = 0; step < n_steps; step++) { rates[step] = golden_lr(&g, (Schedule)i, step); }
         golden_check(t, &g, names[i], rates, (size_t)n_steps);
         free(rates);
     }
@@ -123,14 +122,14 @@ static void test_cache(Test* t) {
     Subject s;
     Activations cached;
     subject_open(&s, "dev/golden/gpt2_odd.safetensors", 2);
-    const int T = s.file.T, V = s.model.config.V, *tokens = golden_batch(&s.file, "inputs", 0, 0);
-    activations_init(&cached, s.model.config, 1, T, TO_GENERATE);
-    gpt2_forward(&s.model, &s.acts, tokens, 1, T, 0, &s.dev);
-    const float* whole = gpt2_logits(&s.model, &s.acts, 0, T, &s.dev);
+    const int T = s.file.T, V = s.gpt2.config.V, *tokens = golden_batch(&s.file, "inputs", 0, 0);
+    activations_init(&cached, s.gpt2.config, 1, T, TO_GENERATE);
+    gpt2_forward(&s.gpt2, &s.acts, tokens, 1, T, 0, &s.dev);
+    const float* whole = gpt2_logits(&s.gpt2, &s.acts, 0, T, &s.dev);
     for (int t0 = 0, n = 3; t0 < T; t0 += n, n = 1) {  // three positions first, then one at a time
-        gpt2_forward(&s.model, &cached, tokens + t0, 1, t0 + n, t0, &s.dev);
-        const float* logits = gpt2_logits(&s.model, &cached, n - 1, 1, &s.dev);
-        check_bits(t, "logits", logits, whole + (size_t)(t0 + n - 1) * s.model.config.Vp, (size_t)V);
+        gpt2_forward(&s.gpt2, &cached, tokens + t0, 1, t0 + n, t0, &s.dev);
+        const float* logits = gpt2_logits(&s.gpt2, &cached, n - 1, 1, &s.dev);
+        check_bits(t, "logits", logits, whole + (size_t)(t0 + n - 1) * s.gpt2.config.Vp, (size_t)V);
     }
     activations_free(&cached);
     subject_close(&s);
@@ -140,17 +139,17 @@ static void test_cache(Test* t) {
 static void test_documents(Test* t) {
     Subject s;
     subject_open(&s, "dev/golden/gpt2_odd.safetensors", 3);
-    const int T = s.file.T, V = s.model.config.V, Vp = s.model.config.Vp, starts[] = {0, 4, 9, T};
+    const int T = s.file.T, V = s.gpt2.config.V, Vp = s.gpt2.config.Vp, starts[] = {0, 4, 9, T};
     int* tokens = (int*)memcpy(new_array((size_t)T, sizeof(int)), golden_batch(&s.file, "inputs", 0, 0), sizeof(int) * (size_t)T);
     for (int i = 0; i < T; i++) { tokens[i] = i == 4 || i == 9 ? V - 1 : tokens[i] % (V - 1); }
     s.acts.document_start = V - 1;
-    gpt2_forward(&s.model, &s.acts, tokens, 1, T, 0, &s.dev);
-    float* packed = copied_array(gpt2_logits(&s.model, &s.acts, 0, T, &s.dev), (size_t)T * Vp);
+    gpt2_forward(&s.gpt2, &s.acts, tokens, 1, T, 0, &s.dev);
+    float* packed = copied_array(gpt2_logits(&s.gpt2, &s.acts, 0, T, &s.dev), (size_t)T * Vp);
     check(t, s.acts.n_segments == 3, "expected 3 documents, found %d", s.acts.n_segments);
     for (int i = 0; i < 3; i++) {
         int n = starts[i + 1] - starts[i];
-        gpt2_forward(&s.model, &s.acts, tokens + starts[i], 1, n, 0, &s.dev);
-        check_bits(t, "logits", packed + (size_t)starts[i] * Vp, gpt2_logits(&s.model, &s.acts, 0, n, &s.dev), (size_t)n * Vp);
+        gpt2_forward(&s.gpt2, &s.acts, tokens + starts[i], 1, n, 0, &s.dev);
+        check_bits(t, "logits", packed + (size_t)starts[i] * Vp, gpt2_logits(&s.gpt2, &s.acts, 0, n, &s.dev), (size_t)n * Vp);
     }
     free(tokens);
     free(packed);
@@ -164,32 +163,32 @@ static void test_llmc_bin(Test* t) {
     MappedFile file;
     const char* path = "build/test_gpt2.bin";
     subject_open(&s, "dev/golden/gpt2_base.safetensors", 1);
-    const Config c = s.model.config;
+    const Config c = s.gpt2.config;
     BinHeader h = {0, 0, c.max_T, c.V, c.L, c.NH, c.C, c.Vp};
-    llmc_bin_save(path, h, s.model.table, N_PARAMETERS, s.model.params);
+    llmc_bin_save(path, h, s.gpt2.model.table, N_PARAMETERS, model_floats(&s.gpt2.model));
     file_map(&file, path);
     Config read;
     ErrorText error;
     check(t, config_parse_bin(&read, file.bytes, file.n_bytes, &error), "refused: %s", error.text);
     check(t, memcmp(&read, &c, sizeof c) == 0, "the sizes changed");
-    gpt2_init(&copy, read);
-    llmc_bin_load(&file, copy.table, N_PARAMETERS, copy.params);
-    check_bits(t, "parameters", copy.params, s.model.params, copy.n);
+    gpt2_init(&copy, read, sizeof(float));
+    llmc_bin_load(&file, copy.model.table, N_PARAMETERS, model_floats(&copy.model));
+    check_bits(t, "parameters", model_floats(&copy.model), model_floats(&s.gpt2.model), copy.model.n);
     file_unmap(&file);
     unlink(path);
-    gpt2_free(&copy);
+    model_free(&copy.model);
     subject_close(&s);
 }
 
 // start values: the draws of PyTorch for the same network, layer by layer (spec gpt2.md section 8)
 static void test_init(Test* t) {
     GPT2 model;
-    gpt2_init(&model, config_make(16, 20, 2, 2, 8));
-    tensors_init(model.table, N_PARAMETERS, model.params, 42);
+    gpt2_init(&model, config_make(16, 20, 2, 2, 8), sizeof(float));
+    tensors_init(model.model.table, N_PARAMETERS, model_floats(&model.model), 42);
     Mt19937 mt;
     float expected[3 * 8 * 8];
     mt19937_init(&mt, 42);
-    Parameters p = layer_parameters(&model, model.params, 0), p1 = layer_parameters(&model, model.params, 1);
+    Parameters p = layer_parameters(&model, 0), p1 = layer_parameters(&model, 1);
     const struct { const float* found; int n; float std; } draws[] = {
         {p.wte, 20 * 8, 0.02f}, {p.wpe, 16 * 8, 0.02f},
         {p.qkvw, 192, 0.02f}, {p.attprojw, 64, 0.01f}, {p.fcw, 192, 0.02f}, {p.fcw + 192, 64, 0.02f},
@@ -200,8 +199,8 @@ static void test_init(Test* t) {
     }
     for (int i = 20 * 8; i < 128 * 8; i++) { check(t, p.wte[i] == 0.0f, "padding of wte at %d is not 0", i); }
     for (int i = 0; i < 8; i++) { check(t, p.ln1w[i] == 1.0f && p1.ln1w[i] == 1.0f && p.ln1b[i] == 0.0f, "LayerNorm does not start at 1, 0"); }
-    check(t, tensors_count(model.table, N_PARAMETERS) == 128 * 8 + 16 * 8 + 2 * (12 * 64 + 13 * 8) + 16, "another number of parameters");
-    gpt2_free(&model);
+    check(t, tensors_count(model.model.table, N_PARAMETERS) == 128 * 8 + 16 * 8 + 2 * (12 * 64 + 13 * 8) + 16, "another number of parameters");
+    model_free(&model.model);
 }
 
 int main(int argc, char** argv) {

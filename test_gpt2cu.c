@@ -4,7 +4,6 @@ as C, as exact CUDA (bit for bit) and as bf16 CUDA (within a tolerance), on a GP
 */
 #define TESTING
 #include "train_gpt2.cu"
-#undef main
 #include "llmc/test/golden.h"  // Golden, golden_check_training
 #include "llmc/test/test.h"
 
@@ -13,7 +12,7 @@ static const char* const ODD = "dev/golden/gpt2_odd.safetensors";  // 3 leaves, 
 
 typedef struct {
     Golden file;
-    GPT2 model;
+    GPT2 gpt2;
     Activations acts;
     Device dev;
 } Subject;
@@ -25,17 +24,17 @@ static void subject_open(Subject* s, const char* path, Tradeoffs how) {
                                  golden_int(g, "n_head"), golden_int(g, "n_embd"));
     device_choose(0);
     device_init(&s->dev, 2);
-    gpt2_init(&s->model, c);
-    float* params = (float*)arena_alloc(sizeof(float) * s->model.n, "start values");
-    golden_load(&s->file, "param.", s->model.table, N_PARAMETERS, params);
-    gpt2_store(&s->model, params, 0, &s->dev);
-    gpt2_init_training(&s->model, NULL, g->n_leaves, 0, 1, params, &s->dev);
+    gpt2_init(&s->gpt2, c, sizeof(floatX));
+    float* params = (float*)arena_alloc(sizeof(float) * s->gpt2.model.n, "start values");
+    golden_load(&s->file, "param.", s->gpt2.model.table, N_PARAMETERS, params);
+    model_store(&s->gpt2.model, params, 0, &s->dev);
+    model_init_training(&s->gpt2.model, NULL, g->n_leaves, 0, FLOATX_IS_FLOAT ? NULL : params, &s->dev);
     activations_init(&s->acts, c, g->B, g->T, TO_TRAIN, how);
-    arena_free(params, sizeof(float) * s->model.n);
+    arena_free(params, sizeof(float) * s->gpt2.model.n);
 }
 
 static void subject_close(Subject* s) {
-    gpt2_free(&s->model);
+    model_free(&s->gpt2.model);
     activations_free(&s->acts);
     device_free(&s->dev);
     golden_close(&s->file);
@@ -43,7 +42,7 @@ static void subject_close(Subject* s) {
 
 static void subject_leaf(void* subject, const int* inputs, const int* targets, float dloss) {
     Subject* s = (Subject*)subject;
-    gpt2_leaf(&s->model, &s->acts, inputs, targets, dloss, s->file.B, s->file.T, &s->dev);
+    gpt2_leaf(&s->gpt2, &s->acts, inputs, targets, dloss, s->file.B, s->file.T, &s->dev);
 }
 
 // Exact builds: every bit. bf16 rounds every weight and activation to 2^-9, about ten in a row and some of them under sums
@@ -52,7 +51,7 @@ static void subject_leaf(void* subject, const int* inputs, const int* targets, f
 // gradient, and the bias of k, whose gradient is nothing but rounding since softmax does not see it, moves at full speed in
 // directions of its own
 static GoldenRun subject_run(Subject* s) {
-    GoldenRun run = {s->model.table, N_PARAMETERS, s->model.n, &s->model.dp, gpt2_weights(&s->model), &s->dev,
+    GoldenRun run = {s->gpt2.model.table, N_PARAMETERS, s->gpt2.model.n, &s->gpt2.model.dp, s->gpt2.model.w, &s->dev,
                      s, subject_leaf, NULL, "trained", GOLDEN_BITS, GOLDEN_BITS, GOLDEN_BITS};
     if (FAST_KERNELS) {
         const double sensitivity = strcmp(s->file.set.path, ODD) == 0 ? 4.0 : 1.0;
@@ -89,7 +88,7 @@ static float* gradients_with(const char* path, Tradeoffs how, size_t* n, float* 
         grads = golden_gradients(&s.file, &run, step, loss, &norm);
         if (step < 1) { golden_update(&s.file, &run, step, grads, norm); }
     }
-    *n = s.model.n;
+    *n = s.gpt2.model.n;
     float* host = (float*)malloc_check(sizeof(float) * *n, "gradients");
     device_download(host, grads, sizeof(float) * *n, &s.dev);
     subject_close(&s);
@@ -128,9 +127,9 @@ static void test_head_rows(Test* t) {
 
 // the logits of one position, as generation reads them
 static void position_logits(Subject* s, Activations* acts, int n, float* out) {
-    const Config c = s->model.config;
+    const Config c = s->gpt2.config;
     ActivationTensors a = layer_activations(acts, 0);
-    matmul_forward(a.logits, a.lnf + (size_t)n * c.C, layer_weights(&s->model, 0).wte, (const floatX*)NULL, 1, c.C, c.Vp, &s->dev);
+    matmul_forward(a.logits, a.lnf + (size_t)n * c.C, layer_weights(&s->gpt2, 0).wte, (const floatX*)NULL, 1, c.C, c.Vp, &s->dev);
     floatx_download(out, a.logits, (size_t)c.Vp, &s->dev);
 }
 
@@ -138,12 +137,12 @@ static void test_cache(Test* t) {
     Subject s;
     Activations cached;
     subject_open(&s, ODD, tradeoffs(KEEP_ALL, 0, 8192));
-    const int T = s.file.T, V = s.model.config.V, *tokens = golden_batch(&s.file, "inputs", 0, 0);
-    float *found = filled_array((size_t)s.model.config.Vp, NAN), *expected = filled_array((size_t)s.model.config.Vp, NAN);
-    activations_init(&cached, s.model.config, 1, T, TO_GENERATE, s.acts.how);
-    gpt2_forward(&s.model, &s.acts, tokens, 1, T, 0, &s.dev);
+    const int T = s.file.T, V = s.gpt2.config.V, *tokens = golden_batch(&s.file, "inputs", 0, 0);
+    float *found = filled_array((size_t)s.gpt2.config.Vp, NAN), *expected = filled_array((size_t)s.gpt2.config.Vp, NAN);
+    activations_init(&cached, s.gpt2.config, 1, T, TO_GENERATE, s.acts.how);
+    gpt2_forward(&s.gpt2, &s.acts, tokens, 1, T, 0, &s.dev);
     for (int t0 = 0, n = 3; t0 < T; t0 += n, n = 1) {  // three positions first, then one at a time
-        gpt2_forward(&s.model, &cached, tokens + t0, 1, t0 + n, t0, &s.dev);
+        gpt2_forward(&s.gpt2, &cached, tokens + t0, 1, t0 + n, t0, &s.dev);
         position_logits(&s, &cached, n - 1, found);
         position_logits(&s, &s.acts, t0 + n - 1, expected);
         const double tolerance = !FAST_KERNELS ? GOLDEN_BITS : FLOATX_IS_FLOAT ? 1e-5 : 2e-2;

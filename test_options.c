@@ -7,10 +7,13 @@ the settings box, and settings that go through JSON without losing a bit.
 #include "llmc/test/test.h"     // check, check_exit, test_main
 
 typedef struct {
-    int batch_size, steps, offset, shuffle, resume;
+    int batch_size, steps, offset, shuffle, resume, schedule, head;
     float lr, final_lr, any;
-    const char *train, *prompt, *schedule;
+    const char *train, *prompt;
 } Settings;
+
+enum { CONSTANT, LINEAR, COSINE, WSD };  // --schedule
+enum { NO_HEAD = -1, SOFTMAX, SPHERE };  // --head
 
 enum { MAX_ROWS = 16, MAX_TEXT = 16384 };
 
@@ -32,6 +35,7 @@ static int make_table(Option* table, Settings* s) {
         {"optimizer", "schedule", "-k", OPTION_CHOICE, &s->schedule, "cosine", 0, 0, "constant|linear|cosine|wsd",
          "course of the learning rate", 0},
         {"run", "resume", "-y", OPTION_SWITCH, &s->resume, "0", 0, 1, "", "go on from the newest good checkpoint", 0},
+        {"run", "head", "", OPTION_CHOICE, &s->head, "", 0, 0, "softmax|sphere,ball", "which of them; empty: none", 0},
         {"out", "generate", "", OPTION_TEXT, &s->prompt, "hello", 0, 0, "TEXT|-", "continue this text", 0},
         {"data", "shuffle", "", OPTION_SWITCH, &s->shuffle, "1", 0, 1, "0|1", "visit the shards in random order", 0},  // joins its group
     };
@@ -110,7 +114,8 @@ static void test_defaults(Test* t) {
     int n = parse(table, &s, "");
     check(t, s.batch_size == 4 && s.steps == 100 && s.shuffle == 1 && s.resume == 0, "integers and switches");
     check(t, s.lr == 3e-4f && s.final_lr == 0.1f, "floats");
-    check(t, !strcmp(s.train, "") && !strcmp(s.schedule, "cosine") && !strcmp(s.prompt, "hello"), "texts and choices");
+    check(t, !strcmp(s.train, "") && !strcmp(s.prompt, "hello"), "texts");
+    check(t, s.schedule == COSINE && s.head == NO_HEAD, "choices");
     for (int i = 0; i < n; i++) { check(t, table[i].given == 0, "%s: given %d", table[i].name, table[i].given); }
     options_free(table, n);
 }
@@ -128,7 +133,8 @@ static void test_values(Test* t) {
         {"--any|16777217", "any", "16777216"}, {"--resume", "resume", "1"}, {"--resume|0", "resume", "0"},
         {"--resume=1", "resume", "1"}, {"-y|--shuffle", "resume", "1"}, {"--shuffle|0", "shuffle", "0"},
         {"-y|1|--shuffle=0", "shuffle", "0"},
-        {"--schedule|wsd", "schedule", "wsd"}, {"-k=linear", "schedule", "linear"},
+        {"--schedule|wsd", "schedule", "wsd"}, {"-k=linear", "schedule", "linear"}, {"-k|Constant", "schedule", "constant"},
+        {"--head|softmax", "head", "softmax"}, {"--head|ball", "head", "sphere"}, {"--head|ball|--head=", "head", ""},
         {"--train|data/*.bin", "train", "data/*.bin"}, {"--input-bin|x", "train", "x"}, {"--train=a=b", "train", "a=b"},
         {"--train=", "train", ""}, {"--train|", "train", ""}, {"--train=--lr", "train", "--lr"},
         {"--train|-q", "train", "-q"}, {"--generate|-", "generate", "-"}, {"--generate=-", "generate", "-"},
@@ -142,6 +148,25 @@ static void test_values(Test* t) {
         check(t, options_given(table, n, cases[i].name) == 1, "%s: --%s is not given", cases[i].words, cases[i].name);
         free(value);
         options_free(table, n);
+    }
+}
+
+// the value is the position of the name, whichever spelling was typed
+static void test_choices(Test* t) {
+    const struct { const char* words; int schedule, head; } cases[] = {
+        {"", COSINE, NO_HEAD}, {"-k|constant", CONSTANT, NO_HEAD}, {"-k|linear|--head|softmax", LINEAR, SOFTMAX},
+        {"-k|WSD|--head|sphere", WSD, SPHERE}, {"--head|Ball", COSINE, SPHERE}, {"--head|ball|--head|", COSINE, NO_HEAD},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Option table[MAX_ROWS];
+        Settings s;
+        int n = parse(table, &s, cases[i].words);
+        check(t, s.schedule == cases[i].schedule && s.head == cases[i].head, "%s: found %d and %d, expected %d and %d", cases[i].words,
+              s.schedule, s.head, cases[i].schedule, cases[i].head);
+        options_free(table, n);
+    }
+    for (int head = NO_HEAD; head <= SPHERE; head++) {
+        check(t, choice_find("softmax|sphere,ball", choice_name("softmax|sphere,ball", head).s) == head, "name of %d", head);
     }
 }
 
@@ -195,6 +220,8 @@ static void test_wrong(Test* t) {
         {"--resume=", "--resume: expected 0 or 1, found \"\""},
         {"--schedule|cosin", "--schedule: expected constant|linear|cosine|wsd, found \"cosin\""},
         {"--schedule|linear|--schedule|cosine|--schedule|", "--schedule: expected constant|linear|cosine|wsd, found \"\""},
+        {"--schedule|cos", "--schedule: expected constant|linear|cosine|wsd, found \"cos\""},
+        {"--head|sphere,ball", "--head: expected softmax|sphere,ball, found \"sphere,ball\""},
         {"--schedule|constant|--schedule=linear|cosine",
          "expected an option such as --name value, found \"cosine\" (--help lists all)"},
         {"--train|a\xff", "--train: expected UTF-8, found \"a\xff\""},
@@ -361,7 +388,7 @@ static void test_box(Test* t) {
 static void test_json(Test* t) {
     Option table[MAX_ROWS], restored[MAX_ROWS];
     Settings s, r;
-    const char* words = "-b|8|--steps|-1|--offset|-2147483648|--shuffle|0|--resume|--train|a\"b\\c\x01\xc3\xa9|-k|wsd";
+    const char* words = "-b|8|--steps|-1|--offset|-2147483648|--shuffle|0|--resume|--train|a\"b\\c\x01\xc3\xa9|-k|wsd|--head|ball";
     int n = parse(table, &s, words);
     uint32_t bits[] = {0x00000001, 0x80000000, 0x007fffff, 0x00800000, 0x3dcccccd, 0x3eaaaaab, 0x7f7fffff, 0xff7fffff,
                        0x4b7fffff};
@@ -379,7 +406,7 @@ static void test_json(Test* t) {
         check(t, r.lr == s.lr && r.final_lr == s.final_lr, "%s", dumped);
         check(t, r.batch_size == 8 && r.steps == -1 && r.offset == INT_MIN, "%s", dumped);
         check(t, r.shuffle == 0 && r.resume == 1, "%s", dumped);
-        check(t, !strcmp(r.train, s.train) && !strcmp(r.schedule, "wsd"), "%s", dumped);
+        check(t, !strcmp(r.train, s.train) && r.schedule == WSD && r.head == SPHERE, "%s", dumped);
         free(dumped);
         json_decref(out);
         json_decref(in);
@@ -391,7 +418,8 @@ static void test_json(Test* t) {
 static void test_restore(Test* t) {
     Option table[MAX_ROWS];
     Settings s;
-    const char* text = "{\"batch-size\": 8, \"lr\": 0.01, \"resume\": 1, \"shuffle\": false, \"removed\": [1]}";
+    const char* text = "{\"batch-size\": 8, \"lr\": 0.01, \"resume\": 1, \"shuffle\": false, \"schedule\": \"linear\", "
+                       "\"head\": \"Ball\", \"removed\": [1]}";
     json_t* stored = json_loads(text, 0, NULL);
     int n = parse(table, &s, "--lr|0.02");
     options_from_json(table, n, stored);
@@ -399,6 +427,7 @@ static void test_restore(Test* t) {
     check(t, s.lr == 0.02f && options_given(table, n, "lr") == 1, "a typed value stays, found %g", (double)s.lr);
     check(t, s.resume == 1 && s.shuffle == 0, "a switch is a boolean, or 0 or 1");
     check(t, s.steps == 100 && options_given(table, n, "steps") == 0, "what was not stored keeps its default");
+    check(t, s.schedule == LINEAR && s.head == SPHERE, "a stored choice is found by any of its spellings");
     json_t* none = json_null();
     options_from_json(table, n, none);
     options_set(table, n, "train", "runs/x");
@@ -426,6 +455,7 @@ static void test_wrong_settings(Test* t) {
         {"{\"any\": 1e300}", "--any: expected a number, found \"1"},
         {"{\"shuffle\": 2}", "--shuffle: expected 0 or 1, found \"2\"\n"},
         {"{\"schedule\": \"step\"}", "--schedule: expected constant|linear|cosine|wsd, found \"step\"\n"},
+        {"{\"schedule\": 1}", "--schedule: expected constant|linear|cosine|wsd, found \"1\"\n"},
         {"{\"train\": 3}", "--train: expected a text, found 3\n"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -440,6 +470,7 @@ int main(int argc, char** argv) {
     Promise promises[] = {
         {"defaults", "no arguments give the defaults of the table", test_defaults},
         {"values", "every spelling, alias and number form gives its value, the later one wins", test_values},
+        {"choices", "the value is the position in the list, by any spelling; none only where that is the default", test_choices},
         {"wrong options", "each stops with status 2 and one line that says what was expected and found", test_wrong},
         {"options_fail", "the trainer's own checks print the same kind of line", test_fail},
         {"args file", "lines, comments, dashes, switches; later values win", test_file},

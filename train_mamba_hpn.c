@@ -29,12 +29,11 @@ What the first one prints, after its settings, the sizes of the model and the me
 #include "llmc/files/embeddings.h"      // Embeddings: where inputs and classes stand, for pictures
 #include "llmc/run/evaluate.h"          // Evaluator, evaluate_loss
 #include "llmc/files/extras.h"          // Extra, extras_save: what this trainer keeps beside parameters and moments
-#include "llmc/ops/forward_forward.h"   // ff_corrupt, ff_goodness, rt_ff
+#include "llmc/ops/forward_forward.h"   // ff_corrupt, ff_goodness
 #include "llmc/run/generate.h"          // Generator, generate_sample, generate_texts
 #include "llmc/ops/gradient_surgery.h"  // Surgery, surgery_apply
 #include "llmc/files/hf_folder.h"       // model_find, hf_export_begin, tokenizer_save
 #include "llmc/ops/hpn.h"               // unit_forward, unit_backward, hpn_forward, hpn_backward
-#include "llmc/ops/layernorm.h"         // layernorm_forward, layernorm_backward: of the rt layer
 #include "llmc/core/layers.h"           // freeze_slices, placement_map
 #include "llmc/run/log.h"               // Log, log_step, log_validation, box_row, seconds_now
 #include "llmc/models/mamba.h"          // Config, Parameters, parameter_table, mamba_load
@@ -44,7 +43,7 @@ What the first one prints, after its settings, the sizes of the model and the me
 #include "llmc/run/peak.h"              // matmul_peak, memory_available, check_memory
 #include "llmc/text/prefetch.h"         // Prefetch: rows are read while a step is computed
 #include "llmc/run/probe.h"             // ProbeBatch, probe_read
-#include "llmc/models/prototypes.h"     // prototypes_init, prototypes_separation: where the classes stand
+#include "llmc/models/prototypes.h"     // prototypes_init, prototypes_check_fit: where the classes stand
 #include "llmc/run/ranks.h"             // ranks_open, ranks_compare
 #include "llmc/ops/residual.h"          // residual_forward
 #include "llmc/ops/rmsnorm.h"           // rmsnorm_forward, rmsnorm_backward
@@ -67,14 +66,13 @@ What the first one prints, after its settings, the sizes of the model and the me
 // what a pass leaves behind; those from dresidual on are the gradients on their way back, one buffer each for all layers
 typedef struct {
     float *encoded, *norm, *norm_rstd, *xz, *conv, *u, *dbc, *delta, *states, *y, *gated, *residual, *out,
-        *normf, *normf_mean, *normf_rstd, *z, *z_norm, *z_unit, *cosines, *logits, *losses,
+        *normf, *normf_rstd, *z, *z_norm, *z_unit, *cosines, *logits, *losses,
         *dresidual, *dnorm, *dxz, *dy, *du, *ddelta, *ddbc, *dz, *dz_unit;
 } ActivationTensors;
 
-enum { N_ACTIVATIONS = 31 };
-enum { LOGIT_ROWS = 256 };  // hpn and rt, whose loss needs no logits, compute them for so many positions at a time
+enum { N_ACTIVATIONS = 30 };
+enum { LOGIT_ROWS = 256 };  // hpn, whose loss needs no logits, computes them for so many positions at a time
 typedef enum { TO_GENERATE, TO_EVALUATE, TO_TRAIN } Purpose;
-typedef enum { RECOMPUTE_NONE, RECOMPUTE_SCAN, RECOMPUTE_LAYER } Recompute;
 
 // How much of a pass is kept: --recompute layer keeps only the stream between layers, none the states of every position
 typedef struct {
@@ -111,7 +109,6 @@ static void activation_table(Tensor* t, const Config* c, const Room* room) {
     *t++ = activation(FIELD(residual),    stream, N, M);         // the stream after the layer
     *t++ = activation(FIELD(out),         0, N, M);              // a layer's output before it joins the stream
     *t++ = activation(FIELD(normf),       0, N, M);
-    *t++ = activation(FIELD(normf_mean),  0, c->layer == RT ? N : 0, 1);
     *t++ = activation(FIELD(normf_rstd),  0, N, 1);
     *t++ = activation(FIELD(z),           0, projects, c->Dp);
     *t++ = activation(FIELD(z_norm),      0, has_z, 1);
@@ -141,7 +138,6 @@ typedef struct {
     size_t n;                      // elements of an arena: parameters, each gradient, each moment
     float *params, *adam_m, *adam_v;
     float *unit_prototypes, *prototype_norms, *dunit_prototypes;  // (classes, Dp), (classes)
-    float *ones, *zeros;           // (M), of the rt layer's LayerNorm; its gradients go to a third and fourth M
     DataParallel dp, ff_dp;          // gradients of the head's loss; of Forward-Forward's
     int* frozen;                   // of each slice in the order of the table: does it stay as it is? NULL: none does
     int* updates;                  // of each slice: AdamW's updates so far
@@ -175,13 +171,10 @@ static void mamba_layout(Mamba* model, const Config* c) {
 
 static void mamba_init(Mamba* model, const Config* c) {
     mamba_layout(model, c);
-    const size_t M = (size_t)c->M, classes = config_has_prototypes(c) ? (size_t)c->classes : 0;
+    const size_t classes = config_has_prototypes(c) ? (size_t)c->classes : 0;
     model->params = (float*)arena_alloc(sizeof(float) * model->n, "parameters");
     model->unit_prototypes = (float*)arena_alloc(sizeof(float) * classes * (size_t)c->Dp, "unit prototypes");
     model->prototype_norms = (float*)arena_alloc(sizeof(float) * classes, "norms of prototypes");
-    model->ones = (float*)malloc_check(sizeof(float) * 4 * M, "constants");
-    model->zeros = model->ones + M;
-    for (size_t i = 0; i < M; i++) { model->ones[i] = 1.0f, model->zeros[i] = 0.0f; }
     model->updates = (int*)malloc_check(sizeof(int) * (size_t)model->n_slices, "counts of updates");
     memset(model->updates, 0, sizeof(int) * (size_t)model->n_slices);
 }
@@ -219,7 +212,6 @@ static void mamba_free(Mamba* model) {
     arena_free(model->unit_prototypes, prototypes);
     arena_free(model->dunit_prototypes, prototypes);
     arena_free(model->prototype_norms, sizeof(float) * classes);
-    free(model->ones);
     free(model->updates);
     free(model->frozen);
     dp_free(&model->dp);
@@ -318,13 +310,6 @@ static int lowest_learning(const Mamba* model) {
 // (B, T) 1 where a document begins, NULL where none does
 static const unsigned char* document_starts(const Activations* acts) { return acts->document_start >= 0 ? acts->starts : NULL; }
 
-// the input of the convolution: x of xz, or with the rt layer the stream itself
-typedef struct { const float* data; size_t stride; } Rows;
-static Rows conv_input(const Config* c, const float* xz, const float* residual) {
-    const Rows mamba = {xz, 2 * (size_t)c->E}, rt = {residual, (size_t)c->M};
-    return c->layer == RT ? rt : mamba;
-}
-
 // one layer: from the stream `inp` to the stream a.residual. What it hands on to the next pass goes to carried.next
 static void layer_forward(const Mamba* model, Activations* acts, int l, const float* inp, int B, int T, const Device* dev) {
     const Config* c = &model->config;
@@ -336,20 +321,17 @@ static void layer_forward(const Mamba* model, Activations* acts, int l, const fl
     const float* history = carried_history(s, s->now, l);
     float *next_history = carried_history(s, s->next, l), *next_state = carried_state(s, c, s->next, l);
     carried_begin(s, c, l);
-    if (c->layer == MAMBA1) {
-        rmsnorm_forward(a.norm, a.norm_rstd, inp, p.norm, c->eps, N, M, dev);
-        matmul_forward(a.xz, a.norm, p.in_proj, p.in_bias, N, M, 2 * E, dev);
-    }
-    const Rows x = conv_input(c, a.xz, inp);
-    conv1d_forward(a.conv, a.u, x.data, x.stride, p.conv, p.conv_bias, history, starts, B, T, E, c->K, dev);
-    if (s->now) { conv1d_history(next_history, x.data, x.stride, starts, B, T, E, c->K); }
+    rmsnorm_forward(a.norm, a.norm_rstd, inp, p.norm, c->eps, N, M, dev);
+    matmul_forward(a.xz, a.norm, p.in_proj, p.in_bias, N, M, 2 * E, dev);
+    conv1d_forward(a.conv, a.u, a.xz, 2 * E, p.conv, p.conv_bias, history, starts, B, T, E, c->K, dev);
+    if (s->now) { conv1d_history(next_history, a.xz, 2 * E, starts, B, T, E, c->K); }
     matmul_forward(a.dbc, a.u, p.x_proj, NULL, N, E, P, dev);
     gemm(a.delta, E, p.dt_bias, 0, matrix(a.dbc, P), transposed(p.dt_proj, R), N, E, R, dev);
     softplus_forward(a.delta, a.delta, (size_t)N * E, dev);
     scan_forward(a.y, acts->room.purpose == TO_TRAIN ? a.states : NULL, next_state, a.u, a.delta, p.A_log, a.dbc + R, a.dbc + R + NS, P,
                  p.D, starts, B, T, E, NS, acts->room.chunk, dev);
-    if (c->layer == MAMBA1) { gate_forward(a.gated, a.y, a.xz + E, 2 * E, N, E, dev); }
-    matmul_forward(a.out, c->layer == MAMBA1 ? a.gated : a.y, p.out_proj, p.out_bias, N, E, M, dev);
+    gate_forward(a.gated, a.y, a.xz + E, 2 * E, N, E, dev);
+    matmul_forward(a.out, a.gated, p.out_proj, p.out_bias, N, E, M, dev);
     residual_forward(a.residual, inp, a.out, (size_t)N * M, dev);
 }
 
@@ -365,16 +347,15 @@ static void linear_backward(float* dinp, float* dweight, float* dbias, const flo
 // d: where the gradients of this layer's parameters are written
 static void layer_backward(const Mamba* model, Activations* acts, int l, const float* inp, Parameters d, int B, int T, const Device* dev) {
     const Config* c = &model->config;
-    const int N = B * T, M = c->M, E = c->E, NS = c->NS, R = c->R, P = config_dbc(c), is_rt = c->layer == RT;
+    const int N = B * T, M = c->M, E = c->E, NS = c->NS, R = c->R, P = config_dbc(c);
     const int learns = !layer_is_frozen(model, l);
     const unsigned char* starts = document_starts(acts);
     const float* history = carried_history(&acts->carried, acts->carried.now, l);
     if (acts->room.recompute == RECOMPUTE_LAYER) { layer_forward(model, acts, l, inp, B, T, dev); }
     ActivationTensors a = layer_activations(acts, l);
     Parameters p = layer_parameters(model, model->params, l);
-    const Rows x = conv_input(c, a.xz, inp);
-    linear_backward(a.dy, d.out_proj, d.out_bias, a.dresidual, is_rt ? a.y : a.gated, p.out_proj, N, E, M, learns, dev);
-    if (!is_rt) { gate_backward(a.dy, a.dxz + E, 2 * E, a.dy, a.y, a.xz + E, 2 * E, N, E, dev); }
+    linear_backward(a.dy, d.out_proj, d.out_bias, a.dresidual, a.gated, p.out_proj, N, E, M, learns, dev);
+    gate_backward(a.dy, a.dxz + E, 2 * E, a.dy, a.y, a.xz + E, 2 * E, N, E, dev);
     scan_backward(a.du, a.ddelta, d.A_log, a.ddbc + R, a.ddbc + R + NS, P, d.D, a.dy, a.states, a.u, a.delta, p.A_log, a.dbc + R,
                   a.dbc + R + NS, P, p.D, starts, B, T, E, NS, acts->room.chunk, dev);
     softplus_backward(a.ddelta, a.ddelta, a.delta, (size_t)N * E, dev);
@@ -385,13 +366,7 @@ static void layer_backward(const Mamba* model, Activations* acts, int l, const f
         matmul_backward_weight(d.x_proj, a.ddbc, a.u, 0, N, E, P, dev);
     }
     gemm(a.du, E, a.du, E, matrix(a.ddbc, P), matrix(p.x_proj, E), N, E, P, dev);  // a chain that goes on from the scan's part
-    // the gradient of the convolution's input has the layout of that input: with rt (N, M), else the left half of (N, 2E)
-    conv1d_backward(is_rt ? a.dnorm : a.dxz, x.stride, d.conv, d.conv_bias, a.du, a.conv, x.data, x.stride, p.conv, history, starts, B, T,
-                    E, c->K, dev);
-    if (is_rt) {
-        residual_forward(a.dresidual, a.dresidual, a.dnorm, (size_t)N * M, dev);
-        return;
-    }
+    conv1d_backward(a.dxz, 2 * E, d.conv, d.conv_bias, a.du, a.conv, a.xz, 2 * E, p.conv, history, starts, B, T, E, c->K, dev);
     linear_backward(a.dnorm, d.in_proj, d.in_bias, a.dxz, a.norm, p.in_proj, N, M, 2 * E, learns, dev);
     rmsnorm_backward(a.dresidual, d.norm, a.dnorm, inp, p.norm, a.norm_rstd, N, M, dev);
 }
@@ -416,9 +391,7 @@ static void mamba_forward(const Mamba* model, Activations* acts, const int* toke
     Parameters p = layer_parameters(model, model->params, 0);
     embed(model, acts, tokens, N, dev);
     for (int l = 0; l < c->L; l++) { layer_forward(model, acts, l, layer_input(acts, l), B, T, dev); }
-    const float* last = layer_input(acts, c->L);
-    if (c->layer == RT) { layernorm_forward(a.normf, a.normf_mean, a.normf_rstd, last, model->ones, model->zeros, N, M, dev); }
-    else { rmsnorm_forward(a.normf, a.normf_rstd, last, p.norm_f, c->eps, N, M, dev); }
+    rmsnorm_forward(a.normf, a.normf_rstd, layer_input(acts, c->L), p.norm_f, c->eps, N, M, dev);
     if (!config_has_prototypes(c)) { return; }
     if (p.projection) { matmul_forward(a.z, a.normf, p.projection, NULL, N, M, c->Dp, dev); }
     unit_forward(a.z_unit, a.z_norm, p.projection ? a.z : a.normf, N, c->Dp, dev);
@@ -429,7 +402,6 @@ static void update_prototypes(Mamba* model, const Device* dev) {
     const Config* c = &model->config;
     Parameters p = layer_parameters(model, model->params, 0);
     if (config_has_prototypes(c)) { unit_forward(model->unit_prototypes, model->prototype_norms, p.prototypes, c->classes, c->Dp, dev); }
-    if (c->head == HEAD_RT) { memcpy(model->unit_prototypes, p.prototypes, sizeof(float) * (size_t)c->classes * (size_t)c->Dp); }
 }
 
 // logits of the n positions that follow `first`, into the first n rows: scores or, of the hpn head, cosines
@@ -473,7 +445,7 @@ static void head_backward(const Mamba* model, Activations* acts, Parameters d, c
         return;
     }
     // of fixed ones nothing is written: their gradient is the 0 with which the arena began
-    float* dprototypes = !c->learns_prototypes ? NULL : c->head == HEAD_RT ? d.prototypes : model->dunit_prototypes;
+    float* dprototypes = c->learns_prototypes ? model->dunit_prototypes : NULL;
     if (dprototypes) { memset(dprototypes, 0, sizeof(float) * (size_t)classes * (size_t)Dp); }
     if (c->head == HEAD_HPN_SOFTMAX) {
         crossentropy_backward(a.logits, a.logits, targets, dloss, N, classes, classes, dev);
@@ -483,9 +455,7 @@ static void head_backward(const Mamba* model, Activations* acts, Parameters d, c
     } else {
         hpn_backward(a.dz_unit, dprototypes, a.z_unit, model->unit_prototypes, a.cosines, targets, dloss, N, Dp, classes, dev);
     }
-    if (dprototypes && c->head != HEAD_RT) {
-        unit_backward(d.prototypes, dprototypes, model->unit_prototypes, model->prototype_norms, classes, Dp, dev);
-    }
+    if (dprototypes) { unit_backward(d.prototypes, dprototypes, model->unit_prototypes, model->prototype_norms, classes, Dp, dev); }
     unit_backward(p.projection ? a.dz : a.dnorm, a.dz_unit, a.z_unit, a.z_norm, N, Dp, dev);
     if (p.projection) { matmul_backward(a.dnorm, d.projection, NULL, a.dz, a.normf, p.projection, N, M, Dp, dev); }
 }
@@ -503,13 +473,7 @@ static void mamba_backward(Mamba* model, Activations* acts, const int* tokens, c
     if (c->head != HEAD_CE || !c->tied) { memset(d.embedding, 0, sizeof(float) * (size_t)c->V * (size_t)M); }
     head_backward(model, acts, d, targets, dloss, N, dev);
     memset(a.dresidual, 0, sizeof(float) * (size_t)N * (size_t)M);
-    const float* last = layer_input(acts, c->L);
-    if (c->layer == RT) {  // the gradients of ones and zeros go nowhere
-        layernorm_backward(a.dresidual, model->zeros + M, model->zeros + 2 * M, a.dnorm, last, model->ones, a.normf_mean,
-                           a.normf_rstd, N, M, dev);
-    } else {
-        rmsnorm_backward(a.dresidual, d.norm_f, a.dnorm, last, p.norm_f, a.normf_rstd, N, M, dev);
-    }
+    rmsnorm_backward(a.dresidual, d.norm_f, a.dnorm, layer_input(acts, c->L), p.norm_f, a.normf_rstd, N, M, dev);
     for (int l = c->L - 1; l >= 0; l--) {
         dp_point(&model->dp, &d, l);
         if (l >= lowest) { layer_backward(model, acts, l, layer_input(acts, l), d, B, T, dev); }
@@ -553,26 +517,6 @@ static void ff_leaf(Mamba* model, Activations* acts, const int* tokens, float th
         ff_goodness(a.losses, a.dresidual, a.out, threshold, is_real, dloss, N, c->M, dev);
         for (int n = 0; n < N; n++) { sum += a.losses[n]; }
         layer_backward(model, acts, l, layer_input(acts, l), d, B, T, dev);
-    }
-    ff_leaf_done(model, sum, dev);
-}
-
-// what rust_trainer calls Forward-Forward, with the rt layer: a hinge on the stream before each layer, in which only D learns, here
-// by the complete gradient (doc/gradient_surgery.md)
-static void rt_ff_leaf(Mamba* model, Activations* acts, const int* tokens, int is_real, float dloss, int B, int T, const Device* dev) {
-    const Config* c = &model->config;
-    Parameters d;
-    memset(&d, 0, sizeof d);
-    float sum = 0.0f;
-    if (is_real) { mamba_forward(model, acts, tokens, B, T, dev); }
-    for (int l = 0; l < c->L; l++) {
-        float loss = 0.0f;
-        dp_point(&model->ff_dp, &d, l);
-        memset(d.D, 0, sizeof(float) * (size_t)c->E);
-        if (!is_real || layer_is_frozen(model, l)) { continue; }
-        rt_ff(d.D, &loss, layer_input(acts, l), layer_parameters(model, model->params, l).D, 1, B, T, c->M, dev);
-        for (int i = 0; i < c->E; i++) { d.D[i] *= dloss; }
-        sum += loss;
     }
     ff_leaf_done(model, sum, dev);
 }
@@ -624,10 +568,9 @@ typedef struct {
 
 static void parse_options(Run* r, int argc, char** argv) {
     r->n_options = run_options(r->table, &r->o, "random start from a preset: tiny, 130m, 370m, 790m, 1.4b, 2.8b");
-    r->n_options += data_options(r->table + r->n_options, &r->d);
-    r->n_options += mamba_options(r->table + r->n_options, &r->m);
-    reword_options(r->table, r->n_options);
-    assert(r->n_options <= MAX_OPTIONS);
+    r->n_options = data_options(r->table, r->n_options, &r->d);
+    r->n_options = mamba_options(r->table, r->n_options, &r->m);
+    mamba_reword_options(r->table, r->n_options);
     options_parse(r->table, r->n_options, argc, argv,
                   "Trains Mamba, with or without hyperspherical prototypes, on the CPU. First steps: make run-mamba.");
     r->place = rank_place(options_given(r->table, r->n_options, "rank") == 1 ? r->o.rank : "");
@@ -648,7 +591,7 @@ static int is_training(const Run* r) {
     return !is_generating(r) && !*r->o.probe && !r->o.eval_only && (has_data(&r->data.train) || r->o.dry_run);
 }
 
-static int is_classifier(const Run* r) { return strcmp(r->m.task, "cls") == 0; }
+static int is_classifier(const Run* r) { return r->m.task == TASK_CLS; }
 
 // the tokenizer is the model's: it shows every token, and encodes none that the model lacks
 static int has_text(const Run* r) {
@@ -679,13 +622,9 @@ static double flops_per_token(const Run* r) {
     return 6.0 * n + 27.0 * c->L * c->E * c->NS;
 }
 
-static Recompute recompute_of(const Run* r) {
-    return r->m.recompute[0] == 'n' ? RECOMPUTE_NONE : r->m.recompute[0] == 'l' ? RECOMPUTE_LAYER : RECOMPUTE_SCAN;
-}
-
 static Room room_of(const Run* r, int B, int T, Purpose purpose) {
-    const int chunk = r->m.scan_chunk > 0 ? r->m.scan_chunk : SCAN_CHUNK, none = recompute_of(r) == RECOMPUTE_NONE;
-    const Room room = {B, T, purpose, recompute_of(r), none ? 1 : chunk < T ? chunk : T};
+    const int chunk = r->m.scan_chunk > 0 ? r->m.scan_chunk : SCAN_CHUNK, none = r->m.recompute == RECOMPUTE_NONE;
+    const Room room = {B, T, purpose, (Recompute)r->m.recompute, none ? 1 : chunk < T ? chunk : T};
     return room;
 }
 
@@ -798,15 +737,15 @@ static int new_vocabulary(const Run* r) {
 // the model's sizes and its head, with the layers that are to be added
 static void choose_model(Run* r) {
     const MambaOptions* m = &r->m;
-    Config c = *r->config ? config_load(r->config) : config_new(m, r->o.model, new_vocabulary(r)), was = c;
+    Config c = *r->config ? config_load(r->config) : mamba_config_new(m, r->o.model, new_vocabulary(r)), was = c;
     if (*r->config) { mamba_check_shape(r->table, r->n_options, r->config); }
     const int classes = m->classes > 0 ? m->classes : data_classes(&r->data);
-    choose_head(&c, m, r->table, r->n_options, *r->config != '\0', is_classifier(r) ? classes : 0);
+    mamba_choose_head(&c, m, r->table, r->n_options, *r->config != '\0', is_classifier(r) ? classes : 0);
     const int same_classes = c.is_classifier == was.is_classifier && c.classes == was.classes && c.tied == was.tied;
     r->has_head = *r->config && c.head == was.head && same_classes && (!config_has_prototypes(&c) || c.Dp == was.Dp);
     if (r->o.resume && !r->has_head) {
         options_fail("head", "%s has head %s with %d classes, a run that goes on keeps it: begin another with --from %s", r->o.run,
-                     head_names()[was.head], was.classes, r->o.run);
+                     head_name(was.head).s, was.classes, r->o.run);
     }
     r->n_old_layers = c.L;
     if (m->target_layers > 0 && m->target_layers < c.L) {
@@ -833,6 +772,9 @@ static void freeze(Run* r) {
     }
 }
 
+// does this run place the prototypes, or does it go on with those of a model?
+static int places_prototypes(const Run* r) { return config_has_prototypes(&r->model.config) && !(*r->weights && r->has_head); }
+
 static void load_parameters(Run* r) {
     const Config c = r->model.config;
     Mamba* model = &r->model;
@@ -843,9 +785,9 @@ static void load_parameters(Run* r) {
         tensors_init(model->table, model->n_table, model->params, (uint32_t)r->o.seed);
         mamba_start_values(model->table, model->n_table, &c, model->params, r->old_layers);
     }
-    if (config_has_prototypes(&c) && !loads_head) {
+    if (places_prototypes(r)) {
         float* prototypes = layer_parameters(model, model->params, 0).prototypes;
-        prototypes_init(prototypes, prototype_placement(&c, r->m.proto_init), c.classes, c.Dp, (uint32_t)r->o.seed, &r->dev);
+        prototypes_init(prototypes, mamba_placement(&c, r->m.proto_init), c.classes, c.Dp, (uint32_t)r->o.seed, &r->dev);
     }
     if (*r->weights) { mamba_load(r->weights, model->table, model->n_table, r->old_layers, r->has_head, model->params); }
     update_prototypes(model, &r->dev);
@@ -1113,8 +1055,8 @@ static float* step_gradients(Run* r, float* loss, float* norm) {
 static float* step_ff_gradients(Run* r, float* loss, float* norm) {
     DataParallel* s = &r->model.ff_dp;
     const Config* c = &r->model.config;
-    const int B = r->o.batch_size, T = r->T, is_rt = c->layer == RT;
-    const double n_losses = (is_rt ? 1.0 : 2.0 * B * T) * r->n_leaves * c->L;
+    const int B = r->o.batch_size, T = r->T;
+    const double n_losses = 2.0 * B * T * r->n_leaves * c->L;
     const uint64_t key = splitmix64((uint64_t)r->o.seed, (uint64_t)r->state.step);
     for (int k = 0; k < dp_n_leaves(s); k++) {
         const int leaf = dp_leaf(s, k), is_real = leaf % 2 == 0;
@@ -1122,8 +1064,7 @@ static float* step_ff_gradients(Run* r, float* loss, float* norm) {
         dataloader_batch(&r->data.train_rows, row, B, r->inputs, r->targets);
         if (!is_real) { ff_corrupt(r->corrupted, r->inputs, B, T, r->m.ff_corrupt, c->V, splitmix64(key, (uint64_t)leaf)); }
         const int* inputs = is_real ? r->inputs : r->corrupted;
-        if (is_rt) { rt_ff_leaf(&r->model, &r->acts, inputs, is_real, (float)(1.0 / n_losses), B, T, &r->dev); }
-        else { ff_leaf(&r->model, &r->acts, inputs, r->m.ff_threshold, is_real, (float)(1.0 / n_losses), B, T, &r->dev); }
+        ff_leaf(&r->model, &r->acts, inputs, r->m.ff_threshold, is_real, (float)(1.0 / n_losses), B, T, &r->dev);
         comm_watch(r->comm, HERE);
     }
     float loss_sum, *grads = dp_reduce(s, &loss_sum, &r->dev);
@@ -1132,16 +1073,15 @@ static float* step_ff_gradients(Run* r, float* loss, float* norm) {
     return grads;
 }
 
-// the parameters that both losses share, layer by layer: all that learn there, or with the rt layer D alone. Returns their
-// number; ends (L): how many they are up to each layer
+// the parameters that both losses share, layer by layer: all that learn there. Returns their number; ends (L): how many they are
+// up to each layer
 static int shared_ranges(const Mamba* model, SurgeryRange* ranges, int* ends) {
     int n = 0;
     for (int l = 0; l < model->config.L; l++) {
         for (int i = 0, first = 0; i < model->n_table; first += tensor_slices(&model->table[i++])) {
             const Tensor* t = &model->table[i];
-            const int is_shared = t->layers > 0 && (model->config.layer == MAMBA1 || t->field == offsetof(Parameters, D));
             const SurgeryRange range = {t->offset + (size_t)l * tensor_slice_elements(t), tensor_slice_elements(t)};
-            if (is_shared && !model->frozen[first + l]) { ranges[n++] = range; }
+            if (t->layers > 0 && !model->frozen[first + l]) { ranges[n++] = range; }
         }
         ends[l] = n;
     }
@@ -1153,13 +1093,12 @@ static void open_surgery(Run* r) {
     const Mamba* model = &r->model;
     const Config* c = &model->config;
     const Tensor* out = PARAMETER(r->model.table, model->n_table, out_proj);
-    const SurgeryMethod named = surgery_method(m->surgery);
     int last = c->L - 1;  // the last layer that learns: gradnorm compares its gradients
     while (last > 0 && layer_is_frozen(model, last)) { last--; }
     SurgeryRange* ranges = (SurgeryRange*)malloc_check(sizeof(SurgeryRange) * (size_t)model->n_slices, "ranges");
     r->surgeon_ends = (int*)malloc_check(sizeof(int) * (size_t)c->L, "ranges");
-    const SurgeryConfig config = {c->layer == RT ? surgery_rt_method(named) : named, m->surgery_epsilon, m->cagrad_lambda, 0,
-                                  m->gradnorm_alpha, {out->offset + (size_t)last * tensor_slice_elements(out), tensor_slice_elements(out)},
+    const SurgeryConfig config = {(SurgeryMethod)m->surgery, m->surgery_epsilon, m->cagrad_lambda, m->gradnorm_alpha,
+                                  {out->offset + (size_t)last * tensor_slice_elements(out), tensor_slice_elements(out)},
                                   (uint64_t)r->o.seed};
     surgery_init(&r->surgeon, &config, ranges, shared_ranges(model, ranges, r->surgeon_ends), has_ff(r) ? 2 : 1);
     free(ranges);
@@ -1171,11 +1110,11 @@ static void combine_gradients(Run* r, float* grads, float* ff_grads, float loss,
     const float scale = lr > 1e-12f ? r->m.ff_lr / lr : 1.0f, losses[SURGERY_MAX_TASKS] = {loss, ff_loss};
     float* g[] = {grads, ff_grads};
     const Surgery* s = &r->surgeon;
-    for (int i = 0; i < s->n_ranges && s->config.method < SURGERY_RT_NONE && s->config.method != SURGERY_GRADNORM; i++) {
+    for (int i = 0; i < s->n_ranges && s->config.method != SURGERY_GRADNORM; i++) {
         scale_array(ff_grads + s->ranges[i].first, scale, s->ranges[i].n, &r->dev);
     }
     SurgeryReport report;
-    surgery_apply(&report, g, &r->surgeon, (uint64_t)r->state.step, scale, losses, &r->dev);
+    surgery_apply(&report, g, &r->surgeon, (uint64_t)r->state.step, losses, &r->dev);
     *norm = dp_norm(&r->model.dp, grads, &r->dev);
 }
 
@@ -1237,7 +1176,7 @@ static StepNotes step_notes(const Run* r, float loss, float norm, float ff_loss,
     for (int i = 0; i < r->model.n_slices; i++) { learning += !r->model.frozen[i]; }
     for (int l = 0; l < r->model.config.L; l++) { layers += !layer_is_frozen(&r->model, l); }
     const StepNotes notes = {loss, ff_loss, bp && !skipped, r->o.clip > 0.0f && norm > r->o.clip, has_ff(r) && !skipped ? layers : 0,
-                             bp && !skipped ? learning : 0, bp ? conflict_layers(r) : 0, surgery_name(r->surgeon.config.method),
+                             bp && !skipped ? learning : 0, bp ? conflict_layers(r) : 0, r->surgeon.config.method,
                              1000.0 * r->seconds_waited, (double)r->state.rows / (double)r->data.train_rows.n_rows};
     return notes;
 }
@@ -1287,8 +1226,8 @@ static json_t* summary_keys(const Run* r) {
     int frozen = 0;
     for (int l = 0; l < r->model.config.L; l++) { frozen += layer_is_frozen(&r->model, l); }
     return json_pack("{s:i, s:i, s:s, s:f, s:i, s:s}", "layers", r->model.config.L, "frozen", frozen, "head",
-                     head_names()[r->model.config.head], "ff_lr", (double)r->m.ff_lr, "bp_cadence_steps", r->m.bp_cadence,
-                     "gradient_surgery_method", surgery_name(r->surgeon.config.method));
+                     head_name(r->model.config.head).s, "ff_lr", (double)r->m.ff_lr, "bp_cadence_steps", r->m.bp_cadence,
+                     "gradient_surgery_method", surgery_name(r->surgeon.config.method).s);
 }
 
 static void train(Run* r) {
@@ -1351,6 +1290,8 @@ static void check_conflicts(const Run* r) {
         options_fail("task", "the model chooses from %d classes, not from its %d tokens: --task cls", c->classes, c->V);
     }
     if (has_ff(r) && c->V < 2) { options_fail("ff-lr", "Forward-Forward needs two tokens, so that one can replace the other"); }
+    if (is_typed(r, "proto-init") && *m->proto_init) { prototypes_check_name(m->proto_init); }
+    if (places_prototypes(r)) { prototypes_check_fit(mamba_placement(c, m->proto_init), c->classes, c->Dp); }
     if (*m->embeddings_out && !has_data(&r->data.val)) { options_fail("embeddings-out", "needs --val or --val-fraction"); }
     if (r->o.hellaswag[0]) { options_fail("hellaswag", "this trainer answers no examples"); }
 }
@@ -1435,11 +1376,11 @@ static double memory_to_generate(const Run* r) { return 4.0 * (double)r->model.n
 
 static void print_model(const Run* r) {
     const Config* c = &r->model.config;
-    box_row("model", "%d layer%s%s, width %d, %d channels", c->L, c->L > 1 ? "s" : "", c->layer == RT ? " (rt)" : "", c->M, c->E);
+    box_row("model", "%d layer%s, width %d, %d channels", c->L, c->L > 1 ? "s" : "", c->M, c->E);
     box_row("  scan, convolution", "%d states a channel, dt rank %d, %d taps", c->NS, c->R, c->K);
     if (r->old_layers) { box_row("  new layers", "%d beside %d old ones", c->L - r->n_old_layers, r->n_old_layers); }
     const char *kind = c->is_classifier ? "classes" : "tokens", *age = *r->weights && !r->has_head ? ", new" : "";
-    box_row("head", "%s, %d %s%s", head_names()[c->head], c->classes, kind, age);
+    box_row("head", "%s, %d %s%s", head_name(c->head).s, c->classes, kind, age);
     if (config_has_prototypes(c)) { box_row("  prototypes", "in %d dimensions, %s", c->Dp, c->learns_prototypes ? "learnt" : "fixed"); }
     size_t n_parameters = tensors_count(r->model.table, r->model.n_table);
     box_row("parameters", "%s = %zu", format_count((double)n_parameters).s, n_parameters);

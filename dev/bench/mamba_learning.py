@@ -52,7 +52,6 @@ TEXT_HEADS = [
     {"head": "hpn-softmax", "proto-init": "random", "proto-dim": 64},
     {"head": "hpn-softmax", "proto-init": "random", "proto-dim": 64, "proto": "learn"},
     {"head": "hpn-softmax", "proto-init": "orthoplex", "proto-dim": 160},
-    {"head": "rt"},
 ]
 DIGITS_HEADS = [{"head": head, "seed": seed} for head in ("ce", "hpn") for seed in (42, 1, 2)] + [
     {"head": "hpn", "proto-init": "orthoplex"},
@@ -63,7 +62,6 @@ SYNTHETIC_HEADS = [
     {"head": "hpn", "proto-init": "simplex"},
     {"head": "hpn", "proto-init": "orthoplex"},
     {"head": "hpn-softmax", "proto-init": "random", "proto": "learn"},
-    {"head": "rt"},
 ]
 METHODS = ("none", "pcgrad", "cagrad", "gradnorm", "orthograd")
 CADENCES = ({}, {"ff-lr": FF_LR}, {"ff-lr": FF_LR, "bp-cadence-steps": 4})

@@ -9,9 +9,8 @@ the parsers of llmc/, so a broken file gets the message that a trainer would giv
 */
 #ifndef TOOLS_SOURCE_H
 #define TOOLS_SOURCE_H
-#define TESTING  // train_gpt2.c without its main, for the tensor table of llm.c's .bin
-#include "train_gpt2.c"
-#undef main
+#include "llmc/models/gpt2.h"      // the tensor table of llm.c's .bin
+#include "llmc/text/dataloader.h"  // TokenShard
 #include "llmc/text/hellaswag.h"  // hellaswag_parse_
 
 typedef struct {

@@ -7,13 +7,12 @@ them. Everything train_mamba_hpn.c computes loops over these tables.
     mamba_load          parameters from safetensors, with layers left out that the file does not have
 Names are Hugging Face's for Mamba ("model_type": "mamba"); the heads with prototypes add hpn.prototypes and hpn.proj.weight, a
 classifier its own classifier.weight, and config.json says so under "head", which transformers ignores.
-Layers: MAMBA1, the block of the paper, or RT, the simplified layer of rust_trainer (github.com/neuromamba/rust_trainer, a trainer
-in Rust), which is here only to be compared with.
 Errors: fail_input names file, key, expected and found.
 Source: Gu & Dao 2023, arXiv:2312.00752; start values as in github.com/state-spaces/mamba
 */
 #ifndef LLMC_MAMBA_H
 #define LLMC_MAMBA_H
+#include "../core/choice.h"       // choice_find, choice_name
 #include "../core/fmath.h"        // fm_exp, fm_expm1, fm_log: start values
 #include "../files/hf_folder.h"   // HF_WRITTEN_BY, SafeSet
 #include "../core/jsonfile.h"     // json_read, json_write, json_ints
@@ -23,8 +22,10 @@ Source: Gu & Dao 2023, arXiv:2312.00752; start values as in github.com/state-spa
 
 // ---- 1. Config ----
 
-typedef enum { MAMBA1, RT } LayerKind;
-typedef enum { HEAD_CE, HEAD_HPN, HEAD_HPN_SOFTMAX, HEAD_RT } HeadKind;  // RT's is hpn with prototypes that are not unit vectors
+#define HEAD_NAMES "ce|hpn|hpn-softmax"
+typedef enum { HEAD_CE, HEAD_HPN, HEAD_HPN_SOFTMAX } HeadKind;
+#define PROTO_NAMES "fixed|learn"
+typedef enum { PROTO_FIXED, PROTO_LEARN } Proto;
 
 typedef struct {
     int V;               // vocabulary, 50280
@@ -40,7 +41,6 @@ typedef struct {
     int use_conv_bias;
     int tied;            // the head's matrix is the embedding
     float eps;           // of RMSNorm
-    LayerKind layer;
     HeadKind head;
     int Dp;              // of a prototype; another size than M needs a projection
     int learns_prototypes;
@@ -51,7 +51,7 @@ static inline int config_has_prototypes(const Config* c) { return c->head != HEA
 static inline int config_has_projection(const Config* c) { return config_has_prototypes(c) && c->Dp != c->M; }
 // columns of x_proj: dt, ssm_B, ssm_C
 static inline int config_dbc(const Config* c) { return c->R + 2 * c->NS; }
-static inline int dt_rank_of(int M) { return (M + 15) / 16; }
+static inline int mamba_dt_rank(int M) { return (M + 15) / 16; }
 
 static inline Config config_make(int V, int L, int M) {
     Config c;
@@ -62,7 +62,7 @@ static inline Config config_make(int V, int L, int M) {
     c.E = 2 * M;
     c.NS = 16;
     c.K = 4;
-    c.R = dt_rank_of(M);
+    c.R = mamba_dt_rank(M);
     c.use_conv_bias = c.tied = 1;
     c.eps = 1e-5f;
     c.scale = 16.0f;
@@ -80,21 +80,7 @@ static inline Config config_preset(const char* name, int V) {
     fail_input("--model: expected tiny, 130m, 370m, 790m, 1.4b or 2.8b, found \"%s\"", name);
 }
 
-static inline const char* const* head_names(void) {
-    static const char* const names[] = {"ce", "hpn", "hpn-softmax", "rt"};
-    return names;
-}
-
-// -1: none of them
-static inline int head_from_name(const char* name) {
-    for (int i = 0; i < 4; i++) {
-        if (strcmp(name, head_names()[i]) == 0) { return i; }
-    }
-    return -1;
-}
-
-// the head called hpn is rust_trainer's with its layer
-static inline HeadKind head_of_layer(LayerKind layer, HeadKind head) { return layer == RT && head == HEAD_HPN ? HEAD_RT : head; }
+static inline ShortText head_name(HeadKind head) { return choice_name(HEAD_NAMES, (int)head); }
 
 // NULL: the key is missing; "": its value is no text
 static inline const char* config_name_(const json_t* json, const char* key) {
@@ -109,20 +95,16 @@ static inline int config_parse_head_(Config* c, const json_t* json, ErrorText* e
     const json_t* scale = json_object_get(json, "hpn_scale");
     const JsonInt sizes[] = {{"num_classes", &c->classes, 1, 1 << 24}, {"proto_dim", &c->Dp, 0, 1 << 20}};
     if (!head) { return 1; }
-    if (head_from_name(head) < 0) { return error_set(error, "\"head\": expected ce, hpn, hpn-softmax or rt, found \"%.60s\"", head); }
-    if (layer && strcmp(layer, "rt") != 0 && strcmp(layer, "mamba1") != 0) {
-        return error_set(error, "\"layer\": expected mamba1 or rt, found \"%.60s\"", layer);
+    if (choice_find(HEAD_NAMES, head) < 0) { return error_set(error, "\"head\": expected " HEAD_NAMES ", found \"%.60s\"", head); }
+    if (layer && strcmp(layer, "mamba1") != 0) {
+        return error_set(error, "\"layer\": expected mamba1, found \"%.60s\"", layer);
     }
-    if (proto && strcmp(proto, "fixed") != 0 && strcmp(proto, "learn") != 0) {
-        return error_set(error, "\"proto\": expected fixed or learn, found \"%.60s\"", proto);
+    if (proto && choice_find(PROTO_NAMES, proto) < 0) {
+        return error_set(error, "\"proto\": expected " PROTO_NAMES ", found \"%.60s\"", proto);
     }
-    c->layer = layer && strcmp(layer, "rt") == 0 ? RT : MAMBA1;
-    c->head = head_of_layer(c->layer, (HeadKind)head_from_name(head));
-    c->learns_prototypes = proto && strcmp(proto, "learn") == 0;
+    c->head = (HeadKind)choice_find(HEAD_NAMES, head);
+    c->learns_prototypes = proto && choice_find(PROTO_NAMES, proto) == PROTO_LEARN;
     if (scale) { c->scale = (float)json_number_value(scale); }
-    if (c->layer == RT && c->E != c->M) {
-        return error_set(error, "\"expand\": the layer rt has as many channels as its width, %d, found %d", c->M, c->E);
-    }
     if (!(c->scale > 0.0f && c->scale <= 1e6f)) { return error_set(error, "\"hpn_scale\": expected a number above 0, at most 1e6"); }
     for (int i = 0; i < 2; i++) {
         if (json_object_get(json, sizes[i].key) && !json_ints(json, sizes + i, 1, error)) { return 0; }
@@ -172,7 +154,7 @@ static inline Config config_load(const char* path) {
 }
 
 static inline FileSum config_save(const char* path, const Config* c, int eot) {
-    const int is_language_model = c->head == HEAD_CE && !c->is_classifier && c->layer == MAMBA1;
+    const int is_language_model = c->head == HEAD_CE && !c->is_classifier;
     json_t* json = json_pack("{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:b, s:b, s:b, s:b, s:i, s:i, s:i}",
         "written_by", HF_WRITTEN_BY, "architectures", is_language_model ? "MambaForCausalLM" : "MambaModel", "model_type", "mamba",
         "torch_dtype", "float32", "hidden_act", "silu", "vocab_size", c->V, "num_hidden_layers", c->L, "hidden_size", c->M,
@@ -180,9 +162,8 @@ static inline FileSum config_save(const char* path, const Config* c, int eot) {
         "time_step_rank", c->R, "layer_norm_epsilon", (double)c->eps, "use_bias", c->use_bias, "use_conv_bias", c->use_conv_bias,
         "residual_in_fp32", 1, "tie_word_embeddings", c->tied, "bos_token_id", eot, "eos_token_id", eot, "pad_token_id", eot);
     if (!is_language_model) {
-        json_object_update_new(json, json_pack("{s:s, s:s, s:i, s:s, s:f}", "head", head_names()[c->head], "layer",
-            c->layer == RT ? "rt" : "mamba1", "proto_dim", c->Dp, "proto",
-            c->learns_prototypes ? "learn" : "fixed", "hpn_scale", (double)c->scale));
+        json_object_update_new(json, json_pack("{s:s, s:s, s:i, s:s, s:f}", "head", head_name(c->head).s, "layer",
+            "mamba1", "proto_dim", c->Dp, "proto", choice_name(PROTO_NAMES, c->learns_prototypes).s, "hpn_scale", (double)c->scale));
     }
     if (c->is_classifier) { json_object_set_new(json, "num_classes", json_integer(c->classes)); }
     return json_write(path, json);
@@ -200,50 +181,45 @@ enum { MAX_PARAMETERS = 17 };
 // returns their number: what a model does not have is left out, and its pointer stays NULL
 static inline int parameter_table(Tensor* table, const Config* c) {
     Tensor* t = table;
-    const int L = c->L, M = c->M, E = c->E, NS = c->NS, K = c->K, R = c->R;
-    const float out = 1.0f / sqrtf((float)E) / sqrtf((float)L);  // layers that write to the residual stream start smaller
+    const int L = c->L, M = c->M, E = c->E, NS = c->NS, K = c->K, R = c->R, P = config_dbc(c), V = c->classes;
+    const float of_M = 1.0f / sqrtf((float)M), of_E = 1.0f / sqrtf((float)E);
+    const float of_K = 1.0f / sqrtf((float)K), of_R = 1.0f / sqrtf((float)R);
+    const float residual = of_E / sqrtf((float)L);  // layers that write to the residual stream start smaller
 #define FIELD(name) offsetof(Parameters, name)
-    // name on disk (Hugging Face's)                        in memory          layers rows columns  start values                         decayed   on disk
-    *t++ = tensor(c->layer == RT ? "rt.embedding" : "backbone.embeddings.weight", FIELD(embedding),  0, c->V,          M,  INIT_NORMAL,  0.02f,                  DECAY,    AS_IS);
-    if (c->layer == RT) {
-        *t++ = tensor("rt.layers.%d.conv_w",              FIELD(conv),       L, M,             K,  INIT_NORMAL,  0.02f,                  DECAY,    AS_IS);
-        *t++ = tensor("rt.layers.%d.conv_b",              FIELD(conv_bias),  L, 1,             M,  INIT_NORMAL,  0.02f,                  NO_DECAY, VECTOR);
-        *t++ = tensor("rt.layers.%d.x_proj",              FIELD(x_proj),     L, config_dbc(c), M,  INIT_NORMAL,  0.02f,                  DECAY,    AS_IS);
-        *t++ = tensor("rt.layers.%d.dt_proj_w",           FIELD(dt_proj),    L, M,             R,  INIT_NORMAL,  0.02f,                  DECAY,    AS_IS);
-        *t++ = tensor("rt.layers.%d.dt_proj_b",           FIELD(dt_bias),    L, 1,             M,  INIT_NORMAL,  0.02f,                  NO_DECAY, VECTOR);
-        *t++ = tensor("rt.layers.%d.a_log",               FIELD(A_log),      L, M,             NS, INIT_NORMAL,  0.02f,                  NO_DECAY, AS_IS);
-        *t++ = tensor("rt.layers.%d.d_skip",              FIELD(D),          L, 1,             M,  INIT_NORMAL,  0.02f,                  NO_DECAY, VECTOR);
-        *t++ = tensor("rt.layers.%d.out_proj",            FIELD(out_proj),   L, M,             M,  INIT_NORMAL,  0.02f,                  DECAY,    AS_IS);
-    } else {
-        *t++ = tensor("backbone.layers.%d.norm.weight",         FIELD(norm),       L, 1,             M,  INIT_ONES,    0.0f,                   NO_DECAY, VECTOR);
-        *t++ = tensor("backbone.layers.%d.mixer.in_proj.weight", FIELD(in_proj),   L, 2 * E,         M,  INIT_UNIFORM, 1.0f / sqrtf((float)M), DECAY,    AS_IS);
-        if (c->use_bias) {
-            *t++ = tensor("backbone.layers.%d.mixer.in_proj.bias",  FIELD(in_bias),  L, 1,       2 * E,  INIT_ZEROS,   0.0f,                   NO_DECAY, VECTOR);
-        }
-        *t++ = tensor("backbone.layers.%d.mixer.conv1d.weight", FIELD(conv),       L, E,             K,  INIT_UNIFORM, 1.0f / sqrtf((float)K), DECAY,    CONV);
-        if (c->use_conv_bias) {
-            *t++ = tensor("backbone.layers.%d.mixer.conv1d.bias",   FIELD(conv_bias), L, 1,          E,  INIT_UNIFORM, 1.0f / sqrtf((float)K), NO_DECAY, VECTOR);
-        }
-        *t++ = tensor("backbone.layers.%d.mixer.x_proj.weight", FIELD(x_proj),     L, config_dbc(c), E,  INIT_UNIFORM, 1.0f / sqrtf((float)E), DECAY,    AS_IS);
-        *t++ = tensor("backbone.layers.%d.mixer.dt_proj.weight", FIELD(dt_proj),   L, E,             R,  INIT_UNIFORM, 1.0f / sqrtf((float)R), DECAY,    AS_IS);
-        *t++ = tensor("backbone.layers.%d.mixer.dt_proj.bias",  FIELD(dt_bias),    L, 1,             E,  INIT_UNIFORM, 1.0f,                   NO_DECAY, VECTOR);
-        *t++ = tensor("backbone.layers.%d.mixer.A_log",         FIELD(A_log),      L, E,             NS, INIT_ZEROS,   0.0f,                   NO_DECAY, AS_IS);
-        *t++ = tensor("backbone.layers.%d.mixer.D",             FIELD(D),          L, 1,             E,  INIT_ONES,    0.0f,                   NO_DECAY, VECTOR);
-        *t++ = tensor("backbone.layers.%d.mixer.out_proj.weight", FIELD(out_proj), L, M,             E,  INIT_UNIFORM, out,                    DECAY,    AS_IS);
-        if (c->use_bias) {
-            *t++ = tensor("backbone.layers.%d.mixer.out_proj.bias", FIELD(out_bias), L, 1,           M,  INIT_ZEROS,   0.0f,                   NO_DECAY, VECTOR);
-        }
-        *t++ = tensor("backbone.norm_f.weight",                 FIELD(norm_f),     0, 1,             M,  INIT_ONES,    0.0f,                   NO_DECAY, VECTOR);
+#define LAYER "backbone.layers.%d."
+#define MIXER LAYER "mixer."
+    // name on disk (Hugging Face's)                in memory       layers rows columns  start values           decayed   on disk
+    *t++ = tensor("backbone.embeddings.weight", FIELD(embedding),  0, c->V,     M,  INIT_NORMAL,  0.02f,    DECAY,    AS_IS);
+    *t++ = tensor(LAYER "norm.weight",          FIELD(norm),       L, 1,        M,  INIT_ONES,    0.0f,     NO_DECAY, VECTOR);
+    *t++ = tensor(MIXER "in_proj.weight",       FIELD(in_proj),    L, 2 * E,    M,  INIT_UNIFORM, of_M,     DECAY,    AS_IS);
+    if (c->use_bias) {
+        *t++ = tensor(MIXER "in_proj.bias",     FIELD(in_bias),    L, 1,    2 * E,  INIT_ZEROS,   0.0f,     NO_DECAY, VECTOR);
     }
+    *t++ = tensor(MIXER "conv1d.weight",        FIELD(conv),       L, E,        K,  INIT_UNIFORM, of_K,     DECAY,    CONV);
+    if (c->use_conv_bias) {
+        *t++ = tensor(MIXER "conv1d.bias",      FIELD(conv_bias),  L, 1,        E,  INIT_UNIFORM, of_K,     NO_DECAY, VECTOR);
+    }
+    *t++ = tensor(MIXER "x_proj.weight",        FIELD(x_proj),     L, P,        E,  INIT_UNIFORM, of_E,     DECAY,    AS_IS);
+    *t++ = tensor(MIXER "dt_proj.weight",       FIELD(dt_proj),    L, E,        R,  INIT_UNIFORM, of_R,     DECAY,    AS_IS);
+    *t++ = tensor(MIXER "dt_proj.bias",         FIELD(dt_bias),    L, 1,        E,  INIT_UNIFORM, 1.0f,     NO_DECAY, VECTOR);
+    *t++ = tensor(MIXER "A_log",                FIELD(A_log),      L, E,       NS,  INIT_ZEROS,   0.0f,     NO_DECAY, AS_IS);
+    *t++ = tensor(MIXER "D",                    FIELD(D),          L, 1,        E,  INIT_ONES,    0.0f,     NO_DECAY, VECTOR);
+    *t++ = tensor(MIXER "out_proj.weight",      FIELD(out_proj),   L, M,        E,  INIT_UNIFORM, residual, DECAY,    AS_IS);
+    if (c->use_bias) {
+        *t++ = tensor(MIXER "out_proj.bias",    FIELD(out_bias),   L, 1,        M,  INIT_ZEROS,   0.0f,     NO_DECAY, VECTOR);
+    }
+    *t++ = tensor("backbone.norm_f.weight",     FIELD(norm_f),     0, 1,        M,  INIT_ONES,    0.0f,     NO_DECAY, VECTOR);
     if (config_has_projection(c)) {
-        *t++ = tensor("hpn.proj.weight",                        FIELD(projection), 0, c->Dp,         M,  INIT_UNIFORM, 1.0f / sqrtf((float)M), DECAY,    AS_IS);
+        *t++ = tensor("hpn.proj.weight",        FIELD(projection), 0, c->Dp,    M,  INIT_UNIFORM, of_M,     DECAY,    AS_IS);
     }
     if (config_has_prototypes(c)) {
-        *t++ = tensor("hpn.prototypes",                         FIELD(prototypes), 0, c->classes, c->Dp, INIT_ZEROS,  0.0f,                   NO_DECAY, AS_IS);
+        *t++ = tensor("hpn.prototypes",         FIELD(prototypes), 0, V,    c->Dp,  INIT_ZEROS,   0.0f,     NO_DECAY, AS_IS);
     } else if (!c->tied) {
         const char* name = c->is_classifier ? "classifier.weight" : "lm_head.weight";
-        *t++ = tensor(name,                                     FIELD(lm_head),    0, c->classes,    M,  INIT_NORMAL,  0.02f,                  DECAY,    AS_IS);
+        *t++ = tensor(name,                     FIELD(lm_head),    0, V,        M,  INIT_NORMAL,  0.02f,    DECAY,    AS_IS);
     }
+#undef MIXER
+#undef LAYER
 #undef FIELD
     return (int)(t - table);
 }
@@ -260,7 +236,7 @@ static inline Tensor* parameter_line_(Tensor* table, int n, size_t field) {
 // ---- 3. Start values ----
 
 // softplus of dt's bias begins between 1e-3 and 1e-1, log-uniform: u in -1..1 becomes such a bias
-static inline float dt_bias_start_(float u) {
+static inline float mamba_dt_bias_start_(float u) {
     const float low = fm_log(0.001f), high = fm_log(0.1f);
     float v = fm_exp(low + (0.5f * u + 0.5f) * (high - low));
     v = v > 1e-4f ? v : 1e-4f;
@@ -274,8 +250,8 @@ static inline void mamba_start_values(Tensor* table, int n, const Config* c, flo
     for (int l = 0; l < c->L; l++) {
         float* a = params + A_log->offset + (size_t)l * tensor_slice_elements(A_log);
         float* b = params + dt_bias->offset + (size_t)l * (size_t)c->E;
-        for (int i = 0; i < c->E * c->NS && c->layer == MAMBA1; i++) { a[i] = fm_log((float)(i % c->NS + 1)); }
-        for (int e = 0; e < c->E && c->layer == MAMBA1; e++) { b[e] = dt_bias_start_(b[e]); }
+        for (int i = 0; i < c->E * c->NS; i++) { a[i] = fm_log((float)(i % c->NS + 1)); }
+        for (int e = 0; e < c->E; e++) { b[e] = mamba_dt_bias_start_(b[e]); }
         // a layer that joins a trained model leaves its function as it is, and learns from the first step on, out_proj first
         const size_t n_out = tensor_slice_elements(out_proj);
         if (old && old[l] < 0) { memset(params + out_proj->offset + (size_t)l * n_out, 0, sizeof(float) * n_out); }

@@ -8,8 +8,9 @@ what happened in a step. Names of the keys are those that rust_trainer's users k
 */
 #ifndef LLMC_MAMBA_LOG_H
 #define LLMC_MAMBA_LOG_H
-#include "../run/log.h"  // json_finite, warn_line
-#include "mamba.h"       // HeadKind
+#include "../ops/gradient_surgery.h"  // SurgeryMethod, surgery_name
+#include "../run/log.h"               // json_finite, warn_line
+#include "mamba.h"                    // HeadKind
 #include <sys/resource.h>
 
 // sums over positions, of the last but one over batches
@@ -33,8 +34,8 @@ static inline json_t* mamba_log_schema(void) {
 // NAN: the head has no such number
 typedef struct { double top1, top5, perplexity, label_cosine, collapse; } Quality;
 
-// hpn and rt have no softmax, so their loss needs no logits and is no likelihood: probabilities are read out of the cosines (hpn.h)
-static inline int head_reads_out(HeadKind head) { return head == HEAD_HPN || head == HEAD_RT; }
+// hpn has no softmax, so its loss needs no logits and is no likelihood: probabilities are read out of the cosines (hpn.h)
+static inline int head_reads_out(HeadKind head) { return head == HEAD_HPN; }
 
 static inline Quality quality_of(HeadKind head, float loss, const double* scores) {
     const double n = scores[SCORE_COUNTED], nats = head_reads_out(head) ? scores[SCORE_LOG_LOSS] / n : (double)loss;
@@ -66,7 +67,7 @@ typedef struct {
     float loss, ff_loss;           // NAN: not computed
     int bp_applied, clipped;
     int ff_updates, bp_updates, conflict_layers;
-    const char* surgery_method;
+    SurgeryMethod surgery_method;
     double data_wait_ms, epoch;
 } StepNotes;
 
@@ -77,7 +78,7 @@ static inline json_t* step_keys(HeadKind head, const StepNotes* s) {
                      head == HEAD_CE ? "ce_loss" : "hpn_loss", json_finite((double)s->loss),
                      "ff_loss_mean", json_finite((double)s->ff_loss), "bp_applied", s->bp_applied,
                      "ff_updates_applied", s->ff_updates, "bp_updates_applied", s->bp_updates, "conflict_layers", s->conflict_layers,
-                     "surgery_method", s->surgery_method, "clipped", s->clipped, "data_wait_ms", s->data_wait_ms, "epoch", s->epoch,
+                     "surgery_method", surgery_name(s->surgery_method).s, "clipped", s->clipped, "data_wait_ms", s->data_wait_ms, "epoch", s->epoch,
                      "rss_mb", (double)usage.ru_maxrss * 1024e-6);
 }
 #endif  // LLMC_MAMBA_LOG_H

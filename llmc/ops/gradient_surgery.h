@@ -10,15 +10,9 @@ Methods, by name, upper or lower case (derived in doc/gradient_surgery.md), 1..8
                 result: the sum of the n vectors. The order is a pure function of (seed, step)
     cagrad   2  the d with |d - g0| <= c |g0| whose smaller one of d.f, d.b is greatest; g0 = (f + b) / 2, 0 <= c < 1.
                 It is (1/2 + k x) f + (1/2 + k (1 - x)) b with k = c |g0| / |g_x|, where g_x = x f + (1 - x) b and x in 0..1
-                makes g_x.g0 + c |g0| |g_x| smallest; divided by 1 + c if asked. "cagradstep" is the same method
+                makes g_x.g0 + c |g0| |g_x| smallest. "cagradstep" is the same method
     gradnorm    sum of w[i] g[i]; w is learnt (GradNorm below)
     orthograd 2 b + f - f.b / (|b|^2 + epsilon) b, conflict or not
-rust_trainer's formulas, of each range by itself (there a range is the d_skip of a layer), two tasks: b + rt_scale f', with
-    rt-none        f' = f
-    rt-pcgrad      if f.b < 0: f' = f - f.b / (|b|^2 + epsilon) b
-    rt-cagradstep  if f.b < 0: f' = f - lambda f.b / (|b|^2 + epsilon) b, lambda >= 0
-    rt-gradnorm    f' = f exp(alpha |f / (|f| + epsilon) - b / (|b| + epsilon)|)
-    rt-orthograd   f' = f - f.b / (|b|^2 + epsilon) b
 With one task every method is none. A quotient whose divisor is 0 counts as 0. A gradient that is not finite leaves numbers in
 the result that are not finite, for the guards of a trainer to see, and leaves the state of gradnorm as it was.
 Cost:   memory bound: (2 n_tasks + 1) floats moved per shared parameter. Judge it in GB/s. For gradnorm norm_range comes on top.
@@ -28,54 +22,26 @@ Order:  dot products: a range is cut into chunks of 4096; each is summed as in g
 CPU only; the arenas are in ordinary memory. On several ranks: give it gradients that are already summed over ranks.
 Errors: a method, epsilon, lambda or alpha out of range is the user's fault, status 2; no memory, status 1.
 Source: PCGrad: Yu et al. 2020, arXiv:2001.06782; CAGrad: Liu et al. 2021, arXiv:2110.14048; GradNorm: Chen et al. 2018,
-        arXiv:1711.02257; github.com/neuromamba/rust_trainer
+        arXiv:1711.02257
 */
 #ifndef LLMC_GRADIENT_SURGERY_H
 #define LLMC_GRADIENT_SURGERY_H
-#include "../core/fmath.h"  // fm_exp, fm_log
-#include "../core/rng.h"    // splitmix64
-#include "adamw.h"          // adamw_step, adamw_update_ref
-#include "global_norm.h"    // NORM_CHUNK, dot_chunk_
+#include "../core/choice.h"  // choice_name
+#include "../core/fmath.h"   // fm_exp, fm_log
+#include "../core/rng.h"     // splitmix64
+#include "adamw.h"           // adamw_step, adamw_update_ref
+#include "global_norm.h"     // NORM_CHUNK, dot_chunk_
 #include <assert.h>
 #include <math.h>
-#include <strings.h>
 
 enum { SURGERY_MAX_TASKS = 8 };
 
 // ---- names ----
 
-typedef enum {
-    SURGERY_NONE, SURGERY_PCGRAD, SURGERY_CAGRAD, SURGERY_GRADNORM, SURGERY_ORTHOGRAD,
-    SURGERY_RT_NONE, SURGERY_RT_PCGRAD, SURGERY_RT_CAGRADSTEP, SURGERY_RT_GRADNORM, SURGERY_RT_ORTHOGRAD, N_SURGERY_METHODS
-} SurgeryMethod;
+#define SURGERY_NAMES "none|pcgrad|cagrad,cagradstep|gradnorm|orthograd"  // a list of choice.h
+typedef enum { SURGERY_NONE, SURGERY_PCGRAD, SURGERY_CAGRAD, SURGERY_GRADNORM, SURGERY_ORTHOGRAD, N_SURGERY_METHODS } SurgeryMethod;
 
-static inline const char* surgery_name(SurgeryMethod method) {
-    static const char* const names[N_SURGERY_METHODS] = {
-        "none", "pcgrad", "cagrad", "gradnorm", "orthograd", "rt-none", "rt-pcgrad", "rt-cagradstep", "rt-gradnorm", "rt-orthograd",
-    };
-    return names[method];
-}
-
-static inline SurgeryMethod surgery_method(const char* name) {
-    if (strcasecmp(name, "cagradstep") == 0) { return SURGERY_CAGRAD; }
-    for (int i = 0; i < N_SURGERY_METHODS; i++) {
-        if (strcasecmp(name, surgery_name((SurgeryMethod)i)) == 0) { return (SurgeryMethod)i; }
-    }
-    fail_input("--gradient-surgery-method: expected none, pcgrad, cagrad (cagradstep), gradnorm or orthograd, or rt-none, rt-pcgrad, "
-               "rt-cagradstep, rt-gradnorm or rt-orthograd, found \"%s\"", name);
-}
-
-// what rust_trainer means by the name of a method
-static inline SurgeryMethod surgery_rt_method(SurgeryMethod method) {
-    switch (method) {
-        case SURGERY_NONE: return SURGERY_RT_NONE;
-        case SURGERY_PCGRAD: return SURGERY_RT_PCGRAD;
-        case SURGERY_CAGRAD: return SURGERY_RT_CAGRADSTEP;
-        case SURGERY_GRADNORM: return SURGERY_RT_GRADNORM;
-        case SURGERY_ORTHOGRAD: return SURGERY_RT_ORTHOGRAD;
-        default: return method;
-    }
-}
+static inline ShortText surgery_name(SurgeryMethod method) { return choice_name(SURGERY_NAMES, (int)method); }
 
 // ---- weights of two or more tasks, from their dot products: dots (n, n), weight (n) ----
 
@@ -279,8 +245,7 @@ static inline void surgery_sum_(float* const* g, const double* weight, int n_tas
 typedef struct {
     SurgeryMethod method;
     float epsilon;            // >= 0, added to a divisor
-    float cagrad_lambda;      // cagrad: c, 0 <= c < 1; rt-cagradstep: lambda >= 0
-    int cagrad_rescale;       // divide the result of cagrad by 1 + c
+    float cagrad_lambda;      // cagrad: c, 0 <= c < 1
     float gradnorm_alpha;     // >= 0: how strongly a task that is behind is favoured
     SurgeryRange norm_range;  // gradnorm: its norms are those of this range, such as the last layer's out_proj; n 0: of all
     uint64_t seed;            // pcgrad: of its random order
@@ -299,27 +264,24 @@ typedef struct {
     SurgeryPiece_* pieces;   // (n_pieces), then those of norm_range
     double* piece_dots;      // (n_pieces + those of norm_range, n_tasks, n_tasks)
     double* range_dots;      // (n_ranges + 1, n_tasks, n_tasks)
-    double* range_weights;   // (n_ranges, n_tasks)
     int n_tasks, n_ranges;
     int64_t n_pieces, n_all_pieces;
 } Surgery;
 
 typedef struct {
     double dots[SURGERY_MAX_TASKS][SURGERY_MAX_TASKS];  // of the shared vectors, before: [0][0] bb, [0][1] fb, [1][1] ff
-    double weight[SURGERY_MAX_TASKS];  // the result is the sum of weight[i] * g[i]; rt-*, a sum for each range: of the first one
+    double weight[SURGERY_MAX_TASKS];  // the result is the sum of weight[i] * g[i]
     double cagrad_x;                   // cagrad: the part of f in g_x
     int n_conflicts;                   // ranges in which a pair of tasks has a dot product below 0, before
-    int n_projections;                 // pcgrad: vectors taken away; orthograd 1; rt-*: ranges whose f was changed
+    int n_projections;                 // pcgrad: vectors taken away; orthograd 1
 } SurgeryReport;
 
 static inline void surgery_check_(const SurgeryConfig* c) {
-    int is_cagrad = c->method == SURGERY_CAGRAD;
     if (!(c->epsilon >= 0.0f) || !isfinite(c->epsilon)) {
         fail_input("--gradient-surgery-epsilon: expected a number, 0 or more, found %g", (double)c->epsilon);
     }
-    if (!(c->cagrad_lambda >= 0.0f) || !isfinite(c->cagrad_lambda) || (is_cagrad && c->cagrad_lambda >= 1.0f)) {
-        fail_input("--cagrad-lambda: expected a number, %s, found %g", is_cagrad ? "0 or more and below 1 (rt-cagradstep takes larger ones)"
-                   : "0 or more", (double)c->cagrad_lambda);
+    if (c->method == SURGERY_CAGRAD && !(c->cagrad_lambda >= 0.0f && c->cagrad_lambda < 1.0f)) {
+        fail_input("--cagrad-lambda: expected a number, 0 or more and below 1, found %g", (double)c->cagrad_lambda);
     }
     if (!(c->gradnorm_alpha >= 0.0f) || !isfinite(c->gradnorm_alpha)) {
         fail_input("--gradnorm-alpha: expected a number, 0 or more, found %g", (double)c->gradnorm_alpha);
@@ -361,11 +323,10 @@ static inline void surgery_init(Surgery* s, const SurgeryConfig* config, const S
     const size_t n_pairs = (size_t)n_tasks * n_tasks;
     s->piece_dots = (double*)surgery_alloc_((size_t)s->n_all_pieces * n_pairs, sizeof(double));
     s->range_dots = (double*)surgery_alloc_(((size_t)n_ranges + 1) * n_pairs, sizeof(double));
-    s->range_weights = (double*)surgery_alloc_((size_t)n_ranges * n_tasks, sizeof(double));
 }
 
 static inline void surgery_free(Surgery* s) {
-    free(s->ranges), free(s->pieces), free(s->piece_dots), free(s->range_dots), free(s->range_weights);
+    free(s->ranges), free(s->pieces), free(s->piece_dots), free(s->range_dots);
     memset(s, 0, sizeof *s);
 }
 
@@ -405,47 +366,21 @@ static inline void surgery_total_(SurgeryReport* report, double* dots, const Sur
     for (int pair = 0; pair < n_pairs; pair++) { report->dots[pair / n][pair % n] = dots[pair]; }
 }
 
-// the published methods: one set of weights for the whole vector
-static inline void surgery_weights_(SurgeryReport* report, double* weight, const double* dots, const Surgery* s, uint64_t step) {
+// the weights of a method, into report->weight
+static inline void surgery_weights_(SurgeryReport* report, const double* dots, const Surgery* s, uint64_t step) {
     const SurgeryConfig* c = &s->config;
+    double* weight = report->weight;
     for (int k = 0; k < s->n_tasks; k++) { weight[k] = 1.0; }
     if (c->method == SURGERY_PCGRAD) {
         report->n_projections = pcgrad_weights(weight, dots, s->n_tasks, (double)c->epsilon, c->seed, step);
     } else if (c->method == SURGERY_CAGRAD) {
         report->cagrad_x = cagrad_weights(weight, dots, (double)c->cagrad_lambda);
-        double divisor = c->cagrad_rescale ? 1.0 + (double)c->cagrad_lambda : 1.0;
-        for (int k = 0; k < 2; k++) { weight[k] /= divisor; }
     } else if (c->method == SURGERY_ORTHOGRAD) {
         weight[0] -= surgery_ratio_(dots[1], dots[0], (double)c->epsilon);
         report->n_projections = 1;
     } else if (c->method == SURGERY_GRADNORM) {
         for (int k = 0; k < s->n_tasks; k++) { weight[k] = (double)s->gradnorm.weight[k]; }
     }
-}
-
-// |f / (|f| + epsilon) - b / (|b| + epsilon)|: 0 where both point one way, 2 where they are opposed
-static inline double rt_disagreement_(const double* dots, double epsilon) {
-    double p = surgery_ratio_(1.0, sqrt(dots[3]), epsilon), q = surgery_ratio_(1.0, sqrt(dots[0]), epsilon);
-    return surgery_length_(p * p * dots[3] - 2.0 * p * q * dots[1] + q * q * dots[0]);
-}
-
-// rust_trainer's formulas for one range: was f changed?
-static inline int surgery_rt_weights_(double* weight, const double* dots, const SurgeryConfig* c, double rt_scale) {
-    const double project = -surgery_ratio_(dots[1], dots[0], (double)c->epsilon);
-    const int conflict = dots[1] < 0.0;
-    double of_b = 0.0, of_f = 1.0;  // f' = of_f * f + of_b * b
-    switch (c->method) {
-        case SURGERY_RT_PCGRAD: of_b = conflict ? project : 0.0; break;
-        case SURGERY_RT_CAGRADSTEP: of_b = conflict ? (double)c->cagrad_lambda * project : 0.0; break;
-        case SURGERY_RT_ORTHOGRAD: of_b = project; break;
-        case SURGERY_RT_GRADNORM:
-            of_f = (double)fm_exp((float)((double)c->gradnorm_alpha * rt_disagreement_(dots, (double)c->epsilon)));
-            break;
-        default: break;
-    }
-    weight[0] = 1.0 + rt_scale * of_b;
-    weight[1] = rt_scale * of_f;
-    return of_b != 0.0 || of_f != 1.0;
 }
 
 // gradnorm's weights learn from this step
@@ -457,32 +392,21 @@ static inline void surgery_learn_(Surgery* s, const double* dots, const float* l
     gradnorm_update(&s->gradnorm, norms, losses, s->config.gradnorm_alpha, n);
 }
 
-// step: number of the update; rt_scale: of rt-* only; losses (n_tasks): of gradnorm only, else may be NULL
-static inline void surgery_apply(SurgeryReport* report, float* const* g, Surgery* s, uint64_t step, float rt_scale, const float* losses,
+// step: number of the update; losses (n_tasks): of gradnorm only, else may be NULL
+static inline void surgery_apply(SurgeryReport* report, float* const* g, Surgery* s, uint64_t step, const float* losses,
                                  const Device* dev) {
     (void)dev;
-    const int n = s->n_tasks, is_rt = s->config.method >= SURGERY_RT_NONE;
-    double dots[SURGERY_MAX_TASKS * SURGERY_MAX_TASKS], weight[SURGERY_MAX_TASKS];
-    assert(n == 2 || !(is_rt || s->config.method == SURGERY_CAGRAD || s->config.method == SURGERY_ORTHOGRAD));
+    double dots[SURGERY_MAX_TASKS * SURGERY_MAX_TASKS];
+    assert(s->n_tasks == 2 || (s->config.method != SURGERY_CAGRAD && s->config.method != SURGERY_ORTHOGRAD));
     assert(losses || s->config.method != SURGERY_GRADNORM);
     memset(report, 0, sizeof *report);
     surgery_range_dots_(s, g);
     surgery_total_(report, dots, s);
-    if (!is_rt) { surgery_weights_(report, weight, dots, s, step); }
-    for (int r = 0; r < s->n_ranges; r++) {
-        double* of_range = s->range_weights + (size_t)r * n;
-        if (is_rt) {
-            report->n_projections += surgery_rt_weights_(of_range, s->range_dots + (size_t)r * 4, &s->config, (double)rt_scale);
-        } else {
-            memcpy(of_range, weight, sizeof(double) * n);
-        }
-    }
-    if (s->n_ranges > 0) { memcpy(report->weight, s->range_weights, sizeof(double) * n); }
+    surgery_weights_(report, dots, s, step);
     if (s->config.method == SURGERY_GRADNORM) { surgery_learn_(s, dots, losses); }
     #pragma omp parallel for schedule(static)
     for (int64_t p = 0; p < s->n_pieces; p++) {
-        const SurgeryPiece_* piece = s->pieces + p;
-        surgery_sum_(g, s->range_weights + (size_t)piece->range * n, n, piece->first, (size_t)piece->n);
+        surgery_sum_(g, report->weight, s->n_tasks, s->pieces[p].first, (size_t)s->pieces[p].n);
     }
 }
 #endif  // LLMC_GRADIENT_SURGERY_H

@@ -1,6 +1,6 @@
 /*
 The hyperspherical prototype head: every token has a direction, its prototype, and a position should point along its target's.
-    z (N, C)  positions    z_unit (N, C)  the same with length 1    prototypes (V, C)  unit rows (for RT's loss: as they are)
+    z (N, C)  positions    z_unit (N, C)  the same with length 1    prototypes (V, C)  unit rows
     targets (N) in 0..V-1, negative = not counted    cosines (N) of z_unit and the target's prototype    losses (N)
     unit_forward   norm = max(|x|, 1e-8), unit = x / norm, row by row; unit may be x
     hpn_forward    cosine = z_unit . prototypes[target],  loss = (1 - cosine)^2;  both 0 where the target is not counted

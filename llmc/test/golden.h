@@ -19,7 +19,8 @@ Errors: a tensor or a value that is missing ends the test program, and the messa
 #define LLMC_GOLDEN_H
 #include "../files/tensorfile.h"     // SafeSet, tensors_load, NAME_BYTES
 #include "../ranks/data_parallel.h"  // DataParallel, dp_reduce, dp_norm, dp_update
-#include "../run/schedule.h"         // schedule_lr
+#include "../core/choice.h"          // choice_find
+#include "../run/schedule.h"         // schedule_lr, SCHEDULE_NAMES
 #include "test.h"                    // check, check_bits
 
 // ---- 1. The file. Tensors stay in its memory: nobody frees them, and they are gone with golden_close ----
@@ -202,7 +203,8 @@ static inline float* golden_gradients(const Golden* g, const GoldenRun* run, int
 
 // the learning rate comes back
 static inline float golden_update(const Golden* g, const GoldenRun* run, int step, float* grads, float norm) {
-    const float lr = golden_lr(g, schedule_from_name(json_string_value(json_object_get(g->config, "schedule"))), step);
+    const char* schedule = json_string_value(json_object_get(g->config, "schedule"));
+    const float lr = golden_lr(g, (Schedule)choice_find(SCHEDULE_NAMES, schedule), step);
     const Optimizer o = {lr, golden_float(g, "beta1"), golden_float(g, "beta2"), golden_float(g, "eps"),
                          golden_float(g, "weight_decay"), golden_float(g, "clip"), 0, NULL, NULL};
     dp_update(run->dp, &run->weights, grads, norm, &o, step + 1, run->dev);
