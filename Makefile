@@ -22,7 +22,8 @@ WARNINGS = -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Werror
 # -ffp-contract=off: no fused multiply-add. The next two change no bit: nobody reads errno or traps, so square roots and
 # selects vectorise. doc/exactness.md: every + - * / rounds once
 EXACT = -ffp-contract=$(if $(filter 1,$(FAST)),fast,off) -fno-math-errno -fno-trapping-math
-CFLAGS = -std=gnu11 -D_GNU_SOURCE $(OPT) -g -march=$(ARCH) $(EXACT) $(WARNINGS) -I.
+# -g1: the lines of a backtrace; full -g takes a fifth of the compiler's time. For a debugger: OPT="-O0 -g"
+CFLAGS = -std=gnu11 -D_GNU_SOURCE -g1 $(OPT) -march=$(ARCH) $(EXACT) $(WARNINGS) -I.
 CFLAGS += $(if $(filter 1,$(OMP)),-fopenmp,-Wno-unknown-pragmas)
 CFLAGS += $(if $(filter 1,$(SYSTEM_LIBM)),-DSYSTEM_LIBM) $(if $(filter 1,$(FAST)),-DFAST)
 CFLAGS += $(if $(filter 1,$(ASAN)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
@@ -54,7 +55,8 @@ help:
 	@echo "make run         train a small GPT-2 on this repository's own text, about two minutes"
 	@echo "make run-mamba   train a small Mamba on the headers of llmc/, about two minutes"
 	@echo "make run-digits  Mamba reads handwritten digits pixel by pixel: a head with scores, a head with prototypes, compared"
-	@echo "make test        build and run every test"
+	@echo "make test        build and run every test of this build: about 5 minutes on 2 cores"
+	@echo "make test-all    what make test leaves: other compilers, vector widths, sanitizers, faults, mutations (20 minutes)"
 	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"
 	@echo "make train_mamba_hpn  the same for Mamba, on CPUs"
 	@echo "make tools       build dev/tools/tokenize and dev/tools/inspect: each has --help"
@@ -63,7 +65,7 @@ help:
 	@echo "make launch      then: ./launch -n 4 ./train_gpt2 ... starts 4 ranks on this machine (doc/ranks.md)"
 	@echo "make plot RUN=runs/...   draw loss.png and loss.html of a run; RUN=\"runs/a runs/b\" compares"
 	@echo "make bench       measure against PyTorch, llm.c and OpenBLAS (dev/bench/README.md)"
-	@echo "make test-simt  the CUDA kernels, run and checked on this CPU (dev/simt/README.md); part of make test"
+	@echo "make test-simt  the CUDA kernels, run and checked on this CPU (dev/simt/README.md)"
 	@echo "make golden      write dev/golden anew from the NumPy references: the bytes must not change"
 	@echo "make check       the tests of one build only: make check CC=clang ARCH=x86-64 OPT=-O2 ASAN=1"
 	@echo "make fuzz        mutated files against every parser, FUZZ_SECONDS=60 each (dev/fuzz/README.md)"
@@ -228,8 +230,11 @@ plot:
 check: $(TESTS:%=$(BUILD)/%)
 	@dev/test.sh check $^
 
+# together they are everything that is tested without a GPU
 test: setup
-	@dev/test.sh all
+	@dev/test.sh quick
+test-all: setup
+	@dev/test.sh rest
 
 # each program of dev/fuzz for FUZZ_SECONDS; the first finding ends it, with the input in build/fuzz (dev/fuzz/README.md)
 FUZZ_SECONDS ?= 60
@@ -259,7 +264,7 @@ SIMT_SANITIZE = -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
 SIMT_OPT = -O2
 build/simt-exact/test_% build/simt-fast/test_% build/simt-exact-asan/% build/simt-fast-asan/%: SIMT_OPT = $(SIMT_SANITIZE)
 build/simt-exact/% build/simt-exact-asan/%: SIMT_EXACT = -DEXACT
-SIMT_FLAGS = -x c++ -include cuda_runtime.h -std=gnu++17 -D_GNU_SOURCE -D__CUDACC__ -DSIMT $(SIMT_EXACT) $(SIMT_OPT) -g $(filter-out -ffp-contract%,$(EXACT)) -ffp-contract=off
+SIMT_FLAGS = -x c++ -include cuda_runtime.h -std=gnu++17 -D_GNU_SOURCE -D__CUDACC__ -DSIMT $(SIMT_EXACT) -g1 $(SIMT_OPT) $(filter-out -ffp-contract%,$(EXACT)) -ffp-contract=off
 SIMT_FLAGS += -fopenmp -Ibuild/simt/src -Idev/simt/include -Wall -Werror -Wno-unknown-pragmas -Wno-maybe-uninitialized $(BUILT)
 SIMT_INCLUDES = $(wildcard dev/simt/include/*.h)
 SIMT_HEADERS = $(patsubst %,build/simt/src/%,$(wildcard llmc/*/*.h train_*.cu))  # what tests include
@@ -292,8 +297,8 @@ test-simt: $(SIMT_PROGRAMS)
 	@dev/test.sh check $^ dev/simt/test_rewrite.py
 
 # for dev/test.sh
-simt_programs:
-	@echo $(SIMT_PROGRAMS) dev/simt/test_rewrite.py
+simt_tests:
+	@echo $(SIMT_TESTS)
 
 golden:
 	$(PYTHON) dev/ref/gpt2.py
@@ -305,6 +310,6 @@ bench: setup
 clean:
 	rm -rf build launch $(TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
-.PHONY: help folder setup run run-mamba run-digits plot check test fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%) \
-    setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS) simt test-simt simt_programs
+.PHONY: help folder setup run run-mamba run-digits plot check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%) \
+    setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS) simt test-simt simt_tests
 .DELETE_ON_ERROR:
