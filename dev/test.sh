@@ -110,15 +110,16 @@ quick() {
     part "what make builds anew" dev/test_make.sh
     part "command line and runs, quick" dev/test_cli.sh quick
     part "checkpoints and faults, quick" dev/test_faults.sh quick
-    part "tools: inspect, tokenize, plot, quick" dev/test_tools.sh quick
+    part "tools: inspect, tokenize, plot" dev/test_tools.sh
     part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
     part "several ranks, quick" dev/test_ranks.sh quick
-    part "train_mamba_hpn, quick" dev/test_mamba.sh ranks growth
+    part "train_mamba_hpn, quick" dev/test_mamba.sh quick
     simt exact
     part "rewriting of launches" dev/simt/test_rewrite.py
     part "train_gpt2.cu, its kernels on this CPU, quick" dev/test_gpus.sh quick
     part "dev/gpu_check.sh, quick" dev/test_gpu_check.sh quick
-    part "golden files are what the reference writes, quick" dev/check_golden.sh quick
+    part "golden files are what the reference writes" dev/check_golden.sh
+    part "NumPy reference against llm.c's numbers" $python dev/ref/gpt2.py --upstream
     part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
     part "data scripts write what the loaders read" $python dev/data/test_data.py
     part "tokenizer against Hugging Face tokenizers, quick" $python dev/ref/check_tokenizer.py --strings 100
@@ -139,7 +140,7 @@ matrix() {
     for opt in -O0 -O2; do build_and_run "CC=clang OPT=$opt" test_gpt2; done
 }
 
-# what quick leaves: other builds, every script in full, programs for GPUs, tests of the tests, references
+# what quick leaves: other builds, in full every script that has a quick mode, programs for GPUs, tests of the tests
 rest() {
     matrix
     build_and_run "ASAN=1 OPT=-O1"
@@ -149,7 +150,6 @@ rest() {
     part "headers as C11 and C++17, each alone" dev/check_headers.sh
     part "command line and runs" dev/test_cli.sh
     part "checkpoints and faults" dev/test_faults.sh
-    part "tools: inspect, tokenize, plot" dev/test_tools.sh
     part "several ranks" dev/test_ranks.sh
     part "train_mamba_hpn, every option and file" dev/test_mamba.sh
     part "train_gpt2.cu, its kernels on this CPU" dev/test_gpus.sh
@@ -162,8 +162,6 @@ rest() {
     fi
     part "broken on purpose" dev/mutate.sh  # which keeps every core busy by itself
     finish_parts
-    part "NumPy reference against llm.c's numbers" $python dev/ref/gpt2.py --upstream
-    part "golden files are what the reference writes" dev/check_golden.sh
     part "tokenizer against Hugging Face tokenizers" $python dev/ref/check_tokenizer.py --strings 2000
 }
 
