@@ -764,7 +764,7 @@ static void load_training(Run* r) {
     }
     for (int i = 0, slice = 0, first = 0; i < model->n_table; first += tensor_slices(&before.table[i++])) {
         for (int l = 0; l < tensor_slices(&model->table[i]); l++) {
-            const int from = tensor_old_layer(&model->table[i], r->old_layers, l);
+            const int from = tensor_old_slice(&model->table[i], r->old_layers, l);
             model->updates[slice++] = from < 0 ? 0 : updates[first + from];
         }
     }

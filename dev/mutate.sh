@@ -85,7 +85,7 @@ unchanged() {  # folder, test
 }
 
 # ---- the tree as it is; then the compiler is allowed to fuse multiply and add, where this processor can ----
-for test in test_{matmul,attention,layernorm,gelu,crossentropy,embedding,adamw,tensor,comm,causal_conv1d,selective_scan,hpn,mamba_hpn}; do
+for test in test_{matmul,attention,layernorm,gelu,crossentropy,embedding,adamw,tensor,tables,comm,causal_conv1d,selective_scan,hpn,mamba_hpn}; do
     unchanged "$work/$test" $test
     start "$test: green before any mutation" is_green "$work/$test" $test "$flags -ffp-contract=off"
 done
@@ -361,7 +361,8 @@ mutation "zero: new parameters stay with their owner" test_comm "dp train" data_
 // after a load' '}
 
 // after a load'
-mutation "zero 2: both layers in one place" test_comm "dp train" data_parallel.h 'first % tensor_elements(t)' 'first % tensor_slice_elements(t)'
+mutation "zero 2: both layers in one place" test_comm "dp train" data_parallel.h \
+    'first % s->leaf[tensor].n' 'first % tensor_layer_elements(&s->table[tensor])'
 mutation "zero 2: nodes that wait for the next round are lost" test_comm "dp train" data_parallel.h \
     'if (stack[i] != s->tree.arena[i] + at) {' 'if (s->zero < 2 && stack[i] != s->tree.arena[i] + at) {'
 mutation "zero 2: nodes of earlier rounds are forgotten" test_comm "dp train" data_parallel.h 'while (top + 1 < s->n_open)' 'while (0)'
@@ -392,11 +393,15 @@ mutation "rng: the last group is not drawn anew" test_tensor "rng normal" rng.h 
     'for (size_t i = n - 16; i < n; i++) { x[i] = mt19937_float(mt); }' ''
 mutation "tensor: tensors start at multiples of 32 bytes" test_tensor tensor tensor.h '+ 15) / 16 * 16' '+ 7) / 8 * 8'
 mutation "tensor: the padding is drawn too" test_tensor "tensor init" tensor.h \
-    'normal_fill(&mt, x, tensor_disk_elements(t)' 'normal_fill(&mt, x, tensor_slice_elements(t)'
+    'normal_fill(&mt, x, n_disk' 'normal_fill(&mt, x, n_slice'
 mutation "tensor: a uniform number is rounded twice" test_tensor "rng uniform" rng.h \
     '(float)((double)mt19937_float(mt) * width + (double)low)' 'mt19937_float(mt) * (float)width + low'
-mutation "layers: one layer stands for all" test_tensor freeze layers.h 'const int all = fnmatch(pattern, table[i].name, 0) == 0;' \
-    'char first[256]; const int all = fnmatch(pattern, tensor_slice_name(first, 256, &table[i], 0), 0) == 0;'
+mutation "layers: one layer stands for all" test_tensor freeze layers.h \
+    'tensor_name(name, sizeof name, &table[i])' 'tensor_slice_name(name, sizeof name, &table[i], 0)'
+mutation "layers: slices are counted as layers" test_tables freeze layers.h 'begin = tensor_slice(&table[i], l);' 'begin = l;'
+mutation "tensor: a row hides another of its field" test_tables point tensor.h 'if (slice < 0) { continue; }' ''
+mutation "tensorfile: experts are turned as one matrix" test_tables files tensorfile.h \
+    'const int n_matrices = tensor_experts_fused_(t) ? t->experts : 1;' 'const int n_matrices = 1;'
 mutation "layers: new ones stand one further" test_tensor placement layers.h 'first = first < base ? first : base;' 'first = first < base ? first + 1 : base;'
 mutation "sampler: ties go to the higher index" test_tensor sampler sampler.h \
     'x->token - y->token' 'y->token - x->token'
