@@ -5,6 +5,7 @@ the threads; so must the kernels of an EXACT build. Other CUDA builds add in ano
 plain loops, on the same stored numbers, must be met within what roundings can make.
 */
 #include "llmc/ops/matmul.h"
+#include "llmc/test/asked.h"
 #include "llmc/test/test.h"
 
 #if defined(__CUDACC__) && !defined(EXACT)
@@ -67,17 +68,16 @@ template <typename X>
 static void backward_as(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp, const float* weight,
                         int add, int N, int C, int OC, const Device* dev) {
     size_t n_out = (size_t)N * (size_t)OC, n_inp = (size_t)N * (size_t)C, n_weight = (size_t)OC * (size_t)C;
-    X *d_dinp = to_device_or_null<X>(dinp, n_inp, dev), *d_dout = to_device_as<X>(dout, n_out, dev);
-    X *d_inp = to_device_as<X>(inp, n_inp, dev), *d_weight = to_device_as<X>(weight, n_weight, dev);
-    float *d_dweight = to_device(dweight, n_weight, dev), *d_dbias = to_device_or_null<float>(dbias, (size_t)OC, dev);
+    X *d_dinp = to_device_or_null<X>(dinp, n_inp, dev), *d_dout = to_device_or_null<X>(dout, n_out, dev);
+    X *d_inp = to_device_or_null<X>(inp, n_inp, dev), *d_weight = to_device_or_null<X>(weight, n_weight, dev);
+    float *d_dweight = asked_to_device(dweight, n_weight, dev), *d_dbias = asked_to_device(dbias, (size_t)OC, dev);
     if (add) {
         matmul_backward_weight(d_dweight, d_dout, d_inp, 1, N, C, OC, dev);
     } else {
         matmul_backward(d_dinp, d_dweight, d_dbias, d_dout, d_inp, d_weight, N, C, OC, dev);
     }
     from_device_or_null<X>(dinp, d_dinp, n_inp, dev);
-    from_device(dweight, d_dweight, n_weight, dev);
-    from_device_or_null<float>(dbias, d_dbias, (size_t)OC, dev);
+    asked_from_device(dweight, d_dweight, n_weight, dev), asked_from_device(dbias, d_dbias, (size_t)OC, dev);
     device_drop(d_dout), device_drop(d_inp), device_drop(d_weight);
 }
 
@@ -439,20 +439,16 @@ static void gradients_free(Gradients* g) {
 static void check_backward(Test* t, const Layer* l) {
     size_t n_inp = (size_t)l->N * (size_t)l->C, n_weight = (size_t)l->OC * (size_t)l->C, n_bias = (size_t)l->OC;
     Gradients want = gradients(l);
-    for (int i = 0; i < 2 * N_TEST_THREADS; i++) {
-        int all = i % 2;  // otherwise only dweight is asked for
-        Device dev = test_device(test_threads(i / 2));
+    for (int i = 0; i < N_TEST_THREADS; i++) {
+        Device dev = test_device(test_threads(i));
         float *dinp = filled_array(n_inp, NAN), *dweight = filled_array(n_weight, NAN), *dbias = filled_array(n_bias, NAN);
         char what[112];
-        backward(l->stored, all ? dinp : NULL, dweight, all ? dbias : NULL, l->dout, l->inp, l->weight, 0, l->N, l->C, l->OC,
-                 &dev);
+        backward(l->stored, dinp, dweight, dbias, l->dout, l->inp, l->weight, 0, l->N, l->C, l->OC, &dev);
         snprintf(what, sizeof what, "dweight, N %d, C %d, OC %d, hard %d, stored %d, %d threads", l->N, l->C, l->OC, l->hard,
                  (int)l->stored, dev.n_threads);
         check_sums(t, what, dweight, want.dweight, want.dweight_bounds, n_weight);
-        if (all) {
-            check_sums(t, "dinp", dinp, want.dinp, want.dinp_bounds, n_inp);
-            check_sums(t, "dbias", dbias, want.dbias, want.dbias_bounds, n_bias);
-        }
+        check_sums(t, "dinp", dinp, want.dinp, want.dinp_bounds, n_inp);
+        check_sums(t, "dbias", dbias, want.dbias, want.dbias_bounds, n_bias);
         free(dinp), free(dweight), free(dbias);
         device_free(&dev);
     }
@@ -509,6 +505,35 @@ static void test_forward_special(Test* t) {
 static void test_backward_special(Test* t) {
     check_layers(t, check_backward, 1);
     check_layers(t, check_backward, 2);
+}
+
+// d: dinp, dweight, dbias; inputs that nobody needs are NULL
+static void asked_plain(float* const* d, const void* problem, const Device* dev) {
+    const Layer* l = (const Layer*)problem;
+    (void)dev;
+    matmul_backward_ref(d[0], d[1], d[2], d[0] || d[1] || d[2] ? l->dout : NULL, d[1] ? l->inp : NULL, d[0] ? l->weight : NULL,
+                        l->N, l->C, l->OC);
+}
+
+static void asked_fast(float* const* d, const void* problem, const Device* dev) {
+    const Layer* l = (const Layer*)problem;
+    backward(l->stored, d[0], d[1], d[2], d[0] || d[1] || d[2] ? l->dout : NULL, d[1] ? l->inp : NULL, d[0] ? l->weight : NULL,
+             0, l->N, l->C, l->OC, dev);
+}
+
+static void test_asked(Test* t) {
+    Device dev = test_device(3);
+    for (int stored = 0; stored < N_STORED; stored++) {
+        for (int aligned = 0; aligned <= 1; aligned++) {  // a fast build's cuBLASLt takes sizes of whole packs alone
+            Layer l = layer(7, aligned ? 40 : 33, aligned ? 24 : 9, 1, (Stored)stored);
+            size_t C = (size_t)l.C, OC = (size_t)l.OC;
+            const AskedGradient asked[] = {{"dinp", (size_t)l.N * C, NULL}, {"dweight", OC * C, NULL}, {"dbias", OC, NULL}};
+            check_asked(t, "plain", asked, 3, asked_plain, &l, &dev);
+            check_asked(t, "fast", asked, 3, asked_fast, &l, &dev);
+            layer_free(&l);
+        }
+    }
+    device_free(&dev);
 }
 
 static void test_added(Test* t) {
@@ -740,7 +765,8 @@ int main(int argc, char** argv) {
         {"forward", "meets the plain loop at odd shapes, with and without bias", test_forward},
         {"forward special", "meets the plain loop with cancellation, subnormals, -0, Inf, NaN", test_forward_special},
         {"gelu", "matmul_gelu_forward meets the plain loops, fused or not", test_gelu},
-        {"backward", "meets the plain loop at odd shapes; dinp and dbias may be NULL", test_backward},
+        {"backward", "meets the plain loop at odd shapes", test_backward},
+        {"asked", "gradients that nobody asks for are NULL: the others keep their bits", test_asked},
         {"backward special", "meets the plain loop with cancellation, subnormals, -0, Inf, NaN", test_backward_special},
         {"added", "dweight of two halves of the positions, the second added, is that of one call", test_added},
         {"column sums", "meet the plain loop at 1, 7, 33, 257 and 1024 rows and columns", test_column_sums},
