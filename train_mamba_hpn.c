@@ -1127,7 +1127,7 @@ static void load_extras(Run* r, const char* path) {
     }
     for (int i = 0, slice = 0, first = 0; i < model->n_table; first += tensor_slices(&before.model.table[i++])) {
         for (int l = 0; l < tensor_slices(&model->table[i]); l++) {
-            const int from = tensor_old_layer(&model->table[i], w->old_layers, l);
+            const int from = tensor_old_slice(&model->table[i], w->old_layers, l);
             w->mamba.updates[slice++] = from < 0 ? 0 : updates[first + from];
         }
     }

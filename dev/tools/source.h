@@ -18,7 +18,7 @@ typedef struct {
     const char* file;   // which file of a folder
     int is_listed;      // parameters; not AdamW's moments, nor the data of files that hold no tensors
     const Tensor* row;  // of the .bin's tensor table,
-    int layer;          // and the slice
+    int slice;          // and which of its slices
 } Item;
 
 typedef struct {
@@ -398,7 +398,7 @@ static inline void describe_bin_model(Source* s) {
             t.n_bytes = t.n * dtype_size(t.dtype);
             Item* item = add_item(s, &t, "", 1);
             item->row = &s->table[i];
-            item->layer = l;
+            item->slice = l;
         }
     }
 }
