@@ -225,16 +225,16 @@ static void test_model(Test* t) {
         targets[i] = xorshift_u32(&s) % 5 == 0 ? -1 : other;
     }
     activations_init(&acts, c, B, T, TO_TRAIN);
-    acts.document_start = EOT;
+    acts.segments.document_start = EOT;
     gpt2_forward(&gpt2, &acts, tokens, B, T, 0, &dev);
     float* logits = copied_array(gpt2_logits(&gpt2, &acts, 0, N, &dev), (size_t)N * c.Vp);
     gpt2_leaf(&gpt2, &acts, tokens, targets, 0.01f, B, T, &dev);
     dp_reduce(&gpt2.model.dp, &loss, &dev);
-    check(t, acts.n_segments > 5, "%d segments say little", acts.n_segments);
-    for (int i = 0; i < acts.n_segments; i++) {
-        check_model_alone(t, &gpt2, &acts, logits, tokens, targets, acts.segments[i].first, acts.segments[i].T, &dev);
+    check(t, acts.segments.n > 5, "%d segments say little", acts.segments.n);
+    for (int i = 0; i < acts.segments.n; i++) {
+        check_model_alone(t, &gpt2, &acts, logits, tokens, targets, acts.segments.at[i].first, acts.segments.at[i].T, &dev);
     }
-    acts.document_start = NO_RESET;
+    acts.segments.document_start = NO_RESET;
     gpt2_forward(&gpt2, &acts, tokens, B, T, 0, &dev);
     const float* without = gpt2_logits(&gpt2, &acts, 0, N, &dev);
     check(t, memcmp(logits, without, sizeof(float) * (size_t)N * c.Vp) != 0, "the reset has no effect");

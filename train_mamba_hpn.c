@@ -23,6 +23,7 @@ What the first one prints, after its settings, the sizes of the model and the me
     step 0 | accuracy 7.67% | top 5 9.68% | perplexity 241
     step 50/2800 | loss 2.5618 | norm 0.96 | lr 3.0e-03 | 44 ms | 23.2k tok/s | 33% peak | eta 2m02s
 */
+#include "llmc/core/tensor_arena.h"     // TensorArena: activations, laid out by a table
 #include "llmc/files/embeddings.h"      // Embeddings: where inputs and classes stand, for pictures
 #include "llmc/models/mamba.h"          // Config, Parameters, parameter_table, mamba_load
 #include "llmc/models/mamba_options.h"  // MambaOptions: what this trainer takes beside run.h; the model that they ask for
@@ -41,8 +42,8 @@ What the first one prints, after its settings, the sizes of the model and the me
 #include "llmc/ops/softplus.h"          // softplus_forward, softplus_backward
 #include "llmc/ranks/model.h"           // Model: parameters, gradients, moments
 #ifndef TESTING                         // a test includes this file for the model alone
-#include "llmc/models/mamba_log.h"      // Quality, step_keys: what this trainer prints and records beside log.h
-#include "llmc/run/main.h"              // run_main: options, data, steps, checkpoints, ranks
+#include "llmc/models/mamba_log.h"  // Quality, step_keys: what this trainer prints and records beside log.h
+#include "llmc/run/main.h"          // run_main: options, data, steps, checkpoints, ranks
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -56,7 +57,6 @@ typedef struct {
         *dresidual, *dnorm, *dxz, *dy, *du, *ddelta, *ddbc, *dz, *dz_unit;
 } ActivationTensors;
 
-enum { N_ACTIVATIONS = 30 };
 enum { LOGIT_ROWS = 256 };  // hpn, whose loss needs no logits, computes them for so many positions at a time
 
 // How much of a pass is kept: --recompute layer keeps only the stream between layers, none the states of every position
@@ -73,13 +73,14 @@ static int logit_rows(const Config* c, const Room* room) {
 }
 
 // layers 0: one buffer that all layers use in turn; rows 0: this model or pass has none
-static void activation_table(Tensor* t, const Config* c, const Room* room) {
+static int activation_table(Tensor* table, const Config* c, const Room* room) {
     const int M = c->M, E = c->E, N = room->B * room->T, N_train = room->purpose == TO_TRAIN ? N : 0;
     const int stream = room->purpose == TO_TRAIN ? c->L : 0;         // layers of which the stream is kept,
     const int L = room->recompute == RECOMPUTE_LAYER ? 0 : stream;   // and those of which everything else is
     const int has_z = config_has_prototypes(c) ? N : 0, dz = config_has_prototypes(c) ? N_train : 0;
     const int projects = config_has_projection(c) ? N : 0;
     const int n_chunks = (int)ceil_div(room->T, room->chunk);
+    Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = activation(FIELD(encoded),     0, N, M);
     *t++ = activation(FIELD(norm),        L, N, M);
@@ -112,6 +113,7 @@ static void activation_table(Tensor* t, const Config* c, const Room* room) {
     *t++ = activation(FIELD(dz),          0, dz, c->Dp);
     *t++ = activation(FIELD(dz_unit),     0, dz, c->Dp);
 #undef FIELD
+    return (int)(t - table);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -134,9 +136,7 @@ typedef struct {
 
 typedef struct {
     Room room;
-    Tensor table[N_ACTIVATIONS];
-    size_t n;
-    float* arena;
+    TensorArena tensors;
     int document_start;            // token with which the state starts anew, or -1
     unsigned char* starts;         // (B, T) 1 where a document begins
     Carried carried;
@@ -225,23 +225,23 @@ static void carried_swap(Carried* s) {
     s->next = was;
 }
 
-static size_t activations_layout(Activations* a, const Config* c, const Room* room) {
-    memset(a, 0, sizeof *a);
-    a->room = *room;
-    a->document_start = -1;
-    activation_table(a->table, c, room);
-    return a->n = tensors_layout(a->table, N_ACTIVATIONS);
+// sizes only; returns the bytes that activations_init will take
+static double activations_layout(Activations* acts, const Config* c, const Room* room) {
+    memset(acts, 0, sizeof *acts);
+    acts->room = *room;
+    acts->document_start = -1;
+    return tensor_arena_layout(&acts->tensors, activation_table(acts->tensors.table, c, room), sizeof(float));
 }
 
-static void activations_init(Activations* a, const Config* c, const Room* room) {
-    activations_layout(a, c, room);
-    a->arena = (float*)arena_alloc(sizeof(float) * a->n, "activations");
-    a->starts = (unsigned char*)malloc_check((size_t)room->B * (size_t)room->T, "starts of documents");
+static void activations_init(Activations* acts, const Config* c, const Room* room) {
+    activations_layout(acts, c, room);
+    tensor_arena_open(&acts->tensors, "activations");
+    acts->starts = (unsigned char*)malloc_check((size_t)room->B * (size_t)room->T, "starts of documents");
 }
 
-static void activations_free(Activations* a) {
-    arena_free(a->arena, sizeof(float) * a->n);
-    free(a->starts);
+static void activations_free(Activations* acts) {
+    tensor_arena_close(&acts->tensors);
+    free(acts->starts);
 }
 
 static Parameters layer_parameters(const Mamba* mamba, int l) {
@@ -261,7 +261,7 @@ static Parameters layer_gradients(DataParallel* dp, int l) {
 
 static ActivationTensors layer_activations(const Activations* acts, int l) {
     ActivationTensors a;
-    tensors_point(&a, acts->table, N_ACTIVATIONS, acts->arena, l);
+    tensor_arena_point(&acts->tensors, &a, l);
     return a;
 }
 
@@ -680,13 +680,13 @@ static double activation_bytes(const Run* r, Purpose purpose, int B, int T) {
     const Recompute recompute = (Recompute)workplace(r)->m.recompute;
     const Room batch = room_of(r, B, T, purpose, recompute), piece = room_of(r, 1, PROMPT_PIECE, TO_GENERATE, recompute);
     const double states = purpose == TO_GENERATE ? 2.0 * (double)carried_floats(config_of(r), 1) : 0.0;
-    return 4.0 * (states + (double)activations_layout(&acts, config_of(r), purpose == TO_GENERATE ? &piece : &batch));
+    return 4.0 * states + activations_layout(&acts, config_of(r), purpose == TO_GENERATE ? &piece : &batch);
 }
 
 static double sparing_bytes(const Run* r, int B, int T) {
     Activations acts;
     const Room room = room_of(r, B, T, TO_TRAIN, RECOMPUTE_LAYER);
-    return 4.0 * (double)activations_layout(&acts, config_of(r), &room);
+    return activations_layout(&acts, config_of(r), &room);
 }
 
 // the largest scratch that an op asks for: the head's gradients, a layer's, or the scan

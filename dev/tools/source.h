@@ -11,7 +11,7 @@ the parsers of llmc/, so a broken file gets the message that a trainer would giv
 #define TOOLS_SOURCE_H
 #include "llmc/models/gpt2.h"      // the tensor table of llm.c's .bin
 #include "llmc/text/dataloader.h"  // TokenShard
-#include "llmc/text/hellaswag.h"  // hellaswag_parse_
+#include "llmc/text/hellaswag.h"   // hellaswag_parse_
 
 typedef struct {
     SafeTensor t;       // its data is NULL for llm.c's .bin: there a slice is turned to its shape on disk when it is read
