@@ -3,9 +3,10 @@ One job on a thread of its own, at most one at a time: a checkpoint is written w
     background_start(b, work, arg)   waits for the job before, then runs work(arg)
     background_wait(b)               returns when there is no job any more
 The job must own what it reads: the starter hands it a copy. Signals are left to the main thread.
-A job that fails says why, as fail_run does everywhere, and stands still; the main thread ends the process in background_wait
-or before that in fail_check (fail.h), which it should ask now and then. A process that ends by exit() first lets the job come
-to its end. So wait for the last job before main returns: its failure has to become the exit status.
+A job that fails says why, as fail_run does everywhere, and stands still; the main thread ends the process in
+background_wait or before that in fail_check (fail.h), which it should ask now and then. A process that ends by exit()
+first lets the job come to its end. So wait for the last job before main returns: its failure has to become the exit
+status.
 */
 #ifndef LLMC_BACKGROUND_H
 #define LLMC_BACKGROUND_H
