@@ -523,7 +523,7 @@ static void write_slowly(void* run) {
 
 static void begin_writer(void (*write)(void* run), void* run) {
     static Snapshot snapshot;
-    static Device dev;  // until the process ends
+    static Device dev;  // it lives until the process ends
     device_init(&dev, 1);
     const float arena[16] = {0};
     const void* arenas[SNAPSHOT_ARENAS] = {arena, arena, arena};

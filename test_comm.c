@@ -463,7 +463,7 @@ static void test_failed(Test* t) {
 
 typedef struct {
     const char* finds;   // for each rank: the error that it finds, '.' none
-    const char* speaks;  // those that say theirs
+    const char* speaks;  // the ranks that say theirs
     int late;            // a rank that finds it, or goes on, 0.2 s after the others; -1: none
     int is_busy;         // and does not come back before it is killed
 } SaidCase;

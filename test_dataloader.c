@@ -1492,7 +1492,7 @@ static void print_token(const Tokenizer* k, int id, FILE* out) {
 static void encode_with_bin(void* path) {
     Tokenizer k;
     int* tokens;
-    tokenizer_load_bin(&k, (const char*)path);
+    tokenizer_open(&k, (const char*)path);
     tokenizer_encode(&k, "a", 1, &tokens);
 }
 
@@ -1504,7 +1504,7 @@ static void test_tokenizer_bin(Test* t) {
     unsigned char* file = tokenizer_file(&n_file, 2, 5, 2);
     TempPath folder = temp_folder(), path = temp_file(&folder, "gpt2_tokenizer.bin", file, n_file);
     free(file);
-    tokenizer_load_bin(&k, path.s);
+    tokenizer_open(&k, path.s);
     check(t, k.n_tokens == 5 && k.eot == 2, "%d tokens, end of text %d", k.n_tokens, k.eot);
     check(t, memcmp(tokenizer_bytes_of(&k, 1, &n_bytes), " the", 4) == 0 && n_bytes == 4, "token 1");
     tokenizer_bytes_of(&k, 2, &n_bytes);

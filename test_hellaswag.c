@@ -196,22 +196,16 @@ static void test_ranks(Test* t) {
         HellaSwag whole, part;
         eval_parse(t, &whole, &f);
         run_model(&whole, 0, whole.n, 4, 40, hardness);
-        check(t, hellaswag_first(&whole, 1, 3) == (sizes[i] + 2) / 3, "%d examples: rank 1 of 3 begins at %d", sizes[i],
-              hellaswag_first(&whole, 1, 3));
         for (int R = 1; R <= 12; R++) {
-            int n = 0, end = 0;
+            int n = 0;
             for (int rank = 0; rank < R; rank++) {
-                int first = hellaswag_first(&whole, rank, R), last = hellaswag_first(&whole, rank + 1, R);
+                const int first = sizes[i] * rank / R, last = sizes[i] * (rank + 1) / R;
                 eval_parse(t, &part, &f);
                 run_model(&part, first, last, 3, 40, hardness);
                 n += hellaswag_correct(&part, first, last);
-                check(t, first == end && last >= first, "%d examples, rank %d of %d: from %d, expected %d", sizes[i],
-                      rank, R, first, end);
-                end = last;
                 hellaswag_free_(&part);
             }
-            check(t, end == whole.n && n == hellaswag_correct(&whole, 0, whole.n), "%d examples, %d ranks: %d right",
-                  sizes[i], R, n);
+            check(t, n == hellaswag_correct(&whole, 0, whole.n), "%d examples, %d ranks: %d right", sizes[i], R, n);
         }
         hellaswag_free_(&whole);
         free(f.words);

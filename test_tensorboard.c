@@ -91,6 +91,8 @@ static void test_bytes(Test* t) {
     temp_remove(&folder);
 }
 
+static const TensorBoardScalar one_loss = {"train/loss", 1.0f};
+
 static void test_kill(Test* t) {
     TempPath folder = temp_folder();
     TensorBoard w;
@@ -98,7 +100,7 @@ static void test_kill(Test* t) {
     TempPath path;
     snprintf(path.s, sizeof path.s, "%s", w.path);
     if (fork() == 0) {
-        for (int step = 1; step <= 5; step++) { tensorboard_scalar(&w, step, 1.0, "train/loss", 1.0f); }
+        for (int step = 1; step <= 5; step++) { tensorboard_scalars(&w, step, 1.0, &one_loss, 1); }
         _exit(0);  // nothing is flushed
     }
     wait(NULL);
@@ -145,7 +147,7 @@ static void test_none(Test* t) {
 static void write_full(void* arg) {
     TensorBoard w = {string_copy("/dev/full"), open("/dev/full", O_WRONLY)};
     (void)arg;
-    tensorboard_scalar(&w, 1, 1.0, "train/loss", 1.0f);
+    tensorboard_scalars(&w, 1, 1.0, &one_loss, 1);
 }
 
 static void open_missing(void* arg) {

@@ -40,7 +40,7 @@ static inline void* background_main_(void* background) {
     return NULL;
 }
 
-// until the job is done or has failed
+// returns when the job is done or has failed
 static inline void background_ended_(const Background* b) {
     Failure* f = failure_();
     pthread_mutex_lock(&f->lock);
@@ -77,7 +77,7 @@ static inline void background_start(Background* b, void (*work)(void* arg), void
     b->over = 0;
     *background_active_() = b;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);  // which the new thread inherits
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // the new thread inherits the mask
     int error = pthread_create(&b->thread, NULL, background_main_, b);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error) {

@@ -431,7 +431,7 @@ static inline void hf_export_end(const char* temporary, const char* folder) {
     int done = exists ? checkpoint_exchange_(temporary, folder) : rename(temporary, folder) == 0;
     if (!done) { fail_run("%s: cannot be renamed to %s: %s", temporary, folder, strerror(errno)); }
     parent_sync(folder);
-    if (exists) { hf_export_remove_(temporary); }  // which is the earlier one now
+    if (exists) { hf_export_remove_(temporary); }  // the earlier folder has this name now
     printf("wrote %s\n", folder);
 }
 #endif  // LLMC_HF_FOLDER_H

@@ -57,7 +57,7 @@ typedef struct {  // of the COMM_CHECK comparison
     char name[24], where[104];
     int32_t type, op, group;
     uint64_t seq, count;
-    uint64_t n_bytes;  // that the receiver of this description will get
+    uint64_t n_bytes;  // the bytes that go to the receiver of this description
 } CommDescription;
 
 typedef struct {

@@ -32,7 +32,7 @@ typedef struct {
     int saved_step;            // of the last one, likewise
     double seconds_writing, seconds_fastest;  // in all; of the fastest
     int n_waits;
-    // in which training stood still, in n_waits saves; the last, when training is over, is none
+    // training stood still so long, in n_waits saves; the last, when training is over, is none of them
     double seconds_waited;
 } Snapshot;
 

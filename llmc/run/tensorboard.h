@@ -182,11 +182,6 @@ static inline void tensorboard_scalars(TensorBoard* w, int64_t step, double wall
     tensorboard_record_(w, &e);
 }
 
-static inline void tensorboard_scalar(TensorBoard* w, int64_t step, double wall_time, const char* tag, float value) {
-    const TensorBoardScalar scalar = {tag, value};
-    tensorboard_scalars(w, step, wall_time, &scalar, 1);
-}
-
 static inline void tensorboard_close(TensorBoard* w) {
     if (w->path && close(w->fd) != 0) { tensorboard_fail_(w); }
     free(w->path);

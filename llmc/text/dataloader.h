@@ -71,7 +71,7 @@ typedef struct {
     void* text;             // tokens of text, token_bytes each, or NULL
     int64_t text_capacity;  // tokens for which there is room
     void* numbers;          // tokens of numbers, token_bytes each, or NULL
-    FileList number_files;  // whose names the shards show
+    FileList number_files;  // the shards show its names
     int64_t n_bytes_read, n_bytes_total;  // of the files, while opening: for the progress bar
 } TokenData;
 
@@ -389,7 +389,7 @@ static inline void tokens_open(TokenData* d, const char* path, const Tokenizer* 
             file_unmap(&file);
             continue;
         }
-        // which keep the mapping
+        // the shards keep the mapping
         if (kind == SHARD_FILE) { tokens_open_shard_(d, &file); } else { tokens_open_examples_(d, &file); }
         progress("reading tokens", d->n_bytes_read, d->n_bytes_total);
     }
@@ -761,7 +761,7 @@ static inline void dataloader_ask_pages_(const DataLoader* l, int64_t first, int
     }
 }
 
-// until the GPT-2 trainers take their batches from prefetch.h
+// a name for the GPT-2 trainers until they take their batches from prefetch.h
 static inline void dataloader_prefetch(const DataLoader* l, int64_t first, int B) {
     dataloader_ask_pages_(l, first, B);
 }

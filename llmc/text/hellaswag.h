@@ -210,13 +210,6 @@ static inline void hellaswag_check_vocab(const HellaSwag* h, int vocab_size, con
 
 // ---- rows and scores ----
 
-// the first example of a rank; its last is the one before the first of rank + 1. Ranks share them in pieces of ceil(n /
-// n_ranks)
-static inline int hellaswag_first(const HellaSwag* h, int rank, int n_ranks) {
-    int64_t piece = (h->n + (int64_t)n_ranks - 1) / n_ranks, first = rank * piece;
-    return first < h->n ? (int)first : h->n;
-}
-
 // rows first .. first+B-1 as inputs and targets (B, T); rows beyond the last are padding alone
 static inline void hellaswag_batch(const HellaSwag* h, int first, int B, int T, int* inputs, int* targets) {
     for (int64_t b = 0; b < B; b++) {

@@ -83,7 +83,7 @@ static inline void prefetch_threads_(Prefetch* p) {
     sigset_t others, before;
     sigfillset(&others);
     sigdelset(&others, SIGBUS);
-    pthread_sigmask(SIG_SETMASK, &others, &before);  // which the new threads inherit
+    pthread_sigmask(SIG_SETMASK, &others, &before);  // the new threads inherit the mask
     for (int i = 0; i < p->n_workers; i++) {
         int error = pthread_create(&p->threads[i], NULL, prefetch_worker_, p);
         if (error) { fail_run("--prefetch-workers: thread %d of %d: %s", i + 1, p->n_workers, strerror(error)); }
@@ -121,7 +121,7 @@ static inline void prefetch_start(Prefetch* p, const DataLoader* rows, int B, in
     prefetch_threads_(p);
 }
 
-// until no worker writes to a slot, or one has failed; the lock is held
+// returns when no worker writes to a slot, or one has failed; the lock is held
 static inline void prefetch_pause_(Prefetch* p) {
     Failure* f = failure_();
     p->paused = 1;

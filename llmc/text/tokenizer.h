@@ -155,14 +155,6 @@ static inline int tokenizer_parse_bin_(Tokenizer* t, const unsigned char* bytes,
     return 0;
 }
 
-static inline void tokenizer_load_bin(Tokenizer* t, const char* path) {
-    MappedFile file;
-    ErrorText error;
-    file_map(&file, path);
-    if (!tokenizer_parse_bin_(t, file.bytes, file.n_bytes, &error)) { fail_input("%s: %s", path, error.text); }
-    file_unmap(&file);
-}
-
 // ---- tokenizer.json ----
 
 static inline void tokenizer_json_encode_(TokenizerWork* w, const char* text, size_t n_bytes, int choices) {
