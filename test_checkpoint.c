@@ -439,7 +439,7 @@ static void plan_in_child(void* options) { run_plan_steps((RunOptions*)options, 
 // --lr-horizon: the schedule of so many steps, whatever the run has; then its last value
 static void test_horizon(Test* t) {
     RunOptions o = options_of("");
-    o.schedule = "cosine";
+    o.schedule = SCHEDULE_COSINE;
     o.lr = 1e-3f;
     o.final_lr = 0.1f;
     o.warmup = 10;

@@ -918,18 +918,44 @@ static void ranks_plan(Test* t, Comm* c, int number) {
 
 static void test_plan(Test* t) { run_ranks(t, device_ranks(t, 1), ranks_plan, 0); }
 
-enum { N_TENSORS = 5 };
+enum { MAX_ROWS = 8, MAX_SLICES = 49 };
 
-static size_t small_table(Tensor* table, int frozen) {
-    // three chunks, the last not full
-    table[0] = tensor("a", 0 * sizeof(float*), 0, 100, 97, INIT_NORMAL, 1.0f, DECAY, AS_IS);
+typedef enum { SMALL, SMALL_FROZEN, ODD } TestTable;  // FROZEN: a tensor with all its layers
+
+static int small_table(Tensor* table, int frozen) {
+    table[0] = tensor("a", 0 * sizeof(float*), 0, 100, 97, INIT_NORMAL, 1.0f, DECAY, AS_IS);       // three chunks, the last not full
     table[1] = tensor("b.%d", 1 * sizeof(float*), 3, 1, 33, INIT_ONES, 0.0f, NO_DECAY, VECTOR);
     // two chunks exactly
     table[2] = tensor("c.%d", 2 * sizeof(float*), 2, 64, 64, INIT_NORMAL, 1.0f, DECAY, TRANSPOSED);
     table[3] = tensor("d", 3 * sizeof(float*), 0, 1, 1, INIT_ONES, 0.0f, NO_DECAY, VECTOR);
     table[4] = tensor("e", 4 * sizeof(float*), 0, 200, 101, INIT_NORMAL, 1.0f, DECAY, AS_IS);
     table[2].frozen = frozen;
-    return tensors_layout(table, N_TENSORS);
+    return 5;
+}
+
+// tensors in some of six layers, experts apart and fused
+static int odd_table(Tensor* table) {
+    const char* kinds = "LLFLLF";
+    table[0] = tensor("a", 0 * sizeof(float*), 0, 30, 31, INIT_NORMAL, 1.0f, DECAY, AS_IS);
+    table[1] = tensor("b.%d", 1 * sizeof(float*), 6, 1, 33, INIT_ONES, 0.0f, NO_DECAY, VECTOR);
+    table[2] = tensor("c.%d", 2 * sizeof(float*), 6, 64, 64, INIT_NORMAL, 1.0f, DECAY, TRANSPOSED);
+    tensor_in_layers(&table[2], 2, 3);
+    table[3] = tensor("d.%d", 3 * sizeof(float*), 6, 50, 41, INIT_NORMAL, 1.0f, DECAY, AS_IS);
+    tensor_in_kinds(&table[3], kinds, "L");
+    table[4] = tensor("d.%d", 4 * sizeof(float*), 6, 20, 41, INIT_NORMAL, 1.0f, DECAY, AS_IS);
+    tensor_in_kinds(&table[4], kinds, "F");
+    table[5] = tensor("e.%d.%d.{g,u}", 5 * sizeof(float*), 6, 24, 35, INIT_NORMAL, 1.0f, DECAY, AS_IS);
+    tensor_in_layers(&table[5], 1, 1);
+    tensor_experts(&table[5], 3, APART);
+    table[6] = tensor("f.%d", 6 * sizeof(float*), 6, 8, 40, INIT_NORMAL, 1.0f, DECAY, AS_IS);
+    tensor_in_layers(&table[6], 3, 1);
+    tensor_experts(&table[6], 3, FUSED);
+    table[7] = tensor("g", 7 * sizeof(float*), 0, 1, 1, INIT_ONES, 0.0f, NO_DECAY, VECTOR);
+    return 8;
+}
+
+static int test_table(Tensor* table, TestTable which) {
+    return which == ODD ? odd_table(table) : small_table(table, which == SMALL_FROZEN);
 }
 
 typedef struct {
@@ -937,22 +963,27 @@ typedef struct {
     float loss, norm;
 } Trained;
 
+// a tensor's gradients, as far as they belong to this layer, or all of a tensor of no layer
+static void upload_gradient(const DataParallel* s, int i, float* to, const float* g, int layer, const Device* dev) {
+    const Tensor* t = &s->table[i];
+    const int slice = tensor_slice(t, layer);
+    if (slice < 0) { return; }
+    device_upload(to, g + t->offset + (size_t)slice * tensor_slice_elements(t),
+                  sizeof(float) * tensor_layer_elements(t), dev);
+}
+
 // backward of one leaf, as a trainer does it: from the last layer to the first, then what belongs to no layer
 static void leaf_backward(DataParallel* s, const float* g, const Device* dev) {
-    float* d[N_TENSORS];  // small_table says which is which
+    float* d[MAX_ROWS];  // test_table says which is which
     for (int l = s->n_layers - 1; l >= 0; l--) {
         dp_point(s, d, l);
-        for (int i = 0; i < N_TENSORS; i++) {
-            const size_t n = tensor_slice_elements(&s->table[i]);
-            if (l < s->table[i].layers) {
-                device_upload(d[i], g + s->table[i].offset + (size_t)l * n, sizeof(float) * n, dev);
-            }
+        for (int i = 0; i < s->n_tensors; i++) {
+            if (s->table[i].layers > 0) { upload_gradient(s, i, d[i], g, l, dev); }
         }
         dp_layer_done(s, l, dev);
     }
-    for (int i = 0; i < N_TENSORS; i++) {
-        const size_t n = tensor_elements(&s->table[i]);
-        if (s->table[i].layers == 0) { device_upload(d[i], g + s->table[i].offset, sizeof(float) * n, dev); }
+    for (int i = 0; i < s->n_tensors; i++) {
+        if (s->table[i].layers == 0) { upload_gradient(s, i, d[i], g, 0, dev); }
     }
     dp_leaf_done(s, dev);
 }
@@ -972,22 +1003,24 @@ static void leaves_backward(DataParallel* s, const float* params, size_t n, int 
     free(g);
 }
 
-enum { N_SMALL_SLICES = 8 };  // of small_table
+enum { N_TENSORS = 5, N_SMALL_SLICES = 8 };  // of small_table
 
-// three updates of S leaves on this rank's part of the world. frozen, counts: of each slice, NULL: none, all alike. S =
-// 5 is verified too
-static Trained train_slices(DataParallel* s, Comm* c, Tensor* table, size_t n, int S, int zero, const int* frozen,
-                            const int* counts, const Device* dev) {
+// three updates of S leaves on this rank's part of the world. frozen, counts: of each slice, NULL: none, all alike. S = 5 is
+// verified too
+static Trained train_slices(DataParallel* s, Comm* c, Tensor* table, int n_tensors, int S, int zero, const int* frozen,
+                            const int* counts,
+                            const Device* dev) {
+    const size_t n = tensors_layout(table, n_tensors);
     Trained out = {(float*)device_alloc(4 * n, "p"), NULL, NULL, 0.0f, 0.0f};
     float* params = (float*)new_array(n, sizeof(float));
-    dp_init(s, c, table, N_TENSORS, S, zero);
+    dp_init(s, c, table, n_tensors, S, zero);
     dp_open(s);
     s->frozen = frozen;
     const size_t n_buffer = s->n_buffer;
     if (S % 2) { s->n_buffer = 2 * (size_t)s->n_round * 1000; }  // too small for a layer: it goes in several rounds
     out.m = (float*)device_alloc(4 * s->n_kept, "m");
     out.v = (float*)device_alloc(4 * s->n_kept, "v");
-    tensors_init(table, N_TENSORS, params, 42);
+    tensors_init(table, n_tensors, params, 42);
     device_upload(out.params, params, 4 * n, dev);
     const Weights w = weights_of(out.params, sizeof(float), NULL, out.m, out.v);
     Verify verify;
@@ -997,7 +1030,7 @@ static Trained train_slices(DataParallel* s, Comm* c, Tensor* table, size_t n, i
         leaves_backward(s, params, n, step, dev);
         const float* grads = dp_reduce(s, &out.loss, dev);
         out.norm = dp_norm(s, grads, dev);
-        int slice_updates[N_SMALL_SLICES];
+        int slice_updates[MAX_SLICES];
         for (int i = 0; counts && i < N_SMALL_SLICES; i++) { slice_updates[i] = counts[i] > 0 ? counts[i] + step : 0; }
         Optimizer o =
             {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, S == 5 ? &verify : NULL, counts ? slice_updates : NULL};
@@ -1009,9 +1042,6 @@ static Trained train_slices(DataParallel* s, Comm* c, Tensor* table, size_t n, i
     return out;
 }
 
-static Trained train_small(DataParallel* s, Comm* c, Tensor* table, size_t n, int S, int zero, const Device* dev) {
-    return train_slices(s, c, table, n, S, zero, NULL, NULL, dev);
-}
 
 static void trained_free(Trained* x, DataParallel* s, size_t n) {
     device_release(x->params, 4 * n);
@@ -1021,20 +1051,20 @@ static void trained_free(Trained* x, DataParallel* s, size_t n) {
 }
 
 // loss, norm, parameters and first moments of all ranks against those of one
-static void check_same(Test* t, Comm* c, DataParallel* s, const Tensor* table, size_t n, const Trained* got,
-                       const Trained* one, const Device* dev) {
+static void check_same(Test* t, Comm* c, DataParallel* s, const Tensor* table, size_t n, const Trained* got, const Trained* one, const Device* dev) {
+    const int n_tensors = s->n_tensors;
     check_bits(t, "loss", &got->loss, &one->loss, 1);
     check_bits(t, "norm", &got->norm, &one->norm, 1);
     float *params = (float*)new_array(n, sizeof(float)), *want = (float*)new_array(n, sizeof(float));
     float* room = (float*)new_array(200 * 101, sizeof(float));  // of the largest slice
     device_download(params, got->params, 4 * n, dev);
     device_download(want, one->params, 4 * n, dev);
-    for (int i = 0; i < N_TENSORS; i++) {
+    for (int i = 0; i < n_tensors; i++) {
         const size_t at = table[i].offset;
         check_bits(t, table[i].name, params + at, want + at, tensor_elements(&table[i]));
     }
     device_download(want, one->m, 4 * n, dev);
-    for (int i = 0; i < N_TENSORS; i++) {
+    for (int i = 0; i < n_tensors; i++) {
         const size_t n_slice = tensor_slice_elements(&table[i]);
         for (int l = 0; l < tensor_slices(&table[i]); l++) {
             const float *m = dp_slice(s, got->m, i, l, room, dev);
@@ -1046,17 +1076,18 @@ static void check_same(Test* t, Comm* c, DataParallel* s, const Tensor* table, s
     for (int i = 0; i < 3; i++) { free(arrays[i]); }
 }
 
-// number: 100 S + 10 frozen + zero
+// number: 100 S + 10 table + zero
 static void ranks_train(Test* t, Comm* c, int number) {
-    const int S = number / 100, frozen = number / 10 % 10, zero = number % 10;
-    Tensor table[N_TENSORS];
+    const int S = number / 100, zero = number % 10;
+    Tensor table[MAX_ROWS];
     DataParallel s, alone;
-    const size_t n = small_table(table, frozen);
+    const int n_tensors = test_table(table, (TestTable)(number / 10 % 10));
+    const size_t n = tensors_layout(table, n_tensors);
     Device dev = rank_device(c);
-    Trained one = train_small(&alone, NULL, table, n, S, 0, &dev);
+    Trained one = train_slices(&alone, NULL, table, n_tensors, S, 0, NULL, NULL, &dev);
     c->link->check = number % 3 == 0;
     uint64_t before = c->link->bytes_sent;
-    Trained got = train_small(&s, c, table, n, S, zero, &dev);
+    Trained got = train_slices(&s, c, table, n_tensors, S, zero, NULL, NULL, &dev);
     uint64_t sent = c->link->bytes_sent - before, planned = (uint64_t)(3.0 * dp_bytes(&s));
     const int met = c->size > 1 && DEVICE_MEETS;  // beside the gradients an id was sent
     check(t, c->link->check || c->size == 1 || met || sent == planned, "sent %llu bytes, planned %llu",
@@ -1072,11 +1103,9 @@ static void test_train(Test* t) {
     const int most = device_ranks(t, 4);
     for (int P = 1; P <= most; P++) {
         for (int k = 0; k < 5; k++) {
-            // a third of them, for kernels take their time on a CPU
-            if (DEVICE_MEETS && (P + k) % 3 != 0) { continue; }
-            for (int zero = 0; zero < 3; zero++) {
-                run_ranks(t, P, ranks_train, 100 * leaves[k] + 10 * (k % 2) + zero);
-            }
+            if (DEVICE_MEETS && (P + k) % 3 != 0) { continue; }  // a third of them, for kernels take their time on a CPU
+            const int number = 100 * leaves[k] + 10 * ((P + k) % 3);
+            for (int zero = 0; zero < 3; zero++) { run_ranks(t, P, ranks_train, number + zero); }
         }
     }
 }
@@ -1118,17 +1147,18 @@ static void train_by_slices(float* params, float* m, float* v, const Tensor* tab
 // number: 10 S + zero. With one leaf also against the definition
 static void ranks_slices(Test* t, Comm* c, int number) {
     const int S = number / 10, zero = number % 10;
-    Tensor table[N_TENSORS];
+    Tensor table[MAX_ROWS];
     DataParallel s, alone;
-    const size_t n = small_table(table, 0);
+    const int n_tensors = test_table(table, SMALL);
+    const size_t n = tensors_layout(table, n_tensors);
     Device dev = rank_device(c);
-    Trained one = train_slices(&alone, NULL, table, n, S, 0, small_frozen, small_counts, &dev);
-    Trained got = train_slices(&s, c, table, n, S, zero, small_frozen, small_counts, &dev);
+    Trained one = train_slices(&alone, NULL, table, n_tensors, S, 0, small_frozen, small_counts, &dev);
+    Trained got = train_slices(&s, c, table, n_tensors, S, zero, small_frozen, small_counts, &dev);
     check_same(t, c, &s, table, n, &got, &one, &dev);
     if (S == 1 && !FAST_KERNELS) {
         float *params = (float*)new_array(n, sizeof(float)), *found = (float*)new_array(n, sizeof(float));
         float *m = (float*)new_array(n, sizeof(float)), *v = (float*)new_array(n, sizeof(float));
-        tensors_init(table, N_TENSORS, params, 42);
+        tensors_init(table, n_tensors, params, 42);
         train_by_slices(params, m, v, table, n);
         device_download(found, one.params, 4 * n, &dev);
         check_bits(t, "parameters by the definition", found, params, n);
@@ -1191,8 +1221,8 @@ static void train_stored(uint16_t* bits, Comm* c, Tensor* table, size_t n, int z
 }
 
 static void ranks_stored(Test* t, Comm* c, int zero) {
-    Tensor table[N_TENSORS];
-    const size_t n = small_table(table, 0);
+    Tensor table[MAX_ROWS];
+    const size_t n = tensors_layout(table, test_table(table, SMALL));
     Device dev = rank_device(c);
     uint16_t *want = (uint16_t*)new_array(n, sizeof(uint16_t)), *got = (uint16_t*)new_array(n, sizeof(uint16_t));
     train_stored(want, NULL, table, n, 0, t, &dev);
@@ -1290,8 +1320,8 @@ static void test_evaluate(Test* t) {
 
 // chunks are dealt out without a hole, and nearly evenly
 static void test_parts(Test* t) {
-    Tensor table[N_TENSORS];
-    small_table(table, 1);
+    Tensor table[MAX_ROWS];
+    tensors_layout(table, test_table(table, SMALL_FROZEN));
     for (int P = 1; P <= 16; P++) {
         size_t next[N_TENSORS] = {0};
         for (int r = 0; r < P; r++) {
@@ -1357,12 +1387,8 @@ int main(int argc, char** argv) {
         {"evaluate", "mean loss, bits per byte and scores over the targets that count: one rank's bits on 1..4",
          test_evaluate},
         {"dp parts", "chunks are dealt out without a hole", test_parts},
-        {"dp train",
-         "loss, norm, parameters, moments: one rank's bits on 1..4, S = 1, 3, 4, 8, 11, --zero 0, 1, 2, frozen or not",
-         test_train},
-        {"dp slices",
-         "layers that are frozen, or had other counts of updates: the definition's bits, on 1..4 ranks, --zero 0, 1, 2",
-         test_slices},
+        {"dp train", "loss, norm, parameters, moments: one rank's bits on 1..4, S = 1..11, --zero 0, 1, 2, frozen, with experts", test_train},
+        {"dp slices", "layers that are frozen, or had other counts of updates: the definition's bits, on 1..4 ranks, --zero 0, 1, 2", test_slices},
 #ifdef __CUDACC__
         {"dp stored",
          "bf16 parameters and float masters: one rank's bits on 2 and 3, and the masters give the parameters again",

@@ -906,7 +906,7 @@ static void run_more(void* arg) {
         argv[argc++] = typed[i];
     }
     int n = run_options(r->table, &r->o, "");
-    n += data_options(r->table + n, &r->x);
+    n = data_options(r->table, n, &r->x);
     options_parse(r->table, n, argc, argv, "");
     tokenizer_bytes_init(&bytes);
     memset(&r->data, 0, sizeof r->data);
@@ -1026,7 +1026,7 @@ static void test_source_of_resume(Test* t) {
     json_t* settings = json_pack("{s:s}", "train", "old");
     for (int is_typed = 0; is_typed < 2; is_typed++) {
         int n = run_options(r.table, &r.o, "");
-        n += data_options(r.table + n, &r.x);
+        n = data_options(r.table, n, &r.x);
         options_parse(r.table, n, 1 + is_typed, typed, "");
         options_from_json(r.table, n, settings);
         const char* const values[N_SOURCES] = {r.o.train, r.x.token_file, r.x.token_dir};

@@ -5,7 +5,6 @@ model.
 */
 #define TESTING
 #include "train_gpt2.c"
-#undef main
 #include "llmc/ops/documents.h"
 #include "llmc/test/test.h"
 
@@ -204,21 +203,21 @@ static void test_neighbours(Test* t) {
 // ---- the whole model ----
 
 // positions first .. first+T-1 of a batch as a sequence of their own, through every layer and back
-static void check_model_alone(Test* t, GPT2* model, const Activations* batch, const float* batch_logits,
-                              const int* tokens, const int* targets, size_t first, int T, const Device* dev) {
-    const Config c = model->config;
+static void check_model_alone(Test* t, GPT2* gpt2, const Activations* batch, const float* batch_logits, const int* tokens,
+                              const int* targets, size_t first, int T, const Device* dev) {
+    const Config c = gpt2->config;
     const size_t n = (size_t)T * c.C;
     const ActivationTensors all = layer_activations(batch, 0);
     Activations acts;
     float loss;
     activations_init(&acts, c, 1, T, TO_TRAIN);
-    gpt2_forward(model, &acts, tokens + first, 1, T, 0, dev);
-    check_bits(t, "logits", gpt2_logits(model, &acts, 0, T, dev), batch_logits + first * c.Vp, (size_t)T * c.Vp);
-    gpt2_loss(model, &acts, targets + first, 1, T, dev);
+    gpt2_forward(gpt2, &acts, tokens + first, 1, T, 0, dev);
+    check_bits(t, "logits", gpt2_logits(gpt2, &acts, 0, T, dev), batch_logits + first * c.Vp, (size_t)T * c.Vp);
+    gpt2_losses(gpt2, &acts, targets + first, T, dev);
     const ActivationTensors a = layer_activations(&acts, 0);
     check_bits(t, "losses", a.losses, all.losses + first, (size_t)T);
-    gpt2_backward(model, &acts, tokens + first, targets + first, 0.01f, 1, T, dev);
-    dp_reduce(&model->dp, &loss, dev);
+    gpt2_backward(gpt2, &acts, tokens + first, targets + first, 0.01f, 1, T, dev);
+    dp_reduce(&gpt2->model.dp, &loss, dev);
     check_bits(t, "gradient of the embedding", a.dresidual, all.dresidual + first * c.C, n);
     activations_free(&acts);
 }
@@ -228,13 +227,13 @@ static void test_model(Test* t) {
     const Config c = config_make(64, V, 2, 2, 32);
     int tokens[N], targets[N];
     uint64_t s = seeded_stream(3);
-    GPT2 model;
+    GPT2 gpt2;
     Activations acts;
     Device dev = test_device(2);
-    gpt2_init(&model, c);
-    gpt2_init_training(&model, NULL, 1, 0);
-    float *params = random_array(model.n, 0.3f, 8), loss;
-    memcpy(model.params, params, sizeof(float) * model.n);
+    gpt2_init(&gpt2, c, sizeof(float));
+    model_init_training(&gpt2.model, NULL, 1, 0, NULL, &dev);
+    float *params = random_array(gpt2.model.n, 0.3f, 8), loss;
+    memcpy(model_floats(&gpt2.model), params, sizeof(float) * gpt2.model.n);
     for (int i = 0; i < N; i++) {
         int other = 8 + (int)(xorshift_u32(&s) % (V - 8));
         tokens[i] = xorshift_u32(&s) % 8 == 0 ? EOT : other;
@@ -242,23 +241,22 @@ static void test_model(Test* t) {
     }
     activations_init(&acts, c, B, T, TO_TRAIN);
     acts.document_start = EOT;
-    gpt2_forward(&model, &acts, tokens, B, T, 0, &dev);
-    float* logits = copied_array(gpt2_logits(&model, &acts, 0, N, &dev), (size_t)N * c.Vp);
-    gpt2_loss(&model, &acts, targets, B, T, &dev);
-    gpt2_backward(&model, &acts, tokens, targets, 0.01f, B, T, &dev);
-    dp_reduce(&model.dp, &loss, &dev);
+    gpt2_forward(&gpt2, &acts, tokens, B, T, 0, &dev);
+    float* logits = copied_array(gpt2_logits(&gpt2, &acts, 0, N, &dev), (size_t)N * c.Vp);
+    gpt2_leaf(&gpt2, &acts, tokens, targets, 0.01f, B, T, &dev);
+    dp_reduce(&gpt2.model.dp, &loss, &dev);
     check(t, acts.n_segments > 5, "%d segments say little", acts.n_segments);
     for (int i = 0; i < acts.n_segments; i++) {
-        check_model_alone(t, &model, &acts, logits, tokens, targets, acts.segments[i].first, acts.segments[i].T, &dev);
+        check_model_alone(t, &gpt2, &acts, logits, tokens, targets, acts.segments[i].first, acts.segments[i].T, &dev);
     }
     acts.document_start = NO_RESET;
-    gpt2_forward(&model, &acts, tokens, B, T, 0, &dev);
-    const float* without = gpt2_logits(&model, &acts, 0, N, &dev);
+    gpt2_forward(&gpt2, &acts, tokens, B, T, 0, &dev);
+    const float* without = gpt2_logits(&gpt2, &acts, 0, N, &dev);
     check(t, memcmp(logits, without, sizeof(float) * (size_t)N * c.Vp) != 0, "the reset has no effect");
     free(params);
     free(logits);
     activations_free(&acts);
-    gpt2_free(&model);
+    model_free(&gpt2.model);
     device_free(&dev);
 }
 

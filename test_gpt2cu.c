@@ -4,158 +4,70 @@ as C, as exact CUDA (bit for bit) and as bf16 CUDA (within a tolerance), on a GP
 */
 #define TESTING
 #include "train_gpt2.cu"
-#undef main
+#include "llmc/test/golden.h"  // Golden, golden_check_training
 #include "llmc/test/test.h"
 
 static const char* const BASE = "dev/golden/gpt2_base.safetensors";
 static const char* const ODD = "dev/golden/gpt2_odd.safetensors";  // 3 leaves, clip, cosine, masked targets, head size 11
 
 typedef struct {
-    SafeSet set;
-    json_t* config;
-    GPT2 model;
+    Golden file;
+    GPT2 gpt2;
     Activations acts;
     Device dev;
-    int B, T, n_leaves;
-} Golden;
+} Subject;
 
-static int golden_int(const Golden* g, const char* key) { return (int)json_need_int(g->config, g->set.path, key, 0, 1 << 24); }
-static float golden_float(const Golden* g, const char* key) { return (float)json_number_value(json_object_get(g->config, key)); }
-
-static const void* golden_data(const Golden* g, const char* name) {
-    const SafeTensor* t = safetensors_find(g->set.files, name);
-    if (!t) { fail_run("%s: tensor %s is missing: make golden", g->set.path, name); }
-    return t->data;
-}
-
-static const int* golden_batch(const Golden* g, const char* name, int step, int leaf) {
-    return (const int*)golden_data(g, name) + ((size_t)step * g->n_leaves + leaf) * g->B * g->T;
-}
-
-// the tensors with this prefix as an arena on the host
-static float* golden_arena(Golden* g, const char* prefix) {
-    float* arena = (float*)arena_alloc(sizeof(float) * g->model.n, prefix);
-    tensors_load(&g->set, g->model.table, N_PARAMETERS, prefix, arena);
-    return arena;
-}
-
-static void golden_open(Golden* g, const char* path, Tradeoffs how) {
-    memset(g, 0, sizeof *g);
-    safeset_open(&g->set, path);
-    g->config = json_loads(safetensors_meta(g->set.files, "config"), 0, NULL);
-    Config c = config_make(golden_int(g, "n_positions"), golden_int(g, "vocab_size"), golden_int(g, "n_layer"), golden_int(g, "n_head"),
-                           golden_int(g, "n_embd"));
-    g->B = golden_int(g, "batch");
-    g->T = golden_int(g, "seq_len");
-    g->n_leaves = golden_int(g, "leaves");
+static void subject_open(Subject* s, const char* path, Tradeoffs how) {
+    const Golden* g = &s->file;
+    golden_open(&s->file, path);
+    const Config c = config_make(golden_int(g, "n_positions"), golden_int(g, "vocab_size"), golden_int(g, "n_layer"),
+                                 golden_int(g, "n_head"), golden_int(g, "n_embd"));
     device_choose(0);
-    device_init(&g->dev, 2);
-    gpt2_init(&g->model, c);
-    float* params = golden_arena(g, "param.");
-    gpt2_store(&g->model, params, 0, &g->dev);
-    gpt2_init_training(&g->model, NULL, g->n_leaves, 0, 1, params, &g->dev);
-    activations_init(&g->acts, c, g->B, g->T, TO_TRAIN, how);
-    arena_free(params, sizeof(float) * g->model.n);
+    device_init(&s->dev, 2);
+    gpt2_init(&s->gpt2, c, sizeof(floatX));
+    float* params = (float*)arena_alloc(sizeof(float) * s->gpt2.model.n, "start values");
+    golden_load(&s->file, "param.", s->gpt2.model.table, N_PARAMETERS, params);
+    model_store(&s->gpt2.model, params, 0, &s->dev);
+    model_init_training(&s->gpt2.model, NULL, g->n_leaves, 0, FLOATX_IS_FLOAT ? NULL : params, &s->dev);
+    activations_init(&s->acts, c, g->B, g->T, TO_TRAIN, how);
+    arena_free(params, sizeof(float) * s->gpt2.model.n);
 }
 
-static void golden_close(Golden* g) {
-    gpt2_free(&g->model);
-    activations_free(&g->acts);
-    device_free(&g->dev);
-    json_decref(g->config);
-    safeset_close(&g->set);
+static void subject_close(Subject* s) {
+    model_free(&s->gpt2.model);
+    activations_free(&s->acts);
+    device_free(&s->dev);
+    golden_close(&s->file);
 }
 
-// |a - b| / |b|
-static double relative_distance(const float* a, const float* b, size_t n) {
-    double difference = 0.0, size = 0.0;
-    for (size_t i = 0; i < n; i++) {
-        difference += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
-        size += (double)b[i] * (double)b[i];
+static void subject_leaf(void* subject, const int* inputs, const int* targets, float dloss) {
+    Subject* s = (Subject*)subject;
+    gpt2_leaf(&s->gpt2, &s->acts, inputs, targets, dloss, s->file.B, s->file.T, &s->dev);
+}
+
+// Exact builds: every bit. bf16 rounds every weight and activation to 2^-9, about ten in a row and some of them under sums
+// that cancel. Odd's attention is far from uniform: rounding nothing but its weights to the nearest bf16 moves gradients by up
+// to 0.028, and they are rounded with noise, whose error is sqrt(2) times as wide. Parameters: AdamW divides by the size of the
+// gradient, and the bias of k, whose gradient is nothing but rounding since softmax does not see it, moves at full speed in
+// directions of its own
+static GoldenRun subject_run(Subject* s) {
+    GoldenRun run = {s->gpt2.model.table, N_PARAMETERS, s->gpt2.model.n, &s->gpt2.model.dp, s->gpt2.model.w, &s->dev,
+                     s, subject_leaf, NULL, "trained", GOLDEN_BITS, GOLDEN_BITS, GOLDEN_BITS};
+    if (FAST_KERNELS) {
+        const double sensitivity = strcmp(s->file.set.path, ODD) == 0 ? 4.0 : 1.0;
+        run.numbers = FLOATX_IS_FLOAT ? 1e-5 : 1e-2 * sensitivity;
+        run.gradients = FLOATX_IS_FLOAT ? 1e-4 : 3e-2 * sensitivity;
+        run.parameters = 0.1;
     }
-    return size > 0.0 ? sqrt(difference / size) : difference > 0.0;
-}
-
-// exact: every bit. Else the relative distance of each tensor
-static void check_arena(Test* t, Golden* g, const char* prefix, const float* found, double tolerance) {
-    float* expected = golden_arena(g, prefix);
-    for (int i = 0; i < N_PARAMETERS; i++) {
-        const Tensor* p = &g->model.table[i];
-        const float *a = found + p->offset, *b = expected + p->offset;
-        char what[NAME_BYTES];
-        snprintf(what, sizeof what, "%s: %s%s", g->set.path, prefix, p->name);
-        if (!FAST_KERNELS) { check_bits(t, what, a, b, tensor_elements(p)); continue; }
-        double distance = relative_distance(a, b, tensor_elements(p));
-        check(t, distance < tolerance, "%s: relative distance %.2g, expected below %g", what, distance, tolerance);
-    }
-    arena_free(expected, sizeof(float) * g->model.n);
-}
-
-// How much wider bounds for bf16 are. Odd's attention is far from uniform: rounding nothing but its weights to the nearest bf16
-// moves gradients by up to 0.028, and they are rounded with noise, whose error is sqrt(2) times as wide
-static double sensitivity(const Golden* g) { return strcmp(g->set.path, ODD) == 0 ? 4.0 : 1.0; }
-
-// bf16 rounds every weight and activation to 2^-9, about ten in a row and some of them under sums that cancel
-static void check_gradients(Test* t, Golden* g, const char* prefix, const float* grads) {
-    float* found = (float*)arena_alloc(sizeof(float) * g->model.n, "found");
-    device_download(found, grads, sizeof(float) * g->model.n, &g->dev);
-    check_arena(t, g, prefix, found, FLOATX_IS_FLOAT ? 1e-4 : 3e-2 * sensitivity(g));
-    arena_free(found, sizeof(float) * g->model.n);
-}
-
-// The masters where there are some. AdamW divides by the size of the gradient: the bias of k, whose gradient is nothing but
-// rounding since softmax does not see it, moves at full speed in directions of its own
-static void check_parameters(Test* t, Golden* g, const char* prefix) {
-    float* found = download_parameters(&g->model, &g->dev);
-    check_arena(t, g, prefix, found, 0.1);
-    arena_free(found, sizeof(float) * g->model.n);
-}
-
-static void check_number(Test* t, const Golden* g, const char* what, float found, float expected) {
-    if (!FAST_KERNELS) { check_bits(t, what, &found, &expected, 1); return; }
-    double tolerance = FLOATX_IS_FLOAT ? 1e-5 : 1e-2 * sensitivity(g);
-    check(t, fabs((double)found / (double)expected - 1.0) < tolerance, "%s: found %.6g, expected %.6g", what, (double)found, (double)expected);
-}
-
-static float* golden_gradients(Golden* g, int step, float* loss, float* norm) {
-    const int* targets = golden_batch(g, "targets", step, 0);
-    const int N = g->B * g->T;
-    int counted = 0;
-    for (int n = 0; n < g->n_leaves * N; n++) { counted += targets[n] >= 0; }
-    for (int leaf = 0; leaf < g->n_leaves; leaf++) {
-        gpt2_leaf(&g->model, &g->acts, golden_batch(g, "inputs", step, leaf), targets + (size_t)leaf * N, 1.0f / (float)counted, g->B, g->T, &g->dev);
-    }
-    float loss_sum, *grads = dp_reduce(&g->model.dp, &loss_sum, &g->dev);
-    *loss = loss_sum / (float)counted;
-    *norm = dp_norm(&g->model.dp, grads, &g->dev);
-    return grads;
-}
-
-static void golden_update(Golden* g, int step, const float* grads, float norm) {
-    Schedule schedule = schedule_from_name(json_string_value(json_object_get(g->config, "schedule")));
-    const int n_steps = golden_int(g, "steps");
-    float lr = schedule_lr(schedule, step, n_steps, golden_int(g, "warmup"), (double)golden_float(g, "lr"), (double)golden_float(g, "final_lr"));
-    Optimizer o = {lr, golden_float(g, "beta1"), golden_float(g, "beta2"), golden_float(g, "eps"), golden_float(g, "weight_decay"),
-                   golden_float(g, "clip"), 0, NULL, NULL};
-    const Weights w = gpt2_weights(&g->model);
-    dp_update(&g->model.dp, &w, grads, norm, &o, step + 1, &g->dev);
+    return run;
 }
 
 static void check_training(Test* t, const char* path, Tradeoffs how) {
-    Golden g;
-    golden_open(&g, path, how);
-    const float *losses = (const float*)golden_data(&g, "loss"), *norms = (const float*)golden_data(&g, "norm");
-    const int n_steps = golden_int(&g, "steps");
-    for (int step = 0; step < n_steps; step++) {
-        float loss, norm, *grads = golden_gradients(&g, step, &loss, &norm);
-        check_number(t, &g, "loss", loss, losses[step]);
-        check_number(t, &g, "norm", norm, norms[step]);
-        if (step == 0) { check_gradients(t, &g, "grad.", grads); }
-        golden_update(&g, step, grads, norm);
-        if (step == 0) { check_parameters(t, &g, "step1."); }
-    }
-    check_parameters(t, &g, "step10.");
-    golden_close(&g);
+    Subject s;
+    subject_open(&s, path, how);
+    const GoldenRun run = subject_run(&s);
+    golden_check_training(t, &s.file, &run);
+    subject_close(&s);
 }
 
 static Tradeoffs tradeoffs(int recompute, int gelu_fusion, int head_rows) {
@@ -168,17 +80,18 @@ static void test_odd(Test* t) { check_training(t, ODD, tradeoffs(KEEP_ALL, 0, 81
 
 // one update; what is left are the gradients of the second
 static float* gradients_with(const char* path, Tradeoffs how, size_t* n, float* loss) {
-    Golden g;
-    golden_open(&g, path, how);
+    Subject s;
+    subject_open(&s, path, how);
+    const GoldenRun run = subject_run(&s);
     float norm, *grads = NULL;
     for (int step = 0; step < 2; step++) {
-        grads = golden_gradients(&g, step, loss, &norm);
-        if (step < 1) { golden_update(&g, step, grads, norm); }
+        grads = golden_gradients(&s.file, &run, step, loss, &norm);
+        if (step < 1) { golden_update(&s.file, &run, step, grads, norm); }
     }
-    *n = g.model.n;
+    *n = s.gpt2.model.n;
     float* host = (float*)malloc_check(sizeof(float) * *n, "gradients");
-    device_download(host, grads, sizeof(float) * *n, &g.dev);
-    golden_close(&g);
+    device_download(host, grads, sizeof(float) * *n, &s.dev);
+    subject_close(&s);
     return host;
 }
 
@@ -213,33 +126,32 @@ static void test_head_rows(Test* t) {
 }
 
 // the logits of one position, as generation reads them
-static void position_logits(Golden* g, Activations* acts, int n, float* out) {
-    const Config c = g->model.config;
+static void position_logits(Subject* s, Activations* acts, int n, float* out) {
+    const Config c = s->gpt2.config;
     ActivationTensors a = layer_activations(acts, 0);
-    matmul_forward(a.logits, a.lnf + (size_t)n * c.C, layer_weights(&g->model, 0).wte, (const floatX*)NULL, 1, c.C, c.Vp, &g->dev);
-    floatx_download(out, a.logits, (size_t)c.Vp, &g->dev);
+    matmul_forward(a.logits, a.lnf + (size_t)n * c.C, layer_weights(&s->gpt2, 0).wte, (const floatX*)NULL, 1, c.C, c.Vp, &s->dev);
+    floatx_download(out, a.logits, (size_t)c.Vp, &s->dev);
 }
 
 static void test_cache(Test* t) {
-    Golden g;
+    Subject s;
     Activations cached;
-    golden_open(&g, ODD, tradeoffs(KEEP_ALL, 0, 8192));
-    const int T = g.T, V = g.model.config.V, *tokens = golden_batch(&g, "inputs", 0, 0);
-    float *found = filled_array((size_t)g.model.config.Vp, NAN), *expected = filled_array((size_t)g.model.config.Vp, NAN);
-    activations_init(&cached, g.model.config, 1, T, TO_GENERATE, g.acts.how);
-    gpt2_forward(&g.model, &g.acts, tokens, 1, T, 0, &g.dev);
+    subject_open(&s, ODD, tradeoffs(KEEP_ALL, 0, 8192));
+    const int T = s.file.T, V = s.gpt2.config.V, *tokens = golden_batch(&s.file, "inputs", 0, 0);
+    float *found = filled_array((size_t)s.gpt2.config.Vp, NAN), *expected = filled_array((size_t)s.gpt2.config.Vp, NAN);
+    activations_init(&cached, s.gpt2.config, 1, T, TO_GENERATE, s.acts.how);
+    gpt2_forward(&s.gpt2, &s.acts, tokens, 1, T, 0, &s.dev);
     for (int t0 = 0, n = 3; t0 < T; t0 += n, n = 1) {  // three positions first, then one at a time
-        gpt2_forward(&g.model, &cached, tokens + t0, 1, t0 + n, t0, &g.dev);
-        position_logits(&g, &cached, n - 1, found);
-        position_logits(&g, &g.acts, t0 + n - 1, expected);
-        if (!FAST_KERNELS) { check_bits(t, "logits", found, expected, (size_t)V); continue; }
-        double distance = relative_distance(found, expected, (size_t)V), tolerance = FLOATX_IS_FLOAT ? 1e-5 : 2e-2;
-        check(t, distance < tolerance, "logits at %d: relative distance %.2g", t0 + n - 1, distance);
+        gpt2_forward(&s.gpt2, &cached, tokens + t0, 1, t0 + n, t0, &s.dev);
+        position_logits(&s, &cached, n - 1, found);
+        position_logits(&s, &s.acts, t0 + n - 1, expected);
+        const double tolerance = !FAST_KERNELS ? GOLDEN_BITS : FLOATX_IS_FLOAT ? 1e-5 : 2e-2;
+        golden_compare(t, "logits", found, expected, (size_t)V, tolerance);
     }
     free(found);
     free(expected);
     activations_free(&cached);
-    golden_close(&g);
+    subject_close(&s);
 }
 
 // the same run twice

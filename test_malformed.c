@@ -6,9 +6,8 @@ safetensors has its own table in test_safetensors.c, token shards and text in te
     index.json, config.json, manifest.json, llm.c's .bin: by their parsers, from a heap block of exactly the file's size
     the probe's safetensors: by probe_read, which stops
 */
-#define TESTING
-#include "train_gpt2.c"
-#undef main
+#include "llmc/models/gpt2.h"
+#include "llmc/run/probe.h"
 #include "llmc/test/test.h"
 #include "llmc/test/testfiles.h"
 

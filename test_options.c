@@ -1,24 +1,27 @@
 /*
-Promises of llmc/core/options.h: what is accepted and what it becomes, every wrong option with its message, --args files, --help,
-the settings box, and settings that go through JSON without losing a bit.
+Promises of llmc/core/options.h: what is accepted and what it becomes, every wrong option with its message, --args
+files, --help, the settings box, and settings that go through JSON without losing a bit.
     cc -std=gnu11 -O2 test_options.c -o build/test_options -ljansson -lm && build/test_options
 */
 #include "llmc/core/options.h"  // everything under test
 #include "llmc/test/test.h"     // check, check_exit, test_main
 
 typedef struct {
-    int batch_size, steps, offset, shuffle, resume;
+    int batch_size, steps, offset, shuffle, resume, schedule, head;
     float lr, final_lr, any;
-    const char *train, *prompt, *schedule;
+    const char *train, *prompt;
 } Settings;
+
+enum { CONSTANT, LINEAR, COSINE, WSD };  // --schedule
+enum { NO_HEAD = -1, SOFTMAX, SPHERE };  // --head
 
 enum { MAX_ROWS = 16, MAX_TEXT = 16384 };
 
 static int make_table(Option* table, Settings* s) {
     Option rows[] = {
         {"data", "train", "-i --input-bin", OPTION_TEXT, &s->train, "", 0, 0, "PATH",
-         "token shards (glob), a text file or folder, or JSONL, told apart by content; a long meaning goes on in the next "
-         "line", 0},
+         "token shards (glob), a text file or folder, or JSONL, told apart by content; a long meaning goes on in the "
+         "next line", 0},
         {"data", "batch-size", "-b", OPTION_INT, &s->batch_size, "4", 1, 65536, "N", "rows per micro-batch", 0},
         {"data", "offset", "", OPTION_INT, &s->offset, "0", INT_MIN, INT_MAX, "N",
          "first token; with its default this row is one column too long", 0},
@@ -32,8 +35,10 @@ static int make_table(Option* table, Settings* s) {
         {"optimizer", "schedule", "-k", OPTION_CHOICE, &s->schedule, "cosine", 0, 0, "constant|linear|cosine|wsd",
          "course of the learning rate", 0},
         {"run", "resume", "-y", OPTION_SWITCH, &s->resume, "0", 0, 1, "", "go on from the newest good checkpoint", 0},
+        {"run", "head", "", OPTION_CHOICE, &s->head, "", 0, 0, "softmax|sphere,ball", "which of them; empty: none", 0},
         {"out", "generate", "", OPTION_TEXT, &s->prompt, "hello", 0, 0, "TEXT|-", "continue this text", 0},
-        {"data", "shuffle", "", OPTION_SWITCH, &s->shuffle, "1", 0, 1, "0|1", "visit the shards in random order", 0},  // joins its group
+        // this one joins its group
+        {"data", "shuffle", "", OPTION_SWITCH, &s->shuffle, "1", 0, 1, "0|1", "visit the shards in random order", 0},
     };
     memcpy(table, rows, sizeof rows);
     return (int)(sizeof rows / sizeof rows[0]);
@@ -71,7 +76,7 @@ static void read_file(const char* path, char* text) {
     unlink(path);
 }
 
-// in a child: what these words print goes to the file `path`
+// what these words print, in a child, goes to the file `path`
 typedef struct { const char *path, *words; } Printing;
 
 static void print_settings(void* arg) {
@@ -110,7 +115,8 @@ static void test_defaults(Test* t) {
     int n = parse(table, &s, "");
     check(t, s.batch_size == 4 && s.steps == 100 && s.shuffle == 1 && s.resume == 0, "integers and switches");
     check(t, s.lr == 3e-4f && s.final_lr == 0.1f, "floats");
-    check(t, !strcmp(s.train, "") && !strcmp(s.schedule, "cosine") && !strcmp(s.prompt, "hello"), "texts and choices");
+    check(t, !strcmp(s.train, "") && !strcmp(s.prompt, "hello"), "texts");
+    check(t, s.schedule == COSINE && s.head == NO_HEAD, "choices");
     for (int i = 0; i < n; i++) { check(t, table[i].given == 0, "%s: given %d", table[i].name, table[i].given); }
     options_free(table, n);
 }
@@ -123,12 +129,15 @@ static void test_values(Test* t) {
         {"-b|8|--batch-size|16", "batch-size", "16"}, {"--max-steps=-1", "steps", "-1"}, {"--steps|-1", "steps", "-1"},
         {"--steps|2147483647", "steps", "2147483647"}, {"--offset|-2147483648", "offset", "-2147483648"},
         {"--lr|0.1", "lr", "0.1"}, {"--lr|1e-4", "lr", "0.0001"}, {"--lr|.05", "lr", "0.05"}, {"--lr|0", "lr", "0"},
-        {"--lr|1e-50", "lr", "0"}, {"--any|-3.4028235e38", "any", "-3.4028235e+38"}, {"--any|1e-45", "any", "1.4013e-45"},
+        {"--lr|1e-50", "lr", "0"}, {"--any|-3.4028235e38", "any", "-3.4028235e+38"},
+        {"--any|1e-45", "any", "1.4013e-45"},
         {"--any|0.333333343", "any", "0.33333334"}, {"--any|0.10000001", "any", "0.10000001"},
         {"--any|16777217", "any", "16777216"}, {"--resume", "resume", "1"}, {"--resume|0", "resume", "0"},
         {"--resume=1", "resume", "1"}, {"-y|--shuffle", "resume", "1"}, {"--shuffle|0", "shuffle", "0"},
         {"-y|1|--shuffle=0", "shuffle", "0"},
         {"--schedule|wsd", "schedule", "wsd"}, {"-k=linear", "schedule", "linear"},
+        {"-k|Constant", "schedule", "constant"},
+        {"--head|softmax", "head", "softmax"}, {"--head|ball", "head", "sphere"}, {"--head|ball|--head=", "head", ""},
         {"--train|data/*.bin", "train", "data/*.bin"}, {"--input-bin|x", "train", "x"}, {"--train=a=b", "train", "a=b"},
         {"--train=", "train", ""}, {"--train|", "train", ""}, {"--train=--lr", "train", "--lr"},
         {"--train|-q", "train", "-q"}, {"--generate|-", "generate", "-"}, {"--generate=-", "generate", "-"},
@@ -142,6 +151,27 @@ static void test_values(Test* t) {
         check(t, options_given(table, n, cases[i].name) == 1, "%s: --%s is not given", cases[i].words, cases[i].name);
         free(value);
         options_free(table, n);
+    }
+}
+
+// the value is the position of the name, whichever spelling was typed
+static void test_choices(Test* t) {
+    const struct { const char* words; int schedule, head; } cases[] = {
+        {"", COSINE, NO_HEAD}, {"-k|constant", CONSTANT, NO_HEAD}, {"-k|linear|--head|softmax", LINEAR, SOFTMAX},
+        {"-k|WSD|--head|sphere", WSD, SPHERE}, {"--head|Ball", COSINE, SPHERE},
+        {"--head|ball|--head|", COSINE, NO_HEAD},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Option table[MAX_ROWS];
+        Settings s;
+        int n = parse(table, &s, cases[i].words);
+        check(t, s.schedule == cases[i].schedule && s.head == cases[i].head, "%s: found %d and %d, expected %d and %d",
+              cases[i].words, s.schedule, s.head, cases[i].schedule, cases[i].head);
+        options_free(table, n);
+    }
+    for (int head = NO_HEAD; head <= SPHERE; head++) {
+        check(t, choice_find("softmax|sphere,ball", choice_name("softmax|sphere,ball", head).s) == head, "name of %d",
+              head);
     }
 }
 
@@ -165,10 +195,12 @@ static void test_wrong(Test* t) {
         {"--batch-size|4-", "--batch-size: expected an integer 1..65536, found \"4-\""},
         {"--batch-size|0", "--batch-size: expected an integer 1..65536, found \"0\""},
         {"--batch-size|65537", "--batch-size: expected an integer 1..65536, found \"65537\""},
-        {"--batch-size|99999999999999999999", "--batch-size: expected an integer 1..65536, found \"99999999999999999999\""},
+        {"--batch-size|99999999999999999999",
+         "--batch-size: expected an integer 1..65536, found \"99999999999999999999\""},
         {"--batch-size|4\n5\x1b[31m", "--batch-size: expected an integer 1..65536, found \"4?5?[31m\""},
         {"--batch-size|xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
-         "--batch-size: expected an integer 1..65536, found \"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...\""},
+         "--batch-size: expected an integer 1..65536, found "
+         "\"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...\""},
         {"-b|4x", "--batch-size: expected an integer 1..65536, found \"4x\""},
         {"--batch-size|8|-b|0", "--batch-size: expected an integer 1..65536, found \"0\""},
         {"--steps|-2", "--steps: expected an integer, -1 or more, found \"-2\""},
@@ -194,7 +226,10 @@ static void test_wrong(Test* t) {
         {"--shuffle|yes", "--shuffle: expected 0 or 1, found \"yes\""},
         {"--resume=", "--resume: expected 0 or 1, found \"\""},
         {"--schedule|cosin", "--schedule: expected constant|linear|cosine|wsd, found \"cosin\""},
-        {"--schedule|linear|--schedule|cosine|--schedule|", "--schedule: expected constant|linear|cosine|wsd, found \"\""},
+        {"--schedule|linear|--schedule|cosine|--schedule|",
+         "--schedule: expected constant|linear|cosine|wsd, found \"\""},
+        {"--schedule|cos", "--schedule: expected constant|linear|cosine|wsd, found \"cos\""},
+        {"--head|sphere,ball", "--head: expected softmax|sphere,ball, found \"sphere,ball\""},
         {"--schedule|constant|--schedule=linear|cosine",
          "expected an option such as --name value, found \"cosine\" (--help lists all)"},
         {"--train|a\xff", "--train: expected UTF-8, found \"a\xff\""},
@@ -269,7 +304,8 @@ static void test_file(Test* t) {
 static void test_wrong_file(Test* t) {
     const struct { const char* text; size_t n_bytes; const char* message; } cases[] = {
         {"\n\nbatch-size = 4x\n", 0, ":3: --batch-size: expected an integer 1..65536, found \"4x\""},
-        {"lr = 1e-3\nbatchsize = 4", 0, ":2: --batchsize: unknown option, did you mean --batch-size? (--help lists all)"},
+        {"lr = 1e-3\nbatchsize = 4", 0,
+         ":2: --batchsize: unknown option, did you mean --batch-size? (--help lists all)"},
         {"-q = 4", 0, ":1: -q: unknown option (--help lists all)"},
         {"batch-size\n", 0, ":1: --batch-size: expected an integer 1..65536, found nothing"},
         {"batch-size = 4 8\n", 0, ":1: --batch-size: expected an integer 1..65536, found \"4 8\""},
@@ -294,7 +330,8 @@ static void test_wrong_file(Test* t) {
     check_exit(t, "a line of 4096 bytes", parse_in_child, words, 2,
                ".wrong:1: expected text in lines of less than 4096 bytes\n");
     unlink(path);
-    char missing[] = "--args|/nowhere/x.txt", folder[] = "--args|/tmp", zeros[] = "--args=/dev/zero", nothing[] = "--args";
+    char missing[] = "--args|/nowhere/x.txt", folder[] = "--args|/tmp", zeros[] = "--args=/dev/zero",
+        nothing[] = "--args";
     check_exit(t, missing, parse_in_child, missing, 2, ": --args: /nowhere/x.txt: No such file or directory\n");
     check_exit(t, folder, parse_in_child, folder, 2, ": --args: /tmp: Is a directory\n");
     check_exit(t, zeros, parse_in_child, zeros, 2, ": /dev/zero:1: expected text in lines");
@@ -338,7 +375,8 @@ static void test_reword(Test* t) {
     options_reword(table, n, "lr", "as steep as it gets");
     for (int i = 0; i < n; i++) {
         const int is_lr = !strcmp(table[i].name, "lr");
-        check(t, is_lr == !strcmp(table[i].meaning, "as steep as it gets"), "--%s: %s", table[i].name, table[i].meaning);
+        check(t, is_lr == !strcmp(table[i].meaning, "as steep as it gets"), "--%s: %s", table[i].name,
+              table[i].meaning);
     }
     options_free(table, n);
 }
@@ -351,7 +389,8 @@ static void test_box(Test* t) {
         "| lr                    | 0.001                                              |\n"
         "| generate              |                                                    |\n";
     char text[MAX_TEXT];
-    printed(t, "--train|a/path/of/more/than/fifty/characters/goes/on/in/the/next\nline|--lr|1e-3|-b|4|--generate=", text);
+    printed(t, "--train|a/path/of/more/than/fifty/characters/goes/on/in/the/next\nline|--lr|1e-3|-b|4|--generate=",
+            text);
     check(t, !strcmp(text, expected), "found\n%s", text);
     printed(t, "", text);
     check(t, !strchr(text, '|'), "a default has no row:\n%s", text);
@@ -361,7 +400,8 @@ static void test_box(Test* t) {
 static void test_json(Test* t) {
     Option table[MAX_ROWS], restored[MAX_ROWS];
     Settings s, r;
-    const char* words = "-b|8|--steps|-1|--offset|-2147483648|--shuffle|0|--resume|--train|a\"b\\c\x01\xc3\xa9|-k|wsd";
+    const char* words = "-b|8|--steps|-1|--offset|-2147483648|--shuffle|0|--resume|"
+        "--train|a\"b\\c\x01\xc3\xa9|-k|wsd|--head|ball";
     int n = parse(table, &s, words);
     uint32_t bits[] = {0x00000001, 0x80000000, 0x007fffff, 0x00800000, 0x3dcccccd, 0x3eaaaaab, 0x7f7fffff, 0xff7fffff,
                        0x4b7fffff};
@@ -379,7 +419,7 @@ static void test_json(Test* t) {
         check(t, r.lr == s.lr && r.final_lr == s.final_lr, "%s", dumped);
         check(t, r.batch_size == 8 && r.steps == -1 && r.offset == INT_MIN, "%s", dumped);
         check(t, r.shuffle == 0 && r.resume == 1, "%s", dumped);
-        check(t, !strcmp(r.train, s.train) && !strcmp(r.schedule, "wsd"), "%s", dumped);
+        check(t, !strcmp(r.train, s.train) && r.schedule == WSD && r.head == SPHERE, "%s", dumped);
         free(dumped);
         json_decref(out);
         json_decref(in);
@@ -391,7 +431,8 @@ static void test_json(Test* t) {
 static void test_restore(Test* t) {
     Option table[MAX_ROWS];
     Settings s;
-    const char* text = "{\"batch-size\": 8, \"lr\": 0.01, \"resume\": 1, \"shuffle\": false, \"removed\": [1]}";
+    const char* text = "{\"batch-size\": 8, \"lr\": 0.01, \"resume\": 1, \"shuffle\": false, \"schedule\": \"linear\", "
+                       "\"head\": \"Ball\", \"removed\": [1]}";
     json_t* stored = json_loads(text, 0, NULL);
     int n = parse(table, &s, "--lr|0.02");
     options_from_json(table, n, stored);
@@ -399,6 +440,7 @@ static void test_restore(Test* t) {
     check(t, s.lr == 0.02f && options_given(table, n, "lr") == 1, "a typed value stays, found %g", (double)s.lr);
     check(t, s.resume == 1 && s.shuffle == 0, "a switch is a boolean, or 0 or 1");
     check(t, s.steps == 100 && options_given(table, n, "steps") == 0, "what was not stored keeps its default");
+    check(t, s.schedule == LINEAR && s.head == SPHERE, "a stored choice is found by any of its spellings");
     json_t* none = json_null();
     options_from_json(table, n, none);
     options_set(table, n, "train", "runs/x");
@@ -426,6 +468,7 @@ static void test_wrong_settings(Test* t) {
         {"{\"any\": 1e300}", "--any: expected a number, found \"1"},
         {"{\"shuffle\": 2}", "--shuffle: expected 0 or 1, found \"2\"\n"},
         {"{\"schedule\": \"step\"}", "--schedule: expected constant|linear|cosine|wsd, found \"step\"\n"},
+        {"{\"schedule\": 1}", "--schedule: expected constant|linear|cosine|wsd, found \"1\"\n"},
         {"{\"train\": 3}", "--train: expected a text, found 3\n"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -440,6 +483,8 @@ int main(int argc, char** argv) {
     Promise promises[] = {
         {"defaults", "no arguments give the defaults of the table", test_defaults},
         {"values", "every spelling, alias and number form gives its value, the later one wins", test_values},
+        {"choices", "the value is the position in the list, by any spelling; none only where that is the default",
+         test_choices},
         {"wrong options", "each stops with status 2 and one line that says what was expected and found", test_wrong},
         {"options_fail", "the trainer's own checks print the same kind of line", test_fail},
         {"args file", "lines, comments, dashes, switches; later values win", test_file},

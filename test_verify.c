@@ -19,7 +19,7 @@ static struct {
     int call;               // of adamw_update_stored
     int n_batches, n_pushes, n_updates;
     float* arena[3];        // parameters and moments
-    const void* model;      // GPT2*
+    const void* model;      // Model*, which is known below
 } plant;
 
 static void flip_element(float* x, size_t n) {
@@ -53,11 +53,11 @@ static void planted_update(float* p, float* master, float* m, float* v, const fl
 #define dataloader_batch planted_batch
 #define leaf_tree_push planted_push
 #define adamw_update_stored planted_update
-#define TESTING
+#define main trainer_main  // this test has a main of its own
 #include "train_gpt2.c"
 
 static void flip_in_tensors(float* arena) {
-    const GPT2* model = (const GPT2*)plant.model;
+    const Model* model = (const Model*)plant.model;
     size_t i = plant.element % tensors_count(model->table, N_PARAMETERS);
     for (int k = 0; k < N_PARAMETERS; k++) {
         const Tensor* t = &model->table[k];
@@ -71,7 +71,9 @@ static void flip_in_tensors(float* arena) {
 }
 
 // a run of two layers and one thread (a child of fork has no other), with the given options, about to take its first step
-static void start(Run* r, const TempPath* folder, const char* verify_every) {
+static void start(Run* r, Workplace* place, const TempPath* folder, const char* verify_every) {
+    static Trainer trainer;
+    trainer = cpu_trainer();
     TempPath config = temp_path(folder, "config.json"), text = temp_path(folder, "text"), run = temp_path(folder, verify_every);
     const char* json = "{\"model_type\":\"gpt2\",\"n_positions\":8,\"vocab_size\":257,\"n_layer\":2,\"n_head\":2,\"n_embd\":16}";
     const char* words = "the plain loop is the law, and 12 times 12 is 144; the fast code has to find the same bits.";
@@ -80,15 +82,18 @@ static void start(Run* r, const TempPath* folder, const char* verify_every) {
     const char* argv[] = {"train_gpt2", "--config", config.s, "--train", text.s, "--steps", "99", "--batch-size", "2", "--threads", "1",
                           "--run", run.s, "--log-every", "1000", "--verify-every", verify_every};
     memset(r, 0, sizeof *r);
-    open_run(r, (int)(sizeof argv / sizeof argv[0]), (char**)argv);
+    memset(place, 0, sizeof *place);
+    r->trainer = &trainer;
+    r->model = &place->gpt2.model;
+    start_open(r, (int)(sizeof argv / sizeof argv[0]), (char**)argv);
     device_init(&r->dev, r->o.threads);
     r->peak = 1.0;
-    load_parameters(r);
-    open_training(r, (int)(sizeof argv / sizeof argv[0]), (char**)argv);
-    plant.model = &r->model;
-    plant.arena[0] = r->model.params;
-    plant.arena[1] = r->model.adam_m;
-    plant.arena[2] = r->model.adam_v;
+    save_load_parameters(r);
+    start_training(r, (int)(sizeof argv / sizeof argv[0]), (char**)argv);
+    plant.model = r->model;
+    plant.arena[0] = model_floats(r->model);
+    plant.arena[1] = r->model->w.m;
+    plant.arena[2] = r->model->w.v;
 }
 
 static void step_without_output(void* run) {
@@ -103,9 +108,10 @@ static void test_flips(Test* t) {
                                       "two results: gradients of ", "two results: gradients of ", "two results: new "};
     const int n_flips = wanted ? atoi(wanted) : 100;
     static Run r;
+    static Workplace place;
     TempPath folder = temp_folder();
     uint64_t s = seeded_stream(13);
-    start(&r, &folder, "1");
+    start(&r, &place, &folder, "1");
     for (int i = 0; i < n_flips; i++) {
         plant.place = (Place)(1 + i % (N_PLACES - 1));
         plant.element = xorshift_u32(&s);
@@ -121,8 +127,9 @@ static void test_flips(Test* t) {
 // where: 7 is in the first block of the first tensor, the token embedding
 static void test_message(Test* t) {
     static Run r;
+    static Workplace place;
     TempPath folder = temp_folder();
-    start(&r, &folder, "1");
+    start(&r, &place, &folder, "1");
     plant.place = FLIP_MOMENTS_1;
     plant.element = 7;
     plant.bit = 3;
@@ -139,16 +146,17 @@ static void test_message(Test* t) {
 
 static void test_same_bits(Test* t) {
     static Run verified, plain;
+    static Workplace place, other;
     TempPath folder = temp_folder();
-    start(&plain, &folder, "0");
-    start(&verified, &folder, "2");
+    start(&plain, &place, &folder, "0");
+    start(&verified, &other, &folder, "2");
     for (int i = 0; i < 5; i++) {
         train_step(&plain);
         train_step(&verified);
     }
-    const size_t n_bytes = sizeof(float) * plain.model.n;
-    check(t, memcmp(plain.model.params, verified.model.params, n_bytes) == 0, "parameters differ");
-    check(t, memcmp(plain.model.adam_v, verified.model.adam_v, n_bytes) == 0, "moments differ");
+    const size_t n_bytes = sizeof(float) * plain.model->n;
+    check(t, memcmp(plain.model->w.stored, verified.model->w.stored, n_bytes) == 0, "parameters differ");
+    check(t, memcmp(plain.model->w.v, verified.model->w.v, n_bytes) == 0, "moments differ");
     temp_remove(&folder);
 }
 

@@ -3,13 +3,14 @@
 # core after four builds.
 #     dev/test_mamba.sh                        all parts
 #     dev/test_mamba.sh options kills          some of them: options conflicts kills ranks builds growth text files
+#     dev/test_mamba.sh quick                  kills (3), ranks, growth and text
 #     KILLS=300 dev/test_mamba.sh kills        more random kills than 30
 # Each run happens in a folder that goes away again. Runs are tiny, and compared byte by byte.
 . "$(dirname "$0")/promises.sh"
 export OMP_NUM_THREADS=1  # of a tiny model: more threads wait for each other
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
-kills=${KILLS:-30}
-parts=${*:-options conflicts kills ranks builds growth text files}
+kills=${KILLS:-$(is_quick && echo 3 || echo 30)}
+parts=${*:-$(is_quick && echo kills ranks growth text || echo options conflicts kills ranks builds growth text files)}
 
 need_build trainer "" train_mamba_hpn
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
@@ -157,7 +158,7 @@ options() {
     flag other 11 --lr 1e-3
     flag 'other && record "\"ff_updates_applied\": 2"' -1 --ff-lr 1e-2
     flag '[ $(grep -c "\"bp_applied\": true" with/metrics.jsonl) = 2 ] && other' 0 --bp-cadence-steps 2 "${ff[@]}"
-    for i in none cagrad cagradstep gradnorm orthograd rt-none rt-pcgrad rt-gradnorm rt-cagradstep rt-orthograd; do
+    for i in none cagrad cagradstep gradnorm orthograd; do
         flag 'record "\"surgery_method\": \"$(sed s/^cagradstep/cagrad/ <<<'$i')\""' "" --gradient-surgery-method $i "${ff[@]}"
     done
     flag 'same && grep -q "\"surgery_method\": \"pcgrad\"" with/metrics.jsonl' nothing --gradient-surgery-method PCGrad "${ff[@]}"
@@ -220,7 +221,6 @@ options() {
     flag 'config time_step_rank 3' -1 --dt-rank 3
     flag 'other && record "\"hpn_loss\": [0-9]"' none --head hpn
     flag 'other && record "\"hpn_loss\": [0-9]"' "" --head hpn-softmax
-    flag 'other && record "\"hpn_loss\": [0-9]"' "" --head rt
     flag 'config proto .learn. && other' maybe --proto learn --head hpn-softmax
     flag other "" --proto learn --head hpn
     flag other -1 --proto-separation 1 --head hpn --proto learn
@@ -248,7 +248,6 @@ options() {
     check "--task cls: three classes of a file of examples" grep -q '"num_classes": 3' with/step_000004/config.json
     refuse "--task tags" "--task:" "${start[@]}" --task tags
     flag 'config num_classes 5' -1 --classes 5 "${classes[@]}"
-    flag 'config layer .rt.' mamba2 --layer rt --head hpn
     flag other -1 --ff-threshold 2 "${ff[@]}"
     flag other 1.5 --ff-corrupt 0.9 "${ff[@]}"
     flag 'printed "^embeddings of [0-9]+ positions" && test -s e.safetensors' "text/no=>text/no" --embeddings-out e.safetensors "${val[@]}"
@@ -261,7 +260,7 @@ options() {
         token-dir val-token-file val-token-dir shard-ext shuffle-shards packed-sequences prefetch-workers prefetch-buffer resume vocab-size \
         val-ratio val-every eval-batches early-stopping-patience grad-clip-norm fail-on-non-finite lr-warmup-steps lr-min-scale config \
         human-log base-ckpt threads expand dt-rank head proto proto-init proto-dim hpn-scale beta1 beta2 adam-eps weight-decay grad-accum \
-        scan-chunk recompute doc-sep carry-state export-hf init-hf task layer \
+        scan-chunk recompute doc-sep carry-state export-hf init-hf task \
         $(sed -n '/^more data$/,/^help$/s/^  --\([a-z0-9-]*\).*/\1/p' out); do
         [ -n "${tried[--$name]-}" ] || missing+=" $name"
     done
@@ -286,15 +285,14 @@ conflicts() {
     refuse "text from a classifier" "--generate: a classifier has no text" "${start[@]}" --task cls --train rows --seq-len 0 --generate x
     refuse "embeddings of nothing" "--embeddings-out: needs --val or --val-fraction" "${start[@]}" --embeddings-out e.safetensors
     refuse "answers to examples" "--hellaswag: this trainer answers no examples" "${start[@]}" --hellaswag rows
-    refuse "an unknown head" '--head: expected ce, hpn, hpn-softmax or rt, found "softmax"' "${start[@]}" --head softmax
+    refuse "an unknown head" '--head: expected ce|hpn|hpn-softmax, found "softmax"' "${start[@]}" --head softmax
     refuse "fewer layers than there are" "--target-layers: expected at least the 2 layers" "${start[@]}" --target-layers 1
     refuse "a place for no new layers" "--placement: says where new layers stand" "${start[@]}" --placement prepend
     for i in d-model d-state d-conv expand dt-rank base-layers vocab-size; do
         refuse "--$i of a trained model" "--$i: is for a random start" --from small --train text --$i 3
     done
-    refuse "--layer of a trained model" "--layer: is for a random start" --from small --train text --layer rt
-    echo '{"model_type":"mamba","vocab_size":257,"num_hidden_layers":1,"hidden_size":8,"state_size":4,"conv_kernel":4,"expand":2,"head":"hpn","layer":"rt"}' >rt.json
-    refuse "an rt layer with more channels than its width" "rt.json: \"expand\": the layer rt has as many channels" --config rt.json --train text
+    echo '{"model_type":"mamba","vocab_size":257,"num_hidden_layers":1,"hidden_size":8,"state_size":4,"conv_kernel":4,"head":"hpn","layer":"rt"}' >rt.json
+    refuse "a layer that this trainer has no longer" 'rt.json: "layer": expected mamba1, found "rt"' --config rt.json --train text
     echo '{"model_type":"mamba","vocab_size":257,"num_hidden_layers":1,"hidden_size":1048576,"state_size":4,"conv_kernel":4,"expand":1024}' >wide.json
     refuse "more channels than fit" "wide.json: \"expand\": expected at most 4194304 channels" --config wide.json --train text
     refuse "two sources of parameters" "found --from and --model" --from small --model tiny --train text
@@ -379,7 +377,6 @@ ranks() {
     each "hpn-softmax with learnt prototypes" 2 --head hpn-softmax --proto learn
     each "hpn with learnt prototypes" 0 --head hpn --proto learn
     each "Forward-Forward" 0 --ff-lr 1e-3 --bp-cadence-steps 2
-    each "--layer rt with Forward-Forward" 0 --layer rt --ff-lr 1e-3 --bp-cadence-steps 2
     each "Forward-Forward and gradnorm, a frozen layer" 0 --ff-lr 1e-3 --gradient-surgery-method gradnorm --freeze indices:1
     timeout 60 "$launch" -n 2 "$trainer" "${start[@]}" --carry-state 1 --run new >out 2>err </dev/null
     check "--carry-state on two ranks: status 2, said once" test "$? $(grep -c '^train_mamba_hpn: --carry-state: is for one rank' err)" = "2 1"
@@ -392,7 +389,7 @@ builds() {
     local old fast name
     need_build old "ARCH=x86-64" train_mamba_hpn
     need_build fast "FAST=1" train_mamba_hpn
-    for name in "ce" "hpn" "hpn-softmax --proto learn" "ce --ff-lr 1e-3 --gradient-surgery-method cagrad" "hpn --layer rt --ff-lr 1e-3"; do
+    for name in "ce" "hpn" "hpn-softmax --proto learn" "ce --ff-lr 1e-3 --gradient-surgery-method cagrad"; do
         rm -rf native other
         go "${start[@]}" --head $name --steps 10 --val-fraction 0.1 --eval-every 5 --run native
         timeout 60 "$old" "${start[@]}" --head $name --steps 10 --val-fraction 0.1 --eval-every 5 --run other >out 2>err </dev/null
@@ -485,7 +482,7 @@ text() {
     check "from standard input the same" test "$one" = "$(printf '%s' "$prompt" | "$trainer" --from book --max-new-tokens 40 --generate - --temperature 0 2>err)"
     check "an empty prompt" test -n "$(write --generate "")"
     check "--max-new-tokens 1" test "$(write --generate ab --max-new-tokens 1 | head -n 1 | wc -c)" -le 7
-    for head in hpn "hpn --layer rt" "hpn-softmax --proto learn"; do
+    for head in hpn "hpn-softmax --proto learn"; do
         rm -rf points
         go "${start[@]}" --head $head --steps 100 --sample-every 50 --max-new-tokens 20 --run points
         check "--head $head: samples while it trains, and afterwards" \
@@ -514,7 +511,7 @@ files() {
     echo "# a probe before and after saving"
     examples 2 5 "1 2 3 4 5 6 7 8 9 10" "2 3 4 5 -1 7 8 9 10 11" >batch
     local model=(--model tiny --d-model 16 --d-state 4 --base-layers 2 --vocab-size 20) head
-    for head in ce "hpn --proto-dim 8" "hpn-softmax --proto learn" "hpn --layer rt" "ce --target-layers 3 --placement prepend"; do
+    for head in ce "hpn --proto-dim 8" "hpn-softmax --proto learn" "ce --target-layers 3 --placement prepend"; do
         rm -rf saved hf shards again
         go "${model[@]}" --head $head --probe batch --probe-out before --export-hf hf
         check "--head $head: the probe has logits, loss and the gradient of every tensor" \

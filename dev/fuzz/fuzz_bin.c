@@ -5,9 +5,7 @@ libFuzzer on llm.c's GPT-2 .bin: any bytes are refused with a reason, or are a m
 The input is the used part of the header and the length of the body. It is tried as it is, and once more with the body
 that its sizes call for, when that is small, because a mutation hardly ever finds that length.
 */
-#define TESTING
-#include "train_gpt2.c"
-#undef main
+#include "llmc/models/gpt2.h"
 
 enum { LARGEST_BODY = 1 << 16 };
 
@@ -32,15 +30,15 @@ static size_t try_file(const unsigned char* bytes, size_t n_bytes) {
         file.bytes = bytes;
         file.n_bytes = n_bytes;
         gpt2_layout(&model, c);
-        float* params = (float*)malloc_check(sizeof(float) * model.n, "parameters");
-        llmc_bin_load(&file, model.table, N_PARAMETERS, params);
+        float* params = (float*)malloc_check(sizeof(float) * model.model.n, "parameters");
+        llmc_bin_load(&file, model.model.table, N_PARAMETERS, params);
         free(params);
         return n_bytes;
     }
     if (error.text[0] == '\0' || strchr(error.text, '\n')) { __builtin_trap(); }
     if (!llmc_bin_parse_(&h, bytes, n_bytes, &error)) { return 0; }
     gpt2_layout(&model, config_make(h.max_T, h.V, h.L, h.NH, h.C));
-    return BIN_HEADER_BYTES + (h.version == 3 ? 4 : 2) * tensors_count(model.table, N_PARAMETERS);
+    return BIN_HEADER_BYTES + (h.version == 3 ? 4 : 2) * tensors_count(model.model.table, N_PARAMETERS);
 }
 
 int LLVMFuzzerTestOneInput(const unsigned char* bytes, size_t n_bytes) {

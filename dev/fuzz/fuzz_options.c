@@ -17,9 +17,9 @@ one. 4 is no command line but the options and the state of a checkpoint's manife
 enum { MAX_WORDS = 64, N_ROWS = 7, TRAINER = 2, TOOL = 3, MANIFEST = 4 };
 
 typedef struct {
-    int shuffle, batch_size, seed, steps;
+    int shuffle, batch_size, seed, steps, schedule;
     float lr;
-    const char *train, *schedule;
+    const char* train;
 } Values;
 
 static int small_table(Option* table, Values* o) {
@@ -40,8 +40,9 @@ static int small_table(Option* table, Values* o) {
 static void check_values(const Option* table, int n) {
     for (int i = 0; i < n; i++) {
         const Option* o = &table[i];
-        if (option_is_text_(o) && !*(const char**)o->value) { __builtin_trap(); }
-        if (option_is_text_(o)) { continue; }
+        if (o->type == OPTION_TEXT && !*(const char**)o->value) { __builtin_trap(); }
+        if (o->type == OPTION_CHOICE && choice_find(o->takes, choice_name(o->takes, *(int*)o->value).s) != *(int*)o->value) { __builtin_trap(); }
+        if (o->type == OPTION_TEXT || o->type == OPTION_CHOICE) { continue; }
         int is_float = o->type == OPTION_FLOAT, is_switch = o->type == OPTION_SWITCH;
         double x = is_float ? (double)*(float*)o->value : *(int*)o->value;
         double low = is_switch ? 0.0 : is_float ? (double)(float)o->low : o->low;

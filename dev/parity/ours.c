@@ -4,22 +4,21 @@ Same options and output as upstream.c; check.sh builds both and compares.
 */
 #define TESTING
 #include "../../train_gpt2.c"
-#undef main
 #include "run.h"
 
 // our arena has gaps between tensors; llm.c's file has none
 static void gather(float* packed, const GPT2* model) {
     for (int i = 0; i < N_PARAMETERS; i++) {
-        const Tensor* t = &model->table[i];
-        memcpy(packed, model->params + t->offset, sizeof(float) * tensor_elements(t));
+        const Tensor* t = &model->model.table[i];
+        memcpy(packed, model_floats(&model->model) + t->offset, sizeof(float) * tensor_elements(t));
         packed += tensor_elements(t);
     }
 }
 
 static void scatter(GPT2* model, const float* packed) {
     for (int i = 0; i < N_PARAMETERS; i++) {
-        const Tensor* t = &model->table[i];
-        memcpy(model->params + t->offset, packed, sizeof(float) * tensor_elements(t));
+        const Tensor* t = &model->model.table[i];
+        memcpy(model_floats(&model->model) + t->offset, packed, sizeof(float) * tensor_elements(t));
         packed += tensor_elements(t);
     }
 }
@@ -31,11 +30,11 @@ static void parity_train(const ParityRun* run, int n_threads, void (*report)(int
     Activations acts;
     Device dev;
     const int N = run->B * run->T;
-    gpt2_init(&model, c);
-    gpt2_init_training(&model, NULL, 1, 0);
+    gpt2_init(&model, c, sizeof(float));
     activations_init(&acts, c, run->B, run->T, TO_TRAIN);
     device_init(&dev, n_threads);
-    size_t n = tensors_count(model.table, N_PARAMETERS), n_int_bytes = sizeof(int) * (size_t)N;
+    model_init_training(&model.model, NULL, 1, 0, NULL, &dev);
+    size_t n = tensors_count(model.model.table, N_PARAMETERS), n_int_bytes = sizeof(int) * (size_t)N;
     float* packed = (float*)malloc_check(sizeof(float) * n, "parameters");
     int *inputs = (int*)malloc_check(n_int_bytes, "inputs"), *targets = (int*)malloc_check(n_int_bytes, "targets");
     parity_parameters(packed, run);
@@ -44,10 +43,9 @@ static void parity_train(const ParityRun* run, int n_threads, void (*report)(int
     for (int step = 0; step < run->steps; step++) {
         parity_batch(inputs, targets, &data_state, run);
         gpt2_leaf(&model, &acts, inputs, targets, 1.0f / (float)N, run->B, run->T, &dev);
-        float loss_sum, *grads = dp_reduce(&model.dp, &loss_sum, &dev);
+        float loss_sum, *grads = dp_reduce(&model.model.dp, &loss_sum, &dev);
         Optimizer o = {run->lr, 0.9f, 0.999f, 1e-8f, run->weight_decay, 0.0f, 1, NULL, NULL};
-        const Weights w = gpt2_weights(&model);
-        dp_update(&model.dp, &w, grads, 0.0f, &o, step + 1, &dev);
+        dp_update(&model.model.dp, &model.model.w, grads, 0.0f, &o, step + 1, &dev);
         gather(packed, &model);
         report(step, loss_sum / (float)N, packed, n);
     }
@@ -55,7 +53,7 @@ static void parity_train(const ParityRun* run, int n_threads, void (*report)(int
     free(packed);
     free(inputs);
     free(targets);
-    gpt2_free(&model);
+    model_free(&model.model);
     activations_free(&acts);
     device_free(&dev);
 }

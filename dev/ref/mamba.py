@@ -7,8 +7,7 @@ residual stream. Heads, with f the normed stream:
     ce            logits = f times the embedding (tied) or lm_head, cross entropy
     hpn           (1 - cosine to the target's prototype)^2; Mettes, van der Pol, Snoek 2019, arXiv:1901.10514
     hpn-softmax   logits = hpn_scale * cosines to all prototypes, cross entropy
-The heads on prototypes may have a projection: z = W_h f has proto_dim channels. --layer rt is the simplified layer of
-rust_trainer: no norm, no gate, E = M, R = 1, LayerNorm at the top, and prototypes that are not normalised.
+The heads on prototypes may have a projection: z = W_h f has proto_dim channels.
 
 How a number comes about: float32, each + - * / and sqrt rounded once, every sum a chain with ascending index unless it
 says otherwise, functions correctly rounded (exact.py). With float64 parameters everything is computed in float64.
@@ -24,8 +23,8 @@ import numpy as np
 import exact
 import trainer
 from exact import F4, chain_matmul, chain_sum
-from ops import (classifier_backward, classifier_forward, embedding_backward, embedding_forward, layernorm_backward,
-                 layernorm_forward, linear_backward, linear_forward, loss_gradient, rows)
+from ops import (classifier_backward, classifier_forward, embedding_backward, embedding_forward, linear_backward,
+                 linear_forward, loss_gradient, rows)
 from trainer import Row
 
 
@@ -45,7 +44,7 @@ class Config(trainer.Run):
     use_bias: bool = False            # of in_proj and out_proj
     use_conv_bias: bool = True
     tie_word_embeddings: bool = True  # head ce: the embedding is its matrix
-    layer: str = "mamba1"             # or rt
+    layer: str = "mamba1"             # there is no other; config.json says it
     head: str = "ce"                  # or hpn, hpn-softmax
     proto: str = "fixed"              # or learn
     proto_dim: int = 0                # Dp, 0: M channels and no projection
@@ -53,11 +52,11 @@ class Config(trainer.Run):
 
     @property
     def E(self):
-        return self.hidden_size if self.layer == "rt" else self.expand * self.hidden_size
+        return self.expand * self.hidden_size
 
     @property
     def R(self):
-        return 1 if self.layer == "rt" else self.time_step_rank or -(-self.hidden_size // 16)
+        return self.time_step_rank or -(-self.hidden_size // 16)
 
     @property
     def P(self):
@@ -75,7 +74,7 @@ def metadata(cfg):
 def parameter_table(cfg):
     """Kinds: embeddings and linear layers are decayed, the rest is not; a gain starts around 1. Order: the norm's."""
     V, M = cfg.vocab_size, cfg.hidden_size
-    table = mamba_table(cfg) if cfg.layer == "mamba1" else rt_table(cfg)
+    table = backbone_table(cfg)
     if cfg.head == "ce":
         table += [] if cfg.tie_word_embeddings else [Row("lm_head", (V, M), "linear", "lm_head.weight")]
     else:
@@ -84,7 +83,7 @@ def parameter_table(cfg):
     return table
 
 
-def mamba_table(cfg):
+def backbone_table(cfg):
     L, M, E, NS, K, R, P = cfg.num_hidden_layers, cfg.hidden_size, cfg.E, cfg.state_size, cfg.conv_kernel, cfg.R, cfg.P
     layer = "backbone.layers.{}."
     mixer = layer + "mixer."
@@ -107,22 +106,6 @@ def mamba_table(cfg):
     absent = [] if cfg.use_bias else ["in_proj_bias", "out_proj_bias"]
     absent += [] if cfg.use_conv_bias else ["conv1d_bias"]
     return [row for row in table if row.name not in absent]
-
-
-def rt_table(cfg):
-    L, M, NS, K, P = cfg.num_hidden_layers, cfg.hidden_size, cfg.state_size, cfg.conv_kernel, cfg.P
-    layer = "rt.layers.{}."
-    return [
-        Row("embeddings",   (cfg.vocab_size, M), "embedding", "rt.embedding"),
-        Row("conv1d",       (L, M, K),           "linear",    layer + "conv_w"),
-        Row("conv1d_bias",  (L, M),              "bias",      layer + "conv_b"),
-        Row("x_proj",       (L, P, M),           "linear",    layer + "x_proj"),
-        Row("dt_proj",      (L, M, 1),           "linear",    layer + "dt_proj_w"),
-        Row("dt_proj_bias", (L, M),              "dt_bias",   layer + "dt_proj_b"),
-        Row("A_log",        (L, M, NS),          "A_log",     layer + "a_log"),
-        Row("D",            (L, M),              "gain",      layer + "d_skip"),
-        Row("out_proj",     (L, M, M),           "linear",    layer + "out_proj"),
-    ]
 
 
 def draw_parameters(cfg, matrix_spread, vector_spread):
@@ -341,7 +324,7 @@ def split_columns(p, cfg):
 
 
 def ssm_forward(a, x, w, cfg, starts, carry):
-    """Convolution, projections and scan, what both kinds of layer have in common; adds to the activations a."""
+    """Convolution, projections and scan, from x of in_proj to y; adds to the activations a."""
     history, state = carry
     a["conv"] = conv_forward(x, w.conv1d, w.conv1d_bias, history, starts)
     a["u"] = silu(a["conv"])
@@ -366,7 +349,7 @@ def ssm_backward(dy, a, x, w, cfg, starts, carry):
     return dx, g
 
 
-def mamba_forward(residual, w, cfg, starts, carry):
+def layer_forward(residual, w, cfg, starts, carry):
     """The activations of one layer; a["residual"] is the stream after it."""
     a = {}
     a["norm"], a["norm_rstd"] = rmsnorm_forward(residual, w.norm, cfg.layer_norm_epsilon)
@@ -379,7 +362,7 @@ def mamba_forward(residual, w, cfg, starts, carry):
     return a
 
 
-def mamba_backward(dresidual, a, residual, w, cfg, starts, carry):
+def layer_backward(dresidual, a, residual, w, cfg, starts, carry):
     """The gradient of the stream before the layer, and the gradients of the parameters by name"""
     x, z = np.split(a["xz"], 2, axis=-1)
     dgated, dout_proj, dout_proj_bias = linear_backward(dresidual, a["gated"], w.out_proj)
@@ -392,37 +375,13 @@ def mamba_backward(dresidual, a, residual, w, cfg, starts, carry):
     return dresidual + dx, g
 
 
-def rt_forward(residual, w, cfg, starts, carry):
-    a = {}
-    ssm_forward(a, residual, w, cfg, starts, carry)
-    a["out"] = linear_forward(a["y"], w.out_proj)
-    a["residual"] = residual + a["out"]
-    return a
-
-
-def rt_backward(dresidual, a, residual, w, cfg, starts, carry):
-    dy, dout_proj, _ = linear_backward(dresidual, a["y"], w.out_proj)
-    dx, g = ssm_backward(dy, a, residual, w, cfg, starts, carry)
-    g["out_proj"] = dout_proj
-    return dresidual + dx, g
-
-
-LAYERS = {"mamba1": (mamba_forward, mamba_backward), "rt": (rt_forward, rt_backward)}
-
-
-def layer_input(a, l, cfg):
-    """What the convolution of a layer reads: its part of in_proj's output, or the stream itself."""
-    if cfg.layer == "mamba1":
-        return a["blocks"][l]["xz"][..., :cfg.E]
-    return a["blocks"][l - 1]["residual"] if l > 0 else a["encoded"]
-
-
 def carry_after(p, acts, cfg, starts=None, carry=None):
     """(history, state) of each layer after a micro-batch. Inputs of earlier documents are 0 in the history, where the C
     leaves their taps out: the same number, but for the sign of a zero."""
     after = []
     for l in range(cfg.num_hidden_layers):
-        w, a, x = layer_of(p, cfg, l), acts["blocks"][l], layer_input(acts, l, cfg)
+        w, a = layer_of(p, cfg, l), acts["blocks"][l]
+        x = a["xz"][..., :cfg.E]  # what the convolution reads
         history, state = carry[l] if carry else FRESH
         number = documents(starts, x.shape[:2])
         x = np.where((number == number[:, -1:])[..., None], x, x.dtype.type(0))
@@ -437,11 +396,6 @@ def carry_after(p, acts, cfg, starts=None, carry=None):
 # ---------------------------------------------------------------------------------------------------------------------
 # Heads: from the normed stream f to the losses, and back.
 # ---------------------------------------------------------------------------------------------------------------------
-def unit_prototypes(p, cfg):
-    """Rows that cosines are taken with, and their norms; None where they are used as they are."""
-    return (p["prototypes"], None) if cfg.layer == "rt" else unit_forward(p["prototypes"])
-
-
 def head_forward(p, f, targets, cfg):
     a = {}
     if cfg.head == "ce":
@@ -449,7 +403,7 @@ def head_forward(p, f, targets, cfg):
     else:
         z = linear_forward(f, p["hpn_proj"]) if cfg.proto_dim else f
         a["z_unit"], _ = unit_forward(z)
-        prototypes, _ = unit_prototypes(p, cfg)
+        prototypes, _ = unit_forward(p["prototypes"])
         if cfg.head == "hpn":
             a["cosines"], a["losses"] = hpn_forward(a["z_unit"], prototypes, targets)
             return a
@@ -465,7 +419,7 @@ def head_backward(p, a, f, targets, count, cfg):
         name = "embeddings" if cfg.tie_word_embeddings else "lm_head"
         df, dw, _ = linear_backward(dlogits, f, p[name])
         return df, {name: dw}
-    prototypes, norms = unit_prototypes(p, cfg)
+    prototypes, norms = unit_forward(p["prototypes"])
     if cfg.head == "hpn":
         dunit, dprototypes = hpn_backward(a["cosines"], a["z_unit"], prototypes, targets, count)
     else:
@@ -473,7 +427,7 @@ def head_backward(p, a, f, targets, count, cfg):
         dunit, dprototypes, _ = linear_backward(f.dtype.type(cfg.hpn_scale) * dlogits, a["z_unit"], prototypes)
     g = {"prototypes": np.zeros_like(dprototypes)}
     if cfg.proto == "learn":
-        g["prototypes"] = dprototypes if norms is None else unit_backward(dprototypes, prototypes, norms)
+        g["prototypes"] = unit_backward(dprototypes, prototypes, norms)
     z = linear_forward(f, p["hpn_proj"]) if cfg.proto_dim else f
     dz = unit_backward(dunit, *unit_forward(z))
     if not cfg.proto_dim:
@@ -490,14 +444,10 @@ def forward(p, inputs, targets, cfg, starts=None, carry=None):
     acts, blocks = {}, []
     residual = acts["encoded"] = embedding_forward(p["embeddings"], None, inputs)
     for l in range(cfg.num_hidden_layers):
-        layer_forward, _ = LAYERS[cfg.layer]
         blocks.append(layer_forward(residual, layer_of(p, cfg, l), cfg, starts, carry[l] if carry else FRESH))
         residual = blocks[-1]["residual"]
     acts["blocks"] = blocks
-    if cfg.layer == "rt":
-        acts["normf"], acts["normf_mean"], acts["normf_rstd"] = layernorm_forward(residual, F4(1), F4(0))
-    else:
-        acts["normf"], acts["normf_rstd"] = rmsnorm_forward(residual, p["norm_f"], cfg.layer_norm_epsilon)
+    acts["normf"], acts["normf_rstd"] = rmsnorm_forward(residual, p["norm_f"], cfg.layer_norm_epsilon)
     acts.update(head_forward(p, acts["normf"], targets, cfg))
     return acts
 
@@ -509,14 +459,10 @@ def backward(p, acts, inputs, targets, count, cfg, starts=None, carry=None):
     df, head_gradients = head_backward(p, acts, acts["normf"], targets, count, cfg)
     g.update(head_gradients)
     residual = blocks[-1]["residual"]
-    if cfg.layer == "rt":
-        dx, _, _ = layernorm_backward(df, residual, F4(1), acts["normf_mean"], acts["normf_rstd"])
-    else:
-        dx, g["norm_f"] = rmsnorm_backward(df, residual, p["norm_f"], acts["normf_rstd"])
+    dx, g["norm_f"] = rmsnorm_backward(df, residual, p["norm_f"], acts["normf_rstd"])
     dresidual = np.zeros_like(dx) + dx
     for l in reversed(range(cfg.num_hidden_layers)):
         residual = blocks[l - 1]["residual"] if l > 0 else acts["encoded"]
-        _, layer_backward = LAYERS[cfg.layer]
         dresidual, layer_gradients = layer_backward(dresidual, blocks[l], residual, layer_of(p, cfg, l), cfg, starts,
                                                     carry[l] if carry else FRESH)
         for name, gradient in layer_gradients.items():

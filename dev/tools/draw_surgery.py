@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt  # noqa: E402  after the choice of a backend
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 B, F = np.array([1.7, 0.15]), np.array([-0.75, 0.55])  # gradients of the head and of Forward-Forward
-C, ALPHA = 0.4, 0.2                                   # of cagrad and rt-gradnorm
+C = 0.4                                               # of cagrad
 BLUE, ORANGE, GREEN = COLORS[:3]
 GREY = "#888888"
 
@@ -76,8 +76,6 @@ def draw(path):
     figure, axes = plt.subplots(2, 3, figsize=(9.6, 5.0))
     f_off, b_off = projected(F, B), projected(B, F)
     weight = 2 / (1 / np.linalg.norm(B) + 1 / np.linalg.norm(F)) / np.array([np.linalg.norm(B), np.linalg.norm(F)])
-    unlike = F / np.linalg.norm(F) - B / np.linalg.norm(B)
-    f_longer = F * np.exp(ALPHA * np.linalg.norm(unlike))
     d = cagrad(B, F, C)
     panel(axes[0, 0], "none", said(B + F), B + F, (B, F))
     panel(axes[0, 1], "pcgrad", said(b_off + f_off), b_off + f_off, (b_off, f_off))
@@ -87,8 +85,8 @@ def draw(path):
     axes[0, 2].plot(*mean, marker="o", ms=3, color=GREY)
     label(axes[0, 2], mean, "g0", GREY, dx=0.1, dy=-0.09)
     panel(axes[1, 0], "gradnorm, alpha = 0", said(weight[0] * B + weight[1] * F), weight[0] * B + weight[1] * F, (weight[0] * B, weight[1] * F))
-    panel(axes[1, 1], "orthograd; rt-pcgrad", said(B + f_off), B + f_off, (B, f_off))
-    panel(axes[1, 2], f"rt-gradnorm, alpha = {ALPHA}", said(B + f_longer), B + f_longer, (B, f_longer))
+    panel(axes[1, 1], "orthograd", said(B + f_off), B + f_off, (B, f_off))
+    axes[1, 2].axis("off")
     figure.subplots_adjust(left=0.01, right=0.99, top=0.94, bottom=0.06, wspace=0.03, hspace=0.24)
     figure.savefig(path, dpi=110, metadata={"Date": None} if path.endswith(".svg") else None)
 

@@ -232,12 +232,12 @@ class Panel:
 
 
 def loss_unit(runs):
-    """What the losses are: of Mamba's heads hpn and rt a squared cosine distance, of all others nats."""
+    """What the losses are: of Mamba's head hpn a squared cosine distance, of all others nats."""
     kinds = set()
     for run in runs:
         options = dict(run.settings)
         head, loaded = options.get("options.head", ""), "options.head" in options and options.get("options.from", "") != ""
-        kinds.add("(1 - cosine)^2" if head in ("hpn", "rt") else "nats" if head or not loaded else "")  # "": the head came with the model
+        kinds.add("(1 - cosine)^2" if head == "hpn" else "nats" if head or not loaded else "")  # "": the head came with the model
     return f"{kinds.pop()} per target".strip() if len(kinds) == 1 else "per target"
 
 

@@ -1,13 +1,14 @@
 /*
 Options: a trainer describes each on one line of a table, and from that line come the parser, --help, the settings
 printout, the nearest name for a wrong one, and the settings kept in a checkpoint (spec/cli.md).
-    struct { int batch_size; float lr; const char* train; } o;
+    struct { int batch_size, schedule; float lr; const char* train; } o;
     Option table[] = {
         {"data", "batch-size", "-b", OPTION_INT, &o.batch_size, "4", 1, 65536, "N", "rows per micro-batch", 0},
         {"data", "train", "-i --input", OPTION_TEXT, &o.train, "", 0, 0, "PATH", "token shards to train on", 0},
         {"optimizer", "lr", "", OPTION_FLOAT, &o.lr, "3e-4", 0, 10, "F", "peak learning rate", 0},
+        {"optimizer", "schedule", "", OPTION_CHOICE, &o.schedule, "wsd", 0, 0, "linear|cosine|wsd", "how it falls", 0},
     };
-    options_parse(table, 3, argc, argv, "trains GPT-2");
+    options_parse(table, 4, argc, argv, "trains GPT-2");
 On the command line: --name value, --name=value, and the same with every alias; a switch stands alone or takes 0 or 1;
 a text may be "-", but one that starts with "--" or is itself an option needs the "=". --help prints the table.
 --args FILE reads lines `name = value` (dashes in front allowed; a switch may stand alone; "#" at the start of a line or
@@ -15,14 +16,17 @@ after a blank begins a comment). A later value wins. Nothing else is accepted: n
 options only by options_parse_words, for tools that take files; a switch then takes the next word only if it is 0 or 1.
 Numbers are read to their end: an integer is a sign and digits, a float is what strtof makes of digits, sign, point and
 exponent, finite. Both must lie in low..high; an end at or past INT_MIN, INT_MAX or FLT_MAX means "no limit" there.
-Texts are heap copies owned by the table until options_free; a program changes one with options_set.
+A choice becomes the position of its name in the list (choice.h), which is the order of an enum; where the default is
+"", it may also be none of them, -1. Texts are heap copies owned by the table until options_free; a program changes one
+with options_set.
 Errors: status 2 and one line, `train_gpt2: --batch-size: expected an integer 1..65536, found "4x"`; from a file with
 `conf.txt:3: ` in front. Of the ranks that dev/tools/launch or torchrun starts on a machine the first says it, or prints --help.
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
-#include "fail.h"   // fail_input, fail_run, string_copy
-#include "print.h"  // box_line, box_row, format_float, format_text, ShortText
+#include "choice.h"  // choice_find, choice_name
+#include "fail.h"    // fail_input, fail_run, string_copy
+#include "print.h"   // box_line, box_row, format_float, format_text, ShortText
 #include <assert.h>
 #include <float.h>
 #include <jansson.h>
@@ -31,22 +35,29 @@ Errors: status 2 and one line, `train_gpt2: --batch-size: expected an integer 1.
 
 typedef enum { OPTION_SWITCH, OPTION_INT, OPTION_FLOAT, OPTION_TEXT, OPTION_CHOICE } OptionType;
 
+enum { MAX_OPTIONS = 128 };  // room for the rows of a trainer
+
 typedef struct {
     const char* group;    // "model", "data", ...: heading of --help, under which all rows of the group are listed
     const char* name;     // "batch-size", typed as --batch-size
     const char* aliases;  // other spellings as typed, separated by blanks: "-b --val-every"; "" for none
     OptionType type;
-    void* value;          // int* for switch and int, float* for float, const char** for text and choice
-    const char* start;    // default, parsed as if typed: "4"; "" for no text
+    void* value;          // int* for switch, int and choice, float* for float, const char** for text
+    const char* start;    // default, parsed as if typed: "4"; "" for no text and no choice
     double low, high;     // allowed range of int and float
-    const char* takes;    // what help shows for the value: "N", "PATH"; the names of a choice, "linear|wsd"; or ""
+    const char* takes;    // what help shows for the value: "N", "PATH"; the list of a choice, "linear|wsd"; or ""
     const char* meaning;  // one line
-    int given;            // by the parser: 1 when the user typed it (or --args did), 2 when restored from a checkpoint
+    int given;            // the parser's: 1 when the user typed it (or --args did), 2 when restored from a checkpoint
 } Option;
 
-// ---- values: from text and to text ----
+// appends rows to the n of a table with room for MAX_OPTIONS; returns how many there are now
+static inline int options_append(Option* table, int n, const Option* rows, int n_rows) {
+    assert(n + n_rows <= MAX_OPTIONS);
+    memcpy(table + n, rows, sizeof *rows * (size_t)n_rows);
+    return n + n_rows;
+}
 
-static inline int option_is_text_(const Option* o) { return o->type == OPTION_TEXT || o->type == OPTION_CHOICE; }
+// ---- values: from text and to text ----
 
 // what the option takes, for messages: "an integer 1..65536", "a number, 0 or more", "constant|linear"
 static inline ShortText option_expected_(const Option* o) {
@@ -56,7 +67,7 @@ static inline ShortText option_expected_(const Option* o) {
     int has_low = o->low > (is_int ? (double)INT_MIN : -(double)FLT_MAX);
     int has_high = o->high < (is_int ? (double)INT_MAX : (double)FLT_MAX);
     if (o->type == OPTION_SWITCH) { snprintf(out.s, sizeof out.s, "0 or 1"); }
-    else if (option_is_text_(o)) { snprintf(out.s, sizeof out.s, "%s", o->takes); }
+    else if (o->type == OPTION_TEXT || o->type == OPTION_CHOICE) { snprintf(out.s, sizeof out.s, "%s", o->takes); }
     else if (has_low && has_high) { snprintf(out.s, sizeof out.s, "%s %.10g..%.10g", kind, o->low, o->high); }
     else if (has_low) { snprintf(out.s, sizeof out.s, "%s, %.10g or more", kind, o->low); }
     else if (has_high) { snprintf(out.s, sizeof out.s, "%s, at most %.10g", kind, o->high); }
@@ -64,14 +75,37 @@ static inline ShortText option_expected_(const Option* o) {
     return out;
 }
 
-// is `word` one of the names in `list` ("-b --val-every", "constant|linear")?
-static inline int option_in_list_(const char* list, const char* separator, const char* word, size_t length) {
+// is `word` one of the spellings in `list` ("-b --val-every")?
+static inline int option_in_list_(const char* list, const char* word, size_t length) {
     while (*list) {
-        size_t n = strcspn(list, separator);
+        size_t n = strcspn(list, " ");
         if (n == length && strncmp(list, word, n) == 0) { return 1; }
         list += n + (list[n] != '\0');
     }
     return 0;
+}
+
+static inline int option_parse_switch_(const Option* o, const char* text) {
+    if (strcmp(text, "0") != 0 && strcmp(text, "1") != 0) { return 0; }
+    *(int*)o->value = text[0] == '1';
+    return 1;
+}
+
+static inline int option_parse_choice_(const Option* o, const char* text) {
+    const int value = choice_find(o->takes, text), may_be_none = !*o->start && !*text;
+    if (value < 0 && !may_be_none) { return 0; }
+    *(int*)o->value = value;
+    return 1;
+}
+
+// any text will do that is UTF-8: settings are kept as JSON, which holds nothing else
+static inline void option_take_text_(const Option* o, const char* text, const char* where) {
+    json_t* as_json = json_string(text);
+    if (!as_json) { fail_input("%s--%s: expected UTF-8, found \"%s\"", where, o->name, format_text(text).s); }
+    json_decref(as_json);
+    char* copy = string_copy(text);  // before the free: `text` may be the old value
+    free(*(char**)o->value);
+    *(const char**)o->value = copy;
 }
 
 // the whole of `text` as the option's number, inside its range; nothing is stored when that fails
@@ -95,21 +129,11 @@ static inline int option_parse_number_(const Option* o, const char* text) {
 
 // `where` is "" or names the file and line the text came from: "conf.txt:3: "
 static inline void option_store_(const Option* o, const char* text, const char* where) {
-    int ok;
-    if (o->type == OPTION_SWITCH) {
-        ok = strcmp(text, "0") == 0 || strcmp(text, "1") == 0;
-        if (ok) { *(int*)o->value = text[0] == '1'; }
-    } else if (o->type == OPTION_INT || o->type == OPTION_FLOAT) {
-        ok = option_parse_number_(o, text);
-    } else {
-        ok = o->type == OPTION_TEXT || option_in_list_(o->takes, "|", text, strlen(text));
-        json_t* as_json = json_string(text);  // settings are kept as JSON, which holds UTF-8 only
-        if (!as_json) { fail_input("%s--%s: expected UTF-8, found \"%s\"", where, o->name, format_text(text).s); }
-        json_decref(as_json);
-        char* copy = string_copy(text);  // before the free: `text` may be the old value
-        free(*(char**)o->value);
-        *(const char**)o->value = copy;
-    }
+    int ok = 1;
+    if (o->type == OPTION_TEXT) { option_take_text_(o, text, where); }
+    else if (o->type == OPTION_SWITCH) { ok = option_parse_switch_(o, text); }
+    else if (o->type == OPTION_CHOICE) { ok = option_parse_choice_(o, text); }
+    else { ok = option_parse_number_(o, text); }
     if (!ok) {
         fail_input("%s--%s: expected %s, found \"%s\"", where, o->name, option_expected_(o).s, format_text(text).s);
     }
@@ -117,7 +141,8 @@ static inline void option_store_(const Option* o, const char* text, const char* 
 
 // the value as a heap text that option_store_ would read back to the same bits
 static inline char* option_text_(const Option* o) {
-    if (option_is_text_(o)) { return string_copy(*(const char**)o->value); }
+    if (o->type == OPTION_TEXT) { return string_copy(*(const char**)o->value); }
+    if (o->type == OPTION_CHOICE) { return string_copy(choice_name(o->takes, *(int*)o->value).s); }
     if (o->type == OPTION_FLOAT) { return string_copy(format_float(*(float*)o->value).s); }
     ShortText digits;
     snprintf(digits.s, sizeof digits.s, "%d", *(int*)o->value);
@@ -130,7 +155,7 @@ static inline int option_is_default_(const Option* o) {
     memset(&start, 0, sizeof start);
     parsed.value = &start;
     option_store_(&parsed, o->start, "");
-    if (!option_is_text_(o)) { return memcmp(&start, o->value, sizeof(int)) == 0; }
+    if (o->type != OPTION_TEXT) { return memcmp(&start, o->value, sizeof(int)) == 0; }
     int same = strcmp(start.as_text, *(const char**)o->value) == 0;
     free(start.as_text);
     return same;
@@ -142,8 +167,8 @@ static inline int option_is_default_(const Option* o) {
 static inline int options_find_(const Option* table, int n, const char* word, size_t length) {
     for (int i = 0; i < n; i++) {
         int is_long = length > 2 && strncmp(word, "--", 2) == 0;
-        if (is_long && option_in_list_(table[i].name, " ", word + 2, length - 2)) { return i; }
-        if (option_in_list_(table[i].aliases, " ", word, length)) { return i; }
+        if (is_long && option_in_list_(table[i].name, word + 2, length - 2)) { return i; }
+        if (option_in_list_(table[i].aliases, word, length)) { return i; }
     }
     return -1;
 }
@@ -194,6 +219,14 @@ static inline Option* options_row_(Option* table, int n, const char* word, size_
     fail_input("%s%s: unknown option, did you mean %s? (--help lists all)", where, format_text(typed.s).s, nearest.s);
 }
 
+// is there such an option?
+static inline int options_have(const Option* table, int n, const char* name) {
+    for (int i = 0; i < n; i++) {
+        if (strcmp(table[i].name, name) == 0) { return 1; }
+    }
+    return 0;
+}
+
 // the row named `name` in our own code
 static inline Option* options_named_(const Option* table, int n, const char* name) {
     for (int i = 0; i < n; i++) {
@@ -225,7 +258,7 @@ static inline void options_help_row_(const char* name, const char* takes, const 
 
 // words on the command line that are no options and no values of options: FILE...
 typedef struct {
-    const char* takes;   // for the first line of --help: "[FILE]..."
+    const char* takes;   // what the first line of --help shows: "[FILE]..."
     const char** words;  // room for argc of them; they are the caller's
     int n;
 } OptionWords;
@@ -328,7 +361,8 @@ static inline void options_read_file_(Option* table, int n, const char* path) {
 }
 
 // can `word`, which follows the option on the command line, be its value?
-static inline int option_accepts_(const Option* table, int n, const Option* o, const char* word, const OptionWords* words) {
+static inline int option_accepts_(const Option* table, int n, const Option* o, const char* word,
+                                  const OptionWords* words) {
     if (o->type == OPTION_SWITCH && words) { return strcmp(word, "0") == 0 || strcmp(word, "1") == 0; }
     if (o->type == OPTION_SWITCH) { return word[0] != '-'; }  // a word without dashes could be nothing else
     return strncmp(word, "--", 2) != 0 && options_find_(table, n, word, strcspn(word, "=")) < 0;
@@ -337,7 +371,7 @@ static inline int option_accepts_(const Option* table, int n, const Option* o, c
 static inline void options_defaults_(Option* table, int n) {
     for (int i = 0; i < n; i++) {
         Option* o = &table[i];
-        if (option_is_text_(o)) { *(const char**)o->value = NULL; }
+        if (o->type == OPTION_TEXT) { *(const char**)o->value = NULL; }
         option_store_(o, o->start, "default of ");
         o->given = 0;
         char spellings[512], *rest = NULL;
@@ -349,7 +383,8 @@ static inline void options_defaults_(Option* table, int n) {
 }
 
 // exits with 2 on a wrong option and with 0 after --help; words NULL: there may be none
-static inline void options_parse_words(Option* table, int n, OptionWords* words, int argc, char** argv, const char* about) {
+static inline void options_parse_words(Option* table, int n, OptionWords* words, int argc, char** argv,
+                                       const char* about) {
     options_defaults_(table, n);
     if (words) { words->n = 0; }
     for (int i = 1; i < argc; i++) {
@@ -399,7 +434,7 @@ static inline void options_parse(Option* table, int n, int argc, char** argv, co
 
 static inline void options_free(Option* table, int n) {
     for (int i = 0; i < n; i++) {
-        if (!option_is_text_(&table[i])) { continue; }
+        if (table[i].type != OPTION_TEXT) { continue; }
         free(*(void**)table[i].value);
         *(const char**)table[i].value = NULL;
     }
@@ -417,12 +452,13 @@ static inline void options_set(Option* table, int n, const char* name, const cha
     option_store_(options_named_(table, n, name), text, "");
 }
 
-// for --help: what an option that trainers share means to this one
+// gives --help what an option that trainers share means to this one
 static inline void options_reword(Option* table, int n, const char* name, const char* meaning) {
     options_named_(table, n, name)->meaning = meaning;
 }
 
-// status 2 for what only the trainer can check: options_fail("warmup", "expected less than --steps %d, found %d", N, w)
+// ends with status 2, where only the trainer can check:
+//     options_fail("warmup", "expected less than --steps %d, found %d", N, w)
 __attribute__((noreturn, format(printf, 2, 3)))
 static inline void options_fail(const char* name, const char* format, ...) {
     char text[2048];
@@ -460,6 +496,7 @@ static inline json_t* options_to_json(const Option* table, int n) {
             double shortest = strtod(format_float(x).s, NULL);
             value = json_real((float)shortest == x ? shortest : (double)x);
         }
+        else if (o->type == OPTION_CHOICE) { value = json_string(choice_name(o->takes, *(int*)o->value).s); }
         else { value = json_string(*(const char**)o->value); }
         if (json_object_set_new(settings, o->name, value) != 0) { fail_run("--%s: cannot be kept as JSON", o->name); }
     }
@@ -477,7 +514,7 @@ static inline void options_from_json(Option* table, int n, const json_t* setting
                    : json_is_boolean(value) ? string_copy(json_is_true(value) ? "1" : "0")
                    : json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
         if (!text) { fail_run("%s--%s: no memory", where, o->name); }
-        if (option_is_text_(o) && !json_is_string(value)) {
+        if (o->type == OPTION_TEXT && !json_is_string(value)) {
             fail_input("%s--%s: expected a text, found %s", where, o->name, format_text(text).s);
         }
         option_store_(o, text, where);

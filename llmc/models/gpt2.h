@@ -3,6 +3,7 @@ What both GPT-2 trainers, train_gpt2.c and train_gpt2.cu, agree on: the sizes of
 files that hold them. So a checkpoint of one continues in the other.
     Config          the sizes; from a preset, a config.json or the header of llm.c's .bin, and back into a config.json
     parameter_table one line for each of the 16 parameters: name, shape, start values, decay
+    GPT2            the model: sizes, parameters and what is kept of them
     gpt2_load       parameters from safetensors, one file or several, or llm.c's .bin
 Errors: fail_input names file, key, expected and found.
 Source: spec gpt2.md 1, 2.1, 8, 10; Radford et al. 2019; Brown et al. 2020
@@ -13,8 +14,8 @@ Source: spec gpt2.md 1, 2.1, 8, 10; Radford et al. 2019; Brown et al. 2020
 #include "../core/jsonfile.h"     // json_read, json_write, json_ints
 #include "../files/llmc_bin.h"    // llm.c's checkpoint format
 #include "../core/outfile.h"      // FileSum
-#include "../core/tensor.h"       // Tensor: the table of parameters
 #include "../files/tensorfile.h"  // tensors_load
+#include "../ranks/model.h"       // Model: parameters, gradients, moments
 
 // ---- 1. Config: what makes one GPT-2 different from another ----
 
@@ -116,6 +117,26 @@ static inline void parameter_table(Tensor* t, Config c) {
     *t++ = tensor("transformer.ln_f.weight",              FIELD(lnfw),     0, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
     *t++ = tensor("transformer.ln_f.bias",                FIELD(lnfb),     0, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
 #undef FIELD
+}
+
+typedef struct {
+    Model model;             // the first member: a run finds its tensors here
+    Config config;
+    const char* export_bin;  // an option
+} GPT2;
+
+// sizes only: what a run will need is known before anything is allocated
+static inline void gpt2_layout(GPT2* gpt2, Config c) {
+    gpt2->config = c;
+    parameter_table(gpt2->model.table, c);
+    model_layout(&gpt2->model, N_PARAMETERS);
+}
+
+// a model of a program that has no run; parameters are zero
+static inline void gpt2_init(GPT2* gpt2, Config c, size_t stored_bytes) {
+    memset(gpt2, 0, sizeof *gpt2);
+    gpt2_layout(gpt2, c);
+    model_init(&gpt2->model, stored_bytes);
 }
 
 // ---- 3. Files ----

@@ -1,19 +1,19 @@
 /*
-Mamba with a choice of head: what makes one model different from another, one line for each parameter, and the files that hold
-them. Everything train_mamba_hpn.c computes loops over these tables.
+Mamba with a choice of head: what makes one model different from another, one line for each parameter, and the files
+that hold them. Everything train_mamba_hpn.c computes loops over these tables.
     Config              the sizes and kinds; from a preset, from config.json, and back into one
     parameter_table     one line for each parameter that this model has: name, shape, start values, decay
     mamba_start_values  the start values that no distribution of the table describes
     mamba_load          parameters from safetensors, with layers left out that the file does not have
-Names are Hugging Face's for Mamba ("model_type": "mamba"); the heads with prototypes add hpn.prototypes and hpn.proj.weight, a
-classifier its own classifier.weight, and config.json says so under "head", which transformers ignores.
-Layers: MAMBA1, the block of the paper, or RT, the simplified layer of rust_trainer (github.com/neuromamba/rust_trainer, a trainer
-in Rust), which is here only to be compared with.
+Names are Hugging Face's for Mamba ("model_type": "mamba"); the heads with prototypes add hpn.prototypes and
+hpn.proj.weight, a classifier its own classifier.weight, and config.json says so under "head", which transformers
+ignores.
 Errors: fail_input names file, key, expected and found.
 Source: Gu & Dao 2023, arXiv:2312.00752; start values as in github.com/state-spaces/mamba
 */
 #ifndef LLMC_MAMBA_H
 #define LLMC_MAMBA_H
+#include "../core/choice.h"       // choice_find, choice_name
 #include "../core/fmath.h"        // fm_exp, fm_expm1, fm_log: start values
 #include "../files/hf_folder.h"   // HF_WRITTEN_BY, SafeSet
 #include "../core/jsonfile.h"     // json_read, json_write, json_ints
@@ -23,12 +23,14 @@ Source: Gu & Dao 2023, arXiv:2312.00752; start values as in github.com/state-spa
 
 // ---- 1. Config ----
 
-typedef enum { MAMBA1, RT } LayerKind;
-typedef enum { HEAD_CE, HEAD_HPN, HEAD_HPN_SOFTMAX, HEAD_RT } HeadKind;  // RT's is hpn with prototypes that are not unit vectors
+#define HEAD_NAMES "ce|hpn|hpn-softmax"
+typedef enum { HEAD_CE, HEAD_HPN, HEAD_HPN_SOFTMAX } HeadKind;
+#define PROTO_NAMES "fixed|learn"
+typedef enum { PROTO_FIXED, PROTO_LEARN } Proto;
 
 typedef struct {
     int V;               // vocabulary, 50280
-    int is_classifier;   // has classes of its own instead of the next token
+    int is_classifier;   // it has classes of its own instead of the next token
     int classes;         // what the head chooses from: V for a language model
     int L;               // layers, 24
     int M;               // d_model, width of the residual stream, 768
@@ -36,22 +38,21 @@ typedef struct {
     int NS;              // d_state, states of a channel, 16
     int K;               // d_conv, taps of the convolution, 4
     int R;               // dt_rank, 48
-    int use_bias;        // of in_proj and out_proj
+    int use_bias;        // in_proj and out_proj have one
     int use_conv_bias;
     int tied;            // the head's matrix is the embedding
-    float eps;           // of RMSNorm
-    LayerKind layer;
+    float eps;           // RMSNorm's
     HeadKind head;
-    int Dp;              // of a prototype; another size than M needs a projection
+    int Dp;              // dimensions of a prototype; another size than M needs a projection
     int learns_prototypes;
-    float scale;         // of the cosines in hpn-softmax
+    float scale;         // factor of the cosines in hpn-softmax
 } Config;
 
 static inline int config_has_prototypes(const Config* c) { return c->head != HEAD_CE; }
 static inline int config_has_projection(const Config* c) { return config_has_prototypes(c) && c->Dp != c->M; }
 // columns of x_proj: dt, ssm_B, ssm_C
 static inline int config_dbc(const Config* c) { return c->R + 2 * c->NS; }
-static inline int dt_rank_of(int M) { return (M + 15) / 16; }
+static inline int mamba_dt_rank(int M) { return (M + 15) / 16; }
 
 static inline Config config_make(int V, int L, int M) {
     Config c;
@@ -62,7 +63,7 @@ static inline Config config_make(int V, int L, int M) {
     c.E = 2 * M;
     c.NS = 16;
     c.K = 4;
-    c.R = dt_rank_of(M);
+    c.R = mamba_dt_rank(M);
     c.use_conv_bias = c.tied = 1;
     c.eps = 1e-5f;
     c.scale = 16.0f;
@@ -71,7 +72,8 @@ static inline Config config_make(int V, int L, int M) {
 
 static inline Config config_preset(const char* name, int V) {
     static const struct { const char* name; int L, M; } presets[] = {
-        {"tiny", 4, 128}, {"130m", 24, 768}, {"370m", 48, 1024}, {"790m", 48, 1536}, {"1.4b", 48, 2048}, {"2.8b", 64, 2560},
+        {"tiny", 4, 128},   {"130m", 24, 768},  {"370m", 48, 1024},
+        {"790m", 48, 1536}, {"1.4b", 48, 2048}, {"2.8b", 64, 2560},
     };
     const char* size = strncmp(name, "mamba:", 6) == 0 ? name + 6 : name;
     for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
@@ -80,21 +82,7 @@ static inline Config config_preset(const char* name, int V) {
     fail_input("--model: expected tiny, 130m, 370m, 790m, 1.4b or 2.8b, found \"%s\"", name);
 }
 
-static inline const char* const* head_names(void) {
-    static const char* const names[] = {"ce", "hpn", "hpn-softmax", "rt"};
-    return names;
-}
-
-// -1: none of them
-static inline int head_from_name(const char* name) {
-    for (int i = 0; i < 4; i++) {
-        if (strcmp(name, head_names()[i]) == 0) { return i; }
-    }
-    return -1;
-}
-
-// the head called hpn is rust_trainer's with its layer
-static inline HeadKind head_of_layer(LayerKind layer, HeadKind head) { return layer == RT && head == HEAD_HPN ? HEAD_RT : head; }
+static inline ShortText head_name(HeadKind head) { return choice_name(HEAD_NAMES, (int)head); }
 
 // NULL: the key is missing; "": its value is no text
 static inline const char* config_name_(const json_t* json, const char* key) {
@@ -109,21 +97,21 @@ static inline int config_parse_head_(Config* c, const json_t* json, ErrorText* e
     const json_t* scale = json_object_get(json, "hpn_scale");
     const JsonInt sizes[] = {{"num_classes", &c->classes, 1, 1 << 24}, {"proto_dim", &c->Dp, 0, 1 << 20}};
     if (!head) { return 1; }
-    if (head_from_name(head) < 0) { return error_set(error, "\"head\": expected ce, hpn, hpn-softmax or rt, found \"%.60s\"", head); }
-    if (layer && strcmp(layer, "rt") != 0 && strcmp(layer, "mamba1") != 0) {
-        return error_set(error, "\"layer\": expected mamba1 or rt, found \"%.60s\"", layer);
+    if (choice_find(HEAD_NAMES, head) < 0) {
+        return error_set(error, "\"head\": expected " HEAD_NAMES ", found \"%.60s\"", head);
     }
-    if (proto && strcmp(proto, "fixed") != 0 && strcmp(proto, "learn") != 0) {
-        return error_set(error, "\"proto\": expected fixed or learn, found \"%.60s\"", proto);
+    if (layer && strcmp(layer, "mamba1") != 0) {
+        return error_set(error, "\"layer\": expected mamba1, found \"%.60s\"", layer);
     }
-    c->layer = layer && strcmp(layer, "rt") == 0 ? RT : MAMBA1;
-    c->head = head_of_layer(c->layer, (HeadKind)head_from_name(head));
-    c->learns_prototypes = proto && strcmp(proto, "learn") == 0;
+    if (proto && choice_find(PROTO_NAMES, proto) < 0) {
+        return error_set(error, "\"proto\": expected " PROTO_NAMES ", found \"%.60s\"", proto);
+    }
+    c->head = (HeadKind)choice_find(HEAD_NAMES, head);
+    c->learns_prototypes = proto && choice_find(PROTO_NAMES, proto) == PROTO_LEARN;
     if (scale) { c->scale = (float)json_number_value(scale); }
-    if (c->layer == RT && c->E != c->M) {
-        return error_set(error, "\"expand\": the layer rt has as many channels as its width, %d, found %d", c->M, c->E);
+    if (!(c->scale > 0.0f && c->scale <= 1e6f)) {
+        return error_set(error, "\"hpn_scale\": expected a number above 0, at most 1e6");
     }
-    if (!(c->scale > 0.0f && c->scale <= 1e6f)) { return error_set(error, "\"hpn_scale\": expected a number above 0, at most 1e6"); }
     for (int i = 0; i < 2; i++) {
         if (json_object_get(json, sizes[i].key) && !json_ints(json, sizes + i, 1, error)) { return 0; }
     }
@@ -141,21 +129,29 @@ static inline int config_switch_(const json_t* json, const char* key, int missin
 static inline int config_parse(Config* c, const json_t* json, ErrorText* error) {
     int V, L, M;
     const json_t *eps = json_object_get(json, "layer_norm_epsilon"), *rank = json_object_get(json, "time_step_rank");
-    const JsonInt sizes[] = {{"vocab_size", &V, 1, 1 << 24}, {"num_hidden_layers", &L, 1, 1024}, {"hidden_size", &M, 1, 1 << 20}};
-    if (!json_agrees(json, json_pack("{s:s}", "model_type", "mamba"), error) || !json_ints(json, sizes, 3, error)) { return 0; }
+    const JsonInt sizes[] = {{"vocab_size", &V, 1, 1 << 24}, {"num_hidden_layers", &L, 1, 1024},
+                             {"hidden_size", &M, 1, 1 << 20}};
+    if (!json_agrees(json, json_pack("{s:s}", "model_type", "mamba"), error) || !json_ints(json, sizes, 3, error)) {
+        return 0;
+    }
     *c = config_make(V, L, M);
-    const JsonInt inner[] = {{"state_size", &c->NS, 1, 256}, {"conv_kernel", &c->K, 1, 16}, {"expand", &c->E, 1, 1 << 10},
-                             {"intermediate_size", &c->E, 1, 1 << 22}, {"time_step_rank", &c->R, 1, 1 << 20}};
+    const JsonInt inner[] = {{"state_size", &c->NS, 1, 256}, {"conv_kernel", &c->K, 1, 16},
+                             {"expand", &c->E, 1, 1 << 10}, {"intermediate_size", &c->E, 1, 1 << 22},
+                             {"time_step_rank", &c->R, 1, 1 << 20}};
     if (!json_ints(json, inner, 2, error)) { return 0; }
     if (json_object_get(json, "expand")) {
         if (!json_ints(json, inner + 2, 1, error)) { return 0; }
         c->E *= M;
     }
     if (json_object_get(json, "intermediate_size") && !json_ints(json, inner + 3, 1, error)) { return 0; }
-    if (c->E > 1 << 22) { return error_set(error, "\"expand\": expected at most %d channels, found %d", 1 << 22, c->E); }
+    if (c->E > 1 << 22) {
+        return error_set(error, "\"expand\": expected at most %d channels, found %d", 1 << 22, c->E);
+    }
     if (rank && !json_is_string(rank) && !json_ints(json, inner + 4, 1, error)) { return 0; }  // a string is "auto"
     if (json_is_number(eps)) { c->eps = (float)json_number_value(eps); }
-    if (!(c->eps > 0.0f && c->eps < 1.0f)) { return error_set(error, "\"layer_norm_epsilon\": expected a number between 0 and 1"); }
+    if (!(c->eps > 0.0f && c->eps < 1.0f)) {
+        return error_set(error, "\"layer_norm_epsilon\": expected a number between 0 and 1");
+    }
     c->use_bias = config_switch_(json, "use_bias", 0);
     c->use_conv_bias = config_switch_(json, "use_conv_bias", 1);
     c->tied = config_switch_(json, "tie_word_embeddings", 1);
@@ -172,17 +168,21 @@ static inline Config config_load(const char* path) {
 }
 
 static inline FileSum config_save(const char* path, const Config* c, int eot) {
-    const int is_language_model = c->head == HEAD_CE && !c->is_classifier && c->layer == MAMBA1;
-    json_t* json = json_pack("{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:b, s:b, s:b, s:b, s:i, s:i, s:i}",
-        "written_by", HF_WRITTEN_BY, "architectures", is_language_model ? "MambaForCausalLM" : "MambaModel", "model_type", "mamba",
-        "torch_dtype", "float32", "hidden_act", "silu", "vocab_size", c->V, "num_hidden_layers", c->L, "hidden_size", c->M,
-        "expand", c->E % c->M == 0 ? c->E / c->M : 1, "intermediate_size", c->E, "state_size", c->NS, "conv_kernel", c->K,
-        "time_step_rank", c->R, "layer_norm_epsilon", (double)c->eps, "use_bias", c->use_bias, "use_conv_bias", c->use_conv_bias,
-        "residual_in_fp32", 1, "tie_word_embeddings", c->tied, "bos_token_id", eot, "eos_token_id", eot, "pad_token_id", eot);
+    const int is_language_model = c->head == HEAD_CE && !c->is_classifier;
+    const char* architecture = is_language_model ? "MambaForCausalLM" : "MambaModel";
+    json_t* json = json_pack("{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:b, s:b, s:b, "
+                             "s:b, s:i, s:i, s:i}",
+        "written_by", HF_WRITTEN_BY, "architectures", architecture, "model_type", "mamba",
+        "torch_dtype", "float32", "hidden_act", "silu",
+        "vocab_size", c->V, "num_hidden_layers", c->L, "hidden_size", c->M,
+        "expand", c->E % c->M == 0 ? c->E / c->M : 1, "intermediate_size", c->E, "state_size", c->NS,
+        "conv_kernel", c->K, "time_step_rank", c->R, "layer_norm_epsilon", (double)c->eps,
+        "use_bias", c->use_bias, "use_conv_bias", c->use_conv_bias, "residual_in_fp32", 1,
+        "tie_word_embeddings", c->tied, "bos_token_id", eot, "eos_token_id", eot, "pad_token_id", eot);
     if (!is_language_model) {
-        json_object_update_new(json, json_pack("{s:s, s:s, s:i, s:s, s:f}", "head", head_names()[c->head], "layer",
-            c->layer == RT ? "rt" : "mamba1", "proto_dim", c->Dp, "proto",
-            c->learns_prototypes ? "learn" : "fixed", "hpn_scale", (double)c->scale));
+        json_object_update_new(json, json_pack("{s:s, s:s, s:i, s:s, s:f}",
+            "head", head_name(c->head).s, "layer", "mamba1", "proto_dim", c->Dp,
+            "proto", choice_name(PROTO_NAMES, c->learns_prototypes).s, "hpn_scale", (double)c->scale));
     }
     if (c->is_classifier) { json_object_set_new(json, "num_classes", json_integer(c->classes)); }
     return json_write(path, json);
@@ -191,8 +191,8 @@ static inline FileSum config_save(const char* path, const Config* c, int eot) {
 // ---- 2. Parameters: one line for each ----
 
 typedef struct {
-    float *embedding, *norm, *in_proj, *in_bias, *conv, *conv_bias, *x_proj, *dt_proj, *dt_bias, *A_log, *D, *out_proj, *out_bias,
-        *norm_f, *lm_head, *prototypes, *projection;
+    float *embedding, *norm, *in_proj, *in_bias, *conv, *conv_bias, *x_proj, *dt_proj, *dt_bias, *A_log, *D, *out_proj,
+        *out_bias, *norm_f, *lm_head, *prototypes, *projection;
 } Parameters;
 
 enum { MAX_PARAMETERS = 17 };
@@ -200,57 +200,52 @@ enum { MAX_PARAMETERS = 17 };
 // returns their number: what a model does not have is left out, and its pointer stays NULL
 static inline int parameter_table(Tensor* table, const Config* c) {
     Tensor* t = table;
-    const int L = c->L, M = c->M, E = c->E, NS = c->NS, K = c->K, R = c->R;
-    const float out = 1.0f / sqrtf((float)E) / sqrtf((float)L);  // layers that write to the residual stream start smaller
-#define FIELD(name) offsetof(Parameters, name)
-    // name on disk (Hugging Face's)                        in memory          layers rows columns  start values                         decayed   on disk
-    *t++ = tensor(c->layer == RT ? "rt.embedding" : "backbone.embeddings.weight", FIELD(embedding),  0, c->V,          M,  INIT_NORMAL,  0.02f,                  DECAY,    AS_IS);
-    if (c->layer == RT) {
-        *t++ = tensor("rt.layers.%d.conv_w",              FIELD(conv),       L, M,             K,  INIT_NORMAL,  0.02f,                  DECAY,    AS_IS);
-        *t++ = tensor("rt.layers.%d.conv_b",              FIELD(conv_bias),  L, 1,             M,  INIT_NORMAL,  0.02f,                  NO_DECAY, VECTOR);
-        *t++ = tensor("rt.layers.%d.x_proj",              FIELD(x_proj),     L, config_dbc(c), M,  INIT_NORMAL,  0.02f,                  DECAY,    AS_IS);
-        *t++ = tensor("rt.layers.%d.dt_proj_w",           FIELD(dt_proj),    L, M,             R,  INIT_NORMAL,  0.02f,                  DECAY,    AS_IS);
-        *t++ = tensor("rt.layers.%d.dt_proj_b",           FIELD(dt_bias),    L, 1,             M,  INIT_NORMAL,  0.02f,                  NO_DECAY, VECTOR);
-        *t++ = tensor("rt.layers.%d.a_log",               FIELD(A_log),      L, M,             NS, INIT_NORMAL,  0.02f,                  NO_DECAY, AS_IS);
-        *t++ = tensor("rt.layers.%d.d_skip",              FIELD(D),          L, 1,             M,  INIT_NORMAL,  0.02f,                  NO_DECAY, VECTOR);
-        *t++ = tensor("rt.layers.%d.out_proj",            FIELD(out_proj),   L, M,             M,  INIT_NORMAL,  0.02f,                  DECAY,    AS_IS);
-    } else {
-        *t++ = tensor("backbone.layers.%d.norm.weight",         FIELD(norm),       L, 1,             M,  INIT_ONES,    0.0f,                   NO_DECAY, VECTOR);
-        *t++ = tensor("backbone.layers.%d.mixer.in_proj.weight", FIELD(in_proj),   L, 2 * E,         M,  INIT_UNIFORM, 1.0f / sqrtf((float)M), DECAY,    AS_IS);
-        if (c->use_bias) {
-            *t++ = tensor("backbone.layers.%d.mixer.in_proj.bias",  FIELD(in_bias),  L, 1,       2 * E,  INIT_ZEROS,   0.0f,                   NO_DECAY, VECTOR);
-        }
-        *t++ = tensor("backbone.layers.%d.mixer.conv1d.weight", FIELD(conv),       L, E,             K,  INIT_UNIFORM, 1.0f / sqrtf((float)K), DECAY,    CONV);
-        if (c->use_conv_bias) {
-            *t++ = tensor("backbone.layers.%d.mixer.conv1d.bias",   FIELD(conv_bias), L, 1,          E,  INIT_UNIFORM, 1.0f / sqrtf((float)K), NO_DECAY, VECTOR);
-        }
-        *t++ = tensor("backbone.layers.%d.mixer.x_proj.weight", FIELD(x_proj),     L, config_dbc(c), E,  INIT_UNIFORM, 1.0f / sqrtf((float)E), DECAY,    AS_IS);
-        *t++ = tensor("backbone.layers.%d.mixer.dt_proj.weight", FIELD(dt_proj),   L, E,             R,  INIT_UNIFORM, 1.0f / sqrtf((float)R), DECAY,    AS_IS);
-        *t++ = tensor("backbone.layers.%d.mixer.dt_proj.bias",  FIELD(dt_bias),    L, 1,             E,  INIT_UNIFORM, 1.0f,                   NO_DECAY, VECTOR);
-        *t++ = tensor("backbone.layers.%d.mixer.A_log",         FIELD(A_log),      L, E,             NS, INIT_ZEROS,   0.0f,                   NO_DECAY, AS_IS);
-        *t++ = tensor("backbone.layers.%d.mixer.D",             FIELD(D),          L, 1,             E,  INIT_ONES,    0.0f,                   NO_DECAY, VECTOR);
-        *t++ = tensor("backbone.layers.%d.mixer.out_proj.weight", FIELD(out_proj), L, M,             E,  INIT_UNIFORM, out,                    DECAY,    AS_IS);
-        if (c->use_bias) {
-            *t++ = tensor("backbone.layers.%d.mixer.out_proj.bias", FIELD(out_bias), L, 1,           M,  INIT_ZEROS,   0.0f,                   NO_DECAY, VECTOR);
-        }
-        *t++ = tensor("backbone.norm_f.weight",                 FIELD(norm_f),     0, 1,             M,  INIT_ONES,    0.0f,                   NO_DECAY, VECTOR);
+    const int L = c->L, M = c->M, E = c->E, NS = c->NS, K = c->K, R = c->R, P = config_dbc(c), V = c->classes;
+    const float of_M = 1.0f / sqrtf((float)M), of_E = 1.0f / sqrtf((float)E);
+    const float of_K = 1.0f / sqrtf((float)K), of_R = 1.0f / sqrtf((float)R);
+    const float small = of_E / sqrtf((float)L);  // of out_proj, which writes to the residual stream
+#define AT(name) offsetof(Parameters, name)
+#define LAYER "backbone.layers.%d."
+#define MIXER LAYER "mixer."
+    // name on disk (Hugging Face's)            in memory    layers rows columns start values         decayed   on disk
+    *t++ = tensor("backbone.embeddings.weight", AT(embedding),  0, c->V,  M,     INIT_NORMAL,  0.02f, DECAY,    AS_IS);
+    *t++ = tensor(LAYER "norm.weight",          AT(norm),       L, 1,     M,     INIT_ONES,    0.0f,  NO_DECAY, VECTOR);
+    *t++ = tensor(MIXER "in_proj.weight",       AT(in_proj),    L, 2 * E, M,     INIT_UNIFORM, of_M,  DECAY,    AS_IS);
+    if (c->use_bias) {
+        *t++ = tensor(MIXER "in_proj.bias",     AT(in_bias),    L, 1,     2 * E, INIT_ZEROS,   0.0f,  NO_DECAY, VECTOR);
     }
+    *t++ = tensor(MIXER "conv1d.weight",        AT(conv),       L, E,     K,     INIT_UNIFORM, of_K,  DECAY,    CONV);
+    if (c->use_conv_bias) {
+        *t++ = tensor(MIXER "conv1d.bias",      AT(conv_bias),  L, 1,     E,     INIT_UNIFORM, of_K,  NO_DECAY, VECTOR);
+    }
+    *t++ = tensor(MIXER "x_proj.weight",        AT(x_proj),     L, P,     E,     INIT_UNIFORM, of_E,  DECAY,    AS_IS);
+    *t++ = tensor(MIXER "dt_proj.weight",       AT(dt_proj),    L, E,     R,     INIT_UNIFORM, of_R,  DECAY,    AS_IS);
+    *t++ = tensor(MIXER "dt_proj.bias",         AT(dt_bias),    L, 1,     E,     INIT_UNIFORM, 1.0f,  NO_DECAY, VECTOR);
+    *t++ = tensor(MIXER "A_log",                AT(A_log),      L, E,     NS,    INIT_ZEROS,   0.0f,  NO_DECAY, AS_IS);
+    *t++ = tensor(MIXER "D",                    AT(D),          L, 1,     E,     INIT_ONES,    0.0f,  NO_DECAY, VECTOR);
+    *t++ = tensor(MIXER "out_proj.weight",      AT(out_proj),   L, M,     E,     INIT_UNIFORM, small, DECAY,    AS_IS);
+    if (c->use_bias) {
+        *t++ = tensor(MIXER "out_proj.bias",    AT(out_bias),   L, 1,     M,     INIT_ZEROS,   0.0f,  NO_DECAY, VECTOR);
+    }
+    *t++ = tensor("backbone.norm_f.weight",     AT(norm_f),     0, 1,     M,     INIT_ONES,    0.0f,  NO_DECAY, VECTOR);
     if (config_has_projection(c)) {
-        *t++ = tensor("hpn.proj.weight",                        FIELD(projection), 0, c->Dp,         M,  INIT_UNIFORM, 1.0f / sqrtf((float)M), DECAY,    AS_IS);
+        *t++ = tensor("hpn.proj.weight",        AT(projection), 0, c->Dp, M,     INIT_UNIFORM, of_M,  DECAY,    AS_IS);
     }
     if (config_has_prototypes(c)) {
-        *t++ = tensor("hpn.prototypes",                         FIELD(prototypes), 0, c->classes, c->Dp, INIT_ZEROS,  0.0f,                   NO_DECAY, AS_IS);
+        *t++ = tensor("hpn.prototypes",         AT(prototypes), 0, V,     c->Dp, INIT_ZEROS,   0.0f,  NO_DECAY, AS_IS);
     } else if (!c->tied) {
         const char* name = c->is_classifier ? "classifier.weight" : "lm_head.weight";
-        *t++ = tensor(name,                                     FIELD(lm_head),    0, c->classes,    M,  INIT_NORMAL,  0.02f,                  DECAY,    AS_IS);
+        *t++ = tensor(name,                     AT(lm_head),    0, V,     M,     INIT_NORMAL,  0.02f, DECAY,    AS_IS);
     }
-#undef FIELD
+#undef MIXER
+#undef LAYER
+#undef AT
     return (int)(t - table);
 }
 
 // the line of the table behind a field of Parameters, NULL if this model has none
-#define PARAMETER(table, n, name) parameter_line_(table, n, offsetof(Parameters, name))
-static inline Tensor* parameter_line_(Tensor* table, int n, size_t field) {
+#define PARAMETER(table, n, name) mamba_parameter_line_(table, n, offsetof(Parameters, name))
+static inline Tensor* mamba_parameter_line_(Tensor* table, int n, size_t field) {
     for (int i = 0; i < n; i++) {
         if (table[i].field == field) { return &table[i]; }
     }
@@ -260,23 +255,24 @@ static inline Tensor* parameter_line_(Tensor* table, int n, size_t field) {
 // ---- 3. Start values ----
 
 // softplus of dt's bias begins between 1e-3 and 1e-1, log-uniform: u in -1..1 becomes such a bias
-static inline float dt_bias_start_(float u) {
+static inline float mamba_dt_bias_start_(float u) {
     const float low = fm_log(0.001f), high = fm_log(0.1f);
     float v = fm_exp(low + (0.5f * u + 0.5f) * (high - low));
     v = v > 1e-4f ? v : 1e-4f;
     return v + fm_log(-fm_expm1(-v));  // softplus of this is v
 }
 
-// After tensors_init, and before old layers are loaded, if there is a file to load them from: A_log[e][n] = log(n + 1), and the
-// biases of dt. Layers whose `old` is -1 (NULL: none) join others
+// After tensors_init, and before old layers are loaded, if there is a file to load them from: A_log[e][n] = log(n + 1),
+// and the biases of dt. Layers whose `old` is -1 (NULL: none) join others
 static inline void mamba_start_values(Tensor* table, int n, const Config* c, float* params, const int* old) {
-    const Tensor *A_log = PARAMETER(table, n, A_log), *dt_bias = PARAMETER(table, n, dt_bias), *out_proj = PARAMETER(table, n, out_proj);
+    const Tensor *A_log = PARAMETER(table, n, A_log), *dt_bias = PARAMETER(table, n, dt_bias),
+        *out_proj = PARAMETER(table, n, out_proj);
     for (int l = 0; l < c->L; l++) {
         float* a = params + A_log->offset + (size_t)l * tensor_slice_elements(A_log);
         float* b = params + dt_bias->offset + (size_t)l * (size_t)c->E;
-        for (int i = 0; i < c->E * c->NS && c->layer == MAMBA1; i++) { a[i] = fm_log((float)(i % c->NS + 1)); }
-        for (int e = 0; e < c->E && c->layer == MAMBA1; e++) { b[e] = dt_bias_start_(b[e]); }
-        // a layer that joins a trained model leaves its function as it is, and learns from the first step on, out_proj first
+        for (int i = 0; i < c->E * c->NS; i++) { a[i] = fm_log((float)(i % c->NS + 1)); }
+        for (int e = 0; e < c->E; e++) { b[e] = mamba_dt_bias_start_(b[e]); }
+        // a layer that joins a trained model leaves its function as it is, and learns at once, out_proj first
         const size_t n_out = tensor_slice_elements(out_proj);
         if (old && old[l] < 0) { memset(params + out_proj->offset + (size_t)l * n_out, 0, sizeof(float) * n_out); }
     }
@@ -284,9 +280,10 @@ static inline void mamba_start_values(Tensor* table, int n, const Config* c, flo
 
 // ---- 4. Files ----
 
-// path: a .safetensors file or the index of several. Layer l of the model is layer old[l] of the file, -1: not there, NULL: the
-// same. The head may be another than the file's: then its tensors are not looked for
-static inline void mamba_load(const char* path, const Tensor* table, int n, const int* old, int with_head, float* params) {
+// path: a .safetensors file or the index of several. Layer l of the model is layer old[l] of the file, -1: not there,
+// NULL: the same. The head may be another than the file's: then its tensors are not looked for
+static inline void mamba_load(const char* path, const Tensor* table, int n, const int* old, int with_head,
+                              float* params) {
     SafeSet set;
     Tensor found[MAX_PARAMETERS];
     int n_found = 0;
@@ -296,7 +293,8 @@ static inline void mamba_load(const char* path, const Tensor* table, int n, cons
         const int is_head = strncmp(table[i].name, "hpn.", 4) == 0 || table[i].field == offsetof(Parameters, lm_head);
         if (with_head || !is_head) { found[n_found++] = table[i]; }
     }
-    if (safeset_find(&set, "backbone.embedding.weight")) { found[0].name = "backbone.embedding.weight"; }  // the first files' name
+    const char* first_name = "backbone.embedding.weight";  // what the first files call it
+    if (safeset_find(&set, first_name)) { found[0].name = first_name; }
     tensors_load_layers(&set, found, n_found, "", params, old);
     if (with_head && !PARAMETER(found, n_found, lm_head)) { tensors_check_tied(&set, "lm_head.weight", found[0].name); }
     safeset_report_unused(&set);

@@ -2,80 +2,51 @@
 Gradient surgery: how the gradients of several tasks over one vector of shared parameters become one.
     g[i] (arena)  gradient of task i; all arenas have one layout. g[0] is the head's ("b"), g[1] Forward-Forward's ("f")
     ranges        which floats of the arenas are the shared vector; what lies between them is neither read nor written
-    surgery_apply leaves the result in the ranges of g[0]. It is always a weighted sum of the g[i]: every method below finds
+    surgery_apply leaves the result in the ranges of g[0]. It is always a weighted sum of the g[i]: every method finds
     its weights from the dot products alone, so the vectors are read once for those and once for the sum.
 Methods, by name, upper or lower case (derived in doc/gradient_surgery.md), 1..8 tasks, those with "2" exactly two:
     none        sum of g[i]
-    pcgrad      for every i: g = g[i]; for the other j in random order: if g.g[j] < 0: g -= g.g[j] / (|g[j]|^2 + epsilon) g[j];
+    pcgrad      for every i: g = g[i]; for the other j in random order:
+                    if g.g[j] < 0: g -= g.g[j] / (|g[j]|^2 + epsilon) g[j]
                 result: the sum of the n vectors. The order is a pure function of (seed, step)
     cagrad   2  the d with |d - g0| <= c |g0| whose smaller one of d.f, d.b is greatest; g0 = (f + b) / 2, 0 <= c < 1.
-                It is (1/2 + k x) f + (1/2 + k (1 - x)) b with k = c |g0| / |g_x|, where g_x = x f + (1 - x) b and x in 0..1
-                makes g_x.g0 + c |g0| |g_x| smallest; divided by 1 + c if asked. "cagradstep" is the same method
+                It is (1/2 + k x) f + (1/2 + k (1 - x)) b with k = c |g0| / |g_x|, g_x = x f + (1 - x) b; x in 0..1
+                makes g_x.g0 + c |g0| |g_x| smallest. "cagradstep" is the same method
     gradnorm    sum of w[i] g[i]; w is learnt (GradNorm below)
     orthograd 2 b + f - f.b / (|b|^2 + epsilon) b, conflict or not
-rust_trainer's formulas, of each range by itself (there a range is the d_skip of a layer), two tasks: b + rt_scale f', with
-    rt-none        f' = f
-    rt-pcgrad      if f.b < 0: f' = f - f.b / (|b|^2 + epsilon) b
-    rt-cagradstep  if f.b < 0: f' = f - lambda f.b / (|b|^2 + epsilon) b, lambda >= 0
-    rt-gradnorm    f' = f exp(alpha |f / (|f| + epsilon) - b / (|b| + epsilon)|)
-    rt-orthograd   f' = f - f.b / (|b|^2 + epsilon) b
-With one task every method is none. A quotient whose divisor is 0 counts as 0. A gradient that is not finite leaves numbers in
-the result that are not finite, for the guards of a trainer to see, and leaves the state of gradnorm as it was.
-Cost:   memory bound: (2 n_tasks + 1) floats moved per shared parameter. Judge it in GB/s. For gradnorm norm_range comes on top.
+With one task every method is none. A quotient whose divisor is 0 counts as 0. A gradient that is not finite leaves
+such numbers in the result, for the guards of a trainer to see, and the state of gradnorm as it was.
+Cost:   memory bound: (2 n_tasks + 1) floats moved per shared parameter. Judge it in GB/s. For gradnorm norm_range comes
+        on top.
 Error:  weights in double; every element of the result is a sum in double, rounded once to float.
-Order:  dot products: a range is cut into chunks of 4096; each is summed as in global_norm.h; chunk sums are added in order
-        from 0, and so are the sums of ranges. Result: chain over tasks from weight[0] * g[0]. The same bits for any thread count.
+Order:  dot products: a range is cut into chunks of 4096; each is summed as in global_norm.h; chunk sums are added in
+        order from 0, and so are the sums of ranges. Result: chain over tasks from weight[0] * g[0]. The same bits for
+        any thread count.
 CPU only; the arenas are in ordinary memory. On several ranks: give it gradients that are already summed over ranks.
 Errors: a method, epsilon, lambda or alpha out of range is the user's fault, status 2; no memory, status 1.
 Source: PCGrad: Yu et al. 2020, arXiv:2001.06782; CAGrad: Liu et al. 2021, arXiv:2110.14048; GradNorm: Chen et al. 2018,
-        arXiv:1711.02257; github.com/neuromamba/rust_trainer
+        arXiv:1711.02257
 */
 #ifndef LLMC_GRADIENT_SURGERY_H
 #define LLMC_GRADIENT_SURGERY_H
-#include "../core/fmath.h"  // fm_exp, fm_log
-#include "../core/rng.h"    // splitmix64
-#include "adamw.h"          // adamw_step, adamw_update_ref
-#include "global_norm.h"    // NORM_CHUNK, dot_chunk_
+#include "../core/choice.h"  // choice_name
+#include "../core/fmath.h"   // fm_exp, fm_log
+#include "../core/rng.h"     // splitmix64
+#include "adamw.h"           // adamw_step, adamw_update_ref
+#include "global_norm.h"     // NORM_CHUNK, dot_chunk_
 #include <assert.h>
 #include <math.h>
-#include <strings.h>
 
 enum { SURGERY_MAX_TASKS = 8 };
 
 // ---- names ----
 
+#define SURGERY_NAMES "none|pcgrad|cagrad,cagradstep|gradnorm|orthograd"  // a list of choice.h
 typedef enum {
-    SURGERY_NONE, SURGERY_PCGRAD, SURGERY_CAGRAD, SURGERY_GRADNORM, SURGERY_ORTHOGRAD,
-    SURGERY_RT_NONE, SURGERY_RT_PCGRAD, SURGERY_RT_CAGRADSTEP, SURGERY_RT_GRADNORM, SURGERY_RT_ORTHOGRAD, N_SURGERY_METHODS
+    SURGERY_NONE, SURGERY_PCGRAD, SURGERY_CAGRAD, SURGERY_GRADNORM, SURGERY_ORTHOGRAD, N_SURGERY_METHODS
 } SurgeryMethod;
 
-static inline const char* surgery_name(SurgeryMethod method) {
-    static const char* const names[N_SURGERY_METHODS] = {
-        "none", "pcgrad", "cagrad", "gradnorm", "orthograd", "rt-none", "rt-pcgrad", "rt-cagradstep", "rt-gradnorm", "rt-orthograd",
-    };
-    return names[method];
-}
-
-static inline SurgeryMethod surgery_method(const char* name) {
-    if (strcasecmp(name, "cagradstep") == 0) { return SURGERY_CAGRAD; }
-    for (int i = 0; i < N_SURGERY_METHODS; i++) {
-        if (strcasecmp(name, surgery_name((SurgeryMethod)i)) == 0) { return (SurgeryMethod)i; }
-    }
-    fail_input("--gradient-surgery-method: expected none, pcgrad, cagrad (cagradstep), gradnorm or orthograd, or rt-none, rt-pcgrad, "
-               "rt-cagradstep, rt-gradnorm or rt-orthograd, found \"%s\"", name);
-}
-
-// what rust_trainer means by the name of a method
-static inline SurgeryMethod surgery_rt_method(SurgeryMethod method) {
-    switch (method) {
-        case SURGERY_NONE: return SURGERY_RT_NONE;
-        case SURGERY_PCGRAD: return SURGERY_RT_PCGRAD;
-        case SURGERY_CAGRAD: return SURGERY_RT_CAGRADSTEP;
-        case SURGERY_GRADNORM: return SURGERY_RT_GRADNORM;
-        case SURGERY_ORTHOGRAD: return SURGERY_RT_ORTHOGRAD;
-        default: return method;
-    }
-}
+static inline ShortText surgery_name(SurgeryMethod method) { return choice_name(SURGERY_NAMES, (int)method); }
 
 // ---- weights of two or more tasks, from their dot products: dots (n, n), weight (n) ----
 
@@ -87,7 +58,7 @@ static inline double surgery_ratio_(double dot, double square, double epsilon) {
 static inline double surgery_length_(double square) { return square < 0.0 ? 0.0 : sqrt(square); }
 
 // the tasks other than i, shuffled (Fisher and Yates): order (n - 1)
-static inline void pcgrad_order_(int* order, int n, int i, uint64_t seed, uint64_t step) {
+static inline void surgery_pcgrad_order_(int* order, int n, int i, uint64_t seed, uint64_t step) {
     const uint64_t key = splitmix64(splitmix64(splitmix64(seed, 0), step), (uint64_t)i);
     for (int j = 0; j < n - 1; j++) { order[j] = j < i ? j : j + 1; }
     for (int j = n - 2; j > 0; j--) {
@@ -97,9 +68,11 @@ static inline void pcgrad_order_(int* order, int n, int i, uint64_t seed, uint64
     }
 }
 
-// One vector of PCGrad, as weights of the tasks' gradients: begins as g[i] and is projected off each other one that it opposes.
-// The test is of the vector as it has become, what is taken away a multiple of the other's own gradient. How many were taken away?
-static inline int pcgrad_project_(double* vector, const double* dots, int n, int i, const int* order, double epsilon) {
+// One vector of PCGrad, as weights of the tasks' gradients: it begins as g[i] and is projected off each other one that
+// it opposes. The test is of the vector as it has become, what is taken away a multiple of the other's own gradient.
+// Returns how many were taken away.
+static inline int surgery_pcgrad_project_(double* vector, const double* dots, int n, int i, const int* order,
+                                          double epsilon) {
     int n_projections = 0;
     for (int k = 0; k < n; k++) { vector[k] = k == i ? 1.0 : 0.0; }
     for (int next = 0; next < n - 1; next++) {
@@ -114,43 +87,44 @@ static inline int pcgrad_project_(double* vector, const double* dots, int n, int
     return n_projections;
 }
 
-static inline int pcgrad_weights(double* weight, const double* dots, int n, double epsilon, uint64_t seed, uint64_t step) {
+static inline int surgery_pcgrad_weights(double* weight, const double* dots, int n, double epsilon, uint64_t seed,
+                                         uint64_t step) {
     int n_projections = 0, order[SURGERY_MAX_TASKS];
     double vector[SURGERY_MAX_TASKS];
     for (int k = 0; k < n; k++) { weight[k] = 0.0; }
     for (int i = 0; i < n; i++) {
-        pcgrad_order_(order, n, i, seed, step);
-        n_projections += pcgrad_project_(vector, dots, n, i, order, epsilon);
+        surgery_pcgrad_order_(order, n, i, seed, step);
+        n_projections += surgery_pcgrad_project_(vector, dots, n, i, order, epsilon);
         for (int k = 0; k < n; k++) { weight[k] += vector[k]; }
     }
     return n_projections;
 }
 
 // |g_x|, g_x = x f + (1 - x) b
-static inline double cagrad_length_(const double* dots, double x) {
+static inline double surgery_cagrad_length_(const double* dots, double x) {
     double bb = dots[0], fb = dots[1], ff = dots[3];
     return surgery_length_(x * x * ff + 2.0 * x * (1.0 - x) * fb + (1.0 - x) * (1.0 - x) * bb);
 }
 
 // derivative of g_x.g0 + radius |g_x| by x; radius = c |g0|
-static inline double cagrad_slope_(const double* dots, double radius, double x) {
-    double bb = dots[0], fb = dots[1], ff = dots[3], length = cagrad_length_(dots, x);
+static inline double surgery_cagrad_slope_(const double* dots, double radius, double x) {
+    double bb = dots[0], fb = dots[1], ff = dots[3], length = surgery_cagrad_length_(dots, x);
     double turn = length > 0.0 ? (x * ff + (1.0 - 2.0 * x) * fb - (1.0 - x) * bb) / length : 0.0;
     return 0.5 * (ff - bb) + radius * turn;
 }
 
 // returns x, the part of f in g_x. The function is convex: where its slope changes sign is found by halving an interval
-static inline double cagrad_weights(double* weight, const double* dots, double c) {
-    const double radius = c * cagrad_length_(dots, 0.5);
+static inline double surgery_cagrad_weights(double* weight, const double* dots, double c) {
+    const double radius = c * surgery_cagrad_length_(dots, 0.5);
     double low = 0.0, high = 1.0, x;
-    if (cagrad_slope_(dots, radius, 0.0) >= 0.0) { high = 0.0; }
-    else if (cagrad_slope_(dots, radius, 1.0) <= 0.0) { low = 1.0; }
+    if (surgery_cagrad_slope_(dots, radius, 0.0) >= 0.0) { high = 0.0; }
+    else if (surgery_cagrad_slope_(dots, radius, 1.0) <= 0.0) { low = 1.0; }
     for (int i = 0; i < 60 && low < high; i++) {
         double middle = 0.5 * (low + high);
-        if (cagrad_slope_(dots, radius, middle) < 0.0) { low = middle; } else { high = middle; }
+        if (surgery_cagrad_slope_(dots, radius, middle) < 0.0) { low = middle; } else { high = middle; }
     }
     x = 0.5 * (low + high);
-    double length = cagrad_length_(dots, x), k = length > 0.0 ? radius / length : 0.0;
+    double length = surgery_cagrad_length_(dots, x), k = length > 0.0 ? radius / length : 0.0;
     weight[0] = 0.5 + k * (1.0 - x);
     weight[1] = 0.5 + k * x;
     return x;
@@ -174,9 +148,10 @@ static inline void gradnorm_init(GradNorm* s) {
     for (int i = 0; i < SURGERY_MAX_TASKS; i++) { s->weight[i] = 1.0f; }
 }
 
-// Targets T[i] = mean(G) * r[i]^alpha of the norms G[i] = w[i] * norms[i], where norms[i] is the norm of task i's unweighted
-// gradient, and r[i] = (L[i] / L0[i]) / mean(L / L0): a task that is behind gets a larger one.
-static inline void gradnorm_targets(double* targets, const GradNorm* s, const double* norms, const float* losses, float alpha, int n) {
+// Targets T[i] = mean(G) * r[i]^alpha of the norms G[i] = w[i] * norms[i], where norms[i] is the norm of task i's
+// unweighted gradient, and r[i] = (L[i] / L0[i]) / mean(L / L0): a task that is behind gets a larger one.
+static inline void gradnorm_targets(double* targets, const GradNorm* s, const double* norms, const float* losses,
+                                    float alpha, int n) {
     double mean_norm = 0.0, mean_ratio = 0.0;
     for (int i = 0; i < n; i++) {
         mean_norm += (double)s->weight[i] * norms[i] / n;
@@ -189,7 +164,8 @@ static inline void gradnorm_targets(double* targets, const GradNorm* s, const do
 }
 
 // d/dw of the sum of |G[i] - T[i]|, targets held constant: sign(G[i] - T[i]) * norms[i]
-static inline void gradnorm_slopes(float* slopes, const GradNorm* s, const double* norms, const float* losses, float alpha, int n) {
+static inline void gradnorm_slopes(float* slopes, const GradNorm* s, const double* norms, const float* losses,
+                                   float alpha, int n) {
     double targets[SURGERY_MAX_TASKS];
     gradnorm_targets(targets, s, norms, losses, alpha, n);
     for (int i = 0; i < n; i++) {
@@ -207,8 +183,8 @@ static inline void gradnorm_rescale(GradNorm* s, int n) {
     for (int i = 0; i < n; i++) { s->weight[i] *= (float)n / sum; }
 }
 
-// One step of Adam on w, after the parameters' update has taken w as it was. w rests until every task has had a loss above 0, and
-// where there is nothing to learn from: no loss left, or a number that is not finite
+// One step of Adam on w, after the parameters' update has taken w as it was. w rests until every task has had a loss
+// above 0, and where there is nothing to learn from: no loss left, or a number that is not finite
 static inline void gradnorm_update(GradNorm* s, const double* norms, const float* losses, float alpha, int n) {
     float slopes[SURGERY_MAX_TASKS], total = 0.0f;
     int n_begun = 0;
@@ -279,10 +255,9 @@ static inline void surgery_sum_(float* const* g, const double* weight, int n_tas
 typedef struct {
     SurgeryMethod method;
     float epsilon;            // >= 0, added to a divisor
-    float cagrad_lambda;      // cagrad: c, 0 <= c < 1; rt-cagradstep: lambda >= 0
-    int cagrad_rescale;       // divide the result of cagrad by 1 + c
+    float cagrad_lambda;      // cagrad: c, 0 <= c < 1
     float gradnorm_alpha;     // >= 0: how strongly a task that is behind is favoured
-    SurgeryRange norm_range;  // gradnorm: its norms are those of this range, such as the last layer's out_proj; n 0: of all
+    SurgeryRange norm_range;  // gradnorm: it takes norms of this range, such as the last out_proj; n 0: of all
     uint64_t seed;            // pcgrad: of its random order
 } SurgeryConfig;
 
@@ -299,27 +274,25 @@ typedef struct {
     SurgeryPiece_* pieces;   // (n_pieces), then those of norm_range
     double* piece_dots;      // (n_pieces + those of norm_range, n_tasks, n_tasks)
     double* range_dots;      // (n_ranges + 1, n_tasks, n_tasks)
-    double* range_weights;   // (n_ranges, n_tasks)
     int n_tasks, n_ranges;
     int64_t n_pieces, n_all_pieces;
 } Surgery;
 
 typedef struct {
-    double dots[SURGERY_MAX_TASKS][SURGERY_MAX_TASKS];  // of the shared vectors, before: [0][0] bb, [0][1] fb, [1][1] ff
-    double weight[SURGERY_MAX_TASKS];  // the result is the sum of weight[i] * g[i]; rt-*, a sum for each range: of the first one
+    // dot products of the vectors before: [0][0] bb, [0][1] fb, [1][1] ff
+    double dots[SURGERY_MAX_TASKS][SURGERY_MAX_TASKS];
+    double weight[SURGERY_MAX_TASKS];  // the result is the sum of weight[i] * g[i]
     double cagrad_x;                   // cagrad: the part of f in g_x
     int n_conflicts;                   // ranges in which a pair of tasks has a dot product below 0, before
-    int n_projections;                 // pcgrad: vectors taken away; orthograd 1; rt-*: ranges whose f was changed
+    int n_projections;                 // pcgrad: vectors taken away; orthograd 1
 } SurgeryReport;
 
 static inline void surgery_check_(const SurgeryConfig* c) {
-    int is_cagrad = c->method == SURGERY_CAGRAD;
     if (!(c->epsilon >= 0.0f) || !isfinite(c->epsilon)) {
         fail_input("--gradient-surgery-epsilon: expected a number, 0 or more, found %g", (double)c->epsilon);
     }
-    if (!(c->cagrad_lambda >= 0.0f) || !isfinite(c->cagrad_lambda) || (is_cagrad && c->cagrad_lambda >= 1.0f)) {
-        fail_input("--cagrad-lambda: expected a number, %s, found %g", is_cagrad ? "0 or more and below 1 (rt-cagradstep takes larger ones)"
-                   : "0 or more", (double)c->cagrad_lambda);
+    if (c->method == SURGERY_CAGRAD && !(c->cagrad_lambda >= 0.0f && c->cagrad_lambda < 1.0f)) {
+        fail_input("--cagrad-lambda: expected a number, 0 or more and below 1, found %g", (double)c->cagrad_lambda);
     }
     if (!(c->gradnorm_alpha >= 0.0f) || !isfinite(c->gradnorm_alpha)) {
         fail_input("--gradnorm-alpha: expected a number, 0 or more, found %g", (double)c->gradnorm_alpha);
@@ -332,7 +305,8 @@ static inline void* surgery_alloc_(size_t n, size_t element_bytes) {
     return p;
 }
 
-static inline void surgery_init(Surgery* s, const SurgeryConfig* config, const SurgeryRange* ranges, int n_ranges, int n_tasks) {
+static inline void surgery_init(Surgery* s, const SurgeryConfig* config, const SurgeryRange* ranges, int n_ranges,
+                                int n_tasks) {
     memset(s, 0, sizeof *s);
     assert(n_tasks >= 1 && n_tasks <= SURGERY_MAX_TASKS);
     surgery_check_(config);
@@ -361,11 +335,10 @@ static inline void surgery_init(Surgery* s, const SurgeryConfig* config, const S
     const size_t n_pairs = (size_t)n_tasks * n_tasks;
     s->piece_dots = (double*)surgery_alloc_((size_t)s->n_all_pieces * n_pairs, sizeof(double));
     s->range_dots = (double*)surgery_alloc_(((size_t)n_ranges + 1) * n_pairs, sizeof(double));
-    s->range_weights = (double*)surgery_alloc_((size_t)n_ranges * n_tasks, sizeof(double));
 }
 
 static inline void surgery_free(Surgery* s) {
-    free(s->ranges), free(s->pieces), free(s->piece_dots), free(s->range_dots), free(s->range_weights);
+    free(s->ranges), free(s->pieces), free(s->piece_dots), free(s->range_dots);
     memset(s, 0, sizeof *s);
 }
 
@@ -377,7 +350,8 @@ static inline void surgery_range_dots_(Surgery* s, float* const* g) {
         const SurgeryPiece_* piece = s->pieces + p;
         for (int pair = 0; pair < n_pairs; pair++) {
             int i = pair / n, j = pair % n;
-            if (i <= j) { s->piece_dots[p * n_pairs + pair] = dot_chunk_(g[i] + piece->first, g[j] + piece->first, (size_t)piece->n); }
+            const float *x = g[i] + piece->first, *y = g[j] + piece->first;
+            if (i <= j) { s->piece_dots[p * n_pairs + pair] = dot_chunk_(x, y, (size_t)piece->n); }
         }
     }
     memset(s->range_dots, 0, sizeof(double) * ((size_t)s->n_ranges + 1) * n_pairs);
@@ -405,47 +379,21 @@ static inline void surgery_total_(SurgeryReport* report, double* dots, const Sur
     for (int pair = 0; pair < n_pairs; pair++) { report->dots[pair / n][pair % n] = dots[pair]; }
 }
 
-// the published methods: one set of weights for the whole vector
-static inline void surgery_weights_(SurgeryReport* report, double* weight, const double* dots, const Surgery* s, uint64_t step) {
+// the weights of a method, into report->weight
+static inline void surgery_weights_(SurgeryReport* report, const double* dots, const Surgery* s, uint64_t step) {
     const SurgeryConfig* c = &s->config;
+    double* weight = report->weight;
     for (int k = 0; k < s->n_tasks; k++) { weight[k] = 1.0; }
     if (c->method == SURGERY_PCGRAD) {
-        report->n_projections = pcgrad_weights(weight, dots, s->n_tasks, (double)c->epsilon, c->seed, step);
+        report->n_projections = surgery_pcgrad_weights(weight, dots, s->n_tasks, (double)c->epsilon, c->seed, step);
     } else if (c->method == SURGERY_CAGRAD) {
-        report->cagrad_x = cagrad_weights(weight, dots, (double)c->cagrad_lambda);
-        double divisor = c->cagrad_rescale ? 1.0 + (double)c->cagrad_lambda : 1.0;
-        for (int k = 0; k < 2; k++) { weight[k] /= divisor; }
+        report->cagrad_x = surgery_cagrad_weights(weight, dots, (double)c->cagrad_lambda);
     } else if (c->method == SURGERY_ORTHOGRAD) {
         weight[0] -= surgery_ratio_(dots[1], dots[0], (double)c->epsilon);
         report->n_projections = 1;
     } else if (c->method == SURGERY_GRADNORM) {
         for (int k = 0; k < s->n_tasks; k++) { weight[k] = (double)s->gradnorm.weight[k]; }
     }
-}
-
-// |f / (|f| + epsilon) - b / (|b| + epsilon)|: 0 where both point one way, 2 where they are opposed
-static inline double rt_disagreement_(const double* dots, double epsilon) {
-    double p = surgery_ratio_(1.0, sqrt(dots[3]), epsilon), q = surgery_ratio_(1.0, sqrt(dots[0]), epsilon);
-    return surgery_length_(p * p * dots[3] - 2.0 * p * q * dots[1] + q * q * dots[0]);
-}
-
-// rust_trainer's formulas for one range: was f changed?
-static inline int surgery_rt_weights_(double* weight, const double* dots, const SurgeryConfig* c, double rt_scale) {
-    const double project = -surgery_ratio_(dots[1], dots[0], (double)c->epsilon);
-    const int conflict = dots[1] < 0.0;
-    double of_b = 0.0, of_f = 1.0;  // f' = of_f * f + of_b * b
-    switch (c->method) {
-        case SURGERY_RT_PCGRAD: of_b = conflict ? project : 0.0; break;
-        case SURGERY_RT_CAGRADSTEP: of_b = conflict ? (double)c->cagrad_lambda * project : 0.0; break;
-        case SURGERY_RT_ORTHOGRAD: of_b = project; break;
-        case SURGERY_RT_GRADNORM:
-            of_f = (double)fm_exp((float)((double)c->gradnorm_alpha * rt_disagreement_(dots, (double)c->epsilon)));
-            break;
-        default: break;
-    }
-    weight[0] = 1.0 + rt_scale * of_b;
-    weight[1] = rt_scale * of_f;
-    return of_b != 0.0 || of_f != 1.0;
 }
 
 // gradnorm's weights learn from this step
@@ -457,32 +405,21 @@ static inline void surgery_learn_(Surgery* s, const double* dots, const float* l
     gradnorm_update(&s->gradnorm, norms, losses, s->config.gradnorm_alpha, n);
 }
 
-// step: number of the update; rt_scale: of rt-* only; losses (n_tasks): of gradnorm only, else may be NULL
-static inline void surgery_apply(SurgeryReport* report, float* const* g, Surgery* s, uint64_t step, float rt_scale, const float* losses,
+// step: number of the update; losses (n_tasks): of gradnorm only, else may be NULL
+static inline void surgery_apply(SurgeryReport* report, float* const* g, Surgery* s, uint64_t step, const float* losses,
                                  const Device* dev) {
     (void)dev;
-    const int n = s->n_tasks, is_rt = s->config.method >= SURGERY_RT_NONE;
-    double dots[SURGERY_MAX_TASKS * SURGERY_MAX_TASKS], weight[SURGERY_MAX_TASKS];
-    assert(n == 2 || !(is_rt || s->config.method == SURGERY_CAGRAD || s->config.method == SURGERY_ORTHOGRAD));
+    double dots[SURGERY_MAX_TASKS * SURGERY_MAX_TASKS];
+    assert(s->n_tasks == 2 || (s->config.method != SURGERY_CAGRAD && s->config.method != SURGERY_ORTHOGRAD));
     assert(losses || s->config.method != SURGERY_GRADNORM);
     memset(report, 0, sizeof *report);
     surgery_range_dots_(s, g);
     surgery_total_(report, dots, s);
-    if (!is_rt) { surgery_weights_(report, weight, dots, s, step); }
-    for (int r = 0; r < s->n_ranges; r++) {
-        double* of_range = s->range_weights + (size_t)r * n;
-        if (is_rt) {
-            report->n_projections += surgery_rt_weights_(of_range, s->range_dots + (size_t)r * 4, &s->config, (double)rt_scale);
-        } else {
-            memcpy(of_range, weight, sizeof(double) * n);
-        }
-    }
-    if (s->n_ranges > 0) { memcpy(report->weight, s->range_weights, sizeof(double) * n); }
+    surgery_weights_(report, dots, s, step);
     if (s->config.method == SURGERY_GRADNORM) { surgery_learn_(s, dots, losses); }
     #pragma omp parallel for schedule(static)
     for (int64_t p = 0; p < s->n_pieces; p++) {
-        const SurgeryPiece_* piece = s->pieces + p;
-        surgery_sum_(g, s->range_weights + (size_t)piece->range * n, n, piece->first, (size_t)piece->n);
+        surgery_sum_(g, report->weight, s->n_tasks, s->pieces[p].first, (size_t)s->pieces[p].n);
     }
 }
 #endif  // LLMC_GRADIENT_SURGERY_H

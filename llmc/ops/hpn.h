@@ -1,24 +1,26 @@
 /*
-The hyperspherical prototype head: every token has a direction, its prototype, and a position should point along its target's.
-    z (N, C)  positions    z_unit (N, C)  the same with length 1    prototypes (V, C)  unit rows (for RT's loss: as they are)
+The hyperspherical prototype head: every token has a direction, its prototype, and a position should point along its
+target's.
+    z (N, C)  positions    z_unit (N, C)  the same with length 1    prototypes (V, C)  unit rows
     targets (N) in 0..V-1, negative = not counted    cosines (N) of z_unit and the target's prototype    losses (N)
     unit_forward   norm = max(|x|, 1e-8), unit = x / norm, row by row; unit may be x
     hpn_forward    cosine = z_unit . prototypes[target],  loss = (1 - cosine)^2;  both 0 where the target is not counted
-    hpn-softmax    needs no op of its own: unit_forward, matmul_forward, scale_array, crossentropy.h
+    hpn-softmax    needs no op of its own: unit_forward, matmul_forward, hpn_scale_array, crossentropy.h
 Backward (derived in doc/hpn.md):
     dx          = (dunit - unit * (dunit . unit)) / norm         (N, C)  written; dx may be dunit
     dz_unit     = -2 (1 - cosine) dloss * prototypes[target]     (N, C)  written; 0 where the target is not counted
-    dprototypes += -2 (1 - cosine) dloss * z_unit, at [target]   (V, C)  added, positions ascending; NULL: they are fixed
+    dprototypes += -2 (1 - cosine) dloss * z_unit, at [target]   (V, C)  added, positions ascending; NULL: fixed ones
     dloss is 1 / (targets counted in the whole update). A row of zeros has unit 0 and dx = 1e8 * dunit: clip gradients.
     Below a length of 1e-8 dx is the formula's, not the derivative's (which has no second term there).
 hpn_readout: logits for sampling and perplexity from the cosines with all V prototypes, log(c / (1 - c)), c kept within
-2^-24 .. 1 - 2^-24, so that they lie within -16.7 .. 16.7 and no token is impossible. With orthonormal prototypes, trained to
-the minimum, softmax of them is the true probability of each token; where V > C, or for a simplex, an approximation.
-Cost:   memory bound and independent of V: hpn_forward reads 2*N*C floats, hpn_backward reads and writes 2*N*C (5*N*C with
-        dprototypes). Evaluation needs all cosines: matmul_forward of N*V*C multiply-adds.
+2^-24 .. 1 - 2^-24, so that they lie within -16.7 .. 16.7 and no token is impossible. With orthonormal prototypes,
+trained to the minimum, softmax of them is the true probability of each token; where V > C, or for a simplex, an
+approximation.
+Cost:   memory bound and independent of V: hpn_forward reads 2*N*C floats, hpn_backward reads and writes 2*N*C (5*N*C
+        with dprototypes). Evaluation needs all cosines: matmul_forward of N*V*C multiply-adds.
 Error:  chains of C products of unit rows: |cosine| error <= C * 2^-24.
-Order:  row sums chain over c from 0, dprototypes over n from what it holds. Lanes hold neighbouring rows, threads rows, or
-        channels for dprototypes. Measures are sums in double in a stated order.
+Order:  row sums chain over c from 0, dprototypes over n from what it holds. Lanes hold neighbouring rows, threads rows,
+        or channels for dprototypes. Measures are sums in double in a stated order.
 Source: Mettes, van der Pol & Snoek 2019, arXiv:1901.10514. Where prototypes stand: prototypes.h
 */
 #ifndef LLMC_HPN_H
@@ -32,36 +34,37 @@ Source: Mettes, van der Pol & Snoek 2019, arXiv:1901.10514. Where prototypes sta
 #include "../core/vec.h"  // vfloat, v_load, v_fill, v_transpose
 #endif
 
-#define UNIT_NORM_MIN 1e-8f
+#define HPN_NORM_MIN 1e-8f
 #define HPN_COSINE_MIN 0x1p-24f             // hpn_readout keeps cosines between these two: one step of a float from 1
 #define HPN_COSINE_MAX (1.0f - 0x1p-24f)
 
 // ---- plain C: read this first; it defines every bit ----
 
 // a . b
-static inline float row_dot_ref(const float* a, const float* b, int C) {
+static inline float hpn_dot_ref(const float* a, const float* b, int C) {
     float sum = 0.0f;
     for (int c = 0; c < C; c++) { sum += a[c] * b[c]; }
     return sum;
 }
 
-static inline float unit_norm_(float sum_of_squares) {
+static inline float hpn_norm_(float sum_of_squares) {
     float norm = sqrtf(sum_of_squares);
-    return norm > UNIT_NORM_MIN ? norm : UNIT_NORM_MIN;
+    return norm > HPN_NORM_MIN ? norm : HPN_NORM_MIN;
 }
 
 static inline void unit_forward_ref(float* unit, float* norm, const float* x, int N, int C) {
     for (size_t n = 0; n < (size_t)N; n++) {
         const float* row = x + n * C;
-        norm[n] = unit_norm_(row_dot_ref(row, row, C));
+        norm[n] = hpn_norm_(hpn_dot_ref(row, row, C));
         for (int c = 0; c < C; c++) { unit[n * C + c] = row[c] / norm[n]; }
     }
 }
 
-static inline void unit_backward_ref(float* dx, const float* dunit, const float* unit, const float* norm, int N, int C) {
+static inline void unit_backward_ref(float* dx, const float* dunit, const float* unit, const float* norm,
+                                     int N, int C) {
     for (size_t n = 0; n < (size_t)N; n++) {
         const float *d = dunit + n * C, *u = unit + n * C;
-        float dot = row_dot_ref(d, u, C);
+        float dot = hpn_dot_ref(d, u, C);
         for (int c = 0; c < C; c++) { dx[n * C + c] = (d[c] - u[c] * dot) / norm[n]; }
     }
 }
@@ -70,7 +73,7 @@ static inline void hpn_forward_ref(float* losses, float* cosines, const float* z
                                    const int* targets, int N, int C) {
     for (size_t n = 0; n < (size_t)N; n++) {
         int counted = targets[n] >= 0;
-        float cosine = counted ? row_dot_ref(z_unit + n * C, prototypes + (size_t)targets[n] * C, C) : 0.0f;
+        float cosine = counted ? hpn_dot_ref(z_unit + n * C, prototypes + (size_t)targets[n] * C, C) : 0.0f;
         cosines[n] = cosine;
         losses[n] = counted ? (1.0f - cosine) * (1.0f - cosine) : 0.0f;
     }
@@ -90,12 +93,13 @@ static inline void hpn_backward_ref(float* dz_unit, float* dprototypes, const fl
     }
 }
 
-static inline void scale_array_ref(float* x, float scale, size_t n) {
+static inline void hpn_scale_array_ref(float* x, float scale, size_t n) {
     for (size_t i = 0; i < n; i++) { x[i] *= scale; }
 }
 
 static inline float hpn_readout_one_(float cosine) {
-    float c = cosine < HPN_COSINE_MIN ? HPN_COSINE_MIN : cosine > HPN_COSINE_MAX ? HPN_COSINE_MAX : cosine;  // a NaN stays one
+    float c = cosine < HPN_COSINE_MIN ? HPN_COSINE_MIN : cosine;
+    c = c > HPN_COSINE_MAX ? HPN_COSINE_MAX : c;  // a NaN stays one
     return fm_log(c / (1.0f - c));
 }
 
@@ -103,9 +107,9 @@ static inline void hpn_readout_ref(float* logits, const float* cosines, int N, i
     for (size_t i = 0; i < (size_t)N * V; i++) { logits[i] = hpn_readout_one_(cosines[i]); }
 }
 
-// How many scores stand before the target's: larger ones, and equal ones of a lower index. 0: the target would be chosen. NaN
-// counts as larger, a NaN target as last, so that a broken model has no hits.
-static inline int target_rank_ref(const float* scores, int target, int V) {
+// How many scores stand before the target's: larger ones, and equal ones of a lower index. 0: the target would be
+// chosen. NaN counts as larger, a NaN target as last, so that a broken model has no hits.
+static inline int hpn_target_rank_ref(const float* scores, int target, int V) {
     int rank = 0;
     float own = scores[target];
     for (int v = 0; v < V; v++) { rank += v < target ? !(scores[v] < own) : v > target && !(scores[v] <= own); }
@@ -115,7 +119,7 @@ static inline int target_rank_ref(const float* scores, int target, int V) {
 #ifndef __CUDACC__  // ---- fast C: VLANES rows side by side, for the chain of one cannot be split ----
 
 // dots[r] = a[r] . b[r], each a chain over c from 0
-static inline void row_dots_(float dots[VLANES], const float* const a[VLANES], const float* const b[VLANES], int C) {
+static inline void hpn_dots_(float dots[VLANES], const float* const a[VLANES], const float* const b[VLANES], int C) {
     vfloat sum = v_fill(0.0f), columns_a[VLANES], columns_b[VLANES];
     int c = 0;
     for (; c + VLANES <= C; c += VLANES) {  // a square, turned: lane r of column i is a[r][c + i]
@@ -133,7 +137,7 @@ static inline void row_dots_(float dots[VLANES], const float* const a[VLANES], c
 }
 
 // pointers to VLANES rows of x from `first` on; beyond the last of N to that one again, whose result nobody takes
-static inline void row_pointers_(const float* rows[VLANES], const float* x, int first, int N, int C) {
+static inline void hpn_rows_(const float* rows[VLANES], const float* x, int first, int N, int C) {
     for (int r = 0; r < VLANES; r++) { rows[r] = x + (size_t)(first + r < N ? first + r : N - 1) * C; }
 }
 
@@ -143,11 +147,11 @@ static inline void unit_forward(float* unit, float* norm, const float* x, int N,
     for (int first = 0; first < N; first += VLANES) {
         const float* rows[VLANES];
         float squares[VLANES];
-        row_pointers_(rows, x, first, N, C);
-        row_dots_(squares, rows, rows, C);
+        hpn_rows_(rows, x, first, N, C);
+        hpn_dots_(squares, rows, rows, C);
         for (int n = first; n < N && n < first + VLANES; n++) {
             const float* row = rows[n - first];
-            float *u = unit + (size_t)n * C, d = unit_norm_(squares[n - first]);
+            float *u = unit + (size_t)n * C, d = hpn_norm_(squares[n - first]);
             norm[n] = d;
             #pragma omp simd
             for (int c = 0; c < C; c++) { u[c] = row[c] / d; }
@@ -162,9 +166,9 @@ static inline void unit_backward(float* dx, const float* dunit, const float* uni
     for (int first = 0; first < N; first += VLANES) {
         const float *d_rows[VLANES], *u_rows[VLANES];
         float dots[VLANES];
-        row_pointers_(d_rows, dunit, first, N, C);
-        row_pointers_(u_rows, unit, first, N, C);
-        row_dots_(dots, d_rows, u_rows, C);
+        hpn_rows_(d_rows, dunit, first, N, C);
+        hpn_rows_(u_rows, unit, first, N, C);
+        hpn_dots_(dots, d_rows, u_rows, C);
         for (int n = first; n < N && n < first + VLANES; n++) {
             const float *d = d_rows[n - first], *u = u_rows[n - first];
             float *out = dx + (size_t)n * C, dot = dots[n - first], length = norm[n];
@@ -174,19 +178,19 @@ static inline void unit_backward(float* dx, const float* dunit, const float* uni
     }
 }
 
-static inline void hpn_forward(float* losses, float* cosines, const float* z_unit, const float* prototypes, const int* targets,
-                               int N, int C, const Device* dev) {
+static inline void hpn_forward(float* losses, float* cosines, const float* z_unit, const float* prototypes,
+                               const int* targets, int N, int C, const Device* dev) {
     (void)dev;
     #pragma omp parallel for
     for (int first = 0; first < N; first += VLANES) {
         const float *z[VLANES], *p[VLANES];
         float dots[VLANES];
-        row_pointers_(z, z_unit, first, N, C);
+        hpn_rows_(z, z_unit, first, N, C);
         for (int r = 0; r < VLANES; r++) {
             int counted = first + r < N && targets[first + r] >= 0;
             p[r] = counted ? prototypes + (size_t)targets[first + r] * C : z[r];  // any row: nobody takes the result
         }
-        row_dots_(dots, z, p, C);
+        hpn_dots_(dots, z, p, C);
         for (int n = first; n < N && n < first + VLANES; n++) {
             float cosine = targets[n] < 0 ? 0.0f : dots[n - first];
             cosines[n] = cosine;
@@ -196,8 +200,8 @@ static inline void hpn_forward(float* losses, float* cosines, const float* z_uni
 }
 
 // channels first..last-1 of the prototypes' gradient, positions ascending
-static inline void hpn_backward_channels_(float* dprototypes, const float* z_unit, const float* cosines, const int* targets,
-                                          float dloss, int N, int C, int first, int last) {
+static inline void hpn_backward_channels_(float* dprototypes, const float* z_unit, const float* cosines,
+                                          const int* targets, float dloss, int N, int C, int first, int last) {
     for (int n = 0; n < N; n++) {
         if (targets[n] < 0) { continue; }
         const float* z = z_unit + (size_t)n * C;
@@ -208,7 +212,8 @@ static inline void hpn_backward_channels_(float* dprototypes, const float* z_uni
 }
 
 static inline void hpn_backward(float* dz_unit, float* dprototypes, const float* z_unit, const float* prototypes,
-                                const float* cosines, const int* targets, float dloss, int N, int C, int V, const Device* dev) {
+                                const float* cosines, const int* targets, float dloss, int N, int C, int V,
+                                const Device* dev) {
     const int width = 64;  // channels of a thread at a time
     (void)dev;
     #pragma omp parallel for
@@ -224,7 +229,7 @@ static inline void hpn_backward(float* dz_unit, float* dprototypes, const float*
 }
 
 // x *= scale: cosines become logits of hpn-softmax, and their gradients those of the cosines
-static inline void scale_array(float* x, float scale, size_t n, const Device* dev) {
+static inline void hpn_scale_array(float* x, float scale, size_t n, const Device* dev) {
     (void)dev;
     #pragma omp parallel for simd
     for (size_t i = 0; i < n; i++) { x[i] *= scale; }
@@ -239,28 +244,31 @@ static inline void hpn_readout(float* logits, const float* cosines, int N, int V
 
 // ---- measures for evaluation ----
 
-// ranks (N) of the targets among the V scores of each row, -1 where the target is not counted; scores are cosines or logits
-static inline void target_ranks(int* ranks, const float* scores, const int* targets, int N, int V, const Device* dev) {
+// ranks (N) of the targets among the V scores, cosines or logits, of each row; -1 where the target is not counted
+static inline void hpn_target_ranks(int* ranks, const float* scores, const int* targets, int N, int V,
+                                    const Device* dev) {
     (void)dev;
     #pragma omp parallel for
-    for (int n = 0; n < N; n++) { ranks[n] = targets[n] < 0 ? -1 : target_rank_ref(scores + (size_t)n * V, targets[n], V); }
+    for (int n = 0; n < N; n++) {
+        ranks[n] = targets[n] < 0 ? -1 : hpn_target_rank_ref(scores + (size_t)n * V, targets[n], V);
+    }
 }
 #endif
 
 // targets among the k highest scores: k 1 for accuracy, 5 for top-5
-static inline int64_t count_hits(const int* ranks, int N, int k) {
+static inline int64_t hpn_count_hits(const int* ranks, int N, int k) {
     int64_t hits = 0;
     for (int n = 0; n < N; n++) { hits += ranks[n] >= 0 && ranks[n] < k; }
     return hits;
 }
 
-enum { PAIRS_SAMPLE = 256 };  // rows of mean_pairwise_cosine
+enum { HPN_PAIRS_SAMPLE = 256 };  // rows of hpn_mean_pairwise_cosine
 
-// The alarm of a collapse: the mean cosine of all pairs among at most 256 of N unit rows, evenly spread; near 1 where they all
-// point the same way. 0 where there is no pair. The sum over pairs is (|sum of rows|^2 - sum of |row|^2) / 2, in double, rows and
-// channels ascending, so it costs 256*C and not 256^2*C / 2.
-static inline double mean_pairwise_cosine(const float* unit, int N, int C) {
-    int S = N < PAIRS_SAMPLE ? N : PAIRS_SAMPLE;
+// The alarm of a collapse: the mean cosine of all pairs among at most 256 of N unit rows, evenly spread; near 1 where
+// they all point the same way. 0 where there is no pair. The sum over pairs is (|sum of rows|^2 - sum of |row|^2) / 2,
+// in double, rows and channels ascending, so it costs 256*C and not 256^2*C / 2.
+static inline double hpn_mean_pairwise_cosine(const float* unit, int N, int C) {
+    int S = N < HPN_PAIRS_SAMPLE ? N : HPN_PAIRS_SAMPLE;
     double total2 = 0.0, squares = 0.0;
     if (S < 2) { return 0.0; }
     for (int c = 0; c < C; c++) {

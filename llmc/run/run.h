@@ -21,7 +21,7 @@ What every trainer's run has in common (spec/cli.md): the options, the state a c
 #include "log.h"                  // Log, log_open
 #include "outliers.h"             // OutlierWindow
 #include "peak.h"                 // processor_name
-#include "schedule.h"             // schedule_lr
+#include "schedule.h"             // schedule_lr, SCHEDULE_NAMES
 
 #ifndef COMMIT
 #define COMMIT "unknown"  // the Makefile passes both
@@ -38,8 +38,8 @@ typedef struct {
     const char *train, *val, *tokenizer, *hellaswag;                                      // data
     int batch_size, seq_len, batch_tokens, shuffle, overfit, doc_reset, eval_examples;
     float val_fraction;
-    const char *schedule, *freeze;                                                        // optimizer
-    int steps, warmup, lr_horizon;
+    const char* freeze;                                                                   // optimizer
+    int schedule, steps, warmup, lr_horizon;                                              // schedule: a Schedule
     float epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
     const char* run;                                                                      // run
     int resume, save_every, async_save, keep, keep_every, eval_every, eval_batches, sample_every, log_every, early_stop, tensorboard, max_skips, verify_every;
@@ -50,8 +50,6 @@ typedef struct {
     const char* rank;                                                                     // machine
     int threads, dry_run, zero, comm_timeout, init_timeout;
 } RunOptions;
-
-enum { MAX_OPTIONS = 128 };
 
 // fills the table with the common rows; `presets` is what --model can name. Returns the number of rows.
 static inline int run_options(Option* t, RunOptions* o, const char* presets) {
@@ -76,7 +74,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"optimizer", "steps", "-x", OPTION_INT, &o->steps, "0", 0, INT_MAX, "N", "updates; 0: as many as --epochs need", 0},
         {"optimizer", "epochs", "", OPTION_FLOAT, &o->epochs, "1", 1e-6, 1e6, "F", "passes over the training data, when --steps is 0", 0},
         {"optimizer", "lr", "-l", OPTION_FLOAT, &o->lr, "3e-4", 0, 10, "F", "peak learning rate", 0},
-        {"optimizer", "schedule", "-k", OPTION_CHOICE, &o->schedule, "cosine", 0, 0, "constant|linear|cosine|wsd", "how the learning rate falls after warm-up", 0},
+        {"optimizer", "schedule", "-k", OPTION_CHOICE, &o->schedule, "cosine", 0, 0, SCHEDULE_NAMES, "how the learning rate falls after warm-up", 0},
         {"optimizer", "warmup", "-u --lr-warmup-steps", OPTION_INT, &o->warmup, "0", 0, INT_MAX, "N", "steps of linear warm-up", 0},
         {"optimizer", "final-lr", "-q --lr-min-scale", OPTION_FLOAT, &o->final_lr, "0.1", 0, 1, "F", "learning rate at the end, as a fraction of the peak", 0},
         {"optimizer", "lr-horizon", "", OPTION_INT, &o->lr_horizon, "0", 0, INT_MAX, "N", "steps over which the learning rate falls, then it stays; 0: all of --steps", 0},
@@ -121,11 +119,8 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"machine", "init-timeout", "", OPTION_INT, &o->init_timeout, "300", 1, INT_MAX, "N", "seconds within which all ranks must have been started", 0},
         {"machine", "dry-run", "", OPTION_SWITCH, &o->dry_run, "0", 0, 0, "0|1", "print memory, work and estimated time, then stop; status 1 if it does not fit", 0},
     };
-    int n = (int)(sizeof rows / sizeof rows[0]);
     json_never_null();  // before the first JSON of the program
-    assert(n <= MAX_OPTIONS);
-    memcpy(t, rows, sizeof rows);
-    return n;
+    return options_append(t, 0, rows, (int)(sizeof rows / sizeof rows[0]));
 }
 
 // parameters come from one place: what a checkpoint brought back (given 2) does not count
@@ -176,8 +171,7 @@ static inline void run_plan_steps(RunOptions* o, int64_t n_rows, int n_leaves) {
 // learning rate of step 0, 1, ...
 static inline float run_lr(const RunOptions* o, int step) {
     const int horizon = o->lr_horizon > 0 ? o->lr_horizon : o->steps;
-    const Schedule schedule = schedule_from_name(o->schedule);
-    return schedule_lr(schedule, step < horizon ? step : horizon, horizon, o->warmup, (double)o->lr, (double)o->final_lr);
+    return schedule_lr((Schedule)o->schedule, step < horizon ? step : horizon, horizon, o->warmup, (double)o->lr, (double)o->final_lr);
 }
 
 // the text of --generate, from standard input for "-"; on the heap, not terminated

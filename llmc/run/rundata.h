@@ -25,8 +25,8 @@ typedef struct {
     int prefetch_workers, prefetch_buffer;  // for prefetch.h
 } RunDataOptions;
 
-// appends the rows to a table; returns their number
-static inline int data_options(Option* t, RunDataOptions* x) {
+// appends the rows to the n of a table; returns how many there are now
+static inline int data_options(Option* t, int n, RunDataOptions* x) {
     const Option rows[] = {
         {"more data", "token-file", "", OPTION_TEXT, &x->token_file, "", 0, 0, "FILE", "instead of --train: token ids as decimal numbers with blanks between (or one token shard)", 0},
         {"more data", "token-dir", "", OPTION_TEXT, &x->token_dir, "", 0, 0, "DIR", "instead of --train: all files of this folder that end in --shard-ext, each like --token-file", 0},
@@ -40,9 +40,7 @@ static inline int data_options(Option* t, RunDataOptions* x) {
         {"more data", "prefetch-workers", "", OPTION_INT, &x->prefetch_workers, "0", 0, 256, "N", "threads that make batches ahead; 0: each is made when it is needed. The batches do not depend on it", 0},
         {"more data", "prefetch-buffer", "", OPTION_INT, &x->prefetch_buffer, "16", 1, 65536, "N", "micro-batches that they make ahead", 0},
     };
-    int n = (int)(sizeof rows / sizeof rows[0]);
-    memcpy(t, rows, sizeof rows);
-    return n;
+    return options_append(t, n, rows, (int)(sizeof rows / sizeof rows[0]));
 }
 
 // ---- the data ----

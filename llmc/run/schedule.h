@@ -13,21 +13,12 @@ cooldown, Haegele et al. 2024 (arXiv:2405.18392).
 */
 #ifndef LLMC_SCHEDULE_H
 #define LLMC_SCHEDULE_H
-#include "../core/fail.h"   // fail_input
 #include "../core/fmath.h"  // fm_cos
 #include <assert.h>
 #include <math.h>
 
-#define SCHEDULE_NAMES "constant|linear|cosine|wsd"  // in the order of the enum; what --schedule takes
+#define SCHEDULE_NAMES "constant|linear|cosine|wsd"  // a list of choice.h, which --schedule takes
 typedef enum { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_WSD } Schedule;
-
-static inline Schedule schedule_from_name(const char* name) {
-    const char* names[] = {"constant", "linear", "cosine", "wsd"};
-    for (int i = 0; i < 4; i++) {
-        if (strcmp(name, names[i]) == 0) { return (Schedule)i; }
-    }
-    fail_input("schedule: expected " SCHEDULE_NAMES ", found \"%s\"", name);
-}
 
 static inline float schedule_lr(Schedule schedule, int step, int n_steps, int warmup, double peak,
                                 double final_fraction) {

@@ -760,9 +760,4 @@ static inline void dataloader_ask_pages_(const DataLoader* l, int64_t first, int
         for (int i = 0; i < n; i++) { madvise(pages[i].begin, pages[i].n_bytes, MADV_WILLNEED); }
     }
 }
-
-// a name for the GPT-2 trainers until they take their batches from prefetch.h
-static inline void dataloader_prefetch(const DataLoader* l, int64_t first, int B) {
-    dataloader_ask_pages_(l, first, B);
-}
 #endif  // LLMC_DATALOADER_H

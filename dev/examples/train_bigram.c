@@ -1,0 +1,145 @@
+/*
+The smallest trainer: a bigram model, one row of logits for each token. doc/your_own_trainer.md walks through it; every option,
+checkpoints, ranks, --probe, --generate and exports come with llmc/run/.
+    make train_bigram && ./train_bigram --model tiny --train book.txt --steps 500 --lr 0.1
+*/
+#include "llmc/ops/crossentropy.h"  // crossentropy_forward, crossentropy_backward, losses_sum
+#include "llmc/ops/embedding.h"     // token_embedding_forward, token_embedding_backward
+#include "llmc/run/main.h"          // Run, Trainer, run_main
+
+// ---- 1. Tensors: a struct of pointers, and one line for each tensor ----
+
+typedef struct { float* table; } Parameters;
+
+static int parameter_table(Tensor* t, int V) {  // (V, V): row a has the logits of what follows token a
+    *t++ = tensor("bigram.weight", offsetof(Parameters, table), 0, V, V, INIT_NORMAL, 0.02f, DECAY, AS_IS);
+    return 1;
+}
+
+typedef struct {
+    Model model;             // the first member: a run finds parameters, gradients and moments here
+    int V;                   // vocabulary
+    float *logits, *losses;  // (N, V) and (N), of a batch: one arena
+    size_t n_bytes;          // of it
+    float* next;             // (V), of the text that is being generated
+} Bigram;
+
+static Bigram* bigram_of(const Run* r) { return (Bigram*)r->model; }
+
+// ---- 2. The model ----
+
+// logits[n] = table[tokens[n]]
+static void bigram_forward(const Bigram* b, float* logits, const int* tokens, int N, const Device* dev) {
+    Parameters p;
+    model_point(&b->model, &p, 0);
+    token_embedding_forward(logits, tokens, p.table, N, b->V, dev);
+}
+
+// One micro-batch is one leaf: its loss and its gradient are written, and join those of others. dloss = 1 / targets of the update
+static void bigram_leaf(Run* r, int k, const int* tokens, const int* targets, float dloss, int B, int T) {
+    (void)k;
+    Bigram* b = bigram_of(r);
+    DataParallel* dp = &b->model.dp;
+    const int N = B * T, V = b->V;
+    Parameters d;
+    dp_point(dp, &d, 0);
+    bigram_forward(b, b->logits, tokens, N, &r->dev);
+    crossentropy_forward(b->losses, b->logits, b->logits, targets, N, V, V, &r->dev);  // logits become probabilities
+    losses_sum(dp_loss(dp), b->losses, N, &r->dev);
+    crossentropy_backward(b->logits, b->logits, targets, dloss, N, V, V, &r->dev);
+    device_zero(d.table, sizeof(float) * (size_t)V * (size_t)V, &r->dev);
+    token_embedding_backward(d.table, b->logits, tokens, N, V, &r->dev);
+    dp_leaf_done(dp, &r->dev);
+}
+
+// ---- 3. What a run asks of it: llmc/run/trainer.h ----
+
+static void bigram_choose(Run* r) {
+    Bigram* b = bigram_of(r);
+    int V = run_new_vocabulary(r);
+    if (*r->weights && !*r->config) { fail_input("%s: expected a bigram model with its config.json", r->o.from); }
+    if (*r->config) {
+        json_t* json = json_read(r->config);
+        V = (int)json_need_int(json, r->config, "vocab_size", 1, 65536);
+        json_decref(json);
+    }
+    b->V = r->V = r->classes = V;
+    r->max_T = 1 << 20;
+    model_layout(&b->model, parameter_table(b->model.table, V));
+}
+
+static FileSum bigram_config(const Run* r, const char* path, int eot) {
+    return json_write(path, json_pack("{s:s, s:s, s:i, s:i}", "written_by", HF_WRITTEN_BY, "model_type", "llmc-bigram",
+                                      "vocab_size", r->V, "eos_token_id", eot));
+}
+
+static void bigram_box(const Run* r) { box_row("model", "a row of logits for each of %d tokens", r->V); }
+static double bigram_flops(const Run* r) { return 6.0 * r->V; }
+
+static double bigram_bytes(const Run* r, Purpose purpose, int B, int T) {
+    return purpose == TO_GENERATE ? 4.0 * r->V : 4.0 * B * T * (r->V + 1.0);
+}
+
+static void bigram_open(Run* r, Purpose purpose, int B, int T) {
+    Bigram* b = bigram_of(r);
+    const size_t n_bytes = (size_t)bigram_bytes(r, purpose, B, T);
+    float* arena = (float*)device_alloc(n_bytes, "logits");
+    if (purpose == TO_GENERATE) { b->next = arena; return; }
+    b->n_bytes = n_bytes;
+    b->logits = arena;
+    b->losses = arena + (size_t)B * (size_t)T * (size_t)b->V;
+}
+
+static void bigram_logits_of(Run* r, const int* inputs, int B, int T) {
+    bigram_forward(bigram_of(r), bigram_of(r)->logits, inputs, B * T, &r->dev);
+}
+
+static void bigram_logits(Run* r, float* out, int first, int n) {
+    const size_t V = (size_t)r->V;
+    memcpy(out, bigram_of(r)->logits + V * (size_t)first, sizeof(float) * V * (size_t)n);
+}
+
+static const float* bigram_losses(void* run, const int* inputs, const int* targets, int B, int T) {
+    Run* r = (Run*)run;
+    Bigram* b = bigram_of(r);
+    bigram_logits_of(r, inputs, B, T);
+    crossentropy_forward(b->losses, b->logits, b->logits, targets, B * T, b->V, b->V, &r->dev);
+    return b->losses;
+}
+
+// a bigram looks at the last token only
+static const float* bigram_next(void* run, const int* tokens, int n_cached, int n) {
+    (void)n_cached;
+    Run* r = (Run*)run;
+    bigram_forward(bigram_of(r), bigram_of(r)->next, tokens + n - 1, 1, &r->dev);
+    return bigram_of(r)->next;
+}
+
+static void bigram_close(Run* r) {
+    device_release(bigram_of(r)->logits, bigram_of(r)->n_bytes);
+    device_release(bigram_of(r)->next, sizeof(float) * (size_t)r->V);
+}
+
+int main(int argc, char** argv) {
+    static Bigram bigram;  // all zero
+    Trainer t;
+    memset(&t, 0, sizeof t);
+    t.name = "train_bigram";
+    t.about = "Trains a bigram model: the example of doc/your_own_trainer.md.";
+    t.presets = "random start from a preset: tiny";
+    t.stored_bytes = sizeof(float);
+    t.usual_T = 256;
+    t.choose = bigram_choose;
+    t.write_config = bigram_config;
+    t.box = bigram_box;
+    t.flops_per_token = bigram_flops;
+    t.activation_bytes = bigram_bytes;
+    t.open = bigram_open;
+    t.leaf = bigram_leaf;
+    t.forward = bigram_logits_of;
+    t.logits = bigram_logits;
+    t.losses = bigram_losses;
+    t.next_logits = bigram_next;
+    t.close = bigram_close;
+    return run_main(&t, &bigram.model, argc, argv);
+}

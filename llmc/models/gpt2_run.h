@@ -1,0 +1,77 @@
+/*
+What both GPT-2 trainers tell a run (trainer.h) in the same words: two options, the sizes, the files. gpt2_trainer fills in that part
+of a Trainer; the passes through the model are the trainer's.
+*/
+#ifndef LLMC_GPT2_RUN_H
+#define LLMC_GPT2_RUN_H
+#include "../run/main.h"  // Run, Trainer, run_main
+#include "gpt2.h"         // GPT2, Config, parameter_table, gpt2_load
+
+static inline GPT2* gpt2_of(const Run* r) { return (GPT2*)r->model; }
+
+static inline void gpt2_options(Run* r) {
+    const Option own[] = {
+        {"GPT-2", "decay-all", "", OPTION_SWITCH, &r->decay_all, "0", 0, 0, "0|1",
+         "decay biases and LayerNorms too, as llm.c's CPU trainer does", 0},
+        {"GPT-2", "export-bin", "", OPTION_TEXT, &gpt2_of(r)->export_bin, "", 0, 0, "FILE", "write the model as llm.c's .bin", 0},
+    };
+    run_add_options(r, own, sizeof own);
+}
+
+static inline void gpt2_choose(Run* r) {
+    GPT2* g = gpt2_of(r);
+    gpt2_layout(g, *r->config ? config_load(r->config) : *r->weights ? config_load_bin(r->weights)
+                   : config_preset(r->o.model, run_new_vocabulary(r)));
+    r->V = r->classes = g->config.V;
+    r->max_T = g->config.max_T;
+}
+
+static inline void gpt2_check(Run* r) {
+    r->exports_more = *gpt2_of(r)->export_bin != '\0';
+    if (r->exports_more) { outfile_check("export-bin", gpt2_of(r)->export_bin); }
+}
+
+static inline void gpt2_box(const Run* r) {
+    const Config c = gpt2_of(r)->config;
+    box_row("model", "%d layer%s, %d head%s, %d channels, %d positions", c.L, c.L > 1 ? "s" : "", c.NH, c.NH > 1 ? "s" : "", c.C,
+            c.max_T);
+    box_row("vocabulary", "%d, padded to %d", c.V, c.Vp);
+}
+
+static inline double gpt2_flops_per_token(const Run* r) {
+    const Config c = gpt2_of(r)->config;
+    return 6.0 * (double)tensors_count(r->model->table, N_PARAMETERS) + 6.0 * c.L * c.C * (double)r->T;
+}
+
+static inline void gpt2_load_parameters(Run* r, float* params) {
+    if (*r->weights) { gpt2_load(r->weights, r->model->table, params); }
+    else { tensors_init(r->model->table, N_PARAMETERS, params, (uint32_t)r->o.seed); }
+}
+
+static inline FileSum gpt2_write_config(const Run* r, const char* path, int eot) { return config_save(path, gpt2_of(r)->config, eot); }
+
+static inline void gpt2_write_bin(Run* r, const float* params) {
+    const Config c = gpt2_of(r)->config;
+    const BinHeader h = {0, 0, c.max_T, c.V, c.L, c.NH, c.C, c.Vp};
+    llmc_bin_save(gpt2_of(r)->export_bin, h, r->model->table, N_PARAMETERS, params);
+}
+
+static inline Trainer gpt2_trainer(const char* name, const char* about) {
+    Trainer t;
+    memset(&t, 0, sizeof t);
+    t.name = name;
+    t.about = about;
+    t.presets = "random start from a preset: tiny, d6 d12 d24 d36 d48 (GPT-2), gpt3:c384 gpt3:c768 ...";
+    t.usual_T = 1024;
+    t.usual_V = 50257;
+    t.options = gpt2_options;
+    t.choose = gpt2_choose;
+    t.check = gpt2_check;
+    t.box = gpt2_box;
+    t.flops_per_token = gpt2_flops_per_token;
+    t.load = gpt2_load_parameters;
+    t.write_config = gpt2_write_config;
+    t.write_more = gpt2_write_bin;
+    return t;
+}
+#endif  // LLMC_GPT2_RUN_H

@@ -1,0 +1,154 @@
+/*
+Model: the tensors of a model and all that is kept of them. A trainer's own struct begins with it.
+    model_layout          sizes only: what a run will need is known before anything is allocated
+    model_init            the stored parameters, zero
+    model_store           parameters from floats on the host, rounded as the last update rounded them
+    model_init_training   gradients, masters and moments, for updates of so many micro-batches
+    model_point           the fields of a struct of pointers point to the parameters of a layer (dp_point: to its gradients)
+    model_whole           the parameters as a checkpoint has them: floats on the host of rank 0
+Where:  everything is device memory. Stored parameters are whole on every rank; of masters and moments a rank has the parts
+        dp.kept. Without masters the stored parameters are all there is.
+*/
+#ifndef LLMC_MODEL_H
+#define LLMC_MODEL_H
+#include "data_parallel.h"  // DataParallel, dp_init, dp_open
+#include "moments.h"        // dp_collect
+
+enum { MAX_TENSORS = 128 };
+typedef enum { TO_GENERATE, TO_EVALUATE, TO_TRAIN } Purpose;  // what activations are for
+
+typedef struct {
+    Tensor table[MAX_TENSORS];
+    int n_table, n_slices;
+    size_t n;         // elements of an arena of whole tensors
+    Weights w;        // stored, master, moments
+    int* frozen;      // of every slice in table order: does it stay as it is? NULL: none does
+    DataParallel dp;  // gradients of micro-batches, and which part of all this belongs to this rank
+} Model;
+
+static inline void model_layout(Model* m, int n_table) {
+    assert(n_table <= MAX_TENSORS);
+    m->n_table = n_table;
+    m->n = tensors_layout(m->table, n_table);
+    m->n_slices = 0;
+    for (int i = 0; i < n_table; i++) { m->n_slices += tensor_slices(&m->table[i]); }
+}
+
+// stored_bytes: of one parameter as the ops read it
+static inline void model_init(Model* m, size_t stored_bytes) {
+    m->w = weights_of(device_alloc(stored_bytes * m->n, "parameters"), stored_bytes, NULL, NULL, NULL);
+}
+
+static inline size_t model_largest_slice_(const Model* m) {
+    size_t most = 0;
+    for (int i = 0; i < m->n_table; i++) {
+        const size_t n = tensor_slice_elements(&m->table[i]);
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+// params: an arena on the host, of a checkpoint after so many updates; bf16 is rounded with the noise of the last of them, so
+// that a resumed run has the same bits. What is a bf16 already stays what it is.
+static inline void model_store(Model* m, const float* params, int updates, const Device* dev) {
+    const size_t n_bytes = sizeof(float) * model_largest_slice_(m);
+    float* staged = (float*)device_alloc(n_bytes, "a tensor on its way to the device");
+    for (int i = 0, slice = 0; i < m->n_table; i++) {
+        const Tensor* t = &m->table[i];
+        const size_t n = tensor_slice_elements(t);
+        for (int l = 0; l < tensor_slices(t); l++, slice++) {
+            const size_t first = t->offset + n * (size_t)l;
+            const uint32_t noise_key = m->frozen && m->frozen[slice] ? 0 : (uint32_t)updates;
+            const Weights to = {(char*)m->w.stored + first * m->w.stored_bytes, m->w.stored_bytes, staged, NULL, NULL};
+            device_upload(staged, params + first, sizeof(float) * n, dev);
+            weights_round(&to, n, noise_key, first, dev);
+        }
+    }
+    device_sync(dev);
+    device_release(staged, n_bytes);
+}
+
+// comm NULL: alone. zero 1: masters and moments are kept once, not on every rank; 2: sums of gradients too. params: the floats
+// that masters begin with; NULL: no masters
+static inline void model_init_training(Model* m, Comm* comm, int n_leaves, int zero, const float* params, const Device* dev) {
+    DataParallel* dp = &m->dp;
+    dp_init(dp, comm, m->table, m->n_table, n_leaves, zero);
+    dp->frozen = m->frozen;
+    dp_open(dp);
+    m->w.m = (float*)device_alloc(sizeof(float) * dp->n_kept, "first moments");
+    m->w.v = (float*)device_alloc(sizeof(float) * dp->n_kept, "second moments");
+    if (!params) { return; }
+    m->w.master = (float*)device_alloc(sizeof(float) * dp->n_kept, "master weights");
+    for (int i = 0; i < m->n_table; i++) {
+        const Part kept = dp->kept[i];
+        device_upload(m->w.master + kept.at, params + m->table[i].offset + kept.first, sizeof(float) * kept.n, dev);
+    }
+    device_sync(dev);
+}
+
+static inline void model_point(const Model* m, void* pointers, int layer) {
+    tensors_point_sized(pointers, m->table, m->n_table, m->w.stored, m->w.stored_bytes, layer);
+}
+
+// the parameters of a CPU build
+static inline float* model_floats(const Model* m) { return (float*)m->w.stored; }
+
+static inline void model_free(Model* m) {
+    const size_t kept = sizeof(float) * m->dp.n_kept;
+    device_release(m->w.stored, m->w.stored_bytes * m->n);
+    device_release(m->w.master, kept);
+    device_release(m->w.m, kept);
+    device_release(m->w.v, kept);
+    dp_free(&m->dp);
+    free(m->frozen);
+}
+
+// ---- for checkpoints ----
+
+// are the masters, like the moments, dealt out over the ranks?
+static inline int model_masters_in_parts(const Model* m) { return m->w.master && m->dp.zero > 0; }
+
+// what of the parameters a checkpoint is made from, and its bytes: masters or, without them, what is stored
+static inline const void* model_source(const Model* m) { return m->w.master ? (const void*)m->w.master : m->w.stored; }
+static inline size_t model_source_bytes(const Model* m) {
+    return m->w.master ? sizeof(float) * m->dp.n_kept : m->w.stored_bytes * m->n;
+}
+
+// n stored values, in host memory, as floats
+static inline void model_widen_(float* out, const Model* m, const void* stored, size_t n) {
+#ifdef __CUDACC__
+    if (m->w.stored_bytes == sizeof(__nv_bfloat16)) {
+        for (size_t i = 0; i < n; i++) { out[i] = (float)((const __nv_bfloat16*)stored)[i]; }
+        return;
+    }
+#endif
+    memcpy(out, stored, m->w.stored_bytes * n);
+}
+
+// The parameters from a copy of model_source: floats on the host of rank 0, NULL on the others. Where the copy is just that, it
+// comes back itself. Masters in parts are collected, for which all ranks call. dev NULL: the copy is in host memory
+static inline const float* model_whole(Model* m, const void* copy, const Device* dev) {
+    const int collects = model_masters_in_parts(m);
+    if (m->dp.rank > 0 && !collects) { return NULL; }
+    if (!collects && (m->w.master || m->w.stored_bytes == sizeof(float))) { return (const float*)copy; }
+    float* whole = m->dp.rank > 0 ? NULL : (float*)arena_alloc(sizeof(float) * m->n, "parameters on the host");
+    if (collects) { dp_collect(&m->dp, (const float*)copy, whole, dev); }
+    else { model_widen_(whole, m, copy, m->n); }
+    return whole;
+}
+
+static inline void model_whole_free(const Model* m, const float* whole, const void* copy) {
+    if (whole != copy) { arena_free((void*)whole, sizeof(float) * m->n); }
+}
+
+// The same, of now, which model_whole_free(m, whole, model_source(m)) frees; all ranks call
+static inline const float* model_download(Model* m, const Device* dev) {
+    if (DEVICE_IS_SHARED || model_masters_in_parts(m)) { return model_whole(m, model_source(m), dev); }
+    const size_t n_bytes = model_source_bytes(m);
+    void* copy = arena_alloc(n_bytes, "parameters on the host");
+    device_download(copy, model_source(m), n_bytes, dev);
+    const float* whole = model_whole(m, copy, NULL);
+    if (whole != copy) { arena_free(copy, n_bytes); }
+    return whole;
+}
+#endif  // LLMC_MODEL_H

@@ -1,0 +1,58 @@
+/*
+A run, from the command line to the last file: what every trainer does beside its model. A trainer fills in a Trainer (trainer.h),
+one function for each thing that only it knows, and its main is one call:
+    int main(int argc, char** argv) {
+        static GPT2 gpt2;  // begins with a Model
+        Trainer trainer = gpt2_trainer();
+        return run_main(&trainer, &gpt2.model, argc, argv);
+    }
+*/
+#ifndef LLMC_MAIN_H
+#define LLMC_MAIN_H
+#include "start.h"  // start_open, start_device, start_training
+#include "train.h"  // train
+
+static inline void main_close_(Run* r) {
+    log_close(&r->log);
+    tensorboard_close(&r->board);
+    prefetch_stop(&r->prefetch);
+    data_close(&r->data);
+    tokenizer_free(&r->tokenizer);
+    probe_free(&r->probe);
+    generator_free(&r->generator);
+    snapshot_free(&r->snapshot);
+    verify_free(&r->verify);
+    save_free_loaded(r);
+    r->trainer->close(r);
+    model_free(r->model);
+    device_free(&r->dev);
+    comm_free(r->comm);
+    free(r->inputs);
+    free(r->targets);
+    options_free(r->table, r->n_options);
+}
+
+// what was printed has arrived
+static inline int main_flush_(void) {
+    if (fflush(stdout) != 0 || ferror(stdout)) { fail_run("standard output: cannot be written: %s", strerror(errno)); }
+    return 0;
+}
+
+static inline int run_main(const Trainer* trainer, Model* model, int argc, char** argv) {
+    static Run run;  // all zero
+    Run* r = &run;
+    r->trainer = trainer;
+    r->model = model;
+    start_open(r, argc, argv);
+    start_device(r);
+    if (r->o.dry_run) { return main_flush_(); }
+    save_load_parameters(r);
+    if (run_is_generating(r)) { task_generate(r); }
+    else if (*r->o.probe) { task_probe(r); }
+    else if (r->o.eval_only) { start_batch(r, TO_EVALUATE); task_evaluate(r, 0); }
+    else if (has_data(&r->data.train)) { start_training(r, argc, argv); train(r); }
+    save_exports(r);
+    main_close_(r);
+    return main_flush_();
+}
+#endif  // LLMC_MAIN_H

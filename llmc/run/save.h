@@ -1,0 +1,156 @@
+/*
+Files of a run: the model that it starts from, checkpoints, exports.
+    save_find_model        what --resume, --from and --config mean
+    save_load_parameters   the parameters onto the device, the same on all ranks
+    save_open_training     gradients, masters and moments; with --resume those of the checkpoint
+    save_checkpoint        parameters, moments and state, written beside training
+    save_exports           --export-hf, and what else the trainer writes
+*/
+#ifndef LLMC_SAVE_H
+#define LLMC_SAVE_H
+#include "../files/hf_folder.h"   // model_find, hf_export_begin
+#include "../files/tensorfile.h"  // tensors_save_folder
+#include "trainer.h"              // Run
+
+// ---- to start from ----
+
+// where the model comes from: the file of its parameters (or the index of several), its config.json, its tokenizer
+static inline void save_find_model(Run* r) {
+    const RunOptions* o = &r->o;
+    char path[PATH_BYTES];
+    run_check_sources(r->table, r->n_options, o);
+    snprintf(r->config, PATH_BYTES, "%s", o->config);
+    if (o->resume) {
+        checkpoint_path(r->weights, o->run, r->state.step, HF_WEIGHTS);
+        checkpoint_path(r->config, o->run, r->state.step, "config.json");
+    } else if (*o->from) {
+        model_find(r->weights, r->config, o->from);
+    }
+    run_choose_tokenizer(r->table, r->n_options, o, model_tokenizer(path, r->config));
+}
+
+// start values as the table says, or every tensor of the table from safetensors
+static inline void save_read_table_(Run* r, float* params) {
+    SafeSet set;
+    if (!*r->weights) {
+        tensors_init(r->model->table, r->model->n_table, params, (uint32_t)r->o.seed);
+        return;
+    }
+    safeset_open(&set, r->weights);
+    tensors_load(&set, r->model->table, r->model->n_table, "", params);
+    safeset_report_unused(&set);
+    safeset_close(&set);
+}
+
+// read or drawn on the host, by every rank alike; bf16 is rounded from that
+static inline void save_load_parameters(Run* r) {
+    Model* m = r->model;
+    const int in_place = DEVICE_IS_SHARED && r->trainer->stored_bytes == sizeof(float);
+    const size_t n_bytes = sizeof(float) * m->n;
+    model_init(m, r->trainer->stored_bytes);
+    float* params = in_place ? (float*)m->w.stored : (float*)arena_alloc(n_bytes, "parameters on the host");
+    (r->trainer->load ? r->trainer->load : save_read_table_)(r, params);
+    ranks_same_bytes(r->comm, "parameters", params, n_bytes);
+    if (in_place) { return; }
+    model_store(m, params, r->state.updates, &r->dev);
+    r->loaded = params;
+}
+
+static inline void save_free_loaded(Run* r) {
+    arena_free(r->loaded, sizeof(float) * r->model->n);
+    r->loaded = NULL;
+}
+
+static inline void save_open_training(Run* r) {
+    Model* m = r->model;
+    char path[PATH_BYTES];
+    model_init_training(m, r->comm, r->n_leaves, r->o.zero, r->has_masters ? r->loaded : NULL, &r->dev);
+    save_free_loaded(r);
+    if (r->o.verify_every > 0) { dp_verify(&m->dp, &r->verify, &m->w); }
+    if (!r->o.resume) { return; }
+    checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors");
+    moments_load_layers(path, &m->dp, m->w.m, m->w.v, r->old_layers, &r->dev);
+    if (!r->trainer->extras) { return; }
+    checkpoint_path(path, r->o.run, r->state.step, "trainer.safetensors");
+    r->trainer->load_extras(r, path);
+}
+
+// ---- checkpoints ----
+
+static inline void save_model_(const Run* r, const float* params, const char* folder, size_t shard_bytes, SavedFiles* files) {
+    char path[PATH_BYTES];
+    saved_files_add(files, r->trainer->write_config(r, path_join(path, folder, "config.json"), run_end_of_text(r)));
+    tensors_save_folder(folder, r->model->table, r->model->n_table, params, shard_bytes, files);
+    if (run_has_text(r)) { tokenizer_save(folder, &r->tokenizer, files); }
+}
+
+// the files of a checkpoint, from the snapshot: training may be further on by now
+static inline void save_write_(void* run) {
+    Run* r = (Run*)run;
+    Snapshot* s = &r->snapshot;
+    char temporary[PATH_BYTES], path[PATH_BYTES];
+    SavedFiles files;
+    files.n = 0;
+    run_save_begin(temporary, &r->o, &s->state, run_checkpoint_bytes(r->model->table, r->model->n_table));
+    const float* params = model_whole(r->model, s->arena[0], NULL);
+    save_model_(r, params, temporary, SIZE_MAX, &files);
+    model_whole_free(r->model, params, s->arena[0]);
+    path_join(path, temporary, "optimizer.safetensors");
+    const float *m = (const float*)s->arena[1], *v = (const float*)s->arena[2];
+    saved_files_add(&files, moments_save(path, &r->model->dp, m, v, NULL));
+    if (r->trainer->extras) {
+        Extra extras[MAX_EXTRAS];
+        const int n_extras = r->trainer->extras(r, extras);
+        for (int i = 0; i < n_extras; i++) { extras[i].values = (void*)s->arena[SNAPSHOT_ARENAS + i]; }
+        extras_save(path_join(path, temporary, "trainer.safetensors"), extras, n_extras, &files);
+    }
+    run_save_end(temporary, &files, r->table, r->n_options, &r->o, &s->state);
+}
+
+// rank 0 writes, in the background unless the run is over; with --zero 1 or 2 the others send it their parts
+static inline void save_checkpoint(Run* r, int last) {
+    Model* model = r->model;
+    const size_t kept = sizeof(float) * model->dp.n_kept;
+    const void* arenas[SNAPSHOT_ARENAS + MAX_EXTRAS] = {model_source(model), model->w.m, model->w.v};
+    size_t n_bytes[SNAPSHOT_ARENAS + MAX_EXTRAS] = {model_source_bytes(model), kept, kept};
+    Extra extras[MAX_EXTRAS];
+    const int n_extras = r->trainer->extras ? r->trainer->extras(r, extras) : 0;
+    for (int i = 0; i < n_extras; i++) {
+        arenas[SNAPSHOT_ARENAS + i] = extras[i].values;
+        n_bytes[SNAPSHOT_ARENAS + i] = dtype_size(extras[i].dtype) * extras[i].n;
+    }
+    r->state.n_sample_bytes = run_sample_bytes(&r->o);
+    if (r->comm->rank == 0) {
+        snapshot_save(&r->snapshot, arenas, n_bytes, SNAPSHOT_ARENAS + n_extras, &r->state, run_saves_beside(r), last, save_write_, r,
+                      &r->dev);
+    } else if (r->o.zero > 0) {
+        if (model_masters_in_parts(model)) { model_whole(model, model->w.master, &r->dev); }
+        moments_save(NULL, &model->dp, model->w.m, model->w.v, &r->dev);
+    }
+}
+
+// ---- exports ----
+
+// a folder that this trainer loads, and transformers too where it has such a model
+static inline void save_export_folder_(const Run* r, const float* params, const char* folder) {
+    char temporary[PATH_BYTES], path[PATH_BYTES];
+    const int eot = run_end_of_text(r);
+    SavedFiles files;
+    files.n = 0;
+    hf_export_begin(temporary, folder, 4.0 * (double)r->model->n);
+    save_model_(r, params, temporary, (size_t)(1e9 * (double)r->o.shard_gb), &files);
+    json_write(path_join(path, temporary, "generation_config.json"),
+               json_pack("{s:i, s:i}", "bos_token_id", eot, "eos_token_id", eot));
+    hf_export_end(temporary, folder);
+}
+
+// all ranks call, rank 0 writes: what was loaded, or what training has made of it
+static inline void save_exports(Run* r) {
+    Model* m = r->model;
+    if (!*r->o.export_hf && !r->exports_more) { return; }
+    const float* params = r->loaded ? r->loaded : model_download(m, &r->dev);
+    if (r->comm->rank == 0 && *r->o.export_hf) { save_export_folder_(r, params, r->o.export_hf); }
+    if (r->comm->rank == 0 && r->exports_more) { r->trainer->write_more(r, params); }
+    if (params != r->loaded) { model_whole_free(m, params, model_source(m)); }
+}
+#endif  // LLMC_SAVE_H

@@ -1,0 +1,240 @@
+/*
+How a run begins: options, data, model, plan, the box. Whatever is wrong with them ends it here, before anything is computed or
+written.
+    start_open      options, data, sizes of the model; conflicts
+    start_device    threads or a GPU; the box; status 1 when memory is short
+    start_training  what a run has beside its model: rows, log, folder
+*/
+#ifndef LLMC_START_H
+#define LLMC_START_H
+#include "../core/floatx.h"  // FLOATX_NAME
+#include "../core/layers.h"  // freeze_slices
+#include "peak.h"            // matmul_peak, memory_available, check_memory
+#include "save.h"            // save_find_model
+#include "tasks.h"           // task_open_generator
+#include "train.h"           // train_row
+#include "trainer.h"         // Run
+
+// ---- options and sizes ----
+
+static inline void start_parse_(Run* r, int argc, char** argv) {
+    const Trainer* t = r->trainer;
+    r->n_options = run_options(r->table, &r->o, t->presets);
+    if (t->more_data) { r->n_options = data_options(r->table, r->n_options, &r->d); }
+    if (t->options) { t->options(r); }
+    options_parse(r->table, r->n_options, argc, argv, t->about);
+    r->place = rank_place(run_is_typed(r, "rank") ? r->o.rank : "");
+    r->comm = ranks_open(&r->place, &r->o);
+    r->state = r->o.resume ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
+    if (t->parsed) { t->parsed(r); }
+}
+
+static inline void start_freeze_(Run* r) {
+    r->model->frozen = freeze_slices(r->o.freeze, r->model->table, r->model->n_table);
+    if (r->trainer->freeze) { r->trainer->freeze(r); }
+}
+
+// is anything asked for? The message names those options of this trainer that ask for something
+static inline void start_check_purpose_(const Run* r) {
+    const char* names[] = {"train", "token-file", "token-dir", "eval-only", "generate", "probe", "export-hf", "export-bin"};
+    char expected[256] = "";
+    if (run_is_training(r) || r->o.eval_only || run_is_generating(r) || *r->o.probe || *r->o.export_hf || r->exports_more) { return; }
+    for (size_t i = 0, used = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (!options_have(r->table, r->n_options, names[i])) { continue; }
+        used += (size_t)snprintf(expected + used, sizeof expected - used, "%s--%s", used > 0 ? ", " : "", names[i]);
+    }
+    fail_input("nothing to do: expected %s or --dry-run", expected);
+}
+
+static inline void start_plan_rows_(Run* r) {
+    RunOptions* o = &r->o;
+    const int usual = r->trainer->usual_T < r->max_T ? r->trainer->usual_T : r->max_T;
+    r->T = data_seq_len(&r->data, o, r->table, r->n_options, usual);
+    if (r->T > r->max_T) { options_fail("seq-len", "expected at most the model's %d positions, found %d", r->max_T, r->T); }
+    r->n_leaves = run_leaves(o, r->T);
+}
+
+// sizes that follow from the model and the data; conflicts
+static inline void start_plan_(Run* r) {
+    RunOptions* o = &r->o;
+    start_plan_rows_(r);
+    if (r->trainer->check) { r->trainer->check(r); }
+    if (!options_given(r->table, r->n_options, "tokenizer")) { data_check_tokenizer(&r->data, o, r->V, run_has_text(r)); }
+    start_check_purpose_(r);
+    if (run_is_training(r) || *o->export_hf || o->doc_reset) { data_check_documents(&r->data, o, run_end_of_text(r)); }
+    if (r->comm->size > 1 && !run_is_training(r) && !o->eval_only) {
+        ranks_fail_input(r->comm, "%d ranks are for training and --eval-only: start one", r->comm->size);
+    }
+    if (*o->probe) {  // it brings its own sizes
+        probe_read(&r->probe, o->probe, r->V, r->classes, r->max_T);
+        o->batch_size = r->probe.B;
+        r->T = r->probe.T;
+        r->n_leaves = 1;
+    }
+    if (run_is_training(r) || *o->export_hf) { run_end_of_text(r); }  // config.json names it: refuse now, not at a checkpoint
+    if (*o->export_hf) { hf_export_check(o->export_hf); }
+    data_plan(&r->data, o, r->T, r->V, r->classes, r->n_leaves);
+}
+
+static inline void start_open(Run* r, int argc, char** argv) {
+    start_parse_(r, argc, argv);
+    save_find_model(r);
+    tokenizer_open(&r->tokenizer, r->o.tokenizer);
+    if (r->trainer->more_data) { data_open_more(&r->data, &r->o, &r->d, r->table, r->n_options, &r->tokenizer); }
+    else { data_open(&r->data, &r->o, &r->tokenizer); }
+    r->trainer->choose(r);
+    start_freeze_(r);
+    start_plan_(r);
+    ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->data.train, &r->data.val);
+}
+
+// micro-batches that threads make ahead (--prefetch-buffer), and that stay: a GPU may fetch those of a whole update late
+static inline int start_batches_ahead_(const Run* r) { return r->trainer->more_data ? r->d.prefetch_buffer : 1; }
+static inline int start_batches_kept_(const Run* r) {
+    return DEVICE_IS_SHARED ? 1 : (int)ceil_div(r->n_leaves, r->comm->size);
+}
+
+// ---- the box ----
+
+static inline double start_workspace_(const Run* r, int B) {
+    return r->trainer->workspace_bytes ? r->trainer->workspace_bytes(r, B) : 0.0;
+}
+
+// activations and scratch of a micro-batch of B rows; sparing: with the option that saves most
+static inline double start_batch_bytes_(const Run* r, int B, int sparing) {
+    const Trainer* t = r->trainer;
+    const Purpose purpose = run_is_training(r) || *r->o.probe ? TO_TRAIN : TO_EVALUATE;
+    const double activations = sparing ? t->sparing_bytes(r, B, r->T) : t->activation_bytes(r, purpose, B, r->T);
+    return activations + start_workspace_(r, B);
+}
+
+// the largest --batch-size whose activations and scratch fit in n_bytes
+static inline int start_largest_batch_(const Run* r, double n_bytes, int sparing) {
+    int B = 0;
+    for (int more = 1 << 20; more > 0; more /= 2) {
+        if ((int64_t)(B + more) * r->T > INT_MAX / 4) { continue; }  // as run_leaves refuses
+        if (start_batch_bytes_(r, B + more, sparing) <= n_bytes) { B += more; }
+    }
+    return B;
+}
+
+// n_bytes are free for activations and scratch of a micro-batch
+static inline void start_box_largest_(const Run* r, double n_bytes) {
+    const Trainer* t = r->trainer;
+    const int B = start_largest_batch_(r, n_bytes, 0);
+    const int sparing = t->sparing && run_is_training(r) ? start_largest_batch_(r, n_bytes, 1) : 0;
+    if (sparing > B) { box_row("  largest batch-size", "%d; with %s: %d", B, t->sparing, sparing); }
+    else { box_row("  largest batch-size", "%d", B); }
+}
+
+// Memory of the device by class, in the order of allocation; returns the bytes that have still to be taken of what this rank can
+// see: a GPU of its own, or the machine's memory, which it shares with other ranks and in which text and copies are, too
+static inline double start_box_memory_(const Run* r) {
+    const RunOptions* o = &r->o;
+    const Trainer* t = r->trainer;
+    const Model* m = r->model;
+    const int trains = run_is_training(r), backward = trains || *o->probe, has_batch = backward || o->eval_only;
+    const int samples = run_is_generating(r) || (trains && o->sample_every > 0);
+    const double parameters = (double)t->stored_bytes * (double)m->n, workspace = start_workspace_(r, o->batch_size);
+    const double batch = has_batch ? start_batch_bytes_(r, o->batch_size, 0) - workspace : 0.0;
+    const double sampling = samples ? t->activation_bytes(r, TO_GENERATE, 1, generator_room(o, 1, r->max_T)) : 0.0;
+    const double text = DEVICE_IS_SHARED ? data_memory(&r->data) : 0.0, available = memory_available();
+    const double verify = trains && o->verify_every > 0 ? verify_bytes(m->n) : 0.0;
+    const double rows = prefetch_bytes(r->d.prefetch_workers, start_batches_ahead_(r), start_batches_kept_(r), o->batch_size, r->T);
+    const double rest = text + verify + 8e6 + (trains && DEVICE_IS_SHARED ? rows : 0.0) + (t->more_bytes ? t->more_bytes(r) : 0.0);
+    const int copies = DEVICE_IS_SHARED && trains && o->save_every > 0 && run_saves_beside(r);
+    double kept = 0.0, copy = copies ? SNAPSHOT_ARENAS * parameters : 0.0;
+    double gradients = backward ? ranks_box(r->comm, m->table, m->n_table, r->n_leaves, o->zero, &kept) : 0.0;
+    double moments = !trains ? 0.0 : r->has_masters ? 3.0 * kept : 2.0 * kept;
+    box_row("memory: parameters", "%s", format_bytes(parameters).s);
+    if (backward) {
+        box_row(r->has_masters ? "  gradients, AdamW" : "  gradients, moments", "%s, %s", format_bytes(gradients).s,
+                format_bytes(moments).s);
+    }
+    box_row("  activations", "%s", format_bytes(batch + sampling).s);
+    box_row("  workspace, rest", "%s, %s", format_bytes(workspace).s, format_bytes(rest + copy).s);
+    const double each = parameters + gradients + moments + batch + workspace + rest, of_rank_0 = sampling + copy;
+    const double n_ranks = DEVICE_IS_SHARED ? fmax(1.0, r->place.local_size) : 1.0;  // that take from the same memory
+    const double needed = n_ranks * (each - text) + of_rank_0;                       // the text is in memory already
+    box_row("memory", "%s of %s free", format_bytes(each + of_rank_0).s, format_bytes(available).s);
+    if (has_batch && !*o->probe && available > 0.0) {
+        start_box_largest_(r, (available - needed) / n_ranks + batch + workspace);
+    }
+    return needed;
+}
+
+// returns the bytes that are still to be taken
+static inline double start_box_(const Run* r) {
+    const Model* m = r->model;
+#ifdef __CUDACC__
+    printf("%s: %s (%s, %s)\n", r->trainer->name, build_name(), FLOATX_NAME, processor_name().s);
+#else
+    printf("%s: %s (%s, %d lanes, %d threads)\n", r->trainer->name, build_name(), __VERSION__, VLANES, r->dev.n_threads);
+#endif
+    options_print(r->table, r->n_options);
+    box_line();
+    r->trainer->box(r);
+    size_t n_parameters = tensors_count(m->table, m->n_table);
+    box_row("parameters", "%s = %zu", format_count((double)n_parameters).s, n_parameters);
+    data_box(&r->data);
+    if (run_is_training(r)) {
+        box_update(&r->o, r->n_leaves, r->T);
+        box_checkpoints(&r->o, &r->state, run_checkpoint_bytes(m->table, m->n_table));
+    }
+    double n_bytes = start_box_memory_(r), flops = r->trainer->flops_per_token(r);
+    const int n_steps = r->o.steps - r->state.step;
+    double seconds = flops * (double)n_steps * r->n_leaves * r->o.batch_size * r->T / r->peak;
+    box_row("matmul rate", "%s, %s FLOP per token", r->peak > 0.0 ? format_rate(r->peak).s : "unknown for this GPU",
+            format_count(flops).s);
+    if (run_is_training(r) && n_steps > 0 && r->peak > 0.0) {
+        box_row("time", "at least %s for %d step%s", format_duration(seconds).s, n_steps, n_steps > 1 ? "s" : "");
+    }
+    box_line();
+    return n_bytes;
+}
+
+static inline double start_bytes_to_generate_(const Run* r) {
+    const Trainer* t = r->trainer;
+    return (double)t->stored_bytes * (double)r->model->n + t->activation_bytes(r, TO_GENERATE, 1, r->max_T);
+}
+
+// a run that only generates prints nothing but text
+static inline void start_device(Run* r) {
+    char remedy[128];
+    device_choose(r->place.local_rank > 0 ? r->place.local_rank : 0);
+    device_init(&r->dev, ranks_threads(&r->place, r->o.threads));
+    if (run_is_generating(r) && !r->o.dry_run) {
+        check_memory(start_bytes_to_generate_(r), "a smaller model");
+        return;
+    }
+    r->peak = matmul_peak(&r->dev);
+    comm_all_reduce(r->comm, &r->peak, 1, DT_F64, OP_SUM, HERE);
+    const char* sparing = r->trainer->sparing;
+    snprintf(remedy, sizeof remedy, "%s%sa smaller --batch-size, --seq-len or --model", sparing ? sparing : "", sparing ? ", " : "");
+    check_memory(start_box_(r), remedy);
+}
+
+// ---- what a run has beside its model ----
+
+static inline void start_batch(Run* r, Purpose purpose) {
+    const size_t n_bytes = sizeof(int) * (size_t)r->o.batch_size * (size_t)r->T;
+    r->trainer->open(r, purpose, r->o.batch_size, r->T);
+    r->inputs = (int*)malloc_check(n_bytes, "inputs");
+    r->targets = (int*)malloc_check(n_bytes, "targets");
+}
+
+static inline void start_training(Run* r, int argc, char** argv) {
+    start_batch(r, TO_TRAIN);
+    if (r->o.sample_every > 0 && r->comm->rank == 0) { task_open_generator(r, 1); }
+    save_open_training(r);
+    r->first_row = run_first_row(&r->o, &r->state);
+    r->first_step = r->state.step;
+    prefetch_start(&r->prefetch, &r->data.train_rows, r->o.batch_size, r->d.prefetch_workers, start_batches_ahead_(r),
+                   start_batches_kept_(r), train_row, r);
+    if (r->comm->rank == 0) {
+        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train, &r->data.val, argc, argv);
+    }
+    ranks_run_name(r->comm, r->table, r->n_options, &r->o);
+    tensorboard_open(&r->board, r->o.tensorboard && r->comm->rank == 0 ? r->o.run : NULL, r->o.resume ? r->state.step : -1);
+}
+#endif  // LLMC_START_H

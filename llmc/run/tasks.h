@@ -1,0 +1,82 @@
+/*
+What a run may do with a model beside training it.
+    task_evaluate   loss on the validation data, and answers to the examples of --hellaswag
+    task_open_generator, task_generate   samples while training; --generate
+    task_probe      --probe: one batch, everything visible
+*/
+#ifndef LLMC_TASKS_H
+#define LLMC_TASKS_H
+#include "../files/tensorfile.h"  // tensors_put
+#include "trainer.h"              // Run
+
+// while training: is it the best so far?
+static inline void task_evaluate(Run* r, int training) {
+    const Trainer* t = r->trainer;
+    double bits_per_byte, scores[MAX_SCORES];
+    char line[256] = "";
+    const Tokenizer* tokenizer = run_has_text(r) ? &r->tokenizer : NULL;
+    const Evaluator e = {&r->o, r->comm, tokenizer, r->T, r->inputs, r->targets, t->losses, r, t->scores, t->n_scores, scores};
+    const int step = r->state.step;
+    if (has_data(&r->data.val)) {
+        float loss = evaluate_loss(&e, &r->data.val_rows, &bits_per_byte);
+        if (t->validated) { t->validated(r, loss, scores, &bits_per_byte, line); }
+        tensorboard_validation(&r->board, step, loss, bits_per_byte);
+        log_validation(&r->log, step, loss, bits_per_byte, training && run_state_validated(&r->state, &r->o, loss));
+        if (!r->log.json_lines) { fputs(line, stdout); }
+    }
+    if (*r->o.hellaswag) {
+        int n, correct = evaluate_answers(&e, &r->data.examples, &n);
+        log_accuracy(&r->log, step, "HellaSwag", correct, n, hellaswag_standard_error(correct, n));
+    }
+}
+
+static inline void task_open_generator(Run* r, int n_prompt) {
+    const int room = generator_room(&r->o, n_prompt, r->max_T);
+    r->trainer->open(r, TO_GENERATE, 1, room);
+    generator_init(&r->generator, &r->o, run_has_text(r) ? &r->tokenizer : NULL, r->V, room, run_end_of_text(r),
+                   r->trainer->next_logits, r);
+}
+
+static inline void task_generate(Run* r) {
+    if (!run_has_text(r)) {
+        options_fail("generate", "the model has %d tokens, --tokenizer %s has %d: give the model's tokenizer", r->V,
+                     r->o.tokenizer, r->tokenizer.n_tokens);
+    }
+    Prompt prompt = prompt_read(&r->o, &r->tokenizer);
+    task_open_generator(r, prompt.n);
+    generate_texts(&r->generator, &r->state.sampler, &prompt);
+    prompt_free(&prompt);
+}
+
+// logits, loss and the gradient of every tensor, under its name and shape on disk
+static inline void task_probe(Run* r) {
+    enum { ROWS = 64 };  // whose logits are on the host at once
+    const ProbeBatch x = r->probe;
+    const int N = x.B * x.T;
+    Model* m = r->model;
+    SafeWriter out;
+    r->trainer->open(r, TO_TRAIN, x.B, x.T);
+    model_init_training(m, NULL, 1, 0, NULL, &r->dev);
+    probe_open(&out, r->o.probe_out, &x, r->classes, m->table, m->n_table);
+
+    float* logits = (float*)malloc_check(sizeof(float) * ROWS * (size_t)r->classes, "logits");
+    r->trainer->forward(r, x.inputs, x.B, x.T);
+    for (int first = 0; first < N; first += ROWS) {
+        const int n = N - first < ROWS ? N - first : ROWS;
+        r->trainer->logits(r, logits, first, n);
+        safewriter_put(&out, logits, sizeof(float) * (size_t)n * (size_t)r->classes);
+    }
+    free(logits);
+
+    const size_t n_bytes = sizeof(float) * m->n;
+    r->trainer->leaf(r, 0, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T);
+    float loss, *grads = dp_reduce(&m->dp, &loss, &r->dev), *host = (float*)arena_alloc(n_bytes, "gradients on the host");
+    loss = loss / (float)x.counted;
+    device_download(host, grads, n_bytes, &r->dev);
+    safewriter_put(&out, &loss, sizeof loss);
+    tensors_put(&out, m->table, m->n_table, host);
+    safewriter_close(&out);
+    probe_print(&x, loss, r->o.probe_out);
+    arena_free(host, n_bytes);
+}
+#endif  // LLMC_TASKS_H

@@ -1,0 +1,139 @@
+/*
+Training: train() is the loop over steps, train_step() one step. A step is the leaves of this rank forward and backward, the sum of
+all ranks' gradients along one tree, its norm, and AdamW; a trainer that steps in another way gives Trainer.step, which may be made
+of the same pieces.
+*/
+#ifndef LLMC_TRAIN_H
+#define LLMC_TRAIN_H
+#include "save.h"     // save_checkpoint
+#include "tasks.h"    // task_evaluate
+#include "trainer.h"  // Run, Step
+
+// the first row of micro-batch number k of this rank, counted on from the start of this process
+static inline int64_t train_row(void* run, int64_t k) {
+    const Run* r = (const Run*)run;
+    const DataParallel* dp = &r->model->dp;
+    const int own = dp_n_leaves(dp);
+    const int64_t update = r->o.overfit ? 0 : k / own;
+    return r->first_row + (update * r->n_leaves + dp_leaf(dp, (int)(k % own))) * r->o.batch_size;
+}
+
+// the number of micro-batch k of the update that goes on
+static inline int64_t train_batch_number(const Run* r, int k) {
+    return (int64_t)(r->state.step - r->first_step) * dp_n_leaves(&r->model->dp) + k;
+}
+
+// targets that count in the whole update, on all ranks; of sparse examples there may be none
+static inline int64_t train_counted(const Run* r) {
+    const int64_t n_rows = (int64_t)r->n_leaves * r->o.batch_size;
+    const int64_t n = dataloader_counted(&r->data.train_rows, run_first_row(&r->o, &r->state), n_rows);
+    return n > 0 ? n : 1;
+}
+
+// the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
+static inline float* train_gradients(Run* r, float* loss, float* norm) {
+    DataParallel* dp = &r->model->dp;
+    const float counted = (float)train_counted(r);
+    for (int k = 0; k < dp_n_leaves(dp); k++) {
+        const int *inputs, *targets;
+        double start = seconds_now(CLOCK_MONOTONIC);
+        prefetch_batch(&r->prefetch, train_batch_number(r, k), &inputs, &targets);
+        r->seconds_waited += seconds_now(CLOCK_MONOTONIC) - start;
+        r->trainer->leaf(r, k, inputs, targets, 1.0f / counted, r->o.batch_size, r->T);
+        comm_watch(r->comm, HERE);
+    }
+    float loss_sum, *grads = dp_reduce(dp, &loss_sum, &r->dev);
+    *loss = loss_sum / counted;
+    if (r->trainer->more_loss) { *loss += r->trainer->more_loss(r, grads); }
+    *norm = dp_norm(dp, grads, &r->dev);
+    return grads;
+}
+
+static inline int train_verifies(const Run* r) {
+    return r->o.verify_every > 0 && (r->state.step + 1) % r->o.verify_every == 0;
+}
+
+// the same, and in every --verify-every-th step a second time
+static inline float* train_verified_gradients(Run* r, float* loss, float* norm) {
+    float* grads = train_gradients(r, loss, norm);
+    if (!train_verifies(r)) { return grads; }
+    const Part* reduced = r->model->dp.reduced;
+    verify_first(&r->verify, r->state.step + 1, *loss, *norm, grads, reduced, &r->dev);
+    grads = train_gradients(r, loss, norm);
+    verify_second(&r->verify, *loss, *norm, grads, reduced, &r->dev);
+    return grads;
+}
+
+// clip to the norm, then AdamW
+static inline void train_update(Run* r, const float* grads, float norm, float lr) {
+    const RunOptions* o = &r->o;
+    const Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all,
+                                 train_verifies(r) ? &r->verify : NULL, r->slice_updates};
+    dp_update(&r->model->dp, &r->model->w, grads, norm, &optimizer, ++r->state.updates, &r->dev);
+}
+
+// one loss, one update
+static inline void train_adamw(Run* r, Step* s) {
+    s->grads = train_verified_gradients(r, &s->loss, &s->norm);
+    s->skipped = run_state_skips(&r->state, &r->o, s->loss, s->norm);
+    if (!s->skipped) { train_update(r, s->grads, s->norm, s->lr); }
+}
+
+__attribute__((noreturn))
+static inline void train_fail_(Run* r, const Step* s) {
+    char name[NAME_BYTES];
+    const char* bad = dp_first_bad(s->dp, name, sizeof name, s->grads, &r->dev);
+    if (r->comm->rank > 0) { comm_barrier(r->comm, HERE); }  // rank 0 says it
+    fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a smaller --lr or "
+             "--clip", r->state.step, r->state.skips, (double)s->loss, (double)s->norm, bad);
+}
+
+static inline void train_step(Run* r) {
+    const RunOptions* o = &r->o;
+    RunState* s = &r->state;
+    const int64_t n_tokens = (int64_t)r->n_leaves * o->batch_size * r->T;
+    double start = seconds_now(CLOCK_MONOTONIC);
+    Step step = {NAN, 0.0f, run_lr(o, s->step), 0, &r->model->dp, NULL};
+    r->seconds_waited = 0.0;
+    (r->trainer->step ? r->trainer->step : train_adamw)(r, &step);
+    s->step++;
+    s->rows += (int64_t)r->n_leaves * o->batch_size;
+    s->tokens += n_tokens;
+    double seconds = seconds_now(CLOCK_MONOTONIC) - start, rate = (double)n_tokens / seconds;
+    const double peak = r->peak > 0.0 ? rate * r->trainer->flops_per_token(r) / r->peak : -1.0;
+    StepRecord record = {s->step, o->steps, step.loss, step.norm, step.lr, 1000.0 * seconds, s->tokens, rate, peak, step.skipped};
+    tensorboard_step(&r->board, &record);
+    log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || step.skipped);
+    if (s->skips > o->max_skips) { train_fail_(r, &step); }
+}
+
+// evaluate, sample, save, step, until --steps, a signal or --early-stop
+static inline void train(Run* r) {
+    const RunOptions* o = &r->o;
+    RunState* s = &r->state;
+    const int saved = o->resume ? s->step : -1, first = s->step;
+    int stop;
+    ranks_print_cost(r->comm, 0);
+    stop_on_signals();
+    for (;;) {
+        stop = ranks_stop(r->comm, o, s->step, snapshot_newest(&r->snapshot, saved));
+        int last = stop || s->step >= o->steps, unsaved = s->step > saved || s->interrupted, due = !stop && unsaved;
+        if (due && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { task_evaluate(r, 1); }
+        if (o->early_stop > 0 && s->evals_since_best >= o->early_stop) { last = 1; }
+        int samples = due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last);
+        if (samples && r->comm->rank == 0) { generate_sample(&r->generator, s); }
+        s->interrupted = stop;
+        int save = last || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
+        if (unsaved && save) { save_checkpoint(r, last); }
+        if (last) { break; }
+        train_step(r);
+    }
+    ranks_print_cost(r->comm, s->step - first);
+    snapshot_print(&r->snapshot, run_checkpoint_bytes(r->model->table, r->model->n_table));
+    const char* outcome = s->step >= o->steps ? "done" : stop ? "stopped" : "stopped early";
+    if (r->comm->rank == 0) {
+        run_summary(o, s, strcmp(outcome, "stopped early") == 0, r->trainer->summary ? r->trainer->summary(r) : NULL);
+    }
+    printf("%s after step %d, checkpoint in %s/step_%06d\n", outcome, s->step, o->run, s->step);
+}
+#endif  // LLMC_TRAIN_H
