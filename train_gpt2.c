@@ -102,13 +102,6 @@ static Parameters layer_parameters(const GPT2* gpt2, int l) {
     return p;
 }
 
-// where the gradients of the micro-batch that is computed now are to be written
-static Parameters layer_gradients(GPT2* gpt2, int l) {
-    Parameters d;
-    dp_point(&gpt2->model.dp, &d, l);
-    return d;
-}
-
 static ActivationTensors layer_activations(const Activations* acts, int l) {
     ActivationTensors a;
     tensor_arena_point(&acts->tensors, &a, l);
@@ -173,7 +166,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, const int* tokens, cons
     const Config c = gpt2->config;
     const int L = c.L, C = c.C, N = B * T;
     ActivationTensors a = layer_activations(acts, L - 1);
-    Parameters p = layer_parameters(gpt2, L - 1), d = layer_gradients(gpt2, L - 1);
+    Parameters p = layer_parameters(gpt2, L - 1), d = gpt2_gradients(gpt2, L - 1);
     crossentropy_backward(a.logits, a.logits, targets, dloss, N, c.V, c.Vp, dev);
     matmul_backward(a.dbranch, d.wte, NULL, a.logits, a.lnf, p.wte, N, C, c.Vp, dev);
     memset(a.dresidual, 0, sizeof(float) * N * C);
@@ -182,7 +175,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, const int* tokens, cons
         const float* residual = l > 0 ? layer_activations(acts, l - 1).residual3 : a.encoded;
         a = layer_activations(acts, l);
         p = layer_parameters(gpt2, l);
-        d = layer_gradients(gpt2, l);
+        d = gpt2_gradients(gpt2, l);
         matmul_backward(a.dwide, d.fcprojw, d.fcprojb, a.dresidual, a.fch_gelu, p.fcprojw, N, 4 * C, C, dev);
         gelu_backward(a.dwide, a.fch, a.dwide, (size_t)N * 4 * C, dev);
         matmul_backward(a.dbranch, d.fcw, d.fcb, a.dwide, a.ln2, p.fcw, N, C, 4 * C, dev);
@@ -233,19 +226,12 @@ static double activation_bytes(const Run* r, Purpose purpose, int B, int T) {
     return activations_layout(&acts, gpt2_of(r)->config, B, T, purpose);
 }
 
-// the largest scratch that an op asks for: the head's gradients or attention
-static double workspace_bytes(const Run* r, int B) {
-    const Config c = gpt2_of(r)->config;
-    const int N = B * r->T, n = r->dev.n_threads;
-    double head = (double)gemm_workspace_bytes(N, c.Vp, n), weights = (double)gemm_workspace_bytes(c.Vp, N, n);
-    double attention = (double)attention_workspace_bytes(r->T, c.C / c.NH, n);
-    return fmax(attention, run_is_training(r) ? fmax(head, weights) : (double)gemm_workspace_bytes(N, 4 * c.C, n));
-}
+static double workspace_bytes(const Run* r, int B) { return gpt2_workspace_bytes(r, B, INT_MAX); }
 
 static void open_activations(Run* r, Purpose purpose, int B, int T) {
     Activations* acts = purpose == TO_GENERATE ? &workplace(r)->cache : &workplace(r)->acts;
     activations_init(acts, gpt2_of(r)->config, B, T, purpose);
-    if (r->o.doc_reset && purpose != TO_GENERATE && !*r->o.probe) { acts->segments.document_start = run_end_of_text(r); }
+    acts->segments.document_start = gpt2_document_start(r, purpose);
 }
 
 static void train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {

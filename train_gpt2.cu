@@ -158,13 +158,6 @@ static StoredParameters layer_weights(const GPT2* gpt2, int l) {
     return p;
 }
 
-// where the gradients of the micro-batch that is computed now are to be written
-static Parameters layer_gradients(GPT2* gpt2, int l) {
-    Parameters d;
-    dp_point(&gpt2->model.dp, &d, l);
-    return d;
-}
-
 static ActivationTensors layer_activations(const Activations* acts, int l) {
     ActivationTensors a;
     tensor_arena_point(&acts->tensors, &a, l);
@@ -276,7 +269,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
     ActivationTensors a = layer_activations(acts, L - 1);
     Statistics s = layer_statistics(acts, L - 1);
     StoredParameters p = layer_weights(gpt2, L - 1);
-    Parameters d = layer_gradients(gpt2, L - 1);
+    Parameters d = gpt2_gradients(gpt2, L - 1);
     device_zero(a.dresidual, sizeof(floatX) * (size_t)N * C, dev);
     layernorm_backward(a.dresidual, d.lnfw, d.lnfb, a.dbranch, a.residual3, p.lnfw, s.lnf_mean, s.lnf_rstd, N, C, dev);
     for (int l = L - 1; l >= 0; l--) {
@@ -284,7 +277,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
         a = layer_activations(acts, l);
         s = layer_statistics(acts, l);
         p = layer_weights(gpt2, l);
-        d = layer_gradients(gpt2, l);
+        d = gpt2_gradients(gpt2, l);
         recompute_block(gpt2, acts, l, residual, N, dev);
         matmul_backward(a.dwide, d.fcprojw, d.fcprojb, a.dresidual, a.fch_gelu, p.fcprojw, N, 4 * C, C, dev);
         gelu_backward(a.dwide, a.fch, a.dwide, (size_t)N * 4 * C, dev);
@@ -314,7 +307,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
 static void gpt2_leaf(GPT2* gpt2, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
                       const Device* dev) {
     gpt2_forward(gpt2, acts, tokens, B, T, 0, dev);
-    gpt2_head(gpt2, acts, layer_gradients(gpt2, 0).wte, targets, dloss, B * T, dev);
+    gpt2_head(gpt2, acts, gpt2_gradients(gpt2, 0).wte, targets, dloss, B * T, dev);
     losses_sum(dp_loss(&gpt2->model.dp), layer_statistics(acts, 0).losses, B * T, dev);
     gpt2_backward(gpt2, acts, B, T, dev);
 }
@@ -371,22 +364,14 @@ static double sparing_bytes(const Run* r, int B, int T) {
     return activations_layout(&acts, gpt2_of(r)->config, B, T, TO_TRAIN, how);
 }
 
-// the largest scratch that an op asks for: products or attention
-static double workspace_bytes(const Run* r, int B) {
-    const Config c = gpt2_of(r)->config;
-    const int N = B * r->T, rows = workplace(r)->how.head_rows, n_head = N < rows ? N : rows, n = r->dev.n_threads;
-    const double head = (double)gemm_workspace_bytes(n_head, c.Vp, n);
-    const double dwte = (double)gemm_workspace_bytes(c.Vp, n_head, n);
-    const double products = run_is_training(r) ? fmax(head, dwte) : (double)gemm_workspace_bytes(N, 4 * c.C, n);
-    return fmax(products, (double)attention_bytes(sizeof(floatX), B, r->T, c.C, c.NH, &r->dev));
-}
+static double workspace_bytes(const Run* r, int B) { return gpt2_workspace_bytes(r, B, workplace(r)->how.head_rows); }
 
 static void open_activations(Run* r, Purpose purpose, int B, int T) {
     Workplace* w = workplace(r);
     Activations* acts = purpose == TO_GENERATE ? &w->cache : &w->acts;
     const size_t n_losses = (size_t)B * (size_t)T, n_logits = (size_t)w->gpt2.config.Vp;
     activations_init(acts, w->gpt2.config, B, T, purpose, w->how);
-    if (r->o.doc_reset && purpose != TO_GENERATE && !*r->o.probe) { acts->segments.document_start = run_end_of_text(r); }
+    acts->segments.document_start = gpt2_document_start(r, purpose);
     if (!w->host) { w->host = (float*)malloc_check(sizeof(float) * (n_losses > n_logits ? n_losses : n_logits), "losses"); }
 }
 
