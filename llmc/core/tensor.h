@@ -207,7 +207,7 @@ static inline int tensor_slice_layer(const Tensor* t, int slice) {
     for (; l < t->layers; l += t->layer_step) {
         if (tensor_has_layer(t, l) && left-- == 0) { return l; }
     }
-    assert(!"a slice that the tensor has");
+    assert(0 && "a slice that the tensor has");
     return -1;
 }
 
