@@ -141,9 +141,9 @@ static inline double start_box_memory_(const Run* r) {
     const double text = DEVICE_IS_SHARED ? data_memory(&r->data) : 0.0, available = memory_available();
     const double verify = trains && o->verify_every > 0 ? verify_bytes(m->n) : 0.0;
     const double rows = prefetch_bytes(r->d.prefetch_workers, start_batches_ahead_(r), start_batches_kept_(r), o->batch_size, r->T);
-    const double rest = text + verify + 8e6 + (trains && DEVICE_IS_SHARED ? rows : 0.0) + (t->more_bytes ? t->more_bytes(r) : 0.0);
-    const int copies = DEVICE_IS_SHARED && trains && o->save_every > 0 && run_saves_beside(r);
-    double kept = 0.0, copy = copies ? SNAPSHOT_ARENAS * parameters : 0.0;
+    const double rest = text + verify + 8e6 + (trains && DEVICE_IS_SHARED != 0 ? rows : 0.0) + (t->more_bytes ? t->more_bytes(r) : 0.0);
+    const int copies = DEVICE_IS_SHARED != 0 && trains && o->save_every > 0 && run_saves_beside(r);
+    double kept = 0.0, copy = copies ? (double)SNAPSHOT_ARENAS * parameters : 0.0;
     double gradients = backward ? ranks_box(r->comm, m->table, m->n_table, r->n_leaves, o->zero, &kept) : 0.0;
     double moments = !trains ? 0.0 : r->has_masters ? 3.0 * kept : 2.0 * kept;
     box_row("memory: parameters", "%s", format_bytes(parameters).s);
