@@ -1,6 +1,6 @@
 /*
-GPT-2 and GPT-3, trained in plain C: forward, backward, AdamW, data, checkpoints, text. Read it from top to bottom in an
-evening; then open llmc/, where every op has a file of its own whose plain loop defines its result to the last bit.
+GPT-2 and GPT-3, trained in plain C: this file has the model, forward and backward. Read it from top to bottom, then the loop
+that trains it, llmc/run/train.h, then any op: each is a file of llmc/ops/ whose plain loop defines its result to the last bit.
 
 The model (Radford et al. 2019; Brown et al. 2020): token + position embedding, L blocks of
     r = r + attention(layernorm(r))

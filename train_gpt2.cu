@@ -8,7 +8,7 @@ What is different here, and why:
     activations   are kept for all layers, or computed again in backward: --recompute trades time for memory
     the head      takes --head-rows positions at a time, so that the logits of a batch never exist as a whole
     host          it only launches: inside an update nothing waits for the GPU until the norm is read
-There are no kernels here. Every op's are in its header in llmc/, behind the loop that defines them.
+There are no kernels here. Every op's are in its header in llmc/ops/, behind the loop that defines them.
 
     make train_gpt2cu                    with nvcc, bf16 (PRECISION=fp32, PRECISION=exact: the bits of train_gpt2.c)
     make train_gpt2cu CPU=1              the same file with a C compiler, exact
