@@ -2,201 +2,133 @@
 train_mamba_hpn.c against the files that dev/ref/mamba_hpn.py, an independent NumPy program, has written: every
 activation, loss, norm, gradient, and the parameters after 1 and 10 updates, to the last bit, with 1, 2, 3 and 7
 threads. And what must change no bit: chunks of the scan, recomputing, documents, states that are carried on, generation
-step by step.
+step by step. Whole runs of the trainer are in test_mamba_run.c.
 */
 #define TESTING
 #include "train_mamba_hpn.c"
-#undef main
+#include "llmc/test/golden.h"     // Golden, golden_check_training
 #include "llmc/test/test.h"
-
-typedef struct {
-    SafeSet set;
-    json_t* config;
-    Mamba model;
-    Activations acts;
-    Device dev;
-    int B, T, n_leaves;
-} Golden;
-
-static const char* const golden_paths[] = {"dev/golden/mamba_ce.safetensors", "dev/golden/mamba_hpn.safetensors",
-                                           "dev/golden/mamba_softmax.safetensors"};
-enum { N_GOLDEN = 3 };
-
-static int golden_int(const Golden* g, const char* key) {
-    return (int)json_need_int(g->config, g->set.path, key, 0, 1 << 24);
-}
-static float golden_float(const Golden* g, const char* key) {
-    return (float)json_number_value(json_object_get(g->config, key));
-}
-
-static const SafeTensor* golden_tensor(const Golden* g, const char* name) {
-    const SafeTensor* t = safetensors_find(g->set.files, name);
-    if (!t) { fail_run("%s: tensor %s is missing: make golden", g->set.path, name); }
-    return t;
-}
-
-static const int* golden_batch(const Golden* g, const char* name, int step, int leaf) {
-    return (const int*)golden_tensor(g, name)->data + ((size_t)step * g->n_leaves + leaf) * g->B * g->T;
-}
-
-// the whole tensor as floats on the heap
-static float* golden_floats(const Golden* g, const char* name) {
-    const SafeTensor* t = golden_tensor(g, name);
-    float* x = (float*)malloc_check(t->n_bytes, name);
-    memcpy(x, t->data, t->n_bytes);
-    return x;
-}
+#include "llmc/test/testfiles.h"  // temp_folder
 
 // how a pass is computed, which must not show in its result
 typedef struct { int n_threads, chunk; Recompute recompute; } How;
 
-static void golden_open(Golden* g, const char* path, How how) {
+static const How plainly = {2, 4, RECOMPUTE_SCAN};
+
+typedef struct {
+    Golden file;
+    Mamba mamba;
+    Activations acts;
+    Device dev;
+    char how[64];
+} Subject;
+
+static const struct {
+    const char* path;
+    int n_activations;  // that the trainer keeps, under names of its table
+} golden_files[] = {
+    {"dev/golden/mamba_ce.safetensors", 15},
+    {"dev/golden/mamba_hpn.safetensors", 17},
+    {"dev/golden/mamba_softmax.safetensors", 16},
+};
+enum { N_GOLDEN = 3 };
+
+// a model without a run; parameters are zero
+static void mamba_init(Mamba* mamba, const Config* c) {
+    memset(mamba, 0, sizeof *mamba);
+    mamba_layout(mamba, c);
+    model_init(&mamba->model, sizeof(float));
+    mamba_init_head(mamba);
+}
+
+static void mamba_free(Mamba* mamba) {
+    mamba_free_head(mamba);
+    model_free(&mamba->model);
+}
+
+static void subject_open(Subject* s, int number, How how) {
     Config c;
     ErrorText error;
-    memset(g, 0, sizeof *g);
-    safeset_open(&g->set, path);
-    g->config = json_loads(safetensors_meta(g->set.files, "config"), 0, NULL);
+    const char* path = golden_files[number].path;
+    Golden* g = &s->file;
+    Model* model = &s->mamba.model;
+    golden_open(g, path);
     if (!config_parse(&c, g->config, &error)) { fail_run("%s: %s", path, error.text); }
-    g->B = golden_int(g, "batch");
-    g->T = golden_int(g, "seq_len");
-    g->n_leaves = golden_int(g, "leaves");
-    device_init(&g->dev, how.n_threads);
-    mamba_init(&g->model, &c);
-    Tensor* prototypes = PARAMETER(g->model.table, g->model.n_table, prototypes);
+    device_init(&s->dev, how.n_threads);
+    mamba_init(&s->mamba, &c);
+    Tensor* prototypes = PARAMETER(model->table, model->n_table, prototypes);
     if (prototypes && !c.learns_prototypes) { prototypes->frozen = 1; }
-    mamba_init_training(&g->model, NULL, g->n_leaves, 0, 0);
-    tensors_load(&g->set, g->model.table, g->model.n_table, "param.", g->model.params);
-    update_prototypes(&g->model, &g->dev);
+    model_init_training(model, NULL, g->n_leaves, 0, NULL, &s->dev);
+    golden_load(g, "param.", model->table, model->n_table, model_floats(model));
+    update_prototypes(&s->mamba, &s->dev);
     const Room room = {g->B, g->T, TO_TRAIN, how.recompute, how.chunk};
-    activations_init(&g->acts, &c, &room);
+    activations_init(&s->acts, &c, &room);
+    snprintf(s->how, sizeof s->how, "%d threads, chunk %d, recompute %d", how.n_threads, how.chunk, (int)how.recompute);
 }
 
-static void golden_close(Golden* g) {
-    mamba_free(&g->model);
-    activations_free(&g->acts);
-    device_free(&g->dev);
-    json_decref(g->config);
-    safeset_close(&g->set);
+static void subject_close(Subject* s) {
+    mamba_free(&s->mamba);
+    activations_free(&s->acts);
+    device_free(&s->dev);
+    golden_close(&s->file);
 }
 
-// every parameter-shaped tensor with this prefix equals the arena
-static void check_arena(Test* t, Golden* g, const char* prefix, const float* arena) {
-    const Mamba* model = &g->model;
-    float* expected = (float*)arena_alloc(sizeof(float) * model->n, prefix);
-    tensors_load(&g->set, model->table, model->n_table, prefix, expected);
-    for (int i = 0; i < model->n_table; i++) {
-        const Tensor* p = &model->table[i];
-        char what[NAME_BYTES];
-        snprintf(what, sizeof what, "%s: %s%s, %d threads, chunk %d, recompute %d", g->set.path, prefix, p->name,
-                 g->dev.n_threads, g->acts.room.chunk, g->acts.room.recompute);
-        check_bits(t, what, arena + p->offset, expected + p->offset, tensor_elements(p));
-    }
-    arena_free(expected, sizeof(float) * model->n);
+static void subject_leaf(void* subject, const int* inputs, const int* targets, float dloss) {
+    Subject* s = (Subject*)subject;
+    mamba_leaf(&s->mamba, &s->acts, inputs, targets, dloss, s->file.B, s->file.T, &s->dev);
 }
 
-static void check_one(Test* t, const Golden* g, const char* name, const float* found, size_t n) {
-    float* expected = golden_floats(g, name);
-    if (check(t, golden_tensor(g, name)->n == n, "%s: %s: another shape", g->set.path, name)) {
-        check_bits(t, name, found, expected, n);
-    }
-    free(expected);
+static void subject_updated(void* subject) {
+    Subject* s = (Subject*)subject;
+    update_prototypes(&s->mamba, &s->dev);
 }
 
-// the activations that the trainer keeps, by the names of its own table; `out` is one buffer for
-// all layers, whose last is in it
-static void check_activations(Test* t, const Golden* g) {
-    const int L = g->model.config.L;
-    int n_found = 0;
-    for (int i = 0; i < N_ACTIVATIONS; i++) {
-        const Tensor* a = &g->acts.table[i];
-        char name[NAME_BYTES];
-        snprintf(name, sizeof name, "act.%s", a->name);
-        if (!safetensors_find(g->set.files, name) || strcmp(a->name, "logits") == 0) { continue; }
-        n_found++;
-        if (strcmp(a->name, "out") != 0) {
-            check_one(t, g, name, g->acts.arena + a->offset, tensor_elements(a));
-            continue;
-        }
-        float* expected = golden_floats(g, name);
-        check_bits(t, name, g->acts.arena + a->offset, expected + (size_t)(L - 1) * tensor_elements(a),
-                   tensor_elements(a));
-        free(expected);
-    }
-    check(t, n_found >= 15, "expected 15 activations in %s, found %d", g->set.path, n_found);
+static void check_forward(Test* t, Subject* s, int number) {
+    const Golden* g = &s->file;
+    const Config* c = &s->mamba.config;
+    const int N = g->B * g->T, has_softmax = !head_reads_out(c->head);
+    const size_t n = (size_t)N * (size_t)c->classes;
+    mamba_forward(&s->mamba, &s->acts, golden_batch(g, "inputs", 0, 0), g->B, g->T, &s->dev);
+    const float* logits = mamba_logits(&s->mamba, &s->acts, 0, N, &s->dev);
+    if (has_softmax) { golden_check(t, g, "act.logits", logits, n); }
+    mamba_losses(&s->mamba, &s->acts, golden_batch(g, "targets", 0, 0), N, &s->dev);
+    if (has_softmax) { golden_check(t, g, "act.probs", logits, n); }
+    golden_check_activations(t, g, s->acts.tensors.table, s->acts.tensors.n_table, (const float*)s->acts.tensors.memory, "out",
+                             golden_files[number].n_activations);
 }
 
-static void check_forward(Test* t, Golden* g) {
-    const int *inputs = golden_batch(g, "inputs", 0, 0), *targets = golden_batch(g, "targets", 0, 0), N = g->B * g->T;
-    const size_t n = (size_t)N * g->model.config.classes;
-    const int has_softmax = !head_reads_out(g->model.config.head);
-    mamba_forward(&g->model, &g->acts, inputs, g->B, g->T, &g->dev);
-    const float* logits = mamba_logits(&g->model, &g->acts, 0, N, &g->dev);
-    if (has_softmax) { check_one(t, g, "act.logits", logits, n); }
-    mamba_loss(&g->model, &g->acts, targets, N, &g->dev);
-    if (has_softmax) { check_one(t, g, "act.probs", logits, n); }
-    check_activations(t, g);
+static void check_training(Test* t, Subject* s, int number) {
+    (void)number;
+    Model* model = &s->mamba.model;
+    const GoldenRun run = {model->table, model->n_table, model->n, &model->dp, model->w, &s->dev, s, subject_leaf,
+                           subject_updated, s->how, GOLDEN_BITS, GOLDEN_BITS, GOLDEN_BITS};
+    golden_check_training(t, &s->file, &run);
 }
 
-static void check_training(Test* t, Golden* g) {
-    float *losses = golden_floats(g, "loss"), *norms = golden_floats(g, "norm"), *rates = golden_floats(g, "lr");
-    const int n_steps = golden_int(g, "steps"), N = g->B * g->T;
-    Schedule schedule = (Schedule)choice_find(SCHEDULE_NAMES,
-                                              json_string_value(json_object_get(g->config, "schedule")));
-    for (int step = 0; step < n_steps; step++) {
-        int counted = 0;
-        const int* targets = golden_batch(g, "targets", step, 0);
-        for (int n = 0; n < g->n_leaves * N; n++) { counted += targets[n] >= 0; }
-        for (int leaf = 0; leaf < g->n_leaves; leaf++) {
-            mamba_leaf(&g->model, &g->acts, golden_batch(g, "inputs", step, leaf), targets + (size_t)leaf * N,
-                       1.0f / (float)counted, g->B, g->T, &g->dev);
-        }
-        float loss_sum, *grads = dp_reduce(&g->model.dp, &loss_sum, &g->dev);
-        float loss = loss_sum / (float)counted, norm = dp_norm(&g->model.dp, grads, &g->dev);
-        float lr = schedule_lr(schedule, step, n_steps, golden_int(g, "warmup"), (double)golden_float(g, "lr"),
-                               (double)golden_float(g, "final_lr"));
-        check_bits(t, "loss", &loss, &losses[step], 1);
-        check_bits(t, "norm", &norm, &norms[step], 1);
-        check_bits(t, "lr", &lr, &rates[step], 1);
-        if (step == 0) { check_arena(t, g, "grad.", grads); }
-        Optimizer o = {lr, golden_float(g, "beta1"), golden_float(g, "beta2"), golden_float(g, "eps"),
-                       golden_float(g, "weight_decay"), golden_float(g, "clip"), 0, NULL, NULL};
-        const Weights w = mamba_weights(&g->model);
-        dp_update(&g->model.dp, &w, grads, norm, &o, step + 1, &g->dev);
-        update_prototypes(&g->model, &g->dev);
-        if (step == 0) { check_arena(t, g, "step1.", g->model.params); }
-    }
-    check_arena(t, g, "step10.", g->model.params);
-    free(losses);
-    free(norms);
-    free(rates);
-}
-
-static void check_golden(Test* t, How how, void (*part)(Test*, Golden*)) {
+static void check_golden(Test* t, How how, void (*part)(Test*, Subject*, int)) {
 #if defined(SYSTEM_LIBM) || defined(FAST)
     (void)how, (void)part;
     skip(t, "a build with other bits");
 #else
     for (int i = 0; i < N_GOLDEN; i++) {
-        Golden g;
-        golden_open(&g, golden_paths[i], how);
-        part(t, &g);
-        golden_close(&g);
+        Subject s;
+        subject_open(&s, i, how);
+        part(t, &s, i);
+        subject_close(&s);
     }
 #endif
 }
 
 static void test_forward(Test* t) {
-    const int n_threads[] = {1, 2, 3, 7};
     for (int i = 0; i < 4; i++) {
-        const How how = {n_threads[i], 4, RECOMPUTE_SCAN};
+        const How how = {test_threads(i), 4, RECOMPUTE_SCAN};
         check_golden(t, how, check_forward);
     }
 }
 
 static void test_training(Test* t) {
-    const int n_threads[] = {1, 2, 3, 7};
     for (int i = 0; i < 4; i++) {
-        const How how = {n_threads[i], 4, RECOMPUTE_SCAN};
+        const How how = {test_threads(i), 4, RECOMPUTE_SCAN};
         check_golden(t, how, check_training);
     }
 }
@@ -207,139 +139,233 @@ static void test_recompute(Test* t) {
     for (int i = 0; i < 4; i++) { check_golden(t, how[i], check_training); }
 }
 
-static const How plainly = {2, 4, RECOMPUTE_SCAN};
-
 // state by state, as text is generated, in pieces of one and more positions, against the whole sequence at once
-static void test_generation(Test* t) {
+static void check_generation(Test* t, Subject* s) {
     const int pieces[] = {1, 3, 1, 2, 5, 1, 1, 1, 4};
+    const Config* c = &s->mamba.config;
+    const int T = s->file.T, *tokens = golden_batch(&s->file, "inputs", 0, 0);
+    const size_t n_carried = carried_floats(c, 1), n_classes = (size_t)c->classes;
+    const Room room = {1, 5, TO_GENERATE, RECOMPUTE_SCAN, 4};
+    Activations pass;
+    activations_init(&pass, c, &room);
+    float* states = (float*)new_array(2 * n_carried, sizeof(float));
+    carried_point(&pass.carried, c, 1, states, states + n_carried);
+    carried_clear(&pass.carried, c, 0, 1, 1);
+    mamba_forward(&s->mamba, &s->acts, tokens, 1, T, &s->dev);
+    float* whole = copied_array(mamba_logits(&s->mamba, &s->acts, 0, T, &s->dev), (size_t)T * n_classes);
+    for (int n = 0, k = 0; n < T; k++) {
+        const int n_new = pieces[k] < T - n ? pieces[k] : T - n;
+        mamba_forward(&s->mamba, &pass, tokens + n, 1, n_new, &s->dev);
+        n += n_new;
+        const float* logits = mamba_logits(&s->mamba, &pass, n_new - 1, 1, &s->dev);
+        check_bits(t, s->file.set.path, logits, whole + (size_t)(n - 1) * n_classes, n_classes);
+        carried_swap(&pass.carried);
+    }
+    free(states);
+    free(whole);
+    activations_free(&pass);
+}
+
+static void test_generation(Test* t) {
     for (int i = 0; i < N_GOLDEN; i++) {
-        Golden g;
-        golden_open(&g, golden_paths[i], plainly);
-        const Config* c = &g.model.config;
-        const int T = g.T, *tokens = golden_batch(&g, "inputs", 0, 0);
-        const size_t n_carried = carried_floats(c, 1);
-        Activations pass;
-        const Room room = {1, 5, TO_GENERATE, RECOMPUTE_SCAN, 4};
-        activations_init(&pass, c, &room);
-        float* states = new_array(2 * n_carried, sizeof(float));
-        carried_point(&pass.carried, c, 1, states, states + n_carried);
-        carried_clear(&pass.carried, c, 0, 1, 1);
-        mamba_forward(&g.model, &g.acts, tokens, 1, T, &g.dev);
-        float* whole = copied_array(mamba_logits(&g.model, &g.acts, 0, T, &g.dev), (size_t)T * c->classes);
-        for (int n = 0, k = 0; n < T; k++) {
-            const int n_new = pieces[k] < T - n ? pieces[k] : T - n;
-            mamba_forward(&g.model, &pass, tokens + n, 1, n_new, &g.dev);
-            n += n_new;
-            check_bits(t, g.set.path, mamba_logits(&g.model, &pass, n_new - 1, 1, &g.dev),
-                       whole + (size_t)(n - 1) * c->classes, (size_t)c->classes);
-            carried_swap(&pass.carried);
-        }
-        free(states);
-        free(whole);
-        activations_free(&pass);
-        golden_close(&g);
+        Subject s;
+        subject_open(&s, i, plainly);
+        check_generation(t, &s);
+        subject_close(&s);
     }
 }
 
 // a row of three documents against each of them alone
 static void test_documents(Test* t) {
-    Golden g;
-    golden_open(&g, golden_paths[0], plainly);
-    const Config* c = &g.model.config;
-    const int T = g.T, starts[] = {0, 4, 9, T}, separator = c->V - 1;
-    int* tokens = (int*)memcpy(new_array((size_t)T, sizeof(int)), golden_batch(&g, "inputs", 0, 0),
+    Subject s;
+    subject_open(&s, 0, plainly);
+    const int T = s.file.T, V = s.mamba.config.V, starts[] = {0, 4, 9, T}, separator = V - 1;
+    int* tokens = (int*)memcpy(new_array((size_t)T, sizeof(int)), golden_batch(&s.file, "inputs", 0, 0),
                                sizeof(int) * (size_t)T);
     for (int i = 0; i < T; i++) { tokens[i] = i == 4 || i == 9 ? separator : tokens[i] % separator; }
-    g.acts.document_start = separator;
-    mamba_forward(&g.model, &g.acts, tokens, 1, T, &g.dev);
-    float* packed = copied_array(mamba_logits(&g.model, &g.acts, 0, T, &g.dev), (size_t)T * c->V);
+    s.acts.document_start = separator;
+    mamba_forward(&s.mamba, &s.acts, tokens, 1, T, &s.dev);
+    float* packed = copied_array(mamba_logits(&s.mamba, &s.acts, 0, T, &s.dev), (size_t)T * V);
     for (int i = 0; i < 3; i++) {
         const int n = starts[i + 1] - starts[i];
-        mamba_forward(&g.model, &g.acts, tokens + starts[i], 1, n, &g.dev);
-        check_bits(t, "logits", packed + (size_t)starts[i] * c->V, mamba_logits(&g.model, &g.acts, 0, n, &g.dev),
-                   (size_t)n * c->V);
+        mamba_forward(&s.mamba, &s.acts, tokens + starts[i], 1, n, &s.dev);
+        const float* logits = mamba_logits(&s.mamba, &s.acts, 0, n, &s.dev);
+        check_bits(t, "logits", packed + (size_t)starts[i] * V, logits, (size_t)n * V);
     }
     free(tokens);
     free(packed);
-    golden_close(&g);
+    subject_close(&s);
 }
 
-// the gradient of the loss of the later part of a row, whose earlier part only left its state:
+// the gradient of the loss of the later part of a row, whose earlier part only left its state; all leaves are alike
+static float* carried_gradients(Subject* s) {
+    const Config* c = &s->mamba.config;
+    const int *tokens = golden_batch(&s->file, "inputs", 0, 0), *targets = golden_batch(&s->file, "targets", 0, 0);
+    const size_t n_carried = carried_floats(c, 1);
+    float loss, *states = (float*)new_array(2 * n_carried, sizeof(float));
+    carried_point(&s->acts.carried, c, 1, states, states + n_carried);
+    carried_clear(&s->acts.carried, c, 0, 1, 1);
+    mamba_forward(&s->mamba, &s->acts, tokens, 1, 5, &s->dev);
+    carried_swap(&s->acts.carried);
+    for (int leaf = 0; leaf < s->file.n_leaves; leaf++) {
+        mamba_leaf(&s->mamba, &s->acts, tokens + 5, targets + 5, 0.25f, 1, s->file.T - 5, &s->dev);
+    }
+    free(states);
+    return dp_reduce(&s->mamba.model.dp, &loss, &s->dev);
+}
+
 // equal with any chunk and recompute
 static void test_carried(Test* t) {
     const How ways[] = {{1, 64, RECOMPUTE_SCAN}, {2, 2, RECOMPUTE_SCAN}, {3, 3, RECOMPUTE_LAYER}};
     float* expected = NULL;
     for (int i = 0; i < 3; i++) {
-        Golden g;
-        golden_open(&g, golden_paths[0], ways[i]);
-        const Config* c = &g.model.config;
-        const int *tokens = golden_batch(&g, "inputs", 0, 0), *targets = golden_batch(&g, "targets", 0, 0);
-        const size_t n_carried = carried_floats(c, 1);
-        float* states = new_array(2 * n_carried, sizeof(float));
-        carried_point(&g.acts.carried, c, 1, states, states + n_carried);
-        carried_clear(&g.acts.carried, c, 0, 1, 1);
-        mamba_forward(&g.model, &g.acts, tokens, 1, 5, &g.dev);
-        carried_swap(&g.acts.carried);
-        mamba_leaf(&g.model, &g.acts, tokens + 5, targets + 5, 0.25f, 1, g.T - 5, &g.dev);
-        for (int leaf = 1; leaf < g.n_leaves; leaf++) {
-            mamba_leaf(&g.model, &g.acts, tokens + 5, targets + 5, 0.25f, 1, g.T - 5, &g.dev);
-        }
-        float loss, *grads = dp_reduce(&g.model.dp, &loss, &g.dev);
-        if (i == 0) { expected = copied_array(grads, g.model.n); }
-        check_bits(t, "gradients", grads, expected, g.model.n);
-        free(states);
-        golden_close(&g);
+        Subject s;
+        subject_open(&s, 0, ways[i]);
+        const float* grads = carried_gradients(&s);
+        if (i == 0) { expected = copied_array(grads, s.mamba.model.n); }
+        check_bits(t, "gradients", grads, expected, s.mamba.model.n);
+        subject_close(&s);
     }
     free(expected);
 }
 
+// ---- Forward-Forward ----
+
+// everything but layer l stays as it is
+static void freeze_all_but(Model* model, int l) {
+    model->frozen = (int*)new_array((size_t)model->n_slices, sizeof(int));
+    for (int i = 0, slice = 0; i < model->n_table; i++) {
+        for (int k = 0; k < tensor_slices(&model->table[i]); k++) {
+            model->frozen[slice++] = model->table[i].layers == 0 || k != l;
+        }
+    }
+}
+
+// of a batch and of the next, as if that were its corrupted twin: so many of the two are real text
+static float* ff_gradients(Subject* s, float threshold, int n_real, float* loss) {
+    const Golden* g = &s->file;
+    for (int leaf = 0; leaf < 2; leaf++) {
+        const int* tokens = golden_batch(g, "inputs", 0, leaf);
+        ff_leaf(&s->mamba, &s->acts, tokens, threshold, leaf < n_real, 1.0f, g->B, g->T, &s->dev);
+    }
+    return dp_reduce(&s->mamba.ff_dp, loss, &s->dev);
+}
+
+// the loss with the parameters moved by so many times the gradient
+static float ff_loss_at(Subject* s, const float* grads, float distance) {
+    float loss, *params = model_floats(&s->mamba.model);
+    float* before = copied_array(params, s->mamba.model.n);
+    for (size_t i = 0; i < s->mamba.model.n; i++) { params[i] += distance * grads[i]; }
+    ff_gradients(s, 1.0f, 1, &loss);
+    memcpy(params, before, sizeof(float) * s->mamba.model.n);
+    free(before);
+    return loss;
+}
+
+// layer l learning alone: its gradient is that of its loss, and the same as when all layers learn
+static void check_ff_layer(Test* t, const float* all, int l, How how) {
+    Subject s;
+    float loss;
+    double slope = 0.0;
+    subject_open(&s, 0, how);
+    const Model* model = &s.mamba.model;
+    freeze_all_but(&s.mamba.model, l);
+    mamba_init_ff(&s.mamba, NULL, 1);
+    float* grads = copied_array(ff_gradients(&s, 1.0f, 1, &loss), model->n);
+    for (size_t i = 0; i < model->n; i++) { slope += (double)grads[i] * (double)grads[i]; }
+    const float distance = (float)(5e-4 * (double)loss / slope);  // the loss changes by so much of it
+    const double expected = 2.0 * (double)distance * slope;
+    const double found = (double)ff_loss_at(&s, grads, distance) - (double)ff_loss_at(&s, grads, -distance);
+    // 2e-3: the third derivative's part is 6e-4, and four times that at twice the distance; rounding 2^-24 / 5e-4
+    check(t, fabs(found / expected - 1.0) < 2e-3,
+          "layer %d: expected the loss to change by %g, found %g", l, expected, found);
+    for (int i = 0; i < model->n_table; i++) {
+        const Tensor* p = &model->table[i];
+        const size_t n = tensor_slice_elements(p), first = p->offset + n * (size_t)l;
+        if (p->layers > 0) { check_bits(t, p->name, grads + first, all + first, n); }
+    }
+    free(grads);
+    subject_close(&s);
+}
+
+static void test_forward_forward(Test* t) {
+    const How ways[] = {{1, 64, RECOMPUTE_SCAN}, {2, 2, RECOMPUTE_SCAN}, {3, 3, RECOMPUTE_LAYER}};
+    Subject s;
+    float loss;
+    subject_open(&s, 0, plainly);
+    mamba_init_ff(&s.mamba, NULL, 1);
+    float* all = copied_array(ff_gradients(&s, 1.0f, 1, &loss), s.mamba.model.n);
+    for (int i = 0; i < 3; i++) {
+        for (int l = 0; l < s.mamba.config.L; l++) { check_ff_layer(t, all, l, ways[i]); }
+    }
+    // goodness is far below a threshold of 100: that is what a real position loses, and a corrupted one nothing
+    for (int n_real = 0; n_real <= 2; n_real++) {
+        ff_gradients(&s, 100.0f, n_real, &loss);
+        const double each = (double)loss / (s.mamba.config.L * s.file.B * s.file.T);
+        check(t, fabs(each - 100.0 * n_real) < 10.0, "expected a loss of about %d, found %g", 100 * n_real, each);
+    }
+    free(all);
+    subject_close(&s);
+}
+
+// ---- models that grow; start values ----
+
 // a layer that joins changes no logit, and its out_proj has a gradient at once
 static void test_expansion(Test* t) {
-    Golden g;
+    Subject s;
     Mamba larger;
     Activations acts;
-    golden_open(&g, golden_paths[0], plainly);
-    Config c = g.model.config;
-    const int old[] = {-1, 0, -1, 1, -1}, N = g.B * g.T, *inputs = golden_batch(&g, "inputs", 0, 0),
-        *targets = golden_batch(&g, "targets", 0, 0);
-    mamba_forward(&g.model, &g.acts, inputs, g.B, g.T, &g.dev);
-    float* before = copied_array(mamba_logits(&g.model, &g.acts, 0, N, &g.dev), (size_t)N * c.V);
+    subject_open(&s, 0, plainly);
+    Golden* g = &s.file;
+    Config c = s.mamba.config;
+    const int old[] = {-1, 0, -1, 1, -1}, N = g->B * g->T, *inputs = golden_batch(g, "inputs", 0, 0),
+        *targets = golden_batch(g, "targets", 0, 0);
+    mamba_forward(&s.mamba, &s.acts, inputs, g->B, g->T, &s.dev);
+    float* before = copied_array(mamba_logits(&s.mamba, &s.acts, 0, N, &s.dev), (size_t)N * c.V);
     c.L = 5;
     mamba_init(&larger, &c);
-    mamba_init_training(&larger, NULL, 1, 0, 0);
-    tensors_init(larger.table, larger.n_table, larger.params, 42);
-    mamba_start_values(larger.table, larger.n_table, &c, larger.params, old);
-    tensors_load_layers(&g.set, larger.table, larger.n_table, "param.", larger.params, old);
-    const Room room = {g.B, g.T, TO_TRAIN, RECOMPUTE_SCAN, 4};
+    Model* model = &larger.model;
+    float* params = model_floats(model);
+    model_init_training(model, NULL, 1, 0, NULL, &s.dev);
+    tensors_init(model->table, model->n_table, params, 42);
+    mamba_start_values(model->table, model->n_table, &c, params, old);
+    tensors_load_layers(&g->set, model->table, model->n_table, "param.", params, old);
+    const Room room = {g->B, g->T, TO_TRAIN, RECOMPUTE_SCAN, 4};
     activations_init(&acts, &c, &room);
-    mamba_forward(&larger, &acts, inputs, g.B, g.T, &g.dev);
-    check_bits(t, "logits", mamba_logits(&larger, &acts, 0, N, &g.dev), before, (size_t)N * c.V);
-    mamba_leaf(&larger, &acts, inputs, targets, 1.0f / (float)N, g.B, g.T, &g.dev);
-    float loss, *grads = dp_reduce(&larger.dp, &loss, &g.dev);
+    mamba_forward(&larger, &acts, inputs, g->B, g->T, &s.dev);
+    check_bits(t, "logits", mamba_logits(&larger, &acts, 0, N, &s.dev), before, (size_t)N * c.V);
+    mamba_leaf(&larger, &acts, inputs, targets, 1.0f / (float)N, g->B, g->T, &s.dev);
+    float loss, *grads = dp_reduce(&model->dp, &loss, &s.dev);
+    const Tensor* out_proj = PARAMETER(model->table, model->n_table, out_proj);
     for (int l = 0; l < 5; l++) {
-        const Parameters d = layer_parameters(&larger, grads, l);
+        const size_t n = tensor_slice_elements(out_proj);
+        const float* d = grads + out_proj->offset + n * (size_t)l;
         double sum = 0.0;
-        for (int i = 0; i < c.M * c.E; i++) { sum += fabs((double)d.out_proj[i]); }
+        for (size_t i = 0; i < n; i++) { sum += fabs((double)d[i]); }
         check(t, sum > 0.0, "out_proj of layer %d has no gradient", l);
     }
     free(before);
     activations_free(&acts);
     mamba_free(&larger);
-    golden_close(&g);
+    subject_close(&s);
+}
+
+static double largest(const float* x, int n) {
+    double most = 0.0;
+    for (int i = 0; i < n; i++) { most = fmax(most, fabs((double)x[i])); }
+    return most;
 }
 
 // what the start values must be, those of github.com/state-spaces/mamba. old: as in mamba_load, of a model that grows
 static void check_start_values(Test* t, const int* old) {
-    Mamba model;
-    Config c = config_make(300, 3, 32);
-    mamba_init(&model, &c);
-    tensors_init(model.table, model.n_table, model.params, 7);
-    mamba_start_values(model.table, model.n_table, &c, model.params, old);
+    Mamba mamba;
+    const Config c = config_make(300, 3, 32);
+    mamba_init(&mamba, &c);
+    tensors_init(mamba.model.table, mamba.model.n_table, model_floats(&mamba.model), 7);
+    mamba_start_values(mamba.model.table, mamba.model.n_table, &c, model_floats(&mamba.model), old);
     for (int l = 0; l < c.L; l++) {
-        const Parameters p = layer_parameters(&model, model.params, l);
-        double largest_in = 0.0, largest_out = 0.0;
-        for (int i = 0; i < 2 * c.E * c.M; i++) { largest_in = fmax(largest_in, fabs((double)p.in_proj[i])); }
-        for (int i = 0; i < c.M * c.E; i++) { largest_out = fmax(largest_out, fabs((double)p.out_proj[i])); }
+        const Parameters p = layer_parameters(&mamba, l);
+        const double largest_in = largest(p.in_proj, 2 * c.E * c.M), largest_out = largest(p.out_proj, c.M * c.E);
         check(t, largest_in > 0.17 && largest_in <= 1.0 / sqrt(32.0), "in_proj reaches %g", largest_in);
         const int joins = old && old[l] < 0;
         check(t, joins ? largest_out == 0.0 : largest_out > 0.069 && largest_out <= 1.0 / sqrt(64.0 * 3.0) + 1e-7,
@@ -352,7 +378,7 @@ static void check_start_values(Test* t, const int* old) {
             }
         }
     }
-    mamba_free(&model);
+    mamba_free(&mamba);
 }
 
 static void test_start_values(Test* t) {
@@ -361,64 +387,39 @@ static void test_start_values(Test* t) {
     check_start_values(t, grown);
 }
 
-// carried states that have become NaN are as if nothing had gone before, in all micro-batches
-static void test_forgotten(Test* t) {
-    static Run r;
-    Golden g;
-    golden_open(&g, golden_paths[0], plainly);
-    const Config* c = &g.model.config;
-    const size_t n_logits = (size_t)g.B * g.T * c->classes, n = carried_floats(c, g.B);
-    const int* tokens = golden_batch(&g, "inputs", 0, 0);
-    mamba_forward(&g.model, &g.acts, tokens, g.B, g.T, &g.dev);
-    float* expected = copied_array(mamba_logits(&g.model, &g.acts, 0, g.B * g.T, &g.dev), n_logits);
-    memset(&r, 0, sizeof r);
-    r.model = g.model;
-    r.o.batch_size = g.B;
-    r.d.carry_state = 1;
-    r.n_leaves = 3;
-    r.carried.now = filled_array(3 * n, NAN);
-    forget_states(&r);
-    for (int k = 0; k < r.n_leaves; k++) {
-        float* next = new_array(n, sizeof(float));
-        carried_point(&g.acts.carried, c, g.B, r.carried.now + n * (size_t)k, next);
-        mamba_forward(&g.model, &g.acts, tokens, g.B, g.T, &g.dev);
-        check_bits(t, "logits", mamba_logits(&g.model, &g.acts, 0, g.B * g.T, &g.dev), expected, n_logits);
-        free(next);
-    }
-    free(r.carried.now);
-    free(expected);
-    golden_close(&g);
-}
+// ---- names and config.json ----
 
 // what is written as config.json is read back
 static void test_config(Test* t) {
-    const char* path = "build/test_mamba_config.json";
+    TempPath folder = temp_folder(), path = temp_path(&folder, "config.json");
     for (int i = 0; i < N_GOLDEN; i++) {
-        Golden g;
-        golden_open(&g, golden_paths[i], plainly);
-        Config c = g.model.config;
+        Subject s;
+        subject_open(&s, i, plainly);
+        Config c = s.mamba.config;
         for (int is_classifier = 0; is_classifier < 2; is_classifier++) {  // with as many classes as there are tokens
             c.is_classifier = is_classifier;
             c.tied = c.tied && !is_classifier;
-            config_save(path, &c, 0);
-            const Config read = config_load(path);
-            check(t, memcmp(&read, &c, sizeof c) == 0, "%s: other sizes came back", g.set.path);
-            unlink(path);
+            config_save(path.s, &c, 0);
+            const Config read = config_load(path.s);
+            check(t, memcmp(&read, &c, sizeof c) == 0, "%s: other sizes came back", s.file.set.path);
+            unlink(path.s);
         }
-        golden_close(&g);
+        subject_close(&s);
     }
+    temp_remove(&folder);
 }
 
 // the lists of names and their enums
 static void test_names(Test* t) {
     const struct { const char *names, *name; int value; } choices[] = {
         {HEAD_NAMES, "ce", HEAD_CE}, {HEAD_NAMES, "hpn", HEAD_HPN}, {HEAD_NAMES, "hpn-softmax", HEAD_HPN_SOFTMAX},
-        {PROTO_NAMES, "fixed", PROTO_FIXED}, {PROTO_NAMES, "learn", PROTO_LEARN}, {TASK_NAMES, "lm", TASK_LM},
-        {TASK_NAMES, "cls", TASK_CLS}, {RECOMPUTE_NAMES, "none", RECOMPUTE_NONE},
-            {RECOMPUTE_NAMES, "scan", RECOMPUTE_SCAN},
-        {RECOMPUTE_NAMES, "layer", RECOMPUTE_LAYER}, {PROTO_INIT_NAMES, "simplex", PROTO_INIT_SIMPLEX},
-        {PROTO_INIT_NAMES, "orthoplex", PROTO_INIT_ORTHOPLEX}, {PROTO_INIT_NAMES, "random", PROTO_INIT_RANDOM},
-        {PROTO_INIT_NAMES, "optimize", PROTO_INIT_OPTIMIZE}, {PROTO_INIT_NAMES, "a.safetensors", PROTO_INIT_FILE},
+        {PROTO_NAMES, "fixed", PROTO_FIXED}, {PROTO_NAMES, "learn", PROTO_LEARN},
+        {TASK_NAMES, "lm", TASK_LM}, {TASK_NAMES, "cls", TASK_CLS},
+        {RECOMPUTE_NAMES, "none", RECOMPUTE_NONE}, {RECOMPUTE_NAMES, "scan", RECOMPUTE_SCAN},
+        {RECOMPUTE_NAMES, "layer", RECOMPUTE_LAYER},
+        {PROTO_INIT_NAMES, "simplex", PROTO_INIT_SIMPLEX}, {PROTO_INIT_NAMES, "orthoplex", PROTO_INIT_ORTHOPLEX},
+        {PROTO_INIT_NAMES, "random", PROTO_INIT_RANDOM}, {PROTO_INIT_NAMES, "optimize", PROTO_INIT_OPTIMIZE},
+        {PROTO_INIT_NAMES, "a.safetensors", PROTO_INIT_FILE},
     };
     for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
         const int found = choice_find(choices[i].names, choices[i].name);
@@ -452,90 +453,6 @@ static void test_refused_config(Test* t) {
     check_refused_config(t, "\"intermediate_size\": 0", "\"intermediate_size\": expected an integer 1..");
 }
 
-// ---- whole runs, each in a process of its own ----
-
-static char work[64] = "build/test_mamba_XXXXXX";
-
-// main with these options, separated by blanks, W/ being the test's folder; one thread, for a child has no others
-static void run_trainer(void* options) {
-    char text[2048] = "", *argv[64] = {(char*)"train_mamba_hpn"}, *rest = text;
-    int argc = 1;
-    for (const char *from = (const char*)options; *from && strlen(text) < sizeof text - 64; from++) {
-        if (strncmp(from, "W/", 2) == 0) { strcat(text, work); } else { strncat(text, from, 1); }
-    }
-    for (char* word; (word = strsep(&rest, " "));) { argv[argc++] = word; }
-    if (!freopen("/dev/null", "w", stdout)) { fail_run("/dev/null: %s", strerror(errno)); }
-    trainer_main(argc, argv);
-}
-
-#define START "--threads 1 --model tiny --d-model 8 --d-state 2 --base-layers 2 --batch-size 2 "
-static void check_trains(Test* t, const char* options) { check_exit(t, options, run_trainer, (void*)options, 0, ""); }
-static void check_refused(Test* t, const char* options, const char* text) {
-    check_exit(t, options, run_trainer, (void*)options, 2, text);
-}
-
-// W/tokens: numbers 0..6; W/rows: 12 examples of 5 positions, tokens 0..256 and a class 0..2 at the last position
-static void write_data(void) {
-    char path[PATH_BYTES];
-    int inputs[12][5], targets[12][5];
-    const int64_t shape[] = {12, 5};
-    uint64_t random = 7;
-    SafeWriter rows;
-    if (!mkdtemp(work)) { fail_run("%s: %s", work, strerror(errno)); }
-    FILE* tokens = fopen(path_join(path, work, "tokens"), "w");
-    for (int i = 0; i < 600; i++) { fprintf(tokens, "%u ", xorshift_u32(&random) % 7); }
-    fclose(tokens);
-    for (int i = 0; i < 60; i++) {
-        inputs[i / 5][i % 5] = i == 0 ? 256 : (int)(xorshift_u32(&random) % 256);
-        targets[i / 5][i % 5] = i % 5 < 4 ? -1 : i / 5 % 3;
-    }
-    safewriter_init(&rows);
-    safewriter_declare(&rows, "inputs", DTYPE_I32, 2, shape);
-    safewriter_declare(&rows, "targets", DTYPE_I32, 2, shape);
-    safewriter_open(&rows, path_join(path, work, "rows"));
-    safewriter_put(&rows, inputs, sizeof inputs);
-    safewriter_put(&rows, targets, sizeof targets);
-    safewriter_close(&rows);
-}
-
-static int same_file(const char* a, const char* b) {
-    char command[256];
-    snprintf(command, sizeof command, "cmp -s %s/%s %s/%s", work, a, work, b);
-    return system(command) == 0;
-}
-
-static void test_runs(Test* t) {
-    char command[128];
-    write_data();
-    check_trains(t, START "--seq-len 8 --token-file W/tokens --val-token-file W/tokens --eval-every 0 --head hpn "
-                 "--carry-state --grad-accum 4 --steps 2 "
-                 "--run W/carried --embeddings-out W/after");
-    check_trains(t, "--threads 1 --from W/carried --eval-only --val-token-file W/tokens --seq-len 8 --batch-size 2 "
-                 "--embeddings-out W/later");
-    check(t, same_file("after", "later"), "embeddings behind a state that training has carried");
-    check_refused(t, "--resume --run W/carried --steps 3 --batch-size 4 --grad-accum 2",
-                  "expected the 2 rows whose states the checkpoint carries, found 4");
-    check_refused(t, "--resume --run W/carried --steps 3 --head ce", "a run that goes on keeps it");
-    check_refused(t, START "--token-file W/tokens --seq-len 8 --dry-run --gradient-surgery-method mgda",
-                  ": expected none|pcgrad|cagrad,cagradstep|gradnorm|orthograd, found \"mgda\"");
-    check_refused(t, START "--token-file W/tokens --seq-len 8 --dry-run --head ce --proto-init simplx",
-                  "random or a safetensors file, found \"simplx\"");
-    check_refused(t, START "--token-file W/tokens --seq-len 8 --dry-run --head hpn --proto-dim 5 --proto-init simplex",
-                  "7 prototypes need at least 6 channels, found 5");
-    check_refused(t, START "--token-file W/tokens --seq-len 8 --dry-run --head hpn --proto-init W/rows",
-                  "expected one tensor, F32 of shape (7, 8), found 2 tensors");
-    check_trains(t, START "--task cls --train W/rows --steps 1 --run W/classes");
-    check_refused(t, "--from W/classes --generate x", "--generate: a classifier has no text");
-    check_refused(t, "--from W/classes --token-file W/tokens --seq-len 8", "the model chooses from 3 classes");
-    check_refused(t, START "--task cls --train W/rows --steps 1 --sample-every 1",
-                  "--sample-every: a classifier has no text");
-    check_refused(t, START "--token-file W/tokens --seq-len 8 --grad-accum 1048576 --batch-size 65536",
-                  "are more than 2147483647 rows");
-    check_refused(t, START "--token-file W/tokens --seq-len 16384 --grad-accum 1 --batch-size 65536", "are more than");
-    snprintf(command, sizeof command, "rm -rf %s", work);
-    check(t, system(command) == 0, "%s: is still there", work);
-}
-
 int main(int argc, char** argv) {
     const Promise promises[] = {
         {"golden forward", "every activation of all heads, bit for bit, 1, 2, 3 and 7 threads", test_forward},
@@ -546,13 +463,13 @@ int main(int argc, char** argv) {
         {"documents", "a packed row gives each document the bits it gets alone", test_documents},
         {"carried states", "gradients behind a carried state do not depend on chunks, recomputing and threads",
          test_carried},
+        {"Forward-Forward", "a layer's gradient is that of its own loss alone, in any chunks, recomputing and threads",
+         test_forward_forward},
         {"expansion", "new layers change no logit and learn from the first step on", test_expansion},
         {"start values", "are those of the reference implementation", test_start_values},
-        {"forgotten states", "after a loss that is not finite every stream begins anew", test_forgotten},
         {"names", "of heads, tasks and what else is chosen stand in the order of their enums", test_names},
         {"config.json", "comes back as it was written", test_config},
         {"config.json refused", "a head, layer or size that makes no sense is named", test_refused_config},
-        {"runs", "states and heads that do not fit a checkpoint are refused, classifiers have no text", test_runs},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
 }

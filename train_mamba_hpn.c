@@ -217,8 +217,6 @@ static void carried_clear(const Carried* s, const Config* c, int first, int end,
     }
 }
 
-static void carry_nothing(Activations* acts) { memset(&acts->carried, 0, sizeof acts->carried); }
-
 static void carried_swap(Carried* s) {
     float* was = s->now;
     s->now = s->next;
@@ -801,6 +799,9 @@ static void mamba_open(Run* r, Purpose purpose, int B, int T) {
     w->acts.document_start = data_separator(&r->data, &r->o, r->o.doc_reset ? run_end_of_text(r) : -1);
     if (purpose == TO_TRAIN) { open_two_tasks(r); }
 }
+
+// the next pass stands alone
+static void carry_nothing(Activations* acts) { memset(&acts->carried, 0, sizeof acts->carried); }
 
 static void mamba_train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
     Workplace* w = workplace(r);

@@ -48,6 +48,8 @@ typedef struct {
     float scale;         // factor of the cosines in hpn-softmax
 } Config;
 
+// hpn has no softmax: its loss needs no logits and is no likelihood, probabilities are read out of cosines (hpn.h)
+static inline int head_reads_out(HeadKind head) { return head == HEAD_HPN; }
 static inline int config_has_prototypes(const Config* c) { return c->head != HEAD_CE; }
 static inline int config_has_projection(const Config* c) { return config_has_prototypes(c) && c->Dp != c->M; }
 // columns of x_proj: dt, ssm_B, ssm_C

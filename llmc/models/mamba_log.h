@@ -10,7 +10,7 @@ are, and what happened in a step. Names of the keys are those that rust_trainer'
 #define LLMC_MAMBA_LOG_H
 #include "../ops/gradient_surgery.h"  // SurgeryMethod, surgery_name
 #include "../run/log.h"               // json_finite, warn_line
-#include "mamba.h"                    // HeadKind
+#include "mamba.h"                    // HeadKind, head_reads_out
 #include <sys/resource.h>
 
 // sums over positions, of the last but one over batches
@@ -35,9 +35,6 @@ static inline json_t* mamba_log_schema(void) {
 
 // NAN: the head has no such number
 typedef struct { double top1, top5, perplexity, label_cosine, collapse; } Quality;
-
-// hpn has no softmax: its loss needs no logits and is no likelihood, probabilities are read out of cosines (hpn.h)
-static inline int head_reads_out(HeadKind head) { return head == HEAD_HPN; }
 
 static inline Quality quality_of(HeadKind head, float loss, const double* scores) {
     const double n = scores[SCORE_COUNTED], nats = head_reads_out(head) ? scores[SCORE_LOG_LOSS] / n : (double)loss;
