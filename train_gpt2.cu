@@ -18,7 +18,7 @@ There are no kernels here. Every op's are in its header in llmc/, behind the loo
 #include "llmc/ops/attention.h"        // attention_forward, attention_backward
 #include "llmc/files/checkpoint.h"     // SavedFiles, checkpoint_find, checkpoint_path
 #include "llmc/ranks/comm.h"           // Comm, comm_watch: several ranks train together
-#include "llmc/ops/crossentropy.h"     // crossentropy_fused, losses_sum
+#include "llmc/ops/crossentropy.h"     // crossentropy_fused, crossentropy_losses_sum
 #include "llmc/core/device.h"          // Device, device_alloc, device_upload
 #include "llmc/ops/documents.h"        // Segment, documents_segments: where attention and positions start anew
 #include "llmc/ops/embedding.h"        // embedding_forward, embedding_backward
@@ -179,7 +179,7 @@ static void gpt2_store(GPT2* model, const float* params, int updates, const Devi
             const size_t first = t->offset + n * (size_t)l;
             const uint32_t noise_key = model->frozen && model->frozen[slice] ? 0 : (uint32_t)updates;
             device_upload(staged, params + first, sizeof(float) * n, dev);
-            round_stored(model->weights + first, staged, n, noise_key, first, dev);
+            adamw_round_stored(model->weights + first, staged, n, noise_key, first, dev);
         }
     }
     device_sync(dev);
@@ -414,7 +414,7 @@ static void gpt2_leaf(GPT2* model, Activations* acts, const int* tokens, const i
                       const Device* dev) {
     gpt2_forward(model, acts, tokens, B, T, 0, dev);
     gpt2_head(model, acts, layer_gradients(model, 0).wte, targets, dloss, B * T, dev);
-    losses_sum(dp_loss(&model->dp), layer_statistics(acts, 0).losses, B * T, dev);
+    crossentropy_losses_sum(dp_loss(&model->dp), layer_statistics(acts, 0).losses, B * T, dev);
     gpt2_backward(model, acts, B, T, dev);
 }
 

@@ -344,7 +344,7 @@ static void layer_forward(const Mamba* model, Activations* acts, int l, const fl
     conv1d_forward(a.conv, a.u, x.data, x.stride, p.conv, p.conv_bias, history, starts, B, T, E, c->K, dev);
     if (s->now) { conv1d_history(next_history, x.data, x.stride, starts, B, T, E, c->K); }
     matmul_forward(a.dbc, a.u, p.x_proj, NULL, N, E, P, dev);
-    gemm(a.delta, E, p.dt_bias, 0, matrix(a.dbc, P), transposed(p.dt_proj, R), N, E, R, dev);
+    gemm(a.delta, E, p.dt_bias, 0, gemm_matrix(a.dbc, P), gemm_transposed(p.dt_proj, R), N, E, R, dev);
     softplus_forward(a.delta, a.delta, (size_t)N * E, dev);
     scan_forward(a.y, acts->room.purpose == TO_TRAIN ? a.states : NULL, next_state, a.u, a.delta, p.A_log, a.dbc + R, a.dbc + R + NS, P,
                  p.D, starts, B, T, E, NS, acts->room.chunk, dev);
@@ -358,7 +358,7 @@ static void linear_backward(float* dinp, float* dweight, float* dbias, const flo
                             int C, int OC, int learns, const Device* dev) {
     matmul_backward_input(dinp, dout, weight, N, C, OC, dev);
     if (learns) { matmul_backward_weight(dweight, dout, inp, 0, N, C, OC, dev); }
-    if (learns && dbias) { column_sums(dbias, dout, N, OC, dev); }
+    if (learns && dbias) { matmul_backward_bias(dbias, dout, N, OC, dev); }
 }
 
 // the same upside down: the gradient of the stream in dresidual is that after the layer, and becomes that before it.
@@ -378,13 +378,13 @@ static void layer_backward(const Mamba* model, Activations* acts, int l, const f
     scan_backward(a.du, a.ddelta, d.A_log, a.ddbc + R, a.ddbc + R + NS, P, d.D, a.dy, a.states, a.u, a.delta, p.A_log, a.dbc + R,
                   a.dbc + R + NS, P, p.D, starts, B, T, E, NS, acts->room.chunk, dev);
     softplus_backward(a.ddelta, a.ddelta, a.delta, (size_t)N * E, dev);
-    gemm(a.ddbc, P, NULL, 0, matrix(a.ddelta, E), matrix(p.dt_proj, R), N, R, E, dev);
+    gemm(a.ddbc, P, NULL, 0, gemm_matrix(a.ddelta, E), gemm_matrix(p.dt_proj, R), N, R, E, dev);
     if (learns) {
-        gemm(d.dt_proj, R, NULL, 0, transposed(a.ddelta, E), matrix(a.dbc, P), E, R, N, dev);
-        column_sums(d.dt_bias, a.ddelta, N, E, dev);
+        gemm(d.dt_proj, R, NULL, 0, gemm_transposed(a.ddelta, E), gemm_matrix(a.dbc, P), E, R, N, dev);
+        matmul_backward_bias(d.dt_bias, a.ddelta, N, E, dev);
         matmul_backward_weight(d.x_proj, a.ddbc, a.u, 0, N, E, P, dev);
     }
-    gemm(a.du, E, a.du, E, matrix(a.ddbc, P), matrix(p.x_proj, E), N, E, P, dev);  // a chain that goes on from the scan's part
+    gemm(a.du, E, a.du, E, gemm_matrix(a.ddbc, P), gemm_matrix(p.x_proj, E), N, E, P, dev);  // a chain that goes on from the scan's part
     // the gradient of the convolution's input has the layout of that input: with rt (N, M), else the left half of (N, 2E)
     conv1d_backward(is_rt ? a.dnorm : a.dxz, x.stride, d.conv, d.conv_bias, a.du, a.conv, x.data, x.stride, p.conv, history, starts, B, T,
                     E, c->K, dev);

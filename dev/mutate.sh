@@ -104,8 +104,7 @@ mutation "gemm: each k block starts at 0 and is added later" test_matmul gemm ge
 mutation "gemm: a later k block of a panel forgets the earlier ones" test_matmul "gemm blocks" gemm.h \
     'k > 0 ? out : start, k > 0 ? out_stride : start_stride, a_packed' 'start, start_stride, a_packed'
 mutation "gemm: a later long k block forgets the earlier ones" test_matmul "gemm blocks" gemm.h \
-    'k > 0 ? o : start ? start + m * start_stride : NULL, k > 0 ? out_stride : start_stride' \
-    'start ? start + m * start_stride : NULL, start_stride'
+    'from = k > 0 ? o : start' 'from = start' 'from, k > 0 ? out_stride : start_stride' 'from, start_stride'
 mutation "gemm: k blocks descend" test_matmul "gemm blocks" gemm.h \
     'for (int k = 0; k < K || k == 0; k += GEMM_K) {  //' \
     'const int last = K > 0 ? (K - 1) / GEMM_K * GEMM_K : 0;
@@ -129,7 +128,7 @@ mutation "gemm: a rim tile is copied out whole" test_matmul "gemm shapes" gemm.h
 mutation "vec: v_fill loses the sign of zero" test_matmul "signed zero" vec.h 'return x - zero;' 'return x + zero;'
 mutation "matmul: the bias is dropped" test_matmul forward matmul.h 'gemm(out, OC, bias, 0,' 'gemm(out, OC, NULL, 0,'
 mutation "matmul: dweight is added to" test_matmul backward matmul.h \
-    'add ? dweight : NULL, C, transposed' 'dweight, C, transposed'
+    'add ? dweight : NULL, C, gemm_transposed' 'dweight, C, gemm_transposed'
 mutation "matmul: dbias takes rows descending" test_matmul backward matmul.h \
     'x + n * OC + first' 'x + (N - 1 - n) * OC + first'
 mutation "matmul: the plain loop starts at 0 and adds the bias last" test_matmul forward matmul.h \
@@ -215,16 +214,10 @@ mutation "attention: a group ends with its first head" test_attention "grouped" 
 
 # ---- layernorm.h ----
 mutation "layernorm: dweight and dbias take rows descending" test_layernorm backward layernorm.h \
-    '{ dweight[c] = dbias[c] = 0.0f; }
-    for (int n = 0; n < N; n++) {
-        const float* x = inp + (size_t)n * C;
-        const float* d = dout + (size_t)n * C;
-        float m' \
-    '{ dweight[c] = dbias[c] = 0.0f; }
-    for (int n = N - 1; n >= 0; n--) {
-        const float* x = inp + (size_t)n * C;
-        const float* d = dout + (size_t)n * C;
-        float m'
+    'for (int n = 0; n < N; n++) {
+        const float* d = dout + (size_t)n * C;' \
+    'for (int n = N - 1; n >= 0; n--) {
+        const float* d = dout + (size_t)n * C;'
 mutation "layernorm: the mean starts at the first channel" test_layernorm forward layernorm.h \
     'float sum = 0.0f, sum2 = 0.0f;' 'float sum = x[0], sum2 = 0.0f;'
 mutation "layernorm: the mean is multiplied by 1/C" test_layernorm forward layernorm.h \
@@ -238,7 +231,7 @@ mutation "layernorm: xhat * mean is regrouped" test_layernorm backward layernorm
 mutation "layernorm: rstd is applied after the weight" test_layernorm forward layernorm.h \
     'y[c] = s * (x[c] - m) * weight[c] + bias[c]' 'y[c] = (x[c] - m) * weight[c] * s + bias[c]'
 mutation "layernorm: dweight is added to" test_layernorm backward layernorm.h \
-    'for (int c = first; c < last; c++) { dweight[c] = dbias[c] = 0.0f; }' ''
+    'for (int c = first; dweight && c < last; c++) { dweight[c] = 0.0f; }' ''
 mutation "layernorm: both loops forget the mean of g * xhat" test_layernorm "backward differences" layernorm.h \
     '- mean_g - (inp[c] - mean) * rstd * mean_gx) * rstd' '- mean_g) * rstd + 0 * mean_gx' \
     '- mg - (inp[c] - m) * s * mgx) * s' '- mg) * s + 0 * mgx'
@@ -264,7 +257,7 @@ mutation "softmax: columns of a square descend" test_crossentropy shapes crossen
     'for (int i = 0; i < VLANES; i++) { sum += columns[i]; }' \
     'for (int i = VLANES - 1; i >= 0; i--) { sum += columns[i]; }'
 mutation "softmax: the padding counts" test_crossentropy shapes crossentropy.h \
-    'softmax_exponentials_(probs, logits, sums, V, Vp)' 'softmax_exponentials_(probs, logits, sums, Vp, Vp)'
+    'crossentropy_exponentials_(probs, logits, sums, V, Vp)' 'crossentropy_exponentials_(probs, logits, sums, Vp, Vp)'
 mutation "softmax: the maximum starts at the first logit" test_crossentropy huge crossentropy.h \
     '{ lane[i] = -10000.0f; }' '{ lane[i] = logits[0]; }'
 mutation "softmax: the padding of probs keeps what was there" test_crossentropy "not counted" crossentropy.h \
@@ -291,9 +284,7 @@ mutation "embedding: positions descend" test_embedding embedding embedding.h \
             const float* d'
 mutation "embedding: t0 is ignored" test_embedding embedding embedding.h 'C, t0 + n % T' 'C, n % T'
 mutation "embedding: a thread's last channel is left out" test_embedding embedding embedding.h \
-    'first + width < C ? first + width : C;
-        for (int n = 0; n < B * T' 'first + width < C ? first + width - 1 : C;
-        for (int n = 0; n < B * T'
+    'C - first < width ? C - first : width;' 'C - first < width ? C - first : width - 1;'
 
 # ---- adamw.h, global_norm.h ----
 mutation "adamw: eps inside the root" test_adamw lengths adamw.h \
