@@ -1,6 +1,5 @@
 /*
-LayerNorm: out = (inp - mean) * rstd * weight + bias, mean and variance over each row of C channels, rstd = 1/sqrt(var +
-1e-5).
+LayerNorm: out = (inp - mean) * rstd * weight + bias, statistics over each row of C channels, rstd = 1/sqrt(var + 1e-5).
     inp, out (N, C)   weight, bias (C)   mean, rstd (N) float, kept for backward
 residual_layernorm_forward adds before it normalises: residual = left + right, out = layernorm(residual). residual may
 be left or right.

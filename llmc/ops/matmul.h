@@ -4,7 +4,7 @@ Linear layer: out = inp * weight^T + bias.
     with GELU behind it: pre (N, OC) = inp * weight^T + bias, out = gelu(pre)
 Backward (derived in doc/matmul.md). NULL for any of the three: nobody asks for it, and nothing is done for it
     dinp    = dout * weight          (N, C)   written
-    dweight = dout^T * inp           (OC, C)  float; written, not added to: one call is one leaf (doc/exactness.md 3)
+    dweight = dout^T * inp           (OC, C)  float; written: one call is one leaf (doc/exactness.md rule 3)
     dbias   = sum over n of dout     (OC)     float, written
 matmul_backward is all three; matmul_backward_input, matmul_backward_weight and matmul_backward_bias are one each. Where
 the weight is used twice, matmul_backward_weight with add 1 goes on from what is in dweight.
