@@ -1,6 +1,7 @@
 /*
-Promises of llmc/ops/adamw.h, llmc/ops/global_norm.h and of the noise in llmc/core/rng.h: frozen expressions, corrections that are the
-rounded true values, a norm whose order of addition depends on the length alone, rounding whose mean is the value.
+Promises of llmc/ops/adamw.h, llmc/ops/global_norm.h and of the noise in llmc/core/rng.h: frozen expressions,
+corrections that are the rounded true values, a norm whose order of addition depends on the length alone, rounding whose
+mean is the value.
 */
 #include "llmc/ops/adamw.h"
 #include "llmc/ops/global_norm.h"
@@ -80,14 +81,18 @@ typedef struct {
 // hard 1: cancellation, subnormals, -0, spread over 2^40; hard 2: also infinities and NaNs
 static State new_state(size_t n, int hard) {
     State s = {hard ? hard_array(n, 1) : random_array(n, 1.0f, 1), hard ? hard_array(n, 2) : random_array(n, 0.1f, 2),
-               hard ? hard_array(n, 3) : random_array(n, 0.1f, 3), hard ? hard_array(n, 4) : random_array(n, 0.5f, 4), n};
+               hard ? hard_array(n, 3) : random_array(n, 0.1f, 3), hard ? hard_array(n, 4) : random_array(n, 0.5f, 4),
+               n};
     for (size_t i = 0; i < n; i++) { s.v[i] = fabsf(s.v[i]); }
-    if (hard == 2) { sprinkle(s.p, n, 40, 5), sprinkle(s.m, n, 40, 6), sprinkle(s.v, n, 40, 7), sprinkle(s.g, n, 40, 8); }
+    if (hard == 2) {
+        sprinkle(s.p, n, 40, 5), sprinkle(s.m, n, 40, 6), sprinkle(s.v, n, 40, 7), sprinkle(s.g, n, 40, 8);
+    }
     return s;
 }
 
 static State copied_state(const State* s) {
-    State copy = {copied_array(s->p, s->n), copied_array(s->m, s->n), copied_array(s->v, s->n), copied_array(s->g, s->n), s->n};
+    State copy = {copied_array(s->p, s->n), copied_array(s->m, s->n), copied_array(s->v, s->n),
+                  copied_array(s->g, s->n), s->n};
     return copy;
 }
 
@@ -102,9 +107,10 @@ static void update(State* s, float weight_decay, const AdamW* a, const Device* d
         from_device(s->g, g, s->n, dev);
 }
 
-// How far fused multiply-adds may be from the plain loop: a product inside a sum is not rounded, or rounded to a subnormal.
-// 4 roundings of 2^-24 instead of the one or two that differ.
-static double p_error(const State* before, size_t i, float weight_decay, const AdamW* a, double* m_error, double* v_error) {
+// How far fused multiply-adds may be from the plain loop: a product inside a sum is not rounded, or rounded to a
+// subnormal. 4 roundings of 2^-24 instead of the one or two that differ.
+static double p_error(const State* before, size_t i, float weight_decay, const AdamW* a, double* m_error,
+                      double* v_error) {
     const double eps = 4 * 0x1p-24, grad = (double)before->g[i] * (double)a->grad_scale, m = (double)before->m[i],
                  v = (double)before->v[i];
     const double m_size = fabs((double)a->beta1 * m) + (1.0 - (double)a->beta1) * fabs(grad);
@@ -133,8 +139,8 @@ static void check_state(Test* t, const char* what, const State* got, const State
         for (int k = 0; k < 3; k++) {
             float x = pairs[k][0], y = pairs[k][1];
             int same = x == y || (isnan(x) && isnan(y)) || (isfinite(y) && fabs((double)x - (double)y) <= errors[k]);
-            check(t, same, "%s: %c[%zu] found %.9g, expected %.9g, allowed %.3g", what, "pmv"[k], i, (double)x, (double)y,
-                  errors[k]);
+            check(t, same, "%s: %c[%zu] found %.9g, expected %.9g, allowed %.3g", what, "pmv"[k], i, (double)x,
+                  (double)y, errors[k]);
         }
     }
 }
@@ -227,7 +233,8 @@ static void test_noise(Test* t) {
                    b = (noise_u32(keys[k], i + (k == 0)) & 0xffff) / 32767.5 - 1.0;
             sum += a * b;
         }
-        check(t, fabs(sum) < 5.0 * sqrt(N / 9.0), "correlation %d: found %.3g standard deviations", k, sum / sqrt(N / 9.0));
+        check(t, fabs(sum) < 5.0 * sqrt(N / 9.0), "correlation %d: found %.3g standard deviations", k,
+              sum / sqrt(N / 9.0));
     }
 }
 
@@ -235,8 +242,9 @@ static float float_of_bf16(uint16_t x) { return float_from_bits((uint32_t)x << 1
 
 static void test_rounding(Test* t) {
     enum { N = 1 << 16 };
-    const float values[] = {1.0f + 0x1p-8f, 1.0f + 0x1p-9f, -1.0f - 0x1.8p-8f, 1.0f + 0x1p-23f, 3.14159274f, -2.71828175e-20f,
-                            0x1.fffffep0f, 1e-41f, -0x1.23456p-130f, 0x1.fffffep-127f};
+    const float values[] = {1.0f + 0x1p-8f,   1.0f + 0x1p-9f,   -1.0f - 0x1.8p-8f, 1.0f + 0x1p-23f,
+                            3.14159274f,      -2.71828175e-20f, 0x1.fffffep0f,     1e-41f,
+                            -0x1.23456p-130f, 0x1.fffffep-127f};
     for (size_t k = 0; k < sizeof values / sizeof *values; k++) {
         const float x = values[k], low = float_from_bits(float_bits(x) & 0xffff0000u),
                     high = float_from_bits((float_bits(x) & 0xffff0000u) + 0x10000u);
@@ -299,17 +307,15 @@ static void test_stored_float(Test* t) {
         check_bits(t, "v", s.v, want.v, s.n);
         if (with_master) { check_bits(t, "master", s.p, want.p, s.n); }
         d_stored = to_device(stored, s.n, &dev), p = to_device(s.p, s.n, &dev);
-        round_stored(d_stored, p, s.n, 5, 7, &dev);
+        adamw_round_stored(d_stored, p, s.n, 5, 7, &dev);
         from_device(stored, d_stored, s.n, &dev), device_drop(p), device_drop(g);
-        check_bits(t, "round_stored copies", stored, s.p, s.n);
+        check_bits(t, "adamw_round_stored copies", stored, s.p, s.n);
         free(stored), free_state(&s), free_state(&want);
     }
     device_free(&dev);
 }
 
 #if defined(__CUDACC__) && !defined(EXACT)
-typedef __nv_bfloat16 bf16;
-
 // adamw_update_stored for the elements from `first` on, in pieces of at most n_piece: stored (n) as floats, and s
 static void update_stored(float* stored, State* s, int with_master, size_t first, size_t n_piece, const AdamW* a,
                           const Device* dev) {
@@ -318,7 +324,8 @@ static void update_stored(float* stored, State* s, int with_master, size_t first
           *g = to_device(s->g, s->n, dev);
     for (size_t i = 0; i < s->n; i += n_piece) {
         size_t n = s->n - i < n_piece ? s->n - i : n_piece;
-        adamw_update_stored(d_stored + i, with_master ? p + i : NULL, m + i, v + i, g + i, n, 0.1f, a, 11u, first + i, dev);
+        adamw_update_stored(d_stored + i, with_master ? p + i : NULL, m + i, v + i, g + i, n, 0.1f, a, 11u, first + i,
+                            dev);
     }
     from_device_as(stored, d_stored, s->n, dev);
     from_device(s->p, p, s->n, dev), from_device(s->m, m, s->n, dev), from_device(s->v, v, s->n, dev), device_drop(g);
@@ -343,10 +350,11 @@ static void check_stored(Test* t, size_t n, size_t first, int hard) {
     check_bits(t, "without a master: m", s_alone.m, s.m, n);
     bf16* d_again = to_device_as<bf16>(alone, n, &dev);
     float* d_master = to_device(s.p, n, &dev);
-    round_stored(d_again, d_master, n, 11u, first, &dev);
+    adamw_round_stored(d_again, d_master, n, 11u, first, &dev);
     from_device_as(again, d_again, n, &dev), device_drop(d_master);
-    check_bits(t, "round_stored: what the update stored", again, stored, n);
-    free(stored), free(alone), free(again), free_state(&s), free_state(&want), free_state(&before), free_state(&s_alone);
+    check_bits(t, "adamw_round_stored: what the update stored", again, stored, n);
+    free(stored), free(alone), free(again), free_state(&s), free_state(&want), free_state(&before),
+        free_state(&s_alone);
     device_free(&dev);
 }
 
@@ -394,7 +402,8 @@ static void test_stored_small_steps(Test* t) {
     for (int i = 0; i < N; i++) { mean += (double)ones[i] / N; }
     // below 1 a step is 1e-4 / 2^-8 = 0.0256 of a last place: each rounding has the variance 0.025 last places squared
     double deviation = sqrt(0.0256 * STEPS / N) * 0x1p-8;
-    check(t, fabs(mean - (1.0 - STEPS * 1e-4)) < 5.0 * deviation, "20 steps of 1e-4 lead from 1 to %.6f, on average", mean);
+    check(t, fabs(mean - (1.0 - STEPS * 1e-4)) < 5.0 * deviation, "20 steps of 1e-4 lead from 1 to %.6f, on average",
+          mean);
     free(ones), free(zeros);
     device_free(&dev);
 }
@@ -419,12 +428,12 @@ static double spelled_sum(double sum, const float* g, size_t n) {
     return sum;
 }
 
-// sum_of_squares, on the device; the array begins `skip_first` floats behind a boundary
+// norm_sum_of_squares, on the device; the array begins `skip_first` floats behind a boundary
 static double device_sum(double sum, const float* g, size_t n, size_t skip_first, const Device* dev) {
     float *shifted = filled_array(skip_first + n, 1e30f), *d_g;
     memcpy(shifted + skip_first, g, sizeof(float) * n);
     d_g = to_device(shifted, skip_first + n, dev);
-    sum = sum_of_squares(sum, d_g + skip_first, n, dev);
+    sum = norm_sum_of_squares(sum, d_g + skip_first, n, dev);
     device_drop(d_g), free(shifted);
     return sum;
 }
@@ -442,7 +451,7 @@ static void test_norm_order(Test* t) {
         float* g = hard ? hard_array(n, 1) : random_array(n, 1.0f, 1);
         if (hard == 2) { sprinkle(g, n, (uint32_t)n + 1, 2); }
         double want = spelled_sum(0.1, g, n);
-        check_sum(t, sum_of_squares_ref(0.1, g, n), want, "plain", n, n_threads);
+        check_sum(t, norm_sum_of_squares_ref(0.1, g, n), want, "plain", n, n_threads);
         Device dev = test_device(n_threads);
         check_sum(t, device_sum(0.1, g, n, 0, &dev), want, "fast", n, n_threads);
         check_sum(t, device_sum(0.1, g, n, 1, &dev), want, "fast, between boundaries", n, n_threads);
@@ -451,7 +460,8 @@ static void test_norm_order(Test* t) {
     }
 }
 
-// ones are lost beside 2^54, unless several were added before: which sum each of the last elements is in makes a difference
+// ones are lost beside 2^54, unless several were added before: which sum each of the last elements is in makes a
+// difference
 static void test_norm_ends(Test* t) {
     Device dev = test_device(2);
     for (size_t i = 0; i < 2 * 48; i++) {
@@ -490,7 +500,7 @@ int main(int argc, char** argv) {
         {"rounding", "up as often as the value lies near the upper bf16, so that the mean is the value", test_rounding},
         {"rounding special", "a bf16, an infinity, a NaN stay what they are", test_rounding_special},
         {"stored float", "as float: the new parameter itself, with a master and without", test_stored_float},
-        {"stored", "as bf16: the rounded master; without one the same; round_stored makes it anew", test_stored},
+        {"stored", "as bf16: the rounded master; without one the same; adamw_round_stored makes it anew", test_stored},
         {"stored shares", "the same bits in pieces and on any number of multiprocessors", test_stored_shares},
         {"stored steps", "without a master, steps too small for a bf16 add up on average", test_stored_small_steps},
         {"norm order", "equals the stated order bit for bit at odd lengths", test_norm_order},

@@ -1,8 +1,8 @@
 /*
-Promises of llmc/ops/attention.h. The plain loop is judged in double, by finite differences and on inputs whose answer is
-obvious; the fast version must equal it bit for bit, whatever the shape and the threads, and no token may feel a later
-one. In a fast CUDA build sums have another order, and weights may be bf16: there every element must lie within a bound
-that is computed beside it in double.
+Promises of llmc/ops/attention.h. The plain loop is judged in double, by finite differences and on inputs whose answer
+is obvious; the fast version must equal it bit for bit, whatever the shape and the threads, and no token may feel a
+later one. In a fast CUDA build sums have another order, and weights may be bf16: there every element must lie within a
+bound that is computed beside it in double.
 */
 #include "llmc/ops/attention.h"
 #include "llmc/test/test.h"
@@ -35,9 +35,10 @@ typedef struct {
 static void solve(Problem* p) {
     size_t n_weights = p->n_rows * (size_t)p->s.T;
     float *preatt = filled_array(n_weights, 77.0f), *att = filled_array(n_weights, 77.0f);
-    grouped_attention_forward_ref(p->out, preatt, att, p->max, p->inv, p->inp, p->inp + p->k_at, p->inp + p->v_at, &p->s);
-    grouped_attention_backward_ref(p->dinp, p->dinp + p->k_at, p->dinp + p->v_at, p->dout, p->inp, p->inp + p->k_at, p->inp + p->v_at,
-                                   &p->s);
+    grouped_attention_forward_ref(p->out, preatt, att, p->max, p->inv, p->inp, p->inp + p->k_at, p->inp + p->v_at,
+                                  &p->s);
+    grouped_attention_backward_ref(p->dinp, p->dinp + p->k_at, p->dinp + p->v_at, p->dout, p->inp, p->inp + p->k_at,
+                                   p->inp + p->v_at, &p->s);
     free(preatt), free(att);
 }
 
@@ -80,7 +81,8 @@ static Problem grouped(Sizes z, int hard, Rounding rounded) {
     s.B = z.B, s.T = z.T, s.t0 = z.t0, s.NH = z.NH, s.NKV = z.NKV, s.HS = z.HS, s.window = z.window;
     s.scale = 0.9f / sqrtf((float)z.HS);
     s.q_row = (size_t)(z.NH * z.HS + 8), s.kv_row = (size_t)(z.NKV * z.HS + 16), s.out_row = (size_t)(z.NH * z.HS + 24);
-    s.q_seq = s.q_row * (size_t)(z.T - z.t0), s.kv_seq = s.kv_row * (size_t)(z.T + 3), s.out_seq = s.out_row * (size_t)(z.T - z.t0);
+    s.q_seq = s.q_row * (size_t)(z.T - z.t0), s.kv_seq = s.kv_row * (size_t)(z.T + 3),
+    s.out_seq = s.out_row * (size_t)(z.T - z.t0);
     size_t k_at = (size_t)z.B * s.q_seq, n_kv = (size_t)z.B * s.kv_seq;
     return problem(s, 0, k_at + 2 * n_kv, k_at, k_at + n_kv, hard, rounded);
 }
@@ -93,14 +95,15 @@ static void problem_free(Problem* p) {
 static const char* name_of(const Problem* p, const char* what, const Device* dev) {
     static char text[160];
     const AttentionShape* s = &p->s;
-    snprintf(text, sizeof text, "%s: B %d, T %d, t0 %d, NH %d, NKV %d, HS %d, window %d, %d threads", what, s->B, s->T, s->t0, s->NH, s->NKV,
-             s->HS, s->window, dev->n_threads);
+    snprintf(text, sizeof text, "%s: B %d, T %d, t0 %d, NH %d, NKV %d, HS %d, window %d, %d threads", what, s->B, s->T,
+             s->t0, s->NH, s->NKV, s->HS, s->window, dev->n_threads);
     return text;
 }
 
 // ---- the ops, from and to ordinary memory ----
 
-// queries t0.. of every sequence and head: out (B, T-t0, C), max and inv (B, NH, T-t0). A grouped problem has a t0 of its own
+// queries t0.. of every sequence and head: out (B, T-t0, C), max and inv (B, NH, T-t0). A grouped problem has a t0 of
+// its own
 static void run_forward(float* out, float* max, float* inv, const Problem* p, int t0, const Device* dev) {
     const AttentionShape* s = &p->s;
     size_t n_rows = p->C ? (size_t)s->B * (size_t)s->NH * (size_t)(s->T - t0) : p->n_rows;
@@ -117,10 +120,13 @@ static void run_forward(float* out, float* max, float* inv, const Problem* p, in
     device_drop(inp_d);
 }
 
-static void run_backward(float* dinp, const float* out, const float* max, const float* inv, const Problem* p, const Device* dev) {
+static void run_backward(float* dinp, const float* out, const float* max, const float* inv, const Problem* p,
+                         const Device* dev) {
     const AttentionShape* s = &p->s;
-    float *inp_d = to_device(p->inp, p->n_inp, dev), *dout_d = to_device(p->dout, p->n_out, dev), *dinp_d = to_device(dinp, p->n_inp, dev);
-    float *out_d = to_device(out, p->n_out, dev), *max_d = to_device(max, p->n_rows, dev), *inv_d = to_device(inv, p->n_rows, dev);
+    float *inp_d = to_device(p->inp, p->n_inp, dev), *dout_d = to_device(p->dout, p->n_out, dev),
+          *dinp_d = to_device(dinp, p->n_inp, dev);
+    float *out_d = to_device(out, p->n_out, dev), *max_d = to_device(max, p->n_rows, dev),
+          *inv_d = to_device(inv, p->n_rows, dev);
     const float *q = inp_d, *k = inp_d + p->k_at, *v = inp_d + p->v_at, *dout = dout_d, *y = out_d;
     if (p->C) {
         attention_backward(dinp_d, dout, y, max_d, inv_d, q, s->B, s->T, p->C, s->NH, dev);
@@ -142,17 +148,20 @@ static size_t at_out(const AttentionShape* s, int b, int h, int t) {
     return (size_t)b * s->out_seq + (size_t)(t - s->t0) * s->out_row + (size_t)(h * s->HS);
 }
 // key 0 of the head that query head h reads
-static size_t at_kv(const AttentionShape* s, int b, int h) { return (size_t)b * s->kv_seq + (size_t)(h * s->NKV / s->NH * s->HS); }
+static size_t at_kv(const AttentionShape* s, int b, int h) {
+    return (size_t)b * s->kv_seq + (size_t)(h * s->NKV / s->NH * s->HS);
+}
 
-// the textbook's answers, and how far an element may be from them when weights, ds and results are rounded by e (relative; bf16:
-// 2^-8, float: 0) and whatever happens in float, scores and exponentials too, adds f relative to the sum of magnitudes
+// the textbook's answers, and how far an element may be from them when weights, ds and results are rounded by e
+// (relative; bf16: 2^-8, float: 0) and whatever happens in float, scores and exponentials too, adds f relative to the
+// sum of magnitudes
 typedef struct {
     double *out, *dinp, *level;          // level: max - log(inv)
     double *out_error, *dinp_error;
 } Bounds;
 
-// 2^-15: a score is HS <= 136 products below 4 and their sums below 64, times the scale: rounding_walk(2 * 136, 64) / 12 is 2^-16.7.
-// Sums over 257 queries or keys: rounding_walk(257, 1) is 2^-19.2
+// 2^-15: a score is HS <= 136 products below 4 and their sums below 64, times the scale: rounding_walk(2 * 136, 64) /
+// 12 is 2^-16.7. Sums over 257 queries or keys: rounding_walk(257, 1) is 2^-19.2
 static const double FLOAT_ERROR = 0x1p-15;
 
 static Bounds bounds_new(const Problem* p) {
@@ -163,7 +172,9 @@ static Bounds bounds_new(const Problem* p) {
     return x;
 }
 
-static void bounds_free(Bounds* x) { free(x->out), free(x->dinp), free(x->level), free(x->out_error), free(x->dinp_error); }
+static void bounds_free(Bounds* x) {
+    free(x->out), free(x->dinp), free(x->level), free(x->out_error), free(x->dinp_error);
+}
 
 // value += a * b, with the error of a and of the float sum
 static void add_bounded(double* value, double* error, double a, double a_error, double b, double f) {
@@ -184,7 +195,8 @@ static double weights_double(double* att, const double* q, const double* k, int 
 }
 
 // query t of head h; dk and dv go on from the queries before. att (T): scratch
-static void bounds_of_query(Bounds* x, const Problem* p, const double* inp, double* att, int b, int h, int t, double e, double f) {
+static void bounds_of_query(Bounds* x, const Problem* p, const double* inp, double* att, int b, int h, int t, double e,
+                            double f) {
     const AttentionShape* s = &p->s;
     size_t q = at_q(s, b, h, t), y = at_out(s, b, h, t), kv = at_kv(s, b, h);
     const double *k = inp + p->k_at + kv, *v = inp + p->v_at + kv;
@@ -202,7 +214,9 @@ static void bounds_of_query(Bounds* x, const Problem* p, const double* inp, doub
     for (int u = 0; u <= t; u++) {
         size_t row = (size_t)u * s->kv_row;
         double datt = 0.0, datt_error = 0.0;
-        for (size_t i = 0; i < (size_t)s->HS; i++) { add_bounded(&datt, &datt_error, v[row + i], 0.0, (double)p->dout[y + i], f); }
+        for (size_t i = 0; i < (size_t)s->HS; i++) {
+            add_bounded(&datt, &datt_error, v[row + i], 0.0, (double)p->dout[y + i], f);
+        }
         double ds = att[u] * (datt - D) * (double)s->scale;
         double ds_error = att[u] * (datt_error + D_error) * (double)s->scale + (e + f) * fabs(ds);
         for (size_t i = 0; i < (size_t)s->HS; i++) {
@@ -231,17 +245,19 @@ static Bounds bounds(const Problem* p, double e, double f) {
 }
 
 // every element within its bound
-static void check_bounded(Test* t, const char* what, const float* got, const double* want, const double* error, size_t n) {
+static void check_bounded(Test* t, const char* what, const float* got, const double* want, const double* error,
+                          size_t n) {
     for (size_t i = 0; i < n; i++) {
         if (!(fabs((double)got[i] - want[i]) <= error[i])) {
-            check(t, 0, "%s: [%zu] found %.9g, expected %.9g, allowed %.3g", what, i, (double)got[i], want[i], error[i]);
+            check(t, 0, "%s: [%zu] found %.9g, expected %.9g, allowed %.3g", what, i, (double)got[i], want[i],
+                  error[i]);
             return;
         }
     }
 }
 
-static void check_results(Test* t, const char* what, const float* out, const float* max, const float* inv, const float* dinp,
-                          const Bounds* x, const Problem* p) {
+static void check_results(Test* t, const char* what, const float* out, const float* max, const float* inv,
+                          const float* dinp, const Bounds* x, const Problem* p) {
     check_bounded(t, what, out, x->out, x->out_error, p->n_out);
     check_bounded(t, what, dinp, x->dinp, x->dinp_error, p->n_inp);
     for (size_t i = 0; i < p->n_rows; i++) {
@@ -256,7 +272,8 @@ static void check_results(Test* t, const char* what, const float* out, const flo
 // a packed problem from t0 on: the rows of the whole
 static void check_forward(Test* t, const Problem* p, int t0, const Device* dev) {
     size_t n_queries = (size_t)(p->s.T - t0), C = (size_t)p->C, B = (size_t)p->s.B, BNH = B * (size_t)p->s.NH;
-    float *out = filled_array(B * n_queries * C, NAN), *max = filled_array(BNH * n_queries, NAN), *inv = filled_array(BNH * n_queries, NAN);
+    float *out = filled_array(B * n_queries * C, NAN), *max = filled_array(BNH * n_queries, NAN),
+          *inv = filled_array(BNH * n_queries, NAN);
     const char* what = name_of(p, t0 ? "with t0" : "forward", dev);
     run_forward(out, max, inv, p, t0, dev);
     for (size_t b = 0; b < B; b++) {
@@ -357,10 +374,14 @@ static void check_grouped(Test* t, Sizes z, int hard) {
 }
 
 static void test_grouped(Test* t) {
-    const Sizes sizes[] = {  // B, T, t0, NH, NKV, HS, window
-        {1, 1, 0, 2, 1, 3, 0}, {2, 7, 0, 4, 2, 5, 0}, {1, TILE_N + 1, 0, 4, 1, 9, 0}, {2, 2 * TILE_N + 3, 0, 3, 3, 7, 0},
-        {1, 33, 20, 4, 2, 8, 0}, {1, TILE_N + 9, TILE_N + 2, 2, 1, 16, 0}, {1, 7, 0, 2, 2, 5, 1}, {2, 33, 0, 4, 2, 5, 5},
-        {1, 70, 0, 2, 1, 4, 64}, {1, 70, 0, 2, 1, 4, 100}, {1, 70, 33, 6, 2, 3, 5}, {1, 37, 36, 2, 1, 3, 2},
+    const Sizes sizes[] = {
+        // B, T, t0, NH, NKV, HS, window
+        {1, 1, 0, 2, 1, 3, 0},          {2, 7, 0, 4, 2, 5, 0},
+        {1, TILE_N + 1, 0, 4, 1, 9, 0}, {2, 2 * TILE_N + 3, 0, 3, 3, 7, 0},
+        {1, 33, 20, 4, 2, 8, 0},        {1, TILE_N + 9, TILE_N + 2, 2, 1, 16, 0},
+        {1, 7, 0, 2, 2, 5, 1},          {2, 33, 0, 4, 2, 5, 5},
+        {1, 70, 0, 2, 1, 4, 64},        {1, 70, 0, 2, 1, 4, 100},
+        {1, 70, 33, 6, 2, 3, 5},        {1, 37, 36, 2, 1, 3, 2},
     };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) { check_grouped(t, sizes[i], 0); }
 }
@@ -408,7 +429,8 @@ typedef struct {
 } Results;
 
 static Results results(const Problem* p, const Device* dev) {
-    Results r = {filled_array(p->n_out, NAN), filled_array(p->n_rows, NAN), filled_array(p->n_rows, NAN), filled_array(p->n_inp, NAN)};
+    Results r = {filled_array(p->n_out, NAN), filled_array(p->n_rows, NAN), filled_array(p->n_rows, NAN),
+                 filled_array(p->n_inp, NAN)};
     run_forward(r.out, r.max, r.inv, p, 0, dev);
     run_backward(r.dinp, r.out, r.max, r.inv, p, dev);
     return r;
@@ -486,7 +508,8 @@ static double attention_loss(const double* inp, void* arg) {
         weights_double(att, inp + at_q(s, b, h, t), inp + p->k_at + kv, t, s);
         for (int u = 0; u <= t; u++) {
             for (size_t i = 0; i < (size_t)s->HS; i++) {
-                loss += att[u] * inp[p->v_at + kv + (size_t)u * s->kv_row + i] * (double)p->dout[at_out(s, b, h, t) + i];
+                loss +=
+                    att[u] * inp[p->v_at + kv + (size_t)u * s->kv_row + i] * (double)p->dout[at_out(s, b, h, t) + i];
             }
         }
     }
@@ -505,7 +528,7 @@ static void check_differences(Test* t, Problem p, double tolerance) {
 
 static void test_differences(Test* t) {
     const Sizes windowed = {1, 9, 2, 4, 2, 3, 4};
-    check_differences(t, packed(2, 5, 6, 2, 0), rounding_walk(64, 4.0));            // gradients below 4, chains of 3 and 5 terms
+    check_differences(t, packed(2, 5, 6, 2, 0), rounding_walk(64, 4.0));  // gradients below 4, chains of 3 and 5 terms
     check_differences(t, packed(1, TILE_N + 3, 2, 1, 0), rounding_walk(256, 4.0));  // chains of TILE_N + 3 terms
     check_differences(t, grouped(windowed, 0, as_float), rounding_walk(64, 4.0));   // 2 heads with 4 queries each
 }
@@ -550,7 +573,9 @@ static void test_far_scores(Test* t) {
         Device dev = test_device(3);
         check_forward(t, &p, 0, &dev);
         check_backward(t, &p, &dev);
-        if (scores[i] < -10104.0f) { check(t, p.inv[0] == 0.0f && p.out[0] == 0.0f, "no weight: inv and out must be 0"); }
+        if (scores[i] < -10104.0f) {
+            check(t, p.inv[0] == 0.0f && p.out[0] == 0.0f, "no weight: inv and out must be 0");
+        }
         device_free(&dev);
         problem_free(&p);
     }
@@ -573,17 +598,18 @@ static void test_rounding(Test* t) {
 #if defined(__CUDACC__) && !defined(EXACT)
 // ---- bf16 ----
 
-typedef __nv_bfloat16 bf16;
 static float as_bf16(float x) { return (float)(bf16)x; }
 
 static Results results_bf16(const Problem* p, const Device* dev) {
-    Results r = {filled_array(p->n_out, 77.0f), filled_array(p->n_rows, NAN), filled_array(p->n_rows, NAN), filled_array(p->n_inp, 77.0f)};
+    Results r = {filled_array(p->n_out, 77.0f), filled_array(p->n_rows, NAN), filled_array(p->n_rows, NAN),
+                 filled_array(p->n_inp, 77.0f)};
     bf16 *inp = to_device_as<bf16>(p->inp, p->n_inp, dev), *dout = to_device_as<bf16>(p->dout, p->n_out, dev);
     bf16 *out = to_device_as<bf16>(r.out, p->n_out, dev), *dinp = to_device_as<bf16>(r.dinp, p->n_inp, dev);
     float *max = to_device(r.max, p->n_rows, dev), *inv = to_device(r.inv, p->n_rows, dev);
     const bf16 *q = inp, *k = inp + p->k_at, *v = inp + p->v_at;
     grouped_attention_forward(out, max, inv, q, k, v, &p->s, dev);
-    grouped_attention_backward(dinp, dinp + p->k_at, dinp + p->v_at, (const bf16*)dout, (const bf16*)out, max, inv, q, k, v, &p->s, dev);
+    grouped_attention_backward(dinp, dinp + p->k_at, dinp + p->v_at, (const bf16*)dout, (const bf16*)out, max, inv, q,
+                               k, v, &p->s, dev);
     from_device_as<bf16>(r.out, out, p->n_out, dev), from_device_as<bf16>(r.dinp, dinp, p->n_inp, dev);
     from_device(r.max, max, p->n_rows, dev), from_device(r.inv, inv, p->n_rows, dev);
     device_drop(inp), device_drop(dout);
@@ -603,13 +629,17 @@ static void check_bf16(Test* t, Sizes z) {
 }
 
 static void test_bf16(Test* t) {
-    const Sizes sizes[] = {  // B, T, t0, NH, NKV, HS, window
-        {1, 1, 0, 1, 1, 64, 0}, {2, 7, 0, 2, 1, 64, 0}, {1, 33, 0, 4, 2, 64, 0}, {1, 64, 0, 1, 1, 64, 1}, {1, 65, 0, 2, 1, 64, 0},
-        {1, 127, 0, 1, 1, 64, 64}, {1, 257, 0, 1, 1, 64, 0}, {1, 150, 0, 1, 1, 64, 100}, {1, 70, 0, 1, 1, 64, 5},
-        {1, 1, 0, 1, 1, 128, 0}, {1, 65, 0, 2, 1, 128, 0}, {1, 127, 0, 1, 1, 128, 5}, {2, 33, 0, 1, 1, 128, 1}, {1, 104, 0, 1, 1, 128, 100},
-        {1, 33, 0, 2, 1, 8, 0}, {1, 20, 0, 1, 1, 40, 0}, {1, 20, 0, 1, 1, 80, 0}, {1, 66, 0, 1, 1, 96, 64},
-        {1, 90, 70, 2, 1, 64, 0}, {1, 110, 109, 2, 1, 128, 0}, {1, 140, 99, 2, 1, 64, 20},
-        {1, 33, 0, 2, 1, 5, 0}, {1, 20, 3, 1, 1, 136, 7},  // not for tensor cores: 10-byte rows; 136 channels
+    const Sizes sizes[] =
+        {
+            // B, T, t0, NH, NKV, HS, window
+            {1, 1, 0, 1, 1, 64, 0},   {2, 7, 0, 2, 1, 64, 0},      {1, 33, 0, 4, 2, 64, 0},
+            {1, 64, 0, 1, 1, 64, 1},  {1, 65, 0, 2, 1, 64, 0},     {1, 127, 0, 1, 1, 64, 64},
+            {1, 257, 0, 1, 1, 64, 0}, {1, 150, 0, 1, 1, 64, 100},  {1, 70, 0, 1, 1, 64, 5},
+            {1, 1, 0, 1, 1, 128, 0},  {1, 65, 0, 2, 1, 128, 0},    {1, 127, 0, 1, 1, 128, 5},
+            {2, 33, 0, 1, 1, 128, 1}, {1, 104, 0, 1, 1, 128, 100}, {1, 33, 0, 2, 1, 8, 0},
+            {1, 20, 0, 1, 1, 40, 0},  {1, 20, 0, 1, 1, 80, 0},     {1, 66, 0, 1, 1, 96, 64},
+            {1, 90, 70, 2, 1, 64, 0}, {1, 110, 109, 2, 1, 128, 0}, {1, 140, 99, 2, 1, 64, 20},
+            {1, 33, 0, 2, 1, 5, 0},   {1, 20, 3, 1, 1, 136, 7},  // not for tensor cores: 10-byte rows; 136 channels
     };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) { check_bf16(t, sizes[i]); }
 }

@@ -1,13 +1,14 @@
 /*
-Promises of llmc/ops/causal_conv1d.h. The plain loop is judged in double, by finite differences and on inputs whose answer is obvious;
-the fast version must equal it bit for bit with every number of taps, with strides, histories and starts of documents; and a
-sequence that comes in windows must have the bits of the whole.
+Promises of llmc/ops/causal_conv1d.h. The plain loop is judged in double, by finite differences and on inputs whose
+answer is obvious; the fast version must equal it bit for bit with every number of taps, with strides, histories and
+starts of documents; and a sequence that comes in windows must have the bits of the whole.
 */
 #include "llmc/ops/causal_conv1d.h"
 #include "llmc/test/asked.h"
 #include "llmc/test/test.h"
 
-// one problem and the plain loop's answer. inp is the left part of rows of `stride` floats, and dinp is written over a copy of it
+// one problem and the plain loop's answer. inp is the left part of rows of `stride` floats, and dinp is written over a
+// copy of it
 typedef struct {
     int B, T, C, K;
     size_t stride;
@@ -41,19 +42,21 @@ static float* some_history(int B, int C, int K, int hard) {
 }
 
 static void forward_ref(const Conv* p) {
-    conv1d_forward_ref(p->conv, p->out, p->inp, p->stride, p->weight, p->bias, p->history, p->starts, p->B, p->T, p->C, p->K);
+    conv1d_forward_ref(p->conv, p->out, p->inp, p->stride, p->weight, p->bias, p->history, p->starts, p->B, p->T, p->C,
+                       p->K);
 }
 
 static void backward_ref(const Conv* p) {
-    conv1d_backward_ref(p->dinp, p->stride, p->dweight, p->dbias, p->dout, p->conv, p->inp, p->stride, p->weight, p->history,
-                        p->starts, p->B, p->T, p->C, p->K);
+    conv1d_backward_ref(p->dinp, p->stride, p->dweight, p->dbias, p->dout, p->conv, p->inp, p->stride, p->weight,
+                        p->history, p->starts, p->B, p->T, p->C, p->K);
 }
 
 // hard 1: cancellation, subnormals, -0; hard 2: also infinities and NaNs
 static Conv conv_problem(int B, int T, int C, int K, int parts, int hard) {
     Conv p;
     p.B = B, p.T = T, p.C = C, p.K = K, p.stride = (size_t)(parts % 2 ? C : 2 * C + 3);
-    size_t channels = (size_t)C, taps = channels * (size_t)K, n = (size_t)B * (size_t)T * channels, wide = (size_t)B * (size_t)T * p.stride;
+    size_t channels = (size_t)C, taps = channels * (size_t)K, n = (size_t)B * (size_t)T * channels,
+           wide = (size_t)B * (size_t)T * p.stride;
     p.inp = hard ? hard_array(wide, 1) : random_array(wide, 1.0f, 1);
     p.weight = hard ? hard_array(taps, 2) : random_array(taps, 1.0f, 2);
     p.bias = !(parts & BIAS) ? NULL : hard ? hard_array(channels, 3) : random_array(channels, 1.0f, 3);
@@ -79,28 +82,33 @@ static void check_forward(Test* t, const Conv* p, const Device* dev) {
     float *conv = filled_array(n, NAN), *out = filled_array(n, NAN);
     char what[96];
     snprintf(what, sizeof what, "conv, B %d, T %d, C %d, K %d, %d threads", p->B, p->T, p->C, p->K, dev->n_threads);
-    conv1d_forward(conv, out, p->inp, p->stride, p->weight, p->bias, p->history, p->starts, p->B, p->T, p->C, p->K, dev);
+    conv1d_forward(conv, out, p->inp, p->stride, p->weight, p->bias, p->history, p->starts, p->B, p->T, p->C, p->K,
+                   dev);
     check_bits(t, what, conv, p->conv, n);
     check_bits(t, "out", out, p->out, n);
-    conv1d_forward(conv, conv, p->inp, p->stride, p->weight, p->bias, p->history, p->starts, p->B, p->T, p->C, p->K, dev);
+    conv1d_forward(conv, conv, p->inp, p->stride, p->weight, p->bias, p->history, p->starts, p->B, p->T, p->C, p->K,
+                   dev);
     check_bits(t, "conv is out", conv, p->out, n);
     free(conv), free(out);
 }
 
 static void check_backward(Test* t, const Conv* p, const Device* dev) {
     size_t rows = (size_t)p->B * (size_t)p->T, C = (size_t)p->C, taps = C * (size_t)p->K;
-    float *dinp = copied_array(p->inp, rows * p->stride), *tight = filled_array(rows * C, NAN), *dweight = filled_array(taps, NAN),
-          *dbias = filled_array(C, NAN);
+    float *dinp = copied_array(p->inp, rows * p->stride), *tight = filled_array(rows * C, NAN),
+          *dweight = filled_array(taps, NAN), *dbias = filled_array(C, NAN);
     char what[96];
-    snprintf(what, sizeof what, "dinp over inp, B %d, T %d, C %d, K %d, %d threads", p->B, p->T, p->C, p->K, dev->n_threads);
-    conv1d_backward(dinp, p->stride, dweight, p->bias ? dbias : NULL, p->dout, p->conv, dinp, p->stride, p->weight, p->history,
-                    p->starts, p->B, p->T, p->C, p->K, dev);
+    snprintf(what, sizeof what, "dinp over inp, B %d, T %d, C %d, K %d, %d threads", p->B, p->T, p->C, p->K,
+             dev->n_threads);
+    conv1d_backward(dinp, p->stride, dweight, p->bias ? dbias : NULL, p->dout, p->conv, dinp, p->stride, p->weight,
+                    p->history, p->starts, p->B, p->T, p->C, p->K, dev);
     check_bits(t, what, dinp, p->dinp, rows * p->stride);
     check_bits(t, "dweight", dweight, p->dweight, taps);
     if (p->bias) { check_bits(t, "dbias", dbias, p->dbias, C); }
-    conv1d_backward(tight, C, dweight, p->bias ? dbias : NULL, p->dout, p->conv, p->inp, p->stride, p->weight, p->history,
-                    p->starts, p->B, p->T, p->C, p->K, dev);
-    for (size_t n = 0; n < rows; n++) { check_bits(t, "dinp of another stride", tight + n * C, p->dinp + n * p->stride, C); }
+    conv1d_backward(tight, C, dweight, p->bias ? dbias : NULL, p->dout, p->conv, p->inp, p->stride, p->weight,
+                    p->history, p->starts, p->B, p->T, p->C, p->K, dev);
+    for (size_t n = 0; n < rows; n++) {
+        check_bits(t, "dinp of another stride", tight + n * C, p->dinp + n * p->stride, C);
+    }
     check_bits(t, "dweight", dweight, p->dweight, taps);
     free(dinp), free(tight), free(dweight), free(dbias);
 }
@@ -110,15 +118,17 @@ static void asked_plain(float* const* d, const void* problem, const Device* dev)
     const Conv* p = (const Conv*)problem;
     int any = d[0] || d[1] || d[2];
     (void)dev;
-    conv1d_backward_ref(d[0], p->stride, d[1], d[2], any ? p->dout : NULL, any ? p->conv : NULL, d[1] ? p->inp : NULL, p->stride,
-                        d[0] ? p->weight : NULL, d[1] ? p->history : NULL, any ? p->starts : NULL, p->B, p->T, p->C, p->K);
+    conv1d_backward_ref(d[0], p->stride, d[1], d[2], any ? p->dout : NULL, any ? p->conv : NULL, d[1] ? p->inp : NULL,
+                        p->stride, d[0] ? p->weight : NULL, d[1] ? p->history : NULL, any ? p->starts : NULL, p->B,
+                        p->T, p->C, p->K);
 }
 
 static void asked_fast(float* const* d, const void* problem, const Device* dev) {
     const Conv* p = (const Conv*)problem;
     int any = d[0] || d[1] || d[2];
-    conv1d_backward(d[0], p->stride, d[1], d[2], any ? p->dout : NULL, any ? p->conv : NULL, d[1] ? p->inp : NULL, p->stride,
-                    d[0] ? p->weight : NULL, d[1] ? p->history : NULL, any ? p->starts : NULL, p->B, p->T, p->C, p->K, dev);
+    conv1d_backward(d[0], p->stride, d[1], d[2], any ? p->dout : NULL, any ? p->conv : NULL, d[1] ? p->inp : NULL,
+                    p->stride, d[0] ? p->weight : NULL, d[1] ? p->history : NULL, any ? p->starts : NULL, p->B, p->T,
+                    p->C, p->K, dev);
 }
 
 static void test_asked(Test* t) {
@@ -127,7 +137,9 @@ static void test_asked(Test* t) {
         Conv p = conv_problem(2, 17, 37, 4, parts, 1);
         size_t n_inp = (size_t)p.B * (size_t)p.T * p.stride, C = (size_t)p.C;
         float* before = filled_array(n_inp, 77.0f);  // and 77 it stays between the rows
-        const AskedGradient gradients[] = {{"dinp", n_inp, before}, {"dweight", C * (size_t)p.K, NULL}, {"dbias", C, NULL}};
+        const AskedGradient gradients[] = {{"dinp", n_inp, before},
+                                           {"dweight", C * (size_t)p.K, NULL},
+                                           {"dbias", C, NULL}};
         check_asked(t, "plain", gradients, 3, asked_plain, &p, &dev);
         check_asked(t, "fast", gradients, 3, asked_fast, &p, &dev);
         free(before);
@@ -181,7 +193,8 @@ static void test_wide(Test* t) { check_problem(t, 2, 9, 2 * CONV1D_WIDTH + 37, 4
 static void check_window(Test* t, const Conv* p, float* history, int first, int T, const Device* dev) {
     int B = p->B, C = p->C, K = p->K;
     size_t row = (size_t)T * (size_t)C, wide = (size_t)T * p->stride;
-    float *inp = filled_array((size_t)B * wide, NAN), *conv = filled_array((size_t)B * row, NAN), *out = filled_array((size_t)B * row, NAN);
+    float *inp = filled_array((size_t)B * wide, NAN), *conv = filled_array((size_t)B * row, NAN),
+          *out = filled_array((size_t)B * row, NAN);
     unsigned char* starts = p->starts ? (unsigned char*)new_array((size_t)(B * T), 1) : NULL;
     for (int b = 0; b < B; b++) {
         size_t from = (size_t)b * (size_t)p->T + (size_t)first;
@@ -230,8 +243,8 @@ static void test_windows(Test* t) {
     device_free(&dev);
 }
 
-// Sums of nothing but -0 and an infinite weight tell a tap that is left out from one that meets a zero. In one window, then
-// position by position: where a document began, the history has nothing before it
+// Sums of nothing but -0 and an infinite weight tell a tap that is left out from one that meets a zero. In one window,
+// then position by position: where a document began, the history has nothing before it
 static void test_left_out(Test* t) {
     const float inp[] = {1.0f, 2.0f, 3.0f, 4.0f}, weight[] = {INFINITY, -0.0f, -0.0f}, bias[] = {-0.0f};
     const float want[] = {-0.0f, -0.0f, -0.0f, -0.0f};
@@ -258,7 +271,8 @@ static void check_document(Test* t, const Conv* p, int b, int first, int last) {
     Conv d = conv_problem(1, T, p->C, p->K, 0, 0);
     free(d.inp), free(d.dinp), free(d.dout), free(d.weight);
     d.stride = p->stride;
-    d.inp = copied_array(p->inp + from * p->stride, (size_t)T * p->stride), d.dinp = copied_array(d.inp, (size_t)T * p->stride);
+    d.inp = copied_array(p->inp + from * p->stride, (size_t)T * p->stride),
+    d.dinp = copied_array(d.inp, (size_t)T * p->stride);
     d.dout = copied_array(p->dout + from * C, (size_t)T * C), d.weight = copied_array(p->weight, C * (size_t)p->K);
     d.bias = copied_array(p->bias, C), d.dbias = filled_array(C, NAN);
     d.history = goes_on ? copied_array(p->history + (size_t)b * (size_t)(p->K - 1) * C, (size_t)(p->K - 1) * C) : NULL;
@@ -324,7 +338,8 @@ static void check_differences(Test* t, int K, int parts) {
     double* want = finite_differences(conv_loss, at, n + taps + 5, &p);
     conv_double(want_out, at, &p);
     check_close(t, "out", p.out, want_out, n, rounding_walk(2 * K + 4, 1.0 + K));
-    // a term has the slope, which the roundings of conv, below 1 + K, move; dinp has K terms, the others one per position
+    // a term has the slope, which the roundings of conv, below 1 + K, move; dinp has K terms, the others one per
+    // position
     check_close(t, "dinp", p.dinp, want, n, rounding_walk(4 * K + 16, 2.0 + K));
     check_close(t, "dweight", p.dweight, want + n, taps, rounding_walk(33 * 16, 4.0 + K));
     check_close(t, "dbias", p.dbias, want + n + taps, 5, rounding_walk(33 * 16, 4.0 + K));
@@ -342,7 +357,8 @@ static void test_differences(Test* t) {
 
 // an impulse shows the taps, last first; an impulse of the gradient shows them backwards
 static void test_obvious(Test* t) {
-    const float weight[] = {1, 2, 3, 4}, inp[] = {0, 1, 0, 0, 0, 0}, want_conv[] = {0, 4, 3, 2, 1, 0}, dout[] = {0, 0, 0, 0, 1, 0};
+    const float weight[] = {1, 2, 3, 4}, inp[] = {0, 1, 0, 0, 0, 0}, want_conv[] = {0, 4, 3, 2, 1, 0},
+                dout[] = {0, 0, 0, 0, 1, 0};
     const float conv_zero[6] = {0};  // silu'(0) = 1/2
     const float want_dinp[] = {0, 0.5f, 1.0f, 1.5f, 2.0f, 0}, want_dweight[] = {0.5f, 0, 0, 0};
     float conv[6], out[6], dinp[6], dweight[4], dbias[1];
@@ -370,8 +386,10 @@ static void test_too_many(Test* t) {
 
 int main(int argc, char** argv) {
     Promise promises[] = {
-        {"too many", "more taps than fit stop the program", test_too_many},  // first: it forks, and there are no threads yet
-        {"shapes", "forward and backward equal the plain loop, with strides, histories, starts, dinp over inp", test_shapes},
+        // it forks, so it comes before there are threads
+        {"too many", "more taps than fit stop the program", test_too_many},
+        {"shapes", "forward and backward equal the plain loop, with strides, histories, starts, dinp over inp",
+         test_shapes},
         {"special", "the same with cancellation, subnormals, -0, Inf, NaN", test_special},
         {"asked", "gradients that nobody asks for are NULL: the others keep their bits", test_asked},
         {"taps", "the same with 1 to 16 taps, also in windows shorter than that", test_taps},
@@ -379,7 +397,8 @@ int main(int argc, char** argv) {
         {"windows", "a sequence cut anywhere, or into single positions, has the bits of the whole", test_windows},
         {"left out", "a tap before the beginning is left out; it does not meet a zero", test_left_out},
         {"documents", "a document computes what it would alone; its start hides the history", test_documents},
-        {"differences", "out and gradients agree with double and finite differences, with histories and starts", test_differences},
+        {"differences", "out and gradients agree with double and finite differences, with histories and starts",
+         test_differences},
         {"obvious", "an impulse shows the taps, forward and backward", test_obvious},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);

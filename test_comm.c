@@ -1126,7 +1126,7 @@ static void train_by_slices(float* params, float* m, float* v, const Tensor* tab
         for (size_t i = 0; i < n; i++) { g[i] = x[i] + 0.1f * params[i]; }
         memset(g + table[1].offset + 33, 0, 33 * sizeof(float));
         for (int i = 0; i < N_TENSORS; i++) {
-            sum = sum_of_squares_ref(sum, g + table[i].offset, tensor_elements(&table[i]));
+            sum = norm_sum_of_squares_ref(sum, g + table[i].offset, tensor_elements(&table[i]));
         }
         norm = (float)sqrt(sum);
         for (int i = 0, slice = 0; i < N_TENSORS; i++) {

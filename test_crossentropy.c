@@ -1,6 +1,6 @@
 /*
-Promises of llmc/ops/crossentropy.h. The plain loop is judged in double, by finite differences and on rows whose answer is
-obvious; the fast version must equal it bit for bit, whatever the shape, the threads, the targets and the logits, in
+Promises of llmc/ops/crossentropy.h. The plain loop is judged in double, by finite differences and on rows whose answer
+is obvious; the fast version must equal it bit for bit, whatever the shape, the threads, the targets and the logits, in
 place too. Fast kernels must agree with double within the tolerance that the header derives.
 */
 #include "llmc/ops/crossentropy.h"
@@ -54,7 +54,7 @@ static void crossentropy_free(CrossEntropy* c) {
 // ---- what a fast kernel may return: the answer in double, with the errors that llmc/ops/crossentropy.h derives ----
 
 static const double ULP = 0x1p-23, FLUSHED = 0x1p-125;  // the hardware may take subnormal exponentials for 0
-static const float LARGEST_LOSS = 60.0f;                // beyond it probabilities come near them: all such losses are alike
+static const float LARGEST_LOSS = 60.0f;  // beyond it probabilities come near them: all such losses are alike
 
 // of exp(-d), of itself; the difference in the exponent rounds, too
 static double exp_error(double d) { return (3.0 + 2.0 * fmin(d, 1000.0)) * ULP; }
@@ -94,7 +94,8 @@ static void check_same(Test* t, const char* what, const float* got, const float*
     if (!FAST_KERNELS) { check_bits(t, what, got, want, n); }
     for (size_t i = 0; FAST_KERNELS && i < n; i++) {
         int same = isnan(want[i]) ? isnan(got[i]) : fabs((double)got[i] - (double)want[i]) <= error[i];
-        check(t, same, "%s: [%zu] found %.9g, expected %.9g, allowed %.3g", what, i, (double)got[i], (double)want[i], error[i]);
+        check(t, same, "%s: [%zu] found %.9g, expected %.9g, allowed %.3g", what, i, (double)got[i], (double)want[i],
+              error[i]);
     }
 }
 
@@ -165,7 +166,8 @@ static void check_fused(Test* t, const CrossEntropy* c, const Device* dev) {
     char what[96];
     snprintf(what, sizeof what, "fused dlogits, N %d, V %d, Vp %d, %d threads", c->N, c->V, c->Vp, dev->n_threads);
     fused(alone, logits, 0, c, dev);
-    check(t, memcmp(logits, c->logits, sizeof(float) * n) == 0, "%s: without the gradient the logits stay as they are", what);
+    check(t, memcmp(logits, c->logits, sizeof(float) * n) == 0, "%s: without the gradient the logits stay as they are",
+          what);
     fused(losses, logits, 1, c, dev);
     check_bits(t, "loss with and without the gradient", losses, alone, (size_t)c->N);
     check_same(t, what, logits, c->dlogits, c->dlogits_error, n);
@@ -187,7 +189,8 @@ static void check_all_threads(Test* t, CrossEntropy* c) {
 }
 
 #ifdef __CUDACC__
-// a warp, a block of 1024 and one that goes round, each with packs and without; few rows, because dev/simt must run them, too
+// a warp, a block of 1024 and one that goes round, each with packs and without; few rows, because dev/simt must run
+// them, too
 static const int shapes[][3] = {{1, 1, 1}, {1, 1, 7}, {1, 7, 7}, {7, 33, 64}, {3, 7, 9}, {5, 257, 257}, {3, 127, 128},
                                 {2, 1009, 1024}, {1, 1100, 1101}, {1, 5003, 5004}};
 #else
@@ -304,7 +307,8 @@ static void test_differences(Test* t) {
 static void test_obvious(Test* t) {
     float logits[] = {3, 3, 3, 3, 9,   0, 200, 0, 0, 9,   -INFINITY, 1, 1, -INFINITY, 9};
     const float want_probs[] = {0.25f, 0.25f, 0.25f, 0.25f, 0,   0, 1, 0, 0, 0,   0, 0.5f, 0.5f, 0, 0};
-    const float want_dlogits[] = {0.25f, 0.25f, -0.75f, 0.25f, 0,   0, 0, 0, 0, 0,   -1, 0.5f, 0.5f, 0, 0};  // times DLOSS
+    // times DLOSS
+    const float want_dlogits[] = {0.25f, 0.25f, -0.75f, 0.25f, 0,   0, 0, 0, 0, 0,   -1, 0.5f, 0.5f, 0, 0};
     int targets[] = {2, 1, 0};
     float losses[3], probs[15], dlogits[15];
     Device dev = test_device(1);
@@ -330,13 +334,14 @@ static void test_losses_sum(Test* t) {
         double exact = 0.0, size = 0.0;
         Device dev = test_device(1);
         float *d_sum = to_device(&sum, 1, &dev), *d_losses = to_device(losses, (size_t)n, &dev);
-        losses_sum(d_sum, d_losses, n, &dev);
+        crossentropy_losses_sum(d_sum, d_losses, n, &dev);
         from_device(&sum, d_sum, 1, &dev), device_drop(d_losses);
         for (int k = 0; k < n; k++) { want += losses[k], exact += (double)losses[k], size += fabs((double)losses[k]); }
         if (!FAST_KERNELS) { check_bits(t, "sum of losses", &sum, &want, 1); }
         // a thread adds at most n / 1024 + 1 of them, then ten levels of a tree: each rounds once
         double error = fabs((double)sum - exact), allowed = (n / 1024 + 11) * 0x1p-24 * size;
-        check(t, !FAST_KERNELS || error <= allowed, "n %d: found %.9g, expected %.9g, allowed %.3g", n, (double)sum, exact, allowed);
+        check(t, !FAST_KERNELS || error <= allowed, "n %d: found %.9g, expected %.9g, allowed %.3g", n, (double)sum,
+              exact, allowed);
         device_free(&dev);
         free(losses);
     }
@@ -345,8 +350,6 @@ static void test_losses_sum(Test* t) {
 // ---- bf16 ----
 
 #if defined(__CUDACC__) && !defined(EXACT)
-typedef __nv_bfloat16 bf16;
-
 static void check_bf16(Test* t, CrossEntropy* c, const Device* dev) {
     size_t n = (size_t)c->N * (size_t)c->Vp;
     float *losses = filled_array((size_t)c->N, NAN), *probs = filled_array(n, NAN), *dlogits = filled_array(n, NAN);
@@ -379,7 +382,8 @@ static void check_bf16(Test* t, CrossEntropy* c, const Device* dev) {
 }
 
 static void test_bf16(Test* t) {
-    const int bf16_shapes[][3] = {{1, 1, 1}, {7, 33, 64}, {3, 257, 257}, {5, 1009, 1024}, {1, 1100, 1101}, {1, 9001, 9008}};
+    const int bf16_shapes[][3] = {{1, 1, 1},       {7, 33, 64},     {3, 257, 257},
+                                  {5, 1009, 1024}, {1, 1100, 1101}, {1, 9001, 9008}};
     Device dev = test_device(1);
     for (size_t i = 0; i < 3 * sizeof bf16_shapes / sizeof *bf16_shapes; i++) {
         const int *shape = bf16_shapes[i / 3], hard = (int)(i % 3);

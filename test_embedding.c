@@ -1,6 +1,7 @@
 /*
-Promises of llmc/ops/embedding.h and llmc/ops/residual.h: sums of two rows forward, sums over positions in ascending order
-backward, added to what the gradient already held. Fast builds for GPUs may cut a long sum over positions in pieces.
+Promises of llmc/ops/embedding.h and llmc/ops/residual.h: sums of two rows forward, sums over positions in ascending
+order backward, added to what the gradient already held. Fast builds for GPUs may cut a long sum over positions in
+pieces.
 */
 #include "llmc/ops/embedding.h"
 #include "llmc/ops/residual.h"
@@ -55,11 +56,13 @@ static void run(float* out, float* dwte, float* dwpe, const Embedding* e, int t0
     device_drop(wte), device_drop(wpe), device_drop(dout), device_drop(tokens);
 }
 
-static void run_embedding(float* out, float* dwte, float* dwpe, const Embedding* e, int t0, int bf16, const Device* dev) {
+static void run_embedding(float* out, float* dwte, float* dwpe, const Embedding* e, int t0, int bf16,
+                          const Device* dev) {
     if (bf16) { run<__nv_bfloat16>(out, dwte, dwpe, e, t0, dev); } else { run<float>(out, dwte, dwpe, e, t0, dev); }
 }
 #else
-static void run_embedding(float* out, float* dwte, float* dwpe, const Embedding* e, int t0, int bf16, const Device* dev) {
+static void run_embedding(float* out, float* dwte, float* dwpe, const Embedding* e, int t0, int bf16,
+                          const Device* dev) {
     size_t n = (size_t)e->B * (size_t)e->T, n_wte = (size_t)e->V * (size_t)e->C, n_wpe = (size_t)e->maxT * (size_t)e->C;
     float *wte = to_device(e->wte, n_wte, dev), *wpe = to_device(e->wpe, n_wpe, dev);
     float *dout = to_device(e->dout, n * (size_t)e->C, dev), *d_out = to_device(out, n * (size_t)e->C, dev);
@@ -87,8 +90,10 @@ static float* absolute(const float* x, size_t n) {
     return y;
 }
 
-// bits; in a fast build any order of n_terms sums: each order is off by at most n_terms * 2^-24 * the sum of their sizes
-static void check_sums(Test* t, const char* what, const float* got, const float* want, const float* sizes, int n_terms, size_t n) {
+// bits; in a fast build any order of n_terms sums: each order is off by at most n_terms * 2^-24 * the sum of their
+// sizes
+static void check_sums(Test* t, const char* what, const float* got, const float* want, const float* sizes, int n_terms,
+                       size_t n) {
     if (!FAST_KERNELS) {
         check_bits(t, what, got, want, n);
         return;
@@ -97,7 +102,8 @@ static void check_sums(Test* t, const char* what, const float* got, const float*
         double allowed = n_terms * 0x1p-23 * (double)sizes[i];
         int same = isfinite(want[i]) ? fabs((double)got[i] - (double)want[i]) <= allowed
                                      : got[i] == want[i] || (isnan(got[i]) && isnan(want[i]));
-        check(t, same, "%s: [%zu] found %.9g, expected %.9g, allowed %.3g", what, i, (double)got[i], (double)want[i], allowed);
+        check(t, same, "%s: [%zu] found %.9g, expected %.9g, allowed %.3g", what, i, (double)got[i], (double)want[i],
+              allowed);
     }
 }
 
@@ -106,8 +112,9 @@ static void check_embedding(Test* t, const Embedding* e, int t0, int bf16, const
     size_t n_wte = (size_t)e->V * (size_t)e->C, n_wpe = (size_t)e->maxT * (size_t)e->C;
     size_t n_out = (size_t)e->B * (size_t)e->T * (size_t)e->C;
     float *got = filled_array(n_out, NAN), *want = filled_array(n_out, 77.0f), *dwte = filled_array(n_wte, NAN),
-          *dwpe = filled_array(n_wpe, NAN), *want_dwte = copied_array(e->dwte, n_wte), *want_dwpe = copied_array(e->dwpe, n_wpe),
-          *dout_sizes = absolute(e->dout, n_out), *dwte_sizes = absolute(e->dwte, n_wte), *dwpe_sizes = absolute(e->dwpe, n_wpe);
+          *dwpe = filled_array(n_wpe, NAN), *want_dwte = copied_array(e->dwte, n_wte),
+          *want_dwpe = copied_array(e->dwpe, n_wpe), *dout_sizes = absolute(e->dout, n_out),
+          *dwte_sizes = absolute(e->dwte, n_wte), *dwpe_sizes = absolute(e->dwpe, n_wpe);
     char what[96];
     snprintf(what, sizeof what, "out, B %d, T %d, C %d, V %d, t0 %d, %d threads", e->B, e->T, e->C, e->V, t0,
              dev->n_threads);
@@ -201,8 +208,8 @@ static void test_tokens(Test* t) {
         size_t n_out = (size_t)N * (size_t)C, n_wte = (size_t)V * (size_t)C;
         for (int j = 0; j < N_TEST_THREADS; j++) {
             Device dev = test_device(test_threads(j));
-            float *got = filled_array(n_out, NAN), *want = filled_array(n_out, NAN), *dwte = copied_array(e.dwte, n_wte),
-                  *want_dwte = copied_array(e.dwte, n_wte);
+            float *got = filled_array(n_out, NAN), *want = filled_array(n_out, NAN),
+                  *dwte = copied_array(e.dwte, n_wte), *want_dwte = copied_array(e.dwte, n_wte);
             token_embedding_forward(got, e.tokens, e.wte, N, C, &dev);
             token_embedding_forward_ref(want, e.tokens, e.wte, N, C);
             token_embedding_backward(dwte, e.dout, e.tokens, N, C, &dev);
@@ -222,10 +229,12 @@ static void test_bf16(Test* t) {
         skip(t, "a fast build for GPUs stores bf16");
         return;
     }
-    const int shapes[][4] = {{1, 1, 1, 1}, {3, 33, 7, 5}, {2, 31, 64, 7}, {2, 129, 24, 3}, {4, 16, 264, 97}, {1, 257, 129, 11}};
+    const int shapes[][4] = {{1, 1, 1, 1},    {3, 33, 7, 5},    {2, 31, 64, 7},
+                             {2, 129, 24, 3}, {4, 16, 264, 97}, {1, 257, 129, 11}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         Embedding e = embedding(shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], 0);
-        size_t n_wte = (size_t)e.V * (size_t)e.C, n_wpe = (size_t)e.maxT * (size_t)e.C, n_out = (size_t)e.B * (size_t)e.T * (size_t)e.C;
+        size_t n_wte = (size_t)e.V * (size_t)e.C, n_wpe = (size_t)e.maxT * (size_t)e.C,
+               n_out = (size_t)e.B * (size_t)e.T * (size_t)e.C;
         for (size_t j = 0; j < n_wte; j++) { e.wte[j] = bf16_nearest(e.wte[j]); }
         for (size_t j = 0; j < n_wpe; j++) { e.wpe[j] = bf16_nearest(e.wpe[j]); }
         for (size_t j = 0; j < n_out; j++) { e.dout[j] = bf16_nearest(e.dout[j]); }
@@ -337,7 +346,8 @@ static void test_residual(Test* t) {
 static void check_residual_bf16(Test* t, size_t first_left, size_t first_right, size_t n, const Device* dev) {
     float *left = random_array(n + 3, 1.0f, 1), *right = random_array(n + 3, 1.0f, 2), *out = filled_array(n + 3, NAN);
     for (size_t i = 0; i < n + 3; i++) { left[i] = bf16_nearest(left[i]), right[i] = bf16_nearest(right[i]); }
-    __nv_bfloat16 *d_left = to_device_as<__nv_bfloat16>(left, n + 3, dev), *d_right = to_device_as<__nv_bfloat16>(right, n + 3, dev),
+    __nv_bfloat16 *d_left = to_device_as<__nv_bfloat16>(left, n + 3, dev),
+                  *d_right = to_device_as<__nv_bfloat16>(right, n + 3, dev),
                   *d_out = to_device_as<__nv_bfloat16>(out, n + 3, dev);
     residual_forward(d_out, d_left + first_left, d_right + first_right, n, dev);
     from_device_as(out, d_out, n + 3, dev);
@@ -368,7 +378,8 @@ int main(int argc, char** argv) {
          test_shapes},
         {"embedding special", "the same with cancellation, subnormals, -0, Inf, NaN", test_special},
         {"asked", "gradients that nobody asks for are NULL: the others keep their bits", test_asked},
-        {"token embedding", "without positions: the plain loops' bits at odd shapes, 1 to 7 threads; added to", test_tokens},
+        {"token embedding", "without positions: the plain loops' bits at odd shapes, 1 to 7 threads; added to",
+         test_tokens},
         {"embedding many", "2505 positions and 70001 tokens, of which two fill every third place", test_many},
         {"embedding bf16", "out is the sum rounded to bf16, the gradients are float sums", test_bf16},
         {"embedding differences", "the gradients agree with finite differences at (3, 7, 5)", test_differences},

@@ -1,7 +1,7 @@
 /*
-Tests of llmc/core/fmath.h without MPFR. dev/fmath/prove.c has shown the functions right on all 2^32 inputs; here a fixed sample
-and the hardest inputs must give the bits of that proof, whatever compiler and flags built this program.
-    cc -O3 -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp test_fmath.c -o build/test_fmath -lm
+Tests of llmc/core/fmath.h without MPFR. dev/fmath/prove.c has shown the functions right on all 2^32 inputs; here a
+fixed sample and the hardest inputs must give the bits of that proof, whatever compiler and flags built this program.
+    cc -O3 -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp test_fmath.c -o build/t -lm
 With -DSYSTEM_LIBM the functions are the C library's, and -ffp-contract=fast costs last bits: what need not hold then is
 skipped.
 */
@@ -10,7 +10,8 @@ skipped.
 
 // ---- the functions under test ----
 
-// no `omp simd`: both compilers turn these loops into vector code at -O3, and clang warns where a pragma cannot be obeyed
+// no `omp simd`: both compilers turn these loops into vector code at -O3, and clang warns where a pragma cannot be
+// obeyed
 #define LOOP(name)                                             \
     static void name##_loop(float* y, const float* x, int n) { \
         for (int i = 0; i < n; i++) { y[i] = fm_##name(x[i]); } \
@@ -51,7 +52,8 @@ static const Function* function(const char* name) {
 }
 
 // input i of the sample. Even i: one from each stretch of 8192 neighbouring floats, so every exponent, both signs,
-// infinities, NaNs. Odd i: one from each stretch of 704 floats in 2^-14 <= |x| < 2^8, where most functions have their shape
+// infinities, NaNs. Odd i: one from each stretch of 704 floats in 2^-14 <= |x| < 2^8, where most functions have their
+// shape
 static float sample(uint32_t i) {
     uint32_t h = i * 0x9e3779b1u >> 16, j = i >> 1;  // h: somewhere in the stretch
     if (i & 1) { return float_from_bits(((j >> 18) << 31 | 0x38800000u) + (j & 0x3ffff) * 704 + h % 704); }
@@ -84,7 +86,8 @@ typedef struct {
 } Case;
 
 static const Case hard_cases[] = {
-    // dev/fmath/prove --table 16: f(x) lies next to the middle between two floats. The exceptions of fmath.h are among them
+    // dev/fmath/prove --table 16: f(x) lies next to the middle between two floats. The exceptions of fmath.h are among
+    // them
     {"exp", -0x1.d2259ap+3f, 0x1.fa6636p-22f}, {"exp", -0x1.e1dbe2p-8f, 0x1.fc3fd2p-1f},
     {"exp", -0x1.c1c4b8p-10f, 0x1.ff1f4ep-1f}, {"exp", -0x1p-25f, 0x1p+0f}, {"exp", 0x1.fdff02p-17f, 0x1.0001p+0f},
     {"exp", 0x1.62b666p+1f, 0x1.ff48fap+3f}, {"exp", 0x1.036492p+1f, 0x1.e59a28p+2f},
@@ -258,8 +261,8 @@ static void test_rises(Test* t) {
 
 // ---- promises of every build ----
 
-// the C library's double decides the rounding unless it is within 2^-44 of the middle between two floats; a build that does
-// not round correctly is allowed 2 units in the last place
+// the C library's double decides the rounding unless it is within 2^-44 of the middle between two floats; a build that
+// does not round correctly is allowed 2 units in the last place
 static void test_library_double(Test* t) {
     const int64_t allowed = inexact() ? 2 : 0;
     for (int k = 0; k < N_FUNCTIONS; k++) {
@@ -363,7 +366,8 @@ static void test_powi(Test* t) {
 
 int main(int argc, char** argv) {
     Promise promises[] = {
-        {"hard cases", "the inputs that are hardest to round, or have tiny results, give the proven floats", test_hard_cases},
+        {"hard cases", "the inputs that are hardest to round, or have tiny results, give the proven floats",
+         test_hard_cases},
         {"hash", "the results over 2^20 inputs per function are those of the proven build", test_hash},
         {"monotonic", "functions that rise never fall from one float to the next", test_rises},
         {"sample", "agrees with the C library's double wherever that decides the rounding", test_library_double},

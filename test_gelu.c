@@ -24,14 +24,16 @@ static void forward(float* out, const float* inp, size_t n, const Device* dev) {
 
 // in_place: dinp is dout
 static void backward(float* dinp, const float* inp, const float* dout, int in_place, size_t n, const Device* dev) {
-    float *d_inp = to_device(inp, n, dev), *d_dout = to_device(dout, n, dev), *d_dinp = in_place ? d_dout : to_device(dinp, n, dev);
+    float *d_inp = to_device(inp, n, dev), *d_dout = to_device(dout, n, dev),
+          *d_dinp = in_place ? d_dout : to_device(dinp, n, dev);
     gelu_backward(d_dinp, d_inp, d_dout, n, dev);
     from_device(dinp, d_dinp, n, dev);
     device_drop(d_inp);
     if (!in_place) { device_drop(d_dout); }
 }
 
-// bits; in a fast build |got - want| <= tolerance * scale[i], or 1 + |scale[i]| with plus_one, and Inf and NaN where they belong
+// bits; in a fast build |got - want| <= tolerance * scale[i], or 1 + |scale[i]| with plus_one, and Inf and NaN where
+// they belong
 static void check_same(Test* t, const char* what, const float* got, const float* want, const float* scale, int plus_one,
                        double tolerance, size_t n) {
     if (!FAST_KERNELS) {
@@ -39,14 +41,17 @@ static void check_same(Test* t, const char* what, const float* got, const float*
         return;
     }
     for (size_t i = 0; i < n; i++) {
-        double allowed = tolerance * ((double)fabsf(scale[i]) + plus_one) + 0x1p-126;  // the hardware may flush subnormals
+        // 2^-126: the hardware may flush subnormals
+        double allowed = tolerance * ((double)fabsf(scale[i]) + plus_one) + 0x1p-126;
         int same = isfinite(want[i]) ? fabs((double)got[i] - (double)want[i]) <= allowed
                                      : got[i] == want[i] || (isnan(got[i]) && isnan(want[i]));
-        check(t, same, "%s: [%zu] found %.9g, expected %.9g, allowed %.3g", what, i, (double)got[i], (double)want[i], allowed);
+        check(t, same, "%s: [%zu] found %.9g, expected %.9g, allowed %.3g", what, i, (double)got[i], (double)want[i],
+              allowed);
     }
 }
 
-static const double VALUE_ERROR = 0x1p-20, SLOPE_ERROR = 0x1p-18;  // of (1 + |x|) and of |dout|: derived in llmc/ops/gelu.h
+// of (1 + |x|) and of |dout|: derived in llmc/ops/gelu.h
+static const double VALUE_ERROR = 0x1p-20, SLOPE_ERROR = 0x1p-18;
 
 static void check_length(Test* t, const float* x, const float* dout, size_t n, const Device* dev) {
     float *out = filled_array(n, NAN), *want = filled_array(n, 77.0f);
@@ -196,12 +201,10 @@ static void test_obvious(Test* t) {
 // ---- bf16 ----
 
 #if defined(__CUDACC__) && !defined(EXACT)
-typedef __nv_bfloat16 bf16;
-
 // a pack that lies between 16-byte lines, and one that does not fill: every path of the launcher
 static void check_bf16(Test* t, size_t first, size_t n, const Device* dev) {
-    float *x = random_array(first + n, 6.0f, 7), *dout = random_array(first + n, 1.0f, 8), *out = filled_array(first + n, 0.0f),
-          *dinp = filled_array(first + n, 0.0f), *want = filled_array(n, 0.0f);
+    float *x = random_array(first + n, 6.0f, 7), *dout = random_array(first + n, 1.0f, 8),
+          *out = filled_array(first + n, 0.0f), *dinp = filled_array(first + n, 0.0f), *want = filled_array(n, 0.0f);
     bf16 *d_x = to_device_as<bf16>(x, first + n, dev), *d_dout = to_device_as<bf16>(dout, first + n, dev),
          *d_out = to_device_as<bf16>(out, first + n, dev), *d_dinp = to_device_as<bf16>(dinp, first + n, dev);
     gelu_forward(d_out + first, d_x + first, n, dev);
@@ -210,13 +213,17 @@ static void check_bf16(Test* t, size_t first, size_t n, const Device* dev) {
     from_device_as(x, d_x, first + n, dev), from_device_as(dout, d_dout, first + n, dev);  // as they were rounded
     gelu_forward_ref(want, x + first, n);
     for (size_t i = 0; i < n; i++) {
-        double error = fabs((double)out[first + i] - (double)want[i]), y = fabs((double)want[i]), xi = fabs((double)x[first + i]);
-        check(t, error <= 0x1p-8 * y + VALUE_ERROR * (1.0 + xi), "n %zu: value at %g: found %g", n, xi, (double)out[first + i]);
+        double error = fabs((double)out[first + i] - (double)want[i]), y = fabs((double)want[i]),
+               xi = fabs((double)x[first + i]);
+        check(t, error <= 0x1p-8 * y + VALUE_ERROR * (1.0 + xi), "n %zu: value at %g: found %g", n, xi,
+              (double)out[first + i]);
     }
     gelu_backward_ref(want, x + first, dout + first, n);
     for (size_t i = 0; i < n; i++) {
-        double error = fabs((double)dinp[first + i] - (double)want[i]), y = fabs((double)want[i]), d = fabs((double)dout[first + i]);
-        check(t, error <= 0x1p-8 * y + SLOPE_ERROR * d, "n %zu: slope at %g: found %g", n, (double)x[first + i], (double)dinp[first + i]);
+        double error = fabs((double)dinp[first + i] - (double)want[i]), y = fabs((double)want[i]),
+               d = fabs((double)dout[first + i]);
+        check(t, error <= 0x1p-8 * y + SLOPE_ERROR * d, "n %zu: slope at %g: found %g", n, (double)x[first + i],
+              (double)dinp[first + i]);
     }
     free(x), free(dout), free(out), free(dinp), free(want);
 }

@@ -287,7 +287,7 @@ static void test_fixture_d(Test* t) {
     Units u = units(&a, &dev);
     float losses[6], cosines[6], total;
     hpn_forward(losses, cosines, u.z_unit, u.p_unit, a.targets, 6, 8, &dev);
-    losses_sum(&total, losses, 6, &dev);
+    crossentropy_losses_sum(&total, losses, 6, &dev);
     hpn_backward(u.dz, u.dp, u.z_unit, u.p_unit, cosines, a.targets, 1.0f / 6.0f, 6, 8, 5, &dev);
     unit_backward(u.dz, u.dz, u.z_unit, u.z_norm, 6, 8, &dev);
     unit_backward(u.dp, u.dp, u.p_unit, u.p_norm, 5, 8, &dev);
@@ -330,7 +330,7 @@ static void test_fixture_b(Test* t) {
     const int first[5] = {0, 0, 0, 0, 0};
     float five[5], same[5], total;
     hpn_forward(five, same, cosines, ones, first, 5, 1, &dev);  // one channel, one prototype at 1: z_unit is the cosine
-    losses_sum(&total, five, 5, &dev);
+    crossentropy_losses_sum(&total, five, 5, &dev);
     check_number(t, "loss", (double)total / 5.0, 0.85559601, 0x1p-21);
     device_free(&dev);
 }

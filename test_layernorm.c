@@ -1,6 +1,7 @@
 /*
 Promises of llmc/ops/layernorm.h. The plain loop is judged in double, by finite differences and on rows whose answer is
-obvious; the fast version must equal it bit for bit, whatever the shape and the threads. Fast builds for GPUs keep tolerances.
+obvious; the fast version must equal it bit for bit, whatever the shape and the threads. Fast builds for GPUs keep
+tolerances.
 */
 #include "llmc/ops/layernorm.h"
 #include "llmc/test/asked.h"
@@ -46,7 +47,8 @@ static void layernorm_free(LayerNorm* l) {
 
 static void forward(float* out, float* mean, float* rstd, const float* inp, const LayerNorm* l, const Device* dev) {
     size_t n = (size_t)l->N * (size_t)l->C, rows = (size_t)l->N, channels = (size_t)l->C;
-    float *d_inp = to_device(inp, n, dev), *weight = to_device(l->weight, channels, dev), *bias = to_device(l->bias, channels, dev);
+    float *d_inp = to_device(inp, n, dev), *weight = to_device(l->weight, channels, dev),
+          *bias = to_device(l->bias, channels, dev);
     float *d_out = to_device(out, n, dev), *d_mean = to_device(mean, rows, dev), *d_rstd = to_device(rstd, rows, dev);
     layernorm_forward(d_out, d_mean, d_rstd, d_inp, weight, bias, l->N, l->C, dev);
     from_device(out, d_out, n, dev), from_device(mean, d_mean, rows, dev), from_device(rstd, d_rstd, rows, dev);
@@ -54,8 +56,8 @@ static void forward(float* out, float* mean, float* rstd, const float* inp, cons
 }
 
 // in_place 0: residual lies apart, 1: it is left, 2: it is right
-static void residual_and_forward(int in_place, float* residual, float* out, float* mean, float* rstd, const float* left, const float* right,
-                                const LayerNorm* l, const Device* dev) {
+static void residual_and_forward(int in_place, float* residual, float* out, float* mean, float* rstd, const float* left,
+                                 const float* right, const LayerNorm* l, const Device* dev) {
     size_t n = (size_t)l->N * (size_t)l->C, rows = (size_t)l->N, channels = (size_t)l->C;
     float *d_left = to_device(left, n, dev), *d_right = to_device(right, n, dev), *apart = to_device(residual, n, dev);
     float *weight = to_device(l->weight, channels, dev), *bias = to_device(l->bias, channels, dev);
@@ -70,14 +72,16 @@ static void residual_and_forward(int in_place, float* residual, float* out, floa
     device_drop(weight), device_drop(bias);
 }
 
-static void backward(float* dinp, float* dweight, float* dbias, const float* inp, const float* mean, const float* rstd, const LayerNorm* l,
-                     const Device* dev) {
+static void backward(float* dinp, float* dweight, float* dbias, const float* inp, const float* mean, const float* rstd,
+                     const LayerNorm* l, const Device* dev) {
     size_t n = (size_t)l->N * (size_t)l->C, rows = (size_t)l->N, channels = (size_t)l->C;
-    float *d_inp = to_device(inp, n, dev), *dout = to_device(l->dout, n, dev), *weight = to_device(l->weight, channels, dev);
+    float *d_inp = to_device(inp, n, dev), *dout = to_device(l->dout, n, dev),
+          *weight = to_device(l->weight, channels, dev);
     float *d_mean = to_device(mean, rows, dev), *d_rstd = to_device(rstd, rows, dev), *d_dinp = to_device(dinp, n, dev);
     float *d_dweight = to_device(dweight, channels, dev), *d_dbias = to_device(dbias, channels, dev);
     layernorm_backward(d_dinp, d_dweight, d_dbias, dout, d_inp, weight, d_mean, d_rstd, l->N, l->C, dev);
-    from_device(dinp, d_dinp, n, dev), from_device(dweight, d_dweight, channels, dev), from_device(dbias, d_dbias, channels, dev);
+    from_device(dinp, d_dinp, n, dev), from_device(dweight, d_dweight, channels, dev),
+        from_device(dbias, d_dbias, channels, dev);
     device_drop(d_inp), device_drop(dout), device_drop(weight), device_drop(d_mean), device_drop(d_rstd);
 }
 
@@ -95,11 +99,13 @@ static void asked_fast(float* const* d, const void* problem, const Device* dev) 
     size_t n = (size_t)l->N * (size_t)l->C, N = (size_t)l->N, C = (size_t)l->C;
     int any = d[0] || d[1] || d[2], rows = d[0] || d[1] || (FAST_KERNELS && d[2]);  // there dbias comes with dweight
     float *inp = asked_to_device(rows ? l->inp : NULL, n, dev), *dout = asked_to_device(any ? l->dout : NULL, n, dev);
-    float *weight = asked_to_device(d[0] ? l->weight : NULL, C, dev), *mean = asked_to_device(rows ? l->mean : NULL, N, dev);
+    float *weight = asked_to_device(d[0] ? l->weight : NULL, C, dev),
+          *mean = asked_to_device(rows ? l->mean : NULL, N, dev);
     float *rstd = asked_to_device(rows ? l->rstd : NULL, N, dev), *dinp = asked_to_device(d[0], n, dev);
     float *dweight = asked_to_device(d[1], C, dev), *dbias = asked_to_device(d[2], C, dev);
     layernorm_backward(dinp, dweight, dbias, dout, inp, weight, mean, rstd, l->N, l->C, dev);
-    asked_from_device(d[0], dinp, n, dev), asked_from_device(d[1], dweight, C, dev), asked_from_device(d[2], dbias, C, dev);
+    asked_from_device(d[0], dinp, n, dev), asked_from_device(d[1], dweight, C, dev),
+        asked_from_device(d[2], dbias, C, dev);
     device_drop(inp), device_drop(dout), device_drop(weight), device_drop(mean), device_drop(rstd);
 }
 
@@ -109,7 +115,9 @@ static void test_asked(Test* t) {
     for (int i = 0; i < 3; i++) {
         LayerNorm l = layernorm(shapes[i][0], shapes[i][1], 1);
         const AskedGradient gradients[] = {
-            {"dinp", (size_t)l.N * (size_t)l.C, l.dinp_before}, {"dweight", (size_t)l.C, NULL}, {"dbias", (size_t)l.C, NULL},
+            {"dinp", (size_t)l.N * (size_t)l.C, l.dinp_before},
+            {"dweight", (size_t)l.C, NULL},
+            {"dbias", (size_t)l.C, NULL},
         };
         check_asked(t, "plain", gradients, 3, asked_plain, &l, &dev);
         check_asked(t, "fast", gradients, 3, asked_fast, &l, &dev);
@@ -129,15 +137,17 @@ static void check_same(Test* t, const char* what, const float* got, const float*
     free(exact);
 }
 
-// What two orders of the sums may be apart. |inp| < 3 (a residual sum; 2 otherwise), |weight| < 1.5, |bias|, |dout| < 1; the rows
-// of these tests have rstd < 3, or one channel, and then every order is exact
+// What two orders of the sums may be apart. |inp| < 3 (a residual sum; 2 otherwise), |weight| < 1.5, |bias|, |dout| <
+// 1; the rows of these tests have rstd < 3, or one channel, and then every order is exact
 static double mean_tolerance(int C) { return 2.0 * rounding_walk(C, 3.0 * C) / C; }
 
 // d rstd = rstd^3 / 2 * d var; the squares add up to less than 9 C
 static double rstd_tolerance(int C) { return 13.5 * 2.0 * rounding_walk(C, 9.0 * C) / C + rounding_walk(4, 3.0); }
 
 // d out = rstd * weight * d mean + (inp - mean) * weight * d rstd, and 8 roundings of values below 16
-static double out_tolerance(int C) { return 4.5 * mean_tolerance(C) + 9.0 * rstd_tolerance(C) + rounding_walk(8, 16.0); }
+static double out_tolerance(int C) {
+    return 4.5 * mean_tolerance(C) + 9.0 * rstd_tolerance(C) + rounding_walk(8, 16.0);
+}
 
 // |xhat| < 12: the sum of g has terms below 1.5, that of g * xhat below 18 and comes back times xhat; all times rstd
 static double dinp_tolerance(int C) {
@@ -162,9 +172,11 @@ static void check_forward(Test* t, const LayerNorm* l, const Device* dev) {
 // inp is left, dinp_before is right
 static void check_residual(Test* t, const LayerNorm* l, const Device* dev) {
     size_t n = (size_t)l->N * (size_t)l->C, rows = (size_t)l->N;
-    float *want[4] = {filled_array(n, 77.0f), filled_array(n, 77.0f), filled_array(rows, 77.0f), filled_array(rows, 77.0f)};
+    float* want[4] = {filled_array(n, 77.0f), filled_array(n, 77.0f), filled_array(rows, 77.0f),
+                      filled_array(rows, 77.0f)};
     float *got[4] = {filled_array(n, NAN), filled_array(n, NAN), filled_array(rows, NAN), filled_array(rows, NAN)};
-    residual_layernorm_forward_ref(want[0], want[1], want[2], want[3], l->inp, l->dinp_before, l->weight, l->bias, l->N, l->C);
+    residual_layernorm_forward_ref(want[0], want[1], want[2], want[3], l->inp, l->dinp_before, l->weight, l->bias, l->N,
+                                   l->C);
     for (int in_place = 0; in_place < 3; in_place++) {
         char what[64];
         residual_and_forward(in_place, got[0], got[1], got[2], got[3], l->inp, l->dinp_before, l, dev);
@@ -208,7 +220,9 @@ static void check_shapes(Test* t, void (*check_one)(Test*, const LayerNorm*, con
         {VLANES, VLANES}, {VLANES + 1, VLANES - 1}, {2 * VLANES - 1, 3 * VLANES + 1},
 #endif
     };
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) { check_shape(t, check_one, shapes[i][0], shapes[i][1], hard); }
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        check_shape(t, check_one, shapes[i][0], shapes[i][1], hard);
+    }
 }
 
 static void check_special(Test* t, void (*check_one)(Test*, const LayerNorm*, const Device*)) {
@@ -227,7 +241,8 @@ static void test_forward_special(Test* t) { check_special(t, check_forward); }
 static void test_residual_special(Test* t) { check_special(t, check_residual); }
 static void test_backward_special(Test* t) { check_special(t, check_backward); }
 
-// rows of several packs in a lane; more rows than blocks take at once; rows too long for one pass backward, or for shared memory
+// rows of several packs in a lane; more rows than blocks take at once; rows too long for one pass backward, or for
+// shared memory
 static void test_long(Test* t) {
     const int shapes[][2] = {{FAST_KERNELS ? 19 : 3, 1600}, {2, 5640}, {1, 12296}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
@@ -242,8 +257,9 @@ static void check_rows_apart(Test* t, int N, int C) {
     LayerNorm l = layernorm(N, C, 0);
     Device dev = test_device(2);
     size_t n = (size_t)N * (size_t)C, rows = (size_t)N, channels = (size_t)C;
-    float *out = filled_array(n, NAN), *mean = filled_array(rows, NAN), *rstd = filled_array(rows, NAN), *want = filled_array(n, NAN),
-          *want_dinp = copied_array(l.dinp_before, n), *dweight = filled_array(channels, NAN), *dbias = filled_array(channels, NAN);
+    float *out = filled_array(n, NAN), *mean = filled_array(rows, NAN), *rstd = filled_array(rows, NAN),
+          *want = filled_array(n, NAN), *want_dinp = copied_array(l.dinp_before, n),
+          *dweight = filled_array(channels, NAN), *dbias = filled_array(channels, NAN);
     forward(want, mean, rstd, l.inp, &l, &dev);
     backward(want_dinp, dweight, dbias, l.inp, mean, rstd, &l, &dev);
     for (int spoilt = 0; spoilt < N; spoilt += 5) {
@@ -271,8 +287,6 @@ static void test_rows_apart(Test* t) {
 // ---- bf16: what is stored rounds to 2^-8 of itself, the sums are float ----
 
 #if defined(__CUDACC__) && !defined(EXACT)
-typedef __nv_bfloat16 bf16;
-
 // to bf16 on the device; `x` becomes what is stored
 static bf16* stored(float* x, size_t n, const Device* dev) {
     for (size_t i = 0; i < n; i++) { x[i] = (float)(bf16)x[i]; }
@@ -280,12 +294,14 @@ static bf16* stored(float* x, size_t n, const Device* dev) {
 }
 
 // |got - want| <= tolerance + 2^-8 |want|
-static void check_stored(Test* t, const char* what, bf16* d, const float* want, size_t n, double tolerance, const Device* dev) {
+static void check_stored(Test* t, const char* what, bf16* d, const float* want, size_t n, double tolerance,
+                         const Device* dev) {
     float* got = filled_array(n, NAN);
     from_device_as(got, d, n, dev);
     for (size_t i = 0; i < n; i++) {
         double apart = fabs((double)got[i] - (double)want[i]), allowed = tolerance + 0x1p-8 * fabs((double)want[i]);
-        check(t, apart <= allowed, "%s: [%zu] found %.9g, expected %.9g, allowed %.3g", what, i, (double)got[i], (double)want[i], allowed);
+        check(t, apart <= allowed, "%s: [%zu] found %.9g, expected %.9g, allowed %.3g", what, i, (double)got[i],
+              (double)want[i], allowed);
     }
     free(got);
 }
@@ -306,10 +322,10 @@ static void check_bf16(Test* t, int N, int C, const Device* dev) {
     LayerNorm l = layernorm(N, C, 0);
     size_t n = (size_t)N * (size_t)C, rows = (size_t)N, channels = (size_t)C;
     bf16 *inp = stored(l.inp, n, dev), *right = stored(l.dout, n, dev), *weight = stored(l.weight, channels, dev),
-         *bias = stored(l.bias, channels, dev), *dinp = stored(l.dinp_before, n, dev), *residual = stored(l.dinp, n, dev),
-         *out = stored(l.out, n, dev);
-    float *mean = to_device(l.mean, rows, dev), *rstd = to_device(l.rstd, rows, dev), *dweight = to_device(l.dweight, channels, dev),
-          *dbias = to_device(l.dbias, channels, dev);
+         *bias = stored(l.bias, channels, dev), *dinp = stored(l.dinp_before, n, dev),
+         *residual = stored(l.dinp, n, dev), *out = stored(l.out, n, dev);
+    float *mean = to_device(l.mean, rows, dev), *rstd = to_device(l.rstd, rows, dev),
+          *dweight = to_device(l.dweight, channels, dev), *dbias = to_device(l.dbias, channels, dev);
     residual_layernorm_forward(residual, out, mean, rstd, inp, right, weight, bias, N, C, dev);
     residual_forward_ref(l.dinp, l.inp, l.dout, n);
     for (size_t i = 0; i < n; i++) { l.dinp[i] = (float)(bf16)l.dinp[i]; }
@@ -452,10 +468,13 @@ int main(int argc, char** argv) {
          test_backward},
         {"backward special", "the same with cancellation, subnormals, -0, Inf, NaN", test_backward_special},
         {"asked", "gradients that nobody asks for are NULL: the others keep their bits", test_asked},
-        {"residual", "left + right and its layernorm equal the plain loops, also where residual is left or right", test_residual},
+        {"residual", "left + right and its layernorm equal the plain loops, also where residual is left or right",
+         test_residual},
         {"residual special", "the same with cancellation, subnormals, -0, Inf, NaN", test_residual_special},
-        {"long rows", "all three with several packs in a lane, many rows in a block, rows too long to be kept", test_long},
-        {"bf16", "forward, with residual and backward within the rounding of bf16; dweight and dbias are float sums", test_bf16},
+        {"long rows", "all three with several packs in a lane, many rows in a block, rows too long to be kept",
+         test_long},
+        {"bf16", "forward, with residual and backward within the rounding of bf16; dweight and dbias are float sums",
+         test_bf16},
         {"rows apart", "Inf or NaN in a row reaches no other row", test_rows_apart},
         {"forward double", "the plain loop agrees with double at (7, 257)", test_forward_double},
         {"backward differences", "the plain loop agrees with finite differences at (7, 33)", test_differences},

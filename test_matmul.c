@@ -1,8 +1,8 @@
 /*
-Promises of llmc/ops/gemm.h and llmc/ops/matmul.h. The plain loops are judged in double, by finite differences and on inputs
-whose answer is obvious. The fast versions must equal the plain loops bit for bit, whatever the shape, the strides and
-the threads; so must the kernels of an EXACT build. Other CUDA builds add in another order and may store bf16: there the
-plain loops, on the same stored numbers, must be met within what roundings can make.
+Promises of llmc/ops/gemm.h and llmc/ops/matmul.h. The plain loops are judged in double, by finite differences and on
+inputs whose answer is obvious. The fast versions must equal the plain loops bit for bit, whatever the shape, the
+strides and the threads; so must the kernels of an EXACT build. Other CUDA builds add in another order and may store
+bf16: there the plain loops, on the same stored numbers, must be met within what roundings can make.
 */
 #include "llmc/ops/matmul.h"
 #include "llmc/test/asked.h"
@@ -22,7 +22,9 @@ typedef enum { FLOAT, BF16 } Stored;
 
 #ifdef __CUDACC__
 template <typename X>
-static X* to_device_or_null(const float* x, size_t n, const Device* dev) { return x ? to_device_as<X>(x, n, dev) : NULL; }
+static X* to_device_or_null(const float* x, size_t n, const Device* dev) {
+    return x ? to_device_as<X>(x, n, dev) : NULL;
+}
 
 template <typename X>
 static void from_device_or_null(float* x, X* d, size_t n, const Device* dev) {
@@ -35,8 +37,8 @@ static void round_as(Stored stored, float* x, size_t n) {
 }
 
 template <typename X>
-static void forward_as(float* out, float* pre, const float* inp, const float* weight, const float* bias, int fused, int N,
-                       int C, int OC, const Device* dev) {
+static void forward_as(float* out, float* pre, const float* inp, const float* weight, const float* bias, int fused,
+                       int N, int C, int OC, const Device* dev) {
     size_t n_out = (size_t)N * (size_t)OC, n_inp = (size_t)N * (size_t)C, n_weight = (size_t)OC * (size_t)C;
     X *d_out = to_device_as<X>(out, n_out, dev), *d_pre = to_device_or_null<X>(pre, n_out, dev);
     X *d_inp = to_device_as<X>(inp, n_inp, dev), *d_weight = to_device_as<X>(weight, n_weight, dev);
@@ -51,8 +53,8 @@ static void forward_as(float* out, float* pre, const float* inp, const float* we
     device_drop(d_inp), device_drop(d_weight), device_drop(d_bias);
 }
 
-static void forward(Stored stored, float* out, const float* inp, const float* weight, const float* bias, int N, int C, int OC,
-                    const Device* dev) {
+static void forward(Stored stored, float* out, const float* inp, const float* weight, const float* bias, int N, int C,
+                    int OC, const Device* dev) {
     if (stored == BF16) { forward_as<__nv_bfloat16>(out, NULL, inp, weight, bias, 0, N, C, OC, dev); }
     else { forward_as<float>(out, NULL, inp, weight, bias, 0, N, C, OC, dev); }
 }
@@ -65,8 +67,8 @@ static void gelu_layer(Stored stored, float* out, float* pre, const float* inp, 
 
 // add 1: only dweight, going on from what is in it
 template <typename X>
-static void backward_as(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp, const float* weight,
-                        int add, int N, int C, int OC, const Device* dev) {
+static void backward_as(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+                        const float* weight, int add, int N, int C, int OC, const Device* dev) {
     size_t n_out = (size_t)N * (size_t)OC, n_inp = (size_t)N * (size_t)C, n_weight = (size_t)OC * (size_t)C;
     X *d_dinp = to_device_or_null<X>(dinp, n_inp, dev), *d_dout = to_device_or_null<X>(dout, n_out, dev);
     X *d_inp = to_device_or_null<X>(inp, n_inp, dev), *d_weight = to_device_or_null<X>(weight, n_weight, dev);
@@ -88,23 +90,23 @@ static void backward(Stored stored, float* dinp, float* dweight, float* dbias, c
 }
 
 template <typename X>
-static void sum_columns_as(float* sums, const float* x, int N, int OC, const Device* dev) {
+static void backward_bias_as(float* sums, const float* x, int N, int OC, const Device* dev) {
     X* d_x = to_device_as<X>(x, (size_t)N * (size_t)OC, dev);
     float* d_sums = to_device(sums, (size_t)OC, dev);
-    column_sums(d_sums, d_x, N, OC, dev);
+    matmul_backward_bias(d_sums, d_x, N, OC, dev);
     from_device(sums, d_sums, (size_t)OC, dev);
     device_drop(d_x);
 }
 
-static void sum_columns(Stored stored, float* sums, const float* x, int N, int OC, const Device* dev) {
-    if (stored == BF16) { sum_columns_as<__nv_bfloat16>(sums, x, N, OC, dev); }
-    else { sum_columns_as<float>(sums, x, N, OC, dev); }
+static void backward_bias(Stored stored, float* sums, const float* x, int N, int OC, const Device* dev) {
+    if (stored == BF16) { backward_bias_as<__nv_bfloat16>(sums, x, N, OC, dev); }
+    else { backward_bias_as<float>(sums, x, N, OC, dev); }
 }
 #else
 static void round_as(Stored stored, float* x, size_t n) { (void)stored, (void)x, (void)n; }
 
-static void forward(Stored stored, float* out, const float* inp, const float* weight, const float* bias, int N, int C, int OC,
-                    const Device* dev) {
+static void forward(Stored stored, float* out, const float* inp, const float* weight, const float* bias, int N, int C,
+                    int OC, const Device* dev) {
     (void)stored;
     matmul_forward(out, inp, weight, bias, N, C, OC, dev);
 }
@@ -122,17 +124,17 @@ static void backward(Stored stored, float* dinp, float* dweight, float* dbias, c
     else { matmul_backward(dinp, dweight, dbias, dout, inp, weight, N, C, OC, dev); }
 }
 
-static void sum_columns(Stored stored, float* sums, const float* x, int N, int OC, const Device* dev) {
+static void backward_bias(Stored stored, float* sums, const float* x, int N, int OC, const Device* dev) {
     (void)stored;
-    column_sums(sums, x, N, OC, dev);
+    matmul_backward_bias(sums, x, N, OC, dev);
 }
 #endif
 
 // ---- how far a fast build may be off ----
 
-// Two chains of K products and sums, in any order, with size = |start| + sum of |products|. Each of the K + 1 roundings is
-// off by 2^-24 of a value that is at most size, in either chain. A tensor core may take a factor below 2^-126 as 0; the other
-// is below 2^21
+// Two chains of K products and sums, in any order, with size = |start| + sum of |products|. Each of the K + 1 roundings
+// is off by 2^-24 of a value that is at most size, in either chain. A tensor core may take a factor below 2^-126 as 0;
+// the other is below 2^21
 static double sum_bound(int K, double size, Stored stored) {
     double bound = 2.0 * (K + 2) * 0x1p-24 * size + (K + 1) * 0x1p-105;
 #ifdef TF32
@@ -195,7 +197,7 @@ typedef struct {
 } Product;
 
 static Matrix operand(const float* data, int turned, int rows, int columns) {
-    return turned ? transposed(data, (size_t)rows + 3) : matrix(data, (size_t)columns + 3);
+    return turned ? gemm_transposed(data, (size_t)rows + 3) : gemm_matrix(data, (size_t)columns + 3);
 }
 
 static size_t operand_floats(int turned, int rows, int columns) {
@@ -213,11 +215,11 @@ static void check_product(Test* t, Product p, const float* a_data, const float* 
     Matrix a = operand(a_data, p.a_turned, p.M, p.K), b = operand(b_data, p.b_turned, p.K, p.N);
     gemm_plain(want, bounds, stride, start, start_stride, a, b, p.M, p.N, p.K, p.step);
     float *d_a = to_device(a_data, operand_floats(p.a_turned, p.M, p.K), dev),
-          *d_b = to_device(b_data, operand_floats(p.b_turned, p.K, p.N), dev), *d_starts = to_device(starts, n_out, dev),
-          *d_out = to_device(got, n_out, dev);
+          *d_b = to_device(b_data, operand_floats(p.b_turned, p.K, p.N), dev),
+          *d_starts = to_device(starts, n_out, dev), *d_out = to_device(got, n_out, dev);
     start = p.start == FROM_ZERO ? NULL : p.start == FROM_OUT ? d_out : d_starts;
-    gemm(d_out, stride, start, start_stride, operand(d_a, p.a_turned, p.M, p.K), operand(d_b, p.b_turned, p.K, p.N), p.M, p.N,
-         p.K, dev);
+    gemm(d_out, stride, start, start_stride, operand(d_a, p.a_turned, p.M, p.K), operand(d_b, p.b_turned, p.K, p.N),
+         p.M, p.N, p.K, dev);
     from_device(got, d_out, n_out, dev);
     device_drop(d_a), device_drop(d_b), device_drop(d_starts);
     char what[160];
@@ -350,7 +352,8 @@ static void layer_free(Layer* l) {
 }
 
 // of every output of start + a * b; not needed where bits are compared
-static double* layer_bounds(const float* start, Matrix a, Matrix b, int M, int N, int K, const float* want, Stored stored) {
+static double* layer_bounds(const float* start, Matrix a, Matrix b, int M, int N, int K, const float* want,
+                            Stored stored) {
     double* bounds = (double*)new_array((size_t)M * (size_t)N, sizeof(double));
     for (int i = 0; !SAME_BITS && i < M * N; i++) {
         int m = i / N, n = i % N;
@@ -362,7 +365,7 @@ static double* layer_bounds(const float* start, Matrix a, Matrix b, int M, int N
 }
 
 static double* forward_bounds(const Layer* l, const float* bias, const float* want) {
-    Matrix inp = matrix(l->inp, (size_t)l->C), weight = transposed(l->weight, (size_t)l->C);
+    Matrix inp = gemm_matrix(l->inp, (size_t)l->C), weight = gemm_transposed(l->weight, (size_t)l->C);
     return layer_bounds(bias, inp, weight, l->N, l->OC, l->C, want, l->stored);
 }
 
@@ -424,9 +427,11 @@ static Gradients gradients(const Layer* l) {
     Gradients g = {filled_array(N * C, 77.0f), filled_array(OC * C, 77.0f), filled_array(OC, 77.0f), NULL, NULL, NULL};
     float* ones = filled_array(N, 1.0f);
     matmul_backward_ref(g.dinp, g.dweight, g.dbias, l->dout, l->inp, l->weight, l->N, l->C, l->OC);
-    g.dinp_bounds = layer_bounds(NULL, matrix(l->dout, OC), matrix(l->weight, C), l->N, l->C, l->OC, g.dinp, l->stored);
-    g.dweight_bounds = layer_bounds(NULL, transposed(l->dout, OC), matrix(l->inp, C), l->OC, l->C, l->N, g.dweight, FLOAT);
-    g.dbias_bounds = layer_bounds(NULL, matrix(ones, N), matrix(l->dout, OC), 1, l->OC, l->N, g.dbias, FLOAT);
+    g.dinp_bounds =
+        layer_bounds(NULL, gemm_matrix(l->dout, OC), gemm_matrix(l->weight, C), l->N, l->C, l->OC, g.dinp, l->stored);
+    g.dweight_bounds =
+        layer_bounds(NULL, gemm_transposed(l->dout, OC), gemm_matrix(l->inp, C), l->OC, l->C, l->N, g.dweight, FLOAT);
+    g.dbias_bounds = layer_bounds(NULL, gemm_matrix(ones, N), gemm_matrix(l->dout, OC), 1, l->OC, l->N, g.dbias, FLOAT);
     free(ones);
     return g;
 }
@@ -441,11 +446,12 @@ static void check_backward(Test* t, const Layer* l) {
     Gradients want = gradients(l);
     for (int i = 0; i < N_TEST_THREADS; i++) {
         Device dev = test_device(test_threads(i));
-        float *dinp = filled_array(n_inp, NAN), *dweight = filled_array(n_weight, NAN), *dbias = filled_array(n_bias, NAN);
+        float *dinp = filled_array(n_inp, NAN), *dweight = filled_array(n_weight, NAN),
+              *dbias = filled_array(n_bias, NAN);
         char what[112];
         backward(l->stored, dinp, dweight, dbias, l->dout, l->inp, l->weight, 0, l->N, l->C, l->OC, &dev);
-        snprintf(what, sizeof what, "dweight, N %d, C %d, OC %d, hard %d, stored %d, %d threads", l->N, l->C, l->OC, l->hard,
-                 (int)l->stored, dev.n_threads);
+        snprintf(what, sizeof what, "dweight, N %d, C %d, OC %d, hard %d, stored %d, %d threads", l->N, l->C, l->OC,
+                 l->hard, (int)l->stored, dev.n_threads);
         check_sums(t, what, dweight, want.dweight, want.dweight_bounds, n_weight);
         check_sums(t, "dinp", dinp, want.dinp, want.dinp_bounds, n_inp);
         check_sums(t, "dbias", dbias, want.dbias, want.dbias_bounds, n_bias);
@@ -511,14 +517,14 @@ static void test_backward_special(Test* t) {
 static void asked_plain(float* const* d, const void* problem, const Device* dev) {
     const Layer* l = (const Layer*)problem;
     (void)dev;
-    matmul_backward_ref(d[0], d[1], d[2], d[0] || d[1] || d[2] ? l->dout : NULL, d[1] ? l->inp : NULL, d[0] ? l->weight : NULL,
-                        l->N, l->C, l->OC);
+    matmul_backward_ref(d[0], d[1], d[2], d[0] || d[1] || d[2] ? l->dout : NULL, d[1] ? l->inp : NULL,
+                        d[0] ? l->weight : NULL, l->N, l->C, l->OC);
 }
 
 static void asked_fast(float* const* d, const void* problem, const Device* dev) {
     const Layer* l = (const Layer*)problem;
-    backward(l->stored, d[0], d[1], d[2], d[0] || d[1] || d[2] ? l->dout : NULL, d[1] ? l->inp : NULL, d[0] ? l->weight : NULL,
-             0, l->N, l->C, l->OC, dev);
+    backward(l->stored, d[0], d[1], d[2], d[0] || d[1] || d[2] ? l->dout : NULL, d[1] ? l->inp : NULL,
+             d[0] ? l->weight : NULL, 0, l->N, l->C, l->OC, dev);
 }
 
 static void test_asked(Test* t) {
@@ -527,7 +533,9 @@ static void test_asked(Test* t) {
         for (int aligned = 0; aligned <= 1; aligned++) {  // a fast build's cuBLASLt takes sizes of whole packs alone
             Layer l = layer(7, aligned ? 40 : 33, aligned ? 24 : 9, 1, (Stored)stored);
             size_t C = (size_t)l.C, OC = (size_t)l.OC;
-            const AskedGradient asked[] = {{"dinp", (size_t)l.N * C, NULL}, {"dweight", OC * C, NULL}, {"dbias", OC, NULL}};
+            const AskedGradient asked[] = {{"dinp", (size_t)l.N * C, NULL},
+                                           {"dweight", OC * C, NULL},
+                                           {"dbias", OC, NULL}};
             check_asked(t, "plain", asked, 3, asked_plain, &l, &dev);
             check_asked(t, "fast", asked, 3, asked_fast, &l, &dev);
             layer_free(&l);
@@ -541,33 +549,34 @@ static void test_added(Test* t) {
     check_layers(t, check_added, 1);
 }
 
-static void check_column_sums(Test* t, int N, int OC, Stored stored, const Device* dev) {
+static void check_backward_bias(Test* t, int N, int OC, Stored stored, const Device* dev) {
     size_t n = (size_t)N * (size_t)OC;
     float *x = hard_array(n, 11), *want = filled_array((size_t)OC, NAN), *got = filled_array((size_t)OC, NAN),
           *ones = filled_array((size_t)N, 1.0f);
     round_as(stored, x, n);
-    column_sums_ref(want, x, N, OC);
-    double* bounds = layer_bounds(NULL, matrix(ones, (size_t)N), matrix(x, (size_t)OC), 1, OC, N, want, FLOAT);
+    matmul_backward_bias_ref(want, x, N, OC);
+    double* bounds =
+        layer_bounds(NULL, gemm_matrix(ones, (size_t)N), gemm_matrix(x, (size_t)OC), 1, OC, N, want, FLOAT);
     char what[64];
     snprintf(what, sizeof what, "N %d, OC %d, stored %d", N, OC, (int)stored);
-    sum_columns(stored, got, x, N, OC, dev);
+    backward_bias(stored, got, x, N, OC, dev);
     check_sums(t, what, got, want, bounds, (size_t)OC);
     free(x), free(want), free(got), free(ones), free(bounds);
 }
 
-static void test_column_sums(Test* t) {
+static void test_backward_bias(Test* t) {
     const int sizes[] = {1, 7, 33, 257, 1024};
     Device dev = test_device(3);
     for (int stored = 0; stored < N_STORED; stored++) {
-        for (int i = 0; i < 25; i++) { check_column_sums(t, sizes[i / 5], sizes[i % 5], (Stored)stored, &dev); }
-        check_column_sums(t, 5000, 8, (Stored)stored, &dev);  // few columns: the rows are cut into many slices
+        for (int i = 0; i < 25; i++) { check_backward_bias(t, sizes[i / 5], sizes[i % 5], (Stored)stored, &dev); }
+        check_backward_bias(t, 5000, 8, (Stored)stored, &dev);  // few columns: the rows are cut into many slices
     }
     device_free(&dev);
 }
 
 #ifdef __CUDACC__
-// arrays that begin one element behind a multiple of 16 bytes, as slices of an arena may: cuBLASLt would refuse them. And 16 bytes
-// behind a multiple of 256, where it must have been told that there are such
+// arrays that begin one element behind a multiple of 16 bytes, as slices of an arena may: cuBLASLt would refuse them.
+// And 16 bytes behind a multiple of 256, where it must have been told that there are such
 static void test_addresses(Test* t) {
     const int N = 16, C = 24, OC = 32;
     Device dev = test_device(1);
@@ -778,7 +787,8 @@ static void test_signed_zero(Test* t) {
 
 int main(int argc, char** argv) {
     Promise promises[] = {
-        {"gemm shapes", "meets the stated chain at odd shapes, strides, starts and threads, gaps untouched", test_gemm_shapes},
+        {"gemm shapes", "meets the stated chain at odd shapes, strides, starts and threads, gaps untouched",
+         test_gemm_shapes},
         {"gemm blocks", "meets the stated chain beyond one block of M, N and K", test_gemm_blocks},
         {"gemm special", "meets the stated chain with cancellation, subnormals, -0, Inf, NaN", test_gemm_special},
         {"forward", "meets the plain loop at odd shapes, with and without bias", test_forward},
@@ -788,16 +798,18 @@ int main(int argc, char** argv) {
         {"asked", "gradients that nobody asks for are NULL: the others keep their bits", test_asked},
         {"backward special", "meets the plain loop with cancellation, subnormals, -0, Inf, NaN", test_backward_special},
         {"added", "dweight of two halves of the positions, the second added, is that of one call", test_added},
-        {"column sums", "meet the plain loop at 1, 7, 33, 257 and 1024 rows and columns", test_column_sums},
+        {"backward bias", "meets the plain loop at 1, 7, 33, 257 and 1024 rows and columns", test_backward_bias},
 #ifdef __CUDACC__
         {"addresses", "arrays may begin anywhere", test_addresses},
         {"repeats", "the same call gives the same bits", test_repeats},
 #ifndef EXACT
-        {"plans", "cuBLASLt's heuristic is asked once for a shape; those used last are kept, however many there are", test_plans},
+        {"plans", "cuBLASLt's heuristic is asked once for a shape; those used last are kept, however many there are",
+         test_plans},
 #endif
 #endif
         {"forward double", "the plain loop agrees with double at (7, 65, 33)", test_forward_double},
-        {"backward differences", "the plain loop agrees with finite differences at (5, 7, 9)", test_backward_differences},
+        {"backward differences", "the plain loop agrees with finite differences at (5, 7, 9)",
+         test_backward_differences},
         {"obvious", "a product that can be done by hand", test_obvious},
 #if SAME_BITS
         {"order", "a chain starts at the bias and ascends, across blocks of K too", test_order},

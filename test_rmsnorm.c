@@ -1,6 +1,6 @@
 /*
-Promises of llmc/ops/rmsnorm.h. The plain loop is judged in double, by finite differences and on rows whose answer is obvious; the
-fast version must equal it bit for bit, whatever the shape and the threads.
+Promises of llmc/ops/rmsnorm.h. The plain loop is judged in double, by finite differences and on rows whose answer is
+obvious; the fast version must equal it bit for bit, whatever the shape and the threads.
 */
 #include "llmc/ops/rmsnorm.h"
 #include "llmc/test/asked.h"
@@ -68,15 +68,15 @@ static void asked_plain(float* const* d, const void* problem, const Device* dev)
     const RMSNorm* r = (const RMSNorm*)problem;
     int any = d[0] || d[1];
     (void)dev;
-    rmsnorm_backward_ref(d[0], d[1], any ? r->dout : NULL, any ? r->inp : NULL, d[0] ? r->weight : NULL, any ? r->rstd : NULL,
-                         r->N, r->C);
+    rmsnorm_backward_ref(d[0], d[1], any ? r->dout : NULL, any ? r->inp : NULL, d[0] ? r->weight : NULL,
+                         any ? r->rstd : NULL, r->N, r->C);
 }
 
 static void asked_fast(float* const* d, const void* problem, const Device* dev) {
     const RMSNorm* r = (const RMSNorm*)problem;
     int any = d[0] || d[1];
-    rmsnorm_backward(d[0], d[1], any ? r->dout : NULL, any ? r->inp : NULL, d[0] ? r->weight : NULL, any ? r->rstd : NULL,
-                     r->N, r->C, dev);
+    rmsnorm_backward(d[0], d[1], any ? r->dout : NULL, any ? r->inp : NULL, d[0] ? r->weight : NULL,
+                     any ? r->rstd : NULL, r->N, r->C, dev);
 }
 
 static void test_asked(Test* t) {
@@ -84,7 +84,8 @@ static void test_asked(Test* t) {
     Device dev = test_device(3);
     for (int i = 0; i < 2; i++) {
         RMSNorm r = rmsnorm(shapes[i][0], shapes[i][1], 1);
-        const AskedGradient gradients[] = {{"dinp", (size_t)r.N * (size_t)r.C, r.dinp_before}, {"dweight", (size_t)r.C, NULL}};
+        const AskedGradient gradients[] = {{"dinp", (size_t)r.N * (size_t)r.C, r.dinp_before},
+                                           {"dweight", (size_t)r.C, NULL}};
         check_asked(t, "plain", gradients, 2, asked_plain, &r, &dev);
         check_asked(t, "fast", gradients, 2, asked_fast, &r, &dev);
         rmsnorm_free(&r);
@@ -93,9 +94,25 @@ static void test_asked(Test* t) {
 }
 
 static void check_shapes(Test* t, void (*check_one)(Test*, const RMSNorm*, const Device*), int hard) {
-    const int shapes[][2] = {  // N, C
-        {1, 1}, {1, 7}, {7, 1}, {7, 33}, {33, 7}, {16, 16}, {64, 128}, {65, 127}, {257, 33}, {33, 257}, {31, 129}, {17, 769},
-        {VLANES, VLANES}, {VLANES + 1, VLANES - 1}, {2 * VLANES - 1, 3 * VLANES + 1}, {3, 1600}, {2 * VLANES, 5641},
+    const int shapes[][2] = {
+        // N, C
+        {1, 1},
+        {1, 7},
+        {7, 1},
+        {7, 33},
+        {33, 7},
+        {16, 16},
+        {64, 128},
+        {65, 127},
+        {257, 33},
+        {33, 257},
+        {31, 129},
+        {17, 769},
+        {VLANES, VLANES},
+        {VLANES + 1, VLANES - 1},
+        {2 * VLANES - 1, 3 * VLANES + 1},
+        {3, 1600},
+        {2 * VLANES, 5641},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         RMSNorm r = rmsnorm(shapes[i][0], shapes[i][1], hard);
@@ -156,7 +173,8 @@ static void rmsnorm_double(double* out, const double* inp, const double* weight,
 
 static void test_double(Test* t) {
     RMSNorm r = rmsnorm(7, 257, 0);
-    double *inp = double_array(r.inp, 7 * 257), *weight = double_array(r.weight, 257), *want = double_array(r.out, 7 * 257);
+    double *inp = double_array(r.inp, 7 * 257), *weight = double_array(r.weight, 257),
+           *want = double_array(r.out, 7 * 257);
     rmsnorm_double(want, inp, weight, 7, 257);
     // |out| < 3; half the relative error of the sum of squares comes into rstd; 8 more roundings
     check_close(t, "out", r.out, want, 7 * 257, (rounding_walk(257, 1.0) / 2.0 + rounding_walk(8, 1.0)) * 3.0);
@@ -223,7 +241,8 @@ static void test_frozen(Test* t) {
 }
 
 static void test_obvious(Test* t) {
-    const float inp[] = {0, 0, 0, 0, 1000, -1000, 1000, -1000}, weight[] = {1, 2, 3, 4}, dout[] = {1, 2, 3, 4, 1, 2, 3, 4};
+    const float inp[] = {0, 0, 0, 0, 1000, -1000, 1000, -1000}, weight[] = {1, 2, 3, 4},
+                dout[] = {1, 2, 3, 4, 1, 2, 3, 4};
     const float want_out[] = {0, 0, 0, 0, 1, -2, 3, -4}, want_dweight[] = {1, -2, 3, -4};
     float out[8], rstd[2], dinp[8] = {0}, dweight[4];
     Device dev = test_device(1);
@@ -234,8 +253,10 @@ static void test_obvious(Test* t) {
         check(t, fabsf(out[c] - want_out[c]) < 1e-6f, "out[%d]: found %.9g", c, (double)out[c]);
     }
     for (int c = 0; c < 4; c++) {
-        check(t, dinp[c] == rstd[0] * (dout[c] * weight[c]), "a row of zeros: dinp is g * rstd, found %.9g", (double)dinp[c]);
-        check(t, fabsf(dweight[c] - want_dweight[c]) < 1e-6f, "dweight of channel %d: found %.9g", c, (double)dweight[c]);
+        check(t, dinp[c] == rstd[0] * (dout[c] * weight[c]), "a row of zeros: dinp is g * rstd, found %.9g",
+              (double)dinp[c]);
+        check(t, fabsf(dweight[c] - want_dweight[c]) < 1e-6f, "dweight of channel %d: found %.9g", c,
+              (double)dweight[c]);
     }
     device_free(&dev);
 }
@@ -244,7 +265,8 @@ int main(int argc, char** argv) {
     Promise promises[] = {
         {"forward", "out and rstd equal the plain loop bit for bit at odd shapes", test_forward},
         {"forward special", "the same with cancellation, subnormals, -0, Inf, NaN", test_forward_special},
-        {"backward", "dinp (added) and dweight (written) equal the plain loop bit for bit at odd shapes", test_backward},
+        {"backward", "dinp (added) and dweight (written) equal the plain loop bit for bit at odd shapes",
+         test_backward},
         {"backward special", "the same with cancellation, subnormals, -0, Inf, NaN", test_backward_special},
         {"asked", "gradients that nobody asks for are NULL: the others keep their bits", test_asked},
         {"rows apart", "Inf or NaN in a row reaches no other row", test_rows_apart},

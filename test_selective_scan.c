@@ -1,7 +1,8 @@
 /*
-Promises of llmc/ops/selective_scan.h. The plain loops are judged in double, by finite differences, and on a small case computed
-elsewhere; the fast version must equal them bit for bit, whatever the shape, the threads and the chunk. What the model needs
-of the recurrence, that rows can be cut and that documents do not see each other, is tested on the fast version, in bits too.
+Promises of llmc/ops/selective_scan.h. The plain loops are judged in double, by finite differences, and on a small case
+computed elsewhere; the fast version must equal them bit for bit, whatever the shape, the threads and the chunk. What
+the model needs of the recurrence, that rows can be cut and that documents do not see each other, is tested on the fast
+version, in bits too.
 */
 #include "llmc/ops/selective_scan.h"
 #include "llmc/test/asked.h"
@@ -16,7 +17,7 @@ enum { FAST_BUILD = 0 };
 // one problem
 typedef struct {
     int B, T, C, NS;
-    size_t stride;                                        // ssm_B, ssm_C and their gradients are columns of (B*T, stride)
+    size_t stride;                                              // of ssm_B, ssm_C and their gradients, columns of it
     float *u, *delta, *A_log, *ssm_B, *ssm_C, *D, *dy, *state;  // given
     unsigned char* starts;
 } Problem;
@@ -49,14 +50,17 @@ static Problem problem(int B, int T, int C, int NS, int kind) {
     for (size_t i = 0; i < n; i++) { p.delta[i] = fabsf(p.delta[i]); }
     for (int i = 0; p.starts && i < B * T; i++) { p.starts[i] = i * 7 % 5 == 1 || i * 3 % 11 == 9; }
     if (kind & SPECIAL) {
-        sprinkle(p.u, n, (uint32_t)(n / 2 + 2), 8), sprinkle(p.ssm_B, n_columns(&p), (uint32_t)(n_columns(&p) / 2 + 2), 9);
-        sprinkle(p.dy, n, (uint32_t)(n / 2 + 2), 10), sprinkle(p.A_log, n_rates(&p), (uint32_t)(n_rates(&p) / 2 + 2), 11);
+        sprinkle(p.u, n, (uint32_t)(n / 2 + 2), 8),
+            sprinkle(p.ssm_B, n_columns(&p), (uint32_t)(n_columns(&p) / 2 + 2), 9);
+        sprinkle(p.dy, n, (uint32_t)(n / 2 + 2), 10),
+            sprinkle(p.A_log, n_rates(&p), (uint32_t)(n_rates(&p) / 2 + 2), 11);
     }
     return p;
 }
 
 static void problem_free(Problem* p) {
-    free(p->u), free(p->delta), free(p->A_log), free(p->ssm_B), free(p->D), free(p->dy), free(p->state), free(p->starts);
+    free(p->u), free(p->delta), free(p->A_log), free(p->ssm_B), free(p->D), free(p->dy), free(p->state),
+        free(p->starts);
 }
 
 static Result result(const Problem* p) {
@@ -75,19 +79,20 @@ static void result_free(Result* r) {
 
 static Result plain(const Problem* p) {
     Result r = result(p);
-    scan_forward_ref(r.y, r.state, p->u, p->delta, p->A_log, p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B, p->T, p->C, p->NS);
-    scan_backward_ref(r.du, r.ddelta, r.dA_log, r.dp, r.dp + p->NS + 1, p->stride, r.dD, p->dy, p->state, p->u, p->delta, p->A_log,
-                      p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B, p->T, p->C, p->NS);
+    scan_forward_ref(r.y, r.state, p->u, p->delta, p->A_log, p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B, p->T,
+                     p->C, p->NS);
+    scan_backward_ref(r.du, r.ddelta, r.dA_log, r.dp, r.dp + p->NS + 1, p->stride, r.dD, p->dy, p->state, p->u,
+                      p->delta, p->A_log, p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B, p->T, p->C, p->NS);
     return r;
 }
 
 static Result fast(const Problem* p, int chunk, const Device* dev) {
     Result r = result(p);
     float* states = filled_array(scan_states_floats(p->B, p->T, p->C, p->NS, chunk), NAN);
-    scan_forward(r.y, states, r.state, p->u, p->delta, p->A_log, p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B, p->T, p->C, p->NS,
-                 chunk, dev);
-    scan_backward(r.du, r.ddelta, r.dA_log, r.dp, r.dp + p->NS + 1, p->stride, r.dD, p->dy, states, p->u, p->delta, p->A_log, p->ssm_B,
-                  p->ssm_C, p->stride, p->D, p->starts, p->B, p->T, p->C, p->NS, chunk, dev);
+    scan_forward(r.y, states, r.state, p->u, p->delta, p->A_log, p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B,
+                 p->T, p->C, p->NS, chunk, dev);
+    scan_backward(r.du, r.ddelta, r.dA_log, r.dp, r.dp + p->NS + 1, p->stride, r.dD, p->dy, states, p->u, p->delta,
+                  p->A_log, p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B, p->T, p->C, p->NS, chunk, dev);
     free(states);
     return r;
 }
@@ -99,8 +104,9 @@ static Result fast_alone(const Problem* p, int chunk) {
     return r;
 }
 
-// Bits. A fast build has other exponentials (1e-7 relative each) and roundings than the plain loop: at most some 30 of them add up in
-// a state before it has decayed, and all numbers here are sums of products with states of the size of the largest result
+// Bits. A fast build has other exponentials (1e-7 relative each) and roundings than the plain loop: at most some 30 of
+// them add up in a state before it has decayed, and all numbers here are sums of products with states of the size of
+// the largest result
 static void check_array(Test* t, const char* what, const float* got, const float* want, size_t n, int bits) {
     if (bits || n == 0) {
         check_bits(t, what, got, want, n);
@@ -112,14 +118,17 @@ static void check_array(Test* t, const char* what, const float* got, const float
     free(exact);
 }
 
-static void check_results(Test* t, const Problem* p, const char* title, const Result* got, const Result* want, int bits) {
+static void check_results(Test* t, const Problem* p, const char* title, const Result* got, const Result* want,
+                          int bits) {
     const char* names[] = {"y", "state", "du", "ddelta", "dA_log", "dssm_B and dssm_C", "dD"};
     const float* g[] = {got->y, got->state, got->du, got->ddelta, got->dA_log, got->dp, got->dD};
     const float* w[] = {want->y, want->state, want->du, want->ddelta, want->dA_log, want->dp, want->dD};
-    const size_t n[] = {n_inputs(p), got->state ? n_states(p) : 0, n_inputs(p), n_inputs(p), n_rates(p), n_columns(p), (size_t)p->C};
+    const size_t n[] = {n_inputs(p), got->state ? n_states(p) : 0, n_inputs(p), n_inputs(p), n_rates(p), n_columns(p),
+                        (size_t)p->C};
     for (int i = 0; i < 7; i++) {
         char what[160];
-        snprintf(what, sizeof what, "%s, B %d T %d C %d NS %d, %s: %s", title, p->B, p->T, p->C, p->NS, p->starts ? "documents" : "rows", names[i]);
+        snprintf(what, sizeof what, "%s, B %d T %d C %d NS %d, %s: %s", title, p->B, p->T, p->C, p->NS,
+                 p->starts ? "documents" : "rows", names[i]);
         check_array(t, what, g[i], w[i], n[i], bits);
     }
 }
@@ -127,9 +136,12 @@ static void check_results(Test* t, const Problem* p, const char* title, const Re
 // ---- fast against plain ----
 
 static void check_shapes(Test* t, int kind) {
-    const int shapes[][5] = {  // B, T, C, NS, chunk
-        {1, 1, 1, 1, 1}, {2, 7, 1, 2, 3}, {1, 9, 7, 1, 4}, {3, 4, 33, 3, 2}, {1, 33, 64, 16, 8}, {2, 6, 65, 7, 4}, {1, 5, 257, 17, 32},
-        {2, 3, 144, 33, 2}, {1, 2, 16, SCAN_MAX_STATES, 1}, {1, 257, 3, 2, 64},
+    const int shapes[][5] = {
+        // B, T, C, NS, chunk
+        {1, 1, 1, 1, 1},     {2, 7, 1, 2, 3},    {1, 9, 7, 1, 4},
+        {3, 4, 33, 3, 2},    {1, 33, 64, 16, 8}, {2, 6, 65, 7, 4},
+        {1, 5, 257, 17, 32}, {2, 3, 144, 33, 2}, {1, 2, 16, SCAN_MAX_STATES, 1},
+        {1, 257, 3, 2, 64},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const int* s = shapes[i];
@@ -139,7 +151,8 @@ static void check_shapes(Test* t, int kind) {
             Device dev = test_device(test_threads(j));
             Result got = fast(&p, s[4], &dev);
             size_t promised = scan_workspace_bytes(p.B, p.T, p.C, p.NS, s[4], dev.n_threads);
-            check(t, dev.workspace->n_bytes == promised, "workspace of %zu bytes, said %zu", dev.workspace->n_bytes, promised);
+            check(t, dev.workspace->n_bytes == promised, "workspace of %zu bytes, said %zu", dev.workspace->n_bytes,
+                  promised);
             check_results(t, &p, "fast", &got, &want, !FAST_BUILD);
             result_free(&got);
             device_free(&dev);
@@ -167,8 +180,8 @@ static void test_hard(Test* t) {
 static void asked_plain(float* const* d, const void* problem, const Device* dev) {
     const Problem* p = (const Problem*)problem;
     (void)dev;
-    scan_backward_ref(d[0], d[1], d[2], d[3], d[4], p->stride, d[5], p->dy, p->state, p->u, p->delta, p->A_log, p->ssm_B,
-                      p->ssm_C, p->stride, p->D, p->starts, p->B, p->T, p->C, p->NS);
+    scan_backward_ref(d[0], d[1], d[2], d[3], d[4], p->stride, d[5], p->dy, p->state, p->u, p->delta, p->A_log,
+                      p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B, p->T, p->C, p->NS);
 }
 
 static void asked_fast(float* const* d, const void* problem, const Device* dev) {
@@ -176,11 +189,11 @@ static void asked_fast(float* const* d, const void* problem, const Device* dev) 
     const int chunk = 4, any = d[0] || d[1] || d[2] || d[3] || d[4] || d[5];
     float* states = filled_array(scan_states_floats(p->B, p->T, p->C, p->NS, chunk), NAN);
     float *state = p->state ? copied_array(p->state, n_states(p)) : NULL, *y = filled_array(n_inputs(p), NAN);
-    scan_forward(y, states, state, p->u, p->delta, p->A_log, p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B, p->T, p->C,
-                 p->NS, chunk, dev);
-    scan_backward(d[0], d[1], d[2], d[3], d[4], p->stride, d[5], any ? p->dy : NULL, any ? states : NULL, any ? p->u : NULL,
-                  any ? p->delta : NULL, any ? p->A_log : NULL, any ? p->ssm_B : NULL, any ? p->ssm_C : NULL, p->stride,
-                  any ? p->D : NULL, p->starts, p->B, p->T, p->C, p->NS, chunk, dev);
+    scan_forward(y, states, state, p->u, p->delta, p->A_log, p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B, p->T,
+                 p->C, p->NS, chunk, dev);
+    scan_backward(d[0], d[1], d[2], d[3], d[4], p->stride, d[5], any ? p->dy : NULL, any ? states : NULL,
+                  any ? p->u : NULL, any ? p->delta : NULL, any ? p->A_log : NULL, any ? p->ssm_B : NULL,
+                  any ? p->ssm_C : NULL, p->stride, any ? p->D : NULL, p->starts, p->B, p->T, p->C, p->NS, chunk, dev);
     free(states), free(state), free(y);
 }
 
@@ -213,11 +226,12 @@ static void test_chunks(Test* t) {
     problem_free(&p);
 }
 
-// n positions from `first` on of a problem with one row, as a problem of its own; `state` is what the positions before left
+// n positions from `first` on of a problem with one row, as a problem of its own; `state` is what the positions before
+// left
 static void forward_part(float* y, float* state, const Problem* p, int first, int n, const Device* dev) {
     size_t at = (size_t)first * (size_t)p->C, column = (size_t)first * p->stride;
-    scan_forward(y + at, NULL, state, p->u + at, p->delta + at, p->A_log, p->ssm_B + column, p->ssm_C + column, p->stride, p->D,
-                 p->starts ? p->starts + first : NULL, 1, n, p->C, p->NS, 4, dev);
+    scan_forward(y + at, NULL, state, p->u + at, p->delta + at, p->A_log, p->ssm_B + column, p->ssm_C + column,
+                 p->stride, p->D, p->starts ? p->starts + first : NULL, 1, n, p->C, p->NS, 4, dev);
 }
 
 static void test_split(Test* t) {
@@ -226,7 +240,9 @@ static void test_split(Test* t) {
     Device dev = test_device(2);
     for (int step = 1; step < 23; step += 5) {  // 1: as generation does it
         float *y = filled_array(n_inputs(&p), NAN), *state = copied_array(p.state, n_states(&p));
-        for (int first = 0; first < p.T; first += step) { forward_part(y, state, &p, first, first + step < p.T ? step : p.T - first, &dev); }
+        for (int first = 0; first < p.T; first += step) {
+            forward_part(y, state, &p, first, first + step < p.T ? step : p.T - first, &dev);
+        }
         check_bits(t, "y", y, whole.y, n_inputs(&p));
         check_bits(t, "state", state, whole.state, n_states(&p));
         free(y), free(state);
@@ -308,7 +324,8 @@ static double double_loss(const double* x, void* arg) {
 static void test_forward_double(Test* t) {
     Problem p = problem(2, 65, 70, 16, WITH_STATE | WITH_STARTS);
     Result r = fast_alone(&p, 16);
-    double *x = (double*)new_array(pack(NULL, &p), sizeof(double)), *want = (double*)new_array(n_inputs(&p), sizeof(double));
+    double *x = (double*)new_array(pack(NULL, &p), sizeof(double)),
+           *want = (double*)new_array(n_inputs(&p), sizeof(double));
     pack(x, &p);
     for (int b = 0; b < p.B; b++) {
         for (int c = 0; c < p.C; c++) { double_channel(want, x, &p, b, c); }
@@ -327,8 +344,10 @@ static void test_differences(Test* t) {
         Result r = fast_alone(&p, 3);
         double* x = (double*)new_array(pack(NULL, &p), sizeof(double));
         double* slopes = finite_differences(double_loss, x, pack(x, &p), &p);
-        double *du = slopes, *ddelta = du + n_inputs(&p), *dA = ddelta + n_inputs(&p), *dp = dA + n_rates(&p), *dD = dp + n_columns(&p);
-        const double tolerance = 1e-5;  // gradients below 10, about 200 roundings of 2^-24 of that, and 1e-8 of the differences
+        double *du = slopes, *ddelta = du + n_inputs(&p), *dA = ddelta + n_inputs(&p), *dp = dA + n_rates(&p),
+               *dD = dp + n_columns(&p);
+        const double tolerance =
+            1e-5;  // gradients below 10, about 200 roundings of 2^-24 of that, and 1e-8 of the differences
         check_close(t, "du", r.du, du, n_inputs(&p), tolerance);
         check_close(t, "ddelta", r.ddelta, ddelta, n_inputs(&p), tolerance);
         check_close(t, "dA_log", r.dA_log, dA, n_rates(&p), tolerance);
@@ -355,23 +374,32 @@ static double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 static void check_fixture(Test* t, const char* what, const float* got, const double* want, int by_channel) {
     float turned[2 * FIXTURE_T];
     for (int i = 0; i < FIXTURE_T; i++) {
-        for (int c = 0; c < 2; c++) { turned[c * FIXTURE_T + i] = by_channel ? got[i * 2 + c] : got[c * FIXTURE_T + i]; }
+        for (int c = 0; c < 2; c++) {
+            turned[c * FIXTURE_T + i] = by_channel ? got[i * 2 + c] : got[c * FIXTURE_T + i];
+        }
     }
     check_close(t, what, turned, want, 2 * FIXTURE_T, 1e-6);
 }
 
 static void test_fixture(Test* t) {
-    const double out[] = {0.01776233, -0.023911787, -0.027357782, -0.0011036122, 0.18941773, 0.0087472444, 0.025366455, 0.088258359},
+    const double out[] = {0.01776233, -0.023911787, -0.027357782, -0.0011036122,
+                          0.18941773, 0.0087472444, 0.025366455,  0.088258359},
                  last[] = {0.21203978, -0.087627427, 0.25688369, 0.15028942},
-                 du[] = {0.20386672, 0.011210631, -0.035196721, -0.060305441, 0.26680192, 0.02544081, -0.0055664842, -0.022283756},
-                 dq[] = {0.0091425493, 0.022487663, 0.0044155983, -0.014501057, 0.096722531, 0.0082968897, -0.008507845, -0.0014832851},
+                 du[] = {0.20386672, 0.011210631, -0.035196721,  -0.060305441,
+                         0.26680192, 0.02544081,  -0.0055664842, -0.022283756},
+                 dq[] = {0.0091425493, 0.022487663,  0.0044155983, -0.014501057,
+                         0.096722531,  0.0082968897, -0.008507845, -0.0014832851},
                  dA[] = {0.031650623, 0.00090711445, 0.024123131, 0.0010819538}, dD[] = {-0.17201374, 0.18174017},
-                 dB[] = {0.0362561, 0.060103803, 0.097744584, 0.0061548974, 0.12189478, -0.0014730997, 0.0077306222, 0.003062415},
-                 dC[] = {0.14397251, -0.0026674834, -0.092024271, -0.02540233, 0.13260746, -0.0030148255, -0.014763111, 0.0014419434},
-                 dz[] = {0.069361203, 0.17309676, 0.028824857, 0.00040861227, 0.50445869, 0.12402594, -0.032452351, -0.016337041};
+                 dB[] = {0.0362561,  0.060103803,   0.097744584,  0.0061548974,
+                         0.12189478, -0.0014730997, 0.0077306222, 0.003062415},
+                 dC[] = {0.14397251, -0.0026674834, -0.092024271, -0.02540233,
+                         0.13260746, -0.0030148255, -0.014763111, 0.0014419434},
+                 dz[] = {0.069361203, 0.17309676, 0.028824857,  0.00040861227,
+                         0.50445869,  0.12402594, -0.032452351, -0.016337041};
     Problem p = problem(1, FIXTURE_T, 2, 2, WITH_STATE);
     double z[2 * FIXTURE_T], dout[2 * FIXTURE_T];
-    float got_out[2 * FIXTURE_T], got_dq[2 * FIXTURE_T], got_dz[2 * FIXTURE_T], got_dA[4], got_dB[2 * FIXTURE_T], got_dC[2 * FIXTURE_T];
+    float got_out[2 * FIXTURE_T], got_dq[2 * FIXTURE_T], got_dz[2 * FIXTURE_T], got_dA[4], got_dB[2 * FIXTURE_T],
+        got_dC[2 * FIXTURE_T];
     for (int c = 0; c < 2; c++) {
         for (int i = 0; i < FIXTURE_T; i++) {
             int at = i * 2 + c;
@@ -395,9 +423,11 @@ static void test_fixture(Test* t) {
         got_dC[i] = r.dp[(size_t)(i % FIXTURE_T) * p.stride + (size_t)(i / FIXTURE_T) + 3];
     }
     for (int i = 0; i < 4; i++) { got_dA[i] = r.dA_log[i] / (float)((i % 2 + 1) * -(1.0 + 0.25 * (i / 2))); }
-    check_fixture(t, "out", got_out, out, 1), check_fixture(t, "du", r.du, du, 1), check_fixture(t, "ddelta", got_dq, dq, 1);
+    check_fixture(t, "out", got_out, out, 1), check_fixture(t, "du", r.du, du, 1),
+        check_fixture(t, "ddelta", got_dq, dq, 1);
     check_fixture(t, "dz", got_dz, dz, 1), check_fixture(t, "dB", got_dB, dB, 0), check_fixture(t, "dC", got_dC, dC, 0);
-    check_close(t, "last h", r.state, last, 4, 1e-6), check_close(t, "dA", got_dA, dA, 4, 1e-6), check_close(t, "dD", r.dD, dD, 2, 1e-6);
+    check_close(t, "last h", r.state, last, 4, 1e-6), check_close(t, "dA", got_dA, dA, 4, 1e-6),
+        check_close(t, "dD", r.dD, dD, 2, 1e-6);
     result_free(&r);
     problem_free(&p);
 }
@@ -412,14 +442,17 @@ static void test_extremes(Test* t) {
     for (int i = 0; i < 6; i++) { p.A_log[i] = rates[i / 2]; }
     p.delta[3 * 3 + 2] = 1e-30f;  // at the last position a = exp(-1e-30 * e^88) = exp(-1.65e8)
     Result r = fast_alone(&p, 2);
-    const float *last_B = p.ssm_B + 3 * p.stride, want[] = {p.state[0], p.state[1], 2e30f * last_B[0], 2e30f * last_B[1], 0.0f, 0.0f};
+    const float *last_B = p.ssm_B + 3 * p.stride,
+                want[] = {p.state[0], p.state[1], 2e30f * last_B[0], 2e30f * last_B[1], 0.0f, 0.0f};
     check_bits(t, "state", r.state, want, 4);
     for (int n = 0; n < 2; n++) {
         check(t, fabsf(r.state[4 + n]) < 3e-30f, "state %d: %g should have decayed", n, (double)r.state[4 + n]);
         check(t, r.dA_log[n] == 0.0f, "dA_log[%d] %g where delta is 0", n, (double)r.dA_log[n]);
         check(t, r.dA_log[2 + n] == 0.0f, "dA_log[%d] %g where nothing stays", 2 + n, (double)r.dA_log[2 + n]);
     }
-    for (int i = 0; i < 12; i++) { check(t, isfinite(r.ddelta[i]) || i % 3 == 1, "ddelta[%d] is %g", i, (double)r.ddelta[i]); }
+    for (int i = 0; i < 12; i++) {
+        check(t, isfinite(r.ddelta[i]) || i % 3 == 1, "ddelta[%d] is %g", i, (double)r.ddelta[i]);
+    }
     result_free(&r);
     problem_free(&p);
 }
@@ -433,22 +466,27 @@ static void test_exp(Test* t) {
         if (!(error <= worst)) { worst = error, at = x; }
     }
     check(t, worst <= 1e-7, "relative error %g at %.9g", worst, (double)at);
-    check(t, scan_exp_(0.0f) == 1.0f && scan_exp_(-1000.0f) == 0.0f && scan_exp_(-INFINITY) == 0.0f, "wrong at 0 or at the lower end");
+    check(t, scan_exp_(0.0f) == 1.0f && scan_exp_(-1000.0f) == 0.0f && scan_exp_(-INFINITY) == 0.0f,
+          "wrong at 0 or at the lower end");
     check(t, isnan(scan_exp_(NAN)), "NaN is lost");
 }
 
 int main(int argc, char** argv) {
     Promise promises[] = {
-        {"bits", "fast equals plain to the last bit at odd shapes, 1, 2, 3 and 7 threads; the workspace is as said", test_shapes},
+        {"bits", "fast equals plain to the last bit at odd shapes, 1, 2, 3 and 7 threads; the workspace is as said",
+         test_shapes},
         {"bits with state", "the same with a state that comes in and documents that begin anywhere", test_shapes_state},
         {"bits of hard inputs", "the same with cancellation, subnormals, -0, infinities and NaNs", test_hard},
         {"asked", "gradients that nobody asks for are NULL: the others keep their bits", test_asked},
         {"chunks", "any chunk gives the same bits", test_chunks},
-        {"split", "a row in pieces, down to single positions, with the state carried, has the bits of the whole row", test_split},
+        {"split", "a row in pieces, down to single positions, with the state carried, has the bits of the whole row",
+         test_split},
         {"documents", "no output or gradient of a document depends on what stands in another", test_documents},
         {"forward in double", "y agrees with a computation in double", test_forward_double},
-        {"finite differences", "every gradient agrees with differences in double, with and without state and documents", test_differences},
-        {"fixture", "outputs and gradients of a case with bias, softplus and gate that was computed elsewhere", test_fixture},
+        {"finite differences", "every gradient agrees with differences in double, with and without state and documents",
+         test_differences},
+        {"fixture", "outputs and gradients of a case with bias, softplus and gate that was computed elsewhere",
+         test_fixture},
         {"extremes", "delta 0 keeps the state, a huge delta or rate forgets it", test_extremes},
         {"scan_exp_", "relative error of the decay's exponential below 1e-7", test_exp},
     };

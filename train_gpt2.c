@@ -15,7 +15,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/core/tensor_arena.h"  // TensorArena: activations, laid out by a table
 #include "llmc/models/gpt2.h"        // GPT2, Config, Parameters: sizes and parameters, shared with train_gpt2.cu
 #include "llmc/ops/attention.h"      // attention_forward, attention_backward
-#include "llmc/ops/crossentropy.h"   // crossentropy_forward, crossentropy_backward, losses_sum
+#include "llmc/ops/crossentropy.h"   // crossentropy_forward, crossentropy_backward, crossentropy_losses_sum
 #include "llmc/ops/documents.h"      // Segments, segments_find: where attention and positions start anew
 #include "llmc/ops/embedding.h"      // embedding_forward, embedding_backward
 #include "llmc/ops/gelu.h"           // gelu_forward, gelu_backward
@@ -206,7 +206,7 @@ static void gpt2_leaf(GPT2* gpt2, Activations* acts, const int* tokens, const in
                       const Device* dev) {
     gpt2_forward(gpt2, acts, tokens, B, T, 0, dev);
     gpt2_logits(gpt2, acts, 0, B * T, dev);
-    losses_sum(dp_loss(&gpt2->model.dp), gpt2_losses(gpt2, acts, targets, B * T, dev), B * T, dev);
+    crossentropy_losses_sum(dp_loss(&gpt2->model.dp), gpt2_losses(gpt2, acts, targets, B * T, dev), B * T, dev);
     gpt2_backward(gpt2, acts, tokens, targets, dloss, B, T, dev);
 }
 

@@ -19,7 +19,7 @@ There are no kernels here. Every op's are in its header in llmc/ops/, behind the
 #include "llmc/core/tensor_arena.h"  // TensorArena: activations, laid out by a table
 #include "llmc/models/gpt2.h"        // GPT2, Config, Parameters: sizes and parameters, shared with train_gpt2.c
 #include "llmc/ops/attention.h"      // attention_forward, attention_backward
-#include "llmc/ops/crossentropy.h"   // crossentropy_fused, losses_sum
+#include "llmc/ops/crossentropy.h"   // crossentropy_fused, crossentropy_losses_sum
 #include "llmc/ops/documents.h"      // Segments, segments_find: where attention and positions start anew
 #include "llmc/ops/embedding.h"      // embedding_forward, embedding_backward
 #include "llmc/ops/gelu.h"           // gelu_forward, gelu_backward
@@ -308,7 +308,7 @@ static void gpt2_leaf(GPT2* gpt2, Activations* acts, const int* tokens, const in
                       const Device* dev) {
     gpt2_forward(gpt2, acts, tokens, B, T, 0, dev);
     gpt2_head(gpt2, acts, gpt2_gradients(gpt2, 0).wte, targets, dloss, B * T, dev);
-    losses_sum(dp_loss(&gpt2->model.dp), layer_statistics(acts, 0).losses, B * T, dev);
+    crossentropy_losses_sum(dp_loss(&gpt2->model.dp), layer_statistics(acts, 0).losses, B * T, dev);
     gpt2_backward(gpt2, acts, B, T, dev);
 }
 

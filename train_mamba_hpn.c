@@ -29,7 +29,7 @@ What the first one prints, after its settings, the sizes of the model and the me
 #include "llmc/models/mamba_options.h"  // MambaOptions: what this trainer takes beside run.h; the model that they ask for
 #include "llmc/models/prototypes.h"     // prototypes_init, prototypes_check_fit: where the classes stand
 #include "llmc/ops/causal_conv1d.h"     // conv1d_forward, conv1d_backward, conv1d_history
-#include "llmc/ops/crossentropy.h"      // crossentropy_forward, crossentropy_backward, losses_sum
+#include "llmc/ops/crossentropy.h"      // crossentropy_forward, crossentropy_backward, crossentropy_losses_sum
 #include "llmc/ops/embedding.h"         // token_embedding_forward, token_embedding_backward
 #include "llmc/ops/forward_forward.h"   // ff_corrupt, ff_goodness
 #include "llmc/ops/gradient_surgery.h"  // Surgery, surgery_apply
@@ -301,7 +301,7 @@ static void layer_forward(const Mamba* mamba, Activations* acts, int l, const fl
     conv1d_forward(a.conv, a.u, a.xz, 2 * E, p.conv, p.conv_bias, history, starts, B, T, E, c->K, dev);
     if (s->now) { conv1d_history(next_history, a.xz, 2 * E, starts, B, T, E, c->K); }
     matmul_forward(a.dbc, a.u, p.x_proj, NULL, N, E, P, dev);
-    gemm(a.delta, E, p.dt_bias, 0, matrix(a.dbc, P), transposed(p.dt_proj, R), N, E, R, dev);
+    gemm(a.delta, E, p.dt_bias, 0, gemm_matrix(a.dbc, P), gemm_transposed(p.dt_proj, R), N, E, R, dev);
     softplus_forward(a.delta, a.delta, (size_t)N * E, dev);
     scan_forward(a.y, acts->room.purpose == TO_TRAIN ? a.states : NULL, next_state, a.u, a.delta, p.A_log, a.dbc + R,
                  a.dbc + R + NS, P, p.D, starts, B, T, E, NS, acts->room.chunk, dev);
@@ -315,7 +315,7 @@ static void linear_backward(float* dinp, float* dweight, float* dbias, const flo
                             const float* weight, int N, int C, int OC, int learns, const Device* dev) {
     matmul_backward_input(dinp, dout, weight, N, C, OC, dev);
     if (learns) { matmul_backward_weight(dweight, dout, inp, 0, N, C, OC, dev); }
-    if (learns && dbias) { column_sums(dbias, dout, N, OC, dev); }
+    if (learns && dbias) { matmul_backward_bias(dbias, dout, N, OC, dev); }
 }
 
 // the same upside down: the gradient of the stream in dresidual is that after the layer, and becomes that before it.
@@ -335,14 +335,14 @@ static void layer_backward(const Mamba* mamba, Activations* acts, int l, const f
     scan_backward(a.du, a.ddelta, d.A_log, a.ddbc + R, a.ddbc + R + NS, P, d.D, a.dy, a.states, a.u, a.delta, p.A_log,
                   a.dbc + R, a.dbc + R + NS, P, p.D, starts, B, T, E, NS, acts->room.chunk, dev);
     softplus_backward(a.ddelta, a.ddelta, a.delta, (size_t)N * E, dev);
-    gemm(a.ddbc, P, NULL, 0, matrix(a.ddelta, E), matrix(p.dt_proj, R), N, R, E, dev);
+    gemm(a.ddbc, P, NULL, 0, gemm_matrix(a.ddelta, E), gemm_matrix(p.dt_proj, R), N, R, E, dev);
     if (learns) {
-        gemm(d.dt_proj, R, NULL, 0, transposed(a.ddelta, E), matrix(a.dbc, P), E, R, N, dev);
-        column_sums(d.dt_bias, a.ddelta, N, E, dev);
+        gemm(d.dt_proj, R, NULL, 0, gemm_transposed(a.ddelta, E), gemm_matrix(a.dbc, P), E, R, N, dev);
+        matmul_backward_bias(d.dt_bias, a.ddelta, N, E, dev);
         matmul_backward_weight(d.x_proj, a.ddbc, a.u, 0, N, E, P, dev);
     }
     // a chain that goes on from the scan's part
-    gemm(a.du, E, a.du, E, matrix(a.ddbc, P), matrix(p.x_proj, E), N, E, P, dev);
+    gemm(a.du, E, a.du, E, gemm_matrix(a.ddbc, P), gemm_matrix(p.x_proj, E), N, E, P, dev);
     conv1d_backward(a.dxz, 2 * E, d.conv, d.conv_bias, a.du, a.conv, a.xz, 2 * E, p.conv, history, starts, B, T, E,
                     c->K, dev);
     linear_backward(a.dnorm, d.in_proj, d.in_bias, a.dxz, a.norm, p.in_proj, N, M, 2 * E, learns, dev);
@@ -468,7 +468,7 @@ static void mamba_leaf(Mamba* mamba, Activations* acts, const int* tokens, const
                        int T, const Device* dev) {
     mamba_forward(mamba, acts, tokens, B, T, dev);
     if (!head_reads_out(mamba->config.head)) { mamba_logits(mamba, acts, 0, B * T, dev); }
-    losses_sum(dp_loss(&mamba->model.dp), mamba_losses(mamba, acts, targets, B * T, dev), B * T, dev);
+    crossentropy_losses_sum(dp_loss(&mamba->model.dp), mamba_losses(mamba, acts, targets, B * T, dev), B * T, dev);
     mamba_backward(mamba, acts, tokens, targets, dloss, B, T, dev);
 }
 

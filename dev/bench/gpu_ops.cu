@@ -16,10 +16,10 @@ between two events around at least 20 ms of calls. Like a trainer this is C: `cc
 #include "llmc/ops/embedding.h"     // embedding_forward, embedding_backward
 #include "llmc/core/floatx.h"       // floatX
 #include "llmc/ops/gelu.h"          // gelu_forward, gelu_backward
-#include "llmc/ops/global_norm.h"   // chunk_sums_of_squares
+#include "llmc/ops/global_norm.h"   // norm_chunk_sums
 #include "llmc/ops/layernorm.h"     // layernorm_forward, residual_layernorm_forward, layernorm_backward
 #include "llmc/core/print.h"        // seconds_now
-#include "llmc/ops/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward, column_sums
+#include "llmc/ops/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward, matmul_backward_bias
 #include "llmc/ops/residual.h"      // residual_forward
 #include "llmc/core/rng.h"          // xorshift_u32
 
@@ -132,10 +132,10 @@ static void run_fc_gelu(Bench* b, const Shape* s) {
     b->flops = 2.0 * N * C * OC;
 }
 
-static void run_fc_column_sums(Bench* b, const Shape* s) {
+static void run_fc_backward_bias(Bench* b, const Shape* s) {
     int N = s->B * s->T, OC = 4 * s->C;
     float* sums = one_way_float(b, (size_t)OC);
-    column_sums(sums, one_way(b, (size_t)N * OC), N, OC, &b->dev);
+    matmul_backward_bias(sums, one_way(b, (size_t)N * OC), N, OC, &b->dev);
 }
 
 static void run_logits(Bench* b, const Shape* s) { linear(b, s->B * s->T, s->C, s->V, 0); }
@@ -257,7 +257,7 @@ static void run_adamw(Bench* b, const Shape* s) {
 static void run_sum_of_squares(Bench* b, const Shape* s) {
     size_t n = n_parameters(s);
     double* sums = (double*)slice(b, sizeof(double) * (size_t)ceil_div((int64_t)n, NORM_CHUNK), 1);
-    chunk_sums_of_squares(sums, one_way_float(b, n), n, &b->dev);
+    norm_chunk_sums(sums, one_way_float(b, n), n, &b->dev);
 }
 
 static const Case CASES[] = {
@@ -276,7 +276,7 @@ static const Case CASES[] = {
     {"matmul_forward fc", run_fc},
     {"matmul_backward fc", run_fc_backward},
     {"matmul_gelu_forward fc", run_fc_gelu},
-    {"column_sums fc", run_fc_column_sums},
+    {"matmul_backward_bias fc", run_fc_backward_bias},
     {"matmul_forward fcproj", run_fcproj},
     {"matmul_backward fcproj", run_fcproj_backward},
     {"matmul_forward logits", run_logits},
@@ -285,7 +285,7 @@ static const Case CASES[] = {
     {"gelu_backward", run_gelu_backward},
     {"crossentropy", run_crossentropy},  // forward and backward, in place
     {"adamw_update", run_adamw},         // all parameters at once, with float masters
-    {"sum_of_squares", run_sum_of_squares},  // the chunks, which the host adds
+    {"norm_sum_of_squares", run_sum_of_squares},  // the chunks, which the host adds
 };
 
 static const Case ATTENTION[] = {{"attention_forward", run_attention}, {"attention_backward", run_attention_backward}};

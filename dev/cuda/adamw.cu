@@ -1,9 +1,9 @@
 /*
-The staircase of AdamW: parameters, moments and gradients of n elements, element by element. There is little to compute, so
-each step is about the bytes that move; main checks every step against adamw_update_ref and, on a GPU, times it at n = 124
-million, all of GPT-2.
+The staircase of AdamW: parameters, moments and gradients of n elements, element by element. There is little to compute,
+so each step is about the bytes that move; main checks every step against adamw_update_ref and, on a GPU, times it at
+n = 124 million, all of GPT-2.
 
-    step             what it changes                                                  bytes a parameter   measured on an H200
+    step             what it changes                                                  bytes a parameter   on an H200
     1 three kernels  one for m, one for v, one for p: g, m and v are read twice                      40   not measured
     2 one kernel     everything is read once and written once                                        28   not measured
     3 packs          16 bytes a load: a quarter of the instructions. adamw_update                    28   not measured
@@ -13,8 +13,10 @@ million, all of GPT-2.
                      adamw_update_stored without a master
     6 master         float masters beside the bf16 parameters: no step is lost at all                30   not measured
 
-Steps 3, 5 and 6 live in llmc/ops/adamw.h. The limit on an H200: 4.8 TB/s, 0.73 ms for 124 million parameters of 28 bytes.
-    make build/nvcc-sm_90-bf16/cuda/adamw && build/nvcc-sm_90-bf16/cuda/adamw      under dev/simt: only the checks
+Steps 3, 5 and 6 live in llmc/ops/adamw.h. The limit on an H200: 4.8 TB/s, 0.73 ms for 124 million parameters of 28
+bytes.
+    make build/nvcc-sm_90-bf16/cuda/adamw && build/nvcc-sm_90-bf16/cuda/adamw
+    under dev/simt: only the checks
 */
 #include "llmc/ops/adamw.h"  // adamw_update, adamw_update_stored, adamw_element_, adamw_update_ref
 #include "llmc/test/test.h"  // random_array, to_device_as, check
@@ -44,7 +46,9 @@ __global__ void v_kernel(float* v, const float* g, size_t n, AdamW a) {
 
 __global__ void p_kernel(float* p, const float* m, const float* v, size_t n, float weight_decay, AdamW a) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) { p[i] -= a.lr * ((m[i] / a.correction1) / (sqrtf(v[i] / a.correction2) + a.eps) + weight_decay * p[i]); }
+    if (i < n) {
+        p[i] -= a.lr * ((m[i] / a.correction1) / (sqrtf(v[i] / a.correction2) + a.eps) + weight_decay * p[i]);
+    }
 }
 
 static void three_kernels(const Parameters* x, const AdamW* a, uint32_t, const Device* dev) {
@@ -125,7 +129,8 @@ static const Step steps[] = {
 };
 enum { N_STEPS = sizeof steps / sizeof *steps };
 
-static Parameters parameters(const float* p, const float* m, const float* v, const float* g, size_t n, const Device* dev) {
+static Parameters parameters(const float* p, const float* m, const float* v, const float* g, size_t n,
+                             const Device* dev) {
     Parameters x = {n, to_device(p, n, dev), to_device(m, n, dev), to_device(v, n, dev), to_device(g, n, dev),
                     to_device_as<__nv_bfloat16>(p, n, dev)};
     return x;
@@ -151,7 +156,8 @@ static void check_update(Test* t, const Step* step, size_t n, const Device* dev)
     adamw_update_ref(p, m, v, g, n, WEIGHT_DECAY, &a);
     parameters_back(got, step, &x, dev);
     for (size_t i = 0; i < n; i++) {
-        // a float rounds once, and a step is below 0.1 with fewer than 20 roundings; a bf16 moves to a neighbour, 2^-7 of it away
+        // a float rounds once, and a step is below 0.1 with fewer than 20 roundings; a bf16 moves to a neighbour, 2^-7
+        // of it away
         double allowed = 0x1p-24 + 0.1 * 20 * 0x1p-24 + (step->bf16 ? 0x1p-7 * fabs((double)p[i]) : 0.0);
         check(t, fabs((double)got[i] - (double)p[i]) <= allowed, "%s: [%zu] found %.9g, expected %.9g", step->name, i,
               (double)got[i], (double)p[i]);
@@ -171,7 +177,8 @@ static void check_small_steps(Test* t, const Step* step, const Device* dev) {
     parameters_back(ones, step, &x, dev);
     double mean = 0.0;
     for (int i = 0; i < N; i++) { mean += (double)ones[i] / N; }
-    // 20 roundings that go up once in 36 times, over 2^-8, averaged over N; and the decay of a parameter that shrinks itself
+    // 20 roundings that go up once in 36 times, over 2^-8, averaged over N; and the decay of a parameter that shrinks
+    // itself
     double allowed = 5.0 * sqrt(20.0 / 36.0 / N) * 0x1p-8 + 1e-6;
     check(t, fabs(mean - step->mean) < allowed, "%s: 20 steps of 1e-4 lead from 1 to %.6f, expected %.6f", step->name,
           mean, step->mean);

@@ -1,9 +1,9 @@
 /*
-The staircase of causal attention, forward, as GPT-2 calls it: qkv (B, T, 3C) with heads of 64 channels. Each step changes one thing;
-main checks every step against attention_forward_ref and, on a GPU, times it at B 8, T 1024, NH 12: a layer of GPT-2 124M, 12.9 GFLOP
-of which queries see the result.
+The staircase of causal attention, forward, as GPT-2 calls it: qkv (B, T, 3C) with heads of 64 channels. Each step
+changes one thing; main checks every step against attention_forward_ref and, on a GPU, times it at B 8, T 1024, NH 12: a
+layer of GPT-2 124M, 12.9 GFLOP of which queries see the result.
 
-    step              what it changes                                                              measured on an H200
+    step              what it changes                                                              on an H200
     1 matrix          three kernels: scores, softmax, weighted sum. The (T, T) matrices of all heads, 0.4   not measured
                       GB, go to memory and back several times; qkv and out are 0.1 GB
     2 online softmax  one kernel, a warp per query: weights stay in registers, and what was summed shrinks  not measured
@@ -15,17 +15,16 @@ of which queries see the result.
                       llmc/ops/flash_attention.h, what fast builds use
     backward          5's, in two passes: 3.5 times the products of forward                                 not measured
 
-The limits on an H200: float 67 TFLOP/s, bf16 989 TFLOP/s (with wgmma; mma, which runs on older cards too, reaches less), memory
-4.8 TB/s.
-    make build/nvcc-sm_90-bf16/cuda/attention && build/nvcc-sm_90-bf16/cuda/attention      under dev/simt: only the checks
+The limits on an H200: float 67 TFLOP/s, bf16 989 TFLOP/s (with wgmma; mma, which runs on older cards too, reaches
+less), memory 4.8 TB/s.
+    make build/nvcc-sm_90-bf16/cuda/attention && build/nvcc-sm_90-bf16/cuda/attention
+    under dev/simt: only the checks
 */
 #include "llmc/ops/attention.h"        // attention_forward_ref
 #include "llmc/ops/flash_attention.h"  // flash_attention_forward and its parts
 #include "llmc/test/test.h"            // random_array, to_device_as, check
 
 enum { HEAD = 64 };
-
-typedef __nv_bfloat16 bf16;
 
 // one layer in both precisions; the floats are bf16 values, so that one answer is right for all steps
 typedef struct {
@@ -40,7 +39,8 @@ typedef struct {
 __global__ void scores_kernel(float* matrix, const float* qkv, int T, int C, int NH) {
     int u = blockIdx.x * 32 + threadIdx.x, t = blockIdx.y * 8 + threadIdx.y, b = blockIdx.z / NH, h = blockIdx.z % NH;
     if (u >= T || t >= T) { return; }
-    const float *q = qkv + ((size_t)b * T + t) * 3 * C + h * HEAD, *k = qkv + ((size_t)b * T + u) * 3 * C + C + h * HEAD;
+    const float *q = qkv + ((size_t)b * T + t) * 3 * C + h * HEAD,
+                *k = qkv + ((size_t)b * T + u) * 3 * C + C + h * HEAD;
     float dot = 0.0f;
     for (int i = 0; i < HEAD && u <= t; i++) { dot += q[i] * k[i]; }
     matrix[((size_t)blockIdx.z * T + t) * T + u] = u <= t ? dot / 8.0f : -INFINITY;  // 8: the root of HEAD
@@ -73,7 +73,8 @@ static void matrix_steps(const Layer* l, const Device* dev) {
     values_kernel<<<n_rows, HEAD, 0, dev->stream>>>(l->out, l->matrix, l->qkv, l->T, l->C, l->NH);
 }
 
-// ---- 2: online softmax. A warp takes 32 keys at a time: each lane scores one, then each lane sums two channels over all 32 ----
+// ---- 2: online softmax. A warp takes 32 keys at a time: each lane scores one, then each lane sums two channels over
+//      all 32 ----
 
 typedef struct {
     float max, sum, out[2];  // sum: this lane's keys; out: channels lane and lane + 32
@@ -108,7 +109,8 @@ __global__ void online_kernel(float* out, const float* qkv, int T, int C, int NH
     int t = blockIdx.y * 4 + threadIdx.y, b = blockIdx.x / NH, h = blockIdx.x % NH;
     if (t >= T) { return; }
     size_t row = 3 * (size_t)C;
-    const float *q = qkv + ((size_t)b * T + t) * row + h * HEAD, *k = qkv + (size_t)b * T * row + C + h * HEAD, *v = k + C;
+    const float *q = qkv + ((size_t)b * T + t) * row + h * HEAD, *k = qkv + (size_t)b * T * row + C + h * HEAD,
+                *v = k + C;
     Online o = {-10000.0f, 0.0f, {0.0f, 0.0f}};
     for (int u = 0; u <= t; u += WARP) { online_step(&o, q, k + u * row, v + u * row, row, min(WARP, t + 1 - u)); }
     online_store(out + ((size_t)b * T + t) * C + h * HEAD, &o);
@@ -119,8 +121,8 @@ static void online(const Layer* l, const Device* dev) {
     online_kernel<<<grid, block, 0, dev->stream>>>(l->out, l->qkv, l->T, l->C, l->NH);
 }
 
-// ---- 3: tiles of 32 keys and values in shared memory, for 32 queries, 4 for each of 8 warps. The channel more per row puts a
-//      channel of 32 keys into 32 different banks ----
+// ---- 3: tiles of 32 keys and values in shared memory, for 32 queries, 4 for each of 8 warps. The channel more per row
+//      puts a channel of 32 keys into 32 different banks ----
 
 enum { ROW = HEAD + 1, QUERIES = 32, PER_WARP = 4 };
 
@@ -129,7 +131,8 @@ __global__ void shared_tiles_kernel(float* out, const float* qkv, int T, int C, 
     __shared__ float q_tile[QUERIES][HEAD];
     __shared__ float k_tile[WARP][ROW];
     __shared__ float v_tile[WARP][ROW];
-    int first = blockIdx.y * QUERIES, b = blockIdx.x / NH, h = blockIdx.x % NH, thread = threadIdx.y * WARP + threadIdx.x;
+    int first = blockIdx.y * QUERIES, b = blockIdx.x / NH, h = blockIdx.x % NH,
+        thread = threadIdx.y * WARP + threadIdx.x;
     size_t row = 3 * (size_t)C;
     const float* x = qkv + (size_t)b * T * row + h * HEAD;
     Online o[PER_WARP];
@@ -147,7 +150,9 @@ __global__ void shared_tiles_kernel(float* out, const float* qkv, int T, int C, 
         __syncthreads();
         for (int j = 0; j < PER_WARP; j++) {
             int n = threadIdx.y * PER_WARP + j;
-            if (u <= first + n) { online_step(&o[j], q_tile[n], k_tile[0], v_tile[0], ROW, min(WARP, first + n + 1 - u)); }
+            if (u <= first + n) {
+                online_step(&o[j], q_tile[n], k_tile[0], v_tile[0], ROW, min(WARP, first + n + 1 - u));
+            }
         }
     }
     for (int j = 0; j < PER_WARP; j++) {
@@ -161,35 +166,37 @@ static void shared_tiles(const Layer* l, const Device* dev) {
     shared_tiles_kernel<<<grid, block, 0, dev->stream>>>(l->out, l->qkv, l->T, l->C, l->NH);
 }
 
-// ---- 4: tensor cores, with the parts of flash_attention.h: 64 queries, 16 for each of 4 warps; tiles of 64 keys, waited for ----
+// ---- 4: tensor cores, with the parts of flash_attention.h: 64 queries, 16 for each of 4 warps; tiles of 64 keys,
+//      waited for ----
 
 __global__ void __launch_bounds__(FLASH_THREADS) tensor_cores_kernel(bf16* out, const bf16* qkv, AttentionShape s) {
     __shared__ __align__(128) bf16 q_tile[64 * HEAD];
     __shared__ __align__(128) bf16 k_tile[64 * HEAD];
     __shared__ __align__(128) bf16 v_tile[64 * HEAD];
-    int b = blockIdx.x / s.NH, h = blockIdx.x % s.NH, t = blockIdx.y * 64, row = threadIdx.x / WARP * 16, C = s.NH * HEAD;
+    int b = blockIdx.x / s.NH, h = blockIdx.x % s.NH, t = blockIdx.y * 64, row = threadIdx.x / WARP * 16,
+        C = s.NH * HEAD;
     float sums[1][HEAD / 8][4], m[1][2] = {{-10000.0f, -10000.0f}}, sum[1][2] = {{0.0f, 0.0f}};
-    set_zero(sums);
-    tile_load<64, HEAD>(q_tile, qkv + attention_at_q(&s, b, h, t), s.q_row, s.T - t, HEAD);
+    tile_set_zero(sums);
+    tile_load<64, HEAD, FLASH_THREADS>(q_tile, qkv + attention_at_q(&s, b, h, t), s.q_row, s.T - t, HEAD);
     for (int u = 0; u < t + 64 && u < s.T; u += 64) {
         float p[1][8][4];
         unsigned operands[1][4][4];
         const bf16* k = qkv + C + attention_at_kv(&s, b, h, u);
         __syncthreads();
-        tile_load<64, HEAD>(k_tile, k, s.kv_row, s.T - u, HEAD);
-        tile_load<64, HEAD>(v_tile, k + C, s.kv_row, s.T - u, HEAD);
+        tile_load<64, HEAD, FLASH_THREADS>(k_tile, k, s.kv_row, s.T - u, HEAD);
+        tile_load<64, HEAD, FLASH_THREADS>(v_tile, k + C, s.kv_row, s.T - u, HEAD);
         cp_async_commit();
         cp_async_wait<0>();
         __syncthreads();
-        set_zero(p);
-        add_product_transposed<HEAD>(p, q_tile, row, k_tile);
-        mask_scores(p, s, t + row, u);
-        softmax_step<HEAD>(p, sums, m, sum, s.scale * LOG2_E);
-        to_operands(operands, p);
-        add_product<HEAD>(sums, operands, v_tile);
+        tile_set_zero(p);
+        tile_add_product_transposed<HEAD>(p, q_tile, row, k_tile);
+        flash_mask_scores(p, s, t + row, u);
+        flash_softmax_step<HEAD>(p, sums, m, sum, s.scale * FLASH_LOG2_E);
+        tile_to_operands(operands, p);
+        tile_add_product<HEAD>(sums, operands, v_tile);
     }
-    sum[0][0] = 1.0f / quad_sum(sum[0][0]), sum[0][1] = 1.0f / quad_sum(sum[0][1]);
-    store_rows<HEAD>(out + attention_at_out(&s, b, h, t), s.out_row, s.T - t, HEAD, q_tile, row, sums, sum);
+    sum[0][0] = 1.0f / tile_quad_sum(sum[0][0]), sum[0][1] = 1.0f / tile_quad_sum(sum[0][1]);
+    tile_store_rows<HEAD>(out + attention_at_out(&s, b, h, t), s.out_row, s.T - t, HEAD, q_tile, row, sums, sum);
 }
 
 static void tensor_cores(const Layer* l, const Device* dev) {
@@ -232,8 +239,19 @@ enum { N_STEPS = sizeof steps / sizeof *steps };
 
 static Layer layer(const float* qkv, const float* dout, int B, int T, int NH, const Device* dev) {
     size_t n = (size_t)B * (size_t)T * (size_t)NH * HEAD, n_rows = (size_t)B * (size_t)NH * (size_t)T;
-    Layer l = {B, T, NH * HEAD, NH, to_device(qkv, 3 * n, dev), NULL, NULL, NULL, NULL, to_device_as<bf16>(qkv, 3 * n, dev), NULL,
-               to_device_as<bf16>(dout, n, dev), NULL};
+    Layer l = {B,
+               T,
+               NH * HEAD,
+               NH,
+               to_device(qkv, 3 * n, dev),
+               NULL,
+               NULL,
+               NULL,
+               NULL,
+               to_device_as<bf16>(qkv, 3 * n, dev),
+               NULL,
+               to_device_as<bf16>(dout, n, dev),
+               NULL};
     l.out = (float*)device_alloc(sizeof(float) * n, "out");
     l.matrix = (float*)device_alloc(sizeof(float) * n_rows * (size_t)T, "matrix");
     l.max = (float*)device_alloc(sizeof(float) * n_rows, "max");
@@ -250,8 +268,10 @@ static void layer_free(Layer* l) {
 
 // every step against the plain loop
 static void check_steps(Test* t, int B, int T, int NH, const Device* dev) {
-    size_t n = (size_t)B * (size_t)T * (size_t)NH * HEAD, n_rows = (size_t)B * (size_t)NH * (size_t)T, n_weights = n_rows * (size_t)T;
-    float *qkv = bf16_array(3 * n, 2.0f, 1), *dout = bf16_array(n, 2.0f, 2), *want = filled_array(n, NAN), *got = filled_array(n, NAN);
+    size_t n = (size_t)B * (size_t)T * (size_t)NH * HEAD, n_rows = (size_t)B * (size_t)NH * (size_t)T,
+           n_weights = n_rows * (size_t)T;
+    float *qkv = bf16_array(3 * n, 2.0f, 1), *dout = bf16_array(n, 2.0f, 2), *want = filled_array(n, NAN),
+          *got = filled_array(n, NAN);
     float *weights = filled_array(2 * n_weights, NAN), *rows = filled_array(2 * n_rows, NAN);
     attention_forward_ref(want, weights, weights + n_weights, rows, rows + n_rows, qkv, B, T, NH * HEAD, NH);
     double* want_double = double_array(want, n);
@@ -265,7 +285,8 @@ static void check_steps(Test* t, int B, int T, int NH, const Device* dev) {
         device_download(got, l.out, sizeof(float) * n, dev);
         device_download(got_bf16, l.out_bf16, sizeof(bf16) * n, dev);
         for (size_t i = 0; i < n && steps[s].bf16_out; i++) { got[i] = (float)got_bf16[i]; }
-        // |v| and |out| are below 2; weights and results are rounded to bf16, or everything to float (the bounds of test_attention.c)
+        // |v| and |out| are below 2; weights and results are rounded to bf16, or everything to float (the bounds of
+        // test_attention.c)
         check_close(t, what, got, want_double, n, steps[s].bf16_out ? 2.0 * 2.0 * 0x1p-8 : 2.0 * 0x1p-14);
         device_zero(l.out, sizeof(float) * n, dev);
         device_zero(l.out_bf16, sizeof(bf16) * n, dev);
@@ -277,7 +298,8 @@ static void check_steps(Test* t, int B, int T, int NH, const Device* dev) {
 
 #ifndef SIMT
 // n_flops: of queries and the keys they see
-static void time_step(const char* name, void (*run)(const Layer* l, const Device* dev), const Layer* l, double n_flops, const Device* dev) {
+static void time_step(const char* name, void (*run)(const Layer* l, const Device* dev), const Layer* l, double n_flops,
+                      const Device* dev) {
     const double ms = device_milliseconds(20, dev, [&]() { run(l, dev); });
     printf("%-18s %8.3f ms %7.1f TFLOP/s\n", name, ms, 1e-9 * n_flops / ms);
 }

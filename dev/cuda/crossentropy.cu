@@ -1,9 +1,9 @@
 /*
-The staircase of the classifier: logits (N, Vp) become dlogits in place, and each row's loss is written. Each step changes
-one thing; main checks every step against crossentropy_fused_ref and, on a GPU, times it at N 8192, V 50257, Vp 50304: 8 rows
-of 1024 tokens of GPT-2, 412 million logits.
+The staircase of the classifier: logits (N, Vp) become dlogits in place, and each row's loss is written. Each step
+changes one thing; main checks every step against crossentropy_fused_ref and, on a GPU, times it at N 8192, V 50257, Vp
+50304: 8 rows of 1024 tokens of GPT-2, 412 million logits.
 
-    step      what it changes                                                            bytes a logit   measured on an H200
+    step      what it changes                                                            bytes a logit   on an H200
     1 rows    one thread has one row: a warp's load asks for 32 lines, a row apart, and 8192          16   not measured
               threads wait for memory one float at a time
     2 warps   one warp has one row and reads neighbouring columns                                     16   not measured
@@ -11,13 +11,14 @@ of 1024 tokens of GPT-2, 412 million logits.
               them, and only the first of three passes reads from memory
     4 online  maximum and sum in one pass: two passes instead of three                                 8   not measured
     5 bf16    half the bytes, and all rows in work fit in L2                                           4   not measured
-    6 packs   16 bytes a load, 8 columns for one maximum. Lives in llmc/ops/crossentropy.h                 4   not measured
+    6 packs   16 bytes a load, 8 columns for one maximum. Lives in llmc/ops/crossentropy.h             4   not measured
     7 kept    the row stays in shared memory: the second pass does not even ask L2. It needs           4   not measured
               100 KB a block: two fit on a multiprocessor of an H100, one on an A100's
 
 Bytes are those that memory itself moves. The limit on an H200: 4.8 TB/s, 0.34 ms for 412 million logits of 4 bytes. Two
 exponentials a logit, 16 a clock and multiprocessor, take two thirds of that: they must overlap with the loads.
-    make build/nvcc-sm_90-bf16/cuda/crossentropy && build/nvcc-sm_90-bf16/cuda/crossentropy      under dev/simt: only the checks
+    make build/nvcc-sm_90-bf16/cuda/crossentropy && build/nvcc-sm_90-bf16/cuda/crossentropy
+    under dev/simt: only the checks
 */
 #include "llmc/ops/crossentropy.h"  // crossentropy_fused, crossentropy_fused_ref
 #include "llmc/test/test.h"         // random_array, to_device_as, check
@@ -50,8 +51,8 @@ static void rows(const Classifier* c, const Device* dev) {
     rows_kernel<<<grid, 128, 0, dev->stream>>>(c->losses, c->logits, c->targets, c->dloss, c->N, c->V, c->Vp);
 }
 
-// ---- 2: one warp, one row. 132 multiprocessors with 64 warps each have 8448 rows in work, 1.7 GB, and every pass reads them
-//      from memory ----
+// ---- 2: one warp, one row. 132 multiprocessors with 64 warps each have 8448 rows in work, 1.7 GB, and every pass
+//      reads them from memory ----
 
 // block is (32, 8)
 __global__ void warps_kernel(float* losses, float* logits, const int* targets, float dloss, int N, int V, int Vp) {
@@ -74,7 +75,8 @@ static void warps(const Classifier* c, const Device* dev) {
     warps_kernel<<<grid, block, 0, dev->stream>>>(c->losses, c->logits, c->targets, c->dloss, c->N, c->V, c->Vp);
 }
 
-// ---- 3: one block, one row. Two blocks on each multiprocessor: 264 rows, 53 MB as float, 26 MB as bf16; L2 has 50 MB ----
+// ---- 3: one block, one row. Two blocks on each multiprocessor: 264 rows, 53 MB as float, 26 MB as bf16; L2 has 50
+//      MB ----
 
 // over the block, for every thread. Block is (BLOCK); a second call waits until the first has been read by all
 __device__ static float block_max(float x) {
@@ -122,7 +124,8 @@ static void blocks(const Classifier* c, const Device* dev) {
     blocks_kernel<<<c->N, BLOCK, 0, dev->stream>>>(c->losses, c->logits, c->targets, c->dloss, c->V, c->Vp);
 }
 
-// ---- 4 and 5: the sum follows the maximum found so far, and shrinks when that grows: s exp(old - new). X: float, then bf16 ----
+// ---- 4 and 5: the sum follows the maximum found so far, and shrinks when that grows: s exp(old - new). X: float, then
+//      bf16 ----
 
 // block is (BLOCK)
 template <typename X>
@@ -160,7 +163,8 @@ static void packs(const Classifier* c, const Device* dev) {
     crossentropy_fused(c->losses, c->logits_bf16, c->targets, c->dloss, 1, c->N, c->V, c->Vp, dev);
 }
 
-// ---- 7: packs, and the first pass leaves the row in shared memory. Each thread reads only what it wrote there itself ----
+// ---- 7: packs, and the first pass leaves the row in shared memory. Each thread reads only what it wrote there
+//      itself ----
 
 enum { PACK = 8 };
 
@@ -236,8 +240,8 @@ static void check_step(Test* t, const Step* step, int N, int V, int Vp, const De
     from_device(losses, c.losses, (size_t)N, dev), device_drop(c.targets);
     if (step->bf16) { from_device_as(logits, c.logits_bf16, n, dev), device_drop(c.logits); }
     if (!step->bf16) { from_device_as(logits, c.logits, n, dev), device_drop(c.logits_bf16); }
-    // logits differ by at most 16: an exponential is off by 35 * 2^-23, their sum by that and 96 * 2^-23 (llmc/ops/crossentropy.h),
-    // or V / 2 * 2^-23 where it is a chain, as the plain loop's is
+    // logits differ by at most 16: an exponential is off by 35 * 2^-23, their sum by that and 96 * 2^-23
+    // (llmc/ops/crossentropy.h), or V / 2 * 2^-23 where it is a chain, as the plain loop's is
     const double relative = (2 * 35 + 96 + V) * 0x1p-23;
     for (size_t i = 0; i < n; i++) {
         double allowed = relative * (double)dloss + (step->bf16 ? 0x1p-8 * fabs((double)want[i]) : 0.0);

@@ -1,9 +1,9 @@
 /*
-The staircase of the linear layer: out (N, OC) = inp (N, C) * weight (OC, C)^T. Each step changes one thing; main checks every
-step against matmul_forward_ref and, on a GPU, times it at N 8192, C 768, OC 3072: 38.7 GFLOP, a fully connected layer of GPT-2
-124M with 8 rows of 1024 tokens.
+The staircase of the linear layer: out (N, OC) = inp (N, C) * weight (OC, C)^T. Each step changes one thing; main checks
+every step against matmul_forward_ref and, on a GPU, times it at N 8192, C 768, OC 3072: 38.7 GFLOP, a fully connected
+layer of GPT-2 124M with 8 rows of 1024 tokens.
 
-    step              what it changes                                                              measured on an H200
+    step              what it changes                                                              on an H200
     1 outputs         one thread computes one output and reads 2*C floats for 2*C operations             not measured
     2 shared tiles    a block shares what it reads: each float is read once for 32 outputs               not measured
     3 register tiles  a thread computes 4 x 4 outputs: 8 loads of shared memory feed 16 products         not measured
@@ -14,9 +14,10 @@ step against matmul_forward_ref and, on a GPU, times it at N 8192, C 768, OC 307
     6 cuBLASLt        NVIDIA's kernel for this shape and card: on Hopper it feeds tensor cores from      not measured
                       shared memory and has the copies done by a unit of their own. Fast builds use it
 
-The limits on an H200: float 67 TFLOP/s, bf16 989 TFLOP/s, memory 4.8 TB/s. Here every float that comes from memory could serve
-hundreds of products, so memory limits only the steps that fetch it again and again.
-    make build/nvcc-sm_90-bf16/cuda/matmul && build/nvcc-sm_90-bf16/cuda/matmul      under dev/simt: only the checks
+The limits on an H200: float 67 TFLOP/s, bf16 989 TFLOP/s, memory 4.8 TB/s. Here every float that comes from memory
+could serve hundreds of products, so memory limits only the steps that fetch it again and again.
+    make build/nvcc-sm_90-bf16/cuda/matmul && build/nvcc-sm_90-bf16/cuda/matmul
+    under dev/simt: only the checks
 */
 #include "llmc/ops/matmul.h"  // matmul_forward, matmul_forward_ref, gemm
 #include "llmc/core/mma.h"    // mma_m16n8k16, ldmatrix_x4, cp_async_16_zfill
@@ -29,8 +30,8 @@ typedef struct {
     __nv_bfloat16 *inp_bf16, *weight_bf16, *out_bf16;
 } Layer;
 
-// ---- 1: one thread, one output. Lanes hold neighbouring oc, so a warp reads 32 rows of the weight, a whole row apart each:
-//      32 cache lines for 32 floats ----
+// ---- 1: one thread, one output. Lanes hold neighbouring oc, so a warp reads 32 rows of the weight, a whole row apart
+//      each: 32 cache lines for 32 floats ----
 
 enum { OUTPUTS = 16 };
 
@@ -48,8 +49,9 @@ static void outputs(const Layer* l, const Device* dev) {
     outputs_kernel<<<grid, block, 0, dev->stream>>>(l->out, l->inp, l->weight, l->N, l->C, l->OC);
 }
 
-// ---- 2: tiles in shared memory. A block of SIDE x SIDE threads fetches SIDE columns of both operands, then every thread
-//      uses SIDE floats of each. The column more spreads a warp's reads down a column of the weight's tile over 32 banks ----
+// ---- 2: tiles in shared memory. A block of SIDE x SIDE threads fetches SIDE columns of both operands, then every
+//      thread uses SIDE floats of each. The column more spreads a warp's reads down a column of the weight's tile over
+//      32 banks ----
 
 enum { SIDE = 32 };
 
@@ -77,13 +79,13 @@ static void shared_tiles(const Layer* l, const Device* dev) {
 // ---- 3: tiles in registers, any strides and types: the winner without tensor cores lives in llmc/ops/gemm.h ----
 
 static void register_tiles(const Layer* l, const Device* dev) {
-    Matrix a = matrix(l->inp, (size_t)l->C), b = transposed(l->weight, (size_t)l->C);
+    Matrix a = gemm_matrix(l->inp, (size_t)l->C), b = gemm_transposed(l->weight, (size_t)l->C);
     gemm(l->out, (size_t)l->OC, NULL, 0, a, b, l->N, l->OC, l->C, dev);
 }
 
-// ---- 4: 8 x 8 outputs a thread, packs of 4 floats, two buffers. While a tile is multiplied, the next one is on its way
-//      from memory into registers; then it goes into the other buffer, and one barrier a tile is enough. C is a multiple of
-//      DEPTH ----
+// ---- 4: 8 x 8 outputs a thread, packs of 4 floats, two buffers. While a tile is multiplied, the next one is on its
+//      way from memory into registers; then it goes into the other buffer, and one barrier a tile is enough. C is a
+//      multiple of DEPTH ----
 
 enum { VTILE = 128, DEPTH = 8, VTHREADS = 256, VROW = VTILE + 4 };
 static_assert(VTILE * DEPTH == VTHREADS * 4, "each thread fetches one pack of each operand");
@@ -99,8 +101,8 @@ __device__ inline void stash(float (&tile)[DEPTH][VROW], Pack<float, 4> pack) {
     for (int i = 0; i < 4; i++) { tile[threadIdx.x % 2 * 4 + i][threadIdx.x / 2] = pack.x[i]; }
 }
 
-// a thread's 8 rows (columns) of a tile: 4 from its own place on, and 4 half a tile further, so that a warp's packs lie side
-// by side
+// a thread's 8 rows (columns) of a tile: 4 from its own place on, and 4 half a tile further, so that a warp's packs lie
+// side by side
 __device__ inline void pick(float (&x)[8], const float* row, int place) {
     for (int i = 0; i < 8; i++) { x[i] = row[place + i % 4 + i / 4 * (VTILE / 2)]; }
 }
@@ -141,14 +143,15 @@ static void vectors(const Layer* l, const Device* dev) {
     vectors_kernel<<<grid, VTHREADS, 0, dev->stream>>>(l->out, l->inp, l->weight, l->N, l->C, l->OC);
 }
 
-// ---- 5: tensor cores. Eight warps, 2 x 4, compute 64 x 32 outputs each out of a tile of 128 x 128; cp.async fills one pair
-//      of tiles while the other is multiplied. Rows of a tile lie 80 bytes apart: the 8 rows that ldmatrix reads at a time
-//      are then in 8 different 16-byte columns of the banks. C and OC are multiples of 8 ----
+// ---- 5: tensor cores. Eight warps, 2 x 4, compute 64 x 32 outputs each out of a tile of 128 x 128; cp.async fills one
+//      pair of tiles while the other is multiplied. Rows of a tile lie 80 bytes apart: the 8 rows that ldmatrix reads
+//      at a time are then in 8 different 16-byte columns of the banks. C and OC are multiples of 8 ----
 
 enum { MTILE = 128, MDEPTH = 32, MROW = MDEPTH + 8, MTHREADS = 256, WARP_M = 64, WARP_N = 32 };
 
 // rows first.. and columns c.. of x (rows, C) into a tile, 16 bytes a copy; zeros beyond the last row and column
-__device__ inline void copy_tile(__nv_bfloat16 (*tile)[MROW], const __nv_bfloat16* x, int first, int rows, int c, int C) {
+__device__ inline void copy_tile(__nv_bfloat16 (*tile)[MROW], const __nv_bfloat16* x, int first, int rows, int c,
+                                 int C) {
     for (int i = threadIdx.x; i < MTILE * MDEPTH / 8; i += MTHREADS) {
         int row = i / (MDEPTH / 8), column = i % (MDEPTH / 8) * 8, valid = first + row < rows && c + column < C;
         cp_async_16_zfill(&tile[row][column], valid ? x + (size_t)(first + row) * C + c + column : x, valid ? 16 : 0);
@@ -156,7 +159,8 @@ __device__ inline void copy_tile(__nv_bfloat16 (*tile)[MROW], const __nv_bfloat1
 }
 
 // sum[i][j]: rows 16*i.. and columns 8*j.. of this warp's outputs. a and b: its rows of the two tiles, from column k on
-__device__ inline void multiply_tiles(float (&sum)[4][4][4], __nv_bfloat16 (*a)[MROW], __nv_bfloat16 (*b)[MROW], int k) {
+__device__ inline void multiply_tiles(float (&sum)[4][4][4], __nv_bfloat16 (*a)[MROW], __nv_bfloat16 (*b)[MROW],
+                                      int k) {
     int lane = threadIdx.x % WARP;
     unsigned a_part[4][4], b_part[2][4];  // b_part: columns 16*j..: two registers for the first 8, two for the others
     for (int i = 0; i < 4; i++) { ldmatrix_x4(a_part[i], &a[16 * i + lane % 16][k + lane / 16 * 8]); }
@@ -202,7 +206,8 @@ tensor_cores_kernel(__nv_bfloat16* out, const __nv_bfloat16* inp, const __nv_bfl
 
 static void tensor_cores(const Layer* l, const Device* dev) {
     dim3 grid((unsigned)ceil_div(l->OC, MTILE), (unsigned)ceil_div(l->N, MTILE));
-    tensor_cores_kernel<<<grid, MTHREADS, 0, dev->stream>>>(l->out_bf16, l->inp_bf16, l->weight_bf16, l->N, l->C, l->OC);
+    tensor_cores_kernel<<<grid, MTHREADS, 0, dev->stream>>>(l->out_bf16, l->inp_bf16, l->weight_bf16, l->N, l->C,
+                                                            l->OC);
 }
 
 // ---- 6: cuBLASLt, in both precisions, as fast builds call it (an EXACT build goes back to 3) ----
@@ -271,7 +276,8 @@ static void check_steps(Test* t, int N, int C, int OC, const Device* dev) {
             worst = apart <= worst || isnan(worst) ? worst : apart;  // the first NaN stays
         }
         double allowed = 2.0 * (C + 1) * C * 0x1p-24;  // C roundings of sums below C, in both
-        check(t, worst <= allowed, "%s, N %d, C %d, OC %d: apart %.3g, allowed %.3g", steps[s].name, N, C, OC, worst, allowed);
+        check(t, worst <= allowed, "%s, N %d, C %d, OC %d: apart %.3g, allowed %.3g", steps[s].name, N, C, OC, worst,
+              allowed);
         free(got_bf16);
     }
     layer_free(&l);

@@ -3,7 +3,7 @@ The smallest trainer: a bigram model, one row of logits for each token. doc/your
 checkpoints, ranks, --probe, --generate and exports come with llmc/run/.
     make train_bigram && ./train_bigram --model tiny --train book.txt --steps 500 --lr 0.1
 */
-#include "llmc/ops/crossentropy.h"  // crossentropy_forward, crossentropy_backward, losses_sum
+#include "llmc/ops/crossentropy.h"  // crossentropy_forward, crossentropy_backward, crossentropy_losses_sum
 #include "llmc/ops/embedding.h"     // token_embedding_forward, token_embedding_backward
 #include "llmc/run/main.h"          // Run, Trainer, run_main
 
@@ -45,7 +45,7 @@ static void bigram_leaf(Run* r, int k, const int* tokens, const int* targets, fl
     dp_point(dp, &d, 0);
     bigram_forward(b, b->logits, tokens, N, &r->dev);
     crossentropy_forward(b->losses, b->logits, b->logits, targets, N, V, V, &r->dev);  // logits become probabilities
-    losses_sum(dp_loss(dp), b->losses, N, &r->dev);
+    crossentropy_losses_sum(dp_loss(dp), b->losses, N, &r->dev);
     crossentropy_backward(b->logits, b->logits, targets, dloss, N, V, V, &r->dev);
     device_zero(d.table, sizeof(float) * (size_t)V * (size_t)V, &r->dev);
     token_embedding_backward(d.table, b->logits, tokens, N, V, &r->dev);

@@ -101,9 +101,9 @@ static void sweep_elements(Sweep* s, int N, int C) {
     adamw_update_ref(p.expected, m.expected, v.expected, y, n, 0.1f, &step);
     adamw_update(p.device, m.device, v.device, dy, n, 0.1f, &step, &s->dev);
     compare(s, "adamw: p", p), compare(s, "m", m), compare(s, "v", v);
-    double expected = sum_of_squares_ref(0.0, x, n), found = sum_of_squares(0.0, dx, n, &s->dev);
+    double expected = norm_sum_of_squares_ref(0.0, x, n), found = norm_sum_of_squares(0.0, dx, n, &s->dev);
     s->n_comparisons++;
-    if (memcmp(&expected, &found, sizeof found) != 0) { printf("FAIL  sum_of_squares\n"), s->n_different++; }
+    if (memcmp(&expected, &found, sizeof found) != 0) { printf("FAIL  norm_sum_of_squares\n"), s->n_different++; }
     free(x), free(y), device_drop(dx), device_drop(dy);
 }
 
@@ -136,8 +136,8 @@ static void sweep_classifier(Sweep* s, int N, int V) {
     Output losses = output(s, N), logits = changed(s, (size_t)N * Vp, -1.0f), sum = output(s, 1);
     crossentropy_fused_ref(losses.expected, logits.expected, targets, 0.01f, 1, N, V, Vp);
     crossentropy_fused(losses.device, logits.device, dtargets, 0.01f, 1, N, V, Vp, &s->dev);
-    losses_sum_ref(sum.expected, losses.expected, N), losses_sum(sum.device, losses.device, N, &s->dev);
-    compare(s, "crossentropy: losses", losses), compare(s, "dlogits", logits), compare(s, "losses_sum", sum);
+    crossentropy_losses_sum_ref(sum.expected, losses.expected, N), crossentropy_losses_sum(sum.device, losses.device, N, &s->dev);
+    compare(s, "crossentropy: losses", losses), compare(s, "dlogits", logits), compare(s, "crossentropy_losses_sum", sum);
     free(targets), device_drop(dtargets);
 }
 

@@ -3,8 +3,8 @@ Device: what differs between machines, handed to every op as its last argument. 
 and a workspace for packed matrices; a CUDA build adds its stream and its cuBLASLt handle. No op keeps state of its own.
 Threads share OUTPUTS among themselves and never a sum, so their number cannot change a bit (doc/exactness.md rule 2).
 
-Device memory, what ops read and write, is the GPU's in a CUDA build and ordinary memory elsewhere; these calls are all that a
-trainer needs to know of the difference:
+Device memory, what ops read and write, is the GPU's in a CUDA build and ordinary memory elsewhere; these calls are all
+that a trainer needs to know of the difference:
     device_alloc, device_release        zeroed memory for arenas
     device_zero, device_copy            on the device, in the order of ops
     device_upload                       from the host. Memory of device_pinned is read later, while the host goes on
@@ -124,7 +124,7 @@ static inline void arena_free(void* p, size_t n_bytes) {
 }
 
 // a library linked with fast-math switches subnormals off for the whole process; then no bit below is ours
-static inline int subnormals_kept(void) {
+static inline int device_subnormals_kept_(void) {
     volatile float smallest = FLT_MIN, half = 0.5f;
     volatile float x = smallest * half;
     return x != 0.0f && x + x == smallest;
@@ -142,7 +142,9 @@ static inline int device_threads(int asked) {
 
 // One Device at a time: its thread count is the process's, and the workspace is sized by it. n_threads 0: one per core
 static inline void device_init(Device* dev, int n_threads) {
-    if (!subnormals_kept()) { fail_run("this process flushes subnormal floats to zero: some library was linked with fast-math"); }
+    if (!device_subnormals_kept_()) {
+        fail_run("this process flushes subnormal floats to zero: some library was linked with fast-math");
+    }
     dev->n_threads = device_threads(n_threads);
 #ifdef _OPENMP
     omp_set_num_threads(dev->n_threads);
@@ -166,15 +168,23 @@ static inline void device_init(Device* dev, int n_threads) {
 static inline void device_choose(int local_rank) {
     int n_gpus = 0;
     cudaError_t error = cudaGetDeviceCount(&n_gpus);
-    if (error != cudaSuccess || n_gpus == 0) { fail_run("no GPU here that CUDA can use (%s): `make train_gpt2` builds the CPU trainer", cudaGetErrorString(error)); }
-    if (local_rank >= n_gpus) { fail_run("rank %d of this machine has no GPU of its own: expected at most %d ranks here, one per GPU", local_rank, n_gpus); }
+    if (error != cudaSuccess || n_gpus == 0) {
+        fail_run("no GPU here that CUDA can use (%s): `make train_gpt2` builds the CPU trainer",
+                 cudaGetErrorString(error));
+    }
+    if (local_rank >= n_gpus) {
+        fail_run("rank %d of this machine has no GPU of its own: expected at most %d ranks here, one per GPU",
+                 local_rank, n_gpus);
+    }
     cudaCheck(cudaSetDevice(local_rank));
 }
 
 static inline void* device_alloc(size_t n_bytes, const char* what) {
     void* p = NULL;
     cudaError_t error = cudaMalloc(&p, n_bytes ? n_bytes : 1);
-    if (error != cudaSuccess) { fail_run("%s: no memory on the GPU for %zu bytes: %s", what, n_bytes, cudaGetErrorString(error)); }
+    if (error != cudaSuccess) {
+        fail_run("%s: no memory on the GPU for %zu bytes: %s", what, n_bytes, cudaGetErrorString(error));
+    }
     cudaCheck(cudaMemset(p, 0, n_bytes ? n_bytes : 1));
     return p;
 }
@@ -184,7 +194,9 @@ static inline void device_release(void* p, size_t n_bytes) {
     cudaCheck(cudaFree(p));
 }
 
-static inline void device_zero(void* p, size_t n_bytes, const Device* dev) { cudaCheck(cudaMemsetAsync(p, 0, n_bytes, dev->stream)); }
+static inline void device_zero(void* p, size_t n_bytes, const Device* dev) {
+    cudaCheck(cudaMemsetAsync(p, 0, n_bytes, dev->stream));
+}
 
 static inline void device_copy(void* to, const void* from, size_t n_bytes, const Device* dev) {
     cudaCheck(cudaMemcpyAsync(to, from, n_bytes, cudaMemcpyDeviceToDevice, dev->stream));
@@ -205,7 +217,9 @@ static inline void device_download(void* to_host, const void* from, size_t n_byt
 static inline void* device_pinned(size_t n_bytes, const char* what) {
     void* p = NULL;
     cudaError_t error = cudaMallocHost(&p, n_bytes ? n_bytes : 1);
-    if (error != cudaSuccess) { fail_run("%s: no pinned memory for %zu bytes: %s", what, n_bytes, cudaGetErrorString(error)); }
+    if (error != cudaSuccess) {
+        fail_run("%s: no pinned memory for %zu bytes: %s", what, n_bytes, cudaGetErrorString(error));
+    }
     return p;
 }
 
@@ -230,8 +244,12 @@ static inline void device_copy(void* to, const void* from, size_t n_bytes, const
     memcpy(to, from, n_bytes);
 }
 
-static inline void device_upload(void* to, const void* from_host, size_t n_bytes, const Device* dev) { device_copy(to, from_host, n_bytes, dev); }
-static inline void device_download(void* to_host, const void* from, size_t n_bytes, const Device* dev) { device_copy(to_host, from, n_bytes, dev); }
+static inline void device_upload(void* to, const void* from_host, size_t n_bytes, const Device* dev) {
+    device_copy(to, from_host, n_bytes, dev);
+}
+static inline void device_download(void* to_host, const void* from, size_t n_bytes, const Device* dev) {
+    device_copy(to_host, from, n_bytes, dev);
+}
 
 static inline void* device_pinned(size_t n_bytes, const char* what) {
     void* p = malloc(n_bytes ? n_bytes : 1);
@@ -242,7 +260,8 @@ static inline void* device_pinned(size_t n_bytes, const char* what) {
 static inline void device_pinned_free(void* p) { free(p); }
 #endif
 
-// scratch of at least n_bytes, kept from call to call: it grows in the first step and stays. Never inside a parallel region
+// scratch of at least n_bytes, kept from call to call: it grows in the first step and stays. Never inside a parallel
+// region
 static inline float* device_workspace(const Device* dev, size_t n_bytes) {
     Workspace* w = dev->workspace;
     if (w->n_bytes < n_bytes) {

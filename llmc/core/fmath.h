@@ -7,19 +7,19 @@ does not depend on compiler, vector width, threads or device, and a reference in
 Special inputs as in C's Annex F: NaN, infinities, signed zeros, overflow, subnormal inputs and results.
 -DSYSTEM_LIBM puts the C library's functions behind the same names: the build that equals upstream llm.c.
 
-Method: in double, reduce the argument to a short interval, evaluate a minimax polynomial (for erf a quotient of two) and
-        convert to float; every * / + - rounds once. There is no branch and no table: the ends of the range are selects.
-        So gcc and clang at -O3 turn `for (i...) y[i] = fm_exp(x[i]);` into SSE2, AVX2 or AVX-512 code; gcc needs
-        -fno-trapping-math, none needs a pragma. nvcc compiles the same lines.
-Error:  the double is within 6 * 2^-53 relative (tanh 15, expm1 and sinh 20, cosh 10: their polynomials are as short as the
-        proof allows). A float has 29 bits less, so rounding it is right unless the exact value is that close to the
+Method: in double, reduce the argument to a short interval, evaluate a minimax polynomial (for erf a quotient of two)
+        and convert to float; every * / + - rounds once. There is no branch and no table: the ends of the range are
+        selects. So gcc and clang at -O3 turn `for (i...) y[i] = fm_exp(x[i]);` into SSE2, AVX2 or AVX-512 code; gcc
+        needs -fno-trapping-math, none needs a pragma. nvcc compiles the same lines.
+Error:  the double is within 6 * 2^-53 relative (tanh 15, expm1 and sinh 20, cosh 10: their polynomials are as short as
+        the proof allows). A float has 29 bits less, so rounding it is right unless the exact value is that close to the
         middle between two floats: a few inputs of 2^32. The 25 where it would go wrong stand in calls of fm_step_,
         which moves the result by one unit in the last place.
 Proof:  dev/fmath/prove.c compares all 2^32 inputs of each function with MPFR; dev/fmath/proof.txt is what it printed.
         test_fmath.c checks a sample and the hardest inputs in every build. Constants: dev/fmath/coefficients.py.
-Needs:  rounding to nearest and -ffp-contract=off (nvcc --fmad=false). Where a compiler fuses multiply-adds by itself some last
-        bits change, no more; fm_exp asks for them where the CPU has them, and is proven with and without (fm_mad_).
-        Reassociation (-ffast-math) would cancel the additions that round to whole numbers: it is refused.
+Needs:  rounding to nearest and -ffp-contract=off (nvcc --fmad=false). Where a compiler fuses multiply-adds by itself
+        some last bits change, no more; fm_exp asks for them where the CPU has them, and is proven with and without
+        (fm_mad_). Reassociation (-ffast-math) would cancel the additions that round to whole numbers: it is refused.
 Cost:   ns per element in a loop, one thread, Intel Sapphire Rapids class at 3.6 GHz, gcc 12 (dev/fmath/bench.c);
         libm: one call of the C library's float function (glibc 2.36).
                  AVX-512   AVX2   SSE2   libm                   AVX-512   AVX2   SSE2   libm
@@ -89,8 +89,8 @@ FM_FUNCTION double fm_double_(uint64_t u) {
     return x;
 }
 
-// y moved away from zero by `ulps` units in the last place. For the inputs where the double lies on the wrong side of the
-// middle between two floats, or just on it, so that the tie goes to the even float. Comparisons give 1 or 0.
+// y moved away from zero by `ulps` units in the last place. For the inputs where the double lies on the wrong side of
+// the middle between two floats, or just on it, so that the tie goes to the even float. Comparisons give 1 or 0.
 FM_FUNCTION float fm_step_(float y, int ulps) {
     uint32_t u;
     memcpy(&u, &y, sizeof u);
@@ -100,7 +100,8 @@ FM_FUNCTION float fm_step_(float y, int ulps) {
 }
 
 // ---- exponentials ----
-// Out of range (|x| beyond about 700) the scale is nonsense: the selects at the end of each function replace the result.
+// Out of range (|x| beyond about 700) the scale is nonsense: the selects at the end of each function replace the
+// result.
 
 // x = k * unit * ln 2 + r with k whole and |r| <= unit * ln(2) / 2. Returns r; *scale = 2^k. unit: 1 or 1/2.
 // Adding 1.5 * 2^52 rounds to a whole number and leaves it in the low bits; 1023 more make these an exponent field.
@@ -119,8 +120,8 @@ FM_FUNCTION double fm_mad_(double a, double b, double c) { return __builtin_fma(
 FM_FUNCTION double fm_mad_(double a, double b, double c) { return a * b + c; }
 #endif
 
-// e^x = 2^k e^r, e^r = 1 + r + r^2 q(r); even and odd powers side by side make a chain of half the length. The argument is
-// reduced as fm_reduce_ does. Both ways of fm_mad_ are proven: the float comes out the same
+// e^x = 2^k e^r, e^r = 1 + r + r^2 q(r); even and odd powers side by side make a chain of half the length. The argument
+// is reduced as fm_reduce_ does. Both ways of fm_mad_ are proven: the float comes out the same
 FM_FUNCTION float fm_exp(float x) {
     double shifted = fm_mad_((double)x, 0x1.71547652b82fep+0, 0x1.8p52 + 1023.0), k = shifted - (0x1.8p52 + 1023.0);
     double s = fm_double_(fm_bits_(shifted) << 52);
@@ -285,9 +286,10 @@ FM_FUNCTION float fm_log2(float x) {
 // ---- sine, cosine, error function ----
 
 // x / pi + half = n + f with n whole, |f| < 0.51, for x >= 0. Returns f; *odd has its top bit set where n is odd.
-// 1/pi comes in pieces of 26 bits, whose products with a float are exact, and a tail of 53 bits. Only n mod 2 matters, so
-// c0..c3 start at bit 1, 27, 53 or 79 of 1/pi, behind the pieces that give a large x even numbers: every product stays
-// below 2^51. Without its whole part their sum is exact when it is small, so f has a relative error near 2^-53 always.
+// 1/pi comes in pieces of 26 bits, whose products with a float are exact, and a tail of 53 bits. Only n mod 2 matters,
+// so c0..c3 start at bit 1, 27, 53 or 79 of 1/pi, behind the pieces that give a large x even numbers: every product
+// stays below 2^51. Without its whole part their sum is exact when it is small, so f has a relative error near 2^-53
+// always.
 FM_FUNCTION double fm_reduce_pi_(double x, double half, uint64_t* odd) {
     const double whole = 0x1.8p52;  // adding it rounds to a whole number and leaves that in the low bits
     double c0 = x < 0x1p51    ? 0x1.45f3068000000p-2

@@ -1,37 +1,39 @@
 /*
 What kernels are written with: a warp works on a row, lanes load 16 bytes at a time, and one source makes two builds.
-    EXACT   every sum is the chain of the plain loop and every function is fmath.h's: the bits of the C code. For parity,
-            learning and debugging. X is float, and nvcc is told --fmad=false
+    EXACT   every sum is the chain of the plain loop and every function is fmath.h's: the bits of the C code. For
+            parity, learning and debugging. X is float, and nvcc is told --fmad=false
     fast    each lane keeps a sum of its own, added up along a tree; exp and tanh are the hardware's. X is float or bf16
 A kernel says row_add and row_total and is right in both:
     float sum = 0.0f;
     for (int c = lane; c - lane < C; c += WARP) { sum = row_add(sum, c < C ? to_float(x[c]) : 0.0f); }
     sum = row_total(sum);                                              // the same in all 32 lanes
 Adding the 0 of a lane beyond the row changes no bit: a sum that began at +0 is never -0.
-    Pack<X, W>        W elements that one lane loads and stores at once; pack_width<X>() is 16 bytes of them, and 1 where rows
-                      do not divide or a pointer lies between (pack_aligned): the launcher picks
+    Pack<X, W>        W elements that one lane loads and stores at once; pack_width<X>() is 16 bytes of them, and 1
+                      where rows do not divide or a pointer lies between (pack_aligned): the launcher picks
     load_floats<W>(p), store_floats(p, pack)  W elements as floats; more than 16 bytes go in several packs
     row_add(sum, pack.x)  lane 0's W elements, then lane 1's, ...
     to_float, from_float  X to float and back, rounding to nearest even
     grid_first, grid_step, grid_blocks  the threads of a grid walk over n elements, W at a time
-    kernel_exp, kernel_tanh, kernel_log   in EXACT builds correctly rounded, else the hardware's approximation
+    kernel_exp            in EXACT builds correctly rounded, else the hardware's approximation
 Source: spec/numerics.md 4; style.md section 4
 */
 #ifndef LLMC_KERNEL_H
 #define LLMC_KERNEL_H
 #ifdef __CUDACC__
 #include "device.h"  // Device, cudaCheck, ceil_div
-#include "fmath.h"   // fm_exp, fm_tanh, fm_log
+#include "fmath.h"   // fm_exp
 #include <cuda_bf16.h>
 
 enum { WARP = 32 };
 static const unsigned ALL_LANES = 0xffffffffu;
 
+typedef __nv_bfloat16 bf16;
+
 __device__ inline float to_float(float x) { return x; }
-__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline float to_float(bf16 x) { return __bfloat162float(x); }
 template <typename X> __device__ inline X from_float(float x);
 template <> __device__ inline float from_float<float>(float x) { return x; }
-template <> __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+template <> __device__ inline bf16 from_float<bf16>(float x) { return __float2bfloat16_rn(x); }
 
 // the type of a pointer that may be NULL: it says nothing about X, the other arguments do
 template <typename X>
@@ -99,7 +101,9 @@ static inline unsigned grid_blocks(size_t n, int W, const Device* dev) {
 
 // how many of n elements go in whole packs of W: all but a rest, or none where a pointer lies between
 template <typename... P>
-static inline size_t pack_part(size_t n, int W, const P*... p) { return pack_aligned(p...) ? n / (size_t)W * (size_t)W : 0; }
+static inline size_t pack_part(size_t n, int W, const P*... p) {
+    return pack_aligned(p...) ? n / (size_t)W * (size_t)W : 0;
+}
 
 // ---- sums and maxima over the 32 lanes of a row ----
 
@@ -120,7 +124,8 @@ __device__ inline float row_max(float x) {
 template <int W>
 __device__ inline float row_add(float sum, const float (&x)[W]) {
 #ifdef EXACT
-    for (int lane = 0; lane < WARP; lane++) {  // every lane goes on from the sum of the lane before; that of lane `lane` is right
+    // every lane goes on from the sum of the lane before; that of lane `lane` is right
+    for (int lane = 0; lane < WARP; lane++) {
         for (int i = 0; i < W; i++) { sum += x[i]; }
         sum = __shfl_sync(ALL_LANES, sum, lane);
     }
@@ -143,16 +148,12 @@ __device__ inline float row_total(float sum) {
 #endif
 }
 
-// ---- functions ----
-
+__device__ inline float kernel_exp(float x) {
 #ifdef EXACT
-__device__ inline float kernel_exp(float x) { return fm_exp(x); }
-__device__ inline float kernel_log(float x) { return fm_log(x); }
-__device__ inline float kernel_tanh(float x) { return fm_tanh(x); }
+    return fm_exp(x);
 #else
-__device__ inline float kernel_exp(float x) { return __expf(x); }
-__device__ inline float kernel_log(float x) { return __logf(x); }
-__device__ inline float kernel_tanh(float x) { return 1.0f - 2.0f / (1.0f + __expf(2.0f * x)); }  // +-1 where exp is 0 or Inf
+    return __expf(x);
 #endif
+}
 #endif  // __CUDACC__
 #endif  // LLMC_KERNEL_H

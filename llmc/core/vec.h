@@ -54,8 +54,8 @@ static inline vfloat v_interleave_high(vfloat a, vfloat b) {
 #endif
 }
 
-// transpose a square of VLANES rows in registers: each of the log2(VLANES) rounds deals rows i and i + VLANES/2 like two
-// halves of a deck of cards; after all rounds row i has become column i
+// transpose a square of VLANES rows in registers: each of the log2(VLANES) rounds deals rows i and i + VLANES/2 like
+// two halves of a deck of cards; after all rounds row i has become column i
 static inline void v_transpose(vfloat rows[VLANES]) {
     vfloat dealt[VLANES];
     for (int round = 1; round < VLANES; round *= 2) {

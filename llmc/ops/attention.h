@@ -1,26 +1,29 @@
 /*
 Causal self-attention: out_t = sum over u <= t of att_t[u] * v_u, att_t = softmax over u <= t of (q_t . k_u) / sqrt(HS).
     qkv (B, T, 3C)  q, then k, then v; head h owns columns h*HS .. h*HS+HS-1 of each, HS = C / NH
-    out (B, T-t0, C), max, inv (B, NH, T-t0)  of the queries t0..T-1: the result, the largest score and 1 / sum of exponentials:
-                    att_t[u] = exp(score - max) * inv
+    out (B, T-t0, C), max, inv (B, NH, T-t0)  of the queries t0..T-1: the result, the largest score and 1 / sum of
+                    exponentials: att_t[u] = exp(score - max) * inv
     t0  first query: 0 in training, where backward rebuilds att from max and inv, so that no (T, T) matrix is ever kept;
         in generation the rows of qkv before t0 are the key-value cache
 Backward (derived in doc/attention.md): dqkv written, with
     datt[u] = v_u . dout_t      D = sum over u of att[u] * datt[u]      ds[u] = att[u] * (datt[u] - D) / sqrt(HS)
-    dq_t = sum over u of ds_t[u] * k_u      dk_u = sum over t >= u of ds_t[u] * q_t      dv_u = same of att_t[u] * dout_t
+    dq_t = sum over u of ds_t[u] * k_u    dk_u = sum over t >= u of ds_t[u] * q_t    dv_u = same of att_t[u] * dout_t
     out of forward is read by the tensor cores' D = dout_t . out_t alone
-grouped_attention_forward, grouped_attention_backward: the same for any AttentionShape: q, k and v apart, several heads of q that
-    share one of k and v, a sliding window, another scale. dk and dv of a head are sums over the query heads of its group.
+grouped_attention_forward, grouped_attention_backward: the same for any AttentionShape: q, k and v apart, several heads
+of q that
+    share one of k and v, a sliding window, another scale. dk and dv of a head are sums over the query heads of its
+    group.
 Cost:   compute bound for long T: forward 2*B*T*T*C flops, backward 2.5 times that: it rebuilds the scores.
         Memory beside the tensors: three (T, TILE_N) strips and four packed (T, HS) operands per thread.
-        bf16 on a GPU: tensor cores (flash_attention.h). float, and what those do not take: a warp per query and per key, with a
-        multiply and an add per float loaded, and 2*(T + HS) floats of scratch for each of 48 warps per multiprocessor.
-Order:  every sum above chains ascending from 0, in dk and dv over the heads of the group and in each over t; the score is its
-        finished chain times the scale; max starts at -10000.
+        bf16 on a GPU: tensor cores (flash_attention.h). float, and what those do not take: a warp per query and per
+        key, with a multiply and an add per float loaded, and 2*(T + HS) floats of scratch for each of 48 warps per
+        multiprocessor.
+Order:  every sum above chains ascending from 0, in dk and dv over the heads of the group and in each over t; the score
+        is its finished chain times the scale; max starts at -10000.
 Source: Vaswani et al. 2017, arXiv:1706.03762; D as in Dao et al. 2022, arXiv:2205.14135; spec gpt2.md sections 3 and 4.
-        Groups: Ainslie et al. 2023, arXiv:2305.13245. We multiply by the scale once per weight, in ds, where upstream does so once
-        per element of dq and dk; its order, quadratic in T, is what the parity build (SYSTEM_LIBM) computes.
-        Slower and faster kernels: dev/cuda/attention.cu
+        Groups: Ainslie et al. 2023, arXiv:2305.13245. We multiply by the scale once per weight, in ds, where upstream
+        does so once per element of dq and dk; its order, quadratic in T, is what the parity build (SYSTEM_LIBM)
+        computes. Slower and faster kernels: dev/cuda/attention.cu
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
@@ -31,8 +34,8 @@ Source: Vaswani et al. 2017, arXiv:1706.03762; D as in Dao et al. 2022, arXiv:22
 // ---- plain C: read this first; it defines every bit ----
 
 // scores and weights of query t: preatt, att (T), both 0 where it does not see a key
-static inline void attention_row_ref(float* preatt, float* att, float* max, float* inv, const float* q, const float* k, int t,
-                                     const AttentionShape* s) {
+static inline void attention_row_ref(float* preatt, float* att, float* max, float* inv, const float* q, const float* k,
+                                     int t, const AttentionShape* s) {
     int first = attention_first_key(s, t);
     float sum = 0.0f;
     *max = -10000.0f;
@@ -53,8 +56,9 @@ static inline void attention_row_ref(float* preatt, float* att, float* max, floa
 }
 
 // head h of sequence b; preatt, att (T-t0, T), or one row (T) for all queries: step 0
-static inline void attention_forward_head_ref(float* out, float* preatt, float* att, size_t step, float* max, float* inv, const float* q,
-                                              const float* k, const float* v, int b, int h, const AttentionShape* s) {
+static inline void attention_forward_head_ref(float* out, float* preatt, float* att, size_t step, float* max,
+                                              float* inv, const float* q, const float* k, const float* v, int b, int h,
+                                              const AttentionShape* s) {
     size_t kv = attention_at_kv(s, b, h / (s->NH / s->NKV), 0);
     for (int t = s->t0; t < s->T; t++, preatt += step, att += step) {
         size_t row = attention_at_row(s, b, h, t);
@@ -69,18 +73,21 @@ static inline void attention_forward_head_ref(float* out, float* preatt, float* 
 }
 
 // preatt, att (B, NH, T-t0, T): what the fast version never stores
-static inline void grouped_attention_forward_ref(float* out, float* preatt, float* att, float* max, float* inv, const float* q,
-                                                 const float* k, const float* v, const AttentionShape* s) {
+static inline void grouped_attention_forward_ref(float* out, float* preatt, float* att, float* max, float* inv,
+                                                 const float* q, const float* k, const float* v,
+                                                 const AttentionShape* s) {
     for (int head = 0; head < s->B * s->NH; head++) {
         size_t first = (size_t)head * attention_queries(s) * s->T;
-        attention_forward_head_ref(out, preatt + first, att + first, (size_t)s->T, max, inv, q, k, v, head / s->NH, head % s->NH, s);
+        attention_forward_head_ref(out, preatt + first, att + first, (size_t)s->T, max, inv, q, k, v, head / s->NH,
+                                   head % s->NH, s);
     }
 }
 
 #ifndef SYSTEM_LIBM
 // query t adds its share: dq_t is written, dk_u and dv_u for u <= t go on from the queries before
-static inline void attention_backward_row_ref(float* dq, float* dk, float* dv, float* ds, const float* dout, const float* q,
-                                              const float* k, const float* v, const float* att, int t, const AttentionShape* s) {
+static inline void attention_backward_row_ref(float* dq, float* dk, float* dv, float* ds, const float* dout,
+                                              const float* q, const float* k, const float* v, const float* att, int t,
+                                              const AttentionShape* s) {
     int first = attention_first_key(s, t), HS = s->HS;
     size_t stride = s->kv_row;
     float D = 0.0f;
@@ -100,8 +107,9 @@ static inline void attention_backward_row_ref(float* dq, float* dk, float* dv, f
 }
 #else
 // upstream's order: the softmax derivative entry by entry, O(T^2) per query, and the scale inside the sums
-static inline void attention_backward_row_ref(float* dq, float* dk, float* dv, float* ds, const float* dout, const float* q,
-                                              const float* k, const float* v, const float* att, int t, const AttentionShape* s) {
+static inline void attention_backward_row_ref(float* dq, float* dk, float* dv, float* ds, const float* dout,
+                                              const float* q, const float* k, const float* v, const float* att, int t,
+                                              const AttentionShape* s) {
     int first = attention_first_key(s, t), HS = s->HS;
     size_t stride = s->kv_row;
     for (int w = first; w <= t; w++) { ds[w] = 0.0f; }
@@ -123,8 +131,9 @@ static inline void attention_backward_row_ref(float* dq, float* dk, float* dv, f
 #endif
 
 // head g of k and v of sequence b, with the query heads of its group, from rebuilt weights; row (3, T): scratch
-static inline void attention_backward_group_ref(float* dq, float* dk, float* dv, const float* dout, const float* q, const float* k,
-                                                const float* v, float* row, int b, int g, const AttentionShape* s) {
+static inline void attention_backward_group_ref(float* dq, float* dk, float* dv, const float* dout, const float* q,
+                                                const float* k, const float* v, float* row, int b, int g,
+                                                const AttentionShape* s) {
     int group = s->NH / s->NKV;
     size_t kv = attention_at_kv(s, b, g, 0), head_bytes = sizeof(float) * s->HS;
     float *preatt = row, *att = row + s->T, *ds = row + 2 * (size_t)s->T, max, inv;
@@ -137,14 +146,14 @@ static inline void attention_backward_group_ref(float* dq, float* dk, float* dv,
             size_t at = attention_at_q(s, b, h, t);
             memset(dq + at, 0, head_bytes);
             attention_row_ref(preatt, att, &max, &inv, q + at, k + kv, t, s);
-            attention_backward_row_ref(dq + at, dk + kv, dv + kv, ds, dout + attention_at_out(s, b, h, t), q + at, k + kv, v + kv, att, t,
-                                       s);
+            attention_backward_row_ref(dq + at, dk + kv, dv + kv, ds, dout + attention_at_out(s, b, h, t), q + at,
+                                       k + kv, v + kv, att, t, s);
         }
     }
 }
 
-static inline void grouped_attention_backward_ref(float* dq, float* dk, float* dv, const float* dout, const float* q, const float* k,
-                                                  const float* v, const AttentionShape* s) {
+static inline void grouped_attention_backward_ref(float* dq, float* dk, float* dv, const float* dout, const float* q,
+                                                  const float* k, const float* v, const AttentionShape* s) {
     float* row = (float*)malloc_check(sizeof(float) * 3 * s->T, "attention row");
     for (int head = 0; head < s->B * s->NKV; head++) {
         attention_backward_group_ref(dq, dk, dv, dout, q, k, v, row, head / s->NKV, head % s->NKV, s);
@@ -153,23 +162,24 @@ static inline void grouped_attention_backward_ref(float* dq, float* dk, float* d
 }
 
 // packed: preatt, att (B, NH, T, T)
-static inline void attention_forward_ref(float* out, float* preatt, float* att, float* max, float* inv, const float* qkv, int B, int T,
-                                         int C, int NH) {
+static inline void attention_forward_ref(float* out, float* preatt, float* att, float* max, float* inv,
+                                         const float* qkv, int B, int T, int C, int NH) {
     AttentionShape s = attention_packed_shape(B, T, C, NH, 0);
     grouped_attention_forward_ref(out, preatt, att, max, inv, qkv, qkv + C, qkv + 2 * (size_t)C, &s);
 }
 
-static inline void attention_backward_ref(float* dqkv, const float* dout, const float* qkv, int B, int T, int C, int NH) {
+static inline void attention_backward_ref(float* dqkv, const float* dout, const float* qkv, int B, int T, int C,
+                                          int NH) {
     AttentionShape s = attention_packed_shape(B, T, C, NH, 0);
     size_t v = 2 * (size_t)C;
     grouped_attention_backward_ref(dqkv, dqkv + C, dqkv + v, dout, qkv, qkv + C, qkv + v, &s);
 }
 
 #ifndef __CUDACC__  // ---- fast C ----
-// One head at a time per thread, in strips of TILE_N queries: lanes hold queries, so that the chains of a softmax run side
-// by side and a strip of weights (u, TILE_N) is already the packed operand of the next product. Keys u before the strip are
-// seen by all its queries and go through gemm_panel_; the triangle of the strip's own keys is done row by row. With a window the
-// plain loops run, heads side by side.
+// One head at a time per thread, in strips of TILE_N queries: lanes hold queries, so that the chains of a softmax run
+// side by side and a strip of weights (u, TILE_N) is already the packed operand of the next product. Keys u before the
+// strip are seen by all its queries and go through gemm_panel_; the triangle of the strip's own keys is done row by
+// row. With a window the plain loops run, heads side by side.
 
 typedef struct {
     float *k_by_u, *v_by_u;    // packed for chains over i: tiles of TILE_M rows u          (T, HS)
@@ -183,7 +193,8 @@ static inline size_t attention_round_(int n) { return (size_t)ceil_div(n, 64) * 
 
 static inline size_t attention_workspace_bytes(int T, int HS, int n_threads) {
     size_t T_up = attention_round_(T), HS_up = attention_round_(HS);
-    return sizeof(float) * n_threads * (4 * T_up * HS_up + 2 * TILE_N * HS_up + 2 * TILE_N * T_up + TILE_N * (HS_up + T_up));
+    return sizeof(float) * n_threads *
+           (4 * T_up * HS_up + 2 * TILE_N * HS_up + 2 * TILE_N * T_up + TILE_N * (HS_up + T_up));
 }
 
 // this thread's share of the workspace
@@ -204,9 +215,11 @@ static inline AttentionScratch_ attention_scratch_(float* workspace, int T, int 
 }
 
 // packed tiles of TILE_M rows of x (rows, depth), whose elements lie as the strides say
-static inline void attention_pack_(float* packed, const float* x, size_t row_stride, size_t depth_stride, int rows, int depth) {
+static inline void attention_pack_(float* packed, const float* x, size_t row_stride, size_t depth_stride, int rows,
+                                   int depth) {
     for (int r = 0; r < rows; r += TILE_M) {
-        gemm_pack_(packed + (size_t)r * depth, x + r * row_stride, row_stride, depth_stride, TILE_M, gemm_min_(TILE_M, rows - r), depth);
+        gemm_pack_(packed + (size_t)r * depth, x + r * row_stride, row_stride, depth_stride, TILE_M,
+                   gemm_min_(TILE_M, rows - r), depth);
     }
 }
 
@@ -257,13 +270,14 @@ static inline void attention_weights_(float* weights, const float* max, const fl
     }
 }
 
-// out_j = sum over keys u <= t1+j of weights[u][j] * x_u, ascending: keys before the strip, then the strip's own triangle
-static inline void attention_gather_(float* out, size_t out_stride, const float* weights, const float* x_by_i, const float* x,
-                                     size_t stride, float* turned, int t1, int n, int T, int HS) {
+// out_j = sum over keys u <= t1+j of weights[u][j] * x_u, ascending: keys before the strip, then the strip's own
+// triangle
+static inline void attention_gather_(float* out, size_t out_stride, const float* weights, const float* x_by_i,
+                                     const float* x, size_t stride, float* turned, int t1, int n, int T, int HS) {
     static const float zeros[TILE_N] = {0};
     for (int i = 0; i < HS; i += TILE_M) {
-        gemm_panel_(turned + (size_t)i * TILE_N, TILE_N, zeros, 0, x_by_i + (size_t)i * T, weights, 0, gemm_min_(TILE_M, HS - i),
-                    TILE_N, t1);
+        gemm_panel_(turned + (size_t)i * TILE_N, TILE_N, zeros, 0, x_by_i + (size_t)i * T, weights, 0,
+                    gemm_min_(TILE_M, HS - i), TILE_N, t1);
     }
     for (int j = 0; j < n; j++) {
         float* o = out + j * out_stride;
@@ -277,8 +291,9 @@ static inline void attention_gather_(float* out, size_t out_stride, const float*
     }
 }
 
-static inline void attention_forward_head_(float* out, float* max, float* inv, const float* q, const float* k, const float* v,
-                                           AttentionScratch_ s, int b, int h, const AttentionShape* shape) {
+static inline void attention_forward_head_(float* out, float* max, float* inv, const float* q, const float* k,
+                                           const float* v, AttentionScratch_ s, int b, int h,
+                                           const AttentionShape* shape) {
     size_t kv = attention_at_kv(shape, b, h / (shape->NH / shape->NKV), 0), stride = shape->kv_row;
     int T = shape->T, HS = shape->HS;
     attention_pack_(s.k_by_u, k + kv, stride, 1, T, HS);
@@ -288,13 +303,13 @@ static inline void attention_forward_head_(float* out, float* max, float* inv, c
         size_t row = attention_at_row(shape, b, h, t1);
         attention_scores_(&s, q + attention_at_q(shape, b, h, t1), t1, n, shape);
         attention_softmax_(s.weights, max + row, inv + row, t1, n);
-        attention_gather_(out + attention_at_out(shape, b, h, t1), shape->out_row, s.weights, s.v_by_i, v + kv, stride, s.turned, t1, n,
-                          T, HS);
+        attention_gather_(out + attention_at_out(shape, b, h, t1), shape->out_row, s.weights, s.v_by_i, v + kv, stride,
+                          s.turned, t1, n, T, HS);
     }
 }
 
-static inline void grouped_attention_forward(float* out, float* max, float* inv, const float* q, const float* k, const float* v,
-                                             const AttentionShape* shape, const Device* dev) {
+static inline void grouped_attention_forward(float* out, float* max, float* inv, const float* q, const float* k,
+                                             const float* v, const AttentionShape* shape, const Device* dev) {
     float* workspace = device_workspace(dev, attention_workspace_bytes(shape->T, shape->HS, dev->n_threads));
     #pragma omp parallel for schedule(dynamic)
     for (int head = 0; head < shape->B * shape->NH; head++) {
@@ -309,11 +324,12 @@ static inline void grouped_attention_forward(float* out, float* max, float* inv,
 }
 
 // dx_u += sum over the strip's queries t >= u of weights[u][t] * y_t, ascending
-static inline void attention_scatter_(float* dx, size_t stride, const float* weights, const float* y, size_t y_stride, float* turned,
-                                      int t1, int n, int HS) {
+static inline void attention_scatter_(float* dx, size_t stride, const float* weights, const float* y, size_t y_stride,
+                                      float* turned, int t1, int n, int HS) {
     float* y_packed = turned + (size_t)TILE_N * attention_round_(t1);
     for (int u = 0; u < t1; u += TILE_M) {
-        gemm_pack_(turned + (size_t)u * n, weights + (size_t)u * TILE_N, TILE_N, 1, TILE_M, gemm_min_(TILE_M, t1 - u), n);
+        gemm_pack_(turned + (size_t)u * n, weights + (size_t)u * TILE_N, TILE_N, 1, TILE_M, gemm_min_(TILE_M, t1 - u),
+                   n);
     }
     for (int i = 0; i < HS; i += TILE_N) {
         int width = gemm_min_(TILE_N, HS - i);
@@ -347,9 +363,9 @@ static inline void attention_dscores_(float* ds, const float* weights, int t1, i
 }
 
 // query head h; k, dk and dv at their head, packed already; dk and dv go on from the heads of the group before
-static inline void attention_backward_head_(float* dq, float* dk, float* dv, const float* dout, const float* max, const float* inv,
-                                            const float* q, const float* k, AttentionScratch_ s, int b, int h,
-                                            const AttentionShape* shape) {
+static inline void attention_backward_head_(float* dq, float* dk, float* dv, const float* dout, const float* max,
+                                            const float* inv, const float* q, const float* k, AttentionScratch_ s,
+                                            int b, int h, const AttentionShape* shape) {
     static const float zeros[TILE_N] = {0};
     size_t stride = shape->kv_row;
     int T = shape->T, HS = shape->HS;
@@ -369,9 +385,9 @@ static inline void attention_backward_head_(float* dq, float* dk, float* dv, con
 }
 
 // head g of k and v with the query heads of its group
-static inline void attention_backward_group_(float* dq, float* dk, float* dv, const float* dout, const float* max, const float* inv,
-                                             const float* q, const float* k, const float* v, AttentionScratch_ s, int b, int g,
-                                             const AttentionShape* shape) {
+static inline void attention_backward_group_(float* dq, float* dk, float* dv, const float* dout, const float* max,
+                                             const float* inv, const float* q, const float* k, const float* v,
+                                             AttentionScratch_ s, int b, int g, const AttentionShape* shape) {
     size_t kv = attention_at_kv(shape, b, g, 0), stride = shape->kv_row;
     int T = shape->T, HS = shape->HS, group = shape->NH / shape->NKV;
     attention_pack_(s.k_by_u, k + kv, stride, 1, T, HS);
@@ -386,9 +402,9 @@ static inline void attention_backward_group_(float* dq, float* dk, float* dv, co
     }
 }
 
-static inline void grouped_attention_backward(float* dq, float* dk, float* dv, const float* dout, const float* out, const float* max,
-                                              const float* inv, const float* q, const float* k, const float* v,
-                                              const AttentionShape* shape, const Device* dev) {
+static inline void grouped_attention_backward(float* dq, float* dk, float* dv, const float* dout, const float* out,
+                                              const float* max, const float* inv, const float* q, const float* k,
+                                              const float* v, const AttentionShape* shape, const Device* dev) {
     (void)out;
 #ifdef SYSTEM_LIBM
     int plain = 1;
@@ -408,8 +424,8 @@ static inline void grouped_attention_backward(float* dq, float* dk, float* dv, c
     }
 }
 
-static inline void attention_forward(float* out, float* max, float* inv, const float* qkv, int B, int T, int C, int NH, int t0,
-                                     const Device* dev) {
+static inline void attention_forward(float* out, float* max, float* inv, const float* qkv, int B, int T, int C, int NH,
+                                     int t0, const Device* dev) {
     AttentionShape s = attention_packed_shape(B, T, C, NH, t0);
     const float *k = qkv + C, *v = k + C;
     grouped_attention_forward(out, max, inv, qkv + t0 * s.q_row, k, v, &s, dev);
@@ -421,8 +437,9 @@ static inline size_t attention_bytes(size_t element_bytes, int B, int T, int C, 
     return attention_workspace_bytes(T, C / NH, dev->n_threads);
 }
 
-static inline void attention_backward(float* dqkv, const float* dout, const float* out, const float* max, const float* inv,
-                                      const float* qkv, int B, int T, int C, int NH, const Device* dev) {
+static inline void attention_backward(float* dqkv, const float* dout, const float* out, const float* max,
+                                      const float* inv, const float* qkv, int B, int T, int C, int NH,
+                                      const Device* dev) {
     AttentionShape s = attention_packed_shape(B, T, C, NH, 0);
     const float *k = qkv + C, *v = k + C;
     grouped_attention_backward(dqkv, dqkv + C, dqkv + 2 * (size_t)C, dout, out, max, inv, qkv, k, v, &s, dev);
@@ -432,12 +449,13 @@ static inline void attention_backward(float* dqkv, const float* dout, const floa
 #include "flash_attention.h"  // flash_attention_forward, flash_attention_backward
 #endif
 
-// Kernels that follow the plain loops. A warp owns a query (out, dq) or a key (dk, dv); its 32 lanes take 32 dot products at a time,
-// then 32 channels at a time, and between the two weights pass through rows of scratch. Block is (32, ATTENTION_WARPS)
+// Kernels that follow the plain loops. A warp owns a query (out, dq) or a key (dk, dv); its 32 lanes take 32 dot
+// products at a time, then 32 channels at a time, and between the two weights pass through rows of scratch. Block is
+// (32, ATTENTION_WARPS)
 enum { ATTENTION_WARPS = 4 };
 
 template <typename X>
-__device__ inline float attention_dot(const X* a, const X* b, int n) {
+__device__ inline float attention_dot_(const X* a, const X* b, int n) {
     float sum = 0.0f;
     for (int i = 0; i < n; i++) { sum += to_float(a[i]) * to_float(b[i]); }
     return sum;
@@ -445,8 +463,8 @@ __device__ inline float attention_dot(const X* a, const X* b, int n) {
 
 // scratch: T floats for each warp of the grid
 template <typename X>
-__global__ void attention_forward_kernel(X* out, float* max, float* inv, const X* q, const X* k, const X* v, float* scratch,
-                                         AttentionShape s) {
+__global__ void attention_forward_kernel(X* out, float* max, float* inv, const X* q, const X* k, const X* v,
+                                         float* scratch, AttentionShape s) {
     int lane = threadIdx.x, n_queries = attention_queries(&s), n_warps = gridDim.x * ATTENTION_WARPS;
     int warp = blockIdx.x * ATTENTION_WARPS + threadIdx.y;
     float* att = scratch + (size_t)warp * s.T;
@@ -457,9 +475,12 @@ __global__ void attention_forward_kernel(X* out, float* max, float* inv, const X
         const X *q_t = q + attention_at_q(&s, b, h, t), *k_b = k + kv, *v_b = v + kv;
         X* y = out + attention_at_out(&s, b, h, t);
         float top = -10000.0f, sum = 0.0f;
-        for (int u = first + lane; u <= t; u += WARP) { att[u] = attention_dot(q_t, k_b + u * s.kv_row, s.HS) * s.scale; }
+        for (int u = first + lane; u <= t; u += WARP) {
+            att[u] = attention_dot_(q_t, k_b + u * s.kv_row, s.HS) * s.scale;
+        }
         __syncwarp();
-        for (int u = first; u <= t; u++) { top = att[u] > top ? att[u] : top; }  // every lane: the first of -0 and 0 stays
+        // every lane: the first of -0 and 0 stays
+        for (int u = first; u <= t; u++) { top = att[u] > top ? att[u] : top; }
         __syncwarp();
         for (int u = first + lane; u - lane <= t; u += WARP) {
             float e = u <= t ? kernel_exp(att[u] - top) : 0.0f;
@@ -482,8 +503,9 @@ __global__ void attention_forward_kernel(X* out, float* max, float* inv, const X
 
 // dq and D (B, NH, T-t0) of each query; scratch: 2*T floats for each warp
 template <typename X>
-__global__ void attention_backward_queries_kernel(X* dq, float* D, const X* dout, const float* max, const float* inv, const X* q,
-                                                  const X* k, const X* v, float* scratch, AttentionShape s) {
+__global__ void attention_backward_queries_kernel(X* dq, float* D, const X* dout, const float* max, const float* inv,
+                                                  const X* q, const X* k, const X* v, float* scratch,
+                                                  AttentionShape s) {
     int lane = threadIdx.x, n_queries = attention_queries(&s), n_warps = gridDim.x * ATTENTION_WARPS;
     int warp = blockIdx.x * ATTENTION_WARPS + threadIdx.y;
     float *att = scratch + (size_t)warp * 2 * s.T, *ds = att + s.T;
@@ -496,8 +518,8 @@ __global__ void attention_backward_queries_kernel(X* dq, float* D, const X* dout
         for (int u = first + lane; u - lane <= t; u += WARP) {
             float share = 0.0f;
             if (u <= t) {
-                att[u] = kernel_exp(attention_dot(q_t, k_b + u * s.kv_row, s.HS) * s.scale - max[n]) * inv[n];
-                ds[u] = attention_dot(v_b + u * s.kv_row, dout_t, s.HS);  // datt
+                att[u] = kernel_exp(attention_dot_(q_t, k_b + u * s.kv_row, s.HS) * s.scale - max[n]) * inv[n];
+                ds[u] = attention_dot_(v_b + u * s.kv_row, dout_t, s.HS);  // datt
                 share = att[u] * ds[u];
             }
             sum = row_add(sum, share);
@@ -517,13 +539,15 @@ __global__ void attention_backward_queries_kernel(X* dq, float* D, const X* dout
 
 // att and ds of key u for the queries of head h that see it, the first one at 0
 template <typename X>
-__device__ inline void attention_column(float* att, float* ds, const X* dout, const float* max, const float* inv, const float* D,
-                                        const X* q, const X* k_u, const X* v_u, int b, int h, int u, const AttentionShape& s) {
+__device__ inline void attention_column_(float* att, float* ds, const X* dout, const float* max, const float* inv,
+                                         const float* D, const X* q, const X* k_u, const X* v_u, int b, int h, int u,
+                                         const AttentionShape& s) {
     int first = attention_first_query(&s, u), last = attention_last_query(&s, u);
     for (int t = first + threadIdx.x; t <= last; t += WARP) {
         size_t row = attention_at_row(&s, b, h, t);
-        float weight = kernel_exp(attention_dot(q + attention_at_q(&s, b, h, t), k_u, s.HS) * s.scale - max[row]) * inv[row];
-        float datt = attention_dot(v_u, dout + attention_at_out(&s, b, h, t), s.HS);
+        float weight =
+            kernel_exp(attention_dot_(q + attention_at_q(&s, b, h, t), k_u, s.HS) * s.scale - max[row]) * inv[row];
+        float datt = attention_dot_(v_u, dout + attention_at_out(&s, b, h, t), s.HS);
         att[t - first] = weight;
         ds[t - first] = weight * (datt - D[row]) * s.scale;
     }
@@ -531,8 +555,9 @@ __device__ inline void attention_column(float* att, float* ds, const X* dout, co
 
 // scratch: 2*(T + HS) floats for each warp
 template <typename X>
-__global__ void attention_backward_keys_kernel(X* dk, X* dv, const X* dout, const float* max, const float* inv, const float* D,
-                                               const X* q, const X* k, const X* v, float* scratch, AttentionShape s) {
+__global__ void attention_backward_keys_kernel(X* dk, X* dv, const X* dout, const float* max, const float* inv,
+                                               const float* D, const X* q, const X* k, const X* v, float* scratch,
+                                               AttentionShape s) {
     int lane = threadIdx.x, n_warps = gridDim.x * ATTENTION_WARPS, group = s.NH / s.NKV;
     int warp = blockIdx.x * ATTENTION_WARPS + threadIdx.y;
     float *att = scratch + (size_t)warp * 2 * (s.T + s.HS), *ds = att + s.T, *dk_u = ds + s.T, *dv_u = dk_u + s.HS;
@@ -542,7 +567,7 @@ __global__ void attention_backward_keys_kernel(X* dk, X* dv, const X* dout, cons
         size_t kv = attention_at_kv(&s, b, g, u);
         for (int i = lane; i < s.HS; i += WARP) { dk_u[i] = dv_u[i] = 0.0f; }
         for (int h = g * group; h < (g + 1) * group; h++) {
-            attention_column(att, ds, dout, max, inv, D, q, k + kv, v + kv, b, h, u, s);
+            attention_column_(att, ds, dout, max, inv, D, q, k + kv, v + kv, b, h, u, s);
             __syncwarp();
             for (int i = lane; i < s.HS; i += WARP) {  // these two sums are this lane's alone
                 for (int t = first; t <= last; t++) {
@@ -565,7 +590,7 @@ static inline int attention_blocks_(int64_t n_rows, const Device* dev) {
     return (int)(blocks < most ? blocks : most);
 }
 
-// of backward in float; bf16 on tensor cores needs less
+// the scratch of backward in float; bf16 on tensor cores needs less
 static inline size_t attention_scratch_bytes_(const AttentionShape* s, const Device* dev) {
     int64_t n_rows = (int64_t)s->B * s->NH * attention_queries(s), n_key_rows = (int64_t)s->B * s->NKV * s->T;
     size_t n_warps = (size_t)attention_blocks_(n_rows > n_key_rows ? n_rows : n_key_rows, dev) * ATTENTION_WARPS;
@@ -586,19 +611,23 @@ static inline void grouped_attention_forward(X* out, float* max, float* inv, con
 }
 
 template <typename X>
-static inline void grouped_attention_backward(X* dq, X* dk, X* dv, const X* dout, const X* out, const float* max, const float* inv,
-                                              const X* q, const X* k, const X* v, const AttentionShape* shape, const Device* dev) {
+static inline void grouped_attention_backward(X* dq, X* dk, X* dv, const X* dout, const X* out, const float* max,
+                                              const float* inv, const X* q, const X* k, const X* v,
+                                              const AttentionShape* shape, const Device* dev) {
 #ifndef EXACT
     if (flash_attention_backward(dq, dk, dv, dout, out, max, inv, q, k, v, shape, dev)) { return; }
 #endif
     (void)out;
     int64_t n_rows = (int64_t)shape->B * shape->NH * attention_queries(shape);
-    int n_blocks = attention_blocks_(n_rows, dev), n_key_blocks = attention_blocks_((int64_t)shape->B * shape->NKV * shape->T, dev);
+    int n_blocks = attention_blocks_(n_rows, dev),
+        n_key_blocks = attention_blocks_((int64_t)shape->B * shape->NKV * shape->T, dev);
     float* D = device_workspace(dev, attention_scratch_bytes_(shape, dev));
     float* scratch = D + n_rows;
     dim3 block(WARP, ATTENTION_WARPS);
-    attention_backward_queries_kernel<<<n_blocks, block, 0, dev->stream>>>(dq, D, dout, max, inv, q, k, v, scratch, *shape);
-    attention_backward_keys_kernel<<<n_key_blocks, block, 0, dev->stream>>>(dk, dv, dout, max, inv, D, q, k, v, scratch, *shape);
+    attention_backward_queries_kernel<<<n_blocks, block, 0, dev->stream>>>(dq, D, dout, max, inv, q, k, v, scratch,
+                                                                           *shape);
+    attention_backward_keys_kernel<<<n_key_blocks, block, 0, dev->stream>>>(dk, dv, dout, max, inv, D, q, k, v, scratch,
+                                                                            *shape);
     cudaCheck(cudaGetLastError());
 }
 
@@ -611,8 +640,8 @@ static inline void attention_forward(X* out, float* max, float* inv, const X* qk
 }
 
 template <typename X>
-static inline void attention_backward(X* dqkv, const X* dout, const X* out, const float* max, const float* inv, const X* qkv, int B,
-                                      int T, int C, int NH, const Device* dev) {
+static inline void attention_backward(X* dqkv, const X* dout, const X* out, const float* max, const float* inv,
+                                      const X* qkv, int B, int T, int C, int NH, const Device* dev) {
     AttentionShape s = attention_packed_shape(B, T, C, NH, 0);
     const X *k = qkv + C, *v = k + C;
     grouped_attention_backward(dqkv, dqkv + C, dqkv + 2 * (size_t)C, dout, out, max, inv, qkv, k, v, &s, dev);

@@ -1,7 +1,9 @@
 /*
-AttentionShape: which query sees which key, and where the rows of q, k, v and out lie. What attention.h and flash_attention.h share.
+AttentionShape: which query sees which key, and where the rows of q, k, v and out lie. What attention.h and
+flash_attention.h share.
     q    queries t0..T-1 of B sequences, NH heads of HS channels each: its pointer is at query t0 of the first sequence
-    k, v keys 0..T-1 of B sequences, NKV heads: query head h reads head h / (NH / NKV), so NH / NKV query heads form a group
+    k, v keys 0..T-1 of B sequences, NKV heads: query head h reads head h / (NH / NKV), so NH / NKV query heads form a
+    group
     out  as q; max, inv (B, NH, T-t0)
     rows may be parts of longer ones: a packed row (q, k, v), or a cache with room for more positions than T
 A gradient lies as what it belongs to: dq as q, dk and dv as k and v, dout as out.
@@ -34,8 +36,11 @@ FM_FUNCTION AttentionShape attention_packed_shape(int B, int T, int C, int NH, i
 
 FM_FUNCTION int attention_queries(const AttentionShape* s) { return s->T - s->t0; }
 
-// query t sees the keys first_key..t; key u is seen by the queries first_query..last_query, by none if they are the wrong way round
-FM_FUNCTION int attention_first_key(const AttentionShape* s, int t) { return s->window > 0 && t >= s->window ? t - s->window + 1 : 0; }
+// query t sees the keys first_key..t; key u is seen by the queries first_query..last_query, by none if they are the
+// wrong way round
+FM_FUNCTION int attention_first_key(const AttentionShape* s, int t) {
+    return s->window > 0 && t >= s->window ? t - s->window + 1 : 0;
+}
 FM_FUNCTION int attention_first_query(const AttentionShape* s, int u) { return u > s->t0 ? u : s->t0; }
 FM_FUNCTION int attention_last_query(const AttentionShape* s, int u) {
     return s->window > 0 && s->window < s->T - u ? u + s->window - 1 : s->T - 1;
@@ -51,7 +56,7 @@ FM_FUNCTION size_t attention_at_kv(const AttentionShape* s, int b, int h, int u)
 FM_FUNCTION size_t attention_at_out(const AttentionShape* s, int b, int h, int t) {
     return b * s->out_seq + (t - s->t0) * s->out_row + (size_t)h * s->HS;
 }
-// of max and inv
+// where max and inv have query t of head h
 FM_FUNCTION size_t attention_at_row(const AttentionShape* s, int b, int h, int t) {
     return ((size_t)b * s->NH + h) * attention_queries(s) + (t - s->t0);
 }

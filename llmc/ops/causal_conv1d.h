@@ -4,21 +4,22 @@ Causal depthwise convolution and SiLU: every channel mixes its own last K inputs
     inp (B, T, C), positions inp_stride floats apart   weight (C, K)   bias (C) or NULL   conv, out (B, T, C)
     1 <= K <= 16. conv is kept for backward; where none follows, it may be out.
 Where a row begins, the taps that would reach before it are left out. Two arguments move that beginning:
-    history  (B, K-1, C) or NULL: the inputs before position 0, oldest first, left there by conv1d_history. So a sequence may
-             come in windows of any length, with the bits of the whole. conv1d_history_clear: nothing stands before. Zeros are
-             inputs that are zero
-    starts   (B, T) or NULL: 1 where a document begins; no tap of a later position reaches before it, into a history neither
-Backward, with dconv = dout * silu'(conv) (derived in doc/conv1d.md), everything written; dinp may be inp. NULL for any of
-the three: nobody asks for it, and nothing is done for it
+    history  (B, K-1, C) or NULL: the inputs before position 0, oldest first, left there by conv1d_history. So a
+             sequence may come in windows of any length, with the bits of the whole. conv1d_history_clear: nothing
+             stands before. Zeros are inputs that are zero
+    starts   (B, T) or NULL: 1 where a document begins; no tap of a later position reaches before it, nor into a history
+Backward, with dconv = dout * silu'(conv) (derived in doc/conv1d.md), everything written; dinp may be inp. NULL for any
+of the three: nobody asks for it, and nothing is done for it
     dinp[t]    = sum over k of weight[k] * dconv[t + (K-1) - k]          (B, T, C), positions dinp_stride floats apart
     dweight[k] = sum over b, t of dconv[t] * inp[t - (K-1) + k]     (C, K)
     dbias      = sum over b, t of dconv                             (C)
 A history is constant: dweight sees it, but no gradient goes back into the window before.
-Cost:   per element with 4 taps 1.3 ns forward and 1.7 ns backward, of which SiLU takes 0.9 and 1.1: the taps themselves go at
-        the speed of memory, 3*B*T*C floats moved forward and 4*B*T*C backward. One thread, AVX-512, gcc 12, Intel Sapphire
-        Rapids class, (B, T, C) = (1, 512, 1536), the smallest of 100 calls on a busy machine.
-Order:  conv chains over k from the bias (0 without one), dinp over k from 0: latest position first; dweight and dbias chain
-        over positions b * T + t from 0. A tap that is left out adds nothing, not a zero. Lanes hold neighbouring channels.
+Cost:   per element with 4 taps 1.3 ns forward and 1.7 ns backward, of which SiLU takes 0.9 and 1.1: the taps themselves
+        go at the speed of memory, 3*B*T*C floats moved forward and 4*B*T*C backward. One thread, AVX-512, gcc 12, Intel
+        Sapphire Rapids class, (B, T, C) = (1, 512, 1536), the smallest of 100 calls on a busy machine.
+Order:  conv chains over k from the bias (0 without one), dinp over k from 0: latest position first; dweight and dbias
+        chain over positions b * T + t from 0. A tap that is left out adds nothing, not a zero. Lanes hold neighbouring
+        channels.
 Source: Gu & Dao 2023, arXiv:2312.00752, section 3.4 and figure 3
 */
 #ifndef LLMC_CAUSAL_CONV1D_H
@@ -40,8 +41,8 @@ typedef struct {
     int T, C, K;
 } Conv1dWindow;
 
-// A position of a history that was never written, or that belongs to another document, has this NaN in its first channel.
-// Arithmetic makes NaNs without a payload, so no input has these bits
+// A position of a history that was never written, or that belongs to another document, has this NaN in its first
+// channel. Arithmetic makes NaNs without a payload, so no input has these bits
 enum { CONV1D_NOTHING = 0x7fc0c0de };
 
 static inline int conv1d_is_nothing_(const float* position) {
@@ -90,8 +91,8 @@ static inline int conv1d_last_(const Conv1dWindow* w, int b, int t) {
 // ---- plain C: read this first; it defines every bit ----
 
 static inline void conv1d_forward_ref(float* conv, float* out, const float* inp, size_t inp_stride, const float* weight,
-                                      const float* bias, const float* history, const unsigned char* starts, int B, int T, int C,
-                                      int K) {
+                                      const float* bias, const float* history, const unsigned char* starts, int B,
+                                      int T, int C, int K) {
     Conv1dWindow w = {inp, inp_stride, history, starts, T, C, K};
     for (int i = 0; i < B * C; i++) {
         int b = i / C, c = i % C, begin = conv1d_row_begin_(&w, b);
@@ -107,10 +108,13 @@ static inline void conv1d_forward_ref(float* conv, float* out, const float* inp,
     }
 }
 
-static inline float conv1d_dconv_ref(const float* dout, const float* conv, size_t i) { return dout[i] * silu_slope_one(conv[i]); }
+static inline float conv1d_dconv_ref(const float* dout, const float* conv, size_t i) {
+    return dout[i] * silu_slope_one(conv[i]);
+}
 
 // dweight of tap k of channel c
-static inline float conv1d_dweight_ref(const float* dout, const float* conv, const Conv1dWindow* w, int B, int c, int k) {
+static inline float conv1d_dweight_ref(const float* dout, const float* conv, const Conv1dWindow* w, int B, int c,
+                                       int k) {
     float sum = 0.0f;
     for (int b = 0; b < B; b++) {
         int begin = conv1d_row_begin_(w, b);
@@ -125,8 +129,8 @@ static inline float conv1d_dweight_ref(const float* dout, const float* conv, con
 }
 
 // dinp of position t and channel c of row b
-static inline float conv1d_dinp_ref(const float* dout, const float* conv, const float* weight, const Conv1dWindow* w, int b, int t,
-                                    int c) {
+static inline float conv1d_dinp_ref(const float* dout, const float* conv, const float* weight, const Conv1dWindow* w,
+                                    int b, int t, int c) {
     float sum = 0.0f;
     for (int q = conv1d_last_(w, b, t); q >= t; q--) {
         sum += weight[c * w->K + t - q + w->K - 1] * conv1d_dconv_ref(dout, conv, ((size_t)b * w->T + q) * w->C + c);
@@ -146,7 +150,9 @@ static inline void conv1d_backward_ref(float* dinp, size_t dinp_stride, float* d
         for (int n = 0; n < B * T; n++) { dbias[c] += conv1d_dconv_ref(dout, conv, (size_t)n * C + c); }
     }
     for (int n = 0; dinp && n < B * T; n++) {
-        for (int c = 0; c < C; c++) { dinp[n * dinp_stride + c] = conv1d_dinp_ref(dout, conv, weight, &w, n / T, n % T, c); }
+        for (int c = 0; c < C; c++) {
+            dinp[n * dinp_stride + c] = conv1d_dinp_ref(dout, conv, weight, &w, n / T, n % T, c);
+        }
     }
 }
 
@@ -156,10 +162,10 @@ static inline void conv1d_history_clear(float* history, int B, int C, int K) {
     for (int i = 0; i < B * (K - 1); i++) { conv1d_set_nothing_(history + (size_t)i * C, C); }
 }
 
-// history becomes what stands before the next window: the last K-1 positions of history and inp together; what a start in this
-// window hides is nothing
-static inline void conv1d_history(float* history, const float* inp, size_t inp_stride, const unsigned char* starts, int B, int T,
-                                  int C, int K) {
+// history becomes what stands before the next window: the last K-1 positions of history and inp together; what a start
+// in this window hides is nothing
+static inline void conv1d_history(float* history, const float* inp, size_t inp_stride, const unsigned char* starts,
+                                  int B, int T, int C, int K) {
     Conv1dWindow w = {inp, inp_stride, history, starts, T, C, K};
     for (int b = 0; b < B; b++) {
         int begin = conv1d_row_begin_(&w, b);
@@ -185,7 +191,8 @@ static inline void conv1d_check_(int K) {
     if (K < 1 || K > CONV1D_MOST_TAPS) { fail_run("conv1d: %d taps: expected 1 to %d", K, CONV1D_MOST_TAPS); }
 }
 
-// channels of a block where rows are shared out too (n_rows 1: they are not): narrower if threads would have nothing to do
+// channels of a block where rows are shared out too (n_rows 1: they are not): narrower if threads would have nothing to
+// do
 static inline int conv1d_width_(int C, int n_rows, const Device* dev) {
     int64_t width = ceil_div(ceil_div((int64_t)C * n_rows, dev->n_threads), 16) * 16;
     return width < CONV1D_WIDTH ? (int)width : CONV1D_WIDTH;
@@ -223,7 +230,7 @@ static inline void conv1d_turn_(Conv1dTaps taps, const float* weight, int first,
     }
 }
 
-// and back
+// the turned taps go back to weight (C, K)
 static inline void conv1d_turn_back_(float* weight, Conv1dTaps taps, int first, int width, int K) {
     for (int c = 0; c < width; c++) {
         for (int k = 0; k < K; k++) { weight[(size_t)(first + c) * K + k] = taps[k][c]; }
@@ -231,8 +238,8 @@ static inline void conv1d_turn_back_(float* weight, Conv1dTaps taps, int first, 
 }
 
 // row b of `width` channels from `first`
-static inline void conv1d_forward_block_(float* conv, float* out, const float* weight, const float* bias, const Conv1dWindow* w,
-                                         int b, int first, int width) {
+static inline void conv1d_forward_block_(float* conv, float* out, const float* weight, const float* bias,
+                                         const Conv1dWindow* w, int b, int first, int width) {
     Conv1dTaps taps;
     float start[CONV1D_WIDTH];
     int K = w->K, begin = conv1d_row_begin_(w, b);
@@ -254,8 +261,8 @@ static inline void conv1d_forward_block_(float* conv, float* out, const float* w
 }
 
 static inline void conv1d_forward(float* conv, float* out, const float* inp, size_t inp_stride, const float* weight,
-                                  const float* bias, const float* history, const unsigned char* starts, int B, int T, int C,
-                                  int K, const Device* dev) {
+                                  const float* bias, const float* history, const unsigned char* starts, int B, int T,
+                                  int C, int K, const Device* dev) {
     conv1d_check_(K);
     Conv1dWindow w = {inp, inp_stride, history, starts, T, C, K};
     int width = conv1d_width_(C, B, dev);
@@ -276,8 +283,8 @@ typedef struct {
 } Conv1dBlock;
 
 // dconv of position t of row b, and what it adds to dbias and dtaps
-static inline void conv1d_backward_taps_(Conv1dBlock* block, const float* dout, const float* conv, const Conv1dWindow* w, int b,
-                                         int t, int begin) {
+static inline void conv1d_backward_taps_(Conv1dBlock* block, const float* dout, const float* conv,
+                                         const Conv1dWindow* w, int b, int t, int begin) {
     int first = block->first, width = block->width;
     size_t here = ((size_t)b * w->T + t) * w->C + first;
     float* dc = block->dconv[t % w->K];
@@ -305,8 +312,8 @@ static inline void conv1d_backward_input_(float* dinp, const Conv1dBlock* block,
     conv1d_sum_(dinp, block->zeros, &pairs, block->width);
 }
 
-// All rows of a block. dinp (NULL: none) of a position follows K-1 positions later, when the last that it needs is known and its
-// own input is not needed any more
+// All rows of a block. dinp (NULL: none) of a position follows K-1 positions later, when the last that it needs is
+// known and its own input is not needed any more
 static inline void conv1d_backward_block_(float* dinp, size_t dinp_stride, Conv1dBlock* block, const float* dout,
                                           const float* conv, const Conv1dWindow* w, int B) {
     for (int b = 0; b < B; b++) {

@@ -1,21 +1,26 @@
 /*
 Softmax over the vocabulary and the cross entropy of the target.
-    logits, probs (N, Vp), the first V columns count; probs may be logits: in place    targets (N), negative = not counted
+    logits, probs (N, Vp), the first V columns count; probs may be logits: in place
+    targets (N)  negative = not counted
     losses (N)  -log probs[target], 0 where the target is not counted
-Backward: dlogits = (probs - [column == target]) * dloss, written; a row that is not counted and the columns V..Vp-1 are 0.
-dlogits may be probs. dloss is 1 / (targets counted in the whole update), the same for every row.
-crossentropy_fused is both in one: logits become dlogits in place, and probabilities are never stored; without the gradient,
-for validation, logits stay as they are. losses_sum: the sum of N losses, to where the device can read it.
-Cost:   C: three passes over rows of 4*V bytes, which fit in the second cache, and one exp per column, 0.7 ns with AVX-512.
-        CUDA: memory bound. Fused moves 2*N*Vp elements, 4 bytes a logit in bf16 (loss alone: half of it), since the second
-        pass finds the row in L2: two blocks per multiprocessor keep 26 MB of rows there at Vp = 50304. Judge it in GB/s.
+Backward: dlogits = (probs - [column == target]) * dloss, written; a row that is not counted and the columns V..Vp-1 are
+0. dlogits may be probs. dloss is 1 / (targets counted in the whole update), the same for every row.
+crossentropy_fused is both in one: logits become dlogits in place, and probabilities are never stored; without the
+gradient, for validation, logits stay as they are. crossentropy_losses_sum: the sum of N losses, to where the device can
+read it.
+Cost:   C: three passes over rows of 4*V bytes, which fit in the second cache, and one exp per column, 0.7 ns with
+        AVX-512. CUDA: memory bound. Fused moves 2*N*Vp elements, 4 bytes a logit in bf16 (loss alone: half of it),
+        since the second pass finds the row in L2: two blocks per multiprocessor keep 26 MB of rows there at Vp = 50304.
+        Judge it in GB/s.
 Error:  the sum of V exponentials is a plain chain: relative error <= V * 2^-24, found 1e-5 at V = 50257.
-        Fast kernels, against exact arithmetic on the same logits, d = max - logit: an exponential is off by (3 + 2 d) 2^-23 of
-        itself (hardware exp: 2 + 1.2 d, CUDA guide; the difference rounds, too), below 2^-126 by all of it. Their sum by the
-        mean of that, where the mean of d is at most log V, and 96 * 2^-23 for adding and joining: 1.5e-5 at V = 50257. A
-        probability is off by both, and a loss by as much as its probability of itself. Stored in bf16: 2^-8 of itself more.
-Order:  max from -10000, then the sum of exp(logit - max) chains over columns from 0, then every column is divided by it.
-        losses_sum chains over positions from 0. Fast kernels: each thread sums its columns online, then a fixed tree.
+        Fast kernels, against exact arithmetic on the same logits, d = max - logit: an exponential is off by (3 + 2 d)
+        2^-23 of itself (hardware exp: 2 + 1.2 d, CUDA guide; the difference rounds, too), below 2^-126 by all of it.
+        Their sum by the mean of that, where the mean of d is at most log V, and 96 * 2^-23 for adding and joining:
+        1.5e-5 at V = 50257. A probability is off by both, and a loss by as much as its probability of itself. Stored in
+        bf16: 2^-8 of itself more.
+Order:  max from -10000, then the sum of exp(logit - max) chains over columns from 0, then every column is divided by
+        it. crossentropy_losses_sum chains over positions from 0. Fast kernels: each thread sums its columns online,
+        then a fixed tree.
 Source: spec gpt2.md sections 3, 4 and 12.3; online: Milakov & Gimelshein 2018, arXiv:1805.02867; derived in
         doc/crossentropy.md. Slower and faster kernels: dev/cuda/crossentropy.cu
 */
@@ -28,7 +33,7 @@ Source: spec gpt2.md sections 3, 4 and 12.3; online: Milakov & Gimelshein 2018, 
 
 // ---- plain C: read this first; it defines every bit ----
 
-static inline void softmax_row_ref(float* probs, const float* logits, int V, int Vp) {
+static inline void crossentropy_softmax_ref(float* probs, const float* logits, int V, int Vp) {
     float max = -10000.0f, sum = 0.0f;
     for (int v = 0; v < V; v++) { max = logits[v] > max ? logits[v] : max; }
     for (int v = 0; v < V; v++) {
@@ -39,15 +44,17 @@ static inline void softmax_row_ref(float* probs, const float* logits, int V, int
     for (int v = V; v < Vp; v++) { probs[v] = 0.0f; }
 }
 
-static inline void crossentropy_forward_ref(float* losses, float* probs, const float* logits, const int* targets, int N, int V, int Vp) {
+static inline void crossentropy_forward_ref(float* losses, float* probs, const float* logits, const int* targets, int N,
+                                            int V, int Vp) {
     for (int n = 0; n < N; n++) {
         size_t row = (size_t)n * Vp;
-        softmax_row_ref(probs + row, logits + row, V, Vp);
+        crossentropy_softmax_ref(probs + row, logits + row, V, Vp);
         losses[n] = targets[n] < 0 ? 0.0f : -fm_log(probs[row + targets[n]]);
     }
 }
 
-static inline void crossentropy_backward_ref(float* dlogits, const float* probs, const int* targets, float dloss, int N, int V, int Vp) {
+static inline void crossentropy_backward_ref(float* dlogits, const float* probs, const int* targets, float dloss, int N,
+                                             int V, int Vp) {
     for (int n = 0; n < N; n++) {
         for (int v = 0; v < Vp; v++) {
             size_t i = (size_t)n * Vp + v;
@@ -57,8 +64,8 @@ static inline void crossentropy_backward_ref(float* dlogits, const float* probs,
 }
 
 // forward and backward in place; without the gradient the logits are only read
-static inline void crossentropy_fused_ref(float* losses, float* logits, const int* targets, float dloss, int with_gradient,
-                                          int N, int V, int Vp) {
+static inline void crossentropy_fused_ref(float* losses, float* logits, const int* targets, float dloss,
+                                          int with_gradient, int N, int V, int Vp) {
     if (with_gradient) {
         crossentropy_forward_ref(losses, logits, logits, targets, N, V, Vp);
         crossentropy_backward_ref(logits, logits, targets, dloss, N, V, Vp);
@@ -73,15 +80,15 @@ static inline void crossentropy_fused_ref(float* losses, float* logits, const in
     }
 }
 
-static inline void losses_sum_ref(float* sum, const float* losses, int N) {
+static inline void crossentropy_losses_sum_ref(float* sum, const float* losses, int N) {
     float total = 0.0f;
     for (int n = 0; n < N; n++) { total += losses[n]; }
     *sum = total;
 }
 
-#ifndef __CUDACC__  // ---- fast C: the chain of a row cannot be split, so VLANES rows run their chains side by side ----
+#ifndef __CUDACC__  // ---- fast C: the chain of a row cannot be split, so VLANES rows run theirs side by side ----
 
-static inline float softmax_max_(const float* logits, int V) {
+static inline float crossentropy_max_(const float* logits, int V) {
     float lane[16];
     for (int i = 0; i < 16; i++) { lane[i] = -10000.0f; }
     int v = 0;
@@ -95,11 +102,11 @@ static inline float softmax_max_(const float* logits, int V) {
 }
 
 // probs = exp(logits - max) for VLANES rows, and their sums
-static inline void softmax_exponentials_(float* probs, const float* logits, float* sums, int V, int Vp) {
+static inline void crossentropy_exponentials_(float* probs, const float* logits, float* sums, int V, int Vp) {
     const int width = 4 * VLANES;  // columns at a time: all rows' share of them stays in the first cache
     float max[VLANES];
     vfloat sum = v_fill(0.0f), columns[VLANES];
-    for (int r = 0; r < VLANES; r++) { max[r] = softmax_max_(logits + (size_t)r * Vp, V); }
+    for (int r = 0; r < VLANES; r++) { max[r] = crossentropy_max_(logits + (size_t)r * Vp, V); }
     for (int v0 = 0; v0 < V; v0 += width) {
         int n_valid = V - v0 < width ? V - v0 : width;
         for (int r = 0; r < VLANES; r++) {
@@ -121,14 +128,14 @@ static inline void softmax_exponentials_(float* probs, const float* logits, floa
 }
 
 // VLANES rows, or fewer at the end
-static inline void crossentropy_rows_(float* losses, float* probs, const float* logits, const int* targets, int n, int V,
-                                      int Vp) {
+static inline void crossentropy_rows_(float* losses, float* probs, const float* logits, const int* targets, int n,
+                                      int V, int Vp) {
     float sums[VLANES];
     if (n < VLANES) {
         crossentropy_forward_ref(losses, probs, logits, targets, n, V, Vp);
         return;
     }
-    softmax_exponentials_(probs, logits, sums, V, Vp);
+    crossentropy_exponentials_(probs, logits, sums, V, Vp);
     for (int r = 0; r < VLANES; r++) {
         float *p = probs + (size_t)r * Vp, sum = sums[r];
         int target = targets[r];
@@ -139,8 +146,8 @@ static inline void crossentropy_rows_(float* losses, float* probs, const float* 
     }
 }
 
-static inline void crossentropy_forward(float* losses, float* probs, const float* logits, const int* targets, int N, int V, int Vp,
-                                        const Device* dev) {
+static inline void crossentropy_forward(float* losses, float* probs, const float* logits, const int* targets, int N,
+                                        int V, int Vp, const Device* dev) {
     (void)dev;
     #pragma omp parallel for schedule(dynamic)
     for (int first = 0; first < N; first += VLANES) {
@@ -150,8 +157,8 @@ static inline void crossentropy_forward(float* losses, float* probs, const float
     }
 }
 
-static inline void crossentropy_backward(float* dlogits, const float* probs, const int* targets, float dloss, int N, int V, int Vp,
-                                         const Device* dev) {
+static inline void crossentropy_backward(float* dlogits, const float* probs, const int* targets, float dloss, int N,
+                                         int V, int Vp, const Device* dev) {
     (void)dev;
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
@@ -187,22 +194,22 @@ static inline void crossentropy_fused(float* losses, float* logits, const int* t
     }
 }
 
-static inline void losses_sum(float* sum, const float* losses, int N, const Device* dev) {
+static inline void crossentropy_losses_sum(float* sum, const float* losses, int N, const Device* dev) {
     (void)dev;
-    losses_sum_ref(sum, losses, N);
+    crossentropy_losses_sum_ref(sum, losses, N);
 }
 
 #else  // ---- CUDA: one block per row, in EXACT builds a single warp, since the sum is a chain ----
 
 #ifdef EXACT
-enum { ROW_THREADS = WARP };  // at most
+enum { CROSSENTROPY_THREADS = WARP };  // at most
 #else
-enum { ROW_THREADS = 1024 };
+enum { CROSSENTROPY_THREADS = 1024 };
 #endif
 
 struct Softmax { float max, sum; };  // of a row: its probabilities are exp(x - max) / sum
 
-__device__ inline float softmax_(float x, Softmax row) {
+__device__ inline float crossentropy_prob_(float x, Softmax row) {
     const float e = kernel_exp(x - row.max);
 #ifdef EXACT
     return e / row.sum;
@@ -213,10 +220,11 @@ __device__ inline float softmax_(float x, Softmax row) {
 
 #ifdef EXACT
 template <int W, typename X>
-__device__ inline Softmax row_softmax_(const X* x, int V) {
+__device__ inline Softmax crossentropy_softmax_(const X* x, int V) {
     Softmax row = {-10000.0f, 0.0f};
     const int lane = threadIdx.x;  // block is (32)
-    for (int v = lane; v < V; v += WARP) { row.max = fmaxf(row.max, to_float(x[v])); }  // of a NaN and a number: the number
+    // fmaxf of a NaN and a number is the number
+    for (int v = lane; v < V; v += WARP) { row.max = fmaxf(row.max, to_float(x[v])); }
     row.max = row_max(row.max);
     for (int v = lane; v - lane < V; v += WARP) {
         row.sum = row_add(row.sum, v < V ? kernel_exp(to_float(x[v]) - row.max) : 0.0f);
@@ -224,16 +232,16 @@ __device__ inline Softmax row_softmax_(const X* x, int V) {
     return row;
 }
 #else
-// of the columns of all 32 lanes, from each lane's own
-__device__ inline Softmax softmax_lanes_(Softmax s) {
+// the softmax of the columns of all 32 lanes, from each lane's own
+__device__ inline Softmax crossentropy_join_lanes_(Softmax s) {
     const float max = row_max(s.max);
     const Softmax all = {max, lane_sum(s.sum * kernel_exp(s.max - max))};
     return all;
 }
 
-// add W columns to what a thread has: one pass finds the maximum and the sum, which shrinks whenever the maximum grows
+// what a thread has, and W columns more: one pass finds the maximum and the sum, which shrinks when the maximum grows
 template <int W>
-__device__ inline Softmax softmax_add_(Softmax s, const float (&x)[W]) {
+__device__ inline Softmax crossentropy_add_(Softmax s, const float (&x)[W]) {
     float max = s.max;
     for (int i = 0; i < W; i++) { max = fmaxf(max, x[i]); }  // of a NaN and a number: the number
     s.sum *= kernel_exp(s.max - max);
@@ -244,7 +252,7 @@ __device__ inline Softmax softmax_add_(Softmax s, const float (&x)[W]) {
 
 // block is a multiple of 32, at most 32 * 32; every thread gets the row's
 template <int W, typename X>
-__device__ inline Softmax row_softmax_(const X* x, int V) {
+__device__ inline Softmax crossentropy_softmax_(const X* x, int V) {
     __shared__ Softmax of_warp[WARP];
     const Softmax nothing = {-10000.0f, 0.0f};
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP, whole = V / W * W;
@@ -253,16 +261,16 @@ __device__ inline Softmax row_softmax_(const X* x, int V) {
         const Pack<X, W> pack = pack_load<W>(x + v);
         float columns[W];
         for (int i = 0; i < W; i++) { columns[i] = to_float(pack.x[i]); }
-        s = softmax_add_(s, columns);
+        s = crossentropy_add_(s, columns);
     }
     for (int v = whole + threadIdx.x; v < V; v += blockDim.x) {
         const float column[1] = {to_float(x[v])};
-        s = softmax_add_(s, column);
+        s = crossentropy_add_(s, column);
     }
-    s = softmax_lanes_(s);
+    s = crossentropy_join_lanes_(s);
     if (lane == 0) { of_warp[warp] = s; }
     __syncthreads();
-    return softmax_lanes_(lane < n_warps ? of_warp[lane] : nothing);
+    return crossentropy_join_lanes_(lane < n_warps ? of_warp[lane] : nothing);
 }
 #endif
 
@@ -270,29 +278,30 @@ enum { WRITE_NOTHING, WRITE_PROBS, WRITE_GRADIENT };
 
 // grid is (N)
 template <int WRITE, int W, typename X>
-__global__ __launch_bounds__(ROW_THREADS) void crossentropy_kernel(float* losses, X* out, const X* logits, const int* targets,
-                                                                   float dloss, int V, int Vp) {
+__global__ __launch_bounds__(CROSSENTROPY_THREADS) void crossentropy_kernel(float* losses, X* out, const X* logits,
+                                                                            const int* targets, float dloss, int V,
+                                                                            int Vp) {
     const int n = gridDim.x - 1 - blockIdx.x, target = targets[n];  // the last rows first: they are still in L2
     const int n_columns = WRITE != WRITE_PROBS && target < 0 ? 0 : V;  // a row that is not counted is not read
     const int whole = n_columns / W * W;
     const X* x = logits + (size_t)n * Vp;
     X* y = out + (size_t)n * Vp;
-    const Softmax row = row_softmax_<W>(x, n_columns);
+    const Softmax row = crossentropy_softmax_<W>(x, n_columns);
     float p_target = 0.0f;
-    if (threadIdx.x == 0 && target >= 0) { p_target = softmax_(to_float(x[target]), row); }
+    if (threadIdx.x == 0 && target >= 0) { p_target = crossentropy_prob_(to_float(x[target]), row); }
     if (threadIdx.x == 0) { losses[n] = target < 0 ? 0.0f : -fm_log(p_target); }
     if (WRITE == WRITE_NOTHING) { return; }
     __syncthreads();  // out may be logits: the target's has been read
     for (int v = W * threadIdx.x; v < whole; v += W * blockDim.x) {
         Pack<X, W> pack = pack_load<W>(x + v);
         for (int i = 0; i < W; i++) {
-            const float p = softmax_(to_float(pack.x[i]), row);
+            const float p = crossentropy_prob_(to_float(pack.x[i]), row);
             pack.x[i] = from_float<X>(WRITE == WRITE_GRADIENT ? p * dloss : p);
         }
         pack_store(y + v, pack);
     }
     for (int v = whole + threadIdx.x; v < Vp; v += blockDim.x) {
-        const float p = v < n_columns ? softmax_(to_float(x[v]), row) : 0.0f;
+        const float p = v < n_columns ? crossentropy_prob_(to_float(x[v]), row) : 0.0f;
         y[v] = from_float<X>(WRITE == WRITE_GRADIENT ? p * dloss : p);
     }
     if (WRITE == WRITE_PROBS || target < 0) { return; }
@@ -302,7 +311,8 @@ __global__ __launch_bounds__(ROW_THREADS) void crossentropy_kernel(float* losses
 
 // grid is (N)
 template <int W, typename X>
-__global__ void crossentropy_backward_kernel(X* dlogits, const X* probs, const int* targets, float dloss, int V, int Vp) {
+__global__ void crossentropy_backward_kernel(X* dlogits, const X* probs, const int* targets, float dloss, int V,
+                                             int Vp) {
     const size_t row = (size_t)blockIdx.x * Vp;
     const int target = targets[blockIdx.x], n_columns = target < 0 ? 0 : V;
     for (int v = W * threadIdx.x; v < Vp; v += W * blockDim.x) {
@@ -315,8 +325,8 @@ __global__ void crossentropy_backward_kernel(X* dlogits, const X* probs, const i
     }
 }
 
-// block is a multiple of 32, at most ROW_THREADS; grid is (1)
-static __global__ void losses_sum_kernel(float* sum, const float* losses, int N) {
+// block is a multiple of 32, at most CROSSENTROPY_THREADS; grid is (1)
+static __global__ void crossentropy_losses_sum_kernel(float* sum, const float* losses, int N) {
     __shared__ float of_warp[WARP];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP;
     float s = 0.0f;
@@ -329,8 +339,8 @@ static __global__ void losses_sum_kernel(float* sum, const float* losses, int N)
 }
 
 // threads of a block that share a row of n_packs: the order of its sum follows from the shape alone
-static inline int row_threads_(int64_t n_packs) {
-    return n_packs < ROW_THREADS ? (int)ceil_div(n_packs, WARP) * WARP : ROW_THREADS;
+static inline int crossentropy_threads_(int64_t n_packs) {
+    return n_packs < CROSSENTROPY_THREADS ? (int)ceil_div(n_packs, WARP) * WARP : CROSSENTROPY_THREADS;
 }
 
 // packs of 16 bytes where rows divide into them
@@ -339,27 +349,31 @@ static inline void crossentropy_launch_(float* losses, X* out, const X* logits, 
                                         int N, int V, int Vp, const Device* dev) {
     const int W = pack_width<X>();
     if (pack_fits(logits, Vp) && pack_fits(out, Vp)) {
-        crossentropy_kernel<WRITE, W><<<N, row_threads_(Vp / W), 0, dev->stream>>>(losses, out, logits, targets, dloss, V, Vp);
+        crossentropy_kernel<WRITE, W>
+            <<<N, crossentropy_threads_(Vp / W), 0, dev->stream>>>(losses, out, logits, targets, dloss, V, Vp);
     } else {
-        crossentropy_kernel<WRITE, 1><<<N, row_threads_(Vp), 0, dev->stream>>>(losses, out, logits, targets, dloss, V, Vp);
+        crossentropy_kernel<WRITE, 1>
+            <<<N, crossentropy_threads_(Vp), 0, dev->stream>>>(losses, out, logits, targets, dloss, V, Vp);
     }
     cudaCheck(cudaGetLastError());
 }
 
 template <typename X>
-static inline void crossentropy_forward(float* losses, X* probs, const X* logits, const int* targets, int N, int V, int Vp,
-                                        const Device* dev) {
+static inline void crossentropy_forward(float* losses, X* probs, const X* logits, const int* targets, int N, int V,
+                                        int Vp, const Device* dev) {
     crossentropy_launch_<WRITE_PROBS>(losses, probs, logits, targets, 0.0f, N, V, Vp, dev);
 }
 
 template <typename X>
-static inline void crossentropy_backward(X* dlogits, const X* probs, const int* targets, float dloss, int N, int V, int Vp,
-                                         const Device* dev) {
+static inline void crossentropy_backward(X* dlogits, const X* probs, const int* targets, float dloss, int N, int V,
+                                         int Vp, const Device* dev) {
     const int W = pack_width<X>();
     if (pack_fits(dlogits, Vp) && pack_fits(probs, Vp)) {
-        crossentropy_backward_kernel<W><<<N, row_threads_(Vp / W), 0, dev->stream>>>(dlogits, probs, targets, dloss, V, Vp);
+        crossentropy_backward_kernel<W>
+            <<<N, crossentropy_threads_(Vp / W), 0, dev->stream>>>(dlogits, probs, targets, dloss, V, Vp);
     } else {
-        crossentropy_backward_kernel<1><<<N, row_threads_(Vp), 0, dev->stream>>>(dlogits, probs, targets, dloss, V, Vp);
+        crossentropy_backward_kernel<1>
+            <<<N, crossentropy_threads_(Vp), 0, dev->stream>>>(dlogits, probs, targets, dloss, V, Vp);
     }
     cudaCheck(cudaGetLastError());
 }
@@ -374,8 +388,8 @@ static inline void crossentropy_fused(float* losses, X* logits, const int* targe
     }
 }
 
-static inline void losses_sum(float* sum, const float* losses, int N, const Device* dev) {
-    losses_sum_kernel<<<1, row_threads_(N), 0, dev->stream>>>(sum, losses, N);
+static inline void crossentropy_losses_sum(float* sum, const float* losses, int N, const Device* dev) {
+    crossentropy_losses_sum_kernel<<<1, crossentropy_threads_(N), 0, dev->stream>>>(sum, losses, N);
     cudaCheck(cudaGetLastError());
 }
 #endif

@@ -1,14 +1,16 @@
 /*
 Token and position embedding: out[b][t] = wte[token at b, t] + wpe[t].
-    out (B, T, C)   tokens (B, T) in 0..V-1, V <= 2^24   wte (V, C)   wpe (maxT, C)   t0: position of the first column (0 in training)
+    out (B, T, C)   tokens (B, T) in 0..V-1, V <= 2^24   wte (V, C)   wpe (maxT, C)
+    t0  position of the first column, 0 in training
 token_embedding_forward, _backward: the same without positions, for N = B*T tokens in a row. In C only.
-Backward: dwte[token] and dwpe[t] are ADDED to, so the caller starts them: a tied head has already written dwte. NULL for
-either: nobody asks for it, and nothing is done for it.
-Cost:   memory bound: 3*B*T*C elements moved forward, as many backward. On a GPU backward reads dout twice, and moves dwte
-        and dwpe where they change; nine short kernels sort the tokens before.
-Order:  both gradients take their positions n = b*T + t ascending; threads split the channels. Fast builds on a GPU cut what a
-        token gets into runs of at most 64 positions, whose sums are added in order.
-Error:  forward one rounding, to X: bf16 2^-8 |out|. dwte, dwpe: sums of n floats, in any order within n * 2^-24 sum |dout|.
+Backward: dwte[token] and dwpe[t] are ADDED to, so the caller starts them: a tied head has already written dwte. NULL
+for either: nobody asks for it, and nothing is done for it.
+Cost:   memory bound: 3*B*T*C elements moved forward, as many backward. On a GPU backward reads dout twice, and moves
+        dwte and dwpe where they change; nine short kernels sort the tokens before.
+Order:  both gradients take their positions n = b*T + t ascending; threads split the channels. Fast builds on a GPU cut
+        what a token gets into runs of at most 64 positions, whose sums are added in order.
+Error:  forward one rounding, to X: bf16 2^-8 |out|. dwte, dwpe: sums of n floats, in any order within n * 2^-24 sum
+        |dout|.
 */
 #ifndef LLMC_EMBEDDING_H
 #define LLMC_EMBEDDING_H
@@ -17,7 +19,8 @@ Error:  forward one rounding, to X: bf16 2^-8 |out|. dwte, dwpe: sums of n float
 
 // ---- plain C: read this first; it defines every bit ----
 
-static inline void embedding_forward_ref(float* out, const int* tokens, const float* wte, const float* wpe, int B, int T, int C, int t0) {
+static inline void embedding_forward_ref(float* out, const int* tokens, const float* wte, const float* wpe, int B,
+                                         int T, int C, int t0) {
     for (int b = 0; b < B; b++) {
         for (int t = 0; t < T; t++) {
             size_t n = (size_t)b * T + t;
@@ -28,7 +31,8 @@ static inline void embedding_forward_ref(float* out, const int* tokens, const fl
     }
 }
 
-static inline void embedding_backward_ref(float* dwte, float* dwpe, const float* dout, const int* tokens, int B, int T, int C) {
+static inline void embedding_backward_ref(float* dwte, float* dwpe, const float* dout, const int* tokens, int B, int T,
+                                          int C) {
     for (int b = 0; b < B; b++) {
         for (int t = 0; t < T; t++) {
             size_t n = (size_t)b * T + t;
@@ -50,8 +54,8 @@ static inline void token_embedding_backward_ref(float* dwte, const float* dout, 
 
 #ifndef __CUDACC__  // ---- fast C: rows over threads forward, channels over threads backward ----
 
-static inline void embedding_forward(float* out, const int* tokens, const float* wte, const float* wpe, int B, int T, int C, int t0,
-                                     const Device* dev) {
+static inline void embedding_forward(float* out, const int* tokens, const float* wte, const float* wpe, int B, int T,
+                                     int C, int t0, const Device* dev) {
     (void)dev;
     #pragma omp parallel for
     for (int n = 0; n < B * T; n++) {
@@ -64,8 +68,8 @@ static inline void embedding_add_(float* to, const float* from, int n) {
     for (int i = 0; i < n; i++) { to[i] += from[i]; }
 }
 
-static inline void embedding_backward(float* dwte, float* dwpe, const float* dout, const int* tokens, int B, int T, int C,
-                                      const Device* dev) {
+static inline void embedding_backward(float* dwte, float* dwpe, const float* dout, const int* tokens, int B, int T,
+                                      int C, const Device* dev) {
     (void)dev;
     if (!dwte && !dwpe) { return; }
     const int width = 64;
@@ -80,13 +84,15 @@ static inline void embedding_backward(float* dwte, float* dwpe, const float* dou
     }
 }
 
-static inline void token_embedding_forward(float* out, const int* tokens, const float* wte, int N, int C, const Device* dev) {
+static inline void token_embedding_forward(float* out, const int* tokens, const float* wte, int N, int C,
+                                           const Device* dev) {
     (void)dev;
     #pragma omp parallel for
     for (int n = 0; n < N; n++) { token_embedding_forward_ref(out + (size_t)n * C, tokens + n, wte, 1, C); }
 }
 
-static inline void token_embedding_backward(float* dwte, const float* dout, const int* tokens, int N, int C, const Device* dev) {
+static inline void token_embedding_backward(float* dwte, const float* dout, const int* tokens, int N, int C,
+                                            const Device* dev) {
     embedding_backward(dwte, NULL, dout, tokens, 1, N, C, dev);
 }
 #else  // ---- CUDA forward: one warp per position, sums of two, so both builds give the same ----
@@ -94,7 +100,8 @@ static inline void token_embedding_backward(float* dwte, const float* dout, cons
 enum { EMBEDDING_ROWS = 8 };  // warps of a block: blocks are (32, 8)
 
 template <int W, typename X>
-__global__ void embedding_forward_kernel(X* out, const int* tokens, const X* wte, const X* wpe, int N, int T, int C, int t0) {
+__global__ void embedding_forward_kernel(X* out, const int* tokens, const X* wte, const X* wpe, int N, int T, int C,
+                                         int t0) {
     int n = blockIdx.x * blockDim.y + threadIdx.y;
     if (n >= N) { return; }
     const X* token = wte + (size_t)tokens[n] * C;
@@ -122,9 +129,9 @@ static inline void embedding_forward(X* out, const int* tokens, const X* wte, co
 }
 
 // ---- CUDA backward, first part: positions sorted by token ----
-// A radix sort by 8 bits of the token at a time that keeps the order of equals: afterwards the positions of one token stand
-// side by side, ascending. A pass has three kernels: count the digits of each block, add the counts up, put every position in
-// its place.
+// A radix sort by 8 bits of the token at a time that keeps the order of equals: afterwards the positions of one token
+// stand side by side, ascending. A pass has three kernels: count the digits of each block, add the counts up, put every
+// position in its place.
 
 enum { SORT_BLOCK = 1024, SORT_BITS = 8, SORT_DIGITS = 1 << SORT_BITS, SORT_PASSES = 3 };  // tokens below 2^24
 // blocks have whole warps, SORT_BLOCK threads where there are as many positions
@@ -155,7 +162,8 @@ __global__ static void embedding_scan_kernel(int* counts, int n) {
     __shared__ int sums[SORT_BLOCK];
     __shared__ int warp_sums[SORT_BLOCK / WARP];
     int i = threadIdx.x, warp = i / WARP, lane = i % WARP;
-    int stretch = (n + blockDim.x - 1) / blockDim.x, first = min(i * stretch, n), last = min(first + stretch, n), before = 0;
+    int stretch = (n + blockDim.x - 1) / blockDim.x, first = min(i * stretch, n), last = min(first + stretch, n),
+        before = 0;
     sums[i] = 0;
     for (int j = first; j < last; j++) { sums[i] += counts[j]; }
     __syncthreads();
@@ -170,11 +178,12 @@ __global__ static void embedding_scan_kernel(int* counts, int n) {
     }
 }
 
-// Place of a position: the places of its digit in this block begin at counts; before it stand the equals in earlier warps and
-// in earlier lanes of its own
-__global__ static void embedding_place_kernel(int* sorted, const int* counts, const int* order, const int* tokens, int N,
-                                              int shift) {
-    __shared__ unsigned short in_warp[SORT_BLOCK / WARP][SORT_DIGITS];  // equals in each warp, then in the warps before it
+// Place of a position: the places of its digit in this block begin at counts; before it stand the equals in earlier
+// warps and in earlier lanes of its own
+__global__ static void embedding_place_kernel(int* sorted, const int* counts, const int* order, const int* tokens,
+                                              int N, int shift) {
+    // equals in each warp, then in the warps before it
+    __shared__ unsigned short in_warp[SORT_BLOCK / WARP][SORT_DIGITS];
     int position, digit = embedding_digit_(&position, order, tokens, N, shift);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     for (int i = lane; i < SORT_DIGITS; i += WARP) { in_warp[warp][i] = 0; }
@@ -216,9 +225,9 @@ static inline const int* embedding_sort_(int* scratch, const int* tokens, int N,
 }
 
 // ---- CUDA backward, second part: sums ----
-// Places are cut into pieces of a fixed number, so that a token that comes often does not keep one warp busy while all others
-// have finished. The places of a token inside a piece are a run. Its first run is added to dwte; a run that goes on from the
-// piece before fills the row of its piece in `rows`, and these rows are added to dwte in order afterwards.
+// Places are cut into pieces of a fixed number, so that a token that comes often does not keep one warp busy while all
+// others have finished. The places of a token inside a piece are a run. Its first run is added to dwte; a run that goes
+// on from the piece before fills the row of its piece in `rows`, and these rows are added to dwte in order afterwards.
 // EXACT: one piece, no such rows, a chain.
 
 enum { EMBEDDING_PIECE = 64 };
@@ -230,11 +239,12 @@ __device__ inline int embedding_goes_on_(const int* order, const int* tokens, in
     return i > 0 && embedding_token_(order, tokens, i - 1) == embedding_token_(order, tokens, i);
 }
 
-// sum += the rows at the places first, first + step, ... below `last`, up to the first that has another token. step 1: rows of
-// dout at their positions; step > 1: rows of pieces. 32 places are looked up at once, and four rows are on their way at a time
+// sum += the rows at the places first, first + step, ... below `last`, up to the first that has another token. step 1:
+// rows of dout at their positions; step > 1: rows of pieces. 32 places are looked up at once, and four rows are on
+// their way at a time
 template <int W, typename X>
-__device__ inline void embedding_add_(Pack<float, W>& sum, const X* from, const int* order, const int* tokens, int token,
-                                      int first, int step, int last, int c, int C) {
+__device__ inline void embedding_add_(Pack<float, W>& sum, const X* from, const int* order, const int* tokens,
+                                      int token, int first, int step, int last, int c, int C) {
     const int at_once = 4;
     for (int count = WARP; first < last && count == WARP; first += WARP * step) {
         int place = first + (int)threadIdx.x * step, position = place < last ? order[place] : -1;
@@ -256,8 +266,8 @@ __device__ inline void embedding_add_(Pack<float, W>& sum, const X* from, const 
 
 // one warp for each place and 32 * W channels; it works where a run begins
 template <int W, typename X>
-__global__ void embedding_runs_kernel(float* dwte, float* rows, const X* dout, const int* order, const int* tokens, int N, int C,
-                                      int piece) {
+__global__ void embedding_runs_kernel(float* dwte, float* rows, const X* dout, const int* order, const int* tokens,
+                                      int N, int C, int piece) {
     int i = blockIdx.x * blockDim.y + threadIdx.y, c = (blockIdx.y * WARP + threadIdx.x) * W;
     if (i >= N) { return; }
     int goes_on = embedding_goes_on_(order, tokens, i);
@@ -300,7 +310,8 @@ __global__ void embedding_positions_kernel(float* dwpe, const X* dout, int B, in
 }
 
 template <int W, typename X>
-static inline void embedding_backward_tokens_(float* dwte, const X* dout, const int* tokens, int N, int C, const Device* dev) {
+static inline void embedding_backward_tokens_(float* dwte, const X* dout, const int* tokens, int N, int C,
+                                              const Device* dev) {
 #ifdef EXACT
     int piece = N;
 #else

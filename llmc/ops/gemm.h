@@ -1,18 +1,20 @@
 /*
 The one matrix product under every linear layer: out = start + a * b, each output a plain chain over k ascending.
-    out (M, N) rows out_stride apart        a (M, K), b (K, N): a Matrix says how its elements lie, so a transpose is free
-    start: where each chain begins. NULL: at 0; a row of N floats with stride 0: at a bias; `out` itself: goes on from there
-Order:  out[m][n] = ((start + a[m][0]*b[0][n]) + a[m][1]*b[1][n]) + ...: every product and every sum rounds to float, on a
-        GPU too; only a fast build (not EXACT) lets nvcc fuse the product into the sum.
-Cost:   2*M*N*K flops. In C: blocks of a and panels of b are copied into the order in which the inner loop reads them ("packed"),
-        and a tile of outputs stays in registers while k runs: TILE_M * TILE_N chains side by side hide the latency of an
-        addition, and lanes hold different n. A long k is cut into blocks; the next block goes on from the stored tile.
-        Threads share a's packed block and take panels of b one by one; they meet twice per block, however long N is.
-        On a GPU: a block of threads computes a tile, sharing what it reads; each thread keeps 4 x 4 sums in registers. The CUDA
-        cores multiply and add one after the other here, so at most half of the GPU's float rate (an H200: 33 of 67 TFLOP/s).
-        gemm_cublas.h is what fast builds use where it can.
-Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; only their k loop is kept in order.
-        Measured: dev/bench/gemm.c. Slower and faster kernels: dev/cuda/matmul.cu
+    out (M, N)  rows out_stride apart
+    a (M, K), b (K, N)  a Matrix says how its elements lie, so a transpose is free
+    start: where each chain begins. NULL: at 0; a row of N floats with stride 0: at a bias; `out` itself: goes on from
+    there
+Order:  out[m][n] = ((start + a[m][0]*b[0][n]) + a[m][1]*b[1][n]) + ...: every product and every sum rounds to float, on
+        a GPU too; only a fast build (not EXACT) lets nvcc fuse the product into the sum.
+Cost:   2*M*N*K flops. In C: blocks of a and panels of b are copied into the order in which the inner loop reads them
+        ("packed"), and a tile of outputs stays in registers while k runs: TILE_M * TILE_N chains side by side hide the
+        latency of an addition, and lanes hold different n. A long k is cut into blocks; the next block goes on from the
+        stored tile. Threads share a's packed block and take panels of b one by one; they meet twice per block, however
+        long N is. On a GPU: a block of threads computes a tile, sharing what it reads; each thread keeps 4 x 4 sums in
+        registers. The CUDA cores multiply and add one after the other here, so at most half of the GPU's float rate (an
+        H200: 33 of 67 TFLOP/s). gemm_cublas.h is what fast builds use where it can.
+Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; only their k loop is kept in
+        order. Measured: dev/bench/gemm.c. Slower and faster kernels: dev/cuda/matmul.cu
 */
 #ifndef LLMC_GEMM_H
 #define LLMC_GEMM_H
@@ -27,8 +29,11 @@ typedef struct {
     size_t row_stride, col_stride;
 } Matrix;
 
-static inline Matrix matrix(const float* data, size_t row_stride) { Matrix m = {data, row_stride, 1}; return m; }
-static inline Matrix transposed(const float* data, size_t row_stride) { Matrix m = {data, 1, row_stride}; return m; }
+static inline Matrix gemm_matrix(const float* data, size_t row_stride) { Matrix m = {data, row_stride, 1}; return m; }
+static inline Matrix gemm_transposed(const float* data, size_t row_stride) {
+    Matrix m = {data, 1, row_stride};
+    return m;
+}
 
 // registers: 32 with AVX-512 hold 8 x 3 sums, 3 vectors of b and a few products; 16 elsewhere hold 6 x 2
 enum {
@@ -45,11 +50,13 @@ enum {
 // ---- packing: `width` neighbours per k side by side, zeros where the matrix ends ----
 
 // packed[k * width + w] = src[w * w_stride + k * k_stride] for w < n_valid, 0 up to width
-static inline __attribute__((always_inline)) void gemm_pack_(float* packed, const float* src, size_t w_stride, size_t k_stride,
-                                                             int width, int n_valid, int K) {
+static inline __attribute__((always_inline)) void gemm_pack_(float* packed, const float* src, size_t w_stride,
+                                                             size_t k_stride, int width, int n_valid, int K) {
     if (n_valid < width) {
         for (int k = 0; k < K; k++) {
-            for (int w = 0; w < width; w++) { packed[k * width + w] = w < n_valid ? src[w * w_stride + k * k_stride] : 0.0f; }
+            for (int w = 0; w < width; w++) {
+                packed[k * width + w] = w < n_valid ? src[w * w_stride + k * k_stride] : 0.0f;
+            }
         }
         return;
     }
@@ -72,8 +79,9 @@ static inline __attribute__((always_inline)) void gemm_pack_(float* packed, cons
 
 // ---- the inner loop: TILE_M x TILE_N chains in registers ----
 
-static inline __attribute__((always_inline)) void gemm_tile_(float* out, size_t out_stride, const float* start, size_t start_stride,
-                                                             const float* a, const float* b, int K) {
+static inline __attribute__((always_inline)) void gemm_tile_(float* out, size_t out_stride, const float* start,
+                                                             size_t start_stride, const float* a, const float* b,
+                                                             int K) {
     vfloat sum[TILE_M][TILE_V];
     for (int m = 0; m < TILE_M; m++) {
         for (int v = 0; v < TILE_V; v++) { sum[m][v] = v_load(start + m * start_stride + v * VLANES); }
@@ -95,7 +103,8 @@ static inline __attribute__((always_inline)) void gemm_tile_(float* out, size_t 
     }
 }
 
-// a tile at the rim has fewer than TILE_M rows or TILE_N columns: it is computed whole in a buffer, the valid part copied
+// a tile at the rim has fewer than TILE_M rows or TILE_N columns: it is computed whole in a buffer, the valid part
+// copied
 static inline void gemm_rim_tile_(float* out, size_t out_stride, const float* start, size_t start_stride,
                                   const float* a, const float* b, int M, int N, int K) {
     float tile[TILE_M * TILE_N] = {0};
@@ -145,28 +154,29 @@ static inline void gemm_pack_a_(float* a_packed, Matrix a, int M, int K) {
         int m = tile * TILE_M;
         for (int k = 0; k < K; k += GEMM_K) {
             int n_k = gemm_min_(GEMM_K, K - k);
-            gemm_pack_(a_packed + (size_t)n_tiles * TILE_M * k + (size_t)m * n_k, a.data + m * a.row_stride + k * a.col_stride,
-                       a.row_stride, a.col_stride, TILE_M, gemm_min_(TILE_M, M - m), n_k);
+            gemm_pack_(a_packed + (size_t)n_tiles * TILE_M * k + (size_t)m * n_k,
+                       a.data + m * a.row_stride + k * a.col_stride, a.row_stride, a.col_stride, TILE_M,
+                       gemm_min_(TILE_M, M - m), n_k);
         }
     }
 }
 
 // rows m0..m1 of one panel of out: its b is packed by the thread that needs it, so no thread waits for another
-static inline void gemm_task_(float* out, size_t out_stride, const float* start, size_t start_stride, const float* a_packed,
-                              float* b_packed, Matrix b, int m0, int m1, int M, int N, int K) {
+static inline void gemm_task_(float* out, size_t out_stride, const float* start, size_t start_stride,
+                              const float* a_packed, float* b_packed, Matrix b, int m0, int m1, int M, int N, int K) {
     size_t M_whole = (size_t)ceil_div(M, TILE_M) * TILE_M;
     for (int k = 0; k < K || k == 0; k += GEMM_K) {  // ascending: each block goes on where the last one stopped
         int n_k = gemm_min_(GEMM_K, K - k);
         gemm_pack_(b_packed, b.data + k * b.row_stride, b.col_stride, b.row_stride, TILE_N, N, n_k);
-        gemm_panel_(out, out_stride, k > 0 ? out : start, k > 0 ? out_stride : start_stride, a_packed + M_whole * k, b_packed,
-                    m0, m1, N, n_k);
+        gemm_panel_(out, out_stride, k > 0 ? out : start, k > 0 ? out_stride : start_stride, a_packed + M_whole * k,
+                    b_packed, m0, m1, N, n_k);
     }
 }
 
 // a block of rows and one long block of k, by the threads of the enclosing parallel region; tasks are panels, cut into
 // pieces of rows where there are few of them
-static inline void gemm_block_(float* out, size_t out_stride, const float* start, size_t start_stride, Matrix a, Matrix b,
-                               int M, int N, int K, float* workspace, size_t a_floats, int n_threads) {
+static inline void gemm_block_(float* out, size_t out_stride, const float* start, size_t start_stride, Matrix a,
+                               Matrix b, int M, int N, int K, float* workspace, size_t a_floats, int n_threads) {
     static const float zeros[TILE_N] = {0};
     float *a_packed = workspace, *b_packed = workspace + a_floats + (size_t)thread_number() * GEMM_K * TILE_N;
     int n_panels = (int)ceil_div(N, TILE_N), pieces = (int)ceil_div(GEMM_TASKS * n_threads, n_panels);
@@ -176,8 +186,8 @@ static inline void gemm_block_(float* out, size_t out_stride, const float* start
     for (int task = 0; task < n_panels * n_pieces; task++) {
         int n = task / n_pieces * TILE_N, m = task % n_pieces * rows;
         Matrix b_panel = {b.data + n * b.col_stride, b.row_stride, b.col_stride};
-        gemm_task_(out + n, out_stride, start ? start + n : zeros, start ? start_stride : 0, a_packed, b_packed, b_panel, m,
-                   gemm_min_(m + rows, M), M, gemm_min_(TILE_N, N - n), K);
+        gemm_task_(out + n, out_stride, start ? start + n : zeros, start ? start_stride : 0, a_packed, b_packed,
+                   b_panel, m, gemm_min_(m + rows, M), M, gemm_min_(TILE_N, N - n), K);
     }
 }
 
@@ -192,8 +202,10 @@ static inline void gemm(float* out, size_t out_stride, const float* start, size_
             float* o = out + m * out_stride;
             Matrix a_block = {a.data + m * a.row_stride + k * a.col_stride, a.row_stride, a.col_stride};
             Matrix b_block = {b.data + k * b.row_stride, b.row_stride, b.col_stride};
-            gemm_block_(o, out_stride, k > 0 ? o : start ? start + m * start_stride : NULL, k > 0 ? out_stride : start_stride, a_block,
-                        b_block, gemm_min_(block_rows, M - m), N, gemm_min_(GEMM_LONG_K, K - k), workspace, a_floats, dev->n_threads);
+            const float* from = k > 0 ? o : start ? start + m * start_stride : NULL;
+            gemm_block_(o, out_stride, from, k > 0 ? out_stride : start_stride, a_block, b_block,
+                        gemm_min_(block_rows, M - m), N, gemm_min_(GEMM_LONG_K, K - k), workspace, a_floats,
+                        dev->n_threads);
         }
     }
 }
@@ -209,30 +221,31 @@ struct MatrixOf {
 typedef MatrixOf<float> Matrix;
 
 template <typename X>
-static inline MatrixOf<X> matrix(const X* data, size_t row_stride) { return MatrixOf<X>{data, row_stride, 1}; }
+static inline MatrixOf<X> gemm_matrix(const X* data, size_t row_stride) { return MatrixOf<X>{data, row_stride, 1}; }
 template <typename X>
-static inline MatrixOf<X> transposed(const X* data, size_t row_stride) { return MatrixOf<X>{data, 1, row_stride}; }
+static inline MatrixOf<X> gemm_transposed(const X* data, size_t row_stride) { return MatrixOf<X>{data, 1, row_stride}; }
 
 #ifndef CUBLAS_WORKSPACE
 #define CUBLAS_WORKSPACE ((size_t)32 << 20)  // bytes: what NVIDIA advises for Hopper. dev/simt has less
 #endif
 
-// of fast builds, for gemm_cublas.h; the kernel here needs none
+// the workspace of fast builds, for gemm_cublas.h; the kernel here needs none
 static inline size_t gemm_workspace_bytes(int M, int K, int n_threads) {
     (void)M, (void)K, (void)n_threads;
     return CUBLAS_WORKSPACE;
 }
 
 enum {
-    GEMM_TILE = 64,    // a block of threads computes so many rows and columns of outputs...
-    GEMM_SUMS = 4,     // ...and a thread so many
+    GEMM_TILE = 64,  // a block of threads computes so many rows and columns of outputs...
+    GEMM_SUMS = 4,   // ...and a thread so many
     GEMM_THREADS = GEMM_TILE / GEMM_SUMS * (GEMM_TILE / GEMM_SUMS),
     GEMM_TILE_K = 16,  // terms of every chain that are in shared memory at a time
-    GEMM_TILE_ROW = GEMM_TILE + 4  // floats from one k to the next: stores down a column meet few banks twice, packs stay aligned
+    // floats from one k to the next: stores down a column meet few banks twice, packs stay aligned
+    GEMM_TILE_ROW = GEMM_TILE + 4
 };
 
-// tile[k][w] = from[w * w_stride + k * k_stride]; neighbouring threads read neighbouring addresses. The zeros fill up rows
-// and columns that are computed and thrown away; those in k are never read
+// tile[k][w] = from[w * w_stride + k * k_stride]; neighbouring threads read neighbouring addresses. The zeros fill up
+// rows and columns that are computed and thrown away; those in k are never read
 template <typename X>
 __device__ inline void gemm_load_(float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], const X* from, size_t w_stride,
                                   size_t k_stride, int n_valid, int n_k) {
@@ -249,8 +262,8 @@ __device__ inline void gemm_term_(float (&sum)[GEMM_SUMS][GEMM_SUMS], const floa
     }
 }
 
-// block is (GEMM_THREADS), three of them on a multiprocessor; grid (tiles of M, tiles of N). start may be out: each element is
-// read and written by one thread
+// block is (GEMM_THREADS), three of them on a multiprocessor; grid (tiles of M, tiles of N). start may be out: each
+// element is read and written by one thread
 template <typename Out, typename X>
 __global__ void __launch_bounds__(GEMM_THREADS, 3)
 gemm_kernel(Out* out, size_t out_stride, const Out* start, size_t start_stride, MatrixOf<X> a, MatrixOf<X> b,
@@ -259,7 +272,8 @@ gemm_kernel(Out* out, size_t out_stride, const Out* start, size_t start_stride, 
     __shared__ alignas(16) float b_tile[GEMM_TILE_K][GEMM_TILE_ROW];
     int m0 = blockIdx.x * GEMM_TILE, n0 = blockIdx.y * GEMM_TILE;
     const int across = GEMM_TILE / GEMM_SUMS;  // threads beside each other
-    int m = threadIdx.x / across * GEMM_SUMS, n = threadIdx.x % across * GEMM_SUMS;  // this thread's first output in the tile
+    // this thread's first output in the tile
+    int m = threadIdx.x / across * GEMM_SUMS, n = threadIdx.x % across * GEMM_SUMS;
     float sum[GEMM_SUMS][GEMM_SUMS];
     for (int i = 0; i < GEMM_SUMS; i++) {
         for (int j = 0; j < GEMM_SUMS; j++) {
@@ -290,7 +304,8 @@ gemm_kernel(Out* out, size_t out_stride, const Out* start, size_t start_stride, 
 template <typename Out, typename X>
 static inline void gemm(Out* out, size_t out_stride, const typename MaybeNull<Out>::type* start, size_t start_stride,
                         MatrixOf<X> a, MatrixOf<X> b, int M, int N, int K, const Device* dev) {
-    dim3 grid((unsigned)ceil_div(M, GEMM_TILE), (unsigned)ceil_div(N, GEMM_TILE));  // only x has room for millions of positions
+    // only x has room for millions of positions
+    dim3 grid((unsigned)ceil_div(M, GEMM_TILE), (unsigned)ceil_div(N, GEMM_TILE));
     gemm_kernel<<<grid, GEMM_THREADS, 0, dev->stream>>>(out, out_stride, start, start_stride, a, b, M, N, K);
     cudaCheck(cudaGetLastError());
 }

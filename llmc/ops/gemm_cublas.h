@@ -5,16 +5,17 @@ gemm on tensor cores, by cuBLASLt: out = a * b with what follows a product in th
     pre (M, N) or NULL         then out = gelu(a * b + bias) and pre what gelu was taken of, for its backward
     add                        1: out = out + a * b
 Returns 0, and has done nothing, where cuBLASLt cannot or would be slow: rows that are not whole packs of 16 bytes.
-X bf16: products of tensor cores, sums in float, rounded once to Out. X float: float products, or with -DTF32 products of
-factors that are rounded to 10 bits of fraction first.
+X bf16: products of tensor cores, sums in float, rounded once to Out. X float: float products, or with -DTF32 products
+of factors that are rounded to 10 bits of fraction first.
 Order:  cuBLASLt's own. Its manual promises the same bits from the same version on GPUs of one architecture with equally
-        many multiprocessors, given one workspace per stream (section "Results reproducibility"). The algorithm is the first
-        of its heuristic for the shape: addresses, alignment beyond 16 bytes and the size of the workspace are kept out of
-        the choice. A sum may be split along K, but its parts are added in float; schemes that round parts to bf16 are refused.
-Cost:   a bf16 product of an H200 has 989 TFLOP/s as its limit, float 67. The host asks the heuristic once for a shape, which may
-        take it a millisecond, and keeps the CUBLAS_PLANS answers that were used last: M may change with every call, as in
-        generation, and the shapes that come again in every step stay. A shape is found by its hash. The host never waits for
-        the GPU.
+        many multiprocessors, given one workspace per stream (section "Results reproducibility"). The algorithm is the
+        first of its heuristic for the shape: addresses, alignment beyond 16 bytes and the size of the workspace are
+        kept out of the choice. A sum may be split along K, but its parts are added in float; schemes that round parts
+        to bf16 are refused.
+Cost:   a bf16 product of an H200 has 989 TFLOP/s as its limit, float 67. The host asks the heuristic once for a shape,
+        which may take it a millisecond, and keeps the CUBLAS_PLANS answers that were used last: M may change with every
+        call, as in generation, and the shapes that come again in every step stay. A shape is found by its hash. The
+        host never waits for the GPU.
 Source: cuBLAS manual, "Using the cuBLASLt API"
 */
 #ifndef LLMC_GEMM_CUBLAS_H
@@ -69,10 +70,10 @@ static inline void cublas_set_(CublasPlan* plan, cublasLtMatmulDescAttributes_t 
     cublasCheck(cublasLtMatmulDescSetAttribute(&plan->product, attribute, &value, sizeof value));
 }
 
-// cuBLASLt reads memory by columns, so it sees every matrix of ours turned: it is asked for out^T = b^T * a^T. A matrix of
-// ours whose rows are contiguous is then what it calls N, not transposed
-static inline cublasOperation_t cublas_operand_(cublasLtMatrixLayout_t layout, int64_t type, int64_t turned, int64_t stride,
-                                                int64_t rows, int64_t columns) {
+// cuBLASLt reads memory by columns, so it sees every matrix of ours turned: it is asked for out^T = b^T * a^T. A matrix
+// of ours whose rows are contiguous is then what it calls N, not transposed
+static inline cublasOperation_t cublas_operand_(cublasLtMatrixLayout_t layout, int64_t type, int64_t turned,
+                                                int64_t stride, int64_t rows, int64_t columns) {
     cublasCheck(cublasLtMatrixLayoutInit(layout, (cudaDataType_t)type, (uint64_t)(turned ? rows : columns),
                                          (uint64_t)(turned ? columns : rows), stride));
     return turned ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -89,15 +90,16 @@ static inline int cublas_choose_(CublasPlan* plan, const Device* dev) {
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasCheck(cublasLtMatmulPreferenceInit(&preference));
     cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)CUBLAS_WORKSPACE);
-    cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+    cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                   (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
     cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (uint32_t)CUBLAS_ALIGNMENT);
     cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (uint32_t)CUBLAS_ALIGNMENT);
     cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (uint32_t)CUBLAS_ALIGNMENT);
     cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (uint32_t)CUBLAS_ALIGNMENT);
     cublasLtMatmulHeuristicResult_t result;
     int n_found = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(dev->blas, &plan->product, &plan->left, &plan->right, &plan->out,
-                                                           &plan->out, &preference, 1, &result, &n_found);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(dev->blas, &plan->product, &plan->left, &plan->right,
+                                                           &plan->out, &plan->out, &preference, 1, &result, &n_found);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) { return 0; }
     cublasCheck(status);
     if (n_found == 0 || result.state != CUBLAS_STATUS_SUCCESS) { return 0; }
@@ -135,13 +137,15 @@ static inline void cublas_make_plan_(CublasPlan* plan, const CublasShape_* s, cu
 
 // the chain of a shape: FNV-1a over its numbers, of which the high bits have seen all
 static inline CublasPlan** cublas_chain_(CublasCache* cache, const CublasShape_* s) {
-    const int64_t numbers[] = {s->M, s->N, s->K, s->a_stride, s->b_stride, s->a_turned, s->b_turned, s->type, s->out_type, s->epilogue};
+    const int64_t numbers[] = {s->M,        s->N,        s->K,    s->a_stride, s->b_stride,
+                               s->a_turned, s->b_turned, s->type, s->out_type, s->epilogue};
     uint64_t hash = 0xcbf29ce484222325u;
     for (int64_t number : numbers) { hash = (hash ^ (uint64_t)number) * 0x100000001b3u; }
     return &cache->chain[(hash >> 32) % CUBLAS_CHAINS];
 }
 
-// room for a new plan: an unused one, or that of the shape that was not asked for the longest time, taken out of its chain
+// room for a new plan: an unused one, or that of the shape that was not asked for the longest time, taken out of its
+// chain
 static inline CublasPlan* cublas_room_(CublasCache* cache) {
     if (cache->n_plans < CUBLAS_PLANS) { return &cache->plan[cache->n_plans++]; }
     CublasPlan* oldest = cache->plan;
@@ -193,8 +197,9 @@ static inline int gemm_cublas(Out* out, const typename MaybeNull<Out>::type* bia
     if (pre) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (void*)pre); }
     const float one = 1.0f, from_old = add ? 1.0f : 0.0f;
     void* workspace = device_workspace(dev, CUBLAS_WORKSPACE);
-    cublasCheck(cublasLtMatmul(dev->blas, &plan->product, &one, b.data, &plan->left, a.data, &plan->right, &from_old, out,
-                               &plan->out, out, &plan->out, &plan->algo, workspace, CUBLAS_WORKSPACE, dev->stream));
+    cublasCheck(cublasLtMatmul(dev->blas, &plan->product, &one, b.data, &plan->left, a.data, &plan->right, &from_old,
+                               out, &plan->out, out, &plan->out, &plan->algo, workspace, CUBLAS_WORKSPACE,
+                               dev->stream));
     return 1;
 }
 #endif  // __CUDACC__

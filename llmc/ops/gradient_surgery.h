@@ -33,7 +33,7 @@ Source: PCGrad: Yu et al. 2020, arXiv:2001.06782; CAGrad: Liu et al. 2021, arXiv
 #include "../core/fmath.h"   // fm_exp, fm_log
 #include "../core/rng.h"     // splitmix64
 #include "adamw.h"           // adamw_step, adamw_update_ref
-#include "global_norm.h"     // NORM_CHUNK, dot_chunk_
+#include "global_norm.h"     // NORM_CHUNK, norm_dot_chunk
 #include <assert.h>
 #include <math.h>
 
@@ -215,7 +215,7 @@ static inline double surgery_dot_ref(const float* a, const float* b, const Surge
     for (int r = 0; r < n_ranges; r++) {
         double range_sum = 0.0;
         for (size_t i = 0; i < ranges[r].n; i += NORM_CHUNK) {
-            range_sum += dot_chunk_(a + ranges[r].first + i, b + ranges[r].first + i, ranges[r].n - i);
+            range_sum += norm_dot_chunk(a + ranges[r].first + i, b + ranges[r].first + i, ranges[r].n - i);
         }
         sum += range_sum;
     }
@@ -351,7 +351,7 @@ static inline void surgery_range_dots_(Surgery* s, float* const* g) {
         for (int pair = 0; pair < n_pairs; pair++) {
             int i = pair / n, j = pair % n;
             const float *x = g[i] + piece->first, *y = g[j] + piece->first;
-            if (i <= j) { s->piece_dots[p * n_pairs + pair] = dot_chunk_(x, y, (size_t)piece->n); }
+            if (i <= j) { s->piece_dots[p * n_pairs + pair] = norm_dot_chunk(x, y, (size_t)piece->n); }
         }
     }
     memset(s->range_dots, 0, sizeof(double) * ((size_t)s->n_ranges + 1) * n_pairs);

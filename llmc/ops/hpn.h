@@ -47,8 +47,8 @@ static inline float hpn_dot_ref(const float* a, const float* b, int C) {
     return sum;
 }
 
-static inline float hpn_norm_(float sum_of_squares) {
-    float norm = sqrtf(sum_of_squares);
+static inline float hpn_norm_(float norm_sum_of_squares) {
+    float norm = sqrtf(norm_sum_of_squares);
     return norm > HPN_NORM_MIN ? norm : HPN_NORM_MIN;
 }
 

@@ -1,20 +1,21 @@
 /*
-LayerNorm: out = (inp - mean) * rstd * weight + bias, mean and variance over each row of C channels, rstd = 1/sqrt(var + 1e-5).
+LayerNorm: out = (inp - mean) * rstd * weight + bias, statistics over each row of C channels, rstd = 1/sqrt(var + 1e-5).
     inp, out (N, C)   weight, bias (C)   mean, rstd (N) float, kept for backward
-residual_layernorm_forward adds before it normalises: residual = left + right, out = layernorm(residual). residual may be
-left or right.
-Backward, with xhat = (inp - mean) * rstd and g = weight * dout (derived in doc/layernorm.md). NULL for any of the three:
-nobody asks for it, and nothing is done for it
+residual_layernorm_forward adds before it normalises: residual = left + right, out = layernorm(residual). residual may
+be left or right.
+Backward, with xhat = (inp - mean) * rstd and g = weight * dout (derived in doc/layernorm.md). NULL for any of the
+three: nobody asks for it, and nothing is done for it
     dinp    += (g - mean(g) - xhat * mean(g * xhat)) * rstd    (N, C)  added: inp is the residual stream
     dweight  = sum over n of xhat * dout                       (C)     written, one call is one leaf
     dbias    = sum over n of dout                              (C)     written
-Cost:   memory bound. On a CPU forward moves 2*N*C floats, backward 6*N*C; on a GPU 2*N*C elements forward, 4*N*C with the
-        residual sum, 4*N*C backward: every array once. Judge it in GB/s.
+Cost:   memory bound. On a CPU forward moves 2*N*C floats, backward 6*N*C; on a GPU 2*N*C elements forward, 4*N*C with
+        the residual sum, 4*N*C backward: every array once. Judge it in GB/s.
 Error:  chains of C sums: |mean| error <= C * 2^-24 * mean(|inp|). bf16 rounds what is stored: 2^-8 |out|, 2^-8 |dinp|;
         statistics, dweight and dbias are float.
-Order:  row sums chain over c from 0; dweight and dbias chain over n from 0. In C lanes hold neighbouring rows for the first
-        and neighbouring channels for the second. Fast kernels: 32 lanes and a tree for a row; each block sums dweight and dbias
-        over its rows, and blocks are added in a fixed order; their number is that of the GPU's multiprocessors times a constant.
+Order:  row sums chain over c from 0; dweight and dbias chain over n from 0. In C lanes hold neighbouring rows for the
+        first and neighbouring channels for the second. Fast kernels: 32 lanes and a tree for a row; each block sums
+        dweight and dbias over its rows, and blocks are added in a fixed order; their number is that of the GPU's
+        multiprocessors times a constant.
 Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450; spec gpt2.md sections 3 and 4. Slower kernels: dev/cuda/layernorm.cu
 */
 #ifndef LLMC_LAYERNORM_H
@@ -46,15 +47,16 @@ static inline void layernorm_forward_ref(float* out, float* mean, float* rstd, c
     }
 }
 
-static inline void residual_layernorm_forward_ref(float* residual, float* out, float* mean, float* rstd, const float* left,
-                                                  const float* right, const float* weight, const float* bias, int N, int C) {
+static inline void residual_layernorm_forward_ref(float* residual, float* out, float* mean, float* rstd,
+                                                  const float* left, const float* right, const float* weight,
+                                                  const float* bias, int N, int C) {
     residual_forward_ref(residual, left, right, (size_t)N * C);
     layernorm_forward_ref(out, mean, rstd, residual, weight, bias, N, C);
 }
 
 // dinp of one row
-static inline void layernorm_backward_row_ref(float* dinp, const float* dout, const float* inp, const float* weight, float mean,
-                                              float rstd, int C) {
+static inline void layernorm_backward_row_ref(float* dinp, const float* dout, const float* inp, const float* weight,
+                                              float mean, float rstd, int C) {
     float sum_g = 0.0f, sum_gx = 0.0f;
     for (int c = 0; c < C; c++) { sum_g += weight[c] * dout[c]; }
     for (int c = 0; c < C; c++) { sum_gx += (weight[c] * dout[c]) * ((inp[c] - mean) * rstd); }
@@ -62,8 +64,9 @@ static inline void layernorm_backward_row_ref(float* dinp, const float* dout, co
     for (int c = 0; c < C; c++) { dinp[c] += (weight[c] * dout[c] - mean_g - (inp[c] - mean) * rstd * mean_gx) * rstd; }
 }
 
-static inline void layernorm_backward_ref(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
-                                          const float* weight, const float* mean, const float* rstd, int N, int C) {
+static inline void layernorm_backward_ref(float* dinp, float* dweight, float* dbias, const float* dout,
+                                          const float* inp, const float* weight, const float* mean, const float* rstd,
+                                          int N, int C) {
     for (size_t n = 0; dinp && n < (size_t)N; n++) {
         layernorm_backward_row_ref(dinp + n * C, dout + n * C, inp + n * C, weight, mean[n], rstd[n], C);
     }
@@ -138,8 +141,8 @@ static inline void residual_layernorm_forward(float* residual, float* out, float
 }
 
 // mean of g and of g * xhat for VLANES rows
-static inline void layernorm_gradient_means_(float* mean_g, float* mean_gx, const float* d, const float* x, const float* weight,
-                                             const float* mean, const float* rstd, int C) {
+static inline void layernorm_gradient_means_(float* mean_g, float* mean_gx, const float* d, const float* x,
+                                             const float* weight, const float* mean, const float* rstd, int C) {
     vfloat m = v_load(mean), s = v_load(rstd), sum_g = v_fill(0.0f), sum_gx = v_fill(0.0f);
     vfloat x_columns[VLANES], d_columns[VLANES];
     int c_squares = C / VLANES * VLANES;
@@ -175,7 +178,8 @@ static inline void layernorm_backward_rows_(float* dinp, const float* dout, cons
 
 // dweight and dbias of the channels first..last-1, rows ascending
 static inline void layernorm_backward_channels_(float* dweight, float* dbias, const float* dout, const float* inp,
-                                                const float* mean, const float* rstd, int N, int C, int first, int last) {
+                                                const float* mean, const float* rstd, int N, int C, int first,
+                                                int last) {
     for (int c = first; dweight && c < last; c++) { dweight[c] = 0.0f; }
     for (int c = first; dbias && c < last; c++) { dbias[c] = 0.0f; }
     for (int n = 0; n < N; n++) {
@@ -199,7 +203,8 @@ static inline void layernorm_backward_parameters_(float* dweight, float* dbias, 
     const int width = 128;
     #pragma omp parallel for
     for (int first = 0; first < C; first += width) {
-        layernorm_backward_channels_(dweight, dbias, dout, inp, mean, rstd, N, C, first, first + width < C ? first + width : C);
+        layernorm_backward_channels_(dweight, dbias, dout, inp, mean, rstd, N, C, first,
+                                     first + width < C ? first + width : C);
     }
 }
 
@@ -220,7 +225,8 @@ static inline void layernorm_backward_input_(float* dinp, const float* dout, con
 }
 
 static inline void layernorm_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
-                                      const float* weight, const float* mean, const float* rstd, int N, int C, const Device* dev) {
+                                      const float* weight, const float* mean, const float* rstd, int N, int C,
+                                      const Device* dev) {
     (void)dev;
     if (dweight || dbias) { layernorm_backward_parameters_(dweight, dbias, dout, inp, mean, rstd, N, C); }
     if (dinp) { layernorm_backward_input_(dinp, dout, inp, weight, mean, rstd, N, C); }
@@ -246,8 +252,8 @@ __device__ inline float layernorm_sum_(const X* row, float m, int C) {
     return row_total(sum);
 }
 
-// With packs the row comes from memory once: each lane keeps its own packs in shared memory, and since no other lane looks
-// at them, nobody waits. ADD: the row is left + right, rounded to X
+// With packs the row comes from memory once: each lane keeps its own packs in shared memory, and since no other lane
+// looks at them, nobody waits. ADD: the row is left + right, rounded to X
 template <int W, int ADD, typename X>
 __global__ void layernorm_forward_kernel(X* residual, X* out, float* mean, float* rstd, const X* left, const X* right,
                                          const X* weight, const X* bias, int N, int C) {
@@ -282,8 +288,9 @@ __global__ void layernorm_forward_kernel(X* residual, X* out, float* mean, float
 
 // ADD 0: residual and right are not used
 template <int ADD, typename X>
-static inline void layernorm_forward_launch_(X* residual, X* out, float* mean, float* rstd, const X* left, const X* right,
-                                             const X* weight, const X* bias, int N, int C, const Device* dev) {
+static inline void layernorm_forward_launch_(X* residual, X* out, float* mean, float* rstd, const X* left,
+                                             const X* right, const X* weight, const X* bias, int N, int C,
+                                             const Device* dev) {
     constexpr int W = pack_width<X>();
     int row_bytes = C * (int)sizeof(X), rows = row_bytes > 0 ? LAYERNORM_SHARED / row_bytes : 0;
     rows = rows < LAYERNORM_ROWS ? rows : LAYERNORM_ROWS;
@@ -300,14 +307,15 @@ static inline void layernorm_forward_launch_(X* residual, X* out, float* mean, f
 }
 
 template <typename X>
-static inline void layernorm_forward(X* out, float* mean, float* rstd, const X* inp, const X* weight, const X* bias, int N, int C,
-                                     const Device* dev) {
+static inline void layernorm_forward(X* out, float* mean, float* rstd, const X* inp, const X* weight, const X* bias,
+                                     int N, int C, const Device* dev) {
     layernorm_forward_launch_<0>((X*)NULL, out, mean, rstd, inp, (const X*)NULL, weight, bias, N, C, dev);
 }
 
 template <typename X>
-static inline void residual_layernorm_forward(X* residual, X* out, float* mean, float* rstd, const X* left, const X* right,
-                                              const X* weight, const X* bias, int N, int C, const Device* dev) {
+static inline void residual_layernorm_forward(X* residual, X* out, float* mean, float* rstd, const X* left,
+                                              const X* right, const X* weight, const X* bias, int N, int C,
+                                              const Device* dev) {
     layernorm_forward_launch_<1>(residual, out, mean, rstd, left, right, weight, bias, N, C, dev);
 }
 
@@ -343,11 +351,11 @@ __global__ void layernorm_backward_rows_kernel(X* dinp, const X* dout, const X* 
     }
 }
 
-// parts (gridDim.y, 2, C): dweight and dbias, those that are asked for, of the rows N * b / gridDim.y .. of part b = blockIdx.y.
-// One thread per channel
+// parts (gridDim.y, 2, C): dweight and dbias, those that are asked for, of the rows N * b / gridDim.y .. of part b =
+// blockIdx.y. One thread per channel
 template <typename X>
-__global__ void layernorm_backward_channels_kernel(float* parts, int with_weight, int with_bias, const X* dout, const X* inp,
-                                                   const float* mean, const float* rstd, int N, int C) {
+__global__ void layernorm_backward_channels_kernel(float* parts, int with_weight, int with_bias, const X* dout,
+                                                   const X* inp, const float* mean, const float* rstd, int N, int C) {
     int c = blockIdx.x * blockDim.x + threadIdx.x, b = blockIdx.y;
     if (c >= C) { return; }
     int first = (int)((int64_t)N * b / gridDim.y), last = (int)((int64_t)N * (b + 1) / gridDim.y);
@@ -362,10 +370,11 @@ __global__ void layernorm_backward_channels_kernel(float* parts, int with_weight
     if (with_bias) { parts[(size_t)b * 2 * C + C + c] = dbias; }
 }
 
-// dweight and dbias, either may be NULL, are the sums over b of parts (n_parts, 2, C). A block (32, rows) has 32 columns of the
-// 2*C: row y of its threads adds the parts y, y + rows, ..., then the first row adds these sums. One part comes through as it
-// is: it began at +0
-__global__ static void layernorm_backward_parts_kernel(float* dweight, float* dbias, const float* parts, int n_parts, int C) {
+// dweight and dbias, either may be NULL, are the sums over b of parts (n_parts, 2, C). A block (32, rows) has 32
+// columns of the 2*C: row y of its threads adds the parts y, y + rows, ..., then the first row adds these sums. One
+// part comes through as it is: it began at +0
+__global__ static void layernorm_backward_parts_kernel(float* dweight, float* dbias, const float* parts, int n_parts,
+                                                       int C) {
     __shared__ float sums[WARP][WARP];
     int j = blockIdx.x * WARP + threadIdx.x;
     float *to = j < C ? dweight : j < 2 * C ? dbias : NULL, sum = 0.0f;
@@ -384,8 +393,8 @@ enum { LAYERNORM_OWNED = 8 };      // channels of a thread
 enum { LAYERNORM_THREADS = 704 };  // of a multiprocessor, in one block or several; so many can have 88 registers each
 enum { LAYERNORM_PAIR = 2 };                             // rows that are loaded before the block waits for their sums
 
-// the sum over the block of each value, the same in all threads: lanes along a tree, then warps in order. `sums` must not be
-// written again before another barrier
+// the sum over the block of each value, the same in all threads: lanes along a tree, then warps in order. `sums` must
+// not be written again before another barrier
 __device__ inline void layernorm_block_sums_(float (&x)[2 * LAYERNORM_PAIR], float sums[][2 * LAYERNORM_PAIR]) {
     int warp = threadIdx.x / WARP, n_warps = blockDim.x / WARP;
     for (int i = 0; i < 2 * LAYERNORM_PAIR; i++) {
@@ -399,9 +408,9 @@ __device__ inline void layernorm_block_sums_(float (&x)[2 * LAYERNORM_PAIR], flo
     }
 }
 
-// Block b takes the rows 2b, 2b + 1, 2(b + blocks), ... and leaves its sums over them in parts (blocks, 2, C). C is a multiple
-// of W and at most W * blockDim.x; a thread beyond C adds zeros. INPUT: dinp is asked for; PARAMETERS: dweight, dbias or both,
-// which have every load in common, so that one alone costs what both cost
+// Block b takes the rows 2b, 2b + 1, 2(b + blocks), ... and leaves its sums over them in parts (blocks, 2, C). C is a
+// multiple of W and at most W * blockDim.x; a thread beyond C adds zeros. INPUT: dinp is asked for; PARAMETERS:
+// dweight, dbias or both, which have every load in common, so that one alone costs what both cost
 template <int INPUT, int PARAMETERS, typename X>
 __global__ void __launch_bounds__(LAYERNORM_THREADS)
 layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, const X* weight, const float* mean,
@@ -467,7 +476,8 @@ static inline int layernorm_parts_(int N, int C, int one_pass, const Device* dev
 #endif
 }
 
-static inline void layernorm_add_parts_(float* dweight, float* dbias, const float* parts, int n_parts, int C, const Device* dev) {
+static inline void layernorm_add_parts_(float* dweight, float* dbias, const float* parts, int n_parts, int C,
+                                        const Device* dev) {
     dim3 block(WARP, (unsigned)(n_parts < WARP ? n_parts : (int)WARP));
     layernorm_backward_parts_kernel<<<(unsigned)ceil_div(2 * C, WARP), block, 0, dev->stream>>>(
         dweight, dbias, parts, n_parts, C);
@@ -486,8 +496,8 @@ static inline void layernorm_backward_two_passes_(X* dinp, float* dweight, float
         int n_parts = layernorm_parts_(N, C, 0, dev);
         float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
         dim3 channels((unsigned)ceil_div(C, WARP), (unsigned)n_parts);
-        layernorm_backward_channels_kernel<<<channels, WARP, 0, dev->stream>>>(parts, dweight != NULL, dbias != NULL, dout, inp,
-                                                                             mean, rstd, N, C);
+        layernorm_backward_channels_kernel<<<channels, WARP, 0, dev->stream>>>(parts, dweight != NULL, dbias != NULL,
+                                                                               dout, inp, mean, rstd, N, C);
         layernorm_add_parts_(dweight, dbias, parts, n_parts, C, dev);
     }
 }
@@ -499,11 +509,14 @@ static inline void layernorm_backward_one_pass_(X* dinp, float* dweight, float* 
     int n_parts = layernorm_parts_(N, C, 1, dev), threads = layernorm_threads_(C), parameters = dweight || dbias;
     float* parts = parameters ? (float*)device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts) : NULL;
     if (dinp && parameters) {
-        layernorm_backward_kernel<1, 1><<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+        layernorm_backward_kernel<1, 1>
+            <<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
     } else if (dinp) {
-        layernorm_backward_kernel<1, 0><<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+        layernorm_backward_kernel<1, 0>
+            <<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
     } else if (parameters) {
-        layernorm_backward_kernel<0, 1><<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+        layernorm_backward_kernel<0, 1>
+            <<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
     }
     if (parameters) { layernorm_add_parts_(dweight, dbias, parts, n_parts, C, dev); }
 }

@@ -4,19 +4,20 @@ Linear layer: out = inp * weight^T + bias.
     with GELU behind it: pre (N, OC) = inp * weight^T + bias, out = gelu(pre)
 Backward (derived in doc/matmul.md). NULL for any of the three: nobody asks for it, and nothing is done for it
     dinp    = dout * weight          (N, C)   written
-    dweight = dout^T * inp           (OC, C)  float; written, not added to: one call is one leaf (doc/exactness.md rule 3)
+    dweight = dout^T * inp           (OC, C)  float; written: one call is one leaf (doc/exactness.md rule 3)
     dbias   = sum over n of dout     (OC)     float, written
-matmul_backward is all three; matmul_backward_input, matmul_backward_weight and column_sums are one each. Where the weight is
-used twice, matmul_backward_weight with add 1 goes on from what is in dweight.
-Cost:   compute bound: forward 2*N*C*OC flops, backward twice that. Judge it in GFLOP/s, column_sums, which reads N*OC
-        elements, in GB/s.
-Error:  a plain chain of K float sums: |error| <= K * 2^-24 * (sum of |products|); stored as bf16, 2^-8 of the result more.
-Order:  forward chains over c from the bias, dinp over oc from 0, dweight and dbias over n from 0 (dweight with add 1: from
-        its old value), all ascending. Fast CUDA builds: gemm_cublas.h, and column_sums along a tree that only N and OC choose.
-        There, fused 1 takes gelu of pre before pre is rounded to X: out may be off gelu_forward(pre) in its last bit, so a
-        trainer that recomputes out in its backward wants fused 0.
-Source: Linnainmaa 1970 for the derivative; the fast products: llmc/ops/gemm.h, llmc/ops/gemm_cublas.h; how one gets there:
-        dev/cuda/matmul.cu
+matmul_backward is all three; matmul_backward_input, matmul_backward_weight and matmul_backward_bias are one each. Where
+the weight is used twice, matmul_backward_weight with add 1 goes on from what is in dweight.
+Cost:   compute bound: forward 2*N*C*OC flops, backward twice that. Judge it in GFLOP/s, matmul_backward_bias, which
+        reads N*OC elements, in GB/s.
+Error:  a plain chain of K float sums: |error| <= K * 2^-24 * (sum of |products|); stored as bf16, 2^-8 of the result
+        more.
+Order:  forward chains over c from the bias, dinp over oc from 0, dweight and dbias over n from 0 (dweight with add 1:
+        from its old value), all ascending. Fast CUDA builds: gemm_cublas.h, and matmul_backward_bias along a tree that
+        only N and OC choose. There, fused 1 takes gelu of pre before pre is rounded to X: out may be off
+        gelu_forward(pre) in its last bit, so a trainer that recomputes out in its backward wants fused 0.
+Source: Linnainmaa 1970 for the derivative; the fast products: llmc/ops/gemm.h, llmc/ops/gemm_cublas.h; how one gets
+        there: dev/cuda/matmul.cu
 */
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
@@ -37,13 +38,14 @@ static inline void matmul_forward_ref(float* out, const float* inp, const float*
     }
 }
 
-static inline void matmul_gelu_forward_ref(float* out, float* pre, const float* inp, const float* weight, const float* bias,
-                                           int N, int C, int OC) {
+static inline void matmul_gelu_forward_ref(float* out, float* pre, const float* inp, const float* weight,
+                                           const float* bias, int N, int C, int OC) {
     matmul_forward_ref(pre, inp, weight, bias, N, C, OC);
     gelu_forward_ref(out, pre, (size_t)N * (size_t)OC);
 }
 
-static inline void matmul_backward_input_ref(float* dinp, const float* dout, const float* weight, int N, int C, int OC) {
+static inline void matmul_backward_input_ref(float* dinp, const float* dout, const float* weight, int N, int C,
+                                             int OC) {
     if (!dinp) { return; }
     for (size_t n = 0; n < (size_t)N; n++) {
         for (size_t c = 0; c < (size_t)C; c++) {
@@ -66,7 +68,7 @@ static inline void matmul_backward_weight_ref(float* dweight, const float* dout,
     }
 }
 
-static inline void column_sums_ref(float* sums, const float* x, int N, int OC) {
+static inline void matmul_backward_bias_ref(float* sums, const float* x, int N, int OC) {
     if (!sums) { return; }
     for (size_t oc = 0; oc < (size_t)OC; oc++) {
         float sum = 0.0f;
@@ -79,14 +81,14 @@ static inline void matmul_backward_ref(float* dinp, float* dweight, float* dbias
                                        const float* weight, int N, int C, int OC) {
     matmul_backward_input_ref(dinp, dout, weight, N, C, OC);
     matmul_backward_weight_ref(dweight, dout, inp, 0, N, C, OC);
-    column_sums_ref(dbias, dout, N, OC);
+    matmul_backward_bias_ref(dbias, dout, N, OC);
 }
 
 #ifndef __CUDACC__  // ---- fast C: the same chains, many outputs at a time ----
 
 static inline void matmul_forward(float* out, const float* inp, const float* weight, const float* bias,
                                   int N, int C, int OC, const Device* dev) {
-    gemm(out, OC, bias, 0, matrix(inp, C), transposed(weight, C), N, OC, C, dev);
+    gemm(out, OC, bias, 0, gemm_matrix(inp, C), gemm_transposed(weight, C), N, OC, C, dev);
 }
 
 static inline void matmul_gelu_forward(float* out, float* pre, const float* inp, const float* weight, const float* bias,
@@ -99,17 +101,17 @@ static inline void matmul_gelu_forward(float* out, float* pre, const float* inp,
 static inline void matmul_backward_input(float* dinp, const float* dout, const float* weight, int N, int C, int OC,
                                          const Device* dev) {
     if (!dinp) { return; }
-    gemm(dinp, C, NULL, 0, matrix(dout, OC), matrix(weight, C), N, C, OC, dev);
+    gemm(dinp, C, NULL, 0, gemm_matrix(dout, OC), gemm_matrix(weight, C), N, C, OC, dev);
 }
 
 static inline void matmul_backward_weight(float* dweight, const float* dout, const float* inp, int add,
                                           int N, int C, int OC, const Device* dev) {
     if (!dweight) { return; }
-    gemm(dweight, C, add ? dweight : NULL, C, transposed(dout, OC), matrix(inp, C), OC, C, N, dev);
+    gemm(dweight, C, add ? dweight : NULL, C, gemm_transposed(dout, OC), gemm_matrix(inp, C), OC, C, N, dev);
 }
 
 // lanes and threads hold neighbouring oc, every one runs down its own column
-static inline void column_sums(float* sums, const float* x, int N, int OC, const Device* dev) {
+static inline void matmul_backward_bias(float* sums, const float* x, int N, int OC, const Device* dev) {
     (void)dev;
     if (!sums) { return; }
     const int width = 64;
@@ -129,7 +131,7 @@ static inline void matmul_backward(float* dinp, float* dweight, float* dbias, co
                                    const float* weight, int N, int C, int OC, const Device* dev) {
     matmul_backward_input(dinp, dout, weight, N, C, OC, dev);
     matmul_backward_weight(dweight, dout, inp, 0, N, C, OC, dev);
-    column_sums(dbias, dout, N, OC, dev);
+    matmul_backward_bias(dbias, dout, N, OC, dev);
 }
 
 #else  // ---- CUDA ----
@@ -147,7 +149,7 @@ static inline void matmul_product_(Out* out, const typename MaybeNull<Out>::type
 template <typename X>
 static inline void matmul_forward(X* out, const X* inp, const X* weight, const typename MaybeNull<X>::type* bias,
                                   int N, int C, int OC, const Device* dev) {
-    matmul_product_(out, bias, 0, matrix(inp, C), transposed(weight, C), N, OC, C, dev);
+    matmul_product_(out, bias, 0, gemm_matrix(inp, C), gemm_transposed(weight, C), N, OC, C, dev);
 }
 
 template <typename X>
@@ -155,7 +157,9 @@ static inline void matmul_gelu_forward(X* out, X* pre, const X* inp, const X* we
                                        const typename MaybeNull<X>::type* bias, int fused, int N, int C, int OC,
                                        const Device* dev) {
 #ifndef EXACT
-    if (fused && gemm_cublas(out, bias, pre, 0, matrix(inp, C), transposed(weight, C), N, OC, C, dev)) { return; }
+    if (fused && gemm_cublas(out, bias, pre, 0, gemm_matrix(inp, C), gemm_transposed(weight, C), N, OC, C, dev)) {
+        return;
+    }
 #else
     (void)fused;
 #endif
@@ -164,16 +168,17 @@ static inline void matmul_gelu_forward(X* out, X* pre, const X* inp, const X* we
 }
 
 template <typename X>
-static inline void matmul_backward_input(X* dinp, const X* dout, const X* weight, int N, int C, int OC, const Device* dev) {
+static inline void matmul_backward_input(X* dinp, const X* dout, const X* weight, int N, int C, int OC,
+                                         const Device* dev) {
     if (!dinp) { return; }
-    matmul_product_(dinp, NULL, 0, matrix(dout, OC), matrix(weight, C), N, C, OC, dev);
+    matmul_product_(dinp, NULL, 0, gemm_matrix(dout, OC), gemm_matrix(weight, C), N, C, OC, dev);
 }
 
 template <typename X>
 static inline void matmul_backward_weight(float* dweight, const X* dout, const X* inp, int add, int N, int C, int OC,
                                           const Device* dev) {
     if (!dweight) { return; }
-    matmul_product_(dweight, NULL, add, transposed(dout, OC), matrix(inp, C), OC, C, N, dev);
+    matmul_product_(dweight, NULL, add, gemm_transposed(dout, OC), gemm_matrix(inp, C), OC, C, N, dev);
 }
 
 // ---- sums of columns: a warp takes WARP * W neighbouring columns and runs down, lane l those from l * W ----
@@ -184,10 +189,10 @@ enum { COLUMN_WARPS = 1, COLUMN_BLOCKS = 1 };    // every sum is one chain
 enum { COLUMN_WARPS = 8, COLUMN_BLOCKS = 264 };  // of a product of two blocks for each of 132 multiprocessors
 #endif
 
-// block is (WARP, COLUMN_WARPS), grid (packs of columns, slices of `rows` rows). sums (gridDim.y, OC): one row for each slice.
-// The warps of a block take rows in turn and are added up in order
+// block is (WARP, COLUMN_WARPS), grid (packs of columns, slices of `rows` rows). sums (gridDim.y, OC): one row for each
+// slice. The warps of a block take rows in turn and are added up in order
 template <int W, typename X>
-__global__ void column_sums_kernel(float* sums, const X* x, int rows, int N, int OC) {
+__global__ void matmul_backward_bias_kernel(float* sums, const X* x, int rows, int N, int OC) {
     __shared__ float of_warps[COLUMN_WARPS][WARP * W];
     int lane = threadIdx.x, warp = threadIdx.y, first = (blockIdx.x * WARP + lane) * W;
     int begin = blockIdx.y * rows, end = begin + rows < N ? begin + rows : N;
@@ -210,35 +215,35 @@ __global__ void column_sums_kernel(float* sums, const X* x, int rows, int N, int
 }
 
 template <typename X>
-static inline void column_sums_launch_(float* sums, const X* x, int rows, int N, int OC, const Device* dev) {
+static inline void matmul_backward_bias_launch_(float* sums, const X* x, int rows, int N, int OC, const Device* dev) {
     const int width = pack_width<X>();
     dim3 block(WARP, COLUMN_WARPS);
     if (pack_fits(x, OC)) {
         dim3 grid((unsigned)ceil_div(OC, WARP * width), (unsigned)ceil_div(N, rows));
-        column_sums_kernel<width><<<grid, block, 0, dev->stream>>>(sums, x, rows, N, OC);
+        matmul_backward_bias_kernel<width><<<grid, block, 0, dev->stream>>>(sums, x, rows, N, OC);
     } else {
         dim3 grid((unsigned)ceil_div(OC, WARP), (unsigned)ceil_div(N, rows));
-        column_sums_kernel<1><<<grid, block, 0, dev->stream>>>(sums, x, rows, N, OC);
+        matmul_backward_bias_kernel<1><<<grid, block, 0, dev->stream>>>(sums, x, rows, N, OC);
     }
     cudaCheck(cudaGetLastError());
 }
 
-// rows are cut into as many slices as it takes to have COLUMN_BLOCKS blocks, none shorter than 64 rows; a second pass adds
-// the slices
+// rows are cut into as many slices as it takes to have COLUMN_BLOCKS blocks, none shorter than 64 rows; a second pass
+// adds the slices
 template <typename X>
-static inline void column_sums(float* sums, const X* x, int N, int OC, const Device* dev) {
+static inline void matmul_backward_bias(float* sums, const X* x, int N, int OC, const Device* dev) {
     if (!sums) { return; }
     int64_t columns = WARP * (pack_fits(x, OC) ? pack_width<X>() : 1), slices = COLUMN_BLOCKS / ceil_div(OC, columns);
     int64_t longest = ceil_div(N, slices > 0 ? slices : 1);
     int rows = COLUMN_BLOCKS == 1 ? N : longest > 64 ? (int)longest : 64;
     int n_slices = (int)ceil_div(N, rows);
     if (n_slices <= 1) {
-        column_sums_launch_(sums, x, rows, N, OC, dev);
+        matmul_backward_bias_launch_(sums, x, rows, N, OC, dev);
         return;
     }
     float* parts = device_workspace(dev, sizeof(float) * (size_t)n_slices * (size_t)OC);
-    column_sums_launch_(parts, x, rows, N, OC, dev);
-    column_sums_launch_(sums, (const float*)parts, n_slices, n_slices, OC, dev);
+    matmul_backward_bias_launch_(parts, x, rows, N, OC, dev);
+    matmul_backward_bias_launch_(sums, (const float*)parts, n_slices, n_slices, OC, dev);
 }
 
 template <typename X>
@@ -246,7 +251,7 @@ static inline void matmul_backward(typename MaybeNull<X>::type* dinp, float* dwe
                                    const X* inp, const X* weight, int N, int C, int OC, const Device* dev) {
     matmul_backward_input(dinp, dout, weight, N, C, OC, dev);
     matmul_backward_weight(dweight, dout, inp, 0, N, C, OC, dev);
-    column_sums(dbias, dout, N, OC, dev);
+    matmul_backward_bias(dbias, dout, N, OC, dev);
 }
 #endif  // __CUDACC__
 #endif  // LLMC_MATMUL_H

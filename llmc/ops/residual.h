@@ -36,11 +36,13 @@ static inline void residual_forward(X* out, const X* left, const X* right, size_
     constexpr int W = pack_width<X>();
     size_t packed = pack_part(n, W, out, left, right), rest = n - packed;
     if (packed) {
-        residual_forward_kernel<W><<<grid_blocks(packed, W, dev), GRID_BLOCK, 0, dev->stream>>>(out, left, right, packed);
+        residual_forward_kernel<W>
+            <<<grid_blocks(packed, W, dev), GRID_BLOCK, 0, dev->stream>>>(out, left, right, packed);
     }
     if (rest) {
-        residual_forward_kernel<1><<<grid_blocks(rest, 1, dev), GRID_BLOCK, 0, dev->stream>>>(out + packed, left + packed,
-                                                                                            right + packed, rest);
+        residual_forward_kernel<1><<<grid_blocks(rest, 1, dev), GRID_BLOCK, 0, dev->stream>>>(out + packed,
+                                                                                              left + packed,
+                                                                                              right + packed, rest);
     }
     cudaCheck(cudaGetLastError());
 }

@@ -1,8 +1,8 @@
 /*
 RMSNorm: out = inp * rstd * weight, rstd = 1/sqrt(mean(inp^2) + eps) over each row of C channels.
     inp, out (N, C)   weight (C)   rstd (N) float, kept for backward
-Backward, with xhat = inp * rstd and g = dout * weight (derived in doc/rmsnorm.md). NULL for either: nobody asks for it, and
-nothing is done for it
+Backward, with xhat = inp * rstd and g = dout * weight (derived in doc/rmsnorm.md). NULL for either: nobody asks for it,
+and nothing is done for it
     dinp    += rstd * (g - xhat * mean(g * xhat))   (N, C)  added: inp is the residual stream
     dweight  = sum over n of dout * xhat            (C)     written, one call is one leaf
 Cost:   memory bound: forward moves 2*N*C floats, backward 6*N*C. Judge it in GB/s: one thread has 30 and 35 where
@@ -22,7 +22,8 @@ Source: Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4
 
 // ---- plain C: read this first; it defines every bit ----
 
-static inline void rmsnorm_forward_ref(float* out, float* rstd, const float* inp, const float* weight, float eps, int N, int C) {
+static inline void rmsnorm_forward_ref(float* out, float* rstd, const float* inp, const float* weight, float eps, int N,
+                                       int C) {
     for (int n = 0; n < N; n++) {
         const float* x = inp + (size_t)n * C;
         float sum = 0.0f;
@@ -34,16 +35,16 @@ static inline void rmsnorm_forward_ref(float* out, float* rstd, const float* inp
 }
 
 // dinp of one row
-static inline void rmsnorm_backward_row_ref(float* dinp, const float* dout, const float* inp, const float* weight, float rstd,
-                                            int C) {
+static inline void rmsnorm_backward_row_ref(float* dinp, const float* dout, const float* inp, const float* weight,
+                                            float rstd, int C) {
     float sum = 0.0f;
     for (int c = 0; c < C; c++) { sum += dout[c] * weight[c] * inp[c] * rstd; }
     float mean = sum / (float)C;
     for (int c = 0; c < C; c++) { dinp[c] += rstd * (dout[c] * weight[c] - inp[c] * rstd * mean); }
 }
 
-static inline void rmsnorm_backward_ref(float* dinp, float* dweight, const float* dout, const float* inp, const float* weight,
-                                        const float* rstd, int N, int C) {
+static inline void rmsnorm_backward_ref(float* dinp, float* dweight, const float* dout, const float* inp,
+                                        const float* weight, const float* rstd, int N, int C) {
     for (size_t n = 0; dinp && n < (size_t)N; n++) {
         rmsnorm_backward_row_ref(dinp + n * C, dout + n * C, inp + n * C, weight, rstd[n], C);
     }
@@ -70,8 +71,8 @@ static inline void rmsnorm_statistics_(float* rstd, const float* x, float eps, i
     }
 }
 
-static inline void rmsnorm_forward(float* out, float* rstd, const float* inp, const float* weight, float eps, int N, int C,
-                                   const Device* dev) {
+static inline void rmsnorm_forward(float* out, float* rstd, const float* inp, const float* weight, float eps, int N,
+                                   int C, const Device* dev) {
     (void)dev;
     #pragma omp parallel for
     for (int first = 0; first < N; first += VLANES) {
@@ -120,8 +121,8 @@ static inline void rmsnorm_backward_rows_(float* dinp, const float* dout, const 
 }
 
 // dweight of the channels first..last-1, rows ascending
-static inline void rmsnorm_backward_channels_(float* dweight, const float* dout, const float* inp, const float* rstd, int N,
-                                              int C, int first, int last) {
+static inline void rmsnorm_backward_channels_(float* dweight, const float* dout, const float* inp, const float* rstd,
+                                              int N, int C, int first, int last) {
     for (int c = first; c < last; c++) { dweight[c] = 0.0f; }
     for (int n = 0; n < N; n++) {
         const float* x = inp + (size_t)n * C;
@@ -133,7 +134,8 @@ static inline void rmsnorm_backward_channels_(float* dweight, const float* dout,
 }
 
 // dweight, channels over threads
-static inline void rmsnorm_backward_weight_(float* dweight, const float* dout, const float* inp, const float* rstd, int N, int C) {
+static inline void rmsnorm_backward_weight_(float* dweight, const float* dout, const float* inp, const float* rstd,
+                                            int N, int C) {
     const int width = 128;
     #pragma omp parallel for
     for (int first = 0; first < C; first += width) {
@@ -157,8 +159,8 @@ static inline void rmsnorm_backward_input_(float* dinp, const float* dout, const
     }
 }
 
-static inline void rmsnorm_backward(float* dinp, float* dweight, const float* dout, const float* inp, const float* weight,
-                                    const float* rstd, int N, int C, const Device* dev) {
+static inline void rmsnorm_backward(float* dinp, float* dweight, const float* dout, const float* inp,
+                                    const float* weight, const float* rstd, int N, int C, const Device* dev) {
     (void)dev;
     if (dweight) { rmsnorm_backward_weight_(dweight, dout, inp, rstd, N, C); }
     if (dinp) { rmsnorm_backward_input_(dinp, dout, inp, weight, rstd, N, C); }

@@ -2,8 +2,8 @@
 The next token from a row of logits: temperature, then top-k, then top-p, then one draw.
     logits (V)   coin in [0, 1)   scratch: V candidates
     temperature 0: the largest logit, lowest index among equals; top_k 0 and top_p 1: off
-Order:  exp((logit - max) / temperature) chains over the candidates; without top-k and top-p they are walked by index, as
-        upstream does; otherwise from the likeliest down, equal ones by index. The first whose cumulative sum passes
+Order:  exp((logit - max) / temperature) chains over the candidates; without top-k and top-p they are walked by index,
+        as upstream does; otherwise from the likeliest down, equal ones by index. The first whose cumulative sum passes
         coin * total is taken.
 Cost:   one exp per candidate and, for top-k or top-p, a sort of V: about 5 ms at V = 50257.
 Source: Holtzman et al. 2019, arXiv:1904.09751 (top-p); spec gpt2.md section 17
@@ -18,7 +18,7 @@ typedef struct {
     int token;
 } Candidate;
 
-static inline int candidate_order_(const void* a, const void* b) {
+static inline int sample_order_(const void* a, const void* b) {
     const Candidate *x = (const Candidate*)a, *y = (const Candidate*)b;
     return x->weight > y->weight ? -1 : x->weight < y->weight ? 1 : x->token - y->token;
 }
@@ -29,14 +29,15 @@ static inline int sample_argmax(const float* logits, int V) {
     return best;
 }
 
-static inline int sample_token(const float* logits, int V, float temperature, int top_k, float top_p, float coin, Candidate* scratch) {
+static inline int sample_token(const float* logits, int V, float temperature, int top_k, float top_p, float coin,
+                               Candidate* scratch) {
     int best = sample_argmax(logits, V), n = V;
     if (temperature == 0.0f) { return best; }
     for (int v = 0; v < V; v++) {
         scratch[v].weight = logits[v];
         scratch[v].token = v;
     }
-    if (top_k > 0 || top_p < 1.0f) { qsort(scratch, (size_t)V, sizeof *scratch, candidate_order_); }
+    if (top_k > 0 || top_p < 1.0f) { qsort(scratch, (size_t)V, sizeof *scratch, sample_order_); }
     if (top_k > 0 && top_k < n) { n = top_k; }
     float total = 0.0f, sum = 0.0f;
     for (int i = 0; i < n; i++) {

@@ -1,34 +1,40 @@
 /*
 Selective scan, the recurrence of a Mamba layer. Each of C channels has NS states h, with A = -exp(A_log):
-    h_t[n] = exp(delta_t * A[n]) * h_(t-1)[n] + (delta_t * u_t) * ssm_B_t[n]         y_t = D * u_t + sum over n of ssm_C_t[n] * h_t[n]
-    u, delta, y (B, T, C)   A_log (C, NS)   D (C)   ssm_B, ssm_C (B, T, NS), shared by all channels, rows `stride` floats apart
+    h_t[n] = exp(delta_t * A[n]) * h_(t-1)[n] + (delta_t * u_t) * ssm_B_t[n]
+    y_t    = D * u_t + sum over n of ssm_C_t[n] * h_t[n]
+    u, delta, y (B, T, C)   A_log (C, NS)   D (C)
+    ssm_B, ssm_C (B, T, NS)   shared by all channels, rows `stride` floats apart
     starts (B, T)   1 where a document begins: h before it is 0. NULL: nowhere
     state (B, C, NS)   h before the first position, and afterwards h after the last one; NULL: 0 before each row
-    states  h before each chunk of `chunk` positions, for backward: scan_states_floats(...) floats. NULL where none follows
-Backward (derived in doc/selective_scan.md) walks down in time. It makes the h of a chunk once more from `states`, so that h is
-kept at every chunk, not at every position. lambda is what later positions ask of h_t, 0 at the end and at the end of a document:
+    states  h before each chunk of `chunk` positions, for backward: scan_states_floats(...) floats. NULL where none
+            follows
+Backward (derived in doc/selective_scan.md) walks down in time. It makes the h of a chunk once more from `states`, so
+that h is kept at every chunk, not at every position. lambda is what later positions ask of h_t, 0 at the end and at the
+end of a document:
     G = lambda + dy * ssm_C[n]      lambda = a * G      W = lambda * h_before[n]      S = sum over n of G * ssm_B[n]
     du = D * dy + delta * S         ddelta = u * S + sum over n of A[n] * W           written
     dA_log = A * sum over positions of delta * W         dD = sum of dy * u           written, one call is one leaf
-    dssm_B = sum over channels of G * (delta * u)        dssm_C = sum of dy * h       written, rows `dstride` floats apart
+    dssm_B = sum over channels of G * (delta * u)      dssm_C = sum of dy * h      written, rows `dstride` floats apart
     NULL for any of the six: nobody asks for it, and what it alone needs is left out; lambda all of them share.
     A state that came in is a constant: no gradient leaves on the left.
-Cost:   bound by exponentials: one per position, channel and state forward, one more backward. ns for each of these, one thread,
-        C 1536, NS 16, T 256, best of many runs on a busy machine (Intel Sapphire Rapids class), gcc 12
+Cost:   bound by exponentials: one per position, channel and state forward, one more backward. ns for each of these, one
+        thread, C 1536, NS 16, T 256, best of many runs on a busy machine (Intel Sapphire Rapids class), gcc 12
         (dev/bench/scan.c):
                         AVX-512   AVX2   SSE2   AVX-512, FAST=1
             forward        0.56   0.95   2.44              0.21
             backward       0.92   1.70   3.55              0.44
             fm_exp alone   0.47   0.79   2.21        (scan_exp_)
-        So exponentials are about 85% of forward, half of backward. A call with T = 1 takes two of them per state, one of
-        A_log: 44 us for these sizes. Threads share groups: B * C / SCAN_GROUP of them.
-        Memory: scan_states_floats, and scan_workspace_bytes of scratch: for each thread 2 * chunk * NS * SCAN_GROUP floats.
-        No bit depends on `chunk`, and little time: backward takes 2% more with 16 than with 32, 1% with 64, 4% with 128, 8% with 8.
-Error:  a fast build (FAST=1) takes scan_exp_ for the decay, relative error 1e-7. The rest of both builds rounds as written.
-Order:  y, S and the sum in ddelta chain over n. dA_log and dD chain over t descending in a row, then over rows ascending.
-        dssm_B and dssm_C: groups of SCAN_GROUP channels; in a group 16 lanes, lane l chains over its channels l, l + 16, ...; lanes
-        in a tree, l += l + 8, then 4, 2, 1; then a chain over groups. Every chain starts from 0, y from D * u. Chunks, threads and
-        vectors share outputs, so none of them changes a bit.
+        So exponentials are about 85% of forward, half of backward. A call with T = 1 takes two of them per state, one
+        of A_log: 44 us for these sizes. Threads share groups: B * C / SCAN_GROUP of them.
+        Memory: scan_states_floats, and scan_workspace_bytes of scratch: for each thread 2 * chunk * NS * SCAN_GROUP
+        floats. No bit depends on `chunk`, and little time: backward takes 2% more with 16 than with 32, 1% with 64, 4%
+        with 128, 8% with 8.
+Error:  a fast build (FAST=1) takes scan_exp_ for the decay, relative error 1e-7. The rest of both builds rounds as
+        written.
+Order:  y, S and the sum in ddelta chain over n. dA_log and dD chain over t descending in a row, then over rows
+        ascending. dssm_B and dssm_C: groups of SCAN_GROUP channels; in a group 16 lanes, lane l chains over its
+        channels l, l + 16, ...; lanes in a tree, l += l + 8, then 4, 2, 1; then a chain over groups. Every chain starts
+        from 0, y from D * u. Chunks, threads and vectors share outputs, so none of them changes a bit.
 Source: Gu & Dao 2023, arXiv:2312.00752, section 3 and algorithm 2
 */
 #ifndef LLMC_SELECTIVE_SCAN_H
@@ -39,14 +45,15 @@ Source: Gu & Dao 2023, arXiv:2312.00752, section 3 and algorithm 2
 
 enum { SCAN_GROUP = 64 };        // channels whose parts of dssm_B and dssm_C are added before other groups' are
 enum { SCAN_LANES = 16 };        // sums of a group
-enum { SCAN_CHUNK = 32 };        // a good `chunk`: half a float per position and channel in `states`, 256 KB of scratch, at NS 16
+enum { SCAN_CHUNK = 32 };        // a good `chunk`: at NS 16 `states` has half a float per position and channel,
+                                 // and scratch 256 KB
 enum { SCAN_MAX_STATES = 256 };  // NS is 1..256
 
 // ---- plain C: read this first; it defines every bit ----
 
-static inline void scan_forward_ref(float* y, float* state, const float* u, const float* delta, const float* A_log, const float* ssm_B,
-                                    const float* ssm_C, size_t stride, const float* D, const unsigned char* starts, int B, int T, int C,
-                                    int NS) {
+static inline void scan_forward_ref(float* y, float* state, const float* u, const float* delta, const float* A_log,
+                                    const float* ssm_B, const float* ssm_C, size_t stride, const float* D,
+                                    const unsigned char* starts, int B, int T, int C, int NS) {
     for (int b = 0; b < B; b++) {
         for (int c = 0; c < C; c++) {
             float h[SCAN_MAX_STATES], A[SCAN_MAX_STATES];
@@ -84,10 +91,11 @@ static inline float scan_channel_sum_ref(const float* terms, int C) {
 
 // One channel of one row, all pointers at its first position. h (T+1, NS): the states before and after every position.
 // terms_B, terms_C (T, NS, C) at this channel. dA (NS) and dD: of this row
-static inline void scan_backward_channel_ref(float* du, float* ddelta, float* dA, float* dD, float* terms_B, float* terms_C,
-                                             const float* dy, const float* h, const float* u, const float* delta, const float* A_log,
-                                             const float* ssm_B, const float* ssm_C, size_t stride, float D,
-                                             const unsigned char* starts, int T, int C, int NS) {
+static inline void scan_backward_channel_ref(float* du, float* ddelta, float* dA, float* dD, float* terms_B,
+                                             float* terms_C, const float* dy, const float* h, const float* u,
+                                             const float* delta, const float* A_log, const float* ssm_B,
+                                             const float* ssm_C, size_t stride, float D, const unsigned char* starts,
+                                             int T, int C, int NS) {
     float lambda[SCAN_MAX_STATES], A[SCAN_MAX_STATES];
     *dD = 0.0f;
     for (int n = 0; n < NS; n++) {
@@ -116,13 +124,15 @@ static inline void scan_backward_channel_ref(float* du, float* ddelta, float* dA
 }
 
 // state (B, C, NS): h before the first position, or NULL
-static inline void scan_backward_ref(float* du, float* ddelta, float* dA_log, float* dssm_B, float* dssm_C, size_t dstride, float* dD,
-                                     const float* dy, const float* state, const float* u, const float* delta, const float* A_log,
-                                     const float* ssm_B, const float* ssm_C, size_t stride, const float* D,
-                                     const unsigned char* starts, int B, int T, int C, int NS) {
+static inline void scan_backward_ref(float* du, float* ddelta, float* dA_log, float* dssm_B, float* dssm_C,
+                                     size_t dstride, float* dD, const float* dy, const float* state, const float* u,
+                                     const float* delta, const float* A_log, const float* ssm_B, const float* ssm_C,
+                                     size_t stride, const float* D, const unsigned char* starts, int B, int T, int C,
+                                     int NS) {
     size_t n_terms = (size_t)T * NS * C;
     float* terms_B = (float*)malloc_check(sizeof(float) * 2 * n_terms, "terms of dssm_B and dssm_C");
-    float *terms_C = terms_B + n_terms, *h = (float*)malloc_check(sizeof(float) * (size_t)(T + 1) * NS, "states of a channel");
+    float *terms_C = terms_B + n_terms,
+          *h = (float*)malloc_check(sizeof(float) * (size_t)(T + 1) * NS, "states of a channel");
     float dA_row[SCAN_MAX_STATES], dD_row, y;
     for (size_t i = 0; dA_log && i < (size_t)C * NS; i++) { dA_log[i] = 0.0f; }
     for (int c = 0; dD && c < C; c++) { dD[c] = 0.0f; }
@@ -138,11 +148,12 @@ static inline void scan_backward_ref(float* du, float* ddelta, float* dA_log, fl
                 float* after = h + (size_t)(t + 1) * NS;
                 size_t bt = at + (size_t)t * C;
                 memcpy(after, after - NS, sizeof(float) * NS);
-                scan_forward_ref(&y, after, u + bt, delta + bt, A_c, row_B + t * stride, row_C + t * stride, stride, D + c,
-                                 row_starts ? row_starts + t : NULL, 1, 1, 1, NS);
+                scan_forward_ref(&y, after, u + bt, delta + bt, A_c, row_B + t * stride, row_C + t * stride, stride,
+                                 D + c, row_starts ? row_starts + t : NULL, 1, 1, 1, NS);
             }
-            scan_backward_channel_ref(du ? du + at : NULL, ddelta ? ddelta + at : NULL, dA_row, &dD_row, terms_B + c, terms_C + c, dy + at, h, u + at, delta + at,
-                                      A_c, row_B, row_C, stride, D[c], row_starts, T, C, NS);
+            scan_backward_channel_ref(du ? du + at : NULL, ddelta ? ddelta + at : NULL, dA_row, &dD_row, terms_B + c,
+                                      terms_C + c, dy + at, h, u + at, delta + at, A_c, row_B, row_C, stride, D[c],
+                                      row_starts, T, C, NS);
             for (int n = 0; dA_log && n < NS; n++) { dA_log[(size_t)c * NS + n] += dA_row[n]; }
             if (dD) { dD[c] += dD_row; }
         }
@@ -158,8 +169,8 @@ static inline void scan_backward_ref(float* du, float* ddelta, float* dA_log, fl
 }
 
 // ---- fast C: a group of SCAN_GROUP channels at a time, one channel in each lane ----
-// A tile is (rows, SCAN_GROUP): a row is one number of each channel of a group, say one state of each. Where C is no multiple of
-// SCAN_GROUP the last group has lanes without a channel: they compute with zeros, and nobody looks.
+// A tile is (rows, SCAN_GROUP): a row is one number of each channel of a group, say one state of each. Where C is no
+// multiple of SCAN_GROUP the last group has lanes without a channel: they compute with zeros, and nobody looks.
 
 enum { SCAN_VECTORS_ = SCAN_GROUP / VLANES };      // of a row of a tile
 enum { SCAN_SUM_VECTORS_ = SCAN_LANES / VLANES };  // of the sums of a group
@@ -175,9 +186,9 @@ typedef struct {
 } Scan_;
 
 #ifdef FAST
-// e^x for x <= 0 in single precision: x = k ln 2 + r, e^r = 1 + r + r^2 q(r) with a minimax q, whose error is 3e-9. Relative error
-// below 1e-7 with the roundings; 0 below -87, where floats begin to lose digits. Adding 1.5 * 2^23 rounds to a whole number; 127
-// more make its low bits the exponent field of 2^k
+// e^x for x <= 0 in single precision: x = k ln 2 + r, e^r = 1 + r + r^2 q(r) with a minimax q, whose error is 3e-9.
+// Relative error below 1e-7 with the roundings; 0 below -87, where floats begin to lose digits. Adding 1.5 * 2^23
+// rounds to a whole number; 127 more make its low bits the exponent field of 2^k
 FM_FUNCTION float scan_exp_(float x) {
     float shifted = x * 0x1.715476p+0f + (0x1.8p23f + 127.0f), k = shifted - (0x1.8p23f + 127.0f);
     float r = (x - k * 0x1.62e4p-1f) - k * 0x1.7f7d1cp-20f, q, scale;
@@ -200,7 +211,8 @@ FM_FUNCTION float scan_exp_(float x) { return fm_exp(x); }
 static inline size_t scan_tile_floats_(const Scan_* s) { return (size_t)s->NS * SCAN_GROUP; }
 static inline int scan_groups_(const Scan_* s) { return (int)ceil_div(s->C, SCAN_GROUP); }
 static inline int scan_chunks_(const Scan_* s) { return (int)ceil_div(s->T, s->chunk); }
-static inline int scan_channels_(const Scan_* s, int c) { return c + SCAN_GROUP <= s->C ? SCAN_GROUP : s->C - c; }  // of a group
+// how many channels the group has that begins with channel c
+static inline int scan_channels_(const Scan_* s, int c) { return c + SCAN_GROUP <= s->C ? SCAN_GROUP : s->C - c; }
 
 static inline size_t scan_states_floats(int B, int T, int C, int NS, int chunk) {
     return (size_t)B * (size_t)ceil_div(T, chunk) * (size_t)ceil_div(C, SCAN_GROUP) * SCAN_GROUP * (size_t)NS;
@@ -227,10 +239,12 @@ static inline void scan_load_(vfloat* row, const float* x, int channels) {
     for (int i = 0; i < SCAN_VECTORS_; i++) { row[i] = v_load(x + i * VLANES); }
 }
 
-// asks for what a group has at position bt of x (B*T, C), if there is such a position. Rows lie far apart, so that no CPU guesses
-// which cache lines come next
+// the CPU is asked for what a group has at position bt of x (B*T, C), if there is such a position. Rows lie far apart,
+// so that no CPU guesses which cache lines come next
 static inline void scan_prefetch_(const float* x, size_t bt, int c, const Scan_* s) {
-    for (int l = 0; bt < (size_t)s->B * s->T && l < scan_channels_(s, c); l += 16) { __builtin_prefetch(x + bt * s->C + c + l); }
+    for (int l = 0; bt < (size_t)s->B * s->T && l < scan_channels_(s, c); l += 16) {
+        __builtin_prefetch(x + bt * s->C + c + l);
+    }
 }
 
 static inline void scan_store_(float* x, const vfloat* row, int channels) {
@@ -248,11 +262,13 @@ static inline void scan_tile_columns_(float* tile, const float* rows, int channe
         for (int i = 0; i < VLANES; i++) { v_store(tile + (size_t)(n + i) * SCAN_GROUP, square[i]); }
     }
     for (; n < NS; n++) {
-        for (int l = 0; l < VLANES; l++) { tile[(size_t)n * SCAN_GROUP + l] = l < channels ? rows[(size_t)l * NS + n] : 0.0f; }
+        for (int l = 0; l < VLANES; l++) {
+            tile[(size_t)n * SCAN_GROUP + l] = l < channels ? rows[(size_t)l * NS + n] : 0.0f;
+        }
     }
 }
 
-// and back
+// columns of a tile go back to rows of NS floats
 static inline void scan_untile_columns_(float* rows, const float* tile, int channels, int NS) {
     int n = 0;
     for (; channels >= VLANES && n + VLANES <= NS; n += VLANES) {
@@ -262,16 +278,22 @@ static inline void scan_untile_columns_(float* rows, const float* tile, int chan
         for (int l = 0; l < VLANES; l++) { v_store(rows + (size_t)l * NS + n, square[l]); }
     }
     for (; n < NS; n++) {
-        for (int l = 0; l < VLANES && l < channels; l++) { rows[(size_t)l * NS + n] = tile[(size_t)n * SCAN_GROUP + l]; }
+        for (int l = 0; l < VLANES && l < channels; l++) {
+            rows[(size_t)l * NS + n] = tile[(size_t)n * SCAN_GROUP + l];
+        }
     }
 }
 
 static inline void scan_tile_(float* tile, const float* rows, int channels, int NS) {
-    for (int l = 0; l < SCAN_GROUP; l += VLANES) { scan_tile_columns_(tile + l, rows + (size_t)l * NS, channels - l, NS); }
+    for (int l = 0; l < SCAN_GROUP; l += VLANES) {
+        scan_tile_columns_(tile + l, rows + (size_t)l * NS, channels - l, NS);
+    }
 }
 
 static inline void scan_untile_(float* rows, const float* tile, int channels, int NS) {
-    for (int l = 0; l < channels; l += VLANES) { scan_untile_columns_(rows + (size_t)l * NS, tile + l, channels - l, NS); }
+    for (int l = 0; l < channels; l += VLANES) {
+        scan_untile_columns_(rows + (size_t)l * NS, tile + l, channels - l, NS);
+    }
 }
 
 // A of a group, a tile (NS, SCAN_GROUP)
@@ -297,7 +319,8 @@ static inline void scan_decays_(float* a, const float* A, const vfloat* delta, i
 static inline size_t scan_forward_floats_(const Scan_* s) { return 3 * scan_tile_floats_(s); }
 
 // one position of a group: y, and h goes on
-static inline void scan_step_(float* y, float* h, float* a, const float* A, const vfloat* D, size_t bt, int c, const Scan_* s) {
+static inline void scan_step_(float* y, float* h, float* a, const float* A, const vfloat* D, size_t bt, int c,
+                              const Scan_* s) {
     const float *ssm_B = s->ssm_B + bt * s->stride, *ssm_C = s->ssm_C + bt * s->stride;
     int channels = scan_channels_(s, c);
     vfloat u[SCAN_VECTORS_], delta[SCAN_VECTORS_], x[SCAN_VECTORS_], sum[SCAN_VECTORS_];
@@ -318,7 +341,8 @@ static inline void scan_step_(float* y, float* h, float* a, const float* A, cons
 }
 
 // a group of channels in row b, all positions
-static inline void scan_forward_group_(float* y, float* states, float* state, float* scratch, int b, int group, const Scan_* s) {
+static inline void scan_forward_group_(float* y, float* states, float* state, float* scratch, int b, int group,
+                                       const Scan_* s) {
     size_t tile = scan_tile_floats_(s);
     int c = group * SCAN_GROUP, channels = scan_channels_(s, c);
     float *A = scratch, *a = A + tile, *h = a + tile, *state_bc = state ? state + ((size_t)b * s->C + c) * s->NS : NULL;
@@ -328,16 +352,19 @@ static inline void scan_forward_group_(float* y, float* states, float* state, fl
     if (state) { scan_tile_(h, state_bc, channels, s->NS); } else { scan_zero_(h, tile); }
     for (int t = 0; t < s->T; t++) {
         size_t bt = (size_t)b * s->T + t;
-        if (states && t % s->chunk == 0) { memcpy(states + scan_slot_(s, b, t / s->chunk, group), h, sizeof(float) * tile); }
+        if (states && t % s->chunk == 0) {
+            memcpy(states + scan_slot_(s, b, t / s->chunk, group), h, sizeof(float) * tile);
+        }
         if (s->starts && s->starts[bt]) { scan_zero_(h, tile); }
         scan_step_(y, h, a, A, D, bt, c, s);
     }
     if (state) { scan_untile_(state_bc, h, channels, s->NS); }
 }
 
-static inline void scan_forward(float* y, float* states, float* state, const float* u, const float* delta, const float* A_log,
-                                const float* ssm_B, const float* ssm_C, size_t stride, const float* D, const unsigned char* starts, int B,
-                                int T, int C, int NS, int chunk, const Device* dev) {
+static inline void scan_forward(float* y, float* states, float* state, const float* u, const float* delta,
+                                const float* A_log, const float* ssm_B, const float* ssm_C, size_t stride,
+                                const float* D, const unsigned char* starts, int B, int T, int C, int NS, int chunk,
+                                const Device* dev) {
     Scan_ s = {u, delta, A_log, ssm_B, ssm_C, D, starts, stride, B, T, C, NS, chunk};
     size_t n_floats = scan_forward_floats_(&s);
     float* workspace = device_workspace(dev, sizeof(float) * n_floats * dev->n_threads);
@@ -353,7 +380,7 @@ static inline void scan_forward(float* y, float* states, float* state, const flo
 // tiles of a thread, for the group of channels it works on
 typedef struct {
     float *A, *lambda, *dA, *zeros;  // (NS, SCAN_GROUP)
-    float *a, *h;                    // of a chunk: (chunk, NS, SCAN_GROUP); h (chunk + 1, NS, SCAN_GROUP), from before the chunk on
+    float *a, *h;                    // of a chunk: (chunk, NS, SCAN_GROUP); h has one row more, before all others
     float *sums_B, *sums_C;          // of a position: (NS, SCAN_LANES)
 } ScanScratch_;
 
@@ -377,7 +404,7 @@ static inline float* scan_take_(float* memory, size_t* n_taken, size_t n_floats)
     return memory ? memory + at : NULL;
 }
 
-// returns the number of floats
+// the arrays of a thread in `memory`; returns how many floats they are
 static inline size_t scan_scratch_(ScanScratch_* k, float* memory, const Scan_* s) {
     size_t n = 0, tile = scan_tile_floats_(s), chunk = (size_t)(s->chunk < s->T ? s->chunk : s->T);
     k->A = scan_take_(memory, &n, tile);
@@ -434,16 +461,18 @@ static inline void scan_recompute_(const ScanScratch_* k, int t, size_t bt, int 
     }
 }
 
-// all bits in lanes with a channel, none in the others: there Inf and NaN of ssm_B or ssm_C must not come into the sums
+// mask: all bits in lanes with a channel, none in others: there Inf and NaN of ssm_B or ssm_C must not enter the sums
 static inline void scan_mask_(vbits_* mask, int channels) {
     for (int l = 0; l < SCAN_GROUP; l++) { mask[l / VLANES][l % VLANES] = l < channels ? -1 : 0; }
 }
 
 // S and aw are the sums of the contract. The sums over channels begin a lane's chain in the first vectors that hold it
-static inline void scan_adjoint_states_(vfloat* S, vfloat* aw, const ScanGradients_* g, const ScanScratch_* k, const float* a,
-                                        const float* h, const float* before, const vfloat* x, const vfloat* delta, const vfloat* dy,
-                                        const vbits_* mask, const float* ssm_B, const float* ssm_C, int NS) {
-    float *lambda = k->lambda, *dA = k->dA, *to_B = k->sums_B, *to_C = k->sums_C;  // stores could change k, for all a compiler knows
+static inline void scan_adjoint_states_(vfloat* S, vfloat* aw, const ScanGradients_* g, const ScanScratch_* k,
+                                        const float* a, const float* h, const float* before, const vfloat* x,
+                                        const vfloat* delta, const vfloat* dy, const vbits_* mask, const float* ssm_B,
+                                        const float* ssm_C, int NS) {
+    // stores could change k, for all a compiler knows
+    float *lambda = k->lambda, *dA = k->dA, *to_B = k->sums_B, *to_C = k->sums_C;
     const float* A = k->A;
     const int with_A = g->dA_log != NULL, with_B = g->dssm_B != NULL, with_C = g->dssm_C != NULL;
     for (int n = 0; n < NS; n++, to_B += SCAN_LANES, to_C += SCAN_LANES) {
@@ -468,18 +497,19 @@ static inline void scan_adjoint_states_(vfloat* S, vfloat* aw, const ScanGradien
 }
 
 // one position backward: position t of the chunk, bt of the batch. Leaves the sums over channels in k
-static inline void scan_adjoint_(const ScanGradients_* g, vfloat* dD, const ScanScratch_* k, const float* dy, const vfloat* D,
-                                 const vbits_* mask, int t, size_t bt, int c, const Scan_* s) {
+static inline void scan_adjoint_(const ScanGradients_* g, vfloat* dD, const ScanScratch_* k, const float* dy,
+                                 const vfloat* D, const vbits_* mask, int t, size_t bt, int c, const Scan_* s) {
     size_t tile = scan_tile_floats_(s), at = bt * s->C + c;
     int channels = scan_channels_(s, c);
-    vfloat u[SCAN_VECTORS_], delta[SCAN_VECTORS_], d[SCAN_VECTORS_], x[SCAN_VECTORS_], S[SCAN_VECTORS_], aw[SCAN_VECTORS_];
+    vfloat u[SCAN_VECTORS_], delta[SCAN_VECTORS_], d[SCAN_VECTORS_], x[SCAN_VECTORS_], S[SCAN_VECTORS_],
+        aw[SCAN_VECTORS_];
     scan_load_(u, s->u + at, channels), scan_load_(delta, s->delta + at, channels), scan_load_(d, dy + at, channels);
     for (int i = 0; i < SCAN_VECTORS_; i++) { x[i] = delta[i] * u[i], S[i] = aw[i] = v_fill(0.0f); }
     scan_prefetch_(dy, bt - 1, c, s);
     if (g->du) { scan_prefetch_(g->du, bt - 1, c, s); }
     if (g->ddelta) { scan_prefetch_(g->ddelta, bt - 1, c, s); }
-    scan_adjoint_states_(S, aw, g, k, k->a + t * tile, k->h + (t + 1) * tile, scan_before_(k, t, bt, s), x, delta, d, mask,
-                         s->ssm_B + bt * s->stride, s->ssm_C + bt * s->stride, s->NS);
+    scan_adjoint_states_(S, aw, g, k, k->a + t * tile, k->h + (t + 1) * tile, scan_before_(k, t, bt, s), x, delta, d,
+                         mask, s->ssm_B + bt * s->stride, s->ssm_C + bt * s->stride, s->NS);
     if (s->starts && s->starts[bt]) { scan_zero_(k->lambda, tile); }
     for (int i = 0; i < SCAN_VECTORS_; i++) {
         dD[i] += d[i] * u[i];
@@ -505,7 +535,9 @@ static inline void scan_trees_(float* out, const float* sums, int NS) {
     for (int first = 0; first < NS; first += VLANES) {
         int n_trees = first + VLANES <= NS ? VLANES : NS - first;
         vfloat rows[VLANES];
-        for (int i = 0; i < VLANES; i++) { rows[i] = scan_fold_(sums + (size_t)(first + (i < n_trees ? i : 0)) * SCAN_LANES); }
+        for (int i = 0; i < VLANES; i++) {
+            rows[i] = scan_fold_(sums + (size_t)(first + (i < n_trees ? i : 0)) * SCAN_LANES);
+        }
         v_transpose(rows);
         for (int half = VLANES / 2; half >= 1; half /= 2) {
             for (int i = 0; i < half; i++) { rows[i] += rows[i + half]; }
@@ -515,8 +547,8 @@ static inline void scan_trees_(float* out, const float* sums, int NS) {
 }
 
 // a group of channels in row b, all positions
-static inline void scan_backward_group_(const ScanGradients_* g, const ScanParts_* parts, const ScanScratch_* k, const float* dy,
-                                        const float* states, int b, int group, const Scan_* s) {
+static inline void scan_backward_group_(const ScanGradients_* g, const ScanParts_* parts, const ScanScratch_* k,
+                                        const float* dy, const float* states, int b, int group, const Scan_* s) {
     size_t tile = scan_tile_floats_(s), row = (size_t)b * s->T, task = (size_t)b * scan_groups_(s) + group;
     int c = group * SCAN_GROUP, NS = s->NS;
     vfloat D[SCAN_VECTORS_], dD[SCAN_VECTORS_];
@@ -551,7 +583,8 @@ static inline void scan_chain_(float* sum, const float* parts, size_t step, int 
 }
 
 // dA_log and dD of a group, over rows
-static inline void scan_total_group_(const ScanGradients_* g, const ScanParts_* parts, const ScanScratch_* k, int group, const Scan_* s) {
+static inline void scan_total_group_(const ScanGradients_* g, const ScanParts_* parts, const ScanScratch_* k, int group,
+                                     const Scan_* s) {
     size_t tile = scan_tile_floats_(s), groups = (size_t)scan_groups_(s);
     int c = group * SCAN_GROUP, channels = scan_channels_(s, c);
     if (g->dA_log) {
@@ -560,13 +593,16 @@ static inline void scan_total_group_(const ScanGradients_* g, const ScanParts_* 
         for (size_t i = 0; i < tile; i++) { k->dA[i] *= k->A[i]; }
         scan_untile_(g->dA_log + (size_t)c * s->NS, k->dA, channels, s->NS);
     }
-    if (g->dD) { scan_chain_(g->dD + c, parts->dD + (size_t)group * SCAN_GROUP, groups * SCAN_GROUP, s->B, (size_t)channels); }
+    if (g->dD) {
+        scan_chain_(g->dD + c, parts->dD + (size_t)group * SCAN_GROUP, groups * SCAN_GROUP, s->B, (size_t)channels);
+    }
 }
 
-static inline void scan_backward(float* du, float* ddelta, float* dA_log, float* dssm_B, float* dssm_C, size_t dstride, float* dD,
-                                 const float* dy, const float* states, const float* u, const float* delta, const float* A_log,
-                                 const float* ssm_B, const float* ssm_C, size_t stride, const float* D, const unsigned char* starts, int B,
-                                 int T, int C, int NS, int chunk, const Device* dev) {
+static inline void scan_backward(float* du, float* ddelta, float* dA_log, float* dssm_B, float* dssm_C, size_t dstride,
+                                 float* dD, const float* dy, const float* states, const float* u, const float* delta,
+                                 const float* A_log, const float* ssm_B, const float* ssm_C, size_t stride,
+                                 const float* D, const unsigned char* starts, int B, int T, int C, int NS, int chunk,
+                                 const Device* dev) {
     if (!du && !ddelta && !dA_log && !dssm_B && !dssm_C && !dD) { return; }
     Scan_ s = {u, delta, A_log, ssm_B, ssm_C, D, starts, stride, B, T, C, NS, chunk};
     ScanGradients_ g = {du, ddelta, dA_log, dssm_B, dssm_C, dD, dstride};

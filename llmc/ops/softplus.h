@@ -1,12 +1,13 @@
 /*
-Softplus: out = log(1 + exp(inp)), a positive number from any; inp itself above 20, where the rest is below its last place.
+Softplus: out = log(1 + exp(inp)), a positive number from any; inp itself above 20, where the rest is below its last
+place.
     inp, out (n)   any shape; out may be inp
 Backward needs the OUTPUT only, so that inp need not be kept: the derivative sigmoid(inp) is 1 - exp(-out).
     dinp = dout * (1 - exp(-out)), written; dinp may be dout
-Cost:   bound by exp and log1p: 2.0 ns per element forward, 0.9 backward. One thread, AVX-512, gcc 12, Intel Sapphire Rapids
-        class, the smallest of 100 calls on a busy machine.
-Error:  two correctly rounded functions, and log1p does not enlarge a relative error: 2^-23 |out|. The slope does not enlarge
-        that of out either, and rounds once more: 3 * 2^-24 relative.
+Cost:   bound by exp and log1p: 2.0 ns per element forward, 0.9 backward. One thread, AVX-512, gcc 12, Intel Sapphire
+        Rapids class, the smallest of 100 calls on a busy machine.
+Error:  two correctly rounded functions, and log1p does not enlarge a relative error: 2^-23 |out|. The slope does not
+        enlarge that of out either, and rounds once more: 3 * 2^-24 relative.
 Order:  element by element, expressions as written.
 Source: Dugas et al. 2000, "Incorporating second-order functional knowledge"; the threshold is PyTorch's
 */
@@ -30,8 +31,8 @@ static inline void softplus_backward_ref(float* dinp, const float* dout, const f
 
 // ---- fast C ----
 
-// 256 elements at most, in two loops: exp and log1p in one are a chain of operations so long that few elements of it overlap,
-// and take 1.7 times as long
+// 256 elements at most, in two loops: exp and log1p in one are a chain of operations so long that few elements of it
+// overlap, and take 1.7 times as long
 static inline void softplus_part_(float* out, const float* inp, int n) {
     float e[256];
     #pragma omp simd

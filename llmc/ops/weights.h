@@ -4,7 +4,7 @@ may store bf16 and keep float masters beside it, from which each update rounds a
 */
 #ifndef LLMC_WEIGHTS_H
 #define LLMC_WEIGHTS_H
-#include "adamw.h"  // adamw_update_stored, round_stored
+#include "adamw.h"  // adamw_update_stored, adamw_round_stored
 
 // all of it is device memory
 typedef struct {
@@ -34,11 +34,11 @@ static inline void weights_update(const Weights* w, const float* g, size_t n, fl
 static inline void weights_round(const Weights* w, size_t n, uint32_t key, size_t first, const Device* dev) {
 #ifdef __CUDACC__
     if (w->stored_bytes == sizeof(__nv_bfloat16)) {
-        round_stored((__nv_bfloat16*)w->stored, w->master, n, key, first, dev);
+        adamw_round_stored((__nv_bfloat16*)w->stored, w->master, n, key, first, dev);
         return;
     }
 #endif
-    round_stored((float*)w->stored, w->master, n, key, first, dev);
+    adamw_round_stored((float*)w->stored, w->master, n, key, first, dev);
 }
 
 // the same, from these elements on of the stored parameters and of what is kept

@@ -31,7 +31,7 @@ Source: spec/parallel.md 3.3, 3.4, 4; Rajbhandari et al. 2019, ZeRO, arXiv:1910.
 */
 #ifndef LLMC_DATA_PARALLEL_H
 #define LLMC_DATA_PARALLEL_H
-#include "../ops/global_norm.h"  // chunk_sums_of_squares, NORM_CHUNK
+#include "../ops/global_norm.h"  // norm_chunk_sums, NORM_CHUNK
 #include "../core/tensor.h"      // Tensor
 #include "../ops/weights.h"      // Weights, weights_update
 #include "comm.h"                // Comm, comm_all_gather_v
@@ -595,7 +595,7 @@ static inline float dp_norm(DataParallel* s, const float* grads, const Device* d
     for (int i = 0; i < s->n_tensors; i++) {
         const Part own = dp_part(s, s->rank, i);
         double* sums = s->own_sums + (s->first_chunk[i] + (int64_t)(own.first / NORM_CHUNK) - first);
-        if (own.n > 0) { chunk_sums_of_squares(sums, grads + part_at(s->reduced[i], own.first), own.n, dev); }
+        if (own.n > 0) { norm_chunk_sums(sums, grads + part_at(s->reduced[i], own.first), own.n, dev); }
     }
     comm_sync_device(s->comm, dev, HERE);
     device_download(s->chunk_sums + first, s->own_sums, sizeof(double) * (size_t)(end - first), dev);

@@ -69,7 +69,7 @@ static inline double matmul_peak(const Device* dev) {
     double best = 1e30, start = seconds_now(CLOCK_MONOTONIC);
     while (seconds_now(CLOCK_MONOTONIC) - start < 0.2) {
         double before = seconds_now(CLOCK_MONOTONIC);
-        gemm(c, N, NULL, 0, matrix(a, K), matrix(b, N), M, N, K, dev);
+        gemm(c, N, NULL, 0, gemm_matrix(a, K), gemm_matrix(b, N), M, N, K, dev);
         double seconds = seconds_now(CLOCK_MONOTONIC) - before;
         best = seconds < best ? seconds : best;
     }

@@ -1,0 +1,171 @@
+/*
+Tiles of bf16 for kernels on tensor cores: from memory into shared memory, from there into the operands of mma.h,
+products of one warp with them, and results back to memory. What the numbers mean is the kernel's affair
+(flash_attention.h).
+    tile      rows of W = 64 or 128 channels in shared memory, in an order of its own (tile_chunk); begins at a multiple
+              of 128 bytes
+    operand   what mma takes of 16 rows and 16 channels (a) or of 8 columns and 16 channels (b), in the registers of all
+              lanes of a warp
+    sums      (M*16, N*8) floats in the registers of a warp: sums[m][n][0..1] are columns 8n + 2 (lane % 4) and the next
+              of row 16m + lane / 4, and sums[m][n][2..3] the same of the row 8 below. Four lanes, a quad, have a row
+All 32 lanes of a warp make each call together, and tile_load all threads of a block.
+Order:  tile_add_product and tile_add_product_transposed add 16 terms at a time, ascending; within the 16 mma has its
+        own.
+Cost:   ldmatrix meets no bank twice, and loads of two operands b share one. The more rows a warp has, M * 16, the more
+        mma each operand b feeds.
+*/
+#ifndef LLMC_TILE_H
+#define LLMC_TILE_H
+#ifdef __CUDACC__
+#include "../core/kernel.h"  // WARP, ALL_LANES, bf16, pack_load, pack_store
+#include "../core/mma.h"     // mma_m16n8k16, ldmatrix_x4, ldmatrix_x4_trans, cp_async_16_zfill
+
+// ---- tiles in shared memory ----
+// ldmatrix reads 16 bytes ("a chunk") of each of eight rows at once. Rows are 128 or 256 bytes, so the same chunk of
+// eight rows would lie in the same four of the 32 banks, and the reads would queue up. Chunk c of row r therefore lies
+// at c ^ (r & 7):
+//     row 0:  0 1 2 3 4 5 6 7      row 1:  1 0 3 2 5 4 7 6      row 2:  2 3 0 1 6 7 4 5   ...
+// and eight rows of any chunk are in eight different places.
+
+template <int W>
+__device__ inline bf16* tile_chunk(bf16* tile, int row, int chunk) { return tile + row * W + (chunk ^ (row & 7)) * 8; }
+
+// ROWS rows of C channels, a multiple of 8 up to W, are on their way to a tile. What lies beyond the n_rows rows that
+// exist, and beyond C, becomes 0. THREADS: threads of the block
+template <int ROWS, int W, int THREADS>
+__device__ inline void tile_load(bf16* tile, const bf16* x, size_t stride, int n_rows, int C) {
+    for (int i = threadIdx.x; i < ROWS * W / 8; i += THREADS) {
+        int row = i / (W / 8), chunk = i % (W / 8), exists = row < n_rows && chunk * 8 < C;
+        cp_async_16_zfill(tile_chunk<W>(tile, row, chunk), exists ? x + row * stride + chunk * 8 : x, exists ? 16 : 0);
+    }
+}
+
+// operand a: rows row..row+15, channels 16k..16k+15
+template <int W>
+__device__ inline void tile_load_a(unsigned (&a)[4], bf16* tile, int row, int k) {
+    int lane = threadIdx.x % WARP;
+    ldmatrix_x4(a, tile_chunk<W>(tile, row + lane % 16, 2 * k + lane / 16));
+}
+
+// two operands b for products with the transposed tile: rows row..row+7 and row+8..row+15 become columns, channels
+// 16k..16k+15 are summed over
+template <int W>
+__device__ inline void tile_load_b_transposed(unsigned (&b)[2][2], bf16* tile, int row, int k) {
+    int lane = threadIdx.x % WARP;
+    unsigned r[4];
+    ldmatrix_x4(r, tile_chunk<W>(tile, row + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+    b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
+}
+
+// two operands b for products with the tile as it stands: rows row..row+15 are summed over, columns are the channels
+// 16n..16n+7 and 16n+8..16n+15
+template <int W>
+__device__ inline void tile_load_b(unsigned (&b)[2][2], bf16* tile, int row, int n) {
+    int lane = threadIdx.x % WARP;
+    unsigned r[4];
+    ldmatrix_x4_trans(r, tile_chunk<W>(tile, row + lane % 16, 2 * n + lane / 16));
+    b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
+}
+
+// ---- products of a warp ----
+
+// sums += x y', x: M*16 rows of a tile from row_x on, y: N*8 rows of a tile
+template <int W, int M, int N>
+__device__ inline void tile_add_product_transposed(float (&sums)[M][N][4], bf16* x, int row_x, bf16* y) {
+    #pragma unroll
+    for (int k = 0; k < W / 16; k++) {
+        unsigned a[M][4], b[2][2];
+        #pragma unroll
+        for (int m = 0; m < M; m++) { tile_load_a<W>(a[m], x, row_x + 16 * m, k); }
+        #pragma unroll
+        for (int n = 0; n < N; n++) {
+            if (n % 2 == 0) { tile_load_b_transposed<W>(b, y, 8 * n, k); }
+            #pragma unroll
+            for (int m = 0; m < M; m++) { mma_m16n8k16(sums[m][n], a[m], b[n % 2], sums[m][n]); }
+        }
+    }
+}
+
+// sums += p y, p[m][k]: operands a of columns 16k..16k+15, y: K*16 rows of a tile
+template <int W, int M, int K>
+__device__ inline void tile_add_product(float (&sums)[M][W / 8][4], const unsigned (&p)[M][K][4], bf16* y) {
+    #pragma unroll
+    for (int k = 0; k < K; k++) {
+        unsigned b[2][2];
+        #pragma unroll
+        for (int n = 0; n < W / 8; n++) {
+            if (n % 2 == 0) { tile_load_b<W>(b, y, 16 * k, n / 2); }
+            #pragma unroll
+            for (int m = 0; m < M; m++) { mma_m16n8k16(sums[m][n], p[m][k], b[n % 2], sums[m][n]); }
+        }
+    }
+}
+
+// two numbers as one register holds them, the first in its lower half
+__device__ inline unsigned tile_pair_(float low, float high) {
+    return (unsigned)__bfloat16_as_ushort(__float2bfloat16_rn(high)) << 16 |
+           __bfloat16_as_ushort(__float2bfloat16_rn(low));
+}
+
+// sums, rounded, as operands a: a lane already holds the elements that mma wants from it
+template <int M, int N>
+__device__ inline void tile_to_operands(unsigned (&p)[M][N / 2][4], const float (&sums)[M][N][4]) {
+    #pragma unroll
+    for (int m = 0; m < M; m++) {
+        #pragma unroll
+        for (int n = 0; n < N; n++) {
+            p[m][n / 2][n % 2 * 2] = tile_pair_(sums[m][n][0], sums[m][n][1]);
+            p[m][n / 2][n % 2 * 2 + 1] = tile_pair_(sums[m][n][2], sums[m][n][3]);
+        }
+    }
+}
+
+template <int M, int N>
+__device__ inline void tile_set_zero(float (&sums)[M][N][4]) {
+    #pragma unroll
+    for (int m = 0; m < M; m++) {
+        #pragma unroll
+        for (int n = 0; n < N; n++) { sums[m][n][0] = sums[m][n][1] = sums[m][n][2] = sums[m][n][3] = 0.0f; }
+    }
+}
+
+// The sums of rows row..row+16*M-1 of the block, times factor[m][0] (upper 8 rows) and [1], go to memory, C channels of
+// each of the n_rows rows that exist: by way of the same rows of a tile, which this warp alone still uses, so that a
+// lane stores 16 bytes
+template <int W, int M>
+__device__ inline void tile_store_rows(bf16* x, size_t stride, int n_rows, int C, bf16* tile, int row,
+                                       const float (&sums)[M][W / 8][4], const float (&factor)[M][2]) {
+    int lane = threadIdx.x % WARP;
+    __syncwarp();
+    #pragma unroll
+    for (int m = 0; m < M; m++) {
+        #pragma unroll
+        for (int n = 0; n < W / 8; n++) {
+            const float(&s)[4] = sums[m][n];
+            int r = row + 16 * m + lane / 4;
+            unsigned* upper = (unsigned*)(tile_chunk<W>(tile, r, n) + lane % 4 * 2);
+            unsigned* lower = (unsigned*)(tile_chunk<W>(tile, r + 8, n) + lane % 4 * 2);
+            *upper = tile_pair_(s[0] * factor[m][0], s[1] * factor[m][0]);
+            *lower = tile_pair_(s[2] * factor[m][1], s[3] * factor[m][1]);
+        }
+    }
+    __syncwarp();
+    for (int i = lane; i < 16 * M * W / 8; i += WARP) {
+        int r = row + i / (W / 8), chunk = i % (W / 8);
+        bool exists = r < n_rows && chunk * 8 < C;
+        if (exists) { pack_store(x + r * stride + chunk * 8, pack_load<8>(tile_chunk<W>(tile, r, chunk))); }
+    }
+}
+
+// ---- the quad of a row: maximum and sum of what its four lanes have ----
+
+__device__ inline float tile_quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
+    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
+}
+__device__ inline float tile_quad_sum(float x) {
+    x += __shfl_xor_sync(ALL_LANES, x, 1);
+    return x + __shfl_xor_sync(ALL_LANES, x, 2);
+}
+#endif  // __CUDACC__
+#endif  // LLMC_TILE_H
