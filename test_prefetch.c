@@ -1,5 +1,6 @@
 /*
-Promises of llmc/text/prefetch.h: batches that threads make ahead are those that one would make oneself, whatever the timing.
+Promises of llmc/text/prefetch.h: batches that threads make ahead are those that one would make oneself, whatever the
+timing.
     make build/gcc-native-O3/test_prefetch && build/gcc-native-O3/test_prefetch
 */
 #include "llmc/text/prefetch.h"
@@ -77,14 +78,15 @@ static void test_sequence(Test* t) {
         prefetch_start(&p, &s.rows, B, n_workers, n_ahead, 1 + i % 3, plan_row, &plan);
         for (int64_t k = 100; k < 100 + n; k++) {
             prefetch_batch(&p, k, &inputs, &targets);
-            check(t, is_batch(&s, k, inputs, targets), "%d workers, %d ahead, %s: batch %lld is another one", n_workers, n_ahead,
-                  is_slow ? "slow" : "fast", (long long)k);
+            check(t, is_batch(&s, k, inputs, targets), "%d workers, %d ahead, %s: batch %lld is another one", n_workers,
+                  n_ahead, is_slow ? "slow" : "fast", (long long)k);
         }
         prefetch_stop(&p);
         for (int k = 100; k < 100 + n; k++) {
-            const int n_calls = n_workers == 0 && k > 100 ? 2 : 1;  // without workers also for its pages, one batch before
-            check(t, plan.calls_of[k] == n_calls, "%d workers, %d ahead: batch %d was made %d times", n_workers, n_ahead, k,
-                  plan.calls_of[k]);
+            // without workers also for its pages, one batch before
+            const int n_calls = n_workers == 0 && k > 100 ? 2 : 1;
+            check(t, plan.calls_of[k] == n_calls, "%d workers, %d ahead: batch %d was made %d times", n_workers,
+                  n_ahead, k, plan.calls_of[k]);
         }
     }
 }
@@ -98,14 +100,15 @@ static void check_in_use(Test* t, const Source* s, int n_workers, int n_ahead, i
     Prefetch p;
     plan_init(&plan, 0);
     prefetch_start(&p, &s->rows, B, n_workers, n_ahead, n_kept, plan_row, &plan);
-    check(t, prefetch_bytes(n_workers, n_ahead, n_kept, B, T) == 8.0 * p.n_slots * B * T, "the memory is another than announced");
+    check(t, prefetch_bytes(n_workers, n_ahead, n_kept, B, T) == 8.0 * p.n_slots * B * T,
+          "the memory is another than announced");
     for (int i = 0; i < N; i++) {
         const int64_t last = n_workers > 0 ? numbers[i] + n_ahead - 1 : numbers[i] + 1;  // one more for its pages
         prefetch_batch(&p, numbers[i], &inputs[i], &targets[i]);
         usleep(1000);  // long enough for all that workers may do
         for (int j = i; j >= 0 && j > i - n_kept; j--) {
-            check(t, is_batch(s, numbers[j], inputs[j], targets[j]), "%d workers, %d ahead, %d kept: call %d was written over after %d",
-                  n_workers, n_ahead, n_kept, j, i);
+            check(t, is_batch(s, numbers[j], inputs[j], targets[j]),
+                  "%d workers, %d ahead, %d kept: call %d was written over after %d", n_workers, n_ahead, n_kept, j, i);
         }
         pthread_mutex_lock(&plan.lock);
         check(t, plan.largest <= last, "%d workers, %d ahead: batch %lld while %lld is in use", n_workers, n_ahead,
@@ -138,7 +141,8 @@ static void test_jumps(Test* t) {
             uint32_t what = xorshift_u32(&random) % 8;
             k = what == 0 ? xorshift_u32(&random) % 1000 : what == 1 ? k : what == 2 && k > 2 ? k - 2 : k + 1;
             prefetch_batch(&p, k, &inputs, &targets);
-            check(t, is_batch(&s, k, inputs, targets), "%d workers: batch %lld is another one", n_workers, (long long)k);
+            check(t, is_batch(&s, k, inputs, targets), "%d workers: batch %lld is another one", n_workers,
+                  (long long)k);
         }
         prefetch_stop(&p);
     }
@@ -223,7 +227,8 @@ static void test_failure(Test* t) {
 
 int main(int argc, char** argv) {
     Promise promises[] = {
-        {"sequence", "is the same for any number of workers and slots, however slow they are; each batch is made once", test_sequence},
+        {"sequence", "is the same for any number of workers and slots, however slow they are; each batch is made once",
+         test_sequence},
         {"in use", "a batch stays for the calls that it was promised, and workers stay within the ring", test_in_use},
         {"jumps", "any number can be asked for at any time", test_jumps},
         {"stop", "ends workers that wait, work or never began", test_stop},

@@ -11,14 +11,14 @@ the parsers of llmc/, so a broken file gets the message that a trainer would giv
 #define TOOLS_SOURCE_H
 #include "llmc/models/gpt2.h"      // the tensor table of llm.c's .bin
 #include "llmc/text/dataloader.h"  // TokenShard
-#include "llmc/text/hellaswag.h"  // hellaswag_parse_
+#include "llmc/text/hellaswag.h"   // hellaswag_parse_
 
 typedef struct {
     SafeTensor t;       // its data is NULL for llm.c's .bin: there a slice is turned to its shape on disk when it is read
     const char* file;   // which file of a folder
     int is_listed;      // parameters; not AdamW's moments, nor the data of files that hold no tensors
     const Tensor* row;  // of the .bin's tensor table,
-    int layer;          // and the slice
+    int slice;          // and which of its slices
 } Item;
 
 typedef struct {
@@ -398,7 +398,7 @@ static inline void describe_bin_model(Source* s) {
             t.n_bytes = t.n * dtype_size(t.dtype);
             Item* item = add_item(s, &t, "", 1);
             item->row = &s->table[i];
-            item->layer = l;
+            item->slice = l;
         }
     }
 }

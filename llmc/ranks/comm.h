@@ -2,7 +2,8 @@
 Ranks: P processes that train one model together, and every call by which they exchange numbers.
     comm_world                          finds the others (comm_launch.h says who we are); P = 1: a world of its own
     comm_exchange                       any bytes from each to each; the calls below are made of it
-    comm_all_gather, comm_all_gather_v  everybody's numbers to everybody, of one size or of several; comm_all_gather_shares
+    comm_all_gather, comm_all_gather_v  everybody's numbers to everybody, of one size or of several;
+                                        comm_all_gather_shares
     comm_all_to_all_v                   a part for each
     comm_send_recv, comm_broadcast      to one and from one; from one to all
     comm_reduce_scatter, comm_all_reduce   sums, maxima, minima: always added in the order of ranks 0, 1, 2, ...
@@ -11,18 +12,20 @@ Ranks: P processes that train one model together, and every call by which they e
     comm_health, comm_watch             is somebody gone?
     comm_note, comm_abort, comm_free    what messages add; to give up, with last words for the others; the end
 All of this is about host memory; arenas of a GPU travel by comm_nccl.h, beside the same world.
-Kinds: NONE (P = 1: a call copies at most), TCP (comm_tcp.h, in every build), MPI (comm_mpi.h, make MPI=1). Only bytes travel
-by them and sums are made here, so all kinds give the same bits.
-Tickets: a call returns at once with a ticket; its buffers belong to it until comm_wait. Bytes move inside these calls only.
+Kinds: NONE (P = 1: a call copies at most), TCP (comm_tcp.h, in every build), MPI (comm_mpi.h, make MPI=1). Only bytes
+travel by them and sums are made here, so all kinds give the same bits.
+Tickets: a call returns at once with a ticket; its buffers belong to it until comm_wait. Bytes move inside these calls
+only.
 Reductions are the exception: they are done when they return.
-Order: all ranks of a group make the same calls in the same order; who has nothing to send calls with zero counts; decisions
-that depend on data are taken from values that all share. `where` is HERE, the line of the call, for messages.
-COMM_CHECK=1 in the environment: before each call the ranks compare what they are about to do, and stop with both lines if it
-is not the same. When something goes wrong the last 16 calls are printed, with their times.
-Errors: fail_input is for all ranks. Those that find the same error of the user (a bad file, options that contradict each other)
-print it once: a rank above 0 tells the others that it stops, and waits with its line until the lower ranks have stopped too or
-3 s have passed; it speaks if none of them has the same line. An error that only some ranks have is said by the lowest of them,
-with its number. All end with status 2. Before the ranks have met nobody can be asked, and each speaks for itself.
+Order: all ranks of a group make the same calls in the same order; who has nothing to send calls with zero counts;
+decisions that depend on data are taken from values that all share. `where` is HERE, the line of the call, for messages.
+COMM_CHECK=1 in the environment: before each call the ranks compare what they are about to do, and stop with both lines
+if it is not the same. When something goes wrong the last 16 calls are printed, with their times.
+Errors: fail_input is for all ranks. Those that find the same error of the user (a bad file, options that contradict
+each other) print it once: a rank above 0 tells the others that it stops, and waits with its line until the lower ranks
+have stopped too or 3 s have passed; it speaks if none of them has the same line. An error that only some ranks have is
+said by the lowest of them, with its number. All end with status 2. Before the ranks have met nobody can be asked, and
+each speaks for itself.
 Faults: a rank that dies ends all others at once with one line that names it; one that does not answer does so after the
 time limit. Nothing waits for ever.
 Cost:   bytes sent are counted: all_gather n(P-1), all_to_all its counts, all_reduce of n 2n(P-1)/P for each rank.
@@ -54,7 +57,7 @@ typedef struct {  // of the COMM_CHECK comparison
     char name[24], where[104];
     int32_t type, op, group;
     uint64_t seq, count;
-    uint64_t n_bytes;  // that the receiver of this description will get
+    uint64_t n_bytes;  // the bytes that go to the receiver of this description
 } CommDescription;
 
 typedef struct {
@@ -129,8 +132,8 @@ static inline void comm_print_trace_(const CommLink* l) {
     for (uint64_t i = first; i < l->n_calls; i++) {
         const CommCall* t = &l->call[i % COMM_CALLS];
         double end = t->n_open == 0 ? t->done : now;
-        fprintf(stderr, "  rank %d, call %llu: %s at %s, %zu bytes sent, %s %.3f s\n", l->rank, (unsigned long long)i, t->name,
-                t->where, t->n_bytes, t->n_open == 0 ? "took" : "not done after", end - t->begun);
+        fprintf(stderr, "  rank %d, call %llu: %s at %s, %zu bytes sent, %s %.3f s\n", l->rank, (unsigned long long)i,
+                t->name, t->where, t->n_bytes, t->n_open == 0 ? "took" : "not done after", end - t->begun);
     }
 }
 
@@ -149,8 +152,8 @@ static inline void comm_stop_(CommLink* l, const CommCall* call, TcpNote note) {
              *l->note ? " " : "", l->note);
 }
 
-// One rank seems to be to blame. Its last words may name another one, for who waits for a stopped rank looks stopped too; those
-// of that one are then asked for, until somebody has none or speaks of itself.
+// One rank seems to be to blame. Its last words may name another one, for who waits for a stopped rank looks stopped
+// too; those of that one are then asked for, until somebody has none or speaks of itself.
 __attribute__((noreturn))
 static inline void comm_blame_(CommLink* l, const CommCall* call, TcpNote blamed) {
     TcpNote note;
@@ -183,8 +186,9 @@ static inline void comm_at_exit_(int status, void* link) {
 #endif
 }
 
-// Failure.is_said_elsewhere: does a lower rank say this line? Its note tells. A rank that waits for us hears that we stop, and
-// leaves a note too. Over MPI there are no notes: rank 0 ends the job meanwhile if it has an error of its own.
+// Failure.is_said_elsewhere: does a lower rank say this line? Its note tells. A rank that waits for us hears that we
+// stop, and leaves a note too. Over MPI there are no notes: rank 0 ends the job meanwhile if it has an error of its
+// own.
 static inline int comm_is_said_(void* link, const char* line) {
     CommLink* l = (CommLink*)link;
     const double deadline = seconds_now(CLOCK_MONOTONIC) + l->patience;
@@ -382,8 +386,8 @@ static inline uint64_t comm_begin_(Comm* c, const char* name, const char* where)
 static inline void comm_describe_(char* text, size_t n_text, const CommDescription* d) {
     const char* types[] = {"f32", "f64", "i32", "i64", "u8"};
     snprintf(text, n_text, "%s of %llu %s (op %d, group %d, call %llu, %llu bytes to the other) at %s", d->name,
-             (unsigned long long)d->count, types[d->type], d->op, d->group, (unsigned long long)d->seq, (unsigned long long)d->n_bytes,
-             d->where);
+             (unsigned long long)d->count, types[d->type], d->op, d->group, (unsigned long long)d->seq,
+             (unsigned long long)d->n_bytes, d->where);
 }
 
 static inline void comm_check_(Comm* c, const char* name, CommType type, int op, uint64_t count, const char* where) {
@@ -413,8 +417,8 @@ static inline void comm_check_(Comm* c, const char* name, CommType type, int op,
         char ours[256], others[256];
         comm_describe_(ours, sizeof ours, &mine[i]);
         comm_describe_(others, sizeof others, &theirs[i]);
-        fail_run("COMM_CHECK: rank %d: %s, expecting %zu bytes; rank %d: %s", c->members[c->rank], ours, wanted[i].n_recv,
-                 c->members[i], others);
+        fail_run("COMM_CHECK: rank %d: %s, expecting %zu bytes; rank %d: %s", c->members[c->rank], ours,
+                 wanted[i].n_recv, c->members[i], others);
     }
     memcpy(c->piece, wanted, sizeof(CommPiece) * (size_t)c->size);
     free(wanted);
@@ -423,7 +427,8 @@ static inline void comm_check_(Comm* c, const char* name, CommType type, int op,
 
 // ---- 4. The calls ----
 
-static inline CommTicket comm_issue_(Comm* c, const char* name, CommType type, int op, uint64_t count, const char* where) {
+static inline CommTicket comm_issue_(Comm* c, const char* name, CommType type, int op, uint64_t count,
+                                     const char* where) {
     CommTicket ticket = {0};
     CommPiece* own = &c->piece[c->rank];
     if (own->n_recv > 0 && own->recv != own->send) { memcpy(own->recv, own->send, own->n_recv); }
@@ -442,8 +447,8 @@ static inline CommTicket comm_exchange(Comm* c, const CommPiece* pieces, const c
 }
 
 // counts in elements, parts one after the other in the order of ranks
-static inline CommTicket comm_all_to_all_v(Comm* c, const void* in, const size_t* scount, void* out, const size_t* rcount, CommType type,
-                                           const char* where) {
+static inline CommTicket comm_all_to_all_v(Comm* c, const void* in, const size_t* scount, void* out,
+                                           const size_t* rcount, CommType type, const char* where) {
     const size_t bytes = comm_type_bytes(type);
     size_t from = 0, to = 0;
     for (int i = 0; i < c->size; i++) {
@@ -456,7 +461,8 @@ static inline CommTicket comm_all_to_all_v(Comm* c, const void* in, const size_t
 }
 
 // rank r's n_in elements come to out + r * n_in; in place: in == out + rank * n_in
-static inline CommTicket comm_all_gather(Comm* c, const void* in, void* out, size_t n_in, CommType type, const char* where) {
+static inline CommTicket comm_all_gather(Comm* c, const void* in, void* out, size_t n_in, CommType type,
+                                         const char* where) {
     const size_t n_bytes = n_in * comm_type_bytes(type);
     for (int i = 0; i < c->size; i++) {
         CommPiece piece = {in, (char*)out + (size_t)i * n_bytes, n_bytes, n_bytes};
@@ -465,7 +471,8 @@ static inline CommTicket comm_all_gather(Comm* c, const void* in, void* out, siz
     return comm_issue_(c, "all_gather", type, 0, n_in, where);
 }
 
-// n things dealt out in order (elements, leaves, chunks): rank r has number comm_share(n, r, P) .. comm_share(n, r + 1, P) - 1
+// n things dealt out in order (elements, leaves, chunks): rank r has number comm_share(n, r, P) .. comm_share(n, r + 1,
+// P) - 1
 static inline int64_t comm_share(int64_t n, int rank, int size) { return n / size * rank + n % size * rank / size; }
 
 typedef struct {
@@ -478,7 +485,8 @@ static inline CommShare comm_own(const Comm* c, int n) {
 }
 
 // parts of different sizes, one after the other; our own part lies in its place already
-static inline CommTicket comm_all_gather_v(Comm* c, void* inout, const size_t* counts, CommType type, const char* where) {
+static inline CommTicket comm_all_gather_v(Comm* c, void* inout, const size_t* counts, CommType type,
+                                           const char* where) {
     const size_t bytes = comm_type_bytes(type);
     size_t first = 0, to = 0;
     for (int i = 0; i < c->rank; i++) { first += counts[i] * bytes; }
@@ -494,14 +502,16 @@ static inline CommTicket comm_all_gather_v(Comm* c, void* inout, const size_t* c
 static inline void comm_all_gather_shares(Comm* c, void* inout, int64_t n, CommType type, const char* where) {
     if (c->size == 1) { return; }
     size_t* counts = (size_t*)malloc_check(sizeof(size_t) * (size_t)c->size, "shares");
-    for (int i = 0; i < c->size; i++) { counts[i] = (size_t)(comm_share(n, i + 1, c->size) - comm_share(n, i, c->size)); }
+    for (int i = 0; i < c->size; i++) {
+        counts[i] = (size_t)(comm_share(n, i + 1, c->size) - comm_share(n, i, c->size));
+    }
     comm_wait(c, comm_all_gather_v(c, inout, counts, type, where));
     free(counts);
 }
 
 // to, from: ranks of the group, -1 for nobody; all ranks of the group call
-static inline CommTicket comm_send_recv(Comm* c, const void* out, size_t n_out, int to, void* in, size_t n_in, int from, CommType type,
-                                        const char* where) {
+static inline CommTicket comm_send_recv(Comm* c, const void* out, size_t n_out, int to, void* in, size_t n_in, int from,
+                                        CommType type, const char* where) {
     const size_t bytes = comm_type_bytes(type);
     memset(c->piece, 0, sizeof(CommPiece) * (size_t)c->size);
     if (to >= 0) {
@@ -562,12 +572,13 @@ static inline void comm_combine_(void* sum, const void* x, size_t n, CommType ty
 #undef COMM_COMBINE_
 
 // part i of `in` from every rank goes to rank i, which adds them; out may be our own part of in
-static inline void comm_reduce_part_(Comm* c, const char* in, char* out, const size_t* first, CommType type, CommOp op, const char* name,
-                                     uint64_t count, const char* where) {
+static inline void comm_reduce_part_(Comm* c, const char* in, char* out, const size_t* first, CommType type, CommOp op,
+                                     const char* name, uint64_t count, const char* where) {
     const size_t bytes = comm_type_bytes(type), n_own = first[c->rank + 1] - first[c->rank];
     unsigned char* got = comm_scratch_(c->link, n_own * bytes * (size_t)c->size);
     for (int i = 0; i < c->size; i++) {
-        CommPiece piece = {in + first[i] * bytes, got + (size_t)i * n_own * bytes, (first[i + 1] - first[i]) * bytes, n_own * bytes};
+        CommPiece piece = {in + first[i] * bytes, got + (size_t)i * n_own * bytes, (first[i + 1] - first[i]) * bytes,
+                           n_own * bytes};
         c->piece[i] = piece;
     }
     comm_wait(c, comm_issue_(c, name, type, op, count, where));
@@ -576,7 +587,8 @@ static inline void comm_reduce_part_(Comm* c, const char* in, char* out, const s
 }
 
 // in: n_out elements for each rank
-static inline void comm_reduce_scatter(Comm* c, const void* in, void* out, size_t n_out, CommType type, CommOp op, const char* where) {
+static inline void comm_reduce_scatter(Comm* c, const void* in, void* out, size_t n_out, CommType type, CommOp op,
+                                       const char* where) {
     size_t* first = (size_t*)malloc_check(sizeof(size_t) * ((size_t)c->size + 1), "parts");
     for (int i = 0; i <= c->size; i++) { first[i] = n_out * (size_t)i; }
     comm_reduce_part_(c, (const char*)in, (char*)out, first, type, op, "reduce_scatter", n_out, where);
@@ -586,10 +598,12 @@ static inline void comm_reduce_scatter(Comm* c, const void* in, void* out, size_
 static inline void comm_all_reduce(Comm* c, void* buf, size_t n, CommType type, CommOp op, const char* where) {
     if (c->size == 1) { return; }
     const size_t bytes = comm_type_bytes(type);
-    size_t *first = (size_t*)malloc_check(sizeof(size_t) * (2 * (size_t)c->size + 1), "parts"), *counts = first + c->size + 1;
+    size_t *first = (size_t*)malloc_check(sizeof(size_t) * (2 * (size_t)c->size + 1), "parts"),
+           *counts = first + c->size + 1;
     for (int i = 0; i <= c->size; i++) { first[i] = (size_t)comm_share((int64_t)n, i, c->size); }
     for (int i = 0; i < c->size; i++) { counts[i] = first[i + 1] - first[i]; }
-    comm_reduce_part_(c, (const char*)buf, (char*)buf + first[c->rank] * bytes, first, type, op, "all_reduce", n, where);
+    comm_reduce_part_(c, (const char*)buf, (char*)buf + first[c->rank] * bytes, first, type, op, "all_reduce", n,
+                      where);
     comm_wait(c, comm_all_gather_v(c, buf, counts, type, where));
     free(first);
 }
@@ -612,11 +626,12 @@ static inline Comm* comm_group_(CommLink* l, int number, const int* members, int
     return c;
 }
 
-// The ranks with the same colour become a group, in the order of key, then of rank; all ranks of c call. Its number is one that
-// no rank of c has used: some may have split more often than others.
+// The ranks with the same colour become a group, in the order of key, then of rank; all ranks of c call. Its number is
+// one that no rank of c has used: some may have split more often than others.
 static inline Comm* comm_split(Comm* c, int color, int key, const char* where) {
     typedef struct { int color, key, n_groups; } Choice;
-    Choice mine = {color, key, c->link->n_groups}, *all = (Choice*)malloc_check(sizeof(Choice) * (size_t)c->size, "group of ranks");
+    Choice mine = {color, key, c->link->n_groups},
+           *all = (Choice*)malloc_check(sizeof(Choice) * (size_t)c->size, "group of ranks");
     int *members = (int*)malloc_check(sizeof(int) * (size_t)c->size, "group of ranks"), n = 0, number = 0;
     comm_wait(c, comm_all_gather(c, &mine, all, sizeof mine, DT_U8, where));
     for (int i = 0; i < c->size; i++) {
@@ -641,12 +656,12 @@ static inline void comm_connect_(CommLink* l, const RankPlace* place, double ini
         l->kind = COMM_MPI;
         mpi_open(&l->mpi);
         if (l->mpi.rank != place->rank || l->mpi.size != place->size) {
-            fail_input("%s says rank %d of %d, MPI says rank %d of %d: was this program built with another MPI than mpirun's?",
-                       place->source, place->rank, place->size, l->mpi.rank, l->mpi.size);
+            fail_input("%s says rank %d of %d, MPI says rank %d of %d: was this program built with another MPI than "
+                       "mpirun's?", place->source, place->rank, place->size, l->mpi.rank, l->mpi.size);
         }
 #else
-        fail_input("started as rank %d of %d by %s, but this build has no MPI: make MPI=1, or say where rank 0 listens by MASTER_ADDR "
-                   "and MASTER_PORT", place->rank, place->size, place->source);
+        fail_input("started as rank %d of %d by %s, but this build has no MPI: make MPI=1, or say where rank 0 listens "
+                   "by MASTER_ADDR and MASTER_PORT", place->rank, place->size, place->source);
 #endif
     }
     if (l->kind == COMM_TCP) { tcp_open(&l->tcp, place, init_timeout); }

@@ -1,18 +1,19 @@
 /*
-Ranks whose arenas lie on GPUs: bytes of device memory from each rank to each, by NCCL. The world of comm.h stays beside it: by
-it the ranks meet, exchange what the host knows, and notice that one is gone. Sums are made by our own kernels, so that results
-do not depend on NCCL's algorithms; only ncclSend and ncclRecv are used.
+Ranks whose arenas lie on GPUs: bytes of device memory from each rank to each, by NCCL. The world of comm.h stays beside
+it: by it the ranks meet, exchange what the host knows, and notice that one is gone. Sums are made by our own kernels,
+so that results do not depend on NCCL's algorithms; only ncclSend and ncclRecv are used.
     comm_device_open      all ranks call, once, after device_init; what it opens serves the world and all groups
-    comm_exchange_device  like comm_exchange, for device memory. It begins when the ops before it are done, beside those after
-                          it, on a stream of its own; its buffers belong to it until
+    comm_exchange_device  like comm_exchange, for device memory. It begins when the ops before it are done, beside those
+                          after it, on a stream of its own; its buffers belong to it until
     comm_wait_device      ops after this one begin when the exchange is done. The host does not wait
     comm_sync_device      the host waits for all ops and exchanges, and stops like a call of comm.h if a rank is gone
 A build without CUDA has the same calls; device memory is memory there, and the exchange is comm_exchange.
-Errors: as in comm.h. A rank that stops aborts NCCL, else the process could wait in it for ever; so do the others when they hear
-        of it. NCCL's own errors end the run with its text. --comm-timeout also limits the wait of comm_sync_device: an update
-        must be shorter.
-Order:  a rank's exchanges are done one after the other, whatever their groups: so all ranks begin those of several groups in one
-        order (first the rows of a grid, then its columns), or they wait for each other.
+Errors: as in comm.h. A rank that stops aborts NCCL, else the process could wait in it for ever; so do the others when
+they hear
+        of it. NCCL's own errors end the run with its text. --comm-timeout also limits the wait of comm_sync_device: an
+        update must be shorter.
+Order:  a rank's exchanges are done one after the other, whatever their groups: so all ranks begin those of several
+        groups in one order (first the rows of a grid, then its columns), or they wait for each other.
 Cost:   one grouped call; 2 events. Bytes are counted as comm.h counts them.
 Source: docs.nvidia.com NCCL user guide: point-to-point calls, non-blocking communicators; spec/parallel.md 10.2, 11, 12
 */
@@ -92,7 +93,9 @@ static inline void comm_device_open(Comm* c) {
     memset(nccl, 0, sizeof *nccl);
     cudaCheck(cudaStreamCreateWithFlags(&nccl->stream, cudaStreamNonBlocking));
     cudaCheck(cudaEventCreateWithFlags(&nccl->ready, cudaEventDisableTiming));
-    for (int i = 0; i < NCCL_EVENTS; i++) { cudaCheck(cudaEventCreateWithFlags(&nccl->done[i], cudaEventDisableTiming)); }
+    for (int i = 0; i < NCCL_EVENTS; i++) {
+        cudaCheck(cudaEventCreateWithFlags(&nccl->done[i], cudaEventDisableTiming));
+    }
     ncclResult_t result = c->rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
     if (result != ncclSuccess) { fail_run("NCCL: no id for the ranks: %s", ncclGetErrorString(result)); }
     comm_wait(c, comm_broadcast(c, &id, sizeof id, DT_U8, 0, HERE));
@@ -158,8 +161,8 @@ static inline void comm_sync_device(Comm* c, const Device* dev, const char* wher
         }
         comm_watch(c, where);
         if (seconds_now(CLOCK_MONOTONIC) - begun > c->link->timeout) {
-            fail_run("rank %d: %s: the GPU has not finished for %.0f s (--comm-timeout): a rank is stuck", c->link->rank, where,
-                     c->link->timeout);
+            fail_run("rank %d: %s: the GPU has not finished for %.0f s (--comm-timeout): a rank is stuck",
+                     c->link->rank, where, c->link->timeout);
         }
         usleep(20);
     }

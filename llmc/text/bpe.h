@@ -6,8 +6,10 @@ pair with the lowest rank is merged first, the leftmost of equals; until no neig
     bpe_merge  ids[0..n) in place, returns how many are left
 Short words: the ranks of all neighbours stand in an array that is searched for the smallest each time, 16 at once.
 Long words:  a heap of (rank, position) and a doubly linked list; an entry whose pair has changed since is passed over.
-Cost:   n^2 / 16 for n <= BPE_SHORT, n log n beyond, 28 bytes per symbol: ten million times the same letter is no attack.
-Cache:  a word of at most 15 bytes and its at most 11 ids fill one cache line; the place is given by the word's hash, and
+Cost:   n^2 / 16 for n <= BPE_SHORT, n log n beyond, 28 bytes per symbol: ten million times the same letter is no
+        attack.
+Cache:  a word of at most 15 bytes and its at most 11 ids fill one cache line; the place is given by the word's hash,
+        and
 the newer word wins. The answer never depends on it.
 Source: Sennrich et al. 2016, arXiv:1508.07909; the order of merges is that of Hugging Face tokenizers.
 */
@@ -90,15 +92,15 @@ static inline uint64_t bpe_find_(const BpeTable* t, int32_t left, int32_t right)
 // ---- short words ----
 
 // look the pair up that begins at i
-static inline void bpe_set_pair_(const BpeTable* t, const int32_t* ids, const uint8_t* next, size_t n, size_t i, uint32_t* keys,
-                                 int32_t* merged) {
+static inline void bpe_set_pair_(const BpeTable* t, const int32_t* ids, const uint8_t* next, size_t n, size_t i,
+                                 uint32_t* keys, int32_t* merged) {
     uint64_t found = next[i] < n ? bpe_find_(t, ids[i], ids[next[i]]) : BPE_NO_MERGE;
     keys[i] = found == BPE_NO_MERGE ? UINT32_MAX : (uint32_t)(found >> 32) * BPE_SHORT + (uint32_t)i;
     merged[i] = (int32_t)(uint32_t)found;
 }
 
-// Nothing is moved while merging: links lead from neighbour to neighbour. A key is rank * BPE_SHORT + position, so that the
-// smallest key names the pair to merge.
+// Nothing is moved while merging: links lead from neighbour to neighbour. A key is rank * BPE_SHORT + position, so that
+// the smallest key names the pair to merge.
 static inline size_t bpe_merge_short_(const BpeTable* t, int32_t* ids, size_t n) {
     uint32_t keys[BPE_SHORT];      // of the pair that begins at i; UINT32_MAX: it has no merge, or i was swallowed
     int32_t merged[BPE_SHORT];     // what that pair becomes
@@ -230,7 +232,8 @@ static inline void bpe_work_free(BpeWork* w) {
     memset(w, 0, sizeof *w);
 }
 
-// Where a word of 1..15 bytes is, or will be, kept; key becomes its first 16 bytes. n_readable bytes may be read at `word`.
+// Where a word of 1..15 bytes is, or will be, kept; key becomes its first 16 bytes. n_readable bytes may be read at
+// `word`.
 static inline BpeCacheLine* bpe_cache_line(const BpeWork* w, const unsigned char* word, size_t n, size_t n_readable,
                                            uint64_t key[2]) {
     if (n_readable >= 16) {  // two loads, then zeros over what follows the word

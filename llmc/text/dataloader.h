@@ -5,7 +5,8 @@ TokenData is one split: token shards or examples mapped from disk, or text turne
     a file that ends in .safetensors or begins as one: examples, rows with targets of their own (examples.h)
     any other file: text in UTF-8, one document
     a pattern (*, ?, []): the files it matches, names in byte order, all of one kind
-    a folder, walked as filelist.h says: text, unless every file found in it ends in .bin (shards) or .safetensors (examples)
+    a folder, walked as filelist.h says: text, unless every file found in it ends in .bin (shards) or .safetensors
+    (examples)
 In a folder, empty files and binary ones (a NUL or invalid UTF-8 in the first 64 KiB) are passed over.
 Each document is preceded by end of text. Named directly, a binary or empty file and JSON Lines (.jsonl) are refused.
 tokens_open_numbers reads a file of decimal numbers (numbers.h), or all with one extension of a folder, each a shard.
@@ -15,19 +16,22 @@ tokens_open_numbers reads a file of decimal numbers (numbers.h), or all with one
     8        4       number of tokens n
     12       1012    0
     1024     2n, 4n  tokens; the file ends with the last
-Tokens of text take 2 bytes each, or 4 where the tokenizer has more than 65536 of them; those of numbers 2 where all fit.
+Tokens of text take 2 bytes each, or 4 where the tokenizer has more than 65536 of them; those of numbers 2 where all
+fit.
 Opening reads every token once and finds vocab_size_needed, so that an id outside the model is refused before step one.
-DataLoader cuts rows of T inputs and T targets (the inputs shifted by one): row r is the tokens r*T .. r*T+T of a shard, the
-next row begins with the last target (stride T), or with the token after it (stride T+1). An example is a row as it is.
+DataLoader cuts rows of T inputs and T targets (the inputs shifted by one): row r is the tokens r*T .. r*T+T of a shard,
+the next row begins with the last target (stride T), or with the token after it (stride T+1). An example is a row as it
+is.
 Rows never cross a shard; they do cross documents (documents.h). Which row has which index:
     ORDER_FILE      as they lie in the files
     ORDER_ROWS      permute_index(key, epoch, index in the epoch, rows): another order in each epoch
     ORDER_SHARDS    shards in the order permute_index(key, epoch, place, shards), rows of a shard as they lie in it
-    ORDER_STREAMS   n_streams rows side by side, for a state that is carried from row to row: the rows are cut into n_streams
-                    contiguous parts, and index i is row i / n_streams of part i % n_streams; rows that remain are left out
+    ORDER_STREAMS   n_streams rows side by side, for a state that is carried from row to row: the rows are cut into
+                    n_streams contiguous parts, and index i is row i / n_streams of part i % n_streams; rows that remain
+                    are left out
 a pure function of (key, index): any rank of any number of ranks can ask for any row, and resuming needs only the index.
-Cost:   opening is one pass at the speed of memory or disk; a row is O(T + shards), with ORDER_SHARDS one permute_index for each
-        shard before it: 5 us a row with 30 shards, 50 us with 3000; no array of row numbers exists.
+Cost:   opening is one pass at the speed of memory or disk; a row is O(T + shards), with ORDER_SHARDS one permute_index
+        for each shard before it: 5 us a row with 30 shards, 50 us with 3000; no array of row numbers exists.
         prefetch.h has rows read from disk while something else is computed.
 Errors: fail_input for all that a file, folder or option can get wrong; fail_run when a shard changes while in use.
 Source: shard formats of karpathy/llm.c; cycle walking: Black & Rogaway 2002, Ciphers with Arbitrary Finite Domains.
@@ -67,7 +71,7 @@ typedef struct {
     void* text;             // tokens of text, token_bytes each, or NULL
     int64_t text_capacity;  // tokens for which there is room
     void* numbers;          // tokens of numbers, token_bytes each, or NULL
-    FileList number_files;  // whose names the shards show
+    FileList number_files;  // the shards show its names
     int64_t n_bytes_read, n_bytes_total;  // of the files, while opening: for the progress bar
 } TokenData;
 
@@ -182,7 +186,8 @@ static inline void tokens_open_examples_(TokenData* d, const MappedFile* file) {
     tokens_keep_file_(d, file);
     if (!examples_parse(&e, file->bytes, file->n_bytes, &error)) { fail_input("%s: %s", file->path, error.text); }
     if (d->examples_T > 0 && d->examples_T != e.T) {
-        fail_input("%s: expected rows of %d positions as in %s, found %d", file->path, d->examples_T, d->shards[0].path, e.T);
+        fail_input("%s: expected rows of %d positions as in %s, found %d", file->path, d->examples_T, d->shards[0].path,
+                   e.T);
     }
     TokenShard shard = {file->path, e.inputs, e.n * e.T, 1, e.targets};
     tokens_add_shard_(d, &shard);
@@ -208,8 +213,8 @@ static inline int tokens_check_text_(const unsigned char* bytes, size_t n_bytes,
         if (!is_text && other) { return error_set(error, "expected text, found %s", other); }
         if (!is_text) {
             return error_set(error,
-                             "expected UTF-8 text, found byte 0x%02x at offset %zu: binary, or text in another encoding (convert "
-                             "it with iconv)", bytes[at], at);
+                             "expected UTF-8 text, found byte 0x%02x at offset %zu: binary, or text in another "
+                             "encoding (convert it with iconv)", bytes[at], at);
         }
         at += (size_t)length;
     }
@@ -260,8 +265,8 @@ static inline void tokens_open_text_(TokenData* d, const MappedFile* file, const
     ErrorText error;
     assert(tokenizer);
     if (!in_folder && tokens_is_json_lines_(file->path, file->bytes, file->n_bytes)) {
-        fail_input("%s: expected text or a token shard, found JSON Lines: write each text into a file of its own, or all into "
-                   "token shards (doc/data.md)", file->path);
+        fail_input("%s: expected text or a token shard, found JSON Lines: write each text into a file of its own, or "
+                   "all into token shards (doc/data.md)", file->path);
     }
     if (tokens_check_text_(file->bytes, file->n_bytes, &error)) {
         if (tokenizer->eot < 0) {
@@ -276,7 +281,8 @@ static inline void tokens_open_text_(TokenData* d, const MappedFile* file, const
 }
 
 static inline void tokens_finish_text_(TokenData* d) {
-    d->text = realloc_check(d->text, (size_t)d->n_tokens * (size_t)d->token_bytes, "tokens of the text");  // no spare room
+    // no spare room
+    d->text = realloc_check(d->text, (size_t)d->n_tokens * (size_t)d->token_bytes, "tokens of the text");
     d->text_capacity = d->n_tokens;
     TokenShard shard = {d->path, d->text, d->n_tokens, 0, NULL};
     tokens_add_shard_(d, &shard);
@@ -383,20 +389,25 @@ static inline void tokens_open(TokenData* d, const char* path, const Tokenizer* 
             file_unmap(&file);
             continue;
         }
-        if (kind == SHARD_FILE) { tokens_open_shard_(d, &file); } else { tokens_open_examples_(d, &file); }  // which keep the mapping
+        // the shards keep the mapping
+        if (kind == SHARD_FILE) { tokens_open_shard_(d, &file); } else { tokens_open_examples_(d, &file); }
         progress("reading tokens", d->n_bytes_read, d->n_bytes_total);
     }
     progress("", d->n_bytes_total, d->n_bytes_total);
     if (d->n_documents > 0) { tokens_finish_text_(d); }
     if (d->n_shards == 0) {
-        if (list.n == 0) { fail_input("%s: expected text or token shards, found a folder without a file that counts (doc/data.md)", path); }
-        fail_input("%s: expected text or token shards, found %d file%s, all empty or binary", path, list.n, list.n > 1 ? "s" : "");
+        if (list.n == 0) {
+            fail_input("%s: expected text or token shards, found a folder without a file that counts (doc/data.md)",
+                       path);
+        }
+        fail_input("%s: expected text or token shards, found %d file%s, all empty or binary", path, list.n,
+                   list.n > 1 ? "s" : "");
     }
     file_list_free(&list);
 }
 
-// Token ids as decimal numbers: one file, or with an extension ("txt") all files of a folder that have it, in byte order, each a
-// shard. Files that begin as token shards are opened as such.
+// Token ids as decimal numbers: one file, or with an extension ("txt") all files of a folder that have it, in byte
+// order, each a shard. Files that begin as token shards are opened as such.
 static inline void tokens_open_numbers(TokenData* d, const char* path, const char* extension) {
     Numbers numbers;
     TokenFileKind first = TEXT_FILE;
@@ -487,8 +498,9 @@ static inline void tokens_check_classes(const TokenData* d, int n_classes, const
         int64_t at = 0;
         while (at < s->n_tokens && examples_id_(s->targets, at) < n_classes) { at++; }
         if (at < s->n_tokens) {
-            fail_input("%s: expected targets below %d, the classes of %s, found %d at position %lld of example %lld", s->path,
-                       n_classes, what, examples_id_(s->targets, at), (long long)(at % d->examples_T), (long long)(at / d->examples_T));
+            fail_input("%s: expected targets below %d, the classes of %s, found %d at position %lld of example %lld",
+                       s->path, n_classes, what, examples_id_(s->targets, at), (long long)(at % d->examples_T),
+                       (long long)(at / d->examples_T));
         }
     }
 }
@@ -509,7 +521,8 @@ static inline double tokens_memory(const TokenData* d) {
     return (double)(d->numbers ? d->n_tokens : d->text_capacity) * d->token_bytes;
 }
 
-static inline void tokens_checksum_add_(XXH3_state_t* state, const void* ids, int64_t n_bytes, int64_t* n_done, int64_t n_total) {
+static inline void tokens_checksum_add_(XXH3_state_t* state, const void* ids, int64_t n_bytes, int64_t* n_done,
+                                        int64_t n_total) {
     const int64_t piece = 1 << 26;  // bytes between two looks at the clock
     for (int64_t at = 0; at < n_bytes; at += piece) {
         int64_t n = n_bytes - at < piece ? n_bytes - at : piece;
@@ -518,9 +531,9 @@ static inline void tokens_checksum_add_(XXH3_state_t* state, const void* ids, in
     }
 }
 
-// XXH3 (64 bits, seed 0) of the tokens alone as stored, little-endian, 2 or 4 bytes each, in the order of the shards: no
-// headers, no names, and where one shard ends and the next begins does not matter. Of examples all inputs, then all targets.
-// At the speed of memory.
+// XXH3 (64 bits, seed 0) of the tokens alone as stored, little-endian, 2 or 4 bytes each, in the order of the shards:
+// no headers, no names, and where one shard ends and the next begins does not matter. Of examples all inputs, then all
+// targets. At the speed of memory.
 static inline uint64_t tokens_checksum(const TokenData* d) {
     int64_t n_done = 0, n_total = d->n_tokens * d->token_bytes * (d->examples_T > 0 ? 2 : 1);
     XXH3_state_t* state = XXH3_createState();
@@ -546,15 +559,16 @@ static inline uint64_t permute_mix_(uint64_t x) {
 }
 
 // Where index i of 0..n-1 goes in this epoch: a bijection of [0, n), another for each (key, epoch).
-// A Feistel network of 8 rounds permutes the 4^k numbers of 2k bits, 4^k >= n, at least 2^8; a number that lands at n or
-// beyond is sent through again until it lands below (its cycle does, at the latest at i itself).
+// A Feistel network of 8 rounds permutes the 4^k numbers of 2k bits, 4^k >= n, at least 2^8; a number that lands at n
+// or beyond is sent through again until it lands below (its cycle does, at the latest at i itself).
 // Cost: about 4^k / n walks, below 4 for n > 64.
 static inline int64_t permute_index(uint64_t key, uint64_t epoch, int64_t i, int64_t n) {
     const uint64_t golden = 0x9e3779b97f4a7c15u;  // 2^64 / golden ratio, splitmix64's step
     assert(i >= 0 && i < n);
     int half = 4;  // k
     while (half < 32 && (uint64_t)1 << (2 * half) < (uint64_t)n) { half++; }
-    uint64_t mask = ((uint64_t)1 << half) - 1, epoch_key = permute_mix_(permute_mix_(key + golden) + epoch), x = (uint64_t)i;
+    uint64_t mask = ((uint64_t)1 << half) - 1, epoch_key = permute_mix_(permute_mix_(key + golden) + epoch),
+             x = (uint64_t)i;
     do {
         uint64_t left = x >> half, right = x & mask;
         for (uint64_t round = 1; round <= 8; round++) {
@@ -590,16 +604,20 @@ static inline int64_t dataloader_shard_rows_(const DataLoader* l, const TokenSha
 static inline void dataloader_too_short_(const DataLoader* l) {
     const TokenData* d = l->data;
     int64_t longest = 0;
-    for (int i = 0; i < d->n_shards; i++) { longest = d->shards[i].n_tokens > longest ? d->shards[i].n_tokens : longest; }
+    for (int i = 0; i < d->n_shards; i++) {
+        longest = d->shards[i].n_tokens > longest ? d->shards[i].n_tokens : longest;
+    }
     const char* part = d->text || d->numbers || d->n_files > 0 ? "" : ", the part of --val-fraction";
-    if (d->examples_T > 0) { fail_input("%s%s: no examples are left for it: give more, or another --val-fraction", d->path, part); }
+    if (d->examples_T > 0) {
+        fail_input("%s%s: no examples are left for it: give more, or another --val-fraction", d->path, part);
+    }
     fail_input("%s%s: too short: a row of --seq-len %d needs %lld tokens in one piece, the longest piece has %lld: "
                "give more text or a smaller --seq-len", d->path, part, l->T, (long long)l->T + 1, (long long)longest);
 }
 
 // stride: T or T+1, of examples T. T must be that of examples. n_streams: for ORDER_STREAMS
-static inline void dataloader_init_rows(DataLoader* l, const TokenData* d, int T, int stride, RowOrder order, int n_streams,
-                                        uint64_t key) {
+static inline void dataloader_init_rows(DataLoader* l, const TokenData* d, int T, int stride, RowOrder order,
+                                        int n_streams, uint64_t key) {
     assert(T > 0 && n_streams > 0 && (stride == T || (stride == T + 1 && d->examples_T == 0)));
     if (d->examples_T > 0 && d->examples_T != T) {
         fail_input("%s: expected examples of %d positions, found %d", d->path, T, d->examples_T);
@@ -614,8 +632,8 @@ static inline void dataloader_init_rows(DataLoader* l, const TokenData* d, int T
     for (int i = 0; i < d->n_shards; i++) { l->n_rows += dataloader_shard_rows_(l, &d->shards[i]); }
     if (l->n_rows == 0) { dataloader_too_short_(l); }
     if (l->n_rows < l->n_streams) {
-        fail_input("%s: too short: %d streams side by side need %d rows of --seq-len %d, found %lld: give more text or a "
-                   "smaller --batch-size or --seq-len", d->path, l->n_streams, l->n_streams, T, (long long)l->n_rows);
+        fail_input("%s: too short: %d streams side by side need %d rows of --seq-len %d, found %lld: give more text or "
+                   "a smaller --batch-size or --seq-len", d->path, l->n_streams, l->n_streams, T, (long long)l->n_rows);
     }
     l->n_rows -= l->n_rows % l->n_streams;
 }
@@ -642,7 +660,8 @@ static inline const TokenShard* dataloader_find_(const DataLoader* l, int64_t in
     }
 }
 
-// Does nothing come before row `index`, so that a carried state must be zero? With streams only their first row in each epoch.
+// Does nothing come before row `index`, so that a carried state must be zero? With streams only their first row in each
+// epoch.
 static inline int dataloader_stream_begins(const DataLoader* l, int64_t index) {
     return l->order != ORDER_STREAMS || index % l->n_rows < l->n_streams;
 }
@@ -650,11 +669,13 @@ static inline int dataloader_stream_begins(const DataLoader* l, int64_t index) {
 // every id was seen at the start
 static inline void dataloader_check_(const TokenShard* shard, uint32_t largest, int limit, const char* what) {
     if (largest >= (uint32_t)limit) {
-        fail_run("%s: changed while in use: %s %u after a check that found ids below %d", shard->path, what, largest, limit);
+        fail_run("%s: changed while in use: %s %u after a check that found ids below %d", shard->path, what, largest,
+                 limit);
     }
 }
 
-static inline void dataloader_example_(const DataLoader* l, const TokenShard* shard, int64_t first, int* inputs, int* targets) {
+static inline void dataloader_example_(const DataLoader* l, const TokenShard* shard, int64_t first, int* inputs,
+                                       int* targets) {
     uint32_t largest_input = 0, largest_target = 0;
     memcpy(inputs, (const char*)shard->tokens + 4 * first, sizeof(int) * (size_t)l->T);
     memcpy(targets, (const char*)shard->targets + 4 * first, sizeof(int) * (size_t)l->T);
@@ -692,8 +713,8 @@ static inline void dataloader_batch(const DataLoader* l, int64_t first, int B, i
     for (int b = 0; b < B; b++) { dataloader_row(l, first + b, inputs + (size_t)b * l->T, targets + (size_t)b * l->T); }
 }
 
-// Targets in rows first..first+n_rows-1 that count, those of examples that are not negative: so that every rank knows the
-// divisor of an update. O(1) for tokens, else O(n_rows * T).
+// Targets in rows first..first+n_rows-1 that count, those of examples that are not negative: so that every rank knows
+// the divisor of an update. O(1) for tokens, else O(n_rows * T).
 static inline int64_t dataloader_counted(const DataLoader* l, int64_t first, int64_t n_rows) {
     int64_t n_counted = 0, begin;
     if (l->data->examples_T == 0) { return n_rows * l->T; }
@@ -715,8 +736,8 @@ static inline PageRange dataloader_page_range_(const char* begin, size_t n_bytes
     return pages;
 }
 
-// The pages of row `index`, and of its targets if it is an example; returns how many ranges, 0 for text and numbers, which are
-// in memory. A mapping begins and ends with a page, so these lie in it.
+// The pages of row `index`, and of its targets if it is an example; returns how many ranges, 0 for text and numbers,
+// which are in memory. A mapping begins and ends with a page, so these lie in it.
 static inline int dataloader_pages_(const DataLoader* l, int64_t index, size_t page, PageRange pages[2]) {
     int64_t first;
     const TokenShard* shard = dataloader_find_(l, index, &first);
@@ -729,8 +750,8 @@ static inline int dataloader_pages_(const DataLoader* l, int64_t index, size_t p
     return 2;
 }
 
-// For prefetch.h: rows first..first+B-1 are read from disk now, and nobody waits. About a microsecond a row when all is in
-// memory. It is a wish: nothing depends on it.
+// For prefetch.h: rows first..first+B-1 are read from disk now, and nobody waits. About a microsecond a row when all is
+// in memory. It is a wish: nothing depends on it.
 static inline void dataloader_ask_pages_(const DataLoader* l, int64_t first, int B) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     for (int b = 0; b < B; b++) {
@@ -739,7 +760,4 @@ static inline void dataloader_ask_pages_(const DataLoader* l, int64_t first, int
         for (int i = 0; i < n; i++) { madvise(pages[i].begin, pages[i].n_bytes, MADV_WILLNEED); }
     }
 }
-
-// until the GPT-2 trainers take their batches from prefetch.h
-static inline void dataloader_prefetch(const DataLoader* l, int64_t first, int B) { dataloader_ask_pages_(l, first, B); }
 #endif  // LLMC_DATALOADER_H

@@ -1,8 +1,8 @@
 /*
 The files behind a path as a user gives it: a file, a pattern (*, ?, []) or a folder.
 A pattern gives the files it matches, in byte order of their paths. A folder is walked depth first, names in byte order.
-Left out are hidden files and folders, symbolic links, folders named build, runs, __pycache__, node_modules or .venv, and
-what a .gitignore says, in the folder or in one inside it (those above the folder are not looked for):
+Left out are hidden files and folders, symbolic links, folders named build, runs, __pycache__, node_modules or .venv,
+and what a .gitignore says, in the folder or in one inside it (those above the folder are not looked for):
     # comment       blank lines and lines with # are skipped, as are spaces at the end of a line
     name  *.log     files and folders of that name, wherever they are below; *, ? and [] as in a shell (fnmatch)
     name/           folders only
@@ -126,7 +126,9 @@ static inline int ignore_says_(const IgnoreFile* f, const char* path, int is_fol
 
 // ---- folders, patterns, files ----
 
-static inline int file_list_compare_paths_(const void* a, const void* b) { return strcmp(*(char* const*)a, *(char* const*)b); }
+static inline int file_list_compare_paths_(const void* a, const void* b) {
+    return strcmp(*(char* const*)a, *(char* const*)b);
+}
 
 static inline int file_list_compare_(const struct dirent** a, const struct dirent** b) {
     return strcmp((*a)->d_name, (*b)->d_name);
@@ -153,7 +155,8 @@ static inline void file_list_walk_(FileList* list, const char* folder, const Ign
         sprintf(path, "%s/%s", folder, name);
         if (name[0] != '.') {  // hidden, and the folder itself and the one above it
             if (lstat(path, &status) != 0) { fail_input("%s: cannot be examined: %s", path, strerror(errno)); }
-            int is_file = S_ISREG(status.st_mode), is_folder = S_ISDIR(status.st_mode) && !file_list_is_build_folder_(name);
+            int is_file = S_ISREG(status.st_mode),
+                is_folder = S_ISDIR(status.st_mode) && !file_list_is_build_folder_(name);
             if (is_file && !ignore_says_(&ignore, path, 0)) { file_list_add_(list, path); }
             if (is_folder && !ignore_says_(&ignore, path, 1)) { file_list_walk_(list, path, &ignore); }
         }

@@ -1,19 +1,20 @@
 /*
 Batches in the order in which training asks for them, made ahead by threads or when they are asked for.
     prefetch_start(p, rows, B, n_workers, n_ahead, n_kept, first_row, context)
-    prefetch_batch(p, k, &inputs, &targets)   micro-batch number k: the rows first_row(context, k) .. + B-1, as (B, T) each;
-                                              they stay until the n_kept-th call after this one
+    prefetch_batch(p, k, &inputs, &targets)   micro-batch number k: the rows first_row(context, k) .. + B-1, as (B, T)
+                                              each; they stay until the n_kept-th call after this one
     prefetch_stop(p)
-Workers fill a ring of slots. One takes the next free number, fills its slot and goes on, never more than n_ahead - 1 beyond the
-batch that was asked for last. What is in a batch depends on k alone: not on the number of workers, on who is faster, nor on
-what was asked for before. Asking for k+1 after k, or for k again, is what the ring is for; any other number (a step that is
-computed twice, a run that goes back) empties it and begins there. With 0 workers prefetch_batch makes the batch itself, and
-has the pages of the next one read from disk meanwhile.
-n_kept: 1 where a batch has been used when the next is asked for; a GPU that fetches it by itself may lag behind by all batches
-of an update. The slots are memory of device_pinned.
-first_row is called ahead of the run, also beyond its last step, and by the workers: it is a pure function of k, whose context
-does not change.
-Errors: a worker that fails (a shard that changes while in use) says why and stands still, as background.h's jobs do; the main
+Workers fill a ring of slots. One takes the next free number, fills its slot and goes on, never more than n_ahead - 1
+beyond the batch that was asked for last. What is in a batch depends on k alone: not on the number of workers, on who is
+faster, nor on what was asked for before. Asking for k+1 after k, or for k again, is what the ring is for; any other
+number (a step that is computed twice, a run that goes back) empties it and begins there. With 0 workers prefetch_batch
+makes the batch itself, and has the pages of the next one read from disk meanwhile.
+n_kept: 1 where a batch has been used when the next is asked for; a GPU that fetches it by itself may lag behind by all
+batches of an update. The slots are memory of device_pinned.
+first_row is called ahead of the run, also beyond its last step, and by the workers: it is a pure function of k, whose
+context does not change.
+Errors: a worker that fails (a shard that changes while in use) says why and stands still, as background.h's jobs do;
+the main
         thread ends the process in prefetch_batch or in fail_check. A process that ends does not wait for the workers.
 Memory: prefetch_bytes: slots * 2 * B * T * 4 bytes, slots = n_ahead + n_kept - 1; n_kept with 0 workers.
 */
@@ -82,7 +83,7 @@ static inline void prefetch_threads_(Prefetch* p) {
     sigset_t others, before;
     sigfillset(&others);
     sigdelset(&others, SIGBUS);
-    pthread_sigmask(SIG_SETMASK, &others, &before);  // which the new threads inherit
+    pthread_sigmask(SIG_SETMASK, &others, &before);  // the new threads inherit the mask
     for (int i = 0; i < p->n_workers; i++) {
         int error = pthread_create(&p->threads[i], NULL, prefetch_worker_, p);
         if (error) { fail_run("--prefetch-workers: thread %d of %d: %s", i + 1, p->n_workers, strerror(error)); }
@@ -90,7 +91,9 @@ static inline void prefetch_threads_(Prefetch* p) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-static inline int prefetch_slots_(int n_workers, int n_ahead, int n_kept) { return (n_workers > 0 ? n_ahead : 1) + n_kept - 1; }
+static inline int prefetch_slots_(int n_workers, int n_ahead, int n_kept) {
+    return (n_workers > 0 ? n_ahead : 1) + n_kept - 1;
+}
 
 static inline double prefetch_bytes(int n_workers, int n_ahead, int n_kept, int B, int T) {
     return 8.0 * prefetch_slots_(n_workers, n_ahead, n_kept) * B * T;
@@ -118,15 +121,15 @@ static inline void prefetch_start(Prefetch* p, const DataLoader* rows, int B, in
     prefetch_threads_(p);
 }
 
-// until no worker writes to a slot, or one has failed; the lock is held
+// returns when no worker writes to a slot, or one has failed; the lock is held
 static inline void prefetch_pause_(Prefetch* p) {
     Failure* f = failure_();
     p->paused = 1;
     while (p->n_busy > 0 && !f->job_failed) { pthread_cond_wait(&f->job_ended, &f->lock); }
 }
 
-// Batch k and those after it are wanted; the lock is held. A ring that begins anew does so behind the slot of the batch that was
-// asked for last, so that this one and those before it stay.
+// Batch k and those after it are wanted; the lock is held. A ring that begins anew does so behind the slot of the batch
+// that was asked for last, so that this one and those before it stay.
 static inline void prefetch_ask_(Prefetch* p, int64_t k) {
     if (p->asked < 0 || (k != p->asked && k != p->asked + 1)) {
         prefetch_pause_(p);

@@ -7,11 +7,13 @@ Where a text is cut into words before byte-pair encoding works on each of them.
 A matcher is given valid UTF-8 and the place where a word begins, and returns where it ends. At every place one of the
 alternatives matches, so words cover the text. In the expressions the alternatives are tried in their order:
     GPT-2   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-    Qwen2   (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+    Qwen2   (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|
+            ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
     Qwen3.5 the same with [\p{L}\p{M}] for letters: a combining mark belongs to its letter
     Llama 3 the same as Qwen2 with \p{N}{1,3}
-Other expressions: PCRE2 understands them, but \s, \S are rewritten (its \s has U+180E, Oniguruma's, which the files were
-made with, has not), and what means something else to the two is refused. Letters newer than the installed PCRE2 (10.42:
+Other expressions: PCRE2 understands them, but \s, \S are rewritten (its \s has U+180E, Oniguruma's, which the files
+were made with, has not), and what means something else to the two is refused. Letters newer than the installed PCRE2
+(10.42:
 Unicode 14) are no letters to it.
 Cost:   every character is looked at three times at most. About 300 MB/s of English.
 */
@@ -32,8 +34,11 @@ static inline int word_flags_at_(const Unicode* u, const unsigned char* s, size_
 }
 
 // the end of a run of characters, at most `most`, that have one of the flags
-static inline size_t word_run_end_(const Unicode* u, const unsigned char* s, size_t n, size_t at, int flags, size_t most) {
-    for (int length; most > 0 && at < n && (word_flags_at_(u, s, at, &length) & flags); most--) { at += (size_t)length; }
+static inline size_t word_run_end_(const Unicode* u, const unsigned char* s, size_t n, size_t at, int flags,
+                                   size_t most) {
+    for (int length; most > 0 && at < n && (word_flags_at_(u, s, at, &length) & flags); most--) {
+        at += (size_t)length;
+    }
     return at;
 }
 
@@ -43,8 +48,8 @@ static inline size_t word_run_end_without_(const Unicode* u, const unsigned char
     return at;
 }
 
-// White space from `at`, without the line breaks in it: \s+(?!\S)|\s+. All of it at the end of the text; otherwise its last
-// character is left for the word that follows, unless it is the only one.
+// White space from `at`, without the line breaks in it: \s+(?!\S)|\s+. All of it at the end of the text; otherwise its
+// last character is left for the word that follows, unless it is the only one.
 static inline size_t word_space_end_(const Unicode* u, const unsigned char* s, size_t n, size_t at) {
     size_t end = word_run_end_(u, s, n, at, UNICODE_SPACE, SIZE_MAX);
     if (end == n) { return n; }
@@ -102,8 +107,8 @@ static inline size_t word_end_chat(const Unicode* u, const unsigned char* s, siz
 
 // ---- other expressions ----
 
-// The length of what follows a backslash, if it means the same in both dialects, else 0. Of \p only general categories do:
-// PCRE2 takes the name of a script for its script extensions. \s and \S are rewritten.
+// The length of what follows a backslash, if it means the same in both dialects, else 0. Of \p only general categories
+// do: PCRE2 takes the name of a script for its script extensions. \s and \S are rewritten.
 static inline size_t regex_escape_length_(const char* c) {
     if (*c == 'p' || *c == 'P') {  // p{L}, p{Lu}
         size_t n = c[1] == '{' && c[2] && strchr("LMNPSZC", c[2]) ? 3 + (size_t)(islower((unsigned char)c[3]) != 0) : 0;
@@ -126,16 +131,19 @@ static inline const char* regex_refused_(const char* c, int in_class) {
 // Oniguruma's expression in PCRE2's words, so that both mean the same; 0 with the reason for what is not known to
 static inline int regex_translate_(ByteBuffer* out, const char* regex, ErrorText* error) {
     // White_Space; the list also inside a class
-    const char *spaces = "\\x{9}-\\x{d} \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
-    const char *others = "\\x{0}-\\x{8}\\x{e}-\\x{1f}!-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}"
-                         "\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}";
+    const char* spaces =
+        "\\x{9}-\\x{d} \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
+    const char* others =
+        "\\x{0}-\\x{8}\\x{e}-\\x{1f}!-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}"
+        "\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}";
     const char* class_starts = NULL;  // the first character of the class we are in
     for (const char* c = regex; *c;) {
         int in_class = class_starts != NULL;
         size_t length = *c == '\\' ? 1 + regex_escape_length_(c + 1) : 1;
         const char* refused = regex_refused_(c, in_class);
         if (refused) {
-            return error_set(error, "regex: %s at offset %d is not implemented: %.200s", refused, (int)(c - regex), regex);
+            return error_set(error, "regex: %s at offset %d is not implemented: %.200s", refused, (int)(c - regex),
+                             regex);
         }
         if (length == 2 && (c[1] == 's' || c[1] == 'S')) {
             const char* list = c[1] == 's' ? spaces : others;
@@ -217,13 +225,14 @@ static inline int splitter_parse_(Splitter* splitter, const char* regex, ErrorTe
     return splitter_compile_(splitter, regex, error);
 }
 
-// The end of the word, or of the gap between two matches, that begins at `at`. *match_end remembers a match found behind a
-// gap: start with 0.
-static inline size_t regex_word_end_(const Splitter* splitter, pcre2_match_data* found, const unsigned char* s, size_t n,
-                                     size_t at, size_t* match_end) {
+// The end of the word, or of the gap between two matches, that begins at `at`. *match_end remembers a match found
+// behind a gap: start with 0.
+static inline size_t regex_word_end_(const Splitter* splitter, pcre2_match_data* found, const unsigned char* s,
+                                     size_t n, size_t at, size_t* match_end) {
     if (*match_end > at) { return *match_end; }
     int status = pcre2_match(splitter->regex, s, n, at, PCRE2_NO_UTF_CHECK, found, NULL);
-    if (status == PCRE2_ERROR_JIT_STACKLIMIT) {  // 32 KiB, for a group that repeats; the interpreter takes memory from the heap
+    // 32 KiB, for a group that repeats; the interpreter takes memory from the heap
+    if (status == PCRE2_ERROR_JIT_STACKLIMIT) {
         status = pcre2_match(splitter->regex, s, n, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, found, NULL);
     }
     if (status == PCRE2_ERROR_NOMATCH) { return n; }
@@ -234,8 +243,8 @@ static inline size_t regex_word_end_(const Splitter* splitter, pcre2_match_data*
 }
 
 // where the word that begins at `at` < n ends
-static inline size_t word_end(const Splitter* splitter, const Unicode* u, pcre2_match_data* found, const unsigned char* s,
-                              size_t n, size_t at, size_t* match_end) {
+static inline size_t word_end(const Splitter* splitter, const Unicode* u, pcre2_match_data* found,
+                              const unsigned char* s, size_t n, size_t at, size_t* match_end) {
     if (splitter->kind == SPLIT_GPT2) { return word_end_gpt2(u, s, n, at); }
     if (splitter->kind == SPLIT_CHAT) { return word_end_chat(u, s, n, at, splitter->letter, splitter->n_digits); }
     return regex_word_end_(splitter, found, s, n, at, match_end);

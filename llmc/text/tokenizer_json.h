@@ -1,15 +1,17 @@
 /*
-Reads a tokenizer.json of Hugging Face tokenizers into a TokenizerPipeline (tokenizer_pipeline.h has what each part does).
+Reads a tokenizer.json of Hugging Face tokenizers into a TokenizerPipeline (tokenizer_pipeline.h has what each part
+does).
     normalizer      null, NFC, Prepend, Replace {String}, a Sequence of them
     pre_tokenizer   null, Split {Regex, Isolated}, ByteLevel, Metaspace, a Sequence
     model           BPE: vocab, merges ("a b" or [a, b]), byte_fallback, unk_token, fuse_unk, ignore_merges
     added_tokens    with single_word, lstrip, rstrip, normalized, special
     post_processor  null, ByteLevel (does nothing to ids), TemplateProcessing, a Sequence
     decoder         null, ByteLevel, or Replace, ByteFallback, Fuse, Strip in this order
-truncation and padding are not applied: a text is never cut or filled up; `left_out` names them, for a warning. Whatever else
-a file asks for is refused, for other ids would go unnoticed.
-Errors: pipeline_parse_ returns 0 with one line; it never exits because of the file, and allocates no more than about 100
-times its size, so ids must be below the number of the file's bytes. JSON: UTF-8, no key twice, no \u0000, at most 2048 deep.
+truncation and padding are not applied: a text is never cut or filled up; `left_out` names them, for a warning. Whatever
+else a file asks for is refused, for other ids would go unnoticed.
+Errors: pipeline_parse_ returns 0 with one line; it never exits because of the file, and allocates no more than about
+100 times its size, so ids must be below the number of the file's bytes. JSON: UTF-8, no key twice, no \u0000, at most
+2048 deep.
 Source: huggingface/tokenizers 0.23, the serialization.rs of each part.
 */
 #ifndef LLMC_TOKENIZER_JSON_H
@@ -36,8 +38,8 @@ static inline const char* pipeline_json_kind_(const json_t* value) {
 }
 
 // object[key] as a text; null or missing: `missing`, where that is NULL an error
-static inline int pipeline_json_text_(TokenizerReader* r, const char* where, const json_t* object, const char* key, const char** text,
-                                      const char* missing) {
+static inline int pipeline_json_text_(TokenizerReader* r, const char* where, const json_t* object, const char* key,
+                                      const char** text, const char* missing) {
     const json_t* value = json_object_get(object, key);
     *text = json_is_string(value) ? json_string_value(value) : missing;
     if (json_is_string(value) || ((!value || json_is_null(value)) && missing)) { return 1; }
@@ -45,23 +47,27 @@ static inline int pipeline_json_text_(TokenizerReader* r, const char* where, con
 }
 
 // object[key] as true or false; null or missing: `missing`, where that is -1 an error
-static inline int pipeline_json_bool_(TokenizerReader* r, const char* where, const json_t* object, const char* key, int* flag, int missing) {
+static inline int pipeline_json_bool_(TokenizerReader* r, const char* where, const json_t* object, const char* key,
+                                      int* flag, int missing) {
     const json_t* value = json_object_get(object, key);
     *flag = json_is_boolean(value) ? json_is_true(value) : missing;
     if (json_is_boolean(value) || ((!value || json_is_null(value)) && missing >= 0)) { return 1; }
-    return error_set(r->error, "%s: expected true or false as \"%s\", found %s", where, key, pipeline_json_kind_(value));
+    return error_set(r->error, "%s: expected true or false as \"%s\", found %s", where, key,
+                     pipeline_json_kind_(value));
 }
 
 // an id: a number below that of the file's bytes, for each token takes several of them
-static inline int pipeline_json_id_(TokenizerReader* r, const char* where, const char* token, const json_t* value, int* id) {
+static inline int pipeline_json_id_(TokenizerReader* r, const char* where, const char* token, const json_t* value,
+                                    int* id) {
     json_int_t x = json_integer_value(value), most = r->n_file < (1 << 24) ? (json_int_t)r->n_file : 1 << 24;
     *id = (int)x;
     if (json_is_integer(value) && x >= 0 && x < most) { return 1; }
     if (!json_is_integer(value)) {
-        return error_set(r->error, "%s: \"%.100s\": expected an integer as id, found %s", where, token, pipeline_json_kind_(value));
+        return error_set(r->error, "%s: \"%.100s\": expected an integer as id, found %s", where, token,
+                         pipeline_json_kind_(value));
     }
-    return error_set(r->error, "%s: \"%.100s\": expected an id 0..%lld in a file of %zu bytes, found %lld", where, token,
-                     (long long)most - 1, r->n_file, (long long)x);
+    return error_set(r->error, "%s: \"%.100s\": expected an id 0..%lld in a file of %zu bytes, found %lld", where,
+                     token, (long long)most - 1, r->n_file, (long long)x);
 }
 
 static inline const char* pipeline_json_type_(const json_t* object) {
@@ -70,17 +76,22 @@ static inline const char* pipeline_json_type_(const json_t* object) {
 }
 
 // null, one step, or a Sequence of steps, nested at will: a flat list
-static inline int pipeline_json_steps_(TokenizerReader* r, const char* where, const char* list_name, json_t* node, json_t** steps,
-                                       int* n, int depth) {
+static inline int pipeline_json_steps_(TokenizerReader* r, const char* where, const char* list_name, json_t* node,
+                                       json_t** steps, int* n, int depth) {
     if (!node || json_is_null(node)) { return 1; }
-    if (!json_is_object(node)) { return error_set(r->error, "%s: expected an object or null, found %s", where, pipeline_json_kind_(node)); }
+    if (!json_is_object(node)) {
+        return error_set(r->error, "%s: expected an object or null, found %s", where, pipeline_json_kind_(node));
+    }
     if (strcmp(pipeline_json_type_(node), "Sequence") == 0) {
         json_t *list = json_object_get(node, list_name), *step;
         size_t i;
         if (!json_is_array(list)) {
-            return error_set(r->error, "%s: Sequence: expected a list as \"%s\", found %s", where, list_name, pipeline_json_kind_(list));
+            return error_set(r->error, "%s: Sequence: expected a list as \"%s\", found %s", where, list_name,
+                             pipeline_json_kind_(list));
         }
-        if (depth >= MAX_STEPS) { return error_set(r->error, "%s: expected at most %d Sequences in each other", where, MAX_STEPS); }
+        if (depth >= MAX_STEPS) {
+            return error_set(r->error, "%s: expected at most %d Sequences in each other", where, MAX_STEPS);
+        }
         json_array_foreach(list, i, step) {
             if (!pipeline_json_steps_(r, where, list_name, step, steps, n, depth + 1)) { return 0; }
         }
@@ -92,23 +103,29 @@ static inline int pipeline_json_steps_(TokenizerReader* r, const char* where, co
 }
 
 static inline int pipeline_refuse_step_(TokenizerReader* r, const char* where, const json_t* step, const char* known) {
-    return error_set(r->error, "%s: expected %s, found \"%.60s\", which is not implemented", where, known, pipeline_json_type_(step));
+    return error_set(r->error, "%s: expected %s, found \"%.60s\", which is not implemented", where, known,
+                     pipeline_json_type_(step));
 }
 
 // {"pattern": {"String": ...}}
-static inline int pipeline_json_pattern_(TokenizerReader* r, const char* where, const json_t* step, const char* kind, const char** pattern) {
+static inline int pipeline_json_pattern_(TokenizerReader* r, const char* where, const json_t* step, const char* kind,
+                                         const char** pattern) {
     if (!pipeline_json_text_(r, where, json_object_get(step, "pattern"), kind, pattern, NULL)) { return 0; }
     if (**pattern && strlen(*pattern) <= MAX_PATTERN) { return 1; }
-    return error_set(r->error, "%s: expected a pattern of 1..%d bytes, found %zu", where, MAX_PATTERN, strlen(*pattern));
+    return error_set(r->error, "%s: expected a pattern of 1..%d bytes, found %zu", where, MAX_PATTERN,
+                     strlen(*pattern));
 }
 
 // a text of one character; `character` holds it
-static inline int pipeline_json_character_(TokenizerReader* r, const char* where, const json_t* step, const char* key, char character[5]) {
+static inline int pipeline_json_character_(TokenizerReader* r, const char* where, const json_t* step, const char* key,
+                                           char character[5]) {
     const char* text;
     uint32_t code;
     if (!pipeline_json_text_(r, where, step, key, &text, NULL)) { return 0; }
     size_t n = *text ? (size_t)utf8_next((const unsigned char*)text, &code) : 0;
-    if (n == 0 || text[n]) { return error_set(r->error, "%s: expected one character as \"%s\", found \"%.40s\"", where, key, text); }
+    if (n == 0 || text[n]) {
+        return error_set(r->error, "%s: expected one character as \"%s\", found \"%.40s\"", where, key, text);
+    }
     memcpy(character, text, n + 1);
     return 1;
 }
@@ -124,7 +141,8 @@ static inline int pipeline_read_vocab_(TokenizerReader* r, json_t* model) {
     r->vocab = json_object_get(model, "vocab");
     r->added = json_object_get(r->root, "added_tokens");
     if (!json_is_object(r->vocab) || json_object_size(r->vocab) == 0) {
-        return error_set(r->error, "model: expected an object {token: id, ...} as \"vocab\", found %s", pipeline_json_kind_(r->vocab));
+        return error_set(r->error, "model: expected an object {token: id, ...} as \"vocab\", found %s",
+                         pipeline_json_kind_(r->vocab));
     }
     if (r->added && !json_is_null(r->added) && !json_is_array(r->added)) {
         return error_set(r->error, "added_tokens: expected a list, found %s", pipeline_json_kind_(r->added));
@@ -153,7 +171,8 @@ static inline int pipeline_read_vocab_(TokenizerReader* r, json_t* model) {
     return 1;
 }
 
-// One added token. Hugging Face gives those that are not in the vocabulary the ids from its size on, whatever the file says.
+// One added token. Hugging Face gives those that are not in the vocabulary the ids from its size on, whatever the file
+// says.
 static inline int pipeline_read_added_token_(TokenizerReader* r, json_t* object, int* next_id) {
     AddedToken a;
     const char *where = "added_tokens", *content = json_string_value(json_object_get(object, "content"));
@@ -162,20 +181,23 @@ static inline int pipeline_read_added_token_(TokenizerReader* r, json_t* object,
     int expected = known ? (int)json_integer_value(known) : (*next_id)++;
     a.id = (int)json_integer_value(json_object_get(object, "id"));
     if (!*content || strlen(content) > MAX_ADDED_BYTES) {
-        return error_set(r->error, "added_tokens: id %d: expected 1..%d bytes of content, found %zu", a.id, MAX_ADDED_BYTES,
-                         strlen(content));
+        return error_set(r->error, "added_tokens: id %d: expected 1..%d bytes of content, found %zu", a.id,
+                         MAX_ADDED_BYTES, strlen(content));
     }
     if (a.id != expected) {
         return error_set(r->error, "added_tokens: \"%.100s\": expected id %d%s, found %d", content, expected,
                          known ? " as in the vocabulary" : ", the next after the vocabulary", a.id);
     }
     if (!known && r->pieces[a.id]) {
-        return error_set(r->error, "added_tokens: \"%.100s\": expected an id of its own, found %d, which is \"%.100s\": the ids of the "
-                         "vocabulary's %zu tokens must be 0..%zu", content, a.id, r->pieces[a.id], json_object_size(r->vocab),
-                         json_object_size(r->vocab) - 1);
+        return error_set(r->error,
+                         "added_tokens: \"%.100s\": expected an id of its own, found %d, which is \"%.100s\": the ids "
+                         "of the vocabulary's %zu tokens must be 0..%zu", content, a.id, r->pieces[a.id],
+                         json_object_size(r->vocab), json_object_size(r->vocab) - 1);
     }
-    if (!pipeline_json_bool_(r, where, object, "single_word", &a.single_word, 0) || !pipeline_json_bool_(r, where, object, "lstrip", &a.lstrip, 0) ||
-        !pipeline_json_bool_(r, where, object, "rstrip", &a.rstrip, 0) || !pipeline_json_bool_(r, where, object, "normalized", &a.normalized, 1) ||
+    if (!pipeline_json_bool_(r, where, object, "single_word", &a.single_word, 0) ||
+        !pipeline_json_bool_(r, where, object, "lstrip", &a.lstrip, 0) ||
+        !pipeline_json_bool_(r, where, object, "rstrip", &a.rstrip, 0) ||
+        !pipeline_json_bool_(r, where, object, "normalized", &a.normalized, 1) ||
         !pipeline_json_bool_(r, where, object, "special", &a.special, 0)) {
         return 0;
     }
@@ -216,19 +238,22 @@ static inline int pipeline_read_added_(TokenizerReader* r) {
 // ---- 3. Normalizer, pre-tokenizer, template ----
 
 // Steps that each make a text longer could make it longer than any memory: all together at most MAX_GROWTH times.
-static inline int pipeline_check_growth_(TokenizerReader* r, const char* where, const char* from, const char* to, size_t* growth) {
+static inline int pipeline_check_growth_(TokenizerReader* r, const char* where, const char* from, const char* to,
+                                         size_t* growth) {
     size_t n_from = *from ? strlen(from) : 1, n_to = strlen(to);
     *growth *= n_to > n_from ? (n_to + n_from - 1) / n_from : 1;
     if (*growth <= MAX_GROWTH) { return 1; }
-    return error_set(r->error, "%s: expected steps that make a text at most %d times longer, found %zu times", where, MAX_GROWTH,
-                     *growth);
+    return error_set(r->error, "%s: expected steps that make a text at most %d times longer, found %zu times", where,
+                     MAX_GROWTH, *growth);
 }
 
 static inline int pipeline_read_normalizer_(TokenizerReader* r) {
     json_t* steps[MAX_STEPS];
     size_t growth = 1;
     int n = 0;
-    if (!pipeline_json_steps_(r, "normalizer", "normalizers", json_object_get(r->root, "normalizer"), steps, &n, 0)) { return 0; }
+    if (!pipeline_json_steps_(r, "normalizer", "normalizers", json_object_get(r->root, "normalizer"), steps, &n, 0)) {
+        return 0;
+    }
     for (int i = 0; i < n; i++) {
         NormalizeStep* step = &r->p->normalize[i];
         const char *type = pipeline_json_type_(steps[i]), *from = "", *to = "";
@@ -265,13 +290,16 @@ static inline int pipeline_add_splitter_(TokenizerReader* r, const char* regex) 
 static inline int pipeline_read_split_(TokenizerReader* r, const json_t* step) {
     const char *where = "pre_tokenizer: Split", *regex, *behavior;
     int invert;
-    if (!pipeline_json_pattern_(r, where, step, "Regex", &regex) || !pipeline_json_text_(r, where, step, "behavior", &behavior, NULL) ||
+    if (!pipeline_json_pattern_(r, where, step, "Regex", &regex) ||
+        !pipeline_json_text_(r, where, step, "behavior", &behavior, NULL) ||
         !pipeline_json_bool_(r, where, step, "invert", &invert, 0)) {
         return 0;
     }
     if (strcmp(behavior, "Isolated") != 0 || invert) {
-        return error_set(r->error, "%s: expected behavior \"Isolated\" and invert false, found \"%.40s\" and %s, which is not "
-                         "implemented", where, behavior, invert ? "true" : "false");
+        return error_set(r->error,
+                         "%s: expected behavior \"Isolated\" and invert false, found \"%.40s\" and %s, which is not "
+                         "implemented",
+                         where, behavior, invert ? "true" : "false");
     }
     return pipeline_add_splitter_(r, regex);
 }
@@ -279,15 +307,20 @@ static inline int pipeline_read_split_(TokenizerReader* r, const json_t* step) {
 static inline int pipeline_read_metaspace_(TokenizerReader* r, const json_t* step) {
     const char *where = "pre_tokenizer: Metaspace", *scheme;
     int prefix;  // the older way to say never
-    if (!pipeline_json_character_(r, where, step, "replacement", r->p->marker) || !pipeline_json_text_(r, where, step, "prepend_scheme", &scheme, "always") ||
-        !pipeline_json_bool_(r, where, step, "split", &r->p->marker_split, 1) || !pipeline_json_bool_(r, where, step, "add_prefix_space", &prefix, 1)) {
+    if (!pipeline_json_character_(r, where, step, "replacement", r->p->marker) ||
+        !pipeline_json_text_(r, where, step, "prepend_scheme", &scheme, "always") ||
+        !pipeline_json_bool_(r, where, step, "split", &r->p->marker_split, 1) ||
+        !pipeline_json_bool_(r, where, step, "add_prefix_space", &prefix, 1)) {
         return 0;
     }
     r->p->metaspace = strcmp(scheme, "never") == 0 ? METASPACE_NEVER : strcmp(scheme, "first") == 0 ? METASPACE_FIRST
                     : strcmp(scheme, "always") == 0 ? METASPACE_ALWAYS : METASPACE_NONE;
-    if (r->p->metaspace == METASPACE_NONE || (!prefix && r->p->metaspace != METASPACE_NEVER) || r->p->marker[0] == ' ') {
-        return error_set(r->error, "%s: expected a replacement other than a blank and prepend_scheme never, first or always that "
-                         "agrees with add_prefix_space, found \"%s\" and \"%.40s\"", where, r->p->marker, scheme);
+    if (r->p->metaspace == METASPACE_NONE || (!prefix && r->p->metaspace != METASPACE_NEVER) ||
+        r->p->marker[0] == ' ') {
+        return error_set(r->error,
+                         "%s: expected a replacement other than a blank and prepend_scheme never, first or "
+                         "always that agrees with add_prefix_space, found \"%s\" and \"%.40s\"",
+                         where, r->p->marker, scheme);
     }
     return 1;
 }
@@ -296,22 +329,28 @@ static inline int pipeline_read_pre_tokenizer_(TokenizerReader* r) {
     json_t* steps[MAX_STEPS];
     int n = 0, use_regex;
     TokenizerPipeline* p = r->p;
-    if (!pipeline_json_steps_(r, "pre_tokenizer", "pretokenizers", json_object_get(r->root, "pre_tokenizer"), steps, &n, 0)) { return 0; }
+    if (!pipeline_json_steps_(r, "pre_tokenizer", "pretokenizers", json_object_get(r->root, "pre_tokenizer"), steps, &n,
+                              0)) {
+        return 0;
+    }
     for (int i = 0; i < n; i++) {
         const char* type = pipeline_json_type_(steps[i]);
         if (p->byte_level || p->metaspace != METASPACE_NONE) {
-            return error_set(r->error, "pre_tokenizer: expected nothing after ByteLevel or Metaspace, found \"%.60s\"", type);
+            return error_set(r->error, "pre_tokenizer: expected nothing after ByteLevel or Metaspace, found \"%.60s\"",
+                             type);
         }
         if (strcmp(type, "Split") == 0) {
             if (!pipeline_read_split_(r, steps[i])) { return 0; }
         } else if (strcmp(type, "ByteLevel") == 0) {
             p->byte_level = 1;
-            if (!pipeline_json_bool_(r, "pre_tokenizer: ByteLevel", steps[i], "add_prefix_space", &p->prefix_space, -1) ||
+            if (!pipeline_json_bool_(r, "pre_tokenizer: ByteLevel", steps[i], "add_prefix_space", &p->prefix_space,
+                                     -1) ||
                 !pipeline_json_bool_(r, "pre_tokenizer: ByteLevel", steps[i], "use_regex", &use_regex, 1)) {
                 return 0;
             }
             if (p->prefix_space && i > 0) {
-                return error_set(r->error, "pre_tokenizer: ByteLevel: add_prefix_space after a Split is not implemented");
+                return error_set(r->error,
+                                 "pre_tokenizer: ByteLevel: add_prefix_space after a Split is not implemented");
             }
             if (use_regex && !pipeline_add_splitter_(r, regex_gpt2_())) { return 0; }
         } else if (strcmp(type, "Metaspace") == 0 && i == 0) {
@@ -324,15 +363,18 @@ static inline int pipeline_read_pre_tokenizer_(TokenizerReader* r) {
 }
 
 // the ids of special_tokens[name], appended to a list
-static inline int pipeline_read_template_token_(TokenizerReader* r, const json_t* step, const char* name, int** ids, int* n) {
+static inline int pipeline_read_template_token_(TokenizerReader* r, const json_t* step, const char* name, int** ids,
+                                                int* n) {
     json_t *list = json_object_get(json_object_get(json_object_get(step, "special_tokens"), name), "ids"), *value;
     size_t i;
     if (!json_is_array(list)) {
-        return error_set(r->error, "post_processor: TemplateProcessing: expected a list special_tokens[\"%.60s\"].ids, found %s",
+        return error_set(r->error,
+                         "post_processor: TemplateProcessing: expected a list special_tokens[\"%.60s\"].ids, found %s",
                          name, pipeline_json_kind_(list));
     }
     if (json_array_size(list) > MAX_TEMPLATE - (size_t)*n) {
-        return error_set(r->error, "post_processor: TemplateProcessing: expected at most %d tokens, found more", MAX_TEMPLATE);
+        return error_set(r->error, "post_processor: TemplateProcessing: expected at most %d tokens, found more",
+                         MAX_TEMPLATE);
     }
     *ids = (int*)realloc_check(*ids, MAX_TEMPLATE * sizeof(int), "template");
     json_array_foreach(list, i, value) {
@@ -351,33 +393,43 @@ static inline int pipeline_read_template_(TokenizerReader* r, const json_t* step
     int n_texts = 0;
     size_t i;
     if (!json_is_array(single)) {
-        return error_set(r->error, "post_processor: TemplateProcessing: expected a list as \"single\", found %s", pipeline_json_kind_(single));
+        return error_set(r->error, "post_processor: TemplateProcessing: expected a list as \"single\", found %s",
+                         pipeline_json_kind_(single));
     }
     json_array_foreach(single, i, item) {
         json_t *special = json_object_get(item, "SpecialToken"), *sequence = json_object_get(item, "Sequence");
         const char* name = json_string_value(json_object_get(special ? special : sequence, "id"));
         if (!name || (sequence && strcmp(name, "A") != 0)) {
-            return error_set(r->error, "post_processor: TemplateProcessing: expected SpecialToken or Sequence A as item %zu", i);
+            return error_set(r->error,
+                             "post_processor: TemplateProcessing: expected SpecialToken or Sequence A as item %zu", i);
         }
         n_texts += sequence != NULL;
-        if (special && !pipeline_read_template_token_(r, step, name, n_texts ? &p->after : &p->before, n_texts ? &p->n_after : &p->n_before)) {
+        if (special && !pipeline_read_template_token_(r, step, name, n_texts ? &p->after : &p->before,
+                                                      n_texts ? &p->n_after : &p->n_before)) {
             return 0;
         }
     }
     if (n_texts == 1) { return 1; }
-    return error_set(r->error, "post_processor: TemplateProcessing: expected Sequence A once in \"single\", found it %d times", n_texts);
+    return error_set(r->error,
+                     "post_processor: TemplateProcessing: expected Sequence A once in \"single\", found it %d times",
+                     n_texts);
 }
 
 static inline int pipeline_read_post_processor_(TokenizerReader* r) {
     json_t* steps[MAX_STEPS];
     int n = 0, n_templates = 0;
-    if (!pipeline_json_steps_(r, "post_processor", "processors", json_object_get(r->root, "post_processor"), steps, &n, 0)) { return 0; }
+    if (!pipeline_json_steps_(r, "post_processor", "processors", json_object_get(r->root, "post_processor"), steps, &n,
+                              0)) {
+        return 0;
+    }
     for (int i = 0; i < n; i++) {
         int is_template = strcmp(pipeline_json_type_(steps[i]), "TemplateProcessing") == 0;
         if (!is_template && strcmp(pipeline_json_type_(steps[i]), "ByteLevel") != 0) {
             return pipeline_refuse_step_(r, "post_processor", steps[i], "ByteLevel or TemplateProcessing");
         }
-        if (is_template && n_templates++ > 0) { return error_set(r->error, "post_processor: expected one TemplateProcessing, found two"); }
+        if (is_template && n_templates++ > 0) {
+            return error_set(r->error, "post_processor: expected one TemplateProcessing, found two");
+        }
         if (is_template && !pipeline_read_template_(r, steps[i])) { return 0; }
     }
     return 1;
@@ -427,7 +479,9 @@ static inline int pipeline_read_symbols_(TokenizerReader* r, const char* unk) {
     json_object_foreach(r->vocab, name, value) {
         int id = (int)json_integer_value(value), n = utf8_next((const unsigned char*)name, &code);
         if (name[n] == '\0' && !p->byte_level) { p->char_ids[code] = id + 1; }
-        if (name[n] == '\0' && p->byte_level && code < N_BYTE_CHARS && to_byte[code] >= 0) { p->byte_ids[to_byte[code]] = id; }
+        if (name[n] == '\0' && p->byte_level && code < N_BYTE_CHARS && to_byte[code] >= 0) {
+            p->byte_ids[to_byte[code]] = id;
+        }
     }
     for (int byte = 0; byte < 256 && (p->byte_level || p->byte_fallback); byte++) {
         char spelled[8];
@@ -435,33 +489,38 @@ static inline int pipeline_read_symbols_(TokenizerReader* r, const char* unk) {
         value = json_object_get(r->vocab, spelled);
         if (!p->byte_level) { p->byte_ids[byte] = value ? (int)json_integer_value(value) : -1; }
         if (p->byte_ids[byte] < 0) {
-            return error_set(r->error, "vocab: expected a token for each of the 256 bytes, found none for 0x%02x%s", byte,
-                             p->byte_level ? "" : " (byte_fallback)");
+            return error_set(r->error, "vocab: expected a token for each of the 256 bytes, found none for 0x%02x%s",
+                             byte, p->byte_level ? "" : " (byte_fallback)");
         }
     }
     value = json_object_get(r->vocab, unk);
     p->unk = value ? (int)json_integer_value(value) : -1;
     if (p->byte_level || p->byte_fallback || value) { return 1; }
-    return error_set(r->error, "model: expected ByteLevel, byte_fallback or an unk_token of the vocabulary, found \"%.60s\": some "
-                     "characters would get no token", unk);
+    return error_set(r->error,
+                     "model: expected ByteLevel, byte_fallback or an unk_token of the vocabulary, found \"%.60s\": "
+                     "some characters would get no token", unk);
 }
 
 // both halves of merge i: "a b" or ["a", "b"]; `joined` becomes their text, *n_left the length of the first
-static inline int pipeline_read_merge_(TokenizerReader* r, const json_t* merge, size_t i, ByteBuffer* joined, size_t* n_left) {
-    const char *left = json_string_value(json_array_get(merge, 0)), *right = json_string_value(json_array_get(merge, 1));
+static inline int pipeline_read_merge_(TokenizerReader* r, const json_t* merge, size_t i, ByteBuffer* joined,
+                                       size_t* n_left) {
+    const char *left = json_string_value(json_array_get(merge, 0)),
+               *right = json_string_value(json_array_get(merge, 1));
     const char* text = json_string_value(merge);
     joined->n = 0;
     if (text) {
         *n_left = strcspn(text, " ");
         if (text[*n_left] != ' ' || strchr(text + *n_left + 1, ' ')) {
-            return error_set(r->error, "merges[%zu]: expected two tokens with one blank between them, found \"%.100s\"", i, text);
+            return error_set(r->error, "merges[%zu]: expected two tokens with one blank between them, found \"%.100s\"",
+                             i, text);
         }
         buffer_append(joined, text, *n_left);
         buffer_append(joined, text + *n_left + 1, strlen(text) - *n_left);  // with the 0 at the end
         return 1;
     }
     if (!left || !right || json_array_size(merge) != 2) {
-        return error_set(r->error, "merges[%zu]: expected \"a b\" or [\"a\", \"b\"], found %s", i, pipeline_json_kind_(merge));
+        return error_set(r->error, "merges[%zu]: expected \"a b\" or [\"a\", \"b\"], found %s", i,
+                         pipeline_json_kind_(merge));
     }
     *n_left = strlen(left);
     buffer_append(joined, left, *n_left);
@@ -492,8 +551,10 @@ static inline int pipeline_add_merge_(TokenizerReader* r, size_t i, const ByteBu
         int length = a ? 100 : n_left < 100 ? (int)n_left : 100;
         return error_set(r->error, "merges[%zu]: \"%.*s\" is not in the vocabulary", i, length, missing);
     }
-    if (!bpe_table_add(&r->p->merges, (int)json_integer_value(a), (int)json_integer_value(b), (int)json_integer_value(ab))) {
-        return error_set(r->error, "merges[%zu]: this pair, which gives \"%.100s\", stands in the list before", i, whole);
+    if (!bpe_table_add(&r->p->merges, (int)json_integer_value(a), (int)json_integer_value(b),
+                       (int)json_integer_value(ab))) {
+        return error_set(r->error, "merges[%zu]: this pair, which gives \"%.100s\", stands in the list before", i,
+                         whole);
     }
     if (pipeline_marker_inside_(whole)) { r->p->cut_before_marker = 0; }
     return 1;
@@ -504,7 +565,9 @@ static inline int pipeline_read_merges_(TokenizerReader* r, const json_t* model)
     ByteBuffer joined = {NULL, 0, 0};
     size_t i, n_left = 0;
     int ok = 1;
-    if (!json_is_array(merges)) { return error_set(r->error, "model: expected a list as \"merges\", found %s", pipeline_json_kind_(merges)); }
+    if (!json_is_array(merges)) {
+        return error_set(r->error, "model: expected a list as \"merges\", found %s", pipeline_json_kind_(merges));
+    }
     bpe_table_init(&r->p->merges, json_array_size(merges));
     for (i = 0; ok && i < json_array_size(merges); i++) {
         merge = json_array_get(merges, i);
@@ -529,7 +592,8 @@ static inline void pipeline_read_whole_words_(TokenizerReader* r) {
     p->word_starts = (uint32_t*)malloc_check(((size_t)p->n_tokens + 1) * sizeof(uint32_t), "vocabulary");
     p->whole_words_shift = bpe_table_shift_((size_t)p->n_tokens);
     size_t n_slots = (size_t)1 << (64 - p->whole_words_shift);
-    p->whole_words = (int32_t*)memset(malloc_check(n_slots * sizeof(int32_t), "vocabulary"), 0xff, n_slots * sizeof(int32_t));
+    p->whole_words = (int32_t*)memset(malloc_check(n_slots * sizeof(int32_t), "vocabulary"), 0xff,
+                                      n_slots * sizeof(int32_t));
     for (int id = 0; id < p->n_tokens; id++) {
         p->word_starts[id] = (uint32_t)p->words.n;
         if (names[id] && p->byte_level) { pipeline_append_byte_level_(&p->words, to_byte, names[id]); }
@@ -548,21 +612,27 @@ static inline int pipeline_read_model_(TokenizerReader* r, const json_t* model) 
     const char *unk, *prefix, *suffix;
     const json_t* dropout = json_object_get(model, "dropout");
     int ignore_merges;
-    if (!pipeline_json_bool_(r, "model", model, "byte_fallback", &p->byte_fallback, 0) || !pipeline_json_bool_(r, "model", model, "fuse_unk", &p->fuse_unk, 0) ||
-        !pipeline_json_bool_(r, "model", model, "ignore_merges", &ignore_merges, 0) || !pipeline_json_text_(r, "model", model, "unk_token", &unk, "") ||
+    if (!pipeline_json_bool_(r, "model", model, "byte_fallback", &p->byte_fallback, 0) ||
+        !pipeline_json_bool_(r, "model", model, "fuse_unk", &p->fuse_unk, 0) ||
+        !pipeline_json_bool_(r, "model", model, "ignore_merges", &ignore_merges, 0) ||
+        !pipeline_json_text_(r, "model", model, "unk_token", &unk, "") ||
         !pipeline_json_text_(r, "model", model, "continuing_subword_prefix", &prefix, "") ||
         !pipeline_json_text_(r, "model", model, "end_of_word_suffix", &suffix, "")) {
         return 0;
     }
     if (*prefix || *suffix) {
-        return error_set(r->error, "model: expected no continuing_subword_prefix and no end_of_word_suffix, found \"%.40s\" and "
-                         "\"%.40s\", which are not implemented", prefix, suffix);
+        return error_set(r->error,
+                         "model: expected no continuing_subword_prefix and no end_of_word_suffix, found \"%.40s\" and "
+                         "\"%.40s\", which are not implemented",
+                         prefix, suffix);
     }
     if (dropout && !json_is_null(dropout) && !(json_is_number(dropout) && json_number_value(dropout) == 0.0)) {
-        return error_set(r->error, "model: expected dropout null or 0, found %s: ids would be random", pipeline_json_kind_(dropout));
+        return error_set(r->error, "model: expected dropout null or 0, found %s: ids would be random",
+                         pipeline_json_kind_(dropout));
     }
     if (!pipeline_read_symbols_(r, unk)) { return 0; }
-    p->cut_before_marker = !p->byte_level && p->n_splits == 0 && !p->marker_split && !ignore_merges && p->char_ids[0x2581] > 0;
+    p->cut_before_marker = !p->byte_level && p->n_splits == 0 && !p->marker_split && !ignore_merges &&
+                           p->char_ids[0x2581] > 0;
     if (!pipeline_read_merges_(r, model)) { return 0; }
     if (ignore_merges) { pipeline_read_whole_words_(r); }
     return 1;
@@ -591,13 +661,16 @@ static inline int pipeline_read_decoder_step_(TokenizerReader* r, const json_t* 
         const json_t *start = json_object_get(step, "start"), *stop = json_object_get(step, "stop");
         json_int_t n = json_integer_value(start);
         if (!pipeline_json_character_(r, where, step, "content", r->p->strip)) { return 0; }
-        if (!json_is_integer(start) || n < 0 || n > INT_MAX || !json_is_integer(stop) || json_integer_value(stop) != 0) {
-            return error_set(r->error, "%s: expected start 0 or more and stop 0, found others, which are not implemented", where);
+        if (!json_is_integer(start) || n < 0 || n > INT_MAX || !json_is_integer(stop) ||
+            json_integer_value(stop) != 0) {
+            return error_set(r->error,
+                             "%s: expected start 0 or more and stop 0, found others, which are not implemented", where);
         }
         r->p->n_strip = (int)n;
         return 1;
     }
-    return pipeline_refuse_step_(r, "decoder", step, "ByteLevel alone, or Replace, ByteFallback, Fuse, Strip in this order");
+    return pipeline_refuse_step_(r, "decoder", step,
+                                 "ByteLevel alone, or Replace, ByteFallback, Fuse, Strip in this order");
 }
 
 static inline int pipeline_read_decoder_(TokenizerReader* r, DecoderSteps* d) {
@@ -605,7 +678,9 @@ static inline int pipeline_read_decoder_(TokenizerReader* r, DecoderSteps* d) {
     int n = 0;
     memset(d, 0, sizeof *d);
     d->growth = 1;
-    if (!pipeline_json_steps_(r, "decoder", "decoders", json_object_get(r->root, "decoder"), steps, &n, 0)) { return 0; }
+    if (!pipeline_json_steps_(r, "decoder", "decoders", json_object_get(r->root, "decoder"), steps, &n, 0)) {
+        return 0;
+    }
     r->p->decode = n == 0 ? DECODE_JOIN : DECODE_PIECES;
     if (n == 1 && strcmp(pipeline_json_type_(steps[0]), "ByteLevel") == 0) {
         r->p->decode = DECODE_BYTE_LEVEL;
@@ -619,7 +694,9 @@ static inline int pipeline_read_decoder_(TokenizerReader* r, DecoderSteps* d) {
 
 // the byte that "<0x0A>" names, -1 for other texts; as Rust reads numbers, "+A" is one
 static inline int pipeline_byte_token_(const unsigned char* s, size_t n) {
-    if (n != 6 || memcmp(s, "<0x", 3) != 0 || s[5] != '>' || !isxdigit(s[4]) || (s[3] != '+' && !isxdigit(s[3]))) { return -1; }
+    if (n != 6 || memcmp(s, "<0x", 3) != 0 || s[5] != '>' || !isxdigit(s[4]) || (s[3] != '+' && !isxdigit(s[3]))) {
+        return -1;
+    }
     char digits[3] = {(char)(s[3] == '+' ? '0' : s[3]), (char)s[4], '\0'};
     return (int)strtol(digits, NULL, 16);
 }
@@ -695,10 +772,14 @@ static inline int pipeline_read_(TokenizerReader* r) {
     DecoderSteps decoder;
     json_t* model = json_object_get(r->root, "model");
     const char* type = pipeline_json_type_(model);
-    if (!json_is_object(model)) { return error_set(r->error, "expected an object as \"model\", found %s: is this a tokenizer.json?", pipeline_json_kind_(model)); }
+    if (!json_is_object(model)) {
+        return error_set(r->error, "expected an object as \"model\", found %s: is this a tokenizer.json?",
+                         pipeline_json_kind_(model));
+    }
     if (*type && strcmp(type, "BPE") != 0) { return pipeline_refuse_step_(r, "model", model, "BPE"); }
-    if (!pipeline_read_vocab_(r, model) || !pipeline_read_normalizer_(r) || !pipeline_read_added_(r) || !pipeline_read_pre_tokenizer_(r) || !pipeline_read_model_(r, model) ||
-        !pipeline_read_post_processor_(r) || !pipeline_read_decoder_(r, &decoder) || !pipeline_make_token_bytes_(r, &decoder)) {
+    if (!pipeline_read_vocab_(r, model) || !pipeline_read_normalizer_(r) || !pipeline_read_added_(r) ||
+        !pipeline_read_pre_tokenizer_(r) || !pipeline_read_model_(r, model) || !pipeline_read_post_processor_(r) ||
+        !pipeline_read_decoder_(r, &decoder) || !pipeline_make_token_bytes_(r, &decoder)) {
         return 0;
     }
     r->p->eot = pipeline_find_eot_(r);
@@ -715,13 +796,18 @@ static inline int pipeline_parse_(TokenizerPipeline* p, const unsigned char* byt
     r.p = p;
     r.error = error;
     r.n_file = n_bytes;
-    if (n_bytes > 1u << 30) { return error_set(error, "expected a tokenizer.json below 1 GiB, found %zu bytes", n_bytes); }
+    if (n_bytes > 1u << 30) {
+        return error_set(error, "expected a tokenizer.json below 1 GiB, found %zu bytes", n_bytes);
+    }
     r.root = json_loadb((const char*)bytes, n_bytes, JSON_REJECT_DUPLICATES, &json_error);
     if (!r.root) {
-        return error_set(error, "expected a tokenizer.json: line %d, column %d: %.300s", json_error.line, json_error.column, json_error.text);
+        return error_set(error, "expected a tokenizer.json: line %d, column %d: %.300s", json_error.line,
+                         json_error.column, json_error.text);
     }
     unicode_init(&p->unicode);
-    int ok = json_is_object(r.root) ? pipeline_read_(&r) : error_set(error, "expected an object {...}, found %s", pipeline_json_kind_(r.root));
+    int ok = json_is_object(r.root)
+                 ? pipeline_read_(&r)
+                 : error_set(error, "expected an object {...}, found %s", pipeline_json_kind_(r.root));
     if (!ok) { pipeline_free(p); }
     json_decref(r.root);
     free(r.pieces);

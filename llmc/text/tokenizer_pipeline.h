@@ -7,8 +7,8 @@ From text to token ids, in the order of Hugging Face tokenizers:
     5  the template puts its tokens around the whole (<s> in front)
 tokenizer_json.h fills a TokenizerPipeline; afterwards any number of threads may read it. EncodeWork is what one caller
 needs beside it: buffers, and the cache of words, which makes it worth keeping for the next text.
-A text without pre-tokenizer (Mistral) is one single word. It is cut before every U+2581 behind another character all the
-same, when no merge gives a token in which that occurs: then no merge can reach across, and words can be cached.
+A text without pre-tokenizer (Mistral) is one single word. It is cut before every U+2581 behind another character all
+the same, when no merge gives a token in which that occurs: then no merge can reach across, and words can be cached.
 Cost:   linear, but for the merging of long words (bpe.h); memory: the normalised piece, and 4 bytes for each token.
 Errors: none of the text's making: invalid UTF-8 becomes U+FFFD.
 Source: huggingface/tokenizers 0.23, tokenizer/added_vocabulary.rs, models/bpe, pre_tokenizers.
@@ -156,7 +156,8 @@ static inline int trie_add(TokenTrie* trie, const char* content, int added) {
     return 1;
 }
 
-// the first place from *at on where a token stands, and the longest one there: its index, its end; -1 when there is none
+// the first place from *at on where a token stands, and the longest one there: its index, its end; -1 when there is
+// none
 static inline int trie_find(const TokenTrie* trie, const unsigned char* s, size_t n, size_t* at, size_t* end) {
     for (; *at < n && trie->only != -2; (*at)++) {
         if (trie->only >= 0) {
@@ -181,15 +182,18 @@ static inline int trie_find(const TokenTrie* trie, const unsigned char* s, size_
 // ---- 3. Normalising ----
 
 // the first place of a text inside another, or NULL
-static inline const unsigned char* pipeline_find_text_(const unsigned char* s, const unsigned char* end, const char* text, size_t n) {
-    while ((size_t)(end - s) >= n && (s = (const unsigned char*)memchr(s, (unsigned char)text[0], (size_t)(end - s) - n + 1)) != NULL) {
+static inline const unsigned char* pipeline_find_text_(const unsigned char* s, const unsigned char* end,
+                                                       const char* text, size_t n) {
+    while ((size_t)(end - s) >= n &&
+           (s = (const unsigned char*)memchr(s, (unsigned char)text[0], (size_t)(end - s) - n + 1)) != NULL) {
         if (memcmp(s, text, n) == 0) { return s; }
         s++;
     }
     return NULL;
 }
 
-static inline void pipeline_replace_append_(ByteBuffer* out, const unsigned char* s, size_t n, const char* from, const char* to) {
+static inline void pipeline_replace_append_(ByteBuffer* out, const unsigned char* s, size_t n, const char* from,
+                                            const char* to) {
     size_t n_from = strlen(from), n_to = strlen(to);
     for (const unsigned char* end = s + n; s < end;) {
         const unsigned char* found = pipeline_find_text_(s, end, from, n_from);
@@ -218,7 +222,8 @@ static inline int pipeline_normalize_step_(const TokenizerPipeline* p, const Nor
 }
 
 // all steps: the result is in *s, *n: the text itself, or one of the two buffers
-static inline void pipeline_normalize_(const TokenizerPipeline* p, ByteBuffer buffers[2], const unsigned char** s, size_t* n) {
+static inline void pipeline_normalize_(const TokenizerPipeline* p, ByteBuffer buffers[2], const unsigned char** s,
+                                       size_t* n) {
     int into = 0;
     for (int i = 0; i < p->n_normalize; i++) {
         if (!pipeline_normalize_step_(p, &p->normalize[i], &buffers[into], *s, *n)) { continue; }
@@ -278,12 +283,15 @@ static inline int32_t* pipeline_whole_word_slot_(const TokenizerPipeline* p, con
     for (uint64_t i = bpe_hash_(hash, p->whole_words_shift);; i = (i + 1) & mask) {
         int32_t id = p->whole_words[i];
         size_t length = id < 0 ? 0 : p->word_starts[id + 1] - p->word_starts[id];
-        if (id < 0 || (length == n && memcmp(p->words.bytes + p->word_starts[id], word, n) == 0)) { return &p->whole_words[i]; }
+        if (id < 0 || (length == n && memcmp(p->words.bytes + p->word_starts[id], word, n) == 0)) {
+            return &p->whole_words[i];
+        }
     }
 }
 
 // the symbols of a word of characters: a token for each, or for each of its bytes, or unk
-static inline size_t pipeline_character_symbols_(const TokenizerPipeline* p, int32_t* ids, const unsigned char* s, size_t n) {
+static inline size_t pipeline_character_symbols_(const TokenizerPipeline* p, int32_t* ids, const unsigned char* s,
+                                                 size_t n) {
     size_t n_ids = 0;
     int unknown_before = 0;
     for (size_t at = 0; at < n;) {
@@ -348,7 +356,8 @@ static inline void pipeline_encode_word_(EncodeWork* w, const unsigned char* s, 
 }
 
 // Cut before each marker: all of them, or only those behind another character.
-static inline void pipeline_encode_marked_(EncodeWork* w, const unsigned char* s, size_t n, const char* marker, int all) {
+static inline void pipeline_encode_marked_(EncodeWork* w, const unsigned char* s, size_t n, const char* marker,
+                                           int all) {
     size_t n_marker = strlen(marker), begin = 0;
     for (size_t at = 1; at + n_marker <= n;) {
         const unsigned char* found = (const unsigned char*)memchr(s + at, (unsigned char)marker[0], n - at);
@@ -366,7 +375,8 @@ static inline void pipeline_encode_marked_(EncodeWork* w, const unsigned char* s
 }
 
 // s[begin .. end) of a text that ends at n, cut by the splitters from number `step` on
-static inline void pipeline_encode_words_(EncodeWork* w, const unsigned char* s, size_t begin, size_t end, size_t n, int step) {
+static inline void pipeline_encode_words_(EncodeWork* w, const unsigned char* s, size_t begin, size_t end, size_t n,
+                                          int step) {
     const TokenizerPipeline* p = w->p;
     size_t match_end = 0;
     if (step == p->n_splits) {
@@ -438,20 +448,29 @@ static inline size_t pipeline_space_begin_(const Unicode* u, const unsigned char
 
 static inline void pipeline_encode_normalized_(EncodeWork* w, const unsigned char* s, size_t n, int is_first);
 
-static inline void pipeline_encode_gap_(EncodeWork* w, const TokenTrie* trie, const unsigned char* s, size_t n, int is_first) {
-    if (trie == &w->p->raw) { pipeline_encode_normalized_(w, s, n, is_first); } else { pipeline_encode_piece_(w, s, n, is_first); }
+static inline void pipeline_encode_gap_(EncodeWork* w, const TokenTrie* trie, const unsigned char* s, size_t n,
+                                        int is_first) {
+    if (trie == &w->p->raw) {
+        pipeline_encode_normalized_(w, s, n, is_first);
+    } else {
+        pipeline_encode_piece_(w, s, n, is_first);
+    }
 }
 
-// Cut the tokens of one trie out of a text and encode what is between. White space that rstrip swallowed may hold another
-// token's match, which is then emitted too and the text goes on behind it: so does the original. When that token has lstrip
-// it begins behind the swallowed white space, so that nothing is left of it.
-static inline void pipeline_encode_around_added_(EncodeWork* w, const TokenTrie* trie, const unsigned char* s, size_t n, int is_first) {
+// Cut the tokens of one trie out of a text and encode what is between. White space that rstrip swallowed may hold
+// another token's match, which is then emitted too and the text goes on behind it: so does the original. When that
+// token has lstrip it begins behind the swallowed white space, so that nothing is left of it.
+static inline void pipeline_encode_around_added_(EncodeWork* w, const TokenTrie* trie, const unsigned char* s, size_t n,
+                                                 int is_first) {
     const TokenizerPipeline* p = w->p;
     size_t done = 0, spaces_end = 0, at = 0, end = 0;
     for (int found; !w->plain && (found = trie_find(trie, s, n, &at, &end)) >= 0; at = end) {
         const AddedToken* added = &p->added[found];
         size_t from = at, to = end;
-        if (added->single_word && (pipeline_word_before_(&p->unicode, s, from) || pipeline_word_after_(&p->unicode, s, n, to))) { continue; }
+        if (added->single_word &&
+            (pipeline_word_before_(&p->unicode, s, from) || pipeline_word_after_(&p->unicode, s, n, to))) {
+            continue;
+        }
         if (added->lstrip) { from = done < from ? pipeline_space_begin_(&p->unicode, s, done, from) : done; }
         if (added->rstrip) {
             if (to >= spaces_end) { spaces_end = word_run_end_(&p->unicode, s, n, to, UNICODE_SPACE, SIZE_MAX); }
@@ -470,7 +489,8 @@ static inline void pipeline_encode_normalized_(EncodeWork* w, const unsigned cha
     pipeline_encode_around_added_(w, &w->p->normal, s, n, is_first);
 }
 
-// Append the tokens of a text to w->tokens. plain: added tokens are not looked for; template: <s> and the like are put around.
+// Append the tokens of a text to w->tokens. plain: added tokens are not looked for; template: <s> and the like are put
+// around.
 static inline void pipeline_encode(EncodeWork* w, const char* text, size_t n, int plain, int use_template) {
     const TokenizerPipeline* p = w->p;
     const unsigned char* s = (const unsigned char*)text;

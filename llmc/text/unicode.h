@@ -3,7 +3,8 @@ Unicode for tokenizers: UTF-8, classes of characters, and the normal form NFC.
     utf8_decode       one character, or how many bytes are none; utf8_next the same for text known to be valid
     utf8_repair       a copy in which what is no UTF-8 became U+FFFD
     unicode_init      flags[code point] = UNICODE_LETTER | UNICODE_NUMBER ...: 1.1 MB, of which text touches a few pages
-    nfc_append        NFC: e + combining acute becomes é. Only characters that may change, and their neighbours, are worked on
+    nfc_append        NFC: e + combining acute becomes é. Only characters that may change, and their neighbours, are
+                      worked on
     ByteBuffer        bytes that grow
 Invalid UTF-8: each longest beginning of a character that breaks off, or else one byte, becomes one U+FFFD, as Python's
 bytes.decode(errors="replace") and Rust's from_utf8_lossy do.
@@ -82,7 +83,8 @@ static inline int utf8_next(const unsigned char* s, uint32_t* code) {
         *code = (uint32_t)(s[0] & 0x0f) << 12 | (uint32_t)(s[1] & 0x3f) << 6 | (s[2] & 0x3f);
         return 3;
     }
-    *code = (uint32_t)(s[0] & 0x07) << 18 | (uint32_t)(s[1] & 0x3f) << 12 | (uint32_t)(s[2] & 0x3f) << 6 | (s[3] & 0x3f);
+    *code = (uint32_t)(s[0] & 0x07) << 18 | (uint32_t)(s[1] & 0x3f) << 12 | (uint32_t)(s[2] & 0x3f) << 6 |
+            (s[3] & 0x3f);
     return 4;
 }
 
@@ -175,7 +177,9 @@ static inline void unicode_init(Unicode* u) {
     u->compositions = (Composition*)malloc_check((size_t)n * sizeof(Composition), "Unicode tables");
     u->n_compositions = 0;
     if (!u->flags) { fail_run("Unicode tables: no memory"); }
-    for (int i = 0; i < n_classes; i++) { memset(u->flags + classes[i].a, (int)classes[i].c, classes[i].b - classes[i].a + 1); }
+    for (int i = 0; i < n_classes; i++) {
+        memset(u->flags + classes[i].a, (int)classes[i].c, classes[i].b - classes[i].a + 1);
+    }
     for (int i = 0; i < n_marks; i++) {
         for (uint32_t c = marks[i].a; c <= marks[i].b; c++) { u->flags[c] |= UNICODE_NOT_NFC; }
     }
@@ -310,8 +314,8 @@ static inline size_t nfc_first_change_(const Unicode* u, const unsigned char* s,
     return at;
 }
 
-// Append NFC of valid UTF-8. A region that may change runs from the character before the first doubtful one, which it may
-// join, up to the next that is not doubtful.
+// Append NFC of valid UTF-8. A region that may change runs from the character before the first doubtful one, which it
+// may join, up to the next that is not doubtful.
 static inline void nfc_append(ByteBuffer* out, const Unicode* u, const unsigned char* s, size_t n) {
     NfcRegion region = {NULL, NULL, 0, 0};
     for (size_t at = 0; at < n;) {
