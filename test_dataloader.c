@@ -1022,7 +1022,7 @@ static void test_source_conflicts(Test* t) {
 static void test_source_of_resume(Test* t) {
     static MoreRun r;
     const char* const names[N_SOURCES] = {"train", "token-file", "token-dir"};
-    char* typed[2] = {(char*)"test", (char*)"--token-dir=new"};
+    char* typed[] = {(char*)"test", (char*)"--token-dir=new", NULL};  // as argv ends
     json_t* settings = json_pack("{s:s}", "train", "old");
     for (int is_typed = 0; is_typed < 2; is_typed++) {
         int n = run_options(r.table, &r.o, "");

@@ -1,14 +1,15 @@
 #!/bin/bash
 # Tests of the tests: breaks a copy of the tree in one place at a time, as a careless optimiser might, and requires that
-# a test turns red. "passed" is a mutation that was caught, or a test that is green before any. A mutation that no longer finds
-# its place, or whose result does not compile, fails: rewrite it with the code it speaks of.
+# a test turns red. "passed" is a mutation that was caught, or a test that is green before any. A mutation that no
+# longer finds its place, or whose result does not compile, fails: rewrite it with the code it speaks of.
 #     dev/mutate.sh          all
 #     dev/mutate.sh softmax  only those whose description contains "softmax"
 # About 2 minutes of one core: each mutation compiles its test.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 only=${1:-}
-flags="-std=gnu11 -D_GNU_SOURCE -O1 -march=native -fno-math-errno -fno-trapping-math -fopenmp"  # -O1 compiles twice as fast
+# -O1 compiles twice as fast
+flags="-std=gnu11 -D_GNU_SOURCE -O1 -march=native -fno-math-errno -fno-trapping-math -fopenmp"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export OMP_WAIT_POLICY=passive  # seven threads on few cores must not spin
@@ -75,8 +76,8 @@ change() {  # folder, test, filter, file[:function], pattern, replacement, patte
     turns_red "$folder" "$test" "$filter" "$flags -ffp-contract=off"
 }
 
-# Patterns are extended regular expressions within one line; a blank in them stands for any blanks, or none. A pattern that
-# stands in several functions is sought in the one that is named behind the file: attention.h:attention_softmax_.
+# Patterns are extended regular expressions within one line; a blank in them stands for any blanks, or none. A pattern
+# that stands in several functions is sought in the one named behind the file: attention.h:attention_softmax_.
 #     mutation DESCRIPTION TEST FILTER FILE[:FUNCTION] PATTERN REPLACEMENT [PATTERN REPLACEMENT ...]
 mutation() {
     local description=$1
@@ -93,12 +94,14 @@ mutation "gemm: each k block starts at 0 and is added later" test_matmul gemm ge
 mutation "gemm: a later k block of a panel forgets the earlier ones" test_matmul "gemm blocks" gemm.h \
     'k > 0 \? out : start, k > 0 \? out_stride : start_stride, a_packed' 'start, start_stride, a_packed'
 mutation "gemm: k descends" test_matmul "gemm shapes" gemm.h:gemm_tile_ \
-    'v_load\(b \+ v' 'v_load(b + (K - 1 - 2 * k) * TILE_N + v' 'v_fill\(a\[m\]\)' 'v_fill(a[m + (K - 1 - 2 * k) * TILE_M])'
+    'v_load\(b \+ v' 'v_load(b + (K - 1 - 2 * k) * TILE_N + v' 'v_fill\(a\[m\]\)' \
+    'v_fill(a[m + (K - 1 - 2 * k) * TILE_M])'
 mutation "gemm: a rim tile is copied out whole" test_matmul "gemm shapes" gemm.h \
     'memcpy\(out \+ m \* out_stride, tile \+ m \* TILE_N, sizeof\(float\) \* N\)' \
     'memcpy(out + m * out_stride, tile + m * TILE_N, sizeof(float) * (N + 1))'
 mutation "vec: v_fill loses the sign of zero" test_matmul "signed zero" vec.h 'return x - zero;' 'return x + zero;'
-mutation "matmul: dweight is added to" test_matmul backward matmul.h 'gemm\(dweight, C, add \? dweight : NULL' 'gemm(dweight, C, dweight'
+mutation "matmul: dweight is added to" test_matmul backward matmul.h 'gemm\(dweight, C, add \? dweight : NULL' \
+    'gemm(dweight, C, dweight'
 mutation "matmul: dbias takes rows descending" test_matmul backward matmul.h:column_sums \
     'x \+ n \* OC \+ first' 'x + (N - 1 - n) * OC + first'
 mutation "matmul: the plain dinp reads the weight turned" test_matmul "backward differences" matmul.h \
@@ -116,26 +119,31 @@ mutation "attention: divides by the sum" test_attention backward attention.h 'fm
     'fm_exp(w[j] - m[j]) / (1.0f / r[j])'
 mutation "attention: dk is not started" test_attention backward attention.h:attention_backward_group_ \
     'memset\(dk \+ kv.*HS\);' ';'
-mutation "attention: the plain loop forgets D" test_attention "backward differences" attention.h:attention_backward_row_ref \
+mutation "attention: the plain loop forgets D" test_attention "backward differences" \
+    attention.h:attention_backward_row_ref \
     'att\[u\] \* \(ds\[u\] - D\)' 'att[u] * ds[u]'
 mutation "attention: a window is one key too long" test_attention "double" attention_shape.h \
     't - s->window \+ 1' 't - s->window + (t == s->window)'
-mutation "attention: heads of a group read different keys" test_attention "grouped" attention.h:attention_forward_head_ \
+mutation "attention: heads of a group read different keys" test_attention "grouped" \
+    attention.h:attention_forward_head_ \
     'h / \(shape->NH / shape->NKV\)' 'h % shape->NKV'
 
 # ---- the other ops ----
-mutation "layernorm: dweight and dbias take rows descending" test_layernorm backward layernorm.h:layernorm_backward_channels_ \
+mutation "layernorm: dweight and dbias take rows descending" test_layernorm backward \
+    layernorm.h:layernorm_backward_channels_ \
     'for \(int n = 0; n < N; n\+\+\)' 'for (int n = N - 1; n >= 0; n--)'
 mutation "layernorm: both loops forget the mean of g * xhat" test_layernorm "backward differences" layernorm.h \
     '- mean_g - \(inp\[c\] - mean\) \* rstd \* mean_gx\) \* rstd' '- mean_g) * rstd + 0 * mean_gx' \
     '- mg - \(inp\[c\] - m\) \* s \* mgx\) \* s' '- mg) * s + 0 * mgx'
 mutation "gelu: k is one unit too large" test_gelu obvious gelu.h '0\.797884524f' '0.797884583f'
 mutation "softmax: columns of a square descend" test_crossentropy shapes crossentropy.h \
-    'for \(int i = 0; i < VLANES; i\+\+\) \{ sum \+= columns\[i\]; \}' 'for (int i = VLANES - 1; i >= 0; i--) { sum += columns[i]; }'
+    'for \(int i = 0; i < VLANES; i\+\+\) \{ sum \+= columns\[i\]; \}' \
+    'for (int i = VLANES - 1; i >= 0; i--) { sum += columns[i]; }'
 mutation "softmax: the padding counts" test_crossentropy shapes crossentropy.h \
     'softmax_exponentials_\(probs, logits, sums, V, Vp\)' 'softmax_exponentials_(probs, logits, sums, Vp, Vp)'
 mutation "crossentropy: both loops have the wrong sign" test_crossentropy "backward differences" crossentropy.h \
-    'probs\[i\] - \(v == targets\[n\]' 'probs[i] + (v == targets[n]' 'dtarget = \(p\[target\] - 1\.0f\)' 'dtarget = (p[target] + 1.0f)'
+    'probs\[i\] - \(v == targets\[n\]' 'probs[i] + (v == targets[n]' 'dtarget = \(p\[target\] - 1\.0f\)' \
+    'dtarget = (p[target] + 1.0f)'
 mutation "embedding: positions descend" test_embedding embedding embedding.h:embedding_backward \
     'for \(int n = 0; n < B \* T; n\+\+\)' 'for (int n = B * T - 1; n >= 0; n--)'
 mutation "scan: rows and groups are added descending" test_selective_scan bits selective_scan.h:scan_chain_ \
@@ -148,7 +156,8 @@ mutation "surgery: pcgrad tests the task's own gradient" test_gradient_surgery "
 # ---- the update ----
 mutation "adamw: eps inside the root" test_adamw lengths adamw.h \
     'sqrtf\(v_new / a\.correction2\) \+ a\.eps' 'sqrtf(v_new / a.correction2 + a.eps)'
-mutation "adamw: lr is distributed" test_adamw lengths adamw.h '\+ weight_decay \* p\);' ') - a.lr * (weight_decay * p);'
+mutation "adamw: lr is distributed" test_adamw lengths adamw.h '\+ weight_decay \* p\);' \
+    ') - a.lr * (weight_decay * p);'
 mutation "rounding: a random number has 15 bits" test_adamw rounding rng.h 'noise \& 0xffffu' 'noise \& 0x7fffu'
 mutation "global norm: chunks are added descending" test_adamw "norm order" global_norm.h \
     'sum \+= on_host\[chunk\]' 'sum += on_host[n_chunks - 1 - chunk]'
@@ -159,7 +168,8 @@ mutation "leaf tree: leaves are added from left to right" test_tensor "leaf tree
 mutation "comm: the first rank is added last" test_comm "reductions order" comm.h \
     'comm_combine_\(got, got \+ \(size_t\)i \* n_own' 'comm_combine_(got, got + (size_t)(c->size - i) * n_own'
 mutation "zero: the norm forgets the other ranks" test_comm "dp train" data_parallel.h \
-    'if \(s->size > 1\) \{ comm_all_gather_shares\(s->comm, s->chunk_sums' 'if (0) { comm_all_gather_shares(s->comm, s->chunk_sums'
+    'if \(s->size > 1\) \{ comm_all_gather_shares\(s->comm, s->chunk_sums' \
+    'if (0) { comm_all_gather_shares(s->comm, s->chunk_sums'
 mutation "zero: new parameters stay with their owner" test_comm "dp train" data_parallel.h:dp_update \
     's->zero > 0\) \{ dp_gather\(' '0) { dp_gather('
 mutation "zero 2: nodes that wait for the next round are lost" test_comm "dp train" data_parallel.h \
@@ -173,10 +183,12 @@ mutation "data: an input is its own target" test_dataloader "rows" dataloader.h:
 mutation "checkpoint: a file of the right length is whole" test_checkpoint flips checkpoint.h:checkpoint_verify_file_ \
     'found\.xxh3 != sum->xxh3' '0'
 mutation "train_mamba_hpn: carried states begin anew with each piece" test_mamba_hpn generation train_mamba_hpn.c \
-    'memcpy\(carried_state\(s, c, s->next, l\), carried_state\(s, c, s->now, l\)' 'memset(carried_state(s, c, s->next, l), 0'
-mutation "sampler: ties go to the higher index" test_tensor sampler sampler.h 'x->token - y->token' 'y->token - x->token'
+    'memcpy\(carried_state\(s, c, s->next, l\), carried_state\(s, c, s->now, l\)' \
+    'memset(carried_state(s, c, s->next, l), 0'
+mutation "sampler: ties go to the higher index" test_tensor sampler sampler.h 'x->token - y->token' \
+    'y->token - x->token'
 
-# ---- the tests as they are are green; a compiler that fuses multiply and add, where this processor can, is found out ----
+# ---- the tests as they are are green; a compiler that fuses multiply and add is found out ----
 unchanged() {  # folder, test
     mkdir -p "$1"
     cp "$2.c" train_*.c "$1/" && ln -sfn "$PWD/llmc" "$1/llmc"
@@ -186,7 +198,8 @@ for test in "${!tests[@]}"; do
     unchanged "$work/$test" "$test"
     start "$test: green before any mutation" is_green "$work/$test" "$test" "$flags -ffp-contract=off"
 done
-if [[ "-ffp-contract=fast" == *"$only"* ]] && ${CC:-gcc} -march=native -dM -E - < /dev/null | grep -q __FP_FAST_FMAF; then
+can_fuse() { ${CC:-gcc} -march=native -dM -E - < /dev/null | grep -q __FP_FAST_FMAF; }
+if [[ "-ffp-contract=fast" == *"$only"* ]] && can_fuse; then
     for test in test_{matmul,adamw}; do
         unchanged "$work/fused_$test" $test
         start "$test: -ffp-contract=fast" turns_red "$work/fused_$test" $test "" "$flags -O2 -ffp-contract=fast"

@@ -6,8 +6,7 @@
 #     build VARIABLES PROGRAM         builds it with these Makefile variables; prints its path
 #     need_build NAME VARIABLES PROGRAM   the same into a variable, or the end of the test
 #     le BYTES NUMBER...              numbers as a binary file has them
-# `quick` as a script's first argument: its most telling promises of each kind, for `make test`; is_quick asks for it. The rest of
-# the arguments are the script's.
+# `quick` as a script's first argument: its most telling promises of each kind, for `make test`; is_quick asks for it.
 set -u
 export LC_ALL=C
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # threads that spin while they wait stall for seconds on a busy machine

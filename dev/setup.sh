@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, and says so: one line per thing done. Nothing is missing: one line, in well under a second.
 #     dev/setup.sh           to build, run, test: C compiler, make, jansson, xxHash, PCRE2; NumPy and matplotlib in .venv
-#     dev/setup.sh ci        also clang, g++, libomp, valgrind, Open MPI and, in .venv, tokenizers: what else `make test` uses
+#     dev/setup.sh ci        also clang, g++, libomp, valgrind, Open MPI and, in .venv, tokenizers: what else .ci/run uses
 #     dev/setup.sh examples  as the first, and in .venv scikit-learn, which brings the images of `make run-digits`
 #     dev/setup.sh cuda      as the first, and in .venv cuBLAS and NCCL where nvcc finds none: `make cuda` (1 GB; nvcc itself
 #                            comes from NVIDIA: https://developer.nvidia.com/cuda-downloads). `ci` has them too where nvcc is

@@ -100,12 +100,17 @@ make_all() {
     return 1
 }
 
+# what scripts share
+build_shared() {
+    make_all "trainers and tools" train_gpt2 train_mamba_hpn tools launch "$(make -s folder)/train_gpt2_faults"
+}
+
 python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
 
 # every test of the build that ships, the kernels' exact build on this CPU, and of each script its most telling promises
 quick() {
     build_and_run ""
-    make_all "trainers and tools" train_gpt2 train_mamba_hpn tools launch "$(make -s folder)/train_gpt2_faults"  # scripts share them
+    build_shared
     part "headers as C11 and C++17, all at once" dev/check_headers.sh quick
     part "what make builds anew" dev/test_make.sh
     part "command line and runs, quick" dev/test_cli.sh quick
@@ -145,7 +150,7 @@ rest() {
     matrix
     build_and_run "ASAN=1 OPT=-O1"
     simt fast
-    make_all "trainers and tools" train_gpt2 train_mamba_hpn tools launch "$(make -s folder)/train_gpt2_faults"
+    build_shared
     finish_parts  # scripts measure time and memory
     part "headers as C11 and C++17, each alone" dev/check_headers.sh
     part "command line and runs" dev/test_cli.sh

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The Makefile, in a repository of its own with one small trainer: of which commit a program says it is, and what make builds anew.
+# The Makefile, in a repository of its own with one small trainer: of which commit a program says it is, and what make
+# builds anew.
 . "$(dirname "$0")/promises.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -40,5 +41,6 @@ made
 check "a file that git does not know makes no tree dirty" test "$says" = "$first"
 git tag -a -m release v1 && git commit -q --allow-empty -m second && git tag -a -m release v2
 made
-check "another commit, with a tag: its hash, and the trainer is built anew" test "$says: $new" = "$(git rev-parse --short HEAD): train_small"
+second=$(git rev-parse --short HEAD)
+check "another commit, with a tag: its hash, and the trainer is built anew" test "$says: $new" = "$second: train_small"
 finish
