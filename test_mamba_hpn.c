@@ -57,8 +57,6 @@ static void golden_open(Golden* g, const char* path, How how) {
     g->n_leaves = golden_int(g, "leaves");
     device_init(&g->dev, how.n_threads);
     mamba_init(&g->model, &c);
-    Tensor* prototypes = PARAMETER(g->model.table, g->model.n_table, prototypes);
-    if (prototypes && !c.learns_prototypes) { prototypes->frozen = 1; }
     mamba_init_training(&g->model, NULL, g->n_leaves, 0, 0);
     tensors_load(&g->set, g->model.table, g->model.n_table, "param.", g->model.params);
     update_prototypes(&g->model, &g->dev);

@@ -126,7 +126,7 @@ static void gpt2_init(GPT2* model, Config c) {
 // Gradients and moments, for updates of n_leaves micro-batches in all. comm NULL: alone. zero 1: moments are kept once,
 // not on every rank; 2: sums of gradients too
 static void gpt2_init_training(GPT2* model, Comm* comm, int n_leaves, int zero) {
-    dp_init(&model->dp, comm, model->table, N_PARAMETERS, n_leaves, zero);
+    dp_init(&model->dp, comm, model->table, N_PARAMETERS, model->frozen, n_leaves, zero);
     dp_open(&model->dp);
     model->adam_m = (float*)device_alloc(sizeof(float) * model->dp.n_kept, "first moments");
     model->adam_v = (float*)device_alloc(sizeof(float) * model->dp.n_kept, "second moments");
@@ -264,7 +264,7 @@ static void gpt2_backward(GPT2* model, Activations* acts, const int* tokens, con
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, dev);
         dp_layer_done(&model->dp, l, dev);
     }
-    memset(d.wpe, 0, sizeof(float) * (size_t)c.max_T * C);  // positions beyond T get no gradient
+    if (d.wpe) { memset(d.wpe, 0, sizeof(float) * (size_t)c.max_T * C); }  // positions beyond T get no gradient
     for (int i = 0; i < acts->n_segments; i++) {
         Segment s = acts->segments[i];
         embedding_backward(d.wte, d.wpe, a.dresidual + s.first * C, tokens + s.first, s.rows, s.T, C, dev);
@@ -507,6 +507,8 @@ static void probe(Run* r) {
     const Config c = r->model.config;
     const ProbeBatch x = r->probe;
     activations_init(&r->acts, c, x.B, x.T, TO_TRAIN);
+    free(r->model.frozen);
+    r->model.frozen = NULL;
     gpt2_init_training(&r->model, NULL, 1, 0);
     gpt2_forward(&r->model, &r->acts, x.inputs, x.B, x.T, 0, &r->dev);
     const float* logits = gpt2_logits(&r->model, &r->acts, 0, x.B * x.T, &r->dev);
@@ -664,7 +666,9 @@ static double print_memory(const Run* r) {
     double text = data_memory(&r->data), rest = text + 8e6, copy = 0.0;
     if (is_training(r) && r->o.verify_every > 0) { rest += verify_bytes(r->model.n); }
     if (is_training(r) && r->o.save_every > 0 && saves_beside(r)) { copy = SNAPSHOT_ARENAS * arena; }
-    if (backward) { gradients = ranks_box(r->comm, r->model.table, N_PARAMETERS, r->n_leaves, r->o.zero, &moment); }
+    if (backward) {
+        gradients = ranks_box(r->comm, r->model.table, N_PARAMETERS, r->model.frozen, r->n_leaves, r->o.zero, &moment);
+    }
     double moments = is_training(r) ? 2.0 * moment : 0.0;
     if (!samples) { sampling = 0.0; }
     if (!backward && !r->o.eval_only) { activations = 0.0; }
@@ -724,7 +728,6 @@ static void open_training(Run* r, int argc, char** argv) {
     open_batch(r, TO_TRAIN);
     if (r->o.sample_every > 0 && r->comm->rank == 0) { open_generator(r, 1); }
     gpt2_init_training(model, r->comm, r->n_leaves, r->o.zero);
-    model->dp.frozen = model->frozen;
     const Weights w = gpt2_weights(model);
     if (r->o.verify_every > 0) { dp_verify(&model->dp, &r->verify, &w); }
     if (r->o.resume) {

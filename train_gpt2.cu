@@ -190,18 +190,13 @@ static void gpt2_store(GPT2* model, const float* params, int updates, const Devi
 static void gpt2_init_training(GPT2* model, Comm* comm, int n_leaves, int zero, int with_master, const float* params,
                                const Device* dev) {
     DataParallel* s = &model->dp;
-    dp_init(s, comm, model->table, N_PARAMETERS, n_leaves, zero);
+    dp_init(s, comm, model->table, N_PARAMETERS, model->frozen, n_leaves, zero);
     dp_open(s);
     model->adam_m = (float*)device_alloc(sizeof(float) * s->n_kept, "first moments");
     model->adam_v = (float*)device_alloc(sizeof(float) * s->n_kept, "second moments");
     if (FLOATX_IS_FLOAT || !with_master) { return; }
     model->master = (float*)device_alloc(sizeof(float) * s->n_kept, "master weights");
-    for (int i = 0; i < N_PARAMETERS; i++) {
-        const Part kept = s->kept[i];
-        const float* from = params + model->table[i].offset + kept.first;
-        device_upload(model->master + kept.at, from, sizeof(float) * kept.n, dev);
-    }
-    device_sync(dev);
+    dp_deal(s, model->master, params, dev);
 }
 
 // what an update changes
@@ -401,7 +396,7 @@ static void gpt2_backward(GPT2* model, Activations* acts, int B, int T, const De
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, s.ln1_mean, s.ln1_rstd, N, C, dev);
         dp_layer_done(&model->dp, l, dev);
     }
-    device_zero(d.wpe, sizeof(float) * (size_t)model->config.max_T * C, dev);  // positions beyond T get no gradient
+    if (d.wpe) { device_zero(d.wpe, sizeof(float) * (size_t)model->config.max_T * C, dev); }  // positions beyond T get no gradient
     for (int i = 0; i < acts->n_segments; i++) {
         Segment x = acts->segments[i];
         embedding_backward(d.wte, d.wpe, a.dresidual + x.first * C, acts->tokens + x.first, x.rows, x.T, C, dev);
@@ -517,25 +512,28 @@ static void save_model(const Run* r, const float* params, const char* folder, si
 static int masters_in_parts(const GPT2* model) { return model->master && model->dp.zero > 0; }
 
 // The parameters as a checkpoint has them, from a copy of the masters or, without masters, of the weights: on the host,
-// to be freed; NULL on ranks above 0. Masters in parts are collected, for which all ranks call; dev NULL: the copy is
-// in host memory
-static float* whole_parameters(GPT2* model, const void* copy, const Device* dev) {
+// to be freed; NULL on ranks above 0. Masters are collected, for which all ranks call when they are in parts; copy_dev
+// NULL: the copy is in host memory. What is frozen has no master, and its weights stay as they are: they come from dev
+static float* whole_parameters(GPT2* model, const void* copy, const Device* copy_dev, const Device* dev) {
     const size_t n_bytes = sizeof(float) * model->n;
     float* whole = model->dp.rank > 0 ? NULL : (float*)arena_alloc(n_bytes, "parameters on the host");
-    if (masters_in_parts(model)) { dp_collect(&model->dp, (const float*)copy, whole, dev); }
-    else if (whole && model->master) { memcpy(whole, copy, n_bytes); }
-    else if (whole) { floatx_widen(whole, copy, model->n); }
+    if (model->master && (whole || masters_in_parts(model))) {
+        dp_collect(&model->dp, (const float*)copy, whole, copy_dev);
+        if (whole) { dp_collect_frozen(&model->dp, model->weights, sizeof(floatX), whole, dev); }
+    } else if (whole) {
+        floatx_widen(whole, copy, model->n);
+    }
     return whole;
 }
 
 // the parameters as a checkpoint has them, now: on rank 0, to be freed; NULL on the others, which only send. All ranks
 // call
 static float* download_parameters(GPT2* model, const Device* dev) {
-    const size_t n_bytes = model->master ? sizeof(float) * model->n : sizeof(floatX) * model->n;
-    if (masters_in_parts(model)) { return whole_parameters(model, model->master, dev); }
+    const size_t n_bytes = model->master ? sizeof(float) * model->dp.n_kept : sizeof(floatX) * model->n;
+    if (masters_in_parts(model)) { return whole_parameters(model, model->master, dev, dev); }
     void* copy = malloc_check(n_bytes, "parameters on the host");
     device_download(copy, model->master ? (const void*)model->master : model->weights, n_bytes, dev);
-    float* whole = whole_parameters(model, copy, NULL);
+    float* whole = whole_parameters(model, copy, NULL, dev);
     free(copy);
     return whole;
 }
@@ -548,7 +546,7 @@ static void write_checkpoint(void* run) {
     SavedFiles files;
     files.n = 0;
     run_save_begin(temporary, &r->o, &s->state, run_checkpoint_bytes(r->model.table, N_PARAMETERS));
-    float* params = whole_parameters(&r->model, s->arena[0], NULL);
+    float* params = whole_parameters(&r->model, s->arena[0], NULL, &r->dev);
     save_model(r, params, temporary, SIZE_MAX, &files);
     arena_free(params, sizeof(float) * r->model.n);
     path_join(path, temporary, "optimizer.safetensors");
@@ -569,7 +567,7 @@ static void save_checkpoint(Run* r, int last) {
         snapshot_save(&r->snapshot, arenas, n_bytes, SNAPSHOT_ARENAS, &r->state, saves_beside(r), last,
                       write_checkpoint, r, &r->dev);
     } else if (r->o.zero > 0) {
-        if (masters_in_parts(model)) { whole_parameters(model, model->master, &r->dev); }
+        if (masters_in_parts(model)) { whole_parameters(model, model->master, &r->dev, &r->dev); }
         moments_save(NULL, &model->dp, model->adam_m, model->adam_v, &r->dev);
     }
 }
@@ -715,7 +713,7 @@ static void probe(Run* r) {
     const ProbeBatch x = r->probe;
     const size_t n_bytes = sizeof(float) * r->model.n;
     activations_init(&r->acts, c, x.B, x.T, TO_TRAIN, r->how);
-    dp_init(&r->model.dp, NULL, r->model.table, N_PARAMETERS, 1, 0);
+    dp_init(&r->model.dp, NULL, r->model.table, N_PARAMETERS, NULL, 1, 0);
     dp_open(&r->model.dp);
     gpt2_forward(&r->model, &r->acts, x.inputs, x.B, x.T, 0, &r->dev);
 
@@ -912,7 +910,7 @@ static double print_memory(const Run* r) {
     const double rest = text + verify + 8e6;
     const int copies = DEVICE_IS_SHARED && is_training(r) && o->save_every > 0 && saves_beside(r);
     double kept = 0.0, copy = copies ? SNAPSHOT_ARENAS * weights : 0.0;
-    double gradients = backward ? ranks_box(r->comm, r->model.table, N_PARAMETERS, r->n_leaves, o->zero, &kept) : 0.0;
+    double gradients = backward ? ranks_box(r->comm, r->model.table, N_PARAMETERS, r->model.frozen, r->n_leaves, o->zero, &kept) : 0.0;
     double moments = !is_training(r) ? 0.0 : FLOATX_IS_FLOAT || !r->master_weights ? 2.0 * kept : 3.0 * kept;
     box_row("memory: weights", "%s", format_bytes(weights).s);
     if (backward) { box_row("  gradients, AdamW", "%s, %s", format_bytes(gradients).s, format_bytes(moments).s); }
@@ -988,7 +986,6 @@ static void open_training(Run* r, int argc, char** argv) {
     open_batch(r, TO_TRAIN);
     if (r->o.sample_every > 0 && r->comm->rank == 0) { open_generator(r, 1); }
     gpt2_init_training(model, r->comm, r->n_leaves, r->o.zero, r->master_weights, r->loaded, &r->dev);
-    model->dp.frozen = model->frozen;
     free_loaded(r);
     const Weights w = gpt2_weights(model);
     if (r->o.verify_every > 0) { dp_verify(&model->dp, &r->verify, &w); }

@@ -190,13 +190,11 @@ static void mamba_init(Mamba* model, const Config* c) {
 // the real batches and their corrupted twins in turn
 static void mamba_init_training(Mamba* model, Comm* comm, int n_leaves, int zero, int ff) {
     const Config* c = &model->config;
-    dp_init(&model->dp, comm, model->table, model->n_table, n_leaves, zero);
+    dp_init(&model->dp, comm, model->table, model->n_table, model->frozen, n_leaves, zero);
     dp_open(&model->dp);
-    model->dp.frozen = model->frozen;
     if (ff) {
-        dp_init(&model->ff_dp, comm, model->table, model->n_table, 2 * n_leaves, 0);
+        dp_init(&model->ff_dp, comm, model->table, model->n_table, model->frozen, 2 * n_leaves, 0);
         dp_open(&model->ff_dp);
-        model->ff_dp.frozen = model->frozen;
     }
     model->adam_m = (float*)arena_alloc(sizeof(float) * model->dp.n_kept, "first moments");
     model->adam_v = (float*)arena_alloc(sizeof(float) * model->dp.n_kept, "second moments");
@@ -355,10 +353,10 @@ static void layer_forward(const Mamba* model, Activations* acts, int l, const fl
 
 // a linear layer's gradients; of one that stays as it is only that of its input
 static void linear_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp, const float* weight, int N,
-                            int C, int OC, int learns, const Device* dev) {
+                            int C, int OC, const Device* dev) {
     matmul_backward_input(dinp, dout, weight, N, C, OC, dev);
-    if (learns) { matmul_backward_weight(dweight, dout, inp, 0, N, C, OC, dev); }
-    if (learns && dbias) { column_sums(dbias, dout, N, OC, dev); }
+    if (dweight) { matmul_backward_weight(dweight, dout, inp, 0, N, C, OC, dev); }
+    if (dbias) { column_sums(dbias, dout, N, OC, dev); }
 }
 
 // the same upside down: the gradient of the stream in dresidual is that after the layer, and becomes that before it.
@@ -366,24 +364,21 @@ static void linear_backward(float* dinp, float* dweight, float* dbias, const flo
 static void layer_backward(const Mamba* model, Activations* acts, int l, const float* inp, Parameters d, int B, int T, const Device* dev) {
     const Config* c = &model->config;
     const int N = B * T, M = c->M, E = c->E, NS = c->NS, R = c->R, P = config_dbc(c), is_rt = c->layer == RT;
-    const int learns = !layer_is_frozen(model, l);
     const unsigned char* starts = document_starts(acts);
     const float* history = carried_history(&acts->carried, acts->carried.now, l);
     if (acts->room.recompute == RECOMPUTE_LAYER) { layer_forward(model, acts, l, inp, B, T, dev); }
     ActivationTensors a = layer_activations(acts, l);
     Parameters p = layer_parameters(model, model->params, l);
     const Rows x = conv_input(c, a.xz, inp);
-    linear_backward(a.dy, d.out_proj, d.out_bias, a.dresidual, is_rt ? a.y : a.gated, p.out_proj, N, E, M, learns, dev);
+    linear_backward(a.dy, d.out_proj, d.out_bias, a.dresidual, is_rt ? a.y : a.gated, p.out_proj, N, E, M, dev);
     if (!is_rt) { gate_backward(a.dy, a.dxz + E, 2 * E, a.dy, a.y, a.xz + E, 2 * E, N, E, dev); }
     scan_backward(a.du, a.ddelta, d.A_log, a.ddbc + R, a.ddbc + R + NS, P, d.D, a.dy, a.states, a.u, a.delta, p.A_log, a.dbc + R,
                   a.dbc + R + NS, P, p.D, starts, B, T, E, NS, acts->room.chunk, dev);
     softplus_backward(a.ddelta, a.ddelta, a.delta, (size_t)N * E, dev);
     gemm(a.ddbc, P, NULL, 0, matrix(a.ddelta, E), matrix(p.dt_proj, R), N, R, E, dev);
-    if (learns) {
-        gemm(d.dt_proj, R, NULL, 0, transposed(a.ddelta, E), matrix(a.dbc, P), E, R, N, dev);
-        column_sums(d.dt_bias, a.ddelta, N, E, dev);
-        matmul_backward_weight(d.x_proj, a.ddbc, a.u, 0, N, E, P, dev);
-    }
+    if (d.dt_proj) { gemm(d.dt_proj, R, NULL, 0, transposed(a.ddelta, E), matrix(a.dbc, P), E, R, N, dev); }
+    if (d.dt_bias) { column_sums(d.dt_bias, a.ddelta, N, E, dev); }
+    if (d.x_proj) { matmul_backward_weight(d.x_proj, a.ddbc, a.u, 0, N, E, P, dev); }
     gemm(a.du, E, a.du, E, matrix(a.ddbc, P), matrix(p.x_proj, E), N, E, P, dev);  // a chain that goes on from the scan's part
     // the gradient of the convolution's input has the layout of that input: with rt (N, M), else the left half of (N, 2E)
     conv1d_backward(is_rt ? a.dnorm : a.dxz, x.stride, d.conv, d.conv_bias, a.du, a.conv, x.data, x.stride, p.conv, history, starts, B, T,
@@ -392,7 +387,7 @@ static void layer_backward(const Mamba* model, Activations* acts, int l, const f
         residual_forward(a.dresidual, a.dresidual, a.dnorm, (size_t)N * M, dev);
         return;
     }
-    linear_backward(a.dnorm, d.in_proj, d.in_bias, a.dxz, a.norm, p.in_proj, N, M, 2 * E, learns, dev);
+    linear_backward(a.dnorm, d.in_proj, d.in_bias, a.dxz, a.norm, p.in_proj, N, M, 2 * E, dev);
     rmsnorm_backward(a.dresidual, d.norm, a.dnorm, inp, p.norm, a.norm_rstd, N, M, dev);
 }
 
@@ -483,7 +478,7 @@ static void head_backward(const Mamba* model, Activations* acts, Parameters d, c
     } else {
         hpn_backward(a.dz_unit, dprototypes, a.z_unit, model->unit_prototypes, a.cosines, targets, dloss, N, Dp, classes, dev);
     }
-    if (dprototypes && c->head != HEAD_RT) {
+    if (dprototypes && d.prototypes && c->head != HEAD_RT) {
         unit_backward(d.prototypes, dprototypes, model->unit_prototypes, model->prototype_norms, classes, Dp, dev);
     }
     unit_backward(p.projection ? a.dz : a.dnorm, a.dz_unit, a.z_unit, a.z_norm, N, Dp, dev);
@@ -500,7 +495,8 @@ static void mamba_backward(Mamba* model, Activations* acts, const int* tokens, c
     Parameters p = layer_parameters(model, model->params, 0), d;
     memset(&d, 0, sizeof d);
     dp_point(&model->dp, &d, 0);
-    if (c->head != HEAD_CE || !c->tied) { memset(d.embedding, 0, sizeof(float) * (size_t)c->V * (size_t)M); }
+    const int is_tied = c->head == HEAD_CE && c->tied;
+    if (d.embedding && !is_tied) { memset(d.embedding, 0, sizeof(float) * (size_t)c->V * (size_t)M); }
     head_backward(model, acts, d, targets, dloss, N, dev);
     memset(a.dresidual, 0, sizeof(float) * (size_t)N * (size_t)M);
     const float* last = layer_input(acts, c->L);
@@ -568,10 +564,11 @@ static void rt_ff_leaf(Mamba* model, Activations* acts, const int* tokens, int i
     for (int l = 0; l < c->L; l++) {
         float loss = 0.0f;
         dp_point(&model->ff_dp, &d, l);
-        memset(d.D, 0, sizeof(float) * (size_t)c->E);
+        float* dD = d.D ? d.D : layer_activations(acts, 0).dresidual;  // nobody asks: it goes nowhere
+        memset(dD, 0, sizeof(float) * (size_t)c->E);
         if (!is_real || layer_is_frozen(model, l)) { continue; }
-        rt_ff(d.D, &loss, layer_input(acts, l), layer_parameters(model, model->params, l).D, 1, B, T, c->M, dev);
-        for (int i = 0; i < c->E; i++) { d.D[i] *= dloss; }
+        rt_ff(dD, &loss, layer_input(acts, l), layer_parameters(model, model->params, l).D, 1, B, T, c->M, dev);
+        for (int i = 0; i < c->E; i++) { dD[i] *= dloss; }
         sum += loss;
     }
     ff_leaf_done(model, sum, dev);
@@ -612,6 +609,7 @@ typedef struct {
     int T, n_leaves;          // positions in a row, micro-batches in an update
     int *inputs, *targets, *corrupted;  // (B, T)
     Surgery surgeon;          // how the gradients of two tasks become one
+    size_t* surgeon_params;   // of each of its ranges: where it begins among the parameters
     int* surgeon_ends;        // of each layer: where its ranges end in those of the surgeon
     double seconds_waited;    // for batches, in this step
     RunState state;
@@ -1025,6 +1023,8 @@ static void probe(Run* r) {
     const int N = x.B * x.T;
     const Room room = room_of(r, x.B, x.T, TO_TRAIN);
     activations_init(&r->acts, c, &room);
+    free(r->model.frozen);
+    r->model.frozen = NULL;
     mamba_init_training(&r->model, NULL, 1, 0, 0);
     mamba_forward(&r->model, &r->acts, x.inputs, x.B, x.T, &r->dev);
 
@@ -1083,7 +1083,8 @@ static float separate_prototypes(Run* r, float* grads) {
     Mamba* model = &r->model;
     const Config* c = &model->config;
     const size_t n = (size_t)c->classes * (size_t)c->Dp;
-    float* d = grads + PARAMETER(model->table, model->n_table, prototypes)->offset;
+    const int row = (int)(PARAMETER(model->table, model->n_table, prototypes) - model->table);
+    float* d = grads + dp_gradient_at(&model->dp, row, 0);
     memset(model->dunit_prototypes, 0, sizeof(float) * n);
     double loss = prototypes_separation(model->dunit_prototypes, model->unit_prototypes, r->m.proto_separation, c->classes, c->Dp, &r->dev);
     unit_backward(model->dunit_prototypes, model->dunit_prototypes, model->unit_prototypes, model->prototype_norms, c->classes, c->Dp,
@@ -1104,7 +1105,9 @@ static float* step_gradients(Run* r, float* loss, float* norm) {
     }
     float loss_sum, *grads = dp_reduce(s, &loss_sum, &r->dev);
     *loss = loss_sum / counted;
-    if (r->model.config.learns_prototypes && r->model.config.head == HEAD_HPN) { *loss += separate_prototypes(r, grads); }
+    const Tensor* prototypes = PARAMETER(r->model.table, r->model.n_table, prototypes);
+    const int learn = r->model.config.learns_prototypes && dp_stretch(s, (int)(prototypes - r->model.table), 0) >= 0;
+    if (learn && r->model.config.head == HEAD_HPN) { *loss += separate_prototypes(r, grads); }
     *norm = dp_norm(s, grads, &r->dev);
     return grads;
 }
@@ -1133,15 +1136,17 @@ static float* step_ff_gradients(Run* r, float* loss, float* norm) {
 }
 
 // the parameters that both losses share, layer by layer: all that learn there, or with the rt layer D alone. Returns their
-// number; ends (L): how many they are up to each layer
-static int shared_ranges(const Mamba* model, SurgeryRange* ranges, int* ends) {
+// number; params: where each is among the parameters; ends (L): how many they are up to each layer
+static int shared_ranges(const Mamba* model, SurgeryRange* ranges, size_t* params, int* ends) {
     int n = 0;
     for (int l = 0; l < model->config.L; l++) {
         for (int i = 0, first = 0; i < model->n_table; first += tensor_slices(&model->table[i++])) {
             const Tensor* t = &model->table[i];
             const int is_shared = t->layers > 0 && (model->config.layer == MAMBA1 || t->field == offsetof(Parameters, D));
-            const SurgeryRange range = {t->offset + (size_t)l * tensor_slice_elements(t), tensor_slice_elements(t)};
-            if (is_shared && !model->frozen[first + l]) { ranges[n++] = range; }
+            if (!is_shared || model->frozen[first + l]) { continue; }
+            const SurgeryRange range = {dp_gradient_at(&model->dp, i, l), tensor_slice_elements(t)};
+            params[n] = t->offset + (size_t)l * tensor_slice_elements(t);
+            ranges[n++] = range;
         }
         ends[l] = n;
     }
@@ -1158,10 +1163,15 @@ static void open_surgery(Run* r) {
     while (last > 0 && layer_is_frozen(model, last)) { last--; }
     SurgeryRange* ranges = (SurgeryRange*)malloc_check(sizeof(SurgeryRange) * (size_t)model->n_slices, "ranges");
     r->surgeon_ends = (int*)malloc_check(sizeof(int) * (size_t)c->L, "ranges");
+    const int row = (int)(out - model->table), learns = dp_stretch(&model->dp, row, last) >= 0;
+    const size_t at = learns ? dp_gradient_at(&model->dp, row, last) : 0;
+    const SurgeryRange compared = {at, learns ? tensor_slice_elements(out) : 0};
+    r->surgeon_params = (size_t*)malloc_check(sizeof(size_t) * (size_t)model->n_slices, "ranges");
     const SurgeryConfig config = {c->layer == RT ? surgery_rt_method(named) : named, m->surgery_epsilon, m->cagrad_lambda, 0,
-                                  m->gradnorm_alpha, {out->offset + (size_t)last * tensor_slice_elements(out), tensor_slice_elements(out)},
+                                  m->gradnorm_alpha, compared,
                                   (uint64_t)r->o.seed};
-    surgery_init(&r->surgeon, &config, ranges, shared_ranges(model, ranges, r->surgeon_ends), has_ff(r) ? 2 : 1);
+    const int n_ranges = shared_ranges(model, ranges, r->surgeon_params, r->surgeon_ends);
+    surgery_init(&r->surgeon, &config, ranges, n_ranges, has_ff(r) ? 2 : 1);
     free(ranges);
 }
 
@@ -1184,8 +1194,9 @@ static void ff_descend(Run* r, const float* ff_grads, float norm) {
     const float rate = r->m.ff_lr * (r->o.clip > 0.0f && norm > r->o.clip ? r->o.clip / norm : 1.0f);
     for (int k = 0; k < r->surgeon.n_ranges; k++) {
         const SurgeryRange range = r->surgeon.ranges[k];
+        float* params = r->model.params + r->surgeon_params[k];
         #pragma omp parallel for simd
-        for (size_t i = range.first; i < range.first + range.n; i++) { r->model.params[i] -= rate * ff_grads[i]; }
+        for (size_t i = 0; i < range.n; i++) { params[i] -= rate * ff_grads[range.first + i]; }
     }
 }
 
@@ -1419,8 +1430,12 @@ static double print_memory(const Run* r) {
     if (train && r->o.save_every > 0 && saves_beside(r)) { copy = SNAPSHOT_ARENAS * arena; }
     rest += 8.0 * (double)run_carried_floats(r);
     if (train) { rest += prefetch_bytes(r->d.prefetch_workers, r->d.prefetch_buffer, r->o.batch_size, r->T); }
-    if (backward) { gradients = ranks_box(r->comm, r->model.table, r->model.n_table, r->n_leaves, r->o.zero, &moment); }
-    if (train && has_ff(r)) { gradients += ranks_box(r->comm, r->model.table, r->model.n_table, 2 * r->n_leaves, 0, &ff_moment); }
+    const Mamba* model = &r->model;
+    const int n_table = model->n_table, n_leaves = r->n_leaves, zero = r->o.zero;
+    if (backward) { gradients = ranks_box(r->comm, model->table, n_table, model->frozen, n_leaves, zero, &moment); }
+    if (train && has_ff(r)) {
+        gradients += ranks_box(r->comm, model->table, n_table, model->frozen, 2 * n_leaves, 0, &ff_moment);
+    }
     double moments = train ? 2.0 * moment : 0.0;
     box_row("memory: parameters", "%s", format_bytes(arena).s);
     if (backward) { box_row("  gradients, moments", "%s, %s", format_bytes(gradients).s, format_bytes(moments).s); }
@@ -1533,6 +1548,7 @@ static void close_all(Run* r) {
     free(r->ranks);
     free(r->readout);
     free(r->old_layers);
+    free(r->surgeon_params);
     free(r->surgeon_ends);
     options_free(r->table, r->n_options);
 }

@@ -355,12 +355,12 @@ mutation "zero: a round overwrites one that is pending" test_comm "dp train" dat
     '    dp_finish_half_(s, s->half, dev);
     memset' '    memset'
 mutation "zero: new parameters stay with their owner" test_comm "dp train" data_parallel.h \
-    'if (s->zero > 0) { dp_gather(s, w->stored, w->stored_bytes, dev); }
+    'if (s->zero > 0) { dp_gather(s, w->stored, w->stored_bytes, NULL, dev); }
 }
 
-// after a load' '}
+// arena: of what' '}
 
-// after a load'
+// arena: of what'
 mutation "zero 2: both layers in one place" test_comm "dp train" data_parallel.h \
     'first % s->leaf[tensor].n' 'first % tensor_layer_elements(&s->table[tensor])'
 mutation "zero 2: nodes that wait for the next round are lost" test_comm "dp train" data_parallel.h \
@@ -371,8 +371,17 @@ mutation "zero: who has no leaf does not take part" test_comm "dp train" data_pa
 mutation "zero: the last leaf is sent before it has joined" test_comm "dp train" data_parallel.h 'if (s->zero < 2 && has_leaf) {' 'if (0 && has_leaf) {'
 mutation "zero 2: leaves as with the others" test_comm "dp train" data_parallel.h \
     'return s->zero == 2 ? k * s->size + rank' 'return s->zero == 3 ? k * s->size + rank'
-mutation "zero: frozen slices count in the norm" test_comm "dp slices" data_parallel.h 'dp_clear_frozen_(s, grads, dev);
+mutation "zero: frozen experts beside others count in the norm" test_comm "dp frozen" data_parallel.h 'dp_clear_frozen_(s, grads, dev);
     return' 'return'
+mutation "zero: a chunk covered in part begins where a stretch does" test_comm "dp frozen" data_parallel.h \
+    's->edge + (part.first - begin)' 's->edge'
+mutation "zero: a chunk of two stretches is the first's alone" test_comm "dp frozen" data_parallel.h \
+    's->stretches[i].tensor == tensor; i++) {' 's->stretches[i].tensor == tensor; i = s->n_stretches) {'
+mutation "zero: a chunk of two stretches counts twice" test_comm "dp frozen" data_parallel.h \
+    'before->whole.n - 1) / NORM_CHUNK == first) { x.chunk--; }' 'before->whole.n - 1) / NORM_CHUNK == first) { }'
+mutation "zero: what is frozen is updated" test_comm "dp frozen" data_parallel.h 'dp_is_frozen_(s, slice) ? 0 : ' ''
+mutation "zero: what learns anew takes its moments from elsewhere" test_comm "dp resume" moments.h 'file = is_new ? -1 : file;' \
+    'file = is_new ? 0 : file;'
 mutation "zero: slices are corrected as often as the run" test_comm "dp slices" data_parallel.h 'o->eps, scale, count);' 'o->eps, scale, t);'
 mutation "zero: slices without an update decay" test_comm "dp slices" data_parallel.h 'part.n == 0 || count == 0' 'part.n == 0'
 mutation "zero: neighbours go together whatever their counts" test_comm "dp slices" data_parallel.h 'slice + end, t) == count' 'slice + end, t) > 0'
