@@ -378,13 +378,13 @@ static void test_grown_moments(Test* t) {
     device_init(&dev, 1);
     const size_t n = tensors_layout(table, 2);
     float *m = random_array(n, 1.0f, 1), *v = random_array(n, 1.0f, 2);
-    dp_init(&s, NULL, table, 2, 1, 0);
+    dp_init(&s, NULL, table, 2, NULL, 1, 0);
     moments_save(path.s, &s, m, v, NULL);
     dp_free(&s);
     table[1].layers = 3;
     const size_t n_large = tensors_layout(table, 2);
     float *m_large = filled_array(n_large, 7.0f), *v_large = filled_array(n_large, 7.0f), zeros[21] = {0};
-    dp_init(&s, NULL, table, 2, 1, 0);
+    dp_init(&s, NULL, table, 2, NULL, 1, 0);
     moments_load_layers(path.s, &s, m_large, v_large, old_layer, &dev);
     check_bits(t, "of no layer", v_large, v, 10);
     for (int l = 0; l < 3; l++) {

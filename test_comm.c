@@ -6,6 +6,7 @@ processes that talk over TCP on this machine, with COMM_CHECK=1; every call is c
 #include "llmc/test/test.h"
 #include "llmc/test/testfiles.h"
 #include "llmc/ranks/data_parallel.h"
+#include "llmc/ranks/moments.h"
 #include <limits.h>
 
 #ifdef __CUDACC__
@@ -880,7 +881,7 @@ static void check_plan(Test* t, int S, int P, const float* leaves, const float* 
     int top = -1;
     memset(&c, 0, sizeof c);
     c.size = P;
-    dp_init(&s, &c, NULL, 0, S, 0);
+    dp_init(&s, &c, NULL, 0, NULL, S, 0);
     for (int r = 0; r < P; r++) {
         const int first = (int)comm_share(S, r, P), last = (int)comm_share(S, r + 1, P);
         small_tree(&trees[r], first, last, leaves, dev);
@@ -920,16 +921,15 @@ static void test_plan(Test* t) { run_ranks(t, device_ranks(t, 1), ranks_plan, 0)
 
 enum { MAX_ROWS = 8, MAX_SLICES = 49 };
 
-typedef enum { SMALL, SMALL_FROZEN, ODD } TestTable;  // FROZEN: a tensor with all its layers
+typedef enum { SMALL, SMALL_FROZEN, ODD, ODD_FROZEN, N_TEST_TABLES } TestTable;
 
-static int small_table(Tensor* table, int frozen) {
+static int small_table(Tensor* table) {
     table[0] = tensor("a", 0 * sizeof(float*), 0, 100, 97, INIT_NORMAL, 1.0f, DECAY, AS_IS);       // three chunks, the last not full
     table[1] = tensor("b.%d", 1 * sizeof(float*), 3, 1, 33, INIT_ONES, 0.0f, NO_DECAY, VECTOR);
     // two chunks exactly
     table[2] = tensor("c.%d", 2 * sizeof(float*), 2, 64, 64, INIT_NORMAL, 1.0f, DECAY, TRANSPOSED);
     table[3] = tensor("d", 3 * sizeof(float*), 0, 1, 1, INIT_ONES, 0.0f, NO_DECAY, VECTOR);
     table[4] = tensor("e", 4 * sizeof(float*), 0, 200, 101, INIT_NORMAL, 1.0f, DECAY, AS_IS);
-    table[2].frozen = frozen;
     return 5;
 }
 
@@ -955,7 +955,17 @@ static int odd_table(Tensor* table) {
 }
 
 static int test_table(Tensor* table, TestTable which) {
-    return which == ODD ? odd_table(table) : small_table(table, which == SMALL_FROZEN);
+    return which == SMALL || which == SMALL_FROZEN ? small_table(table) : odd_table(table);
+}
+
+// Which slices are frozen. Small: a tensor with all its layers. Odd: a; of b, whose layers lie in one chunk, 1, 3 and
+// 4; the first c, which is a chunk, and the second d; all experts of layer 1, the second of layer 2; the second f
+static const int* test_frozen(TestTable which) {
+    static const int small[MAX_SLICES] = {0, 0, 0, 0, 1, 1};
+    static const int odd[MAX_SLICES] = {
+        1, 0, 1, 0, 1, 1, 0, 1, 0, 0, 1, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0};
+    return which == SMALL_FROZEN ? small : which == ODD_FROZEN ? odd : NULL;
 }
 
 typedef struct {
@@ -967,7 +977,7 @@ typedef struct {
 static void upload_gradient(const DataParallel* s, int i, float* to, const float* g, int layer, const Device* dev) {
     const Tensor* t = &s->table[i];
     const int slice = tensor_slice(t, layer);
-    if (slice < 0) { return; }
+    if (slice < 0 || !to) { return; }  // nobody asks
     device_upload(to, g + t->offset + (size_t)slice * tensor_slice_elements(t),
                   sizeof(float) * tensor_layer_elements(t), dev);
 }
@@ -1005,43 +1015,59 @@ static void leaves_backward(DataParallel* s, const float* params, size_t n, int 
 
 enum { N_TENSORS = 5, N_SMALL_SLICES = 8 };  // of small_table
 
-// three updates of S leaves on this rank's part of the world. frozen, counts: of each slice, NULL: none, all alike. S = 5 is
-// verified too
-static Trained train_slices(DataParallel* s, Comm* c, Tensor* table, int n_tensors, int S, int zero, const int* frozen,
-                            const int* counts,
-                            const Device* dev) {
+// three updates of S leaves on this rank's part of the world
+typedef struct {
+    int S, zero;           // S = 5 is verified too
+    const int* frozen;     // of each slice, NULL: none
+    const int* counts;     // updates of each slice before the first; NULL: all alike
+    const int* discarded;  // slices of which the gradients are made 0 and the updates left out; NULL: none
+} TestWay;
+
+// of an arena of whole tensors
+static void discard(DataParallel* s, float* grads, const int* discarded, const Device* dev) {
+    for (int i = 0, slice = 0; i < s->n_tensors; i++) {
+        const size_t n = tensor_slice_elements(&s->table[i]);
+        for (int k = 0, n_slices = tensor_slices(&s->table[i]); k < n_slices; k++, slice++) {
+            if (discarded[slice]) { device_zero(grads + s->table[i].offset + n * (size_t)k, sizeof(float) * n, dev); }
+        }
+    }
+}
+
+static Trained train_slices(DataParallel* s, Comm* c, Tensor* table, int n_tensors, TestWay way, const Device* dev) {
     const size_t n = tensors_layout(table, n_tensors);
     Trained out = {(float*)device_alloc(4 * n, "p"), NULL, NULL, 0.0f, 0.0f};
     float* params = (float*)new_array(n, sizeof(float));
-    dp_init(s, c, table, n_tensors, S, zero);
+    dp_init(s, c, table, n_tensors, way.frozen, way.S, way.zero);
     dp_open(s);
-    s->frozen = frozen;
     const size_t n_buffer = s->n_buffer;
-    if (S % 2) { s->n_buffer = 2 * (size_t)s->n_round * 1000; }  // too small for a layer: it goes in several rounds
+    if (way.S % 2) { s->n_buffer = 2 * (size_t)s->n_round * 1000; }  // too small for a layer: it goes in several rounds
     out.m = (float*)device_alloc(4 * s->n_kept, "m");
     out.v = (float*)device_alloc(4 * s->n_kept, "v");
     tensors_init(table, n_tensors, params, 42);
     device_upload(out.params, params, 4 * n, dev);
     const Weights w = weights_of(out.params, sizeof(float), NULL, out.m, out.v);
     Verify verify;
-    if (S == 5) { dp_verify(s, &verify, &w); }
+    if (way.S == 5) { dp_verify(s, &verify, &w); }
     for (int step = 0; step < 3; step++) {
         device_download(params, out.params, 4 * n, dev);
         leaves_backward(s, params, n, step, dev);
-        const float* grads = dp_reduce(s, &out.loss, dev);
+        float* grads = dp_reduce(s, &out.loss, dev);
+        if (way.discarded) { discard(s, grads, way.discarded, dev); }
         out.norm = dp_norm(s, grads, dev);
-        int slice_updates[MAX_SLICES];
-        for (int i = 0; counts && i < N_SMALL_SLICES; i++) { slice_updates[i] = counts[i] > 0 ? counts[i] + step : 0; }
-        Optimizer o =
-            {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, S == 5 ? &verify : NULL, counts ? slice_updates : NULL};
+        int updates[MAX_SLICES];
+        for (int i = 0; i < MAX_SLICES; i++) {
+            const int count = way.counts ? way.counts[i] : 1, is_out = way.discarded && way.discarded[i];
+            updates[i] = count > 0 && !is_out ? count + step : 0;
+        }
+        Optimizer o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, way.S == 5 ? &verify : NULL, updates};
+        if (!way.counts && !way.discarded) { o.slice_updates = NULL; }
         dp_update(s, &w, grads, out.norm, &o, step + 1, dev);
     }
-    if (S == 5) { verify_free(&verify); }
+    if (way.S == 5) { verify_free(&verify); }
     s->n_buffer = n_buffer;
     free(params);
     return out;
 }
-
 
 static void trained_free(Trained* x, DataParallel* s, size_t n) {
     device_release(x->params, 4 * n);
@@ -1050,49 +1076,52 @@ static void trained_free(Trained* x, DataParallel* s, size_t n) {
     dp_free(s);
 }
 
-// loss, norm, parameters and first moments of all ranks against those of one
-static void check_same(Test* t, Comm* c, DataParallel* s, const Tensor* table, size_t n, const Trained* got, const Trained* one, const Device* dev) {
-    const int n_tensors = s->n_tensors;
+// loss, norm, parameters and moments of what learns, of all ranks, against those of one
+static void check_same(Test* t, Comm* c, DataParallel* s, const Trained* got, DataParallel* alone, const Trained* one,
+                       const Device* dev) {
     check_bits(t, "loss", &got->loss, &one->loss, 1);
     check_bits(t, "norm", &got->norm, &one->norm, 1);
+    const Tensor *table = s->table, *last = &table[s->n_tensors - 1];
+    const size_t n = last->offset + tensor_elements(last), most = 200 * 101;  // of the largest slice
     float *params = (float*)new_array(n, sizeof(float)), *want = (float*)new_array(n, sizeof(float));
-    float* room = (float*)new_array(200 * 101, sizeof(float));  // of the largest slice
+    float *room = (float*)new_array(most, sizeof(float)), *other = (float*)new_array(most, sizeof(float));
     device_download(params, got->params, 4 * n, dev);
     device_download(want, one->params, 4 * n, dev);
-    for (int i = 0; i < n_tensors; i++) {
-        const size_t at = table[i].offset;
+    for (int i = 0; i < s->n_tensors; i++) {
+        const size_t at = table[i].offset, n_slice = tensor_slice_elements(&table[i]);
         check_bits(t, table[i].name, params + at, want + at, tensor_elements(&table[i]));
-    }
-    device_download(want, one->m, 4 * n, dev);
-    for (int i = 0; i < n_tensors; i++) {
-        const size_t n_slice = tensor_slice_elements(&table[i]);
-        for (int l = 0; l < tensor_slices(&table[i]); l++) {
-            const float *m = dp_slice(s, got->m, i, l, room, dev);
-            check(t, (m != NULL) == (c->rank == 0), "slice %d of %s on rank %d", l, table[i].name, c->rank);
-            if (m) { check_bits(t, "first moments", m, want + table[i].offset + (size_t)l * n_slice, n_slice); }
+        for (int k = 0; k < tensor_slices(&table[i]); k++) {
+            if (dp_stretch(s, i, k) < 0) { continue; }
+            const float* m = dp_slice(s, got->m, i, k, room, dev);
+            check(t, (m != NULL) == (c->rank == 0), "slice %d of %s on rank %d", k, table[i].name, c->rank);
+            if (m) { check_bits(t, "first moments", m, dp_slice(alone, one->m, i, k, other, dev), n_slice); }
+            const float* v = dp_slice(s, got->v, i, k, room, dev);
+            if (v) { check_bits(t, "second moments", v, dp_slice(alone, one->v, i, k, other, dev), n_slice); }
         }
     }
-    float* arrays[] = {params, want, room};
-    for (int i = 0; i < 3; i++) { free(arrays[i]); }
+    float* arrays[] = {params, want, room, other};
+    for (int i = 0; i < 4; i++) { free(arrays[i]); }
 }
 
 // number: 100 S + 10 table + zero
 static void ranks_train(Test* t, Comm* c, int number) {
     const int S = number / 100, zero = number % 10;
+    const TestTable which = (TestTable)(number / 10 % 10);
+    const TestWay by_one = {S, 0, test_frozen(which), NULL, NULL}, by_all = {S, zero, test_frozen(which), NULL, NULL};
     Tensor table[MAX_ROWS];
     DataParallel s, alone;
-    const int n_tensors = test_table(table, (TestTable)(number / 10 % 10));
+    const int n_tensors = test_table(table, which);
     const size_t n = tensors_layout(table, n_tensors);
     Device dev = rank_device(c);
-    Trained one = train_slices(&alone, NULL, table, n_tensors, S, 0, NULL, NULL, &dev);
+    Trained one = train_slices(&alone, NULL, table, n_tensors, by_one, &dev);
     c->link->check = number % 3 == 0;
     uint64_t before = c->link->bytes_sent;
-    Trained got = train_slices(&s, c, table, n_tensors, S, zero, NULL, NULL, &dev);
+    Trained got = train_slices(&s, c, table, n_tensors, by_all, &dev);
     uint64_t sent = c->link->bytes_sent - before, planned = (uint64_t)(3.0 * dp_bytes(&s));
     const int met = c->size > 1 && DEVICE_MEETS;  // beside the gradients an id was sent
-    check(t, c->link->check || c->size == 1 || met || sent == planned, "sent %llu bytes, planned %llu",
-          (unsigned long long)sent, (unsigned long long)planned);
-    check_same(t, c, &s, table, n, &got, &one, &dev);
+    check(t, c->link->check || c->size == 1 || met || sent == planned, "sent %llu bytes, planned %llu", (unsigned long long)sent,
+          (unsigned long long)planned);
+    check_same(t, c, &s, &got, &alone, &one, &dev);
     trained_free(&got, &s, n);
     trained_free(&one, &alone, n);
     device_free(&dev);
@@ -1104,17 +1133,15 @@ static void test_train(Test* t) {
     for (int P = 1; P <= most; P++) {
         for (int k = 0; k < 5; k++) {
             if (DEVICE_MEETS && (P + k) % 3 != 0) { continue; }  // a third of them, for kernels take their time on a CPU
-            const int number = 100 * leaves[k] + 10 * ((P + k) % 3);
+            const int number = 100 * leaves[k] + 10 * ((P + k) % N_TEST_TABLES);
             for (int zero = 0; zero < 3; zero++) { run_ranks(t, P, ranks_train, number + zero); }
         }
     }
 }
 
-// b has three layers, c two, cut by no boundary of a chunk: layer 1 of b is frozen, layer 0 of c has had one update
-// more than the run, layer 1 came four later, e stays as it is. What the table says element by element is what ranks
-// and parts must give.
-static const int small_frozen[N_SMALL_SLICES] = {0, 0, 1, 0, 0, 0, 0, 0}, small_counts[N_SMALL_SLICES] = {1, 1, 1, 1, 2,
-                                                                                                          5, 1, 0};
+// b has three layers, c two, cut by no boundary of a chunk: layer 1 of b is frozen, layer 0 of c has had one update more than the
+// run, layer 1 came four later, e stays as it is. What the table says element by element is what ranks and parts must give.
+static const int small_frozen[MAX_SLICES] = {0, 0, 1}, small_counts[MAX_SLICES] = {1, 1, 1, 1, 2, 5, 1, 0};
 
 // three updates of one rank by the definition: gradients of one leaf, the norm without frozen slices, AdamW slice by
 // slice
@@ -1152,9 +1179,11 @@ static void ranks_slices(Test* t, Comm* c, int number) {
     const int n_tensors = test_table(table, SMALL);
     const size_t n = tensors_layout(table, n_tensors);
     Device dev = rank_device(c);
-    Trained one = train_slices(&alone, NULL, table, n_tensors, S, 0, small_frozen, small_counts, &dev);
-    Trained got = train_slices(&s, c, table, n_tensors, S, zero, small_frozen, small_counts, &dev);
-    check_same(t, c, &s, table, n, &got, &one, &dev);
+    const TestWay by_one = {S, 0, small_frozen, small_counts, NULL};
+    const TestWay by_all = {S, zero, small_frozen, small_counts, NULL};
+    Trained one = train_slices(&alone, NULL, table, n_tensors, by_one, &dev);
+    Trained got = train_slices(&s, c, table, n_tensors, by_all, &dev);
+    check_same(t, c, &s, &got, &alone, &one, &dev);
     if (S == 1 && !FAST_KERNELS) {
         float *params = (float*)new_array(n, sizeof(float)), *found = (float*)new_array(n, sizeof(float));
         float *m = (float*)new_array(n, sizeof(float)), *v = (float*)new_array(n, sizeof(float));
@@ -1162,8 +1191,15 @@ static void ranks_slices(Test* t, Comm* c, int number) {
         train_by_slices(params, m, v, table, n);
         device_download(found, one.params, 4 * n, &dev);
         check_bits(t, "parameters by the definition", found, params, n);
-        device_download(found, one.v, 4 * n, &dev);
-        check_bits(t, "second moments by the definition", found, v, n);
+        for (int i = 0, slice = 0; i < n_tensors; i++) {
+            const size_t n_slice = tensor_slice_elements(&table[i]);
+            for (int k = 0; k < tensor_slices(&table[i]); k++, slice++) {
+                if (small_frozen[slice]) { continue; }
+                const float* want = v + table[i].offset + n_slice * (size_t)k;
+                check_bits(t, "second moments by the definition", dp_slice(&alone, one.v, i, k, found, &dev), want,
+                           n_slice);
+            }
+        }
         float* arrays[] = {params, found, m, v};
         for (int i = 0; i < 4; i++) { free(arrays[i]); }
     }
@@ -1189,14 +1225,16 @@ static void train_stored(uint16_t* bits, Comm* c, Tensor* table, size_t n, int z
     DataParallel s;
     float *params = (float*)new_array(n, sizeof(float)), loss;
     uint16_t* again = (uint16_t*)new_array(n, sizeof(uint16_t));
-    dp_init(&s, c, table, N_TENSORS, 3, zero);
+    const int frozen[N_SMALL_SLICES] = {0, 0, 1};  // of b
+    dp_init(&s, c, table, N_TENSORS, frozen, 3, zero);
     dp_open(&s);
     float *master = (float*)device_alloc(4 * s.n_kept, "masters"), *m = (float*)device_alloc(8 * s.n_kept, "moments");
     const Weights w = weights_of(device_alloc(n_bytes, "bf16"), sizeof(__nv_bfloat16), master, m, m + s.n_kept);
     tensors_init(table, N_TENSORS, params, 42);
-    for (int i = 0; i < N_TENSORS; i++) {
-        device_upload(master + s.kept[i].at, params + table[i].offset + s.kept[i].first, 4 * s.kept[i].n, dev);
-    }
+    dp_deal(&s, master, params, dev);
+    for (size_t i = 0; i < n; i++) { bits[i] = (uint16_t)(float_bits(params[i]) >> 16); }  // of what is frozen they stay
+    device_upload(w.stored, bits, n_bytes, dev);
+    device_sync(dev);
     dp_round(&s, &w, 0, dev);
     for (int step = 0; step < 2; step++) {
         const Optimizer o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, NULL, NULL};
@@ -1207,7 +1245,9 @@ static void train_stored(uint16_t* bits, Comm* c, Tensor* table, size_t n, int z
         dp_update(&s, &w, grads, dp_norm(&s, grads, dev), &o, step + 1, dev);
     }
     device_download(bits, w.stored, n_bytes, dev);
-    device_zero(w.stored, n_bytes, dev);
+    for (size_t i = 0; i < n; i++) { again[i] = i < table[1].offset + 33 || i >= table[1].offset + 66 ? 0 : bits[i]; }
+    device_upload(w.stored, again, n_bytes, dev);
+    device_sync(dev);
     dp_round(&s, &w, 2, dev);
     device_download(again, w.stored, n_bytes, dev);
     check(t, memcmp(again, bits, n_bytes) == 0, "--zero %d: other parameters from the masters than from the update",
@@ -1318,32 +1358,268 @@ static void test_evaluate(Test* t) {
     }
 }
 
+// ---- what is frozen costs nothing ----
+
+// The bits of a run that computes all gradients, makes those of frozen slices 0 and leaves out their updates. number:
+// 100 S + zero
+static void ranks_frozen(Test* t, Comm* c, int number) {
+    const int S = number / 100, zero = number % 10, *frozen = test_frozen(ODD_FROZEN);
+    const TestWay discarding = {S, 0, NULL, NULL, frozen}, freezing = {S, zero, frozen, NULL, NULL};
+    Tensor table[MAX_ROWS];
+    DataParallel s, alone;
+    const int n_tensors = test_table(table, ODD_FROZEN);
+    const size_t n = tensors_layout(table, n_tensors);
+    Device dev = rank_device(c);
+    Trained one = train_slices(&alone, NULL, table, n_tensors, discarding, &dev);
+    Trained got = train_slices(&s, c, table, n_tensors, freezing, &dev);
+    check_same(t, c, &s, &got, &alone, &one, &dev);
+    trained_free(&got, &s, n);
+    trained_free(&one, &alone, n);
+    device_free(&dev);
+}
+
+static void test_frozen_bits(Test* t) {
+    const int most = device_ranks(t, 4);
+    for (int P = 1; P <= most; P++) {
+        for (int zero = 0; zero < 3 && (!DEVICE_MEETS || P == 2); zero++) {
+            for (int S = 3; S <= 5; S++) { run_ranks(t, P, ranks_frozen, 100 * S + zero); }
+        }
+    }
+}
+
+// 0 where a layer's field is NULL, else 1, from the last row to the first: "10010101"
+static const char* fields_text(DataParallel* s, int layer) {
+    static char out[MAX_ROWS + 1];
+    float* d[MAX_ROWS];
+    dp_point(s, d, layer);
+    for (int i = 0; i < s->n_tensors; i++) { out[i] = d[i] ? '1' : '0'; }
+    out[s->n_tensors] = '\0';
+    return out;
+}
+
+static void check_fields(Test* t, DataParallel* s, int layer, const char* expected) {
+    const char* found = fields_text(s, layer);
+    check(t, strcmp(found, expected) == 0, "layer %d: fields %s, expected %s", layer, found, expected);
+}
+
+// arenas hold what learns, at multiples of 16; fields of what does not learn are NULL
+static void test_frozen_memory(Test* t) {
+    const size_t b = 33 + 33 + 33, c = 4096, d = 3 * 2050, e = 2 * 820, experts = 4 * 2520, f = 2 * 960;
+    const size_t learning = 3 * 48 + c + 2064 + 4112 + 1648 + 10080 + 2 * 960 + 16;
+    Tensor table[MAX_ROWS];
+    DataParallel s;
+    tensors_layout(table, test_table(table, ODD_FROZEN));
+    dp_init(&s, NULL, table, 8, test_frozen(ODD_FROZEN), 3, 0);
+    check(t, s.n_kept == learning && s.n_reduced == learning, "one rank keeps %zu and %zu elements, expected %zu",
+          s.n_kept, s.n_reduced, learning);
+    check(t, dp_gradient_bytes(&s) == 4.0 * (2.0 * (double)learning + NORM_CHUNK), "two arenas and a chunk: %.0f bytes",
+          dp_gradient_bytes(&s));
+    dp_open(&s);
+    check_fields(t, &s, 0, "01010001");  // b and the first d; g is of no layer
+    check_fields(t, &s, 1, "00000001");
+    check_fields(t, &s, 2, "01001101");
+    check_fields(t, &s, 3, "00010111");
+    check_fields(t, &s, 4, "00010101");
+    check_fields(t, &s, 5, "01101111");
+    dp_free(&s);
+    for (int P = 2; P <= 4; P++) {  // all ranks together keep each element once
+        size_t n = 0;
+        for (int rank = 0; rank < P; rank++) {
+            Comm comm;
+            memset(&comm, 0, sizeof comm);
+            comm.size = P;
+            comm.rank = rank;
+            dp_init(&s, &comm, table, 8, test_frozen(ODD_FROZEN), 3, 2);
+            for (int i = 0; i < s.n_stretches; i++) { n += s.kept[i].n; }
+            dp_free(&s);
+        }
+        check(t, n == b + c + d + e + experts + f + 1, "%d ranks keep %zu elements", P, n);
+    }
+}
+
+// nothing learns at all
+static void ranks_all_frozen(Test* t, Comm* c, int zero) {
+    int frozen[MAX_SLICES];
+    for (int i = 0; i < MAX_SLICES; i++) { frozen[i] = 1; }
+    const TestWay way = {4, zero, frozen, NULL, NULL};
+    Tensor table[MAX_ROWS];
+    DataParallel s;
+    Device dev = rank_device(c);
+    const int n_tensors = test_table(table, ODD);
+    const size_t n = tensors_layout(table, n_tensors);
+    float *params = (float*)new_array(n, sizeof(float)), *found = (float*)new_array(n, sizeof(float));
+    Trained got = train_slices(&s, c, table, n_tensors, way, &dev);
+    check(t, s.n_kept == 0 && s.n_reduced == 0 && got.norm == 0.0f, "%zu moments, norm %g", s.n_kept, (double)got.norm);
+    tensors_init(table, n_tensors, params, 42);
+    device_download(found, got.params, 4 * n, &dev);
+    check_bits(t, "parameters", found, params, n);
+    free(params), free(found);
+    trained_free(&got, &s, n);
+    device_free(&dev);
+}
+
+static void test_all_frozen(Test* t) {
+    const int most = device_ranks(t, 2);
+    for (int P = 1; P <= most; P++) {
+        for (int zero = 0; zero < 3; zero++) { run_ranks(t, P, ranks_all_frozen, zero); }
+    }
+}
+
+// the file of the moments of what learns, each of them a number of its slice
+static void write_moments(const char* path, Tensor* table, int n_tensors, const int* frozen) {
+    DataParallel s;
+    dp_init(&s, NULL, table, n_tensors, frozen, 1, 0);
+    float *m = (float*)new_array(s.n_kept, sizeof(float)), *v = (float*)new_array(s.n_kept, sizeof(float));
+    for (int i = 0, slice = 0; i < n_tensors; i++) {
+        const size_t n = tensor_slice_elements(&table[i]);
+        for (int k = 0; k < tensor_slices(&table[i]); k++, slice++) {
+            const int stretch = dp_stretch(&s, i, k);
+            const size_t at = stretch < 0 ? 0 : part_at(s.kept[stretch], n * (size_t)k);
+            for (size_t j = 0; j < n && stretch >= 0; j++) {
+                m[at + j] = (float)(1 + slice);
+                v[at + j] = (float)(100 + slice);
+            }
+        }
+    }
+    moments_save(path, &s, m, v, NULL);
+    free(m), free(v);
+    dp_free(&s);
+}
+
+// A run goes on with other frozen slices than the file was written with. number: 100 then + 10 now + zero
+static void ranks_resume(Test* t, Comm* c, int number) {
+    const TestTable then = (TestTable)(number / 100), now = (TestTable)(number / 10 % 10);
+    const int *before = test_frozen(then), *frozen = test_frozen(now);
+    Tensor table[MAX_ROWS];
+    DataParallel s;
+    Device dev = rank_device(c);
+    const int n_tensors = test_table(table, then);
+    TempPath folder = temp_folder(), path = temp_path(&folder, "optimizer.safetensors");
+    tensors_layout(table, n_tensors);
+    write_moments(path.s, table, n_tensors, before);
+    dp_init(&s, c, table, n_tensors, frozen, 4, number % 10);
+    float *m = (float*)device_alloc(4 * s.n_kept, "m"), *v = (float*)device_alloc(4 * s.n_kept, "v");
+    float* room = (float*)new_array(200 * 101, sizeof(float));
+    moments_load(path.s, &s, m, v, &dev);
+    for (int i = 0, slice = 0; i < n_tensors; i++) {
+        const size_t n = tensor_slice_elements(&table[i]);
+        for (int k = 0; k < tensor_slices(&table[i]); k++, slice++) {
+            if (dp_stretch(&s, i, k) < 0) { continue; }
+            const int was_frozen = before && before[slice];
+            for (int of_v = 0; of_v < 2; of_v++) {
+                const float want = was_frozen ? 0.0f : (float)((of_v ? 100 : 1) + slice);
+                const float* found = dp_slice(&s, of_v ? v : m, i, k, room, &dev);
+                check(t, !found || (found[0] == want && found[n - 1] == want), "slice %d begins with %g, expected %g",
+                      slice, found ? (double)found[0] : 0.0, (double)want);
+            }
+        }
+    }
+    temp_remove(&folder);
+    free(room);
+    device_release(m, 4 * s.n_kept);
+    device_release(v, 4 * s.n_kept);
+    dp_free(&s);
+    device_free(&dev);
+}
+
+static void check_resume(Test* t, int P, int number, const char* warning) {
+    const int port = free_port();
+    Ranks r;
+    r.n = 0;
+    for (int k = 0; k < P; k++) { start_rank(&r, place_at(k, P, port), 20.0, 20.0, ranks_resume, number); }
+    end_ranks(&r);
+    for (int k = 0; k < P; k++) {
+        const char* line = k == 0 ? warning : "";
+        const int said = *line ? strstr(r.text[k], line) != NULL : !*r.text[k];
+        check(t, r.status[k] == 0 && said, "rank %d of %d: status %d: %s", k, P, r.status[k], r.text[k]);
+    }
+}
+
+// a checkpoint with the moments of everything is one from before what is frozen cost nothing
+static void test_resume(Test* t) {
+    const struct { TestTable then, now; const char* warning; } cases[] = {
+        {ODD, ODD_FROZEN, ""}, {ODD_FROZEN, ODD_FROZEN, ""},
+        {ODD_FROZEN, ODD, ": 15 tensors that learn now were frozen: their moments begin with 0"}};
+    const int most = device_ranks(t, 3);
+    for (int i = 0; i < 3; i++) {
+        for (int P = 1; P <= most; P++) {
+            for (int zero = 0; zero < 3; zero++) {
+                check_resume(t, P, 100 * (int)cases[i].then + 10 * (int)cases[i].now + zero, cases[i].warning);
+            }
+        }
+    }
+}
+
+// an arena of masters, dealt out and collected again; what is frozen comes from the stored weights
+static void ranks_masters(Test* t, Comm* c, int zero) {
+    Tensor table[MAX_ROWS];
+    DataParallel s;
+    Device dev = rank_device(c);
+    const int n_tensors = test_table(table, ODD_FROZEN);
+    const size_t n = tensors_layout(table, n_tensors);
+    dp_init(&s, c, table, n_tensors, test_frozen(ODD_FROZEN), 4, zero);
+    float *whole = random_array(n, 1.0f, 3), *back = filled_array(n, NAN);
+    float* master = (float*)device_alloc(4 * s.n_kept, "masters");
+    uint16_t* bits = (uint16_t*)new_array(n, sizeof(uint16_t));
+    for (size_t i = 0; i < n; i++) { bits[i] = (uint16_t)(float_bits(whole[i]) >> 16); }
+    void* stored = device_alloc(2 * n, "weights");
+    device_upload(stored, bits, 2 * n, &dev);
+    dp_deal(&s, master, whole, &dev);
+    dp_collect(&s, master, back, &dev);
+    if (c->rank == 0) {
+        dp_collect_frozen(&s, stored, 2, back, &dev);
+        for (int i = 0; i < n_tensors; i++) {
+            const size_t n_slice = tensor_slice_elements(&table[i]);
+            for (int k = 0; k < tensor_slices(&table[i]); k++) {
+                const size_t at = table[i].offset + n_slice * (size_t)k;
+                for (size_t j = at; j < at + n_slice && dp_stretch(&s, i, k) < 0; j++) {
+                    whole[j] = float_from_bits((uint32_t)bits[j] << 16);
+                }
+                check_bits(t, table[i].name, back + at, whole + at, n_slice);
+            }
+        }
+    }
+    device_release(stored, 2 * n);
+    device_release(master, 4 * s.n_kept);
+    free(whole), free(back), free(bits);
+    dp_free(&s);
+    device_free(&dev);
+}
+
+static void test_masters(Test* t) {
+    const int most = device_ranks(t, 3);
+    for (int P = 1; P <= most; P++) {
+        for (int zero = 0; zero < 3; zero++) { run_ranks(t, P, ranks_masters, zero); }
+    }
+}
+
 // chunks are dealt out without a hole, and nearly evenly
 static void test_parts(Test* t) {
     Tensor table[MAX_ROWS];
-    tensors_layout(table, test_table(table, SMALL_FROZEN));
+    const int n_tensors = test_table(table, ODD_FROZEN);
+    tensors_layout(table, n_tensors);
     for (int P = 1; P <= 16; P++) {
-        size_t next[N_TENSORS] = {0};
+        size_t next[MAX_SLICES] = {0};
+        int n_stretches = 0;
         for (int r = 0; r < P; r++) {
             DataParallel s;
             Comm c;
             memset(&c, 0, sizeof c);
             c.size = P;
             c.rank = r;
-            dp_init(&s, &c, table, N_TENSORS, 1, 1);
-            for (int i = 0; i < N_TENSORS; i++) {
-                Part part = dp_part(&s, r, i);
-                check(t, part.n == 0 || part.first == next[i], "%d ranks, rank %d, tensor %d begins at %zu", P, r, i,
-                      part.first);
-                check(t, part.n == 0 || !table[i].frozen, "a frozen tensor is dealt out");
+            dp_init(&s, &c, table, n_tensors, test_frozen(ODD_FROZEN), 1, 1);
+            n_stretches = s.n_stretches;
+            for (int i = 0; i < s.n_stretches; i++) {
+                const Part part = dp_part(&s, r, i), whole = s.stretches[i].whole;
+                check(t, part.n == 0 || part.first - whole.first == next[i],
+                      "%d ranks, rank %d, stretch %d begins at %zu", P, r, i, part.first);
                 next[i] += part.n;
+                check(t, r < P - 1 || next[i] == whole.n, "%d ranks: stretch %d ends after %zu elements", P, i,
+                      next[i]);
             }
             dp_free(&s);
         }
-        for (int i = 0; i < N_TENSORS; i++) {
-            size_t n = table[i].frozen ? 0 : tensor_elements(&table[i]);
-            check(t, next[i] == n, "%d ranks: tensor %d ends at %zu", P, i, next[i]);
-        }
+        check(t, n_stretches == 3 + 1 + 2 + 1 + 1 + 2 + 1, "%d stretches", n_stretches);
     }
 }
 
@@ -1388,6 +1664,12 @@ int main(int argc, char** argv) {
          test_evaluate},
         {"dp parts", "chunks are dealt out without a hole", test_parts},
         {"dp train", "loss, norm, parameters, moments: one rank's bits on 1..4, S = 1..11, --zero 0, 1, 2, frozen, with experts", test_train},
+        {"dp frozen", "the bits of a run that leaves out those updates, on 1..4 ranks, --zero 0, 1, 2",
+         test_frozen_bits},
+        {"dp frozen memory", "arenas hold what learns, fields of the rest are NULL", test_frozen_memory},
+        {"dp frozen all", "a model of which nothing learns stays as it is", test_all_frozen},
+        {"dp resume", "moments with other frozen slices, or of all: 0 for what learns anew, and a line", test_resume},
+        {"dp masters", "dealt out and collected; what is frozen comes from the stored weights", test_masters},
         {"dp slices", "layers that are frozen, or had other counts of updates: the definition's bits, on 1..4 ranks, --zero 0, 1, 2", test_slices},
 #ifdef __CUDACC__
         {"dp stored",

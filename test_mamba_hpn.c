@@ -56,8 +56,6 @@ static void subject_open(Subject* s, int number, How how) {
     if (!config_parse(&c, g->config, &error)) { fail_run("%s: %s", path, error.text); }
     device_init(&s->dev, how.n_threads);
     mamba_init(&s->mamba, &c);
-    Tensor* prototypes = PARAMETER(model->table, model->n_table, prototypes);
-    if (prototypes && !c.learns_prototypes) { prototypes->frozen = 1; }
     model_init_training(model, NULL, g->n_leaves, 0, NULL, &s->dev);
     golden_load(g, "param.", model->table, model->n_table, model_floats(model));
     update_prototypes(&s->mamba, &s->dev);

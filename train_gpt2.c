@@ -159,8 +159,8 @@ static const float* gpt2_losses(const GPT2* gpt2, Activations* acts, const int* 
     return a.losses;
 }
 
-// Forward's calls upside down. Every parameter's gradient is written: one micro-batch is one leaf, which joins the tree
-// of llmc/ranks/data_parallel.h.
+// Forward's calls upside down. Every parameter's gradient is written, but for what is frozen, whose pointer is NULL: one
+// micro-batch is one leaf, which joins the tree of llmc/ranks/data_parallel.h.
 static void gpt2_backward(GPT2* gpt2, Activations* acts, const int* tokens, const int* targets, float dloss, int B,
                           int T, const Device* dev) {
     const Config c = gpt2->config;
@@ -171,7 +171,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, const int* tokens, cons
     matmul_backward(a.dbranch, d.wte, NULL, a.logits, a.lnf, p.wte, N, C, c.Vp, dev);
     memset(a.dresidual, 0, sizeof(float) * N * C);
     layernorm_backward(a.dresidual, d.lnfw, d.lnfb, a.dbranch, a.residual3, p.lnfw, a.lnf_mean, a.lnf_rstd, N, C, dev);
-    for (int l = L - 1; l >= 0; l--) {
+    for (int l = L - 1; l >= gpt2->model.lowest; l--) {
         const float* residual = l > 0 ? layer_activations(acts, l - 1).residual3 : a.encoded;
         a = layer_activations(acts, l);
         p = layer_parameters(gpt2, l);
@@ -192,7 +192,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, const int* tokens, cons
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, dev);
         dp_layer_done(&gpt2->model.dp, l, dev);
     }
-    memset(d.wpe, 0, sizeof(float) * (size_t)c.max_T * C);  // positions beyond T get no gradient
+    if (d.wpe) { memset(d.wpe, 0, sizeof(float) * (size_t)c.max_T * C); }  // positions beyond T get no gradient
     for (int i = 0; i < acts->segments.n; i++) {
         Segment s = acts->segments.at[i];
         embedding_backward(d.wte, d.wpe, a.dresidual + s.first * C, tokens + s.first, s.rows, s.T, C, dev);

@@ -225,10 +225,10 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
     }
 }
 
-// Logits of N positions, head_rows at a time, and their losses. dwte not NULL: also the gradients of wte (written) and,
-// in dbranch, of lnf. targets are on the host; dloss = 1 / targets counted in the whole update
-static void gpt2_head(const GPT2* gpt2, Activations* acts, float* dwte, const int* targets, float dloss, int N,
-                      const Device* dev) {
+// Logits of N positions, head_rows at a time, and their losses. backward: also the gradients of wte (written; NULL where it
+// is frozen) and, in dbranch, of lnf. targets are on the host; dloss = 1 / targets counted in the whole update
+static void gpt2_head(const GPT2* gpt2, Activations* acts, int backward, float* dwte, const int* targets, float dloss,
+                      int N, const Device* dev) {
     const int C = gpt2->config.C, V = gpt2->config.V, Vp = gpt2->config.Vp;
     ActivationTensors a = layer_activations(acts, 0);
     Statistics s = layer_statistics(acts, 0);
@@ -238,8 +238,8 @@ static void gpt2_head(const GPT2* gpt2, Activations* acts, float* dwte, const in
         const int n = N - first < acts->how.head_rows ? N - first : acts->how.head_rows;
         const size_t at = (size_t)first * (size_t)C;
         matmul_forward(a.logits, a.lnf + at, p.wte, (const floatX*)NULL, n, C, Vp, dev);
-        crossentropy_fused(s.losses + first, a.logits, acts->targets + first, dloss, dwte != NULL, n, V, Vp, dev);
-        if (!dwte) { continue; }
+        crossentropy_fused(s.losses + first, a.logits, acts->targets + first, dloss, backward, n, V, Vp, dev);
+        if (!backward) { continue; }
         matmul_backward_input(a.dbranch + at, a.logits, p.wte, n, C, Vp, dev);
         matmul_backward_weight(dwte, a.logits, a.lnf + at, first > 0, n, C, Vp, dev);
     }
@@ -272,7 +272,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
     Parameters d = gpt2_gradients(gpt2, L - 1);
     device_zero(a.dresidual, sizeof(floatX) * (size_t)N * C, dev);
     layernorm_backward(a.dresidual, d.lnfw, d.lnfb, a.dbranch, a.residual3, p.lnfw, s.lnf_mean, s.lnf_rstd, N, C, dev);
-    for (int l = L - 1; l >= 0; l--) {
+    for (int l = L - 1; l >= gpt2->model.lowest; l--) {
         const floatX* residual = l > 0 ? layer_activations(acts, l - 1).residual3 : a.encoded;
         a = layer_activations(acts, l);
         s = layer_statistics(acts, l);
@@ -295,7 +295,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, s.ln1_mean, s.ln1_rstd, N, C, dev);
         dp_layer_done(&gpt2->model.dp, l, dev);
     }
-    device_zero(d.wpe, sizeof(float) * (size_t)gpt2->config.max_T * C, dev);  // positions beyond T get no gradient
+    if (d.wpe) { device_zero(d.wpe, sizeof(float) * (size_t)gpt2->config.max_T * C, dev); }  // positions beyond T get none
     for (int i = 0; i < acts->segments.n; i++) {
         Segment x = acts->segments.at[i];
         embedding_backward(d.wte, d.wpe, a.dresidual + x.first * C, acts->tokens + x.first, x.rows, x.T, C, dev);
@@ -307,7 +307,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
 static void gpt2_leaf(GPT2* gpt2, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
                       const Device* dev) {
     gpt2_forward(gpt2, acts, tokens, B, T, 0, dev);
-    gpt2_head(gpt2, acts, gpt2_gradients(gpt2, 0).wte, targets, dloss, B * T, dev);
+    gpt2_head(gpt2, acts, 1, gpt2_gradients(gpt2, 0).wte, targets, dloss, B * T, dev);
     crossentropy_losses_sum(dp_loss(&gpt2->model.dp), layer_statistics(acts, 0).losses, B * T, dev);
     gpt2_backward(gpt2, acts, B, T, dev);
 }
@@ -404,7 +404,7 @@ static const float* batch_losses(void* run, const int* inputs, const int* target
     Run* r = (Run*)run;
     Workplace* w = workplace(r);
     gpt2_forward(&w->gpt2, &w->acts, inputs, B, T, 0, &r->dev);
-    gpt2_head(&w->gpt2, &w->acts, NULL, targets, 0.0f, B * T, &r->dev);
+    gpt2_head(&w->gpt2, &w->acts, 0, NULL, targets, 0.0f, B * T, &r->dev);
     device_download(w->host, layer_statistics(&w->acts, 0).losses, sizeof(float) * (size_t)B * (size_t)T, &r->dev);
     return w->host;
 }

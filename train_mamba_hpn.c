@@ -164,8 +164,7 @@ static void mamba_init_head(Mamba* mamba) {
 
 // Forward-Forward's leaves are the real batches and their corrupted twins in turn
 static void mamba_init_ff(Mamba* mamba, Comm* comm, int n_leaves) {
-    dp_init(&mamba->ff_dp, comm, mamba->model.table, mamba->model.n_table, 2 * n_leaves, 0);
-    mamba->ff_dp.frozen = mamba->model.frozen;
+    dp_init(&mamba->ff_dp, comm, mamba->model.table, mamba->model.n_table, mamba->model.frozen, 2 * n_leaves, 0);
     dp_open(&mamba->ff_dp);
 }
 
@@ -272,13 +271,6 @@ static int layer_is_frozen(const Mamba* mamba, int l) {
     return all;
 }
 
-// the lowest layer below which nothing learns; 0 where the embedding does
-static int lowest_learning(const Mamba* mamba) {
-    int l = 0;
-    while (l < mamba->config.L && mamba->model.frozen && mamba->model.frozen[0] && layer_is_frozen(mamba, l)) { l++; }
-    return l;
-}
-
 // (B, T) 1 where a document begins, NULL where none does
 static const unsigned char* document_starts(const Activations* acts) {
     return acts->document_start >= 0 ? acts->starts : NULL;
@@ -310,42 +302,31 @@ static void layer_forward(const Mamba* mamba, Activations* acts, int l, const fl
     residual_forward(a.residual, inp, a.out, (size_t)N * M, dev);
 }
 
-// a linear layer's gradients; of one that stays as it is only that of its input
-static void linear_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
-                            const float* weight, int N, int C, int OC, int learns, const Device* dev) {
-    matmul_backward_input(dinp, dout, weight, N, C, OC, dev);
-    if (learns) { matmul_backward_weight(dweight, dout, inp, 0, N, C, OC, dev); }
-    if (learns && dbias) { matmul_backward_bias(dbias, dout, N, OC, dev); }
-}
-
 // the same upside down: the gradient of the stream in dresidual is that after the layer, and becomes that before it.
 // d: where the gradients of this layer's parameters are written
 static void layer_backward(const Mamba* mamba, Activations* acts, int l, const float* inp, Parameters d, int B, int T,
                            const Device* dev) {
     const Config* c = &mamba->config;
     const int N = B * T, M = c->M, E = c->E, NS = c->NS, R = c->R, P = config_dbc(c);
-    const int learns = !layer_is_frozen(mamba, l);
     const unsigned char* starts = document_starts(acts);
     const float* history = carried_history(&acts->carried, acts->carried.now, l);
     if (acts->room.recompute == RECOMPUTE_LAYER) { layer_forward(mamba, acts, l, inp, B, T, dev); }
     ActivationTensors a = layer_activations(acts, l);
     Parameters p = layer_parameters(mamba, l);
-    linear_backward(a.dy, d.out_proj, d.out_bias, a.dresidual, a.gated, p.out_proj, N, E, M, learns, dev);
+    matmul_backward(a.dy, d.out_proj, d.out_bias, a.dresidual, a.gated, p.out_proj, N, E, M, dev);
     gate_backward(a.dy, a.dxz + E, 2 * E, a.dy, a.y, a.xz + E, 2 * E, N, E, dev);
     scan_backward(a.du, a.ddelta, d.A_log, a.ddbc + R, a.ddbc + R + NS, P, d.D, a.dy, a.states, a.u, a.delta, p.A_log,
                   a.dbc + R, a.dbc + R + NS, P, p.D, starts, B, T, E, NS, acts->room.chunk, dev);
     softplus_backward(a.ddelta, a.ddelta, a.delta, (size_t)N * E, dev);
     gemm(a.ddbc, P, NULL, 0, gemm_matrix(a.ddelta, E), gemm_matrix(p.dt_proj, R), N, R, E, dev);
-    if (learns) {
-        gemm(d.dt_proj, R, NULL, 0, gemm_transposed(a.ddelta, E), gemm_matrix(a.dbc, P), E, R, N, dev);
-        matmul_backward_bias(d.dt_bias, a.ddelta, N, E, dev);
-        matmul_backward_weight(d.x_proj, a.ddbc, a.u, 0, N, E, P, dev);
-    }
+    if (d.dt_proj) { gemm(d.dt_proj, R, NULL, 0, gemm_transposed(a.ddelta, E), gemm_matrix(a.dbc, P), E, R, N, dev); }
+    matmul_backward_bias(d.dt_bias, a.ddelta, N, E, dev);
+    matmul_backward_weight(d.x_proj, a.ddbc, a.u, 0, N, E, P, dev);
     // a chain that goes on from the scan's part
     gemm(a.du, E, a.du, E, gemm_matrix(a.ddbc, P), gemm_matrix(p.x_proj, E), N, E, P, dev);
     conv1d_backward(a.dxz, 2 * E, d.conv, d.conv_bias, a.du, a.conv, a.xz, 2 * E, p.conv, history, starts, B, T, E,
                     c->K, dev);
-    linear_backward(a.dnorm, d.in_proj, d.in_bias, a.dxz, a.norm, p.in_proj, N, M, 2 * E, learns, dev);
+    matmul_backward(a.dnorm, d.in_proj, d.in_bias, a.dxz, a.norm, p.in_proj, N, M, 2 * E, dev);
     rmsnorm_backward(a.dresidual, d.norm, a.dnorm, inp, p.norm, a.norm_rstd, N, M, dev);
 }
 
@@ -422,8 +403,8 @@ static void head_backward(const Mamba* mamba, Activations* acts, Parameters d, c
         matmul_backward(a.dnorm, dweight, NULL, a.logits, a.normf, weight, N, M, classes, dev);
         return;
     }
-    // fixed prototypes have no gradient but the 0 with which the arena began
-    float* dprototypes = c->learns_prototypes ? mamba->dunit_prototypes : NULL;
+    // fixed prototypes have none; with --probe, which asks for all, it is the 0 with which the arena began
+    float* dprototypes = c->learns_prototypes && d.prototypes ? mamba->dunit_prototypes : NULL;
     if (dprototypes) { memset(dprototypes, 0, sizeof(float) * (size_t)classes * (size_t)Dp); }
     if (c->head == HEAD_HPN_SOFTMAX) {
         crossentropy_backward(a.logits, a.logits, targets, dloss, N, classes, classes, dev);
@@ -446,19 +427,19 @@ static void head_backward(const Mamba* mamba, Activations* acts, Parameters d, c
 static void mamba_backward(Mamba* mamba, Activations* acts, const int* tokens, const int* targets, float dloss, int B,
                            int T, const Device* dev) {
     const Config* c = &mamba->config;
-    const int N = B * T, M = c->M, lowest = lowest_learning(mamba);
+    const int N = B * T, M = c->M, is_tied = c->head == HEAD_CE && c->tied;
     ActivationTensors a = layer_activations(acts, 0);
     Parameters p = layer_parameters(mamba, 0), d = layer_gradients(&mamba->model.dp, 0);
-    if (c->head != HEAD_CE || !c->tied) { memset(d.embedding, 0, sizeof(float) * (size_t)c->V * (size_t)M); }
+    if (d.embedding && !is_tied) { memset(d.embedding, 0, sizeof(float) * (size_t)c->V * (size_t)M); }
     head_backward(mamba, acts, d, targets, dloss, N, dev);
     memset(a.dresidual, 0, sizeof(float) * (size_t)N * (size_t)M);
     rmsnorm_backward(a.dresidual, d.norm_f, a.dnorm, layer_input(acts, c->L), p.norm_f, a.normf_rstd, N, M, dev);
-    for (int l = c->L - 1; l >= 0; l--) {
+    for (int l = c->L - 1; l >= mamba->model.lowest; l--) {
         d = layer_gradients(&mamba->model.dp, l);
-        if (l >= lowest) { layer_backward(mamba, acts, l, layer_input(acts, l), d, B, T, dev); }
+        layer_backward(mamba, acts, l, layer_input(acts, l), d, B, T, dev);
         dp_layer_done(&mamba->model.dp, l, dev);
     }
-    if (lowest == 0) { token_embedding_backward(d.embedding, a.dresidual, tokens, N, M, dev); }
+    token_embedding_backward(d.embedding, a.dresidual, tokens, N, M, dev);
     dp_leaf_done(&mamba->model.dp, dev);
 }
 
@@ -515,6 +496,7 @@ typedef struct {
     int n_old_layers;         // layers there
     int* corrupted;           // (B, T)
     Surgery surgeon;          // how the gradients of two tasks become one
+    size_t* surgeon_params;   // of each of its ranges: where it begins among the parameters
     int* surgeon_ends;        // of each layer: where its ranges end in those of the surgeon
 } Workplace;
 
@@ -711,7 +693,7 @@ static double mamba_more_bytes(const Run* r) {
     double n_bytes = (backward && c->learns_prototypes ? 2.0 : 1.0) * prototypes + 8.0 * (double)all_carried_floats(r);
     if (trains && has_ff(r)) {
         DataParallel ff;
-        dp_init(&ff, r->comm, r->model->table, r->model->n_table, 2 * r->n_leaves, 0);
+        dp_init(&ff, r->comm, r->model->table, r->model->n_table, r->model->frozen, 2 * r->n_leaves, 0);
         n_bytes += dp_gradient_bytes(&ff);
         dp_free(&ff);
     }
@@ -737,40 +719,53 @@ static void mamba_load_parameters(Run* r, float* params) {
     update_prototypes(mamba, &r->dev);
 }
 
-// the parameters that both losses share, layer by layer: all that learn there. Returns their number; ends (L): how many they are
-// up to each layer
-static int shared_ranges(const Mamba* mamba, SurgeryRange* ranges, int* ends) {
+// The parameters that both losses share, layer by layer: all that learn there. Returns their number; ranges: where their gradients
+// are, params: where they are themselves; ends (L): how many they are up to each layer
+static int shared_ranges(const Mamba* mamba, SurgeryRange* ranges, size_t* params, int* ends) {
     const Model* model = &mamba->model;
     int n = 0;
     for (int l = 0; l < mamba->config.L; l++) {
-        for (int i = 0, first = 0; i < model->n_table; first += tensor_slices(&model->table[i++])) {
+        for (int i = 0; i < model->n_table; i++) {
             const Tensor* t = &model->table[i];
-            const SurgeryRange range = {t->offset + (size_t)l * tensor_slice_elements(t), tensor_slice_elements(t)};
-            if (t->layers > 0 && !model->frozen[first + l]) { ranges[n++] = range; }
+            if (t->layers == 0 || dp_stretch(&model->dp, i, l) < 0) { continue; }
+            const SurgeryRange range = {dp_gradient_at(&model->dp, i, l), tensor_slice_elements(t)};
+            params[n] = t->offset + (size_t)l * tensor_slice_elements(t);
+            ranges[n++] = range;
         }
         ends[l] = n;
     }
     return n;
 }
 
-// what training has beside one loss: Forward-Forward, surgery, states that are carried
-static void open_two_tasks(Run* r) {
+// Forward-Forward's gradients, and how they and the head's become one; its layers are those that learn
+static void open_forward_forward(Run* r, SurgeryConfig* config) {
     Workplace* w = workplace(r);
-    const MambaOptions* m = &w->m;
-    const Config* c = &w->mamba.config;
     Model* model = r->model;
     const Tensor* out = PARAMETER(model->table, model->n_table, out_proj);
-    int last = c->L - 1;  // the last layer that learns: gradnorm compares its gradients
+    const int L = w->mamba.config.L, row = (int)(out - model->table);
+    int last = L - 1;  // the last layer that learns: gradnorm compares its gradients
     while (last > 0 && layer_is_frozen(&w->mamba, last)) { last--; }
+    if (dp_stretch(&model->dp, row, last) >= 0) {
+        const SurgeryRange compared = {dp_gradient_at(&model->dp, row, last), tensor_slice_elements(out)};
+        config->norm_range = compared;
+    }
     SurgeryRange* ranges = (SurgeryRange*)malloc_check(sizeof(SurgeryRange) * (size_t)model->n_slices, "ranges");
-    w->surgeon_ends = (int*)malloc_check(sizeof(int) * (size_t)c->L, "ranges");
-    const SurgeryConfig config = {(SurgeryMethod)m->surgery, m->surgery_epsilon, m->cagrad_lambda, m->gradnorm_alpha,
-                                  {out->offset + (size_t)last * tensor_slice_elements(out), tensor_slice_elements(out)},
-                                  (uint64_t)r->o.seed};
-    surgery_init(&w->surgeon, &config, ranges, shared_ranges(&w->mamba, ranges, w->surgeon_ends), has_ff(r) ? 2 : 1);
+    w->surgeon_params = (size_t*)malloc_check(sizeof(size_t) * (size_t)model->n_slices, "ranges");
+    w->surgeon_ends = (int*)malloc_check(sizeof(int) * (size_t)L, "ranges");
+    surgery_init(&w->surgeon, config, ranges, shared_ranges(&w->mamba, ranges, w->surgeon_params, w->surgeon_ends), 2);
     free(ranges);
-    if (has_ff(r)) { mamba_init_ff(&w->mamba, r->comm, r->n_leaves); }
+    mamba_init_ff(&w->mamba, r->comm, r->n_leaves);
     w->corrupted = (int*)malloc_check(sizeof(int) * (size_t)r->o.batch_size * (size_t)r->T, "corrupted inputs");
+}
+
+// what training has beside one loss: Forward-Forward, states that are carried
+static void open_more(Run* r) {
+    Workplace* w = workplace(r);
+    const MambaOptions* m = &w->m;
+    SurgeryConfig config = {(SurgeryMethod)m->surgery, m->surgery_epsilon, m->cagrad_lambda, m->gradnorm_alpha, {0, 0},
+                            (uint64_t)r->o.seed};
+    if (has_ff(r)) { open_forward_forward(r, &config); }
+    else { surgery_init(&w->surgeon, &config, NULL, 0, 1); }
     if (!r->d.carry_state) { return; }
     w->carried.now = (float*)arena_alloc(sizeof(float) * all_carried_floats(r), "carried states");
     w->carried.next = (float*)arena_alloc(sizeof(float) * all_carried_floats(r), "carried states");
@@ -797,7 +792,7 @@ static void mamba_open(Run* r, Purpose purpose, int B, int T) {
     w->readout = (float*)malloc_check(n_bytes, "read-out");
     if (*r->o.probe) { return; }
     w->acts.document_start = data_separator(&r->data, &r->o, r->o.doc_reset ? run_end_of_text(r) : -1);
-    if (purpose == TO_TRAIN) { open_two_tasks(r); }
+    if (purpose == TO_TRAIN) { open_more(r); }
 }
 
 // the next pass stands alone
@@ -963,9 +958,10 @@ static void mamba_write_embeddings(Run* r, const float* params) {
 static float separate_prototypes(Run* r, float* grads) {
     Mamba* mamba = &workplace(r)->mamba;
     const Config* c = &mamba->config;
-    if (!c->learns_prototypes || c->head != HEAD_HPN) { return 0.0f; }
+    const int row = (int)(PARAMETER(r->model->table, r->model->n_table, prototypes) - r->model->table);
+    if (!c->learns_prototypes || c->head != HEAD_HPN || dp_stretch(&r->model->dp, row, 0) < 0) { return 0.0f; }
     const size_t n = (size_t)c->classes * (size_t)c->Dp;
-    float* d = grads + PARAMETER(r->model->table, r->model->n_table, prototypes)->offset;
+    float* d = grads + dp_gradient_at(&r->model->dp, row, 0);
     memset(mamba->dunit_prototypes, 0, sizeof(float) * n);
     double loss = prototypes_separation(mamba->dunit_prototypes, mamba->unit_prototypes, workplace(r)->m.proto_separation,
                                         c->classes, c->Dp, &r->dev);
@@ -1016,11 +1012,11 @@ static void combine_gradients(Run* r, float* grads, float* ff_grads, float loss,
 static void ff_descend(Run* r, const float* ff_grads, float norm) {
     const Surgery* s = &workplace(r)->surgeon;
     const float rate = workplace(r)->m.ff_lr * (r->o.clip > 0.0f && norm > r->o.clip ? r->o.clip / norm : 1.0f);
-    float* params = model_floats(r->model);
     for (int k = 0; k < s->n_ranges; k++) {
         const SurgeryRange range = s->ranges[k];
+        float* params = model_floats(r->model) + workplace(r)->surgeon_params[k];
         #pragma omp parallel for simd
-        for (size_t i = range.first; i < range.first + range.n; i++) { params[i] -= rate * ff_grads[i]; }
+        for (size_t i = 0; i < range.n; i++) { params[i] -= rate * ff_grads[range.first + i]; }
     }
 }
 
@@ -1159,6 +1155,7 @@ static void mamba_close(Run* r) {
     free(w->ranks);
     free(w->readout);
     free(w->old_layers);
+    free(w->surgeon_params);
     free(w->surgeon_ends);
 }
 

@@ -1,7 +1,7 @@
 /*
 Data parallel training whose bits do not depend on the number of ranks: which micro-batches ("leaves") a rank computes, where
-their gradients go, and what happens until the next step. Chunks of 4096 elements (those of global_norm.h) of all trained
-tensors, in table order, are dealt out: of K chunks rank r owns r*K/P .. (r+1)*K/P - 1.
+their gradients go, and what happens until the next step. Chunks of 4096 elements (those of global_norm.h) of all
+tensors that learn, in table order, are dealt out: of K chunks rank r owns r*K/P .. (r+1)*K/P - 1.
     dp_init, dp_open   who has what; memory for the gradients
     dp_n_leaves, dp_leaf   how many leaves of an update are this rank's, and which is the k-th
     dp_point, dp_loss  where backward writes the gradients of a layer, and forward the sum of the losses of this leaf
@@ -9,19 +9,26 @@ tensors, in table order, are dealt out: of K chunks rank r owns r*K/P .. (r+1)*K
     dp_reduce   the sum over the leaves of all ranks, each part at its owner, added along the tree of leaf_tree.h
     dp_norm     owners compute the sums of their chunks; all get them and add them in order
     dp_update   AdamW: with --zero 0 each rank on everything, else each on the part it owns. Slices of a tensor (its layers)
-                    may be frozen, or have had fewer updates than the run
+                    may have had fewer updates than the run
+    dp_deal     from whole parameters on the host to the arena of masters
     dp_round    the parameters of a build that stores bf16, anew from their masters
     dp_gather   each part from its owner to all: with --zero 0 the reduced gradient, else the new parameters
     dp_slice    a slice of a tensor on rank 0, for a checkpoint; one slice is in memory at a time
 What is kept once instead of on every rank: --zero 1: moments and masters; 2: the sums of gradients too.
-Where:  arenas are device memory. `kept` says which part of each tensor the arenas of moments and masters hold, `reduced` the
-        same for the arena that dp_reduce returns; parameters are whole everywhere.
+Frozen: what does not learn has no gradient, no moments and no master. Arenas of these hold the *stretches* of tensors:
+        neighbouring layers in each of which something learns. The field for the gradient of a frozen layer is NULL. Of
+        the experts of a layer, which lie together, all or none have gradients; of frozen ones among them they are 0.
+        The bits of what learns are those of a run in which the gradients of the rest are 0: of a chunk that stretches
+        cover in part the rest counts as zeros at its place, and chunks of zeros alone add nothing.
+Where:  arenas are device memory. `kept` says which part of each stretch the arenas of moments and masters hold,
+        `reduced` the same for the arena that dp_reduce returns; parameters are whole everywhere.
 Leaves: --zero 0, 1: each rank a run of leaves; it joins what it can and sends only the few nodes that are left, layer by layer
         during backward of its last leaf. --zero 2: rank r computes leaf k*P + r in its k-th micro-batch and sends each layer of
         each leaf; owners join the P leaves of this round and the nodes of earlier rounds, in the order of leaves. What a layer
         has to send is on its way while backward computes the layer below.
-Memory, per parameter, beside itself: gradients 4 bytes for each arena of the tree (leaf_tree.h), with --zero 2 4/P for each
-        and two layers, and tensors of no layer, whole; moments 8, with --zero 1 and 2 8/P. Received nodes: DP_BUFFER.
+Memory, per parameter that learns, beside itself: gradients 4 bytes for each arena of the tree (leaf_tree.h), with
+        --zero 2 4/P for each and two layers, and tensors of no layer, whole; moments 8, with --zero 1 and 2 8/P.
+        Received nodes: DP_BUFFER.
 Bytes:  each rank sends n(P-1)/P floats for each node it ends with (--zero 2: each leaf it computes) and n(P-1)/P in
         dp_gather: for one node as much as a ring all-reduce. S leaves on P ranks make one node each when S/P is a power
         of two.
@@ -53,10 +60,18 @@ typedef struct {
     int n_joins;   // nodes that it joins, one by one, once it lies on the stack
 } DpNode;
 
-// A step through the elements begin .. end - 1 of one tensor: of each rank's part of them, the elements offset ..
-// offset + length - 1.
+// Neighbouring layers of a tensor in each of which something learns, or a tensor of no layer that does
 typedef struct {
+    Part whole;              // as it lies in an arena of everything
     int tensor;
+    int slice, n_slices;     // its slices: number `slice` in table order, and those that follow
+    int64_t chunk, end;      // its chunks: chunk .. end - 1; the tensor's next stretch may begin in the last of them
+} DpStretch;
+
+// A step through the elements begin .. end - 1 of one stretch, counted in its tensor: of each rank's part of them, the
+// elements offset .. offset + length - 1.
+typedef struct {
+    int stretch;
     size_t begin, end, offset, length;
     float* received;  // node j of those that other ranks have begins at received + j * n, of the n elements that this rank owns
     float* half;      // of the buffer, in which they lie
@@ -69,12 +84,15 @@ typedef struct {
     int n_leaves;           // of an update
     const Tensor* table;
     int n_tensors, n_layers;
-    int64_t* first_chunk;   // of each tensor, and the end: n_tensors + 1
+    const int* frozen;      // of every slice in table order, the trainer's: 1 for what does not learn. NULL: all learn
+    Part* whole;            // of each tensor, in an arena of everything
+    DpStretch* stretches;
+    int n_stretches;
+    Part *kept, *reduced;   // of each stretch: see `Where`
+    size_t n_kept, n_reduced;  // elements of such arenas
     double* chunk_sums;     // all of them
     double* own_sums;       // those of the own chunks, on the device
-    Part *whole, *kept, *reduced;  // of each tensor: see `Where`
-    size_t n_kept, n_reduced;      // elements of such arenas
-    const int* frozen;      // of every slice in table order, the trainer's: 1 for no update and no part in the norm. NULL: none
+    float* edge;            // on the device: a chunk that stretches cover in part
     DpNode* nodes;       // of all ranks, in the order of leaves
     int n_nodes, n_round;   // all of them; that are joined at once: all, with --zero 2 the next leaf of each rank
     int most_nodes;         // of the rank that has most in a round
@@ -82,7 +100,7 @@ typedef struct {
     int n_arenas;           // of the tree
     LeafTree tree;
     int n_joined, n_open;   // nodes of the rounds before; what they have left on the stack
-    Part* leaf;             // --zero 2: of each tensor two layers that have it, of the leaf that is computed
+    Part* leaf;             // --zero 2: of each stretch two layers, of the leaf that is computed
     float* leaf_grads;
     size_t n_leaf_grads;
     DpRound* pending;    // under way
@@ -104,19 +122,24 @@ typedef struct {
 
 // ---- 1. Who owns what ----
 
-static inline int64_t dp_chunks_(const DataParallel* s) { return s->first_chunk[s->n_tensors]; }
+static inline int64_t dp_chunks_(const DataParallel* s) {
+    return s->n_stretches > 0 ? s->stretches[s->n_stretches - 1].end : 0;
+}
+
 static inline int64_t dp_cut_(const DataParallel* s, int rank) { return comm_share(dp_chunks_(s), rank, s->size); }
 static inline size_t dp_own_sums_bytes_(const DataParallel* s) {
     return sizeof(double) * (size_t)(dp_cut_(s, s->rank + 1) - dp_cut_(s, s->rank));
 }
 
-// what `rank` owns of tensor i, as it lies in a whole arena
+// what `rank` owns of stretch i, as it lies in an arena of everything
 static inline Part dp_part(const DataParallel* s, int rank, int i) {
-    const int64_t begin = s->first_chunk[i], end = s->first_chunk[i + 1];
+    const DpStretch* x = &s->stretches[i];
+    const size_t grid = x->whole.first / NORM_CHUNK * NORM_CHUNK;  // where its first chunk begins
     int64_t from = dp_cut_(s, rank), to = dp_cut_(s, rank + 1);
-    from = from < begin ? begin : from > end ? end : from;
-    to = to < begin ? begin : to > end ? end : to;
-    return part_within(part_whole(&s->table[i]), (size_t)(from - begin) * NORM_CHUNK, (size_t)(to - begin) * NORM_CHUNK);
+    from = from < x->chunk ? x->chunk : from > x->end ? x->end : from;
+    to = to < x->chunk ? x->chunk : to > x->end ? x->end : to;
+    return part_within(x->whole, grid + (size_t)(from - x->chunk) * NORM_CHUNK,
+                       grid + (size_t)(to - x->chunk) * NORM_CHUNK);
 }
 
 static inline int dp_n_leaves_of_(const DataParallel* s, int rank) {
@@ -179,32 +202,64 @@ static inline void dp_plan_rounds_(DataParallel* s) {
     for (int rank = 0; rank <= s->size; rank++) { s->first_node[rank] = rank; }
 }
 
-// what this rank keeps of each tensor. Moments of a frozen one, if there are any, wait on rank 0
+static inline int dp_is_frozen_(const DataParallel* s, int slice) { return s->frozen && s->frozen[slice]; }
+
+// does any of n slices learn?
+static inline int dp_learns_(const DataParallel* s, int slice, int n) {
+    int learns = 0;
+    for (int k = slice; k < slice + n; k++) { learns |= !dp_is_frozen_(s, k); }
+    return learns;
+}
+
+// slices k .. end - 1 of tensor i, whose first slice has number `slice` in table order
+static inline void dp_add_stretch_(DataParallel* s, int i, int slice, int k, int end) {
+    const size_t n = tensor_slice_elements(&s->table[i]);
+    const DpStretch* before = s->n_stretches > 0 ? &s->stretches[s->n_stretches - 1] : NULL;
+    DpStretch x;
+    x.whole = part_within(s->whole[i], n * (size_t)k, n * (size_t)end);
+    x.tensor = i;
+    x.slice = slice + k;
+    x.n_slices = end - k;
+    const size_t first = x.whole.first / NORM_CHUNK, last = (x.whole.first + x.whole.n - 1) / NORM_CHUNK;
+    x.chunk = before ? before->end : 0;
+    const int same = before && before->tensor == i;
+    if (same && (before->whole.first + before->whole.n - 1) / NORM_CHUNK == first) { x.chunk--; }
+    x.end = x.chunk + (int64_t)(last - first) + 1;
+    s->stretches = (DpStretch*)realloc_check(s->stretches, sizeof x * ((size_t)s->n_stretches + 1), "table of parts");
+    s->stretches[s->n_stretches++] = x;
+}
+
+static inline void dp_find_stretches_(DataParallel* s) {
+    for (int i = 0, slice = 0; i < s->n_tensors; slice += tensor_slices(&s->table[i++])) {
+        const int n_slices = tensor_slices(&s->table[i]), n = tensor_layer_slices(&s->table[i]);
+        for (int k = 0, end; k < n_slices; k = end) {
+            const int learns = dp_learns_(s, slice + k, n);
+            for (end = k + n; end < n_slices && dp_learns_(s, slice + end, n) == learns; end += n) {}
+            if (learns) { dp_add_stretch_(s, i, slice, k, end); }
+        }
+    }
+}
+
+// what this rank keeps of each stretch, and with --zero 2 of the gradients of one leaf: of layers two, whose places the
+// next ones take in turn
 static inline void dp_keep_(DataParallel* s) {
-    for (int i = 0; i < s->n_tensors; i++) {
-        const Tensor* t = &s->table[i];
-        s->whole[i] = part_whole(t);
-        s->reduced[i] = s->zero == 0 ? s->whole[i] : dp_part(s, s->rank, i);
-        s->kept[i] = s->zero == 0 || (t->frozen && s->rank == 0) ? s->whole[i] : s->reduced[i];
+    for (int i = 0; i < s->n_stretches; i++) {
+        const Part whole = s->stretches[i].whole;
+        const size_t two = 2 * tensor_layer_elements(whole.tensor);
+        s->kept[i] = s->zero == 0 ? whole : dp_part(s, s->rank, i);
+        s->reduced[i] = s->zero < 2 ? whole : s->kept[i];
+        const size_t n_leaf = whole.tensor->layers > 0 && two < whole.n ? two : whole.n;
+        s->leaf[i] = part_within(whole, whole.first, whole.first + n_leaf);
     }
-    s->n_kept = s->n_reduced = parts_pack(s->whole, s->n_tensors);  // which is how tensors_layout has laid them out
-    if (s->zero > 0) { s->n_kept = parts_pack(s->kept, s->n_tensors); }
-    if (s->zero > 1) { s->n_reduced = parts_pack(s->reduced, s->n_tensors); }
+    s->n_kept = parts_pack(s->kept, s->n_stretches);
+    s->n_reduced = parts_pack(s->reduced, s->n_stretches);
+    s->n_leaf_grads = parts_pack(s->leaf, s->n_stretches);
 }
 
-// where the gradients of one leaf lie: whole tensors, of those with layers two that have it, one after the other in
-// turn
-static inline void dp_leaf_parts_(DataParallel* s) {
-    for (int i = 0; i < s->n_tensors; i++) {
-        const size_t n = tensor_elements(&s->table[i]), two = 2 * tensor_layer_elements(&s->table[i]);
-        s->leaf[i] = part_within(s->whole[i], 0, s->table[i].layers > 0 && two < n ? two : n);
-    }
-    s->n_leaf_grads = parts_pack(s->leaf, s->n_tensors);
-}
-
-// Sizes only: nothing large is allocated. Frozen tensors have no chunks; the table must not change afterwards.
-static inline void dp_init(DataParallel* s, Comm* comm, const Tensor* table, int n_tensors, int n_leaves, int zero) {
-    const size_t n = (size_t)n_tensors;
+// Sizes only: nothing large is allocated. frozen: of every slice in table order, 1 for what does not learn; NULL: all
+// learn. The table and this must not change afterwards.
+static inline void dp_init(DataParallel* s, Comm* comm, const Tensor* table, int n_tensors, const int* frozen,
+                           int n_leaves, int zero) {
     memset(s, 0, sizeof *s);
     s->comm = comm;
     s->rank = comm ? comm->rank : 0;
@@ -214,40 +269,36 @@ static inline void dp_init(DataParallel* s, Comm* comm, const Tensor* table, int
     s->table = table;
     s->n_tensors = n_tensors;
     s->n_layers = tensors_layers(table, n_tensors);
-    s->first_chunk = (int64_t*)malloc_check(sizeof(int64_t) * (n + 1), "table of parts");
-    s->first_chunk[0] = 0;
-    for (int i = 0; i < n_tensors; i++) {
-        int64_t n_chunks = table[i].frozen ? 0 : ceil_div((int64_t)tensor_elements(&table[i]), NORM_CHUNK);
-        s->first_chunk[i + 1] = s->first_chunk[i] + n_chunks;
-    }
+    s->frozen = frozen;
+    s->whole = (Part*)malloc_check(sizeof(Part) * (size_t)n_tensors, "table of parts");
+    for (int i = 0; i < n_tensors; i++) { s->whole[i] = part_whole(&table[i]); }
+    dp_find_stretches_(s);
     s->chunk_sums = (double*)malloc_check(sizeof(double) * (size_t)dp_chunks_(s), "chunk sums");
     s->piece = (CommPiece*)malloc_check(sizeof(CommPiece) * (size_t)s->size, "table of parts");
-    s->whole = (Part*)malloc_check(sizeof(Part) * 4 * n, "table of parts");
-    s->kept = s->whole + n;
-    s->reduced = s->kept + n;
-    s->leaf = s->reduced + n;
+    s->kept = (Part*)malloc_check(sizeof(Part) * 3 * (size_t)s->n_stretches, "table of parts");
+    s->reduced = s->kept + s->n_stretches;
+    s->leaf = s->reduced + s->n_stretches;
     s->n_used = (size_t*)malloc_check(sizeof(size_t) * (size_t)s->size, "table of parts");
     s->first_node = (int*)malloc_check(sizeof(int) * ((size_t)s->size + 1), "plan of the tree");
     dp_keep_(s);
-    dp_leaf_parts_(s);
     if (s->zero == 2) { dp_plan_rounds_(s); } else { dp_plan_(s); }
 }
 
-// The elements *begin .. *end - 1 of tensor i belong to this layer, or with -1 to none; returns 0 where the tensor has
-// none such
+// The elements *begin .. *end - 1 of a tensor belong to this layer, or with -1 to none, and lie in stretch i; returns 0
+// where there are none such
 static inline int dp_layer_range_(const DataParallel* s, int i, int layer, size_t* begin, size_t* end) {
-    const Tensor* t = &s->table[i];
+    const Part whole = s->stretches[i].whole;
+    const Tensor* t = whole.tensor;
     const int slice = (t->layers == 0) == (layer < 0) ? tensor_slice(t, layer) : -1;
-    if (slice < 0) { return 0; }
-    *begin = tensor_slice_elements(t) * (size_t)slice;
+    *begin = tensor_slice_elements(t) * (size_t)(slice < 0 ? 0 : slice);
     *end = *begin + tensor_layer_elements(t);
-    return 1;
+    return slice >= 0 && *begin >= whole.first && *end <= whole.first + whole.n;
 }
 
 // what `rank` owns of a layer, or with -1 of the tensors that belong to none
 static inline size_t dp_layer_part_(const DataParallel* s, int rank, int layer) {
     size_t sum = 0, begin, end;
-    for (int i = 0; i < s->n_tensors; i++) {
+    for (int i = 0; i < s->n_stretches; i++) {
         if (dp_layer_range_(s, i, layer, &begin, &end)) { sum += part_within(dp_part(s, rank, i), begin, end).n; }
     }
     return sum;
@@ -269,13 +320,14 @@ static inline size_t dp_buffer(const DataParallel* s) {
 // bytes of device memory that gradients take, and what the ranks exchange of them
 static inline double dp_gradient_bytes(const DataParallel* s) {
     const double of_leaf = s->zero == 2 ? (double)s->n_leaf_grads : 0.0;
-    return sizeof(float) * ((double)s->n_arenas * (double)s->n_reduced + (double)dp_buffer(s) + of_leaf);
+    return sizeof(float) * ((double)s->n_arenas * (double)s->n_reduced + (double)dp_buffer(s) + of_leaf + NORM_CHUNK);
 }
 
 // memory for gradients; a GPU's connection to the other ranks
 static inline void dp_open(DataParallel* s) {
     leaf_tree_alloc_(&s->tree, s->n_reduced, s->n_arenas, dp_leaf(s, 0), dp_n_leaves(s));
     s->own_sums = (double*)device_alloc(dp_own_sums_bytes_(s), "chunk sums");
+    s->edge = (float*)device_alloc(sizeof(float) * NORM_CHUNK, "a chunk");
     if (s->size == 1) { return; }
     s->n_buffer = dp_buffer(s);
     s->buffer = s->half = (float*)device_alloc(sizeof(float) * s->n_buffer, "received gradients");
@@ -286,9 +338,11 @@ static inline void dp_open(DataParallel* s) {
 static inline void dp_free(DataParallel* s) {
     leaf_tree_free(&s->tree);
     if (s->own_sums) { device_release(s->own_sums, dp_own_sums_bytes_(s)); }
+    if (s->edge) { device_release(s->edge, sizeof(float) * NORM_CHUNK); }
     device_release(s->leaf_grads, sizeof(float) * s->n_leaf_grads);
     device_release(s->buffer, sizeof(float) * s->n_buffer);
-    free(s->first_chunk);
+    free(s->stretches);
+    free(s->kept);
     free(s->chunk_sums);
     free(s->piece);
     free(s->pending);
@@ -301,16 +355,16 @@ static inline void dp_free(DataParallel* s) {
 
 // ---- 2. From each owner to all ----
 
-// a whole arena of elements of this size
-static inline void dp_gather(DataParallel* s, void* arena, size_t element_bytes, const Device* dev) {
+// An arena of elements of this size. parts: what it holds of each stretch, NULL: it is one of everything
+static inline void dp_gather(DataParallel* s, void* arena, size_t element_bytes, const Part* parts, const Device* dev) {
     CommTicket last = {0};
-    for (int i = 0; i < s->n_tensors && s->size > 1; i++) {
-        const Part own = dp_part(s, s->rank, i);
-        if (s->table[i].frozen) { continue; }
+    for (int i = 0; i < s->n_stretches && s->size > 1; i++) {
+        const Part holds = parts ? parts[i] : s->stretches[i].whole, own = dp_part(s, s->rank, i);
         for (int rank = 0; rank < s->size; rank++) {
             const Part part = dp_part(s, rank, i);
-            CommPiece piece = {(char*)arena + element_bytes * own.at, (char*)arena + element_bytes * part.at,
-                               element_bytes * own.n, element_bytes * part.n};
+            CommPiece piece = {(char*)arena + element_bytes * part_at(holds, own.first),
+                               (char*)arena + element_bytes * part_at(holds, part.first), element_bytes * own.n,
+                               element_bytes * part.n};
             s->piece[rank] = piece;
         }
         last = comm_exchange_device(s->comm, s->piece, dev, HERE);
@@ -322,22 +376,23 @@ static inline void dp_gather(DataParallel* s, void* arena, size_t element_bytes,
 
 // what `rank` owns of the elements that a round is about
 static inline Part dp_reach_(const DataParallel* s, const DpRound* round, int rank) {
-    const Part part = part_within(dp_part(s, rank, round->tensor), round->begin, round->end);
+    const Part part = part_within(dp_part(s, rank, round->stretch), round->begin, round->end);
     const size_t first = part.first + round->offset;
     return part_within(part, first, first + round->length);
 }
 
-// where this rank has element `first` of a tensor in its k-th node
-static inline float* dp_own_(const DataParallel* s, int k, int tensor, size_t first) {
-    if (s->zero < 2) { return s->tree.arena[k] + s->table[tensor].offset + first; }
-    return s->leaf_grads + s->leaf[tensor].at + first % s->leaf[tensor].n;
+// where this rank has element `first` of the tensor of a stretch in its k-th node
+static inline float* dp_own_(const DataParallel* s, int k, int stretch, size_t first) {
+    const Part leaf = s->leaf[stretch];
+    if (s->zero < 2) { return s->tree.arena[k] + part_at(s->reduced[stretch], first); }
+    return s->leaf_grads + leaf.at + (first - leaf.first) % leaf.n;
 }
 
 // where node number j of a round lies for this rank: with its own gradients, or among those it receives
 static inline float* dp_node_(const DataParallel* s, const DpRound* round, int j, Part own) {
     const DpNode* node = &s->nodes[s->n_joined + j];
     const int n_own = s->first_node[s->rank + 1] - s->first_node[s->rank];
-    if (node->rank == s->rank) { return dp_own_(s, node->k, round->tensor, own.first); }
+    if (node->rank == s->rank) { return dp_own_(s, node->k, round->stretch, own.first); }
     return round->received + (size_t)(node->rank < s->rank ? j : j - n_own) * own.n;
 }
 
@@ -357,7 +412,7 @@ static inline void dp_send_round_(DataParallel* s, DpRound* round, const Device*
             CommPiece* p = &s->piece[rank];
             if (rank == s->rank) { continue; }
             if (dp_has_node_(s, s->rank, k) && part.n > 0) {
-                p->send = dp_own_(s, k, round->tensor, part.first);
+                p->send = dp_own_(s, k, round->stretch, part.first);
                 p->n_send = sizeof(float) * part.n;
             }
             if (dp_has_node_(s, rank, k) && own.n > 0) {
@@ -372,7 +427,7 @@ static inline void dp_send_round_(DataParallel* s, DpRound* round, const Device*
 // all nodes of the round join those on the stack as the plan says; what is left lies in the arenas of the tree afterwards
 static inline void dp_finish_round_(DataParallel* s, const DpRound* round, const Device* dev) {
     const Part own = dp_reach_(s, round, s->rank);
-    const size_t at = part_at(s->reduced[round->tensor], own.first);
+    const size_t at = part_at(s->reduced[round->stretch], own.first);
     float* stack[LEAF_TREE_MAX];
     int top = -1;
     comm_wait_device(s->comm, round->ticket, dev);
@@ -415,17 +470,17 @@ static inline int dp_round_fits_(const DataParallel* s, const DpRound* round) {
     return fits;
 }
 
-// elements begin .. end - 1 of a tensor go to their owners, in one round or, where there is no room, in several; they are on
-// their way when this returns
-static inline void dp_exchange_(DataParallel* s, int tensor, size_t begin, size_t end, const Device* dev) {
+// elements begin .. end - 1 of a stretch go to their owners, in one round or, where there is no room, in several; they
+// are on their way when this returns
+static inline void dp_exchange_(DataParallel* s, int stretch, size_t begin, size_t end, const Device* dev) {
     const size_t longest = s->n_buffer / 2 / (size_t)s->n_round;
     size_t most = 0;
     for (int rank = 0; rank < s->size; rank++) {
-        size_t n = part_within(dp_part(s, rank, tensor), begin, end).n;
+        size_t n = part_within(dp_part(s, rank, stretch), begin, end).n;
         most = n > most ? n : most;
     }
     for (size_t offset = 0; offset < most; offset += longest) {
-        DpRound round = {tensor, begin, end, offset, longest, NULL, NULL, {0}};
+        DpRound round = {stretch, begin, end, offset, longest, NULL, NULL, {0}};
         if (!dp_round_fits_(s, &round)) { dp_turn_(s, dev); }
         round.half = s->half;
         round.received = s->half + s->n_used[s->rank];
@@ -441,14 +496,15 @@ static inline void dp_exchange_(DataParallel* s, int tensor, size_t begin, size_
 
 // ---- 4. Micro-batches ----
 
-// let the fields of `pointers` point to where backward is to write the gradients of the leaf that is computed now: at layer
-// `layer` of tensors that have layers
+// Let the fields of `pointers` point to where backward is to write the gradients of the leaf that is computed now: at
+// layer `layer` of tensors that have layers. NULL, where nobody asks: nothing of it learns, or the layer lacks it
 static inline void dp_point(DataParallel* s, void* pointers, int layer) {
     size_t begin, end;
     for (int i = 0; i < s->n_tensors; i++) { tensor_set_field_(pointers, &s->table[i], NULL); }
-    for (int i = 0; i < s->n_tensors; i++) {
-        if (!dp_layer_range_(s, i, s->table[i].layers == 0 ? -1 : layer, &begin, &end)) { continue; }
-        tensor_set_field_(pointers, &s->table[i], dp_own_(s, s->tree.n_nodes, i, begin));
+    for (int i = 0; i < s->n_stretches; i++) {
+        const Tensor* t = s->stretches[i].whole.tensor;
+        if (!dp_layer_range_(s, i, t->layers == 0 ? -1 : layer, &begin, &end)) { continue; }
+        tensor_set_field_(pointers, t, dp_own_(s, s->tree.n_nodes, i, begin));
     }
 }
 
@@ -460,17 +516,17 @@ static inline int dp_sends_now_(const DataParallel* s) {
     return s->size > 1 && (s->zero == 2 || s->tree.next - s->tree.first == dp_n_leaves(s) - 1);
 }
 
-// elements begin .. end - 1 of tensor i are there. With --zero 0 and 1 the nodes that this leaf completes are sent
+// elements begin .. end - 1 of stretch i are there. With --zero 0 and 1 the nodes that this leaf completes are sent
 static inline void dp_send_(DataParallel* s, int i, size_t begin, size_t end, const Device* dev) {
     const int has_leaf = dp_n_leaves(s) > 0;
-    if (s->zero < 2 && has_leaf) { leaf_tree_add(&s->tree, s->table[i].offset + begin, end - begin, dev); }
+    if (s->zero < 2 && has_leaf) { leaf_tree_add(&s->tree, part_at(s->reduced[i], begin), end - begin, dev); }
     dp_exchange_(s, i, begin, end, dev);
 }
 
 // this layer goes while the next is computed; the one before is added up, for with --zero 2 backward needs its place
 static inline void dp_send_layer_(DataParallel* s, int layer, const Device* dev) {
     dp_turn_(s, dev);
-    for (int i = 0; i < s->n_tensors; i++) {
+    for (int i = 0; i < s->n_stretches; i++) {
         size_t begin, end;
         if (dp_layer_range_(s, i, layer, &begin, &end)) { dp_send_(s, i, begin, end, dev); }
     }
@@ -480,8 +536,9 @@ static inline void dp_send_layer_(DataParallel* s, int layer, const Device* dev)
 // tensors of no layer, and the end of a round
 static inline void dp_send_rest_(DataParallel* s, const Device* dev) {
     dp_turn_(s, dev);
-    for (int i = 0; i < s->n_tensors; i++) {
-        if (s->table[i].layers == 0) { dp_send_(s, i, 0, tensor_elements(&s->table[i]), dev); }
+    for (int i = 0; i < s->n_stretches; i++) {
+        size_t begin, end;
+        if (dp_layer_range_(s, i, -1, &begin, &end)) { dp_send_(s, i, begin, end, dev); }
     }
     dp_finish_half_(s, dp_other_half_(s), dev);
     dp_finish_half_(s, s->half, dev);
@@ -531,16 +588,15 @@ static inline void dp_idle_round_(DataParallel* s, const Device* dev) {
     dp_send_rest_(s, dev);
 }
 
-static inline int dp_is_frozen_(const DataParallel* s, int slice) { return s->frozen && s->frozen[slice]; }
-
-// the gradients of frozen slices, which count neither in the norm nor as not finite
+// the gradients of frozen slices beside others that learn, which count neither in the norm nor as not finite
 static inline void dp_clear_frozen_(const DataParallel* s, float* grads, const Device* dev) {
-    for (int i = 0, slice = 0; i < s->n_tensors; i++) {
-        const size_t n = tensor_slice_elements(&s->table[i]);
-        for (int l = 0; l < tensor_slices(&s->table[i]); l++, slice++) {
-            const Part part = part_within(s->reduced[i], n * (size_t)l, n * (size_t)(l + 1));
-            const int clears = dp_is_frozen_(s, slice) && !s->table[i].frozen && part.n > 0;
-            if (clears) { device_zero(grads + part.at, sizeof(float) * part.n, dev); }
+    for (int i = 0; i < s->n_stretches; i++) {
+        const DpStretch* x = &s->stretches[i];
+        for (int k = 0; k < x->n_slices; k++) {
+            const size_t n = tensor_slice_elements(x->whole.tensor), first = x->whole.first + n * (size_t)k;
+            const Part part = part_within(s->reduced[i], first, first + n);
+            if (part.n == 0 || !dp_is_frozen_(s, x->slice + k)) { continue; }
+            device_zero(grads + part.at, sizeof(float) * part.n, dev);
         }
     }
 }
@@ -551,13 +607,13 @@ static inline float* dp_join_(DataParallel* s, float* loss, const Device* dev) {
     assert(s->n_joined == s->n_nodes && s->n_open == 1);
     s->n_joined = s->n_open = 0;
     leaf_tree_clear(&s->tree);
-    if (s->zero == 0) { dp_gather(s, s->tree.arena[0], sizeof(float), dev); }
+    if (s->zero == 0) { dp_gather(s, s->tree.arena[0], sizeof(float), s->reduced, dev); }
     *loss = dp_sum_losses_(s, dev);
     return s->tree.arena[0];
 }
 
-// The sum over the leaves of all ranks, of loss and gradient: an arena of which the parts `reduced` are right, 0 where slices
-// are frozen. The tree is empty again.
+// The sum over the leaves of all ranks, of loss and gradient: an arena of the parts `reduced`, of which those that this
+// rank owns are right. The tree is empty again.
 static inline float* dp_reduce(DataParallel* s, float* loss, const Device* dev) {
     float* grads = s->size == 1 ? leaf_tree_finish(&s->tree, loss, dev) : dp_join_(s, loss, dev);
     dp_clear_frozen_(s, grads, dev);
@@ -567,9 +623,9 @@ static inline float* dp_reduce(DataParallel* s, float* loss, const Device* dev) 
 // the name of the first slice whose gradient holds a NaN or an infinity, for messages; all ranks call
 static inline const char* dp_first_bad(DataParallel* s, char* name, size_t n_bytes, const float* grads, const Device* dev) {
     enum { PIECE = 1 << 20 };
-    int64_t first = INT64_MAX;  // tensor << 40 | element
+    int64_t first = INT64_MAX;  // stretch << 40 | element of its tensor
     float* room = (float*)malloc_check(sizeof(float) * PIECE, "gradients");
-    for (int i = 0; i < s->n_tensors && first == INT64_MAX; i++) {
+    for (int i = 0; i < s->n_stretches && first == INT64_MAX; i++) {
         const Part own = dp_part(s, s->rank, i);
         for (size_t from = 0; from < own.n && first == INT64_MAX; from += PIECE) {
             const size_t n = own.n - from < PIECE ? own.n - from : (size_t)PIECE;
@@ -582,21 +638,56 @@ static inline const char* dp_first_bad(DataParallel* s, char* name, size_t n_byt
     if (s->size > 1) { comm_all_reduce(s->comm, &first, 1, DT_I64, OP_MIN, HERE); }
     free(room);
     if (first == INT64_MAX) { return "none"; }
-    const Tensor* t = &s->table[first >> 40];
-    return tensor_slice_name(name, n_bytes, t, (int)((first & (((int64_t)1 << 40) - 1)) / (int64_t)tensor_slice_elements(t)));
+    const Tensor* t = s->stretches[first >> 40].whole.tensor;
+    const int64_t element = first & (((int64_t)1 << 40) - 1);
+    return tensor_slice_name(name, n_bytes, t, (int)(element / (int64_t)tensor_slice_elements(t)));
 }
 
 // ---- 5. Norm and update ----
 
-// Euclidean norm over the gradients of all trained tensors, of which the part that this rank owns is looked at
+// the sum of the chunk that begins with element `begin` and is covered in part, first by stretch i: what is left out
+// are zeros
+static inline void dp_edge_sum_(const DataParallel* s, double* sum, const float* grads, int i, size_t begin,
+                                const Device* dev) {
+    const int tensor = s->stretches[i].tensor;
+    device_zero(s->edge, sizeof(float) * NORM_CHUNK, dev);
+    for (; i < s->n_stretches && s->stretches[i].tensor == tensor; i++) {
+        const Part part = part_within(s->reduced[i], begin, begin + NORM_CHUNK);
+        if (part.n > 0) { device_copy(s->edge + (part.first - begin), grads + part.at, sizeof(float) * part.n, dev); }
+    }
+    norm_chunk_sums(sum, s->edge, NORM_CHUNK, dev);
+}
+
+// The sums of the own chunks of a stretch: those that it covers, the last of its tensor among them, at once; one that
+// it covers in part at its beginning or end by itself, unless the stretch before has it already. sums: of the first own
+// chunk of all stretches
+static inline void dp_chunk_sums_(const DataParallel* s, double* sums, const float* grads, int i, const Device* dev) {
+    const DpStretch* x = &s->stretches[i];
+    const Part own = dp_part(s, s->rank, i);
+    const size_t end = own.first + own.n, grid = x->whole.first / NORM_CHUNK;
+    const int is_last = end == tensor_elements(x->whole.tensor);
+    const int is_shared = i > 0 && x->chunk < s->stretches[i - 1].end;
+    const size_t from = (own.first + NORM_CHUNK - 1) / NORM_CHUNK;
+    const size_t to = is_last ? (end + NORM_CHUNK - 1) / NORM_CHUNK : end / NORM_CHUNK;
+    if (own.n == 0) { return; }
+    sums += x->chunk - dp_cut_(s, s->rank);  // of chunk `grid` of the tensor
+    if (from < to) {
+        const size_t first = from * NORM_CHUNK, n = (is_last ? end : to * NORM_CHUNK) - first;
+        norm_chunk_sums(sums + (from - grid), grads + part_at(s->reduced[i], first), n, dev);
+    }
+    if (own.first < from * NORM_CHUNK && !(is_shared && from - 1 == grid)) {
+        dp_edge_sum_(s, sums + (from - 1 - grid), grads, i, (from - 1) * NORM_CHUNK, dev);
+    }
+    if (end > to * NORM_CHUNK && to >= from && !(is_shared && to == grid)) {
+        dp_edge_sum_(s, sums + (to - grid), grads, i, to * NORM_CHUNK, dev);
+    }
+}
+
+// Euclidean norm over the gradients of all that learns, of which the part that this rank owns is looked at
 static inline float dp_norm(DataParallel* s, const float* grads, const Device* dev) {
     const int64_t first = dp_cut_(s, s->rank), end = dp_cut_(s, s->rank + 1);
     double sum = 0.0;
-    for (int i = 0; i < s->n_tensors; i++) {
-        const Part own = dp_part(s, s->rank, i);
-        double* sums = s->own_sums + (s->first_chunk[i] + (int64_t)(own.first / NORM_CHUNK) - first);
-        if (own.n > 0) { norm_chunk_sums(sums, grads + part_at(s->reduced[i], own.first), own.n, dev); }
-    }
+    for (int i = 0; i < s->n_stretches; i++) { dp_chunk_sums_(s, s->own_sums, grads, i, dev); }
     comm_sync_device(s->comm, dev, HERE);
     device_download(s->chunk_sums + first, s->own_sums, sizeof(double) * (size_t)(end - first), dev);
     if (s->size > 1) { comm_all_gather_shares(s->comm, s->chunk_sums, dp_chunks_(s), DT_F64, HERE); }
@@ -609,10 +700,10 @@ static inline int dp_count_(const DataParallel* s, const Optimizer* o, int slice
     return dp_is_frozen_(s, slice) ? 0 : o->slice_updates ? o->slice_updates[slice] : t;
 }
 
-// AdamW on a part of tensor i; `key` is that of the noise
-static inline void dp_update_part_(const DataParallel* s, const Weights* w, const float* grads, int i, Part part, const Optimizer* o,
-                                       const AdamW* step, uint32_t key, const Device* dev) {
-    const Tensor* tensor = &s->table[i];
+// AdamW on a part of stretch i; `key` is that of the noise
+static inline void dp_update_part_(const DataParallel* s, const Weights* w, const float* grads, int i, Part part,
+                                   const Optimizer* o, const AdamW* step, uint32_t key, const Device* dev) {
+    const Tensor* tensor = part.tensor;
     const float decay = tensor->decay == DECAY || o->decay_all ? o->weight_decay : 0.0f;
     const float* g = grads + part_at(s->reduced[i], part.first);
     const size_t global = tensor->offset + part.first;
@@ -621,15 +712,21 @@ static inline void dp_update_part_(const DataParallel* s, const Weights* w, cons
     else { weights_update(&own, g, part.n, decay, step, key, global, dev); }
 }
 
-// tensor i, whose slices are number `slice`, slice + 1, ...: neighbours with the same count go together
-static inline void dp_update_tensor_(const DataParallel* s, const Weights* w, const float* grads, int i, int slice,
-                                         const Optimizer* o, float scale, int t, const Device* dev) {
-    const size_t n = tensor_slice_elements(&s->table[i]);
-    const int n_slices = tensor_slices(&s->table[i]);
-    for (int l = 0, end; l < n_slices; l = end) {
-        const int count = dp_count_(s, o, slice + l, t);
-        for (end = l + 1; end < n_slices && dp_count_(s, o, slice + end, t) == count; end++) {}
-        const Part part = part_within(s->kept[i], n * (size_t)l, n * (size_t)end);
+// slices k .. end - 1 of stretch i, counted from its first, as far as this rank keeps them
+static inline Part dp_kept_slices_(const DataParallel* s, int i, int k, int end) {
+    const Part whole = s->stretches[i].whole;
+    const size_t n = tensor_slice_elements(whole.tensor);
+    return part_within(s->kept[i], whole.first + n * (size_t)k, whole.first + n * (size_t)end);
+}
+
+// a stretch, of which neighbours with the same count go together
+static inline void dp_update_stretch_(const DataParallel* s, const Weights* w, const float* grads, int i,
+                                      const Optimizer* o, float scale, int t, const Device* dev) {
+    const int slice = s->stretches[i].slice, n_slices = s->stretches[i].n_slices;
+    for (int k = 0, end; k < n_slices; k = end) {
+        const int count = dp_count_(s, o, slice + k, t);
+        for (end = k + 1; end < n_slices && dp_count_(s, o, slice + end, t) == count; end++) {}
+        const Part part = dp_kept_slices_(s, i, k, end);
         if (part.n == 0 || count == 0) { continue; }
         const AdamW step = adamw_step(o->lr, o->beta1, o->beta2, o->eps, scale, count);
         dp_update_part_(s, w, grads, i, part, o, &step, (uint32_t)t, dev);
@@ -641,55 +738,84 @@ static inline void dp_update_tensor_(const DataParallel* s, const Weights* w, co
 static inline void dp_update(DataParallel* s, const Weights* w, const float* grads, float norm, const Optimizer* o, int t,
                                  const Device* dev) {
     float scale = o->clip > 0.0f && norm > o->clip ? o->clip / norm : 1.0f;
-    for (int i = 0, slice = 0; i < s->n_tensors; i++) {
-        if (!s->table[i].frozen) { dp_update_tensor_(s, w, grads, i, slice, o, scale, t, dev); }
-        slice += tensor_slices(&s->table[i]);
+    for (int i = 0; i < s->n_stretches; i++) { dp_update_stretch_(s, w, grads, i, o, scale, t, dev); }
+    if (s->zero > 0) { dp_gather(s, w->stored, w->stored_bytes, NULL, dev); }
+}
+
+// arena: of what this rank keeps; whole: a whole arena, on the host
+static inline void dp_deal(const DataParallel* s, float* arena, const float* whole, const Device* dev) {
+    for (int i = 0; i < s->n_stretches; i++) {
+        const Part kept = s->kept[i];
+        device_upload(arena + kept.at, whole + kept.tensor->offset + kept.first, sizeof(float) * kept.n, dev);
     }
-    if (s->zero > 0) { dp_gather(s, w->stored, w->stored_bytes, dev); }
+    device_sync(dev);
 }
 
 // after a load: the stored parameters anew from the masters that the ranks keep, with the bits of update t; frozen ones stay
 static inline void dp_round(DataParallel* s, const Weights* w, int t, const Device* dev) {
-    for (int i = 0, slice = 0; i < s->n_tensors; i++) {
-        const size_t n = tensor_slice_elements(&s->table[i]);
-        for (int l = 0; l < tensor_slices(&s->table[i]); l++, slice++) {
-            const Part part = part_within(s->kept[i], n * (size_t)l, n * (size_t)(l + 1));
-            const size_t global = s->table[i].offset + part.first;
-            if (part.n == 0 || s->table[i].frozen || dp_is_frozen_(s, slice)) { continue; }
+    for (int i = 0; i < s->n_stretches; i++) {
+        for (int k = 0; k < s->stretches[i].n_slices; k++) {
+            const Part part = dp_kept_slices_(s, i, k, k + 1);
+            const size_t global = part.tensor->offset + part.first;
+            if (part.n == 0 || dp_is_frozen_(s, s->stretches[i].slice + k)) { continue; }
             const Weights own = weights_from(w, global, part.at);
             weights_round(&own, part.n, (uint32_t)t, global, dev);
         }
     }
-    if (s->zero > 0) { dp_gather(s, w->stored, w->stored_bytes, dev); }
+    if (s->zero > 0) { dp_gather(s, w->stored, w->stored_bytes, NULL, dev); }
 }
 
-// what --verify-every looks at, beside the gradients
+// what --verify-every looks at
 static inline void dp_verify(const DataParallel* s, Verify* v, const Weights* w) {
-    verify_init(v, s->table, s->n_tensors);
-    verify_watch(v, VERIFY_PARAMETERS, w->stored, w->stored_bytes, s->whole);
-    verify_watch(v, VERIFY_MASTERS, w->master, sizeof(float), s->kept);
-    verify_watch(v, VERIFY_MOMENTS_1, w->m, sizeof(float), s->kept);
-    verify_watch(v, VERIFY_MOMENTS_2, w->v, sizeof(float), s->kept);
+    verify_init(v);
+    verify_watch(v, VERIFY_PARAMETERS, w->stored, w->stored_bytes, s->whole, s->n_tensors);
+    verify_watch(v, VERIFY_MASTERS, w->master, sizeof(float), s->kept, s->n_stretches);
+    verify_watch(v, VERIFY_MOMENTS_1, w->m, sizeof(float), s->kept, s->n_stretches);
+    verify_watch(v, VERIFY_MOMENTS_2, w->v, sizeof(float), s->kept, s->n_stretches);
+    verify_watch(v, VERIFY_GRADIENTS, NULL, sizeof(float), s->reduced, s->n_stretches);
 }
 
 // ---- 6. For checkpoints and for the box at the start ----
 
-// Slice l of tensor i of an arena of kept parts: on rank 0 the whole slice comes back, in the arena or in `slice`; the others
-// send theirs and get NULL. All ranks call, with room for a slice on the host. dev NULL: the arena is host memory.
-static inline const float* dp_slice(DataParallel* s, const float* arena, int i, int l, float* slice, const Device* dev) {
-    const size_t n = tensor_slice_elements(&s->table[i]), first = n * (size_t)l;
-    const Part own = part_within(s->kept[i], first, first + n);
+// the stretch that has slice k of tensor i; -1: it does not learn
+static inline int dp_stretch(const DataParallel* s, int i, int k) {
+    const size_t first = tensor_slice_elements(&s->table[i]) * (size_t)k;
+    for (int j = 0; j < s->n_stretches; j++) {
+        const DpStretch* x = &s->stretches[j];
+        if (x->tensor != i || first < x->whole.first || first >= x->whole.first + x->whole.n) { continue; }
+        const int from = (int)(x->whole.first / tensor_slice_elements(&s->table[i]));
+        return dp_is_frozen_(s, x->slice + (k - from)) ? -1 : j;
+    }
+    return -1;
+}
+
+// where the gradient of a slice that learns lies in the arena that dp_reduce returns, with --zero 0 and 1
+static inline size_t dp_gradient_at(const DataParallel* s, int i, int k) {
+    const int j = dp_stretch(s, i, k);
+    assert(j >= 0 && s->zero < 2);
+    return part_at(s->reduced[j], tensor_slice_elements(&s->table[i]) * (size_t)k);
+}
+
+// Slice k of tensor i, which learns, of an arena of kept parts: on rank 0 the whole slice comes back, in the arena or
+// in `slice`; the others send theirs and get NULL. All ranks call, with room for a slice on the host. dev NULL: the
+// arena is host memory.
+static inline const float* dp_slice(DataParallel* s, const float* arena, int i, int k, float* slice,
+                                    const Device* dev) {
+    const size_t n = tensor_slice_elements(&s->table[i]), first = n * (size_t)k;
+    const int j = dp_stretch(s, i, k);
+    assert(j >= 0);
+    const Part own = part_within(s->kept[j], first, first + n);
     const float* from = arena + own.at;
     if (dev && own.n > 0) {
         device_download(slice + (own.first - first), from, sizeof(float) * own.n, dev);
         from = slice + (own.first - first);
     }
-    if (s->zero == 0 || s->table[i].frozen) { return s->rank == 0 ? from : NULL; }
+    if (s->zero == 0) { return s->rank == 0 ? from : NULL; }
     memset(s->piece, 0, sizeof(CommPiece) * (size_t)s->size);
     s->piece[0].send = from;
     s->piece[0].n_send = sizeof(float) * own.n;
     for (int rank = 0; rank < s->size && s->rank == 0; rank++) {
-        const Part part = part_within(dp_part(s, rank, i), first, first + n);
+        const Part part = part_within(dp_part(s, rank, j), first, first + n);
         s->piece[rank].recv = slice + (part.first - first);
         s->piece[rank].n_recv = sizeof(float) * part.n;
     }
@@ -702,8 +828,8 @@ static inline double dp_bytes(const DataParallel* s) {
     const double n_leaves = dp_n_leaves(s), n_ends = s->first_node[s->rank + 1] - s->first_node[s->rank];
     const double n_nodes = s->zero == 2 ? n_leaves : n_ends;
     double n = 0.0, own = 0.0, n_chunks = (double)(dp_cut_(s, s->rank + 1) - dp_cut_(s, s->rank));
-    for (int i = 0; i < s->n_tensors; i++) {
-        n += s->table[i].frozen ? 0.0 : (double)tensor_elements(&s->table[i]);
+    for (int i = 0; i < s->n_stretches; i++) {
+        n += (double)s->stretches[i].whole.n;
         own += (double)dp_part(s, s->rank, i).n;
     }
     return n_nodes * 4.0 * (n - own) + (s->size - 1.0) * (4.0 * own + 8.0 * n_chunks + 4.0 * n_leaves);

@@ -96,7 +96,7 @@ static inline void leaf_tree_added(LeafTree* tree) {
 }
 
 static inline void leaf_tree_push(LeafTree* tree, const Device* dev) {
-    leaf_tree_add(tree, 0, tree->n, dev);
+    if (tree->n > 0) { leaf_tree_add(tree, 0, tree->n, dev); }
     leaf_tree_added(tree);
 }
 
@@ -124,7 +124,7 @@ static inline float leaf_tree_root(float* x, int n) {
 static inline float* leaf_tree_finish(LeafTree* tree, float* loss, const Device* dev) {
     const size_t n = (size_t)(tree->next - tree->first);
     float* losses = (float*)malloc_check(sizeof(float) * n, "losses");
-    for (int right = tree->n_nodes - 1; right > 0; right--) {
+    for (int right = tree->n_nodes - 1; right > 0 && tree->n > 0; right--) {
         residual_forward(tree->arena[right - 1], tree->arena[right - 1], tree->arena[right], tree->n, dev);
     }
     device_download(losses, tree->losses, sizeof(float) * n, dev);

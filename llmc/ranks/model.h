@@ -11,8 +11,9 @@ Where:  everything is device memory. Stored parameters are whole on every rank; 
 */
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
-#include "data_parallel.h"  // DataParallel, dp_init, dp_open
-#include "moments.h"        // dp_collect
+#include "../core/layers.h"  // learning_from
+#include "data_parallel.h"   // DataParallel, dp_init, dp_open
+#include "moments.h"         // dp_collect
 
 enum { MAX_TENSORS = 128 };
 typedef enum { TO_GENERATE, TO_EVALUATE, TO_TRAIN } Purpose;  // what activations are for
@@ -23,6 +24,7 @@ typedef struct {
     size_t n;         // elements of an arena of whole tensors
     Weights w;        // stored, master, moments
     int* frozen;      // of every slice in table order: does it stay as it is? NULL: none does
+    int lowest;       // the layer at which backward may stop: nothing learns below it. The number of layers: in none
     DataParallel dp;  // gradients of micro-batches, and which part of all this belongs to this rank
 } Model;
 
@@ -72,18 +74,16 @@ static inline void model_store(Model* m, const float* params, int updates, const
 // that masters begin with; NULL: no masters
 static inline void model_init_training(Model* m, Comm* comm, int n_leaves, int zero, const float* params, const Device* dev) {
     DataParallel* dp = &m->dp;
-    dp_init(dp, comm, m->table, m->n_table, n_leaves, zero);
-    dp->frozen = m->frozen;
+    int below;
+    dp_init(dp, comm, m->table, m->n_table, m->frozen, n_leaves, zero);
     dp_open(dp);
+    m->lowest = learning_from(m->table, m->n_table, m->frozen, &below);
+    m->lowest = below ? 0 : m->lowest;
     m->w.m = (float*)device_alloc(sizeof(float) * dp->n_kept, "first moments");
     m->w.v = (float*)device_alloc(sizeof(float) * dp->n_kept, "second moments");
     if (!params) { return; }
     m->w.master = (float*)device_alloc(sizeof(float) * dp->n_kept, "master weights");
-    for (int i = 0; i < m->n_table; i++) {
-        const Part kept = dp->kept[i];
-        device_upload(m->w.master + kept.at, params + m->table[i].offset + kept.first, sizeof(float) * kept.n, dev);
-    }
-    device_sync(dev);
+    dp_deal(dp, m->w.master, params, dev);
 }
 
 static inline void model_point(const Model* m, void* pointers, int layer) {
@@ -126,14 +126,15 @@ static inline void model_widen_(float* out, const Model* m, const void* stored, 
 }
 
 // The parameters from a copy of model_source: floats on the host of rank 0, NULL on the others. Where the copy is just that, it
-// comes back itself. Masters in parts are collected, for which all ranks call. dev NULL: the copy is in host memory
-static inline const float* model_whole(Model* m, const void* copy, const Device* dev) {
-    const int collects = model_masters_in_parts(m);
-    if (m->dp.rank > 0 && !collects) { return NULL; }
-    if (!collects && (m->w.master || m->w.stored_bytes == sizeof(float))) { return (const float*)copy; }
+// comes back itself. Masters in parts are collected, for which all ranks call; what is frozen has none, its stored weights stay
+// as they are on dev. copy_dev NULL: the copy is in host memory
+static inline const float* model_whole(Model* m, const void* copy, const Device* copy_dev, const Device* dev) {
+    if (m->dp.rank > 0 && !model_masters_in_parts(m)) { return NULL; }
+    if (!m->w.master && m->w.stored_bytes == sizeof(float)) { return (const float*)copy; }
     float* whole = m->dp.rank > 0 ? NULL : (float*)arena_alloc(sizeof(float) * m->n, "parameters on the host");
-    if (collects) { dp_collect(&m->dp, (const float*)copy, whole, dev); }
+    if (m->w.master) { dp_collect(&m->dp, (const float*)copy, whole, copy_dev); }
     else { model_widen_(whole, m, copy, m->n); }
+    if (m->w.master && whole) { dp_collect_frozen(&m->dp, m->w.stored, m->w.stored_bytes, whole, dev); }
     return whole;
 }
 
@@ -143,11 +144,11 @@ static inline void model_whole_free(const Model* m, const float* whole, const vo
 
 // The same, of now, which model_whole_free(m, whole, model_source(m)) frees; all ranks call
 static inline const float* model_download(Model* m, const Device* dev) {
-    if (DEVICE_IS_SHARED || model_masters_in_parts(m)) { return model_whole(m, model_source(m), dev); }
+    if (DEVICE_IS_SHARED || model_masters_in_parts(m)) { return model_whole(m, model_source(m), dev, dev); }
     const size_t n_bytes = model_source_bytes(m);
     void* copy = arena_alloc(n_bytes, "parameters on the host");
     device_download(copy, model_source(m), n_bytes, dev);
-    const float* whole = model_whole(m, copy, NULL);
+    const float* whole = model_whole(m, copy, NULL, dev);
     if (whole != copy) { arena_free(copy, n_bytes); }
     return whole;
 }

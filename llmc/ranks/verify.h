@@ -2,7 +2,7 @@
 A step computed twice (--verify-every K): the same inputs give the same bits, so any difference is the hardware (a flipped
 bit in memory, an unstable clock) or a bug, and the run stops before the wrong numbers reach a checkpoint.
     verify_init, verify_free
-    verify_watch    an arena to look at: parameters, masters, moments (data_parallel.h calls it for all of them)
+    verify_watch    an arena to look at: parameters, masters, moments, gradients (data_parallel.h calls it for all)
     verify_first    after the gradients of a step: sums of all these arenas and of the gradients, a block at a time
     verify_second   after the same gradients were computed once more: compares with those sums. That parameters and moments
                     are the same as before is part of it, for nothing may write to them between
@@ -14,7 +14,7 @@ Source: spec/reliability.md 13; parallel.md 12.6
 */
 #ifndef LLMC_VERIFY_H
 #define LLMC_VERIFY_H
-#include "../core/tensor.h"  // Tensor, tensor_slice_name
+#include "../core/tensor.h"  // tensor_slice_name
 #include "../ops/weights.h"  // Weights, weights_update
 #include "part.h"            // Part
 #include <xxhash.h>
@@ -26,24 +26,21 @@ typedef enum { VERIFY_PARAMETERS, VERIFY_MASTERS, VERIFY_MOMENTS_1, VERIFY_MOMEN
 typedef struct {
     const char* memory;   // on the device; NULL: there is none
     size_t element_bytes;
-    const Part* parts;    // of each tensor
+    const Part* parts;    // that it holds
+    int n_parts;
     uint64_t* sums;       // one for each block of each part
 } VerifyArena;
 
 typedef struct {
     int step;                // that is being verified
-    const Tensor* table;
-    int n_tensors;
     VerifyArena arena[N_VERIFIED];
     float loss, norm;        // of the first computation
     float* copy;             // on the device, (4, VERIFY_PIECE): what an update changes, of a piece
     float* room;             // on the host, (2, VERIFY_PIECE): what a GPU's memory is copied to
 } Verify;
 
-static inline void verify_init(Verify* v, const Tensor* table, int n_tensors) {
+static inline void verify_init(Verify* v) {
     memset(v, 0, sizeof *v);
-    v->table = table;
-    v->n_tensors = n_tensors;
     v->copy = (float*)device_alloc(sizeof(float) * 4 * VERIFY_PIECE, "copy of --verify-every");
 #ifdef __CUDACC__
     v->room = (float*)device_pinned(sizeof(float) * 2 * VERIFY_PIECE, "room of --verify-every");
@@ -59,11 +56,14 @@ static inline void verify_free(Verify* v) {
 
 static inline size_t verify_blocks_(size_t n) { return (n + VERIFY_BLOCK - 1) / VERIFY_BLOCK; }
 
-static inline void verify_watch(Verify* v, Verified a, const void* memory, size_t element_bytes, const Part* parts) {
-    VerifyArena arena = {(const char*)memory, element_bytes, parts, v->arena[a].sums};
+static inline void verify_watch(Verify* v, Verified a, const void* memory, size_t element_bytes, const Part* parts,
+                                int n_parts) {
+    VerifyArena arena = {(const char*)memory, element_bytes, parts, n_parts, v->arena[a].sums};
     size_t n_blocks = 0;
-    for (int i = 0; i < v->n_tensors; i++) { n_blocks += verify_blocks_(parts[i].n); }
-    if (memory && !arena.sums) { arena.sums = (uint64_t*)malloc_check(sizeof(uint64_t) * n_blocks, "sums of --verify-every"); }
+    for (int i = 0; i < n_parts; i++) { n_blocks += verify_blocks_(parts[i].n); }
+    if (memory && !arena.sums) {
+        arena.sums = (uint64_t*)malloc_check(sizeof(uint64_t) * n_blocks, "sums of --verify-every");
+    }
     v->arena[a] = arena;
 }
 
@@ -89,15 +89,16 @@ static inline uint64_t verify_sum_(const char* x, size_t n, size_t b, size_t ele
     return XXH3_64bits(x + first * element_bytes, element_bytes * ((end < n ? end : n) - first));
 }
 
-// element first of a tensor, or one of first..last, as far as they belong to one layer
+// element first of a tensor, or one of first..last, as far as they belong to one slice
 __attribute__((noreturn))
 static inline void verify_fail_(const Verify* v, const char* what, const Tensor* t, size_t first, size_t last, const char* values) {
     char name[256], elements[64];
-    const size_t slice = tensor_slice_elements(t), layer = first / slice, from = first - layer * slice;
-    const size_t to = last / slice == layer ? last - layer * slice : slice - 1;
+    const size_t n = tensor_slice_elements(t), slice = first / n, from = first - slice * n;
+    const size_t to = last / n == slice ? last - slice * n : n - 1;
     snprintf(elements, sizeof elements, from == to ? "element %zu" : "one of the elements %zu..%zu", from, to);
     fail_run("step %d: the same computation gave two results: %s of %s, %s%s: the hardware (memory, overclocking) or a bug; the "
-             "checkpoints are from before", v->step, what, tensor_slice_name(name, sizeof name, t, (int)layer), elements, values);
+             "checkpoints are from before", v->step, what, tensor_slice_name(name, sizeof name, t, (int)slice), elements,
+             values);
 }
 
 // the sums of an arena, or its comparison with them: the first block that differs ends the run
@@ -105,7 +106,7 @@ static inline void verify_arena_(const Verify* v, Verified a, int compare, const
     const char* names[N_VERIFIED] = {"parameters", "float masters", "first moments", "second moments", "gradients"};
     const VerifyArena* arena = &v->arena[a];
     uint64_t* sums = arena->sums;
-    for (int i = 0; arena->memory && i < v->n_tensors; i++) {
+    for (int i = 0; arena->memory && i < arena->n_parts; i++) {
         const Part part = arena->parts[i];
         for (size_t from = 0; from < part.n; from += VERIFY_PIECE) {
             const size_t n = part.n - from < VERIFY_PIECE ? part.n - from : (size_t)VERIFY_PIECE, n_blocks = verify_blocks_(n);
@@ -119,26 +120,26 @@ static inline void verify_arena_(const Verify* v, Verified a, int compare, const
                 sums[b] = sum;
             }
             const size_t first = part.first + from + bad * VERIFY_BLOCK, next = first + VERIFY_BLOCK, end = part.first + from + n;
-            if (bad < n_blocks) { verify_fail_(v, names[a], &v->table[i], first, (next < end ? next : end) - 1, ""); }
+            if (bad < n_blocks) { verify_fail_(v, names[a], part.tensor, first, (next < end ? next : end) - 1, ""); }
             sums += n_blocks;
         }
     }
 }
 
-// parts: of the gradients that this rank has
+// parts: of the gradients that this rank has, as many as verify_watch was told
 static inline void verify_first(Verify* v, int step, float loss, float norm, const float* grads, const Part* parts,
                                 const Device* dev) {
     v->step = step;
     v->loss = loss;
     v->norm = norm;
-    verify_watch(v, VERIFY_GRADIENTS, grads, sizeof(float), parts);
+    verify_watch(v, VERIFY_GRADIENTS, grads, sizeof(float), parts, v->arena[VERIFY_GRADIENTS].n_parts);
     for (int a = 0; a < N_VERIFIED; a++) { verify_arena_(v, (Verified)a, 0, dev); }
 }
 
 static inline int same_bits_(float a, float b) { return memcmp(&a, &b, sizeof a) == 0; }
 
 static inline void verify_second(Verify* v, float loss, float norm, const float* grads, const Part* parts, const Device* dev) {
-    verify_watch(v, VERIFY_GRADIENTS, grads, sizeof(float), parts);
+    verify_watch(v, VERIFY_GRADIENTS, grads, sizeof(float), parts, v->arena[VERIFY_GRADIENTS].n_parts);
     for (int a = 0; a < N_VERIFIED; a++) { verify_arena_(v, (Verified)a, 1, dev); }
     if (!same_bits_(loss, v->loss) || !same_bits_(norm, v->norm)) {
         fail_run("step %d: the same computation gave two results: loss %.9g and %.9g, norm %.9g and %.9g: the hardware (memory, "

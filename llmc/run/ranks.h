@@ -147,10 +147,11 @@ static inline void ranks_compare(Comm* c, const Option* table, int n, const RunS
 
 // ---- the box at the start, the last line, the folder ----
 
-// rows of the box; the bytes that gradients take, and each moment
-static inline double ranks_box(Comm* c, const Tensor* table, int n, int n_leaves, int zero, double* moment) {
+// rows of the box; the bytes that gradients take, and each moment. frozen: as of dp_init
+static inline double ranks_box(Comm* c, const Tensor* table, int n, const int* frozen, int n_leaves, int zero,
+                               double* moment) {
     DataParallel s;
-    dp_init(&s, c, table, n, n_leaves, zero);
+    dp_init(&s, c, table, n, frozen, n_leaves, zero);
     const double gradients = dp_gradient_bytes(&s);
     *moment = sizeof(float) * (double)s.n_kept;
     if (n_leaves < c->size && c->rank == 0) {

@@ -2,7 +2,8 @@
 Files of a run: the model that it starts from, checkpoints, exports.
     save_find_model        what --resume, --from and --config mean
     save_load_parameters   the parameters onto the device, the same on all ranks
-    save_open_training     gradients, masters and moments; with --resume those of the checkpoint
+    save_open_training     gradients, masters and moments
+    save_resume            with --resume: moments of the checkpoint, and what else the trainer keeps
     save_checkpoint        parameters, moments and state, written beside training
     save_exports           --export-hf, and what else the trainer writes
 */
@@ -63,10 +64,15 @@ static inline void save_free_loaded(Run* r) {
 
 static inline void save_open_training(Run* r) {
     Model* m = r->model;
-    char path[PATH_BYTES];
     model_init_training(m, r->comm, r->n_leaves, r->o.zero, r->has_masters ? r->loaded : NULL, &r->dev);
     save_free_loaded(r);
     if (r->o.verify_every > 0) { dp_verify(&m->dp, &r->verify, &m->w); }
+}
+
+// moments, and what else the trainer keeps, of the checkpoint that --resume goes on from
+static inline void save_resume(Run* r) {
+    Model* m = r->model;
+    char path[PATH_BYTES];
     if (!r->o.resume) { return; }
     checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors");
     moments_load_layers(path, &m->dp, m->w.m, m->w.v, r->old_layers, &r->dev);
@@ -92,7 +98,7 @@ static inline void save_write_(void* run) {
     SavedFiles files;
     files.n = 0;
     run_save_begin(temporary, &r->o, &s->state, run_checkpoint_bytes(r->model->table, r->model->n_table));
-    const float* params = model_whole(r->model, s->arena[0], NULL);
+    const float* params = model_whole(r->model, s->arena[0], NULL, &r->dev);
     save_model_(r, params, temporary, SIZE_MAX, &files);
     model_whole_free(r->model, params, s->arena[0]);
     path_join(path, temporary, "optimizer.safetensors");
@@ -124,7 +130,7 @@ static inline void save_checkpoint(Run* r, int last) {
         snapshot_save(&r->snapshot, arenas, n_bytes, SNAPSHOT_ARENAS + n_extras, &r->state, run_saves_beside(r), last, save_write_, r,
                       &r->dev);
     } else if (r->o.zero > 0) {
-        if (model_masters_in_parts(model)) { model_whole(model, model->w.master, &r->dev); }
+        if (model_masters_in_parts(model)) { model_whole(model, model->w.master, &r->dev, &r->dev); }
         moments_save(NULL, &model->dp, model->w.m, model->w.v, &r->dev);
     }
 }

@@ -144,7 +144,8 @@ static inline double start_box_memory_(const Run* r) {
     const double rest = text + verify + 8e6 + (trains && DEVICE_IS_SHARED != 0 ? rows : 0.0) + (t->more_bytes ? t->more_bytes(r) : 0.0);
     const int copies = DEVICE_IS_SHARED != 0 && trains && o->save_every > 0 && run_saves_beside(r);
     double kept = 0.0, copy = copies ? (double)SNAPSHOT_ARENAS * parameters : 0.0;
-    double gradients = backward ? ranks_box(r->comm, m->table, m->n_table, r->n_leaves, o->zero, &kept) : 0.0;
+    const int* frozen = trains ? m->frozen : NULL;  // a probe asks for every gradient
+    double gradients = backward ? ranks_box(r->comm, m->table, m->n_table, frozen, r->n_leaves, o->zero, &kept) : 0.0;
     double moments = !trains ? 0.0 : r->has_masters ? 3.0 * kept : 2.0 * kept;
     box_row("memory: parameters", "%s", format_bytes(parameters).s);
     if (backward) {
@@ -224,9 +225,10 @@ static inline void start_batch(Run* r, Purpose purpose) {
 }
 
 static inline void start_training(Run* r, int argc, char** argv) {
+    save_open_training(r);
     start_batch(r, TO_TRAIN);
     if (r->o.sample_every > 0 && r->comm->rank == 0) { task_open_generator(r, 1); }
-    save_open_training(r);
+    save_resume(r);
     r->first_row = run_first_row(&r->o, &r->state);
     r->first_step = r->state.step;
     prefetch_start(&r->prefetch, &r->data.train_rows, r->o.batch_size, r->d.prefetch_workers, start_batches_ahead_(r),

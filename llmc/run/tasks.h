@@ -55,8 +55,10 @@ static inline void task_probe(Run* r) {
     const int N = x.B * x.T;
     Model* m = r->model;
     SafeWriter out;
-    r->trainer->open(r, TO_TRAIN, x.B, x.T);
+    free(m->frozen);  // every gradient is asked for
+    m->frozen = NULL;
     model_init_training(m, NULL, 1, 0, NULL, &r->dev);
+    r->trainer->open(r, TO_TRAIN, x.B, x.T);
     probe_open(&out, r->o.probe_out, &x, r->classes, m->table, m->n_table);
 
     float* logits = (float*)malloc_check(sizeof(float) * ROWS * (size_t)r->classes, "logits");
