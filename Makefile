@@ -22,7 +22,8 @@ WARNINGS = -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Werror
 # -ffp-contract=off: no fused multiply-add. The next two change no bit: nobody reads errno or traps, so square roots and
 # selects vectorise. doc/exactness.md: every + - * / rounds once
 EXACT = -ffp-contract=$(if $(filter 1,$(FAST)),fast,off) -fno-math-errno -fno-trapping-math
-CFLAGS = -std=gnu11 -D_GNU_SOURCE $(OPT) -g -march=$(ARCH) $(EXACT) $(WARNINGS) -I.
+# -g1: the lines of a backtrace; full -g takes a fifth of the compiler's time. For a debugger: OPT="-O0 -g"
+CFLAGS = -std=gnu11 -D_GNU_SOURCE -g1 $(OPT) -march=$(ARCH) $(EXACT) $(WARNINGS) -I.
 CFLAGS += $(if $(filter 1,$(OMP)),-fopenmp,-Wno-unknown-pragmas)
 CFLAGS += $(if $(filter 1,$(SYSTEM_LIBM)),-DSYSTEM_LIBM) $(if $(filter 1,$(FAST)),-DFAST)
 CFLAGS += $(if $(filter 1,$(ASAN)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
@@ -40,7 +41,9 @@ space = $() $()
 
 VARIANT = $(notdir $(CC))-$(ARCH)$(OPT)$(if $(filter 0,$(OMP)),-serial)$(if $(filter 1,$(SYSTEM_LIBM)),-libm)$(if $(filter 1,$(FAST)),-fast)$(if $(filter 1,$(ASAN)),-asan)$(if $(filter 1,$(MPI)),-mpi)
 BUILD = build/$(VARIANT)
-COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+# abc1234, or abc1234-dirty where a file that git knows has changed; --exclude: never the name of a tag
+COMMIT := $(shell git describe --always --dirty --exclude '*' 2>/dev/null || echo unknown)
+COMMIT_FILE = build/commit-$(COMMIT)
 # what settings.json says of the program
 BUILT = -DCOMMIT='"$(COMMIT)"' -DFLAGS='"$(OPT) -march=$(ARCH) $(EXACT)"'
 
@@ -52,7 +55,8 @@ help:
 	@echo "make run         train a small GPT-2 on this repository's own text, about two minutes"
 	@echo "make run-mamba   train a small Mamba on the headers of llmc/, about two minutes"
 	@echo "make run-digits  Mamba reads handwritten digits pixel by pixel: a head with scores, a head with prototypes, compared"
-	@echo "make test        build and run every test"
+	@echo "make test        build and run every test of this build: about 5 minutes on 2 cores"
+	@echo "make test-all    what make test leaves: other compilers, vector widths, sanitizers, faults, mutations (20 minutes)"
 	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"
 	@echo "make train_mamba_hpn  the same for Mamba, on CPUs"
 	@echo "make tools       build dev/tools/tokenize and dev/tools/inspect: each has --help"
@@ -61,7 +65,7 @@ help:
 	@echo "make launch      then: ./launch -n 4 ./train_gpt2 ... starts 4 ranks on this machine (doc/ranks.md)"
 	@echo "make plot RUN=runs/...   draw loss.png and loss.html of a run; RUN=\"runs/a runs/b\" compares"
 	@echo "make bench       measure against PyTorch, llm.c and OpenBLAS (dev/bench/README.md)"
-	@echo "make test-simt  the CUDA kernels, run and checked on this CPU (dev/simt/README.md); part of make test"
+	@echo "make test-simt  the CUDA kernels, run and checked on this CPU (dev/simt/README.md)"
 	@echo "make golden      write dev/golden anew from the NumPy references: the bytes must not change"
 	@echo "make check       the tests of one build only: make check CC=clang ARCH=x86-64 OPT=-O2 ASAN=1"
 	@echo "make fuzz        mutated files against every parser, FUZZ_SECONDS=60 each (dev/fuzz/README.md)"
@@ -73,6 +77,10 @@ setup:
 setup-cuda:
 	@dev/setup.sh cuda
 	@rm -f build/cuda_flags
+
+# programs that hold COMMIT stand on an empty file of that name: it is new when COMMIT is, and then they are built anew
+$(COMMIT_FILE):
+	@mkdir -p build && rm -f build/commit-* && touch $@
 
 # the binary in the root is always the one of the variables given last
 $(TRAINERS): %: $(BUILD)/%
@@ -87,18 +95,18 @@ $(BUILD)/tools/%: dev/tools/%.c
 	@mkdir -p $(BUILD)/tools
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
-$(BUILD)/train_%: train_%.c
+$(BUILD)/train_%: train_%.c $(COMMIT_FILE)
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
-$(BUILD)/train_%: dev/examples/train_%.c
+$(BUILD)/train_%: dev/examples/train_%.c $(COMMIT_FILE)
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
 # a trainer whose calls go through dev/faults/shim.c, for dev/test_faults.sh
 FAULTS = open write pwrite read fsync close rename renameat2 unlink rmdir mkdir ftruncate truncate fopen fflush fclose \
     malloc calloc realloc posix_memalign mmap open_memstream clock_gettime
-$(BUILD)/train_%_faults: train_%.c dev/faults/shim.c $(wildcard llmc/*/*.h)
+$(BUILD)/train_%_faults: train_%.c dev/faults/shim.c $(wildcard llmc/*/*.h) $(COMMIT_FILE)
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) $(BUILT) $< dev/faults/shim.c -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)
 
@@ -152,7 +160,7 @@ build/cuda_flags: dev/cuda_flags.sh
 	@mkdir -p build
 	@dev/cuda_flags.sh flags >$@
 
-$(CUDA_BUILD)/train_%cu: train_%.cu build/cuda_flags
+$(CUDA_BUILD)/train_%cu: train_%.cu build/cuda_flags $(COMMIT_FILE)
 	@mkdir -p $(@D)
 	$(NVCC_BUILD) -DCOMMIT='"$(COMMIT)"' -DFLAGS='"$(CUDA_ARCH) $(PRECISION) $(NVCC_$(PRECISION))"'
 
@@ -164,7 +172,7 @@ $(CUDA_BUILD)/%: dev/%.cu build/cuda_flags
 	@mkdir -p $(@D)
 	$(NVCC_BUILD)
 
-$(BUILD)/train_%cu: train_%.cu
+$(BUILD)/train_%cu: train_%.cu $(COMMIT_FILE)
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d -x c $< -o $@ $(LIBS)
 
@@ -222,8 +230,11 @@ plot:
 check: $(TESTS:%=$(BUILD)/%)
 	@dev/test.sh check $^
 
+# together they are everything that is tested without a GPU
 test: setup
-	@dev/test.sh all
+	@dev/test.sh quick
+test-all: setup
+	@dev/test.sh rest
 
 # each program of dev/fuzz for FUZZ_SECONDS; the first finding ends it, with the input in build/fuzz (dev/fuzz/README.md)
 FUZZ_SECONDS ?= 60
@@ -253,7 +264,7 @@ SIMT_SANITIZE = -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
 SIMT_OPT = -O2
 build/simt-exact/test_% build/simt-fast/test_% build/simt-exact-asan/% build/simt-fast-asan/%: SIMT_OPT = $(SIMT_SANITIZE)
 build/simt-exact/% build/simt-exact-asan/%: SIMT_EXACT = -DEXACT
-SIMT_FLAGS = -x c++ -include cuda_runtime.h -std=gnu++17 -D_GNU_SOURCE -D__CUDACC__ -DSIMT $(SIMT_EXACT) $(SIMT_OPT) -g $(filter-out -ffp-contract%,$(EXACT)) -ffp-contract=off
+SIMT_FLAGS = -x c++ -include cuda_runtime.h -std=gnu++17 -D_GNU_SOURCE -D__CUDACC__ -DSIMT $(SIMT_EXACT) -g1 $(SIMT_OPT) $(filter-out -ffp-contract%,$(EXACT)) -ffp-contract=off
 SIMT_FLAGS += -fopenmp -Ibuild/simt/src -Idev/simt/include -Wall -Werror -Wno-unknown-pragmas -Wno-maybe-uninitialized $(BUILT)
 SIMT_INCLUDES = $(wildcard dev/simt/include/*.h)
 SIMT_HEADERS = $(patsubst %,build/simt/src/%,$(wildcard llmc/*/*.h train_*.cu))  # what tests include
@@ -272,7 +283,7 @@ build/$(1)/test_simt: build/simt/src/dev/simt/test_simt.cu $$(SIMT_INCLUDES) | $
 	$$(SIMT_COMPILE)
 build/$(1)/test_%: build/simt/src/test_%.c $$(SIMT_INCLUDES) | $$(SIMT_HEADERS)
 	$$(SIMT_COMPILE)
-build/$(1)/train_%cu: build/simt/src/train_%.cu $$(SIMT_INCLUDES) | $$(SIMT_HEADERS)
+build/$(1)/train_%cu: build/simt/src/train_%.cu $$(SIMT_INCLUDES) $$(COMMIT_FILE) | $$(SIMT_HEADERS)
 	$$(SIMT_COMPILE)
 build/$(1)/%: build/simt/src/dev/%.cu $$(SIMT_INCLUDES) | $$(SIMT_HEADERS)
 	$$(SIMT_COMPILE)
@@ -286,8 +297,8 @@ test-simt: $(SIMT_PROGRAMS)
 	@dev/test.sh check $^ dev/simt/test_rewrite.py
 
 # for dev/test.sh
-simt_programs:
-	@echo $(SIMT_PROGRAMS) dev/simt/test_rewrite.py
+simt_tests:
+	@echo $(SIMT_TESTS)
 
 golden:
 	$(PYTHON) dev/ref/gpt2.py
@@ -299,6 +310,6 @@ bench: setup
 clean:
 	rm -rf build launch $(TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
-.PHONY: help folder setup run run-mamba run-digits plot check test fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%) \
-    setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS) simt test-simt simt_programs
+.PHONY: help folder setup run run-mamba run-digits plot check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%) \
+    setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS) simt test-simt simt_tests
 .DELETE_ON_ERROR:

@@ -4,6 +4,7 @@ the fast version must equal it bit for bit with every number of taps, with strid
 sequence that comes in windows must have the bits of the whole.
 */
 #include "llmc/ops/causal_conv1d.h"
+#include "llmc/test/asked.h"
 #include "llmc/test/test.h"
 
 // one problem and the plain loop's answer. inp is the left part of rows of `stride` floats, and dinp is written over a copy of it
@@ -102,6 +103,37 @@ static void check_backward(Test* t, const Conv* p, const Device* dev) {
     for (size_t n = 0; n < rows; n++) { check_bits(t, "dinp of another stride", tight + n * C, p->dinp + n * p->stride, C); }
     check_bits(t, "dweight", dweight, p->dweight, taps);
     free(dinp), free(tight), free(dweight), free(dbias);
+}
+
+// d: dinp, dweight, dbias; inputs that nobody needs are NULL
+static void asked_plain(float* const* d, const void* problem, const Device* dev) {
+    const Conv* p = (const Conv*)problem;
+    int any = d[0] || d[1] || d[2];
+    (void)dev;
+    conv1d_backward_ref(d[0], p->stride, d[1], d[2], any ? p->dout : NULL, any ? p->conv : NULL, d[1] ? p->inp : NULL, p->stride,
+                        d[0] ? p->weight : NULL, d[1] ? p->history : NULL, any ? p->starts : NULL, p->B, p->T, p->C, p->K);
+}
+
+static void asked_fast(float* const* d, const void* problem, const Device* dev) {
+    const Conv* p = (const Conv*)problem;
+    int any = d[0] || d[1] || d[2];
+    conv1d_backward(d[0], p->stride, d[1], d[2], any ? p->dout : NULL, any ? p->conv : NULL, d[1] ? p->inp : NULL, p->stride,
+                    d[0] ? p->weight : NULL, d[1] ? p->history : NULL, any ? p->starts : NULL, p->B, p->T, p->C, p->K, dev);
+}
+
+static void test_asked(Test* t) {
+    Device dev = test_device(3);
+    for (int parts = 0; parts < ALL_PARTS; parts++) {
+        Conv p = conv_problem(2, 17, 37, 4, parts, 1);
+        size_t n_inp = (size_t)p.B * (size_t)p.T * p.stride, C = (size_t)p.C;
+        float* before = filled_array(n_inp, 77.0f);  // and 77 it stays between the rows
+        const AskedGradient gradients[] = {{"dinp", n_inp, before}, {"dweight", C * (size_t)p.K, NULL}, {"dbias", C, NULL}};
+        check_asked(t, "plain", gradients, 3, asked_plain, &p, &dev);
+        check_asked(t, "fast", gradients, 3, asked_fast, &p, &dev);
+        free(before);
+        conv_free(&p);
+    }
+    device_free(&dev);
 }
 
 static void check_problem(Test* t, int B, int T, int C, int K, int parts, int hard) {
@@ -341,6 +373,7 @@ int main(int argc, char** argv) {
         {"too many", "more taps than fit stop the program", test_too_many},  // first: it forks, and there are no threads yet
         {"shapes", "forward and backward equal the plain loop, with strides, histories, starts, dinp over inp", test_shapes},
         {"special", "the same with cancellation, subnormals, -0, Inf, NaN", test_special},
+        {"asked", "gradients that nobody asks for are NULL: the others keep their bits", test_asked},
         {"taps", "the same with 1 to 16 taps, also in windows shorter than that", test_taps},
         {"wide", "the same with several blocks of channels", test_wide},
         {"windows", "a sequence cut anywhere, or into single positions, has the bits of the whole", test_windows},

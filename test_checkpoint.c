@@ -1,9 +1,9 @@
 /*
-Promises of llmc/files/checkpoint.h and of the part of llmc/run/run.h that saves and chooses: no byte changes unseen, the newest good
-one is found, what an interruption left goes away, the right ones are kept, one process writes. dev/test_faults.sh is the same
-with a real trainer.
-    cc -std=gnu11 -D_GNU_SOURCE -O2 -ffp-contract=off -I. test_checkpoint.c -o build/test_checkpoint -ljansson -lxxhash -lm
-    FLIPS=1000000 build/test_checkpoint random
+Promises of llmc/files/checkpoint.h and of the part of llmc/run/run.h that saves and chooses: no byte changes unseen,
+the newest good one is found, what an interruption left goes away, the right ones are kept, one process writes.
+dev/test_faults.sh is the same with a real trainer.
+    cc -std=gnu11 -D_GNU_SOURCE -O2 -ffp-contract=off -I. test_checkpoint.c -o build/test_checkpoint -ljansson -lxxhash
+    -lm FLIPS=1000000 build/test_checkpoint random
 */
 #include "llmc/files/extras.h"    // extras_save, extras_load
 #include "llmc/run/run.h"         // run_save_begin, run_save_end, RunState; checkpoint.h, outliers.h
@@ -13,7 +13,8 @@ with a real trainer.
 #include "llmc/test/testfiles.h"  // temp_folder, temp_file
 
 enum { N_FILES = 4 };
-static const char* const names[N_FILES] = {"config.json", "model.safetensors", "optimizer.safetensors", "manifest.json"};
+static const char* const names[N_FILES] = {"config.json", "model.safetensors", "optimizer.safetensors",
+                                           "manifest.json"};
 
 // ---- small checkpoints ----
 
@@ -113,8 +114,10 @@ static void flip(const OpenFile* f, off_t at, int mask) {
 static void must_be_found(Test* t, const TempPath* run, const char* what, const char* name, off_t at) {
     ErrorText error;
     check(t, !is_good(run->s, 2, &error), "%s %s at %lld: not noticed", name, what, (long long)at);
-    check(t, strncmp(error.text, name, strlen(name)) == 0, "%s %s at %lld: the reason does not name it: %s", name, what, (long long)at, error.text);
-    check(t, checkpoint_newest_good(run->s) == 1, "%s %s at %lld: the checkpoint before is not used", name, what, (long long)at);
+    check(t, strncmp(error.text, name, strlen(name)) == 0, "%s %s at %lld: the reason does not name it: %s", name, what,
+          (long long)at, error.text);
+    check(t, checkpoint_newest_good(run->s) == 1, "%s %s at %lld: the checkpoint before is not used", name, what,
+          (long long)at);
 }
 
 static void test_flips(Test* t) {
@@ -155,7 +158,8 @@ static void test_lengths(Test* t) {
         fputc(0, again);
         fclose(again);
         must_be_found(t, &run, "with a byte more", names[i], 0);
-        check(t, truncate(path, n) == 0 && is_good(run.s, 2, &error), "%s as it was, not good: %s", names[i], error.text);
+        check(t, truncate(path, n) == 0 && is_good(run.s, 2, &error), "%s as it was, not good: %s", names[i],
+              error.text);
         close(f.fd);
     }
     loud(kept);
@@ -183,7 +187,9 @@ static void test_random_damage(Test* t) {
             changed += same % 2 ? -1 : 1;
             flip(file, at[j], mask[j]);
         }
-        if (changed > 0) { check(t, !is_good(run.s, 1, &error), "flip %ld: %d bits near %lld are not noticed", i, n, (long long)at[0]); }
+        if (changed > 0) {
+            check(t, !is_good(run.s, 1, &error), "flip %ld: %d bits near %lld are not noticed", i, n, (long long)at[0]);
+        }
         for (int j = 0; j < n; j++) { flip(file, at[j], mask[j]); }
     }
     check(t, is_good(run.s, 1, &error), "flipped back, it is not good: %s", error.text);
@@ -195,10 +201,15 @@ static void test_mixed(Test* t) {
     TempPath run = new_run(3);
     char from[PATH_BYTES], to[PATH_BYTES];
     ErrorText error;
-    check(t, rename(checkpoint_path(from, run.s, 2, "model.safetensors"), checkpoint_path(to, run.s, 3, "model.safetensors")) == 0, "rename");
-    check(t, !is_good(run.s, 3, &error) && strstr(error.text, "model.safetensors"), "the model of another step is not noticed");
+    check(t,
+          rename(checkpoint_path(from, run.s, 2, "model.safetensors"),
+                 checkpoint_path(to, run.s, 3, "model.safetensors")) == 0,
+          "rename");
+    check(t, !is_good(run.s, 3, &error) && strstr(error.text, "model.safetensors"),
+          "the model of another step is not noticed");
     check(t, rename(checkpoint_folder(from, run.s, 1), checkpoint_folder(to, run.s, 9)) == 0, "rename");
-    check(t, !is_good(run.s, 9, &error) && strstr(error.text, "of step 1"), "a folder with another step's name is not noticed");
+    check(t, !is_good(run.s, 9, &error) && strstr(error.text, "of step 1"),
+          "a folder with another step's name is not noticed");
     temp_remove(&run);
 }
 
@@ -213,7 +224,8 @@ static void test_manifests(Test* t) {
         {"[{\"name\": \"a\", \"bytes\": 1.5, \"xxh3\": \"0123456789abcdef\"}]", "expected \"bytes\""},
         {"[{\"name\": \"a\", \"bytes\": 1, \"xxh3\": \"0123456789abcde\"}]", "expected \"bytes\""},
         {"[{\"name\": \"a\", \"bytes\": 1, \"xxh3\": \"0123456789abcdeX\"}]", "expected \"bytes\""},
-        {"[7]", "plain file names"}, {"{}", "with a list"}, {"[] , \"files\": []", "with a list"}, {"[[[[", "with a list"},
+        {"[7]", "plain file names"}, {"{}", "with a list"}, {"[] , \"files\": []", "with a list"}, {"[[[[",
+                                                                                                    "with a list"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char text[1024];
@@ -224,7 +236,8 @@ static void test_manifests(Test* t) {
         unsigned char* copy = heap_copy(text, (size_t)n);
         json_t* manifest = manifest_parse_((const char*)copy, (size_t)n, &files, &error);
         check(t, !manifest, "accepted: %s", cases[i].files);
-        check(t, manifest || strstr(error.text, cases[i].expected), "%s: expected \"%s\", found: %s", cases[i].files, cases[i].expected, error.text);
+        check(t, manifest || strstr(error.text, cases[i].expected), "%s: expected \"%s\", found: %s", cases[i].files,
+              cases[i].expected, error.text);
         free(copy);
     }
 }
@@ -242,15 +255,24 @@ static void test_leftovers(Test* t) {
     temp_file(&run, "step_000011/manifest.removed", "{", 1);
     temp_file(&run, "step_000011/model.safetensors", "half", 4);
     temp_file(&run, "step_000012.tmp.txt", "mine", 4);
-    check(t, rename(checkpoint_folder(path, run.s, 2), temp_path(&run, "step_000002.old").s) == 0, "rename");  // set aside
-    temp_file(&run, "step_000003.old/model.safetensors", "old", 3);                                            // replaced
+    // set aside
+    check(t, rename(checkpoint_folder(path, run.s, 2), temp_path(&run, "step_000002.old").s) == 0, "rename");
+    // replaced
+    temp_file(&run, "step_000003.old/model.safetensors", "old", 3);
     check(t, checkpoint_newest(run.s, -1) == 3, "a leftover is taken for a checkpoint");
     checkpoint_clean(run.s);
-    const char* gone[] = {"step_000007.tmp", "step_000008.tmp", "step_000010", "step_000011", "step_000002.old", "step_000003.old"};
-    for (size_t i = 0; i < sizeof gone / sizeof gone[0]; i++) { check(t, !exists(&run, gone[i]), "%s is still there", gone[i]); }
-    check(t, exists(&run, "step_000009/notes.txt") && exists(&run, "step_000012.tmp.txt"), "a file of the user's is gone");
+    const char* gone[] = {"step_000007.tmp", "step_000008.tmp", "step_000010", "step_000011", "step_000002.old",
+                          "step_000003.old"};
+    for (size_t i = 0; i < sizeof gone / sizeof gone[0]; i++) {
+        check(t, !exists(&run, gone[i]), "%s is still there", gone[i]);
+    }
+    check(t, exists(&run, "step_000009/notes.txt") && exists(&run, "step_000012.tmp.txt"),
+          "a file of the user's is gone");
     for (int step = 1; step <= 3; step++) { check(t, is_good(run.s, step, &error), "step %d: %s", step, error.text); }
-    check(t, rename(checkpoint_path(path, run.s, 1, "manifest.json"), checkpoint_path(to, run.s, 1, "manifest.removed")) == 0, "rename");
+    check(t,
+          rename(checkpoint_path(path, run.s, 1, "manifest.json"), checkpoint_path(to, run.s, 1, "manifest.removed")) ==
+              0,
+          "rename");
     checkpoint_clean(run.s);
     check(t, !exists(&run, "step_000001"), "a removal that was interrupted is not finished");
     temp_remove(&run);
@@ -267,7 +289,8 @@ static void test_replace(Test* t) {
     check(t, is_good(run.s, 2, &error) && !exists(&run, "step_000002.tmp"), "saved over a damaged one: %s", error.text);
     char folder[PATH_BYTES];
     checkpoint_remove(checkpoint_folder(folder, run.s, 1));
-    check(t, exists(&run, "step_000001/notes.txt") && !exists(&run, "step_000001/model.safetensors"), "removing takes all but the user's file");
+    check(t, exists(&run, "step_000001/notes.txt") && !exists(&run, "step_000001/model.safetensors"),
+          "removing takes all but the user's file");
     temp_remove(&run);
 }
 
@@ -295,7 +318,8 @@ static void exit_of(void (*f)(void*), void* arg) {
 
 static void test_failed_save(Test* t) {
     TempPath run = new_run(1);
-    check_exit(t, "a checkpoint larger than the disk", save_too_large, run.s, 1, "a checkpoint takes 909494.70 TiB, the disk has ");
+    check_exit(t, "a checkpoint larger than the disk", save_too_large, run.s, 1,
+               "a checkpoint takes 909494.70 TiB, the disk has ");
     exit_of(save_and_fail, run.s);
     check(t, !exists(&run, "step_000005.tmp"), "a save that failed leaves its folder");
     check(t, checkpoint_newest_good(run.s) == 1, "the checkpoint before is gone");
@@ -318,8 +342,11 @@ static void test_extras(Test* t) {
     int32_t counts[3] = {1, -2, INT32_MAX}, counts_back[3] = {0};
     float weights[2] = {0.25f, -0.0f}, weights_back[2] = {9.0f, 9.0f};
     int64_t state[1] = {INT64_MIN}, state_back[1] = {0};
-    const Extra extras[] = {{"state", DTYPE_I64, state, 1}, {"counts", DTYPE_I32, counts, 3}, {"weights", DTYPE_F32, weights, 2}};
-    const Extra back[] = {{"weights", DTYPE_F32, weights_back, 2}, {"state", DTYPE_I64, state_back, 1}, {"counts", DTYPE_I32, counts_back, 3}};
+    const Extra extras[] = {{"state", DTYPE_I64, state, 1}, {"counts", DTYPE_I32, counts, 3}, {"weights", DTYPE_F32,
+                                                                                               weights, 2}};
+    const Extra back[] = {{"weights", DTYPE_F32, weights_back, 2},
+                          {"state", DTYPE_I64, state_back, 1},
+                          {"counts", DTYPE_I32, counts_back, 3}};
     const struct { Extra extra; const char* text; } wrong[] = {
         {{"other", DTYPE_I32, counts_back, 3}, "trainer.safetensors: \"other\" is missing: saved by another trainer"},
         {{"counts", DTYPE_I32, counts_back, 2}, "trainer.safetensors: \"counts\": expected I32 of 2, found I32 of 3"},
@@ -329,7 +356,8 @@ static void test_extras(Test* t) {
     WrongExtra w;
     files.n = 0;
     extras_save(path_join(w.path, folder.s, "trainer.safetensors"), extras, 3, &files);
-    check(t, files.n == 1 && strcmp(files.file[0].name, "trainer.safetensors") == 0, "the file is not among those of the manifest");
+    check(t, files.n == 1 && strcmp(files.file[0].name, "trainer.safetensors") == 0,
+          "the file is not among those of the manifest");
     extras_load(w.path, back, 3);
     check(t, memcmp(counts, counts_back, sizeof counts) == 0 && state_back[0] == INT64_MIN, "counts and state");
     check_bits(t, "weights", weights_back, weights, 2);
@@ -342,7 +370,8 @@ static void test_extras(Test* t) {
 
 static void test_grown_moments(Test* t) {
     const int old_layer[3] = {1, -1, 0};
-    Tensor table[2] = {tensor("w", 0, 0, 2, 5, INIT_ZEROS, 0.0f, DECAY, AS_IS), tensor("l.%d", 0, 2, 3, 7, INIT_ZEROS, 0.0f, DECAY, TRANSPOSED)};
+    Tensor table[2] = {tensor("w", 0, 0, 2, 5, INIT_ZEROS, 0.0f, DECAY, AS_IS), tensor("l.%d", 0, 2, 3, 7, INIT_ZEROS,
+                                                                                       0.0f, DECAY, TRANSPOSED)};
     TempPath folder = temp_folder(), path = temp_path(&folder, "optimizer.safetensors");
     DataParallel s;
     Device dev;
@@ -359,7 +388,8 @@ static void test_grown_moments(Test* t) {
     moments_load_layers(path.s, &s, m_large, v_large, old_layer, &dev);
     check_bits(t, "of no layer", v_large, v, 10);
     for (int l = 0; l < 3; l++) {
-        const size_t at = table[1].offset + 21 * (size_t)l, from = table[1].offset + 21 * (size_t)(old_layer[l] < 0 ? 0 : old_layer[l]);
+        const size_t at = table[1].offset + 21 * (size_t)l,
+                     from = table[1].offset + 21 * (size_t)(old_layer[l] < 0 ? 0 : old_layer[l]);
         check_bits(t, "first moments", m_large + at, old_layer[l] < 0 ? zeros : m + from, 21);
         check_bits(t, "second moments", v_large + at, old_layer[l] < 0 ? zeros : v + from, 21);
     }
@@ -373,15 +403,34 @@ static void test_grown_moments(Test* t) {
 
 // the names of rust_trainer's options
 static void test_other_names(Test* t) {
-    const char* argv[] = {"t", "--out-dir", "a", "--val-ratio=0.25", "--val-every", "7", "--early-stopping-patience", "3", "--grad-clip-norm",
-                          "2", "--lr-warmup-steps", "5", "--lr-min-scale", "0.5", "--adam-eps", "1e-6", "--base-ckpt", "b"};
+    const char* argv[] = {"t",
+                          "--out-dir",
+                          "a",
+                          "--val-ratio=0.25",
+                          "--val-every",
+                          "7",
+                          "--early-stopping-patience",
+                          "3",
+                          "--grad-clip-norm",
+                          "2",
+                          "--lr-warmup-steps",
+                          "5",
+                          "--lr-min-scale",
+                          "0.5",
+                          "--adam-eps",
+                          "1e-6",
+                          "--base-ckpt",
+                          "b"};
     Option table[MAX_OPTIONS];
     RunOptions o;
     const int n = run_options(table, &o, "presets");
     options_parse(table, n, (int)(sizeof argv / sizeof argv[0]), (char**)argv, "");
-    check(t, !strcmp(o.run, "a") && !strcmp(o.from, "b") && o.val_fraction == 0.25f && o.eval_every == 7 && o.early_stop == 3,
+    check(t,
+          !strcmp(o.run, "a") && !strcmp(o.from, "b") && o.val_fraction == 0.25f && o.eval_every == 7 &&
+              o.early_stop == 3,
           "--run, --from, --val-fraction, --eval-every, --early-stop");
-    check(t, o.clip == 2.0f && o.warmup == 5 && o.final_lr == 0.5f && o.eps == 1e-6f, "--clip, --warmup, --final-lr, --eps");
+    check(t, o.clip == 2.0f && o.warmup == 5 && o.final_lr == 0.5f && o.eps == 1e-6f,
+          "--clip, --warmup, --final-lr, --eps");
     options_free(table, n);
 }
 
@@ -397,14 +446,16 @@ static void test_horizon(Test* t) {
     o.steps = 200;
     for (int step = 0; step < 200; step++) {
         o.lr_horizon = 0;
-        check(t, run_lr(&o, step) == schedule_lr(SCHEDULE_COSINE, step, 200, 10, (double)1e-3f, (double)0.1f), "step %d", step);
+        check(t, run_lr(&o, step) == schedule_lr(SCHEDULE_COSINE, step, 200, 10, (double)1e-3f, (double)0.1f),
+              "step %d", step);
         o.lr_horizon = 100;
         float found = run_lr(&o, step), want = (float)((double)1e-3f * (double)0.1f);
         if (step < 100) { want = schedule_lr(SCHEDULE_COSINE, step, 100, 10, (double)1e-3f, (double)0.1f); }
         check_bits(t, "a horizon of 100", &found, &want, 1);
     }
     o.lr_horizon = 10;
-    check_exit(t, "a horizon within warm-up", plan_in_child, &o, 2, "--warmup: expected less than the 10 steps of --lr-horizon, found 10");
+    check_exit(t, "a horizon within warm-up", plan_in_child, &o, 2,
+               "--warmup: expected less than the 10 steps of --lr-horizon, found 10");
 }
 
 static void test_early_stop(Test* t) {
@@ -417,10 +468,11 @@ static void test_early_stop(Test* t) {
         for (int i = 0; i < 5; i++) {
             s.step = i;
             int best = run_state_validated(&s, &o, losses[i]);
-            check(t, best == want[d][i] - '0', "delta %g, loss %g: best %d", (double)deltas[d], (double)losses[i], best);
+            check(t, best == want[d][i] - '0', "delta %g, loss %g: best %d", (double)deltas[d], (double)losses[i],
+                  best);
         }
-        check(t, s.best_val == losses[3 - d] && s.best_step == 3 - d && s.evals_since_best == 1 + d, "delta %g: best %g at %d",
-              (double)deltas[d], (double)s.best_val, s.best_step);
+        check(t, s.best_val == losses[3 - d] && s.best_step == 3 - d && s.evals_since_best == 1 + d,
+              "delta %g: best %g at %d", (double)deltas[d], (double)s.best_val, s.best_step);
     }
 }
 
@@ -435,9 +487,11 @@ static void test_summary(Test* t) {
         s.best_step = i == 0 ? 0 : 7;
         run_summary(&o, &s, i, i == 0 ? NULL : json_pack("{s:i}", "layers", 6));
         json_t* summary = json_read(path_join(path, run.s, "summary.json"));
-        json_t* want = json_pack("{s:i, s:b, s:o, s:o, s:i, s:i, s:s, s:n, s:s}", "final_step", 2, "stopped_early", i, "best_val_loss",
-            i == 0 ? json_null() : json_real(1.5), "best_step", i == 0 ? json_null() : json_integer(7), "updates", 0, "tokens", 0,
-            "checkpoint", checkpoint_folder(checkpoint, run.s, 2), "best_checkpoint", "metrics", path_join(path, run.s, "metrics.jsonl"));
+        json_t* want = json_pack("{s:i, s:b, s:o, s:o, s:i, s:i, s:s, s:n, s:s}", "final_step", 2, "stopped_early", i,
+                                 "best_val_loss", i == 0 ? json_null() : json_real(1.5), "best_step",
+                                 i == 0 ? json_null() : json_integer(7), "updates", 0, "tokens", 0, "checkpoint",
+                                 checkpoint_folder(checkpoint, run.s, 2), "best_checkpoint", "metrics",
+                                 path_join(path, run.s, "metrics.jsonl"));
         if (i == 1) { json_object_set_new(want, "layers", json_integer(6)); }
         char* text = json_dumps(summary, 0);
         check(t, json_equal(summary, want), "found %s", text);
@@ -469,7 +523,7 @@ static void write_slowly(void* run) {
 
 static void begin_writer(void (*write)(void* run), void* run) {
     static Snapshot snapshot;
-    static Device dev;  // until the process ends
+    static Device dev;  // it lives until the process ends
     device_init(&dev, 1);
     const float arena[16] = {0};
     const void* arenas[SNAPSHOT_ARENAS] = {arena, arena, arena};
@@ -585,7 +639,8 @@ static int ends_with_newline(const char* path) {
 
 static void test_two_failures(Test* t) {
     const struct { int writer_fails, main_fails, repeats; const char* line; } cases[] = {
-        {100, 0, 1, "the disk is full: main thread"}, {0, 100, 1, "the disk is full: writer"}, {0, 0, 50, "the disk is full: "},
+        {100, 0, 1, "the disk is full: main thread"}, {0, 100, 1, "the disk is full: writer"}, {0, 0, 50,
+                                                                                                "the disk is full: "},
         {1, 1, 10, "the disk is full: "}, {20, -1, 3, "the disk is full: writer"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         for (int k = 0; k < cases[i].repeats; k++) {
@@ -611,8 +666,9 @@ static void list_steps(const TempPath* run, char* text) {
 }
 
 static void test_kept(Test* t) {
-    const struct { int keep, keep_every, best; const char* expected; } cases[] = {
-        {1, 0, 0, "12 "}, {3, 0, 0, "10 11 12 "}, {1, 5, 0, "5 10 12 "}, {2, 0, 3, "3 11 12 "}, {1, 4, 7, "4 7 8 12 "}, {2, 1, 0, "1 2 3 4 5 6 7 8 9 10 11 12 "}};
+    const struct { int keep, keep_every, best; const char* expected;
+    } cases[] = {{1, 0, 0, "12 "},      {3, 0, 0, "10 11 12 "}, {1, 5, 0, "5 10 12 "},
+                 {2, 0, 3, "3 11 12 "}, {1, 4, 7, "4 7 8 12 "}, {2, 1, 0, "1 2 3 4 5 6 7 8 9 10 11 12 "}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         TempPath run = temp_folder();
         RunOptions o = options_of(run.s);
@@ -621,8 +677,8 @@ static void test_kept(Test* t) {
         o.keep_every = cases[i].keep_every;
         for (int step = 1; step <= 12; step++) { save_with(&o, step, step >= cases[i].best ? cases[i].best : 0); }
         list_steps(&run, found);
-        check(t, strcmp(found, cases[i].expected) == 0, "--keep %d --keep-every %d, best %d: expected %s, found %s", cases[i].keep,
-              cases[i].keep_every, cases[i].best, cases[i].expected, found);
+        check(t, strcmp(found, cases[i].expected) == 0, "--keep %d --keep-every %d, best %d: expected %s, found %s",
+              cases[i].keep, cases[i].keep_every, cases[i].best, cases[i].expected, found);
         temp_remove(&run);
     }
 }
@@ -698,7 +754,8 @@ static void test_outliers(Test* t) {
         check(t, (z > 8.0) == (i == 200), "value %d: z %g", i, z);
     }
     OutlierWindow before = w, restored;
-    check(t, isnan(outlier_z(&w, NAN)) && isnan(outlier_z(&w, INFINITY)) && memcmp(&w, &before, sizeof w) == 0, "NaN joins the window");
+    check(t, isnan(outlier_z(&w, NAN)) && isnan(outlier_z(&w, INFINITY)) && memcmp(&w, &before, sizeof w) == 0,
+          "NaN joins the window");
     char* text = json_text(outliers_to_json(&w), "window");
     json_t* json = json_loads(text, 0, NULL);
     check(t, outliers_from_json(&restored, json) && memcmp(&w, &restored, sizeof w) == 0, "through JSON, other bits");
@@ -711,18 +768,22 @@ static void test_outliers(Test* t) {
 int main(int argc, char** argv) {
     Promise promises[] = {  // the first one depends on the order of exit handlers: no checkpoint was saved before it
         {"failing beside a writer", "a run that fails finishes the checkpoint that is being written", test_background},
-        {"failing in both threads", "one line, one exit, no .tmp left and no line of the log cut, whichever thread fails first", test_two_failures},
+        {"failing in both threads",
+         "one line, one exit, no .tmp left and no line of the log cut, whichever thread fails first",
+         test_two_failures},
         {"flips", "a flipped bit in any byte of any file is found, and the checkpoint before is used", test_flips},
         {"lengths", "every shorter length of every file is found, a byte more, and no file", test_lengths},
         {"random damage", "1 to 8 bits anywhere are found", test_random_damage},
         {"mixed files", "files of another step, and a folder with another step's name, are found", test_mixed},
         {"manifests", "no file outside the folder, no wrong type, no list that is none", test_manifests},
-        {"leftovers", "what an interrupted save, removal or replacement left goes away; files of the user's stay", test_leftovers},
+        {"leftovers", "what an interrupted save, removal or replacement left goes away; files of the user's stay",
+         test_leftovers},
         {"replacing", "a checkpoint of the same step is replaced; removing leaves the user's files", test_replace},
         {"failed saves", "the disk is looked at first; a save that fails leaves nothing", test_failed_save},
         {"keeping", "--keep, --keep-every and the best", test_kept},
         {"keeping after damage", "damaged later checkpoints do not cost a good one", test_kept_after_damage},
-        {"extras", "named vectors come back to the bit; missing ones, other types and lengths are refused", test_extras},
+        {"extras", "named vectors come back to the bit; missing ones, other types and lengths are refused",
+         test_extras},
         {"grown moments", "layers take their moments along, new ones begin with 0", test_grown_moments},
         {"other names", "the options of a run under the names that another trainer gave them", test_other_names},
         {"horizon", "--lr-horizon spans the schedule, whatever --steps is; then the last value stays", test_horizon},

@@ -1,6 +1,6 @@
 /*
-Promises of llmc/ranks/comm.h, comm_tcp.h, comm_nccl.h, comm_launch.h, data_parallel.h and evaluate.h. Ranks are forked processes that talk over TCP on this
-machine, with COMM_CHECK=1; every call is compared with what one process computes.
+Promises of llmc/ranks/comm.h, comm_tcp.h, comm_nccl.h, comm_launch.h, data_parallel.h and evaluate.h. Ranks are forked
+processes that talk over TCP on this machine, with COMM_CHECK=1; every call is compared with what one process computes.
 */
 #include "llmc/run/evaluate.h"
 #include "llmc/test/test.h"
@@ -31,7 +31,8 @@ static int free_port(void) {
     memset(&address, 0, sizeof address);
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    int bound = bind(fd, (struct sockaddr*)&address, n_bytes) == 0 && getsockname(fd, (struct sockaddr*)&address, &n_bytes) == 0;
+    int bound = bind(fd, (struct sockaddr*)&address, n_bytes) == 0 &&
+                getsockname(fd, (struct sockaddr*)&address, &n_bytes) == 0;
     if (!bound) { fail_run("no free port: %s", strerror(errno)); }
     close(fd);
     return ntohs(address.sin_port);
@@ -77,11 +78,13 @@ static void run_ranks(Test* t, int size, RankFunction f, int number) {
     int port = free_port();
     for (int rank = 0; rank < size; rank++) { start_rank(&r, place_at(rank, size, port), 20.0, 20.0, f, number); }
     end_ranks(&r);
-    for (int i = 0; i < size; i++) { check(t, r.status[i] == 0, "rank %d of %d: status %d: %s", i, size, r.status[i], r.text[i]); }
+    for (int i = 0; i < size; i++) {
+        check(t, r.status[i] == 0, "rank %d of %d: status %d: %s", i, size, r.status[i], r.text[i]);
+    }
 }
 
-// f on 1 .. `most` ranks that exchange device memory, as far as there are GPUs. A child counts them: what CUDA has begun in this
-// process would not work in the ranks
+// f on 1 .. `most` ranks that exchange device memory, as far as there are GPUs. A child counts them: what CUDA has
+// begun in this process would not work in the ranks
 static int device_ranks(Test* t, int most) {
 #ifdef __CUDACC__
     int state, n_gpus = 0;
@@ -164,7 +167,8 @@ static void ranks_reduce(Test* t, Comm* c, int number) {
         free(x);
         void *in = rank_array(c->rank, type, n * (size_t)c->size), *out = new_array(n, 8);
         comm_reduce_scatter(c, in, out, n, type, op, HERE);
-        comm_reduce_scatter(c, in, (char*)in + n * (size_t)c->rank * comm_type_bytes(type), n, type, op, HERE);  // in place
+        // in place
+        comm_reduce_scatter(c, in, (char*)in + n * (size_t)c->rank * comm_type_bytes(type), n, type, op, HERE);
         for (size_t i = 0; i < n; i++) {
             size_t at = n * (size_t)c->rank + i;
             good &= load(out, type, i) == reduced(c->size, op, at) && load(in, type, at) == reduced(c->size, op, at);
@@ -207,7 +211,8 @@ static void ranks_all_to_all(Test* t, Comm* c, int number) {
             size_t first = 0;
             for (int b = 0; b < c->rank; b++) { first += count(r, b); }
             for (size_t i = 0; i < rcount[r]; i++, at++) {
-                check(t, load(out, (CommType)type, at) == element(r, first + i), "all_to_all_v: type %d, from %d, element %zu", type, r, i);
+                check(t, load(out, (CommType)type, at) == element(r, first + i),
+                      "all_to_all_v: type %d, from %d, element %zu", type, r, i);
             }
         }
         free(in);
@@ -228,7 +233,9 @@ static void ranks_gather(Test* t, Comm* c, int number) {
         memmove((char*)out + (size_t)c->rank * n * bytes, in, n * bytes);
         comm_wait(c, comm_all_gather(c, (char*)out + (size_t)c->rank * n * bytes, out, n, type, HERE));  // in place
         int64_t last = comm_share((int64_t)n, c->rank + 1, c->size);
-        for (int64_t i = comm_share((int64_t)n, c->rank, c->size); i < last; i++) { store(shares, type, (size_t)i, element(1, (size_t)i)); }
+        for (int64_t i = comm_share((int64_t)n, c->rank, c->size); i < last; i++) {
+            store(shares, type, (size_t)i, element(1, (size_t)i));
+        }
         comm_all_gather_shares(c, shares, (int64_t)n, type, HERE);
         for (size_t i = 0; i < n; i++) {
             check(t, load(shares, type, i) == element(1, i), "all_gather_v of %zu, type %d", n, (int)type);
@@ -266,10 +273,17 @@ static void ranks_split(Test* t, Comm* c, int number) {
     check(t, group->rank == n - 1 - c->rank / 2, "rank %d has rank %d of its group", c->rank, group->rank);
     int32_t who = c->rank, all[MAX_TEST_RANKS];
     comm_wait(group, comm_all_gather(group, &who, all, 1, DT_I32, HERE));
-    for (int i = 0; i < n; i++) { check(t, all[i] == 2 * (n - 1 - i) + c->rank % 2, "member %d of the group is rank %d", i, all[i]); }
+    for (int i = 0; i < n; i++) {
+        check(t, all[i] == 2 * (n - 1 - i) + c->rank % 2, "member %d of the group is rank %d", i, all[i]);
+    }
     int64_t sum = 1;
     comm_all_reduce(c, &sum, 1, DT_I64, OP_SUM, HERE);  // the world still works
     check(t, sum == c->size, "sum over the world after a split");
+    Comm* part = c->rank % 2 ? comm_split(group, group->rank, 0, HERE) : NULL;  // the odd ranks have split once more
+    Comm* reversed = comm_split(c, 0, -c->rank, HERE);
+    comm_barrier(reversed, HERE);  // COMM_CHECK compares the numbers of the group
+    comm_free(reversed);
+    if (part) { comm_free(part); }
     comm_free(group);
 }
 
@@ -278,13 +292,18 @@ static void ranks_async(Test* t, Comm* c, int number) {
     (void)number;
     enum { N_CALLS = 100, N = 20000 };
     CommTicket tickets[N_CALLS];
-    float *in = (float*)new_array(N, sizeof(float)), *out = (float*)new_array((size_t)N * N_CALLS * (size_t)c->size, sizeof(float));
+    float *in = (float*)new_array(N, sizeof(float)),
+          *out = (float*)new_array((size_t)N * N_CALLS * (size_t)c->size, sizeof(float));
     for (int i = 0; i < N; i++) { in[i] = (float)element(c->rank, (size_t)i); }
-    for (int k = 0; k < N_CALLS; k++) { tickets[k] = comm_all_gather(c, in, out + (size_t)k * N * (size_t)c->size, N, DT_F32, HERE); }
+    for (int k = 0; k < N_CALLS; k++) {
+        tickets[k] = comm_all_gather(c, in, out + (size_t)k * N * (size_t)c->size, N, DT_F32, HERE);
+    }
     while (!comm_test(c, tickets[N_CALLS / 2])) { }
     for (int k = N_CALLS - 1; k >= 0; k--) { comm_wait(c, tickets[k]); }
     int good = 1;
-    for (size_t i = 0; i < (size_t)N * N_CALLS * (size_t)c->size; i++) { good &= out[i] == (float)element((int)(i / N) % c->size, i % N); }
+    for (size_t i = 0; i < (size_t)N * N_CALLS * (size_t)c->size; i++) {
+        good &= out[i] == (float)element((int)(i / N) % c->size, i % N);
+    }
     check(t, good, "100 gathers of %d floats on %d ranks", N, c->size);
     free(in);
     free(out);
@@ -324,7 +343,11 @@ static void ranks_mismatch(Test* t, Comm* c, int number) {
     (void)t;
     comm_barrier(c, HERE);
     if (number == 0) {  // other calls
-        if (c->rank == 0) { comm_all_reduce(c, x, 8, DT_F32, OP_SUM, "here.c:1"); } else { comm_barrier(c, "there.c:2"); }
+        if (c->rank == 0) {
+            comm_all_reduce(c, x, 8, DT_F32, OP_SUM, "here.c:1");
+        } else {
+            comm_barrier(c, "there.c:2");
+        }
     } else if (number == 1) {  // other types
         comm_all_reduce(c, y, 8, c->rank ? DT_F32 : DT_I64, OP_SUM, "same.c:3");
     } else if (number == 2) {  // other counts
@@ -339,7 +362,8 @@ static void ranks_mismatch(Test* t, Comm* c, int number) {
 
 static void test_mismatch(Test* t) {
     const char* named[][2] = {
-        {"here.c:1", "there.c:2"}, {"8 i64", "8 f32"}, {"of 8 f32", "of 7 f32"}, {"8 bytes to the other", "4 bytes"}, {"op 0", "op 1"},
+        {"here.c:1", "there.c:2"}, {"8 i64", "8 f32"}, {"of 8 f32", "of 7 f32"}, {"8 bytes to the other", "4 bytes"},
+        {"op 0", "op 1"},
     };
     for (int i = 0; i < 5; i++) {
         Ranks r;
@@ -351,8 +375,8 @@ static void test_mismatch(Test* t) {
             const char* text = r.text[rank];
             found |= strstr(text, "COMM_CHECK") && strstr(text, named[i][0]) && strstr(text, named[i][1]);
         }
-        check(t, r.status[0] == 1 && r.status[1] == 1 && found, "case %d: status %d and %d: %s%s", i, r.status[0], r.status[1],
-              r.text[0], r.text[1]);
+        check(t, r.status[0] == 1 && r.status[1] == 1 && found, "case %d: status %d and %d: %s%s", i, r.status[0],
+              r.status[1], r.text[0], r.text[1]);
     }
 }
 
@@ -408,7 +432,8 @@ static void check_fault(Test* t, int number, int status, const char* text) {
     }
     if (number == 1) { kill(r.pid[2], SIGKILL); }  // it would stay stopped for ever
     end_ranks(&r);
-    check(t, seconds_now(CLOCK_MONOTONIC) - start < 8.0, "case %d took %.1f s", number, seconds_now(CLOCK_MONOTONIC) - start);
+    check(t, seconds_now(CLOCK_MONOTONIC) - start < 8.0, "case %d took %.1f s", number,
+          seconds_now(CLOCK_MONOTONIC) - start);
     for (int rank = 0; rank < 4; rank++) {
         if (rank == 2) { continue; }
         const char *message = r.text[rank], *where = "after step 7; newest checkpoint: run/step_000005\n";
@@ -417,8 +442,9 @@ static void check_fault(Test* t, int number, int status, const char* text) {
         int named = strncmp(message, "test_comm: rank 2 ", 18) == 0 && strstr(message, text) && strstr(message, call) &&
                     strstr(message, "test_comm.c:") && strstr(message, where) && strchr(message, '\n')[1] == '\0';
         int silent = status == 2 && !*message;  // rank 2 has said it
-        check(t, r.status[rank] == status && (silent || named), "case %d, rank %d: expected status %d and \"%s\", found status %d: %s",
-              number, rank, status, text, r.status[rank], r.text[rank]);
+        check(t, r.status[rank] == status && (silent || named),
+              "case %d, rank %d: expected status %d and \"%s\", found status %d: %s", number, rank, status, text,
+              r.status[rank], r.text[rank]);
     }
 }
 
@@ -433,21 +459,79 @@ static void test_failed(Test* t) {
     check_fault(t, 4, 1, "gave up: it is tired");
 }
 
+// ---- one line for one error of the user ----
+
+typedef struct {
+    const char* finds;   // for each rank: the error that it finds, '.' none
+    const char* speaks;  // the ranks that say theirs
+    int late;            // a rank that finds it, or goes on, 0.2 s after the others; -1: none
+    int is_busy;         // and does not come back before it is killed
+} SaidCase;
+
+static const SaidCase said_cases[] = {
+    {"aaaa", "a...", -1, 0}, {"aaaa", "a...", 0, 0}, {"aaaa", "a...", 2, 0},     // a bad file
+    {"..a.", "..a.", -1, 0}, {"..a.", "..a.", 0, 0}, {"...a", "...a", 1, 0},     // missing on one machine
+    {".aaa", ".a..", -1, 0}, {".a.a", ".a..", 1, 0}, {"..aa", "..a.", 3, 0},     // on several
+    {"abab", "ab..", -1, 0}, {"a.b.", "a.b.", -1, 0}, {"a.b.", "a.b.", 0, 0},    // two errors
+    {"..a.", "..a.", 0, 1}, {".aaa", ".a..", 0, 1},                              // rank 0 computes and does not answer
+};
+
+static void ranks_said(Test* t, Comm* c, int number) {
+    const SaidCase* k = &said_cases[number];
+    float x[1000] = {0};
+    (void)t;
+    c->link->check = 0;
+    c->link->patience = k->is_busy ? 0.3 : 5.0;
+    comm_all_reduce(c, x, 1000, DT_F32, OP_SUM, HERE);
+    if (c->rank == k->late) { usleep(k->is_busy ? 20000000 : 200000); }
+    if (k->finds[c->rank] != '.') { fail_input("error %c", k->finds[c->rank]); }
+    for (int i = 0; i < 20; i++) { comm_all_reduce(c, x, 1000, DT_F32, OP_SUM, HERE); }
+}
+
+static void test_said(Test* t) {
+    for (int number = 0; number < (int)(sizeof said_cases / sizeof said_cases[0]); number++) {
+        const SaidCase* k = &said_cases[number];
+        const double start = seconds_now(CLOCK_MONOTONIC);
+        Ranks r;
+        r.n = 0;
+        int port = free_port();
+        for (int rank = 0; rank < 4; rank++) {
+            start_rank(&r, place_at(rank, 4, port), 20.0, 20.0, ranks_said, number);
+        }
+        for (int rank = 0; k->is_busy && rank < 4; rank++) {
+            siginfo_t info;
+            if (rank != k->late) { waitid(P_PID, (id_t)r.pid[rank], &info, WEXITED | WNOWAIT); }
+        }
+        if (k->is_busy) { kill(r.pid[k->late], SIGKILL); }
+        end_ranks(&r);
+        for (int rank = 0; rank < 4; rank++) {
+            char want[64] = "";
+            if (k->speaks[rank] != '.') { snprintf(want, sizeof want, "test_comm: error %c\n", k->speaks[rank]); }
+            const int status = k->is_busy && rank == k->late ? 128 + SIGKILL : 2;
+            check(t, r.status[rank] == status && strcmp(r.text[rank], want) == 0,
+                  "%s, rank %d: expected status %d and \"%s\", found %d: %s", k->finds, rank, status, want,
+                  r.status[rank], r.text[rank]);
+        }
+        const double seconds = seconds_now(CLOCK_MONOTONIC) - start;
+        check(t, seconds < 4.0, "%s took %.1f s: somebody waited for a rank that does not speak", k->finds, seconds);
+    }
+}
+
 static void ranks_nothing(Test* t, Comm* c, int number) {
     (void)t, (void)number;
     comm_barrier(c, HERE);
 }
 
-// one message that must be on the stderr of some rank, and the statuses of all
+// one message that must be on the stderr of rank 0, nothing on that of others, and the statuses of all
 static void check_start(Test* t, const char* what, Ranks* r, int status, const char* text) {
     int found = 0, right = 1;
     end_ranks(r);
     for (int i = 0; i < r->n; i++) {
-        found |= strstr(r->text[i], text) != NULL;
-        right &= r->status[i] == status;
+        found |= i == 0 && strstr(r->text[i], text) != NULL;
+        right &= r->status[i] == status && (i == 0 || !*r->text[i]);
     }
-    check(t, found && right, "%s: expected status %d and \"%s\"; found %d: %s / %d: %s", what, status, text, r->status[0], r->text[0],
-          r->status[1], r->text[1]);
+    check(t, found && right, "%s: expected status %d and \"%s\"; found %d: %s / %d: %s", what, status, text,
+          r->status[0], r->text[0], r->status[1], r->text[1]);
 }
 
 static void test_meeting(Test* t) {
@@ -471,7 +555,8 @@ static void test_meeting(Test* t) {
     r.n = 0;
     start_rank(&r, place_at(1, 2, free_port()), 5.0, 0.4, ranks_nothing, 0);
     end_ranks(&r);
-    check(t, r.status[0] == 1 && strstr(r.text[0], "rank 0 did not answer at 127.0.0.1:"), "no rank 0: status %d: %s", r.status[0], r.text[0]);
+    check(t, r.status[0] == 1 && strstr(r.text[0], "rank 0 did not answer at 127.0.0.1:"), "no rank 0: status %d: %s",
+          r.status[0], r.text[0]);
 }
 
 // strangers, ranks of another run and late ranks do not disturb a meeting
@@ -496,18 +581,21 @@ static void test_strangers(Test* t) {
     start_rank(&r, place_at(1, 2, port), 5.0, 10.0, ranks_nothing, 0);
     end_ranks(&r);
     close(fd);
-    check(t, r.status[0] == 0 && r.status[2] == 0, "the two of this run: status %d: %s / %d: %s", r.status[0], r.text[0], r.status[2], r.text[2]);
-    check(t, r.status[1] == 2 && strstr(r.text[1], "another run's rank 0"), "the other run: status %d: %s", r.status[1], r.text[1]);
+    check(t, r.status[0] == 0 && r.status[2] == 0, "the two of this run: status %d: %s / %d: %s", r.status[0],
+          r.text[0], r.status[2], r.text[2]);
+    check(t, r.status[1] == 2 && strstr(r.text[1], "another run's rank 0"), "the other run: status %d: %s", r.status[1],
+          r.text[1]);
     r.n = 0;
     port = free_port();
     fd = socket(AF_INET, SOCK_STREAM, 0);
     address.sin_port = htons((uint16_t)port);
-    check(t, bind(fd, (struct sockaddr*)&address, sizeof address) == 0 && listen(fd, 1) == 0, "the port cannot be taken");
+    check(t, bind(fd, (struct sockaddr*)&address, sizeof address) == 0 && listen(fd, 1) == 0,
+          "the port cannot be taken");
     start_rank(&r, place_at(0, 2, port), 5.0, 5.0, ranks_nothing, 0);
     end_ranks(&r);
     close(fd);
-    check(t, r.status[0] == 2 && strstr(r.text[0], "rank 0 cannot listen there: Address already in use"), "port in use: status %d: %s",
-          r.status[0], r.text[0]);
+    check(t, r.status[0] == 2 && strstr(r.text[0], "rank 0 cannot listen there: Address already in use"),
+          "port in use: status %d: %s", r.status[0], r.text[0]);
 }
 
 static RankPlace place_by(int rank, int size, const char* path) {
@@ -516,8 +604,8 @@ static RankPlace place_by(int rank, int size, const char* path) {
     return p;
 }
 
-// Ranks 1 and 2 find a file that an earlier run has left: nobody listens there, somebody who never answers, or another run's
-// rank 0. They wait for their own rank 0, which comes late.
+// Ranks 1 and 2 find a file that an earlier run has left: nobody listens there, somebody who never answers, or another
+// run's rank 0. They wait for their own rank 0, which comes late.
 static void test_stale_file(Test* t) {
     const char* what[] = {"nobody", "a silent program", "another run's rank 0"};
     TempPath folder = temp_folder(), path = temp_path(&folder, "meet");
@@ -543,7 +631,9 @@ static void test_stale_file(Test* t) {
         if (kind == 2) { start_rank(&r, place_at(1, 2, port), 5.0, 10.0, ranks_nothing, 0); }
         end_ranks(&r);
         close(fd);
-        for (int i = 0; i < r.n; i++) { check(t, r.status[i] == 0, "%s, process %d: status %d: %s", what[kind], i, r.status[i], r.text[i]); }
+        for (int i = 0; i < r.n; i++) {
+            check(t, r.status[i] == 0, "%s, process %d: status %d: %s", what[kind], i, r.status[i], r.text[i]);
+        }
         check(t, access(path.s, F_OK) != 0, "%s: the file is still there after the meeting", what[kind]);
     }
     temp_remove(&folder);
@@ -577,12 +667,14 @@ static void test_bad_file(Test* t) {
         end_ranks(&r);
         const char* end = strchr(r.text[0], '\n');
         check(t, r.status[0] == cases[i].status && strstr(r.text[0], cases[i].text) && end && end[1] == '\0',
-              "%s, rank %d: expected status %d and \"%s\"; found %d: %s", cases[i].name, cases[i].rank, cases[i].status, cases[i].text,
+              "%s, rank %d: expected status %d and \"%s\"; found %d: %s", cases[i].name, cases[i].rank, cases[i].status,
+              cases[i].text,
               r.status[0], r.text[0]);
     }
     char text[9] = "";
     FILE* file = fopen(book.s, "r");
-    check(t, file && fread(text, 1, 8, file) == 8 && strcmp(text, "call me\n") == 0, "a file of the user has changed: %s", text);
+    check(t, file && fread(text, 1, 8, file) == 8 && strcmp(text, "call me\n") == 0,
+          "a file of the user has changed: %s", text);
     if (file) { fclose(file); }
     temp_remove(&folder);
 }
@@ -603,7 +695,8 @@ static void test_ipv6(Test* t) {
             skip(t, "no IPv6 on this machine");
             continue;
         }
-        check(t, r.status[0] == 0 && r.status[1] == 0 && r.status[2] == 0, "%s: status %d: %s", hosts[i], r.status[0], r.text[0]);
+        check(t, r.status[0] == 0 && r.status[1] == 0 && r.status[2] == 0, "%s: status %d: %s", hosts[i], r.status[0],
+              r.text[0]);
     }
 }
 
@@ -643,7 +736,8 @@ static void test_place(Test* t) {
         {"", "3/4@./meet:1@x", 0, 3, 4, "--rank"},
         {"RANK=1 WORLD_SIZE=4 MASTER_ADDR=/shared/meet", "", 0, 1, 4, "RANK and WORLD_SIZE"},
         {"RANK=3 WORLD_SIZE=16 SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_STEP_ID=0", "", 0, 3, 16, "RANK and WORLD_SIZE"},
-        {"RANK=0 WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4", "", 2, 0, 0, "says rank 0 of 1, but mpirun says rank 2 of 4"},
+        {"RANK=0 WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4", "", 2, 0, 0,
+         "says rank 0 of 1, but mpirun says rank 2 of 4"},
         {"RANK=1 WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4", "", 2, 0, 0, "unset one of them"},
         {"RANK=1 WORLD_SIZE=4", "2/4@host:1", 2, 0, 0, "--rank says rank 2 of 4"},
         {"RANK=1", "", 2, 0, 0, "found only one of RANK and WORLD_SIZE"},
@@ -665,47 +759,63 @@ static void test_place(Test* t) {
 // elements that rank a sends to rank b, for a length of `lengths_device`
 static size_t device_count(size_t n, int a, int b) { return n > 0 ? n + (size_t)(a + b) % 3 : 0; }
 
-// two exchanges under way at once; a rank's part for itself is copied
-static void ranks_device(Test* t, Comm* c, int number) {
-    const size_t lengths_device[] = {0, 1, 7, 33, 100000}, most = 100003;
-    (void)number;
-    Device dev = rank_device(c);
-    comm_device_open(c);
-    for (int k = 0; k < 5; k++) {
-        const size_t n = lengths_device[k];
-        float *x = (float*)rank_array(c->rank, DT_F32, most), *in = to_device(x, most, &dev);
-        float *out[2], *got = (float*)new_array(most * (size_t)c->size, sizeof(float));
-        CommTicket tickets[2];
-        for (int call = 0; call < 2; call++) {
-            CommPiece pieces[MAX_TEST_RANKS];
-            out[call] = to_device(got, most * (size_t)c->size, &dev);
-            for (int r = 0; r < c->size; r++) {
-                CommPiece piece = {in, out[call] + (size_t)r * most, 4 * device_count(n, c->rank, r), 4 * device_count(n, r, c->rank)};
-                pieces[r] = piece;
-            }
-            tickets[call] = comm_exchange_device(c, pieces, &dev, HERE);
+// n elements from each member of a group to each, in two exchanges under way at once; a rank's part for itself is
+// copied
+static void check_device_exchange(Test* t, Comm* c, size_t n, const Device* dev) {
+    const size_t most = 100003;
+    const int me = c->members[c->rank];
+    float *x = (float*)rank_array(me, DT_F32, most), *in = to_device(x, most, dev);
+    float *out[2], *got = (float*)new_array(most * (size_t)c->size, sizeof(float));
+    CommTicket tickets[2];
+    for (int call = 0; call < 2; call++) {
+        CommPiece pieces[MAX_TEST_RANKS];
+        out[call] = to_device(got, most * (size_t)c->size, dev);
+        for (int i = 0; i < c->size; i++) {
+            const int r = c->members[i];
+            CommPiece piece = {in, out[call] + (size_t)i * most, 4 * device_count(n, me, r),
+                               4 * device_count(n, r, me)};
+            pieces[i] = piece;
         }
-        for (int call = 1; call >= 0; call--) {
-            comm_wait_device(c, tickets[call], &dev);
-            comm_sync_device(c, &dev, HERE);
-            from_device(got, out[call], most * (size_t)c->size, &dev);
-            for (size_t i = 0; i < most * (size_t)c->size; i++) {
-                const int r = (int)(i / most);
-                const float want = i % most < device_count(n, r, c->rank) ? (float)element(r, i % most) : 0.0f;
-                check(t, got[i] == want, "%zu elements from rank %d: [%zu] is %g, expected %g", n, r, i % most, (double)got[i], (double)want);
-            }
-            memset(got, 0, sizeof(float) * most * (size_t)c->size);
-        }
-        device_drop(in);
-        free(x);
-        free(got);
+        tickets[call] = comm_exchange_device(c, pieces, dev, HERE);
     }
+    for (int call = 1; call >= 0; call--) {
+        comm_wait_device(c, tickets[call], dev);
+        comm_sync_device(c, dev, HERE);
+        from_device(got, out[call], most * (size_t)c->size, dev);
+        for (size_t i = 0; i < most * (size_t)c->size; i++) {
+            const int r = c->members[i / most];
+            const float want = i % most < device_count(n, r, me) ? (float)element(r, i % most) : 0.0f;
+            check(t, got[i] == want, "%zu elements from rank %d: [%zu] is %g, expected %g", n, r, i % most,
+                  (double)got[i], (double)want);
+        }
+        memset(got, 0, sizeof(float) * most * (size_t)c->size);
+    }
+    device_drop(in);
+    free(x);
+    free(got);
+}
+
+// in the world; with `in_groups` also among the odd and the even ranks, from the highest down, both groups at once
+static void ranks_device(Test* t, Comm* world, int in_groups) {
+    const size_t lengths_device[] = {0, 1, 7, 33, 100000};
+    Device dev = rank_device(world);
+    comm_device_open(world);
+    Comm* group = in_groups ? comm_split(world, world->rank % 2, -world->rank, HERE) : NULL;
+    for (int k = 0; k < 5; k++) {
+        check_device_exchange(t, world, lengths_device[k], &dev);
+        if (group) { check_device_exchange(t, group, lengths_device[k], &dev); }
+    }
+    if (group) { comm_free(group); }
     device_free(&dev);
 }
 
 static void test_device_exchange(Test* t) {
     const int most = device_ranks(t, 3);
     for (int P = 1; P <= most; P++) { run_ranks(t, P, ranks_device, 0); }
+}
+
+static void test_device_groups(Test* t) {
+    if (device_ranks(t, 4) == 4) { run_ranks(t, 4, ranks_device, 1); }
 }
 
 #ifdef SIMT
@@ -726,11 +836,18 @@ static void test_device_mismatch(Test* t) {
     Ranks r;
     r.n = 0;
     int port = free_port(), found = 0;
-    for (int rank = 0; rank < 2; rank++) { start_rank(&r, place_at(rank, 2, port), 5.0, 20.0, ranks_device_mismatch, 0); }
+    for (int rank = 0; rank < 2; rank++) {
+        start_rank(&r, place_at(rank, 2, port), 5.0, 20.0, ranks_device_mismatch, 0);
+    }
     end_ranks(&r);
-    for (int rank = 0; rank < 2; rank++) { found |= strstr(r.text[rank], "ncclRecv: rank 0 sends 32 bytes, rank 1 expects 16") != NULL; }
-    for (int rank = 0; rank < 2; rank++) { found |= strstr(r.text[rank], "ncclRecv: rank 1 sends 16 bytes, rank 0 expects 32") != NULL; }
-    check(t, found && r.status[0] == 1 && r.status[1] == 1, "status %d: %s / %d: %s", r.status[0], r.text[0], r.status[1], r.text[1]);
+    for (int rank = 0; rank < 2; rank++) {
+        found |= strstr(r.text[rank], "ncclRecv: rank 0 sends 32 bytes, rank 1 expects 16") != NULL;
+    }
+    for (int rank = 0; rank < 2; rank++) {
+        found |= strstr(r.text[rank], "ncclRecv: rank 1 sends 16 bytes, rank 0 expects 32") != NULL;
+    }
+    check(t, found && r.status[0] == 1 && r.status[1] == 1, "status %d: %s / %d: %s", r.status[0], r.text[0],
+          r.status[1], r.text[1]);
 }
 #endif
 
@@ -767,12 +884,14 @@ static void check_plan(Test* t, int S, int P, const float* leaves, const float* 
     for (int r = 0; r < P; r++) {
         const int first = (int)comm_share(S, r, P), last = (int)comm_share(S, r + 1, P);
         small_tree(&trees[r], first, last, leaves, dev);
-        check(t, trees[r].n_nodes == s.first_node[r + 1] - s.first_node[r] && trees[r].n_nodes <= 10, "S %d, P %d, rank %d: %d nodes", S, P, r,
-              trees[r].n_nodes);
+        check(t, trees[r].n_nodes == s.first_node[r + 1] - s.first_node[r] && trees[r].n_nodes <= 10,
+              "S %d, P %d, rank %d: %d nodes", S, P, r, trees[r].n_nodes);
     }
     for (int j = 0; j < s.n_nodes; j++) {
         stack[++top] = trees[s.nodes[j].rank].arena[s.nodes[j].k];
-        for (int i = 0; i < s.nodes[j].n_joins; i++, top--) { residual_forward(stack[top - 1], stack[top - 1], stack[top], LEAF_N, dev); }
+        for (int i = 0; i < s.nodes[j].n_joins; i++, top--) {
+            residual_forward(stack[top - 1], stack[top - 1], stack[top], LEAF_N, dev);
+        }
     }
     check(t, top == 0, "S %d, P %d: %d nodes are left", S, P, top + 1);
     device_download(root, stack[0], sizeof root, dev);
@@ -799,16 +918,44 @@ static void ranks_plan(Test* t, Comm* c, int number) {
 
 static void test_plan(Test* t) { run_ranks(t, device_ranks(t, 1), ranks_plan, 0); }
 
-enum { N_TENSORS = 5 };
+enum { MAX_ROWS = 8, MAX_SLICES = 49 };
 
-static size_t small_table(Tensor* table, int frozen) {
+typedef enum { SMALL, SMALL_FROZEN, ODD } TestTable;  // FROZEN: a tensor with all its layers
+
+static int small_table(Tensor* table, int frozen) {
     table[0] = tensor("a", 0 * sizeof(float*), 0, 100, 97, INIT_NORMAL, 1.0f, DECAY, AS_IS);       // three chunks, the last not full
     table[1] = tensor("b.%d", 1 * sizeof(float*), 3, 1, 33, INIT_ONES, 0.0f, NO_DECAY, VECTOR);
-    table[2] = tensor("c.%d", 2 * sizeof(float*), 2, 64, 64, INIT_NORMAL, 1.0f, DECAY, TRANSPOSED);  // two chunks exactly
+    // two chunks exactly
+    table[2] = tensor("c.%d", 2 * sizeof(float*), 2, 64, 64, INIT_NORMAL, 1.0f, DECAY, TRANSPOSED);
     table[3] = tensor("d", 3 * sizeof(float*), 0, 1, 1, INIT_ONES, 0.0f, NO_DECAY, VECTOR);
     table[4] = tensor("e", 4 * sizeof(float*), 0, 200, 101, INIT_NORMAL, 1.0f, DECAY, AS_IS);
     table[2].frozen = frozen;
-    return tensors_layout(table, N_TENSORS);
+    return 5;
+}
+
+// tensors in some of six layers, experts apart and fused
+static int odd_table(Tensor* table) {
+    const char* kinds = "LLFLLF";
+    table[0] = tensor("a", 0 * sizeof(float*), 0, 30, 31, INIT_NORMAL, 1.0f, DECAY, AS_IS);
+    table[1] = tensor("b.%d", 1 * sizeof(float*), 6, 1, 33, INIT_ONES, 0.0f, NO_DECAY, VECTOR);
+    table[2] = tensor("c.%d", 2 * sizeof(float*), 6, 64, 64, INIT_NORMAL, 1.0f, DECAY, TRANSPOSED);
+    tensor_in_layers(&table[2], 2, 3);
+    table[3] = tensor("d.%d", 3 * sizeof(float*), 6, 50, 41, INIT_NORMAL, 1.0f, DECAY, AS_IS);
+    tensor_in_kinds(&table[3], kinds, "L");
+    table[4] = tensor("d.%d", 4 * sizeof(float*), 6, 20, 41, INIT_NORMAL, 1.0f, DECAY, AS_IS);
+    tensor_in_kinds(&table[4], kinds, "F");
+    table[5] = tensor("e.%d.%d.{g,u}", 5 * sizeof(float*), 6, 24, 35, INIT_NORMAL, 1.0f, DECAY, AS_IS);
+    tensor_in_layers(&table[5], 1, 1);
+    tensor_experts(&table[5], 3, APART);
+    table[6] = tensor("f.%d", 6 * sizeof(float*), 6, 8, 40, INIT_NORMAL, 1.0f, DECAY, AS_IS);
+    tensor_in_layers(&table[6], 3, 1);
+    tensor_experts(&table[6], 3, FUSED);
+    table[7] = tensor("g", 7 * sizeof(float*), 0, 1, 1, INIT_ONES, 0.0f, NO_DECAY, VECTOR);
+    return 8;
+}
+
+static int test_table(Tensor* table, TestTable which) {
+    return which == ODD ? odd_table(table) : small_table(table, which == SMALL_FROZEN);
 }
 
 typedef struct {
@@ -816,25 +963,33 @@ typedef struct {
     float loss, norm;
 } Trained;
 
+// a tensor's gradients, as far as they belong to this layer, or all of a tensor of no layer
+static void upload_gradient(const DataParallel* s, int i, float* to, const float* g, int layer, const Device* dev) {
+    const Tensor* t = &s->table[i];
+    const int slice = tensor_slice(t, layer);
+    if (slice < 0) { return; }
+    device_upload(to, g + t->offset + (size_t)slice * tensor_slice_elements(t),
+                  sizeof(float) * tensor_layer_elements(t), dev);
+}
+
 // backward of one leaf, as a trainer does it: from the last layer to the first, then what belongs to no layer
 static void leaf_backward(DataParallel* s, const float* g, const Device* dev) {
-    float* d[N_TENSORS];  // small_table says which is which
+    float* d[MAX_ROWS];  // test_table says which is which
     for (int l = s->n_layers - 1; l >= 0; l--) {
         dp_point(s, d, l);
-        for (int i = 0; i < N_TENSORS; i++) {
-            const size_t n = tensor_slice_elements(&s->table[i]);
-            if (l < s->table[i].layers) { device_upload(d[i], g + s->table[i].offset + (size_t)l * n, sizeof(float) * n, dev); }
+        for (int i = 0; i < s->n_tensors; i++) {
+            if (s->table[i].layers > 0) { upload_gradient(s, i, d[i], g, l, dev); }
         }
         dp_layer_done(s, l, dev);
     }
-    for (int i = 0; i < N_TENSORS; i++) {
-        const size_t n = tensor_elements(&s->table[i]);
-        if (s->table[i].layers == 0) { device_upload(d[i], g + s->table[i].offset, sizeof(float) * n, dev); }
+    for (int i = 0; i < s->n_tensors; i++) {
+        if (s->table[i].layers == 0) { upload_gradient(s, i, d[i], g, 0, dev); }
     }
     dp_leaf_done(s, dev);
 }
 
-// all leaves of this rank; gradients are small multiples of the parameters and noise, the same for every number of ranks
+// all leaves of this rank; gradients are small multiples of the parameters and noise, the same for every number of
+// ranks
 static void leaves_backward(DataParallel* s, const float* params, size_t n, int step, const Device* dev) {
     float* g = (float*)new_array(n, sizeof(float));
     for (int k = 0; k < dp_n_leaves(s); k++) {
@@ -848,22 +1003,24 @@ static void leaves_backward(DataParallel* s, const float* params, size_t n, int 
     free(g);
 }
 
-enum { N_SMALL_SLICES = 8 };  // of small_table
+enum { N_TENSORS = 5, N_SMALL_SLICES = 8 };  // of small_table
 
 // three updates of S leaves on this rank's part of the world. frozen, counts: of each slice, NULL: none, all alike. S = 5 is
 // verified too
-static Trained train_slices(DataParallel* s, Comm* c, Tensor* table, size_t n, int S, int zero, const int* frozen, const int* counts,
+static Trained train_slices(DataParallel* s, Comm* c, Tensor* table, int n_tensors, int S, int zero, const int* frozen,
+                            const int* counts,
                             const Device* dev) {
+    const size_t n = tensors_layout(table, n_tensors);
     Trained out = {(float*)device_alloc(4 * n, "p"), NULL, NULL, 0.0f, 0.0f};
     float* params = (float*)new_array(n, sizeof(float));
-    dp_init(s, c, table, N_TENSORS, S, zero);
+    dp_init(s, c, table, n_tensors, S, zero);
     dp_open(s);
     s->frozen = frozen;
     const size_t n_buffer = s->n_buffer;
     if (S % 2) { s->n_buffer = 2 * (size_t)s->n_round * 1000; }  // too small for a layer: it goes in several rounds
     out.m = (float*)device_alloc(4 * s->n_kept, "m");
     out.v = (float*)device_alloc(4 * s->n_kept, "v");
-    tensors_init(table, N_TENSORS, params, 42);
+    tensors_init(table, n_tensors, params, 42);
     device_upload(out.params, params, 4 * n, dev);
     const Weights w = weights_of(out.params, sizeof(float), NULL, out.m, out.v);
     Verify verify;
@@ -873,9 +1030,10 @@ static Trained train_slices(DataParallel* s, Comm* c, Tensor* table, size_t n, i
         leaves_backward(s, params, n, step, dev);
         const float* grads = dp_reduce(s, &out.loss, dev);
         out.norm = dp_norm(s, grads, dev);
-        int slice_updates[N_SMALL_SLICES];
+        int slice_updates[MAX_SLICES];
         for (int i = 0; counts && i < N_SMALL_SLICES; i++) { slice_updates[i] = counts[i] > 0 ? counts[i] + step : 0; }
-        Optimizer o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, S == 5 ? &verify : NULL, counts ? slice_updates : NULL};
+        Optimizer o =
+            {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, S == 5 ? &verify : NULL, counts ? slice_updates : NULL};
         dp_update(s, &w, grads, out.norm, &o, step + 1, dev);
     }
     if (S == 5) { verify_free(&verify); }
@@ -884,9 +1042,6 @@ static Trained train_slices(DataParallel* s, Comm* c, Tensor* table, size_t n, i
     return out;
 }
 
-static Trained train_small(DataParallel* s, Comm* c, Tensor* table, size_t n, int S, int zero, const Device* dev) {
-    return train_slices(s, c, table, n, S, zero, NULL, NULL, dev);
-}
 
 static void trained_free(Trained* x, DataParallel* s, size_t n) {
     device_release(x->params, 4 * n);
@@ -897,18 +1052,19 @@ static void trained_free(Trained* x, DataParallel* s, size_t n) {
 
 // loss, norm, parameters and first moments of all ranks against those of one
 static void check_same(Test* t, Comm* c, DataParallel* s, const Tensor* table, size_t n, const Trained* got, const Trained* one, const Device* dev) {
+    const int n_tensors = s->n_tensors;
     check_bits(t, "loss", &got->loss, &one->loss, 1);
     check_bits(t, "norm", &got->norm, &one->norm, 1);
     float *params = (float*)new_array(n, sizeof(float)), *want = (float*)new_array(n, sizeof(float));
     float* room = (float*)new_array(200 * 101, sizeof(float));  // of the largest slice
     device_download(params, got->params, 4 * n, dev);
     device_download(want, one->params, 4 * n, dev);
-    for (int i = 0; i < N_TENSORS; i++) {
+    for (int i = 0; i < n_tensors; i++) {
         const size_t at = table[i].offset;
         check_bits(t, table[i].name, params + at, want + at, tensor_elements(&table[i]));
     }
     device_download(want, one->m, 4 * n, dev);
-    for (int i = 0; i < N_TENSORS; i++) {
+    for (int i = 0; i < n_tensors; i++) {
         const size_t n_slice = tensor_slice_elements(&table[i]);
         for (int l = 0; l < tensor_slices(&table[i]); l++) {
             const float *m = dp_slice(s, got->m, i, l, room, dev);
@@ -920,21 +1076,22 @@ static void check_same(Test* t, Comm* c, DataParallel* s, const Tensor* table, s
     for (int i = 0; i < 3; i++) { free(arrays[i]); }
 }
 
-// number: 100 S + 10 frozen + zero
+// number: 100 S + 10 table + zero
 static void ranks_train(Test* t, Comm* c, int number) {
-    const int S = number / 100, frozen = number / 10 % 10, zero = number % 10;
-    Tensor table[N_TENSORS];
+    const int S = number / 100, zero = number % 10;
+    Tensor table[MAX_ROWS];
     DataParallel s, alone;
-    const size_t n = small_table(table, frozen);
+    const int n_tensors = test_table(table, (TestTable)(number / 10 % 10));
+    const size_t n = tensors_layout(table, n_tensors);
     Device dev = rank_device(c);
-    Trained one = train_small(&alone, NULL, table, n, S, 0, &dev);
+    Trained one = train_slices(&alone, NULL, table, n_tensors, S, 0, NULL, NULL, &dev);
     c->link->check = number % 3 == 0;
     uint64_t before = c->link->bytes_sent;
-    Trained got = train_small(&s, c, table, n, S, zero, &dev);
+    Trained got = train_slices(&s, c, table, n_tensors, S, zero, NULL, NULL, &dev);
     uint64_t sent = c->link->bytes_sent - before, planned = (uint64_t)(3.0 * dp_bytes(&s));
     const int met = c->size > 1 && DEVICE_MEETS;  // beside the gradients an id was sent
-    check(t, c->link->check || c->size == 1 || met || sent == planned, "sent %llu bytes, planned %llu", (unsigned long long)sent,
-          (unsigned long long)planned);
+    check(t, c->link->check || c->size == 1 || met || sent == planned, "sent %llu bytes, planned %llu",
+          (unsigned long long)sent, (unsigned long long)planned);
     check_same(t, c, &s, table, n, &got, &one, &dev);
     trained_free(&got, &s, n);
     trained_free(&one, &alone, n);
@@ -947,16 +1104,20 @@ static void test_train(Test* t) {
     for (int P = 1; P <= most; P++) {
         for (int k = 0; k < 5; k++) {
             if (DEVICE_MEETS && (P + k) % 3 != 0) { continue; }  // a third of them, for kernels take their time on a CPU
-            for (int zero = 0; zero < 3; zero++) { run_ranks(t, P, ranks_train, 100 * leaves[k] + 10 * (k % 2) + zero); }
+            const int number = 100 * leaves[k] + 10 * ((P + k) % 3);
+            for (int zero = 0; zero < 3; zero++) { run_ranks(t, P, ranks_train, number + zero); }
         }
     }
 }
 
-// b has three layers, c two, cut by no boundary of a chunk: layer 1 of b is frozen, layer 0 of c has had one update more than the
-// run, layer 1 came four later, e stays as it is. What the table says element by element is what ranks and parts must give.
-static const int small_frozen[N_SMALL_SLICES] = {0, 0, 1, 0, 0, 0, 0, 0}, small_counts[N_SMALL_SLICES] = {1, 1, 1, 1, 2, 5, 1, 0};
+// b has three layers, c two, cut by no boundary of a chunk: layer 1 of b is frozen, layer 0 of c has had one update
+// more than the run, layer 1 came four later, e stays as it is. What the table says element by element is what ranks
+// and parts must give.
+static const int small_frozen[N_SMALL_SLICES] = {0, 0, 1, 0, 0, 0, 0, 0}, small_counts[N_SMALL_SLICES] = {1, 1, 1, 1, 2,
+                                                                                                          5, 1, 0};
 
-// three updates of one rank by the definition: gradients of one leaf, the norm without frozen slices, AdamW slice by slice
+// three updates of one rank by the definition: gradients of one leaf, the norm without frozen slices, AdamW slice by
+// slice
 static void train_by_slices(float* params, float* m, float* v, const Tensor* table, size_t n) {
     float *g = (float*)new_array(n, sizeof(float)), norm;
     for (int step = 0; step < 3; step++) {
@@ -964,7 +1125,9 @@ static void train_by_slices(float* params, float* m, float* v, const Tensor* tab
         double sum = 0.0;
         for (size_t i = 0; i < n; i++) { g[i] = x[i] + 0.1f * params[i]; }
         memset(g + table[1].offset + 33, 0, 33 * sizeof(float));
-        for (int i = 0; i < N_TENSORS; i++) { sum = sum_of_squares_ref(sum, g + table[i].offset, tensor_elements(&table[i])); }
+        for (int i = 0; i < N_TENSORS; i++) {
+            sum = sum_of_squares_ref(sum, g + table[i].offset, tensor_elements(&table[i]));
+        }
         norm = (float)sqrt(sum);
         for (int i = 0, slice = 0; i < N_TENSORS; i++) {
             const size_t n_slice = tensor_slice_elements(&table[i]);
@@ -984,17 +1147,18 @@ static void train_by_slices(float* params, float* m, float* v, const Tensor* tab
 // number: 10 S + zero. With one leaf also against the definition
 static void ranks_slices(Test* t, Comm* c, int number) {
     const int S = number / 10, zero = number % 10;
-    Tensor table[N_TENSORS];
+    Tensor table[MAX_ROWS];
     DataParallel s, alone;
-    const size_t n = small_table(table, 0);
+    const int n_tensors = test_table(table, SMALL);
+    const size_t n = tensors_layout(table, n_tensors);
     Device dev = rank_device(c);
-    Trained one = train_slices(&alone, NULL, table, n, S, 0, small_frozen, small_counts, &dev);
-    Trained got = train_slices(&s, c, table, n, S, zero, small_frozen, small_counts, &dev);
+    Trained one = train_slices(&alone, NULL, table, n_tensors, S, 0, small_frozen, small_counts, &dev);
+    Trained got = train_slices(&s, c, table, n_tensors, S, zero, small_frozen, small_counts, &dev);
     check_same(t, c, &s, table, n, &got, &one, &dev);
     if (S == 1 && !FAST_KERNELS) {
         float *params = (float*)new_array(n, sizeof(float)), *found = (float*)new_array(n, sizeof(float));
         float *m = (float*)new_array(n, sizeof(float)), *v = (float*)new_array(n, sizeof(float));
-        tensors_init(table, N_TENSORS, params, 42);
+        tensors_init(table, n_tensors, params, 42);
         train_by_slices(params, m, v, table, n);
         device_download(found, one.params, 4 * n, &dev);
         check_bits(t, "parameters by the definition", found, params, n);
@@ -1046,7 +1210,8 @@ static void train_stored(uint16_t* bits, Comm* c, Tensor* table, size_t n, int z
     device_zero(w.stored, n_bytes, dev);
     dp_round(&s, &w, 2, dev);
     device_download(again, w.stored, n_bytes, dev);
-    check(t, memcmp(again, bits, n_bytes) == 0, "--zero %d: other parameters from the masters than from the update", zero);
+    check(t, memcmp(again, bits, n_bytes) == 0, "--zero %d: other parameters from the masters than from the update",
+          zero);
     device_release(w.stored, n_bytes);
     device_release(master, 4 * s.n_kept);
     device_release(m, 8 * s.n_kept);
@@ -1056,13 +1221,14 @@ static void train_stored(uint16_t* bits, Comm* c, Tensor* table, size_t n, int z
 }
 
 static void ranks_stored(Test* t, Comm* c, int zero) {
-    Tensor table[N_TENSORS];
-    const size_t n = small_table(table, 0);
+    Tensor table[MAX_ROWS];
+    const size_t n = tensors_layout(table, test_table(table, SMALL));
     Device dev = rank_device(c);
     uint16_t *want = (uint16_t*)new_array(n, sizeof(uint16_t)), *got = (uint16_t*)new_array(n, sizeof(uint16_t));
     train_stored(want, NULL, table, n, 0, t, &dev);
     train_stored(got, c, table, n, zero, t, &dev);
-    check(t, memcmp(got, want, sizeof(uint16_t) * n) == 0, "--zero %d on %d ranks: other parameters than on one", zero, c->size);
+    check(t, memcmp(got, want, sizeof(uint16_t) * n) == 0, "--zero %d on %d ranks: other parameters than on one", zero,
+          c->size);
     free(want);
     free(got);
     device_free(&dev);
@@ -1135,11 +1301,12 @@ static void ranks_evaluate(Test* t, Comm* c, int number) {
     n_counted = (int64_t)want_scores[0];  // each of a byte
     const float want = (float)(sum / (double)n_counted);
     want_bits = sum / log(2.0) / (double)n_counted;
-    check(t, rows.n_rows > 2 * EVAL_B && rows.n_rows % EVAL_B > 0, "%lld rows: several batches, the last not full", (long long)rows.n_rows);
+    check(t, rows.n_rows > 2 * EVAL_B && rows.n_rows % EVAL_B > 0, "%lld rows: several batches, the last not full",
+          (long long)rows.n_rows);
     check_bits(t, "loss", &loss, &want, 1);
     check(t, bits == want_bits, "bits per byte: found %.17g, expected %.17g", bits, want_bits);
-    check(t, memcmp(scores, want_scores, sizeof scores) == 0, "scores %.17g and %.17g, expected %.17g and %.17g", scores[0], scores[1],
-          want_scores[0], want_scores[1]);
+    check(t, memcmp(scores, want_scores, sizeof scores) == 0, "scores %.17g and %.17g, expected %.17g and %.17g",
+          scores[0], scores[1], want_scores[0], want_scores[1]);
     tokens_close(&data);
     tokenizer_free(&tokenizer);
 }
@@ -1153,8 +1320,8 @@ static void test_evaluate(Test* t) {
 
 // chunks are dealt out without a hole, and nearly evenly
 static void test_parts(Test* t) {
-    Tensor table[N_TENSORS];
-    small_table(table, 1);
+    Tensor table[MAX_ROWS];
+    tensors_layout(table, test_table(table, SMALL_FROZEN));
     for (int P = 1; P <= 16; P++) {
         size_t next[N_TENSORS] = {0};
         for (int r = 0; r < P; r++) {
@@ -1166,7 +1333,8 @@ static void test_parts(Test* t) {
             dp_init(&s, &c, table, N_TENSORS, 1, 1);
             for (int i = 0; i < N_TENSORS; i++) {
                 Part part = dp_part(&s, r, i);
-                check(t, part.n == 0 || part.first == next[i], "%d ranks, rank %d, tensor %d begins at %zu", P, r, i, part.first);
+                check(t, part.n == 0 || part.first == next[i], "%d ranks, rank %d, tensor %d begins at %zu", P, r, i,
+                      part.first);
                 check(t, part.n == 0 || !table[i].frozen, "a frozen tensor is dealt out");
                 next[i] += part.n;
             }
@@ -1181,7 +1349,9 @@ static void test_parts(Test* t) {
 
 int main(int argc, char** argv) {
     const Promise promises[] = {
-        {"reductions", "all_reduce and reduce_scatter: every type and operation, 0..1000 elements, in place, 1..8 ranks", test_reduce},
+        {"reductions",
+         "all_reduce and reduce_scatter: every type and operation, 0..1000 elements, in place, 1..8 ranks",
+         test_reduce},
         {"reductions order", "floats are added in the order of ranks", test_order},
         {"all_to_all_v", "every type, counts 0..6, 1..8 ranks", test_all_to_all},
         {"gathers", "all_gather, all_gather_v: every type, 0..1000 elements, in place, 1..8 ranks", test_gather},
@@ -1190,27 +1360,39 @@ int main(int argc, char** argv) {
         {"async", "100 calls under way at once, waited for in any order", test_async},
         {"counters", "bytes sent are those of the formulas", test_count},
         {"mismatched calls", "COMM_CHECK=1 names both call sites", test_mismatch},
-        {"fault: killed rank", "all others stop at once, also between calls, and name it, the call, the step and the checkpoint", test_killed},
+        {"fault: killed rank",
+         "all others stop at once, also between calls, and name it, the call, the step and the checkpoint",
+         test_killed},
         {"fault: killed rank, device memory", "all others stop at once and name it", test_killed_device},
         {"fault: stopped rank", "is named when the time limit is over", test_stopped},
         {"fault: failed rank", "its status and reason reach the others", test_failed},
+        {"user's error", "is said once: by the lowest rank that has it, whoever is late; two errors are said both",
+         test_said},
         {"meeting", "missing and double ranks and wrong sizes are named", test_meeting},
-        {"meeting strangers", "strangers and other runs are sent away, a late rank is welcome, a taken port is refused", test_strangers},
+        {"meeting strangers", "strangers and other runs are sent away, a late rank is welcome, a taken port is refused",
+         test_strangers},
         {"meeting by IPv6 and name", "::1 and localhost", test_ipv6},
-        {"meeting by a file", "of an earlier run, whatever listens there now: replaced, and removed when all have met", test_stale_file},
-        {"meeting by a bad file", "missing, in no folder, something else: a line each, and no file of the user is touched", test_bad_file},
+        {"meeting by a file", "of an earlier run, whatever listens there now: replaced, and removed when all have met",
+         test_stale_file},
+        {"meeting by a bad file",
+         "missing, in no folder, something else: a line each, and no file of the user is touched", test_bad_file},
         {"rank and size", "21 environments: found, or refused with a reason", test_place},
-        {"device exchange", "bytes of device memory, 0..100000 elements, two exchanges at once, 1..3 ranks", test_device_exchange},
+        {"device exchange", "bytes of device memory, 0..100000 elements, two exchanges at once, 1..3 ranks",
+         test_device_exchange},
+        {"device exchange, groups", "members of two groups of two ranks, beside the world of four", test_device_groups},
 #ifdef SIMT
         {"device exchange, mismatched", "the stand-in for NCCL refuses counts that differ", test_device_mismatch},
 #endif
         {"tree plan", "S <= 64 leaves on P <= 16 ranks: the root of one rank, bit for bit", test_plan},
-        {"evaluate", "mean loss, bits per byte and scores over the targets that count: one rank's bits on 1..4", test_evaluate},
+        {"evaluate", "mean loss, bits per byte and scores over the targets that count: one rank's bits on 1..4",
+         test_evaluate},
         {"dp parts", "chunks are dealt out without a hole", test_parts},
-        {"dp train", "loss, norm, parameters, moments: one rank's bits on 1..4, S = 1, 3, 4, 8, 11, --zero 0, 1, 2, frozen or not", test_train},
+        {"dp train", "loss, norm, parameters, moments: one rank's bits on 1..4, S = 1..11, --zero 0, 1, 2, frozen, with experts", test_train},
         {"dp slices", "layers that are frozen, or had other counts of updates: the definition's bits, on 1..4 ranks, --zero 0, 1, 2", test_slices},
 #ifdef __CUDACC__
-        {"dp stored", "bf16 parameters and float masters: one rank's bits on 2 and 3, and the masters give the parameters again", test_stored},
+        {"dp stored",
+         "bf16 parameters and float masters: one rank's bits on 2 and 3, and the masters give the parameters again",
+         test_stored},
 #endif
     };
     setenv("COMM_CHECK", "1", 1);

@@ -1,7 +1,8 @@
 /*
-Promises of llmc/text/dataloader.h, examples.h, numbers.h, rundata.h and tokenizer.h: which token stands where in which row, in which order rows come, and
-what is said about data that cannot be used.
-    make check, or cc -O2 -I. test_dataloader.c -o build/test_dataloader -ljansson -lxxhash -lpcre2-8 -lm && build/test_dataloader
+Promises of llmc/text/dataloader.h, examples.h, numbers.h, rundata.h and tokenizer.h: which token stands where in which
+row, in which order rows come, and what is said about data that cannot be used.
+    make check, or cc -O2 -I. test_dataloader.c -o build/test_dataloader -ljansson -lxxhash -lpcre2-8 -lm &&
+    build/test_dataloader
 */
 #include "llmc/text/dataloader.h"
 #include "llmc/run/rundata.h"
@@ -13,7 +14,7 @@ enum { GPT2 = 20240520, LLAMA3 = 20240801 };
 // ---- shards for tests: token i of shard s is a hash, so that no two places look alike ----
 
 static uint32_t test_token(int s, int64_t i, uint32_t vocab) {
-    return (uint32_t)(mix64_((uint64_t)i * 1000 + (uint64_t)s) % vocab);
+    return (uint32_t)(permute_mix_((uint64_t)i * 1000 + (uint64_t)s) % vocab);
 }
 
 // header and n tokens; the caller frees
@@ -146,7 +147,9 @@ static void test_order_is_fixed(Test* t) {
 // row r of a file of shard tokens, read again with fseek and fread
 static void read_row(int* tokens, const char* path, int width, int T, int64_t r) {
     FILE* file = fopen(path, "rb");
-    if (!file || fseek(file, (long)(1024 + r * T * width), SEEK_SET) != 0) { fail_run("%s: %s", path, strerror(errno)); }
+    if (!file || fseek(file, (long)(1024 + r * T * width), SEEK_SET) != 0) {
+        fail_run("%s: %s", path, strerror(errno));
+    }
     for (int i = 0; i <= T; i++) {
         uint32_t token = 0;
         if (fread(&token, (size_t)width, 1, file) != 1) { fail_run("%s: no row %lld in the file", path, (long long)r); }
@@ -169,7 +172,8 @@ static void check_rows(Test* t, int magic, int n0, int n1, int T) {
     tokens_open(&d, pattern.s, NULL);
     dataloader_init(&l, &d, T, ORDER_FILE, 0);
     check(t, d.n_shards == 2 && d.n_tokens == n0 + n1 && d.token_bytes == width, "shards, tokens, bytes of a token");
-    check(t, l.n_rows == rows0 + rows1, "T %d: %lld rows, not %lld", T, (long long)l.n_rows, (long long)(rows0 + rows1));
+    check(t, l.n_rows == rows0 + rows1, "T %d: %lld rows, not %lld", T, (long long)l.n_rows,
+          (long long)(rows0 + rows1));
     for (int64_t index = 0; index < 2 * l.n_rows; index++) {  // two epochs: file order again
         int64_t row = index % l.n_rows;
         read_row(plain, row < rows0 ? path0.s : path1.s, width, T, row < rows0 ? row : row - rows0);
@@ -208,7 +212,8 @@ static void test_shuffled_rows(Test* t) {
             dataloader_row(&l, epoch * N + i, inputs, targets);
             for (int r = 0; r < N; r++) {  // which row is it? tokens are hashes, so at most one fits
                 dataloader_row(&in_order, r, plain, plain_targets);
-                seen[r] += memcmp(plain, inputs, sizeof plain) == 0 && memcmp(plain_targets, targets, sizeof plain) == 0;
+                seen[r] += memcmp(plain, inputs, sizeof plain) == 0 &&
+                           memcmp(plain_targets, targets, sizeof plain) == 0;
             }
             dataloader_row(&other, epoch * N + i, again, targets);
             n_same += memcmp(inputs, again, sizeof again) == 0;
@@ -245,8 +250,8 @@ static void test_ranks(Test* t) {
                 int row = (step * LEAVES + leaf) * B;
                 dataloader_batch(&again, row, B, inputs[0], targets[0]);
                 check(t, memcmp(inputs, plain[row], sizeof inputs) == 0, "rank %d of %d, row %d: inputs", rank, R, row);
-                check(t, memcmp(targets, plain_targets[row], sizeof targets) == 0, "rank %d of %d, row %d: targets", rank,
-                      R, row);
+                check(t, memcmp(targets, plain_targets[row], sizeof targets) == 0, "rank %d of %d, row %d: targets",
+                      rank, R, row);
             }
         }
     }
@@ -258,7 +263,8 @@ static void test_ranks(Test* t) {
 static void test_far_rows(Test* t) {
     const int64_t n = 5000000000, T = 1000, rows = (n - 1) / T, last = rows - 1;
     const size_t n_bytes = (size_t)n * sizeof(uint32_t);
-    uint32_t* tokens = (uint32_t*)mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint32_t* tokens = (uint32_t*)mmap(NULL, n_bytes, PROT_READ | PROT_WRITE,
+                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (tokens == MAP_FAILED) { skip(t, "20 GB of addresses are not to be had"); return; }
     TokenShard shard = {"far", tokens, n, 0, NULL};
     TokenData d;
@@ -306,7 +312,8 @@ static void test_prefetch(Test* t) {
         DataLoader l;
         TempPath path = shard_file(&folder, "s.bin", i, GPT2, n_tokens[i], 50257);
         tokens_open(&d, path.s, NULL);
-        const char *mapping = (const char*)d.files[0].bytes, *end = mapping + ceil_div((int64_t)d.files[0].n_bytes, (int64_t)page) * (int64_t)page;
+        const char *mapping = (const char*)d.files[0].bytes,
+                   *end = mapping + ceil_div((int64_t)d.files[0].n_bytes, (int64_t)page) * (int64_t)page;
         dataloader_init(&l, &d, n_tokens[i] < 100 ? 1 : 100, ORDER_ROWS, 3);
         for (int64_t row = 0; row < l.n_rows; row++) {
             int64_t first;
@@ -314,14 +321,17 @@ static void test_prefetch(Test* t) {
             PageRange ranges[2] = {{NULL, 0}, {NULL, 0}}, pages;
             check(t, dataloader_pages_(&l, row, page, ranges) == 1, "row %lld: more ranges than one", (long long)row);
             pages = ranges[0];
-            check(t, pages.begin >= mapping && pages.begin + pages.n_bytes <= end, "row %lld: beyond the mapping", (long long)row);
-            check(t, pages.begin <= token && token + 2 * l.T + 2 <= pages.begin + pages.n_bytes, "row %lld: not all of it", (long long)row);
+            check(t, pages.begin >= mapping && pages.begin + pages.n_bytes <= end, "row %lld: beyond the mapping",
+                  (long long)row);
+            check(t, pages.begin <= token && token + 2 * l.T + 2 <= pages.begin + pages.n_bytes,
+                  "row %lld: not all of it", (long long)row);
             check(t, pages.n_bytes <= page * 2, "row %lld: %zu bytes", (long long)row, pages.n_bytes);
-            check(t, madvise(pages.begin, pages.n_bytes, MADV_WILLNEED) == 0, "row %lld: %s", (long long)row, strerror(errno));
+            check(t, madvise(pages.begin, pages.n_bytes, MADV_WILLNEED) == 0, "row %lld: %s", (long long)row,
+                  strerror(errno));
         }
         dataloader_row(&l, 0, before, targets);
-        dataloader_prefetch(&l, 0, 64);
-        dataloader_prefetch(&l, l.n_rows - 1, 3);  // on into the next epoch
+        dataloader_ask_pages_(&l, 0, 64);
+        dataloader_ask_pages_(&l, l.n_rows - 1, 3);  // on into the next epoch
         dataloader_row(&l, 0, inputs, targets);
         check(t, memcmp(inputs, before, (size_t)l.T * sizeof(int)) == 0, "the row has changed");
         tokens_close(&d);
@@ -335,7 +345,7 @@ static void test_prefetch(Test* t) {
     tokens_open(&d, text.s, &bytes);
     dataloader_init(&l, &d, 2, ORDER_FILE, 0);
     check(t, dataloader_pages_(&l, 0, page, none) == 0, "text needs no pages");
-    dataloader_prefetch(&l, 0, 4);
+    dataloader_ask_pages_(&l, 0, 4);
     tokens_close(&d);
     tokenizer_free(&bytes);
     temp_remove(&folder);
@@ -363,7 +373,8 @@ static void test_split(Test* t) {
             const TokenShard* s = i < train.n_shards ? &train.shards[i] : &val.shards[i - train.n_shards];
             for (int64_t j = 0; j < s->n_tokens; j++, at++) {
                 uint32_t want = at < 100 ? test_token(0, at, 50257) : test_token(1, at - 100, 50257);
-                check(t, token_at_(s->tokens, 2, j) == want, "%g: token %lld", (double)cuts[c].fraction, (long long)at);
+                check(t, tokens_at_(s->tokens, 2, j) == want, "%g: token %lld", (double)cuts[c].fraction,
+                      (long long)at);
             }
         }
         check(t, at == 150, "expected 150 tokens in both, found %lld", (long long)at);
@@ -379,7 +390,8 @@ static void test_checksum(Test* t) {
     uint16_t* tokens = (uint16_t*)new_array(N, sizeof(uint16_t));
     for (int i = 0; i < N; i += i < 1000 ? 1 : 999) { tokens[i] = (uint16_t)test_token(0, i, 50257); }
     uint64_t want = XXH3_64bits(tokens, N * sizeof(uint16_t));
-    const int64_t cuts[] = {0, 1, 119, 120, 121, 50000, N};  // around the 240 bytes up to which XXH3 has another formula
+    // around the 240 bytes up to which XXH3 has another formula
+    const int64_t cuts[] = {0, 1, 119, 120, 121, 50000, N};
     TokenData d;
     memset(&d, 0, sizeof d);
     d.token_bytes = 2;
@@ -390,12 +402,14 @@ static void test_checksum(Test* t) {
         d.n_shards = 2;
         check(t, tokens_checksum(&d) == want, "cut at %lld", (long long)cuts[i]);
     }
-    TokenShard letters = {"x", "foobar", 3, 0, NULL};  // by xxhash 0.8.1; runs keep such values, so every version must give it
+    // by xxhash 0.8.1; runs keep such values, so every version must give it
+    TokenShard letters = {"x", "foobar", 3, 0, NULL};
     d.shards = &letters;
     d.n_shards = 1;
     check(t, tokens_checksum(&d) == 0xd78fda63144c5c84u, "found %llx", (unsigned long long)tokens_checksum(&d));
     d.n_shards = 0;
-    check(t, tokens_checksum(&d) == 0x2d06800538d394c2u, "of nothing: found %llx", (unsigned long long)tokens_checksum(&d));
+    check(t, tokens_checksum(&d) == 0x2d06800538d394c2u, "of nothing: found %llx",
+          (unsigned long long)tokens_checksum(&d));
     tokens[N - 1] ^= 1;
     check(t, XXH3_64bits(tokens, N * sizeof(uint16_t)) != want, "the last bit does not matter");
     free(tokens);
@@ -421,7 +435,8 @@ static int row_start(Test* t, const DataLoader* l, int64_t index) {
     int inputs[64], targets[64];
     dataloader_row(l, index, inputs, targets);
     for (int i = 0; i < l->T; i++) {
-        check(t, inputs[i] == inputs[0] + i && targets[i] == inputs[i] + 1, "row %lld: position %d", (long long)index, i);
+        check(t, inputs[i] == inputs[0] + i && targets[i] == inputs[i] + 1, "row %lld: position %d", (long long)index,
+              i);
     }
     return inputs[0];
 }
@@ -445,8 +460,8 @@ static void test_shuffled_shards(Test* t) {
             orders[epoch][place] = s;
             for (int r = 0; r < n_rows[s]; r++, index++) {
                 int start = row_start(t, &l, index);
-                check(t, start == begin[s] + r * T, "epoch %d, index %lld: found token %d, expected row %d of shard %d", epoch,
-                      (long long)index, start, r, s);
+                check(t, start == begin[s] + r * T, "epoch %d, index %lld: found token %d, expected row %d of shard %d",
+                      epoch, (long long)index, start, r, s);
             }
         }
         n_same += epoch > 0 && memcmp(orders[epoch], orders[epoch - 1], sizeof orders[0]) == 0;
@@ -494,13 +509,17 @@ static void test_streams(Test* t) {
             const int64_t i = index % l.n_rows, stream = i % S, window = i / S, row = stream * W + window;
             const int64_t expected = row * T + (row >= 20);  // the last token of shard 0 begins no row
             int start = row_start(t, &l, index);
-            check(t, start == expected, "%d streams: index %lld begins with %d, expected %lld", S, (long long)index, start, (long long)expected);
-            check(t, dataloader_stream_begins(&l, index) == (window == 0), "%d streams: does %lld begin one?", S, (long long)index);
+            check(t, start == expected, "%d streams: index %lld begins with %d, expected %lld", S, (long long)index,
+                  start, (long long)expected);
+            check(t, dataloader_stream_begins(&l, index) == (window == 0), "%d streams: does %lld begin one?", S,
+                  (long long)index);
         }
     }
     DataLoader l;
     dataloader_init(&l, &d, T, ORDER_FILE, 0);
-    for (int64_t index = 0; index < 40; index++) { check(t, dataloader_stream_begins(&l, index), "a row without streams begins"); }
+    for (int64_t index = 0; index < 40; index++) {
+        check(t, dataloader_stream_begins(&l, index), "a row without streams begins");
+    }
     tokens_close(&d);
     temp_remove(&folder);
 }
@@ -508,7 +527,8 @@ static void test_streams(Test* t) {
 // ---- examples ----
 
 // a safetensors file: header, blanks that put the data at any address, inputs, targets; the caller frees
-static unsigned char* example_bytes(size_t* n_bytes, const char* header, int n_blanks, const int* inputs, const int* targets, size_t n) {
+static unsigned char* example_bytes(size_t* n_bytes, const char* header, int n_blanks, const int* inputs,
+                                    const int* targets, size_t n) {
     char text[1024];
     uint64_t n_header = (uint64_t)snprintf(text, sizeof text, "%s%*s", header, n_blanks, "");
     *n_bytes = 8 + (size_t)n_header + 8 * n;
@@ -520,11 +540,14 @@ static unsigned char* example_bytes(size_t* n_bytes, const char* header, int n_b
     return bytes;
 }
 
-static TempPath example_file(const TempPath* folder, const char* name, int n, int T, int n_blanks, const int* inputs, const int* targets) {
+static TempPath example_file(const TempPath* folder, const char* name, int n, int T, int n_blanks, const int* inputs,
+                             const int* targets) {
     char header[512];
     size_t n_bytes, n_ids = (size_t)n * (size_t)T;
-    snprintf(header, sizeof header, "{\"inputs\":{\"dtype\":\"I32\",\"shape\":[%d,%d],\"data_offsets\":[0,%zu]},\"targets\":{\"dtype\":\"I32\","
-             "\"shape\":[%d,%d],\"data_offsets\":[%zu,%zu]}}", n, T, 4 * n_ids, n, T, 4 * n_ids, 8 * n_ids);
+    snprintf(header, sizeof header,
+             "{\"inputs\":{\"dtype\":\"I32\",\"shape\":[%d,%d],\"data_offsets\":[0,%zu]},"
+             "\"targets\":{\"dtype\":\"I32\",\"shape\":[%d,%d],\"data_offsets\":[%zu,%zu]}}",
+             n, T, 4 * n_ids, n, T, 4 * n_ids, 8 * n_ids);
     unsigned char* bytes = example_bytes(&n_bytes, header, n_blanks, inputs, targets, n_ids);
     TempPath path = temp_file(folder, name, bytes, n_bytes);
     free(bytes);
@@ -551,11 +574,14 @@ static void test_examples(Test* t) {
         DataLoader l;
         for (int s = 0; s < 2; s++) {
             make_examples(in[s], out[s], s);
-            example_file(&folder, s ? "b.safetensors" : "a.safetensors", EXAMPLES, EXAMPLE_T, blanks, in[s][0], out[s][0]);
+            example_file(&folder, s ? "b.safetensors" : "a.safetensors", EXAMPLES, EXAMPLE_T, blanks, in[s][0],
+                         out[s][0]);
         }
         tokens_open(&d, folder.s, NULL);
-        check(t, d.examples_T == EXAMPLE_T && d.n_shards == 2 && d.n_tokens == 2 * EXAMPLES * EXAMPLE_T, "%lld positions", (long long)d.n_tokens);
-        check(t, d.vocab_size_needed == 100002 && d.classes_needed == 10, "%d tokens, %d classes", d.vocab_size_needed, d.classes_needed);
+        check(t, d.examples_T == EXAMPLE_T && d.n_shards == 2 && d.n_tokens == 2 * EXAMPLES * EXAMPLE_T,
+              "%lld positions", (long long)d.n_tokens);
+        check(t, d.vocab_size_needed == 100002 && d.classes_needed == 10, "%d tokens, %d classes", d.vocab_size_needed,
+              d.classes_needed);
         dataloader_init(&l, &d, EXAMPLE_T, blanks % 2 ? ORDER_ROWS : ORDER_FILE, 3);
         check(t, l.n_rows == 2 * EXAMPLES, "%lld rows", (long long)l.n_rows);
         int64_t n_counted = 0;
@@ -564,12 +590,14 @@ static void test_examples(Test* t) {
             if (l.order == ORDER_ROWS) { row = permute_index(3, (uint64_t)(index / l.n_rows), row, l.n_rows); }
             int s = row >= EXAMPLES, r = (int)(row % EXAMPLES);
             dataloader_row(&l, index, inputs, targets);
-            check(t, memcmp(inputs, in[s][r], sizeof inputs) == 0 && memcmp(targets, out[s][r], sizeof targets) == 0, "row %lld", (long long)index);
+            check(t, memcmp(inputs, in[s][r], sizeof inputs) == 0 && memcmp(targets, out[s][r], sizeof targets) == 0,
+                  "row %lld", (long long)index);
             for (int i = 0; i < EXAMPLE_T; i++) { n_counted += targets[i] >= 0; }
-            check(t, dataloader_counted(&l, 0, index + 1) == n_counted, "rows 0..%lld: %lld counted", (long long)index, (long long)n_counted);
+            check(t, dataloader_counted(&l, 0, index + 1) == n_counted, "rows 0..%lld: %lld counted", (long long)index,
+                  (long long)n_counted);
         }
         check(t, dataloader_counted(&l, 5, 0) == 0, "no rows count nothing");
-        dataloader_prefetch(&l, 0, 2 * EXAMPLES);
+        dataloader_ask_pages_(&l, 0, 2 * EXAMPLES);
         tokens_close(&d);
         temp_remove(&folder);
     }
@@ -593,12 +621,14 @@ static void test_example_split(Test* t) {
     tokens_open(&d, parts.s, NULL);
     check(t, tokens_checksum(&d) == checksum, "the checksum depends on how examples are cut into files");
     tokens_split(&d, &val, 0.73f);  // 14.6 of 20
-    check(t, d.n_tokens == 6 * EXAMPLE_T && val.n_tokens == 14 * EXAMPLE_T, "%lld and %lld", (long long)d.n_tokens, (long long)val.n_tokens);
+    check(t, d.n_tokens == 6 * EXAMPLE_T && val.n_tokens == 14 * EXAMPLE_T, "%lld and %lld", (long long)d.n_tokens,
+          (long long)val.n_tokens);
     check(t, val.examples_T == EXAMPLE_T && val.classes_needed == d.classes_needed, "the part is no examples");
     dataloader_init(&l, &val, EXAMPLE_T, ORDER_FILE, 0);
     for (int r = 0; r < 14; r++) {
         dataloader_row(&l, r, inputs, targets);
-        check(t, memcmp(inputs, in[6 + r], sizeof inputs) == 0 && memcmp(targets, out[6 + r], sizeof targets) == 0, "row %d", r);
+        check(t, memcmp(inputs, in[6 + r], sizeof inputs) == 0 && memcmp(targets, out[6 + r], sizeof targets) == 0,
+              "row %d", r);
     }
     tokens_close(&val);
     tokens_close(&d);
@@ -615,25 +645,33 @@ static const struct {
     int input, target;  // what stands at [1, 1] of (2, 2)
     const char* expected;
 } broken_examples[] = {
-    {"{\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]},\"targets\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[16,32]}}",
+    {"{\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]},"
+     "\"targets\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[16,32]}}",
      5, 6, NULL},
     {NULL, -1, 6, "inputs[1, 1]: expected an id 0..2147483646, found -1"},
     {NULL, INT_MAX, 6, "inputs[1, 1]: expected an id 0..2147483646, found 2147483647"},
     {NULL, 5, INT_MAX, "targets[1, 1]: expected an id up to 2147483646, found 2147483647"},
     {NULL, 5, INT_MIN, "all targets are negative: there is nothing to learn"},
-    {"{\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]},\"target\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[16,32]}}",
+    {"{\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]},"
+     "\"target\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[16,32]}}",
      5, 6, "tensors \"inputs\" and \"targets\", I32 of shape (n, T), found no \"targets\" (a model goes to --from)"},
-    {"{\"input\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]},\"targets\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[16,32]}}",
+    {"{\"input\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]},"
+     "\"targets\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[16,32]}}",
      5, 6, "found no \"inputs\""},
-    {"{\"inputs\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[0,16]},\"targets\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[16,32]}}",
+    {"{\"inputs\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[0,16]},"
+     "\"targets\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[16,32]}}",
      5, 6, "tensor \"inputs\": expected I32 of shape (n, T), found F32 of 2 dimensions"},
-    {"{\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]},\"targets\":{\"dtype\":\"I32\",\"shape\":[4],\"data_offsets\":[16,32]}}",
+    {"{\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]},"
+     "\"targets\":{\"dtype\":\"I32\",\"shape\":[4],\"data_offsets\":[16,32]}}",
      5, 6, "tensor \"targets\": expected I32 of shape (n, T), found I32 of 1 dimension"},
-    {"{\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]},\"targets\":{\"dtype\":\"I32\",\"shape\":[4,1],\"data_offsets\":[16,32]}}",
+    {"{\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]},"
+     "\"targets\":{\"dtype\":\"I32\",\"shape\":[4,1],\"data_offsets\":[16,32]}}",
      5, 6, "expected targets of the shape of inputs, (2, 2), found (4, 1)"},
-    {"{\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,0],\"data_offsets\":[0,0]},\"targets\":{\"dtype\":\"I32\",\"shape\":[2,4],\"data_offsets\":[0,32]}}",
+    {"{\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,0],\"data_offsets\":[0,0]},"
+     "\"targets\":{\"dtype\":\"I32\",\"shape\":[2,4],\"data_offsets\":[0,32]}}",
      5, 6, "tensor \"inputs\": expected 1 row or more of 1..16777216 positions, found (2, 0)"},
-    {"{\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]},\"targets\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[16,36]}}",
+    {"{\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]},"
+     "\"targets\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[16,36]}}",
      5, 6, "the file holds 32 bytes of data: it is cut short"},
 };
 
@@ -648,7 +686,9 @@ static void test_broken_examples(Test* t) {
         unsigned char* bytes = example_bytes(&n_bytes, header, 0, inputs, targets, 4);
         int accepted = examples_parse(&e, bytes, n_bytes, &error);
         const char* expected = broken_examples[i].expected;
-        check(t, expected ? !accepted && strstr(error.text, expected) != NULL : accepted && e.n == 2 && e.T == 2 && e.n_counted == 1,
+        check(t,
+              expected ? !accepted && strstr(error.text, expected) != NULL
+                       : accepted && e.n == 2 && e.T == 2 && e.n_counted == 1,
               "case %zu: expected \"%s\", found \"%s\"", i, expected ? expected : "no error", error.text);
         for (size_t n = 0; i == 0 && n < n_bytes; n++) {
             unsigned char* cut = heap_copy(bytes, n);
@@ -700,30 +740,36 @@ static void test_example_stops(Test* t) {
     check_exit(t, "classes", check_classes_of, path.s, 2,
                "x.safetensors: expected targets below 6, the classes of the model, found 6 at position 1 of example 1");
     check_exit(t, "split", split_all_examples, path.s, 2, "the part of --val-fraction: no examples are left for it");
-    check_exit(t, "changed", change_example, path.s, 1, "x.safetensors: changed while in use: target 1000 after a check that found ids below 7");
+    check_exit(t, "changed", change_example, path.s, 1,
+               "x.safetensors: changed while in use: target 1000 after a check that found ids below 7");
     example_file(&folder, "mixed/a.safetensors", 2, 2, 0, inputs, targets);
     example_file(&folder, "mixed/b.safetensors", 4, 1, 0, inputs, targets);
-    check_exit(t, "two lengths", open_path, temp_path(&folder, "mixed").s, 2, "b.safetensors: expected rows of 2 positions as in");
+    check_exit(t, "two lengths", open_path, temp_path(&folder, "mixed").s, 2,
+               "b.safetensors: expected rows of 2 positions as in");
     shard_file(&folder, "mixed/c.bin", 0, GPT2, 20, 50000);
     check_exit(t, "two kinds", open_path, temp_path(&folder, "mixed/[ac]*").s, 2,
-               "c.bin: expected examples like the files before, found a token shard: give shards or examples, not both");
+               "c.bin: expected examples like the files before, found a token shard: give shards or examples, not "
+               "both");
     temp_file(&folder, "page.safetensors", "<!doctype html>", 15);
-    check_exit(t, "a page", open_path, temp_path(&folder, "page.safetensors").s, 2, "expected safetensors, found an HTML page");
+    check_exit(t, "a page", open_path, temp_path(&folder, "page.safetensors").s, 2,
+               "expected safetensors, found an HTML page");
     temp_remove(&folder);
 }
 
 // ---- numbers ----
 
-static void check_numbers(Test* t, const char* path, const char* extension, const int64_t* want, int n, int n_shards, int token_bytes) {
+static void check_numbers(Test* t, const char* path, const char* extension, const int64_t* want, int n, int n_shards,
+                          int token_bytes) {
     TokenData d;
     int64_t at = 0;
     tokens_open_numbers(&d, path, extension);
-    check(t, d.n_tokens == n && d.n_shards == n_shards && d.token_bytes == token_bytes, "%s: %lld tokens of %d bytes in %d shards", path,
-          (long long)d.n_tokens, d.token_bytes, d.n_shards);
+    check(t, d.n_tokens == n && d.n_shards == n_shards && d.token_bytes == token_bytes,
+          "%s: %lld tokens of %d bytes in %d shards", path, (long long)d.n_tokens, d.token_bytes, d.n_shards);
     int64_t largest = 0;
     for (int s = 0; s < d.n_shards; s++) {
         for (int64_t i = 0; i < d.shards[s].n_tokens && at < n; i++, at++) {
-            check(t, token_at_(d.shards[s].tokens, d.token_bytes, i) == want[at], "%s: token %lld", path, (long long)at);
+            check(t, tokens_at_(d.shards[s].tokens, d.token_bytes, i) == want[at], "%s: token %lld", path,
+                  (long long)at);
             largest = want[at] > largest ? want[at] : largest;
         }
     }
@@ -734,7 +780,8 @@ static void check_numbers(Test* t, const char* path, const char* extension, cons
 
 static void test_numbers(Test* t) {
     TempPath folder = temp_folder();
-    const int64_t few[] = {12, 0, 7, 65535}, wide[] = {65536, 0, 1}, most[] = {2147483646, 7}, both[] = {5, 6, 12, 0, 7, 65535};
+    const int64_t few[] = {12, 0, 7, 65535}, wide[] = {65536, 0, 1}, most[] = {2147483646, 7}, both[] = {5, 6, 12, 0, 7,
+                                                                                                         65535};
     const char a[] = "\n12 0\t007\r\n65535", b[] = "65536 0\v1\f", c[] = "  2147483646\n\n00000000000000000000007 ";
     TempPath file = temp_file(&folder, "b.txt", a, sizeof a - 1);
     check_numbers(t, file.s, NULL, few, 4, 1, 2);
@@ -770,9 +817,12 @@ static void test_long_numbers(Test* t) {
     size_t n_bytes = 0, n_wrong = 0;
     int token_bytes;
     memset(&list, 0, sizeof list);
-    for (int i = 0; i < N; i++) { n_bytes += (size_t)sprintf(text + n_bytes, "%u ", test_token(1, i, 65536) >> i % 16); }
+    for (int i = 0; i < N; i++) {
+        n_bytes += (size_t)sprintf(text + n_bytes, "%u ", test_token(1, i, 65536) >> i % 16);
+    }
     unsigned char* exact = heap_copy(text, n_bytes - 1);
-    check(t, numbers_parse(&list, exact, n_bytes - 1, &error) && list.n == N, "%lld numbers: %s", (long long)list.n, error.text);
+    check(t, numbers_parse(&list, exact, n_bytes - 1, &error) && list.n == N, "%lld numbers: %s", (long long)list.n,
+          error.text);
     uint16_t* tokens = (uint16_t*)numbers_take(&list, &token_bytes);
     for (int i = 0; i < N; i++) { n_wrong += tokens[i] != test_token(1, i, 65536) >> i % 16; }
     check(t, token_bytes == 2 && n_wrong == 0, "%zu are wrong", n_wrong);
@@ -792,13 +842,19 @@ static void open_number_folder(void* path) {
 }
 
 static void test_number_stops(Test* t) {
-    const struct { const char *text, *expected; } cases[] = {
+    const struct { const char *text, *expected;
+    } cases[] = {
         {"", "x.txt: expected token ids in decimal, found an empty file"},
         {" \n\t", "x.txt: expected token ids in decimal, found an empty file"},
-        {"1 2\n3 four 5", "x.txt:2: expected token ids in decimal with blanks between, found \"four\" (text goes to --train)"},
+        {"1 2\n3 four 5",
+         "x.txt:2: expected token ids in decimal with blanks between, found \"four\" (text goes to --train)"},
         {"1,2", "x.txt:1: expected token ids in decimal with blanks between, found \"1,2\""},
         {"1\n\n-5", "x.txt:3: expected token ids of 0 or more, found -5"},
-        {"-", "found \"-\""}, {"1.5", "found \"1.5\""}, {"+1", "found \"+1\""}, {"0x10", "found \"0x10\""}, {"7a", "found \"7a\""},
+        {"-", "found \"-\""},
+        {"1.5", "found \"1.5\""},
+        {"+1", "found \"+1\""},
+        {"0x10", "found \"0x10\""},
+        {"7a", "found \"7a\""},
         {"2147483647", "x.txt:1: expected token ids below 2147483647, found 2147483647"},
         {"1 99999999999999999999999", "x.txt:1: expected token ids below 2147483647, found 99999999999999999999999"},
         {"99999999999999999999999999999999999999999999999", "found 9999999999999999999999999999999999999999..."},
@@ -812,12 +868,15 @@ static void test_number_stops(Test* t) {
         check_exit(t, cases[i].text, open_number_folder, folder.s, 2, cases[i].expected);
     }
     check_exit(t, "a folder", open_number_file, folder.s, 2, "expected a file, found a folder");
-    check_exit(t, "no folder", open_number_folder, temp_path(&folder, "x.txt").s, 2, "x.txt: cannot be listed: Not a directory");
+    check_exit(t, "no folder", open_number_folder, temp_path(&folder, "x.txt").s, 2,
+               "x.txt: cannot be listed: Not a directory");
     temp_file(&folder, "x.txt", "1", 1);
     shard_file(&folder, "y.txt", 0, GPT2, 20, 50000);
-    check_exit(t, "mixed", open_number_folder, folder.s, 2, "y.txt: expected text like the files before, found a token shard");
+    check_exit(t, "mixed", open_number_folder, folder.s, 2,
+               "y.txt: expected text like the files before, found a token shard");
     temp_file(&folder, "empty/x.ids", "1", 1);
-    check_exit(t, "no files", open_number_folder, temp_path(&folder, "empty").s, 2, "empty: expected files that end in .txt, found none");
+    check_exit(t, "no files", open_number_folder, temp_path(&folder, "empty").s, 2,
+               "empty: expected files that end in .txt, found none");
     temp_remove(&folder);
 }
 
@@ -873,7 +932,9 @@ static TempPath more_folder(void) {
     temp_file(&folder, "a.txt", text, (size_t)n);
     temp_file(&folder, "dir/a.txt", text, (size_t)length_a);
     temp_file(&folder, "dir/b.txt", text + length_a, (size_t)(begin - length_a));
-    for (int i = 0; i < 5 * EXAMPLE_T; i++) { in[i / EXAMPLE_T][i % EXAMPLE_T] = i, out[i / EXAMPLE_T][i % EXAMPLE_T] = i % 5; }
+    for (int i = 0; i < 5 * EXAMPLE_T; i++) {
+        in[i / EXAMPLE_T][i % EXAMPLE_T] = i, out[i / EXAMPLE_T][i % EXAMPLE_T] = i % 5;
+    }
     example_file(&folder, "x.safetensors", 5, EXAMPLE_T, 0, in[0], out[0]);
     example_file(&folder, "y.safetensors", 6, EXAMPLE_T - 1, 0, in[0], out[0]);
     temp_file(&folder, "text", "some text\n", 10);
@@ -904,10 +965,13 @@ static void test_sources(Test* t) {
         memcpy(r.folder, folder.s, sizeof r.folder);
         run_more(&r);
         const DataLoader* l = &r.data.train_rows;
-        check(t, r.data.train.n_tokens == cases[i].n_train && r.data.val.n_tokens == cases[i].n_val, "case %zu: %lld and %lld tokens", i,
-              (long long)r.data.train.n_tokens, (long long)r.data.val.n_tokens);
-        check(t, l->n_rows == cases[i].n_rows && l->T == cases[i].T && l->stride == cases[i].stride && l->order == cases[i].order,
-              "case %zu: %lld rows of %d, stride %d, order %d", i, (long long)l->n_rows, l->T, l->stride, (int)l->order);
+        check(t, r.data.train.n_tokens == cases[i].n_train && r.data.val.n_tokens == cases[i].n_val,
+              "case %zu: %lld and %lld tokens", i, (long long)r.data.train.n_tokens, (long long)r.data.val.n_tokens);
+        check(t,
+              l->n_rows == cases[i].n_rows && l->T == cases[i].T && l->stride == cases[i].stride &&
+                  l->order == cases[i].order,
+              "case %zu: %lld rows of %d, stride %d, order %d", i, (long long)l->n_rows, l->T, l->stride,
+              (int)l->order);
         data_close(&r.data);
     }
     temp_remove(&folder);
@@ -915,23 +979,33 @@ static void test_sources(Test* t) {
 
 static void test_source_conflicts(Test* t) {
     const struct { const char *words[12], *expected; } cases[] = {
-        {{"--token-file=%/a.txt", "--train=%/text"}, "--token-file: expected one source of data, found --train too: give one of them"},
-        {{"--token-dir=%/dir", "--token-file=%/a.txt"}, "--token-dir: expected one source of data, found --token-file too"},
-        {{"--train=%/text", "--val=%/text", "--val-token-dir=%/dir"}, "--val-token-dir: expected one source of data, found --val too"},
-        {{"--token-file=%/a.txt", "--carry-state", "1", "--shuffle", "1"}, "--carry-state: needs rows in file order, found --shuffle"},
-        {{"--token-file=%/a.txt", "--carry-state", "1", "--shuffle-shards"}, "--carry-state: needs rows in file order, found --shuffle-shards"},
-        {{"--token-file=%/a.txt", "--carry-state", "1", "--packed-sequences=0"}, "--carry-state: needs rows that go on where the one before ended"},
-        {{"--token-file=%/a.txt", "--shuffle-shards", "1", "--shuffle", "1"}, "--shuffle-shards: expected one order, found --shuffle too"},
+        {{"--token-file=%/a.txt", "--train=%/text"},
+         "--token-file: expected one source of data, found --train too: give one of them"},
+        {{"--token-dir=%/dir", "--token-file=%/a.txt"},
+         "--token-dir: expected one source of data, found --token-file too"},
+        {{"--train=%/text", "--val=%/text", "--val-token-dir=%/dir"},
+         "--val-token-dir: expected one source of data, found --val too"},
+        {{"--token-file=%/a.txt", "--carry-state", "1", "--shuffle", "1"},
+         "--carry-state: needs rows in file order, found --shuffle"},
+        {{"--token-file=%/a.txt", "--carry-state", "1", "--shuffle-shards"},
+         "--carry-state: needs rows in file order, found --shuffle-shards"},
+        {{"--token-file=%/a.txt", "--carry-state", "1", "--packed-sequences=0"},
+         "--carry-state: needs rows that go on where the one before ended"},
+        {{"--token-file=%/a.txt", "--shuffle-shards", "1", "--shuffle", "1"},
+         "--shuffle-shards: expected one order, found --shuffle too"},
         {{"--train=%/x.safetensors", "--carry-state"}, "--carry-state: is for tokens, found examples in"},
         {{"--train=%/x.safetensors", "--packed-sequences=0"}, "--packed-sequences: is for tokens, found examples in"},
         {{"--train=%/x.safetensors", "--seq-len=5"}, "--seq-len: expected the 6 positions of the examples in"},
         {{"--train=%/x.safetensors", "--val=%/text"}, "text: expected examples as in"},
         {{"--train=%/text", "--val=%/x.safetensors"}, "x.safetensors: expected tokens as in"},
         {{"--train=%/x.safetensors", "--val=%/y.safetensors"}, "y.safetensors: expected examples of 6 positions as in"},
-        {{"--token-dir=%/dir", "--shard-ext=a.b"}, "--shard-ext: expected the end of a name, such as txt, found \"a.b\""},
+        {{"--token-dir=%/dir", "--shard-ext=a.b"},
+         "--shard-ext: expected the end of a name, such as txt, found \"a.b\""},
         {{"--token-dir=%/dir", "--shard-ext="}, "--shard-ext: expected the end of a name"},
-        {{"--token-file=%/a.txt", "--doc-sep=100"}, "--doc-sep: expected documents that begin with token 100, found none in"},
-        {{"--token-file=%/a.txt", "--carry-state", "--batch-size=25"}, "a.txt: too short: 25 streams side by side need 25 rows of --seq-len 4, found 24"},
+        {{"--token-file=%/a.txt", "--doc-sep=100"},
+         "--doc-sep: expected documents that begin with token 100, found none in"},
+        {{"--token-file=%/a.txt", "--carry-state", "--batch-size=25"},
+         "a.txt: too short: 25 streams side by side need 25 rows of --seq-len 4, found 24"},
     };
     TempPath folder = more_folder();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -969,7 +1043,7 @@ static int refused(const unsigned char* bytes, size_t n_bytes, ErrorText* error)
     TokenShard shard;
     int token_bytes, vocab_size;
     unsigned char* exact = heap_copy(bytes, n_bytes);
-    int accepted = shard_parse_(&shard, &token_bytes, &vocab_size, exact, n_bytes, error);
+    int accepted = tokens_parse_shard_(&shard, &token_bytes, &vocab_size, exact, n_bytes, error);
     free(exact);
     return !accepted;
 }
@@ -986,7 +1060,8 @@ static void test_broken_shards(Test* t) {
         {GPT2, 1, 10, 1043, "expected 1044 bytes for the header's 10 tokens, found a file of 1043"},
         {GPT2, 1, 10, 1045, "expected 1044 bytes for the header's 10 tokens, found a file of 1045"},
         {GPT2, 1, 10, 1024, "expected 1044 bytes for the header's 10 tokens, found a file of 1024"},
-        {GPT2, 1, INT32_MAX, 1044, "expected 4294968318 bytes for the header's 2147483647 tokens, found a file of 1044"},
+        {GPT2, 1, INT32_MAX, 1044,
+         "expected 4294968318 bytes for the header's 2147483647 tokens, found a file of 1044"},
         {LLAMA3, 7, INT32_MAX, 1044, "expected 8589935612 bytes for the header's 2147483647 tokens, found a file of"},
         {LLAMA3, 7, 10, 1044, "expected 1064 bytes for the header's 10 tokens, found a file of 1044"},
         {GPT2, 1, 10, 1023, "a header of 1024 bytes, found a file of 1023 bytes"},
@@ -1059,7 +1134,7 @@ static void check_text(Test* t, const char* path, const char* want, int n_docume
     tokens_open(&d, path, &bytes);
     char* found = (char*)calloc((size_t)d.n_tokens + 1, 1);
     for (int64_t i = 0; i < d.n_tokens; i++) {
-        uint32_t token = token_at_(d.text, 2, i);
+        uint32_t token = tokens_at_(d.text, 2, i);
         found[i] = token == 256 ? '|' : (char)token;
     }
     check(t, strcmp(found, want) == 0, "expected %s, found %s", want, found);
@@ -1122,8 +1197,8 @@ static void test_long_text(Test* t) {
     int64_t n_wrong = 0;
     tokenizer_bytes_init(&bytes);
     tokens_open(&d, path.s, &bytes);
-    check(t, d.n_tokens == N + 1 && token_at_(d.text, 2, 0) == 256, "%lld tokens", (long long)d.n_tokens);
-    for (int64_t i = 0; i < N; i++) { n_wrong += token_at_(d.text, 2, i + 1) != (unsigned char)text[i]; }
+    check(t, d.n_tokens == N + 1 && tokens_at_(d.text, 2, 0) == 256, "%lld tokens", (long long)d.n_tokens);
+    for (int64_t i = 0; i < N; i++) { n_wrong += tokens_at_(d.text, 2, i + 1) != (unsigned char)text[i]; }
     check(t, n_wrong == 0, "%lld bytes are wrong", (long long)n_wrong);
     tokens_close(&d);
     tokenizer_free(&bytes);
@@ -1172,7 +1247,8 @@ static void test_large_vocabulary(Test* t) {
         tokenizer_free(&k);
     }
     check_exit(t, "no end of text", open_without_eot, path.s, 2,
-               "abc.txt: text needs a tokenizer with an end of text, which stands before each document: this one (bytes) has");
+               "abc.txt: text needs a tokenizer with an end of text, which stands before each document: this one "
+               "(bytes) has");
     temp_remove(&folder);
 }
 
@@ -1185,9 +1261,11 @@ static void test_gitignore(Test* t) {
         {"[a-c]?", "/f/b1", 1}, {"[a-c]?", "/f/d1", 0}, {"a/", "/f/a", 0}, {"a/", "/f/a/", 1}, {"a/", "/f/x/a/", 1},
         {"/a", "/f/a", 1}, {"/a", "/f/x/a", 0}, {"/*.c", "/f/x.c", 1}, {"/*.c", "/f/x/x.c", 0}, {"x/a", "/f/x/a", 1},
         {"x/a", "/f/y/x/a", 0}, {"x/*.c", "/f/x/a.c", 1}, {"x/*.c", "/f/x/y/a.c", 0}, {"/x/y/", "/f/x/y/", 1},
-        {"/x/y/", "/f/x/y", 0}, {"**/a", "/f/x/y/a", 1}, {"**/a", "/f/a", 1}, {"x/**", "/f/x/a", 1}, {"x/**", "/f/x/", 0},
+        {"/x/y/", "/f/x/y", 0}, {"**/a", "/f/x/y/a", 1}, {"**/a", "/f/a", 1}, {"x/**", "/f/x/a", 1}, {"x/**", "/f/x/",
+                                                                                                      0},
         {"*\n!a", "/f/a", 0}, {"*\n!a", "/f/b", 1}, {"!a\n*", "/f/a", 1}, {"*.c\n!/keep.c\n", "/f/keep.c", 0},
-        {"*.c\n!/keep.c\n", "/f/x/keep.c", 1}, {"\\!a", "/f/!a", 1}, {"/", "/f/a", 0}, {"!", "/f/a", 0}, {" ", "/f/a", 0},
+        {"*.c\n!/keep.c\n", "/f/x/keep.c", 1}, {"\\!a", "/f/!a", 1}, {"/", "/f/a", 0}, {"!", "/f/a", 0}, {" ", "/f/a",
+                                                                                                          0},
         {"\\", "/f/a", 0}, {"*a*a*a*a*a*a*a*a*a*a*a*a*b", "/f/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -1201,7 +1279,7 @@ static void test_gitignore(Test* t) {
         path[n_path - (size_t)is_folder] = '\0';
         unsigned char* rules = heap_copy(cases[i].rules, n);
         ignore_parse_(&f, rules, n);
-        check(t, is_ignored_(&f, path, is_folder) == cases[i].ignored, "case %zu: \"%s\" and %s: expected %s", i,
+        check(t, ignore_says_(&f, path, is_folder) == cases[i].ignored, "case %zu: \"%s\" and %s: expected %s", i,
               cases[i].rules, cases[i].path, cases[i].ignored ? "ignored" : "taken");
         ignore_free_(&f);
         free(rules);
@@ -1327,7 +1405,8 @@ static void test_mixed(Test* t) {
     temp_file(&folder, "folders/sub/a.txt", "text", 4);
     check_stop(t, temp_path(&folder, "kinds//").s, 0, 2, "kinds/b.bin: expected 2-byte tokens as in");
     check_stop(t, temp_path(&folder, "both/*").s, 0, 2, "b.txt: expected a token shard like the files before, found");
-    check_stop(t, temp_path(&folder, "both/[bc]*").s, 0, 2, "c.bin: expected text like the files before, found a token");
+    check_stop(t, temp_path(&folder, "both/[bc]*").s, 0, 2,
+               "c.bin: expected text like the files before, found a token");
     check_stop(t, temp_path(&folder, "folders/*").s, 0, 2, "sub: expected a file, found a folder");
     check_text(t, temp_path(&folder, "both").s, "|text", 1);  // in a folder, binary files are passed over
     temp_remove(&folder);
@@ -1413,7 +1492,7 @@ static void print_token(const Tokenizer* k, int id, FILE* out) {
 static void encode_with_bin(void* path) {
     Tokenizer k;
     int* tokens;
-    tokenizer_load_bin(&k, (const char*)path);
+    tokenizer_open(&k, (const char*)path);
     tokenizer_encode(&k, "a", 1, &tokens);
 }
 
@@ -1425,7 +1504,7 @@ static void test_tokenizer_bin(Test* t) {
     unsigned char* file = tokenizer_file(&n_file, 2, 5, 2);
     TempPath folder = temp_folder(), path = temp_file(&folder, "gpt2_tokenizer.bin", file, n_file);
     free(file);
-    tokenizer_load_bin(&k, path.s);
+    tokenizer_open(&k, path.s);
     check(t, k.n_tokens == 5 && k.eot == 2, "%d tokens, end of text %d", k.n_tokens, k.eot);
     check(t, memcmp(tokenizer_bytes_of(&k, 1, &n_bytes), " the", 4) == 0 && n_bytes == 4, "token 1");
     tokenizer_bytes_of(&k, 2, &n_bytes);
@@ -1437,7 +1516,8 @@ static void test_tokenizer_bin(Test* t) {
     fclose(out);
     check(t, strcmp(printed, "a the<|endoftext|>[2J") == 0, "printed \"%s\"", printed);  // neither bell nor escape
     tokenizer_free(&k);
-    check_exit(t, "encode", encode_with_bin, path.s, 2, "--tokenizer: expected bytes or a tokenizer.json to encode text, found llm.c's gpt2_tokenizer.bin");
+    check_exit(t, "encode", encode_with_bin, path.s, 2,
+               "--tokenizer: expected bytes or a tokenizer.json to encode text, found llm.c's gpt2_tokenizer.bin");
     temp_remove(&folder);
 }
 

@@ -1,6 +1,7 @@
 /*
-Promises of llmc/ops/documents.h: the segments of a batch are the pieces of its documents, and embedding and attention over
-segments give the bits of the pieces as sequences of their own, forward and backward; so does the trainer's whole model.
+Promises of llmc/ops/documents.h: the segments of a batch are the pieces of its documents, and embedding and attention
+over segments give the bits of the pieces as sequences of their own, forward and backward; so does the trainer's whole
+model.
 */
 #define TESTING
 #include "train_gpt2.c"
@@ -18,10 +19,11 @@ static void check_segments(Test* t, const int* inputs, int B, int T) {
     Segment* s = (Segment*)new_array((size_t)B * T, sizeof(Segment));
     int n = documents_segments(s, inputs, B, T, EOT), at = 0;
     for (int k = 0; k < n; k++) {
-        check(t, s[k].first == (size_t)at && s[k].rows == 1 && s[k].T >= 1, "segment %d: {%zu, %d, %d}, expected to begin at %d", k,
-              s[k].first, s[k].rows, s[k].T, at);
+        check(t, s[k].first == (size_t)at && s[k].rows == 1 && s[k].T >= 1,
+              "segment %d: {%zu, %d, %d}, expected to begin at %d", k, s[k].first, s[k].rows, s[k].T, at);
         for (int i = 0; i < s[k].T && at < B * T; i++, at++) {
-            check(t, begins(inputs, at, T) == (i == 0), "(%d, %d): position %d is number %d of segment %d", B, T, at, i, k);
+            check(t, begins(inputs, at, T) == (i == 0), "(%d, %d): position %d is number %d of segment %d", B, T, at, i,
+                  k);
         }
     }
     check(t, at == B * T, "(%d, %d): %d positions are in segments", B, T, at);
@@ -64,9 +66,18 @@ typedef struct {
 
 // outputs are NaN until an op writes them
 static Tensors tensors_new(int N, int C, int NH) {
-    Tensors x = {N, C, NH, (int*)new_array((size_t)N, sizeof(int)), filled_array((size_t)N * C, NAN), random_array((size_t)N * C, 1.0f, 1),
-                 random_array(3 * (size_t)N * C, 2.0f, 2), filled_array(3 * (size_t)N * C, NAN), filled_array((size_t)N * C, NAN),
-                 random_array((size_t)N * C, 1.0f, 3), filled_array((size_t)N * NH, NAN), filled_array((size_t)N * NH, NAN)};
+    Tensors x = {N,
+                 C,
+                 NH,
+                 (int*)new_array((size_t)N, sizeof(int)),
+                 filled_array((size_t)N * C, NAN),
+                 random_array((size_t)N * C, 1.0f, 1),
+                 random_array(3 * (size_t)N * C, 2.0f, 2),
+                 filled_array(3 * (size_t)N * C, NAN),
+                 filled_array((size_t)N * C, NAN),
+                 random_array((size_t)N * C, 1.0f, 3),
+                 filled_array((size_t)N * NH, NAN),
+                 filled_array((size_t)N * NH, NAN)};
     return x;
 }
 
@@ -77,27 +88,28 @@ static void tensors_drop(Tensors* x) {
 }
 
 // what the trainer does with each segment
-static void ops_over_segments(const Tensors* x, const Segment* segments, int n, const float* wte, const float* wpe, float* dwte,
-                              float* dwpe, const Device* dev) {
+static void ops_over_segments(const Tensors* x, const Segment* segments, int n, const float* wte, const float* wpe,
+                              float* dwte, float* dwpe, const Device* dev) {
     const int C = x->C, NH = x->NH;
     for (int k = 0; k < n; k++) {
         const Segment s = segments[k];
         const size_t at = s.first;
         embedding_forward(x->encoded + at * C, x->tokens + at, wte, wpe, s.rows, s.T, C, 0, dev);
-        attention_forward(x->atty + at * C, x->max + at * NH, x->inv + at * NH, x->qkv + at * 3 * C, s.rows, s.T, C, NH, 0, dev);
+        attention_forward(x->atty + at * C, x->max + at * NH, x->inv + at * NH, x->qkv + at * 3 * C, s.rows, s.T, C, NH,
+                          0, dev);
     }
     for (int k = 0; k < n; k++) {
         const Segment s = segments[k];
         const size_t at = s.first;
-        attention_backward(x->dqkv + at * 3 * C, x->datty + at * C, x->atty + at * C, x->max + at * NH, x->inv + at * NH,
-                           x->qkv + at * 3 * C, s.rows, s.T, C, NH, dev);
+        attention_backward(x->dqkv + at * 3 * C, x->datty + at * C, x->atty + at * C, x->max + at * NH,
+                           x->inv + at * NH, x->qkv + at * 3 * C, s.rows, s.T, C, NH, dev);
         embedding_backward(dwte, dwpe, x->dencoded + at * C, x->tokens + at, s.rows, s.T, C, dev);
     }
 }
 
 // positions first .. first+T-1 of the batch, alone in tensors of exactly their size, as a batch of one row
-static void check_alone(Test* t, const Tensors* batch, int first, int T, const float* wte, const float* wpe, float* dwte, float* dwpe,
-                        const Device* dev) {
+static void check_alone(Test* t, const Tensors* batch, int first, int T, const float* wte, const float* wpe,
+                        float* dwte, float* dwpe, const Device* dev) {
     const int C = batch->C, NH = batch->NH;
     const size_t at = (size_t)first, n = (size_t)T * C;
     const Segment whole = {0, 1, T};
@@ -144,7 +156,8 @@ static void check_batch(Test* t, int B, int T, int C, int NH, uint32_t one_in, c
 
 static void test_alone(Test* t) {
     const struct { int B, T, C, NH; uint32_t one_in; } cases[] = {
-        {1, 1, 4, 1, 2}, {1, 64, 24, 3, 9}, {3, 33, 20, 2, 5}, {2, 64, 64, 2, 40}, {4, 17, 12, 4, 1}, {2, 50, 16, 1, 1000000},
+        {1, 1, 4, 1, 2}, {1, 64, 24, 3, 9}, {3, 33, 20, 2, 5}, {2, 64, 64, 2, 40}, {4, 17, 12, 4, 1}, {2, 50, 16, 1,
+                                                                                                       1000000},
     };
     for (int i = 0; i < N_TEST_THREADS; i++) {
         Device dev = test_device(test_threads(i));
@@ -161,7 +174,8 @@ static void test_neighbours(Test* t) {
     Device dev = test_device(2);
     Tensors a = tensors_new(T, C, NH), b = tensors_new(T, C, NH);
     Segment segments[T];
-    float *wte = random_array(V * C, 1.0f, 4), *wpe = random_array(MAX_T * C, 1.0f, 5), *dwte = filled_array(V * C, 0.0f);
+    float *wte = random_array(V * C, 1.0f, 4), *wpe = random_array(MAX_T * C, 1.0f, 5),
+          *dwte = filled_array(V * C, 0.0f);
     float* dwpe = filled_array(MAX_T * C, 0.0f);
     for (int i = 0; i < T; i++) { a.tokens[i] = b.tokens[i] = i == FIRST || i == LAST ? EOT : 8 + i; }
     for (int i = FIRST + 1; i < LAST; i++) { b.tokens[i] = 8; }
@@ -176,7 +190,8 @@ static void test_neighbours(Test* t) {
     check_bits(t, "dqkv after", a.dqkv + 3 * end, b.dqkv + 3 * end, (T - LAST) * 3 * C);
     check_bits(t, "the third begins at position 0", a.encoded + end, b.encoded + end, C);
     for (int c = 0; c < C; c++) {
-        check(t, a.encoded[end + c] == wte[EOT * C + c] + wpe[c], "channel %d of the third document's first position", c);
+        check(t, a.encoded[end + c] == wte[EOT * C + c] + wpe[c], "channel %d of the third document's first position",
+              c);
     }
     tensors_drop(&a);
     tensors_drop(&b);
@@ -225,16 +240,16 @@ static void test_model(Test* t) {
         targets[i] = xorshift_u32(&s) % 5 == 0 ? -1 : other;
     }
     activations_init(&acts, c, B, T, TO_TRAIN);
-    acts.document_start = EOT;
+    acts.segments.document_start = EOT;
     gpt2_forward(&gpt2, &acts, tokens, B, T, 0, &dev);
     float* logits = copied_array(gpt2_logits(&gpt2, &acts, 0, N, &dev), (size_t)N * c.Vp);
     gpt2_leaf(&gpt2, &acts, tokens, targets, 0.01f, B, T, &dev);
     dp_reduce(&gpt2.model.dp, &loss, &dev);
-    check(t, acts.n_segments > 5, "%d segments say little", acts.n_segments);
-    for (int i = 0; i < acts.n_segments; i++) {
-        check_model_alone(t, &gpt2, &acts, logits, tokens, targets, acts.segments[i].first, acts.segments[i].T, &dev);
+    check(t, acts.segments.n > 5, "%d segments say little", acts.segments.n);
+    for (int i = 0; i < acts.segments.n; i++) {
+        check_model_alone(t, &gpt2, &acts, logits, tokens, targets, acts.segments.at[i].first, acts.segments.at[i].T, &dev);
     }
-    acts.document_start = NO_RESET;
+    acts.segments.document_start = NO_RESET;
     gpt2_forward(&gpt2, &acts, tokens, B, T, 0, &dev);
     const float* without = gpt2_logits(&gpt2, &acts, 0, N, &dev);
     check(t, memcmp(logits, without, sizeof(float) * (size_t)N * c.Vp) != 0, "the reset has no effect");
@@ -247,7 +262,8 @@ static void test_model(Test* t) {
 
 int main(int argc, char** argv) {
     Promise promises[] = {
-        {"all batches", "each position is in one segment, which begins where a row or a document does", test_all_batches},
+        {"all batches", "each position is in one segment, which begins where a row or a document does",
+         test_all_batches},
         {"no reset", "one segment holds the whole batch", test_no_reset},
         {"alone", "embedding and attention give the bits of each piece as a sequence of its own", test_alone},
         {"model", "gives each piece the logits, losses and gradients of a sequence of its own", test_model},

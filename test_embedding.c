@@ -4,6 +4,7 @@ backward, added to what the gradient already held. Fast builds for GPUs may cut 
 */
 #include "llmc/ops/embedding.h"
 #include "llmc/ops/residual.h"
+#include "llmc/test/asked.h"
 #include "llmc/test/test.h"
 
 // one problem; V and maxT are larger than what the tokens reach, so that rows nobody asked for can be watched
@@ -154,6 +155,38 @@ static void test_many(Test* t) {
     check_embedding(t, &e, 0, 0, &dev);
     device_free(&dev);
     embedding_free(&e);
+}
+
+// d: dwte, dwpe; inputs that nobody needs are NULL
+static void asked_plain(float* const* d, const void* problem, const Device* dev) {
+    const Embedding* e = (const Embedding*)problem;
+    (void)dev;
+    embedding_backward_ref(d[0], d[1], d[0] || d[1] ? e->dout : NULL, d[0] ? e->tokens : NULL, e->B, e->T, e->C);
+}
+
+static void asked_fast(float* const* d, const void* problem, const Device* dev) {
+    const Embedding* e = (const Embedding*)problem;
+    size_t N = (size_t)e->B * (size_t)e->T, C = (size_t)e->C, n_wte = (size_t)e->V * C, n_wpe = (size_t)e->maxT * C;
+    float *dwte = asked_to_device(d[0], n_wte, dev), *dwpe = asked_to_device(d[1], n_wpe, dev);
+    float* dout = asked_to_device(d[0] || d[1] ? e->dout : NULL, N * C, dev);
+    int* tokens = d[0] ? ints_to_device(e->tokens, N, dev) : NULL;
+    embedding_backward(dwte, dwpe, dout, tokens, e->B, e->T, e->C, dev);
+    asked_from_device(d[0], dwte, n_wte, dev), asked_from_device(d[1], dwpe, n_wpe, dev);
+    device_drop(dout), device_drop(tokens);
+}
+
+static void test_asked(Test* t) {
+    const int shapes[][4] = {{3, 33, 7, 5}, {2, 65, 64, 3}};  // B, T, C, V
+    Device dev = test_device(3);
+    for (int i = 0; i < 2; i++) {
+        Embedding e = embedding(shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], 1);
+        size_t C = (size_t)e.C;
+        const AskedGradient gradients[] = {{"dwte", (size_t)e.V * C, e.dwte}, {"dwpe", (size_t)e.maxT * C, e.dwpe}};
+        check_asked(t, "plain", gradients, 2, asked_plain, &e, &dev);
+        check_asked(t, "fast", gradients, 2, asked_fast, &e, &dev);
+        embedding_free(&e);
+    }
+    device_free(&dev);
 }
 
 // without positions
@@ -334,6 +367,7 @@ int main(int argc, char** argv) {
         {"embedding", "out, dwte and dwpe equal the plain loops at odd shapes, t0 0 and 9; both gradients are added to",
          test_shapes},
         {"embedding special", "the same with cancellation, subnormals, -0, Inf, NaN", test_special},
+        {"asked", "gradients that nobody asks for are NULL: the others keep their bits", test_asked},
         {"token embedding", "without positions: the plain loops' bits at odd shapes, 1 to 7 threads; added to", test_tokens},
         {"embedding many", "2505 positions and 70001 tokens, of which two fill every third place", test_many},
         {"embedding bf16", "out is the sum rounded to bf16, the gradients are float sums", test_bf16},

@@ -73,7 +73,7 @@ static void check_forward(Test* t, Subject* s) {
     golden_check_rows(t, g, "act.logits", logits, (size_t)N, (size_t)c.V, (size_t)c.Vp);
     gpt2_losses(&s->gpt2, &s->acts, golden_batch(g, "targets", 0, 0), N, &s->dev);
     golden_check_rows(t, g, "act.probs", logits, (size_t)N, (size_t)c.V, (size_t)c.Vp);
-    golden_check_activations(t, g, s->acts.table, N_ACTIVATIONS, s->acts.arena, NULL, 17);
+    golden_check_activations(t, g, s->acts.tensors.table, s->acts.tensors.n_table, (const float*)s->acts.tensors.memory, NULL, 17);
     check_attention(t, s);
 }
 
@@ -142,10 +142,10 @@ static void test_documents(Test* t) {
     const int T = s.file.T, V = s.gpt2.config.V, Vp = s.gpt2.config.Vp, starts[] = {0, 4, 9, T};
     int* tokens = (int*)memcpy(new_array((size_t)T, sizeof(int)), golden_batch(&s.file, "inputs", 0, 0), sizeof(int) * (size_t)T);
     for (int i = 0; i < T; i++) { tokens[i] = i == 4 || i == 9 ? V - 1 : tokens[i] % (V - 1); }
-    s.acts.document_start = V - 1;
+    s.acts.segments.document_start = V - 1;
     gpt2_forward(&s.gpt2, &s.acts, tokens, 1, T, 0, &s.dev);
     float* packed = copied_array(gpt2_logits(&s.gpt2, &s.acts, 0, T, &s.dev), (size_t)T * Vp);
-    check(t, s.acts.n_segments == 3, "expected 3 documents, found %d", s.acts.n_segments);
+    check(t, s.acts.segments.n == 3, "expected 3 documents, found %d", s.acts.segments.n);
     for (int i = 0; i < 3; i++) {
         int n = starts[i + 1] - starts[i];
         gpt2_forward(&s.gpt2, &s.acts, tokens + starts[i], 1, n, 0, &s.dev);

@@ -1,6 +1,7 @@
 /*
-Promises of llmc/files/hf_folder.h and of the shards of llmc/files/tensorfile.h: a model in many files is the model in one, what an
-index claims is checked, --from names what it was given, and an export is whole and never in the way of something else.
+Promises of llmc/files/hf_folder.h and of the shards of llmc/files/tensorfile.h: a model in many files is the model in
+one, what an index claims is checked, --from names what it was given, and an export is whole and never in the way of
+something else.
 */
 #include "llmc/files/tensorfile.h"
 #include "llmc/text/tokenizer.h"
@@ -75,12 +76,15 @@ static void test_shards(Test* t) {
         SavedFiles files;
         snprintf(name, sizeof name, "shards%zu", i);
         TempPath folder = small_save(&s, name, cases[i].shard_bytes, &files);
-        check(t, files.n == cases[i].n_files, "%zu bytes: expected %d files, found %d", cases[i].shard_bytes, cases[i].n_files, files.n);
+        check(t, files.n == cases[i].n_files, "%zu bytes: expected %d files, found %d", cases[i].shard_bytes,
+              cases[i].n_files, files.n);
         const char* last = files.file[files.n - 1].name;
         check(t, strcmp(last, files.n > 1 ? HF_INDEX : HF_WEIGHTS) == 0, "%s was written last", last);
         for (int f = 0; f + 1 < files.n; f++) {
-            int fits = files.file[f].n_bytes <= cases[i].shard_bytes + 2048 || cases[i].shard_bytes < 320;  // 2048: header
-            check(t, fits && is_shard_file_(files.file[f].name), "%s: %zu bytes", files.file[f].name, files.file[f].n_bytes);
+            // 2048: header
+            int fits = files.file[f].n_bytes <= cases[i].shard_bytes + 2048 || cases[i].shard_bytes < 320;
+            check(t, fits && hf_export_is_shard_(files.file[f].name), "%s: %zu bytes", files.file[f].name,
+                  files.file[f].n_bytes);
         }
         check_loads(t, &s, folder.s);
     }
@@ -126,8 +130,9 @@ static void test_order(Test* t) {
     Small s = small_init();
     SavedFiles files;
     TempPath folder = small_save(&s, "model", SIZE_MAX, &files), path = temp_path(&folder, HF_WEIGHTS);
-    static const char start[] = "{\"__metadata__\":{\"format\":\"pt\"},\"base.h.0.ln.bias\":{\"dtype\":\"F32\",\"shape\":[20],"
-                                "\"data_offsets\":[0,80]},\"base.h.0.mlp.weight\":{\"dtype\":\"F32\",\"shape\":[4,20],";
+    static const char start[] =
+        "{\"__metadata__\":{\"format\":\"pt\"},\"base.h.0.ln.bias\":{\"dtype\":\"F32\",\"shape\":[20],"
+        "\"data_offsets\":[0,80]},\"base.h.0.mlp.weight\":{\"dtype\":\"F32\",\"shape\":[4,20],";
     MappedFile file;
     file_map(&file, path.s);
     check(t, memcmp(file.bytes + 8, start, sizeof start - 1) == 0, "found %.200s", (const char*)file.bytes + 8);
@@ -175,9 +180,11 @@ static void test_false_index(Test* t) {
     tiny_file(far.s, names_c, 2);
     unlink(b.s);
     check(t, symlink(far.s, b.s) == 0, "no link");
-    check_exit(t, "a link out of the folder", open_found, model.s, 2, "b.safetensors: expected a file of this folder, found a link to");
+    check_exit(t, "a link out of the folder", open_found, model.s, 2,
+               "b.safetensors: expected a file of this folder, found a link to");
     text_file(&folder, "model/" HF_INDEX, "{\"weight_map\": {\"a\": \"../a.safetensors\"}}");
-    check_exit(t, "a path", open_found, model.s, 2, "expected a file of this folder that ends in .safetensors, found \"../a.safetensors\"");
+    check_exit(t, "a path", open_found, model.s, 2,
+               "expected a file of this folder that ends in .safetensors, found \"../a.safetensors\"");
     text_file(&folder, "model/" HF_INDEX, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n");
     check_exit(t, "a pointer", open_found, model.s, 2, HF_INDEX ": expected JSON, found a Git LFS pointer");
     temp_remove(&folder);
@@ -193,7 +200,8 @@ static void test_cache(Test* t) {
     tiny_file(blob_a.s, names, 1);
     tiny_file(blob_b.s, names + 1, 1);
     check(t, symlink("../../blobs/0a", a.s) == 0 && symlink("../../blobs/0b", b.s) == 0, "no link");
-    text_file(&folder, HF_INDEX, "{\"metadata\": {}, \"weight_map\": {\"a\": \"a.safetensors\", \"b\": \"b.safetensors\"}}");
+    text_file(&folder, HF_INDEX,
+              "{\"metadata\": {}, \"weight_map\": {\"a\": \"a.safetensors\", \"b\": \"b.safetensors\"}}");
     check_exit(t, "links into blobs/", open_found, folder.s, 0, "");
     temp_remove(&cache);
 }
@@ -237,13 +245,15 @@ static void test_left_over(Test* t) {
     TempPath folder = temp_folder(), file = temp_path(&folder, "x.safetensors");
     const char* names[] = {"a", "h.0.attn.bias", "b", "c", "d", "e", "f"};
     tiny_file(file.s, names, 7);
-    check_exit(t, "seven tensors, one used", report_unused, file.s, 3, "5 tensors are not used, the model has none of that name: b c d e ...");
+    check_exit(t, "seven tensors, one used", report_unused, file.s, 3,
+               "5 tensors are not used, the model has none of that name: b c d e ...");
     tiny_file(file.s, names, 2);
     check_exit(t, "only a constant is left", report_nothing, file.s, 2, "the only line");
     write_tied(file.s, "same");
     check_exit(t, "a second copy", check_tied, file.s, 0, "");
     write_tied(file.s, "Same");
-    check_exit(t, "another output matrix", check_tied, file.s, 2, "tensor \"lm_head.weight\" differs from \"wte.weight\"");
+    check_exit(t, "another output matrix", check_tied, file.s, 2,
+               "tensor \"lm_head.weight\" differs from \"wte.weight\"");
     temp_remove(&folder);
 }
 
@@ -257,7 +267,8 @@ static void find_only(void* from) {
 static void check_found(Test* t, const char* from, const char* weights_end, const char* config_end) {
     char weights[PATH_BYTES], config[PATH_BYTES];
     model_find(weights, config, from);
-    check(t, ends_with(weights, weights_end) && ends_with(config, config_end), "%s: found %s and %s", from, weights, config);
+    check(t, ends_with(weights, weights_end) && ends_with(config, config_end), "%s: found %s and %s", from, weights,
+          config);
 }
 
 static void test_from(Test* t) {
@@ -289,14 +300,18 @@ static void test_from(Test* t) {
 static const struct { const char *name, *bytes, *expected; } other_models[] = {
     {"a/pytorch_model.bin", "x", "a: expected model.safetensors, found pytorch_model.bin, PyTorch's pickle"},
     {"b/model.Q4.gguf", "GGUF....", "b: expected model.safetensors, found model.Q4.gguf, llama.cpp's format"},
-    {"c/adapter_model.safetensors", "x", "c: expected model.safetensors, found adapter_model.safetensors, a LoRA adapter"},
+    {"c/adapter_model.safetensors", "x",
+     "c: expected model.safetensors, found adapter_model.safetensors, a LoRA adapter"},
     {"d/tf_model.h5", "x", "d: expected model.safetensors, found tf_model.h5, a Keras file"},
-    {"e/config.json", "{}", "e: expected model.safetensors or model.safetensors.index.json beside config.json, found neither"},
-    {"f/notes.txt", "x", "f: expected a run with a checkpoint, or a Hugging Face folder, found neither step_* nor config.json in it"},
+    {"e/config.json", "{}",
+     "e: expected model.safetensors or model.safetensors.index.json beside config.json, found neither"},
+    {"f/notes.txt", "x",
+     "f: expected a run with a checkpoint, or a Hugging Face folder, found neither step_* nor config.json in it"},
 };
 
 static const struct { const char *name, *bytes; size_t n; const char* expected; } other_files[] = {
-    {"model.gguf", "GGUF\3\0\0\0{}", 10, "model.gguf: expected a folder, a .safetensors file or llm.c's .bin, found llama.cpp's format"},
+    {"model.gguf", "GGUF\3\0\0\0{}", 10,
+     "model.gguf: expected a folder, a .safetensors file or llm.c's .bin, found llama.cpp's format"},
     {"model.pt", "PK\3\4\0\0\0\0\0\0", 10, "found PyTorch's pickle: load it with torch"},
     {"old.pt", "\x80\2\x8a\nabcdefgh", 12, "found PyTorch's pickle: load it with torch"},
     {"page.safetensors", "<!DOCTYPE html>", 15, "found an HTML page"},
@@ -315,7 +330,8 @@ static void test_other_formats(Test* t) {
         TempPath path = temp_file(&folder, other_files[i].name, other_files[i].bytes, other_files[i].n);
         check_exit(t, other_files[i].name, find_only, path.s, 2, other_files[i].expected);
     }
-    check_exit(t, "nothing there", find_only, none.s, 2, "none: No such file or directory (a preset's name goes to --model)");
+    check_exit(t, "nothing there", find_only, none.s, 2,
+               "none: No such file or directory (a preset's name goes to --model)");
     temp_remove(&folder);
 }
 
@@ -347,14 +363,17 @@ static int count_files(const char* folder) {
 
 static void test_export(Test* t) {
     Small s = small_init();
-    TempPath out = temp_path(&s.folder, "deep/out"), left = temp_path(&s.folder, "deep/out.tmp"), slash = temp_path(&s.folder, "new/");
+    TempPath out = temp_path(&s.folder, "deep/out"), left = temp_path(&s.folder, "deep/out.tmp"),
+             slash = temp_path(&s.folder, "new/");
     export_to(&s, out.s, 400);
-    check(t, count_files(out.s) == 7, "5 files of tensors, config.json and tokenizer.json, found %d", count_files(out.s));
+    check(t, count_files(out.s) == 7, "5 files of tensors, config.json and tokenizer.json, found %d",
+          count_files(out.s));
     check_loads(t, &s, out.s);
     s.params[0] += 1.0f;
     text_file(&s.folder, "deep/out.tmp/config.json", "{");  // an export that was interrupted
     export_to(&s, out.s, SIZE_MAX);
-    check(t, count_files(out.s) == 3 && !path_exists(left.s), "the earlier export left something: %d files", count_files(out.s));
+    check(t, count_files(out.s) == 3 && !path_exists(left.s), "the earlier export left something: %d files",
+          count_files(out.s));
     check_loads(t, &s, out.s);
     export_to(&s, slash.s, SIZE_MAX);
     check(t, count_files(slash.s) == 3, "an empty folder, named with a slash: %d files", count_files(slash.s));
@@ -374,7 +393,8 @@ static void begin_huge_export(void* folder) {
 
 // what is there stays, to the last file
 static void test_refused_export(Test* t) {
-    TempPath folder = temp_folder(), a = temp_path(&folder, "a"), b = temp_path(&folder, "b"), c = temp_path(&folder, "c");
+    TempPath folder = temp_folder(), a = temp_path(&folder, "a"), b = temp_path(&folder, "b"),
+             c = temp_path(&folder, "c");
     TempPath d = temp_path(&folder, "d"), e = text_file(&folder, "e", "text"), g = temp_path(&folder, "g");
     text_file(&folder, "a/thesis.txt", "x");
     text_file(&folder, "b/config.json", "{\"model_type\": \"gpt2\"}");
@@ -382,14 +402,17 @@ static void test_refused_export(Test* t) {
     text_file(&folder, "c/config.json", "{\"written_by\": \"llmc\"}");
     text_file(&folder, "c/manifest.json", "a checkpoint");
     text_file(&folder, "d.tmp/thesis.txt", "x");
-    check_exit(t, "other files", begin_export, a.s, 2, "a: holds thesis.txt, which no export writes: choose another folder");
+    check_exit(t, "other files", begin_export, a.s, 2,
+               "a: holds thesis.txt, which no export writes: choose another folder");
     check_exit(t, "a download", begin_export, b.s, 2, "b: holds a model that this program did not write");
     check_exit(t, "a checkpoint", begin_export, c.s, 2, "c: holds manifest.json, which no export writes");
-    check_exit(t, "files in the temporary folder", begin_export, d.s, 2, "d.tmp: needed as a temporary folder, but holds thesis.txt");
+    check_exit(t, "files in the temporary folder", begin_export, d.s, 2,
+               "d.tmp: needed as a temporary folder, but holds thesis.txt");
     check_exit(t, "a file", begin_export, e.s, 2, "e: expected a folder, found a file");
     check_exit(t, "no room on the disk", begin_huge_export, g.s, 1, "g: the model takes 909494.70 TiB, the disk has");
     int n = count_files(a.s) + count_files(b.s) + count_files(c.s);
-    check(t, n == 5 && !path_exists(d.s) && !path_exists(g.s) && count_files(folder.s) == 5, "something was touched: %d files", n);
+    check(t, n == 5 && !path_exists(d.s) && !path_exists(g.s) && count_files(folder.s) == 5,
+          "something was touched: %d files", n);
     temp_remove(&folder);
 }
 
@@ -419,9 +442,11 @@ static void test_layers(Test* t) {
     tensors_save_folder(folder.s, table, 3, params, SIZE_MAX, &files);
     safeset_open(&set, path.s);
     const SafeTensor* conv = safeset_find(&set, "h.1.conv.weight");
-    check(t, conv && conv->n_dims == 3 && conv->shape[0] == 3 && conv->shape[1] == 1 && conv->shape[2] == 4, "a convolution is (3, 1, 4)");
+    check(t, conv && conv->n_dims == 3 && conv->shape[0] == 3 && conv->shape[1] == 1 && conv->shape[2] == 4,
+          "a convolution is (3, 1, 4)");
     check(t, conv && memcmp(conv->data, params + 12, 48) == 0, "its elements are those of (3, 4)");
-    check(t, tensor_is_in(&set, &table[1], "") && tensor_is_in(&set, &table[2], "") && !tensor_is_in(&set, &other, ""), "what the file has");
+    check(t, tensor_is_in(&set, &table[1], "") && tensor_is_in(&set, &table[2], "") && !tensor_is_in(&set, &other, ""),
+          "what the file has");
     tensors_load(&set, table, 3, "", back);
     check_bits(t, "the same layers", back, params, n);
     for (int i = 0; i < 2; i++) { table[i].layers = 4; }
@@ -445,7 +470,8 @@ static void test_layers(Test* t) {
     check_bits(t, "there and back", back, params, n);
     safeset_close(&set);
     check_exit(t, "another shape", load_other_shape, path.s, 2,
-               "tensor \"h.0.conv.weight\": expected 3 dimensions (3, 1, 5), found 3 (3, 1, 4): another model than config.json says");
+               "tensor \"h.0.conv.weight\": expected 3 dimensions (3, 1, 5), found 3 (3, 1, 4): another model than "
+               "config.json says");
     free(params), free(back), free(large);
     temp_remove(&folder);
 }
@@ -459,7 +485,8 @@ int main(int argc, char** argv) {
         {"false index", "each lie of an index is refused with its own message", test_false_index},
         {"cache", "the links of Hugging Face's cache are no lie", test_cache},
         {"left over", "unused tensors are named, constants are not, a second copy must be equal", test_left_over},
-        {"layers", "a convolution's shape; a model with more layers than the file takes each from where it was", test_layers},
+        {"layers", "a convolution's shape; a model with more layers than the file takes each from where it was",
+         test_layers},
         {"--from", "finds runs, folders, shards, single files and llm.c's .bin", test_from},
         {"other formats", "PyTorch, GGUF, adapters and pages are named with the way out", test_other_formats},
         {"export", "new, over an empty folder and over an earlier export; nothing is left behind", test_export},

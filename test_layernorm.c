@@ -3,6 +3,7 @@ Promises of llmc/ops/layernorm.h. The plain loop is judged in double, by finite 
 obvious; the fast version must equal it bit for bit, whatever the shape and the threads. Fast builds for GPUs keep tolerances.
 */
 #include "llmc/ops/layernorm.h"
+#include "llmc/test/asked.h"
 #include "llmc/test/test.h"
 
 // one problem and the plain loop's answer
@@ -78,6 +79,43 @@ static void backward(float* dinp, float* dweight, float* dbias, const float* inp
     layernorm_backward(d_dinp, d_dweight, d_dbias, dout, d_inp, weight, d_mean, d_rstd, l->N, l->C, dev);
     from_device(dinp, d_dinp, n, dev), from_device(dweight, d_dweight, channels, dev), from_device(dbias, d_dbias, channels, dev);
     device_drop(d_inp), device_drop(dout), device_drop(weight), device_drop(d_mean), device_drop(d_rstd);
+}
+
+// d: dinp, dweight, dbias; inputs that nobody needs are NULL
+static void asked_plain(float* const* d, const void* problem, const Device* dev) {
+    const LayerNorm* l = (const LayerNorm*)problem;
+    int any = d[0] || d[1] || d[2], rows = d[0] || d[1];
+    (void)dev;
+    layernorm_backward_ref(d[0], d[1], d[2], any ? l->dout : NULL, rows ? l->inp : NULL, d[0] ? l->weight : NULL,
+                           rows ? l->mean : NULL, rows ? l->rstd : NULL, l->N, l->C);
+}
+
+static void asked_fast(float* const* d, const void* problem, const Device* dev) {
+    const LayerNorm* l = (const LayerNorm*)problem;
+    size_t n = (size_t)l->N * (size_t)l->C, N = (size_t)l->N, C = (size_t)l->C;
+    int any = d[0] || d[1] || d[2], rows = d[0] || d[1] || (FAST_KERNELS && d[2]);  // there dbias comes with dweight
+    float *inp = asked_to_device(rows ? l->inp : NULL, n, dev), *dout = asked_to_device(any ? l->dout : NULL, n, dev);
+    float *weight = asked_to_device(d[0] ? l->weight : NULL, C, dev), *mean = asked_to_device(rows ? l->mean : NULL, N, dev);
+    float *rstd = asked_to_device(rows ? l->rstd : NULL, N, dev), *dinp = asked_to_device(d[0], n, dev);
+    float *dweight = asked_to_device(d[1], C, dev), *dbias = asked_to_device(d[2], C, dev);
+    layernorm_backward(dinp, dweight, dbias, dout, inp, weight, mean, rstd, l->N, l->C, dev);
+    asked_from_device(d[0], dinp, n, dev), asked_from_device(d[1], dweight, C, dev), asked_from_device(d[2], dbias, C, dev);
+    device_drop(inp), device_drop(dout), device_drop(weight), device_drop(mean), device_drop(rstd);
+}
+
+static void test_asked(Test* t) {
+    const int shapes[][2] = {{7, 33}, {35, 64}, {33, 260}};  // N, C: on a GPU no packs, one pass, packs but two passes
+    Device dev = test_device(3);
+    for (int i = 0; i < 3; i++) {
+        LayerNorm l = layernorm(shapes[i][0], shapes[i][1], 1);
+        const AskedGradient gradients[] = {
+            {"dinp", (size_t)l.N * (size_t)l.C, l.dinp_before}, {"dweight", (size_t)l.C, NULL}, {"dbias", (size_t)l.C, NULL},
+        };
+        check_asked(t, "plain", gradients, 3, asked_plain, &l, &dev);
+        check_asked(t, "fast", gradients, 3, asked_fast, &l, &dev);
+        layernorm_free(&l);
+    }
+    device_free(&dev);
 }
 
 // bits; in a fast build within the tolerance
@@ -413,6 +451,7 @@ int main(int argc, char** argv) {
         {"backward", "dinp (added), dweight and dbias (written) equal the plain loop bit for bit at odd shapes",
          test_backward},
         {"backward special", "the same with cancellation, subnormals, -0, Inf, NaN", test_backward_special},
+        {"asked", "gradients that nobody asks for are NULL: the others keep their bits", test_asked},
         {"residual", "left + right and its layernorm equal the plain loops, also where residual is left or right", test_residual},
         {"residual special", "the same with cancellation, subnormals, -0, Inf, NaN", test_residual_special},
         {"long rows", "all three with several packs in a lane, many rows in a block, rows too long to be kept", test_long},

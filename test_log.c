@@ -1,6 +1,6 @@
 /*
-Promises of llmc/run/log.h and llmc/run/schedule.h: the lines a run prints, records that read back to the same bits, a resumed
-metrics file, errors of the disk, the progress bar, and the learning rates.
+Promises of llmc/run/log.h and llmc/run/schedule.h: the lines a run prints, records that read back to the same bits, a
+resumed metrics file, errors of the disk, the progress bar, and the learning rates.
     cc -std=gnu11 -O2 -ffp-contract=off test_log.c -o build/test_log -ljansson -lm && build/test_log
 */
 #include "llmc/core/choice.h"   // choice_find, choice_name
@@ -62,7 +62,8 @@ static void test_formats(Test* t) {
         {999950, "1.0M"}, {1.2e6, "1.2M"}, {124475904, "124.5M"}, {6.9e9, "6.9B"}, {1.4e12, "1.4T"},
         {3e16, "30000.0T"}, {-25000, "-25.0k"}};
     const struct { double x; const char* text; } bytes[] = {
-        {0, "0 B"}, {1023, "1023 B"}, {1024, "1.00 KiB"}, {1536, "1.50 KiB"}, {1048575, "1.00 MiB"}, {1 << 20, "1.00 MiB"},
+        {0, "0 B"}, {1023, "1023 B"}, {1024, "1.00 KiB"}, {1536, "1.50 KiB"}, {1048575, "1.00 MiB"}, {1 << 20,
+                                                                                                      "1.00 MiB"},
         {2.21 * 1073741824.0, "2.21 GiB"}, {3e12, "2.73 TiB"}};
     for (size_t i = 0; i < sizeof durations / sizeof durations[0]; i++) {
         ShortText got = format_duration(durations[i].x);
@@ -132,7 +133,8 @@ static void print_lines(void* arg) {
         log_validation(&log, 120, 1.90118f, 2.7428, 1);
         log_validation(&log, 130, 1.95f, -1.0, 0);
     } else {
-        for (r.step = 1; r.step <= 200; r.step++) {  // 100 slow steps, then 100 fast ones: the eta follows the recent ones
+        // 100 slow steps, then 100 fast ones: the eta follows the recent ones
+        for (r.step = 1; r.step <= 200; r.step++) {
             r.ms = r.step <= 100 ? 1000.0 : 10.0;
             log_step(&log, &r, r.step == 100 || r.step == 200);
         }
@@ -211,7 +213,8 @@ static void test_records(Test* t) {
     size_t n_keys = json_object_size(json_object_get(schema, "schema"));
     check(t, n_keys == 13, "the first line describes the 13 keys, found: %s", text);
     json_decref(schema);
-    for (int i = 0; i < 40; i++) {  // each record is in the file before log_step returns: it is read while the log is open
+    // each record is in the file before log_step returns: it is read while the log is open
+    for (int i = 0; i < 40; i++) {
         StepRecord r = example;
         uint64_t bits[2] = {random_bits(&state), random_bits(&state)};
         r.step = i + 1;
@@ -261,7 +264,9 @@ static void test_validation_records(Test* t) {
 
 // ---- keys of the trainer's ----
 
-static json_t* own_schema(void) { return json_pack("{s:s, s:s, s:s}", "acc1", "share of targets found", "kind", "train or val", "count", "a number"); }
+static json_t* own_schema(void) {
+    return json_pack("{s:s, s:s, s:s}", "acc1", "share of targets found", "kind", "train or val", "count", "a number");
+}
 
 static void log_with_extras(void* path) {
     Log log = {0};
@@ -287,8 +292,10 @@ static void log_with_extras(void* path) {
 
 static void test_extras(Test* t) {
     const char* want[] = {"\"time\"", ", \"acc1\": 1.017997351858894e36, \"kind\": \"train\", \"count\": null}",
-                          ", \"acc1\": null, \"kind\": null, \"count\": null}", ", \"acc1\": null, \"kind\": null, \"count\": 3}",
-                          ", \"acc1\": null, \"kind\": null, \"count\": null}", ", \"acc1\": null, \"kind\": null, \"count\": null}",
+                          ", \"acc1\": null, \"kind\": null, \"count\": null}",
+                          ", \"acc1\": null, \"kind\": null, \"count\": 3}",
+                          ", \"acc1\": null, \"kind\": null, \"count\": null}",
+                          ", \"acc1\": null, \"kind\": null, \"count\": null}",
                           ", \"acc1\": null, \"kind\": null, \"count\": 4}"};
     Run run = run_new();
     char text[MAX_TEXT], printed[MAX_TEXT];
@@ -300,19 +307,22 @@ static void test_extras(Test* t) {
     json_t* meaning;
     check(t, json_object_size(json_object_get(schema, "schema")) == 16, "16 keys in %s", text);
     json_object_foreach(own, key, meaning) {
-        check(t, json_equal(json_object_get(json_object_get(schema, "schema"), key), meaning), "the meaning of %s", key);
+        check(t, json_equal(json_object_get(json_object_get(schema, "schema"), key), meaning), "the meaning of %s",
+              key);
     }
     const char* line = text;
     for (int i = 1; i < 7; i++) {
         line = strchr(line, '\n') + 1;
         const char *end = strchr(line, '\n'), *extras = strstr(line, want[i]);
         json_t* record = line_of(text, i);
-        check(t, extras && extras + strlen(want[i]) == end, "line %d: expected %s at the end of %.*s", i + 1, want[i], (int)(end - line), line);
+        check(t, extras && extras + strlen(want[i]) == end, "line %d: expected %s at the end of %.*s", i + 1, want[i],
+              (int)(end - line), line);
         check(t, json_object_size(record) == 16, "line %d: 16 keys", i + 1);
         json_decref(record);
     }
     const char* human = strstr(printed, "step 120 | val loss 1.5000\n");
-    const char* records = strstr(text, want[3]) + strlen(want[3]) + 1;  // what follows the validation, without the step that is not printed
+    // what follows the validation, without the step that is not printed
+    const char* records = strstr(text, want[3]) + strlen(want[3]) + 1;
     check(t, human && !strncmp(printed, "step 120/2000 | loss", 20), "lines for people first: %s", printed);
     check(t, human && !strcmp(human + 27, strchr(records, '\n') + 1), "then records: %s", printed);
     json_decref(schema);
@@ -338,8 +348,10 @@ static void check_steps(Test* t, const Run* run, const char* what, const int* st
     for (int i = 0; i <= n; i++) {
         json_t* line = line_of(text, i);
         json_int_t step = json_integer_value(json_object_get(line, "step"));
-        if (i == 0) { check(t, json_object_get(line, "schema") != NULL, "%s: no schema in the first line", what); }
-        else { check(t, step == steps[i - 1], "%s: line %d is step %lld, expected %d", what, i + 1, step, steps[i - 1]); }
+        if (i == 0) { check(t, json_object_get(line, "schema") != NULL, "%s: no schema in the first line", what);
+        } else {
+            check(t, step == steps[i - 1], "%s: line %d is step %lld, expected %d", what, i + 1, step, steps[i - 1]);
+        }
         json_decref(line);
     }
 }
@@ -427,7 +439,9 @@ static size_t watch_progress(int bar, int reader, char text[MAX_TEXT]) {
         _exit(0);
     }
     close(bar);
-    for (ssize_t n; used < MAX_TEXT - 1 && (n = read(reader, text + used, MAX_TEXT - 1 - used)) > 0;) { used += (size_t)n; }
+    for (ssize_t n; used < MAX_TEXT - 1 && (n = read(reader, text + used, MAX_TEXT - 1 - used)) > 0;) {
+        used += (size_t)n;
+    }
     text[used] = '\0';
     close(reader);
     waitpid(child, NULL, 0);
@@ -459,7 +473,8 @@ static void test_progress(Test* t) {
 
 // values of a Python reference written from the definitions (mpmath for the cosine)
 static void test_schedule_values(Test* t) {
-    const struct { Schedule schedule; int step, n_steps, warmup; double peak, final_fraction; uint32_t bits; } cases[] = {
+    const struct { Schedule schedule; int step, n_steps, warmup; double peak,
+                  final_fraction; uint32_t bits; } cases[] = {
         {SCHEDULE_LINEAR, 10, 100, 10, 0.0003, 0.1, 0x399d4952},            // 0.000300000014
         {SCHEDULE_LINEAR, 37, 100, 10, 0.0003, 0.1, 0x3965a35d},            // 0.000218999994
         {SCHEDULE_LINEAR, 99, 100, 10, 0.0003, 0.1, 0x380a697b},            // 3.30000003e-05
@@ -491,7 +506,9 @@ static void test_schedule_table(Test* t) {
     const double want[] = {1e-4, 5e-4, 1e-3, 1e-3, 8.7370291e-4, 5.5e-4, 1.0027413e-4};
     for (int i = 0; i < 7; i++) {
         const double found = (double)schedule_lr(SCHEDULE_COSINE, steps[i], 100, 10, 1e-3, 0.1);
-        check(t, fabs(found - want[i]) < 2e-7 * want[i], "step %d: found %.9g, expected %.8g", steps[i], found, want[i]);  // a float, of a float angle
+        // a float, of a float angle
+        check(t, fabs(found - want[i]) < 2e-7 * want[i], "step %d: found %.9g, expected %.8g", steps[i], found,
+              want[i]);
     }
 }
 
@@ -529,7 +546,9 @@ int main(int argc, char** argv) {
         {"lines", "step and validation lines as in the specification; eta from recent steps", test_lines},
         {"records", "one object per step, at once in the file, every number to the same bits", test_records},
         {"validation records", "the same keys, null where nothing was measured", test_validation_records},
-        {"extras", "the trainer's keys stand behind the others, null where a record has none; records are printed if wanted", test_extras},
+        {"extras",
+         "the trainer's keys stand behind the others, null where a record has none; records are printed if wanted",
+         test_extras},
         {"resume", "records after the checkpoint and broken lines are cut, all others kept", test_resume},
         {"errors", "full disk, no folder, a run already there: one line and the right status", test_errors},
         {"progress", "drawn on a terminal only, at most ten times a second, cleared at the end", test_progress},

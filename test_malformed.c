@@ -20,8 +20,8 @@ typedef int (*TryBytes)(const unsigned char* bytes, size_t n_bytes, ErrorText* e
 
 static int try_index(const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
     ShardIndex index;
-    int good = index_parse_(&index, bytes, n_bytes, error);
-    if (good) { index_free_(&index); }
+    int good = safeset_index_parse_(&index, bytes, n_bytes, error);
+    if (good) { safeset_index_free_(&index); }
     return good;
 }
 
@@ -48,17 +48,20 @@ static int try_bin(const unsigned char* bytes, size_t n_bytes, ErrorText* error)
 }
 
 // refused with this reason, on one line
-static void check_bytes(Test* t, TryBytes try_bytes, const char* bug, const void* bytes, size_t n_bytes, const char* expected) {
+static void check_bytes(Test* t, TryBytes try_bytes, const char* bug, const void* bytes, size_t n_bytes,
+                        const char* expected) {
     ErrorText error = {""};
     unsigned char* exact = heap_copy(bytes, n_bytes);
     int accepted = try_bytes(exact, n_bytes, &error);
-    check(t, !accepted && strstr(error.text, expected) && !strchr(error.text, '\n'), "%s: expected \"%s\", found \"%s\"", bug, expected,
-          accepted ? "accepted" : error.text);
+    check(t, !accepted && strstr(error.text, expected) && !strchr(error.text, '\n'),
+          "%s: expected \"%s\", found \"%s\"", bug, expected, accepted ? "accepted" : error.text);
     free(exact);
 }
 
 static void check_table(Test* t, TryBytes try_bytes, const Malformed* table, size_t n) {
-    for (size_t i = 0; i < n; i++) { check_bytes(t, try_bytes, table[i].bug, table[i].text, strlen(table[i].text), table[i].expected); }
+    for (size_t i = 0; i < n; i++) {
+        check_bytes(t, try_bytes, table[i].bug, table[i].text, strlen(table[i].text), table[i].expected);
+    }
 }
 
 #define COUNT(table) (sizeof table / sizeof table[0])
@@ -90,7 +93,8 @@ static const Malformed indices[] = {
     {"a name twice", MAP("\"a\": \"a.safetensors\", \"a\": \"b.safetensors\""), "found: duplicate object key"},
     {"a key twice", "{\"weight_map\": {}, \"weight_map\": {\"a\": \"a.safetensors\"}}", "found: duplicate object key"},
     {"a string without an end", "{\"weight_map\": {\"a", "line 1: expected JSON, found: premature end of input"},
-    {"something behind it", MAP("\"a\": \"a.safetensors\"") "\n{}", "line 2: expected JSON, found: end of file expected"},
+    {"something behind it", MAP("\"a\": \"a.safetensors\"") "\n{}",
+     "line 2: expected JSON, found: end of file expected"},
     {"no UTF-8", MAP("\"a\xff\": \"a.safetensors\""), "unable to decode byte 0xff"},
 };
 
@@ -133,17 +137,23 @@ static const Malformed configs[] = {
     {"nothing in it", "{}", "\"n_positions\": expected an integer 1..16777216, found nothing"},
     {"zero", CONFIG("\"n_head\": 0, \"n_embd\": 4"), "\"n_head\": expected an integer 1..1048576, found 0"},
     {"negative", CONFIG("\"n_head\": -2, \"n_embd\": 4"), "\"n_head\": expected an integer 1..1048576, found -2"},
-    {"beyond int", CONFIG("\"n_head\": 2, \"n_embd\": 4294967300"), "\"n_embd\": expected an integer 1..1048576, found 4294967300"},
+    {"beyond int", CONFIG("\"n_head\": 2, \"n_embd\": 4294967300"),
+     "\"n_embd\": expected an integer 1..1048576, found 4294967300"},
     {"a real", CONFIG("\"n_head\": 2.0, \"n_embd\": 4"), "\"n_head\": expected an integer 1..1048576, found 2.0"},
     {"a text", CONFIG("\"n_head\": \"2\", \"n_embd\": 4"), "\"n_head\": expected an integer 1..1048576, found \"2\""},
-    {"a list for a number", CONFIG("\"n_head\": [2], \"n_embd\": 4"), "\"n_head\": expected an integer 1..1048576, found [2]"},
+    {"a list for a number", CONFIG("\"n_head\": [2], \"n_embd\": 4"),
+     "\"n_head\": expected an integer 1..1048576, found [2]"},
     {"null", CONFIG("\"n_head\": null, \"n_embd\": 4"), "\"n_head\": expected an integer 1..1048576, found null"},
-    {"heads that do not divide", CONFIG("\"n_head\": 3, \"n_embd\": 4"), "\"n_embd\" 4: expected a multiple of \"n_head\" 3"},
-    {"another model", "{\"model_type\": \"mamba\", \"n_layer\": []}", "\"model_type\": this trainer computes \"gpt2\", found \"mamba\""},
-    {"another type of text", HEADS("\"activation_function\": [\"gelu_new\"]"), "\"activation_function\": this trainer computes \"gelu_new\""},
+    {"heads that do not divide", CONFIG("\"n_head\": 3, \"n_embd\": 4"),
+     "\"n_embd\" 4: expected a multiple of \"n_head\" 3"},
+    {"another model", "{\"model_type\": \"mamba\", \"n_layer\": []}",
+     "\"model_type\": this trainer computes \"gpt2\", found \"mamba\""},
+    {"another type of text", HEADS("\"activation_function\": [\"gelu_new\"]"),
+     "\"activation_function\": this trainer computes \"gelu_new\""},
     {"another epsilon", HEADS("\"layer_norm_epsilon\": 1e-6"), "\"layer_norm_epsilon\": this trainer computes"},
     {"another width", HEADS("\"n_inner\": 17"), "\"n_inner\": this trainer computes 16, found 17"},
-    {"a number for a switch", HEADS("\"tie_word_embeddings\": 0"), "\"tie_word_embeddings\": this trainer computes true, found 0"},
+    {"a number for a switch", HEADS("\"tie_word_embeddings\": 0"),
+     "\"tie_word_embeddings\": this trainer computes true, found 0"},
 };
 
 static void test_config(Test* t) {
@@ -162,7 +172,9 @@ static void test_json_bounds(Test* t) {
     memcpy(text, "{\n\"a\":", 6);
     check_bytes(t, try_config, "brackets", text, n, "2: found: more than 32 nested brackets");
     check_bytes(t, try_index, "brackets", text, n, "line 2: expected JSON, found: more than 32 nested brackets");
-    check(t, !json_parse_bounded(text, (size_t)JSON_MAX_BYTES + 1, 32, &error) && strstr(error.text, "100000001 bytes, more than"),
+    check(t,
+          !json_parse_bounded(text, (size_t)JSON_MAX_BYTES + 1, 32, &error) &&
+              strstr(error.text, "100000001 bytes, more than"),
           "the length is asked first, found \"%s\"", error.text);
     free(text);
 }
@@ -211,25 +223,34 @@ static const struct {
 } bins[] = {
     {"empty", {BIN_MAGIC}, 0, "expected a header of 1024 bytes, found 0"},
     {"cut in the header", {BIN_MAGIC, 3, 8, 9, 1, 2, 4, 128}, 1023, "expected a header of 1024 bytes, found 1023"},
-    {"another magic number", {20240327, 3, 8, 9, 1, 2, 4, 128}, 1024, "expected the magic number 20240326, found 20240327"},
-    {"an older version", {BIN_MAGIC, 1, 8, 9, 1, 2, 4, 128}, 1024, "expected version 3 (float32) or 5 (bfloat16), found 1"},
+    {"another magic number", {20240327, 3, 8, 9, 1, 2, 4, 128}, 1024,
+     "expected the magic number 20240326, found 20240327"},
+    {"an older version", {BIN_MAGIC, 1, 8, 9, 1, 2, 4, 128}, 1024,
+     "expected version 3 (float32) or 5 (bfloat16), found 1"},
     {"no version", {BIN_MAGIC, -3, 8, 9, 1, 2, 4, 128}, 1024, "expected version 3 (float32) or 5 (bfloat16), found -3"},
-    {"zero heads", {BIN_MAGIC, 3, 8, 9, 1, 0, 4, 128}, 1024, "expected the sizes of a GPT-2, found maxT 8, V 9, L 1, NH 0"},
+    {"zero heads", {BIN_MAGIC, 3, 8, 9, 1, 0, 4, 128}, 1024,
+     "expected the sizes of a GPT-2, found maxT 8, V 9, L 1, NH 0"},
     {"zero layers", {BIN_MAGIC, 3, 8, 9, 0, 2, 4, 128}, 1024, "expected the sizes of a GPT-2"},
     {"negative channels", {BIN_MAGIC, 3, 8, 9, 1, 2, -4, 128}, 1024, "expected the sizes of a GPT-2"},
     {"most negative heads", {BIN_MAGIC, 3, 8, 9, 1, INT_MIN, 4, 128}, 1024, "expected the sizes of a GPT-2"},
     {"heads that do not divide", {BIN_MAGIC, 3, 8, 9, 1, 3, 4, 128}, 1024, "expected the sizes of a GPT-2"},
     {"padding below the vocabulary", {BIN_MAGIC, 3, 8, 129, 1, 2, 4, 128}, 1024, "expected the sizes of a GPT-2"},
     {"no padding", {BIN_MAGIC, 3, 8, 9, 1, 2, 4, 9}, 1024, "expected the sizes of a GPT-2"},
-    {"largest integers", {BIN_MAGIC, 3, INT_MAX, INT_MAX, INT_MAX, 1, INT_MAX, INT_MAX}, 1024, "expected the sizes of a GPT-2"},
+    {"largest integers", {BIN_MAGIC, 3, INT_MAX, INT_MAX, INT_MAX, 1, INT_MAX, INT_MAX}, 1024,
+     "expected the sizes of a GPT-2"},
     {"channels beyond 2^20", {BIN_MAGIC, 3, 8, 9, 1, 1, (1 << 20) + 1, 128}, 1024, "expected the sizes of a GPT-2"},
     {"layers beyond 1024", {BIN_MAGIC, 3, 8, 9, 1025, 1, 4, 128}, 1024, "expected the sizes of a GPT-2"},
     {"positions beyond 2^24", {BIN_MAGIC, 3, (1 << 24) + 1, 9, 1, 1, 4, 128}, 1024, "expected the sizes of a GPT-2"},
-    {"a vocabulary beyond 2^24", {BIN_MAGIC, 3, 8, (1 << 24) + 1, 1, 1, 4, (1 << 24) + 128}, 1024, "expected the sizes of a GPT-2"},
-    {"petabytes", {BIN_MAGIC, 3, 1 << 24, 1 << 24, 1024, 1, 1 << 20, 1 << 24}, 1024, "bytes for the sizes in its header, found 1024"},
-    {"no body", {BIN_MAGIC, 3, 8, 9, 1, 2, 4, 128}, 1024, "expected 4208 bytes for the sizes in its header, found 1024"},
-    {"one byte short", {BIN_MAGIC, 3, 8, 9, 1, 2, 4, 128}, 4207, "expected 4208 bytes for the sizes in its header, found 4207"},
-    {"one byte appended", {BIN_MAGIC, 3, 8, 9, 1, 2, 4, 128}, 4209, "expected 4208 bytes for the sizes in its header, found 4209"},
+    {"a vocabulary beyond 2^24", {BIN_MAGIC, 3, 8, (1 << 24) + 1, 1, 1, 4, (1 << 24) + 128}, 1024,
+     "expected the sizes of a GPT-2"},
+    {"petabytes", {BIN_MAGIC, 3, 1 << 24, 1 << 24, 1024, 1, 1 << 20, 1 << 24}, 1024,
+     "bytes for the sizes in its header, found 1024"},
+    {"no body", {BIN_MAGIC, 3, 8, 9, 1, 2, 4, 128}, 1024,
+     "expected 4208 bytes for the sizes in its header, found 1024"},
+    {"one byte short", {BIN_MAGIC, 3, 8, 9, 1, 2, 4, 128}, 4207,
+     "expected 4208 bytes for the sizes in its header, found 4207"},
+    {"one byte appended", {BIN_MAGIC, 3, 8, 9, 1, 2, 4, 128}, 4209,
+     "expected 4208 bytes for the sizes in its header, found 4209"},
     {"the body of float32 for bfloat16", {BIN_MAGIC, 5, 8, 9, 1, 2, 4, 128}, 4208, "expected 2616 bytes"},
 };
 
@@ -245,13 +266,20 @@ static void test_bin(Test* t) {
 // ---- the probe ----
 
 static const struct { const char *bug, *inputs, *targets; size_t n_data; const char* expected; } probes[] = {
-    {"no inputs", "\"x\":{\"dtype\":\"I32\",\"shape\":[1,2],\"data_offsets\":[0,8]}", "[8,16]", 16, "expected a tensor \"inputs\", I32 of shape (B, T)"},
-    {"reals", "\"inputs\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]}", "[8,16]", 16, "expected a tensor \"inputs\", I32"},
-    {"one dimension", "\"inputs\":{\"dtype\":\"I32\",\"shape\":[2],\"data_offsets\":[0,8]}", "[8,16]", 16, "expected a tensor \"inputs\", I32"},
-    {"no elements", "\"inputs\":{\"dtype\":\"I32\",\"shape\":[0,2],\"data_offsets\":[0,0]}", "[0,8]", 8, "expected a tensor \"inputs\", I32"},
-    {"another shape", "\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,1],\"data_offsets\":[0,8]}", "[8,16]", 16, "expected targets of the shape of inputs, (2, 1), found (1, 2)"},
-    {"targets that overlap", "\"inputs\":{\"dtype\":\"I32\",\"shape\":[1,2],\"data_offsets\":[0,8]}", "[4,12]", 12, "it overlaps the tensor before it"},
-    {"too long", "\"inputs\":{\"dtype\":\"I32\",\"shape\":[1,2],\"data_offsets\":[0,8]}", "[8,16]", 16, "expected at most the model's 1 positions, found 2"},
+    {"no inputs", "\"x\":{\"dtype\":\"I32\",\"shape\":[1,2],\"data_offsets\":[0,8]}", "[8,16]", 16,
+     "expected a tensor \"inputs\", I32 of shape (B, T)"},
+    {"reals", "\"inputs\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]}", "[8,16]", 16,
+     "expected a tensor \"inputs\", I32"},
+    {"one dimension", "\"inputs\":{\"dtype\":\"I32\",\"shape\":[2],\"data_offsets\":[0,8]}", "[8,16]", 16,
+     "expected a tensor \"inputs\", I32"},
+    {"no elements", "\"inputs\":{\"dtype\":\"I32\",\"shape\":[0,2],\"data_offsets\":[0,0]}", "[0,8]", 8,
+     "expected a tensor \"inputs\", I32"},
+    {"another shape", "\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,1],\"data_offsets\":[0,8]}", "[8,16]", 16,
+     "expected targets of the shape of inputs, (2, 1), found (1, 2)"},
+    {"targets that overlap", "\"inputs\":{\"dtype\":\"I32\",\"shape\":[1,2],\"data_offsets\":[0,8]}", "[4,12]", 12,
+     "it overlaps the tensor before it"},
+    {"too long", "\"inputs\":{\"dtype\":\"I32\",\"shape\":[1,2],\"data_offsets\":[0,8]}", "[8,16]", 16,
+     "expected at most the model's 1 positions, found 2"},
 };
 
 static void read_probe(void* path) {
@@ -263,8 +291,9 @@ static void test_probe(Test* t) {
     TempPath folder = temp_folder();
     for (size_t i = 0; i < COUNT(probes); i++) {
         unsigned char file[1024] = {0};
-        int n = snprintf((char*)file + 8, sizeof file - 64, "{%s,\"targets\":{\"dtype\":\"I32\",\"shape\":[1,2],\"data_offsets\":%s}}",
-                         probes[i].inputs, probes[i].targets);
+        int n = snprintf((char*)file + 8, sizeof file - 64,
+                         "{%s,\"targets\":{\"dtype\":\"I32\",\"shape\":[1,2],\"data_offsets\":%s}}", probes[i].inputs,
+                         probes[i].targets);
         file[0] = (unsigned char)n;
         TempPath path = temp_file(&folder, "in.safetensors", file, 8 + (size_t)n + probes[i].n_data);
         check_exit(t, probes[i].bug, read_probe, path.s, 2, probes[i].expected);

@@ -93,7 +93,8 @@ static void check_forward(Test* t, Subject* s, int number) {
     if (has_softmax) { golden_check(t, g, "act.logits", logits, n); }
     mamba_losses(&s->mamba, &s->acts, golden_batch(g, "targets", 0, 0), N, &s->dev);
     if (has_softmax) { golden_check(t, g, "act.probs", logits, n); }
-    golden_check_activations(t, g, s->acts.table, N_ACTIVATIONS, s->acts.arena, "out",
+    const TensorArena* kept = &s->acts.tensors;
+    golden_check_activations(t, g, kept->table, kept->n_table, (const float*)kept->memory, "out",
                              golden_files[number].n_activations);
 }
 

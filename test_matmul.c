@@ -5,6 +5,7 @@ the threads; so must the kernels of an EXACT build. Other CUDA builds add in ano
 plain loops, on the same stored numbers, must be met within what roundings can make.
 */
 #include "llmc/ops/matmul.h"
+#include "llmc/test/asked.h"
 #include "llmc/test/test.h"
 
 #if defined(__CUDACC__) && !defined(EXACT)
@@ -67,17 +68,16 @@ template <typename X>
 static void backward_as(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp, const float* weight,
                         int add, int N, int C, int OC, const Device* dev) {
     size_t n_out = (size_t)N * (size_t)OC, n_inp = (size_t)N * (size_t)C, n_weight = (size_t)OC * (size_t)C;
-    X *d_dinp = to_device_or_null<X>(dinp, n_inp, dev), *d_dout = to_device_as<X>(dout, n_out, dev);
-    X *d_inp = to_device_as<X>(inp, n_inp, dev), *d_weight = to_device_as<X>(weight, n_weight, dev);
-    float *d_dweight = to_device(dweight, n_weight, dev), *d_dbias = to_device_or_null<float>(dbias, (size_t)OC, dev);
+    X *d_dinp = to_device_or_null<X>(dinp, n_inp, dev), *d_dout = to_device_or_null<X>(dout, n_out, dev);
+    X *d_inp = to_device_or_null<X>(inp, n_inp, dev), *d_weight = to_device_or_null<X>(weight, n_weight, dev);
+    float *d_dweight = asked_to_device(dweight, n_weight, dev), *d_dbias = asked_to_device(dbias, (size_t)OC, dev);
     if (add) {
         matmul_backward_weight(d_dweight, d_dout, d_inp, 1, N, C, OC, dev);
     } else {
         matmul_backward(d_dinp, d_dweight, d_dbias, d_dout, d_inp, d_weight, N, C, OC, dev);
     }
     from_device_or_null<X>(dinp, d_dinp, n_inp, dev);
-    from_device(dweight, d_dweight, n_weight, dev);
-    from_device_or_null<float>(dbias, d_dbias, (size_t)OC, dev);
+    asked_from_device(dweight, d_dweight, n_weight, dev), asked_from_device(dbias, d_dbias, (size_t)OC, dev);
     device_drop(d_dout), device_drop(d_inp), device_drop(d_weight);
 }
 
@@ -439,20 +439,16 @@ static void gradients_free(Gradients* g) {
 static void check_backward(Test* t, const Layer* l) {
     size_t n_inp = (size_t)l->N * (size_t)l->C, n_weight = (size_t)l->OC * (size_t)l->C, n_bias = (size_t)l->OC;
     Gradients want = gradients(l);
-    for (int i = 0; i < 2 * N_TEST_THREADS; i++) {
-        int all = i % 2;  // otherwise only dweight is asked for
-        Device dev = test_device(test_threads(i / 2));
+    for (int i = 0; i < N_TEST_THREADS; i++) {
+        Device dev = test_device(test_threads(i));
         float *dinp = filled_array(n_inp, NAN), *dweight = filled_array(n_weight, NAN), *dbias = filled_array(n_bias, NAN);
         char what[112];
-        backward(l->stored, all ? dinp : NULL, dweight, all ? dbias : NULL, l->dout, l->inp, l->weight, 0, l->N, l->C, l->OC,
-                 &dev);
+        backward(l->stored, dinp, dweight, dbias, l->dout, l->inp, l->weight, 0, l->N, l->C, l->OC, &dev);
         snprintf(what, sizeof what, "dweight, N %d, C %d, OC %d, hard %d, stored %d, %d threads", l->N, l->C, l->OC, l->hard,
                  (int)l->stored, dev.n_threads);
         check_sums(t, what, dweight, want.dweight, want.dweight_bounds, n_weight);
-        if (all) {
-            check_sums(t, "dinp", dinp, want.dinp, want.dinp_bounds, n_inp);
-            check_sums(t, "dbias", dbias, want.dbias, want.dbias_bounds, n_bias);
-        }
+        check_sums(t, "dinp", dinp, want.dinp, want.dinp_bounds, n_inp);
+        check_sums(t, "dbias", dbias, want.dbias, want.dbias_bounds, n_bias);
         free(dinp), free(dweight), free(dbias);
         device_free(&dev);
     }
@@ -509,6 +505,35 @@ static void test_forward_special(Test* t) {
 static void test_backward_special(Test* t) {
     check_layers(t, check_backward, 1);
     check_layers(t, check_backward, 2);
+}
+
+// d: dinp, dweight, dbias; inputs that nobody needs are NULL
+static void asked_plain(float* const* d, const void* problem, const Device* dev) {
+    const Layer* l = (const Layer*)problem;
+    (void)dev;
+    matmul_backward_ref(d[0], d[1], d[2], d[0] || d[1] || d[2] ? l->dout : NULL, d[1] ? l->inp : NULL, d[0] ? l->weight : NULL,
+                        l->N, l->C, l->OC);
+}
+
+static void asked_fast(float* const* d, const void* problem, const Device* dev) {
+    const Layer* l = (const Layer*)problem;
+    backward(l->stored, d[0], d[1], d[2], d[0] || d[1] || d[2] ? l->dout : NULL, d[1] ? l->inp : NULL, d[0] ? l->weight : NULL,
+             0, l->N, l->C, l->OC, dev);
+}
+
+static void test_asked(Test* t) {
+    Device dev = test_device(3);
+    for (int stored = 0; stored < N_STORED; stored++) {
+        for (int aligned = 0; aligned <= 1; aligned++) {  // a fast build's cuBLASLt takes sizes of whole packs alone
+            Layer l = layer(7, aligned ? 40 : 33, aligned ? 24 : 9, 1, (Stored)stored);
+            size_t C = (size_t)l.C, OC = (size_t)l.OC;
+            const AskedGradient asked[] = {{"dinp", (size_t)l.N * C, NULL}, {"dweight", OC * C, NULL}, {"dbias", OC, NULL}};
+            check_asked(t, "plain", asked, 3, asked_plain, &l, &dev);
+            check_asked(t, "fast", asked, 3, asked_fast, &l, &dev);
+            layer_free(&l);
+        }
+    }
+    device_free(&dev);
 }
 
 static void test_added(Test* t) {
@@ -593,23 +618,42 @@ static void test_repeats(Test* t) {
 }
 
 #ifndef EXACT
-// the heuristic of cuBLASLt is asked once for a shape; more shapes than are kept, and the first of them again, are right too
+// how often the heuristic was asked. Only the stand-in of dev/simt counts; on a GPU the answer is what is expected
+static int heuristics(int expected) {
+#ifdef SIMT
+    (void)expected;
+    return simt_blas_n_asked;
+#else
+    return expected;
+#endif
+}
+
+// one size after the other, as in generation, and between them a shape of every step; the largest fits in `out`
+static void ask_sizes(float* out, const Layer* l, int first, int last, const Device* dev) {
+    for (int N = first; N <= last; N++) {
+        forward(BF16, out, l->inp, l->weight, NULL, N, 8, 8, dev);
+        forward(BF16, out, l->inp, l->weight, l->bias, N, 8, 4, dev);  // rows of 8 bytes: not for cuBLASLt
+        forward(BF16, out, l->inp, l->weight, l->bias, 1, 8, 8, dev);  // of every step
+    }
+}
+
 static void test_plans(Test* t) {
     Device dev = test_device(1);
-    const int most = CUBLAS_PLANS + 2;
+    const int most = CUBLAS_PLANS + 7, before = heuristics(0);
     float *out = filled_array((size_t)most * 8, NAN), *first = filled_array(8, NAN);
     Layer l = layer(most, 8, 8, 0, BF16);
-    for (int N = 1; N <= most; N++) {
-        forward(BF16, out, l.inp, l.weight, NULL, N, 8, 8, &dev);
-        if (N == 1) { memcpy(first, out, sizeof(float) * 8); }
-        check(t, dev.plans->n_made == N, "%d shapes: %d plans", N, dev.plans->n_made);
-        forward(BF16, out, l.inp, l.weight, l.bias, N, 8, 4, &dev);  // rows of 8 bytes: not for cuBLASLt
-        forward(BF16, out, l.inp, l.weight, NULL, N, 8, 8, &dev);
-        check(t, dev.plans->n_made == N, "a shape again: %d plans, expected %d", dev.plans->n_made, N);
-    }
+    forward(BF16, first, l.inp, l.weight, NULL, 1, 8, 8, &dev);
+    ask_sizes(out, &l, 1, most, &dev);
+    int n = heuristics(most + 1) - before;
+    check(t, n == most + 1, "%d sizes and a shape of every step: asked %d times", most, n);
+    check(t, dev.plans->cache->n_plans == CUBLAS_PLANS, "%d plans kept", dev.plans->cache->n_plans);
+    ask_sizes(out, &l, most - CUBLAS_PLANS + 2, most, &dev);
+    n = heuristics(most + 1) - before;
+    check(t, n == most + 1, "those used last, again: asked %d times", n - most - 1);
     forward(BF16, out, l.inp, l.weight, NULL, 1, 8, 8, &dev);
+    n = heuristics(most + 2) - before;
     check_bits(t, "a shape whose plan was dropped", out, first, 8);
-    check(t, dev.plans->n_made == most + 1, "%d plans made, expected %d", dev.plans->n_made, most + 1);
+    check(t, n == most + 2, "a shape whose plan was dropped: asked %d times", n - most - 1);
     free(out), free(first);
     layer_free(&l);
     device_free(&dev);
@@ -740,7 +784,8 @@ int main(int argc, char** argv) {
         {"forward", "meets the plain loop at odd shapes, with and without bias", test_forward},
         {"forward special", "meets the plain loop with cancellation, subnormals, -0, Inf, NaN", test_forward_special},
         {"gelu", "matmul_gelu_forward meets the plain loops, fused or not", test_gelu},
-        {"backward", "meets the plain loop at odd shapes; dinp and dbias may be NULL", test_backward},
+        {"backward", "meets the plain loop at odd shapes", test_backward},
+        {"asked", "gradients that nobody asks for are NULL: the others keep their bits", test_asked},
         {"backward special", "meets the plain loop with cancellation, subnormals, -0, Inf, NaN", test_backward_special},
         {"added", "dweight of two halves of the positions, the second added, is that of one call", test_added},
         {"column sums", "meet the plain loop at 1, 7, 33, 257 and 1024 rows and columns", test_column_sums},
@@ -748,7 +793,7 @@ int main(int argc, char** argv) {
         {"addresses", "arrays may begin anywhere", test_addresses},
         {"repeats", "the same call gives the same bits", test_repeats},
 #ifndef EXACT
-        {"plans", "cuBLASLt's heuristic is asked once for a shape, however many there are", test_plans},
+        {"plans", "cuBLASLt's heuristic is asked once for a shape; those used last are kept, however many there are", test_plans},
 #endif
 #endif
         {"forward double", "the plain loop agrees with double at (7, 65, 33)", test_forward_double},

@@ -1,5 +1,6 @@
 /*
-Promises of llmc/text/prefetch.h: batches that threads make ahead are those that one would make oneself, whatever the timing.
+Promises of llmc/text/prefetch.h: batches that threads make ahead are those that one would make oneself, whatever the
+timing.
     make build/gcc-native-O3/test_prefetch && build/gcc-native-O3/test_prefetch
 */
 #include "llmc/text/prefetch.h"
@@ -25,7 +26,7 @@ static int64_t plan_row(void* context, int64_t k) {
     plan->n_calls++;
     if (k < 4096) { plan->calls_of[k]++; }
     pthread_mutex_unlock(&plan->lock);
-    if (plan->delay) { usleep((useconds_t)(mix64_(plan->delay + (uint64_t)k) % 300)); }
+    if (plan->delay) { usleep((useconds_t)(permute_mix_(plan->delay + (uint64_t)k) % 300)); }
     return (k + k / 2) * B;
 }
 
@@ -65,48 +66,63 @@ static int is_batch(const Source* s, int64_t k, const int* inputs, const int* ta
 }
 
 static void test_sequence(Test* t) {
-    const int workers[] = {0, 1, 2, 3, 7}, slots[] = {1, 2, 5, 16};
+    const int workers[] = {0, 1, 2, 3, 7}, ahead[] = {1, 2, 5, 16};
     Source s;
     source_init(&s);
     for (int i = 0; i < 5 * 4 * 2; i++) {
-        const int n_workers = workers[i % 5], n_slots = slots[i / 5 % 4], is_slow = i / 20, n = is_slow ? 40 : 300;
+        const int n_workers = workers[i % 5], n_ahead = ahead[i / 5 % 4], is_slow = i / 20, n = is_slow ? 40 : 300;
         Plan plan;
         Prefetch p;
         const int *inputs, *targets;
         plan_init(&plan, is_slow ? 17 + (uint64_t)i : 0);
-        prefetch_start(&p, &s.rows, B, n_workers, n_slots, plan_row, &plan);
+        prefetch_start(&p, &s.rows, B, n_workers, n_ahead, 1 + i % 3, plan_row, &plan);
         for (int64_t k = 100; k < 100 + n; k++) {
             prefetch_batch(&p, k, &inputs, &targets);
-            check(t, is_batch(&s, k, inputs, targets), "%d workers, %d slots, %s: batch %lld is another one", n_workers, n_slots,
-                  is_slow ? "slow" : "fast", (long long)k);
+            check(t, is_batch(&s, k, inputs, targets), "%d workers, %d ahead, %s: batch %lld is another one", n_workers,
+                  n_ahead, is_slow ? "slow" : "fast", (long long)k);
         }
         prefetch_stop(&p);
         for (int k = 100; k < 100 + n; k++) {
-            check(t, plan.calls_of[k] == 1, "%d workers, %d slots: batch %d was made %d times", n_workers, n_slots, k, plan.calls_of[k]);
+            // without workers also for its pages, one batch before
+            const int n_calls = n_workers == 0 && k > 100 ? 2 : 1;
+            check(t, plan.calls_of[k] == n_calls, "%d workers, %d ahead: batch %d was made %d times", n_workers,
+                  n_ahead, k, plan.calls_of[k]);
         }
     }
 }
 
-// the batch in use is not touched, and no worker runs further ahead than there are slots
+// the last n_kept batches are not touched, also when the run goes back; no worker runs further ahead than it may
+static void check_in_use(Test* t, const Source* s, int n_workers, int n_ahead, int n_kept) {
+    enum { N = 20 };
+    const int64_t numbers[N] = {0, 1, 2, 3, 4, 5, 6, 3, 4, 5, 6, 7, 7, 8, 40, 41, 0, 1, 2, 3};
+    const int *inputs[N], *targets[N];
+    Plan plan;
+    Prefetch p;
+    plan_init(&plan, 0);
+    prefetch_start(&p, &s->rows, B, n_workers, n_ahead, n_kept, plan_row, &plan);
+    check(t, prefetch_bytes(n_workers, n_ahead, n_kept, B, T) == 8.0 * p.n_slots * B * T,
+          "the memory is another than announced");
+    for (int i = 0; i < N; i++) {
+        const int64_t last = n_workers > 0 ? numbers[i] + n_ahead - 1 : numbers[i] + 1;  // one more for its pages
+        prefetch_batch(&p, numbers[i], &inputs[i], &targets[i]);
+        usleep(1000);  // long enough for all that workers may do
+        for (int j = i; j >= 0 && j > i - n_kept; j--) {
+            check(t, is_batch(s, numbers[j], inputs[j], targets[j]),
+                  "%d workers, %d ahead, %d kept: call %d was written over after %d", n_workers, n_ahead, n_kept, j, i);
+        }
+        pthread_mutex_lock(&plan.lock);
+        check(t, plan.largest <= last, "%d workers, %d ahead: batch %lld while %lld is in use", n_workers, n_ahead,
+              (long long)plan.largest, (long long)numbers[i]);
+        plan.largest = -1;
+        pthread_mutex_unlock(&plan.lock);
+    }
+    prefetch_stop(&p);
+}
+
 static void test_in_use(Test* t) {
     Source s;
     source_init(&s);
-    for (int n_slots = 1; n_slots <= 4; n_slots++) {
-        Plan plan;
-        Prefetch p;
-        const int *inputs, *targets;
-        plan_init(&plan, 0);
-        prefetch_start(&p, &s.rows, B, 3, n_slots, plan_row, &plan);
-        for (int64_t k = 0; k < 15; k++) {
-            prefetch_batch(&p, k, &inputs, &targets);
-            usleep(1000);  // long enough for all that workers may do
-            check(t, is_batch(&s, k, inputs, targets), "%d slots: batch %lld was written over", n_slots, (long long)k);
-            pthread_mutex_lock(&plan.lock);
-            check(t, plan.largest < k + n_slots, "%d slots: batch %lld while %lld is in use", n_slots, (long long)plan.largest, (long long)k);
-            pthread_mutex_unlock(&plan.lock);
-        }
-        prefetch_stop(&p);
-    }
+    for (int i = 0; i < 4 * 4 * 2; i++) { check_in_use(t, &s, i % 2 * 3, 1 + i / 2 % 4, 1 + i / 8); }
 }
 
 // back, far ahead, the same again, while slow workers are in the middle of something
@@ -120,12 +136,13 @@ static void test_jumps(Test* t) {
         uint64_t random = 3;
         int64_t k = 0;
         plan_init(&plan, 99);
-        prefetch_start(&p, &s.rows, B, n_workers, 1 + n_workers, plan_row, &plan);
+        prefetch_start(&p, &s.rows, B, n_workers, 1 + n_workers, 1 + n_workers % 2, plan_row, &plan);
         for (int i = 0; i < 150; i++) {
             uint32_t what = xorshift_u32(&random) % 8;
             k = what == 0 ? xorshift_u32(&random) % 1000 : what == 1 ? k : what == 2 && k > 2 ? k - 2 : k + 1;
             prefetch_batch(&p, k, &inputs, &targets);
-            check(t, is_batch(&s, k, inputs, targets), "%d workers: batch %lld is another one", n_workers, (long long)k);
+            check(t, is_batch(&s, k, inputs, targets), "%d workers: batch %lld is another one", n_workers,
+                  (long long)k);
         }
         prefetch_stop(&p);
     }
@@ -142,7 +159,7 @@ static void test_stop(Test* t) {
         Prefetch p;
         const int *inputs, *targets;
         plan_init(&plan, i % 2 ? 5 : 0);
-        prefetch_start(&p, &s.rows, B, 1 + i % 4, 1 + i % 3, plan_row, &plan);
+        prefetch_start(&p, &s.rows, B, 1 + i % 4, 1 + i % 3, 1 + i % 2, plan_row, &plan);
         for (int64_t k = 0; k < i % 5; k++) { prefetch_batch(&p, k, &inputs, &targets); }
         prefetch_stop(&p);
         int n_calls = plan.n_calls;
@@ -186,7 +203,7 @@ static void run_damaged(void* arg) {
     const int *inputs, *targets;
     tokens_open(&d, damage->path, NULL);
     dataloader_init(&l, &d, 100, ORDER_FILE, 0);
-    prefetch_start(&p, &l, B, damage->n_workers, 4, next_rows, NULL);
+    prefetch_start(&p, &l, B, damage->n_workers, 4, 2, next_rows, NULL);
     prefetch_batch(&p, 0, &inputs, &targets);
     spoil(damage);
     for (int64_t k = 1; k < 1000 && !damage->stop_only; k++) { prefetch_batch(&p, k, &inputs, &targets); }
@@ -210,8 +227,9 @@ static void test_failure(Test* t) {
 
 int main(int argc, char** argv) {
     Promise promises[] = {
-        {"sequence", "is the same for any number of workers and slots, however slow they are; each batch is made once", test_sequence},
-        {"in use", "a batch stays until the next is asked for, and workers stay within the ring", test_in_use},
+        {"sequence", "is the same for any number of workers and slots, however slow they are; each batch is made once",
+         test_sequence},
+        {"in use", "a batch stays for the calls that it was promised, and workers stay within the ring", test_in_use},
         {"jumps", "any number can be asked for at any time", test_jumps},
         {"stop", "ends workers that wait, work or never began", test_stop},
         {"failure", "of a worker ends the process in one line, status 1", test_failure},

@@ -3,6 +3,7 @@ Promises of llmc/ops/rmsnorm.h. The plain loop is judged in double, by finite di
 fast version must equal it bit for bit, whatever the shape and the threads.
 */
 #include "llmc/ops/rmsnorm.h"
+#include "llmc/test/asked.h"
 #include "llmc/test/test.h"
 
 static const float EPS = 1e-5f;
@@ -60,6 +61,35 @@ static void check_backward(Test* t, const RMSNorm* r, const Device* dev) {
     check_bits(t, what, dinp, r->dinp, n);
     check_bits(t, "dweight", dweight, r->dweight, channels);
     free(dinp), free(dweight);
+}
+
+// d: dinp, dweight; inputs that nobody needs are NULL
+static void asked_plain(float* const* d, const void* problem, const Device* dev) {
+    const RMSNorm* r = (const RMSNorm*)problem;
+    int any = d[0] || d[1];
+    (void)dev;
+    rmsnorm_backward_ref(d[0], d[1], any ? r->dout : NULL, any ? r->inp : NULL, d[0] ? r->weight : NULL, any ? r->rstd : NULL,
+                         r->N, r->C);
+}
+
+static void asked_fast(float* const* d, const void* problem, const Device* dev) {
+    const RMSNorm* r = (const RMSNorm*)problem;
+    int any = d[0] || d[1];
+    rmsnorm_backward(d[0], d[1], any ? r->dout : NULL, any ? r->inp : NULL, d[0] ? r->weight : NULL, any ? r->rstd : NULL,
+                     r->N, r->C, dev);
+}
+
+static void test_asked(Test* t) {
+    const int shapes[][2] = {{7, 33}, {2 * VLANES + 3, 129}};  // N, C
+    Device dev = test_device(3);
+    for (int i = 0; i < 2; i++) {
+        RMSNorm r = rmsnorm(shapes[i][0], shapes[i][1], 1);
+        const AskedGradient gradients[] = {{"dinp", (size_t)r.N * (size_t)r.C, r.dinp_before}, {"dweight", (size_t)r.C, NULL}};
+        check_asked(t, "plain", gradients, 2, asked_plain, &r, &dev);
+        check_asked(t, "fast", gradients, 2, asked_fast, &r, &dev);
+        rmsnorm_free(&r);
+    }
+    device_free(&dev);
 }
 
 static void check_shapes(Test* t, void (*check_one)(Test*, const RMSNorm*, const Device*), int hard) {
@@ -216,6 +246,7 @@ int main(int argc, char** argv) {
         {"forward special", "the same with cancellation, subnormals, -0, Inf, NaN", test_forward_special},
         {"backward", "dinp (added) and dweight (written) equal the plain loop bit for bit at odd shapes", test_backward},
         {"backward special", "the same with cancellation, subnormals, -0, Inf, NaN", test_backward_special},
+        {"asked", "gradients that nobody asks for are NULL: the others keep their bits", test_asked},
         {"rows apart", "Inf or NaN in a row reaches no other row", test_rows_apart},
         {"frozen", "the plain loop rounds as the specification says, bit for bit", test_frozen},
         {"forward double", "out agrees with double at (7, 257)", test_double},

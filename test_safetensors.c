@@ -1,6 +1,6 @@
 /*
-Promises of llmc/files/safetensors.h and llmc/core/mapfile.h: what it writes it reads, what others write it reads, and what is
-broken it refuses with one line, whichever byte is wrong.
+Promises of llmc/files/safetensors.h and llmc/core/mapfile.h: what it writes it reads, what others write it reads, and
+what is broken it refuses with one line, whichever byte is wrong.
     cc -O2 test_safetensors.c -o build/test_safetensors -ljansson -lm && build/test_safetensors
 */
 #include "llmc/files/safetensors.h"
@@ -244,7 +244,8 @@ static const Broken broken_headers[] = {
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "found no list of two integers"},
     // what the tensors cover
     {"{\"a\":" T("F32", "[1]", "[0,4]") ",\"b\":" T("F32", "[1]", "[0,4]") "}", 4, "it overlaps the tensor before it"},
-    {"{\"a\":" T("F32", "[2]", "[0,8]") ",\"b\":" T("F32", "[2]", "[4,12]") "}", 12, "it overlaps the tensor before it"},
+    {"{\"a\":" T("F32", "[2]", "[0,8]") ",\"b\":" T("F32", "[2]", "[4,12]") "}", 12,
+     "it overlaps the tensor before it"},
     {"{\"a\":" T("F32", "[1]", "[0,4]") ",\"b\":" T("F32", "[1]", "[8,12]") "}", 12, "there is a hole before it"},
     {"{\"a\":" T("F32", "[1]", "[4,8]") "}", 8, "there is a hole before it"},
     {"{\"a\":" T("F32", "[0]", "[4,4]") "}", 4, "there is a hole before it"},
@@ -277,7 +278,8 @@ static const Broken broken_headers[] = {
     {"{\"a\":NaN}", 0, "not valid JSON"},
     {"{\"a\":{\"b\":[[1]]}}", 0, "at offset 19: found more than 3 nested brackets"},
     // names that would break the message
-    {"{\"line\\nbreak\\u001b[2J\":" T("F32", "[1]", "[0,4]") "}", 4, "tensor \"line?break?[2J\": expected a name of 1..512"},
+    {"{\"line\\nbreak\\u001b[2J\":" T("F32", "[1]", "[0,4]") "}", 4,
+     "tensor \"line?break?[2J\": expected a name of 1..512"},
     {"{\"\\u007f\":" T("F32", "[1]", "[0,4]") "}", 4, "tensor \"?\": expected a name of 1..512"},
     {"{\"\":" T("F32", "[1]", "[0,4]") "}", 4, "tensor \"\": expected a name of 1..512"},
 };
@@ -446,7 +448,8 @@ static void open_path(void* path) {
 }
 
 static void test_stops(Test* t) {
-    TempPath folder = temp_folder(), missing = temp_path(&folder, "none.safetensors"), pipe = temp_path(&folder, "pipe");
+    TempPath folder = temp_folder(), missing = temp_path(&folder, "none.safetensors"),
+             pipe = temp_path(&folder, "pipe");
     TempPath short_file = temp_file(&folder, "short.safetensors", "\x10\0\0\0\0\0\0\0{", 9);
     check_exit(t, "missing", open_path, missing.s, 2, "none.safetensors: cannot be opened: No such file or directory");
     check_exit(t, "folder", open_path, folder.s, 2, "expected a file, found a folder");

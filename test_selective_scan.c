@@ -4,6 +4,7 @@ elsewhere; the fast version must equal them bit for bit, whatever the shape, the
 of the recurrence, that rows can be cut and that documents do not see each other, is tested on the fast version, in bits too.
 */
 #include "llmc/ops/selective_scan.h"
+#include "llmc/test/asked.h"
 #include "llmc/test/test.h"
 
 #ifdef FAST
@@ -161,6 +162,43 @@ static void test_hard(Test* t) {
 }
 
 // ---- rows, chunks, documents: always bits ----
+
+// d: du, ddelta, dA_log, dssm_B, dssm_C, dD; where nobody asks for anything, nothing is read
+static void asked_plain(float* const* d, const void* problem, const Device* dev) {
+    const Problem* p = (const Problem*)problem;
+    (void)dev;
+    scan_backward_ref(d[0], d[1], d[2], d[3], d[4], p->stride, d[5], p->dy, p->state, p->u, p->delta, p->A_log, p->ssm_B,
+                      p->ssm_C, p->stride, p->D, p->starts, p->B, p->T, p->C, p->NS);
+}
+
+static void asked_fast(float* const* d, const void* problem, const Device* dev) {
+    const Problem* p = (const Problem*)problem;
+    const int chunk = 4, any = d[0] || d[1] || d[2] || d[3] || d[4] || d[5];
+    float* states = filled_array(scan_states_floats(p->B, p->T, p->C, p->NS, chunk), NAN);
+    float *state = p->state ? copied_array(p->state, n_states(p)) : NULL, *y = filled_array(n_inputs(p), NAN);
+    scan_forward(y, states, state, p->u, p->delta, p->A_log, p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B, p->T, p->C,
+                 p->NS, chunk, dev);
+    scan_backward(d[0], d[1], d[2], d[3], d[4], p->stride, d[5], any ? p->dy : NULL, any ? states : NULL, any ? p->u : NULL,
+                  any ? p->delta : NULL, any ? p->A_log : NULL, any ? p->ssm_B : NULL, any ? p->ssm_C : NULL, p->stride,
+                  any ? p->D : NULL, p->starts, p->B, p->T, p->C, p->NS, chunk, dev);
+    free(states), free(state), free(y);
+}
+
+static void test_asked(Test* t) {
+    Device dev = test_device(3);
+    Problem p = problem(2, 9, 65, 7, WITH_STATE | WITH_STARTS);
+    size_t n = n_inputs(&p), n_rows = n_columns(&p);
+    float* before = filled_array(n_rows, 77.0f);  // and 77 it stays between the rows
+    const AskedGradient gradients[] = {
+        {"du", n, NULL}, {"ddelta", n, NULL}, {"dA_log", n_rates(&p), NULL},
+        {"dssm_B", n_rows, before}, {"dssm_C", n_rows, before}, {"dD", (size_t)p.C, NULL},
+    };
+    check_asked(t, "plain", gradients, 6, asked_plain, &p, &dev);
+    check_asked(t, "fast", gradients, 6, asked_fast, &p, &dev);
+    free(before);
+    problem_free(&p);
+    device_free(&dev);
+}
 
 static void test_chunks(Test* t) {
     const int chunks[] = {3, 5, 11, 37, 1000};
@@ -404,6 +442,7 @@ int main(int argc, char** argv) {
         {"bits", "fast equals plain to the last bit at odd shapes, 1, 2, 3 and 7 threads; the workspace is as said", test_shapes},
         {"bits with state", "the same with a state that comes in and documents that begin anywhere", test_shapes_state},
         {"bits of hard inputs", "the same with cancellation, subnormals, -0, infinities and NaNs", test_hard},
+        {"asked", "gradients that nobody asks for are NULL: the others keep their bits", test_asked},
         {"chunks", "any chunk gives the same bits", test_chunks},
         {"split", "a row in pieces, down to single positions, with the state carried, has the bits of the whole row", test_split},
         {"documents", "no output or gradient of a document depends on what stands in another", test_documents},

@@ -1,4 +1,5 @@
-// llmc/run/tensorboard.h: checksums, records and events byte by byte; dev/ref/check_tensorboard.py reads them with TensorBoard.
+// llmc/run/tensorboard.h: checksums, records and events byte by byte; dev/ref/check_tensorboard.py reads them with
+// TensorBoard.
 //     test_tensorboard write FOLDER [RESUME_STEP]   writes the file that check_tensorboard.py reads
 #include "llmc/core/mapfile.h"     // MappedFile, file_map
 #include "llmc/run/tensorboard.h"  // what is tested
@@ -55,8 +56,8 @@ static void test_crc32c(Test* t) {
     }
 }
 
-// TensorFlow's files begin with a record of 24 bytes, so those 12 bytes are well known; the events are written out by hand
-// from event.proto.
+// TensorFlow's files begin with a record of 24 bytes, so those 12 bytes are well known; the events are written out by
+// hand from event.proto.
 static void test_bytes(Test* t) {
     const unsigned char length[12] = {24, 0, 0, 0, 0, 0, 0, 0, 0xa3, 0x7f, 0x4b, 0x22};
     const char event[] = "\x09\0\0\0\0\0\0\xf8\x3f\x10\xac\x02"               // wall time 1.5, step 300
@@ -73,15 +74,24 @@ static void test_bytes(Test* t) {
     tensorboard_scalars(&w, 300, 1.5, two, 2);
     file_map(&f, w.path);
     const unsigned char* version = next_event(&f, &first, &n_bytes);
-    check(t, version && n_bytes == 26 && memcmp(version + 9, "\x10\0\x1a\x0d" "brain.Event:2", 17) == 0, "no file version");
+    check(t,
+          version && n_bytes == 26 &&
+              memcmp(version + 9,
+                     "\x10\0\x1a\x0d"
+                     "brain.Event:2",
+                     17) == 0,
+          "no file version");
     const unsigned char* found = next_event(&f, &at, &n_bytes);
     check(t, crc32c_masked_(length, 8) == u32_at(length + 8), "the checksum of 24 is another");
-    check(t, found && n_bytes == sizeof event - 1 && memcmp(found, event, n_bytes) == 0, "the event differs, %zu bytes", n_bytes);
+    check(t, found && n_bytes == sizeof event - 1 && memcmp(found, event, n_bytes) == 0, "the event differs, %zu bytes",
+          n_bytes);
     check(t, at == f.n_bytes, "%zu bytes follow", f.n_bytes - at);
     file_unmap(&f);
     tensorboard_close(&w);
     temp_remove(&folder);
 }
+
+static const TensorBoardScalar one_loss = {"train/loss", 1.0f};
 
 static void test_kill(Test* t) {
     TempPath folder = temp_folder();
@@ -90,7 +100,7 @@ static void test_kill(Test* t) {
     TempPath path;
     snprintf(path.s, sizeof path.s, "%s", w.path);
     if (fork() == 0) {
-        for (int step = 1; step <= 5; step++) { tensorboard_scalar(&w, step, 1.0, "train/loss", 1.0f); }
+        for (int step = 1; step <= 5; step++) { tensorboard_scalars(&w, step, 1.0, &one_loss, 1); }
         _exit(0);  // nothing is flushed
     }
     wait(NULL);
@@ -107,14 +117,15 @@ static void test_resume(Test* t) {
     tensorboard_open(&first, folder.s, -1);
     tensorboard_open(&second, folder.s, 200);
     tensorboard_open(&third, folder.s, 300);
-    check(t, strcmp(first.path, second.path) < 0 && strcmp(second.path, third.path) < 0, "names do not ascend: %s, %s, %s",
-          first.path, second.path, third.path);
+    check(t, strcmp(first.path, second.path) < 0 && strcmp(second.path, third.path) < 0,
+          "names do not ascend: %s, %s, %s", first.path, second.path, third.path);
     MappedFile f;
     size_t at = 0, n_bytes = 0;
     file_map(&f, second.path);
     next_event(&f, &at, &n_bytes);
     const unsigned char* start = next_event(&f, &at, &n_bytes);
-    check(t, start && n_bytes == 16 && memcmp(start + 9, "\x10\xc9\x01\x3a\x02\x08\x01", 7) == 0, "no START at step 201");
+    check(t, start && n_bytes == 16 && memcmp(start + 9, "\x10\xc9\x01\x3a\x02\x08\x01", 7) == 0,
+          "no START at step 201");
     check(t, count_events(first.path) == 1, "a START in a new run");
     file_unmap(&f);
     tensorboard_close(&first);
@@ -136,7 +147,7 @@ static void test_none(Test* t) {
 static void write_full(void* arg) {
     TensorBoard w = {string_copy("/dev/full"), open("/dev/full", O_WRONLY)};
     (void)arg;
-    tensorboard_scalar(&w, 1, 1.0, "train/loss", 1.0f);
+    tensorboard_scalars(&w, 1, 1.0, &one_loss, 1);
 }
 
 static void open_missing(void* arg) {

@@ -1,6 +1,6 @@
 /*
-GPT-2 and GPT-3, trained in plain C: forward, backward, AdamW, data, checkpoints, text. Read it from top to bottom in an
-evening; then open llmc/, where every op has a file of its own whose plain loop defines its result to the last bit.
+GPT-2 and GPT-3, trained in plain C: this file has the model, forward and backward. Read it from top to bottom, then the loop
+that trains it, llmc/run/train.h, then any op: each is a file of llmc/ops/ whose plain loop defines its result to the last bit.
 
 The model (Radford et al. 2019; Brown et al. 2020): token + position embedding, L blocks of
     r = r + attention(layernorm(r))
@@ -12,17 +12,18 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
     ./train_gpt2 --model tiny --train book.txt --steps 1000   your text, byte by byte
     ./train_gpt2 --from gpt2/ --train 'shards/train_*.bin'    fine-tunes a Hugging Face folder on token shards
 */
-#include "llmc/models/gpt2.h"       // GPT2, Config, Parameters: sizes and parameters, shared with train_gpt2.cu
-#include "llmc/ops/attention.h"     // attention_forward, attention_backward
-#include "llmc/ops/crossentropy.h"  // crossentropy_forward, crossentropy_backward, losses_sum
-#include "llmc/ops/documents.h"     // Segment, documents_segments: where attention and positions start anew
-#include "llmc/ops/embedding.h"     // embedding_forward, embedding_backward
-#include "llmc/ops/gelu.h"          // gelu_forward, gelu_backward
-#include "llmc/ops/layernorm.h"     // layernorm_forward, layernorm_backward
-#include "llmc/ops/matmul.h"        // matmul_forward, matmul_backward
-#include "llmc/ops/residual.h"      // residual_forward
+#include "llmc/core/tensor_arena.h"  // TensorArena: activations, laid out by a table
+#include "llmc/models/gpt2.h"        // GPT2, Config, Parameters: sizes and parameters, shared with train_gpt2.cu
+#include "llmc/ops/attention.h"      // attention_forward, attention_backward
+#include "llmc/ops/crossentropy.h"   // crossentropy_forward, crossentropy_backward, losses_sum
+#include "llmc/ops/documents.h"      // Segments, segments_find: where attention and positions start anew
+#include "llmc/ops/embedding.h"      // embedding_forward, embedding_backward
+#include "llmc/ops/gelu.h"           // gelu_forward, gelu_backward
+#include "llmc/ops/layernorm.h"      // layernorm_forward, layernorm_backward
+#include "llmc/ops/matmul.h"         // matmul_forward, matmul_backward
+#include "llmc/ops/residual.h"       // residual_forward
 #ifndef TESTING                     // a test includes this file for the model alone
-#include "llmc/models/gpt2_run.h"   // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
+#include "llmc/models/gpt2_run.h"  // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -36,12 +37,11 @@ typedef struct {
         *dresidual, *dbranch, *dwide;
 } ActivationTensors;
 
-enum { N_ACTIVATIONS = 24 };
-
 // B rows of T positions; generation keeps logits of the last position only
-static void activation_table(Tensor* t, Config c, int B, int T, Purpose purpose) {
+static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpose) {
     const int L = c.L, C = c.C, N = B * T;
     const int N_logits = purpose == TO_GENERATE ? 1 : N, N_train = purpose == TO_TRAIN ? N : 0;
+    Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = activation(FIELD(encoded),   0, N, C);         // wte + wpe
     *t++ = activation(FIELD(ln1),       L, N, C);
@@ -68,39 +68,32 @@ static void activation_table(Tensor* t, Config c, int B, int T, Purpose purpose)
     *t++ = activation(FIELD(dbranch),   0, N_train, C);      // gradient of a LayerNorm's or attention's output
     *t++ = activation(FIELD(dwide),     0, N_train, 4 * C);  // gradient of fch, later of qkv
 #undef FIELD
+    return (int)(t - table);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 2. The model: forward and backward. AdamW needs no word about GPT-2: it is in llmc/run/train.h.
 
 typedef struct {
-    int B, T;                     // room
-    Tensor table[N_ACTIVATIONS];
-    size_t n;
-    float* arena;
-    int document_start;           // token with which attention and positions start anew, or NO_RESET
-    Segment* segments;            // of the batch: what attention and positions see as one sequence
-    int n_segments;
+    TensorArena tensors;
+    Segments segments;  // of the batch: what attention and positions see as one sequence (--doc-reset)
 } Activations;
 
-static size_t activations_layout(Activations* a, Config c, int B, int T, Purpose purpose) {
-    memset(a, 0, sizeof *a);
-    a->B = B;
-    a->T = T;
-    a->document_start = NO_RESET;
-    activation_table(a->table, c, B, T, purpose);
-    return a->n = tensors_layout(a->table, N_ACTIVATIONS);
+// sizes only; returns the bytes that activations_init will take
+static double activations_layout(Activations* acts, Config c, int B, int T, Purpose purpose) {
+    memset(acts, 0, sizeof *acts);
+    return tensor_arena_layout(&acts->tensors, activation_table(acts->tensors.table, c, B, T, purpose), sizeof(float));
 }
 
-static void activations_init(Activations* a, Config c, int B, int T, Purpose purpose) {
-    activations_layout(a, c, B, T, purpose);
-    a->arena = (float*)arena_alloc(sizeof(float) * a->n, "activations");
-    a->segments = (Segment*)malloc_check(sizeof(Segment) * (size_t)B * (size_t)T, "segments");
+static void activations_init(Activations* acts, Config c, int B, int T, Purpose purpose) {
+    activations_layout(acts, c, B, T, purpose);
+    tensor_arena_open(&acts->tensors, "activations");
+    segments_init(&acts->segments, B, T);
 }
 
-static void activations_free(Activations* a) {
-    arena_free(a->arena, sizeof(float) * a->n);
-    free(a->segments);
+static void activations_free(Activations* acts) {
+    tensor_arena_close(&acts->tensors);
+    free(acts->segments.at);
 }
 
 static Parameters layer_parameters(const GPT2* gpt2, int l) {
@@ -109,16 +102,9 @@ static Parameters layer_parameters(const GPT2* gpt2, int l) {
     return p;
 }
 
-// where the gradients of the micro-batch that is computed now are to be written
-static Parameters layer_gradients(GPT2* gpt2, int l) {
-    Parameters d;
-    dp_point(&gpt2->model.dp, &d, l);
-    return d;
-}
-
 static ActivationTensors layer_activations(const Activations* acts, int l) {
     ActivationTensors a;
-    tensors_point(&a, acts->table, N_ACTIVATIONS, acts->arena, l);
+    tensor_arena_point(&acts->tensors, &a, l);
     return a;
 }
 
@@ -129,9 +115,9 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
     const int C = gpt2->config.C, NH = gpt2->config.NH, N = B * (T - t0);
     ActivationTensors a = layer_activations(acts, 0);
     Parameters p = layer_parameters(gpt2, 0);
-    acts->n_segments = documents_segments(acts->segments, tokens, B, T, acts->document_start);
-    for (int i = 0; i < acts->n_segments; i++) {
-        Segment s = acts->segments[i];
+    segments_find(&acts->segments, tokens, B, T);
+    for (int i = 0; i < acts->segments.n; i++) {
+        Segment s = acts->segments.at[i];
         embedding_forward(a.encoded + s.first * C, tokens + s.first, p.wte, p.wpe, s.rows, s.T - t0, C, t0, dev);
     }
     const float* residual = a.encoded;
@@ -140,8 +126,8 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
         p = layer_parameters(gpt2, l);
         layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, dev);
         matmul_forward(a.qkv + (size_t)t0 * 3 * C, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, dev);
-        for (int i = 0; i < acts->n_segments; i++) {
-            Segment s = acts->segments[i];
+        for (int i = 0; i < acts->segments.n; i++) {
+            Segment s = acts->segments.at[i];
             attention_forward(a.atty + s.first * C, a.att_max + s.first * NH, a.att_inv + s.first * NH,
                               a.qkv + s.first * 3 * C, s.rows, s.T, C, NH, t0, dev);
         }
@@ -180,7 +166,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, const int* tokens, cons
     const Config c = gpt2->config;
     const int L = c.L, C = c.C, N = B * T;
     ActivationTensors a = layer_activations(acts, L - 1);
-    Parameters p = layer_parameters(gpt2, L - 1), d = layer_gradients(gpt2, L - 1);
+    Parameters p = layer_parameters(gpt2, L - 1), d = gpt2_gradients(gpt2, L - 1);
     crossentropy_backward(a.logits, a.logits, targets, dloss, N, c.V, c.Vp, dev);
     matmul_backward(a.dbranch, d.wte, NULL, a.logits, a.lnf, p.wte, N, C, c.Vp, dev);
     memset(a.dresidual, 0, sizeof(float) * N * C);
@@ -189,15 +175,15 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, const int* tokens, cons
         const float* residual = l > 0 ? layer_activations(acts, l - 1).residual3 : a.encoded;
         a = layer_activations(acts, l);
         p = layer_parameters(gpt2, l);
-        d = layer_gradients(gpt2, l);
+        d = gpt2_gradients(gpt2, l);
         matmul_backward(a.dwide, d.fcprojw, d.fcprojb, a.dresidual, a.fch_gelu, p.fcprojw, N, 4 * C, C, dev);
         gelu_backward(a.dwide, a.fch, a.dwide, (size_t)N * 4 * C, dev);
         matmul_backward(a.dbranch, d.fcw, d.fcb, a.dwide, a.ln2, p.fcw, N, C, 4 * C, dev);
         layernorm_backward(a.dresidual, d.ln2w, d.ln2b, a.dbranch, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C,
                            dev);
         matmul_backward(a.dbranch, d.attprojw, d.attprojb, a.dresidual, a.atty, p.attprojw, N, C, C, dev);
-        for (int i = 0; i < acts->n_segments; i++) {
-            Segment s = acts->segments[i];
+        for (int i = 0; i < acts->segments.n; i++) {
+            Segment s = acts->segments.at[i];
             attention_backward(a.dwide + s.first * 3 * C, a.dbranch + s.first * C, a.atty + s.first * C,
                                a.att_max + s.first * c.NH, a.att_inv + s.first * c.NH, a.qkv + s.first * 3 * C, s.rows,
                                s.T, C, c.NH, dev);
@@ -207,8 +193,8 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, const int* tokens, cons
         dp_layer_done(&gpt2->model.dp, l, dev);
     }
     memset(d.wpe, 0, sizeof(float) * (size_t)c.max_T * C);  // positions beyond T get no gradient
-    for (int i = 0; i < acts->n_segments; i++) {
-        Segment s = acts->segments[i];
+    for (int i = 0; i < acts->segments.n; i++) {
+        Segment s = acts->segments.at[i];
         embedding_backward(d.wte, d.wpe, a.dresidual + s.first * C, tokens + s.first, s.rows, s.T, C, dev);
     }
     dp_leaf_done(&gpt2->model.dp, dev);
@@ -237,22 +223,15 @@ static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
 
 static double activation_bytes(const Run* r, Purpose purpose, int B, int T) {
     Activations acts;
-    return 4.0 * (double)activations_layout(&acts, gpt2_of(r)->config, B, T, purpose);
+    return activations_layout(&acts, gpt2_of(r)->config, B, T, purpose);
 }
 
-// the largest scratch that an op asks for: the head's gradients or attention
-static double workspace_bytes(const Run* r, int B) {
-    const Config c = gpt2_of(r)->config;
-    const int N = B * r->T, n = r->dev.n_threads;
-    double head = (double)gemm_workspace_bytes(N, c.Vp, n), weights = (double)gemm_workspace_bytes(c.Vp, N, n);
-    double attention = (double)attention_workspace_bytes(r->T, c.C / c.NH, n);
-    return fmax(attention, run_is_training(r) ? fmax(head, weights) : (double)gemm_workspace_bytes(N, 4 * c.C, n));
-}
+static double workspace_bytes(const Run* r, int B) { return gpt2_workspace_bytes(r, B, INT_MAX); }
 
 static void open_activations(Run* r, Purpose purpose, int B, int T) {
     Activations* acts = purpose == TO_GENERATE ? &workplace(r)->cache : &workplace(r)->acts;
     activations_init(acts, gpt2_of(r)->config, B, T, purpose);
-    if (r->o.doc_reset && purpose != TO_GENERATE && !*r->o.probe) { acts->document_start = run_end_of_text(r); }
+    acts->segments.document_start = gpt2_document_start(r, purpose);
 }
 
 static void train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {

@@ -8,24 +8,25 @@ What is different here, and why:
     activations   are kept for all layers, or computed again in backward: --recompute trades time for memory
     the head      takes --head-rows positions at a time, so that the logits of a batch never exist as a whole
     host          it only launches: inside an update nothing waits for the GPU until the norm is read
-There are no kernels here. Every op's are in its header in llmc/, behind the loop that defines them.
+There are no kernels here. Every op's are in its header in llmc/ops/, behind the loop that defines them.
 
     make train_gpt2cu                    with nvcc, bf16 (PRECISION=fp32, PRECISION=exact: the bits of train_gpt2.c)
     make train_gpt2cu CPU=1              the same file with a C compiler, exact
     ./train_gpt2cu --model d12 --train 'shards/train_*.bin' --batch-size 64 --batch-tokens 524288 --steps 20000
     ./launch -n 8 ./train_gpt2cu ...     eight GPUs, the same result to the last bit
 */
-#include "llmc/core/floatx.h"       // floatX: float or bf16; floatx_download
-#include "llmc/models/gpt2.h"       // GPT2, Config, Parameters: sizes and parameters, shared with train_gpt2.c
-#include "llmc/ops/attention.h"     // attention_forward, attention_backward
-#include "llmc/ops/crossentropy.h"  // crossentropy_fused, losses_sum
-#include "llmc/ops/documents.h"     // Segment, documents_segments: where attention and positions start anew
-#include "llmc/ops/embedding.h"     // embedding_forward, embedding_backward
-#include "llmc/ops/gelu.h"          // gelu_forward, gelu_backward
-#include "llmc/ops/layernorm.h"     // layernorm_forward, residual_layernorm_forward, layernorm_backward
-#include "llmc/ops/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward
+#include "llmc/core/floatx.h"        // floatX: float or bf16; floatx_download
+#include "llmc/core/tensor_arena.h"  // TensorArena: activations, laid out by a table
+#include "llmc/models/gpt2.h"        // GPT2, Config, Parameters: sizes and parameters, shared with train_gpt2.c
+#include "llmc/ops/attention.h"      // attention_forward, attention_backward
+#include "llmc/ops/crossentropy.h"   // crossentropy_fused, losses_sum
+#include "llmc/ops/documents.h"      // Segments, segments_find: where attention and positions start anew
+#include "llmc/ops/embedding.h"      // embedding_forward, embedding_backward
+#include "llmc/ops/gelu.h"           // gelu_forward, gelu_backward
+#include "llmc/ops/layernorm.h"      // layernorm_forward, residual_layernorm_forward, layernorm_backward
+#include "llmc/ops/matmul.h"         // matmul_forward, matmul_gelu_forward, matmul_backward
 #ifndef TESTING                     // a test includes this file for the model alone
-#include "llmc/models/gpt2_run.h"   // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
+#include "llmc/models/gpt2_run.h"  // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -48,7 +49,6 @@ typedef struct {
     float *ln1_mean, *ln1_rstd, *att_max, *att_inv, *ln2_mean, *ln2_rstd, *lnf_mean, *lnf_rstd, *losses;
 } Statistics;
 
-enum { N_ACTIVATIONS = 15, N_STATISTICS = 9 };
 typedef enum { KEEP_ALL, RECOMPUTE_GELU, RECOMPUTE_NORMS, RECOMPUTE_BLOCKS } Recompute;  // each includes those before
 
 // Time against memory. recompute never changes a bit; in fast builds the other two change how sums are rounded
@@ -64,13 +64,14 @@ static int layers_kept(Config c, Purpose purpose, const Tradeoffs* how, Recomput
 }
 
 // B rows of T positions; generation keeps logits of the last position only
-static void activation_table(Tensor* t, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
+static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const int C = c.C, N = B * T, N_train = purpose == TO_TRAIN ? N : 0, L_out = purpose == TO_TRAIN ? c.L : 0;
     const int L_gelu = layers_kept(c, purpose, how, RECOMPUTE_GELU);
     const int L_norms = layers_kept(c, purpose, how, RECOMPUTE_NORMS);
     const int L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS);
     const int L_cache = purpose == TO_GENERATE ? c.L : L_block;
     const int N_head = purpose == TO_GENERATE ? 1 : N < how->head_rows ? N : how->head_rows;
+    Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = activation(FIELD(encoded),   0, N, C);         // wte + wpe
     *t++ = activation(FIELD(ln1),       L_norms, N, C);
@@ -88,10 +89,12 @@ static void activation_table(Tensor* t, Config c, int B, int T, Purpose purpose,
     *t++ = activation(FIELD(dbranch),   0, N_train, C);      // gradient of a LayerNorm's or attention's output
     *t++ = activation(FIELD(dwide),     0, N_train, 4 * C);  // gradient of fch, later of qkv
 #undef FIELD
+    return (int)(t - table);
 }
 
-static void statistic_table(Tensor* t, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
+static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const int N = B * T, L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS);
+    Tensor* t = table;
 #define FIELD(name) #name, offsetof(Statistics, name)
     *t++ = activation(FIELD(ln1_mean), L_block, N, 1);
     *t++ = activation(FIELD(ln1_rstd), L_block, N, 1);
@@ -103,55 +106,50 @@ static void statistic_table(Tensor* t, Config c, int B, int T, Purpose purpose, 
     *t++ = activation(FIELD(lnf_rstd), 0, N, 1);
     *t++ = activation(FIELD(losses),   0, N, 1);
 #undef FIELD
+    return (int)(t - table);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 2. The model: forward, head, backward. AdamW, with its float masters, is in llmc/run/train.h and needs no word about GPT-2.
 
 typedef struct {
-    int B, T;                     // room
+    int B, T;              // room
     Tradeoffs how;
-    Tensor table[N_ACTIVATIONS], statistic_table[N_STATISTICS];
-    size_t n, n_statistics;
-    floatX* arena;
-    float* statistics;
-    int *tokens, *targets;        // (B, T) on the device
-    int document_start;           // token with which attention and positions start anew, or NO_RESET
-    Segment* segments;            // of the batch: what attention and positions see as one sequence
-    int n_segments;
+    TensorArena tensors;   // floatX
+    TensorArena statistics;
+    int *tokens, *targets; // (B, T) on the device
+    Segments segments;     // of the batch: what attention and positions see as one sequence (--doc-reset)
 } Activations;
 
 // sizes only; returns the bytes that activations_init will take on the device
-static double activations_layout(Activations* a, Config c, int B, int T, Purpose purpose, Tradeoffs how) {
-    memset(a, 0, sizeof *a);
-    a->B = B;
-    a->T = T;
-    a->how = how;
-    a->document_start = NO_RESET;
-    activation_table(a->table, c, B, T, purpose, &a->how);
-    statistic_table(a->statistic_table, c, B, T, purpose, &a->how);
-    a->n = tensors_layout(a->table, N_ACTIVATIONS);
-    a->n_statistics = tensors_layout(a->statistic_table, N_STATISTICS);
-    return (double)sizeof(floatX) * (double)a->n + 4.0 * (double)a->n_statistics + 8.0 * B * T;
+static double activations_layout(Activations* acts, Config c, int B, int T, Purpose purpose, Tradeoffs how) {
+    memset(acts, 0, sizeof *acts);
+    acts->B = B;
+    acts->T = T;
+    acts->how = how;
+    const int n_activations = activation_table(acts->tensors.table, c, B, T, purpose, &how);
+    const int n_statistics = statistic_table(acts->statistics.table, c, B, T, purpose, &how);
+    return tensor_arena_layout(&acts->tensors, n_activations, sizeof(floatX)) +
+           tensor_arena_layout(&acts->statistics, n_statistics, sizeof(float)) + 8.0 * B * T;
 }
 
-static void activations_init(Activations* a, Config c, int B, int T, Purpose purpose, Tradeoffs how) {
-    activations_layout(a, c, B, T, purpose, how);
-    const size_t n = (size_t)B * (size_t)T;
-    a->arena = (floatX*)device_alloc(sizeof(floatX) * a->n, "activations");
-    a->statistics = (float*)device_alloc(sizeof(float) * a->n_statistics, "statistics");
-    a->tokens = (int*)device_alloc(sizeof(int) * n, "tokens");
-    a->targets = (int*)device_alloc(sizeof(int) * n, "targets");
-    a->segments = (Segment*)malloc_check(sizeof(Segment) * n, "segments");
+static void activations_init(Activations* acts, Config c, int B, int T, Purpose purpose, Tradeoffs how) {
+    const size_t n_bytes = sizeof(int) * (size_t)B * (size_t)T;
+    activations_layout(acts, c, B, T, purpose, how);
+    tensor_arena_open(&acts->tensors, "activations");
+    tensor_arena_open(&acts->statistics, "statistics");
+    acts->tokens = (int*)device_alloc(n_bytes, "tokens");
+    acts->targets = (int*)device_alloc(n_bytes, "targets");
+    segments_init(&acts->segments, B, T);
 }
 
-static void activations_free(Activations* a) {
-    const size_t n = (size_t)a->B * (size_t)a->T;
-    device_release(a->arena, sizeof(floatX) * a->n);
-    device_release(a->statistics, sizeof(float) * a->n_statistics);
-    device_release(a->tokens, sizeof(int) * n);
-    device_release(a->targets, sizeof(int) * n);
-    free(a->segments);
+static void activations_free(Activations* acts) {
+    const size_t n_bytes = sizeof(int) * (size_t)acts->B * (size_t)acts->T;
+    tensor_arena_close(&acts->tensors);
+    tensor_arena_close(&acts->statistics);
+    device_release(acts->tokens, n_bytes);
+    device_release(acts->targets, n_bytes);
+    free(acts->segments.at);
 }
 
 static StoredParameters layer_weights(const GPT2* gpt2, int l) {
@@ -160,22 +158,15 @@ static StoredParameters layer_weights(const GPT2* gpt2, int l) {
     return p;
 }
 
-// where the gradients of the micro-batch that is computed now are to be written
-static Parameters layer_gradients(GPT2* gpt2, int l) {
-    Parameters d;
-    dp_point(&gpt2->model.dp, &d, l);
-    return d;
-}
-
 static ActivationTensors layer_activations(const Activations* acts, int l) {
     ActivationTensors a;
-    tensors_point_sized(&a, acts->table, N_ACTIVATIONS, acts->arena, sizeof(floatX), l);
+    tensor_arena_point(&acts->tensors, &a, l);
     return a;
 }
 
 static Statistics layer_statistics(const Activations* acts, int l) {
     Statistics s;
-    tensors_point(&s, acts->statistic_table, N_STATISTICS, acts->statistics, l);
+    tensor_arena_point(&acts->statistics, &s, l);
     return s;
 }
 
@@ -187,8 +178,8 @@ static void block_forward(const GPT2* gpt2, Activations* acts, int l, const floa
     Statistics s = layer_statistics(acts, l);
     StoredParameters p = layer_weights(gpt2, l);
     matmul_forward(a.qkv + (size_t)t0 * 3 * C, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, dev);
-    for (int i = 0; i < acts->n_segments; i++) {
-        Segment x = acts->segments[i];
+    for (int i = 0; i < acts->segments.n; i++) {
+        Segment x = acts->segments.at[i];
         attention_forward(a.atty + x.first * C, s.att_max + x.first * NH, s.att_inv + x.first * NH,
                           a.qkv + x.first * 3 * C, x.rows, x.T, C, NH, t0, dev);
     }
@@ -208,9 +199,9 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
     Statistics s = layer_statistics(acts, 0);
     StoredParameters p = layer_weights(gpt2, 0);
     device_upload(acts->tokens, tokens, sizeof(int) * (size_t)N, dev);
-    acts->n_segments = documents_segments(acts->segments, tokens, B, T, acts->document_start);
-    for (int i = 0; i < acts->n_segments; i++) {
-        Segment x = acts->segments[i];
+    segments_find(&acts->segments, tokens, B, T);
+    for (int i = 0; i < acts->segments.n; i++) {
+        Segment x = acts->segments.at[i];
         embedding_forward(a.encoded + x.first * C, acts->tokens + x.first, p.wte, p.wpe, x.rows, x.T - t0, C, t0, dev);
     }
     const floatX* residual = a.encoded;
@@ -278,7 +269,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
     ActivationTensors a = layer_activations(acts, L - 1);
     Statistics s = layer_statistics(acts, L - 1);
     StoredParameters p = layer_weights(gpt2, L - 1);
-    Parameters d = layer_gradients(gpt2, L - 1);
+    Parameters d = gpt2_gradients(gpt2, L - 1);
     device_zero(a.dresidual, sizeof(floatX) * (size_t)N * C, dev);
     layernorm_backward(a.dresidual, d.lnfw, d.lnfb, a.dbranch, a.residual3, p.lnfw, s.lnf_mean, s.lnf_rstd, N, C, dev);
     for (int l = L - 1; l >= 0; l--) {
@@ -286,7 +277,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
         a = layer_activations(acts, l);
         s = layer_statistics(acts, l);
         p = layer_weights(gpt2, l);
-        d = layer_gradients(gpt2, l);
+        d = gpt2_gradients(gpt2, l);
         recompute_block(gpt2, acts, l, residual, N, dev);
         matmul_backward(a.dwide, d.fcprojw, d.fcprojb, a.dresidual, a.fch_gelu, p.fcprojw, N, 4 * C, C, dev);
         gelu_backward(a.dwide, a.fch, a.dwide, (size_t)N * 4 * C, dev);
@@ -294,8 +285,8 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
         layernorm_backward(a.dresidual, d.ln2w, d.ln2b, a.dbranch, a.residual2, p.ln2w, s.ln2_mean, s.ln2_rstd, N, C,
                            dev);
         matmul_backward(a.dbranch, d.attprojw, d.attprojb, a.dresidual, a.atty, p.attprojw, N, C, C, dev);
-        for (int i = 0; i < acts->n_segments; i++) {
-            Segment x = acts->segments[i];
+        for (int i = 0; i < acts->segments.n; i++) {
+            Segment x = acts->segments.at[i];
             attention_backward(a.dwide + x.first * 3 * C, a.dbranch + x.first * C, a.atty + x.first * C,
                                s.att_max + x.first * NH, s.att_inv + x.first * NH, a.qkv + x.first * 3 * C, x.rows, x.T,
                                C, NH, dev);
@@ -305,8 +296,8 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
         dp_layer_done(&gpt2->model.dp, l, dev);
     }
     device_zero(d.wpe, sizeof(float) * (size_t)gpt2->config.max_T * C, dev);  // positions beyond T get no gradient
-    for (int i = 0; i < acts->n_segments; i++) {
-        Segment x = acts->segments[i];
+    for (int i = 0; i < acts->segments.n; i++) {
+        Segment x = acts->segments.at[i];
         embedding_backward(d.wte, d.wpe, a.dresidual + x.first * C, acts->tokens + x.first, x.rows, x.T, C, dev);
     }
     dp_leaf_done(&gpt2->model.dp, dev);
@@ -316,7 +307,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
 static void gpt2_leaf(GPT2* gpt2, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
                       const Device* dev) {
     gpt2_forward(gpt2, acts, tokens, B, T, 0, dev);
-    gpt2_head(gpt2, acts, layer_gradients(gpt2, 0).wte, targets, dloss, B * T, dev);
+    gpt2_head(gpt2, acts, gpt2_gradients(gpt2, 0).wte, targets, dloss, B * T, dev);
     losses_sum(dp_loss(&gpt2->model.dp), layer_statistics(acts, 0).losses, B * T, dev);
     gpt2_backward(gpt2, acts, B, T, dev);
 }
@@ -373,22 +364,14 @@ static double sparing_bytes(const Run* r, int B, int T) {
     return activations_layout(&acts, gpt2_of(r)->config, B, T, TO_TRAIN, how);
 }
 
-// the largest scratch that an op asks for: products or attention
-static double workspace_bytes(const Run* r, int B) {
-    const Config c = gpt2_of(r)->config;
-    const int N = B * r->T, rows = workplace(r)->how.head_rows, n_head = N < rows ? N : rows, n = r->dev.n_threads;
-    const double head = (double)gemm_workspace_bytes(n_head, c.Vp, n);
-    const double dwte = (double)gemm_workspace_bytes(c.Vp, n_head, n);
-    const double products = run_is_training(r) ? fmax(head, dwte) : (double)gemm_workspace_bytes(N, 4 * c.C, n);
-    return fmax(products, (double)attention_bytes(sizeof(floatX), B, r->T, c.C, c.NH, &r->dev));
-}
+static double workspace_bytes(const Run* r, int B) { return gpt2_workspace_bytes(r, B, workplace(r)->how.head_rows); }
 
 static void open_activations(Run* r, Purpose purpose, int B, int T) {
     Workplace* w = workplace(r);
     Activations* acts = purpose == TO_GENERATE ? &w->cache : &w->acts;
     const size_t n_losses = (size_t)B * (size_t)T, n_logits = (size_t)w->gpt2.config.Vp;
     activations_init(acts, w->gpt2.config, B, T, purpose, w->how);
-    if (r->o.doc_reset && purpose != TO_GENERATE && !*r->o.probe) { acts->document_start = run_end_of_text(r); }
+    acts->segments.document_start = gpt2_document_start(r, purpose);
     if (!w->host) { w->host = (float*)malloc_check(sizeof(float) * (n_losses > n_logits ? n_losses : n_logits), "losses"); }
 }
 

@@ -23,6 +23,7 @@ What the first one prints, after its settings, the sizes of the model and the me
     step 0 | accuracy 7.67% | top 5 9.68% | perplexity 241
     step 50/2800 | loss 2.5618 | norm 0.96 | lr 3.0e-03 | 44 ms | 23.2k tok/s | 33% peak | eta 2m02s
 */
+#include "llmc/core/tensor_arena.h"     // TensorArena: activations, laid out by a table
 #include "llmc/files/embeddings.h"      // Embeddings: where inputs and classes stand, for pictures
 #include "llmc/models/mamba.h"          // Config, Parameters, parameter_table, mamba_load
 #include "llmc/models/mamba_options.h"  // MambaOptions: what this trainer takes beside run.h; the model that they ask for
@@ -41,8 +42,8 @@ What the first one prints, after its settings, the sizes of the model and the me
 #include "llmc/ops/softplus.h"          // softplus_forward, softplus_backward
 #include "llmc/ranks/model.h"           // Model: parameters, gradients, moments
 #ifndef TESTING                         // a test includes this file for the model alone
-#include "llmc/models/mamba_log.h"      // Quality, step_keys: what this trainer prints and records beside log.h
-#include "llmc/run/main.h"              // run_main: options, data, steps, checkpoints, ranks
+#include "llmc/models/mamba_log.h"  // Quality, step_keys: what this trainer prints and records beside log.h
+#include "llmc/run/main.h"          // run_main: options, data, steps, checkpoints, ranks
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -56,7 +57,6 @@ typedef struct {
         *dresidual, *dnorm, *dxz, *dy, *du, *ddelta, *ddbc, *dz, *dz_unit;
 } ActivationTensors;
 
-enum { N_ACTIVATIONS = 30 };
 enum { LOGIT_ROWS = 256 };  // hpn, whose loss needs no logits, computes them for so many positions at a time
 
 // How much of a pass is kept: --recompute layer keeps only the stream between layers, none the states of every position
@@ -73,13 +73,14 @@ static int logit_rows(const Config* c, const Room* room) {
 }
 
 // layers 0: one buffer that all layers use in turn; rows 0: this model or pass has none
-static void activation_table(Tensor* t, const Config* c, const Room* room) {
+static int activation_table(Tensor* table, const Config* c, const Room* room) {
     const int M = c->M, E = c->E, N = room->B * room->T, N_train = room->purpose == TO_TRAIN ? N : 0;
     const int stream = room->purpose == TO_TRAIN ? c->L : 0;         // layers of which the stream is kept,
     const int L = room->recompute == RECOMPUTE_LAYER ? 0 : stream;   // and those of which everything else is
     const int has_z = config_has_prototypes(c) ? N : 0, dz = config_has_prototypes(c) ? N_train : 0;
     const int projects = config_has_projection(c) ? N : 0;
     const int n_chunks = (int)ceil_div(room->T, room->chunk);
+    Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = activation(FIELD(encoded),     0, N, M);
     *t++ = activation(FIELD(norm),        L, N, M);
@@ -112,6 +113,7 @@ static void activation_table(Tensor* t, const Config* c, const Room* room) {
     *t++ = activation(FIELD(dz),          0, dz, c->Dp);
     *t++ = activation(FIELD(dz_unit),     0, dz, c->Dp);
 #undef FIELD
+    return (int)(t - table);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -134,9 +136,7 @@ typedef struct {
 
 typedef struct {
     Room room;
-    Tensor table[N_ACTIVATIONS];
-    size_t n;
-    float* arena;
+    TensorArena tensors;
     int document_start;            // token with which the state starts anew, or -1
     unsigned char* starts;         // (B, T) 1 where a document begins
     Carried carried;
@@ -223,23 +223,23 @@ static void carried_swap(Carried* s) {
     s->next = was;
 }
 
-static size_t activations_layout(Activations* a, const Config* c, const Room* room) {
-    memset(a, 0, sizeof *a);
-    a->room = *room;
-    a->document_start = -1;
-    activation_table(a->table, c, room);
-    return a->n = tensors_layout(a->table, N_ACTIVATIONS);
+// sizes only; returns the bytes that activations_init will take
+static double activations_layout(Activations* acts, const Config* c, const Room* room) {
+    memset(acts, 0, sizeof *acts);
+    acts->room = *room;
+    acts->document_start = -1;
+    return tensor_arena_layout(&acts->tensors, activation_table(acts->tensors.table, c, room), sizeof(float));
 }
 
-static void activations_init(Activations* a, const Config* c, const Room* room) {
-    activations_layout(a, c, room);
-    a->arena = (float*)arena_alloc(sizeof(float) * a->n, "activations");
-    a->starts = (unsigned char*)malloc_check((size_t)room->B * (size_t)room->T, "starts of documents");
+static void activations_init(Activations* acts, const Config* c, const Room* room) {
+    activations_layout(acts, c, room);
+    tensor_arena_open(&acts->tensors, "activations");
+    acts->starts = (unsigned char*)malloc_check((size_t)room->B * (size_t)room->T, "starts of documents");
 }
 
-static void activations_free(Activations* a) {
-    arena_free(a->arena, sizeof(float) * a->n);
-    free(a->starts);
+static void activations_free(Activations* acts) {
+    tensor_arena_close(&acts->tensors);
+    free(acts->starts);
 }
 
 static Parameters layer_parameters(const Mamba* mamba, int l) {
@@ -259,7 +259,7 @@ static Parameters layer_gradients(DataParallel* dp, int l) {
 
 static ActivationTensors layer_activations(const Activations* acts, int l) {
     ActivationTensors a;
-    tensors_point(&a, acts->table, N_ACTIVATIONS, acts->arena, l);
+    tensor_arena_point(&acts->tensors, &a, l);
     return a;
 }
 
@@ -523,12 +523,12 @@ static const Config* config_of(const Run* r) { return &workplace(r)->mamba.confi
 static int is_classifier(const Run* r) { return workplace(r)->m.task == TASK_CLS; }
 static int has_ff(const Run* r) { return workplace(r)->m.ff_lr > 0.0f; }
 
-static void add_options(Run* r) {
+static void mamba_add_options(Run* r) {
     r->n_options = mamba_options(r->table, r->n_options, &workplace(r)->m);
     mamba_reword_options(r->table, r->n_options);
 }
 
-static void options_parsed(Run* r) {
+static void mamba_parsed(Run* r) {
     const MambaOptions* m = &workplace(r)->m;
     if (m->fail_on_non_finite) { r->o.max_skips = 0; }
     r->has_no_text = is_classifier(r);
@@ -542,7 +542,7 @@ static int new_vocabulary(const Run* r) {
 }
 
 // the model's sizes and its head, with the layers that are to be added
-static void choose_model(Run* r) {
+static void mamba_choose(Run* r) {
     Workplace* w = workplace(r);
     const MambaOptions* m = &w->m;
     if (*r->weights && !*r->config) { fail_input("%s: expected a Mamba model with its config.json", r->o.from); }
@@ -573,7 +573,7 @@ static void choose_model(Run* r) {
 }
 
 // --freeze-embedding; prototypes that are fixed
-static void freeze_more(Run* r) {
+static void mamba_freeze(Run* r) {
     Model* model = r->model;
     Tensor* prototypes = PARAMETER(model->table, model->n_table, prototypes);
     if (workplace(r)->m.freeze_embedding) { model->frozen[0] = model->table[0].frozen = 1; }
@@ -627,7 +627,7 @@ static void check_conflicts(const Run* r) {
     if (r->o.hellaswag[0]) { options_fail("hellaswag", "this trainer answers no examples"); }
 }
 
-static void check_options(Run* r) {
+static void mamba_check(Run* r) {
     const MambaOptions* m = &workplace(r)->m;
     const Config* c = config_of(r);
     check_conflicts(r);
@@ -641,7 +641,7 @@ static void check_options(Run* r) {
     if (places_prototypes(r)) { prototypes_check_fit(mamba_placement(c, m->proto_init), c->classes, c->Dp); }
 }
 
-static void print_model(const Run* r) {
+static void mamba_box(const Run* r) {
     const Workplace* w = workplace(r);
     const Config* c = &w->mamba.config;
     box_row("model", "%d layer%s, width %d, %d channels", c->L, c->L > 1 ? "s" : "", c->M, c->E);
@@ -653,7 +653,7 @@ static void print_model(const Run* r) {
 }
 
 // products of every matrix, forward and twice backward; of the scan, 9 flops for each state
-static double flops_per_token(const Run* r) {
+static double mamba_flops(const Run* r) {
     const Config* c = config_of(r);
     double n = 0.0;
     for (int i = 0; i < r->model->n_table; i++) {
@@ -673,22 +673,22 @@ static Room room_of(const Run* r, int B, int T, Purpose purpose, Recompute recom
 
 enum { PROMPT_PIECE = 128 };  // positions of a prompt that are computed at once
 
-static double activation_bytes(const Run* r, Purpose purpose, int B, int T) {
+static double mamba_bytes(const Run* r, Purpose purpose, int B, int T) {
     Activations acts;
     const Recompute recompute = (Recompute)workplace(r)->m.recompute;
     const Room batch = room_of(r, B, T, purpose, recompute), piece = room_of(r, 1, PROMPT_PIECE, TO_GENERATE, recompute);
     const double states = purpose == TO_GENERATE ? 2.0 * (double)carried_floats(config_of(r), 1) : 0.0;
-    return 4.0 * (states + (double)activations_layout(&acts, config_of(r), purpose == TO_GENERATE ? &piece : &batch));
+    return 4.0 * states + activations_layout(&acts, config_of(r), purpose == TO_GENERATE ? &piece : &batch);
 }
 
-static double sparing_bytes(const Run* r, int B, int T) {
+static double mamba_sparing_bytes(const Run* r, int B, int T) {
     Activations acts;
     const Room room = room_of(r, B, T, TO_TRAIN, RECOMPUTE_LAYER);
-    return 4.0 * (double)activations_layout(&acts, config_of(r), &room);
+    return activations_layout(&acts, config_of(r), &room);
 }
 
 // the largest scratch that an op asks for: the head's gradients, a layer's, or the scan
-static double workspace_bytes(const Run* r, int B) {
+static double mamba_workspace_bytes(const Run* r, int B) {
     const Config* c = config_of(r);
     const int N = B * r->T, n = r->dev.n_threads, train = run_is_training(r) || *r->o.probe, rows = train ? c->classes : N;
     const Room room = room_of(r, B, r->T, TO_TRAIN, (Recompute)workplace(r)->m.recompute);
@@ -704,7 +704,7 @@ static size_t all_carried_floats(const Run* r) {
 }
 
 // prototypes as the head uses them, and their gradient; states; Forward-Forward's gradients
-static double more_bytes(const Run* r) {
+static double mamba_more_bytes(const Run* r) {
     const Config* c = config_of(r);
     const int trains = run_is_training(r), backward = trains || *r->o.probe;
     const double prototypes = config_has_prototypes(c) ? 4.0 * c->classes * (c->Dp + 1.0) : 0.0;
@@ -718,7 +718,7 @@ static double more_bytes(const Run* r) {
     return n_bytes;
 }
 
-static void load_parameters(Run* r, float* params) {
+static void mamba_load_parameters(Run* r, float* params) {
     Workplace* w = workplace(r);
     Mamba* mamba = &w->mamba;
     Model* model = r->model;
@@ -787,7 +787,7 @@ static void open_cache(Run* r) {
     carried_point(&w->cache.carried, c, 1, w->generated_state, w->generated_state + carried_floats(c, 1));
 }
 
-static void open_activations(Run* r, Purpose purpose, int B, int T) {
+static void mamba_open(Run* r, Purpose purpose, int B, int T) {
     Workplace* w = workplace(r);
     const size_t n_bytes = sizeof(int) * (size_t)B * (size_t)T;
     if (purpose == TO_GENERATE) { open_cache(r); return; }
@@ -803,7 +803,7 @@ static void open_activations(Run* r, Purpose purpose, int B, int T) {
 // the next pass stands alone
 static void carry_nothing(Activations* acts) { memset(&acts->carried, 0, sizeof acts->carried); }
 
-static void train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
+static void mamba_train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
     Workplace* w = workplace(r);
     const Config* c = &w->mamba.config;
     carry_nothing(&w->acts);
@@ -818,11 +818,11 @@ static void train_leaf(Run* r, int k, const int* inputs, const int* targets, flo
     mamba_leaf(&w->mamba, &w->acts, inputs, targets, dloss, B, T, &r->dev);
 }
 
-static void forward(Run* r, const int* inputs, int B, int T) {
+static void mamba_probe_forward(Run* r, const int* inputs, int B, int T) {
     mamba_forward(&workplace(r)->mamba, &workplace(r)->acts, inputs, B, T, &r->dev);
 }
 
-static void logits(Run* r, float* out, int first, int n) {
+static void mamba_probe_logits(Run* r, float* out, int first, int n) {
     const Activations* acts = &workplace(r)->acts;
     const int most = logit_rows(config_of(r), &acts->room);
     for (int i = 0; i < n; i += most) {
@@ -833,7 +833,7 @@ static void logits(Run* r, float* out, int first, int n) {
 }
 
 // States of the first n_cached tokens are in cache, or everything is computed anew; a prompt is read in pieces
-static const float* next_logits(void* run, const int* tokens, int n_cached, int n) {
+static const float* mamba_next_logits(void* run, const int* tokens, int n_cached, int n) {
     Run* r = (Run*)run;
     Workplace* w = workplace(r);
     const Config* c = &w->mamba.config;
@@ -876,7 +876,7 @@ static void add_scores(Run* r, const int* targets, int first, int n) {
     for (int i = 0; i < n; i++) { scores[SCORE_LOG_LOSS] += (double)w->readout[i]; }
 }
 
-static const float* batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
+static const float* mamba_batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
     Run* r = (Run*)run;
     Workplace* w = workplace(r);
     carry_nothing(&w->acts);
@@ -899,7 +899,7 @@ static int gather_counted(float* rows, const int* targets, int N, int D, int mos
 }
 
 // of the same batch: scores that need the cosines to all prototypes, some positions at a time
-static void batch_scores(void* run, const int* targets, int B, int T, double* scores) {
+static void mamba_batch_scores(void* run, const int* targets, int B, int T, double* scores) {
     Run* r = (Run*)run;
     Workplace* w = workplace(r);
     const Config* c = &w->mamba.config;
@@ -918,7 +918,7 @@ static void batch_scores(void* run, const int* targets, int B, int T, double* sc
     memcpy(scores, w->scores, sizeof w->scores);
 }
 
-static void validated(Run* r, float loss, const double* scores, double* bits_per_byte, char line[256]) {
+static void mamba_validated(Run* r, float loss, const double* scores, double* bits_per_byte, char line[256]) {
     const HeadKind head = config_of(r)->head;
     const Quality quality = quality_of(head, loss, scores);
     if (head_reads_out(head)) { *bits_per_byte = -1.0; }  // its loss is no likelihood
@@ -929,7 +929,7 @@ static void validated(Run* r, float loss, const double* scores, double* bits_per
 enum { EMBEDDINGS_MOST = 1 << 16 };  // positions: enough for a picture
 
 // unit vectors, labels and prototypes of the validation rows, as dev/tools/plot_embeddings.py draws them
-static void write_embeddings(Run* r, const float* params) {
+static void mamba_write_embeddings(Run* r, const float* params) {
     (void)params;
     Workplace* w = workplace(r);
     const Config* c = &w->mamba.config;
@@ -1095,10 +1095,10 @@ static void mamba_step(Run* r, Step* s) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 6. Files, and main.
 
-static FileSum write_config(const Run* r, const char* path, int eot) { return config_save(path, config_of(r), eot); }
+static FileSum mamba_write_config(const Run* r, const char* path, int eot) { return config_save(path, config_of(r), eot); }
 
 // what a checkpoint holds beside model, moments and the state all trainers have
-static int extras(const Run* r, Extra* extras) {
+static int mamba_extras(const Run* r, Extra* extras) {
     const Workplace* w = workplace(r);
     const Extra all[] = {{"updates", DTYPE_I32, w->mamba.updates, (size_t)r->model->n_slices},
                          {"gradnorm", DTYPE_F32, (void*)&w->surgeon.gradnorm, sizeof(GradNorm) / sizeof(float)},
@@ -1109,7 +1109,7 @@ static int extras(const Run* r, Extra* extras) {
 }
 
 // new layers have had no updates
-static void load_extras(Run* r, const char* path) {
+static void mamba_load_extras(Run* r, const char* path) {
     Workplace* w = workplace(r);
     Model* model = r->model;
     Extra wanted[MAX_EXTRAS];
@@ -1118,7 +1118,7 @@ static void load_extras(Run* r, const char* path) {
     old.L = w->old_layers ? w->n_old_layers : old.L;
     mamba_layout(&before, &old);
     int* updates = (int*)malloc_check(sizeof(int) * (size_t)before.model.n_slices, "counts of updates");
-    int n_wanted = extras(r, wanted), carried_rows = r->o.batch_size;
+    int n_wanted = mamba_extras(r, wanted), carried_rows = r->o.batch_size;
     wanted[0].values = updates;
     wanted[0].n = (size_t)before.model.n_slices;
     wanted[MAX_EXTRAS - 1].values = &carried_rows;
@@ -1128,7 +1128,7 @@ static void load_extras(Run* r, const char* path) {
     }
     for (int i = 0, slice = 0, first = 0; i < model->n_table; first += tensor_slices(&before.model.table[i++])) {
         for (int l = 0; l < tensor_slices(&model->table[i]); l++) {
-            const int from = tensor_old_layer(&model->table[i], w->old_layers, l);
+            const int from = tensor_old_slice(&model->table[i], w->old_layers, l);
             w->mamba.updates[slice++] = from < 0 ? 0 : updates[first + from];
         }
     }
@@ -1136,7 +1136,7 @@ static void load_extras(Run* r, const char* path) {
 }
 
 // what summary.json says of this trainer's part
-static json_t* summary_keys(const Run* r) {
+static json_t* mamba_summary(const Run* r) {
     const Workplace* w = workplace(r);
     int frozen = 0;
     for (int l = 0; l < w->mamba.config.L; l++) { frozen += layer_is_frozen(&w->mamba, l); }
@@ -1145,7 +1145,7 @@ static json_t* summary_keys(const Run* r) {
                      "gradient_surgery_method", choice_name(SURGERY_NAMES, (int)w->surgeon.config.method).s);
 }
 
-static void close_all(Run* r) {
+static void mamba_close(Run* r) {
     Workplace* w = workplace(r);
     const size_t carried = sizeof(float) * all_carried_floats(r);
     activations_free(&w->acts);
@@ -1172,35 +1172,35 @@ static Trainer mamba_trainer(void) {
     t.stored_bytes = sizeof(float);
     t.usual_T = 256;
     t.more_data = 1;
-    t.options = add_options;
-    t.parsed = options_parsed;
-    t.choose = choose_model;
-    t.freeze = freeze_more;
-    t.check = check_options;
-    t.box = print_model;
-    t.flops_per_token = flops_per_token;
-    t.activation_bytes = activation_bytes;
-    t.sparing_bytes = sparing_bytes;
-    t.workspace_bytes = workspace_bytes;
-    t.more_bytes = more_bytes;
-    t.load = load_parameters;
-    t.open = open_activations;
-    t.leaf = train_leaf;
+    t.options = mamba_add_options;
+    t.parsed = mamba_parsed;
+    t.choose = mamba_choose;
+    t.freeze = mamba_freeze;
+    t.check = mamba_check;
+    t.box = mamba_box;
+    t.flops_per_token = mamba_flops;
+    t.activation_bytes = mamba_bytes;
+    t.sparing_bytes = mamba_sparing_bytes;
+    t.workspace_bytes = mamba_workspace_bytes;
+    t.more_bytes = mamba_more_bytes;
+    t.load = mamba_load_parameters;
+    t.open = mamba_open;
+    t.leaf = mamba_train_leaf;
     t.step = mamba_step;
     t.more_loss = separate_prototypes;
-    t.losses = batch_losses;
-    t.scores = batch_scores;
+    t.losses = mamba_batch_losses;
+    t.scores = mamba_batch_scores;
     t.n_scores = N_SCORES;
-    t.validated = validated;
-    t.forward = forward;
-    t.logits = logits;
-    t.next_logits = next_logits;
-    t.write_config = write_config;
-    t.extras = extras;
-    t.load_extras = load_extras;
-    t.summary = summary_keys;
-    t.write_more = write_embeddings;
-    t.close = close_all;
+    t.validated = mamba_validated;
+    t.forward = mamba_probe_forward;
+    t.logits = mamba_probe_logits;
+    t.next_logits = mamba_next_logits;
+    t.write_config = mamba_write_config;
+    t.extras = mamba_extras;
+    t.load_extras = mamba_load_extras;
+    t.summary = mamba_summary;
+    t.write_more = mamba_write_embeddings;
+    t.close = mamba_close;
     return t;
 }
 

@@ -6,6 +6,8 @@
 #     build VARIABLES PROGRAM         builds it with these Makefile variables; prints its path
 #     need_build NAME VARIABLES PROGRAM   the same into a variable, or the end of the test
 #     le BYTES NUMBER...              numbers as a binary file has them
+# `quick` as a script's first argument: its most telling promises of each kind, for `make test`; is_quick asks for it. The rest of
+# the arguments are the script's.
 set -u
 export LC_ALL=C
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # threads that spin while they wait stall for seconds on a busy machine
@@ -15,6 +17,10 @@ python=$([ -x .venv/bin/python ] && echo "$root/.venv/bin/python" || echo python
 passed=0
 failed=0
 skipped=0
+quick=0
+if [ "${1-}" = quick ]; then quick=1; shift; fi
+
+is_quick() { [ $quick = 1 ]; }
 
 verdict() {
     if [ "$1" = 0 ]; then

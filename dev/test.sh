@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs tests and adds up their "N passed, N failed" lines.
 #     dev/test.sh check PROGRAM...   the given test programs
-#     dev/test.sh all                everything `make test` promises: every build, every script
+#     dev/test.sh quick              `make test`: what a person waits for, about 5 minutes on 2 cores
+#     dev/test.sh rest               `make test-all`: all the rest, about 20 minutes. .ci/run does both
 # Each part prints its own lines; a part that ends with status 0 and prints no count is one promise kept.
 set -u
 cd "$(dirname "$0")/.."
@@ -79,45 +80,76 @@ build_and_run() {
     shift
     tests=${*:-$(basename -s .c test_*.c)}
     folder=$(make -s folder $variables)
-    if ! make -s -j"$jobs" $variables $(printf "$folder/%s " $tests); then
-        failed=$((failed + 1))
-        printf '%-52s does not build\n' "$folder"
-        return
-    fi
-    programs $(printf "$folder/%s " $tests)
+    if make_all "$folder" $variables $(printf "$folder/%s " $tests); then programs $(printf "$folder/%s " $tests); fi
 }
 
-if [ "${1-}" = check ]; then
+# the CUDA kernels on this CPU, as their exact or their fast build
+simt() {
+    local programs
+    programs=$(printf "build/simt-$1/%s " $(make -s simt_tests))
+    if make_all "dev/simt, $1" $programs; then programs $programs; fi
+}
+
+# make_all NAME ARGUMENT...: make them all, or say that something does not build
+make_all() {
+    local name=$1
     shift
-    programs "$@"
-else
-    python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
+    make -s -j"$jobs" "$@" && return
+    failed=$((failed + 1))
+    printf '%-52s does not build\n' "$name"
+    return 1
+}
+
+python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
+
+# every test of the build that ships, the kernels' exact build on this CPU, and of each script its most telling promises
+quick() {
     build_and_run ""
-    bits="test_gpt2 test_matmul test_attention test_layernorm test_crossentropy test_gelu test_fmath"  # those that compare bits
-    mamba="test_mamba_hpn test_selective_scan"  # which hold all its other ops too
+    make_all "trainers and tools" train_gpt2 train_mamba_hpn tools launch "$(make -s folder)/train_gpt2_faults"  # scripts share them
+    part "headers as C11 and C++17, all at once" dev/check_headers.sh quick
+    part "what make builds anew" dev/test_make.sh
+    part "command line and runs, quick" dev/test_cli.sh quick
+    part "checkpoints and faults, quick" dev/test_faults.sh quick
+    part "tools: inspect, tokenize, plot" dev/test_tools.sh
+    part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
+    part "several ranks, quick" dev/test_ranks.sh quick
+    part "train_mamba_hpn, quick" dev/test_mamba.sh quick
+    simt exact
+    part "rewriting of launches" dev/simt/test_rewrite.py
+    part "train_gpt2.cu, its kernels on this CPU, quick" dev/test_gpus.sh quick
+    part "dev/gpu_check.sh, quick" dev/test_gpu_check.sh quick
+    part "golden files are what the reference writes" dev/check_golden.sh
+    part "NumPy reference against llm.c's numbers" $python dev/ref/gpt2.py --upstream
+    part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
+    part "data scripts write what the loaders read" $python dev/data/test_data.py
+    part "tokenizer against Hugging Face tokenizers, quick" $python dev/ref/check_tokenizer.py --strings 100
+    part "documents name the right lines" $python dev/check_docs.py
+    finish_parts
+}
+
+# the same bits from other compilers, vector widths and levels of optimisation; a build for each
+matrix() {
+    local bits="test_gpt2 test_matmul test_attention test_layernorm test_crossentropy test_gelu test_fmath"
+    local mamba="test_mamba_hpn test_selective_scan"  # which hold all its other ops too
     build_and_run "OMP=0" test_gpt2 test_matmul test_attention
     for arch in x86-64-v3 x86-64; do build_and_run "ARCH=$arch" $bits $mamba; done
     for opt in -O0 -O2; do build_and_run "OPT=$opt" test_gpt2 test_fmath; done
-    if need clang "clang"; then
-        build_and_run "CC=clang" $bits $mamba
-        for arch in x86-64-v3 x86-64; do build_and_run "CC=clang ARCH=$arch" $bits; done
-        for opt in -O0 -O2; do build_and_run "CC=clang OPT=$opt" test_gpt2; done
-    fi
+    need clang "clang" || return
+    build_and_run "CC=clang" $bits $mamba
+    for arch in x86-64-v3 x86-64; do build_and_run "CC=clang ARCH=$arch" $bits; done
+    for opt in -O0 -O2; do build_and_run "CC=clang OPT=$opt" test_gpt2; done
+}
+
+# what quick leaves: other builds, in full every script that has a quick mode, programs for GPUs, tests of the tests
+rest() {
+    matrix
     build_and_run "ASAN=1 OPT=-O1"
-    if make -s -j"$jobs" simt; then  # the CUDA kernels on this CPU
-        programs $(make -s simt_programs)
-    else
-        failed=$((failed + 1))
-        printf '%-52s does not build\n' "dev/simt"
-    fi
-    finish_parts
-    make -s -j"$jobs" train_gpt2 train_mamba_hpn tools launch "$(make -s folder)/train_gpt2_faults" || failed=$((failed + 1))  # what scripts share
-    part "headers as C11 and C++17" dev/check_headers.sh
+    simt fast
+    make_all "trainers and tools" train_gpt2 train_mamba_hpn tools launch "$(make -s folder)/train_gpt2_faults"
+    finish_parts  # scripts measure time and memory
+    part "headers as C11 and C++17, each alone" dev/check_headers.sh
     part "command line and runs" dev/test_cli.sh
     part "checkpoints and faults" dev/test_faults.sh
-    part "tools: inspect and plot" dev/test_tools.sh
-    part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
-    part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
     part "several ranks" dev/test_ranks.sh
     part "train_mamba_hpn, every option and file" dev/test_mamba.sh
     part "train_gpt2.cu, its kernels on this CPU" dev/test_gpus.sh
@@ -130,12 +162,14 @@ else
     fi
     part "broken on purpose" dev/mutate.sh  # which keeps every core busy by itself
     finish_parts
-    part "NumPy reference against llm.c's numbers" $python dev/ref/gpt2.py --upstream
-    part "golden files are what the reference writes" dev/check_golden.sh
-    part "data scripts write what the loaders read" $python dev/data/test_data.py
     part "tokenizer against Hugging Face tokenizers" $python dev/ref/check_tokenizer.py --strings 2000
-    part "documents name the right lines" $python dev/check_docs.py
-fi
+}
+
+case ${1-} in
+    check) programs "${@:2}" ;;
+    quick | rest) $1 ;;
+    *) echo "test.sh: expected check, quick or rest, found \"${1-}\"" >&2; exit 2 ;;
+esac
 finish_parts
 echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
 [ $failed = 0 ]

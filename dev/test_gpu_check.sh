@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # dev/gpu_check.sh without a GPU: what it says then, its stages with stand-ins, and what it does when one of them goes wrong.
 # About 20 s after the builds of the normal build.
+#     dev/test_gpu_check.sh quick   only what it says
 . "$(dirname "$0")/promises.sh"
 
 work=$(mktemp -d)
@@ -36,6 +37,8 @@ else
 fi
 refuses 2 'found "bild"' "a stage that does not exist is named" bild
 refuses 2 "expected a value" "an option without its value is named" --results
+
+if is_quick; then finish; exit; fi
 
 # ---- all stages ----
 

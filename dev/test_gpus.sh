@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # train_gpt2.cu as a user runs it, its kernels on this CPU (dev/simt): the exact build beside train_gpt2, bf16 beside itself, with
 # every way to share the work. Steps are few and the model is tiny: a GPU's lane is simulated one at a time.
+#     dev/test_gpus.sh quick   the exact build only, on one and two GPUs
 . "$(dirname "$0")/promises.sh"
 need_build trainer "" train_gpt2
 need_build launch "" launch
-make -s -C "$root" -j2 build/simt-exact/train_gpt2cu build/simt-fast/train_gpt2cu >&2 || { echo "0 passed, 1 failed"; exit 1; }
+simt_builds=$(is_quick && echo exact || echo exact fast)
+make -s -C "$root" -j2 $(printf 'build/simt-%s/train_gpt2cu ' $simt_builds) >&2 || { echo "0 passed, 1 failed"; exit 1; }
 exact=$root/build/simt-exact/train_gpt2cu
 fast=$root/build/simt-fast/train_gpt2cu
 export SIMT_ORDERS=1  # the race check is test-simt's
@@ -34,6 +36,14 @@ equal() { check "$1" same "$2" "$3"; }
 train c "$trainer"
 train exact "$exact"
 equal "exact build: the bits of train_gpt2" c exact
+if is_quick; then
+    train recomputed "$exact" --recompute 3
+    equal "exact: --recompute 3 changes no bit" exact recomputed
+    train shared "$launch" -n 2 "$exact" --zero 2
+    equal "exact: two GPUs, --zero 2: the bits of one" exact shared
+    finish
+    exit
+fi
 train fast "$fast"
 check "bf16: the first line names the build" grep -q "^train_gpt2cu: fast build.*bf16" fast.out
 close() {  # the losses of RUN RUN, within 1%

@@ -3,13 +3,14 @@
 # core after four builds.
 #     dev/test_mamba.sh                        all parts
 #     dev/test_mamba.sh options kills          some of them: options conflicts kills ranks builds growth text files
+#     dev/test_mamba.sh quick                  kills (3), ranks, growth and text
 #     KILLS=300 dev/test_mamba.sh kills        more random kills than 30
 # Each run happens in a folder that goes away again. Runs are tiny, and compared byte by byte.
 . "$(dirname "$0")/promises.sh"
 export OMP_NUM_THREADS=1  # of a tiny model: more threads wait for each other
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
-kills=${KILLS:-30}
-parts=${*:-options conflicts kills ranks builds growth text files}
+kills=${KILLS:-$(is_quick && echo 3 || echo 30)}
+parts=${*:-$(is_quick && echo kills ranks growth text || echo options conflicts kills ranks builds growth text files)}
 
 need_build trainer "" train_mamba_hpn
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)

@@ -1,20 +1,21 @@
-"""What train_mamba_hpn learns on small data: heads, prototypes, gradient surgery, Forward-Forward. Writes tables in Markdown,
-those of doc/mamba_learning.md.
+"""What train_mamba_hpn learns on small data: heads, prototypes, gradient surgery, Forward-Forward. It writes the tables
+of doc/mamba_learning.md in Markdown.
 
-    make train_mamba_hpn && .venv/bin/python dev/bench/mamba_learning.py            all groups, about ten minutes on two cores
+    make train_mamba_hpn && .venv/bin/python dev/bench/mamba_learning.py   all groups, about ten minutes on two cores
     .venv/bin/python dev/bench/mamba_learning.py --only text,surgery --out /tmp/learning.md
-    .venv/bin/python dev/bench/mamba_learning.py --quick                            ten steps each: does every row run?
+    .venv/bin/python dev/bench/mamba_learning.py --quick                   ten steps each: does every row run?
 
 Groups:
     text       the headers of llmc/, byte by byte: M 64, 2 layers, 300 steps
-    digits     handwritten digits of 8 x 8 pixels as sequences of 64 (dev/data/digits.py), one class each; needs scikit-learn
+    digits     handwritten digits of 8 x 8 pixels as sequences of 64 (dev/data/digits.py), one class each; needs
+               scikit-learn
     counter    0, 1, 2, ... again and again (dev/data/synthetic.py): accuracy must reach 100%
     markov     a noisy Markov chain (dev/data/synthetic.py): accuracy must come within 2 points of the best possible
-    surgery    text, 200 steps: every method of gradient surgery, without Forward-Forward, with it at every step, and with
-               back-propagation at every fourth step only
-Final loss is the mean of the last 20 training losses, each in its head's own measure, so it compares within one head only;
-the other columns are those of the last validation. Losses do not depend on --threads and --jobs. Status 1 if a run failed: its
-row says why.
+    surgery    text, 200 steps: every method of gradient surgery, without Forward-Forward, with it at every step, and
+               with back-propagation at every fourth step only
+Final loss is the mean of the last 20 training losses, each in its head's own measure, so it compares within one head
+only; the other columns are those of the last validation. Losses do not depend on --threads and --jobs. Status 1 if a
+run failed: its row says why.
 """
 import argparse
 import concurrent.futures
@@ -30,13 +31,18 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 LAST = 20  # training losses that make the final one
 FF_LR = "1e-3"
 
-COMMON = {"model": "tiny", "d-model": 64, "base-layers": 2, "lr": "3e-3", "warmup": 20, "seed": 42}  # what is not said has its default
+# what is not said has its default
+COMMON = {"model": "tiny", "d-model": 64, "base-layers": 2, "lr": "3e-3", "warmup": 20, "seed": 42}
 SILENT = {"save-every": 0, "async-save": 0, "sample-every": 0, "log-every": 1000000}
-TEXT = {"train": "{root}/llmc", "val-fraction": 0.05, "tokenizer": "bytes", "batch-size": 8, "seq-len": 128, "steps": 300, "eval-batches": 40}
-DIGITS = {"train": "{data}/digits_train.safetensors", "val": "{data}/digits_val.safetensors", "task": "cls", "d-model": 32, "d-state": 8,
-          "d-conv": 16, "batch-size": 32, "steps": 2500, "lr": "1e-2", "warmup": 100, "final-lr": 0, "weight-decay": 0.5, "eval-batches": 11}
-COUNTER = {"train": "{data}/counter_train.bin", "val": "{data}/counter_val.bin", "batch-size": 8, "seq-len": 64, "steps": 300, "eval-batches": 30}
-MARKOV = {"train": "{data}/markov_train.bin", "val": "{data}/markov_val.bin", "batch-size": 8, "seq-len": 64, "steps": 600, "eval-batches": 30}
+TEXT = {"train": "{root}/llmc", "val-fraction": 0.05, "tokenizer": "bytes", "batch-size": 8, "seq-len": 128,
+        "steps": 300, "eval-batches": 40}
+DIGITS = {"train": "{data}/digits_train.safetensors", "val": "{data}/digits_val.safetensors", "task": "cls",
+          "d-model": 32, "d-state": 8, "d-conv": 16, "batch-size": 32, "steps": 2500, "lr": "1e-2", "warmup": 100,
+          "final-lr": 0, "weight-decay": 0.5, "eval-batches": 11}
+COUNTER = {"train": "{data}/counter_train.bin", "val": "{data}/counter_val.bin", "batch-size": 8, "seq-len": 64,
+           "steps": 300, "eval-batches": 30}
+MARKOV = {"train": "{data}/markov_train.bin", "val": "{data}/markov_val.bin", "batch-size": 8, "seq-len": 64,
+          "steps": 600, "eval-batches": 30}
 
 # 257 byte tokens: orthoplex needs 129 dimensions or more, simplex 256
 TEXT_HEADS = [
@@ -74,11 +80,13 @@ SURGERY = [{"gradient-surgery-method": method, **cadence} for cadence in CADENCE
 # name: (heading, sentence, options of all rows, the rows)
 GROUPS = {
     "text": ("Text, byte by byte", "The headers of llmc/; the last twentieth is for validation.", TEXT, TEXT_HEADS),
-    "digits": ("Digits", "8 x 8 pixels, 17 shades, read as a sequence of 64; one class at the end (dev/data/digits.py --nudge).", DIGITS, DIGITS_HEADS),
+    "digits": ("Digits", "8 x 8 pixels, 17 shades, read as a sequence of 64; one class at the end (dev/data/digits.py "
+               "--nudge).", DIGITS, DIGITS_HEADS),
     "counter": ("Counter", "0, 1, 2, ... again and again: the next token is certain.", COUNTER, SYNTHETIC_HEADS),
-    "markov": ("Noisy Markov chain", "Each token has one likely successor. The best that any model can do: {bayes}.", MARKOV, SYNTHETIC_HEADS),
-    "surgery": ("Gradient surgery and Forward-Forward", "Text as above, with the head ce.", dict(TEXT, steps=200, head="ce"),
-                SURGERY),
+    "markov": ("Noisy Markov chain", "Each token has one likely successor. The best that any model can do: {bayes}.",
+               MARKOV, SYNTHETIC_HEADS),
+    "surgery": ("Gradient surgery and Forward-Forward", "Text as above, with the head ce.",
+                dict(TEXT, steps=200, head="ce"), SURGERY),
 }
 
 
@@ -93,7 +101,8 @@ def make_data(groups, folder):
     for name in ("counter", "markov"):
         if name in groups:
             output = call([sys.executable, os.path.join(ROOT, "dev/data/synthetic.py"), name, "--out", folder])
-            facts["bayes"] = next((line.removeprefix("Bayes rate: at best ") for line in output.splitlines() if "Bayes" in line), facts["bayes"])
+            told = [line.removeprefix("Bayes rate: at best ") for line in output.splitlines() if "Bayes" in line]
+            facts["bayes"] = told[0] if told else facts["bayes"]
     return facts
 
 
@@ -124,7 +133,8 @@ def read_run(folder):
     with open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8") as file:
         records = [json.loads(line) for line in file]
     steps = [record for record in records if record.get("ms") is not None]
-    losses = [record["loss"] for record in steps if record["loss"] is not None]  # null at steps of Forward-Forward alone
+    # steps of Forward-Forward alone have null
+    losses = [record["loss"] for record in steps if record["loss"] is not None]
 
     def last(key):
         return next((record[key] for record in reversed(records) if record.get(key) is not None), None)
@@ -158,13 +168,14 @@ def number(value, form):
 
 
 def table_lines(rows, results):
-    lines = ["| settings | final loss | validation loss | accuracy | perplexity | among states |", "|---|---|---|---|---|---|"]
+    lines = ["| settings | final loss | validation loss | accuracy | perplexity | among states |",
+             "|---|---|---|---|---|---|"]
     for row, r in zip(rows, results):
         if "problem" in r:
             lines.append(f"| `{spelled(row)}` | failed: {r['problem'].replace('|', '/')} | | | | |")
             continue
-        cells = [number(r["loss"], ".4f"), number(r["val_loss"], ".4f"), number(r["acc1"], ".1%"), number(r["perplexity"], ".3g"),
-                 number(r["collapse"], ".2f")]
+        cells = [number(r["loss"], ".4f"), number(r["val_loss"], ".4f"), number(r["acc1"], ".1%"),
+                 number(r["perplexity"], ".3g"), number(r["collapse"], ".2f")]
         lines.append(f"| `{spelled(row)}` | {' | '.join(cells)} |")
     return lines
 
@@ -191,7 +202,8 @@ def main():
     chosen = options.only.split(",")
     unknown = [name for name in chosen if name not in GROUPS]
     if unknown or not os.path.exists(options.binary):
-        parser.error(f"--only: {unknown[0]} is none of {','.join(GROUPS)}" if unknown else f"no {options.binary}: make train_mamba_hpn first")
+        parser.error(f"--only: {unknown[0]} is none of {','.join(GROUPS)}" if unknown
+                     else f"no {options.binary}: make train_mamba_hpn first")
     sections = []
     with tempfile.TemporaryDirectory() as data, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         facts = make_data(chosen, data)
@@ -208,7 +220,9 @@ def main():
         print(text, end="")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump([{"group": name, "rows": section[3], "results": section[4]} for name, section in zip(chosen, sections)], file, indent=1)
+            groups = [{"group": name, "rows": rows, "results": results}
+                      for name, (_, _, _, rows, results) in zip(chosen, sections)]
+            json.dump(groups, file, indent=1)
     sys.exit(1 if any("problem" in result for section in sections for result in section[4]) else 0)
 
 

@@ -73,15 +73,6 @@ static FileSum bigram_config(const Run* r, const char* path, int eot) {
                                       "vocab_size", r->V, "eos_token_id", eot));
 }
 
-static void bigram_load(Run* r, float* params) {
-    SafeSet set;
-    tensors_init(r->model->table, r->model->n_table, params, (uint32_t)r->o.seed);
-    if (!*r->weights) { return; }
-    safeset_open(&set, r->weights);
-    tensors_load(&set, r->model->table, r->model->n_table, "", params);
-    safeset_close(&set);
-}
-
 static void bigram_box(const Run* r) { box_row("model", "a row of logits for each of %d tokens", r->V); }
 static double bigram_flops(const Run* r) { return 6.0 * r->V; }
 
@@ -140,7 +131,6 @@ int main(int argc, char** argv) {
     t.usual_T = 256;
     t.choose = bigram_choose;
     t.write_config = bigram_config;
-    t.load = bigram_load;
     t.box = bigram_box;
     t.flops_per_token = bigram_flops;
     t.activation_bytes = bigram_bytes;

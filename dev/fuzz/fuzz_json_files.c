@@ -31,7 +31,7 @@ static void require_plain(const char* name) {
 static void try_index(const unsigned char* bytes, size_t n_bytes) {
     ShardIndex index;
     ErrorText error = {""};
-    if (!index_parse_(&index, bytes, n_bytes, &error)) {
+    if (!safeset_index_parse_(&index, bytes, n_bytes, &error)) {
         require_reason(&error);
         return;
     }
@@ -40,7 +40,7 @@ static void try_index(const unsigned char* bytes, size_t n_bytes) {
         require_plain(index.shards[i]);
         if (i > 0 && strcmp(index.shards[i - 1], index.shards[i]) >= 0) { __builtin_trap(); }
     }
-    index_free_(&index);
+    safeset_index_free_(&index);
 }
 
 static void try_config(const unsigned char* bytes, size_t n_bytes) {

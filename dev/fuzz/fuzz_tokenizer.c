@@ -118,7 +118,7 @@ static const ByteBuffer* byte_entries(int byte_level) {
     int is_new = out->n == 0;
     char entry[32];
     short to_byte[N_BYTE_CHARS];
-    if (is_new) { byte_characters_(to_byte); }
+    if (is_new) { pipeline_byte_characters_(to_byte); }
     for (int code = 0, id = 0; is_new && id < 256; code++) {
         unsigned char name[5] = "";
         utf8_put(name, (uint32_t)code);

@@ -35,7 +35,7 @@ static void try_shard(const unsigned char* bytes, size_t n_bytes) {
     ErrorText error = {""};
     int inputs[64], targets[64];
     memset(&d, 0, sizeof d);
-    if (!shard_parse_(&shard, &d.token_bytes, &d.vocab_size_needed, bytes, n_bytes, &error)) {
+    if (!tokens_parse_shard_(&shard, &d.token_bytes, &d.vocab_size_needed, bytes, n_bytes, &error)) {
         require_reason(&error);
         return;
     }
@@ -44,7 +44,7 @@ static void try_shard(const unsigned char* bytes, size_t n_bytes) {
     d.n_tokens = shard.n_tokens;
     for (l.T = 1; l.T <= 64; l.T *= 4) {
         l.stride = l.T;
-        l.n_rows = shard_rows_(&l, &shard);
+        l.n_rows = dataloader_shard_rows_(&l, &shard);
         for (int64_t index = 0; index < 2 * l.n_rows; index++) { dataloader_row(&l, index, inputs, targets); }
     }
     tokens_checksum(&d);
@@ -70,9 +70,9 @@ static void try_tokenizer(const unsigned char* bytes, size_t n_bytes) {
 
 static void try_text(const unsigned char* bytes, size_t n_bytes) {
     ErrorText error = {""};
-    is_json_lines_("x.jsonl", bytes, n_bytes);
-    is_shard_magic_(bytes, n_bytes);
-    if (!text_check_(bytes, n_bytes, &error)) { require_reason(&error); }
+    tokens_is_json_lines_("x.jsonl", bytes, n_bytes);
+    tokens_is_shard_(bytes, n_bytes);
+    if (!tokens_check_text_(bytes, n_bytes, &error)) { require_reason(&error); }
 }
 
 // every row at several T: inside the vocabulary, with a counted target in each; each example gets an answer
@@ -111,7 +111,7 @@ static void try_ignore(const unsigned char* bytes, size_t n_bytes) {
     f.n_folder = 2;
     ignore_parse_(&f, bytes, n_rules);
     if (n_path > 1) { memcpy(path + 3, bytes + n_rules + 1, n_path - 1 < 200 ? n_path - 1 : 200); }
-    int as_file = is_ignored_(&f, path, 0), as_folder = is_ignored_(&f, path, 1);
+    int as_file = ignore_says_(&f, path, 0), as_folder = ignore_says_(&f, path, 1);
     if (as_file < 0 || as_file > 1 || as_folder < 0 || as_folder > 1) { __builtin_trap(); }
     ignore_free_(&f);
 }
@@ -144,7 +144,7 @@ static void try_numbers(const unsigned char* bytes, size_t n_bytes) {
     int64_t n_words = 0;
     int token_bytes;
     memset(&list, 0, sizeof list);
-    for (size_t i = 0; i < n_bytes; i++) { n_words += !is_number_blank_(bytes[i]) && (i == 0 || is_number_blank_(bytes[i - 1])); }
+    for (size_t i = 0; i < n_bytes; i++) { n_words += !numbers_is_blank_(bytes[i]) && (i == 0 || numbers_is_blank_(bytes[i - 1])); }
     if (!numbers_parse(&list, bytes, n_bytes, &error)) {
         require_reason(&error);
         free(list.ids);

@@ -9,7 +9,8 @@ checks of the mathematics. NumPy and the standard library only.
 
 The golden files have the layout that trainer.py describes. Names of parameters are Hugging Face's, and hpn.prototypes
 (V, Dp) and hpn.proj.weight (Dp, M); the gradient of fixed prototypes is 0. Activations:
-    layers      norm, norm_rstd, xz, conv (before silu), u, dbc (dt, B, C), delta (after softplus), y, gated, out, residual (after)
+    layers      norm, norm_rstd, xz, conv (before silu), u, dbc (dt, B, C), delta (after softplus), y, gated, out,
+                residual (after)
     outside     encoded, normf, normf_rstd, losses; z_unit (heads on prototypes); logits (scaled) and probs (ce and
                 hpn-softmax) or cosines to the own target, 0 where it is not counted (hpn)
 """
@@ -180,7 +181,8 @@ def gradient_promises(label, lines, gradients, column):
         name, l, *values = line.split()
         g = gradients[name] if name in ("embeddings", "norm_f") else gradients[name][int(l)]
         expected = [float(value) for value in values[2 * column:2 * column + 2]]
-        promises.append((f"{label}: gradient of {name}, layer {l}", close([np.linalg.norm(g), g.reshape(-1)[0]], expected)))
+        found = [np.linalg.norm(g), g.reshape(-1)[0]]
+        promises.append((f"{label}: gradient of {name}, layer {l}", close(found, expected)))
     return promises
 
 
@@ -285,8 +287,8 @@ def sum_channels_by_element(x):
 
 def order_promises():
     noise = exact.exp(F4(6) * exact.Xorshift(5).floats(200)) - F4(20)  # of several sizes and both signs
-    return [("channels add in groups, lanes and a tree",
-             all(sum_channels(noise[None, :n, None])[0, 0] == sum_channels_by_element(noise[:n]) for n in range(1, 201)))]
+    kept = [sum_channels(noise[None, :n, None])[0, 0] == sum_channels_by_element(noise[:n]) for n in range(1, 201)]
+    return [("channels add in groups, lanes and a tree", all(kept))]
 
 
 def target_promises(name, run):
@@ -351,7 +353,8 @@ def promises():
     """What must hold before a golden file is written, as (promise, kept) pairs."""
     out = order_promises() + scan_promises() + model_promises() + head_promises() + update_promises()
     for name, run in RUNS.items():
-        out += disk_promises(name, run) + target_promises(name, run) + split_promises(name, run) + slope_promises(name, run)
+        out += disk_promises(name, run) + target_promises(name, run)
+        out += split_promises(name, run) + slope_promises(name, run)
     out += slope_promises("untied", ce_run, tie_word_embeddings=False)
     out += slope_promises("hpn, learned prototypes", hpn_run, proto="learn")
     return out + slope_promises("hpn-softmax, projection", softmax_run, proto_dim=7) + inserted_layer_promises()

@@ -60,7 +60,7 @@ static const unsigned char* item_bytes(const Source* s, const Item* item, unsign
     if (!item->row) { return (const unsigned char*)item->t.data; }
     const Tensor* row = item->row;
     size_t width = dtype_size(item->t.dtype), rows = (size_t)row->disk_rows, columns = (size_t)row->columns;
-    size_t first = (size_t)item->layer * tensor_slice_elements(row);
+    size_t first = (size_t)item->slice * tensor_slice_elements(row);
     for (const Tensor* t = s->table; t < row; t++) { first += tensor_elements(t); }
     const unsigned char* from = s->file.bytes + BIN_HEADER_BYTES + width * first;
     if (row->on_disk != TRANSPOSED) { return from; }

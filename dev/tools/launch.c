@@ -1,9 +1,10 @@
 /*
 Starts P ranks of a trainer on this machine and behaves like one program.
     make launch && ./launch -n 4 ./train_gpt2 --train book.txt --model tiny
-Each process gets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and a run id;
-those of other launchers are taken away. Rank 0 keeps the terminal; lines of the others say "[rank 2]".
-SIGINT, SIGTERM, SIGUSR1 and SIGHUP go on to all ranks. When one fails, the others have 5 s to say so and are then killed.
+Each process gets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and a
+run id; those of other launchers are taken away. Rank 0 keeps the terminal; lines of the others say "[rank 2]".
+SIGINT, SIGTERM, SIGUSR1 and SIGHUP go on to all ranks. When one fails, the others have 5 s to say so and are then
+killed.
 Status: 0 when all ranks end with 0, else that of the first that failed (128 + the signal for one that was killed).
 */
 #include <errno.h>
@@ -52,7 +53,8 @@ static int free_port(void) {
     memset(&address, 0, sizeof address);
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (fd < 0 || bind(fd, (struct sockaddr*)&address, n_bytes) != 0 || getsockname(fd, (struct sockaddr*)&address, &n_bytes) != 0) {
+    if (fd < 0 || bind(fd, (struct sockaddr*)&address, n_bytes) != 0 ||
+        getsockname(fd, (struct sockaddr*)&address, &n_bytes) != 0) {
         fail("no free port", strerror(errno));
     }
     close(fd);
@@ -67,7 +69,8 @@ static void set_number(const char* name, long number) {
 
 // what all ranks share; -n 4 on 8 cores makes 2 threads each
 static void set_environment(void) {
-    const char* others[] = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_STEP_ID"};
+    const char* others[] = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID",
+                            "SLURM_STEP_ID"};
     long n_cores = sysconf(_SC_NPROCESSORS_ONLN);
     char id[64];
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) { unsetenv(others[i]); }
@@ -153,7 +156,8 @@ static void show_output(void) {
     }
 }
 
-// Ranks that have ended; the status of the first bad one stays, but one that a signal of others killed is the cause of the rest.
+// Ranks that have ended; the status of the first bad one stays, but one that a signal of others killed is the cause of
+// the rest.
 static int collect(int* status, int killing) {
     int state, n_running = 0;
     for (pid_t pid; (pid = waitpid(-1, &state, WNOHANG)) > 0;) {
@@ -162,7 +166,8 @@ static int collect(int* status, int killing) {
             if (children[i].pid != pid) { continue; }
             children[i].pid = 0;
             if (!WIFSIGNALED(state)) { continue; }
-            fprintf(stderr, "launch: rank %d was killed by signal %d (%s)\n", i, WTERMSIG(state), strsignal(WTERMSIG(state)));
+            fprintf(stderr, "launch: rank %d was killed by signal %d (%s)\n", i, WTERMSIG(state),
+                    strsignal(WTERMSIG(state)));
         }
         if (*status == 0 || (!killing && *status < 128 && ended >= 128)) { *status = ended; }
     }
@@ -174,8 +179,8 @@ int main(int argc, char** argv) {
     char* end = NULL;
     const int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
     if (argc == 2 && strcmp(argv[1], "--help") == 0) {
-        printf("usage: launch -n RANKS PROGRAM [OPTION...]\nStarts 1..1024 ranks of a trainer on this machine, which train one model: "
-               "./launch -n 4 ./train_gpt2 ...\n");
+        printf("usage: launch -n RANKS PROGRAM [OPTION...]\nStarts 1..1024 ranks of a trainer on this machine, which "
+               "train one model: ./launch -n 4 ./train_gpt2 ...\n");
         return 0;
     }
     long n = argc >= 4 && strcmp(argv[1], "-n") == 0 ? strtol(argv[2], &end, 10) : 0;

@@ -11,14 +11,14 @@ the parsers of llmc/, so a broken file gets the message that a trainer would giv
 #define TOOLS_SOURCE_H
 #include "llmc/models/gpt2.h"      // the tensor table of llm.c's .bin
 #include "llmc/text/dataloader.h"  // TokenShard
-#include "llmc/text/hellaswag.h"  // hellaswag_parse_
+#include "llmc/text/hellaswag.h"   // hellaswag_parse_
 
 typedef struct {
     SafeTensor t;       // its data is NULL for llm.c's .bin: there a slice is turned to its shape on disk when it is read
     const char* file;   // which file of a folder
     int is_listed;      // parameters; not AdamW's moments, nor the data of files that hold no tensors
     const Tensor* row;  // of the .bin's tensor table,
-    int layer;          // and the slice
+    int slice;          // and which of its slices
 } Item;
 
 typedef struct {
@@ -133,7 +133,7 @@ static inline void take_config(Source* s, const char* folder, const char* name) 
 static inline json_int_t folder_bytes(const char* folder, json_t* list) {
     json_int_t sum = 0;
     struct dirent** entries;
-    int n = scandir(folder, &entries, NULL, compare_entries_);
+    int n = scandir(folder, &entries, NULL, file_list_compare_);
     for (int i = 0; i < n; i++) {
         char path[PATH_BYTES];
         struct stat status;
@@ -293,7 +293,7 @@ static inline void describe_run(Source* s, const char* run) {
     if (has_metrics && !metrics_parse(s, (const char*)s->file.bytes, s->file.n_bytes, &error)) {
         problem(s, "metrics.jsonl: %s", error.text);
     }
-    int newest = checkpoint_newest(run, -1), n = scandir(run, &entries, NULL, compare_entries_);
+    int newest = checkpoint_newest(run, -1), n = scandir(run, &entries, NULL, file_list_compare_);
     json_int_t best = -1, n_bytes = folder_bytes(run, NULL);
     if (newest >= 0) {
         json_t* manifest = read_quietly(checkpoint_folder(path, run, newest), "manifest.json");
@@ -322,7 +322,7 @@ static inline void add_shards(Source* s, const char* folder, const json_t* index
     const char* name;
     json_object_foreach(places, name, value) {
         const char* file = json_string_value(value);
-        if (!file || !is_shard_name_(file)) {
+        if (!file || !safeset_is_shard_name_(file)) {
             problem(s, HF_INDEX ": \"%.80s\": expected the name of a file in this folder", name);
         } else if (!json_object_get(found, file)) {
             json_object_set_new(found, file, json_true());
@@ -398,7 +398,7 @@ static inline void describe_bin_model(Source* s) {
             t.n_bytes = t.n * dtype_size(t.dtype);
             Item* item = add_item(s, &t, "", 1);
             item->row = &s->table[i];
-            item->layer = l;
+            item->slice = l;
         }
     }
 }
@@ -433,7 +433,7 @@ static inline void describe_tokens(Source* s) {
     int token_bytes = 0, vocab_size = 0;
     ErrorText error;
     memset(&shard, 0, sizeof shard);
-    if (!shard_parse_(&shard, &token_bytes, &vocab_size, s->file.bytes, s->file.n_bytes, &error)) {
+    if (!tokens_parse_shard_(&shard, &token_bytes, &vocab_size, s->file.bytes, s->file.n_bytes, &error)) {
         fail_input("%s: %s", s->path, error.text);
     }
     set_kind(s, "token shard", (json_int_t)s->file.n_bytes);

@@ -7,7 +7,7 @@ Text to tokens and back, with the trainers' own tokenizer:
 A shard is that of llm.c: uint16 when the vocabulary has at most 65,536 tokens, else uint32 (format: llmc/text/dataloader.h).
 End of text stands before each document; a document is a file. Files, folders and patterns are taken as by --train.
 */
-#include "../../llmc/text/dataloader.h"  // file_list_make, text_check_, is_json_lines_, file_map; tokenizer.h
+#include "../../llmc/text/dataloader.h"  // file_list_make, tokens_check_text_, tokens_is_json_lines_, file_map; tokenizer.h
 #include "../../llmc/core/print.h"       // progress, seconds_now
 #include "../../llmc/core/options.h"     // options_parse_words
 #include "../../llmc/core/outfile.h"     // temporary_path, file_publish
@@ -89,8 +89,8 @@ static void add_path(Shard* s, const Tokenizer* t, TokenizerWork* w, const Setti
         ErrorText error;
         progress(path, i, list.n);
         file_map(&file, list.paths[i]);
-        int is_text = text_check_(file.bytes, file.n_bytes, &error);
-        if (is_text && !list.in_folder && is_json_lines_(file.path, file.bytes, file.n_bytes)) {
+        int is_text = tokens_check_text_(file.bytes, file.n_bytes, &error);
+        if (is_text && !list.in_folder && tokens_is_json_lines_(file.path, file.bytes, file.n_bytes)) {
             is_text = error_set(&error, "expected text, found JSON Lines: convert it to text, one file for each document");
         }
         if (!is_text && !list.in_folder) { fail_input("%s: %s", file.path, error.text); }

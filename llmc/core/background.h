@@ -3,9 +3,10 @@ One job on a thread of its own, at most one at a time: a checkpoint is written w
     background_start(b, work, arg)   waits for the job before, then runs work(arg)
     background_wait(b)               returns when there is no job any more
 The job must own what it reads: the starter hands it a copy. Signals are left to the main thread.
-A job that fails says why, as fail_run does everywhere, and stands still; the main thread ends the process in background_wait
-or before that in fail_check (fail.h), which it should ask now and then. A process that ends by exit() first lets the job come
-to its end. So wait for the last job before main returns: its failure has to become the exit status.
+A job that fails says why, as fail_run does everywhere, and stands still; the main thread ends the process in
+background_wait or before that in fail_check (fail.h), which it should ask now and then. A process that ends by exit()
+first lets the job come to its end. So wait for the last job before main returns: its failure has to become the exit
+status.
 */
 #ifndef LLMC_BACKGROUND_H
 #define LLMC_BACKGROUND_H
@@ -39,7 +40,7 @@ static inline void* background_main_(void* background) {
     return NULL;
 }
 
-// until the job is done or has failed
+// returns when the job is done or has failed
 static inline void background_ended_(const Background* b) {
     Failure* f = failure_();
     pthread_mutex_lock(&f->lock);
@@ -76,7 +77,7 @@ static inline void background_start(Background* b, void (*work)(void* arg), void
     b->over = 0;
     *background_active_() = b;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);  // which the new thread inherits
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // the new thread inherits the mask
     int error = pthread_create(&b->thread, NULL, background_main_, b);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error) {

@@ -2,7 +2,7 @@
 A choice is a value of an enum and, for people and files, a name in a list: the names stand in the order of the enum.
     #define SHAPE_NAMES "round|square,quadratic|flat"
     typedef enum { SHAPE_ROUND, SHAPE_SQUARE, SHAPE_FLAT } Shape;
-    choice_find(SHAPE_NAMES, "square")   SHAPE_SQUARE; so do "quadratic", another spelling of it, and "Square"
+    choice_find(SHAPE_NAMES, "square")         SHAPE_SQUARE, as of "quadratic", its other spelling, and of "Square"
     choice_name(SHAPE_NAMES, SHAPE_SQUARE).s   "square"
 The list is also what an option of type OPTION_CHOICE takes (options.h).
 */

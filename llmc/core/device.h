@@ -36,11 +36,10 @@ typedef struct {
 } Workspace;
 
 #ifdef __CUDACC__
-// how cuBLASLt does the products that it was asked for: gemm_cublas.h
-typedef struct CublasPlan CublasPlan;
+// how cuBLASLt does the products that it was asked for: gemm_cublas.h, which makes it with the first product
+typedef struct CublasCache CublasCache;
 typedef struct {
-    CublasPlan* plan;
-    int n_made;
+    CublasCache* cache;
 } CublasPlans;
 #endif
 
@@ -262,7 +261,7 @@ static inline void device_free(Device* dev) {
     free(dev->workspace);
     dev->workspace = NULL;
 #ifdef __CUDACC__
-    free(dev->plans->plan);
+    free(dev->plans->cache);
     free(dev->plans);
     cublasCheck(cublasLtDestroy(dev->blas));
     cudaCheck(cudaStreamDestroy(dev->stream));

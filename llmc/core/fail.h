@@ -6,9 +6,14 @@ How a program of this project stops: one clear line on stderr, then an exit stat
 A message says what, where, expected, found and, where there is one, the remedy; no newline, no "Error:" in front.
     train_gpt2: --batch-size: expected an integer 1..65536, found "4x"
 `assert` stays for our own mistakes; anything a user typed or a file contained comes here.
-Beside the main thread a job of background.h may fail, and both at once. Only the first of them says why, and only the main
-thread ends the process: a job that fails stands still until the main thread asks (fail_check), waits for it, or fails too.
-So there is one line and one exit, whose handlers run while nobody else writes, and never in the middle of a line of the log.
+Beside the main thread a job of background.h may fail, and both at once. Only the first of them says why, and only the
+main thread ends the process: a job that fails stands still until the main thread asks (fail_check), waits for it, or
+fails too.
+So there is one line and one exit, whose handlers run while nobody else writes, and never in the middle of a line of the
+log.
+Of several processes that train one model and find the same error of the user, one says it: before fail_input speaks it
+asks the function in Failure.is_said_elsewhere (comm.h has one). A process whose line another one says ends with status
+2, silent.
 */
 #ifndef LLMC_FAIL_H
 #define LLMC_FAIL_H
@@ -40,11 +45,13 @@ typedef struct {
     int status;                // exit status of the first failure; 0: nothing has failed
     int job_failed;            // a job stands still for ever
     int silent;                // another process says it (options.h)
+    int (*is_said_elsewhere)(void* context, const char* line);  // does another process say this line of fail_input?
+    void* context;
 } Failure;
 
 // a state of the process, as its end is
 static inline Failure* failure_(void) {
-    static Failure failure = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0};
+    static Failure failure = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0, NULL, NULL};
     return &failure;
 }
 
@@ -54,20 +61,32 @@ static inline int* failure_in_job_(void) {
     return &in_job;
 }
 
-static inline void fail_line_(const char* format, va_list args) {
-    char line[4096];
-    vsnprintf(line, sizeof line, format, args);
-    plain_text(line);
+enum { FAIL_LINE_BYTES = 4096 };
+
+static inline void fail_line_(const char* line) {
     if (!*failure_in_job_()) { fflush(stdout); }  // beside a job the main thread may be in the middle of a line
     fprintf(stderr, "%s: %s\n", program_invocation_short_name, line);
+}
+
+static inline void fail_format_(char line[FAIL_LINE_BYTES], const char* format, va_list args) {
+    vsnprintf(line, FAIL_LINE_BYTES, format, args);
+    plain_text(line);
+}
+
+// a job's line is not asked about: the answer would come by connections that the main thread uses
+static inline int fail_is_said_(const Failure* f, int status, const char* line) {
+    if (f->silent) { return 1; }
+    return status == 2 && f->is_said_elsewhere && !*failure_in_job_() && f->is_said_elsewhere(f->context, line);
 }
 
 __attribute__((noreturn))
 static inline void fail_end_(int status, const char* format, va_list args) {
     Failure* f = failure_();
+    char line[FAIL_LINE_BYTES];
     pthread_mutex_lock(&f->lock);
     if (f->status == 0) {
-        if (!f->silent) { fail_line_(format, args); }
+        fail_format_(line, format, args);
+        if (!fail_is_said_(f, status, line)) { fail_line_(line); }
         f->status = status;
     }
     if (*failure_in_job_()) {
@@ -104,10 +123,12 @@ static inline void fail_run(const char* format, ...) {
 
 __attribute__((format(printf, 1, 2)))
 static inline void warn_line(const char* format, ...) {
+    char line[FAIL_LINE_BYTES];
     va_list args;
     va_start(args, format);
-    fail_line_(format, args);
+    fail_format_(line, format, args);
     va_end(args);
+    fail_line_(line);
 }
 
 // malloc that cannot return NULL; `what` names the thing in the message ("activations")

@@ -8,7 +8,8 @@ JSON files, whole: read with a message that names file and line, written durably
     json_never_null     called once, before the first JSON of a program
 Strict JSON (RFC 8259): one object, UTF-8, no key twice, no NaN or Infinity, integers below 2^63, nothing behind it.
 Size and nesting are bounded before the parser sees a byte: they bound its heap and its stack.
-Errors: fail_input with file, line or key, what was expected and what was found; json_parse_bounded, json_ints and json_agrees
+Errors: fail_input with file, line or key, what was expected and what was found; json_parse_bounded, json_ints and
+json_agrees
         return it. fail_run when writing fails, as outfile.h.
 */
 #ifndef LLMC_JSONFILE_H
@@ -81,7 +82,8 @@ static inline json_t* json_read(const char* path) {
 // ---- values ----
 
 // 0: the reason names the key and what is there
-static inline int json_int_(int64_t* out, const json_t* json, const char* key, int64_t low, int64_t high, ErrorText* error) {
+static inline int json_int_(int64_t* out, const json_t* json, const char* key, int64_t low, int64_t high,
+                            ErrorText* error) {
     const json_t* value = json_object_get(json, key);
     if (json_is_integer(value) && json_integer_value(value) >= low && json_integer_value(value) <= high) {
         *out = json_integer_value(value);
@@ -141,7 +143,8 @@ static inline int json_agrees(const json_t* json, json_t* expected, ErrorText* e
 
 // ---- writing ----
 
-// an object as text, two blanks a level, ending in a newline; takes the reference; floats have the digits that read back
+// an object as text, two blanks a level, ending in a newline; takes the reference; floats have the digits that read
+// back
 static inline char* json_text(json_t* json, const char* what) {
     char* text = json ? json_dumps(json, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) : NULL;
     if (!text) { fail_run("%s: no memory for its JSON, or a text in it is not UTF-8", what); }

@@ -33,6 +33,12 @@ template <typename X> __device__ inline X from_float(float x);
 template <> __device__ inline float from_float<float>(float x) { return x; }
 template <> __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
 
+// the type of a pointer that may be NULL: it says nothing about X, the other arguments do
+template <typename X>
+struct MaybeNull {
+    typedef X type;
+};
+
 // ---- loads and stores of W elements at once ----
 
 template <typename X, int W>

@@ -1,7 +1,9 @@
 /*
-Which layers an option means, in items separated by commas. Layers count from 0.
-    freeze_slices   --freeze: names of tensors as patterns, "backbone.layers.3.*", or of all layers at once, "*.norm.weight";
-                    first:N, the first N layers (more than there are: all); indices:A,B,..., these layers, or none
+Which layers an option means, in items separated by commas. Layers count from 0, in the order of the forward pass.
+    freeze_slices   --freeze: names of tensors as patterns, "backbone.layers.3.*", or of all layers at once,
+                    "*.norm.weight"; first:N, the first N layers (more than there are: all); indices:A,B,..., these
+                    layers, or none. An expert that has a name of its own in the file is frozen by itself
+    learning_from   the lowest layer that learns, at which backward may stop
     placement_map   --placement: where the new layers of a model that grows from `base` to `target` layers stand
                         append, prepend   behind or before the old ones
                         insert:N          together, the first as layer N, at most behind all old ones
@@ -35,7 +37,11 @@ static inline const char* item_after_(const char* item, const char* start) {
 
 static inline void freeze_layers_(int* frozen, const Tensor* table, int n, int first, int end) {
     for (int i = 0, slice = 0; i < n; slice += tensor_slices(&table[i++])) {
-        for (int l = first; l < end && l < table[i].layers; l++) { frozen[slice + l] = 1; }
+        const int n_each = tensor_layer_slices(&table[i]);
+        for (int l = first; l < end && l < table[i].layers; l++) {
+            const int begin = tensor_slice(&table[i], l);
+            for (int k = 0; k < n_each && begin >= 0; k++) { frozen[slice + begin + k] = 1; }
+        }
     }
 }
 
@@ -43,10 +49,10 @@ static inline void freeze_layers_(int* frozen, const Tensor* table, int n, int f
 static inline void freeze_pattern_(int* frozen, const Tensor* table, int n, const char* pattern) {
     int n_found = 0;
     for (int i = 0, slice = 0; i < n; i++) {
-        const int all = fnmatch(pattern, table[i].name, 0) == 0;
-        for (int l = 0; l < tensor_slices(&table[i]); l++, slice++) {
-            char name[256];
-            if (!all && fnmatch(pattern, tensor_slice_name(name, sizeof name, &table[i], l), 0) != 0) { continue; }
+        char name[256];
+        const int all = fnmatch(pattern, tensor_name(name, sizeof name, &table[i]), 0) == 0;
+        for (int k = 0, n_slices = tensor_slices(&table[i]); k < n_slices; k++, slice++) {
+            if (!all && fnmatch(pattern, tensor_slice_name(name, sizeof name, &table[i], k), 0) != 0) { continue; }
             frozen[slice] = 1;
             n_found++;
         }
@@ -59,11 +65,9 @@ static inline void freeze_pattern_(int* frozen, const Tensor* table, int n, cons
 
 // 1 for each slice without updates, in table order; a tensor whose slices are all frozen is marked in the table. On the heap
 static inline int* freeze_slices(const char* text, Tensor* table, int n) {
-    int n_slices = 0, n_layers = 0, in_indices = 0;
-    for (int i = 0; i < n; i++) {
-        n_slices += tensor_slices(&table[i]);
-        n_layers = table[i].layers > n_layers ? table[i].layers : n_layers;
-    }
+    int n_slices = 0, in_indices = 0;
+    const int n_layers = tensors_layers(table, n);
+    for (int i = 0; i < n; i++) { n_slices += tensor_slices(&table[i]); }
     const size_t n_bytes = sizeof(int) * (size_t)n_slices;
     int* frozen = (int*)memset(malloc_check(n_bytes, "frozen slices"), 0, n_bytes);
     char *copy = string_copy(text), *rest = copy;
@@ -83,9 +87,35 @@ static inline int* freeze_slices(const char* text, Tensor* table, int n) {
     free(copy);
     for (int i = 0, slice = 0; i < n; i++) {
         table[i].frozen = 1;
-        for (int l = 0; l < tensor_slices(&table[i]); l++) { table[i].frozen &= frozen[slice++]; }
+        for (int k = 0, n_of_it = tensor_slices(&table[i]); k < n_of_it; k++) { table[i].frozen &= frozen[slice++]; }
     }
     return frozen;
+}
+
+static inline int slices_learn_(const int* frozen, int n) {
+    int n_learning = 0;
+    for (int k = 0; k < n; k++) { n_learning += !frozen || !frozen[k]; }
+    return n_learning > 0;
+}
+
+// The lowest layer in which a slice learns; the number of layers where none does. Backward has to come down to it, and
+// where *below is 1 through the layers under it: then something learns that belongs to no layer and stands in the table
+// before those that do, as embeddings. frozen: of each slice in table order, NULL: none
+static inline int learning_from(const Tensor* table, int n, const int* frozen, int* below) {
+    const int n_layers = tensors_layers(table, n);
+    int lowest = n_layers, has_layers = 0;
+    *below = 0;
+    for (int i = 0, slice = 0; i < n; slice += tensor_slices(&table[i++])) {
+        const int n_each = tensor_layer_slices(&table[i]);
+        const int* here = frozen ? frozen + slice : NULL;
+        has_layers |= table[i].layers > 0;
+        if (!has_layers) { *below |= slices_learn_(here, n_each); }
+        for (int l = 0; l < lowest && l < table[i].layers; l++) {
+            const int first = tensor_slice(&table[i], l);
+            if (first >= 0 && slices_learn_(here ? here + first : NULL, n_each)) { lowest = l; }
+        }
+    }
+    return lowest;
 }
 
 // ---- --placement ----

@@ -40,7 +40,8 @@ static inline int error_set(ErrorText* error, const char* format, ...) {
     return 0;
 }
 
-// a file that this project reads, given to the wrong option; whole headers only, for one that is cut short has its own message
+// a file that this project reads, given to the wrong option; whole headers only, for one that is cut short has its own
+// message
 static inline const char* file_of_ours_(const char* s, size_t n_bytes) {
     int32_t magic = 0;
     uint64_t n_header = 0;
@@ -71,8 +72,12 @@ static inline const char* file_looks_like(const void* bytes, size_t n_bytes) {
     if (n_bytes >= 5 && memcmp(s, "<?xml", 5) == 0) { return "an XML page (a failed download: it says why)"; }
     if (n_bytes >= 4 && memcmp(s, "PK\3\4", 4) == 0) { return "a zip archive (unpack it; PyTorch's: convert it)"; }
     if (n_bytes >= 2 && memcmp(s, "\x1f\x8b", 2) == 0) { return "a gzip archive (unpack it with gunzip)"; }
-    if (n_bytes >= 4 && memcmp(s, "GGUF", 4) == 0) { return "a GGUF file, llama.cpp's format (take the safetensors it was made from)"; }
-    if (n_bytes >= 4 && memcmp(s, "PAR1", 4) == 0) { return "a Parquet table (dev/data has scripts that write shards)"; }
+    if (n_bytes >= 4 && memcmp(s, "GGUF", 4) == 0) {
+        return "a GGUF file, llama.cpp's format (take the safetensors it was made from)";
+    }
+    if (n_bytes >= 4 && memcmp(s, "PAR1", 4) == 0) {
+        return "a Parquet table (dev/data has scripts that write shards)";
+    }
     return NULL;
 }
 

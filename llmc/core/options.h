@@ -20,7 +20,7 @@ A choice becomes the position of its name in the list (choice.h), which is the o
 "", it may also be none of them, -1. Texts are heap copies owned by the table until options_free; a program changes one
 with options_set.
 Errors: status 2 and one line, `train_gpt2: --batch-size: expected an integer 1..65536, found "4x"`; from a file with
-`conf.txt:3: ` in front. Of the ranks that dev/tools/launch starts only rank 0 says it, and only rank 0 prints --help.
+`conf.txt:3: ` in front. Of the ranks that dev/tools/launch or torchrun starts on a machine the first says it, or prints --help.
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
@@ -420,14 +420,14 @@ static inline void options_parse_words(Option* table, int n, OptionWords* words,
     }
 }
 
-// dev/tools/launch gives every rank the same words: rank 0 alone says what is wrong with them, or helps
-static inline int options_of_rank_0_(void) {
-    const char *rank = getenv("RANK"), *id = getenv("TORCHELASTIC_RUN_ID");
-    return rank && strcmp(rank, "0") != 0 && id && strncmp(id, "launch-", 7) == 0;
+// dev/tools/launch and torchrun give all ranks of a machine the same words: the first alone says what is wrong with them, or helps
+static inline int options_of_first_rank_(void) {
+    const char *rank = getenv("LOCAL_RANK"), *id = getenv("TORCHELASTIC_RUN_ID");
+    return rank && strcmp(rank, "0") != 0 && id && *id;
 }
 
 static inline void options_parse(Option* table, int n, int argc, char** argv, const char* about) {
-    failure_()->silent = options_of_rank_0_();
+    failure_()->silent = options_of_first_rank_();
     options_parse_words(table, n, NULL, argc, argv, about);
     failure_()->silent = 0;
 }

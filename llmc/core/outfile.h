@@ -1,6 +1,7 @@
 /*
-A file being written: short writes go on, errors name the path, every byte is hashed on its way to the disk, and a closed
-file is durable (fsync). Checkpoints keep the sum of each file in their manifest, so that reading can prove what it reads.
+A file being written: short writes go on, errors name the path, every byte is hashed on its way to the disk, and a
+closed file is durable (fsync). Checkpoints keep the sum of each file in their manifest, so that reading can prove what
+it reads.
     outfile_check    can the file be written? Asked before a run that ends with it
     outfile_open     creates the file, or empties it
     outfile_write    any number of bytes; small ones are gathered in a buffer
@@ -24,7 +25,9 @@ enum { PATH_BYTES = 4096 };
 
 // path = folder/name, or a message when that is too long
 static inline const char* path_join(char path[PATH_BYTES], const char* folder, const char* name) {
-    if (snprintf(path, PATH_BYTES, "%s/%s", folder, name) >= PATH_BYTES) { fail_input("%s/%s: this path is too long", folder, name); }
+    if (snprintf(path, PATH_BYTES, "%s/%s", folder, name) >= PATH_BYTES) {
+        fail_input("%s/%s: this path is too long", folder, name);
+    }
     return path;
 }
 
@@ -44,7 +47,9 @@ static inline const char* path_parent(char parent[PATH_BYTES], const char* path)
 static inline void outfile_check(const char* option, const char* path) {
     char parent[PATH_BYTES], inside[PATH_BYTES];
     struct stat status;
-    if (stat(path, &status) == 0 && S_ISDIR(status.st_mode)) { fail_input("--%s: %s: expected a file, found a folder", option, path); }
+    if (stat(path, &status) == 0 && S_ISDIR(status.st_mode)) {
+        fail_input("--%s: %s: expected a file, found a folder", option, path);
+    }
     path_join(inside, path_parent(parent, path), ".");  // a file is no parent, though it may be written
     if (access(inside, W_OK) != 0) { fail_input("--%s: %s: %s: %s", option, path, parent, strerror(errno)); }
 }
@@ -90,7 +95,9 @@ static inline double disk_free(const char* path) {
 
 // where a file is written before it is whole: "path.tmp"; file_publish then gives it its name, durably
 static inline const char* temporary_path(char temporary[PATH_BYTES], const char* path) {
-    if (snprintf(temporary, PATH_BYTES, "%s.tmp", path) >= PATH_BYTES) { fail_input("%s: this path is too long", path); }
+    if (snprintf(temporary, PATH_BYTES, "%s.tmp", path) >= PATH_BYTES) {
+        fail_input("%s: this path is too long", path);
+    }
     return temporary;
 }
 

@@ -1,6 +1,7 @@
 /*
 What a program prints for people: numbers and texts as they read them, the box at the start, the progress bar. ASCII.
-    format_duration, format_count, format_rate, format_bytes, format_float, format_text   printf("%s", format_count(n).s)
+    format_duration, format_count, format_rate, format_bytes, format_float, format_text
+                        printf("%s", format_count(n).s)
     box_line, box_row   the box at the start: settings, model, data, memory
     progress            a bar for long silent work, on stderr if that is a terminal
     seconds_now         a clock, to measure with or for dates
@@ -44,7 +45,8 @@ static inline ShortText format_count(double n) {
 // flop/s as "164.2 GFLOP/s" or "989 TFLOP/s"
 static inline ShortText format_rate(double flops) {
     ShortText out;
-    snprintf(out.s, sizeof out.s, flops < 1e12 ? "%.1f GFLOP/s" : "%.0f TFLOP/s", flops < 1e12 ? 1e-9 * flops : 1e-12 * flops);
+    snprintf(out.s, sizeof out.s, flops < 1e12 ? "%.1f GFLOP/s" : "%.0f TFLOP/s",
+             flops < 1e12 ? 1e-9 * flops : 1e-12 * flops);
     return out;
 }
 

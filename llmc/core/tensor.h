@@ -1,28 +1,55 @@
 /*
-The tensor table: everything anyone asks about a parameter or an activation stands on its line. Allocation, start values,
-weight decay, checkpoints, gradients, ranks and tests loop over the table; no code says "tensor number 6".
-A tensor holds all its layers one after the other, (layers, rows, columns) row-major; tensors start at multiples of 64 bytes.
+The tensor table: everything anyone asks about a parameter or an activation stands on its line. Allocation, start
+values, weight decay, checkpoints, gradients, ranks and tests loop over the table; no code says "tensor number 6".
+    tensor, activation     a line of the table. What only some tensors have is said by a function below the line:
+    tensor_in_layers       it exists in every so many layers only; tensor_in_kinds: in layers of these kinds
+    tensor_under           what its name begins with, such as "model.layers.%d."
+    tensor_named_from      the numbers in its names begin at a later layer, as those of a second stack do
+    tensor_again           the same tensor in one more layer, whose names begin otherwise
+    tensor_experts         E matrices in each layer, as one tensor of the file or each as its own
+    tensor_dims            more dimensions on disk
+    tensor_split           how ranks of tensor parallelism share it
+    tensor_stored, tensor_lora
+A *slice* is what has one name on disk: the matrix of a layer, of one of its experts, or a part of one that has a name
+of its own. A tensor holds its slices one after the other, row-major: (layers that have it, experts, rows, columns);
+tensors start at multiples of 64 bytes. So slice and layer number are two things: tensor_slice, tensor_slice_layer.
+Layers are numbered in the order of the forward pass, through all stacks of a model.
+Names   "h.%d.w" of layer 3 is "h.3.w"; a second %d is the expert. {gate,up} is for rows that lie together in memory and
+        are two tensors, or more, of equal size on disk: "mlp.{gate,up}_proj.weight", gate's rows first.
 The same table lays out every arena of the same shape: parameters, gradients, both moments.
+Cost:   a row owns nothing; what is asked layer by layer is counted anew, for models have a hundred layers.
 */
 #ifndef LLMC_TENSOR_H
 #define LLMC_TENSOR_H
 #include "rng.h"  // Mt19937, normal_fill
+#include <assert.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-typedef enum { INIT_ZEROS, INIT_ONES, INIT_NORMAL, INIT_UNIFORM, INIT_NONE } Init;  // NONE: the trainer's; they are left alone
+typedef enum { INIT_ZEROS, INIT_ONES, INIT_NORMAL, INIT_UNIFORM, INIT_NONE } Init;  // NONE: the trainer's, left alone
 typedef enum { NO_DECAY, DECAY } Decay;
-// TRANSPOSED: (columns, rows), as GPT-2's Conv1D; VECTOR: (columns); CONV: (rows, 1, columns), a convolution of each channel by
-// itself
+// TRANSPOSED: (columns, rows), as GPT-2's Conv1D; VECTOR: (columns); CONV: (rows, 1, columns), a convolution of each
+// channel by itself
 typedef enum { AS_IS, TRANSPOSED, VECTOR, CONV } OnDisk;
+// one tensor (E, rows, columns) in each layer; E tensors, whose name has a second %d
+typedef enum { FUSED, APART } ExpertsOnDisk;
+// How ranks of tensor parallelism share a matrix (out, in): each has all of it; some of its rows; some of its columns,
+// and outputs are added over ranks; some rows of a vocabulary, of which ids and the loss must know (parallel.md 5, 14)
+typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS, SPLIT_VOCABULARY } Split;
+// What a parameter is stored as while it is used: what the build stores (floatX), or always this. FP8: e4m3, and a
+// scale for each block of 128 x 128; FP4: two in a byte, and a scale for each 32 of a row
+typedef enum { STORED_BY_BUILD, STORED_F32, STORED_BF16, STORED_FP8, STORED_FP4 } Stored;
+
+enum { SECTIONS_MAX = 4, DISK_DIMS_MAX = 6 };
 
 typedef struct {
-    const char* name;    // on disk; %d stands for the layer
+    const char* name;    // on disk; %d stands for the layer, a second one for the expert
+    const char* prefix;  // what stands before the name; NULL: nothing
     size_t field;        // offsetof the pointer in the struct that names the tensors
-    int layers;          // 0: belongs to no layer; the tensor is one slice
-    int rows, columns;   // of one slice; a vector has 1 row
+    int layers;          // of the model, as far as this tensor may exist; 0: it belongs to no layer
+    int rows, columns;   // of one matrix; a vector has 1 row
     int disk_rows;       // rows that a file holds; the padding up to `rows` is zero and stays zero
     Init init;
     float std;           // of INIT_NORMAL; of INIT_UNIFORM the bound: from -std to std
@@ -30,11 +57,33 @@ typedef struct {
     OnDisk on_disk;
     int frozen;          // no update
     size_t offset;       // first element in an arena; set by tensors_layout
+    int first_layer, layer_step;     // tensor_in_layers
+    const char *kinds, *of_kinds;    // tensor_in_kinds; NULL: all
+    int named_from;                  // the layer whose name has number 0
+    int experts;                     // 0: none
+    ExpertsOnDisk experts_on_disk;
+    int dims[DISK_DIMS_MAX];         // on disk in place of the columns, up to the first 0
+    Split split;
+    int units;                       // heads, groups: what a rank has whole, of each section's rows or of the columns
+    int sections[SECTIONS_MAX];      // rows of which each rank has its share, as those of Q, K and V; 0: all are one
+    Stored stored;
+    int lora;                        // may be adapted by LoRA
 } Tensor;
 
-static inline Tensor tensor(const char* name, size_t field, int layers, int rows, int columns, Init init, float std, Decay decay,
-                            OnDisk on_disk) {
-    Tensor t = {name, field, layers, rows, columns, rows, init, std, decay, on_disk, 0, 0};
+static inline Tensor tensor(const char* name, size_t field, int layers, int rows, int columns, Init init, float std,
+                            Decay decay, OnDisk on_disk) {
+    Tensor t;
+    memset(&t, 0, sizeof t);
+    t.name = name;
+    t.field = field;
+    t.layers = layers;
+    t.rows = t.disk_rows = rows;
+    t.columns = columns;
+    t.init = init;
+    t.std = std;
+    t.decay = decay;
+    t.on_disk = on_disk;
+    t.layer_step = 1;
     return t;
 }
 
@@ -43,17 +92,158 @@ static inline Tensor activation(const char* name, size_t field, int layers, int 
     return tensor(name, field, layers, rows, columns, INIT_ZEROS, 0.0f, NO_DECAY, AS_IS);
 }
 
-static inline int tensor_slices(const Tensor* t) { return t->layers > 0 ? t->layers : 1; }
-static inline size_t tensor_slice_elements(const Tensor* t) { return (size_t)t->rows * (size_t)t->columns; }
+// ---- what is said of a row below its line ----
+
+// only in the layers first, first + step, ...
+static inline void tensor_in_layers(Tensor* t, int first, int step) {
+    assert(first >= 0 && step > 0);
+    t->first_layer = first;
+    t->layer_step = step;
+}
+
+// Only in layers of a kind that is among of_kinds. kinds: a letter for each of the layers, "LLLFLLLF"; it must outlive
+// the table. Rows of the same field may exist in different layers, such as a matrix that is smaller in some
+static inline void tensor_in_kinds(Tensor* t, const char* kinds, const char* of_kinds) {
+    assert((int)strlen(kinds) >= t->layers);
+    t->kinds = kinds;
+    t->of_kinds = of_kinds;
+}
+
+static inline void tensor_under(Tensor* t, const char* prefix) { t->prefix = prefix; }
+
+// the name of layer l has the number l - layer
+static inline void tensor_named_from(Tensor* t, int layer) { t->named_from = layer; }
+
+// the row for a layer behind all others, number 0 of a stack of its own, such as the block that predicts the token
+// after next
+static inline Tensor tensor_again(const Tensor* t, int layer, const char* prefix) {
+    Tensor again = *t;
+    again.layers = layer + 1;
+    again.kinds = again.of_kinds = NULL;
+    tensor_in_layers(&again, layer, 1);
+    tensor_named_from(&again, layer);
+    tensor_under(&again, prefix);
+    return again;
+}
+
+// E matrices of this size in each layer. The file has each by itself, under a name with a second %d and perhaps several
+// {names}, or all in one tensor. In memory both are the same; tensor_is_in of tensorfile.h asks what a file has
+static inline void tensor_experts(Tensor* t, int E, ExpertsOnDisk on_disk) {
+    assert(E > 0);
+    t->experts = E;
+    t->experts_on_disk = on_disk;
+}
+
+// dimensions on disk in place of the columns, such as channels, frames, height and width of a patch; the last may be 0
+static inline void tensor_dims(Tensor* t, int a, int b, int c, int d) {
+    const int dims[DISK_DIMS_MAX] = {a, b, c, d};
+    memcpy(t->dims, dims, sizeof dims);
+}
+
+// rows of its output: a vector has one for each element
+static inline int tensor_outputs(const Tensor* t) { return t->on_disk == VECTOR ? t->columns : t->rows; }
+
+// units: 0 where the ranks may cut between any two rows or columns. The rows of a vector are its elements
+static inline void tensor_split(Tensor* t, Split split, int units) {
+    t->split = split;
+    t->units = units;
+}
+
+// rows of each section; c and d may be 0
+static inline void tensor_sections(Tensor* t, int a, int b, int c, int d) {
+    const int sections[SECTIONS_MAX] = {a, b, c, d};
+    assert(a + b + c + d == tensor_outputs(t));
+    memcpy(t->sections, sections, sizeof sections);
+}
+
+static inline void tensor_stored(Tensor* t, Stored stored) { t->stored = stored; }
+static inline void tensor_lora(Tensor* t) { t->lora = 1; }
+
+// ---- slices and layers ----
+
+// of a tensor that belongs to no layer: is it there? Always
+static inline int tensor_has_layer(const Tensor* t, int layer) {
+    if (t->layers == 0) { return 1; }
+    if (layer < t->first_layer || layer >= t->layers || (layer - t->first_layer) % t->layer_step != 0) { return 0; }
+    return !t->kinds || strchr(t->of_kinds, t->kinds[layer]) != NULL;
+}
+
+// how many of the layers below `end` have it
+static inline int tensor_layers_below_(const Tensor* t, int end) {
+    int n = 0;
+    for (int l = t->first_layer; l < end && l < t->layers; l += t->layer_step) { n += tensor_has_layer(t, l); }
+    return n;
+}
+
+// how many tensors of the file a matrix is: 1, or as many as there are names in {}
+static inline int tensor_names(const Tensor* t) {
+    int n = 1;
+    const char* brace = t->name ? strchr(t->name, '{') : NULL;
+    for (const char* c = brace; c && *c && *c != '}'; c++) { n += *c == ','; }
+    return n;
+}
+
+static inline int tensor_experts_apart_(const Tensor* t) { return t->experts > 0 && t->experts_on_disk == APART; }
+
+// of one layer, or of a tensor that belongs to none
+static inline int tensor_layer_slices(const Tensor* t) {
+    return tensor_names(t) * (tensor_experts_apart_(t) ? t->experts : 1);
+}
+
+static inline int tensor_slices(const Tensor* t) {
+    return tensor_layer_slices(t) * (t->layers > 0 ? tensor_layers_below_(t, t->layers) : 1);
+}
+
+// the first slice of a layer, -1 where that has none; of a tensor that belongs to no layer: 0
+static inline int tensor_slice(const Tensor* t, int layer) {
+    if (t->layers == 0) { return 0; }
+    return tensor_has_layer(t, layer) ? tensor_layer_slices(t) * tensor_layers_below_(t, layer) : -1;
+}
+
+// the layer of a slice; -1: of none
+static inline int tensor_slice_layer(const Tensor* t, int slice) {
+    int left = slice / tensor_layer_slices(t), l = t->first_layer;
+    if (t->layers == 0) { return -1; }
+    for (; l < t->layers; l += t->layer_step) {
+        if (tensor_has_layer(t, l) && left-- == 0) { return l; }
+    }
+    assert(0 && "a slice that the tensor has");
+    return -1;
+}
+
+// of one matrix: the way from an expert to the next
+static inline size_t tensor_matrix_elements(const Tensor* t) { return (size_t)t->rows * (size_t)t->columns; }
+
+static inline size_t tensor_layer_elements(const Tensor* t) {
+    return tensor_matrix_elements(t) * (size_t)(t->experts > 0 ? t->experts : 1);
+}
+
+static inline size_t tensor_slice_elements(const Tensor* t) {
+    return tensor_layer_elements(t) / (size_t)tensor_layer_slices(t);
+}
+
 static inline size_t tensor_elements(const Tensor* t) { return tensor_slice_elements(t) * (size_t)tensor_slices(t); }
 
 // elements of one slice that a file holds
-static inline size_t tensor_disk_elements(const Tensor* t) { return (size_t)t->disk_rows * (size_t)t->columns; }
+static inline size_t tensor_disk_elements(const Tensor* t) {
+    return t->disk_rows == t->rows ? tensor_slice_elements(t) : (size_t)t->disk_rows * (size_t)t->columns;
+}
+
+// what a row may not ask for
+static inline void tensor_check_(const Tensor* t) {
+    const int names = tensor_names(t);
+    assert(t->rows % names == 0);
+    assert(t->disk_rows == t->rows || (names == 1 && t->experts == 0));
+    assert(names == 1 || t->experts == 0 || t->experts_on_disk == APART);
+    assert(t->on_disk != VECTOR || t->rows == names);
+    (void)names, (void)t;
+}
 
 // fill in the offsets; the arena's size in elements comes back
 static inline size_t tensors_layout(Tensor* table, int n) {
     size_t offset = 0;
     for (int i = 0; i < n; i++) {
+        tensor_check_(&table[i]);
         table[i].offset = offset;
         offset += (tensor_elements(&table[i]) + 15) / 16 * 16;
     }
@@ -67,14 +257,29 @@ static inline size_t tensors_count(const Tensor* table, int n) {
     return count;
 }
 
-// Let the fields of `pointers` point into an arena: at layer `layer` of those tensors that have layers. Elements of another
-// size than float's, as floatX of a .cu trainer may have, are told. A field whose tensor this model's table lacks keeps what it
-// holds: NULL, where the trainer has put it
-static inline void tensors_point_sized(void* pointers, const Tensor* table, int n, void* arena, size_t element_bytes, int layer) {
+// layers of the model
+static inline int tensors_layers(const Tensor* table, int n) {
+    int layers = 0;
+    for (int i = 0; i < n; i++) { layers = table[i].layers > layers ? table[i].layers : layers; }
+    return layers;
+}
+
+static inline void tensor_set_field_(void* pointers, const Tensor* t, const void* first) {
+    memcpy((char*)pointers + t->field, &first, sizeof first);
+}
+
+// Let the fields of `pointers` point into an arena: at layer `layer` of those tensors that have layers, and there at
+// the first of its experts; NULL where the layer lacks the tensor. Elements of another size than float's, as floatX of
+// a .cu trainer may have, are told. A field whose tensor this model's table lacks keeps what it holds: NULL, where the
+// trainer has put it
+static inline void tensors_point_sized(void* pointers, const Tensor* table, int n, void* arena, size_t element_bytes,
+                                       int layer) {
+    for (int i = 0; i < n; i++) { tensor_set_field_(pointers, &table[i], NULL); }
     for (int i = 0; i < n; i++) {
-        size_t element = table[i].offset + (table[i].layers > 0 ? (size_t)layer * tensor_slice_elements(&table[i]) : 0);
-        char* first = (char*)arena + element_bytes * element;
-        memcpy((char*)pointers + table[i].field, &first, sizeof first);
+        const int slice = tensor_slice(&table[i], layer);
+        if (slice < 0) { continue; }  // another row of this field may have the layer
+        const size_t element = table[i].offset + (size_t)slice * tensor_slice_elements(&table[i]);
+        tensor_set_field_(pointers, &table[i], (char*)arena + element_bytes * element);
     }
 }
 
@@ -82,32 +287,112 @@ static inline void tensors_point(void* pointers, const Tensor* table, int n, flo
     tensors_point_sized(pointers, table, n, arena, sizeof(float), layer);
 }
 
-// the name of one slice: "transformer.h.%d.ln_1.weight" of layer 3 is "transformer.h.3.ln_1.weight"
-static inline const char* tensor_slice_name(char* buffer, size_t n_bytes, const Tensor* t, int layer) {
-    const char* mark = strstr(t->name, "%d");
-    if (mark) {
-        snprintf(buffer, n_bytes, "%.*s%d%s", (int)(mark - t->name), t->name, layer, mark + 2);
-    } else {
-        snprintf(buffer, n_bytes, "%s", t->name);
+// ---- names ----
+
+// n characters of `text` behind what is in the buffer
+static inline void tensor_name_add_(char* buffer, size_t n_bytes, const char* text, int n) {
+    const size_t used = strlen(buffer);
+    snprintf(buffer + used, n_bytes - used, "%.*s", n, text);
+}
+
+// the k-th name in {}, of which `text` is the first character
+static inline void tensor_name_choose_(char* buffer, size_t n_bytes, const char* text, int k) {
+    for (; k > 0; k--) { text = strchr(text, ',') + 1; }
+    tensor_name_add_(buffer, n_bytes, text, (int)strcspn(text, ",}"));
+}
+
+// `text` with its marks replaced: by the next of the numbers, and by the name of number `choice`
+static inline void tensor_name_expand_(char* buffer, size_t n_bytes, const char* text, const int** number, int choice) {
+    while (*text) {
+        char digits[16];
+        if (*text == '{') {
+            tensor_name_choose_(buffer, n_bytes, text + 1, choice);
+            text = strchr(text, '}') + 1;
+        } else if (text[0] == '%' && text[1] == 'd') {
+            tensor_name_add_(buffer, n_bytes, digits, snprintf(digits, sizeof digits, "%d", *(*number)++));
+            text += 2;
+        } else {
+            const int n = 1 + (int)strcspn(text + 1, "%{");
+            tensor_name_add_(buffer, n_bytes, text, n);
+            text += n;
+        }
     }
+}
+
+// the name of one slice: "transformer.h.%d.ln_1.weight" of layer 3 is "transformer.h.3.ln_1.weight"
+static inline const char* tensor_slice_name(char* buffer, size_t n_bytes, const Tensor* t, int slice) {
+    const int names = tensor_names(t), expert = tensor_experts_apart_(t) ? slice / names % t->experts : 0;
+    const int numbers[2] = {tensor_slice_layer(t, slice) - t->named_from, expert}, *number = numbers;
+    assert(n_bytes > 0);
+    *buffer = '\0';
+    tensor_name_expand_(buffer, n_bytes, t->prefix ? t->prefix : "", &number, 0);
+    tensor_name_expand_(buffer, n_bytes, t->name, &number, slice % names);
     return buffer;
 }
 
-// start values: layer by layer, in table order within a layer, so that the draws come as PyTorch makes the same network
+// the name as the table has it, for all of its slices
+static inline const char* tensor_name(char* buffer, size_t n_bytes, const Tensor* t) {
+    snprintf(buffer, n_bytes, "%s%s", t->prefix ? t->prefix : "", t->name);
+    return buffer;
+}
+
+// ---- shares of ranks, and what is stored ----
+
+// Of `size` ranks, one has elements first .. first + n - 1 of an axis of `length` in `units`; with fewer units than
+// ranks several have the same one, as with heads of keys and values. 0: they cannot be shared so
+static inline int tensor_share_(int length, int units, int rank, int size, int* first, int* n) {
+    units = units > 0 ? units : length;
+    if (length % units != 0 || (units % size != 0 && size % units != 0)) { return 0; }
+    const int unit = length / units, count = units >= size ? units / size : 1;
+    *first = unit * (units >= size ? rank * count : rank / (size / units));
+    *n = unit * count;
+    return 1;
+}
+
+// Rank `rank` of `size` has rows, or with SPLIT_COLUMNS columns, first .. first + n - 1 of a matrix, from each of its
+// sections: `section` counts from 0. Returns 0 where it cannot be shared so, and for a section that there is not
+static inline int tensor_share(const Tensor* t, int section, int rank, int size, int* first, int* n) {
+    const int is_one = t->sections[0] == 0, length = is_one ? tensor_outputs(t) : t->sections[section];
+    int begin = 0;
+    for (int k = 0; k < section; k++) { begin += t->sections[k]; }
+    if (t->split == SPLIT_COLUMNS) { return section == 0 && tensor_share_(t->columns, t->units, rank, size, first, n); }
+    if (length == 0 || (is_one && section > 0)) { return 0; }
+    if (!tensor_share_(length, t->split == SPLIT_NONE ? 1 : t->units, rank, size, first, n)) { return 0; }
+    *first += begin;
+    return 1;
+}
+
+// bytes of one matrix as it is stored, with its scales; build_bytes: of an element of floatX
+static inline size_t tensor_matrix_bytes(const Tensor* t, size_t build_bytes) {
+    const size_t n = tensor_matrix_elements(t), rows = (size_t)t->rows, columns = (size_t)t->columns;
+    switch (t->stored) {
+        case STORED_F32: return 4 * n;
+        case STORED_BF16: return 2 * n;
+        case STORED_FP8: return n + sizeof(float) * ((rows + 127) / 128) * ((columns + 127) / 128);
+        case STORED_FP4: return rows * ((columns + 1) / 2 + (columns + 31) / 32);
+        default: return build_bytes * n;
+    }
+}
+
+// start values: layer by layer, in table order within a layer, so that the draws come as PyTorch makes the same
+// network; a tensor without layers is drawn with layer 0. Each slice is a draw of its own
 static inline void tensors_init(const Tensor* table, int n, float* arena, uint32_t seed) {
+    const int n_layers = tensors_layers(table, n) > 1 ? tensors_layers(table, n) : 1;
     Mt19937 mt;
     mt19937_init(&mt, seed);
-    int n_layers = 1;
-    for (int i = 0; i < n; i++) { n_layers = table[i].layers > n_layers ? table[i].layers : n_layers; }
     for (int l = 0; l < n_layers; l++) {
         for (int i = 0; i < n; i++) {
             const Tensor* t = &table[i];
-            float* x = arena + t->offset + l * tensor_slice_elements(t);
-            if (l >= tensor_slices(t) || t->init == INIT_NONE) { continue; }
-            memset(x, 0, sizeof(float) * tensor_slice_elements(t));
-            if (t->init == INIT_NORMAL) { normal_fill(&mt, x, tensor_disk_elements(t), 0.0f, t->std); }
-            if (t->init == INIT_UNIFORM) { uniform_fill(&mt, x, tensor_disk_elements(t), -t->std, t->std); }
-            for (size_t j = 0; t->init == INIT_ONES && j < tensor_disk_elements(t); j++) { x[j] = 1.0f; }
+            const size_t n_slice = tensor_slice_elements(t), n_disk = tensor_disk_elements(t);
+            const int first = t->layers == 0 && l > 0 ? -1 : tensor_slice(t, l);
+            if (first < 0 || t->init == INIT_NONE) { continue; }
+            for (int k = first; k < first + tensor_layer_slices(t); k++) {
+                float* x = arena + t->offset + (size_t)k * n_slice;
+                memset(x, 0, sizeof(float) * n_slice);
+                if (t->init == INIT_NORMAL) { normal_fill(&mt, x, n_disk, 0.0f, t->std); }
+                if (t->init == INIT_UNIFORM) { uniform_fill(&mt, x, n_disk, -t->std, t->std); }
+                for (size_t j = 0; t->init == INIT_ONES && j < n_disk; j++) { x[j] = 1.0f; }
+            }
         }
     }
 }

@@ -49,7 +49,8 @@ static inline HexText hex_text(uint64_t x) {
 }
 
 #define MANIFEST_END "  \"xxh3\": \"0000000000000000\"\n}\n"
-enum { MANIFEST_END_BYTES = sizeof MANIFEST_END - 1, MANIFEST_HASH_AT = MANIFEST_END_BYTES - 20 };  // where its digits begin
+// where its digits begin
+enum { MANIFEST_END_BYTES = sizeof MANIFEST_END - 1, MANIFEST_HASH_AT = MANIFEST_END_BYTES - 20 };
 
 // XXH3 of a manifest's text with zeros in place of the sum itself
 static inline uint64_t manifest_sum_(const char* text, size_t n_bytes) {
@@ -68,7 +69,8 @@ static inline void manifest_write(const char* path, json_t* content, const Saved
     json_t *manifest = json_pack("{s:i}", "format", MANIFEST_FORMAT), *list = json_array();
     for (int i = 0; i < files->n; i++) {
         const FileSum* f = &files->file[i];
-        json_array_append_new(list, json_pack("{s:s, s:I, s:s}", "name", f->name, "bytes", (json_int_t)f->n_bytes, "xxh3", hex_text(f->xxh3).s));
+        json_array_append_new(list, json_pack("{s:s, s:I, s:s}", "name", f->name, "bytes", (json_int_t)f->n_bytes,
+                                              "xxh3", hex_text(f->xxh3).s));
     }
     json_object_update(manifest, content);
     json_decref(content);
@@ -86,12 +88,16 @@ static inline void manifest_write(const char* path, json_t* content, const Saved
 
 // one entry of "files"
 static inline int manifest_file_(FileSum* sum, const json_t* entry, ErrorText* error) {
-    const char *name = json_string_value(json_object_get(entry, "name")), *xxh3 = json_string_value(json_object_get(entry, "xxh3"));
+    const char *name = json_string_value(json_object_get(entry, "name")),
+               *xxh3 = json_string_value(json_object_get(entry, "xxh3"));
     const json_t* bytes = json_object_get(entry, "bytes");
     int plain = name && *name && *name != '.' && !strpbrk(name, "/\\") && strlen(name) < sizeof sum->name;
     if (!plain) { return error_set(error, "manifest.json: \"files\": expected plain file names"); }
-    if (!json_is_integer(bytes) || json_integer_value(bytes) < 0 || !xxh3 || strspn(xxh3, "0123456789abcdef") != 16 || xxh3[16]) {
-        return error_set(error, "manifest.json: \"files\": %s: expected \"bytes\" and 16 hexadecimal digits of \"xxh3\"", name);
+    if (!json_is_integer(bytes) || json_integer_value(bytes) < 0 || !xxh3 || strspn(xxh3, "0123456789abcdef") != 16 ||
+        xxh3[16]) {
+        return error_set(error,
+                         "manifest.json: \"files\": %s: expected \"bytes\" and 16 hexadecimal digits of \"xxh3\"",
+                         name);
     }
     snprintf(sum->name, sizeof sum->name, "%s", name);
     sum->n_bytes = (size_t)json_integer_value(bytes);
@@ -104,7 +110,8 @@ static inline json_t* manifest_parse_(const char* text, size_t n_bytes, SavedFil
     json_error_t json_error;
     const size_t hash_at = n_bytes - MANIFEST_END_BYTES + MANIFEST_HASH_AT;
     files->n = 0;
-    if (n_bytes <= MANIFEST_END_BYTES || memcmp(text + n_bytes - MANIFEST_END_BYTES, MANIFEST_END, MANIFEST_HASH_AT) != 0 ||
+    if (n_bytes <= MANIFEST_END_BYTES ||
+        memcmp(text + n_bytes - MANIFEST_END_BYTES, MANIFEST_END, MANIFEST_HASH_AT) != 0 ||
         memcmp(text + n_bytes - 4, "\"\n}\n", 4) != 0) {
         error_set(error, "manifest.json: does not end with its checksum: cut short, or of an older version");
         return NULL;
@@ -126,9 +133,9 @@ static inline json_t* manifest_parse_(const char* text, size_t n_bytes, SavedFil
     return NULL;
 }
 
-// Size and XXH3 of a file, read and not mapped: a bad block of the disk is an error here and no SIGBUS. Reading stops past
-// `expected` bytes.
-static inline int file_sum_(FileSum* found, const char* path, size_t expected, ErrorText* error) {
+// Size and XXH3 of a file, read and not mapped: a bad block of the disk is an error here and no SIGBUS. Reading stops
+// past `expected` bytes.
+static inline int manifest_file_sum_(FileSum* found, const char* path, size_t expected, ErrorText* error) {
     const size_t room = 1 << 20;
     memset(found, 0, sizeof *found);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -160,7 +167,7 @@ static inline int checkpoint_verify_file_(const char* folder, const FileSum* sum
     char path[PATH_BYTES];
     FileSum found;
     ErrorText reason;
-    if (!file_sum_(&found, path_join(path, folder, sum->name), sum->n_bytes, &reason)) {
+    if (!manifest_file_sum_(&found, path_join(path, folder, sum->name), sum->n_bytes, &reason)) {
         return error_set(error, "%s: %s", sum->name, reason.text);
     }
     if (found.n_bytes != sum->n_bytes) {
@@ -168,7 +175,8 @@ static inline int checkpoint_verify_file_(const char* folder, const FileSum* sum
                          found.n_bytes > sum->n_bytes ? "at least " : "", found.n_bytes);
     }
     if (found.xxh3 != sum->xxh3) {
-        return error_set(error, "%s: expected XXH3 %s, found %s: the file is damaged", sum->name, hex_text(sum->xxh3).s, hex_text(found.xxh3).s);
+        return error_set(error, "%s: expected XXH3 %s, found %s: the file is damaged", sum->name, hex_text(sum->xxh3).s,
+                         hex_text(found.xxh3).s);
     }
     return 1;
 }
@@ -188,13 +196,17 @@ static inline int checkpoint_verify(const char* folder, ErrorText* error) {
     MappedFile file;
     ErrorText reason;
     SavedFiles files;
-    if (!file_map_or_not(&file, path_join(path, folder, "manifest.json"), &reason)) { return error_set(error, "manifest.json: %s", reason.text); }
+    if (!file_map_or_not(&file, path_join(path, folder, "manifest.json"), &reason)) {
+        return error_set(error, "manifest.json: %s", reason.text);
+    }
     json_t* manifest = manifest_parse_((const char*)file.bytes, file.n_bytes, &files, error);
     int good = manifest != NULL;
     const char *slash = strrchr(folder, '/'), *rest = "";
     int named = checkpoint_step_(slash ? slash + 1 : folder, &rest);
     json_int_t step = json_integer_value(json_object_get(json_object_get(manifest, "state"), "step"));
-    if (good && named >= 0 && !*rest && named != step) { good = error_set(error, "manifest.json: of step %lld: the folder was renamed", (long long)step); }
+    if (good && named >= 0 && !*rest && named != step) {
+        good = error_set(error, "manifest.json: of step %lld: the folder was renamed", (long long)step);
+    }
     for (int i = 0; good && i < files.n; i++) { good = checkpoint_verify_file_(folder, &files.file[i], error); }
     json_decref(manifest);
     file_unmap(&file);
@@ -232,28 +244,34 @@ static inline const char* checkpoint_path(char path[PATH_BYTES], const char* run
     return path_join(path, checkpoint_folder(folder, run, step), name);
 }
 
-// the newest checkpoint of a run that verifies, -1 when there is none; a line on stderr for each damaged one that is newer
+// the newest checkpoint of a run that verifies, -1 when there is none; a line on stderr for each damaged one that is
+// newer
 static inline int checkpoint_newest_good(const char* run) {
     char folder[PATH_BYTES], manifest[PATH_BYTES];
     ErrorText error;
     int step = checkpoint_newest(run, -1);
     while (step >= 0 && !checkpoint_verify(checkpoint_folder(folder, run, step), &error)) {
-        int removed = !path_exists(path_join(manifest, folder, "manifest.json"));  // by a running trainer, which has saved a newer one
+        // by a running trainer, which has saved a newer one
+        int removed = !path_exists(path_join(manifest, folder, "manifest.json"));
         if (!removed) { warn_line("%s: %s; looking for the checkpoint before it", folder, error.text); }
         step = checkpoint_newest(run, removed ? -1 : step);
     }
     return step;
 }
 
-// The checkpoint that `path` means: itself, or the newest good one of a run. 0: it is something else. A damaged one that was
-// asked for by name is refused.
+// The checkpoint that `path` means: itself, or the newest good one of a run. 0: it is something else. A damaged one
+// that was asked for by name is refused.
 static inline int checkpoint_find(char folder[PATH_BYTES], const char* path) {
     ErrorText error;
-    if (snprintf(folder, PATH_BYTES, "%s", path) >= PATH_BYTES - 64) { fail_input("%.64s...: this path is too long", path); }
+    if (snprintf(folder, PATH_BYTES, "%s", path) >= PATH_BYTES - 64) {
+        fail_input("%.64s...: this path is too long", path);
+    }
     for (size_t n = strlen(folder); n > 1 && folder[n - 1] == '/'; n--) { folder[n - 1] = '\0'; }
     char manifest[PATH_BYTES];
     if (path_exists(path_join(manifest, folder, "manifest.json"))) {
-        if (!checkpoint_verify(folder, &error)) { fail_input("%s: %s (to load it as it is, remove its manifest.json)", path, error.text); }
+        if (!checkpoint_verify(folder, &error)) {
+            fail_input("%s: %s (to load it as it is, remove its manifest.json)", path, error.text);
+        }
         return 1;
     }
     if (checkpoint_newest(path, -1) < 0) { return 0; }
@@ -265,13 +283,13 @@ static inline int checkpoint_find(char folder[PATH_BYTES], const char* path) {
 
 // ---- removing ----
 
-static inline int remove_file_(const char* path) {
+static inline int checkpoint_remove_file_(const char* path) {
     int gone = unlink(path) == 0 || errno == ENOENT;
     if (!gone) { warn_line("%s: cannot be removed: %s", path, strerror(errno)); }
     return gone;
 }
 
-static inline int is_saved_file_(const SavedFiles* files, const char* name) {
+static inline int checkpoint_is_saved_file_(const SavedFiles* files, const char* name) {
     for (int i = 0; i < files->n; i++) {
         if (strcmp(name, files->file[i].name) == 0) { return 1; }
     }
@@ -293,21 +311,24 @@ static inline void checkpoint_empty_(const char* folder, const char* list) {
     }
     DIR* entries = opendir(folder);
     for (struct dirent* entry; entries && (entry = readdir(entries));) {
-        if (strcmp(entry->d_name, list) == 0 || !is_saved_file_(&files, entry->d_name)) { continue; }
-        left += !remove_file_(path_join(path, folder, entry->d_name));
+        if (strcmp(entry->d_name, list) == 0 || !checkpoint_is_saved_file_(&files, entry->d_name)) { continue; }
+        left += !checkpoint_remove_file_(path_join(path, folder, entry->d_name));
     }
     if (entries) { closedir(entries); }
-    if (left == 0) { remove_file_(path_join(path, folder, list)); }
+    if (left == 0) { checkpoint_remove_file_(path_join(path, folder, list)); }
 }
 
-// Remove a checkpoint, or what is left of one. Its manifest changes its name first, so after an interruption nothing looks
-// like a checkpoint (a .tmp never does). Files of the user's stay, and the folder with them.
+// Remove a checkpoint, or what is left of one. Its manifest changes its name first, so after an interruption nothing
+// looks like a checkpoint (a .tmp never does). Files of the user's stay, and the folder with them.
 static inline void checkpoint_remove(const char* folder) {
     char path[PATH_BYTES], removed[PATH_BYTES];
     const char* dot = strrchr(folder, '.');
     int temporary = dot && strcmp(dot, ".tmp") == 0, renamed = temporary;
     const char* list = temporary ? "manifest.json" : "manifest.removed";
-    if (!temporary) { renamed = rename(path_join(path, folder, "manifest.json"), path_join(removed, folder, list)) == 0 || errno == ENOENT; }
+    if (!temporary) {
+        renamed = rename(path_join(path, folder, "manifest.json"), path_join(removed, folder, list)) == 0 ||
+                  errno == ENOENT;
+    }
     if (!renamed) {
         warn_line("%s: cannot be renamed: %s", path, strerror(errno));
         return;
@@ -330,7 +351,8 @@ static inline void checkpoint_clean(const char* run) {
         checkpoint_folder(name, run, step);
         if (strcmp(rest, ".old") == 0 && !path_exists(name)) {
             if (rename(path, name) != 0) { fail_run("%s: cannot be renamed to %s: %s", path, name, strerror(errno)); }
-        } else if (strcmp(rest, ".tmp") == 0 || strcmp(rest, ".old") == 0 || path_exists(path_join(manifest, path, "manifest.removed"))) {
+        } else if (strcmp(rest, ".tmp") == 0 || strcmp(rest, ".old") == 0 ||
+                   path_exists(path_join(manifest, path, "manifest.removed"))) {
             checkpoint_remove(path);
         } else if (!path_exists(path_join(manifest, path, "manifest.json"))) {
             rmdir(path);  // if it is empty, only that was left to be done
@@ -369,8 +391,8 @@ static inline void checkpoint_begin(char temporary[PATH_BYTES], const char* run,
     checkpoint_clean(run);
     double n_free = disk_free(run);
     if (n_free >= 0.0 && n_free < n_bytes) {
-        fail_run("%s: a checkpoint takes %s, the disk has %s free: the checkpoints before are whole; make room, then --resume",
-                 run, format_bytes(n_bytes).s, format_bytes(n_free).s);
+        fail_run("%s: a checkpoint takes %s, the disk has %s free: the checkpoints before are whole; make room, then "
+                 "--resume", run, format_bytes(n_bytes).s, format_bytes(n_free).s);
     }
     checkpoint_abandon_at_exit();
     snprintf(name, sizeof name, "step_%06d.tmp", step);
@@ -379,9 +401,9 @@ static inline void checkpoint_begin(char temporary[PATH_BYTES], const char* run,
     make_folder(temporary);
 }
 
-// Two folders change names. At once where the system can; else the old one is set aside first, and for an instant there is
-// no step_N: checkpoint_clean gives it its name back.
-static inline int folder_exchange_(const char* temporary, const char* folder) {
+// Two folders change names. At once where the system can; else the old one is set aside first, and for an instant there
+// is no step_N: checkpoint_clean gives it its name back.
+static inline int checkpoint_exchange_(const char* temporary, const char* folder) {
     char aside[PATH_BYTES];
     if (renameat2(AT_FDCWD, temporary, AT_FDCWD, folder, RENAME_EXCHANGE) == 0) { return 1; }
     if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) { return 0; }
@@ -390,12 +412,12 @@ static inline int folder_exchange_(const char* temporary, const char* folder) {
     return rename(temporary, folder) == 0 ? rename(aside, temporary) == 0 : (rename(aside, folder), 0);
 }
 
-// The finished folder takes its name, durably. After a resume there may be one of this step already: it changes places with
-// the new one and is removed afterwards.
+// The finished folder takes its name, durably. After a resume there may be one of this step already: it changes places
+// with the new one and is removed afterwards.
 static inline void checkpoint_publish(const char* temporary, const char* folder) {
     int replaces = path_exists(folder);
     path_sync(temporary);
-    int done = replaces ? folder_exchange_(temporary, folder) : rename(temporary, folder) == 0;
+    int done = replaces ? checkpoint_exchange_(temporary, folder) : rename(temporary, folder) == 0;
     if (!done) { fail_run("%s: cannot be renamed to %s: %s", temporary, folder, strerror(errno)); }
     checkpoint_unfinished_()->folder[0] = '\0';
     parent_sync(folder);
@@ -404,13 +426,14 @@ static inline void checkpoint_publish(const char* temporary, const char* folder)
 
 // ---- one writer ----
 
-// Refuses a run to which another process writes. The lock is the kernel's and goes with the process, however that ends; the
-// file .lock only holds the writer's process id, for the message. A second's patience: a process that was killed a moment ago
-// may still be on its way out.
+// Refuses a run to which another process writes. The lock is the kernel's and goes with the process, however that ends;
+// the file .lock only holds the writer's process id, for the message. A second's patience: a process that was killed a
+// moment ago may still be on its way out.
 static inline void run_lock(const char* run) {
     char path[PATH_BYTES], pid[32] = "";
     const struct timespec pause = {0, 50000000};
-    int fd = open(path_join(path, run, ".lock"), O_RDWR | O_CREAT | O_CLOEXEC, 0666);  // open as long as the process lives
+    // open as long as the process lives
+    int fd = open(path_join(path, run, ".lock"), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) { fail_run("%s: cannot be created: %s", path, strerror(errno)); }
     int locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
     for (int i = 0; i < 20 && !locked && errno == EWOULDBLOCK; i++) {
@@ -419,7 +442,8 @@ static inline void run_lock(const char* run) {
     }
     if (!locked) {
         if (errno != EWOULDBLOCK) {
-            warn_line("%s: this file system has no locks (%s): see to it that no other process writes to this run", path, strerror(errno));
+            warn_line("%s: this file system has no locks (%s): see to it that no other process writes to this run",
+                      path, strerror(errno));
             return;
         }
         ssize_t n = read(fd, pid, sizeof pid - 1);

@@ -1,6 +1,6 @@
 /*
-Where a model puts its inputs, for pictures (dev/tools/plot_embeddings.py): unit vectors of positions with their labels, beside the
-unit vectors of the classes.
+Where a model puts its inputs, for pictures (dev/tools/plot_embeddings.py): unit vectors of positions with their labels,
+beside the unit vectors of the classes.
     embeddings_init, embeddings_add   positions that have a label, until `room` are full
     embeddings_write                  a safetensors file: z F32 (n, D), labels I32 (n), prototypes F32 (classes, D)
 Errors: fail_run names path and errno text when writing fails.

@@ -1,6 +1,7 @@
 /*
-What a trainer must keep besides parameters, moments and RunState, in a file of its own beside them: counters of layers, states
-of generators, weights of losses. A safetensors file of named vectors, which the manifest covers as every file of a checkpoint.
+What a trainer must keep besides parameters, moments and RunState, in a file of its own beside them: counters of layers,
+states of generators, weights of losses. A safetensors file of named vectors, which the manifest covers as every file of
+a checkpoint.
     const Extra extras[] = {{"updates", DTYPE_I32, updates, n_slices}, {"loss_weights", DTYPE_F32, weights, 2}};
     extras_save(path_join(path, folder, "trainer.safetensors"), extras, 2, &files);
     extras_load(path, extras, 2);   fills the arrays: name, type and length must be those that were saved
@@ -36,7 +37,9 @@ static inline void extras_load(const char* path, const Extra* extras, int n) {
     for (int i = 0; i < n; i++) {
         const Extra* want = &extras[i];
         const SafeTensor* found = safetensors_find(&file, want->name);
-        if (!found) { fail_input("%s: \"%s\" is missing: saved by another trainer, or with other options", path, want->name); }
+        if (!found) {
+            fail_input("%s: \"%s\" is missing: saved by another trainer, or with other options", path, want->name);
+        }
         if (found->dtype != want->dtype || found->n_dims != 1 || found->n != want->n) {
             fail_input("%s: \"%s\": expected %s of %zu, found %s of %zu: saved with other options", path, want->name,
                        dtype_name(want->dtype), want->n, dtype_name(found->dtype), found->n);

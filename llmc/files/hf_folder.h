@@ -4,7 +4,7 @@ Folders of Hugging Face's: finding a model, opening its tensors, and writing suc
                      file with config.json beside it, or llm.c's .bin
     SafeSet          the tensors of a model, in one file or in many:
                          model.safetensors                  one file, or
-                         model.safetensors.index.json       {"weight_map": {"tensor": "model-00001-of-00003.safetensors"}}
+                         model.safetensors.index.json       {"weight_map": {"tensor": "name of its shard"}}
                          model-00001-of-00003.safetensors   a shard: a safetensors file in the same folder
     hf_export_begin  a temporary folder next to the target; the caller writes its files into it;
     hf_export_end    the temporary folder takes the target's name, durably
@@ -12,13 +12,14 @@ An index is believed as little as the files: shards are plain names that end in 
 folder (but into blobs/ of Hugging Face's cache, whose folders are made of links), every tensor of the map is in its
 shard, and no tensor is in two shards. Tensors that the map leaves out are still found.
 Exports: the target may be missing, empty, or an earlier export: config.json says "written_by": "llmc" and every file is
-one that an export writes. The new folder then takes its place in one exchange. Anything else is refused and not touched.
+one that an export writes. The new folder then takes its place in one exchange. Anything else is refused and not
+touched.
 Errors:  fail_input with the path, what was expected and what was found; fail_run when writing fails.
 Source:  huggingface/transformers, save_pretrained and its sharded checkpoints; spec qwen_dense.md section 6
 */
 #ifndef LLMC_HF_FOLDER_H
 #define LLMC_HF_FOLDER_H
-#include "checkpoint.h"   // checkpoint_find, folder_exchange_, json_read
+#include "checkpoint.h"   // checkpoint_find, checkpoint_exchange_, json_read
 #include "llmc_bin.h"     // is_llmc_bin
 #include "safetensors.h"  // SafeFile, safetensors_open, safetensors_find
 
@@ -37,22 +38,24 @@ typedef struct {
     int n_shards;
 } ShardIndex;
 
-static inline int shard_by_name_(const void* a, const void* b) { return strcmp(*(const char* const*)a, *(const char* const*)b); }
+static inline int safeset_by_name_(const void* a, const void* b) {
+    return strcmp(*(const char* const*)a, *(const char* const*)b);
+}
 
-static inline void index_free_(ShardIndex* index) {
+static inline void safeset_index_free_(ShardIndex* index) {
     json_decref(index->json);
     free(index->shards);
     memset(index, 0, sizeof *index);
 }
 
 // a file's name that cannot lead anywhere else
-static inline int is_shard_name_(const char* name) {
+static inline int safeset_is_shard_name_(const char* name) {
     int plain = *name != '.' && !strpbrk(name, "/\\") && strlen(name) < NAME_MAX && ends_with(name, ".safetensors");
     for (const char* c = name; plain && *c; c++) { plain = (unsigned char)*c >= ' ' && *c != 127; }
     return plain;
 }
 
-static inline int index_shards_(ShardIndex* index, ErrorText* error) {
+static inline int safeset_index_shards_(ShardIndex* index, ErrorText* error) {
     const char* tensor;
     json_t* value;
     int n = 0;
@@ -60,35 +63,45 @@ static inline int index_shards_(ShardIndex* index, ErrorText* error) {
     if (!index->shards) { return error_set(error, "no memory for %zu names", json_object_size(index->weight_map)); }
     json_object_foreach(index->weight_map, tensor, value) {
         const char* shard = json_string_value(value);
-        if (!shard) { return error_set(error, "\"weight_map\": tensor \"%.80s\": expected the name of a file", tensor); }
-        if (!is_shard_name_(shard)) {
-            return error_set(error, "\"weight_map\": tensor \"%.80s\": expected a file of this folder that ends in .safetensors, "
-                             "found \"%.120s\"", tensor, shard);
+        if (!shard) {
+            return error_set(error, "\"weight_map\": tensor \"%.80s\": expected the name of a file", tensor);
+        }
+        if (!safeset_is_shard_name_(shard)) {
+            return error_set(error,
+                             "\"weight_map\": tensor \"%.80s\": expected a file of this folder that ends in "
+                             ".safetensors, found \"%.120s\"", tensor, shard);
         }
         index->shards[n++] = shard;
     }
-    qsort(index->shards, (size_t)n, sizeof(char*), shard_by_name_);
+    qsort(index->shards, (size_t)n, sizeof(char*), safeset_by_name_);
     for (int i = 0; i < n; i++) {
         int again = i > 0 && strcmp(index->shards[i], index->shards[i - 1]) == 0;
         if (!again) { index->shards[index->n_shards++] = index->shards[i]; }
     }
-    if (index->n_shards > HF_MAX_SHARDS) { return error_set(error, "expected at most %d shards, found %d", HF_MAX_SHARDS, index->n_shards); }
+    if (index->n_shards > HF_MAX_SHARDS) {
+        return error_set(error, "expected at most %d shards, found %d", HF_MAX_SHARDS, index->n_shards);
+    }
     return 1;
 }
 
 // The index from bytes in memory, without an exit: 1, or 0 with the reason and nothing left to free.
-static inline int index_parse_(ShardIndex* index, const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
+static inline int safeset_index_parse_(ShardIndex* index, const unsigned char* bytes, size_t n_bytes,
+                                       ErrorText* error) {
     json_error_t json_error;
     const char* other = file_looks_like(bytes, n_bytes);
     memset(index, 0, sizeof *index);
     index->json = json_parse_bounded((const char*)bytes, n_bytes, JSON_MAX_DEPTH, &json_error);
     index->weight_map = json_object_get(index->json, "weight_map");
     if (!index->json && other) { return error_set(error, "expected JSON, found %s", other); }
-    if (!index->json) { return error_set(error, "line %d: expected JSON, found: %s", json_error.line, json_error.text); }
+    if (!index->json) {
+        return error_set(error, "line %d: expected JSON, found: %s", json_error.line, json_error.text);
+    }
     int has_map = json_is_object(index->weight_map) && json_object_size(index->weight_map) > 0;
-    if (!has_map) { error_set(error, "expected \"weight_map\", an object of tensor names and their files, found no such"); }
-    if (has_map && index_shards_(index, error)) { return 1; }
-    index_free_(index);
+    if (!has_map) {
+        error_set(error, "expected \"weight_map\", an object of tensor names and their files, found no such");
+    }
+    if (has_map && safeset_index_shards_(index, error)) { return 1; }
+    safeset_index_free_(index);
     return 0;
 }
 
@@ -105,7 +118,7 @@ typedef struct {
 
 // a link out of the folder could make any file of this machine part of a model; Hugging Face's cache keeps
 // snapshots/<commit>/<name> as links to ../../blobs/<hash>
-static inline void check_shard_link_(const char* path, const char* folder) {
+static inline void safeset_check_link_(const char* path, const char* folder) {
     char real[PATH_MAX], inside[PATH_MAX], blobs[PATH_BYTES], cache[PATH_MAX], real_parent[PATH_BYTES];
     if (!realpath(path, real) || !realpath(folder, inside)) { return; }  // opening it says why
     path_parent(real_parent, real);
@@ -123,23 +136,26 @@ static inline void safeset_open_shards_(SafeSet* set, const char* path) {
     const char* tensor;
     json_t* value;
     file_map(&file, path);
-    if (!index_parse_(&index, file.bytes, file.n_bytes, &error)) { fail_input("%s: %s", path, error.text); }
+    if (!safeset_index_parse_(&index, file.bytes, file.n_bytes, &error)) { fail_input("%s: %s", path, error.text); }
     path_parent(folder, path);
     set->n_files = index.n_shards;
     set->files = (SafeFile*)malloc_check(sizeof(SafeFile) * (size_t)index.n_shards, "shards");
     for (int i = 0; i < index.n_shards; i++) {
         path_join(shard, folder, index.shards[i]);
         if (!path_exists(shard)) { fail_input("%s: is missing, but %s names it: download it too", shard, path); }
-        check_shard_link_(shard, folder);
+        safeset_check_link_(shard, folder);
         safetensors_open(&set->files[i], shard);
     }
     json_object_foreach(index.weight_map, tensor, value) {
         const char* name = json_string_value(value);
-        const char** found = (const char**)bsearch(&name, index.shards, (size_t)index.n_shards, sizeof(char*), shard_by_name_);
+        const char** found = (const char**)bsearch(&name, index.shards, (size_t)index.n_shards, sizeof(char*),
+                                                   safeset_by_name_);
         const SafeFile* holder = &set->files[found - index.shards];
-        if (!safetensors_find(holder, tensor)) { fail_input("%s: expected tensor \"%.80s\" in %s, found none", path, tensor, name); }
+        if (!safetensors_find(holder, tensor)) {
+            fail_input("%s: expected tensor \"%.80s\" in %s, found none", path, tensor, name);
+        }
     }
-    index_free_(&index);
+    safeset_index_free_(&index);
     file_unmap(&file);
 }
 
@@ -156,14 +172,16 @@ static inline void safeset_open(SafeSet* set, const char* path) {
     }
     for (int i = 0; i < set->n_files; i++) { set->n_tensors += set->files[i].n_tensors; }
     set->by_name = (const SafeTensor**)malloc_check(sizeof(SafeTensor*) * (size_t)set->n_tensors, "names of tensors");
-    set->used = (unsigned char*)memset(malloc_check((size_t)set->n_tensors, "names of tensors"), 0, (size_t)set->n_tensors);
+    set->used = (unsigned char*)memset(malloc_check((size_t)set->n_tensors, "names of tensors"), 0,
+                                       (size_t)set->n_tensors);
     for (int i = 0, n = 0; i < set->n_files; n += set->files[i++].n_tensors) {
         memcpy(set->by_name + n, set->files[i].by_name, sizeof(SafeTensor*) * (size_t)set->files[i].n_tensors);
     }
     qsort(set->by_name, (size_t)set->n_tensors, sizeof(SafeTensor*), safetensors_by_name_);
     for (int i = 1; i < set->n_tensors; i++) {
         if (strcmp(set->by_name[i]->name, set->by_name[i - 1]->name) == 0) {
-            fail_input("%s: tensor \"%.80s\" is in two shards: nobody can say which one counts", path, set->by_name[i]->name);
+            fail_input("%s: tensor \"%.80s\" is in two shards: nobody can say which one counts", path,
+                       set->by_name[i]->name);
         }
     }
 }
@@ -172,32 +190,35 @@ static inline void safeset_open(SafeSet* set, const char* path) {
 static inline const SafeTensor* safeset_find(SafeSet* set, const char* name) {
     SafeTensor wanted = {name, DTYPE_BOOL, 0, {0}, NULL, 0, 0};
     const SafeTensor* key = &wanted;
-    const SafeTensor** found = (const SafeTensor**)bsearch(&key, set->by_name, (size_t)set->n_tensors, sizeof(SafeTensor*),
-                                                           safetensors_by_name_);
+    const SafeTensor** found = (const SafeTensor**)bsearch(&key, set->by_name, (size_t)set->n_tensors,
+                                                           sizeof(SafeTensor*), safetensors_by_name_);
     if (found) { set->used[found - set->by_name] = 1; }
     return found ? *found : NULL;
 }
 
 // Constants that some versions of transformers kept in their files; models compute them.
-static inline int is_constant_tensor_(const char* name) {
+static inline int safeset_is_constant_(const char* name) {
     const char* ends[] = {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"};
     int is_constant = 0;
     for (int i = 0; i < 3; i++) { is_constant |= ends_with(name, ends[i]); }
     return is_constant;
 }
 
-// one line on stderr with the tensors that nobody asked for: they belong to another model, or to a part that is left out
+// one line on stderr with the tensors that nobody asked for: they belong to another model, or to a part that is left
+// out
 static inline void safeset_report_unused(const SafeSet* set) {
     char names[400] = "";
     int n = 0;
     size_t length = 0;
     for (int i = 0; i < set->n_tensors; i++) {
-        if (set->used[i] || is_constant_tensor_(set->by_name[i]->name)) { continue; }
-        if (n++ < 4) { length += (size_t)snprintf(names + length, sizeof names - length, " %.80s", set->by_name[i]->name); }
+        if (set->used[i] || safeset_is_constant_(set->by_name[i]->name)) { continue; }
+        if (n++ < 4) {
+            length += (size_t)snprintf(names + length, sizeof names - length, " %.80s", set->by_name[i]->name);
+        }
     }
     if (n > 0) {
-        warn_line("%s: %d tensor%s not used, the model has none of that name:%s%s", set->path, n, n > 1 ? "s are" : " is", names,
-                  n > 4 ? " ..." : "");
+        warn_line("%s: %d tensor%s not used, the model has none of that name:%s%s", set->path, n,
+                  n > 1 ? "s are" : " is", names, n > 4 ? " ..." : "");
     }
 }
 
@@ -213,7 +234,7 @@ static inline void safeset_close(SafeSet* set) {
 // ---- what --from means ----
 
 // formats that others read and we do not, by a name's end, with the way out
-static inline const char* other_format_(const char* name) {
+static inline const char* model_other_format_(const char* name) {
     const struct { const char *end, *what; } formats[] = {
         {"adapter_model.safetensors", "a LoRA adapter: --from takes the model that it was trained on"},
         {".gguf", "llama.cpp's format, usually quantised: take the Hugging Face folder that it was made from"},
@@ -221,7 +242,8 @@ static inline const char* other_format_(const char* name) {
                  "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"},
         {".pt", "PyTorch's pickle: load it with torch and write it with safetensors.torch.save_file"},
         {".pth", "PyTorch's pickle: load it with torch and write it with safetensors.torch.save_file"},
-        {".ckpt", "a checkpoint of PyTorch Lightning or TensorFlow: load it there and write it with safetensors.torch.save_file"},
+        {".ckpt", "a checkpoint of PyTorch Lightning or TensorFlow: load it there and write it with "
+                  "safetensors.torch.save_file"},
         {".h5", "a Keras file: take the PyTorch or safetensors version of the model"},
         {".msgpack", "a Flax file: take the PyTorch or safetensors version of the model"},
         {".onnx", "an ONNX graph: take the Hugging Face folder that it was made from"},
@@ -234,40 +256,46 @@ static inline const char* other_format_(const char* name) {
 
 // a folder with neither model.safetensors nor an index: say what it holds instead
 __attribute__((noreturn))
-static inline void fail_no_weights_(const char* folder) {
+static inline void model_fail_no_weights_(const char* folder) {
     char path[PATH_BYTES], name[NAME_MAX + 1] = "";
     DIR* entries = opendir(folder);
     for (struct dirent* entry; entries && (entry = readdir(entries));) {  // the first by name: readdir has no order
         int earlier = !*name || strcmp(entry->d_name, name) < 0;
-        int is_shard = ends_with(entry->d_name, ".bin") && strncmp(entry->d_name, "pytorch_model", 13) != 0;  // or llm.c's model
-        if (other_format_(entry->d_name) && !is_shard && earlier) { snprintf(name, sizeof name, "%s", entry->d_name); }
+        // or llm.c's model
+        int is_shard = ends_with(entry->d_name, ".bin") && strncmp(entry->d_name, "pytorch_model", 13) != 0;
+        if (model_other_format_(entry->d_name) && !is_shard && earlier) {
+            snprintf(name, sizeof name, "%s", entry->d_name);
+        }
     }
     if (entries) { closedir(entries); }
-    if (*name) { fail_input("%s: expected " HF_WEIGHTS ", found %s, %s", folder, name, other_format_(name)); }
+    if (*name) { fail_input("%s: expected " HF_WEIGHTS ", found %s, %s", folder, name, model_other_format_(name)); }
     if (!path_exists(path_join(path, folder, "config.json"))) {
-        fail_input("%s: expected a run with a checkpoint, or a Hugging Face folder, found neither step_* nor config.json in it", folder);
+        fail_input("%s: expected a run with a checkpoint, or a Hugging Face folder, found neither step_* nor "
+                   "config.json in it", folder);
     }
     fail_input("%s: expected " HF_WEIGHTS " or " HF_INDEX " beside config.json, found neither", folder);
 }
 
 // status 2 unless it is a file that a model can be in
-static inline void check_model_file_(const char* path, int* is_bin) {
+static inline void model_check_file_(const char* path, int* is_bin) {
     MappedFile file;
     file_map(&file, path);
     const unsigned char* bytes = file.bytes;
     const char* other = file_looks_like(bytes, file.n_bytes);
     int is_gguf = file.n_bytes >= 4 && memcmp(bytes, "GGUF", 4) == 0;
     int is_pickle = file.n_bytes >= 2 && bytes[0] == 0x80 && bytes[1] >= 2 && bytes[1] <= 5;
-    int is_zip = file.n_bytes >= 4 && memcmp(bytes, "PK\3\4", 4) == 0 && other_format_(path);  // PyTorch's are zip archives
-    if (is_gguf) { other = other_format_(".gguf"); }
-    if (is_pickle || is_zip) { other = other_format_(".pt"); }
+    // PyTorch's are zip archives
+    int is_zip = file.n_bytes >= 4 && memcmp(bytes, "PK\3\4", 4) == 0 && model_other_format_(path);
+    if (is_gguf) { other = model_other_format_(".gguf"); }
+    if (is_pickle || is_zip) { other = model_other_format_(".pt"); }
     *is_bin = is_llmc_bin(&file);
     uint64_t n_header = 0;  // also of a file that is cut short: opening it says so
     if (file.n_bytes > 8) { memcpy(&n_header, bytes, 8); }
     int is_safetensors = ends_with(path, ".index.json") ||
                          (n_header > 0 && n_header <= SAFETENSORS_MAX_HEADER && bytes[8] == '{');
     if (!*is_bin && !is_safetensors) {
-        fail_input("%s: expected a folder, a .safetensors file or llm.c's .bin, found %s", path, other ? other : "something else");
+        fail_input("%s: expected a folder, a .safetensors file or llm.c's .bin, found %s", path,
+                   other ? other : "something else");
     }
     file_unmap(&file);
 }
@@ -276,10 +304,12 @@ static inline void check_model_file_(const char* path, int* is_bin) {
 static inline void model_find(char weights[PATH_BYTES], char config[PATH_BYTES], const char* from) {
     char folder[PATH_BYTES];
     struct stat status;
-    if (stat(from, &status) != 0) { fail_input("--from: %s: %s (a preset's name goes to --model)", from, strerror(errno)); }
+    if (stat(from, &status) != 0) {
+        fail_input("--from: %s: %s (a preset's name goes to --model)", from, strerror(errno));
+    }
     if (!S_ISDIR(status.st_mode)) {
         int is_bin;
-        check_model_file_(from, &is_bin);
+        model_check_file_(from, &is_bin);
         snprintf(weights, PATH_BYTES, "%s", from);
         path_join(config, path_parent(folder, from), "config.json");
         if (is_bin) { config[0] = '\0'; }
@@ -288,7 +318,7 @@ static inline void model_find(char weights[PATH_BYTES], char config[PATH_BYTES],
     checkpoint_find(folder, from);  // the newest good one of a run, else `from` itself
     path_join(config, folder, "config.json");
     if (path_exists(path_join(weights, folder, HF_WEIGHTS))) { return; }
-    if (!path_exists(path_join(weights, folder, HF_INDEX))) { fail_no_weights_(folder); }
+    if (!path_exists(path_join(weights, folder, HF_INDEX))) { model_fail_no_weights_(folder); }
 }
 
 // the tokenizer.json beside a config.json, "" where there is none
@@ -301,27 +331,28 @@ static inline const char* model_tokenizer(char path[PATH_BYTES], const char* con
 // ---- writing a folder ----
 
 // model-00003-of-00012.safetensors
-static inline int is_shard_file_(const char* name) {
+static inline int hf_export_is_shard_(const char* name) {
     int n = 0, of = 0, end = 0;
     return sscanf(name, "model-%5d-of-%5d.safetensors%n", &n, &of, &end) == 2 && end > 0 && name[end] == '\0';
 }
 
-static inline int is_export_file_(const char* name) {
-    const char* names[] = {".", "..", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", HF_WEIGHTS,
+static inline int hf_export_is_file_(const char* name) {
+    const char* names[] = {".", "..", "config.json", "generation_config.json", "tokenizer.json",
+                           "tokenizer_config.json", HF_WEIGHTS,
                            HF_INDEX};
-    int known = is_shard_file_(name);
+    int known = hf_export_is_shard_(name);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) { known |= strcmp(name, names[i]) == 0; }
     return known;
 }
 
 // the first file in `folder` that no export writes, or "" when there is none; *n counts those that it writes
-static inline const char* foreign_file_(char name[NAME_MAX + 1], const char* folder, int* n) {
+static inline const char* hf_export_foreign_file_(char name[NAME_MAX + 1], const char* folder, int* n) {
     DIR* entries = opendir(folder);
     *name = '\0';
     *n = 0;
     if (!entries) { fail_input("%s: cannot be opened: %s", folder, strerror(errno)); }
     for (struct dirent* entry; (entry = readdir(entries));) {
-        int known = is_export_file_(entry->d_name);
+        int known = hf_export_is_file_(entry->d_name);
         if (!known) { snprintf(name, NAME_MAX + 1, "%s", entry->d_name); }
         *n += known && entry->d_name[0] != '.';
     }
@@ -339,7 +370,7 @@ static inline void hf_export_check(const char* folder) {
         return;
     }
     if (!S_ISDIR(status.st_mode)) { fail_input("--export-hf: %s: expected a folder, found a file", folder); }
-    if (*foreign_file_(foreign, folder, &n)) {
+    if (*hf_export_foreign_file_(foreign, folder, &n)) {
         fail_input("--export-hf: %s: holds %s, which no export writes: choose another folder", folder, foreign);
     }
     if (n == 0) { return; }
@@ -350,7 +381,9 @@ static inline void hf_export_check(const char* folder) {
         ours = writer && strcmp(writer, HF_WRITTEN_BY) == 0;
         json_decref(config);
     }
-    if (!ours) { fail_input("--export-hf: %s: holds a model that this program did not write: choose another folder", folder); }
+    if (!ours) {
+        fail_input("--export-hf: %s: holds a model that this program did not write: choose another folder", folder);
+    }
 }
 
 // remove a folder that hf_export_check has let pass
@@ -358,7 +391,9 @@ static inline void hf_export_remove_(const char* folder) {
     char path[PATH_BYTES];
     DIR* entries = opendir(folder);
     for (struct dirent* entry; entries && (entry = readdir(entries));) {
-        if (entry->d_name[0] != '.' && is_export_file_(entry->d_name)) { unlink(path_join(path, folder, entry->d_name)); }
+        if (entry->d_name[0] != '.' && hf_export_is_file_(entry->d_name)) {
+            unlink(path_join(path, folder, entry->d_name));
+        }
     }
     if (entries) { closedir(entries); }
     if (rmdir(folder) != 0) { fail_run("%s: cannot be removed: %s", folder, strerror(errno)); }
@@ -371,16 +406,19 @@ static inline const char* hf_export_begin(char temporary[PATH_BYTES], const char
     int n;
     snprintf(name, sizeof name, "%s", folder);
     for (size_t length = strlen(name); length > 1 && name[length - 1] == '/'; length--) { name[length - 1] = '\0'; }
-    if (snprintf(temporary, PATH_BYTES, "%s.tmp", name) >= PATH_BYTES) { fail_input("--export-hf: %s: this path is too long", folder); }
+    if (snprintf(temporary, PATH_BYTES, "%s.tmp", name) >= PATH_BYTES) {
+        fail_input("--export-hf: %s: this path is too long", folder);
+    }
     hf_export_check(folder);
     if (path_exists(temporary)) {
-        if (*foreign_file_(foreign, temporary, &n)) {
+        if (*hf_export_foreign_file_(foreign, temporary, &n)) {
             fail_input("--export-hf: %s: needed as a temporary folder, but holds %s", temporary, foreign);
         }
         hf_export_remove_(temporary);
     }
     if (n_free >= 0.0 && n_free < n_bytes) {
-        fail_run("--export-hf: %s: the model takes %s, the disk has %s free", folder, format_bytes(n_bytes).s, format_bytes(n_free).s);
+        fail_run("--export-hf: %s: the model takes %s, the disk has %s free", folder, format_bytes(n_bytes).s,
+                 format_bytes(n_free).s);
     }
     make_folder(temporary);
     return temporary;
@@ -390,10 +428,10 @@ static inline void hf_export_end(const char* temporary, const char* folder) {
     path_sync(temporary);
     hf_export_check(folder);  // somebody may have put something there meanwhile
     int exists = path_exists(folder);
-    int done = exists ? folder_exchange_(temporary, folder) : rename(temporary, folder) == 0;
+    int done = exists ? checkpoint_exchange_(temporary, folder) : rename(temporary, folder) == 0;
     if (!done) { fail_run("%s: cannot be renamed to %s: %s", temporary, folder, strerror(errno)); }
     parent_sync(folder);
-    if (exists) { hf_export_remove_(temporary); }  // which is the earlier one now
+    if (exists) { hf_export_remove_(temporary); }  // the earlier folder has this name now
     printf("wrote %s\n", folder);
 }
 #endif  // LLMC_HF_FOLDER_H

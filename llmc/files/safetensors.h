@@ -161,7 +161,8 @@ static inline int safetensors_shape_(SafeTensor* t, json_t* entry, ErrorText* er
         }
     }
     if (!dtype_shape_size_(&t->n, &t->n_bytes, t->dtype, t->n_dims, t->shape)) {
-        return error_set(error, "tensor \"%.80s\": shape x %s is not a whole number of bytes below 2^64", t->name, dtype);
+        return error_set(error, "tensor \"%.80s\": shape x %s is not a whole number of bytes below 2^64", t->name,
+                         dtype);
     }
     return 1;
 }
@@ -282,7 +283,8 @@ static inline int safetensors_parse_(SafeFile* f, const unsigned char* bytes, si
     if (!safetensors_length_(&n_header, bytes, n_bytes, error)) { return 0; }
     f->header = json_parse_bounded((const char*)bytes + 8, n_header, 3, &json_error);  // { name: { "shape": [ ] } }
     if (!f->header) {
-        return error_set(error, "header is not valid JSON, at offset %d: found %s", 8 + json_error.position, json_error.text);
+        return error_set(error, "header is not valid JSON, at offset %d: found %s", 8 + json_error.position,
+                         json_error.text);
     }
     if (safetensors_entries_(f, bytes + 8 + n_header, n_bytes - 8 - n_header, error)) { return 1; }
     safetensors_free_(f);
@@ -425,8 +427,8 @@ static inline void safewriter_open(SafeWriter* w, const char* path) {
 // the next bytes of the declared tensors, in any portions
 static inline void safewriter_put(SafeWriter* w, const void* data, size_t n_bytes) {
     if (n_bytes > w->n_bytes - w->n_put) {
-        fail_run("%s: %zu bytes after the first %zu, but the declared tensors hold %zu", w->file.path, n_bytes, w->n_put,
-                 w->n_bytes);
+        fail_run("%s: %zu bytes after the first %zu, but the declared tensors hold %zu", w->file.path, n_bytes,
+                 w->n_put, w->n_bytes);
     }
     outfile_write(&w->file, data, n_bytes);
     w->n_put += n_bytes;

@@ -5,11 +5,13 @@ The tensor table against safetensors: every parameter, gradient or moment under 
     tensors_load_layers            the same into a model with more layers than the file: where each one was
     tensor_is_in                   does a SafeSet have this tensor? For those that a model may or may not come with
     tensors_save_folder            model.safetensors, or shards of at most so many bytes and their index, written last
-In memory a slice is (rows, columns); on disk it may be turned (GPT-2's Conv1D) or have one more dimension, and lacks the
-padding rows. A file has its
-tensors in the order of their names, as Hugging Face's writer lays it out: an export equals, byte by byte, what
-save_pretrained writes for the same parameters.
-Loading accepts F32, F16 and BF16, and names with or without the leading "transformer."
+In memory a slice is (rows, columns), or of fused experts (E, rows,
+                                                           columns); on disk it may be turned (GPT-2's Conv1D) or
+have more dimensions, and lacks the padding rows. A file has its tensors in the order of their names, as Hugging Face's
+writer lays it out: an export equals, byte by byte, what save_pretrained writes for the same parameters.
+Loading accepts F32, F16 and BF16, and names with or without the leading "transformer."; for a tensor that the table says
+is stored in fp8 also F8_E4M3 with the scales of its blocks, which multiply: F32 or F8_E8M0, named "..._scale_inv" or, in
+place of ".weight", ".scale". Whether a file has experts fused or apart is asked with tensor_is_in.
 Errors: fail_input names the file, the tensor and both shapes; fail_run names path and errno text when writing fails.
 */
 #ifndef LLMC_TENSORFILE_H
@@ -35,13 +37,25 @@ static inline void transpose(float* out, const float* in, int rows, int columns)
     }
 }
 
-// shape on disk; returns the number of dimensions
-static inline int tensor_disk_shape(const Tensor* t, int64_t shape[3]) {
-    const int n_dims = t->on_disk == VECTOR ? 1 : t->on_disk == CONV ? 3 : 2;
-    shape[0] = t->on_disk == VECTOR || t->on_disk == TRANSPOSED ? t->columns : t->disk_rows;
-    shape[1] = t->on_disk == TRANSPOSED ? t->disk_rows : t->on_disk == CONV ? 1 : t->columns;
-    shape[2] = t->columns;
-    return n_dims;
+static inline int tensor_experts_fused_(const Tensor* t) { return t->experts > 0 && t->experts_on_disk == FUSED; }
+
+// shape on disk of a slice; returns the number of dimensions
+static inline int tensor_disk_shape(const Tensor* t, int64_t shape[SAFETENSORS_MAX_DIMS]) {
+    const int rows = t->disk_rows / tensor_names(t), is_turned = t->on_disk == TRANSPOSED;
+    int n = 0;
+    if (tensor_experts_fused_(t)) { shape[n++] = t->experts; }
+    if (t->on_disk != VECTOR) { shape[n++] = is_turned ? t->columns : rows; }
+    if (t->on_disk == CONV) { shape[n++] = 1; }
+    if (t->dims[0] == 0) { shape[n++] = is_turned ? rows : t->columns; }
+    for (int k = 0; k < DISK_DIMS_MAX && t->dims[k] > 0; k++) { shape[n++] = t->dims[k]; }
+    return n;
+}
+
+// out: the matrices of a slice, turned; rows and columns are those of `in`
+static inline void tensor_turn_(float* out, const float* in, const Tensor* t, int rows, int columns) {
+    const size_t n = (size_t)rows * (size_t)columns;
+    const int n_matrices = tensor_experts_fused_(t) ? t->experts : 1;
+    for (int e = 0; e < n_matrices; e++) { transpose(out + (size_t)e * n, in + (size_t)e * n, rows, columns); }
 }
 
 // room for the largest slice that has to be turned; some in any case, or gcc would warn of a turn that never comes
@@ -59,7 +73,7 @@ static inline float* tensors_turning_room(const Tensor* table, int n) {
 typedef struct {
     char name[NAME_BYTES];  // on disk
     const Tensor* tensor;
-    int layer;
+    int k;                  // number of the slice in its tensor
 } TensorSlice;
 
 typedef struct {
@@ -75,11 +89,11 @@ static inline TensorSlices tensors_sorted(const Tensor* table, int n) {
     TensorSlices s = {NULL, 0};
     for (int i = 0; i < n; i++) { s.n += tensor_slices(&table[i]); }
     s.slice = (TensorSlice*)malloc_check(sizeof(TensorSlice) * (size_t)s.n, "names of tensors");
-    for (int i = 0, k = 0; i < n; i++) {
-        for (int l = 0; l < tensor_slices(&table[i]); l++, k++) {
-            s.slice[k].tensor = &table[i];
-            s.slice[k].layer = l;
-            tensor_slice_name(s.slice[k].name, NAME_BYTES, &table[i], l);
+    for (int i = 0, at = 0; i < n; i++) {
+        for (int k = 0, n_slices = tensor_slices(&table[i]); k < n_slices; k++, at++) {
+            s.slice[at].tensor = &table[i];
+            s.slice[at].k = k;
+            tensor_slice_name(s.slice[at].name, NAME_BYTES, &table[i], k);
         }
     }
     qsort(s.slice, (size_t)s.n, sizeof(TensorSlice), slice_by_name_);
@@ -91,7 +105,7 @@ static inline TensorSlices tensors_sorted(const Tensor* table, int n) {
 static inline void slices_declare_(SafeWriter* w, const TensorSlice* slice, int n, const char* prefix) {
     for (int i = 0; i < n; i++) {
         char prefixed[2 * NAME_BYTES];
-        int64_t shape[3];
+        int64_t shape[SAFETENSORS_MAX_DIMS];
         int n_dims = tensor_disk_shape(slice[i].tensor, shape);
         snprintf(prefixed, sizeof prefixed, "%s%s", prefix, slice[i].name);
         safewriter_declare(w, prefixed, DTYPE_F32, n_dims, shape);
@@ -101,7 +115,7 @@ static inline void slices_declare_(SafeWriter* w, const TensorSlice* slice, int 
 // turned: tensors_turning_room
 static inline void tensor_put_slice(SafeWriter* w, const Tensor* t, const float* slice, float* turned) {
     if (t->on_disk == TRANSPOSED) {
-        transpose(turned, slice, t->disk_rows, t->columns);
+        tensor_turn_(turned, slice, t, t->disk_rows / tensor_names(t), t->columns);
         slice = turned;
     }
     safewriter_put(w, slice, sizeof(float) * tensor_disk_elements(t));
@@ -110,7 +124,7 @@ static inline void tensor_put_slice(SafeWriter* w, const Tensor* t, const float*
 static inline void slices_put_(SafeWriter* w, const TensorSlice* slice, int n, const float* arena, float* turned) {
     for (int i = 0; i < n; i++) {
         const Tensor* t = slice[i].tensor;
-        tensor_put_slice(w, t, arena + t->offset + slice[i].layer * tensor_slice_elements(t), turned);
+        tensor_put_slice(w, t, arena + t->offset + (size_t)slice[i].k * tensor_slice_elements(t), turned);
     }
 }
 
@@ -196,6 +210,56 @@ static inline const SafeTensor* find_tensor_(SafeSet* set, const char* prefix, c
     return found || !dot ? found : safeset_find(set, dot + 1);
 }
 
+// the number that a byte of e4m3 is: no infinity, 448 is the largest
+static inline float f8_e4m3_value_(unsigned char byte) {
+    const int exponent = byte >> 3 & 15, mantissa = byte & 7;
+    float x = exponent > 0 ? ldexpf(1.0f + (float)mantissa / 8.0f, exponent - 7) : ldexpf((float)mantissa, -9);
+    if ((byte & 127) == 127) { x = NAN; }
+    return byte & 128 ? -x : x;
+}
+
+static inline float f8_scale_(const SafeTensor* scales, size_t i) {
+    float x;
+    const unsigned char* at = (const unsigned char*)scales->data + i * dtype_size(scales->dtype);
+    if (scales->dtype == DTYPE_F8_E8M0) { return *at == 255 ? NAN : ldexpf(1.0f, *at - 127); }
+    memcpy(&x, at, sizeof x);
+    return x;
+}
+
+// the scales of an fp8 tensor of (rows, columns), one for each block of 128 x 128
+static inline const SafeTensor* find_scales_(SafeSet* set, const char* name, int64_t rows, int64_t columns) {
+    char of_name[2 * NAME_BYTES];
+    const int n = (int)strlen(name) - (ends_with(name, ".weight") ? 7 : 0);
+    snprintf(of_name, sizeof of_name, "%s_scale_inv", name);
+    const SafeTensor* found = safeset_find(set, of_name);
+    snprintf(of_name, sizeof of_name, "%.*s.scale", n, name);
+    found = found ? found : safeset_find(set, of_name);
+    if (!found) { fail_input("%s: tensor \"%s\" is F8_E4M3 and has no scales \"%s_scale_inv\"", set->path, name,
+                             name); }
+    const int64_t blocks[2] = {(rows + 127) / 128, (columns + 127) / 128};
+    const int fits = found->n_dims == 2 && memcmp(found->shape, blocks, sizeof blocks) == 0;
+    if (!fits || (found->dtype != DTYPE_F32 && found->dtype != DTYPE_F8_E8M0)) {
+        fail_input("%s: tensor \"%s\": expected a scale of F32 or F8_E8M0 for each block of 128 x 128", set->path,
+                   found->name);
+    }
+    return found;
+}
+
+// an fp8 tensor of two dimensions, each element times the scale of its block
+static inline void f8_to_f32_(float* out, SafeSet* set, const SafeTensor* t) {
+    const int64_t rows = t->shape[0], columns = t->shape[1], blocks = (columns + 127) / 128;
+    const SafeTensor* scales = find_scales_(set, t->name, rows, columns);
+    const unsigned char* from = (const unsigned char*)t->data;
+    float value[256];
+    for (int byte = 0; byte < 256; byte++) { value[byte] = f8_e4m3_value_((unsigned char)byte); }
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t c = 0; c < columns; c++) {
+            const float scale = f8_scale_(scales, (size_t)(r / 128 * blocks + c / 128));
+            out[r * columns + c] = value[from[r * columns + c]] * scale;
+        }
+    }
+}
+
 // "(257, 32)"
 static inline ShortText shape_text_(const int64_t* shape, int n_dims) {
     ShortText out;
@@ -208,7 +272,7 @@ static inline ShortText shape_text_(const int64_t* shape, int n_dims) {
 }
 
 static inline void check_shape_(const SafeSet* set, const SafeTensor* found, const Tensor* t) {
-    int64_t shape[3];
+    int64_t shape[SAFETENSORS_MAX_DIMS];
     const int n_dims = tensor_disk_shape(t, shape);
     if (found->n_dims == n_dims && memcmp(found->shape, shape, sizeof shape[0] * (size_t)n_dims) == 0) { return; }
     fail_input("%s: tensor \"%s\": expected %d dimension%s %s, found %d %s: another model than config.json says", set->path,
@@ -221,22 +285,31 @@ static inline int tensor_is_in(SafeSet* set, const Tensor* t, const char* prefix
     return find_tensor_(set, prefix, tensor_slice_name(name, sizeof name, t, 0)) != NULL;
 }
 
-// layer l of a tensor into `slice`; its padding rows are left as they are
-static inline void tensor_load_slice(SafeSet* set, const Tensor* t, int l, const char* prefix, float* slice, float* turned) {
+// slice k of a tensor into `slice`; its padding rows are left as they are
+static inline void tensor_load_slice(SafeSet* set, const Tensor* t, int k, const char* prefix, float* slice,
+                                     float* turned) {
     char name[NAME_BYTES];
-    const SafeTensor* found = find_tensor_(set, prefix, tensor_slice_name(name, sizeof name, t, l));
-    if (!found) { fail_input("%s: tensor \"%s%s\" is missing: another model than config.json says, or a part of one", set->path, prefix, name); }
-    if (found->dtype != DTYPE_F32 && found->dtype != DTYPE_F16 && found->dtype != DTYPE_BF16) {
+    const SafeTensor* found = find_tensor_(set, prefix, tensor_slice_name(name, sizeof name, t, k));
+    if (!found) {
+        fail_input("%s: tensor \"%s%s\" is missing: another model than config.json says, or a part of one", set->path,
+                   prefix, name);
+    }
+    const int is_fp8 = t->stored == STORED_FP8 && found->dtype == DTYPE_F8_E4M3 && found->n_dims == 2;
+    if (!is_fp8 && found->dtype != DTYPE_F32 && found->dtype != DTYPE_F16 && found->dtype != DTYPE_BF16) {
         fail_input("%s: tensor \"%s\": expected F32, F16 or BF16, found %s", set->path, found->name, dtype_name(found->dtype));
     }
     check_shape_(set, found, t);
-    safetensors_to_f32(t->on_disk == TRANSPOSED ? turned : slice, found, 0, tensor_disk_elements(t));
-    if (t->on_disk == TRANSPOSED) { transpose(slice, turned, t->columns, t->disk_rows); }
+    float* to = t->on_disk == TRANSPOSED ? turned : slice;
+    if (is_fp8) { f8_to_f32_(to, set, found); }
+    else { safetensors_to_f32(to, found, 0, tensor_disk_elements(t)); }
+    if (t->on_disk == TRANSPOSED) { tensor_turn_(slice, turned, t, t->columns, t->disk_rows / tensor_names(t)); }
 }
 
-// where layer l of the model stands in the file; -1: it is not there
-static inline int tensor_old_layer(const Tensor* t, const int* old_layer, int l) {
-    return t->layers > 0 && old_layer ? old_layer[l] : l;
+// which slice of the file slice k of the model was; -1: none. The layers of a model that grows have the same tensors
+static inline int tensor_old_slice(const Tensor* t, const int* old_layer, int k) {
+    const int layer = tensor_slice_layer(t, k), from = layer >= 0 && old_layer ? old_layer[layer] : layer;
+    if (from == layer) { return k; }
+    return from < 0 ? -1 : tensor_slice(t, from) + (k - tensor_slice(t, layer));
 }
 
 // old_layer: of each layer of the model the layer that it is in the file, -1 for a new one, which is left as it is; NULL: the
@@ -246,9 +319,9 @@ static inline void tensors_load_layers(SafeSet* set, const Tensor* table, int n,
     float* turned = tensors_turning_room(table, n);
     for (int i = 0; i < n; i++) {
         const Tensor* t = &table[i];
-        for (int l = 0; l < tensor_slices(t); l++) {
-            const int from = tensor_old_layer(t, old_layer, l);
-            float* slice = arena + t->offset + l * tensor_slice_elements(t);
+        for (int k = 0, n_slices = tensor_slices(t); k < n_slices; k++) {
+            const int from = tensor_old_slice(t, old_layer, k);
+            float* slice = arena + t->offset + (size_t)k * tensor_slice_elements(t);
             if (from >= 0) { tensor_load_slice(set, t, from, prefix, slice, turned); }
         }
         progress("loading", i + 1, n);

@@ -139,6 +139,13 @@ static inline void gpt2_init(GPT2* gpt2, Config c, size_t stored_bytes) {
     model_init(&gpt2->model, stored_bytes);
 }
 
+// where the gradients of the micro-batch that is computed now are to be written
+static inline Parameters gpt2_gradients(GPT2* gpt2, int l) {
+    Parameters d;
+    dp_point(&gpt2->model.dp, &d, l);
+    return d;
+}
+
 // ---- 3. Files ----
 
 // the sizes in the header of llm.c's .bin, which the file's length bears out

@@ -4,8 +4,11 @@ of a Trainer; the passes through the model are the trainer's.
 */
 #ifndef LLMC_GPT2_RUN_H
 #define LLMC_GPT2_RUN_H
-#include "../run/main.h"  // Run, Trainer, run_main
-#include "gpt2.h"         // GPT2, Config, parameter_table, gpt2_load
+#include "../ops/attention.h"  // attention_bytes
+#include "../ops/documents.h"  // NO_RESET
+#include "../ops/gemm.h"       // gemm_workspace_bytes
+#include "../run/main.h"       // Run, Trainer, run_main
+#include "gpt2.h"              // GPT2, Config, parameter_table, gpt2_load
 
 static inline GPT2* gpt2_of(const Run* r) { return (GPT2*)r->model; }
 
@@ -31,6 +34,11 @@ static inline void gpt2_check(Run* r) {
     if (r->exports_more) { outfile_check("export-bin", gpt2_of(r)->export_bin); }
 }
 
+// where attention and positions start anew: with --doc-reset at each document, but not in a text that is generated
+static inline int gpt2_document_start(const Run* r, Purpose purpose) {
+    return r->o.doc_reset && purpose != TO_GENERATE && !*r->o.probe ? run_end_of_text(r) : NO_RESET;
+}
+
 static inline void gpt2_box(const Run* r) {
     const Config c = gpt2_of(r)->config;
     box_row("model", "%d layer%s, %d head%s, %d channels, %d positions", c.L, c.L > 1 ? "s" : "", c.NH, c.NH > 1 ? "s" : "", c.C,
@@ -41,6 +49,15 @@ static inline void gpt2_box(const Run* r) {
 static inline double gpt2_flops_per_token(const Run* r) {
     const Config c = gpt2_of(r)->config;
     return 6.0 * (double)tensors_count(r->model->table, N_PARAMETERS) + 6.0 * c.L * c.C * (double)r->T;
+}
+
+// the largest scratch that an op asks for: products (of head_rows positions' logits at once) or attention
+static inline double gpt2_workspace_bytes(const Run* r, int B, int head_rows) {
+    const Config c = gpt2_of(r)->config;
+    const int N = B * r->T, n_head = N < head_rows ? N : head_rows, n = r->dev.n_threads;
+    const double head = (double)gemm_workspace_bytes(n_head, c.Vp, n), dwte = (double)gemm_workspace_bytes(c.Vp, n_head, n);
+    const double products = run_is_training(r) ? fmax(head, dwte) : (double)gemm_workspace_bytes(N, 4 * c.C, n);
+    return fmax(products, (double)attention_bytes(r->trainer->stored_bytes, B, r->T, c.C, c.NH, &r->dev));
 }
 
 static inline void gpt2_load_parameters(Run* r, float* params) {

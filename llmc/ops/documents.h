@@ -4,6 +4,7 @@ A row of T tokens is cut from a stream of documents, each of which begins with e
 the tail of one document, whole ones, and the head of another. With the reset no position sees another document, and each
 piece of one counts its positions from 0: a packed row gives the very bits that its pieces give as sequences of their own.
     documents_segments   cuts a batch into Segments; the trainer calls embedding and attention once for each
+    Segments             room for those of a batch, and the token with which documents begin
     Segment              rows of T positions, from position `first` of the flattened (B*T) batch on: the op is called with
                          B = rows and T, and every tensor (B*T, n) starts at first * n. That holds for attention's
                          statistics too: a segment of one row keeps its (NH, T) at first * NH
@@ -16,6 +17,7 @@ Order:  gradients of embeddings are added segment by segment, ascending, which i
 */
 #ifndef LLMC_DOCUMENTS_H
 #define LLMC_DOCUMENTS_H
+#include "../core/fail.h"  // malloc_check
 #include <stddef.h>
 
 typedef struct {
@@ -45,5 +47,20 @@ static inline int documents_segments(Segment* segments, const int* inputs, int B
         segments[n - 1].T++;
     }
     return n;
+}
+
+typedef struct {
+    int document_start;  // token with which documents begin, or NO_RESET
+    int n;
+    Segment* at;         // (n), room for every position of a batch
+} Segments;
+
+static inline void segments_init(Segments* s, int B, int T) {
+    s->document_start = NO_RESET;
+    s->at = (Segment*)malloc_check(sizeof(Segment) * (size_t)B * (size_t)T, "segments");
+}
+
+static inline void segments_find(Segments* s, const int* inputs, int B, int T) {
+    s->n = documents_segments(s->at, inputs, B, T, s->document_start);
 }
 #endif  // LLMC_DOCUMENTS_H

@@ -2,7 +2,8 @@
 Token and position embedding: out[b][t] = wte[token at b, t] + wpe[t].
     out (B, T, C)   tokens (B, T) in 0..V-1, V <= 2^24   wte (V, C)   wpe (maxT, C)   t0: position of the first column (0 in training)
 token_embedding_forward, _backward: the same without positions, for N = B*T tokens in a row. In C only.
-Backward: dwte[token] and dwpe[t] are ADDED to, so the caller starts them: a tied head has already written dwte.
+Backward: dwte[token] and dwpe[t] are ADDED to, so the caller starts them: a tied head has already written dwte. NULL for
+either: nobody asks for it, and nothing is done for it.
 Cost:   memory bound: 3*B*T*C elements moved forward, as many backward. On a GPU backward reads dout twice, and moves dwte
         and dwpe where they change; nine short kernels sort the tokens before.
 Order:  both gradients take their positions n = b*T + t ascending; threads split the channels. Fast builds on a GPU cut what a
@@ -31,12 +32,8 @@ static inline void embedding_backward_ref(float* dwte, float* dwpe, const float*
     for (int b = 0; b < B; b++) {
         for (int t = 0; t < T; t++) {
             size_t n = (size_t)b * T + t;
-            float* dtoken = dwte + (size_t)tokens[n] * C;
-            float* dposition = dwpe + (size_t)t * C;
-            for (int c = 0; c < C; c++) {
-                dtoken[c] += dout[n * C + c];
-                dposition[c] += dout[n * C + c];
-            }
+            for (int c = 0; dwte && c < C; c++) { dwte[(size_t)tokens[n] * C + c] += dout[n * C + c]; }
+            for (int c = 0; dwpe && c < C; c++) { dwpe[(size_t)t * C + c] += dout[n * C + c]; }
         }
     }
 }
@@ -48,9 +45,7 @@ static inline void token_embedding_forward_ref(float* out, const int* tokens, co
 }
 
 static inline void token_embedding_backward_ref(float* dwte, const float* dout, const int* tokens, int N, int C) {
-    for (size_t n = 0; n < (size_t)N; n++) {
-        for (int c = 0; c < C; c++) { dwte[(size_t)tokens[n] * C + c] += dout[n * C + c]; }
-    }
+    embedding_backward_ref(dwte, NULL, dout, tokens, 1, N, C);
 }
 
 #ifndef __CUDACC__  // ---- fast C: rows over threads forward, channels over threads backward ----
@@ -64,22 +59,23 @@ static inline void embedding_forward(float* out, const int* tokens, const float*
     }
 }
 
+static inline void embedding_add_(float* to, const float* from, int n) {
+    #pragma omp simd
+    for (int i = 0; i < n; i++) { to[i] += from[i]; }
+}
+
 static inline void embedding_backward(float* dwte, float* dwpe, const float* dout, const int* tokens, int B, int T, int C,
                                       const Device* dev) {
     (void)dev;
+    if (!dwte && !dwpe) { return; }
     const int width = 64;
     #pragma omp parallel for
     for (int first = 0; first < C; first += width) {
-        int last = first + width < C ? first + width : C;
+        int n_channels = C - first < width ? C - first : width;
         for (int n = 0; n < B * T; n++) {
-            const float* d = dout + (size_t)n * C;
-            float* dtoken = dwte + (size_t)tokens[n] * C;
-            float* dposition = dwpe + (size_t)(n % T) * C;
-            #pragma omp simd
-            for (int c = first; c < last; c++) {
-                dtoken[c] += d[c];
-                dposition[c] += d[c];
-            }
+            const float* d = dout + (size_t)n * C + first;
+            if (dwte) { embedding_add_(dwte + (size_t)tokens[n] * C + first, d, n_channels); }
+            if (dwpe) { embedding_add_(dwpe + (size_t)(n % T) * C + first, d, n_channels); }
         }
     }
 }
@@ -91,18 +87,7 @@ static inline void token_embedding_forward(float* out, const int* tokens, const 
 }
 
 static inline void token_embedding_backward(float* dwte, const float* dout, const int* tokens, int N, int C, const Device* dev) {
-    (void)dev;
-    const int width = 64;
-    #pragma omp parallel for
-    for (int first = 0; first < C; first += width) {
-        int last = first + width < C ? first + width : C;
-        for (int n = 0; n < N; n++) {
-            const float* d = dout + (size_t)n * C;
-            float* dtoken = dwte + (size_t)tokens[n] * C;
-            #pragma omp simd
-            for (int c = first; c < last; c++) { dtoken[c] += d[c]; }
-        }
-    }
+    embedding_backward(dwte, NULL, dout, tokens, 1, N, C, dev);
 }
 #else  // ---- CUDA forward: one warp per position, sums of two, so both builds give the same ----
 
@@ -315,25 +300,7 @@ __global__ void embedding_positions_kernel(float* dwpe, const X* dout, int B, in
 }
 
 template <int W, typename X>
-static inline void embedding_sums_(float* dwte, float* dwpe, const X* dout, const int* tokens, const int* order, float* rows,
-                                   int B, int T, int C, int piece, const Device* dev) {
-    int N = B * T;
-    unsigned n_columns = (unsigned)ceil_div(C, WARP * W);
-    dim3 block(WARP, EMBEDDING_ROWS), places((unsigned)ceil_div(N, EMBEDDING_ROWS), n_columns),
-        positions(n_columns, (unsigned)ceil_div(T, EMBEDDING_ROWS));
-    embedding_runs_kernel<W><<<places, block, 0, dev->stream>>>(dwte, rows, dout, order, tokens, N, C, piece);
-    if (piece < N) {
-        dim3 pieces((unsigned)ceil_div(N, piece), n_columns);
-        embedding_rows_kernel<W><<<pieces, WARP, 0, dev->stream>>>(dwte, rows, order, tokens, N, C, piece);
-    }
-    embedding_positions_kernel<W><<<positions, block, 0, dev->stream>>>(dwpe, dout, B, T, C);
-}
-
-template <typename X>
-static inline void embedding_backward(float* dwte, float* dwpe, const X* dout, const int* tokens, int B, int T, int C,
-                                      const Device* dev) {
-    constexpr int W = pack_width<X>();
-    int N = B * T;
+static inline void embedding_backward_tokens_(float* dwte, const X* dout, const int* tokens, int N, int C, const Device* dev) {
 #ifdef EXACT
     int piece = N;
 #else
@@ -342,12 +309,38 @@ static inline void embedding_backward(float* dwte, float* dwpe, const X* dout, c
     size_t n_rows = (size_t)ceil_div(N, piece) * C, n_counts = (size_t)ceil_div(N, SORT_BLOCK) * SORT_DIGITS;
     float* rows = device_workspace(dev, sizeof(float) * n_rows + sizeof(int) * (2 * (size_t)N + n_counts));
     const int* order = embedding_sort_((int*)(rows + n_rows), tokens, N, dev);
-    if (C % W == 0 && pack_aligned(dwte, dwpe, dout)) {
-        embedding_sums_<W>(dwte, dwpe, dout, tokens, order, rows, B, T, C, piece, dev);
-    } else {
-        embedding_sums_<1>(dwte, dwpe, dout, tokens, order, rows, B, T, C, piece, dev);
+    unsigned n_columns = (unsigned)ceil_div(C, WARP * W);
+    dim3 block(WARP, EMBEDDING_ROWS), places((unsigned)ceil_div(N, EMBEDDING_ROWS), n_columns);
+    embedding_runs_kernel<W><<<places, block, 0, dev->stream>>>(dwte, rows, dout, order, tokens, N, C, piece);
+    if (piece < N) {
+        dim3 pieces((unsigned)ceil_div(N, piece), n_columns);
+        embedding_rows_kernel<W><<<pieces, WARP, 0, dev->stream>>>(dwte, rows, order, tokens, N, C, piece);
     }
+}
+
+template <int W, typename X>
+static inline void embedding_backward_positions_(float* dwpe, const X* dout, int B, int T, int C, const Device* dev) {
+    dim3 block(WARP, EMBEDDING_ROWS), grid((unsigned)ceil_div(C, WARP * W), (unsigned)ceil_div(T, EMBEDDING_ROWS));
+    embedding_positions_kernel<W><<<grid, block, 0, dev->stream>>>(dwpe, dout, B, T, C);
+}
+
+template <int W, typename X>
+static inline void embedding_backward_(float* dwte, float* dwpe, const X* dout, const int* tokens, int B, int T, int C,
+                                       const Device* dev) {
+    if (dwte) { embedding_backward_tokens_<W>(dwte, dout, tokens, B * T, C, dev); }
+    if (dwpe) { embedding_backward_positions_<W>(dwpe, dout, B, T, C, dev); }
     cudaCheck(cudaGetLastError());
+}
+
+template <typename X>
+static inline void embedding_backward(float* dwte, float* dwpe, const X* dout, const int* tokens, int B, int T, int C,
+                                      const Device* dev) {
+    constexpr int W = pack_width<X>();
+    if (C % W == 0 && pack_aligned(dwte, dwpe, dout)) {
+        embedding_backward_<W>(dwte, dwpe, dout, tokens, B, T, C, dev);
+    } else {
+        embedding_backward_<1>(dwte, dwpe, dout, tokens, B, T, C, dev);
+    }
 }
 #endif
 #endif  // LLMC_EMBEDDING_H

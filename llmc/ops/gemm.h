@@ -17,7 +17,7 @@ Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplica
 #ifndef LLMC_GEMM_H
 #define LLMC_GEMM_H
 #include "../core/device.h"  // Device, ceil_div
-#include "../core/kernel.h"  // to_float, from_float
+#include "../core/kernel.h"  // to_float, from_float, MaybeNull
 #ifndef __CUDACC__
 #include "../core/vec.h"  // vfloat, VLANES, v_load, v_load_columns, v_store, v_fill
 
@@ -212,12 +212,6 @@ template <typename X>
 static inline MatrixOf<X> matrix(const X* data, size_t row_stride) { return MatrixOf<X>{data, row_stride, 1}; }
 template <typename X>
 static inline MatrixOf<X> transposed(const X* data, size_t row_stride) { return MatrixOf<X>{data, 1, row_stride}; }
-
-// the type of a pointer that may be NULL: it says nothing about X, the other arguments do
-template <typename X>
-struct MaybeNull {
-    typedef X type;
-};
 
 #ifndef CUBLAS_WORKSPACE
 #define CUBLAS_WORKSPACE ((size_t)32 << 20)  // bytes: what NVIDIA advises for Hopper. dev/simt has less

@@ -11,8 +11,10 @@ Order:  cuBLASLt's own. Its manual promises the same bits from the same version 
         many multiprocessors, given one workspace per stream (section "Results reproducibility"). The algorithm is the first
         of its heuristic for the shape: addresses, alignment beyond 16 bytes and the size of the workspace are kept out of
         the choice. A sum may be split along K, but its parts are added in float; schemes that round parts to bf16 are refused.
-Cost:   a bf16 product of an H200 has 989 TFLOP/s as its limit, float 67. The host asks the heuristic once for each shape, which
-        may take it a millisecond, and keeps the answer in dev->plans; it never waits for the GPU.
+Cost:   a bf16 product of an H200 has 989 TFLOP/s as its limit, float 67. The host asks the heuristic once for a shape, which may
+        take it a millisecond, and keeps the CUBLAS_PLANS answers that were used last: M may change with every call, as in
+        generation, and the shapes that come again in every step stay. A shape is found by its hash. The host never waits for
+        the GPU.
 Source: cuBLAS manual, "Using the cuBLASLt API"
 */
 #ifndef LLMC_GEMM_CUBLAS_H
@@ -23,6 +25,7 @@ Source: cuBLAS manual, "Using the cuBLASLt API"
 
 enum { CUBLAS_ALIGNMENT = 16 };  // of every pointer, in bytes
 enum { CUBLAS_PLANS = 256 };     // are kept; training has about 15, generation 5 for each length of a prompt
+enum { CUBLAS_CHAINS = 512 };    // lists of plans whose shapes hash alike: most have none or one
 
 template <typename X> static inline cudaDataType_t cublas_type_();
 template <> inline cudaDataType_t cublas_type_<float>() { return CUDA_R_32F; }
@@ -46,10 +49,19 @@ typedef struct {
 // the answer, and what a call says to cuBLASLt
 struct CublasPlan {
     CublasShape_ shape;
-    int possible;  // 0: there is no algorithm
+    CublasPlan* next;    // of the same chain
+    uint64_t last_used;  // the number of the call
+    int possible;        // 0: there is no algorithm
     cublasLtMatmulDescOpaque_t product;
     cublasLtMatrixLayoutOpaque_t left, right, out;
     cublasLtMatmulAlgo_t algo;
+};
+
+struct CublasCache {
+    CublasPlan plan[CUBLAS_PLANS];
+    CublasPlan* chain[CUBLAS_CHAINS];
+    int n_plans;       // of which so many are in use
+    uint64_t n_calls;  // so far
 };
 
 template <typename Value>
@@ -103,7 +115,6 @@ static inline int cublas_has_pre_(const CublasShape_* s) {
 
 static inline void cublas_make_plan_(CublasPlan* plan, const CublasShape_* s, cublasComputeType_t compute,
                                      const Device* dev) {
-    memset((void*)plan, 0, sizeof *plan);
     plan->shape = *s;
     cublasCheck(cublasLtMatmulDescInit(&plan->product, compute, CUDA_R_32F));
     cublasOperation_t turn_b = cublas_operand_(&plan->left, s->type, s->b_turned, s->b_stride, s->K, s->N);
@@ -120,15 +131,44 @@ static inline void cublas_make_plan_(CublasPlan* plan, const CublasShape_* s, cu
     plan->possible = cublas_choose_(plan, dev);
 }
 
-// the plan for a shape: the one that was made before, or a new one in the place of the oldest. It stays until the next call
+// ---- plans that are kept ----
+
+// the chain of a shape: FNV-1a over its numbers, of which the high bits have seen all
+static inline CublasPlan** cublas_chain_(CublasCache* cache, const CublasShape_* s) {
+    const int64_t numbers[] = {s->M, s->N, s->K, s->a_stride, s->b_stride, s->a_turned, s->b_turned, s->type, s->out_type, s->epilogue};
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (int64_t number : numbers) { hash = (hash ^ (uint64_t)number) * 0x100000001b3u; }
+    return &cache->chain[(hash >> 32) % CUBLAS_CHAINS];
+}
+
+// room for a new plan: an unused one, or that of the shape that was not asked for the longest time, taken out of its chain
+static inline CublasPlan* cublas_room_(CublasCache* cache) {
+    if (cache->n_plans < CUBLAS_PLANS) { return &cache->plan[cache->n_plans++]; }
+    CublasPlan* oldest = cache->plan;
+    for (CublasPlan& plan : cache->plan) { oldest = plan.last_used < oldest->last_used ? &plan : oldest; }
+    CublasPlan** link = cublas_chain_(cache, &oldest->shape);
+    while (*link != oldest) { link = &(*link)->next; }
+    *link = oldest->next;
+    return oldest;
+}
+
+// the plan for a shape, from before or new. It stays until the next call
 static inline CublasPlan* cublas_plan_(const CublasShape_* shape, cublasComputeType_t compute, const Device* dev) {
-    CublasPlans* plans = dev->plans;
-    for (int i = 0; i < plans->n_made && i < CUBLAS_PLANS; i++) {
-        if (memcmp(&plans->plan[i].shape, shape, sizeof *shape) == 0) { return &plans->plan[i]; }
+    if (!dev->plans->cache) {
+        dev->plans->cache = (CublasCache*)malloc_check(sizeof(CublasCache), "cuBLASLt's plans");
+        memset((void*)dev->plans->cache, 0, sizeof(CublasCache));
     }
-    if (!plans->plan) { plans->plan = (CublasPlan*)malloc_check(sizeof(CublasPlan) * CUBLAS_PLANS, "cuBLASLt's plans"); }
-    CublasPlan* plan = &plans->plan[plans->n_made++ % CUBLAS_PLANS];
-    cublas_make_plan_(plan, shape, compute, dev);
+    CublasCache* cache = dev->plans->cache;
+    CublasPlan **chain = cublas_chain_(cache, shape), *plan = *chain;
+    while (plan && memcmp(&plan->shape, shape, sizeof *shape) != 0) { plan = plan->next; }
+    if (!plan) {
+        plan = cublas_room_(cache);
+        memset((void*)plan, 0, sizeof *plan);
+        cublas_make_plan_(plan, shape, compute, dev);
+        plan->next = *chain;
+        *chain = plan;
+    }
+    plan->last_used = ++cache->n_calls;
     return plan;
 }
 

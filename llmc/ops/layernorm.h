@@ -3,7 +3,8 @@ LayerNorm: out = (inp - mean) * rstd * weight + bias, mean and variance over eac
     inp, out (N, C)   weight, bias (C)   mean, rstd (N) float, kept for backward
 residual_layernorm_forward adds before it normalises: residual = left + right, out = layernorm(residual). residual may be
 left or right.
-Backward, with xhat = (inp - mean) * rstd and g = weight * dout (derived in doc/layernorm.md):
+Backward, with xhat = (inp - mean) * rstd and g = weight * dout (derived in doc/layernorm.md). NULL for any of the three:
+nobody asks for it, and nothing is done for it
     dinp    += (g - mean(g) - xhat * mean(g * xhat)) * rstd    (N, C)  added: inp is the residual stream
     dweight  = sum over n of xhat * dout                       (C)     written, one call is one leaf
     dbias    = sum over n of dout                              (C)     written
@@ -19,7 +20,7 @@ Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450; spec gpt2.md sections 3 and 4
 #ifndef LLMC_LAYERNORM_H
 #define LLMC_LAYERNORM_H
 #include "../core/device.h"  // Device, device_workspace, ceil_div
-#include "../core/kernel.h"  // load_floats, store_floats, row_add, row_total, lane_sum
+#include "../core/kernel.h"  // load_floats, store_floats, row_add, row_total, lane_sum, MaybeNull
 #include "residual.h"        // residual_forward
 #include <math.h>
 #ifndef __CUDACC__
@@ -63,15 +64,16 @@ static inline void layernorm_backward_row_ref(float* dinp, const float* dout, co
 
 static inline void layernorm_backward_ref(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
                                           const float* weight, const float* mean, const float* rstd, int N, int C) {
-    for (int c = 0; c < C; c++) { dweight[c] = dbias[c] = 0.0f; }
-    for (int n = 0; n < N; n++) {
-        const float* x = inp + (size_t)n * C;
-        const float* d = dout + (size_t)n * C;
-        layernorm_backward_row_ref(dinp + (size_t)n * C, d, x, weight, mean[n], rstd[n], C);
-        for (int c = 0; c < C; c++) {
-            dweight[c] += (x[c] - mean[n]) * rstd[n] * d[c];
-            dbias[c] += d[c];
-        }
+    for (size_t n = 0; dinp && n < (size_t)N; n++) {
+        layernorm_backward_row_ref(dinp + n * C, dout + n * C, inp + n * C, weight, mean[n], rstd[n], C);
+    }
+    for (int c = 0; dweight && c < C; c++) {
+        dweight[c] = 0.0f;
+        for (size_t n = 0; n < (size_t)N; n++) { dweight[c] += (inp[n * C + c] - mean[n]) * rstd[n] * dout[n * C + c]; }
+    }
+    for (int c = 0; dbias && c < C; c++) {
+        dbias[c] = 0.0f;
+        for (size_t n = 0; n < (size_t)N; n++) { dbias[c] += dout[n * C + c]; }
     }
 }
 
@@ -174,27 +176,36 @@ static inline void layernorm_backward_rows_(float* dinp, const float* dout, cons
 // dweight and dbias of the channels first..last-1, rows ascending
 static inline void layernorm_backward_channels_(float* dweight, float* dbias, const float* dout, const float* inp,
                                                 const float* mean, const float* rstd, int N, int C, int first, int last) {
-    for (int c = first; c < last; c++) { dweight[c] = dbias[c] = 0.0f; }
+    for (int c = first; dweight && c < last; c++) { dweight[c] = 0.0f; }
+    for (int c = first; dbias && c < last; c++) { dbias[c] = 0.0f; }
     for (int n = 0; n < N; n++) {
-        const float* x = inp + (size_t)n * C;
         const float* d = dout + (size_t)n * C;
-        float m = mean[n], s = rstd[n];
-        #pragma omp simd
-        for (int c = first; c < last; c++) {
-            dweight[c] += (x[c] - m) * s * d[c];
-            dbias[c] += d[c];
+        if (dweight) {
+            const float* x = inp + (size_t)n * C;
+            float m = mean[n], s = rstd[n];
+            #pragma omp simd
+            for (int c = first; c < last; c++) { dweight[c] += (x[c] - m) * s * d[c]; }
+        }
+        if (dbias) {
+            #pragma omp simd
+            for (int c = first; c < last; c++) { dbias[c] += d[c]; }
         }
     }
 }
 
-static inline void layernorm_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
-                                      const float* weight, const float* mean, const float* rstd, int N, int C, const Device* dev) {
-    (void)dev;
+// dweight and dbias, channels over threads
+static inline void layernorm_backward_parameters_(float* dweight, float* dbias, const float* dout, const float* inp,
+                                                  const float* mean, const float* rstd, int N, int C) {
     const int width = 128;
     #pragma omp parallel for
     for (int first = 0; first < C; first += width) {
         layernorm_backward_channels_(dweight, dbias, dout, inp, mean, rstd, N, C, first, first + width < C ? first + width : C);
     }
+}
+
+// dinp, rows over threads
+static inline void layernorm_backward_input_(float* dinp, const float* dout, const float* inp, const float* weight,
+                                             const float* mean, const float* rstd, int N, int C) {
     #pragma omp parallel for
     for (int first = 0; first < N; first += VLANES) {
         size_t row = (size_t)first * C;
@@ -206,6 +217,13 @@ static inline void layernorm_backward(float* dinp, float* dweight, float* dbias,
             layernorm_backward_row_ref(dinp + row, dout + row, inp + row, weight, mean[n], rstd[n], C);
         }
     }
+}
+
+static inline void layernorm_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+                                      const float* weight, const float* mean, const float* rstd, int N, int C, const Device* dev) {
+    (void)dev;
+    if (dweight || dbias) { layernorm_backward_parameters_(dweight, dbias, dout, inp, mean, rstd, N, C); }
+    if (dinp) { layernorm_backward_input_(dinp, dout, inp, weight, mean, rstd, N, C); }
 }
 #else  // ---- CUDA forward: one warp per row ----
 
@@ -325,37 +343,39 @@ __global__ void layernorm_backward_rows_kernel(X* dinp, const X* dout, const X* 
     }
 }
 
-// parts (gridDim.y, 2, C): dweight and dbias of the rows N * b / gridDim.y .. of part b = blockIdx.y. One thread per channel
+// parts (gridDim.y, 2, C): dweight and dbias, those that are asked for, of the rows N * b / gridDim.y .. of part b = blockIdx.y.
+// One thread per channel
 template <typename X>
-__global__ void layernorm_backward_channels_kernel(float* parts, const X* dout, const X* inp, const float* mean,
-                                                   const float* rstd, int N, int C) {
+__global__ void layernorm_backward_channels_kernel(float* parts, int with_weight, int with_bias, const X* dout, const X* inp,
+                                                   const float* mean, const float* rstd, int N, int C) {
     int c = blockIdx.x * blockDim.x + threadIdx.x, b = blockIdx.y;
     if (c >= C) { return; }
     int first = (int)((int64_t)N * b / gridDim.y), last = (int)((int64_t)N * (b + 1) / gridDim.y);
     float dweight = 0.0f, dbias = 0.0f;
     #pragma unroll 8
     for (int n = first; n < last; n++) {
-        float x = to_float(inp[(size_t)n * C + c]), d = to_float(dout[(size_t)n * C + c]);
-        dweight += (x - mean[n]) * rstd[n] * d;
-        dbias += d;
+        float d = to_float(dout[(size_t)n * C + c]);
+        if (with_weight) { dweight += (to_float(inp[(size_t)n * C + c]) - mean[n]) * rstd[n] * d; }
+        if (with_bias) { dbias += d; }
     }
-    parts[(size_t)b * 2 * C + c] = dweight;
-    parts[(size_t)b * 2 * C + C + c] = dbias;
+    if (with_weight) { parts[(size_t)b * 2 * C + c] = dweight; }
+    if (with_bias) { parts[(size_t)b * 2 * C + C + c] = dbias; }
 }
 
-// dweight and dbias are the sums over b of parts (n_parts, 2, C). A block (32, rows) has 32 columns of the 2*C: row y of its
-// threads adds the parts y, y + rows, ..., then the first row adds these sums. One part comes through as it is: it began at +0
+// dweight and dbias, either may be NULL, are the sums over b of parts (n_parts, 2, C). A block (32, rows) has 32 columns of the
+// 2*C: row y of its threads adds the parts y, y + rows, ..., then the first row adds these sums. One part comes through as it
+// is: it began at +0
 __global__ static void layernorm_backward_parts_kernel(float* dweight, float* dbias, const float* parts, int n_parts, int C) {
     __shared__ float sums[WARP][WARP];
     int j = blockIdx.x * WARP + threadIdx.x;
-    float sum = 0.0f;
+    float *to = j < C ? dweight : j < 2 * C ? dbias : NULL, sum = 0.0f;
     #pragma unroll 8
-    for (int b = threadIdx.y; b < n_parts; b += blockDim.y) { sum += j < 2 * C ? parts[(size_t)b * 2 * C + j] : 0.0f; }
+    for (int b = threadIdx.y; b < n_parts; b += blockDim.y) { sum += to ? parts[(size_t)b * 2 * C + j] : 0.0f; }
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
-    if (threadIdx.y > 0 || j >= 2 * C) { return; }
+    if (threadIdx.y > 0 || !to) { return; }
     for (int y = 1; y < (int)blockDim.y; y++) { sum += sums[y][threadIdx.x]; }
-    if (j < C) { dweight[j] = sum; } else { dbias[j - C] = sum; }
+    to[j < C ? j : j - C] = sum;
 }
 
 // ---- CUDA backward in one pass, fast builds: a thread stays on its channels while its block walks down the rows ----
@@ -380,8 +400,9 @@ __device__ inline void layernorm_block_sums_(float (&x)[2 * LAYERNORM_PAIR], flo
 }
 
 // Block b takes the rows 2b, 2b + 1, 2(b + blocks), ... and leaves its sums over them in parts (blocks, 2, C). C is a multiple
-// of W and at most W * blockDim.x; a thread beyond C adds zeros
-template <typename X>
+// of W and at most W * blockDim.x; a thread beyond C adds zeros. INPUT: dinp is asked for; PARAMETERS: dweight, dbias or both,
+// which have every load in common, so that one alone costs what both cost
+template <int INPUT, int PARAMETERS, typename X>
 __global__ void __launch_bounds__(LAYERNORM_THREADS)
 layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, const X* weight, const float* mean,
                           const float* rstd, int N, int C) {
@@ -390,7 +411,7 @@ layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, co
     int c = threadIdx.x * W, inside = c < C;
     float per_channel = 1.0f / (float)C;
     Pack<float, W> w = {}, dweight = {}, dbias = {};
-    if (inside) { w = load_floats<W>(weight + c); }
+    if (INPUT && inside) { w = load_floats<W>(weight + c); }
     for (int n = blockIdx.x * R, turn = 0; n < N; n += gridDim.x * R, turn ^= 1) {
         Pack<float, W> x[R] = {}, d[R] = {};
         float s[R] = {}, row_sums[2 * R] = {};  // of g, then of g * xhat
@@ -405,14 +426,17 @@ layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, co
             s[r] = rstd[n + r];
             for (int i = 0; i < W; i++) {
                 float xhat = (x[r].x[i] - m) * s[r], g = w.x[i] * d[r].x[i];
-                dweight.x[i] += xhat * d[r].x[i];
-                dbias.x[i] += d[r].x[i];
+                if (PARAMETERS) {
+                    dweight.x[i] += xhat * d[r].x[i];
+                    dbias.x[i] += d[r].x[i];
+                }
                 row_sums[r] += g;
                 row_sums[R + r] += g * xhat;
                 x[r].x[i] = xhat;
                 d[r].x[i] = g;
             }
         }
+        if (!INPUT) { continue; }
         layernorm_block_sums_(row_sums, sums[turn]);
         for (int r = 0; r < R; r++) {
             if (!inside || n + r >= N) { continue; }
@@ -422,7 +446,7 @@ layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, co
             store_floats(dinp + (size_t)(n + r) * C + c, y);
         }
     }
-    if (inside) {
+    if (PARAMETERS && inside) {
         store_floats(parts + (size_t)blockIdx.x * 2 * C + c, dweight);
         store_floats(parts + (size_t)blockIdx.x * 2 * C + C + c, dbias);
     }
@@ -453,28 +477,41 @@ template <int W, typename X>
 static inline void layernorm_backward_two_passes_(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp,
                                                   const X* weight, const float* mean, const float* rstd, int N, int C,
                                                   const Device* dev) {
-    int n_parts = layernorm_parts_(N, C, 0, dev);
-    float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
-    dim3 block(WARP, LAYERNORM_ROWS), channels((unsigned)ceil_div(C, WARP), (unsigned)n_parts);
-    layernorm_backward_rows_kernel<W><<<(unsigned)ceil_div(N, LAYERNORM_ROWS), block, 0, dev->stream>>>(
-        dinp, dout, inp, weight, mean, rstd, N, C);
-    layernorm_backward_channels_kernel<<<channels, WARP, 0, dev->stream>>>(parts, dout, inp, mean, rstd, N, C);
-    layernorm_add_parts_(dweight, dbias, parts, n_parts, C, dev);
+    if (dinp) {
+        dim3 block(WARP, LAYERNORM_ROWS);
+        layernorm_backward_rows_kernel<W><<<(unsigned)ceil_div(N, LAYERNORM_ROWS), block, 0, dev->stream>>>(
+            dinp, dout, inp, weight, mean, rstd, N, C);
+    }
+    if (dweight || dbias) {
+        int n_parts = layernorm_parts_(N, C, 0, dev);
+        float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
+        dim3 channels((unsigned)ceil_div(C, WARP), (unsigned)n_parts);
+        layernorm_backward_channels_kernel<<<channels, WARP, 0, dev->stream>>>(parts, dweight != NULL, dbias != NULL, dout, inp,
+                                                                             mean, rstd, N, C);
+        layernorm_add_parts_(dweight, dbias, parts, n_parts, C, dev);
+    }
 }
 
 template <typename X>
 static inline void layernorm_backward_one_pass_(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp,
                                                 const X* weight, const float* mean, const float* rstd, int N, int C,
                                                 const Device* dev) {
-    int n_parts = layernorm_parts_(N, C, 1, dev);
-    float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
-    layernorm_backward_kernel<<<n_parts, layernorm_threads_(C), 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
-    layernorm_add_parts_(dweight, dbias, parts, n_parts, C, dev);
+    int n_parts = layernorm_parts_(N, C, 1, dev), threads = layernorm_threads_(C), parameters = dweight || dbias;
+    float* parts = parameters ? (float*)device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts) : NULL;
+    if (dinp && parameters) {
+        layernorm_backward_kernel<1, 1><<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+    } else if (dinp) {
+        layernorm_backward_kernel<1, 0><<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+    } else if (parameters) {
+        layernorm_backward_kernel<0, 1><<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+    }
+    if (parameters) { layernorm_add_parts_(dweight, dbias, parts, n_parts, C, dev); }
 }
 
 template <typename X>
-static inline void layernorm_backward(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp, const X* weight,
-                                      const float* mean, const float* rstd, int N, int C, const Device* dev) {
+static inline void layernorm_backward(typename MaybeNull<X>::type* dinp, float* dweight, float* dbias, const X* dout,
+                                      const X* inp, const X* weight, const float* mean, const float* rstd, int N, int C,
+                                      const Device* dev) {
     constexpr int W = pack_width<X>();
     int packs = C % W == 0 && pack_aligned(dinp, dout, inp, weight), one_pass = packs;
 #ifdef EXACT

@@ -2,10 +2,10 @@
 Linear layer: out = inp * weight^T + bias.
     inp (N, C)   out (N, OC)   weight (OC, C), one row per output   bias (OC) or NULL   N = B*T positions
     with GELU behind it: pre (N, OC) = inp * weight^T + bias, out = gelu(pre)
-Backward (derived in doc/matmul.md):
-    dinp    = dout * weight          (N, C)   written; NULL where nobody asks for it
+Backward (derived in doc/matmul.md). NULL for any of the three: nobody asks for it, and nothing is done for it
+    dinp    = dout * weight          (N, C)   written
     dweight = dout^T * inp           (OC, C)  float; written, not added to: one call is one leaf (doc/exactness.md rule 3)
-    dbias   = sum over n of dout     (OC)     float, written; NULL where there is no bias
+    dbias   = sum over n of dout     (OC)     float, written
 matmul_backward is all three; matmul_backward_input, matmul_backward_weight and column_sums are one each. Where the weight is
 used twice, matmul_backward_weight with add 1 goes on from what is in dweight.
 Cost:   compute bound: forward 2*N*C*OC flops, backward twice that. Judge it in GFLOP/s, column_sums, which reads N*OC
@@ -44,6 +44,7 @@ static inline void matmul_gelu_forward_ref(float* out, float* pre, const float* 
 }
 
 static inline void matmul_backward_input_ref(float* dinp, const float* dout, const float* weight, int N, int C, int OC) {
+    if (!dinp) { return; }
     for (size_t n = 0; n < (size_t)N; n++) {
         for (size_t c = 0; c < (size_t)C; c++) {
             float sum = 0.0f;
@@ -55,6 +56,7 @@ static inline void matmul_backward_input_ref(float* dinp, const float* dout, con
 
 static inline void matmul_backward_weight_ref(float* dweight, const float* dout, const float* inp, int add,
                                               int N, int C, int OC) {
+    if (!dweight) { return; }
     for (size_t oc = 0; oc < (size_t)OC; oc++) {
         for (size_t c = 0; c < (size_t)C; c++) {
             float sum = add ? dweight[oc * C + c] : 0.0f;
@@ -65,6 +67,7 @@ static inline void matmul_backward_weight_ref(float* dweight, const float* dout,
 }
 
 static inline void column_sums_ref(float* sums, const float* x, int N, int OC) {
+    if (!sums) { return; }
     for (size_t oc = 0; oc < (size_t)OC; oc++) {
         float sum = 0.0f;
         for (size_t n = 0; n < (size_t)N; n++) { sum += x[n * OC + oc]; }
@@ -74,9 +77,9 @@ static inline void column_sums_ref(float* sums, const float* x, int N, int OC) {
 
 static inline void matmul_backward_ref(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
                                        const float* weight, int N, int C, int OC) {
-    if (dinp) { matmul_backward_input_ref(dinp, dout, weight, N, C, OC); }
+    matmul_backward_input_ref(dinp, dout, weight, N, C, OC);
     matmul_backward_weight_ref(dweight, dout, inp, 0, N, C, OC);
-    if (dbias) { column_sums_ref(dbias, dout, N, OC); }
+    column_sums_ref(dbias, dout, N, OC);
 }
 
 #ifndef __CUDACC__  // ---- fast C: the same chains, many outputs at a time ----
@@ -95,17 +98,20 @@ static inline void matmul_gelu_forward(float* out, float* pre, const float* inp,
 
 static inline void matmul_backward_input(float* dinp, const float* dout, const float* weight, int N, int C, int OC,
                                          const Device* dev) {
+    if (!dinp) { return; }
     gemm(dinp, C, NULL, 0, matrix(dout, OC), matrix(weight, C), N, C, OC, dev);
 }
 
 static inline void matmul_backward_weight(float* dweight, const float* dout, const float* inp, int add,
                                           int N, int C, int OC, const Device* dev) {
+    if (!dweight) { return; }
     gemm(dweight, C, add ? dweight : NULL, C, transposed(dout, OC), matrix(inp, C), OC, C, N, dev);
 }
 
 // lanes and threads hold neighbouring oc, every one runs down its own column
 static inline void column_sums(float* sums, const float* x, int N, int OC, const Device* dev) {
     (void)dev;
+    if (!sums) { return; }
     const int width = 64;
     #pragma omp parallel for
     for (int first = 0; first < OC; first += width) {
@@ -121,9 +127,9 @@ static inline void column_sums(float* sums, const float* x, int N, int OC, const
 
 static inline void matmul_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
                                    const float* weight, int N, int C, int OC, const Device* dev) {
-    if (dinp) { matmul_backward_input(dinp, dout, weight, N, C, OC, dev); }
+    matmul_backward_input(dinp, dout, weight, N, C, OC, dev);
     matmul_backward_weight(dweight, dout, inp, 0, N, C, OC, dev);
-    if (dbias) { column_sums(dbias, dout, N, OC, dev); }
+    column_sums(dbias, dout, N, OC, dev);
 }
 
 #else  // ---- CUDA ----
@@ -159,12 +165,14 @@ static inline void matmul_gelu_forward(X* out, X* pre, const X* inp, const X* we
 
 template <typename X>
 static inline void matmul_backward_input(X* dinp, const X* dout, const X* weight, int N, int C, int OC, const Device* dev) {
+    if (!dinp) { return; }
     matmul_product_(dinp, NULL, 0, matrix(dout, OC), matrix(weight, C), N, C, OC, dev);
 }
 
 template <typename X>
 static inline void matmul_backward_weight(float* dweight, const X* dout, const X* inp, int add, int N, int C, int OC,
                                           const Device* dev) {
+    if (!dweight) { return; }
     matmul_product_(dweight, NULL, add, transposed(dout, OC), matrix(inp, C), OC, C, N, dev);
 }
 
@@ -219,6 +227,7 @@ static inline void column_sums_launch_(float* sums, const X* x, int rows, int N,
 // the slices
 template <typename X>
 static inline void column_sums(float* sums, const X* x, int N, int OC, const Device* dev) {
+    if (!sums) { return; }
     int64_t columns = WARP * (pack_fits(x, OC) ? pack_width<X>() : 1), slices = COLUMN_BLOCKS / ceil_div(OC, columns);
     int64_t longest = ceil_div(N, slices > 0 ? slices : 1);
     int rows = COLUMN_BLOCKS == 1 ? N : longest > 64 ? (int)longest : 64;
@@ -235,9 +244,9 @@ static inline void column_sums(float* sums, const X* x, int N, int OC, const Dev
 template <typename X>
 static inline void matmul_backward(typename MaybeNull<X>::type* dinp, float* dweight, float* dbias, const X* dout,
                                    const X* inp, const X* weight, int N, int C, int OC, const Device* dev) {
-    if (dinp) { matmul_backward_input(dinp, dout, weight, N, C, OC, dev); }
+    matmul_backward_input(dinp, dout, weight, N, C, OC, dev);
     matmul_backward_weight(dweight, dout, inp, 0, N, C, OC, dev);
-    if (dbias) { column_sums(dbias, dout, N, OC, dev); }
+    column_sums(dbias, dout, N, OC, dev);
 }
 #endif  // __CUDACC__
 #endif  // LLMC_MATMUL_H

@@ -1,7 +1,8 @@
 /*
 RMSNorm: out = inp * rstd * weight, rstd = 1/sqrt(mean(inp^2) + eps) over each row of C channels.
     inp, out (N, C)   weight (C)   rstd (N) float, kept for backward
-Backward, with xhat = inp * rstd and g = dout * weight (derived in doc/rmsnorm.md):
+Backward, with xhat = inp * rstd and g = dout * weight (derived in doc/rmsnorm.md). NULL for either: nobody asks for it, and
+nothing is done for it
     dinp    += rstd * (g - xhat * mean(g * xhat))   (N, C)  added: inp is the residual stream
     dweight  = sum over n of dout * xhat            (C)     written, one call is one leaf
 Cost:   memory bound: forward moves 2*N*C floats, backward 6*N*C. Judge it in GB/s: one thread has 30 and 35 where
@@ -43,12 +44,12 @@ static inline void rmsnorm_backward_row_ref(float* dinp, const float* dout, cons
 
 static inline void rmsnorm_backward_ref(float* dinp, float* dweight, const float* dout, const float* inp, const float* weight,
                                         const float* rstd, int N, int C) {
-    for (int c = 0; c < C; c++) { dweight[c] = 0.0f; }
-    for (int n = 0; n < N; n++) {
-        const float* x = inp + (size_t)n * C;
-        const float* d = dout + (size_t)n * C;
-        rmsnorm_backward_row_ref(dinp + (size_t)n * C, d, x, weight, rstd[n], C);
-        for (int c = 0; c < C; c++) { dweight[c] += d[c] * x[c] * rstd[n]; }
+    for (size_t n = 0; dinp && n < (size_t)N; n++) {
+        rmsnorm_backward_row_ref(dinp + n * C, dout + n * C, inp + n * C, weight, rstd[n], C);
+    }
+    for (int c = 0; dweight && c < C; c++) {
+        dweight[c] = 0.0f;
+        for (size_t n = 0; n < (size_t)N; n++) { dweight[c] += dout[n * C + c] * inp[n * C + c] * rstd[n]; }
     }
 }
 
@@ -131,14 +132,18 @@ static inline void rmsnorm_backward_channels_(float* dweight, const float* dout,
     }
 }
 
-static inline void rmsnorm_backward(float* dinp, float* dweight, const float* dout, const float* inp, const float* weight,
-                                    const float* rstd, int N, int C, const Device* dev) {
-    (void)dev;
+// dweight, channels over threads
+static inline void rmsnorm_backward_weight_(float* dweight, const float* dout, const float* inp, const float* rstd, int N, int C) {
     const int width = 128;
     #pragma omp parallel for
     for (int first = 0; first < C; first += width) {
         rmsnorm_backward_channels_(dweight, dout, inp, rstd, N, C, first, first + width < C ? first + width : C);
     }
+}
+
+// dinp, rows over threads
+static inline void rmsnorm_backward_input_(float* dinp, const float* dout, const float* inp, const float* weight,
+                                           const float* rstd, int N, int C) {
     #pragma omp parallel for
     for (int first = 0; first < N; first += VLANES) {
         size_t row = (size_t)first * C;
@@ -150,6 +155,13 @@ static inline void rmsnorm_backward(float* dinp, float* dweight, const float* do
             rmsnorm_backward_row_ref(dinp + row, dout + row, inp + row, weight, rstd[n], C);
         }
     }
+}
+
+static inline void rmsnorm_backward(float* dinp, float* dweight, const float* dout, const float* inp, const float* weight,
+                                    const float* rstd, int N, int C, const Device* dev) {
+    (void)dev;
+    if (dweight) { rmsnorm_backward_weight_(dweight, dout, inp, rstd, N, C); }
+    if (dinp) { rmsnorm_backward_input_(dinp, dout, inp, weight, rstd, N, C); }
 }
 #endif
 #endif  // LLMC_RMSNORM_H

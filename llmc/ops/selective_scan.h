@@ -11,6 +11,7 @@ kept at every chunk, not at every position. lambda is what later positions ask o
     du = D * dy + delta * S         ddelta = u * S + sum over n of A[n] * W           written
     dA_log = A * sum over positions of delta * W         dD = sum of dy * u           written, one call is one leaf
     dssm_B = sum over channels of G * (delta * u)        dssm_C = sum of dy * h       written, rows `dstride` floats apart
+    NULL for any of the six: nobody asks for it, and what it alone needs is left out; lambda all of them share.
     A state that came in is a constant: no gradient leaves on the left.
 Cost:   bound by exponentials: one per position, channel and state forward, one more backward. ns for each of these, one thread,
         C 1536, NS 16, T 256, best of many runs on a busy machine (Intel Sapphire Rapids class), gcc 12
@@ -108,8 +109,8 @@ static inline void scan_backward_channel_ref(float* du, float* ddelta, float* dA
             terms_C[tn * C] = dy[at] * h[tn + NS];
             lambda[n] = first ? 0.0f : ag;
         }
-        du[at] = D * dy[at] + delta[at] * S;
-        ddelta[at] = u[at] * S + aw;
+        if (du) { du[at] = D * dy[at] + delta[at] * S; }
+        if (ddelta) { ddelta[at] = u[at] * S + aw; }
         *dD += dy[at] * u[at];
     }
 }
@@ -123,8 +124,8 @@ static inline void scan_backward_ref(float* du, float* ddelta, float* dA_log, fl
     float* terms_B = (float*)malloc_check(sizeof(float) * 2 * n_terms, "terms of dssm_B and dssm_C");
     float *terms_C = terms_B + n_terms, *h = (float*)malloc_check(sizeof(float) * (size_t)(T + 1) * NS, "states of a channel");
     float dA_row[SCAN_MAX_STATES], dD_row, y;
-    for (size_t i = 0; i < (size_t)C * NS; i++) { dA_log[i] = 0.0f; }
-    for (int c = 0; c < C; c++) { dD[c] = 0.0f; }
+    for (size_t i = 0; dA_log && i < (size_t)C * NS; i++) { dA_log[i] = 0.0f; }
+    for (int c = 0; dD && c < C; c++) { dD[c] = 0.0f; }
     for (int b = 0; b < B; b++) {
         size_t row = (size_t)b * T;
         const float *row_B = ssm_B + row * stride, *row_C = ssm_C + row * stride;
@@ -140,18 +141,18 @@ static inline void scan_backward_ref(float* du, float* ddelta, float* dA_log, fl
                 scan_forward_ref(&y, after, u + bt, delta + bt, A_c, row_B + t * stride, row_C + t * stride, stride, D + c,
                                  row_starts ? row_starts + t : NULL, 1, 1, 1, NS);
             }
-            scan_backward_channel_ref(du + at, ddelta + at, dA_row, &dD_row, terms_B + c, terms_C + c, dy + at, h, u + at, delta + at,
+            scan_backward_channel_ref(du ? du + at : NULL, ddelta ? ddelta + at : NULL, dA_row, &dD_row, terms_B + c, terms_C + c, dy + at, h, u + at, delta + at,
                                       A_c, row_B, row_C, stride, D[c], row_starts, T, C, NS);
-            for (int n = 0; n < NS; n++) { dA_log[(size_t)c * NS + n] += dA_row[n]; }
-            dD[c] += dD_row;
+            for (int n = 0; dA_log && n < NS; n++) { dA_log[(size_t)c * NS + n] += dA_row[n]; }
+            if (dD) { dD[c] += dD_row; }
         }
         for (size_t tn = 0; tn < (size_t)T * NS; tn++) {
             size_t to = (row + tn / NS) * dstride + tn % NS;
-            dssm_B[to] = scan_channel_sum_ref(terms_B + tn * C, C);
-            dssm_C[to] = scan_channel_sum_ref(terms_C + tn * C, C);
+            if (dssm_B) { dssm_B[to] = scan_channel_sum_ref(terms_B + tn * C, C); }
+            if (dssm_C) { dssm_C[to] = scan_channel_sum_ref(terms_C + tn * C, C); }
         }
     }
-    for (size_t i = 0; i < (size_t)C * NS; i++) { dA_log[i] *= -fm_exp(A_log[i]); }
+    for (size_t i = 0; dA_log && i < (size_t)C * NS; i++) { dA_log[i] *= -fm_exp(A_log[i]); }
     free(terms_B);
     free(h);
 }
@@ -356,6 +357,12 @@ typedef struct {
     float *sums_B, *sums_C;          // of a position: (NS, SCAN_LANES)
 } ScanScratch_;
 
+// what a call is asked for; NULL: nobody asks
+typedef struct {
+    float *du, *ddelta, *dA_log, *dssm_B, *dssm_C, *dD;
+    size_t dstride;
+} ScanGradients_;
+
 // what groups and rows leave to be added up
 typedef struct {
     float* dssm;  // (B*T, groups, 2*NS): dssm_B, then dssm_C
@@ -433,11 +440,12 @@ static inline void scan_mask_(vbits_* mask, int channels) {
 }
 
 // S and aw are the sums of the contract. The sums over channels begin a lane's chain in the first vectors that hold it
-static inline void scan_adjoint_states_(vfloat* S, vfloat* aw, const ScanScratch_* k, const float* a, const float* h, const float* before,
-                                        const vfloat* x, const vfloat* delta, const vfloat* dy, const vbits_* mask, const float* ssm_B,
-                                        const float* ssm_C, int NS) {
+static inline void scan_adjoint_states_(vfloat* S, vfloat* aw, const ScanGradients_* g, const ScanScratch_* k, const float* a,
+                                        const float* h, const float* before, const vfloat* x, const vfloat* delta, const vfloat* dy,
+                                        const vbits_* mask, const float* ssm_B, const float* ssm_C, int NS) {
     float *lambda = k->lambda, *dA = k->dA, *to_B = k->sums_B, *to_C = k->sums_C;  // stores could change k, for all a compiler knows
     const float* A = k->A;
+    const int with_A = g->dA_log != NULL, with_B = g->dssm_B != NULL, with_C = g->dssm_C != NULL;
     for (int n = 0; n < NS; n++, to_B += SCAN_LANES, to_C += SCAN_LANES) {
         vfloat sums_B[SCAN_SUM_VECTORS_], sums_C[SCAN_SUM_VECTORS_];
         for (int i = 0; i < SCAN_SUM_VECTORS_; i++) { sums_B[i] = sums_C[i] = v_fill(0.0f); }
@@ -446,11 +454,11 @@ static inline void scan_adjoint_states_(vfloat* S, vfloat* aw, const ScanScratch
             vfloat G = v_load(lambda + at) + dy[i] * v_fill(ssm_C[n]);
             vfloat ag = v_load(a + at) * G, W = ag * v_load(before + at);
             v_store(lambda + at, ag);
-            v_store(dA + at, v_load(dA + at) + delta[i] * W);
+            if (with_A) { v_store(dA + at, v_load(dA + at) + delta[i] * W); }
             S[i] += G * v_fill(ssm_B[n]);
             aw[i] += v_load(A + at) * W;
-            sums_B[i % SCAN_SUM_VECTORS_] += (vfloat)((vbits_)(G * x[i]) & mask[i]);
-            sums_C[i % SCAN_SUM_VECTORS_] += (vfloat)((vbits_)(dy[i] * v_load(h + at)) & mask[i]);
+            if (with_B) { sums_B[i % SCAN_SUM_VECTORS_] += (vfloat)((vbits_)(G * x[i]) & mask[i]); }
+            if (with_C) { sums_C[i % SCAN_SUM_VECTORS_] += (vfloat)((vbits_)(dy[i] * v_load(h + at)) & mask[i]); }
         }
         for (int i = 0; i < SCAN_SUM_VECTORS_; i++) {
             v_store(to_B + i * VLANES, sums_B[i]);
@@ -460,15 +468,17 @@ static inline void scan_adjoint_states_(vfloat* S, vfloat* aw, const ScanScratch
 }
 
 // one position backward: position t of the chunk, bt of the batch. Leaves the sums over channels in k
-static inline void scan_adjoint_(float* du, float* ddelta, vfloat* dD, const ScanScratch_* k, const float* dy, const vfloat* D,
+static inline void scan_adjoint_(const ScanGradients_* g, vfloat* dD, const ScanScratch_* k, const float* dy, const vfloat* D,
                                  const vbits_* mask, int t, size_t bt, int c, const Scan_* s) {
     size_t tile = scan_tile_floats_(s), at = bt * s->C + c;
     int channels = scan_channels_(s, c);
     vfloat u[SCAN_VECTORS_], delta[SCAN_VECTORS_], d[SCAN_VECTORS_], x[SCAN_VECTORS_], S[SCAN_VECTORS_], aw[SCAN_VECTORS_];
     scan_load_(u, s->u + at, channels), scan_load_(delta, s->delta + at, channels), scan_load_(d, dy + at, channels);
     for (int i = 0; i < SCAN_VECTORS_; i++) { x[i] = delta[i] * u[i], S[i] = aw[i] = v_fill(0.0f); }
-    scan_prefetch_(dy, bt - 1, c, s), scan_prefetch_(du, bt - 1, c, s), scan_prefetch_(ddelta, bt - 1, c, s);
-    scan_adjoint_states_(S, aw, k, k->a + t * tile, k->h + (t + 1) * tile, scan_before_(k, t, bt, s), x, delta, d, mask,
+    scan_prefetch_(dy, bt - 1, c, s);
+    if (g->du) { scan_prefetch_(g->du, bt - 1, c, s); }
+    if (g->ddelta) { scan_prefetch_(g->ddelta, bt - 1, c, s); }
+    scan_adjoint_states_(S, aw, g, k, k->a + t * tile, k->h + (t + 1) * tile, scan_before_(k, t, bt, s), x, delta, d, mask,
                          s->ssm_B + bt * s->stride, s->ssm_C + bt * s->stride, s->NS);
     if (s->starts && s->starts[bt]) { scan_zero_(k->lambda, tile); }
     for (int i = 0; i < SCAN_VECTORS_; i++) {
@@ -476,7 +486,8 @@ static inline void scan_adjoint_(float* du, float* ddelta, vfloat* dD, const Sca
         x[i] = D[i] * d[i] + delta[i] * S[i];
         aw[i] = u[i] * S[i] + aw[i];
     }
-    scan_store_(du + at, x, channels), scan_store_(ddelta + at, aw, channels);
+    if (g->du) { scan_store_(g->du + at, x, channels); }
+    if (g->ddelta) { scan_store_(g->ddelta + at, aw, channels); }
 }
 
 // the first steps of the tree: SCAN_LANES sums become VLANES
@@ -504,7 +515,7 @@ static inline void scan_trees_(float* out, const float* sums, int NS) {
 }
 
 // a group of channels in row b, all positions
-static inline void scan_backward_group_(float* du, float* ddelta, const ScanParts_* parts, const ScanScratch_* k, const float* dy,
+static inline void scan_backward_group_(const ScanGradients_* g, const ScanParts_* parts, const ScanScratch_* k, const float* dy,
                                         const float* states, int b, int group, const Scan_* s) {
     size_t tile = scan_tile_floats_(s), row = (size_t)b * s->T, task = (size_t)b * scan_groups_(s) + group;
     int c = group * SCAN_GROUP, NS = s->NS;
@@ -522,9 +533,9 @@ static inline void scan_backward_group_(float* du, float* ddelta, const ScanPart
         for (int t = n_positions - 1; t >= 0; t--) {
             size_t bt = row + t0 + t;
             float* sums = parts->dssm + (bt * scan_groups_(s) + group) * 2 * NS;
-            scan_adjoint_(du, ddelta, dD, k, dy, D, mask, t, bt, c, s);
-            scan_trees_(sums, k->sums_B, NS);
-            scan_trees_(sums + NS, k->sums_C, NS);
+            scan_adjoint_(g, dD, k, dy, D, mask, t, bt, c, s);
+            if (g->dssm_B) { scan_trees_(sums, k->sums_B, NS); }
+            if (g->dssm_C) { scan_trees_(sums + NS, k->sums_C, NS); }
         }
     }
     memcpy(parts->dA + task * tile, k->dA, sizeof(float) * tile);
@@ -540,21 +551,25 @@ static inline void scan_chain_(float* sum, const float* parts, size_t step, int 
 }
 
 // dA_log and dD of a group, over rows
-static inline void scan_total_group_(float* dA_log, float* dD, const ScanParts_* parts, const ScanScratch_* k, int group, const Scan_* s) {
+static inline void scan_total_group_(const ScanGradients_* g, const ScanParts_* parts, const ScanScratch_* k, int group, const Scan_* s) {
     size_t tile = scan_tile_floats_(s), groups = (size_t)scan_groups_(s);
     int c = group * SCAN_GROUP, channels = scan_channels_(s, c);
-    scan_rates_(k->A, c, s);
-    scan_chain_(k->dA, parts->dA + group * tile, groups * tile, s->B, tile);
-    for (size_t i = 0; i < tile; i++) { k->dA[i] *= k->A[i]; }
-    scan_untile_(dA_log + (size_t)c * s->NS, k->dA, channels, s->NS);
-    scan_chain_(dD + c, parts->dD + (size_t)group * SCAN_GROUP, groups * SCAN_GROUP, s->B, (size_t)channels);
+    if (g->dA_log) {
+        scan_rates_(k->A, c, s);
+        scan_chain_(k->dA, parts->dA + group * tile, groups * tile, s->B, tile);
+        for (size_t i = 0; i < tile; i++) { k->dA[i] *= k->A[i]; }
+        scan_untile_(g->dA_log + (size_t)c * s->NS, k->dA, channels, s->NS);
+    }
+    if (g->dD) { scan_chain_(g->dD + c, parts->dD + (size_t)group * SCAN_GROUP, groups * SCAN_GROUP, s->B, (size_t)channels); }
 }
 
 static inline void scan_backward(float* du, float* ddelta, float* dA_log, float* dssm_B, float* dssm_C, size_t dstride, float* dD,
                                  const float* dy, const float* states, const float* u, const float* delta, const float* A_log,
                                  const float* ssm_B, const float* ssm_C, size_t stride, const float* D, const unsigned char* starts, int B,
                                  int T, int C, int NS, int chunk, const Device* dev) {
+    if (!du && !ddelta && !dA_log && !dssm_B && !dssm_C && !dD) { return; }
     Scan_ s = {u, delta, A_log, ssm_B, ssm_C, D, starts, stride, B, T, C, NS, chunk};
+    ScanGradients_ g = {du, ddelta, dA_log, dssm_B, dssm_C, dD, dstride};
     ScanParts_ parts;
     ScanScratch_ sizes;
     float* workspace = device_workspace(dev, scan_workspace_bytes(B, T, C, NS, chunk, dev->n_threads));
@@ -565,19 +580,19 @@ static inline void scan_backward(float* du, float* ddelta, float* dA_log, float*
     for (int task = 0; task < B * groups; task++) {
         ScanScratch_ mine;
         scan_scratch_(&mine, scratch + n_floats * thread_number(), &s);
-        scan_backward_group_(du, ddelta, &parts, &mine, dy, states, task / groups, task % groups, &s);
+        scan_backward_group_(&g, &parts, &mine, dy, states, task / groups, task % groups, &s);
     }
     #pragma omp parallel for
     for (int group = 0; group < groups; group++) {
         ScanScratch_ mine;
         scan_scratch_(&mine, scratch + n_floats * thread_number(), &s);
-        scan_total_group_(dA_log, dD, &parts, &mine, group, &s);
+        scan_total_group_(&g, &parts, &mine, group, &s);
     }
     #pragma omp parallel for
     for (int64_t bt = 0; bt < (int64_t)B * T; bt++) {
         const float* of_groups = parts.dssm + (size_t)bt * groups * 2 * NS;
-        scan_chain_(dssm_B + bt * dstride, of_groups, 2 * (size_t)NS, groups, (size_t)NS);
-        scan_chain_(dssm_C + bt * dstride, of_groups + NS, 2 * (size_t)NS, groups, (size_t)NS);
+        if (dssm_B) { scan_chain_(dssm_B + bt * dstride, of_groups, 2 * (size_t)NS, groups, (size_t)NS); }
+        if (dssm_C) { scan_chain_(dssm_C + bt * dstride, of_groups + NS, 2 * (size_t)NS, groups, (size_t)NS); }
     }
 }
 #endif  // LLMC_SELECTIVE_SCAN_H

@@ -2,7 +2,8 @@
 Ranks: P processes that train one model together, and every call by which they exchange numbers.
     comm_world                          finds the others (comm_launch.h says who we are); P = 1: a world of its own
     comm_exchange                       any bytes from each to each; the calls below are made of it
-    comm_all_gather, comm_all_gather_v  everybody's numbers to everybody, of one size or of several; comm_all_gather_shares
+    comm_all_gather, comm_all_gather_v  everybody's numbers to everybody, of one size or of several;
+                                        comm_all_gather_shares
     comm_all_to_all_v                   a part for each
     comm_send_recv, comm_broadcast      to one and from one; from one to all
     comm_reduce_scatter, comm_all_reduce   sums, maxima, minima: always added in the order of ranks 0, 1, 2, ...
@@ -11,14 +12,20 @@ Ranks: P processes that train one model together, and every call by which they e
     comm_health, comm_watch             is somebody gone?
     comm_note, comm_abort, comm_free    what messages add; to give up, with last words for the others; the end
 All of this is about host memory; arenas of a GPU travel by comm_nccl.h, beside the same world.
-Kinds: NONE (P = 1: a call copies at most), TCP (comm_tcp.h, in every build), MPI (comm_mpi.h, make MPI=1). Only bytes travel
-by them and sums are made here, so all kinds give the same bits.
-Tickets: a call returns at once with a ticket; its buffers belong to it until comm_wait. Bytes move inside these calls only.
+Kinds: NONE (P = 1: a call copies at most), TCP (comm_tcp.h, in every build), MPI (comm_mpi.h, make MPI=1). Only bytes
+travel by them and sums are made here, so all kinds give the same bits.
+Tickets: a call returns at once with a ticket; its buffers belong to it until comm_wait. Bytes move inside these calls
+only.
 Reductions are the exception: they are done when they return.
-Order: all ranks of a group make the same calls in the same order; who has nothing to send calls with zero counts; decisions
-that depend on data are taken from values that all share. `where` is HERE, the line of the call, for messages.
-COMM_CHECK=1 in the environment: before each call the ranks compare what they are about to do, and stop with both lines if it
-is not the same. When something goes wrong the last 16 calls are printed, with their times.
+Order: all ranks of a group make the same calls in the same order; who has nothing to send calls with zero counts;
+decisions that depend on data are taken from values that all share. `where` is HERE, the line of the call, for messages.
+COMM_CHECK=1 in the environment: before each call the ranks compare what they are about to do, and stop with both lines
+if it is not the same. When something goes wrong the last 16 calls are printed, with their times.
+Errors: fail_input is for all ranks. Those that find the same error of the user (a bad file, options that contradict
+each other) print it once: a rank above 0 tells the others that it stops, and waits with its line until the lower ranks
+have stopped too or 3 s have passed; it speaks if none of them has the same line. An error that only some ranks have is
+said by the lowest of them, with its number. All end with status 2. Before the ranks have met nobody can be asked, and
+each speaks for itself.
 Faults: a rank that dies ends all others at once with one line that names it; one that does not answer does so after the
 time limit. Nothing waits for ever.
 Cost:   bytes sent are counted: all_gather n(P-1), all_to_all its counts, all_reduce of n 2n(P-1)/P for each rank.
@@ -50,7 +57,7 @@ typedef struct {  // of the COMM_CHECK comparison
     char name[24], where[104];
     int32_t type, op, group;
     uint64_t seq, count;
-    uint64_t n_bytes;  // that the receiver of this description will get
+    uint64_t n_bytes;  // the bytes that go to the receiver of this description
 } CommDescription;
 
 typedef struct {
@@ -67,8 +74,10 @@ enum { COMM_CALLS = 64 };  // at most under way at once; the finished ones among
 typedef struct CommLink {
     CommKind kind;
     int rank, size, check, is_failing;
+    uint64_t said;               // hash of the line that fail_input has for the user, 0: none
     const char* source;
     double timeout;              // seconds without a byte after which a call is given up
+    double patience;             // seconds in which lower ranks may say the line that this rank has for the user
     TcpMesh tcp;
 #ifdef USE_MPI
     MpiMesh mpi;
@@ -90,7 +99,7 @@ typedef struct CommLink {
 typedef struct Comm {
     int rank, size;
     int* members;     // their ranks in the world
-    int group;        // 0: the world
+    int group;        // its number, the same on all members; 0: the world
     uint64_t n_calls;
     CommPiece* piece; // for the call that is being put together
     CommLink* link;
@@ -123,8 +132,8 @@ static inline void comm_print_trace_(const CommLink* l) {
     for (uint64_t i = first; i < l->n_calls; i++) {
         const CommCall* t = &l->call[i % COMM_CALLS];
         double end = t->n_open == 0 ? t->done : now;
-        fprintf(stderr, "  rank %d, call %llu: %s at %s, %zu bytes sent, %s %.3f s\n", l->rank, (unsigned long long)i, t->name,
-                t->where, t->n_bytes, t->n_open == 0 ? "took" : "not done after", end - t->begun);
+        fprintf(stderr, "  rank %d, call %llu: %s at %s, %zu bytes sent, %s %.3f s\n", l->rank, (unsigned long long)i,
+                t->name, t->where, t->n_bytes, t->n_open == 0 ? "took" : "not done after", end - t->begun);
     }
 }
 
@@ -143,8 +152,8 @@ static inline void comm_stop_(CommLink* l, const CommCall* call, TcpNote note) {
              *l->note ? " " : "", l->note);
 }
 
-// One rank seems to be to blame. Its last words may name another one, for who waits for a stopped rank looks stopped too; those
-// of that one are then asked for, until somebody has none or speaks of itself.
+// One rank seems to be to blame. Its last words may name another one, for who waits for a stopped rank looks stopped
+// too; those of that one are then asked for, until somebody has none or speaks of itself.
 __attribute__((noreturn))
 static inline void comm_blame_(CommLink* l, const CommCall* call, TcpNote blamed) {
     TcpNote note;
@@ -159,22 +168,46 @@ static inline void comm_blame_(CommLink* l, const CommCall* call, TcpNote blamed
 
 __attribute__((noreturn))
 static inline void comm_lost_(CommLink* l, const CommCall* call, int peer) {
-    TcpNote gone = {peer, 1, "is gone (killed, or its machine is)"};
+    TcpNote gone = {peer, 1, 0, "is gone (killed, or its machine is)"};
     comm_blame_(l, call, gone);
 }
 
 // a process that ends by itself with an error tells the others; after comm_free there is nobody to tell
 static inline void comm_at_exit_(int status, void* link) {
     CommLink* l = (CommLink*)link;
-    TcpNote note = {l->rank, status, ""};
-    if (l->kind == COMM_NONE || (l->is_failing && l->kind == COMM_TCP)) { return; }
+    TcpNote note = {l->rank, status, l->said, ""};
+    if (l->kind == COMM_NONE) { return; }
     snprintf(note.text, sizeof note.text, "stopped with status %d (its own message says why)", status);
-    if (l->kind == COMM_TCP && status != 0) { tcp_leave_note(&l->tcp, &note); }
+    if (l->kind == COMM_TCP && status != 0 && !l->is_failing) { tcp_leave_note(&l->tcp, &note); }
     if (l->leave && status != 0) { l->leave(l, 1); }
 #ifdef USE_MPI
     if (l->kind == COMM_MPI && status != 0) { MPI_Abort(MPI_COMM_WORLD, status); }
     if (l->kind == COMM_MPI && status == 0) { MPI_Finalize(); }
 #endif
+}
+
+// Failure.is_said_elsewhere: does a lower rank say this line? Its note tells. A rank that waits for us hears that we
+// stop, and leaves a note too. Over MPI there are no notes: rank 0 ends the job meanwhile if it has an error of its
+// own.
+static inline int comm_is_said_(void* link, const char* line) {
+    CommLink* l = (CommLink*)link;
+    const double deadline = seconds_now(CLOCK_MONOTONIC) + l->patience;
+    l->said = tcp_hash_(line);
+    if (l->kind == COMM_NONE || l->rank == 0) { return 0; }
+    if (l->kind == COMM_MPI) {
+        usleep((useconds_t)(1e6 * l->patience));
+        return 0;
+    }
+    TcpNote note = {l->rank, 2, l->said, "stopped with status 2 (its own message says why)"};
+    l->is_failing = 1;
+    tcp_leave_note(&l->tcp, &note);
+    tcp_hang_up(&l->tcp);
+    for (int i = 0; i < l->rank; i++) {
+        const double left = deadline - seconds_now(CLOCK_MONOTONIC);
+        const int has_note = tcp_read_note(&l->tcp, i, &note, left > 0.0 ? left : 0.0) == 1;
+        if (has_note && note.rank == i && note.said == l->said) { return 1; }
+    }
+    return 0;
 }
 
 // 0: all ranks are there as far as is known; else 1 + the rank that is not. Never waits.
@@ -291,6 +324,7 @@ static inline void comm_time_out_(CommLink* l, uint64_t seq) {
     }
     note.rank = late;
     note.status = 1;
+    note.said = 0;
     snprintf(note.text, sizeof note.text, "has not answered for %.0f s (--comm-timeout)", l->timeout);
     if (l->kind == COMM_TCP) { tcp_leave_note(&l->tcp, &note); }  // for those who wait for us
     comm_blame_(l, comm_call_(l, seq), note);
@@ -352,8 +386,8 @@ static inline uint64_t comm_begin_(Comm* c, const char* name, const char* where)
 static inline void comm_describe_(char* text, size_t n_text, const CommDescription* d) {
     const char* types[] = {"f32", "f64", "i32", "i64", "u8"};
     snprintf(text, n_text, "%s of %llu %s (op %d, group %d, call %llu, %llu bytes to the other) at %s", d->name,
-             (unsigned long long)d->count, types[d->type], d->op, d->group, (unsigned long long)d->seq, (unsigned long long)d->n_bytes,
-             d->where);
+             (unsigned long long)d->count, types[d->type], d->op, d->group, (unsigned long long)d->seq,
+             (unsigned long long)d->n_bytes, d->where);
 }
 
 static inline void comm_check_(Comm* c, const char* name, CommType type, int op, uint64_t count, const char* where) {
@@ -383,8 +417,8 @@ static inline void comm_check_(Comm* c, const char* name, CommType type, int op,
         char ours[256], others[256];
         comm_describe_(ours, sizeof ours, &mine[i]);
         comm_describe_(others, sizeof others, &theirs[i]);
-        fail_run("COMM_CHECK: rank %d: %s, expecting %zu bytes; rank %d: %s", c->members[c->rank], ours, wanted[i].n_recv,
-                 c->members[i], others);
+        fail_run("COMM_CHECK: rank %d: %s, expecting %zu bytes; rank %d: %s", c->members[c->rank], ours,
+                 wanted[i].n_recv, c->members[i], others);
     }
     memcpy(c->piece, wanted, sizeof(CommPiece) * (size_t)c->size);
     free(wanted);
@@ -393,7 +427,8 @@ static inline void comm_check_(Comm* c, const char* name, CommType type, int op,
 
 // ---- 4. The calls ----
 
-static inline CommTicket comm_issue_(Comm* c, const char* name, CommType type, int op, uint64_t count, const char* where) {
+static inline CommTicket comm_issue_(Comm* c, const char* name, CommType type, int op, uint64_t count,
+                                     const char* where) {
     CommTicket ticket = {0};
     CommPiece* own = &c->piece[c->rank];
     if (own->n_recv > 0 && own->recv != own->send) { memcpy(own->recv, own->send, own->n_recv); }
@@ -412,8 +447,8 @@ static inline CommTicket comm_exchange(Comm* c, const CommPiece* pieces, const c
 }
 
 // counts in elements, parts one after the other in the order of ranks
-static inline CommTicket comm_all_to_all_v(Comm* c, const void* in, const size_t* scount, void* out, const size_t* rcount, CommType type,
-                                           const char* where) {
+static inline CommTicket comm_all_to_all_v(Comm* c, const void* in, const size_t* scount, void* out,
+                                           const size_t* rcount, CommType type, const char* where) {
     const size_t bytes = comm_type_bytes(type);
     size_t from = 0, to = 0;
     for (int i = 0; i < c->size; i++) {
@@ -426,7 +461,8 @@ static inline CommTicket comm_all_to_all_v(Comm* c, const void* in, const size_t
 }
 
 // rank r's n_in elements come to out + r * n_in; in place: in == out + rank * n_in
-static inline CommTicket comm_all_gather(Comm* c, const void* in, void* out, size_t n_in, CommType type, const char* where) {
+static inline CommTicket comm_all_gather(Comm* c, const void* in, void* out, size_t n_in, CommType type,
+                                         const char* where) {
     const size_t n_bytes = n_in * comm_type_bytes(type);
     for (int i = 0; i < c->size; i++) {
         CommPiece piece = {in, (char*)out + (size_t)i * n_bytes, n_bytes, n_bytes};
@@ -435,7 +471,8 @@ static inline CommTicket comm_all_gather(Comm* c, const void* in, void* out, siz
     return comm_issue_(c, "all_gather", type, 0, n_in, where);
 }
 
-// n things dealt out in order (elements, leaves, chunks): rank r has number comm_share(n, r, P) .. comm_share(n, r + 1, P) - 1
+// n things dealt out in order (elements, leaves, chunks): rank r has number comm_share(n, r, P) .. comm_share(n, r + 1,
+// P) - 1
 static inline int64_t comm_share(int64_t n, int rank, int size) { return n / size * rank + n % size * rank / size; }
 
 typedef struct {
@@ -448,7 +485,8 @@ static inline CommShare comm_own(const Comm* c, int n) {
 }
 
 // parts of different sizes, one after the other; our own part lies in its place already
-static inline CommTicket comm_all_gather_v(Comm* c, void* inout, const size_t* counts, CommType type, const char* where) {
+static inline CommTicket comm_all_gather_v(Comm* c, void* inout, const size_t* counts, CommType type,
+                                           const char* where) {
     const size_t bytes = comm_type_bytes(type);
     size_t first = 0, to = 0;
     for (int i = 0; i < c->rank; i++) { first += counts[i] * bytes; }
@@ -464,14 +502,16 @@ static inline CommTicket comm_all_gather_v(Comm* c, void* inout, const size_t* c
 static inline void comm_all_gather_shares(Comm* c, void* inout, int64_t n, CommType type, const char* where) {
     if (c->size == 1) { return; }
     size_t* counts = (size_t*)malloc_check(sizeof(size_t) * (size_t)c->size, "shares");
-    for (int i = 0; i < c->size; i++) { counts[i] = (size_t)(comm_share(n, i + 1, c->size) - comm_share(n, i, c->size)); }
+    for (int i = 0; i < c->size; i++) {
+        counts[i] = (size_t)(comm_share(n, i + 1, c->size) - comm_share(n, i, c->size));
+    }
     comm_wait(c, comm_all_gather_v(c, inout, counts, type, where));
     free(counts);
 }
 
 // to, from: ranks of the group, -1 for nobody; all ranks of the group call
-static inline CommTicket comm_send_recv(Comm* c, const void* out, size_t n_out, int to, void* in, size_t n_in, int from, CommType type,
-                                        const char* where) {
+static inline CommTicket comm_send_recv(Comm* c, const void* out, size_t n_out, int to, void* in, size_t n_in, int from,
+                                        CommType type, const char* where) {
     const size_t bytes = comm_type_bytes(type);
     memset(c->piece, 0, sizeof(CommPiece) * (size_t)c->size);
     if (to >= 0) {
@@ -532,12 +572,13 @@ static inline void comm_combine_(void* sum, const void* x, size_t n, CommType ty
 #undef COMM_COMBINE_
 
 // part i of `in` from every rank goes to rank i, which adds them; out may be our own part of in
-static inline void comm_reduce_part_(Comm* c, const char* in, char* out, const size_t* first, CommType type, CommOp op, const char* name,
-                                     uint64_t count, const char* where) {
+static inline void comm_reduce_part_(Comm* c, const char* in, char* out, const size_t* first, CommType type, CommOp op,
+                                     const char* name, uint64_t count, const char* where) {
     const size_t bytes = comm_type_bytes(type), n_own = first[c->rank + 1] - first[c->rank];
     unsigned char* got = comm_scratch_(c->link, n_own * bytes * (size_t)c->size);
     for (int i = 0; i < c->size; i++) {
-        CommPiece piece = {in + first[i] * bytes, got + (size_t)i * n_own * bytes, (first[i + 1] - first[i]) * bytes, n_own * bytes};
+        CommPiece piece = {in + first[i] * bytes, got + (size_t)i * n_own * bytes, (first[i + 1] - first[i]) * bytes,
+                           n_own * bytes};
         c->piece[i] = piece;
     }
     comm_wait(c, comm_issue_(c, name, type, op, count, where));
@@ -546,7 +587,8 @@ static inline void comm_reduce_part_(Comm* c, const char* in, char* out, const s
 }
 
 // in: n_out elements for each rank
-static inline void comm_reduce_scatter(Comm* c, const void* in, void* out, size_t n_out, CommType type, CommOp op, const char* where) {
+static inline void comm_reduce_scatter(Comm* c, const void* in, void* out, size_t n_out, CommType type, CommOp op,
+                                       const char* where) {
     size_t* first = (size_t*)malloc_check(sizeof(size_t) * ((size_t)c->size + 1), "parts");
     for (int i = 0; i <= c->size; i++) { first[i] = n_out * (size_t)i; }
     comm_reduce_part_(c, (const char*)in, (char*)out, first, type, op, "reduce_scatter", n_out, where);
@@ -556,22 +598,25 @@ static inline void comm_reduce_scatter(Comm* c, const void* in, void* out, size_
 static inline void comm_all_reduce(Comm* c, void* buf, size_t n, CommType type, CommOp op, const char* where) {
     if (c->size == 1) { return; }
     const size_t bytes = comm_type_bytes(type);
-    size_t *first = (size_t*)malloc_check(sizeof(size_t) * (2 * (size_t)c->size + 1), "parts"), *counts = first + c->size + 1;
+    size_t *first = (size_t*)malloc_check(sizeof(size_t) * (2 * (size_t)c->size + 1), "parts"),
+           *counts = first + c->size + 1;
     for (int i = 0; i <= c->size; i++) { first[i] = (size_t)comm_share((int64_t)n, i, c->size); }
     for (int i = 0; i < c->size; i++) { counts[i] = first[i + 1] - first[i]; }
-    comm_reduce_part_(c, (const char*)buf, (char*)buf + first[c->rank] * bytes, first, type, op, "all_reduce", n, where);
+    comm_reduce_part_(c, (const char*)buf, (char*)buf + first[c->rank] * bytes, first, type, op, "all_reduce", n,
+                      where);
     comm_wait(c, comm_all_gather_v(c, buf, counts, type, where));
     free(first);
 }
 
 // ---- 6. Groups, the world, the end ----
 
-static inline Comm* comm_group_(CommLink* l, const int* members, int size) {
+static inline Comm* comm_group_(CommLink* l, int number, const int* members, int size) {
     Comm* c = (Comm*)malloc_check(sizeof(Comm), "group of ranks");
     memset(c, 0, sizeof *c);
     c->link = l;
     c->size = size;
-    c->group = l->n_groups++;
+    c->group = number;
+    l->n_groups = number + 1;
     c->members = (int*)malloc_check(sizeof(int) * (size_t)size, "group of ranks");
     c->piece = (CommPiece*)malloc_check(sizeof(CommPiece) * (size_t)size, "group of ranks");
     for (int i = 0; i < size; i++) {
@@ -581,19 +626,24 @@ static inline Comm* comm_group_(CommLink* l, const int* members, int size) {
     return c;
 }
 
-// the ranks with the same colour become a group, in the order of key, then of rank; all ranks of c call
+// The ranks with the same colour become a group, in the order of key, then of rank; all ranks of c call. Its number is
+// one that no rank of c has used: some may have split more often than others.
 static inline Comm* comm_split(Comm* c, int color, int key, const char* where) {
-    int mine[2] = {color, key}, *all = (int*)malloc_check(sizeof(int) * 3 * (size_t)c->size, "group of ranks"), n = 0;
-    int* members = all + 2 * c->size;
-    comm_wait(c, comm_all_gather(c, mine, all, 2, DT_I32, where));
+    typedef struct { int color, key, n_groups; } Choice;
+    Choice mine = {color, key, c->link->n_groups},
+           *all = (Choice*)malloc_check(sizeof(Choice) * (size_t)c->size, "group of ranks");
+    int *members = (int*)malloc_check(sizeof(int) * (size_t)c->size, "group of ranks"), n = 0, number = 0;
+    comm_wait(c, comm_all_gather(c, &mine, all, sizeof mine, DT_U8, where));
     for (int i = 0; i < c->size; i++) {
-        if (all[2 * i] != color) { continue; }
+        number = all[i].n_groups > number ? all[i].n_groups : number;
+        if (all[i].color != color) { continue; }
         int at = n++;  // insertion sort; equal keys stay in the order of rank
-        for (; at > 0 && all[2 * i + 1] < all[2 * members[at - 1] + 1]; at--) { members[at] = members[at - 1]; }
+        for (; at > 0 && all[i].key < all[members[at - 1]].key; at--) { members[at] = members[at - 1]; }
         members[at] = i;
     }
     for (int i = 0; i < n; i++) { members[i] = c->members[members[i]]; }
-    Comm* group = comm_group_(c->link, members, n);
+    Comm* group = comm_group_(c->link, number, members, n);
+    free(members);
     free(all);
     return group;
 }
@@ -606,12 +656,12 @@ static inline void comm_connect_(CommLink* l, const RankPlace* place, double ini
         l->kind = COMM_MPI;
         mpi_open(&l->mpi);
         if (l->mpi.rank != place->rank || l->mpi.size != place->size) {
-            fail_input("%s says rank %d of %d, MPI says rank %d of %d: was this program built with another MPI than mpirun's?",
-                       place->source, place->rank, place->size, l->mpi.rank, l->mpi.size);
+            fail_input("%s says rank %d of %d, MPI says rank %d of %d: was this program built with another MPI than "
+                       "mpirun's?", place->source, place->rank, place->size, l->mpi.rank, l->mpi.size);
         }
 #else
-        fail_input("started as rank %d of %d by %s, but this build has no MPI: make MPI=1, or say where rank 0 listens by MASTER_ADDR "
-                   "and MASTER_PORT", place->rank, place->size, place->source);
+        fail_input("started as rank %d of %d by %s, but this build has no MPI: make MPI=1, or say where rank 0 listens "
+                   "by MASTER_ADDR and MASTER_PORT", place->rank, place->size, place->source);
 #endif
     }
     if (l->kind == COMM_TCP) { tcp_open(&l->tcp, place, init_timeout); }
@@ -627,6 +677,7 @@ static inline Comm* comm_world(const RankPlace* place, double timeout, double in
     l->size = place->size;
     l->source = place->source;
     l->timeout = timeout;
+    l->patience = 3.0;  // less than launch's, after which it kills
     l->check = check && strcmp(check, "1") == 0;
     comm_connect_(l, place, init_timeout);
     l->sending = (uint64_t*)calloc(2 * size, sizeof(uint64_t));
@@ -637,15 +688,17 @@ static inline Comm* comm_world(const RankPlace* place, double timeout, double in
     l->receiving = l->sending + size;
     for (int i = 0; i < COMM_CALLS; i++) { l->call[i].piece = pieces + (size_t)i * size; }
     for (int i = 0; i < place->size; i++) { members[i] = i; }
-    Comm* world = comm_group_(l, members, place->size);
+    Comm* world = comm_group_(l, 0, members, place->size);
     free(members);
     on_exit(comm_at_exit_, l);
+    failure_()->is_said_elsewhere = comm_is_said_;
+    failure_()->context = l;
     return world;
 }
 
 __attribute__((noreturn))
 static inline void comm_abort(Comm* c, const char* why) {
-    TcpNote note = {c->link->rank, 1, ""};
+    TcpNote note = {c->link->rank, 1, 0, ""};
     snprintf(note.text, sizeof note.text, "gave up: %s", why);
     if (c->link->kind == COMM_TCP) { tcp_leave_note(&c->link->tcp, &note); }
     c->link->is_failing = 1;

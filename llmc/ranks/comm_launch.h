@@ -5,10 +5,10 @@ Who am I? Rank and number of ranks, from whatever started the processes. The fir
     OMPI_COMM_WORLD_RANK, ..._SIZE, ..._LOCAL_RANK      mpirun of Open MPI
     PMI_RANK, PMI_SIZE, MPI_LOCALRANKID                 MPICH, Intel MPI
     SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID           srun (SLURM_STEP_ID shows that it was srun)
-else one process. Two that contradict each other are an error, for P processes that each believe to be alone would train P
-copies. One nesting is normal: srun starts one launcher per node, which then starts more ranks than Slurm knows of.
-HOST:PORT is where rank 0 listens (MASTER_ADDR, MASTER_PORT), PATH a file in which it says so (MASTER_ADDR with a slash); with
-either ranks talk over TCP, without it over MPI.
+else one process. Two that contradict each other are an error, for P processes that each believe to be alone would train
+P copies. One nesting is normal: srun starts one launcher per node, which then starts more ranks than Slurm knows of.
+HOST:PORT is where rank 0 listens (MASTER_ADDR, MASTER_PORT), PATH a file in which it says so (MASTER_ADDR with a
+slash); with either ranks talk over TCP, without it over MPI.
 Errors: fail_input, one line.
 Source: spec/parallel.md 10.1
 */
@@ -26,25 +26,35 @@ typedef struct {
 } RankPlace;
 
 // a whole number in 0..limit-1 from the environment; -1 when the variable is not set
-static inline int env_number_(const char* name, int limit) {
+static inline int place_env_number_(const char* name, int limit) {
     const char* text = getenv(name);
     char* end;
     if (!text || !*text) { return -1; }
     long x = strtol(text, &end, 10);
-    if (*end || x < 0 || x >= limit) { fail_input("%s: expected an integer 0..%d, found \"%.40s\"", name, limit - 1, text); }
+    if (*end || x < 0 || x >= limit) {
+        fail_input("%s: expected an integer 0..%d, found \"%.40s\"", name, limit - 1, text);
+    }
     return (int)x;
 }
 
 enum { RANKS_MAX = 65536 };
 
 // one family of variables; 0 when it is not there
-static inline int place_from_(RankPlace* p, const char* source, const char* rank, const char* size, const char* local_rank,
-                              const char* local_size) {
-    RankPlace found = {env_number_(rank, RANKS_MAX), env_number_(size, RANKS_MAX), env_number_(local_rank, RANKS_MAX),
-                       env_number_(local_size, RANKS_MAX), source, "", 0, ""};
+static inline int place_from_(RankPlace* p, const char* source, const char* rank, const char* size,
+                              const char* local_rank, const char* local_size) {
+    RankPlace found = {place_env_number_(rank, RANKS_MAX),
+                       place_env_number_(size, RANKS_MAX),
+                       place_env_number_(local_rank, RANKS_MAX),
+                       place_env_number_(local_size, RANKS_MAX),
+                       source,
+                       "",
+                       0,
+                       ""};
     if (found.rank < 0 && found.size < 0) { return 0; }
     if (found.rank < 0 || found.size < 0) { fail_input("%s: found only one of %s and %s", source, rank, size); }
-    if (found.rank >= found.size) { fail_input("%s=%d: expected a rank below %s=%d", rank, found.rank, size, found.size); }
+    if (found.rank >= found.size) {
+        fail_input("%s=%d: expected a rank below %s=%d", rank, found.rank, size, found.size);
+    }
     *p = found;
     return 1;
 }
@@ -61,11 +71,11 @@ static inline void place_from_text_(RankPlace* p, const char* text) {
     int good = sscanf(text, "%d/%d%n", &p->rank, &p->size, &used) == 2 && text + used == at && p->rank >= 0 &&
                p->rank < p->size && p->size < RANKS_MAX && strlen(at + 1) < sizeof p->host;
     int by_file = good && strchr(at, '/');
-    int by_port = good && colon > at + 1 && sscanf(colon, ":%d%n", &p->port, &used) == 1 && colon[used] == '\0' && p->port > 0 &&
-                  p->port < 65536;
+    int by_port = good && colon > at + 1 && sscanf(colon, ":%d%n", &p->port, &used) == 1 && colon[used] == '\0' &&
+                  p->port > 0 && p->port < 65536;
     if (!by_file && !by_port) {
-        fail_input("--rank: expected R/P@HOST:PORT or R/P@PATH (with a slash) and 0 <= R < P, as in 1/4@10.0.0.1:29500, found \"%s\"",
-                   text);
+        fail_input("--rank: expected R/P@HOST:PORT or R/P@PATH (with a slash) and 0 <= R < P, as in "
+                   "1/4@10.0.0.1:29500, found \"%s\"", text);
     }
     if (by_file) {
         p->port = 0;
@@ -79,8 +89,8 @@ static inline void place_from_text_(RankPlace* p, const char* text) {
 static inline void place_contradiction_(const RankPlace* a, const RankPlace* b) {
     int nested = strcmp(b->source, "Slurm") == 0 && a->size > b->size;
     if ((a->rank == b->rank && a->size == b->size) || nested) { return; }
-    fail_input("%s says rank %d of %d, but %s says rank %d of %d: unset one of them", a->source, a->rank, a->size, b->source, b->rank,
-               b->size);
+    fail_input("%s says rank %d of %d, but %s says rank %d of %d: unset one of them", a->source, a->rank, a->size,
+               b->source, b->rank, b->size);
 }
 
 // typed: the value of --rank, "" when it was not given
@@ -101,8 +111,10 @@ static inline RankPlace rank_place(const char* typed) {
     const char *host = getenv("MASTER_ADDR"), *elastic = getenv("TORCHELASTIC_RUN_ID"), *slurm = getenv("SLURM_JOB_ID");
     if (!*p.host && host) {
         snprintf(p.host, sizeof p.host, "%s", host);
-        p.port = place_has_file(&p) ? 0 : env_number_("MASTER_PORT", 65536);
-        if (p.port <= 0 && p.size > 1 && !place_has_file(&p)) { fail_input("MASTER_PORT: expected a port 1..65535 beside MASTER_ADDR=%s", host); }
+        p.port = place_has_file(&p) ? 0 : place_env_number_("MASTER_PORT", 65536);
+        if (p.port <= 0 && p.size > 1 && !place_has_file(&p)) {
+            fail_input("MASTER_PORT: expected a port 1..65535 beside MASTER_ADDR=%s", host);
+        }
     }
     p.run_id = elastic ? elastic : slurm ? slurm : "";
     return p;

@@ -1,7 +1,8 @@
 /*
-Ranks over MPI (make MPI=1): bytes between any two processes, by MPI_Isend and MPI_Irecv alone. Sums are made by comm.h, so
-no result depends on the library. Between two ranks there is at most one message under way in each direction; a long one goes
-in pieces of 1 GiB, which an MPI count can hold. MPI keeps the order of messages between two ranks, so one tag is enough.
+Ranks over MPI (make MPI=1): bytes between any two processes, by MPI_Isend and MPI_Irecv alone. Sums are made by comm.h,
+so no result depends on the library. Between two ranks there is at most one message under way in each direction; a long
+one goes in pieces of 1 GiB, which an MPI count can hold. MPI keeps the order of messages between two ranks, so one tag
+is enough.
 Errors: MPI's own handler ends the whole job; a rank that stops by itself calls MPI_Abort with its status.
 */
 #ifndef LLMC_COMM_MPI_H
@@ -43,7 +44,9 @@ static inline int mpi_piece_(size_t n_bytes) { return n_bytes < MPI_PIECE_BYTES 
 static inline ssize_t mpi_send(MpiMesh* m, int peer, const void* data, size_t n_bytes) {
     int done = 0;
     MPI_Request* request = &m->sending[peer];
-    if (*request == MPI_REQUEST_NULL) { MPI_Isend(data, mpi_piece_(n_bytes), MPI_BYTE, peer, MPI_TAG, MPI_COMM_WORLD, request); }
+    if (*request == MPI_REQUEST_NULL) {
+        MPI_Isend(data, mpi_piece_(n_bytes), MPI_BYTE, peer, MPI_TAG, MPI_COMM_WORLD, request);
+    }
     MPI_Test(request, &done, MPI_STATUS_IGNORE);
     return done ? mpi_piece_(n_bytes) : 0;
 }
@@ -51,7 +54,9 @@ static inline ssize_t mpi_send(MpiMesh* m, int peer, const void* data, size_t n_
 static inline ssize_t mpi_recv(MpiMesh* m, int peer, void* data, size_t n_bytes) {
     int done = 0;
     MPI_Request* request = &m->receiving[peer];
-    if (*request == MPI_REQUEST_NULL) { MPI_Irecv(data, mpi_piece_(n_bytes), MPI_BYTE, peer, MPI_TAG, MPI_COMM_WORLD, request); }
+    if (*request == MPI_REQUEST_NULL) {
+        MPI_Irecv(data, mpi_piece_(n_bytes), MPI_BYTE, peer, MPI_TAG, MPI_COMM_WORLD, request);
+    }
     MPI_Test(request, &done, MPI_STATUS_IGNORE);
     return done ? mpi_piece_(n_bytes) : 0;
 }

@@ -1,16 +1,19 @@
 /*
-Ranks whose arenas lie on GPUs: bytes of device memory from each rank to each, by NCCL. The world of comm.h stays beside it: by
-it the ranks meet, exchange what the host knows, and notice that one is gone. Sums are made by our own kernels, so that results
-do not depend on NCCL's algorithms; only ncclSend and ncclRecv are used.
-    comm_device_open      all ranks call, once, after device_init
-    comm_exchange_device  like comm_exchange, for device memory. It begins when the ops before it are done, beside those after
-                          it, on a stream of its own; its buffers belong to it until
+Ranks whose arenas lie on GPUs: bytes of device memory from each rank to each, by NCCL. The world of comm.h stays beside
+it: by it the ranks meet, exchange what the host knows, and notice that one is gone. Sums are made by our own kernels,
+so that results do not depend on NCCL's algorithms; only ncclSend and ncclRecv are used.
+    comm_device_open      all ranks call, once, after device_init; what it opens serves the world and all groups
+    comm_exchange_device  like comm_exchange, for device memory. It begins when the ops before it are done, beside those
+                          after it, on a stream of its own; its buffers belong to it until
     comm_wait_device      ops after this one begin when the exchange is done. The host does not wait
     comm_sync_device      the host waits for all ops and exchanges, and stops like a call of comm.h if a rank is gone
 A build without CUDA has the same calls; device memory is memory there, and the exchange is comm_exchange.
-Errors: as in comm.h. A rank that stops aborts NCCL, else the process could wait in it for ever; so do the others when they hear
-        of it. NCCL's own errors end the run with its text. --comm-timeout also limits the wait of comm_sync_device: an update
-        must be shorter.
+Errors: as in comm.h. A rank that stops aborts NCCL, else the process could wait in it for ever; so do the others when
+they hear
+        of it. NCCL's own errors end the run with its text. --comm-timeout also limits the wait of comm_sync_device: an
+        update must be shorter.
+Order:  a rank's exchanges are done one after the other, whatever their groups: so all ranks begin those of several
+        groups in one order (first the rows of a grid, then its columns), or they wait for each other.
 Cost:   one grouped call; 2 events. Bytes are counted as comm.h counts them.
 Source: docs.nvidia.com NCCL user guide: point-to-point calls, non-blocking communicators; spec/parallel.md 10.2, 11, 12
 */
@@ -19,6 +22,7 @@ Source: docs.nvidia.com NCCL user guide: point-to-point calls, non-blocking comm
 #include "../core/device.h"  // Device, device_copy, device_sync
 #include "comm.h"            // Comm, CommPiece, comm_exchange
 #ifdef __CUDACC__
+#include <assert.h>
 #include <nccl.h>
 
 enum { NCCL_EVENTS = 256 };  // more than the exchanges of two layers
@@ -43,7 +47,7 @@ static inline void comm_nccl_fail_(Comm* c, ncclResult_t result, const char* whe
         comm_watch(c, where);
         usleep(10000);
     }
-    fail_run("rank %d: %s: NCCL: %s", c->rank, where, ncclGetErrorString(result));
+    fail_run("rank %d: %s: NCCL: %s", c->link->rank, where, ncclGetErrorString(result));
 }
 
 // calls return before they are done (ncclInProgress); until this one is, somebody may be gone
@@ -54,7 +58,8 @@ static inline void comm_nccl_finish_(Comm* c, ncclResult_t result, const char* w
         if (ncclCommGetAsyncError(nccl->comm, &result) != ncclSuccess || result != ncclInProgress) { break; }
         comm_watch(c, where);
         if (seconds_now(CLOCK_MONOTONIC) - begun > c->link->timeout) {
-            fail_run("rank %d: %s: NCCL has not finished this call for %.0f s (--comm-timeout)", c->rank, where, c->link->timeout);
+            fail_run("rank %d: %s: NCCL has not finished this call for %.0f s (--comm-timeout)", c->link->rank, where,
+                     c->link->timeout);
         }
         usleep(20);
     }
@@ -78,15 +83,19 @@ static inline void comm_nccl_leave_(CommLink* l, int is_failing) {
     free(nccl);
 }
 
+// c: the world, or NULL
 static inline void comm_device_open(Comm* c) {
     if (!c || c->size == 1 || c->link->nccl) { return; }
+    assert(c->group == 0);  // NCCL's rank numbers are those of the world
     CommNccl* nccl = (CommNccl*)malloc_check(sizeof(CommNccl), "NCCL");
     ncclUniqueId id;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     memset(nccl, 0, sizeof *nccl);
     cudaCheck(cudaStreamCreateWithFlags(&nccl->stream, cudaStreamNonBlocking));
     cudaCheck(cudaEventCreateWithFlags(&nccl->ready, cudaEventDisableTiming));
-    for (int i = 0; i < NCCL_EVENTS; i++) { cudaCheck(cudaEventCreateWithFlags(&nccl->done[i], cudaEventDisableTiming)); }
+    for (int i = 0; i < NCCL_EVENTS; i++) {
+        cudaCheck(cudaEventCreateWithFlags(&nccl->done[i], cudaEventDisableTiming));
+    }
     ncclResult_t result = c->rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
     if (result != ncclSuccess) { fail_run("NCCL: no id for the ranks: %s", ncclGetErrorString(result)); }
     comm_wait(c, comm_broadcast(c, &id, sizeof id, DT_U8, 0, HERE));
@@ -97,7 +106,7 @@ static inline void comm_device_open(Comm* c) {
     comm_nccl_finish_(c, result, HERE);
 }
 
-// pieces: one for each rank of the world; our own is copied
+// pieces: one for each rank of the group; our own is copied
 static inline CommTicket comm_exchange_device(Comm* c, const CommPiece* pieces, const Device* dev, const char* where) {
     CommNccl* nccl = comm_nccl_(c);
     const CommPiece* own = &pieces[c->rank];
@@ -115,12 +124,13 @@ static inline CommTicket comm_exchange_device(Comm* c, const CommPiece* pieces, 
     ncclResult_t result = ncclGroupStart();
     for (int i = 0; i < c->size; i++) {
         const CommPiece* p = &pieces[i];
+        const int peer = c->members[i];
         if (i == c->rank) { continue; }
         if (p->n_send > 0 && comm_nccl_good_(result)) {
-            result = ncclSend(p->send, p->n_send, ncclUint8, i, nccl->comm, nccl->stream);
+            result = ncclSend(p->send, p->n_send, ncclUint8, peer, nccl->comm, nccl->stream);
         }
         if (p->n_recv > 0 && comm_nccl_good_(result)) {
-            result = ncclRecv(p->recv, p->n_recv, ncclUint8, i, nccl->comm, nccl->stream);
+            result = ncclRecv(p->recv, p->n_recv, ncclUint8, peer, nccl->comm, nccl->stream);
         }
         c->link->bytes_sent += p->n_send;
     }
@@ -151,8 +161,8 @@ static inline void comm_sync_device(Comm* c, const Device* dev, const char* wher
         }
         comm_watch(c, where);
         if (seconds_now(CLOCK_MONOTONIC) - begun > c->link->timeout) {
-            fail_run("rank %d: %s: the GPU has not finished for %.0f s (--comm-timeout): a rank is stuck", c->rank, where,
-                     c->link->timeout);
+            fail_run("rank %d: %s: the GPU has not finished for %.0f s (--comm-timeout): a rank is stuck",
+                     c->link->rank, where, c->link->timeout);
         }
         usleep(20);
     }

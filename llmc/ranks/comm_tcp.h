@@ -1,10 +1,10 @@
 /*
 Ranks over plain TCP: how P processes find each other, and bytes between any two of them.
-Meeting: rank 0 listens where HOST:PORT says, or at any free port and says where in a file that all machines see. Every other
-rank listens on a port of its own, connects to rank 0 (again and again until it is there) and says hello. When all have come,
-rank 0 sends everyone the list of addresses, and each rank connects to all lower ones. A rank that comes twice, believes in
-another number of ranks or belongs to another run is told so by rank 0, and its name stands in the message; after the time
-limit the names of the missing ranks do.
+Meeting: rank 0 listens where HOST:PORT says, or at any free port and says where in a file that all machines see. Every
+other rank listens on a port of its own, connects to rank 0 (again and again until it is there) and says hello. When all
+have come, rank 0 sends everyone the list of addresses, and each rank connects to all lower ones. A rank that comes
+twice, believes in another number of ranks or belongs to another run is told so by rank 0, and its name stands in the
+message; after the time limit the names of the missing ranks do.
     offset  size  meaning of a hello, native byte order (all machines of a run are of one kind)
     0       4     magic 0x4c4d4331
     4       4     protocol version 1
@@ -13,11 +13,11 @@ limit the names of the missing ranks do.
     20      4     rank
     24      4     port where this rank listens
     28      4     channel: 0 meeting, 1 data, 2 control
-A file that an earlier run has left names a port where nobody listens, or whose owner knows nothing of this run. Ranks then go
-on looking until rank 0 has put its own there. It removes the file when all have met.
-Afterwards two ranks share two connections: data, a stream without any framing, and control, on which nothing is sent until
-something goes wrong. A process that dies closes both, so its peers know at once; one that stops by itself leaves a TcpNote
-on control, so that the others name the culprit and not merely the next to leave.
+A file that an earlier run has left names a port where nobody listens, or whose owner knows nothing of this run. Ranks
+then go on looking until rank 0 has put its own there. It removes the file when all have met.
+Afterwards two ranks share two connections: data, a stream without any framing, and control, on which nothing is sent
+until something goes wrong. A process that dies closes both, so its peers know at once; one that stops by itself leaves
+a TcpNote on control, so that the others name the culprit and not merely the next to leave.
 Errors: fail_input for what a user gave, fail_run when the time is up.
 Source: spec/parallel.md 10.2
 */
@@ -53,13 +53,14 @@ typedef struct {
 
 typedef struct {  // rank 0's answer; the list of addresses follows when nothing is refused
     uint32_t magic;
-    int32_t refused;  // TCP_OTHER_RUN, or 1 for another reason
+    int32_t refused;  // TCP_OTHER_RUN, or 1 for another reason, which rank 0 then says
     char text[504];
 } TcpAnswer;
 
 typedef struct {  // the last words of a rank
     int32_t rank, status;  // who is to blame; what to exit with
-    char text[248];        // what happened to it: "was killed"
+    uint64_t said;         // hash of the line that this rank has for the user, 0: none
+    char text[240];        // what happened to it: "was killed"
 } TcpNote;
 
 typedef struct {
@@ -135,7 +136,8 @@ static inline int tcp_listen_at_(const struct sockaddr* address, socklen_t n_byt
     int on = 1, off = 0, fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) { return -1; }
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (address->sa_family == AF_INET6) { setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off); }  // IPv4 as well
+    // IPv4 as well
+    if (address->sa_family == AF_INET6) { setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off); }
     if (bind(fd, address, n_bytes) == 0 && listen(fd, backlog) == 0) { return fd; }
     int error = errno;
     close(fd);
@@ -145,18 +147,21 @@ static inline int tcp_listen_at_(const struct sockaddr* address, socklen_t n_byt
 
 // where rank 0 listens: at HOST itself when that is this machine's loopback, else on all its addresses
 static inline int tcp_listen_master_(const RankPlace* place) {
-    int local = strncmp(place->host, "127.", 4) == 0 || strcmp(place->host, "localhost") == 0 || strcmp(place->host, "::1") == 0;
+    int local = strncmp(place->host, "127.", 4) == 0 || strcmp(place->host, "localhost") == 0 ||
+                strcmp(place->host, "::1") == 0;
     struct addrinfo* list = tcp_resolve_(local ? place->host : NULL, place->port, AI_PASSIVE);
     int fd = -1;
     for (int family = AF_INET6; fd < 0; family = AF_INET) {  // an IPv6 socket on all addresses takes IPv4 too
         for (struct addrinfo* a = list; a && fd < 0; a = a->ai_next) {
-            if (a->ai_family == family || local) { fd = tcp_listen_at_(a->ai_addr, a->ai_addrlen, 2 * place->size + 16); }
+            if (a->ai_family == family || local) {
+                fd = tcp_listen_at_(a->ai_addr, a->ai_addrlen, 2 * place->size + 16);
+            }
         }
         if (family == AF_INET) { break; }
     }
     if (fd < 0) {
-        fail_input("MASTER_ADDR=%s, MASTER_PORT=%d: rank 0 cannot listen there: %s%s", place->host, place->port, strerror(errno),
-                   errno == EADDRINUSE ? " (another run? choose another port)" : "");
+        fail_input("MASTER_ADDR=%s, MASTER_PORT=%d: rank 0 cannot listen there: %s%s", place->host, place->port,
+                   strerror(errno), errno == EADDRINUSE ? " (another run? choose another port)" : "");
     }
     freeaddrinfo(list);
     return fd;
@@ -165,7 +170,9 @@ static inline int tcp_listen_master_(const RankPlace* place) {
 static inline int tcp_port_(int fd) {
     TcpAddress a;
     a.n_bytes = sizeof a.address;
-    if (getsockname(fd, (struct sockaddr*)&a.address, &a.n_bytes) != 0) { fail_run("a socket's own address: %s", strerror(errno)); }
+    if (getsockname(fd, (struct sockaddr*)&a.address, &a.n_bytes) != 0) {
+        fail_run("a socket's own address: %s", strerror(errno));
+    }
     return ntohs(a.address.ss_family == AF_INET6 ? ((struct sockaddr_in6*)&a.address)->sin6_port
                                                  : ((struct sockaddr_in*)&a.address)->sin_port);
 }
@@ -204,8 +211,8 @@ static inline int tcp_accept_(int listener) {
 
 // ---- a file by which ranks meet ----
 
-// What the file says; 0: it is not there yet, or empty, and nothing is changed. Rank 0 replaces the file, so another than such a
-// one is an error.
+// What the file says; 0: it is not there yet, or empty, and nothing is changed. Rank 0 replaces the file, so another
+// than such a one is an error.
 static inline int tcp_read_file_(RankPlace* at, uint64_t* run, const char* path) {
     char text[200], host[64];
     struct stat status;
@@ -214,7 +221,8 @@ static inline int tcp_read_file_(RankPlace* at, uint64_t* run, const char* path)
     const ssize_t n = !is_open ? -1 : is_file ? read(fd, text, sizeof text - 1) : 0;
     const int error = errno;
     if (fd >= 0) { close(fd); }
-    if ((n < 0 && (error == ENOENT || error == ESTALE)) || (n == 0 && is_file)) { return 0; }  // ESTALE: just replaced, on NFS
+    // ESTALE: just replaced, on NFS
+    if ((n < 0 && (error == ENOENT || error == ESTALE)) || (n == 0 && is_file)) { return 0; }
     if (n < 0) { fail_input("%s, by which ranks meet: %s", path, strerror(error)); }
     text[n] = '\0';
     int port;
@@ -238,8 +246,9 @@ static inline int tcp_is_public_(char text[64], const struct sockaddr* a) {
     return found;
 }
 
-// Where others reach this machine: the address of its name, else of its first network interface (/etc/hosts often gives the name
-// a loopback address), else loopback. In numbers, for the name may mean nothing, or something else, to another machine.
+// Where others reach this machine: the address of its name, else of its first network interface (/etc/hosts often gives
+// the name a loopback address), else loopback. In numbers, for the name may mean nothing, or something else, to another
+// machine.
 static inline void tcp_own_address_(char text[64]) {
     char name[256] = "";
     struct addrinfo hints, *list = NULL;
@@ -282,8 +291,8 @@ static inline void tcp_withdraw_(const TcpMesh* m, const char* path) {
     if (tcp_read_file_(&at, &run, path) && run == m->run) { unlink(path); }
 }
 
-// Waits for the answer of rank 0, which comes when all ranks have met; 0: it does not, or the file (NULL: without one) has been
-// replaced meanwhile, and who listens here was not our rank 0
+// Waits for the answer of rank 0, which comes when all ranks have met; 0: it does not, or the file (NULL: without one)
+// has been replaced meanwhile, and who listens here was not our rank 0
 static inline int tcp_await_(const TcpMesh* m, int fd, const char* file, double deadline) {
     RankPlace at;
     uint64_t run;
@@ -296,7 +305,7 @@ static inline int tcp_await_(const TcpMesh* m, int fd, const char* file, double 
 
 // ---- the meeting ----
 
-static inline uint64_t tcp_run_hash_(const char* text) {
+static inline uint64_t tcp_hash_(const char* text) {
     uint64_t hash = 0xcbf29ce484222325u;
     for (; *text; text++) { hash = (hash ^ (unsigned char)*text) * 0x100000001b3u; }
     return hash;
@@ -352,10 +361,14 @@ static inline void tcp_admit_(const TcpMesh* m, int fd, int* meeting, TcpAddress
         return;
     }
     refusal.refused = 1;
-    int known = h.rank > 0 && h.rank < m->size, taken = known && meeting[h.rank] >= 0 && !tcp_is_closed_(meeting[h.rank]);
+    int known = h.rank > 0 && h.rank < m->size,
+        taken = known && meeting[h.rank] >= 0 && !tcp_is_closed_(meeting[h.rank]);
     if (h.size != m->size || !known || taken) {
-        if (h.size != m->size) { snprintf(text, sizeof text, "rank 0 was started for %d ranks, rank %d for %d", m->size, h.rank, h.size); }
-        else { snprintf(text, sizeof text, "two processes say that they are rank %d of %d", h.rank, m->size); }
+        if (h.size != m->size) {
+            snprintf(text, sizeof text, "rank 0 was started for %d ranks, rank %d for %d", m->size, h.rank, h.size);
+        } else {
+            snprintf(text, sizeof text, "two processes say that they are rank %d of %d", h.rank, m->size);
+        }
         snprintf(refusal.text, sizeof refusal.text, "%s", text);
         tcp_write_(fd, &refusal, sizeof refusal, tcp_now_() + 1.0);
         tcp_refuse_all_(meeting, m->size, text);
@@ -364,7 +377,9 @@ static inline void tcp_admit_(const TcpMesh* m, int fd, int* meeting, TcpAddress
     meeting[h.rank] = fd;
     TcpAddress* a = &list[h.rank];
     a->n_bytes = sizeof a->address;
-    if (getpeername(fd, (struct sockaddr*)&a->address, &a->n_bytes) != 0) { fail_run("address of rank %d: %s", h.rank, strerror(errno)); }
+    if (getpeername(fd, (struct sockaddr*)&a->address, &a->n_bytes) != 0) {
+        fail_run("address of rank %d: %s", h.rank, strerror(errno));
+    }
     tcp_set_port_(a, h.port);
 }
 
@@ -374,7 +389,8 @@ static inline void tcp_gather_(const TcpMesh* m, int listener, TcpAddress* list,
     double deadline = tcp_now_() + timeout;
     char missing[200], text[400];
     memset(meeting, 0xff, sizeof(int) * (size_t)m->size);
-    for (tcp_missing_(missing, sizeof missing, meeting, m->size); *missing; tcp_missing_(missing, sizeof missing, meeting, m->size)) {
+    for (tcp_missing_(missing, sizeof missing, meeting, m->size); *missing;
+         tcp_missing_(missing, sizeof missing, meeting, m->size)) {
         if (!tcp_ready_(listener, POLLIN, deadline)) {
             snprintf(text, sizeof text, "after %.0f s these of %d ranks have not come: %s", timeout, m->size, missing);
             tcp_refuse_all_(meeting, m->size, text);
@@ -392,10 +408,10 @@ static inline void tcp_gather_(const TcpMesh* m, int listener, TcpAddress* list,
     free(meeting);
 }
 
-// One attempt of another rank: 1 when the list has come. With a file it may be in vain: who listens there is not our rank 0, or a
-// machine that is gone keeps silent.
-static inline int tcp_join_once_(const TcpMesh* m, const RankPlace* place, const char* file, int* listener, TcpAddress* list,
-                                 double deadline) {
+// One attempt of another rank: 1 when the list has come. With a file it may be in vain: who listens there is not our
+// rank 0, or a machine that is gone keeps silent.
+static inline int tcp_join_once_(const TcpMesh* m, const RankPlace* place, const char* file, int* listener,
+                                 TcpAddress* list, double deadline) {
     struct addrinfo* found = tcp_resolve_(place->host, place->port, 0);
     int fd = -1, good = 0;
     for (struct addrinfo* a = found; a && fd < 0; a = a->ai_next) {
@@ -408,7 +424,9 @@ static inline int tcp_join_once_(const TcpMesh* m, const RankPlace* place, const
     if (fd < 0) { return 0; }
     TcpAddress master = list[0], own;
     own.n_bytes = sizeof own.address;
-    if (getsockname(fd, (struct sockaddr*)&own.address, &own.n_bytes) != 0) { fail_run("own address: %s", strerror(errno)); }
+    if (getsockname(fd, (struct sockaddr*)&own.address, &own.n_bytes) != 0) {
+        fail_run("own address: %s", strerror(errno));
+    }
     tcp_set_port_(&own, 0);
     if (*listener < 0) { *listener = tcp_listen_at_((struct sockaddr*)&own.address, own.n_bytes, 2 * m->size + 16); }
     if (*listener < 0) { fail_run("rank %d cannot listen: %s", m->rank, strerror(errno)); }
@@ -419,7 +437,8 @@ static inline int tcp_join_once_(const TcpMesh* m, const RankPlace* place, const
     if (answered && !(file && (answer.magic != TCP_MAGIC || answer.refused == TCP_OTHER_RUN))) {
         answer.text[sizeof answer.text - 1] = '\0';
         if (answer.magic != TCP_MAGIC) { fail_input("%s:%d: this is not rank 0 of a run", place->host, place->port); }
-        if (answer.refused) { fail_input("%s", answer.text); }
+        if (answer.refused == TCP_OTHER_RUN) { fail_input("%s", answer.text); }
+        if (answer.refused) { exit(2); }  // rank 0 of our run says it
         good = tcp_read_(fd, list, sizeof(TcpAddress) * (size_t)m->size, deadline + 5.0);
         list[0] = master;
     }
@@ -433,16 +452,18 @@ static inline int tcp_join_(TcpMesh* m, const RankPlace* place, TcpAddress* list
     int listener = -1;
     struct timespec pause = {0, 20000000};
     RankPlace at = *place;  // with a file: what it says
-    while (!((!file || tcp_read_file_(&at, &m->run, file)) && tcp_join_once_(m, &at, file, &listener, list, deadline))) {
+    while (!((!file || tcp_read_file_(&at, &m->run, file)) &&
+             tcp_join_once_(m, &at, file, &listener, list, deadline))) {
         if (tcp_now_() > deadline && file && at.port == 0) {
-            fail_run("%s: rank 0 has not written this file within %.0f s: was it started, and do both machines see the folder?", file,
-                     timeout);
+            fail_run("%s: rank 0 has not written this file within %.0f s: was it started, and do both machines see the "
+                     "folder?", file, timeout);
         }
         if (tcp_now_() > deadline) {
-            fail_run("rank 0 did not answer at %s:%d%s%s within %.0f s: was it started, and can this machine reach it?", at.host, at.port,
-                     file ? ", as says " : "", file ? file : "", timeout);
+            fail_run("rank 0 did not answer at %s:%d%s%s within %.0f s: was it started, and can this machine reach it?",
+                     at.host, at.port, file ? ", as says " : "", file ? file : "", timeout);
         }
-        if (listener >= 0) { close(listener); }  // it takes one address, and the next attempt may leave by another interface
+        // it takes one address, and the next attempt may leave by another interface
+        if (listener >= 0) { close(listener); }
         listener = -1;
         nanosleep(&pause, NULL);
         pause.tv_nsec = pause.tv_nsec < 500000000 ? 2 * pause.tv_nsec : pause.tv_nsec;
@@ -456,16 +477,20 @@ static inline void tcp_connect_all_(TcpMesh* m, int listener, const TcpAddress* 
     for (int i = 0; i < 2 * m->rank; i++) {
         int channel = i % 2 ? TCP_CONTROL : TCP_DATA, fd = tcp_connect_(&list[i / 2], deadline);
         TcpHello hello = tcp_hello_(m, 0, channel);
-        if (fd < 0 || !tcp_write_(fd, &hello, sizeof hello, deadline)) { fail_run("rank %d cannot reach rank %d", m->rank, i / 2); }
+        if (fd < 0 || !tcp_write_(fd, &hello, sizeof hello, deadline)) {
+            fail_run("rank %d cannot reach rank %d", m->rank, i / 2);
+        }
         (channel == TCP_DATA ? m->data : m->control)[i / 2] = fd;
     }
     for (int n_missing = 2 * (m->size - 1 - m->rank); n_missing > 0;) {
         TcpHello h;
         int fd = tcp_ready_(listener, POLLIN, deadline) ? tcp_accept_(listener) : -1;
-        if (fd < 0 && tcp_now_() > deadline) { fail_run("rank %d: %d connections from higher ranks are missing", m->rank, n_missing); }
+        if (fd < 0 && tcp_now_() > deadline) {
+            fail_run("rank %d: %d connections from higher ranks are missing", m->rank, n_missing);
+        }
         if (fd < 0) { continue; }
-        int good = tcp_read_(fd, &h, sizeof h, tcp_now_() + 2.0) && h.magic == TCP_MAGIC && h.run == m->run && h.rank > m->rank &&
-                   h.rank < m->size && (h.channel == TCP_DATA || h.channel == TCP_CONTROL);
+        int good = tcp_read_(fd, &h, sizeof h, tcp_now_() + 2.0) && h.magic == TCP_MAGIC && h.run == m->run &&
+                   h.rank > m->rank && h.rank < m->size && (h.channel == TCP_DATA || h.channel == TCP_CONTROL);
         int* slot = !good ? NULL : h.channel == TCP_DATA ? &m->data[h.rank] : &m->control[h.rank];
         if (!slot || *slot >= 0) {
             close(fd);
@@ -481,7 +506,7 @@ static inline void tcp_open(TcpMesh* m, const RankPlace* place, double timeout) 
     memset(m, 0, sizeof *m);
     m->rank = place->rank;
     m->size = place->size;
-    m->run = tcp_run_hash_(place->run_id);
+    m->run = tcp_hash_(place->run_id);
     m->data = (int*)malloc_check(2 * n * sizeof(int), "connections");
     m->control = m->data + n;
     memset(m->data, 0xff, 2 * n * sizeof(int));
@@ -533,6 +558,13 @@ static inline void tcp_leave_note(const TcpMesh* m, const TcpNote* note) {
             ssize_t n = send(m->control[i], note, sizeof *note, MSG_DONTWAIT | MSG_NOSIGNAL);
             (void)n;  // who is gone needs no note
         }
+    }
+}
+
+// the end of our stream to every rank; what was sent before it arrives. Who waits for more notices that we are leaving
+static inline void tcp_hang_up(const TcpMesh* m) {
+    for (int i = 0; i < m->size; i++) {
+        if (m->data[i] >= 0) { shutdown(m->data[i], SHUT_WR); }
     }
 }
 

@@ -82,7 +82,7 @@ typedef struct {
     int n_arenas;           // of the tree
     LeafTree tree;
     int n_joined, n_open;   // nodes of the rounds before; what they have left on the stack
-    Tensor* leaf_table;     // --zero 2: two layers of each tensor, of the leaf that is computed
+    Part* leaf;             // --zero 2: of each tensor two layers that have it, of the leaf that is computed
     float* leaf_grads;
     size_t n_leaf_grads;
     DpRound* pending;    // under way
@@ -192,14 +192,14 @@ static inline void dp_keep_(DataParallel* s) {
     if (s->zero > 1) { s->n_reduced = parts_pack(s->reduced, s->n_tensors); }
 }
 
-// tables for the gradients of one leaf: whole tensors, of those with layers two
-static inline void dp_leaf_table_(DataParallel* s) {
+// where the gradients of one leaf lie: whole tensors, of those with layers two that have it, one after the other in
+// turn
+static inline void dp_leaf_parts_(DataParallel* s) {
     for (int i = 0; i < s->n_tensors; i++) {
-        s->leaf_table[i] = s->table[i];
-        s->leaf_table[i].layers = s->table[i].layers < 2 ? s->table[i].layers : 2;
-        s->n_layers = s->table[i].layers > s->n_layers ? s->table[i].layers : s->n_layers;
+        const size_t n = tensor_elements(&s->table[i]), two = 2 * tensor_layer_elements(&s->table[i]);
+        s->leaf[i] = part_within(s->whole[i], 0, s->table[i].layers > 0 && two < n ? two : n);
     }
-    s->n_leaf_grads = tensors_layout(s->leaf_table, s->n_tensors);
+    s->n_leaf_grads = parts_pack(s->leaf, s->n_tensors);
 }
 
 // Sizes only: nothing large is allocated. Frozen tensors have no chunks; the table must not change afterwards.
@@ -213,6 +213,7 @@ static inline void dp_init(DataParallel* s, Comm* comm, const Tensor* table, int
     s->n_leaves = n_leaves;
     s->table = table;
     s->n_tensors = n_tensors;
+    s->n_layers = tensors_layers(table, n_tensors);
     s->first_chunk = (int64_t*)malloc_check(sizeof(int64_t) * (n + 1), "table of parts");
     s->first_chunk[0] = 0;
     for (int i = 0; i < n_tensors; i++) {
@@ -221,24 +222,33 @@ static inline void dp_init(DataParallel* s, Comm* comm, const Tensor* table, int
     }
     s->chunk_sums = (double*)malloc_check(sizeof(double) * (size_t)dp_chunks_(s), "chunk sums");
     s->piece = (CommPiece*)malloc_check(sizeof(CommPiece) * (size_t)s->size, "table of parts");
-    s->whole = (Part*)malloc_check(sizeof(Part) * 3 * n, "table of parts");
+    s->whole = (Part*)malloc_check(sizeof(Part) * 4 * n, "table of parts");
     s->kept = s->whole + n;
     s->reduced = s->kept + n;
-    s->leaf_table = (Tensor*)malloc_check(sizeof(Tensor) * n, "table of parts");
+    s->leaf = s->reduced + n;
     s->n_used = (size_t*)malloc_check(sizeof(size_t) * (size_t)s->size, "table of parts");
     s->first_node = (int*)malloc_check(sizeof(int) * ((size_t)s->size + 1), "plan of the tree");
     dp_keep_(s);
-    dp_leaf_table_(s);
+    dp_leaf_parts_(s);
     if (s->zero == 2) { dp_plan_rounds_(s); } else { dp_plan_(s); }
+}
+
+// The elements *begin .. *end - 1 of tensor i belong to this layer, or with -1 to none; returns 0 where the tensor has
+// none such
+static inline int dp_layer_range_(const DataParallel* s, int i, int layer, size_t* begin, size_t* end) {
+    const Tensor* t = &s->table[i];
+    const int slice = (t->layers == 0) == (layer < 0) ? tensor_slice(t, layer) : -1;
+    if (slice < 0) { return 0; }
+    *begin = tensor_slice_elements(t) * (size_t)slice;
+    *end = *begin + tensor_layer_elements(t);
+    return 1;
 }
 
 // what `rank` owns of a layer, or with -1 of the tensors that belong to none
 static inline size_t dp_layer_part_(const DataParallel* s, int rank, int layer) {
-    size_t sum = 0;
+    size_t sum = 0, begin, end;
     for (int i = 0; i < s->n_tensors; i++) {
-        const Tensor* t = &s->table[i];
-        const size_t n = tensor_slice_elements(t), first = layer < 0 ? 0 : n * (size_t)layer;
-        if (layer < 0 ? t->layers == 0 : layer < t->layers) { sum += part_within(dp_part(s, rank, i), first, first + n).n; }
+        if (dp_layer_range_(s, i, layer, &begin, &end)) { sum += part_within(dp_part(s, rank, i), begin, end).n; }
     }
     return sum;
 }
@@ -284,7 +294,6 @@ static inline void dp_free(DataParallel* s) {
     free(s->pending);
     free(s->n_used);
     free(s->whole);
-    free(s->leaf_table);
     free(s->nodes);
     free(s->first_node);
     memset(s, 0, sizeof *s);
@@ -321,8 +330,7 @@ static inline Part dp_reach_(const DataParallel* s, const DpRound* round, int ra
 // where this rank has element `first` of a tensor in its k-th node
 static inline float* dp_own_(const DataParallel* s, int k, int tensor, size_t first) {
     if (s->zero < 2) { return s->tree.arena[k] + s->table[tensor].offset + first; }
-    const Tensor* t = &s->leaf_table[tensor];
-    return s->leaf_grads + t->offset + first % tensor_elements(t);
+    return s->leaf_grads + s->leaf[tensor].at + first % s->leaf[tensor].n;
 }
 
 // where node number j of a round lies for this rank: with its own gradients, or among those it receives
@@ -436,8 +444,12 @@ static inline void dp_exchange_(DataParallel* s, int tensor, size_t begin, size_
 // let the fields of `pointers` point to where backward is to write the gradients of the leaf that is computed now: at layer
 // `layer` of tensors that have layers
 static inline void dp_point(DataParallel* s, void* pointers, int layer) {
-    if (s->zero == 2) { tensors_point(pointers, s->leaf_table, s->n_tensors, s->leaf_grads, layer % 2); }
-    else { tensors_point(pointers, s->table, s->n_tensors, leaf_tree_next(&s->tree), layer); }
+    size_t begin, end;
+    for (int i = 0; i < s->n_tensors; i++) { tensor_set_field_(pointers, &s->table[i], NULL); }
+    for (int i = 0; i < s->n_tensors; i++) {
+        if (!dp_layer_range_(s, i, s->table[i].layers == 0 ? -1 : layer, &begin, &end)) { continue; }
+        tensor_set_field_(pointers, &s->table[i], dp_own_(s, s->tree.n_nodes, i, begin));
+    }
 }
 
 // where the sum of this leaf's losses is to be written, on the device
@@ -459,8 +471,8 @@ static inline void dp_send_(DataParallel* s, int i, size_t begin, size_t end, co
 static inline void dp_send_layer_(DataParallel* s, int layer, const Device* dev) {
     dp_turn_(s, dev);
     for (int i = 0; i < s->n_tensors; i++) {
-        const size_t n = tensor_slice_elements(&s->table[i]);
-        if (layer < s->table[i].layers) { dp_send_(s, i, n * (size_t)layer, n * (size_t)(layer + 1), dev); }
+        size_t begin, end;
+        if (dp_layer_range_(s, i, layer, &begin, &end)) { dp_send_(s, i, begin, end, dev); }
     }
     dp_finish_half_(s, dp_other_half_(s), dev);
 }

@@ -27,7 +27,7 @@ static inline void dp_put_(SafeWriter* w, DataParallel* s, const float* arena, c
     float *room = dp_slice_room_(s), *turned = tensors_turning_room(s->table, s->n_tensors);
     for (int k = 0; k < sorted.n; k++) {
         const TensorSlice* x = &sorted.slice[k];
-        const float* slice = dp_slice(s, arena, (int)(x->tensor - s->table), x->layer, room, dev);
+        const float* slice = dp_slice(s, arena, (int)(x->tensor - s->table), x->k, room, dev);
         if (slice) { tensor_put_slice(w, x->tensor, slice, turned); }
     }
     free(room);
@@ -76,7 +76,7 @@ static inline void dp_load_(SafeSet* set, const DataParallel* s, const char* pre
         for (int l = 0; l < tensor_slices(t); l++) {
             const size_t first = n * (size_t)l;
             const Part own = part_within(s->kept[i], first, first + n);
-            const int from = tensor_old_layer(t, old_layer, l);
+            const int from = tensor_old_slice(t, old_layer, l);
             if (own.n == 0) { continue; }
             memset(room, 0, sizeof(float) * n);  // padding rows, new layers
             if (from >= 0) { tensor_load_slice(set, t, from, prefix, room, turned); }

@@ -1,13 +1,14 @@
 /*
-How good a model is: the loss on validation rows, and the share of right answers to examples (HellaSwag). The model is one
-function:
-    batch_losses(model, inputs, targets, B, T)   forward only; the loss of each position (B, T), 0 where nothing counts. The mean is
-                                                 over targets from 0 on: a trainer, whose arrays they are, may set others below 0
-    batch_scores(model, targets, B, T, scores)   optional, asked after batch_losses: n_scores numbers about the same batch, such as
-                                                 counts of right predictions, whose sums over the batches evaluate_loss leaves in
-                                                 Evaluator.scores
-Ranks share the batches; rank 0 draws the bar of its share. Sums of batches are added in their order, so the result depends
-on no rank count.
+How good a model is: the loss on validation rows, and the share of right answers to examples (HellaSwag). The model is
+one function:
+    batch_losses(model, inputs, targets, B, T)   forward only; the loss of each position (B, T), 0 where nothing counts.
+                                                 The mean is over targets from 0 on: a trainer, whose arrays they are,
+                                                 may set others below 0
+    batch_scores(model, targets, B, T, scores)   optional, asked after batch_losses: n_scores numbers about the same
+                                                 batch, such as counts of right predictions, whose sums over the batches
+                                                 evaluate_loss leaves in Evaluator.scores
+Ranks share the batches; rank 0 draws the bar of its share. Sums of batches are added in their order, so the result
+depends on no rank count.
 Order:  a batch's losses chain over its positions in float; batches chain in double.
 */
 #ifndef LLMC_EVALUATE_H
@@ -52,7 +53,8 @@ static inline void evaluate_sum_scores_(const Evaluator* e, double* scores, int 
 // mean loss over the first rows of `rows`, always the same ones; *bits_per_byte is negative where unknown
 static inline float evaluate_loss(const Evaluator* e, const DataLoader* rows, double* bits_per_byte) {
     double sum = 0.0;
-    int64_t n_rows = (int64_t)e->o->eval_batches * e->o->batch_size, n_counted[2] = {0, 0};  // targets; bytes of text behind them
+    // targets; bytes of text behind them
+    int64_t n_rows = (int64_t)e->o->eval_batches * e->o->batch_size, n_counted[2] = {0, 0};
     if (n_rows > rows->n_rows) { n_rows = rows->n_rows; }
     const int n_batches = (int)ceil_div(n_rows, e->o->batch_size);
     const CommShare own = comm_own(e->comm, n_batches);
@@ -64,7 +66,9 @@ static inline float evaluate_loss(const Evaluator* e, const DataLoader* rows, do
         int B = n_rows - first < e->o->batch_size ? (int)(n_rows - first) : e->o->batch_size;
         dataloader_batch(rows, first, B, e->inputs, e->targets);
         losses[i] = evaluate_batch_(e, B);
-        if (e->batch_scores) { e->batch_scores(e->model, e->targets, B, e->T, scores + (size_t)i * (size_t)e->n_scores); }
+        if (e->batch_scores) {
+            e->batch_scores(e->model, e->targets, B, e->T, scores + (size_t)i * (size_t)e->n_scores);
+        }
         for (int n = 0; n < B * e->T; n++) { n_counted[0] += e->targets[n] >= 0; }
         n_counted[1] += e->tokenizer ? tokenizer_count_bytes(e->tokenizer, e->targets, B * e->T) : 0;
         if (e->comm->rank == 0) { progress("validation", i + 1, own.end); }
@@ -86,7 +90,8 @@ static inline int evaluate_examples_(const Evaluator* e, const HellaSwag* h) {
 
 // right answers among the first *n examples; each score comes from one rank
 static inline int evaluate_answers(const Evaluator* e, HellaSwag* h, int* n) {
-    const int T = h->longest < e->T ? h->longest : e->T, B = e->o->batch_size * e->T / T;  // short rows: more of them fit
+    // short rows: more of them fit
+    const int T = h->longest < e->T ? h->longest : e->T, B = e->o->batch_size * e->T / T;
     *n = evaluate_examples_(e, h);
     const int n_rows = N_CHOICES * *n, n_batches = (int)ceil_div(n_rows, B);
     const CommShare own = comm_own(e->comm, n_batches);

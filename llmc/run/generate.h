@@ -1,7 +1,8 @@
 /*
 Text from a model, token by token: prompt, window, sampling, streaming output. The model itself is one function:
-    next_logits(model, tokens, n_cached, n)   logits (V) of the token that follows tokens[0 .. n). Keys and values (or the
-                                              state) of the first n_cached tokens are still there from an earlier call
+    next_logits(model, tokens, n_cached, n)   logits (V) of the token that follows tokens[0 .. n). Keys and values (or
+                                              the state) of the first n_cached tokens are still there from an earlier
+                                              call
 A text that outgrows the window of `room` positions goes on from its newer half, computed anew. Positions whose token is
 the same as in the text before are not computed again: several samples share the work on their prompt.
 Cost:   one forward pass of one position a token, prompt aside. Cached logits equal uncached ones to the last bit.
@@ -32,8 +33,8 @@ static inline int generator_room(const RunOptions* o, int n_prompt, int max_T) {
     return wanted < max_T ? (int)wanted : max_T;
 }
 
-static inline void generator_init(Generator* g, const RunOptions* o, const Tokenizer* tokenizer, int V, int room, int eot,
-                                  NextLogits next_logits, void* model) {
+static inline void generator_init(Generator* g, const RunOptions* o, const Tokenizer* tokenizer, int V, int room,
+                                  int eot, NextLogits next_logits, void* model) {
     memset(g, 0, sizeof *g);
     g->o = o;
     g->tokenizer = tokenizer;
@@ -72,7 +73,8 @@ static inline void generator_drop_older_half_(Generator* g) {
 static inline int generator_next_(Generator* g, uint64_t* random) {
     if (g->n > g->room) { generator_drop_older_half_(g); }
     const float* logits = g->next_logits(g->model, g->tokens, g->n_cached, g->n);
-    int token = sample_token(logits, g->V, g->o->temperature, g->o->top_k, g->o->top_p, xorshift_float(random), g->scratch);
+    int token = sample_token(logits, g->V, g->o->temperature, g->o->top_k, g->o->top_p, xorshift_float(random),
+                             g->scratch);
     g->n_cached = g->n;
     g->tokens[g->n++] = token;
     return token;
@@ -89,7 +91,8 @@ static inline void generate_print_(TokenStream* stream, int token, FILE* out) {
 static inline void generate(Generator* g, uint64_t* random, const int* prompt, int n_prompt, FILE* out) {
     TokenStream stream;
     if (g->tokenizer) { token_stream_init(&stream, g->tokenizer, 1); }
-    for (int i = 0; g->tokenizer && i < n_prompt; i++) { generate_print_(&stream, prompt[i], NULL); }  // a text goes on, none begins
+    // a text goes on, none begins
+    for (int i = 0; g->tokenizer && i < n_prompt; i++) { generate_print_(&stream, prompt[i], NULL); }
     generator_start_(g, prompt, n_prompt);
     for (int i = 0; i < g->o->max_new_tokens; i++) {
         int token = generator_next_(g, random);

@@ -19,8 +19,9 @@ a record with the same thirteen keys:
 An update gives one record whose val_* and accuracy are null; a validation after s updates gives one of its own, with
 only step, val_* and time not null, and a test on examples one with step, accuracy and time. Unknown and non-finite
 numbers are null too. Other numbers have the digits (9 for a float32, 17 for a float64) that read back to the same bits.
-A trainer adds keys of its own behind these: Log.extra_schema says what they mean, log_extra what they are in the next record,
-null where it does not. Where Log.json_lines is set, the records are printed too, instead of the lines for people.
+A trainer adds keys of its own behind these: Log.extra_schema says what they mean, log_extra what they are in the next
+record, null where it does not. Where Log.json_lines is set, the records are printed too, instead of the lines for
+people.
 Each line is handed to the system before training goes on, so a kill costs at most the line being written. On resume the
 records after the checkpoint's step are cut, for they come again.
 Errors: what cannot be written ends the run (status 1) with the path and the system's reason.
@@ -63,12 +64,16 @@ static inline void log_schema_(FILE* metrics, json_t* extra_schema) {
             "\"ms\": \"milliseconds of the step\", \"tokens\": \"tokens trained on so far\", "
             "\"tok_per_s\": \"tokens per second\", \"peak\": \"share of the matmul rate, 0..1\", "
             "\"skipped\": \"update left out\", \"val_loss\": \"validation loss, nats per target\", "
-            "\"val_bpb\": \"validation loss, bits per byte\", \"accuracy\": \"share of right answers\", \"time\": \"seconds since 1970\"");
-    json_object_foreach(extra_schema, key, meaning) { fprintf(metrics, ", \"%s\": \"%s\"", key, json_string_value(meaning)); }
+            "\"val_bpb\": \"validation loss, bits per byte\", \"accuracy\": \"share of right answers\", "
+            "\"time\": \"seconds since 1970\"");
+    json_object_foreach(extra_schema, key, meaning) {
+        fprintf(metrics, ", \"%s\": \"%s\"", key, json_string_value(meaning));
+    }
     fprintf(metrics, "}}\n");
 }
 
-// the step of a line of metrics.jsonl, or -1 if the line is the schema, or -2 if it is no record at all; of a validation?
+// the step of a line of metrics.jsonl, or -1 if the line is the schema, or -2 if it is no record at all; of a
+// validation?
 static inline int64_t log_step_of_(const char* line, size_t n_bytes, int* is_validation) {
     json_t* record = json_loadb(line, n_bytes, 0, NULL);
     const json_t* step = json_object_get(record, "step");
@@ -78,8 +83,8 @@ static inline int64_t log_step_of_(const char* line, size_t n_bytes, int* is_val
     return found;
 }
 
-// the records of `path` up to last_step, its validation only if `validated`, written to `out`; broken lines, left by a kill
-// or a power cut, are dropped
+// the records of `path` up to last_step, its validation only if `validated`, written to `out`; broken lines, left by a
+// kill or a power cut, are dropped
 static inline void log_copy_(FILE* out, const char* path, int last_step, int validated) {
     FILE* old = fopen(path, "r");
     if (!old && errno == ENOENT) { return; }  // a folder that came with its checkpoints only
@@ -91,7 +96,9 @@ static inline void log_copy_(FILE* out, const char* path, int last_step, int val
         int is_validation;
         int64_t step = log_step_of_(line, (size_t)n, &is_validation);
         int comes_again = step == last_step && is_validation && !validated;
-        if (step >= 0 && step <= last_step && !comes_again) { fprintf(out, "%s%s", line, line[n - 1] == '\n' ? "" : "\n"); }
+        if (step >= 0 && step <= last_step && !comes_again) {
+            fprintf(out, "%s%s", line, line[n - 1] == '\n' ? "" : "\n");
+        }
         n_broken += step < -1;
     }
     if (!feof(old)) { log_fail_(path); }
@@ -100,10 +107,10 @@ static inline void log_copy_(FILE* out, const char* path, int last_step, int val
     fclose(old);
 }
 
-// The log is all zero, but for extra_schema (whose reference it takes) and json_lines. resume_step < 0: a new run, which must
-// not have a metrics file yet; otherwise it goes on after the records up to resume_step, of its validation if that was done
-// before the checkpoint (`validated`). run_dir NULL: nothing is recorded (ranks other than 0). The file is replaced as a whole
-// or not at all.
+// The log is all zero, but for extra_schema (whose reference it takes) and json_lines. resume_step < 0: a new run,
+// which must not have a metrics file yet; otherwise it goes on after the records up to resume_step, of its validation
+// if that was done before the checkpoint (`validated`). run_dir NULL: nothing is recorded (ranks other than 0). The
+// file is replaced as a whole or not at all.
 static inline void log_open(Log* log, const char* run_dir, int resume_step, int validated) {
     json_t* extra_schema = log->extra_schema;
     const int json_lines = log->json_lines;
@@ -162,8 +169,8 @@ static inline void log_print_extra_(FILE* out, const Log* log) {
 }
 
 // one line; NAN stands for null, as do negative tokens and skipped
-static inline void log_print_record_(FILE* out, const Log* log, const StepRecord* r, float val_loss, double val_bpb, double accuracy,
-                                     double time) {
+static inline void log_print_record_(FILE* out, const Log* log, const StepRecord* r, float val_loss, double val_bpb,
+                                     double accuracy, double time) {
     double tokens = r->tokens < 0 ? NAN : (double)r->tokens;  // exact to 2^53
     const char* skipped = r->skipped < 0 ? "null" : r->skipped ? "true" : "false";
     fprintf(out, "{\"step\": %d, \"loss\": %s, \"norm\": %s, \"lr\": %s, ", r->step,
@@ -171,14 +178,17 @@ static inline void log_print_record_(FILE* out, const Log* log, const StepRecord
     fprintf(out, "\"ms\": %s, \"tokens\": %s, \"tok_per_s\": %s, \"peak\": %s, \"skipped\": %s, ",
             log_number_(r->ms, 17).s, log_number_(tokens, 17).s, log_number_(r->tok_per_s, 17).s,
             log_number_(r->peak < 0.0 ? NAN : r->peak, 17).s, skipped);
-    fprintf(out, "\"val_loss\": %s, \"val_bpb\": %s, \"accuracy\": %s, \"time\": %.3f", log_number_((double)val_loss, 9).s,
-            log_number_(val_bpb < 0.0 ? NAN : val_bpb, 17).s, log_number_(accuracy, 17).s, time);
+    fprintf(out, "\"val_loss\": %s, \"val_bpb\": %s, \"accuracy\": %s, \"time\": %.3f",
+            log_number_((double)val_loss, 9).s, log_number_(val_bpb < 0.0 ? NAN : val_bpb, 17).s,
+            log_number_(accuracy, 17).s, time);
     log_print_extra_(out, log);
     fprintf(out, "}\n");
 }
 
-// into the file, out of our hands before this returns, and if `print` and so wanted to the terminal. Is anything left to print?
-static inline int log_record_(Log* log, const StepRecord* r, float val_loss, double val_bpb, double accuracy, int print) {
+// into the file, out of our hands before this returns, and if `print` and so wanted to the terminal. Is anything left
+// to print?
+static inline int log_record_(Log* log, const StepRecord* r, float val_loss, double val_bpb, double accuracy,
+                              int print) {
     const double time = seconds_now(CLOCK_REALTIME);
     const int prints = print && log->json_lines;
     if (log->metrics) {
@@ -237,7 +247,8 @@ static inline void log_accuracy(Log* log, int step, const char* name, int correc
     StepRecord none = log_no_update_(step);
     double accuracy = (double)correct / n;
     if (!log_record_(log, &none, NAN, NAN, accuracy, 1)) { return; }
-    printf("step %d | %s %.2f%% +- %.2f%% | %d of %d\n", step, name, 100.0 * accuracy, 100.0 * standard_error, correct, n);
+    printf("step %d | %s %.2f%% +- %.2f%% | %d of %d\n", step, name, 100.0 * accuracy, 100.0 * standard_error, correct,
+           n);
     fflush(stdout);
 }
 

@@ -1,7 +1,7 @@
 /*
 Outliers: how far a step's loss or gradient norm lies from those before it, in standard deviations.
-    z = (x - mean) / std over a window of the last 128 finite values, x included; NaN before there are 128 others, 0 when
-    all are equal. A batch of broken text, or a spike that would throw the weights far off, stands out by its z.
+    z = (x - mean) / std over a window of the last 128 finite values, x included; NaN before there are 128 others, 0
+    when all are equal. A batch of broken text, or a spike that would throw the weights far off, stands out by its z.
 The window belongs to the state of a run: it is saved with each checkpoint, so a resumed run judges as the whole one.
 Order:  double, chained from the oldest value to the newest; the variance from the mean, never negative.
 Source: llm.c's -sl and -sg; spec gpt2.md 13
@@ -36,7 +36,9 @@ static inline double outlier_z(OutlierWindow* w, float x) {
 }
 
 // is x above the limit? limit 0: nothing is an outlier, and nothing is recorded
-static inline int is_outlier(OutlierWindow* w, float x, float limit) { return limit > 0.0f && outlier_z(w, x) > (double)limit; }
+static inline int is_outlier(OutlierWindow* w, float x, float limit) {
+    return limit > 0.0f && outlier_z(w, x) > (double)limit;
+}
 
 // ---- in the manifest of a checkpoint: the values, the oldest first ----
 

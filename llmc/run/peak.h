@@ -27,7 +27,7 @@ static inline ShortText processor_name(void) {
 }
 
 // tensor cores, bf16 in and float sums, TFLOP/s; the first name that is part of the card's
-static inline double bf16_peak_(const char* card) {
+static inline double peak_bf16_(const char* card) {
     static const struct {
         const char* name;
         double tflops;
@@ -43,9 +43,9 @@ static inline double bf16_peak_(const char* card) {
 // float: a multiprocessor does 128 multiply-adds in a clock, that of compute capability 8.0 (A100) 64
 static inline double matmul_peak(const Device* dev) {
     int gpu = 0, khz = 0, major = 0, minor = 0;
-    if (!FLOATX_IS_FLOAT) { return bf16_peak_(processor_name().s); }
+    if (!FLOATX_IS_FLOAT) { return peak_bf16_(processor_name().s); }
 #ifdef TF32
-    return 0.5 * bf16_peak_(processor_name().s);  // on all of these cards
+    return 0.5 * peak_bf16_(processor_name().s);  // on all of these cards
 #endif
     cudaCheck(cudaGetDevice(&gpu));
     cudaCheck(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, gpu));
@@ -90,7 +90,7 @@ static inline ShortText processor_name(void) {
 }
 
 // number behind `key` in a file of "key number" lines, the file's only number for key ""; -1 when there is none
-static inline double number_in_file_(const char* path, const char* key) {
+static inline double peak_number_in_file_(const char* path, const char* key) {
     char line[512];
     double found = -1.0;
     const size_t n_key = strlen(key);
@@ -103,21 +103,21 @@ static inline double number_in_file_(const char* path, const char* key) {
 }
 
 // what the control group `group` below `folder` leaves; pages of files that could be dropped do not count as used
-static inline double cgroup_free_(const char* folder, const char* group, const char* limit, const char* used,
-                                  const char* files) {
+static inline double peak_cgroup_free_(const char* folder, const char* group, const char* limit, const char* used,
+                                       const char* files) {
     char path[3][1024];
     const char* names[3] = {limit, used, "memory.stat"};
     for (int i = 0; i < 3; i++) { snprintf(path[i], sizeof path[i], "%s%s/%s", folder, group, names[i]); }
     if (*group && access(path[0], R_OK) != 0) {  // a container sees its own group as the root
-        return cgroup_free_(folder, "", limit, used, files);
+        return peak_cgroup_free_(folder, "", limit, used, files);
     }
-    double most = number_in_file_(path[0], ""), now = number_in_file_(path[1], "");
-    double droppable = number_in_file_(path[2], files);
+    double most = peak_number_in_file_(path[0], ""), now = peak_number_in_file_(path[1], "");
+    double droppable = peak_number_in_file_(path[2], files);
     return most > 0.0 && now >= 0.0 ? most - now + fmax(droppable, 0.0) : INFINITY;
 }
 
 // what the limits of this process's control group leave, as a container has one; both versions of the interface
-static inline double cgroup_available_(void) {
+static inline double peak_cgroup_available_(void) {
     char line[512];
     double available = INFINITY;
     FILE* file = fopen("/proc/self/cgroup", "r");
@@ -125,11 +125,11 @@ static inline double cgroup_available_(void) {
         line[strcspn(line, "\n")] = '\0';
         const char* v1 = strstr(line, ":memory:");
         if (v1) {
-            available = fmin(available, cgroup_free_("/sys/fs/cgroup/memory", v1 + 8, "memory.limit_in_bytes",
-                                                     "memory.usage_in_bytes", "total_inactive_file "));
+            available = fmin(available, peak_cgroup_free_("/sys/fs/cgroup/memory", v1 + 8, "memory.limit_in_bytes",
+                                                          "memory.usage_in_bytes", "total_inactive_file "));
         } else if (strncmp(line, "0::", 3) == 0) {
-            available = fmin(available, cgroup_free_("/sys/fs/cgroup", line + 3, "memory.max", "memory.current",
-                                                     "inactive_file "));
+            available = fmin(available, peak_cgroup_free_("/sys/fs/cgroup", line + 3, "memory.max", "memory.current",
+                                                          "inactive_file "));
         }
     }
     if (file) { fclose(file); }
@@ -138,8 +138,8 @@ static inline double cgroup_available_(void) {
 
 // bytes the kernel would hand out without swapping, or 0 where it does not say
 static inline double memory_available(void) {
-    double kib = number_in_file_("/proc/meminfo", "MemAvailable:");
-    return kib > 0.0 ? fmin(1024.0 * kib, cgroup_available_()) : 0.0;
+    double kib = peak_number_in_file_("/proc/meminfo", "MemAvailable:");
+    return kib > 0.0 ? fmin(1024.0 * kib, peak_cgroup_available_()) : 0.0;
 }
 
 #endif

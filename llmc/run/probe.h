@@ -19,8 +19,8 @@ static inline int* probe_tokens_(const SafeFile* file, const char* name, ProbeBa
         fail_input("%s: expected a tensor \"%s\", I32 of shape (B, T)", file->path, name);
     }
     if (batch->B > 0 && (t->shape[0] != batch->B || t->shape[1] != batch->T)) {
-        fail_input("%s: expected targets of the shape of inputs, (%d, %d), found (%lld, %lld)", file->path, batch->B, batch->T,
-                   (long long)t->shape[0], (long long)t->shape[1]);
+        fail_input("%s: expected targets of the shape of inputs, (%d, %d), found (%lld, %lld)", file->path, batch->B,
+                   batch->T, (long long)t->shape[0], (long long)t->shape[1]);
     }
     batch->B = (int)t->shape[0];
     batch->T = (int)t->shape[1];
@@ -43,13 +43,16 @@ static inline void probe_read(ProbeBatch* batch, const char* path, int V, int cl
     batch->inputs = probe_tokens_(&file, "inputs", batch, 0, V);
     batch->targets = probe_tokens_(&file, "targets", batch, INT_MIN, classes);
     for (int n = 0; n < batch->B * batch->T; n++) { batch->counted += batch->targets[n] >= 0; }
-    if (batch->T > max_T) { fail_input("%s: expected at most the model's %d positions, found %d", path, max_T, batch->T); }
+    if (batch->T > max_T) {
+        fail_input("%s: expected at most the model's %d positions, found %d", path, max_T, batch->T);
+    }
     if (batch->counted == 0) { fail_input("%s: all targets are negative: there is no loss", path); }
     safetensors_close(&file);
 }
 
 // the file of the result: logits, loss, then the gradients of a table come into it, in this order
-static inline void probe_open(SafeWriter* out, const char* path, const ProbeBatch* batch, int V, const Tensor* table, int n) {
+static inline void probe_open(SafeWriter* out, const char* path, const ProbeBatch* batch, int V, const Tensor* table,
+                              int n) {
     const int64_t logits_shape[] = {batch->B, batch->T, V}, loss_shape[] = {1};
     safewriter_init(out);
     safewriter_declare(out, "logits", DTYPE_F32, 3, logits_shape);
@@ -59,8 +62,8 @@ static inline void probe_open(SafeWriter* out, const char* path, const ProbeBatc
 }
 
 static inline void probe_print(const ProbeBatch* batch, float loss, const char* path) {
-    printf("probe: %d rows of %d positions, %d targets counted, loss %.6f, written to %s\n", batch->B, batch->T, batch->counted,
-           (double)loss, path);
+    printf("probe: %d rows of %d positions, %d targets counted, loss %.6f, written to %s\n", batch->B, batch->T,
+           batch->counted, (double)loss, path);
 }
 
 static inline void probe_free(ProbeBatch* batch) {

@@ -29,6 +29,19 @@ static inline void save_find_model(Run* r) {
     run_choose_tokenizer(r->table, r->n_options, o, model_tokenizer(path, r->config));
 }
 
+// start values as the table says, or every tensor of the table from safetensors
+static inline void save_read_table_(Run* r, float* params) {
+    SafeSet set;
+    if (!*r->weights) {
+        tensors_init(r->model->table, r->model->n_table, params, (uint32_t)r->o.seed);
+        return;
+    }
+    safeset_open(&set, r->weights);
+    tensors_load(&set, r->model->table, r->model->n_table, "", params);
+    safeset_report_unused(&set);
+    safeset_close(&set);
+}
+
 // read or drawn on the host, by every rank alike; bf16 is rounded from that
 static inline void save_load_parameters(Run* r) {
     Model* m = r->model;
@@ -36,7 +49,7 @@ static inline void save_load_parameters(Run* r) {
     const size_t n_bytes = sizeof(float) * m->n;
     model_init(m, r->trainer->stored_bytes);
     float* params = in_place ? (float*)m->w.stored : (float*)arena_alloc(n_bytes, "parameters on the host");
-    r->trainer->load(r, params);
+    (r->trainer->load ? r->trainer->load : save_read_table_)(r, params);
     ranks_same_bytes(r->comm, "parameters", params, n_bytes);
     if (in_place) { return; }
     model_store(m, params, r->state.updates, &r->dev);

@@ -1,11 +1,13 @@
 /*
 Saving without stopping: the state of a run as it was after one step, written while the next steps are computed.
-    snapshot_save    copies arenas and state and has them written on a thread of its own (background.h); or, when nothing goes
-                     on meanwhile, points at them and writes at once. Arenas of a GPU are copied to the host in any case
-    snapshot_newest  the step of the newest checkpoint that is whole; asked at every step, it ends a run whose writer has failed
+    snapshot_save    copies arenas and state and has them written on a thread of its own (background.h); or, when
+                     nothing goes on meanwhile, points at them and writes at once. Arenas of a GPU are copied to the
+                     host in any case
+    snapshot_newest  the step of the newest checkpoint that is whole; asked at every step, it ends a run whose writer
+                     has failed
     snapshot_print   at the end of a run: how many were saved, how fast, how long training waited
-Training waits for the copy, and for the writer before if that is still at work; the rest of a save costs it nothing but the
-memory of the copy, on the host: parameters and both moments once more.
+Training waits for the copy, and for the writer before if that is still at work; the rest of a save costs it nothing but
+the memory of the copy, on the host: parameters and both moments once more.
 */
 #ifndef LLMC_SNAPSHOT_H
 #define LLMC_SNAPSHOT_H
@@ -14,7 +16,8 @@ memory of the copy, on the host: parameters and both moments once more.
 #include "../core/print.h"       // seconds_now
 #include "run.h"                 // RunState
 
-enum { SNAPSHOT_ARENAS = 3, SNAPSHOT_ARENAS_MAX = 8 };  // parameters, first and second moments; and what else a trainer may have
+// parameters, first and second moments; and what else a trainer may have
+enum { SNAPSHOT_ARENAS = 3, SNAPSHOT_ARENAS_MAX = 8 };
 
 typedef struct {
     int n_arenas;
@@ -29,7 +32,8 @@ typedef struct {
     int saved_step;            // of the last one, likewise
     double seconds_writing, seconds_fastest;  // in all; of the fastest
     int n_waits;
-    double seconds_waited;     // in which training stood still, in n_waits saves; the last, when training is over, is none
+    // training stood still so long, in n_waits saves; the last, when training is over, is none of them
+    double seconds_waited;
 } Snapshot;
 
 #ifdef __CUDACC__
@@ -50,8 +54,8 @@ static inline const void* snapshot_copy_(void** copy, const void* arena, size_t 
 }
 #endif
 
-static inline void snapshot_take_(Snapshot* s, const void* const* arenas, const size_t* n_bytes, int n_arenas, const RunState* state,
-                                  int copy, const Device* dev) {
+static inline void snapshot_take_(Snapshot* s, const void* const* arenas, const size_t* n_bytes, int n_arenas,
+                                  const RunState* state, int copy, const Device* dev) {
     assert(n_arenas <= SNAPSHOT_ARENAS_MAX);
     s->state = *state;
     s->n_arenas = n_arenas;
@@ -78,14 +82,16 @@ static inline void snapshot_write_(void* snapshot) {
 // step of the newest checkpoint that is whole: one of ours, or `before`. If the writer has failed, this is the end.
 static inline int snapshot_newest(const Snapshot* s, int before) {
     fail_check();
-    return __atomic_load_n(&s->n_saved, __ATOMIC_ACQUIRE) > 0 ? __atomic_load_n(&s->saved_step, __ATOMIC_RELAXED) : before;
+    return __atomic_load_n(&s->n_saved, __ATOMIC_ACQUIRE) > 0 ? __atomic_load_n(&s->saved_step, __ATOMIC_RELAXED)
+                                                              : before;
 }
 
-// One at a time: the writer before comes to its end first. arenas: device memory, whole floats or words of 4 bytes, of the same
-// sizes each time; what the writer needs and training changes must be among them. beside: in the background, unless this is the
-// last
-static inline void snapshot_save(Snapshot* s, const void* const* arenas, const size_t* n_bytes, int n_arenas, const RunState* state,
-                                 int beside, int last, void (*write)(void* run), void* run, const Device* dev) {
+// One at a time: the writer before comes to its end first. arenas: device memory, whole floats or words of 4 bytes, of
+// the same sizes each time; what the writer needs and training changes must be among them. beside: in the background,
+// unless this is the last
+static inline void snapshot_save(Snapshot* s, const void* const* arenas, const size_t* n_bytes, int n_arenas,
+                                 const RunState* state, int beside, int last, void (*write)(void* run), void* run,
+                                 const Device* dev) {
     const int in_background = beside && !last;
     double start = seconds_now(CLOCK_MONOTONIC);
     background_wait(&s->writer);
@@ -102,8 +108,9 @@ static inline void snapshot_save(Snapshot* s, const void* const* arenas, const s
 // n_bytes: of one checkpoint
 static inline void snapshot_print(const Snapshot* s, double n_bytes) {
     if (s->n_saved == 0) { return; }
-    printf("checkpoints: %d saved, %s each in %.2f s, the fastest in %.2f s (%s/s)", s->n_saved, format_bytes(n_bytes).s,
-           s->seconds_writing / s->n_saved, s->seconds_fastest, format_bytes(n_bytes / s->seconds_fastest).s);
+    printf("checkpoints: %d saved, %s each in %.2f s, the fastest in %.2f s (%s/s)", s->n_saved,
+           format_bytes(n_bytes).s, s->seconds_writing / s->n_saved, s->seconds_fastest,
+           format_bytes(n_bytes / s->seconds_fastest).s);
     if (s->n_waits > 0) { printf("; training waited %.2f s for each", s->seconds_waited / s->n_waits); }
     printf("\n");
 }

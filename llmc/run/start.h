@@ -88,6 +88,12 @@ static inline void start_open(Run* r, int argc, char** argv) {
     ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->data.train, &r->data.val);
 }
 
+// micro-batches that threads make ahead (--prefetch-buffer), and that stay: a GPU may fetch those of a whole update late
+static inline int start_batches_ahead_(const Run* r) { return r->trainer->more_data ? r->d.prefetch_buffer : 1; }
+static inline int start_batches_kept_(const Run* r) {
+    return DEVICE_IS_SHARED ? 1 : (int)ceil_div(r->n_leaves, r->comm->size);
+}
+
 // ---- the box ----
 
 static inline double start_workspace_(const Run* r, int B) {
@@ -134,9 +140,10 @@ static inline double start_box_memory_(const Run* r) {
     const double sampling = samples ? t->activation_bytes(r, TO_GENERATE, 1, generator_room(o, 1, r->max_T)) : 0.0;
     const double text = DEVICE_IS_SHARED ? data_memory(&r->data) : 0.0, available = memory_available();
     const double verify = trains && o->verify_every > 0 ? verify_bytes(m->n) : 0.0;
-    const double rest = text + verify + 8e6 + (t->more_bytes ? t->more_bytes(r) : 0.0);
-    const int copies = DEVICE_IS_SHARED && trains && o->save_every > 0 && run_saves_beside(r);
-    double kept = 0.0, copy = copies ? SNAPSHOT_ARENAS * parameters : 0.0;
+    const double rows = prefetch_bytes(r->d.prefetch_workers, start_batches_ahead_(r), start_batches_kept_(r), o->batch_size, r->T);
+    const double rest = text + verify + 8e6 + (trains && DEVICE_IS_SHARED != 0 ? rows : 0.0) + (t->more_bytes ? t->more_bytes(r) : 0.0);
+    const int copies = DEVICE_IS_SHARED != 0 && trains && o->save_every > 0 && run_saves_beside(r);
+    double kept = 0.0, copy = copies ? (double)SNAPSHOT_ARENAS * parameters : 0.0;
     double gradients = backward ? ranks_box(r->comm, m->table, m->n_table, r->n_leaves, o->zero, &kept) : 0.0;
     double moments = !trains ? 0.0 : r->has_masters ? 3.0 * kept : 2.0 * kept;
     box_row("memory: parameters", "%s", format_bytes(parameters).s);
@@ -222,8 +229,8 @@ static inline void start_training(Run* r, int argc, char** argv) {
     save_open_training(r);
     r->first_row = run_first_row(&r->o, &r->state);
     r->first_step = r->state.step;
-    prefetch_start(&r->prefetch, &r->data.train_rows, r->o.batch_size, r->d.prefetch_workers, r->trainer->more_data ? r->d.prefetch_buffer : 1,
-                   train_row, r);
+    prefetch_start(&r->prefetch, &r->data.train_rows, r->o.batch_size, r->d.prefetch_workers, start_batches_ahead_(r),
+                   start_batches_kept_(r), train_row, r);
     if (r->comm->rank == 0) {
         run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train, &r->data.val, argc, argv);
     }

@@ -1,8 +1,9 @@
 /*
-TensorBoard's event files, written without its library: `tensorboard --logdir runs` then shows every run beside the others.
-    tensorboard_open(&w, "runs/a", -1);                       // -1: a new run; or the step that a resumed one goes on from
-    tensorboard_step(&w, &record);                            // train/loss, train/norm, train/lr, train/tokens_per_second
-    tensorboard_validation(&w, step, loss, bits_per_byte);    // validation/loss, validation/bits_per_byte
+TensorBoard's event files, written without its library: `tensorboard --logdir runs` then shows all runs side by
+side.
+    tensorboard_open(&w, "runs/a", -1);                     // -1: a new run; or the step at which one resumes
+    tensorboard_step(&w, &record);                          // train/loss, train/norm, train/lr, train/tokens_per_second
+    tensorboard_validation(&w, step, loss, bits_per_byte);  // validation/loss, validation/bits_per_byte
     tensorboard_close(&w);
 A file events.out.tfevents.SECONDS.llmc is a row of records, little-endian:
     offset   size   meaning
@@ -10,10 +11,11 @@ A file events.out.tfevents.SECONDS.llmc is a row of records, little-endian:
     8        4      checksum of the 8 bytes before: CRC-32C turned right by 15 bits, plus 0xa282ead8
     12       n      the event: a protocol buffer
     12 + n   4      checksum of the event
-Fields of an event, by number: 1 wall time (double, seconds since 1970), 2 step (integer) and one of 3 file_version (text,
-"brain.Event:2", the first event of a file), 5 summary (values of a tag and a float32 each), 7 session log (status 1: START).
-Resume: a new file is begun, whose name sorts behind the older ones, with a START at resume_step + 1. The readers drop what
-they have of that step and later ones, which come again: what a killed run wrote after its checkpoint.
+Fields of an event, by number: 1 wall time (double, seconds since 1970), 2 step (integer) and one of 3 file_version
+(text, "brain.Event:2", the first event of a file), 5 summary (values of a tag and a float32 each), 7 session log
+(status 1: START).
+Resume: a new file is begun, whose name sorts behind the older ones, with a START at resume_step + 1. The readers drop
+what they have of that step and later ones, which come again: what a killed run wrote after its checkpoint.
 Each event is one write to the system: a kill costs at most the one being written, and readers skip a record cut short.
 Cost:   about 200 bytes and 3 microseconds a step.
 Errors: what cannot be written ends the run (status 1) with the path and the system's reason.
@@ -50,7 +52,8 @@ static inline uint32_t crc32c(const void* bytes, size_t n_bytes) {
     return ~crc;
 }
 
-// a checksum stored beside what it covers is masked, so that data which holds its own checksum does not verify by chance
+// a checksum stored beside what it covers is masked, so that data which holds its own checksum does not verify by
+// chance
 static inline uint32_t crc32c_masked_(const void* bytes, size_t n_bytes) {
     uint32_t crc = crc32c(bytes, n_bytes);
     return (crc >> 15 | crc << 17) + 0xa282ead8u;
@@ -80,7 +83,9 @@ static inline void event_varint_(EventBytes* e, uint64_t x) {
 // a protocol buffer's field begins with its number and how its value is stored
 enum { PROTO_VARINT = 0, PROTO_64_BITS = 1, PROTO_BYTES = 2, PROTO_32_BITS = 5 };
 
-static inline void event_field_(EventBytes* e, int number, int stored) { event_varint_(e, (uint64_t)(number << 3 | stored)); }
+static inline void event_field_(EventBytes* e, int number, int stored) {
+    event_varint_(e, (uint64_t)(number << 3 | stored));
+}
 
 static inline void event_bytes_(EventBytes* e, int number, const void* bytes, size_t n_bytes) {
     event_field_(e, number, PROTO_BYTES);
@@ -98,7 +103,9 @@ static inline void event_begin_(EventBytes* e, double wall_time, int64_t step) {
 }
 
 __attribute__((noreturn))
-static inline void tensorboard_fail_(const TensorBoard* w) { fail_run("%s: cannot be written: %s", w->path, strerror(errno)); }
+static inline void tensorboard_fail_(const TensorBoard* w) {
+    fail_run("%s: cannot be written: %s", w->path, strerror(errno));
+}
 
 static inline void tensorboard_record_(const TensorBoard* w, const EventBytes* e) {
     unsigned char record[sizeof e->bytes + 16];
@@ -124,7 +131,9 @@ static inline long long tensorboard_newest_(const char* folder) {
     if (!entries) { fail_run("%s: cannot be listed: %s", folder, strerror(errno)); }
     for (struct dirent* entry; (entry = readdir(entries));) {
         long long seconds = -1;
-        if (sscanf(entry->d_name, "events.out.tfevents.%10lld", &seconds) == 1 && seconds > newest) { newest = seconds; }
+        if (sscanf(entry->d_name, "events.out.tfevents.%10lld", &seconds) == 1 && seconds > newest) {
+            newest = seconds;
+        }
     }
     closedir(entries);
     return newest;
@@ -138,7 +147,8 @@ static inline void tensorboard_open(TensorBoard* w, const char* folder, int resu
     if (!folder) { return; }
     double now = seconds_now(CLOCK_REALTIME);
     long long newest = tensorboard_newest_(folder);
-    long long seconds = (long long)now > newest ? (long long)now : newest + 1;  // readers go by the names, clocks can go back
+    // readers go by the names, clocks can go back
+    long long seconds = (long long)now > newest ? (long long)now : newest + 1;
     size_t n_path = strlen(folder) + 64;
     w->path = (char*)malloc_check(n_path, "path");
     snprintf(w->path, n_path, "%s/events.out.tfevents.%010lld.llmc", folder, seconds);
@@ -155,7 +165,8 @@ static inline void tensorboard_open(TensorBoard* w, const char* folder, int resu
 }
 
 // one event with n values of the same step
-static inline void tensorboard_scalars(TensorBoard* w, int64_t step, double wall_time, const TensorBoardScalar* scalars, int n) {
+static inline void tensorboard_scalars(TensorBoard* w, int64_t step, double wall_time, const TensorBoardScalar* scalars,
+                                       int n) {
     EventBytes e, summary, value;
     if (!w->path) { return; }
     summary.n = 0;
@@ -171,11 +182,6 @@ static inline void tensorboard_scalars(TensorBoard* w, int64_t step, double wall
     tensorboard_record_(w, &e);
 }
 
-static inline void tensorboard_scalar(TensorBoard* w, int64_t step, double wall_time, const char* tag, float value) {
-    const TensorBoardScalar scalar = {tag, value};
-    tensorboard_scalars(w, step, wall_time, &scalar, 1);
-}
-
 static inline void tensorboard_close(TensorBoard* w) {
     if (w->path && close(w->fd) != 0) { tensorboard_fail_(w); }
     free(w->path);
@@ -186,14 +192,16 @@ static inline void tensorboard_close(TensorBoard* w) {
 
 static inline void tensorboard_step(TensorBoard* w, const StepRecord* r) {
     const TensorBoardScalar scalars[] = {
-        {"train/loss", r->loss}, {"train/norm", r->norm}, {"train/lr", r->lr}, {"train/tokens_per_second", (float)r->tok_per_s},
+        {"train/loss", r->loss}, {"train/norm", r->norm}, {"train/lr", r->lr}, {"train/tokens_per_second",
+                                                                                (float)r->tok_per_s},
     };
     tensorboard_scalars(w, r->step, seconds_now(CLOCK_REALTIME), scalars, 4);
 }
 
 // bits_per_byte negative: unknown
 static inline void tensorboard_validation(TensorBoard* w, int step, float val_loss, double bits_per_byte) {
-    const TensorBoardScalar scalars[] = {{"validation/loss", val_loss}, {"validation/bits_per_byte", (float)bits_per_byte}};
+    const TensorBoardScalar scalars[] = {{"validation/loss", val_loss}, {"validation/bits_per_byte",
+                                                                         (float)bits_per_byte}};
     tensorboard_scalars(w, step, seconds_now(CLOCK_REALTIME), scalars, bits_per_byte >= 0.0 ? 2 : 1);
 }
 #endif  // LLMC_TENSORBOARD_H

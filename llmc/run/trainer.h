@@ -52,7 +52,7 @@ typedef struct {
     double (*more_bytes)(const Run* r);            // or NULL: what else it takes
 
     // ---- the model ----
-    void (*load)(Run* r, float* params);           // parameters from r->weights, or start values; on the host
+    void (*load)(Run* r, float* params);           // or NULL, the table says all: parameters from r->weights or start values; on the host
     void (*open)(Run* r, Purpose purpose, int B, int T);  // activations; TO_TRAIN: and what else training needs
     void (*leaf)(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T);  // forward, loss (dp_loss), backward
     void (*step)(Run* r, Step* s);                 // or NULL: train_adamw, one loss and one update

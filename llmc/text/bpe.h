@@ -6,8 +6,10 @@ pair with the lowest rank is merged first, the leftmost of equals; until no neig
     bpe_merge  ids[0..n) in place, returns how many are left
 Short words: the ranks of all neighbours stand in an array that is searched for the smallest each time, 16 at once.
 Long words:  a heap of (rank, position) and a doubly linked list; an entry whose pair has changed since is passed over.
-Cost:   n^2 / 16 for n <= BPE_SHORT, n log n beyond, 28 bytes per symbol: ten million times the same letter is no attack.
-Cache:  a word of at most 15 bytes and its at most 11 ids fill one cache line; the place is given by the word's hash, and
+Cost:   n^2 / 16 for n <= BPE_SHORT, n log n beyond, 28 bytes per symbol: ten million times the same letter is no
+        attack.
+Cache:  a word of at most 15 bytes and its at most 11 ids fill one cache line; the place is given by the word's hash,
+        and
 the newer word wins. The answer never depends on it.
 Source: Sennrich et al. 2016, arXiv:1508.07909; the order of merges is that of Hugging Face tokenizers.
 */
@@ -90,15 +92,15 @@ static inline uint64_t bpe_find_(const BpeTable* t, int32_t left, int32_t right)
 // ---- short words ----
 
 // look the pair up that begins at i
-static inline void bpe_set_pair_(const BpeTable* t, const int32_t* ids, const uint8_t* next, size_t n, size_t i, uint32_t* keys,
-                                 int32_t* merged) {
+static inline void bpe_set_pair_(const BpeTable* t, const int32_t* ids, const uint8_t* next, size_t n, size_t i,
+                                 uint32_t* keys, int32_t* merged) {
     uint64_t found = next[i] < n ? bpe_find_(t, ids[i], ids[next[i]]) : BPE_NO_MERGE;
     keys[i] = found == BPE_NO_MERGE ? UINT32_MAX : (uint32_t)(found >> 32) * BPE_SHORT + (uint32_t)i;
     merged[i] = (int32_t)(uint32_t)found;
 }
 
-// Nothing is moved while merging: links lead from neighbour to neighbour. A key is rank * BPE_SHORT + position, so that the
-// smallest key names the pair to merge.
+// Nothing is moved while merging: links lead from neighbour to neighbour. A key is rank * BPE_SHORT + position, so that
+// the smallest key names the pair to merge.
 static inline size_t bpe_merge_short_(const BpeTable* t, int32_t* ids, size_t n) {
     uint32_t keys[BPE_SHORT];      // of the pair that begins at i; UINT32_MAX: it has no merge, or i was swallowed
     int32_t merged[BPE_SHORT];     // what that pair becomes
@@ -130,7 +132,7 @@ static inline size_t bpe_merge_short_(const BpeTable* t, int32_t* ids, size_t n)
 
 // ---- long words ----
 
-static inline void heap_down_(uint64_t* heap, size_t n, size_t at) {
+static inline void bpe_heap_down_(uint64_t* heap, size_t n, size_t at) {
     uint64_t moved = heap[at];
     for (size_t child; (child = 2 * at + 1) < n; at = child) {
         child += child + 1 < n && heap[child + 1] < heap[child];
@@ -140,7 +142,7 @@ static inline void heap_down_(uint64_t* heap, size_t n, size_t at) {
     heap[at] = moved;
 }
 
-static inline void heap_up_(uint64_t* heap, size_t at) {
+static inline void bpe_heap_up_(uint64_t* heap, size_t at) {
     uint64_t moved = heap[at];
     for (; at > 0 && heap[(at - 1) / 2] > moved; at = (at - 1) / 2) { heap[at] = heap[(at - 1) / 2]; }
     heap[at] = moved;
@@ -174,11 +176,11 @@ static inline size_t bpe_merge_long_(const BpeTable* t, BpeWork* w, int32_t* ids
         w->previous[i] = i > 0 ? (uint32_t)i - 1 : none;
         if (i + 1 < n) { n_heap = bpe_push_(t, w, ids, n_heap, (uint32_t)i); }
     }
-    for (size_t i = n_heap / 2; i-- > 0;) { heap_down_(w->heap, n_heap, i); }
+    for (size_t i = n_heap / 2; i-- > 0;) { bpe_heap_down_(w->heap, n_heap, i); }
     while (n_heap > 0) {
         uint64_t top = w->heap[0];
         w->heap[0] = w->heap[--n_heap];
-        heap_down_(w->heap, n_heap, 0);
+        bpe_heap_down_(w->heap, n_heap, 0);
         uint32_t at = (uint32_t)top, right = w->next[at];
         if (ids[at] < 0 || right == none) { continue; }  // swallowed by its left neighbour, or the last now
         uint64_t merged = bpe_find_(t, ids[at], ids[right]);
@@ -190,12 +192,12 @@ static inline size_t bpe_merge_long_(const BpeTable* t, BpeWork* w, int32_t* ids
         if (w->next[at] != none) {
             w->previous[w->next[at]] = at;
             n_heap = bpe_push_(t, w, ids, n_heap, at);
-            if (n_heap > before) { heap_up_(w->heap, n_heap - 1); }
+            if (n_heap > before) { bpe_heap_up_(w->heap, n_heap - 1); }
         }
         before = n_heap;
         if (w->previous[at] != none) {
             n_heap = bpe_push_(t, w, ids, n_heap, w->previous[at]);
-            if (n_heap > before) { heap_up_(w->heap, n_heap - 1); }
+            if (n_heap > before) { bpe_heap_up_(w->heap, n_heap - 1); }
         }
     }
     for (size_t i = 0; i < n; i++) {
@@ -230,7 +232,8 @@ static inline void bpe_work_free(BpeWork* w) {
     memset(w, 0, sizeof *w);
 }
 
-// Where a word of 1..15 bytes is, or will be, kept; key becomes its first 16 bytes. n_readable bytes may be read at `word`.
+// Where a word of 1..15 bytes is, or will be, kept; key becomes its first 16 bytes. n_readable bytes may be read at
+// `word`.
 static inline BpeCacheLine* bpe_cache_line(const BpeWork* w, const unsigned char* word, size_t n, size_t n_readable,
                                            uint64_t key[2]) {
     if (n_readable >= 16) {  // two loads, then zeros over what follows the word

@@ -5,7 +5,8 @@ TokenData is one split: token shards or examples mapped from disk, or text turne
     a file that ends in .safetensors or begins as one: examples, rows with targets of their own (examples.h)
     any other file: text in UTF-8, one document
     a pattern (*, ?, []): the files it matches, names in byte order, all of one kind
-    a folder, walked as filelist.h says: text, unless every file found in it ends in .bin (shards) or .safetensors (examples)
+    a folder, walked as filelist.h says: text, unless every file found in it ends in .bin (shards) or .safetensors
+    (examples)
 In a folder, empty files and binary ones (a NUL or invalid UTF-8 in the first 64 KiB) are passed over.
 Each document is preceded by end of text. Named directly, a binary or empty file and JSON Lines (.jsonl) are refused.
 tokens_open_numbers reads a file of decimal numbers (numbers.h), or all with one extension of a folder, each a shard.
@@ -15,20 +16,23 @@ tokens_open_numbers reads a file of decimal numbers (numbers.h), or all with one
     8        4       number of tokens n
     12       1012    0
     1024     2n, 4n  tokens; the file ends with the last
-Tokens of text take 2 bytes each, or 4 where the tokenizer has more than 65536 of them; those of numbers 2 where all fit.
+Tokens of text take 2 bytes each, or 4 where the tokenizer has more than 65536 of them; those of numbers 2 where all
+fit.
 Opening reads every token once and finds vocab_size_needed, so that an id outside the model is refused before step one.
-DataLoader cuts rows of T inputs and T targets (the inputs shifted by one): row r is the tokens r*T .. r*T+T of a shard, the
-next row begins with the last target (stride T), or with the token after it (stride T+1). An example is a row as it is.
+DataLoader cuts rows of T inputs and T targets (the inputs shifted by one): row r is the tokens r*T .. r*T+T of a shard,
+the next row begins with the last target (stride T), or with the token after it (stride T+1). An example is a row as it
+is.
 Rows never cross a shard; they do cross documents (documents.h). Which row has which index:
     ORDER_FILE      as they lie in the files
     ORDER_ROWS      permute_index(key, epoch, index in the epoch, rows): another order in each epoch
     ORDER_SHARDS    shards in the order permute_index(key, epoch, place, shards), rows of a shard as they lie in it
-    ORDER_STREAMS   n_streams rows side by side, for a state that is carried from row to row: the rows are cut into n_streams
-                    contiguous parts, and index i is row i / n_streams of part i % n_streams; rows that remain are left out
+    ORDER_STREAMS   n_streams rows side by side, for a state that is carried from row to row: the rows are cut into
+                    n_streams contiguous parts, and index i is row i / n_streams of part i % n_streams; rows that remain
+                    are left out
 a pure function of (key, index): any rank of any number of ranks can ask for any row, and resuming needs only the index.
-Cost:   opening is one pass at the speed of memory or disk; a row is O(T + shards), with ORDER_SHARDS one permute_index for each
-        shard before it: 5 us a row with 30 shards, 50 us with 3000; no array of row numbers exists.
-        dataloader_prefetch has rows read from disk while something else is computed.
+Cost:   opening is one pass at the speed of memory or disk; a row is O(T + shards), with ORDER_SHARDS one permute_index
+        for each shard before it: 5 us a row with 30 shards, 50 us with 3000; no array of row numbers exists.
+        prefetch.h has rows read from disk while something else is computed.
 Errors: fail_input for all that a file, folder or option can get wrong; fail_run when a shard changes while in use.
 Source: shard formats of karpathy/llm.c; cycle walking: Black & Rogaway 2002, Ciphers with Arbitrary Finite Domains.
 */
@@ -37,7 +41,7 @@ Source: shard formats of karpathy/llm.c; cycle walking: Black & Rogaway 2002, Ci
 #include "../core/fail.h"
 #include "../core/print.h"    // progress
 #include "../core/mapfile.h"  // MappedFile, file_map, file_unmap, file_looks_like, ErrorText, error_set
-#include "examples.h"         // Examples, examples_parse, is_safetensors_
+#include "examples.h"         // Examples, examples_parse, examples_is_file_
 #include "filelist.h"         // FileList, file_list_make
 #include "numbers.h"          // Numbers, numbers_parse, numbers_take
 #include "tokenizer.h"        // Tokenizer, tokenizer_encode_plain; utf8_decode
@@ -67,20 +71,20 @@ typedef struct {
     void* text;             // tokens of text, token_bytes each, or NULL
     int64_t text_capacity;  // tokens for which there is room
     void* numbers;          // tokens of numbers, token_bytes each, or NULL
-    FileList number_files;  // whose names the shards show
+    FileList number_files;  // the shards show its names
     int64_t n_bytes_read, n_bytes_total;  // of the files, while opening: for the progress bar
 } TokenData;
 
 // ---- 1. Shards and examples ----
 
-static inline int is_shard_magic_(const unsigned char* bytes, size_t n_bytes) {
+static inline int tokens_is_shard_(const unsigned char* bytes, size_t n_bytes) {
     int32_t magic = 0;
     if (n_bytes >= 4) { memcpy(&magic, bytes, 4); }
     return magic == 20240520 || magic == 20240801;
 }
 
 // by memcpy, for examples may lie at any address
-static inline uint32_t token_at_(const void* tokens, int token_bytes, int64_t i) {
+static inline uint32_t tokens_at_(const void* tokens, int token_bytes, int64_t i) {
     uint16_t narrow;
     uint32_t wide;
     if (token_bytes == 4) { return *(uint32_t*)memcpy(&wide, (const char*)tokens + 4 * i, 4); }
@@ -88,27 +92,27 @@ static inline uint32_t token_at_(const void* tokens, int token_bytes, int64_t i)
 }
 
 // 1 + the largest id, 0 when there are no tokens; 0.2 ns per token
-static inline int64_t vocab_needed_(const void* tokens, int token_bytes, int64_t n_tokens) {
+static inline int64_t tokens_vocab_needed_(const void* tokens, int token_bytes, int64_t n_tokens) {
     uint32_t largest = 0;
     for (int64_t i = 0; i < n_tokens; i++) {
-        uint32_t token = token_at_(tokens, token_bytes, i);
+        uint32_t token = tokens_at_(tokens, token_bytes, i);
         largest = token > largest ? token : largest;
     }
     return n_tokens > 0 ? (int64_t)largest + 1 : 0;
 }
 
 // position of the first token >= limit; there is one
-static inline int64_t first_token_beyond_(const void* tokens, int token_bytes, int64_t limit) {
+static inline int64_t tokens_first_beyond_(const void* tokens, int token_bytes, int64_t limit) {
     int64_t i = 0;
-    while (token_at_(tokens, token_bytes, i) < limit) { i++; }
+    while (tokens_at_(tokens, token_bytes, i) < limit) { i++; }
     return i;
 }
 
 // A shard's bytes (4-aligned), without an exit: 1 with shard, token_bytes and vocab_size set, or 0 with the reason.
-static inline int shard_parse_(TokenShard* shard, int* token_bytes, int* vocab_size, const unsigned char* bytes,
-                               size_t n_bytes, ErrorText* error) {
+static inline int tokens_parse_shard_(TokenShard* shard, int* token_bytes, int* vocab_size, const unsigned char* bytes,
+                                      size_t n_bytes, ErrorText* error) {
     int32_t header[3];  // magic, version, number of tokens
-    if (n_bytes < 1024 || !is_shard_magic_(bytes, n_bytes)) {
+    if (n_bytes < 1024 || !tokens_is_shard_(bytes, n_bytes)) {
         const char* other = file_looks_like(bytes, n_bytes);
         if (other) { return error_set(error, "expected a token shard, found %s", other); }
         if (n_bytes < 1024) {
@@ -136,36 +140,36 @@ static inline int shard_parse_(TokenShard* shard, int* token_bytes, int* vocab_s
     }
     shard->tokens = bytes + 1024;
     shard->n_tokens = header[2];
-    int64_t needed = vocab_needed_(shard->tokens, *token_bytes, shard->n_tokens);
+    int64_t needed = tokens_vocab_needed_(shard->tokens, *token_bytes, shard->n_tokens);
     if (needed > INT_MAX) {
-        int64_t at = first_token_beyond_(shard->tokens, *token_bytes, INT_MAX);
+        int64_t at = tokens_first_beyond_(shard->tokens, *token_bytes, INT_MAX);
         return error_set(error, "expected token ids below 2^31 - 1, found %u at offset %lld",
-                         token_at_(shard->tokens, *token_bytes, at), (long long)(1024 + at * *token_bytes));
+                         tokens_at_(shard->tokens, *token_bytes, at), (long long)(1024 + at * *token_bytes));
     }
     *vocab_size = (int)needed;
     return 1;
 }
 
-static inline TokenShard* add_shard_(TokenData* d, const TokenShard* shard) {
+static inline TokenShard* tokens_add_shard_(TokenData* d, const TokenShard* shard) {
     d->shards = (TokenShard*)realloc_check(d->shards, (size_t)(d->n_shards + 1) * sizeof(TokenShard), "list of shards");
     d->shards[d->n_shards] = *shard;
     return &d->shards[d->n_shards++];
 }
 
-static inline void keep_file_(TokenData* d, const MappedFile* file) {
+static inline void tokens_keep_file_(TokenData* d, const MappedFile* file) {
     d->files = (MappedFile*)realloc_check(d->files, (size_t)(d->n_files + 1) * sizeof(MappedFile), "list of shards");
     d->files[d->n_files++] = *file;
 }
 
-static inline void open_shard_(TokenData* d, const MappedFile* file) {
+static inline void tokens_open_shard_(TokenData* d, const MappedFile* file) {
     ErrorText error;
     int token_bytes = 0, vocab_size = 0;
-    keep_file_(d, file);
+    tokens_keep_file_(d, file);
     TokenShard shard = {file->path, NULL, 0, 1, NULL};
-    if (!shard_parse_(&shard, &token_bytes, &vocab_size, file->bytes, file->n_bytes, &error)) {
+    if (!tokens_parse_shard_(&shard, &token_bytes, &vocab_size, file->bytes, file->n_bytes, &error)) {
         fail_input("%s: %s", file->path, error.text);
     }
-    add_shard_(d, &shard);
+    tokens_add_shard_(d, &shard);
     if (d->token_bytes != 0 && token_bytes != d->token_bytes) {
         fail_input("%s: expected %d-byte tokens as in %s, found %d-byte tokens: use one tokenizer's shards", file->path,
                    d->token_bytes, d->shards[0].path, token_bytes);
@@ -176,16 +180,17 @@ static inline void open_shard_(TokenData* d, const MappedFile* file) {
 }
 
 // inputs are the tokens of a shard
-static inline void open_examples_(TokenData* d, const MappedFile* file) {
+static inline void tokens_open_examples_(TokenData* d, const MappedFile* file) {
     ErrorText error;
     Examples e;
-    keep_file_(d, file);
+    tokens_keep_file_(d, file);
     if (!examples_parse(&e, file->bytes, file->n_bytes, &error)) { fail_input("%s: %s", file->path, error.text); }
     if (d->examples_T > 0 && d->examples_T != e.T) {
-        fail_input("%s: expected rows of %d positions as in %s, found %d", file->path, d->examples_T, d->shards[0].path, e.T);
+        fail_input("%s: expected rows of %d positions as in %s, found %d", file->path, d->examples_T, d->shards[0].path,
+                   e.T);
     }
     TokenShard shard = {file->path, e.inputs, e.n * e.T, 1, e.targets};
-    add_shard_(d, &shard);
+    tokens_add_shard_(d, &shard);
     d->token_bytes = 4;
     d->examples_T = e.T;
     d->n_tokens += shard.n_tokens;
@@ -196,7 +201,7 @@ static inline void open_examples_(TokenData* d, const MappedFile* file) {
 // ---- 2. Text ----
 
 // 1 for UTF-8 text without NUL, judged by its first 64 KiB; 0 with the reason for anything else
-static inline int text_check_(const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
+static inline int tokens_check_text_(const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
     size_t n = n_bytes < 65536 ? n_bytes : 65536, at = 0;
     if (n_bytes == 0) { return error_set(error, "expected text, found an empty file"); }
     const char* other = file_looks_like(bytes, n_bytes);
@@ -208,8 +213,8 @@ static inline int text_check_(const unsigned char* bytes, size_t n_bytes, ErrorT
         if (!is_text && other) { return error_set(error, "expected text, found %s", other); }
         if (!is_text) {
             return error_set(error,
-                             "expected UTF-8 text, found byte 0x%02x at offset %zu: binary, or text in another encoding (convert "
-                             "it with iconv)", bytes[at], at);
+                             "expected UTF-8 text, found byte 0x%02x at offset %zu: binary, or text in another "
+                             "encoding (convert it with iconv)", bytes[at], at);
         }
         at += (size_t)length;
     }
@@ -217,7 +222,7 @@ static inline int text_check_(const unsigned char* bytes, size_t n_bytes, ErrorT
 }
 
 // a .jsonl file whose first line is one {...}
-static inline int is_json_lines_(const char* path, const unsigned char* bytes, size_t n_bytes) {
+static inline int tokens_is_json_lines_(const char* path, const unsigned char* bytes, size_t n_bytes) {
     const unsigned char* newline = (const unsigned char*)memchr(bytes, '\n', n_bytes);
     size_t first = 0, last = newline ? (size_t)(newline - bytes) : n_bytes;
     while (first < last && isspace(bytes[first])) { first++; }
@@ -225,15 +230,15 @@ static inline int is_json_lines_(const char* path, const unsigned char* bytes, s
     return ends_with(path, ".jsonl") && last - first >= 2 && bytes[first] == '{' && bytes[last - 1] == '}';
 }
 
-static inline void text_reserve_(TokenData* d, int64_t n_more) {
+static inline void tokens_reserve_text_(TokenData* d, int64_t n_more) {
     if (n_more <= d->text_capacity - d->n_tokens) { return; }
     int64_t grown = d->text_capacity + d->text_capacity / 2, needed = d->n_tokens + n_more;
     d->text_capacity = grown > needed ? grown : needed;
     d->text = realloc_check(d->text, (size_t)d->text_capacity * (size_t)d->token_bytes, "tokens of the text");
 }
 
-static inline void text_append_(TokenData* d, const int* tokens, int n) {
-    text_reserve_(d, n);
+static inline void tokens_append_text_(TokenData* d, const int* tokens, int n) {
+    tokens_reserve_text_(d, n);
     for (int i = 0; i < n; i++) {
         int64_t at = d->n_tokens++;
         if (d->token_bytes == 2) { ((uint16_t*)d->text)[at] = (uint16_t)tokens[i]; }
@@ -242,54 +247,55 @@ static inline void text_append_(TokenData* d, const int* tokens, int n) {
 }
 
 // one document: end of text, then its tokens
-static inline void add_text_(TokenData* d, const MappedFile* file, const Tokenizer* tokenizer) {
+static inline void tokens_add_text_(TokenData* d, const MappedFile* file, const Tokenizer* tokenizer) {
     size_t piece = tokenizer->cut_anywhere ? 1 << 20 : file->n_bytes;  // ints of one piece at a time in memory
-    text_append_(d, &tokenizer->eot, 1);
+    tokens_append_text_(d, &tokenizer->eot, 1);
     for (size_t at = 0; at < file->n_bytes; at += piece) {
         int* tokens;
         size_t n_bytes = file->n_bytes - at < piece ? file->n_bytes - at : piece;
         progress("tokenising text", d->n_bytes_read - (int64_t)(file->n_bytes - at), d->n_bytes_total);
         int n = tokenizer_encode_plain(tokenizer, (const char*)file->bytes + at, n_bytes, &tokens);
-        text_append_(d, tokens, n);
+        tokens_append_text_(d, tokens, n);
         free(tokens);
     }
     d->n_documents++;
 }
 
-static inline void open_text_(TokenData* d, const MappedFile* file, const Tokenizer* tokenizer, int in_folder) {
+static inline void tokens_open_text_(TokenData* d, const MappedFile* file, const Tokenizer* tokenizer, int in_folder) {
     ErrorText error;
     assert(tokenizer);
-    if (!in_folder && is_json_lines_(file->path, file->bytes, file->n_bytes)) {
-        fail_input("%s: expected text or a token shard, found JSON Lines: write each text into a file of its own, or all into "
-                   "token shards (doc/data.md)", file->path);
+    if (!in_folder && tokens_is_json_lines_(file->path, file->bytes, file->n_bytes)) {
+        fail_input("%s: expected text or a token shard, found JSON Lines: write each text into a file of its own, or "
+                   "all into token shards (doc/data.md)", file->path);
     }
-    if (text_check_(file->bytes, file->n_bytes, &error)) {
+    if (tokens_check_text_(file->bytes, file->n_bytes, &error)) {
         if (tokenizer->eot < 0) {
             fail_input("%s: text needs a tokenizer with an end of text, which stands before each document: this one "
                        "(%s) has none; use token shards, or another --tokenizer", file->path, tokenizer->kind);
         }
         d->token_bytes = tokenizer->n_tokens > 65536 ? 4 : 2;
-        add_text_(d, file, tokenizer);
+        tokens_add_text_(d, file, tokenizer);
     } else if (!in_folder) {
         fail_input("%s: %s", file->path, error.text);
     }
 }
 
-static inline void finish_text_(TokenData* d) {
-    d->text = realloc_check(d->text, (size_t)d->n_tokens * (size_t)d->token_bytes, "tokens of the text");  // no spare room
+static inline void tokens_finish_text_(TokenData* d) {
+    // no spare room
+    d->text = realloc_check(d->text, (size_t)d->n_tokens * (size_t)d->token_bytes, "tokens of the text");
     d->text_capacity = d->n_tokens;
     TokenShard shard = {d->path, d->text, d->n_tokens, 0, NULL};
-    add_shard_(d, &shard);
-    d->vocab_size_needed = d->classes_needed = (int)vocab_needed_(d->text, d->token_bytes, d->n_tokens);
+    tokens_add_shard_(d, &shard);
+    d->vocab_size_needed = d->classes_needed = (int)tokens_vocab_needed_(d->text, d->token_bytes, d->n_tokens);
 }
 
 // ---- 3. Numbers ----
 
 // the files directly in `folder` whose names end in a dot and `extension`, in byte order
-static inline void list_extension_(FileList* list, const char* folder, const char* extension) {
+static inline void tokens_list_extension_(FileList* list, const char* folder, const char* extension) {
     struct dirent** entries;
     memset(list, 0, sizeof *list);
-    int n = scandir(folder, &entries, NULL, compare_entries_);
+    int n = scandir(folder, &entries, NULL, file_list_compare_);
     if (n < 0) { fail_input("%s: cannot be listed: %s", folder, strerror(errno)); }
     for (int i = 0; i < n; i++) {
         const char *name = entries[i]->d_name, *dot = strrchr(name, '.');
@@ -306,16 +312,16 @@ static inline void list_extension_(FileList* list, const char* folder, const cha
 }
 
 // the tokens of one file; its shard says where they begin once all files are read
-static inline void open_numbers_(TokenData* d, const MappedFile* file, Numbers* list, const char* path) {
+static inline void tokens_add_numbers_(TokenData* d, const MappedFile* file, Numbers* list, const char* path) {
     ErrorText error;
     TokenShard shard = {path, NULL, -list->n, 0, NULL};
     if (!numbers_parse(list, file->bytes, file->n_bytes, &error)) { fail_input("%s:%s", file->path, error.text); }
     shard.n_tokens += list->n;
     if (shard.n_tokens == 0) { fail_input("%s: expected token ids in decimal, found an empty file", file->path); }
-    add_shard_(d, &shard);
+    tokens_add_shard_(d, &shard);
 }
 
-static inline void finish_numbers_(TokenData* d, Numbers* list) {
+static inline void tokens_finish_numbers_(TokenData* d, Numbers* list) {
     d->n_tokens = list->n;
     d->vocab_size_needed = d->classes_needed = (int)list->largest + 1;
     d->numbers = numbers_take(list, &d->token_bytes);
@@ -330,14 +336,14 @@ static inline void finish_numbers_(TokenData* d, Numbers* list) {
 
 typedef enum { TEXT_FILE, SHARD_FILE, EXAMPLES_FILE } TokenFileKind;
 
-static inline TokenFileKind token_file_kind_(const MappedFile* file) {
-    if (ends_with(file->path, ".bin") || is_shard_magic_(file->bytes, file->n_bytes)) { return SHARD_FILE; }
-    int is_examples = ends_with(file->path, ".safetensors") || is_safetensors_(file->bytes, file->n_bytes);
+static inline TokenFileKind tokens_file_kind_(const MappedFile* file) {
+    if (ends_with(file->path, ".bin") || tokens_is_shard_(file->bytes, file->n_bytes)) { return SHARD_FILE; }
+    int is_examples = ends_with(file->path, ".safetensors") || examples_is_file_(file->bytes, file->n_bytes);
     return is_examples ? EXAMPLES_FILE : TEXT_FILE;
 }
 
 // of a folder's files, by their names alone: a binary file in a folder of text is passed over
-static inline TokenFileKind folder_kind_(const FileList* list) {
+static inline TokenFileKind tokens_folder_kind_(const FileList* list) {
     int n_shards = 0, n_examples = 0;
     for (int i = 0; i < list->n; i++) {
         n_shards += ends_with(list->paths[i], ".bin");
@@ -346,14 +352,14 @@ static inline TokenFileKind folder_kind_(const FileList* list) {
     return n_shards == list->n ? SHARD_FILE : n_examples == list->n ? EXAMPLES_FILE : TEXT_FILE;
 }
 
-static inline void refuse_mixed_(const char* path, TokenFileKind found, TokenFileKind first) {
+static inline void tokens_refuse_mixed_(const char* path, TokenFileKind found, TokenFileKind first) {
     const char *one[] = {"text", "a token shard", "examples"}, *many[] = {"text", "shards", "examples"};
     if (found == first) { return; }
     fail_input("%s: expected %s like the files before, found %s: give %s or %s, not both", path, one[first], one[found],
                many[found < first ? found : first], many[found < first ? first : found]);
 }
 
-static inline int64_t bytes_of_files_(const FileList* list) {
+static inline int64_t tokens_bytes_of_files_(const FileList* list) {
     int64_t n_bytes = 0;
     for (int i = 0; i < list->n; i++) {
         struct stat status;
@@ -369,34 +375,39 @@ static inline void tokens_open(TokenData* d, const char* path, const Tokenizer* 
     memset(d, 0, sizeof *d);
     d->path = string_copy(path);
     file_list_make(&list, path);
-    d->n_bytes_total = bytes_of_files_(&list);
-    const TokenFileKind of_folder = folder_kind_(&list);
+    d->n_bytes_total = tokens_bytes_of_files_(&list);
+    const TokenFileKind of_folder = tokens_folder_kind_(&list);
     for (int i = 0; i < list.n; i++) {
         MappedFile file;
         file_map(&file, list.paths[i]);
-        TokenFileKind kind = list.in_folder ? of_folder : token_file_kind_(&file);
+        TokenFileKind kind = list.in_folder ? of_folder : tokens_file_kind_(&file);
         first = i == 0 ? kind : first;
-        refuse_mixed_(file.path, kind, first);
+        tokens_refuse_mixed_(file.path, kind, first);
         d->n_bytes_read += (int64_t)file.n_bytes;
         if (kind == TEXT_FILE) {
-            open_text_(d, &file, tokenizer, list.in_folder);
+            tokens_open_text_(d, &file, tokenizer, list.in_folder);
             file_unmap(&file);
             continue;
         }
-        if (kind == SHARD_FILE) { open_shard_(d, &file); } else { open_examples_(d, &file); }  // which keep the mapping
+        // the shards keep the mapping
+        if (kind == SHARD_FILE) { tokens_open_shard_(d, &file); } else { tokens_open_examples_(d, &file); }
         progress("reading tokens", d->n_bytes_read, d->n_bytes_total);
     }
     progress("", d->n_bytes_total, d->n_bytes_total);
-    if (d->n_documents > 0) { finish_text_(d); }
+    if (d->n_documents > 0) { tokens_finish_text_(d); }
     if (d->n_shards == 0) {
-        if (list.n == 0) { fail_input("%s: expected text or token shards, found a folder without a file that counts (doc/data.md)", path); }
-        fail_input("%s: expected text or token shards, found %d file%s, all empty or binary", path, list.n, list.n > 1 ? "s" : "");
+        if (list.n == 0) {
+            fail_input("%s: expected text or token shards, found a folder without a file that counts (doc/data.md)",
+                       path);
+        }
+        fail_input("%s: expected text or token shards, found %d file%s, all empty or binary", path, list.n,
+                   list.n > 1 ? "s" : "");
     }
     file_list_free(&list);
 }
 
-// Token ids as decimal numbers: one file, or with an extension ("txt") all files of a folder that have it, in byte order, each a
-// shard. Files that begin as token shards are opened as such.
+// Token ids as decimal numbers: one file, or with an extension ("txt") all files of a folder that have it, in byte
+// order, each a shard. Files that begin as token shards are opened as such.
 static inline void tokens_open_numbers(TokenData* d, const char* path, const char* extension) {
     Numbers numbers;
     TokenFileKind first = TEXT_FILE;
@@ -404,23 +415,23 @@ static inline void tokens_open_numbers(TokenData* d, const char* path, const cha
     FileList* list = &d->number_files;
     memset(&numbers, 0, sizeof numbers);
     d->path = string_copy(path);
-    if (extension) { list_extension_(list, path, extension); } else { file_list_add_(list, path); }
-    numbers.n_bytes_total = bytes_of_files_(list);
+    if (extension) { tokens_list_extension_(list, path, extension); } else { file_list_add_(list, path); }
+    numbers.n_bytes_total = tokens_bytes_of_files_(list);
     for (int i = 0; i < list->n; i++) {
         MappedFile file;
         file_map(&file, list->paths[i]);
-        TokenFileKind kind = is_shard_magic_(file.bytes, file.n_bytes) ? SHARD_FILE : TEXT_FILE;
+        TokenFileKind kind = tokens_is_shard_(file.bytes, file.n_bytes) ? SHARD_FILE : TEXT_FILE;
         first = i == 0 ? kind : first;
-        refuse_mixed_(file.path, kind, first);
+        tokens_refuse_mixed_(file.path, kind, first);
         if (kind == SHARD_FILE) {
-            open_shard_(d, &file);
+            tokens_open_shard_(d, &file);
         } else {
-            open_numbers_(d, &file, &numbers, list->paths[i]);
+            tokens_add_numbers_(d, &file, &numbers, list->paths[i]);
             file_unmap(&file);
         }
     }
     progress("", 1, 1);
-    if (first == TEXT_FILE) { finish_numbers_(d, &numbers); }
+    if (first == TEXT_FILE) { tokens_finish_numbers_(d, &numbers); }
 }
 
 // Of a split, close val before train: it looks into train's storage.
@@ -455,7 +466,7 @@ static inline void tokens_split(TokenData* train, TokenData* val, float fraction
         int64_t keep = left < 0 ? 0 : left < whole.n_tokens ? left : whole.n_tokens;
         n_seen += whole.n_tokens;
         if (keep < whole.n_tokens) {
-            TokenShard* rest = add_shard_(val, &whole);
+            TokenShard* rest = tokens_add_shard_(val, &whole);
             rest->tokens = (const char*)whole.tokens + keep * train->token_bytes;
             rest->targets = whole.targets ? (const char*)whole.targets + 4 * keep : NULL;
             rest->n_tokens -= keep;
@@ -472,10 +483,10 @@ static inline void tokens_split(TokenData* train, TokenData* val, float fraction
 static inline void tokens_check_vocab(const TokenData* d, int vocab_size, const char* what) {
     for (int i = 0; i < d->n_shards && d->vocab_size_needed > vocab_size; i++) {
         const TokenShard* s = &d->shards[i];
-        if (vocab_needed_(s->tokens, d->token_bytes, s->n_tokens) > vocab_size) {
-            int64_t at = first_token_beyond_(s->tokens, d->token_bytes, vocab_size);
+        if (tokens_vocab_needed_(s->tokens, d->token_bytes, s->n_tokens) > vocab_size) {
+            int64_t at = tokens_first_beyond_(s->tokens, d->token_bytes, vocab_size);
             fail_input("%s: expected token ids below %d, the vocabulary of %s, found %u at token %lld", s->path,
-                       vocab_size, what, token_at_(s->tokens, d->token_bytes, at), (long long)at);
+                       vocab_size, what, tokens_at_(s->tokens, d->token_bytes, at), (long long)at);
         }
     }
 }
@@ -485,10 +496,11 @@ static inline void tokens_check_classes(const TokenData* d, int n_classes, const
     for (int i = 0; i < d->n_shards && d->examples_T > 0 && d->classes_needed > n_classes; i++) {
         const TokenShard* s = &d->shards[i];
         int64_t at = 0;
-        while (at < s->n_tokens && example_id_(s->targets, at) < n_classes) { at++; }
+        while (at < s->n_tokens && examples_id_(s->targets, at) < n_classes) { at++; }
         if (at < s->n_tokens) {
-            fail_input("%s: expected targets below %d, the classes of %s, found %d at position %lld of example %lld", s->path,
-                       n_classes, what, example_id_(s->targets, at), (long long)(at % d->examples_T), (long long)(at / d->examples_T));
+            fail_input("%s: expected targets below %d, the classes of %s, found %d at position %lld of example %lld",
+                       s->path, n_classes, what, examples_id_(s->targets, at), (long long)(at % d->examples_T),
+                       (long long)(at / d->examples_T));
         }
     }
 }
@@ -498,7 +510,7 @@ static inline int tokens_contain(const TokenData* d, int token) {
     for (int i = 0; i < d->n_shards; i++) {
         const TokenShard* s = &d->shards[i];
         for (int64_t at = 0; at < s->n_tokens; at++) {
-            if (token_at_(s->tokens, d->token_bytes, at) == (uint32_t)token) { return 1; }
+            if (tokens_at_(s->tokens, d->token_bytes, at) == (uint32_t)token) { return 1; }
         }
     }
     return 0;
@@ -509,7 +521,8 @@ static inline double tokens_memory(const TokenData* d) {
     return (double)(d->numbers ? d->n_tokens : d->text_capacity) * d->token_bytes;
 }
 
-static inline void checksum_add_(XXH3_state_t* state, const void* ids, int64_t n_bytes, int64_t* n_done, int64_t n_total) {
+static inline void tokens_checksum_add_(XXH3_state_t* state, const void* ids, int64_t n_bytes, int64_t* n_done,
+                                        int64_t n_total) {
     const int64_t piece = 1 << 26;  // bytes between two looks at the clock
     for (int64_t at = 0; at < n_bytes; at += piece) {
         int64_t n = n_bytes - at < piece ? n_bytes - at : piece;
@@ -518,18 +531,18 @@ static inline void checksum_add_(XXH3_state_t* state, const void* ids, int64_t n
     }
 }
 
-// XXH3 (64 bits, seed 0) of the tokens alone as stored, little-endian, 2 or 4 bytes each, in the order of the shards: no
-// headers, no names, and where one shard ends and the next begins does not matter. Of examples all inputs, then all targets.
-// At the speed of memory.
+// XXH3 (64 bits, seed 0) of the tokens alone as stored, little-endian, 2 or 4 bytes each, in the order of the shards:
+// no headers, no names, and where one shard ends and the next begins does not matter. Of examples all inputs, then all
+// targets. At the speed of memory.
 static inline uint64_t tokens_checksum(const TokenData* d) {
     int64_t n_done = 0, n_total = d->n_tokens * d->token_bytes * (d->examples_T > 0 ? 2 : 1);
     XXH3_state_t* state = XXH3_createState();
     if (!state || XXH3_64bits_reset(state) != XXH_OK) { fail_run("checksum of the tokens: no memory"); }
     for (int i = 0; i < d->n_shards; i++) {
-        checksum_add_(state, d->shards[i].tokens, d->shards[i].n_tokens * d->token_bytes, &n_done, n_total);
+        tokens_checksum_add_(state, d->shards[i].tokens, d->shards[i].n_tokens * d->token_bytes, &n_done, n_total);
     }
     for (int i = 0; i < d->n_shards && d->examples_T > 0; i++) {
-        checksum_add_(state, d->shards[i].targets, d->shards[i].n_tokens * 4, &n_done, n_total);
+        tokens_checksum_add_(state, d->shards[i].targets, d->shards[i].n_tokens * 4, &n_done, n_total);
     }
     uint64_t hash = XXH3_64bits_digest(state);
     XXH3_freeState(state);
@@ -539,26 +552,27 @@ static inline uint64_t tokens_checksum(const TokenData* d) {
 // ---- 5. Order: a keyed permutation that is computed, not stored ----
 
 // every bit of the result depends on every bit of x, and no two x share a result (Stafford's mix 13, of splitmix64)
-static inline uint64_t mix64_(uint64_t x) {
+static inline uint64_t permute_mix_(uint64_t x) {
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
     x = (x ^ x >> 27) * 0x94d049bb133111ebu;
     return x ^ x >> 31;
 }
 
 // Where index i of 0..n-1 goes in this epoch: a bijection of [0, n), another for each (key, epoch).
-// A Feistel network of 8 rounds permutes the 4^k numbers of 2k bits, 4^k >= n, at least 2^8; a number that lands at n or
-// beyond is sent through again until it lands below (its cycle does, at the latest at i itself).
+// A Feistel network of 8 rounds permutes the 4^k numbers of 2k bits, 4^k >= n, at least 2^8; a number that lands at n
+// or beyond is sent through again until it lands below (its cycle does, at the latest at i itself).
 // Cost: about 4^k / n walks, below 4 for n > 64.
 static inline int64_t permute_index(uint64_t key, uint64_t epoch, int64_t i, int64_t n) {
     const uint64_t golden = 0x9e3779b97f4a7c15u;  // 2^64 / golden ratio, splitmix64's step
     assert(i >= 0 && i < n);
     int half = 4;  // k
     while (half < 32 && (uint64_t)1 << (2 * half) < (uint64_t)n) { half++; }
-    uint64_t mask = ((uint64_t)1 << half) - 1, epoch_key = mix64_(mix64_(key + golden) + epoch), x = (uint64_t)i;
+    uint64_t mask = ((uint64_t)1 << half) - 1, epoch_key = permute_mix_(permute_mix_(key + golden) + epoch),
+             x = (uint64_t)i;
     do {
         uint64_t left = x >> half, right = x & mask;
         for (uint64_t round = 1; round <= 8; round++) {
-            uint64_t mixed = left ^ (mix64_((epoch_key + round * golden) ^ right) & mask);
+            uint64_t mixed = left ^ (permute_mix_((epoch_key + round * golden) ^ right) & mask);
             left = right;
             right = mixed;
         }
@@ -582,7 +596,7 @@ typedef struct {
 } DataLoader;
 
 // an example needs T tokens, a row of others one more, its last target
-static inline int64_t shard_rows_(const DataLoader* l, const TokenShard* shard) {
+static inline int64_t dataloader_shard_rows_(const DataLoader* l, const TokenShard* shard) {
     int needed = shard->targets ? l->T : l->T + 1;
     return shard->n_tokens < needed ? 0 : (shard->n_tokens - needed) / l->stride + 1;
 }
@@ -590,16 +604,20 @@ static inline int64_t shard_rows_(const DataLoader* l, const TokenShard* shard) 
 static inline void dataloader_too_short_(const DataLoader* l) {
     const TokenData* d = l->data;
     int64_t longest = 0;
-    for (int i = 0; i < d->n_shards; i++) { longest = d->shards[i].n_tokens > longest ? d->shards[i].n_tokens : longest; }
+    for (int i = 0; i < d->n_shards; i++) {
+        longest = d->shards[i].n_tokens > longest ? d->shards[i].n_tokens : longest;
+    }
     const char* part = d->text || d->numbers || d->n_files > 0 ? "" : ", the part of --val-fraction";
-    if (d->examples_T > 0) { fail_input("%s%s: no examples are left for it: give more, or another --val-fraction", d->path, part); }
+    if (d->examples_T > 0) {
+        fail_input("%s%s: no examples are left for it: give more, or another --val-fraction", d->path, part);
+    }
     fail_input("%s%s: too short: a row of --seq-len %d needs %lld tokens in one piece, the longest piece has %lld: "
                "give more text or a smaller --seq-len", d->path, part, l->T, (long long)l->T + 1, (long long)longest);
 }
 
 // stride: T or T+1, of examples T. T must be that of examples. n_streams: for ORDER_STREAMS
-static inline void dataloader_init_rows(DataLoader* l, const TokenData* d, int T, int stride, RowOrder order, int n_streams,
-                                        uint64_t key) {
+static inline void dataloader_init_rows(DataLoader* l, const TokenData* d, int T, int stride, RowOrder order,
+                                        int n_streams, uint64_t key) {
     assert(T > 0 && n_streams > 0 && (stride == T || (stride == T + 1 && d->examples_T == 0)));
     if (d->examples_T > 0 && d->examples_T != T) {
         fail_input("%s: expected examples of %d positions, found %d", d->path, T, d->examples_T);
@@ -611,11 +629,11 @@ static inline void dataloader_init_rows(DataLoader* l, const TokenData* d, int T
     l->n_streams = order == ORDER_STREAMS ? n_streams : 1;
     l->key = key;
     l->n_rows = 0;
-    for (int i = 0; i < d->n_shards; i++) { l->n_rows += shard_rows_(l, &d->shards[i]); }
+    for (int i = 0; i < d->n_shards; i++) { l->n_rows += dataloader_shard_rows_(l, &d->shards[i]); }
     if (l->n_rows == 0) { dataloader_too_short_(l); }
     if (l->n_rows < l->n_streams) {
-        fail_input("%s: too short: %d streams side by side need %d rows of --seq-len %d, found %lld: give more text or a "
-                   "smaller --batch-size or --seq-len", d->path, l->n_streams, l->n_streams, T, (long long)l->n_rows);
+        fail_input("%s: too short: %d streams side by side need %d rows of --seq-len %d, found %lld: give more text or "
+                   "a smaller --batch-size or --seq-len", d->path, l->n_streams, l->n_streams, T, (long long)l->n_rows);
     }
     l->n_rows -= l->n_rows % l->n_streams;
 }
@@ -633,7 +651,7 @@ static inline const TokenShard* dataloader_find_(const DataLoader* l, int64_t in
     if (l->order == ORDER_STREAMS) { row = row % l->n_streams * (l->n_rows / l->n_streams) + row / l->n_streams; }
     for (int64_t place = 0;; place++) {
         int64_t i = l->order == ORDER_SHARDS ? permute_index(l->key, (uint64_t)epoch, place, d->n_shards) : place;
-        int64_t n_rows = shard_rows_(l, &d->shards[i]);
+        int64_t n_rows = dataloader_shard_rows_(l, &d->shards[i]);
         if (row < n_rows) {
             *first = row * l->stride;
             return &d->shards[i];
@@ -642,7 +660,8 @@ static inline const TokenShard* dataloader_find_(const DataLoader* l, int64_t in
     }
 }
 
-// Does nothing come before row `index`, so that a carried state must be zero? With streams only their first row in each epoch.
+// Does nothing come before row `index`, so that a carried state must be zero? With streams only their first row in each
+// epoch.
 static inline int dataloader_stream_begins(const DataLoader* l, int64_t index) {
     return l->order != ORDER_STREAMS || index % l->n_rows < l->n_streams;
 }
@@ -650,11 +669,13 @@ static inline int dataloader_stream_begins(const DataLoader* l, int64_t index) {
 // every id was seen at the start
 static inline void dataloader_check_(const TokenShard* shard, uint32_t largest, int limit, const char* what) {
     if (largest >= (uint32_t)limit) {
-        fail_run("%s: changed while in use: %s %u after a check that found ids below %d", shard->path, what, largest, limit);
+        fail_run("%s: changed while in use: %s %u after a check that found ids below %d", shard->path, what, largest,
+                 limit);
     }
 }
 
-static inline void dataloader_example_(const DataLoader* l, const TokenShard* shard, int64_t first, int* inputs, int* targets) {
+static inline void dataloader_example_(const DataLoader* l, const TokenShard* shard, int64_t first, int* inputs,
+                                       int* targets) {
     uint32_t largest_input = 0, largest_target = 0;
     memcpy(inputs, (const char*)shard->tokens + 4 * first, sizeof(int) * (size_t)l->T);
     memcpy(targets, (const char*)shard->targets + 4 * first, sizeof(int) * (size_t)l->T);
@@ -679,7 +700,7 @@ static inline void dataloader_row(const DataLoader* l, int64_t index, int* input
         return;
     }
     for (int t = 0; t <= l->T; t++) {
-        uint32_t token = token_at_(shard->tokens, d->token_bytes, first + t);
+        uint32_t token = tokens_at_(shard->tokens, d->token_bytes, first + t);
         largest = token > largest ? token : largest;
         if (t < l->T) { inputs[t] = (int)token; }
         if (t > 0) { targets[t - 1] = (int)token; }
@@ -692,14 +713,14 @@ static inline void dataloader_batch(const DataLoader* l, int64_t first, int B, i
     for (int b = 0; b < B; b++) { dataloader_row(l, first + b, inputs + (size_t)b * l->T, targets + (size_t)b * l->T); }
 }
 
-// Targets in rows first..first+n_rows-1 that count, those of examples that are not negative: so that every rank knows the
-// divisor of an update. O(1) for tokens, else O(n_rows * T).
+// Targets in rows first..first+n_rows-1 that count, those of examples that are not negative: so that every rank knows
+// the divisor of an update. O(1) for tokens, else O(n_rows * T).
 static inline int64_t dataloader_counted(const DataLoader* l, int64_t first, int64_t n_rows) {
     int64_t n_counted = 0, begin;
     if (l->data->examples_T == 0) { return n_rows * l->T; }
     for (int64_t index = first; index < first + n_rows; index++) {
         const TokenShard* shard = dataloader_find_(l, index, &begin);
-        for (int t = 0; t < l->T; t++) { n_counted += example_id_(shard->targets, begin + t) >= 0; }
+        for (int t = 0; t < l->T; t++) { n_counted += examples_id_(shard->targets, begin + t) >= 0; }
     }
     return n_counted;
 }
@@ -709,29 +730,29 @@ typedef struct {
     size_t n_bytes;
 } PageRange;
 
-static inline PageRange page_range_(const char* begin, size_t n_bytes, size_t page) {
+static inline PageRange dataloader_page_range_(const char* begin, size_t n_bytes, size_t page) {
     size_t before = (uintptr_t)begin % page;
     PageRange pages = {(char*)begin - before, (before + n_bytes + page - 1) / page * page};
     return pages;
 }
 
-// The pages of row `index`, and of its targets if it is an example; returns how many ranges, 0 for text and numbers, which are
-// in memory. A mapping begins and ends with a page, so these lie in it.
+// The pages of row `index`, and of its targets if it is an example; returns how many ranges, 0 for text and numbers,
+// which are in memory. A mapping begins and ends with a page, so these lie in it.
 static inline int dataloader_pages_(const DataLoader* l, int64_t index, size_t page, PageRange pages[2]) {
     int64_t first;
     const TokenShard* shard = dataloader_find_(l, index, &first);
     const size_t token_bytes = (size_t)l->data->token_bytes, T = (size_t)l->T;
     if (!shard->mapped) { return 0; }
     const char* begin = (const char*)shard->tokens + first * l->data->token_bytes;
-    pages[0] = page_range_(begin, (shard->targets ? T : T + 1) * token_bytes, page);
+    pages[0] = dataloader_page_range_(begin, (shard->targets ? T : T + 1) * token_bytes, page);
     if (!shard->targets) { return 1; }
-    pages[1] = page_range_((const char*)shard->targets + 4 * first, 4 * T, page);
+    pages[1] = dataloader_page_range_((const char*)shard->targets + 4 * first, 4 * T, page);
     return 2;
 }
 
-// Ask for rows first..first+B-1 to be read from disk now, without waiting: called with the next batch before a step is
-// computed, it hides a cold disk. About a microsecond a row when all is in memory. Only a wish: nothing depends on it.
-static inline void dataloader_prefetch(const DataLoader* l, int64_t first, int B) {
+// For prefetch.h: rows first..first+B-1 are read from disk now, and nobody waits. About a microsecond a row when all is
+// in memory. It is a wish: nothing depends on it.
+static inline void dataloader_ask_pages_(const DataLoader* l, int64_t first, int B) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     for (int b = 0; b < B; b++) {
         PageRange pages[2];

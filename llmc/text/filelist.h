@@ -1,8 +1,8 @@
 /*
 The files behind a path as a user gives it: a file, a pattern (*, ?, []) or a folder.
 A pattern gives the files it matches, in byte order of their paths. A folder is walked depth first, names in byte order.
-Left out are hidden files and folders, symbolic links, folders named build, runs, __pycache__, node_modules or .venv, and
-what a .gitignore says, in the folder or in one inside it (those above the folder are not looked for):
+Left out are hidden files and folders, symbolic links, folders named build, runs, __pycache__, node_modules or .venv,
+and what a .gitignore says, in the folder or in one inside it (those above the folder are not looked for):
     # comment       blank lines and lines with # are skipped, as are spaces at the end of a line
     name  *.log     files and folders of that name, wherever they are below; *, ? and [] as in a shell (fnmatch)
     name/           folders only
@@ -116,7 +116,7 @@ static inline int ignore_verdict_(const IgnoreFile* f, const char* path, int is_
     return -1;
 }
 
-static inline int is_ignored_(const IgnoreFile* f, const char* path, int is_folder) {
+static inline int ignore_says_(const IgnoreFile* f, const char* path, int is_folder) {
     for (; f; f = f->above) {
         int verdict = ignore_verdict_(f, path, is_folder);
         if (verdict >= 0) { return verdict; }
@@ -126,13 +126,15 @@ static inline int is_ignored_(const IgnoreFile* f, const char* path, int is_fold
 
 // ---- folders, patterns, files ----
 
-static inline int compare_paths_(const void* a, const void* b) { return strcmp(*(char* const*)a, *(char* const*)b); }
+static inline int file_list_compare_paths_(const void* a, const void* b) {
+    return strcmp(*(char* const*)a, *(char* const*)b);
+}
 
-static inline int compare_entries_(const struct dirent** a, const struct dirent** b) {
+static inline int file_list_compare_(const struct dirent** a, const struct dirent** b) {
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-static inline int is_build_folder_(const char* name) {
+static inline int file_list_is_build_folder_(const char* name) {
     const char* names[] = {"build", "runs", "__pycache__", "node_modules", ".venv"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strcmp(name, names[i]) == 0) { return 1; }
@@ -140,10 +142,10 @@ static inline int is_build_folder_(const char* name) {
     return 0;
 }
 
-static inline void walk_folder_(FileList* list, const char* folder, const IgnoreFile* above) {
+static inline void file_list_walk_(FileList* list, const char* folder, const IgnoreFile* above) {
     struct dirent** entries;
     IgnoreFile ignore;
-    int n = scandir(folder, &entries, NULL, compare_entries_);
+    int n = scandir(folder, &entries, NULL, file_list_compare_);
     if (n < 0) { fail_input("%s: cannot be listed: %s", folder, strerror(errno)); }
     ignore_open_(&ignore, folder, above);
     for (int i = 0; i < n; i++) {
@@ -153,9 +155,10 @@ static inline void walk_folder_(FileList* list, const char* folder, const Ignore
         sprintf(path, "%s/%s", folder, name);
         if (name[0] != '.') {  // hidden, and the folder itself and the one above it
             if (lstat(path, &status) != 0) { fail_input("%s: cannot be examined: %s", path, strerror(errno)); }
-            int is_file = S_ISREG(status.st_mode), is_folder = S_ISDIR(status.st_mode) && !is_build_folder_(name);
-            if (is_file && !is_ignored_(&ignore, path, 0)) { file_list_add_(list, path); }
-            if (is_folder && !is_ignored_(&ignore, path, 1)) { walk_folder_(list, path, &ignore); }
+            int is_file = S_ISREG(status.st_mode),
+                is_folder = S_ISDIR(status.st_mode) && !file_list_is_build_folder_(name);
+            if (is_file && !ignore_says_(&ignore, path, 0)) { file_list_add_(list, path); }
+            if (is_folder && !ignore_says_(&ignore, path, 1)) { file_list_walk_(list, path, &ignore); }
         }
         free(path);
         free(entries[i]);
@@ -165,7 +168,7 @@ static inline void walk_folder_(FileList* list, const char* folder, const Ignore
 }
 
 // files a pattern matches, in byte order whatever the locale
-static inline void match_pattern_(FileList* list, const char* pattern) {
+static inline void file_list_match_(FileList* list, const char* pattern) {
     glob_t matches;
     int status = glob(pattern, GLOB_NOSORT, NULL, &matches);
     if (status == GLOB_NOMATCH) {
@@ -174,7 +177,7 @@ static inline void match_pattern_(FileList* list, const char* pattern) {
     if (status != 0) { fail_input("%s: the pattern cannot be followed: %s", pattern, strerror(errno)); }
     for (size_t i = 0; i < matches.gl_pathc; i++) { file_list_add_(list, matches.gl_pathv[i]); }
     globfree(&matches);
-    qsort(list->paths, (size_t)list->n, sizeof(char*), compare_paths_);
+    qsort(list->paths, (size_t)list->n, sizeof(char*), file_list_compare_paths_);
 }
 
 static inline void file_list_make(FileList* list, const char* path) {
@@ -182,12 +185,12 @@ static inline void file_list_make(FileList* list, const char* path) {
     memset(list, 0, sizeof *list);
     if (stat(path, &status) != 0) {
         if (errno != ENOENT) { fail_input("%s: cannot be examined: %s", path, strerror(errno)); }
-        match_pattern_(list, path);
+        file_list_match_(list, path);
     } else if (S_ISDIR(status.st_mode)) {
         char* folder = string_copy(path);
         for (size_t n = strlen(folder); n > 1 && folder[n - 1] == '/'; n--) { folder[n - 1] = '\0'; }
         list->in_folder = 1;
-        walk_folder_(list, folder, NULL);
+        file_list_walk_(list, folder, NULL);
         free(folder);
     } else {
         file_list_add_(list, path);

@@ -1,6 +1,7 @@
 /*
-HellaSwag, and every test in its form (MMLU): a context, four completions, of which one is right. A model answers with the
-completion whose tokens it finds likeliest on average; its accuracy is the share of right answers (the field's acc_norm).
+HellaSwag, and every test in its form (MMLU): a context, four completions, of which one is right. A model answers with
+the completion whose tokens it finds likeliest on average; its accuracy is the share of right answers (the field's
+acc_norm).
     offset   bytes   meaning of the file (llm.c's dev/data), little-endian
     0        4       magic 20240522
     4        4       version 1
@@ -11,10 +12,10 @@ completion whose tokens it finds likeliest on average; its accuracy is the share
 A record is made of uint16:
     65535; bytes of this record; index; label 0..3; number of completions, 4;
     tokens in the context, and these; then four times: tokens in the completion, and these
-Row 4*e + c is example e with completion c: tokens = context ++ completion, inputs all but the last, targets the token after
-each, of which only those of the completion count (the others are -1). Rows are padded on the right, where causality keeps
-padding from being seen. A row longer than T keeps its end: the beginning of the context is cut off, and of a completion
-longer than T tokens the last T count. Score of a row: mean loss over its counted targets.
+Row 4*e + c is example e with completion c: tokens = context ++ completion, inputs all but the last, targets the token
+after each, of which only those of the completion count (the others are -1). Rows are padded on the right, where
+causality keeps padding from being seen. A row longer than T keeps its end: the beginning of the context is cut off, and
+of a completion longer than T tokens the last T count. Score of a row: mean loss over its counted targets.
 In a trainer, any number B of rows at a time (they need no multiple of 4):
     hellaswag_open(&h, path);
     for (int row = 0; row < 4 * h.n; row += B) {
@@ -54,8 +55,8 @@ typedef struct {
 // ---- the file ----
 
 // a list at words[*at]: the number of its tokens, and these; `what` names it in messages
-static inline const uint16_t* hellaswag_tokens_(const uint16_t* words, size_t n_words, size_t* at, int* n, const char* what,
-                                                ErrorText* error) {
+static inline const uint16_t* hellaswag_tokens_(const uint16_t* words, size_t n_words, size_t* at, int* n,
+                                                const char* what, ErrorText* error) {
     size_t left = n_words - *at;
     *n = left > 0 ? words[*at] : 0;
     if (*n < 1 || (size_t)*n > left - 1) {
@@ -99,7 +100,8 @@ static inline size_t hellaswag_size_(const uint16_t* words, size_t left, size_t 
 }
 
 // all records; `longest` is what the header says of their bytes
-static inline int hellaswag_records_(HellaSwag* h, const uint16_t* words, size_t n_words, size_t longest, ErrorText* error) {
+static inline int hellaswag_records_(HellaSwag* h, const uint16_t* words, size_t n_words, size_t longest,
+                                     ErrorText* error) {
     size_t at = 0;
     for (int i = 0; i < h->n; i++) {
         ErrorText why;
@@ -109,7 +111,8 @@ static inline int hellaswag_records_(HellaSwag* h, const uint16_t* words, size_t
         }
         at += n_bytes / 2;
     }
-    return at == n_words || error_set(error, "%zu bytes follow the last of %d examples, expected none", 2 * (n_words - at), h->n);
+    return at == n_words ||
+           error_set(error, "%zu bytes follow the last of %d examples, expected none", 2 * (n_words - at), h->n);
 }
 
 static inline int hellaswag_token_(const HellaSwagExample* e, int c, int i) {
@@ -150,10 +153,13 @@ static inline int hellaswag_parse_(HellaSwag* h, const unsigned char* bytes, siz
     if (header[0] != 20240522) {
         if (other) { return error_set(error, "expected evaluation records (hellaswag_val.bin), found %s", other); }
         if (n_bytes > 0 && bytes[0] == '{') {
-            return error_set(error, "expected evaluation records, found JSON: dev/data/hellaswag.py --input makes records of it");
+            return error_set(error,
+                             "expected evaluation records, found JSON: dev/data/hellaswag.py --input makes records of "
+                             "it");
         }
         if (n_bytes < 1024) {
-            return error_set(error, "expected evaluation records, a header of 1024 bytes, found a file of %zu bytes", n_bytes);
+            return error_set(error, "expected evaluation records, a header of 1024 bytes, found a file of %zu bytes",
+                             n_bytes);
         }
         return error_set(error, "expected evaluation records, magic number 20240522, found %d", header[0]);
     }
@@ -161,12 +167,12 @@ static inline int hellaswag_parse_(HellaSwag* h, const unsigned char* bytes, siz
     size_t most = (n_bytes - 1024) / HELLASWAG_SHORTEST;
     if (most > INT_MAX / N_CHOICES) { most = INT_MAX / N_CHOICES; }  // rows are counted by an int
     if (header[2] < 1 || (size_t)header[2] > most) {
-        return error_set(error, "expected 1..%zu examples in a file of %zu bytes, found %d in the header", most, n_bytes,
-                         header[2]);
+        return error_set(error, "expected 1..%zu examples in a file of %zu bytes, found %d in the header", most,
+                         n_bytes, header[2]);
     }
     if (header[3] < HELLASWAG_SHORTEST) {
-        return error_set(error, "expected a longest record of %d bytes or more, found %d in the header", HELLASWAG_SHORTEST,
-                         header[3]);
+        return error_set(error, "expected a longest record of %d bytes or more, found %d in the header",
+                         HELLASWAG_SHORTEST, header[3]);
     }
     if (n_bytes % 2 != 0) { return error_set(error, "expected an even number of bytes, found a file of %zu", n_bytes); }
     h->n = header[2];
@@ -174,7 +180,9 @@ static inline int hellaswag_parse_(HellaSwag* h, const unsigned char* bytes, siz
     h->scores = (double*)malloc_check((size_t)h->n * N_CHOICES * sizeof(double), "scores of the examples");
     for (size_t i = 0; i < (size_t)h->n * N_CHOICES; i++) { h->scores[i] = INFINITY; }
     const uint16_t* words = (const uint16_t*)(bytes + 1024);
-    if (hellaswag_records_(h, words, (n_bytes - 1024) / 2, (size_t)header[3], error) && hellaswag_measure_(h, error)) { return 1; }
+    if (hellaswag_records_(h, words, (n_bytes - 1024) / 2, (size_t)header[3], error) && hellaswag_measure_(h, error)) {
+        return 1;
+    }
     hellaswag_free_(h);
     return 0;
 }
@@ -195,18 +203,12 @@ static inline void hellaswag_close(HellaSwag* h) {
 // stop unless every token id is below vocab_size; `what` says whose that is ("the model")
 static inline void hellaswag_check_vocab(const HellaSwag* h, int vocab_size, const char* what) {
     if (h->vocab_size_needed > vocab_size) {
-        fail_input("%s: expected token ids below %d, the vocabulary of %s, found %d: make it with the model's tokenizer",
-                   h->file.path, vocab_size, what, h->vocab_size_needed - 1);
+        fail_input("%s: expected token ids below %d, the vocabulary of %s, found %d: make it with the model's "
+                   "tokenizer", h->file.path, vocab_size, what, h->vocab_size_needed - 1);
     }
 }
 
 // ---- rows and scores ----
-
-// the first example of a rank; its last is the one before the first of rank + 1. Ranks share them in pieces of ceil(n / n_ranks)
-static inline int hellaswag_first(const HellaSwag* h, int rank, int n_ranks) {
-    int64_t piece = (h->n + (int64_t)n_ranks - 1) / n_ranks, first = rank * piece;
-    return first < h->n ? (int)first : h->n;
-}
 
 // rows first .. first+B-1 as inputs and targets (B, T); rows beyond the last are padding alone
 static inline void hellaswag_batch(const HellaSwag* h, int first, int B, int T, int* inputs, int* targets) {
@@ -214,7 +216,8 @@ static inline void hellaswag_batch(const HellaSwag* h, int first, int B, int T, 
         const int64_t row = first + b;
         const int inside = row < N_CHOICES * h->n, c = (int)(row % N_CHOICES);
         const HellaSwagExample* e = &h->examples[inside ? row / N_CHOICES : 0];
-        const int n_tokens = inside ? e->n_context + e->n_completion[c] : 0, cut = n_tokens > T + 1 ? n_tokens - (T + 1) : 0;
+        const int n_tokens = inside ? e->n_context + e->n_completion[c] : 0,
+                  cut = n_tokens > T + 1 ? n_tokens - (T + 1) : 0;
         for (int t = 0; t < T; t++) {
             int next = cut + t + 1, padding = next >= n_tokens;
             inputs[b * T + t] = padding ? 0 : hellaswag_token_(e, c, next - 1);

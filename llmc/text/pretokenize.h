@@ -7,11 +7,13 @@ Where a text is cut into words before byte-pair encoding works on each of them.
 A matcher is given valid UTF-8 and the place where a word begins, and returns where it ends. At every place one of the
 alternatives matches, so words cover the text. In the expressions the alternatives are tried in their order:
     GPT-2   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-    Qwen2   (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+    Qwen2   (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|
+            ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
     Qwen3.5 the same with [\p{L}\p{M}] for letters: a combining mark belongs to its letter
     Llama 3 the same as Qwen2 with \p{N}{1,3}
-Other expressions: PCRE2 understands them, but \s, \S are rewritten (its \s has U+180E, Oniguruma's, which the files were
-made with, has not), and what means something else to the two is refused. Letters newer than the installed PCRE2 (10.42:
+Other expressions: PCRE2 understands them, but \s, \S are rewritten (its \s has U+180E, Oniguruma's, which the files
+were made with, has not), and what means something else to the two is refused. Letters newer than the installed PCRE2
+(10.42:
 Unicode 14) are no letters to it.
 Cost:   every character is looked at three times at most. About 300 MB/s of English.
 */
@@ -25,35 +27,38 @@ Cost:   every character is looked at three times at most. About 300 MB/s of Engl
 // ---- pieces of the matchers; s is valid UTF-8 of n bytes ----
 
 // flags of the character at `at` < n, and its length
-static inline int flags_at_(const Unicode* u, const unsigned char* s, size_t at, int* length) {
+static inline int word_flags_at_(const Unicode* u, const unsigned char* s, size_t at, int* length) {
     uint32_t code;
     *length = utf8_next(s + at, &code);
     return u->flags[code];
 }
 
 // the end of a run of characters, at most `most`, that have one of the flags
-static inline size_t run_end_(const Unicode* u, const unsigned char* s, size_t n, size_t at, int flags, size_t most) {
-    for (int length; most > 0 && at < n && (flags_at_(u, s, at, &length) & flags); most--) { at += (size_t)length; }
+static inline size_t word_run_end_(const Unicode* u, const unsigned char* s, size_t n, size_t at, int flags,
+                                   size_t most) {
+    for (int length; most > 0 && at < n && (word_flags_at_(u, s, at, &length) & flags); most--) {
+        at += (size_t)length;
+    }
     return at;
 }
 
 // the end of a run of characters that have none of them
-static inline size_t run_end_without_(const Unicode* u, const unsigned char* s, size_t n, size_t at, int flags) {
-    for (int length; at < n && !(flags_at_(u, s, at, &length) & flags);) { at += (size_t)length; }
+static inline size_t word_run_end_without_(const Unicode* u, const unsigned char* s, size_t n, size_t at, int flags) {
+    for (int length; at < n && !(word_flags_at_(u, s, at, &length) & flags);) { at += (size_t)length; }
     return at;
 }
 
-// White space from `at`, without the line breaks in it: \s+(?!\S)|\s+. All of it at the end of the text; otherwise its last
-// character is left for the word that follows, unless it is the only one.
-static inline size_t space_end_(const Unicode* u, const unsigned char* s, size_t n, size_t at) {
-    size_t end = run_end_(u, s, n, at, UNICODE_SPACE, SIZE_MAX);
+// White space from `at`, without the line breaks in it: \s+(?!\S)|\s+. All of it at the end of the text; otherwise its
+// last character is left for the word that follows, unless it is the only one.
+static inline size_t word_space_end_(const Unicode* u, const unsigned char* s, size_t n, size_t at) {
+    size_t end = word_run_end_(u, s, n, at, UNICODE_SPACE, SIZE_MAX);
     if (end == n) { return n; }
     size_t last = utf8_before(s, end);
     return last > at ? last : end;
 }
 
 // length of 's 't 're 've 'm 'll 'd at an apostrophe, 0 when there is none. Without case, U+017F (long s) is an s too.
-static inline size_t contraction_(const unsigned char* s, size_t n, size_t at, int ignore_case) {
+static inline size_t word_contraction_(const unsigned char* s, size_t n, size_t at, int ignore_case) {
     int fold = ignore_case ? 0x20 : 0;
     int a = at + 1 < n ? s[at + 1] | fold : 0, b = at + 2 < n ? s[at + 2] | fold : 0;
     if (a == 's' || a == 't' || a == 'm' || a == 'd') { return 2; }
@@ -66,14 +71,14 @@ static inline size_t contraction_(const unsigned char* s, size_t n, size_t at, i
 static inline size_t word_end_gpt2(const Unicode* u, const unsigned char* s, size_t n, size_t at) {
     const int other = UNICODE_SPACE | UNICODE_LETTER | UNICODE_NUMBER;
     int length;
-    size_t contraction = s[at] == '\'' ? contraction_(s, n, at, 0) : 0;
+    size_t contraction = s[at] == '\'' ? word_contraction_(s, n, at, 0) : 0;
     if (contraction) { return at + contraction; }
     size_t first = s[at] == ' ' && at + 1 < n ? at + 1 : at;  // behind the blank that a word may begin with
-    int flags = flags_at_(u, s, first, &length);
-    if (flags & UNICODE_SPACE) { return space_end_(u, s, n, at); }
-    if (flags & UNICODE_LETTER) { return run_end_(u, s, n, first, UNICODE_LETTER, SIZE_MAX); }
-    if (flags & UNICODE_NUMBER) { return run_end_(u, s, n, first, UNICODE_NUMBER, SIZE_MAX); }
-    return run_end_without_(u, s, n, first, other);
+    int flags = word_flags_at_(u, s, first, &length);
+    if (flags & UNICODE_SPACE) { return word_space_end_(u, s, n, at); }
+    if (flags & UNICODE_LETTER) { return word_run_end_(u, s, n, first, UNICODE_LETTER, SIZE_MAX); }
+    if (flags & UNICODE_NUMBER) { return word_run_end_(u, s, n, first, UNICODE_NUMBER, SIZE_MAX); }
+    return word_run_end_without_(u, s, n, first, other);
 }
 
 // letter: UNICODE_LETTER, with UNICODE_MARK for Qwen3.5; n_digits: 1, or 3 for Llama 3
@@ -81,29 +86,29 @@ static inline size_t word_end_chat(const Unicode* u, const unsigned char* s, siz
                                    size_t n_digits) {
     const int other = UNICODE_SPACE | letter | UNICODE_NUMBER;
     int length, next_length;
-    size_t contraction = s[at] == '\'' ? contraction_(s, n, at, 1) : 0;
+    size_t contraction = s[at] == '\'' ? word_contraction_(s, n, at, 1) : 0;
     if (contraction) { return at + contraction; }
-    int flags = flags_at_(u, s, at, &length);
-    if (flags & letter) { return run_end_(u, s, n, at, letter, SIZE_MAX); }
-    if (flags & UNICODE_NUMBER) { return run_end_(u, s, n, at, UNICODE_NUMBER, n_digits); }
+    int flags = word_flags_at_(u, s, at, &length);
+    if (flags & letter) { return word_run_end_(u, s, n, at, letter, SIZE_MAX); }
+    if (flags & UNICODE_NUMBER) { return word_run_end_(u, s, n, at, UNICODE_NUMBER, n_digits); }
     size_t second = at + (size_t)length;
     int line_break = s[at] == '\r' || s[at] == '\n';
-    int next = second < n ? flags_at_(u, s, second, &next_length) : UNICODE_SPACE;
-    if (!line_break && (next & letter)) { return run_end_(u, s, n, second, letter, SIZE_MAX); }
+    int next = second < n ? word_flags_at_(u, s, second, &next_length) : UNICODE_SPACE;
+    if (!line_break && (next & letter)) { return word_run_end_(u, s, n, second, letter, SIZE_MAX); }
     if (!(flags & UNICODE_SPACE) || (s[at] == ' ' && !(next & other))) {  // ` ?[^\s\p{L}\p{N}]+[\r\n]*`
-        size_t end = run_end_without_(u, s, n, s[at] == ' ' ? second : at, other);
+        size_t end = word_run_end_without_(u, s, n, s[at] == ' ' ? second : at, other);
         while (end < n && (s[end] == '\r' || s[end] == '\n')) { end++; }
         return end;
     }
-    size_t end = run_end_(u, s, n, at, UNICODE_SPACE, SIZE_MAX), newline = end;
+    size_t end = word_run_end_(u, s, n, at, UNICODE_SPACE, SIZE_MAX), newline = end;
     while (newline > at && s[newline - 1] != '\r' && s[newline - 1] != '\n') { newline--; }
-    return newline > at ? newline : space_end_(u, s, n, at);
+    return newline > at ? newline : word_space_end_(u, s, n, at);
 }
 
 // ---- other expressions ----
 
-// The length of what follows a backslash, if it means the same in both dialects, else 0. Of \p only general categories do:
-// PCRE2 takes the name of a script for its script extensions. \s and \S are rewritten.
+// The length of what follows a backslash, if it means the same in both dialects, else 0. Of \p only general categories
+// do: PCRE2 takes the name of a script for its script extensions. \s and \S are rewritten.
 static inline size_t regex_escape_length_(const char* c) {
     if (*c == 'p' || *c == 'P') {  // p{L}, p{Lu}
         size_t n = c[1] == '{' && c[2] && strchr("LMNPSZC", c[2]) ? 3 + (size_t)(islower((unsigned char)c[3]) != 0) : 0;
@@ -126,16 +131,19 @@ static inline const char* regex_refused_(const char* c, int in_class) {
 // Oniguruma's expression in PCRE2's words, so that both mean the same; 0 with the reason for what is not known to
 static inline int regex_translate_(ByteBuffer* out, const char* regex, ErrorText* error) {
     // White_Space; the list also inside a class
-    const char *spaces = "\\x{9}-\\x{d} \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
-    const char *others = "\\x{0}-\\x{8}\\x{e}-\\x{1f}!-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}"
-                         "\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}";
+    const char* spaces =
+        "\\x{9}-\\x{d} \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
+    const char* others =
+        "\\x{0}-\\x{8}\\x{e}-\\x{1f}!-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}"
+        "\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}";
     const char* class_starts = NULL;  // the first character of the class we are in
     for (const char* c = regex; *c;) {
         int in_class = class_starts != NULL;
         size_t length = *c == '\\' ? 1 + regex_escape_length_(c + 1) : 1;
         const char* refused = regex_refused_(c, in_class);
         if (refused) {
-            return error_set(error, "regex: %s at offset %d is not implemented: %.200s", refused, (int)(c - regex), regex);
+            return error_set(error, "regex: %s at offset %d is not implemented: %.200s", refused, (int)(c - regex),
+                             regex);
         }
         if (length == 2 && (c[1] == 's' || c[1] == 'S')) {
             const char* list = c[1] == 's' ? spaces : others;
@@ -217,13 +225,14 @@ static inline int splitter_parse_(Splitter* splitter, const char* regex, ErrorTe
     return splitter_compile_(splitter, regex, error);
 }
 
-// The end of the word, or of the gap between two matches, that begins at `at`. *match_end remembers a match found behind a
-// gap: start with 0.
-static inline size_t regex_word_end_(const Splitter* splitter, pcre2_match_data* found, const unsigned char* s, size_t n,
-                                     size_t at, size_t* match_end) {
+// The end of the word, or of the gap between two matches, that begins at `at`. *match_end remembers a match found
+// behind a gap: start with 0.
+static inline size_t regex_word_end_(const Splitter* splitter, pcre2_match_data* found, const unsigned char* s,
+                                     size_t n, size_t at, size_t* match_end) {
     if (*match_end > at) { return *match_end; }
     int status = pcre2_match(splitter->regex, s, n, at, PCRE2_NO_UTF_CHECK, found, NULL);
-    if (status == PCRE2_ERROR_JIT_STACKLIMIT) {  // 32 KiB, for a group that repeats; the interpreter takes memory from the heap
+    // 32 KiB, for a group that repeats; the interpreter takes memory from the heap
+    if (status == PCRE2_ERROR_JIT_STACKLIMIT) {
         status = pcre2_match(splitter->regex, s, n, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, found, NULL);
     }
     if (status == PCRE2_ERROR_NOMATCH) { return n; }
@@ -234,8 +243,8 @@ static inline size_t regex_word_end_(const Splitter* splitter, pcre2_match_data*
 }
 
 // where the word that begins at `at` < n ends
-static inline size_t word_end(const Splitter* splitter, const Unicode* u, pcre2_match_data* found, const unsigned char* s,
-                              size_t n, size_t at, size_t* match_end) {
+static inline size_t word_end(const Splitter* splitter, const Unicode* u, pcre2_match_data* found,
+                              const unsigned char* s, size_t n, size_t at, size_t* match_end) {
     if (splitter->kind == SPLIT_GPT2) { return word_end_gpt2(u, s, n, at); }
     if (splitter->kind == SPLIT_CHAT) { return word_end_chat(u, s, n, at, splitter->letter, splitter->n_digits); }
     return regex_word_end_(splitter, found, s, n, at, match_end);

@@ -13,7 +13,8 @@ Tokenizer: text to token ids and back.
     tokenizer_open            any of them by name: "bytes", a file, or a folder that holds a tokenizer.json
     tokenizer_encode          a text's tokens, those of the template (<s>) included
     tokenizer_encode_plain    without the template: a document of training data, before which comes end of text
-    tokenizer_encode_with     the same with a workspace that the caller keeps, for many short texts; and the choices below
+    tokenizer_encode_with     the same with a workspace that the caller keeps, for many short texts; and the choices
+                              below
     tokenizer_decode          the text of tokens, as Hugging Face's decode(ids, skip_special_tokens=False)
     TokenStream               the same token by token: what is certain comes out at once, the rest is held back
     tokenizer_save            the tokenizer.json goes along into the folder of a model
@@ -32,7 +33,8 @@ Source: the format of karpathy/llm.c; huggingface/tokenizers.
 // choices of tokenizer_encode_with
 enum {
     TOKENIZER_TEMPLATE = 1,  // put the tokens of the template around the text
-    TOKENIZER_ADDED = 2      // "<|im_end|>" in the text is that token; without, it is a text like any other: for what users type
+    // "<|im_end|>" in the text is that token; without, it is a text like any other: for what users type
+    TOKENIZER_ADDED = 2
 };
 typedef EncodeWork TokenizerWork;
 
@@ -45,7 +47,8 @@ typedef struct Tokenizer {
     int cut_anywhere;      // the tokens of a text are those of its pieces, wherever it is cut
     void (*encode)(TokenizerWork* w, const char* text, size_t n_bytes, int choices);  // appends to w->tokens; or NULL
     TokenizerPipeline* pipeline;  // of a tokenizer.json, or NULL; then bytes and starts are the pipeline's
-    char* json;            // the text of a tokenizer.json that tokenizer_open read: it goes along with checkpoints and exports
+    // the text of a tokenizer.json that tokenizer_open read: it goes along with checkpoints and exports
+    char* json;
     size_t n_json;
 } Tokenizer;
 
@@ -152,14 +155,6 @@ static inline int tokenizer_parse_bin_(Tokenizer* t, const unsigned char* bytes,
     return 0;
 }
 
-static inline void tokenizer_load_bin(Tokenizer* t, const char* path) {
-    MappedFile file;
-    ErrorText error;
-    file_map(&file, path);
-    if (!tokenizer_parse_bin_(t, file.bytes, file.n_bytes, &error)) { fail_input("%s: %s", path, error.text); }
-    file_unmap(&file);
-}
-
 // ---- tokenizer.json ----
 
 static inline void tokenizer_json_encode_(TokenizerWork* w, const char* text, size_t n_bytes, int choices) {
@@ -185,7 +180,7 @@ static inline int tokenizer_parse_json_(Tokenizer* t, const unsigned char* bytes
     return 1;
 }
 
-static inline int is_folder_(const char* path) {
+static inline int tokenizer_is_folder_(const char* path) {
     struct stat status;
     return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
 }
@@ -199,7 +194,7 @@ static inline void tokenizer_open(Tokenizer* t, const char* name) {
         return;
     }
     char* path = (char*)malloc_check(strlen(name) + sizeof "/tokenizer.json", "path");
-    sprintf(path, "%s%s", name, is_folder_(name) ? "/tokenizer.json" : "");
+    sprintf(path, "%s%s", name, tokenizer_is_folder_(name) ? "/tokenizer.json" : "");
     if (!file_map_or_not(&file, path, &error)) {
         fail_input("--tokenizer: %s: %s (expected bytes, a tokenizer.json or the folder it is in)", path, error.text);
     }
@@ -222,8 +217,8 @@ static inline void tokenizer_open(Tokenizer* t, const char* name) {
 // end of text, where one is needed
 static inline int tokenizer_need_eot(const Tokenizer* t) {
     if (t->eot >= 0) { return t->eot; }
-    fail_input("the tokenizer has no end of text: expected <|endoftext|>, <|end_of_text|>, </s>, <eos> or <|im_end|> among its "
-               "tokens; add one to added_tokens");
+    fail_input("the tokenizer has no end of text: expected <|endoftext|>, <|end_of_text|>, </s>, <eos> or <|im_end|> "
+               "among its tokens; add one to added_tokens");
 }
 
 // The bytes of a token, not terminated by 0. End of text of the byte tokenizer has none, nor has an id outside the
@@ -257,9 +252,11 @@ static inline void tokenizer_work_init(TokenizerWork* w, const Tokenizer* t, siz
 static inline void tokenizer_work_free(TokenizerWork* w) { encode_work_free(w); }
 
 // the tokens of a text are w->tokens until the next call; returns their number
-static inline int tokenizer_encode_with(const Tokenizer* t, TokenizerWork* w, const char* text, size_t n_bytes, int choices) {
+static inline int tokenizer_encode_with(const Tokenizer* t, TokenizerWork* w, const char* text, size_t n_bytes,
+                                        int choices) {
     if (!t->encode) {
-        fail_input("--tokenizer: expected bytes or a tokenizer.json to encode text, found llm.c's %s, which only decodes", t->kind);
+        fail_input("--tokenizer: expected bytes or a tokenizer.json to encode text, found llm.c's %s, which only "
+                   "decodes", t->kind);
     }
     if (n_bytes > INT_MAX) {
         fail_input("a text of %zu bytes is too long to encode in one piece: cut it below 2 GiB", n_bytes);
@@ -269,7 +266,8 @@ static inline int tokenizer_encode_with(const Tokenizer* t, TokenizerWork* w, co
     return (int)w->n_tokens;
 }
 
-static inline int tokenizer_encode_once_(const Tokenizer* t, const char* text, size_t n_bytes, int choices, int** tokens) {
+static inline int tokenizer_encode_once_(const Tokenizer* t, const char* text, size_t n_bytes, int choices,
+                                         int** tokens) {
     TokenizerWork w;
     tokenizer_work_init(&w, t, n_bytes);
     int n = tokenizer_encode_with(t, &w, text, n_bytes, choices);
@@ -314,7 +312,7 @@ static inline void token_stream_free(TokenStream* s) {
 }
 
 // ByteLevel: all that is held becomes text, but a character whose end may still come stays unless this is the end
-static inline void stream_characters_(TokenStream* s, int is_end) {
+static inline void token_stream_characters_(TokenStream* s, int is_end) {
     ByteBuffer* held = &s->held;
     size_t begin = held->n > 3 ? held->n - 3 : 0;  // a cut character has 3 bytes at most
     if (is_end) { begin = held->n; }
@@ -330,7 +328,7 @@ static inline void stream_characters_(TokenStream* s, int is_end) {
 }
 
 // ByteFallback: a run of byte tokens is over; valid UTF-8 is text, otherwise each byte is one U+FFFD
-static inline void stream_run_(TokenStream* s) {
+static inline void token_stream_run_(TokenStream* s) {
     int valid = utf8_valid_prefix(s->held.bytes, s->held.n) == s->held.n;
     if (valid) { buffer_append(&s->out, s->held.bytes, s->held.n); }
     for (size_t i = 0; i < s->held.n && !valid; i++) { buffer_append_code(&s->out, 0xfffd); }
@@ -338,7 +336,7 @@ static inline void stream_run_(TokenStream* s) {
 }
 
 // take up to n_strip characters from the front of the first text there is
-static inline const char* stream_strip_(TokenStream* s, size_t* n_bytes) {
+static inline const char* token_stream_strip_(TokenStream* s, size_t* n_bytes) {
     const TokenizerPipeline* p = s->t->pipeline;
     const char* text = (const char*)s->out.bytes;
     size_t n = s->n_strip ? strlen(p->strip) : 0;
@@ -354,7 +352,8 @@ static inline const char* stream_strip_(TokenStream* s, size_t* n_bytes) {
     return text;
 }
 
-// Give one token; returns the text that is certain now, valid until the next call: *n_bytes, 0 when something must follow first.
+// Give one token; returns the text that is certain now, valid until the next call: *n_bytes, 0 when something must
+// follow first.
 static inline const char* token_stream_put(TokenStream* s, int id, size_t* n_bytes) {
     const Tokenizer* t = s->t;
     const TokenizerPipeline* p = t->pipeline;
@@ -365,34 +364,40 @@ static inline const char* token_stream_put(TokenStream* s, int id, size_t* n_byt
     if (!p && s->skip_special && id == t->eot) { return ""; }
     int is_byte = p && p->flags[id] & TOKEN_BYTE, is_byte_level = p && p->decode == DECODE_BYTE_LEVEL;
     if (p && p->decode == DECODE_JOIN && s->started) { buffer_append(&s->out, " ", 1); }
-    if (!is_byte && !is_byte_level) { stream_run_(s); }
+    if (!is_byte && !is_byte_level) { token_stream_run_(s); }
     buffer_append(is_byte || is_byte_level ? &s->held : &s->out, t->bytes + t->starts[id], n);
-    if (is_byte_level) { stream_characters_(s, 0); }
+    if (is_byte_level) { token_stream_characters_(s, 0); }
     s->started = 1;
-    return stream_strip_(s, n_bytes);
+    return token_stream_strip_(s, n_bytes);
 }
 
 // no token follows: the text that was held back
 static inline const char* token_stream_end(TokenStream* s, size_t* n_bytes) {
     s->out.n = 0;
-    if (s->t->pipeline && s->t->pipeline->decode == DECODE_BYTE_LEVEL) { stream_characters_(s, 1); } else { stream_run_(s); }
-    return stream_strip_(s, n_bytes);
+    if (s->t->pipeline && s->t->pipeline->decode == DECODE_BYTE_LEVEL) {
+        token_stream_characters_(s, 1);
+    } else {
+        token_stream_run_(s);
+    }
+    return token_stream_strip_(s, n_bytes);
 }
 
-// Write text to a terminal or a file that somebody will look at: without control characters other than white space, for such
-// characters ring the bell or move the cursor. Bytes that are no UTF-8 are written as they are.
+// Write text to a terminal or a file that somebody will look at: without control characters other than white space, for
+// such characters ring the bell or move the cursor. Bytes that are no UTF-8 are written as they are.
 static inline void text_print_safe(const char* text, size_t n_bytes, FILE* out) {
     const unsigned char* s = (const unsigned char*)text;
     for (size_t i = 0; i < n_bytes; i++) {
         int control = (s[i] < ' ' && !(s[i] >= '\t' && s[i] <= '\r')) || s[i] == 127;
-        int control_of_8_bits = s[i] == 0xc2 && i + 1 < n_bytes && s[i + 1] >= 0x80 && s[i + 1] < 0xa0;  // U+0080 .. U+009F
+        // U+0080 .. U+009F
+        int control_of_8_bits = s[i] == 0xc2 && i + 1 < n_bytes && s[i + 1] >= 0x80 && s[i + 1] < 0xa0;
         if (!control && !control_of_8_bits) { putc(s[i], out); }
         i += (size_t)control_of_8_bits;
     }
 }
 
 // The text of tokens, to be freed by the caller; a 0 follows its n_bytes. Ids outside the vocabulary give nothing.
-static inline char* tokenizer_decode_with(const Tokenizer* t, const int* ids, int n, int skip_special, size_t* n_bytes) {
+static inline char* tokenizer_decode_with(const Tokenizer* t, const int* ids, int n, int skip_special,
+                                          size_t* n_bytes) {
     TokenStream stream;
     ByteBuffer text = {NULL, 0, 0};
     token_stream_init(&stream, t, skip_special);

@@ -7,8 +7,8 @@ From text to token ids, in the order of Hugging Face tokenizers:
     5  the template puts its tokens around the whole (<s> in front)
 tokenizer_json.h fills a TokenizerPipeline; afterwards any number of threads may read it. EncodeWork is what one caller
 needs beside it: buffers, and the cache of words, which makes it worth keeping for the next text.
-A text without pre-tokenizer (Mistral) is one single word. It is cut before every U+2581 behind another character all the
-same, when no merge gives a token in which that occurs: then no merge can reach across, and words can be cached.
+A text without pre-tokenizer (Mistral) is one single word. It is cut before every U+2581 behind another character all
+the same, when no merge gives a token in which that occurs: then no merge can reach across, and words can be cached.
 Cost:   linear, but for the merging of long words (bpe.h); memory: the normalised piece, and 4 bytes for each token.
 Errors: none of the text's making: invalid UTF-8 becomes U+FFFD.
 Source: huggingface/tokenizers 0.23, tokenizer/added_vocabulary.rs, models/bpe, pre_tokenizers.
@@ -156,7 +156,8 @@ static inline int trie_add(TokenTrie* trie, const char* content, int added) {
     return 1;
 }
 
-// the first place from *at on where a token stands, and the longest one there: its index, its end; -1 when there is none
+// the first place from *at on where a token stands, and the longest one there: its index, its end; -1 when there is
+// none
 static inline int trie_find(const TokenTrie* trie, const unsigned char* s, size_t n, size_t* at, size_t* end) {
     for (; *at < n && trie->only != -2; (*at)++) {
         if (trie->only >= 0) {
@@ -181,18 +182,21 @@ static inline int trie_find(const TokenTrie* trie, const unsigned char* s, size_
 // ---- 3. Normalising ----
 
 // the first place of a text inside another, or NULL
-static inline const unsigned char* find_text_(const unsigned char* s, const unsigned char* end, const char* text, size_t n) {
-    while ((size_t)(end - s) >= n && (s = (const unsigned char*)memchr(s, (unsigned char)text[0], (size_t)(end - s) - n + 1)) != NULL) {
+static inline const unsigned char* pipeline_find_text_(const unsigned char* s, const unsigned char* end,
+                                                       const char* text, size_t n) {
+    while ((size_t)(end - s) >= n &&
+           (s = (const unsigned char*)memchr(s, (unsigned char)text[0], (size_t)(end - s) - n + 1)) != NULL) {
         if (memcmp(s, text, n) == 0) { return s; }
         s++;
     }
     return NULL;
 }
 
-static inline void replace_append_(ByteBuffer* out, const unsigned char* s, size_t n, const char* from, const char* to) {
+static inline void pipeline_replace_append_(ByteBuffer* out, const unsigned char* s, size_t n, const char* from,
+                                            const char* to) {
     size_t n_from = strlen(from), n_to = strlen(to);
     for (const unsigned char* end = s + n; s < end;) {
-        const unsigned char* found = find_text_(s, end, from, n_from);
+        const unsigned char* found = pipeline_find_text_(s, end, from, n_from);
         buffer_append(out, s, (size_t)((found ? found : end) - s));
         if (!found) { break; }
         buffer_append(out, to, n_to);
@@ -201,8 +205,8 @@ static inline void replace_append_(ByteBuffer* out, const unsigned char* s, size
 }
 
 // One step from s to `out`; 0 when it would change nothing and nothing was written.
-static inline int normalize_step_(const TokenizerPipeline* p, const NormalizeStep* step, ByteBuffer* out,
-                                  const unsigned char* s, size_t n) {
+static inline int pipeline_normalize_step_(const TokenizerPipeline* p, const NormalizeStep* step, ByteBuffer* out,
+                                           const unsigned char* s, size_t n) {
     out->n = 0;
     if (step->kind == NORMALIZE_NFC && nfc_first_change_(&p->unicode, s, n, 0) == n) { return 0; }
     buffer_reserve(out, n + n / 2);
@@ -212,16 +216,17 @@ static inline int normalize_step_(const TokenizerPipeline* p, const NormalizeSte
         buffer_append(out, step->to, n > 0 ? strlen(step->to) : 0);
         buffer_append(out, s, n);
     } else {
-        replace_append_(out, s, n, step->from, step->to);
+        pipeline_replace_append_(out, s, n, step->from, step->to);
     }
     return 1;
 }
 
 // all steps: the result is in *s, *n: the text itself, or one of the two buffers
-static inline void normalize(const TokenizerPipeline* p, ByteBuffer buffers[2], const unsigned char** s, size_t* n) {
+static inline void pipeline_normalize_(const TokenizerPipeline* p, ByteBuffer buffers[2], const unsigned char** s,
+                                       size_t* n) {
     int into = 0;
     for (int i = 0; i < p->n_normalize; i++) {
-        if (!normalize_step_(p, &p->normalize[i], &buffers[into], *s, *n)) { continue; }
+        if (!pipeline_normalize_step_(p, &p->normalize[i], &buffers[into], *s, *n)) { continue; }
         *s = buffers[into].bytes;
         *n = buffers[into].n;
         into = !into;
@@ -260,7 +265,7 @@ static inline void encode_work_free(EncodeWork* w) {
     memset(w, 0, sizeof *w);
 }
 
-static inline void encode_append_(EncodeWork* w, const int32_t* ids, size_t n) {
+static inline void pipeline_append_(EncodeWork* w, const int32_t* ids, size_t n) {
     if (n == 0) { return; }
     if (n > w->capacity - w->n_tokens) {
         size_t grown = w->capacity + w->capacity / 2 + 16, needed = w->n_tokens + n;
@@ -272,18 +277,21 @@ static inline void encode_append_(EncodeWork* w, const int32_t* ids, size_t n) {
 }
 
 // slot of a word in the table of the whole vocabulary: its id, or -1 for an empty slot
-static inline int32_t* whole_word_slot_(const TokenizerPipeline* p, const unsigned char* word, size_t n) {
+static inline int32_t* pipeline_whole_word_slot_(const TokenizerPipeline* p, const unsigned char* word, size_t n) {
     uint64_t hash = 0xcbf29ce484222325u, mask = ~(uint64_t)0 >> p->whole_words_shift;  // FNV-1a
     for (size_t i = 0; i < n; i++) { hash = (hash ^ word[i]) * 0x100000001b3u; }
     for (uint64_t i = bpe_hash_(hash, p->whole_words_shift);; i = (i + 1) & mask) {
         int32_t id = p->whole_words[i];
         size_t length = id < 0 ? 0 : p->word_starts[id + 1] - p->word_starts[id];
-        if (id < 0 || (length == n && memcmp(p->words.bytes + p->word_starts[id], word, n) == 0)) { return &p->whole_words[i]; }
+        if (id < 0 || (length == n && memcmp(p->words.bytes + p->word_starts[id], word, n) == 0)) {
+            return &p->whole_words[i];
+        }
     }
 }
 
 // the symbols of a word of characters: a token for each, or for each of its bytes, or unk
-static inline size_t character_symbols_(const TokenizerPipeline* p, int32_t* ids, const unsigned char* s, size_t n) {
+static inline size_t pipeline_character_symbols_(const TokenizerPipeline* p, int32_t* ids, const unsigned char* s,
+                                                 size_t n) {
     size_t n_ids = 0;
     int unknown_before = 0;
     for (size_t at = 0; at < n;) {
@@ -304,12 +312,12 @@ static inline size_t character_symbols_(const TokenizerPipeline* p, int32_t* ids
 }
 
 // the tokens of one word into w->bpe.ids; returns their number
-static inline size_t encode_word_uncached_(EncodeWork* w, const unsigned char* word, size_t n) {
+static inline size_t pipeline_encode_word_uncached_(EncodeWork* w, const unsigned char* word, size_t n) {
     const TokenizerPipeline* p = w->p;
     bpe_reserve_ids(&w->bpe, n);
     int32_t* ids = w->bpe.ids;
     if (p->whole_words) {
-        int32_t id = *whole_word_slot_(p, word, n);
+        int32_t id = *pipeline_whole_word_slot_(p, word, n);
         if (id >= 0) {
             ids[0] = id;
             return 1;
@@ -318,25 +326,25 @@ static inline size_t encode_word_uncached_(EncodeWork* w, const unsigned char* w
     if (p->byte_level) {
         for (size_t i = 0; i < n; i++) { ids[i] = p->byte_ids[word[i]]; }
     } else {
-        n = character_symbols_(p, ids, word, n);
+        n = pipeline_character_symbols_(p, ids, word, n);
     }
     return bpe_merge(&p->merges, &w->bpe, ids, n);
 }
 
 // the word s[at .. end) of a text that ends at n
-static inline void encode_word_(EncodeWork* w, const unsigned char* s, size_t at, size_t end, size_t n) {
+static inline void pipeline_encode_word_(EncodeWork* w, const unsigned char* s, size_t at, size_t end, size_t n) {
     size_t length = end - at;
     if (length > BPE_CACHED_BYTES) {
-        size_t n_ids = encode_word_uncached_(w, s + at, length);
-        encode_append_(w, w->bpe.ids, n_ids);
+        size_t n_ids = pipeline_encode_word_uncached_(w, s + at, length);
+        pipeline_append_(w, w->bpe.ids, n_ids);
         return;
     }
     uint64_t key[2];
     BpeCacheLine* line = bpe_cache_line(&w->bpe, s + at, length, n - at, key);
     if (line->word[0] != key[0] || line->word[1] != key[1]) {
-        size_t n_ids = encode_word_uncached_(w, s + at, length);
+        size_t n_ids = pipeline_encode_word_uncached_(w, s + at, length);
         if (n_ids > BPE_CACHED_IDS) {
-            encode_append_(w, w->bpe.ids, n_ids);
+            pipeline_append_(w, w->bpe.ids, n_ids);
             return;
         }
         line->word[0] = key[0];
@@ -344,11 +352,12 @@ static inline void encode_word_(EncodeWork* w, const unsigned char* s, size_t at
         line->n = (uint32_t)n_ids;
         memcpy(line->ids, w->bpe.ids, n_ids * sizeof(int32_t));
     }
-    encode_append_(w, line->ids, line->n);
+    pipeline_append_(w, line->ids, line->n);
 }
 
 // Cut before each marker: all of them, or only those behind another character.
-static inline void encode_marked_(EncodeWork* w, const unsigned char* s, size_t n, const char* marker, int all) {
+static inline void pipeline_encode_marked_(EncodeWork* w, const unsigned char* s, size_t n, const char* marker,
+                                           int all) {
     size_t n_marker = strlen(marker), begin = 0;
     for (size_t at = 1; at + n_marker <= n;) {
         const unsigned char* found = (const unsigned char*)memchr(s + at, (unsigned char)marker[0], n - at);
@@ -357,36 +366,37 @@ static inline void encode_marked_(EncodeWork* w, const unsigned char* s, size_t 
         int is_marker = n - at >= n_marker && memcmp(found, marker, n_marker) == 0;
         int is_first = at < n_marker || memcmp(found - n_marker, marker, n_marker) != 0;  // of a run of markers
         if (is_marker && (all || is_first)) {
-            encode_word_(w, s, begin, at, n);
+            pipeline_encode_word_(w, s, begin, at, n);
             begin = at;
         }
         at += is_marker ? n_marker : 1;
     }
-    if (begin < n) { encode_word_(w, s, begin, n, n); }
+    if (begin < n) { pipeline_encode_word_(w, s, begin, n, n); }
 }
 
 // s[begin .. end) of a text that ends at n, cut by the splitters from number `step` on
-static inline void encode_words_(EncodeWork* w, const unsigned char* s, size_t begin, size_t end, size_t n, int step) {
+static inline void pipeline_encode_words_(EncodeWork* w, const unsigned char* s, size_t begin, size_t end, size_t n,
+                                          int step) {
     const TokenizerPipeline* p = w->p;
     size_t match_end = 0;
     if (step == p->n_splits) {
-        encode_word_(w, s, begin, end, n);
+        pipeline_encode_word_(w, s, begin, end, n);
         return;
     }
     // a splitter sees its piece alone, as if the text ended with it
     for (size_t at = 0; at < end - begin;) {
         size_t stop = word_end(&p->splits[step], &p->unicode, w->found, s + begin, end - begin, at, &match_end);
         if (step + 1 == p->n_splits) {
-            encode_word_(w, s, begin + at, begin + stop, n);
+            pipeline_encode_word_(w, s, begin + at, begin + stop, n);
         } else {
-            encode_words_(w, s, begin + at, begin + stop, n, step + 1);
+            pipeline_encode_words_(w, s, begin + at, begin + stop, n, step + 1);
         }
         at = stop;
     }
 }
 
 // a normalised piece without added tokens; is_first: the text begins with it
-static inline void encode_piece_(EncodeWork* w, const unsigned char* s, size_t n, int is_first) {
+static inline void pipeline_encode_piece_(EncodeWork* w, const unsigned char* s, size_t n, int is_first) {
     const TokenizerPipeline* p = w->p;
     if (p->metaspace != METASPACE_NONE) {
         size_t n_marker = strlen(p->marker);
@@ -394,7 +404,7 @@ static inline void encode_piece_(EncodeWork* w, const unsigned char* s, size_t n
         int prepend = p->metaspace == METASPACE_ALWAYS || (p->metaspace == METASPACE_FIRST && is_first);
         w->spaced.n = 0;
         if (prepend && !marked) { buffer_append(&w->spaced, p->marker, n_marker); }
-        replace_append_(&w->spaced, s, n, " ", p->marker);
+        pipeline_replace_append_(&w->spaced, s, n, " ", p->marker);
     } else if (p->prefix_space && s[0] != ' ') {
         w->spaced.n = 0;
         buffer_append(&w->spaced, " ", 1);
@@ -405,72 +415,82 @@ static inline void encode_piece_(EncodeWork* w, const unsigned char* s, size_t n
         n = w->spaced.n;
     }
     if (p->marker_split) {
-        encode_marked_(w, s, n, p->marker, 1);
+        pipeline_encode_marked_(w, s, n, p->marker, 1);
     } else if (p->cut_before_marker) {
-        encode_marked_(w, s, n, "\xe2\x96\x81", 0);
+        pipeline_encode_marked_(w, s, n, "\xe2\x96\x81", 0);
     } else {
-        encode_words_(w, s, 0, n, n, 0);
+        pipeline_encode_words_(w, s, 0, n, n, 0);
     }
 }
 
 // ---- 5. Added tokens ----
 
-static inline int word_before_(const Unicode* u, const unsigned char* s, size_t at) {
+static inline int pipeline_word_before_(const Unicode* u, const unsigned char* s, size_t at) {
     int length;
-    return at > 0 && (flags_at_(u, s, utf8_before(s, at), &length) & UNICODE_WORD);
+    return at > 0 && (word_flags_at_(u, s, utf8_before(s, at), &length) & UNICODE_WORD);
 }
 
-static inline int word_after_(const Unicode* u, const unsigned char* s, size_t n, size_t at) {
+static inline int pipeline_word_after_(const Unicode* u, const unsigned char* s, size_t n, size_t at) {
     int length;
-    return at < n && (flags_at_(u, s, at, &length) & UNICODE_WORD);
+    return at < n && (word_flags_at_(u, s, at, &length) & UNICODE_WORD);
 }
 
 // where the white space before `at` begins, at `from` or later
-static inline size_t space_begin_(const Unicode* u, const unsigned char* s, size_t from, size_t at) {
+static inline size_t pipeline_space_begin_(const Unicode* u, const unsigned char* s, size_t from, size_t at) {
     int length;
     while (at > from) {
         size_t before = utf8_before(s, at);
-        if (!(flags_at_(u, s, before, &length) & UNICODE_SPACE)) { break; }
+        if (!(word_flags_at_(u, s, before, &length) & UNICODE_SPACE)) { break; }
         at = before;
     }
     return at;
 }
 
-static inline void encode_normalized_(EncodeWork* w, const unsigned char* s, size_t n, int is_first);
+static inline void pipeline_encode_normalized_(EncodeWork* w, const unsigned char* s, size_t n, int is_first);
 
-static inline void encode_gap_(EncodeWork* w, const TokenTrie* trie, const unsigned char* s, size_t n, int is_first) {
-    if (trie == &w->p->raw) { encode_normalized_(w, s, n, is_first); } else { encode_piece_(w, s, n, is_first); }
+static inline void pipeline_encode_gap_(EncodeWork* w, const TokenTrie* trie, const unsigned char* s, size_t n,
+                                        int is_first) {
+    if (trie == &w->p->raw) {
+        pipeline_encode_normalized_(w, s, n, is_first);
+    } else {
+        pipeline_encode_piece_(w, s, n, is_first);
+    }
 }
 
-// Cut the tokens of one trie out of a text and encode what is between. White space that rstrip swallowed may hold another
-// token's match, which is then emitted too and the text goes on behind it: so does the original. When that token has lstrip
-// it begins behind the swallowed white space, so that nothing is left of it.
-static inline void encode_around_added_(EncodeWork* w, const TokenTrie* trie, const unsigned char* s, size_t n, int is_first) {
+// Cut the tokens of one trie out of a text and encode what is between. White space that rstrip swallowed may hold
+// another token's match, which is then emitted too and the text goes on behind it: so does the original. When that
+// token has lstrip it begins behind the swallowed white space, so that nothing is left of it.
+static inline void pipeline_encode_around_added_(EncodeWork* w, const TokenTrie* trie, const unsigned char* s, size_t n,
+                                                 int is_first) {
     const TokenizerPipeline* p = w->p;
     size_t done = 0, spaces_end = 0, at = 0, end = 0;
     for (int found; !w->plain && (found = trie_find(trie, s, n, &at, &end)) >= 0; at = end) {
         const AddedToken* added = &p->added[found];
         size_t from = at, to = end;
-        if (added->single_word && (word_before_(&p->unicode, s, from) || word_after_(&p->unicode, s, n, to))) { continue; }
-        if (added->lstrip) { from = done < from ? space_begin_(&p->unicode, s, done, from) : done; }
+        if (added->single_word &&
+            (pipeline_word_before_(&p->unicode, s, from) || pipeline_word_after_(&p->unicode, s, n, to))) {
+            continue;
+        }
+        if (added->lstrip) { from = done < from ? pipeline_space_begin_(&p->unicode, s, done, from) : done; }
         if (added->rstrip) {
-            if (to >= spaces_end) { spaces_end = run_end_(&p->unicode, s, n, to, UNICODE_SPACE, SIZE_MAX); }
+            if (to >= spaces_end) { spaces_end = word_run_end_(&p->unicode, s, n, to, UNICODE_SPACE, SIZE_MAX); }
             to = spaces_end;
         }
         if (from >= to) { continue; }
-        if (done < from) { encode_gap_(w, trie, s + done, from - done, is_first && done == 0); }
-        encode_append_(w, &added->id, 1);
+        if (done < from) { pipeline_encode_gap_(w, trie, s + done, from - done, is_first && done == 0); }
+        pipeline_append_(w, &added->id, 1);
         done = to;
     }
-    if (done < n) { encode_gap_(w, trie, s + done, n - done, is_first && done == 0); }
+    if (done < n) { pipeline_encode_gap_(w, trie, s + done, n - done, is_first && done == 0); }
 }
 
-static inline void encode_normalized_(EncodeWork* w, const unsigned char* s, size_t n, int is_first) {
-    normalize(w->p, w->normal, &s, &n);
-    encode_around_added_(w, &w->p->normal, s, n, is_first);
+static inline void pipeline_encode_normalized_(EncodeWork* w, const unsigned char* s, size_t n, int is_first) {
+    pipeline_normalize_(w->p, w->normal, &s, &n);
+    pipeline_encode_around_added_(w, &w->p->normal, s, n, is_first);
 }
 
-// Append the tokens of a text to w->tokens. plain: added tokens are not looked for; template: <s> and the like are put around.
+// Append the tokens of a text to w->tokens. plain: added tokens are not looked for; template: <s> and the like are put
+// around.
 static inline void pipeline_encode(EncodeWork* w, const char* text, size_t n, int plain, int use_template) {
     const TokenizerPipeline* p = w->p;
     const unsigned char* s = (const unsigned char*)text;
@@ -483,8 +503,8 @@ static inline void pipeline_encode(EncodeWork* w, const char* text, size_t n, in
         n = w->repaired.n;
     }
     w->plain = plain;
-    if (use_template) { encode_append_(w, p->before, (size_t)p->n_before); }
-    encode_around_added_(w, &p->raw, s, n, 1);
-    if (use_template) { encode_append_(w, p->after, (size_t)p->n_after); }
+    if (use_template) { pipeline_append_(w, p->before, (size_t)p->n_before); }
+    pipeline_encode_around_added_(w, &p->raw, s, n, 1);
+    if (use_template) { pipeline_append_(w, p->after, (size_t)p->n_after); }
 }
 #endif  // LLMC_TOKENIZER_PIPELINE_H

@@ -3,7 +3,8 @@ Unicode for tokenizers: UTF-8, classes of characters, and the normal form NFC.
     utf8_decode       one character, or how many bytes are none; utf8_next the same for text known to be valid
     utf8_repair       a copy in which what is no UTF-8 became U+FFFD
     unicode_init      flags[code point] = UNICODE_LETTER | UNICODE_NUMBER ...: 1.1 MB, of which text touches a few pages
-    nfc_append        NFC: e + combining acute becomes é. Only characters that may change, and their neighbours, are worked on
+    nfc_append        NFC: e + combining acute becomes é. Only characters that may change, and their neighbours, are
+                      worked on
     ByteBuffer        bytes that grow
 Invalid UTF-8: each longest beginning of a character that breaks off, or else one byte, becomes one U+FFFD, as Python's
 bytes.decode(errors="replace") and Rust's from_utf8_lossy do.
@@ -82,7 +83,8 @@ static inline int utf8_next(const unsigned char* s, uint32_t* code) {
         *code = (uint32_t)(s[0] & 0x0f) << 12 | (uint32_t)(s[1] & 0x3f) << 6 | (s[2] & 0x3f);
         return 3;
     }
-    *code = (uint32_t)(s[0] & 0x07) << 18 | (uint32_t)(s[1] & 0x3f) << 12 | (uint32_t)(s[2] & 0x3f) << 6 | (s[3] & 0x3f);
+    *code = (uint32_t)(s[0] & 0x07) << 18 | (uint32_t)(s[1] & 0x3f) << 12 | (uint32_t)(s[2] & 0x3f) << 6 |
+            (s[3] & 0x3f);
     return 4;
 }
 
@@ -162,7 +164,7 @@ typedef struct {
     int n_compositions;
 } Unicode;
 
-static inline int compare_compositions_(const void* a, const void* b) {
+static inline int unicode_compare_compositions_(const void* a, const void* b) {
     uint64_t x = ((const Composition*)a)->pair, y = ((const Composition*)b)->pair;
     return (x > y) - (x < y);
 }
@@ -175,7 +177,9 @@ static inline void unicode_init(Unicode* u) {
     u->compositions = (Composition*)malloc_check((size_t)n * sizeof(Composition), "Unicode tables");
     u->n_compositions = 0;
     if (!u->flags) { fail_run("Unicode tables: no memory"); }
-    for (int i = 0; i < n_classes; i++) { memset(u->flags + classes[i].a, (int)classes[i].c, classes[i].b - classes[i].a + 1); }
+    for (int i = 0; i < n_classes; i++) {
+        memset(u->flags + classes[i].a, (int)classes[i].c, classes[i].b - classes[i].a + 1);
+    }
     for (int i = 0; i < n_marks; i++) {
         for (uint32_t c = marks[i].a; c <= marks[i].b; c++) { u->flags[c] |= UNICODE_NOT_NFC; }
     }
@@ -191,7 +195,7 @@ static inline void unicode_init(Unicode* u) {
     }
     for (uint32_t c = HANGUL_V; c < HANGUL_V + 21; c++) { u->flags[c] |= UNICODE_NOT_NFC; }
     for (uint32_t c = HANGUL_T + 1; c < HANGUL_T + 28; c++) { u->flags[c] |= UNICODE_NOT_NFC; }
-    qsort(u->compositions, (size_t)u->n_compositions, sizeof(Composition), compare_compositions_);
+    qsort(u->compositions, (size_t)u->n_compositions, sizeof(Composition), unicode_compare_compositions_);
 }
 
 static inline void unicode_free(Unicode* u) {
@@ -209,7 +213,7 @@ typedef struct {
     size_t n, capacity;
 } NfcRegion;
 
-static inline uint32_t combining_class_(uint32_t code) {
+static inline uint32_t unicode_combining_class_(uint32_t code) {
     int n, low = 0;
     const UnicodeRow* rows = unicode_marks_(&n);
     for (int high = n; low < high;) {  // the first row that does not end before code
@@ -226,7 +230,7 @@ static inline void nfc_push_(NfcRegion* r, uint32_t code) {
         r->sorted = (NfcChar*)realloc_check(r->sorted, r->capacity * sizeof(NfcChar), "NFC");
     }
     r->chars[r->n].code = code;
-    r->chars[r->n++].combining_class = combining_class_(code);
+    r->chars[r->n++].combining_class = unicode_combining_class_(code);
 }
 
 // full canonical decomposition; the second of two never decomposes further
@@ -272,7 +276,7 @@ static inline uint32_t nfc_compose_pair_(const Unicode* u, uint32_t first, uint3
     }
     Composition key = {(uint64_t)first << 32 | second, 0};
     const Composition* found = (const Composition*)bsearch(&key, u->compositions, (size_t)u->n_compositions,
-                                                           sizeof key, compare_compositions_);
+                                                           sizeof key, unicode_compare_compositions_);
     return found ? found->code : 0;
 }
 
@@ -310,8 +314,8 @@ static inline size_t nfc_first_change_(const Unicode* u, const unsigned char* s,
     return at;
 }
 
-// Append NFC of valid UTF-8. A region that may change runs from the character before the first doubtful one, which it may
-// join, up to the next that is not doubtful.
+// Append NFC of valid UTF-8. A region that may change runs from the character before the first doubtful one, which it
+// may join, up to the next that is not doubtful.
 static inline void nfc_append(ByteBuffer* out, const Unicode* u, const unsigned char* s, size_t n) {
     NfcRegion region = {NULL, NULL, 0, 0};
     for (size_t at = 0; at < n;) {

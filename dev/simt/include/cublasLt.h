@@ -243,6 +243,8 @@ static inline cublasLtMatmulAlgo_t simt_blas_problem_(cublasLtMatmulDesc_t p, cu
     return problem;
 }
 
+static int simt_blas_n_asked;  // calls of the heuristic, for tests
+
 static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t p,
                                                             cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                                             cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -250,6 +252,7 @@ static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t han
                                                             cublasLtMatmulHeuristicResult_t* results, int* n_found) {
     const char* call = "cublasLtMatmulAlgoGetHeuristic";
     *n_found = 0;
+    simt_blas_n_asked++;
     simt_blas_check_shapes_(call, handle, p, a, b, c, d);
     if (preference->valid != SIMT_BLAS_VALID) { simt_fail("%s: the preference was not initialised", call); }
     if (n_asked < 1) { simt_fail("%s: %d results asked for", call, n_asked); }

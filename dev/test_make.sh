@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# The Makefile, in a repository of its own with one small trainer: of which commit a program says it is, and what make builds anew.
+. "$(dirname "$0")/promises.sh"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/dev"
+cp Makefile "$work/"
+cp dev/cuda_flags.sh "$work/dev/"
+cd "$work" || exit 1
+export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b GIT_CONFIG_GLOBAL=/dev/null
+export GIT_CEILING_DIRECTORIES=${work%/*}
+printf '#include <stdio.h>\nint main(void) { return puts(COMMIT) < 0; }\n' >train_small.c
+printf 'int main(void) { return 0; }\n' >test_small.c
+printf '%s\n' build before out err >.gitignore
+program=build/small/train_small
+
+# `new` is what make has built anew of trainer and test, `says` the commit that the trainer names
+made() {
+    touch before && sleep 0.01
+    make -s BUILD=build/small LIBS= $program build/small/test_small "$@" >out 2>err
+    new=$(cd build/small && find . -type f -perm -u+x -newer ../../before -printf '%f ' | tr ' ' '\n' | sort | xargs)
+    says=$(./$program)
+}
+
+made
+check "no repository: commit unknown" test "$says" = unknown
+git init -q . && git add . && git commit -qm first
+first=$(git rev-parse --short HEAD)
+made
+check "a clean tree: the commit; only the trainer is built anew" test "$says: $new" = "$first: train_small"
+made
+check "nothing has changed: nothing is built" test "$says: $new" = "$first: "
+echo "// a word" >>test_small.c
+made
+check "a changed file that git knows: -dirty" test "$says" = "$first-dirty"
+made
+check "still dirty: nothing is built" test "$says: $new" = "$first-dirty: "
+git checkout -q test_small.c && echo word >notes
+made
+check "a file that git does not know makes no tree dirty" test "$says" = "$first"
+git tag -a -m release v1 && git commit -q --allow-empty -m second && git tag -a -m release v2
+made
+check "another commit, with a tag: its hash, and the trainer is built anew" test "$says: $new" = "$(git rev-parse --short HEAD): train_small"
+finish
