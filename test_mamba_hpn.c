@@ -295,18 +295,19 @@ static void test_forward_forward(Test* t) {
     float loss;
     subject_open(&s, 0, plainly);
     mamba_init_ff(&s.mamba, NULL, 1);
+    const int L = s.mamba.config.L;
     float* all = copied_array(ff_gradients(&s, 1.0f, 1, &loss), s.mamba.model.n);
-    for (int i = 0; i < 3; i++) {
-        for (int l = 0; l < s.mamba.config.L; l++) { check_ff_layer(t, all, l, ways[i]); }
-    }
     // goodness is far below a threshold of 100: that is what a real position loses, and a corrupted one nothing
     for (int n_real = 0; n_real <= 2; n_real++) {
         ff_gradients(&s, 100.0f, n_real, &loss);
-        const double each = (double)loss / (s.mamba.config.L * s.file.B * s.file.T);
+        const double each = (double)loss / (L * s.file.B * s.file.T);
         check(t, fabs(each - 100.0 * n_real) < 10.0, "expected a loss of about %d, found %g", 100 * n_real, each);
     }
+    subject_close(&s);  // one Device at a time
+    for (int i = 0; i < 3; i++) {
+        for (int l = 0; l < L; l++) { check_ff_layer(t, all, l, ways[i]); }
+    }
     free(all);
-    subject_close(&s);
 }
 
 // ---- models that grow; start values ----
