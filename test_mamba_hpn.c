@@ -91,7 +91,8 @@ static void check_forward(Test* t, Subject* s, int number) {
     if (has_softmax) { golden_check(t, g, "act.logits", logits, n); }
     mamba_losses(&s->mamba, &s->acts, golden_batch(g, "targets", 0, 0), N, &s->dev);
     if (has_softmax) { golden_check(t, g, "act.probs", logits, n); }
-    golden_check_activations(t, g, s->acts.tensors.table, s->acts.tensors.n_table, (const float*)s->acts.tensors.memory, "out",
+    const TensorArena* kept = &s->acts.tensors;
+    golden_check_activations(t, g, kept->table, kept->n_table, (const float*)kept->memory, "out",
                              golden_files[number].n_activations);
 }
 
@@ -292,18 +293,19 @@ static void test_forward_forward(Test* t) {
     float loss;
     subject_open(&s, 0, plainly);
     mamba_init_ff(&s.mamba, NULL, 1);
+    const int L = s.mamba.config.L;
     float* all = copied_array(ff_gradients(&s, 1.0f, 1, &loss), s.mamba.model.n);
-    for (int i = 0; i < 3; i++) {
-        for (int l = 0; l < s.mamba.config.L; l++) { check_ff_layer(t, all, l, ways[i]); }
-    }
     // goodness is far below a threshold of 100: that is what a real position loses, and a corrupted one nothing
     for (int n_real = 0; n_real <= 2; n_real++) {
         ff_gradients(&s, 100.0f, n_real, &loss);
-        const double each = (double)loss / (s.mamba.config.L * s.file.B * s.file.T);
+        const double each = (double)loss / (L * s.file.B * s.file.T);
         check(t, fabs(each - 100.0 * n_real) < 10.0, "expected a loss of about %d, found %g", 100 * n_real, each);
     }
+    subject_close(&s);  // one Device at a time
+    for (int i = 0; i < 3; i++) {
+        for (int l = 0; l < L; l++) { check_ff_layer(t, all, l, ways[i]); }
+    }
     free(all);
-    subject_close(&s);
 }
 
 // ---- models that grow; start values ----
