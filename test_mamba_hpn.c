@@ -250,6 +250,22 @@ static float* ff_gradients(Subject* s, float threshold, int n_real, float* loss)
     return dp_reduce(&s->mamba.ff_dp, loss, &s->dev);
 }
 
+// where the parameters are, and 0 where none is asked for
+static float* ff_gradients_whole(Subject* s, float* loss) {
+    const Model* model = &s->mamba.model;
+    const float* grads = ff_gradients(s, 1.0f, 1, loss);
+    float* whole = new_array(model->n, sizeof(float));
+    for (int i = 0; i < model->n_table; i++) {
+        const size_t n = tensor_slice_elements(&model->table[i]);
+        for (int k = 0; k < tensor_slices(&model->table[i]); k++) {
+            if (dp_stretch(&s->mamba.ff_dp, i, k) < 0) { continue; }
+            const float* from = grads + dp_gradient_at(&s->mamba.ff_dp, i, k);
+            memcpy(whole + model->table[i].offset + n * (size_t)k, from, sizeof(float) * n);
+        }
+    }
+    return whole;
+}
+
 // the loss with the parameters moved by so many times the gradient
 static float ff_loss_at(Subject* s, const float* grads, float distance) {
     float loss, *params = model_floats(&s->mamba.model);
@@ -270,7 +286,7 @@ static void check_ff_layer(Test* t, const float* all, int l, How how) {
     const Model* model = &s.mamba.model;
     freeze_all_but(&s.mamba.model, l);
     mamba_init_ff(&s.mamba, NULL, 1);
-    float* grads = copied_array(ff_gradients(&s, 1.0f, 1, &loss), model->n);
+    float* grads = ff_gradients_whole(&s, &loss);
     for (size_t i = 0; i < model->n; i++) { slope += (double)grads[i] * (double)grads[i]; }
     const float distance = (float)(5e-4 * (double)loss / slope);  // the loss changes by so much of it
     const double expected = 2.0 * (double)distance * slope;
