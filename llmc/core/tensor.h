@@ -55,7 +55,7 @@ typedef struct {
     float std;           // of INIT_NORMAL; of INIT_UNIFORM the bound: from -std to std
     Decay decay;
     OnDisk on_disk;
-    int frozen;          // no update
+    int frozen;          // all of its slices are (freeze_slices of layers.h)
     size_t offset;       // first element in an arena; set by tensors_layout
     int first_layer, layer_step;     // tensor_in_layers
     const char *kinds, *of_kinds;    // tensor_in_kinds; NULL: all
@@ -207,7 +207,7 @@ static inline int tensor_slice_layer(const Tensor* t, int slice) {
     for (; l < t->layers; l += t->layer_step) {
         if (tensor_has_layer(t, l) && left-- == 0) { return l; }
     }
-    assert(0 && "a slice that the tensor has");
+    assert(0);  // it has no such slice
     return -1;
 }
 

@@ -320,7 +320,7 @@ static inline size_t dp_buffer(const DataParallel* s) {
 // bytes of device memory that gradients take, and what the ranks exchange of them
 static inline double dp_gradient_bytes(const DataParallel* s) {
     const double of_leaf = s->zero == 2 ? (double)s->n_leaf_grads : 0.0;
-    return sizeof(float) * ((double)s->n_arenas * (double)s->n_reduced + (double)dp_buffer(s) + of_leaf + NORM_CHUNK);
+    return sizeof(float) * ((double)s->n_arenas * (double)s->n_reduced + (double)dp_buffer(s) + of_leaf);
 }
 
 // memory for gradients; a GPU's connection to the other ranks

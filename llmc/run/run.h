@@ -286,10 +286,14 @@ static inline RunState run_restore(Option* table, int n, const RunOptions* o, in
 
 // ---- checkpoints ----
 
-// bytes of a checkpoint: parameters and both moments, and about 300 for each tensor's entry and the rest
-static inline double run_checkpoint_bytes(const Tensor* table, int n) {
+// bytes of a checkpoint: parameters and, of what learns, both moments; about 300 for each tensor's entry, and the rest.
+// frozen: of every slice in table order, NULL: none
+static inline double run_checkpoint_bytes(const Tensor* table, int n, const int* frozen) {
     double n_bytes = 8192.0;
-    for (int i = 0; i < n; i++) { n_bytes += 3.0 * tensor_slices(&table[i]) * (300.0 + 4.0 * (double)tensor_disk_elements(&table[i])); }
+    for (int i = 0, slice = 0; i < n; i++) {
+        const double each = 300.0 + 4.0 * (double)tensor_disk_elements(&table[i]);
+        for (int k = 0; k < tensor_slices(&table[i]); k++, slice++) { n_bytes += (frozen && frozen[slice] ? 1.0 : 3.0) * each; }
+    }
     return n_bytes;
 }
 

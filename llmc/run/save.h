@@ -97,7 +97,7 @@ static inline void save_write_(void* run) {
     char temporary[PATH_BYTES], path[PATH_BYTES];
     SavedFiles files;
     files.n = 0;
-    run_save_begin(temporary, &r->o, &s->state, run_checkpoint_bytes(r->model->table, r->model->n_table));
+    run_save_begin(temporary, &r->o, &s->state, run_checkpoint_bytes(r->model->table, r->model->n_table, r->model->frozen));
     const float* params = model_whole(r->model, s->arena[0], NULL, &r->dev);
     save_model_(r, params, temporary, SIZE_MAX, &files);
     model_whole_free(r->model, params, s->arena[0]);

@@ -96,6 +96,8 @@ static inline int start_batches_kept_(const Run* r) {
 
 // ---- the box ----
 
+#define START_PROCESS_BYTES 28e6  // found: the program, its libraries, stacks of threads, buffers of files
+
 static inline double start_workspace_(const Run* r, int B) {
     return r->trainer->workspace_bytes ? r->trainer->workspace_bytes(r, B) : 0.0;
 }
@@ -141,12 +143,13 @@ static inline double start_box_memory_(const Run* r) {
     const double text = DEVICE_IS_SHARED ? data_memory(&r->data) : 0.0, available = memory_available();
     const double verify = trains && o->verify_every > 0 ? verify_bytes(m->n) : 0.0;
     const double rows = prefetch_bytes(r->d.prefetch_workers, start_batches_ahead_(r), start_batches_kept_(r), o->batch_size, r->T);
-    const double rest = text + verify + 8e6 + (trains && DEVICE_IS_SHARED != 0 ? rows : 0.0) + (t->more_bytes ? t->more_bytes(r) : 0.0);
+    const double rest = text + verify + START_PROCESS_BYTES + (trains && DEVICE_IS_SHARED != 0 ? rows : 0.0) + (t->more_bytes ? t->more_bytes(r) : 0.0);
     const int copies = DEVICE_IS_SHARED != 0 && trains && o->save_every > 0 && run_saves_beside(r);
-    double kept = 0.0, copy = copies ? (double)SNAPSHOT_ARENAS * parameters : 0.0;
+    double kept = 0.0;
     const int* frozen = trains ? m->frozen : NULL;  // a probe asks for every gradient
     double gradients = backward ? ranks_box(r->comm, m->table, m->n_table, frozen, r->n_leaves, o->zero, &kept) : 0.0;
-    double moments = !trains ? 0.0 : r->has_masters ? 3.0 * kept : 2.0 * kept;
+    const double moments = !trains ? 0.0 : r->has_masters ? 3.0 * kept : 2.0 * kept;
+    const double copy = !copies ? 0.0 : r->has_masters ? moments : parameters + moments;
     box_row("memory: parameters", "%s", format_bytes(parameters).s);
     if (backward) {
         box_row(r->has_masters ? "  gradients, AdamW" : "  gradients, moments", "%s, %s", format_bytes(gradients).s,
@@ -180,7 +183,7 @@ static inline double start_box_(const Run* r) {
     data_box(&r->data);
     if (run_is_training(r)) {
         box_update(&r->o, r->n_leaves, r->T);
-        box_checkpoints(&r->o, &r->state, run_checkpoint_bytes(m->table, m->n_table));
+        box_checkpoints(&r->o, &r->state, run_checkpoint_bytes(m->table, m->n_table, m->frozen));
     }
     double n_bytes = start_box_memory_(r), flops = r->trainer->flops_per_token(r);
     const int n_steps = r->o.steps - r->state.step;

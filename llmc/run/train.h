@@ -129,7 +129,7 @@ static inline void train(Run* r) {
         train_step(r);
     }
     ranks_print_cost(r->comm, s->step - first);
-    snapshot_print(&r->snapshot, run_checkpoint_bytes(r->model->table, r->model->n_table));
+    snapshot_print(&r->snapshot, run_checkpoint_bytes(r->model->table, r->model->n_table, r->model->frozen));
     const char* outcome = s->step >= o->steps ? "done" : stop ? "stopped" : "stopped early";
     if (r->comm->rank == 0) {
         run_summary(o, s, strcmp(outcome, "stopped early") == 0, r->trainer->summary ? r->trainer->summary(r) : NULL);
