@@ -59,13 +59,17 @@ static inline void tensor_turn_(float* out, const float* in, const Tensor* t, in
 }
 
 // room for the largest slice that has to be turned; some in any case, or gcc would warn of a turn that never comes
-static inline float* tensors_turning_room(const Tensor* table, int n) {
+static inline size_t tensors_turning_bytes(const Tensor* table, int n) {
     size_t largest = 64;
     for (int i = 0; i < n; i++) {
-        size_t n_elements = table[i].on_disk == TRANSPOSED ? tensor_disk_elements(&table[i]) : 0;
+        const size_t n_elements = table[i].on_disk == TRANSPOSED ? tensor_disk_elements(&table[i]) : 0;
         largest = n_elements > largest ? n_elements : largest;
     }
-    return (float*)malloc_check(sizeof(float) * largest, "buffer of a tensor");
+    return sizeof(float) * largest;
+}
+
+static inline float* tensors_turning_room(const Tensor* table, int n) {
+    return (float*)malloc_check(tensors_turning_bytes(table, n), "buffer of a tensor");
 }
 
 // ---- the slices of a table, sorted by name ----

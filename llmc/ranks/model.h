@@ -41,7 +41,8 @@ static inline void model_init(Model* m, size_t stored_bytes) {
     m->w = weights_of(device_alloc(stored_bytes * m->n, "parameters"), stored_bytes, NULL, NULL, NULL);
 }
 
-static inline size_t model_largest_slice_(const Model* m) {
+// elements; files are read and written slice by slice
+static inline size_t model_largest_slice(const Model* m) {
     size_t most = 0;
     for (int i = 0; i < m->n_table; i++) {
         const size_t n = tensor_slice_elements(&m->table[i]);
@@ -53,7 +54,7 @@ static inline size_t model_largest_slice_(const Model* m) {
 // params: an arena on the host, of a checkpoint after so many updates; bf16 is rounded with the noise of the last of them, so
 // that a resumed run has the same bits. What is a bf16 already stays what it is.
 static inline void model_store(Model* m, const float* params, int updates, const Device* dev) {
-    const size_t n_bytes = sizeof(float) * model_largest_slice_(m);
+    const size_t n_bytes = sizeof(float) * model_largest_slice(m);
     float* staged = (float*)device_alloc(n_bytes, "a tensor on its way to the device");
     for (int i = 0, slice = 0; i < m->n_table; i++) {
         const Tensor* t = &m->table[i];

@@ -96,8 +96,6 @@ static inline int start_batches_kept_(const Run* r) {
 
 // ---- the box ----
 
-#define START_PROCESS_BYTES 28e6  // found: the program, its libraries, stacks of threads, buffers of files
-
 static inline double start_workspace_(const Run* r, int B) {
     return r->trainer->workspace_bytes ? r->trainer->workspace_bytes(r, B) : 0.0;
 }
@@ -143,7 +141,9 @@ static inline double start_box_memory_(const Run* r) {
     const double text = DEVICE_IS_SHARED ? data_memory(&r->data) : 0.0, available = memory_available();
     const double verify = trains && o->verify_every > 0 ? verify_bytes(m->n) : 0.0;
     const double rows = prefetch_bytes(r->d.prefetch_workers, start_batches_ahead_(r), start_batches_kept_(r), o->batch_size, r->T);
-    const double rest = text + verify + START_PROCESS_BYTES + (trains && DEVICE_IS_SHARED != 0 ? rows : 0.0) + (t->more_bytes ? t->more_bytes(r) : 0.0);
+    const double saving = trains ? (double)tensors_turning_bytes(m->table, m->n_table) : 0.0;
+    const double more = t->more_bytes ? t->more_bytes(r) : 0.0, process = 12e6;  // found: the program and its libraries
+    const double rest = text + verify + saving + more + process + (trains && DEVICE_IS_SHARED != 0 ? rows : 0.0);
     const int copies = DEVICE_IS_SHARED != 0 && trains && o->save_every > 0 && run_saves_beside(r);
     double kept = 0.0;
     const int* frozen = trains ? m->frozen : NULL;  // a probe asks for every gradient
