@@ -231,7 +231,7 @@ static void test_model(Test* t) {
     Activations acts;
     Device dev = test_device(2);
     gpt2_init(&gpt2, c, sizeof(float));
-    model_init_training(&gpt2.model, NULL, 1, 0, NULL, &dev);
+    model_init_training(&gpt2.model, NULL, 1, 0, 0);
     float *params = random_array(gpt2.model.n, 0.3f, 8), loss;
     memcpy(model_floats(&gpt2.model), params, sizeof(float) * gpt2.model.n);
     for (int i = 0; i < N; i++) {

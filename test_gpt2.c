@@ -22,7 +22,7 @@ static void subject_open(Subject* s, const char* path, int n_threads) {
                                  golden_int(g, "n_head"), golden_int(g, "n_embd"));
     device_init(&s->dev, n_threads);
     gpt2_init(&s->gpt2, c, sizeof(float));
-    model_init_training(&s->gpt2.model, NULL, g->n_leaves, 0, NULL, &s->dev);
+    model_init_training(&s->gpt2.model, NULL, g->n_leaves, 0, 0);
     golden_load(&s->file, "param.", s->gpt2.model.table, N_PARAMETERS, model_floats(&s->gpt2.model));
     activations_init(&s->acts, c, g->B, g->T, TO_TRAIN);
     snprintf(s->how, sizeof s->how, "%d threads", n_threads);

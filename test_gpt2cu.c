@@ -19,18 +19,18 @@ typedef struct {
 
 static void subject_open(Subject* s, const char* path, Tradeoffs how) {
     const Golden* g = &s->file;
+    ModelStream stream;
     golden_open(&s->file, path);
     const Config c = config_make(golden_int(g, "n_positions"), golden_int(g, "vocab_size"), golden_int(g, "n_layer"),
                                  golden_int(g, "n_head"), golden_int(g, "n_embd"));
     device_choose(0);
     device_init(&s->dev, 2);
     gpt2_init(&s->gpt2, c, sizeof(floatX));
-    float* params = (float*)arena_alloc(sizeof(float) * s->gpt2.model.n, "start values");
-    golden_load(&s->file, "param.", s->gpt2.model.table, N_PARAMETERS, params);
-    model_store(&s->gpt2.model, params, 0, &s->dev);
-    model_init_training(&s->gpt2.model, NULL, g->n_leaves, 0, FLOATX_IS_FLOAT ? NULL : params, &s->dev);
+    model_init_training(&s->gpt2.model, NULL, g->n_leaves, 0, !FLOATX_IS_FLOAT);
+    const SliceSink sink = model_stream_open(&stream, &s->gpt2.model, NULL, 0, &s->dev);
+    tensors_load_into(&sink, &s->file.set, s->gpt2.model.table, N_PARAMETERS, "param.", NULL);
+    model_stream_close(&stream);
     activations_init(&s->acts, c, g->B, g->T, TO_TRAIN, how);
-    arena_free(params, sizeof(float) * s->gpt2.model.n);
 }
 
 static void subject_close(Subject* s) {

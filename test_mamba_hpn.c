@@ -56,7 +56,7 @@ static void subject_open(Subject* s, int number, How how) {
     if (!config_parse(&c, g->config, &error)) { fail_run("%s: %s", path, error.text); }
     device_init(&s->dev, how.n_threads);
     mamba_init(&s->mamba, &c);
-    model_init_training(model, NULL, g->n_leaves, 0, NULL, &s->dev);
+    model_init_training(model, NULL, g->n_leaves, 0, 0);
     golden_load(g, "param.", model->table, model->n_table, model_floats(model));
     update_prototypes(&s->mamba, &s->dev);
     const Room room = {g->B, g->T, TO_TRAIN, how.recompute, how.chunk};
@@ -342,7 +342,7 @@ static void test_expansion(Test* t) {
     mamba_init(&larger, &c);
     Model* model = &larger.model;
     float* params = model_floats(model);
-    model_init_training(model, NULL, 1, 0, NULL, &s.dev);
+    model_init_training(model, NULL, 1, 0, 0);
     tensors_init(model->table, model->n_table, params, 42);
     mamba_start_values(model->table, model->n_table, &c, params, old);
     tensors_load_layers(&g->set, model->table, model->n_table, "param.", params, old);

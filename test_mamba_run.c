@@ -83,7 +83,7 @@ static void start(Run* r, Workplace* place, const char* options) {
     start_open(r, c.argc, c.argv);
     device_init(&r->dev, r->o.threads);
     r->peak = 1.0;
-    save_load_parameters(r);
+    save_open_model(r);
     start_training(r, c.argc, c.argv);
 }
 

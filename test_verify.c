@@ -88,7 +88,7 @@ static void start(Run* r, Workplace* place, const TempPath* folder, const char* 
     start_open(r, (int)(sizeof argv / sizeof argv[0]), (char**)argv);
     device_init(&r->dev, r->o.threads);
     r->peak = 1.0;
-    save_load_parameters(r);
+    save_open_model(r);
     start_training(r, (int)(sizeof argv / sizeof argv[0]), (char**)argv);
     plant.model = r->model;
     plant.arena[0] = model_floats(r->model);

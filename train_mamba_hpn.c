@@ -700,7 +700,9 @@ static double mamba_more_bytes(const Run* r) {
     return n_bytes;
 }
 
-static void mamba_load_parameters(Run* r, float* params) {
+static void mamba_load_parameters(Run* r, const SliceSink* sink) {
+    (void)sink;
+    float* params = model_floats(r->model);
     Workplace* w = workplace(r);
     Mamba* mamba = &w->mamba;
     Model* model = r->model;

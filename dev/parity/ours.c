@@ -33,7 +33,7 @@ static void parity_train(const ParityRun* run, int n_threads, void (*report)(int
     gpt2_init(&model, c, sizeof(float));
     activations_init(&acts, c, run->B, run->T, TO_TRAIN);
     device_init(&dev, n_threads);
-    model_init_training(&model.model, NULL, 1, 0, NULL, &dev);
+    model_init_training(&model.model, NULL, 1, 0, 0);
     size_t n = tensors_count(model.model.table, N_PARAMETERS), n_int_bytes = sizeof(int) * (size_t)N;
     float* packed = (float*)malloc_check(sizeof(float) * n, "parameters");
     int *inputs = (int*)malloc_check(n_int_bytes, "inputs"), *targets = (int*)malloc_check(n_int_bytes, "targets");

@@ -374,26 +374,52 @@ static inline size_t tensor_matrix_bytes(const Tensor* t, size_t build_bytes) {
     }
 }
 
+// ---- where slices go as they are drawn or read, one after the other: into an arena, or to a device ----
+
+typedef struct {
+    float* (*room)(void* to, const Tensor* t, int k);  // for slice k of t: the arena's own, or zeros
+    void (*done)(void* to, const Tensor* t, int k);    // slice k is there; NULL: nobody waits for it
+    void* to;
+} SliceSink;
+
+static inline float* slice_in_arena_(void* arena, const Tensor* t, int k) {
+    return (float*)arena + t->offset + (size_t)k * tensor_slice_elements(t);
+}
+
+static inline SliceSink slice_sink(float* arena) {
+    SliceSink sink = {slice_in_arena_, NULL, arena};
+    return sink;
+}
+
+static inline void slice_sink_done(const SliceSink* sink, const Tensor* t, int k) {
+    if (sink->done) { sink->done(sink->to, t, k); }
+}
+
 // start values: layer by layer, in table order within a layer, so that the draws come as PyTorch makes the same
 // network; a tensor without layers is drawn with layer 0. Each slice is a draw of its own
-static inline void tensors_init(const Tensor* table, int n, float* arena, uint32_t seed) {
+static inline void tensors_init_into(const SliceSink* sink, const Tensor* table, int n, uint32_t seed) {
     const int n_layers = tensors_layers(table, n) > 1 ? tensors_layers(table, n) : 1;
     Mt19937 mt;
     mt19937_init(&mt, seed);
     for (int l = 0; l < n_layers; l++) {
         for (int i = 0; i < n; i++) {
             const Tensor* t = &table[i];
-            const size_t n_slice = tensor_slice_elements(t), n_disk = tensor_disk_elements(t);
+            const size_t n_disk = tensor_disk_elements(t);
             const int first = t->layers == 0 && l > 0 ? -1 : tensor_slice(t, l);
             if (first < 0 || t->init == INIT_NONE) { continue; }
             for (int k = first; k < first + tensor_layer_slices(t); k++) {
-                float* x = arena + t->offset + (size_t)k * n_slice;
-                memset(x, 0, sizeof(float) * n_slice);
+                float* x = (float*)memset(sink->room(sink->to, t, k), 0, sizeof(float) * tensor_slice_elements(t));
                 if (t->init == INIT_NORMAL) { normal_fill(&mt, x, n_disk, 0.0f, t->std); }
                 if (t->init == INIT_UNIFORM) { uniform_fill(&mt, x, n_disk, -t->std, t->std); }
                 for (size_t j = 0; t->init == INIT_ONES && j < n_disk; j++) { x[j] = 1.0f; }
+                slice_sink_done(sink, t, k);
             }
         }
     }
+}
+
+static inline void tensors_init(const Tensor* table, int n, float* arena, uint32_t seed) {
+    const SliceSink sink = slice_sink(arena);
+    tensors_init_into(&sink, table, n, seed);
 }
 #endif  // LLMC_TENSOR_H

@@ -52,7 +52,7 @@ static inline int llmc_bin_fits_(size_t n_bytes, BinHeader h, const Tensor* tabl
     return error_set(error, "expected %zu bytes for the sizes in its header, found %zu: copy or download it again", expected, n_bytes);
 }
 
-static inline void llmc_bin_load(const MappedFile* f, const Tensor* table, int n, float* arena) {
+static inline void llmc_bin_load_into(const SliceSink* sink, const MappedFile* f, const Tensor* table, int n) {
     BinHeader h;
     ErrorText error;
     if (!llmc_bin_parse_(&h, f->bytes, f->n_bytes, &error)) { fail_input("%s: %s", f->path, error.text); }
@@ -60,13 +60,21 @@ static inline void llmc_bin_load(const MappedFile* f, const Tensor* table, int n
     size_t width = h.version == 3 ? 4 : 2;
     const unsigned char* from = f->bytes + BIN_HEADER_BYTES;
     for (int i = 0; i < n; i++) {
-        float* to = arena + table[i].offset;
-        for (size_t j = 0; j < tensor_elements(&table[i]); j++, from += width) {
-            uint32_t bits = 0;
-            memcpy((char*)&bits + (4 - width), from, width);  // bfloat16 is the upper half of a float
-            memcpy(&to[j], &bits, 4);
+        for (int k = 0; k < tensor_slices(&table[i]); k++) {
+            float* to = sink->room(sink->to, &table[i], k);
+            for (size_t j = 0; j < tensor_slice_elements(&table[i]); j++, from += width) {
+                uint32_t bits = 0;
+                memcpy((char*)&bits + (4 - width), from, width);  // bfloat16 is the upper half of a float
+                memcpy(&to[j], &bits, 4);
+            }
+            slice_sink_done(sink, &table[i], k);
         }
     }
+}
+
+static inline void llmc_bin_load(const MappedFile* f, const Tensor* table, int n, float* arena) {
+    const SliceSink sink = slice_sink(arena);
+    llmc_bin_load_into(&sink, f, table, n);
 }
 
 static inline void llmc_bin_save(const char* path, BinHeader h, const Tensor* table, int n, const float* arena) {

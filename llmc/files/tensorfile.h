@@ -318,19 +318,26 @@ static inline int tensor_old_slice(const Tensor* t, const int* old_layer, int k)
 
 // old_layer: of each layer of the model the layer that it is in the file, -1 for a new one, which is left as it is; NULL: the
 // same
-static inline void tensors_load_layers(SafeSet* set, const Tensor* table, int n, const char* prefix, float* arena,
-                                       const int* old_layer) {
+static inline void tensors_load_into(const SliceSink* sink, SafeSet* set, const Tensor* table, int n, const char* prefix,
+                                     const int* old_layer) {
     float* turned = tensors_turning_room(table, n);
     for (int i = 0; i < n; i++) {
         const Tensor* t = &table[i];
         for (int k = 0, n_slices = tensor_slices(t); k < n_slices; k++) {
             const int from = tensor_old_slice(t, old_layer, k);
-            float* slice = arena + t->offset + (size_t)k * tensor_slice_elements(t);
-            if (from >= 0) { tensor_load_slice(set, t, from, prefix, slice, turned); }
+            if (from < 0) { continue; }
+            tensor_load_slice(set, t, from, prefix, sink->room(sink->to, t, k), turned);
+            slice_sink_done(sink, t, k);
         }
         progress("loading", i + 1, n);
     }
     free(turned);
+}
+
+static inline void tensors_load_layers(SafeSet* set, const Tensor* table, int n, const char* prefix, float* arena,
+                                       const int* old_layer) {
+    const SliceSink sink = slice_sink(arena);
+    tensors_load_into(&sink, set, table, n, prefix, old_layer);
 }
 
 static inline void tensors_load(SafeSet* set, const Tensor* table, int n, const char* prefix, float* arena) {

@@ -169,21 +169,21 @@ static inline Config config_load_bin(const char* path) {
     return c;
 }
 
-static inline void gpt2_load_tensors_(const char* path, const Tensor* table, float* params) {
+static inline void gpt2_load_tensors_(const SliceSink* sink, const char* path, const Tensor* table) {
     SafeSet set;
     safeset_open(&set, path);
-    tensors_load(&set, table, N_PARAMETERS, "", params);
+    tensors_load_into(sink, &set, table, N_PARAMETERS, "", NULL);
     tensors_check_tied(&set, "lm_head.weight", "transformer.wte.weight");
     safeset_report_unused(&set);
     safeset_close(&set);
 }
 
 // path: a .safetensors file, the index of several, or llm.c's .bin
-static inline void gpt2_load(const char* path, const Tensor* table, float* params) {
+static inline void gpt2_load(const SliceSink* sink, const char* path, const Tensor* table) {
     MappedFile file;
     file_map(&file, path);
-    if (is_llmc_bin(&file)) { llmc_bin_load(&file, table, N_PARAMETERS, params); }
-    else { gpt2_load_tensors_(path, table, params); }
+    if (is_llmc_bin(&file)) { llmc_bin_load_into(sink, &file, table, N_PARAMETERS); }
+    else { gpt2_load_tensors_(sink, path, table); }
     file_unmap(&file);
 }
 #endif  // LLMC_GPT2_H

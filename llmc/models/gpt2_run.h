@@ -60,9 +60,9 @@ static inline double gpt2_workspace_bytes(const Run* r, int B, int head_rows) {
     return fmax(products, (double)attention_bytes(r->trainer->stored_bytes, B, r->T, c.C, c.NH, &r->dev));
 }
 
-static inline void gpt2_load_parameters(Run* r, float* params) {
-    if (*r->weights) { gpt2_load(r->weights, r->model->table, params); }
-    else { tensors_init(r->model->table, N_PARAMETERS, params, (uint32_t)r->o.seed); }
+static inline void gpt2_load_parameters(Run* r, const SliceSink* sink) {
+    if (*r->weights) { gpt2_load(sink, r->weights, r->model->table); }
+    else { tensors_init_into(sink, r->model->table, N_PARAMETERS, (uint32_t)r->o.seed); }
 }
 
 static inline FileSum gpt2_write_config(const Run* r, const char* path, int eot) { return config_save(path, gpt2_of(r)->config, eot); }

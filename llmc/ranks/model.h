@@ -2,7 +2,7 @@
 Model: the tensors of a model and all that is kept of them. A trainer's own struct begins with it.
     model_layout          sizes only: what a run will need is known before anything is allocated
     model_init            the stored parameters, zero
-    model_store           parameters from floats on the host, rounded as the last update rounded them
+    model_stream_open     parameters from floats, slice by slice, rounded as the last update rounded them
     model_init_training   gradients, masters and moments, for updates of so many micro-batches
     model_point           the fields of a struct of pointers point to the parameters of a layer (dp_point: to its gradients)
     model_whole           the parameters as a checkpoint has them: floats on the host of rank 0
@@ -51,29 +51,9 @@ static inline size_t model_largest_slice(const Model* m) {
     return most;
 }
 
-// params: an arena on the host, of a checkpoint after so many updates; bf16 is rounded with the noise of the last of them, so
-// that a resumed run has the same bits. What is a bf16 already stays what it is.
-static inline void model_store(Model* m, const float* params, int updates, const Device* dev) {
-    const size_t n_bytes = sizeof(float) * model_largest_slice(m);
-    float* staged = (float*)device_alloc(n_bytes, "a tensor on its way to the device");
-    for (int i = 0, slice = 0; i < m->n_table; i++) {
-        const Tensor* t = &m->table[i];
-        const size_t n = tensor_slice_elements(t);
-        for (int l = 0; l < tensor_slices(t); l++, slice++) {
-            const size_t first = t->offset + n * (size_t)l;
-            const uint32_t noise_key = m->frozen && m->frozen[slice] ? 0 : (uint32_t)updates;
-            const Weights to = {(char*)m->w.stored + first * m->w.stored_bytes, m->w.stored_bytes, staged, NULL, NULL};
-            device_upload(staged, params + first, sizeof(float) * n, dev);
-            weights_round(&to, n, noise_key, first, dev);
-        }
-    }
-    device_sync(dev);
-    device_release(staged, n_bytes);
-}
-
-// comm NULL: alone. zero 1: masters and moments are kept once, not on every rank; 2: sums of gradients too. params: the floats
-// that masters begin with; NULL: no masters
-static inline void model_init_training(Model* m, Comm* comm, int n_leaves, int zero, const float* params, const Device* dev) {
+// comm NULL: alone. zero 1: masters and moments are kept once, not on every rank; 2: sums of gradients too. Before parameters
+// are stored: masters get theirs, too
+static inline void model_init_training(Model* m, Comm* comm, int n_leaves, int zero, int has_masters) {
     DataParallel* dp = &m->dp;
     int below;
     dp_init(dp, comm, m->table, m->n_table, m->frozen, n_leaves, zero);
@@ -82,9 +62,66 @@ static inline void model_init_training(Model* m, Comm* comm, int n_leaves, int z
     m->lowest = below ? 0 : m->lowest;
     m->w.m = (float*)device_alloc(sizeof(float) * dp->n_kept, "first moments");
     m->w.v = (float*)device_alloc(sizeof(float) * dp->n_kept, "second moments");
-    if (!params) { return; }
-    m->w.master = (float*)device_alloc(sizeof(float) * dp->n_kept, "master weights");
-    dp_deal(dp, m->w.master, params, dev);
+    if (has_masters) { m->w.master = (float*)device_alloc(sizeof(float) * dp->n_kept, "master weights"); }
+}
+
+// ---- parameters from floats on the host, slice by slice ----
+
+// A checkpoint after so many updates: bf16 is rounded with the noise of the last of them, so that a resumed run has the same
+// bits. What is a bf16 already stays what it is.
+typedef struct {
+    Model* m;
+    int updates;
+    const Device* dev;
+    float *room, *staged;  // of a slice, on the host and on the device
+    float* whole;          // all of them on the host, or NULL
+    XXH3_state_t* sum;
+} ModelStream;
+
+static inline float* model_stream_room_(void* stream, const Tensor* t, int k) {
+    ModelStream* s = (ModelStream*)stream;
+    (void)k;
+    return (float*)memset(s->room, 0, sizeof(float) * tensor_slice_elements(t));
+}
+
+static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
+    ModelStream* s = (ModelStream*)stream;
+    Model* m = s->m;
+    const int row = (int)(t - m->table), j = m->w.master ? dp_stretch(&m->dp, row, k) : -1;
+    const size_t n = tensor_slice_elements(t), begin = n * (size_t)k, first = t->offset + begin;
+    const Weights to = {(char*)m->w.stored + first * m->w.stored_bytes, m->w.stored_bytes, s->staged, NULL, NULL};
+    int slice = k;
+    for (int i = 0; i < row; i++) { slice += tensor_slices(&m->table[i]); }
+    XXH3_64bits_update(s->sum, s->room, sizeof(float) * n);
+    if (s->whole) { memcpy(s->whole + first, s->room, sizeof(float) * n); }
+    device_upload(s->staged, s->room, sizeof(float) * n, s->dev);
+    weights_round(&to, n, m->frozen && m->frozen[slice] ? 0 : (uint32_t)s->updates, first, s->dev);
+    if (j >= 0) {
+        const Part own = part_within(m->dp.kept[j], begin, begin + n);
+        device_upload(m->w.master + own.at, s->room + (own.first - begin), sizeof(float) * own.n, s->dev);
+    }
+    device_sync(s->dev);
+}
+
+static inline SliceSink model_stream_open(ModelStream* s, Model* m, float* whole, int updates, const Device* dev) {
+    const size_t n_bytes = sizeof(float) * model_largest_slice(m);
+    const SliceSink sink = {model_stream_room_, model_stream_done_, s};
+    ModelStream opened = {m, updates, dev, NULL, NULL, whole, XXH3_createState()};
+    *s = opened;
+    if (!s->sum) { fail_run("parameters: no memory"); }
+    XXH3_64bits_reset(s->sum);
+    s->room = (float*)device_pinned(n_bytes, "a tensor on its way to the device");
+    s->staged = (float*)device_alloc(n_bytes, "a tensor on its way to the device");
+    return sink;
+}
+
+// a sum of all that went by
+static inline uint64_t model_stream_close(ModelStream* s) {
+    const uint64_t sum = XXH3_64bits_digest(s->sum);
+    XXH3_freeState(s->sum);
+    device_pinned_free(s->room);
+    device_release(s->staged, sizeof(float) * model_largest_slice(s->m));
+    return sum;
 }
 
 static inline void model_point(const Model* m, void* pointers, int layer) {

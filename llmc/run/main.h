@@ -22,7 +22,7 @@ static inline void main_close_(Run* r) {
     generator_free(&r->generator);
     snapshot_free(&r->snapshot);
     verify_free(&r->verify);
-    save_free_loaded(r);
+    arena_free(r->loaded, sizeof(float) * r->model->n);
     r->trainer->close(r);
     model_free(r->model);
     device_free(&r->dev);
@@ -46,7 +46,7 @@ static inline int run_main(const Trainer* trainer, Model* model, int argc, char*
     start_open(r, argc, argv);
     start_device(r);
     if (r->o.dry_run) { return main_flush_(); }
-    save_load_parameters(r);
+    save_open_model(r);
     if (run_is_generating(r)) { task_generate(r); }
     else if (*r->o.probe) { task_probe(r); }
     else if (r->o.eval_only) { start_batch(r, TO_EVALUATE); task_evaluate(r, 0); }

@@ -2,7 +2,7 @@
 A run on several ranks, beside what one rank does (run.h): who speaks, and whether all were started alike.
     ranks_open       the world of this process; rank 0 speaks, the others write errors only, under "name [rank 2]"
     ranks_compare    options, state, program and data are the same everywhere, or status 2 on all ranks and one line
-    ranks_same_bytes the same for anything, such as the parameters
+    ranks_same       the same for any sum, such as that of the parameters
     ranks_threads    without --threads, the ranks of one machine divide its cores
     ranks_box, ranks_print_cost   what is exchanged: planned, and counted
     ranks_restore    the checkpoint with which --resume goes on
@@ -70,7 +70,7 @@ static inline void ranks_fail_input(Comm* c, const char* format, ...) {
 }
 
 // one number that must be the same everywhere
-static inline void ranks_same_(Comm* c, const char* what, uint64_t sum) {
+static inline void ranks_same(Comm* c, const char* what, uint64_t sum) {
     if (c->size == 1) { return; }
     uint64_t* all = (uint64_t*)malloc_check(sizeof(uint64_t) * (size_t)c->size, "sums");
     int *differs = (int*)malloc_check(sizeof(int) * (size_t)c->size, "sums"), n = 0;
@@ -87,9 +87,7 @@ static inline void ranks_same_(Comm* c, const char* what, uint64_t sum) {
     free(differs);
 }
 
-static inline void ranks_same_bytes(Comm* c, const char* what, const void* bytes, size_t n_bytes) {
-    if (c->size > 1) { ranks_same_(c, what, XXH3_64bits(bytes, n_bytes)); }
-}
+
 
 // the first option in which rank i differs from rank 0; the texts are JSON
 static inline void ranks_name_option_(Comm* c, int i, const char* ours, const char* theirs) {
@@ -135,10 +133,10 @@ static inline void ranks_compare(Comm* c, const Option* table, int n, const RunS
     char* text = json_dumps(options, JSON_SORT_KEYS | JSON_REAL_PRECISION(9));
     if (!text) { fail_run("options: no memory"); }
     file_map(&program, "/proc/self/exe");
-    ranks_same_(c, "program", XXH3_64bits(program.bytes, program.n_bytes));
+    ranks_same(c, "program", XXH3_64bits(program.bytes, program.n_bytes));
     ranks_compare_text_(c, text);
-    ranks_same_(c, "training data", tokens_checksum(train));
-    ranks_same_(c, "validation data", tokens_checksum(val));
+    ranks_same(c, "training data", tokens_checksum(train));
+    ranks_same(c, "validation data", tokens_checksum(val));
     file_unmap(&program);
     free(text);
     json_decref(options);

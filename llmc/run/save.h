@@ -1,8 +1,7 @@
 /*
 Files of a run: the model that it starts from, checkpoints, exports.
     save_find_model        what --resume, --from and --config mean
-    save_load_parameters   the parameters onto the device, the same on all ranks
-    save_open_training     gradients, masters and moments
+    save_open_model        the parameters onto the device, the same on all ranks; for training gradients and moments
     save_resume            with --resume: moments of the checkpoint, and what else the trainer keeps
     save_checkpoint        parameters, moments and state, written beside training
     save_exports           --export-hf, and what else the trainer writes
@@ -31,42 +30,31 @@ static inline void save_find_model(Run* r) {
 }
 
 // start values as the table says, or every tensor of the table from safetensors
-static inline void save_read_table_(Run* r, float* params) {
+static inline void save_read_table_(Run* r, const SliceSink* sink) {
     SafeSet set;
     if (!*r->weights) {
-        tensors_init(r->model->table, r->model->n_table, params, (uint32_t)r->o.seed);
+        tensors_init_into(sink, r->model->table, r->model->n_table, (uint32_t)r->o.seed);
         return;
     }
     safeset_open(&set, r->weights);
-    tensors_load(&set, r->model->table, r->model->n_table, "", params);
+    tensors_load_into(sink, &set, r->model->table, r->model->n_table, "", NULL);
     safeset_report_unused(&set);
     safeset_close(&set);
 }
 
-// read or drawn on the host, by every rank alike; bf16 is rounded from that
-static inline void save_load_parameters(Run* r) {
+// Gradients, moments and parameters: read or drawn by every rank alike, and the same on all. A device gets them slice by slice
+static inline void save_open_model(Run* r) {
     Model* m = r->model;
     const int in_place = DEVICE_IS_SHARED && r->trainer->stored_bytes == sizeof(float);
-    const size_t n_bytes = sizeof(float) * m->n;
+    const int trains = run_is_training(r), exports = !trains && (*r->o.export_hf || r->exports_more);
+    ModelStream stream;
     model_init(m, r->trainer->stored_bytes);
-    float* params = in_place ? (float*)m->w.stored : (float*)arena_alloc(n_bytes, "parameters on the host");
-    (r->trainer->load ? r->trainer->load : save_read_table_)(r, params);
-    ranks_same_bytes(r->comm, "parameters", params, n_bytes);
-    if (in_place) { return; }
-    model_store(m, params, r->state.updates, &r->dev);
-    r->loaded = params;
-}
-
-static inline void save_free_loaded(Run* r) {
-    arena_free(r->loaded, sizeof(float) * r->model->n);
-    r->loaded = NULL;
-}
-
-static inline void save_open_training(Run* r) {
-    Model* m = r->model;
-    model_init_training(m, r->comm, r->n_leaves, r->o.zero, r->has_masters ? r->loaded : NULL, &r->dev);
-    save_free_loaded(r);
-    if (r->o.verify_every > 0) { dp_verify(&m->dp, &r->verify, &m->w); }
+    if (trains) { model_init_training(m, r->comm, r->n_leaves, r->o.zero, r->has_masters); }
+    if (!in_place && exports && r->comm->rank == 0) { r->loaded = (float*)arena_alloc(sizeof(float) * m->n, "parameters on the host"); }
+    const SliceSink sink = in_place ? slice_sink(model_floats(m)) : model_stream_open(&stream, m, r->loaded, r->state.updates, &r->dev);
+    (r->trainer->load ? r->trainer->load : save_read_table_)(r, &sink);
+    ranks_same(r->comm, "parameters", in_place ? XXH3_64bits(model_floats(m), sizeof(float) * m->n) : model_stream_close(&stream));
+    if (trains && r->o.verify_every > 0) { dp_verify(&m->dp, &r->verify, &m->w); }
 }
 
 // moments, and what else the trainer keeps, of the checkpoint that --resume goes on from

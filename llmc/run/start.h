@@ -228,7 +228,6 @@ static inline void start_batch(Run* r, Purpose purpose) {
 }
 
 static inline void start_training(Run* r, int argc, char** argv) {
-    save_open_training(r);
     start_batch(r, TO_TRAIN);
     if (r->o.sample_every > 0 && r->comm->rank == 0) { task_open_generator(r, 1); }
     save_resume(r);

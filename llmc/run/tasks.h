@@ -57,7 +57,7 @@ static inline void task_probe(Run* r) {
     SafeWriter out;
     free(m->frozen);  // every gradient is asked for
     m->frozen = NULL;
-    model_init_training(m, NULL, 1, 0, NULL, &r->dev);
+    model_init_training(m, NULL, 1, 0, 0);
     r->trainer->open(r, TO_TRAIN, x.B, x.T);
     probe_open(&out, r->o.probe_out, &x, r->classes, m->table, m->n_table);
 

@@ -52,7 +52,9 @@ typedef struct {
     double (*more_bytes)(const Run* r);            // or NULL: what else it takes
 
     // ---- the model ----
-    void (*load)(Run* r, float* params);           // or NULL, the table says all: parameters from r->weights or start values; on the host
+    // or NULL, the table says all: parameters from r->weights or start values, slice by slice; where the stored ones are floats
+    // in host memory they may also be written whole, to model_floats
+    void (*load)(Run* r, const SliceSink* sink);
     void (*open)(Run* r, Purpose purpose, int B, int T);  // activations; TO_TRAIN: and what else training needs
     void (*leaf)(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T);  // forward, loss (dp_loss), backward
     void (*step)(Run* r, Step* s);                 // or NULL: train_adamw, one loss and one update
@@ -93,7 +95,7 @@ struct Run {
     const int* old_layers;     // of each layer its number in `weights`, -1: new. NULL: the same layers
     int T, n_leaves;           // positions in a row, micro-batches in an update
     int has_masters;           // float parameters are kept beside bf16 ones
-    float* loaded;             // parameters on the host, until training begins; NULL where the stored ones are these
+    float* loaded;             // the parameters as read, on the host of rank 0, for an export without training; or NULL
     int exports_more;          // Trainer.write_more has something to write
     int decay_all;             // weight decay on biases and norms too
     const int* slice_updates;  // of each slice: its updates so far. NULL: as many as the run
