@@ -47,7 +47,7 @@ COMMIT_FILE = build/commit-$(COMMIT)
 # what settings.json says of the program
 BUILT = -DCOMMIT='"$(COMMIT)"' -DFLAGS='"$(OPT) -march=$(ARCH) $(EXACT)"'
 
-TRAINERS = train_gpt2 train_mamba_hpn train_bigram
+TRAINERS = $(sort $(basename $(notdir $(wildcard train_*.c dev/examples/train_*.c))))
 TOOLS = inspect tokenize
 TESTS = $(patsubst %.c,%,$(sort $(wildcard test_*.c)))
 

@@ -6,7 +6,7 @@ The flips are planted by wrapping three functions of the trainer, which is other
     FLIPS=1000 build/test_verify flips
 */
 #include "llmc/ops/adamw.h"       // what is wrapped, before the wrappers have its names
-#include "llmc/text/dataloader.h"
+#include "llmc/text/prefetch.h"
 #include "llmc/ranks/leaf_tree.h"
 #include "llmc/test/test.h"       // check, check_exit, test_main
 #include "llmc/test/testfiles.h"  // temp_folder, temp_file
@@ -30,11 +30,11 @@ static void flip_element(float* x, size_t n) {
 static void flip_in_tensors(float* arena);  // below, where the table of tensors is known
 
 // the second call in a step begins the second computation
-static void planted_batch(const DataLoader* d, int64_t row, int n_rows, int* inputs, int* targets) {
+static void planted_batch(Prefetch* p, int64_t k, const int** inputs, const int** targets) {
     if (++plant.n_batches == 2 && plant.place >= FLIP_PARAMETERS && plant.place <= FLIP_MOMENTS_2) {
         flip_in_tensors(plant.arena[plant.place - FLIP_PARAMETERS]);
     }
-    dataloader_batch(d, row, n_rows, inputs, targets);
+    prefetch_batch(p, k, inputs, targets);
 }
 
 static void planted_push(LeafTree* tree, const Device* dev) {
@@ -50,7 +50,7 @@ static void planted_update(float* p, float* master, float* m, float* v, const fl
     if (plant.place == FLIP_UPDATE && plant.n_updates++ == plant.call) { flip_element(out[plant.element % 3], n); }
 }
 
-#define dataloader_batch planted_batch
+#define prefetch_batch planted_batch
 #define leaf_tree_push planted_push
 #define adamw_update_stored planted_update
 #define main trainer_main  // this test has a main of its own

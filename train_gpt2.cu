@@ -262,8 +262,8 @@ static void recompute_block(const GPT2* gpt2, Activations* acts, int l, const fl
     else if (level >= RECOMPUTE_GELU) { gelu_forward(a.fch_gelu, a.fch, (size_t)N * 4 * C, dev); }
 }
 
-// Forward's calls upside down, after gpt2_head. Every parameter's gradient is written: one micro-batch is one leaf,
-// which joins the tree of llmc/ranks/data_parallel.h.
+// Forward's calls upside down, after gpt2_head. Every parameter's gradient is written, but for what is frozen, whose pointer
+// is NULL: one micro-batch is one leaf, which joins the tree of llmc/ranks/data_parallel.h.
 static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Device* dev) {
     const int L = gpt2->config.L, C = gpt2->config.C, NH = gpt2->config.NH, N = B * T;
     ActivationTensors a = layer_activations(acts, L - 1);

@@ -262,15 +262,6 @@ static ActivationTensors layer_activations(const Activations* acts, int l) {
     return a;
 }
 
-// the slices of layer l in the order of the table: frozen[first + l] of each tensor with layers
-static int layer_is_frozen(const Mamba* mamba, int l) {
-    int all = mamba->model.frozen != NULL;
-    for (int i = 0, first = 0; i < mamba->model.n_table; first += tensor_slices(&mamba->model.table[i++])) {
-        if (all && mamba->model.table[i].layers > 0) { all = mamba->model.frozen[first + l]; }
-    }
-    return all;
-}
-
 // (B, T) 1 where a document begins, NULL where none does
 static const unsigned char* document_starts(const Activations* acts) {
     return acts->document_start >= 0 ? acts->starts : NULL;
@@ -466,7 +457,7 @@ static void ff_leaf(Mamba* mamba, Activations* acts, const int* tokens, float th
     for (int l = 0; l < c->L; l++) {
         const Parameters d = layer_gradients(&mamba->ff_dp, l);
         layer_forward(mamba, acts, l, layer_input(acts, l), B, T, dev);
-        if (layer_is_frozen(mamba, l)) { continue; }
+        if (!model_layer_learns(&mamba->model, l)) { continue; }
         ff_goodness(a.losses, a.dresidual, a.out, threshold, is_real, dloss, N, c->M, dev);
         for (int n = 0; n < N; n++) { sum += a.losses[n]; }
         layer_backward(mamba, acts, l, layer_input(acts, l), d, B, T, dev);
@@ -558,12 +549,8 @@ static void mamba_choose(Run* r) {
 static void mamba_freeze(Run* r) {
     Model* model = r->model;
     Tensor* prototypes = PARAMETER(model->table, model->n_table, prototypes);
-    if (workplace(r)->m.freeze_embedding) { model->frozen[0] = model->table[0].frozen = 1; }
-    if (!prototypes || config_of(r)->learns_prototypes) { return; }
-    prototypes->frozen = 1;
-    for (int i = 0, slice = 0; i < model->n_table; slice += tensor_slices(&model->table[i++])) {
-        if (&model->table[i] == prototypes) { model->frozen[slice] = 1; }
-    }
+    if (workplace(r)->m.freeze_embedding) { model_freeze(model, PARAMETER(model->table, model->n_table, embedding)); }
+    if (prototypes && !config_of(r)->learns_prototypes) { model_freeze(model, prototypes); }
 }
 
 // do the prototypes of this model come from no file?
@@ -641,9 +628,9 @@ static double mamba_flops(const Run* r) {
     for (int i = 0; i < r->model->n_table; i++) {
         const Tensor* t = &r->model->table[i];
         const int looks_up = t->field == offsetof(Parameters, embedding) && !(c->head == HEAD_CE && c->tied);
-        if (t->rows > 1 && t->on_disk != CONV && !looks_up && t->field != offsetof(Parameters, A_log)) { n += (double)tensor_elements(t); }
+        if (t->rows > 1 && t->on_disk != CONV && !looks_up && t->field != offsetof(Parameters, A_log)) { n += model_flops(r->model, i); }
     }
-    return 6.0 * n + 27.0 * c->L * c->E * c->NS;
+    return n + 27.0 * c->L * c->E * c->NS;
 }
 
 static Room room_of(const Run* r, int B, int T, Purpose purpose, Recompute recompute) {
@@ -746,7 +733,7 @@ static void open_forward_forward(Run* r, SurgeryConfig* config) {
     const Tensor* out = PARAMETER(model->table, model->n_table, out_proj);
     const int L = w->mamba.config.L, row = (int)(out - model->table);
     int last = L - 1;  // the last layer that learns: gradnorm compares its gradients
-    while (last > 0 && layer_is_frozen(&w->mamba, last)) { last--; }
+    while (last > 0 && !model_layer_learns(model, last)) { last--; }
     if (dp_stretch(&model->dp, row, last) >= 0) {
         const SurgeryRange compared = {dp_gradient_at(&model->dp, row, last), tensor_slice_elements(out)};
         config->norm_range = compared;
@@ -1059,7 +1046,7 @@ static void note_step(Run* r, const Step* s, float ff_loss, int bp) {
     const Workplace* w = workplace(r);
     int learning = 0, layers = 0;
     for (int i = 0; i < r->model->n_slices; i++) { learning += !r->model->frozen[i]; }
-    for (int l = 0; l < w->mamba.config.L; l++) { layers += !layer_is_frozen(&w->mamba, l); }
+    for (int l = 0; l < w->mamba.config.L; l++) { layers += model_layer_learns(r->model, l); }
     const double rows = (double)(r->state.rows + (int64_t)r->n_leaves * r->o.batch_size);
     const StepNotes notes = {s->loss, ff_loss, bp && !s->skipped, r->o.clip > 0.0f && s->norm > r->o.clip,
                              has_ff(r) && !s->skipped ? layers : 0, bp && !s->skipped ? learning : 0, bp ? conflict_layers(r) : 0,
@@ -1137,7 +1124,7 @@ static void mamba_load_extras(Run* r, const char* path) {
 static json_t* mamba_summary(const Run* r) {
     const Workplace* w = workplace(r);
     int frozen = 0;
-    for (int l = 0; l < w->mamba.config.L; l++) { frozen += layer_is_frozen(&w->mamba, l); }
+    for (int l = 0; l < w->mamba.config.L; l++) { frozen += !model_layer_learns(r->model, l); }
     return json_pack("{s:i, s:i, s:s, s:f, s:i, s:s}", "layers", w->mamba.config.L, "frozen", frozen, "head",
                      choice_name(HEAD_NAMES, w->mamba.config.head).s, "ff_lr", (double)w->m.ff_lr, "bp_cadence_steps", w->m.bp_cadence,
                      "gradient_surgery_method", choice_name(SURGERY_NAMES, (int)w->surgeon.config.method).s);

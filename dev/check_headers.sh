@@ -11,16 +11,17 @@ exact="-D_GNU_SOURCE -O1 -fsyntax-only -ffp-contract=off -I."
 passed=0
 failed=0
 
-# all headers, or all but those of one model: a program has one, so each model's Config is called Config
-includes() { ls llmc/*/*.h | grep -v "${1:-no such name}" | sed 's/.*/#include "&"/'; }
+# all headers that are no model's, and one model's: a program has one, so each model's Config is called Config
+includes() { { ls llmc/*/*.h | grep -v '^llmc/models/'; ls "llmc/models/$1"*.h; } | sed 's/.*/#include "&"/'; }
+models=$(ls llmc/models/*.h | sed 's/.*\/\([a-z0-9]*\)[_.].*/\1/' | sort -u)  # gpt2.h, gpt2_run.h: gpt2
 
 # try COMPILER...: all headers at once, with each model, so that none leans on another; and each by itself
 try() {
     local file=$work/all.$1 log=$work/log
     shift
-    for other in models/mamba models/gpt2; do
-        includes $other >"$file"
-        if "$@" "$file" >"$log" 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAIL  $* without $other"; head -n 20 "$log"; fi
+    for model in $models; do
+        includes $model >"$file"
+        if "$@" "$file" >"$log" 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAIL  $* with $model"; head -n 20 "$log"; fi
     done
     if [ $quick = 1 ]; then return; fi
     for header in llmc/*/*.h; do
@@ -71,7 +72,7 @@ done
 if [ $quick = 1 ]; then
     :  # CUDA takes as long as everything else
 elif nvcc=$(dev/cuda_flags.sh nvcc 2>/dev/null) && dev/cuda_flags.sh flags >"$work/flags"; then
-    includes models/mamba >"$work/all.cu"  # whose trainer is for CPUs
+    includes gpt2 >"$work/all.cu"  # the one with a trainer for GPUs
     if $nvcc -std=c++17 -arch=sm_90 -I. --options-file "$work/flags" --fmad=false -diag-suppress 1675 -Xcompiler -Wall -cuda "$work/all.cu" -o "$work/all.ii" >"$work/log" 2>&1; then
         passed=$((passed + 1))
     else

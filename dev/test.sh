@@ -94,6 +94,7 @@ simt() {
 make_all() {
     local name=$1
     shift
+    echo "building: $name"
     make -s -j"$jobs" "$@" && return
     failed=$((failed + 1))
     printf '%-52s does not build\n' "$name"
@@ -102,7 +103,7 @@ make_all() {
 
 # what scripts share
 build_shared() {
-    make_all "trainers and tools" train_gpt2 train_mamba_hpn tools launch "$(make -s folder)/train_gpt2_faults"
+    make_all "trainers and tools" train_gpt2 train_mamba_hpn train_bigram tools launch "$(make -s folder)/train_gpt2_faults"
 }
 
 python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
@@ -115,6 +116,7 @@ quick() {
     part "what make builds anew" dev/test_make.sh
     part "command line and runs, quick" dev/test_cli.sh quick
     part "checkpoints and faults, quick" dev/test_faults.sh quick
+    part "train_bigram.c, as its page says" dev/test_example.sh
     part "tools: inspect, tokenize, plot" dev/test_tools.sh
     part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
     part "several ranks, quick" dev/test_ranks.sh quick

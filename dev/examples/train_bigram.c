@@ -47,7 +47,7 @@ static void bigram_leaf(Run* r, int k, const int* tokens, const int* targets, fl
     crossentropy_forward(b->losses, b->logits, b->logits, targets, N, V, V, &r->dev);  // logits become probabilities
     crossentropy_losses_sum(dp_loss(dp), b->losses, N, &r->dev);
     crossentropy_backward(b->logits, b->logits, targets, dloss, N, V, V, &r->dev);
-    device_zero(d.table, sizeof(float) * (size_t)V * (size_t)V, &r->dev);
+    if (d.table) { device_zero(d.table, sizeof(float) * (size_t)V * (size_t)V, &r->dev); }  // NULL: it is frozen
     token_embedding_backward(d.table, b->logits, tokens, N, V, &r->dev);
     dp_leaf_done(dp, &r->dev);
 }
@@ -57,6 +57,7 @@ static void bigram_leaf(Run* r, int k, const int* tokens, const int* targets, fl
 static void bigram_choose(Run* r) {
     Bigram* b = bigram_of(r);
     int V = run_new_vocabulary(r);
+    if (*r->o.model && strcmp(r->o.model, "tiny") != 0) { options_fail("model", "expected tiny, found %s", r->o.model); }
     if (*r->weights && !*r->config) { fail_input("%s: expected a bigram model with its config.json", r->o.from); }
     if (*r->config) {
         json_t* json = json_read(r->config);

@@ -227,6 +227,14 @@ static inline int options_have(const Option* table, int n, const char* name) {
     return 0;
 }
 
+// the text of such an option; "" where there is none
+static inline const char* options_text(const Option* table, int n, const char* name) {
+    for (int i = 0; i < n; i++) {
+        if (table[i].type == OPTION_TEXT && strcmp(table[i].name, name) == 0) { return *(const char**)table[i].value; }
+    }
+    return "";
+}
+
 // the row named `name` in our own code
 static inline Option* options_named_(const Option* table, int n, const char* name) {
     for (int i = 0; i < n; i++) {

@@ -48,7 +48,9 @@ static inline void gpt2_box(const Run* r) {
 
 static inline double gpt2_flops_per_token(const Run* r) {
     const Config c = gpt2_of(r)->config;
-    return 6.0 * (double)tensors_count(r->model->table, N_PARAMETERS) + 6.0 * c.L * c.C * (double)r->T;
+    double n = 6.0 * c.L * c.C * (double)r->T;  // attention
+    for (int i = 0; i < N_PARAMETERS; i++) { n += model_flops(r->model, i); }
+    return n;
 }
 
 // the largest scratch that an op asks for: products (of head_rows positions' logits at once) or attention

@@ -155,11 +155,6 @@ static inline int dp_leaf_of_(const DataParallel* s, int rank, int k) {
 static inline int dp_n_leaves(const DataParallel* s) { return dp_n_leaves_of_(s, s->rank); }
 static inline int dp_leaf(const DataParallel* s, int k) { return dp_leaf_of_(s, s->rank, k); }
 
-// the one after it: in this update, or the first in the following one, counted on from this update's
-static inline int64_t dp_next_leaf(const DataParallel* s, int k) {
-    return k + 1 < dp_n_leaves(s) ? dp_leaf(s, k + 1) : (int64_t)s->n_leaves + dp_leaf(s, 0);
-}
-
 static inline void dp_add_node_(DataParallel* s, int rank, int k, int n_joins) {
     const DpNode node = {rank, k, n_joins};
     s->nodes = (DpNode*)realloc_check(s->nodes, sizeof node * ((size_t)s->n_nodes + 1), "plan of the tree");
@@ -615,6 +610,8 @@ static inline float* dp_join_(DataParallel* s, float* loss, const Device* dev) {
 // The sum over the leaves of all ranks, of loss and gradient: an arena of the parts `reduced`, of which those that this
 // rank owns are right. The tree is empty again.
 static inline float* dp_reduce(DataParallel* s, float* loss, const Device* dev) {
+    const int n_done = s->tree.next - s->tree.first;
+    if (n_done != dp_n_leaves(s)) { fail_run("backward: %d leaves were begun, dp_leaf_done was called %d times", dp_n_leaves(s), n_done); }
     float* grads = s->size == 1 ? leaf_tree_finish(&s->tree, loss, dev) : dp_join_(s, loss, dev);
     dp_clear_frozen_(s, grads, dev);
     return grads;

@@ -36,6 +36,56 @@ static inline void model_layout(Model* m, int n_table) {
     for (int i = 0; i < n_table; i++) { m->n_slices += tensor_slices(&m->table[i]); }
 }
 
+// ---- what learns ----
+
+// nothing of tensor t learns
+static inline void model_freeze(Model* m, const Tensor* t) {
+    int slice = 0;
+    for (const Tensor* before = m->table; before < t; before++) { slice += tensor_slices(before); }
+    for (int k = 0; k < tensor_slices(t); k++) { m->frozen[slice + k] = 1; }
+}
+
+// does anything of layer l learn?
+static inline int model_layer_learns(const Model* m, int l) {
+    for (int i = 0, slice = 0; i < m->n_table; slice += tensor_slices(&m->table[i++])) {
+        const int first = m->table[i].layers > 0 ? tensor_slice(&m->table[i], l) : -1, n = tensor_layer_slices(&m->table[i]);
+        for (int k = first; first >= 0 && k < first + n; k++) {
+            if (!m->frozen || !m->frozen[slice + k]) { return 1; }
+        }
+    }
+    return 0;
+}
+
+static inline int model_learns(const Model* m) {
+    for (int slice = 0; slice < m->n_slices; slice++) {
+        if (!m->frozen || !m->frozen[slice]) { return 1; }
+    }
+    return 0;
+}
+
+// once it is known what is frozen
+static inline void model_find_lowest(Model* m) {
+    int below;
+    m->lowest = learning_from(m->table, m->n_table, m->frozen, &below);
+    m->lowest = below ? 0 : m->lowest;
+}
+
+// flops of the products of one position with tensor i: forward 2 for each element, 2 for the gradient of what goes in, as far
+// down as backward comes, and 2 for its own, where it learns
+static inline double model_flops(const Model* m, int i) {
+    const Tensor* t = &m->table[i];
+    double n = 0.0;
+    int slice = 0;
+    for (int before = 0; before < i; before++) { slice += tensor_slices(&m->table[before]); }
+    for (int k = 0; k < tensor_slices(t); k++) {
+        const int reached = t->layers == 0 || tensor_slice_layer(t, k) >= m->lowest, learns = !m->frozen || !m->frozen[slice + k];
+        n += 2.0 * (1 + reached + learns);
+    }
+    return n * (double)tensor_slice_elements(t);
+}
+
+// ---- memory ----
+
 // stored_bytes: of one parameter as the ops read it
 static inline void model_init(Model* m, size_t stored_bytes) {
     m->w = weights_of(device_alloc(stored_bytes * m->n, "parameters"), stored_bytes, NULL, NULL, NULL);
@@ -55,11 +105,9 @@ static inline size_t model_largest_slice(const Model* m) {
 // are stored: masters get theirs, too
 static inline void model_init_training(Model* m, Comm* comm, int n_leaves, int zero, int has_masters) {
     DataParallel* dp = &m->dp;
-    int below;
     dp_init(dp, comm, m->table, m->n_table, m->frozen, n_leaves, zero);
     dp_open(dp);
-    m->lowest = learning_from(m->table, m->n_table, m->frozen, &below);
-    m->lowest = below ? 0 : m->lowest;
+    model_find_lowest(m);
     m->w.m = (float*)device_alloc(sizeof(float) * dp->n_kept, "first moments");
     m->w.v = (float*)device_alloc(sizeof(float) * dp->n_kept, "second moments");
     if (has_masters) { m->w.master = (float*)device_alloc(sizeof(float) * dp->n_kept, "master weights"); }

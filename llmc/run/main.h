@@ -2,10 +2,11 @@
 A run, from the command line to the last file: what every trainer does beside its model. A trainer fills in a Trainer (trainer.h),
 one function for each thing that only it knows, and its main is one call:
     int main(int argc, char** argv) {
-        static GPT2 gpt2;  // begins with a Model
-        Trainer trainer = gpt2_trainer();
-        return run_main(&trainer, &gpt2.model, argc, argv);
+        static Bigram bigram;  // begins with a Model; all zero
+        Trainer t;             // its functions, one after the other: t.open = bigram_open; ...
+        return run_main(&t, &bigram.model, argc, argv);
     }
+dev/examples/train_bigram.c is the smallest, and doc/your_own_trainer.md walks through it.
 */
 #ifndef LLMC_MAIN_H
 #define LLMC_MAIN_H

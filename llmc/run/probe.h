@@ -1,7 +1,7 @@
 /*
 The input of --probe (spec/cli.md 2): one batch that somebody wants computed, everything visible.
     IN.safetensors   inputs, targets  I32 (B, T), already shifted; a negative target is not counted
-What comes out is the trainer's: logits, loss and grad.<name> of every tensor, under its name and shape on disk.
+What comes out (tasks.h): logits, loss and grad.<name> of every tensor, under its name and shape on disk.
 */
 #ifndef LLMC_PROBE_H
 #define LLMC_PROBE_H

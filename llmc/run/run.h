@@ -4,7 +4,7 @@ What every trainer's run has in common (spec/cli.md): the options, the state a c
     RunState           counters and generators: with parameters and moments, all that training goes on from
     run_find_checkpoint, run_restore   the newest good checkpoint of --run; options and state of it
     run_open           makes the folder of the run, settings.json and the log
-    run_save_begin/end a checkpoint: between them the trainer writes its files into the temporary folder
+    run_save_begin/end a checkpoint: between them save.h writes its files into the temporary folder
     stop_on_signals    SIGTERM, SIGINT and SIGUSR1 end a run after the step, with a checkpoint
     run_lr             the learning rate of a step: --lr, --schedule, --warmup, --final-lr, --lr-horizon
     run_summary        summary.json: how a run ended
@@ -297,7 +297,7 @@ static inline double run_checkpoint_bytes(const Tensor* table, int n, const int*
     return n_bytes;
 }
 
-// the temporary folder into which the trainer writes config.json, model.safetensors and optimizer.safetensors
+// the temporary folder into which save.h writes config.json, model.safetensors and optimizer.safetensors
 static inline const char* run_save_begin(char temporary[PATH_BYTES], const RunOptions* o, const RunState* s, double n_bytes) {
     checkpoint_begin(temporary, o->run, s->step, n_bytes);
     return temporary;
@@ -460,8 +460,9 @@ static inline void box_update(const RunOptions* o, int n_leaves, int T) {
 static inline void box_checkpoints(const RunOptions* o, const RunState* s, double n_bytes) {
     double n_free = disk_free(*o->run ? o->run : ".");
     if (o->resume) { box_row("resumed", "after step %d", s->step); }
-    double n_saved = o->save_every > 0 ? ceil((double)(o->steps - s->step) / o->save_every) : 1.0;
-    double n_forever = o->keep_every > 0 && o->save_every > 0 ? floor((double)(o->steps - s->step) / o->keep_every) : 0.0;
+    const double n_left = fmax(0.0, (double)o->steps - s->step);  // steps
+    double n_saved = o->save_every > 0 ? ceil(n_left / o->save_every) : fmin(1.0, n_left);
+    double n_forever = o->keep_every > 0 && o->save_every > 0 ? floor(n_left / o->keep_every) : 0.0;
     double n_kept = fmin(n_saved, o->keep + 2.0 + n_forever);  // the newest, the best, and the one that is being written
     if (n_free < 0.0) { return; }
     box_row("checkpoints", "%.0f at most, of %s; %s free", n_kept, format_bytes(n_bytes).s, format_bytes(n_free).s);

@@ -15,10 +15,18 @@ written.
 #include "train.h"           // train_row
 #include "trainer.h"         // Run
 
+// a mistake of ours: a trainer that leaves out what every run needs
+static inline void start_check_trainer_(const Trainer* t) {
+    assert(t->name && t->about && t->presets && t->stored_bytes > 0 && t->usual_T > 0);
+    assert(t->choose && t->box && t->flops_per_token && t->activation_bytes && t->open && t->leaf && t->losses && t->forward);
+    assert(t->logits && t->next_logits && t->write_config && t->close && t->n_scores <= MAX_SCORES);
+}
+
 // ---- options and sizes ----
 
 static inline void start_parse_(Run* r, int argc, char** argv) {
     const Trainer* t = r->trainer;
+    start_check_trainer_(t);
     r->n_options = run_options(r->table, &r->o, t->presets);
     if (t->more_data) { r->n_options = data_options(r->table, r->n_options, &r->d); }
     if (t->options) { t->options(r); }
@@ -32,6 +40,7 @@ static inline void start_parse_(Run* r, int argc, char** argv) {
 static inline void start_freeze_(Run* r) {
     r->model->frozen = freeze_slices(r->o.freeze, r->model->table, r->model->n_table);
     if (r->trainer->freeze) { r->trainer->freeze(r); }
+    model_find_lowest(r->model);
 }
 
 // is anything asked for? The message names those options of this trainer that ask for something
@@ -54,11 +63,36 @@ static inline void start_plan_rows_(Run* r) {
     r->n_leaves = run_leaves(o, r->T);
 }
 
+// of an option that not every trainer has
+static inline int start_is_typed_(const Run* r, const char* name) {
+    return options_have(r->table, r->n_options, name) && run_is_typed(r, name);
+}
+
+// an output takes the name of no input: it would be gone
+static inline void start_check_outputs_(const Run* r) {
+    const char* const outputs[] = {"export-bin", "probe-out", "embeddings-out"};
+    const char* const inputs[] = {"from", "config", "train", "val", "tokenizer", "hellaswag", "probe"};
+    const int n_inputs = (int)(sizeof inputs / sizeof inputs[0]);
+    for (int i = 0; i < 3 * n_inputs; i++) {
+        const char* output = options_text(r->table, r->n_options, outputs[i / n_inputs]);
+        const char* input = options_text(r->table, r->n_options, inputs[i % n_inputs]);
+        struct stat out, in;
+        if ((i / n_inputs == 1 && !*r->o.probe) || stat(output, &out) != 0 || stat(input, &in) != 0) { continue; }
+        if (out.st_dev == in.st_dev && out.st_ino == in.st_ino) {
+            options_fail(outputs[i / n_inputs], "%s is what --%s reads: give another name", output, inputs[i % n_inputs]);
+        }
+    }
+}
+
 // sizes that follow from the model and the data; conflicts
 static inline void start_plan_(Run* r) {
     RunOptions* o = &r->o;
     start_plan_rows_(r);
     if (r->trainer->check) { r->trainer->check(r); }
+    if (r->o.resume && !run_is_training(r)) {  // what the run was to write in the end is not asked for now
+        r->exports_more &= start_is_typed_(r, "export-bin") | start_is_typed_(r, "embeddings-out");
+        if (!run_is_typed(r, "export-hf")) { options_set(r->table, r->n_options, "export-hf", ""); }
+    }
     if (!options_given(r->table, r->n_options, "tokenizer")) { data_check_tokenizer(&r->data, o, r->V, run_has_text(r)); }
     start_check_purpose_(r);
     if (run_is_training(r) || *o->export_hf || o->doc_reset) { data_check_documents(&r->data, o, run_end_of_text(r)); }
@@ -73,6 +107,8 @@ static inline void start_plan_(Run* r) {
     }
     if (run_is_training(r) || *o->export_hf) { run_end_of_text(r); }  // config.json names it: refuse now, not at a checkpoint
     if (*o->export_hf) { hf_export_check(o->export_hf); }
+    start_check_outputs_(r);
+    if (run_is_training(r) && !model_learns(r->model)) { options_fail("freeze", "every tensor is frozen: nothing learns"); }
     data_plan(&r->data, o, r->T, r->V, r->classes, r->n_leaves);
 }
 
@@ -197,9 +233,13 @@ static inline double start_box_(const Run* r) {
     return n_bytes;
 }
 
+// a byte of the prompt is a token at most; what comes from standard input may fill all positions
 static inline double start_bytes_to_generate_(const Run* r) {
     const Trainer* t = r->trainer;
-    return (double)t->stored_bytes * (double)r->model->n + t->activation_bytes(r, TO_GENERATE, 1, r->max_T);
+    const size_t n_bytes = strlen(r->o.generate);
+    const int n_prompt = strcmp(r->o.generate, "-") == 0 || n_bytes > (size_t)r->max_T ? r->max_T : (int)n_bytes + 1;
+    const int room = generator_room(&r->o, n_prompt, r->max_T);
+    return (double)t->stored_bytes * (double)r->model->n + t->activation_bytes(r, TO_GENERATE, 1, room);
 }
 
 // a run that only generates prints nothing but text
