@@ -1,6 +1,7 @@
 /*
-GPT-2 and GPT-3, trained in plain C: this file has the model, forward and backward. Read it from top to bottom, then the loop
-that trains it, llmc/run/train.h, then any op: each is a file of llmc/ops/ whose plain loop defines its result to the last bit.
+GPT-2 and GPT-3, trained in plain C: this file has the model, forward and backward. Read it from top to bottom, then
+the loop that trains it, llmc/run/train.h, then any op: each is a file of llmc/ops/ whose plain loop defines its result
+to the last bit.
 
 The model (Radford et al. 2019; Brown et al. 2020): token + position embedding, L blocks of
     r = r + attention(layernorm(r))
@@ -27,8 +28,8 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 1. Tensors. What makes one GPT-2 different from another, and one line for each parameter, is in llmc/models/gpt2.h, because
-// train_gpt2.cu needs the same; here is one line for each activation. Everything else loops over these tables.
+// 1. Tensors. What makes one GPT-2 different from another, and one line for each parameter, is in llmc/models/gpt2.h,
+// because train_gpt2.cu needs the same; here is one line for each activation. Everything else loops over these tables.
 
 // what a pass leaves behind; the last three are the gradients on their way back, one buffer each for all layers
 typedef struct {
@@ -159,8 +160,8 @@ static const float* gpt2_losses(const GPT2* gpt2, Activations* acts, const int* 
     return a.losses;
 }
 
-// Forward's calls upside down. Every parameter's gradient is written, but for what is frozen, whose pointer is NULL: one
-// micro-batch is one leaf, which joins the tree of llmc/ranks/data_parallel.h.
+// Forward's calls upside down. Every parameter's gradient is written, but for what is frozen, whose pointer is NULL:
+// one micro-batch is one leaf, which joins the tree of llmc/ranks/data_parallel.h.
 static void gpt2_backward(GPT2* gpt2, Activations* acts, const int* tokens, const int* targets, float dloss, int B,
                           int T, const Device* dev) {
     const Config c = gpt2->config;
@@ -246,7 +247,9 @@ static void forward(Run* r, const int* inputs, int B, int T) {
 static void logits(Run* r, float* out, int first, int n) {
     const Config c = gpt2_of(r)->config;
     const float* padded = gpt2_logits(gpt2_of(r), &workplace(r)->acts, first, n, &r->dev);
-    for (int i = 0; i < n; i++) { memcpy(out + (size_t)i * c.V, padded + (size_t)i * c.Vp, sizeof(float) * (size_t)c.V); }
+    for (int i = 0; i < n; i++) {
+        memcpy(out + (size_t)i * c.V, padded + (size_t)i * c.Vp, sizeof(float) * (size_t)c.V);
+    }
 }
 
 static const float* batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {

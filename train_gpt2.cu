@@ -30,7 +30,8 @@ There are no kernels here. Every op's are in its header in llmc/ops/, behind the
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 1. Tensors. Sizes and parameters are those of train_gpt2.c, in llmc/models/gpt2.h; here is one line for each activation.
+// 1. Tensors. Sizes and parameters are those of train_gpt2.c, in llmc/models/gpt2.h; here is one line for each
+// activation.
 
 // weights as forward and backward read them; Parameters (llmc/models/gpt2.h) are floats: gradients
 typedef struct {
@@ -110,7 +111,8 @@ static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpos
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 2. The model: forward, head, backward. AdamW, with its float masters, is in llmc/run/train.h and needs no word about GPT-2.
+// 2. The model: forward, head, backward. AdamW, with its float masters, is in llmc/run/train.h and needs no word about
+// GPT-2.
 
 typedef struct {
     int B, T;              // room
@@ -225,8 +227,9 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
     }
 }
 
-// Logits of N positions, head_rows at a time, and their losses. backward: also the gradients of wte (written; NULL where it
-// is frozen) and, in dbranch, of lnf. targets are on the host; dloss = 1 / targets counted in the whole update
+// Logits of N positions, head_rows at a time, and their losses. backward: also the gradients of wte (written; NULL
+// where it is frozen) and, in dbranch, of lnf. targets are on the host; dloss = 1 / targets counted in the whole
+// update
 static void gpt2_head(const GPT2* gpt2, Activations* acts, int backward, float* dwte, const int* targets, float dloss,
                       int N, const Device* dev) {
     const int C = gpt2->config.C, V = gpt2->config.V, Vp = gpt2->config.Vp;
@@ -262,8 +265,8 @@ static void recompute_block(const GPT2* gpt2, Activations* acts, int l, const fl
     else if (level >= RECOMPUTE_GELU) { gelu_forward(a.fch_gelu, a.fch, (size_t)N * 4 * C, dev); }
 }
 
-// Forward's calls upside down, after gpt2_head. Every parameter's gradient is written, but for what is frozen, whose pointer
-// is NULL: one micro-batch is one leaf, which joins the tree of llmc/ranks/data_parallel.h.
+// Forward's calls upside down, after gpt2_head. Every parameter's gradient is written, but for what is frozen, whose
+// pointer is NULL: one micro-batch is one leaf, which joins the tree of llmc/ranks/data_parallel.h.
 static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Device* dev) {
     const int L = gpt2->config.L, C = gpt2->config.C, NH = gpt2->config.NH, N = B * T;
     ActivationTensors a = layer_activations(acts, L - 1);
@@ -295,7 +298,8 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, s.ln1_mean, s.ln1_rstd, N, C, dev);
         dp_layer_done(&gpt2->model.dp, l, dev);
     }
-    if (d.wpe) { device_zero(d.wpe, sizeof(float) * (size_t)gpt2->config.max_T * C, dev); }  // positions beyond T get none
+    // positions beyond T get none
+    if (d.wpe) { device_zero(d.wpe, sizeof(float) * (size_t)gpt2->config.max_T * C, dev); }
     for (int i = 0; i < acts->segments.n; i++) {
         Segment x = acts->segments.at[i];
         embedding_backward(d.wte, d.wpe, a.dresidual + x.first * C, acts->tokens + x.first, x.rows, x.T, C, dev);
@@ -330,11 +334,13 @@ static void gpu_options(Run* r) {
     Workplace* w = workplace(r);
     const Option own[] = {
         {"GPU", "recompute", "-r", OPTION_INT, &w->how.recompute, "0", 0, 3, "0|1|2|3",
-         "compute again in backward instead of keeping: 1 GELU, 2 LayerNorms too, 3 whole blocks. Saves memory, changes no bit", 0},
+         "compute again in backward instead of keeping: 1 GELU, 2 LayerNorms too, 3 whole blocks. Saves memory, changes "
+         "no bit", 0},
         {"GPU", "gelu-fusion", "-ge", OPTION_SWITCH, &w->how.gelu_fusion, "0", 0, 0, "0|1",
          "GELU inside the matmul before it, from unrounded sums", 0},
         {"GPU", "master-weights", "-w", OPTION_SWITCH, &w->master_weights, "1", 0, 0, "0|1",
-         "keep float parameters beside bf16 ones; 0: less memory, and small updates live by the noise of the rounding", 0},
+         "keep float parameters beside bf16 ones; 0: less memory, and small updates live by the noise of the "
+         "rounding", 0},
         {"GPU", "head-rows", "", OPTION_INT, &w->how.head_rows, "8192", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
     };
@@ -372,7 +378,9 @@ static void open_activations(Run* r, Purpose purpose, int B, int T) {
     const size_t n_losses = (size_t)B * (size_t)T, n_logits = (size_t)w->gpt2.config.Vp;
     activations_init(acts, w->gpt2.config, B, T, purpose, w->how);
     acts->segments.document_start = gpt2_document_start(r, purpose);
-    if (!w->host) { w->host = (float*)malloc_check(sizeof(float) * (n_losses > n_logits ? n_losses : n_logits), "losses"); }
+    if (!w->host) {
+        w->host = (float*)malloc_check(sizeof(float) * (n_losses > n_logits ? n_losses : n_logits), "losses");
+    }
 }
 
 static void train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
@@ -397,7 +405,9 @@ static const float* host_logits(const Run* r, Activations* acts, int n) {
 
 static void logits(Run* r, float* out, int first, int n) {
     const size_t V = (size_t)gpt2_of(r)->config.V;
-    for (int i = 0; i < n; i++) { memcpy(out + V * (size_t)i, host_logits(r, &workplace(r)->acts, first + i), sizeof(float) * V); }
+    for (int i = 0; i < n; i++) {
+        memcpy(out + V * (size_t)i, host_logits(r, &workplace(r)->acts, first + i), sizeof(float) * V);
+    }
 }
 
 static const float* batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
@@ -423,7 +433,8 @@ static void close_activations(Run* r) {
 }
 
 static Trainer gpu_trainer(void) {
-    Trainer t = gpt2_trainer("train_gpt2cu", "Trains GPT-2 and GPT-3 on GPUs. The CPU trainer is train_gpt2; first steps: make run.");
+    Trainer t = gpt2_trainer("train_gpt2cu",
+                             "Trains GPT-2 and GPT-3 on GPUs. The CPU trainer is train_gpt2; first steps: make run.");
     t.stored_bytes = sizeof(floatX);
     t.sparing = "--recompute 3";
     t.options = gpu_options;

@@ -26,7 +26,7 @@ What the first one prints, after its settings, the sizes of the model and the me
 #include "llmc/core/tensor_arena.h"     // TensorArena: activations, laid out by a table
 #include "llmc/files/embeddings.h"      // Embeddings: where inputs and classes stand, for pictures
 #include "llmc/models/mamba.h"          // Config, Parameters, parameter_table, mamba_load
-#include "llmc/models/mamba_options.h"  // MambaOptions: what this trainer takes beside run.h; the model that they ask for
+#include "llmc/models/mamba_options.h"  // MambaOptions: what this trainer takes beside run.h
 #include "llmc/models/prototypes.h"     // prototypes_init, prototypes_check_fit: where the classes stand
 #include "llmc/ops/causal_conv1d.h"     // conv1d_forward, conv1d_backward, conv1d_history
 #include "llmc/ops/crossentropy.h"      // crossentropy_forward, crossentropy_backward, crossentropy_losses_sum
@@ -122,7 +122,8 @@ static int activation_table(Tensor* table, const Config* c, const Room* room) {
 typedef struct {
     Model model;        // the first member: a run finds its tensors here
     Config config;
-    float *unit_prototypes, *prototype_norms, *dunit_prototypes;  // as the head uses them: (classes, Dp), (classes), (classes, Dp)
+    float *unit_prototypes, *prototype_norms, *dunit_prototypes;  // as the head uses them: (classes, Dp), (classes),
+                                                                  // (classes, Dp)
     DataParallel ff_dp;  // gradients of Forward-Forward
     int* updates;        // of each slice: AdamW's updates so far
 } Mamba;
@@ -375,8 +376,11 @@ static float* mamba_logits(const Mamba* mamba, Activations* acts, int first, int
 static const float* mamba_losses(const Mamba* mamba, Activations* acts, const int* targets, int N, const Device* dev) {
     const Config* c = &mamba->config;
     ActivationTensors a = layer_activations(acts, 0);
-    if (head_reads_out(c->head)) { hpn_forward(a.losses, a.cosines, a.z_unit, mamba->unit_prototypes, targets, N, c->Dp, dev); }
-    else { crossentropy_forward(a.losses, a.logits, a.logits, targets, N, c->classes, c->classes, dev); }
+    if (head_reads_out(c->head)) {
+        hpn_forward(a.losses, a.cosines, a.z_unit, mamba->unit_prototypes, targets, N, c->Dp, dev);
+    } else {
+        crossentropy_forward(a.losses, a.logits, a.logits, targets, N, c->classes, c->classes, dev);
+    }
     return a.losses;
 }
 
@@ -526,12 +530,14 @@ static void mamba_choose(Run* r) {
     const int same_classes = c.is_classifier == was.is_classifier && c.classes == was.classes && c.tied == was.tied;
     w->has_head = *r->config && c.head == was.head && same_classes && (!config_has_prototypes(&c) || c.Dp == was.Dp);
     if (r->o.resume && !w->has_head) {
-        options_fail("head", "%s has head %s with %d classes, a run that goes on keeps it: begin another with --from %s",
+        options_fail("head",
+                     "%s has head %s with %d classes, a run that goes on keeps it: begin another with --from %s",
                      r->o.run, choice_name(HEAD_NAMES, was.head).s, was.classes, r->o.run);
     }
     w->n_old_layers = c.L;
     if (m->target_layers > 0 && m->target_layers < c.L) {
-        options_fail("target-layers", "expected at least the %d layers that there are, found %d", c.L, m->target_layers);
+        options_fail("target-layers", "expected at least the %d layers that there are, found %d", c.L,
+                     m->target_layers);
     }
     if (m->target_layers > c.L) {
         w->old_layers = (int*)malloc_check(sizeof(int) * (size_t)m->target_layers, "layers");
@@ -569,14 +575,18 @@ static void check_conflicts(const Run* r) {
     if (has_ff(r) && (r->o.zero > 0 || r->d.carry_state)) {
         options_fail("ff-lr", "Forward-Forward goes with neither --zero nor --carry-state");
     }
-    if (r->d.carry_state && r->comm->size > 1) { options_fail("carry-state", "is for one rank: states are not sent around"); }
+    if (r->d.carry_state && r->comm->size > 1) {
+        options_fail("carry-state", "is for one rank: states are not sent around");
+    }
     if (c->learns_prototypes && c->head == HEAD_HPN && (m->proto_separation == 0.0f || r->o.zero > 0)) {
-        options_fail("proto", m->proto_separation == 0.0f ? "learnt prototypes of hpn all become one without --proto-separation"
-                     : "learnt prototypes of hpn need --zero 0");
+        options_fail("proto", m->proto_separation == 0.0f
+                                  ? "learnt prototypes of hpn all become one without --proto-separation"
+                                  : "learnt prototypes of hpn need --zero 0");
     }
     if (is_classifier(r) != (data_examples_T(&r->data) > 0) && has_data_) {
-        options_fail("task", is_classifier(r) ? "cls needs examples (a safetensors file with inputs and targets), found tokens"
-                     : "found examples with targets of their own: --task cls");
+        options_fail("task", is_classifier(r)
+                                 ? "cls needs examples (a safetensors file with inputs and targets), found tokens"
+                                 : "found examples with targets of their own: --task cls");
     }
     if (run_is_typed(r, "placement") && m->target_layers == 0) {
         options_fail("placement", "says where new layers stand: --target-layers says how many");
@@ -591,8 +601,12 @@ static void check_conflicts(const Run* r) {
     if (has_classes && !is_classifier(r) && has_data_) {
         options_fail("task", "the model chooses from %d classes, not from its %d tokens: --task cls", c->classes, c->V);
     }
-    if (has_ff(r) && c->V < 2) { options_fail("ff-lr", "Forward-Forward needs two tokens, so that one can replace the other"); }
-    if (*m->embeddings_out && !has_data(&r->data.val)) { options_fail("embeddings-out", "needs --val or --val-fraction"); }
+    if (has_ff(r) && c->V < 2) {
+        options_fail("ff-lr", "Forward-Forward needs two tokens, so that one can replace the other");
+    }
+    if (*m->embeddings_out && !has_data(&r->data.val)) {
+        options_fail("embeddings-out", "needs --val or --val-fraction");
+    }
     if (r->o.hellaswag[0]) { options_fail("hellaswag", "this trainer answers no examples"); }
 }
 
@@ -602,7 +616,8 @@ static void mamba_check(Run* r) {
     check_conflicts(r);
     if (m->grad_accum > 0) { r->n_leaves = m->grad_accum; }
     if (r->n_leaves > INT_MAX / r->o.batch_size) {
-        options_fail("grad-accum", "%d micro-batches of %d rows are more than %d rows", r->n_leaves, r->o.batch_size, INT_MAX);
+        options_fail("grad-accum", "%d micro-batches of %d rows are more than %d rows", r->n_leaves, r->o.batch_size,
+                     INT_MAX);
     }
     r->exports_more = *m->embeddings_out && (run_is_training(r) || r->o.eval_only);
     if (r->exports_more) { outfile_check("embeddings-out", m->embeddings_out); }
@@ -618,7 +633,9 @@ static void mamba_box(const Run* r) {
     if (w->old_layers) { box_row("  new layers", "%d beside %d old ones", c->L - w->n_old_layers, w->n_old_layers); }
     const char *kind = c->is_classifier ? "classes" : "tokens", *age = *r->weights && !w->has_head ? ", new" : "";
     box_row("head", "%s, %d %s%s", choice_name(HEAD_NAMES, c->head).s, c->classes, kind, age);
-    if (config_has_prototypes(c)) { box_row("  prototypes", "in %d dimensions, %s", c->Dp, c->learns_prototypes ? "learnt" : "fixed"); }
+    if (config_has_prototypes(c)) {
+        box_row("  prototypes", "in %d dimensions, %s", c->Dp, c->learns_prototypes ? "learnt" : "fixed");
+    }
 }
 
 // products of every matrix, forward and twice backward; of the scan, 9 flops for each state
@@ -628,7 +645,9 @@ static double mamba_flops(const Run* r) {
     for (int i = 0; i < r->model->n_table; i++) {
         const Tensor* t = &r->model->table[i];
         const int looks_up = t->field == offsetof(Parameters, embedding) && !(c->head == HEAD_CE && c->tied);
-        if (t->rows > 1 && t->on_disk != CONV && !looks_up && t->field != offsetof(Parameters, A_log)) { n += model_flops(r->model, i); }
+        if (t->rows > 1 && t->on_disk != CONV && !looks_up && t->field != offsetof(Parameters, A_log)) {
+            n += model_flops(r->model, i);
+        }
     }
     return n + 27.0 * c->L * c->E * c->NS;
 }
@@ -645,7 +664,8 @@ enum { PROMPT_PIECE = 128 };  // positions of a prompt that are computed at once
 static double mamba_bytes(const Run* r, Purpose purpose, int B, int T) {
     Activations acts;
     const Recompute recompute = (Recompute)workplace(r)->m.recompute;
-    const Room batch = room_of(r, B, T, purpose, recompute), piece = room_of(r, 1, PROMPT_PIECE, TO_GENERATE, recompute);
+    const Room batch = room_of(r, B, T, purpose, recompute),
+               piece = room_of(r, 1, PROMPT_PIECE, TO_GENERATE, recompute);
     const double states = purpose == TO_GENERATE ? 2.0 * (double)carried_floats(config_of(r), 1) : 0.0;
     return 4.0 * states + activations_layout(&acts, config_of(r), purpose == TO_GENERATE ? &piece : &batch);
 }
@@ -659,10 +679,13 @@ static double mamba_sparing_bytes(const Run* r, int B, int T) {
 // the largest scratch that an op asks for: the head's gradients, a layer's, or the scan
 static double mamba_workspace_bytes(const Run* r, int B) {
     const Config* c = config_of(r);
-    const int N = B * r->T, n = r->dev.n_threads, train = run_is_training(r) || *r->o.probe, rows = train ? c->classes : N;
+    const int N = B * r->T, n = r->dev.n_threads, train = run_is_training(r) || *r->o.probe,
+              rows = train ? c->classes : N;
     const Room room = room_of(r, B, r->T, TO_TRAIN, (Recompute)workplace(r)->m.recompute);
-    double head = fmax((double)gemm_workspace_bytes(N, c->classes, n), (double)gemm_workspace_bytes(rows, train ? N : c->M, n));
-    double layer = fmax((double)gemm_workspace_bytes(N, 2 * c->E, n), (double)gemm_workspace_bytes(2 * c->E, train ? N : c->M, n));
+    double head =
+        fmax((double)gemm_workspace_bytes(N, c->classes, n), (double)gemm_workspace_bytes(rows, train ? N : c->M, n));
+    double layer =
+        fmax((double)gemm_workspace_bytes(N, 2 * c->E, n), (double)gemm_workspace_bytes(2 * c->E, train ? N : c->M, n));
     double scan = (double)scan_workspace_bytes(B, r->T, c->E, c->NS, room.chunk, n);
     return fmax(scan, fmax(head, layer));
 }
@@ -701,15 +724,16 @@ static void mamba_load_parameters(Run* r, const SliceSink* sink) {
     }
     if (places_prototypes(r)) {
         float* prototypes = layer_parameters(mamba, 0).prototypes;
-        prototypes_init(prototypes, mamba_placement(c, w->m.proto_init), c->classes, c->Dp, (uint32_t)r->o.seed, &r->dev);
+        prototypes_init(prototypes, mamba_placement(c, w->m.proto_init), c->classes, c->Dp, (uint32_t)r->o.seed,
+                        &r->dev);
     }
     if (*r->weights) { mamba_load(r->weights, model->table, model->n_table, w->old_layers, w->has_head, params); }
     mamba_init_head(mamba);
     update_prototypes(mamba, &r->dev);
 }
 
-// The parameters that both losses share, layer by layer: all that learn there. Returns their number; ranges: where their gradients
-// are, params: where they are themselves; ends (L): how many they are up to each layer
+// The parameters that both losses share, layer by layer: all that learn there. Returns their number; ranges: where
+// their gradients are, params: where they are themselves; ends (L): how many they are up to each layer
 static int shared_ranges(const Mamba* mamba, SurgeryRange* ranges, size_t* params, int* ends) {
     const Model* model = &mamba->model;
     int n = 0;
@@ -796,7 +820,9 @@ static void mamba_train_leaf(Run* r, int k, const int* inputs, const int* target
         const int64_t row = train_row(r, train_batch_number(r, k));
         carried_point(&w->acts.carried, c, B, w->carried.now + n, w->carried.next + n);
         for (int b = 0; b < B; b++) {
-            if (dataloader_stream_begins(&r->data.train_rows, row + b)) { carried_clear(&w->acts.carried, c, b, b + 1, B); }
+            if (dataloader_stream_begins(&r->data.train_rows, row + b)) {
+                carried_clear(&w->acts.carried, c, b, b + 1, B);
+            }
         }
     }
     mamba_leaf(&w->mamba, &w->acts, inputs, targets, dloss, B, T, &r->dev);
@@ -839,7 +865,8 @@ static const float* mamba_next_logits(void* run, const int* tokens, int n_cached
 // ---------------------------------------------------------------------------------------------------------------------
 // 4. Validation: how good the answers of the head are, and where inputs and classes stand.
 
-// n positions from `first` on, whose logits are in the first rows; -log of the probability that a head without a softmax reads out
+// n positions from `first` on, whose logits are in the first rows; -log of the probability that a head without a
+// softmax reads out
 static void add_scores(Run* r, const int* targets, int first, int n) {
     Workplace* w = workplace(r);
     const Config* c = &w->mamba.config;
@@ -943,7 +970,8 @@ static void mamba_write_embeddings(Run* r, const float* params) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. A step: the head's loss, Forward-Forward's, or both.
 
-// Prototypes of hpn that learn must also keep apart, or all become one (doc/hpn.md): adds to their gradient, returns the loss
+// Prototypes of hpn that learn must also keep apart, or all become one (doc/hpn.md): adds to their gradient, returns
+// the loss
 static float separate_prototypes(Run* r, float* grads) {
     Mamba* mamba = &workplace(r)->mamba;
     const Config* c = &mamba->config;
@@ -952,10 +980,10 @@ static float separate_prototypes(Run* r, float* grads) {
     const size_t n = (size_t)c->classes * (size_t)c->Dp;
     float* d = grads + dp_gradient_at(&r->model->dp, row, 0);
     memset(mamba->dunit_prototypes, 0, sizeof(float) * n);
-    double loss = prototypes_separation(mamba->dunit_prototypes, mamba->unit_prototypes, workplace(r)->m.proto_separation,
-                                        c->classes, c->Dp, &r->dev);
-    unit_backward(mamba->dunit_prototypes, mamba->dunit_prototypes, mamba->unit_prototypes, mamba->prototype_norms, c->classes,
-                  c->Dp, &r->dev);
+    double loss = prototypes_separation(mamba->dunit_prototypes, mamba->unit_prototypes,
+                                        workplace(r)->m.proto_separation, c->classes, c->Dp, &r->dev);
+    unit_backward(mamba->dunit_prototypes, mamba->dunit_prototypes, mamba->unit_prototypes, mamba->prototype_norms,
+                  c->classes, c->Dp, &r->dev);
     residual_forward(d, d, mamba->dunit_prototypes, n, &r->dev);
     return (float)loss;
 }
@@ -972,7 +1000,9 @@ static float* ff_gradients(Run* r, float* loss, float* norm) {
         const int leaf = dp_leaf(dp, k), is_real = leaf % 2 == 0;
         const int64_t row = run_first_row(&r->o, &r->state) + (int64_t)(leaf / 2) * B;
         dataloader_batch(&r->data.train_rows, row, B, r->inputs, r->targets);
-        if (!is_real) { ff_corrupt(w->corrupted, r->inputs, B, T, w->m.ff_corrupt, c->V, splitmix64(key, (uint64_t)leaf)); }
+        if (!is_real) {
+            ff_corrupt(w->corrupted, r->inputs, B, T, w->m.ff_corrupt, c->V, splitmix64(key, (uint64_t)leaf));
+        }
         const int* inputs = is_real ? r->inputs : w->corrupted;
         ff_leaf(&w->mamba, &w->acts, inputs, w->m.ff_threshold, is_real, (float)(1.0 / n_losses), B, T, &r->dev);
         comm_watch(r->comm, HERE);
@@ -983,8 +1013,8 @@ static float* ff_gradients(Run* r, float* loss, float* norm) {
     return grads;
 }
 
-// Both gradients become one, in grads. ff_lr / lr is how much Forward-Forward's counts, since AdamW does not see the size of a
-// sum; gradnorm finds that by itself
+// Both gradients become one, in grads. ff_lr / lr is how much Forward-Forward's counts, since AdamW does not see the
+// size of a sum; gradnorm finds that by itself
 static void combine_gradients(Run* r, float* grads, float* ff_grads, float loss, float ff_loss, float lr, float* norm) {
     Surgery* s = &workplace(r)->surgeon;
     const float scale = lr > 1e-12f ? workplace(r)->m.ff_lr / lr : 1.0f, losses[SURGERY_MAX_TASKS] = {loss, ff_loss};
@@ -1048,9 +1078,15 @@ static void note_step(Run* r, const Step* s, float ff_loss, int bp) {
     for (int i = 0; i < r->model->n_slices; i++) { learning += !r->model->frozen[i]; }
     for (int l = 0; l < w->mamba.config.L; l++) { layers += model_layer_learns(r->model, l); }
     const double rows = (double)(r->state.rows + (int64_t)r->n_leaves * r->o.batch_size);
-    const StepNotes notes = {s->loss, ff_loss, bp && !s->skipped, r->o.clip > 0.0f && s->norm > r->o.clip,
-                             has_ff(r) && !s->skipped ? layers : 0, bp && !s->skipped ? learning : 0, bp ? conflict_layers(r) : 0,
-                             w->surgeon.config.method, 1000.0 * r->seconds_waited,
+    const StepNotes notes = {s->loss,
+                             ff_loss,
+                             bp && !s->skipped,
+                             r->o.clip > 0.0f && s->norm > r->o.clip,
+                             has_ff(r) && !s->skipped ? layers : 0,
+                             bp && !s->skipped ? learning : 0,
+                             bp ? conflict_layers(r) : 0,
+                             w->surgeon.config.method,
+                             1000.0 * r->seconds_waited,
                              rows / (double)r->data.train_rows.n_rows};
     log_extra(&r->log, step_keys(w->mamba.config.head, &notes));
 }
@@ -1080,7 +1116,9 @@ static void mamba_step(Run* r, Step* s) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 6. Files, and main.
 
-static FileSum mamba_write_config(const Run* r, const char* path, int eot) { return config_save(path, config_of(r), eot); }
+static FileSum mamba_write_config(const Run* r, const char* path, int eot) {
+    return config_save(path, config_of(r), eot);
+}
 
 // what a checkpoint holds beside model, moments and the state all trainers have
 static int mamba_extras(const Run* r, Extra* extras) {
@@ -1108,8 +1146,10 @@ static void mamba_load_extras(Run* r, const char* path) {
     wanted[0].n = (size_t)before.model.n_slices;
     wanted[MAX_EXTRAS - 1].values = &carried_rows;
     extras_load(path, wanted, n_wanted);
-    if (carried_rows != r->o.batch_size) {  // with as many rows in an update the states would be as many, in another order
-        options_fail("batch-size", "expected the %d rows whose states the checkpoint carries, found %d", carried_rows, r->o.batch_size);
+    if (carried_rows != r->o.batch_size) {  // with as many rows in an update the states would be as many, in another
+                                            // order
+        options_fail("batch-size", "expected the %d rows whose states the checkpoint carries, found %d", carried_rows,
+                     r->o.batch_size);
     }
     for (int i = 0, slice = 0, first = 0; i < model->n_table; first += tensor_slices(&before.model.table[i++])) {
         for (int l = 0; l < tensor_slices(&model->table[i]); l++) {
@@ -1126,8 +1166,9 @@ static json_t* mamba_summary(const Run* r) {
     int frozen = 0;
     for (int l = 0; l < w->mamba.config.L; l++) { frozen += !model_layer_learns(r->model, l); }
     return json_pack("{s:i, s:i, s:s, s:f, s:i, s:s}", "layers", w->mamba.config.L, "frozen", frozen, "head",
-                     choice_name(HEAD_NAMES, w->mamba.config.head).s, "ff_lr", (double)w->m.ff_lr, "bp_cadence_steps", w->m.bp_cadence,
-                     "gradient_surgery_method", choice_name(SURGERY_NAMES, (int)w->surgeon.config.method).s);
+                     choice_name(HEAD_NAMES, w->mamba.config.head).s, "ff_lr", (double)w->m.ff_lr, "bp_cadence_steps",
+                     w->m.bp_cadence, "gradient_surgery_method",
+                     choice_name(SURGERY_NAMES, (int)w->surgeon.config.method).s);
 }
 
 static void mamba_close(Run* r) {

@@ -1,6 +1,6 @@
 /*
-The smallest trainer: a bigram model, one row of logits for each token. doc/your_own_trainer.md walks through it; every option,
-checkpoints, ranks, --probe, --generate and exports come with llmc/run/.
+The smallest trainer: a bigram model, one row of logits for each token. doc/your_own_trainer.md walks through it; every
+option, checkpoints, ranks, --probe, --generate and exports come with llmc/run/.
     make train_bigram && ./train_bigram --model tiny --train book.txt --steps 500 --lr 0.1
 */
 #include "llmc/ops/crossentropy.h"  // crossentropy_forward, crossentropy_backward, crossentropy_losses_sum
@@ -35,7 +35,8 @@ static void bigram_forward(const Bigram* b, float* logits, const int* tokens, in
     token_embedding_forward(logits, tokens, p.table, N, b->V, dev);
 }
 
-// One micro-batch is one leaf: its loss and its gradient are written, and join those of others. dloss = 1 / targets of the update
+// One micro-batch is one leaf: its loss and its gradient are written, and join those of others. dloss = 1 / targets of
+// the update
 static void bigram_leaf(Run* r, int k, const int* tokens, const int* targets, float dloss, int B, int T) {
     (void)k;
     Bigram* b = bigram_of(r);
@@ -57,7 +58,9 @@ static void bigram_leaf(Run* r, int k, const int* tokens, const int* targets, fl
 static void bigram_choose(Run* r) {
     Bigram* b = bigram_of(r);
     int V = run_new_vocabulary(r);
-    if (*r->o.model && strcmp(r->o.model, "tiny") != 0) { options_fail("model", "expected tiny, found %s", r->o.model); }
+    if (*r->o.model && strcmp(r->o.model, "tiny") != 0) {
+        options_fail("model", "expected tiny, found %s", r->o.model);
+    }
     if (*r->weights && !*r->config) { fail_input("%s: expected a bigram model with its config.json", r->o.from); }
     if (*r->config) {
         json_t* json = json_read(r->config);

@@ -9,7 +9,8 @@ Which layers an option means, in items separated by commas. Layers count from 0,
                         insert:N          together, the first as layer N, at most behind all old ones
                         specific:A,B,...  as layers A, B, ... of the larger model, all of them named
                     The old layers fill the other places in their order.
-Errors: options_fail, one line that names the item: a pattern that matches no tensor, no number, no such layer, twice, too few.
+Errors: options_fail, one line that names the item: a pattern that matches no tensor, no number, no such layer, twice, too
+        few.
 Source: patterns are those of a shell (fnmatch); placements those of github.com/neuromamba/rust_trainer
 */
 #ifndef LLMC_LAYERS_H
@@ -23,7 +24,9 @@ static inline int is_digits_(const char* text) { return *text && !text[strspn(te
 // a number low..high out of an item
 static inline int item_number_(const char* option, const char* what, const char* text, int low, int high) {
     const long long x = is_digits_(text) && strlen(text) < 10 ? atoll(text) : -1;
-    if (x < low || x > high) { options_fail(option, "expected %s %d..%d, found \"%s\"", what, low, high, format_text(text).s); }
+    if (x < low || x > high) {
+        options_fail(option, "expected %s %d..%d, found \"%s\"", what, low, high, format_text(text).s);
+    }
     return (int)x;
 }
 
@@ -63,7 +66,8 @@ static inline void freeze_pattern_(int* frozen, const Tensor* table, int n, cons
     }
 }
 
-// 1 for each slice without updates, in table order; a tensor whose slices are all frozen is marked in the table. On the heap
+// 1 for each slice without updates, in table order; a tensor whose slices are all frozen is marked in the table. On
+// the heap
 static inline int* freeze_slices(const char* text, Tensor* table, int n) {
     int n_slices = 0, in_indices = 0;
     const int n_layers = tensors_layers(table, n);
@@ -126,7 +130,9 @@ static inline void placement_list_(int* old_layer, const char* list, int n_new, 
     char *copy = string_copy(list), *rest = copy;
     for (char* item; (item = strsep(&rest, ",")); n_found++) {
         const int l = item_number_("placement", "a layer", item, 0, target - 1);
-        if (old_layer[l] < 0) { options_fail("placement", "layer %d is there twice: specific:%s", l, format_text(list).s); }
+        if (old_layer[l] < 0) {
+            options_fail("placement", "layer %d is there twice: specific:%s", l, format_text(list).s);
+        }
         old_layer[l] = -1;
     }
     free(copy);
@@ -146,7 +152,8 @@ static inline void placement_map(int* old_layer, const char* text, int base, int
     if (at) { first = item_number_("placement", "insert: and a layer", at, 0, 999999999); }
     else if (strcmp(text, "prepend") == 0) { first = 0; }
     else if (strcmp(text, "append") != 0 && !list) {
-        options_fail("placement", "expected append, prepend, insert:N or specific:A,B,..., found \"%s\"", format_text(text).s);
+        options_fail("placement", "expected append, prepend, insert:N or specific:A,B,..., found \"%s\"",
+                     format_text(text).s);
     }
     first = first < base ? first : base;
     if (list) { placement_list_(old_layer, list, n_new, target); }

@@ -20,7 +20,8 @@ A choice becomes the position of its name in the list (choice.h), which is the o
 "", it may also be none of them, -1. Texts are heap copies owned by the table until options_free; a program changes one
 with options_set.
 Errors: status 2 and one line, `train_gpt2: --batch-size: expected an integer 1..65536, found "4x"`; from a file with
-`conf.txt:3: ` in front. Of the ranks that dev/tools/launch or torchrun starts on a machine the first says it, or prints --help.
+`conf.txt:3: ` in front. Of the ranks that dev/tools/launch or torchrun starts on a machine the first says it, or
+prints --help.
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
@@ -428,7 +429,8 @@ static inline void options_parse_words(Option* table, int n, OptionWords* words,
     }
 }
 
-// dev/tools/launch and torchrun give all ranks of a machine the same words: the first alone says what is wrong with them, or helps
+// dev/tools/launch and torchrun give all ranks of a machine the same words: the first alone says what is wrong with
+// them, or helps
 static inline int options_of_first_rank_(void) {
     const char *rank = getenv("LOCAL_RANK"), *id = getenv("TORCHELASTIC_RUN_ID");
     return rank && strcmp(rank, "0") != 0 && id && *id;
@@ -466,7 +468,6 @@ static inline void options_reword(Option* table, int n, const char* name, const 
 }
 
 // ends with status 2, where only the trainer can check:
-//     options_fail("warmup", "expected less than --steps %d, found %d", N, w)
 __attribute__((noreturn, format(printf, 2, 3)))
 static inline void options_fail(const char* name, const char* format, ...) {
     char text[2048];

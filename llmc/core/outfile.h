@@ -48,7 +48,8 @@ static inline void outfile_check(const char* option, const char* path) {
     char parent[PATH_BYTES], inside[PATH_BYTES];
     struct stat status;
     if (stat(path, &status) == 0 && !S_ISREG(status.st_mode)) {  // its name would be taken from a device, too
-        fail_input("--%s: %s: expected a file, found a %s", option, path, S_ISDIR(status.st_mode) ? "folder" : "device or pipe");
+        fail_input("--%s: %s: expected a file, found a %s", option, path,
+                   S_ISDIR(status.st_mode) ? "folder" : "device or pipe");
     }
     path_join(inside, path_parent(parent, path), ".");  // a file is no parent, though it may be written
     if (access(inside, W_OK) != 0) { fail_input("--%s: %s: %s: %s", option, path, parent, strerror(errno)); }

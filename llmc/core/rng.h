@@ -3,8 +3,9 @@ Random numbers: small generators, each a pure function of its state. Never seede
     xorshift*   sampling of tokens: 64 bits of state
     mt19937     start values: the stream of PyTorch's CPU generator, so that the same seed makes the same network
     noise       rounding: no state at all, any place of the stream is computed at once, on the device too
-Order:  one sequence; normal_fill consumes it in the order of the elements, 16 at a time (as PyTorch does). Noise: element i
-        of tensor k in update t gets the same bits on every machine, however threads and ranks share the elements.
+Order:  one sequence; normal_fill consumes it in the order of the elements, 16 at a time (as PyTorch does). Noise:
+        element i of tensor k in update t gets the same bits on every machine, however threads and ranks share the
+        elements.
 Source: Vigna 2016, arXiv:1402.6246; Matsumoto & Nishimura 1998; Box & Muller 1958; spec gpt2.md sections 7 and 12.5;
         SplitMix64: Steele, Lea & Flood 2014, doi:10.1145/2660193.2660195
 */
@@ -105,7 +106,8 @@ static inline void normal_fill(Mt19937* mt, float* x, size_t n, float mean, floa
 
 // ---- noise ----
 
-// number i of SplitMix64's stream that starts at seed: a counter, mixed until every output bit depends on every input bit
+// number i of SplitMix64's stream that starts at seed: a counter, mixed until every output bit depends on every input
+// bit
 FM_FUNCTION uint64_t splitmix64(uint64_t seed, uint64_t i) {
     uint64_t z = seed + (i + 1) * 0x9E3779B97F4A7C15u;
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
@@ -119,15 +121,19 @@ static inline uint32_t noise_key_of(uint64_t seed, uint64_t step, uint64_t tenso
 }
 
 // element i: keys begin 2^32 places apart in one stream
-FM_FUNCTION uint32_t noise_u32(uint32_t key, uint64_t i) { return (uint32_t)(splitmix64(0, ((uint64_t)key << 32) + i) >> 32); }
+FM_FUNCTION uint32_t noise_u32(uint32_t key, uint64_t i) {
+    return (uint32_t)(splitmix64(0, ((uint64_t)key << 32) + i) >> 32);
+}
 
-// Stochastic rounding of a float to bf16, its upper 16 bits: up, away from 0, with the probability that the lower 16 bits are of
-// the distance to the next bf16, so that the mean over the noise is x itself. Adding 16 random bits carries in just that many
-// cases. A bf16 stays what it is; so do infinities and NaNs; beyond the largest bf16 comes infinity, as when rounding to nearest.
+// Stochastic rounding of a float to bf16, its upper 16 bits: up, away from 0, with the probability that the lower 16
+// bits are of the distance to the next bf16, so that the mean over the noise is x itself. Adding 16 random bits
+// carries in just that many cases. A bf16 stays what it is; so do infinities and NaNs; beyond the largest bf16 comes
+// infinity, as when rounding to nearest.
 FM_FUNCTION uint16_t stochastic_bf16(float x, uint32_t noise) {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
-    if ((u & 0x7f800000u) == 0x7f800000u) { return (uint16_t)(u >> 16 | (u & 0x007fffffu ? 0x40u : 0u)); }  // a NaN stays one
+    // a NaN stays one
+    if ((u & 0x7f800000u) == 0x7f800000u) { return (uint16_t)(u >> 16 | (u & 0x007fffffu ? 0x40u : 0u)); }
     return (uint16_t)((u + (noise & 0xffffu)) >> 16);
 }
 #endif  // LLMC_RNG_H

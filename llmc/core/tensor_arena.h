@@ -1,6 +1,6 @@
 /*
-A tensor table with the memory that it lays out: the activations of a model. (Parameters, gradients and moments have arenas of
-their own in ranks/model.h, for ranks share them.)
+A tensor table with the memory that it lays out: the activations of a model. (Parameters, gradients and moments have
+arenas of their own in ranks/model.h, for ranks share them.)
     tensor_arena_layout   sizes only; returns the bytes that tensor_arena_open will take
     tensor_arena_open     zeroed device memory
     tensor_arena_point    the fields of a struct of pointers point into it, at a layer
@@ -30,7 +30,9 @@ static inline double tensor_arena_layout(TensorArena* a, int n_table, size_t ele
     return (double)element_bytes * (double)a->n;
 }
 
-static inline void tensor_arena_open(TensorArena* a, const char* what) { a->memory = device_alloc(a->element_bytes * a->n, what); }
+static inline void tensor_arena_open(TensorArena* a, const char* what) {
+    a->memory = device_alloc(a->element_bytes * a->n, what);
+}
 
 static inline void tensor_arena_close(TensorArena* a) {
     device_release(a->memory, a->element_bytes * a->n);

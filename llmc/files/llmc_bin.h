@@ -29,18 +29,23 @@ static inline int is_llmc_bin(const MappedFile* f) {
 
 // The header from bytes in memory, without an exit: 1, or 0 with the reason. Its sizes are those of some GPT-2.
 static inline int llmc_bin_parse_(BinHeader* h, const unsigned char* bytes, size_t n_bytes, ErrorText* error) {
-    if (n_bytes < BIN_HEADER_BYTES) { return error_set(error, "expected a header of %d bytes, found %zu", BIN_HEADER_BYTES, n_bytes); }
-    memcpy(h, bytes, sizeof *h);
-    if (h->magic != BIN_MAGIC) { return error_set(error, "expected the magic number %d, found %d", BIN_MAGIC, h->magic); }
-    if (h->version != 3 && h->version != 5) {
-        return error_set(error, "expected version 3 (float32) or 5 (bfloat16), found %d: write it anew with llm.c's train_gpt2.py",
-                         h->version);
+    if (n_bytes < BIN_HEADER_BYTES) {
+        return error_set(error, "expected a header of %d bytes, found %zu", BIN_HEADER_BYTES, n_bytes);
     }
-    int in_range = h->max_T >= 1 && h->max_T <= 1 << 24 && h->V >= 1 && h->V <= 1 << 24 && h->L >= 1 && h->L <= 1024 && h->NH >= 1 &&
-                   h->C >= 1 && h->C <= 1 << 20;
+    memcpy(h, bytes, sizeof *h);
+    if (h->magic != BIN_MAGIC) {
+        return error_set(error, "expected the magic number %d, found %d", BIN_MAGIC, h->magic);
+    }
+    if (h->version != 3 && h->version != 5) {
+        return error_set(
+            error, "expected version 3 (float32) or 5 (bfloat16), found %d: write it anew with llm.c's train_gpt2.py",
+            h->version);
+    }
+    int in_range = h->max_T >= 1 && h->max_T <= 1 << 24 && h->V >= 1 && h->V <= 1 << 24 && h->L >= 1 && h->L <= 1024 &&
+                   h->NH >= 1 && h->C >= 1 && h->C <= 1 << 20;
     if (!in_range || h->C % h->NH != 0 || h->Vp != (h->V + 127) / 128 * 128) {
-        return error_set(error, "expected the sizes of a GPT-2, found maxT %d, V %d, L %d, NH %d, C %d, Vp %d", h->max_T, h->V, h->L,
-                         h->NH, h->C, h->Vp);
+        return error_set(error, "expected the sizes of a GPT-2, found maxT %d, V %d, L %d, NH %d, C %d, Vp %d",
+                         h->max_T, h->V, h->L, h->NH, h->C, h->Vp);
     }
     return 1;
 }
@@ -49,7 +54,8 @@ static inline int llmc_bin_parse_(BinHeader* h, const unsigned char* bytes, size
 static inline int llmc_bin_fits_(size_t n_bytes, BinHeader h, const Tensor* table, int n, ErrorText* error) {
     size_t expected = BIN_HEADER_BYTES + (h.version == 3 ? 4 : 2) * tensors_count(table, n);
     if (n_bytes == expected) { return 1; }
-    return error_set(error, "expected %zu bytes for the sizes in its header, found %zu: copy or download it again", expected, n_bytes);
+    return error_set(error, "expected %zu bytes for the sizes in its header, found %zu: copy or download it again",
+                     expected, n_bytes);
 }
 
 static inline void llmc_bin_load_into(const SliceSink* sink, const MappedFile* f, const Tensor* table, int n) {
@@ -85,7 +91,9 @@ static inline void llmc_bin_save(const char* path, BinHeader h, const Tensor* ta
     OutFile file;
     outfile_open(&file, temporary_path(temporary, path));
     outfile_write(&file, header, sizeof header);
-    for (int i = 0; i < n; i++) { outfile_write(&file, arena + table[i].offset, sizeof(float) * tensor_elements(&table[i])); }
+    for (int i = 0; i < n; i++) {
+        outfile_write(&file, arena + table[i].offset, sizeof(float) * tensor_elements(&table[i]));
+    }
     outfile_close(&file);
     file_publish(temporary, path);
     printf("wrote %s\n", path);

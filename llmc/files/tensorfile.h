@@ -9,9 +9,9 @@ In memory a slice is (rows, columns), or of fused experts (E, rows,
                                                            columns); on disk it may be turned (GPT-2's Conv1D) or
 have more dimensions, and lacks the padding rows. A file has its tensors in the order of their names, as Hugging Face's
 writer lays it out: an export equals, byte by byte, what save_pretrained writes for the same parameters.
-Loading accepts F32, F16 and BF16, and names with or without the leading "transformer."; for a tensor that the table says
-is stored in fp8 also F8_E4M3 with the scales of its blocks, which multiply: F32 or F8_E8M0, named "..._scale_inv" or, in
-place of ".weight", ".scale". Whether a file has experts fused or apart is asked with tensor_is_in.
+Loading accepts F32, F16 and BF16, and names with or without the leading "transformer."; for a tensor that the table
+says is stored in fp8 also F8_E4M3 with the scales of its blocks, which multiply: F32 or F8_E8M0, named "..._scale_inv"
+or, in place of ".weight", ".scale". Whether a file has experts fused or apart is asked with tensor_is_in.
 Errors: fail_input names the file, the tensor and both shapes; fail_run names path and errno text when writing fails.
 */
 #ifndef LLMC_TENSORFILE_H
@@ -148,7 +148,9 @@ static inline void tensors_put(SafeWriter* w, const Tensor* table, int n, const 
 
 // ---- writing a model in shards ----
 
-static inline size_t slice_bytes_(const TensorSlice* slice) { return sizeof(float) * tensor_disk_elements(slice->tensor); }
+static inline size_t slice_bytes_(const TensorSlice* slice) {
+    return sizeof(float) * tensor_disk_elements(slice->tensor);
+}
 
 // where the shard ends that begins at slice `first`: as many as fit, at least one
 static inline int shard_end_(const TensorSlices* s, int first, size_t shard_bytes) {
@@ -163,13 +165,15 @@ static inline int shard_end_(const TensorSlices* s, int first, size_t shard_byte
 static inline FileSum index_write_(const char* path, json_t* weight_map, const Tensor* table, int n) {
     size_t n_elements = 0;
     for (int i = 0; i < n; i++) { n_elements += tensor_disk_elements(&table[i]) * (size_t)tensor_slices(&table[i]); }
-    return json_write(path, json_pack("{s:{s:I, s:I}, s:o}", "metadata", "total_parameters", (json_int_t)n_elements, "total_size",
-                                      (json_int_t)(sizeof(float) * n_elements), "weight_map", weight_map));
+    return json_write(path,
+                      json_pack("{s:{s:I, s:I}, s:o}", "metadata", "total_parameters", (json_int_t)n_elements,
+                                "total_size", (json_int_t)(sizeof(float) * n_elements), "weight_map", weight_map));
 }
 
-// Hugging Face's layout: one file when shard_bytes are enough, else shards of at most that (or one tensor) and their index
-static inline void tensors_save_folder(const char* folder, const Tensor* table, int n, const float* arena, size_t shard_bytes,
-                                       SavedFiles* files) {
+// Hugging Face's layout: one file when shard_bytes are enough, else shards of at most that (or one tensor) and their
+// index
+static inline void tensors_save_folder(const char* folder, const Tensor* table, int n, const float* arena,
+                                       size_t shard_bytes, SavedFiles* files) {
     TensorSlices s = tensors_sorted(table, n);
     float* turned = tensors_turning_room(table, n);
     json_t* weight_map = json_object();
@@ -195,7 +199,8 @@ static inline void tensors_save_folder(const char* folder, const Tensor* table, 
     }
     if (n_shards > 1) {
         char path[PATH_BYTES];
-        saved_files_add(files, index_write_(path_join(path, folder, HF_INDEX), weight_map, table, n));  // takes the reference
+        // takes the reference
+        saved_files_add(files, index_write_(path_join(path, folder, HF_INDEX), weight_map, table, n));
     } else {
         json_decref(weight_map);
     }
@@ -279,8 +284,8 @@ static inline void check_shape_(const SafeSet* set, const SafeTensor* found, con
     int64_t shape[SAFETENSORS_MAX_DIMS];
     const int n_dims = tensor_disk_shape(t, shape);
     if (found->n_dims == n_dims && memcmp(found->shape, shape, sizeof shape[0] * (size_t)n_dims) == 0) { return; }
-    fail_input("%s: tensor \"%s\": expected %d dimension%s %s, found %d %s: another model than config.json says", set->path,
-               found->name, n_dims, n_dims > 1 ? "s" : "", shape_text_(shape, n_dims).s, found->n_dims,
+    fail_input("%s: tensor \"%s\": expected %d dimension%s %s, found %d %s: another model than config.json says",
+               set->path, found->name, n_dims, n_dims > 1 ? "s" : "", shape_text_(shape, n_dims).s, found->n_dims,
                shape_text_(found->shape, found->n_dims).s);
 }
 
@@ -300,7 +305,8 @@ static inline void tensor_load_slice(SafeSet* set, const Tensor* t, int k, const
     }
     const int is_fp8 = t->stored == STORED_FP8 && found->dtype == DTYPE_F8_E4M3 && found->n_dims == 2;
     if (!is_fp8 && found->dtype != DTYPE_F32 && found->dtype != DTYPE_F16 && found->dtype != DTYPE_BF16) {
-        fail_input("%s: tensor \"%s\": expected F32, F16 or BF16, found %s", set->path, found->name, dtype_name(found->dtype));
+        fail_input("%s: tensor \"%s\": expected F32, F16 or BF16, found %s", set->path, found->name,
+                   dtype_name(found->dtype));
     }
     check_shape_(set, found, t);
     float* to = t->on_disk == TRANSPOSED ? turned : slice;
@@ -316,10 +322,10 @@ static inline int tensor_old_slice(const Tensor* t, const int* old_layer, int k)
     return from < 0 ? -1 : tensor_slice(t, from) + (k - tensor_slice(t, layer));
 }
 
-// old_layer: of each layer of the model the layer that it is in the file, -1 for a new one, which is left as it is; NULL: the
-// same
-static inline void tensors_load_into(const SliceSink* sink, SafeSet* set, const Tensor* table, int n, const char* prefix,
-                                     const int* old_layer) {
+// old_layer: of each layer of the model the layer that it is in the file, -1 for a new one, which is left as it is;
+// NULL: the same
+static inline void tensors_load_into(const SliceSink* sink, SafeSet* set, const Tensor* table, int n,
+                                     const char* prefix, const int* old_layer) {
     float* turned = tensors_turning_room(table, n);
     for (int i = 0; i < n; i++) {
         const Tensor* t = &table[i];
@@ -349,8 +355,9 @@ static inline void tensors_check_tied(SafeSet* set, const char* copy, const char
     const SafeTensor *a = safeset_find(set, copy), *b = find_tensor_(set, "", original);
     if (!a || !b) { return; }
     if (a->dtype != b->dtype || a->n_bytes != b->n_bytes || memcmp(a->data, b->data, a->n_bytes) != 0) {
-        fail_input("%s: tensor \"%s\" differs from \"%s\", to which config.json ties it: this trainer has one matrix for both",
-                   set->path, a->name, b->name);
+        fail_input(
+            "%s: tensor \"%s\" differs from \"%s\", to which config.json ties it: this trainer has one matrix for both",
+            set->path, a->name, b->name);
     }
 }
 #endif  // LLMC_TENSORFILE_H

@@ -1,6 +1,6 @@
 /*
-What both GPT-2 trainers, train_gpt2.c and train_gpt2.cu, agree on: the sizes of a model, the table of its parameters and the
-files that hold them. So a checkpoint of one continues in the other.
+What both GPT-2 trainers, train_gpt2.c and train_gpt2.cu, agree on: the sizes of a model, the table of its parameters
+and the files that hold them. So a checkpoint of one continues in the other.
     Config          the sizes; from a preset, a config.json or the header of llm.c's .bin, and back into a config.json
     parameter_table one line for each of the 16 parameters: name, shape, start values, decay
     GPT2            the model: sizes, parameters and what is kept of them
@@ -52,20 +52,29 @@ static inline Config config_preset(const char* name, int V) {
             return config_make(presets[i].max_T, V, presets[i].L, presets[i].NH, presets[i].C);
         }
     }
-    fail_input("--model: expected tiny, d6 d12 d24 d36 d48 d60 d72 d84, or gpt3: with c384 c768 c1024 c1536 c2048 c2560 "
-               "c4096 c5120 c12288, found \"%s\"", name);
+    fail_input(
+        "--model: expected tiny, d6 d12 d24 d36 d48 d60 d72 d84, or gpt3: with c384 c768 c1024 c1536 c2048 c2560 "
+        "c4096 c5120 c12288, found \"%s\"",
+        name);
 }
 
 static inline int config_parse(Config* c, const json_t* json, ErrorText* error) {
     int max_T, V, L, NH, C;
-    const JsonInt sizes[] = {{"n_positions", &max_T, 1, 1 << 24}, {"vocab_size", &V, 1, 1 << 24}, {"n_layer", &L, 1, 1024},
-                             {"n_head", &NH, 1, 1 << 20}, {"n_embd", &C, 1, 1 << 20}};
-    if (!json_agrees(json, json_pack("{s:s}", "model_type", "gpt2"), error) || !json_ints(json, sizes, 5, error)) { return 0; }
+    const JsonInt sizes[] = {{"n_positions", &max_T, 1, 1 << 24},
+                             {"vocab_size", &V, 1, 1 << 24},
+                             {"n_layer", &L, 1, 1024},
+                             {"n_head", &NH, 1, 1 << 20},
+                             {"n_embd", &C, 1, 1 << 20}};
+    if (!json_agrees(json, json_pack("{s:s}", "model_type", "gpt2"), error) || !json_ints(json, sizes, 5, error)) {
+        return 0;
+    }
     if (C % NH != 0) { return error_set(error, "\"n_embd\" %d: expected a multiple of \"n_head\" %d", C, NH); }
     *c = config_make(max_T, V, L, NH, C);
-    return json_agrees(json, json_pack("{s:s, s:i, s:f, s:b, s:b, s:b, s:b}", "activation_function", "gelu_new", "n_inner", 4 * C,
-        "layer_norm_epsilon", 1e-5, "tie_word_embeddings", 1, "scale_attn_weights", 1, "scale_attn_by_inverse_layer_idx", 0,
-        "add_cross_attention", 0), error);
+    return json_agrees(json,
+                       json_pack("{s:s, s:i, s:f, s:b, s:b, s:b, s:b}", "activation_function", "gelu_new", "n_inner",
+                                 4 * C, "layer_norm_epsilon", 1e-5, "tie_word_embeddings", 1, "scale_attn_weights", 1,
+                                 "scale_attn_by_inverse_layer_idx", 0, "add_cross_attention", 0),
+                       error);
 }
 
 static inline Config config_load(const char* path) {
@@ -78,11 +87,13 @@ static inline Config config_load(const char* path) {
 }
 
 static inline FileSum config_save(const char* path, Config c, int eot) {
-    return json_write(path, json_pack("{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:i, s:i, s:b, s:f, s:f, s:f}",
-        "written_by", HF_WRITTEN_BY, "architectures", "GPT2LMHeadModel", "model_type", "gpt2", "torch_dtype", "float32",
-        "activation_function", "gelu_new",
-        "n_positions", c.max_T, "vocab_size", c.V, "n_layer", c.L, "n_head", c.NH, "n_embd", c.C, "layer_norm_epsilon", 1e-5,
-        "bos_token_id", eot, "eos_token_id", eot, "tie_word_embeddings", 1, "resid_pdrop", 0.0, "embd_pdrop", 0.0, "attn_pdrop", 0.0));
+    return json_write(
+        path,
+        json_pack("{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:i, s:i, s:b, s:f, s:f, s:f}",
+                  "written_by", HF_WRITTEN_BY, "architectures", "GPT2LMHeadModel", "model_type", "gpt2", "torch_dtype",
+                  "float32", "activation_function", "gelu_new", "n_positions", c.max_T, "vocab_size", c.V, "n_layer",
+                  c.L, "n_head", c.NH, "n_embd", c.C, "layer_norm_epsilon", 1e-5, "bos_token_id", eot, "eos_token_id",
+                  eot, "tie_word_embeddings", 1, "resid_pdrop", 0.0, "embd_pdrop", 0.0, "attn_pdrop", 0.0));
 }
 
 // ---- 2. Parameters: one line for each; everything else loops over this table ----
@@ -98,24 +109,26 @@ static inline void parameter_table(Tensor* t, Config c) {
     const int L = c.L, C = c.C;
     const float scaled = 0.02f / sqrtf(2.0f * (float)L);  // layers that write to the residual stream start smaller
 #define FIELD(name) offsetof(Parameters, name)
-    // name on disk (Hugging Face's)               in memory     layers rows   columns  start values           decayed   on disk
-    *t++ = tensor("transformer.wte.weight",               FIELD(wte),      0, c.Vp,    C,     INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
+    // name on disk (Hugging Face's), in memory, layers, rows, columns, start values, decayed?, how it lies on disk
+    *t++ = tensor("transformer.wte.weight", FIELD(wte), 0, c.Vp,    C, INIT_NORMAL, 0.02f, DECAY, AS_IS);
     t[-1].disk_rows = c.V;  // the padding is ours alone
-    *t++ = tensor("transformer.wpe.weight",               FIELD(wpe),      0, c.max_T, C,     INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
-    *t++ = tensor("transformer.h.%d.ln_1.weight",         FIELD(ln1w),     L, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
-    *t++ = tensor("transformer.h.%d.ln_1.bias",           FIELD(ln1b),     L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
-    *t++ = tensor("transformer.h.%d.attn.c_attn.weight",  FIELD(qkvw),     L, 3 * C,   C,     INIT_NORMAL, 0.02f,  DECAY,    TRANSPOSED);
-    *t++ = tensor("transformer.h.%d.attn.c_attn.bias",    FIELD(qkvb),     L, 1,       3 * C, INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
-    *t++ = tensor("transformer.h.%d.attn.c_proj.weight",  FIELD(attprojw), L, C,       C,     INIT_NORMAL, scaled, DECAY,    TRANSPOSED);
-    *t++ = tensor("transformer.h.%d.attn.c_proj.bias",    FIELD(attprojb), L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
-    *t++ = tensor("transformer.h.%d.ln_2.weight",         FIELD(ln2w),     L, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
-    *t++ = tensor("transformer.h.%d.ln_2.bias",           FIELD(ln2b),     L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
-    *t++ = tensor("transformer.h.%d.mlp.c_fc.weight",     FIELD(fcw),      L, 4 * C,   C,     INIT_NORMAL, 0.02f,  DECAY,    TRANSPOSED);
-    *t++ = tensor("transformer.h.%d.mlp.c_fc.bias",       FIELD(fcb),      L, 1,       4 * C, INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
-    *t++ = tensor("transformer.h.%d.mlp.c_proj.weight",   FIELD(fcprojw),  L, C,       4 * C, INIT_NORMAL, scaled, DECAY,    TRANSPOSED);
-    *t++ = tensor("transformer.h.%d.mlp.c_proj.bias",     FIELD(fcprojb),  L, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
-    *t++ = tensor("transformer.ln_f.weight",              FIELD(lnfw),     0, 1,       C,     INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
-    *t++ = tensor("transformer.ln_f.bias",                FIELD(lnfb),     0, 1,       C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("transformer.wpe.weight", FIELD(wpe), 0, c.max_T, C, INIT_NORMAL, 0.02f, DECAY, AS_IS);
+    Tensor* first = t;
+    *t++ = tensor("ln_1.weight",        FIELD(ln1w),     L, 1,     C,     INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("ln_1.bias",          FIELD(ln1b),     L, 1,     C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("attn.c_attn.weight", FIELD(qkvw),     L, 3 * C, C,     INIT_NORMAL, 0.02f,  DECAY,    TRANSPOSED);
+    *t++ = tensor("attn.c_attn.bias",   FIELD(qkvb),     L, 1,     3 * C, INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("attn.c_proj.weight", FIELD(attprojw), L, C,     C,     INIT_NORMAL, scaled, DECAY,    TRANSPOSED);
+    *t++ = tensor("attn.c_proj.bias",   FIELD(attprojb), L, 1,     C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("ln_2.weight",        FIELD(ln2w),     L, 1,     C,     INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("ln_2.bias",          FIELD(ln2b),     L, 1,     C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("mlp.c_fc.weight",    FIELD(fcw),      L, 4 * C, C,     INIT_NORMAL, 0.02f,  DECAY,    TRANSPOSED);
+    *t++ = tensor("mlp.c_fc.bias",      FIELD(fcb),      L, 1,     4 * C, INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor("mlp.c_proj.weight",  FIELD(fcprojw),  L, C,     4 * C, INIT_NORMAL, scaled, DECAY,    TRANSPOSED);
+    *t++ = tensor("mlp.c_proj.bias",    FIELD(fcprojb),  L, 1,     C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+    for (Tensor* x = first; x < t; x++) { tensor_under(x, "transformer.h.%d."); }
+    *t++ = tensor("transformer.ln_f.weight", FIELD(lnfw), 0, 1, C, INIT_ONES,  0.0f, NO_DECAY, VECTOR);
+    *t++ = tensor("transformer.ln_f.bias",   FIELD(lnfb), 0, 1, C, INIT_ZEROS, 0.0f, NO_DECAY, VECTOR);
 #undef FIELD
 }
 

@@ -1,6 +1,6 @@
 /*
-What both GPT-2 trainers tell a run (trainer.h) in the same words: two options, the sizes, the files. gpt2_trainer fills in that part
-of a Trainer; the passes through the model are the trainer's.
+What both GPT-2 trainers tell a run (trainer.h) in the same words: two options, the sizes, the files. gpt2_trainer
+fills in that part of a Trainer; the passes through the model are the trainer's.
 */
 #ifndef LLMC_GPT2_RUN_H
 #define LLMC_GPT2_RUN_H
@@ -16,7 +16,8 @@ static inline void gpt2_options(Run* r) {
     const Option own[] = {
         {"GPT-2", "decay-all", "", OPTION_SWITCH, &r->decay_all, "0", 0, 0, "0|1",
          "decay biases and LayerNorms too, as llm.c's CPU trainer does", 0},
-        {"GPT-2", "export-bin", "", OPTION_TEXT, &gpt2_of(r)->export_bin, "", 0, 0, "FILE", "write the model as llm.c's .bin", 0},
+        {"GPT-2", "export-bin", "", OPTION_TEXT, &gpt2_of(r)->export_bin, "", 0, 0, "FILE",
+         "write the model as llm.c's .bin", 0},
     };
     run_add_options(r, own, sizeof own);
 }
@@ -41,8 +42,8 @@ static inline int gpt2_document_start(const Run* r, Purpose purpose) {
 
 static inline void gpt2_box(const Run* r) {
     const Config c = gpt2_of(r)->config;
-    box_row("model", "%d layer%s, %d head%s, %d channels, %d positions", c.L, c.L > 1 ? "s" : "", c.NH, c.NH > 1 ? "s" : "", c.C,
-            c.max_T);
+    box_row("model", "%d layer%s, %d head%s, %d channels, %d positions", c.L, c.L > 1 ? "s" : "", c.NH,
+            c.NH > 1 ? "s" : "", c.C, c.max_T);
     box_row("vocabulary", "%d, padded to %d", c.V, c.Vp);
 }
 
@@ -57,7 +58,8 @@ static inline double gpt2_flops_per_token(const Run* r) {
 static inline double gpt2_workspace_bytes(const Run* r, int B, int head_rows) {
     const Config c = gpt2_of(r)->config;
     const int N = B * r->T, n_head = N < head_rows ? N : head_rows, n = r->dev.n_threads;
-    const double head = (double)gemm_workspace_bytes(n_head, c.Vp, n), dwte = (double)gemm_workspace_bytes(c.Vp, n_head, n);
+    const double head = (double)gemm_workspace_bytes(n_head, c.Vp, n),
+                 dwte = (double)gemm_workspace_bytes(c.Vp, n_head, n);
     const double products = run_is_training(r) ? fmax(head, dwte) : (double)gemm_workspace_bytes(N, 4 * c.C, n);
     return fmax(products, (double)attention_bytes(r->trainer->stored_bytes, B, r->T, c.C, c.NH, &r->dev));
 }
@@ -67,7 +69,9 @@ static inline void gpt2_load_parameters(Run* r, const SliceSink* sink) {
     else { tensors_init_into(sink, r->model->table, N_PARAMETERS, (uint32_t)r->o.seed); }
 }
 
-static inline FileSum gpt2_write_config(const Run* r, const char* path, int eot) { return config_save(path, gpt2_of(r)->config, eot); }
+static inline FileSum gpt2_write_config(const Run* r, const char* path, int eot) {
+    return config_save(path, gpt2_of(r)->config, eot);
+}
 
 static inline void gpt2_write_bin(Run* r, const float* params) {
     const Config c = gpt2_of(r)->config;

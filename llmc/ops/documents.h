@@ -1,17 +1,19 @@
 /*
 Documents in a batch: where attention and positions start anew (--doc-reset).
-A row of T tokens is cut from a stream of documents, each of which begins with end of text (dataloader.h), so a row holds
-the tail of one document, whole ones, and the head of another. With the reset no position sees another document, and each
-piece of one counts its positions from 0: a packed row gives the very bits that its pieces give as sequences of their own.
+A row of T tokens is cut from a stream of documents, each of which begins with end of text (dataloader.h), so a row
+holds the tail of one document, whole ones, and the head of another. With the reset no position sees another document,
+and each piece of one counts its positions from 0: a packed row gives the very bits that its pieces give as sequences
+of their own.
     documents_segments   cuts a batch into Segments; the trainer calls embedding and attention once for each
     Segments             room for those of a batch, and the token with which documents begin
-    Segment              rows of T positions, from position `first` of the flattened (B*T) batch on: the op is called with
-                         B = rows and T, and every tensor (B*T, n) starts at first * n. That holds for attention's
+    Segment              rows of T positions, from position `first` of the flattened (B*T) batch on: the op is called
+                         with B = rows and T, and every tensor (B*T, n) starts at first * n. That holds for attention's
                          statistics too: a segment of one row keeps its (NH, T) at first * NH
 All other ops look at one position at a time and are called for the whole batch as ever.
     no reset   one segment {0, B, T}
     reset      {first, 1, length} for each piece of a document, in order; none crosses the end of a row
-A piece that begins with a row, in the middle of a document, starts at position 0 as well: what stood before is not there.
+A piece that begins with a row, in the middle of a document, starts at position 0 as well: what stood before is not
+there.
 Cost:   one pass over the inputs. Attention costs the sum of the squares of the lengths instead of B*T*T.
 Order:  gradients of embeddings are added segment by segment, ascending, which is the order of the positions.
 */
@@ -28,8 +30,8 @@ typedef struct {
 
 enum { NO_RESET = -1 };
 
-// The segments of inputs (B, T), into room for B*T of them; returns their number. eot: the token with which documents begin,
-// or NO_RESET.
+// The segments of inputs (B, T), into room for B*T of them; returns their number. eot: the token with which documents
+// begin, or NO_RESET.
 static inline int documents_segments(Segment* segments, const int* inputs, int B, int T, int eot) {
     int n = 0;
     if (eot < 0) {

@@ -24,7 +24,6 @@ Cost:   ldmatrix meets no bank twice, and loads of two operands b share one. The
 // ldmatrix reads 16 bytes ("a chunk") of each of eight rows at once. Rows are 128 or 256 bytes, so the same chunk of
 // eight rows would lie in the same four of the 32 banks, and the reads would queue up. Chunk c of row r therefore lies
 // at c ^ (r & 7):
-//     row 0:  0 1 2 3 4 5 6 7      row 1:  1 0 3 2 5 4 7 6      row 2:  2 3 0 1 6 7 4 5   ...
 // and eight rows of any chunk are in eight different places.
 
 template <int W>

@@ -1,6 +1,6 @@
 /*
-Weights: what an update changes, as one thing to hand around. A CPU build has float parameters and their moments; a CUDA build
-may store bf16 and keep float masters beside it, from which each update rounds anew.
+Weights: what an update changes, as one thing to hand around. A CPU build has float parameters and their moments; a
+CUDA build may store bf16 and keep float masters beside it, from which each update rounds anew.
 */
 #ifndef LLMC_WEIGHTS_H
 #define LLMC_WEIGHTS_H
@@ -18,12 +18,14 @@ static inline Weights weights_of(void* stored, size_t stored_bytes, float* maste
     return w;
 }
 
-// AdamW on n elements of which the first is number `first` of the model; key: of the noise with which `stored` is rounded
-static inline void weights_update(const Weights* w, const float* g, size_t n, float weight_decay, const AdamW* step, uint32_t key,
-                                  size_t first, const Device* dev) {
+// AdamW on n elements of which the first is number `first` of the model; key: of the noise with which `stored` is
+// rounded
+static inline void weights_update(const Weights* w, const float* g, size_t n, float weight_decay, const AdamW* step,
+                                  uint32_t key, size_t first, const Device* dev) {
 #ifdef __CUDACC__
     if (w->stored_bytes == sizeof(__nv_bfloat16)) {
-        adamw_update_stored((__nv_bfloat16*)w->stored, w->master, w->m, w->v, g, n, weight_decay, step, key, first, dev);
+        adamw_update_stored((__nv_bfloat16*)w->stored, w->master, w->m, w->v, g, n, weight_decay, step, key, first,
+                            dev);
         return;
     }
 #endif

@@ -1,6 +1,6 @@
 /*
-Data parallel training whose bits do not depend on the number of ranks: which micro-batches ("leaves") a rank computes, where
-their gradients go, and what happens until the next step. Chunks of 4096 elements (those of global_norm.h) of all
+Data parallel training whose bits do not depend on the number of ranks: which micro-batches ("leaves") a rank computes,
+where their gradients go, and what happens until the next step. Chunks of 4096 elements (those of global_norm.h) of all
 tensors that learn, in table order, are dealt out: of K chunks rank r owns r*K/P .. (r+1)*K/P - 1.
     dp_init, dp_open   who has what; memory for the gradients
     dp_n_leaves, dp_leaf   how many leaves of an update are this rank's, and which is the k-th
@@ -8,7 +8,8 @@ tensors that learn, in table order, are dealt out: of K chunks rank r owns r*K/P
     dp_layer_done, dp_leaf_done   told by backward: all gradients of this layer; of this leaf
     dp_reduce   the sum over the leaves of all ranks, each part at its owner, added along the tree of leaf_tree.h
     dp_norm     owners compute the sums of their chunks; all get them and add them in order
-    dp_update   AdamW: with --zero 0 each rank on everything, else each on the part it owns. Slices of a tensor (its layers)
+    dp_update   AdamW: with --zero 0 each rank on everything, else each on the part it owns. Slices of a tensor (its
+                layers)
                     may have had fewer updates than the run
     dp_deal     from whole parameters on the host to the arena of masters
     dp_round    the parameters of a build that stores bf16, anew from their masters
@@ -22,10 +23,10 @@ Frozen: what does not learn has no gradient, no moments and no master. Arenas of
         cover in part the rest counts as zeros at its place, and chunks of zeros alone add nothing.
 Where:  arenas are device memory. `kept` says which part of each stretch the arenas of moments and masters hold,
         `reduced` the same for the arena that dp_reduce returns; parameters are whole everywhere.
-Leaves: --zero 0, 1: each rank a run of leaves; it joins what it can and sends only the few nodes that are left, layer by layer
-        during backward of its last leaf. --zero 2: rank r computes leaf k*P + r in its k-th micro-batch and sends each layer of
-        each leaf; owners join the P leaves of this round and the nodes of earlier rounds, in the order of leaves. What a layer
-        has to send is on its way while backward computes the layer below.
+Leaves: --zero 0, 1: each rank a run of leaves; it joins what it can and sends only the few nodes that are left, layer
+        by layer during backward of its last leaf. --zero 2: rank r computes leaf k*P + r in its k-th micro-batch and
+        sends each layer of each leaf; owners join the P leaves of this round and the nodes of earlier rounds, in the
+        order of leaves. What a layer has to send is on its way while backward computes the layer below.
 Memory, per parameter that learns, beside itself: gradients 4 bytes for each arena of the tree (leaf_tree.h), with
         --zero 2 4/P for each and two layers, and tensors of no layer, whole; moments 8, with --zero 1 and 2 8/P.
         Received nodes: DP_BUFFER.
@@ -73,7 +74,8 @@ typedef struct {
 typedef struct {
     int stretch;
     size_t begin, end, offset, length;
-    float* received;  // node j of those that other ranks have begins at received + j * n, of the n elements that this rank owns
+    float* received;  // node j of those that other ranks have begins at received + j * n, of the n elements that this
+                      // rank owns
     float* half;      // of the buffer, in which they lie
     CommTicket ticket;
 } DpRound;
@@ -116,7 +118,8 @@ typedef struct {
     float lr, beta1, beta2, eps, weight_decay, clip;
     int decay_all;   // biases and LayerNorms too
     Verify* verify;  // NULL: the update is computed once
-    const int* slice_updates;  // of every slice in table order: its updates with this one, AdamW's t; 0: it stays as it is, its
+    const int* slice_updates;  // of every slice in table order: its updates with this one, AdamW's t; 0: it stays as
+                               // it is, its
                                // moments too. NULL: as many as the run
 } Optimizer;
 
@@ -189,7 +192,9 @@ static inline void dp_plan_rounds_(DataParallel* s) {
     for (int leaf = 0; leaf < s->n_leaves; leaf++) {
         int n_joins = 0, is_last = leaf == s->n_leaves - 1;
         size[n++] = 1;
-        for (; n > 1 && (is_last || leaf_nodes_join(size[n - 2], size[n - 1], leaf + 1)); n--, n_joins++) { size[n - 2] += size[n - 1]; }
+        for (; n > 1 && (is_last || leaf_nodes_join(size[n - 2], size[n - 1], leaf + 1)); n--, n_joins++) {
+            size[n - 2] += size[n - 1];
+        }
         dp_add_node_(s, leaf % s->size, 0, n_joins);
         if (leaf % s->size == s->size - 1) { s->n_arenas = n > s->n_arenas ? n : s->n_arenas; }
     }
@@ -419,7 +424,8 @@ static inline void dp_send_round_(DataParallel* s, DpRound* round, const Device*
     }
 }
 
-// all nodes of the round join those on the stack as the plan says; what is left lies in the arenas of the tree afterwards
+// all nodes of the round join those on the stack as the plan says; what is left lies in the arenas of the tree
+// afterwards
 static inline void dp_finish_round_(DataParallel* s, const DpRound* round, const Device* dev) {
     const Part own = dp_reach_(s, round, s->rank);
     const size_t at = part_at(s->reduced[round->stretch], own.first);
@@ -434,17 +440,25 @@ static inline void dp_finish_round_(DataParallel* s, const DpRound* round, const
         }
     }
     for (int i = 0; i <= top && own.n > 0; i++) {
-        if (stack[i] != s->tree.arena[i] + at) { device_copy(s->tree.arena[i] + at, stack[i], sizeof(float) * own.n, dev); }
+        if (stack[i] != s->tree.arena[i] + at) {
+            device_copy(s->tree.arena[i] + at, stack[i], sizeof(float) * own.n, dev);
+        }
     }
 }
 
-static inline float* dp_other_half_(const DataParallel* s) { return s->half == s->buffer ? s->buffer + s->n_buffer / 2 : s->buffer; }
+static inline float* dp_other_half_(const DataParallel* s) {
+    return s->half == s->buffer ? s->buffer + s->n_buffer / 2 : s->buffer;
+}
 
 // the rounds that lie in this half
 static inline void dp_finish_half_(DataParallel* s, const float* half, const Device* dev) {
     int n = 0;
     for (int i = 0; i < s->n_pending; i++) {
-        if (s->pending[i].half == half) { dp_finish_round_(s, &s->pending[i], dev); } else { s->pending[n++] = s->pending[i]; }
+        if (s->pending[i].half == half) {
+            dp_finish_round_(s, &s->pending[i], dev);
+        } else {
+            s->pending[n++] = s->pending[i];
+        }
     }
     s->n_pending = n;
 }
@@ -479,7 +493,9 @@ static inline void dp_exchange_(DataParallel* s, int stretch, size_t begin, size
         if (!dp_round_fits_(s, &round)) { dp_turn_(s, dev); }
         round.half = s->half;
         round.received = s->half + s->n_used[s->rank];
-        for (int rank = 0; rank < s->size; rank++) { s->n_used[rank] += (size_t)s->n_round * dp_reach_(s, &round, rank).n; }
+        for (int rank = 0; rank < s->size; rank++) {
+            s->n_used[rank] += (size_t)s->n_round * dp_reach_(s, &round, rank).n;
+        }
         dp_send_round_(s, &round, dev);
         if (s->n_pending == s->room) {
             s->room = 2 * s->room + 16;
@@ -537,7 +553,9 @@ static inline void dp_send_rest_(DataParallel* s, const Device* dev) {
     }
     dp_finish_half_(s, dp_other_half_(s), dev);
     dp_finish_half_(s, s->half, dev);
-    for (int j = 0; j < s->n_round && s->n_joined < s->n_nodes; j++) { s->n_open += 1 - s->nodes[s->n_joined++].n_joins; }
+    for (int j = 0; j < s->n_round && s->n_joined < s->n_nodes; j++) {
+        s->n_open += 1 - s->nodes[s->n_joined++].n_joins;
+    }
 }
 
 // layers come from the last to the first. With --zero 2 the memory of this one is written again two layers below
@@ -611,14 +629,17 @@ static inline float* dp_join_(DataParallel* s, float* loss, const Device* dev) {
 // rank owns are right. The tree is empty again.
 static inline float* dp_reduce(DataParallel* s, float* loss, const Device* dev) {
     const int n_done = s->tree.next - s->tree.first;
-    if (n_done != dp_n_leaves(s)) { fail_run("backward: %d leaves were begun, dp_leaf_done was called %d times", dp_n_leaves(s), n_done); }
+    if (n_done != dp_n_leaves(s)) {
+        fail_run("backward: %d leaves were begun, dp_leaf_done was called %d times", dp_n_leaves(s), n_done);
+    }
     float* grads = s->size == 1 ? leaf_tree_finish(&s->tree, loss, dev) : dp_join_(s, loss, dev);
     dp_clear_frozen_(s, grads, dev);
     return grads;
 }
 
 // the name of the first slice whose gradient holds a NaN or an infinity, for messages; all ranks call
-static inline const char* dp_first_bad(DataParallel* s, char* name, size_t n_bytes, const float* grads, const Device* dev) {
+static inline const char* dp_first_bad(DataParallel* s, char* name, size_t n_bytes, const float* grads,
+                                       const Device* dev) {
     enum { PIECE = 1 << 20 };
     int64_t first = INT64_MAX;  // stretch << 40 | element of its tensor
     float* room = (float*)malloc_check(sizeof(float) * PIECE, "gradients");
@@ -730,10 +751,10 @@ static inline void dp_update_stretch_(const DataParallel* s, const Weights* w, c
     }
 }
 
-// clip to the norm, then AdamW; t counts updates from 1 and is the key of the noise with which bf16 is rounded. Afterwards the
-// stored parameters are those of one rank, on every rank.
-static inline void dp_update(DataParallel* s, const Weights* w, const float* grads, float norm, const Optimizer* o, int t,
-                                 const Device* dev) {
+// clip to the norm, then AdamW; t counts updates from 1 and is the key of the noise with which bf16 is rounded.
+// Afterwards the stored parameters are those of one rank, on every rank.
+static inline void dp_update(DataParallel* s, const Weights* w, const float* grads, float norm, const Optimizer* o,
+                             int t, const Device* dev) {
     float scale = o->clip > 0.0f && norm > o->clip ? o->clip / norm : 1.0f;
     for (int i = 0; i < s->n_stretches; i++) { dp_update_stretch_(s, w, grads, i, o, scale, t, dev); }
     if (s->zero > 0) { dp_gather(s, w->stored, w->stored_bytes, NULL, dev); }
@@ -748,7 +769,8 @@ static inline void dp_deal(const DataParallel* s, float* arena, const float* who
     device_sync(dev);
 }
 
-// after a load: the stored parameters anew from the masters that the ranks keep, with the bits of update t; frozen ones stay
+// after a load: the stored parameters anew from the masters that the ranks keep, with the bits of update t; frozen
+// ones stay
 static inline void dp_round(DataParallel* s, const Weights* w, int t, const Device* dev) {
     for (int i = 0; i < s->n_stretches; i++) {
         for (int k = 0; k < s->stretches[i].n_slices; k++) {

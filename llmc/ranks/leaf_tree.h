@@ -2,14 +2,14 @@
 Gradient accumulation whose result does not depend on how many micro-batches or ranks made it.
 Every micro-batch is a leaf: its gradient starts from zero. Leaves are added along the binary tree
     node(lo, size) = node(lo, size/2) + node(lo + size/2, size/2)      an absent right child is skipped
-with a binary counter: a new leaf is pushed; while the two topmost nodes are the two halves of a larger one they become it.
-A rank has leaves first..last-1 and ends with the largest nodes that lie inside them: one when that range is a node itself,
-fewer than 2 log2(last) always. The nodes of all ranks, pushed in order, give the root (data_parallel.h); alone, first is 0 and
-leaf_tree_finish has it.
-    leaf_tree_next, leaf_tree_loss   where the next leaf's gradient (n) and the sum of its losses (one float) are to be written,
-                                     both on the device: the host need not wait for a leaf
-    leaf_tree_push                   both have been written: the leaf joins the tree. The same in parts, as they are written:
-                                     leaf_tree_add for each, then leaf_tree_added
+with a binary counter: a new leaf is pushed; while the two topmost nodes are the two halves of a larger one they become
+it. A rank has leaves first..last-1 and ends with the largest nodes that lie inside them: one when that range is a node
+itself, fewer than 2 log2(last) always. The nodes of all ranks, pushed in order, give the root (data_parallel.h);
+alone, first is 0 and leaf_tree_finish has it.
+    leaf_tree_next, leaf_tree_loss   where the next leaf's gradient (n) and the sum of its losses (one float) are to be
+                                     written, both on the device: the host need not wait for a leaf
+    leaf_tree_push                   both have been written: the leaf joins the tree. The same in parts, as they are
+                                     written: leaf_tree_add for each, then leaf_tree_added
     leaf_tree_finish                 the root, and with it the one download of all losses
     leaf_tree_root                   the same sum over one number for each leaf, on the host
 Memory: leaf_tree_depth(0, S) arenas for S leaves: 1 for one leaf, 2 for two, 3 for four, ... on the device.

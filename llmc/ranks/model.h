@@ -4,10 +4,11 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
     model_init            the stored parameters, zero
     model_stream_open     parameters from floats, slice by slice, rounded as the last update rounded them
     model_init_training   gradients, masters and moments, for updates of so many micro-batches
-    model_point           the fields of a struct of pointers point to the parameters of a layer (dp_point: to its gradients)
+    model_point           the fields of a struct of pointers point to the parameters of a layer (dp_point: to its
+                          gradients)
     model_whole           the parameters as a checkpoint has them: floats on the host of rank 0
-Where:  everything is device memory. Stored parameters are whole on every rank; of masters and moments a rank has the parts
-        dp.kept. Without masters the stored parameters are all there is.
+Where:  everything is device memory. Stored parameters are whole on every rank; of masters and moments a rank has the
+        parts dp.kept. Without masters the stored parameters are all there is.
 */
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
@@ -48,7 +49,8 @@ static inline void model_freeze(Model* m, const Tensor* t) {
 // does anything of layer l learn?
 static inline int model_layer_learns(const Model* m, int l) {
     for (int i = 0, slice = 0; i < m->n_table; slice += tensor_slices(&m->table[i++])) {
-        const int first = m->table[i].layers > 0 ? tensor_slice(&m->table[i], l) : -1, n = tensor_layer_slices(&m->table[i]);
+        const int first = m->table[i].layers > 0 ? tensor_slice(&m->table[i], l) : -1,
+                  n = tensor_layer_slices(&m->table[i]);
         for (int k = first; first >= 0 && k < first + n; k++) {
             if (!m->frozen || !m->frozen[slice + k]) { return 1; }
         }
@@ -70,15 +72,16 @@ static inline void model_find_lowest(Model* m) {
     m->lowest = below ? 0 : m->lowest;
 }
 
-// flops of the products of one position with tensor i: forward 2 for each element, 2 for the gradient of what goes in, as far
-// down as backward comes, and 2 for its own, where it learns
+// flops of the products of one position with tensor i: forward 2 for each element, 2 for the gradient of what goes in,
+// as far down as backward comes, and 2 for its own, where it learns
 static inline double model_flops(const Model* m, int i) {
     const Tensor* t = &m->table[i];
     double n = 0.0;
     int slice = 0;
     for (int before = 0; before < i; before++) { slice += tensor_slices(&m->table[before]); }
     for (int k = 0; k < tensor_slices(t); k++) {
-        const int reached = t->layers == 0 || tensor_slice_layer(t, k) >= m->lowest, learns = !m->frozen || !m->frozen[slice + k];
+        const int reached = t->layers == 0 || tensor_slice_layer(t, k) >= m->lowest,
+                  learns = !m->frozen || !m->frozen[slice + k];
         n += 2.0 * (1 + reached + learns);
     }
     return n * (double)tensor_slice_elements(t);
@@ -101,8 +104,8 @@ static inline size_t model_largest_slice(const Model* m) {
     return most;
 }
 
-// comm NULL: alone. zero 1: masters and moments are kept once, not on every rank; 2: sums of gradients too. Before parameters
-// are stored: masters get theirs, too
+// comm NULL: alone. zero 1: masters and moments are kept once, not on every rank; 2: sums of gradients too. Before
+// parameters are stored: masters get theirs, too
 static inline void model_init_training(Model* m, Comm* comm, int n_leaves, int zero, int has_masters) {
     DataParallel* dp = &m->dp;
     dp_init(dp, comm, m->table, m->n_table, m->frozen, n_leaves, zero);
@@ -115,8 +118,8 @@ static inline void model_init_training(Model* m, Comm* comm, int n_leaves, int z
 
 // ---- parameters from floats on the host, slice by slice ----
 
-// A checkpoint after so many updates: bf16 is rounded with the noise of the last of them, so that a resumed run has the same
-// bits. What is a bf16 already stays what it is.
+// A checkpoint after so many updates: bf16 is rounded with the noise of the last of them, so that a resumed run has
+// the same bits. What is a bf16 already stays what it is.
 typedef struct {
     Model* m;
     int updates;
@@ -211,9 +214,9 @@ static inline void model_widen_(float* out, const Model* m, const void* stored, 
     memcpy(out, stored, m->w.stored_bytes * n);
 }
 
-// The parameters from a copy of model_source: floats on the host of rank 0, NULL on the others. Where the copy is just that, it
-// comes back itself. Masters in parts are collected, for which all ranks call; what is frozen has none, its stored weights stay
-// as they are on dev. copy_dev NULL: the copy is in host memory
+// The parameters from a copy of model_source: floats on the host of rank 0, NULL on the others. Where the copy is just
+// that, it comes back itself. Masters in parts are collected, for which all ranks call; what is frozen has none, its
+// stored weights stay as they are on dev. copy_dev NULL: the copy is in host memory
 static inline const float* model_whole(Model* m, const void* copy, const Device* copy_dev, const Device* dev) {
     if (m->dp.rank > 0 && !model_masters_in_parts(m)) { return NULL; }
     if (!m->w.master && m->w.stored_bytes == sizeof(float)) { return (const float*)copy; }

@@ -1,9 +1,11 @@
 /*
-Arenas of which every rank keeps a part (data_parallel.h) against safetensors: the file is the one that a single rank would write.
-    moments_save    optimizer.safetensors: rank 0 writes, slice by slice as they come from their owners; the other ranks only send,
-                    and need no path. All ranks call
-    moments_load    every rank reads what it keeps; moments_load_layers: the same into a model with more layers than the file
-                    A slice that learns and has no moments in the file, because it was frozen before, begins with 0
+Arenas of which every rank keeps a part (data_parallel.h) against safetensors: the file is the one that a single rank
+would write.
+    moments_save    optimizer.safetensors: rank 0 writes, slice by slice as they come from their owners; the other
+                    ranks only send, and need no path. All ranks call
+    moments_load    every rank reads what it keeps; moments_load_layers: the same into a model with more layers than
+                    the file. A slice that learns and has no moments in the file, because it was frozen before, begins
+                    with 0
     dp_collect      what learns of such an arena, at its place in a whole one on rank 0's host. All ranks call
     dp_collect_frozen   the rest of it from the stored weights, for what does not learn has no master
 What does not learn has no moments, in memory or in the file.
@@ -49,7 +51,8 @@ static inline void dp_put_(SafeWriter* w, DataParallel* s, TensorSlices sorted, 
 }
 
 // AdamW's moments, in one file; its sum comes back on rank 0
-static inline FileSum moments_save(const char* path, DataParallel* s, const float* m, const float* v, const Device* dev) {
+static inline FileSum moments_save(const char* path, DataParallel* s, const float* m, const float* v,
+                                   const Device* dev) {
     SafeWriter w;
     FileSum sum;
     TensorSlices sorted = dp_sorted_(s);
@@ -122,8 +125,8 @@ static inline int dp_has_moments_(SafeSet* set, const Tensor* t, int k) {
 }
 
 // old_layer as in tensors_load_layers; the moments of a new layer are 0
-static inline void moments_load_layers(const char* path, const DataParallel* s, float* m, float* v, const int* old_layer,
-                                       const Device* dev) {
+static inline void moments_load_layers(const char* path, const DataParallel* s, float* m, float* v,
+                                       const int* old_layer, const Device* dev) {
     float *room = dp_slice_room_(s), *turned = tensors_turning_room(s->table, s->n_tensors);
     int n_new = 0;
     SafeSet set;

@@ -19,7 +19,8 @@ static inline Part part_whole(const Tensor* t) {
 
 // the elements of it that lie in begin .. end - 1; n is 0 when there are none
 static inline Part part_within(Part part, size_t begin, size_t end) {
-    const size_t from = part.first > begin ? part.first : begin, last = part.first + part.n, to = last < end ? last : end;
+    const size_t from = part.first > begin ? part.first : begin, last = part.first + part.n,
+                 to = last < end ? last : end;
     Part out = {part.tensor, from, from < to ? to - from : 0, part.at + (from - part.first)};
     return out;
 }

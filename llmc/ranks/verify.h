@@ -1,11 +1,11 @@
 /*
-A step computed twice (--verify-every K): the same inputs give the same bits, so any difference is the hardware (a flipped
-bit in memory, an unstable clock) or a bug, and the run stops before the wrong numbers reach a checkpoint.
+A step computed twice (--verify-every K): the same inputs give the same bits, so any difference is the hardware (a
+flipped bit in memory, an unstable clock) or a bug, and the run stops before the wrong numbers reach a checkpoint.
     verify_init, verify_free
     verify_watch    an arena to look at: parameters, masters, moments, gradients (data_parallel.h calls it for all)
     verify_first    after the gradients of a step: sums of all these arenas and of the gradients, a block at a time
-    verify_second   after the same gradients were computed once more: compares with those sums. That parameters and moments
-                    are the same as before is part of it, for nothing may write to them between
+    verify_second   after the same gradients were computed once more: compares with those sums. That parameters and
+                    moments are the same as before is part of it, for nothing may write to them between
     verify_adamw    the update, on a copy first and then in place, and both compared
 Arenas are device memory; a GPU's are looked at in pieces that come to the host: slow, but a check.
 Cost:   the step takes twice its time. Memory: 1/8 of an arena for the sums, 12 MiB for the copy.
@@ -21,7 +21,9 @@ Source: spec/reliability.md 13; parallel.md 12.6
 
 enum { VERIFY_BLOCK = 64, VERIFY_PIECE = 1 << 20 };  // elements under one sum; of one copy
 
-typedef enum { VERIFY_PARAMETERS, VERIFY_MASTERS, VERIFY_MOMENTS_1, VERIFY_MOMENTS_2, VERIFY_GRADIENTS, N_VERIFIED } Verified;
+typedef enum {
+    VERIFY_PARAMETERS, VERIFY_MASTERS, VERIFY_MOMENTS_1, VERIFY_MOMENTS_2, VERIFY_GRADIENTS, N_VERIFIED
+} Verified;
 
 typedef struct {
     const char* memory;   // on the device; NULL: there is none
@@ -91,14 +93,15 @@ static inline uint64_t verify_sum_(const char* x, size_t n, size_t b, size_t ele
 
 // element first of a tensor, or one of first..last, as far as they belong to one slice
 __attribute__((noreturn))
-static inline void verify_fail_(const Verify* v, const char* what, const Tensor* t, size_t first, size_t last, const char* values) {
+static inline void verify_fail_(const Verify* v, const char* what, const Tensor* t, size_t first, size_t last,
+                                const char* values) {
     char name[256], elements[64];
     const size_t n = tensor_slice_elements(t), slice = first / n, from = first - slice * n;
     const size_t to = last / n == slice ? last - slice * n : n - 1;
     snprintf(elements, sizeof elements, from == to ? "element %zu" : "one of the elements %zu..%zu", from, to);
-    fail_run("step %d: the same computation gave two results: %s of %s, %s%s: the hardware (memory, overclocking) or a bug; the "
-             "checkpoints are from before", v->step, what, tensor_slice_name(name, sizeof name, t, (int)slice), elements,
-             values);
+    fail_run("step %d: the same computation gave two results: %s of %s, %s%s: the hardware (memory, overclocking) or a "
+             "bug; the checkpoints are from before",
+             v->step, what, tensor_slice_name(name, sizeof name, t, (int)slice), elements, values);
 }
 
 // the sums of an arena, or its comparison with them: the first block that differs ends the run
@@ -109,7 +112,8 @@ static inline void verify_arena_(const Verify* v, Verified a, int compare, const
     for (int i = 0; arena->memory && i < arena->n_parts; i++) {
         const Part part = arena->parts[i];
         for (size_t from = 0; from < part.n; from += VERIFY_PIECE) {
-            const size_t n = part.n - from < VERIFY_PIECE ? part.n - from : (size_t)VERIFY_PIECE, n_blocks = verify_blocks_(n);
+            const size_t n = part.n - from < VERIFY_PIECE ? part.n - from : (size_t)VERIFY_PIECE,
+                         n_blocks = verify_blocks_(n);
             const size_t n_bytes = arena->element_bytes;
             const char* x = verify_view_(v, 0, arena->memory + (part.at + from) * n_bytes, n * n_bytes, dev);
             size_t bad = n_blocks;
@@ -119,7 +123,8 @@ static inline void verify_arena_(const Verify* v, Verified a, int compare, const
                 if (compare && sum != sums[b] && b < bad) { bad = b; }
                 sums[b] = sum;
             }
-            const size_t first = part.first + from + bad * VERIFY_BLOCK, next = first + VERIFY_BLOCK, end = part.first + from + n;
+            const size_t first = part.first + from + bad * VERIFY_BLOCK, next = first + VERIFY_BLOCK,
+                         end = part.first + from + n;
             if (bad < n_blocks) { verify_fail_(v, names[a], part.tensor, first, (next < end ? next : end) - 1, ""); }
             sums += n_blocks;
         }
@@ -138,20 +143,23 @@ static inline void verify_first(Verify* v, int step, float loss, float norm, con
 
 static inline int same_bits_(float a, float b) { return memcmp(&a, &b, sizeof a) == 0; }
 
-static inline void verify_second(Verify* v, float loss, float norm, const float* grads, const Part* parts, const Device* dev) {
+static inline void verify_second(Verify* v, float loss, float norm, const float* grads, const Part* parts,
+                                 const Device* dev) {
     verify_watch(v, VERIFY_GRADIENTS, grads, sizeof(float), parts, v->arena[VERIFY_GRADIENTS].n_parts);
     for (int a = 0; a < N_VERIFIED; a++) { verify_arena_(v, (Verified)a, 1, dev); }
     if (!same_bits_(loss, v->loss) || !same_bits_(norm, v->norm)) {
-        fail_run("step %d: the same computation gave two results: loss %.9g and %.9g, norm %.9g and %.9g: the hardware (memory, "
-                 "overclocking) or a bug; the checkpoints are from before", v->step, (double)v->loss, (double)loss, (double)v->norm, (double)norm);
+        fail_run("step %d: the same computation gave two results: loss %.9g and %.9g, norm %.9g and %.9g: the hardware "
+                 "(memory, overclocking) or a bug; the checkpoints are from before",
+                 v->step, (double)v->loss, (double)loss, (double)v->norm, (double)norm);
     }
 }
 
 // what one of the arrays of Weights holds after the two computations; element `first` of the tensor is its first
-static inline void verify_equal_(const Verify* v, int which, const Tensor* t, size_t first, const void* twin, const void* real,
-                                 size_t n, size_t element_bytes, const Device* dev) {
+static inline void verify_equal_(const Verify* v, int which, const Tensor* t, size_t first, const void* twin,
+                                 const void* real, size_t n, size_t element_bytes, const Device* dev) {
     const char* names[4] = {"new parameters", "new float masters", "new first moments", "new second moments"};
-    const char *a = verify_view_(v, 0, twin, n * element_bytes, dev), *b = verify_view_(v, 1, real, n * element_bytes, dev);
+    const char *a = verify_view_(v, 0, twin, n * element_bytes, dev),
+               *b = verify_view_(v, 1, real, n * element_bytes, dev);
     if (memcmp(a, b, n * element_bytes) == 0) { return; }
     char values[64] = "";
     size_t i = 0;
@@ -165,16 +173,18 @@ static inline void verify_equal_(const Verify* v, int which, const Tensor* t, si
     verify_fail_(v, names[which], t, first + i, first + i, values);
 }
 
-// n elements of a tensor from element `at` on, which is where the pointers stand; what is compared are the new parameters and
-// moments of both computations, bit by bit
+// n elements of a tensor from element `at` on, which is where the pointers stand; what is compared are the new
+// parameters and moments of both computations, bit by bit
 static inline void verify_adamw(const Verify* v, const Tensor* t, size_t at, size_t n, const Weights* w, const float* g,
                                 float weight_decay, const AdamW* step, uint32_t key, const Device* dev) {
     for (size_t first = 0; first < n; first += VERIFY_PIECE) {
-        const size_t count = n - first < VERIFY_PIECE ? n - first : (size_t)VERIFY_PIECE, global = t->offset + at + first;
+        const size_t count = n - first < VERIFY_PIECE ? n - first : (size_t)VERIFY_PIECE,
+                     global = t->offset + at + first;
         float* copy = v->copy;
         const Weights real = weights_from(w, first, first);
         float* twin_master = w->master ? copy + VERIFY_PIECE : NULL;
-        const Weights twin = weights_of(copy, w->stored_bytes, twin_master, copy + 2 * VERIFY_PIECE, copy + 3 * VERIFY_PIECE);
+        const Weights twin =
+            weights_of(copy, w->stored_bytes, twin_master, copy + 2 * VERIFY_PIECE, copy + 3 * VERIFY_PIECE);
         void *to[4] = {twin.stored, twin.master, twin.m, twin.v}, *from[4] = {real.stored, real.master, real.m, real.v};
         const size_t n_bytes[4] = {w->stored_bytes, sizeof(float), sizeof(float), sizeof(float)};
         for (int a = 0; a < 4; a++) {

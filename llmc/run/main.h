@@ -1,6 +1,6 @@
 /*
-A run, from the command line to the last file: what every trainer does beside its model. A trainer fills in a Trainer (trainer.h),
-one function for each thing that only it knows, and its main is one call:
+A run, from the command line to the last file: what every trainer does beside its model. A trainer fills in a Trainer
+(trainer.h), one function for each thing that only it knows, and its main is one call:
     int main(int argc, char** argv) {
         static Bigram bigram;  // begins with a Model; all zero
         Trainer t;             // its functions, one after the other: t.open = bigram_open; ...

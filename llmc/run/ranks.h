@@ -30,10 +30,12 @@ static inline Comm* ranks_open(const RankPlace* place, const RunOptions* o) {
     return world;
 }
 
-// --threads; without it and without OMP_NUM_THREADS the ranks of one machine share its cores, unless each is bound to its own
+// --threads; without it and without OMP_NUM_THREADS the ranks of one machine share its cores, unless each is bound to
+// its own
 static inline int ranks_threads(const RankPlace* place, int asked) {
 #ifdef _OPENMP
-    const int n_cores = omp_get_num_procs(), bound = n_cores < (int)sysconf(_SC_NPROCESSORS_ONLN);  // of this process, of the machine
+    // of this process, of the machine
+    const int n_cores = omp_get_num_procs(), bound = n_cores < (int)sysconf(_SC_NPROCESSORS_ONLN);
     if (asked == 0 && place->local_size > 1 && !bound && !getenv("OMP_NUM_THREADS")) {
         return n_cores > place->local_size ? n_cores / place->local_size : 1;
     }
@@ -106,7 +108,8 @@ static inline void ranks_name_option_(Comm* c, int i, const char* ours, const ch
 
 // everybody's text to everybody; compares each with rank 0's
 static inline void ranks_compare_text_(Comm* c, char* text) {
-    size_t *counts = (size_t*)malloc_check(sizeof(size_t) * (size_t)c->size, "options"), total = 0, first = 0, n = strlen(text) + 1;
+    size_t *counts = (size_t*)malloc_check(sizeof(size_t) * (size_t)c->size, "options"), total = 0, first = 0,
+           n = strlen(text) + 1;
     comm_wait(c, comm_all_gather(c, &n, counts, 1, DT_I64, HERE));
     for (int i = 0; i < c->size; i++) {
         first += i < c->rank ? counts[i] : 0;
@@ -123,7 +126,8 @@ static inline void ranks_compare_text_(Comm* c, char* text) {
     free(counts);
 }
 
-static inline void ranks_compare(Comm* c, const Option* table, int n, const RunState* s, const TokenData* train, const TokenData* val) {
+static inline void ranks_compare(Comm* c, const Option* table, int n, const RunState* s, const TokenData* train,
+                                 const TokenData* val) {
     if (c->size == 1) { return; }
     MappedFile program;
     json_t *options = options_to_json(table, n), *state = run_state_to_json(s);
@@ -153,11 +157,13 @@ static inline double ranks_box(Comm* c, const Tensor* table, int n, const int* f
     const double gradients = dp_gradient_bytes(&s);
     *moment = sizeof(float) * (double)s.n_kept;
     if (n_leaves < c->size && c->rank == 0) {
-        warn_line("%d ranks, but %d micro-batches in an update: %d ranks have nothing to compute (--batch-tokens, --batch-size)", c->size,
-                  n_leaves, c->size - n_leaves);
+        warn_line("%d ranks, but %d micro-batches in an update: %d ranks have nothing to compute (--batch-tokens, "
+                  "--batch-size)",
+                  c->size, n_leaves, c->size - n_leaves);
     }
     if (c->size > 1) {
-        box_row("ranks", "%d over %s%s (%s), --zero %d", c->size, comm_device_kind(), comm_kind_name(c), c->link->source, zero);
+        box_row("ranks", "%d over %s%s (%s), --zero %d", c->size, comm_device_kind(), comm_kind_name(c),
+                c->link->source, zero);
         box_row("  sent per update", "%s by rank 0", format_bytes(dp_bytes(&s)).s);
     }
     dp_free(&s);
@@ -170,7 +176,9 @@ static inline void ranks_print_cost(Comm* c, int n_steps) {
     double now = seconds_now(CLOCK_MONOTONIC);
     if (n_steps > 0 && c->size > 1) {
         printf("ranks: rank 0 sent %s per update", format_bytes((double)l->bytes_sent / n_steps).s);
-        if (!l->nccl) { printf(" and waited %.0f%% of the time", 100.0 * l->seconds_waited / (now - l->counted_since)); }
+        if (!l->nccl) {
+            printf(" and waited %.0f%% of the time", 100.0 * l->seconds_waited / (now - l->counted_since));
+        }
         printf("\n");
     }
     l->bytes_sent = 0;
@@ -185,13 +193,14 @@ static inline RunState ranks_restore(Comm* c, Option* table, int n, const RunOpt
     return run_restore(table, n, o, step);
 }
 
-// Before each step: was any rank told to stop? And which checkpoint is whole (rank 0 knows): that goes into the last words of
-// ranks that lose another.
+// Before each step: was any rank told to stop? And which checkpoint is whole (rank 0 knows): that goes into the last
+// words of ranks that lose another.
 static inline int ranks_stop(Comm* c, const RunOptions* o, int step, int newest) {
     char folder[PATH_BYTES];
     int known[2] = {*stop_flag(), newest};
     comm_all_reduce(c, known, 2, DT_I32, OP_MAX, HERE);
-    comm_note(c, "after step %d; newest checkpoint: %s", step, known[1] < 0 ? "none" : checkpoint_folder(folder, o->run, known[1]));
+    comm_note(c, "after step %d; newest checkpoint: %s", step,
+              known[1] < 0 ? "none" : checkpoint_folder(folder, o->run, known[1]));
     return known[0];
 }
 

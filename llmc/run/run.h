@@ -1,5 +1,6 @@
 /*
-What every trainer's run has in common (spec/cli.md): the options, the state a checkpoint brings back, and the run folder.
+What every trainer's run has in common (spec/cli.md): the options, the state a checkpoint brings back, and the run
+folder.
     run_options        the common rows of the options table; a trainer adds rows of its own
     RunState           counters and generators: with parameters and moments, all that training goes on from
     run_find_checkpoint, run_restore   the newest good checkpoint of --run; options and state of it
@@ -42,7 +43,8 @@ typedef struct {
     int schedule, steps, warmup, lr_horizon;                                              // schedule: a Schedule
     float epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
     const char* run;                                                                      // run
-    int resume, save_every, async_save, keep, keep_every, eval_every, eval_batches, sample_every, log_every, early_stop, tensorboard, max_skips, verify_every;
+    int resume, save_every, async_save, keep, keep_every, eval_every, eval_batches, sample_every, log_every, early_stop,
+        tensorboard, max_skips, verify_every;
     float early_stop_delta;
     const char *export_hf, *generate, *probe, *probe_out;                                 // out
     int max_new_tokens, top_k, samples, eval_only;
@@ -54,70 +56,132 @@ typedef struct {
 // fills the table with the common rows; `presets` is what --model can name. Returns the number of rows.
 static inline int run_options(Option* t, RunOptions* o, const char* presets) {
     const Option rows[] = {
-        // group, name, other spellings (llm.c's and rust_trainer's), type, where, default, range, what it takes, meaning
-        {"model", "from", "-e --base-ckpt --init-hf", OPTION_TEXT, &o->from, "", 0, 0, "PATH", "parameters to start from: a run folder or checkpoint, a Hugging Face folder, a .safetensors file with config.json beside it, or llm.c's .bin, told apart by content", 0},
-        {"model", "config", "", OPTION_TEXT, &o->config, "", 0, 0, "FILE", "random start from Hugging Face's config.json", 0},
+        // group, name, other spellings (llm.c's and rust_trainer's), type, where, default, range, what it takes,
+        // meaning
+        {"model", "from", "-e --base-ckpt --init-hf", OPTION_TEXT, &o->from, "", 0, 0, "PATH",
+         "parameters to start from: a run folder or checkpoint, a Hugging Face folder, a .safetensors file with "
+         "config.json beside it, or llm.c's .bin, told apart by content", 0},
+        {"model", "config", "", OPTION_TEXT, &o->config, "", 0, 0, "FILE",
+         "random start from Hugging Face's config.json", 0},
         {"model", "model", "", OPTION_TEXT, &o->model, "", 0, 0, "NAME", presets, 0},
-        {"model", "seed", "", OPTION_INT, &o->seed, "42", 0, INT_MAX, "N", "random seed: start values, order of the data, samples", 0},
-        {"data", "train", "-i", OPTION_TEXT, &o->train, "", 0, 0, "PATH", "token shards (a pattern), a text file or a folder of text", 0},
+        {"model", "seed", "", OPTION_INT, &o->seed, "42", 0, INT_MAX, "N",
+         "random seed: start values, order of the data, samples", 0},
+        {"data", "train", "-i", OPTION_TEXT, &o->train, "", 0, 0, "PATH",
+         "token shards (a pattern), a text file or a folder of text", 0},
         {"data", "val", "-j", OPTION_TEXT, &o->val, "", 0, 0, "PATH", "the same for validation", 0},
-        {"data", "val-fraction", "--val-ratio", OPTION_FLOAT, &o->val_fraction, "0", 0, 0.9, "F", "without --val: keep this last part of --train for validation", 0},
-        {"data", "tokenizer", "", OPTION_TEXT, &o->tokenizer, "", 0, 0, "bytes|PATH", "bytes, a tokenizer.json or its folder, or llm.c's gpt2_tokenizer.bin to show tokens as text; empty: the model's own, else bytes", 0},
+        {"data", "val-fraction", "--val-ratio", OPTION_FLOAT, &o->val_fraction, "0", 0, 0.9, "F",
+         "without --val: keep this last part of --train for validation", 0},
+        {"data", "tokenizer", "", OPTION_TEXT, &o->tokenizer, "", 0, 0, "bytes|PATH",
+         "bytes, a tokenizer.json or its folder, or llm.c's gpt2_tokenizer.bin to show tokens as text; empty: the "
+         "model's own, else bytes", 0},
         {"data", "batch-size", "-b", OPTION_INT, &o->batch_size, "4", 1, 65536, "N", "rows in a micro-batch", 0},
-        {"data", "seq-len", "-t", OPTION_INT, &o->seq_len, "0", 0, 1 << 24, "N", "positions in a row; 0: as many as the model has, at most 1024", 0},
-        {"data", "batch-tokens", "-d", OPTION_INT, &o->batch_tokens, "0", 0, INT_MAX, "N", "tokens in an update, a multiple of batch-size x seq-len; 0: one micro-batch", 0},
-        {"data", "shuffle", "", OPTION_SWITCH, &o->shuffle, "1", 0, 0, "0|1", "rows in random order, another in each epoch; 0: file order", 0},
-        {"data", "overfit", "-a", OPTION_SWITCH, &o->overfit, "0", 0, 0, "0|1", "train on the rows of the first update again and again: a sound model soon knows them by heart", 0},
-        {"data", "doc-reset", "", OPTION_SWITCH, &o->doc_reset, "0", 0, 0, "0|1", "attention and positions start anew at each document of a row", 0},
-        {"data", "hellaswag", "", OPTION_TEXT, &o->hellaswag, "", 0, 0, "FILE", "answer these examples (dev/data/hellaswag.py, mmlu.py) with each validation", 0},
-        {"data", "eval-examples", "", OPTION_INT, &o->eval_examples, "0", 0, INT_MAX, "N", "answer only the first N of them; 0: all", 0},
-        {"optimizer", "steps", "-x", OPTION_INT, &o->steps, "0", 0, INT_MAX, "N", "updates; 0: as many as --epochs need", 0},
-        {"optimizer", "epochs", "", OPTION_FLOAT, &o->epochs, "1", 1e-6, 1e6, "F", "passes over the training data, when --steps is 0", 0},
+        {"data", "seq-len", "-t", OPTION_INT, &o->seq_len, "0", 0, 1 << 24, "N",
+         "positions in a row; 0: as many as the model has, at most 1024", 0},
+        {"data", "batch-tokens", "-d", OPTION_INT, &o->batch_tokens, "0", 0, INT_MAX, "N",
+         "tokens in an update, a multiple of batch-size x seq-len; 0: one micro-batch", 0},
+        {"data", "shuffle", "", OPTION_SWITCH, &o->shuffle, "1", 0, 0, "0|1",
+         "rows in random order, another in each epoch; 0: file order", 0},
+        {"data", "overfit", "-a", OPTION_SWITCH, &o->overfit, "0", 0, 0, "0|1",
+         "train on the rows of the first update again and again: a sound model soon knows them by heart", 0},
+        {"data", "doc-reset", "", OPTION_SWITCH, &o->doc_reset, "0", 0, 0, "0|1",
+         "attention and positions start anew at each document of a row", 0},
+        {"data", "hellaswag", "", OPTION_TEXT, &o->hellaswag, "", 0, 0, "FILE",
+         "answer these examples (dev/data/hellaswag.py, mmlu.py) with each validation", 0},
+        {"data", "eval-examples", "", OPTION_INT, &o->eval_examples, "0", 0, INT_MAX, "N",
+         "answer only the first N of them; 0: all", 0},
+        {"optimizer", "steps", "-x", OPTION_INT, &o->steps, "0", 0, INT_MAX, "N",
+         "updates; 0: as many as --epochs need", 0},
+        {"optimizer", "epochs", "", OPTION_FLOAT, &o->epochs, "1", 1e-6, 1e6, "F",
+         "passes over the training data, when --steps is 0", 0},
         {"optimizer", "lr", "-l", OPTION_FLOAT, &o->lr, "3e-4", 0, 10, "F", "peak learning rate", 0},
-        {"optimizer", "schedule", "-k", OPTION_CHOICE, &o->schedule, "cosine", 0, 0, SCHEDULE_NAMES, "how the learning rate falls after warm-up", 0},
-        {"optimizer", "warmup", "-u --lr-warmup-steps", OPTION_INT, &o->warmup, "0", 0, INT_MAX, "N", "steps of linear warm-up", 0},
-        {"optimizer", "final-lr", "-q --lr-min-scale", OPTION_FLOAT, &o->final_lr, "0.1", 0, 1, "F", "learning rate at the end, as a fraction of the peak", 0},
-        {"optimizer", "lr-horizon", "", OPTION_INT, &o->lr_horizon, "0", 0, INT_MAX, "N", "steps over which the learning rate falls, then it stays; 0: all of --steps", 0},
-        {"optimizer", "weight-decay", "-c", OPTION_FLOAT, &o->weight_decay, "0.1", 0, 10, "F", "AdamW's weight decay, on matrices and embeddings", 0},
+        {"optimizer", "schedule", "-k", OPTION_CHOICE, &o->schedule, "cosine", 0, 0, SCHEDULE_NAMES,
+         "how the learning rate falls after warm-up", 0},
+        {"optimizer", "warmup", "-u --lr-warmup-steps", OPTION_INT, &o->warmup, "0", 0, INT_MAX, "N",
+         "steps of linear warm-up", 0},
+        {"optimizer", "final-lr", "-q --lr-min-scale", OPTION_FLOAT, &o->final_lr, "0.1", 0, 1, "F",
+         "learning rate at the end, as a fraction of the peak", 0},
+        {"optimizer", "lr-horizon", "", OPTION_INT, &o->lr_horizon, "0", 0, INT_MAX, "N",
+         "steps over which the learning rate falls, then it stays; 0: all of --steps", 0},
+        {"optimizer", "weight-decay", "-c", OPTION_FLOAT, &o->weight_decay, "0.1", 0, 10, "F",
+         "AdamW's weight decay, on matrices and embeddings", 0},
         {"optimizer", "beta1", "", OPTION_FLOAT, &o->beta1, "0.9", 0, 0.99999, "F", "decay of AdamW's first moment", 0},
-        {"optimizer", "beta2", "", OPTION_FLOAT, &o->beta2, "0.95", 0, 0.9999999, "F", "decay of AdamW's second moment", 0},
+        {"optimizer", "beta2", "", OPTION_FLOAT, &o->beta2, "0.95", 0, 0.9999999, "F",
+         "decay of AdamW's second moment", 0},
         {"optimizer", "eps", "--adam-eps", OPTION_FLOAT, &o->eps, "1e-8", 1e-30, 1, "F", "AdamW's epsilon", 0},
-        {"optimizer", "clip", "--grad-clip-norm", OPTION_FLOAT, &o->clip, "1", 0, 1e30, "F", "largest gradient norm; 0: no limit", 0},
-        {"optimizer", "skip-loss-z", "-sl", OPTION_FLOAT, &o->skip_loss_z, "0", 0, 1e30, "F", "skip an update whose loss lies this many standard deviations above the last 128; 0: never", 0},
-        {"optimizer", "skip-norm-z", "-sg", OPTION_FLOAT, &o->skip_norm_z, "0", 0, 1e30, "F", "the same for the gradient norm", 0},
-        {"optimizer", "freeze", "", OPTION_TEXT, &o->freeze, "", 0, 0, "PATTERN,...", "no updates of tensors with such names, of all layers or of one: 'transformer.w?e.*,*.h.0.*'; first:N: of the first N layers; indices:A,B,..: of these layers, from 0", 0},
-        {"run", "run", "-o --out-dir --output-dir", OPTION_TEXT, &o->run, "", 0, 0, "DIR", "folder for checkpoints, log and samples; empty: runs/<trainer>-<date-time>", 0},
-        {"run", "resume", "-y", OPTION_SWITCH, &o->resume, "0", 0, 0, "0|1", "go on from the newest checkpoint in --run, with its options; those typed now win", 0},
-        {"run", "save-every", "-n", OPTION_INT, &o->save_every, "0", 0, INT_MAX, "N", "checkpoint every N steps; 0: only at the end", 0},
-        {"run", "async-save", "", OPTION_SWITCH, &o->async_save, "1", 0, 0, "0|1", "go on training while a copy of the state is written; 0: wait, and do without the copy's memory", 0},
-        {"run", "keep", "-nk", OPTION_INT, &o->keep, "2", 1, INT_MAX, "N", "newest checkpoints to keep, besides the best", 0},
-        {"run", "keep-every", "-nm", OPTION_INT, &o->keep_every, "0", 0, INT_MAX, "M", "keep every checkpoint whose step is a multiple of M too; 0: none", 0},
-        {"run", "eval-every", "-v --val-every", OPTION_INT, &o->eval_every, "100", 0, INT_MAX, "N", "validation every N steps, with --val or --val-fraction; 0: never", 0},
-        {"run", "eval-batches", "-m", OPTION_INT, &o->eval_batches, "20", 1, INT_MAX, "N", "micro-batches in a validation", 0},
-        {"run", "sample-every", "-s", OPTION_INT, &o->sample_every, "0", 0, INT_MAX, "N", "generate a sample every N steps; 0: never", 0},
-        {"run", "log-every", "", OPTION_INT, &o->log_every, "1", 1, INT_MAX, "N", "print every N-th step; metrics.jsonl has all", 0},
-        {"run", "tensorboard", "", OPTION_SWITCH, &o->tensorboard, "0", 0, 0, "0|1", "TensorBoard's event files in the run folder too: tensorboard --logdir runs", 0},
-        {"run", "early-stop", "--early-stopping-patience", OPTION_INT, &o->early_stop, "0", 0, INT_MAX, "N", "stop after N validations without a new best; 0: never", 0},
-        {"run", "early-stop-delta", "", OPTION_FLOAT, &o->early_stop_delta, "0", 0, 1e30, "F", "a validation is a new best only when its loss is lower by more than this", 0},
-        {"run", "max-skips", "", OPTION_INT, &o->max_skips, "10", 0, INT_MAX, "M", "skip at most M non-finite updates in a row, then stop", 0},
-        {"run", "verify-every", "", OPTION_INT, &o->verify_every, "0", 0, INT_MAX, "K", "compute every K-th step twice and stop if a bit differs; 0: never", 0},
-        {"out", "export-hf", "", OPTION_TEXT, &o->export_hf, "", 0, 0, "DIR", "write the model as a Hugging Face folder", 0},
-        {"out", "shard-gb", "", OPTION_FLOAT, &o->shard_gb, "5", 1e-6, 1e6, "F", "largest file of --export-hf, in 10^9 bytes; a larger model becomes shards", 0},
-        {"out", "generate", "", OPTION_TEXT, &o->generate, "", 0, 0, "TEXT|-", "continue TEXT, or standard input, as the beginning of a document (end of text stands before it); no training", 0},
-        {"out", "max-new-tokens", "-g", OPTION_INT, &o->max_new_tokens, "256", 1, 1 << 24, "N", "most tokens to generate; end of text stops earlier", 0},
-        {"out", "temperature", "", OPTION_FLOAT, &o->temperature, "0.8", 0, 100, "F", "sampling temperature; 0: always the likeliest token", 0},
-        {"out", "top-k", "", OPTION_INT, &o->top_k, "0", 0, INT_MAX, "N", "sample from the N likeliest tokens; 0: from all", 0},
-        {"out", "top-p", "", OPTION_FLOAT, &o->top_p, "1", 0, 1, "F", "sample from the likeliest tokens that hold this probability", 0},
+        {"optimizer", "clip", "--grad-clip-norm", OPTION_FLOAT, &o->clip, "1", 0, 1e30, "F",
+         "largest gradient norm; 0: no limit", 0},
+        {"optimizer", "skip-loss-z", "-sl", OPTION_FLOAT, &o->skip_loss_z, "0", 0, 1e30, "F",
+         "skip an update whose loss lies this many standard deviations above the last 128; 0: never", 0},
+        {"optimizer", "skip-norm-z", "-sg", OPTION_FLOAT, &o->skip_norm_z, "0", 0, 1e30, "F",
+         "the same for the gradient norm", 0},
+        {"optimizer", "freeze", "", OPTION_TEXT, &o->freeze, "", 0, 0, "PATTERN,...",
+         "no updates of tensors with such names, of all layers or of one: 'transformer.w?e.*,*.h.0.*'; first:N: of"
+         " the first N layers; indices:A,B,..: of these layers, from 0", 0},
+        {"run", "run", "-o --out-dir --output-dir", OPTION_TEXT, &o->run, "", 0, 0, "DIR",
+         "folder for checkpoints, log and samples; empty: runs/<trainer>-<date-time>", 0},
+        {"run", "resume", "-y", OPTION_SWITCH, &o->resume, "0", 0, 0, "0|1",
+         "go on from the newest checkpoint in --run, with its options; those typed now win", 0},
+        {"run", "save-every", "-n", OPTION_INT, &o->save_every, "0", 0, INT_MAX, "N",
+         "checkpoint every N steps; 0: only at the end", 0},
+        {"run", "async-save", "", OPTION_SWITCH, &o->async_save, "1", 0, 0, "0|1",
+         "go on training while a copy of the state is written; 0: wait, and do without the copy's memory", 0},
+        {"run", "keep", "-nk", OPTION_INT, &o->keep, "2", 1, INT_MAX, "N",
+         "newest checkpoints to keep, besides the best", 0},
+        {"run", "keep-every", "-nm", OPTION_INT, &o->keep_every, "0", 0, INT_MAX, "M",
+         "keep every checkpoint whose step is a multiple of M too; 0: none", 0},
+        {"run", "eval-every", "-v --val-every", OPTION_INT, &o->eval_every, "100", 0, INT_MAX, "N",
+         "validation every N steps, with --val or --val-fraction; 0: never", 0},
+        {"run", "eval-batches", "-m", OPTION_INT, &o->eval_batches, "20", 1, INT_MAX, "N",
+         "micro-batches in a validation", 0},
+        {"run", "sample-every", "-s", OPTION_INT, &o->sample_every, "0", 0, INT_MAX, "N",
+         "generate a sample every N steps; 0: never", 0},
+        {"run", "log-every", "", OPTION_INT, &o->log_every, "1", 1, INT_MAX, "N",
+         "print every N-th step; metrics.jsonl has all", 0},
+        {"run", "tensorboard", "", OPTION_SWITCH, &o->tensorboard, "0", 0, 0, "0|1",
+         "TensorBoard's event files in the run folder too: tensorboard --logdir runs", 0},
+        {"run", "early-stop", "--early-stopping-patience", OPTION_INT, &o->early_stop, "0", 0, INT_MAX, "N",
+         "stop after N validations without a new best; 0: never", 0},
+        {"run", "early-stop-delta", "", OPTION_FLOAT, &o->early_stop_delta, "0", 0, 1e30, "F",
+         "a validation is a new best only when its loss is lower by more than this", 0},
+        {"run", "max-skips", "", OPTION_INT, &o->max_skips, "10", 0, INT_MAX, "M",
+         "skip at most M non-finite updates in a row, then stop", 0},
+        {"run", "verify-every", "", OPTION_INT, &o->verify_every, "0", 0, INT_MAX, "K",
+         "compute every K-th step twice and stop if a bit differs; 0: never", 0},
+        {"out", "export-hf", "", OPTION_TEXT, &o->export_hf, "", 0, 0, "DIR",
+         "write the model as a Hugging Face folder", 0},
+        {"out", "shard-gb", "", OPTION_FLOAT, &o->shard_gb, "5", 1e-6, 1e6, "F",
+         "largest file of --export-hf, in 10^9 bytes; a larger model becomes shards", 0},
+        {"out", "generate", "", OPTION_TEXT, &o->generate, "", 0, 0, "TEXT|-",
+         "continue TEXT, or standard input, as the beginning of a document (end of text stands before it); no "
+         "training", 0},
+        {"out", "max-new-tokens", "-g", OPTION_INT, &o->max_new_tokens, "256", 1, 1 << 24, "N",
+         "most tokens to generate; end of text stops earlier", 0},
+        {"out", "temperature", "", OPTION_FLOAT, &o->temperature, "0.8", 0, 100, "F",
+         "sampling temperature; 0: always the likeliest token", 0},
+        {"out", "top-k", "", OPTION_INT, &o->top_k, "0", 0, INT_MAX, "N",
+         "sample from the N likeliest tokens; 0: from all", 0},
+        {"out", "top-p", "", OPTION_FLOAT, &o->top_p, "1", 0, 1, "F",
+         "sample from the likeliest tokens that hold this probability", 0},
         {"out", "samples", "", OPTION_INT, &o->samples, "1", 1, 1 << 20, "N", "texts for --generate to write", 0},
         {"out", "eval-only", "", OPTION_SWITCH, &o->eval_only, "0", 0, 0, "0|1", "validate once and stop", 0},
-        {"out", "probe", "", OPTION_TEXT, &o->probe, "", 0, 0, "IN", "safetensors with inputs and targets, I32 (B, T): one forward and backward pass, no update", 0},
-        {"out", "probe-out", "", OPTION_TEXT, &o->probe_out, "probe.safetensors", 0, 0, "OUT", "where --probe writes logits, loss and gradients", 0},
-        {"machine", "threads", "", OPTION_INT, &o->threads, "0", 0, 4096, "N", "0: OMP_NUM_THREADS, else one per core. The result does not depend on it", 0},
-        {"machine", "zero", "", OPTION_INT, &o->zero, "0", 0, 2, "0|1|2", "with several ranks: 1 keeps each moment on one rank only, 2 sums of gradients too. The result does not depend on it", 0},
-        {"machine", "rank", "", OPTION_TEXT, &o->rank, "", 0, 0, "R/P@HOST:PORT", "this process is rank R of P, rank 0 listens at HOST:PORT; R/P@PATH: it says where in a file that all machines see (with a slash: ./meet); else the variables of launch, torchrun, mpirun or srun say so", 0},
-        {"machine", "comm-timeout", "", OPTION_INT, &o->comm_timeout, "600", 1, INT_MAX, "N", "seconds until a rank that does not answer is given up; more than a checkpoint takes", 0},
-        {"machine", "init-timeout", "", OPTION_INT, &o->init_timeout, "300", 1, INT_MAX, "N", "seconds within which all ranks must have been started", 0},
-        {"machine", "dry-run", "", OPTION_SWITCH, &o->dry_run, "0", 0, 0, "0|1", "print memory, work and estimated time, then stop; status 1 if it does not fit", 0},
+        {"out", "probe", "", OPTION_TEXT, &o->probe, "", 0, 0, "IN",
+         "safetensors with inputs and targets, I32 (B, T): one forward and backward pass, no update", 0},
+        {"out", "probe-out", "", OPTION_TEXT, &o->probe_out, "probe.safetensors", 0, 0, "OUT",
+         "where --probe writes logits, loss and gradients", 0},
+        {"machine", "threads", "", OPTION_INT, &o->threads, "0", 0, 4096, "N",
+         "0: OMP_NUM_THREADS, else one per core. The result does not depend on it", 0},
+        {"machine", "zero", "", OPTION_INT, &o->zero, "0", 0, 2, "0|1|2",
+         "with several ranks: 1 keeps each moment on one rank only, 2 sums of gradients too. The result does not "
+         "depend on it", 0},
+        {"machine", "rank", "", OPTION_TEXT, &o->rank, "", 0, 0, "R/P@HOST:PORT",
+         "this process is rank R of P, rank 0 listens at HOST:PORT; R/P@PATH: it says where in a file that all "
+         "machines see (with a slash: ./meet); else the variables of launch, torchrun, mpirun or srun say so", 0},
+        {"machine", "comm-timeout", "", OPTION_INT, &o->comm_timeout, "600", 1, INT_MAX, "N",
+         "seconds until a rank that does not answer is given up; more than a checkpoint takes", 0},
+        {"machine", "init-timeout", "", OPTION_INT, &o->init_timeout, "300", 1, INT_MAX, "N",
+         "seconds within which all ranks must have been started", 0},
+        {"machine", "dry-run", "", OPTION_SWITCH, &o->dry_run, "0", 0, 0, "0|1",
+         "print memory, work and estimated time, then stop; status 1 if it does not fit", 0},
     };
     json_never_null();  // before the first JSON of the program
     return options_append(t, 0, rows, (int)(sizeof rows / sizeof rows[0]));
@@ -125,7 +189,9 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
 
 // parameters come from one place: what a checkpoint brought back (given 2) does not count
 static inline void run_check_sources(const Option* table, int n, const RunOptions* o) {
-    const struct { const char *name, *value; } sources[] = {{"from", o->from}, {"config", o->config}, {"model", o->model}};
+    const struct {
+        const char *name, *value;
+    } sources[] = {{"from", o->from}, {"config", o->config}, {"model", o->model}};
     char found[64] = "";
     int n_sources = 0;
     for (int i = 0; i < 4; i++) {
@@ -134,7 +200,8 @@ static inline void run_check_sources(const Option* table, int n, const RunOption
         strcat(strcat(found, n_sources++ > 0 ? " and --" : " --"), name);
     }
     if (n_sources != 1) {
-        options_fail("model", "expected one of --model, --from, --config and --resume, found%s", n_sources ? found : " none (to begin: --model tiny)");
+        options_fail("model", "expected one of --model, --from, --config and --resume, found%s",
+                     n_sources ? found : " none (to begin: --model tiny)");
     }
 }
 
@@ -148,10 +215,15 @@ static inline void run_choose_tokenizer(Option* table, int n, const RunOptions* 
 // micro-batches in an update of --batch-tokens; a number that does not divide is refused with its neighbours
 static inline int run_leaves(const RunOptions* o, int T) {
     int64_t micro = (int64_t)o->batch_size * T, below = o->batch_tokens / micro * micro;
-    if (micro > INT_MAX / 4) { options_fail("batch-size", "%d rows of %d positions are more than %d tokens", o->batch_size, T, INT_MAX / 4); }
+    if (micro > INT_MAX / 4) {
+        options_fail("batch-size", "%d rows of %d positions are more than %d tokens", o->batch_size, T, INT_MAX / 4);
+    }
     if (o->batch_tokens != below) {
-        options_fail("batch-tokens", "expected a multiple of batch-size %d x seq-len %d = %lld, found %d: the nearest are %lld and %lld",
-                     o->batch_size, T, (long long)micro, o->batch_tokens, (long long)(below ? below : micro), (long long)((below ? below : micro) + micro));
+        options_fail(
+            "batch-tokens",
+            "expected a multiple of batch-size %d x seq-len %d = %lld, found %d: the nearest are %lld and %lld",
+            o->batch_size, T, (long long)micro, o->batch_tokens, (long long)(below ? below : micro),
+            (long long)((below ? below : micro) + micro));
     }
     return o->batch_tokens > 0 ? (int)(o->batch_tokens / micro) : 1;
 }
@@ -162,7 +234,9 @@ static inline void run_plan_steps(RunOptions* o, int64_t n_rows, int n_leaves) {
         double steps = ceil((double)o->epochs * (double)n_rows / ((double)n_leaves * o->batch_size));
         o->steps = steps < INT_MAX ? (int)steps : INT_MAX;
     }
-    if (o->warmup >= o->steps) { options_fail("warmup", "expected less than the %d steps of the run, found %d", o->steps, o->warmup); }
+    if (o->warmup >= o->steps) {
+        options_fail("warmup", "expected less than the %d steps of the run, found %d", o->steps, o->warmup);
+    }
     if (o->lr_horizon > 0 && o->warmup >= o->lr_horizon) {
         options_fail("warmup", "expected less than the %d steps of --lr-horizon, found %d", o->lr_horizon, o->warmup);
     }
@@ -171,7 +245,8 @@ static inline void run_plan_steps(RunOptions* o, int64_t n_rows, int n_leaves) {
 // learning rate of step 0, 1, ...
 static inline float run_lr(const RunOptions* o, int step) {
     const int horizon = o->lr_horizon > 0 ? o->lr_horizon : o->steps;
-    return schedule_lr((Schedule)o->schedule, step < horizon ? step : horizon, horizon, o->warmup, (double)o->lr, (double)o->final_lr);
+    return schedule_lr((Schedule)o->schedule, step < horizon ? step : horizon, horizon, o->warmup, (double)o->lr,
+                       (double)o->final_lr);
 }
 
 // the text of --generate, from standard input for "-"; on the heap, not terminated
@@ -207,11 +282,13 @@ typedef struct {
 static inline int64_t run_first_row(const RunOptions* o, const RunState* s) { return o->overfit ? 0 : s->rows; }
 
 static inline json_t* run_state_to_json(const RunState* s) {
-    return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:o, s:i, s:i, s:i, s:I, s:o, s:o}", "step", s->step, "updates", s->updates, "skips", s->skips,
-                     "rows", (json_int_t)s->rows, "tokens", (json_int_t)s->tokens, "sampler", (json_int_t)s->sampler,
-                     "best_val", isfinite(s->best_val) ? json_real((double)s->best_val) : json_null(), "best_step", s->best_step,
-                     "evals_since_best", s->evals_since_best, "interrupted", s->interrupted, "samples_bytes", (json_int_t)s->n_sample_bytes,
-                     "losses", outliers_to_json(&s->losses), "norms", outliers_to_json(&s->norms));
+    return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:o, s:i, s:i, s:i, s:I, s:o, s:o}", "step", s->step, "updates",
+                     s->updates, "skips", s->skips, "rows", (json_int_t)s->rows, "tokens", (json_int_t)s->tokens,
+                     "sampler", (json_int_t)s->sampler, "best_val",
+                     isfinite(s->best_val) ? json_real((double)s->best_val) : json_null(), "best_step", s->best_step,
+                     "evals_since_best", s->evals_since_best, "interrupted", s->interrupted, "samples_bytes",
+                     (json_int_t)s->n_sample_bytes, "losses", outliers_to_json(&s->losses), "norms",
+                     outliers_to_json(&s->norms));
 }
 
 static inline RunState run_state_from_json(const json_t* json, const char* path) {
@@ -228,7 +305,8 @@ static inline RunState run_state_from_json(const json_t* json, const char* path)
     s.evals_since_best = (int)json_need_int(json, path, "evals_since_best", 0, INT_MAX);
     s.interrupted = (int)json_need_int(json, path, "interrupted", 0, 1);
     s.n_sample_bytes = json_need_int(json, path, "samples_bytes", 0, INT64_MAX);
-    if (!outliers_from_json(&s.losses, json_object_get(json, "losses")) || !outliers_from_json(&s.norms, json_object_get(json, "norms"))) {
+    if (!outliers_from_json(&s.losses, json_object_get(json, "losses")) ||
+        !outliers_from_json(&s.norms, json_object_get(json, "norms"))) {
         fail_input("%s: \"losses\" and \"norms\": expected lists of at most %d numbers", path, OUTLIER_WINDOW);
     }
     return s;
@@ -246,7 +324,8 @@ static inline RunState run_state_start(int seed) {
 // Is the update of this step to be left out? Also records what the next steps are judged by.
 static inline int run_state_skips(RunState* s, const RunOptions* o, float loss, float norm) {
     int finite = isfinite(loss) && isfinite(norm);
-    int outlier = is_outlier(&s->losses, loss, o->skip_loss_z) | is_outlier(&s->norms, norm, o->skip_norm_z);  // both are recorded
+    // both are recorded
+    int outlier = is_outlier(&s->losses, loss, o->skip_loss_z) | is_outlier(&s->norms, norm, o->skip_norm_z);
     s->skips = finite ? 0 : s->skips + 1;
     return !finite || outlier;
 }
@@ -265,7 +344,12 @@ static inline int run_state_validated(RunState* s, const RunOptions* o, float lo
 // The newest good checkpoint of --run. From here on this process is the only one that writes to the run.
 static inline int run_find_checkpoint(const RunOptions* o) {
     if (!*o->run) { options_fail("resume", "needs the --run to go on with"); }
-    if (checkpoint_newest(o->run, -1) < 0) { options_fail("resume", "%s holds no complete checkpoint: name the folder of the run itself, or begin one without --resume", o->run); }
+    if (checkpoint_newest(o->run, -1) < 0) {
+        options_fail(
+            "resume",
+            "%s holds no complete checkpoint: name the folder of the run itself, or begin one without --resume",
+            o->run);
+    }
     run_lock(o->run);
     checkpoint_clean(o->run);
     int step = checkpoint_newest_good(o->run);
@@ -278,7 +362,9 @@ static inline RunState run_restore(Option* table, int n, const RunOptions* o, in
     char folder[PATH_BYTES], path[PATH_BYTES];
     json_t* manifest = json_read(path_join(path, checkpoint_folder(folder, o->run, step), "manifest.json"));
     options_from_json(table, n, json_object_get(manifest, "options"));
-    if (options_given(table, n, "epochs") == 1 && options_given(table, n, "steps") != 1) { options_set(table, n, "steps", "0"); }
+    if (options_given(table, n, "epochs") == 1 && options_given(table, n, "steps") != 1) {
+        options_set(table, n, "steps", "0");
+    }
     RunState s = run_state_from_json(json_object_get(manifest, "state"), path);
     json_decref(manifest);
     return s;
@@ -292,13 +378,16 @@ static inline double run_checkpoint_bytes(const Tensor* table, int n, const int*
     double n_bytes = 8192.0;
     for (int i = 0, slice = 0; i < n; i++) {
         const double each = 300.0 + 4.0 * (double)tensor_disk_elements(&table[i]);
-        for (int k = 0; k < tensor_slices(&table[i]); k++, slice++) { n_bytes += (frozen && frozen[slice] ? 1.0 : 3.0) * each; }
+        for (int k = 0; k < tensor_slices(&table[i]); k++, slice++) {
+            n_bytes += (frozen && frozen[slice] ? 1.0 : 3.0) * each;
+        }
     }
     return n_bytes;
 }
 
 // the temporary folder into which save.h writes config.json, model.safetensors and optimizer.safetensors
-static inline const char* run_save_begin(char temporary[PATH_BYTES], const RunOptions* o, const RunState* s, double n_bytes) {
+static inline const char* run_save_begin(char temporary[PATH_BYTES], const RunOptions* o, const RunState* s,
+                                         double n_bytes) {
     checkpoint_begin(temporary, o->run, s->step, n_bytes);
     return temporary;
 }
@@ -319,8 +408,8 @@ static inline void run_sync_records_(const RunOptions* o) {
     }
 }
 
-// Of the checkpoints up to this step stay the newest --keep, the best one and each --keep-every-th. Later ones are damaged, or
-// this run would have gone on from them: they give way when a checkpoint of their step is saved.
+// Of the checkpoints up to this step stay the newest --keep, the best one and each --keep-every-th. Later ones are
+// damaged, or this run would have gone on from them: they give way when a checkpoint of their step is saved.
 static inline void run_prune_(const RunOptions* o, const RunState* s) {
     char folder[PATH_BYTES];
     int kept = 1;  // this one
@@ -331,8 +420,8 @@ static inline void run_prune_(const RunOptions* o, const RunState* s) {
 }
 
 // the manifest, the final name, and room
-static inline void run_save_end(const char* temporary, const SavedFiles* files, const Option* table, int n, const RunOptions* o,
-                                const RunState* s) {
+static inline void run_save_end(const char* temporary, const SavedFiles* files, const Option* table, int n,
+                                const RunOptions* o, const RunState* s) {
     char folder[PATH_BYTES], path[PATH_BYTES];
     run_sync_records_(o);
     manifest_write(path_join(path, temporary, "manifest.json"),
@@ -363,18 +452,20 @@ static inline json_t* data_to_json_(const TokenData* d) {
                      (json_int_t)d->n_documents, "xxh3", checksum);
 }
 
-// Going on with other data would be another run under the old name: the order of the rows depends on their number. Data that
-// --train names anew is what the user wants.
+// Going on with other data would be another run under the old name: the order of the rows depends on their number.
+// Data that --train names anew is what the user wants.
 static inline void run_check_data_(const char* settings_path, const Option* table, int n, const json_t* train) {
     for (int i = 0; i < n; i++) {
-        const int names_data = strcmp(table[i].name, "train") == 0 || strncmp(table[i].name, "token-", 6) == 0;  // token-file, token-dir
+        // token-file, token-dir
+        const int names_data = strcmp(table[i].name, "train") == 0 || strncmp(table[i].name, "token-", 6) == 0;
         if (names_data && table[i].given == 1) { return; }
     }
     if (!path_exists(settings_path)) { return; }
     json_t* settings = json_read(settings_path);
     const json_t* before = json_object_get(json_object_get(settings, "train"), "xxh3");
     if (before && !json_equal(before, json_object_get(train, "xxh3"))) {
-        fail_input("%s: the training data has changed since the run began: give the old data back, or name the new with --train",
+        fail_input("%s: the training data has changed since the run began: give the old data back, or name the new "
+                   "with --train",
                    json_string_value(json_object_get(train, "path")));
     }
     json_decref(settings);
@@ -388,8 +479,8 @@ static inline void run_cut_samples_(const RunOptions* o, const RunState* s) {
     if (truncate(path, s->n_sample_bytes) != 0) { fail_run("%s: cannot be cut: %s", path, strerror(errno)); }
 }
 
-static inline void run_open(Log* log, Option* table, int n, const RunOptions* o, const RunState* s, const Device* dev, int n_ranks,
-                            const TokenData* train, const TokenData* val, int argc, char** argv) {
+static inline void run_open(Log* log, Option* table, int n, const RunOptions* o, const RunState* s, const Device* dev,
+                            int n_ranks, const TokenData* train, const TokenData* val, int argc, char** argv) {
     const int resume_step = o->resume ? s->step : -1;
     char path[PATH_BYTES], name[128];
     time_t now = time(NULL);
@@ -399,7 +490,8 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
         options_set(table, n, "run", name);
     }
     if (resume_step < 0 && checkpoint_newest(o->run, -1) >= 0) {
-        fail_input("%s: there are checkpoints in this folder: choose another --run, or go on with them by --resume", o->run);
+        fail_input("%s: there are checkpoints in this folder: choose another --run, or go on with them by --resume",
+                   o->run);
     }
     json_t* train_json = data_to_json_(train);
     make_folder(o->run);
@@ -413,10 +505,12 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
     log_open(log, o->run, resume_step, !s->interrupted);
     json_t* command = json_array();
     for (int i = 0; i < argc; i++) { json_array_append_new(command, json_string(argv[i])); }
-    json_replace(path_join(path, o->run, "settings.json"), json_pack("{s:s, s:o, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:o, s:o}",
-        "trainer", program_invocation_short_name, "command", command, "options", options_to_json(table, n), "build", build_name(),
-        "compiler", __VERSION__, "flags", FLAGS, "commit", COMMIT, "cpu", processor_name().s, "lanes", VLANES, "threads", dev->n_threads, "ranks", n_ranks,
-        "train", train_json, "val", data_to_json_(val)));
+    json_replace(path_join(path, o->run, "settings.json"),
+                 json_pack("{s:s, s:o, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:o, s:o}", "trainer",
+                           program_invocation_short_name, "command", command, "options", options_to_json(table, n),
+                           "build", build_name(), "compiler", __VERSION__, "flags", FLAGS, "commit", COMMIT, "cpu",
+                           processor_name().s, "lanes", VLANES, "threads", dev->n_threads, "ranks", n_ranks, "train",
+                           train_json, "val", data_to_json_(val)));
 }
 
 // a sample made while training, to the terminal and to samples.txt
@@ -432,19 +526,23 @@ static inline void run_show_sample(const RunOptions* o, int step, const char* te
 // the checkpoint of that step, if there is one, or null
 static inline json_t* run_checkpoint_json_(const RunOptions* o, int step) {
     char folder[PATH_BYTES], manifest[PATH_BYTES];
-    const int exists = step >= 0 && path_exists(path_join(manifest, checkpoint_folder(folder, o->run, step), "manifest.json"));
+    const int exists =
+        step >= 0 && path_exists(path_join(manifest, checkpoint_folder(folder, o->run, step), "manifest.json"));
     return exists ? json_string(folder) : json_null();
 }
 
-// summary.json at the end of a run, for programs that start many. best: of the validations, null without one; its checkpoint may
-// be missing, where none was saved at that step. extra: the trainer's own keys, or NULL; takes the reference
+// summary.json at the end of a run, for programs that start many. best: of the validations, null without one; its
+// checkpoint may be missing, where none was saved at that step. extra: the trainer's own keys, or NULL; takes the
+// reference
 static inline void run_summary(const RunOptions* o, const RunState* s, int stopped_early, json_t* extra) {
     char path[PATH_BYTES], metrics[PATH_BYTES];
     const int best_step = isfinite(s->best_val) ? s->best_step : -1;
-    json_t* summary = json_pack("{s:i, s:b, s:o, s:o, s:i, s:I, s:o, s:o, s:s}", "final_step", s->step, "stopped_early", stopped_early,
-        "best_val_loss", json_finite((double)s->best_val), "best_step", best_step >= 0 ? json_integer(best_step) : json_null(),
-        "updates", s->updates, "tokens", (json_int_t)s->tokens, "checkpoint", run_checkpoint_json_(o, s->step),
-        "best_checkpoint", run_checkpoint_json_(o, best_step), "metrics", path_join(metrics, o->run, "metrics.jsonl"));
+    json_t* summary =
+        json_pack("{s:i, s:b, s:o, s:o, s:i, s:I, s:o, s:o, s:s}", "final_step", s->step, "stopped_early",
+                  stopped_early, "best_val_loss", json_finite((double)s->best_val), "best_step",
+                  best_step >= 0 ? json_integer(best_step) : json_null(), "updates", s->updates, "tokens",
+                  (json_int_t)s->tokens, "checkpoint", run_checkpoint_json_(o, s->step), "best_checkpoint",
+                  run_checkpoint_json_(o, best_step), "metrics", path_join(metrics, o->run, "metrics.jsonl"));
     if (extra) { json_object_update(summary, extra); }
     json_decref(extra);
     json_replace(path_join(path, o->run, "summary.json"), summary);
@@ -460,14 +558,16 @@ static inline void box_update(const RunOptions* o, int n_leaves, int T) {
 static inline void box_checkpoints(const RunOptions* o, const RunState* s, double n_bytes) {
     double n_free = disk_free(*o->run ? o->run : ".");
     if (o->resume) { box_row("resumed", "after step %d", s->step); }
-    const double n_left = fmax(0.0, (double)o->steps - s->step);  // steps
+    const double n_left = o->steps > 0 ? fmax(0.0, (double)o->steps - s->step) : 1.0;  // 0: a dry run without data
     double n_saved = o->save_every > 0 ? ceil(n_left / o->save_every) : fmin(1.0, n_left);
     double n_forever = o->keep_every > 0 && o->save_every > 0 ? floor(n_left / o->keep_every) : 0.0;
-    double n_kept = fmin(n_saved, o->keep + 2.0 + n_forever);  // the newest, the best, and the one that is being written
+    double n_kept = fmin(n_saved, o->keep + 2.0 + n_forever);  // the newest, the best, and the one that is being
+                                                               // written
     if (n_free < 0.0) { return; }
     box_row("checkpoints", "%.0f at most, of %s; %s free", n_kept, format_bytes(n_bytes).s, format_bytes(n_free).s);
     if (n_kept * n_bytes > n_free) {
-        warn_line("the run keeps up to %.0f checkpoint%s of %s, the disk has %s free", n_kept, n_kept > 1.0 ? "s" : "", format_bytes(n_bytes).s, format_bytes(n_free).s);
+        warn_line("the run keeps up to %.0f checkpoint%s of %s, the disk has %s free", n_kept, n_kept > 1.0 ? "s" : "",
+                  format_bytes(n_bytes).s, format_bytes(n_free).s);
     }
 }
 

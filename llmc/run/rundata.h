@@ -1,7 +1,8 @@
 /*
 The data of a run: what it trains on, what it validates with, and the examples it answers.
     data_open    opens --train and --val, or takes --val-fraction of the training data for validation
-    data_options, data_open_more   the same for a trainer that also reads numbers and examples (examples.h), and carries its state
+    data_options, data_open_more   the same for a trainer that also reads numbers and examples (examples.h), and
+                                   carries its state
                  from row to row: its further options, and data_open for them
     data_seq_len the positions of a row: --seq-len, or what the examples have
     data_separator        the token with which documents begin, or -1 where the model does not look at them
@@ -28,17 +29,30 @@ typedef struct {
 // appends the rows to the n of a table; returns how many there are now
 static inline int data_options(Option* t, int n, RunDataOptions* x) {
     const Option rows[] = {
-        {"more data", "token-file", "", OPTION_TEXT, &x->token_file, "", 0, 0, "FILE", "instead of --train: token ids as decimal numbers with blanks between (or one token shard)", 0},
-        {"more data", "token-dir", "", OPTION_TEXT, &x->token_dir, "", 0, 0, "DIR", "instead of --train: all files of this folder that end in --shard-ext, each like --token-file", 0},
-        {"more data", "val-token-file", "", OPTION_TEXT, &x->val_token_file, "", 0, 0, "FILE", "the same instead of --val", 0},
-        {"more data", "val-token-dir", "", OPTION_TEXT, &x->val_token_dir, "", 0, 0, "DIR", "the same instead of --val", 0},
-        {"more data", "shard-ext", "", OPTION_TEXT, &x->shard_ext, "txt", 0, 0, "EXT", "how the names of --token-dir and --val-token-dir end, after the last dot", 0},
-        {"more data", "shuffle-shards", "", OPTION_SWITCH, &x->shuffle_shards, "0", 0, 0, "0|1", "shards in random order, another in each epoch, the rows of a shard as they lie in it; 0: --shuffle decides", 0},
-        {"more data", "packed-sequences", "", OPTION_SWITCH, &x->packed_sequences, "1", 0, 0, "0|1", "a row begins with the last target of the row before; 0: with the token after it", 0},
-        {"more data", "carry-state", "", OPTION_SWITCH, &x->carry_state, "0", 0, 0, "0|1", "the state goes on from row to row: as many parts of the data are read side by side, in file order, as an update has rows", 0},
-        {"more data", "doc-sep", "", OPTION_INT, &x->doc_sep, "-1", -1, INT_MAX - 1, "ID", "the state starts anew at this token; -1: nowhere, unless --doc-reset says so", 0},
-        {"more data", "prefetch-workers", "", OPTION_INT, &x->prefetch_workers, "0", 0, 256, "N", "threads that make batches ahead; 0: each is made when it is needed. The batches do not depend on it", 0},
-        {"more data", "prefetch-buffer", "", OPTION_INT, &x->prefetch_buffer, "16", 1, 65536, "N", "micro-batches that they make ahead", 0},
+        {"more data", "token-file", "", OPTION_TEXT, &x->token_file, "", 0, 0, "FILE",
+         "instead of --train: token ids as decimal numbers with blanks between (or one token shard)", 0},
+        {"more data", "token-dir", "", OPTION_TEXT, &x->token_dir, "", 0, 0, "DIR",
+         "instead of --train: all files of this folder that end in --shard-ext, each like --token-file", 0},
+        {"more data", "val-token-file", "", OPTION_TEXT, &x->val_token_file, "", 0, 0, "FILE",
+         "the same instead of --val", 0},
+        {"more data", "val-token-dir", "", OPTION_TEXT, &x->val_token_dir, "", 0, 0, "DIR",
+         "the same instead of --val", 0},
+        {"more data", "shard-ext", "", OPTION_TEXT, &x->shard_ext, "txt", 0, 0, "EXT",
+         "how the names of --token-dir and --val-token-dir end, after the last dot", 0},
+        {"more data", "shuffle-shards", "", OPTION_SWITCH, &x->shuffle_shards, "0", 0, 0, "0|1",
+         "shards in random order, another in each epoch, the rows of a shard as they lie in it; 0: --shuffle "
+         "decides", 0},
+        {"more data", "packed-sequences", "", OPTION_SWITCH, &x->packed_sequences, "1", 0, 0, "0|1",
+         "a row begins with the last target of the row before; 0: with the token after it", 0},
+        {"more data", "carry-state", "", OPTION_SWITCH, &x->carry_state, "0", 0, 0, "0|1",
+         "the state goes on from row to row: as many parts of the data are read side by side, in file order, as an"
+         " update has rows", 0},
+        {"more data", "doc-sep", "", OPTION_INT, &x->doc_sep, "-1", -1, INT_MAX - 1, "ID",
+         "the state starts anew at this token; -1: nowhere, unless --doc-reset says so", 0},
+        {"more data", "prefetch-workers", "", OPTION_INT, &x->prefetch_workers, "0", 0, 256, "N",
+         "threads that make batches ahead; 0: each is made when it is needed. The batches do not depend on it", 0},
+        {"more data", "prefetch-buffer", "", OPTION_INT, &x->prefetch_buffer, "16", 1, 65536, "N",
+         "micro-batches that they make ahead", 0},
     };
     return options_append(t, n, rows, (int)(sizeof rows / sizeof rows[0]));
 }
@@ -57,14 +71,18 @@ static inline int has_data(const TokenData* d) { return d->path != NULL; }
 
 static inline void data_refuse_examples_(const TokenData* d) {
     if (has_data(d) && d->examples_T > 0) {
-        fail_input("%s: expected text or token shards, found examples, rows with targets of their own: this trainer has no use "
-                   "for them", d->path);
+        fail_input("%s: expected text or token shards, found examples, rows with targets of their own: this trainer "
+                   "has no use "
+                   "for them",
+                   d->path);
     }
 }
 
 // train is open, and val if it has a source of its own
 static inline void data_split_(RunData* d, const RunOptions* o) {
-    if (has_data(&d->train) && !has_data(&d->val) && o->val_fraction > 0.0f) { tokens_split(&d->train, &d->val, o->val_fraction); }
+    if (has_data(&d->train) && !has_data(&d->val) && o->val_fraction > 0.0f) {
+        tokens_split(&d->train, &d->val, o->val_fraction);
+    }
 }
 
 static inline void data_open(RunData* d, const RunOptions* o, const Tokenizer* tokenizer) {
@@ -79,19 +97,22 @@ static inline void data_open(RunData* d, const RunOptions* o, const Tokenizer* t
 enum { N_SOURCES = 3 };
 
 // Which of three options names the data: one that is typed wins over what a checkpoint brought back. -1: none.
-static inline int data_source_(const Option* table, int n, const char* const names[N_SOURCES], const char* const values[N_SOURCES]) {
+static inline int data_source_(const Option* table, int n, const char* const names[N_SOURCES],
+                               const char* const values[N_SOURCES]) {
     int source = -1, n_typed = 0;
     for (int i = 0; i < N_SOURCES; i++) { n_typed += *values[i] && options_given(table, n, names[i]) == 1; }
     for (int i = 0; i < N_SOURCES; i++) {
         if (!*values[i] || (n_typed > 0 && options_given(table, n, names[i]) != 1)) { continue; }
-        if (source >= 0) { options_fail(names[i], "expected one source of data, found --%s too: give one of them", names[source]); }
+        if (source >= 0) {
+            options_fail(names[i], "expected one source of data, found --%s too: give one of them", names[source]);
+        }
         source = i;
     }
     return source;
 }
 
-static inline void data_open_source_(TokenData* d, int source, const char* const values[N_SOURCES], const char* extension,
-                                     const Tokenizer* tokenizer) {
+static inline void data_open_source_(TokenData* d, int source, const char* const values[N_SOURCES],
+                                     const char* extension, const Tokenizer* tokenizer) {
     if (source == 0) { tokens_open(d, values[0], tokenizer); }
     if (source > 0) { tokens_open_numbers(d, values[source], source == 2 ? extension : NULL); }
 }
@@ -103,9 +124,13 @@ static inline RowOrder data_order_(const Option* table, int n, const RunOptions*
         options_fail("carry-state", "needs rows in file order, found --%s", is_shuffled ? "shuffle" : "shuffle-shards");
     }
     if (x->carry_state && !x->packed_sequences) {
-        options_fail("carry-state", "needs rows that go on where the one before ended, found --packed-sequences 0, which leaves a token out");
+        options_fail(
+            "carry-state",
+            "needs rows that go on where the one before ended, found --packed-sequences 0, which leaves a token out");
     }
-    if (x->shuffle_shards && is_shuffled) { options_fail("shuffle-shards", "expected one order, found --shuffle too: rows or shards"); }
+    if (x->shuffle_shards && is_shuffled) {
+        options_fail("shuffle-shards", "expected one order, found --shuffle too: rows or shards");
+    }
     return x->carry_state ? ORDER_STREAMS : x->shuffle_shards ? ORDER_SHARDS : o->shuffle ? ORDER_ROWS : ORDER_FILE;
 }
 
@@ -118,7 +143,8 @@ static inline void data_check_kinds_(const RunData* d) {
         fail_input("%s: expected %s as in %s, found %s", val->path, is_examples ? "examples" : "tokens", train->path,
                    is_examples ? "tokens" : "examples");
     }
-    fail_input("%s: expected examples of %d positions as in %s, found %d", val->path, train->examples_T, train->path, val->examples_T);
+    fail_input("%s: expected examples of %d positions as in %s, found %d", val->path, train->examples_T, train->path,
+               val->examples_T);
 }
 
 // x must stay where it is: data_plan looks into it
@@ -128,9 +154,12 @@ static inline void data_open_more(RunData* d, const RunOptions* o, const RunData
     const char* const val_names[N_SOURCES] = {"val", "val-token-file", "val-token-dir"};
     const char* const train[N_SOURCES] = {o->train, x->token_file, x->token_dir};
     const char* const val[N_SOURCES] = {o->val, x->val_token_file, x->val_token_dir};
-    const int train_source = data_source_(table, n, train_names, train), val_source = data_source_(table, n, val_names, val);
+    const int train_source = data_source_(table, n, train_names, train),
+              val_source = data_source_(table, n, val_names, val);
     const char* extension = x->shard_ext + (*x->shard_ext == '.');
-    if (!*extension || strpbrk(extension, "./")) { options_fail("shard-ext", "expected the end of a name, such as txt, found \"%s\"", x->shard_ext); }
+    if (!*extension || strpbrk(extension, "./")) {
+        options_fail("shard-ext", "expected the end of a name, such as txt, found \"%s\"", x->shard_ext);
+    }
     d->more = x;
     d->order = data_order_(table, n, o, x);
     data_open_source_(&d->train, train_source, train, extension, tokenizer);
@@ -138,12 +167,15 @@ static inline void data_open_more(RunData* d, const RunOptions* o, const RunData
     data_check_kinds_(d);
     data_split_(d, o);
     if (d->train.examples_T > 0 && (x->carry_state || !x->packed_sequences)) {
-        options_fail(x->carry_state ? "carry-state" : "packed-sequences", "is for tokens, found examples in %s: each is a row by itself", d->train.path);
+        options_fail(x->carry_state ? "carry-state" : "packed-sequences",
+                     "is for tokens, found examples in %s: each is a row by itself", d->train.path);
     }
 }
 
 // the positions of an example; 0: the data are tokens, or there is none
-static inline int data_examples_T(const RunData* d) { return d->train.examples_T > 0 ? d->train.examples_T : d->val.examples_T; }
+static inline int data_examples_T(const RunData* d) {
+    return d->train.examples_T > 0 ? d->train.examples_T : d->val.examples_T;
+}
 
 // the positions of a row; `usual` where neither --seq-len nor examples say
 static inline int data_seq_len(const RunData* d, const RunOptions* o, const Option* table, int n, int usual) {
@@ -163,7 +195,8 @@ static inline int data_separator(const RunData* d, const RunOptions* o, int eot)
 
 // 1 + the largest token id in it
 static inline int data_vocabulary(const RunData* d) {
-    return d->train.vocab_size_needed > d->val.vocab_size_needed ? d->train.vocab_size_needed : d->val.vocab_size_needed;
+    return d->train.vocab_size_needed > d->val.vocab_size_needed ? d->train.vocab_size_needed
+                                                                 : d->val.vocab_size_needed;
 }
 
 // 1 + the largest target
@@ -171,8 +204,8 @@ static inline int data_classes(const RunData* d) {
     return d->train.classes_needed > d->val.classes_needed ? d->train.classes_needed : d->val.classes_needed;
 }
 
-// Is the tokenizer the model's? It has as many tokens, or fewer (a model's vocabulary may be padded) and either came with the
-// model or goes with the data that it is trained on.
+// Is the tokenizer the model's? It has as many tokens, or fewer (a model's vocabulary may be padded) and either came
+// with the model or goes with the data that it is trained on.
 static inline int data_tokenizer_fits(const RunData* d, const Tokenizer* t, int V, const Option* table, int n) {
     int is_used = options_given(table, n, "tokenizer") != 1 || has_data(&d->train);
     return t->n_tokens == V || (t->json && is_used && t->n_tokens < V);
@@ -182,26 +215,32 @@ static inline int data_tokenizer_fits(const RunData* d, const Tokenizer* t, int 
 static inline void data_check_tokenizer(const RunData* d, const RunOptions* o, int V, int fits) {
     int is_text = d->train.text != NULL || d->val.text != NULL;
     if (is_text && *o->from && !fits) {
-        options_fail("tokenizer", "%s has %d tokens and no tokenizer.json of that size: give the model's tokenizer, or token shards", o->from, V);
+        options_fail("tokenizer",
+                     "%s has %d tokens and no tokenizer.json of that size: give the model's tokenizer, or token shards",
+                     o->from, V);
     }
 }
 
-// eot: the token with which documents begin. Shards of another tokenizer than --tokenizer lack it, and --doc-reset would
-// do nothing without a word.
+// eot: the token with which documents begin. Shards of another tokenizer than --tokenizer lack it, and --doc-reset
+// would do nothing without a word.
 static inline void data_check_documents(const RunData* d, const RunOptions* o, int eot) {
     const TokenData* data = has_data(&d->train) ? &d->train : &d->val;
     const int is_chosen = d->more && d->more->doc_sep >= 0;
     if (is_chosen && has_data(data) && !tokens_contain(data, d->more->doc_sep)) {
-        options_fail("doc-sep", "expected documents that begin with token %d, found none in %s", d->more->doc_sep, data->path);
+        options_fail("doc-sep", "expected documents that begin with token %d, found none in %s", d->more->doc_sep,
+                     data->path);
     }
     if (!is_chosen && o->doc_reset && has_data(data) && !tokens_contain(data, eot)) {
-        options_fail("doc-reset", "expected documents that begin with token %d, end of text, found none in %s: give --tokenizer the one that "
-                     "made these tokens", eot, data->path);
+        options_fail(
+            "doc-reset",
+            "expected documents that begin with token %d, end of text, found none in %s: give --tokenizer the one that "
+            "made these tokens",
+            eot, data->path);
     }
 }
 
-static inline void data_rows_(DataLoader* rows, const TokenData* d, int T, int V, int classes, int stride, RowOrder order, int n_streams,
-                              int seed) {
+static inline void data_rows_(DataLoader* rows, const TokenData* d, int T, int V, int classes, int stride,
+                              RowOrder order, int n_streams, int seed) {
     if (!has_data(d)) { return; }
     tokens_check_vocab(d, V, "the model");
     tokens_check_classes(d, classes, "the model");
@@ -231,16 +270,23 @@ static inline double data_memory(const RunData* d) { return tokens_memory(&d->tr
 
 static inline void data_box_(const char* name, const TokenData* d, const DataLoader* rows) {
     if (!has_data(d)) { return; }
-    if (d->examples_T > 0) { box_row(name, "%lld examples of %d, %d classes", (long long)rows->n_rows, rows->T, d->classes_needed); }
-    else { box_row(name, "%lld tokens, %lld rows of %d", (long long)d->n_tokens, (long long)rows->n_rows, rows->T); }
+    if (d->examples_T > 0) {
+        box_row(name, "%lld examples of %d, %d classes", (long long)rows->n_rows, rows->T, d->classes_needed);
+    } else {
+        box_row(name, "%lld tokens, %lld rows of %d", (long long)d->n_tokens, (long long)rows->n_rows, rows->T);
+    }
     if (rows->order == ORDER_SHARDS) { box_row("", "%d shards in random order", d->n_shards); }
-    if (rows->order == ORDER_STREAMS) { box_row("", "in %d streams of %lld rows", rows->n_streams, (long long)(rows->n_rows / rows->n_streams)); }
+    if (rows->order == ORDER_STREAMS) {
+        box_row("", "in %d streams of %lld rows", rows->n_streams, (long long)(rows->n_rows / rows->n_streams));
+    }
 }
 
 static inline void data_box(const RunData* d) {
     data_box_("training data", &d->train, &d->train_rows);
     data_box_("validation data", &d->val, &d->val_rows);
-    if (d->examples.n > 0) { box_row("examples", "%d, the longest has %d positions", d->examples.n, d->examples.longest); }
+    if (d->examples.n > 0) {
+        box_row("examples", "%d, the longest has %d positions", d->examples.n, d->examples.longest);
+    }
 }
 
 static inline void data_close(RunData* d) {

@@ -42,7 +42,8 @@ static inline void save_read_table_(Run* r, const SliceSink* sink) {
     safeset_close(&set);
 }
 
-// Gradients, moments and parameters: read or drawn by every rank alike, and the same on all. A device gets them slice by slice
+// Gradients, moments and parameters: read or drawn by every rank alike, and the same on all. A device gets them slice
+// by slice
 static inline void save_open_model(Run* r) {
     Model* m = r->model;
     const int in_place = DEVICE_IS_SHARED && r->trainer->stored_bytes == sizeof(float);
@@ -50,10 +51,14 @@ static inline void save_open_model(Run* r) {
     ModelStream stream;
     model_init(m, r->trainer->stored_bytes);
     if (trains) { model_init_training(m, r->comm, r->n_leaves, r->o.zero, r->has_masters); }
-    if (!in_place && exports && r->comm->rank == 0) { r->loaded = (float*)arena_alloc(sizeof(float) * m->n, "parameters on the host"); }
-    const SliceSink sink = in_place ? slice_sink(model_floats(m)) : model_stream_open(&stream, m, r->loaded, r->state.updates, &r->dev);
+    if (!in_place && exports && r->comm->rank == 0) {
+        r->loaded = (float*)arena_alloc(sizeof(float) * m->n, "parameters on the host");
+    }
+    const SliceSink sink =
+        in_place ? slice_sink(model_floats(m)) : model_stream_open(&stream, m, r->loaded, r->state.updates, &r->dev);
     (r->trainer->load ? r->trainer->load : save_read_table_)(r, &sink);
-    ranks_same(r->comm, "parameters", in_place ? XXH3_64bits(model_floats(m), sizeof(float) * m->n) : model_stream_close(&stream));
+    ranks_same(r->comm, "parameters",
+               in_place ? XXH3_64bits(model_floats(m), sizeof(float) * m->n) : model_stream_close(&stream));
     if (trains && r->o.verify_every > 0) { dp_verify(&m->dp, &r->verify, &m->w); }
 }
 
@@ -71,7 +76,8 @@ static inline void save_resume(Run* r) {
 
 // ---- checkpoints ----
 
-static inline void save_model_(const Run* r, const float* params, const char* folder, size_t shard_bytes, SavedFiles* files) {
+static inline void save_model_(const Run* r, const float* params, const char* folder, size_t shard_bytes,
+                               SavedFiles* files) {
     char path[PATH_BYTES];
     saved_files_add(files, r->trainer->write_config(r, path_join(path, folder, "config.json"), run_end_of_text(r)));
     tensors_save_folder(folder, r->model->table, r->model->n_table, params, shard_bytes, files);
@@ -85,7 +91,8 @@ static inline void save_write_(void* run) {
     char temporary[PATH_BYTES], path[PATH_BYTES];
     SavedFiles files;
     files.n = 0;
-    run_save_begin(temporary, &r->o, &s->state, run_checkpoint_bytes(r->model->table, r->model->n_table, r->model->frozen));
+    run_save_begin(temporary, &r->o, &s->state,
+                   run_checkpoint_bytes(r->model->table, r->model->n_table, r->model->frozen));
     const float* params = model_whole(r->model, s->arena[0], NULL, &r->dev);
     save_model_(r, params, temporary, SIZE_MAX, &files);
     model_whole_free(r->model, params, s->arena[0]);
@@ -115,8 +122,8 @@ static inline void save_checkpoint(Run* r, int last) {
     }
     r->state.n_sample_bytes = run_sample_bytes(&r->o);
     if (r->comm->rank == 0) {
-        snapshot_save(&r->snapshot, arenas, n_bytes, SNAPSHOT_ARENAS + n_extras, &r->state, run_saves_beside(r), last, save_write_, r,
-                      &r->dev);
+        snapshot_save(&r->snapshot, arenas, n_bytes, SNAPSHOT_ARENAS + n_extras, &r->state, run_saves_beside(r), last,
+                      save_write_, r, &r->dev);
     } else if (r->o.zero > 0) {
         if (model_masters_in_parts(model)) { model_whole(model, model->w.master, &r->dev, &r->dev); }
         moments_save(NULL, &model->dp, model->w.m, model->w.v, &r->dev);

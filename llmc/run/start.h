@@ -1,6 +1,6 @@
 /*
-How a run begins: options, data, model, plan, the box. Whatever is wrong with them ends it here, before anything is computed or
-written.
+How a run begins: options, data, model, plan, the box. Whatever is wrong with them ends it here, before anything is
+computed or written.
     start_open      options, data, sizes of the model; conflicts
     start_device    threads or a GPU; the box; status 1 when memory is short
     start_training  what a run has beside its model: rows, log, folder
@@ -18,7 +18,8 @@ written.
 // a mistake of ours: a trainer that leaves out what every run needs
 static inline void start_check_trainer_(const Trainer* t) {
     assert(t->name && t->about && t->presets && t->stored_bytes > 0 && t->usual_T > 0);
-    assert(t->choose && t->box && t->flops_per_token && t->activation_bytes && t->open && t->leaf && t->losses && t->forward);
+    assert(t->choose && t->box && t->flops_per_token && t->activation_bytes && t->open && t->leaf && t->losses &&
+           t->forward);
     assert(t->logits && t->next_logits && t->write_config && t->close && t->n_scores <= MAX_SCORES);
 }
 
@@ -45,9 +46,13 @@ static inline void start_freeze_(Run* r) {
 
 // is anything asked for? The message names those options of this trainer that ask for something
 static inline void start_check_purpose_(const Run* r) {
-    const char* names[] = {"train", "token-file", "token-dir", "eval-only", "generate", "probe", "export-hf", "export-bin"};
+    const char* names[] = {"train",    "token-file", "token-dir", "eval-only",
+                           "generate", "probe",      "export-hf", "export-bin"};
     char expected[256] = "";
-    if (run_is_training(r) || r->o.eval_only || run_is_generating(r) || *r->o.probe || *r->o.export_hf || r->exports_more) { return; }
+    if (run_is_training(r) || r->o.eval_only || run_is_generating(r) || *r->o.probe || *r->o.export_hf ||
+        r->exports_more) {
+        return;
+    }
     for (size_t i = 0, used = 0; i < sizeof names / sizeof names[0]; i++) {
         if (!options_have(r->table, r->n_options, names[i])) { continue; }
         used += (size_t)snprintf(expected + used, sizeof expected - used, "%s--%s", used > 0 ? ", " : "", names[i]);
@@ -59,7 +64,9 @@ static inline void start_plan_rows_(Run* r) {
     RunOptions* o = &r->o;
     const int usual = r->trainer->usual_T < r->max_T ? r->trainer->usual_T : r->max_T;
     r->T = data_seq_len(&r->data, o, r->table, r->n_options, usual);
-    if (r->T > r->max_T) { options_fail("seq-len", "expected at most the model's %d positions, found %d", r->max_T, r->T); }
+    if (r->T > r->max_T) {
+        options_fail("seq-len", "expected at most the model's %d positions, found %d", r->max_T, r->T);
+    }
     r->n_leaves = run_leaves(o, r->T);
 }
 
@@ -79,7 +86,8 @@ static inline void start_check_outputs_(const Run* r) {
         struct stat out, in;
         if ((i / n_inputs == 1 && !*r->o.probe) || stat(output, &out) != 0 || stat(input, &in) != 0) { continue; }
         if (out.st_dev == in.st_dev && out.st_ino == in.st_ino) {
-            options_fail(outputs[i / n_inputs], "%s is what --%s reads: give another name", output, inputs[i % n_inputs]);
+            options_fail(outputs[i / n_inputs], "%s is what --%s reads: give another name", output,
+                         inputs[i % n_inputs]);
         }
     }
 }
@@ -93,7 +101,9 @@ static inline void start_plan_(Run* r) {
         r->exports_more &= start_is_typed_(r, "export-bin") | start_is_typed_(r, "embeddings-out");
         if (!run_is_typed(r, "export-hf")) { options_set(r->table, r->n_options, "export-hf", ""); }
     }
-    if (!options_given(r->table, r->n_options, "tokenizer")) { data_check_tokenizer(&r->data, o, r->V, run_has_text(r)); }
+    if (!options_given(r->table, r->n_options, "tokenizer")) {
+        data_check_tokenizer(&r->data, o, r->V, run_has_text(r));
+    }
     start_check_purpose_(r);
     if (run_is_training(r) || *o->export_hf || o->doc_reset) { data_check_documents(&r->data, o, run_end_of_text(r)); }
     if (r->comm->size > 1 && !run_is_training(r) && !o->eval_only) {
@@ -105,10 +115,13 @@ static inline void start_plan_(Run* r) {
         r->T = r->probe.T;
         r->n_leaves = 1;
     }
-    if (run_is_training(r) || *o->export_hf) { run_end_of_text(r); }  // config.json names it: refuse now, not at a checkpoint
+    // config.json names it: refuse now, not at a checkpoint
+    if (run_is_training(r) || *o->export_hf) { run_end_of_text(r); }
     if (*o->export_hf) { hf_export_check(o->export_hf); }
     start_check_outputs_(r);
-    if (run_is_training(r) && !model_learns(r->model)) { options_fail("freeze", "every tensor is frozen: nothing learns"); }
+    if (run_is_training(r) && !model_learns(r->model)) {
+        options_fail("freeze", "every tensor is frozen: nothing learns");
+    }
     data_plan(&r->data, o, r->T, r->V, r->classes, r->n_leaves);
 }
 
@@ -124,7 +137,8 @@ static inline void start_open(Run* r, int argc, char** argv) {
     ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->data.train, &r->data.val);
 }
 
-// micro-batches that threads make ahead (--prefetch-buffer), and that stay: a GPU may fetch those of a whole update late
+// micro-batches that threads make ahead (--prefetch-buffer), and that stay: a GPU may fetch those of a whole update
+// late
 static inline int start_batches_ahead_(const Run* r) { return r->trainer->more_data ? r->d.prefetch_buffer : 1; }
 static inline int start_batches_kept_(const Run* r) {
     return DEVICE_IS_SHARED ? 1 : (int)ceil_div(r->n_leaves, r->comm->size);
@@ -163,8 +177,9 @@ static inline void start_box_largest_(const Run* r, double n_bytes) {
     else { box_row("  largest batch-size", "%d", B); }
 }
 
-// Memory of the device by class, in the order of allocation; returns the bytes that have still to be taken of what this rank can
-// see: a GPU of its own, or the machine's memory, which it shares with other ranks and in which text and copies are, too
+// Memory of the device by class, in the order of allocation; returns the bytes that have still to be taken of what
+// this rank can see: a GPU of its own, or the machine's memory, which it shares with other ranks and in which text and
+// copies are, too
 static inline double start_box_memory_(const Run* r) {
     const RunOptions* o = &r->o;
     const Trainer* t = r->trainer;
@@ -176,7 +191,8 @@ static inline double start_box_memory_(const Run* r) {
     const double sampling = samples ? t->activation_bytes(r, TO_GENERATE, 1, generator_room(o, 1, r->max_T)) : 0.0;
     const double text = DEVICE_IS_SHARED ? data_memory(&r->data) : 0.0, available = memory_available();
     const double verify = trains && o->verify_every > 0 ? verify_bytes(m->n) : 0.0;
-    const double rows = prefetch_bytes(r->d.prefetch_workers, start_batches_ahead_(r), start_batches_kept_(r), o->batch_size, r->T);
+    const double rows =
+        prefetch_bytes(r->d.prefetch_workers, start_batches_ahead_(r), start_batches_kept_(r), o->batch_size, r->T);
     const double saving = trains ? (double)tensors_turning_bytes(m->table, m->n_table) : 0.0;
     const double more = t->more_bytes ? t->more_bytes(r) : 0.0, process = 12e6;  // found: the program and its libraries
     const double rest = text + verify + saving + more + process + (trains && DEVICE_IS_SHARED != 0 ? rows : 0.0);
@@ -209,7 +225,8 @@ static inline double start_box_(const Run* r) {
 #ifdef __CUDACC__
     printf("%s: %s (%s, %s)\n", r->trainer->name, build_name(), FLOATX_NAME, processor_name().s);
 #else
-    printf("%s: %s (%s, %d lanes, %d threads)\n", r->trainer->name, build_name(), __VERSION__, VLANES, r->dev.n_threads);
+    printf("%s: %s (%s, %d lanes, %d threads)\n", r->trainer->name, build_name(), __VERSION__, VLANES,
+           r->dev.n_threads);
 #endif
     options_print(r->table, r->n_options);
     box_line();
@@ -254,7 +271,8 @@ static inline void start_device(Run* r) {
     r->peak = matmul_peak(&r->dev);
     comm_all_reduce(r->comm, &r->peak, 1, DT_F64, OP_SUM, HERE);
     const char* sparing = r->trainer->sparing;
-    snprintf(remedy, sizeof remedy, "%s%sa smaller --batch-size, --seq-len or --model", sparing ? sparing : "", sparing ? ", " : "");
+    snprintf(remedy, sizeof remedy, "%s%sa smaller --batch-size, --seq-len or --model", sparing ? sparing : "",
+             sparing ? ", " : "");
     check_memory(start_box_(r), remedy);
 }
 
@@ -276,9 +294,11 @@ static inline void start_training(Run* r, int argc, char** argv) {
     prefetch_start(&r->prefetch, &r->data.train_rows, r->o.batch_size, r->d.prefetch_workers, start_batches_ahead_(r),
                    start_batches_kept_(r), train_row, r);
     if (r->comm->rank == 0) {
-        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train, &r->data.val, argc, argv);
+        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train,
+                 &r->data.val, argc, argv);
     }
     ranks_run_name(r->comm, r->table, r->n_options, &r->o);
-    tensorboard_open(&r->board, r->o.tensorboard && r->comm->rank == 0 ? r->o.run : NULL, r->o.resume ? r->state.step : -1);
+    tensorboard_open(&r->board, r->o.tensorboard && r->comm->rank == 0 ? r->o.run : NULL,
+                     r->o.resume ? r->state.step : -1);
 }
 #endif  // LLMC_START_H

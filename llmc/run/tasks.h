@@ -15,7 +15,8 @@ static inline void task_evaluate(Run* r, int training) {
     double bits_per_byte, scores[MAX_SCORES];
     char line[256] = "";
     const Tokenizer* tokenizer = run_has_text(r) ? &r->tokenizer : NULL;
-    const Evaluator e = {&r->o, r->comm, tokenizer, r->T, r->inputs, r->targets, t->losses, r, t->scores, t->n_scores, scores};
+    const Evaluator e = {&r->o,     r->comm, tokenizer, r->T,        r->inputs, r->targets,
+                         t->losses, r,       t->scores, t->n_scores, scores};
     const int step = r->state.step;
     if (has_data(&r->data.val)) {
         float loss = evaluate_loss(&e, &r->data.val_rows, &bits_per_byte);
@@ -72,7 +73,8 @@ static inline void task_probe(Run* r) {
 
     const size_t n_bytes = sizeof(float) * m->n;
     r->trainer->leaf(r, 0, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T);
-    float loss, *grads = dp_reduce(&m->dp, &loss, &r->dev), *host = (float*)arena_alloc(n_bytes, "gradients on the host");
+    float loss, *grads = dp_reduce(&m->dp, &loss, &r->dev),
+                *host = (float*)arena_alloc(n_bytes, "gradients on the host");
     loss = loss / (float)x.counted;
     device_download(host, grads, n_bytes, &r->dev);
     safewriter_put(&out, &loss, sizeof loss);

@@ -1,7 +1,7 @@
 /*
-Training: train() is the loop over steps, train_step() one step. A step is the leaves of this rank forward and backward, the sum of
-all ranks' gradients along one tree, its norm, and AdamW; a trainer that steps in another way gives Trainer.step, which may be made
-of the same pieces.
+Training: train() is the loop over steps, train_step() one step. A step is the leaves of this rank forward and
+backward, the sum of all ranks' gradients along one tree, its norm, and AdamW; a trainer that steps in another way
+gives Trainer.step, which may be made of the same pieces.
 */
 #ifndef LLMC_TRAIN_H
 #define LLMC_TRAIN_H
@@ -84,8 +84,10 @@ static inline void train_fail_(Run* r, const Step* s) {
     char name[NAME_BYTES];
     const char* bad = dp_first_bad(s->dp, name, sizeof name, s->grads, &r->dev);
     if (r->comm->rank > 0) { comm_barrier(r->comm, HERE); }  // rank 0 says it
-    fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a smaller --lr or "
-             "--clip", r->state.step, r->state.skips, (double)s->loss, (double)s->norm, bad);
+    fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a smaller "
+             "--lr or "
+             "--clip",
+             r->state.step, r->state.skips, (double)s->loss, (double)s->norm, bad);
 }
 
 static inline void train_step(Run* r) {
@@ -101,7 +103,8 @@ static inline void train_step(Run* r) {
     s->tokens += n_tokens;
     double seconds = seconds_now(CLOCK_MONOTONIC) - start, rate = (double)n_tokens / seconds;
     const double peak = r->peak > 0.0 ? rate * r->trainer->flops_per_token(r) / r->peak : -1.0;
-    StepRecord record = {s->step, o->steps, step.loss, step.norm, step.lr, 1000.0 * seconds, s->tokens, rate, peak, step.skipped};
+    StepRecord record = {s->step,          o->steps,  step.loss, step.norm, step.lr,
+                         1000.0 * seconds, s->tokens, rate,      peak,      step.skipped};
     tensorboard_step(&r->board, &record);
     log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || step.skipped);
     if (s->skips > o->max_skips) { train_fail_(r, &step); }

@@ -1,9 +1,11 @@
 /*
 The two structs that a run is made of.
-    Trainer   what only one architecture knows, as functions: its sizes, its parameters, forward and backward. A trainer fills one in
-    Run       everything that a run hands around: options, data, ranks, counters, log. The same for all; run_main has one
-and the questions about a run that everybody asks. The way of a run: start.h (options, data, plan, box), train.h (steps), save.h
-(checkpoints, exports), tasks.h (validation, text, probe); main.h has them in order.
+    Trainer   what only one architecture knows, as functions: its sizes, its parameters, forward and backward. A
+              trainer fills one in
+    Run       everything that a run hands around: options, data, ranks, counters, log. The same for all; run_main has
+              one
+and the questions about a run that everybody asks. The way of a run: start.h (options, data, plan, box), train.h
+(steps), save.h (checkpoints, exports), tasks.h (validation, text, probe); main.h has them in order.
 */
 #ifndef LLMC_TRAINER_H
 #define LLMC_TRAINER_H
@@ -35,7 +37,8 @@ typedef struct {
     const char *name, *about, *presets;  // of the program, for --help; what --model can name
     const char* sparing;                 // or NULL: the option that saves most memory in training, as it is typed
     size_t stored_bytes;                 // of a parameter as the ops read it
-    int usual_T, usual_V;                // positions of a row where nobody says; vocabulary of a new model for token shards, 0: theirs
+    int usual_T, usual_V;                // positions of a row where nobody says; vocabulary of a new model for token
+                                         // shards, 0: theirs
     int more_data;                       // takes the options of RunDataOptions too
 
     // ---- before anything is computed ----
@@ -52,24 +55,28 @@ typedef struct {
     double (*more_bytes)(const Run* r);            // or NULL: what else it takes
 
     // ---- the model ----
-    // or NULL, the table says all: parameters from r->weights or start values, slice by slice; where the stored ones are floats
-    // in host memory they may also be written whole, to model_floats
+    // or NULL, the table says all: parameters from r->weights or start values, slice by slice; where the stored ones
+    // are floats in host memory they may also be written whole, to model_floats
     void (*load)(Run* r, const SliceSink* sink);
     void (*open)(Run* r, Purpose purpose, int B, int T);  // activations; TO_TRAIN: and what else training needs
-    void (*leaf)(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T);  // forward, loss (dp_loss), backward
+    // forward, loss (dp_loss), backward
+    void (*leaf)(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T);
     void (*step)(Run* r, Step* s);                 // or NULL: train_adamw, one loss and one update
     float (*more_loss)(Run* r, float* grads);      // or NULL: a loss of the parameters alone; adds its gradient
     BatchLosses losses;                            // forward and the loss of each position
     BatchScores scores;                            // or NULL: what else a validation counts
     int n_scores;
-    void (*validated)(Run* r, float loss, const double* scores, double* bits_per_byte, char line[256]);  // or NULL: log_extra, a line more
+    // or NULL: log_extra, a line more
+    void (*validated)(Run* r, float loss, const double* scores, double* bits_per_byte, char line[256]);
     void (*forward)(Run* r, const int* inputs, int B, int T);  // for --probe;
-    void (*logits)(Run* r, float* out, int first, int n);      // then the logits (n, classes) of positions first, first + 1, ...
+    void (*logits)(Run* r, float* out, int first, int n);      // then the logits (n, classes) of positions first,
+                                                               // first + 1, ...
     NextLogits next_logits;                        // for generation
 
     // ---- files ----
     FileSum (*write_config)(const Run* r, const char* path, int eot);
-    int (*extras)(const Run* r, Extra* extras);    // or NULL: what it keeps in a checkpoint beside parameters and moments
+    int (*extras)(const Run* r, Extra* extras);    // or NULL: what it keeps in a checkpoint beside parameters and
+                                                   // moments
     void (*load_extras)(Run* r, const char* path); // and reads again
     json_t* (*summary)(const Run* r);              // or NULL: its keys of summary.json
     void (*write_more)(Run* r, const float* params);  // or NULL: other exports, on rank 0
@@ -119,7 +126,9 @@ static inline void run_add_options(Run* r, const Option* rows, size_t n_bytes) {
     r->n_options = options_append(r->table, r->n_options, rows, (int)(n_bytes / sizeof *rows));
 }
 
-static inline int run_is_typed(const Run* r, const char* option) { return options_given(r->table, r->n_options, option) == 1; }
+static inline int run_is_typed(const Run* r, const char* option) {
+    return options_given(r->table, r->n_options, option) == 1;
+}
 
 // also with an empty TEXT; a resumed run does not repeat it
 static inline int run_is_generating(const Run* r) { return run_is_typed(r, "generate"); }
@@ -134,12 +143,15 @@ static inline int run_has_text(const Run* r) {
     return !r->has_no_text && data_tokenizer_fits(&r->data, &r->tokenizer, r->V, r->table, r->n_options);
 }
 
-static inline int run_end_of_text(const Run* r) { return run_has_text(r) ? tokenizer_need_eot(&r->tokenizer) : r->V - 1; }
+static inline int run_end_of_text(const Run* r) {
+    return run_has_text(r) ? tokenizer_need_eot(&r->tokenizer) : r->V - 1;
+}
 
 // is a checkpoint written while training goes on? Not with --zero 1 or 2: then all ranks send rank 0 what they keep
 static inline int run_saves_beside(const Run* r) { return r->o.async_save && (r->comm->size == 1 || r->o.zero == 0); }
 
-// vocabulary of a new model: the tokenizer's for text or when it was named, else the usual one; never less than the data needs
+// vocabulary of a new model: the tokenizer's for text or when it was named, else the usual one; never less than the
+// data needs
 static inline int run_new_vocabulary(const Run* r) {
     const TokenData* d = &r->data.train;
     const int usual = r->trainer->usual_V, needed = data_vocabulary(&r->data);

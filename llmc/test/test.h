@@ -83,7 +83,8 @@ static inline int check_bits(Test* t, const char* what, const float* got, const 
 }
 
 // |got - want| <= tolerance everywhere; give the tolerance with its reason
-static inline int check_close(Test* t, const char* what, const float* got, const double* want, size_t n, double tolerance) {
+static inline int check_close(Test* t, const char* what, const float* got, const double* want, size_t n,
+                              double tolerance) {
     double worst = 0.0;
     size_t at = 0;
     for (size_t i = 0; i < n; i++) {
@@ -95,8 +96,8 @@ static inline int check_close(Test* t, const char* what, const float* got, const
 }
 
 // ---- arrays and devices for ops ----
-// Every array starts a stream of its own from the caller's seed, so that a promise sees the same numbers when it runs alone.
-// The caller frees. Arrays are exactly as long as asked for: a sanitizer sees the first float beyond.
+// Every array starts a stream of its own from the caller's seed, so that a promise sees the same numbers when it runs
+// alone. The caller frees. Arrays are exactly as long as asked for: a sanitizer sees the first float beyond.
 
 static inline uint64_t seeded_stream(uint64_t seed) { return (2 * seed + 1) * 0x9E3779B97F4A7C15ULL; }
 
@@ -278,13 +279,15 @@ static inline double* double_array(const float* x, size_t n) {
     return d;
 }
 
-// a tolerance: n roundings of values below `size`, each off by half a last place, size * 2^-25, at most and independent of the
-// others. Six standard deviations of their sum; the worst case, all of them one way, is sqrt(3 n) / 6 times as wide
+// a tolerance: n roundings of values below `size`, each off by half a last place, size * 2^-25, at most and
+// independent of the others. Six standard deviations of their sum; the worst case, all of them one way, is sqrt(3 n) /
+// 6 times as wide
 static inline double rounding_walk(int n, double size) { return 6.0 * sqrt(n / 3.0) * size * 0x1p-25; }
 
 // ---- programs that stop ----
 
-// A child that stops leaves its memory, and threads that fork has not copied, as they are: that is no leak for a sanitizer to report
+// A child that stops leaves its memory, and threads that fork has not copied, as they are: that is no leak for a
+// sanitizer to report
 static inline void leave_at_once_(int status, void* unused) {
     (void)unused;
     fflush(NULL);
@@ -310,14 +313,17 @@ static inline int check_exit(Test* t, const char* what, void (*f)(void*), void* 
     }
     close(fd[1]);
     size_t used = 0;
-    for (ssize_t n; used < sizeof line - 1 && (n = read(fd[0], line + used, sizeof line - 1 - used)) > 0;) { used += (size_t)n; }
+    for (ssize_t n; used < sizeof line - 1 && (n = read(fd[0], line + used, sizeof line - 1 - used)) > 0;) {
+        used += (size_t)n;
+    }
     close(fd[0]);
     waitpid(child, &state, 0);
     int found = WIFEXITED(state) ? WEXITSTATUS(state) : -WTERMSIG(state);
     int n_lines = 0;
     for (const char* c = line; *c; c++) { n_lines += *c == '\n'; }
     return check(t, found == status && (status == 0 || (n_lines == 1 && strstr(line, text))),
-                 "%s: expected status %d and one line with \"%s\", found status %d and: %s", what, status, text, found, line);
+                 "%s: expected status %d and one line with \"%s\", found status %d and: %s",
+                 what, status, text, found, line);
 }
 
 static inline int test_main(int argc, char** argv, const Promise* promises, size_t n) {

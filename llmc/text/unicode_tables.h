@@ -1,9 +1,11 @@
 /*
-Tables of Unicode for llmc/text/unicode.h, written by dev/tools/unicode.py from the Unicode Character Database: do not edit.
-    unicode_class_ranges_    16.0: {first, last, flags}: 1 letter \p{L}, 2 number \p{N}, 4 mark \p{M}, 8 white space, 16 word
+Tables of Unicode for llmc/text/unicode.h, written by dev/tools/unicode.py from the Unicode Character Database: do not
+    edit.
+    unicode_class_ranges_    16.0: {first, last, flags}: 1 letter \p{L}, 2 number \p{N}, 4 mark \p{M}, 8 white space,
+                             16 word
     unicode_marks_           9.0: {first, last, canonical combining class}
-    unicode_decompositions_  9.0: {code, first, second}: canonical; second 0: a single character; its bit 31: NFC composes
-                             the two to code again. Hangul is arithmetic and not listed.
+    unicode_decompositions_  9.0: {code, first, second}: canonical; second 0: a single character; its bit 31: NFC
+                             composes the two to code again. Hangul is arithmetic and not listed.
 */
 #ifndef LLMC_UNICODE_TABLES_H
 #define LLMC_UNICODE_TABLES_H
