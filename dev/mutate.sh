@@ -102,7 +102,7 @@ mutation "gemm: a rim tile is copied out whole" test_matmul "gemm shapes" gemm.h
 mutation "vec: v_fill loses the sign of zero" test_matmul "signed zero" vec.h 'return x - zero;' 'return x + zero;'
 mutation "matmul: dweight is added to" test_matmul backward matmul.h 'gemm\(dweight, C, add \? dweight : NULL' \
     'gemm(dweight, C, dweight'
-mutation "matmul: dbias takes rows descending" test_matmul backward matmul.h:column_sums \
+mutation "matmul: dbias takes rows descending" test_matmul backward matmul.h \
     'x \+ n \* OC \+ first' 'x + (N - 1 - n) * OC + first'
 mutation "matmul: the plain dinp reads the weight turned" test_matmul "backward differences" matmul.h \
     'sum \+= dout\[n \* OC \+ oc\] \* weight\[oc \* C \+ c\]' 'sum += dout[n * OC + oc] * weight[c * OC + oc]'
@@ -140,7 +140,7 @@ mutation "softmax: columns of a square descend" test_crossentropy shapes crossen
     'for \(int i = 0; i < VLANES; i\+\+\) \{ sum \+= columns\[i\]; \}' \
     'for (int i = VLANES - 1; i >= 0; i--) { sum += columns[i]; }'
 mutation "softmax: the padding counts" test_crossentropy shapes crossentropy.h \
-    'softmax_exponentials_\(probs, logits, sums, V, Vp\)' 'softmax_exponentials_(probs, logits, sums, Vp, Vp)'
+    'crossentropy_exponentials_\(probs, logits, sums, V, Vp\)' 'crossentropy_exponentials_(probs, logits, sums, Vp, Vp)'
 mutation "crossentropy: both loops have the wrong sign" test_crossentropy "backward differences" crossentropy.h \
     'probs\[i\] - \(v == targets\[n\]' 'probs[i] + (v == targets[n]' 'dtarget = \(p\[target\] - 1\.0f\)' \
     'dtarget = (p[target] + 1.0f)'

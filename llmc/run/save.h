@@ -57,8 +57,11 @@ static inline void save_open_model(Run* r) {
     const SliceSink sink =
         in_place ? slice_sink(model_floats(m)) : model_stream_open(&stream, m, r->loaded, r->state.updates, &r->dev);
     (r->trainer->load ? r->trainer->load : save_read_table_)(r, &sink);
-    ranks_same(r->comm, "parameters",
-               in_place ? XXH3_64bits(model_floats(m), sizeof(float) * m->n) : model_stream_close(&stream));
+    if (!in_place) {
+        ranks_same(r->comm, "parameters", model_stream_close(&stream));
+    } else if (r->comm->size > 1) {
+        ranks_same(r->comm, "parameters", XXH3_64bits(model_floats(m), sizeof(float) * m->n));
+    }
     if (trains && r->o.verify_every > 0) { dp_verify(&m->dp, &r->verify, &m->w); }
 }
 
