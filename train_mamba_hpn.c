@@ -797,12 +797,12 @@ static void open_cache(Run* r) {
 
 static void mamba_open(Run* r, Purpose purpose, int B, int T) {
     Workplace* w = workplace(r);
-    const size_t n_bytes = sizeof(int) * (size_t)B * (size_t)T;
+    const size_t N = (size_t)B * (size_t)T;
     if (purpose == TO_GENERATE) { open_cache(r); return; }
     const Room room = room_of(r, B, T, purpose, (Recompute)w->m.recompute);
     activations_init(&w->acts, &w->mamba.config, &room);
-    w->ranks = (int*)malloc_check(n_bytes, "ranks of targets");
-    w->readout = (float*)malloc_check(n_bytes, "read-out");
+    w->ranks = (int*)malloc_check(sizeof(int) * N, "ranks of targets");
+    w->readout = (float*)malloc_check(sizeof(float) * N, "read-out");
     if (*r->o.probe) { return; }
     w->acts.document_start = data_separator(&r->data, &r->o, r->o.doc_reset ? run_end_of_text(r) : -1);
     if (purpose == TO_TRAIN) { open_more(r); }
