@@ -114,6 +114,11 @@ $(BUILD)/test_%: test_%.c
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
+# make test_gelu: one test, built and run
+.PHONY: $(TESTS)
+$(TESTS): %: $(BUILD)/%
+	@$<
+
 # for dev/test.sh: where these variables build
 folder:
 	@echo $(BUILD)
