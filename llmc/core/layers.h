@@ -69,10 +69,9 @@ static inline void freeze_pattern_(int* frozen, const Tensor* table, int n, cons
 // 1 for each slice without updates, in table order; a tensor whose slices are all frozen is marked in the table. On
 // the heap
 static inline int* freeze_slices(const char* text, Tensor* table, int n) {
-    int n_slices = 0, in_indices = 0;
+    int in_indices = 0;
     const int n_layers = tensors_layers(table, n);
-    for (int i = 0; i < n; i++) { n_slices += tensor_slices(&table[i]); }
-    const size_t n_bytes = sizeof(int) * (size_t)n_slices;
+    const size_t n_bytes = sizeof(int) * (size_t)tensors_slices(table, n);
     int* frozen = (int*)memset(malloc_check(n_bytes, "frozen slices"), 0, n_bytes);
     char *copy = string_copy(text), *rest = copy;
     for (char* item; *text && (item = strsep(&rest, ","));) {
@@ -90,16 +89,11 @@ static inline int* freeze_slices(const char* text, Tensor* table, int n) {
     }
     free(copy);
     for (int i = 0, slice = 0; i < n; i++) {
-        table[i].frozen = 1;
-        for (int k = 0, n_of_it = tensor_slices(&table[i]); k < n_of_it; k++) { table[i].frozen &= frozen[slice++]; }
+        const int n_of_it = tensor_slices(&table[i]);
+        table[i].frozen = !slices_learn(frozen, slice, n_of_it);
+        slice += n_of_it;
     }
     return frozen;
-}
-
-static inline int slices_learn_(const int* frozen, int n) {
-    int n_learning = 0;
-    for (int k = 0; k < n; k++) { n_learning += !frozen || !frozen[k]; }
-    return n_learning > 0;
 }
 
 // The lowest layer in which a slice learns; the number of layers where none does. Backward has to come down to it, and
@@ -111,12 +105,11 @@ static inline int learning_from(const Tensor* table, int n, const int* frozen, i
     *below = 0;
     for (int i = 0, slice = 0; i < n; slice += tensor_slices(&table[i++])) {
         const int n_each = tensor_layer_slices(&table[i]);
-        const int* here = frozen ? frozen + slice : NULL;
         has_layers |= table[i].layers > 0;
-        if (!has_layers) { *below |= slices_learn_(here, n_each); }
+        if (!has_layers) { *below |= slices_learn(frozen, slice, n_each); }
         for (int l = 0; l < lowest && l < table[i].layers; l++) {
             const int first = tensor_slice(&table[i], l);
-            if (first >= 0 && slices_learn_(here ? here + first : NULL, n_each)) { lowest = l; }
+            if (first >= 0 && slices_learn(frozen, slice + first, n_each)) { lowest = l; }
         }
     }
     return lowest;

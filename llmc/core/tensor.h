@@ -194,6 +194,24 @@ static inline int tensor_slices(const Tensor* t) {
     return tensor_layer_slices(t) * (t->layers > 0 ? tensor_layers_below_(t, t->layers) : 1);
 }
 
+// of the first n tensors of a table; so table[n] begins with this slice of all
+static inline int tensors_slices(const Tensor* table, int n) {
+    int n_slices = 0;
+    for (int i = 0; i < n; i++) { n_slices += tensor_slices(&table[i]); }
+    return n_slices;
+}
+
+// frozen: of every slice of a table, in order, whether it stays as it is; NULL: none does
+static inline int slice_is_frozen(const int* frozen, int slice) { return frozen && frozen[slice]; }
+
+// does any of n slices learn?
+static inline int slices_learn(const int* frozen, int first, int n) {
+    for (int k = first; k < first + n; k++) {
+        if (!slice_is_frozen(frozen, k)) { return 1; }
+    }
+    return 0;
+}
+
 // the first slice of a layer, -1 where that has none; of a tensor that belongs to no layer: 0
 static inline int tensor_slice(const Tensor* t, int layer) {
     if (t->layers == 0) { return 0; }

@@ -90,8 +90,7 @@ static inline int slice_by_name_(const void* a, const void* b) {
 }
 
 static inline TensorSlices tensors_sorted(const Tensor* table, int n) {
-    TensorSlices s = {NULL, 0};
-    for (int i = 0; i < n; i++) { s.n += tensor_slices(&table[i]); }
+    TensorSlices s = {NULL, tensors_slices(table, n)};
     s.slice = (TensorSlice*)malloc_check(sizeof(TensorSlice) * (size_t)s.n, "names of tensors");
     for (int i = 0, at = 0; i < n; i++) {
         for (int k = 0, n_slices = tensor_slices(&table[i]); k < n_slices; k++, at++) {

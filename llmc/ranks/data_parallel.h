@@ -202,15 +202,6 @@ static inline void dp_plan_rounds_(DataParallel* s) {
     for (int rank = 0; rank <= s->size; rank++) { s->first_node[rank] = rank; }
 }
 
-static inline int dp_is_frozen_(const DataParallel* s, int slice) { return s->frozen && s->frozen[slice]; }
-
-// does any of n slices learn?
-static inline int dp_learns_(const DataParallel* s, int slice, int n) {
-    int learns = 0;
-    for (int k = slice; k < slice + n; k++) { learns |= !dp_is_frozen_(s, k); }
-    return learns;
-}
-
 // slices k .. end - 1 of tensor i, whose first slice has number `slice` in table order
 static inline void dp_add_stretch_(DataParallel* s, int i, int slice, int k, int end) {
     const size_t n = tensor_slice_elements(&s->table[i]);
@@ -233,8 +224,8 @@ static inline void dp_find_stretches_(DataParallel* s) {
     for (int i = 0, slice = 0; i < s->n_tensors; slice += tensor_slices(&s->table[i++])) {
         const int n_slices = tensor_slices(&s->table[i]), n = tensor_layer_slices(&s->table[i]);
         for (int k = 0, end; k < n_slices; k = end) {
-            const int learns = dp_learns_(s, slice + k, n);
-            for (end = k + n; end < n_slices && dp_learns_(s, slice + end, n) == learns; end += n) {}
+            const int learns = slices_learn(s->frozen, slice + k, n);
+            for (end = k + n; end < n_slices && slices_learn(s->frozen, slice + end, n) == learns; end += n) {}
             if (learns) { dp_add_stretch_(s, i, slice, k, end); }
         }
     }
@@ -608,7 +599,7 @@ static inline void dp_clear_frozen_(const DataParallel* s, float* grads, const D
         for (int k = 0; k < x->n_slices; k++) {
             const size_t n = tensor_slice_elements(x->whole.tensor), first = x->whole.first + n * (size_t)k;
             const Part part = part_within(s->reduced[i], first, first + n);
-            if (part.n == 0 || !dp_is_frozen_(s, x->slice + k)) { continue; }
+            if (part.n == 0 || !slice_is_frozen(s->frozen, x->slice + k)) { continue; }
             device_zero(grads + part.at, sizeof(float) * part.n, dev);
         }
     }
@@ -715,7 +706,7 @@ static inline float dp_norm(DataParallel* s, const float* grads, const Device* d
 
 // updates of a slice with this one, number t of the run; 0: none now
 static inline int dp_count_(const DataParallel* s, const Optimizer* o, int slice, int t) {
-    return dp_is_frozen_(s, slice) ? 0 : o->slice_updates ? o->slice_updates[slice] : t;
+    return slice_is_frozen(s->frozen, slice) ? 0 : o->slice_updates ? o->slice_updates[slice] : t;
 }
 
 // AdamW on a part of stretch i; `key` is that of the noise
@@ -776,7 +767,7 @@ static inline void dp_round(DataParallel* s, const Weights* w, int t, const Devi
         for (int k = 0; k < s->stretches[i].n_slices; k++) {
             const Part part = dp_kept_slices_(s, i, k, k + 1);
             const size_t global = part.tensor->offset + part.first;
-            if (part.n == 0 || dp_is_frozen_(s, s->stretches[i].slice + k)) { continue; }
+            if (part.n == 0 || slice_is_frozen(s->frozen, s->stretches[i].slice + k)) { continue; }
             const Weights own = weights_from(w, global, part.at);
             weights_round(&own, part.n, (uint32_t)t, global, dev);
         }
@@ -803,7 +794,7 @@ static inline int dp_stretch(const DataParallel* s, int i, int k) {
         const DpStretch* x = &s->stretches[j];
         if (x->tensor != i || first < x->whole.first || first >= x->whole.first + x->whole.n) { continue; }
         const int from = (int)(x->whole.first / tensor_slice_elements(&s->table[i]));
-        return dp_is_frozen_(s, x->slice + (k - from)) ? -1 : j;
+        return slice_is_frozen(s->frozen, x->slice + (k - from)) ? -1 : j;
     }
     return -1;
 }

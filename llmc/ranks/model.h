@@ -33,37 +33,28 @@ static inline void model_layout(Model* m, int n_table) {
     assert(n_table <= MAX_TENSORS);
     m->n_table = n_table;
     m->n = tensors_layout(m->table, n_table);
-    m->n_slices = 0;
-    for (int i = 0; i < n_table; i++) { m->n_slices += tensor_slices(&m->table[i]); }
+    m->n_slices = tensors_slices(m->table, n_table);
 }
 
 // ---- what learns ----
 
 // nothing of tensor t learns
 static inline void model_freeze(Model* m, const Tensor* t) {
-    int slice = 0;
-    for (const Tensor* before = m->table; before < t; before++) { slice += tensor_slices(before); }
+    const int slice = tensors_slices(m->table, (int)(t - m->table));
     for (int k = 0; k < tensor_slices(t); k++) { m->frozen[slice + k] = 1; }
 }
 
 // does anything of layer l learn?
 static inline int model_layer_learns(const Model* m, int l) {
     for (int i = 0, slice = 0; i < m->n_table; slice += tensor_slices(&m->table[i++])) {
-        const int first = m->table[i].layers > 0 ? tensor_slice(&m->table[i], l) : -1,
-                  n = tensor_layer_slices(&m->table[i]);
-        for (int k = first; first >= 0 && k < first + n; k++) {
-            if (!m->frozen || !m->frozen[slice + k]) { return 1; }
-        }
+        const Tensor* t = &m->table[i];
+        const int first = t->layers > 0 ? tensor_slice(t, l) : -1;
+        if (first >= 0 && slices_learn(m->frozen, slice + first, tensor_layer_slices(t))) { return 1; }
     }
     return 0;
 }
 
-static inline int model_learns(const Model* m) {
-    for (int slice = 0; slice < m->n_slices; slice++) {
-        if (!m->frozen || !m->frozen[slice]) { return 1; }
-    }
-    return 0;
-}
+static inline int model_learns(const Model* m) { return slices_learn(m->frozen, 0, m->n_slices); }
 
 // once it is known what is frozen
 static inline void model_find_lowest(Model* m) {
@@ -76,13 +67,11 @@ static inline void model_find_lowest(Model* m) {
 // as far down as backward comes, and 2 for its own, where it learns
 static inline double model_flops(const Model* m, int i) {
     const Tensor* t = &m->table[i];
+    const int slice = tensors_slices(m->table, i);
     double n = 0.0;
-    int slice = 0;
-    for (int before = 0; before < i; before++) { slice += tensor_slices(&m->table[before]); }
     for (int k = 0; k < tensor_slices(t); k++) {
-        const int reached = t->layers == 0 || tensor_slice_layer(t, k) >= m->lowest,
-                  learns = !m->frozen || !m->frozen[slice + k];
-        n += 2.0 * (1 + reached + learns);
+        const int reached = t->layers == 0 || tensor_slice_layer(t, k) >= m->lowest;
+        n += 2.0 * (1 + reached + !slice_is_frozen(m->frozen, slice + k));
     }
     return n * (double)tensor_slice_elements(t);
 }
@@ -141,12 +130,11 @@ static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
     const int row = (int)(t - m->table), j = m->w.master ? dp_stretch(&m->dp, row, k) : -1;
     const size_t n = tensor_slice_elements(t), begin = n * (size_t)k, first = t->offset + begin;
     const Weights to = {(char*)m->w.stored + first * m->w.stored_bytes, m->w.stored_bytes, s->staged, NULL, NULL};
-    int slice = k;
-    for (int i = 0; i < row; i++) { slice += tensor_slices(&m->table[i]); }
+    const int is_frozen = slice_is_frozen(m->frozen, tensors_slices(m->table, row) + k);
     XXH3_64bits_update(s->sum, s->room, sizeof(float) * n);
     if (s->whole) { memcpy(s->whole + first, s->room, sizeof(float) * n); }
     device_upload(s->staged, s->room, sizeof(float) * n, s->dev);
-    weights_round(&to, n, m->frozen && m->frozen[slice] ? 0 : (uint32_t)s->updates, first, s->dev);
+    weights_round(&to, n, is_frozen ? 0 : (uint32_t)s->updates, first, s->dev);
     if (j >= 0) {
         const Part own = part_within(m->dp.kept[j], begin, begin + n);
         device_upload(m->w.master + own.at, s->room + (own.first - begin), sizeof(float) * own.n, s->dev);

@@ -379,7 +379,7 @@ static inline double run_checkpoint_bytes(const Tensor* table, int n, const int*
     for (int i = 0, slice = 0; i < n; i++) {
         const double each = 300.0 + 4.0 * (double)tensor_disk_elements(&table[i]);
         for (int k = 0; k < tensor_slices(&table[i]); k++, slice++) {
-            n_bytes += (frozen && frozen[slice] ? 1.0 : 3.0) * each;
+            n_bytes += (slice_is_frozen(frozen, slice) ? 1.0 : 3.0) * each;
         }
     }
     return n_bytes;

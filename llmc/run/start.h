@@ -79,15 +79,15 @@ static inline int start_is_typed_(const Run* r, const char* name) {
 static inline void start_check_outputs_(const Run* r) {
     const char* const outputs[] = {"export-bin", "probe-out", "embeddings-out"};
     const char* const inputs[] = {"from", "config", "train", "val", "tokenizer", "hellaswag", "probe"};
-    const int n_inputs = (int)(sizeof inputs / sizeof inputs[0]);
-    for (int i = 0; i < 3 * n_inputs; i++) {
-        const char* output = options_text(r->table, r->n_options, outputs[i / n_inputs]);
-        const char* input = options_text(r->table, r->n_options, inputs[i % n_inputs]);
-        struct stat out, in;
-        if ((i / n_inputs == 1 && !*r->o.probe) || stat(output, &out) != 0 || stat(input, &in) != 0) { continue; }
-        if (out.st_dev == in.st_dev && out.st_ino == in.st_ino) {
-            options_fail(outputs[i / n_inputs], "%s is what --%s reads: give another name", output,
-                         inputs[i % n_inputs]);
+    struct stat out, in;
+    for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; i++) {
+        const char* output = options_text(r->table, r->n_options, outputs[i]);
+        const int is_written = strcmp(outputs[i], "probe-out") != 0 || *r->o.probe;
+        if (!is_written || stat(output, &out) != 0) { continue; }
+        for (size_t k = 0; k < sizeof inputs / sizeof inputs[0]; k++) {
+            const char* input = options_text(r->table, r->n_options, inputs[k]);
+            if (stat(input, &in) != 0 || out.st_dev != in.st_dev || out.st_ino != in.st_ino) { continue; }
+            options_fail(outputs[i], "%s is what --%s reads: give another name", output, inputs[k]);
         }
     }
 }

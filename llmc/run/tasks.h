@@ -73,8 +73,8 @@ static inline void task_probe(Run* r) {
 
     const size_t n_bytes = sizeof(float) * m->n;
     r->trainer->leaf(r, 0, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T);
-    float loss, *grads = dp_reduce(&m->dp, &loss, &r->dev),
-                *host = (float*)arena_alloc(n_bytes, "gradients on the host");
+    float loss, *grads = dp_reduce(&m->dp, &loss, &r->dev);
+    float* host = (float*)arena_alloc(n_bytes, "gradients on the host");
     loss = loss / (float)x.counted;
     device_download(host, grads, n_bytes, &r->dev);
     safewriter_put(&out, &loss, sizeof loss);

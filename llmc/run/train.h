@@ -84,9 +84,8 @@ static inline void train_fail_(Run* r, const Step* s) {
     char name[NAME_BYTES];
     const char* bad = dp_first_bad(s->dp, name, sizeof name, s->grads, &r->dev);
     if (r->comm->rank > 0) { comm_barrier(r->comm, HERE); }  // rank 0 says it
-    fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): try a smaller "
-             "--lr or "
-             "--clip",
+    fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): "
+             "try a smaller --lr or --clip",
              r->state.step, r->state.skips, (double)s->loss, (double)s->norm, bad);
 }
 
