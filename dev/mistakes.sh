@@ -236,6 +236,7 @@ mkdir download && cp tiny.json download/config.json
 row "an export over a downloaded model" train_gpt2 --from model --export-hf download
 
 row "\`--export-bin\` into a folder that is not there" "${train[@]}" --export-bin models/gpt2.bin
+row "an output over what the run reads" train_gpt2 --from model.bin --export-bin model.bin
 
 heading "The machine"
 row "a path to \`--run\` below a file" "${train[@]}" --steps 1 --run text/a.txt/run
