@@ -31,8 +31,7 @@ static unsigned char* random_starts(size_t n, uint64_t seed) {
 static float* some_history(int B, int C, int K, int hard) {
     size_t row = (size_t)(K - 1) * (size_t)C;
     float* history = hard ? hard_array((size_t)B * row, 11) : random_array((size_t)B * row, 1.0f, 11);
-    float* nothing = filled_array(row, 0.0f);
-    conv1d_history_clear(nothing, 1, C, K);
+    float* nothing = filled_array(row, conv1d_nothing());
     for (int b = 0; b < B; b++) {
         size_t n_missing = (size_t)(K - 1 - b % K) * (size_t)C;
         memcpy(history + (size_t)b * row, nothing, sizeof(float) * n_missing);
@@ -215,8 +214,7 @@ static void check_window(Test* t, const Conv* p, float* history, int first, int 
 
 // windows of these lengths, over and over
 static void check_windows(Test* t, const Conv* p, const int* lengths, int n_lengths, const Device* dev) {
-    float* history = filled_array((size_t)(p->B * (p->K - 1) * p->C), 0.0f);
-    conv1d_history_clear(history, p->B, p->C, p->K);
+    float* history = filled_array((size_t)(p->B * (p->K - 1) * p->C), conv1d_nothing());
     if (p->history) { memcpy(history, p->history, sizeof(float) * (size_t)(p->B * (p->K - 1) * p->C)); }
     for (int i = 0, first = 0, T; first < p->T; i++, first += T) {
         T = lengths[i % n_lengths] < p->T - first ? lengths[i % n_lengths] : p->T - first;
@@ -249,9 +247,8 @@ static void test_left_out(Test* t) {
     const float inp[] = {1.0f, 2.0f, 3.0f, 4.0f}, weight[] = {INFINITY, -0.0f, -0.0f}, bias[] = {-0.0f};
     const float want[] = {-0.0f, -0.0f, -0.0f, -0.0f};
     const unsigned char starts[] = {0, 0, 1, 0};
-    float history[2], conv[4], out[4];
+    float history[] = {conv1d_nothing(), conv1d_nothing()}, conv[4], out[4];
     Device dev = test_device(1);
-    conv1d_history_clear(history, 1, 1, 3);
     conv1d_forward(conv, out, inp, 1, weight, bias, history, starts, 1, 4, 1, 3, &dev);
     check_bits(t, "one window", conv, want, 4);
     for (int i = 0; i < 4; i++) {

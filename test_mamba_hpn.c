@@ -43,6 +43,7 @@ static void mamba_init(Mamba* mamba, const Config* c) {
 
 static void mamba_free(Mamba* mamba) {
     mamba_free_head(mamba);
+    second_loss_free(&mamba->ff);
     model_free(&mamba->model);
 }
 
@@ -143,13 +144,13 @@ static void check_generation(Test* t, Subject* s) {
     const int pieces[] = {1, 3, 1, 2, 5, 1, 1, 1, 4};
     const Config* c = &s->mamba.config;
     const int T = s->file.T, *tokens = golden_batch(&s->file, "inputs", 0, 0);
-    const size_t n_carried = carried_floats(c, 1), n_classes = (size_t)c->classes;
+    const size_t n_classes = (size_t)c->classes;
     const Room room = {1, 5, TO_GENERATE, RECOMPUTE_SCAN, 4};
     Activations pass;
     activations_init(&pass, c, &room);
-    float* states = (float*)new_array(2 * n_carried, sizeof(float));
-    carried_point(&pass.carried, c, 1, states, states + n_carried);
-    carried_clear(&pass.carried, c, 0, 1, 1);
+    pass.carried = mamba_carried(c, 1);
+    carried_open(&pass.carried, 1);
+    carried_clear(&pass.carried, 0, 1);
     mamba_forward(&s->mamba, &s->acts, tokens, 1, T, &s->dev);
     float* whole = copied_array(mamba_logits(&s->mamba, &s->acts, 0, T, &s->dev), (size_t)T * n_classes);
     for (int n = 0, k = 0; n < T; k++) {
@@ -160,7 +161,7 @@ static void check_generation(Test* t, Subject* s) {
         check_bits(t, s->file.set.path, logits, whole + (size_t)(n - 1) * n_classes, n_classes);
         carried_swap(&pass.carried);
     }
-    free(states);
+    carried_close(&pass.carried, 1);
     free(whole);
     activations_free(&pass);
 }
@@ -200,16 +201,16 @@ static void test_documents(Test* t) {
 static float* carried_gradients(Subject* s) {
     const Config* c = &s->mamba.config;
     const int *tokens = golden_batch(&s->file, "inputs", 0, 0), *targets = golden_batch(&s->file, "targets", 0, 0);
-    const size_t n_carried = carried_floats(c, 1);
-    float loss, *states = (float*)new_array(2 * n_carried, sizeof(float));
-    carried_point(&s->acts.carried, c, 1, states, states + n_carried);
-    carried_clear(&s->acts.carried, c, 0, 1, 1);
+    float loss;
+    s->acts.carried = mamba_carried(c, 1);
+    carried_open(&s->acts.carried, 1);
+    carried_clear(&s->acts.carried, 0, 1);
     mamba_forward(&s->mamba, &s->acts, tokens, 1, 5, &s->dev);
     carried_swap(&s->acts.carried);
     for (int leaf = 0; leaf < s->file.n_leaves; leaf++) {
         mamba_leaf(&s->mamba, &s->acts, tokens + 5, targets + 5, 0.25f, 1, s->file.T - 5, &s->dev);
     }
-    free(states);
+    carried_close(&s->acts.carried, 1);
     return dp_reduce(&s->mamba.model.dp, &loss, &s->dev);
 }
 
@@ -247,7 +248,7 @@ static float* ff_gradients(Subject* s, float threshold, int n_real, float* loss)
         const int* tokens = golden_batch(g, "inputs", 0, leaf);
         ff_leaf(&s->mamba, &s->acts, tokens, threshold, leaf < n_real, 1.0f, g->B, g->T, &s->dev);
     }
-    return dp_reduce(&s->mamba.ff_dp, loss, &s->dev);
+    return dp_reduce(&s->mamba.ff.dp, loss, &s->dev);
 }
 
 // where the parameters are, and 0 where none is asked for
@@ -258,8 +259,8 @@ static float* ff_gradients_whole(Subject* s, float* loss) {
     for (int i = 0; i < model->n_table; i++) {
         const size_t n = tensor_slice_elements(&model->table[i]);
         for (int k = 0; k < tensor_slices(&model->table[i]); k++) {
-            if (dp_stretch(&s->mamba.ff_dp, i, k) < 0) { continue; }
-            const float* from = grads + dp_gradient_at(&s->mamba.ff_dp, i, k);
+            if (dp_stretch(&s->mamba.ff.dp, i, k) < 0) { continue; }
+            const float* from = grads + dp_gradient_at(&s->mamba.ff.dp, i, k);
             memcpy(whole + model->table[i].offset + n * (size_t)k, from, sizeof(float) * n);
         }
     }
@@ -285,7 +286,7 @@ static void check_ff_layer(Test* t, const float* all, int l, How how) {
     subject_open(&s, 0, how);
     const Model* model = &s.mamba.model;
     freeze_all_but(&s.mamba.model, l);
-    mamba_init_ff(&s.mamba, NULL, 1);
+    second_loss_open(&s.mamba.ff, &s.mamba.model, NULL, 2);
     float* grads = ff_gradients_whole(&s, &loss);
     for (size_t i = 0; i < model->n; i++) { slope += (double)grads[i] * (double)grads[i]; }
     const float distance = (float)(5e-4 * (double)loss / slope);  // the loss changes by so much of it
@@ -308,7 +309,7 @@ static void test_forward_forward(Test* t) {
     Subject s;
     float loss;
     subject_open(&s, 0, plainly);
-    mamba_init_ff(&s.mamba, NULL, 1);
+    second_loss_open(&s.mamba.ff, &s.mamba.model, NULL, 2);
     const int L = s.mamba.config.L;
     float* all = copied_array(ff_gradients(&s, 1.0f, 1, &loss), s.mamba.model.n);
     // goodness is far below a threshold of 100: that is what a real position loses, and a corrupted one nothing

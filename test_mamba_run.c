@@ -94,10 +94,7 @@ static float* logits_behind(Run* r, int k) {
     const int B = r->o.batch_size, N = B * r->T;
     dataloader_batch(&r->data.train_rows, 0, B, r->inputs, r->targets);
     carry_nothing(&w->acts);
-    if (k >= 0) {
-        const size_t first = carried_floats(c, B) * (size_t)k;
-        carried_point(&w->acts.carried, c, B, w->carried.now + first, w->carried.next + first);
-    }
+    if (k >= 0) { w->acts.carried = carried_batch(&w->carried, k); }
     mamba_forward(&w->mamba, &w->acts, r->inputs, B, r->T, &r->dev);
     return copied_array(mamba_logits(&w->mamba, &w->acts, 0, N, &r->dev), (size_t)N * c->classes);
 }

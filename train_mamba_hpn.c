@@ -23,6 +23,7 @@ What the first one prints, after its settings, the sizes of the model and the me
     step 0 | accuracy 7.67% | top 5 9.68% | perplexity 241
     step 50/2800 | loss 2.5618 | norm 0.96 | lr 3.0e-03 | 44 ms | 23.2k tok/s | 33% peak | eta 2m02s
 */
+#include "llmc/core/carried.h"          // Carried: what a pass hands to the next
 #include "llmc/core/tensor_arena.h"     // TensorArena: activations, laid out by a table
 #include "llmc/files/embeddings.h"      // Embeddings: where inputs and classes stand, for pictures
 #include "llmc/models/mamba.h"          // Config, Parameters, parameter_table, mamba_load
@@ -32,7 +33,6 @@ What the first one prints, after its settings, the sizes of the model and the me
 #include "llmc/ops/crossentropy.h"      // crossentropy_forward, crossentropy_backward, crossentropy_losses_sum
 #include "llmc/ops/embedding.h"         // token_embedding_forward, token_embedding_backward
 #include "llmc/ops/forward_forward.h"   // ff_corrupt, ff_goodness
-#include "llmc/ops/gradient_surgery.h"  // Surgery, surgery_apply
 #include "llmc/ops/hpn.h"               // unit_forward, unit_backward, hpn_forward, hpn_backward
 #include "llmc/ops/matmul.h"            // matmul_forward, matmul_backward
 #include "llmc/ops/residual.h"          // residual_forward
@@ -41,6 +41,7 @@ What the first one prints, after its settings, the sizes of the model and the me
 #include "llmc/ops/silu.h"              // gate_forward, gate_backward
 #include "llmc/ops/softplus.h"          // softplus_forward, softplus_backward
 #include "llmc/ranks/model.h"           // Model: parameters, gradients, moments
+#include "llmc/ranks/second_loss.h"     // SecondLoss: gradients of Forward-Forward, and how two become one
 #ifndef TESTING                         // a test includes this file for the model alone
 #include "llmc/models/mamba_log.h"  // Quality, step_keys: what this trainer prints and records beside log.h
 #include "llmc/run/main.h"          // run_main: options, data, steps, checkpoints, ranks
@@ -124,16 +125,9 @@ typedef struct {
     Config config;
     float *unit_prototypes, *prototype_norms, *dunit_prototypes;  // as the head uses them: (classes, Dp), (classes),
                                                                   // (classes, Dp)
-    DataParallel ff_dp;  // gradients of Forward-Forward
+    SecondLoss ff;       // Forward-Forward's
     int* updates;        // of each slice: AdamW's updates so far
 } Mamba;
-
-// what one pass hands to the next: the last K-1 inputs of each convolution, the states of each
-// scan. It reads `now`, writes `next`
-typedef struct {
-    size_t n_history, n_state;     // floats of a layer
-    float *now, *next;             // all histories, then all states; NULL: every pass starts from nothing
-} Carried;
 
 typedef struct {
     Room room;
@@ -163,12 +157,6 @@ static void mamba_init_head(Mamba* mamba) {
     mamba->updates = (int*)memset(malloc_check(sizeof(int) * n_slices, "counts of updates"), 0, sizeof(int) * n_slices);
 }
 
-// Forward-Forward's leaves are the real batches and their corrupted twins in turn
-static void mamba_init_ff(Mamba* mamba, Comm* comm, int n_leaves) {
-    dp_init(&mamba->ff_dp, comm, mamba->model.table, mamba->model.n_table, mamba->model.frozen, 2 * n_leaves, 0);
-    dp_open(&mamba->ff_dp);
-}
-
 static void mamba_free_head(Mamba* mamba) {
     const Config* c = &mamba->config;
     const size_t n_bytes = prototype_bytes(c);
@@ -176,51 +164,16 @@ static void mamba_free_head(Mamba* mamba) {
     arena_free(mamba->dunit_prototypes, c->learns_prototypes ? n_bytes : 0);
     arena_free(mamba->prototype_norms, n_bytes / (size_t)c->Dp);
     free(mamba->updates);
-    dp_free(&mamba->ff_dp);
 }
 
-static size_t history_floats(const Config* c, int B) { return (size_t)B * (size_t)(c->K - 1) * (size_t)c->E; }
-static size_t state_floats(const Config* c, int B) { return (size_t)B * (size_t)c->E * (size_t)c->NS; }
-static size_t carried_floats(const Config* c, int B) {
-    return (size_t)c->L * (history_floats(c, B) + state_floats(c, B));
-}
+// what one pass hands to the next: the last K-1 inputs of each convolution, the states of each scan
+enum { CARRIED_HISTORY, CARRIED_STATE };
 
-static void carried_point(Carried* s, const Config* c, int B, float* now, float* next) {
-    s->n_history = history_floats(c, B);
-    s->n_state = state_floats(c, B);
-    s->now = now;
-    s->next = next;
-}
-
-// layer l's part of `states`, which are s->now or s->next: its history, its state. NULL where nothing is carried
-static float* carried_history(const Carried* s, float* states, int l) {
-    return states ? states + (size_t)l * s->n_history : NULL;
-}
-static float* carried_state(const Carried* s, const Config* c, float* states, int l) {
-    return states ? states + (size_t)c->L * s->n_history + (size_t)l * s->n_state : NULL;
-}
-
-// what layer l hands on begins as what it was given; convolution and scan then move it to the end of the pass
-static void carried_begin(const Carried* s, const Config* c, int l) {
-    if (!s->now) { return; }
-    memcpy(carried_history(s, s->next, l), carried_history(s, s->now, l), sizeof(float) * s->n_history);
-    memcpy(carried_state(s, c, s->next, l), carried_state(s, c, s->now, l), sizeof(float) * s->n_state);
-}
-
-// rows first..end-1 of B start from nothing: no inputs before, states 0
-static void carried_clear(const Carried* s, const Config* c, int first, int end, int B) {
-    const size_t row_history = s->n_history / (size_t)B, row_state = s->n_state / (size_t)B;
-    const size_t n_rows = (size_t)(end - first);
-    for (int l = 0; l < c->L; l++) {
-        conv1d_history_clear(carried_history(s, s->now, l) + (size_t)first * row_history, end - first, c->E, c->K);
-        memset(carried_state(s, c, s->now, l) + (size_t)first * row_state, 0, sizeof(float) * n_rows * row_state);
-    }
-}
-
-static void carried_swap(Carried* s) {
-    float* was = s->now;
-    s->now = s->next;
-    s->next = was;
+static Carried mamba_carried(const Config* c, int B) {
+    Carried s = carried_of(c->L, B);
+    carried_add(&s, (size_t)(c->K - 1) * (size_t)c->E, conv1d_nothing());
+    carried_add(&s, (size_t)c->E * (size_t)c->NS, 0.0f);
+    return s;
 }
 
 // sizes only; returns the bytes that activations_init will take
@@ -277,9 +230,10 @@ static void layer_forward(const Mamba* mamba, Activations* acts, int l, const fl
     ActivationTensors a = layer_activations(acts, l);
     Parameters p = layer_parameters(mamba, l);
     const Carried* s = &acts->carried;
-    const float* history = carried_history(s, s->now, l);
-    float *next_history = carried_history(s, s->next, l), *next_state = carried_state(s, c, s->next, l);
-    carried_begin(s, c, l);
+    const float* history = carried_part(s, s->now, CARRIED_HISTORY, l);
+    float* next_history = carried_part(s, s->next, CARRIED_HISTORY, l);
+    float* next_state = carried_part(s, s->next, CARRIED_STATE, l);
+    carried_begin(s, l);
     rmsnorm_forward(a.norm, a.norm_rstd, inp, p.norm, c->eps, N, M, dev);
     matmul_forward(a.xz, a.norm, p.in_proj, p.in_bias, N, M, 2 * E, dev);
     conv1d_forward(a.conv, a.u, a.xz, 2 * E, p.conv, p.conv_bias, history, starts, B, T, E, c->K, dev);
@@ -301,7 +255,7 @@ static void layer_backward(const Mamba* mamba, Activations* acts, int l, const f
     const Config* c = &mamba->config;
     const int N = B * T, M = c->M, E = c->E, NS = c->NS, R = c->R, P = config_dbc(c);
     const unsigned char* starts = document_starts(acts);
-    const float* history = carried_history(&acts->carried, acts->carried.now, l);
+    const float* history = carried_part(&acts->carried, acts->carried.now, CARRIED_HISTORY, l);
     if (acts->room.recompute == RECOMPUTE_LAYER) { layer_forward(mamba, acts, l, inp, B, T, dev); }
     ActivationTensors a = layer_activations(acts, l);
     Parameters p = layer_parameters(mamba, l);
@@ -449,7 +403,7 @@ static void mamba_leaf(Mamba* mamba, Activations* acts, const int* tokens, const
 }
 
 // Forward-Forward (Hinton 2022): the loss of a layer is its own, of the output with which it joins the
-// stream: large for real text, small for corrupted. One leaf of ff_dp; dloss = 1 / (layers x positions of the
+// stream: large for real text, small for corrupted. One leaf of ff.dp; dloss = 1 / (layers x positions of the
 // whole update, real and corrupted)
 static void ff_leaf(Mamba* mamba, Activations* acts, const int* tokens, float threshold, int is_real, float dloss,
                     int B, int T, const Device* dev) {
@@ -459,17 +413,17 @@ static void ff_leaf(Mamba* mamba, Activations* acts, const int* tokens, float th
     float sum = 0.0f;
     embed(mamba, acts, tokens, N, dev);
     for (int l = 0; l < c->L; l++) {
-        const Parameters d = layer_gradients(&mamba->ff_dp, l);
+        const Parameters d = layer_gradients(&mamba->ff.dp, l);
         layer_forward(mamba, acts, l, layer_input(acts, l), B, T, dev);
         if (!model_layer_learns(&mamba->model, l)) { continue; }
         ff_goodness(a.losses, a.dresidual, a.out, threshold, is_real, dloss, N, c->M, dev);
         for (int n = 0; n < N; n++) { sum += a.losses[n]; }
         layer_backward(mamba, acts, l, layer_input(acts, l), d, B, T, dev);
     }
-    *dp_loss(&mamba->ff_dp) = sum;
+    *dp_loss(&mamba->ff.dp) = sum;
     // other ranks expect the last layer first
-    for (int l = c->L - 1; l >= 0; l--) { dp_layer_done(&mamba->ff_dp, l, dev); }
-    dp_leaf_done(&mamba->ff_dp, dev);
+    for (int l = c->L - 1; l >= 0; l--) { dp_layer_done(&mamba->ff.dp, l, dev); }
+    dp_leaf_done(&mamba->ff.dp, dev);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -480,7 +434,6 @@ typedef struct {
     Mamba mamba;              // first
     MambaOptions m;
     Activations acts, cache;  // of a batch; of the text that is being generated
-    float* generated_state;   // of cache: before and after a piece of text
     int n_generated;          // positions that it has seen
     Carried carried;          // --carry-state: of all micro-batches of an update, one after the other
     double scores[N_SCORES];  // of the batch that is being validated
@@ -490,9 +443,6 @@ typedef struct {
     int* old_layers;          // of each layer its number there, -1: new; NULL: the same layers
     int n_old_layers;         // layers there
     int* corrupted;           // (B, T)
-    Surgery surgeon;          // how the gradients of two tasks become one
-    size_t* surgeon_params;   // of each of its ranges: where it begins among the parameters
-    int* surgeon_ends;        // of each layer: where its ranges end in those of the surgeon
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
@@ -666,8 +616,9 @@ static double mamba_bytes(const Run* r, Purpose purpose, int B, int T) {
     const Recompute recompute = (Recompute)workplace(r)->m.recompute;
     const Room batch = room_of(r, B, T, purpose, recompute),
                piece = room_of(r, 1, PROMPT_PIECE, TO_GENERATE, recompute);
-    const double states = purpose == TO_GENERATE ? 2.0 * (double)carried_floats(config_of(r), 1) : 0.0;
-    return 4.0 * states + activations_layout(&acts, config_of(r), purpose == TO_GENERATE ? &piece : &batch);
+    const Carried states = mamba_carried(config_of(r), 1);
+    if (purpose != TO_GENERATE) { return activations_layout(&acts, config_of(r), &batch); }
+    return 2.0 * (double)carried_bytes(&states, 1) + activations_layout(&acts, config_of(r), &piece);
 }
 
 static double mamba_sparing_bytes(const Run* r, int B, int T) {
@@ -690,9 +641,10 @@ static double mamba_workspace_bytes(const Run* r, int B) {
     return fmax(scan, fmax(head, layer));
 }
 
-// floats of what --carry-state keeps between updates
-static size_t all_carried_floats(const Run* r) {
-    return r->d.carry_state ? (size_t)r->n_leaves * carried_floats(config_of(r), r->o.batch_size) : 0;
+// what --carry-state keeps between updates
+static size_t stream_bytes(const Run* r) {
+    const Carried one = mamba_carried(config_of(r), r->o.batch_size);
+    return r->d.carry_state ? carried_bytes(&one, r->n_leaves) : 0;
 }
 
 // prototypes as the head uses them, and their gradient; states; Forward-Forward's gradients
@@ -700,12 +652,12 @@ static double mamba_more_bytes(const Run* r) {
     const Config* c = config_of(r);
     const int trains = run_is_training(r), backward = trains || *r->o.probe;
     const double prototypes = config_has_prototypes(c) ? 4.0 * c->classes * (c->Dp + 1.0) : 0.0;
-    double n_bytes = (backward && c->learns_prototypes ? 2.0 : 1.0) * prototypes + 8.0 * (double)all_carried_floats(r);
+    double n_bytes = (backward && c->learns_prototypes ? 2.0 : 1.0) * prototypes + 2.0 * (double)stream_bytes(r);
     if (trains && has_ff(r)) {
-        DataParallel ff;
-        dp_init(&ff, r->comm, r->model->table, r->model->n_table, r->model->frozen, 2 * r->n_leaves, 0);
-        n_bytes += dp_gradient_bytes(&ff);
-        dp_free(&ff);
+        SecondLoss ff = {0};
+        second_loss_layout(&ff, r->model, r->comm, 2 * r->n_leaves);
+        n_bytes += dp_gradient_bytes(&ff.dp);
+        second_loss_free(&ff);
     }
     return n_bytes;
 }
@@ -732,56 +684,23 @@ static void mamba_load_parameters(Run* r, const SliceSink* sink) {
     update_prototypes(mamba, &r->dev);
 }
 
-// The parameters that both losses share, layer by layer: all that learn there. Returns their number; ranges: where
-// their gradients are, params: where they are themselves; ends (L): how many they are up to each layer
-static int shared_ranges(const Mamba* mamba, SurgeryRange* ranges, size_t* params, int* ends) {
-    const Model* model = &mamba->model;
-    int n = 0;
-    for (int l = 0; l < mamba->config.L; l++) {
-        for (int i = 0; i < model->n_table; i++) {
-            const Tensor* t = &model->table[i];
-            if (t->layers == 0 || dp_stretch(&model->dp, i, l) < 0) { continue; }
-            const SurgeryRange range = {dp_gradient_at(&model->dp, i, l), tensor_slice_elements(t)};
-            params[n] = t->offset + (size_t)l * tensor_slice_elements(t);
-            ranges[n++] = range;
-        }
-        ends[l] = n;
-    }
-    return n;
-}
-
-// Forward-Forward's gradients, and how they and the head's become one; its layers are those that learn
-static void open_forward_forward(Run* r, SurgeryConfig* config) {
-    Workplace* w = workplace(r);
-    Model* model = r->model;
-    const Tensor* out = PARAMETER(model->table, model->n_table, out_proj);
-    const int L = w->mamba.config.L, row = (int)(out - model->table);
-    int last = L - 1;  // the last layer that learns: gradnorm compares its gradients
-    while (last > 0 && !model_layer_learns(model, last)) { last--; }
-    if (dp_stretch(&model->dp, row, last) >= 0) {
-        const SurgeryRange compared = {dp_gradient_at(&model->dp, row, last), tensor_slice_elements(out)};
-        config->norm_range = compared;
-    }
-    SurgeryRange* ranges = (SurgeryRange*)malloc_check(sizeof(SurgeryRange) * (size_t)model->n_slices, "ranges");
-    w->surgeon_params = (size_t*)malloc_check(sizeof(size_t) * (size_t)model->n_slices, "ranges");
-    w->surgeon_ends = (int*)malloc_check(sizeof(int) * (size_t)L, "ranges");
-    surgery_init(&w->surgeon, config, ranges, shared_ranges(&w->mamba, ranges, w->surgeon_params, w->surgeon_ends), 2);
-    free(ranges);
-    mamba_init_ff(&w->mamba, r->comm, r->n_leaves);
-    w->corrupted = (int*)malloc_check(sizeof(int) * (size_t)r->o.batch_size * (size_t)r->T, "corrupted inputs");
-}
-
 // what training has beside one loss: Forward-Forward, states that are carried
 static void open_more(Run* r) {
     Workplace* w = workplace(r);
     const MambaOptions* m = &w->m;
     SurgeryConfig config = {(SurgeryMethod)m->surgery, m->surgery_epsilon, m->cagrad_lambda, m->gradnorm_alpha, {0, 0},
                             (uint64_t)r->o.seed};
-    if (has_ff(r)) { open_forward_forward(r, &config); }
-    else { surgery_init(&w->surgeon, &config, NULL, 0, 1); }
+    if (has_ff(r)) {  // real batches and their corrupted twins in turn
+        second_loss_open(&w->mamba.ff, r->model, r->comm, 2 * r->n_leaves);
+        second_loss_join(&w->mamba.ff, r->model, w->mamba.config.L, &config,
+                         PARAMETER(r->model->table, r->model->n_table, out_proj));
+        w->corrupted = (int*)malloc_check(sizeof(int) * (size_t)r->o.batch_size * (size_t)r->T, "corrupted inputs");
+    } else {
+        surgery_init(&w->mamba.ff.surgery, &config, NULL, 0, 1);
+    }
     if (!r->d.carry_state) { return; }
-    w->carried.now = (float*)arena_alloc(sizeof(float) * all_carried_floats(r), "carried states");
-    w->carried.next = (float*)arena_alloc(sizeof(float) * all_carried_floats(r), "carried states");
+    w->carried = mamba_carried(&w->mamba.config, r->o.batch_size);
+    carried_open(&w->carried, r->n_leaves);
 }
 
 // the state starts anew where a prompt is read in pieces: they go on from each other
@@ -791,8 +710,8 @@ static void open_cache(Run* r) {
     const Room room = room_of(r, 1, PROMPT_PIECE, TO_GENERATE, (Recompute)w->m.recompute);
     activations_init(&w->cache, c, &room);
     w->cache.document_start = data_separator(&r->data, &r->o, run_end_of_text(r));
-    w->generated_state = (float*)arena_alloc(sizeof(float) * 2 * carried_floats(c, 1), "states");
-    carried_point(&w->cache.carried, c, 1, w->generated_state, w->generated_state + carried_floats(c, 1));
+    w->cache.carried = mamba_carried(c, 1);
+    carried_open(&w->cache.carried, 1);
 }
 
 static void mamba_open(Run* r, Purpose purpose, int B, int T) {
@@ -813,17 +732,10 @@ static void carry_nothing(Activations* acts) { memset(&acts->carried, 0, sizeof 
 
 static void mamba_train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
     Workplace* w = workplace(r);
-    const Config* c = &w->mamba.config;
-    carry_nothing(&w->acts);
-    if (w->carried.now) {  // what the rows before left behind
-        const size_t n = carried_floats(c, B) * (size_t)k;
-        const int64_t row = train_row(r, train_batch_number(r, k));
-        carried_point(&w->acts.carried, c, B, w->carried.now + n, w->carried.next + n);
-        for (int b = 0; b < B; b++) {
-            if (dataloader_stream_begins(&r->data.train_rows, row + b)) {
-                carried_clear(&w->acts.carried, c, b, b + 1, B);
-            }
-        }
+    w->acts.carried = carried_batch(&w->carried, k);  // what the rows before left behind
+    for (int b = 0; b < B && w->carried.now; b++) {
+        const int64_t row = train_row(r, train_batch_number(r, k)) + b;
+        if (dataloader_stream_begins(&r->data.train_rows, row)) { carried_clear(&w->acts.carried, b, b + 1); }
     }
     mamba_leaf(&w->mamba, &w->acts, inputs, targets, dloss, B, T, &r->dev);
 }
@@ -849,7 +761,7 @@ static const float* mamba_next_logits(void* run, const int* tokens, int n_cached
     const Config* c = &w->mamba.config;
     Carried* carried = &w->cache.carried;
     if (n_cached != w->n_generated) { w->n_generated = 0; }
-    if (w->n_generated == 0) { carried_clear(carried, c, 0, 1, 1); }
+    if (w->n_generated == 0) { carried_clear(carried, 0, 1); }
     int last = 0;
     for (int n_new; w->n_generated < n; w->n_generated += n_new) {
         n_new = n - w->n_generated < PROMPT_PIECE ? n - w->n_generated : PROMPT_PIECE;
@@ -991,7 +903,7 @@ static float separate_prototypes(Run* r, float* grads) {
 // Forward-Forward's gradients: each batch, then its corrupted twin
 static float* ff_gradients(Run* r, float* loss, float* norm) {
     Workplace* w = workplace(r);
-    DataParallel* dp = &w->mamba.ff_dp;
+    DataParallel* dp = &w->mamba.ff.dp;
     const Config* c = &w->mamba.config;
     const int B = r->o.batch_size, T = r->T;
     const double n_losses = 2.0 * B * T * r->n_leaves * c->L;
@@ -1013,32 +925,6 @@ static float* ff_gradients(Run* r, float* loss, float* norm) {
     return grads;
 }
 
-// Both gradients become one, in grads. ff_lr / lr is how much Forward-Forward's counts, since AdamW does not see the
-// size of a sum; gradnorm finds that by itself
-static void combine_gradients(Run* r, float* grads, float* ff_grads, float loss, float ff_loss, float lr, float* norm) {
-    Surgery* s = &workplace(r)->surgeon;
-    const float scale = lr > 1e-12f ? workplace(r)->m.ff_lr / lr : 1.0f, losses[SURGERY_MAX_TASKS] = {loss, ff_loss};
-    float* g[] = {grads, ff_grads};
-    for (int i = 0; i < s->n_ranges && s->config.method != SURGERY_GRADNORM; i++) {
-        hpn_scale_array(ff_grads + s->ranges[i].first, scale, s->ranges[i].n, &r->dev);
-    }
-    SurgeryReport report;
-    surgery_apply(&report, g, s, (uint64_t)r->state.step, losses, &r->dev);
-    *norm = dp_norm(&r->model->dp, grads, &r->dev);
-}
-
-// a step without back-propagation: plain descent on Forward-Forward's loss
-static void ff_descend(Run* r, const float* ff_grads, float norm) {
-    const Surgery* s = &workplace(r)->surgeon;
-    const float rate = workplace(r)->m.ff_lr * (r->o.clip > 0.0f && norm > r->o.clip ? r->o.clip / norm : 1.0f);
-    for (int k = 0; k < s->n_ranges; k++) {
-        const SurgeryRange range = s->ranges[k];
-        float* params = model_floats(r->model) + workplace(r)->surgeon_params[k];
-        #pragma omp parallel for simd
-        for (size_t i = 0; i < range.n; i++) { params[i] -= rate * ff_grads[range.first + i]; }
-    }
-}
-
 // AdamW on what is not frozen, each slice with a count of its own: a layer that joined later is at its beginning
 static void update(Run* r, const float* grads, float norm, float lr) {
     Mamba* mamba = &workplace(r)->mamba;
@@ -1050,25 +936,10 @@ static void update(Run* r, const float* grads, float norm, float lr) {
 
 // the states after an update whose loss is not finite would spoil all that follow: every stream begins anew
 static void forget_states(Run* r) {
-    const Config* c = config_of(r);
-    const int B = r->o.batch_size;
-    for (int k = 0; k < r->n_leaves && r->d.carry_state; k++) {
-        Carried s;
-        carried_point(&s, c, B, workplace(r)->carried.now + carried_floats(c, B) * (size_t)k, NULL);
-        carried_clear(&s, c, 0, B, B);
+    for (int k = 0; k < r->n_leaves; k++) {
+        const Carried one = carried_batch(&workplace(r)->carried, k);
+        carried_clear(&one, 0, one.B);
     }
-}
-
-// layers in which both losses pull apart
-static int conflict_layers(const Run* r) {
-    const Workplace* w = workplace(r);
-    int n = 0, k = 0;
-    for (int l = 0; l < w->mamba.config.L && w->surgeon.n_tasks == 2; l++) {
-        double dot = 0.0;
-        for (; k < w->surgeon_ends[l]; k++) { dot += w->surgeon.range_dots[4 * k + 1]; }  // (2, 2) of each range: f.b
-        n += dot < 0.0;
-    }
-    return n;
 }
 
 // the trainer's keys in the record of a step
@@ -1084,8 +955,8 @@ static void note_step(Run* r, const Step* s, float ff_loss, int bp) {
                              r->o.clip > 0.0f && s->norm > r->o.clip,
                              has_ff(r) && !s->skipped ? layers : 0,
                              bp && !s->skipped ? learning : 0,
-                             bp ? conflict_layers(r) : 0,
-                             w->surgeon.config.method,
+                             bp ? second_loss_conflicts(&w->mamba.ff) : 0,
+                             w->mamba.ff.surgery.config.method,
                              1000.0 * r->seconds_waited,
                              rows / (double)r->data.train_rows.n_rows};
     log_extra(&r->log, step_keys(w->mamba.config.head, &notes));
@@ -1099,15 +970,22 @@ static void mamba_step(Run* r, Step* s) {
     float ff_loss = NAN, ff_norm = 0.0f, *grads = NULL, *ff_grads = NULL;
     if (has_ff(r)) { ff_grads = ff_gradients(r, &ff_loss, &ff_norm); }
     if (bp) { grads = train_verified_gradients(r, &s->loss, &s->norm); }
-    if (bp && ff_grads) { combine_gradients(r, grads, ff_grads, s->loss, ff_loss, s->lr, &s->norm); }
+    if (bp && ff_grads) {  // ff_lr / lr is how much Forward-Forward's counts: AdamW does not see the size of a sum
+        const float losses[] = {s->loss, ff_loss}, scale = s->lr > 1e-12f ? w->m.ff_lr / s->lr : 1.0f;
+        s->norm = second_loss_combine(&w->mamba.ff, r->model, grads, ff_grads, losses, scale, (uint64_t)state->step,
+                                      &r->dev);
+    }
     const int ff_fails = has_ff(r) && !(isfinite(ff_loss) && isfinite(ff_norm));
     s->skipped = bp ? run_state_skips(state, &r->o, s->loss, s->norm) : ff_fails;
     if (!bp) { state->skips = ff_fails ? state->skips + 1 : 0; }
     if (!s->skipped && bp) { update(r, grads, s->norm, s->lr); }
-    if (!s->skipped && !bp) { ff_descend(r, ff_grads, ff_norm); }
+    if (!s->skipped && !bp) {
+        const float clip = r->o.clip > 0.0f && ff_norm > r->o.clip ? r->o.clip / ff_norm : 1.0f;
+        second_loss_descend(&w->mamba.ff, r->model, ff_grads, w->m.ff_lr * clip);
+    }
     carried_swap(&w->carried);
     if (bp && !isfinite(s->loss)) { forget_states(r); }
-    s->dp = bp ? &r->model->dp : &w->mamba.ff_dp;
+    s->dp = bp ? &r->model->dp : &w->mamba.ff.dp;
     s->grads = bp ? grads : ff_grads;
     if (!bp) { s->norm = ff_norm; }
     note_step(r, s, ff_loss, bp);
@@ -1123,9 +1001,10 @@ static FileSum mamba_write_config(const Run* r, const char* path, int eot) {
 // what a checkpoint holds beside model, moments and the state all trainers have
 static int mamba_extras(const Run* r, Extra* extras) {
     const Workplace* w = workplace(r);
+    const GradNorm* gradnorm = &w->mamba.ff.surgery.gradnorm;
     const Extra all[] = {{"updates", DTYPE_I32, w->mamba.updates, (size_t)r->model->n_slices},
-                         {"gradnorm", DTYPE_F32, (void*)&w->surgeon.gradnorm, sizeof(GradNorm) / sizeof(float)},
-                         {"carried", DTYPE_F32, w->carried.now, all_carried_floats(r)},
+                         {"gradnorm", DTYPE_F32, (void*)gradnorm, sizeof *gradnorm / sizeof(float)},
+                         {"carried", DTYPE_F32, w->carried.now, stream_bytes(r) / sizeof(float)},
                          {"carried_rows", DTYPE_I32, (void*)&r->o.batch_size, 1}};  // of a micro-batch
     memcpy(extras, all, sizeof all);
     return r->d.carry_state ? MAX_EXTRAS : 2;
@@ -1168,25 +1047,21 @@ static json_t* mamba_summary(const Run* r) {
     return json_pack("{s:i, s:i, s:s, s:f, s:i, s:s}", "layers", w->mamba.config.L, "frozen", frozen, "head",
                      choice_name(HEAD_NAMES, w->mamba.config.head).s, "ff_lr", (double)w->m.ff_lr, "bp_cadence_steps",
                      w->m.bp_cadence, "gradient_surgery_method",
-                     choice_name(SURGERY_NAMES, (int)w->surgeon.config.method).s);
+                     surgery_name(w->mamba.ff.surgery.config.method).s);
 }
 
 static void mamba_close(Run* r) {
     Workplace* w = workplace(r);
-    const size_t carried = sizeof(float) * all_carried_floats(r);
     activations_free(&w->acts);
     activations_free(&w->cache);
-    arena_free(w->generated_state, sizeof(float) * 2 * carried_floats(&w->mamba.config, 1));
-    arena_free(w->carried.now, carried);
-    arena_free(w->carried.next, carried);
-    surgery_free(&w->surgeon);
+    carried_close(&w->cache.carried, 1);
+    carried_close(&w->carried, r->n_leaves);
+    second_loss_free(&w->mamba.ff);
     mamba_free_head(&w->mamba);
     free(w->corrupted);
     free(w->ranks);
     free(w->readout);
     free(w->old_layers);
-    free(w->surgeon_params);
-    free(w->surgeon_ends);
 }
 
 static Trainer mamba_trainer(void) {

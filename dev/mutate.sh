@@ -182,9 +182,8 @@ mutation "data: an input is its own target" test_dataloader "rows" dataloader.h:
     'if \(t > 0\) \{ targets\[t - 1\]' 'if (t < l->T) { targets[t]'
 mutation "checkpoint: a file of the right length is whole" test_checkpoint flips checkpoint.h:checkpoint_verify_file_ \
     'found\.xxh3 != sum->xxh3' '0'
-mutation "train_mamba_hpn: carried states begin anew with each piece" test_mamba_hpn generation train_mamba_hpn.c \
-    'memcpy\(carried_state\(s, c, s->next, l\), carried_state\(s, c, s->now, l\)' \
-    'memset(carried_state(s, c, s->next, l), 0'
+mutation "carried: a pass goes on from the one before the last" test_mamba_hpn generation carried.h \
+    'carried_part\(s, s->now, kind, l\),' 'carried_part(s, s->next, kind, l),'
 mutation "sampler: ties go to the higher index" test_tensor sampler sampler.h 'x->token - y->token' \
     'y->token - x->token'
 

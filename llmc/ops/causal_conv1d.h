@@ -5,8 +5,8 @@ Causal depthwise convolution and SiLU: every channel mixes its own last K inputs
     1 <= K <= 16. conv is kept for backward; where none follows, it may be out.
 Where a row begins, the taps that would reach before it are left out. Two arguments move that beginning:
     history  (B, K-1, C) or NULL: the inputs before position 0, oldest first, left there by conv1d_history. So a
-             sequence may come in windows of any length, with the bits of the whole. conv1d_history_clear: nothing
-             stands before. Zeros are inputs that are zero
+             sequence may come in windows of any length, with the bits of the whole. Filled with conv1d_nothing():
+             nothing stands before. Zeros are inputs that are zero
     starts   (B, T) or NULL: 1 where a document begins; no tap of a later position reaches before it, nor into a history
 Backward, with dconv = dout * silu'(conv) (derived in doc/conv1d.md), everything written; dinp may be inp. NULL for any
 of the three: nobody asks for it, and nothing is done for it
@@ -51,9 +51,15 @@ static inline int conv1d_is_nothing_(const float* position) {
     return bits == CONV1D_NOTHING;
 }
 
-static inline void conv1d_set_nothing_(float* position, int C) {
+static inline float conv1d_nothing(void) {
     const int32_t bits = CONV1D_NOTHING;
-    for (int c = 0; c < C; c++) { memcpy(position + c, &bits, sizeof bits); }
+    float nothing;
+    memcpy(&nothing, &bits, sizeof bits);
+    return nothing;
+}
+
+static inline void conv1d_set_nothing_(float* position, int C) {
+    for (int c = 0; c < C; c++) { position[c] = conv1d_nothing(); }
 }
 
 // the inputs at position t of row b; before 0 they are the history's
@@ -157,10 +163,6 @@ static inline void conv1d_backward_ref(float* dinp, size_t dinp_stride, float* d
 }
 
 // ---- from one window to the next ----
-
-static inline void conv1d_history_clear(float* history, int B, int C, int K) {
-    for (int i = 0; i < B * (K - 1); i++) { conv1d_set_nothing_(history + (size_t)i * C, C); }
-}
 
 // history becomes what stands before the next window: the last K-1 positions of history and inp together; what a start
 // in this window hides is nothing
