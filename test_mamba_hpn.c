@@ -38,11 +38,11 @@ static void mamba_init(Mamba* mamba, const Config* c) {
     memset(mamba, 0, sizeof *mamba);
     mamba_layout(mamba, c);
     model_init(&mamba->model, sizeof(float));
-    mamba_init_head(mamba);
+    head_init(&mamba->head, &c->head);
 }
 
 static void mamba_free(Mamba* mamba) {
-    mamba_free_head(mamba);
+    head_free(&mamba->head);
     second_loss_free(&mamba->ff);
     model_free(&mamba->model);
 }
@@ -85,8 +85,8 @@ static void subject_updated(void* subject) {
 static void check_forward(Test* t, Subject* s, int number) {
     const Golden* g = &s->file;
     const Config* c = &s->mamba.config;
-    const int N = g->B * g->T, has_softmax = !head_reads_out(c->head);
-    const size_t n = (size_t)N * (size_t)c->classes;
+    const int N = g->B * g->T, has_softmax = !head_reads_out(c->head.kind);
+    const size_t n = (size_t)N * (size_t)c->head.classes;
     mamba_forward(&s->mamba, &s->acts, golden_batch(g, "inputs", 0, 0), g->B, g->T, &s->dev);
     const float* logits = mamba_logits(&s->mamba, &s->acts, 0, N, &s->dev);
     if (has_softmax) { golden_check(t, g, "act.logits", logits, n); }
@@ -144,7 +144,7 @@ static void check_generation(Test* t, Subject* s) {
     const int pieces[] = {1, 3, 1, 2, 5, 1, 1, 1, 4};
     const Config* c = &s->mamba.config;
     const int T = s->file.T, *tokens = golden_batch(&s->file, "inputs", 0, 0);
-    const size_t n_classes = (size_t)c->classes;
+    const size_t n_classes = (size_t)c->head.classes;
     const Room room = {1, 5, TO_GENERATE, RECOMPUTE_SCAN, 4};
     Activations pass;
     activations_init(&pass, c, &room);
@@ -414,8 +414,8 @@ static void test_config(Test* t) {
         subject_open(&s, i, plainly);
         Config c = s.mamba.config;
         for (int is_classifier = 0; is_classifier < 2; is_classifier++) {  // with as many classes as there are tokens
-            c.is_classifier = is_classifier;
-            c.tied = c.tied && !is_classifier;
+            c.head.is_classifier = is_classifier;
+            c.head.tied = c.head.tied && !is_classifier;
             config_save(path.s, &c, 0);
             const Config read = config_load(path.s);
             check(t, memcmp(&read, &c, sizeof c) == 0, "%s: other sizes came back", s.file.set.path);

@@ -96,7 +96,7 @@ static float* logits_behind(Run* r, int k) {
     carry_nothing(&w->acts);
     if (k >= 0) { w->acts.carried = carried_batch(&w->carried, k); }
     mamba_forward(&w->mamba, &w->acts, r->inputs, B, r->T, &r->dev);
-    return copied_array(mamba_logits(&w->mamba, &w->acts, 0, N, &r->dev), (size_t)N * c->classes);
+    return copied_array(mamba_logits(&w->mamba, &w->acts, 0, N, &r->dev), (size_t)N * c->head.classes);
 }
 
 // a step whose embedding, and so its loss, is not a number; the parameters are then what they were

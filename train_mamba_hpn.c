@@ -54,11 +54,9 @@ What the first one prints, after its settings, the sizes of the model and the me
 // one buffer each for all layers
 typedef struct {
     float *encoded, *norm, *norm_rstd, *xz, *conv, *u, *dbc, *delta, *states, *y, *gated, *residual, *out,
-        *normf, *normf_rstd, *z, *z_norm, *z_unit, *cosines, *logits, *losses,
-        *dresidual, *dnorm, *dxz, *dy, *du, *ddelta, *ddbc, *dz, *dz_unit;
+        *normf, *normf_rstd, *dresidual, *dnorm, *dxz, *dy, *du, *ddelta, *ddbc;
+    HeadActivations head;
 } ActivationTensors;
-
-enum { LOGIT_ROWS = 256 };  // hpn, whose loss needs no logits, computes them for so many positions at a time
 
 // How much of a pass is kept: --recompute layer keeps only the stream between layers, none the states of every position
 typedef struct {
@@ -68,18 +66,11 @@ typedef struct {
     int chunk;  // positions of the scan from one kept state to the next
 } Room;
 
-static int logit_rows(const Config* c, const Room* room) {
-    const int N = room->B * room->T;
-    return room->purpose == TO_GENERATE ? 1 : !head_reads_out(c->head) || N < LOGIT_ROWS ? N : LOGIT_ROWS;
-}
-
 // layers 0: one buffer that all layers use in turn; rows 0: this model or pass has none
 static int activation_table(Tensor* table, const Config* c, const Room* room) {
     const int M = c->M, E = c->E, N = room->B * room->T, N_train = room->purpose == TO_TRAIN ? N : 0;
     const int stream = room->purpose == TO_TRAIN ? c->L : 0;         // layers of which the stream is kept,
     const int L = room->recompute == RECOMPUTE_LAYER ? 0 : stream;   // and those of which everything else is
-    const int has_z = config_has_prototypes(c) ? N : 0, dz = config_has_prototypes(c) ? N_train : 0;
-    const int projects = config_has_projection(c) ? N : 0;
     const int n_chunks = (int)ceil_div(room->T, room->chunk);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
@@ -98,12 +89,6 @@ static int activation_table(Tensor* table, const Config* c, const Room* room) {
     *t++ = activation(FIELD(out),         0, N, M);              // a layer's output before it joins the stream
     *t++ = activation(FIELD(normf),       0, N, M);
     *t++ = activation(FIELD(normf_rstd),  0, N, 1);
-    *t++ = activation(FIELD(z),           0, projects, c->Dp);
-    *t++ = activation(FIELD(z_norm),      0, has_z, 1);
-    *t++ = activation(FIELD(z_unit),      0, has_z, c->Dp);
-    *t++ = activation(FIELD(cosines),     0, has_z, 1);          // to the target's prototype
-    *t++ = activation(FIELD(logits),      0, logit_rows(c, room), c->classes);  // probabilities, then their gradient
-    *t++ = activation(FIELD(losses),      0, N, 1);
     *t++ = activation(FIELD(dresidual),   0, N_train, M);
     *t++ = activation(FIELD(dnorm),       0, N_train, M);
     *t++ = activation(FIELD(dxz),         0, N_train, 2 * E);
@@ -111,9 +96,8 @@ static int activation_table(Tensor* table, const Config* c, const Room* room) {
     *t++ = activation(FIELD(du),          0, N_train, E);
     *t++ = activation(FIELD(ddelta),      0, N_train, E);
     *t++ = activation(FIELD(ddbc),        0, N_train, config_dbc(c));
-    *t++ = activation(FIELD(dz),          0, dz, c->Dp);
-    *t++ = activation(FIELD(dz_unit),     0, dz, c->Dp);
 #undef FIELD
+    t += head_activations(t, offsetof(ActivationTensors, head), &c->head, N, room->purpose);
     return (int)(t - table);
 }
 
@@ -123,10 +107,8 @@ static int activation_table(Tensor* table, const Config* c, const Room* room) {
 typedef struct {
     Model model;        // the first member: a run finds its tensors here
     Config config;
-    float *unit_prototypes, *prototype_norms, *dunit_prototypes;  // as the head uses them: (classes, Dp), (classes),
-                                                                  // (classes, Dp)
+    Head head;           // prototypes
     SecondLoss ff;       // Forward-Forward's
-    int* updates;        // of each slice: AdamW's updates so far
 } Mamba;
 
 typedef struct {
@@ -141,29 +123,6 @@ typedef struct {
 static void mamba_layout(Mamba* mamba, const Config* c) {
     mamba->config = *c;
     model_layout(&mamba->model, parameter_table(mamba->model.table, c));
-}
-
-static size_t prototype_bytes(const Config* c) {
-    return config_has_prototypes(c) ? sizeof(float) * (size_t)c->classes * (size_t)c->Dp : 0;
-}
-
-// what stands beside the parameters; in step with them after update_prototypes
-static void mamba_init_head(Mamba* mamba) {
-    const Config* c = &mamba->config;
-    const size_t n_bytes = prototype_bytes(c), n_slices = (size_t)mamba->model.n_slices;
-    mamba->unit_prototypes = (float*)arena_alloc(n_bytes, "unit prototypes");
-    mamba->dunit_prototypes = (float*)arena_alloc(c->learns_prototypes ? n_bytes : 0, "gradient of prototypes");
-    mamba->prototype_norms = (float*)arena_alloc(n_bytes / (size_t)c->Dp, "norms of prototypes");
-    mamba->updates = (int*)memset(malloc_check(sizeof(int) * n_slices, "counts of updates"), 0, sizeof(int) * n_slices);
-}
-
-static void mamba_free_head(Mamba* mamba) {
-    const Config* c = &mamba->config;
-    const size_t n_bytes = prototype_bytes(c);
-    arena_free(mamba->unit_prototypes, n_bytes);
-    arena_free(mamba->dunit_prototypes, c->learns_prototypes ? n_bytes : 0);
-    arena_free(mamba->prototype_norms, n_bytes / (size_t)c->Dp);
-    free(mamba->updates);
 }
 
 // what one pass hands to the next: the last K-1 inputs of each convolution, the states of each scan
@@ -288,6 +247,12 @@ static void embed(const Mamba* mamba, Activations* acts, const int* tokens, int 
     token_embedding_forward(layer_activations(acts, 0).encoded, tokens, embedding, N, mamba->config.M, dev);
 }
 
+// what the head reads of the parameters, or writes of their gradients
+static HeadTensors head_tensors(const Config* c, Parameters p) {
+    const HeadTensors h = {c->head.tied ? p.embedding : p.lm_head, p.prototypes, p.projection};
+    return h;
+}
+
 // tokens (B, T) through all layers, up to the last norm and, for a head with prototypes, the unit vectors
 static void mamba_forward(const Mamba* mamba, Activations* acts, const int* tokens, int B, int T, const Device* dev) {
     const Config* c = &mamba->config;
@@ -297,78 +262,24 @@ static void mamba_forward(const Mamba* mamba, Activations* acts, const int* toke
     embed(mamba, acts, tokens, N, dev);
     for (int l = 0; l < c->L; l++) { layer_forward(mamba, acts, l, layer_input(acts, l), B, T, dev); }
     rmsnorm_forward(a.normf, a.normf_rstd, layer_input(acts, c->L), p.norm_f, c->eps, N, M, dev);
-    if (!config_has_prototypes(c)) { return; }
-    if (p.projection) { matmul_forward(a.z, a.normf, p.projection, NULL, N, M, c->Dp, dev); }
-    unit_forward(a.z_unit, a.z_norm, p.projection ? a.z : a.normf, N, c->Dp, dev);
+    head_forward(&mamba->head, a.head, head_tensors(c, p), a.normf, N, dev);
 }
 
-// The prototypes as the head uses them. Called when they have changed
+// called when they have changed
 static void update_prototypes(Mamba* mamba, const Device* dev) {
-    const Config* c = &mamba->config;
-    Parameters p = layer_parameters(mamba, 0);
-    if (config_has_prototypes(c)) {
-        unit_forward(mamba->unit_prototypes, mamba->prototype_norms, p.prototypes, c->classes, c->Dp, dev);
-    }
+    head_update_prototypes(&mamba->head, layer_parameters(mamba, 0).prototypes, dev);
 }
 
 // logits of the n positions that follow `first`, into the first n rows: scores or, of the hpn head, cosines
 static float* mamba_logits(const Mamba* mamba, Activations* acts, int first, int n, const Device* dev) {
-    const Config* c = &mamba->config;
-    ActivationTensors a = layer_activations(acts, 0);
-    Parameters p = layer_parameters(mamba, 0);
-    if (c->head == HEAD_CE) {
-        matmul_forward(a.logits, a.normf + (size_t)first * c->M, c->tied ? p.embedding : p.lm_head, NULL, n, c->M,
-                       c->classes, dev);
-        return a.logits;
-    }
-    matmul_forward(a.logits, a.z_unit + (size_t)first * c->Dp, mamba->unit_prototypes, NULL, n, c->Dp, c->classes, dev);
-    if (c->head == HEAD_HPN_SOFTMAX) { hpn_scale_array(a.logits, c->scale, (size_t)n * c->classes, dev); }
-    return a.logits;
+    const ActivationTensors a = layer_activations(acts, 0);
+    const HeadTensors p = head_tensors(&mamba->config, layer_parameters(mamba, 0));
+    return head_logits(&mamba->head, a.head, p, a.normf, first, n, dev);
 }
 
 // the losses of all positions. ce and hpn-softmax need mamba_logits before: they become probabilities
 static const float* mamba_losses(const Mamba* mamba, Activations* acts, const int* targets, int N, const Device* dev) {
-    const Config* c = &mamba->config;
-    ActivationTensors a = layer_activations(acts, 0);
-    if (head_reads_out(c->head)) {
-        hpn_forward(a.losses, a.cosines, a.z_unit, mamba->unit_prototypes, targets, N, c->Dp, dev);
-    } else {
-        crossentropy_forward(a.losses, a.logits, a.logits, targets, N, c->classes, c->classes, dev);
-    }
-    return a.losses;
-}
-
-// Backward through the head to the gradient of norm_f, in dnorm. Gradients of prototypes are
-// those of the vectors as stored
-static void head_backward(const Mamba* mamba, Activations* acts, Parameters d, const int* targets, float dloss, int N,
-                          const Device* dev) {
-    const Config* c = &mamba->config;
-    const int M = c->M, Dp = c->Dp, classes = c->classes;
-    ActivationTensors a = layer_activations(acts, 0);
-    Parameters p = layer_parameters(mamba, 0);
-    if (c->head == HEAD_CE) {
-        crossentropy_backward(a.logits, a.logits, targets, dloss, N, classes, classes, dev);
-        float *dweight = c->tied ? d.embedding : d.lm_head, *weight = c->tied ? p.embedding : p.lm_head;
-        matmul_backward(a.dnorm, dweight, NULL, a.logits, a.normf, weight, N, M, classes, dev);
-        return;
-    }
-    // fixed prototypes have none; with --probe, which asks for all, it is the 0 with which the arena began
-    float* dprototypes = c->learns_prototypes && d.prototypes ? mamba->dunit_prototypes : NULL;
-    if (dprototypes) { memset(dprototypes, 0, sizeof(float) * (size_t)classes * (size_t)Dp); }
-    if (c->head == HEAD_HPN_SOFTMAX) {
-        crossentropy_backward(a.logits, a.logits, targets, dloss, N, classes, classes, dev);
-        hpn_scale_array(a.logits, c->scale, (size_t)N * classes, dev);
-        matmul_backward_input(a.dz_unit, a.logits, mamba->unit_prototypes, N, Dp, classes, dev);
-        if (dprototypes) { matmul_backward_weight(dprototypes, a.logits, a.z_unit, 0, N, Dp, classes, dev); }
-    } else {
-        hpn_backward(a.dz_unit, dprototypes, a.z_unit, mamba->unit_prototypes, a.cosines, targets, dloss, N, Dp,
-                     classes, dev);
-    }
-    if (dprototypes) {
-        unit_backward(d.prototypes, dprototypes, mamba->unit_prototypes, mamba->prototype_norms, classes, Dp, dev);
-    }
-    unit_backward(p.projection ? a.dz : a.dnorm, a.dz_unit, a.z_unit, a.z_norm, N, Dp, dev);
-    if (p.projection) { matmul_backward(a.dnorm, d.projection, NULL, a.dz, a.normf, p.projection, N, M, Dp, dev); }
+    return head_losses(&mamba->head, layer_activations(acts, 0).head, targets, N, dev);
 }
 
 // Forward's calls upside down. Every parameter's gradient is written: one micro-batch is one leaf, which joins the tree
@@ -376,11 +287,12 @@ static void head_backward(const Mamba* mamba, Activations* acts, Parameters d, c
 static void mamba_backward(Mamba* mamba, Activations* acts, const int* tokens, const int* targets, float dloss, int B,
                            int T, const Device* dev) {
     const Config* c = &mamba->config;
-    const int N = B * T, M = c->M, is_tied = c->head == HEAD_CE && c->tied;
+    const int N = B * T, M = c->M, is_tied = c->head.kind == HEAD_CE && c->head.tied;
     ActivationTensors a = layer_activations(acts, 0);
     Parameters p = layer_parameters(mamba, 0), d = layer_gradients(&mamba->model.dp, 0);
     if (d.embedding && !is_tied) { memset(d.embedding, 0, sizeof(float) * (size_t)c->V * (size_t)M); }
-    head_backward(mamba, acts, d, targets, dloss, N, dev);
+    head_backward(&mamba->head, a.dnorm, a.head, head_tensors(c, p), head_tensors(c, d), a.normf, targets, dloss, N,
+                  dev);
     memset(a.dresidual, 0, sizeof(float) * (size_t)N * (size_t)M);
     rmsnorm_backward(a.dresidual, d.norm_f, a.dnorm, layer_input(acts, c->L), p.norm_f, a.normf_rstd, N, M, dev);
     for (int l = c->L - 1; l >= mamba->model.lowest; l--) {
@@ -397,7 +309,7 @@ static void mamba_backward(Mamba* mamba, Activations* acts, const int* tokens, c
 static void mamba_leaf(Mamba* mamba, Activations* acts, const int* tokens, const int* targets, float dloss, int B,
                        int T, const Device* dev) {
     mamba_forward(mamba, acts, tokens, B, T, dev);
-    if (!head_reads_out(mamba->config.head)) { mamba_logits(mamba, acts, 0, B * T, dev); }
+    if (!head_reads_out(mamba->config.head.kind)) { mamba_logits(mamba, acts, 0, B * T, dev); }
     crossentropy_losses_sum(dp_loss(&mamba->model.dp), mamba_losses(mamba, acts, targets, B * T, dev), B * T, dev);
     mamba_backward(mamba, acts, tokens, targets, dloss, B, T, dev);
 }
@@ -416,8 +328,8 @@ static void ff_leaf(Mamba* mamba, Activations* acts, const int* tokens, float th
         const Parameters d = layer_gradients(&mamba->ff.dp, l);
         layer_forward(mamba, acts, l, layer_input(acts, l), B, T, dev);
         if (!model_layer_learns(&mamba->model, l)) { continue; }
-        ff_goodness(a.losses, a.dresidual, a.out, threshold, is_real, dloss, N, c->M, dev);
-        for (int n = 0; n < N; n++) { sum += a.losses[n]; }
+        ff_goodness(a.head.losses, a.dresidual, a.out, threshold, is_real, dloss, N, c->M, dev);
+        for (int n = 0; n < N; n++) { sum += a.head.losses[n]; }
         layer_backward(mamba, acts, l, layer_input(acts, l), d, B, T, dev);
     }
     *dp_loss(&mamba->ff.dp) = sum;
@@ -436,9 +348,7 @@ typedef struct {
     Activations acts, cache;  // of a batch; of the text that is being generated
     int n_generated;          // positions that it has seen
     Carried carried;          // --carry-state: of all micro-batches of an update, one after the other
-    double scores[N_SCORES];  // of the batch that is being validated
-    int* ranks;               // (B, T) of each target among all classes
-    float* readout;           // (B, T)
+    HeadScores scores;        // of the batch that is being validated
     int has_head;             // does the model in r->weights have the head that is trained?
     int* old_layers;          // of each layer its number there, -1: new; NULL: the same layers
     int n_old_layers;         // layers there
@@ -476,13 +386,12 @@ static void mamba_choose(Run* r) {
     Config c = *r->config ? config_load(r->config) : mamba_config_new(m, r->o.model, new_vocabulary(r)), was = c;
     if (*r->config) { mamba_check_shape(r->table, r->n_options, r->config); }
     const int classes = m->classes > 0 ? m->classes : data_classes(&r->data);
-    mamba_choose_head(&c, m, r->table, r->n_options, *r->config != '\0', is_classifier(r) ? classes : 0);
-    const int same_classes = c.is_classifier == was.is_classifier && c.classes == was.classes && c.tied == was.tied;
-    w->has_head = *r->config && c.head == was.head && same_classes && (!config_has_prototypes(&c) || c.Dp == was.Dp);
+    mamba_choose_head(&c.head, m, r->table, r->n_options, *r->config != '\0', is_classifier(r) ? classes : 0);
+    w->has_head = *r->config && head_is_same(&c.head, &was.head);
     if (r->o.resume && !w->has_head) {
         options_fail("head",
                      "%s has head %s with %d classes, a run that goes on keeps it: begin another with --from %s",
-                     r->o.run, choice_name(HEAD_NAMES, was.head).s, was.classes, r->o.run);
+                     r->o.run, head_name(was.head.kind).s, was.head.classes, r->o.run);
     }
     w->n_old_layers = c.L;
     if (m->target_layers > 0 && m->target_layers < c.L) {
@@ -497,7 +406,7 @@ static void mamba_choose(Run* r) {
     mamba_layout(&w->mamba, &c);
     r->old_layers = w->old_layers;
     r->V = c.V;
-    r->classes = c.classes;
+    r->classes = c.head.classes;
     r->max_T = 1 << 24;  // a text may be as long as it likes: the state has always the same size
 }
 
@@ -506,73 +415,49 @@ static void mamba_freeze(Run* r) {
     Model* model = r->model;
     Tensor* prototypes = PARAMETER(model->table, model->n_table, prototypes);
     if (workplace(r)->m.freeze_embedding) { model_freeze(model, PARAMETER(model->table, model->n_table, embedding)); }
-    if (prototypes && !config_of(r)->learns_prototypes) { model_freeze(model, prototypes); }
+    if (prototypes && !config_of(r)->head.learns_prototypes) { model_freeze(model, prototypes); }
 }
 
 // do the prototypes of this model come from no file?
 static int places_prototypes(const Run* r) {
-    return config_has_prototypes(config_of(r)) && !(*r->weights && workplace(r)->has_head);
+    return head_has_prototypes(&config_of(r)->head) && !(*r->weights && workplace(r)->has_head);
 }
 
 // options that exclude each other
-static void check_conflicts(const Run* r) {
-    const MambaOptions* m = &workplace(r)->m;
-    const Config* c = config_of(r);
-    const int has_data_ = has_data(&r->data.train) || has_data(&r->data.val);
-    if (m->bp_cadence > 1 && !has_ff(r)) {
-        options_fail("bp-cadence-steps", "the steps without back-propagation need --ff-lr above 0, or they do nothing");
-    }
-    if (has_ff(r) && (r->o.zero > 0 || r->d.carry_state)) {
-        options_fail("ff-lr", "Forward-Forward goes with neither --zero nor --carry-state");
-    }
-    if (r->d.carry_state && r->comm->size > 1) {
-        options_fail("carry-state", "is for one rank: states are not sent around");
-    }
-    if (c->learns_prototypes && c->head == HEAD_HPN && (m->proto_separation == 0.0f || r->o.zero > 0)) {
-        options_fail("proto", m->proto_separation == 0.0f
-                                  ? "learnt prototypes of hpn all become one without --proto-separation"
-                                  : "learnt prototypes of hpn need --zero 0");
-    }
-    if (is_classifier(r) != (data_examples_T(&r->data) > 0) && has_data_) {
-        options_fail("task", is_classifier(r)
-                                 ? "cls needs examples (a safetensors file with inputs and targets), found tokens"
-                                 : "found examples with targets of their own: --task cls");
-    }
-    if (run_is_typed(r, "placement") && m->target_layers == 0) {
-        options_fail("placement", "says where new layers stand: --target-layers says how many");
-    }
-    if (m->grad_accum > 0 && r->o.batch_tokens > 0) {
-        options_fail("grad-accum", "says the same as --batch-tokens: give one of them");
-    }
-    const int has_classes = is_classifier(r) || c->is_classifier;
-    if (has_classes && (run_is_generating(r) || r->o.sample_every > 0)) {
-        options_fail(run_is_generating(r) ? "generate" : "sample-every", "a classifier has no text to go on with");
-    }
-    if (has_classes && !is_classifier(r) && has_data_) {
-        options_fail("task", "the model chooses from %d classes, not from its %d tokens: --task cls", c->classes, c->V);
-    }
-    if (has_ff(r) && c->V < 2) {
-        options_fail("ff-lr", "Forward-Forward needs two tokens, so that one can replace the other");
-    }
-    if (*m->embeddings_out && !has_data(&r->data.val)) {
-        options_fail("embeddings-out", "needs --val or --val-fraction");
-    }
-    if (r->o.hellaswag[0]) { options_fail("hellaswag", "this trainer answers no examples"); }
-}
-
 static void mamba_check(Run* r) {
     const MambaOptions* m = &workplace(r)->m;
-    const Config* c = config_of(r);
-    check_conflicts(r);
-    if (m->grad_accum > 0) { r->n_leaves = m->grad_accum; }
-    if (r->n_leaves > INT_MAX / r->o.batch_size) {
-        options_fail("grad-accum", "%d micro-batches of %d rows are more than %d rows", r->n_leaves, r->o.batch_size,
-                     INT_MAX);
+    const HeadConfig* h = &config_of(r)->head;
+    const int has_examples = data_examples_T(&r->data) > 0, trains_cls = is_classifier(r);
+    const int has_tokens = (has_data(&r->data.train) || has_data(&r->data.val)) && !has_examples;
+    const int learns = h->learns_prototypes && h->kind == HEAD_HPN, is_cls = trains_cls || h->is_classifier;
+    options_refuse(m->bp_cadence > 1 && !has_ff(r), "bp-cadence-steps",
+                   "the steps without back-propagation need --ff-lr above 0, or they do nothing");
+    options_refuse(has_ff(r) && (r->o.zero > 0 || r->d.carry_state), "ff-lr",
+                   "Forward-Forward goes with neither --zero nor --carry-state");
+    options_refuse(has_ff(r) && r->V < 2, "ff-lr",
+                   "Forward-Forward needs two tokens, so that one can replace the other");
+    options_refuse(r->d.carry_state && r->comm->size > 1, "carry-state",
+                   "is for one rank: states are not sent around");
+    options_refuse(learns && m->proto_separation == 0.0f, "proto",
+                   "learnt prototypes of hpn all become one without --proto-separation");
+    options_refuse(learns && r->o.zero > 0, "proto", "learnt prototypes of hpn need --zero 0");
+    options_refuse(trains_cls && has_tokens, "task",
+                   "cls needs examples (a safetensors file with inputs and targets), found tokens");
+    options_refuse(!trains_cls && has_examples, "task", "found examples with targets of their own: --task cls");
+    options_refuse(is_cls && run_is_generating(r), "generate", "a classifier has no text to go on with");
+    options_refuse(is_cls && r->o.sample_every > 0, "sample-every", "a classifier has no text to go on with");
+    options_refuse((is_cls || h->kind == HEAD_HPN) && *r->o.hellaswag, "hellaswag",
+                   "the head gives tokens no probabilities: ce and hpn-softmax do");
+    options_refuse(run_is_typed(r, "placement") && m->target_layers == 0, "placement",
+                   "says where new layers stand: --target-layers says how many");
+    options_refuse(*m->embeddings_out && !has_data(&r->data.val), "embeddings-out", "needs --val or --val-fraction");
+    if (h->is_classifier && !trains_cls && has_tokens) {
+        options_fail("task", "the model chooses from %d classes, not from its %d tokens: --task cls", h->classes, r->V);
     }
     r->exports_more = *m->embeddings_out && (run_is_training(r) || r->o.eval_only);
     if (r->exports_more) { outfile_check("embeddings-out", m->embeddings_out); }
     if (run_is_typed(r, "proto-init") && *m->proto_init) { prototypes_check_name(m->proto_init); }
-    if (places_prototypes(r)) { prototypes_check_fit(mamba_placement(c, m->proto_init), c->classes, c->Dp); }
+    if (places_prototypes(r)) { prototypes_check_fit(mamba_placement(h, m->proto_init), h->classes, h->Dp); }
 }
 
 static void mamba_box(const Run* r) {
@@ -581,10 +466,10 @@ static void mamba_box(const Run* r) {
     box_row("model", "%d layer%s, width %d, %d channels", c->L, c->L > 1 ? "s" : "", c->M, c->E);
     box_row("  scan, convolution", "%d states a channel, dt rank %d, %d taps", c->NS, c->R, c->K);
     if (w->old_layers) { box_row("  new layers", "%d beside %d old ones", c->L - w->n_old_layers, w->n_old_layers); }
-    const char *kind = c->is_classifier ? "classes" : "tokens", *age = *r->weights && !w->has_head ? ", new" : "";
-    box_row("head", "%s, %d %s%s", choice_name(HEAD_NAMES, c->head).s, c->classes, kind, age);
-    if (config_has_prototypes(c)) {
-        box_row("  prototypes", "in %d dimensions, %s", c->Dp, c->learns_prototypes ? "learnt" : "fixed");
+    const char *kind = c->head.is_classifier ? "classes" : "tokens", *age = *r->weights && !w->has_head ? ", new" : "";
+    box_row("head", "%s, %d %s%s", head_name(c->head.kind).s, c->head.classes, kind, age);
+    if (head_has_prototypes(&c->head)) {
+        box_row("  prototypes", "in %d dimensions, %s", c->head.Dp, c->head.learns_prototypes ? "learnt" : "fixed");
     }
 }
 
@@ -594,7 +479,7 @@ static double mamba_flops(const Run* r) {
     double n = 0.0;
     for (int i = 0; i < r->model->n_table; i++) {
         const Tensor* t = &r->model->table[i];
-        const int looks_up = t->field == offsetof(Parameters, embedding) && !(c->head == HEAD_CE && c->tied);
+        const int looks_up = t->field == offsetof(Parameters, embedding) && !(c->head.kind == HEAD_CE && c->head.tied);
         if (t->rows > 1 && t->on_disk != CONV && !looks_up && t->field != offsetof(Parameters, A_log)) {
             n += model_flops(r->model, i);
         }
@@ -631,10 +516,10 @@ static double mamba_sparing_bytes(const Run* r, int B, int T) {
 static double mamba_workspace_bytes(const Run* r, int B) {
     const Config* c = config_of(r);
     const int N = B * r->T, n = r->dev.n_threads, train = run_is_training(r) || *r->o.probe,
-              rows = train ? c->classes : N;
+              rows = train ? c->head.classes : N;
     const Room room = room_of(r, B, r->T, TO_TRAIN, (Recompute)workplace(r)->m.recompute);
     double head =
-        fmax((double)gemm_workspace_bytes(N, c->classes, n), (double)gemm_workspace_bytes(rows, train ? N : c->M, n));
+        fmax((double)gemm_workspace_bytes(N, c->head.classes, n), (double)gemm_workspace_bytes(rows, train ? N : c->M, n));
     double layer =
         fmax((double)gemm_workspace_bytes(N, 2 * c->E, n), (double)gemm_workspace_bytes(2 * c->E, train ? N : c->M, n));
     double scan = (double)scan_workspace_bytes(B, r->T, c->E, c->NS, room.chunk, n);
@@ -651,8 +536,7 @@ static size_t stream_bytes(const Run* r) {
 static double mamba_more_bytes(const Run* r) {
     const Config* c = config_of(r);
     const int trains = run_is_training(r), backward = trains || *r->o.probe;
-    const double prototypes = config_has_prototypes(c) ? 4.0 * c->classes * (c->Dp + 1.0) : 0.0;
-    double n_bytes = (backward && c->learns_prototypes ? 2.0 : 1.0) * prototypes + 2.0 * (double)stream_bytes(r);
+    double n_bytes = head_bytes(&c->head, backward) + 2.0 * (double)stream_bytes(r);
     if (trains && has_ff(r)) {
         SecondLoss ff = {0};
         second_loss_layout(&ff, r->model, r->comm, 2 * r->n_leaves);
@@ -676,11 +560,11 @@ static void mamba_load_parameters(Run* r, const SliceSink* sink) {
     }
     if (places_prototypes(r)) {
         float* prototypes = layer_parameters(mamba, 0).prototypes;
-        prototypes_init(prototypes, mamba_placement(c, w->m.proto_init), c->classes, c->Dp, (uint32_t)r->o.seed,
+        prototypes_init(prototypes, mamba_placement(&c->head, w->m.proto_init), c->head.classes, c->head.Dp, (uint32_t)r->o.seed,
                         &r->dev);
     }
     if (*r->weights) { mamba_load(r->weights, model->table, model->n_table, w->old_layers, w->has_head, params); }
-    mamba_init_head(mamba);
+    head_init(&mamba->head, &c->head);
     update_prototypes(mamba, &r->dev);
 }
 
@@ -716,12 +600,10 @@ static void open_cache(Run* r) {
 
 static void mamba_open(Run* r, Purpose purpose, int B, int T) {
     Workplace* w = workplace(r);
-    const size_t N = (size_t)B * (size_t)T;
     if (purpose == TO_GENERATE) { open_cache(r); return; }
     const Room room = room_of(r, B, T, purpose, (Recompute)w->m.recompute);
     activations_init(&w->acts, &w->mamba.config, &room);
-    w->ranks = (int*)malloc_check(sizeof(int) * N, "ranks of targets");
-    w->readout = (float*)malloc_check(sizeof(float) * N, "read-out");
+    head_scores_init(&w->scores, B * T);
     if (*r->o.probe) { return; }
     w->acts.document_start = data_separator(&r->data, &r->o, r->o.doc_reset ? run_end_of_text(r) : -1);
     if (purpose == TO_TRAIN) { open_more(r); }
@@ -746,7 +628,7 @@ static void mamba_probe_forward(Run* r, const int* inputs, int B, int T) {
 
 static void mamba_probe_logits(Run* r, float* out, int first, int n) {
     const Activations* acts = &workplace(r)->acts;
-    const int most = logit_rows(config_of(r), &acts->room);
+    const int most = head_logit_rows(&config_of(r)->head, acts->room.B * acts->room.T, acts->room.purpose);
     for (int i = 0; i < n; i += most) {
         const int rows = n - i < most ? n - i : most;
         const float* found = mamba_logits(&workplace(r)->mamba, &workplace(r)->acts, first + i, rows, &r->dev);
@@ -770,79 +652,35 @@ static const float* mamba_next_logits(void* run, const int* tokens, int n_cached
         last = n_new - 1;
     }
     float* out = mamba_logits(&w->mamba, &w->cache, last, 1, &r->dev);
-    if (head_reads_out(c->head)) { hpn_readout(out, out, 1, c->classes, &r->dev); }
+    if (head_reads_out(c->head.kind)) { hpn_readout(out, out, 1, c->head.classes, &r->dev); }
     return out;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 4. Validation: how good the answers of the head are, and where inputs and classes stand.
 
-// n positions from `first` on, whose logits are in the first rows; -log of the probability that a head without a
-// softmax reads out
-static void add_scores(Run* r, const int* targets, int first, int n) {
-    Workplace* w = workplace(r);
-    const Config* c = &w->mamba.config;
-    double* scores = w->scores;
-    float* logits = layer_activations(&w->acts, 0).logits;
-    for (int i = 0; i < n; i++) { scores[SCORE_COUNTED] += targets[first + i] >= 0; }
-    hpn_target_ranks(w->ranks, logits, targets + first, n, c->classes, &r->dev);
-    scores[SCORE_TOP1] += (double)hpn_count_hits(w->ranks, n, 1);
-    scores[SCORE_TOP5] += (double)hpn_count_hits(w->ranks, n, 5);
-    if (!config_has_prototypes(c)) { return; }
-    for (int i = 0; i < n; i++) {
-        const float cosine = targets[first + i] < 0 ? 0.0f : logits[(size_t)i * c->classes + targets[first + i]];
-        scores[SCORE_COSINE] += (double)(c->head == HEAD_HPN_SOFTMAX ? cosine / c->scale : cosine);
-    }
-    if (c->head == HEAD_HPN_SOFTMAX) { return; }
-    hpn_readout(logits, logits, n, c->classes, &r->dev);
-    crossentropy_forward(w->readout, logits, logits, targets + first, n, c->classes, c->classes, &r->dev);
-    for (int i = 0; i < n; i++) { scores[SCORE_LOG_LOSS] += (double)w->readout[i]; }
-}
-
 static const float* mamba_batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
     Run* r = (Run*)run;
     Workplace* w = workplace(r);
     carry_nothing(&w->acts);
     mamba_forward(&w->mamba, &w->acts, inputs, B, T, &r->dev);
-    memset(w->scores, 0, sizeof w->scores);
-    if (!head_reads_out(w->mamba.config.head)) {  // before the loss makes probabilities of the logits
-        mamba_logits(&w->mamba, &w->acts, 0, B * T, &r->dev);
-        add_scores(r, targets, 0, B * T);
-    }
-    return mamba_losses(&w->mamba, &w->acts, targets, B * T, &r->dev);
+    const ActivationTensors a = layer_activations(&w->acts, 0);
+    const HeadTensors p = head_tensors(&w->mamba.config, layer_parameters(&w->mamba, 0));
+    return head_scores_losses(&w->scores, &w->mamba.head, a.head, p, a.normf, targets, B * T, &r->dev);
 }
 
-// rows (N, D) of counted targets move to the front, at most so many; returns their number
-static int gather_counted(float* rows, const int* targets, int N, int D, int most) {
-    int n = 0;
-    for (int i = 0; i < N && n < most; i++) {
-        if (targets[i] >= 0) { memmove(rows + (size_t)n++ * D, rows + (size_t)i * D, sizeof(float) * (size_t)D); }
-    }
-    return n;
-}
-
-// of the same batch: scores that need the cosines to all prototypes, some positions at a time
+// of the same batch
 static void mamba_batch_scores(void* run, const int* targets, int B, int T, double* scores) {
     Run* r = (Run*)run;
     Workplace* w = workplace(r);
-    const Config* c = &w->mamba.config;
-    const int N = B * T, rows = logit_rows(c, &w->acts.room);
-    float* z_unit = layer_activations(&w->acts, 0).z_unit;
-    for (int first = 0; first < N && head_reads_out(c->head); first += rows) {
-        const int n = N - first < rows ? N - first : rows;
-        mamba_logits(&w->mamba, &w->acts, first, n, &r->dev);
-        add_scores(r, targets, first, n);
-    }
-    if (config_has_prototypes(c)) {
-        const int n = gather_counted(z_unit, targets, N, c->Dp, HPN_PAIRS_SAMPLE);
-        w->scores[SCORE_PAIRS] = hpn_mean_pairwise_cosine(z_unit, n, c->Dp);
-    }
-    w->scores[SCORE_BATCHES] = 1.0;
-    memcpy(scores, w->scores, sizeof w->scores);
+    const ActivationTensors a = layer_activations(&w->acts, 0);
+    const HeadTensors p = head_tensors(&w->mamba.config, layer_parameters(&w->mamba, 0));
+    head_scores_rest(&w->scores, &w->mamba.head, a.head, p, a.normf, targets, B * T, &r->dev);
+    memcpy(scores, w->scores.sums, sizeof w->scores.sums);
 }
 
 static void mamba_validated(Run* r, float loss, const double* scores, double* bits_per_byte, char line[256]) {
-    const HeadKind head = config_of(r)->head;
+    const HeadKind head = config_of(r)->head.kind;
     const Quality quality = quality_of(head, loss, scores);
     if (head_reads_out(head)) { *bits_per_byte = -1.0; }  // its loss is no likelihood
     log_extra(&r->log, quality_keys(head, loss, quality));
@@ -857,23 +695,23 @@ static void mamba_write_embeddings(Run* r, const float* params) {
     Workplace* w = workplace(r);
     const Config* c = &w->mamba.config;
     const DataLoader* rows = &r->data.val_rows;
-    const int T = r->T, has_prototypes = config_has_prototypes(c);
+    const int T = r->T, has_prototypes = head_has_prototypes(&c->head);
     Parameters p = layer_parameters(&w->mamba, 0);
     ActivationTensors a = layer_activations(&w->acts, 0);
     Embeddings e;
-    embeddings_init(&e, EMBEDDINGS_MOST, has_prototypes ? c->Dp : c->M);
+    embeddings_init(&e, EMBEDDINGS_MOST, has_prototypes ? c->head.Dp : c->M);
     carry_nothing(&w->acts);
     for (int64_t first = 0; first < rows->n_rows && e.n < e.room; first += r->o.batch_size) {
         const int B = rows->n_rows - first < r->o.batch_size ? (int)(rows->n_rows - first) : r->o.batch_size;
         dataloader_batch(rows, first, B, r->inputs, r->targets);
         mamba_forward(&w->mamba, &w->acts, r->inputs, B, T, &r->dev);
-        if (!has_prototypes) { unit_forward(a.normf, a.losses, a.normf, B * T, c->M, &r->dev); }
-        embeddings_add(&e, has_prototypes ? a.z_unit : a.normf, r->targets, B * T);
+        if (!has_prototypes) { unit_forward(a.normf, a.head.losses, a.normf, B * T, c->M, &r->dev); }
+        embeddings_add(&e, has_prototypes ? a.head.z_unit : a.normf, r->targets, B * T);
     }
-    float* prototypes = (float*)malloc_check(sizeof(float) * (size_t)c->classes * ((size_t)e.D + 1), "prototypes");
-    const float* of_classes = has_prototypes ? p.prototypes : c->tied ? p.embedding : p.lm_head;
-    unit_forward(prototypes, prototypes + (size_t)c->classes * e.D, of_classes, c->classes, e.D, &r->dev);
-    embeddings_write(w->m.embeddings_out, &e, prototypes, c->classes);
+    float* prototypes = (float*)malloc_check(sizeof(float) * (size_t)c->head.classes * ((size_t)e.D + 1), "prototypes");
+    const float* of_classes = has_prototypes ? p.prototypes : head_tensors(c, p).matrix;
+    unit_forward(prototypes, prototypes + (size_t)c->head.classes * e.D, of_classes, c->head.classes, e.D, &r->dev);
+    embeddings_write(w->m.embeddings_out, &e, prototypes, c->head.classes);
     printf("embeddings of %d positions written to %s\n", e.n, w->m.embeddings_out);
     free(prototypes);
     embeddings_free(&e);
@@ -882,22 +720,14 @@ static void mamba_write_embeddings(Run* r, const float* params) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. A step: the head's loss, Forward-Forward's, or both.
 
-// Prototypes of hpn that learn must also keep apart, or all become one (doc/hpn.md): adds to their gradient, returns
-// the loss
+// prototypes of hpn that learn must also keep apart, or all become one (doc/hpn.md)
 static float separate_prototypes(Run* r, float* grads) {
-    Mamba* mamba = &workplace(r)->mamba;
-    const Config* c = &mamba->config;
+    Workplace* w = workplace(r);
+    const DataParallel* dp = &r->model->dp;
+    const HeadConfig* h = &w->mamba.config.head;
     const int row = (int)(PARAMETER(r->model->table, r->model->n_table, prototypes) - r->model->table);
-    if (!c->learns_prototypes || c->head != HEAD_HPN || dp_stretch(&r->model->dp, row, 0) < 0) { return 0.0f; }
-    const size_t n = (size_t)c->classes * (size_t)c->Dp;
-    float* d = grads + dp_gradient_at(&r->model->dp, row, 0);
-    memset(mamba->dunit_prototypes, 0, sizeof(float) * n);
-    double loss = prototypes_separation(mamba->dunit_prototypes, mamba->unit_prototypes,
-                                        workplace(r)->m.proto_separation, c->classes, c->Dp, &r->dev);
-    unit_backward(mamba->dunit_prototypes, mamba->dunit_prototypes, mamba->unit_prototypes, mamba->prototype_norms,
-                  c->classes, c->Dp, &r->dev);
-    residual_forward(d, d, mamba->dunit_prototypes, n, &r->dev);
-    return (float)loss;
+    if (!h->learns_prototypes || h->kind != HEAD_HPN || dp_stretch(dp, row, 0) < 0) { return 0.0f; }
+    return head_separate(&w->mamba.head, grads + dp_gradient_at(dp, row, 0), w->m.proto_separation, &r->dev);
 }
 
 // Forward-Forward's gradients: each batch, then its corrupted twin
@@ -925,15 +755,6 @@ static float* ff_gradients(Run* r, float* loss, float* norm) {
     return grads;
 }
 
-// AdamW on what is not frozen, each slice with a count of its own: a layer that joined later is at its beginning
-static void update(Run* r, const float* grads, float norm, float lr) {
-    Mamba* mamba = &workplace(r)->mamba;
-    for (int i = 0; i < r->model->n_slices; i++) { mamba->updates[i] += !r->model->frozen[i]; }
-    r->slice_updates = mamba->updates;
-    train_update(r, grads, norm, lr);
-    if (mamba->config.learns_prototypes) { update_prototypes(mamba, &r->dev); }
-}
-
 // the states after an update whose loss is not finite would spoil all that follow: every stream begins anew
 static void forget_states(Run* r) {
     for (int k = 0; k < r->n_leaves; k++) {
@@ -959,7 +780,7 @@ static void note_step(Run* r, const Step* s, float ff_loss, int bp) {
                              w->mamba.ff.surgery.config.method,
                              1000.0 * r->seconds_waited,
                              rows / (double)r->data.train_rows.n_rows};
-    log_extra(&r->log, step_keys(w->mamba.config.head, &notes));
+    log_extra(&r->log, step_keys(w->mamba.config.head.kind, &notes));
 }
 
 // gradients of one loss or both, clip, AdamW or plain descent
@@ -978,7 +799,10 @@ static void mamba_step(Run* r, Step* s) {
     const int ff_fails = has_ff(r) && !(isfinite(ff_loss) && isfinite(ff_norm));
     s->skipped = bp ? run_state_skips(state, &r->o, s->loss, s->norm) : ff_fails;
     if (!bp) { state->skips = ff_fails ? state->skips + 1 : 0; }
-    if (!s->skipped && bp) { update(r, grads, s->norm, s->lr); }
+    if (!s->skipped && bp) {
+        train_update(r, grads, s->norm, s->lr);
+        if (w->mamba.config.head.learns_prototypes) { update_prototypes(&w->mamba, &r->dev); }
+    }
     if (!s->skipped && !bp) {
         const float clip = r->o.clip > 0.0f && ff_norm > r->o.clip ? r->o.clip / ff_norm : 1.0f;
         second_loss_descend(&w->mamba.ff, r->model, ff_grads, w->m.ff_lr * clip);
@@ -998,45 +822,27 @@ static FileSum mamba_write_config(const Run* r, const char* path, int eot) {
     return config_save(path, config_of(r), eot);
 }
 
-// what a checkpoint holds beside model, moments and the state all trainers have
+// what a checkpoint holds beside what every trainer keeps
 static int mamba_extras(const Run* r, Extra* extras) {
     const Workplace* w = workplace(r);
     const GradNorm* gradnorm = &w->mamba.ff.surgery.gradnorm;
-    const Extra all[] = {{"updates", DTYPE_I32, w->mamba.updates, (size_t)r->model->n_slices},
-                         {"gradnorm", DTYPE_F32, (void*)gradnorm, sizeof *gradnorm / sizeof(float)},
+    const Extra all[] = {{"gradnorm", DTYPE_F32, (void*)gradnorm, sizeof *gradnorm / sizeof(float)},
                          {"carried", DTYPE_F32, w->carried.now, stream_bytes(r) / sizeof(float)},
                          {"carried_rows", DTYPE_I32, (void*)&r->o.batch_size, 1}};  // of a micro-batch
     memcpy(extras, all, sizeof all);
-    return r->d.carry_state ? MAX_EXTRAS : 2;
+    return r->d.carry_state ? 3 : 1;
 }
 
-// new layers have had no updates
 static void mamba_load_extras(Run* r, const char* path) {
-    Workplace* w = workplace(r);
-    Model* model = r->model;
     Extra wanted[MAX_EXTRAS];
-    static Mamba before;  // the model without the new layers
-    Config old = w->mamba.config;
-    old.L = w->old_layers ? w->n_old_layers : old.L;
-    mamba_layout(&before, &old);
-    int* updates = (int*)malloc_check(sizeof(int) * (size_t)before.model.n_slices, "counts of updates");
-    int n_wanted = mamba_extras(r, wanted), carried_rows = r->o.batch_size;
-    wanted[0].values = updates;
-    wanted[0].n = (size_t)before.model.n_slices;
-    wanted[MAX_EXTRAS - 1].values = &carried_rows;
-    extras_load(path, wanted, n_wanted);
-    if (carried_rows != r->o.batch_size) {  // with as many rows in an update the states would be as many, in another
-                                            // order
-        options_fail("batch-size", "expected the %d rows whose states the checkpoint carries, found %d", carried_rows,
+    int rows = r->o.batch_size;
+    const int n = mamba_extras(r, wanted);
+    if (r->d.carry_state) { wanted[n - 1].values = &rows; }
+    extras_load(path, wanted, n);
+    if (rows != r->o.batch_size) {  // with as many rows in an update the states would be as many, in another order
+        options_fail("batch-size", "expected the %d rows whose states the checkpoint carries, found %d", rows,
                      r->o.batch_size);
     }
-    for (int i = 0, slice = 0, first = 0; i < model->n_table; first += tensor_slices(&before.model.table[i++])) {
-        for (int l = 0; l < tensor_slices(&model->table[i]); l++) {
-            const int from = tensor_old_slice(&model->table[i], w->old_layers, l);
-            w->mamba.updates[slice++] = from < 0 ? 0 : updates[first + from];
-        }
-    }
-    free(updates);
 }
 
 // what summary.json says of this trainer's part
@@ -1045,7 +851,7 @@ static json_t* mamba_summary(const Run* r) {
     int frozen = 0;
     for (int l = 0; l < w->mamba.config.L; l++) { frozen += !model_layer_learns(r->model, l); }
     return json_pack("{s:i, s:i, s:s, s:f, s:i, s:s}", "layers", w->mamba.config.L, "frozen", frozen, "head",
-                     choice_name(HEAD_NAMES, w->mamba.config.head).s, "ff_lr", (double)w->m.ff_lr, "bp_cadence_steps",
+                     head_name(w->mamba.config.head.kind).s, "ff_lr", (double)w->m.ff_lr, "bp_cadence_steps",
                      w->m.bp_cadence, "gradient_surgery_method",
                      surgery_name(w->mamba.ff.surgery.config.method).s);
 }
@@ -1057,10 +863,9 @@ static void mamba_close(Run* r) {
     carried_close(&w->cache.carried, 1);
     carried_close(&w->carried, r->n_leaves);
     second_loss_free(&w->mamba.ff);
-    mamba_free_head(&w->mamba);
+    head_free(&w->mamba.head);
     free(w->corrupted);
-    free(w->ranks);
-    free(w->readout);
+    head_scores_free(&w->scores);
     free(w->old_layers);
 }
 
@@ -1074,6 +879,7 @@ static Trainer mamba_trainer(void) {
     t.stored_bytes = sizeof(float);
     t.usual_T = 256;
     t.more_data = 1;
+    t.counts_updates = 1;
     t.options = mamba_add_options;
     t.parsed = mamba_parsed;
     t.choose = mamba_choose;

@@ -237,6 +237,12 @@ for threads in 2 3 7; do
     run "${ten[@]}" --threads $threads --run "threads$threads"
     check "10 updates of 3 micro-batches: $threads threads = 1 thread" cmp {one,threads$threads}/step_000010/model.safetensors
 done
+run "${start[@]}" --seq-len 13 --batch-size 2 --grad-accum 3 --steps 10 --lr 1e-2 --run accum
+check "--grad-accum 3 = --batch-tokens of 3 micro-batches" cmp {one,accum}/step_000010/model.safetensors
+cp -r accum tokens
+run --resume --run accum --grad-accum 2 --steps 12
+run --resume --run tokens --batch-tokens 52 --steps 12
+check "--batch-tokens typed on --resume replaces the --grad-accum of the run" cmp {accum,tokens}/step_000012/model.safetensors
 if ! is_quick; then
     trainer=$trainer_old run "${ten[@]}" --run old
     check "10 updates of 3 micro-batches: ARCH=x86-64 = this build" cmp {one,old}/step_000010/model.safetensors
@@ -435,6 +441,7 @@ refuse "a model that no preset names" '--model: expected tiny, d6' --model d13 -
 refuse "--seq-len beyond the model" "--seq-len: expected at most the model's 24 positions, found 25" "${new[@]}" --seq-len 25
 refuse "--batch-tokens that is no multiple" "the nearest are 64 and 128" "${new[@]}" --batch-tokens 100
 refuse "--batch-tokens below one micro-batch" "the nearest are 64 and 128" "${new[@]}" --batch-tokens 10
+refuse "both sizes of an update" "--grad-accum: says the same as --batch-tokens" "${new[@]}" --grad-accum 2 --batch-tokens 64
 refuse "--batch-size times --seq-len beyond 2^29" "--batch-size: 65536 rows of 10000 positions are more than" --config deep.json --train text --batch-size 65536 --seq-len 10000 --run new
 refuse "--warmup as long as the run" "--warmup: expected less than the 2 steps of the run, found 2" "${new[@]}" --warmup 2
 refuse "--freeze that matches nothing" '--freeze: "wte" matches no tensor' "${new[@]}" --freeze wte

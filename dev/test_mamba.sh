@@ -76,6 +76,22 @@ class_rows() {  # ROWS SEED
     examples "$1" 8 "$inputs" "$targets"
 }
 
+# examples in HellaSwag's form: the right completion is what follows in FILE, the others are bytes that no text has
+answers() {  # N FILE
+    "$python" - "$1" "$2" <<'PYTHON'
+import struct, sys
+n, text = int(sys.argv[1]), open(sys.argv[2], "rb").read()
+records = []
+for e in range(n):
+    at, label = 40 * e, e % 4
+    words = [label, 4, 8, *text[at:at + 8]]
+    for c in range(4):
+        words += [4 + c, *(text[at + 8:at + 12 + c] if c == label else [200 + c] * (4 + c))]
+    records.append(struct.pack(f"<{3 + len(words)}H", 65535, 2 * (3 + len(words)), e, *words))
+sys.stdout.buffer.write(struct.pack("<IIII", 20240522, 1, n, max(map(len, records))).ljust(1024, b"\0") + b"".join(records))
+PYTHON
+}
+
 # what a safetensors file holds: a line for each tensor, "name number number ..."
 tensors() {  # FILE PATTERN
     "$python" - "$1" "$2" <<'PYTHON'
@@ -222,6 +238,9 @@ options() {
     flag 'other && record "\"hpn_loss\": [0-9]"' none --head hpn
     flag 'other && record "\"hpn_loss\": [0-9]"' "" --head hpn-softmax
     flag 'config proto .learn. && other' maybe --proto learn --head hpn-softmax
+    answers 10 text >answers
+    flag 'printed "HellaSwag 100.00% .* 10 of 10$" 1' "text=>text: expected evaluation" --hellaswag answers --eval-every 60 --steps 60
+    flag 'printed "HellaSwag 100.00% .* 3 of 3$" 1' -1 --eval-examples 3 --hellaswag answers --eval-every 60 --steps 60 --head hpn-softmax
     flag other "" --proto learn --head hpn
     flag other -1 --proto-separation 1 --head hpn --proto learn
     flag other "missing=>missing" --proto-init optimize --head hpn
@@ -259,7 +278,7 @@ options() {
         lr ff-lr bp-cadence-steps gradient-surgery-method gradient-surgery-epsilon gradnorm-alpha cagrad-lambda freeze-embedding token-file \
         token-dir val-token-file val-token-dir shard-ext shuffle-shards packed-sequences prefetch-workers prefetch-buffer resume vocab-size \
         val-ratio val-every eval-batches early-stopping-patience grad-clip-norm fail-on-non-finite lr-warmup-steps lr-min-scale config \
-        human-log base-ckpt threads expand dt-rank head proto proto-init proto-dim hpn-scale beta1 beta2 adam-eps weight-decay grad-accum \
+        human-log base-ckpt threads expand dt-rank head proto proto-init proto-dim hpn-scale beta1 beta2 adam-eps weight-decay grad-accum hellaswag eval-examples \
         scan-chunk recompute doc-sep carry-state export-hf init-hf task \
         $(sed -n '/^more data$/,/^help$/s/^  --\([a-z0-9-]*\).*/\1/p' out); do
         [ -n "${tried[--$name]-}" ] || missing+=" $name"
@@ -284,7 +303,7 @@ conflicts() {
     refuse "both sizes of an update" "--grad-accum: says the same as --batch-tokens" "${start[@]}" --grad-accum 2 --batch-tokens 64
     refuse "text from a classifier" "--generate: a classifier has no text" "${start[@]}" --task cls --train rows --seq-len 0 --generate x
     refuse "embeddings of nothing" "--embeddings-out: needs --val or --val-fraction" "${start[@]}" --embeddings-out e.safetensors
-    refuse "answers to examples" "--hellaswag: this trainer answers no examples" "${start[@]}" --hellaswag rows
+    refuse "answers of a head without probabilities" "--hellaswag: the head gives tokens no probabilities" "${start[@]}" --head hpn --hellaswag rows
     refuse "an unknown head" '--head: expected ce|hpn|hpn-softmax, found "softmax"' "${start[@]}" --head softmax
     refuse "fewer layers than there are" "--target-layers: expected at least the 2 layers" "${start[@]}" --target-layers 1
     refuse "a place for no new layers" "--placement: says where new layers stand" "${start[@]}" --placement prepend
@@ -373,7 +392,8 @@ ranks() {
             done
         done
     }
-    each "ce" "0 1 2" --verify-every 5
+    answers 7 text >answers
+    each "ce, answering examples" "0 1 2" --verify-every 5 --hellaswag answers
     each "hpn-softmax with learnt prototypes" 2 --head hpn-softmax --proto learn
     each "hpn with learnt prototypes" 0 --head hpn --proto learn
     each "Forward-Forward" 0 --ff-lr 1e-3 --bp-cadence-steps 2

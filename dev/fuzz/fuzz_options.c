@@ -70,7 +70,7 @@ static void check_round_trip(Option* table, int n) {
 static void try_plan(const Option* table, int n, RunOptions* o) {
     const int T = o->seq_len > 0 ? o->seq_len : 1024;
     run_check_sources(table, n, o);
-    int n_leaves = run_leaves(o, T);
+    int n_leaves = run_leaves(table, n, o, T);
     if (n_leaves < 1 || (o->batch_tokens > 0 && (int64_t)n_leaves * o->batch_size * T != o->batch_tokens)) { __builtin_trap(); }
     run_plan_steps(o, INT64_MAX / 2, n_leaves);
     if (o->steps < 1 || o->warmup >= o->steps) { __builtin_trap(); }

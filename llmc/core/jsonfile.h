@@ -3,6 +3,7 @@ JSON files, whole: read with a message that names file and line, written durably
     json_parse_bounded  bytes to an object: the one way into the JSON parser, for files that anybody may have made
     json_read           the same from a file, with a message and an exit
     json_need_int       an integer out of an object; json_ints: several, each within its bounds
+    json_choice         one of a list of names (choice.h), or absent
     json_agrees         settings that must have one value or be absent
     json_write          a new file; json_replace: one that others may read at any time; json_text: the text of both
     json_never_null     called once, before the first JSON of a program
@@ -14,6 +15,7 @@ json_agrees
 */
 #ifndef LLMC_JSONFILE_H
 #define LLMC_JSONFILE_H
+#include "choice.h"   // choice_find
 #include "outfile.h"  // OutFile, FileSum, MappedFile, ErrorText
 #include <jansson.h>
 
@@ -117,6 +119,17 @@ static inline int json_ints(const json_t* json, const JsonInt* sizes, int n, Err
         if (!json_int_(&value, json, sizes[i].key, sizes[i].low, sizes[i].high, error)) { return 0; }
         *sizes[i].value = (int)value;
     }
+    return 1;
+}
+
+// the position in `names`; an absent key leaves *value as it is. 0: error says what is wrong
+static inline int json_choice(int* value, const json_t* json, const char* key, const char* names, ErrorText* error) {
+    const json_t* found = json_object_get(json, key);
+    if (!found) { return 1; }
+    const char* name = json_is_string(found) ? json_string_value(found) : "";
+    const int position = choice_find(names, name);
+    if (position < 0) { return error_set(error, "\"%s\": expected %s, found \"%.60s\"", key, names, name); }
+    *value = position;
     return 1;
 }
 

@@ -478,6 +478,11 @@ static inline void options_fail(const char* name, const char* format, ...) {
     fail_input("--%s: %s", name, text);
 }
 
+// for lists of what may not stand together, a line for each
+static inline void options_refuse(int is_wrong, const char* name, const char* why) {
+    if (is_wrong) { options_fail(name, "%s", why); }
+}
+
 // the settings box: what is not the default; --help and settings.json have the rest
 static inline void options_print(const Option* table, int n) {
     box_line();

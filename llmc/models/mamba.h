@@ -13,25 +13,18 @@ Source: Gu & Dao 2023, arXiv:2312.00752; start values as in github.com/state-spa
 */
 #ifndef LLMC_MAMBA_H
 #define LLMC_MAMBA_H
-#include "../core/choice.h"       // choice_find, choice_name
 #include "../core/fmath.h"        // fm_exp, fm_expm1, fm_log: start values
 #include "../files/hf_folder.h"   // HF_WRITTEN_BY, SafeSet
 #include "../core/jsonfile.h"     // json_read, json_write, json_ints
 #include "../core/outfile.h"      // FileSum
 #include "../core/tensor.h"       // Tensor: the table of parameters
 #include "../files/tensorfile.h"  // tensors_load_layers
+#include "head.h"                 // HeadConfig
 
 // ---- 1. Config ----
 
-#define HEAD_NAMES "ce|hpn|hpn-softmax"
-typedef enum { HEAD_CE, HEAD_HPN, HEAD_HPN_SOFTMAX } HeadKind;
-#define PROTO_NAMES "fixed|learn"
-typedef enum { PROTO_FIXED, PROTO_LEARN } Proto;
-
 typedef struct {
     int V;               // vocabulary, 50280
-    int is_classifier;   // it has classes of its own instead of the next token
-    int classes;         // what the head chooses from: V for a language model
     int L;               // layers, 24
     int M;               // d_model, width of the residual stream, 768
     int E;               // d_inner, channels inside a layer, 1536
@@ -40,18 +33,10 @@ typedef struct {
     int R;               // dt_rank, 48
     int use_bias;        // in_proj and out_proj have one
     int use_conv_bias;
-    int tied;            // the head's matrix is the embedding
     float eps;           // RMSNorm's
-    HeadKind head;
-    int Dp;              // dimensions of a prototype; another size than M needs a projection
-    int learns_prototypes;
-    float scale;         // factor of the cosines in hpn-softmax
+    HeadConfig head;     // what is done with the last hidden state, head.h
 } Config;
 
-// hpn has no softmax: its loss needs no logits and is no likelihood, probabilities are read out of cosines (hpn.h)
-static inline int head_reads_out(HeadKind head) { return head == HEAD_HPN; }
-static inline int config_has_prototypes(const Config* c) { return c->head != HEAD_CE; }
-static inline int config_has_projection(const Config* c) { return config_has_prototypes(c) && c->Dp != c->M; }
 // columns of x_proj: dt, ssm_B, ssm_C
 static inline int config_dbc(const Config* c) { return c->R + 2 * c->NS; }
 static inline int mamba_dt_rank(int M) { return (M + 15) / 16; }
@@ -59,16 +44,16 @@ static inline int mamba_dt_rank(int M) { return (M + 15) / 16; }
 static inline Config config_make(int V, int L, int M) {
     Config c;
     memset(&c, 0, sizeof c);
-    c.V = c.classes = V;
+    c.V = V;
     c.L = L;
-    c.M = c.Dp = M;
+    c.M = M;
     c.E = 2 * M;
     c.NS = 16;
     c.K = 4;
     c.R = mamba_dt_rank(M);
-    c.use_conv_bias = c.tied = 1;
+    c.use_conv_bias = 1;
     c.eps = 1e-5f;
-    c.scale = 16.0f;
+    c.head = head_config(M, V);
     return c;
 }
 
@@ -82,45 +67,6 @@ static inline Config config_preset(const char* name, int V) {
         if (strcmp(size, presets[i].name) == 0) { return config_make(V, presets[i].L, presets[i].M); }
     }
     fail_input("--model: expected tiny, 130m, 370m, 790m, 1.4b or 2.8b, found \"%s\"", name);
-}
-
-static inline ShortText head_name(HeadKind head) { return choice_name(HEAD_NAMES, (int)head); }
-
-// NULL: the key is missing; "": its value is no text
-static inline const char* config_name_(const json_t* json, const char* key) {
-    const json_t* value = json_object_get(json, key);
-    return !value ? NULL : json_is_string(value) ? json_string_value(value) : "";
-}
-
-// what only our config.json has: the head. What it leaves out is that of a language model
-static inline int config_parse_head_(Config* c, const json_t* json, ErrorText* error) {
-    const char* head = config_name_(json, "head");
-    const char *layer = config_name_(json, "layer"), *proto = config_name_(json, "proto");
-    const json_t* scale = json_object_get(json, "hpn_scale");
-    const JsonInt sizes[] = {{"num_classes", &c->classes, 1, 1 << 24}, {"proto_dim", &c->Dp, 0, 1 << 20}};
-    if (!head) { return 1; }
-    if (choice_find(HEAD_NAMES, head) < 0) {
-        return error_set(error, "\"head\": expected " HEAD_NAMES ", found \"%.60s\"", head);
-    }
-    if (layer && strcmp(layer, "mamba1") != 0) {
-        return error_set(error, "\"layer\": expected mamba1, found \"%.60s\"", layer);
-    }
-    if (proto && choice_find(PROTO_NAMES, proto) < 0) {
-        return error_set(error, "\"proto\": expected " PROTO_NAMES ", found \"%.60s\"", proto);
-    }
-    c->head = (HeadKind)choice_find(HEAD_NAMES, head);
-    c->learns_prototypes = proto && choice_find(PROTO_NAMES, proto) == PROTO_LEARN;
-    if (scale) { c->scale = (float)json_number_value(scale); }
-    if (!(c->scale > 0.0f && c->scale <= 1e6f)) {
-        return error_set(error, "\"hpn_scale\": expected a number above 0, at most 1e6");
-    }
-    for (int i = 0; i < 2; i++) {
-        if (json_object_get(json, sizes[i].key) && !json_ints(json, sizes + i, 1, error)) { return 0; }
-    }
-    c->is_classifier = json_object_get(json, "num_classes") != NULL;
-    c->tied = c->tied && !c->is_classifier;
-    c->Dp = c->Dp > 0 ? c->Dp : c->M;
-    return 1;
 }
 
 static inline int config_switch_(const json_t* json, const char* key, int missing) {
@@ -156,8 +102,10 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
     }
     c->use_bias = config_switch_(json, "use_bias", 0);
     c->use_conv_bias = config_switch_(json, "use_conv_bias", 1);
-    c->tied = config_switch_(json, "tie_word_embeddings", 1);
-    return config_parse_head_(c, json, error) && json_agrees(json, json_pack("{s:s}", "hidden_act", "silu"), error);
+    c->head.tied = config_switch_(json, "tie_word_embeddings", 1);
+    int layer = 0;
+    return head_parse(&c->head, json, error) && json_choice(&layer, json, "layer", "mamba1", error) &&
+           json_agrees(json, json_pack("{s:s}", "hidden_act", "silu"), error);
 }
 
 static inline Config config_load(const char* path) {
@@ -170,7 +118,7 @@ static inline Config config_load(const char* path) {
 }
 
 static inline FileSum config_save(const char* path, const Config* c, int eot) {
-    const int is_language_model = c->head == HEAD_CE && !c->is_classifier;
+    const int is_language_model = head_is_language_model(&c->head);
     const char* architecture = is_language_model ? "MambaForCausalLM" : "MambaModel";
     json_t* json = json_pack("{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:b, s:b, s:b, "
                              "s:b, s:i, s:i, s:i}",
@@ -180,13 +128,9 @@ static inline FileSum config_save(const char* path, const Config* c, int eot) {
         "expand", c->E % c->M == 0 ? c->E / c->M : 1, "intermediate_size", c->E, "state_size", c->NS,
         "conv_kernel", c->K, "time_step_rank", c->R, "layer_norm_epsilon", (double)c->eps,
         "use_bias", c->use_bias, "use_conv_bias", c->use_conv_bias, "residual_in_fp32", 1,
-        "tie_word_embeddings", c->tied, "bos_token_id", eot, "eos_token_id", eot, "pad_token_id", eot);
-    if (!is_language_model) {
-        json_object_update_new(json, json_pack("{s:s, s:s, s:i, s:s, s:f}",
-            "head", head_name(c->head).s, "layer", "mamba1", "proto_dim", c->Dp,
-            "proto", choice_name(PROTO_NAMES, c->learns_prototypes).s, "hpn_scale", (double)c->scale));
-    }
-    if (c->is_classifier) { json_object_set_new(json, "num_classes", json_integer(c->classes)); }
+        "tie_word_embeddings", c->head.tied, "bos_token_id", eot, "eos_token_id", eot, "pad_token_id", eot);
+    if (!is_language_model) { json_object_set_new(json, "layer", json_string("mamba1")); }
+    head_to_json(json, &c->head);
     return json_write(path, json);
 }
 
@@ -202,7 +146,8 @@ enum { MAX_PARAMETERS = 17 };
 // returns their number: what a model does not have is left out, and its pointer stays NULL
 static inline int parameter_table(Tensor* table, const Config* c) {
     Tensor* t = table;
-    const int L = c->L, M = c->M, E = c->E, NS = c->NS, K = c->K, R = c->R, P = config_dbc(c), V = c->classes;
+    const int L = c->L, M = c->M, E = c->E, NS = c->NS, K = c->K, R = c->R, P = config_dbc(c);
+    const int V = c->head.classes, Dp = c->head.Dp;
     const float of_M = 1.0f / sqrtf((float)M), of_E = 1.0f / sqrtf((float)E);
     const float of_K = 1.0f / sqrtf((float)K), of_R = 1.0f / sqrtf((float)R);
     const float small = of_E / sqrtf((float)L);  // of out_proj, which writes to the residual stream
@@ -230,13 +175,13 @@ static inline int parameter_table(Tensor* table, const Config* c) {
         *t++ = tensor(MIXER "out_proj.bias",    AT(out_bias),   L, 1,     M,     INIT_ZEROS,   0.0f,  NO_DECAY, VECTOR);
     }
     *t++ = tensor("backbone.norm_f.weight",     AT(norm_f),     0, 1,     M,     INIT_ONES,    0.0f,  NO_DECAY, VECTOR);
-    if (config_has_projection(c)) {
-        *t++ = tensor("hpn.proj.weight",        AT(projection), 0, c->Dp, M,     INIT_UNIFORM, of_M,  DECAY,    AS_IS);
+    if (head_has_projection(&c->head)) {
+        *t++ = tensor("hpn.proj.weight",        AT(projection), 0, Dp,    M,     INIT_UNIFORM, of_M,  DECAY,    AS_IS);
     }
-    if (config_has_prototypes(c)) {
-        *t++ = tensor("hpn.prototypes",         AT(prototypes), 0, V,     c->Dp, INIT_ZEROS,   0.0f,  NO_DECAY, AS_IS);
-    } else if (!c->tied) {
-        const char* name = c->is_classifier ? "classifier.weight" : "lm_head.weight";
+    if (head_has_prototypes(&c->head)) {
+        *t++ = tensor("hpn.prototypes",         AT(prototypes), 0, V,     Dp,    INIT_ZEROS,   0.0f,  NO_DECAY, AS_IS);
+    } else if (!c->head.tied) {
+        const char* name = c->head.is_classifier ? "classifier.weight" : "lm_head.weight";
         *t++ = tensor(name,                     AT(lm_head),    0, V,     M,     INIT_NORMAL,  0.02f, DECAY,    AS_IS);
     }
 #undef MIXER

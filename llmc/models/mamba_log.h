@@ -1,8 +1,7 @@
 /*
 What a run of train_mamba_hpn prints and records beside what every trainer does (log.h): how good the answers of a head
 are, and what happened in a step. Names of the keys are those that rust_trainer's users know.
-    Scores            sums over the positions of a validation, which the trainer adds up batch by batch
-    quality_of        what follows from them; quality_line, quality_keys: the line and the record
+    quality_of        what follows from a validation's scores (head.h); quality_line, quality_keys: the line and the record
     step_keys         the record of a step
     mamba_log_schema  what all keys mean, for the first line of metrics.jsonl
 */
@@ -10,11 +9,8 @@ are, and what happened in a step. Names of the keys are those that rust_trainer'
 #define LLMC_MAMBA_LOG_H
 #include "../ops/gradient_surgery.h"  // SurgeryMethod, surgery_name
 #include "../run/log.h"               // json_finite, warn_line
-#include "mamba.h"                    // HeadKind, head_reads_out
+#include "head.h"                     // HeadKind, head_reads_out, N_SCORES
 #include <sys/resource.h>
-
-// sums over positions, of the last but one over batches
-enum { SCORE_COUNTED, SCORE_TOP1, SCORE_TOP5, SCORE_COSINE, SCORE_LOG_LOSS, SCORE_PAIRS, SCORE_BATCHES, N_SCORES };
 
 static inline json_t* mamba_log_schema(void) {
     return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}",

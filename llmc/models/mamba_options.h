@@ -25,7 +25,7 @@ typedef struct {
     float hpn_scale, proto_separation;
     const char* placement;                    // model
     int base_layers, target_layers, d_model, d_state, d_conv, expand, dt_rank, vocab_size, freeze_embedding;
-    int task, grad_accum;                     // data: a Task
+    int task;                                 // data: a Task
     int recompute, scan_chunk;                // machine: a Recompute
     int surgery, bp_cadence;                  // Forward-Forward: a SurgeryMethod
     float ff_lr, ff_threshold, ff_corrupt, surgery_epsilon, gradnorm_alpha, cagrad_lambda;
@@ -75,8 +75,6 @@ static inline int mamba_options(Option* t, int n, MambaOptions* m) {
          "of --task cls; 0: 1 + the largest target in the data", 0},
         {"data", "task", "", OPTION_CHOICE, &m->task, "lm", 0, 0, TASK_NAMES,
          "lm: the next token; cls: the targets in a file of examples, such as dev/data/digits.py writes", 0},
-        {"data", "grad-accum", "", OPTION_INT, &m->grad_accum, "0", 0, 1 << 20, "N",
-         "micro-batches in an update, instead of --batch-tokens", 0},
         {"Forward-Forward", "ff-lr", "", OPTION_FLOAT, &m->ff_lr, "0", 0, 10, "F",
          "its learning rate: each layer also learns by itself to tell real rows from corrupted ones; 0: without "
          "Forward-Forward", 0},
@@ -119,15 +117,13 @@ static inline void mamba_reword_options(Option* t, int n) {
     options_reword(t, n, "freeze", "no updates of tensors with such names, of all layers or of one: "
                    "'backbone.embeddings.*,*.layers.0.*'; first:N: of the first N layers; indices:A,B,..: of these "
                    "layers, from 0");
-    options_reword(t, n, "hellaswag", "not here: answered by train_gpt2 only");
-    options_reword(t, n, "eval-examples", "not here either");
 }
 
 // ---- the model ----
 
 static inline Config mamba_config_new(const MambaOptions* m, const char* preset, int V) {
     Config c = config_preset(preset, V);
-    c.M = m->d_model > 0 ? m->d_model : c.M;
+    c.M = c.head.C = m->d_model > 0 ? m->d_model : c.M;
     c.L = m->base_layers > 0 ? m->base_layers : c.L;
     c.NS = m->d_state;
     c.K = m->d_conv;
@@ -150,26 +146,26 @@ static inline void mamba_check_shape(const Option* table, int n, const char* pat
 }
 
 // is_old: c comes from a file; what is not typed then stays. classes: those of a classifier, 0: a language model
-static inline void mamba_choose_head(Config* c, const MambaOptions* m, const Option* table, int n, int is_old,
+static inline void mamba_choose_head(HeadConfig* h, const MambaOptions* m, const Option* table, int n, int is_old,
                                      int classes) {
-    const HeadKind was = c->head;
-    const int stays = is_old && c->is_classifier && options_given(table, n, "classes") != 1;
+    const HeadKind was = h->kind;
+    const int stays = is_old && h->is_classifier && options_given(table, n, "classes") != 1;
     const int is_new_classifier = classes > 0 && !stays;
-    if (m->head >= 0) { c->head = (HeadKind)m->head; }
+    if (m->head >= 0) { h->kind = (HeadKind)m->head; }
     if (is_new_classifier) {
-        c->is_classifier = 1;
-        c->classes = classes;
-        c->tied = 0;
+        h->is_classifier = 1;
+        h->classes = classes;
+        h->tied = 0;
     }
-    if (!is_old || c->head != was || options_given(table, n, "proto-dim") == 1) {
-        c->Dp = m->proto_dim > 0 ? m->proto_dim : c->M;
+    if (!is_old || h->kind != was || options_given(table, n, "proto-dim") == 1) {
+        h->Dp = m->proto_dim > 0 ? m->proto_dim : h->C;
     }
-    if (!is_old || options_given(table, n, "hpn-scale") == 1) { c->scale = m->hpn_scale; }
-    if (!is_old || options_given(table, n, "proto") == 1) { c->learns_prototypes = m->proto == PROTO_LEARN; }
+    if (!is_old || options_given(table, n, "hpn-scale") == 1) { h->scale = m->hpn_scale; }
+    if (!is_old || options_given(table, n, "proto") == 1) { h->learns_prototypes = m->proto == PROTO_LEARN; }
 }
 
 // what --proto-init says, else the placement that is as far apart as can be, where one is known
-static inline const char* mamba_placement(const Config* c, const char* chosen) {
-    return *chosen ? chosen : c->classes <= c->Dp + 1 ? "simplex" : c->classes <= 2 * c->Dp ? "orthoplex" : "random";
+static inline const char* mamba_placement(const HeadConfig* h, const char* chosen) {
+    return *chosen ? chosen : h->classes <= h->Dp + 1 ? "simplex" : h->classes <= 2 * h->Dp ? "orthoplex" : "random";
 }
 #endif  // LLMC_MAMBA_OPTIONS_H

@@ -28,6 +28,7 @@ static inline void main_close_(Run* r) {
     model_free(r->model);
     device_free(&r->dev);
     comm_free(r->comm);
+    free(r->slice_updates);
     free(r->inputs);
     free(r->targets);
     options_free(r->table, r->n_options);

@@ -37,7 +37,7 @@ typedef struct {
     const char *from, *config, *model;                                                    // model
     int seed;
     const char *train, *val, *tokenizer, *hellaswag;                                      // data
-    int batch_size, seq_len, batch_tokens, shuffle, overfit, doc_reset, eval_examples;
+    int batch_size, seq_len, batch_tokens, grad_accum, shuffle, overfit, doc_reset, eval_examples;
     float val_fraction;
     const char* freeze;                                                                   // optimizer
     int schedule, steps, warmup, lr_horizon;                                              // schedule: a Schedule
@@ -79,6 +79,8 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
          "positions in a row; 0: as many as the model has, at most 1024", 0},
         {"data", "batch-tokens", "-d", OPTION_INT, &o->batch_tokens, "0", 0, INT_MAX, "N",
          "tokens in an update, a multiple of batch-size x seq-len; 0: one micro-batch", 0},
+        {"data", "grad-accum", "", OPTION_INT, &o->grad_accum, "0", 0, 1 << 20, "N",
+         "micro-batches in an update, instead of --batch-tokens", 0},
         {"data", "shuffle", "", OPTION_SWITCH, &o->shuffle, "1", 0, 0, "0|1",
          "rows in random order, another in each epoch; 0: file order", 0},
         {"data", "overfit", "-a", OPTION_SWITCH, &o->overfit, "0", 0, 0, "0|1",
@@ -212,12 +214,20 @@ static inline void run_choose_tokenizer(Option* table, int n, const RunOptions* 
     else if (!*o->tokenizer) { options_set(table, n, "tokenizer", "bytes"); }
 }
 
-// micro-batches in an update of --batch-tokens; a number that does not divide is refused with its neighbours
-static inline int run_leaves(const RunOptions* o, int T) {
-    int64_t micro = (int64_t)o->batch_size * T, below = o->batch_tokens / micro * micro;
+// micro-batches in an update of --grad-accum or --batch-tokens; tokens that do not divide are refused with their
+// neighbours. What is typed now replaces the other, which a run that goes on may have
+static inline int run_leaves(Option* table, int n, const RunOptions* o, int T) {
+    const int64_t micro = (int64_t)o->batch_size * T;
     if (micro > INT_MAX / 4) {
         options_fail("batch-size", "%d rows of %d positions are more than %d tokens", o->batch_size, T, INT_MAX / 4);
     }
+    if (o->grad_accum > 0 && o->batch_tokens > 0) {
+        const int typed = options_given(table, n, "grad-accum") == 1;
+        options_refuse(typed == (options_given(table, n, "batch-tokens") == 1), "grad-accum",
+                       "says the same as --batch-tokens: give one of them");
+        options_set(table, n, typed ? "batch-tokens" : "grad-accum", "0");
+    }
+    const int64_t below = o->batch_tokens / micro * micro;
     if (o->batch_tokens != below) {
         options_fail(
             "batch-tokens",
@@ -225,7 +235,11 @@ static inline int run_leaves(const RunOptions* o, int T) {
             o->batch_size, T, (long long)micro, o->batch_tokens, (long long)(below ? below : micro),
             (long long)((below ? below : micro) + micro));
     }
-    return o->batch_tokens > 0 ? (int)(o->batch_tokens / micro) : 1;
+    if (o->grad_accum > INT_MAX / o->batch_size) {
+        options_fail("grad-accum", "%d micro-batches of %d rows are more than %d rows", o->grad_accum, o->batch_size,
+                     INT_MAX);
+    }
+    return o->grad_accum > 0 ? o->grad_accum : o->batch_tokens > 0 ? (int)(o->batch_tokens / micro) : 1;
 }
 
 // --steps from --epochs where it is not given, and what must be below it

@@ -2,7 +2,7 @@
 Files of a run: the model that it starts from, checkpoints, exports.
     save_find_model        what --resume, --from and --config mean
     save_open_model        the parameters onto the device, the same on all ranks; for training gradients and moments
-    save_resume            with --resume: moments of the checkpoint, and what else the trainer keeps
+    save_resume            with --resume: moments of the checkpoint, counts of updates, what else the trainer keeps
     save_checkpoint        parameters, moments and state, written beside training
     save_exports           --export-hf, and what else the trainer writes
 */
@@ -51,6 +51,10 @@ static inline void save_open_model(Run* r) {
     ModelStream stream;
     model_init(m, r->trainer->stored_bytes);
     if (trains) { model_init_training(m, r->comm, r->n_leaves, r->o.zero, r->has_masters); }
+    if (trains && r->trainer->counts_updates) {
+        const size_t n_bytes = sizeof(int) * (size_t)m->n_slices;
+        r->slice_updates = (int*)memset(malloc_check(n_bytes, "counts of updates"), 0, n_bytes);
+    }
     if (!in_place && exports && r->comm->rank == 0) {
         r->loaded = (float*)arena_alloc(sizeof(float) * m->n, "parameters on the host");
     }
@@ -65,16 +69,46 @@ static inline void save_open_model(Run* r) {
     if (trains && r->o.verify_every > 0) { dp_verify(&m->dp, &r->verify, &m->w); }
 }
 
-// moments, and what else the trainer keeps, of the checkpoint that --resume goes on from
+// what a checkpoint holds beside model, moments and state; returns how many
+static inline int save_extras_(const Run* r, Extra* extras) {
+    int n = 0;
+    if (r->slice_updates) {
+        const Extra updates = {"updates", DTYPE_I32, r->slice_updates, (size_t)r->model->n_slices};
+        extras[n++] = updates;
+    }
+    return n + (r->trainer->extras ? r->trainer->extras(r, extras + n) : 0);
+}
+
+// the counts of a model that may have grown since: a new slice has had no updates
+static inline void save_load_updates_(Run* r, const char* path) {
+    const Model* m = r->model;
+    int n_old = 0, slice = 0;
+    int* from = (int*)malloc_check(sizeof(int) * (size_t)m->n_slices, "counts of updates");
+    for (int i = 0, first = 0; i < m->n_table; i++, first = n_old) {
+        for (int k = 0; k < tensor_slices(&m->table[i]); k++) {
+            const int old = tensor_old_slice(&m->table[i], r->old_layers, k);
+            from[slice++] = old < 0 ? -1 : first + old;
+            n_old += old >= 0;
+        }
+    }
+    int* counts = (int*)malloc_check(sizeof(int) * (size_t)n_old, "counts of updates");
+    const Extra updates = {"updates", DTYPE_I32, counts, (size_t)n_old};
+    extras_load(path, &updates, 1);
+    for (int i = 0; i < m->n_slices; i++) { r->slice_updates[i] = from[i] < 0 ? 0 : counts[from[i]]; }
+    free(counts);
+    free(from);
+}
+
+// moments, and what else is kept, of the checkpoint that --resume goes on from
 static inline void save_resume(Run* r) {
     Model* m = r->model;
     char path[PATH_BYTES];
     if (!r->o.resume) { return; }
     checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors");
     moments_load_layers(path, &m->dp, m->w.m, m->w.v, r->old_layers, &r->dev);
-    if (!r->trainer->extras) { return; }
     checkpoint_path(path, r->o.run, r->state.step, "trainer.safetensors");
-    r->trainer->load_extras(r, path);
+    if (r->slice_updates) { save_load_updates_(r, path); }
+    if (r->trainer->extras) { r->trainer->load_extras(r, path); }
 }
 
 // ---- checkpoints ----
@@ -102,12 +136,10 @@ static inline void save_write_(void* run) {
     path_join(path, temporary, "optimizer.safetensors");
     const float *m = (const float*)s->arena[1], *v = (const float*)s->arena[2];
     saved_files_add(&files, moments_save(path, &r->model->dp, m, v, NULL));
-    if (r->trainer->extras) {
-        Extra extras[MAX_EXTRAS];
-        const int n_extras = r->trainer->extras(r, extras);
-        for (int i = 0; i < n_extras; i++) { extras[i].values = (void*)s->arena[SNAPSHOT_ARENAS + i]; }
-        extras_save(path_join(path, temporary, "trainer.safetensors"), extras, n_extras, &files);
-    }
+    Extra extras[MAX_EXTRAS];
+    const int n_extras = save_extras_(r, extras);
+    for (int i = 0; i < n_extras; i++) { extras[i].values = (void*)s->arena[SNAPSHOT_ARENAS + i]; }
+    if (n_extras > 0) { extras_save(path_join(path, temporary, "trainer.safetensors"), extras, n_extras, &files); }
     run_save_end(temporary, &files, r->table, r->n_options, &r->o, &s->state);
 }
 
@@ -118,7 +150,7 @@ static inline void save_checkpoint(Run* r, int last) {
     const void* arenas[SNAPSHOT_ARENAS + MAX_EXTRAS] = {model_source(model), model->w.m, model->w.v};
     size_t n_bytes[SNAPSHOT_ARENAS + MAX_EXTRAS] = {model_source_bytes(model), kept, kept};
     Extra extras[MAX_EXTRAS];
-    const int n_extras = r->trainer->extras ? r->trainer->extras(r, extras) : 0;
+    const int n_extras = save_extras_(r, extras);
     for (int i = 0; i < n_extras; i++) {
         arenas[SNAPSHOT_ARENAS + i] = extras[i].values;
         n_bytes[SNAPSHOT_ARENAS + i] = dtype_size(extras[i].dtype) * extras[i].n;

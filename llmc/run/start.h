@@ -67,7 +67,7 @@ static inline void start_plan_rows_(Run* r) {
     if (r->T > r->max_T) {
         options_fail("seq-len", "expected at most the model's %d positions, found %d", r->max_T, r->T);
     }
-    r->n_leaves = run_leaves(o, r->T);
+    r->n_leaves = run_leaves(r->table, r->n_options, o, r->T);
 }
 
 // of an option that not every trainer has

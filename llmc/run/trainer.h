@@ -40,6 +40,7 @@ typedef struct {
     int usual_T, usual_V;                // positions of a row where nobody says; vocabulary of a new model for token
                                          // shards, 0: theirs
     int more_data;                       // takes the options of RunDataOptions too
+    int counts_updates;                  // AdamW counts each slice's updates by itself: a layer may join later
 
     // ---- before anything is computed ----
     void (*options)(Run* r);                       // or NULL: run_add_options for its own rows
@@ -105,7 +106,7 @@ struct Run {
     float* loaded;             // the parameters as read, on the host of rank 0, for an export without training; or NULL
     int exports_more;          // Trainer.write_more has something to write
     int decay_all;             // weight decay on biases and norms too
-    const int* slice_updates;  // of each slice: its updates so far. NULL: as many as the run
+    int* slice_updates;        // of each slice: its updates so far. NULL: as many as the run
     int *inputs, *targets;     // (B, T), for validation
     Prefetch prefetch;         // rows to train on
     int64_t first_row;         // with which this process began,
