@@ -90,7 +90,8 @@ static void check_forward(Test* t, Subject* s, int number) {
     mamba_forward(&s->mamba, &s->acts, golden_batch(g, "inputs", 0, 0), g->B, g->T, &s->dev);
     const float* logits = mamba_logits(&s->mamba, &s->acts, 0, N, &s->dev);
     if (has_softmax) { golden_check(t, g, "act.logits", logits, n); }
-    mamba_losses(&s->mamba, &s->acts, golden_batch(g, "targets", 0, 0), N, &s->dev);
+    const HeadPass pass = head_pass(&s->mamba, &s->acts);
+    head_losses(&pass, golden_batch(g, "targets", 0, 0), N, &s->dev);
     if (has_softmax) { golden_check(t, g, "act.probs", logits, n); }
     const TensorArena* kept = &s->acts.tensors;
     golden_check_activations(t, g, kept->table, kept->n_table, (const float*)kept->memory, "out",

@@ -253,6 +253,12 @@ static HeadTensors head_tensors(const Config* c, Parameters p) {
     return h;
 }
 
+static HeadPass head_pass(const Mamba* mamba, const Activations* acts) {
+    const ActivationTensors a = layer_activations(acts, 0);
+    const HeadPass pass = {&mamba->head, a.head, head_tensors(&mamba->config, layer_parameters(mamba, 0)), a.normf};
+    return pass;
+}
+
 // tokens (B, T) through all layers, up to the last norm and, for a head with prototypes, the unit vectors
 static void mamba_forward(const Mamba* mamba, Activations* acts, const int* tokens, int B, int T, const Device* dev) {
     const Config* c = &mamba->config;
@@ -262,7 +268,8 @@ static void mamba_forward(const Mamba* mamba, Activations* acts, const int* toke
     embed(mamba, acts, tokens, N, dev);
     for (int l = 0; l < c->L; l++) { layer_forward(mamba, acts, l, layer_input(acts, l), B, T, dev); }
     rmsnorm_forward(a.normf, a.normf_rstd, layer_input(acts, c->L), p.norm_f, c->eps, N, M, dev);
-    head_forward(&mamba->head, a.head, head_tensors(c, p), a.normf, N, dev);
+    const HeadPass pass = head_pass(mamba, acts);
+    head_forward(&pass, N, dev);
 }
 
 // called when they have changed
@@ -272,14 +279,8 @@ static void update_prototypes(Mamba* mamba, const Device* dev) {
 
 // logits of the n positions that follow `first`, into the first n rows: scores or, of the hpn head, cosines
 static float* mamba_logits(const Mamba* mamba, Activations* acts, int first, int n, const Device* dev) {
-    const ActivationTensors a = layer_activations(acts, 0);
-    const HeadTensors p = head_tensors(&mamba->config, layer_parameters(mamba, 0));
-    return head_logits(&mamba->head, a.head, p, a.normf, first, n, dev);
-}
-
-// the losses of all positions. ce and hpn-softmax need mamba_logits before: they become probabilities
-static const float* mamba_losses(const Mamba* mamba, Activations* acts, const int* targets, int N, const Device* dev) {
-    return head_losses(&mamba->head, layer_activations(acts, 0).head, targets, N, dev);
+    const HeadPass pass = head_pass(mamba, acts);
+    return head_logits(&pass, first, n, dev);
 }
 
 // Forward's calls upside down. Every parameter's gradient is written: one micro-batch is one leaf, which joins the tree
@@ -291,8 +292,8 @@ static void mamba_backward(Mamba* mamba, Activations* acts, const int* tokens, c
     ActivationTensors a = layer_activations(acts, 0);
     Parameters p = layer_parameters(mamba, 0), d = layer_gradients(&mamba->model.dp, 0);
     if (d.embedding && !is_tied) { memset(d.embedding, 0, sizeof(float) * (size_t)c->V * (size_t)M); }
-    head_backward(&mamba->head, a.dnorm, a.head, head_tensors(c, p), head_tensors(c, d), a.normf, targets, dloss, N,
-                  dev);
+    const HeadPass pass = head_pass(mamba, acts);
+    head_backward(&pass, a.dnorm, head_tensors(c, d), targets, dloss, N, dev);
     memset(a.dresidual, 0, sizeof(float) * (size_t)N * (size_t)M);
     rmsnorm_backward(a.dresidual, d.norm_f, a.dnorm, layer_input(acts, c->L), p.norm_f, a.normf_rstd, N, M, dev);
     for (int l = c->L - 1; l >= mamba->model.lowest; l--) {
@@ -308,9 +309,11 @@ static void mamba_backward(Mamba* mamba, Activations* acts, const int* tokens, c
 // targets counted in the whole update
 static void mamba_leaf(Mamba* mamba, Activations* acts, const int* tokens, const int* targets, float dloss, int B,
                        int T, const Device* dev) {
+    const HeadPass pass = head_pass(mamba, acts);
+    const int N = B * T;
     mamba_forward(mamba, acts, tokens, B, T, dev);
-    if (!head_reads_out(mamba->config.head.kind)) { mamba_logits(mamba, acts, 0, B * T, dev); }
-    crossentropy_losses_sum(dp_loss(&mamba->model.dp), mamba_losses(mamba, acts, targets, B * T, dev), B * T, dev);
+    if (!head_reads_out(mamba->config.head.kind)) { head_logits(&pass, 0, N, dev); }
+    crossentropy_losses_sum(dp_loss(&mamba->model.dp), head_losses(&pass, targets, N, dev), N, dev);
     mamba_backward(mamba, acts, tokens, targets, dloss, B, T, dev);
 }
 
@@ -664,18 +667,16 @@ static const float* mamba_batch_losses(void* run, const int* inputs, const int* 
     Workplace* w = workplace(r);
     carry_nothing(&w->acts);
     mamba_forward(&w->mamba, &w->acts, inputs, B, T, &r->dev);
-    const ActivationTensors a = layer_activations(&w->acts, 0);
-    const HeadTensors p = head_tensors(&w->mamba.config, layer_parameters(&w->mamba, 0));
-    return head_scores_losses(&w->scores, &w->mamba.head, a.head, p, a.normf, targets, B * T, &r->dev);
+    const HeadPass pass = head_pass(&w->mamba, &w->acts);
+    return head_scores_losses(&w->scores, &pass, targets, B * T, &r->dev);
 }
 
 // of the same batch
 static void mamba_batch_scores(void* run, const int* targets, int B, int T, double* scores) {
     Run* r = (Run*)run;
     Workplace* w = workplace(r);
-    const ActivationTensors a = layer_activations(&w->acts, 0);
-    const HeadTensors p = head_tensors(&w->mamba.config, layer_parameters(&w->mamba, 0));
-    head_scores_rest(&w->scores, &w->mamba.head, a.head, p, a.normf, targets, B * T, &r->dev);
+    const HeadPass pass = head_pass(&w->mamba, &w->acts);
+    head_scores_rest(&w->scores, &pass, targets, B * T, &r->dev);
     memcpy(scores, w->scores.sums, sizeof w->scores.sums);
 }
 

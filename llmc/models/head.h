@@ -166,40 +166,49 @@ static inline void head_free(Head* head) {
     arena_free(head->norms, n_bytes / (size_t)h->Dp);
 }
 
+// one pass through the head: everything it reads but the targets
+typedef struct {
+    const Head* head;
+    HeadActivations a;
+    HeadTensors p;
+    const float* features;  // (N, C)
+} HeadPass;
+
 static inline void head_update_prototypes(Head* head, const float* prototypes, const Device* dev) {
     const HeadConfig* h = &head->config;
     if (head_has_prototypes(h)) { unit_forward(head->unit, head->norms, prototypes, h->classes, h->Dp, dev); }
 }
 
 // the unit vectors of a head with prototypes
-static inline void head_forward(const Head* head, HeadActivations a, HeadTensors p, const float* features, int N,
-                                const Device* dev) {
-    const HeadConfig* h = &head->config;
+static inline void head_forward(const HeadPass* pass, int N, const Device* dev) {
+    const HeadConfig* h = &pass->head->config;
+    const HeadActivations a = pass->a;
+    const float *projection = pass->p.projection, *features = pass->features;
     if (!head_has_prototypes(h)) { return; }
-    if (p.projection) { matmul_forward(a.z, features, p.projection, NULL, N, h->C, h->Dp, dev); }
-    unit_forward(a.z_unit, a.z_norm, p.projection ? a.z : features, N, h->Dp, dev);
+    if (projection) { matmul_forward(a.z, features, projection, NULL, N, h->C, h->Dp, dev); }
+    unit_forward(a.z_unit, a.z_norm, projection ? a.z : features, N, h->Dp, dev);
 }
 
 // logits of the n positions that follow `first`, into the first n rows: scores or, of hpn, cosines
-static inline float* head_logits(const Head* head, HeadActivations a, HeadTensors p, const float* features, int first,
-                                 int n, const Device* dev) {
-    const HeadConfig* h = &head->config;
+static inline float* head_logits(const HeadPass* pass, int first, int n, const Device* dev) {
+    const HeadConfig* h = &pass->head->config;
+    const HeadActivations a = pass->a;
     const size_t from = (size_t)first;
     if (h->kind == HEAD_CE) {
-        matmul_forward(a.logits, features + from * h->C, p.matrix, NULL, n, h->C, h->classes, dev);
+        matmul_forward(a.logits, pass->features + from * h->C, pass->p.matrix, NULL, n, h->C, h->classes, dev);
         return a.logits;
     }
-    matmul_forward(a.logits, a.z_unit + from * h->Dp, head->unit, NULL, n, h->Dp, h->classes, dev);
+    matmul_forward(a.logits, a.z_unit + from * h->Dp, pass->head->unit, NULL, n, h->Dp, h->classes, dev);
     if (h->kind == HEAD_HPN_SOFTMAX) { hpn_scale_array(a.logits, h->scale, (size_t)n * h->classes, dev); }
     return a.logits;
 }
 
 // the losses of all positions. ce and hpn-softmax need all logits before: they become probabilities
-static inline const float* head_losses(const Head* head, HeadActivations a, const int* targets, int N,
-                                       const Device* dev) {
-    const HeadConfig* h = &head->config;
+static inline const float* head_losses(const HeadPass* pass, const int* targets, int N, const Device* dev) {
+    const HeadConfig* h = &pass->head->config;
+    const HeadActivations a = pass->a;
     if (head_reads_out(h->kind)) {
-        hpn_forward(a.losses, a.cosines, a.z_unit, head->unit, targets, N, h->Dp, dev);
+        hpn_forward(a.losses, a.cosines, a.z_unit, pass->head->unit, targets, N, h->Dp, dev);
     } else {
         crossentropy_forward(a.losses, a.logits, a.logits, targets, N, h->classes, h->classes, dev);
     }
@@ -207,9 +216,13 @@ static inline const float* head_losses(const Head* head, HeadActivations a, cons
 }
 
 // The gradient of the features, and of what d points to. Gradients of prototypes are those of the vectors as stored
-static inline void head_backward(const Head* head, float* dfeatures, HeadActivations a, HeadTensors p, HeadTensors d,
-                                 const float* features, const int* targets, float dloss, int N, const Device* dev) {
+static inline void head_backward(const HeadPass* pass, float* dfeatures, HeadTensors d, const int* targets, float dloss,
+                                 int N, const Device* dev) {
+    const Head* head = pass->head;
     const HeadConfig* h = &head->config;
+    const HeadActivations a = pass->a;
+    const HeadTensors p = pass->p;
+    const float* features = pass->features;
     const int C = h->C, Dp = h->Dp, classes = h->classes;
     if (h->kind == HEAD_CE) {
         crossentropy_backward(a.logits, a.logits, targets, dloss, N, classes, classes, dev);
@@ -287,15 +300,14 @@ static inline void head_scores_add_(HeadScores* s, const Head* head, float* logi
 }
 
 // a batch begins: its losses, and the scores for which its logits must be seen before they become probabilities
-static inline const float* head_scores_losses(HeadScores* s, const Head* head, HeadActivations a, HeadTensors p,
-                                              const float* features, const int* targets, int N, const Device* dev) {
+static inline const float* head_scores_losses(HeadScores* s, const HeadPass* pass, const int* targets, int N,
+                                              const Device* dev) {
     memset(s->sums, 0, sizeof s->sums);
     s->sums[SCORE_BATCHES] = 1.0;
-    if (!head_reads_out(head->config.kind)) {
-        head_logits(head, a, p, features, 0, N, dev);
-        head_scores_add_(s, head, a.logits, targets, N, dev);
+    if (!head_reads_out(pass->head->config.kind)) {
+        head_scores_add_(s, pass->head, head_logits(pass, 0, N, dev), targets, N, dev);
     }
-    return head_losses(head, a, targets, N, dev);
+    return head_losses(pass, targets, N, dev);
 }
 
 // rows (N, D) of counted targets move to the front, at most so many; returns their number
@@ -308,16 +320,16 @@ static inline int head_gather_counted_(float* rows, const int* targets, int N, i
 }
 
 // the same batch: scores that need the cosines to all prototypes, some positions at a time. z_unit is used up
-static inline void head_scores_rest(HeadScores* s, const Head* head, HeadActivations a, HeadTensors p,
-                                    const float* features, const int* targets, int N, const Device* dev) {
-    const HeadConfig* h = &head->config;
+static inline void head_scores_rest(HeadScores* s, const HeadPass* pass, const int* targets, int N,
+                                    const Device* dev) {
+    const HeadConfig* h = &pass->head->config;
     const int rows = head_logit_rows(h, N, TO_EVALUATE);
     for (int first = 0; first < N && head_reads_out(h->kind); first += rows) {
         const int n = N - first < rows ? N - first : rows;
-        head_scores_add_(s, head, head_logits(head, a, p, features, first, n, dev), targets + first, n, dev);
+        head_scores_add_(s, pass->head, head_logits(pass, first, n, dev), targets + first, n, dev);
     }
     if (!head_has_prototypes(h)) { return; }
-    const int n = head_gather_counted_(a.z_unit, targets, N, h->Dp, HPN_PAIRS_SAMPLE);
-    s->sums[SCORE_PAIRS] = hpn_mean_pairwise_cosine(a.z_unit, n, h->Dp);
+    const int n = head_gather_counted_(pass->a.z_unit, targets, N, h->Dp, HPN_PAIRS_SAMPLE);
+    s->sums[SCORE_PAIRS] = hpn_mean_pairwise_cosine(pass->a.z_unit, n, h->Dp);
 }
 #endif  // LLMC_HEAD_H
