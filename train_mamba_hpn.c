@@ -26,14 +26,15 @@ What the first one prints, after its settings, the sizes of the model and the me
 #include "llmc/core/carried.h"          // Carried: what a pass hands to the next
 #include "llmc/core/tensor_arena.h"     // TensorArena: activations, laid out by a table
 #include "llmc/files/embeddings.h"      // Embeddings: where inputs and classes stand, for pictures
+#include "llmc/models/head.h"           // Head, HeadPass: from the last hidden state to losses, and back
 #include "llmc/models/mamba.h"          // Config, Parameters, parameter_table, mamba_load
 #include "llmc/models/mamba_options.h"  // MambaOptions: what this trainer takes beside run.h
 #include "llmc/models/prototypes.h"     // prototypes_init, prototypes_check_fit: where the classes stand
 #include "llmc/ops/causal_conv1d.h"     // conv1d_forward, conv1d_backward, conv1d_history
-#include "llmc/ops/crossentropy.h"      // crossentropy_forward, crossentropy_backward, crossentropy_losses_sum
+#include "llmc/ops/crossentropy.h"      // crossentropy_losses_sum
 #include "llmc/ops/embedding.h"         // token_embedding_forward, token_embedding_backward
 #include "llmc/ops/forward_forward.h"   // ff_corrupt, ff_goodness
-#include "llmc/ops/hpn.h"               // unit_forward, unit_backward, hpn_forward, hpn_backward
+#include "llmc/ops/hpn.h"               // unit_forward, hpn_readout
 #include "llmc/ops/matmul.h"            // matmul_forward, matmul_backward
 #include "llmc/ops/residual.h"          // residual_forward
 #include "llmc/ops/rmsnorm.h"           // rmsnorm_forward, rmsnorm_backward
@@ -50,8 +51,8 @@ What the first one prints, after its settings, the sizes of the model and the me
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. Tensors. Sizes and one line for each parameter are in llmc/models/mamba.h; here is one line for each activation.
 
-// what a pass leaves behind; those from dresidual on are the gradients on their way back,
-// one buffer each for all layers
+// what a pass leaves behind; those from dresidual on, and the head's last two, are the gradients on their way back, one
+// buffer each for all layers
 typedef struct {
     float *encoded, *norm, *norm_rstd, *xz, *conv, *u, *dbc, *delta, *states, *y, *gated, *residual, *out,
         *normf, *normf_rstd, *dresidual, *dnorm, *dxz, *dy, *du, *ddelta, *ddbc;
@@ -105,10 +106,10 @@ static int activation_table(Tensor* table, const Config* c, const Room* room) {
 // 2. The model: create, free, one layer forward and backward, the head, a whole pass.
 
 typedef struct {
-    Model model;        // the first member: a run finds its tensors here
+    Model model;    // the first member: a run finds its tensors here
     Config config;
-    Head head;           // prototypes
-    SecondLoss ff;       // Forward-Forward's
+    Head head;
+    SecondLoss ff;  // Forward-Forward's
 } Mamba;
 
 typedef struct {
