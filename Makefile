@@ -143,7 +143,7 @@ CUDA_ARCH ?= $(if $(filter cuda% %cu build/nvcc-%,$(MAKECMDGOALS)),$(shell dev/c
 CPU ?= 0
 CUDA_BUILD = build/nvcc-$(CUDA_ARCH)-$(PRECISION)
 CUDA_TRAINERS = $(patsubst %.cu,%cu,$(sort $(wildcard train_*.cu)))
-CUDA_TESTS := $(patsubst %.c,%,$(shell grep -l '\bto_device\b\|include "train_.*cu"' $(sort $(wildcard test_*.c))))  # those with kernels
+CUDA_TESTS := $(patsubst %.c,%,$(shell grep -l '\bto_device\b\|OP_STORED\|include "train_.*cu"' $(sort $(wildcard test_*.c))))  # those with kernels
 # what measures speed has no exact build
 CUDA_BENCHES = $(if $(filter exact,$(PRECISION)),,$(patsubst dev/%.cu,%,$(sort $(wildcard dev/cuda/*.cu dev/bench/*.cu))))
 CUDA_PROGRAMS = $(CUDA_TRAINERS) $(CUDA_TESTS) $(CUDA_BENCHES)

@@ -19,16 +19,19 @@ any failed. An argument on the command line runs only the promises whose name co
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
 #endif
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"  // the rows of tables may end early: the rest is 0
 
 typedef struct {
     int n_failures;       // broken checks of the promise that runs now
     const char* skipped;  // reason, when the promise cannot be tested here
+    const void* about;    // the promise's
 } Test;
 
 typedef struct {
     const char* name;     // what is tested: "matmul forward"
     const char* promise;  // what it keeps: "equals the plain loop to the last bit at odd shapes"
     void (*run)(Test* t);
+    const void* about;    // what run finds in t->about, where one function keeps the promise of several things
 } Promise;
 
 // the first few broken checks of a promise are printed, all are counted
@@ -330,7 +333,7 @@ static inline int test_main(int argc, char** argv, const Promise* promises, size
     int n_passed = 0, n_failed = 0, n_skipped = 0;
     for (size_t i = 0; i < n; i++) {
         if (argc > 1 && !strstr(promises[i].name, argv[1])) { continue; }
-        Test t = {0, NULL};
+        Test t = {0, NULL, promises[i].about};
         promises[i].run(&t);
         const char* verdict = t.n_failures ? "FAIL" : t.skipped ? "skip" : "ok  ";
         printf("%s  %s: %s%s%s\n", verdict, promises[i].name, promises[i].promise, t.skipped ? ": skipped, " : "",
