@@ -1,10 +1,51 @@
 /*
-Promises of llmc/ops/silu.h and llmc/ops/softplus.h: frozen expressions, judged in double; fast and plain loops agree on
-every kind of float, with strides and in place too.
+Promises of llmc/ops/silu.h and llmc/ops/softplus.h, which follow from the tables (llmc/test/op.h), of softplus also on
+every kind of float; both are frozen expressions.
 */
 #include "llmc/ops/silu.h"
 #include "llmc/ops/softplus.h"
-#include "llmc/test/test.h"
+#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+
+// ---- softplus ----
+
+enum { INP, OUT, DOUT, DINP };
+
+static void softplus_ref(float* const* a, const int* d) { softplus_forward_ref(a[OUT], a[INP], (size_t)d['n']); }
+
+static void softplus_fast(float* const* x, float* const* a, const int* d, const Device* dev) {
+    softplus_forward(a[OUT], a[INP], (size_t)d['n'], dev);
+}
+
+static void softplus_slope_ref(float* const* a, const int* d) {
+    softplus_backward_ref(a[DINP], a[DOUT], a[OUT], (size_t)d['n']);
+}
+
+static void softplus_slope(float* const* x, float* const* a, const int* d, const Device* dev) {
+    softplus_backward(a[DINP], a[DOUT], a[OUT], (size_t)d['n'], dev);
+}
+
+static void softplus_double(double* const* a, const int* d) {
+    for (int i = 0; i < d['n']; i++) { a[OUT][i] = log1p(exp(a[INP][i])); }
+}
+
+static double softplus_error(int array, const int* d) {
+    (void)d;
+    return array == OUT ? 0x1p-23 * 8.0 : 4 * 0x1p-24;  // softplus.h; 2^-23 of the slope below 1, and the product
+}
+
+static const int lengths[][OP_DIMS] = {{1}, {7}, {16}, {33}, {255}, {257}, {1009}, {4096}, {0}};
+
+static const Op softplus = {
+    "softplus", "n",
+    {
+        {"inp", "n", GIVEN, 8.0f},
+        {"out", "n", MADE, 0.0f, NULL, "inp"},
+        {"dout", "n", GIVEN, 1.0f},
+        {"dinp", "n", GRADIENT, 0.0f, NULL, "dout"},
+    },
+    lengths, {{257}}, softplus_ref, {softplus_fast}, softplus_slope_ref, {softplus_slope}, softplus_double,
+    softplus_error, NULL, ANYWHERE | ROWS,
+};
 
 // every 4099th float (a prime): all exponents, both signs, subnormals, Inf and NaN, about a million numbers
 static float* all_kinds(size_t* n) {
@@ -14,112 +55,76 @@ static float* all_kinds(size_t* n) {
     return x;
 }
 
-// ---- fast against plain ----
-
-static void check_length(Test* t, const float* x, const float* dout, size_t n, const Device* dev) {
-    float *want = filled_array(n, 77.0f), *y = filled_array(n, 77.0f), *got = filled_array(n, NAN),
-          *in_place = copied_array(x, n);
-    char what[64];
-    snprintf(what, sizeof what, "n %zu, %d threads", n, dev->n_threads);
-    softplus_forward_ref(y, x, n);
-    softplus_forward(got, x, n, dev), softplus_forward(in_place, in_place, n, dev);
-    check_bits(t, what, got, y, n), check_bits(t, "softplus in place", in_place, y, n);
-    softplus_backward_ref(want, dout, y, n);
-    memcpy(in_place, dout, sizeof(float) * n);
-    softplus_backward(got, dout, y, n, dev), softplus_backward(in_place, in_place, y, n, dev);
-    check_bits(t, what, got, want, n), check_bits(t, "softplus backward in place", in_place, want, n);
-    free(want), free(got), free(in_place), free(y);
-}
-
-static void test_lengths(Test* t) {
-    const size_t lengths[] = {1, 7, 16, 33, 255, 257, 1009, 4096};
-    float *x = random_array(4096, 30.0f, 1), *dout = random_array(4096, 1.0f, 2);
-    for (int i = 0; i < N_TEST_THREADS; i++) {
-        Device dev = test_device(test_threads(i));
-        for (size_t j = 0; j < sizeof lengths / sizeof *lengths; j++) { check_length(t, x, dout, lengths[j], &dev); }
-        device_free(&dev);
-    }
-    free(x), free(dout);
-}
-
 static void test_all_kinds(Test* t) {
     size_t n;
-    float *x = all_kinds(&n), *dout = hard_array(n, 3);
-    sprinkle(dout, n, 100, 4);
+    float* x = all_kinds(&n);
+    const int shape[] = {(int)n};
+    OpProblem p = op_problem(&softplus, shape, MANY_SPECIALS, 0);
+    memcpy(p.a[INP], x, sizeof(float) * n);
+    op_solve(&p);
     for (int i = 0; i < N_TEST_THREADS; i += 3) {
         Device dev = test_device(test_threads(i));
-        check_length(t, x, dout, n, &dev);
+        op_check(t, &p, 0, &dev);
+        op_check(t, &p, 1, &dev);
         device_free(&dev);
     }
-    free(x), free(dout);
+    free(x);
+    op_problem_free(&p);
 }
 
-// ---- the gate ----
+// ---- the gate: z and dz are the right parts of rows of S and D floats; beside dz nothing may change ----
 
-// z and dz are the right halves of rows of 2 C + gap floats; where dz is written nothing else may change
-typedef struct {
-    int N, C;
-    size_t stride;
-    float *y, *z, *dout;    // given; z (N, stride)
-    float *out, *dy, *dz;   // the plain loop's; dz (N, stride)
-} Gate;
+enum { Y, Z, GATED, DGATED, DY, DZ };
 
-static Gate gate(int N, int C, int gap, int hard) {
-    Gate g;
-    size_t n = (size_t)N * (size_t)C;
-    g.N = N, g.C = C, g.stride = (size_t)(2 * C + gap);
-    size_t wide = (size_t)N * g.stride;
-    g.y = hard ? hard_array(n, 1) : random_array(n, 2.0f, 1);
-    g.z = hard ? hard_array(wide, 2) : random_array(wide, 6.0f, 2);
-    g.dout = hard ? hard_array(n, 3) : random_array(n, 1.0f, 3);
-    if (hard) { sprinkle(g.y, n, 20, 4), sprinkle(g.z, wide, 20, 5), sprinkle(g.dout, n, 20, 6); }
-    g.out = filled_array(n, 77.0f), g.dy = filled_array(n, 77.0f), g.dz = copied_array(g.z, wide);
-    gate_forward_ref(g.out, g.y, g.z + C, g.stride, N, C);
-    gate_backward_ref(g.dy, g.dz + C, g.stride, g.dout, g.y, g.z + C, g.stride, N, C);
-    return g;
+static void gate_ref(float* const* a, const int* d) {
+    const int C = d['C'], S = d['S'];
+    gate_forward_ref(a[GATED], a[Y], a[Z] + S - C, (size_t)S, d['N'], C);
 }
 
-static void gate_free(Gate* g) { free(g->y), free(g->z), free(g->dout), free(g->out), free(g->dy), free(g->dz); }
-
-static void check_gate(Test* t, const Gate* g, const Device* dev) {
-    size_t n = (size_t)g->N * (size_t)g->C, wide = (size_t)g->N * g->stride;
-    float *out = filled_array(n, NAN), *dy = filled_array(n, NAN), *dz = copied_array(g->z, wide),
-          *tight = filled_array(n, NAN);
-    char what[64];
-    snprintf(what, sizeof what, "out, N %d, C %d, %d threads", g->N, g->C, dev->n_threads);
-    gate_forward(out, g->y, g->z + g->C, g->stride, g->N, g->C, dev);
-    check_bits(t, what, out, g->out, n);
-    memcpy(out, g->y, sizeof(float) * n);
-    gate_forward(out, out, g->z + g->C, g->stride, g->N, g->C, dev);
-    check_bits(t, "out is y", out, g->out, n);
-    gate_backward(dy, dz + g->C, g->stride, g->dout, g->y, dz + g->C, g->stride, g->N, g->C, dev);
-    check_bits(t, "dy", dy, g->dy, n);
-    check_bits(t, "dz over z, and nothing beside it", dz, g->dz, wide);
-    memcpy(dy, g->dout, sizeof(float) * n);
-    gate_backward(dy, tight, (size_t)g->C, dy, g->y, g->z + g->C, g->stride, g->N, g->C, dev);
-    check_bits(t, "dy is dout", dy, g->dy, n);
-    for (int row = 0; row < g->N; row++) {
-        const float *got = tight + (size_t)row * (size_t)g->C, *want = g->dz + (size_t)row * g->stride + g->C;
-        check_bits(t, "dz of another stride", got, want, (size_t)g->C);
-    }
-    free(out), free(dy), free(dz), free(tight);
+static void gate_fast(float* const* x, float* const* a, const int* d, const Device* dev) {
+    const int C = d['C'], S = d['S'];
+    gate_forward(a[GATED], a[Y], a[Z] + S - C, (size_t)S, d['N'], C, dev);
 }
 
-static void check_gates(Test* t, int hard) {
-    const int shapes[][2] = {{1, 1}, {1, 7}, {7, 1}, {7, 33}, {33, 7}, {3, 257}, {257, 16}};  // N, C
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        Gate g = gate(shapes[i][0], shapes[i][1], (int)i % 3, hard);
-        for (int j = 0; j < N_TEST_THREADS; j++) {
-            Device dev = test_device(test_threads(j));
-            check_gate(t, &g, &dev);
-            device_free(&dev);
-        }
-        gate_free(&g);
-    }
+static void gate_slope_ref(float* const* a, const int* d) {
+    const int C = d['C'], S = d['S'], D = d['D'];
+    gate_backward_ref(a[DY], a[DZ] + D - C, (size_t)D, a[DGATED], a[Y], a[Z] + S - C, (size_t)S, d['N'], C);
 }
 
-static void test_gate(Test* t) { check_gates(t, 0); }
-static void test_gate_special(Test* t) { check_gates(t, 1); }
+static void gate_slope(float* const* x, float* const* a, const int* d, const Device* dev) {
+    const int C = d['C'], S = d['S'], D = d['D'];
+    gate_backward(a[DY], a[DZ] + D - C, (size_t)D, a[DGATED], a[Y], a[Z] + S - C, (size_t)S, d['N'], C, dev);
+}
+
+static void gate_double(double* const* a, const int* d) {  // S is C
+    for (int i = 0; i < d['N'] * d['C']; i++) { a[GATED][i] = a[Y][i] * a[Z][i] / (1.0 + exp(-a[Z][i])); }
+}
+
+static double gate_error(int array, const int* d) {
+    (void)d;
+    // 4 roundings of values below 8; the slope is within (4 + |z|) 2^-24 (silu.h), and two products
+    return array == DZ ? (4 + 8 + 2) * 0x1p-24 : 4 * 0x1p-24 * 8.0;
+}
+
+static const int gate_shapes[][OP_DIMS] = {  // N, C, S, D
+    {1, 1, 2, 2}, {1, 7, 15, 15}, {7, 1, 4, 4}, {7, 33, 66, 66}, {33, 7, 15, 15}, {3, 257, 516, 516}, {257, 16, 32, 32},
+    {1, 1, 2, 1}, {1, 7, 15, 7}, {7, 1, 4, 1}, {7, 33, 66, 33}, {33, 7, 15, 7}, {3, 257, 516, 257}, {257, 16, 32, 16},
+    {0},
+};
+
+static const Op gate = {
+    "gate", "NCSD",
+    {
+        {"y", "NC", GIVEN, 1.0f},
+        {"z", "NS", GIVEN, 8.0f},
+        {"out", "NC", MADE, 0.0f, NULL, "y"},
+        {"dout", "NC", GIVEN, 1.0f},
+        {"dy", "NC", GRADIENT, 0.0f, NULL, "dout y"},
+        {"dz", "ND", GRADIENT | PARTLY, 1.0f, NULL, "z"},
+    },
+    gate_shapes, {{16, 17, 17, 17}}, gate_ref, {gate_fast}, gate_slope_ref, {gate_slope}, gate_double, gate_error, NULL,
+    ROWS,
+};
 
 // ---- the expressions themselves ----
 
@@ -180,58 +185,6 @@ static void test_known(Test* t) {
 #endif
 }
 
-static double silu_double(double x) { return x / (1.0 + exp(-x)); }
-static double softplus_double(double x) { return log1p(exp(x)); }
-
-// sum of dout * f(x), for the f under test
-typedef struct {
-    double (*function)(double);
-    const float* dout;
-} Loss;
-
-static double loss_double(const double* x, void* arg) {
-    const Loss* l = (const Loss*)arg;
-    double loss = 0.0;
-    for (int i = 0; i < 257; i++) { loss += l->function(x[i]) * (double)l->dout[i]; }
-    return loss;
-}
-
-static void test_double(Test* t) {
-    float *x = random_array(257, 8.0f, 5), *dout = random_array(257, 1.0f, 6);
-    float *y = filled_array(257, NAN), *dx = filled_array(257, NAN);
-    double *at = double_array(x, 257), *want = double_array(x, 257), *slopes;
-    Loss silu = {silu_double, dout}, softplus = {softplus_double, dout};
-    for (int i = 0; i < 257; i++) { y[i] = silu_one(x[i]), want[i] = silu_double(at[i]); }
-    check_close(t, "silu", y, want, 257, 3 * 0x1p-24 * 8.0);  // 3 roundings of values below 8
-    for (int i = 0; i < 257; i++) { dx[i] = dout[i] * silu_slope_one(x[i]); }
-    slopes = finite_differences(loss_double, at, 257, &silu);
-    check_close(t, "slope of silu", dx, slopes, 257, (4 + 8 + 1) * 0x1p-24);  // silu.h, |x| < 8; and the product
-    free(slopes);
-    softplus_forward_ref(y, x, 257);
-    for (int i = 0; i < 257; i++) { want[i] = softplus_double(at[i]); }
-    check_close(t, "softplus", y, want, 257, 0x1p-23 * 8.0);
-    softplus_backward_ref(dx, dout, y, 257);
-    slopes = finite_differences(loss_double, at, 257, &softplus);
-    check_close(t, "slope of softplus", dx, slopes, 257, 4 * 0x1p-24);  // 2^-23 of the slope below 1, and the product
-    free(slopes), free(x), free(dout), free(y), free(dx), free(at), free(want);
-}
-
-// a small gate by finite differences: x = y, then z
-static double gate_loss(const double* x, void* arg) {
-    const float* dout = (const float*)arg;
-    double loss = 0.0;
-    for (int i = 0; i < 35; i++) { loss += x[i] * silu_double(x[35 + i]) * (double)dout[i]; }
-    return loss;
-}
-
-static void test_gate_differences(Test* t) {
-    float *x = random_array(70, 3.0f, 7), *dout = random_array(35, 1.0f, 8), dx[70];
-    double *at = double_array(x, 70), *want = finite_differences(gate_loss, at, 70, dout);
-    gate_backward_ref(dx, dx + 35, 7, dout, x, x + 35, 7, 5, 7);
-    check_close(t, "dy and dz", dx, want, 70, 12 * 0x1p-24 * 4.0);  // |y * slope| < 4, 12 roundings
-    free(x), free(dout), free(at), free(want);
-}
-
 static void test_obvious(Test* t) {
     check(t, silu_one(0.0f) == 0.0f && silu_slope_one(0.0f) == 0.5f, "silu at 0 is 0, its slope 1/2");
     check(t, silu_one(100.0f) == 100.0f && silu_slope_one(100.0f) == 1.0f, "silu is x far right");
@@ -246,18 +199,12 @@ static void test_obvious(Test* t) {
 }
 
 int main(int argc, char** argv) {
-    Promise promises[] = {
-        {"lengths", "softplus, forward and backward, equals the plain loops at odd lengths, in place too",
-         test_lengths},
-        {"all kinds", "the same over every 4099th float, Inf and NaN among them", test_all_kinds},
-        {"gate", "out, dy and dz equal the plain loops at odd shapes, with strides, in place; nothing else is written",
-         test_gate},
-        {"gate special", "the same with cancellation, subnormals, -0, Inf, NaN", test_gate_special},
+    const Op* ops[] = {&softplus, &gate};
+    const Promise promises[] = {
+        {"all kinds", "softplus equals the plain loops on every 4099th float, Inf and NaN among them", test_all_kinds},
         {"frozen", "the plain loops are the expressions of the specification, bit for bit", test_frozen},
         {"known", "eight values and slopes have the bits that NumPy gives", test_known},
-        {"double", "values and slopes agree with double and finite differences on -8 .. 8", test_double},
-        {"gate differences", "dy and dz agree with finite differences at (5, 7)", test_gate_differences},
         {"obvious", "what 0, far left, far right and NaN give; no jump at the threshold", test_obvious},
     };
-    return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
+    return op_main(argc, argv, ops, 2, promises, 4);
 }
