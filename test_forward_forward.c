@@ -3,7 +3,7 @@ Promises of llmc/ops/forward_forward.h: corrupted rows differ and are functions 
 agree with double and with finite differences, and threads change no bit.
 */
 #include "llmc/ops/forward_forward.h"
-#include "llmc/test/test.h"
+#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
 
 // ---- corrupted data ----
 
@@ -82,36 +82,31 @@ static void test_corrupt_key(Test* t) {
 
 // ---- goodness ----
 
-static void check_goodness(Test* t, const float* o, int N, int M, const Device* dev) {
-    const size_t n = (size_t)N * M;
-    float *dout = filled_array(n, NAN), *want = filled_array(n, 77.0f), *losses = filled_array(N, NAN),
-        *want_losses = filled_array(N, 77.0f);
-    char what[64];
-    for (int is_real = 0; is_real < 2; is_real++) {
-        snprintf(what, sizeof what, "(%d, %d), real %d, %d threads", N, M, is_real, dev->n_threads);
-        ff_goodness_ref(want_losses, want, o, 0.4f, is_real, 0.7f, N, M);
-        ff_goodness(losses, dout, o, 0.4f, is_real, 0.7f, N, M, dev);
-        check_bits(t, what, dout, want, n);
-        check_bits(t, what, losses, want_losses, N);
-        memcpy(dout, o, sizeof(float) * n);
-        ff_goodness(losses, dout, dout, 0.4f, is_real, 0.7f, N, M, dev);
-        check_bits(t, what, dout, want, n);
-    }
-    free(dout), free(want), free(losses), free(want_losses);
+enum { O, LOSSES, DOUT };
+
+static void goodness_ref(float* const* a, const int* d) {
+    ff_goodness_ref(a[LOSSES], a[DOUT], a[O], 0.4f, d['r'], 0.7f, d['N'], d['M']);
 }
 
-static void test_goodness_bits(Test* t) {
-    const int sizes[] = {1, 7, 33, 257};
-    for (int i = 0; i < N_TEST_THREADS * 16 * 3; i++) {
-        const int N = sizes[i % 4], M = sizes[i / 4 % 4], kind = i / 16 % 3;
-        Device dev = test_device(test_threads(i / 48));
-        float* o = kind ? hard_array((size_t)N * M, (uint64_t)i) : random_array((size_t)N * M, 2.0f, (uint64_t)i);
-        if (kind == 2) { sprinkle(o, (size_t)N * M, 100, (uint64_t)i); }
-        check_goodness(t, o, N, M, &dev);
-        free(o);
-        device_free(&dev);
-    }
+static void goodness_fast(float* const* x, float* const* a, const int* d, const Device* dev) {
+    ff_goodness(a[LOSSES], a[DOUT], a[O], 0.4f, d['r'], 0.7f, d['N'], d['M'], dev);
 }
+
+static const int shapes[][OP_DIMS] = {  // N, M, is it real?
+    {1, 1, 0}, {7, 1, 1}, {33, 1, 0}, {257, 1, 1}, {1, 7, 0}, {7, 7, 1}, {33, 7, 0}, {257, 7, 1},
+    {1, 33, 0}, {7, 33, 1}, {33, 33, 0}, {257, 33, 1}, {1, 257, 0}, {7, 257, 1}, {33, 257, 0}, {257, 257, 1},
+    {1, 7, 1}, {7, 33, 0}, {33, 257, 1}, {257, 33, 0}, {0},
+};
+
+static const Op goodness_rows = {
+    "goodness", "NMr",
+    {
+        {"o", "NM", GIVEN, 2.0f},
+        {"losses", "N", MADE},
+        {"dout", "NM", MADE, 0.0f, NULL, "o"},
+    },
+    shapes, {{0}}, goodness_ref, {goodness_fast}, NULL, {NULL}, NULL, NULL, NULL, ROWS,
+};
 
 typedef struct {
     int N, M, is_real;
@@ -178,11 +173,10 @@ int main(int argc, char** argv) {
         {"corrupt draws", "the asked fraction is replaced, all other tokens alike", test_corrupt_draws},
         {"corrupt key", "a position is a function of the key and its number; negatives may be tokens",
          test_corrupt_key},
-        {"goodness bits", "equals the plain loop to the last bit, also in place, for 1, 2, 3 and 7 threads",
-         test_goodness_bits},
         {"goodness double", "loss and dout agree with double and with finite differences", test_goodness_double},
         {"goodness obvious", "log 2 and half a slope at the threshold; an overflow stays harmless",
          test_goodness_obvious},
     };
-    return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
+    const Op* ops[] = {&goodness_rows};
+    return op_main(argc, argv, ops, 1, promises, sizeof promises / sizeof promises[0]);
 }

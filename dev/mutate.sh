@@ -148,7 +148,7 @@ mutation "embedding: positions descend" test_embedding embedding embedding.h:emb
     'for \(int n = 0; n < B \* T; n\+\+\)' 'for (int n = B * T - 1; n >= 0; n--)'
 mutation "scan: rows and groups are added descending" test_selective_scan bits selective_scan.h:scan_chain_ \
     'sum\[i\] \+= parts\[i\]' 'sum[i] += parts[i + (n_parts - 1 - 2 * p) * (ptrdiff_t)step]'
-mutation "hpn: a prototype learns of rows descending" test_hpn shapes hpn.h:hpn_backward_channels_ \
+mutation "hpn: a prototype learns of rows descending" test_hpn "hpn backward" hpn.h:hpn_backward_channels_ \
     'for \(int n = 0; n < N; n\+\+\)' 'for (int n = N - 1; n >= 0; n--)'
 mutation "surgery: pcgrad tests the task's own gradient" test_gradient_surgery "pcgrad three" gradient_surgery.h \
     'if \(dot < 0\.0\)' 'if (dots[i * n + j] < 0.0)'
