@@ -83,7 +83,7 @@ static double error(int array, const int* d) {
 }
 
 // B, T, C, K, K - 1, strides of inp and of dinp, parts; conv1d_shapes writes them
-static int shapes[128][OP_DIMS];
+static int shapes[160][OP_DIMS];
 
 static const Op conv1d = {
     "conv1d", "BTCKkSDp",
@@ -119,7 +119,8 @@ static void conv1d_shapes(void) {
     int n = 0;
     for (int i = 0; i < 7 * ALL_PARTS; i++) {
         const int* b = base[i / ALL_PARTS];
-        shape_of(shapes[n++], b[0], b[1], b[2], b[3], i % ALL_PARTS, i / ALL_PARTS % 2);
+        shape_of(shapes[n++], b[0], b[1], b[2], b[3], i % ALL_PARTS, 0);
+        shape_of(shapes[n++], b[0], b[1], b[2], b[3], i % ALL_PARTS, 1);
     }
     for (int K = 1; K <= CONV1D_MOST_TAPS; K++) {
         shape_of(shapes[n++], 3, 19, 21, K, WITH_BIAS | (K % 4) << 1, 0);
@@ -128,7 +129,6 @@ static void conv1d_shapes(void) {
     }
     // several blocks of channels for a thread, the last not full
     shape_of(shapes[n++], 2, 9, 2 * CONV1D_WIDTH + 37, 4, WITH_BIAS | WITH_HISTORY | WITH_STARTS, 0);
-    shape_of(shapes[n++], 2, 9, 33, 4, WITH_HISTORY | WITH_STARTS, 1);
 }
 
 // ---- windows ----
