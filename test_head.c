@@ -252,12 +252,55 @@ static void test_separate(Test* t) {
     subject_close(&s);
 }
 
+// x: prototypes as stored
+static double separation_double(const double* x, void* subject) {
+    const HeadConfig* h = &((const Subject*)subject)->config;
+    double unit[8][16], sum = 0.0;
+    for (int k = 0; k < h->classes; k++) { unit_double(unit[k], x + k * h->Dp, h->Dp); }
+    for (int k = 0; k < h->classes; k++) {
+        double most = -1.0;
+        for (int j = 0; j < h->classes; j++) { most = fmax(most, j == k ? -1.0 : dot_double(unit[k], unit[j], h->Dp)); }
+        sum += most / h->classes;
+    }
+    return 10.0 * sum;
+}
+
+static void test_separate_differences(Test* t) {
+    Subject s = subject_open(1, 1, 3, 8);
+    const size_t n = count(&s.config, 1);
+    float* d = filled_array(n, 0.0f);
+    double *x = double_array(s.pass.p.prototypes, n), *want = finite_differences(separation_double, x, n, &s);
+    const float loss = head_separate(&s.head, d, 10.0f, &s.dev);
+    check(t, fabs((double)loss - separation_double(x, &s)) < 1e-5, "the loss is %g", (double)loss);
+    check_close(t, "dprototypes", d, want, n, rounding_walk(64, 20.0));  // sums of 8 terms below 20
+    free(d), free(x), free(want);
+    subject_close(&s);
+}
+
 // ---- scores ----
 
 // the probability that hpn_readout gives a cosine, up to the sum over all of them
 static double odds(double cosine) {
     const double kept = fmax(cosine, 0x1p-24);
     return kept / (1.0 - kept);
+}
+
+// mean cosine of all pairs of positions whose targets count: fewer than HPN_PAIRS_SAMPLE
+static double pairs_double(const Subject* s, const double* x) {
+    const HeadConfig* h = &s->config;
+    const double* projection = x + s->N * h->C + count(h, 0) + count(h, 1);
+    double sum[16] = {0}, z[16], unit[16], n = 0.0;
+    for (int i = 0; i < s->N; i++) {
+        if (s->targets[i] < 0) { continue; }
+        for (int d = 0; d < h->Dp; d++) {
+            const double* feature = x + i * h->C;
+            z[d] = head_has_projection(h) ? dot_double(feature, projection + d * h->C, h->C) : feature[d];
+        }
+        unit_double(unit, z, h->Dp);
+        for (int d = 0; d < h->Dp; d++) { sum[d] += unit[d]; }
+        n += 1.0;
+    }
+    return (dot_double(sum, sum, h->Dp) - n) / (n * (n - 1.0));
 }
 
 static void check_scores(Test* t, int i) {
@@ -291,6 +334,9 @@ static void check_scores(Test* t, int i) {
         check(t, fabs(found.sums[k] - want[k]) <= 1e-4 * (1.0 + want[k]), "head %d, score %d: expected %g, found %g", i,
               k, want[k], found.sums[k]);
     }
+    want[SCORE_PAIRS] = h->kind == HEAD_CE ? 0.0 : pairs_double(&s, x);
+    check(t, fabs(found.sums[SCORE_PAIRS] - want[SCORE_PAIRS]) < 1e-5, "head %d, pairs: expected %g, found %g", i,
+          want[SCORE_PAIRS], found.sums[SCORE_PAIRS]);
     check(t, found.sums[SCORE_BATCHES] == 1.0, "one batch, found %g", found.sums[SCORE_BATCHES]);
     head_scores_free(&found);
     free((void*)x);
@@ -315,8 +361,15 @@ static void test_config(Test* t) {
         const int is_read = head_parse(&read, json, &error);
         check(t, is_read && memcmp(&read, &h, sizeof h) == 0, "head %d came back as another", i);
         check(t, head_is_same(&read, &h), "head %d does not take its own parameters", i);
-        read.classes++;
-        check(t, !head_is_same(&read, &h), "head %d takes those of other classes", i);
+        for (int field = 0; field < 4; field++) {
+            HeadConfig other = h;
+            other.classes += field == 0;
+            other.tied ^= field == 1;
+            other.Dp += field == 2;
+            other.kind = field == 3 ? (h.kind == HEAD_CE ? HEAD_HPN : HEAD_CE) : h.kind;
+            const int has_field = field != 2 || head_has_prototypes(&h);
+            check(t, head_is_same(&other, &h) == !has_field, "head %d takes those of another, field %d", i, field);
+        }
         json_decref(json);
     }
 }
@@ -328,6 +381,8 @@ int main(int argc, char** argv) {
         {"asked", "gradients that nobody asks for are NULL: the others keep their bits", test_asked},
         {"pieces", "logits of some positions are those of all", test_pieces},
         {"separate", "a step along its gradient moves prototypes apart; the gradient is added", test_separate},
+        {"separate differences", "its loss and gradient agree with double and finite differences",
+         test_separate_differences},
         {"scores", "right answers, cosines and the loss read out are those counted by hand, in pieces too",
          test_scores},
         {"config.json", "a head comes back as it was written; another one's parameters do not fit",

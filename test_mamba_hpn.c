@@ -151,7 +151,7 @@ static void check_generation(Test* t, Subject* s) {
     activations_init(&pass, c, &room);
     pass.carried = mamba_carried(c, 1);
     carried_open(&pass.carried, 1);
-    carried_clear(&pass.carried, 0, 1);
+    carried_clear(&pass.carried, 0, 1, &s->dev);
     mamba_forward(&s->mamba, &s->acts, tokens, 1, T, &s->dev);
     float* whole = copied_array(mamba_logits(&s->mamba, &s->acts, 0, T, &s->dev), (size_t)T * n_classes);
     for (int n = 0, k = 0; n < T; k++) {
@@ -162,7 +162,7 @@ static void check_generation(Test* t, Subject* s) {
         check_bits(t, s->file.set.path, logits, whole + (size_t)(n - 1) * n_classes, n_classes);
         carried_swap(&pass.carried);
     }
-    carried_close(&pass.carried, 1);
+    carried_close(&pass.carried);
     free(whole);
     activations_free(&pass);
 }
@@ -205,13 +205,13 @@ static float* carried_gradients(Subject* s) {
     float loss;
     s->acts.carried = mamba_carried(c, 1);
     carried_open(&s->acts.carried, 1);
-    carried_clear(&s->acts.carried, 0, 1);
+    carried_clear(&s->acts.carried, 0, 1, &s->dev);
     mamba_forward(&s->mamba, &s->acts, tokens, 1, 5, &s->dev);
     carried_swap(&s->acts.carried);
     for (int leaf = 0; leaf < s->file.n_leaves; leaf++) {
         mamba_leaf(&s->mamba, &s->acts, tokens + 5, targets + 5, 0.25f, 1, s->file.T - 5, &s->dev);
     }
-    carried_close(&s->acts.carried, 1);
+    carried_close(&s->acts.carried);
     return dp_reduce(&s->mamba.model.dp, &loss, &s->dev);
 }
 

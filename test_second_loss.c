@@ -119,6 +119,21 @@ static void test_conflicts(Test* t) {
     }
 }
 
+// gradnorm finds by itself how much the second loss counts
+static void test_scale(Test* t) {
+    const float losses[] = {1.0f, 2.0f};
+    float* first = NULL;
+    for (int i = 0; i < 2; i++) {
+        Subject s;
+        subject_open(&s, SURGERY_GRADNORM, -1);
+        second_loss_combine(&s.second, &s.model, s.grads, s.other, losses, i ? 0.5f : 1.0f, 3, &s.dev);
+        if (i == 0) { first = copied_array(s.grads, s.n); }
+        check_bits(t, "both gradients", s.grads, first, s.n);
+        subject_close(&s);
+    }
+    free(first);
+}
+
 // gradnorm compares the last matrix that learns
 static void test_compared(Test* t) {
     for (int frozen = -1; frozen < L; frozen++) {
@@ -156,6 +171,7 @@ int main(int argc, char** argv) {
         {"combine", "both gradients become one in what learns of the layers, experts too, and nowhere else",
          test_combine},
         {"conflicts", "layers in which the losses pull apart are counted, frozen ones not", test_conflicts},
+        {"scale", "says nothing to gradnorm", test_scale},
         {"compared", "gradnorm looks at the last layer that learns", test_compared},
         {"descend", "a step on the second loss moves those parameters and no other", test_descend},
     };

@@ -117,6 +117,7 @@ typedef struct {
     TensorArena tensors;
     int document_start;            // token with which the state starts anew, or -1
     unsigned char* starts;         // (B, T) 1 where a document begins
+    int keeps_states;              // of the scan: backward follows
     Carried carried;
 } Activations;
 
@@ -193,7 +194,7 @@ static void layer_forward(const Mamba* mamba, Activations* acts, int l, const fl
     const float* history = carried_part(s, s->now, CARRIED_HISTORY, l);
     float* next_history = carried_part(s, s->next, CARRIED_HISTORY, l);
     float* next_state = carried_part(s, s->next, CARRIED_STATE, l);
-    carried_begin(s, l);
+    carried_begin(s, l, dev);
     rmsnorm_forward(a.norm, a.norm_rstd, inp, p.norm, c->eps, N, M, dev);
     matmul_forward(a.xz, a.norm, p.in_proj, p.in_bias, N, M, 2 * E, dev);
     conv1d_forward(a.conv, a.u, a.xz, 2 * E, p.conv, p.conv_bias, history, starts, B, T, E, c->K, dev);
@@ -201,7 +202,7 @@ static void layer_forward(const Mamba* mamba, Activations* acts, int l, const fl
     matmul_forward(a.dbc, a.u, p.x_proj, NULL, N, E, P, dev);
     gemm(a.delta, E, p.dt_bias, 0, gemm_matrix(a.dbc, P), gemm_transposed(p.dt_proj, R), N, E, R, dev);
     softplus_forward(a.delta, a.delta, (size_t)N * E, dev);
-    scan_forward(a.y, acts->room.purpose == TO_TRAIN ? a.states : NULL, next_state, a.u, a.delta, p.A_log, a.dbc + R,
+    scan_forward(a.y, acts->keeps_states ? a.states : NULL, next_state, a.u, a.delta, p.A_log, a.dbc + R,
                  a.dbc + R + NS, P, p.D, starts, B, T, E, NS, acts->room.chunk, dev);
     gate_forward(a.gated, a.y, a.xz + E, 2 * E, N, E, dev);
     matmul_forward(a.out, a.gated, p.out_proj, p.out_bias, N, E, M, dev);
@@ -312,10 +313,12 @@ static void mamba_leaf(Mamba* mamba, Activations* acts, const int* tokens, const
                        int T, const Device* dev) {
     const HeadPass pass = head_pass(mamba, acts);
     const int N = B * T;
+    acts->keeps_states = 1;
     mamba_forward(mamba, acts, tokens, B, T, dev);
     if (!head_reads_out(mamba->config.head.kind)) { head_logits(&pass, 0, N, dev); }
     crossentropy_losses_sum(dp_loss(&mamba->model.dp), head_losses(&pass, targets, N, dev), N, dev);
     mamba_backward(mamba, acts, tokens, targets, dloss, B, T, dev);
+    acts->keeps_states = 0;
 }
 
 // Forward-Forward (Hinton 2022): the loss of a layer is its own, of the output with which it joins the
@@ -327,6 +330,7 @@ static void ff_leaf(Mamba* mamba, Activations* acts, const int* tokens, float th
     const int N = B * T;
     ActivationTensors a = layer_activations(acts, 0);
     float sum = 0.0f;
+    acts->keeps_states = 1;
     embed(mamba, acts, tokens, N, dev);
     for (int l = 0; l < c->L; l++) {
         const Parameters d = layer_gradients(&mamba->ff.dp, l);
@@ -336,6 +340,7 @@ static void ff_leaf(Mamba* mamba, Activations* acts, const int* tokens, float th
         for (int n = 0; n < N; n++) { sum += a.head.losses[n]; }
         layer_backward(mamba, acts, l, layer_input(acts, l), d, B, T, dev);
     }
+    acts->keeps_states = 0;
     *dp_loss(&mamba->ff.dp) = sum;
     // other ranks expect the last layer first
     for (int l = c->L - 1; l >= 0; l--) { dp_layer_done(&mamba->ff.dp, l, dev); }
@@ -352,11 +357,14 @@ typedef struct {
     Activations acts, cache;  // of a batch; of the text that is being generated
     int n_generated;          // positions that it has seen
     Carried carried;          // --carry-state: of all micro-batches of an update, one after the other
+    int64_t carried_of[2];    // rows of so many positions, of data with this checksum
     HeadScores scores;        // of the batch that is being validated
     int has_head;             // does the model in r->weights have the head that is trained?
     int* old_layers;          // of each layer its number there, -1: new; NULL: the same layers
     int n_old_layers;         // layers there
     int* corrupted;           // (B, T)
+    float ff_loss;            // of this step; NAN: it has none
+    int backpropagates;       // does it?
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
@@ -440,6 +448,9 @@ static void mamba_check(Run* r) {
                    "Forward-Forward goes with neither --zero nor --carry-state");
     options_refuse(has_ff(r) && r->V < 2, "ff-lr",
                    "Forward-Forward needs two tokens, so that one can replace the other");
+    int learns_by_ff = 0;
+    for (int l = 0; l < config_of(r)->L; l++) { learns_by_ff |= model_layer_learns(r->model, l); }
+    options_refuse(has_ff(r) && !learns_by_ff, "ff-lr", "every layer is frozen: none learns by Forward-Forward");
     options_refuse(r->d.carry_state && r->comm->size > 1, "carry-state",
                    "is for one rank: states are not sent around");
     options_refuse(learns && m->proto_separation == 0.0f, "proto",
@@ -450,7 +461,8 @@ static void mamba_check(Run* r) {
     options_refuse(!trains_cls && has_examples, "task", "found examples with targets of their own: --task cls");
     options_refuse(is_cls && run_is_generating(r), "generate", "a classifier has no text to go on with");
     options_refuse(is_cls && r->o.sample_every > 0, "sample-every", "a classifier has no text to go on with");
-    options_refuse((is_cls || h->kind == HEAD_HPN) && *r->o.hellaswag, "hellaswag",
+    options_refuse(is_cls && *r->o.hellaswag, "hellaswag", "a classifier has no text to answer with");
+    options_refuse(h->kind == HEAD_HPN && *r->o.hellaswag, "hellaswag",
                    "the head gives tokens no probabilities: ce and hpn-softmax do");
     options_refuse(run_is_typed(r, "placement") && m->target_layers == 0, "placement",
                    "says where new layers stand: --target-layers says how many");
@@ -483,7 +495,8 @@ static double mamba_flops(const Run* r) {
     double n = 0.0;
     for (int i = 0; i < r->model->n_table; i++) {
         const Tensor* t = &r->model->table[i];
-        const int looks_up = t->field == offsetof(Parameters, embedding) && !(c->head.kind == HEAD_CE && c->head.tied);
+        const int looks_up = (t->field == offsetof(Parameters, embedding) && !(c->head.kind == HEAD_CE && c->head.tied)) ||
+                             (t->field == offsetof(Parameters, prototypes) && c->head.kind == HEAD_HPN);
         if (t->rows > 1 && t->on_disk != CONV && !looks_up && t->field != offsetof(Parameters, A_log)) {
             n += model_flops(r->model, i);
         }
@@ -589,6 +602,8 @@ static void open_more(Run* r) {
     if (!r->d.carry_state) { return; }
     w->carried = mamba_carried(&w->mamba.config, r->o.batch_size);
     carried_open(&w->carried, r->n_leaves);
+    w->carried_of[0] = r->T;
+    w->carried_of[1] = (int64_t)tokens_checksum(&r->data.train);
 }
 
 // the state starts anew where a prompt is read in pieces: they go on from each other
@@ -621,7 +636,7 @@ static void mamba_train_leaf(Run* r, int k, const int* inputs, const int* target
     w->acts.carried = carried_batch(&w->carried, k);  // what the rows before left behind
     for (int b = 0; b < B && w->carried.now; b++) {
         const int64_t row = train_row(r, train_batch_number(r, k)) + b;
-        if (dataloader_stream_begins(&r->data.train_rows, row)) { carried_clear(&w->acts.carried, b, b + 1); }
+        if (dataloader_stream_begins(&r->data.train_rows, row)) { carried_clear(&w->acts.carried, b, b + 1, &r->dev); }
     }
     mamba_leaf(&w->mamba, &w->acts, inputs, targets, dloss, B, T, &r->dev);
 }
@@ -647,7 +662,7 @@ static const float* mamba_next_logits(void* run, const int* tokens, int n_cached
     const Config* c = &w->mamba.config;
     Carried* carried = &w->cache.carried;
     if (n_cached != w->n_generated) { w->n_generated = 0; }
-    if (w->n_generated == 0) { carried_clear(carried, 0, 1); }
+    if (w->n_generated == 0) { carried_clear(carried, 0, 1, &r->dev); }
     int last = 0;
     for (int n_new; w->n_generated < n; w->n_generated += n_new) {
         n_new = n - w->n_generated < PROMPT_PIECE ? n - w->n_generated : PROMPT_PIECE;
@@ -761,19 +776,19 @@ static float* ff_gradients(Run* r, float* loss, float* norm) {
 static void forget_states(Run* r) {
     for (int k = 0; k < r->n_leaves; k++) {
         const Carried one = carried_batch(&workplace(r)->carried, k);
-        carried_clear(&one, 0, one.B);
+        carried_clear(&one, 0, one.B, &r->dev);
     }
 }
 
 // the trainer's keys in the record of a step
-static void note_step(Run* r, const Step* s, float ff_loss, int bp) {
+static void note_step(Run* r, const Step* s) {
     const Workplace* w = workplace(r);
-    int learning = 0, layers = 0;
+    int learning = 0, layers = 0, bp = w->backpropagates;
     for (int i = 0; i < r->model->n_slices; i++) { learning += !r->model->frozen[i]; }
     for (int l = 0; l < w->mamba.config.L; l++) { layers += model_layer_learns(r->model, l); }
     const double rows = (double)(r->state.rows + (int64_t)r->n_leaves * r->o.batch_size);
     const StepNotes notes = {s->loss,
-                             ff_loss,
+                             w->ff_loss,
                              bp && !s->skipped,
                              r->o.clip > 0.0f && s->norm > r->o.clip,
                              has_ff(r) && !s->skipped ? layers : 0,
@@ -785,36 +800,42 @@ static void note_step(Run* r, const Step* s, float ff_loss, int bp) {
     log_extra(&r->log, step_keys(w->mamba.config.head.kind, &notes));
 }
 
-// gradients of one loss or both, clip, AdamW or plain descent
+// with Forward-Forward: gradients of both losses, or of its own, clip, AdamW or plain descent
 static void mamba_step(Run* r, Step* s) {
     Workplace* w = workplace(r);
     RunState* state = &r->state;
-    const int bp = (state->step + 1) % w->m.bp_cadence == 0;
-    float ff_loss = NAN, ff_norm = 0.0f, *grads = NULL, *ff_grads = NULL;
-    if (has_ff(r)) { ff_grads = ff_gradients(r, &ff_loss, &ff_norm); }
-    if (bp) { grads = train_verified_gradients(r, &s->loss, &s->norm); }
-    if (bp && ff_grads) {  // ff_lr / lr is how much Forward-Forward's counts: AdamW does not see the size of a sum
-        const float losses[] = {s->loss, ff_loss}, scale = s->lr > 1e-12f ? w->m.ff_lr / s->lr : 1.0f;
+    const int bp = w->backpropagates = (state->step + 1) % w->m.bp_cadence == 0;
+    float ff_norm = 0.0f, *ff_grads;
+    w->ff_loss = NAN;
+    if (!has_ff(r)) { train_adamw(r, s); return; }
+    ff_grads = ff_gradients(r, &w->ff_loss, &ff_norm);
+    const int ff_fails = !(isfinite(w->ff_loss) && isfinite(ff_norm));
+    if (bp) {
+        float* grads = train_verified_gradients(r, &s->loss, &s->norm);
+        // ff_lr / lr is how much Forward-Forward's counts: AdamW does not see the size of a sum
+        const float losses[] = {s->loss, w->ff_loss}, scale = s->lr > 1e-12f ? w->m.ff_lr / s->lr : 1.0f;
         s->norm = second_loss_combine(&w->mamba.ff, r->model, grads, ff_grads, losses, scale, (uint64_t)state->step,
                                       &r->dev);
+        s->grads = grads;
+        s->skipped = run_state_skips(state, &r->o, s->loss, s->norm);
+        if (!s->skipped) { train_update(r, grads, s->norm, s->lr); }
+        return;
     }
-    const int ff_fails = has_ff(r) && !(isfinite(ff_loss) && isfinite(ff_norm));
-    s->skipped = bp ? run_state_skips(state, &r->o, s->loss, s->norm) : ff_fails;
-    if (!bp) { state->skips = ff_fails ? state->skips + 1 : 0; }
-    if (!s->skipped && bp) {
-        train_update(r, grads, s->norm, s->lr);
-        if (w->mamba.config.head.learns_prototypes) { update_prototypes(&w->mamba, &r->dev); }
-    }
-    if (!s->skipped && !bp) {
-        const float clip = r->o.clip > 0.0f && ff_norm > r->o.clip ? r->o.clip / ff_norm : 1.0f;
-        second_loss_descend(&w->mamba.ff, r->model, ff_grads, w->m.ff_lr * clip);
-    }
+    s->skipped = ff_fails;
+    state->skips = ff_fails ? state->skips + 1 : 0;
+    s->dp = &w->mamba.ff.dp;
+    s->grads = ff_grads;
+    s->norm = ff_norm;
+    const float clip = r->o.clip > 0.0f && ff_norm > r->o.clip ? r->o.clip / ff_norm : 1.0f;
+    if (!s->skipped) { second_loss_descend(&w->mamba.ff, r->model, ff_grads, w->m.ff_lr * clip); }
+}
+
+static void mamba_stepped(Run* r, const Step* s) {
+    Workplace* w = workplace(r);
+    if (!s->skipped && w->mamba.config.head.learns_prototypes) { update_prototypes(&w->mamba, &r->dev); }
     carried_swap(&w->carried);
-    if (bp && !isfinite(s->loss)) { forget_states(r); }
-    s->dp = bp ? &r->model->dp : &w->mamba.ff.dp;
-    s->grads = bp ? grads : ff_grads;
-    if (!bp) { s->norm = ff_norm; }
-    note_step(r, s, ff_loss, bp);
+    if (!isfinite(s->loss)) { forget_states(r); }
+    note_step(r, s);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -830,17 +851,26 @@ static int mamba_extras(const Run* r, Extra* extras) {
     const GradNorm* gradnorm = &w->mamba.ff.surgery.gradnorm;
     const Extra all[] = {{"gradnorm", DTYPE_F32, (void*)gradnorm, sizeof *gradnorm / sizeof(float)},
                          {"carried", DTYPE_F32, w->carried.now, stream_bytes(r) / sizeof(float)},
-                         {"carried_rows", DTYPE_I32, (void*)&r->o.batch_size, 1}};  // of a micro-batch
+                         {"carried_rows", DTYPE_I32, (void*)&r->o.batch_size, 1},  // of a micro-batch
+                         {"carried_of", DTYPE_I64, (void*)w->carried_of, 2}};
     memcpy(extras, all, sizeof all);
-    return r->d.carry_state ? 3 : 1;
+    return r->d.carry_state ? 4 : 1;
 }
 
 static void mamba_load_extras(Run* r, const char* path) {
     Extra wanted[MAX_EXTRAS];
     int rows = r->o.batch_size;
+    int64_t of[2];
+    const int64_t* now = workplace(r)->carried_of;
     const int n = mamba_extras(r, wanted);
-    if (r->d.carry_state) { wanted[n - 1].values = &rows; }
+    if (r->d.carry_state) { wanted[n - 2].values = &rows, wanted[n - 1].values = of; }
     extras_load(path, wanted, n);
+    if (!r->d.carry_state) { return; }
+    if (of[0] != now[0]) {
+        options_fail("seq-len", "expected the %d positions of the rows whose states the checkpoint carries, found %d",
+                     (int)of[0], (int)now[0]);
+    }
+    options_refuse(of[1] != now[1], "train", "the states that the checkpoint carries are of other data");
     if (rows != r->o.batch_size) {  // with as many rows in an update the states would be as many, in another order
         options_fail("batch-size", "expected the %d rows whose states the checkpoint carries, found %d", rows,
                      r->o.batch_size);
@@ -862,8 +892,8 @@ static void mamba_close(Run* r) {
     Workplace* w = workplace(r);
     activations_free(&w->acts);
     activations_free(&w->cache);
-    carried_close(&w->cache.carried, 1);
-    carried_close(&w->carried, r->n_leaves);
+    carried_close(&w->cache.carried);
+    carried_close(&w->carried);
     second_loss_free(&w->mamba.ff);
     head_free(&w->mamba.head);
     free(w->corrupted);
@@ -897,6 +927,7 @@ static Trainer mamba_trainer(void) {
     t.open = mamba_open;
     t.leaf = mamba_train_leaf;
     t.step = mamba_step;
+    t.stepped = mamba_stepped;
     t.more_loss = separate_prototypes;
     t.losses = mamba_batch_losses;
     t.scores = mamba_batch_scores;

@@ -240,6 +240,14 @@ options() {
     flag 'config proto .learn. && other' maybe --proto learn --head hpn-softmax
     answers 10 text >answers
     flag 'printed "HellaSwag 100.00% .* 10 of 10$" 1' "text=>text: expected evaluation" --hellaswag answers --eval-every 60 --steps 60
+    answers 60 text >many
+    tried[--hellaswag]=1
+    for i in "" "--recompute layer" "--ff-lr 1e-3"; do  # more and shorter rows than the batches that are trained on
+        rm -rf with
+        go "${start[@]}" --seq-len 64 --batch-size 8 --hellaswag many --eval-every 2 --steps 2 --run with $i && value=$(grep "^step 2 | HellaSwag" out) &&
+            go --from with --eval-only --seq-len 64 --batch-size 3 --hellaswag many && [ "${value#*|}" = "$(grep HellaSwag out | sed "s/^[^|]*|//")" ]
+        verdict $? "--hellaswag beside training ($i): the answers of --eval-only" "$value $(grep HellaSwag out) $(<err)"
+    done
     flag 'printed "HellaSwag 100.00% .* 3 of 3$" 1' -1 --eval-examples 3 --hellaswag answers --eval-every 60 --steps 60 --head hpn-softmax
     flag other "" --proto learn --head hpn
     flag other -1 --proto-separation 1 --head hpn --proto learn
@@ -296,6 +304,17 @@ conflicts() {
     refuse "steps without a loss" "--bp-cadence-steps: the steps without back-propagation need --ff-lr" "${start[@]}" --bp-cadence-steps 2
     refuse "Forward-Forward and --zero" "--ff-lr: Forward-Forward goes with neither" "${start[@]}" --ff-lr 1e-3 --zero 1
     refuse "Forward-Forward and carried states" "--ff-lr: Forward-Forward goes with neither" "${start[@]}" --ff-lr 1e-3 --carry-state 1
+    refuse "Forward-Forward without a layer that learns" "--ff-lr: every layer is frozen" "${start[@]}" --ff-lr 1e-3 --freeze first:2
+    refuse "answers of a classifier" "--hellaswag: a classifier has no text" "${start[@]}" --task cls --train rows --seq-len 0 --hellaswag rows
+    examples 4 8 "$(printf ' 1%.0s' {1..32})" "$(printf ' 1%.0s' {1..16})$(printf ' -1%.0s' {1..16})" >silent
+    refuse "validation without a target" "silent: all targets of the rows for validation are negative" "${start[@]}" --task cls --train silent --seq-len 0 --val-fraction 0.5
+    go "${start[@]}" --carry-state 1 --shuffle 0 --run carrying
+    refuse_resume() {  # PROMISE TEXT OPTION...
+        timeout 30 "$trainer" --resume --run carrying --steps 8 "${@:3}" >out 2>err </dev/null
+        check "refused: $1" test $? = 2 -a "$(wc -l <err)" = 1 -a -n "$(grep -e "$2" err)"
+    }
+    refuse_resume "carried states for rows of another length" "--seq-len: expected the 16 positions" --seq-len 8
+    refuse_resume "carried states for other data" "--train: the states that the checkpoint carries are of other data" --train more
     refuse "learnt prototypes that nothing keeps apart" "--proto: learnt prototypes of hpn all become one" "${start[@]}" --head hpn --proto learn --proto-separation 0
     refuse "learnt prototypes of hpn and --zero" "--proto: learnt prototypes of hpn need --zero 0" "${start[@]}" --head hpn --proto learn --zero 1
     refuse "a classifier of tokens" "--task: cls needs examples" "${start[@]}" --task cls --classes 3

@@ -14,16 +14,16 @@ Layout: batches one after the other; of each the kinds, (L, B, n floats).
 */
 #ifndef LLMC_CARRIED_H
 #define LLMC_CARRIED_H
-#include "device.h"  // arena_alloc, arena_free
+#include "device.h"  // device_alloc, device_copy, device_upload
 #include <assert.h>
 
 enum { CARRIED_KINDS = 4 };
 
 typedef struct {
-    int L, B, n_kinds;
+    int L, B, n_kinds, n_batches;
     size_t n[CARRIED_KINDS];       // floats of a row in a layer
     float nothing[CARRIED_KINDS];  // what stands there before a text
-    float *now, *next;
+    float *now, *next;             // device memory
 } Carried;
 
 static inline Carried carried_of(int L, int B) {
@@ -52,19 +52,20 @@ static inline size_t carried_floats(const Carried* s) {
     return n;
 }
 
+// of so many batches
 static inline size_t carried_bytes(const Carried* s, int n_batches) {
     return sizeof(float) * (size_t)n_batches * carried_floats(s);
 }
 
 static inline void carried_open(Carried* s, int n_batches) {
-    s->now = (float*)arena_alloc(carried_bytes(s, n_batches), "carried states");
-    s->next = (float*)arena_alloc(carried_bytes(s, n_batches), "carried states");
+    s->n_batches = n_batches;
+    s->now = (float*)device_alloc(carried_bytes(s, n_batches), "carried states");
+    s->next = (float*)device_alloc(carried_bytes(s, n_batches), "carried states");
 }
 
-static inline void carried_close(Carried* s, int n_batches) {
-    if (!s->now) { return; }
-    arena_free(s->now, carried_bytes(s, n_batches));
-    arena_free(s->next, carried_bytes(s, n_batches));
+static inline void carried_close(Carried* s) {
+    device_release(s->now, carried_bytes(s, s->n_batches));
+    device_release(s->next, carried_bytes(s, s->n_batches));
     s->now = s->next = NULL;
 }
 
@@ -84,22 +85,25 @@ static inline float* carried_part(const Carried* s, float* states, int kind, int
     return states + (size_t)l * carried_layer_floats(s, kind);
 }
 
-static inline void carried_begin(const Carried* s, int l) {
+static inline void carried_begin(const Carried* s, int l, const Device* dev) {
     for (int kind = 0; kind < s->n_kinds && s->now; kind++) {
-        memcpy(carried_part(s, s->next, kind, l), carried_part(s, s->now, kind, l),
-               sizeof(float) * carried_layer_floats(s, kind));
+        device_copy(carried_part(s, s->next, kind, l), carried_part(s, s->now, kind, l),
+                    sizeof(float) * carried_layer_floats(s, kind), dev);
     }
 }
 
 // rows first..end-1
-static inline void carried_clear(const Carried* s, int first, int end) {
+static inline void carried_clear(const Carried* s, int first, int end, const Device* dev) {
     for (int kind = 0; kind < s->n_kinds; kind++) {
+        const size_t n = (size_t)(end - first) * s->n[kind];
+        float* nothing = (float*)malloc_check(sizeof(float) * n, "states of no text");
+        for (size_t i = 0; i < n; i++) { nothing[i] = s->nothing[kind]; }
         for (int l = 0; l < s->L; l++) {
-            float* part = carried_part(s, s->now, kind, l);
-            for (size_t i = (size_t)first * s->n[kind]; i < (size_t)end * s->n[kind]; i++) {
-                part[i] = s->nothing[kind];
-            }
+            float* to = carried_part(s, s->now, kind, l) + (size_t)first * s->n[kind];
+            device_upload(to, nothing, sizeof(float) * n, dev);
         }
+        device_sync(dev);
+        free(nothing);
     }
 }
 

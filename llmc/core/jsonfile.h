@@ -3,7 +3,7 @@ JSON files, whole: read with a message that names file and line, written durably
     json_parse_bounded  bytes to an object: the one way into the JSON parser, for files that anybody may have made
     json_read           the same from a file, with a message and an exit
     json_need_int       an integer out of an object; json_ints: several, each within its bounds
-    json_choice         one of a list of names (choice.h), or absent
+    json_choice, json_switch   one of a list of names (choice.h), true or false; or absent
     json_agrees         settings that must have one value or be absent
     json_write          a new file; json_replace: one that others may read at any time; json_text: the text of both
     json_never_null     called once, before the first JSON of a program
@@ -126,10 +126,23 @@ static inline int json_ints(const json_t* json, const JsonInt* sizes, int n, Err
 static inline int json_choice(int* value, const json_t* json, const char* key, const char* names, ErrorText* error) {
     const json_t* found = json_object_get(json, key);
     if (!found) { return 1; }
-    const char* name = json_is_string(found) ? json_string_value(found) : "";
-    const int position = choice_find(names, name);
-    if (position < 0) { return error_set(error, "\"%s\": expected %s, found \"%.60s\"", key, names, name); }
+    const int position = json_is_string(found) ? choice_find(names, json_string_value(found)) : -1;
+    if (position < 0) {
+        char* text = json_dumps(found, JSON_ENCODE_ANY);
+        error_set(error, "\"%s\": expected %s, found %.60s", key, names, text);
+        free(text);
+        return 0;
+    }
     *value = position;
+    return 1;
+}
+
+// true or false; an absent key or null leaves *value as it is. 0: error says what is wrong
+static inline int json_switch(int* value, const json_t* json, const char* key, ErrorText* error) {
+    const json_t* found = json_object_get(json, key);
+    if (!found || json_is_null(found)) { return 1; }
+    if (!json_is_boolean(found)) { return error_set(error, "\"%s\": expected true or false", key); }
+    *value = json_is_true(found);
     return 1;
 }
 

@@ -15,7 +15,7 @@ Errors: fail_input names file and vector, what was expected and what was found; 
 typedef struct {
     const char* name;
     Dtype dtype;   // DTYPE_I32, DTYPE_F32, DTYPE_I64, ...
-    void* values;  // (n)
+    void* values;  // (n), in host memory
     size_t n;
 } Extra;
 
@@ -38,7 +38,8 @@ static inline void extras_load(const char* path, const Extra* extras, int n) {
         const Extra* want = &extras[i];
         const SafeTensor* found = safetensors_find(&file, want->name);
         if (!found) {
-            fail_input("%s: \"%s\" is missing: saved by another trainer, or with other options", path, want->name);
+            fail_input("%s: \"%s\" is missing: saved by another trainer, an older one, or with other options", path,
+                       want->name);
         }
         if (found->dtype != want->dtype || found->n_dims != 1 || found->n != want->n) {
             fail_input("%s: \"%s\": expected %s of %zu, found %s of %zu: saved with other options", path, want->name,

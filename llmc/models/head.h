@@ -12,7 +12,7 @@ which are the tokens of the vocabulary or, of a classifier, classes of its own.
     head_separate              a loss of learnt prototypes alone, which would otherwise all become one
     head_scores_*              how often the answer is right, and how sure: sums over a validation
 Cost:   ce and hpn-softmax: products of N * classes * C; hpn: N * Dp, whatever the number of classes.
-Order:  that of the ops. Errors: head_parse leaves one line.
+Order:  that of the ops. Errors: head_parse leaves one line. CPU only so far: its loops and copies are the host's.
 Source: Mettes, van der Pol & Snoek 2019, arXiv:1901.10514; doc/hpn.md
 */
 #ifndef LLMC_HEAD_H
@@ -65,6 +65,7 @@ static inline int head_is_same(const HeadConfig* h, const HeadConfig* other) {
 // What only our config.json has. What it leaves out is that of a language model, as h came
 static inline int head_parse(HeadConfig* h, const json_t* json, ErrorText* error) {
     int kind = -1, proto = PROTO_FIXED;
+    const int vocabulary = h->classes;
     const json_t* scale = json_object_get(json, "hpn_scale");
     const JsonInt sizes[] = {{"num_classes", &h->classes, 1, 1 << 24}, {"proto_dim", &h->Dp, 0, 1 << 20}};
     if (!json_choice(&kind, json, "head", HEAD_NAMES, error)) { return 0; }
@@ -79,7 +80,9 @@ static inline int head_parse(HeadConfig* h, const json_t* json, ErrorText* error
     for (int i = 0; i < 2; i++) {
         if (json_object_get(json, sizes[i].key) && !json_ints(json, sizes + i, 1, error)) { return 0; }
     }
-    h->is_classifier = json_object_get(json, "num_classes") != NULL;
+    // config.json of our first days names num_classes for language models too
+    const json_t* classifies = json_object_get(json, "is_classifier");
+    h->is_classifier = classifies ? json_is_true(classifies) : h->classes != vocabulary;
     h->tied = h->tied && !h->is_classifier;
     h->Dp = h->Dp > 0 ? h->Dp : h->C;
     return 1;
@@ -93,7 +96,9 @@ static inline void head_to_json(json_t* json, const HeadConfig* h) {
     json_object_update_new(json, json_pack("{s:s, s:i, s:s, s:f}", "head", head_name(h->kind).s, "proto_dim", h->Dp,
                                            "proto", choice_name(PROTO_NAMES, h->learns_prototypes).s,
                                            "hpn_scale", (double)h->scale));
-    if (h->is_classifier) { json_object_set_new(json, "num_classes", json_integer(h->classes)); }
+    if (!h->is_classifier) { return; }
+    json_object_set_new(json, "num_classes", json_integer(h->classes));
+    json_object_set_new(json, "is_classifier", json_true());
 }
 
 // ---- 2. Tensors ----

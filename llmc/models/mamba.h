@@ -69,11 +69,6 @@ static inline Config config_preset(const char* name, int V) {
     fail_input("--model: expected tiny, 130m, 370m, 790m, 1.4b or 2.8b, found \"%s\"", name);
 }
 
-static inline int config_switch_(const json_t* json, const char* key, int missing) {
-    const json_t* value = json_object_get(json, key);
-    return json_is_boolean(value) ? json_is_true(value) : missing;
-}
-
 static inline int config_parse(Config* c, const json_t* json, ErrorText* error) {
     int V, L, M;
     const json_t *eps = json_object_get(json, "layer_norm_epsilon"), *rank = json_object_get(json, "time_step_rank");
@@ -95,14 +90,17 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
     if (c->E > 1 << 22) {
         return error_set(error, "\"expand\": expected at most %d channels, found %d", 1 << 22, c->E);
     }
-    if (rank && !json_is_string(rank) && !json_ints(json, inner + 4, 1, error)) { return 0; }  // a string is "auto"
-    if (json_is_number(eps)) { c->eps = (float)json_number_value(eps); }
+    const char* auto_rank = json_string_value(rank);
+    if (rank && !(auto_rank && strcmp(auto_rank, "auto") == 0) && !json_ints(json, inner + 4, 1, error)) { return 0; }
+    if (eps) { c->eps = (float)json_number_value(eps); }  // 0 of what is no number
     if (!(c->eps > 0.0f && c->eps < 1.0f)) {
         return error_set(error, "\"layer_norm_epsilon\": expected a number between 0 and 1");
     }
-    c->use_bias = config_switch_(json, "use_bias", 0);
-    c->use_conv_bias = config_switch_(json, "use_conv_bias", 1);
-    c->head.tied = config_switch_(json, "tie_word_embeddings", 1);
+    if (!json_switch(&c->use_bias, json, "use_bias", error) ||
+        !json_switch(&c->use_conv_bias, json, "use_conv_bias", error) ||
+        !json_switch(&c->head.tied, json, "tie_word_embeddings", error)) {
+        return 0;
+    }
     int layer = 0;
     return head_parse(&c->head, json, error) && json_choice(&layer, json, "layer", "mamba1", error) &&
            json_agrees(json, json_pack("{s:s}", "hidden_act", "silu"), error);

@@ -157,8 +157,8 @@ static inline double ranks_box(Comm* c, const Tensor* table, int n, const int* f
     const double gradients = dp_gradient_bytes(&s);
     *moment = sizeof(float) * (double)s.n_kept;
     if (n_leaves < c->size && c->rank == 0) {
-        warn_line("%d ranks, but %d micro-batches in an update: %d ranks have nothing to compute (--batch-tokens, "
-                  "--batch-size)",
+        warn_line("%d ranks, but %d micro-batches in an update: %d ranks have nothing to compute (--batch-tokens or "
+                  "--grad-accum, --batch-size)",
                   c->size, n_leaves, c->size - n_leaves);
     }
     if (c->size > 1) {

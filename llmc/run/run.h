@@ -221,11 +221,11 @@ static inline int run_leaves(Option* table, int n, const RunOptions* o, int T) {
     if (micro > INT_MAX / 4) {
         options_fail("batch-size", "%d rows of %d positions are more than %d tokens", o->batch_size, T, INT_MAX / 4);
     }
-    if (o->grad_accum > 0 && o->batch_tokens > 0) {
-        const int typed = options_given(table, n, "grad-accum") == 1;
-        options_refuse(typed == (options_given(table, n, "batch-tokens") == 1), "grad-accum",
+    if (o->grad_accum > 0) {
+        const int typed = options_given(table, n, "grad-accum") == 1, also = options_given(table, n, "batch-tokens") == 1;
+        options_refuse(typed == also && o->batch_tokens > 0, "grad-accum",
                        "says the same as --batch-tokens: give one of them");
-        options_set(table, n, typed ? "batch-tokens" : "grad-accum", "0");
+        options_set(table, n, also ? "grad-accum" : "batch-tokens", "0");
     }
     const int64_t below = o->batch_tokens / micro * micro;
     if (o->batch_tokens != below) {
@@ -305,14 +305,16 @@ static inline json_t* run_state_to_json(const RunState* s) {
                      outliers_to_json(&s->norms));
 }
 
+static const int64_t RUN_MOST_ROWS = (int64_t)1 << 56;  // no run is so long; a few more can be added
+
 static inline RunState run_state_from_json(const json_t* json, const char* path) {
     const json_t* best = json_object_get(json, "best_val");
     RunState s;
     s.step = (int)json_need_int(json, path, "step", 0, INT_MAX);
     s.updates = (int)json_need_int(json, path, "updates", 0, s.step);
     s.skips = (int)json_need_int(json, path, "skips", 0, s.step);
-    s.rows = json_need_int(json, path, "rows", 0, INT64_MAX);
-    s.tokens = json_need_int(json, path, "tokens", 0, INT64_MAX);
+    s.rows = json_need_int(json, path, "rows", 0, RUN_MOST_ROWS);
+    s.tokens = json_need_int(json, path, "tokens", 0, RUN_MOST_ROWS);
     s.sampler = (uint64_t)json_need_int(json, path, "sampler", INT64_MIN, INT64_MAX);
     s.best_val = json_is_number(best) ? (float)json_number_value(best) : INFINITY;
     s.best_step = (int)json_need_int(json, path, "best_step", 0, s.step);

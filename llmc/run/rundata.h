@@ -258,6 +258,10 @@ static inline void data_plan(RunData* d, RunOptions* o, int T, int V, int classe
     const int stride = d->more && !d->more->packed_sequences ? T + 1 : T;
     data_rows_(&d->train_rows, &d->train, T, V, classes, stride, d->order, n_leaves * o->batch_size, o->seed);
     data_rows_(&d->val_rows, &d->val, T, V, classes, stride, ORDER_FILE, 1, 0);
+    const int64_t n_val = d->val_rows.n_rows, most = (int64_t)o->eval_batches * o->batch_size;
+    if (has_data(&d->val) && dataloader_counted(&d->val_rows, 0, n_val < most ? n_val : most) == 0) {
+        fail_input("%s: all targets of the rows for validation are negative: none counts", d->val.path);
+    }
     if (has_data(&d->train)) { run_plan_steps(o, d->train_rows.n_rows, n_leaves); }
     if (*o->hellaswag) {
         hellaswag_open(&d->examples, o->hellaswag);

@@ -76,7 +76,9 @@ static inline int save_extras_(const Run* r, Extra* extras) {
         const Extra updates = {"updates", DTYPE_I32, r->slice_updates, (size_t)r->model->n_slices};
         extras[n++] = updates;
     }
-    return n + (r->trainer->extras ? r->trainer->extras(r, extras + n) : 0);
+    n += r->trainer->extras ? r->trainer->extras(r, extras + n) : 0;
+    assert(n <= MAX_EXTRAS);
+    return n;
 }
 
 // the counts of a model that may have grown since: a new slice has had no updates
@@ -94,6 +96,11 @@ static inline void save_load_updates_(Run* r, const char* path) {
     int* counts = (int*)malloc_check(sizeof(int) * (size_t)n_old, "counts of updates");
     const Extra updates = {"updates", DTYPE_I32, counts, (size_t)n_old};
     extras_load(path, &updates, 1);
+    for (int i = 0; i < n_old; i++) {
+        if (counts[i] < 0 || counts[i] > r->state.updates) {
+            fail_input("%s: \"updates\": expected counts of 0 to %d, found %d", path, r->state.updates, counts[i]);
+        }
+    }
     for (int i = 0; i < m->n_slices; i++) { r->slice_updates[i] = from[i] < 0 ? 0 : counts[from[i]]; }
     free(counts);
     free(from);
@@ -103,12 +110,13 @@ static inline void save_load_updates_(Run* r, const char* path) {
 static inline void save_resume(Run* r) {
     Model* m = r->model;
     char path[PATH_BYTES];
+    Extra extras[MAX_EXTRAS];
     if (!r->o.resume) { return; }
     checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors");
     moments_load_layers(path, &m->dp, m->w.m, m->w.v, r->old_layers, &r->dev);
     checkpoint_path(path, r->o.run, r->state.step, "trainer.safetensors");
     if (r->slice_updates) { save_load_updates_(r, path); }
-    if (r->trainer->extras) { r->trainer->load_extras(r, path); }
+    if (r->trainer->extras && r->trainer->extras(r, extras) > 0) { r->trainer->load_extras(r, path); }
 }
 
 // ---- checkpoints ----

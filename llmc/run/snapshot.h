@@ -16,8 +16,8 @@ the memory of the copy, on the host: parameters and both moments once more.
 #include "../core/print.h"       // seconds_now
 #include "run.h"                 // RunState
 
-// parameters, first and second moments; and what else a trainer may have
-enum { SNAPSHOT_ARENAS = 3, SNAPSHOT_ARENAS_MAX = 8 };
+// parameters, first and second moments, on the device; and what else a trainer may have, in host memory
+enum { SNAPSHOT_ARENAS = 3, SNAPSHOT_ARENAS_MAX = SNAPSHOT_ARENAS + 16 };
 
 typedef struct {
     int n_arenas;
@@ -37,14 +37,16 @@ typedef struct {
 } Snapshot;
 
 #ifdef __CUDACC__
-static inline const void* snapshot_copy_(void** copy, const void* arena, size_t n_bytes, const Device* dev) {
+static inline const void* snapshot_copy_(void** copy, const void* arena, size_t n_bytes, int on_host,
+                                         const Device* dev) {
     if (!*copy) { *copy = device_pinned(n_bytes, "copy of the state"); }
-    device_download(*copy, arena, n_bytes, dev);
+    if (on_host) { memcpy(*copy, arena, n_bytes); } else { device_download(*copy, arena, n_bytes, dev); }
     return *copy;
 }
 #else
-static inline const void* snapshot_copy_(void** copy, const void* arena, size_t n_bytes, const Device* dev) {
-    (void)dev;
+static inline const void* snapshot_copy_(void** copy, const void* arena, size_t n_bytes, int on_host,
+                                         const Device* dev) {
+    (void)on_host, (void)dev;
     if (!*copy) { *copy = arena_alloc(n_bytes, "copy of the state"); }
     float* to = (float*)*copy;
     const float* from = (const float*)arena;
@@ -64,7 +66,8 @@ static inline void snapshot_take_(Snapshot* s, const void* const* arenas, const 
 #endif
     for (int a = 0; a < n_arenas; a++) {
         s->n_bytes[a] = n_bytes[a];
-        s->arena[a] = copy ? snapshot_copy_(&s->copy[a], arenas[a], n_bytes[a], dev) : arenas[a];
+        const int on_host = a >= SNAPSHOT_ARENAS;
+        s->arena[a] = copy ? snapshot_copy_(&s->copy[a], arenas[a], n_bytes[a], on_host, dev) : arenas[a];
     }
 }
 
@@ -86,8 +89,8 @@ static inline int snapshot_newest(const Snapshot* s, int before) {
                                                               : before;
 }
 
-// One at a time: the writer before comes to its end first. arenas: device memory, whole floats or words of 4 bytes, of
-// the same sizes each time; what the writer needs and training changes must be among them. beside: in the background,
+// One at a time: the writer before comes to its end first. arenas: whole floats or words of 4 bytes, of the same sizes
+// each time; what the writer needs and training changes must be among them. beside: in the background,
 // unless this is the last
 static inline void snapshot_save(Snapshot* s, const void* const* arenas, const size_t* n_bytes, int n_arenas,
                                  const RunState* state, int beside, int last, void (*write)(void* run), void* run,

@@ -14,6 +14,8 @@ computed or written.
 #include "tasks.h"           // task_open_generator
 #include "train.h"           // train_row
 #include "trainer.h"         // Run
+#include <fnmatch.h>
+#include <limits.h>
 
 // a mistake of ours: a trainer that leaves out what every run needs
 static inline void start_check_trainer_(const Trainer* t) {
@@ -75,19 +77,50 @@ static inline int start_is_typed_(const Run* r, const char* name) {
     return options_have(r->table, r->n_options, name) && run_is_typed(r, name);
 }
 
-// an output takes the name of no input: it would be gone
-static inline void start_check_outputs_(const Run* r) {
-    const char* const outputs[] = {"export-bin", "probe-out", "embeddings-out"};
-    const char* const inputs[] = {"from", "config", "train", "val", "tokenizer", "hellaswag", "probe"};
+// does a file of this name lie in the folder, at any depth? Its own folder exists
+static inline int start_lies_in_(const char* path, const char* folder) {
+    char parent[PATH_BYTES], inner[PATH_MAX], outer[PATH_MAX];
+    snprintf(parent, sizeof parent, "%s", path);
+    char* slash = strrchr(parent, '/');
+    if (slash) { slash[slash == parent] = '\0'; }
+    if (!realpath(slash ? parent : ".", inner) || !realpath(folder, outer)) { return 0; }
+    const size_t n = strlen(outer);
+    return strncmp(inner, outer, n) == 0 && (inner[n] == '/' || inner[n] == '\0' || strcmp(outer, "/") == 0);
+}
+
+// an output that exists is what `input` names, matches, or lies in it
+static inline int start_overwrites_(const char* output, const char* input) {
     struct stat out, in;
-    for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; i++) {
+    if (stat(output, &out) != 0 || !*input) { return 0; }
+    if (stat(input, &in) != 0) { return fnmatch(input, output, FNM_PATHNAME) == 0; }
+    if (out.st_dev == in.st_dev && out.st_ino == in.st_ino) { return 1; }
+    return S_ISDIR(in.st_mode) && start_lies_in_(output, input);
+}
+
+// An output takes the name of nothing that is read: it would be gone. Nor does it lie in the run's folder, whose files
+// are the run's, or take the name of another output
+static inline void start_check_outputs_(const Run* r) {
+    const char* const outputs[] = {"export-bin", "probe-out", "embeddings-out", "export-hf"};
+    for (int i = 0; i < 4; i++) {
         const char* output = options_text(r->table, r->n_options, outputs[i]);
-        const int is_written = strcmp(outputs[i], "probe-out") != 0 || *r->o.probe;
-        if (!is_written || stat(output, &out) != 0) { continue; }
-        for (size_t k = 0; k < sizeof inputs / sizeof inputs[0]; k++) {
-            const char* input = options_text(r->table, r->n_options, inputs[k]);
-            if (stat(input, &in) != 0 || out.st_dev != in.st_dev || out.st_ino != in.st_ino) { continue; }
-            options_fail(outputs[i], "%s is what --%s reads: give another name", output, inputs[k]);
+        const int is_written = strcmp(outputs[i], "probe-out") != 0 || *r->o.probe, is_folder = i == 3;
+        if (!*output || !is_written) { continue; }
+        for (int k = 0; k < i; k++) {
+            options_refuse(strcmp(output, options_text(r->table, r->n_options, outputs[k])) == 0, outputs[i],
+                           "is the name of another output: give each one of its own");
+        }
+        if (is_folder) { continue; }  // hf_export_check looks into it
+        if (*r->o.run && start_lies_in_(output, r->o.run)) {
+            options_fail(outputs[i], "%s lies in --run %s, whose files are the run's: give another folder", output,
+                         r->o.run);
+        }
+        for (int k = 0; k < r->n_options; k++) {
+            const Option* row = &r->table[k];
+            const int is_output = strstr(row->name, "-out") || strncmp(row->name, "export-", 7) == 0;
+            const int is_path = strstr("PATH FILE DIR IN WHERE bytes|PATH", row->takes) != NULL && *row->takes;
+            if (row->type != OPTION_TEXT || is_output || !is_path || strcmp(row->name, "run") == 0) { continue; }
+            if (!start_overwrites_(output, *(const char**)row->value)) { continue; }
+            options_fail(outputs[i], "%s is what --%s reads: give another name", output, row->name);
         }
     }
 }

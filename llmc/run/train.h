@@ -100,6 +100,7 @@ static inline void train_step(Run* r) {
     Step step = {NAN, 0.0f, run_lr(o, s->step), 0, &r->model->dp, NULL};
     r->seconds_waited = 0.0;
     (r->trainer->step ? r->trainer->step : train_adamw)(r, &step);
+    if (r->trainer->stepped) { r->trainer->stepped(r, &step); }
     s->step++;
     s->rows += (int64_t)r->n_leaves * o->batch_size;
     s->tokens += n_tokens;

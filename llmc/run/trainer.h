@@ -22,7 +22,7 @@ and the questions about a run that everybody asks. The way of a run: start.h (op
 
 typedef struct Run Run;
 
-enum { MAX_EXTRAS = 4, MAX_SCORES = 16 };
+enum { MAX_EXTRAS = SNAPSHOT_ARENAS_MAX - SNAPSHOT_ARENAS, MAX_SCORES = 16 };
 
 // what one step has computed
 typedef struct {
@@ -63,6 +63,7 @@ typedef struct {
     // forward, loss (dp_loss), backward
     void (*leaf)(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T);
     void (*step)(Run* r, Step* s);                 // or NULL: train_adamw, one loss and one update
+    void (*stepped)(Run* r, const Step* s);        // or NULL: after a step, what follows from new parameters; log_extra
     float (*more_loss)(Run* r, float* grads);      // or NULL: a loss of the parameters alone; adds its gradient
     BatchLosses losses;                            // forward and the loss of each position
     BatchScores scores;                            // or NULL: what else a validation counts
@@ -76,9 +77,9 @@ typedef struct {
 
     // ---- files ----
     FileSum (*write_config)(const Run* r, const char* path, int eot);
-    int (*extras)(const Run* r, Extra* extras);    // or NULL: what it keeps in a checkpoint beside parameters and
-                                                   // moments
-    void (*load_extras)(Run* r, const char* path); // and reads again
+    // or NULL: what it keeps in a checkpoint beside parameters and moments; returns how many, below MAX_EXTRAS
+    int (*extras)(const Run* r, Extra* extras);
+    void (*load_extras)(Run* r, const char* path); // and reads again, where there are any
     json_t* (*summary)(const Run* r);              // or NULL: its keys of summary.json
     void (*write_more)(Run* r, const float* params);  // or NULL: other exports, on rank 0
     void (*close)(Run* r);
