@@ -495,7 +495,8 @@ static double mamba_flops(const Run* r) {
     double n = 0.0;
     for (int i = 0; i < r->model->n_table; i++) {
         const Tensor* t = &r->model->table[i];
-        const int looks_up = (t->field == offsetof(Parameters, embedding) && !(c->head.kind == HEAD_CE && c->head.tied)) ||
+        const int is_embedding = t->field == offsetof(Parameters, embedding);
+        const int looks_up = (is_embedding && !(c->head.kind == HEAD_CE && c->head.tied)) ||
                              (t->field == offsetof(Parameters, prototypes) && c->head.kind == HEAD_HPN);
         if (t->rows > 1 && t->on_disk != CONV && !looks_up && t->field != offsetof(Parameters, A_log)) {
             n += model_flops(r->model, i);
@@ -532,11 +533,11 @@ static double mamba_sparing_bytes(const Run* r, int B, int T) {
 // the largest scratch that an op asks for: the head's gradients, a layer's, or the scan
 static double mamba_workspace_bytes(const Run* r, int B) {
     const Config* c = config_of(r);
-    const int N = B * r->T, n = r->dev.n_threads, train = run_is_training(r) || *r->o.probe,
-              rows = train ? c->head.classes : N;
+    const int N = B * r->T, n = r->dev.n_threads, train = run_is_training(r) || *r->o.probe;
+    const int classes = c->head.classes, rows = train ? classes : N;
     const Room room = room_of(r, B, r->T, TO_TRAIN, (Recompute)workplace(r)->m.recompute);
     double head =
-        fmax((double)gemm_workspace_bytes(N, c->head.classes, n), (double)gemm_workspace_bytes(rows, train ? N : c->M, n));
+        fmax((double)gemm_workspace_bytes(N, classes, n), (double)gemm_workspace_bytes(rows, train ? N : c->M, n));
     double layer =
         fmax((double)gemm_workspace_bytes(N, 2 * c->E, n), (double)gemm_workspace_bytes(2 * c->E, train ? N : c->M, n));
     double scan = (double)scan_workspace_bytes(B, r->T, c->E, c->NS, room.chunk, n);
@@ -577,8 +578,8 @@ static void mamba_load_parameters(Run* r, const SliceSink* sink) {
     }
     if (places_prototypes(r)) {
         float* prototypes = layer_parameters(mamba, 0).prototypes;
-        prototypes_init(prototypes, mamba_placement(&c->head, w->m.proto_init), c->head.classes, c->head.Dp, (uint32_t)r->o.seed,
-                        &r->dev);
+        prototypes_init(prototypes, mamba_placement(&c->head, w->m.proto_init), c->head.classes, c->head.Dp,
+                        (uint32_t)r->o.seed, &r->dev);
     }
     if (*r->weights) { mamba_load(r->weights, model->table, model->n_table, w->old_layers, w->has_head, params); }
     head_init(&mamba->head, &c->head);

@@ -222,7 +222,8 @@ static inline int run_leaves(Option* table, int n, const RunOptions* o, int T) {
         options_fail("batch-size", "%d rows of %d positions are more than %d tokens", o->batch_size, T, INT_MAX / 4);
     }
     if (o->grad_accum > 0) {
-        const int typed = options_given(table, n, "grad-accum") == 1, also = options_given(table, n, "batch-tokens") == 1;
+        const int typed = options_given(table, n, "grad-accum") == 1;
+        const int also = options_given(table, n, "batch-tokens") == 1;
         options_refuse(typed == also && o->batch_tokens > 0, "grad-accum",
                        "says the same as --batch-tokens: give one of them");
         options_set(table, n, also ? "grad-accum" : "batch-tokens", "0");
