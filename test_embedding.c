@@ -58,8 +58,8 @@ static const int shapes[][OP_DIMS] = {  // B, T, C, V, M, t0: few tokens, so tha
 };
 
 static const Op embedding = {
-    "embedding", "BTCVMt",
-    {
+    .name = "embedding", .dims = "BTCVMt",
+    .arrays = {
         {"tokens", "BT", GIVEN | INDEX, 'V', "dwte"},
         {"wte", "VC", GIVEN, 1.0f, ""},
         {"wpe", "MC", GIVEN, 1.0f, ""},
@@ -68,9 +68,10 @@ static const Op embedding = {
         {"dwte", "VC", GRADIENT | ADDED | ASKED | FLOAT, 1.0f},
         {"dwpe", "MC", GRADIENT | ADDED | ASKED | FLOAT, 1.0f},
     },
-    shapes, {{3, 7, 5, 4, 16, 0}},
-    embedding_ref, OP_FAST(embedding_fast), gradients_ref, OP_FAST(gradients_fast),
-    embedding_double, embedding_error, embedding_apart, ANYWHERE | SPECIAL_KERNELS,
+    .shapes = shapes, .traits = ANYWHERE | SPECIAL_KERNELS,
+    .forward_ref = embedding_ref, .forward = OP_FAST(embedding_fast),
+    .backward_ref = gradients_ref, .backward = OP_FAST(gradients_fast),
+    .in_double = embedding_double, .error = embedding_error, .judged = {{3, 7, 5, 4, 16, 0}}, .apart = embedding_apart,
 };
 
 static void check_both(Test* t, const OpProblem* p) {
@@ -157,16 +158,18 @@ static double token_error(int array, const int* d) {
 static const int token_shapes[][OP_DIMS] = {{1, 1, 1}, {7, 33, 3}, {99, 65, 5}, {257, 129, 11}, {0}};  // N, C, V
 
 static const Op token_embedding = {
-    "token embedding", "NCV",
-    {
+    .name = "token embedding", .dims = "NCV",
+    .arrays = {
         {"tokens", "N", GIVEN | INDEX, 'V'},
         {"wte", "VC", GIVEN, 1.0f},
         {"out", "NC", MADE},
         {"dout", "NC", GIVEN, 1.0f},
         {"dwte", "VC", GRADIENT | ADDED, 1.0f},
     },
-    token_shapes, {{21, 5, 4}},
-    token_ref, {token_fast}, token_gradient_ref, {token_gradient_fast}, token_double, token_error,
+    .shapes = token_shapes,
+    .forward_ref = token_ref, .forward = {token_fast},
+    .backward_ref = token_gradient_ref, .backward = {token_gradient_fast},
+    .in_double = token_double, .error = token_error, .judged = {{21, 5, 4}},
 };
 #endif
 
@@ -196,14 +199,15 @@ static const int lengths[][OP_DIMS] = {{1}, {7}, {8}, {33}, {257}, {4096}, {1000
 
 // one sum of two in every build, so kernels need no `apart`
 static const Op residual = {
-    "residual", "n",
-    {
+    .name = "residual", .dims = "n",
+    .arrays = {
         {"left", "n", GIVEN, 1.0f},
         {"right", "n", GIVEN, 1.0f},
         {"out", "n", MADE, 0.0f, NULL, "left right"},
     },
-    lengths, {{257}}, residual_ref, OP_FAST(residual_fast), NULL, {NULL}, residual_double, residual_error, NULL,
-    ANYWHERE | ROWS | SPECIAL_KERNELS,
+    .shapes = lengths, .traits = ANYWHERE | ROWS | SPECIAL_KERNELS,
+    .forward_ref = residual_ref, .forward = OP_FAST(residual_fast),
+    .in_double = residual_double, .error = residual_error, .judged = {{257}},
 };
 
 int main(int argc, char** argv) {

@@ -71,15 +71,17 @@ static const int unit_shapes[][OP_DIMS] = {{1, 1},  {1, 257}, {7, 33},   {16, 16
                                            {257, 1}, {65, 129}, {257, 65}, {0}};
 
 static const Op unit_rows = {
-    "unit", "NC",
-    {
+    .name = "unit", .dims = "NC",
+    .arrays = {
         {"x", "NC", GIVEN, 1.0f},
         {"unit", "NC", MADE, 0.0f, NULL, "x"},
         {"norm", "N", MADE},
         {"dunit", "NC", GIVEN, 1.0f},
         {"dx", "NC", GRADIENT, 0.0f, NULL, "dunit"},
     },
-    unit_shapes, {{19, 33}}, unit_ref, {unit_fast}, unit_slope_ref, {unit_slope}, unit_double, unit_error, NULL, ROWS,
+    .shapes = unit_shapes, .traits = ROWS,
+    .forward_ref = unit_ref, .forward = {unit_fast}, .backward_ref = unit_slope_ref, .backward = {unit_slope},
+    .in_double = unit_double, .error = unit_error, .judged = {{19, 33}},
 };
 
 // ---- the loss ----
@@ -117,8 +119,8 @@ static const int loss_shapes[][OP_DIMS] = {{1, 1, 1}, {1, 257, 3}, {7, 33, 5}, {
                                            {65, 129, 11}, {257, 65, 2}, {0}};
 
 static const Op hpn = {
-    "hpn", "NCV",
-    {
+    .name = "hpn", .dims = "NCV",
+    .arrays = {
         {"z", "NC", GIVEN, 1.0f},
         {"p", "VC", GIVEN, 1.0f},
         {"targets", "N", GIVEN | INDEX, 'V'},
@@ -127,7 +129,8 @@ static const Op hpn = {
         {"dz", "NC", GRADIENT},
         {"dp", "VC", GRADIENT | ADDED | ASKED, 1.0f},
     },
-    loss_shapes, {{0}}, loss_ref, {loss_fast}, loss_slope_ref, {loss_slope}, NULL, NULL, NULL, ROWS, loss_fill,
+    .shapes = loss_shapes, .traits = ROWS, .fill = loss_fill,
+    .forward_ref = loss_ref, .forward = {loss_fast}, .backward_ref = loss_slope_ref, .backward = {loss_slope},
 };
 
 // ---- what is done with N rows of V scores ----
@@ -154,15 +157,16 @@ static void scores_fill(float* const* a, const int* d) {
 }
 
 static const Op scores = {
-    "scores", "NV",
-    {
+    .name = "scores", .dims = "NV",
+    .arrays = {
         {"scores", "NV", GIVEN, 1.0f},
         {"targets", "N", GIVEN | INDEX, 'V'},
         {"logits", "NV", MADE, 0.0f, NULL, "scores"},
         {"scaled", "NV", MADE | ADDED, 1.0f},
         {"ranks", "N", MADE | INDEX},
     },
-    unit_shapes, {{0}}, scores_ref, {scores_fast}, NULL, {NULL}, NULL, NULL, NULL, ROWS, scores_fill,
+    .shapes = unit_shapes, .traits = ROWS, .fill = scores_fill,
+    .forward_ref = scores_ref, .forward = {scores_fast},
 };
 
 // ---- against double ----

@@ -103,8 +103,8 @@ static double apart(const OpProblem* p, int array, size_t i) {
 #define STATISTICS_FOR FAST_KERNELS ? "dinp dweight dbias" : "dinp dweight"
 
 static const Op layernorm = {
-    "layernorm", "NC",
-    {
+    .name = "layernorm", .dims = "NC",
+    .arrays = {
         {"inp", "NC", GIVEN, 2.0f, STATISTICS_FOR},
         {"weight", "C", GIVEN, 1.5f, "dinp"},
         {"bias", "C", GIVEN, 1.0f, ""},
@@ -116,8 +116,10 @@ static const Op layernorm = {
         {"dweight", "C", GRADIENT | ASKED | FLOAT},
         {"dbias", "C", GRADIENT | ASKED | FLOAT},
     },
-    shapes, {{7, 33}, {7, 257}},
-    forward_ref, OP_FAST(forward), backward_ref, OP_FAST(backward), in_double, error, apart, ROWS | ANYWHERE,
+    .shapes = shapes, .traits = ROWS | ANYWHERE,
+    .forward_ref = forward_ref, .forward = OP_FAST(forward),
+    .backward_ref = backward_ref, .backward = OP_FAST(backward),
+    .in_double = in_double, .error = error, .judged = {{7, 33}, {7, 257}}, .apart = apart,
 };
 
 // ---- residual = left + right, and its layernorm: arrays beside these stand where they stand above ----
@@ -144,8 +146,8 @@ static double residual_apart(const OpProblem* p, int array, size_t i) {
 }
 
 static const Op residual_layernorm = {
-    "residual", "NC",
-    {
+    .name = "residual", .dims = "NC",
+    .arrays = {
         {"left", "NC", GIVEN, 2.0f},
         {"weight", "C", GIVEN, 1.5f},
         {"bias", "C", GIVEN, 1.0f},
@@ -155,7 +157,8 @@ static const Op residual_layernorm = {
         {"right", "NC", GIVEN, 1.0f},
         {"residual", "NC", MADE, 0.0f, NULL, "left right"},
     },
-    shapes, {{0}}, residual_ref, OP_FAST(residual), NULL, {NULL}, NULL, NULL, residual_apart, ROWS | ANYWHERE,
+    .shapes = shapes, .traits = ROWS | ANYWHERE,
+    .forward_ref = residual_ref, .forward = OP_FAST(residual), .apart = residual_apart,
 };
 
 // ---- rows whose answer is obvious ----

@@ -3,8 +3,8 @@ An op as a table, from which its promises follow (op_promises.h). Dims are lette
 names the rows:
     enum { INP, WEIGHT, OUT, RSTD, DOUT, DINP, DWEIGHT };
     static const Op rmsnorm = {
-        "rmsnorm", "NC",
-        {
+        .name = "rmsnorm", .dims = "NC",
+        .arrays = {
             {"inp", "NC", GIVEN, 2.0f, "dinp dweight"},  // random in -2 .. 2; not needed where neither is asked for
             {"weight", "C", GIVEN, 1.5f, "dinp"},
             {"out", "NC", MADE},
@@ -13,8 +13,9 @@ names the rows:
             {"dinp", "NC", GRADIENT | ADDED | ASKED, 1.0f},
             {"dweight", "C", GRADIENT | ASKED | FLOAT},
         },
-        shapes, {{7, 33}, {7, 257}},  // those judged in double
-        forward_ref, OP_FAST(forward), backward_ref, OP_FAST(backward), in_double, error, apart, ROWS,
+        .shapes = shapes, .traits = ROWS,
+        .forward_ref = forward_ref, .forward = {forward}, .backward_ref = backward_ref, .backward = {backward},
+        .in_double = in_double, .error = error, .judged = {{7, 33}, {7, 257}},
     };
 dx is the gradient of x; where x is MADE and dx is GIVEN, the loss is the sum of x * dx.
 What is special to an op stays a function beside its table: op_problem makes arrays to put certain numbers in,
@@ -57,6 +58,7 @@ enum {                   // what else is so of an op
 // INDEX ones in a; where X is float, and in C it is, both have all. Tests with kernels write it as
 //     OP_STORED(X)
 //     static void forward(X* const* x, float* const* a, const int* d, const Device* dev) { ... }
+// and .forward = OP_FAST(forward)
 #if defined(__CUDACC__) && !defined(EXACT)
 typedef __nv_bfloat16 OpBf16;
 #define OP_FAST(function) {function<float>, function<OpBf16>}
@@ -77,20 +79,21 @@ typedef struct {
 
 typedef struct OpProblem OpProblem;
 
+// what an op lacks is left out of its initialiser; C++ wants the others in this order
 typedef struct {
     const char *name, *dims;
     OpArray arrays[OP_ARRAYS];
-    const int (*shapes)[OP_DIMS];    // rows of dims; behind the last comes {0}
-    int judged[OP_JUDGED][OP_DIMS];  // those judged in double
+    const int (*shapes)[OP_DIMS];                              // rows of dims; behind the last comes {0}
+    int traits;
+    void (*fill)(float* const* a, const int* d);               // what GIVEN arrays must hold beside random numbers
     OpPlain forward_ref;
     OpFast forward;
     OpPlain backward_ref;
     OpFast backward;
     void (*in_double)(double* const* a, const int* d);         // writes what is MADE, or what of it `error` judges
     double (*error)(int array, const int* d);                  // of the plain loop, with its reason; < 0: not judged
+    int judged[OP_JUDGED][OP_DIMS];                            // the shapes that are judged in double
     double (*apart)(const OpProblem* p, int array, size_t i);  // of fast kernels and plain loop; 0: bits must be equal
-    int traits;
-    void (*fill)(float* const* a, const int* d);               // what GIVEN arrays must hold beside random numbers
 } Op;
 
 enum { EASY, HARD, FEW_SPECIALS, MANY_SPECIALS };  // the kinds of numbers: hard_array, then with Inf and NaN
