@@ -102,9 +102,9 @@ static const int shapes[][OP_DIMS] = {  // N, M, is it real?
 static const Op goodness_rows = {
     .name = "goodness", .dims = "NMr",
     .arrays = {
-        {"o", "NM", GIVEN, 2.0f},
-        {"losses", "N", MADE},
-        {"dout", "NM", MADE, 0.0f, NULL, "o"},
+        {O, "o", "NM", GIVEN, 2.0f},
+        {LOSSES, "losses", "N", MADE},
+        {DOUT, "dout", "NM", MADE, 0.0f, NULL, "o"},
     },
     .shapes = shapes, .traits = ROWS, .forward_ref = goodness_ref, .forward = {goodness_fast},
 };

@@ -73,11 +73,11 @@ static const int unit_shapes[][OP_DIMS] = {{1, 1},  {1, 257}, {7, 33},   {16, 16
 static const Op unit_rows = {
     .name = "unit", .dims = "NC",
     .arrays = {
-        {"x", "NC", GIVEN, 1.0f},
-        {"unit", "NC", MADE, 0.0f, NULL, "x"},
-        {"norm", "N", MADE},
-        {"dunit", "NC", GIVEN, 1.0f},
-        {"dx", "NC", GRADIENT, 0.0f, NULL, "dunit"},
+        {X, "x", "NC", GIVEN, 1.0f},
+        {UNIT, "unit", "NC", MADE, 0.0f, NULL, "x"},
+        {NORM, "norm", "N", MADE},
+        {DUNIT, "dunit", "NC", GIVEN, 1.0f},
+        {DX, "dx", "NC", GRADIENT, 0.0f, NULL, "dunit"},
     },
     .shapes = unit_shapes, .traits = ROWS,
     .forward_ref = unit_ref, .forward = {unit_fast}, .backward_ref = unit_slope_ref, .backward = {unit_slope},
@@ -121,13 +121,13 @@ static const int loss_shapes[][OP_DIMS] = {{1, 1, 1}, {1, 257, 3}, {7, 33, 5}, {
 static const Op hpn = {
     .name = "hpn", .dims = "NCV",
     .arrays = {
-        {"z", "NC", GIVEN, 1.0f},
-        {"p", "VC", GIVEN, 1.0f},
-        {"targets", "N", GIVEN | INDEX, 'V'},
-        {"losses", "N", MADE},
-        {"cosines", "N", MADE},
-        {"dz", "NC", GRADIENT},
-        {"dp", "VC", GRADIENT | ADDED | ASKED, 1.0f},
+        {Z, "z", "NC", GIVEN, 1.0f},
+        {P, "p", "VC", GIVEN, 1.0f},
+        {TARGETS, "targets", "N", GIVEN | INDEX, 'V'},
+        {LOSSES, "losses", "N", MADE},
+        {COSINES, "cosines", "N", MADE},
+        {DZ, "dz", "NC", GRADIENT},
+        {DP, "dp", "VC", GRADIENT | ADDED | ASKED, 1.0f},
     },
     .shapes = loss_shapes, .traits = ROWS, .fill = loss_fill,
     .forward_ref = loss_ref, .forward = {loss_fast}, .backward_ref = loss_slope_ref, .backward = {loss_slope},
@@ -135,10 +135,10 @@ static const Op hpn = {
 
 // ---- what is done with N rows of V scores ----
 
-enum { SCORES, TARGET, LOGITS, SCALED, RANKS };
+enum { SCORES, LABELS, LOGITS, SCALED, RANKS };
 
 static void scores_ref(float* const* a, const int* d) {
-    const int *targets = (int*)a[TARGET], N = d['N'], V = d['V'];
+    const int *targets = (int*)a[LABELS], N = d['N'], V = d['V'];
     hpn_scale_array_ref(a[SCALED], 16.3f, (size_t)N * (size_t)V);
     for (int n = 0; n < N; n++) {
         ((int*)a[RANKS])[n] = targets[n] < 0 ? -1 : hpn_target_rank_ref(a[SCORES] + n * V, targets[n], V);
@@ -148,22 +148,22 @@ static void scores_ref(float* const* a, const int* d) {
 
 static void scores_fast(float* const* x, float* const* a, const int* d, const Device* dev) {
     hpn_scale_array(a[SCALED], 16.3f, (size_t)d['N'] * (size_t)d['V'], dev);
-    hpn_target_ranks((int*)a[RANKS], a[SCORES], (int*)a[TARGET], d['N'], d['V'], dev);
+    hpn_target_ranks((int*)a[RANKS], a[SCORES], (int*)a[LABELS], d['N'], d['V'], dev);
     hpn_readout(a[LOGITS], a[SCORES], d['N'], d['V'], dev);
 }
 
 static void scores_fill(float* const* a, const int* d) {
-    for (int n = 0; n < d['N']; n += 5) { ((int*)a[TARGET])[n] = -1 - n; }
+    for (int n = 0; n < d['N']; n += 5) { ((int*)a[LABELS])[n] = -1 - n; }
 }
 
 static const Op scores = {
     .name = "scores", .dims = "NV",
     .arrays = {
-        {"scores", "NV", GIVEN, 1.0f},
-        {"targets", "N", GIVEN | INDEX, 'V'},
-        {"logits", "NV", MADE, 0.0f, NULL, "scores"},
-        {"scaled", "NV", MADE | ADDED, 1.0f},
-        {"ranks", "N", MADE | INDEX},
+        {SCORES, "scores", "NV", GIVEN, 1.0f},
+        {LABELS, "labels", "N", GIVEN | INDEX, 'V'},
+        {LOGITS, "logits", "NV", MADE, 0.0f, NULL, "scores"},
+        {SCALED, "scaled", "NV", MADE | ADDED, 1.0f},
+        {RANKS, "ranks", "N", MADE | INDEX},
     },
     .shapes = unit_shapes, .traits = ROWS, .fill = scores_fill,
     .forward_ref = scores_ref, .forward = {scores_fast},

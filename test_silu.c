@@ -38,10 +38,10 @@ static const int lengths[][OP_DIMS] = {{1}, {7}, {16}, {33}, {255}, {257}, {1009
 static const Op softplus = {
     .name = "softplus", .dims = "n",
     .arrays = {
-        {"inp", "n", GIVEN, 8.0f},
-        {"out", "n", MADE, 0.0f, NULL, "inp"},
-        {"dout", "n", GIVEN, 1.0f},
-        {"dinp", "n", GRADIENT, 0.0f, NULL, "dout"},
+        {INP, "inp", "n", GIVEN, 8.0f},
+        {OUT, "out", "n", MADE, 0.0f, NULL, "inp"},
+        {DOUT, "dout", "n", GIVEN, 1.0f},
+        {DINP, "dinp", "n", GRADIENT, 0.0f, NULL, "dout"},
     },
     .shapes = lengths, .traits = ANYWHERE | ROWS,
     .forward_ref = softplus_ref, .forward = {softplus_fast},
@@ -117,12 +117,12 @@ static const int gate_shapes[][OP_DIMS] = {  // N, C, S, D
 static const Op gate = {
     .name = "gate", .dims = "NCSD",
     .arrays = {
-        {"y", "NC", GIVEN, 1.0f},
-        {"z", "NS", GIVEN, 8.0f},
-        {"out", "NC", MADE, 0.0f, NULL, "y"},
-        {"dout", "NC", GIVEN, 1.0f},
-        {"dy", "NC", GRADIENT, 0.0f, NULL, "dout y"},
-        {"dz", "ND", GRADIENT | PARTLY, 1.0f, NULL, "z"},
+        {Y, "y", "NC", GIVEN, 1.0f},
+        {Z, "z", "NS", GIVEN, 8.0f},
+        {GATED, "gated", "NC", MADE, 0.0f, NULL, "y"},
+        {DGATED, "dgated", "NC", GIVEN, 1.0f},
+        {DY, "dy", "NC", GRADIENT, 0.0f, NULL, "dgated y"},
+        {DZ, "dz", "ND", GRADIENT | PARTLY, 1.0f, NULL, "z"},
     },
     .shapes = gate_shapes, .traits = ROWS,
     .forward_ref = gate_ref, .forward = {gate_fast}, .backward_ref = gate_slope_ref, .backward = {gate_slope},

@@ -1,17 +1,17 @@
 /*
-An op as a table, from which its promises follow (op_promises.h). Dims are letters, an array is a row, and an enum
-names the rows:
+An op as a table, from which its promises follow (op_promises.h). Dims are letters, an array is a row, and an enum of
+the table's own numbers the rows:
     enum { INP, WEIGHT, OUT, RSTD, DOUT, DINP, DWEIGHT };
     static const Op rmsnorm = {
         .name = "rmsnorm", .dims = "NC",
         .arrays = {
-            {"inp", "NC", GIVEN, 2.0f, "dinp dweight"},  // random in -2 .. 2; not needed where neither is asked for
-            {"weight", "C", GIVEN, 1.5f, "dinp"},
-            {"out", "NC", MADE},
-            {"rstd", "N", MADE | FLOAT, 0.0f, "dinp dweight"},
-            {"dout", "NC", GIVEN, 1.0f, "dinp dweight"},
-            {"dinp", "NC", GRADIENT | ADDED | ASKED, 1.0f},
-            {"dweight", "C", GRADIENT | ASKED | FLOAT},
+            {INP, "inp", "NC", GIVEN, 2.0f, "dinp dweight"},  // random in -2 .. 2; not needed where neither is asked for
+            {WEIGHT, "weight", "C", GIVEN, 1.5f, "dinp"},
+            {OUT, "out", "NC", MADE},
+            {RSTD, "rstd", "N", MADE | FLOAT, 0.0f, "dinp dweight"},
+            {DOUT, "dout", "NC", GIVEN, 1.0f, "dinp dweight"},
+            {DINP, "dinp", "NC", GRADIENT | ADDED | ASKED, 1.0f},
+            {DWEIGHT, "dweight", "C", GRADIENT | ASKED | FLOAT},
         },
         .shapes = shapes, .traits = ROWS,
         .forward_ref = forward_ref, .forward = {forward}, .backward_ref = backward_ref, .backward = {backward},
@@ -40,6 +40,7 @@ enum {             // what an array is
 };
 
 typedef struct {
+    int number;           // of the row, from the enum
     const char* name;
     const char* extents;  // dims, multiplied
     int role;
@@ -120,6 +121,23 @@ static inline OpRun op_run_of_(int backward, int plain) {
 }
 
 // ---- tables ----
+
+static inline int op_n_arrays_(const Op* op) {
+    int n = 0;
+    while (n < OP_ARRAYS && op->arrays[n].name) { n++; }
+    return n;
+}
+
+// stops where a table contradicts itself: its promises would crash, or promise nothing
+static inline void op_check_table_(const Op* op) {
+    for (int i = 0; i < op_n_arrays_(op); i++) {
+        const OpArray* r = &op->arrays[i];
+        if (r->number != i) {
+            fail_run("%s: row %d of the table, \"%s\", has number %d: the rows must stand as in their enum", op->name, i,
+                     r->name, r->number);
+        }
+    }
+}
 
 static inline int op_is_(const OpProblem* p, int i, int role) { return (p->op->arrays[i].role & role) != 0; }
 
@@ -301,8 +319,7 @@ static inline float* op_numbers_(const OpProblem* p, int i, int kind) {
 static inline OpProblem op_problem(const Op* op, const int* shape, int kind, int as_bf16) {
     OpProblem p;
     memset(&p, 0, sizeof p);
-    p.op = op, p.d[AS_BF16] = as_bf16;
-    while (p.n < OP_ARRAYS && op->arrays[p.n].name) { p.n++; }
+    p.op = op, p.n = op_n_arrays_(op), p.d[AS_BF16] = as_bf16;
     for (int i = 0; op->dims[i]; i++) { p.d[(int)op->dims[i]] = shape[i]; }
     for (int i = 0; i < p.n; i++) {
         if (op_is_(&p, i, GIVEN)) { p.a[i] = op_numbers_(&p, i, kind); }

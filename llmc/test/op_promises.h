@@ -244,7 +244,7 @@ static inline void op_add_(OpPromises* o, const Op* op, const char* name, void (
     size_t used = 0;
     if (o->n == OP_PROMISES) { fail_run("%s: more than %d promises", op->name, OP_PROMISES); }
     char *whole = o->texts[o->n], *title = o->names[o->n];
-    for (int i = 0; i < OP_ARRAYS && op->arrays[i].name; i++) {
+    for (int i = 0; i < op_n_arrays_(op); i++) {
         const OpArray* r = &op->arrays[i];
         if (!(r->role & role) || used > 60) { continue; }
         used += (size_t)snprintf(whole + used, 128 - used, "%s%s%s", used ? ", " : "", r->name,
@@ -257,6 +257,7 @@ static inline void op_add_(OpPromises* o, const Op* op, const char* name, void (
 }
 
 static inline void op_add_all_(OpPromises* o, const Op* op) {
+    op_check_table_(op);
     const char* bits = FAST_KERNELS ? "what fast kernels may be apart from the plain loop, at odd shapes"
                                     : "the plain loop's bits at odd shapes";
     const char* special = "the same with cancellation, subnormals, -0, Inf, NaN";
