@@ -45,7 +45,7 @@ typedef struct {
     const char* extents;  // dims, multiplied
     int role;
     float scale;          // of the random numbers that it starts with
-    const char* needed;   // of what backward reads: the gradients that need it; left out: it is always there
+    const char* needed;   // of what backward reads: the ASKED gradients that need it; left out: it is always there
     const char* may_be;   // of what is written: arrays whose place it may take, where they are as long
 } OpArray;
 
@@ -128,6 +128,20 @@ static inline int op_n_arrays_(const Op* op) {
     return n;
 }
 
+// every word must be the name of an array that has one of those roles
+static inline void op_check_words_(const Op* op, const OpArray* r, const char* words, int role) {
+    for (const char* w = words; w && *w; w += strspn(w, " ")) {
+        size_t length = strcspn(w, " ");
+        int i = 0, n = op_n_arrays_(op);
+        while (i < n && (strncmp(op->arrays[i].name, w, length) != 0 || op->arrays[i].name[length])) { i++; }
+        if (i == n || !(op->arrays[i].role & role)) {
+            fail_run("%s: the row of %s names \"%.*s\", which is no %s of the table", op->name, r->name, (int)length, w,
+                     role == ASKED ? "ASKED gradient" : "other array");
+        }
+        w += length;
+    }
+}
+
 // stops where a table contradicts itself: its promises would crash, or promise nothing
 static inline void op_check_table_(const Op* op) {
     for (int i = 0; i < op_n_arrays_(op); i++) {
@@ -136,6 +150,11 @@ static inline void op_check_table_(const Op* op) {
             fail_run("%s: row %d of the table, \"%s\", has number %d: the rows must stand as in their enum", op->name, i,
                      r->name, r->number);
         }
+        if ((r->role & MADE && !op->forward_ref) || (r->role & GRADIENT && !op->backward_ref)) {
+            fail_run("%s: no plain loop writes %s", op->name, r->name);
+        }
+        op_check_words_(op, r, r->needed, ASKED);
+        op_check_words_(op, r, r->may_be, GIVEN | MADE | GRADIENT);
     }
 }
 

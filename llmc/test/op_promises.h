@@ -199,12 +199,14 @@ static inline double op_loss_(const double* x, void* arg) {
 // array i of the plain loop: what is MADE against the formula, a gradient against finite differences
 static inline int op_check_double_(Test* t, OpDouble* o, int i, int role) {
     const OpProblem* p = o->p;
+    const char* name = p->op->arrays[i].name;
     int of = role == GRADIENT ? op_of_(p, i, GIVEN) : i;
-    double error = op_is_(p, i, role) && of >= 0 ? p->op->error(i, p->d) : -1.0;
+    double error = op_is_(p, i, role) ? p->op->error(i, p->d) : -1.0;
     if (error < 0.0) { return 0; }
+    if (of < 0) { fail_run("%s: %s is judged, but is the gradient of no GIVEN array", p->op->name, name); }
     double* want = role == GRADIENT ? finite_differences(op_loss_, o->x[of], op_length(p, of), o) : o->x[i];
     for (size_t j = 0; op_is_(p, i, ADDED) && j < op_length(p, i); j++) { want[j] += (double)p->before[i][j]; }
-    check_close(t, p->op->arrays[i].name, p->a[i], want, op_length(p, i), error);
+    check_close(t, name, p->a[i], want, op_length(p, i), error);
     if (role == GRADIENT) { free(want); }
     return 1;
 }
