@@ -60,7 +60,7 @@ static const int shapes[][OP_DIMS] = {  // B, T, C, V, M, t0: few tokens, so tha
 static const Op embedding = {
     .name = "embedding", .dims = "BTCVMt",
     .arrays = {
-        {TOKENS, "tokens", "BT", GIVEN | INDEX, 'V', "dwte"},
+        {.number = TOKENS, .name = "tokens", .extents = "BT", .role = GIVEN | INDEX, .needed = "dwte", .below = 'V'},
         {WTE, "wte", "VC", GIVEN, 1.0f, ""},
         {WPE, "wpe", "MC", GIVEN, 1.0f, ""},
         {OUT, "out", "BTC", MADE, 0.0f, ""},
@@ -162,7 +162,7 @@ static const int token_shapes[][OP_DIMS] = {{1, 1, 1}, {7, 33, 3}, {99, 65, 5}, 
 static const Op token_embedding = {
     .name = "token embedding", .dims = "NCV",
     .arrays = {
-        {TOKEN_IDS, "token_ids", "N", GIVEN | INDEX, 'V'},
+        {.number = TOKEN_IDS, .name = "token_ids", .extents = "N", .role = GIVEN | INDEX, .below = 'V'},
         {TOKEN_WTE, "token_wte", "VC", GIVEN, 1.0f},
         {TOKEN_OUT, "token_out", "NC", MADE},
         {DTOKEN_OUT, "dtoken_out", "NC", GIVEN, 1.0f},

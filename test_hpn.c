@@ -123,7 +123,7 @@ static const Op hpn = {
     .arrays = {
         {Z, "z", "NC", GIVEN, 1.0f},
         {P, "p", "VC", GIVEN, 1.0f},
-        {TARGETS, "targets", "N", GIVEN | INDEX, 'V'},
+        {.number = TARGETS, .name = "targets", .extents = "N", .role = GIVEN | INDEX, .below = 'V'},
         {LOSSES, "losses", "N", MADE},
         {COSINES, "cosines", "N", MADE},
         {DZ, "dz", "NC", GRADIENT},
@@ -160,7 +160,7 @@ static const Op scores = {
     .name = "scores", .dims = "NV",
     .arrays = {
         {SCORES, "scores", "NV", GIVEN, 1.0f},
-        {LABELS, "labels", "N", GIVEN | INDEX, 'V'},
+        {.number = LABELS, .name = "labels", .extents = "N", .role = GIVEN | INDEX, .below = 'V'},
         {LOGITS, "logits", "NV", MADE, 0.0f, NULL, "scores"},
         {SCALED, "scaled", "NV", MADE | ADDED, 1.0f},
         {RANKS, "ranks", "N", MADE | INDEX},

@@ -129,11 +129,14 @@ enum { LEFT, RIGHT, RESIDUAL, NORM_WEIGHT, NORM_BIAS, NORM_OUT, NORM_MEAN, NORM_
 static void residual_ref(float* const* a, const int* d) {
     residual_layernorm_forward_ref(a[RESIDUAL], a[NORM_OUT], a[NORM_MEAN], a[NORM_RSTD], a[LEFT], a[RIGHT],
                                    a[NORM_WEIGHT], a[NORM_BIAS], d['N'], d['C']);
-    if (d[AS_BF16]) {  // what is normalised is what was stored
-        op_store(a[RESIDUAL], (size_t)d['N'] * (size_t)d['C'], d);
-        layernorm_forward_ref(a[NORM_OUT], a[NORM_MEAN], a[NORM_RSTD], a[RESIDUAL], a[NORM_WEIGHT], a[NORM_BIAS],
-                              d['N'], d['C']);
-    }
+}
+
+// what is normalised is what was stored
+static void residual_bf16_ref(float* const* a, const int* d) {
+    residual_ref(a, d);
+    op_store_bf16(a[RESIDUAL], (size_t)d['N'] * (size_t)d['C']);
+    layernorm_forward_ref(a[NORM_OUT], a[NORM_MEAN], a[NORM_RSTD], a[RESIDUAL], a[NORM_WEIGHT], a[NORM_BIAS], d['N'],
+                          d['C']);
 }
 
 OP_STORED(X)
@@ -165,7 +168,8 @@ static const Op residual_layernorm = {
         {NORM_RSTD, "norm_rstd", "N", MADE | FLOAT},
     },
     .shapes = shapes, .traits = ROWS | ANYWHERE,
-    .forward_ref = residual_ref, .forward = OP_FAST(residual), .apart = residual_apart,
+    .forward_ref = residual_ref, .forward_bf16_ref = residual_bf16_ref, .forward = OP_FAST(residual),
+    .apart = residual_apart,
 };
 
 // ---- rows whose answer is obvious ----

@@ -42,11 +42,9 @@ static inline void op_check_shapes_(Test* t, int backward, int first_kind, int l
         for (int kind = first_kind; kind <= last_kind; kind++) {
             OpProblem p = op_problem(op, op->shapes[i], kind, as_bf16);
             int too_large = N_TEST_THREADS == 1 && kind != EASY && op_larger_(&p, 3000);
-            if (op->traits & ANYWHERE && kind == EASY && !op_larger_(&p, 4096)) {
-                op_check_shifted_(t, &p, backward);
-                n_shifted++;
-            }
-            n_tried += !too_large;
+            int shifts = op->traits & ANYWHERE && kind == EASY && !op_larger_(&p, 4096);
+            if (shifts) { op_check_shifted_(t, &p, backward); }
+            n_shifted += shifts, n_tried += !too_large;
             for (int j = 0; j < N_TEST_THREADS && !too_large; j++) {
                 Device dev = test_device(test_threads(j));
                 op_check(t, &p, backward, &dev);
@@ -112,9 +110,9 @@ static inline void op_test_asked_(Test* t) {
     int n_tried = 0;
     for (int i = 0; op->shapes[i][0]; i++) {
         OpProblem p = op_problem(op, op->shapes[i], HARD, 0);
-        int too_large = op_larger_(&p, 10000);
-        n_tried += !too_large;
-        for (int plain = 0; plain < 2 && !too_large; plain++) { op_check_asked_(t, &p, plain, &dev); }
+        for (int plain = 0; plain < 2 && !op_larger_(&p, 10000); plain++, n_tried++) {
+            op_check_asked_(t, &p, plain, &dev);
+        }
         op_problem_free(&p);
     }
     check(t, n_tried > 0, "no shape is small enough");
@@ -166,10 +164,10 @@ static inline void op_test_rows_apart_(Test* t) {
     int n_tried = 0;
     for (int i = 0; op->shapes[i][0]; i++) {
         OpProblem p = op_problem(op, op->shapes[i], EASY, 0);
-        int too_large = op_larger_(&p, 3000);
-        n_tried += !too_large && p.d[(int)op->dims[0]] > 1;
-        if (op->forward_ref && !too_large) { op_check_rows_(t, &p, 0, &dev); }
-        if (op->backward_ref && !too_large) { op_check_rows_(t, &p, 1, &dev); }
+        int small = !op_larger_(&p, 3000);
+        if (op->forward_ref && small) { op_check_rows_(t, &p, 0, &dev); }
+        if (op->backward_ref && small) { op_check_rows_(t, &p, 1, &dev); }
+        n_tried += small && p.d[(int)op->dims[0]] > 1;
         op_problem_free(&p);
     }
     check(t, n_tried > 0, "no shape of several rows is small enough");
@@ -213,14 +211,13 @@ static inline double op_loss_(const double* x, void* arg) {
 // array i of the plain loop: what is MADE against the formula, a gradient against finite differences
 static inline int op_check_double_(Test* t, OpDouble* o, int i, int role) {
     const OpProblem* p = o->p;
-    const char* name = p->op->arrays[i].name;
     int of = role == GRADIENT ? op_of_(p, i, GIVEN) : i;
     double error = op_is_(p, i, role) ? p->op->error(i, p->d) : -1.0;
     if (error < 0.0) { return 0; }
-    if (of < 0) { fail_run("%s: %s is judged, but is the gradient of no GIVEN array", p->op->name, name); }
+    if (of < 0) { fail_run("%s: %s is the gradient of no GIVEN array", p->op->name, p->op->arrays[i].name); }
     double* want = role == GRADIENT ? finite_differences(op_loss_, o->x[of], op_length(p, of), o) : o->x[i];
     for (size_t j = 0; op_is_(p, i, ADDED) && j < op_length(p, i); j++) { want[j] += (double)p->before[i][j]; }
-    check_close(t, name, p->a[i], want, op_length(p, i), error);
+    check_close(t, p->op->arrays[i].name, p->a[i], want, op_length(p, i), error);
     if (role == GRADIENT) { free(want); }
     return 1;
 }
