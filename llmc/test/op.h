@@ -155,7 +155,7 @@ static inline void op_check_table_(const Op* op) {
         int needs_below = r->role & INDEX && r->role & GIVEN, has_below = r->below && strchr(op->dims, r->below);
         if (r->number != i) { fail_run("%s: %s is row %d, but number %d of its enum", op->name, row, i, r->number); }
         if (unwritten) { fail_run("%s: no plain loop writes %s", op->name, row); }
-        if (*unknown || needs_below != has_below) { fail_run("%s: %s: dims are \"%s\"", op->name, row, op->dims); }
+        if (*unknown || needs_below != has_below) { fail_run("%s: %s needs dims of \"%s\"", op->name, row, op->dims); }
         op_check_words_(op, row, r->needed, ASKED, "ASKED gradients");
         op_check_words_(op, row, r->may_be, GIVEN | MADE | GRADIENT, "arrays");
     }
