@@ -1,6 +1,6 @@
 /*
-An op as a table, from which its promises follow (op_promises.h). Dims are letters, an array is a row, and an enum of
-the table's own numbers the rows:
+An op as a table, from which its promises follow (op_promises.h). Dims are letters, an array is a row, and rows
+have the numbers of an enum that is this table's alone:
     enum { INP, WEIGHT, OUT, RSTD, DOUT, DINP, DWEIGHT };
     static const Op rmsnorm = {
         .name = "rmsnorm", .dims = "NC",
