@@ -86,25 +86,28 @@ static double error(int array, const int* d) {
 static int shapes[160][OP_DIMS];
 
 static const Op conv1d = {
-    "conv1d", "BTCKkSDp",
-    {
-        {"inp", "BTS", GIVEN, 1.0f, "dweight"},
-        {"weight", "CK", GIVEN, 1.0f, "dinp"},
-        {"bias", "C", GIVEN, 1.0f, ""},
-        {"history", "BkC", GIVEN, 1.0f, "dweight"},
-        {"starts", "BT", GIVEN | INDEX, 'B', "dinp dweight dbias"},
-        {"conv", "BTC", MADE, 0.0f, "dinp dweight dbias"},
-        {"out", "BTC", MADE, 0.0f, "", "conv"},
-        {"dout", "BTC", GIVEN, 1.0f, "dinp dweight dbias"},
-        {"dinp", "BTD", GRADIENT | PARTLY | ASKED, 1.0f, NULL, "inp"},
-        {"dweight", "CK", GRADIENT | ASKED},
-        {"dbias", "C", GRADIENT | ASKED},
+    .name = "conv1d", .dims = "BTCKkSDp",
+    .arrays = {
+        {INP, "inp", "BTS", GIVEN, 1.0f, "dweight"},
+        {WEIGHT, "weight", "CK", GIVEN, 1.0f, "dinp"},
+        {BIAS, "bias", "C", GIVEN, 1.0f, ""},
+        {HISTORY, "history", "BkC", GIVEN, 1.0f, "dweight"},
+        {.number = STARTS, .name = "starts", .extents = "BT", .role = GIVEN | INDEX, .needed = "dinp dweight dbias",
+         .below = 'B'},
+        {CONV, "conv", "BTC", MADE, 0.0f, "dinp dweight dbias"},
+        {OUT, "out", "BTC", MADE, 0.0f, "", "conv"},
+        {DOUT, "dout", "BTC", GIVEN, 1.0f, "dinp dweight dbias"},
+        {DINP, "dinp", "BTD", GRADIENT | PARTLY | ASKED, 1.0f, NULL, "inp"},
+        {DWEIGHT, "dweight", "CK", GRADIENT | ASKED},
+        {DBIAS, "dbias", "C", GRADIENT | ASKED},
     },
-    shapes,
-    {{3, 11, 5, 1, 0, 5, 5, 1}, {3, 11, 5, 1, 0, 5, 5, 3}, {3, 11, 5, 1, 0, 5, 5, 5}, {3, 11, 5, 1, 0, 5, 5, 7},
-     {3, 11, 5, 4, 3, 5, 5, 1}, {3, 11, 5, 4, 3, 5, 5, 3}, {3, 11, 5, 4, 3, 5, 5, 5}, {3, 11, 5, 4, 3, 5, 5, 7},
-     {3, 11, 5, 7, 6, 5, 5, 1}, {3, 11, 5, 7, 6, 5, 5, 3}, {3, 11, 5, 7, 6, 5, 5, 5}, {3, 11, 5, 7, 6, 5, 5, 7}},
-    forward_ref, {forward}, backward_ref, {backward}, in_double, error, NULL, ROWS, fill,
+    .shapes = shapes, .traits = ROWS, .fill = fill,
+    .forward_ref = forward_ref, .forward = {forward}, .backward_ref = backward_ref, .backward = {backward},
+    .in_double = in_double, .error = error, .judged = {
+        {3, 11, 5, 1, 0, 5, 5, 1}, {3, 11, 5, 1, 0, 5, 5, 3}, {3, 11, 5, 1, 0, 5, 5, 5}, {3, 11, 5, 1, 0, 5, 5, 7},
+        {3, 11, 5, 4, 3, 5, 5, 1}, {3, 11, 5, 4, 3, 5, 5, 3}, {3, 11, 5, 4, 3, 5, 5, 5}, {3, 11, 5, 4, 3, 5, 5, 7},
+        {3, 11, 5, 7, 6, 5, 5, 1}, {3, 11, 5, 7, 6, 5, 5, 3}, {3, 11, 5, 7, 6, 5, 5, 5}, {3, 11, 5, 7, 6, 5, 5, 7},
+    },
 };
 
 // inp is the left part of wider rows, or alone in its own; dinp lies as inp does, or `apart` in rows of C

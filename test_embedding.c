@@ -58,19 +58,20 @@ static const int shapes[][OP_DIMS] = {  // B, T, C, V, M, t0: few tokens, so tha
 };
 
 static const Op embedding = {
-    "embedding", "BTCVMt",
-    {
-        {"tokens", "BT", GIVEN | INDEX, 'V', "dwte"},
-        {"wte", "VC", GIVEN, 1.0f, ""},
-        {"wpe", "MC", GIVEN, 1.0f, ""},
-        {"out", "BTC", MADE, 0.0f, ""},
-        {"dout", "BTC", GIVEN, 1.0f, "dwte dwpe"},
-        {"dwte", "VC", GRADIENT | ADDED | ASKED | FLOAT, 1.0f},
-        {"dwpe", "MC", GRADIENT | ADDED | ASKED | FLOAT, 1.0f},
+    .name = "embedding", .dims = "BTCVMt",
+    .arrays = {
+        {.number = TOKENS, .name = "tokens", .extents = "BT", .role = GIVEN | INDEX, .needed = "dwte", .below = 'V'},
+        {WTE, "wte", "VC", GIVEN, 1.0f, ""},
+        {WPE, "wpe", "MC", GIVEN, 1.0f, ""},
+        {OUT, "out", "BTC", MADE, 0.0f, ""},
+        {DOUT, "dout", "BTC", GIVEN, 1.0f, "dwte dwpe"},
+        {DWTE, "dwte", "VC", GRADIENT | ADDED | ASKED | FLOAT, 1.0f},
+        {DWPE, "dwpe", "MC", GRADIENT | ADDED | ASKED | FLOAT, 1.0f},
     },
-    shapes, {{3, 7, 5, 4, 16, 0}},
-    embedding_ref, OP_FAST(embedding_fast), gradients_ref, OP_FAST(gradients_fast),
-    embedding_double, embedding_error, embedding_apart, ANYWHERE | SPECIAL_KERNELS,
+    .shapes = shapes, .traits = ANYWHERE | SPECIAL_KERNELS,
+    .forward_ref = embedding_ref, .forward = OP_FAST(embedding_fast),
+    .backward_ref = gradients_ref, .backward = OP_FAST(gradients_fast),
+    .in_double = embedding_double, .error = embedding_error, .judged = {{3, 7, 5, 4, 16, 0}}, .apart = embedding_apart,
 };
 
 static void check_both(Test* t, const OpProblem* p) {
@@ -125,29 +126,31 @@ static void test_order(Test* t) {
     op_problem_free(&p);
 }
 
-// ---- without positions, in C only: tokens and wte stand where they stand above ----
+// ---- without positions, in C only ----
 
 #ifndef __CUDACC__
-enum { TOKEN_OUT = 2, TOKEN_DOUT, TOKEN_DWTE };
+enum { TOKEN_IDS, TOKEN_WTE, TOKEN_OUT, DTOKEN_OUT, DTOKEN_WTE };
 
 static void token_ref(float* const* a, const int* d) {
-    token_embedding_forward_ref(a[TOKEN_OUT], (int*)a[TOKENS], a[WTE], d['N'], d['C']);
+    token_embedding_forward_ref(a[TOKEN_OUT], (int*)a[TOKEN_IDS], a[TOKEN_WTE], d['N'], d['C']);
 }
 
 static void token_fast(float* const* x, float* const* a, const int* d, const Device* dev) {
-    token_embedding_forward(a[TOKEN_OUT], (int*)a[TOKENS], a[WTE], d['N'], d['C'], dev);
+    token_embedding_forward(a[TOKEN_OUT], (int*)a[TOKEN_IDS], a[TOKEN_WTE], d['N'], d['C'], dev);
 }
 
 static void token_gradient_ref(float* const* a, const int* d) {
-    token_embedding_backward_ref(a[TOKEN_DWTE], a[TOKEN_DOUT], (int*)a[TOKENS], d['N'], d['C']);
+    token_embedding_backward_ref(a[DTOKEN_WTE], a[DTOKEN_OUT], (int*)a[TOKEN_IDS], d['N'], d['C']);
 }
 
 static void token_gradient_fast(float* const* x, float* const* a, const int* d, const Device* dev) {
-    token_embedding_backward(a[TOKEN_DWTE], a[TOKEN_DOUT], (int*)a[TOKENS], d['N'], d['C'], dev);
+    token_embedding_backward(a[DTOKEN_WTE], a[DTOKEN_OUT], (int*)a[TOKEN_IDS], d['N'], d['C'], dev);
 }
 
 static void token_double(double* const* a, const int* d) {
-    for (int i = 0, C = d['C']; i < d['N'] * C; i++) { a[TOKEN_OUT][i] = a[WTE][(int)a[TOKENS][i / C] * C + i % C]; }
+    for (int i = 0, C = d['C']; i < d['N'] * C; i++) {
+        a[TOKEN_OUT][i] = a[TOKEN_WTE][(int)a[TOKEN_IDS][i / C] * C + i % C];
+    }
 }
 
 static double token_error(int array, const int* d) {
@@ -157,16 +160,18 @@ static double token_error(int array, const int* d) {
 static const int token_shapes[][OP_DIMS] = {{1, 1, 1}, {7, 33, 3}, {99, 65, 5}, {257, 129, 11}, {0}};  // N, C, V
 
 static const Op token_embedding = {
-    "token embedding", "NCV",
-    {
-        {"tokens", "N", GIVEN | INDEX, 'V'},
-        {"wte", "VC", GIVEN, 1.0f},
-        {"out", "NC", MADE},
-        {"dout", "NC", GIVEN, 1.0f},
-        {"dwte", "VC", GRADIENT | ADDED, 1.0f},
+    .name = "token embedding", .dims = "NCV",
+    .arrays = {
+        {.number = TOKEN_IDS, .name = "token_ids", .extents = "N", .role = GIVEN | INDEX, .below = 'V'},
+        {TOKEN_WTE, "token_wte", "VC", GIVEN, 1.0f},
+        {TOKEN_OUT, "token_out", "NC", MADE},
+        {DTOKEN_OUT, "dtoken_out", "NC", GIVEN, 1.0f},
+        {DTOKEN_WTE, "dtoken_wte", "VC", GRADIENT | ADDED, 1.0f},
     },
-    token_shapes, {{21, 5, 4}},
-    token_ref, {token_fast}, token_gradient_ref, {token_gradient_fast}, token_double, token_error,
+    .shapes = token_shapes,
+    .forward_ref = token_ref, .forward = {token_fast},
+    .backward_ref = token_gradient_ref, .backward = {token_gradient_fast},
+    .in_double = token_double, .error = token_error, .judged = {{21, 5, 4}},
 };
 #endif
 
@@ -196,14 +201,15 @@ static const int lengths[][OP_DIMS] = {{1}, {7}, {8}, {33}, {257}, {4096}, {1000
 
 // one sum of two in every build, so kernels need no `apart`
 static const Op residual = {
-    "residual", "n",
-    {
-        {"left", "n", GIVEN, 1.0f},
-        {"right", "n", GIVEN, 1.0f},
-        {"out", "n", MADE, 0.0f, NULL, "left right"},
+    .name = "residual", .dims = "n",
+    .arrays = {
+        {LEFT, "left", "n", GIVEN, 1.0f},
+        {RIGHT, "right", "n", GIVEN, 1.0f},
+        {SUM, "sum", "n", MADE, 0.0f, NULL, "left right"},
     },
-    lengths, {{257}}, residual_ref, OP_FAST(residual_fast), NULL, {NULL}, residual_double, residual_error, NULL,
-    ANYWHERE | ROWS | SPECIAL_KERNELS,
+    .shapes = lengths, .traits = ANYWHERE | ROWS | SPECIAL_KERNELS,
+    .forward_ref = residual_ref, .forward = OP_FAST(residual_fast),
+    .in_double = residual_double, .error = residual_error, .judged = {{257}},
 };
 
 int main(int argc, char** argv) {

@@ -100,13 +100,13 @@ static const int shapes[][OP_DIMS] = {  // N, M, is it real?
 };
 
 static const Op goodness_rows = {
-    "goodness", "NMr",
-    {
-        {"o", "NM", GIVEN, 2.0f},
-        {"losses", "N", MADE},
-        {"dout", "NM", MADE, 0.0f, NULL, "o"},
+    .name = "goodness", .dims = "NMr",
+    .arrays = {
+        {O, "o", "NM", GIVEN, 2.0f},
+        {LOSSES, "losses", "N", MADE},
+        {DOUT, "dout", "NM", MADE, 0.0f, NULL, "o"},
     },
-    shapes, {{0}}, goodness_ref, {goodness_fast}, NULL, {NULL}, NULL, NULL, NULL, ROWS,
+    .shapes = shapes, .traits = ROWS, .forward_ref = goodness_ref, .forward = {goodness_fast},
 };
 
 typedef struct {

@@ -45,15 +45,17 @@ static double apart(const OpProblem* p, int array, size_t i) {
 static const int shapes[][OP_DIMS] = {{1}, {7}, {8}, {16}, {33}, {257}, {1009}, {4096}, {0}};
 
 static const Op gelu = {
-    "gelu", "n",
-    {
-        {"inp", "n", GIVEN, 6.0f},
-        {"out", "n", MADE},
-        {"dout", "n", GIVEN, 1.0f},
-        {"dinp", "n", GRADIENT, 0.0f, NULL, "dout"},
+    .name = "gelu", .dims = "n",
+    .arrays = {
+        {INP, "inp", "n", GIVEN, 6.0f},
+        {OUT, "out", "n", MADE},
+        {DOUT, "dout", "n", GIVEN, 1.0f},
+        {DINP, "dinp", "n", GRADIENT, 0.0f, NULL, "dout"},
     },
-    shapes, {{257}},
-    forward_ref, OP_FAST(forward), backward_ref, OP_FAST(backward), in_double, error, apart, ANYWHERE | ROWS,
+    .shapes = shapes, .traits = ANYWHERE | ROWS,
+    .forward_ref = forward_ref, .forward = OP_FAST(forward),
+    .backward_ref = backward_ref, .backward = OP_FAST(backward),
+    .in_double = in_double, .error = error, .judged = {{257}}, .apart = apart,
 };
 
 // ---- every kind of float ----

@@ -71,15 +71,17 @@ static const int unit_shapes[][OP_DIMS] = {{1, 1},  {1, 257}, {7, 33},   {16, 16
                                            {257, 1}, {65, 129}, {257, 65}, {0}};
 
 static const Op unit_rows = {
-    "unit", "NC",
-    {
-        {"x", "NC", GIVEN, 1.0f},
-        {"unit", "NC", MADE, 0.0f, NULL, "x"},
-        {"norm", "N", MADE},
-        {"dunit", "NC", GIVEN, 1.0f},
-        {"dx", "NC", GRADIENT, 0.0f, NULL, "dunit"},
+    .name = "unit", .dims = "NC",
+    .arrays = {
+        {X, "x", "NC", GIVEN, 1.0f},
+        {UNIT, "unit", "NC", MADE, 0.0f, NULL, "x"},
+        {NORM, "norm", "N", MADE},
+        {DUNIT, "dunit", "NC", GIVEN, 1.0f},
+        {DX, "dx", "NC", GRADIENT, 0.0f, NULL, "dunit"},
     },
-    unit_shapes, {{19, 33}}, unit_ref, {unit_fast}, unit_slope_ref, {unit_slope}, unit_double, unit_error, NULL, ROWS,
+    .shapes = unit_shapes, .traits = ROWS,
+    .forward_ref = unit_ref, .forward = {unit_fast}, .backward_ref = unit_slope_ref, .backward = {unit_slope},
+    .in_double = unit_double, .error = unit_error, .judged = {{19, 33}},
 };
 
 // ---- the loss ----
@@ -117,25 +119,26 @@ static const int loss_shapes[][OP_DIMS] = {{1, 1, 1}, {1, 257, 3}, {7, 33, 5}, {
                                            {65, 129, 11}, {257, 65, 2}, {0}};
 
 static const Op hpn = {
-    "hpn", "NCV",
-    {
-        {"z", "NC", GIVEN, 1.0f},
-        {"p", "VC", GIVEN, 1.0f},
-        {"targets", "N", GIVEN | INDEX, 'V'},
-        {"losses", "N", MADE},
-        {"cosines", "N", MADE},
-        {"dz", "NC", GRADIENT},
-        {"dp", "VC", GRADIENT | ADDED | ASKED, 1.0f},
+    .name = "hpn", .dims = "NCV",
+    .arrays = {
+        {Z, "z", "NC", GIVEN, 1.0f},
+        {P, "p", "VC", GIVEN, 1.0f},
+        {.number = TARGETS, .name = "targets", .extents = "N", .role = GIVEN | INDEX, .below = 'V'},
+        {LOSSES, "losses", "N", MADE},
+        {COSINES, "cosines", "N", MADE},
+        {DZ, "dz", "NC", GRADIENT},
+        {DP, "dp", "VC", GRADIENT | ADDED | ASKED, 1.0f},
     },
-    loss_shapes, {{0}}, loss_ref, {loss_fast}, loss_slope_ref, {loss_slope}, NULL, NULL, NULL, ROWS, loss_fill,
+    .shapes = loss_shapes, .traits = ROWS, .fill = loss_fill,
+    .forward_ref = loss_ref, .forward = {loss_fast}, .backward_ref = loss_slope_ref, .backward = {loss_slope},
 };
 
 // ---- what is done with N rows of V scores ----
 
-enum { SCORES, TARGET, LOGITS, SCALED, RANKS };
+enum { SCORES, LABELS, LOGITS, SCALED, RANKS };
 
 static void scores_ref(float* const* a, const int* d) {
-    const int *targets = (int*)a[TARGET], N = d['N'], V = d['V'];
+    const int *targets = (int*)a[LABELS], N = d['N'], V = d['V'];
     hpn_scale_array_ref(a[SCALED], 16.3f, (size_t)N * (size_t)V);
     for (int n = 0; n < N; n++) {
         ((int*)a[RANKS])[n] = targets[n] < 0 ? -1 : hpn_target_rank_ref(a[SCORES] + n * V, targets[n], V);
@@ -145,24 +148,25 @@ static void scores_ref(float* const* a, const int* d) {
 
 static void scores_fast(float* const* x, float* const* a, const int* d, const Device* dev) {
     hpn_scale_array(a[SCALED], 16.3f, (size_t)d['N'] * (size_t)d['V'], dev);
-    hpn_target_ranks((int*)a[RANKS], a[SCORES], (int*)a[TARGET], d['N'], d['V'], dev);
+    hpn_target_ranks((int*)a[RANKS], a[SCORES], (int*)a[LABELS], d['N'], d['V'], dev);
     hpn_readout(a[LOGITS], a[SCORES], d['N'], d['V'], dev);
 }
 
 static void scores_fill(float* const* a, const int* d) {
-    for (int n = 0; n < d['N']; n += 5) { ((int*)a[TARGET])[n] = -1 - n; }
+    for (int n = 0; n < d['N']; n += 5) { ((int*)a[LABELS])[n] = -1 - n; }
 }
 
 static const Op scores = {
-    "scores", "NV",
-    {
-        {"scores", "NV", GIVEN, 1.0f},
-        {"targets", "N", GIVEN | INDEX, 'V'},
-        {"logits", "NV", MADE, 0.0f, NULL, "scores"},
-        {"scaled", "NV", MADE | ADDED, 1.0f},
-        {"ranks", "N", MADE | INDEX},
+    .name = "scores", .dims = "NV",
+    .arrays = {
+        {SCORES, "scores", "NV", GIVEN, 1.0f},
+        {.number = LABELS, .name = "labels", .extents = "N", .role = GIVEN | INDEX, .below = 'V'},
+        {LOGITS, "logits", "NV", MADE, 0.0f, NULL, "scores"},
+        {SCALED, "scaled", "NV", MADE | ADDED, 1.0f},
+        {RANKS, "ranks", "N", MADE | INDEX},
     },
-    unit_shapes, {{0}}, scores_ref, {scores_fast}, NULL, {NULL}, NULL, NULL, NULL, ROWS, scores_fill,
+    .shapes = unit_shapes, .traits = ROWS, .fill = scores_fill,
+    .forward_ref = scores_ref, .forward = {scores_fast},
 };
 
 // ---- against double ----

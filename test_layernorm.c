@@ -103,59 +103,73 @@ static double apart(const OpProblem* p, int array, size_t i) {
 #define STATISTICS_FOR FAST_KERNELS ? "dinp dweight dbias" : "dinp dweight"
 
 static const Op layernorm = {
-    "layernorm", "NC",
-    {
-        {"inp", "NC", GIVEN, 2.0f, STATISTICS_FOR},
-        {"weight", "C", GIVEN, 1.5f, "dinp"},
-        {"bias", "C", GIVEN, 1.0f, ""},
-        {"out", "NC", MADE, 0.0f, ""},
-        {"mean", "N", MADE | FLOAT, 0.0f, STATISTICS_FOR},
-        {"rstd", "N", MADE | FLOAT, 0.0f, STATISTICS_FOR},
-        {"dout", "NC", GIVEN, 1.0f, "dinp dweight dbias"},
-        {"dinp", "NC", GRADIENT | ADDED | ASKED, 1.0f},
-        {"dweight", "C", GRADIENT | ASKED | FLOAT},
-        {"dbias", "C", GRADIENT | ASKED | FLOAT},
+    .name = "layernorm", .dims = "NC",
+    .arrays = {
+        {INP, "inp", "NC", GIVEN, 2.0f, STATISTICS_FOR},
+        {WEIGHT, "weight", "C", GIVEN, 1.5f, "dinp"},
+        {BIAS, "bias", "C", GIVEN, 1.0f, ""},
+        {OUT, "out", "NC", MADE, 0.0f, ""},
+        {MEAN, "mean", "N", MADE | FLOAT, 0.0f, STATISTICS_FOR},
+        {RSTD, "rstd", "N", MADE | FLOAT, 0.0f, STATISTICS_FOR},
+        {DOUT, "dout", "NC", GIVEN, 1.0f, "dinp dweight dbias"},
+        {DINP, "dinp", "NC", GRADIENT | ADDED | ASKED, 1.0f},
+        {DWEIGHT, "dweight", "C", GRADIENT | ASKED | FLOAT},
+        {DBIAS, "dbias", "C", GRADIENT | ASKED | FLOAT},
     },
-    shapes, {{7, 33}, {7, 257}},
-    forward_ref, OP_FAST(forward), backward_ref, OP_FAST(backward), in_double, error, apart, ROWS | ANYWHERE,
+    .shapes = shapes, .traits = ROWS | ANYWHERE,
+    .forward_ref = forward_ref, .forward = OP_FAST(forward),
+    .backward_ref = backward_ref, .backward = OP_FAST(backward),
+    .in_double = in_double, .error = error, .judged = {{7, 33}, {7, 257}}, .apart = apart,
 };
 
-// ---- residual = left + right, and its layernorm: arrays beside these stand where they stand above ----
+// ---- residual = left + right, and its layernorm ----
 
-enum { LEFT, RIGHT = DOUT, RESIDUAL };
+enum { LEFT, RIGHT, RESIDUAL, NORM_WEIGHT, NORM_BIAS, NORM_OUT, NORM_MEAN, NORM_RSTD };
 
 static void residual_ref(float* const* a, const int* d) {
-    residual_layernorm_forward_ref(a[RESIDUAL], a[OUT], a[MEAN], a[RSTD], a[LEFT], a[RIGHT], a[WEIGHT], a[BIAS], d['N'],
-                                   d['C']);
-    if (d[AS_BF16]) {  // what is normalised is what was stored
-        op_store(a[RESIDUAL], (size_t)d['N'] * (size_t)d['C'], d);
-        layernorm_forward_ref(a[OUT], a[MEAN], a[RSTD], a[RESIDUAL], a[WEIGHT], a[BIAS], d['N'], d['C']);
-    }
+    residual_layernorm_forward_ref(a[RESIDUAL], a[NORM_OUT], a[NORM_MEAN], a[NORM_RSTD], a[LEFT], a[RIGHT],
+                                   a[NORM_WEIGHT], a[NORM_BIAS], d['N'], d['C']);
+}
+
+// what is normalised is what was stored
+static void residual_bf16_ref(float* const* a, const int* d) {
+    residual_ref(a, d);
+    op_store_bf16(a[RESIDUAL], (size_t)d['N'] * (size_t)d['C']);
+    layernorm_forward_ref(a[NORM_OUT], a[NORM_MEAN], a[NORM_RSTD], a[RESIDUAL], a[NORM_WEIGHT], a[NORM_BIAS], d['N'],
+                          d['C']);
 }
 
 OP_STORED(X)
 static void residual(X* const* x, float* const* a, const int* d, const Device* dev) {
-    residual_layernorm_forward(x[RESIDUAL], x[OUT], a[MEAN], a[RSTD], x[LEFT], x[RIGHT], x[WEIGHT], x[BIAS], d['N'],
-                               d['C'], dev);
+    residual_layernorm_forward(x[RESIDUAL], x[NORM_OUT], a[NORM_MEAN], a[NORM_RSTD], x[LEFT], x[RIGHT], x[NORM_WEIGHT],
+                               x[NORM_BIAS], d['N'], d['C'], dev);
 }
 
 static double residual_apart(const OpProblem* p, int array, size_t i) {
-    return array == RESIDUAL ? 0.0 : apart(p, array, i);  // one sum of two, in every build
+    const int C = p->d['C'];
+    switch (array) {
+        case NORM_OUT: return out_tolerance(C);
+        case NORM_MEAN: return mean_tolerance(C);
+        case NORM_RSTD: return rstd_tolerance(C);
+        default: return 0.0;  // one sum of two, in every build
+    }
 }
 
 static const Op residual_layernorm = {
-    "residual", "NC",
-    {
-        {"left", "NC", GIVEN, 2.0f},
-        {"weight", "C", GIVEN, 1.5f},
-        {"bias", "C", GIVEN, 1.0f},
-        {"out", "NC", MADE},
-        {"mean", "N", MADE | FLOAT},
-        {"rstd", "N", MADE | FLOAT},
-        {"right", "NC", GIVEN, 1.0f},
-        {"residual", "NC", MADE, 0.0f, NULL, "left right"},
+    .name = "residual", .dims = "NC",
+    .arrays = {
+        {LEFT, "left", "NC", GIVEN, 2.0f},
+        {RIGHT, "right", "NC", GIVEN, 1.0f},
+        {RESIDUAL, "residual", "NC", MADE, 0.0f, NULL, "left right"},
+        {NORM_WEIGHT, "norm_weight", "C", GIVEN, 1.5f},
+        {NORM_BIAS, "norm_bias", "C", GIVEN, 1.0f},
+        {NORM_OUT, "norm_out", "NC", MADE},
+        {NORM_MEAN, "norm_mean", "N", MADE | FLOAT},
+        {NORM_RSTD, "norm_rstd", "N", MADE | FLOAT},
     },
-    shapes, {{0}}, residual_ref, OP_FAST(residual), NULL, {NULL}, NULL, NULL, residual_apart, ROWS | ANYWHERE,
+    .shapes = shapes, .traits = ROWS | ANYWHERE,
+    .forward_ref = residual_ref, .forward_bf16_ref = residual_bf16_ref, .forward = OP_FAST(residual),
+    .apart = residual_apart,
 };
 
 // ---- rows whose answer is obvious ----

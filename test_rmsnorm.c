@@ -48,18 +48,19 @@ static const int shapes[][OP_DIMS] = {
 };
 
 static const Op rmsnorm = {
-    "rmsnorm", "NC",
-    {
-        {"inp", "NC", GIVEN, 2.0f, "dinp dweight"},
-        {"weight", "C", GIVEN, 1.5f, "dinp"},
-        {"out", "NC", MADE},
-        {"rstd", "N", MADE | FLOAT, 0.0f, "dinp dweight"},
-        {"dout", "NC", GIVEN, 1.0f, "dinp dweight"},
-        {"dinp", "NC", GRADIENT | ADDED | ASKED, 1.0f},
-        {"dweight", "C", GRADIENT | ASKED | FLOAT},
+    .name = "rmsnorm", .dims = "NC",
+    .arrays = {
+        {INP, "inp", "NC", GIVEN, 2.0f, "dinp dweight"},
+        {WEIGHT, "weight", "C", GIVEN, 1.5f, "dinp"},
+        {OUT, "out", "NC", MADE},
+        {RSTD, "rstd", "N", MADE | FLOAT, 0.0f, "dinp dweight"},
+        {DOUT, "dout", "NC", GIVEN, 1.0f, "dinp dweight"},
+        {DINP, "dinp", "NC", GRADIENT | ADDED | ASKED, 1.0f},
+        {DWEIGHT, "dweight", "C", GRADIENT | ASKED | FLOAT},
     },
-    shapes, {{7, 33}, {7, 257}},
-    forward_ref, {forward}, backward_ref, {backward}, in_double, error, NULL, ROWS,
+    .shapes = shapes, .traits = ROWS,
+    .forward_ref = forward_ref, .forward = {forward}, .backward_ref = backward_ref, .backward = {backward},
+    .in_double = in_double, .error = error, .judged = {{7, 33}, {7, 257}},
 };
 
 // the specification of both, one operation per line, for one row

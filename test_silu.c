@@ -36,15 +36,17 @@ static double softplus_error(int array, const int* d) {
 static const int lengths[][OP_DIMS] = {{1}, {7}, {16}, {33}, {255}, {257}, {1009}, {4096}, {0}};
 
 static const Op softplus = {
-    "softplus", "n",
-    {
-        {"inp", "n", GIVEN, 8.0f},
-        {"out", "n", MADE, 0.0f, NULL, "inp"},
-        {"dout", "n", GIVEN, 1.0f},
-        {"dinp", "n", GRADIENT, 0.0f, NULL, "dout"},
+    .name = "softplus", .dims = "n",
+    .arrays = {
+        {INP, "inp", "n", GIVEN, 8.0f},
+        {OUT, "out", "n", MADE, 0.0f, NULL, "inp"},
+        {DOUT, "dout", "n", GIVEN, 1.0f},
+        {DINP, "dinp", "n", GRADIENT, 0.0f, NULL, "dout"},
     },
-    lengths, {{257}}, softplus_ref, {softplus_fast}, softplus_slope_ref, {softplus_slope}, softplus_double,
-    softplus_error, NULL, ANYWHERE | ROWS,
+    .shapes = lengths, .traits = ANYWHERE | ROWS,
+    .forward_ref = softplus_ref, .forward = {softplus_fast},
+    .backward_ref = softplus_slope_ref, .backward = {softplus_slope},
+    .in_double = softplus_double, .error = softplus_error, .judged = {{257}},
 };
 
 // every 4099th float (a prime): all exponents, both signs, subnormals, Inf and NaN, about a million numbers
@@ -113,17 +115,18 @@ static const int gate_shapes[][OP_DIMS] = {  // N, C, S, D
 };
 
 static const Op gate = {
-    "gate", "NCSD",
-    {
-        {"y", "NC", GIVEN, 1.0f},
-        {"z", "NS", GIVEN, 8.0f},
-        {"out", "NC", MADE, 0.0f, NULL, "y"},
-        {"dout", "NC", GIVEN, 1.0f},
-        {"dy", "NC", GRADIENT, 0.0f, NULL, "dout y"},
-        {"dz", "ND", GRADIENT | PARTLY, 1.0f, NULL, "z"},
+    .name = "gate", .dims = "NCSD",
+    .arrays = {
+        {Y, "y", "NC", GIVEN, 1.0f},
+        {Z, "z", "NS", GIVEN, 8.0f},
+        {GATED, "gated", "NC", MADE, 0.0f, NULL, "y"},
+        {DGATED, "dgated", "NC", GIVEN, 1.0f},
+        {DY, "dy", "NC", GRADIENT, 0.0f, NULL, "dgated y"},
+        {DZ, "dz", "ND", GRADIENT | PARTLY, 1.0f, NULL, "z"},
     },
-    gate_shapes, {{16, 17, 17, 17}}, gate_ref, {gate_fast}, gate_slope_ref, {gate_slope}, gate_double, gate_error, NULL,
-    ROWS,
+    .shapes = gate_shapes, .traits = ROWS,
+    .forward_ref = gate_ref, .forward = {gate_fast}, .backward_ref = gate_slope_ref, .backward = {gate_slope},
+    .in_double = gate_double, .error = gate_error, .judged = {{16, 17, 17, 17}},
 };
 
 // ---- the expressions themselves ----

@@ -1,20 +1,22 @@
 /*
-An op as a table, from which its promises follow (op_promises.h). Dims are letters, an array is a row, and an enum
-names the rows:
+An op as a table, from which its promises follow (op_promises.h). Dims are letters, an array is a row, and rows
+have the numbers of an enum that is this table's alone:
     enum { INP, WEIGHT, OUT, RSTD, DOUT, DINP, DWEIGHT };
     static const Op rmsnorm = {
-        "rmsnorm", "NC",
-        {
-            {"inp", "NC", GIVEN, 2.0f, "dinp dweight"},  // random in -2 .. 2; not needed where neither is asked for
-            {"weight", "C", GIVEN, 1.5f, "dinp"},
-            {"out", "NC", MADE},
-            {"rstd", "N", MADE | FLOAT, 0.0f, "dinp dweight"},
-            {"dout", "NC", GIVEN, 1.0f, "dinp dweight"},
-            {"dinp", "NC", GRADIENT | ADDED | ASKED, 1.0f},
-            {"dweight", "C", GRADIENT | ASKED | FLOAT},
+        .name = "rmsnorm", .dims = "NC",
+        .arrays = {
+            {INP, "inp", "NC", GIVEN, 2.0f, "dinp dweight"},  // random in -2 .. 2; needed for one of these gradients
+            {WEIGHT, "weight", "C", GIVEN, 1.5f, "dinp"},
+            {OUT, "out", "NC", MADE},
+            {RSTD, "rstd", "N", MADE | FLOAT, 0.0f, "dinp dweight"},
+            {DOUT, "dout", "NC", GIVEN, 1.0f, "dinp dweight"},
+            {DINP, "dinp", "NC", GRADIENT | ADDED | ASKED, 1.0f},
+            {DWEIGHT, "dweight", "C", GRADIENT | ASKED | FLOAT},
         },
-        shapes, {{7, 33}, {7, 257}},  // those judged in double
-        forward_ref, OP_FAST(forward), backward_ref, OP_FAST(backward), in_double, error, apart, ROWS,
+        .shapes = shapes, .traits = ROWS,
+        .forward_ref = forward_ref, .forward = OP_FAST(forward),
+        .backward_ref = backward_ref, .backward = OP_FAST(backward),
+        .in_double = in_double, .error = error, .judged = {{7, 33}, {7, 257}},
     };
 dx is the gradient of x; where x is MADE and dx is GIVEN, the loss is the sum of x * dx.
 What is special to an op stays a function beside its table: op_problem makes arrays to put certain numbers in,
@@ -35,16 +37,18 @@ enum {             // what an array is
     PARTLY = 16,   // it starts with numbers, those of the first array that it may be, and those between its rows stay
     ASKED = 32,    // a gradient that is NULL where nobody asks for it
     FLOAT = 64,    // float, also where others are stored as bf16
-    INDEX = 128,   // int, from 0 to below the dim whose letter is its scale
+    INDEX = 128,   // int
 };
 
 typedef struct {
+    int number;           // of the row, from the enum
     const char* name;
     const char* extents;  // dims, multiplied
     int role;
     float scale;          // of the random numbers that it starts with
-    const char* needed;   // of what backward reads: the gradients that need it; left out: it is always there
+    const char* needed;   // of what backward reads: the ASKED gradients that need it; left out: it is always there
     const char* may_be;   // of what is written: arrays whose place it may take, where they are as long
+    char below;           // of what is GIVEN | INDEX: the dim that its numbers are below, from 0
 } OpArray;
 
 enum {                   // what else is so of an op
@@ -77,29 +81,30 @@ typedef struct {
 
 typedef struct OpProblem OpProblem;
 
+// what an op lacks is left out of its initialiser; C++ wants the others in this order
 typedef struct {
     const char *name, *dims;
     OpArray arrays[OP_ARRAYS];
-    const int (*shapes)[OP_DIMS];    // rows of dims; behind the last comes {0}
-    int judged[OP_JUDGED][OP_DIMS];  // those judged in double
+    const int (*shapes)[OP_DIMS];                              // rows of dims; behind the last comes {0}
+    int traits;
+    void (*fill)(float* const* a, const int* d);               // what GIVEN arrays must hold beside random numbers
     OpPlain forward_ref;
+    OpPlain forward_bf16_ref;                                  // of two ops in one, where the first stores bf16
     OpFast forward;
     OpPlain backward_ref;
     OpFast backward;
     void (*in_double)(double* const* a, const int* d);         // writes what is MADE, or what of it `error` judges
     double (*error)(int array, const int* d);                  // of the plain loop, with its reason; < 0: not judged
+    int judged[OP_JUDGED][OP_DIMS];                            // the shapes that are judged in double
     double (*apart)(const OpProblem* p, int array, size_t i);  // of fast kernels and plain loop; 0: bits must be equal
-    int traits;
-    void (*fill)(float* const* a, const int* d);               // what GIVEN arrays must hold beside random numbers
 } Op;
 
 enum { EASY, HARD, FEW_SPECIALS, MANY_SPECIALS };  // the kinds of numbers: hard_array, then with Inf and NaN
-enum { AS_BF16 = 1 };                              // among dims, which are letters: is what is stored bf16?
 
 // arrays and the plain loops' answers
 struct OpProblem {
     const Op* op;
-    int n, d[128];                            // n arrays
+    int n, d[128], as_bf16;                   // n arrays; dims, by their letters; is what is stored bf16?
     float *a[OP_ARRAYS], *before[OP_ARRAYS];  // before: what ADDED and PARTLY ones start with
     float* sizes[OP_ARRAYS];                  // for `apart`: the plain loops' answers to the absolute values
 };
@@ -118,11 +123,9 @@ static inline OpRun op_run_of_(int backward, int plain) {
 
 // ---- tables ----
 
-static inline int op_is_(const OpProblem* p, int i, int role) { return (p->op->arrays[i].role & role) != 0; }
-
-static inline size_t op_length(const OpProblem* p, int i) {
-    size_t n = 1;
-    for (const char* c = p->op->arrays[i].extents; *c; c++) { n *= (size_t)p->d[(int)*c]; }
+static inline int op_n_arrays_(const Op* op) {
+    int n = 0;
+    while (n < OP_ARRAYS && op->arrays[n].name) { n++; }
     return n;
 }
 
@@ -133,6 +136,37 @@ static inline int op_listed_(const char* words, const char* name) {
         if ((w == words || w[-1] == ' ') && (w[length] == ' ' || !w[length])) { return 1; }
     }
     return 0;
+}
+
+// each word must be the name of an array that has one of those roles
+static inline void op_check_words_(const Op* op, const char* row, const char* words, int role, const char* what) {
+    int n = 0;  // words that name nothing
+    for (const char* w = words; w && *w; w++) { n += *w != ' ' && (w == words || w[-1] == ' '); }
+    for (int i = 0; i < OP_ARRAYS; i++) { n -= op->arrays[i].role & role && op_listed_(words, op->arrays[i].name); }
+    if (n != 0) { fail_run("%s: the row of %s: \"%s\" must name %s of the table", op->name, row, words, what); }
+}
+
+// stops where a table contradicts itself: its promises would crash, or promise nothing
+static inline void op_check_table_(const Op* op) {
+    for (int i = 0; i < op_n_arrays_(op); i++) {
+        const OpArray* r = &op->arrays[i];
+        const char *row = r->name, *unknown = r->extents + strspn(r->extents, op->dims);
+        int unwritten = (r->role & MADE && !op->forward_ref) || (r->role & GRADIENT && !op->backward_ref);
+        int needs_below = r->role & INDEX && r->role & GIVEN, has_below = r->below && strchr(op->dims, r->below);
+        if (r->number != i) { fail_run("%s: %s is row %d, but number %d of its enum", op->name, row, i, r->number); }
+        if (unwritten) { fail_run("%s: no plain loop writes %s", op->name, row); }
+        if (*unknown || needs_below != has_below) { fail_run("%s: %s needs dims of \"%s\"", op->name, row, op->dims); }
+        op_check_words_(op, row, r->needed, ASKED, "ASKED gradients");
+        op_check_words_(op, row, r->may_be, GIVEN | MADE | GRADIENT, "arrays");
+    }
+}
+
+static inline int op_is_(const OpProblem* p, int i, int role) { return (p->op->arrays[i].role & role) != 0; }
+
+static inline size_t op_length(const OpProblem* p, int i) {
+    size_t n = 1;
+    for (const char* c = p->op->arrays[i].extents; *c; c++) { n *= (size_t)p->d[(int)*c]; }
+    return n;
 }
 
 static inline int op_may_be_(const OpProblem* p, int i, int j) {
@@ -146,12 +180,10 @@ static inline int op_writes_(const OpProblem* p, int i, const OpRun* r) {
 
 // ---- one call ----
 
-// to bf16 and back where this problem stores bf16: for plain loops of two ops in one
-static inline void op_store(float* x, size_t n, const int* d) {
+// to bf16 and back
+static inline void op_store_bf16(float* x, size_t n) {
 #ifdef __CUDACC__
-    for (size_t i = 0; d[AS_BF16] && i < n; i++) { x[i] = (float)(__nv_bfloat16)x[i]; }
-#else
-    (void)x, (void)n, (void)d;
+    for (size_t i = 0; i < n; i++) { x[i] = (float)(__nv_bfloat16)x[i]; }
 #endif
 }
 
@@ -218,10 +250,11 @@ static inline void op_run_(Test* t, float** got, const OpProblem* p, const OpRun
         got[i] = none ? NULL : start ? copied_array(start, n) : filled_array(n, r->plain ? 77.0f : NAN);
     }
     if (r->plain) {
-        (r->backward ? p->op->backward_ref : p->op->forward_ref)(got, p->d);
+        OpPlain forward_ref = p->as_bf16 && p->op->forward_bf16_ref ? p->op->forward_bf16_ref : p->op->forward_ref;
+        (r->backward ? p->op->backward_ref : forward_ref)(got, p->d);
         return;
     }
-    if (p->d[AS_BF16]) {
+    if (p->as_bf16) {
         op_on_device_(t, got, p, r, fast->as_bf16, dev);
     } else {
         op_on_device_(t, got, p, r, fast->as_float, dev);
@@ -246,7 +279,7 @@ static inline void op_take_answers_(Test* t, OpProblem* p, int plain, const Devi
             if (!got[i]) { continue; }
             if (op_writes_(p, i, &r)) {
                 free(p->a[i]), p->a[i] = got[i];
-                if (!op_is_(p, i, FLOAT | INDEX | GRADIENT)) { op_store(got[i], op_length(p, i), p->d); }
+                if (p->as_bf16 && !op_is_(p, i, FLOAT | INDEX | GRADIENT)) { op_store_bf16(got[i], op_length(p, i)); }
                 continue;
             }
             if (memcmp(got[i], p->a[i], sizeof(float) * op_length(p, i)) != 0) {
@@ -284,9 +317,9 @@ static inline void op_solve(OpProblem* p) {
 static inline float* op_numbers_(const OpProblem* p, int i, int kind) {
     size_t n = op_length(p, i);
     uint64_t seed = (uint64_t)i + 1, s = seeded_stream(seed);
-    float scale = p->op->arrays[i].scale, *x = kind ? hard_array(n, seed) : random_array(n, scale, seed);
+    float* x = kind ? hard_array(n, seed) : random_array(n, p->op->arrays[i].scale, seed);
     for (size_t j = 0; op_is_(p, i, INDEX) && j < n; j++) {
-        ((int*)x)[j] = (int)(xorshift_u32(&s) % (uint32_t)p->d[(int)scale]);
+        ((int*)x)[j] = (int)(xorshift_u32(&s) % (uint32_t)p->d[(int)p->op->arrays[i].below]);
     }
     if (kind >= FEW_SPECIALS && op_is_(p, i, GIVEN) && !op_is_(p, i, INDEX)) {
         sprinkle(x, n, kind == FEW_SPECIALS ? (uint32_t)(n / 3 + 20) : 20, seed + 100);
@@ -298,8 +331,7 @@ static inline float* op_numbers_(const OpProblem* p, int i, int kind) {
 static inline OpProblem op_problem(const Op* op, const int* shape, int kind, int as_bf16) {
     OpProblem p;
     memset(&p, 0, sizeof p);
-    p.op = op, p.d[AS_BF16] = as_bf16;
-    while (p.n < OP_ARRAYS && op->arrays[p.n].name) { p.n++; }
+    p.op = op, p.n = op_n_arrays_(op), p.as_bf16 = as_bf16;
     for (int i = 0; op->dims[i]; i++) { p.d[(int)op->dims[i]] = shape[i]; }
     for (int i = 0; i < p.n; i++) {
         if (op_is_(&p, i, GIVEN)) { p.a[i] = op_numbers_(&p, i, kind); }
@@ -311,7 +343,7 @@ static inline OpProblem op_problem(const Op* op, const int* shape, int kind, int
         for (int j = p.n - 1; j >= 0 && op_is_(&p, i, PARTLY); j--) {
             if (op_may_be_(&p, i, j)) { memcpy(x, p.a[j], sizeof(float) * op_length(&p, i)); }
         }
-        if (x && !op_is_(&p, i, FLOAT | INDEX)) { op_store(x, op_length(&p, i), p.d); }
+        if (as_bf16 && x && !op_is_(&p, i, FLOAT | INDEX)) { op_store_bf16(x, op_length(&p, i)); }
     }
     op_solve(&p);
     return p;
@@ -339,7 +371,7 @@ static inline const char* op_title_(char title[256], const OpProblem* p, int i, 
 // bits; of a fast kernel what `apart` and the rounding of what is stored allow, Inf and NaN where they belong
 static inline void op_check_array_(Test* t, const char* what, const OpProblem* p, int i, const float* got) {
     const float* want = p->a[i];
-    double rounding = p->d[AS_BF16] && !op_is_(p, i, FLOAT) ? 0x1p-8 : 0.0;
+    double rounding = p->as_bf16 && !op_is_(p, i, FLOAT) ? 0x1p-8 : 0.0;
     if (op_is_(p, i, INDEX)) {
         check(t, memcmp(got, want, sizeof(int) * op_length(p, i)) == 0, "%s: other numbers", what);
         return;
@@ -351,7 +383,7 @@ static inline void op_check_array_(Test* t, const char* what, const OpProblem* p
     for (size_t j = 0; j < op_length(p, i); j++) {
         double apart = p->op->apart ? p->op->apart(p, i, j) : 0.0, allowed = apart + rounding * fabs((double)want[j]);
         float stored = want[j];
-        if (rounding > 0.0) { op_store(&stored, 1, p->d); }
+        if (rounding > 0.0) { op_store_bf16(&stored, 1); }
         int same = apart > 0.0 && isfinite(want[j]) ? fabs((double)got[j] - (double)want[j]) <= allowed
                                                     : float_bits(got[j]) == float_bits(stored);
         check(t, same || (isnan(got[j]) && isnan(want[j])), "%s: [%zu] found %.9g, expected %.9g, allowed %.3g", what,

@@ -1,5 +1,5 @@
 /*
-What op_main promises of every table (op.h), each where the table has what it needs:
+What op_main promises of every table (op.h), each where the table has what it needs, and shapes to show it:
     forward, backward   the plain loop's bits at every shape, for 1, 2, 3 and 7 threads, wherever arrays may lie;
                         nothing is left unwritten, what is only given stays as it is. Fast kernels: within `apart`
     ... special         the same with cancellation, subnormals, -0, then with a few, then with many Inf and NaN
@@ -37,11 +37,14 @@ static inline void op_check_shifted_(Test* t, const OpProblem* p, int backward) 
 // kernels meet hard numbers in small problems only: large ones would take dev/simt minutes
 static inline void op_check_shapes_(Test* t, int backward, int first_kind, int last_kind, int as_bf16) {
     const Op* op = (const Op*)t->about;
+    int n_tried = 0, n_shifted = !(op->traits & ANYWHERE) || first_kind != EASY;
     for (int i = 0; op->shapes[i][0]; i++) {
         for (int kind = first_kind; kind <= last_kind; kind++) {
             OpProblem p = op_problem(op, op->shapes[i], kind, as_bf16);
             int too_large = N_TEST_THREADS == 1 && kind != EASY && op_larger_(&p, 3000);
-            if (op->traits & ANYWHERE && kind == EASY && !op_larger_(&p, 4096)) { op_check_shifted_(t, &p, backward); }
+            int shifts = op->traits & ANYWHERE && kind == EASY && !op_larger_(&p, 4096);
+            if (shifts) { op_check_shifted_(t, &p, backward); }
+            n_shifted += shifts, n_tried += !too_large;
             for (int j = 0; j < N_TEST_THREADS && !too_large; j++) {
                 Device dev = test_device(test_threads(j));
                 op_check(t, &p, backward, &dev);
@@ -50,6 +53,7 @@ static inline void op_check_shapes_(Test* t, int backward, int first_kind, int l
             op_problem_free(&p);
         }
     }
+    check(t, n_tried > 0 && n_shifted > 0, "no shape is small enough");
 }
 
 static inline void op_test_forward_(Test* t) { op_check_shapes_(t, 0, EASY, EASY, 0); }
@@ -103,11 +107,15 @@ static inline void op_check_asked_(Test* t, const OpProblem* p, int plain, const
 static inline void op_test_asked_(Test* t) {
     const Op* op = (const Op*)t->about;
     Device dev = test_device(3);
+    int n_tried = 0;
     for (int i = 0; op->shapes[i][0]; i++) {
         OpProblem p = op_problem(op, op->shapes[i], HARD, 0);
-        for (int plain = 0; plain < 2 && !op_larger_(&p, 10000); plain++) { op_check_asked_(t, &p, plain, &dev); }
+        for (int plain = 0; plain < 2 && !op_larger_(&p, 10000); plain++, n_tried++) {
+            op_check_asked_(t, &p, plain, &dev);
+        }
         op_problem_free(&p);
     }
+    check(t, n_tried > 0, "no shape is small enough");
     device_free(&dev);
 }
 
@@ -153,12 +161,16 @@ static inline void op_check_rows_(Test* t, const OpProblem* p, int backward, con
 static inline void op_test_rows_apart_(Test* t) {
     const Op* op = (const Op*)t->about;
     Device dev = test_device(2);
+    int n_tried = 0;
     for (int i = 0; op->shapes[i][0]; i++) {
         OpProblem p = op_problem(op, op->shapes[i], EASY, 0);
-        if (op->forward_ref && !op_larger_(&p, 3000)) { op_check_rows_(t, &p, 0, &dev); }
-        if (op->backward_ref && !op_larger_(&p, 3000)) { op_check_rows_(t, &p, 1, &dev); }
+        int small = !op_larger_(&p, 3000);
+        if (op->forward_ref && small) { op_check_rows_(t, &p, 0, &dev); }
+        if (op->backward_ref && small) { op_check_rows_(t, &p, 1, &dev); }
+        n_tried += small && p.d[(int)op->dims[0]] > 1;
         op_problem_free(&p);
     }
+    check(t, n_tried > 0, "no shape of several rows is small enough");
     device_free(&dev);
 }
 
@@ -200,8 +212,9 @@ static inline double op_loss_(const double* x, void* arg) {
 static inline int op_check_double_(Test* t, OpDouble* o, int i, int role) {
     const OpProblem* p = o->p;
     int of = role == GRADIENT ? op_of_(p, i, GIVEN) : i;
-    double error = op_is_(p, i, role) && of >= 0 ? p->op->error(i, p->d) : -1.0;
+    double error = op_is_(p, i, role) ? p->op->error(i, p->d) : -1.0;
     if (error < 0.0) { return 0; }
+    if (of < 0) { fail_run("%s: %s is the gradient of no GIVEN array", p->op->name, p->op->arrays[i].name); }
     double* want = role == GRADIENT ? finite_differences(op_loss_, o->x[of], op_length(p, of), o) : o->x[i];
     for (size_t j = 0; op_is_(p, i, ADDED) && j < op_length(p, i); j++) { want[j] += (double)p->before[i][j]; }
     check_close(t, p->op->arrays[i].name, p->a[i], want, op_length(p, i), error);
@@ -244,7 +257,7 @@ static inline void op_add_(OpPromises* o, const Op* op, const char* name, void (
     size_t used = 0;
     if (o->n == OP_PROMISES) { fail_run("%s: more than %d promises", op->name, OP_PROMISES); }
     char *whole = o->texts[o->n], *title = o->names[o->n];
-    for (int i = 0; i < OP_ARRAYS && op->arrays[i].name; i++) {
+    for (int i = 0; i < op_n_arrays_(op); i++) {
         const OpArray* r = &op->arrays[i];
         if (!(r->role & role) || used > 60) { continue; }
         used += (size_t)snprintf(whole + used, 128 - used, "%s%s%s", used ? ", " : "", r->name,
@@ -257,6 +270,7 @@ static inline void op_add_(OpPromises* o, const Op* op, const char* name, void (
 }
 
 static inline void op_add_all_(OpPromises* o, const Op* op) {
+    op_check_table_(op);
     const char* bits = FAST_KERNELS ? "what fast kernels may be apart from the plain loop, at odd shapes"
                                     : "the plain loop's bits at odd shapes";
     const char* special = "the same with cancellation, subnormals, -0, Inf, NaN";
