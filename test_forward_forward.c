@@ -167,6 +167,25 @@ static void test_goodness_obvious(Test* t) {
     device_free(&dev);
 }
 
+#ifndef SYSTEM_LIBM
+// with x = 1 + 2^-12, x * x rounds to 1 + 2^-11: only a fused multiply-add keeps the 2^-24, which the square before
+// makes a 2^-23. The numbers are 32 times these; far above the threshold of 0 the loss is half of their squares' sum
+static void test_goodness_rounding(Test* t) {
+    enum { N = VLANES };
+    const float want = 512.0f * (1.0f + 0x1p-11f + 0x1p-23f);
+    float o[2 * N], dout[2 * N], plain[N], fast[N];
+    Device dev = test_device(1);
+    for (int n = 0; n < N; n++) { o[2 * n] = 32.0f * 0x1p-12f, o[2 * n + 1] = 32.0f * (1.0f + 0x1p-12f); }
+    ff_goodness_ref(plain, dout, o, 0.0f, 0, 1.0f, N, 2);
+    ff_goodness(fast, dout, o, 0.0f, 0, 1.0f, N, 2, &dev);
+    for (int n = 0; n < N; n++) {
+        check(t, plain[n] == want && fast[n] == want, "expected %.9g, found plain %.9g, fast %.9g", (double)want,
+              (double)plain[n], (double)fast[n]);
+    }
+    device_free(&dev);
+}
+#endif
+
 int main(int argc, char** argv) {
     Promise promises[] = {
         {"corrupt rows", "every row differs from the real one, by tokens of the vocabulary, also with V 2 and T 1",
@@ -177,6 +196,9 @@ int main(int argc, char** argv) {
         {"goodness double", "loss and dout agree with double and with finite differences", test_goodness_double},
         {"goodness obvious", "log 2 and half a slope at the threshold; an overflow stays harmless",
          test_goodness_obvious},
+#ifndef SYSTEM_LIBM
+        {"goodness rounding", "a square and its sum round once, together", test_goodness_rounding},
+#endif
     };
     const Op* ops[] = {&goodness_rows};
     return op_main(argc, argv, ops, 1, promises, sizeof promises / sizeof promises[0]);

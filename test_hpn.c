@@ -671,6 +671,21 @@ static void test_separation_differences(Test* t) {
     free(p), free(x), free(want), device_free(&dev);
 }
 
+#ifndef SYSTEM_LIBM
+// with x = 1 + 2^-12, x * x rounds to 1 + 2^-11: only a fused multiply-add keeps the 2^-24, here twice
+static void test_separation_rounding(Test* t) {
+    const float x = 1.0f + 0x1p-12f, start = -(1.0f + 0x1p-11f), p[] = {x, x};
+    const float want[] = {1.0f + 0x1p-11f + 0x1p-23f, 1.0f + 0x1p-11f + 0x1p-23f};
+    float plain[] = {start, start}, fast[] = {start, start};
+    Device dev = test_device(1);
+    prototypes_separation_ref(plain, p, 2.0f * x, 2, 1);
+    prototypes_separation(fast, p, 2.0f * x, 2, 1, &dev);
+    check_bits(t, "plain", plain, want, 2);
+    check_bits(t, "fast", fast, want, 2);
+    device_free(&dev);
+}
+#endif
+
 // ---- files, and rows that coincide ----
 
 // a < b: the pair that has to be found, a < b; -1 and -1: none
@@ -767,6 +782,9 @@ int main(int argc, char** argv) {
         {"separation", "loss and gradient equal the plain loop for any threads", test_separation},
         {"separation slope", "its gradient agrees with finite differences; ties go to the lower index",
          test_separation_differences},
+#ifndef SYSTEM_LIBM
+        {"separation rounding", "a product and its sum round once, together", test_separation_rounding},
+#endif
         {"coincide", "two rows at one place are found, near ones are let through", test_coincide},
     };
     const Op* ops[] = {&unit_rows, &hpn, &scores};

@@ -223,7 +223,7 @@ int main(int argc, char** argv) {
     const Op* ops[] = {&layernorm, &residual_layernorm};
     const Promise promises[] = {
         {"obvious", "a constant row gives the bias, a row of +-1000 the weights", test_obvious},
-        {"rounding", "products round before they are added: no fused multiply-add", test_rounding},
+        {"rounding", "a product that is no part of a chain rounds before it is added", test_rounding},
     };
     return op_main(argc, argv, ops, 2, promises, 2);
 }

@@ -63,37 +63,42 @@ static const Op rmsnorm = {
     .in_double = in_double, .error = error, .judged = {{7, 33}, {7, 257}},
 };
 
-// the specification of both, one operation per line, for one row
-static void test_frozen(Test* t) {
-    enum { C = 19 };
-    const int shape[] = {1, C};
-    OpProblem p = op_problem(&rmsnorm, shape, EASY, 0);
-    const float *inp = p.a[INP], *weight = p.a[WEIGHT], *dout = p.a[DOUT];
-    float squares = 0.0f, dot = 0.0f, out[C], dinp[C], dweight[C];
+// the specification of both, spec numerics.md 1: chains of products are fused, the rest is one operation per line
+static void frozen_row(const OpProblem* p, int n, float* out, float* rstd, float* dinp, float* dweight) {
+    const int C = p->d['C'];
+    const float *inp = p->a[INP] + n * C, *weight = p->a[WEIGHT], *dout = p->a[DOUT] + n * C;
+    float squares = 0.0f, dot = 0.0f;
+    for (int c = 0; c < C; c++) { squares = fmaf(inp[c], inp[c], squares); }
+    const float mean = squares / (float)C, s = 1.0f / sqrtf(mean + EPS);
     for (int c = 0; c < C; c++) {
-        float square = inp[c] * inp[c];
-        squares = squares + square;
+        const float xhat = inp[c] * s, g = dout[c] * weight[c], dx = dout[c] * inp[c];
+        out[n * C + c] = xhat * weight[c];
+        dot = fmaf(g, xhat, dot);
+        dweight[c] = fmaf(dx, s, dweight[c]);
     }
-    float mean = squares / 19.0f, s = 1.0f / sqrtf(mean + EPS);
+    const float mean_gx = dot / (float)C;
     for (int c = 0; c < C; c++) {
-        float xhat = inp[c] * s, g = dout[c] * weight[c], gx = g * inp[c], dx = dout[c] * inp[c];
-        out[c] = xhat * weight[c];
-        gx = gx * s;
-        dot = dot + gx;
-        dx = dx * s;
-        dweight[c] = 0.0f + dx;
-    }
-    float mean_gx = dot / 19.0f;
-    for (int c = 0; c < C; c++) {
-        float xhat = inp[c] * s, g = dout[c] * weight[c], part = xhat * mean_gx;
+        const float xhat = inp[c] * s, g = dout[c] * weight[c];
+        float part = xhat * mean_gx;
         part = g - part;
         part = s * part;
-        dinp[c] = p.before[DINP][c] + part;
+        dinp[n * C + c] = p->before[DINP][n * C + c] + part;
     }
-    check_bits(t, "out", p.a[OUT], out, C);
-    check_bits(t, "rstd", p.a[RSTD], &s, 1);
-    check_bits(t, "dinp", p.a[DINP], dinp, C);
+    rstd[n] = s;
+}
+
+static void test_frozen(Test* t) {
+    enum { N = 40, C = 129 };
+    const int shape[] = {N, C};
+    OpProblem p = op_problem(&rmsnorm, shape, EASY, 0);
+    float *out = filled_array(N * C, NAN), *rstd = filled_array(N, NAN), *dinp = filled_array(N * C, NAN),
+          *dweight = filled_array(C, 0.0f);
+    for (int n = 0; n < N; n++) { frozen_row(&p, n, out, rstd, dinp, dweight); }
+    check_bits(t, "out", p.a[OUT], out, N * C);
+    check_bits(t, "rstd", p.a[RSTD], rstd, N);
+    check_bits(t, "dinp", p.a[DINP], dinp, N * C);
     check_bits(t, "dweight", p.a[DWEIGHT], dweight, C);
+    free(out), free(rstd), free(dinp), free(dweight);
     op_problem_free(&p);
 }
 

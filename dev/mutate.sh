@@ -96,6 +96,9 @@ mutation "gemm: a later k block of a panel forgets the earlier ones" test_matmul
 mutation "gemm: k descends" test_matmul "gemm shapes" gemm.h:gemm_tile_ \
     'v_load\(b \+ v' 'v_load(b + (K - 1 - 2 * k) * TILE_N + v' 'v_fill\(a\[m\]\)' \
     'v_fill(a[m + (K - 1 - 2 * k) * TILE_M])'
+mutation "gemm: a product rounds before it is added" test_matmul rounding gemm.h:gemm_tile_ \
+    'v_madd\(am, bk\[v\], sum\[m\]\[v\]\)' 'am * bk[v] + sum[m][v]'
+mutation "madd: rounds twice" test_matmul "gemm shapes" madd.h 'return fmaf\(a, b, c\);' 'return a * b + c;'
 mutation "gemm: a rim tile is copied out whole" test_matmul "gemm shapes" gemm.h \
     'memcpy\(out \+ m \* out_stride, tile \+ m \* TILE_N, sizeof\(float\) \* N\)' \
     'memcpy(out + m * out_stride, tile + m * TILE_N, sizeof(float) * (N + 1))'
@@ -104,8 +107,8 @@ mutation "matmul: dweight is added to" test_matmul backward matmul.h 'gemm\(dwei
     'gemm(dweight, C, dweight'
 mutation "matmul: dbias takes rows descending" test_matmul backward matmul.h \
     'x \+ n \* OC \+ first' 'x + (N - 1 - n) * OC + first'
-mutation "matmul: the plain dinp reads the weight turned" test_matmul "backward differences" matmul.h \
-    'sum \+= dout\[n \* OC \+ oc\] \* weight\[oc \* C \+ c\]' 'sum += dout[n * OC + oc] * weight[c * OC + oc]'
+mutation "matmul: the plain dinp reads the weight turned" test_matmul "backward differences" \
+    matmul.h:matmul_backward_input_ref 'weight\[oc \* C \+ c\]' 'weight[c * OC + oc]'
 
 # ---- attention ----
 mutation "attention: the softmax sum over descending u" test_attention forward attention.h:attention_softmax_ \
@@ -199,7 +202,7 @@ for test in "${!tests[@]}"; do
 done
 can_fuse() { ${CC:-gcc} -march=native -dM -E - < /dev/null | grep -q __FP_FAST_FMAF; }
 if [[ "-ffp-contract=fast" == *"$only"* ]] && can_fuse; then
-    for test in test_{matmul,adamw}; do
+    for test in test_{layernorm,adamw}; do
         unchanged "$work/fused_$test" $test
         start "$test: -ffp-contract=fast" turns_red "$work/fused_$test" $test "" "$flags -O2 -ffp-contract=fast"
     done

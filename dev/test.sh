@@ -127,6 +127,7 @@ quick() {
     part "dev/gpu_check.sh, quick" dev/test_gpu_check.sh quick
     part "golden files are what the reference writes" dev/check_golden.sh
     part "NumPy reference against llm.c's numbers" $python dev/ref/gpt2.py --upstream
+    part "NumPy's madd against fmaf" $python dev/ref/check_madd.py
     part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
     part "data scripts write what the loaders read" $python dev/data/test_data.py
     part "tokenizer against Hugging Face tokenizers, quick" $python dev/ref/check_tokenizer.py --strings 100

@@ -4,7 +4,8 @@ The arithmetic that every reference script shares. NumPy and the standard librar
 It owns: correctly rounded float32 functions, sums in a fixed order, the leaf tree, the global gradient norm, AdamW,
 learning rate schedules, the xorshift* generator, the FNV-1a hash, and the reading and writing of safetensors files.
 It promises: the same bits on every machine and with every NumPy. Three habits give that:
-  - arrays are float32 and every + - * / and sqrt is one NumPy operation on them, so each rounds once (IEEE 754);
+  - arrays are float32 and every + - * / and sqrt is one NumPy operation on them, so each rounds once (IEEE 754); in a
+    chain of products the product and the sum round once together (`madd`);
   - a sum is a Python loop over the summed index, vectorised over the outputs: np.sum, np.dot and their kin choose their
     own order, and it changes with the build;
   - exp, expm1, log, log1p, tanh, cosh, sin and cos are rounded correctly, so there is only one possible answer.
@@ -110,8 +111,30 @@ cos = round_once(np.cos, decimal_cos)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Sums. A chain has one accumulator and an ascending index: round(accumulator + round(product)) at each step.
+# Sums. A chain has one accumulator and an ascending index. A chain of products rounds once at each step, as `madd` does.
 # ---------------------------------------------------------------------------------------------------------------------
+FUSED = True  # False is karpathy/llm.c's law: madd rounds the product, too
+
+
+def madd(a, b, c):
+    """a * b + c of float32 numbers, rounded once: the fused multiply-add of IEEE 754, C's fmaf.
+
+    The product is exact in float64. The sum is rounded to odd there: where it is inexact and its last bit is 0, it
+    steps one unit towards what was lost (Boldo & Melquiond 2008), so that rounding it again to float32 is right.
+    Float64 numbers get a * b + c: for checks of a formula in double precision."""
+    a, b, c = np.asarray(a), np.asarray(b), np.asarray(c)
+    if not FUSED or F8 in (a.dtype, b.dtype, c.dtype):
+        return a * b + c
+    with np.errstate(invalid="ignore", over="ignore"):
+        product, c = a.astype(F8) * b.astype(F8), c.astype(F8)
+        total = np.atleast_1d(product + c)
+        back = total - product
+        lost = (product - (total - back)) + (c - back)  # Knuth's TwoSum: exact
+        steps = np.isfinite(total) & (lost != 0) & (total.view(np.int64) & 1 == 0)
+        total[steps] = np.nextafter(total[steps], np.copysign(np.inf, lost[steps]))
+        return total.astype(F4).reshape(np.shape(product + c))
+
+
 def chain_sum(x, axis=-1):
     """Chain from 0 along one axis of x."""
     x = np.moveaxis(x, axis, 0)
@@ -121,11 +144,21 @@ def chain_sum(x, axis=-1):
     return total
 
 
+def chain_dot(a, b, axis=-1):
+    """Chain of products from 0 along one axis of a and b."""
+    a, b = np.broadcast_arrays(a, b)
+    a, b = np.moveaxis(a, axis, 0), np.moveaxis(b, axis, 0)
+    total = np.zeros(a.shape[1:], a.dtype)
+    for x, y in zip(a, b):
+        total = madd(x, y, total)
+    return total
+
+
 def chain_matmul(start, a, b):
     """start + a @ b, each element one chain from its start, k ascending. a (..., M, K), b (..., K, N)"""
     out = start.copy()
     for k in range(a.shape[-1]):
-        out += a[..., :, k, None] * b[..., None, k, :]
+        out = madd(a[..., :, k, None], b[..., None, k, :], out)
     return out
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 import exact
 import trainer
-from exact import F4, chain_matmul, chain_sum
+from exact import F4, chain_dot, chain_matmul, chain_sum, madd
 from ops import (classifier_backward, classifier_forward, embedding_backward, embedding_forward, linear_backward,
                  linear_forward, loss_gradient, rows)
 from trainer import Row
@@ -161,7 +161,7 @@ def softplus_backward(dout, out):
 
 
 def rmsnorm_forward(x, w, eps):
-    rstd = F4(1) / np.sqrt(chain_sum(x * x) / F4(x.shape[-1]) + x.dtype.type(eps))
+    rstd = F4(1) / np.sqrt(chain_dot(x, x) / F4(x.shape[-1]) + x.dtype.type(eps))
     return (x * rstd[..., None]) * w, rstd
 
 
@@ -169,9 +169,9 @@ def rmsnorm_backward(dout, x, w, rstd):
     """dx, dw"""
     s = rstd[..., None]
     g = dout * w
-    dot = chain_sum((g * x) * s)[..., None]
+    dot = chain_dot(g, x * s)[..., None]
     dx = s * (g - (x * s) * (dot / F4(x.shape[-1])))
-    return dx, chain_sum(rows((dout * x) * s), axis=0)
+    return dx, chain_dot(rows(dout * x), rows(s), axis=0)
 
 
 def gate_backward(dout, y, z):
@@ -200,7 +200,7 @@ def conv_forward(x, w, b, history=None, starts=None):
     """Chain from the bias, or from 0, over taps k; tap K-1 is the position itself. x (B, T, E), w (E, K)"""
     out = np.broadcast_to(x.dtype.type(0) if b is None else b, x.shape)
     for k, source, takes_part in conv_taps(x, w.shape[1], history, starts):
-        out = np.where(takes_part, out + w[:, k] * source, out)
+        out = np.where(takes_part, madd(w[:, k], source, out), out)
     return out
 
 
@@ -209,7 +209,7 @@ def conv_backward(dout, x, w, history=None, starts=None):
     (B, T, E), K = x.shape, w.shape[1]
     dw = np.zeros_like(w)
     for k, source, takes_part in conv_taps(x, K, history, starts):
-        dw[:, k] = chain_sum(rows(np.where(takes_part, dout * source, x.dtype.type(0))), axis=0)
+        dw[:, k] = chain_dot(rows(np.where(takes_part, dout, x.dtype.type(0))), rows(source), axis=0)
     number = documents(starts, (B, T))
     after = np.concatenate([dout, np.zeros((B, K - 1, E), x.dtype)], axis=1)
     after_number = np.concatenate([number, np.full((B, K - 1), -1)], axis=1)
@@ -217,7 +217,7 @@ def conv_backward(dout, x, w, history=None, starts=None):
     for k in range(K):
         user = slice(K - 1 - k, K - 1 - k + T)  # the positions that used x[t] with tap k
         takes_part = (after_number[:, user] == number)[..., None]
-        dx = np.where(takes_part, dx + w[:, k] * after[:, user], dx)
+        dx = np.where(takes_part, madd(w[:, k], after[:, user], dx), dx)
     return dx, dw, chain_sum(rows(dout), axis=0)
 
 
@@ -230,7 +230,7 @@ def scan_states(u, delta, A, ssm_B, state=None, starts=None):
     for t in range(T):
         before = h if starts is None else np.where(starts[:, t, None, None], u.dtype.type(0), h)
         a = exact.exp(delta[:, t, :, None] * A)
-        h = a * before + (delta[:, t] * u[:, t])[..., None] * ssm_B[:, t, None, :]
+        h = madd(a, before, (delta[:, t] * u[:, t])[..., None] * ssm_B[:, t, None, :])
         yield t, a, before, h
 
 
@@ -239,7 +239,7 @@ def scan_forward(u, delta, A_log, ssm_B, ssm_C, D, state=None, starts=None):
     y = D * u
     for t, _, _, h in scan_states(u, delta, -exact.exp(A_log), ssm_B, state, starts):
         for n in range(h.shape[2]):
-            y[:, t] = y[:, t] + ssm_C[:, t, n, None] * h[:, :, n]
+            y[:, t] = madd(ssm_C[:, t, n, None], h[:, :, n], y[:, t])
     return y
 
 
@@ -254,28 +254,29 @@ def scan_backward(dy, u, delta, A_log, ssm_B, ssm_C, D, state=None, starts=None,
     dA, dD = np.zeros_like(carried), np.zeros_like(u[:, 0])
     for t, a, before, h in reversed(list(scan_states(u, delta, A, ssm_B, state, starts))):
         dy_t, u_t, delta_t = dy[:, t], u[:, t], delta[:, t]
-        G = carried + dy_t[..., None] * ssm_C[:, t, None, :]
+        G = madd(dy_t[..., None], ssm_C[:, t, None, :], carried)
         carried = a * G
         W = carried * before
         if starts is not None:
             carried = np.where(starts[:, t, None, None], u.dtype.type(0), carried)
-        S = chain_sum(G * ssm_B[:, t, None, :])
+        S = chain_dot(G, ssm_B[:, t, None, :])
         du[:, t] = D * dy_t + delta_t * S
-        ddelta[:, t] = u_t * S + chain_sum(A * W)
-        dA = dA + delta_t[..., None] * W
-        dD = dD + dy_t * u_t
-        dssm_B[:, t] = sum_channels(G * (delta_t * u_t)[..., None])
-        dssm_C[:, t] = sum_channels(dy_t[..., None] * h)
+        ddelta[:, t] = u_t * S + chain_dot(A, W)
+        dA = madd(delta_t[..., None], W, dA)
+        dD = madd(dy_t, u_t, dD)
+        dssm_B[:, t] = sum_channels(G, (delta_t * u_t)[..., None])
+        dssm_C[:, t] = sum_channels(dy_t[..., None], h)
     return du, ddelta, chain_sum(dA, axis=0) * A, dssm_B, dssm_C, chain_sum(dD, axis=0), carried
 
 
-def sum_channels(x):
-    """(B, E, NS) -> (B, NS), channels in groups of 64. In a group lane l = chain over channels l, l + 16, l + 32,
-    l + 48; the 16 lanes are added as a tree, the groups as a chain."""
-    B, E, NS = x.shape
-    groups = np.zeros((B, -(-E // 64) * 64, NS), x.dtype)
-    groups[:, :E] = x  # absent channels add zeros, which change no chain from 0
-    lanes = chain_sum(groups.reshape(B, -1, 4, 16, NS), axis=2)
+def sum_channels(a, b):
+    """The sum of a * b over channels, (B, E, NS) -> (B, NS), channels in groups of 64. In a group lane l = chain over
+    channels l, l + 16, l + 32, l + 48; the 16 lanes are added as a tree, the groups as a chain."""
+    a, b = np.broadcast_arrays(a, b)
+    B, E, NS = a.shape
+    padding = ((0, 0), (0, -E % 64), (0, 0))  # absent channels add zeros, which change no chain from 0
+    a, b = (np.pad(x, padding).reshape(B, -1, 4, 16, NS) for x in (a, b))
+    lanes = chain_dot(a, b, axis=2)
     for half in (8, 4, 2, 1):
         lanes = lanes[:, :, :half] + lanes[:, :, half:]
     return chain_sum(lanes[:, :, 0], axis=1)
@@ -283,19 +284,19 @@ def sum_channels(x):
 
 def unit_forward(x):
     """x / |x| and |x|, which is at least 1e-8; rows are the last axis"""
-    norm = np.sqrt(chain_sum(x * x))
+    norm = np.sqrt(chain_dot(x, x))
     norm = np.where(norm > x.dtype.type(1e-8), norm, x.dtype.type(1e-8))
     return x / norm[..., None], norm
 
 
 def unit_backward(dunit, unit, norm):
-    dot = chain_sum(dunit * unit)[..., None]
+    dot = chain_dot(dunit, unit)[..., None]
     return (dunit - unit * dot) / norm[..., None]
 
 
 def hpn_forward(unit, prototypes, targets):
     """cosines to the own prototype and losses (B, T), 0 where the target is negative"""
-    cosines = np.where(targets < 0, unit.dtype.type(0), chain_sum(unit * prototypes[np.maximum(targets, 0)]))
+    cosines = np.where(targets < 0, unit.dtype.type(0), chain_dot(unit, prototypes[np.maximum(targets, 0)]))
     off = F4(1) - cosines
     return cosines, np.where(targets < 0, unit.dtype.type(0), off * off)
 

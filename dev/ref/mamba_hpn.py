@@ -287,7 +287,8 @@ def sum_channels_by_element(x):
 
 def order_promises():
     noise = exact.exp(F4(6) * exact.Xorshift(5).floats(200)) - F4(20)  # of several sizes and both signs
-    kept = [sum_channels(noise[None, :n, None])[0, 0] == sum_channels_by_element(noise[:n]) for n in range(1, 201)]
+    kept = [sum_channels(noise[None, :n, None], F4(1))[0, 0] == sum_channels_by_element(noise[:n])
+            for n in range(1, 201)]
     return [("channels add in groups, lanes and a tree", all(kept))]
 
 

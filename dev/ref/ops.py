@@ -6,7 +6,7 @@ float64 as well, then everything is computed in double precision: so formulas ar
 """
 import numpy as np
 
-from exact import chain_matmul, chain_sum
+from exact import chain_dot, chain_matmul, chain_sum
 
 
 def rows(x):
@@ -33,7 +33,7 @@ def layernorm_forward(x, w, b):
     one, C, eps = (x.dtype.type(value) for value in (1, x.shape[-1], 1e-5))
     mean = chain_sum(x) / C
     centred = x - mean[..., None]
-    variance = chain_sum(centred * centred) / C
+    variance = chain_dot(centred, centred) / C
     rstd = one / np.sqrt(variance + eps)
     return (rstd[..., None] * centred) * w + b, mean, rstd
 
@@ -44,9 +44,9 @@ def layernorm_backward(dout, x, w, mean, rstd):
     norm = (x - mean[..., None]) * rstd
     g = w * dout
     mean_g = (chain_sum(g) / C)[..., None]
-    mean_g_norm = (chain_sum(g * norm) / C)[..., None]
+    mean_g_norm = (chain_dot(g, norm) / C)[..., None]
     dx = (((0 + g) - mean_g) - norm * mean_g_norm) * rstd
-    return dx, chain_sum(rows(norm * dout), axis=0), chain_sum(rows(dout), axis=0)
+    return dx, chain_dot(rows(norm), rows(dout), axis=0), chain_sum(rows(dout), axis=0)
 
 
 def linear_forward(x, w, b=None):

@@ -11,7 +11,7 @@ Adding the 0 of a lane beyond the row changes no bit: a sum that began at +0 is 
     Pack<X, W>        W elements that one lane loads and stores at once; pack_width<X>() is 16 bytes of them, and 1
                       where rows do not divide or a pointer lies between (pack_aligned): the launcher picks
     load_floats<W>(p), store_floats(p, pack)  W elements as floats; more than 16 bytes go in several packs
-    row_add(sum, pack.x)  lane 0's W elements, then lane 1's, ...
+    row_add(sum, pack.x)  lane 0's W elements, then lane 1's, ...; row_madd(a.x, b.x, sum): their products
     to_float, from_float  X to float and back, rounding to nearest even
     grid_first, grid_step, grid_blocks  the threads of a grid walk over n elements, W at a time
     kernel_exp            in EXACT builds correctly rounded, else the hardware's approximation
@@ -22,6 +22,7 @@ Source: spec/numerics.md 4; style.md section 4
 #ifdef __CUDACC__
 #include "device.h"  // Device, cudaCheck, ceil_div
 #include "fmath.h"   // fm_exp
+#include "madd.h"    // madd
 #include <cuda_bf16.h>
 
 enum { WARP = 32 };
@@ -138,6 +139,25 @@ __device__ inline float row_add(float sum, const float (&x)[W]) {
 __device__ inline float row_add(float sum, float x) {
     const float one[1] = {x};
     return row_add(sum, one);
+}
+
+// the same of products: sum = madd(a, b, sum)
+template <int W>
+__device__ inline float row_madd(const float (&a)[W], const float (&b)[W], float sum) {
+#ifdef EXACT
+    for (int lane = 0; lane < WARP; lane++) {
+        for (int i = 0; i < W; i++) { sum = madd(a[i], b[i], sum); }
+        sum = __shfl_sync(ALL_LANES, sum, lane);
+    }
+#else
+    for (int i = 0; i < W; i++) { sum = madd(a[i], b[i], sum); }
+#endif
+    return sum;
+}
+
+__device__ inline float row_madd(float a, float b, float sum) {
+    const float one_a[1] = {a}, one_b[1] = {b};
+    return row_madd(one_a, one_b, sum);
 }
 
 __device__ inline float row_total(float sum) {

@@ -1,13 +1,19 @@
 /*
 One vector type for the fast C code: as many floats as the CPU this is compiled for takes in one instruction.
     VLANES   16 (AVX-512), 8 (AVX) or 4 (SSE2, NEON, anything else): the same source builds for all of them
-    vfloat   VLANES floats; + - * / work lane by lane and round exactly as the scalar ones do
-GCC's vector extension (clang has it too) instead of intrinsics: a line reads like its scalar twin.
+    vfloat   VLANES floats; + - * / work lane by lane and round exactly as the scalar ones do; v_madd is madd
+GCC's vector extension (clang has it too) instead of intrinsics, but for v_madd: a line reads like its scalar twin.
 Lanes hold different OUTPUTS, never parts of one sum, so that the width cannot change a bit (doc/exactness.md rule 2).
 */
 #ifndef LLMC_VEC_H
 #define LLMC_VEC_H
+#include "madd.h"  // madd
 #include <stddef.h>
+#if !defined(SYSTEM_LIBM) && (defined(__AVX512F__) || defined(__FMA__))
+#include <immintrin.h>
+#elif !defined(SYSTEM_LIBM) && defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 #if defined(__AVX512F__)
 #define VLANES 16
@@ -31,6 +37,23 @@ static inline void v_store(float* p, vfloat x) { *(vfloat_unaligned*)p = x; }
 static inline vfloat v_fill(float x) {
     const vfloat zero = {0};
     return x - zero;
+}
+
+// a * b + c, rounded once
+static inline vfloat v_madd(vfloat a, vfloat b, vfloat c) {
+#if defined(SYSTEM_LIBM)
+    return a * b + c;
+#elif defined(__AVX512F__)
+    return (vfloat)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX__) && defined(__FMA__)
+    return (vfloat)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vfloat)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    vfloat sum;
+    for (int i = 0; i < VLANES; i++) { sum[i] = madd(a[i], b[i], c[i]); }
+    return sum;
+#endif
 }
 
 // lanes a0 b0 a1 b1 ... from the lower halves of a and b, and the same from the upper halves

@@ -90,8 +90,8 @@ static inline double prototypes_separation_ref(float* dprototypes, const float* 
         }
         size_t near = (size_t)prototypes_nearest_ref(cosines, i, V), row_i = (size_t)i * C, row_j = near * C;
         for (int c = 0; dprototypes && c < C; c++) {
-            dprototypes[row_i + c] += share * prototypes[row_j + c];
-            dprototypes[row_j + c] += share * prototypes[row_i + c];
+            dprototypes[row_i + c] = madd(share, prototypes[row_j + c], dprototypes[row_i + c]);
+            dprototypes[row_j + c] = madd(share, prototypes[row_i + c], dprototypes[row_j + c]);
         }
         sum += (double)cosines[near];
     }
@@ -253,8 +253,8 @@ static inline void prototypes_nearest_backward_(float* dp, const float* p, const
             size_t i = (size_t)(((int64_t)first + s) % V) * C, j = (size_t)nearest[s] * C;
             #pragma omp simd
             for (int c = c0; c < c1; c++) {  // i and j are different rows
-                dp[i + c] += weights[s] * p[j + c];
-                dp[j + c] += weights[s] * p[i + c];
+                dp[i + c] = madd(weights[s], p[j + c], dp[i + c]);
+                dp[j + c] = madd(weights[s], p[i + c], dp[j + c]);
             }
         }
     }

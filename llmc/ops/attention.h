@@ -18,7 +18,7 @@ Cost:   compute bound for long T: forward 2*B*T*T*C flops, backward 2.5 times th
         bf16 on a GPU: tensor cores (flash_attention.h). float, and what those do not take: a warp per query and per
         key, with a multiply and an add per float loaded, and 2*(T + HS) floats of scratch for each of 48 warps per
         multiprocessor.
-Order:  every sum above chains ascending from 0, in dk and dv over the heads of the group and in each over t; the score
+Order:  every sum above chains ascending from 0, products by madd, in dk and dv over the heads of the group and in each over t; the score
         is its finished chain times the scale; max starts at -10000.
 Source: Vaswani et al. 2017, arXiv:1706.03762; D as in Dao et al. 2022, arXiv:2205.14135; spec gpt2.md sections 3 and 4.
         Groups: Ainslie et al. 2023, arXiv:2305.13245. We multiply by the scale once per weight, in ds, where upstream
@@ -43,7 +43,7 @@ static inline void attention_row_ref(float* preatt, float* att, float* max, floa
         preatt[u] = att[u] = 0.0f;
         if (u < first || u > t) { continue; }
         float dot = 0.0f;
-        for (int i = 0; i < s->HS; i++) { dot += q[i] * k[u * s->kv_row + i]; }
+        for (int i = 0; i < s->HS; i++) { dot = madd(q[i], k[u * s->kv_row + i], dot); }
         preatt[u] = dot * s->scale;
         *max = preatt[u] > *max ? preatt[u] : *max;
     }
@@ -66,7 +66,7 @@ static inline void attention_forward_head_ref(float* out, float* preatt, float* 
         attention_row_ref(preatt, att, max + row, inv + row, q + attention_at_q(s, b, h, t), k + kv, t, s);
         for (int i = 0; i < s->HS; i++) {
             float sum = 0.0f;
-            for (int u = attention_first_key(s, t); u <= t; u++) { sum += att[u] * v[kv + u * s->kv_row + i]; }
+            for (int u = attention_first_key(s, t); u <= t; u++) { sum = madd(att[u], v[kv + u * s->kv_row + i], sum); }
             y[i] = sum;
         }
     }
@@ -93,15 +93,15 @@ static inline void attention_backward_row_ref(float* dq, float* dk, float* dv, f
     float D = 0.0f;
     for (int u = first; u <= t; u++) {
         ds[u] = 0.0f;
-        for (int i = 0; i < HS; i++) { ds[u] += v[u * stride + i] * dout[i]; }  // datt
-        D += att[u] * ds[u];
+        for (int i = 0; i < HS; i++) { ds[u] = madd(v[u * stride + i], dout[i], ds[u]); }  // datt
+        D = madd(att[u], ds[u], D);
     }
     for (int u = first; u <= t; u++) { ds[u] = att[u] * (ds[u] - D) * s->scale; }
     for (int u = first; u <= t; u++) {
         for (int i = 0; i < HS; i++) {
-            dq[i] += ds[u] * k[u * stride + i];
-            dk[u * stride + i] += ds[u] * q[i];
-            dv[u * stride + i] += att[u] * dout[i];
+            dq[i] = madd(ds[u], k[u * stride + i], dq[i]);
+            dk[u * stride + i] = madd(ds[u], q[i], dk[u * stride + i]);
+            dv[u * stride + i] = madd(att[u], dout[i], dv[u * stride + i]);
         }
     }
 }
@@ -286,7 +286,7 @@ static inline void attention_gather_(float* out, size_t out_stride, const float*
             float w = weights[(size_t)u * TILE_N + j];
             const float* x_u = x + u * stride;
             #pragma omp simd
-            for (int i = 0; i < HS; i++) { o[i] += w * x_u[i]; }
+            for (int i = 0; i < HS; i++) { o[i] = madd(w, x_u[i], o[i]); }
         }
     }
 }
@@ -342,7 +342,7 @@ static inline void attention_scatter_(float* dx, size_t stride, const float* wei
             float w = weights[(size_t)u * TILE_N + j];
             float* dx_u = dx + u * stride;
             #pragma omp simd
-            for (int i = 0; i < HS; i++) { dx_u[i] += w * y_j[i]; }
+            for (int i = 0; i < HS; i++) { dx_u[i] = madd(w, y_j[i], dx_u[i]); }
         }
     }
 }
@@ -352,7 +352,7 @@ static inline void attention_dscores_(float* ds, const float* weights, int t1, i
     float D[TILE_N] = {0};
     for (int u = 0; u < t1 + n; u++) {
         const float *w = weights + (size_t)u * TILE_N, *datt = ds + (size_t)u * TILE_N;
-        for (int j = attention_first_(u, t1); j < TILE_N; j++) { D[j] += w[j] * datt[j]; }
+        for (int j = attention_first_(u, t1); j < TILE_N; j++) { D[j] = madd(w[j], datt[j], D[j]); }
     }
     for (int u = 0; u < t1 + n; u++) {
         const float* w = weights + (size_t)u * TILE_N;
@@ -457,7 +457,7 @@ enum { ATTENTION_WARPS = 4 };
 template <typename X>
 __device__ inline float attention_dot_(const X* a, const X* b, int n) {
     float sum = 0.0f;
-    for (int i = 0; i < n; i++) { sum += to_float(a[i]) * to_float(b[i]); }
+    for (int i = 0; i < n; i++) { sum = madd(to_float(a[i]), to_float(b[i]), sum); }
     return sum;
 }
 
@@ -493,7 +493,7 @@ __global__ void attention_forward_kernel(X* out, float* max, float* inv, const X
         __syncwarp();
         for (int i = lane; i < s.HS; i += WARP) {
             float y_i = 0.0f;
-            for (int u = first; u <= t; u++) { y_i += att[u] * to_float(v_b[u * s.kv_row + i]); }
+            for (int u = first; u <= t; u++) { y_i = madd(att[u], to_float(v_b[u * s.kv_row + i]), y_i); }
             y[i] = from_float<X>(y_i);
         }
         if (lane == 0) { max[n] = top, inv[n] = r; }
@@ -516,20 +516,20 @@ __global__ void attention_backward_queries_kernel(X* dq, float* D, const X* dout
         const X *q_t = q + at, *dout_t = dout + attention_at_out(&s, b, h, t), *k_b = k + kv, *v_b = v + kv;
         float sum = 0.0f;
         for (int u = first + lane; u - lane <= t; u += WARP) {
-            float share = 0.0f;
+            float weight = 0.0f, datt = 0.0f;
             if (u <= t) {
-                att[u] = kernel_exp(attention_dot_(q_t, k_b + u * s.kv_row, s.HS) * s.scale - max[n]) * inv[n];
-                ds[u] = attention_dot_(v_b + u * s.kv_row, dout_t, s.HS);  // datt
-                share = att[u] * ds[u];
+                weight = kernel_exp(attention_dot_(q_t, k_b + u * s.kv_row, s.HS) * s.scale - max[n]) * inv[n];
+                datt = attention_dot_(v_b + u * s.kv_row, dout_t, s.HS);
+                att[u] = weight, ds[u] = datt;
             }
-            sum = row_add(sum, share);
+            sum = row_madd(weight, datt, sum);
         }
         sum = row_total(sum);
         for (int u = first + lane; u <= t; u += WARP) { ds[u] = att[u] * (ds[u] - sum) * s.scale; }
         __syncwarp();
         for (int i = lane; i < s.HS; i += WARP) {
             float dq_i = 0.0f;
-            for (int u = first; u <= t; u++) { dq_i += ds[u] * to_float(k_b[u * s.kv_row + i]); }
+            for (int u = first; u <= t; u++) { dq_i = madd(ds[u], to_float(k_b[u * s.kv_row + i]), dq_i); }
             dq[at + i] = from_float<X>(dq_i);
         }
         if (lane == 0) { D[n] = sum; }
@@ -571,8 +571,8 @@ __global__ void attention_backward_keys_kernel(X* dk, X* dv, const X* dout, cons
             __syncwarp();
             for (int i = lane; i < s.HS; i += WARP) {  // these two sums are this lane's alone
                 for (int t = first; t <= last; t++) {
-                    dk_u[i] += ds[t - first] * to_float(q[attention_at_q(&s, b, h, t) + i]);
-                    dv_u[i] += att[t - first] * to_float(dout[attention_at_out(&s, b, h, t) + i]);
+                    dk_u[i] = madd(ds[t - first], to_float(q[attention_at_q(&s, b, h, t) + i]), dk_u[i]);
+                    dv_u[i] = madd(att[t - first], to_float(dout[attention_at_out(&s, b, h, t) + i]), dv_u[i]);
                 }
             }
             __syncwarp();

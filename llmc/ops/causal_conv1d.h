@@ -106,7 +106,7 @@ static inline void conv1d_forward_ref(float* conv, float* out, const float* inp,
             begin = conv1d_begin_(&w, b, t, begin);
             float sum = bias ? bias[c] : 0.0f;
             for (int s = conv1d_first_(&w, t, begin); s <= t; s++) {
-                sum += weight[c * K + s - t + K - 1] * conv1d_input_(&w, b, s)[c];
+                sum = madd(weight[c * K + s - t + K - 1], conv1d_input_(&w, b, s)[c], sum);
             }
             conv[((size_t)b * T + t) * C + c] = sum;
             out[((size_t)b * T + t) * C + c] = silu_one(sum);
@@ -128,7 +128,7 @@ static inline float conv1d_dweight_ref(const float* dout, const float* conv, con
             int s = t - (w->K - 1) + k;
             begin = conv1d_begin_(w, b, t, begin);
             if (s < begin) { continue; }
-            sum += conv1d_dconv_ref(dout, conv, ((size_t)b * w->T + t) * w->C + c) * conv1d_input_(w, b, s)[c];
+            sum = madd(conv1d_dconv_ref(dout, conv, ((size_t)b * w->T + t) * w->C + c), conv1d_input_(w, b, s)[c], sum);
         }
     }
     return sum;
@@ -139,7 +139,8 @@ static inline float conv1d_dinp_ref(const float* dout, const float* conv, const 
                                     int b, int t, int c) {
     float sum = 0.0f;
     for (int q = conv1d_last_(w, b, t); q >= t; q--) {
-        sum += weight[c * w->K + t - q + w->K - 1] * conv1d_dconv_ref(dout, conv, ((size_t)b * w->T + q) * w->C + c);
+        sum = madd(weight[c * w->K + t - q + w->K - 1], conv1d_dconv_ref(dout, conv, ((size_t)b * w->T + q) * w->C + c),
+                   sum);
     }
     return sum;
 }
@@ -215,12 +216,14 @@ static inline void conv1d_sum_(float* sum, const float* start, const Conv1dPairs
     int c = 0;
     for (; c + VLANES <= width; c += VLANES) {
         vfloat total = v_load(start + c);
-        for (int i = 0; i < pairs->n; i++) { total += v_load(pairs->a[i] + c) * v_load(pairs->x[i] + c); }
+        for (int i = 0; i < pairs->n; i++) {
+            total = v_madd(v_load(pairs->a[i] + c), v_load(pairs->x[i] + c), total);
+        }
         v_store(sum + c, total);
     }
     for (; c < width; c++) {
         float total = start[c];
-        for (int i = 0; i < pairs->n; i++) { total += pairs->a[i][c] * pairs->x[i][c]; }
+        for (int i = 0; i < pairs->n; i++) { total = madd(pairs->a[i][c], pairs->x[i][c], total); }
         sum[c] = total;
     }
 }
@@ -300,7 +303,7 @@ static inline void conv1d_backward_taps_(Conv1dBlock* block, const float* dout, 
         const float* x = conv1d_input_(w, b, s) + first;
         float* dtap = block->dtaps[s - t + w->K - 1];
         #pragma omp simd
-        for (int c = 0; c < width; c++) { dtap[c] += dc[c] * x[c]; }
+        for (int c = 0; c < width; c++) { dtap[c] = madd(dc[c], x[c], dtap[c]); }
     }
 }
 

@@ -67,7 +67,7 @@ static inline void ff_goodness_ref(float* losses, float* dout, const float* o, f
     for (int n = 0; n < N; n++) {
         const float* x = o + (size_t)n * M;
         float sum = 0.0f;
-        for (int m = 0; m < M; m++) { sum += x[m] * x[m]; }
+        for (int m = 0; m < M; m++) { sum = madd(x[m], x[m], sum); }
         float factor = ff_loss_(losses + n, sum, threshold, is_real, dloss, M);
         for (int m = 0; m < M; m++) { dout[(size_t)n * M + m] = factor * x[m]; }
     }
@@ -80,10 +80,10 @@ static inline vfloat ff_squares_(const float* o, int M) {
     int m = 0;
     for (; m + VLANES <= M; m += VLANES) {
         v_load_columns(columns, o + m, (size_t)M);
-        for (int i = 0; i < VLANES; i++) { sum += columns[i] * columns[i]; }
+        for (int i = 0; i < VLANES; i++) { sum = v_madd(columns[i], columns[i], sum); }
     }
     for (; m < M; m++) {
-        for (int r = 0; r < VLANES; r++) { sum[r] += o[(size_t)r * M + m] * o[(size_t)r * M + m]; }
+        for (int r = 0; r < VLANES; r++) { sum[r] = madd(o[(size_t)r * M + m], o[(size_t)r * M + m], sum[r]); }
     }
     return sum;
 }

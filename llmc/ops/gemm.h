@@ -4,15 +4,13 @@ The one matrix product under every linear layer: out = start + a * b, each outpu
     a (M, K), b (K, N)  a Matrix says how its elements lie, so a transpose is free
     start: where each chain begins. NULL: at 0; a row of N floats with stride 0: at a bias; `out` itself: goes on from
     there
-Order:  out[m][n] = ((start + a[m][0]*b[0][n]) + a[m][1]*b[1][n]) + ...: every product and every sum rounds to float, on
-        a GPU too; only a fast build (not EXACT) lets nvcc fuse the product into the sum.
+Order:  sum = madd(a[m][k], b[k][n], sum) for k = 0, 1, ... from start: each step rounds once, on a GPU too.
 Cost:   2*M*N*K flops. In C: blocks of a and panels of b are copied into the order in which the inner loop reads them
         ("packed"), and a tile of outputs stays in registers while k runs: TILE_M * TILE_N chains side by side hide the
         latency of an addition, and lanes hold different n. A long k is cut into blocks; the next block goes on from the
         stored tile. Threads share a's packed block and take panels of b one by one; they meet twice per block, however
         long N is. On a GPU: a block of threads computes a tile, sharing what it reads; each thread keeps 4 x 4 sums in
-        registers. The CUDA cores multiply and add one after the other here, so at most half of the GPU's float rate (an
-        H200: 33 of 67 TFLOP/s). gemm_cublas.h is what fast builds use where it can.
+        registers, on the CUDA cores. gemm_cublas.h is what fast builds use where it can.
 Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; only their k loop is kept in
         order. Measured: dev/bench/gemm.c. Slower and faster kernels: dev/cuda/matmul.cu
 */
@@ -21,7 +19,7 @@ Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplica
 #include "../core/device.h"  // Device, ceil_div
 #include "../core/kernel.h"  // to_float, from_float, MaybeNull
 #ifndef __CUDACC__
-#include "../core/vec.h"  // vfloat, VLANES, v_load, v_load_columns, v_store, v_fill
+#include "../core/vec.h"  // vfloat, VLANES, v_load, v_load_columns, v_store, v_fill, v_madd
 
 // element (r, c) is data[r * row_stride + c * col_stride]; one of the strides is 1
 typedef struct {
@@ -40,7 +38,7 @@ enum {
     TILE_M = VLANES == 16 ? 8 : 6,
     TILE_V = VLANES == 16 ? 3 : 2,
     TILE_N = TILE_V * VLANES,
-    GEMM_K = 384,            // k block of a panel of b (GEMM_K, TILE_N): it should stay in the first or second cache
+    GEMM_K = 768,            // longest k block of a panel of b (k, TILE_N), which should stay in the second cache
     GEMM_LONG_K = 4096,      // k block of a, packed for all threads together...
     GEMM_A_FLOATS = 1 << 21, // ...with as many rows as make this many floats
     GEMM_TASKS = 4,          // at least so many tasks a thread, for a fair share when one is held up...
@@ -93,7 +91,7 @@ static inline __attribute__((always_inline)) void gemm_tile_(float* out, size_t 
         for (int m = 0; m < TILE_M; m++) {
             vfloat am = v_fill(a[m]);
             #pragma GCC unroll 4
-            for (int v = 0; v < TILE_V; v++) { sum[m][v] = sum[m][v] + am * bk[v]; }
+            for (int v = 0; v < TILE_V; v++) { sum[m][v] = v_madd(am, bk[v], sum[m][v]); }
         }
         a += TILE_M;
         b += TILE_N;
@@ -114,6 +112,12 @@ static inline void gemm_rim_tile_(float* out, size_t out_stride, const float* st
 }
 
 static inline int gemm_min_(int a, int b) { return a < b ? a : b; }
+
+// a long k is cut into blocks of about this length each: no short one is left over
+static inline int gemm_k_block_(int K) {
+    int n_blocks = K > 0 ? (int)ceil_div(K, GEMM_K) : 1;
+    return K > 0 ? (int)ceil_div(K, n_blocks) : 1;
+}
 
 // one packed panel of b (K, TILE_N) against the packed rows m0..m1 of a
 static inline void gemm_panel_(float* out, size_t out_stride, const float* start, size_t start_stride,
@@ -148,12 +152,12 @@ static inline size_t gemm_workspace_bytes(int M, int K, int n_threads) {
 
 // packed a: k blocks one after the other, in each the tiles of TILE_M rows
 static inline void gemm_pack_a_(float* a_packed, Matrix a, int M, int K) {
-    int n_tiles = (int)ceil_div(M, TILE_M);
+    int n_tiles = (int)ceil_div(M, TILE_M), k_block = gemm_k_block_(K);
     #pragma omp for
     for (int tile = 0; tile < n_tiles; tile++) {
         int m = tile * TILE_M;
-        for (int k = 0; k < K; k += GEMM_K) {
-            int n_k = gemm_min_(GEMM_K, K - k);
+        for (int k = 0; k < K; k += k_block) {
+            int n_k = gemm_min_(k_block, K - k);
             gemm_pack_(a_packed + (size_t)n_tiles * TILE_M * k + (size_t)m * n_k,
                        a.data + m * a.row_stride + k * a.col_stride, a.row_stride, a.col_stride, TILE_M,
                        gemm_min_(TILE_M, M - m), n_k);
@@ -165,8 +169,9 @@ static inline void gemm_pack_a_(float* a_packed, Matrix a, int M, int K) {
 static inline void gemm_task_(float* out, size_t out_stride, const float* start, size_t start_stride,
                               const float* a_packed, float* b_packed, Matrix b, int m0, int m1, int M, int N, int K) {
     size_t M_whole = (size_t)ceil_div(M, TILE_M) * TILE_M;
-    for (int k = 0; k < K || k == 0; k += GEMM_K) {  // ascending: each block goes on where the last one stopped
-        int n_k = gemm_min_(GEMM_K, K - k);
+    int k_block = gemm_k_block_(K);
+    for (int k = 0; k < K || k == 0; k += k_block) {  // ascending: each block goes on where the last one stopped
+        int n_k = gemm_min_(k_block, K - k);
         gemm_pack_(b_packed, b.data + k * b.row_stride, b.col_stride, b.row_stride, TILE_N, N, n_k);
         gemm_panel_(out, out_stride, k > 0 ? out : start, k > 0 ? out_stride : start_stride, a_packed + M_whole * k,
                     b_packed, m0, m1, N, n_k);
@@ -258,7 +263,7 @@ __device__ inline void gemm_load_(float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], con
 // one more term of each of this thread's chains
 __device__ inline void gemm_term_(float (&sum)[GEMM_SUMS][GEMM_SUMS], const float* a, const float* b) {
     for (int i = 0; i < GEMM_SUMS; i++) {
-        for (int j = 0; j < GEMM_SUMS; j++) { sum[i][j] += a[i] * b[j]; }
+        for (int j = 0; j < GEMM_SUMS; j++) { sum[i][j] = madd(a[i], b[j], sum[i][j]); }
     }
 }
 

@@ -43,7 +43,7 @@ Source: Mettes, van der Pol & Snoek 2019, arXiv:1901.10514. Where prototypes sta
 // a . b
 static inline float hpn_dot_ref(const float* a, const float* b, int C) {
     float sum = 0.0f;
-    for (int c = 0; c < C; c++) { sum += a[c] * b[c]; }
+    for (int c = 0; c < C; c++) { sum = madd(a[c], b[c], sum); }
     return sum;
 }
 
@@ -89,7 +89,9 @@ static inline void hpn_backward_ref(float* dz_unit, float* dprototypes, const fl
         assert(targets[n] < V);
         float slope = hpn_slope_(cosines[n], dloss);
         for (int c = 0; c < C; c++) { dz_unit[row + c] = targets[n] < 0 ? 0.0f : slope * prototypes[p + c]; }
-        for (int c = 0; dprototypes && targets[n] >= 0 && c < C; c++) { dprototypes[p + c] += slope * z_unit[row + c]; }
+        for (int c = 0; dprototypes && targets[n] >= 0 && c < C; c++) {
+            dprototypes[p + c] = madd(slope, z_unit[row + c], dprototypes[p + c]);
+        }
     }
 }
 
@@ -126,12 +128,12 @@ static inline void hpn_dots_(float dots[VLANES], const float* const a[VLANES], c
         for (int r = 0; r < VLANES; r++) { columns_a[r] = v_load(a[r] + c), columns_b[r] = v_load(b[r] + c); }
         v_transpose(columns_a);
         v_transpose(columns_b);
-        for (int i = 0; i < VLANES; i++) { sum += columns_a[i] * columns_b[i]; }
+        for (int i = 0; i < VLANES; i++) { sum = v_madd(columns_a[i], columns_b[i], sum); }
     }
     for (; c < C; c++) {
         vfloat column_a, column_b;
         for (int r = 0; r < VLANES; r++) { column_a[r] = a[r][c], column_b[r] = b[r][c]; }
-        sum += column_a * column_b;
+        sum = v_madd(column_a, column_b, sum);
     }
     v_store(dots, sum);
 }
@@ -207,7 +209,7 @@ static inline void hpn_backward_channels_(float* dprototypes, const float* z_uni
         const float* z = z_unit + (size_t)n * C;
         float *d = dprototypes + (size_t)targets[n] * C, slope = hpn_slope_(cosines[n], dloss);
         #pragma omp simd
-        for (int c = first; c < last; c++) { d[c] += slope * z[c]; }
+        for (int c = first; c < last; c++) { d[c] = madd(slope, z[c], d[c]); }
     }
 }
 

@@ -39,7 +39,7 @@ static inline void layernorm_forward_ref(float* out, float* mean, float* rstd, c
         float sum = 0.0f, sum2 = 0.0f;
         for (int c = 0; c < C; c++) { sum += x[c]; }
         float m = sum / (float)C;
-        for (int c = 0; c < C; c++) { sum2 += (x[c] - m) * (x[c] - m); }
+        for (int c = 0; c < C; c++) { sum2 = madd(x[c] - m, x[c] - m, sum2); }
         float s = 1.0f / sqrtf(sum2 / (float)C + LAYERNORM_EPS);
         for (int c = 0; c < C; c++) { out[(size_t)n * C + c] = s * (x[c] - m) * weight[c] + bias[c]; }
         mean[n] = m;
@@ -59,7 +59,7 @@ static inline void layernorm_backward_row_ref(float* dinp, const float* dout, co
                                               float mean, float rstd, int C) {
     float sum_g = 0.0f, sum_gx = 0.0f;
     for (int c = 0; c < C; c++) { sum_g += weight[c] * dout[c]; }
-    for (int c = 0; c < C; c++) { sum_gx += (weight[c] * dout[c]) * ((inp[c] - mean) * rstd); }
+    for (int c = 0; c < C; c++) { sum_gx = madd(weight[c] * dout[c], (inp[c] - mean) * rstd, sum_gx); }
     float mean_g = sum_g / (float)C, mean_gx = sum_gx / (float)C;
     for (int c = 0; c < C; c++) { dinp[c] += (weight[c] * dout[c] - mean_g - (inp[c] - mean) * rstd * mean_gx) * rstd; }
 }
@@ -72,7 +72,9 @@ static inline void layernorm_backward_ref(float* dinp, float* dweight, float* db
     }
     for (int c = 0; dweight && c < C; c++) {
         dweight[c] = 0.0f;
-        for (size_t n = 0; n < (size_t)N; n++) { dweight[c] += (inp[n * C + c] - mean[n]) * rstd[n] * dout[n * C + c]; }
+        for (size_t n = 0; n < (size_t)N; n++) {
+            dweight[c] = madd((inp[n * C + c] - mean[n]) * rstd[n], dout[n * C + c], dweight[c]);
+        }
     }
     for (int c = 0; dbias && c < C; c++) {
         dbias[c] = 0.0f;
@@ -101,11 +103,11 @@ static inline void layernorm_statistics_(float* mean, float* rstd, const float* 
     vfloat m = sum / v_fill((float)C);
     for (int c = 0; c < c_squares; c += VLANES) {
         v_load_columns(columns, x + c, (size_t)C);
-        for (int i = 0; i < VLANES; i++) { sum2 += (columns[i] - m) * (columns[i] - m); }
+        for (int i = 0; i < VLANES; i++) { sum2 = v_madd(columns[i] - m, columns[i] - m, sum2); }
     }
     for (int c = c_squares; c < C; c++) {
         vfloat column = layernorm_column_(x, C, c);
-        sum2 += (column - m) * (column - m);
+        sum2 = v_madd(column - m, column - m, sum2);
     }
     for (int r = 0; r < VLANES; r++) {
         mean[r] = m[r];
@@ -152,13 +154,13 @@ static inline void layernorm_gradient_means_(float* mean_g, float* mean_gx, cons
         for (int i = 0; i < VLANES; i++) {
             vfloat g = v_fill(weight[c + i]) * d_columns[i];
             sum_g += g;
-            sum_gx += g * ((x_columns[i] - m) * s);
+            sum_gx = v_madd(g, (x_columns[i] - m) * s, sum_gx);
         }
     }
     for (int c = c_squares; c < C; c++) {
         vfloat g = v_fill(weight[c]) * layernorm_column_(d, C, c);
         sum_g += g;
-        sum_gx += g * ((layernorm_column_(x, C, c) - m) * s);
+        sum_gx = v_madd(g, (layernorm_column_(x, C, c) - m) * s, sum_gx);
     }
     v_store(mean_g, sum_g / v_fill((float)C));
     v_store(mean_gx, sum_gx / v_fill((float)C));
@@ -188,7 +190,7 @@ static inline void layernorm_backward_channels_(float* dweight, float* dbias, co
             const float* x = inp + (size_t)n * C;
             float m = mean[n], s = rstd[n];
             #pragma omp simd
-            for (int c = first; c < last; c++) { dweight[c] += (x[c] - m) * s * d[c]; }
+            for (int c = first; c < last; c++) { dweight[c] = madd((x[c] - m) * s, d[c], dweight[c]); }
         }
         if (dbias) {
             #pragma omp simd
@@ -245,9 +247,9 @@ __device__ inline float layernorm_sum_(const X* row, float m, int C) {
         Pack<float, W> x = {};
         if (c < C) {
             x = load_floats<W>(row + c);
-            for (int i = 0; SQUARES && i < W; i++) { x.x[i] = (x.x[i] - m) * (x.x[i] - m); }
+            for (int i = 0; SQUARES && i < W; i++) { x.x[i] -= m; }
         }
-        sum = row_add(sum, x.x);
+        sum = SQUARES ? row_madd(x.x, x.x, sum) : row_add(sum, x.x);
     }
     return row_total(sum);
 }
@@ -330,17 +332,17 @@ __global__ void layernorm_backward_rows_kernel(X* dinp, const X* dout, const X* 
     size_t start = (size_t)n * C;
     float m = mean[n], s = rstd[n], sum_g = 0.0f, sum_gx = 0.0f;
     for (int c = lane; c - lane < C; c += WARP * W) {
-        Pack<float, W> g = {}, gx = {};
+        Pack<float, W> g = {}, xhat = {};
         if (c < C) {
             Pack<float, W> x = load_floats<W>(inp + start + c), d = load_floats<W>(dout + start + c);
             Pack<float, W> w = load_floats<W>(weight + c);
             for (int i = 0; i < W; i++) {
                 g.x[i] = w.x[i] * d.x[i];
-                gx.x[i] = g.x[i] * ((x.x[i] - m) * s);
+                xhat.x[i] = (x.x[i] - m) * s;
             }
         }
         sum_g = row_add(sum_g, g.x);
-        sum_gx = row_add(sum_gx, gx.x);
+        sum_gx = row_madd(g.x, xhat.x, sum_gx);
     }
     float mean_g = row_total(sum_g) / (float)C, mean_gx = row_total(sum_gx) / (float)C;
     for (int c = lane; c < C; c += WARP * W) {
@@ -363,7 +365,7 @@ __global__ void layernorm_backward_channels_kernel(float* parts, int with_weight
     #pragma unroll 8
     for (int n = first; n < last; n++) {
         float d = to_float(dout[(size_t)n * C + c]);
-        if (with_weight) { dweight += (to_float(inp[(size_t)n * C + c]) - mean[n]) * rstd[n] * d; }
+        if (with_weight) { dweight = madd((to_float(inp[(size_t)n * C + c]) - mean[n]) * rstd[n], d, dweight); }
         if (with_bias) { dbias += d; }
     }
     if (with_weight) { parts[(size_t)b * 2 * C + c] = dweight; }
@@ -436,11 +438,11 @@ layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, co
             for (int i = 0; i < W; i++) {
                 float xhat = (x[r].x[i] - m) * s[r], g = w.x[i] * d[r].x[i];
                 if (PARAMETERS) {
-                    dweight.x[i] += xhat * d[r].x[i];
+                    dweight.x[i] = madd(xhat, d[r].x[i], dweight.x[i]);
                     dbias.x[i] += d[r].x[i];
                 }
                 row_sums[r] += g;
-                row_sums[R + r] += g * xhat;
+                row_sums[R + r] = madd(g, xhat, row_sums[R + r]);
                 x[r].x[i] = xhat;
                 d[r].x[i] = g;
             }

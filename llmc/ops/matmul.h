@@ -32,7 +32,7 @@ static inline void matmul_forward_ref(float* out, const float* inp, const float*
     for (size_t n = 0; n < (size_t)N; n++) {
         for (size_t oc = 0; oc < (size_t)OC; oc++) {
             float sum = bias ? bias[oc] : 0.0f;
-            for (int c = 0; c < C; c++) { sum += inp[n * C + c] * weight[oc * C + c]; }
+            for (int c = 0; c < C; c++) { sum = madd(inp[n * C + c], weight[oc * C + c], sum); }
             out[n * OC + oc] = sum;
         }
     }
@@ -50,7 +50,7 @@ static inline void matmul_backward_input_ref(float* dinp, const float* dout, con
     for (size_t n = 0; n < (size_t)N; n++) {
         for (size_t c = 0; c < (size_t)C; c++) {
             float sum = 0.0f;
-            for (size_t oc = 0; oc < (size_t)OC; oc++) { sum += dout[n * OC + oc] * weight[oc * C + c]; }
+            for (size_t oc = 0; oc < (size_t)OC; oc++) { sum = madd(dout[n * OC + oc], weight[oc * C + c], sum); }
             dinp[n * C + c] = sum;
         }
     }
@@ -62,7 +62,7 @@ static inline void matmul_backward_weight_ref(float* dweight, const float* dout,
     for (size_t oc = 0; oc < (size_t)OC; oc++) {
         for (size_t c = 0; c < (size_t)C; c++) {
             float sum = add ? dweight[oc * C + c] : 0.0f;
-            for (size_t n = 0; n < (size_t)N; n++) { sum += dout[n * OC + oc] * inp[n * C + c]; }
+            for (size_t n = 0; n < (size_t)N; n++) { sum = madd(dout[n * OC + oc], inp[n * C + c], sum); }
             dweight[oc * C + c] = sum;
         }
     }

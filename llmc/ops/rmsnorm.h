@@ -27,7 +27,7 @@ static inline void rmsnorm_forward_ref(float* out, float* rstd, const float* inp
     for (int n = 0; n < N; n++) {
         const float* x = inp + (size_t)n * C;
         float sum = 0.0f;
-        for (int c = 0; c < C; c++) { sum += x[c] * x[c]; }
+        for (int c = 0; c < C; c++) { sum = madd(x[c], x[c], sum); }
         float s = 1.0f / sqrtf(sum / (float)C + eps);
         for (int c = 0; c < C; c++) { out[(size_t)n * C + c] = x[c] * s * weight[c]; }
         rstd[n] = s;
@@ -38,7 +38,7 @@ static inline void rmsnorm_forward_ref(float* out, float* rstd, const float* inp
 static inline void rmsnorm_backward_row_ref(float* dinp, const float* dout, const float* inp, const float* weight,
                                             float rstd, int C) {
     float sum = 0.0f;
-    for (int c = 0; c < C; c++) { sum += dout[c] * weight[c] * inp[c] * rstd; }
+    for (int c = 0; c < C; c++) { sum = madd(dout[c] * weight[c], inp[c] * rstd, sum); }
     float mean = sum / (float)C;
     for (int c = 0; c < C; c++) { dinp[c] += rstd * (dout[c] * weight[c] - inp[c] * rstd * mean); }
 }
@@ -50,7 +50,9 @@ static inline void rmsnorm_backward_ref(float* dinp, float* dweight, const float
     }
     for (int c = 0; dweight && c < C; c++) {
         dweight[c] = 0.0f;
-        for (size_t n = 0; n < (size_t)N; n++) { dweight[c] += dout[n * C + c] * inp[n * C + c] * rstd[n]; }
+        for (size_t n = 0; n < (size_t)N; n++) {
+            dweight[c] = madd(dout[n * C + c] * inp[n * C + c], rstd[n], dweight[c]);
+        }
     }
 }
 
@@ -62,11 +64,11 @@ static inline void rmsnorm_statistics_(float* rstd, const float* x, float eps, i
     int c_squares = C / VLANES * VLANES;
     for (int c = 0; c < c_squares; c += VLANES) {
         v_load_columns(columns, x + c, (size_t)C);
-        for (int i = 0; i < VLANES; i++) { sum += columns[i] * columns[i]; }
+        for (int i = 0; i < VLANES; i++) { sum = v_madd(columns[i], columns[i], sum); }
     }
     for (int r = 0; r < VLANES; r++, x += C) {
         float row_sum = sum[r];
-        for (int c = c_squares; c < C; c++) { row_sum += x[c] * x[c]; }
+        for (int c = c_squares; c < C; c++) { row_sum = madd(x[c], x[c], row_sum); }
         rstd[r] = 1.0f / sqrtf(row_sum / (float)C + eps);
     }
 }
@@ -99,11 +101,13 @@ static inline void rmsnorm_gradient_means_(float* means, const float* d, const f
     for (int c = 0; c < c_squares; c += VLANES) {
         v_load_columns(x_columns, x + c, (size_t)C);
         v_load_columns(d_columns, d + c, (size_t)C);
-        for (int i = 0; i < VLANES; i++) { sum += d_columns[i] * v_fill(weight[c + i]) * x_columns[i] * s; }
+        for (int i = 0; i < VLANES; i++) {
+            sum = v_madd(d_columns[i] * v_fill(weight[c + i]), x_columns[i] * s, sum);
+        }
     }
     for (int r = 0; r < VLANES; r++, x += C, d += C) {
         float row_sum = sum[r];
-        for (int c = c_squares; c < C; c++) { row_sum += d[c] * weight[c] * x[c] * rstd[r]; }
+        for (int c = c_squares; c < C; c++) { row_sum = madd(d[c] * weight[c], x[c] * rstd[r], row_sum); }
         means[r] = row_sum / (float)C;
     }
 }
@@ -129,7 +133,7 @@ static inline void rmsnorm_backward_channels_(float* dweight, const float* dout,
         const float* d = dout + (size_t)n * C;
         float s = rstd[n];
         #pragma omp simd
-        for (int c = first; c < last; c++) { dweight[c] += d[c] * x[c] * s; }
+        for (int c = first; c < last; c++) { dweight[c] = madd(d[c] * x[c], s, dweight[c]); }
     }
 }
 

@@ -20,18 +20,17 @@ end of a document:
 Cost:   bound by exponentials: one per position, channel and state forward, one more backward. ns for each of these, one
         thread, C 1536, NS 16, T 256, best of many runs on a busy machine (Intel Sapphire Rapids class), gcc 12
         (dev/bench/scan.c):
-                        AVX-512   AVX2   SSE2   AVX-512, FAST=1
-            forward        0.56   0.95   2.44              0.21
-            backward       0.92   1.70   3.55              0.44
-            fm_exp alone   0.47   0.79   2.21        (scan_exp_)
+                        AVX-512   AVX2   SSE2
+            forward        0.56   0.95   2.44
+            backward       0.92   1.70   3.55
+            fm_exp alone   0.47   0.79   2.21
         So exponentials are about 85% of forward, half of backward. A call with T = 1 takes two of them per state, one
         of A_log: 44 us for these sizes. Threads share groups: B * C / SCAN_GROUP of them.
         Memory: scan_states_floats, and scan_workspace_bytes of scratch: for each thread 2 * chunk * NS * SCAN_GROUP
         floats. No bit depends on `chunk`, and little time: backward takes 2% more with 16 than with 32, 1% with 64, 4%
         with 128, 8% with 8.
-Error:  a fast build (FAST=1) takes scan_exp_ for the decay, relative error 1e-7. The rest of both builds rounds as
-        written.
-Order:  y, S and the sum in ddelta chain over n. dA_log and dD chain over t descending in a row, then over rows
+Order:  h = madd(a, h_before, x * ssm_B), G = madd(dy, ssm_C, lambda), and all chains take products by madd. y, S and the
+        sum in ddelta chain over n. dA_log and dD chain over t descending in a row, then over rows
         ascending. dssm_B and dssm_C: groups of SCAN_GROUP channels; in a group 16 lanes, lane l chains over its
         channels l, l + 16, ...; lanes in a tree, l += l + 8, then 4, 2, 1; then a chain over groups. Every chain starts
         from 0, y from D * u. Chunks, threads and vectors share outputs, so none of them changes a bit.
@@ -65,8 +64,8 @@ static inline void scan_forward_ref(float* y, float* state, const float* u, cons
                 float d = delta[bt * C + c], x = d * u[bt * C + c], sum = D[c] * u[bt * C + c];
                 for (int n = 0; n < NS; n++) {
                     float before = starts && starts[bt] ? 0.0f : h[n];
-                    h[n] = fm_exp(d * A[n]) * before + x * ssm_B[bt * stride + n];
-                    sum += ssm_C[bt * stride + n] * h[n];
+                    h[n] = madd(fm_exp(d * A[n]), before, x * ssm_B[bt * stride + n]);
+                    sum = madd(ssm_C[bt * stride + n], h[n], sum);
                 }
                 y[bt * C + c] = sum;
             }
@@ -75,12 +74,14 @@ static inline void scan_forward_ref(float* y, float* state, const float* u, cons
     }
 }
 
-// the order of sums over channels
-static inline float scan_channel_sum_ref(const float* terms, int C) {
+// the order of sums over channels, of a[c] * b[c]
+static inline float scan_channel_sum_ref(const float* a, const float* b, int C) {
     float total = 0.0f;
     for (int group = 0; group < C; group += SCAN_GROUP) {
         float lanes[SCAN_LANES] = {0.0f};
-        for (int c = group; c < C && c < group + SCAN_GROUP; c++) { lanes[c % SCAN_LANES] += terms[c]; }
+        for (int c = group; c < C && c < group + SCAN_GROUP; c++) {
+            lanes[c % SCAN_LANES] = madd(a[c], b[c], lanes[c % SCAN_LANES]);
+        }
         for (int half = SCAN_LANES / 2; half >= 1; half /= 2) {
             for (int l = 0; l < half; l++) { lanes[l] += lanes[l + half]; }
         }
@@ -90,9 +91,9 @@ static inline float scan_channel_sum_ref(const float* terms, int C) {
 }
 
 // One channel of one row, all pointers at its first position. h (T+1, NS): the states before and after every position.
-// terms_B, terms_C (T, NS, C) at this channel. dA (NS) and dD: of this row
-static inline void scan_backward_channel_ref(float* du, float* ddelta, float* dA, float* dD, float* terms_B,
-                                             float* terms_C, const float* dy, const float* h, const float* u,
+// all_G, all_h (T, NS, C), at this channel: factors of the terms of dssm_B and dssm_C. dA (NS) and dD: of this row
+static inline void scan_backward_channel_ref(float* du, float* ddelta, float* dA, float* dD, float* all_G,
+                                             float* all_h, const float* dy, const float* h, const float* u,
                                              const float* delta, const float* A_log, const float* ssm_B,
                                              const float* ssm_C, size_t stride, float D, const unsigned char* starts,
                                              int T, int C, int NS) {
@@ -105,21 +106,21 @@ static inline void scan_backward_channel_ref(float* du, float* ddelta, float* dA
     for (int t = T - 1; t >= 0; t--) {
         size_t at = (size_t)t * C;
         int first = starts && starts[t];
-        float x = delta[at] * u[at], S = 0.0f, aw = 0.0f;
+        float S = 0.0f, aw = 0.0f;
         for (int n = 0; n < NS; n++) {
             size_t tn = (size_t)t * NS + n;
-            float G = lambda[n] + dy[at] * ssm_C[t * stride + n];
+            float G = madd(dy[at], ssm_C[t * stride + n], lambda[n]);
             float ag = fm_exp(delta[at] * A[n]) * G, W = ag * (first ? 0.0f : h[tn]);
-            S += G * ssm_B[t * stride + n];
-            aw += A[n] * W;
-            dA[n] += delta[at] * W;
-            terms_B[tn * C] = G * x;
-            terms_C[tn * C] = dy[at] * h[tn + NS];
+            S = madd(G, ssm_B[t * stride + n], S);
+            aw = madd(A[n], W, aw);
+            dA[n] = madd(delta[at], W, dA[n]);
+            all_G[tn * C] = G;
+            all_h[tn * C] = h[tn + NS];
             lambda[n] = first ? 0.0f : ag;
         }
         if (du) { du[at] = D * dy[at] + delta[at] * S; }
         if (ddelta) { ddelta[at] = u[at] * S + aw; }
-        *dD += dy[at] * u[at];
+        *dD = madd(dy[at], u[at], *dD);
     }
 }
 
@@ -130,8 +131,8 @@ static inline void scan_backward_ref(float* du, float* ddelta, float* dA_log, fl
                                      size_t stride, const float* D, const unsigned char* starts, int B, int T, int C,
                                      int NS) {
     size_t n_terms = (size_t)T * NS * C;
-    float* terms_B = (float*)malloc_check(sizeof(float) * 2 * n_terms, "terms of dssm_B and dssm_C");
-    float *terms_C = terms_B + n_terms,
+    float* all_G = (float*)malloc_check(sizeof(float) * (2 * n_terms + (size_t)C), "terms of dssm_B and dssm_C");
+    float *all_h = all_G + n_terms, *x = all_h + n_terms,
           *h = (float*)malloc_check(sizeof(float) * (size_t)(T + 1) * NS, "states of a channel");
     float dA_row[SCAN_MAX_STATES], dD_row, y;
     for (size_t i = 0; dA_log && i < (size_t)C * NS; i++) { dA_log[i] = 0.0f; }
@@ -151,20 +152,21 @@ static inline void scan_backward_ref(float* du, float* ddelta, float* dA_log, fl
                 scan_forward_ref(&y, after, u + bt, delta + bt, A_c, row_B + t * stride, row_C + t * stride, stride,
                                  D + c, row_starts ? row_starts + t : NULL, 1, 1, 1, NS);
             }
-            scan_backward_channel_ref(du ? du + at : NULL, ddelta ? ddelta + at : NULL, dA_row, &dD_row, terms_B + c,
-                                      terms_C + c, dy + at, h, u + at, delta + at, A_c, row_B, row_C, stride, D[c],
+            scan_backward_channel_ref(du ? du + at : NULL, ddelta ? ddelta + at : NULL, dA_row, &dD_row, all_G + c,
+                                      all_h + c, dy + at, h, u + at, delta + at, A_c, row_B, row_C, stride, D[c],
                                       row_starts, T, C, NS);
             for (int n = 0; dA_log && n < NS; n++) { dA_log[(size_t)c * NS + n] += dA_row[n]; }
             if (dD) { dD[c] += dD_row; }
         }
         for (size_t tn = 0; tn < (size_t)T * NS; tn++) {
-            size_t to = (row + tn / NS) * dstride + tn % NS;
-            if (dssm_B) { dssm_B[to] = scan_channel_sum_ref(terms_B + tn * C, C); }
-            if (dssm_C) { dssm_C[to] = scan_channel_sum_ref(terms_C + tn * C, C); }
+            size_t bt = row + tn / NS, to = bt * dstride + tn % NS;
+            for (int c = 0; c < C && dssm_B; c++) { x[c] = delta[bt * C + c] * u[bt * C + c]; }
+            if (dssm_B) { dssm_B[to] = scan_channel_sum_ref(all_G + tn * C, x, C); }
+            if (dssm_C) { dssm_C[to] = scan_channel_sum_ref(dy + bt * C, all_h + tn * C, C); }
         }
     }
     for (size_t i = 0; dA_log && i < (size_t)C * NS; i++) { dA_log[i] *= -fm_exp(A_log[i]); }
-    free(terms_B);
+    free(all_G);
     free(h);
 }
 
@@ -184,29 +186,6 @@ typedef struct {
     size_t stride;
     int B, T, C, NS, chunk;
 } Scan_;
-
-#ifdef FAST
-// e^x for x <= 0 in single precision: x = k ln 2 + r, e^r = 1 + r + r^2 q(r) with a minimax q, whose error is 3e-9.
-// Relative error below 1e-7 with the roundings; 0 below -87, where floats begin to lose digits. Adding 1.5 * 2^23
-// rounds to a whole number; 127 more make its low bits the exponent field of 2^k
-FM_FUNCTION float scan_exp_(float x) {
-    float shifted = x * 0x1.715476p+0f + (0x1.8p23f + 127.0f), k = shifted - (0x1.8p23f + 127.0f);
-    float r = (x - k * 0x1.62e4p-1f) - k * 0x1.7f7d1cp-20f, q, scale;
-    uint32_t u;
-    memcpy(&u, &shifted, sizeof u);
-    u <<= 23;
-    memcpy(&scale, &u, sizeof scale);
-    q = 0x1.6a2434p-10f;
-    q = q * r + 0x1.1239e2p-7f;
-    q = q * r + 0x1.5558f2p-5f;
-    q = q * r + 0x1.555492p-3f;
-    q = q * r + 0x1.fffffcp-2f;
-    float y = (1.0f + (r + (r * r) * q)) * scale;
-    return x < -87.0f ? 0.0f : y;
-}
-#else
-FM_FUNCTION float scan_exp_(float x) { return fm_exp(x); }
-#endif
 
 static inline size_t scan_tile_floats_(const Scan_* s) { return (size_t)s->NS * SCAN_GROUP; }
 static inline int scan_groups_(const Scan_* s) { return (int)ceil_div(s->C, SCAN_GROUP); }
@@ -310,7 +289,7 @@ static inline void scan_decays_(float* a, const float* A, const vfloat* delta, i
             v_store(a + at, delta[i] * v_load(A + at));
         }
     }
-    for (int i = 0; i < NS * SCAN_GROUP; i++) { a[i] = scan_exp_(a[i]); }
+    for (int i = 0; i < NS * SCAN_GROUP; i++) { a[i] = fm_exp(a[i]); }
 }
 
 // ---- forward ----
@@ -332,9 +311,9 @@ static inline void scan_step_(float* y, float* h, float* a, const float* A, cons
     for (int n = 0; n < s->NS; n++) {
         for (int i = 0; i < SCAN_VECTORS_; i++) {
             size_t at = (size_t)n * SCAN_GROUP + i * VLANES;
-            vfloat h_n = v_load(a + at) * v_load(h + at) + x[i] * v_fill(ssm_B[n]);
+            vfloat h_n = v_madd(v_load(a + at), v_load(h + at), x[i] * v_fill(ssm_B[n]));
             v_store(h + at, h_n);
-            sum[i] += v_fill(ssm_C[n]) * h_n;
+            sum[i] = v_madd(v_fill(ssm_C[n]), h_n, sum[i]);
         }
     }
     scan_store_(y + bt * s->C + c, sum, channels);
@@ -456,7 +435,7 @@ static inline void scan_recompute_(const ScanScratch_* k, int t, size_t bt, int 
     for (int n = 0; n < s->NS; n++) {
         for (int i = 0; i < SCAN_VECTORS_; i++) {
             size_t at = (size_t)n * SCAN_GROUP + i * VLANES;
-            v_store(after + at, v_load(a + at) * v_load(before + at) + u[i] * v_fill(ssm_B[n]));
+            v_store(after + at, v_madd(v_load(a + at), v_load(before + at), u[i] * v_fill(ssm_B[n])));
         }
     }
 }
@@ -465,6 +444,8 @@ static inline void scan_recompute_(const ScanScratch_* k, int t, size_t bt, int 
 static inline void scan_mask_(vbits_* mask, int channels) {
     for (int l = 0; l < SCAN_GROUP; l++) { mask[l / VLANES][l % VLANES] = l < channels ? -1 : 0; }
 }
+
+static inline vfloat scan_masked_(vfloat x, vbits_ mask) { return (vfloat)((vbits_)x & mask); }
 
 // S and aw are the sums of the contract. The sums over channels begin a lane's chain in the first vectors that hold it
 static inline void scan_adjoint_states_(vfloat* S, vfloat* aw, const ScanGradients_* g, const ScanScratch_* k,
@@ -480,14 +461,15 @@ static inline void scan_adjoint_states_(vfloat* S, vfloat* aw, const ScanGradien
         for (int i = 0; i < SCAN_SUM_VECTORS_; i++) { sums_B[i] = sums_C[i] = v_fill(0.0f); }
         for (int i = 0; i < SCAN_VECTORS_; i++) {
             size_t at = (size_t)n * SCAN_GROUP + i * VLANES;
-            vfloat G = v_load(lambda + at) + dy[i] * v_fill(ssm_C[n]);
+            vfloat G = v_madd(dy[i], v_fill(ssm_C[n]), v_load(lambda + at));
             vfloat ag = v_load(a + at) * G, W = ag * v_load(before + at);
             v_store(lambda + at, ag);
-            if (with_A) { v_store(dA + at, v_load(dA + at) + delta[i] * W); }
-            S[i] += G * v_fill(ssm_B[n]);
-            aw[i] += v_load(A + at) * W;
-            if (with_B) { sums_B[i % SCAN_SUM_VECTORS_] += (vfloat)((vbits_)(G * x[i]) & mask[i]); }
-            if (with_C) { sums_C[i % SCAN_SUM_VECTORS_] += (vfloat)((vbits_)(dy[i] * v_load(h + at)) & mask[i]); }
+            if (with_A) { v_store(dA + at, v_madd(delta[i], W, v_load(dA + at))); }
+            S[i] = v_madd(G, v_fill(ssm_B[n]), S[i]);
+            aw[i] = v_madd(v_load(A + at), W, aw[i]);
+            vfloat *to_B_i = &sums_B[i % SCAN_SUM_VECTORS_], *to_C_i = &sums_C[i % SCAN_SUM_VECTORS_];
+            if (with_B) { *to_B_i = v_madd(scan_masked_(G, mask[i]), x[i], *to_B_i); }
+            if (with_C) { *to_C_i = v_madd(dy[i], scan_masked_(v_load(h + at), mask[i]), *to_C_i); }
         }
         for (int i = 0; i < SCAN_SUM_VECTORS_; i++) {
             v_store(to_B + i * VLANES, sums_B[i]);
@@ -512,7 +494,7 @@ static inline void scan_adjoint_(const ScanGradients_* g, vfloat* dD, const Scan
                          mask, s->ssm_B + bt * s->stride, s->ssm_C + bt * s->stride, s->NS);
     if (s->starts && s->starts[bt]) { scan_zero_(k->lambda, tile); }
     for (int i = 0; i < SCAN_VECTORS_; i++) {
-        dD[i] += d[i] * u[i];
+        dD[i] = v_madd(d[i], u[i], dD[i]);
         x[i] = D[i] * d[i] + delta[i] * S[i];
         aw[i] = u[i] * S[i] + aw[i];
     }
