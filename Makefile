@@ -1,7 +1,6 @@
 # Plain `make` lists what there is. Variables, all of them optional:
 #   CC=gcc|clang   ARCH=native|x86-64-v3|x86-64   OPT=-O3   OMP=1|0 (threads)
 #   SYSTEM_LIBM=1  the C library's exp, log, tanh and llm.c's order: bit parity with llm.c
-#   FAST=1         fused multiply-add: faster on CPUs that share their multiply and add units, other bits
 #   ASAN=1         address and undefined-behaviour sanitizers
 #   MPI=1          ranks over MPI too, for mpirun and srun; over TCP they need nothing (doc/ranks.md)
 # Each combination is built in a folder of its own under build/.
@@ -13,19 +12,18 @@ ARCH ?= native
 OPT ?= -O3
 OMP ?= 1
 SYSTEM_LIBM ?= 0
-FAST ?= 0
 ASAN ?= 0
 MPI ?= 0
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 
 WARNINGS = -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Werror
-# -ffp-contract=off: no fused multiply-add. The next two change no bit: nobody reads errno or traps, so square roots and
-# selects vectorise. doc/exactness.md: every + - * / rounds once
-EXACT = -ffp-contract=$(if $(filter 1,$(FAST)),fast,off) -fno-math-errno -fno-trapping-math
+# -ffp-contract=off: multiply and add are fused where the source says madd, and nowhere else (doc/exactness.md rule 1).
+# The next two change no bit: nobody reads errno or traps, so square roots and selects vectorise
+EXACT = -ffp-contract=off -fno-math-errno -fno-trapping-math
 # -g1: the lines of a backtrace; full -g takes a fifth of the compiler's time. For a debugger: OPT="-O0 -g"
 CFLAGS = -std=gnu11 -D_GNU_SOURCE -g1 $(OPT) -march=$(ARCH) $(EXACT) $(WARNINGS) -I.
 CFLAGS += $(if $(filter 1,$(OMP)),-fopenmp,-Wno-unknown-pragmas)
-CFLAGS += $(if $(filter 1,$(SYSTEM_LIBM)),-DSYSTEM_LIBM) $(if $(filter 1,$(FAST)),-DFAST)
+CFLAGS += $(if $(filter 1,$(SYSTEM_LIBM)),-DSYSTEM_LIBM)
 CFLAGS += $(if $(filter 1,$(ASAN)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
 # by default gcc fills only half of a 512-bit register; clang would warn of every loop that it cannot vectorise
 CFLAGS += $(if $(findstring clang,$(CC)),-Wno-pass-failed,-mprefer-vector-width=512)
@@ -39,7 +37,7 @@ endif
 comma = ,
 space = $() $()
 
-VARIANT = $(notdir $(CC))-$(ARCH)$(OPT)$(if $(filter 0,$(OMP)),-serial)$(if $(filter 1,$(SYSTEM_LIBM)),-libm)$(if $(filter 1,$(FAST)),-fast)$(if $(filter 1,$(ASAN)),-asan)$(if $(filter 1,$(MPI)),-mpi)
+VARIANT = $(notdir $(CC))-$(ARCH)$(OPT)$(if $(filter 0,$(OMP)),-serial)$(if $(filter 1,$(SYSTEM_LIBM)),-libm)$(if $(filter 1,$(ASAN)),-asan)$(if $(filter 1,$(MPI)),-mpi)
 BUILD = build/$(VARIANT)
 # abc1234, or abc1234-dirty where a file that git knows has changed; --exclude: never the name of a tag
 COMMIT := $(shell git describe --always --dirty --exclude '*' 2>/dev/null || echo unknown)

@@ -2,9 +2,8 @@
 How fast is our matrix product? GFLOP/s of llmc/ops/matmul.h against OpenBLAS's sgemm and this machine's peak, on 1 and 2 threads.
     build/gemm [THREADS...]      default: 1 2; about half a minute each; dev/bench/run.sh builds it
 Both compute out (M, N) = inp (M, K) * weight (N, K)^T, the linear layer's forward. Per shape the two take turns until SECONDS
-have passed, at least REPEATS times, and the shortest time of each counts. OpenBLAS fuses multiplications and additions, ours
-rounds each (doc/exactness.md rule 1): its ceiling is the fused peak, ours the other one. It is loaded at run time; without
-libopenblas.so.0 its columns stay empty.
+have passed, at least REPEATS times, and the shortest time of each counts. The peak is that of fused multiply-adds, which both use.
+OpenBLAS is loaded at run time; without libopenblas.so.0 its columns stay empty.
 */
 #include "../../llmc/ops/matmul.h"  // matmul_forward, Device, device_init, device_free
 #include "../../llmc/run/peak.h"    // seconds_now
@@ -86,8 +85,8 @@ static void check_equal(const float* a, const float* b, Shape s) {
     }
 }
 
-// seconds[0] ours, seconds[1] OpenBLAS (infinite where it is missing); the peaks are raised to the best seen
-static void measure(double seconds[2], double peaks[2], Shape s, const Device* dev, const OpenBlas* blas) {
+// seconds[0] ours, seconds[1] OpenBLAS (infinite where it is missing); *peak is raised to the best seen
+static void measure(double seconds[2], double* peak, Shape s, const Device* dev, const OpenBlas* blas) {
     float* inp = random_matrix(s.M, s.K, 1);
     float* weight = random_matrix(s.N, s.K, 2);
     float* out[2] = {random_matrix(s.M, s.N, 3), random_matrix(s.M, s.N, 4)};
@@ -96,7 +95,7 @@ static void measure(double seconds[2], double peaks[2], Shape s, const Device* d
     for (int i = 0; i < REPEATS || seconds_now(CLOCK_MONOTONIC) - begin < SECONDS; i++) {
         seconds[0] = fmin(seconds[0], seconds_of(out[0], inp, weight, s, dev, NULL));
         if (blas->sgemm) { seconds[1] = fmin(seconds[1], seconds_of(out[1], inp, weight, s, dev, blas)); }
-        for (int fused = 0; fused <= 1; fused++) { peaks[fused] = fmax(peaks[fused], vector_peak(fused, dev->n_threads)); }
+        *peak = fmax(*peak, vector_peak(dev->n_threads));
     }
     if (blas->sgemm) { check_equal(out[0], out[1], s); }
     free(inp);
@@ -107,21 +106,21 @@ static void measure(double seconds[2], double peaks[2], Shape s, const Device* d
 
 static void table(int n_threads, const OpenBlas* blas) {
     Device dev;
-    double seconds[N_SHAPES][2], peaks[2] = {0.0, 0.0};
+    double seconds[N_SHAPES][2], peak = 0.0;
     device_init(&dev, n_threads);
     if (blas->sgemm) { blas->set_threads(n_threads); }
-    for (int i = 0; i < N_SHAPES; i++) { measure(seconds[i], peaks, shapes[i], &dev, blas); }
+    for (int i = 0; i < N_SHAPES; i++) { measure(seconds[i], &peak, shapes[i], &dev, blas); }
     device_free(&dev);
-    printf("%d thread%s: peak %.1f GFLOP/s multiply+add, %.1f fused; OpenBLAS %s\n", n_threads, n_threads > 1 ? "s" : "", peaks[0],
-           peaks[1], blas->sgemm ? blas->core_name() : "missing");
-    printf("%20s %14s %14s %18s %12s %16s\n", "M x N x K", "ours GFLOP/s", "% of mul+add", "OpenBLAS GFLOP/s", "% of fused", "ours / OpenBLAS");
+    printf("%d thread%s: peak %.1f GFLOP/s; OpenBLAS %s\n", n_threads, n_threads > 1 ? "s" : "", peak,
+           blas->sgemm ? blas->core_name() : "missing");
+    printf("%20s %14s %10s %18s %10s %16s\n", "M x N x K", "ours GFLOP/s", "% of peak", "OpenBLAS GFLOP/s", "% of peak", "ours / OpenBLAS");
     for (int i = 0; i < N_SHAPES; i++) {
         Shape s = shapes[i];
         double gflop = 2e-9 * s.M * s.N * s.K, our_rate = gflop / seconds[i][0], blas_rate = gflop / seconds[i][1];
         char name[64];
         snprintf(name, sizeof name, "%d x %d x %d", s.M, s.N, s.K);
-        printf("%20s %14.1f %14.1f", name, our_rate, 100 * our_rate / peaks[0]);
-        if (blas->sgemm) { printf(" %18.1f %12.1f %16.2f", blas_rate, 100 * blas_rate / peaks[1], our_rate / blas_rate); }
+        printf("%20s %14.1f %10.1f", name, our_rate, 100 * our_rate / peak);
+        if (blas->sgemm) { printf(" %18.1f %10.1f %16.2f", blas_rate, 100 * blas_rate / peak, our_rate / blas_rate); }
         printf("\n");
     }
     printf("\n");

@@ -1,6 +1,6 @@
 """One training step of Mamba-1 130m side by side: ours, transformers, mamba.py and a plain PyTorch loop, float32 on the CPU.
 
-    make build/gcc-native-O3/train_mamba_hpn && make FAST=1 build/gcc-native-O3-fast/train_mamba_hpn
+    make build/gcc-native-O3/train_mamba_hpn
     .venv/bin/python dev/bench/mamba_step.py --seq 256 --rounds 5 --json step_256.json
     .venv/bin/python dev/bench/mamba_step.py --seq 1024 --rounds 2 --skip hf,mambapy-loop     # their backward is quadratic in T
     .venv/bin/python dev/bench/mamba_step.py --small                                          # seconds: does everything run?
@@ -40,12 +40,11 @@ OURS = ("{binary} --from {model} --train {tokens} --seq-len {seq} --batch-size {
         "--eval-every 0 --save-every 0 --async-save 0 --sample-every 0 --run {run}")
 PYTORCH = ("{python} {here}/pytorch_mamba.py {peer} --from {model} --tokens {tokens} --seq {seq} --batch {batch} --steps {steps} "
            "--threads {threads} --lr {lr}")
-BUILD = "gcc -std=gnu11 -D_GNU_SOURCE -O3 -march=native -mprefer-vector-width=512 -fno-math-errno -fno-trapping-math -fopenmp "
-KINDS = {"exact": "-ffp-contract=off", "FAST": "-ffp-contract=fast -DFAST"}
+BUILD = "gcc -std=gnu11 -D_GNU_SOURCE -O3 -march=native -mprefer-vector-width=512 -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp "
 # glibc gives large blocks back to the system at once; PyTorch would take them anew, page by page, in every step
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 
-NAMES = {"exact": "ours, exact", "fast": "ours, FAST=1", "eager": "PyTorch, loop over unbound steps",
+NAMES = {"ours": "ours", "eager": "PyTorch, loop over unbound steps",
          "eager-compiled": "the same, torch.compile", "hf-mambapy": "transformers, use_mambapy", "mambapy": "mamba.py, pscan",
          "mambapy-loop": "mamba.py, pscan=False", "hf": "transformers, slow path"}
 SLOW = ("hf", "mambapy-loop")  # quadratic in T
@@ -160,7 +159,7 @@ class Program:
         """One run; its losses must be those of the run before, or every figure here would be of something else."""
         if self.problem:
             return
-        is_ours = self.key in ("exact", "fast")
+        is_ours = self.key == "ours"
         try:
             text, memory = run(self.command, dict(fields, peer=self.key, steps=self.n_steps), keep_memory=not (is_ours or fields["plain_malloc"]))
             if is_ours:
@@ -188,11 +187,9 @@ class Program:
 
 
 def make_programs(options):
-    programs = []
-    for key, folder in (("exact", "gcc-native-O3"), ("fast", "gcc-native-O3-fast")):
-        binary = getattr(options, f"ours_{key}") or os.path.join(ROOT, "build", folder, "train_mamba_hpn")
-        problem = None if os.path.exists(binary) else f"no {os.path.relpath(binary, ROOT)}: make it first"
-        programs.append(Program(key, OURS.replace("{binary}", binary), options.steps, options.warmup, problem))
+    binary = options.ours or os.path.join(ROOT, "build", "gcc-native-O3", "train_mamba_hpn")
+    problem = None if os.path.exists(binary) else f"no {os.path.relpath(binary, ROOT)}: make it first"
+    programs = [Program("ours", OURS.replace("{binary}", binary), options.steps, options.warmup, problem)]
     for key in ("eager", "eager-compiled", "hf-mambapy", "mambapy", "mambapy-loop", "hf"):
         is_slow = key in SLOW and not options.small
         programs.append(Program(key, PYTORCH, options.slow_steps if is_slow else options.steps, 1 if is_slow else options.warmup))
@@ -205,16 +202,15 @@ def make_programs(options):
 
 
 def build_meters(fields):
-    for kind, flags in KINDS.items():
-        run(BUILD + flags + " {here}/gemm.c -ldl -lm -o {work}/gemm_" + kind, fields)
-        run(BUILD + flags + " {root}/dev/fmath/bench.c -lm -o {work}/exp_" + kind, fields)
+    run(BUILD + "{here}/gemm.c -ldl -lm -o {work}/gemm", fields)
+    run(BUILD + "{root}/dev/fmath/bench.c -lm -o {work}/exp", fields)
 
 
-def measure_machine(kind, fields):
+def measure_machine(fields):
     """(GFLOP/s of a layer's product, of the head's product, ns of an exponential on one thread) of our code"""
-    table = run("{work}/gemm_" + kind + " {threads}", fields)[0]
+    table = run("{work}/gemm {threads}", fields)[0]
     rates = [float(re.search(rf"{shape} +([0-9.]+)", table).group(1)) for shape in ("256 x 3072 x 768", "256 x 50304 x 768")]
-    return rates[0], rates[1], float(re.search(r"^exp +([0-9.]+)", run("{work}/exp_" + kind, fields)[0], re.M).group(1))
+    return rates[0], rates[1], float(re.search(r"^exp +([0-9.]+)", run("{work}/exp", fields)[0], re.M).group(1))
 
 
 def work_of(c, N):
@@ -252,7 +248,7 @@ def compare_losses(programs):
             for p, difference in zip(programs, differences) if not difference <= TOLERANCE]
 
 
-def print_table(programs, options, work, mm_rates, limits):
+def print_table(programs, options, work, mm_rates, limit):
     flop, tokens = work[0] + work[1], options.batch * options.seq
     print(f"\nM {options.d_model}, {options.layers} layers, V {options.vocab}, B {options.batch}, T {options.seq}, "
           f"{options.threads} thread{'s' * (options.threads > 1)}, {options.rounds} round{'s' * (options.rounds > 1)}: "
@@ -260,7 +256,7 @@ def print_table(programs, options, work, mm_rates, limits):
           f"torch.mm {min(mm_rates):.0f} to {max(mm_rates):.0f} GFLOP/s")
     print("\n| | shortest | median of n | / ours | tokens/s | forward + backward + update | GFLOP/s | peak memory |")
     print("|---|---|---|---|---|---|---|---|")
-    ours = next((p.best() for p in programs if p.key == "exact" and not p.problem), None)
+    ours = next((p.best() for p in programs if p.key == "ours" and not p.problem), None)
     for p in programs:
         if p.problem:
             print(f"| {NAMES[p.key]} | not measured: {p.problem} | | | | | | |")
@@ -271,12 +267,13 @@ def print_table(programs, options, work, mm_rates, limits):
         digits = 0 if ms > 100 else 2
         print(f"| {NAMES[p.key]} | {ms:.{digits}f} ms | {p.median():.{digits}f} ms of {len(p.steps)} | {f'{ms / ours:.2f}' if ours else '-'} | "
               f"{1e3 * tokens / ms:.1f} | {parts} | {flop / ms / 1e6:.1f} | {p.memory / 1024:.2f} GB |")
-    for kind, (machine, ms) in limits.items():
-        print(f"| limit of ours, {kind} | {ms:.0f} ms | | | {1e3 * tokens / ms:.1f} | products at {machine[0]:.0f} (layers) and "
+    if limit:
+        machine, ms = limit
+        print(f"| limit of ours | {ms:.0f} ms | | | {1e3 * tokens / ms:.1f} | products at {machine[0]:.0f} (layers) and "
               f"{machine[1]:.0f} (head) GFLOP/s, {machine[2]:.2f} ns per function and thread | | |")
 
 
-def write_json(path, programs, options, work, mm_rates, limits):
+def write_json(path, programs, options, work, mm_rates, limit):
     def summary(p):
         if p.problem:
             return {"problem": p.problem}
@@ -285,7 +282,7 @@ def write_json(path, programs, options, work, mm_rates, limits):
 
     result = {"options": vars(options), "torch_mm_gflops": mm_rates, "layer_flop": work[0], "head_flop": work[1], "functions": work[2],
               "programs": {p.key: summary(p) for p in programs},
-              "limits": {kind: {"layer_gflops": m[0], "head_gflops": m[1], "exp_ns": m[2], "ms": ms} for kind, (m, ms) in limits.items()}}
+              "limit": dict(zip(("layer_gflops", "head_gflops", "exp_ns", "ms"), (*limit[0], limit[1]))) if limit else None}
     with open(path, "w", encoding="utf-8") as file:
         json.dump(result, file, indent=1)
 
@@ -307,8 +304,7 @@ def parse_options():
     parser.add_argument("--no-limit", action="store_true", help="do not measure what the machine can do")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds for one run of one program")
     parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--ours-exact", metavar="FILE", help="default build/gcc-native-O3/train_mamba_hpn")
-    parser.add_argument("--ours-fast", metavar="FILE", help="default build/gcc-native-O3-fast/train_mamba_hpn")
+    parser.add_argument("--ours", metavar="FILE", help="default build/gcc-native-O3/train_mamba_hpn")
     parser.add_argument("--json", metavar="FILE", help="write all figures there too")
     parser.add_argument("--work", metavar="DIR", help="where 3 GB can be written for a while (default the system's temporary folder)")
     parser.add_argument("--plain-malloc", action="store_true", help="leave glibc's malloc as it is for PyTorch: slower, perhaps less memory")
@@ -334,7 +330,7 @@ def main():
                       tokens=os.path.join(work, "tokens.bin"), run=os.path.join(work, "run"))
         print(f"{write_model(fields['model'], shape):,} parameters", flush=True)
         write_tokens(fields["tokens"], max(options.steps, options.slow_steps), options.batch * options.seq, options.vocab)
-        limits, mm_rates, amount = {}, [], work_of(shape, options.batch * options.seq)
+        limit, mm_rates, amount = None, [], work_of(shape, options.batch * options.seq)
         if not options.no_limit:
             build_meters(fields)
         for i in range(options.rounds):
@@ -346,12 +342,12 @@ def main():
                 wrong = compare_losses([program for program in programs if not program.problem])
                 if wrong:
                     sys.exit("\n".join(["no times, for this is not the same training:"] + wrong))
-        for kind in KINDS if not options.no_limit else ():
-            machine = measure_machine(kind, fields)
-            limits[kind] = (machine, limit_of(machine, amount, options.threads))
-    print_table(programs, options, amount, mm_rates, limits)
+        if not options.no_limit:
+            machine = measure_machine(fields)
+            limit = machine, limit_of(machine, amount, options.threads)
+    print_table(programs, options, amount, mm_rates, limit)
     if options.json:
-        write_json(options.json, programs, options, amount, mm_rates, limits)
+        write_json(options.json, programs, options, amount, mm_rates, limit)
 
 
 if __name__ == "__main__":

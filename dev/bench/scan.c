@@ -1,7 +1,7 @@
 /*
 Time of llmc/ops/selective_scan.h per position, channel and state, at the sizes of Mamba 130m; beside it fm_exp alone.
     gcc -std=gnu11 -D_GNU_SOURCE -O3 -march=native -mprefer-vector-width=512 -ffp-contract=off -fno-math-errno -fno-trapping-math
-        -fopenmp -I. dev/bench/scan.c -o build/scan -lm              (a fast build: -ffp-contract=fast -DFAST)
+        -fopenmp -I. dev/bench/scan.c -o build/scan -lm
     build/scan [T [chunk [NS [repeats]]]]                            default 256 32 16 40
 One thread; the smallest of `repeats` times, in this process's CPU time, since other programs only ever make it longer.
 */

@@ -454,10 +454,9 @@ static inline const char* build_name(void) {
     return "parity build: the C library's functions and llm.c's order";
 #elif defined(__CUDACC__) && !defined(EXACT)
     return "fast build: the same bits only on one kind of GPU";
-#elif defined(FAST)
-    return "FAST build: fused multiply-add, the same bits only on one kind of machine";
 #else
-    return "exact build: the same bits on any machine and number of threads";
+    return MADD_IS_FAST ? "exact build: the same bits on any machine and number of threads"
+                        : "exact build, slow: for a CPU without fused multiply-add (ARCH=native has this one's)";
 #endif
 }
 
