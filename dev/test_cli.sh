@@ -246,6 +246,7 @@ check "--batch-tokens typed on --resume replaces the --grad-accum of the run" cm
 if ! is_quick; then
     trainer=$trainer_old run "${ten[@]}" --run old
     check "10 updates of 3 micro-batches: ARCH=x86-64 = this build" cmp {one,old}/step_000010/model.safetensors
+    check "... which says that it is slow" grep -q "^train_gpt2: exact build, slow" out
     trainer=$trainer_serial run "${ten[@]}" --run serial
     check "10 updates of 3 micro-batches: OMP=0 = this build" cmp {one,serial}/step_000010/model.safetensors
 fi
