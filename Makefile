@@ -1,6 +1,6 @@
 # Plain `make` lists what there is. Variables, all of them optional:
 #   CC=gcc|clang   ARCH=native|x86-64-v3|x86-64   OPT=-O3   OMP=1|0 (threads)
-#   SYSTEM_LIBM=1  the C library's exp, log, tanh and llm.c's order: bit parity with llm.c
+#   SYSTEM_LIBM=1  the C library's exp, log, tanh, llm.c's order, no fused multiply-add: bit parity with llm.c
 #   ASAN=1         address and undefined-behaviour sanitizers
 #   MPI=1          ranks over MPI too, for mpirun and srun; over TCP they need nothing (doc/ranks.md)
 # Each combination is built in a folder of its own under build/.

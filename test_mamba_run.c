@@ -150,7 +150,7 @@ static void test_carried(Test* t) {
                  "--embeddings-out W/later");
     check(t, same_file("after", "later"), "embeddings behind a state that training has carried");
     check_refused(t, "--resume --run W/carried --steps 3 --batch-size 4 --grad-accum 2",
-                  "expected the 2 rows whose states the checkpoint carries, found 4");
+                  "the checkpoint carries states of 4 micro-batches of an update, found 2");
     check_refused(t, "--resume --run W/carried --steps 3 --head ce", "a run that goes on keeps it");
 }
 

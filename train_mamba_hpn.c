@@ -18,7 +18,7 @@ row.
     ./train_mamba_hpn --model tiny --train book.txt --steps 1000    your text, byte by byte
     ./train_mamba_hpn --from mamba-130m/ --generate "The"           a Hugging Face folder
 
-What the first one prints, after its settings, the sizes of the model and the memory that it needs:
+What the first one prints, for example (its text is llmc/ itself, so the numbers change with it):
     step 0 | val loss 5.4855 | 7.915 bits/byte | best
     step 0 | accuracy 7.67% | top 5 9.68% | perplexity 241
     step 50/2800 | loss 2.5618 | norm 0.96 | lr 3.0e-03 | 44 ms | 23.2k tok/s | 33% peak | eta 2m02s
@@ -357,7 +357,7 @@ typedef struct {
     Activations acts, cache;  // of a batch; of the text that is being generated
     int n_generated;          // positions that it has seen
     Carried carried;          // --carry-state: of all micro-batches of an update, one after the other
-    int64_t carried_of[2];    // rows of so many positions, of data with this checksum
+    int64_t carried_of[4];    // micro-batches, rows of each, positions of a row; the data's checksum
     HeadScores scores;        // of the batch that is being validated
     int has_head;             // does the model in r->weights have the head that is trained?
     int* old_layers;          // of each layer its number there, -1: new; NULL: the same layers
@@ -603,8 +603,8 @@ static void open_more(Run* r) {
     if (!r->d.carry_state) { return; }
     w->carried = mamba_carried(&w->mamba.config, r->o.batch_size);
     carried_open(&w->carried, r->n_leaves);
-    w->carried_of[0] = r->T;
-    w->carried_of[1] = (int64_t)tokens_checksum(&r->data.train);
+    const int64_t of[] = {r->n_leaves, r->o.batch_size, r->T, (int64_t)tokens_checksum(&r->data.train)};
+    memcpy(w->carried_of, of, sizeof of);
 }
 
 // the state starts anew where a prompt is read in pieces: they go on from each other
@@ -852,30 +852,29 @@ static int mamba_extras(const Run* r, Extra* extras) {
     const GradNorm* gradnorm = &w->mamba.ff.surgery.gradnorm;
     const Extra all[] = {{"gradnorm", DTYPE_F32, (void*)gradnorm, sizeof *gradnorm / sizeof(float)},
                          {"carried", DTYPE_F32, w->carried.now, stream_bytes(r) / sizeof(float)},
-                         {"carried_rows", DTYPE_I32, (void*)&r->o.batch_size, 1},  // of a micro-batch
-                         {"carried_of", DTYPE_I64, (void*)w->carried_of, 2}};
+                         {"carried_of", DTYPE_I64, (void*)w->carried_of, 4}};
     memcpy(extras, all, sizeof all);
-    return r->d.carry_state ? 4 : 1;
+    return r->d.carry_state ? 3 : 1;
 }
 
 static void mamba_load_extras(Run* r, const char* path) {
     Extra wanted[MAX_EXTRAS];
-    int rows = r->o.batch_size;
-    int64_t of[2];
-    const int64_t* now = workplace(r)->carried_of;
     const int n = mamba_extras(r, wanted);
-    if (r->d.carry_state) { wanted[n - 2].values = &rows, wanted[n - 1].values = of; }
+    if (r->d.carry_state) {  // with other rows the states would be as many, perhaps, in another order
+        static const char* const options[] = {"grad-accum", "batch-size", "seq-len"};
+        static const char* const what[] = {"micro-batches of an update", "rows of a micro-batch", "positions of a row"};
+        const int64_t* now = workplace(r)->carried_of;
+        int64_t then[4];
+        const Extra carried_of = {"carried_of", DTYPE_I64, then, 4};
+        extras_load(path, &carried_of, 1);
+        for (int i = 0; i < 3; i++) {
+            if (then[i] == now[i]) { continue; }
+            options_fail(options[i], "the checkpoint carries states of %lld %s, found %lld", (long long)then[i], what[i],
+                         (long long)now[i]);
+        }
+        options_refuse(then[3] != now[3], "train", "the states that the checkpoint carries are of other data");
+    }
     extras_load(path, wanted, n);
-    if (!r->d.carry_state) { return; }
-    if (of[0] != now[0]) {
-        options_fail("seq-len", "expected the %d positions of the rows whose states the checkpoint carries, found %d",
-                     (int)of[0], (int)now[0]);
-    }
-    options_refuse(of[1] != now[1], "train", "the states that the checkpoint carries are of other data");
-    if (rows != r->o.batch_size) {  // with as many rows in an update the states would be as many, in another order
-        options_fail("batch-size", "expected the %d rows whose states the checkpoint carries, found %d", rows,
-                     r->o.batch_size);
-    }
 }
 
 // what summary.json says of this trainer's part

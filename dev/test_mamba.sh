@@ -313,7 +313,9 @@ conflicts() {
         timeout 30 "$trainer" --resume --run carrying --steps 8 "${@:3}" >out 2>err </dev/null
         check "refused: $1" test $? = 2 -a "$(wc -l <err)" = 1 -a -n "$(grep -e "$2" err)"
     }
-    refuse_resume "carried states for rows of another length" "--seq-len: expected the 16 positions" --seq-len 8
+    refuse_resume "carried states for rows of another length" "--seq-len: the checkpoint carries states of 16 positions of a row, found 8" --seq-len 8
+    refuse_resume "carried states for other rows" "--batch-size: the checkpoint carries states of 2 rows" --batch-size 3
+    refuse_resume "carried states for more micro-batches" "--grad-accum: the checkpoint carries states of 1 micro-batches" --grad-accum 3
     refuse_resume "carried states for other data" "--train: the states that the checkpoint carries are of other data" --train more
     refuse "learnt prototypes that nothing keeps apart" "--proto: learnt prototypes of hpn all become one" "${start[@]}" --head hpn --proto learn --proto-separation 0
     refuse "learnt prototypes of hpn and --zero" "--proto: learnt prototypes of hpn need --zero 0" "${start[@]}" --head hpn --proto learn --zero 1

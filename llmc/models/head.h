@@ -75,7 +75,7 @@ static inline int head_parse(HeadConfig* h, const json_t* json, ErrorText* error
     h->learns_prototypes = proto == PROTO_LEARN;
     if (scale) { h->scale = (float)json_number_value(scale); }
     if (!(h->scale > 0.0f && h->scale <= 1e6f)) {
-        return error_set(error, "\"hpn_scale\": expected a number above 0, at most 1e6");
+        return error_set(error, "\"hpn_scale\": expected a number above 0, at most 1e6, found %g", (double)h->scale);
     }
     for (int i = 0; i < 2; i++) {
         if (json_object_get(json, sizes[i].key) && !json_ints(json, sizes + i, 1, error)) { return 0; }
@@ -264,7 +264,7 @@ static inline float head_separate(Head* head, float* dprototypes, float beta, co
 
 // ---- 4. Scores: how good the answers are ----
 
-// sums over positions, of the last but one over batches
+// sums over positions; the last two over batches
 enum { SCORE_COUNTED, SCORE_TOP1, SCORE_TOP5, SCORE_COSINE, SCORE_LOG_LOSS, SCORE_PAIRS, SCORE_BATCHES, N_SCORES };
 
 typedef struct {

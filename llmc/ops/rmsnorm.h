@@ -7,7 +7,7 @@ and nothing is done for it
     dweight  = sum over n of dout * xhat            (C)     written, one call is one leaf
 Cost:   memory bound: forward moves 2*N*C floats, backward 6*N*C. Judge it in GB/s: one thread has 30 and 35 where
         memcpy has 32.
-Error:  a chain of C squares: |rstd| error <= C * 2^-25 |rstd|.
+Error:  a chain of C squares, then 4 roundings: |rstd| error <= (C + 8) * 2^-25 |rstd|.
 Order:  row sums chain over c from 0, dweight chains over n from 0; lanes hold neighbouring rows for the first and
         neighbouring channels for the second.
 Source: Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4

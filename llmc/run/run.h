@@ -449,9 +449,16 @@ static inline void run_save_end(const char* temporary, const SavedFiles* files, 
 
 // ---- the folder of the run ----
 
+// clang's __VERSION__ begins with its name
+#if defined(__clang__) || defined(__CUDACC__)
+#define COMPILER __VERSION__
+#else
+#define COMPILER "gcc " __VERSION__
+#endif
+
 static inline const char* build_name(void) {
 #if defined(SYSTEM_LIBM)
-    return "parity build: the C library's functions and llm.c's order";
+    return "parity build: the C library's functions, llm.c's order, no fused multiply-add";
 #elif defined(__CUDACC__) && !defined(EXACT)
     return "fast build: the same bits only on one kind of GPU";
 #else
@@ -524,7 +531,7 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
     json_replace(path_join(path, o->run, "settings.json"),
                  json_pack("{s:s, s:o, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:o, s:o}", "trainer",
                            program_invocation_short_name, "command", command, "options", options_to_json(table, n),
-                           "build", build_name(), "compiler", __VERSION__, "flags", FLAGS, "commit", COMMIT, "cpu",
+                           "build", build_name(), "compiler", COMPILER, "flags", FLAGS, "commit", COMMIT, "cpu",
                            processor_name().s, "lanes", VLANES, "threads", dev->n_threads, "ranks", n_ranks, "train",
                            train_json, "val", data_to_json_(val)));
 }

@@ -46,7 +46,7 @@ static inline int data_options(Option* t, int n, RunDataOptions* x) {
          "a row begins with the last target of the row before; 0: with the token after it", 0},
         {"more data", "carry-state", "", OPTION_SWITCH, &x->carry_state, "0", 0, 0, "0|1",
          "the state goes on from row to row: as many parts of the data are read side by side, in file order, as an"
-         " update has rows", 0},
+         " update has rows; on one rank only", 0},
         {"more data", "doc-sep", "", OPTION_INT, &x->doc_sep, "-1", -1, INT_MAX - 1, "ID",
          "the state starts anew at this token; -1: nowhere, unless --doc-reset says so", 0},
         {"more data", "prefetch-workers", "", OPTION_INT, &x->prefetch_workers, "0", 0, 256, "N",

@@ -258,7 +258,7 @@ static inline double start_box_(const Run* r) {
 #ifdef __CUDACC__
     printf("%s: %s (%s, %s)\n", r->trainer->name, build_name(), FLOATX_NAME, processor_name().s);
 #else
-    printf("%s: %s (%s, %d lanes, %d threads)\n", r->trainer->name, build_name(), __VERSION__, VLANES,
+    printf("%s: %s (%s, %d lanes, %d threads)\n", r->trainer->name, build_name(), COMPILER, VLANES,
            r->dev.n_threads);
 #endif
     options_print(r->table, r->n_options);

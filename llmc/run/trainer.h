@@ -112,7 +112,7 @@ struct Run {
     Prefetch prefetch;         // rows to train on
     int64_t first_row;         // with which this process began,
     int first_step;            // and after which step
-    double seconds_waited;     // for them, in this step
+    double seconds_waited;     // for rows, in this step
     ProbeBatch probe;
     Generator generator;
     RunState state;

@@ -343,6 +343,9 @@ static inline int test_main(int argc, char** argv, const Promise* promises, size
         n_skipped += !t.n_failures && t.skipped;
         n_passed += !t.n_failures && !t.skipped;
     }
+    if (argc > 1 && n_passed + n_failed + n_skipped == 0) {
+        fail_input("no promise has \"%s\" in its name", argv[1]);
+    }
     printf("%d passed, %d failed", n_passed, n_failed);
     if (n_skipped) { printf(", %d skipped", n_skipped); }
     printf("\n");
