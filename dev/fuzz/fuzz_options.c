@@ -67,7 +67,7 @@ static void check_round_trip(Option* table, int n) {
 }
 
 // what a trainer does next with its options
-static void try_plan(const Option* table, int n, RunOptions* o) {
+static void try_plan(Option* table, int n, RunOptions* o) {
     const int T = o->seq_len > 0 ? o->seq_len : 1024;
     run_check_sources(table, n, o);
     int n_leaves = run_leaves(table, n, o, T);
