@@ -76,6 +76,10 @@ setup-cuda:
 	@dev/setup.sh cuda
 	@rm -f build/cuda_flags
 
+# before a program is built: a failed or stopped compile takes the list of its headers (.d) along, and must not leave the
+# program of the last one, which would then be newer than anything that make knows of
+FRESH = @mkdir -p $(@D) && rm -f $@
+
 # programs that hold COMMIT stand on an empty file of that name: it is new when COMMIT is, and then they are built anew
 $(COMMIT_FILE):
 	@mkdir -p build && rm -f build/commit-* && touch $@
@@ -90,26 +94,26 @@ $(TOOLS:%=dev/tools/%): dev/tools/%: $(BUILD)/tools/%
 	@cmp -s $< $@ || cp -f $< $@
 
 $(BUILD)/tools/%: dev/tools/%.c
-	@mkdir -p $(BUILD)/tools
+	$(FRESH)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
 $(BUILD)/train_%: train_%.c $(COMMIT_FILE)
-	@mkdir -p $(BUILD)
+	$(FRESH)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
 $(BUILD)/train_%: dev/examples/train_%.c $(COMMIT_FILE)
-	@mkdir -p $(BUILD)
+	$(FRESH)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
 # a trainer whose calls go through dev/faults/shim.c, for dev/test_faults.sh
 FAULTS = open write pwrite read fsync close rename renameat2 unlink rmdir mkdir ftruncate truncate fopen fflush fclose \
     malloc calloc realloc posix_memalign mmap open_memstream clock_gettime
 $(BUILD)/train_%_faults: train_%.c dev/faults/shim.c $(wildcard llmc/*/*.h) $(COMMIT_FILE)
-	@mkdir -p $(BUILD)
+	$(FRESH)
 	$(CC) $(CFLAGS) $(BUILT) $< dev/faults/shim.c -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)
 
 $(BUILD)/test_%: test_%.c
-	@mkdir -p $(BUILD)
+	$(FRESH)
 	$(CC) $(CFLAGS) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
 # make test_gelu: one test, built and run
@@ -126,7 +130,7 @@ launch: $(BUILD)/launch
 	@cmp -s $< $@ || cp -f $< $@
 
 $(BUILD)/launch: dev/tools/launch.c
-	@mkdir -p $(BUILD)
+	$(FRESH)
 	$(CC) $(CFLAGS) $< -o $@
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
@@ -164,23 +168,23 @@ build/cuda_flags: dev/cuda_flags.sh
 	@dev/cuda_flags.sh flags >$@
 
 $(CUDA_BUILD)/train_%cu: train_%.cu build/cuda_flags $(COMMIT_FILE)
-	@mkdir -p $(@D)
+	$(FRESH)
 	$(NVCC_BUILD) -DCOMMIT='"$(COMMIT)"' -DFLAGS='"$(CUDA_ARCH) $(PRECISION) $(NVCC_$(PRECISION))"'
 
 $(CUDA_BUILD)/test_%: test_%.c build/cuda_flags
-	@mkdir -p $(@D)
+	$(FRESH)
 	$(NVCC_BUILD)
 
 $(CUDA_BUILD)/%: dev/%.cu build/cuda_flags
-	@mkdir -p $(@D)
+	$(FRESH)
 	$(NVCC_BUILD)
 
 $(BUILD)/train_%cu: train_%.cu $(COMMIT_FILE)
-	@mkdir -p $(BUILD)
+	$(FRESH)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d -x c $< -o $@ $(LIBS)
 
 $(BUILD)/bench/%: dev/bench/%.cu
-	@mkdir -p $(BUILD)/bench
+	$(FRESH)
 	$(CC) $(CFLAGS) -MMD -MP -MF $@.d -x c $< -o $@ $(LIBS)
 
 $(CUDA_TRAINERS): %: $(if $(filter 1,$(CPU)),$(BUILD),$(CUDA_BUILD))/%
@@ -245,7 +249,7 @@ FUZZ = $(patsubst dev/fuzz/%.c,build/fuzz/%,$(sort $(wildcard dev/fuzz/fuzz_*.c)
 FUZZ_FLAGS = -std=gnu11 -D_GNU_SOURCE -g -O1 -I. -Wno-unused-function -Wno-unknown-pragmas
 FUZZ_FLAGS += -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined
 build/fuzz/%: dev/fuzz/%.c
-	@mkdir -p build/fuzz
+	$(FRESH)
 	clang $(FUZZ_FLAGS) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
 -include $(wildcard build/fuzz/*.d)
@@ -278,7 +282,7 @@ build/simt/src/%: % dev/simt/rewrite.py
 .PRECIOUS: build/simt/src/%
 
 define SIMT_COMPILE
-@mkdir -p $(@D)
+$(FRESH)
 g++ $(SIMT_FLAGS) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 endef
 define SIMT_RULES

@@ -43,4 +43,12 @@ git tag -a -m release v1 && git commit -q --allow-empty -m second && git tag -a 
 made
 second=$(git rev-parse --short HEAD)
 check "another commit, with a tag: its hash, and the trainer is built anew" test "$says: $new" = "$second: train_small"
+
+# the compiler removes the list of headers when it fails: the program of before must go as well
+printf '#include "small.h"\nint main(void) { return SMALL; }\n' >test_small.c
+echo '#define SMALL 0' >small.h && made
+echo '#error unfinished' >small.h && made
+check "a header that does not compile: no program is left" test ! -e build/small/test_small
+echo '#define SMALL 0' >small.h && made
+check "and mended, it is built anew" test "$new" = test_small
 finish
