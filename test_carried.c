@@ -10,7 +10,7 @@ static const size_t SIZES[KINDS] = {5, 2};
 static const float NOTHING[KINDS] = {-1.0f, 0.0f};
 
 static Carried carried(void) {
-    Carried s = carried_of(L, B);
+    Carried s = carried_none(L, B);
     for (int kind = 0; kind < KINDS; kind++) { carried_add(&s, SIZES[kind], NOTHING[kind]); }
     return s;
 }
@@ -93,7 +93,7 @@ static void test_clear(Test* t) {
 
 // a model that carries nothing
 static void test_nothing(Test* t) {
-    Carried s = carried_of(L, B);
+    Carried s = carried_none(L, B);
     Device dev = test_device(1);
     carried_begin(&s, 0, &dev);
     const Carried one = carried_batch(&s, 1);

@@ -131,7 +131,7 @@ static void mamba_layout(Mamba* mamba, const Config* c) {
 enum { CARRIED_HISTORY, CARRIED_STATE };
 
 static Carried mamba_carried(const Config* c, int B) {
-    Carried s = carried_of(c->L, B);
+    Carried s = carried_none(c->L, B);
     carried_add(&s, (size_t)(c->K - 1) * (size_t)c->E, conv1d_nothing());
     carried_add(&s, (size_t)c->E * (size_t)c->NS, 0.0f);
     return s;
@@ -251,7 +251,7 @@ static void embed(const Mamba* mamba, Activations* acts, const int* tokens, int 
 
 // what the head reads of the parameters, or writes of their gradients
 static HeadTensors head_tensors(const Config* c, Parameters p) {
-    const HeadTensors h = {c->head.tied ? p.embedding : p.lm_head, p.prototypes, p.projection};
+    const HeadTensors h = {head_is_tied(&c->head) ? p.embedding : p.lm_head, p.prototypes, p.projection};
     return h;
 }
 
@@ -290,7 +290,7 @@ static float* mamba_logits(const Mamba* mamba, Activations* acts, int first, int
 static void mamba_backward(Mamba* mamba, Activations* acts, const int* tokens, const int* targets, float dloss, int B,
                            int T, const Device* dev) {
     const Config* c = &mamba->config;
-    const int N = B * T, M = c->M, is_tied = c->head.kind == HEAD_CE && c->head.tied;
+    const int N = B * T, M = c->M, is_tied = head_is_tied(&c->head);
     ActivationTensors a = layer_activations(acts, 0);
     Parameters p = layer_parameters(mamba, 0), d = layer_gradients(&mamba->model.dp, 0);
     if (d.embedding && !is_tied) { memset(d.embedding, 0, sizeof(float) * (size_t)c->V * (size_t)M); }
@@ -448,9 +448,8 @@ static void mamba_check(Run* r) {
                    "Forward-Forward goes with neither --zero nor --carry-state");
     options_refuse(has_ff(r) && r->V < 2, "ff-lr",
                    "Forward-Forward needs two tokens, so that one can replace the other");
-    int learns_by_ff = 0;
-    for (int l = 0; l < config_of(r)->L; l++) { learns_by_ff |= model_layer_learns(r->model, l); }
-    options_refuse(has_ff(r) && !learns_by_ff, "ff-lr", "every layer is frozen: none learns by Forward-Forward");
+    options_refuse(has_ff(r) && model_layers_learning(r->model) == 0, "ff-lr",
+                   "every layer is frozen: none learns by Forward-Forward");
     options_refuse(r->d.carry_state && r->comm->size > 1, "carry-state",
                    "is for one rank: states are not sent around");
     options_refuse(learns && m->proto_separation == 0.0f, "proto",
@@ -496,7 +495,7 @@ static double mamba_flops(const Run* r) {
     for (int i = 0; i < r->model->n_table; i++) {
         const Tensor* t = &r->model->table[i];
         const int is_embedding = t->field == offsetof(Parameters, embedding);
-        const int looks_up = (is_embedding && !(c->head.kind == HEAD_CE && c->head.tied)) ||
+        const int looks_up = (is_embedding && !head_is_tied(&c->head)) ||
                              (t->field == offsetof(Parameters, prototypes) && c->head.kind == HEAD_HPN);
         if (t->rows > 1 && t->on_disk != CONV && !looks_up && t->field != offsetof(Parameters, A_log)) {
             n += model_flops(r->model, i);
@@ -784,15 +783,14 @@ static void forget_states(Run* r) {
 // the trainer's keys in the record of a step
 static void note_step(Run* r, const Step* s) {
     const Workplace* w = workplace(r);
-    int learning = 0, layers = 0, bp = w->backpropagates;
-    for (int i = 0; i < r->model->n_slices; i++) { learning += !r->model->frozen[i]; }
-    for (int l = 0; l < w->mamba.config.L; l++) { layers += model_layer_learns(r->model, l); }
+    int learning = 0, bp = w->backpropagates;
+    for (int i = 0; i < r->model->n_slices; i++) { learning += !slice_is_frozen(r->model->frozen, i); }
     const double rows = (double)(r->state.rows + (int64_t)r->n_leaves * r->o.batch_size);
     const StepNotes notes = {s->loss,
                              w->ff_loss,
                              bp && !s->skipped,
                              r->o.clip > 0.0f && s->norm > r->o.clip,
-                             has_ff(r) && !s->skipped ? layers : 0,
+                             has_ff(r) && !s->skipped ? model_layers_learning(r->model) : 0,
                              bp && !s->skipped ? learning : 0,
                              bp ? second_loss_conflicts(&w->mamba.ff) : 0,
                              w->mamba.ff.surgery.config.method,
@@ -869,8 +867,8 @@ static void mamba_load_extras(Run* r, const char* path) {
         extras_load(path, &carried_of, 1);
         for (int i = 0; i < 3; i++) {
             if (then[i] == now[i]) { continue; }
-            options_fail(options[i], "the checkpoint carries states of %lld %s, found %lld", (long long)then[i], what[i],
-                         (long long)now[i]);
+            options_fail(options[i], "the checkpoint carries states of %lld %s, found %lld", (long long)then[i],
+                         what[i], (long long)now[i]);
         }
         options_refuse(then[3] != now[3], "train", "the states that the checkpoint carries are of other data");
     }
@@ -880,8 +878,7 @@ static void mamba_load_extras(Run* r, const char* path) {
 // what summary.json says of this trainer's part
 static json_t* mamba_summary(const Run* r) {
     const Workplace* w = workplace(r);
-    int frozen = 0;
-    for (int l = 0; l < w->mamba.config.L; l++) { frozen += !model_layer_learns(r->model, l); }
+    const int frozen = w->mamba.config.L - model_layers_learning(r->model);
     return json_pack("{s:i, s:i, s:s, s:f, s:i, s:s}", "layers", w->mamba.config.L, "frozen", frozen, "head",
                      head_name(w->mamba.config.head.kind).s, "ff_lr", (double)w->m.ff_lr, "bp_cadence_steps",
                      w->m.bp_cadence, "gradient_surgery_method",

@@ -2,7 +2,7 @@
 What a model whose memory has a fixed size hands from one pass to the next, so that a text may come in windows of any
 length, down to single tokens, with the bits of the whole. Each layer has so many kinds of it for each row of a batch:
 of Mamba the last inputs of the convolution, and the states of the scan.
-    carried_of       nothing is carried: every pass starts anew
+    carried_none     nothing is carried: every pass starts anew
     carried_add      one kind: how many floats a row has of it in a layer, and what stands in them before a text
     carried_open     memory for so many batches that are read in turn; carried_batch: that of one of them
     carried_begin    a pass reads `now` and writes `next`. What layer l hands on begins as what it was given; its ops
@@ -26,7 +26,7 @@ typedef struct {
     float *now, *next;             // device memory
 } Carried;
 
-static inline Carried carried_of(int L, int B) {
+static inline Carried carried_none(int L, int B) {
     Carried s;
     memset(&s, 0, sizeof s);
     s.L = L;

@@ -122,17 +122,19 @@ static inline int json_ints(const json_t* json, const JsonInt* sizes, int n, Err
     return 1;
 }
 
+static inline int json_refuse_value_(ErrorText* error, const char* key, const char* expected, const json_t* found) {
+    char* text = json_dumps(found, JSON_ENCODE_ANY);
+    error_set(error, "\"%s\": expected %s, found %.60s", key, expected, text);
+    free(text);
+    return 0;
+}
+
 // the position in `names`; an absent key leaves *value as it is. 0: error says what is wrong
 static inline int json_choice(int* value, const json_t* json, const char* key, const char* names, ErrorText* error) {
     const json_t* found = json_object_get(json, key);
     if (!found) { return 1; }
     const int position = json_is_string(found) ? choice_find(names, json_string_value(found)) : -1;
-    if (position < 0) {
-        char* text = json_dumps(found, JSON_ENCODE_ANY);
-        error_set(error, "\"%s\": expected %s, found %.60s", key, names, text);
-        free(text);
-        return 0;
-    }
+    if (position < 0) { return json_refuse_value_(error, key, names, found); }
     *value = position;
     return 1;
 }
@@ -141,7 +143,7 @@ static inline int json_choice(int* value, const json_t* json, const char* key, c
 static inline int json_switch(int* value, const json_t* json, const char* key, ErrorText* error) {
     const json_t* found = json_object_get(json, key);
     if (!found || json_is_null(found)) { return 1; }
-    if (!json_is_boolean(found)) { return error_set(error, "\"%s\": expected true or false", key); }
+    if (!json_is_boolean(found)) { return json_refuse_value_(error, key, "true or false", found); }
     *value = json_is_true(found);
     return 1;
 }

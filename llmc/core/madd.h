@@ -3,8 +3,8 @@ madd(a, b, c) = a * b + c, rounded once: the fused multiply-add of IEEE 754. A c
     for (int i = 0; i < n; i++) { sum = madd(x[i], y[i], sum); }
 in matrix products, attention, convolutions, scans, dot products and sums of squares; everything else rounds each
 operation, and no compiler may fuse or separate anything by itself (doc/exactness.md rule 1).
-Nearly every x86 CPU since 2013, every ARM64 CPU and every GPU has the instruction; compiled for another, this calls the C
-library's fmaf: the same bits, slowly. v_madd, the same for vectors, is in vec.h, and row_madd, for the lanes of a
+Nearly every x86 CPU since 2013, every ARM64 CPU and every GPU has the instruction; compiled for another, this calls
+the C library's fmaf: the same bits, slowly. v_madd, the same for vectors, is in vec.h, and row_madd, for the lanes of a
 kernel, in kernel.h.
 The parity build (SYSTEM_LIBM) rounds the product too, as upstream llm.c does.
 */

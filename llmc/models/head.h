@@ -38,7 +38,7 @@ typedef struct {
     int C;               // width of the features
     int classes;         // what it chooses from: the vocabulary, of a language model
     int is_classifier;   // it has classes of its own instead of the next token
-    int tied;            // the matrix is the embedding
+    int tied;            // the matrix of ce is the embedding
     int Dp;              // dimensions of a prototype; another size than C needs a projection
     int learns_prototypes;
     float scale;         // factor of the cosines in hpn-softmax
@@ -52,6 +52,7 @@ static inline HeadConfig head_config(int C, int classes) {
 // hpn has no softmax: its loss needs no logits and is no likelihood, probabilities are read out of cosines (hpn.h)
 static inline int head_reads_out(HeadKind kind) { return kind == HEAD_HPN; }
 static inline int head_has_prototypes(const HeadConfig* h) { return h->kind != HEAD_CE; }
+static inline int head_is_tied(const HeadConfig* h) { return h->kind == HEAD_CE && h->tied; }
 static inline int head_has_projection(const HeadConfig* h) { return head_has_prototypes(h) && h->Dp != h->C; }
 static inline ShortText head_name(HeadKind kind) { return choice_name(HEAD_NAMES, (int)kind); }
 

@@ -54,6 +54,12 @@ static inline int model_layer_learns(const Model* m, int l) {
     return 0;
 }
 
+static inline int model_layers_learning(const Model* m) {
+    int n = 0;
+    for (int l = 0; l < tensors_layers(m->table, m->n_table); l++) { n += model_layer_learns(m, l); }
+    return n;
+}
+
 static inline int model_learns(const Model* m) { return slices_learn(m->frozen, 0, m->n_slices); }
 
 // once it is known what is frozen

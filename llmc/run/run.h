@@ -306,16 +306,15 @@ static inline json_t* run_state_to_json(const RunState* s) {
                      outliers_to_json(&s->norms));
 }
 
-static const int64_t RUN_MOST_ROWS = (int64_t)1 << 56;  // no run is so long; a few more can be added
-
 static inline RunState run_state_from_json(const json_t* json, const char* path) {
     const json_t* best = json_object_get(json, "best_val");
+    const int64_t most = (int64_t)1 << 56;  // no run is so long; a few more can be added
     RunState s;
     s.step = (int)json_need_int(json, path, "step", 0, INT_MAX);
     s.updates = (int)json_need_int(json, path, "updates", 0, s.step);
     s.skips = (int)json_need_int(json, path, "skips", 0, s.step);
-    s.rows = json_need_int(json, path, "rows", 0, RUN_MOST_ROWS);
-    s.tokens = json_need_int(json, path, "tokens", 0, RUN_MOST_ROWS);
+    s.rows = json_need_int(json, path, "rows", 0, most);
+    s.tokens = json_need_int(json, path, "tokens", 0, most);
     s.sampler = (uint64_t)json_need_int(json, path, "sampler", INT64_MIN, INT64_MAX);
     s.best_val = json_is_number(best) ? (float)json_number_value(best) : INFINITY;
     s.best_step = (int)json_need_int(json, path, "best_step", 0, s.step);

@@ -80,10 +80,7 @@ static inline int start_is_typed_(const Run* r, const char* name) {
 // does a file of this name lie in the folder, at any depth? Its own folder exists
 static inline int start_lies_in_(const char* path, const char* folder) {
     char parent[PATH_BYTES], inner[PATH_MAX], outer[PATH_MAX];
-    snprintf(parent, sizeof parent, "%s", path);
-    char* slash = strrchr(parent, '/');
-    if (slash) { slash[slash == parent] = '\0'; }
-    if (!realpath(slash ? parent : ".", inner) || !realpath(folder, outer)) { return 0; }
+    if (!realpath(path_parent(parent, path), inner) || !realpath(folder, outer)) { return 0; }
     const size_t n = strlen(outer);
     return strncmp(inner, outer, n) == 0 && (inner[n] == '/' || inner[n] == '\0' || strcmp(outer, "/") == 0);
 }
@@ -97,29 +94,36 @@ static inline int start_overwrites_(const char* output, const char* input) {
     return S_ISDIR(in.st_mode) && start_lies_in_(output, input);
 }
 
+static inline int start_is_one_of_(const char* name, const char* const* names) {
+    for (; *names; names++) {
+        if (strcmp(name, *names) == 0) { return 1; }
+    }
+    return 0;
+}
+
 // An output takes the name of nothing that is read: it would be gone. Nor does it lie in the run's folder, whose files
 // are the run's, or take the name of another output
 static inline void start_check_outputs_(const Run* r) {
-    const char* const outputs[] = {"export-bin", "probe-out", "embeddings-out", "export-hf"};
-    for (int i = 0; i < 4; i++) {
+    static const char* const outputs[] = {"export-bin", "probe-out", "embeddings-out", "export-hf", NULL};
+    static const char* const written[] = {"export-bin", "probe-out", "embeddings-out", "export-hf", "run", NULL};
+    static const char* const paths[] = {"PATH", "FILE", "DIR", "IN", "WHERE", "bytes|PATH", NULL};
+    for (int i = 0; outputs[i]; i++) {
         const char* output = options_text(r->table, r->n_options, outputs[i]);
-        const int is_written = strcmp(outputs[i], "probe-out") != 0 || *r->o.probe, is_folder = i == 3;
-        if (!*output || !is_written) { continue; }
+        if (!*output || (strcmp(outputs[i], "probe-out") == 0 && !*r->o.probe)) { continue; }
         for (int k = 0; k < i; k++) {
             options_refuse(strcmp(output, options_text(r->table, r->n_options, outputs[k])) == 0, outputs[i],
                            "is the name of another output: give each one of its own");
         }
-        if (is_folder) { continue; }  // hf_export_check looks into it
+        if (strcmp(outputs[i], "export-hf") == 0) { continue; }  // a folder: hf_export_check looks into it
         if (*r->o.run && start_lies_in_(output, r->o.run)) {
             options_fail(outputs[i], "%s lies in --run %s, whose files are the run's: give another folder", output,
                          r->o.run);
         }
         for (int k = 0; k < r->n_options; k++) {
             const Option* row = &r->table[k];
-            const int is_output = strstr(row->name, "-out") || strncmp(row->name, "export-", 7) == 0;
-            const int is_path = strstr("PATH FILE DIR IN WHERE bytes|PATH", row->takes) != NULL && *row->takes;
-            if (row->type != OPTION_TEXT || is_output || !is_path || strcmp(row->name, "run") == 0) { continue; }
-            if (!start_overwrites_(output, *(const char**)row->value)) { continue; }
+            const int is_input = row->type == OPTION_TEXT && start_is_one_of_(row->takes, paths) &&
+                                 !start_is_one_of_(row->name, written);
+            if (!is_input || !start_overwrites_(output, *(const char**)row->value)) { continue; }
             options_fail(outputs[i], "%s is what --%s reads: give another name", output, row->name);
         }
     }
