@@ -227,7 +227,8 @@ static inline void attention_pack_(float* packed, const float* x, size_t row_str
 static inline void attention_scores_(AttentionScratch_* s, const float* q, int t1, int n, const AttentionShape* shape) {
     static const float zeros[TILE_N] = {0};
     gemm_pack_(s->q_strip, q, shape->q_row, 1, TILE_N, n, shape->HS);
-    gemm_panel_(s->weights, TILE_N, zeros, 0, s->k_by_u, s->q_strip, 0, t1 + n, TILE_N, shape->HS);
+    gemm_panel_(s->weights, TILE_N, zeros, 0, s->k_by_u, s->q_strip, 0, t1 + n, TILE_N, shape->HS,
+                NULL);
     for (int i = 0; i < (t1 + n) * TILE_N; i++) { s->weights[i] *= shape->scale; }
 }
 
@@ -277,7 +278,7 @@ static inline void attention_gather_(float* out, size_t out_stride, const float*
     static const float zeros[TILE_N] = {0};
     for (int i = 0; i < HS; i += TILE_M) {
         gemm_panel_(turned + (size_t)i * TILE_N, TILE_N, zeros, 0, x_by_i + (size_t)i * T, weights, 0,
-                    gemm_min_(TILE_M, HS - i), TILE_N, t1);
+                    gemm_min_(TILE_M, HS - i), TILE_N, t1, NULL);
     }
     for (int j = 0; j < n; j++) {
         float* o = out + j * out_stride;
@@ -334,7 +335,7 @@ static inline void attention_scatter_(float* dx, size_t stride, const float* wei
     for (int i = 0; i < HS; i += TILE_N) {
         int width = gemm_min_(TILE_N, HS - i);
         gemm_pack_(y_packed, y + i, 1, y_stride, TILE_N, width, n);
-        gemm_panel_(dx + i, stride, dx + i, stride, turned, y_packed, 0, t1, width, n);
+        gemm_panel_(dx + i, stride, dx + i, stride, turned, y_packed, 0, t1, width, n, NULL);
     }
     for (int j = 0; j < n; j++) {
         const float* y_j = y + j * y_stride;
@@ -376,7 +377,7 @@ static inline void attention_backward_head_(float* dq, float* dk, float* dv, con
         attention_scores_(&s, q + at, t1, n, shape);
         attention_weights_(s.weights, max + row, inv + row, t1, n);
         gemm_pack_(s.d_strip, d, shape->out_row, 1, TILE_N, n, HS);
-        gemm_panel_(s.ds, TILE_N, zeros, 0, s.v_by_u, s.d_strip, 0, t1 + n, TILE_N, HS);  // datt
+        gemm_panel_(s.ds, TILE_N, zeros, 0, s.v_by_u, s.d_strip, 0, t1 + n, TILE_N, HS, NULL);  // datt
         attention_dscores_(s.ds, s.weights, t1, n, shape->scale);
         attention_gather_(dq + at, shape->q_row, s.ds, s.k_by_i, k, stride, s.turned, t1, n, T, HS);
         attention_scatter_(dk, stride, s.ds, q + at, shape->q_row, s.turned, t1, n, HS);

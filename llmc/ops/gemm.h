@@ -9,7 +9,7 @@ Cost:   2*M*N*K flops. In C: blocks of a and panels of b are copied into the ord
         ("packed"), and a tile of outputs stays in registers while k runs: TILE_M * TILE_N chains side by side hide the
         latency of an addition, and lanes hold different n. A long k is cut into blocks; the next block goes on from the
         stored tile. Threads share a's packed block and take panels of b one by one; they meet twice per block, however
-        long N is. On a GPU: a block of threads computes a tile, sharing what it reads; each thread keeps 4 x 4 sums in
+        long N is. While a thread multiplies, the part of b that it will pack next comes from memory. On a GPU: a block of threads computes a tile, sharing what it reads; each thread keeps 4 x 4 sums in
         registers, on the CUDA cores. gemm_cublas.h is what fast builds use where it can.
 Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; only their k loop is kept in
         order. Measured: dev/bench/gemm.c. Slower and faster kernels: dev/cuda/matmul.cu
@@ -38,12 +38,16 @@ enum {
     TILE_M = VLANES == 16 ? 8 : 6,
     TILE_V = VLANES == 16 ? 3 : 2,
     TILE_N = TILE_V * VLANES,
+    GEMM_LINE = 16,          // floats of a cache line...
+    GEMM_LINE_K = 8,         // ...of which one is asked for ahead of time in so many steps of k
     GEMM_K = 768,            // longest k block of a panel of b (k, TILE_N), which should stay in the second cache
     GEMM_LONG_K = 4096,      // k block of a, packed for all threads together...
     GEMM_A_FLOATS = 1 << 21, // ...with as many rows as make this many floats
     GEMM_TASKS = 4,          // at least so many tasks a thread, for a fair share when one is held up...
     GEMM_PIECE = 8 * TILE_M  // ...cut at multiples of so many rows, for each task packs its panel of b anew
 };
+
+static inline int gemm_min_(int a, int b) { return a < b ? a : b; }
 
 // ---- packing: `width` neighbours per k side by side, zeros where the matrix ends ----
 
@@ -62,16 +66,38 @@ static inline __attribute__((always_inline)) void gemm_pack_(float* packed, cons
         for (int k = 0; k < K; k++) { memcpy(packed + (size_t)k * width, src + k * k_stride, sizeof(float) * width); }
         return;
     }
-    int k = 0;
-    for (; width % VLANES == 0 && k + VLANES <= K; k += VLANES) {  // squares of VLANES rows, turned in registers
-        for (int w = 0; w < width; w += VLANES) {
+    const int K_squares = width % VLANES == 0 ? K / VLANES * VLANES : 0;
+    for (int w = 0; w < width; w += VLANES) {  // few rows at a time, each read to its end: memory is fastest so
+        for (int k = 0; k < K_squares; k += VLANES) {  // squares of VLANES rows, turned in registers
             vfloat square[VLANES];
             v_load_columns(square, src + w * w_stride + k, w_stride);
             for (int i = 0; i < VLANES; i++) { v_store(packed + (k + i) * width + w, square[i]); }
         }
     }
-    for (; k < K; k++) {
+    for (int k = K_squares; k < K; k++) {
         for (int w = 0; w < width; w++) { packed[k * width + w] = src[w * w_stride + k]; }
+    }
+}
+
+// ---- the part of b that is packed next: its lines are asked for one by one while another is multiplied ----
+
+typedef struct {
+    const float* row;
+    size_t row_stride;
+    int n_rows;      // that are left
+    int length, at;  // floats of a row, and which of them is next
+    int n_lines;     // at a time; 0: nothing comes
+} ReadAhead;
+
+static inline void gemm_ask_(ReadAhead* p) {
+    for (int i = 0; i < p->n_lines && p->n_rows > 0; i++) {
+        __builtin_prefetch(p->row + p->at, 0, 2);  // to be read; into the second cache
+        p->at += GEMM_LINE;
+        if (p->at >= p->length) {
+            p->at = 0;
+            p->row += p->row_stride;
+            p->n_rows--;
+        }
     }
 }
 
@@ -79,22 +105,25 @@ static inline __attribute__((always_inline)) void gemm_pack_(float* packed, cons
 
 static inline __attribute__((always_inline)) void gemm_tile_(float* out, size_t out_stride, const float* start,
                                                              size_t start_stride, const float* a, const float* b,
-                                                             int K) {
+                                                             int K, ReadAhead* next) {
     vfloat sum[TILE_M][TILE_V];
     for (int m = 0; m < TILE_M; m++) {
         for (int v = 0; v < TILE_V; v++) { sum[m][v] = v_load(start + m * start_stride + v * VLANES); }
     }
-    for (int k = 0; k < K; k++) {
-        vfloat bk[TILE_V];
-        for (int v = 0; v < TILE_V; v++) { bk[v] = v_load(b + v * VLANES); }
-        #pragma GCC unroll 8
-        for (int m = 0; m < TILE_M; m++) {
-            vfloat am = v_fill(a[m]);
-            #pragma GCC unroll 4
-            for (int v = 0; v < TILE_V; v++) { sum[m][v] = v_madd(am, bk[v], sum[m][v]); }
+    for (int left = K; left > 0; left -= GEMM_LINE_K) {
+        if (next) { gemm_ask_(next); }
+        for (int k = gemm_min_(left, GEMM_LINE_K); k > 0; k--) {
+            vfloat bk[TILE_V];
+            for (int v = 0; v < TILE_V; v++) { bk[v] = v_load(b + v * VLANES); }
+            #pragma GCC unroll 8
+            for (int m = 0; m < TILE_M; m++) {
+                vfloat am = v_fill(a[m]);
+                #pragma GCC unroll 4
+                for (int v = 0; v < TILE_V; v++) { sum[m][v] = v_madd(am, bk[v], sum[m][v]); }
+            }
+            a += TILE_M;
+            b += TILE_N;
         }
-        a += TILE_M;
-        b += TILE_N;
     }
     for (int m = 0; m < TILE_M; m++) {
         for (int v = 0; v < TILE_V; v++) { v_store(out + m * out_stride + v * VLANES, sum[m][v]); }
@@ -104,14 +133,12 @@ static inline __attribute__((always_inline)) void gemm_tile_(float* out, size_t 
 // a tile at the rim has fewer than TILE_M rows or TILE_N columns: it is computed whole in a buffer, the valid part
 // copied
 static inline void gemm_rim_tile_(float* out, size_t out_stride, const float* start, size_t start_stride,
-                                  const float* a, const float* b, int M, int N, int K) {
+                                  const float* a, const float* b, int M, int N, int K, ReadAhead* next) {
     float tile[TILE_M * TILE_N] = {0};
     for (int m = 0; m < M; m++) { memcpy(tile + m * TILE_N, start + m * start_stride, sizeof(float) * N); }
-    gemm_tile_(tile, TILE_N, tile, TILE_N, a, b, K);
+    gemm_tile_(tile, TILE_N, tile, TILE_N, a, b, K, next);
     for (int m = 0; m < M; m++) { memcpy(out + m * out_stride, tile + m * TILE_N, sizeof(float) * N); }
 }
-
-static inline int gemm_min_(int a, int b) { return a < b ? a : b; }
 
 // a long k is cut into blocks of about this length each: no short one is left over
 static inline int gemm_k_block_(int K) {
@@ -121,15 +148,15 @@ static inline int gemm_k_block_(int K) {
 
 // one packed panel of b (K, TILE_N) against the packed rows m0..m1 of a
 static inline void gemm_panel_(float* out, size_t out_stride, const float* start, size_t start_stride,
-                               const float* a, const float* b, int m0, int m1, int N, int K) {
+                               const float* a, const float* b, int m0, int m1, int N, int K, ReadAhead* next) {
     for (int m = m0; m < m1; m += TILE_M) {
         const float* a_tile = a + (size_t)m * K;
         float* o = out + m * out_stride;
         const float* s = start + m * start_stride;
         if (m + TILE_M <= m1 && N == TILE_N) {
-            gemm_tile_(o, out_stride, s, start_stride, a_tile, b, K);
+            gemm_tile_(o, out_stride, s, start_stride, a_tile, b, K, next);
         } else {
-            gemm_rim_tile_(o, out_stride, s, start_stride, a_tile, b, gemm_min_(TILE_M, m1 - m), N, K);
+            gemm_rim_tile_(o, out_stride, s, start_stride, a_tile, b, gemm_min_(TILE_M, m1 - m), N, K, next);
         }
     }
 }
@@ -165,16 +192,45 @@ static inline void gemm_pack_a_(float* a_packed, Matrix a, int M, int K) {
     }
 }
 
+// what a task reads of b: at most TILE_N of its columns, none of them past its end
+typedef struct {
+    Matrix b;
+    int N;
+} Panel;
+
+static inline Panel gemm_columns_(Matrix b, int n, int N) {
+    Panel p = {b, 0};
+    if (n < N) {
+        p.b.data += n * b.col_stride;
+        p.N = gemm_min_(TILE_N, N - n);
+    }
+    return p;
+}
+
+// rows k..k + n_k of a panel, for whoever asks so many times
+static inline ReadAhead gemm_ahead_of_(Panel p, int k, int n_k, int64_t n_asks) {
+    const int rows_along_k = p.b.row_stride == 1;
+    ReadAhead next = {p.b.data + k * p.b.row_stride, rows_along_k ? p.b.col_stride : p.b.row_stride,
+                      rows_along_k ? p.N : n_k, rows_along_k ? n_k : p.N, 0, 0};
+    if (p.N > 0) { next.n_lines = (int)ceil_div(next.n_rows * ceil_div(next.length, GEMM_LINE), n_asks); }
+    return next;
+}
+
 // rows m0..m1 of one panel of out: its b is packed by the thread that needs it, so no thread waits for another
 static inline void gemm_task_(float* out, size_t out_stride, const float* start, size_t start_stride,
-                              const float* a_packed, float* b_packed, Matrix b, int m0, int m1, int M, int N, int K) {
-    size_t M_whole = (size_t)ceil_div(M, TILE_M) * TILE_M;
-    int k_block = gemm_k_block_(K);
+                              const float* a_packed, float* b_packed, Panel panel, Panel next_panel, int m0, int m1,
+                              int M, int K) {
+    const size_t M_whole = (size_t)ceil_div(M, TILE_M) * TILE_M;
+    const Matrix b = panel.b;
+    const int k_block = gemm_k_block_(K);
     for (int k = 0; k < K || k == 0; k += k_block) {  // ascending: each block goes on where the last one stopped
-        int n_k = gemm_min_(k_block, K - k);
-        gemm_pack_(b_packed, b.data + k * b.row_stride, b.col_stride, b.row_stride, TILE_N, N, n_k);
+        const int n_k = gemm_min_(k_block, K - k), next_k = k + n_k < K ? k + n_k : 0;
+        const int64_t n_asks = ceil_div(m1 - m0, TILE_M) * ceil_div(n_k, GEMM_LINE_K);
+        ReadAhead next = gemm_ahead_of_(next_k > 0 ? panel : next_panel, next_k, gemm_min_(k_block, K - next_k),
+                                           n_asks > 0 ? n_asks : 1);
+        gemm_pack_(b_packed, b.data + k * b.row_stride, b.col_stride, b.row_stride, TILE_N, panel.N, n_k);
         gemm_panel_(out, out_stride, k > 0 ? out : start, k > 0 ? out_stride : start_stride, a_packed + M_whole * k,
-                    b_packed, m0, m1, N, n_k);
+                    b_packed, m0, m1, panel.N, n_k, &next);
     }
 }
 
@@ -190,9 +246,9 @@ static inline void gemm_block_(float* out, size_t out_stride, const float* start
     #pragma omp for schedule(dynamic)
     for (int task = 0; task < n_panels * n_pieces; task++) {
         int n = task / n_pieces * TILE_N, m = task % n_pieces * rows;
-        Matrix b_panel = {b.data + n * b.col_stride, b.row_stride, b.col_stride};
+        int next_n = (task + n_threads) / n_pieces * TILE_N;  // most likely: threads take turns
         gemm_task_(out + n, out_stride, start ? start + n : zeros, start ? start_stride : 0, a_packed, b_packed,
-                   b_panel, m, gemm_min_(m + rows, M), M, gemm_min_(TILE_N, N - n), K);
+                   gemm_columns_(b, n, N), gemm_columns_(b, next_n, N), m, gemm_min_(m + rows, M), M, K);
     }
 }
 
