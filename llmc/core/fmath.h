@@ -38,8 +38,8 @@ Cost:   ns per element in a loop, one thread, Intel Sapphire Rapids class at 3.6
 
 #ifdef __CUDACC__
 #define FM_FUNCTION static inline __host__ __device__
-#else
-#define FM_FUNCTION static inline
+#else  // a loop that calls a function is not vectorised: 2 ns for an exponential instead of 0.5
+#define FM_FUNCTION static inline __attribute__((always_inline))
 #endif
 
 // base^n, n >= 0, by squaring in double: for the factors 1 - beta^t of AdamW
