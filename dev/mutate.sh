@@ -88,15 +88,15 @@ mutation() {
 }
 
 # ---- matrix products: where a chain begins, its order, its rims ----
-mutation "gemm: each k block starts at 0 and is added later" test_matmul gemm gemm.h:gemm_tile_ \
+mutation "gemm: each k block starts at 0 and is added later" test_matmul gemm gemm.h:gemm_vectors_ \
     'sum\[m\]\[v\] = v_load\(start .*VLANES\);' 'sum[m][v] = v_fill(0.0f);' \
     'v_store\((out .*VLANES), sum\[m\]\[v\]\);' 'v_store(\1, v_load(\1) + sum[m][v]);'
 mutation "gemm: a later k block of a panel forgets the earlier ones" test_matmul "gemm blocks" gemm.h \
     'k > 0 \? out : start, k > 0 \? out_stride : start_stride, a_packed' 'start, start_stride, a_packed'
-mutation "gemm: k descends" test_matmul "gemm shapes" gemm.h:gemm_tile_ \
-    'v_load\(b \+ v' 'v_load(b + (K - 1 - 2 * k) * TILE_N + v' 'v_fill\(a\[m\]\)' \
-    'v_fill(a[m + (K - 1 - 2 * k) * TILE_M])'
-mutation "gemm: a product rounds before it is added" test_matmul rounding gemm.h:gemm_tile_ \
+mutation "gemm: k descends" test_matmul "gemm shapes" gemm.h:gemm_vectors_ \
+    'vfloat bk' 'const int last = 2 * (left + k - gemm_min_(left, GEMM_LINE_K)) - K - 1; vfloat bk' \
+    'v_load\(b \+ v' 'v_load(b + last * TILE_N + v' 'v_fill\(a\[m\]\)' 'v_fill(a[m + last * TILE_M])'
+mutation "gemm: a product rounds before it is added" test_matmul rounding gemm.h:gemm_vectors_ \
     'v_madd\(am, bk\[v\], sum\[m\]\[v\]\)' 'am * bk[v] + sum[m][v]'
 mutation "madd: rounds twice" test_matmul "gemm shapes" madd.h 'return fmaf\(a, b, c\);' 'return a * b + c;'
 mutation "gemm: a rim tile is copied out whole" test_matmul "gemm shapes" gemm.h \

@@ -1,6 +1,6 @@
-"""Training steps of GPT-2 124M in PyTorch, timed: eager mode, float32, on the CPU.
+"""Training steps of GPT-2 124M in PyTorch, timed: float32, on the CPU.
 
-    python pytorch_gpt2.py --batch 4 --seq 64 --threads 2 --steps 10 [--attention sdpa|matmul]
+    python pytorch_gpt2.py --batch 4 --seq 64 --threads 2 --steps 10 [--attention sdpa|matmul] [--compile]
 
 The model as one writes it with torch.nn: Linear with biases, tanh GELU, LayerNorm, tied token embedding and output
 projection (vocabulary padded to 50304 like every program of this comparison), cross entropy, AdamW with fused=True. Random
@@ -79,15 +79,17 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--attention", choices=["sdpa", "matmul"], default="sdpa")
+    parser.add_argument("--compile", action="store_true", help="the model goes through torch.compile, in the first step")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(1)
     model = GPT2(options.attention)
+    forward = torch.compile(model) if options.compile else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.999), weight_decay=0.0, fused=True)
     for step in range(options.steps):
         tokens = torch.randint(50257, (options.batch, options.seq + 1))
         begin = time.perf_counter()
-        loss = model(tokens[:, :-1], tokens[:, 1:].reshape(-1))
+        loss = forward(tokens[:, :-1], tokens[:, 1:].reshape(-1))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

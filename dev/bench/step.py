@@ -1,10 +1,11 @@
-"""One training step of GPT-2 124M side by side: ours, PyTorch eager and upstream llm.c -Ofast, float32 on the CPU.
+"""One training step of GPT-2 124M side by side: ours, PyTorch eager and compiled, and upstream llm.c -Ofast, float32 on the CPU.
 
     make train_gpt2 && .venv/bin/python dev/bench/step.py --upstream /tmp/llm.c [--batch 4 --seq 64 --threads 2 --rounds 3]
 
 In every round each program runs once, as a process of its own, so that all see the same neighbours and the same clock; the
 shortest step of all rounds counts. A program that is missing gets a line that says so. The Python that runs this file needs
-torch, which is measured with both ways to write attention: F.scaled_dot_product_attention and plain matrix products.
+torch, which is measured with both ways to write attention: F.scaled_dot_product_attention and plain matrix products; the first
+of them through torch.compile too, whose compiling falls into the first step.
 FLOPs of one step: (6 P + 6 L C T) B T, where P = 12 L C^2 + Vp C are the weights of matrix products (forward 2 per weight and
 token, backward 4) and the second term is causal attention (half of the T x T products).
 """
@@ -93,7 +94,7 @@ def prepare(options, fields):
     else:
         upstream.problem = f"no train_gpt2.c in {options.upstream}; --upstream names a checkout of llm.c"
     return [Program("ours", OURS), Program("PyTorch, sdpa", PYTORCH + "sdpa"),
-            Program("PyTorch, matmul", PYTORCH + "matmul"), upstream]
+            Program("PyTorch, matmul", PYTORCH + "matmul"), Program("torch.compile", PYTORCH + "sdpa --compile"), upstream]
 
 
 def print_table(programs, options, peak):
@@ -133,7 +134,8 @@ def main():
             peak = max(peak, float(re.search(r"([0-9.]+) GFLOP/s", run(PEAK, fields)[0]).group(1)))
             for program in programs:
                 program.measure(fields)
-            shutil.rmtree(fields["run"], ignore_errors=True)  # our checkpoint, 1.5 GB
+                shutil.rmtree(fields["run"], ignore_errors=True)  # our checkpoint, 1.5 GB:
+                os.sync()  # nothing of it is left to be written while the next program runs
     print_table(programs, options, peak)
 
 

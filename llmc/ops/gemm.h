@@ -103,40 +103,53 @@ static inline void gemm_ask_(ReadAhead* p) {
 
 // ---- the inner loop: TILE_M x TILE_N chains in registers ----
 
-static inline __attribute__((always_inline)) void gemm_tile_(float* out, size_t out_stride, const float* start,
-                                                             size_t start_stride, const float* a, const float* b,
-                                                             int K, ReadAhead* next) {
+// the first V vectors of each row of a tile
+static inline __attribute__((always_inline)) void gemm_vectors_(float* out, size_t out_stride, const float* start,
+                                                                size_t start_stride, const float* a, const float* b,
+                                                                int V, int K, ReadAhead* next) {
     vfloat sum[TILE_M][TILE_V];
     for (int m = 0; m < TILE_M; m++) {
-        for (int v = 0; v < TILE_V; v++) { sum[m][v] = v_load(start + m * start_stride + v * VLANES); }
+        for (int v = 0; v < V; v++) { sum[m][v] = v_load(start + m * start_stride + v * VLANES); }
     }
     for (int left = K; left > 0; left -= GEMM_LINE_K) {
         if (next) { gemm_ask_(next); }
         for (int k = gemm_min_(left, GEMM_LINE_K); k > 0; k--) {
             vfloat bk[TILE_V];
-            for (int v = 0; v < TILE_V; v++) { bk[v] = v_load(b + v * VLANES); }
+            for (int v = 0; v < V; v++) { bk[v] = v_load(b + v * VLANES); }
             #pragma GCC unroll 8
             for (int m = 0; m < TILE_M; m++) {
                 vfloat am = v_fill(a[m]);
                 #pragma GCC unroll 4
-                for (int v = 0; v < TILE_V; v++) { sum[m][v] = v_madd(am, bk[v], sum[m][v]); }
+                for (int v = 0; v < V; v++) { sum[m][v] = v_madd(am, bk[v], sum[m][v]); }
             }
             a += TILE_M;
             b += TILE_N;
         }
     }
     for (int m = 0; m < TILE_M; m++) {
-        for (int v = 0; v < TILE_V; v++) { v_store(out + m * out_stride + v * VLANES, sum[m][v]); }
+        for (int v = 0; v < V; v++) { v_store(out + m * out_stride + v * VLANES, sum[m][v]); }
     }
 }
 
-// a tile at the rim has fewer than TILE_M rows or TILE_N columns: it is computed whole in a buffer, the valid part
-// copied
+// N columns of a tile. The compiler makes a loop of its own for each number of vectors
+static inline void gemm_tile_(float* out, size_t out_stride, const float* start, size_t start_stride, const float* a,
+                              const float* b, int N, int K, ReadAhead* next) {
+    if (N > 2 * VLANES) {
+        gemm_vectors_(out, out_stride, start, start_stride, a, b, TILE_V, K, next);
+    } else if (N > VLANES) {
+        gemm_vectors_(out, out_stride, start, start_stride, a, b, 2, K, next);
+    } else {
+        gemm_vectors_(out, out_stride, start, start_stride, a, b, 1, K, next);
+    }
+}
+
+// a tile at the rim has fewer than TILE_M rows or ends inside a vector: it is computed whole in a buffer, the valid
+// part copied
 static inline void gemm_rim_tile_(float* out, size_t out_stride, const float* start, size_t start_stride,
                                   const float* a, const float* b, int M, int N, int K, ReadAhead* next) {
     float tile[TILE_M * TILE_N] = {0};
     for (int m = 0; m < M; m++) { memcpy(tile + m * TILE_N, start + m * start_stride, sizeof(float) * N); }
-    gemm_tile_(tile, TILE_N, tile, TILE_N, a, b, K, next);
+    gemm_tile_(tile, TILE_N, tile, TILE_N, a, b, N, K, next);
     for (int m = 0; m < M; m++) { memcpy(out + m * out_stride, tile + m * TILE_N, sizeof(float) * N); }
 }
 
@@ -153,8 +166,8 @@ static inline void gemm_panel_(float* out, size_t out_stride, const float* start
         const float* a_tile = a + (size_t)m * K;
         float* o = out + m * out_stride;
         const float* s = start + m * start_stride;
-        if (m + TILE_M <= m1 && N == TILE_N) {
-            gemm_tile_(o, out_stride, s, start_stride, a_tile, b, K, next);
+        if (m + TILE_M <= m1 && N % VLANES == 0) {
+            gemm_tile_(o, out_stride, s, start_stride, a_tile, b, N, K, next);
         } else {
             gemm_rim_tile_(o, out_stride, s, start_stride, a_tile, b, gemm_min_(TILE_M, m1 - m), N, K, next);
         }
