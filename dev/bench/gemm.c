@@ -1,15 +1,18 @@
 /*
-How fast is our matrix product? GFLOP/s of llmc/ops/matmul.h against OpenBLAS's sgemm and this machine's peak, on 1 and 2 threads.
+How fast is our matrix product? GFLOP/s of llmc/ops/matmul.h against OpenBLAS's sgemm, torch.mm and this machine's peak.
     build/gemm [THREADS...]      default: 1 2; about half a minute each; dev/bench/run.sh builds it
-Both compute out (M, N) = inp (M, K) * weight (N, K)^T, the linear layer's forward. Per shape the two take turns until SECONDS
-have passed, at least REPEATS times, and the shortest time of each counts. The peak is that of fused multiply-adds, which both use.
-OpenBLAS is loaded at run time; without libopenblas.so.0 its columns stay empty.
+All compute out (M, N) = inp (M, K) * weight (N, K)^T, the linear layer's forward. Per shape they take turns until SECONDS
+have passed, at least REPEATS times, and the shortest time of each counts. The peak is that of fused multiply-adds, which all use.
+OpenBLAS is loaded at run time, torch.mm runs in a child, by the Python that $PYTHON names; one that is missing has an empty column.
 */
 #include "../../llmc/ops/matmul.h"  // matmul_forward, Device, device_init, device_free
 #include "../../llmc/run/peak.h"    // seconds_now
 #include "vector_peak.h"            // vector_peak
 #include <dlfcn.h>
+#include <errno.h>
 #include <math.h>
+#include <signal.h>
+#include <unistd.h>
 
 enum { REPEATS = 5 };
 static const double SECONDS = 3.0;
@@ -50,6 +53,36 @@ static void openblas(float* out, const float* inp, const float* weight, Shape s,
     blas->sgemm(ROW_MAJOR, NO_TRANS, TRANS, s.M, s.N, s.K, 1.0f, inp, s.K, weight, s.K, 0.0f, out, s.N);
 }
 
+// ---- torch.mm, in a child ----
+
+typedef struct { FILE *ask, *answer; } TorchMm;
+
+static TorchMm torch_start(void) {
+    const char* python = getenv("PYTHON");
+    int to[2], from[2];
+    if (pipe(to) != 0 || pipe(from) != 0) { fail_run("pipe: %s", strerror(errno)); }
+    if (fork() == 0) {
+        dup2(to[0], 0), dup2(from[1], 1);
+        close(to[1]), close(from[0]);
+        execlp(python ? python : "python3", python ? python : "python3", "dev/bench/torch_mm.py", (char*)NULL);
+        _exit(127);
+    }
+    close(to[0]), close(from[1]);
+    signal(SIGPIPE, SIG_IGN);  // of a child that could not start
+    return (TorchMm){fdopen(to[1], "w"), fdopen(from[0], "r")};
+}
+
+// infinite: there is no torch
+static double torch_seconds(const TorchMm* torch, Shape s, int n_threads) {
+    const struct timespec nap = {0, 50 * 1000 * 1000};
+    char line[64] = "";
+    nanosleep(&nap, NULL);
+    fprintf(torch->ask, "%d %d %d %d\n", n_threads, s.M, s.N, s.K);
+    fflush(torch->ask);
+    const double seconds = fgets(line, sizeof line, torch->answer) ? atof(line) : 0.0;
+    return seconds > 0.0 ? seconds : INFINITY;
+}
+
 // ---- measuring ----
 
 // idle threads of the library that ran before spin for some 30 ms: let them fall asleep, then wake our own with a small product
@@ -85,16 +118,19 @@ static void check_equal(const float* a, const float* b, Shape s) {
     }
 }
 
-// seconds[0] ours, seconds[1] OpenBLAS (infinite where it is missing); *peak is raised to the best seen
-static void measure(double seconds[2], double* peak, Shape s, const Device* dev, const OpenBlas* blas) {
+enum { OURS, OPENBLAS, TORCH, CONTENDERS };
+
+// the shortest of each contender, infinite where it is missing; *peak is raised to the best seen
+static void measure(double seconds[CONTENDERS], double* peak, Shape s, const Device* dev, const OpenBlas* blas, const TorchMm* torch) {
     float* inp = random_matrix(s.M, s.K, 1);
     float* weight = random_matrix(s.N, s.K, 2);
     float* out[2] = {random_matrix(s.M, s.N, 3), random_matrix(s.M, s.N, 4)};
     double begin = seconds_now(CLOCK_MONOTONIC);
-    seconds[0] = seconds[1] = INFINITY;
+    seconds[OURS] = seconds[OPENBLAS] = seconds[TORCH] = INFINITY;
     for (int i = 0; i < REPEATS || seconds_now(CLOCK_MONOTONIC) - begin < SECONDS; i++) {
-        seconds[0] = fmin(seconds[0], seconds_of(out[0], inp, weight, s, dev, NULL));
-        if (blas->sgemm) { seconds[1] = fmin(seconds[1], seconds_of(out[1], inp, weight, s, dev, blas)); }
+        seconds[OURS] = fmin(seconds[OURS], seconds_of(out[0], inp, weight, s, dev, NULL));
+        if (blas->sgemm) { seconds[OPENBLAS] = fmin(seconds[OPENBLAS], seconds_of(out[1], inp, weight, s, dev, blas)); }
+        seconds[TORCH] = fmin(seconds[TORCH], torch_seconds(torch, s, dev->n_threads));
         *peak = fmax(*peak, vector_peak(dev->n_threads));
     }
     if (blas->sgemm) { check_equal(out[0], out[1], s); }
@@ -104,23 +140,28 @@ static void measure(double seconds[2], double* peak, Shape s, const Device* dev,
     free(out[1]);
 }
 
-static void table(int n_threads, const OpenBlas* blas) {
+static void table(int n_threads, const OpenBlas* blas, const TorchMm* torch) {
     Device dev;
-    double seconds[N_SHAPES][2], peak = 0.0;
+    double seconds[N_SHAPES][CONTENDERS], peak = 0.0;
     device_init(&dev, n_threads);
     if (blas->sgemm) { blas->set_threads(n_threads); }
-    for (int i = 0; i < N_SHAPES; i++) { measure(seconds[i], &peak, shapes[i], &dev, blas); }
+    for (int i = 0; i < N_SHAPES; i++) { measure(seconds[i], &peak, shapes[i], &dev, blas, torch); }
     device_free(&dev);
     printf("%d thread%s: peak %.1f GFLOP/s; OpenBLAS %s\n", n_threads, n_threads > 1 ? "s" : "", peak,
            blas->sgemm ? blas->core_name() : "missing");
-    printf("%20s %14s %10s %18s %10s %16s\n", "M x N x K", "ours GFLOP/s", "% of peak", "OpenBLAS GFLOP/s", "% of peak", "ours / OpenBLAS");
+    printf("%20s %12s %10s %16s %16s %24s\n", "M x N x K", "ours GFLOP/s", "% of peak", "OpenBLAS GFLOP/s", "torch.mm GFLOP/s",
+           "ours / the faster of both");
     for (int i = 0; i < N_SHAPES; i++) {
         Shape s = shapes[i];
-        double gflop = 2e-9 * s.M * s.N * s.K, our_rate = gflop / seconds[i][0], blas_rate = gflop / seconds[i][1];
+        const double gflop = 2e-9 * s.M * s.N * s.K, ours_rate = gflop / seconds[i][OURS];
         char name[64];
         snprintf(name, sizeof name, "%d x %d x %d", s.M, s.N, s.K);
-        printf("%20s %14.1f %10.1f", name, our_rate, 100 * our_rate / peak);
-        if (blas->sgemm) { printf(" %18.1f %10.1f %16.2f", blas_rate, 100 * blas_rate / peak, our_rate / blas_rate); }
+        printf("%20s %12.1f %10.1f", name, ours_rate, 100 * ours_rate / peak);
+        for (int c = OPENBLAS; c <= TORCH; c++) {
+            if (isfinite(seconds[i][c])) { printf(" %16.1f", gflop / seconds[i][c]); } else { printf(" %16s", ""); }
+        }
+        const double best = fmin(seconds[i][OPENBLAS], seconds[i][TORCH]);
+        if (isfinite(best)) { printf(" %24.2f", best / seconds[i][OURS]); }
         printf("\n");
     }
     printf("\n");
@@ -128,14 +169,15 @@ static void table(int n_threads, const OpenBlas* blas) {
 
 int main(int argc, char** argv) {
     OpenBlas blas = openblas_load();
+    TorchMm torch = torch_start();
     for (int i = 1; i < argc; i++) {
         int n_threads = atoi(argv[i]);
         if (n_threads < 1) { fail_input("expected numbers of threads, found \"%s\"", argv[i]); }
-        table(n_threads, &blas);
+        table(n_threads, &blas, &torch);
     }
     if (argc == 1) {
-        table(1, &blas);
-        table(2, &blas);
+        table(1, &blas, &torch);
+        table(2, &blas, &torch);
     }
     return 0;
 }

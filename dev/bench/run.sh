@@ -10,7 +10,7 @@ python=.venv/bin/python
 make --no-print-directory train_gpt2
 mkdir -p build
 gcc -std=gnu11 -D_GNU_SOURCE -O3 -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math -mprefer-vector-width=512 -fopenmp dev/bench/gemm.c -o build/gemm -ldl -lm
-build/gemm 2 1
+PYTHON=$python build/gemm 2 1
 for threads in 2 1; do
     $python dev/bench/step.py --upstream "$upstream" --threads $threads
 done
