@@ -158,6 +158,7 @@ rest() {
     part "headers as C11 and C++17, each alone" dev/check_headers.sh
     part "command line and runs" dev/test_cli.sh
     part "checkpoints and faults" dev/test_faults.sh
+    part "attacks on a run" dev/attacks.sh
     part "several ranks" dev/test_ranks.sh
     part "train_mamba_hpn, every option and file" dev/test_mamba.sh
     part "train_gpt2.cu, its kernels on this CPU" dev/test_gpus.sh

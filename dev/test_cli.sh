@@ -467,7 +467,6 @@ refuse "an empty shard, split" "too short" "${new[@]}" --train empty.bin --val-f
 refuse "a shard cut short" "expected 1824 bytes for the header's 400 tokens, found a file of 1823" "${new[@]}" --train cut_shard.bin
 refuse "token ids beyond the vocabulary" "big.bin: expected token ids below 257, the vocabulary of the model, found" "${new[@]}" --train big.bin
 refuse "a run folder in use" "there are checkpoints in this folder" "${start[@]}" --steps 2 --run run
-refuse "a folder with the log of a run" "there is a run in this folder" "${start[@]}" --steps 2 --run nan
 refuse "a model that is not there" "nowhere: No such file" --from nowhere --train text --run new
 refuse "a config that is not there" "nowhere.json: cannot be opened: No such file" --config nowhere.json --train text --run new
 refuse "a folder without a model" "found neither step_* nor config.json in it" --from text --train text --run new

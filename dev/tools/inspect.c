@@ -441,6 +441,7 @@ static int inspect_two(const char* path_a, const char* path_b, int as_json) {
 }
 
 int main(int argc, char** argv) {
+    standard_files_open();
     const char* paths[2] = {NULL, NULL};
     int n_paths = 0, stats = 0, as_json = 0;
     for (int i = 1; i < argc; i++) {

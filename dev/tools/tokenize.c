@@ -171,6 +171,7 @@ static void print_text(const Tokenizer* t, const Settings* o, ByteBuffer* text) 
 }
 
 int main(int argc, char** argv) {
+    standard_files_open();
     Settings o;
     Tokenizer tokenizer;
     Option table[] = {
@@ -192,6 +193,9 @@ int main(int argc, char** argv) {
                         "its ids on one line, or with --decode the text of ids.");
     if (o.decode && files.n > 0) { options_fail("decode", "expected ids on standard input and no files, found %s", files.words[0]); }
     if (*o.out && files.n == 0) { options_fail("out", "expected files to read, found none"); }
+    for (int i = 0; i < files.n; i++) {
+        options_refuse(path_overwrites(o.out, files.words[i]), "out", "is a file that is read: give another name");
+    }
     tokenizer_open(&tokenizer, o.tokenizer);
     if (files.n > 0) {
         write_shard(&tokenizer, &o, &files);

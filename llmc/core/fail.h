@@ -3,6 +3,7 @@ How a program of this project stops: one clear line on stderr, then an exit stat
     fail_input  status 2: what the user gave is wrong (option, file, data); nothing was changed
     fail_run    status 1: the run could not go on (disk, memory, non-finite numbers, lost rank)
     warn_line   the same line, and the program goes on
+    standard_files_open   the first line of a main
 A message says what, where, expected, found and, where there is one, the remedy; no newline, no "Error:" in front.
     train_gpt2: --batch-size: expected an integer 1..65536, found "4x"
 `assert` stays for our own mistakes; anything a user typed or a file contained comes here.
@@ -18,6 +19,7 @@ asks the function in Failure.is_said_elsewhere (comm.h has one). A process whose
 #ifndef LLMC_FAIL_H
 #define LLMC_FAIL_H
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -35,6 +37,17 @@ char* program_invocation_short_name;  // the C library's; declared here, for err
 // control characters, which could break a line or drive a terminal, become "?"
 static inline void plain_text(char* text) {
     for (; *text; text++) { *text = (unsigned char)*text < ' ' || *text == 127 ? '?' : *text; }
+}
+
+// Descriptors 0, 1 and 2 are open from here on. Started without them, a program would give their numbers to its next
+// files, and print into these
+static inline void standard_files_open(void) {
+    for (int fd = open("/dev/null", O_RDWR); fd >= 0; fd = open("/dev/null", O_RDWR)) {
+        if (fd > 2) {
+            close(fd);
+            return;
+        }
+    }
 }
 
 // ---- who says it, and who ends the process ----

@@ -2,12 +2,14 @@
 A file being written: short writes go on, errors name the path, every byte is hashed on its way to the disk, and a
 closed file is durable (fsync). Checkpoints keep the sum of each file in their manifest, so that reading can prove what
 it reads.
+    path_lies_in, path_overwrites   would an output take the place of an input?
     outfile_check    can the file be written? Asked before a run that ends with it
-    outfile_open     creates the file, or empties it
+    outfile_open     creates the file, in the place of an old one; a link is refused
     outfile_write    any number of bytes; small ones are gathered in a buffer
     outfile_close    flush, fsync, close; returns name, size and XXH3 (64 bits) of what was written
     make_folder, path_sync, parent_sync   folders and names that survive a power cut
     temporary_path, file_publish          a file that is whole before it has its name
+    file_create, file_append   descriptors of files in a run, that no link leads elsewhere
     disk_free        bytes that a disk can still take
 A failed fsync is not tried again: the kernel may have dropped the pages, and a second call would say that all is well.
 Cost:   one copy for pieces below 1 MiB, none above; XXH3 at about 10 GB/s.
@@ -18,6 +20,9 @@ Source: XXH3 of libxxhash (Collet); Rebello et al. 2020, Can Applications Recove
 #define LLMC_OUTFILE_H
 #include "print.h"    // format_bytes
 #include "mapfile.h"  // fail.h, fcntl.h, unistd.h
+#include <fnmatch.h>
+#include <limits.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <xxhash.h>
 
@@ -41,6 +46,23 @@ static inline const char* path_parent(char parent[PATH_BYTES], const char* path)
     while (n > 1 && path[n - 1] == '/') { n--; }
     snprintf(parent, PATH_BYTES, "%.*s", n > 0 ? (int)n : 1, n > 0 ? path : ".");
     return parent;
+}
+
+// does a file of this name lie in the folder, at any depth? Its own folder exists
+static inline int path_lies_in(const char* path, const char* folder) {
+    char parent[PATH_BYTES], inner[PATH_MAX], outer[PATH_MAX];
+    if (!realpath(path_parent(parent, path), inner) || !realpath(folder, outer)) { return 0; }
+    const size_t n = strlen(outer);
+    return strncmp(inner, outer, n) == 0 && (inner[n] == '/' || inner[n] == '\0' || strcmp(outer, "/") == 0);
+}
+
+// an output that exists is what `input` names, matches, or lies in it
+static inline int path_overwrites(const char* output, const char* input) {
+    struct stat out, in;
+    if (stat(output, &out) != 0 || !*input) { return 0; }
+    if (stat(input, &in) != 0) { return fnmatch(input, output, FNM_PATHNAME) == 0; }
+    if (out.st_dev == in.st_dev && out.st_ino == in.st_ino) { return 1; }
+    return S_ISDIR(in.st_mode) && path_lies_in(output, input);
 }
 
 // A file that is written at the end of a long run: can it be? Asked before the run begins.
@@ -107,6 +129,25 @@ static inline void file_publish(const char* temporary, const char* path) {
     parent_sync(path);
 }
 
+static inline int file_open_(const char* path, int flags) {
+    const int fd = open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW | flags, 0666);
+    if (fd < 0 && errno == ELOOP) { fail_run("%s: expected a file, found a symbolic link: remove it", path); }
+    if (fd < 0) { fail_run("%s: cannot be created: %s", path, strerror(errno)); }
+    return fd;
+}
+
+// A new file in the place of an old one, whose other names keep what it held. Symbolic links are refused, for they lead
+// elsewhere; a device or pipe stays what it is and is written to
+static inline int file_create(const char* path) {
+    struct stat status;
+    const int there = lstat(path, &status) == 0, replaces = there && S_ISREG(status.st_mode);
+    if (replaces && unlink(path) != 0) { fail_run("%s: cannot be replaced: %s", path, strerror(errno)); }
+    return file_open_(path, there && !replaces ? 0 : O_CREAT | O_EXCL);
+}
+
+// the same file, to go on at its end
+static inline int file_append(const char* path) { return file_open_(path, O_CREAT | O_APPEND); }
+
 // what a written file is known by
 typedef struct {
     char name[256];  // without the folder
@@ -134,8 +175,7 @@ static inline void outfile_open(OutFile* f, const char* path) {
     if (!f->hash) { fail_run("%s: no memory for its checksum", path); }
     XXH3_64bits_reset(f->hash);
     signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes then fails the write, which has a message
-    f->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (f->fd < 0) { fail_run("%s: cannot be created: %s", path, strerror(errno)); }
+    f->fd = file_create(path);
 }
 
 __attribute__((noreturn))

@@ -23,6 +23,7 @@ Source: spec/reliability.md
 #include "../core/jsonfile.h"  // json_text, FileSum, OutFile
 #include "../core/print.h"     // progress
 #include <dirent.h>
+#include <limits.h>
 #include <sys/file.h>
 
 enum { MANIFEST_FORMAT = 2, CHECKPOINT_FILES_MAX = 1024 };
@@ -181,13 +182,15 @@ static inline int checkpoint_verify_file_(const char* folder, const FileSum* sum
     return 1;
 }
 
-// step of a folder name "step_000200", or -1; *rest is what follows the digits
+// step of a folder name "step_000200", or -1; *rest is what follows the digits. Only as we write them: "step_20" is
+// somebody else's
 static inline int checkpoint_step_(const char* name, const char** rest) {
-    char* end;
+    char ours[32], *end;
     if (strncmp(name, "step_", 5) != 0 || name[5] < '0' || name[5] > '9') { return -1; }
-    long step = strtol(name + 5, &end, 10);
+    const long step = strtol(name + 5, &end, 10);
+    const int n = snprintf(ours, sizeof ours, "step_%06ld", step);
     *rest = end;
-    return step > 2147483647L ? -1 : (int)step;
+    return step > INT_MAX || end - name != n || strncmp(name, ours, (size_t)n) != 0 ? -1 : (int)step;
 }
 
 // is every byte of this checkpoint the one that was saved? Reads all of it. 0: the reason.
@@ -249,11 +252,12 @@ static inline const char* checkpoint_path(char path[PATH_BYTES], const char* run
 static inline int checkpoint_newest_good(const char* run) {
     char folder[PATH_BYTES], manifest[PATH_BYTES];
     ErrorText error;
-    int step = checkpoint_newest(run, -1);
+    int step = checkpoint_newest(run, -1), n_removed = 0;
     while (step >= 0 && !checkpoint_verify(checkpoint_folder(folder, run, step), &error)) {
         // by a running trainer, which has saved a newer one
         int removed = !path_exists(path_join(manifest, folder, "manifest.json"));
         if (!removed) { warn_line("%s: %s; looking for the checkpoint before it", folder, error.text); }
+        if (removed && ++n_removed > 100) { fail_run("%s: checkpoints come and go: try again later", run); }
         step = checkpoint_newest(run, removed ? -1 : step);
     }
     return step;
@@ -289,12 +293,13 @@ static inline int checkpoint_remove_file_(const char* path) {
     return gone;
 }
 
+// did we write it? What the manifest lists; of a folder without one, which was not finished, what looks like it
 static inline int checkpoint_is_saved_file_(const SavedFiles* files, const char* name) {
     for (int i = 0; i < files->n; i++) {
         if (strcmp(name, files->file[i].name) == 0) { return 1; }
     }
     const char* dot = strrchr(name, '.');
-    return dot && (strcmp(dot, ".safetensors") == 0 || strcmp(dot, ".json") == 0);
+    return files->n == 0 && dot && (strcmp(dot, ".safetensors") == 0 || strcmp(dot, ".json") == 0);
 }
 
 // the files of a checkpoint, `list` naming them; that is the last to go, so an interrupted removal can be finished
@@ -319,12 +324,18 @@ static inline void checkpoint_empty_(const char* folder, const char* list) {
 }
 
 // Remove a checkpoint, or what is left of one. Its manifest changes its name first, so after an interruption nothing
-// looks like a checkpoint (a .tmp never does). Files of the user's stay, and the folder with them.
+// looks like a checkpoint (a .tmp never does). Files of the user's stay, and the folder with them. So does what a
+// symbolic link leads to: a link in the place of a temporary folder goes, that of a checkpoint moved elsewhere stays
 static inline void checkpoint_remove(const char* folder) {
     char path[PATH_BYTES], removed[PATH_BYTES];
+    struct stat status;
     const char* dot = strrchr(folder, '.');
     int temporary = dot && strcmp(dot, ".tmp") == 0, renamed = temporary;
     const char* list = temporary ? "manifest.json" : "manifest.removed";
+    if (lstat(folder, &status) == 0 && S_ISLNK(status.st_mode)) {
+        if (temporary) { checkpoint_remove_file_(folder); }
+        return;
+    }
     if (!temporary) {
         renamed = rename(path_join(path, folder, "manifest.json"), path_join(removed, folder, list)) == 0 ||
                   errno == ENOENT;
@@ -426,15 +437,34 @@ static inline void checkpoint_publish(const char* temporary, const char* folder)
 
 // ---- one writer ----
 
+// the locked file; a state of the process: the lock goes with it
+static inline int* run_lock_descriptor_(void) {
+    static int descriptor = -1;
+    return &descriptor;
+}
+
+// Is the folder still the one that was locked? Else another run may stand at its name by now, and nothing of this one
+// may be written to it
+static inline void run_check_lock(const char* run) {
+    char path[PATH_BYTES];
+    struct stat held, found;
+    if (fstat(*run_lock_descriptor_(), &held) != 0) { return; }
+    const int there = lstat(path_join(path, run, ".lock"), &found) == 0;
+    if (there && held.st_dev == found.st_dev && held.st_ino == found.st_ino) { return; }
+    fail_run("%s: this folder was %s while the run was writing to it: nothing more is written", run,
+             there ? "replaced" : "removed or renamed");
+}
+
 // Refuses a run to which another process writes. The lock is the kernel's and goes with the process, however that ends;
 // the file .lock only holds the writer's process id, for the message. A second's patience: a process that was killed a
 // moment ago may still be on its way out.
 static inline void run_lock(const char* run) {
     char path[PATH_BYTES], pid[32] = "";
     const struct timespec pause = {0, 50000000};
-    // open as long as the process lives
-    int fd = open(path_join(path, run, ".lock"), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    int fd = open(path_join(path, run, ".lock"), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd < 0 && errno == ELOOP) { fail_input("%s: expected a file of a run, found a symbolic link", path); }
     if (fd < 0) { fail_run("%s: cannot be created: %s", path, strerror(errno)); }
+    *run_lock_descriptor_() = fd;
     int locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
     for (int i = 0; i < 20 && !locked && errno == EWOULDBLOCK; i++) {
         nanosleep(&pause, NULL);

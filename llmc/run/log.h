@@ -28,6 +28,7 @@ Errors: what cannot be written ends the run (status 1) with the path and the sys
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
+#include "../core/outfile.h"  // file_create, file_append
 #include "../core/print.h"  // seconds_now, format_count, format_duration; fail_run, fail_input, malloc_check
 #include <assert.h>
 #include <jansson.h>
@@ -126,13 +127,13 @@ static inline void log_open(Log* log, const char* run_dir, int resume_step, int 
     if (resume_step < 0 && access(log->path, F_OK) == 0) {
         fail_input("%s: there is a run in this folder: choose another --run, or go on with it by --resume", log->path);
     }
-    FILE* out = fopen(temporary, "w");
+    FILE* out = fdopen(file_create(temporary), "w");
     if (!out) { log_fail_(temporary); }
     log_schema_(out, log->extra_schema);
     if (resume_step >= 0) { log_copy_(out, log->path, resume_step, validated); }
     if (fflush(out) != 0 || ferror(out) || fsync(fileno(out)) != 0 || fclose(out) != 0) { log_fail_(temporary); }
     if (rename(temporary, log->path) != 0) { log_fail_(log->path); }
-    log->metrics = fopen(log->path, "a");
+    log->metrics = fdopen(file_append(log->path), "a");
     if (!log->metrics) { log_fail_(log->path); }
     free(temporary);
 }

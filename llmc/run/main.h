@@ -43,6 +43,7 @@ static inline int main_flush_(void) {
 static inline int run_main(const Trainer* trainer, Model* model, int argc, char** argv) {
     static Run run;  // all zero
     Run* r = &run;
+    standard_files_open();
     r->trainer = trainer;
     r->model = model;
     start_open(r, argc, argv);

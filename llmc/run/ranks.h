@@ -5,8 +5,9 @@ A run on several ranks, beside what one rank does (run.h): who speaks, and wheth
     ranks_same       the same for any sum, such as that of the parameters
     ranks_threads    without --threads, the ranks of one machine divide its cores
     ranks_box, ranks_print_cost   what is exchanged: planned, and counted
+    ranks_goes_on    does --continue mean --resume?
     ranks_restore    the checkpoint with which --resume goes on
-    ranks_stop       asked before each step
+    ranks_agree      asked before each step: stop? save?
     ranks_run_name   the folder of the run, which rank 0 may just have named
 Errors: fail_input on rank 0; the others leave without another word.
 */
@@ -187,21 +188,28 @@ static inline void ranks_print_cost(Comm* c, int n_steps) {
 }
 
 // --resume: rank 0 finds the checkpoint and keeps other runs away
+static inline int ranks_goes_on(Comm* c, const RunOptions* o) {
+    int goes_on = c->rank == 0 ? run_has_checkpoint(o) : 0;
+    comm_wait(c, comm_broadcast(c, &goes_on, 1, DT_I32, 0, HERE));
+    return goes_on;
+}
+
 static inline RunState ranks_restore(Comm* c, Option* table, int n, const RunOptions* o) {
     int step = c->rank == 0 ? run_find_checkpoint(o) : 0;
     comm_wait(c, comm_broadcast(c, &step, 1, DT_I32, 0, HERE));
     return run_restore(table, n, o, step);
 }
 
-// Before each step: was any rank told to stop? And which checkpoint is whole (rank 0 knows): that goes into the last
-// words of ranks that lose another.
-static inline int ranks_stop(Comm* c, const RunOptions* o, int step, int newest) {
+// Before each step: was any rank told to stop? Is it time to save, by any rank's clock? And which checkpoint is whole
+// (rank 0 knows): that goes into the last words of ranks that lose another.
+static inline void ranks_agree(Comm* c, const RunOptions* o, int step, int newest, int* stop, int* save) {
     char folder[PATH_BYTES];
-    int known[2] = {*stop_flag(), newest};
-    comm_all_reduce(c, known, 2, DT_I32, OP_MAX, HERE);
+    int known[3] = {*stop_flag(), *save, newest};
+    comm_all_reduce(c, known, 3, DT_I32, OP_MAX, HERE);
     comm_note(c, "after step %d; newest checkpoint: %s", step,
-              known[1] < 0 ? "none" : checkpoint_folder(folder, o->run, known[1]));
-    return known[0];
+              known[2] < 0 ? "none" : checkpoint_folder(folder, o->run, known[2]));
+    *stop = known[0];
+    *save = known[1];
 }
 
 static inline void ranks_run_name(Comm* c, Option* table, int n, const RunOptions* o) {

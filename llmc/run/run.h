@@ -6,7 +6,7 @@ folder.
     run_find_checkpoint, run_restore   the newest good checkpoint of --run; options and state of it
     run_open           makes the folder of the run, settings.json and the log
     run_save_begin/end a checkpoint: between them save.h writes its files into the temporary folder
-    stop_on_signals    SIGTERM, SIGINT and SIGUSR1 end a run after the step, with a checkpoint
+    stop_on_signals    SIGTERM, SIGINT, SIGUSR1 and SIGHUP end a run after the step, with a checkpoint
     run_lr             the learning rate of a step: --lr, --schedule, --warmup, --final-lr, --lr-horizon
     run_summary        summary.json: how a run ended
     settings.json      command line, options, build, data with checksums: enough to make the same run again
@@ -43,9 +43,9 @@ typedef struct {
     int schedule, steps, warmup, lr_horizon;                                              // schedule: a Schedule
     float epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
     const char* run;                                                                      // run
-    int resume, save_every, async_save, keep, keep_every, eval_every, eval_batches, sample_every, log_every, early_stop,
+    int resume, go_on, save_every, async_save, keep, keep_every, eval_every, eval_batches, sample_every, log_every, early_stop,
         tensorboard, max_skips, verify_every;
-    float early_stop_delta;
+    float save_minutes, early_stop_delta;
     const char *export_hf, *generate, *probe, *probe_out;                                 // out
     int max_new_tokens, top_k, samples, eval_only;
     float shard_gb, temperature, top_p;
@@ -123,8 +123,12 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
          "folder for checkpoints, log and samples; empty: runs/<trainer>-<date-time>", 0},
         {"run", "resume", "-y", OPTION_SWITCH, &o->resume, "0", 0, 0, "0|1",
          "go on from the newest checkpoint in --run, with its options; those typed now win", 0},
+        {"run", "continue", "", OPTION_SWITCH, &o->go_on, "0", 0, 0, "0|1",
+         "--resume if --run has a checkpoint, else begin: one command for both, as job schedulers want it", 0},
         {"run", "save-every", "-n", OPTION_INT, &o->save_every, "0", 0, INT_MAX, "N",
-         "checkpoint every N steps; 0: only at the end", 0},
+         "checkpoint every N steps; 0: as --save-minutes says, and at the end", 0},
+        {"run", "save-minutes", "", OPTION_FLOAT, &o->save_minutes, "5", 0, 1e6, "F",
+         "checkpoint also when the last is F minutes old, and 20 times as old as writing it took; 0: not by time", 0},
         {"run", "async-save", "", OPTION_SWITCH, &o->async_save, "1", 0, 0, "0|1",
          "go on training while a copy of the state is written; 0: wait, and do without the copy's memory", 0},
         {"run", "keep", "-nk", OPTION_INT, &o->keep, "2", 1, INT_MAX, "N",
@@ -189,13 +193,15 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
     return options_append(t, 0, rows, (int)(sizeof rows / sizeof rows[0]));
 }
 
-// parameters come from one place: what a checkpoint brought back (given 2) does not count
+// parameters come from one place: what a checkpoint brought back (given 2) does not count, nor what --continue began
+// with
 static inline void run_check_sources(const Option* table, int n, const RunOptions* o) {
     const struct {
         const char *name, *value;
     } sources[] = {{"from", o->from}, {"config", o->config}, {"model", o->model}};
     char found[64] = "";
     int n_sources = 0;
+    if (o->resume && options_given(table, n, "continue") == 1) { return; }
     for (int i = 0; i < 4; i++) {
         const char* name = i < 3 ? sources[i].name : "resume";
         if (i < 3 ? !*sources[i].value || options_given(table, n, name) != 1 : !o->resume) { continue; }
@@ -357,6 +363,12 @@ static inline int run_state_validated(RunState* s, const RunOptions* o, float lo
     return best;
 }
 
+// is there one to go on from? Asked for --continue
+static inline int run_has_checkpoint(const RunOptions* o) {
+    if (!*o->run) { options_fail("continue", "needs the --run to begin or to go on with"); }
+    return checkpoint_newest(o->run, -1) >= 0;
+}
+
 // The newest good checkpoint of --run. From here on this process is the only one that writes to the run.
 static inline int run_find_checkpoint(const RunOptions* o) {
     if (!*o->run) { options_fail("resume", "needs the --run to go on with"); }
@@ -404,6 +416,7 @@ static inline double run_checkpoint_bytes(const Tensor* table, int n, const int*
 // the temporary folder into which save.h writes config.json, model.safetensors and optimizer.safetensors
 static inline const char* run_save_begin(char temporary[PATH_BYTES], const RunOptions* o, const RunState* s,
                                          double n_bytes) {
+    run_check_lock(o->run);
     checkpoint_begin(temporary, o->run, s->step, n_bytes);
     return temporary;
 }
@@ -424,11 +437,12 @@ static inline void run_sync_records_(const RunOptions* o) {
     }
 }
 
-// Of the checkpoints up to this step stay the newest --keep, the best one and each --keep-every-th. Later ones are
+// Of the checkpoints up to this step, unless the last update was not finite, stay the newest --keep, the best one and each --keep-every-th. Later ones are
 // damaged, or this run would have gone on from them: they give way when a checkpoint of their step is saved.
 static inline void run_prune_(const RunOptions* o, const RunState* s) {
     char folder[PATH_BYTES];
     int kept = 1;  // this one
+    if (s->skips > 0) { return; }  // what was saved before the updates that were not finite may be needed
     for (int step = checkpoint_newest(o->run, s->step); step >= 0; step = checkpoint_newest(o->run, step)) {
         int forever = step == s->best_step || (o->keep_every > 0 && step % o->keep_every == 0);
         if (kept++ >= o->keep && !forever) { checkpoint_remove(checkpoint_folder(folder, o->run, step)); }
@@ -475,12 +489,12 @@ static inline json_t* data_to_json_(const TokenData* d) {
 }
 
 // Going on with other data would be another run under the old name: the order of the rows depends on their number.
-// Data that --train names anew is what the user wants.
+// Data that --train names anew is what the user wants, but for --continue, which comes with all options of the start.
 static inline void run_check_data_(const char* settings_path, const Option* table, int n, const json_t* train) {
     for (int i = 0; i < n; i++) {
         // token-file, token-dir
         const int names_data = strcmp(table[i].name, "train") == 0 || strncmp(table[i].name, "token-", 6) == 0;
-        if (names_data && table[i].given == 1) { return; }
+        if (names_data && table[i].given == 1 && options_given(table, n, "continue") != 1) { return; }
     }
     if (!path_exists(settings_path)) { return; }
     json_t* settings = json_read(settings_path);
@@ -497,8 +511,25 @@ static inline void run_check_data_(const char* settings_path, const Option* tabl
 static inline void run_cut_samples_(const RunOptions* o, const RunState* s) {
     char path[PATH_BYTES];
     struct stat status;
-    if (stat(path_join(path, o->run, "samples.txt"), &status) != 0 || status.st_size <= s->n_sample_bytes) { return; }
-    if (truncate(path, s->n_sample_bytes) != 0) { fail_run("%s: cannot be cut: %s", path, strerror(errno)); }
+    if (lstat(path_join(path, o->run, "samples.txt"), &status) != 0) { return; }
+    const int fd = file_append(path);
+    const int cut = status.st_size <= s->n_sample_bytes || ftruncate(fd, s->n_sample_bytes) == 0;
+    if (!cut) { fail_run("%s: cannot be cut: %s", path, strerror(errno)); }
+    close(fd);
+}
+
+// What an earlier start has left that ended before its first checkpoint: the run begins anew, its records are set aside
+static inline void run_set_aside_(const RunOptions* o) {
+    const char* names[2][2] = {{"metrics.jsonl", "metrics.old.jsonl"}, {"samples.txt", "samples.old.txt"}};
+    char path[PATH_BYTES], aside[PATH_BYTES];
+    for (int i = 0; i < 2; i++) {
+        path_join(path, o->run, names[i][0]);
+        path_join(aside, o->run, names[i][1]);
+        if (!path_exists(path)) { continue; }
+        if (rename(path, aside) != 0) { fail_run("%s: cannot be renamed to %s: %s", path, aside, strerror(errno)); }
+        printf("%s: an earlier start of this run left no checkpoint: it begins anew, %s is now %s\n", o->run,
+               names[i][0], names[i][1]);
+    }
 }
 
 static inline void run_open(Log* log, Option* table, int n, const RunOptions* o, const RunState* s, const Device* dev,
@@ -520,6 +551,7 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
     if (resume_step < 0) {
         run_lock(o->run);
         checkpoint_clean(o->run);
+        run_set_aside_(o);
     } else {
         run_check_data_(path_join(path, o->run, "settings.json"), table, n, train_json);
         run_cut_samples_(o, s);
@@ -538,7 +570,7 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
 // a sample made while training, to the terminal and to samples.txt
 static inline void run_show_sample(const RunOptions* o, int step, const char* text) {
     char path[PATH_BYTES];
-    FILE* file = fopen(path_join(path, o->run, "samples.txt"), "a");
+    FILE* file = fdopen(file_append(path_join(path, o->run, "samples.txt")), "a");
     if (!file) { fail_run("%s: %s", path, strerror(errno)); }
     printf("--- sample after step %d\n%s---\n", step, text);
     fprintf(file, "--- sample after step %d\n%s---\n", step, text);
@@ -551,6 +583,19 @@ static inline json_t* run_checkpoint_json_(const RunOptions* o, int step) {
     const int exists =
         step >= 0 && path_exists(path_join(manifest, checkpoint_folder(folder, o->run, step), "manifest.json"));
     return exists ? json_string(folder) : json_null();
+}
+
+// the newest checkpoint whose last update was finite, -1 when there is none
+static inline int run_newest_finite(const RunOptions* o) {
+    int step = checkpoint_newest(o->run, -1);
+    for (; step >= 0; step = checkpoint_newest(o->run, step)) {
+        char path[PATH_BYTES];
+        json_t* manifest = json_read(checkpoint_path(path, o->run, step, "manifest.json"));
+        const int finite = json_integer_value(json_object_get(json_object_get(manifest, "state"), "skips")) == 0;
+        json_decref(manifest);
+        if (finite) { break; }
+    }
+    return step;
 }
 
 // summary.json at the end of a run, for programs that start many. best: of the validations, null without one; its
@@ -582,6 +627,7 @@ static inline void box_checkpoints(const RunOptions* o, const RunState* s, doubl
     if (o->resume) { box_row("resumed", "after step %d", s->step); }
     const double n_left = o->steps > 0 ? fmax(0.0, (double)o->steps - s->step) : 1.0;  // 0: a dry run without data
     double n_saved = o->save_every > 0 ? ceil(n_left / o->save_every) : fmin(1.0, n_left);
+    if (o->save_minutes > 0.0f) { n_saved = n_left; }
     double n_forever = o->keep_every > 0 && o->save_every > 0 ? floor(n_left / o->keep_every) : 0.0;
     double n_kept = fmin(n_saved, o->keep + 2.0 + n_forever);  // the newest, the best, and the one that is being
                                                                // written
@@ -595,7 +641,7 @@ static inline void box_checkpoints(const RunOptions* o, const RunState* s, doubl
 
 // ---- stopping ----
 
-// set by SIGTERM, SIGINT or SIGUSR1: the step is finished, a checkpoint saved; a second signal ends the process at once
+// set by SIGTERM, SIGINT, SIGUSR1 or SIGHUP: the step is finished, a checkpoint saved; a second signal ends the process at once
 static inline volatile sig_atomic_t* stop_flag(void) {
     static volatile sig_atomic_t requested;  // state of the process, as its signal handlers are
     return &requested;
@@ -607,11 +653,13 @@ static inline void stop_handler_(int signal_number) {
     signal(SIGTERM, SIG_DFL);
     signal(SIGINT, SIG_DFL);
     signal(SIGUSR1, SIG_DFL);
+    signal(SIGHUP, SIG_IGN);  // of a terminal that is gone come several
 }
 
 static inline void stop_on_signals(void) {
     signal(SIGTERM, stop_handler_);
     signal(SIGINT, stop_handler_);
     signal(SIGUSR1, stop_handler_);  // Slurm's warning before the time is up
+    if (signal(SIGHUP, stop_handler_) == SIG_IGN) { signal(SIGHUP, SIG_IGN); }  // nohup's wish
 }
 #endif  // LLMC_RUN_H

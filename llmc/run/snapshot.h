@@ -5,6 +5,7 @@ Saving without stopping: the state of a run as it was after one step, written wh
                      host in any case
     snapshot_newest  the step of the newest checkpoint that is whole; asked at every step, it ends a run whose writer
                      has failed
+    snapshot_seconds how long the last one took to write, 0 before the first
     snapshot_print   at the end of a run: how many were saved, how fast, how long training waited
 Training waits for the copy, and for the writer before if that is still at work; the rest of a save costs it nothing but
 the memory of the copy, on the host: parameters and both moments once more.
@@ -29,7 +30,7 @@ typedef struct {
     void* run;
     Background writer;
     int n_saved;               // written by the writer, read by anybody: atomic
-    int saved_step;            // of the last one, likewise
+    int saved_step, saved_ms;  // of the last one, likewise
     double seconds_writing, seconds_fastest;  // in all; of the fastest
     int n_waits;
     // training stood still so long, in n_waits saves; the last, when training is over, is none of them
@@ -78,6 +79,7 @@ static inline void snapshot_write_(void* snapshot) {
     double seconds = seconds_now(CLOCK_MONOTONIC) - start;
     s->seconds_writing += seconds;
     s->seconds_fastest = s->n_saved == 0 || seconds < s->seconds_fastest ? seconds : s->seconds_fastest;
+    __atomic_store_n(&s->saved_ms, (int)(1000.0 * seconds), __ATOMIC_RELAXED);
     __atomic_store_n(&s->saved_step, s->state.step, __ATOMIC_RELAXED);
     __atomic_fetch_add(&s->n_saved, 1, __ATOMIC_RELEASE);
 }
@@ -87,6 +89,10 @@ static inline int snapshot_newest(const Snapshot* s, int before) {
     fail_check();
     return __atomic_load_n(&s->n_saved, __ATOMIC_ACQUIRE) > 0 ? __atomic_load_n(&s->saved_step, __ATOMIC_RELAXED)
                                                               : before;
+}
+
+static inline double snapshot_seconds(const Snapshot* s) {
+    return 1e-3 * (double)__atomic_load_n(&s->saved_ms, __ATOMIC_RELAXED);
 }
 
 // One at a time: the writer before comes to its end first. arenas: whole floats or words of 4 bytes, of the same sizes

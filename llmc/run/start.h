@@ -14,7 +14,6 @@ computed or written.
 #include "tasks.h"           // task_open_generator
 #include "train.h"           // train_row
 #include "trainer.h"         // Run
-#include <fnmatch.h>
 #include <limits.h>
 
 // a mistake of ours: a trainer that leaves out what every run needs
@@ -36,7 +35,9 @@ static inline void start_parse_(Run* r, int argc, char** argv) {
     options_parse(r->table, r->n_options, argc, argv, t->about);
     r->place = rank_place(run_is_typed(r, "rank") ? r->o.rank : "");
     r->comm = ranks_open(&r->place, &r->o);
-    r->state = r->o.resume ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
+    const int goes_on = r->o.resume || (r->o.go_on && ranks_goes_on(r->comm, &r->o));
+    r->state = goes_on ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
+    if (goes_on) { options_set(r->table, r->n_options, "resume", "1"); }
     if (t->parsed) { t->parsed(r); }
 }
 
@@ -77,23 +78,6 @@ static inline int start_is_typed_(const Run* r, const char* name) {
     return options_have(r->table, r->n_options, name) && run_is_typed(r, name);
 }
 
-// does a file of this name lie in the folder, at any depth? Its own folder exists
-static inline int start_lies_in_(const char* path, const char* folder) {
-    char parent[PATH_BYTES], inner[PATH_MAX], outer[PATH_MAX];
-    if (!realpath(path_parent(parent, path), inner) || !realpath(folder, outer)) { return 0; }
-    const size_t n = strlen(outer);
-    return strncmp(inner, outer, n) == 0 && (inner[n] == '/' || inner[n] == '\0' || strcmp(outer, "/") == 0);
-}
-
-// an output that exists is what `input` names, matches, or lies in it
-static inline int start_overwrites_(const char* output, const char* input) {
-    struct stat out, in;
-    if (stat(output, &out) != 0 || !*input) { return 0; }
-    if (stat(input, &in) != 0) { return fnmatch(input, output, FNM_PATHNAME) == 0; }
-    if (out.st_dev == in.st_dev && out.st_ino == in.st_ino) { return 1; }
-    return S_ISDIR(in.st_mode) && start_lies_in_(output, input);
-}
-
 static inline int start_is_one_of_(const char* name, const char* const* names) {
     for (; *names; names++) {
         if (strcmp(name, *names) == 0) { return 1; }
@@ -115,7 +99,7 @@ static inline void start_check_outputs_(const Run* r) {
                            "is the name of another output: give each one of its own");
         }
         if (strcmp(outputs[i], "export-hf") == 0) { continue; }  // a folder: hf_export_check looks into it
-        if (*r->o.run && start_lies_in_(output, r->o.run)) {
+        if (*r->o.run && path_lies_in(output, r->o.run)) {
             options_fail(outputs[i], "%s lies in --run %s, whose files are the run's: give another folder", output,
                          r->o.run);
         }
@@ -123,7 +107,7 @@ static inline void start_check_outputs_(const Run* r) {
             const Option* row = &r->table[k];
             const int is_input = row->type == OPTION_TEXT && start_is_one_of_(row->takes, paths) &&
                                  !start_is_one_of_(row->name, written);
-            if (!is_input || !start_overwrites_(output, *(const char**)row->value)) { continue; }
+            if (!is_input || !path_overwrites(output, *(const char**)row->value)) { continue; }
             options_fail(outputs[i], "%s is what --%s reads: give another name", output, row->name);
         }
     }
@@ -233,7 +217,7 @@ static inline double start_box_memory_(const Run* r) {
     const double saving = trains ? (double)tensors_turning_bytes(m->table, m->n_table) : 0.0;
     const double more = t->more_bytes ? t->more_bytes(r) : 0.0, process = 12e6;  // found: the program and its libraries
     const double rest = text + verify + saving + more + process + (trains && DEVICE_IS_SHARED != 0 ? rows : 0.0);
-    const int copies = DEVICE_IS_SHARED != 0 && trains && o->save_every > 0 && run_saves_beside(r);
+    const int copies = DEVICE_IS_SHARED != 0 && trains && run_saves_beside(r);
     double kept = 0.0;
     const int* frozen = trains ? m->frozen : NULL;  // a probe asks for every gradient
     double gradients = backward ? ranks_box(r->comm, m->table, m->n_table, frozen, r->n_leaves, o->zero, &kept) : 0.0;

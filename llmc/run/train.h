@@ -87,9 +87,13 @@ static inline void train_fail_(Run* r, const Step* s) {
     char name[NAME_BYTES];
     const char* bad = dp_first_bad(s->dp, name, sizeof name, s->grads, &r->dev);
     if (r->comm->rank > 0) { comm_barrier(r->comm, HERE); }  // rank 0 says it
+    background_wait(&r->snapshot.writer);
+    const int finite = run_newest_finite(&r->o);
+    char folder[PATH_BYTES], before[PATH_BYTES + 32] = "";
+    if (finite >= 0) { snprintf(before, sizeof before, ", --from %s", checkpoint_folder(folder, r->o.run, finite)); }
     fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): "
-             "try a smaller --lr or --clip",
-             r->state.step, r->state.skips, (double)s->loss, (double)s->norm, bad);
+             "try a smaller --lr or --clip%s",
+             r->state.step, r->state.skips, (double)s->loss, (double)s->norm, bad, before);
 }
 
 static inline void train_step(Run* r) {
@@ -113,24 +117,35 @@ static inline void train_step(Run* r) {
     if (s->skips > o->max_skips) { train_fail_(r, &step); }
 }
 
+// is the newest checkpoint, or the start, as long ago as --save-minutes says?
+static inline int train_save_is_due_(const Run* r, double since) {
+    const double waited = seconds_now(CLOCK_MONOTONIC) - since, write = snapshot_seconds(&r->snapshot);
+    return r->o.save_minutes > 0.0f && waited >= fmax(60.0 * (double)r->o.save_minutes, 20.0 * write);
+}
+
 // evaluate, sample, save, step, until --steps, a signal or --early-stop
 static inline void train(Run* r) {
     const RunOptions* o = &r->o;
     RunState* s = &r->state;
     const int saved = o->resume ? s->step : -1, first = s->step;
+    double since = seconds_now(CLOCK_MONOTONIC);
     int stop;
     ranks_print_cost(r->comm, 0);
     stop_on_signals();
     for (;;) {
-        stop = ranks_stop(r->comm, o, s->step, snapshot_newest(&r->snapshot, saved));
+        int due_by_time = train_save_is_due_(r, since);
+        ranks_agree(r->comm, o, s->step, snapshot_newest(&r->snapshot, saved), &stop, &due_by_time);
         int last = stop || s->step >= o->steps, unsaved = s->step > saved || s->interrupted, due = !stop && unsaved;
         if (due && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { task_evaluate(r, 1); }
         if (o->early_stop > 0 && s->evals_since_best >= o->early_stop) { last = 1; }
         int samples = due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last);
         if (samples && r->comm->rank == 0) { generate_sample(&r->generator, s); }
         s->interrupted = stop;
-        int save = last || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
-        if (unsaved && save) { save_checkpoint(r, last); }
+        int save = last || due_by_time || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
+        if (unsaved && save) {
+            save_checkpoint(r, last);
+            since = seconds_now(CLOCK_MONOTONIC);
+        }
         if (last) { break; }
         train_step(r);
     }

@@ -1,0 +1,176 @@
+#!/usr/bin/env bash
+# What others can do to a run, short of being root: names, links and folders put where it reads and writes, descriptors
+# closed, signals, kills. It must end soon, say why, lose nothing, and leave alone what is not its own.
+#     dev/attacks.sh                 about half a minute after the builds
+. "$(dirname "$0")/promises.sh"
+need_build trainer "" train_gpt2
+tokenize=$(build "" tools/tokenize) || exit 1
+work=$(mktemp -d)
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
+cd "$work" || exit 1
+head -c 20000 "$root/README.md" >text.txt
+cat >tiny.json <<'END'
+{"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 257}
+END
+start=(--config tiny.json --train text.txt --seq-len 16 --batch-size 2 --eval-every 0 --threads 1 --save-minutes 0)
+
+run() {  # SECONDS OPTION...: into out and err; status is kept
+    timeout "$1" "$trainer" "${@:2}" >out 2>err </dev/null
+    status=$?
+}
+
+fresh() {  # a run of four steps in `run`, with checkpoints at 2 and 4, and a file of somebody else's
+    rm -rf run elsewhere && mkdir elsewhere
+    echo mine >elsewhere/victim
+    run 60 "${start[@]}" --steps 4 --save-every 2 --run run
+    [ $status = 0 ] || { echo "FAIL  no run to attack: $(<err)"; exit 1; }
+}
+
+untouched() { [ "$(cat elsewhere/victim)" = mine ]; }
+
+went_on() {  # after resuming to STEP
+    [ $status = 0 ] && [ -e "run/step_$1/manifest.json" ] && grep -q "done after step $((10#$1))" out
+}
+
+steps() { grep -c '"lr": [0-9]' "$1/metrics.jsonl" 2>/dev/null || echo 0; }
+
+begin() {  # OPTION...: in the background, until its third step; $! is its process
+    "$trainer" "$@" >out 2>err </dev/null &
+    for _ in $(seq 400); do
+        [ "$(steps run)" -lt 3 ] || return 0
+        sleep 0.05
+    done
+}
+
+# ---- names ----
+fresh
+mkdir run/step_20 run/step_7777 && cp run/step_000004/* run/step_20/ && : >run/step_7777/manifest.json
+run 30 --resume --run run --steps 6
+check "folders named step_20 and step_7777 are nobody's checkpoints" went_on 000006
+check "and stay" test -e run/step_20/model.safetensors -a -e run/step_7777/manifest.json
+
+# ---- links ----
+fresh
+mkdir elsewhere/folder && echo '{}' >elsewhere/folder/model.safetensors
+ln -s ../elsewhere/folder run/step_000007.tmp
+run 30 --resume --run run --steps 6
+check "a link in the place of a temporary folder: the run goes on" went_on 000006
+check "the link is gone, what it led to is not" test ! -L run/step_000007.tmp -a -e elsewhere/folder/model.safetensors
+
+fresh
+mkdir elsewhere/folder && echo '{}' >elsewhere/folder/config.json
+ln -s ../elsewhere/folder run/step_000006.tmp
+run 30 --resume --run run --steps 6
+check "a link under the name that the next checkpoint is written by: the run goes on" went_on 000006
+check "nothing is written through it" test "$(ls elsewhere/folder)" = config.json
+
+fresh
+mv run/step_000002 elsewhere/ && ln -s ../elsewhere/step_000002 run/step_000002
+run 30 --resume --run run --steps 8 --save-every 2
+check "a checkpoint moved elsewhere, with a link: the run goes on" went_on 000008
+check "what was moved is not pruned" test -e elsewhere/step_000002/model.safetensors
+
+fresh
+rm run/.lock && ln -s ../elsewhere/victim run/.lock
+run 30 --resume --run run --steps 6
+check "a link in the place of .lock is refused" test $status = 2
+check "and not written through" untouched
+
+for name in metrics.jsonl.tmp settings.json.tmp summary.json.tmp samples.txt; do
+    fresh
+    rm -f "run/$name" && ln -s ../elsewhere/victim "run/$name"
+    run 30 --resume --run run --steps 6 --sample-every 6 --max-new-tokens 4
+    check "a link in the place of $name is not written through" untouched
+    check "and the run ends with the reason" test $status = 1 -a "$(grep -c "$name: .*symbolic link" err)" = 1
+    rm "run/$name" && ln elsewhere/victim "run/$name"
+    [ $name != samples.txt ] || continue
+    run 30 --resume --run run --steps 6
+    check "nor through a second name of a file; the run goes on" test $status = 0 -a "$(cat elsewhere/victim)" = mine
+done
+
+fresh
+ln -s elsewhere/victim model.bin.tmp
+run 30 --from run --export-bin model.bin
+check "a link in the place of --export-bin's temporary file is not written through" untouched
+rm -f model.bin model.bin.tmp
+
+fresh
+echo note >run/step_000002/notes.json
+run 30 --resume --run run --steps 8 --save-every 2
+check "a user's file in a checkpoint that is pruned stays" test "$(cat run/step_000002/notes.json)" = note
+check "but the checkpoint goes" test ! -e run/step_000002/model.safetensors
+
+# ---- folders that change under a run ----
+for deed in removed replaced; do
+    rm -rf run moved
+    begin "${start[@]}" --steps 100000000 --save-every 2000 --run run
+    pid=$!
+    mv run moved
+    [ $deed = removed ] || { mkdir run && echo other >run/.lock; }
+    timeout 60 tail --pid=$pid -f /dev/null
+    wait $pid
+    status=$?
+    check "the folder is $deed while a run writes to it: status 1, and the reason" \
+        test $status = 1 -a "$(grep -c 'this folder was \(removed or renamed\|replaced\)' err)" = 1
+    check "and nothing is written to what stands there now" test "$(ls run 2>/dev/null | wc -l)" = 0
+    rm -rf moved
+done
+
+# ---- losses that are not finite ----
+fresh
+run 60 --resume --run run --steps 300 --lr 10 --clip 0 --save-every 1 --keep 1 --max-skips 3
+check "updates that are not finite end a run with status 1" test $status = 1
+folder=$(grep -o 'run/step_[0-9]*' err | tail -1)
+check "the message names a checkpoint of before, and it is there" test -e "$folder/manifest.json"
+check "whose last update was finite" grep -q '"skips": 0' "$folder/manifest.json"
+
+# ---- descriptors, signals, kills ----
+rm -rf run
+timeout 60 "$trainer" "${start[@]}" --steps 4 --run run <&- >&- 2>&-
+check "started without standard input, output and error: it trains" test $? = 0
+check "and its records hold nothing but records" test "$(grep -vc '^{.*}$' run/metrics.jsonl)" = 0
+
+rm -rf run
+begin "${start[@]}" --steps 100000000 --run run
+pid=$!
+kill -HUP $pid
+timeout 60 tail --pid=$pid -f /dev/null
+wait $pid
+check "SIGHUP, of a terminal that is gone, saves a checkpoint" test $? = 0 -a "$(ls -d run/step_*/manifest.json | wc -l)" = 1
+
+rm -rf run
+(trap '' HUP && begin "${start[@]}" --steps 100000000 --run run && kill -HUP $! && n=$(steps run) && sleep 0.5 &&
+    [ "$(steps run)" -gt "$n" ] && kill -9 $!)
+check "but not under nohup" test $? = 0
+
+rm -rf run
+begin "${start[@]}" --steps 100000000 --run run
+kill -9 $! && wait $! 2>/dev/null
+run 60 "${start[@]}" --steps 4 --run run
+check "killed before the first checkpoint: the same command begins anew" test $status = 0 -a -e run/step_000004
+check "and the records of the first start are kept" test -s run/metrics.old.jsonl
+
+rm -rf run
+start+=(--schedule constant)  # the same learning rate, whatever --steps says
+run 60 "${start[@]}" --steps 4 --run run --continue
+check "--continue begins a run" test $status = 0 -a -e run/step_000004
+run 60 "${start[@]}" --steps 6 --run run --continue
+check "the same command goes on with it" test $status = 0 -a "$(grep -c 'resumed.*after step 4' out)" = 1
+run 60 "${start[@]}" --steps 6 --run straight
+check "to the same bits" cmp -s run/step_000006/model.safetensors straight/step_000006/model.safetensors
+echo more >>text.txt
+run 60 "${start[@]}" --steps 8 --run run --continue
+check "but not with a text that has changed since" test $status = 2 -a "$(grep -c 'training data has changed' err)" = 1
+
+rm -rf run
+begin "${start[@]}" --steps 100000000 --run run --save-minutes 0.005
+for _ in $(seq 100); do [ -e run/step_*/manifest.json ] && break; sleep 0.05; done
+kill -9 $! && wait $! 2>/dev/null
+run 60 --resume --run run --steps 1 --dry-run
+check "--save-minutes saves by time: a killed run goes on" test $status = 0
+
+# ---- outputs that are inputs ----
+cp text.txt book.txt
+timeout 20 "$tokenize" --tokenizer bytes --out book.txt book.txt >out 2>err
+check "tokenize does not write over what it reads" test $? = 2 -a "$(cmp -s text.txt book.txt; echo $?)" = 0
+finish
