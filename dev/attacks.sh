@@ -169,7 +169,20 @@ kill -9 $! && wait $! 2>/dev/null
 run 60 --resume --run run --steps 1 --dry-run
 check "--save-minutes saves by time: a killed run goes on" test $status = 0
 
-# ---- outputs that are inputs ----
+# ---- runs that begin in the same second ----
+rm -rf run runs
+for i in 1 2 3; do "$trainer" "${start[@]}" --steps 2 >out$i 2>err$i </dev/null & done
+wait
+check "three runs without a name, begun at once, have three folders" \
+    test "$(ls -d runs/*/step_000002/manifest.json | wc -l)" = 3
+
+# ---- outputs ----
+rm -rf run exported
+run 60 "${start[@]}" --steps 2 --run run --export-hf exported
+rm -rf exported
+run 60 --resume --run run --steps 4
+check "--resume writes to no folder that is not named now" test $status = 0 -a ! -e exported
+
 cp text.txt book.txt
 timeout 20 "$tokenize" --tokenizer bytes --out book.txt book.txt >out 2>err
 check "tokenize does not write over what it reads" test $? = 2 -a "$(cmp -s text.txt book.txt; echo $?)" = 0

@@ -517,13 +517,14 @@ static inline json_t* options_to_json(const Option* table, int n) {
     return settings;
 }
 
-// resume: options that were not typed take the stored values; keys without a row, another version's, are ignored
+// Resume: options that were not typed take the stored values; keys without a row, another version's, are ignored. Not
+// the texts of group "out": what a run reads beside its data, or writes outside its folder, is asked for each time
 static inline void options_from_json(Option* table, int n, const json_t* settings) {
     const char* where = "settings of the checkpoint: ";
     for (int i = 0; i < n; i++) {
         Option* o = &table[i];
         const json_t* value = json_object_get(settings, o->name);
-        if (!value || o->given == 1) { continue; }
+        if (!value || o->given == 1 || (o->type == OPTION_TEXT && strcmp(o->group, "out") == 0)) { continue; }
         char* text = json_is_string(value) ? string_copy(json_string_value(value))
                    : json_is_boolean(value) ? string_copy(json_is_true(value) ? "1" : "0")
                    : json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);

@@ -532,16 +532,25 @@ static inline void run_set_aside_(const RunOptions* o) {
     }
 }
 
+// runs/<trainer>-<date-time> for a run without a name, with -2, -3, ... where others began in the same second
+static inline void run_name_(Option* table, int n) {
+    char name[128];
+    const time_t now = time(NULL);
+    int used = snprintf(name, sizeof name, "runs/%.60s-", program_invocation_short_name);
+    used += (int)strftime(name + used, sizeof name - (size_t)used, "%Y%m%d-%H%M%S", localtime(&now));
+    make_folder("runs");
+    for (int k = 2; mkdir(name, 0777) != 0; k++) {
+        if (errno != EEXIST) { fail_run("%s: this folder cannot be made: %s", name, strerror(errno)); }
+        snprintf(name + used, sizeof name - (size_t)used, "-%d", k);
+    }
+    options_set(table, n, "run", name);
+}
+
 static inline void run_open(Log* log, Option* table, int n, const RunOptions* o, const RunState* s, const Device* dev,
                             int n_ranks, const TokenData* train, const TokenData* val, int argc, char** argv) {
     const int resume_step = o->resume ? s->step : -1;
-    char path[PATH_BYTES], name[128];
-    time_t now = time(NULL);
-    if (!*o->run) {
-        int used = snprintf(name, sizeof name, "runs/%.60s-", program_invocation_short_name);
-        strftime(name + used, sizeof name - (size_t)used, "%Y%m%d-%H%M%S", localtime(&now));
-        options_set(table, n, "run", name);
-    }
+    char path[PATH_BYTES];
+    if (!*o->run) { run_name_(table, n); }
     if (resume_step < 0 && checkpoint_newest(o->run, -1) >= 0) {
         fail_input("%s: there are checkpoints in this folder: choose another --run, or go on with them by --resume",
                    o->run);

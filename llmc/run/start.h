@@ -73,11 +73,6 @@ static inline void start_plan_rows_(Run* r) {
     r->n_leaves = run_leaves(r->table, r->n_options, o, r->T);
 }
 
-// of an option that not every trainer has
-static inline int start_is_typed_(const Run* r, const char* name) {
-    return options_have(r->table, r->n_options, name) && run_is_typed(r, name);
-}
-
 static inline int start_is_one_of_(const char* name, const char* const* names) {
     for (; *names; names++) {
         if (strcmp(name, *names) == 0) { return 1; }
@@ -118,10 +113,6 @@ static inline void start_plan_(Run* r) {
     RunOptions* o = &r->o;
     start_plan_rows_(r);
     if (r->trainer->check) { r->trainer->check(r); }
-    if (r->o.resume && !run_is_training(r)) {  // what the run was to write in the end is not asked for now
-        r->exports_more &= start_is_typed_(r, "export-bin") | start_is_typed_(r, "embeddings-out");
-        if (!run_is_typed(r, "export-hf")) { options_set(r->table, r->n_options, "export-hf", ""); }
-    }
     if (!options_given(r->table, r->n_options, "tokenizer")) {
         data_check_tokenizer(&r->data, o, r->V, run_has_text(r));
     }
