@@ -334,7 +334,7 @@ check "--top-p 0: the text of --temperature 0" cmp greedy out
 run "${generate[@]}" --top-k 5 --top-p 0.9
 check "--top-k and --top-p together: status 0" test $status = 0
 run "${generate[@]}" --samples 3 --temperature 0
-check "--samples 3: three texts" cmp out <(cat greedy greedy greedy)
+check "--samples 3: three texts, numbered" cmp out <(for i in 1 2 3; do echo "--- sample $i of 3" && cat greedy; done)
 printf 'line 7: ' | "$trainer" "${generate[@]}" --generate - --temperature 0 >out
 check "--generate -: the prompt from standard input" cmp greedy out
 run "${generate[@]}" --max-new-tokens 200 --temperature 0

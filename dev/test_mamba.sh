@@ -501,10 +501,11 @@ text() {
     check "the likeliest text is like the book: ${one:0:30}" grep -q "^line 7.*[a-z]" <<<"$one"
     check "the same with three threads" test "$one" = "$(write --generate "line 7" --temperature 0 --threads 3)"
     check "... and with other chunks" test "$one" = "$(write --generate "line 7" --temperature 0 --scan-chunk 3)"
-    check "three likeliest texts are three times the same" test "$(write --generate "line 7" --temperature 0 --samples 3)" = "$one"$'\n'"$one"$'\n'"$one"
+    check "three likeliest texts are three times the same" \
+        test "$(write --generate "line 7" --temperature 0 --samples 3 | grep -v "^--- sample . of 3")" = "$one"$'\n'"$one"$'\n'"$one"
     write --generate "line 7" --samples 3 >three
     check "three samples are three texts, the first that of --samples 1" \
-        test "$(sort -u three | wc -l)" -ge 3 -a "$(write --generate "line 7" | head -n 1)" = "$(head -n 1 three)"
+        test "$(sort -u three | wc -l)" -ge 3 -a "$(write --generate "line 7" | head -n 1)" = "$(sed -n 2p three)"
     one=$(write --generate "line 7" --temperature 0 --max-new-tokens 300)
     for i in 125 126 128 200 280; do  # tokens of the prompt with the end of text before them: a piece has 128
         [ "$one" = "$(write --generate "${one:0:i}" --temperature 0 --max-new-tokens $((306 - i)))" ]

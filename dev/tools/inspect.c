@@ -15,7 +15,7 @@ static const char* const help =
     "Of two, the tensors of one name are compared, and config, state and options; a run stands for its newest checkpoint.\n"
     "    --stats  smallest, largest, mean and standard deviation of every tensor, and how many NaN and infinities\n"
     "    --json   one JSON object with the same content\n"
-    "Exit status: 0 sound, or equal; 1 two that differ; 2 broken, or nothing that is known.\n";
+    "Exit status: 0 sound, or equal tensors; 1 two that differ; 2 broken, or nothing that is known.\n";
 
 // ---- 1. numbers in tensors ----
 
@@ -422,9 +422,9 @@ static int inspect_two(const char* path_a, const char* path_b, int as_json) {
     open_to_compare(&a, path_a);
     open_to_compare(&b, path_b);
     compare(&c, &a, &b);
-    json_t* parts[] = {c.only_a, c.only_b, c.shapes, c.settings, c.differing};
+    json_t* parts[] = {c.only_a, c.only_b, c.shapes, c.differing, c.settings};
     int equal = 1;
-    for (int i = 0; i < 5; i++) { equal = equal && json_array_size(parts[i]) == 0; }
+    for (int i = 0; i < 4; i++) { equal = equal && json_array_size(parts[i]) == 0; }  // settings are said, no more
     if (as_json) {
         json_t* report = json_pack("{s:s, s:s, s:b, s:i, s:O, s:O, s:O, s:O, s:O}", "a", a.path, "b", b.path, "equal", equal,
                                    "in_both", c.n_both, "only_in_a", c.only_a, "only_in_b", c.only_b, "shapes", c.shapes,

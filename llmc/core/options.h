@@ -34,6 +34,13 @@ prints --help.
 #include <limits.h>
 #include <math.h>
 
+#ifndef COMMIT
+#define COMMIT "unknown"  // the Makefile passes both
+#endif
+#ifndef FLAGS
+#define FLAGS "unknown"
+#endif
+
 typedef enum { OPTION_SWITCH, OPTION_INT, OPTION_FLOAT, OPTION_TEXT, OPTION_CHOICE } OptionType;
 
 enum { MAX_OPTIONS = 128 };  // room for the rows of a trainer
@@ -302,6 +309,7 @@ static inline void options_help_(const Option* table, int n, const OptionWords* 
     }
     printf("\nhelp\n");
     options_help_row_("args", "FILE", "read options from a file: a line `name = value` for each, # begins a comment");
+    options_help_row_("version", "", "print of which commit this is, and how it was compiled");
     options_help_row_("help", "", "print this and stop");
     if (fflush(stdout) != 0) { fail_run("standard output: %s", strerror(errno)); }
 }
@@ -402,6 +410,10 @@ static inline void options_parse_words(Option* table, int n, OptionWords* words,
         const char* value = word[length] ? word + length + 1 : NULL;
         if (strcmp(word, "--help") == 0 || (strcmp(word, "-h") == 0 && options_find_(table, n, "-h", 2) < 0)) {
             if (!failure_()->silent) { options_help_(table, n, words, about); }
+            exit(0);
+        }
+        if (strcmp(word, "--version") == 0) {
+            printf("%s %s, %s\n", program_invocation_short_name, COMMIT, FLAGS);
             exit(0);
         }
         if (length == 6 && strncmp(word, "--args", 6) == 0) {

@@ -145,9 +145,10 @@ static inline void prompt_free(Prompt* p) {
     free(p->tokens);
 }
 
-// --samples texts, each with its prompt in front
+// --samples texts, each with its prompt in front; several are numbered
 static inline void generate_texts(Generator* g, uint64_t* random, const Prompt* p) {
     for (int i = 0; i < g->o->samples; i++) {
+        if (g->o->samples > 1) { printf("--- sample %d of %d\n", i + 1, g->o->samples); }
         fwrite(p->text, 1, p->n_bytes, stdout);
         generate(g, random, p->tokens, p->n, stdout);
     }

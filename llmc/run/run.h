@@ -24,13 +24,6 @@ folder.
 #include "peak.h"                 // processor_name
 #include "schedule.h"             // schedule_lr, SCHEDULE_NAMES
 
-#ifndef COMMIT
-#define COMMIT "unknown"  // the Makefile passes both
-#endif
-#ifndef FLAGS
-#define FLAGS "unknown"
-#endif
-
 // ---- options ----
 
 typedef struct {
