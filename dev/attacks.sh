@@ -32,7 +32,21 @@ went_on() {  # after resuming to STEP
     [ $status = 0 ] && [ -e "run/step_$1/manifest.json" ] && grep -q "done after step $((10#$1))" out
 }
 
-steps() { grep -c '"lr": [0-9]' "$1/metrics.jsonl" 2>/dev/null || echo 0; }
+steps() {  # RUN: how many its records have
+    local n
+    n=$(grep -c '"lr": [0-9]' "$1/metrics.jsonl" 2>/dev/null)
+    echo "${n:-0}"
+}
+
+grows() {  # RUN: does it go on?
+    local n
+    n=$(steps "$1")
+    for _ in $(seq 200); do
+        [ "$(steps "$1")" -le "$n" ] || return 0
+        sleep 0.05
+    done
+    return 1
+}
 
 begin() {  # OPTION...: in the background, until its third step; $! is its process
     "$trainer" "$@" >out 2>err </dev/null &
@@ -88,6 +102,13 @@ for name in metrics.jsonl.tmp settings.json.tmp summary.json.tmp samples.txt; do
     check "nor through a second name of a file; the run goes on" test $status = 0 -a "$(cat elsewhere/victim)" = mine
 done
 
+for name in metrics.jsonl samples.txt settings.json .lock step_000004/manifest.json step_000004/model.safetensors; do
+    fresh
+    rm -f "run/$name" && mkfifo "run/$name"
+    run 10 --resume --run run --steps 6 --sample-every 6 --max-new-tokens 4
+    check "a pipe in the place of $name does not hang the run" test $status -lt 3
+done
+
 fresh
 ln -s elsewhere/victim model.bin.tmp
 run 30 --from run --export-bin model.bin
@@ -139,8 +160,7 @@ wait $pid
 check "SIGHUP, of a terminal that is gone, saves a checkpoint" test $? = 0 -a "$(ls -d run/step_*/manifest.json | wc -l)" = 1
 
 rm -rf run
-(trap '' HUP && begin "${start[@]}" --steps 100000000 --run run && kill -HUP $! && n=$(steps run) && sleep 0.5 &&
-    [ "$(steps run)" -gt "$n" ] && kill -9 $!)
+(trap '' HUP && begin "${start[@]}" --steps 100000000 --run run && kill -HUP $! && sleep 0.2 && grows run && kill -9 $!)
 check "but not under nohup" test $? = 0
 
 rm -rf run

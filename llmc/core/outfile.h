@@ -130,7 +130,8 @@ static inline void file_publish(const char* temporary, const char* path) {
 }
 
 static inline int file_open_(const char* path, int flags) {
-    const int fd = open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW | flags, 0666);
+    // O_NONBLOCK: do not wait for a pipe's reader
+    const int fd = open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666);
     if (fd < 0 && errno == ELOOP) { fail_run("%s: expected a file, found a symbolic link: remove it", path); }
     if (fd < 0) { fail_run("%s: cannot be created: %s", path, strerror(errno)); }
     return fd;

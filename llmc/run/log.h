@@ -87,8 +87,10 @@ static inline int64_t log_step_of_(const char* line, size_t n_bytes, int* is_val
 // the records of `path` up to last_step, its validation only if `validated`, written to `out`; broken lines, left by a
 // kill or a power cut, are dropped
 static inline void log_copy_(FILE* out, const char* path, int last_step, int validated) {
+    struct stat status;
+    if (lstat(path, &status) != 0 && errno == ENOENT) { return; }  // a folder that came with its checkpoints only
+    if (!S_ISREG(status.st_mode)) { fail_input("%s: expected a file, found a link, folder, pipe or device", path); }
     FILE* old = fopen(path, "r");
-    if (!old && errno == ENOENT) { return; }  // a folder that came with its checkpoints only
     if (!old) { log_fail_(path); }
     char* line = NULL;
     size_t room = 0;
