@@ -178,7 +178,7 @@ for threads in 1 3; do
     rm -r leg
 done
 run --resume --run whole
-check "resuming a finished run does nothing, status 0" grep -qx "done after step 12, checkpoint in whole/step_000012" out
+check "resuming a finished run does nothing, status 0" grep -qx "all 12 steps are done, checkpoint in whole/step_000012; to go on, give more --steps" out
 rm -r whole
 
 # SIGTERM after the third step. Nobody reads the pipe while the signal is on its way, so the run cannot end before it comes.

@@ -137,6 +137,18 @@ static inline void start_plan_(Run* r) {
     data_plan(&r->data, o, r->T, r->V, r->classes, r->n_leaves);
 }
 
+// a run that is over has nothing left to do, unless it is to write something; several ranks find that out together
+static inline void start_check_left_(const Run* r) {
+    const int is_over = r->o.resume && run_is_training(r) && r->state.step >= r->o.steps;
+    if (!is_over) { return; }
+    char folder[PATH_BYTES];
+    printf("all %d steps are done, checkpoint in %s; to go on, give more --steps\n", r->o.steps,
+           checkpoint_folder(folder, r->o.run, r->state.step));
+    if (r->comm->size == 1 && !*r->o.export_hf && !r->exports_more && !r->o.dry_run) {
+        exit(fflush(stdout) == 0 ? 0 : 1);
+    }
+}
+
 static inline void start_open(Run* r, int argc, char** argv) {
     start_parse_(r, argc, argv);
     save_find_model(r);
@@ -147,6 +159,7 @@ static inline void start_open(Run* r, int argc, char** argv) {
     start_freeze_(r);
     start_plan_(r);
     ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->data.train, &r->data.val);
+    start_check_left_(r);
 }
 
 // micro-batches that threads make ahead (--prefetch-buffer), and that stay: a GPU may fetch those of a whole update
