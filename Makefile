@@ -93,7 +93,7 @@ tools: $(TOOLS:%=dev/tools/%)
 $(TOOLS:%=dev/tools/%): dev/tools/%: $(BUILD)/tools/%
 	@cmp -s $< $@ || cp -f $< $@
 
-$(BUILD)/tools/%: dev/tools/%.c
+$(BUILD)/tools/%: dev/tools/%.c $(COMMIT_FILE)
 	$(FRESH)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 

@@ -87,7 +87,7 @@ check "what was moved is not pruned" test -e elsewhere/step_000002/model.safeten
 fresh
 rm run/.lock && ln -s ../elsewhere/victim run/.lock
 run 30 --resume --run run --steps 6
-check "a link in the place of .lock is refused" test $status = 2
+check "a link in the place of .lock is refused" test $status = 1
 check "and not written through" untouched
 
 for name in metrics.jsonl.tmp settings.json.tmp summary.json.tmp samples.txt; do
@@ -97,10 +97,14 @@ for name in metrics.jsonl.tmp settings.json.tmp summary.json.tmp samples.txt; do
     check "a link in the place of $name is not written through" untouched
     check "and the run ends with the reason" test $status = 1 -a "$(grep -c "$name: .*symbolic link" err)" = 1
     rm "run/$name" && ln elsewhere/victim "run/$name"
-    [ $name != samples.txt ] || continue
-    run 30 --resume --run run --steps 6
-    check "nor through a second name of a file; the run goes on" test $status = 0 -a "$(cat elsewhere/victim)" = mine
+    run 30 --resume --run run --steps 6 --sample-every 6 --max-new-tokens 4
+    check "nor through a second name of a file" untouched
 done
+
+fresh
+rm run/.lock && ln elsewhere/victim run/.lock
+run 30 --resume --run run --steps 6
+check "a hard link in the place of .lock is refused, and not written through" test $status = 1 -a "$(cat elsewhere/victim)" = mine
 
 for name in metrics.jsonl samples.txt settings.json .lock step_000004/manifest.json step_000004/model.safetensors; do
     fresh
@@ -137,6 +141,14 @@ for deed in removed replaced; do
     rm -rf moved
 done
 
+rm -rf run
+begin "${start[@]}" --steps 100000000 --save-every 2000 --run run
+rm run/.lock
+for _ in $(seq 400); do [ "$(ls -d run/step_* 2>/dev/null | wc -l)" -lt 1 ] || break; sleep 0.05; done
+check "a .lock that somebody has tidied away is taken anew" test -e run/.lock -a "$(grep -c 'locked anew' err)" = 1
+kill -TERM $! && wait $!
+check "and the run goes on to its end" test $? = 0
+
 # ---- losses that are not finite ----
 fresh
 run 60 --resume --run run --steps 300 --lr 10 --clip 0 --save-every 1 --keep 1 --max-skips 3
@@ -168,7 +180,7 @@ begin "${start[@]}" --steps 100000000 --run run
 kill -9 $! && wait $! 2>/dev/null
 run 60 "${start[@]}" --steps 4 --run run
 check "killed before the first checkpoint: the same command begins anew" test $status = 0 -a -e run/step_000004
-check "and the records of the first start are kept" test -s run/metrics.old.jsonl
+check "and the records of the first start are kept" test -s run/metrics.old-1.jsonl
 
 rm -rf run
 start+=(--schedule constant)  # the same learning rate, whatever --steps says
@@ -178,6 +190,17 @@ run 60 "${start[@]}" --steps 6 --run run --continue
 check "the same command goes on with it" test $status = 0 -a "$(grep -c 'resumed.*after step 4' out)" = 1
 run 60 "${start[@]}" --steps 6 --run straight
 check "to the same bits" cmp -s run/step_000006/model.safetensors straight/step_000006/model.safetensors
+run 60 --resume --continue --run run
+check "--resume and --continue together are refused" test $status = 2
+
+# its only checkpoint is one that was being replaced when the process was killed, without RENAME_EXCHANGE
+rm -rf run/step_000006 && mv run/step_000004 run/step_000004.old
+run 60 "${start[@]}" --steps 6 --run run --continue
+check "--continue finds the checkpoint that a kill left aside" test $status = 0 -a "$(grep -c 'resumed.*after step 4' out)" = 1
+mv run/step_000006 run/step_000006.old && rm -rf run/step_000004
+run 60 "${start[@]}" --steps 6 --run run
+check "and a start refuses to begin beside it" test $status = 2
+
 echo more >>text.txt
 run 60 "${start[@]}" --steps 8 --run run --continue
 check "but not with a text that has changed since" test $status = 2 -a "$(grep -c 'training data has changed' err)" = 1

@@ -94,7 +94,7 @@ mutation "gemm: each k block starts at 0 and is added later" test_matmul gemm ge
 mutation "gemm: a later k block of a panel forgets the earlier ones" test_matmul "gemm blocks" gemm.h \
     'k > 0 \? out : start, k > 0 \? out_stride : start_stride, a_packed' 'start, start_stride, a_packed'
 mutation "gemm: k descends" test_matmul "gemm shapes" gemm.h:gemm_vectors_ \
-    'vfloat bk' 'const int last = 2 * (left + k - gemm_min_(left, GEMM_LINE_K)) - K - 1; vfloat bk' \
+    'vfloat bk' 'const int last = 2 * (left + k - gemm_min_(left, GEMM_PREFETCH_K)) - K - 1; vfloat bk' \
     'v_load\(b \+ v' 'v_load(b + last * TILE_N + v' 'v_fill\(a\[m\]\)' 'v_fill(a[m + last * TILE_M])'
 mutation "gemm: a rim tile leaves out its last vector" test_matmul "gemm shapes" gemm.h:gemm_tile_ \
     '2 \* VLANES\)' '3 * VLANES)'

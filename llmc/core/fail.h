@@ -3,7 +3,7 @@ How a program of this project stops: one clear line on stderr, then an exit stat
     fail_input  status 2: what the user gave is wrong (option, file, data); nothing was changed
     fail_run    status 1: the run could not go on (disk, memory, non-finite numbers, lost rank)
     warn_line   the same line, and the program goes on
-    standard_files_open   the first line of a main
+    standard_files_open   descriptors 0, 1 and 2 are open: called before any file is
 A message says what, where, expected, found and, where there is one, the remedy; no newline, no "Error:" in front.
     train_gpt2: --batch-size: expected an integer 1..65536, found "4x"
 `assert` stays for our own mistakes; anything a user typed or a file contained comes here.

@@ -413,7 +413,8 @@ static inline void options_parse_words(Option* table, int n, OptionWords* words,
             exit(0);
         }
         if (strcmp(word, "--version") == 0) {
-            printf("%s %s, %s\n", program_invocation_short_name, COMMIT, FLAGS);
+            if (!failure_()->silent) { printf("%s %s, %s\n", program_invocation_short_name, COMMIT, FLAGS); }
+            if (fflush(stdout) != 0) { fail_run("standard output: %s", strerror(errno)); }
             exit(0);
         }
         if (length == 6 && strncmp(word, "--args", 6) == 0) {

@@ -9,7 +9,7 @@ it reads.
     outfile_close    flush, fsync, close; returns name, size and XXH3 (64 bits) of what was written
     make_folder, path_sync, parent_sync   folders and names that survive a power cut
     temporary_path, file_publish          a file that is whole before it has its name
-    file_create, file_append   descriptors of files in a run, that no link leads elsewhere
+    file_open, file_create, file_append   descriptors of files in a run, that no link leads elsewhere
     disk_free        bytes that a disk can still take
 A failed fsync is not tried again: the kernel may have dropped the pages, and a second call would say that all is well.
 Cost:   one copy for pieces below 1 MiB, none above; XXH3 at about 10 GB/s.
@@ -79,7 +79,7 @@ static inline void outfile_check(const char* option, const char* path) {
 
 // what a file holds, or the names in a folder, survives a power cut
 static inline void path_sync(const char* path) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // O_NONBLOCK: do not wait for a pipe's writer
     if (fd < 0 || fsync(fd) != 0) { fail_run("%s: cannot be made durable (fsync): %s", path, strerror(errno)); }
     close(fd);
 }
@@ -129,25 +129,31 @@ static inline void file_publish(const char* temporary, const char* path) {
     parent_sync(path);
 }
 
-static inline int file_open_(const char* path, int flags) {
-    // O_NONBLOCK: do not wait for a pipe's reader
-    const int fd = open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666);
+// A descriptor of a file that nobody else has under another name: links lead elsewhere and are refused. O_NONBLOCK: not
+// to wait for a pipe's reader
+static inline int file_open(const char* path, int flags) {
+    struct stat status;
+    const int fd = open(path, O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666);
     if (fd < 0 && errno == ELOOP) { fail_run("%s: expected a file, found a symbolic link: remove it", path); }
     if (fd < 0) { fail_run("%s: cannot be created: %s", path, strerror(errno)); }
+    if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink > 1) {
+        fail_run("%s: expected a file with one name, found %d (hard links): put a copy in its place", path,
+                 (int)status.st_nlink);
+    }
     return fd;
 }
 
-// A new file in the place of an old one, whose other names keep what it held. Symbolic links are refused, for they lead
-// elsewhere; a device or pipe stays what it is and is written to
+// a new file in the place of an old one, whose other names keep what it held; a device stays what it is and is written
+// to
 static inline int file_create(const char* path) {
     struct stat status;
     const int there = lstat(path, &status) == 0, replaces = there && S_ISREG(status.st_mode);
     if (replaces && unlink(path) != 0) { fail_run("%s: cannot be replaced: %s", path, strerror(errno)); }
-    return file_open_(path, there && !replaces ? 0 : O_CREAT | O_EXCL);
+    return file_open(path, O_WRONLY | (there && !replaces ? 0 : O_CREAT | O_EXCL));
 }
 
 // the same file, to go on at its end
-static inline int file_append(const char* path) { return file_open_(path, O_CREAT | O_APPEND); }
+static inline int file_append(const char* path) { return file_open(path, O_WRONLY | O_CREAT | O_APPEND); }
 
 // what a written file is known by
 typedef struct {

@@ -437,22 +437,20 @@ static inline void checkpoint_publish(const char* temporary, const char* folder)
 
 // ---- one writer ----
 
-// the locked file; a state of the process: the lock goes with it
-static inline int* run_lock_descriptor_(void) {
-    static int descriptor = -1;
-    return &descriptor;
+// the locked file and its folder; a state of the process: the lock goes with it
+typedef struct {
+    int held;
+    struct stat file, folder;
+} RunLock;
+
+static inline RunLock* run_lock_held_(void) {
+    static RunLock lock;
+    return &lock;
 }
 
-// Is the folder still the one that was locked? Else another run may stand at its name by now, and nothing of this one
-// may be written to it
-static inline void run_check_lock(const char* run) {
-    char path[PATH_BYTES];
-    struct stat held, found;
-    if (fstat(*run_lock_descriptor_(), &held) != 0) { return; }
-    const int there = lstat(path_join(path, run, ".lock"), &found) == 0;
-    if (there && held.st_dev == found.st_dev && held.st_ino == found.st_ino) { return; }
-    fail_run("%s: this folder was %s while the run was writing to it: nothing more is written", run,
-             there ? "replaced" : "removed or renamed");
+static inline int is_same_file_(const char* path, const struct stat* held) {
+    struct stat found;
+    return stat(path, &found) == 0 && found.st_dev == held->st_dev && found.st_ino == held->st_ino;
 }
 
 // Refuses a run to which another process writes. The lock is the kernel's and goes with the process, however that ends;
@@ -461,10 +459,12 @@ static inline void run_check_lock(const char* run) {
 static inline void run_lock(const char* run) {
     char path[PATH_BYTES], pid[32] = "";
     const struct timespec pause = {0, 50000000};
-    int fd = open(path_join(path, run, ".lock"), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-    if (fd < 0 && errno == ELOOP) { fail_input("%s: expected a file of a run, found a symbolic link", path); }
-    if (fd < 0) { fail_run("%s: cannot be created: %s", path, strerror(errno)); }
-    *run_lock_descriptor_() = fd;
+    RunLock* lock = run_lock_held_();
+    path_join(path, run, ".lock");
+    if (lock->held && is_same_file_(path, &lock->file)) { return; }
+    int fd = file_open(path, O_RDWR | O_CREAT);
+    if (fstat(fd, &lock->file) != 0 || stat(run, &lock->folder) != 0) { fail_run("%s: %s", path, strerror(errno)); }
+    lock->held = 1;  // fd is open as long as the process lives
     int locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
     for (int i = 0; i < 20 && !locked && errno == EWOULDBLOCK; i++) {
         nanosleep(&pause, NULL);
@@ -482,5 +482,20 @@ static inline void run_lock(const char* run) {
     }
     int written = ftruncate(fd, 0) == 0 && dprintf(fd, "%d\n", (int)getpid()) > 0;
     if (!written) { warn_line("%s: cannot be written: %s", path, strerror(errno)); }
+}
+
+// Asked before each save. Another folder may stand at the name of the locked one by now: nothing of this run may be
+// written to it. A lock that somebody has tidied away is taken anew
+static inline void run_check_lock(const char* run) {
+    char path[PATH_BYTES];
+    const RunLock* lock = run_lock_held_();
+    if (!lock->held) { return; }
+    if (!is_same_file_(run, &lock->folder)) {
+        fail_run("%s: this folder was %s while the run was writing to it: nothing more is written", run,
+                 path_exists(run) ? "replaced" : "removed or renamed");
+    }
+    if (is_same_file_(path_join(path, run, ".lock"), &lock->file)) { return; }
+    warn_line("%s: was removed or replaced while the run was writing: locked anew", path);
+    run_lock(run);
 }
 #endif  // LLMC_CHECKPOINT_H

@@ -9,8 +9,9 @@ Cost:   2*M*N*K flops. In C: blocks of a and panels of b are copied into the ord
         ("packed"), and a tile of outputs stays in registers while k runs: TILE_M * TILE_N chains side by side hide the
         latency of an addition, and lanes hold different n. A long k is cut into blocks; the next block goes on from the
         stored tile. Threads share a's packed block and take panels of b one by one; they meet twice per block, however
-        long N is. While a thread multiplies, the part of b that it will pack next comes from memory. On a GPU: a block of threads computes a tile, sharing what it reads; each thread keeps 4 x 4 sums in
-        registers, on the CUDA cores. gemm_cublas.h is what fast builds use where it can.
+        long N is. While a thread multiplies, the part of b that it will pack next comes from memory. On a GPU: a block
+        of threads computes a tile, sharing what it reads; each thread keeps 4 x 4 sums in registers, on the CUDA
+        cores. gemm_cublas.h is what fast builds use where it can.
 Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; only their k loop is kept in
         order. Measured: dev/bench/gemm.c. Slower and faster kernels: dev/cuda/matmul.cu
 */
@@ -39,7 +40,7 @@ enum {
     TILE_V = VLANES == 16 ? 3 : 2,
     TILE_N = TILE_V * VLANES,
     GEMM_LINE = 16,          // floats of a cache line...
-    GEMM_LINE_K = 8,         // ...of which one is asked for ahead of time in so many steps of k
+    GEMM_PREFETCH_K = 8,         // ...of which one is asked for ahead of time in so many steps of k
     GEMM_K = 768,            // longest k block of a panel of b (k, TILE_N), which should stay in the second cache
     GEMM_LONG_K = 4096,      // k block of a, packed for all threads together...
     GEMM_A_FLOATS = 1 << 21, // ...with as many rows as make this many floats
@@ -87,16 +88,15 @@ typedef struct {
     int n_rows;      // that are left
     int length, at;  // floats of a row, and which of them is next
     int n_lines;     // at a time; 0: nothing comes
-} ReadAhead;
+} PanelPrefetch;
 
-static inline void gemm_ask_(ReadAhead* p) {
+static inline void gemm_prefetch_(PanelPrefetch* p) {
     for (int i = 0; i < p->n_lines && p->n_rows > 0; i++) {
         __builtin_prefetch(p->row + p->at, 0, 2);  // to be read; into the second cache
         p->at += GEMM_LINE;
         if (p->at >= p->length) {
             p->at = 0;
-            p->row += p->row_stride;
-            p->n_rows--;
+            if (--p->n_rows > 0) { p->row += p->row_stride; }
         }
     }
 }
@@ -106,14 +106,14 @@ static inline void gemm_ask_(ReadAhead* p) {
 // the first V vectors of each row of a tile
 static inline __attribute__((always_inline)) void gemm_vectors_(float* out, size_t out_stride, const float* start,
                                                                 size_t start_stride, const float* a, const float* b,
-                                                                int V, int K, ReadAhead* next) {
+                                                                int V, int K, PanelPrefetch* next) {
     vfloat sum[TILE_M][TILE_V];
     for (int m = 0; m < TILE_M; m++) {
         for (int v = 0; v < V; v++) { sum[m][v] = v_load(start + m * start_stride + v * VLANES); }
     }
-    for (int left = K; left > 0; left -= GEMM_LINE_K) {
-        if (next) { gemm_ask_(next); }
-        for (int k = gemm_min_(left, GEMM_LINE_K); k > 0; k--) {
+    for (int left = K; left > 0; left -= GEMM_PREFETCH_K) {
+        if (next) { gemm_prefetch_(next); }
+        for (int k = gemm_min_(left, GEMM_PREFETCH_K); k > 0; k--) {
             vfloat bk[TILE_V];
             for (int v = 0; v < V; v++) { bk[v] = v_load(b + v * VLANES); }
             #pragma GCC unroll 8
@@ -133,7 +133,7 @@ static inline __attribute__((always_inline)) void gemm_vectors_(float* out, size
 
 // N columns of a tile. The compiler makes a loop of its own for each number of vectors
 static inline void gemm_tile_(float* out, size_t out_stride, const float* start, size_t start_stride, const float* a,
-                              const float* b, int N, int K, ReadAhead* next) {
+                              const float* b, int N, int K, PanelPrefetch* next) {
     if (N > 2 * VLANES) {
         gemm_vectors_(out, out_stride, start, start_stride, a, b, TILE_V, K, next);
     } else if (N > VLANES) {
@@ -146,7 +146,7 @@ static inline void gemm_tile_(float* out, size_t out_stride, const float* start,
 // a tile at the rim has fewer than TILE_M rows or ends inside a vector: it is computed whole in a buffer, the valid
 // part copied
 static inline void gemm_rim_tile_(float* out, size_t out_stride, const float* start, size_t start_stride,
-                                  const float* a, const float* b, int M, int N, int K, ReadAhead* next) {
+                                  const float* a, const float* b, int M, int N, int K, PanelPrefetch* next) {
     float tile[TILE_M * TILE_N] = {0};
     for (int m = 0; m < M; m++) { memcpy(tile + m * TILE_N, start + m * start_stride, sizeof(float) * N); }
     gemm_tile_(tile, TILE_N, tile, TILE_N, a, b, N, K, next);
@@ -161,7 +161,7 @@ static inline int gemm_k_block_(int K) {
 
 // one packed panel of b (K, TILE_N) against the packed rows m0..m1 of a
 static inline void gemm_panel_(float* out, size_t out_stride, const float* start, size_t start_stride,
-                               const float* a, const float* b, int m0, int m1, int N, int K, ReadAhead* next) {
+                               const float* a, const float* b, int m0, int m1, int N, int K, PanelPrefetch* next) {
     for (int m = m0; m < m1; m += TILE_M) {
         const float* a_tile = a + (size_t)m * K;
         float* o = out + m * out_stride;
@@ -183,7 +183,7 @@ static inline int gemm_block_rows_(int M, int K) {
 // floats of a's packed block: whole tiles, and whole cache lines so that b's panels start on one
 static inline size_t gemm_a_floats_(int M, int K) {
     size_t n = (size_t)ceil_div(gemm_block_rows_(M, K), TILE_M) * TILE_M * gemm_min_(K, GEMM_LONG_K);
-    return (n + 15) / 16 * 16;
+    return (n + GEMM_LINE - 1) / GEMM_LINE * GEMM_LINE;
 }
 
 static inline size_t gemm_workspace_bytes(int M, int K, int n_threads) {
@@ -209,10 +209,10 @@ static inline void gemm_pack_a_(float* a_packed, Matrix a, int M, int K) {
 typedef struct {
     Matrix b;
     int N;
-} Panel;
+} PanelSource;
 
-static inline Panel gemm_columns_(Matrix b, int n, int N) {
-    Panel p = {b, 0};
+static inline PanelSource gemm_columns_(Matrix b, int n, int N) {
+    PanelSource p = {b, 0};
     if (n < N) {
         p.b.data += n * b.col_stride;
         p.N = gemm_min_(TILE_N, N - n);
@@ -221,26 +221,26 @@ static inline Panel gemm_columns_(Matrix b, int n, int N) {
 }
 
 // rows k..k + n_k of a panel, for whoever asks so many times
-static inline ReadAhead gemm_ahead_of_(Panel p, int k, int n_k, int64_t n_asks) {
+static inline PanelPrefetch gemm_prefetch_plan_(PanelSource p, int k, int n_k, int64_t n_calls) {
     const int rows_along_k = p.b.row_stride == 1;
-    ReadAhead next = {p.b.data + k * p.b.row_stride, rows_along_k ? p.b.col_stride : p.b.row_stride,
-                      rows_along_k ? p.N : n_k, rows_along_k ? n_k : p.N, 0, 0};
-    if (p.N > 0) { next.n_lines = (int)ceil_div(next.n_rows * ceil_div(next.length, GEMM_LINE), n_asks); }
+    PanelPrefetch next = {p.b.data + k * p.b.row_stride, rows_along_k ? p.b.col_stride : p.b.row_stride,
+                          rows_along_k ? p.N : n_k, rows_along_k ? n_k : p.N, 0, 0};
+    if (p.N > 0) { next.n_lines = (int)ceil_div(next.n_rows * ceil_div(next.length, GEMM_LINE), n_calls); }
     return next;
 }
 
 // rows m0..m1 of one panel of out: its b is packed by the thread that needs it, so no thread waits for another
 static inline void gemm_task_(float* out, size_t out_stride, const float* start, size_t start_stride,
-                              const float* a_packed, float* b_packed, Panel panel, Panel next_panel, int m0, int m1,
-                              int M, int K) {
+                              const float* a_packed, float* b_packed, PanelSource panel, PanelSource next_panel,
+                              int m0, int m1, int M, int K) {
     const size_t M_whole = (size_t)ceil_div(M, TILE_M) * TILE_M;
     const Matrix b = panel.b;
     const int k_block = gemm_k_block_(K);
     for (int k = 0; k < K || k == 0; k += k_block) {  // ascending: each block goes on where the last one stopped
         const int n_k = gemm_min_(k_block, K - k), next_k = k + n_k < K ? k + n_k : 0;
-        const int64_t n_asks = ceil_div(m1 - m0, TILE_M) * ceil_div(n_k, GEMM_LINE_K);
-        ReadAhead next = gemm_ahead_of_(next_k > 0 ? panel : next_panel, next_k, gemm_min_(k_block, K - next_k),
-                                           n_asks > 0 ? n_asks : 1);
+        const int64_t n_calls = ceil_div(m1 - m0, TILE_M) * ceil_div(n_k, GEMM_PREFETCH_K);
+        PanelPrefetch next = gemm_prefetch_plan_(next_k > 0 ? panel : next_panel, next_k,
+                                                 gemm_min_(k_block, K - next_k), n_calls > 0 ? n_calls : 1);
         gemm_pack_(b_packed, b.data + k * b.row_stride, b.col_stride, b.row_stride, TILE_N, panel.N, n_k);
         gemm_panel_(out, out_stride, k > 0 ? out : start, k > 0 ? out_stride : start_stride, a_packed + M_whole * k,
                     b_packed, m0, m1, panel.N, n_k, &next);

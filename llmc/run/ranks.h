@@ -187,21 +187,22 @@ static inline void ranks_print_cost(Comm* c, int n_steps) {
     l->counted_since = now;
 }
 
-// --resume: rank 0 finds the checkpoint and keeps other runs away
+// rank 0 looks whether --continue finds a checkpoint
 static inline int ranks_goes_on(Comm* c, const RunOptions* o) {
     int goes_on = c->rank == 0 ? run_has_checkpoint(o) : 0;
     comm_wait(c, comm_broadcast(c, &goes_on, 1, DT_I32, 0, HERE));
     return goes_on;
 }
 
+// --resume: rank 0 finds the checkpoint and keeps other runs away
 static inline RunState ranks_restore(Comm* c, Option* table, int n, const RunOptions* o) {
     int step = c->rank == 0 ? run_find_checkpoint(o) : 0;
     comm_wait(c, comm_broadcast(c, &step, 1, DT_I32, 0, HERE));
     return run_restore(table, n, o, step);
 }
 
-// Before each step: was any rank told to stop? Is it time to save, by any rank's clock? And which checkpoint is whole
-// (rank 0 knows): that goes into the last words of ranks that lose another.
+// Before each step: was any rank told to stop? Is it time to save, and which checkpoint is whole? (rank 0 knows both)
+// The last goes into the last words of ranks that lose another.
 static inline void ranks_agree(Comm* c, const RunOptions* o, int step, int newest, int* stop, int* save) {
     char folder[PATH_BYTES];
     int known[3] = {*stop_flag(), *save, newest};

@@ -36,7 +36,8 @@ typedef struct {
     int schedule, steps, warmup, lr_horizon;                                              // schedule: a Schedule
     float epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
     const char* run;                                                                      // run
-    int resume, go_on, save_every, async_save, keep, keep_every, eval_every, eval_batches, sample_every, log_every, early_stop,
+    int resume, go_on, save_every, async_save, keep, keep_every, eval_every, eval_batches, sample_every, log_every,
+        early_stop,
         tensorboard, max_skips, verify_every;
     float save_minutes, early_stop_delta;
     const char *export_hf, *generate, *probe, *probe_out;                                 // out
@@ -123,7 +124,8 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"run", "save-minutes", "", OPTION_FLOAT, &o->save_minutes, "5", 0, 1e6, "F",
          "checkpoint also when the last is F minutes old, and 20 times as old as writing it took; 0: not by time", 0},
         {"run", "async-save", "", OPTION_SWITCH, &o->async_save, "1", 0, 0, "0|1",
-         "go on training while a copy of the state is written; 0: wait, and do without the copy's memory", 0},
+         "with --save-every: go on training while a copy of the state is written; 0: wait, and do without the copy's "
+         "memory", 0},
         {"run", "keep", "-nk", OPTION_INT, &o->keep, "2", 1, INT_MAX, "N",
          "newest checkpoints to keep, besides the best", 0},
         {"run", "keep-every", "-nm", OPTION_INT, &o->keep_every, "0", 0, INT_MAX, "M",
@@ -186,6 +188,11 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
     return options_append(t, 0, rows, (int)(sizeof rows / sizeof rows[0]));
 }
 
+// was this process started with --continue, which may come with all the options of the start?
+static inline int run_continues(const Option* table, int n, const RunOptions* o) {
+    return o->go_on && options_given(table, n, "continue") == 1;
+}
+
 // parameters come from one place: what a checkpoint brought back (given 2) does not count, nor what --continue began
 // with
 static inline void run_check_sources(const Option* table, int n, const RunOptions* o) {
@@ -194,7 +201,7 @@ static inline void run_check_sources(const Option* table, int n, const RunOption
     } sources[] = {{"from", o->from}, {"config", o->config}, {"model", o->model}};
     char found[64] = "";
     int n_sources = 0;
-    if (o->resume && options_given(table, n, "continue") == 1) { return; }
+    if (o->resume && run_continues(table, n, o)) { return; }
     for (int i = 0; i < 4; i++) {
         const char* name = i < 3 ? sources[i].name : "resume";
         if (i < 3 ? !*sources[i].value || options_given(table, n, name) != 1 : !o->resume) { continue; }
@@ -356,9 +363,12 @@ static inline int run_state_validated(RunState* s, const RunOptions* o, float lo
     return best;
 }
 
-// is there one to go on from? Asked for --continue
+// Is there one to go on from? Asked for --continue, by the only writer: another may just be saving the first
 static inline int run_has_checkpoint(const RunOptions* o) {
     if (!*o->run) { options_fail("continue", "needs the --run to begin or to go on with"); }
+    if (!path_exists(o->run)) { return 0; }
+    run_lock(o->run);
+    checkpoint_clean(o->run);
     return checkpoint_newest(o->run, -1) >= 0;
 }
 
@@ -430,7 +440,7 @@ static inline void run_sync_records_(const RunOptions* o) {
     }
 }
 
-// Of the checkpoints up to this step, unless the last update was not finite, stay the newest --keep, the best one and each --keep-every-th. Later ones are
+// Of the checkpoints up to this step stay the newest --keep, the best one and each --keep-every-th. Later ones are
 // damaged, or this run would have gone on from them: they give way when a checkpoint of their step is saved.
 static inline void run_prune_(const RunOptions* o, const RunState* s) {
     char folder[PATH_BYTES];
@@ -483,11 +493,12 @@ static inline json_t* data_to_json_(const TokenData* d) {
 
 // Going on with other data would be another run under the old name: the order of the rows depends on their number.
 // Data that --train names anew is what the user wants, but for --continue, which comes with all options of the start.
-static inline void run_check_data_(const char* settings_path, const Option* table, int n, const json_t* train) {
+static inline void run_check_data_(const char* settings_path, const Option* table, int n, const RunOptions* o,
+                                   const json_t* train) {
     for (int i = 0; i < n; i++) {
         // token-file, token-dir
         const int names_data = strcmp(table[i].name, "train") == 0 || strncmp(table[i].name, "token-", 6) == 0;
-        if (names_data && table[i].given == 1 && options_given(table, n, "continue") != 1) { return; }
+        if (names_data && table[i].given == 1 && !run_continues(table, n, o)) { return; }
     }
     if (!path_exists(settings_path)) { return; }
     json_t* settings = json_read(settings_path);
@@ -511,17 +522,26 @@ static inline void run_cut_samples_(const RunOptions* o, const RunState* s) {
     close(fd);
 }
 
+static inline void run_check_unused(const RunOptions* o) {
+    if (o->resume || checkpoint_newest(o->run, -1) < 0) { return; }
+    fail_input("%s: there are checkpoints in this folder: choose another --run, or go on with them by --resume",
+               o->run);
+}
+
 // What an earlier start has left that ended before its first checkpoint: the run begins anew, its records are set aside
 static inline void run_set_aside_(const RunOptions* o) {
-    const char* names[2][2] = {{"metrics.jsonl", "metrics.old.jsonl"}, {"samples.txt", "samples.old.txt"}};
-    char path[PATH_BYTES], aside[PATH_BYTES];
+    const char* names[2] = {"metrics.jsonl", "samples.txt"};
     for (int i = 0; i < 2; i++) {
-        path_join(path, o->run, names[i][0]);
-        path_join(aside, o->run, names[i][1]);
-        if (!path_exists(path)) { continue; }
+        char path[PATH_BYTES], aside[PATH_BYTES], name[64];
+        const char* dot = strchr(names[i], '.');
+        if (!path_exists(path_join(path, o->run, names[i]))) { continue; }
+        for (int k = 1; k == 1 || path_exists(aside); k++) {
+            snprintf(name, sizeof name, "%.*s.old-%d%s", (int)(dot - names[i]), names[i], k, dot);
+            path_join(aside, o->run, name);
+        }
         if (rename(path, aside) != 0) { fail_run("%s: cannot be renamed to %s: %s", path, aside, strerror(errno)); }
-        printf("%s: an earlier start of this run left no checkpoint: it begins anew, %s is now %s\n", o->run,
-               names[i][0], names[i][1]);
+        printf("%s: an earlier start of this run left no checkpoint: it begins anew, %s is now %s\n", o->run, names[i],
+               name);
     }
 }
 
@@ -544,18 +564,16 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
     const int resume_step = o->resume ? s->step : -1;
     char path[PATH_BYTES];
     if (!*o->run) { run_name_(table, n); }
-    if (resume_step < 0 && checkpoint_newest(o->run, -1) >= 0) {
-        fail_input("%s: there are checkpoints in this folder: choose another --run, or go on with them by --resume",
-                   o->run);
-    }
+    run_check_unused(o);
     json_t* train_json = data_to_json_(train);
     make_folder(o->run);
     if (resume_step < 0) {
         run_lock(o->run);
         checkpoint_clean(o->run);
+        run_check_unused(o);  // again: by now nobody else writes
         run_set_aside_(o);
     } else {
-        run_check_data_(path_join(path, o->run, "settings.json"), table, n, train_json);
+        run_check_data_(path_join(path, o->run, "settings.json"), table, n, o, train_json);
         run_cut_samples_(o, s);
     }
     log_open(log, o->run, resume_step, !s->interrupted);
@@ -587,11 +605,13 @@ static inline json_t* run_checkpoint_json_(const RunOptions* o, int step) {
     return exists ? json_string(folder) : json_null();
 }
 
-// the newest checkpoint whose last update was finite, -1 when there is none
-static inline int run_newest_finite(const RunOptions* o) {
-    int step = checkpoint_newest(o->run, -1);
+// the newest checkpoint up to `last` that is whole and whose last update was finite, -1 when there is none
+static inline int run_newest_finite(const RunOptions* o, int last) {
+    int step = checkpoint_newest(o->run, last + 1);
     for (; step >= 0; step = checkpoint_newest(o->run, step)) {
         char path[PATH_BYTES];
+        ErrorText error;
+        if (!checkpoint_verify(checkpoint_folder(path, o->run, step), &error)) { continue; }
         json_t* manifest = json_read(checkpoint_path(path, o->run, step, "manifest.json"));
         const int finite = json_integer_value(json_object_get(json_object_get(manifest, "state"), "skips")) == 0;
         json_decref(manifest);
@@ -630,7 +650,8 @@ static inline void box_checkpoints(const RunOptions* o, const RunState* s, doubl
     const double n_left = o->steps > 0 ? fmax(0.0, (double)o->steps - s->step) : 1.0;  // 0: a dry run without data
     double n_saved = o->save_every > 0 ? ceil(n_left / o->save_every) : fmin(1.0, n_left);
     if (o->save_minutes > 0.0f) { n_saved = n_left; }
-    double n_forever = o->keep_every > 0 && o->save_every > 0 ? floor(n_left / o->keep_every) : 0.0;
+    const int saves_often = o->save_every > 0 || o->save_minutes > 0.0f;
+    double n_forever = o->keep_every > 0 && saves_often ? floor(n_left / o->keep_every) : 0.0;
     double n_kept = fmin(n_saved, o->keep + 2.0 + n_forever);  // the newest, the best, and the one that is being
                                                                // written
     if (n_free < 0.0) { return; }
@@ -643,15 +664,15 @@ static inline void box_checkpoints(const RunOptions* o, const RunState* s, doubl
 
 // ---- stopping ----
 
-// set by SIGTERM, SIGINT, SIGUSR1 or SIGHUP: the step is finished, a checkpoint saved; a second signal ends the process at once
+// the signal, of SIGTERM, SIGINT, SIGUSR1 and SIGHUP: the step is finished, a checkpoint saved; a second one, SIGHUP
+// excepted, ends the process at once
 static inline volatile sig_atomic_t* stop_flag(void) {
     static volatile sig_atomic_t requested;  // state of the process, as its signal handlers are
     return &requested;
 }
 
 static inline void stop_handler_(int signal_number) {
-    (void)signal_number;
-    *stop_flag() = 1;
+    *stop_flag() = signal_number;
     signal(SIGTERM, SIG_DFL);
     signal(SIGINT, SIG_DFL);
     signal(SIGUSR1, SIG_DFL);

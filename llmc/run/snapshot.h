@@ -5,7 +5,7 @@ Saving without stopping: the state of a run as it was after one step, written wh
                      host in any case
     snapshot_newest  the step of the newest checkpoint that is whole; asked at every step, it ends a run whose writer
                      has failed
-    snapshot_seconds how long the last one took to write, 0 before the first
+    snapshot_seconds how long the last one took to write, 0 before the first; snapshot_is_writing: is one under way?
     snapshot_print   at the end of a run: how many were saved, how fast, how long training waited
 Training waits for the copy, and for the writer before if that is still at work; the rest of a save costs it nothing but
 the memory of the copy, on the host: parameters and both moments once more.
@@ -29,7 +29,8 @@ typedef struct {
     void (*write)(void* run);  // writes a checkpoint from arena and state
     void* run;
     Background writer;
-    int n_saved;               // written by the writer, read by anybody: atomic
+    int n_begun;               // asked for
+    int n_saved;               // of them written by the writer, read by anybody: atomic
     int saved_step, saved_ms;  // of the last one, likewise
     double seconds_writing, seconds_fastest;  // in all; of the fastest
     int n_waits;
@@ -91,6 +92,10 @@ static inline int snapshot_newest(const Snapshot* s, int before) {
                                                               : before;
 }
 
+static inline int snapshot_is_writing(const Snapshot* s) {
+    return s->n_begun > __atomic_load_n(&s->n_saved, __ATOMIC_ACQUIRE);
+}
+
 static inline double snapshot_seconds(const Snapshot* s) {
     return 1e-3 * (double)__atomic_load_n(&s->saved_ms, __ATOMIC_RELAXED);
 }
@@ -108,6 +113,7 @@ static inline void snapshot_save(Snapshot* s, const void* const* arenas, const s
     s->write = write;
     s->run = run;
     checkpoint_abandon_at_exit();
+    s->n_begun++;
     if (in_background) { background_start(&s->writer, snapshot_write_, s); } else { snapshot_write_(s); }
     if (last) { return; }
     s->seconds_waited += seconds_now(CLOCK_MONOTONIC) - start;

@@ -33,6 +33,7 @@ static inline void start_parse_(Run* r, int argc, char** argv) {
     if (t->more_data) { r->n_options = data_options(r->table, r->n_options, &r->d); }
     if (t->options) { t->options(r); }
     options_parse(r->table, r->n_options, argc, argv, t->about);
+    options_refuse(r->o.resume && r->o.go_on, "continue", "means --resume where there is a checkpoint: leave that out");
     r->place = rank_place(run_is_typed(r, "rank") ? r->o.rank : "");
     r->comm = ranks_open(&r->place, &r->o);
     const int goes_on = r->o.resume || (r->o.go_on && ranks_goes_on(r->comm, &r->o));

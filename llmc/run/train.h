@@ -88,7 +88,7 @@ static inline void train_fail_(Run* r, const Step* s) {
     const char* bad = dp_first_bad(s->dp, name, sizeof name, s->grads, &r->dev);
     if (r->comm->rank > 0) { comm_barrier(r->comm, HERE); }  // rank 0 says it
     background_wait(&r->snapshot.writer);
-    const int finite = run_newest_finite(&r->o);
+    const int finite = run_newest_finite(&r->o, r->state.step);
     char folder[PATH_BYTES], before[PATH_BYTES + 32] = "";
     if (finite >= 0) { snprintf(before, sizeof before, ", --from %s", checkpoint_folder(folder, r->o.run, finite)); }
     fail_run("step %d: %d updates in a row were not finite (loss %g, norm %g, first bad gradient: %s): "
@@ -117,10 +117,13 @@ static inline void train_step(Run* r) {
     if (s->skips > o->max_skips) { train_fail_(r, &step); }
 }
 
-// is the newest checkpoint, or the start, as long ago as --save-minutes says?
-static inline int train_save_is_due_(const Run* r, double since) {
-    const double waited = seconds_now(CLOCK_MONOTONIC) - since, write = snapshot_seconds(&r->snapshot);
-    return r->o.save_minutes > 0.0f && waited >= fmax(60.0 * (double)r->o.save_minutes, 20.0 * write);
+// Is the newest checkpoint, or the start, as long ago as --save-minutes says? Rank 0 writes, so its clock decides.
+// *since moves on while it writes
+static inline int train_save_is_due_(const Run* r, double* since) {
+    const double now = seconds_now(CLOCK_MONOTONIC), write = snapshot_seconds(&r->snapshot);
+    if (r->comm->rank > 0 || r->o.save_minutes <= 0.0f) { return 0; }
+    if (snapshot_is_writing(&r->snapshot)) { *since = now; }
+    return now - *since >= fmax(60.0 * (double)r->o.save_minutes, 20.0 * write);
 }
 
 // evaluate, sample, save, step, until --steps, a signal or --early-stop
@@ -133,14 +136,14 @@ static inline void train(Run* r) {
     ranks_print_cost(r->comm, 0);
     stop_on_signals();
     for (;;) {
-        int due_by_time = train_save_is_due_(r, since);
+        int due_by_time = train_save_is_due_(r, &since);
         ranks_agree(r->comm, o, s->step, snapshot_newest(&r->snapshot, saved), &stop, &due_by_time);
         int last = stop || s->step >= o->steps, unsaved = s->step > saved || s->interrupted, due = !stop && unsaved;
         if (due && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { task_evaluate(r, 1); }
         if (o->early_stop > 0 && s->evals_since_best >= o->early_stop) { last = 1; }
         int samples = due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last);
         if (samples && r->comm->rank == 0) { generate_sample(&r->generator, s); }
-        s->interrupted = stop;
+        s->interrupted = stop != 0;
         int save = last || due_by_time || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
         if (unsaved && save) {
             save_checkpoint(r, last);

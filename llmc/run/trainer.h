@@ -149,8 +149,8 @@ static inline int run_end_of_text(const Run* r) {
     return run_has_text(r) ? tokenizer_need_eot(&r->tokenizer) : r->V - 1;
 }
 
-// Is a checkpoint written while training goes on? Not with --zero 1 or 2: then all ranks send rank 0 what they keep. And
-// not where --save-minutes alone asks for one: the copy's memory is for those who want checkpoints often
+// Is a checkpoint written while training goes on? Not with --zero 1 or 2: then all ranks send rank 0 what they keep.
+// And not where --save-minutes alone asks for one: the copy's memory is for those who want checkpoints often
 static inline int run_saves_beside(const Run* r) {
     return r->o.async_save && r->o.save_every > 0 && (r->comm->size == 1 || r->o.zero == 0);
 }
