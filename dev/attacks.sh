@@ -226,6 +226,17 @@ rm -rf exported
 run 60 --resume --run run --steps 4
 check "--resume writes to no folder that is not named now" test $status = 0 -a ! -e exported
 
+refused() {  # PROMISE FILE OPTION...: status 2, and the file is what it was
+    [ -e "$2" ] || cp text.txt "$2"
+    cp "$2" before
+    run 30 "${@:3}"
+    check "$1 is not written over" test "$status $(cmp -s before "$2"; echo $?)" = "2 0"
+}
+rm -rf run hf && run 60 "${start[@]}" --steps 2 --run run --export-hf hf
+once=(--config tiny.json --seq-len 16 --batch-size 2 --eval-every 0 --threads 1 --steps 2 --run new)
+refused "text under the name that an output has first" in.txt.tmp "${once[@]}" --train in.txt.tmp --export-bin in.txt
+refused "text that a pattern with another spelling matches" part_0.txt "${once[@]}" --train './part_*.txt' --export-bin part_0.txt
+refused "the config.json beside a model that is read" hf/config.json --from hf/model.safetensors --export-bin hf/config.json
 cp text.txt book.txt
 timeout 20 "$tokenize" --tokenizer bytes --out book.txt book.txt >out 2>err
 check "tokenize does not write over what it reads" test $? = 2 -a "$(cmp -s text.txt book.txt; echo $?)" = 0

@@ -20,7 +20,7 @@ Source: XXH3 of libxxhash (Collet); Rebello et al. 2020, Can Applications Recove
 #define LLMC_OUTFILE_H
 #include "print.h"    // format_bytes
 #include "mapfile.h"  // fail.h, fcntl.h, unistd.h
-#include <fnmatch.h>
+#include <glob.h>
 #include <limits.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -56,13 +56,35 @@ static inline int path_lies_in(const char* path, const char* folder) {
     return strncmp(inner, outer, n) == 0 && (inner[n] == '/' || inner[n] == '\0' || strcmp(outer, "/") == 0);
 }
 
-// an output that exists is what `input` names, matches, or lies in it
+// do both name one file that there is, or may be?
+static inline int path_is_same(const char* a, const char* b) {
+    char parent[PATH_BYTES], of_a[PATH_MAX], of_b[PATH_MAX];
+    struct stat x, y;
+    if (stat(a, &x) == 0 && stat(b, &y) == 0) { return x.st_dev == y.st_dev && x.st_ino == y.st_ino; }
+    if (!realpath(path_parent(parent, a), of_a) || !realpath(path_parent(parent, b), of_b)) { return 0; }
+    return strcmp(of_a, of_b) == 0 && strcmp(basename(a), basename(b)) == 0;
+}
+
+static inline int path_is_read_(const char* path, const char* input) {
+    struct stat status;
+    return path_exists(path) && stat(input, &status) == 0 &&
+           (path_is_same(path, input) || (S_ISDIR(status.st_mode) && path_lies_in(path, input)));
+}
+
+// would writing to `output`, under that name or first under output.tmp, take the place of a file that `input` names,
+// matches or holds?
 static inline int path_overwrites(const char* output, const char* input) {
-    struct stat out, in;
-    if (stat(output, &out) != 0 || !*input) { return 0; }
-    if (stat(input, &in) != 0) { return fnmatch(input, output, FNM_PATHNAME) == 0; }
-    if (out.st_dev == in.st_dev && out.st_ino == in.st_ino) { return 1; }
-    return S_ISDIR(in.st_mode) && path_lies_in(output, input);
+    char temporary[PATH_BYTES];
+    glob_t found;
+    int overwrites = path_is_read_(output, input);
+    if (!*output || snprintf(temporary, sizeof temporary, "%s.tmp", output) >= PATH_BYTES) { return 0; }
+    overwrites |= path_is_read_(temporary, input);
+    if (path_exists(input) || glob(input, 0, NULL, &found) != 0) { return overwrites; }
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        overwrites |= path_is_read_(output, found.gl_pathv[i]) | path_is_read_(temporary, found.gl_pathv[i]);
+    }
+    globfree(&found);
+    return overwrites;
 }
 
 // A file that is written at the end of a long run: can it be? Asked before the run begins.

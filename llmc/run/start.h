@@ -91,13 +91,17 @@ static inline void start_check_outputs_(const Run* r) {
         const char* output = options_text(r->table, r->n_options, outputs[i]);
         if (!*output || (strcmp(outputs[i], "probe-out") == 0 && !*r->o.probe)) { continue; }
         for (int k = 0; k < i; k++) {
-            options_refuse(strcmp(output, options_text(r->table, r->n_options, outputs[k])) == 0, outputs[i],
+            const char* other = options_text(r->table, r->n_options, outputs[k]);
+            options_refuse(*other && path_is_same(output, other), outputs[i],
                            "is the name of another output: give each one of its own");
         }
-        if (strcmp(outputs[i], "export-hf") == 0) { continue; }  // a folder: hf_export_check looks into it
         if (*r->o.run && path_lies_in(output, r->o.run)) {
             options_fail(outputs[i], "%s lies in --run %s, whose files are the run's: give another folder", output,
                          r->o.run);
+        }
+        if (strcmp(outputs[i], "export-hf") == 0) { continue; }  // a folder: hf_export_check looks into it
+        if (path_overwrites(output, r->weights) || path_overwrites(output, r->config)) {
+            options_fail(outputs[i], "%s belongs to the model that is read: give another name", output);
         }
         for (int k = 0; k < r->n_options; k++) {
             const Option* row = &r->table[k];
