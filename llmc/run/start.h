@@ -100,15 +100,15 @@ static inline void start_check_outputs_(const Run* r) {
                          r->o.run);
         }
         if (strcmp(outputs[i], "export-hf") == 0) { continue; }  // a folder: hf_export_check looks into it
-        if (path_overwrites(output, r->weights) || path_overwrites(output, r->config)) {
-            options_fail(outputs[i], "%s belongs to the model that is read: give another name", output);
-        }
         for (int k = 0; k < r->n_options; k++) {
             const Option* row = &r->table[k];
             const int is_input = row->type == OPTION_TEXT && start_is_one_of_(row->takes, paths) &&
                                  !start_is_one_of_(row->name, written);
             if (!is_input || !path_overwrites(output, *(const char**)row->value)) { continue; }
             options_fail(outputs[i], "%s is what --%s reads: give another name", output, row->name);
+        }
+        if (path_overwrites(output, r->weights) || path_overwrites(output, r->config)) {
+            options_fail(outputs[i], "%s belongs to the model that is read: give another name", output);
         }
     }
 }
