@@ -172,7 +172,14 @@ wait $pid
 check "SIGHUP, of a terminal that is gone, saves a checkpoint" test $? = 0 -a "$(ls -d run/step_*/manifest.json | wc -l)" = 1
 
 rm -rf run
-(trap '' HUP && begin "${start[@]}" --steps 100000000 --run run && kill -HUP $! && sleep 0.2 && grows run && kill -9 $!)
+(
+    trap '' HUP
+    begin "${start[@]}" --steps 100000000 --run run
+    kill -HUP $! && sleep 0.2 && grows run
+    went_on=$?
+    kill -9 $!
+    exit $went_on
+)
 check "but not under nohup" test $? = 0
 
 rm -rf run
