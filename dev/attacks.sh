@@ -4,6 +4,7 @@
 #     dev/attacks.sh                 about half a minute after the builds
 . "$(dirname "$0")/promises.sh"
 need_build trainer "" train_gpt2
+need_build launch "" launch
 tokenize=$(build "" tools/tokenize) || exit 1
 work=$(mktemp -d)
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
@@ -218,6 +219,12 @@ for _ in $(seq 100); do [ -e run/step_*/manifest.json ] && break; sleep 0.05; do
 kill -9 $! && wait $! 2>/dev/null
 run 60 --resume --run run --steps 1 --dry-run
 check "--save-minutes saves by time: a killed run goes on" test $status = 0
+
+# the clock of rank 0, which knows what writing costs, decides for all
+rm -rf run
+timeout 60 "$launch" -n 2 "$trainer" "${start[@]}" --grad-accum 2 --steps 300 --run run --save-minutes 0.0001 >out 2>err
+check "--save-minutes on two ranks: a checkpoint is at most a twentieth of the work" \
+    test $? = 0 -a "$(sed -n 's/^checkpoints: \([0-9]*\) saved.*/\1/p' out)" -lt 100
 
 # ---- runs that begin in the same second ----
 rm -rf run runs

@@ -88,7 +88,9 @@ static inline int64_t log_step_of_(const char* line, size_t n_bytes, int* is_val
 // kill or a power cut, are dropped
 static inline void log_copy_(FILE* out, const char* path, int last_step, int validated) {
     struct stat status;
-    if (lstat(path, &status) != 0 && errno == ENOENT) { return; }  // a folder that came with its checkpoints only
+    const int there = lstat(path, &status) == 0;
+    if (!there && errno == ENOENT) { return; }  // a folder that came with its checkpoints only
+    if (!there) { log_fail_(path); }
     if (!S_ISREG(status.st_mode)) { fail_input("%s: expected a file, found a link, folder, pipe or device", path); }
     FILE* old = fopen(path, "r");
     if (!old) { log_fail_(path); }

@@ -522,7 +522,8 @@ static inline void run_cut_samples_(const RunOptions* o, const RunState* s) {
     close(fd);
 }
 
-static inline void run_check_unused(const RunOptions* o) {
+// a new run stands beside no other's checkpoints
+static inline void run_check_unused_(const RunOptions* o) {
     if (o->resume || checkpoint_newest(o->run, -1) < 0) { return; }
     fail_input("%s: there are checkpoints in this folder: choose another --run, or go on with them by --resume",
                o->run);
@@ -564,13 +565,13 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
     const int resume_step = o->resume ? s->step : -1;
     char path[PATH_BYTES];
     if (!*o->run) { run_name_(table, n); }
-    run_check_unused(o);
+    run_check_unused_(o);
     json_t* train_json = data_to_json_(train);
     make_folder(o->run);
     if (resume_step < 0) {
         run_lock(o->run);
         checkpoint_clean(o->run);
-        run_check_unused(o);  // again: by now nobody else writes
+        run_check_unused_(o);  // again: by now nobody else writes
         run_set_aside_(o);
     } else {
         run_check_data_(path_join(path, o->run, "settings.json"), table, n, o, train_json);

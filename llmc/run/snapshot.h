@@ -5,7 +5,7 @@ Saving without stopping: the state of a run as it was after one step, written wh
                      host in any case
     snapshot_newest  the step of the newest checkpoint that is whole; asked at every step, it ends a run whose writer
                      has failed
-    snapshot_seconds how long the last one took to write, 0 before the first; snapshot_is_writing: is one under way?
+    snapshot_is_old  is it time for one that nobody asked for?
     snapshot_print   at the end of a run: how many were saved, how fast, how long training waited
 Training waits for the copy, and for the writer before if that is still at work; the rest of a save costs it nothing but
 the memory of the copy, on the host: parameters and both moments once more.
@@ -31,7 +31,8 @@ typedef struct {
     Background writer;
     int n_begun;               // asked for
     int n_saved;               // of them written by the writer, read by anybody: atomic
-    int saved_step, saved_ms;  // of the last one, likewise
+    int saved_step;            // of the last one, likewise
+    int64_t saved_at, took;    // when it was whole, and how long it took to write: milliseconds, likewise
     double seconds_writing, seconds_fastest;  // in all; of the fastest
     int n_waits;
     // training stood still so long, in n_waits saves; the last, when training is over, is none of them
@@ -80,7 +81,8 @@ static inline void snapshot_write_(void* snapshot) {
     double seconds = seconds_now(CLOCK_MONOTONIC) - start;
     s->seconds_writing += seconds;
     s->seconds_fastest = s->n_saved == 0 || seconds < s->seconds_fastest ? seconds : s->seconds_fastest;
-    __atomic_store_n(&s->saved_ms, (int)(1000.0 * seconds), __ATOMIC_RELAXED);
+    __atomic_store_n(&s->took, (int64_t)(1000.0 * seconds), __ATOMIC_RELAXED);
+    __atomic_store_n(&s->saved_at, (int64_t)(1000.0 * seconds_now(CLOCK_MONOTONIC)), __ATOMIC_RELAXED);
     __atomic_store_n(&s->saved_step, s->state.step, __ATOMIC_RELAXED);
     __atomic_fetch_add(&s->n_saved, 1, __ATOMIC_RELEASE);
 }
@@ -92,12 +94,13 @@ static inline int snapshot_newest(const Snapshot* s, int before) {
                                                               : before;
 }
 
-static inline int snapshot_is_writing(const Snapshot* s) {
-    return s->n_begun > __atomic_load_n(&s->n_saved, __ATOMIC_ACQUIRE);
-}
-
-static inline double snapshot_seconds(const Snapshot* s) {
-    return 1e-3 * (double)__atomic_load_n(&s->saved_ms, __ATOMIC_RELAXED);
+// is the last one, or the time when the run began, so long ago, and 20 times as long as writing it took? Not while one
+// is being written
+static inline int snapshot_is_old(const Snapshot* s, double began, double seconds) {
+    if (s->n_begun > __atomic_load_n(&s->n_saved, __ATOMIC_ACQUIRE)) { return 0; }
+    const double last = fmax(began, 1e-3 * (double)__atomic_load_n(&s->saved_at, __ATOMIC_RELAXED));
+    const double took = 1e-3 * (double)__atomic_load_n(&s->took, __ATOMIC_RELAXED);
+    return seconds_now(CLOCK_MONOTONIC) - last >= fmax(seconds, 20.0 * took);
 }
 
 // One at a time: the writer before comes to its end first. arenas: whole floats or words of 4 bytes, of the same sizes

@@ -117,26 +117,17 @@ static inline void train_step(Run* r) {
     if (s->skips > o->max_skips) { train_fail_(r, &step); }
 }
 
-// Is the newest checkpoint, or the start, as long ago as --save-minutes says? Rank 0 writes, so its clock decides.
-// *since moves on while it writes
-static inline int train_save_is_due_(const Run* r, double* since) {
-    const double now = seconds_now(CLOCK_MONOTONIC), write = snapshot_seconds(&r->snapshot);
-    if (r->comm->rank > 0 || r->o.save_minutes <= 0.0f) { return 0; }
-    if (snapshot_is_writing(&r->snapshot)) { *since = now; }
-    return now - *since >= fmax(60.0 * (double)r->o.save_minutes, 20.0 * write);
-}
-
 // evaluate, sample, save, step, until --steps, a signal or --early-stop
 static inline void train(Run* r) {
     const RunOptions* o = &r->o;
     RunState* s = &r->state;
     const int saved = o->resume ? s->step : -1, first = s->step;
-    double since = seconds_now(CLOCK_MONOTONIC);
+    const double began = seconds_now(CLOCK_MONOTONIC), wait = 60.0 * (double)o->save_minutes;
     int stop;
     ranks_print_cost(r->comm, 0);
     stop_on_signals();
     for (;;) {
-        int due_by_time = train_save_is_due_(r, &since);
+        int due_by_time = r->comm->rank == 0 && wait > 0.0 && snapshot_is_old(&r->snapshot, began, wait);
         ranks_agree(r->comm, o, s->step, snapshot_newest(&r->snapshot, saved), &stop, &due_by_time);
         int last = stop || s->step >= o->steps, unsaved = s->step > saved || s->interrupted, due = !stop && unsaved;
         if (due && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { task_evaluate(r, 1); }
@@ -145,10 +136,7 @@ static inline void train(Run* r) {
         if (samples && r->comm->rank == 0) { generate_sample(&r->generator, s); }
         s->interrupted = stop != 0;
         int save = last || due_by_time || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
-        if (unsaved && save) {
-            save_checkpoint(r, last);
-            since = seconds_now(CLOCK_MONOTONIC);
-        }
+        if (unsaved && save) { save_checkpoint(r, last); }
         if (last) { break; }
         train_step(r);
     }
