@@ -144,6 +144,22 @@ static void print_lines(void* arg) {
     log_close(&log);
 }
 
+// columns, and bytes that fit into five of them
+static void test_text_that_fits(Test* t) {
+    const struct { const char* text; size_t n_bytes; int columns; } cases[] = {
+        {"", 0, 0}, {"abc", 3, 3}, {"abcdefg", 5, 5}, {"b\xc3\xbc" "cher!", 6, 5}, {"e\xcc\x81tude", 7, 5},
+        {"\xe6\x97\xa5\xe6\x9c\xac\xe8\xaa\x9e", 6, 4},  // a third character of two columns has no room
+        {"\xff\xfe" "abcd", 5, 5}, {"a\xe6\x97", 3, 3}};     // not UTF-8: a column for each byte
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int columns;
+        const size_t n = text_that_fits(cases[i].text, 5, &columns);
+        check(t, n == cases[i].n_bytes && columns == cases[i].columns, "text %zu: %zu bytes in %d columns", i, n, columns);
+    }
+    char controls[] = "a\x1b[2J\xc2\x9b" "b\xc2\xa0";
+    plain_text(controls);
+    check(t, !strcmp(controls, "a?[2J??b\xc2\xa0"), "control characters stay: %s", controls);
+}
+
 static void test_lines(Test* t) {
     Run run = run_new();
     char text[MAX_TEXT];
@@ -552,6 +568,7 @@ int main(int argc, char** argv) {
     Promise promises[] = {
         {"formats", "durations, counts and bytes as people read them, also where a unit carries over", test_formats},
         {"float text", "fewest digits that read back to the same bits", test_format_float},
+        {"widths", "whole characters of UTF-8 fill a line of the box; none of them drives a terminal", test_text_that_fits},
         {"lines", "step and validation lines as in the specification; eta from recent steps", test_lines},
         {"records", "one object per step, at once in the file, every number to the same bits", test_records},
         {"validation records", "the same keys, null where nothing was measured", test_validation_records},

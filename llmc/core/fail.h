@@ -34,9 +34,12 @@ extern
 #endif
 char* program_invocation_short_name;  // the C library's; declared here, for errno.h hides it when included before us
 
-// control characters, which could break a line or drive a terminal, become "?"
+// control characters, which could break a line or drive a terminal, become "?"; in UTF-8 also U+0080 to U+009F
 static inline void plain_text(char* text) {
-    for (; *text; text++) { *text = (unsigned char)*text < ' ' || *text == 127 ? '?' : *text; }
+    for (unsigned char* c = (unsigned char*)text; *c; c++) {
+        if (*c < ' ' || *c == 127) { *c = '?'; }
+        if (c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0) { c[0] = c[1] = '?'; }
+    }
 }
 
 // Descriptors 0, 1 and 2 are open from here on. Started without them, a program would give their numbers to its next

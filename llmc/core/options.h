@@ -253,11 +253,12 @@ static inline Option* options_named_(const Option* table, int n, const char* nam
 
 // ---- --help ----
 
-// words into the columns from..99; the cursor stands at `column`
+// words into the columns from..99, or to the edge of a narrower terminal; the cursor stands at `column`
 static inline void options_wrap_(const char* text, int from, int column) {
+    const int terminal = terminal_columns(), end = terminal > 0 && terminal < 100 ? terminal : 100;
     while (*text) {
         int length = (int)strcspn(text, " ");
-        if (column > from && column + 1 + length > 100) { column = printf("\n%*s", from, "") - 1; }
+        if (column > from && column + 1 + length > end) { column = printf("\n%*s", from, "") - 1; }
         else if (column > from) { column += printf(" "); }
         column += printf("%.*s", length, text);
         text += length + (text[length] != '\0');

@@ -1,18 +1,23 @@
 /*
-What a program prints for people: numbers and texts as they read them, the box at the start, the progress bar. ASCII.
+What a program prints for people: numbers and texts as they read them, the box at the start, the progress bar. ASCII,
+but for what users typed, which is UTF-8.
     format_duration, format_count, format_rate, format_bytes, format_float, format_text
                         printf("%s", format_count(n).s)
     box_line, box_row   the box at the start: settings, model, data, memory
     progress            a bar for long silent work, on stderr if that is a terminal
+    terminal_columns    how wide the terminal is
     seconds_now         a clock, to measure with or for dates
 */
 #ifndef LLMC_PRINT_H
 #define LLMC_PRINT_H
 #include "fail.h"  // plain_text
+#include <locale.h>
 #include <math.h>
 #include <stdint.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
+#include <wchar.h>
 
 // ---- numbers and texts as people read them: printf("%s", format_count(n).s) ----
 
@@ -78,6 +83,39 @@ static inline ShortText format_text(const char* text) {
     return out;
 }
 
+// ---- the terminal ----
+
+// columns of the terminal that standard output is; 0: it is none, or does not say
+static inline int terminal_columns(void) {
+    struct winsize size;
+    const int says = isatty(STDOUT_FILENO) && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0;
+    return says ? size.ws_col : 0;
+}
+
+// bytes of the longest beginning of a UTF-8 text, in whole characters, that fills at most n_columns, and how many it
+// fills: a Chinese character takes two, an accent none. A byte that is not UTF-8 takes one
+static inline size_t text_that_fits(const char* text, int n_columns, int* columns) {
+    const size_t n_bytes = strlen(text);
+    size_t used = 0;
+    mbstate_t state;
+    memset(&state, 0, sizeof state);
+    const locale_t utf8 = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0), before = utf8 ? uselocale(utf8) : utf8;
+    for (*columns = 0; used < n_bytes;) {
+        wchar_t c;
+        const size_t n = mbrtowc(&c, text + used, n_bytes - used, &state);
+        const int is_character = n <= n_bytes - used, width = is_character ? wcwidth(c) : 1;
+        if (!is_character) { memset(&state, 0, sizeof state); }
+        if (*columns + (width < 0 ? 1 : width) > n_columns) { break; }
+        *columns += width < 0 ? 1 : width;
+        used += is_character ? n : 1;
+    }
+    if (utf8) {
+        uselocale(before);
+        freelocale(utf8);
+    }
+    return used;
+}
+
 // ---- the box at the start (settings, model, data, memory) and the progress bar ----
 
 static inline void box_line(void) {
@@ -89,15 +127,18 @@ __attribute__((format(printf, 2, 3)))
 static inline void box_row(const char* name, const char* format, ...) {
     const int width = 50;
     char value[4096];
+    const char* rest = value;
     va_list args;
     va_start(args, format);
     vsnprintf(value, sizeof value, format, args);
     va_end(args);
     plain_text(value);
-    size_t n = strlen(value);
-    for (size_t from = 0; from == 0 || from < n; from += (size_t)width) {
-        printf("| %-21s | %-*.*s |\n", from ? "" : name, width, width, value + from);
-    }
+    do {
+        int columns;
+        const int n = (int)text_that_fits(rest, width, &columns);
+        printf("| %-21s | %.*s%*s |\n", rest == value ? name : "", n, rest, width - columns, "");
+        rest += n;
+    } while (*rest);
 }
 
 // CLOCK_MONOTONIC to measure with, CLOCK_REALTIME for seconds since 1970

@@ -41,6 +41,8 @@ typedef struct {
     char* path;            // of metrics.jsonl, for messages
     double ms_sum;         // the steps' times, each weighing 0.95 of the next ...
     double ms_weights;     // ... and those weights: the quotient is the recent average behind the eta
+    int columns;           // of the terminal in the last step line, 0: no terminal;
+    int n_left_out;        // fields that it had no room for
 } Log;
 
 typedef struct {
@@ -208,25 +210,72 @@ static inline int log_record_(Log* log, const StepRecord* r, float val_loss, dou
     return print && !prints;
 }
 
-// the record of one update, and if `print` its line:
+// a field of the step line; on a narrow terminal that with the least gives_way goes first, 0 stays
+typedef struct {
+    ShortText text;
+    int gives_way;
+} StepField;
+
+enum { STEP_FIELDS = 9 };
+
+__attribute__((format(printf, 3, 4)))
+static inline void step_field_(StepField* field, int gives_way, const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(field->text.s, sizeof field->text.s, format, args);
+    va_end(args);
+    field->gives_way = gives_way;
+}
+
+static inline int step_field_is_shown_(const StepField* field, int n_left_out) {
+    return field->text.s[0] && (field->gives_way == 0 || field->gives_way > n_left_out);
+}
+
+// A loss or norm that is NAN in a step that was not skipped was not computed
+static inline void step_fields_(StepField* f, const StepRecord* r, double seconds_left) {
+    memset(f, 0, sizeof *f * STEP_FIELDS);
+    step_field_(&f[0], 0, "step %d/%d", r->step, r->n_steps);
+    if (isnan(r->loss)) { step_field_(&f[1], 0, r->skipped ? "loss nan" : "loss -"); }  // nan without a sign
+    else { step_field_(&f[1], 0, "loss %.4f", (double)r->loss); }
+    if (isnan(r->norm)) { step_field_(&f[2], 4, r->skipped ? "norm nan" : "norm -"); }
+    else { step_field_(&f[2], 4, r->norm < 0.005f ? "norm %.1e" : "norm %.2f", (double)r->norm); }  // not 0.00
+    step_field_(&f[3], 3, "lr %.1e", (double)r->lr);
+    step_field_(&f[4], 2, "%.*f ms", r->ms < 9.95 ? 1 : 0, r->ms);
+    step_field_(&f[5], 5, "%s tok/s", format_count(r->tok_per_s).s);
+    if (r->peak >= 0.0) { step_field_(&f[6], 1, "%.0f%% peak", 100.0 * r->peak); }
+    step_field_(&f[7], 6, "eta %s", format_duration(seconds_left).s);
+    if (r->skipped) { step_field_(&f[8], 0, "skipped"); }
+}
+
+// What has once made way stays away, so that fields stand below each other, until the terminal changes its width.
+static inline void log_print_step_(Log* log, const StepField* f) {
+    const int columns = terminal_columns();
+    if (columns != log->columns) { log->n_left_out = 0; }
+    log->columns = columns;
+    for (; columns > 0 && log->n_left_out < STEP_FIELDS; log->n_left_out++) {
+        int length = -3;
+        for (int i = 0; i < STEP_FIELDS; i++) {
+            if (step_field_is_shown_(&f[i], log->n_left_out)) { length += 3 + (int)strlen(f[i].text.s); }
+        }
+        if (length <= columns) { break; }
+    }
+    for (int i = 0; i < STEP_FIELDS; i++) {
+        if (step_field_is_shown_(&f[i], log->n_left_out)) { printf("%s%s", i > 0 ? " | " : "", f[i].text.s); }
+    }
+    printf("\n");
+    fflush(stdout);
+}
+
+// the record of one update, and if `print` its line, which on a terminal is no longer than that is wide:
 // step 120/2000 | loss 1.8234 | norm 0.91 | lr 3.0e-04 | 41 ms | 25.0k tok/s | 38% peak | eta 1m17s
-// A loss or norm that is NAN in a step that was not skipped was not computed, and is printed as "-".
 static inline void log_step(Log* log, const StepRecord* r, int print) {
+    StepField fields[STEP_FIELDS];
     print = log_record_(log, r, NAN, NAN, NAN, print);
     log->ms_sum = 0.95 * log->ms_sum + r->ms;
     log->ms_weights = 0.95 * log->ms_weights + 1.0;
     if (!print) { return; }
-    double ms_left = (r->n_steps - r->step) * log->ms_sum / log->ms_weights;
-    printf("step %d/%d | loss ", r->step, r->n_steps);
-    if (isnan(r->loss) && !r->skipped) { printf("- | "); }
-    else { printf("%.4f | ", isnan(r->loss) ? NAN : (double)r->loss); }  // nan without a sign
-    if (isnan(r->norm) && !r->skipped) { printf("norm - | "); }
-    else if (isnan(r->norm)) { printf("norm nan | "); }
-    else { printf(r->norm < 0.005f ? "norm %.1e | " : "norm %.2f | ", (double)r->norm); }  // not 0.00
-    printf("lr %.1e | %.*f ms | %s tok/s | ", (double)r->lr, r->ms < 9.95 ? 1 : 0, r->ms, format_count(r->tok_per_s).s);
-    if (r->peak >= 0.0) { printf("%.0f%% peak | ", 100.0 * r->peak); }
-    printf("eta %s%s\n", format_duration(ms_left / 1000.0).s, r->skipped ? " | skipped" : "");
-    fflush(stdout);
+    step_fields_(fields, r, (r->n_steps - r->step) * log->ms_sum / log->ms_weights / 1000.0);
+    log_print_step_(log, fields);
 }
 
 // the record of something that is no update
