@@ -275,6 +275,13 @@ static inline size_t tensors_count(const Tensor* table, int n) {
     return count;
 }
 
+// elements that files hold: without what pads a vocabulary
+static inline size_t tensors_disk_count(const Tensor* table, int n) {
+    size_t count = 0;
+    for (int i = 0; i < n; i++) { count += tensor_disk_elements(&table[i]) * (size_t)tensor_slices(&table[i]); }
+    return count;
+}
+
 // layers of the model
 static inline int tensors_layers(const Tensor* table, int n) {
     int layers = 0;

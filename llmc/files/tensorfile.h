@@ -162,8 +162,7 @@ static inline int shard_end_(const TensorSlices* s, int first, size_t shard_byte
 }
 
 static inline FileSum index_write_(const char* path, json_t* weight_map, const Tensor* table, int n) {
-    size_t n_elements = 0;
-    for (int i = 0; i < n; i++) { n_elements += tensor_disk_elements(&table[i]) * (size_t)tensor_slices(&table[i]); }
+    const size_t n_elements = tensors_disk_count(table, n);
     return json_write(path,
                       json_pack("{s:{s:I, s:I}, s:o}", "metadata", "total_parameters", (json_int_t)n_elements,
                                 "total_size", (json_int_t)(sizeof(float) * n_elements), "weight_map", weight_map));

@@ -126,10 +126,9 @@ static inline void snapshot_save(Snapshot* s, const void* const* arenas, const s
 // n_bytes: of one checkpoint
 static inline void snapshot_print(const Snapshot* s, double n_bytes) {
     if (s->n_saved == 0) { return; }
-    printf("checkpoints: %d saved, %s each in %.2f s, the fastest in %.2f s (%s/s)", s->n_saved,
-           format_bytes(n_bytes).s, s->seconds_writing / s->n_saved, s->seconds_fastest,
-           format_bytes(n_bytes / s->seconds_fastest).s);
-    if (s->n_waits > 0) { printf("; training waited %.2f s for each", s->seconds_waited / s->n_waits); }
+    printf("checkpoints: %d of %s, each %.2f s, at best %.2f s", s->n_saved, format_bytes(n_bytes).s,
+           s->seconds_writing / s->n_saved, s->seconds_fastest);
+    if (s->n_waits > 0) { printf("; training waited %.2f s", s->seconds_waited / s->n_waits); }
     printf("\n");
 }
 

@@ -252,17 +252,19 @@ static inline double start_box_memory_(const Run* r) {
 // returns the bytes that are still to be taken
 static inline double start_box_(const Run* r) {
     const Model* m = r->model;
-#ifdef __CUDACC__
-    printf("%s: %s (%s, %s)\n", r->trainer->name, build_name(), FLOATX_NAME, processor_name().s);
-#else
-    printf("%s: %s (%s, %d lanes, %d threads)\n", r->trainer->name, build_name(), COMPILER, VLANES,
-           r->dev.n_threads);
-#endif
+    printf("%s: %s\n", r->trainer->name, build_name());
     options_print(r->table, r->n_options);
     box_line();
+#ifdef __CUDACC__
+    box_row("build", "%s, %s", FLOATX_NAME, processor_name().s);
+#else
+    box_row("build", "%s, %d lanes, %d thread%s", COMPILER, VLANES, r->dev.n_threads, r->dev.n_threads > 1 ? "s" : "");
+#endif
     r->trainer->box(r);
-    size_t n_parameters = tensors_count(m->table, m->n_table);
-    box_row("parameters", "%s = %zu", format_count((double)n_parameters).s, n_parameters);
+    const size_t n_parameters = tensors_disk_count(m->table, m->n_table);
+    const size_t n_padded = tensors_count(m->table, m->n_table);
+    box_row("parameters", n_padded > n_parameters ? "%s = %zu (padded: %zu)" : "%s = %zu",
+            format_count((double)n_parameters).s, n_parameters, n_padded);
     data_box(&r->data);
     if (run_is_training(r)) {
         box_update(&r->o, r->n_leaves, r->T);
@@ -299,6 +301,7 @@ static inline void start_device(Run* r) {
         return;
     }
     r->peak = matmul_peak(&r->dev);
+    r->peak_measured = seconds_now(CLOCK_MONOTONIC);
     comm_all_reduce(r->comm, &r->peak, 1, DT_F64, OP_SUM, HERE);
     const char* sparing = r->trainer->sparing;
     snprintf(remedy, sizeof remedy, "%s%sa smaller --batch-size, --seq-len or --model", sparing ? sparing : "",

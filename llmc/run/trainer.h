@@ -119,7 +119,8 @@ struct Run {
     Snapshot snapshot;         // what is being saved, or was last
     Verify verify;             // of --verify-every
     TensorBoard board;
-    double peak;               // flop/s of matrix products, 0: not known
+    double peak;               // flop/s of matrix products of all ranks, 0: not known
+    double peak_measured;      // when, by CLOCK_MONOTONIC
     Log log;
 };
 
