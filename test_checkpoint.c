@@ -256,13 +256,13 @@ static void test_leftovers(Test* t) {
     temp_file(&run, "step_000011/model.safetensors", "half", 4);
     temp_file(&run, "step_000012.tmp.txt", "mine", 4);
     // set aside
-    check(t, rename(checkpoint_folder(path, run.s, 2), temp_path(&run, "step_000002.old").s) == 0, "rename");
+    check(t, rename(checkpoint_folder(path, run.s, 2), temp_path(&run, "step_000002.replaced").s) == 0, "rename");
     // replaced
-    temp_file(&run, "step_000003.old/model.safetensors", "old", 3);
+    temp_file(&run, "step_000003.replaced/model.safetensors", "old", 3);
     check(t, checkpoint_newest(run.s, -1) == 3, "a leftover is taken for a checkpoint");
     checkpoint_clean(run.s);
-    const char* gone[] = {"step_000007.tmp", "step_000008.tmp", "step_000010", "step_000011", "step_000002.old",
-                          "step_000003.old"};
+    const char* gone[] = {"step_000007.tmp", "step_000008.tmp", "step_000010", "step_000011", "step_000002.replaced",
+                          "step_000003.replaced"};
     for (size_t i = 0; i < sizeof gone / sizeof gone[0]; i++) {
         check(t, !exists(&run, gone[i]), "%s is still there", gone[i]);
     }

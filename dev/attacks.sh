@@ -64,6 +64,40 @@ run 30 --resume --run run --steps 6
 check "folders named step_20 and step_7777 are nobody's checkpoints" went_on 000006
 check "and stay" test -e run/step_20/model.safetensors -a -e run/step_7777/manifest.json
 
+fresh
+cp -r run/step_000004 run/step_000004.old && cp -r run/step_000002 run/step_000002.old
+run 30 --resume --run run --steps 6
+check "copies that somebody has named step_N.old stay" \
+    test $status = 0 -a -e run/step_000004.old/model.safetensors -a -e run/step_000002.old/model.safetensors
+
+rm -rf run && mkdir run && echo '{"mine": 1}' >run/settings.json && echo mine >run/summary.json
+run 30 "${start[@]}" --steps 2 --run run
+check "files of somebody's under the names that a run writes are set aside" \
+    test $status = 0 -a "$(<run/settings.old-1.json)" = '{"mine": 1}' -a "$(<run/summary.old-1.json)" = mine
+
+rm -rf run && mkdir run && cp text.txt run/samples.txt && cp tiny.json run/settings.json
+run 30 "${start[@]}" --train run/samples.txt --steps 2 --run run
+check "the text that a run would read under its own names is refused" test $status = 2 -a -s run/samples.txt
+run 30 "${start[@]}" --config run/settings.json --steps 2 --run run
+check "and so is its config" test $status = 2 -a "$(cmp -s tiny.json run/settings.json; echo $?)" = 0
+
+rm -rf run && : >run
+run 30 "${start[@]}" --steps 2 --run run
+check "a file where the run's folder should be: status 2" test $status = 2 -a "$(grep -c 'expected a folder' err)" = 1
+rm run
+
+fresh
+mkfifo endless.txt
+run 10 "${start[@]}" --train endless.txt --steps 2 --run run
+check "an occupied folder is refused before any data is read" \
+    test $status = 2 -a "$(grep -c 'there are checkpoints in this folder' err)" = 1
+
+rm -rf run texts && mkdir texts && cp text.txt texts/
+run 30 "${start[@]}" --train texts --steps 2 --run texts/run --sample-every 1 --max-new-tokens 8
+run 30 --resume --run texts/run --steps 4
+check "a run inside the folder that it trains on reads no file of its own" test $status = 0
+rm -rf texts
+
 # ---- links ----
 fresh
 mkdir elsewhere/folder && echo '{}' >elsewhere/folder/model.safetensors
@@ -202,10 +236,10 @@ run 60 --resume --continue --run run
 check "--resume and --continue together are refused" test $status = 2
 
 # its only checkpoint is one that was being replaced when the process was killed, without RENAME_EXCHANGE
-rm -rf run/step_000006 && mv run/step_000004 run/step_000004.old
+rm -rf run/step_000006 && mv run/step_000004 run/step_000004.replaced
 run 60 "${start[@]}" --steps 6 --run run --continue
 check "--continue finds the checkpoint that a kill left aside" test $status = 0 -a "$(grep -c 'resumed.*after step 4' out)" = 1
-mv run/step_000006 run/step_000006.old && rm -rf run/step_000004
+mv run/step_000006 run/step_000006.replaced && rm -rf run/step_000004
 run 60 "${start[@]}" --steps 6 --run run
 check "and a start refuses to begin beside it" test $status = 2
 
@@ -224,7 +258,7 @@ check "--save-minutes saves by time: a killed run goes on" test $status = 0
 rm -rf run
 timeout 60 "$launch" -n 2 "$trainer" "${start[@]}" --grad-accum 2 --steps 300 --run run --save-minutes 0.0001 >out 2>err
 check "--save-minutes on two ranks: a checkpoint is at most a twentieth of the work" \
-    test $? = 0 -a "$(sed -n 's/^checkpoints: \([0-9]*\) saved.*/\1/p' out)" -lt 100
+    test $? = 0 -a "$(sed -n 's/^checkpoints: \([0-9]*\) of .*/\1/p' out)" -lt 100
 
 # ---- runs that begin in the same second ----
 rm -rf run runs

@@ -197,6 +197,8 @@ rm broken/step_000005/model.safetensors
 refuses "$inspect" "broken: step_000005: model.safetensors: cannot be opened" "a run with a broken checkpoint" broken
 check "its other checkpoint is shown as good" grep -qE "step_000004 .* verified" out
 check "and the broken one as broken" grep -qE "step_000005 .* model.safetensors: cannot be opened" out
+mkdir begun && cp runs/a/metrics.jsonl runs/a/settings.json begun/ && "$inspect" begun >out 2>/dev/null
+check "a run without a checkpoint says so" grep -qE "^  checkpoints +none yet$" out
 cp -r runs/a stopped
 mv stopped/step_000005 stopped/step_000005.tmp
 shows 0 "unfinished +step_000005.tmp" "what an interrupted save has left is no error" stopped

@@ -312,6 +312,7 @@ static inline void describe_run(Source* s, const char* run) {
     }
     if (n >= 0) { free(entries); }
     set_kind(s, "run", n_bytes);
+    if (json_array_size(rows) == 0) { fact(s, "checkpoints", json_string("none yet")); }
     json_object_set_new(s->report, "checkpoints", rows);
     json_decref(settings);
 }

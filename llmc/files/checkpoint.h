@@ -13,7 +13,7 @@ unseen. Which checkpoint is the newest is computed from what is there and verifi
     checkpoint_begin/publish/remove   each leaves whole checkpoints only, wherever a kill or a power cut falls into it
     checkpoint_clean        removes what such an interruption has left
     run_lock                one writer to a run
-Names in a run that are nobody's checkpoint: step_N.tmp is being written, or removed; step_N.old has been replaced; a
+Names in a run that are nobody's checkpoint: step_N.tmp is being written, or removed; step_N.replaced has been replaced; a
 folder with manifest.removed is being removed. doc/checkpoints.md goes through the protocol.
 Errors: checkpoint_verify returns the reason; fail_run names path and errno text when writing fails.
 Source: spec/reliability.md
@@ -360,9 +360,9 @@ static inline void checkpoint_clean(const char* run) {
         if (step < 0) { continue; }
         path_join(path, run, entry->d_name);
         checkpoint_folder(name, run, step);
-        if (strcmp(rest, ".old") == 0 && !path_exists(name)) {
+        if (strcmp(rest, ".replaced") == 0 && !path_exists(name)) {
             if (rename(path, name) != 0) { fail_run("%s: cannot be renamed to %s: %s", path, name, strerror(errno)); }
-        } else if (strcmp(rest, ".tmp") == 0 || strcmp(rest, ".old") == 0 ||
+        } else if (strcmp(rest, ".tmp") == 0 || strcmp(rest, ".replaced") == 0 ||
                    path_exists(path_join(manifest, path, "manifest.removed"))) {
             checkpoint_remove(path);
         } else if (!path_exists(path_join(manifest, path, "manifest.json"))) {
@@ -418,7 +418,7 @@ static inline int checkpoint_exchange_(const char* temporary, const char* folder
     char aside[PATH_BYTES];
     if (renameat2(AT_FDCWD, temporary, AT_FDCWD, folder, RENAME_EXCHANGE) == 0) { return 1; }
     if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) { return 0; }
-    if (snprintf(aside, sizeof aside, "%s.old", folder) >= PATH_BYTES) { errno = ENAMETOOLONG; return 0; }
+    if (snprintf(aside, sizeof aside, "%s.replaced", folder) >= PATH_BYTES) { errno = ENAMETOOLONG; return 0; }
     if (rename(folder, aside) != 0) { return 0; }
     return rename(temporary, folder) == 0 ? rename(aside, temporary) == 0 : (rename(aside, folder), 0);
 }

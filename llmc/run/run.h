@@ -9,7 +9,7 @@ folder.
     stop_on_signals    SIGTERM, SIGINT, SIGUSR1 and SIGHUP end a run after the step, with a checkpoint
     run_lr             the learning rate of a step: --lr, --schedule, --warmup, --final-lr, --lr-horizon
     run_summary        summary.json: how a run ended
-    settings.json      command line, options, build, data with checksums: enough to make the same run again
+    settings.json      command lines, options, build, data with checksums: enough to make the same run again
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
@@ -523,26 +523,51 @@ static inline void run_cut_samples_(const RunOptions* o, const RunState* s) {
 }
 
 // a new run stands beside no other's checkpoints
-static inline void run_check_unused_(const RunOptions* o) {
+static inline void run_check_unused(const RunOptions* o) {
+    struct stat status;
+    if (stat(o->run, &status) == 0 && !S_ISDIR(status.st_mode)) {
+        options_fail("run", "%s: expected a folder, or a name for a new one; found a file", o->run);
+    }
     if (o->resume || checkpoint_newest(o->run, -1) < 0) { return; }
     fail_input("%s: there are checkpoints in this folder: choose another --run, or go on with them by --resume",
                o->run);
 }
 
-// What an earlier start has left that ended before its first checkpoint: the run begins anew, its records are set aside
+enum { N_RUN_FILES = 4 };
+
+// the files that a run writes beside checkpoints
+static inline const char* const* run_file_names(void) {
+    static const char* const names[N_RUN_FILES] = {"metrics.jsonl", "samples.txt", "settings.json", "summary.json"};
+    return names;
+}
+
+// metrics.jsonl as metrics.old-2.jsonl
+static inline const char* run_old_name_(char path[PATH_BYTES], const RunOptions* o, const char* name, int number) {
+    char aside[64];
+    const char* dot = strchr(name, '.');
+    snprintf(aside, sizeof aside, "%.*s.old-%d%s", (int)(dot - name), name, number, dot);
+    return path_join(path, o->run, aside);
+}
+
+// What an earlier start has left that ended before its first checkpoint, or somebody else under these names: the run
+// begins anew, its records are set aside
 static inline void run_set_aside_(const RunOptions* o) {
-    const char* names[2] = {"metrics.jsonl", "samples.txt"};
-    for (int i = 0; i < 2; i++) {
-        char path[PATH_BYTES], aside[PATH_BYTES], name[64];
-        const char* dot = strchr(names[i], '.');
+    const char* const* names = run_file_names();
+    char path[PATH_BYTES], aside[PATH_BYTES], moved[128] = "";
+    int number = 1;
+    for (int i = 0; i < N_RUN_FILES; i++) {
+        while (path_exists(run_old_name_(aside, o, names[i], number))) { number++; }
+    }
+    for (int i = 0; i < N_RUN_FILES; i++) {
         if (!path_exists(path_join(path, o->run, names[i]))) { continue; }
-        for (int k = 1; k == 1 || path_exists(aside); k++) {
-            snprintf(name, sizeof name, "%.*s.old-%d%s", (int)(dot - names[i]), names[i], k, dot);
-            path_join(aside, o->run, name);
-        }
+        run_old_name_(aside, o, names[i], number);
         if (rename(path, aside) != 0) { fail_run("%s: cannot be renamed to %s: %s", path, aside, strerror(errno)); }
-        printf("%s: an earlier start of this run left no checkpoint: it begins anew, %s is now %s\n", o->run, names[i],
-               name);
+        const size_t used = strlen(moved);
+        snprintf(moved + used, sizeof moved - used, "%s%s", used > 0 ? ", " : "", names[i]);
+    }
+    if (*moved) {
+        printf("%s: holds no checkpoint, so the run begins anew: %s of before have .old-%d in their names now\n",
+               o->run, moved, number);
     }
 }
 
@@ -560,32 +585,58 @@ static inline void run_name_(Option* table, int n) {
     options_set(table, n, "run", name);
 }
 
+static inline json_t* run_command_(int argc, char** argv) {
+    json_t* command = json_array();
+    for (int i = 0; i < argc; i++) { json_array_append_new(command, json_string(argv[i])); }
+    return command;
+}
+
+// settings.json of the starts before this one, or NULL
+static inline json_t* run_old_settings_(const char* path, int resumes) {
+    return resumes && path_exists(path) ? json_read(path) : NULL;
+}
+
+// "command" is the one that began the run; "starts" has them all, each with the step after which it went on
+static inline void run_add_starts_(json_t* settings, json_t* before, const RunState* s, int argc, char** argv) {
+    json_t *starts = json_incref(json_object_get(before, "starts")), *command = run_command_(argc, argv);
+    char folder[PATH_BYTES];
+    if (!json_is_array(starts)) { starts = json_array(); }
+    json_t* first = json_object_get(before, "command");
+    json_object_set(settings, "command", json_is_array(first) ? first : command);
+    json_array_append_new(
+        starts, json_pack("{s:o, s:i, s:s, s:s, s:I}", "command", command, "after_step", s->step, "folder",
+                          getcwd(folder, sizeof folder) ? folder : "", "commit", COMMIT, "time",
+                          (json_int_t)seconds_now(CLOCK_REALTIME)));
+    json_object_set_new(settings, "starts", starts);
+    json_decref(before);
+}
+
 static inline void run_open(Log* log, Option* table, int n, const RunOptions* o, const RunState* s, const Device* dev,
                             int n_ranks, const TokenData* train, const TokenData* val, int argc, char** argv) {
     const int resume_step = o->resume ? s->step : -1;
     char path[PATH_BYTES];
     if (!*o->run) { run_name_(table, n); }
-    run_check_unused_(o);
+    run_check_unused(o);
     json_t* train_json = data_to_json_(train);
     make_folder(o->run);
     if (resume_step < 0) {
         run_lock(o->run);
         checkpoint_clean(o->run);
-        run_check_unused_(o);  // again: by now nobody else writes
+        run_check_unused(o);  // again: by now nobody else writes
         run_set_aside_(o);
     } else {
         run_check_data_(path_join(path, o->run, "settings.json"), table, n, o, train_json);
         run_cut_samples_(o, s);
     }
     log_open(log, o->run, resume_step, !s->interrupted);
-    json_t* command = json_array();
-    for (int i = 0; i < argc; i++) { json_array_append_new(command, json_string(argv[i])); }
-    json_replace(path_join(path, o->run, "settings.json"),
-                 json_pack("{s:s, s:o, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:o, s:o}", "trainer",
-                           program_invocation_short_name, "command", command, "options", options_to_json(table, n),
-                           "build", build_name(), "compiler", COMPILER, "flags", FLAGS, "commit", COMMIT, "cpu",
-                           processor_name().s, "lanes", VLANES, "threads", dev->n_threads, "ranks", n_ranks, "train",
-                           train_json, "val", data_to_json_(val)));
+    path_join(path, o->run, "settings.json");
+    json_t* settings = json_pack("{s:s, s:n, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:o, s:o}", "trainer",
+                                 program_invocation_short_name, "command", "options", options_to_json(table, n),
+                                 "build", build_name(), "compiler", COMPILER, "flags", FLAGS, "commit", COMMIT, "cpu",
+                                 processor_name().s, "lanes", VLANES, "threads", dev->n_threads, "ranks", n_ranks,
+                                 "train", train_json, "val", data_to_json_(val));
+    run_add_starts_(settings, run_old_settings_(path, resume_step >= 0), s, argc, argv);
+    json_replace(path, settings);
 }
 
 // a sample made while training, to the terminal and to samples.txt

@@ -26,6 +26,14 @@ static inline void start_check_trainer_(const Trainer* t) {
 
 // ---- options and sizes ----
 
+// will it train, as far as one can say before the data is open?
+static inline int start_names_data_(const Run* r) {
+    const char* names[] = {"train", "token-file", "token-dir"};
+    int n = 0;
+    for (int i = 0; i < 3; i++) { n += *options_text(r->table, r->n_options, names[i]) != '\0'; }
+    return n > 0 && !run_is_generating(r) && !*r->o.probe && !r->o.eval_only && !r->o.dry_run;
+}
+
 static inline void start_parse_(Run* r, int argc, char** argv) {
     const Trainer* t = r->trainer;
     start_check_trainer_(t);
@@ -40,6 +48,7 @@ static inline void start_parse_(Run* r, int argc, char** argv) {
     r->state = goes_on ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
     if (goes_on) { options_set(r->table, r->n_options, "resume", "1"); }
     if (t->parsed) { t->parsed(r); }
+    if (!goes_on && r->comm->rank == 0 && start_names_data_(r) && *r->o.run) { run_check_unused(&r->o); }
 }
 
 static inline void start_freeze_(Run* r) {
@@ -81,12 +90,31 @@ static inline int start_is_one_of_(const char* name, const char* const* names) {
     return 0;
 }
 
+static inline int start_is_input_(const Option* row) {
+    static const char* const written[] = {"export-bin", "probe-out", "embeddings-out", "export-hf", "run", NULL};
+    static const char* const paths[] = {"PATH", "FILE", "DIR", "IN", "WHERE", "bytes|PATH", NULL};
+    return row->type == OPTION_TEXT && start_is_one_of_(row->takes, paths) && !start_is_one_of_(row->name, written);
+}
+
+// what a run reads has no name in its folder that the run will give to a file of its own
+static inline void start_check_inputs_(const Run* r) {
+    char path[PATH_BYTES];
+    if (!*r->o.run || r->o.resume) { return; }
+    for (int i = 0; i < N_RUN_FILES; i++) {
+        path_join(path, r->o.run, run_file_names()[i]);
+        for (int k = 0; k < r->n_options; k++) {
+            const Option* row = &r->table[k];
+            if (!start_is_input_(row) || !path_is_same(path, *(const char**)row->value)) { continue; }
+            options_fail(row->name, "%s is a file that the run in --run %s writes: give another name or folder",
+                         *(const char**)row->value, r->o.run);
+        }
+    }
+}
+
 // An output takes the name of nothing that is read: it would be gone. Nor does it lie in the run's folder, whose files
 // are the run's, or take the name of another output
 static inline void start_check_outputs_(const Run* r) {
     static const char* const outputs[] = {"export-bin", "probe-out", "embeddings-out", "export-hf", NULL};
-    static const char* const written[] = {"export-bin", "probe-out", "embeddings-out", "export-hf", "run", NULL};
-    static const char* const paths[] = {"PATH", "FILE", "DIR", "IN", "WHERE", "bytes|PATH", NULL};
     for (int i = 0; outputs[i]; i++) {
         const char* output = options_text(r->table, r->n_options, outputs[i]);
         if (!*output || (strcmp(outputs[i], "probe-out") == 0 && !*r->o.probe)) { continue; }
@@ -102,9 +130,7 @@ static inline void start_check_outputs_(const Run* r) {
         if (strcmp(outputs[i], "export-hf") == 0) { continue; }  // a folder: hf_export_check looks into it
         for (int k = 0; k < r->n_options; k++) {
             const Option* row = &r->table[k];
-            const int is_input = row->type == OPTION_TEXT && start_is_one_of_(row->takes, paths) &&
-                                 !start_is_one_of_(row->name, written);
-            if (!is_input || !path_overwrites(output, *(const char**)row->value)) { continue; }
+            if (!start_is_input_(row) || !path_overwrites(output, *(const char**)row->value)) { continue; }
             options_fail(outputs[i], "%s is what --%s reads: give another name", output, row->name);
         }
         if (path_overwrites(output, r->weights) || path_overwrites(output, r->config)) {
@@ -136,6 +162,7 @@ static inline void start_plan_(Run* r) {
     if (run_is_training(r) || *o->export_hf) { run_end_of_text(r); }
     if (*o->export_hf) { hf_export_check(o->export_hf); }
     start_check_outputs_(r);
+    if (run_is_training(r)) { start_check_inputs_(r); }
     if (run_is_training(r) && !model_learns(r->model)) {
         options_fail("freeze", "every tensor is frozen: nothing learns");
     }

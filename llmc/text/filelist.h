@@ -2,7 +2,7 @@
 The files behind a path as a user gives it: a file, a pattern (*, ?, []) or a folder.
 A pattern gives the files it matches, in byte order of their paths. A folder is walked depth first, names in byte order.
 Left out are hidden files and folders, symbolic links, folders named build, runs, __pycache__, node_modules or .venv,
-and what a .gitignore says, in the folder or in one inside it (those above the folder are not looked for):
+folders of runs (they hold settings.json and metrics.jsonl), and what a .gitignore says, in the folder or in one inside it (those above the folder are not looked for):
     # comment       blank lines and lines with # are skipped, as are spaces at the end of a line
     name  *.log     files and folders of that name, wherever they are below; *, ? and [] as in a shell (fnmatch)
     name/           folders only
@@ -142,6 +142,19 @@ static inline int file_list_is_build_folder_(const char* name) {
     return 0;
 }
 
+// the folder of a run, whose log and samples are no text to train on
+static inline int file_list_is_run_(const char* folder) {
+    const char* names[] = {"settings.json", "metrics.jsonl"};
+    int n = 0;
+    for (int i = 0; i < 2; i++) {
+        char* path = (char*)malloc_check(strlen(folder) + strlen(names[i]) + 2, "path");
+        sprintf(path, "%s/%s", folder, names[i]);
+        n += access(path, F_OK) == 0;
+        free(path);
+    }
+    return n == 2;
+}
+
 static inline void file_list_walk_(FileList* list, const char* folder, const IgnoreFile* above) {
     struct dirent** entries;
     IgnoreFile ignore;
@@ -158,7 +171,7 @@ static inline void file_list_walk_(FileList* list, const char* folder, const Ign
             int is_file = S_ISREG(status.st_mode),
                 is_folder = S_ISDIR(status.st_mode) && !file_list_is_build_folder_(name);
             if (is_file && !ignore_says_(&ignore, path, 0)) { file_list_add_(list, path); }
-            if (is_folder && !ignore_says_(&ignore, path, 1)) { file_list_walk_(list, path, &ignore); }
+            if (is_folder && !ignore_says_(&ignore, path, 1) && !file_list_is_run_(path)) { file_list_walk_(list, path, &ignore); }
         }
         free(path);
         free(entries[i]);
