@@ -880,7 +880,7 @@ static json_t* mamba_summary(const Run* r) {
     const Workplace* w = workplace(r);
     const int frozen = w->mamba.config.L - model_layers_learning(r->model);
     return json_pack("{s:i, s:i, s:s, s:f, s:i, s:s}", "layers", w->mamba.config.L, "frozen", frozen, "head",
-                     head_name(w->mamba.config.head.kind).s, "ff_lr", (double)w->m.ff_lr, "bp_cadence_steps",
+                     head_name(w->mamba.config.head.kind).s, "ff_lr", shortest_double(w->m.ff_lr), "bp_cadence_steps",
                      w->m.bp_cadence, "gradient_surgery_method",
                      surgery_name(w->mamba.ff.surgery.config.method).s);
 }

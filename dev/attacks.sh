@@ -285,6 +285,8 @@ once=(--config tiny.json --seq-len 16 --batch-size 2 --eval-every 0 --threads 1 
 refused "text under the name that an output has first" in.txt.tmp "${once[@]}" --train in.txt.tmp --export-bin in.txt
 refused "text that a pattern with another spelling matches" part_0.txt "${once[@]}" --train './part_*.txt' --export-bin part_0.txt
 refused "the config.json beside a model that is read" hf/config.json --from hf/model.safetensors --export-bin hf/config.json
+echo "train = text.txt" >settings.args
+refused "the file of --args" settings.args "${once[@]}" --args settings.args --export-bin settings.args
 cp text.txt book.txt
 timeout 20 "$tokenize" --tokenizer bytes --out book.txt book.txt >out 2>err
 check "tokenize does not write over what it reads" test $? = 2 -a "$(cmp -s text.txt book.txt; echo $?)" = 0

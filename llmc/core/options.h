@@ -456,6 +456,17 @@ static inline void options_parse(Option* table, int n, int argc, char** argv, co
     failure_()->silent = 0;
 }
 
+// the file of the k-th --args on the command line; NULL: there are no more
+static inline const char* options_args_file(int argc, char** argv, int k) {
+    for (int i = 1; i < argc; i++) {
+        const char* value = strncmp(argv[i], "--args=", 7) == 0 ? argv[i] + 7
+                          : strcmp(argv[i], "--args") == 0      ? argv[i + 1]
+                                                                : NULL;
+        if (value && k-- == 0) { return value; }
+    }
+    return NULL;
+}
+
 static inline void options_free(Option* table, int n) {
     for (int i = 0; i < n; i++) {
         if (table[i].type != OPTION_TEXT) { continue; }
@@ -520,9 +531,7 @@ static inline json_t* options_to_json(const Option* table, int n) {
         if (o->type == OPTION_SWITCH) { value = json_boolean(*(int*)o->value); }
         else if (o->type == OPTION_INT) { value = json_integer(*(int*)o->value); }
         else if (o->type == OPTION_FLOAT) {
-            float x = *(float*)o->value;
-            double shortest = strtod(format_float(x).s, NULL);
-            value = json_real((float)shortest == x ? shortest : (double)x);
+            value = json_real(shortest_double(*(float*)o->value));
         }
         else if (o->type == OPTION_CHOICE) { value = json_string(choice_name(o->takes, *(int*)o->value).s); }
         else { value = json_string(*(const char**)o->value); }

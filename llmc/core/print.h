@@ -75,6 +75,12 @@ static inline ShortText format_float(float x) {
     return out;
 }
 
+// the double of that text: as JSON it is written as people write it, 1e-05, and cast to float it is x
+static inline double shortest_double(float x) {
+    const double shortest = strtod(format_float(x).s, NULL);
+    return (float)shortest == x ? shortest : (double)x;
+}
+
 // a text from outside for one line of a message: plain, and past 60 bytes cut off with "..."
 static inline ShortText format_text(const char* text) {
     ShortText out;

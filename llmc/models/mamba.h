@@ -124,7 +124,7 @@ static inline FileSum config_save(const char* path, const Config* c, int eot) {
         "torch_dtype", "float32", "hidden_act", "silu",
         "vocab_size", c->V, "num_hidden_layers", c->L, "hidden_size", c->M,
         "expand", c->E % c->M == 0 ? c->E / c->M : 1, "intermediate_size", c->E, "state_size", c->NS,
-        "conv_kernel", c->K, "time_step_rank", c->R, "layer_norm_epsilon", (double)c->eps,
+        "conv_kernel", c->K, "time_step_rank", c->R, "layer_norm_epsilon", shortest_double(c->eps),
         "use_bias", c->use_bias, "use_conv_bias", c->use_conv_bias, "residual_in_fp32", 1,
         "tie_word_embeddings", c->head.tied, "bos_token_id", eot, "eos_token_id", eot, "pad_token_id", eot);
     if (!is_language_model) { json_object_set_new(json, "layer", json_string("mamba1")); }

@@ -158,9 +158,10 @@ static inline double ranks_box(Comm* c, const Tensor* table, int n, const int* f
     const double gradients = dp_gradient_bytes(&s);
     *moment = sizeof(float) * (double)s.n_kept;
     if (n_leaves < c->size && c->rank == 0) {
-        warn_line("%d ranks, but %d micro-batches in an update: %d ranks have nothing to compute (--batch-tokens or "
+        const int n_idle = c->size - n_leaves;
+        warn_line("%d ranks, but %d micro-batch%s in an update: %d rank%s nothing to compute (--batch-tokens or "
                   "--grad-accum, --batch-size)",
-                  c->size, n_leaves, c->size - n_leaves);
+                  c->size, n_leaves, n_leaves > 1 ? "es" : "", n_idle, n_idle > 1 ? "s have" : " has");
     }
     if (c->size > 1) {
         box_row("ranks", "%d over %s%s (%s), --zero %d", c->size, comm_device_kind(), comm_kind_name(c),

@@ -113,7 +113,7 @@ static inline void start_check_inputs_(const Run* r) {
 
 // An output takes the name of nothing that is read: it would be gone. Nor does it lie in the run's folder, whose files
 // are the run's, or take the name of another output
-static inline void start_check_outputs_(const Run* r) {
+static inline void start_check_outputs_(const Run* r, int argc, char** argv) {
     static const char* const outputs[] = {"export-bin", "probe-out", "embeddings-out", "export-hf", NULL};
     for (int i = 0; outputs[i]; i++) {
         const char* output = options_text(r->table, r->n_options, outputs[i]);
@@ -133,6 +133,10 @@ static inline void start_check_outputs_(const Run* r) {
             if (!start_is_input_(row) || !path_overwrites(output, *(const char**)row->value)) { continue; }
             options_fail(outputs[i], "%s is what --%s reads: give another name", output, row->name);
         }
+        for (int k = 0; options_args_file(argc, argv, k); k++) {
+            options_refuse(path_is_same(output, options_args_file(argc, argv, k)), outputs[i],
+                           "is the file of --args: give another name");
+        }
         if (path_overwrites(output, r->weights) || path_overwrites(output, r->config)) {
             options_fail(outputs[i], "%s belongs to the model that is read: give another name", output);
         }
@@ -140,7 +144,7 @@ static inline void start_check_outputs_(const Run* r) {
 }
 
 // sizes that follow from the model and the data; conflicts
-static inline void start_plan_(Run* r) {
+static inline void start_plan_(Run* r, int argc, char** argv) {
     RunOptions* o = &r->o;
     start_plan_rows_(r);
     if (r->trainer->check) { r->trainer->check(r); }
@@ -161,7 +165,7 @@ static inline void start_plan_(Run* r) {
     // config.json names it: refuse now, not at a checkpoint
     if (run_is_training(r) || *o->export_hf) { run_end_of_text(r); }
     if (*o->export_hf) { hf_export_check(o->export_hf); }
-    start_check_outputs_(r);
+    start_check_outputs_(r, argc, argv);
     if (run_is_training(r)) { start_check_inputs_(r); }
     if (run_is_training(r) && !model_learns(r->model)) {
         options_fail("freeze", "every tensor is frozen: nothing learns");
@@ -189,7 +193,7 @@ static inline void start_open(Run* r, int argc, char** argv) {
     else { data_open(&r->data, &r->o, &r->tokenizer); }
     r->trainer->choose(r);
     start_freeze_(r);
-    start_plan_(r);
+    start_plan_(r, argc, argv);
     ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->data.train, &r->data.val);
     start_check_left_(r);
 }
