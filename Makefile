@@ -212,17 +212,17 @@ cuda_folder:
 cuda_names:
 	@echo $(CUDA_PROGRAMS)
 
-# the first steps: each has a run folder of its own
-run: RUN ?= runs/hello
+# the first steps: each has a run folder of its own. Recipes take RUN from the environment, as it is: its name may have blanks
+run: export RUN ?= runs/hello
 run: TRAINER = train_gpt2 --args dev/hello.txt
-run-mamba: RUN ?= runs/hello-mamba
+run-mamba: export RUN ?= runs/hello-mamba
 run-mamba: TRAINER = train_mamba_hpn --args dev/hello_mamba.txt
 run run-mamba: setup
-	@if [ -e $(RUN) ]; then echo "$(RUN) exists already: make $@ RUN=runs/another, or remove it"; exit 2; fi
+	@if [ -e "$$RUN" ]; then echo "$$RUN exists already: make $@ RUN=runs/another, or remove it"; exit 2; fi
 	@$(MAKE) --no-print-directory $(firstword $(TRAINER))
 	@# a thread that waits spins a few microseconds, then sleeps: beside other programs the rest cannot stall it
-	GOMP_SPINCOUNT=10000 ./$(TRAINER) --run $(RUN)
-	@$(MAKE) --no-print-directory plot RUN=$(RUN)
+	GOMP_SPINCOUNT=10000 ./$(TRAINER) --run "$$RUN"
+	@$(MAKE) --no-print-directory plot
 
 run-digits: RUN ?= runs/digits
 run-digits:
@@ -230,9 +230,9 @@ run-digits:
 	@$(MAKE) --no-print-directory train_mamba_hpn
 	@dev/examples/digits.sh $(RUN)
 
-plot: RUN ?= runs/hello
+plot: export RUN ?= runs/hello
 plot:
-	@$(PYTHON) dev/tools/plot.py $(RUN)
+	@$(PYTHON) dev/tools/plot.py "$$RUN"
 
 check: $(TESTS:%=$(BUILD)/%)
 	@dev/test.sh check $^

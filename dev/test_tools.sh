@@ -394,4 +394,44 @@ mv stop.jsonl stop/metrics.jsonl
 refuses "$plot" "stop/metrics.jsonl:3: step: expected a number" "a record without a step" stop
 refuses "$plot" "invalid choice" "another axis" --x loss runs/a
 
+# names with blanks and what matplotlib takes for a formula, as make hands them on: all runs in one word
+mkdir -p "runs/a b" 'runs/$x^ y'
+cp runs/b/metrics.jsonl "runs/a b/"
+cp runs/b/metrics.jsonl 'runs/$x^ y/'
+drawn "a name with blanks" "runs/a b/loss" "runs/a b"
+drawn "a name with what begins a formula" 'runs/$x^ y/loss' 'runs/$x^ y'
+drawn "several runs in one word, some with blanks" runs/compare "runs/a b  runs/b "'runs/$x^ y'
+check "each of them is found" grep -q 'a b</td>.*>b</td>.*x^ y</td>' runs/compare.html
+refuses "$plot" "no such/metrics.jsonl: No such file" "one of them that is not there" "runs/a b no such"
+make -s -C "$root" plot PYTHON="$python" RUN="$work/runs/a b $work/runs/b" >out 2>err
+check "make plot RUN=\"...\" with such a name" grep -q "^wrote .*compare.html" out
+
+# ---- plot: numbers that no sound run has ----
+
+like_b() {  # NAME EDIT...: the records of runs/b, edited by sed
+    mkdir -p "odd/$1"
+    sed "${@:2}" runs/b/metrics.jsonl >"odd/$1/metrics.jsonl"
+}
+like_b large '5s/"loss": [^,]*/"loss": 1e308/; 6s/"loss": [^,]*/"loss": -1e308/'
+drawn "a loss of 1e308 and one of -1e308" odd/large/loss odd/large
+check "are not drawn, in one line" test "$(grep -c '2 numbers beyond 1e+100 not drawn' out) $(wc -l <out)" = "1 $((2 + 1))"
+like_b infinite 's/"loss": [^,]*, "norm": [^,]*, "lr": [^,]*/"loss": Infinity, "norm": NaN, "lr": 1e999/'
+drawn "no number is finite" odd/infinite/loss runs/b odd/infinite --out odd/infinite/loss
+like_b digits "s/\"norm\": [^,]*/\"norm\": $(printf '9%.0s' {1..400})/"
+drawn "an integer that no double holds" odd/digits/loss odd/digits
+like_b spread '5s/"loss": [^,]*/"loss": 1e99/; 6s/"loss": [^,]*/"loss": 5e-324/'
+drawn "losses from 5e-324 to 1e99" odd/spread/loss odd/spread
+check "with labels that have room" test "$(grep -o '<text class="y"[^<]*' odd/spread/loss.html | grep -c .)" -lt 60
+like_b far '$s/"step": [^,]*/"step": 9007199254740992/'
+drawn "a step of 2^53" odd/far/loss odd/far
+like_b farther '$s/"step": [^,]*/"step": 9007199254740993/'
+refuses "$plot" "step: expected an integer 0..2^53, found 9007199254740993" "a step beyond" odd/farther
+like_b nested "\$s/.*/$(printf '[%.0s' {1..9999})/"
+refuses "$plot" "expected a JSON object" "a record nested 9999 deep" odd/nested
+mkdir odd/pipe
+mkfifo odd/pipe/metrics.jsonl
+refuses "$plot" "expected a file, found a folder, pipe or device" "a pipe" odd/pipe
+echo '{"a": "\ud800"}' >"runs/a b/settings.json"
+drawn "half a character in the settings" "runs/a b/loss" "runs/a b"
+
 finish

@@ -8,11 +8,13 @@ Draws how a run went, or several beside each other:    make plot RUN=runs/a    m
 The PNG needs matplotlib. The HTML needs nothing but Python and no network: point at a diagram to read its numbers; it also
 shows the settings (of several runs: those that differ). Bold lines are means over a fiftieth of the longest run, faint ones
 are each step. A step that computed no loss has no point; other keys of a trainer's own are left alone.
+A RUN may also be several folders with blanks between, as make hands them on; a name with blanks is found as it is.
 Runs may still go on: a last line of metrics.jsonl without its end is left out with a note. Updates that were skipped and
 numbers that are not finite leave gaps. The time axis is time spent in updates, so pauses before a resume don't count.
 Exit status: 0 drawn (without matplotlib a line says that the PNG is not), 1 cannot write, 2 wrong input, in one line.
 """
 import argparse
+import bisect
 import html
 import json
 import math
@@ -20,92 +22,22 @@ import os
 import string
 import sys
 
-KEYS = ("step", "loss", "norm", "lr", "ms", "tokens", "tok_per_s", "peak", "skipped", "val_loss", "val_bpb", "time")
+from runs import (COLORS, DARK_COLORS, DASHES, KEYS, SAME_IN_NONE, InputError, is_finite, read_metrics, read_settings,
+                  split_folders)
+
 ACCURACY = "acc1"  # a key that not every trainer has
-# Okabe and Ito's colours, which people with any kind of colour vision tell apart; the second list is for dark pages
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4d")
-DARK_COLORS = ("#56b4e9", "#ff8c42", "#2fc79a", "#e39ac4", "#f0c34e", "#9ad4f5", "#c9c9c9")
-DASHES = ("", "6 3", "2 3")  # after the last colour they come again, dashed
 FEW = 2  # up to so many steps are drawn as points too: a line through one is nothing
 NAME_LENGTH = 40
 MARGIN_LEFT, MARGIN_RIGHT = 56, 14  # of a diagram in the page, in its own units
-
-
-class InputError(Exception):
-    """What is wrong with the input, in one line."""
-
-
-# ---- reading ----
-
-
-def parse_record(line, where):
-    """One line of metrics.jsonl as a dict of KEYS; non-finite numbers count as null, as they are for the writer."""
-    try:
-        record = json.loads(line)
-    except ValueError:  # of which broken UTF-8 is one
-        raise InputError(f"{where}: expected a JSON object, found {line[:60].decode(errors='replace')!r}") from None
-    if not isinstance(record, dict):
-        raise InputError(f"{where}: expected a JSON object, found {str(record)[:60]!r}")
-    if "schema" in record:
-        return None
-    for key in KEYS:
-        value = record.get(key, "nothing")
-        if not (value is None or isinstance(value, (int, float))):
-            raise InputError(f"{where}: {key}: expected a number or null, found {str(value)[:60]!r}")
-        if isinstance(value, float) and not math.isfinite(value):
-            record[key] = None
-    if type(record["step"]) is not int or record["step"] < 0:
-        raise InputError(f"{where}: step: expected an integer of at least 0, found {record['step']!r}")
-    found = record.get(ACCURACY)
-    record[ACCURACY] = float(found) if isinstance(found, (int, float)) and math.isfinite(found) else None
-    return record
-
-
-def read_metrics(path):
-    """The records of updates and those of validations, each in the order of their steps."""
-    try:
-        with open(path, "rb") as file:
-            lines = file.read().split(b"\n")
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            records.append(parse_record(line, f"{path}:{number}") if line.strip() else None)
-        except InputError:
-            if number < len(lines):
-                raise
-            print(f"{path}:{number}: the last line is not complete (a run was stopped, or still writes): left out")
-    records = sorted(filter(None, records), key=lambda record: record["step"])
-    updates = [record for record in records if record["tokens"] is not None]
-    validations = [record for record in records if record["tokens"] is None]
-    return updates, validations
-
-
-def read_settings(path):
-    """Rows (name, value) of settings.json, names of inner objects joined by dots; none if there is no such file."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            settings = json.load(file)
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        print(f"{path}: left out: {error}")
-        return []
-    rows = []
-
-    def flatten(name, value):
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                flatten(f"{name}.{key}" if name else key, inner)
-        else:
-            rows.append((name, value if isinstance(value, str) else json.dumps(value)))
-
-    flatten("", settings)
-    return rows
+LARGEST = 1e100  # room for sums, differences and margins of what is drawn; no number of a sound run comes near
 
 
 # ---- runs ----
+
+
+def printable(text):
+    """Without the halves of characters that stand for bytes which are no UTF-8, in the name of a folder."""
+    return text.encode(errors="replace").decode()
 
 
 class Run:
@@ -113,11 +45,26 @@ class Run:
 
     def __init__(self, folder):
         self.folder = folder
-        self.name = os.path.basename(os.path.abspath(folder))
-        self.updates, self.validations = read_metrics(os.path.join(folder, "metrics.jsonl"))
+        self.name = printable(os.path.basename(os.path.abspath(folder)))
+        records = self.drawable(read_metrics(os.path.join(folder, "metrics.jsonl")))
+        self.updates = [record for record in records if record["tokens"] is not None]
+        self.validations = [record for record in records if record["tokens"] is None and record["val_loss"] is not None]
         self.settings = read_settings(os.path.join(folder, "settings.json"))
-        self.validations = [record for record in self.validations if record["val_loss"] is not None]
         self.x, self.validation_x = [], []
+
+    def drawable(self, records):
+        """The records without numbers for which no diagram has room, which is said."""
+        n_lost = 0
+        for record in records:
+            accuracy = record.get(ACCURACY)
+            record[ACCURACY] = float(accuracy) if isinstance(accuracy, (int, float)) and is_finite(accuracy) else None
+            for key in KEYS[1:] + (ACCURACY,):
+                if record[key] is not None and abs(record[key]) > LARGEST:
+                    record[key] = 0 if key == "tokens" else None  # null tokens would make it a validation
+                    n_lost += 1
+        if n_lost:
+            print(f"{os.path.join(self.folder, 'metrics.jsonl')}: {n_lost} number{'s' * (n_lost > 1)} beyond {LARGEST:g} not drawn")
+        return records
 
     def place(self, axis, unit):
         """Sets the positions of updates and validations; seconds of time count in units of `unit`."""
@@ -129,12 +76,12 @@ class Run:
                 position = record[axis]
             positions[record["step"]] = position
             self.x.append(position)
-        steps = sorted(positions)
+        steps = sorted(positions)  # 0 is one of them
         for record in self.validations:
             if axis == "step":
                 self.validation_x.append(record["step"])
             else:  # at the last update before it
-                self.validation_x.append(positions[max(step for step in steps if step <= record["step"])])
+                self.validation_x.append(positions[steps[bisect.bisect(steps, record["step"]) - 1]])
 
     def computed(self, key):
         """Positions and records of the updates that computed this; a skipped one did, even if the number is not finite."""
@@ -161,7 +108,7 @@ def read_runs(folders):
     names = [run.name for run in drawn]
     for run in drawn:
         if names.count(run.name) > 1:  # the same name in two places
-            run.name = os.path.normpath(run.folder)
+            run.name = printable(os.path.normpath(run.folder))
         if len(run.name) > NAME_LENGTH:
             half = (NAME_LENGTH - 3) // 2
             run.name = f"{run.name[:half]}...{run.name[-half:]}"
@@ -185,16 +132,25 @@ def place_runs(runs, axis):
 
 
 def smooth(values, half):
-    """Mean over `half` steps before and after each one, so that the curve does not lag; None where no value is."""
-    sums, counts = [0.0], [0]
+    """
+    Mean over `half` steps before and after each one, so that the curve does not lag; None where no value is. A window is the
+    end of one block of its length and the beginning of the next. Nothing is subtracted, so what is rounded away beside an
+    outlier comes back behind it.
+    """
+    window, terms = 2 * half + 1, [0.0] * half + [value or 0.0 for value in values] + [0.0] * half
+    until, since = terms[:], terms[:]  # sums from the beginning of a block, and to its end
+    for i in range(len(terms)):
+        until[i] += until[i - 1] if i % window else 0.0
+    for i in reversed(range(len(terms) - 1)):
+        since[i] += since[i + 1] if (i + 1) % window else 0.0
+    counts = [0]
     for value in values:
-        sums.append(sums[-1] + (value or 0.0))
         counts.append(counts[-1] + (value is not None))
     means = []
     for i in range(len(values)):
-        first, end = max(0, i - half), min(len(values), i + half + 1)
-        n = counts[end] - counts[first]
-        means.append((sums[end] - sums[first]) / n if n else None)
+        n = counts[min(len(values), i + half + 1)] - counts[max(0, i - half)]
+        total = until[i + 2 * half] + (since[i] if i % window else 0.0)
+        means.append(total / n if n else None)
     return means
 
 
@@ -278,7 +234,7 @@ def make_panels(runs):
 def short(n):
     """25000 -> 25k, 1200000 -> 1.2M; small numbers with the digits they need."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(n) >= size:
+        if size <= abs(n) < 1e16:
             return f"{n / size:.4g}{letter}"
     return f"{n:.4g}"
 
@@ -323,10 +279,15 @@ def differing_settings(runs):
     every = [dict(run.settings) for run in runs]
     names = [name for name, _ in max((run.settings for run in runs), key=len)]
     rows = [(name, [settings.get(name, "-") for settings in every]) for name in names]
-    return [(name, values) for name, values in rows if len(set(values)) > 1 and name not in ("command", "options.run")]
+    return [(name, values) for name, values in rows if len(set(values)) > 1 and name not in SAME_IN_NONE]
 
 
 # ---- PNG ----
+
+
+def plain(text):
+    """A name for matplotlib, which reads what stands between two $ as a formula."""
+    return text.replace("$", r"\$")
 
 
 def with_gaps(values):
@@ -340,7 +301,7 @@ def draw_axes(axes, panel):
                  "linestyle": (0, [float(n) / 1.6 for n in dash.split()]) if dash else "-"}
         if series.line is not series.raw:
             axes.plot(series.x, with_gaps(series.raw), color=style["color"], alpha=0.25, linewidth=0.8)
-        axes.plot(series.x, with_gaps(series.line), linewidth=1.7, label=series.name, marker="o" if series.dots else None,
+        axes.plot(series.x, with_gaps(series.line), linewidth=1.7, label=plain(series.name), marker="o" if series.dots else None,
                   markersize=4, **style)
     axes.set_yscale("log" if panel.log else "linear")
     axes.set_ylim(*panel.limits())
@@ -391,7 +352,7 @@ def write_png(path, runs, panels, x_name, x_range):
         labels = first.get_legend_handles_labels()
         figure.legend(*labels, loc="outside upper left", ncols=min(len(runs), 4), frameon=False, fontsize=11)
     else:
-        title = f"{runs[0].name}:  " + "  |  ".join(f"{key} {value}" for key, value in summary(runs[0]))
+        title = f"{plain(runs[0].name)}:  " + "  |  ".join(f"{key} {value}" for key, value in summary(runs[0]))
         figure.suptitle(title, x=0.01, ha="left", fontsize=min(11, 1850 / len(title)))  # as wide as the picture at most
         if len(panels[0].series) > 1:
             first.legend(frameon=False, fontsize=10)
@@ -406,8 +367,9 @@ def write_png(path, runs, panels, x_name, x_range):
 def ticks(low, high, log, most=6):
     """Round numbers inside the range, at most so many: 1, 2, 5 times a power of ten."""
     if log:
-        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        factors = (1, 2, 5) if math.log10(high / low) < 3 else (1,)
+        decades = math.log10(high) - math.log10(low)
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1, math.ceil(decades / most))
+        factors = (1, 2, 5) if decades < 3 else (1,)
         every = [factor * 10.0**power for power in powers for factor in factors]
     else:
         size = 10.0 ** math.floor(math.log10((high - low) / most))
@@ -691,7 +653,7 @@ def write_html(path, runs, panels, x_name, x_range):
         top=f'<div class="summary">{cards}</div>' if single else runs_table(runs),
         large="\n".join(large), small="\n".join(small), data=json.dumps(data, separators=(",", ":")),
         settings=settings_html(runs))
-    with open(path, "w", encoding="utf-8") as file:
+    with open(path, "w", encoding="utf-8", errors="replace") as file:  # settings may hold halves of characters
         file.write(page)
 
 
@@ -713,6 +675,7 @@ def parse_arguments(arguments):
 
 def main(arguments):
     options = parse_arguments(arguments)
+    options.runs = [folder for text in options.runs for folder in split_folders(text) or [text]]
     runs = read_runs(options.runs)
     x_name, x_range = place_runs(runs, options.x)
     panels = make_panels(runs)
