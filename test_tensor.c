@@ -341,26 +341,38 @@ static void test_leaf_tree(Test* t) {
 
 enum { V = 6 };
 
+// temperature, top-k and top-p, the rest off
+static Sampling sampling(float temperature, int top_k, float top_p) {
+    const Sampling s = {1.0f, temperature, top_p, 0.0f, top_k};
+    return s;
+}
+
 // how often each token comes when the coins are spread evenly over [0, 1)
-static void draw_all(double share[V], const float* logits, float temperature, int top_k, float top_p) {
+static void draw_all(double share[V], const float* logits, const Sampling* s, const unsigned char* seen) {
     const int N_COINS = 4096;
     Candidate scratch[V];
     for (int v = 0; v < V; v++) { share[v] = 0.0; }
     for (int i = 0; i < N_COINS; i++) {
         float coin = (float)i / (float)N_COINS;
-        share[sample_token(logits, V, temperature, top_k, top_p, coin, scratch)] += 1.0 / N_COINS;
+        share[sample_token(logits, V, s, seen, coin, scratch)] += 1.0 / N_COINS;
     }
 }
 
 // each share is right to one coin in 4096, and float sums to far less
-static void check_shares(Test* t, const char* what, const float* logits, float temperature, int top_k, float top_p,
-                         const double* want) {
+static void check_drawn(Test* t, const char* what, const float* logits, const Sampling* s, const unsigned char* seen,
+                        const double* want) {
     double share[V];
-    draw_all(share, logits, temperature, top_k, top_p);
+    draw_all(share, logits, s, seen);
     for (int v = 0; v < V; v++) {
         int right = want[v] == 0.0 ? share[v] == 0.0 : fabs(share[v] - want[v]) < 1.5 / 4096;
         check(t, right, "%s: token %d comes with %.4f, expected %.4f", what, v, share[v], want[v]);
     }
+}
+
+static void check_shares(Test* t, const char* what, const float* logits, float temperature, int top_k, float top_p,
+                         const double* want) {
+    const Sampling s = sampling(temperature, top_k, top_p);
+    check_drawn(t, what, logits, &s, NULL, want);
 }
 
 // probabilities 1/16, 8/16, 0, 4/16, 1/16, 2/16
@@ -389,6 +401,57 @@ static void test_shares(Test* t) {
     check_shares(t, "temperature 1/100", odds, 0.01f, 0, 1.0f, k1);
 }
 
+static void test_min_p(Test* t) {
+    const double m25[] = {0, 8 / 12.0, 0, 4 / 12.0, 0, 0}, m24[] = {0, 8 / 14.0, 0, 4 / 14.0, 0, 2 / 14.0};
+    const double all[] = {1 / 16.0, 8 / 16.0, 0, 4 / 16.0, 1 / 16.0, 2 / 16.0}, first[] = {0, 1, 0, 0, 0, 0};
+    const double roots[] = {0, 2.82842712 / 4.82842712, 0, 2 / 4.82842712, 0, 0};
+    const struct {
+        const char* what;
+        Sampling s;
+        const double* want;
+    } cases[] = {
+        {"min-p 0.26 drops 2/8", {1, 1, 1, 0.26f, 0}, m25},
+        {"min-p 0.24 keeps 2/8", {1, 1, 1, 0.24f, 0}, m24},
+        {"min-p 1e-9 keeps all that can be", {1, 1, 1, 1e-9f, 0}, all},
+        {"min-p 1 is greedy", {1, 1, 1, 1.0f, 0}, first},
+        {"min-p comes after temperature", {1, 2, 1, 0.6f, 0}, roots},
+        {"min-p after top-k", {1, 1, 1, 0.24f, 2}, m25},
+        {"min-p after top-p", {1, 1, 0.6f, 0.24f, 0}, m25},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        check_drawn(t, cases[i].what, odds, &cases[i].s, NULL, cases[i].want);
+    }
+}
+
+// what transformers' RepetitionPenaltyLogitsProcessor gives: log(4) / 2 is log(2), log(1/8) * 2 is log(1/64)
+static void test_penalty(Test* t) {
+    const float logits[V] = {0.0f, 2.07944154f, -INFINITY, 1.38629436f, -2.07944154f, 0.693147181f};  // 1 8 0 4 1/8 2
+    const unsigned char seen[V] = {1, 0, 1, 1, 1, 0};
+    const double sum = 1 + 8 + 2 + 1 / 64.0 + 2;
+    const double want[] = {1 / sum, 8 / sum, 0, 2 / sum, 1 / 64.0 / sum, 2 / sum};
+    const double reward[] = {1 / 27.3535534, 8 / 27.3535534, 0, 16 / 27.3535534, 0.353553391 / 27.3535534,
+                             2 / 27.3535534};
+    const unsigned char best[V] = {0, 1, 0, 0, 0, 0};
+    const Sampling twice = {2.0f, 1.0f, 1.0f, 0.0f, 0}, half = {0.5f, 1.0f, 1.0f, 0.0f, 0};
+    const Sampling greedy = {2.0f, 0.0f, 1.0f, 0.0f, 0};
+    Candidate scratch[V];
+    check_drawn(t, "repetition penalty 2", logits, &twice, seen, want);
+    check_drawn(t, "repetition penalty 1/2", logits, &half, seen, reward);
+    check(t, sample_token(logits, V, &greedy, best, 0.5f, scratch) == 3, "a greedy choice is penalized too");
+    check(t, sample_token(logits, V, &greedy, NULL, 0.5f, scratch) == 1, "... of what was seen only");
+}
+
+// penalty 1 and min-p 0 change no bit: the same candidates with the same weights as without them
+static void test_off(Test* t) {
+    const unsigned char all[V] = {1, 1, 1, 1, 1, 1};
+    Candidate a[V], b[V];
+    for (int k = 0; k < 4; k++) {
+        const Sampling s = sampling(0.7f, k & 1 ? 4 : 0, k & 2 ? 0.8f : 1.0f);
+        const int n = sample_candidates(odds, V, &s, all, a), n_plain = sample_candidates(odds, V, &s, NULL, b);
+        check(t, n == n_plain && memcmp(a, b, sizeof *a * (size_t)n) == 0, "case %d: other candidates", k);
+    }
+}
+
 // without top-k and top-p tokens are walked by index, as upstream does; with them from the likeliest down
 static void test_walk(Test* t) {
     const float logits[] = {0, 0.693147181f, 0};  // 1/4, 1/2, 1/4
@@ -396,8 +459,9 @@ static void test_walk(Test* t) {
     for (int i = 0; i < 8; i++) {
         const int by_index[] = {0, 0, 1, 1, 1, 1, 2, 2}, by_weight[] = {1, 1, 1, 1, 0, 0, 2, 2};
         float coin = ((float)i + 0.5f) / 8.0f;
-        int plain = sample_token(logits, 3, 1.0f, 0, 1.0f, coin, scratch),
-            sorted = sample_token(logits, 3, 1.0f, 3, 1.0f, coin, scratch);
+        const Sampling by_id = sampling(1.0f, 0, 1.0f), likeliest = sampling(1.0f, 3, 1.0f);
+        int plain = sample_token(logits, 3, &by_id, NULL, coin, scratch),
+            sorted = sample_token(logits, 3, &likeliest, NULL, coin, scratch);
         check(t, plain == by_index[i], "coin %g, by index: expected %d, found %d", (double)coin, by_index[i], plain);
         check(t, sorted == by_weight[i], "coin %g, by weight: expected %d, found %d", (double)coin, by_weight[i],
               sorted);
@@ -406,11 +470,12 @@ static void test_walk(Test* t) {
 
 static void test_greedy(Test* t) {
     const float tie[] = {1, 5, -2, 5, 5, 0}, negative[] = {-3e38f, -INFINITY, -1e30f, -2e30f, -INFINITY, -1e30f};
+    const Sampling greedy = sampling(0.0f, 0, 1.0f), k1 = sampling(1.0f, 1, 1.0f);
     Candidate scratch[V];
-    check(t, sample_token(tie, V, 0.0f, 0, 1.0f, 0.99f, scratch) == 1, "temperature 0: the lowest index among equals");
-    check(t, sample_token(negative, V, 0.0f, 0, 1.0f, 0.99f, scratch) == 2,
+    check(t, sample_token(tie, V, &greedy, NULL, 0.99f, scratch) == 1, "temperature 0: the lowest index among equals");
+    check(t, sample_token(negative, V, &greedy, NULL, 0.99f, scratch) == 2,
           "temperature 0: the largest of negative logits");
-    check(t, sample_token(tie, V, 1.0f, 1, 1.0f, 0.99f, scratch) == 1, "top-k 1 is greedy, ties too");
+    check(t, sample_token(tie, V, &k1, NULL, 0.99f, scratch) == 1, "top-k 1 is greedy, ties too");
 }
 
 // every coin gives a token that has a probability, at both ends of [0, 1) and with huge logits
@@ -418,8 +483,10 @@ static void test_possible(Test* t) {
     const float huge[] = {-INFINITY, 1e4f, -INFINITY, 1e4f, -1e4f, -INFINITY};
     const float coins[] = {0.0f, 5.96046448e-8f, 0.5f, 0.99999994f};  // the last float below 1
     Candidate scratch[V];
-    for (int i = 0; i < 16; i++) {
-        int token = sample_token(huge, V, 1.0f, i & 4 ? 5 : 0, i & 8 ? 0.999999f : 1.0f, coins[i & 3], scratch);
+    for (int i = 0; i < 32; i++) {
+        Sampling s = sampling(1.0f, i & 4 ? 5 : 0, i & 8 ? 0.999999f : 1.0f);
+        s.min_p = i & 16 ? 0.5f : 0.0f;
+        int token = sample_token(huge, V, &s, NULL, coins[i & 3], scratch);
         check(t, token == (i & 3 ? coins[i & 3] < 0.5f ? 1 : 3 : 1), "case %d: found token %d", i, token);
     }
 }
@@ -442,6 +509,10 @@ int main(int argc, char** argv) {
         {"leaf tree", "equals node(lo, size) for 1..40 leaves bit for bit and needs the arenas it announces",
          test_leaf_tree},
         {"sampler shares", "tokens come as often as temperature, top-k and top-p say; ties by index", test_shares},
+        {"sampler min-p", "keeps what is at least so many times as likely as the likeliest", test_min_p},
+        {"sampler penalty", "divides positive logits of tokens that were seen and multiplies negative ones",
+         test_penalty},
+        {"sampler off", "repetition penalty 1 and min-p 0 change no bit", test_off},
         {"sampler walk", "candidates are walked by index, or from the likeliest down", test_walk},
         {"sampler greedy", "temperature 0 and top-k 1 take the largest logit", test_greedy},
         {"sampler possible", "no coin gives a token of probability 0", test_possible},

@@ -17,13 +17,15 @@ Cost:   one forward pass of one position a token, prompt aside. Cached logits eq
 typedef const float* (*NextLogits)(void* model, const int* tokens, int n_cached, int n);
 
 typedef struct {
-    const RunOptions* o;         // temperature, top_k, top_p, max_new_tokens
+    const RunOptions* o;         // max_new_tokens, samples
+    Sampling sampling;           // how a token is chosen
     const Tokenizer* tokenizer;  // NULL: tokens are shown as numbers
     NextLogits next_logits;
     void* model;
     int V, room, eot;            // vocabulary, positions of the window, the token that ends a text
     int* tokens;                 // (room + 1)
     int n, n_cached;             // tokens so far; of them in the cache
+    unsigned char* seen;         // (V) of each token: is it in the text, prompt included?
     Candidate* scratch;          // (V)
 } Generator;
 
@@ -37,6 +39,7 @@ static inline void generator_init(Generator* g, const RunOptions* o, const Token
                                   int eot, NextLogits next_logits, void* model) {
     memset(g, 0, sizeof *g);
     g->o = o;
+    g->sampling = run_sampling(o);
     g->tokenizer = tokenizer;
     g->next_logits = next_logits;
     g->model = model;
@@ -44,17 +47,21 @@ static inline void generator_init(Generator* g, const RunOptions* o, const Token
     g->room = room;
     g->eot = eot;
     g->tokens = (int*)malloc_check(sizeof(int) * ((size_t)room + 1), "tokens");
+    g->seen = (unsigned char*)malloc_check((size_t)V, "tokens seen");
     g->scratch = (Candidate*)malloc_check(sizeof(Candidate) * (size_t)V, "candidates");
 }
 
 static inline void generator_free(Generator* g) {
     free(g->tokens);
+    free(g->seen);
     free(g->scratch);
 }
 
 // the end of the prompt that fits; what it shares with the text before stays in the cache
 static inline void generator_start_(Generator* g, const int* prompt, int n_prompt) {
     int n = n_prompt < g->room ? n_prompt : g->room, shared = 0;
+    memset(g->seen, 0, (size_t)g->V);
+    for (int i = 0; i < n_prompt; i++) { g->seen[prompt[i]] = 1; }
     prompt += n_prompt - n;
     while (shared < n - 1 && shared < g->n_cached && g->tokens[shared] == prompt[shared]) { shared++; }
     memcpy(g->tokens, prompt, sizeof(int) * (size_t)n);
@@ -73,8 +80,8 @@ static inline void generator_drop_older_half_(Generator* g) {
 static inline int generator_next_(Generator* g, uint64_t* random) {
     if (g->n > g->room) { generator_drop_older_half_(g); }
     const float* logits = g->next_logits(g->model, g->tokens, g->n_cached, g->n);
-    int token = sample_token(logits, g->V, g->o->temperature, g->o->top_k, g->o->top_p, xorshift_float(random),
-                             g->scratch);
+    int token = sample_token(logits, g->V, &g->sampling, g->seen, xorshift_float(random), g->scratch);
+    g->seen[token] = 1;
     g->n_cached = g->n;
     g->tokens[g->n++] = token;
     return token;

@@ -19,6 +19,7 @@ folder.
 #include "../core/options.h"      // Option, options_to_json
 #include "../core/tensor.h"       // Tensor
 #include "../core/vec.h"          // VLANES
+#include "../ops/sampler.h"       // Sampling
 #include "log.h"                  // Log, log_open
 #include "outliers.h"             // OutlierWindow
 #include "peak.h"                 // processor_name
@@ -42,7 +43,7 @@ typedef struct {
     float save_minutes, early_stop_delta;
     const char *export_hf, *generate, *probe, *probe_out;                                 // out
     int max_new_tokens, top_k, samples, eval_only;
-    float shard_gb, temperature, top_p;
+    float shard_gb, temperature, top_p, min_p, repetition_penalty;
     const char* rank;                                                                     // machine
     int threads, dry_run, zero, comm_timeout, init_timeout;
 } RunOptions;
@@ -155,15 +156,20 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"out", "generate", "", OPTION_TEXT, &o->generate, "", 0, 0, "TEXT|-",
          "continue TEXT, or standard input, as the beginning of a document (end of text stands before it); no "
          "training", 0},
-        {"out", "max-new-tokens", "-g", OPTION_INT, &o->max_new_tokens, "256", 1, 1 << 24, "N",
+        {"sampling", "max-new-tokens", "-g", OPTION_INT, &o->max_new_tokens, "256", 1, 1 << 24, "N",
          "most tokens to generate; end of text stops earlier", 0},
-        {"out", "temperature", "", OPTION_FLOAT, &o->temperature, "0.8", 0, 100, "F",
+        {"sampling", "temperature", "", OPTION_FLOAT, &o->temperature, "0.8", 0, 100, "F",
          "sampling temperature; 0: always the likeliest token", 0},
-        {"out", "top-k", "", OPTION_INT, &o->top_k, "0", 0, INT_MAX, "N",
+        {"sampling", "top-k", "", OPTION_INT, &o->top_k, "0", 0, INT_MAX, "N",
          "sample from the N likeliest tokens; 0: from all", 0},
-        {"out", "top-p", "", OPTION_FLOAT, &o->top_p, "1", 0, 1, "F",
+        {"sampling", "top-p", "", OPTION_FLOAT, &o->top_p, "1", 0, 1, "F",
          "sample from the likeliest tokens that hold this probability", 0},
-        {"out", "samples", "", OPTION_INT, &o->samples, "1", 1, 1 << 20, "N", "texts for --generate to write", 0},
+        {"sampling", "min-p", "", OPTION_FLOAT, &o->min_p, "0", 0, 1, "F",
+         "sample from the tokens at least F times as likely as the likeliest; 0: from all", 0},
+        {"sampling", "repetition-penalty", "", OPTION_FLOAT, &o->repetition_penalty, "1", 0.01, 100, "F",
+         "above 1: tokens that the text has, prompt included, come less often (a positive logit / F, a negative one "
+         "x F)", 0},
+        {"sampling", "samples", "", OPTION_INT, &o->samples, "1", 1, 1 << 20, "N", "texts for --generate to write", 0},
         {"out", "eval-only", "", OPTION_SWITCH, &o->eval_only, "0", 0, 0, "0|1", "validate once and stop", 0},
         {"out", "probe", "", OPTION_TEXT, &o->probe, "", 0, 0, "IN",
          "safetensors with inputs and targets, I32 (B, T): one forward and backward pass, no update", 0},
@@ -268,6 +274,11 @@ static inline float run_lr(const RunOptions* o, int step) {
     const int horizon = o->lr_horizon > 0 ? o->lr_horizon : o->steps;
     return schedule_lr((Schedule)o->schedule, step < horizon ? step : horizon, horizon, o->warmup, (double)o->lr,
                        (double)o->final_lr);
+}
+
+static inline Sampling run_sampling(const RunOptions* o) {
+    const Sampling s = {o->repetition_penalty, o->temperature, o->top_p, o->min_p, o->top_k};
+    return s;
 }
 
 // the text of --generate, from standard input for "-"; on the heap, not terminated
