@@ -3,6 +3,7 @@ Promises of llmc/ranks/comm.h, comm_tcp.h, comm_nccl.h, comm_launch.h, data_para
 processes that talk over TCP on this machine, with COMM_CHECK=1; every call is compared with what one process computes.
 */
 #include "llmc/run/evaluate.h"
+#include "llmc/run/ranks.h"
 #include "llmc/test/test.h"
 #include "llmc/test/testfiles.h"
 #include "llmc/ranks/data_parallel.h"
@@ -378,6 +379,65 @@ static void test_mismatch(Test* t) {
         }
         check(t, r.status[0] == 1 && r.status[1] == 1 && found, "case %d: status %d and %d: %s%s", i, r.status[0],
               r.status[1], r.text[0], r.text[1]);
+    }
+}
+
+// ---- what a false peer may send ----
+
+// Rank 1 is not what it seems. 0..2: other calls, and nobody compares them first (COMM_CHECK=0); 3: descriptions that
+// are none; 4: a text of 2^63 bytes; 5: one without an end; 6: last words of a rank that does not exist; 7: noise
+static void ranks_false(Test* t, Comm* c, int number) {
+    unsigned char x[1000] = {0};
+    CommDescription noise[2];
+    char text[8] = "{}";
+    size_t n = number == 4 ? SIZE_MAX - 3 : 8;
+    TcpNote note = {1000000, 1, 0, ""};
+    (void)t;
+    comm_barrier(c, HERE);
+    c->link->check = number == 3 && c->rank == 0;
+    memset(noise, 0xff, sizeof noise);
+    memset(note.text, 'x', sizeof note.text);
+    if (c->rank == 0 && (number == 4 || number == 5)) { ranks_compare_text_(c, text); }
+    if (c->rank == 0 || number == 0) {
+        comm_wait(c, comm_all_gather(c, x, x + 100, c->rank == 0 ? 100 : 50, DT_U8, "same.c:1"));
+    } else if (number == 1) {
+        comm_wait(c, comm_broadcast(c, x, 100, DT_U8, 1, "other.c:2"));
+    } else if (number == 2) {
+        comm_wait(c, comm_all_gather(c, x, x + 100, 50, DT_I64, "other.c:3"));
+    } else if (number == 3) {
+        c->piece[0].send = noise;
+        c->piece[0].recv = noise;
+        c->piece[0].n_send = c->piece[0].n_recv = sizeof noise[0];
+        comm_finish_(c->link, comm_begin_(c, "noise", tcp_hash_("COMM_CHECK"), HERE));
+    } else if (number == 4 || number == 5) {
+        comm_wait(c, comm_all_gather(c, &n, x, 1, DT_I64, HERE));
+        size_t counts[2] = {3, 8};
+        memset(x, '{', 100);
+        comm_wait(c, comm_all_gather_v(c, x, counts, DT_U8, HERE));
+    } else if (number == 6) {
+        tcp_leave_note(&c->link->tcp, &note);
+        _exit(0);
+    } else {
+        check(t, write(c->link->tcp.data[0], noise, sizeof noise) == sizeof noise, "noise");
+    }
+    comm_barrier(c, HERE);
+    comm_barrier(c, HERE);
+}
+
+static void test_false(Test* t) {
+    const char* said[] = {"rank 0 expects 100 bytes of all_gather (same.c:1) from rank 1, but found 50 of it",
+                          "rank 0 expects 100 bytes of all_gather (same.c:1) from rank 1, but found 100 of another call",
+                          "but found 400 of it", "COMM_CHECK: rank 0", "rank 1: expected 1 to 1048576 bytes of options",
+                          "rank 1: another set of options", "rank 1 is gone", "of another call"};
+    for (int i = 0; i < (int)(sizeof said / sizeof said[0]); i++) {
+        Ranks r;
+        r.n = 0;
+        const int port = free_port(), status = i == 5 ? 2 : 1;
+        for (int rank = 0; rank < 2; rank++) { start_rank(&r, place_at(rank, 2, port), 2.0, 20.0, ranks_false, i); }
+        end_ranks(&r);
+        const char* end = strchr(r.text[0], '\n');
+        check(t, r.status[0] == status && strstr(r.text[0], said[i]) && end && end[1] == '\0',
+              "case %d: expected status %d and \"%s\"; found %d: %s", i, status, said[i], r.status[0], r.text[0]);
     }
 }
 
@@ -1635,6 +1695,8 @@ int main(int argc, char** argv) {
         {"async", "100 calls under way at once, waited for in any order", test_async},
         {"counters", "bytes sent are those of the formulas", test_count},
         {"mismatched calls", "COMM_CHECK=1 names both call sites", test_mismatch},
+        {"false peer", "counts, descriptions, last words and noise of a false rank: one line, nothing out of bounds",
+         test_false},
         {"fault: killed rank",
          "all others stop at once, also between calls, and name it, the call, the step and the checkpoint",
          test_killed},

@@ -62,6 +62,7 @@ typedef struct {  // of the COMM_CHECK comparison
 
 typedef struct {
     const char *name, *where;
+    uint64_t id;            // the same on all ranks: CommHead.call
     CommPiece* piece;       // for each rank of the world
     int n_open;             // sends and receives that are not done
     size_t n_bytes;         // sent in all
@@ -69,6 +70,19 @@ typedef struct {
 } CommCall;
 
 enum { COMM_CALLS = 64 };  // at most under way at once; the finished ones among them are the trace
+enum { COMM_GROUPS = 1 << 20 };  // more than any run makes
+
+// Goes before the bytes of a call from one rank to another, by TCP. Whoever made another call, or one of another length,
+// is found out before a byte is used.
+typedef struct {
+    uint64_t call;     // which: a hash of its name, group and number
+    uint64_t n_bytes;  // that follow
+} CommHead;
+
+typedef struct {
+    CommHead head;
+    size_t n;  // bytes of it that have come or gone
+} CommHeadPart;
 
 // what all groups of a process share: the connections and the calls on them
 typedef struct CommLink {
@@ -85,6 +99,7 @@ typedef struct CommLink {
     CommCall call[COMM_CALLS];   // number seq lies at seq % COMM_CALLS
     uint64_t n_calls;            // begun so far
     uint64_t *sending, *receiving;  // for each rank: the call whose piece moves now
+    CommHeadPart *head_out, *head_in;  // ... and what goes before it
     int n_groups;
     uint64_t bytes_sent;
     double seconds_waited, counted_since;
@@ -222,7 +237,7 @@ static inline int comm_health(Comm* c) {
 // between calls, in long work: stops like a call would when a rank is gone. Never waits.
 static inline void comm_watch(Comm* c, const char* where) {
     int lost = comm_health(c) - 1;
-    CommCall here = {"its own work", where, NULL, 0, 0, 0.0, 0.0};
+    CommCall here = {"its own work", where, 0, NULL, 0, 0, 0.0, 0.0};
     if (lost >= 0) { comm_lost_(c->link, &here, lost); }
 }
 
@@ -230,18 +245,41 @@ static inline void comm_watch(Comm* c, const char* where) {
 
 static inline CommCall* comm_call_(CommLink* l, uint64_t seq) { return &l->call[seq % COMM_CALLS]; }
 
-static inline ssize_t comm_send_some_(CommLink* l, int peer, const void* data, size_t n_bytes) {
+// bytes of `head` and of what follows it that have gone now; MPI needs no head, for it knows where a message ends
+static inline ssize_t comm_send_some_(CommLink* l, int peer, CommHeadPart* head, const CommPiece* p) {
 #ifdef USE_MPI
-    if (l->kind == COMM_MPI) { return mpi_send(&l->mpi, peer, data, n_bytes); }
+    if (l->kind == COMM_MPI) {
+        head->n = sizeof head->head;
+        return mpi_send(&l->mpi, peer, p->send, p->n_send);
+    }
 #endif
-    return tcp_send(&l->tcp, peer, data, n_bytes);
+    return tcp_send(&l->tcp, peer, (char*)&head->head + head->n, sizeof head->head - head->n, p->send, p->n_send);
 }
 
-static inline ssize_t comm_recv_some_(CommLink* l, int peer, void* data, size_t n_bytes) {
+static inline ssize_t comm_recv_some_(CommLink* l, int peer, CommHeadPart* head, const CommPiece* p) {
 #ifdef USE_MPI
-    if (l->kind == COMM_MPI) { return mpi_recv(&l->mpi, peer, data, n_bytes); }
+    if (l->kind == COMM_MPI) {
+        head->n = sizeof head->head;
+        return mpi_recv(&l->mpi, peer, p->recv, p->n_recv);
+    }
 #endif
-    return tcp_recv(&l->tcp, peer, data, n_bytes);
+    return tcp_recv(&l->tcp, peer, (char*)&head->head + head->n, sizeof head->head - head->n, p->recv, p->n_recv);
+}
+
+// of n bytes that have moved, those that belong to the head; it may have become whole
+static inline size_t comm_head_moved_(CommHeadPart* head, size_t n) {
+    const size_t left = sizeof head->head - head->n, of_head = n < left ? n : left;
+    head->n += of_head;
+    return of_head;
+}
+
+// is what comes from this rank what the call expects?
+static inline void comm_check_head_(const CommLink* l, const CommCall* call, int peer, const CommHead* head, size_t n) {
+    if (head->call == call->id && head->n_bytes == n) { return; }
+    const char* other = head->call == call->id ? "of it" : "of another call";
+    fail_run("rank %d expects %zu bytes of %s (%s) from rank %d, but found %llu %s: a broken connection, or a mistake "
+             "in this program (COMM_CHECK=1 finds it)", l->rank, n, call->name, call->where, peer,
+             (unsigned long long)head->n_bytes, other);
 }
 
 static inline void comm_piece_done_(CommCall* call) {
@@ -251,17 +289,24 @@ static inline void comm_piece_done_(CommCall* call) {
 // as much as goes to one rank without waiting; returns whether anything moved
 static inline int comm_push_(CommLink* l, int peer) {
     int moved = 0;
+    CommHeadPart* head = &l->head_out[peer];
     while (l->sending[peer] < l->n_calls) {
         CommCall* call = comm_call_(l, l->sending[peer]);
         CommPiece* p = &call->piece[peer];
-        ssize_t n = p->n_send > 0 ? comm_send_some_(l, peer, p->send, p->n_send) : 0;
+        if (head->n == 0) {
+            head->head.call = call->id;
+            head->head.n_bytes = p->n_send;
+        }
+        ssize_t n = p->n_send > 0 ? comm_send_some_(l, peer, head, p) : 0;
         if (n < 0) { comm_lost_(l, call, peer); }
         if (n == 0 && p->n_send > 0) { break; }
+        n -= (ssize_t)comm_head_moved_(head, (size_t)n);
         p->send = (const char*)p->send + n;
         p->n_send -= (size_t)n;
         moved = 1;
         if (p->n_send > 0) { continue; }
         l->sending[peer]++;
+        head->n = 0;
         comm_piece_done_(call);
     }
     return moved;
@@ -269,17 +314,23 @@ static inline int comm_push_(CommLink* l, int peer) {
 
 static inline int comm_pull_(CommLink* l, int peer) {
     int moved = 0;
+    CommHeadPart* head = &l->head_in[peer];
     while (l->receiving[peer] < l->n_calls) {
         CommCall* call = comm_call_(l, l->receiving[peer]);
         CommPiece* p = &call->piece[peer];
-        ssize_t n = p->n_recv > 0 ? comm_recv_some_(l, peer, p->recv, p->n_recv) : 0;
+        const size_t n_before = head->n;
+        ssize_t n = p->n_recv > 0 ? comm_recv_some_(l, peer, head, p) : 0;
         if (n < 0) { comm_lost_(l, call, peer); }
         if (n == 0 && p->n_recv > 0) { break; }
+        n -= (ssize_t)comm_head_moved_(head, (size_t)n);
+        const int is_whole = l->kind == COMM_TCP && n_before < sizeof head->head && head->n == sizeof head->head;
+        if (is_whole && p->n_recv > 0) { comm_check_head_(l, call, peer, &head->head, p->n_recv); }
         p->recv = (char*)p->recv + n;
         p->n_recv -= (size_t)n;
         moved = 1;
         if (p->n_recv > 0) { continue; }
         l->receiving[peer]++;
+        head->n = 0;
         comm_piece_done_(call);
     }
     return moved;
@@ -360,7 +411,7 @@ static inline int comm_test(Comm* c, CommTicket ticket) {
 }
 
 // c->piece as a call of all ranks in the group; zero pieces to all others of the world
-static inline uint64_t comm_begin_(Comm* c, const char* name, const char* where) {
+static inline uint64_t comm_begin_(Comm* c, const char* name, uint64_t id, const char* where) {
     CommLink* l = c->link;
     uint64_t seq = l->n_calls;
     CommCall* call = comm_call_(l, seq);
@@ -368,6 +419,7 @@ static inline uint64_t comm_begin_(Comm* c, const char* name, const char* where)
     memset(call->piece, 0, sizeof(CommPiece) * (size_t)l->size);
     call->name = name;
     call->where = where;
+    call->id = id;
     call->n_open = 2 * (l->size - 1);
     call->n_bytes = 0;
     call->begun = seconds_now(CLOCK_MONOTONIC);
@@ -390,6 +442,12 @@ static inline void comm_describe_(char* text, size_t n_text, const CommDescripti
              (unsigned long long)d->n_bytes, d->where);
 }
 
+// what came from another rank, so that it can be shown whatever it is
+static inline void comm_bound_(CommDescription* d) {
+    d->name[sizeof d->name - 1] = d->where[sizeof d->where - 1] = '\0';
+    if (d->type < 0 || d->type > DT_U8) { d->type = DT_U8; }
+}
+
 static inline void comm_check_(Comm* c, const char* name, CommType type, int op, uint64_t count, const char* where) {
     const size_t n_bytes = sizeof(CommDescription);
     CommDescription* mine = (CommDescription*)calloc(2 * (size_t)c->size, n_bytes);
@@ -409,8 +467,9 @@ static inline void comm_check_(Comm* c, const char* name, CommType type, int op,
         CommPiece piece = {&mine[i], &theirs[i], i == c->rank ? 0 : n_bytes, i == c->rank ? 0 : n_bytes};
         c->piece[i] = piece;
     }
-    comm_finish_(c->link, comm_begin_(c, name, where));
+    comm_finish_(c->link, comm_begin_(c, name, tcp_hash_("COMM_CHECK"), where));  // whatever the call will be
     for (int i = 0; i < c->size; i++) {
+        comm_bound_(&theirs[i]);
         CommDescription a = mine[i], b = theirs[i];
         a.n_bytes = b.n_bytes = 0;
         if (i == c->rank || (memcmp(&a, &b, n_bytes) == 0 && theirs[i].n_bytes == wanted[i].n_recv)) { continue; }
@@ -434,7 +493,7 @@ static inline CommTicket comm_issue_(Comm* c, const char* name, CommType type, i
     if (own->n_recv > 0 && own->recv != own->send) { memcpy(own->recv, own->send, own->n_recv); }
     if (c->link->kind != COMM_NONE) {
         if (c->link->check) { comm_check_(c, name, type, op, count, where); }
-        ticket.seq = comm_begin_(c, name, where);
+        ticket.seq = comm_begin_(c, name, tcp_hash_(name) ^ (uint64_t)c->group << 40 ^ c->n_calls, where);
     }
     c->n_calls++;
     return ticket;
@@ -635,6 +694,10 @@ static inline Comm* comm_split(Comm* c, int color, int key, const char* where) {
     int *members = (int*)malloc_check(sizeof(int) * (size_t)c->size, "group of ranks"), n = 0, number = 0;
     comm_wait(c, comm_all_gather(c, &mine, all, sizeof mine, DT_U8, where));
     for (int i = 0; i < c->size; i++) {
+        if (all[i].n_groups < 1 || all[i].n_groups > COMM_GROUPS) {
+            fail_run("rank %d: expected 1 to %d groups of ranks, found %d (%s)", c->members[i], COMM_GROUPS,
+                     all[i].n_groups, where);
+        }
         number = all[i].n_groups > number ? all[i].n_groups : number;
         if (all[i].color != color) { continue; }
         int at = n++;  // insertion sort; equal keys stay in the order of rank
@@ -681,11 +744,13 @@ static inline Comm* comm_world(const RankPlace* place, double timeout, double in
     l->check = check && strcmp(check, "1") == 0;
     comm_connect_(l, place, init_timeout);
     l->sending = (uint64_t*)calloc(2 * size, sizeof(uint64_t));
+    l->head_out = (CommHeadPart*)calloc(2 * size, sizeof(CommHeadPart));
     l->polled = (struct pollfd*)calloc(size, sizeof(struct pollfd));
     CommPiece* pieces = (CommPiece*)calloc(COMM_CALLS * size, sizeof(CommPiece));
     int* members = (int*)malloc_check(sizeof(int) * size, "ranks");
-    if (!l->sending || !l->polled || !pieces) { fail_run("no memory for the calls of %zu ranks", size); }
+    if (!l->sending || !l->head_out || !l->polled || !pieces) { fail_run("no memory for the calls of %zu ranks", size); }
     l->receiving = l->sending + size;
+    l->head_in = l->head_out + size;
     for (int i = 0; i < COMM_CALLS; i++) { l->call[i].piece = pieces + (size_t)i * size; }
     for (int i = 0; i < place->size; i++) { members[i] = i; }
     Comm* world = comm_group_(l, 0, members, place->size);
@@ -717,6 +782,7 @@ static inline void comm_free(Comm* c) {
 #endif
         free(l->call[0].piece);
         free(l->sending);
+        free(l->head_out);
         free(l->polled);
         free(l->scratch);
         memset(l, 0, sizeof *l);  // stays until the process ends: comm_at_exit_ looks at it

@@ -15,7 +15,7 @@ message; after the time limit the names of the missing ranks do.
     28      4     channel: 0 meeting, 1 data, 2 control
 A file that an earlier run has left names a port where nobody listens, or whose owner knows nothing of this run. Ranks
 then go on looking until rank 0 has put its own there. It removes the file when all have met.
-Afterwards two ranks share two connections: data, a stream without any framing, and control, on which nothing is sent
+Afterwards two ranks share two connections: data, on which comm.h says what each piece belongs to, and control, on which nothing is sent
 until something goes wrong. A process that dies closes both, so its peers know at once; one that stops by itself leaves
 a TcpNote on control, so that the others name the culprit and not merely the next to leave.
 Errors: fail_input for what a user gave, fail_run when the time is up.
@@ -34,6 +34,7 @@ Source: spec/parallel.md 10.2
 #include <poll.h>
 #include <stdint.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -90,7 +91,7 @@ static inline int tcp_ready_(int fd, int events, double deadline) {
         double left = deadline - tcp_now_();
         int n = poll(&p, 1, left > 0.0 ? (int)(1000.0 * (left < 1e6 ? left : 1e6)) + 1 : 0);
         if (n > 0) { return 1; }
-        if (n == 0 && tcp_now_() >= deadline) { return 0; }
+        if (tcp_now_() >= deadline) { return 0; }
     }
 }
 
@@ -541,15 +542,26 @@ static inline void tcp_close(TcpMesh* m) {
 
 // ---- bytes and last words ----
 
-// bytes taken now: 0 when the connection is full (or empty, for tcp_recv); -1: the other side is gone
-static inline ssize_t tcp_send(const TcpMesh* m, int peer, const void* data, size_t n_bytes) {
-    ssize_t n = send(m->data[peer], data, n_bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
-    return n >= 0 ? n : errno == EAGAIN || errno == EINTR ? 0 : -1;
+// bytes of `head` and then of `data` taken now: 0 when the connection is full (or empty, for tcp_recv); -1: the other
+// side is gone
+static inline ssize_t tcp_send(const TcpMesh* m, int peer, const void* head, size_t n_head, const void* data, size_t n) {
+    struct iovec parts[2] = {{(void*)head, n_head}, {(void*)data, n}};
+    struct msghdr message;
+    memset(&message, 0, sizeof message);
+    message.msg_iov = parts;
+    message.msg_iovlen = 2;
+    ssize_t sent = sendmsg(m->data[peer], &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    return sent >= 0 ? sent : errno == EAGAIN || errno == EINTR ? 0 : -1;
 }
 
-static inline ssize_t tcp_recv(const TcpMesh* m, int peer, void* data, size_t n_bytes) {
-    ssize_t n = recv(m->data[peer], data, n_bytes, MSG_DONTWAIT);
-    return n > 0 ? n : n < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
+static inline ssize_t tcp_recv(const TcpMesh* m, int peer, void* head, size_t n_head, void* data, size_t n) {
+    struct iovec parts[2] = {{head, n_head}, {data, n}};
+    struct msghdr message;
+    memset(&message, 0, sizeof message);
+    message.msg_iov = parts;
+    message.msg_iovlen = 2;
+    ssize_t come = recvmsg(m->data[peer], &message, MSG_DONTWAIT);
+    return come > 0 ? come : come < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
 }
 
 static inline void tcp_leave_note(const TcpMesh* m, const TcpNote* note) {
@@ -573,6 +585,7 @@ static inline int tcp_read_note(const TcpMesh* m, int peer, TcpNote* note, doubl
     double deadline = tcp_now_() + seconds;
     if (!tcp_ready_(m->control[peer], POLLIN, deadline)) { return 0; }
     if (!tcp_read_(m->control[peer], note, sizeof *note, deadline + 1.0)) { return -1; }
+    if (note->rank < 0 || note->rank >= m->size || note->status < 1 || note->status > 255) { return -1; }
     note->text[sizeof note->text - 1] = '\0';
     return 1;
 }

@@ -90,8 +90,6 @@ static inline void ranks_same(Comm* c, const char* what, uint64_t sum) {
     free(differs);
 }
 
-
-
 // the first option in which rank i differs from rank 0; the texts are JSON
 static inline void ranks_name_option_(Comm* c, int i, const char* ours, const char* theirs) {
     json_t *a = json_loads(ours, 0, NULL), *b = json_loads(theirs, 0, NULL), *value;
@@ -107,20 +105,26 @@ static inline void ranks_name_option_(Comm* c, int i, const char* ours, const ch
     ranks_fail_input(c, "rank %d: another set of options than on rank 0: start all ranks with the same program", i);
 }
 
+enum { RANKS_TEXT_BYTES = 1 << 20 };  // of options; they take a few KB
+
 // everybody's text to everybody; compares each with rank 0's
 static inline void ranks_compare_text_(Comm* c, char* text) {
     size_t *counts = (size_t*)malloc_check(sizeof(size_t) * (size_t)c->size, "options"), total = 0, first = 0,
            n = strlen(text) + 1;
     comm_wait(c, comm_all_gather(c, &n, counts, 1, DT_I64, HERE));
     for (int i = 0; i < c->size; i++) {
+        if (counts[i] < 1 || counts[i] > RANKS_TEXT_BYTES) {
+            fail_run("rank %d: expected 1 to %d bytes of options, found %zu", i, RANKS_TEXT_BYTES, counts[i]);
+        }
         first += i < c->rank ? counts[i] : 0;
         total += counts[i];
     }
     char* all = (char*)malloc_check(total, "options");
     memcpy(all + first, text, n);
     comm_wait(c, comm_all_gather_v(c, all, counts, DT_U8, HERE));
-    const char* theirs = all;
+    char* theirs = all;
     for (int i = 0; i < c->size; theirs += counts[i], i++) {
+        theirs[counts[i] - 1] = '\0';
         if (strcmp(all, theirs) != 0) { ranks_name_option_(c, i, all, theirs); }
     }
     free(all);
@@ -219,6 +223,7 @@ static inline void ranks_run_name(Comm* c, Option* table, int n, const RunOption
     if (c->size == 1) { return; }
     snprintf(name, sizeof name, "%s", o->run);
     comm_wait(c, comm_broadcast(c, name, sizeof name, DT_U8, 0, HERE));
+    name[sizeof name - 1] = '\0';
     options_set(table, n, "run", name);
 }
 #endif  // LLMC_RANKS_H
