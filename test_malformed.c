@@ -176,6 +176,12 @@ static void test_json_bounds(Test* t) {
           !json_parse_bounded(text, (size_t)JSON_MAX_BYTES + 1, 32, &error) &&
               strstr(error.text, "100000001 bytes, more than"),
           "the length is asked first, found \"%s\"", error.text);
+    for (size_t i = 8; i + 3 <= n; i += 3) { memcpy(text + i, "{},", 3); }
+    memcpy(text, "{\n\"a\": [", 8);
+    const JsonBudget most = {n, 32, 1000};
+    const int refused = !json_parse_within(text, n, &most, &error);
+    check(t, refused && strstr(error.text, "more than 1000 commas") && error.line == 2,
+          "many small objects, each of 224 bytes, found \"%s\"", error.text);
     free(text);
 }
 

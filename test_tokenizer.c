@@ -836,7 +836,7 @@ static void test_broken_json(Test* t) {
     const struct { const char *text, *expected;
     } cases[] = {
         {"", "line 1"},
-        {"[]", "expected an object {...}, found a list"},
+        {"[]", "a list instead of an object {...}"},
         {"{\"model\": ", "expected a tokenizer.json: line 1"},
         {"{\"model\": {}, \"model\": {}}", "duplicate object key"},
         {"{\"model\": {\"vocab\": {\"a\": 1, \"a\": 2}}}", "duplicate object key"},
@@ -855,12 +855,12 @@ static void test_broken_json(Test* t) {
     }
     char deep[100000];
     memset(deep, '[', sizeof deep);
-    check(t, !parse_bytes(&k, deep, sizeof deep, &error) && strstr(error.text, "depth"), "deep nesting: %s",
-          error.text);
+    check(t, !parse_bytes(&k, deep, sizeof deep, &error) && strstr(error.text, "64 nested brackets"),
+          "deep nesting: %s", error.text);
     ByteBuffer nested = {NULL, 0, 0};
     buffer_append(&nested, "{\"model\": {\"vocab\": {\"a\": 0}}, \"normalizer\": ", 45);
-    for (int i = 0; i < 100; i++) { buffer_append(&nested, "{\"type\": \"Sequence\", \"normalizers\": [", 37); }
-    for (int i = 0; i < 100; i++) { buffer_append(&nested, "]}", 2); }
+    for (int i = 0; i < 20; i++) { buffer_append(&nested, "{\"type\": \"Sequence\", \"normalizers\": [", 37); }
+    for (int i = 0; i < 20; i++) { buffer_append(&nested, "]}", 2); }
     buffer_append(&nested, "}", 1);
     check(t,
           !parse_bytes(&k, (const char*)nested.bytes, nested.n, &error) &&

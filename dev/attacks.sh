@@ -316,4 +316,27 @@ refused "the file of --args" settings.args "${once[@]}" --args settings.args --e
 cp text.txt book.txt
 timeout 20 "$tokenize" --tokenizer bytes --out book.txt book.txt >out 2>err
 check "tokenize does not write over what it reads" test $? = 2 -a "$(cmp -s text.txt book.txt; echo $?)" = 0
+
+# ---- files that ask for much time or memory ----
+$python "$root/dev/attack_files.py" hostile || exit 1
+cp tiny.json text.txt hostile/
+cd hostile || exit 1
+
+within() {  # SECONDS MEGABYTES COMMAND...: into out and err; status is kept
+    (ulimit -v $(($2 * 1024)) && timeout "$1" "${@:3}") >out 2>err </dev/null
+    status=$?
+}
+
+says() {  # STATUS TEXT: it ended so, and with one line, which says that
+    [ $status = "$1" ] && [ "$(wc -l <err)" = 1 ] && grep -q "$2" err
+}
+
+within 20 400 "$trainer" --config objects.json --train text.txt --dry-run
+check "a config.json of 99 MB is refused for its size" says 2 'objects.json:1: .*99000109 bytes, more than'
+within 20 400 "$trainer" --config small_objects.json --train text.txt --dry-run
+check "one of many objects for their number" says 2 'more than 262144 commas'
+within 20 400 "$tokenize" --tokenizer objects_tokenizer.json --out out.bin text.txt
+check "a tokenizer.json of 33 million objects too" says 2 'more than 8388608 commas'
+within 20 400 "$tokenize" --tokenizer deep_tokenizer.json --out out.bin text.txt
+check "and one of 1000 brackets in each other" says 2 'more than 64 nested brackets'
 finish

@@ -197,9 +197,10 @@ static inline int metrics_parse(Source* s, const char* text, size_t n_bytes, Err
     for (size_t i = 0; i < n_bytes; i++) { n_lines += text[i] == '\n'; }
     s->columns = (float*)malloc_check(N_COLUMNS * n_lines * sizeof(float), "records");
     const char* line = text;
+    json_error_t json_error;
     for (size_t number = 1; number <= n_lines; number++) {
         const char* end = (const char*)memchr(line, '\n', (size_t)(text + n_bytes - line));
-        json_t* record = json_loadb(line, (size_t)(end - line), JSON_REJECT_DUPLICATES, NULL);
+        json_t* record = json_parse_bounded(line, (size_t)(end - line), JSON_MAX_DEPTH, &json_error);
         const json_t* step = json_object_get(record, "step");
         line = end + 1;
         if (json_is_integer(step)) {
@@ -501,7 +502,7 @@ static inline void describe_json(Source* s) {
     const char* end = (const char*)memchr(text, '\n', s->file.n_bytes);
     json_error_t json_error;
     ErrorText error;
-    json_t* line = end ? json_loadb(text, (size_t)(end - text), 0, NULL) : NULL;
+    json_t* line = end ? json_parse_bounded(text, (size_t)(end - text), JSON_MAX_DEPTH, &json_error) : NULL;
     int is_record = json_object_get(line, "step") && json_object_get(line, "val_loss");
     int is_metrics = is_record || json_object_get(line, "schema");
     json_decref(line);
@@ -510,7 +511,7 @@ static inline void describe_json(Source* s) {
         if (!metrics_parse(s, text, s->file.n_bytes, &error)) { fail_input("%s: %s", s->path, error.text); }
         return;
     }
-    json_t* json = json_loadb(text, s->file.n_bytes, JSON_REJECT_DUPLICATES, &json_error);
+    json_t* json = json_parse_bounded(text, s->file.n_bytes, MAX_NESTING, &json_error);
     if (!json) { fail_input("%s:%d: expected JSON, found: %s", s->path, json_error.line, json_error.text); }
     if (json_object_get(json_object_get(json, "model"), "vocab")) { describe_tokenizer_json(s, json); }
     else if (json_object_get(json, "weight_map")) {  // an index stands for its folder

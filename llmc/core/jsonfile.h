@@ -1,6 +1,7 @@
 /*
 JSON files, whole: read with a message that names file and line, written durably with their checksum.
-    json_parse_bounded  bytes to an object: the one way into the JSON parser, for files that anybody may have made
+    json_parse_within   bytes to an object: the one way into the JSON parser, for files that anybody may have made
+    json_parse_bounded  the same for files that may be large
     json_read           the same from a file, with a message and an exit
     json_need_int       an integer out of an object; json_ints: several, each within its bounds
     json_choice, json_switch   one of a list of names (choice.h), true or false; or absent
@@ -8,7 +9,13 @@ JSON files, whole: read with a message that names file and line, written durably
     json_write          a new file; json_replace: one that others may read at any time; json_text: the text of both
     json_never_null     called once, before the first JSON of a program
 Strict JSON (RFC 8259): one object, UTF-8, no key twice, no NaN or Infinity, integers below 2^63, nothing behind it.
-Size and nesting are bounded before the parser sees a byte: they bound its heap and its stack.
+Size, nesting and the number of values are bounded before the parser sees a byte: they bound its heap and its stack.
+A mark is one of , : [ {, not in a text; { counts four. jansson takes at most 72 bytes a mark (measured: {} 224, [] 112,
+a number 40, a key with its value 140), so that the bounds mean, beside the texts themselves:
+    json_read            2 MiB, 2^18 marks: 19 MB. config.json has 2 kB; settings.json has a command line, of which
+                         Linux allows 2 MiB, and manifest.json an entry for each file
+    json_parse_bounded   100 MB, 2^23 marks: 600 MB. The length is the format's bound on a safetensors header; the
+                         largest tokenizer.json (Gemma 3: 33 MB, 262,144 tokens, merges as lists) has 2.2 million marks
 Errors: fail_input with file, line or key, what was expected and what was found; json_parse_bounded, json_ints and
 json_agrees
         return it. fail_run when writing fails, as outfile.h.
@@ -19,23 +26,38 @@ json_agrees
 #include "outfile.h"  // OutFile, FileSum, MappedFile, ErrorText
 #include <jansson.h>
 
-enum { JSON_MAX_BYTES = 100000000, JSON_MAX_DEPTH = 32 };
+enum { JSON_MAX_BYTES = 100000000, JSON_MAX_DEPTH = 32, JSON_MAX_MARKS = 1 << 23 };
+enum { JSON_READ_BYTES = 2 << 20, JSON_READ_MARKS = 1 << 18 };  // of json_read
+
+// what the bytes of a file may ask of the parser
+typedef struct {
+    size_t n_bytes;
+    int depth, n_marks;
+} JsonBudget;
 
 // ---- reading ----
 
-// offset of the first bracket nested deeper than max_depth, or n_bytes
-static inline size_t json_too_deep_(const char* text, size_t n_bytes, int max_depth) {
-    int depth = 0, in_string = 0;
+// offset of the first bracket that is nested too deep, or of the first mark too many, or n_bytes; `why` tells which
+static inline size_t json_beyond_(const char* text, size_t n_bytes, const JsonBudget* most, char why[64]) {
+    int depth = 0, in_string = 0, n_marks = 0;
     for (size_t i = 0; i < n_bytes; i++) {
         char c = text[i];
         if (c == '"') {
             in_string = !in_string;
         } else if (in_string) {
             i += c == '\\';  // the escaped character cannot end the string
-        } else if (c == '{' || c == '[') {
-            if (++depth > max_depth) { return i; }
-        } else if (c == '}' || c == ']') {
-            depth--;
+        } else {
+            const int opens = c == '{' || c == '[', closes = c == '}' || c == ']';
+            depth += opens - closes;
+            n_marks += c == '{' ? 4 : opens || c == ',' || c == ':';
+            if (depth > most->depth) {
+                snprintf(why, 64, "more than %d nested brackets", most->depth);
+                return i;
+            }
+            if (n_marks > most->n_marks) {
+                snprintf(why, 64, "more than %d commas, colons and brackets", most->n_marks);
+                return i;
+            }
         }
     }
     return n_bytes;
@@ -49,19 +71,18 @@ static inline json_t* json_refuse_(json_error_t* error, int line, size_t positio
 }
 
 // An object (a new reference), or NULL with what was found instead, its line and its offset.
-static inline json_t* json_parse_bounded(const char* text, size_t n_bytes, int max_depth, json_error_t* error) {
-    char found[JSON_ERROR_TEXT_LENGTH];
+static inline json_t* json_parse_within(const char* text, size_t n_bytes, const JsonBudget* most, json_error_t* error) {
+    char found[64];
     memset(error, 0, sizeof *error);
-    if (n_bytes > JSON_MAX_BYTES) {
-        snprintf(found, sizeof found, "%zu bytes, more than %d", n_bytes, JSON_MAX_BYTES);
+    if (n_bytes > most->n_bytes) {
+        snprintf(found, sizeof found, "%zu bytes, more than %zu", n_bytes, most->n_bytes);
         return json_refuse_(error, 1, 0, found);
     }
-    size_t deep = json_too_deep_(text, n_bytes, max_depth);
-    if (deep < n_bytes) {
+    size_t beyond = json_beyond_(text, n_bytes, most, found);
+    if (beyond < n_bytes) {
         int line = 1;
-        for (size_t i = 0; i < deep; i++) { line += text[i] == '\n'; }
-        snprintf(found, sizeof found, "more than %d nested brackets", max_depth);
-        return json_refuse_(error, line, deep, found);
+        for (size_t i = 0; i < beyond; i++) { line += text[i] == '\n'; }
+        return json_refuse_(error, line, beyond, found);
     }
     json_t* json = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES, error);
     if (!json || json_is_object(json)) { return json; }
@@ -69,11 +90,17 @@ static inline json_t* json_parse_bounded(const char* text, size_t n_bytes, int m
     return json_refuse_(error, 1, 0, "a list instead of an object {...}");  // strict: there is no other root
 }
 
+static inline json_t* json_parse_bounded(const char* text, size_t n_bytes, int max_depth, json_error_t* error) {
+    const JsonBudget most = {JSON_MAX_BYTES, max_depth, JSON_MAX_MARKS};
+    return json_parse_within(text, n_bytes, &most, error);
+}
+
 static inline json_t* json_read(const char* path) {
+    const JsonBudget most = {JSON_READ_BYTES, JSON_MAX_DEPTH, JSON_READ_MARKS};
     MappedFile file;
     json_error_t error;
     file_map(&file, path);
-    json_t* json = json_parse_bounded((const char*)file.bytes, file.n_bytes, JSON_MAX_DEPTH, &error);
+    json_t* json = json_parse_within((const char*)file.bytes, file.n_bytes, &most, &error);
     const char* other = file_looks_like(file.bytes, file.n_bytes);
     if (!json && other) { fail_input("%s: expected JSON, found %s", path, other); }
     if (!json) { fail_input("%s:%d: expected JSON, found: %s", path, error.line, error.text); }

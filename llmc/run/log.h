@@ -28,10 +28,10 @@ Errors: what cannot be written ends the run (status 1) with the path and the sys
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
+#include "../core/jsonfile.h"  // json_parse_bounded
 #include "../core/outfile.h"  // file_create, file_append
 #include "../core/print.h"  // seconds_now, format_count, format_duration; fail_run, fail_input, malloc_check
 #include <assert.h>
-#include <jansson.h>
 
 typedef struct {
     json_t* extra_schema;  // {key: meaning} of the trainer's keys, or NULL; and
@@ -78,7 +78,8 @@ static inline void log_schema_(FILE* metrics, json_t* extra_schema) {
 // the step of a line of metrics.jsonl, or -1 if the line is the schema, or -2 if it is no record at all; of a
 // validation?
 static inline int64_t log_step_of_(const char* line, size_t n_bytes, int* is_validation) {
-    json_t* record = json_loadb(line, n_bytes, 0, NULL);
+    json_error_t error;
+    json_t* record = json_parse_bounded(line, n_bytes, JSON_MAX_DEPTH, &error);
     const json_t* step = json_object_get(record, "step");
     int64_t found = json_is_integer(step) ? json_integer_value(step) : json_object_get(record, "schema") ? -1 : -2;
     *is_validation = json_is_null(json_object_get(record, "ms"));
