@@ -429,7 +429,7 @@ static void test_other_names(Test* t) {
           !strcmp(o.run, "a") && !strcmp(o.from, "b") && o.val_fraction == 0.25f && o.eval_every == 7 &&
               o.early_stop == 3,
           "--run, --from, --val-fraction, --eval-every, --early-stop");
-    check(t, o.clip == 2.0f && o.warmup == 5 && o.final_lr == 0.5f && o.eps == 1e-6f,
+    check(t, o.clip == 2.0f && o.warmup.n == 5 && o.final_lr == 0.5f && o.eps == 1e-6f,
           "--clip, --warmup, --final-lr, --eps");
     options_free(table, n);
 }
@@ -442,7 +442,7 @@ static void test_horizon(Test* t) {
     o.schedule = SCHEDULE_COSINE;
     o.lr = 1e-3f;
     o.final_lr = 0.1f;
-    o.warmup = 10;
+    o.warmup.n = 10;
     o.steps = 200;
     for (int step = 0; step < 200; step++) {
         o.lr_horizon = 0;
@@ -456,6 +456,23 @@ static void test_horizon(Test* t) {
     o.lr_horizon = 10;
     check_exit(t, "a horizon within warm-up", plan_in_child, &o, 2,
                "--warmup: expected less than the 10 steps of --lr-horizon, found 10");
+}
+
+// --warmup 5%: of --steps or --lr-horizon, once; a run that goes on with more steps keeps the number
+static void test_warmup_share(Test* t) {
+    RunOptions o = options_of("");
+    o.warmup.percent = 5.0f;
+    o.batch_size = 1;
+    o.epochs = 1.0f;
+    run_plan_steps(&o, 1000, 1);
+    check(t, o.warmup.n == 50 && o.warmup.percent == 0.0f, "5%% of 1000 steps: found %d", o.warmup.n);
+    o.steps = 9000;
+    run_plan_steps(&o, 1000, 1);
+    check(t, o.warmup.n == 50, "of 9000 steps later: found %d", o.warmup.n);
+    o.warmup.percent = 5.0f;
+    o.lr_horizon = 300;
+    run_plan_steps(&o, 1000, 1);
+    check(t, o.warmup.n == 15, "5%% of a horizon of 300: found %d", o.warmup.n);
 }
 
 static void test_early_stop(Test* t) {
@@ -787,6 +804,7 @@ int main(int argc, char** argv) {
         {"grown moments", "layers take their moments along, new ones begin with 0", test_grown_moments},
         {"other names", "the options of a run under the names that another trainer gave them", test_other_names},
         {"horizon", "--lr-horizon spans the schedule, whatever --steps is; then the last value stays", test_horizon},
+        {"warm-up", "--warmup as a share is of --steps or --lr-horizon, and a number from then on", test_warmup_share},
         {"early stop", "--early-stop-delta: by how much a validation must be better", test_early_stop},
         {"summary", "summary.json: how a run ended, and where its checkpoints are", test_summary},
         {"snapshot", "the writer gets each of the most arenas as it was when it began", test_snapshot},

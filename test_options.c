@@ -10,6 +10,7 @@ typedef struct {
     int batch_size, steps, offset, shuffle, resume, schedule, head;
     float lr, final_lr, any;
     const char *train, *prompt;
+    Amount warmup;
 } Settings;
 
 enum { CONSTANT, LINEAR, COSINE, WSD };  // --schedule
@@ -34,6 +35,7 @@ static int make_table(Option* table, Settings* s) {
          "a number without limits; this row ends in the last column of", 0},
         {"optimizer", "schedule", "-k", OPTION_CHOICE, &s->schedule, "cosine", 0, 0, "constant|linear|cosine|wsd",
          "course of the learning rate", 0},
+        {"optimizer", "warmup", "", OPTION_AMOUNT, &s->warmup, "2%", 0, INT_MAX, "N|F%", "steps, or a share", 0},
         {"run", "resume", "-y", OPTION_SWITCH, &s->resume, "0", 0, 1, "", "go on from the newest good checkpoint", 0},
         {"run", "head", "", OPTION_CHOICE, &s->head, "", 0, 0, "softmax|sphere,ball", "which of them; empty: none", 0},
         {"out", "generate", "", OPTION_TEXT, &s->prompt, "hello", 0, 0, "TEXT|-", "continue this text", 0},
@@ -117,6 +119,7 @@ static void test_defaults(Test* t) {
     check(t, s.lr == 3e-4f && s.final_lr == 0.1f, "floats");
     check(t, !strcmp(s.train, "") && !strcmp(s.prompt, "hello"), "texts");
     check(t, s.schedule == COSINE && s.head == NO_HEAD, "choices");
+    check(t, s.warmup.n == 0 && s.warmup.percent == 2.0f, "amounts");
     for (int i = 0; i < n; i++) { check(t, table[i].given == 0, "%s: given %d", table[i].name, table[i].given); }
     options_free(table, n);
 }
@@ -137,6 +140,9 @@ static void test_values(Test* t) {
         {"-y|1|--shuffle=0", "shuffle", "0"},
         {"--schedule|wsd", "schedule", "wsd"}, {"-k=linear", "schedule", "linear"},
         {"-k|Constant", "schedule", "constant"},
+        {"--warmup|100", "warmup", "100"}, {"--warmup|+7", "warmup", "7"}, {"--warmup|5%", "warmup", "5%"},
+        {"--warmup=.7%", "warmup", "0.7%"}, {"--warmup|1e1%", "warmup", "10%"}, {"--warmup|0%", "warmup", "0"},
+        {"--warmup|99.9999%", "warmup", "99.9999%"}, {"--warmup|5%|--warmup|3", "warmup", "3"},
         {"--head|softmax", "head", "softmax"}, {"--head|ball", "head", "sphere"}, {"--head|ball|--head=", "head", ""},
         {"--train|data/*.bin", "train", "data/*.bin"}, {"--input-bin|x", "train", "x"}, {"--train=a=b", "train", "a=b"},
         {"--train=", "train", ""}, {"--train|", "train", ""}, {"--train=--lr", "train", "--lr"},
@@ -172,6 +178,22 @@ static void test_choices(Test* t) {
     for (int head = NO_HEAD; head <= SPHERE; head++) {
         check(t, choice_find("softmax|sphere,ball", choice_name("softmax|sphere,ball", head).s) == head, "name of %d",
               head);
+    }
+}
+
+// a share is that of the decimal that was typed, rounded down
+static void test_amounts(Test* t) {
+    const struct { const char* words; int total, want; } cases[] = {
+        {"--warmup|100", 40, 100}, {"--warmup|2%", 49, 0}, {"--warmup|2%", 50, 1}, {"--warmup|2%", 149, 2},
+        {"--warmup|0.7%", 1000, 7}, {"--warmup|12.5%", 2147483647, 268435455}, {"--warmup|0%", 1000, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Option table[MAX_ROWS];
+        Settings s;
+        int n = parse(table, &s, cases[i].words), found = amount_of(s.warmup, cases[i].total);
+        check(t, found == cases[i].want, "%s of %d: found %d, expected %d", cases[i].words, cases[i].total, found,
+              cases[i].want);
+        options_free(table, n);
     }
 }
 
@@ -222,6 +244,13 @@ static void test_wrong(Test* t) {
         {"--lr|-1e-9", "--lr: expected a number 0..0.1, found \"-1e-9\""},
         {"--lr|0.10000001", "--lr: expected a number 0..0.1, found \"0.10000001\""},
         {"--final-lr|-1", "--final-lr: expected a number, 0 or more, found \"-1\""},
+        {"--warmup|100%", "--warmup: expected an integer, 0 or more, or a percentage below 100%, found \"100%\""},
+        {"--warmup|-1%", "--warmup: expected an integer, 0 or more, or a percentage below 100%, found \"-1%\""},
+        {"--warmup|-1", "--warmup: expected an integer, 0 or more, or a percentage below 100%, found \"-1\""},
+        {"--warmup|0.5", "--warmup: expected an integer, 0 or more, or a percentage below 100%, found \"0.5\""},
+        {"--warmup|%", "--warmup: expected an integer, 0 or more, or a percentage below 100%, found \"%\""},
+        {"--warmup|2%%", "--warmup: expected an integer, 0 or more, or a percentage below 100%, found \"2%%\""},
+        {"--warmup=", "--warmup: expected an integer, 0 or more, or a percentage below 100%, found \"\""},
         {"--shuffle|2", "--shuffle: expected 0 or 1, found \"2\""},
         {"--shuffle|yes", "--shuffle: expected 0 or 1, found \"yes\""},
         {"--resume=", "--resume: expected 0 or 1, found \"\""},
@@ -401,7 +430,7 @@ static void test_json(Test* t) {
     Option table[MAX_ROWS], restored[MAX_ROWS];
     Settings s, r;
     const char* words = "-b|8|--steps|-1|--offset|-2147483648|--shuffle|0|--resume|"
-        "--train|a\"b\\c\x01\xc3\xa9|-k|wsd|--head|ball";
+        "--train|a\"b\\c\x01\xc3\xa9|-k|wsd|--head|ball|--warmup|0.7%";
     int n = parse(table, &s, words);
     uint32_t bits[] = {0x00000001, 0x80000000, 0x007fffff, 0x00800000, 0x3dcccccd, 0x3eaaaaab, 0x7f7fffff, 0xff7fffff,
                        0x4b7fffff};
@@ -418,7 +447,7 @@ static void test_json(Test* t) {
         check_bits(t, dumped, &r.any, &s.any, 1);
         check(t, r.lr == s.lr && r.final_lr == s.final_lr, "%s", dumped);
         check(t, r.batch_size == 8 && r.steps == -1 && r.offset == INT_MIN, "%s", dumped);
-        check(t, r.shuffle == 0 && r.resume == 1, "%s", dumped);
+        check(t, r.shuffle == 0 && r.resume == 1 && r.warmup.percent == 0.7f, "%s", dumped);
         check(t, !strcmp(r.train, s.train) && r.schedule == WSD && r.head == SPHERE, "%s", dumped);
         free(dumped);
         json_decref(out);
@@ -432,7 +461,7 @@ static void test_restore(Test* t) {
     Option table[MAX_ROWS];
     Settings s;
     const char* text = "{\"batch-size\": 8, \"lr\": 0.01, \"resume\": 1, \"shuffle\": false, \"schedule\": \"linear\", "
-                       "\"head\": \"Ball\", \"removed\": [1]}";
+                       "\"head\": \"Ball\", \"warmup\": 0, \"removed\": [1]}";
     json_t* stored = json_loads(text, 0, NULL);
     int n = parse(table, &s, "--lr|0.02");
     options_from_json(table, n, stored);
@@ -441,6 +470,7 @@ static void test_restore(Test* t) {
     check(t, s.resume == 1 && s.shuffle == 0, "a switch is a boolean, or 0 or 1");
     check(t, s.steps == 100 && options_given(table, n, "steps") == 0, "what was not stored keeps its default");
     check(t, s.schedule == LINEAR && s.head == SPHERE, "a stored choice is found by any of its spellings");
+    check(t, s.warmup.n == 0 && s.warmup.percent == 0.0f, "a stored amount is a number, or a text with a percentage");
     json_t* none = json_null();
     options_from_json(table, n, none);
     options_set(table, n, "train", "runs/x");
@@ -485,6 +515,7 @@ int main(int argc, char** argv) {
         {"values", "every spelling, alias and number form gives its value, the later one wins", test_values},
         {"choices", "the value is the position in the list, by any spelling; none only where that is the default",
          test_choices},
+        {"amounts", "a number, or a share of a total, rounded down", test_amounts},
         {"wrong options", "each stops with status 2 and one line that says what was expected and found", test_wrong},
         {"options_fail", "the trainer's own checks print the same kind of line", test_fail},
         {"args file", "lines, comments, dashes, switches; later values win", test_file},

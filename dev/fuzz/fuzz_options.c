@@ -43,6 +43,7 @@ static void check_values(const Option* table, int n) {
         if (o->type == OPTION_TEXT && !*(const char**)o->value) { __builtin_trap(); }
         if (o->type == OPTION_CHOICE && choice_find(o->takes, choice_name(o->takes, *(int*)o->value).s) != *(int*)o->value) { __builtin_trap(); }
         if (o->type == OPTION_TEXT || o->type == OPTION_CHOICE) { continue; }
+        if (o->type == OPTION_AMOUNT && ((const Amount*)o->value)->percent > 0.0f) { continue; }
         int is_float = o->type == OPTION_FLOAT, is_switch = o->type == OPTION_SWITCH;
         double x = is_float ? (double)*(float*)o->value : *(int*)o->value;
         double low = is_switch ? 0.0 : is_float ? (double)(float)o->low : o->low;
@@ -73,7 +74,7 @@ static void try_plan(Option* table, int n, RunOptions* o) {
     int n_leaves = run_leaves(table, n, o, T);
     if (n_leaves < 1 || (o->batch_tokens > 0 && (int64_t)n_leaves * o->batch_size * T != o->batch_tokens)) { __builtin_trap(); }
     run_plan_steps(o, INT64_MAX / 2, n_leaves);
-    if (o->steps < 1 || o->warmup >= o->steps) { __builtin_trap(); }
+    if (o->steps < 1 || o->warmup.n >= o->steps || o->warmup.percent > 0.0f) { __builtin_trap(); }
 }
 
 // words with the names of rows put in; the caller frees them

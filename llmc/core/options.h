@@ -16,6 +16,7 @@ after a blank begins a comment). A later value wins. Nothing else is accepted: n
 options only by options_parse_words, for tools that take files; a switch then takes the next word only if it is 0 or 1.
 Numbers are read to their end: an integer is a sign and digits, a float is what strtof makes of digits, sign, point and
 exponent, finite. Both must lie in low..high; an end at or past INT_MIN, INT_MAX or FLT_MAX means "no limit" there.
+An amount is an integer, or a share of a total that the program knows later, as a percentage: 100 or 2%.
 A choice becomes the position of its name in the list (choice.h), which is the order of an enum; where the default is
 "", it may also be none of them, -1. Texts are heap copies owned by the table until options_free; a program changes one
 with options_set.
@@ -41,7 +42,13 @@ prints --help.
 #define FLAGS "unknown"
 #endif
 
-typedef enum { OPTION_SWITCH, OPTION_INT, OPTION_FLOAT, OPTION_TEXT, OPTION_CHOICE } OptionType;
+typedef enum { OPTION_SWITCH, OPTION_INT, OPTION_FLOAT, OPTION_TEXT, OPTION_CHOICE, OPTION_AMOUNT } OptionType;
+
+// n things, or where percent is above 0 that share of them all; amount_of makes a number of either
+typedef struct {
+    int n;
+    float percent;  // below 100
+} Amount;
 
 enum { MAX_OPTIONS = 128 };  // room for the rows of a trainer
 
@@ -50,9 +57,9 @@ typedef struct {
     const char* name;     // "batch-size", typed as --batch-size
     const char* aliases;  // other spellings as typed, separated by blanks: "-b --val-every"; "" for none
     OptionType type;
-    void* value;          // int* for switch, int and choice, float* for float, const char** for text
+    void* value;          // int* for switch, int and choice, float* for float, const char** for text, Amount*
     const char* start;    // default, parsed as if typed: "4"; "" for no text and no choice
-    double low, high;     // allowed range of int and float
+    double low, high;     // allowed range of int, float and the integer of an amount
     const char* takes;    // what help shows for the value: "N", "PATH"; the list of a choice, "linear|wsd"; or ""
     const char* meaning;  // one line
     int given;            // the parser's: 1 when the user typed it (or --args did), 2 when restored from a checkpoint
@@ -76,6 +83,9 @@ static inline ShortText option_expected_(const Option* o) {
     int has_high = o->high < (is_int ? (double)INT_MAX : (double)FLT_MAX);
     if (o->type == OPTION_SWITCH) { snprintf(out.s, sizeof out.s, "0 or 1"); }
     else if (o->type == OPTION_TEXT || o->type == OPTION_CHOICE) { snprintf(out.s, sizeof out.s, "%s", o->takes); }
+    else if (o->type == OPTION_AMOUNT) {
+        snprintf(out.s, sizeof out.s, "an integer, %.10g or more, or a percentage below 100%%", o->low);
+    }
     else if (has_low && has_high) { snprintf(out.s, sizeof out.s, "%s %.10g..%.10g", kind, o->low, o->high); }
     else if (has_low) { snprintf(out.s, sizeof out.s, "%s, %.10g or more", kind, o->low); }
     else if (has_high) { snprintf(out.s, sizeof out.s, "%s, at most %.10g", kind, o->high); }
@@ -135,12 +145,42 @@ static inline int option_parse_number_(const Option* o, const char* text) {
     return 1;
 }
 
+// "100" or "2.5%"
+static inline int option_parse_amount_(const Option* o, const char* text) {
+    Amount amount = {0, 0.0f};
+    Option part = *o;  // the number that it begins with
+    char digits[64];
+    const size_t length = strlen(text);
+    if (length == 0 || length >= sizeof digits) { return 0; }
+    memcpy(digits, text, length + 1);
+    if (text[length - 1] == '%') {
+        digits[length - 1] = '\0';
+        part.type = OPTION_FLOAT;
+        part.value = &amount.percent;
+        part.low = 0.0;
+        part.high = FLT_MAX;
+    } else {
+        part.type = OPTION_INT;
+        part.value = &amount.n;
+    }
+    if (!option_parse_number_(&part, digits) || amount.percent >= 100.0f) { return 0; }
+    *(Amount*)o->value = amount;
+    return 1;
+}
+
+// of `total` things: the number itself, or the share, rounded down
+static inline int amount_of(Amount amount, int total) {
+    const double percent = strtod(format_float(amount.percent).s, NULL);  // 0.7 as it was typed, not the float of it
+    return percent > 0.0 ? (int)(percent * total / 100.0) : amount.n;
+}
+
 // `where` is "" or names the file and line the text came from: "conf.txt:3: "
 static inline void option_store_(const Option* o, const char* text, const char* where) {
     int ok = 1;
     if (o->type == OPTION_TEXT) { option_take_text_(o, text, where); }
     else if (o->type == OPTION_SWITCH) { ok = option_parse_switch_(o, text); }
     else if (o->type == OPTION_CHOICE) { ok = option_parse_choice_(o, text); }
+    else if (o->type == OPTION_AMOUNT) { ok = option_parse_amount_(o, text); }
     else { ok = option_parse_number_(o, text); }
     if (!ok) {
         fail_input("%s--%s: expected %s, found \"%s\"", where, o->name, option_expected_(o).s, format_text(text).s);
@@ -153,17 +193,22 @@ static inline char* option_text_(const Option* o) {
     if (o->type == OPTION_CHOICE) { return string_copy(choice_name(o->takes, *(int*)o->value).s); }
     if (o->type == OPTION_FLOAT) { return string_copy(format_float(*(float*)o->value).s); }
     ShortText digits;
-    snprintf(digits.s, sizeof digits.s, "%d", *(int*)o->value);
+    const Amount* amount = o->type == OPTION_AMOUNT ? (const Amount*)o->value : NULL;
+    if (amount && amount->percent > 0.0f) {
+        digits = format_float(amount->percent);
+        strcat(digits.s, "%");
+    } else { snprintf(digits.s, sizeof digits.s, "%d", *(int*)o->value); }
     return string_copy(digits.s);
 }
 
 static inline int option_is_default_(const Option* o) {
-    union { int as_int; float as_float; char* as_text; } start;
+    union { int as_int; float as_float; char* as_text; Amount as_amount; } start;
     Option parsed = *o;
     memset(&start, 0, sizeof start);
     parsed.value = &start;
     option_store_(&parsed, o->start, "");
-    if (o->type != OPTION_TEXT) { return memcmp(&start, o->value, sizeof(int)) == 0; }
+    const size_t n_bytes = o->type == OPTION_AMOUNT ? sizeof(Amount) : sizeof(int);
+    if (o->type != OPTION_TEXT) { return memcmp(&start, o->value, n_bytes) == 0; }
     int same = strcmp(start.as_text, *(const char**)o->value) == 0;
     free(start.as_text);
     return same;
@@ -529,11 +574,18 @@ static inline json_t* options_to_json(const Option* table, int n) {
         const Option* o = &table[i];
         json_t* value = NULL;
         if (o->type == OPTION_SWITCH) { value = json_boolean(*(int*)o->value); }
-        else if (o->type == OPTION_INT) { value = json_integer(*(int*)o->value); }
+        else if (o->type == OPTION_INT || (o->type == OPTION_AMOUNT && ((Amount*)o->value)->percent == 0.0f)) {
+            value = json_integer(*(int*)o->value);
+        }
         else if (o->type == OPTION_FLOAT) {
             value = json_real(shortest_double(*(float*)o->value));
         }
         else if (o->type == OPTION_CHOICE) { value = json_string(choice_name(o->takes, *(int*)o->value).s); }
+        else if (o->type == OPTION_AMOUNT) {
+            char* text = option_text_(o);
+            value = json_string(text);
+            free(text);
+        }
         else { value = json_string(*(const char**)o->value); }
         if (json_object_set_new(settings, o->name, value) != 0) { fail_run("--%s: cannot be kept as JSON", o->name); }
     }

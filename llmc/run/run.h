@@ -34,7 +34,8 @@ typedef struct {
     int batch_size, seq_len, batch_tokens, grad_accum, shuffle, overfit, doc_reset, eval_examples;
     float val_fraction;
     const char* freeze;                                                                   // optimizer
-    int schedule, steps, warmup, lr_horizon;                                              // schedule: a Schedule
+    int schedule, steps, lr_horizon;                                                      // schedule: a Schedule
+    Amount warmup;                                                                        // of the steps
     float epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
     const char* run;                                                                      // run
     int resume, go_on, save_every, async_save, keep, keep_every, eval_every, eval_batches, sample_every, log_every,
@@ -93,8 +94,8 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"optimizer", "lr", "-l", OPTION_FLOAT, &o->lr, "3e-4", 0, 10, "F", "peak learning rate", 0},
         {"optimizer", "schedule", "-k", OPTION_CHOICE, &o->schedule, "cosine", 0, 0, SCHEDULE_NAMES,
          "how the learning rate falls after warm-up", 0},
-        {"optimizer", "warmup", "-u --lr-warmup-steps", OPTION_INT, &o->warmup, "0", 0, INT_MAX, "N",
-         "steps of linear warm-up", 0},
+        {"optimizer", "warmup", "-u --lr-warmup-steps", OPTION_AMOUNT, &o->warmup, "0", 0, INT_MAX, "N|F%",
+         "steps in which the learning rate rises to its peak: a number, or a share of --steps (or of --lr-horizon)", 0},
         {"optimizer", "final-lr", "-q --lr-min-scale", OPTION_FLOAT, &o->final_lr, "0.1", 0, 1, "F",
          "learning rate at the end, as a fraction of the peak", 0},
         {"optimizer", "lr-horizon", "", OPTION_INT, &o->lr_horizon, "0", 0, INT_MAX, "N",
@@ -255,24 +256,30 @@ static inline int run_leaves(Option* table, int n, const RunOptions* o, int T) {
     return o->grad_accum > 0 ? o->grad_accum : o->batch_tokens > 0 ? (int)(o->batch_tokens / micro) : 1;
 }
 
-// --steps from --epochs where it is not given, and what must be below it
+// steps over which the learning rate changes
+static inline int run_horizon_(const RunOptions* o) { return o->lr_horizon > 0 ? o->lr_horizon : o->steps; }
+
+// --steps from --epochs where it is not given, a --warmup that is a share of them, and what must be below them. Settings
+// and checkpoints have both as numbers: a run that goes on with more --steps keeps its warm-up
 static inline void run_plan_steps(RunOptions* o, int64_t n_rows, int n_leaves) {
     if (o->steps == 0) {
         double steps = ceil((double)o->epochs * (double)n_rows / ((double)n_leaves * o->batch_size));
         o->steps = steps < INT_MAX ? (int)steps : INT_MAX;
     }
-    if (o->warmup >= o->steps) {
-        options_fail("warmup", "expected less than the %d steps of the run, found %d", o->steps, o->warmup);
+    const Amount warmup = {amount_of(o->warmup, run_horizon_(o)), 0.0f};
+    o->warmup = warmup;
+    if (warmup.n >= o->steps) {
+        options_fail("warmup", "expected less than the %d steps of the run, found %d", o->steps, warmup.n);
     }
-    if (o->lr_horizon > 0 && o->warmup >= o->lr_horizon) {
-        options_fail("warmup", "expected less than the %d steps of --lr-horizon, found %d", o->lr_horizon, o->warmup);
+    if (o->lr_horizon > 0 && warmup.n >= o->lr_horizon) {
+        options_fail("warmup", "expected less than the %d steps of --lr-horizon, found %d", o->lr_horizon, warmup.n);
     }
 }
 
 // learning rate of step 0, 1, ...
 static inline float run_lr(const RunOptions* o, int step) {
-    const int horizon = o->lr_horizon > 0 ? o->lr_horizon : o->steps;
-    return schedule_lr((Schedule)o->schedule, step < horizon ? step : horizon, horizon, o->warmup, (double)o->lr,
+    const int horizon = run_horizon_(o);
+    return schedule_lr((Schedule)o->schedule, step < horizon ? step : horizon, horizon, o->warmup.n, (double)o->lr,
                        (double)o->final_lr);
 }
 
