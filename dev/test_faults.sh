@@ -4,6 +4,7 @@
 #     dev/test_faults.sh                                   what every commit keeps
 #     dev/test_faults.sh quick                             20 kills, the end of the process at every tenth call, damage, locks
 #     KILLS=10000 SECOND=1 dev/test_faults.sh kills calls  only these parts, in other sizes (dev/faults/campaign.sh)
+#     KILLS=20 dev/test_faults.sh hello                    the training of `make run` itself
 # Nothing is lost means: after a resume without faults
 # model, moments, metrics and samples are those of a run that nobody touched, and stderr is empty.
 . "$(dirname "$0")/promises.sh"
@@ -321,6 +322,31 @@ lock() {
     check "after kill -9 the run is free again; --keep 1 --keep-every 300 has kept 300, 600 and the last" \
         test "$status $(cd held && echo step_*)" = "0 step_000300 step_000600 step_000650"
 }
+
+# ---- the first ten minutes: the run of `make run`, killed at random instants, resumed as the README says ----
+
+# not by itself: KILLS=20 dev/test_faults.sh hello takes twice as long as `make run`, and what the kills cost
+hello() {
+    local n=0 age lost=0 pid seconds whole=("$hello" --args dev/hello.txt --run)
+    cd "$root" || return  # whose text it trains on
+    "${whole[@]}" "$work/whole" >"$work/out" 2>"$work/err" </dev/null
+    check "the run of make run comes to its end" test $? = 0
+    until grep -qs final_step "$work/leg/summary.json"; do
+        option=("${whole[@]:1}" "$work/leg")
+        compgen -G "$work/leg/step_*/manifest.json" >/dev/null && option=(--run "$work/leg" --resume)
+        "$hello" "${option[@]}" >"$work/out" 2>"$work/err" </dev/null &
+        pid=$!
+        seconds=$((n < kills ? RANDOM % 15 + 2 : 3600))
+        timeout $seconds tail --pid=$pid -f /dev/null
+        kill -KILL $pid 2>/dev/null && n=$((n + 1))
+        { wait $pid; } 2>/dev/null
+        age=$(($(date +%s) - $(stat -c %Y "$work"/leg/step_*/manifest.json 2>/dev/null | sort -n | tail -n 1 | grep . || stat -c %Y "$work/leg")))
+        lost=$((n > 0 && age > lost && seconds < 3600 ? age : lost))
+    done
+    check "make run, $n times kill -9, each time resumed: at most $lost s of work were lost each time" test $lost -lt 120
+    cd "$work" && check "and the end has the bits of a run that nobody touched" same_run leg whole "$(cd whole && ls -d step_* | tail -n 1)"
+}
+if [ "$parts" = hello ]; then need_build hello "" train_gpt2; fi
 
 for part in $parts; do
     echo "# $part"
