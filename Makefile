@@ -310,6 +310,7 @@ simt_tests:
 golden:
 	$(PYTHON) dev/ref/gpt2.py
 	$(PYTHON) dev/ref/mamba_hpn.py
+	$(PYTHON) dev/ref/rows.py
 
 bench: setup
 	@dev/bench/run.sh

@@ -6,6 +6,7 @@ row, in which order rows come, and what is said about data that cannot be used.
 */
 #include "llmc/text/dataloader.h"
 #include "llmc/run/rundata.h"
+#include "llmc/test/golden.h"
 #include "llmc/test/test.h"
 #include "llmc/test/testfiles.h"
 
@@ -880,6 +881,213 @@ static void test_number_stops(Test* t) {
     temp_remove(&folder);
 }
 
+// ---- sources and mixtures ----
+
+// sources of so many rows of T tokens, as shards of at most 8 rows whose tokens nobody reads
+static void fake_sources(TokenData* d, const int64_t* n_rows, const double* weights, int n, int T) {
+    static uint16_t tokens[8 * 4 + 1];
+    memset(d, 0, sizeof *d);
+    d->path = string_copy("sources");
+    d->token_bytes = 2;
+    for (int s = 0; s < n; s++) {
+        tokens_add_source_(d, "source", weights[s]);
+        for (int64_t first = 0; first < n_rows[s]; first += 8) {
+            int64_t rows = n_rows[s] - first < 8 ? n_rows[s] - first : 8;
+            TokenShard shard = {"source", tokens, rows * T + 1, 0, NULL};
+            d->n_tokens += tokens_add_shard_(d, &shard)->n_tokens;
+        }
+        tokens_end_source_(d);
+    }
+    d->text = malloc_check(1, "text");  // no part of a split
+}
+
+// the source and the row in it, as dev/ref/rows.py counts
+static int64_t place_of(const DataLoader* l, int64_t index, int* source) {
+    int64_t first;
+    const int shard = (int)(dataloader_find_(l, index, &first) - l->data->shards);
+    for (*source = 0;; ++*source) {
+        const TokenSource* s = &l->data->sources[*source];
+        if (shard < s->first_shard + s->n_shards) { return (shard - s->first_shard) * 8 + first / l->T; }
+    }
+}
+
+static void test_mixture_order(Test* t) {
+    enum { T = 4 };
+    Golden g;
+    golden_open(&g, "dev/golden/rows.safetensors");
+    const json_t* mixtures = json_object_get(g.config, "mixtures");
+    check(t, json_array_size(mixtures) == 5, "%zu mixtures", json_array_size(mixtures));
+    for (size_t k = 0; k < json_array_size(mixtures); k++) {
+        const json_t *m = json_array_get(mixtures, k), *rows = json_object_get(m, "rows");
+        const int n = (int)json_array_size(rows), epochs = (int)json_integer_value(json_object_get(m, "epochs"));
+        int64_t n_rows[8];
+        double weights[8];
+        for (int s = 0; s < n; s++) {
+            n_rows[s] = json_integer_value(json_array_get(rows, (size_t)s));
+            weights[s] = json_real_value(json_array_get(json_object_get(m, "weights"), (size_t)s));
+        }
+        char name[64];
+        TokenData d;
+        DataLoader l;
+        const int shuffle = (int)json_integer_value(json_object_get(m, "shuffle"));
+        const uint64_t key = (uint64_t)json_integer_value(json_object_get(m, "key"));
+        snprintf(name, sizeof name, "mixture%zu.rows", k);
+        const SafeTensor* want = golden_tensor(&g, name, DTYPE_I32);
+        const int* at = (const int*)want->data;
+        fake_sources(&d, n_rows, weights, n, T);
+        dataloader_init(&l, &d, T, shuffle ? ORDER_ROWS : ORDER_FILE, key);
+        check(t, (int64_t)want->n == 2 * epochs * l.n_rows, "%s: %zu numbers of %lld rows", name, want->n,
+              (long long)l.n_rows);
+        for (int64_t index = epochs * l.n_rows - 1; index >= 0; index--) {  // backwards: a function of the index alone
+            int source;
+            int64_t row = place_of(&l, index, &source);
+            check(t, source == at[2 * index] && row == at[2 * index + 1],
+                  "%s, index %lld: source %d, row %lld, expected %d, %d", name, (long long)index, source, (long long)row,
+                  at[2 * index], at[2 * index + 1]);
+        }
+        tokens_close(&d);
+    }
+    golden_close(&g);
+}
+
+// without weights several sources are one data set, whose rows come as those of one source do
+static void test_concatenation(Test* t) {
+    enum { T = 4 };
+    const int64_t n_rows[] = {20, 3, 77}, all = 100;
+    const double none[] = {0.0, 0.0, 0.0};
+    TokenData d;
+    DataLoader l;
+    fake_sources(&d, n_rows, none, 3, T);
+    for (int order = ORDER_FILE; order <= ORDER_ROWS; order++) {
+        dataloader_init(&l, &d, T, (RowOrder)order, 7);
+        check(t, l.n_rows == all, "%lld rows", (long long)l.n_rows);
+        for (int64_t index = 0; index < 2 * all; index++) {
+            int source;
+            int64_t row = place_of(&l, index, &source), want = index % all;
+            if (order == ORDER_ROWS) { want = permute_index(7, (uint64_t)(index / all), want, all); }
+            row += source > 1 ? 23 : source > 0 ? 20 : 0;
+            check(t, row == want, "index %lld: row %lld, expected %lld", (long long)index, (long long)row,
+                  (long long)want);
+        }
+    }
+    tokens_close(&d);
+}
+
+static void test_path_list(Test* t) {
+    TempPath folder = temp_folder();
+    const char* names[] = {"a.txt", "b.txt", "c,d.txt", "e:1", "f:x/g.txt", "h.bin"};
+    for (int i = 0; i < 6; i++) { temp_file(&folder, names[i], "x", 1); }
+    const struct { const char* text; int n; const char* paths[3]; double weights[3]; } cases[] = {
+        {"a.txt", 1, {"a.txt"}, {0}},
+        {"c,d.txt", 1, {"c,d.txt"}, {0}},
+        {"c,*", 1, {"c,*"}, {0}},
+        {"[a,b].txt", 1, {"[a,b].txt"}, {0}},
+        {"e:1", 1, {"e:1"}, {0}},
+        {"nothing", 1, {"nothing"}, {0}},
+        {"a.txt,b.txt", 2, {"a.txt", "b.txt"}, {0, 0}},
+        {" a.txt , b.txt ", 2, {"a.txt", "b.txt"}, {0, 0}},
+        {"a.txt,a.txt", 2, {"a.txt", "a.txt"}, {0, 0}},
+        {"a.txt:3", 1, {"a.txt"}, {3}},
+        {"a.txt:3,b.txt:0.25,*.bin:1e2", 3, {"a.txt", "b.txt", "*.bin"}, {3, 0.25, 100}},
+        {"e:1,b.txt", 2, {"e:1", "b.txt"}, {0, 0}},
+        {"e:1:2,b.txt:3", 2, {"e:1", "b.txt"}, {2, 3}},
+        {"f:x/g.txt,a.txt", 2, {"f:x/g.txt", "a.txt"}, {0, 0}},
+        {"f:x/g.txt:2,a.txt:.5", 2, {"f:x/g.txt", "a.txt"}, {2, 0.5}},
+        {"c\\,d.txt:4,a.txt:1", 2, {"c,d.txt", "a.txt"}, {4, 1}},
+        {"e\\:1,\\*", 2, {"e:1", "\\*"}, {0, 0}},
+    };
+    char before[4096];
+    if (!getcwd(before, sizeof before) || chdir(folder.s) != 0) { fail_run("%s: %s", folder.s, strerror(errno)); }
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        PathList list;
+        path_list_make(&list, cases[i].text);
+        check(t, list.n == cases[i].n, "\"%s\": %d paths", cases[i].text, list.n);
+        for (int k = 0; k < list.n && k < cases[i].n; k++) {
+            check(t, strcmp(list.of[k].path, cases[i].paths[k]) == 0 && list.of[k].weight == cases[i].weights[k],
+                  "\"%s\": path %d is \"%s\", weight %g", cases[i].text, k, list.of[k].path, list.of[k].weight);
+        }
+        path_list_free(&list);
+    }
+    if (chdir(before) != 0) { fail_run("%s: %s", before, strerror(errno)); }
+    temp_remove(&folder);
+}
+
+static void make_path_list(void* text) {
+    PathList list;
+    path_list_make(&list, (const char*)text);
+}
+
+static void test_path_list_stops(Test* t) {
+    const char* const cases[][2] = {
+        {"x:0", "x:0: expected a weight above 0 after the colon, as in books.txt:3, found \"0\""},
+        {"x:-1,y:2", "found \"-1\""},
+        {"x:nan", "found \"nan\""},
+        {"x:inf", "found \"inf\""},
+        {"x:1e400", "found \"1e400\""},
+        {"x:1e-400", "found \"1e-400\""},
+        {"x:0x3", "found \"0x3\""},
+        {"x:1-", "found \"1-\""},
+        {"x:", "found \"\""},
+        {"x: 3", "found \" 3\""},
+        {"x:3,y", "y: expected a weight, as other paths have one, found none (y:1)"},
+        {"x,y:3", "x: expected a weight, as other paths have one, found none (x:1)"},
+        {":3", ":3: expected a path before the colon, found nothing"},
+        {",x", ",x: expected a path on each side of a comma, found nothing"},
+        {"x,", "x,: expected a path on each side of a comma, found nothing"},
+        {"x, ,y", "x, ,y: expected a path on each side of a comma, found nothing"},
+        {",", ",: expected a path on each side of a comma, found nothing"},
+    };
+    char many[512] = "", *too_long = (char*)memset(malloc_check(6000, "path"), 'x', 6000);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        check_exit(t, cases[i][0], make_path_list, (void*)cases[i][0], 2, cases[i][1]);
+    }
+    for (int i = 0; i < 65; i++) { strcat(many, i ? ",x" : "x"); }
+    check_exit(t, "65 paths", make_path_list, many, 2, "expected at most 64 paths, found more");
+    too_long[5000] = ',', too_long[5999] = '\0';
+    check_exit(t, "long", make_path_list, too_long, 2, "xxxxx...: this path is too long");
+    free(too_long);
+}
+
+// text, a folder and shards side by side; each gives its last part; the sums are those of the whole and of each
+static void test_several_sources(Test* t) {
+    TempPath folder = temp_folder();
+    char typed[4096];
+    Tokenizer bytes;
+    TokenData d, val;
+    tokenizer_bytes_init(&bytes);
+    temp_file(&folder, "a.txt", "0123456789", 10);
+    shard_file(&folder, "b.bin", 0, GPT2, 30, 200);
+    shard_file(&folder, "c.bin", 1, GPT2, 20, 200);
+    temp_file(&folder, "text/d.txt", "abcd", 4);
+    temp_file(&folder, "text/e.txt", "efghi", 5);
+    const char* f = folder.s;
+    snprintf(typed, sizeof typed, "%s/a.txt,%s/[bc].bin,%s/text,%s/a.txt", f, f, f, f);
+    tokens_open(&d, typed, &bytes);
+    const int64_t n_tokens[] = {11, 50, 11, 11}, n_documents[] = {1, 0, 2, 1};
+    check(t, d.n_sources == 4 && d.n_shards == 5 && d.n_tokens == 83 && d.n_text == 33 && d.vocab_size_needed == 257,
+          "%d sources, %d shards, %lld tokens, %lld of text", d.n_sources, d.n_shards, (long long)d.n_tokens,
+          (long long)d.n_text);
+    for (int s = 0; s < d.n_sources; s++) {
+        const TokenSource* source = &d.sources[s];
+        check(t, source->n_tokens == n_tokens[s] && source->n_documents == n_documents[s],
+              "source %d: %lld tokens, %lld documents", s, (long long)source->n_tokens, (long long)source->n_documents);
+    }
+    const uint16_t in_text[] = {256, 'a', 'b', 'c', 'd', 256, 'e', 'f', 'g', 'h', 'i'};
+    check(t, memcmp(d.shards[3].tokens, in_text, sizeof in_text) == 0, "the folder's tokens");
+    check(t, tokens_checksum_source(&d, &d.sources[2]) == XXH3_64bits(in_text, sizeof in_text), "its checksum");
+    check(t, tokens_checksum_source(&d, &d.sources[0]) == tokens_checksum_source(&d, &d.sources[3]), "the same twice");
+    tokens_split(&d, &val, 0.2f);
+    check(t, val.n_sources == 4 && val.n_shards == 4 && val.n_tokens == 2 + 10 + 2 + 2 && d.n_tokens == 67,
+          "%d shards, %lld tokens for validation", val.n_shards, (long long)val.n_tokens);
+    check(t, d.n_shards == 5 && d.sources[1].n_shards == 2 && d.sources[2].first_shard == 3, "what train keeps");
+    check(t, tokens_at_(val.shards[2].tokens, 2, 0) == 'h' && val.shards[2].n_tokens == 2, "the folder's last part");
+    check(t, tokens_at_(val.shards[1].tokens, 2, 0) == test_token(1, 10, 200), "the shards' last part");
+    tokens_close(&val);
+    tokens_close(&d);
+    tokenizer_free(&bytes);
+    temp_remove(&folder);
+}
+
 // ---- what names the data ----
 
 typedef struct {
@@ -1001,6 +1209,10 @@ static void test_source_conflicts(Test* t) {
         {{"--train=%/x.safetensors", "--val=%/y.safetensors"}, "y.safetensors: expected examples of 6 positions as in"},
         {{"--token-dir=%/dir", "--shard-ext=a.b"},
          "--shard-ext: expected the end of a name, such as txt, found \"a.b\""},
+        {{"--train=%/text:2", "--carry-state"}, "--train: expected paths without weights, found"},
+        {{"--train=%/text:2", "--shuffle-shards"}, "text:2: --shuffle-shards takes each shard once"},
+        {{"--train=%/text", "--val=%/text:2"}, "text:2: validation takes all of each source, once"},
+        {{"--train=%/text,text"}, "text: expected a file, a folder or a pattern, found nothing of that name"},
         {{"--token-dir=%/dir", "--shard-ext="}, "--shard-ext: expected the end of a name"},
         {{"--token-file=%/a.txt", "--doc-sep=100"},
          "--doc-sep: expected documents that begin with token 100, found none in"},
@@ -1612,6 +1824,11 @@ int main(int argc, char** argv) {
         {"sources", "give the tokens, rows and order that the options say", test_sources},
         {"source conflicts", "end in one line", test_source_conflicts},
         {"source of a resume", "is what is typed, else what the checkpoint knows", test_source_of_resume},
+        {"mixture order", "is that of the Python reference, for every index by itself", test_mixture_order},
+        {"concatenation", "of sources without weights has the rows of one source", test_concatenation},
+        {"several paths", "are cut at commas and colons that stand in no name", test_path_list},
+        {"several paths stop", "in one line when they cannot be meant", test_path_list_stops},
+        {"several sources", "of text and shards keep their tokens, parts and sums", test_several_sources},
         {"prefetch", "asks for the pages of its rows, never beyond the mapping", test_prefetch},
         {"broken shards", "are refused, each with its own message", test_broken_shards},
         {"damaged shards", "are refused when cut anywhere or with another header", test_damaged_shards},

@@ -313,6 +313,9 @@ refused "text that a pattern with another spelling matches" part_0.txt "${once[@
 refused "the config.json beside a model that is read" hf/config.json --from hf/model.safetensors --export-bin hf/config.json
 echo "train = text.txt" >settings.args
 refused "the file of --args" settings.args "${once[@]}" --args settings.args --export-bin settings.args
+cp text.txt other.txt
+refused "one of several texts" other.txt "${once[@]}" --train text.txt:1,other.txt:2 --export-bin other.txt
+refused "one of several texts for validation" other.txt "${once[@]}" --train text.txt --val text.txt,other.txt --probe-out other.txt --export-bin other.txt
 cp text.txt book.txt
 timeout 20 "$tokenize" --tokenizer bytes --out book.txt book.txt >out 2>err
 check "tokenize does not write over what it reads" test $? = 2 -a "$(cmp -s text.txt book.txt; echo $?)" = 0

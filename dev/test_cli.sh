@@ -243,6 +243,30 @@ echo "one line more" >>"changing/$(ls changing | head -n 1)"
 refuse "--resume after the training data has changed" "the training data has changed since" --run changed --resume --steps 4
 run --run changed --resume --steps 4 --train changing
 check "--resume with --train goes on with other data" test $status = 0 -a -e changed/step_000004
+
+# a mixture, beyond the end of its second epoch: resumed, with other threads, with data and shares that have changed
+rm -r whole leg
+cp text/a.txt large.txt
+mixed=(--config tiny.json --train 'text/b.txt:1,large.txt:2,text:.5' --val-fraction 0.3 --seq-len 16 --batch-size 16 --eval-batches 2 --grad-accum 22)
+run "${mixed[@]}" --steps 8 --save-every 4 --run whole
+check "a mixture: the box has each source, its share and how often it comes" \
+    test "$(grep -cE '^\|   (28.5|57.2|14.3)% of the rows +\| (text/b.txt|large.txt|text): [0-9]+ tokens, [0-9]+ rows, [0-9.]+ times' out)" = 3
+sources="import json; print(*[(s['path'], s['weight'], s['rows_per_epoch']) for s in json.load(open('whole/settings.json'))['train']['sources']])"
+check "... and settings.json" test "$("$python" -c "$sources" | grep -c "('text/b.txt', 1.0, .*('large.txt', 2.0, .*('text', 0.5, ")" = 1
+cp -r whole leg
+rm -r leg/step_000008
+run --resume --run leg --threads 3
+check "... resumed with 3 threads: the bits of a run that was not stopped" same_run step_000008
+echo "one line more" >>large.txt
+refuse "--resume after one source has changed, which is named" "large.txt: the training data has changed since" --run leg --resume --steps 9
+cp text/a.txt large.txt
+mixed[3]='text/b.txt:1,large.txt:3,text:.5'
+refuse "--continue with other weights" "large.txt: its weight has changed since" "${mixed[@]}" --run leg --continue --steps 9
+run "${mixed[@]:2}" --run leg --resume --steps 9
+check "--resume with --train goes on with other weights" test $status = 0 -a -e leg/step_000009
+rm -r whole leg
+run --config tiny.json --train text/a.txt,text/b.txt --val text/b.txt,large.txt --seq-len 16 --steps 1 --run several
+check "several paths without weights: all rows of each, once" grep -q '^|   99.[0-9]*% of the rows .* text/a.txt: [0-9]* tokens, [0-9]* rows  *|$' out
 run --config tiny.json --train text --seq-len 16 --epochs 0.5 --steps 0 --batch-size 16 --run epochs
 run --run epochs --resume --epochs 1
 check "--resume with more --epochs plans the steps anew" test $status = 0 -a "$(ls -d epochs/step_* | wc -l)" = 2
@@ -455,6 +479,11 @@ refuse "--config with --model" "expected one of" "${new[@]}" --model tiny
 refuse "no model at all" "expected one of --model, --from, --config and --resume, found none" --train text --run new
 refuse "--resume with --model" "expected one of --model, --from, --config and --resume, found --model and --resume" --resume --run run --model tiny
 refuse "--resume without --run" "--resume: needs the --run" --resume
+refuse "--val with weights" "--val: expected paths without weights, found text:1" --model tiny --train text --val text:1 --run new
+refuse "a weight of 0" 'text:0: expected a weight above 0 after the colon, as in books.txt:3, found "0"' --model tiny --train text:0 --run new
+refuse "a path without the weight that others have" "text/b.txt: expected a weight, as other paths have one, found none" --model tiny --train text:1,text/b.txt --run new
+refuse "a weight too small for a row" "text/b.txt: its weight 1e-05 of 1.00001 gives it none of the " --model tiny --train text:1,text/b.txt:1e-5 --seq-len 16 --run new
+refuse "a source too short for a row" "text/b.txt: too short: a row of --seq-len 128 needs 129 tokens in one piece, the longest piece has 55" --model tiny --train text,text/b.txt --seq-len 128 --run new
 refuse "--resume where no run is" "holds no complete checkpoint" --resume --run nowhere
 refuse "nothing to do" "nothing to do: expected --train" --model tiny
 refuse "a model that no preset names" '--model: expected tiny, d6' --model d13 --train text --run new

@@ -87,6 +87,12 @@ for zero in 1 2; do
     rm -rf several
 done
 rm -rf one
+cp text/a.txt other.txt
+options=("${start[@]}" --train text/a.txt:1,other.txt:3 --grad-accum 6 --steps 10)
+"$trainer" "${options[@]}" --run one >out 2>err
+ranks 3 "${options[@]}" --run several
+check "a mixture of two texts on 3 ranks" same_run one several step_000010
+rm -rf one several
 "$trainer" --from one8 --train text --val-fraction 0.1 --seq-len 16 --eval-only --eval-batches 7 >want 2>err
 ranks 3 --from one8 --train text --val-fraction 0.1 --seq-len 16 --eval-only --eval-batches 7
 check "--eval-only on 3 ranks: the loss of one" cmp <(grep 'val loss' want) <(grep 'val loss' out)

@@ -14,7 +14,7 @@ folder.
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
 #include "../files/checkpoint.h"  // json_read, manifest_write, checkpoint_newest_good, checkpoint_publish
-#include "../text/dataloader.h"   // TokenData, tokens_checksum
+#include "../text/dataloader.h"   // DataLoader, tokens_checksum
 #include "../core/device.h"       // Device
 #include "../core/options.h"      // Option, options_to_json
 #include "../core/tensor.h"       // Tensor
@@ -63,8 +63,9 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"model", "seed", "", OPTION_INT, &o->seed, "42", 0, INT_MAX, "N",
          "random seed: start values, order of the data, samples", 0},
         {"data", "train", "-i", OPTION_TEXT, &o->train, "", 0, 0, "PATH",
-         "token shards (a pattern), a text file or a folder of text", 0},
-        {"data", "val", "-j", OPTION_TEXT, &o->val, "", 0, 0, "PATH", "the same for validation", 0},
+         "token shards (a pattern), a text file or a folder of text; several: books.txt,code/, or with the share of "
+         "each in the rows: books.txt:3,code/:1", 0},
+        {"data", "val", "-j", OPTION_TEXT, &o->val, "", 0, 0, "PATH", "the same for validation, without shares", 0},
         {"data", "val-fraction", "--val-ratio", OPTION_FLOAT, &o->val_fraction, "0", 0, 0.9, "F",
          "without --val: keep this last part of --train for validation", 0},
         {"data", "tokenizer", "", OPTION_TEXT, &o->tokenizer, "", 0, 0, "bytes|PATH",
@@ -501,12 +502,51 @@ static inline const char* build_name(void) {
 #endif
 }
 
-static inline json_t* data_to_json_(const TokenData* d) {
-    char checksum[32];
-    if (d->n_shards == 0) { return json_null(); }
-    snprintf(checksum, sizeof checksum, "%016llx", (unsigned long long)tokens_checksum(d));
-    return json_pack("{s:s, s:I, s:I, s:s}", "path", d->path, "tokens", (json_int_t)d->n_tokens, "documents",
-                     (json_int_t)d->n_documents, "xxh3", checksum);
+static inline json_t* checksum_to_json_(uint64_t xxh3) {
+    char text[32];
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)xxh3);
+    return json_string(text);
+}
+
+// of several sources each, and how many of its rows an epoch has
+static inline json_t* sources_to_json_(const DataLoader* rows) {
+    const TokenData* d = rows->data;
+    json_t* sources = json_array();
+    for (int s = 0; s < d->n_sources; s++) {
+        const TokenSource* source = &d->sources[s];
+        const RowSource* of = &rows->sources[s];
+        json_array_append_new(
+            sources, json_pack("{s:s, s:o, s:I, s:I, s:I, s:I, s:o}", "path", source->path, "weight",
+                               rows->is_weighted ? json_real(source->weight) : json_null(), "tokens",
+                               (json_int_t)source->n_tokens, "documents", (json_int_t)source->n_documents, "rows",
+                               (json_int_t)of->n_rows, "rows_per_epoch",
+                               (json_int_t)(rows->is_weighted ? of->n_places : of->n_rows), "xxh3",
+                               checksum_to_json_(tokens_checksum_source(d, source))));
+    }
+    return sources;
+}
+
+// rows of data that is not there are all zero
+static inline json_t* data_to_json_(const DataLoader* rows) {
+    const TokenData* d = rows->data;
+    if (!d) { return json_null(); }
+    json_t* json = json_pack("{s:s, s:I, s:I, s:o}", "path", d->path, "tokens", (json_int_t)d->n_tokens, "documents",
+                             (json_int_t)d->n_documents, "xxh3", checksum_to_json_(tokens_checksum(d)));
+    if (d->n_sources > 1 || rows->is_weighted) { json_object_set_new(json, "sources", sources_to_json_(rows)); }
+    return json;
+}
+
+// the first source that is another one than before; NULL: all are the same, or there were fewer or more of them
+static inline const char* data_changed_source_(const json_t* before, const json_t* now, const char* key) {
+    const json_t *old = json_object_get(before, "sources"), *current = json_object_get(now, "sources");
+    const size_t n = json_array_size(old) == json_array_size(current) ? json_array_size(old) : 0;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *a = json_array_get(old, i), *b = json_array_get(current, i);
+        if (!json_equal(json_object_get(a, key), json_object_get(b, key))) {
+            return json_string_value(json_object_get(b, "path"));
+        }
+    }
+    return NULL;
 }
 
 // Going on with other data would be another run under the old name: the order of the rows depends on their number.
@@ -520,11 +560,17 @@ static inline void run_check_data_(const char* settings_path, const Option* tabl
     }
     if (!path_exists(settings_path)) { return; }
     json_t* settings = json_read(settings_path);
-    const json_t* before = json_object_get(json_object_get(settings, "train"), "xxh3");
-    if (before && !json_equal(before, json_object_get(train, "xxh3"))) {
+    const json_t *before = json_object_get(settings, "train"), *sum = json_object_get(before, "xxh3");
+    if (sum && !json_equal(sum, json_object_get(train, "xxh3"))) {
+        const char* source = data_changed_source_(before, train, "xxh3");
         fail_input("%s: the training data has changed since the run began: give the old data back, or name the new "
                    "with --train",
-                   json_string_value(json_object_get(train, "path")));
+                   source ? source : json_string_value(json_object_get(train, "path")));
+    }
+    const char* source = data_changed_source_(before, train, "weight");
+    if (source) {
+        fail_input("%s: its weight has changed since the run began: give the old one, or --resume with the new --train",
+                   source);
     }
     json_decref(settings);
 }
@@ -630,7 +676,7 @@ static inline void run_add_starts_(json_t* settings, json_t* before, const RunSt
 }
 
 static inline void run_open(Log* log, Option* table, int n, const RunOptions* o, const RunState* s, const Device* dev,
-                            int n_ranks, const TokenData* train, const TokenData* val, int argc, char** argv) {
+                            int n_ranks, const DataLoader* train, const DataLoader* val, int argc, char** argv) {
     const int resume_step = o->resume ? s->step : -1;
     char path[PATH_BYTES];
     if (!*o->run) { run_name_(table, n); }

@@ -9,6 +9,7 @@ The data of a run: what it trains on, what it validates with, and the examples i
     data_tokenizer_fits   is the tokenizer the model's?
     data_check_tokenizer  refuses text for a model whose tokenizer nobody named
     data_check_documents  refuses --doc-reset and --doc-sep for data in which no document begins
+    data_overwritten      is an output one of the files that are read?
     data_plan    checks them against the model; rows of T positions, and the number of steps where --steps is 0
 Errors: fail_input, before anything is computed.
 */
@@ -85,7 +86,16 @@ static inline void data_split_(RunData* d, const RunOptions* o) {
     }
 }
 
+// option --name names several paths: may they have weights?
+static inline void data_refuse_weights_(const char* name, const char* text, const char* why) {
+    PathList paths;
+    path_list_make(&paths, text);
+    if (paths.of[0].weight > 0.0) { options_fail(name, "expected paths without weights, found %s: %s", text, why); }
+    path_list_free(&paths);
+}
+
 static inline void data_open(RunData* d, const RunOptions* o, const Tokenizer* tokenizer) {
+    data_refuse_weights_("val", o->val, "validation takes all of each source, once");
     if (*o->train) { tokens_open(&d->train, o->train, tokenizer); }
     if (*o->val) { tokens_open(&d->val, o->val, tokenizer); }
     data_refuse_examples_(&d->train);
@@ -162,6 +172,11 @@ static inline void data_open_more(RunData* d, const RunOptions* o, const RunData
     }
     d->more = x;
     d->order = data_order_(table, n, o, x);
+    if (d->order == ORDER_SHARDS || d->order == ORDER_STREAMS) {
+        data_refuse_weights_("train", o->train, x->carry_state ? "--carry-state reads on from row to row"
+                                                               : "--shuffle-shards takes each shard once");
+    }
+    data_refuse_weights_("val", o->val, "validation takes all of each source, once");
     data_open_source_(&d->train, train_source, train, extension, tokenizer);
     data_open_source_(&d->val, val_source, val, extension, tokenizer);
     data_check_kinds_(d);
@@ -257,7 +272,8 @@ static inline void data_plan(RunData* d, RunOptions* o, int T, int V, int classe
     }
     const int stride = d->more && !d->more->packed_sequences ? T + 1 : T;
     data_rows_(&d->train_rows, &d->train, T, V, classes, stride, d->order, n_leaves * o->batch_size, o->seed);
-    data_rows_(&d->val_rows, &d->val, T, V, classes, stride, ORDER_FILE, 1, 0);
+    // of several sources --eval-batches are a sample of all, always the same one
+    data_rows_(&d->val_rows, &d->val, T, V, classes, stride, d->val.n_sources > 1 ? ORDER_ROWS : ORDER_FILE, 1, 0);
     const int64_t n_val = d->val_rows.n_rows, most = (int64_t)o->eval_batches * o->batch_size;
     if (has_data(&d->val) && dataloader_counted(&d->val_rows, 0, n_val < most ? n_val : most) == 0) {
         fail_input("%s: all targets of the rows for validation are negative: none counts", d->val.path);
@@ -272,6 +288,19 @@ static inline void data_plan(RunData* d, RunOptions* o, int T, int V, int classe
 // bytes of tokens that are in memory, not mapped
 static inline double data_memory(const RunData* d) { return tokens_memory(&d->train) + tokens_memory(&d->val); }
 
+// of several sources each: its share of the rows, and how often an epoch takes them
+static inline void data_box_sources_(const TokenData* d, const DataLoader* rows) {
+    for (int s = 0; s < d->n_sources && (d->n_sources > 1 || rows->is_weighted); s++) {
+        const RowSource* source = &rows->sources[s];
+        const double n = (double)(rows->is_weighted ? source->n_places : source->n_rows);
+        char share[32], times[48] = "";
+        snprintf(share, sizeof share, "  %.3g%% of the rows", 100.0 * n / (double)rows->n_rows);
+        if (rows->is_weighted) { snprintf(times, sizeof times, ", %.3g times", n / (double)source->n_rows); }
+        box_row(share, "%s: %lld tokens, %lld rows%s", d->sources[s].path, (long long)d->sources[s].n_tokens,
+                (long long)source->n_rows, times);
+    }
+}
+
 static inline void data_box_(const char* name, const TokenData* d, const DataLoader* rows) {
     if (!has_data(d)) { return; }
     if (d->examples_T > 0) {
@@ -279,6 +308,7 @@ static inline void data_box_(const char* name, const TokenData* d, const DataLoa
     } else {
         box_row(name, "%lld tokens, %lld rows of %d", (long long)d->n_tokens, (long long)rows->n_rows, rows->T);
     }
+    data_box_sources_(d, rows);
     if (rows->order == ORDER_SHARDS) { box_row("", "%d shards in random order", d->n_shards); }
     if (rows->order == ORDER_STREAMS) {
         box_row("", "in %d streams of %lld rows", rows->n_streams, (long long)(rows->n_rows / rows->n_streams));
@@ -291,6 +321,17 @@ static inline void data_box(const RunData* d) {
     if (d->examples.n > 0) {
         box_row("examples", "%d, the longest has %d positions", d->examples.n, d->examples.longest);
     }
+}
+
+// would writing to `output` take the place of something that is read? Its source, or NULL
+static inline const char* data_overwritten(const RunData* d, const char* output) {
+    const TokenData* both[] = {&d->train, &d->val};
+    for (int k = 0; k < 2; k++) {
+        for (int s = 0; s < both[k]->n_sources; s++) {
+            if (path_overwrites(output, both[k]->sources[s].path)) { return both[k]->sources[s].path; }
+        }
+    }
+    return NULL;
 }
 
 static inline void data_close(RunData* d) {

@@ -137,6 +137,8 @@ static inline void start_check_outputs_(const Run* r, int argc, char** argv) {
             options_refuse(path_is_same(output, options_args_file(argc, argv, k)), outputs[i],
                            "is the file of --args: give another name");
         }
+        const char* source = data_overwritten(&r->data, output);  // of several paths the loop above sees none
+        if (source) { options_fail(outputs[i], "%s is data that is read (%s): give another name", output, source); }
         if (path_overwrites(output, r->weights) || path_overwrites(output, r->config)) {
             options_fail(outputs[i], "%s belongs to the model that is read: give another name", output);
         }
@@ -358,8 +360,8 @@ static inline void start_training(Run* r, int argc, char** argv) {
     prefetch_start(&r->prefetch, &r->data.train_rows, r->o.batch_size, r->d.prefetch_workers, start_batches_ahead_(r),
                    start_batches_kept_(r), train_row, r);
     if (r->comm->rank == 0) {
-        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train,
-                 &r->data.val, argc, argv);
+        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train_rows,
+                 &r->data.val_rows, argc, argv);
     }
     ranks_run_name(r->comm, r->table, r->n_options, &r->o);
     tensorboard_open(&r->board, r->o.tensorboard && r->comm->rank == 0 ? r->o.run : NULL,

@@ -7,6 +7,8 @@ TokenData is one split: token shards or examples mapped from disk, or text turne
     a pattern (*, ?, []): the files it matches, names in byte order, all of one kind
     a folder, walked as filelist.h says: text, unless every file found in it ends in .bin (shards) or .safetensors
     (examples)
+    several of these, separated by commas: sources. Each is of one kind; text and shards may stand together where their
+    tokens take as many bytes. Weights, books.txt:3,code/:1, make a mixture of them (below)
 In a folder, empty files and binary ones (a NUL or invalid UTF-8 in the first 64 KiB) are passed over.
 Each document is preceded by end of text. Named directly, a binary or empty file and JSON Lines (.jsonl) are refused.
 tokens_open_numbers reads a file of decimal numbers (numbers.h), or all with one extension of a folder, each a shard.
@@ -22,16 +24,24 @@ Opening reads every token once and finds vocab_size_needed, so that an id outsid
 DataLoader cuts rows of T inputs and T targets (the inputs shifted by one): row r is the tokens r*T .. r*T+T of a shard,
 the next row begins with the last target (stride T), or with the token after it (stride T+1). An example is a row as it
 is.
-Rows never cross a shard; they do cross documents (documents.h). Which row has which index:
+Rows never cross a shard, nor a source; they do cross documents (documents.h). Which row has which index:
     ORDER_FILE      as they lie in the files
     ORDER_ROWS      permute_index(key, epoch, index in the epoch, rows): another order in each epoch
     ORDER_SHARDS    shards in the order permute_index(key, epoch, place, shards), rows of a shard as they lie in it
     ORDER_STREAMS   n_streams rows side by side, for a state that is carried from row to row: the rows are cut into
                     n_streams contiguous parts, and index i is row i / n_streams of part i % n_streams; rows that remain
                     are left out
-a pure function of (key, index): any rank of any number of ranks can ask for any row, and resuming needs only the index.
+Without weights an epoch has every row of every source once. With weights w an epoch has as many rows, N in all, but a
+weight is the share of them that its source gives: of the places 0..N-1 of an epoch, source s has those from
+floor(N*(w_0+..+w_(s-1))/W + 1/2) on, W the sum of all, which are q_s places. ORDER_ROWS permutes the places as if they
+were rows, ORDER_FILE takes them as they are. Place p of epoch e is draw e*q_s + p - (its first place) of its source, and
+draw d of a source with n_s rows is its row permute_index(splitmix64(key, s), d / n_s, d % n_s, n_s), with ORDER_FILE
+row d % n_s. So a source with more weight than rows is repeated, each time in another order; one with less goes on in
+the next epoch where it stopped, and each of its rows has come once before one comes again.
+All of it is a pure function of (key, index): any rank of any number of ranks can ask for any row, and resuming needs only the index.
 Cost:   opening is one pass at the speed of memory or disk; a row is O(T + shards), with ORDER_SHARDS one permute_index
-        for each shard before it: 5 us a row with 30 shards, 50 us with 3000; no array of row numbers exists.
+        for each shard before it: 5 us a row with 30 shards, 50 us with 3000; no array of row numbers exists. Weights:
+        one permute_index more.
         prefetch.h has rows read from disk while something else is computed.
 Errors: fail_input for all that a file, folder or option can get wrong; fail_run when a shard changes while in use.
 Source: shard formats of karpathy/llm.c; cycle walking: Black & Rogaway 2002, Ciphers with Arbitrary Finite Domains.
@@ -41,8 +51,9 @@ Source: shard formats of karpathy/llm.c; cycle walking: Black & Rogaway 2002, Ci
 #include "../core/fail.h"
 #include "../core/print.h"    // progress
 #include "../core/mapfile.h"  // MappedFile, file_map, file_unmap, file_looks_like, ErrorText, error_set
+#include "../core/rng.h"      // splitmix64
 #include "examples.h"         // Examples, examples_parse, examples_is_file_
-#include "filelist.h"         // FileList, file_list_make
+#include "filelist.h"         // FileList, file_list_make, PathList, path_list_make
 #include "numbers.h"          // Numbers, numbers_parse, numbers_take
 #include "tokenizer.h"        // Tokenizer, tokenizer_encode_plain; utf8_decode
 #include <assert.h>
@@ -57,8 +68,17 @@ typedef struct {
 } TokenShard;
 
 typedef struct {
+    char* path;                  // file, pattern or folder
+    double weight;               // beside those of the other sources; 0: there are no weights
+    int first_shard, n_shards;   // its shards lie together
+    int64_t n_tokens, n_documents;
+} TokenSource;
+
+typedef struct {
     char* path;             // as the user gave it
-    TokenShard* shards;     // text is one shard
+    TokenSource* sources;   // one for each path in it
+    int n_sources;
+    TokenShard* shards;     // the text of a source is one shard
     int n_shards;
     int token_bytes;        // 2: uint16, 4: uint32
     int64_t n_tokens;       // in all shards; of examples, their positions
@@ -69,7 +89,7 @@ typedef struct {
     MappedFile* files;      // the mapped shards; n_files is 0 for text and for the second half of a split
     int n_files;
     void* text;             // tokens of text, token_bytes each, or NULL
-    int64_t text_capacity;  // tokens for which there is room
+    int64_t n_text, text_capacity;  // tokens in it, and for which there is room
     void* numbers;          // tokens of numbers, token_bytes each, or NULL
     FileList number_files;  // the shards show its names
     int64_t n_bytes_read, n_bytes_total;  // of the files, while opening: for the progress bar
@@ -156,6 +176,21 @@ static inline TokenShard* tokens_add_shard_(TokenData* d, const TokenShard* shar
     return &d->shards[d->n_shards++];
 }
 
+// those of the source that was added last are the shards that follow
+static inline TokenSource* tokens_add_source_(TokenData* d, const char* path, double weight) {
+    TokenSource source = {string_copy(path), weight, d->n_shards, 0, 0, 0};
+    d->sources = (TokenSource*)realloc_check(d->sources, (size_t)(d->n_sources + 1) * sizeof source, "list of sources");
+    d->sources[d->n_sources] = source;
+    return &d->sources[d->n_sources++];
+}
+
+// counts the shards of the source that was added last
+static inline void tokens_end_source_(TokenData* d) {
+    TokenSource* s = &d->sources[d->n_sources - 1];
+    s->n_shards = d->n_shards - s->first_shard;
+    for (int i = s->first_shard; i < d->n_shards; i++) { s->n_tokens += d->shards[i].n_tokens; }
+}
+
 static inline void tokens_keep_file_(TokenData* d, const MappedFile* file) {
     d->files = (MappedFile*)realloc_check(d->files, (size_t)(d->n_files + 1) * sizeof(MappedFile), "list of shards");
     d->files[d->n_files++] = *file;
@@ -231,8 +266,8 @@ static inline int tokens_is_json_lines_(const char* path, const unsigned char* b
 }
 
 static inline void tokens_reserve_text_(TokenData* d, int64_t n_more) {
-    if (n_more <= d->text_capacity - d->n_tokens) { return; }
-    int64_t grown = d->text_capacity + d->text_capacity / 2, needed = d->n_tokens + n_more;
+    if (n_more <= d->text_capacity - d->n_text) { return; }
+    int64_t grown = d->text_capacity + d->text_capacity / 2, needed = d->n_text + n_more;
     d->text_capacity = grown > needed ? grown : needed;
     d->text = realloc_check(d->text, (size_t)d->text_capacity * (size_t)d->token_bytes, "tokens of the text");
 }
@@ -240,7 +275,7 @@ static inline void tokens_reserve_text_(TokenData* d, int64_t n_more) {
 static inline void tokens_append_text_(TokenData* d, const int* tokens, int n) {
     tokens_reserve_text_(d, n);
     for (int i = 0; i < n; i++) {
-        int64_t at = d->n_tokens++;
+        int64_t at = d->n_text++;
         if (d->token_bytes == 2) { ((uint16_t*)d->text)[at] = (uint16_t)tokens[i]; }
         else { ((uint32_t*)d->text)[at] = (uint32_t)tokens[i]; }
     }
@@ -273,20 +308,32 @@ static inline void tokens_open_text_(TokenData* d, const MappedFile* file, const
             fail_input("%s: text needs a tokenizer with an end of text, which stands before each document: this one "
                        "(%s) has none; use token shards, or another --tokenizer", file->path, tokenizer->kind);
         }
-        d->token_bytes = tokenizer->n_tokens > 65536 ? 4 : 2;
+        const int token_bytes = tokenizer->n_tokens > 65536 ? 4 : 2;
+        if (d->token_bytes != 0 && token_bytes != d->token_bytes) {
+            fail_input("%s: expected text whose tokens take %d bytes as those of %s, found %d with this tokenizer (%s): "
+                       "use one tokenizer for all", file->path, d->token_bytes, d->shards[0].path, token_bytes,
+                       tokenizer->kind);
+        }
+        d->token_bytes = token_bytes;
         tokens_add_text_(d, file, tokenizer);
     } else if (!in_folder) {
         fail_input("%s: %s", file->path, error.text);
     }
 }
 
+// the shards of text, which say where they begin once all of it is read
 static inline void tokens_finish_text_(TokenData* d) {
     // no spare room
-    d->text = realloc_check(d->text, (size_t)d->n_tokens * (size_t)d->token_bytes, "tokens of the text");
-    d->text_capacity = d->n_tokens;
-    TokenShard shard = {d->path, d->text, d->n_tokens, 0, NULL};
-    tokens_add_shard_(d, &shard);
-    d->vocab_size_needed = d->classes_needed = (int)tokens_vocab_needed_(d->text, d->token_bytes, d->n_tokens);
+    d->text = realloc_check(d->text, (size_t)d->n_text * (size_t)d->token_bytes, "tokens of the text");
+    d->text_capacity = d->n_text;
+    const char* tokens = (const char*)d->text;
+    for (int i = 0; i < d->n_shards; i++) {
+        if (d->shards[i].tokens) { continue; }
+        d->shards[i].tokens = tokens;
+        tokens += d->shards[i].n_tokens * d->token_bytes;
+    }
+    const int vocab_size = (int)tokens_vocab_needed_(d->text, d->token_bytes, d->n_text);
+    if (vocab_size > d->vocab_size_needed) { d->vocab_size_needed = d->classes_needed = vocab_size; }
 }
 
 // ---- 3. Numbers ----
@@ -368,24 +415,30 @@ static inline int64_t tokens_bytes_of_files_(const FileList* list) {
     return n_bytes;
 }
 
-// tokenizer: for text; NULL where only shards can come
-static inline void tokens_open(TokenData* d, const char* path, const Tokenizer* tokenizer) {
-    FileList list;
+// examples stand beside examples only
+static inline void tokens_refuse_source_(const TokenData* d, const char* path, TokenFileKind kind) {
+    const int is_first = d->n_sources == 1, has_examples = d->examples_T > 0;
+    if (is_first || (kind == EXAMPLES_FILE) == has_examples) { return; }
+    tokens_refuse_mixed_(path, kind, has_examples ? EXAMPLES_FILE : d->n_text > 0 ? TEXT_FILE : SHARD_FILE);
+}
+
+// the files of one source, which stand in `list`
+static inline void tokens_open_source_(TokenData* d, const WeightedPath* path, const FileList* list,
+                                       const Tokenizer* tokenizer) {
+    const TokenFileKind of_folder = tokens_folder_kind_(list);
+    const int64_t n_text = d->n_text, n_documents = d->n_documents;
+    TokenSource* source = tokens_add_source_(d, path->path, path->weight);
     TokenFileKind first = TEXT_FILE;
-    memset(d, 0, sizeof *d);
-    d->path = string_copy(path);
-    file_list_make(&list, path);
-    d->n_bytes_total = tokens_bytes_of_files_(&list);
-    const TokenFileKind of_folder = tokens_folder_kind_(&list);
-    for (int i = 0; i < list.n; i++) {
+    for (int i = 0; i < list->n; i++) {
         MappedFile file;
-        file_map(&file, list.paths[i]);
-        TokenFileKind kind = list.in_folder ? of_folder : tokens_file_kind_(&file);
+        file_map(&file, list->paths[i]);
+        TokenFileKind kind = list->in_folder ? of_folder : tokens_file_kind_(&file);
         first = i == 0 ? kind : first;
         tokens_refuse_mixed_(file.path, kind, first);
+        if (i == 0) { tokens_refuse_source_(d, file.path, kind); }
         d->n_bytes_read += (int64_t)file.n_bytes;
         if (kind == TEXT_FILE) {
-            tokens_open_text_(d, &file, tokenizer, list.in_folder);
+            tokens_open_text_(d, &file, tokenizer, list->in_folder);
             file_unmap(&file);
             continue;
         }
@@ -393,17 +446,37 @@ static inline void tokens_open(TokenData* d, const char* path, const Tokenizer* 
         if (kind == SHARD_FILE) { tokens_open_shard_(d, &file); } else { tokens_open_examples_(d, &file); }
         progress("reading tokens", d->n_bytes_read, d->n_bytes_total);
     }
-    progress("", d->n_bytes_total, d->n_bytes_total);
-    if (d->n_documents > 0) { tokens_finish_text_(d); }
-    if (d->n_shards == 0) {
-        if (list.n == 0) {
-            fail_input("%s: expected text or token shards, found a folder without a file that counts (doc/data.md)",
-                       path);
-        }
-        fail_input("%s: expected text or token shards, found %d file%s, all empty or binary", path, list.n,
-                   list.n > 1 ? "s" : "");
+    source->n_documents = d->n_documents - n_documents;
+    if (d->n_text > n_text) {
+        TokenShard shard = {source->path, NULL, d->n_text - n_text, 0, NULL};
+        d->n_tokens += tokens_add_shard_(d, &shard)->n_tokens;
     }
-    file_list_free(&list);
+    tokens_end_source_(d);
+    if (source->n_shards > 0) { return; }
+    if (list->n == 0) {
+        fail_input("%s: expected text or token shards, found a folder without a file that counts (doc/data.md)",
+                   path->path);
+    }
+    fail_input("%s: expected text or token shards, found %d file%s, all empty or binary", path->path, list->n,
+               list->n > 1 ? "s" : "");
+}
+
+// path: or several, with weights or without; tokenizer: for text, NULL where only shards can come
+static inline void tokens_open(TokenData* d, const char* path, const Tokenizer* tokenizer) {
+    PathList paths;
+    FileList lists[MAX_PATHS];
+    memset(d, 0, sizeof *d);
+    d->path = string_copy(path);
+    path_list_make(&paths, path);
+    for (int i = 0; i < paths.n; i++) {  // what is not there is missed before the first is read
+        file_list_make(&lists[i], paths.of[i].path);
+        d->n_bytes_total += tokens_bytes_of_files_(&lists[i]);
+    }
+    for (int i = 0; i < paths.n; i++) { tokens_open_source_(d, &paths.of[i], &lists[i], tokenizer); }
+    progress("", d->n_bytes_total, d->n_bytes_total);
+    if (d->n_text > 0) { tokens_finish_text_(d); }
+    for (int i = 0; i < paths.n; i++) { file_list_free(&lists[i]); }
+    path_list_free(&paths);
 }
 
 // Token ids as decimal numbers: one file, or with an extension ("txt") all files of a folder that have it, in byte
@@ -417,6 +490,7 @@ static inline void tokens_open_numbers(TokenData* d, const char* path, const cha
     d->path = string_copy(path);
     if (extension) { tokens_list_extension_(list, path, extension); } else { file_list_add_(list, path); }
     numbers.n_bytes_total = tokens_bytes_of_files_(list);
+    tokens_add_source_(d, path, 0.0);
     for (int i = 0; i < list->n; i++) {
         MappedFile file;
         file_map(&file, list->paths[i]);
@@ -432,11 +506,14 @@ static inline void tokens_open_numbers(TokenData* d, const char* path, const cha
     }
     progress("", 1, 1);
     if (first == TEXT_FILE) { tokens_finish_numbers_(d, &numbers); }
+    tokens_end_source_(d);
 }
 
 // Of a split, close val before train: it looks into train's storage.
 static inline void tokens_close(TokenData* d) {
     for (int i = 0; i < d->n_files; i++) { file_unmap(&d->files[i]); }
+    for (int i = 0; i < d->n_sources; i++) { free(d->sources[i].path); }
+    free(d->sources);
     free(d->files);
     free(d->shards);
     free(d->text);
@@ -446,21 +523,13 @@ static inline void tokens_close(TokenData* d) {
     memset(d, 0, sizeof *d);
 }
 
-// val takes the last floor(fraction * n) of train's n tokens or examples, train keeps the others; no token is copied
-static inline void tokens_split(TokenData* train, TokenData* val, float fraction) {
-    if (!(fraction >= 0.0f && fraction < 1.0f)) {
-        fail_input("--val-fraction: expected a number from 0 to below 1, found %g", (double)fraction);
-    }
-    const int64_t unit = train->examples_T > 0 ? train->examples_T : 1, n_units = train->n_tokens / unit;
-    int64_t n_train = unit * (n_units - (int64_t)((double)fraction * (double)n_units)), n_seen = 0;
-    int n_kept = 0;
-    memset(val, 0, sizeof *val);
-    val->path = string_copy(train->path);
-    val->token_bytes = train->token_bytes;
-    val->examples_T = train->examples_T;
-    val->vocab_size_needed = train->vocab_size_needed;
-    val->classes_needed = train->classes_needed;
-    for (int i = 0; i < train->n_shards; i++) {
+// of one source: train keeps its first n_train tokens, as shards from n_kept on, and val takes the others
+static inline void tokens_split_source_(TokenData* train, TokenData* val, TokenSource* source, int64_t n_train,
+                                        int n_kept) {
+    const int first = source->first_shard, end = first + source->n_shards;
+    int64_t n_seen = 0;
+    source->first_shard = n_kept;
+    for (int i = first; i < end; i++) {
         TokenShard whole = train->shards[i];
         int64_t left = n_train - n_seen;  // what train may still keep
         int64_t keep = left < 0 ? 0 : left < whole.n_tokens ? left : whole.n_tokens;
@@ -474,9 +543,35 @@ static inline void tokens_split(TokenData* train, TokenData* val, float fraction
         whole.n_tokens = keep;
         if (keep > 0) { train->shards[n_kept++] = whole; }
     }
+    source->n_shards = n_kept - source->first_shard;
+    source->n_tokens = n_train;
+}
+
+// Of each source val takes the last floor(fraction * n) of its n tokens or examples, train keeps the others; no token
+// is copied. val has no weights: it is all of it, once.
+static inline void tokens_split(TokenData* train, TokenData* val, float fraction) {
+    if (!(fraction >= 0.0f && fraction < 1.0f)) {
+        fail_input("--val-fraction: expected a number from 0 to below 1, found %g", (double)fraction);
+    }
+    const int64_t unit = train->examples_T > 0 ? train->examples_T : 1;
+    int n_kept = 0;
+    memset(val, 0, sizeof *val);
+    val->path = string_copy(train->path);
+    val->token_bytes = train->token_bytes;
+    val->examples_T = train->examples_T;
+    val->vocab_size_needed = train->vocab_size_needed;
+    val->classes_needed = train->classes_needed;
+    for (int i = 0; i < train->n_sources; i++) {
+        TokenSource* source = &train->sources[i];
+        const int64_t n_units = source->n_tokens / unit, n_val = (int64_t)((double)fraction * (double)n_units);
+        tokens_add_source_(val, source->path, 0.0);
+        tokens_split_source_(train, val, source, unit * (n_units - n_val), n_kept);
+        tokens_end_source_(val);
+        n_kept += source->n_shards;
+        val->n_tokens += unit * n_val;
+    }
     train->n_shards = n_kept;
-    val->n_tokens = train->n_tokens - n_train;
-    train->n_tokens = n_train;
+    train->n_tokens -= val->n_tokens;
 }
 
 // stop unless every token id is below vocab_size; `what` says whose that is ("the model", "--tokenizer bytes")
@@ -531,22 +626,30 @@ static inline void tokens_checksum_add_(XXH3_state_t* state, const void* ids, in
     }
 }
 
-// XXH3 (64 bits, seed 0) of the tokens alone as stored, little-endian, 2 or 4 bytes each, in the order of the shards:
-// no headers, no names, and where one shard ends and the next begins does not matter. Of examples all inputs, then all
-// targets. At the speed of memory.
-static inline uint64_t tokens_checksum(const TokenData* d) {
-    int64_t n_done = 0, n_total = d->n_tokens * d->token_bytes * (d->examples_T > 0 ? 2 : 1);
+static inline uint64_t tokens_checksum_shards_(const TokenData* d, const TokenShard* shards, int n_shards) {
+    int64_t n_done = 0, n_total = 0;
     XXH3_state_t* state = XXH3_createState();
     if (!state || XXH3_64bits_reset(state) != XXH_OK) { fail_run("checksum of the tokens: no memory"); }
-    for (int i = 0; i < d->n_shards; i++) {
-        tokens_checksum_add_(state, d->shards[i].tokens, d->shards[i].n_tokens * d->token_bytes, &n_done, n_total);
+    for (int i = 0; i < n_shards; i++) { n_total += shards[i].n_tokens * (d->examples_T > 0 ? 8 : d->token_bytes); }
+    for (int i = 0; i < n_shards; i++) {
+        tokens_checksum_add_(state, shards[i].tokens, shards[i].n_tokens * d->token_bytes, &n_done, n_total);
     }
-    for (int i = 0; i < d->n_shards && d->examples_T > 0; i++) {
-        tokens_checksum_add_(state, d->shards[i].targets, d->shards[i].n_tokens * 4, &n_done, n_total);
+    for (int i = 0; i < n_shards && d->examples_T > 0; i++) {
+        tokens_checksum_add_(state, shards[i].targets, shards[i].n_tokens * 4, &n_done, n_total);
     }
     uint64_t hash = XXH3_64bits_digest(state);
     XXH3_freeState(state);
     return hash;
+}
+
+// XXH3 (64 bits, seed 0) of the tokens alone as stored, little-endian, 2 or 4 bytes each, in the order of the shards:
+// no headers, no names, and where one shard ends and the next begins does not matter. Of examples all inputs, then all
+// targets. At the speed of memory.
+static inline uint64_t tokens_checksum(const TokenData* d) { return tokens_checksum_shards_(d, d->shards, d->n_shards); }
+
+// the same of one source
+static inline uint64_t tokens_checksum_source(const TokenData* d, const TokenSource* source) {
+    return tokens_checksum_shards_(d, d->shards + source->first_shard, source->n_shards);
 }
 
 // ---- 5. Order: a keyed permutation that is computed, not stored ----
@@ -585,6 +688,12 @@ static inline int64_t permute_index(uint64_t key, uint64_t epoch, int64_t i, int
 
 typedef enum { ORDER_FILE, ORDER_ROWS, ORDER_SHARDS, ORDER_STREAMS } RowOrder;
 
+// the rows of a source among all, and with weights its places in an epoch
+typedef struct {
+    int64_t first_row, n_rows;
+    int64_t first_place, n_places;
+} RowSource;
+
 typedef struct {
     const TokenData* data;
     int T;
@@ -593,6 +702,8 @@ typedef struct {
     int n_streams;   // 1 unless ORDER_STREAMS
     uint64_t key;
     int64_t n_rows;  // per epoch
+    int is_weighted;
+    RowSource sources[MAX_PATHS];  // as many as the data has
 } DataLoader;
 
 // an example needs T tokens, a row of others one more, its last target
@@ -601,18 +712,61 @@ static inline int64_t dataloader_shard_rows_(const DataLoader* l, const TokenSha
     return shard->n_tokens < needed ? 0 : (shard->n_tokens - needed) / l->stride + 1;
 }
 
-static inline void dataloader_too_short_(const DataLoader* l) {
+// is it the second half of a split?
+static inline int tokens_is_part_(const TokenData* d) { return !d->text && !d->numbers && d->n_files == 0; }
+
+// all data, or one source
+static inline void dataloader_too_short_(const DataLoader* l, const char* path, int first_shard, int n_shards) {
     const TokenData* d = l->data;
     int64_t longest = 0;
-    for (int i = 0; i < d->n_shards; i++) {
+    for (int i = first_shard; i < first_shard + n_shards; i++) {
         longest = d->shards[i].n_tokens > longest ? d->shards[i].n_tokens : longest;
     }
-    const char* part = d->text || d->numbers || d->n_files > 0 ? "" : ", the part of --val-fraction";
+    const char* part = tokens_is_part_(d) ? ", the part of --val-fraction" : "";
     if (d->examples_T > 0) {
-        fail_input("%s%s: no examples are left for it: give more, or another --val-fraction", d->path, part);
+        fail_input("%s%s: no examples are left for it: give more, or another --val-fraction", path, part);
     }
     fail_input("%s%s: too short: a row of --seq-len %d needs %lld tokens in one piece, the longest piece has %lld: "
-               "give more text or a smaller --seq-len", d->path, part, l->T, (long long)l->T + 1, (long long)longest);
+               "give more text or a smaller --seq-len", path, part, l->T, (long long)l->T + 1, (long long)longest);
+}
+
+// the rows of each source; one without any would be left out without a word, unless it is the part of a small source
+static inline void dataloader_count_sources_(DataLoader* l) {
+    const TokenData* d = l->data;
+    int64_t n_rows = 0;
+    for (int s = 0; s < d->n_sources; s++) {
+        const TokenSource* source = &d->sources[s];
+        RowSource* rows = &l->sources[s];
+        memset(rows, 0, sizeof *rows);
+        rows->first_row = n_rows;
+        for (int i = 0; i < source->n_shards; i++) {
+            rows->n_rows += dataloader_shard_rows_(l, &d->shards[source->first_shard + i]);
+        }
+        n_rows += rows->n_rows;
+        if (rows->n_rows == 0 && !tokens_is_part_(d)) {
+            dataloader_too_short_(l, source->path, source->first_shard, source->n_shards);
+        }
+    }
+}
+
+// the places of each source in an epoch
+static inline void dataloader_weigh_(DataLoader* l) {
+    const TokenData* d = l->data;
+    double sum = 0.0, before = 0.0;
+    int64_t place = 0;
+    for (int s = 0; s < d->n_sources; s++) { sum += d->sources[s].weight; }
+    for (int s = 0; s < d->n_sources; s++) {
+        const double weight = d->sources[s].weight;
+        before += weight;
+        int64_t end = s == d->n_sources - 1 ? l->n_rows : (int64_t)floor((double)l->n_rows * before / sum + 0.5);
+        l->sources[s].first_place = place;
+        l->sources[s].n_places = end - place;
+        if (end == place) {
+            fail_input("%s: its weight %g of %g gives it none of the %lld rows of an epoch: give it more, or leave it "
+                       "out", d->sources[s].path, weight, sum, (long long)l->n_rows);
+        }
+        place = end;
+    }
 }
 
 // stride: T or T+1, of examples T. T must be that of examples. n_streams: for ORDER_STREAMS
@@ -630,7 +784,11 @@ static inline void dataloader_init_rows(DataLoader* l, const TokenData* d, int T
     l->key = key;
     l->n_rows = 0;
     for (int i = 0; i < d->n_shards; i++) { l->n_rows += dataloader_shard_rows_(l, &d->shards[i]); }
-    if (l->n_rows == 0) { dataloader_too_short_(l); }
+    if (l->n_rows == 0) { dataloader_too_short_(l, d->path, 0, d->n_shards); }
+    dataloader_count_sources_(l);
+    l->is_weighted = d->n_sources > 0 && d->sources[0].weight > 0.0;
+    assert(!l->is_weighted || order == ORDER_ROWS || order == ORDER_FILE);
+    if (l->is_weighted) { dataloader_weigh_(l); }
     if (l->n_rows < l->n_streams) {
         fail_input("%s: too short: %d streams side by side need %d rows of --seq-len %d, found %lld: give more text or "
                    "a smaller --batch-size or --seq-len", d->path, l->n_streams, l->n_streams, T, (long long)l->n_rows);
@@ -642,12 +800,25 @@ static inline void dataloader_init(DataLoader* l, const TokenData* d, int T, Row
     dataloader_init_rows(l, d, T, T, order, 1, key);
 }
 
+// the row at a place of an epoch, where sources have weights
+static inline int64_t dataloader_mixed_row_(const DataLoader* l, int64_t epoch, int64_t place) {
+    int s = 0;
+    while (place >= l->sources[s].first_place + l->sources[s].n_places) { s++; }
+    const RowSource* source = &l->sources[s];
+    const int64_t n = source->n_rows, draw = epoch * source->n_places + place - source->first_place;
+    const int64_t row = l->order == ORDER_FILE
+                            ? draw % n
+                            : permute_index(splitmix64(l->key, (uint64_t)s), (uint64_t)(draw / n), draw % n, n);
+    return source->first_row + row;
+}
+
 // where row `index`, counted through all epochs, begins: its shard and its first token there
 static inline const TokenShard* dataloader_find_(const DataLoader* l, int64_t index, int64_t* first) {
     assert(index >= 0);
     const TokenData* d = l->data;
     int64_t epoch = index / l->n_rows, row = index % l->n_rows;
     if (l->order == ORDER_ROWS) { row = permute_index(l->key, (uint64_t)epoch, row, l->n_rows); }
+    if (l->is_weighted) { row = dataloader_mixed_row_(l, epoch, row); }
     if (l->order == ORDER_STREAMS) { row = row % l->n_streams * (l->n_rows / l->n_streams) + row / l->n_streams; }
     for (int64_t place = 0;; place++) {
         int64_t i = l->order == ORDER_SHARDS ? permute_index(l->key, (uint64_t)epoch, place, d->n_shards) : place;
