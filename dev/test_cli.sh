@@ -218,6 +218,10 @@ steps=$((10#$step + 3))
 run --resume --run leg --steps $steps
 check "settings.json keeps the first command, and the steps after which others went on" \
     test "$(grep -cE '"(command|after_step)"' leg/settings.json) $(grep -o -A 2 '"command": \[' leg/settings.json | grep -c -- --resume)" = "5 1"
+cp -r leg elsewhere_leg && mkdir elsewhere && steps=$((steps + 1))
+(cd elsewhere && run --resume --run ../elsewhere_leg --steps $steps)
+check "--resume from another folder finds the data of the first" test -e "elsewhere_leg/$(printf step_%06d $steps)/manifest.json"
+rm -r elsewhere elsewhere_leg && steps=$((steps - 1))
 run "${long[@]}" --steps $steps --run whole
 check "SIGTERM and --resume = never stopped: model, moments, metrics" same_run "$(printf step_%06d $steps)"
 check "... and samples" cmp whole/samples.txt leg/samples.txt

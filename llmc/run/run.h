@@ -407,11 +407,44 @@ static inline int run_find_checkpoint(const RunOptions* o) {
     return step;
 }
 
+// does the option name something that a run reads?
+static inline int run_is_input(const Option* row) {
+    const char *written[] = {"export-bin", "probe-out", "embeddings-out", "export-hf", "run"};
+    const char* takes[] = {"PATH", "FILE", "DIR", "IN", "WHERE", "bytes|PATH"};
+    int is_path = 0, is_written = 0;
+    for (size_t i = 0; i < sizeof takes / sizeof *takes; i++) { is_path |= strcmp(row->takes, takes[i]) == 0; }
+    for (size_t i = 0; i < sizeof written / sizeof *written; i++) { is_written |= strcmp(row->name, written[i]) == 0; }
+    return row->type == OPTION_TEXT && is_path && !is_written;
+}
+
+// the folder in which the process was started; null where its name is no UTF-8
+static inline json_t* run_folder_json_(void) {
+    char here[PATH_BYTES];
+    json_t* folder = json_string(getcwd(here, sizeof here) ? here : "");
+    return folder ? folder : json_null();
+}
+
+// Paths that a checkpoint has brought back were meant from the folder in which its run was started. From another one they
+// are looked for there first, so that going on does not depend on where one stands
+static inline void run_restore_paths_(Option* table, int n, const char* folder) {
+    char here[PATH_BYTES];
+    if (!folder || !*folder || !getcwd(here, sizeof here) || strcmp(here, folder) == 0) { return; }
+    for (int i = 0; i < n; i++) {
+        const Option* row = &table[i];
+        if (row->given != 2 || !run_is_input(row)) { continue; }
+        const int is_list = strcmp(row->name, "train") == 0 || strcmp(row->name, "val") == 0;
+        char* path = (is_list ? path_list_from : path_from)(folder, *(const char**)row->value);
+        options_set(table, n, row->name, path);
+        free(path);
+    }
+}
+
 // state and options of that checkpoint; options typed now win
 static inline RunState run_restore(Option* table, int n, const RunOptions* o, int step) {
     char folder[PATH_BYTES], path[PATH_BYTES];
     json_t* manifest = json_read(path_join(path, checkpoint_folder(folder, o->run, step), "manifest.json"));
     options_from_json(table, n, json_object_get(manifest, "options"));
+    run_restore_paths_(table, n, json_string_value(json_object_get(manifest, "folder")));
     if (options_given(table, n, "epochs") == 1 && options_given(table, n, "steps") != 1) {
         options_set(table, n, "steps", "0");
     }
@@ -477,7 +510,8 @@ static inline void run_save_end(const char* temporary, const SavedFiles* files, 
     char folder[PATH_BYTES], path[PATH_BYTES];
     run_sync_records_(o);
     manifest_write(path_join(path, temporary, "manifest.json"),
-                   json_pack("{s:o, s:o}", "state", run_state_to_json(s), "options", options_to_json(table, n)), files);
+                   json_pack("{s:o, s:o, s:o}", "state", run_state_to_json(s), "options", options_to_json(table, n),
+                             "folder", run_folder_json_()), files);
     checkpoint_publish(temporary, checkpoint_folder(folder, o->run, s->step));
     run_prune_(o, s);
 }
@@ -663,13 +697,12 @@ static inline json_t* run_old_settings_(const char* path, int resumes) {
 // "command" is the one that began the run; "starts" has them all, each with the step after which it went on
 static inline void run_add_starts_(json_t* settings, json_t* before, const RunState* s, int argc, char** argv) {
     json_t *starts = json_incref(json_object_get(before, "starts")), *command = run_command_(argc, argv);
-    char folder[PATH_BYTES];
     if (!json_is_array(starts)) { starts = json_array(); }
     json_t* first = json_object_get(before, "command");
     json_object_set(settings, "command", json_is_array(first) ? first : command);
     json_array_append_new(
-        starts, json_pack("{s:o, s:i, s:s, s:s, s:I}", "command", command, "after_step", s->step, "folder",
-                          getcwd(folder, sizeof folder) ? folder : "", "commit", COMMIT, "time",
+        starts, json_pack("{s:o, s:i, s:o, s:s, s:I}", "command", command, "after_step", s->step, "folder",
+                          run_folder_json_(), "commit", COMMIT, "time",
                           (json_int_t)seconds_now(CLOCK_REALTIME)));
     json_object_set_new(settings, "starts", starts);
     json_decref(before);

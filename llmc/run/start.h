@@ -83,19 +83,6 @@ static inline void start_plan_rows_(Run* r) {
     r->n_leaves = run_leaves(r->table, r->n_options, o, r->T);
 }
 
-static inline int start_is_one_of_(const char* name, const char* const* names) {
-    for (; *names; names++) {
-        if (strcmp(name, *names) == 0) { return 1; }
-    }
-    return 0;
-}
-
-static inline int start_is_input_(const Option* row) {
-    static const char* const written[] = {"export-bin", "probe-out", "embeddings-out", "export-hf", "run", NULL};
-    static const char* const paths[] = {"PATH", "FILE", "DIR", "IN", "WHERE", "bytes|PATH", NULL};
-    return row->type == OPTION_TEXT && start_is_one_of_(row->takes, paths) && !start_is_one_of_(row->name, written);
-}
-
 // what a run reads has no name in its folder that the run will give to a file of its own
 static inline void start_check_inputs_(const Run* r) {
     char path[PATH_BYTES];
@@ -104,7 +91,7 @@ static inline void start_check_inputs_(const Run* r) {
         path_join(path, r->o.run, run_file_names()[i]);
         for (int k = 0; k < r->n_options; k++) {
             const Option* row = &r->table[k];
-            if (!start_is_input_(row) || !path_is_same(path, *(const char**)row->value)) { continue; }
+            if (!run_is_input(row) || !path_is_same(path, *(const char**)row->value)) { continue; }
             options_fail(row->name, "%s is a file that the run in --run %s writes: give another name or folder",
                          *(const char**)row->value, r->o.run);
         }
@@ -130,7 +117,7 @@ static inline void start_check_outputs_(const Run* r, int argc, char** argv) {
         if (strcmp(outputs[i], "export-hf") == 0) { continue; }  // a folder: hf_export_check looks into it
         for (int k = 0; k < r->n_options; k++) {
             const Option* row = &r->table[k];
-            if (!start_is_input_(row) || !path_overwrites(output, *(const char**)row->value)) { continue; }
+            if (!run_is_input(row) || !path_overwrites(output, *(const char**)row->value)) { continue; }
             options_fail(outputs[i], "%s is what --%s reads: give another name", output, row->name);
         }
         for (int k = 0; options_args_file(argc, argv, k); k++) {

@@ -15,6 +15,7 @@ path_list_make cuts the text of an option into several such paths (blanks around
     books.txt,code/               two paths
     books.txt:3,code/:1           with weights, numbers above 0: what they mean is the reader's (dataloader.h)
     a\,b.txt:3,c\:d/:1            \, and \: are a comma and a colon in a name; so is a colon with a slash behind it
+path_from and path_list_from say what a path that was meant from another folder is from here.
 A text that names something as it stands, commas and colons included, is one path; so is, between commas, a name with a
 colon. All paths have weights, or none. The same path may come twice.
 Errors: fail_input for what cannot be listed, examined or matched by anything, and for a weight that is none.
@@ -317,5 +318,37 @@ static inline void path_list_make(PathList* list, const char* text) {
 
 static inline void path_list_free(PathList* list) {
     for (int i = 0; i < list->n; i++) { free(list->of[i].path); }
+}
+
+// `path` as it is found from `folder`, where there is such a thing; else as it is. On the heap
+static inline char* path_from(const char* folder, const char* path) {
+    char* joined = (char*)malloc_check(strlen(folder) + strlen(path) + 2, "path");
+    sprintf(joined, "%s/%s", folder, path);
+    if (*path && *path != '/' && path_finds_(joined)) { return joined; }
+    free(joined);
+    return string_copy(path);
+}
+
+// the same for a text of several
+static inline char* path_list_from(const char* folder, const char* text) {
+    PathList list;
+    char* joined;
+    size_t n_bytes;
+    path_list_make(&list, text);
+    FILE* out = open_memstream(&joined, &n_bytes);
+    if (!out) { fail_run("paths: no memory"); }
+    for (int i = 0; i < list.n; i++) {
+        const double weight = list.of[i].weight;
+        char* path = path_from(folder, list.of[i].path);
+        if (i > 0) { fputc(',', out); }
+        for (const char* c = path; *c; c++) {
+            fprintf(out, "%s%c", (list.n > 1 || weight > 0.0) && (*c == ',' || *c == ':') ? "\\" : "", *c);
+        }
+        if (weight > 0.0) { fprintf(out, ":%.17g", weight); }
+        free(path);
+    }
+    fclose(out);
+    path_list_free(&list);
+    return joined;
 }
 #endif  // LLMC_FILELIST_H
