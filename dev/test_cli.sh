@@ -217,7 +217,7 @@ check "SIGTERM: that checkpoint is there" test -f "leg/step_$step/manifest.json"
 steps=$((10#$step + 3))
 run --resume --run leg --steps $steps
 check "settings.json keeps the first command, and the steps after which others went on" \
-    test "$(grep -cE '"(command|after_step)"' leg/settings.json) $(grep -o -A 2 '"command": \[' leg/settings.json | grep -c -- --resume)" = "5 1"
+    test "$(grep -cE '"(command|after_step)"' leg/settings.json) $(grep -A 2 '"command": \[' leg/settings.json | grep -c -- --resume)" = "5 1"
 cp -r leg elsewhere_leg && mkdir elsewhere && steps=$((steps + 1))
 (cd elsewhere && run --resume --run ../elsewhere_leg --steps $steps)
 check "--resume from another folder finds the data of the first" test -e "elsewhere_leg/$(printf step_%06d $steps)/manifest.json"
