@@ -198,6 +198,38 @@ run --resume --run whole
 check "resuming a finished run does nothing, status 0" grep -qx "all 12 steps are done, checkpoint in whole/step_000012; to go on, give more --steps" out
 rm -r whole
 
+# ---- prompts of samples ----
+
+echo "# --sample-prompts"
+printf 'line 7: \n\nthe law\\n\r\na\\\\b\\tc \303\251' >prompts.txt
+prompts=("${start[@]}" --steps 12 --eval-every 0 --save-every 6 --max-new-tokens 8)
+run "${prompts[@]}" --run plain
+run "${prompts[@]}" --sample-every 4 --sample-prompts prompts.txt --run whole
+check "samples change no bit of the model" cmp plain/step_000012/model.safetensors whole/step_000012/model.safetensors
+grep '^--- sample' whole/samples.txt | head -n 3 >titles
+check "samples.txt: which prompt, as it stands in the file" cmp titles - <<'TITLES'
+--- sample after step 4, prompt 1 of 3: "line 7: "
+--- sample after step 4, prompt 2 of 3: "the law\n"
+--- sample after step 4, prompt 3 of 3: "a\\b\tc é"
+TITLES
+check "... of each at each --sample-every" test "$(grep -c '^--- sample after step \(4\|8\|12\), prompt [123] of 3: ' whole/samples.txt)" = 9
+check "... and each sample begins with its prompt" \
+    test "$(grep -c '^line 7: ' whole/samples.txt) $(grep -c '^the law$' whole/samples.txt) $(grep -cP '^a\\b\tc é' whole/samples.txt)" = "3 3 3"
+check "the terminal shows the same" test "$(grep -v '^---$' whole/samples.txt | grep -cvaxFf out)" = 0
+cp -r whole leg && rm -r leg/step_000012
+run --resume --run leg --threads 1
+check "--resume: the same samples" cmp whole/samples.txt leg/samples.txt
+rm -r leg/step_000012 && cp prompts.txt before.txt && printf '\nanother\n' >>prompts.txt
+touch marker
+refuse "prompts that have changed since the run began" "prompts.txt: the prompts have changed since the run began" --resume --run leg
+check "... before anything is written" test "$(find leg -type f -newer marker ! -name .lock | wc -l)" = 0
+run --resume --run leg --sample-prompts prompts.txt
+check "... unless they are named anew" grep -q 'prompt 4 of 4: "another"' leg/samples.txt
+cp before.txt prompts.txt
+run "${prompts[@]}" --sample-every 12 --sample-prompts prompts.txt --stop 'e' --temperature 0 --run stopped
+check "--stop holds for samples too" test "$(grep '^line 7: ' stopped/samples.txt | tail -c +9 | grep -c e)" = 0
+rm -r plain whole leg stopped
+
 # SIGTERM after the third step. Nobody reads the pipe while the signal is on its way, so the run cannot end before it comes.
 long+=(--schedule constant --eval-every 1 --sample-every 1 --max-new-tokens 4 --keep 1)
 mkfifo pipe
@@ -378,8 +410,48 @@ run "${generate[@]}" --top-k 1 --seed 8
 check "--top-k 1: the text of --temperature 0" cmp greedy out
 run "${generate[@]}" --top-p 0 --seed 9
 check "--top-p 0: the text of --temperature 0" cmp greedy out
+run "${generate[@]}" --min-p 1 --seed 9
+check "--min-p 1: the text of --temperature 0" cmp greedy out
 run "${generate[@]}" --top-k 5 --top-p 0.9
 check "--top-k and --top-p together: status 0" test $status = 0
+run "${generate[@]}" --temperature 0 --max-new-tokens 100 && cp out long_greedy
+run "${generate[@]}" --temperature 0 --max-new-tokens 100 --repetition-penalty 1.5
+check "--repetition-penalty 1.5: another greedy text, in which more different characters come" \
+    test "$(grep -o . out | sort -u | wc -l)" -gt "$(grep -o . long_greedy | sort -u | wc -l)"
+run "${generate[@]}" --temperature 0 --prompt-eot 0
+check "--prompt-eot 0: another text" test $status = 0 -a "$(<out)" != "$(<greedy)"
+until_stop() {  # STOP OPTION...: is the text that of the same options up to STOP? The prompt, "line 7: ", is no part of it
+    local stop=$1 text
+    shift
+    run "$@" && text=$(<out) && run "$@" --stop "$stop" &&
+        [ "$(<out)" = "line 7: $(printf '%s' "${text#line 7: }" | sed "s/$stop.*//")" ] && [ "$(<out)" != "$text" ]
+}
+text=$(<long_greedy)
+stop=${text:13:2}
+check "--stop: the text ends before \"$stop\"" until_stop "$stop" "${generate[@]}" --temperature 0 --max-new-tokens 100
+cp out until
+run "${generate[@]}" --temperature 0 --max-new-tokens 100 --stop "nowhere\\|$stop"
+check "--stop with several texts: the first that comes" cmp out until
+run "${generate[@]}" --temperature 0 --max-new-tokens 100 --stop "nowhere\\|line 7: "
+check "--stop: what does not come, or stands in the prompt, stops nothing" cmp out long_greedy
+echo '{"model": {"unk_token": "a", "vocab": {"a": 0, "b": 1, "ab": 2, "</s>": 3}, "merges": ["a b"]},
+    "added_tokens": [{"id": 4, "content": "<|im_end|>", "special": true}]}' >five.json
+five=(--config five_config.json --tokenizer five.json --generate ab --max-new-tokens 40 --temperature 1)
+sed 's/257/5/' tiny.json >five_config.json
+wrong="" ended=0
+for seed in {1..12}; do  # an untrained model: each of its 5 tokens is as likely
+    run "${five[@]}" --seed $seed && text=$(<out)
+    for stop in ba aba bb; do
+        run "${five[@]}" --seed $seed --stop $stop
+        rest=${text#ab}
+        [ "$(<out)" = "ab${rest%%$stop*}" ] || wrong+=" $seed:$stop"
+    done
+    run "${five[@]}" --seed $seed --stop '<|im_end|>'
+    [[ $text == "$(<out)"* ]] || wrong+=" $seed:special"
+    [ "$text" = "$(<out)" ] || ended=$((ended + 1))
+done
+check "--stop that begins in the middle of a token or goes over several" test -z "$wrong"
+check "--stop with the name of a special token ends at that token" test $ended -gt 0
 run "${generate[@]}" --samples 3 --temperature 0
 check "--samples 3: three texts, numbered" cmp out <(for i in 1 2 3; do echo "--- sample $i of 3" && cat greedy; done)
 printf 'line 7: ' | "$trainer" "${generate[@]}" --generate - --temperature 0 >out
@@ -519,6 +591,28 @@ refuse "text too short for a row" "too short: a row of --seq-len 24 needs 25 tok
 refuse "an empty shard, split" "too short" "${new[@]}" --train empty.bin --val-fraction 0.1
 refuse "a shard cut short" "expected 1824 bytes for the header's 400 tokens, found a file of 1823" "${new[@]}" --train cut_shard.bin
 refuse "token ids beyond the vocabulary" "big.bin: expected token ids below 257, the vocabulary of the model, found" "${new[@]}" --train big.bin
+samples=("${new[@]}" --sample-every 1 --sample-prompts)
+mkfifo prompt_pipe
+head -c 1100000 /dev/zero | tr '\0' a >long_prompts.txt
+printf 'good\n\nbad \\d\n' >bad_prompts.txt
+printf 'good\nno \303 UTF-8\n' >no_utf8.txt
+printf '\n\r\n' >no_prompts.txt
+echo "a prompt of more than 24 bytes" >wide_prompts.txt
+refuse "prompts that are not there" "--sample-prompts: nowhere: cannot be opened" "${samples[@]}" nowhere
+refuse "prompts in a folder" "--sample-prompts: text: expected a file, found a folder" "${samples[@]}" text
+refuse "prompts in a pipe" "--sample-prompts: prompt_pipe: expected a file, found a pipe" "${samples[@]}" prompt_pipe
+refuse "more than 1 MiB of prompts" "expected at most 1 MiB of prompts, found 1.05 MiB" "${samples[@]}" long_prompts.txt
+refuse "a prompt with another backslash" 'bad_prompts.txt:3: expected \n, \t or \\, a backslash itself, found \d' "${samples[@]}" bad_prompts.txt
+refuse "a prompt that is no UTF-8" "no_utf8.txt:2: expected UTF-8" "${samples[@]}" no_utf8.txt
+refuse "a file without prompts" "no_prompts.txt: expected a prompt on each line, found none" "${samples[@]}" no_prompts.txt
+refuse "a prompt longer than the model" "expected a prompt of at most the model's 24 positions, found 31 tokens with end of text in front" "${samples[@]}" wide_prompts.txt
+refuse "prompts without samples" "--sample-prompts: is for samples while training: give --sample-every too" "${new[@]}" --sample-prompts prompts.txt
+refuse "prompts for a model without text" "--sample-prompts: the model has 131 tokens" --config odd.json --train odd.bin --seq-len 13 --run new --sample-every 1 --sample-prompts prompts.txt
+refuse "--stop for a model without text" "--stop: the model has 131 tokens" --config odd.json --train odd.bin --seq-len 13 --run new --sample-every 1 --stop x
+refuse "an empty text in --stop" '--stop: expected texts with \| between them, found an empty one' --from run --generate x --stop 'a\|'
+refuse "another backslash in --stop" '--stop: expected \n, \t or \\, a backslash itself, found \.' --from run --generate x --stop 'a\.b'
+refuse "an empty prompt without end of text" "a prompt without a token" --from run --generate "" --prompt-eot 0
+refuse "an output over the prompts" "--export-bin: prompts.txt is what --sample-prompts reads" "${samples[@]}" prompts.txt --export-bin prompts.txt
 refuse "a run folder in use" "there are checkpoints in this folder" "${start[@]}" --steps 2 --run run
 refuse "a model that is not there" "nowhere: No such file" --from nowhere --train text --run new
 refuse "a config that is not there" "nowhere.json: cannot be opened: No such file" --config nowhere.json --train text --run new

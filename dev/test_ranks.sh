@@ -23,7 +23,8 @@ for i in {1..250}; do echo "line $i: the plain loop is the law, and $i times $i 
 mkdir elsewhere && cp -r text elsewhere/ && echo "one line more" >>elsewhere/text/a.txt
 echo '{"model_type":"gpt2","n_positions":24,"vocab_size":257,"n_layer":2,"n_head":3,"n_embd":33}' >tiny.json
 start=(--config "$work/tiny.json" --train text --val-fraction 0.1 --seq-len 16 --batch-size 2 --lr 1e-2 --eval-every 10 --eval-batches 5
-    --sample-every 20 --max-new-tokens 8)
+    --sample-every 20 --max-new-tokens 8 --sample-prompts "$work/prompts.txt")
+printf 'line 7\nthe plain loop' >prompts.txt
 
 ranks() {  # NUMBER OPTION...: into out and err; status is kept
     local n=$1

@@ -1,9 +1,9 @@
 /*
-Text from a model, token by token: prompt, window, sampling, streaming output. The model itself is one function:
+Text from a model, token by token: prompts, window, sampling, streaming output. The model itself is one function:
     next_logits(model, tokens, n_cached, n)   logits (V) of the token that follows tokens[0 .. n). Keys and values (or
                                               the state) of the first n_cached tokens are still there from an earlier
                                               call
-A text that outgrows the window of `room` positions goes on from its newer half, computed anew. Positions whose token is
+A text ends at end of text, before a text of --stop, or after --max-new-tokens. One that outgrows the window of `room` positions goes on from its newer half, computed anew. Positions whose token is
 the same as in the text before are not computed again: several samples share the work on their prompt.
 Cost:   one forward pass of one position a token, prompt aside. Cached logits equal uncached ones to the last bit.
 */
@@ -11,8 +11,9 @@ Cost:   one forward pass of one position a token, prompt aside. Cached logits eq
 #define LLMC_GENERATE_H
 #include "../core/rng.h"        // xorshift_float
 #include "../ops/sampler.h"     // sample_token
-#include "../text/tokenizer.h"  // Tokenizer, TokenStream, tokenizer_encode_plain
-#include "run.h"                // RunOptions
+#include "../text/stop.h"       // StopTexts, StopStream
+#include "../text/tokenizer.h"  // Tokenizer, TokenStream
+#include "prompts.h"            // Prompt, Prompts, prompt_make
 
 typedef const float* (*NextLogits)(void* model, const int* tokens, int n_cached, int n);
 
@@ -20,6 +21,7 @@ typedef struct {
     const RunOptions* o;         // max_new_tokens, samples
     Sampling sampling;           // how a token is chosen
     const Tokenizer* tokenizer;  // NULL: tokens are shown as numbers
+    const StopTexts* stop;
     NextLogits next_logits;
     void* model;
     int V, room, eot;            // vocabulary, positions of the window, the token that ends a text
@@ -35,12 +37,13 @@ static inline int generator_room(const RunOptions* o, int n_prompt, int max_T) {
     return wanted < max_T ? (int)wanted : max_T;
 }
 
-static inline void generator_init(Generator* g, const RunOptions* o, const Tokenizer* tokenizer, int V, int room,
-                                  int eot, NextLogits next_logits, void* model) {
+static inline void generator_init(Generator* g, const RunOptions* o, const Tokenizer* tokenizer, const StopTexts* stop,
+                                  int V, int room, int eot, NextLogits next_logits, void* model) {
     memset(g, 0, sizeof *g);
     g->o = o;
     g->sampling = run_sampling(o);
     g->tokenizer = tokenizer;
+    g->stop = stop;
     g->next_logits = next_logits;
     g->model = model;
     g->V = V;
@@ -87,69 +90,92 @@ static inline int generator_next_(Generator* g, uint64_t* random) {
     return token;
 }
 
-// the text that is certain with one more token, or at the end (token < 0)
-static inline void generate_print_(TokenStream* stream, int token, FILE* out) {
-    size_t n_bytes;
-    const char* text = token < 0 ? token_stream_end(stream, &n_bytes) : token_stream_put(stream, token, &n_bytes);
-    if (out) { text_print_safe(text, n_bytes, out); }
+// ---- one text ----
+
+// a token that is not shown and has the name of a stop text: <|im_end|>
+static inline int generator_stops_at_(const Generator* g, int token) {
+    const Tokenizer* t = g->tokenizer;
+    if (!t || !t->pipeline || token >= t->n_tokens || !(t->pipeline->flags[token] & TOKEN_SPECIAL)) { return 0; }
+    int n_bytes;
+    const char* name = tokenizer_bytes_of(t, token, &n_bytes);
+    return stop_texts_have(g->stop, name, (size_t)n_bytes);
 }
 
-// continue a prompt until --max-new-tokens or end of text; what is known of the text is written at once
-static inline void generate(Generator* g, uint64_t* random, const int* prompt, int n_prompt, FILE* out) {
+// what is certain of the text with one more token, or at the end (token < 0)
+static inline void generate_print_(TokenStream* stream, StopStream* stop, int token, FILE* out) {
+    size_t n_bytes;
+    const char* text = token < 0 ? token_stream_end(stream, &n_bytes) : token_stream_put(stream, token, &n_bytes);
+    text = stop_stream_put(stop, text, n_bytes, &n_bytes);
+    text_print_safe(text, n_bytes, out);
+    if (token >= 0) { return; }
+    text = stop_stream_end(stop, &n_bytes);
+    text_print_safe(text, n_bytes, out);
+}
+
+// the prompt is part of the text to the tokenizer, not to --stop
+static inline void generate_begin_(Generator* g, TokenStream* stream, StopStream* stop, const Prompt* p) {
+    size_t n_bytes;
+    generator_start_(g, p->tokens, p->n);
+    if (!g->tokenizer) { return; }
+    stop_stream_init(stop, g->stop);
+    token_stream_init(stream, g->tokenizer, 1);
+    for (int i = 0; i < p->n; i++) { token_stream_put(stream, p->tokens[i], &n_bytes); }
+}
+
+// continue a prompt to the end of the text; what is known of it is written at once
+static inline void generate(Generator* g, uint64_t* random, const Prompt* p, FILE* out) {
     TokenStream stream;
-    if (g->tokenizer) { token_stream_init(&stream, g->tokenizer, 1); }
-    // a text goes on, none begins
-    for (int i = 0; g->tokenizer && i < n_prompt; i++) { generate_print_(&stream, prompt[i], NULL); }
-    generator_start_(g, prompt, n_prompt);
-    for (int i = 0; i < g->o->max_new_tokens; i++) {
+    StopStream stop = {NULL, {NULL, 0, 0}, 0, 0};
+    generate_begin_(g, &stream, &stop, p);
+    for (int i = 0; i < g->o->max_new_tokens && !stop.found; i++) {
         int token = generator_next_(g, random);
-        if (token == g->eot) { break; }
-        if (g->tokenizer) { generate_print_(&stream, token, out); } else { fprintf(out, "%d ", token); }
+        if (token == g->eot || generator_stops_at_(g, token)) { break; }
+        if (g->tokenizer) { generate_print_(&stream, &stop, token, out); } else { fprintf(out, "%d ", token); }
         fflush(out);
     }
     if (g->tokenizer) {
-        generate_print_(&stream, -1, out);
+        generate_print_(&stream, &stop, -1, out);
         token_stream_free(&stream);
+        stop_stream_free(&stop);
     }
     fputc('\n', out);
 }
 
-// a sample while training: from end of text on, to the terminal and to samples.txt
-static inline void generate_sample(Generator* g, RunState* s) {
+// ---- samples while training ----
+
+// a sample to the terminal and to samples.txt; which: "" or ", prompt 1 of 2: ..."
+static inline void generate_sample_(Generator* g, RunState* s, const Prompt* p, const char* which) {
     char* text;
     size_t n_bytes;
     FILE* memory = open_memstream(&text, &n_bytes);
     if (!memory) { fail_run("sample: no memory"); }
-    g->n_cached = 0;  // the parameters have changed since
-    generate(g, &s->sampler, &g->eot, 1, memory);
+    text_print_safe(p->text, p->n_bytes, memory);
+    generate(g, &s->sampler, p, memory);
     fclose(memory);
-    run_show_sample(g->o, s->step, text);
+    run_show_sample(g->o, s->step, which, text);
     free(text);
 }
 
-// the tokens of --generate TEXT, behind end of text; TEXT itself comes from standard input for "-"
-typedef struct {
-    char* text;
-    size_t n_bytes;
-    int* tokens;
-    int n;
-} Prompt;
-
-static inline Prompt prompt_read(const RunOptions* o, const Tokenizer* tokenizer) {
-    Prompt p;
-    int* encoded;
-    p.text = run_prompt(o, &p.n_bytes);
-    p.n = 1 + tokenizer_encode_plain(tokenizer, p.text, p.n_bytes, &encoded);
-    p.tokens = (int*)malloc_check(sizeof(int) * (size_t)p.n, "prompt");
-    p.tokens[0] = tokenizer_need_eot(tokenizer);
-    memcpy(p.tokens + 1, encoded, sizeof(int) * (size_t)(p.n - 1));
-    free(encoded);
-    return p;
+// one of each prompt; without any, one from end of text on
+static inline void generate_samples(Generator* g, RunState* s, const Prompts* prompts) {
+    Prompt none = {NULL, 0, &g->eot, 1};
+    g->n_cached = 0;  // the parameters have changed since
+    if (prompts->n == 0) { generate_sample_(g, s, &none, ""); }
+    for (int i = 0; i < prompts->n; i++) {
+        const Prompt* p = &prompts->list[i];
+        char which[512], *line = text_escape(p->text, p->n_bytes, 60);
+        snprintf(which, sizeof which, ", prompt %d of %d: \"%s\"", i + 1, prompts->n, line);
+        generate_sample_(g, s, p, which);
+        free(line);
+    }
 }
 
-static inline void prompt_free(Prompt* p) {
-    free(p->text);
-    free(p->tokens);
+// ---- --generate ----
+
+static inline Prompt generate_prompt(const RunOptions* o, const Tokenizer* tokenizer) {
+    size_t n_bytes;
+    char* text = run_prompt(o, &n_bytes);
+    return prompt_make(o, tokenizer, text, n_bytes);
 }
 
 // --samples texts, each with its prompt in front; several are numbered
@@ -157,7 +183,7 @@ static inline void generate_texts(Generator* g, uint64_t* random, const Prompt* 
     for (int i = 0; i < g->o->samples; i++) {
         if (g->o->samples > 1) { printf("--- sample %d of %d\n", i + 1, g->o->samples); }
         fwrite(p->text, 1, p->n_bytes, stdout);
-        generate(g, random, p->tokens, p->n, stdout);
+        generate(g, random, p, stdout);
     }
 }
 #endif  // LLMC_GENERATE_H

@@ -21,6 +21,8 @@ static inline void main_close_(Run* r) {
     tokenizer_free(&r->tokenizer);
     probe_free(&r->probe);
     generator_free(&r->generator);
+    prompts_free(&r->prompts);
+    stop_texts_free(&r->stop);
     snapshot_free(&r->snapshot);
     verify_free(&r->verify);
     arena_free(r->loaded, sizeof(float) * r->model->n);

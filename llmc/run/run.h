@@ -43,8 +43,11 @@ typedef struct {
         tensorboard, max_skips, verify_every;
     float save_minutes, early_stop_delta;
     const char *export_hf, *generate, *probe, *probe_out;                                 // out
-    int max_new_tokens, top_k, samples, eval_only;
-    float shard_gb, temperature, top_p, min_p, repetition_penalty;
+    int eval_only;
+    float shard_gb;
+    const char *sample_prompts, *stop;                                                    // sampling
+    int max_new_tokens, top_k, samples, prompt_eot;
+    float temperature, top_p, min_p, repetition_penalty;
     const char* rank;                                                                     // machine
     int threads, dry_run, zero, comm_timeout, init_timeout;
 } RunOptions;
@@ -138,7 +141,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"run", "eval-batches", "-m", OPTION_INT, &o->eval_batches, "20", 1, INT_MAX, "N",
          "micro-batches in a validation", 0},
         {"run", "sample-every", "-s", OPTION_INT, &o->sample_every, "0", 0, INT_MAX, "N",
-         "generate a sample every N steps; 0: never", 0},
+         "generate a sample every N steps, or one of each --sample-prompts; 0: never", 0},
         {"run", "log-every", "", OPTION_INT, &o->log_every, "1", 1, INT_MAX, "N",
          "print every N-th step; metrics.jsonl has all", 0},
         {"run", "tensorboard", "", OPTION_SWITCH, &o->tensorboard, "0", 0, 0, "0|1",
@@ -156,10 +159,16 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"out", "shard-gb", "", OPTION_FLOAT, &o->shard_gb, "5", 1e-6, 1e6, "F",
          "largest file of --export-hf, in 10^9 bytes; a larger model becomes shards", 0},
         {"out", "generate", "", OPTION_TEXT, &o->generate, "", 0, 0, "TEXT|-",
-         "continue TEXT, or standard input, as the beginning of a document (end of text stands before it); no "
-         "training", 0},
+         "continue TEXT, or standard input; no training", 0},
+        {"sampling", "sample-prompts", "", OPTION_TEXT, &o->sample_prompts, "", 0, 0, "FILE",
+         "--sample-every continues each line of this file (\\n in it is a newline); empty: begins with end of text", 0},
+        {"sampling", "prompt-eot", "", OPTION_SWITCH, &o->prompt_eot, "1", 0, 0, "0|1",
+         "a prompt is the beginning of a document: end of text stands in front of it", 0},
         {"sampling", "max-new-tokens", "-g", OPTION_INT, &o->max_new_tokens, "256", 1, 1 << 24, "N",
          "most tokens to generate; end of text stops earlier", 0},
+        {"sampling", "stop", "", OPTION_TEXT, &o->stop, "", 0, 0, "TEXT",
+         "end before this text, wherever it begins; several have \\| between them: 'User:\\|\\n\\n' (\\n newline, \\t "
+         "tab, \\\\ backslash)", 0},
         {"sampling", "temperature", "", OPTION_FLOAT, &o->temperature, "0.8", 0, 100, "F",
          "sampling temperature; 0: always the likeliest token", 0},
         {"sampling", "top-k", "", OPTION_INT, &o->top_k, "0", 0, INT_MAX, "N",
@@ -609,6 +618,20 @@ static inline void run_check_data_(const char* settings_path, const Option* tabl
     json_decref(settings);
 }
 
+// the same of the prompts of --sample-prompts: samples of others would not be those of this run
+static inline void run_check_prompts_(const char* settings_path, const Option* table, int n, const RunOptions* o,
+                                      const json_t* prompts) {
+    const int are_new = options_given(table, n, "sample-prompts") == 1 && !run_continues(table, n, o);
+    if (are_new || !json_is_object(prompts) || !path_exists(settings_path)) { return; }
+    json_t* settings = json_read(settings_path);
+    const json_t* before = json_object_get(json_object_get(settings, "sample_prompts"), "xxh3");
+    if (before && !json_equal(before, json_object_get(prompts, "xxh3"))) {
+        fail_input("%s: the prompts have changed since the run began: give the old file back, or name the new with "
+                   "--sample-prompts", o->sample_prompts);
+    }
+    json_decref(settings);
+}
+
 // samples after the checkpoint come again
 static inline void run_cut_samples_(const RunOptions* o, const RunState* s) {
     char path[PATH_BYTES];
@@ -709,7 +732,8 @@ static inline void run_add_starts_(json_t* settings, json_t* before, const RunSt
 }
 
 static inline void run_open(Log* log, Option* table, int n, const RunOptions* o, const RunState* s, const Device* dev,
-                            int n_ranks, const DataLoader* train, const DataLoader* val, int argc, char** argv) {
+                            int n_ranks, const DataLoader* train, const DataLoader* val, json_t* prompts, int argc,
+                            char** argv) {
     const int resume_step = o->resume ? s->step : -1;
     char path[PATH_BYTES];
     if (!*o->run) { run_name_(table, n); }
@@ -722,27 +746,29 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
         run_check_unused(o);  // again: by now nobody else writes
         run_set_aside_(o);
     } else {
-        run_check_data_(path_join(path, o->run, "settings.json"), table, n, o, train_json);
+        path_join(path, o->run, "settings.json");
+        run_check_data_(path, table, n, o, train_json);
+        run_check_prompts_(path, table, n, o, prompts);
         run_cut_samples_(o, s);
     }
     log_open(log, o->run, resume_step, !s->interrupted);
     path_join(path, o->run, "settings.json");
-    json_t* settings = json_pack("{s:s, s:n, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:o, s:o}", "trainer",
+    json_t* settings = json_pack("{s:s, s:n, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:o, s:o, s:o}", "trainer",
                                  program_invocation_short_name, "command", "options", options_to_json(table, n),
                                  "build", build_name(), "compiler", COMPILER, "flags", FLAGS, "commit", COMMIT, "cpu",
                                  processor_name().s, "lanes", VLANES, "threads", dev->n_threads, "ranks", n_ranks,
-                                 "train", train_json, "val", data_to_json_(val));
+                                 "train", train_json, "val", data_to_json_(val), "sample_prompts", prompts);
     run_add_starts_(settings, run_old_settings_(path, resume_step >= 0), s, argc, argv);
     json_replace(path, settings);
 }
 
-// a sample made while training, to the terminal and to samples.txt
-static inline void run_show_sample(const RunOptions* o, int step, const char* text) {
+// a sample made while training, to the terminal and to samples.txt; which: "" or ", prompt 1 of 2: ..."
+static inline void run_show_sample(const RunOptions* o, int step, const char* which, const char* text) {
     char path[PATH_BYTES];
     FILE* file = fdopen(file_append(path_join(path, o->run, "samples.txt")), "a");
     if (!file) { fail_run("%s: %s", path, strerror(errno)); }
-    printf("--- sample after step %d\n%s---\n", step, text);
-    fprintf(file, "--- sample after step %d\n%s---\n", step, text);
+    printf("--- sample after step %d%s\n%s---\n", step, which, text);
+    fprintf(file, "--- sample after step %d%s\n%s---\n", step, which, text);
     if (fclose(file) != 0) { fail_run("%s: %s", path, strerror(errno)); }
 }
 

@@ -132,6 +132,22 @@ static inline void start_check_outputs_(const Run* r, int argc, char** argv) {
     }
 }
 
+// what is asked of texts that the model writes
+static inline void start_texts_(Run* r) {
+    const RunOptions* o = &r->o;
+    const int samples = run_is_training(r) && o->sample_every > 0;
+    ErrorText error;
+    r->prompts.longest = 1;
+    if (!stop_texts_parse(&r->stop, o->stop, &error)) { options_fail("stop", "%s", error.text); }
+    if (*o->stop && (samples || run_is_generating(r))) { task_need_text(r, "stop"); }
+    if (!*o->sample_prompts) { return; }
+    options_refuse(!samples && run_is_typed(r, "sample-prompts"), "sample-prompts",
+                   "is for samples while training: give --sample-every too");
+    if (!samples) { return; }
+    task_need_text(r, "sample-prompts");
+    prompts_read(&r->prompts, o, &r->tokenizer, r->max_T);
+}
+
 // sizes that follow from the model and the data; conflicts
 static inline void start_plan_(Run* r, int argc, char** argv) {
     RunOptions* o = &r->o;
@@ -154,6 +170,7 @@ static inline void start_plan_(Run* r, int argc, char** argv) {
     // config.json names it: refuse now, not at a checkpoint
     if (run_is_training(r) || *o->export_hf) { run_end_of_text(r); }
     if (*o->export_hf) { hf_export_check(o->export_hf); }
+    start_texts_(r);
     start_check_outputs_(r, argc, argv);
     if (run_is_training(r)) { start_check_inputs_(r); }
     if (run_is_training(r) && !model_learns(r->model)) {
@@ -238,7 +255,7 @@ static inline double start_box_memory_(const Run* r) {
     const int samples = run_is_generating(r) || (trains && o->sample_every > 0);
     const double parameters = (double)t->stored_bytes * (double)m->n, workspace = start_workspace_(r, o->batch_size);
     const double batch = has_batch ? start_batch_bytes_(r, o->batch_size, 0) - workspace : 0.0;
-    const double sampling = samples ? t->activation_bytes(r, TO_GENERATE, 1, generator_room(o, 1, r->max_T)) : 0.0;
+    const double sampling = samples ? t->activation_bytes(r, TO_GENERATE, 1, generator_room(o, r->prompts.longest, r->max_T)) : 0.0;
     const double text = DEVICE_IS_SHARED ? data_memory(&r->data) : 0.0, available = memory_available();
     const double verify = trains && o->verify_every > 0 ? verify_bytes(m->n) : 0.0;
     const double rows =
@@ -340,7 +357,7 @@ static inline void start_batch(Run* r, Purpose purpose) {
 
 static inline void start_training(Run* r, int argc, char** argv) {
     start_batch(r, TO_TRAIN);
-    if (r->o.sample_every > 0 && r->comm->rank == 0) { task_open_generator(r, 1); }
+    if (r->o.sample_every > 0 && r->comm->rank == 0) { task_open_generator(r, r->prompts.longest); }
     save_resume(r);
     r->first_row = run_first_row(&r->o, &r->state);
     r->first_step = r->state.step;
@@ -348,7 +365,7 @@ static inline void start_training(Run* r, int argc, char** argv) {
                    start_batches_kept_(r), train_row, r);
     if (r->comm->rank == 0) {
         run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train_rows,
-                 &r->data.val_rows, argc, argv);
+                 &r->data.val_rows, prompts_to_json(&r->prompts, r->o.sample_prompts), argc, argv);
     }
     ranks_run_name(r->comm, r->table, r->n_options, &r->o);
     tensorboard_open(&r->board, r->o.tensorboard && r->comm->rank == 0 ? r->o.run : NULL,

@@ -31,19 +31,24 @@ static inline void task_evaluate(Run* r, int training) {
     }
 }
 
+// the model's text in and out, or status 2 at an option that needs it
+static inline void task_need_text(const Run* r, const char* option) {
+    if (run_has_text(r)) { return; }
+    options_fail(option, "the model has %d tokens, --tokenizer %s has %d: give the model's tokenizer", r->V,
+                 r->o.tokenizer, r->tokenizer.n_tokens);
+}
+
+// n_prompt: tokens of the longest prompt
 static inline void task_open_generator(Run* r, int n_prompt) {
     const int room = generator_room(&r->o, n_prompt, r->max_T);
     r->trainer->open(r, TO_GENERATE, 1, room);
-    generator_init(&r->generator, &r->o, run_has_text(r) ? &r->tokenizer : NULL, r->V, room, run_end_of_text(r),
-                   r->trainer->next_logits, r);
+    generator_init(&r->generator, &r->o, run_has_text(r) ? &r->tokenizer : NULL, &r->stop, r->V, room,
+                   run_end_of_text(r), r->trainer->next_logits, r);
 }
 
 static inline void task_generate(Run* r) {
-    if (!run_has_text(r)) {
-        options_fail("generate", "the model has %d tokens, --tokenizer %s has %d: give the model's tokenizer", r->V,
-                     r->o.tokenizer, r->tokenizer.n_tokens);
-    }
-    Prompt prompt = prompt_read(&r->o, &r->tokenizer);
+    task_need_text(r, "generate");
+    Prompt prompt = generate_prompt(&r->o, &r->tokenizer);
     task_open_generator(r, prompt.n);
     generate_texts(&r->generator, &r->state.sampler, &prompt);
     prompt_free(&prompt);

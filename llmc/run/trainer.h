@@ -114,6 +114,8 @@ struct Run {
     int first_step;            // and after which step
     double seconds_waited;     // for rows, in this step
     ProbeBatch probe;
+    StopTexts stop;            // --stop
+    Prompts prompts;           // --sample-prompts
     Generator generator;
     RunState state;
     Snapshot snapshot;         // what is being saved, or was last
