@@ -9,6 +9,7 @@ processes that talk over TCP on this machine, with COMM_CHECK=1; every call is c
 #include "llmc/ranks/data_parallel.h"
 #include "llmc/ranks/moments.h"
 #include <limits.h>
+#include <sys/resource.h>
 
 #ifdef __CUDACC__
 enum { MAX_TEST_RANKS = 8, DEVICE_MEETS = 1 };
@@ -41,7 +42,7 @@ static int free_port(void) {
 }
 
 static RankPlace place_at(int rank, int size, int port) {
-    RankPlace p = {rank, size, rank, size, "the test", "127.0.0.1", port, "run"};
+    RankPlace p = {rank, size, rank, size, "the test", "127.0.0.1", port, "run", "known to the ranks of this test"};
     return p;
 }
 
@@ -659,6 +660,146 @@ static void test_strangers(Test* t) {
           "port in use: status %d: %s", r.status[0], r.text[0]);
 }
 
+// the secret that must be known, and a time that tells nothing about it
+static void test_hmac(Test* t) {
+    const struct { const char *key, *text, *sum; } cases[] = {  // RFC 4231, cases 2, 1 and 6; the sum's first 8 bytes
+        {"Jefe", "what do ya want for nothing?", "5bdcc146bf60754e"},
+        {"\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b", "Hi There", "b0344c61d8db3853"},
+        {NULL, "Test Using Larger Than Block-Size Key - Hash Key First", "60e431591ee0b67f"}};
+    for (int i = 0; i < 3; i++) {
+        char key[132], found[17];
+        uint8_t sum[SHA256_BYTES], other[SHA256_BYTES];
+        Hmac h;
+        memset(key, 0xaa, sizeof key);
+        key[131] = '\0';
+        if (cases[i].key) { strcpy(key, cases[i].key); }
+        hmac_begin(&h, key, strlen(key));
+        for (const char* p = cases[i].text; *p; p++) { hmac_add(&h, p, 1); }
+        hmac_end(&h, sum);
+        for (int k = 0; k < 8; k++) { snprintf(found + 2 * k, 3, "%02x", sum[k]); }
+        check(t, strcmp(found, cases[i].sum) == 0, "case %d: %s, expected %s", i, found, cases[i].sum);
+        memcpy(other, sum, sizeof other);
+        check(t, hmac_is_equal(sum, other), "equal sums");
+        other[SHA256_BYTES - 1] ^= 1;
+        check(t, !hmac_is_equal(sum, other), "sums that differ in the last bit");
+    }
+}
+
+// ranks with another secret than rank 0, or none, are turned away, and told why; rank 0 waits for its own
+static void test_secret(Test* t) {
+    const char* secrets[] = {"another secret of sixteen", ""};
+    for (int i = 0; i < 2; i++) {
+        Ranks r;
+        r.n = 0;
+        const int port = free_port();
+        RankPlace other = place_at(1, 2, port);
+        other.secret = secrets[i];
+        start_rank(&r, place_at(0, 2, port), 5.0, 10.0, ranks_nothing, 0);
+        start_rank(&r, other, 5.0, 10.0, ranks_nothing, 0);
+        siginfo_t info;
+        waitid(P_PID, (id_t)r.pid[1], &info, WEXITED | WNOWAIT);
+        start_rank(&r, place_at(1, 2, port), 5.0, 10.0, ranks_nothing, 0);
+        end_ranks(&r);
+        check(t, r.status[1] == 2 && strstr(r.text[1], "rank 0 has another secret than rank 1"),
+              "\"%s\": status %d: %s", secrets[i], r.status[1], r.text[1]);
+        check(t, r.status[0] == 0 && r.status[2] == 0, "the two that know it: status %d: %s / %d: %s", r.status[0],
+              r.text[0], r.status[2], r.text[2]);
+        r.n = 0;
+        start_rank(&r, place_at(0, 2, other.port = free_port()), 5.0, 0.5, ranks_nothing, 0);
+        start_rank(&r, other, 5.0, 10.0, ranks_nothing, 0);
+        end_ranks(&r);
+        check(t, r.status[0] == 2 && strstr(r.text[0], "have not come: 1 (1 that came had another secret, LLMC_SECRET"),
+              "nobody else: status %d: %s", r.status[0], r.text[0]);
+    }
+}
+
+static int connect_to(int port) {
+    struct sockaddr_in address;
+    memset(&address, 0, sizeof address);
+    address.sin_family = AF_INET;
+    address.sin_port = htons((uint16_t)port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(fd, (struct sockaddr*)&address, sizeof address) == 0) { return fd; }
+    close(fd);
+    return -1;
+}
+
+enum { N_STRANGERS = 200 };
+
+// for `seconds`: connections that say nothing, garbage, a hello that somebody else has said, and a byte now and then
+static pid_t start_strangers(int port, double seconds) {
+    pid_t child = fork();
+    if (child != 0) { return child; }
+    int fd[N_STRANGERS];
+    TcpMesh m;
+    memset(fd, 0xff, sizeof fd);
+    memset(&m, 0, sizeof m);
+    m.run = tcp_hash_("run");
+    m.size = 2;
+    m.rank = 1;
+    TcpBanner banner = {TCP_MAGIC, TCP_VERSION, {0}};
+    TcpHello hello = tcp_hello_(&m, &banner, 1, TCP_MEETING, 0);
+    signal(SIGPIPE, SIG_IGN);
+    for (double end = tcp_now_() + seconds; tcp_now_() < end; usleep(10000)) {
+        for (int i = 0; i < N_STRANGERS; i++) {
+            unsigned char noise[200];
+            memset(noise, i, sizeof noise);
+            if (fd[i] >= 0 && tcp_is_closed_(fd[i])) {
+                close(fd[i]);
+                fd[i] = -1;
+            }
+            const int is_new = fd[i] < 0;
+            if (is_new) { fd[i] = connect_to(port); }
+            if (fd[i] < 0) { break; }
+            const void* text = i % 4 == 1 ? (const void*)noise : &hello;
+            const size_t n = i % 4 == 0 ? 0 : i % 4 == 1 ? sizeof noise : i % 4 == 2 ? sizeof hello : 1;
+            if (n > 0 && (is_new || n == 1) && send(fd[i], text, n, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) { continue; }
+        }
+    }
+    _exit(0);
+}
+
+static double cpu_of_children(void) {
+    struct rusage u;
+    getrusage(RUSAGE_CHILDREN, &u);
+    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
+// 200 strangers at a time: two ranks meet as if there were none, and rank 0 alone gives up when its time is over; also
+// without a descriptor for any of them
+static void test_crowd(Test* t) {
+    for (int kind = 0; kind < 3; kind++) {
+        Ranks r;
+        r.n = 0;
+        const int port = free_port(), is_alone = kind > 0;
+        struct rlimit few, usual;
+        getrlimit(RLIMIT_NOFILE, &usual);
+        few = usual;
+        const int next = dup(0);
+        close(next);
+        if (kind == 2) { few.rlim_cur = (rlim_t)next + 4; }  // rank 0's listener, and next to nothing
+        setrlimit(RLIMIT_NOFILE, &few);
+        const double used = cpu_of_children();
+        const double start = tcp_now_();
+        start_rank(&r, place_at(0, 2, port), 5.0, is_alone ? 1.0 : 20.0, ranks_nothing, 0);
+        setrlimit(RLIMIT_NOFILE, &usual);
+        const pid_t strangers = start_strangers(port, is_alone ? 1.5 : 1.0);
+        usleep(500000);
+        if (!is_alone) { start_rank(&r, place_at(1, 2, port), 5.0, 20.0, ranks_nothing, 0); }
+        end_ranks(&r);
+        const double seconds = tcp_now_() - start;
+        check(t, cpu_of_children() - used < 0.5, "kind %d: %.1f s of computing", kind, cpu_of_children() - used);
+        kill(strangers, SIGKILL);
+        waitpid(strangers, NULL, 0);
+        const char* text = kind == 2 ? "(connections could not be taken: Too many open files)"
+                                     : is_alone ? "have not come: 1" : "";
+        check(t, r.status[0] == (is_alone ? 2 : 0) && strstr(r.text[0], text) && (is_alone || r.status[1] == 0),
+              "kind %d: status %d: %s / %s", kind, r.status[0], r.text[0], is_alone ? "" : r.text[1]);
+        check(t, seconds < 2.5, "kind %d took %.1f s", kind, seconds);
+    }
+}
+
 static RankPlace place_by(int rank, int size, const char* path) {
     RankPlace p = place_at(rank, size, 0);
     snprintf(p.host, sizeof p.host, "%s", path);
@@ -681,7 +822,7 @@ static void test_stale_file(Test* t) {
         address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
         int listens = kind != 1 || (bind(fd, (struct sockaddr*)&address, sizeof address) == 0 && listen(fd, 9) == 0);
         check(t, listens, "the port cannot be taken");
-        n = snprintf(text, sizeof text, "ranks meet at 127.0.0.1 port %d run 00000000000000ab\n", port);
+        n = snprintf(text, sizeof text, "ranks meet at 127.0.0.1 port %d run 00000000000000ab secret 12\n", port);
         temp_file(&folder, "meet", text, (size_t)n);
         r.n = 0;
         if (kind == 2) { start_rank(&r, place_at(0, 2, port), 5.0, 10.0, ranks_nothing, 0); }
@@ -718,7 +859,7 @@ static void test_bad_file(Test* t) {
     };
     TempPath folder = temp_folder(), book = temp_file(&folder, "book.txt", "call me\n", 8);
     temp_file(&folder, "folder/a", "", 0);
-    temp_file(&folder, "stale", "ranks meet at 127.0.0.1 port 1 run ab\n", 38);
+    temp_file(&folder, "stale", "ranks meet at 127.0.0.1 port 1 run ab secret 12\n", 48);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Ranks r;
         char path[1024];
@@ -738,6 +879,55 @@ static void test_bad_file(Test* t) {
           "a file of the user has changed: %s", text);
     if (file) { fclose(file); }
     temp_remove(&folder);
+}
+
+// while one run meets by a file, only its user can read it, and another run keeps off
+static void test_file_taken(Test* t) {
+    TempPath folder = temp_folder(), path = temp_path(&folder, "meet");
+    struct stat status = {0};
+    Ranks r;
+    r.n = 0;
+    const mode_t mask = umask(0);
+    start_rank(&r, place_by(0, 2, path.s), 5.0, 10.0, ranks_nothing, 0);
+    umask(mask);
+    for (int i = 0; i < 500 && (stat(path.s, &status) != 0 || status.st_size == 0); i++) { usleep(10000); }
+    check(t, (status.st_mode & 0777) == 0600, "mode %o", (unsigned)status.st_mode & 0777);
+    start_rank(&r, place_by(0, 2, path.s), 5.0, 10.0, ranks_nothing, 0);
+    siginfo_t info;
+    waitid(P_PID, (id_t)r.pid[1], &info, WEXITED | WNOWAIT);
+    start_rank(&r, place_by(1, 2, path.s), 5.0, 10.0, ranks_nothing, 0);
+    end_ranks(&r);
+    check(t, r.status[1] == 2 && strstr(r.text[1], "the ranks of another run are meeting by this file"),
+          "the second rank 0: status %d: %s", r.status[1], r.text[1]);
+    check(t, r.status[0] == 0 && r.status[2] == 0, "the first run: status %d: %s / %d: %s", r.status[0], r.text[0],
+          r.status[2], r.text[2]);
+    temp_remove(&folder);
+}
+
+// rank 0 listens at its own address alone; there everybody comes by, so one without a secret hears of it
+static void test_addresses(Test* t) {
+    char own[64];
+    tcp_own_address_(own);
+    if (strcmp(own, "127.0.0.1") == 0) {
+        skip(t, "no network");
+        return;
+    }
+    for (int is_secret = 0; is_secret < 2; is_secret++) {
+        Ranks r;
+        r.n = 0;
+        RankPlace at = place_at(0, 2, free_port());
+        snprintf(at.host, sizeof at.host, "%s", own);
+        if (!is_secret) { at.secret = ""; }
+        start_rank(&r, at, 5.0, 10.0, ranks_nothing, 0);
+        usleep(200000);
+        check(t, connect_to(at.port) < 0, "rank 0 listens at 127.0.0.1, too");
+        at.rank = 1;
+        start_rank(&r, at, 5.0, 10.0, ranks_nothing, 0);
+        end_ranks(&r);
+        const int warned = strstr(r.text[0], "set LLMC_SECRET to the same random text") != NULL;
+        check(t, r.status[0] == 0 && r.status[1] == 0 && warned == !is_secret && !*r.text[1], "status %d: %s / %d: %s",
+              r.status[0], r.text[0], r.status[1], r.text[1]);
+    }
 }
 
 static void test_ipv6(Test* t) {
@@ -780,6 +970,7 @@ static void find_place(void* p) {
         setenv(s, value + 1, 1);
     }
     RankPlace found = rank_place(k->typed);
+    if (getenv("LLMC_SECRET")) { fail_run("programs that we start would find the secret"); }
     if (found.rank != k->rank || found.size != k->size || strcmp(found.source, k->text) != 0) {
         fail_run("found rank %d of %d by \"%s\"", found.rank, found.size, found.source);
     }
@@ -809,6 +1000,9 @@ static void test_place(Test* t) {
         {"", "1/4", 2, 0, 0, "--rank: expected R/P@HOST:PORT"},
         {"", "4/4@./meet", 2, 0, 0, "--rank: expected R/P@HOST:PORT or R/P@PATH"},
         {"", "1/4@host:70000", 2, 0, 0, "--rank: expected R/P@HOST:PORT"},
+        {"RANK=1 WORLD_SIZE=4 LLMC_SECRET=0123456789abcdef", "", 0, 1, 4, "RANK and WORLD_SIZE"},
+        {"RANK=1 WORLD_SIZE=4 LLMC_SECRET=0123456789abcde", "", 2, 0, 0, "expected 16 to 255 characters, found 15"},
+        {"LLMC_SECRET=short", "", 0, 0, 1, ""},  // nobody to prove it to
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         check_exit(t, cases[i].variables, find_place, &cases[i], cases[i].status, cases[i].text);
@@ -1708,12 +1902,18 @@ int main(int argc, char** argv) {
         {"meeting", "missing and double ranks and wrong sizes are named", test_meeting},
         {"meeting strangers", "strangers and other runs are sent away, a late rank is welcome, a taken port is refused",
          test_strangers},
+        {"HMAC", "values of RFC 4231, and sums that differ in a bit", test_hmac},
+        {"meeting secrets", "another secret or none: turned away and told why, rank 0 goes on waiting", test_secret},
+        {"meeting crowds", "200 strangers that say nothing, noise, others' words or a byte at a time delay nobody",
+         test_crowd},
         {"meeting by IPv6 and name", "::1 and localhost", test_ipv6},
+        {"meeting by a taken file", "another run keeps off, and only the user can read its secret", test_file_taken},
+        {"meeting at an address", "rank 0 listens there alone, and warns when it has no secret", test_addresses},
         {"meeting by a file", "of an earlier run, whatever listens there now: replaced, and removed when all have met",
          test_stale_file},
         {"meeting by a bad file",
          "missing, in no folder, something else: a line each, and no file of the user is touched", test_bad_file},
-        {"rank and size", "21 environments: found, or refused with a reason", test_place},
+        {"rank and size", "24 environments: found, or refused with a reason", test_place},
         {"device exchange", "bytes of device memory, 0..100000 elements, two exchanges at once, 1..3 ranks",
          test_device_exchange},
         {"device exchange, groups", "members of two groups of two ranks, beside the world of four", test_device_groups},

@@ -6,7 +6,7 @@
 . "$(dirname "$0")/promises.sh"
 export OMP_NUM_THREADS=1
 export COMM_CHECK=1
-unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
+unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT LLMC_SECRET
 
 build "" launch >/dev/null &
 is_quick || build "ARCH=x86-64" train_gpt2 >/dev/null &
@@ -127,7 +127,7 @@ wait
 check "... the bytes of one rank" same_run one4 several step_000020
 check "... and only rank 0 speaks" test ! -s out -a ! -s err
 rm -rf several
-echo "ranks meet at 127.0.0.1 port 9 run 00000000000000ab" >meet  # an earlier run has left it
+echo "ranks meet at 127.0.0.1 port 9 run 00000000000000ab secret 12" >meet  # an earlier run has left it
 for rank in 1 2; do
     "$trainer" "${options[@]}" --rank "$rank/3@./meet" --run several >out$rank 2>&1 &
 done

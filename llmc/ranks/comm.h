@@ -72,8 +72,8 @@ typedef struct {
 enum { COMM_CALLS = 64 };  // at most under way at once; the finished ones among them are the trace
 enum { COMM_GROUPS = 1 << 20 };  // more than any run makes
 
-// Goes before the bytes of a call from one rank to another, by TCP. Whoever made another call, or one of another length,
-// is found out before a byte is used.
+// Goes before the bytes of a call from one rank to another, by TCP. Whoever made another call, or one of another
+// length, is found out before a byte is used.
 typedef struct {
     uint64_t call;     // which: a hash of its name, group and number
     uint64_t n_bytes;  // that follow
@@ -493,7 +493,8 @@ static inline CommTicket comm_issue_(Comm* c, const char* name, CommType type, i
     if (own->n_recv > 0 && own->recv != own->send) { memcpy(own->recv, own->send, own->n_recv); }
     if (c->link->kind != COMM_NONE) {
         if (c->link->check) { comm_check_(c, name, type, op, count, where); }
-        ticket.seq = comm_begin_(c, name, tcp_hash_(name) ^ (uint64_t)c->group << 40 ^ c->n_calls, where);
+        const uint64_t id = tcp_hash_(name) ^ (uint64_t)c->group << 40 ^ c->n_calls;
+        ticket.seq = comm_begin_(c, name, id, where);
     }
     c->n_calls++;
     return ticket;
@@ -748,7 +749,9 @@ static inline Comm* comm_world(const RankPlace* place, double timeout, double in
     l->polled = (struct pollfd*)calloc(size, sizeof(struct pollfd));
     CommPiece* pieces = (CommPiece*)calloc(COMM_CALLS * size, sizeof(CommPiece));
     int* members = (int*)malloc_check(sizeof(int) * size, "ranks");
-    if (!l->sending || !l->head_out || !l->polled || !pieces) { fail_run("no memory for the calls of %zu ranks", size); }
+    if (!l->sending || !l->head_out || !l->polled || !pieces) {
+        fail_run("no memory for the calls of %zu ranks", size);
+    }
     l->receiving = l->sending + size;
     l->head_in = l->head_out + size;
     for (int i = 0; i < COMM_CALLS; i++) { l->call[i].piece = pieces + (size_t)i * size; }

@@ -9,6 +9,8 @@ else one process. Two that contradict each other are an error, for P processes t
 P copies. One nesting is normal: srun starts one launcher per node, which then starts more ranks than Slurm knows of.
 HOST:PORT is where rank 0 listens (MASTER_ADDR, MASTER_PORT), PATH a file in which it says so (MASTER_ADDR with a
 slash); with either ranks talk over TCP, without it over MPI.
+LLMC_SECRET in the environment, the same on all ranks, keeps strangers out; launch makes one, and so does rank 0 in the
+file at PATH.
 Errors: fail_input, one line.
 Source: spec/parallel.md 10.1
 */
@@ -23,7 +25,10 @@ typedef struct {
     char host[PATH_BYTES];       // of rank 0, or a path: the file in which it says where it listens; "": not given
     int port;                    // 0 with a file
     const char* run_id;          // the same in all ranks of one start, another in the next; "": not known
+    const char* secret;          // which ranks prove to know when they meet over TCP; "": none
 } RankPlace;
+
+enum { SECRET_LEAST = 16, SECRET_BYTES = 256 };
 
 // a whole number in 0..limit-1 from the environment; -1 when the variable is not set
 static inline int place_env_number_(const char* name, int limit) {
@@ -49,6 +54,7 @@ static inline int place_from_(RankPlace* p, const char* source, const char* rank
                        source,
                        "",
                        0,
+                       "",
                        ""};
     if (found.rank < 0 && found.size < 0) { return 0; }
     if (found.rank < 0 || found.size < 0) { fail_input("%s: found only one of %s and %s", source, rank, size); }
@@ -93,6 +99,21 @@ static inline void place_contradiction_(const RankPlace* a, const RankPlace* b) 
                b->source, b->rank, b->size);
 }
 
+// LLMC_SECRET, which programs that we start do not find any more. In the environment, for a command line is read by
+// everybody on the machine; it need not be there, for clusters start ranks that know of none.
+static inline const char* place_secret_(const RankPlace* p) {
+    const char* text = getenv("LLMC_SECRET");
+    const size_t n = text ? strlen(text) : 0;
+    if (!text) { return ""; }
+    if (p->size > 1 && (n < SECRET_LEAST || n >= SECRET_BYTES)) {
+        fail_input("LLMC_SECRET: expected %d to %d characters, found %zu (openssl rand -hex 16 makes a good one)",
+                   SECRET_LEAST, SECRET_BYTES - 1, n);
+    }
+    char* copy = string_copy(text);
+    unsetenv("LLMC_SECRET");
+    return copy;
+}
+
 // typed: the value of --rank, "" when it was not given
 static inline RankPlace rank_place(const char* typed) {
     RankPlace found[5];
@@ -107,7 +128,7 @@ static inline RankPlace rank_place(const char* typed) {
         n += place_from_(&found[n], "Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE");
     }
     for (int i = 1; i < n; i++) { place_contradiction_(&found[0], &found[i]); }
-    RankPlace alone = {0, 1, 0, 1, "", "", 0, ""}, p = n > 0 ? found[0] : alone;
+    RankPlace alone = {0, 1, 0, 1, "", "", 0, "", ""}, p = n > 0 ? found[0] : alone;
     const char *host = getenv("MASTER_ADDR"), *elastic = getenv("TORCHELASTIC_RUN_ID"), *slurm = getenv("SLURM_JOB_ID");
     if (!*p.host && host) {
         snprintf(p.host, sizeof p.host, "%s", host);
@@ -117,6 +138,7 @@ static inline RankPlace rank_place(const char* typed) {
         }
     }
     p.run_id = elastic ? elastic : slurm ? slurm : "";
+    p.secret = place_secret_(&p);
     return p;
 }
 #endif  // LLMC_COMM_LAUNCH_H

@@ -193,7 +193,8 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
          "depend on it", 0},
         {"machine", "rank", "", OPTION_TEXT, &o->rank, "", 0, 0, "R/P@HOST:PORT",
          "this process is rank R of P, rank 0 listens at HOST:PORT; R/P@PATH: it says where in a file that all "
-         "machines see (with a slash: ./meet); else the variables of launch, torchrun, mpirun or srun say so", 0},
+         "machines see (with a slash: ./meet); else the variables of launch, torchrun, mpirun or srun say so. "
+         "LLMC_SECRET in the environment, the same on all ranks, keeps strangers out", 0},
         {"machine", "comm-timeout", "", OPTION_INT, &o->comm_timeout, "600", 1, INT_MAX, "N",
          "seconds until a rank that does not answer is given up; more than a checkpoint takes", 0},
         {"machine", "init-timeout", "", OPTION_INT, &o->init_timeout, "300", 1, INT_MAX, "N",
