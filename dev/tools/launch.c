@@ -1,13 +1,15 @@
 /*
 Starts P ranks of a trainer on this machine and behaves like one program.
     make launch && ./launch -n 4 ./train_gpt2 --train book.txt --model tiny
-Each process gets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and a
-run id; those of other launchers are taken away. Rank 0 keeps the terminal; lines of the others say "[rank 2]".
+Each process gets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), a run
+id and LLMC_SECRET, which is drawn anew in each start and which ranks prove to know when they meet; variables of other
+launchers are taken away. Rank 0 keeps the terminal; lines of the others say "[rank 2]".
 SIGINT, SIGTERM, SIGUSR1 and SIGHUP go on to all ranks. When one fails, the others have 5 s to say so and are then
 killed.
 Status: 0 when all ranks end with 0, else that of the first that failed (128 + the signal for one that was killed).
 */
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -37,6 +39,13 @@ static void fail(const char* what, const char* why) {
     exit(2);
 }
 
+// of a clock that nobody sets
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static void forward(int signal_number) {
     int error = errno;
     for (int i = 0; i < n_ranks; i++) {
@@ -45,19 +54,20 @@ static void forward(int signal_number) {
     errno = error;
 }
 
-// a port that was free a moment ago
+// A port for rank 0. We stay bound to it, without listening, so that the system gives it to nobody else; rank 0 may
+// listen there all the same, for both say SO_REUSEADDR.
 static int free_port(void) {
     struct sockaddr_in address;
     socklen_t n_bytes = sizeof address;
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    int on = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     memset(&address, 0, sizeof address);
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (fd < 0 || bind(fd, (struct sockaddr*)&address, n_bytes) != 0 ||
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+        bind(fd, (struct sockaddr*)&address, n_bytes) != 0 ||
         getsockname(fd, (struct sockaddr*)&address, &n_bytes) != 0) {
         fail("no free port", strerror(errno));
     }
-    close(fd);
     return ntohs(address.sin_port);
 }
 
@@ -65,6 +75,15 @@ static void set_number(const char* name, long number) {
     char text[32];
     snprintf(text, sizeof text, "%ld", number);
     setenv(name, text, 1);
+}
+
+// in the environment, which only this user can read, and not among the arguments, which everybody can
+static void set_secret(void) {
+    unsigned char bytes[32];
+    char text[2 * sizeof bytes + 1];
+    if (getentropy(bytes, sizeof bytes) != 0) { fail("random numbers for LLMC_SECRET", strerror(errno)); }
+    for (size_t i = 0; i < sizeof bytes; i++) { snprintf(text + 2 * i, 3, "%02x", bytes[i]); }
+    setenv("LLMC_SECRET", text, 1);
 }
 
 // what all ranks share; -n 4 on 8 cores makes 2 threads each
@@ -80,14 +99,16 @@ static void set_environment(void) {
     set_number("MASTER_PORT", free_port());
     snprintf(id, sizeof id, "launch-%ld-%ld", (long)getpid(), (long)time(NULL));
     setenv("TORCHELASTIC_RUN_ID", id, 1);
+    set_secret();
     if (!getenv("OMP_NUM_THREADS")) { set_number("OMP_NUM_THREADS", n_cores > n_ranks ? n_cores / n_ranks : 1); }
 }
 
 static void start(int rank, char** command) {
+    const pid_t launcher = getpid();
     int ends[2];
     Child* c = &children[rank];
     c->out = -1;
-    if (rank > 0 && pipe(ends) != 0) { fail("pipe", strerror(errno)); }
+    if (rank > 0 && pipe2(ends, O_CLOEXEC) != 0) { fail("pipe", strerror(errno)); }
     c->pid = fork();
     if (c->pid < 0) { fail("fork", strerror(errno)); }
     if (c->pid > 0) {
@@ -99,13 +120,12 @@ static void start(int rank, char** command) {
     }
     setpgid(0, 0);  // Ctrl-C comes through us, once
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != launcher) { _exit(127); }  // it has died meanwhile
     set_number("RANK", rank);
     set_number("LOCAL_RANK", rank);
     if (rank > 0) {
-        close(ends[0]);
         dup2(ends[1], 1);
         dup2(ends[1], 2);
-        close(ends[1]);
         if (!freopen("/dev/null", "r", stdin)) { _exit(127); }
     }
     execvp(command[0], command);
@@ -175,9 +195,22 @@ static int collect(int* status, int killing) {
     return n_running;
 }
 
+// what the ranks have left in the pipes; a program that one of them has started may keep a pipe open for ever
+static void show_rest(void) {
+    const double end = now() + GRACE_SECONDS;
+    for (int n_open = 1; n_open > 0 && now() < end;) {
+        n_open = 0;
+        for (int i = 0; i < n_ranks; i++) { n_open += children[i].out >= 0; }
+        if (n_open > 0) { show_output(); }
+    }
+}
+
 int main(int argc, char** argv) {
     char* end = NULL;
     const int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+    int standard = open("/dev/null", O_RDWR);  // started without descriptors 0 to 2, we would give their numbers away
+    while (standard >= 0 && standard < 3) { standard = open("/dev/null", O_RDWR); }
+    if (standard > 2) { close(standard); }
     if (argc == 2 && strcmp(argv[1], "--help") == 0) {
         printf("usage: launch -n RANKS PROGRAM [OPTION...]\nStarts 1..1024 ranks of a trainer on this machine, which "
                "train one model: ./launch -n 4 ./train_gpt2 ...\n");
@@ -195,17 +228,15 @@ int main(int argc, char** argv) {
     set_environment();
     for (int i = 0; i < n_ranks; i++) { start(i, argv + 3); }
     int status = 0, killing = 0;
-    time_t first_failure = 0;
+    double first_failure = 0.0;
     while (collect(&status, killing) > 0) {
         show_output();
-        if (status != 0 && first_failure == 0) { first_failure = time(NULL); }
-        if (status != 0 && time(NULL) > first_failure + GRACE_SECONDS) {
+        if (status != 0 && first_failure == 0.0) { first_failure = now(); }
+        if (status != 0 && now() > first_failure + GRACE_SECONDS) {
             killing = 1;
             forward(SIGKILL);
         }
     }
-    for (int i = 0; i < n_ranks; i++) {
-        while (children[i].out >= 0) { read_lines(i); }
-    }
+    show_rest();
     return status;
 }
