@@ -5,6 +5,12 @@ import os
 import sys
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+DEEPSEEK = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+            r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+O200K = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
 
 def byte_characters():
@@ -35,9 +41,31 @@ def write(path, text):
         file.write(text)
 
 
+def replace(a, b):
+    return {"type": "Replace", "pattern": {"String": a}, "content": b}
+
+
 def main():
     os.makedirs(sys.argv[1], exist_ok=True)
     os.chdir(sys.argv[1])
+    # words that take quadratic, cubic and exponential time, or much memory
+    tokenizer("quadratic.json", ["a+b|a"])
+    tokenizer("cubic.json", ["a*a*a*b|a"])
+    tokenizer("exponential.json", ["(?:a|aa)+b|a"])
+    tokenizer("groups.json", ["(?:a|b)+"])
+    write("a.txt", "a" * 200_000)
+    write("long_a.txt", "a" * 2_000_000)
+    # expressions of real models, and texts that are unusual but honest
+    tokenizer("deepseek.json", [r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", DEEPSEEK])
+    tokenizer("o200k.json", [O200K])
+    honest = {"letters": "a", "capitals": "A", "blanks": " ", "newlines": "\n", "characters": "\u6f22", "digits": "7",
+              "dots": ".", "blank_lines": "\n  \t", "accents": "e\u0301"}
+    for name, text in honest.items():
+        write(f"long_{name}.txt", text * (2_000_000 // len(text)))
+    # normalizers that make a text 64 times longer
+    tokenizer("growth.json", [GPT2], replace("a", "b" * 64))
+    tokenizer("growths.json", [GPT2], {"type": "Sequence", "normalizers": [
+        replace("a", "bb"), replace("b", "cccc"), replace("c", "dddddddd")]})
     # JSON that takes much more memory than disk
     config = '{"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 257, '
     write("objects.json", config + '"x": [' + ",".join(["{}"] * 33_000_000) + "]}")

@@ -342,4 +342,23 @@ within 20 400 "$tokenize" --tokenizer objects_tokenizer.json --out out.bin text.
 check "a tokenizer.json of 33 million objects too" says 2 'more than 8388608 commas'
 within 20 400 "$tokenize" --tokenizer deep_tokenizer.json --out out.bin text.txt
 check "and one of 1000 brackets in each other" says 2 'more than 64 nested brackets'
+
+for name in quadratic:takes.more.than.3.0.s cubic:match.limit exponential:match.limit; do
+    within 20 400 "$tokenize" --tokenizer "${name%:*}.json" --out out.bin a.txt
+    check "a regular expression of ${name%:*} time is given up" says 2 "the tokenizer's regular expression.*${name#*:}"
+done
+within 20 700 "$tokenize" --tokenizer groups.json --out out.bin long_a.txt
+check "and one that takes much memory" says 2 'heap limit'
+for tokenizer in deepseek o200k; do
+    slow=""
+    for text in long_*.txt; do
+        within 5 400 "$tokenize" --tokenizer $tokenizer.json --out out.bin "$text"
+        [ $status = 0 ] || slow="$slow $text"
+    done
+    check "$tokenizer's takes two million letters, blanks or line ends in a row" test -z "$slow"
+done
+for name in growth growths; do
+    within 20 400 "$tokenize" --tokenizer $name.json --out out.bin a.txt
+    check "a normalizer that makes a text 64 times longer is refused: $name" says 2 'at most 16 times longer, found 64'
+done
 finish

@@ -16,11 +16,19 @@ were made with, has not), and what means something else to the two is refused. L
 (10.42:
 Unicode 14) are no letters to it.
 Cost:   every character is looked at three times at most. About 300 MB/s of English.
+Limits of other expressions, for a file may hold one that needs quadratic or exponential time. Runs of any length of one
+letter, of blanks, of line ends must pass, as must gigabytes of text; DeepSeek's and o200k's take 0.02 to 0.1 us a byte
+of prose and of such runs, 0.4 where PCRE2 has no compiler for this processor:
+    time     2 s and 5 us a byte of CPU time for a text, twelve times the slowest of these (timelimit.h)
+    steps    of one match 10 million, PCRE2's own default, and 4 a byte, for a run of capitals goes back over all of it
+    memory   256 MiB, of PCRE2's 20 GB, where a group repeats more often than its 32 KiB of stack hold: a million times
+Errors: fail_input when one is passed, with the text's length; ids never depend on them.
 */
 #ifndef LLMC_PRETOKENIZE_H
 #define LLMC_PRETOKENIZE_H
-#include "../core/mapfile.h"  // ErrorText, error_set
-#include "unicode.h"          // Unicode, UNICODE_LETTER, utf8_next, utf8_before, ByteBuffer
+#include "../core/mapfile.h"    // ErrorText, error_set
+#include "../core/timelimit.h"  // TimeLimit
+#include "unicode.h"            // Unicode, UNICODE_LETTER, utf8_next, utf8_before, ByteBuffer
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
@@ -225,28 +233,71 @@ static inline int splitter_parse_(Splitter* splitter, const char* regex, ErrorTe
     return splitter_compile_(splitter, regex, error);
 }
 
+// what one caller needs to match expressions, and what it lets them take
+typedef struct {
+    pcre2_match_data* found;
+    pcre2_match_context* limits;
+    TimeLimit* time;
+} RegexWork;
+
+enum { REGEX_STEPS = 10000000, REGEX_STEPS_A_BYTE = 4, REGEX_HEAP_KIB = 1 << 18 };
+
+static inline void regex_work_init(RegexWork* w) {
+    w->found = pcre2_match_data_create(1, NULL);
+    w->limits = pcre2_match_context_create(NULL);
+    if (!w->found || !w->limits) { fail_run("regex: no memory"); }
+    pcre2_set_heap_limit(w->limits, REGEX_HEAP_KIB);
+    w->time = time_limit_init();
+}
+
+static inline void regex_work_free(RegexWork* w) {
+    pcre2_match_data_free(w->found);
+    pcre2_match_context_free(w->limits);
+    time_limit_free(w->time);
+    memset(w, 0, sizeof *w);
+}
+
+// before and after a text of n bytes
+static inline void regex_begin(const RegexWork* w, size_t n) {
+    const double steps = REGEX_STEPS + REGEX_STEPS_A_BYTE * (double)n, seconds = 2.0 + 5e-6 * (double)n;
+    pcre2_set_match_limit(w->limits, steps < UINT32_MAX ? (uint32_t)steps : UINT32_MAX);
+    time_limit_begin(w->time, seconds,
+                     "the tokenizer's regular expression takes more than %.1f s for a text of %zu bytes: expected "
+                     "words that are found in linear time; take the model's own tokenizer.json", seconds, n);
+}
+
+static inline void regex_end(const RegexWork* w) { time_limit_end(w->time); }
+
+__attribute__((noreturn))
+static inline void regex_fail_(int status, size_t n, size_t at) {
+    unsigned char why[200] = "";
+    pcre2_get_error_message(status, why, sizeof why);
+    fail_input("the tokenizer's regular expression gave up at byte %zu of a text of %zu (PCRE2: %s): expected words "
+               "that are found in linear time; take the model's own tokenizer.json", at, n, (char*)why);
+}
+
 // The end of the word, or of the gap between two matches, that begins at `at`. *match_end remembers a match found
 // behind a gap: start with 0.
-static inline size_t regex_word_end_(const Splitter* splitter, pcre2_match_data* found, const unsigned char* s,
-                                     size_t n, size_t at, size_t* match_end) {
+static inline size_t regex_word_end_(const Splitter* splitter, const RegexWork* w, const unsigned char* s, size_t n,
+                                     size_t at, size_t* match_end) {
     if (*match_end > at) { return *match_end; }
-    int status = pcre2_match(splitter->regex, s, n, at, PCRE2_NO_UTF_CHECK, found, NULL);
+    int status = pcre2_match(splitter->regex, s, n, at, PCRE2_NO_UTF_CHECK, w->found, w->limits);
     // 32 KiB, for a group that repeats; the interpreter takes memory from the heap
     if (status == PCRE2_ERROR_JIT_STACKLIMIT) {
-        status = pcre2_match(splitter->regex, s, n, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, found, NULL);
+        status = pcre2_match(splitter->regex, s, n, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, w->found, w->limits);
     }
     if (status == PCRE2_ERROR_NOMATCH) { return n; }
-    if (status < 0) { fail_input("the tokenizer's regex gave up on a text of %zu bytes: PCRE2 error %d", n, status); }
-    const size_t* ends = pcre2_get_ovector_pointer(found);
+    if (status < 0) { regex_fail_(status, n, at); }
+    const size_t* ends = pcre2_get_ovector_pointer(w->found);
     *match_end = ends[1];
     return ends[0] > at ? ends[0] : ends[1];
 }
 
 // where the word that begins at `at` < n ends
-static inline size_t word_end(const Splitter* splitter, const Unicode* u, pcre2_match_data* found,
-                              const unsigned char* s, size_t n, size_t at, size_t* match_end) {
+static inline size_t word_end(const Splitter* splitter, const Unicode* u, const RegexWork* w, const unsigned char* s,
+                              size_t n, size_t at, size_t* match_end) {
     if (splitter->kind == SPLIT_GPT2) { return word_end_gpt2(u, s, n, at); }
     if (splitter->kind == SPLIT_CHAT) { return word_end_chat(u, s, n, at, splitter->letter, splitter->n_digits); }
-    return regex_word_end_(splitter, found, s, n, at, match_end);
+    return regex_word_end_(splitter, w, s, n, at, match_end);
 }
 #endif  // LLMC_PRETOKENIZE_H

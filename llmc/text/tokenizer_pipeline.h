@@ -61,6 +61,7 @@ typedef struct TokenizerPipeline {
     TokenTrie raw, normal;  // added tokens looked for before and after normalising
     Splitter splits[MAX_STEPS];
     int n_normalize, n_added, n_splits;
+    int has_regex;  // one of the splits is PCRE2's
     int byte_level, prefix_space;  // words are bytes; a blank is put in front of a piece
     MetaspaceScheme metaspace;
     char marker[5];  // what Metaspace writes for a blank
@@ -239,7 +240,7 @@ typedef struct {
     const TokenizerPipeline* p;
     BpeWork bpe;
     ByteBuffer repaired, normal[2], spaced;
-    pcre2_match_data* found;
+    RegexWork regex;
     int* tokens;
     size_t n_tokens, capacity;
     int plain;  // no added tokens: the text is only text
@@ -250,8 +251,7 @@ static inline void encode_work_init(EncodeWork* w, const TokenizerPipeline* p, s
     memset(w, 0, sizeof *w);
     w->p = p;
     bpe_work_init(&w->bpe, n_bytes / 16 < 65536 ? n_bytes / 16 : 65536);
-    w->found = pcre2_match_data_create(1, NULL);
-    if (!w->found) { fail_run("regex: no memory"); }
+    regex_work_init(&w->regex);
 }
 
 static inline void encode_work_free(EncodeWork* w) {
@@ -260,7 +260,7 @@ static inline void encode_work_free(EncodeWork* w) {
     buffer_free(&w->normal[0]);
     buffer_free(&w->normal[1]);
     buffer_free(&w->spaced);
-    pcre2_match_data_free(w->found);
+    regex_work_free(&w->regex);
     free(w->tokens);
     memset(w, 0, sizeof *w);
 }
@@ -385,7 +385,7 @@ static inline void pipeline_encode_words_(EncodeWork* w, const unsigned char* s,
     }
     // a splitter sees its piece alone, as if the text ended with it
     for (size_t at = 0; at < end - begin;) {
-        size_t stop = word_end(&p->splits[step], &p->unicode, w->found, s + begin, end - begin, at, &match_end);
+        size_t stop = word_end(&p->splits[step], &p->unicode, &w->regex, s + begin, end - begin, at, &match_end);
         if (step + 1 == p->n_splits) {
             pipeline_encode_word_(w, s, begin + at, begin + stop, n);
         } else {
@@ -504,7 +504,9 @@ static inline void pipeline_encode(EncodeWork* w, const char* text, size_t n, in
     }
     w->plain = plain;
     if (use_template) { pipeline_append_(w, p->before, (size_t)p->n_before); }
+    if (p->has_regex) { regex_begin(&w->regex, n); }
     pipeline_encode_around_added_(w, &p->raw, s, n, 1);
+    if (p->has_regex) { regex_end(&w->regex); }
     if (use_template) { pipeline_append_(w, p->after, (size_t)p->n_after); }
 }
 #endif  // LLMC_TOKENIZER_PIPELINE_H
