@@ -2,6 +2,7 @@
 """Small files that ask for much time or memory: python3 dev/attack_files.py DIR writes them for dev/attacks.sh."""
 import json
 import os
+import struct
 import sys
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -66,6 +67,13 @@ def main():
     tokenizer("growth.json", [GPT2], replace("a", "b" * 64))
     tokenizer("growths.json", [GPT2], {"type": "Sequence", "normalizers": [
         replace("a", "bb"), replace("b", "cccc"), replace("c", "dddddddd")]})
+    # an evaluation of 500 examples, and the same with tokens that no model has
+    for name, token in {"answers.bin": 65, "other_answers.bin": 60000}.items():
+        record = [65535, 46, 0, 1, 4, 8, *[token] * 8, *[1, token] * 4]
+        record[1] = 2 * len(record)
+        with open(name, "wb") as file:
+            file.write(struct.pack("<4i", 20240522, 1, 500, 100).ljust(1024, b"\0"))
+            file.write(struct.pack(f"<{len(record)}H", *record) * 500)
     # JSON that takes much more memory than disk
     config = '{"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 257, '
     write("objects.json", config + '"x": [' + ",".join(["{}"] * 33_000_000) + "]}")

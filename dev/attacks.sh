@@ -361,4 +361,36 @@ for name in growth growths; do
     within 20 400 "$tokenize" --tokenizer $name.json --out out.bin a.txt
     check "a normalizer that makes a text 64 times longer is refused: $name" says 2 'at most 16 times longer, found 64'
 done
+
+# ---- data that changes under a run ----
+"$tokenize" --tokenizer bytes --out first.bin text.txt >/dev/null && tr ab ba <text.txt >other.txt
+"$tokenize" --tokenizer bytes --out second.bin other.txt >/dev/null
+long=("${start[@]}" --train shard.bin --steps 100000000 --run run)
+
+rewrite() {  # COMMAND OPTION...: a run, and after its third step the command; status is kept when it has ended
+    rm -rf run && cp first.bin shard.bin
+    begin "${long[@]}" "${@:2}"
+    pid=$!
+    eval "$1"
+    timeout 60 tail --pid=$pid -f /dev/null
+    kill $pid 2>/dev/null
+    wait $pid
+    status=$?
+}
+
+rewrite 'dd if=second.bin of=shard.bin conv=notrunc status=none' --save-every 1000
+check "shards that are rewritten under a run end it at the next checkpoint" says 1 'shard.bin: another program has written'
+check "which is not saved: it has no manifest newer than the shard" test -z "$(find run -name manifest.json -newer shard.bin)"
+rewrite 'touch shard.bin; kill $pid'
+check "a time of change is enough" says 1 'shard.bin: another program has written'
+rewrite 'kill $pid' && touch shard.bin
+timeout -s TERM --preserve-status 2 "$trainer" --resume --run run >out 2>err </dev/null
+check "but --resume compares bytes" test $? = 0 -a "$(grep -c '^stopped after step' out)" = 1
+rewrite 'head -c 5000 first.bin >shard.bin'
+check "a shard that is cut short ends the run with its name" says 1 'shard.bin: cut short by another program'
+rewrite 'mv second.bin shard.bin && sleep 1 && kill $pid'
+check "one that is replaced does not, and is said" test $status = 0 -a "$(grep -c 'replaced by another file: this run goes on' err)" = 1
+cp answers.bin now.bin
+rewrite 'dd if=other_answers.bin of=now.bin conv=notrunc status=none' --hellaswag now.bin --val shard.bin --eval-every 2 --eval-batches 1
+check "examples that are rewritten are read within bounds" says 1 'now.bin: changed while in use: example .* has token 60000'
 finish

@@ -4,7 +4,8 @@ from such a mapping, so that sizes are known before anything is believed and big
     file_map         fail_input with path and errno text when it cannot be opened, or is a folder, a pipe or a device;
                      file_map_or_not returns 0 with that text instead
     file_looks_like  what a file that is not what it should be really is: a Git LFS pointer, an HTML page, an archive
-    file_changed     somebody wrote to the file since it was mapped
+    file_changed     somebody wrote to the file since it was mapped: its size, or the time of its last change, is another
+    file_replaced    another file stands under its name, or none; what is mapped is what it was
 Cut short by somebody while it is mapped, a file would kill the reader with SIGBUS; file_map installs a handler that
 names the file on one line and stops with status 1.
 */
@@ -169,10 +170,16 @@ static inline void file_map(MappedFile* f, const char* path) {
     if (!file_map_or_not(f, path, &error)) { fail_input("%s: %s", path, error.text); }
 }
 
-// the same file, written to since file_map; a new file moved over the old name does not touch our mapping: 0
+// a new file moved over the old name does not touch our mapping
+static inline int file_replaced(const MappedFile* f) {
+    struct stat now;
+    return stat(f->path, &now) != 0 || now.st_dev != f->opened.st_dev || now.st_ino != f->opened.st_ino;
+}
+
+// the same file, written to since file_map
 static inline int file_changed(const MappedFile* f) {
     struct stat now;
-    if (stat(f->path, &now) != 0 || now.st_dev != f->opened.st_dev || now.st_ino != f->opened.st_ino) { return 0; }
+    if (file_replaced(f) || stat(f->path, &now) != 0) { return 0; }
     return now.st_size != f->opened.st_size || now.st_mtim.tv_sec != f->opened.st_mtim.tv_sec ||
            now.st_mtim.tv_nsec != f->opened.st_mtim.tv_nsec;
 }

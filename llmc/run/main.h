@@ -55,7 +55,7 @@ static inline int run_main(const Trainer* trainer, Model* model, int argc, char*
     save_open_model(r);
     if (run_is_generating(r)) { task_generate(r); }
     else if (*r->o.probe) { task_probe(r); }
-    else if (r->o.eval_only) { start_batch(r, TO_EVALUATE); task_evaluate(r, 0); }
+    else if (r->o.eval_only) { start_batch(r, TO_EVALUATE); task_evaluate(r, 0); save_check_data(r); }
     else if (has_data(&r->data.train)) { start_training(r, argc, argv); train(r); }
     save_exports(r);
     main_close_(r);

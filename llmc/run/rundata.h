@@ -10,6 +10,7 @@ The data of a run: what it trains on, what it validates with, and the examples i
     data_check_tokenizer  refuses text for a model whose tokenizer nobody named
     data_check_documents  refuses --doc-reset and --doc-sep for data in which no document begins
     data_overwritten      is an output one of the files that are read?
+    data_changed          a file of theirs that somebody has written to since it was opened, or NULL
     data_plan    checks them against the model; rows of T positions, and the number of steps where --steps is 0
 Errors: fail_input, before anything is computed.
 */
@@ -283,6 +284,14 @@ static inline void data_plan(RunData* d, RunOptions* o, int T, int V, int classe
         hellaswag_open(&d->examples, o->hellaswag);
         hellaswag_check_vocab(&d->examples, V, "the model");
     }
+}
+
+// Asked before each checkpoint. A time of change is enough to stop, without a look at the bytes: what was computed since
+// the last checkpoint is lost, and --resume, which compares checksums, goes on where they are what they were.
+static inline const char* data_changed(RunData* d) {
+    const char *train = tokens_changed(&d->train), *val = tokens_changed(&d->val);
+    const char* examples = d->examples.n > 0 && file_changed(&d->examples.file) ? d->examples.file.path : NULL;
+    return train ? train : val ? val : examples;
 }
 
 // bytes of tokens that are in memory, not mapped

@@ -4,6 +4,7 @@ Files of a run: the model that it starts from, checkpoints, exports.
     save_open_model        the parameters onto the device, the same on all ranks; for training gradients and moments
     save_resume            with --resume: moments of the checkpoint, counts of updates, what else the trainer keeps
     save_checkpoint        parameters, moments and state, written beside training
+    save_check_data        asked before: nothing is saved that was learnt from data which somebody wrote to meanwhile
     save_exports           --export-hf, and what else the trainer writes
 */
 #ifndef LLMC_SAVE_H
@@ -149,6 +150,18 @@ static inline void save_write_(void* run) {
     for (int i = 0; i < n_extras; i++) { extras[i].values = (void*)s->arena[SNAPSHOT_ARENAS + i]; }
     if (n_extras > 0) { extras_save(path_join(path, temporary, "trainer.safetensors"), extras, n_extras, &files); }
     run_save_end(temporary, &files, r->table, r->n_options, &r->o, &s->state);
+}
+
+// all ranks call; the one that sees it says so. Checkpoints of before were checked when they were saved
+static inline void save_check_data(Run* r) {
+    const char* path = data_changed(&r->data);
+    int changed = path != NULL;
+    comm_all_reduce(r->comm, &changed, 1, DT_I32, OP_MAX, HERE);
+    if (!changed) { return; }
+    if (!path) { comm_barrier(r->comm, HERE); }  // the other rank says it
+    background_wait(&r->snapshot.writer);
+    fail_run("%s: another program has written to it since it was opened: nothing is saved of what was learnt since the "
+             "last checkpoint%s", path, *r->o.run ? "; give the file back and --resume, which compares its bytes" : "");
 }
 
 // rank 0 writes, in the background unless the run is over; with --zero 1 or 2 the others send it their parts

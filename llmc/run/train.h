@@ -147,7 +147,10 @@ static inline void train(Run* r) {
         if (samples && r->comm->rank == 0) { generate_samples(&r->generator, s, &r->prompts); }
         s->interrupted = stop != 0;
         int save = last || due_by_time || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
-        if (unsaved && save) { save_checkpoint(r, last); }
+        if (unsaved && save) {
+            save_check_data(r);
+            save_checkpoint(r, last);
+        }
         if (last) { break; }
         train_step(r);
     }

@@ -88,6 +88,7 @@ typedef struct {
     int classes_needed;     // 1 + largest target: for tokens vocab_size_needed
     MappedFile* files;      // the mapped shards; n_files is 0 for text and for the second half of a split
     int n_files;
+    int replaced_said;      // the warning that one of them has another file in its place
     void* text;             // tokens of text, token_bytes each, or NULL
     int64_t n_text, text_capacity;  // tokens in it, and for which there is room
     void* numbers;          // tokens of numbers, token_bytes each, or NULL
@@ -296,6 +297,13 @@ static inline void tokens_add_text_(TokenData* d, const MappedFile* file, const 
     d->n_documents++;
 }
 
+// after its last byte was read: what became tokens may be half old and half new
+static inline void tokens_check_read_(const MappedFile* file) {
+    if (file_changed(file)) {
+        fail_run("%s: changed while it was being read: wait until its writer is done, then start again", file->path);
+    }
+}
+
 static inline void tokens_open_text_(TokenData* d, const MappedFile* file, const Tokenizer* tokenizer, int in_folder) {
     ErrorText error;
     assert(tokenizer);
@@ -439,6 +447,7 @@ static inline void tokens_open_source_(TokenData* d, const WeightedPath* path, c
         d->n_bytes_read += (int64_t)file.n_bytes;
         if (kind == TEXT_FILE) {
             tokens_open_text_(d, &file, tokenizer, list->in_folder);
+            tokens_check_read_(&file);
             file_unmap(&file);
             continue;
         }
@@ -501,12 +510,25 @@ static inline void tokens_open_numbers(TokenData* d, const char* path, const cha
             tokens_open_shard_(d, &file);
         } else {
             tokens_add_numbers_(d, &file, &numbers, list->paths[i]);
+            tokens_check_read_(&file);
             file_unmap(&file);
         }
     }
     progress("", 1, 1);
     if (first == TEXT_FILE) { tokens_finish_numbers_(d, &numbers); }
     tokens_end_source_(d);
+}
+
+// the first mapped file that somebody has written to since, or NULL; a warning for each that another has replaced
+static inline const char* tokens_changed(TokenData* d) {
+    for (int i = 0; i < d->n_files; i++) {
+        if (file_changed(&d->files[i])) { return d->files[i].path; }
+        if (d->replaced_said || !file_replaced(&d->files[i])) { continue; }
+        d->replaced_said = 1;
+        warn_line("%s: removed, or replaced by another file: this run goes on with what it opened, --resume will not",
+                  d->files[i].path);
+    }
+    return NULL;
 }
 
 // Of a split, close val before train: it looks into train's storage.

@@ -26,7 +26,7 @@ In a trainer, any number B of rows at a time (they need no multiple of 4):
     int correct = hellaswag_correct(&h, 0, h.n);
 Order:  losses of a row are added in the order of its positions; ties go to the lowest completion. A row's score depends
         neither on B nor on the rank that computes it.
-Errors: fail_input for a file that breaks a rule, with the example and its offset.
+Errors: fail_input for a file that breaks a rule, with the example and its offset; fail_run when it changes while in use.
 Source: Zellers et al. 2019, arXiv:1905.07830; the format of karpathy/llm.c; spec gpt2.md section 16
 */
 #ifndef LLMC_HELLASWAG_H
@@ -210,6 +210,19 @@ static inline void hellaswag_check_vocab(const HellaSwag* h, int vocab_size, con
 
 // ---- rows and scores ----
 
+// every token was seen when the file was opened; it is mapped, and somebody may have written to it since
+static inline void hellaswag_check_row_(const HellaSwag* h, int row, const int* inputs, const int* targets, int T) {
+    int largest = 0;
+    for (int t = 0; t < T; t++) {
+        largest = inputs[t] > largest ? inputs[t] : largest;
+        largest = targets[t] > largest ? targets[t] : largest;
+    }
+    if (largest >= h->vocab_size_needed) {
+        fail_run("%s: changed while in use: example %d has token %d after a check that found ids below %d",
+                 h->file.path, row / N_CHOICES, largest, h->vocab_size_needed);
+    }
+}
+
 // rows first .. first+B-1 as inputs and targets (B, T); rows beyond the last are padding alone
 static inline void hellaswag_batch(const HellaSwag* h, int first, int B, int T, int* inputs, int* targets) {
     for (int64_t b = 0; b < B; b++) {
@@ -223,6 +236,7 @@ static inline void hellaswag_batch(const HellaSwag* h, int first, int B, int T, 
             inputs[b * T + t] = padding ? 0 : hellaswag_token_(e, c, next - 1);
             targets[b * T + t] = padding || next < e->n_context ? -1 : hellaswag_token_(e, c, next);
         }
+        hellaswag_check_row_(h, (int)row, inputs + b * T, targets + b * T, T);
     }
 }
 
