@@ -782,6 +782,50 @@ static void test_outliers(Test* t) {
     check(t, outlier_z(&w, 0.1f) == 0.0, "a window of equal values: z is not 0");
 }
 
+// Targets' gradients G + noise, |G|^2 = 9 and tr(S) = 3600 in 100 dimensions: the scale is 400 targets. Leaves have
+// different numbers of targets, one has none
+static void test_noise_scale(Test* t) {
+    enum { N = 100, LEAVES = 5 };
+    const int64_t counted[LEAVES] = {10, 40, 0, 25, 5};
+    uint64_t stream = seeded_stream(5);
+    NoiseScale s = {0.0f, 0.0f};
+    check(t, isnan(noise_scale_of(&s)), "known before it is measured");
+    for (int step = 0; step < 3000; step++) {
+        double squares[LEAVES] = {0}, sum[N] = {0}, square = 0.0;
+        for (int k = 0; k < LEAVES; k++) {
+            for (int i = 0; i < N; i++) {  // the sum of c targets is Gaussian: 12 uniform numbers are near enough
+                double x = -6.0;
+                for (int j = 0; j < 12; j++) { x += (double)xorshift_float(&stream); }
+                const double g = 0.3 * (double)counted[k] + 6.0 * sqrt((double)counted[k]) * x;
+                squares[k] += g / 80.0 * (g / 80.0);
+                sum[i] += g / 80.0;
+            }
+        }
+        for (int i = 0; i < N; i++) { square += sum[i] * sum[i]; }
+        noise_scale_add(&s, squares, counted, LEAVES, square);
+    }
+    check(t, fabs((double)s.noise - 3600.0) < 100.0, "tr(S) %g", (double)s.noise);
+    check(t, fabs((double)s.gradient - 9.0) < 4.0, "|G|^2 %g", (double)s.gradient);  // one step's has a deviation of 10
+    check(t, noise_scale_of(&s) > 270.0 && noise_scale_of(&s) < 720.0, "noise scale %g", noise_scale_of(&s));
+    const NoiseScale before = s;
+    const double bad[2] = {1.0, NAN}, two[2] = {1.0, 1.0};
+    const int64_t one[2] = {0, 7};
+    noise_scale_add(&s, bad, counted, 2, 1.0);
+    noise_scale_add(&s, two, one, 2, 1.0);
+    check(t, memcmp(&s, &before, sizeof s) == 0, "NaN, or one leaf alone, adds something");
+    RunState state = run_state_start(1);
+    state.noise = s;
+    char* text = json_text(run_state_to_json(&state), "state");
+    json_t* json = json_loads(text, 0, NULL);
+    RunState restored = run_state_from_json(json, "state");
+    check(t, memcmp(&restored.noise, &s, sizeof s) == 0, "through a manifest: other bits");
+    json_object_del(json, "noise");
+    restored = run_state_from_json(json, "state");
+    check(t, restored.noise.noise == 0.0f, "a manifest without it");
+    json_decref(json);
+    free(text);
+}
+
 int main(int argc, char** argv) {
     Promise promises[] = {  // the first one depends on the order of exit handlers: no checkpoint was saved before it
         {"failing beside a writer", "a run that fails finishes the checkpoint that is being written", test_background},
@@ -810,6 +854,8 @@ int main(int argc, char** argv) {
         {"snapshot", "the writer gets each of the most arenas as it was when it began", test_snapshot},
         {"one writer", "a second one is refused with the first one's process id; kill -9 frees the run", test_lock},
         {"outliers", "z against its formula; through JSON the same bits", test_outliers},
+        {"noise scale", "the quotient of noise and gradient of a made-up model; through a manifest the same bits",
+         test_noise_scale},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
 }

@@ -1393,6 +1393,54 @@ static void test_train(Test* t) {
     }
 }
 
+// number: 100 S + 10 table + zero; the second of two updates is measured
+static void ranks_squares(Test* t, Comm* c, int number) {
+    const int S = number / 100;
+    const int* frozen = test_frozen((TestTable)(number / 10 % 10));
+    Tensor table[MAX_ROWS];
+    DataParallel s;
+    const int n_tensors = test_table(table, (TestTable)(number / 10 % 10));
+    const size_t n = tensors_layout(table, n_tensors);
+    Device dev = rank_device(c);
+    float loss, *params = random_array(n, 1.0f, 7);
+    double *found = (double*)new_array((size_t)S, sizeof(double)), *want = (double*)new_array((size_t)S, sizeof(double));
+    dp_init(&s, c, table, n_tensors, frozen, S, number % 10);
+    dp_open(&s);
+    for (int step = 0; step < 2; step++) {
+        dp_measure(&s, step == 1, &dev);
+        leaves_backward(&s, params, n, step, &dev);
+        dp_reduce(&s, &loss, &dev);
+    }
+    dp_leaf_squares(&s, found);
+    for (int leaf = 0; leaf < S; leaf++) {
+        float* g = random_array(n, 1.0f, (uint64_t)(1000 + leaf));
+        for (size_t i = 0; i < n; i++) { g[i] = g[i] + 0.1f * params[i]; }
+        for (int i = 0, slice = 0; i < n_tensors; i++) {
+            const size_t n_slice = tensor_slice_elements(&table[i]);
+            for (int k = 0; k < tensor_slices(&table[i]); k++, slice++) {
+                const float* first = g + table[i].offset + n_slice * (size_t)k;
+                if (!slice_is_frozen(frozen, slice)) { want[leaf] = norm_sum_of_squares_ref(want[leaf], first, n_slice); }
+            }
+        }
+        free(g);
+    }
+    check(t, memcmp(found, want, sizeof(double) * (size_t)S) == 0, "%d leaves on %d ranks: first %.17g, expected %.17g", S,
+          c->size, found[0], want[0]);
+    free(params), free(found), free(want);
+    dp_free(&s);
+    device_free(&dev);
+}
+
+static void test_squares(Test* t) {
+    const int most = device_ranks(t, 4);
+    for (int P = 1; P <= most; P++) {
+        for (int zero = 0; zero < 3; zero++) {
+            run_ranks(t, P, ranks_squares, 100 * (P + 2) + 10 * ODD_FROZEN + zero);
+            run_ranks(t, P, ranks_squares, 200 + 10 * SMALL + zero);
+        }
+    }
+}
+
 // b has three layers, c two, cut by no boundary of a chunk: layer 1 of b is frozen, layer 0 of c has had one update more than the
 // run, layer 1 came four later, e stays as it is. What the table says element by element is what ranks and parts must give.
 static const int small_frozen[MAX_SLICES] = {0, 0, 1}, small_counts[MAX_SLICES] = {1, 1, 1, 1, 2, 5, 1, 0};
@@ -1925,6 +1973,8 @@ int main(int argc, char** argv) {
          test_evaluate},
         {"dp parts", "chunks are dealt out without a hole", test_parts},
         {"dp train", "loss, norm, parameters, moments: one rank's bits on 1..4, S = 1..11, --zero 0, 1, 2, frozen, with experts", test_train},
+        {"squares of leaves", "|g|^2 of every leaf: chunks of slices in table order, on 1 to 4 ranks with --zero 0, 1, 2",
+         test_squares},
         {"dp frozen", "the bits of a run that leaves out those updates, on 1..4 ranks, --zero 0, 1, 2",
          test_frozen_bits},
         {"dp frozen memory", "arenas hold what learns, fields of the rest are NULL", test_frozen_memory},

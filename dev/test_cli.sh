@@ -568,6 +568,7 @@ refuse "--batch-tokens that is no multiple" "the nearest are 64 and 128" "${new[
 refuse "--batch-tokens below one micro-batch" "the nearest are 64 and 128" "${new[@]}" --batch-tokens 10
 refuse "both sizes of an update" "--grad-accum: says the same as --batch-tokens" "${new[@]}" --grad-accum 2 --batch-tokens 64
 refuse "--batch-size times --seq-len beyond 2^29" "--batch-size: 65536 rows of 10000 positions are more than" --config deep.json --train text --batch-size 65536 --seq-len 10000 --run new
+refuse "--noise-scale of one micro-batch" "--noise-scale: compares the micro-batches of an update, of which there is one: give --grad-accum 2" "${new[@]}" --noise-scale 1
 refuse "--warmup as long as the run" "--warmup: expected less than the 2 steps of the run, found 2" "${new[@]}" --warmup 2
 refuse "--warmup that is all of the run" "--warmup: expected an integer, 0 or more, or a percentage below 100%, found \"100%\"" "${new[@]}" --warmup 100%
 refuse "--freeze that matches nothing" '--freeze: "wte" matches no tensor' "${new[@]}" --freeze wte

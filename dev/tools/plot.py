@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """
 Draws how a run went, or several beside each other:    make plot RUN=runs/a    make plot RUN="runs/a runs/b"
-    plot.py RUN           writes RUN/loss.png and RUN/loss.html: loss with validation, learning rate, gradient norm, speed; the
-                          share of targets found too, where the trainer records it (acc1)
+    plot.py RUN           writes RUN/loss.png and RUN/loss.html: loss with validation, learning rate, gradient norm, speed; where
+                          they are recorded the share of targets found (acc1) and the gradient noise scale too
     plot.py RUN RUN...    writes compare.png and compare.html next to the first run: the same, a colour for each run
 
 The PNG needs matplotlib. The HTML needs nothing but Python and no network: point at a diagram to read its numbers; it also
@@ -25,7 +25,8 @@ import sys
 from runs import (COLORS, DARK_COLORS, DASHES, KEYS, SAME_IN_NONE, InputError, is_finite, read_metrics, read_settings,
                   split_folders)
 
-ACCURACY = "acc1"  # a key that not every trainer has
+ACCURACY = "acc1"  # keys that not every run has
+NOISE_SCALE = "noise_scale"
 FEW = 2  # up to so many steps are drawn as points too: a line through one is nothing
 NAME_LENGTH = 40
 MARGIN_LEFT, MARGIN_RIGHT = 56, 14  # of a diagram in the page, in its own units
@@ -56,9 +57,10 @@ class Run:
         """The records without numbers for which no diagram has room, which is said."""
         n_lost = 0
         for record in records:
-            accuracy = record.get(ACCURACY)
-            record[ACCURACY] = float(accuracy) if isinstance(accuracy, (int, float)) and is_finite(accuracy) else None
-            for key in KEYS[1:] + (ACCURACY,):
+            for key in (ACCURACY, NOISE_SCALE):
+                found = record.get(key)
+                record[key] = float(found) if isinstance(found, (int, float)) and is_finite(found) else None
+            for key in KEYS[1:] + (ACCURACY, NOISE_SCALE):
                 if record[key] is not None and abs(record[key]) > LARGEST:
                     record[key] = 0 if key == "tokens" else None  # null tokens would make it a validation
                     n_lost += 1
@@ -205,6 +207,7 @@ def make_panels(runs):
     validation = Panel("val_loss", "validation loss", loss_unit(runs))
     norm, speed = Panel("norm", "gradient norm", ""), Panel("tok_per_s", "speed", "tokens/s")
     accuracy = Panel(ACCURACY, "accuracy", "share of targets found")
+    noise = Panel(NOISE_SCALE, "gradient noise scale", "targets")
     for color, run in enumerate(runs):
         name = run.name if several else "training (faint: each step)"
         for panel in (loss, accuracy, norm, speed):
@@ -214,6 +217,10 @@ def make_panels(runs):
             made = [None if record["skipped"] else record[panel.key] for record in records]
             if panel is not accuracy or any(value is not None for value in raw):
                 panel.series.append(Series(name, color, x, raw, smooth(made, half)))
+        measured = [(x, record[NOISE_SCALE]) for x, record in zip(run.x, run.updates) if record[NOISE_SCALE] is not None]
+        if measured:
+            x, scales = [list(column) for column in zip(*measured)]
+            noise.series.append(Series(run.name if several else "smoothed over 100 measurements", color, x, scales, scales))
         rates = run.column("lr")
         rate.series.append(Series(name, color, run.x, rates, rates))
         norm.crosses += [(x, record["norm"], color) for x, record in zip(run.x, run.updates) if record["skipped"]]
@@ -228,7 +235,9 @@ def make_panels(runs):
             line = Series(label, color if several else 1, run.validation_x, checked, checked, dots=len(checked) < 60)
             target.series.append(line)
     loss.log, validation.log, norm.log, speed.clipped = loss.spreads(20), validation.spreads(20), norm.spreads(10), True
-    return [loss] + [panel for panel in (validation, accuracy) if panel.series] + [rate, norm, speed]
+    noise.log = noise.spreads(10)
+    more = [[panel for panel in some if panel.series] for some in ((validation, accuracy), (noise,))]
+    return [loss] + more[0] + [rate, norm] + more[1] + [speed]
 
 
 def short(n):

@@ -7,6 +7,7 @@ tensors that learn, in table order, are dealt out: of K chunks rank r owns r*K/P
     dp_point, dp_loss  where backward writes the gradients of a layer, and forward the sum of the losses of this leaf
     dp_layer_done, dp_leaf_done   told by backward: all gradients of this layer; of this leaf
     dp_reduce   the sum over the leaves of all ranks, each part at its owner, added along the tree of leaf_tree.h
+    dp_leaf_squares   of each leaf the square of its gradient's norm, where dp_measure asked for it
     dp_norm     owners compute the sums of their chunks; all get them and add them in order
     dp_update   AdamW: with --zero 0 each rank on everything, else each on the part it owns. Slices of a tensor (its
                 layers)
@@ -26,7 +27,8 @@ Where:  arenas are device memory. `kept` says which part of each stretch the are
 Leaves: --zero 0, 1: each rank a run of leaves; it joins what it can and sends only the few nodes that are left, layer
         by layer during backward of its last leaf. --zero 2: rank r computes leaf k*P + r in its k-th micro-batch and
         sends each layer of each leaf; owners join the P leaves of this round and the nodes of earlier rounds, in the
-        order of leaves. What a layer has to send is on its way while backward computes the layer below.
+        order of leaves. Squares of leaves (dp_leaf_squares) are those of their slices that learn in table order, each in
+        chunks from its beginning: a layer's are computed before it is sent. What a layer has to send is on its way while backward computes the layer below.
 Memory, per parameter that learns, beside itself: gradients 4 bytes for each arena of the tree (leaf_tree.h), with
         --zero 2 4/P for each and two layers, and tensors of no layer, whole; moments 8, with --zero 1 and 2 8/P.
         Received nodes: DP_BUFFER.
@@ -67,6 +69,7 @@ typedef struct {
     int tensor;
     int slice, n_slices;     // its slices: number `slice` in table order, and those that follow
     int64_t chunk, end;      // its chunks: chunk .. end - 1; the tensor's next stretch may begin in the last of them
+    int64_t leaf_chunk;      // of its first slice in leaf_sums
 } DpStretch;
 
 // A step through the elements begin .. end - 1 of one stretch, counted in its tensor: of each rank's part of them, the
@@ -95,6 +98,9 @@ typedef struct {
     double* chunk_sums;     // all of them
     double* own_sums;       // those of the own chunks, on the device
     float* edge;            // on the device: a chunk that stretches cover in part
+    int measures;           // the leaves of this update are measured
+    double* leaf_sums;      // on the device: chunk sums of a leaf, slice by slice. NULL until one is measured
+    double* leaf_squares;   // of the own leaves
     DpNode* nodes;       // of all ranks, in the order of leaves
     int n_nodes, n_round;   // all of them; that are joined at once: all, with --zero 2 the next leaf of each rank
     int most_nodes;         // of the rank that has most in a round
@@ -202,6 +208,17 @@ static inline void dp_plan_rounds_(DataParallel* s) {
     for (int rank = 0; rank <= s->size; rank++) { s->first_node[rank] = rank; }
 }
 
+// the chunk of leaf_sums with which slice k of a stretch, counted from its first, begins
+static inline int64_t dp_leaf_chunk_(const DataParallel* s, const DpStretch* x, int k) {
+    const int64_t n = (int64_t)tensor_slice_elements(&s->table[x->tensor]);
+    return x->leaf_chunk + k * ((n + NORM_CHUNK - 1) / NORM_CHUNK);
+}
+
+static inline size_t dp_leaf_sums_bytes_(const DataParallel* s) {
+    const DpStretch* last = &s->stretches[s->n_stretches - 1];
+    return sizeof(double) * (size_t)dp_leaf_chunk_(s, last, last->n_slices);
+}
+
 // slices k .. end - 1 of tensor i, whose first slice has number `slice` in table order
 static inline void dp_add_stretch_(DataParallel* s, int i, int slice, int k, int end) {
     const size_t n = tensor_slice_elements(&s->table[i]);
@@ -216,6 +233,7 @@ static inline void dp_add_stretch_(DataParallel* s, int i, int slice, int k, int
     const int same = before && before->tensor == i;
     if (same && (before->whole.first + before->whole.n - 1) / NORM_CHUNK == first) { x.chunk--; }
     x.end = x.chunk + (int64_t)(last - first) + 1;
+    x.leaf_chunk = before ? dp_leaf_chunk_(s, before, before->n_slices) : 0;
     s->stretches = (DpStretch*)realloc_check(s->stretches, sizeof x * ((size_t)s->n_stretches + 1), "table of parts");
     s->stretches[s->n_stretches++] = x;
 }
@@ -328,6 +346,8 @@ static inline void dp_open(DataParallel* s) {
 
 static inline void dp_free(DataParallel* s) {
     leaf_tree_free(&s->tree);
+    if (s->leaf_sums) { device_release(s->leaf_sums, dp_leaf_sums_bytes_(s)); }
+    free(s->leaf_squares);
     if (s->own_sums) { device_release(s->own_sums, dp_own_sums_bytes_(s)); }
     if (s->edge) { device_release(s->edge, sizeof(float) * NORM_CHUNK); }
     device_release(s->leaf_grads, sizeof(float) * s->n_leaf_grads);
@@ -549,13 +569,54 @@ static inline void dp_send_rest_(DataParallel* s, const Device* dev) {
     }
 }
 
+// from now on until this is called with 0: dp_leaf_squares will be asked for. Before the first leaf of an update
+static inline void dp_measure(DataParallel* s, int measures, const Device* dev) {
+    s->measures = measures && s->n_stretches > 0;
+    if (!s->measures || s->leaf_sums) { return; }
+    s->leaf_sums = (double*)device_alloc(dp_leaf_sums_bytes_(s), "chunk sums of a leaf");
+    device_zero(s->leaf_sums, dp_leaf_sums_bytes_(s), dev);  // those of what is frozen stay so
+    s->leaf_squares = (double*)malloc_check(sizeof(double) * (size_t)dp_n_leaves(s), "squares of leaves");
+}
+
+// the chunk sums of a layer of the leaf that is computed, or with -1 of the tensors that belong to none
+static inline void dp_measure_layer_(DataParallel* s, int layer, const Device* dev) {
+    size_t begin, end;
+    for (int i = 0; i < s->n_stretches; i++) {
+        const DpStretch* x = &s->stretches[i];
+        const size_t n = tensor_slice_elements(x->whole.tensor);
+        if (!dp_layer_range_(s, i, layer, &begin, &end)) { continue; }
+        for (; begin < end; begin += n) {
+            const int k = (int)((begin - x->whole.first) / n);
+            double* sums = s->leaf_sums + dp_leaf_chunk_(s, x, k);
+            if (slice_is_frozen(s->frozen, x->slice + k)) { continue; }
+            norm_chunk_sums(sums, dp_own_(s, s->tree.n_nodes, i, begin), n, dev);
+        }
+    }
+}
+
+// all layers are measured: the square of this leaf
+static inline void dp_measure_leaf_(DataParallel* s, const Device* dev) {
+    const size_t n_bytes = dp_leaf_sums_bytes_(s);
+    double sum = 0.0, *sums = (double*)malloc_check(n_bytes, "chunk sums of a leaf");
+    comm_sync_device(s->comm, dev, HERE);
+    device_download(sums, s->leaf_sums, n_bytes, dev);
+    for (size_t chunk = 0; chunk < n_bytes / sizeof(double); chunk++) { sum += sums[chunk]; }
+    s->leaf_squares[s->tree.next - s->tree.first] = sum;
+    free(sums);
+}
+
 // layers come from the last to the first. With --zero 2 the memory of this one is written again two layers below
 static inline void dp_layer_done(DataParallel* s, int layer, const Device* dev) {
+    if (s->measures) { dp_measure_layer_(s, layer, dev); }
     if (dp_sends_now_(s)) { dp_send_layer_(s, layer, dev); }
 }
 
 // all layers and the tensors that belong to none
 static inline void dp_leaf_done(DataParallel* s, const Device* dev) {
+    if (s->measures) {
+        dp_measure_layer_(s, -1, dev);
+        dp_measure_leaf_(s, dev);
+    }
     if (!dp_sends_now_(s)) {
         leaf_tree_push(&s->tree, dev);
         return;
@@ -564,26 +625,45 @@ static inline void dp_leaf_done(DataParallel* s, const Device* dev) {
     leaf_tree_added(&s->tree);
 }
 
-// the losses of all leaves, added along the tree
-static inline float dp_sum_losses_(DataParallel* s, const Device* dev) {
-    float* all = (float*)malloc_check(sizeof(float) * 2 * (size_t)s->n_leaves, "losses");
-    float *sorted = all + s->n_leaves, *own = all;
-    size_t* counts = (size_t*)malloc_check(sizeof(size_t) * (size_t)s->size, "losses");
+// one number of each own leaf becomes (n_leaves) one of each, in the order of leaves
+static inline void dp_gather_leaves_(DataParallel* s, void* sorted, const void* own, CommType type) {
+    const size_t size = comm_type_bytes(type);
+    char* all = (char*)malloc_check(size * (size_t)s->n_leaves, "numbers of leaves");
+    size_t* counts = (size_t*)malloc_check(sizeof(size_t) * (size_t)s->size, "numbers of leaves");
+    size_t before = 0;
     for (int rank = 0; rank < s->size; rank++) {
         counts[rank] = (size_t)dp_n_leaves_of_(s, rank);
-        own += rank < s->rank ? counts[rank] : 0;
+        before += rank < s->rank ? counts[rank] : 0;
     }
-    comm_sync_device(s->comm, dev, HERE);
-    device_download(own, s->tree.losses, sizeof(float) * (size_t)dp_n_leaves(s), dev);
-    comm_wait(s->comm, comm_all_gather_v(s->comm, all, counts, DT_F32, HERE));
-    const float* next = all;
+    memcpy(all + size * before, own, size * counts[s->rank]);
+    if (s->size > 1) { comm_wait(s->comm, comm_all_gather_v(s->comm, all, counts, type, HERE)); }
+    const char* next = all;
     for (int rank = 0; rank < s->size; rank++) {
-        for (int k = 0; k < dp_n_leaves_of_(s, rank); k++) { sorted[dp_leaf_of_(s, rank, k)] = *next++; }
+        for (int k = 0; k < dp_n_leaves_of_(s, rank); k++, next += size) {
+            memcpy((char*)sorted + size * (size_t)dp_leaf_of_(s, rank, k), next, size);
+        }
     }
-    float loss = leaf_tree_root(sorted, s->n_leaves);
     free(counts);
     free(all);
+}
+
+// the losses of all leaves, added along the tree
+static inline float dp_sum_losses_(DataParallel* s, const Device* dev) {
+    float* own = (float*)malloc_check(sizeof(float) * (size_t)dp_n_leaves(s), "losses");
+    float* all = (float*)malloc_check(sizeof(float) * (size_t)s->n_leaves, "losses");
+    comm_sync_device(s->comm, dev, HERE);
+    device_download(own, s->tree.losses, sizeof(float) * (size_t)dp_n_leaves(s), dev);
+    dp_gather_leaves_(s, all, own, DT_F32);
+    float loss = leaf_tree_root(all, s->n_leaves);
+    free(own);
+    free(all);
     return loss;
+}
+
+// squares (n_leaves) of the norms of the gradients of all leaves of this update, for which dp_measure asked. All ranks
+// call, after dp_reduce
+static inline void dp_leaf_squares(DataParallel* s, double* squares) {
+    dp_gather_leaves_(s, squares, s->leaf_squares, DT_F64);
 }
 
 // a rank without a leaf (in the last round, with --zero 2) still owns a part of what the others have

@@ -20,7 +20,7 @@ An update gives one record whose val_* and accuracy are null; a validation after
 only step, val_* and time not null, and a test on examples one with step, accuracy and time. Unknown and non-finite
 numbers are null too. Other numbers have the digits (9 for a float32, 17 for a float64) that read back to the same bits.
 A trainer adds keys of its own behind these: Log.extra_schema says what they mean, log_extra what they are in the next
-record, null where it does not. Where Log.json_lines is set, the records are printed too, instead of the lines for
+record, null where it does not; so does a run that measures more than usual (log_add_key). Where Log.json_lines is set, the records are printed too, instead of the lines for
 people.
 Each line is handed to the system before training goes on, so a kill costs at most the line being written. On resume the
 records after the checkpoint's step are cut, for they come again.
@@ -156,10 +156,18 @@ static inline ShortText log_number_(double x, int digits) {
 // a JSON number, null for NaN and infinity
 static inline json_t* json_finite(double x) { return isfinite(x) ? json_real(x) : json_null(); }
 
-// the trainer's keys of the next record: some of extra_schema, as json_finite, json_string, ...; takes the reference
+// one more key for extra_schema, before log_open
+static inline void log_add_key(Log* log, const char* key, const char* meaning) {
+    if (!log->extra_schema) { log->extra_schema = json_object(); }
+    json_object_set_new(log->extra_schema, key, json_string(meaning));
+}
+
+// such keys of the next record, beside those that were given before: some of extra_schema, as json_finite, json_string,
+// ...; takes the reference
 static inline void log_extra(Log* log, json_t* values) {
-    json_decref(log->extra);
-    log->extra = values;
+    if (!log->extra) { log->extra = json_object(); }
+    json_object_update(log->extra, values);
+    json_decref(values);
 }
 
 // `, "acc1": 0.5, ...` for all of extra_schema
@@ -207,7 +215,8 @@ static inline int log_record_(Log* log, const StepRecord* r, float val_loss, dou
         log_print_record_(stdout, log, r, val_loss, val_bpb, accuracy, time);
         fflush(stdout);
     }
-    log_extra(log, NULL);
+    json_decref(log->extra);
+    log->extra = NULL;
     return print && !prints;
 }
 

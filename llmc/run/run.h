@@ -21,6 +21,7 @@ folder.
 #include "../core/vec.h"          // VLANES
 #include "../ops/sampler.h"       // Sampling
 #include "log.h"                  // Log, log_open
+#include "noise_scale.h"          // NoiseScale
 #include "outliers.h"             // OutlierWindow
 #include "peak.h"                 // processor_name
 #include "schedule.h"             // schedule_lr, SCHEDULE_NAMES
@@ -37,6 +38,7 @@ typedef struct {
     int schedule, steps, lr_horizon;                                                      // schedule: a Schedule
     Amount warmup;                                                                        // of the steps
     float epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
+    int noise_scale;
     const char* run;                                                                      // run
     int resume, go_on, save_every, async_save, keep, keep_every, eval_every, eval_batches, sample_every, log_every,
         early_stop,
@@ -116,6 +118,9 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
          "skip an update whose loss lies this many standard deviations above the last 128; 0: never", 0},
         {"optimizer", "skip-norm-z", "-sg", OPTION_FLOAT, &o->skip_norm_z, "0", 0, 1e30, "F",
          "the same for the gradient norm", 0},
+        {"optimizer", "noise-scale", "", OPTION_INT, &o->noise_scale, "0", 0, INT_MAX, "N",
+         "every N steps measure the gradient noise scale, about how many targets an update should have; needs several "
+         "micro-batches in an update; 0: never", 0},
         {"optimizer", "freeze", "", OPTION_TEXT, &o->freeze, "", 0, 0, "PATTERN,...",
          "no updates of tensors with such names, of all layers or of one: 'transformer.w?e.*,*.h.0.*'; first:N: of"
          " the first N layers; indices:A,B,..: of these layers, from 0", 0},
@@ -326,19 +331,20 @@ typedef struct {
     int interrupted;         // saved at a signal: this step's validation and sample are still to come
     int64_t n_sample_bytes;  // of samples.txt that a resumed run keeps; counted when a checkpoint is saved
     OutlierWindow losses, norms;
+    NoiseScale noise;
 } RunState;
 
 // the row with which the next update begins
 static inline int64_t run_first_row(const RunOptions* o, const RunState* s) { return o->overfit ? 0 : s->rows; }
 
 static inline json_t* run_state_to_json(const RunState* s) {
-    return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:o, s:i, s:i, s:i, s:I, s:o, s:o}", "step", s->step, "updates",
+    return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:o, s:i, s:i, s:i, s:I, s:o, s:o, s:[f, f]}", "step", s->step, "updates",
                      s->updates, "skips", s->skips, "rows", (json_int_t)s->rows, "tokens", (json_int_t)s->tokens,
                      "sampler", (json_int_t)s->sampler, "best_val",
                      isfinite(s->best_val) ? json_real((double)s->best_val) : json_null(), "best_step", s->best_step,
                      "evals_since_best", s->evals_since_best, "interrupted", s->interrupted, "samples_bytes",
                      (json_int_t)s->n_sample_bytes, "losses", outliers_to_json(&s->losses), "norms",
-                     outliers_to_json(&s->norms));
+                     outliers_to_json(&s->norms), "noise", (double)s->noise.gradient, (double)s->noise.noise);
 }
 
 static inline RunState run_state_from_json(const json_t* json, const char* path) {
@@ -360,6 +366,7 @@ static inline RunState run_state_from_json(const json_t* json, const char* path)
         !outliers_from_json(&s.norms, json_object_get(json, "norms"))) {
         fail_input("%s: \"losses\" and \"norms\": expected lists of at most %d numbers", path, OUTLIER_WINDOW);
     }
+    s.noise = noise_scale_from_json(json_object_get(json, "noise"), path);
     return s;
 }
 

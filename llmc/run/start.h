@@ -157,6 +157,8 @@ static inline void start_plan_(Run* r, int argc, char** argv) {
         data_check_tokenizer(&r->data, o, r->V, run_has_text(r));
     }
     start_check_purpose_(r);
+    options_refuse(run_is_training(r) && o->noise_scale > 0 && r->n_leaves == 1, "noise-scale",
+                   "compares the micro-batches of an update, of which there is one: give --grad-accum 2 or more");
     if (run_is_training(r) || *o->export_hf || o->doc_reset) { data_check_documents(&r->data, o, run_end_of_text(r)); }
     if (r->comm->size > 1 && !run_is_training(r) && !o->eval_only) {
         ranks_fail_input(r->comm, "%d ranks are for training and --eval-only: start one", r->comm->size);
@@ -363,6 +365,9 @@ static inline void start_training(Run* r, int argc, char** argv) {
     r->first_step = r->state.step;
     prefetch_start(&r->prefetch, &r->data.train_rows, r->o.batch_size, r->d.prefetch_workers, start_batches_ahead_(r),
                    start_batches_kept_(r), train_row, r);
+    if (r->o.noise_scale > 0) {
+        log_add_key(&r->log, "noise_scale", "gradient noise scale, targets, smoothed over the steps that measure it");
+    }
     if (r->comm->rank == 0) {
         run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train_rows,
                  &r->data.val_rows, prompts_to_json(&r->prompts, r->o.sample_prompts), argc, argv);

@@ -3,6 +3,7 @@ TensorBoard's event files, written without its library: `tensorboard --logdir ru
 side.
     tensorboard_open(&w, "runs/a", -1);                     // -1: a new run; or the step at which one resumes
     tensorboard_step(&w, &record);                          // train/loss, train/norm, train/lr, train/tokens_per_second
+    tensorboard_noise(&w, step, noise_scale);               // train/noise_scale
     tensorboard_validation(&w, step, loss, bits_per_byte);  // validation/loss, validation/bits_per_byte
     tensorboard_close(&w);
 A file events.out.tfevents.SECONDS.llmc is a row of records, little-endian:
@@ -196,6 +197,11 @@ static inline void tensorboard_step(TensorBoard* w, const StepRecord* r) {
                                                                                 (float)r->tok_per_s},
     };
     tensorboard_scalars(w, r->step, seconds_now(CLOCK_REALTIME), scalars, 4);
+}
+
+static inline void tensorboard_noise(TensorBoard* w, int step, double noise_scale) {
+    const TensorBoardScalar scalar = {"train/noise_scale", (float)noise_scale};
+    tensorboard_scalars(w, step, seconds_now(CLOCK_REALTIME), &scalar, 1);
 }
 
 // bits_per_byte negative: unknown

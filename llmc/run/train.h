@@ -30,10 +30,32 @@ static inline int64_t train_counted(const Run* r) {
     return n > 0 ? n : 1;
 }
 
+// does --noise-scale ask for this step?
+static inline int train_measures_noise_(const Run* r) {
+    return r->o.noise_scale > 0 && (r->state.step + 1) % r->o.noise_scale == 0;
+}
+
+// the noise scale as far as this update has shown; grads: the sum of its leaves
+static inline void train_measure_noise_(Run* r, const float* grads) {
+    DataParallel* dp = &r->model->dp;
+    double* squares = (double*)malloc_check(sizeof(double) * (size_t)r->n_leaves, "squares of leaves");
+    int64_t* counted = (int64_t*)malloc_check(sizeof(int64_t) * (size_t)r->n_leaves, "targets of leaves");
+    const int64_t first = run_first_row(&r->o, &r->state), B = r->o.batch_size;
+    for (int k = 0; k < r->n_leaves; k++) { counted[k] = dataloader_counted(&r->data.train_rows, first + k * B, B); }
+    dp_leaf_squares(dp, squares);
+    const double norm = (double)dp_norm(dp, grads, &r->dev);
+    r->noise = r->state.noise;
+    r->noise_targets = train_counted(r);
+    noise_scale_add(&r->noise, squares, counted, r->n_leaves, norm * norm);
+    free(squares);
+    free(counted);
+}
+
 // the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
 static inline float* train_gradients(Run* r, float* loss, float* norm) {
     DataParallel* dp = &r->model->dp;
     const float counted = (float)train_counted(r);
+    dp_measure(dp, train_measures_noise_(r), &r->dev);
     for (int k = 0; k < dp_n_leaves(dp); k++) {
         const int *inputs, *targets;
         double start = seconds_now(CLOCK_MONOTONIC);
@@ -44,6 +66,7 @@ static inline float* train_gradients(Run* r, float* loss, float* norm) {
     }
     float loss_sum, *grads = dp_reduce(dp, &loss_sum, &r->dev);
     *loss = loss_sum / counted;
+    if (train_measures_noise_(r)) { train_measure_noise_(r, grads); }
     if (r->trainer->more_loss) { *loss += r->trainer->more_loss(r, grads); }
     *norm = dp_norm(dp, grads, &r->dev);
     return grads;
@@ -82,6 +105,22 @@ static inline void train_adamw(Run* r, Step* s) {
     if (!s->skipped) { train_update(r, s->grads, s->norm, s->lr); }
 }
 
+// what this step has measured becomes part of the run; for its record
+static inline void train_keep_noise_(Run* r) {
+    r->state.noise = r->noise;
+    const double scale = noise_scale_of(&r->noise);
+    log_extra(&r->log, json_pack("{s:o}", "noise_scale", json_finite(scale)));
+    tensorboard_noise(&r->board, r->state.step, scale);
+}
+
+static inline void train_print_noise_(const Run* r) {
+    const double scale = noise_scale_of(&r->noise);
+    printf("step %d | noise scale ", r->state.step);
+    if (isnan(scale)) { printf("not known yet: noise outweighs the gradient\n"); }
+    else { printf("%s targets, an update has %s\n", format_count(scale).s, format_count((double)r->noise_targets).s); }
+    fflush(stdout);
+}
+
 __attribute__((noreturn))
 static inline void train_fail_(Run* r, const Step* s) {
     char name[NAME_BYTES];
@@ -114,6 +153,7 @@ static inline void train_step(Run* r) {
     double start = seconds_now(CLOCK_MONOTONIC);
     Step step = {NAN, 0.0f, run_lr(o, s->step), 0, &r->model->dp, NULL};
     r->seconds_waited = 0.0;
+    r->noise_targets = 0;
     (r->trainer->step ? r->trainer->step : train_adamw)(r, &step);
     if (r->trainer->stepped) { r->trainer->stepped(r, &step); }
     s->step++;
@@ -123,8 +163,11 @@ static inline void train_step(Run* r) {
     const double peak = train_peak_share_(r, rate);
     StepRecord record = {s->step,          o->steps,  step.loss, step.norm, step.lr,
                          1000.0 * seconds, s->tokens, rate,      peak,      step.skipped};
+    const int has_noise = r->noise_targets > 0 && !step.skipped;
+    if (has_noise) { train_keep_noise_(r); }
     tensorboard_step(&r->board, &record);
     log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || step.skipped);
+    if (has_noise && !r->log.json_lines) { train_print_noise_(r); }
     if (s->skips > o->max_skips) { train_fail_(r, &step); }
 }
 

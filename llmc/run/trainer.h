@@ -118,6 +118,8 @@ struct Run {
     Prompts prompts;           // --sample-prompts
     Generator generator;
     RunState state;
+    NoiseScale noise;          // with what this step has measured,
+    int64_t noise_targets;     // of so many; 0: it has not
     Snapshot snapshot;         // what is being saved, or was last
     Verify verify;             // of --verify-every
     TensorBoard board;
