@@ -281,7 +281,7 @@ step_ours() {  # MODEL
     [ ! -e "$1/model.safetensors" ] || start=(--from "$1")
     rm -rf "$run"
     "$(trainer)" "${start[@]}" --train "$1/tokens.bin" --batch-size "$batch" --seq-len "$seq" --steps "$steps" --schedule constant \
-        --lr 3e-4 --eval-every 0 --save-every 0 --run "$run" || return
+        --lr 3e-4 --warmup 0 --eval-every 0 --save-every 0 --run "$run" || return
     sed -n 's/.*"step": *\([0-9]*\), *"loss": *\([^,]*\),.*"ms": *\([0-9.]*\).*/\1 \2 \3/p' "$run/metrics.jsonl" >"$work/ours"
     awk '{ printf "loss ours\t%s\t%s\n", $1, $2 }' "$work/ours" >>"$results/steps.tsv"
     printf 'ours\tstep B %s T %s\t%s\n' "$batch" "$seq" "$(cut -d ' ' -f 3 "$work/ours" | shortest)" >>"$results/steps.tsv"

@@ -100,7 +100,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"optimizer", "lr", "-l", OPTION_FLOAT, &o->lr, "3e-4", 0, 10, "F", "peak learning rate", 0},
         {"optimizer", "schedule", "-k", OPTION_CHOICE, &o->schedule, "cosine", 0, 0, SCHEDULE_NAMES,
          "how the learning rate falls after warm-up", 0},
-        {"optimizer", "warmup", "-u --lr-warmup-steps", OPTION_AMOUNT, &o->warmup, "0", 0, INT_MAX, "N|F%",
+        {"optimizer", "warmup", "-u --lr-warmup-steps", OPTION_AMOUNT, &o->warmup, "5%", 0, INT_MAX, "N|F%",
          "steps in which the learning rate rises to its peak: a number, or a share of --steps (or of --lr-horizon)", 0},
         {"optimizer", "final-lr", "-q --lr-min-scale", OPTION_FLOAT, &o->final_lr, "0.1", 0, 1, "F",
          "learning rate at the end, as a fraction of the peak", 0},
