@@ -949,6 +949,93 @@ static void test_golden(Test* t) {
     globfree(&files);
 }
 
+// what tokenizer_save writes of the byte tokenizer
+static json_t* bytes_file(const TempPath* folder) {
+    Tokenizer k;
+    SavedFiles files;
+    files.n = 0;
+    TempPath path = temp_path(folder, "tokenizer.json");
+    tokenizer_open(&k, "bytes");
+    tokenizer_save(folder->s, &k, &files);
+    tokenizer_save_config(folder->s, &k, 64, &files);
+    tokenizer_free(&k);
+    return json_read(path.s);
+}
+
+// a tokenizer.json that changes what a byte means, or does more, is not taken for the byte tokenizer
+static const struct { const char *path, *value; } other_bytes[] = {
+    {"model.merges.0", "\"a b\""},
+    {"normalizer", "{\"type\": \"NFC\"}"},
+    {"pre_tokenizer.add_prefix_space", "true"},
+    {"added_tokens.1", "{\"id\": 257, \"content\": \"<x>\"}"},
+    {"added_tokens.0.content", "\"<s>\""},
+    {"decoder", "null"},
+    {"model.vocab.a", "98"},
+    {"post_processor", "{\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": \"e\"}}, "
+                       "{\"Sequence\": {\"id\": \"A\"}}], \"special_tokens\": {\"e\": {\"ids\": [256]}}}"},
+};
+
+static void test_bytes_file(Test* t) {
+    const char text[] = "\xc3\xa9 \xe6\x97\xa5\n\t\1<|endoftext|>";
+    const char expected[] = "195 169 32 230 151 165 10 9 1 60 124 101 110 100 111 102 116 101 120 116 124 62";
+    TempPath folder = temp_folder();
+    json_t* file = bytes_file(&folder);
+    Tokenizer k, generic = open_file(json_deep_copy(file));
+    tokenizer_open(&k, folder.s);
+    check(t, strcmp(k.kind, "bytes") == 0 && k.n_tokens == 257 && k.eot == 256 && k.json, "read back as %s", k.kind);
+    check_ids(t, &k, text, usual, expected);
+    check_ids(t, &k, "\xff\x80", usual, "255 128");
+    check_ids(t, &generic, text, 0, expected);
+    check_ids(t, &generic, "a<|endoftext|>", TOKENIZER_ADDED, "97 256");
+    check(t, generic.n_tokens == 257 && generic.eot == 256, "other readers find %d tokens, end of text %d",
+          generic.n_tokens, generic.eot);
+    for (int id = 0; id < 256; id++) {
+        int n_bytes;
+        const char* bytes = tokenizer_bytes_of(&generic, id, &n_bytes);
+        check(t, n_bytes == 1 && (unsigned char)*bytes == id, "token %d is not its byte", id);
+    }
+    tokenizer_free(&generic);
+    tokenizer_free(&k);
+    edit(file, "pre_tokenizer.use_regex", "true");  // where words end does not matter
+    generic = open_file(json_deep_copy(file));
+    check(t, tokenizer_is_bytes_(generic.pipeline), "with words it is the same tokenizer");
+    tokenizer_free(&generic);
+    for (size_t i = 0; i < sizeof other_bytes / sizeof other_bytes[0]; i++) {
+        json_t* other = json_deep_copy(file);
+        edit(other, other_bytes[i].path, other_bytes[i].value);
+        if (strcmp(other_bytes[i].path, "model.vocab.a") == 0) { edit(other, "model.vocab.b", "97"); }
+        if (strcmp(other_bytes[i].path, "model.merges.0") == 0) {
+            edit(other, "model.vocab.ab", "256");
+            edit(other, "added_tokens.0.id", "257");
+        }
+        generic = open_file(other);
+        check(t, !tokenizer_is_bytes_(generic.pipeline), "%s: another tokenizer", other_bytes[i].path);
+        tokenizer_free(&generic);
+    }
+    json_decref(file);
+    temp_remove(&folder);
+}
+
+// tokenizer_config.json names end of text as it stands in the tokenizer.json
+static void test_config_file(Test* t) {
+    TempPath folder = temp_folder(), path = temp_path(&folder, "tokenizer_config.json");
+    SavedFiles files;
+    files.n = 0;
+    json_decref(bytes_file(&folder));
+    json_t* config = json_read(path.s);
+    check(t, strcmp(json_string_value(json_object_get(config, "eos_token")), "<|endoftext|>") == 0 &&
+          json_integer_value(json_object_get(config, "model_max_length")) == 64, "of the byte tokenizer");
+    json_decref(config);
+    Tokenizer k = open_file(character_file());
+    tokenizer_save_config(folder.s, &k, 64, &files);
+    config = json_read(path.s);
+    check(t, strcmp(json_string_value(json_object_get(config, "eos_token")), "</s>") == 0 &&
+          !json_object_get(config, "bos_token") && files.n == 1, "of another: </s>, and no token that it has not named");
+    json_decref(config);
+    tokenizer_free(&k);
+    temp_remove(&folder);
+}
+
 int main(int argc, char** argv) {
     Promise promises[] = {
         {"UTF-8", "what is none becomes U+FFFD as in Python, what is some stays", test_repair},
@@ -968,6 +1055,8 @@ int main(int argc, char** argv) {
         {"stream", "gives decode's text in pieces that are whole characters", test_stream},
         {"print safe", "keeps control characters from the terminal", test_print_safe},
         {"open", "takes files by content and folders, and says what is missing or left out", test_open},
+        {"bytes as a file", "are written for others and read back as bytes, what differs is not", test_bytes_file},
+        {"config file", "names end of text, and no beginning", test_config_file},
         {"broken files", "are refused, each with its own message", test_broken_files},
         {"broken JSON", "is refused with its line", test_broken_json},
         {"damaged files", "never do more than be refused", test_damaged_files},

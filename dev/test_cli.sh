@@ -148,7 +148,7 @@ check "where there is room they have every field" grep -q 'norm .* lr .* ms .* t
 "${screen[@]}" 80 "$trainer" --help >screen
 check "--help fits into 80 columns" test "$(widest screen)" -le 80 -a "$(wc -l <screen)" -gt 100
 check "checkpoints: --keep 2 of four" test "$(cd run && echo step_*)" = "step_000030 step_000040"
-check "a checkpoint is four files" test "$(cd run/step_000040 && echo *)" = "config.json manifest.json model.safetensors optimizer.safetensors"
+check "a checkpoint is six files" test "$(cd run/step_000040 && echo *)" = "config.json manifest.json model.safetensors optimizer.safetensors tokenizer.json tokenizer_config.json"
 
 head -c 60 text/a.txt >short.txt
 run --config tiny.json --train short.txt --val text/b.txt --seq-len 16 --steps 60 --lr 1e-2 --eval-every 5 --save-every 5 --keep 1 --run best
@@ -350,6 +350,23 @@ for kind in run hf bare bare/model.safetensors model.bin; do
     from $kind
     check "--from $kind: the loss of the checkpoint it came from" test "$loss" = "$expected"
     check "--from $kind: exported again, the same bits" cmp h/model.safetensors $model/model.safetensors
+done
+same_text() {  # FOLDER: what it generates is what the run generates, and it is read as bytes
+    local texts=()
+    for folder in run "$1"; do
+        run --from "$folder" --generate 'é The' --temperature 0 --max-new-tokens 12 && texts+=("$(od -c out)")
+    done
+    [ ${#texts[@]} = 2 ] && [ "${texts[0]}" = "${texts[1]}" ] && run --from "$1" --val text/b.txt --seq-len 16 --eval-only &&
+        grep -q '^| tokenizer  *| bytes  *|$' out
+}
+for folder in hf $model; do
+    check "a byte model's $folder holds its tokenizer, for others" \
+        "$python" -c 'import json, sys
+folder = sys.argv[1]
+vocab = json.load(open(f"{folder}/tokenizer.json", encoding="utf-8"))["model"]["vocab"]
+config = json.load(open(f"{folder}/tokenizer_config.json"))
+sys.exit(len(vocab) != 256 or vocab["a"] != 97 or config["eos_token"] != "<|endoftext|>")' $folder
+    check "... and reads it back as bytes" same_text $folder
 done
 from rounded.bin
 cp -r h rounded

@@ -8,10 +8,11 @@ token ids and decoded text compared.
     python dev/ref/check_tokenizer.py --every-character    also every character of Unicode; minutes for each tokenizer
     python dev/ref/check_tokenizer.py --write-fixtures     write dev/golden/tokenizers anew
 
-The tokenizers are those of dev/golden/tokenizers (six styles, trained on sample.txt there) and variants of them: other
-vocabulary sizes, merges as pairs, every kind of added token, other post-processors, decoders, regular expressions, no
-byte fallback. A difference is shrunk to the shortest string that still shows it. A tokenizer runs in a process of its
-own, so a crash or an endless loop is one failure and names its string. Files that must be refused are tried too.
+The tokenizers are the byte tokenizer as models are exported with it, those of dev/golden/tokenizers (six styles, trained
+on sample.txt there) and variants of them: other vocabulary sizes, merges as pairs, every kind of added token, other
+post-processors, decoders, regular expressions, no byte fallback. A difference is shrunk to the shortest string that still
+shows it. A tokenizer runs in a process of its own, so a crash or an endless loop is one failure and names its string.
+Files that must be refused are tried too.
 dev/golden/tokenizers/STYLE.expected.jsonl holds strings with the ids and decoded text (special tokens not skipped) that
 the library gives; they test the C code where the library is not installed, and are compared with the library here.
 Status: 0 all equal, 1 not. Needs the package tokenizers; without it the last line says "1 skipped".
@@ -453,6 +454,31 @@ def check_strings(library, files, options):
         yield bool(differences or n_differ)
 
 
+def bytes_differences(tokenizer, options):
+    """The byte tokenizer's own file: the ids of a text are its bytes, and bytes are the text that Python reads in them."""
+    end_of_text = "<|endoftext|>"  # written out in a text it is one token to the library, and thirteen bytes to us
+    strings = Strings(f"{options.seed} bytes", tokenizer, sample_text())
+    for text in [*CASES, *(strings.string() for _ in range(options.strings))]:
+        ids = tokenizer.encode(text).ids
+        expected = [id for piece in text.split(end_of_text) for id in (256, *piece.encode())][1:]
+        if ids != expected:
+            yield Difference("encode", shown_text(text), expected, ids)
+    random_ids = [strings.rng.choices(range(256), k=strings.rng.randint(2, 12)) for _ in range(options.strings)]
+    for ids in [*([id] for id in range(256)), *random_ids]:
+        text = bytes(ids).decode(errors="replace")
+        if tokenizer.decode(ids) != text:
+            yield Difference("decode", ids, text, tokenizer.decode(ids))
+    if [tokenizer.token_to_id(tokenizer.id_to_token(id)) for id in range(257)] != list(range(257)):
+        yield Difference("tokens", "0..256", "names of their own", tokenizer.get_vocab())
+
+
+def check_bytes(library, path, options):
+    differences = list(bytes_differences(Tokenizer.from_file(path), options))
+    print(f"the file of --tokenizer bytes: {options.strings} strings, 256 bytes, {len(differences)} differ", flush=True)
+    show(differences[:SHOWN])
+    yield bool(differences)
+
+
 def check_refusals(library, files, options):
     for name, (_, _, differences, _) in run_all(refuse, library, must_be_refused(files), options, 30):
         if differences:
@@ -481,6 +507,11 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         character_tables()  # before the processes part
         library = build_wrapper(os.path.abspath(options.headers), options.flags, folder)
+        library.shared_save_bytes(folder.encode())
+        path = os.path.join(folder, "tokenizer.json")
+        if "bytes".startswith(options.style):
+            failures += check_bytes(library, path, options)
+        files["bytes"] = json.loads(read_file(path))
         failures += check_strings(library, files, options)
         if options.style == ("",):
             failures += check_refusals(library, files, options)

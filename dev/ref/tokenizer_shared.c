@@ -26,4 +26,14 @@ char* shared_decode(const Tokenizer* t, const int* ids, int n, int skip_special,
     return tokenizer_decode_with(t, ids, n, skip_special, n_bytes);
 }
 
+// the byte tokenizer's tokenizer.json, as models are exported with it
+void shared_save_bytes(const char* folder) {
+    Tokenizer t;
+    SavedFiles files;
+    files.n = 0;
+    tokenizer_bytes_init(&t);
+    tokenizer_save(folder, &t, &files);
+    tokenizer_free(&t);
+}
+
 void shared_free(void* p) { free(p); }

@@ -127,7 +127,8 @@ static inline void save_model_(const Run* r, const float* params, const char* fo
     char path[PATH_BYTES];
     saved_files_add(files, r->trainer->write_config(r, path_join(path, folder, "config.json"), run_end_of_text(r)));
     tensors_save_folder(folder, r->model->table, r->model->n_table, params, shard_bytes, files);
-    if (run_has_text(r)) { tokenizer_save(folder, &r->tokenizer, files); }
+    const int has_tokenizer = run_has_text(r) && tokenizer_save(folder, &r->tokenizer, files);
+    if (has_tokenizer) { tokenizer_save_config(folder, &r->tokenizer, r->max_T, files); }
 }
 
 // the files of a checkpoint, from the snapshot: training may be further on by now

@@ -1,6 +1,7 @@
 /*
 Tokenizer: text to token ids and back.
-    "bytes"              256 tokens, one for each byte, and id 256 = end of text; needs no file, loses nothing
+    "bytes"              256 tokens, one for each byte, and id 256 = end of text; needs no file, loses nothing. A
+                         tokenizer.json that says the same, as tokenizer_save writes it, is this tokenizer again
     tokenizer.json       of Hugging Face tokenizers: BPE as GPT-2, Qwen and Mistral have it (tokenizer_json.h), same ids
     gpt2_tokenizer.bin   of llm.c: the bytes of each token, so it decodes but cannot encode
     offset      size   meaning of gpt2_tokenizer.bin, little-endian
@@ -17,7 +18,8 @@ Tokenizer: text to token ids and back.
                               below
     tokenizer_decode          the text of tokens, as Hugging Face's decode(ids, skip_special_tokens=False)
     TokenStream               the same token by token: what is certain comes out at once, the rest is held back
-    tokenizer_save            the tokenizer.json goes along into the folder of a model
+    tokenizer_save            tokenizer.json into the folder of a model, for transformers and for us
+    tokenizer_save_config     tokenizer_config.json, where the model came without one
 A Tokenizer is read by any number of threads at the same time; a TokenizerWork or a TokenStream belongs to one.
 Text is UTF-8. For a tokenizer.json what is not UTF-8 becomes U+FFFD before encoding, in decoded text as well.
 Errors: fail_input for a file that breaks a rule; encoding with a tokenizer that cannot; a text of 2 GiB or more.
@@ -27,8 +29,11 @@ Source: the format of karpathy/llm.c; huggingface/tokenizers.
 #define LLMC_TOKENIZER_H
 #include "../core/fail.h"         // fail_input
 #include "../core/mapfile.h"      // MappedFile, file_map, file_unmap, file_looks_like, ErrorText, error_set
+#include "../core/jsonfile.h"     // json_write
 #include "../files/checkpoint.h"  // SavedFiles, path_join
 #include "tokenizer_json.h"       // pipeline_parse_, pipeline_encode, TokenizerPipeline, EncodeWork, ByteBuffer
+
+#define BYTES_EOT_TEXT "<|endoftext|>"  // end of text of the byte tokenizer, in a tokenizer.json
 
 // choices of tokenizer_encode_with
 enum {
@@ -180,6 +185,16 @@ static inline int tokenizer_parse_json_(Tokenizer* t, const unsigned char* bytes
     return 1;
 }
 
+// Byte i is token i and end of text 256, with nothing done to a text before or after? Then it is the byte tokenizer,
+// which unlike a tokenizer.json also takes what is no UTF-8. Without merges it does not matter where words end.
+static inline int tokenizer_is_bytes_(const TokenizerPipeline* p) {
+    int same = p->n_tokens == 257 && p->eot == 256 && p->n_added <= 1 && p->merges.n_merges == 0 && p->byte_level &&
+               !p->prefix_space && p->n_normalize == 0 && p->n_before + p->n_after == 0 &&
+               p->decode == DECODE_BYTE_LEVEL;
+    for (int i = 0; i < 256 && same; i++) { same = p->byte_ids[i] == i; }
+    return same;
+}
+
 static inline int tokenizer_is_folder_(const char* path) {
     struct stat status;
     return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
@@ -207,11 +222,25 @@ static inline void tokenizer_open(Tokenizer* t, const char* name) {
     if (is_json) {
         const char* left_out = t->pipeline->left_out;
         if (left_out) { warn_line("%s: its %s will not be applied: a text is never cut or filled up", path, left_out); }
+        if (tokenizer_is_bytes_(t->pipeline)) {
+            tokenizer_free(t);
+            tokenizer_bytes_init(t);
+        }
         t->n_json = file.n_bytes;
         t->json = (char*)memcpy(malloc_check(file.n_bytes, "tokenizer.json"), file.bytes, file.n_bytes);
     }
     file_unmap(&file);
     free(path);
+}
+
+// the folder of a tokenizer.json that tokenizer_open takes by this name, "" of any other tokenizer: files beside it that
+// belong to it
+static inline const char* tokenizer_folder(char folder[PATH_BYTES], const char* name) {
+    *folder = '\0';
+    if (strcmp(name, "bytes") == 0) { return folder; }
+    if (tokenizer_is_folder_(name)) { snprintf(folder, PATH_BYTES, "%s", name); }
+    else if (strcmp(basename(name), "tokenizer.json") == 0) { path_parent(folder, name); }
+    return folder;
 }
 
 // end of text, where one is needed
@@ -416,13 +445,58 @@ static inline char* tokenizer_decode(const Tokenizer* t, const int* ids, int n, 
     return tokenizer_decode_with(t, ids, n, 0, n_bytes);
 }
 
-// tokenizer.json goes along unchanged (other tokenizers are no files of Hugging Face's)
-static inline void tokenizer_save(const char* folder, const Tokenizer* tokenizer, SavedFiles* files) {
+// ---- into the folder of a model ----
+
+// the byte tokenizer as Hugging Face tokenizers has it: byte-level BPE without a merge
+static inline json_t* tokenizer_bytes_json_(void) {
+    short to_byte[N_BYTE_CHARS];
+    const char* names[256];
+    unsigned char spelled[N_BYTE_CHARS][5];
+    json_t* vocab = json_object();
+    pipeline_byte_characters_(to_byte);
+    for (uint32_t code = 0; code < N_BYTE_CHARS; code++) {
+        spelled[code][utf8_put(spelled[code], code)] = '\0';
+        if (to_byte[code] >= 0) { names[to_byte[code]] = (const char*)spelled[code]; }
+    }
+    for (int i = 0; i < 256; i++) { json_object_set_new(vocab, names[i], json_integer(i)); }
+    json_t* level = json_pack("{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0, "trim_offsets", 0,
+                              "use_regex", 0);
+    json_t* eot = json_pack("{s:i, s:s, s:b, s:b, s:b, s:b, s:b}", "id", 256, "content", BYTES_EOT_TEXT, "single_word",
+                            0, "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1);
+    return json_pack("{s:s, s:n, s:n, s:[o], s:n, s:O, s:n, s:o, s:{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:[]}}",
+                     "version", "1.0", "truncation", "padding", "added_tokens", eot, "normalizer", "pre_tokenizer",
+                     level, "post_processor", "decoder", level, "model", "type", "BPE", "dropout", "unk_token",
+                     "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0, "byte_fallback", 0,
+                     "ignore_merges", 0, "vocab", vocab, "merges");
+}
+
+// tokenizer.json as it was read, or that of the byte tokenizer. 0: there is none (llm.c's is no file of Hugging Face's)
+static inline int tokenizer_save(const char* folder, const Tokenizer* t, SavedFiles* files) {
     char path[PATH_BYTES];
     OutFile copy;
-    if (!tokenizer->json) { return; }
-    outfile_open(&copy, path_join(path, folder, "tokenizer.json"));
-    outfile_write(&copy, tokenizer->json, tokenizer->n_json);
+    path_join(path, folder, "tokenizer.json");
+    if (!t->json && strcmp(t->kind, "bytes") != 0) { return 0; }
+    if (!t->json) {
+        saved_files_add(files, json_write(path, tokenizer_bytes_json_()));
+        return 1;
+    }
+    outfile_open(&copy, path);
+    outfile_write(&copy, t->json, t->n_json);
     saved_files_add(files, outfile_close(&copy));
+    return 1;
+}
+
+// tokenizer_config.json of a model that came without one: transformers then takes tokenizer.json as it stands, where it
+// would else build another tokenizer, usual for this kind of model, around its vocabulary; and it can fill up a batch,
+// on the left, where generation wants it. No beginning of text: tokenizer(TEXT) gives the tokens of TEXT.
+static inline void tokenizer_save_config(const char* folder, const Tokenizer* t, int max_T, SavedFiles* files) {
+    char path[PATH_BYTES];
+    int n_bytes;
+    const char* bytes = tokenizer_bytes_of(t, t->eot, &n_bytes);
+    json_t* eot = n_bytes > 0 ? json_stringn(bytes, (size_t)n_bytes) : json_string(BYTES_EOT_TEXT);
+    json_t* config = json_pack("{s:s, s:b, s:O, s:[s, s], s:i, s:o, s:s}", "tokenizer_class", "PreTrainedTokenizerFast",
+                               "clean_up_tokenization_spaces", 0, "eos_token", eot, "model_input_names", "input_ids",
+                               "attention_mask", "model_max_length", max_T, "pad_token", eot, "padding_side", "left");
+    saved_files_add(files, json_write(path_join(path, folder, "tokenizer_config.json"), config));
 }
 #endif  // LLMC_TOKENIZER_H
