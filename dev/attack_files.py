@@ -20,8 +20,10 @@ def byte_characters():
     return [chr(b) if b in visible else chr(next(others)) for b in range(256)]
 
 
-def tokenizer(path, regexes=(), normalizer=None, more="", merges=()):
-    """Byte-level BPE that cuts words by these expressions; `more` is text put into the object as it is."""
+def tokenizer(path, regexes=(), normalizer=None, more="", merges=(("z", "q"),)):
+    """Byte-level BPE that cuts words by these expressions; `more` is text put into the object as it is.
+
+    Without a merge it would be the tokenizer of bytes, which no word matters to."""
     vocab = {c: i for i, c in enumerate(byte_characters())}
     for left, right in merges:
         vocab[left + right] = len(vocab)

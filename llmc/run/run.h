@@ -282,7 +282,8 @@ static inline void run_plan_steps(RunOptions* o, int64_t n_rows, int n_leaves) {
         double steps = ceil((double)o->epochs * (double)n_rows / ((double)n_leaves * o->batch_size));
         o->steps = steps < INT_MAX ? (int)steps : INT_MAX;
     }
-    const Amount warmup = {amount_of(o->warmup, run_horizon_(o)), 0.0f};
+    Amount warmup = {amount_of(o->warmup, run_horizon_(o)), 0.0f};
+    if (o->resume && warmup.n >= run_horizon_(o)) { warmup.n = run_horizon_(o) - 1; }  // a run that is cut short now
     o->warmup = warmup;
     if (warmup.n >= o->steps) {
         options_fail("warmup", "expected less than the %d steps of the run, found %d", o->steps, warmup.n);
