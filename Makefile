@@ -62,6 +62,7 @@ help:
 	@echo "make cuda        compile and link everything for GPUs (make setup-cuda, doc/gpu/README.md); make ptxas: registers, spills"
 	@echo "make launch      then: ./launch -n 4 ./train_gpt2 ... starts 4 ranks on this machine (doc/ranks.md)"
 	@echo "make plot RUN=runs/...   draw loss.png and loss.html of a run; RUN=\"runs/a runs/b\" compares"
+	@echo "make dashboard   all runs live in a web page, of this machine only: losses, samples, what differs; RUN=runs PORT=8765"
 	@echo "make bench       measure against PyTorch, llm.c and OpenBLAS (dev/bench/README.md)"
 	@echo "make test-simt  the CUDA kernels, run and checked on this CPU (dev/simt/README.md)"
 	@echo "make golden      write dev/golden anew from the NumPy references: the bytes must not change"
@@ -234,6 +235,10 @@ plot: export RUN ?= runs/hello
 plot:
 	@$(PYTHON) dev/tools/plot.py "$$RUN"
 
+dashboard: export RUN ?= runs
+dashboard:
+	@$(PYTHON) dev/tools/dashboard.py "$$RUN" $(PORT:%=--port %)
+
 check: $(TESTS:%=$(BUILD)/%)
 	@dev/test.sh check $^
 
@@ -318,6 +323,6 @@ bench: setup
 clean:
 	rm -rf build launch $(TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
-.PHONY: help folder setup run run-mamba run-digits plot check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%) \
+.PHONY: help folder setup run run-mamba run-digits plot dashboard check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%) \
     setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS) simt test-simt simt_tests
 .DELETE_ON_ERROR:

@@ -118,6 +118,7 @@ quick() {
     part "checkpoints and faults, quick" dev/test_faults.sh quick
     part "train_bigram.c, as its page says" dev/test_example.sh
     part "tools: inspect, tokenize, plot" dev/test_tools.sh
+    part "dashboard: what is served, and to whom" $python dev/tools/test_dashboard.py
     part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
     part "several ranks, quick" dev/test_ranks.sh quick
     part "train_mamba_hpn, quick" dev/test_mamba.sh quick

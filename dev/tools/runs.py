@@ -1,11 +1,13 @@
 """
-What is recorded of runs, read for plot.py and dashboard.py: metrics.jsonl (llmc/run/log.h says what is in it), also while a
-trainer appends to it, and settings.json. What cannot be used is an InputError of one line: what, where, expected and found.
+What is recorded of runs, read for plot.py and dashboard.py: metrics.jsonl (llmc/run/log.h says what is in it), also
+while a trainer appends to it, and settings.json. What cannot be used is an InputError, one line that says where, what
+was expected and what was found.
 """
 import json
 import math
 import os
 import stat
+import time
 
 KEYS = ("step", "loss", "norm", "lr", "ms", "tokens", "tok_per_s", "peak", "skipped", "val_loss", "val_bpb", "time")
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; the second list is for dark pages
@@ -27,7 +29,7 @@ class InputError(Exception):
 
 
 def split_folders(text):
-    """`runs/a runs/b` as make hands it on, one text: the folders in it. A folder's name may have blanks: it is as long as it can."""
+    """The folders in `runs/a runs/b`, one text as make hands it on. Names may have blanks: the longest counts."""
     words, folders = text.split(" "), []
     while words:
         n = next((n for n in range(len(words), 0, -1) if os.path.isdir(" ".join(words[:n]))), None)
@@ -60,7 +62,7 @@ def parse_json(data):
 
 
 def parse_record(line, where):
-    """One line of metrics.jsonl as a dict, {"schema": ...} or a record with KEYS; numbers that are not finite become null."""
+    """One line of metrics.jsonl: {"schema": ...}, or a record with KEYS, in which what is not finite becomes null."""
     try:
         record = parse_json(line)
     except ValueError:
@@ -103,12 +105,12 @@ class GrowingFile:
         status = os.fstat(fd)
         if self.identity is None:
             self.identity = (status.st_dev, status.st_ino)
-        same = (status.st_dev, status.st_ino) == self.identity and status.st_size >= self.offset
-        return not same or os.pread(fd, len(self.before), self.offset - len(self.before)) != self.before
+        is_same = (status.st_dev, status.st_ino) == self.identity
+        return not is_same or os.pread(fd, len(self.before), self.offset - len(self.before)) != self.before
 
-    def lines(self, fd, where):
-        """Yields (number from 1, line) up to what the file has now."""
-        while block := os.pread(fd, BLOCK, self.offset):
+    def lines(self, fd, where, until=math.inf):
+        """Yields (number from 1, line) up to what the file has now, or until that time (monotonic) has come."""
+        while time.monotonic() < until and (block := os.pread(fd, BLOCK, self.offset)):
             self.offset += len(block)
             self.before = (self.before + block)[-N_REMEMBERED:]
             *whole, self.rest = (self.rest + block).split(b"\n")
@@ -116,11 +118,12 @@ class GrowingFile:
                 self.n_lines += 1
                 yield self.n_lines, line
             if len(self.rest) > LONGEST_LINE:
-                raise InputError(f"{where}:{self.n_lines + 1}: expected a line, found none that ends within {LONGEST_LINE} bytes")
+                where = f"{where}:{self.n_lines + 1}"
+                raise InputError(f"{where}: expected a line, found none that ends within {LONGEST_LINE} bytes")
 
 
 def read_metrics(path):
-    """All records of now, in the order of their steps; a last line without its end counts if it is whole, else it is said."""
+    """All records of now, in the order of their steps. A last line without its end counts if it is whole."""
     file = GrowingFile()
     try:
         with os.fdopen(open_file(path), "rb") as opened:
