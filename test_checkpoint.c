@@ -249,6 +249,7 @@ static void test_leftovers(Test* t) {
     char path[PATH_BYTES], to[PATH_BYTES];
     ErrorText error;
     temp_file(&run, "step_000007.tmp/model.safetensors", "half", 4);
+    temp_file(&run, "step_000007.tmp/chat_template.jinja", "half", 4);
     temp_file(&run, "step_000008.tmp/manifest.json", "half", 4);
     temp_file(&run, "step_000009/notes.txt", "mine", 4);       // no checkpoint, and not empty
     temp_path(&run, "step_000010/x");                          // an empty folder: its last rmdir was missing

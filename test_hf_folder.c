@@ -3,6 +3,7 @@ Promises of llmc/files/hf_folder.h and of the shards of llmc/files/tensorfile.h:
 one, what an index claims is checked, --from names what it was given, and an export is whole and never in the way of
 something else.
 */
+#include "llmc/files/companions.h"
 #include "llmc/files/tensorfile.h"
 #include "llmc/text/tokenizer.h"
 #include "llmc/test/test.h"
@@ -416,6 +417,72 @@ static void test_refused_export(Test* t) {
     temp_remove(&folder);
 }
 
+// ---- files that go along ----
+
+static void read_companions(void* folder) {
+    Companions c;
+    memset(&c, 0, sizeof c);
+    companions_read_model(&c, (const char*)folder);
+    companions_read_tokenizer(&c, (const char*)folder);
+    companions_free(&c);
+}
+
+// as they are, whatever they hold, and nothing else that lies beside them
+static void test_companions(Test* t) {
+    TempPath folder = temp_folder(), model = temp_path(&folder, "hf"), out = temp_path(&folder, "out");
+    const char jinja[64] = "{% for m in messages %}\r\n{{ m }}\0\xff";
+    Companions c;
+    SavedFiles files;
+    files.n = 0;
+    memset(&c, 0, sizeof c);
+    for (int i = 0; i < N_COMPANIONS; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "hf/%s", companion_name(i));
+        temp_file(&folder, name, jinja, (size_t)(30 + i));
+    }
+    text_file(&folder, "hf/README.md", "x");
+    text_file(&folder, "hf/config.json", "{}");
+    check(t, mkdir(out.s, 0777) == 0, "%s", out.s);
+    companions_read_model(&c, model.s);
+    check(t, companions_have(&c, "generation_config.json") && !companions_have(&c, "vocab.json"), "the model's alone");
+    companions_read_tokenizer(&c, model.s);
+    temp_remove(&model);
+    companions_save(&c, out.s, &files);
+    check(t, count_files(out.s) == N_COMPANIONS && files.n == N_COMPANIONS, "%d files, %d listed", count_files(out.s),
+          files.n);
+    for (int i = 0; i < files.n; i++) {
+        check(t, files.file[i].n_bytes == (size_t)(30 + i) &&
+              files.file[i].xxh3 == XXH3_64bits(jinja, (size_t)(30 + i)), "%s: other bytes", files.file[i].name);
+        check(t, hf_export_is_file_(files.file[i].name), "%s: an export writes it", files.file[i].name);
+    }
+    check(t, !companions_have(&c, "README.md") && !companions_have(&c, "config.json"), "what is read or nobody needs");
+    companions_free(&c);
+    temp_remove(&folder);
+}
+
+static void test_refused_companions(Test* t) {
+    TempPath folder = temp_folder(), a = temp_path(&folder, "a/vocab.json"), b = temp_path(&folder, "b/merges.txt");
+    TempPath c = text_file(&folder, "c/chat_template.jinja", "x"), d = temp_path(&folder, "d/added_tokens.json");
+    TempPath e = temp_path(&folder, "snapshots/e/tokenizer_config.json"), g = temp_path(&folder, "g/added_tokens.json");
+    text_file(&folder, "secret", "x");
+    text_file(&folder, "blobs/0a", "x");
+    int made = mkdir(a.s, 0777) == 0 && mkfifo(b.s, 0666) == 0 && symlink("../secret", d.s) == 0 &&
+               symlink("../../blobs/0a", e.s) == 0 && symlink("nowhere", g.s) == 0 &&
+               truncate(c.s, COMPANION_MAX_BYTES + 1) == 0;
+    check(t, made, "cannot be made: %s", strerror(errno));
+    *strrchr(a.s, '/') = *strrchr(b.s, '/') = *strrchr(c.s, '/') = *strrchr(d.s, '/') = '\0';
+    *strrchr(e.s, '/') = *strrchr(g.s, '/') = '\0';
+    check_exit(t, "a folder", read_companions, a.s, 2, "a/vocab.json: expected a file, found a folder");
+    check_exit(t, "a pipe", read_companions, b.s, 2, "b/merges.txt: expected a file, found a pipe or device");
+    check_exit(t, "too large", read_companions, c.s, 2,
+               "c/chat_template.jinja: 16777217 bytes, expected at most 16777216 in a file that goes along");
+    check_exit(t, "a link that leads out", read_companions, d.s, 2,
+               "d/added_tokens.json: expected a file of this folder, found a link to ");
+    check_exit(t, "a link into blobs/", read_companions, e.s, 0, "");
+    check_exit(t, "a link to nothing", read_companions, g.s, 0, "");
+    temp_remove(&folder);
+}
+
 // ---- a convolution's shape, more layers than the file has, tensors that may be missing ----
 
 static void load_other_shape(void* path) {
@@ -490,6 +557,8 @@ int main(int argc, char** argv) {
         {"--from", "finds runs, folders, shards, single files and llm.c's .bin", test_from},
         {"other formats", "PyTorch, GGUF, adapters and pages are named with the way out", test_other_formats},
         {"export", "new, over an empty folder and over an earlier export; nothing is left behind", test_export},
+        {"companions", "of a model are read at once and written as they were", test_companions},
+        {"refused companions", "folders, pipes, links that lead out, and what is too large", test_refused_companions},
         {"refused export", "a folder of something else is not touched", test_refused_export},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);

@@ -148,7 +148,7 @@ check "where there is room they have every field" grep -q 'norm .* lr .* ms .* t
 "${screen[@]}" 80 "$trainer" --help >screen
 check "--help fits into 80 columns" test "$(widest screen)" -le 80 -a "$(wc -l <screen)" -gt 100
 check "checkpoints: --keep 2 of four" test "$(cd run && echo step_*)" = "step_000030 step_000040"
-check "a checkpoint is six files" test "$(cd run/step_000040 && echo *)" = "config.json manifest.json model.safetensors optimizer.safetensors tokenizer.json tokenizer_config.json"
+check "a checkpoint is seven files" test "$(cd run/step_000040 && echo *)" = "config.json generation_config.json manifest.json model.safetensors optimizer.safetensors tokenizer.json tokenizer_config.json"
 
 head -c 60 text/a.txt >short.txt
 run --config tiny.json --train short.txt --val text/b.txt --seq-len 16 --steps 60 --lr 1e-2 --eval-every 5 --save-every 5 --keep 1 --run best
@@ -379,13 +379,52 @@ check "--from nan.bin: no update, status 1, the first bad tensor by name" \
 run --from hf --export-bin again.bin
 check "--export-bin of an exported folder: the same file" cmp model.bin again.bin
 
+# ---- files that go along ----
+
+echo "# a downloaded folder's files for transformers"
+cp -r hf chat_model
+printf '{"eos_token_id": [7, 256], "top_k": 3}' >chat_model/generation_config.json  # no newline: as it is
+printf '{"eos_token": "<|endoftext|>",\r\n "chat": "\xc3\xa9"}' >chat_model/tokenizer_config.json
+echo '{{ messages }}' >chat_model/chat_template.jinja
+for name in special_tokens_map.json added_tokens.json vocab.json merges.txt README.md; do echo "{\"$name\": 1}" >chat_model/$name; done
+along="generation_config.json tokenizer_config.json chat_template.jinja special_tokens_map.json added_tokens.json vocab.json merges.txt"
+have_along() {  # FOLDER...: all of these files in each, as they were, and README.md in none
+    local folder name
+    for folder; do
+        for name in $along; do cmp "along/$name" "$folder/$name" || return 1; done
+        [ ! -e "$folder/README.md" ] || return 1
+    done
+}
+listed() {  # does the manifest verify each?
+    local name
+    for name in $along; do grep -q "\"$name\"" "$1/manifest.json" || return 1; done
+}
+cp -r chat_model along
+run --from chat_model --train text --seq-len 16 --steps 2 --sample-every 0 --run chat_run --export-hf chat_out
+check "go along into checkpoint and export, as they are" have_along chat_run/step_000002 chat_out
+check "... and the checkpoint's manifest lists them" listed chat_run/step_000002
+rm -r chat_model
+run --run chat_run --resume --steps 3 --export-hf chat_out
+check "... after --resume too, when the folder is gone, over the earlier export" have_along chat_run/step_000003 chat_out
+run --from chat_run --export-hf chat_again
+check "... and from a checkpoint into an export" have_along chat_again
+echo '{"model": {"unk_token": "a", "vocab": {"a": 0, "b": 1, "ab": 2, "</s>": 3}, "merges": ["a b"]}}' >four.json
+run --from along --train text --seq-len 16 --steps 1 --sample-every 0 --tokenizer four.json --run other_run --export-hf other
+check "with another tokenizer none of them" test "$(cd other && echo *)" = "config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json"
+check "... and end of text is that tokenizer's" grep -q '"eos_token_id": 3' other/generation_config.json
+run --from along/model.safetensors --export-hf chat_again
+check "--from model.safetensors: those beside it" have_along chat_again
+rm along/tokenizer.json
+run --config along/config.json --train text --seq-len 16 --steps 1 --sample-every 0 --run other_run2 --export-hf other
+check "a random start from a config.json has none of them" test "$(cd other && echo *)" = "config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json"
+check "... but ids of its own" grep -q '"pad_token_id": 256' other/generation_config.json
+
 # ---- probe ----
 
 echo "# probe"
 shard $(tokens 400 131) >odd.bin
 probe_file I32 3,13 "$(tokens 39 131)" "$(tokens 39 139 | sed -E 's/^13[1-9]$/-100/; 1,3s/.*/-1/')" >probe
 run --config odd.json --train odd.bin --seq-len 13 --steps 5 --lr 2e-2 --export-hf odd --run odd_run
-echo '{"model": {"unk_token": "a", "vocab": {"a": 0, "b": 1, "ab": 2, "</s>": 3}, "merges": ["a b"]}}' >four.json
 run --config odd.json --train text --tokenizer four.json --seq-len 13 --doc-reset 1 --steps 2 --sample-every 0 --export-hf padded --run padded_run
 check "a padded vocabulary: end of text is the tokenizer's" grep -q '"eos_token_id": 3' padded/config.json
 run --from padded --generate ab --max-new-tokens 3

@@ -108,7 +108,7 @@ $python make_files.py || { echo "0 passed, 1 failed"; exit 1; }
 echo "# inspect"
 shows 0 "^  step_000005 +5 +[0-9.]+ KiB  verified  newest" "a run: its checkpoints, verified" runs/a
 shows 0 "best val loss +[0-9]\.[0-9]+" "a run: where its training stands" runs/a/
-shows 0 "manifest +verified, 5 files" "a checkpoint: checksums" runs/a/step_000005
+shows 0 "manifest +verified, 6 files" "a checkpoint: checksums" runs/a/step_000005
 shows 0 "^  state +step 5, updates 5" "a checkpoint: state" runs/a/step_000005
 shows 0 "^  28 tensors, 36,333 parameters, 141.93 KiB, all F32" "a checkpoint: the sum of its parameters" runs/a/step_000005
 shows 0 "^hf: Hugging Face folder" "a Hugging Face folder" hf

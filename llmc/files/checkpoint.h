@@ -3,6 +3,7 @@ Checkpoints: the folders of a run, and how to know that one is whole.
     run/step_000200/  config.json           the model, as Hugging Face writes it (the trainer's own function)
                       model.safetensors     parameters under Hugging Face's names and shapes
                       optimizer.safetensors exp_avg.<name>, exp_avg_sq.<name>: AdamW's moments
+                      tokenizer.json        and what else transformers needs to read and write text with it
                       manifest.json         step, place in the data, generator, options; size and XXH3 of every file
 Saving writes step_000200.tmp file by file, each made durable; the manifest is last; then the folder takes its name.
 A manifest ends with its own XXH3 (over its text with 16 zeros in that place), so no byte of a checkpoint can change
@@ -27,6 +28,24 @@ Source: spec/reliability.md
 #include <sys/file.h>
 
 enum { MANIFEST_FORMAT = 2, CHECKPOINT_FILES_MAX = 1024 };
+
+// ---- files that go along ----
+
+// Files of Hugging Face's that nothing here reads (companions.h): first the model's, then its tokenizer's
+enum { N_MODEL_COMPANIONS = 1, N_COMPANIONS = 7 };
+
+static inline const char* companion_name(int i) {
+    static const char* const names[N_COMPANIONS] = {"generation_config.json", "tokenizer_config.json",
+                                                    "special_tokens_map.json", "added_tokens.json",
+                                                    "chat_template.jinja", "vocab.json", "merges.txt"};
+    return names[i];
+}
+
+static inline int companion_find(const char* name) {
+    int i = N_COMPANIONS;
+    while (i-- > 0 && strcmp(name, companion_name(i)) != 0) {}
+    return i;
+}
 
 // ---- the manifest ----
 
@@ -299,7 +318,8 @@ static inline int checkpoint_is_saved_file_(const SavedFiles* files, const char*
         if (strcmp(name, files->file[i].name) == 0) { return 1; }
     }
     const char* dot = strrchr(name, '.');
-    return files->n == 0 && dot && (strcmp(dot, ".safetensors") == 0 || strcmp(dot, ".json") == 0);
+    const int looks_like_it = dot && (strcmp(dot, ".safetensors") == 0 || strcmp(dot, ".json") == 0);
+    return files->n == 0 && (looks_like_it || companion_find(name) >= 0);
 }
 
 // the files of a checkpoint, `list` naming them; that is the last to go, so an interrupted removal can be finished

@@ -337,10 +337,8 @@ static inline int hf_export_is_shard_(const char* name) {
 }
 
 static inline int hf_export_is_file_(const char* name) {
-    const char* names[] = {".", "..", "config.json", "generation_config.json", "tokenizer.json",
-                           "tokenizer_config.json", HF_WEIGHTS,
-                           HF_INDEX};
-    int known = hf_export_is_shard_(name);
+    const char* names[] = {".", "..", "config.json", "tokenizer.json", HF_WEIGHTS, HF_INDEX};
+    int known = hf_export_is_shard_(name) || companion_find(name) >= 0;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) { known |= strcmp(name, names[i]) == 0; }
     return known;
 }

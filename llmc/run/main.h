@@ -19,6 +19,7 @@ static inline void main_close_(Run* r) {
     prefetch_stop(&r->prefetch);
     data_close(&r->data);
     tokenizer_free(&r->tokenizer);
+    companions_free(&r->companions);
     probe_free(&r->probe);
     generator_free(&r->generator);
     prompts_free(&r->prompts);

@@ -1,6 +1,7 @@
 /*
 Files of a run: the model that it starts from, checkpoints, exports.
     save_find_model        what --resume, --from and --config mean
+    save_find_companions   files that go along with the model and its tokenizer, read while they are there
     save_open_model        the parameters onto the device, the same on all ranks; for training gradients and moments
     save_resume            with --resume: moments of the checkpoint, counts of updates, what else the trainer keeps
     save_checkpoint        parameters, moments and state, written beside training
@@ -9,6 +10,7 @@ Files of a run: the model that it starts from, checkpoints, exports.
 */
 #ifndef LLMC_SAVE_H
 #define LLMC_SAVE_H
+#include "../files/companions.h"  // companions_read_model, companions_save
 #include "../files/hf_folder.h"   // model_find, hf_export_begin
 #include "../files/tensorfile.h"  // tensors_save_folder
 #include "trainer.h"              // Run
@@ -28,6 +30,20 @@ static inline void save_find_model(Run* r) {
         model_find(r->weights, r->config, o->from);
     }
     run_choose_tokenizer(r->table, r->n_options, o, model_tokenizer(path, r->config));
+}
+
+// What goes along with a tokenizer is in its folder; how to generate is in the model's, and is no longer true when its
+// tokens get another meaning. A model trained on shards may have a tokenizer that only others can read.
+static inline void save_find_companions(Run* r) {
+    char model[PATH_BYTES] = "", tokenizer[PATH_BYTES];
+    const int is_typed = run_is_typed(r, "tokenizer");
+    if (!run_is_training(r) && !*r->o.export_hf) { return; }
+    if (*r->weights && *r->config) { path_parent(model, r->config); }
+    tokenizer_folder(tokenizer, r->o.tokenizer);
+    const int is_same = !is_typed || r->o.resume || (*tokenizer && path_is_same(model, tokenizer));
+    if (*model && is_same) { companions_read_model(&r->companions, model); }
+    if (run_has_text(r) && *tokenizer) { companions_read_tokenizer(&r->companions, tokenizer); }
+    if (!run_has_text(r) && *model && !is_typed && !*tokenizer) { companions_read_tokenizer(&r->companions, model); }
 }
 
 // start values as the table says, or every tensor of the table from safetensors
@@ -122,13 +138,26 @@ static inline void save_resume(Run* r) {
 
 // ---- checkpoints ----
 
+// what tokenizer and companions take on a disk
+static inline double save_text_bytes_(const Run* r) {
+    return (double)r->tokenizer.n_json + companions_bytes(&r->companions) + 8192.0;
+}
+
 static inline void save_model_(const Run* r, const float* params, const char* folder, size_t shard_bytes,
                                SavedFiles* files) {
     char path[PATH_BYTES];
-    saved_files_add(files, r->trainer->write_config(r, path_join(path, folder, "config.json"), run_end_of_text(r)));
+    const int eot = run_end_of_text(r);
+    saved_files_add(files, r->trainer->write_config(r, path_join(path, folder, "config.json"), eot));
     tensors_save_folder(folder, r->model->table, r->model->n_table, params, shard_bytes, files);
     const int has_tokenizer = run_has_text(r) && tokenizer_save(folder, &r->tokenizer, files);
-    if (has_tokenizer) { tokenizer_save_config(folder, &r->tokenizer, r->max_T, files); }
+    if (has_tokenizer && !companions_have(&r->companions, "tokenizer_config.json")) {
+        tokenizer_save_config(folder, &r->tokenizer, r->max_T, files);
+    }
+    if (!companions_have(&r->companions, "generation_config.json")) {
+        json_t* ids = json_pack("{s:i, s:i, s:i}", "bos_token_id", eot, "eos_token_id", eot, "pad_token_id", eot);
+        saved_files_add(files, json_write(path_join(path, folder, "generation_config.json"), ids));
+    }
+    companions_save(&r->companions, folder, files);
 }
 
 // the files of a checkpoint, from the snapshot: training may be further on by now
@@ -139,7 +168,7 @@ static inline void save_write_(void* run) {
     SavedFiles files;
     files.n = 0;
     run_save_begin(temporary, &r->o, &s->state,
-                   run_checkpoint_bytes(r->model->table, r->model->n_table, r->model->frozen));
+                   run_checkpoint_bytes(r->model->table, r->model->n_table, r->model->frozen) + save_text_bytes_(r));
     const float* params = model_whole(r->model, s->arena[0], NULL, &r->dev);
     save_model_(r, params, temporary, SIZE_MAX, &files);
     model_whole_free(r->model, params, s->arena[0]);
@@ -191,14 +220,11 @@ static inline void save_checkpoint(Run* r, int last) {
 
 // a folder that this trainer loads, and transformers too where it has such a model
 static inline void save_export_folder_(const Run* r, const float* params, const char* folder) {
-    char temporary[PATH_BYTES], path[PATH_BYTES];
-    const int eot = run_end_of_text(r);
+    char temporary[PATH_BYTES];
     SavedFiles files;
     files.n = 0;
-    hf_export_begin(temporary, folder, 4.0 * (double)r->model->n);
+    hf_export_begin(temporary, folder, 4.0 * (double)r->model->n + save_text_bytes_(r));
     save_model_(r, params, temporary, (size_t)(1e9 * (double)r->o.shard_gb), &files);
-    json_write(path_join(path, temporary, "generation_config.json"),
-               json_pack("{s:i, s:i}", "bos_token_id", eot, "eos_token_id", eot));
     hf_export_end(temporary, folder);
 }
 

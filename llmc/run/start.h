@@ -197,12 +197,13 @@ static inline void start_open(Run* r, int argc, char** argv) {
     start_parse_(r, argc, argv);
     save_find_model(r);
     tokenizer_open(&r->tokenizer, r->o.tokenizer);
-    if (strcmp(r->tokenizer.kind, "bytes") == 0) { options_set(r->table, r->n_options, "tokenizer", "bytes"); }
     if (r->trainer->more_data) { data_open_more(&r->data, &r->o, &r->d, r->table, r->n_options, &r->tokenizer); }
     else { data_open(&r->data, &r->o, &r->tokenizer); }
     r->trainer->choose(r);
     start_freeze_(r);
     start_plan_(r, argc, argv);
+    save_find_companions(r);
+    if (strcmp(r->tokenizer.kind, "bytes") == 0) { options_set(r->table, r->n_options, "tokenizer", "bytes"); }
     ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->data.train, &r->data.val);
     start_check_left_(r);
 }

@@ -9,6 +9,7 @@ and the questions about a run that everybody asks. The way of a run: start.h (op
 */
 #ifndef LLMC_TRAINER_H
 #define LLMC_TRAINER_H
+#include "../files/companions.h"  // Companions
 #include "../files/extras.h"   // Extra
 #include "../ranks/model.h"    // Model, Purpose
 #include "../text/prefetch.h"  // Prefetch
@@ -96,6 +97,7 @@ struct Run {
     RankPlace place;
     Comm* comm;
     Tokenizer tokenizer;
+    Companions companions;     // files that go along with model and tokenizer
     int has_no_text;           // the model's tokens are no text at all
     RunData data;
     char weights[PATH_BYTES];  // file to start from, "": random
