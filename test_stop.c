@@ -115,7 +115,7 @@ static void check_pieces(Test* t, const char* stop, const char* text, size_t n, 
 
 static void test_pieces(Test* t) {
     uint64_t random = 7;
-    const char* stops[] = {"b", "aab", "aaab\\|bb", "abab\\|ba", "aaaa\\|aaab\\|baa", "abcX\\|bc", "ab\\|abc\\|b", ""};
+    const char* stops[] = {"b", "b\\|aab", "aaab\\|bb", "abab\\|ba", "aaaa\\|aaab\\|baa", "abcX\\|bc", "ab\\|abc\\|b", ""};
     check_pieces(t, "é\\n\\|→", "une année\nde → plus", strlen("une année\nde → plus"), &random);
     for (int i = 0; i < 400; i++) {
         char text[32];

@@ -191,6 +191,14 @@ mutation "carried: a pass goes on from the one before the last" test_mamba_hpn g
     'carried_part\(s, s->now, kind, l\),' 'carried_part(s, s->next, kind, l),'
 mutation "sampler: ties go to the higher index" test_tensor sampler sampler.h 'x->token - y->token' \
     'y->token - x->token'
+mutation "sampler: min-p is a share of all, not of the likeliest" test_tensor sampler sampler.h:sample_keep_min_p_ \
+    'weight < min_p\)' 'weight < min_p * (float)n)'
+mutation "sampler: a penalized logit may rise" test_tensor sampler sampler.h:sample_penalized_ 'logit \* penalty' \
+    'logit / penalty'
+mutation "stop: what may be the beginning of a stop text is not held back" test_stop stop stop.h:stop_stream_put \
+    's->held\.n - stop_longest_end_\(s, s->held\.n, 0\)' 's->held.n'
+mutation "stop: the shortest of two that end together" test_stop stop stop.h:stop_longest_end_ \
+    'whole \&\& length > n' 'whole \&\& (length > n || longest)'
 
 # ---- the tests as they are are green; a compiler that fuses multiply and add is found out ----
 unchanged() {  # folder, test
