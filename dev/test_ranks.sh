@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Several ranks as their user meets them: launchers, resume at another number of ranks, ranks that differ, die, stop or come late.
 # Every result is compared with that of one rank, byte by byte. About a minute after three builds.
-#     dev/test_ranks.sh              KILLS=500 dev/test_ranks.sh: more random kills than 20
+#     dev/test_ranks.sh              KILLS=500 dev/test_ranks.sh: more random kills than 20; STRIKES=5: at every fifth call
 #     dev/test_ranks.sh quick        3 ranks, this build only, no MPI, 4 kills
 . "$(dirname "$0")/promises.sh"
 export OMP_NUM_THREADS=1
@@ -358,5 +358,110 @@ for local in 0 1; do  # torchrun's second machine
     check "torchrun, rank $local of a machine, a wrong option: status 2" test $? = 2
 done
 one_line "... said by the first rank of the machine" "train_gpt2: --lrr: unknown option" 0 err0 err1
+
+# ---- ranks that die or stand still, in every phase ----
+
+echo "# strikes"
+shim=$work/strike.so
+nine=("${start[@]}" --batch-tokens 96 --steps 9 --schedule constant --eval-every 3 --sample-every 0 --save-every 3 --keep 9)
+"$trainer" "${nine[@]}" --run nine >out 2>err
+
+struck() {  # RANK STRIKE: three ranks by a file, and what is preloaded into one; codes: those of the other two
+    local rank pids=()
+    rm -rf several exported meet err?
+    for rank in 0 1 2; do
+        (if [ $rank = "$1" ]; then export LD_PRELOAD=$shim STRIKE=$2; fi; export COMM_CHECK=0
+            exec "$trainer" "${nine[@]}" --zero 2 --comm-timeout 2 --init-timeout 2 --rank $rank/3@./meet --run several --export-hf exported) \
+            >out$rank 2>err$rank </dev/null &
+        pids+=($!)
+    done
+    codes=""
+    began=$SECONDS
+    for rank in 0 1 2; do [ $rank = "$1" ] || { wait "${pids[rank]}"; codes+=$?; }; done
+    took=$((SECONDS - began))
+    [[ $2 = count* ]] || kill -9 "${pids[$1]}"
+    wait "${pids[$1]}"
+    cp err$(($1 == 0 ? 2 : 0)) err
+} 2>/dev/null
+
+# The others end soon with status 1 and a line each; with 2 and a line of rank 0 where the rank has not even come (or is
+# rank 0); with 0 when they were done. What is left goes on to the bytes of a run that nobody struck.
+survived() {  # RANK
+    local lines=0 rank silent=0
+    [ $took -le 14 ] || return 1
+    for rank in 0 1 2; do
+        [ $rank != "$1" ] || continue
+        lines=$(wc -l <err$rank)
+        [ "$lines" -le 1 ] || return 1
+        silent=$((silent + 1 - lines))
+    done
+    case $codes in 11) [ $silent = 0 ] ;; 22) [ $silent = 1 ] ;; 01 | 10) [ $silent = 1 ] ;; 00) [ $silent = 2 ] ;; *) false ;; esac || return 1
+    [ -d several ] || return 0
+    timeout 20 "$trainer" "${nine[@]}" --continue --run several >out 2>err
+    [ "$(sums nine/step_000009)" = "$(sums several/step_000009)" ]
+}
+
+if cc -O1 -shared -fPIC -D_GNU_SOURCE "$root/dev/faults/strike.c" -o "$shim" -ldl 2>err; then
+    for rank in 0 1 2; do
+        struck $rank "count:$work/calls"
+        n=$(<calls)
+        points="$((5 + rank)) 12 $((n / 4)) $((n / 2)) $((n * 3 / 4)) $n"  # the first two while ranks meet
+        is_quick && points=$((n / 2))
+        [ -z "${STRIKES-}" ] || points=$(seq 1 "$STRIKES" "$n")
+        for kind in kill stop; do
+            [ $kind = kill ] || [ -n "${STRIKES-}" ] || points=$((n * (2 + rank) / 5))
+            if is_quick && [ $kind = stop ] && [ $rank != 1 ]; then continue; fi
+            bad=""
+            for at in $points; do
+                struck $rank $kind:"$at"
+                survived $rank || bad+=" $at ($codes, $took s: $(cat err0 err1 err2))"
+            done
+            verdict $([ -z "$bad" ]; echo $?) "rank $rank of 3, $kind at call $(echo $points | tr ' ' ',') of $n: the others say so and end, --continue gives the same bits" "$bad"
+        done
+    done
+    (export LD_PRELOAD=$shim CLOCKS=1
+        ranks 3 "${nine[@]}" --run clocks
+        exit $status)
+    check "clocks that jump by days: the bytes of one rank" test $? = 0 -a "$(sums clocks/step_000009)" = "$(sums nine/step_000009)"
+    rm -f out
+    LD_PRELOAD=$shim CLOCKS=1 "$launch" -n 3 "$trainer" "${long[@]}" --steps 100000 --run several2 --comm-timeout 2 >out 2>err </dev/null &
+    pid=$!
+    while ! grep -qs '^step [0-9]*5/' out && kill -0 $pid 2>/dev/null; do sleep 0.02; done
+    kill -STOP "$(rank_pid 1)"
+    began=$SECONDS
+    wait $pid
+    check "... a stopped rank: named after --comm-timeout, not sooner, and launch gives the others time to say so" \
+        test $? = 1 -a $((SECONDS - began)) -ge 1 -a $((SECONDS - began)) -le 15 -a "$(grep -c 'rank 1 has not answered for 2 s' err)" = 2
+else
+    skip "ranks that are struck: no shared library can be built: $(tail -n 1 err)"
+fi
+rm -rf several several2 exported
+
+# ---- strangers, secrets, other runs ----
+
+echo "# strangers"
+export LLMC_SECRET=0123456789abcdef
+at=127.0.0.1:$(port)
+"$trainer" "${options[@]}" --rank "0/2@$at" --run several >out 2>err &
+pid=$!
+LLMC_SECRET=fedcba9876543210 "$trainer" "${options[@]}" --rank "1/2@$at" --run theirs >out1 2>err1
+check "a rank with another secret: status 2 and the reason" test $? = 2 -a "$(grep -c 'rank 0 has another secret than rank 1' err1)" = 1 -a "$(wc -l <err1)" = 1
+LLMC_SECRET=fedcba9876543210 "$trainer" "${options[@]}" --rank "0/2@$at" --run theirs >out1 2>err1
+check "another run at the same port: status 2 and the reason" test $? = 2 -a "$(grep -c 'Address already in use (another run?' err1)" = 1
+"$trainer" "${options[@]}" --rank "1/2@$at" --run several >out1 2>err1
+wait $pid
+check "... the first run goes on to its bytes" same_run one4 several step_000020
+check "the secret is in no file of the run, and in no output" test -z "$(grep -rlE '0123456789abcdef|fedcba9876543210' several out out1 err err1)"
+rm -rf several theirs
+unset LLMC_SECRET
+RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 LLMC_SECRET=short "$trainer" "${options[@]}" 2>err
+check "a short secret: status 2, one line, which does not show it" test $? = 2 -a "$(grep -c 'LLMC_SECRET: expected 16 to 255 characters, found 5' err)" = 1 -a "$(grep -c short err)" = 0
+for i in 1 2 3; do
+    "$launch" -n 2 "$trainer" "${options[@]}" --run several$i >out$i 2>err$i </dev/null &
+done
+wait
+check "three launches at once: each the bytes of one rank" \
+    test "$(sums several1/step_000020) $(sums several2/step_000020) $(sums several3/step_000020)" = "$(sums one4/step_000020) $(sums one4/step_000020) $(sums one4/step_000020)"
+rm -rf several?
 
 finish

@@ -768,13 +768,38 @@ static inline void tcp_place_(TcpMesh* m, const TcpGuest* g) {
     *slot = g->fd;
 }
 
-// Connections by which we notice that a rank dies while we wait for others: control, until then that of the meeting.
-// -1: none, or it has left a note, which is read later
+// 1: a note from this peer; -1: it is gone without one; 0: neither, within `seconds`
+static inline int tcp_read_note(const TcpMesh* m, int peer, TcpNote* note, double seconds) {
+    double deadline = tcp_now_() + seconds;
+    if (!tcp_ready_(m->control[peer], POLLIN, deadline)) { return 0; }
+    if (!tcp_read_(m->control[peer], note, sizeof *note, deadline + 1.0)) { return -1; }
+    if (note->rank < 0 || note->rank >= m->size || note->status < 1 || note->status > 255) { return -1; }
+    note->text[sizeof note->text - 1] = '\0';
+    return 1;
+}
+
+// is the other side gone, whatever it has left for us to read?
+static inline int tcp_is_gone_(int fd) {
+    struct pollfd p = {fd, POLLRDHUP, 0};
+    return poll(&p, 1, 0) == 1;
+}
+
+// A rank dies while we wait for others, or stops by itself. Like a call of comm.h, we are silent when it was the user's
+// mistake, which that rank has said.
+__attribute__((noreturn))
+static inline void tcp_left_(const TcpMesh* m, int peer) {
+    TcpNote note;
+    if (m->control[peer] >= 0 && tcp_read_note(m, peer, &note, 0.0) == 1 && note.status == 2) { exit(2); }
+    fail_run("rank %d left before rank %d was connected to all", peer, m->rank);
+}
+
+// Connections by which we notice that: control, until then that of the meeting. -1: none, or it has left a note, which
+// is read later
 static inline void tcp_watched_(const TcpMesh* m, const int* meeting, int* watched) {
     for (int i = 0; i < m->size; i++) {
         watched[i] = m->control[i] >= 0 ? m->control[i] : meeting[i];
         if (watched[i] < 0 || !tcp_ready_(watched[i], POLLIN, 0.0)) { continue; }
-        if (tcp_is_closed_(watched[i])) { fail_run("rank %d left before all ranks were connected", i); }
+        if (tcp_is_gone_(watched[i])) { tcp_left_(m, i); }
         watched[i] = -1;
     }
 }
@@ -797,7 +822,7 @@ static inline void tcp_connect_all_(TcpMesh* m, int listener, const TcpAddress* 
         if (!*missing) { break; }
         tcp_watched_(m, meeting, watched);
         if (tcp_now_() > deadline) { fail_run("rank %d: no connection from these ranks: %s", m->rank, missing); }
-        if (tcp_door_turn_(&door, &g, watched, m->size, deadline)) { tcp_place_(m, &g); }
+        if (tcp_door_turn_(&door, &g, watched, m->size, tcp_soon_(0.1, deadline))) { tcp_place_(m, &g); }
     }
     tcp_door_close_(&door);
     free(watched);
@@ -908,15 +933,5 @@ static inline void tcp_hang_up(const TcpMesh* m) {
     for (int i = 0; i < m->size; i++) {
         if (m->data[i] >= 0) { shutdown(m->data[i], SHUT_WR); }
     }
-}
-
-// 1: a note from this peer; -1: it is gone without one; 0: neither, within `seconds`
-static inline int tcp_read_note(const TcpMesh* m, int peer, TcpNote* note, double seconds) {
-    double deadline = tcp_now_() + seconds;
-    if (!tcp_ready_(m->control[peer], POLLIN, deadline)) { return 0; }
-    if (!tcp_read_(m->control[peer], note, sizeof *note, deadline + 1.0)) { return -1; }
-    if (note->rank < 0 || note->rank >= m->size || note->status < 1 || note->status > 255) { return -1; }
-    note->text[sizeof note->text - 1] = '\0';
-    return 1;
 }
 #endif  // LLMC_COMM_TCP_H
