@@ -430,8 +430,10 @@ if cc -O1 -shared -fPIC -D_GNU_SOURCE "$root/dev/faults/strike.c" -o "$shim" -ld
     kill -STOP "$(rank_pid 1)"
     began=$SECONDS
     wait $pid
-    check "... a stopped rank: named after --comm-timeout, not sooner, and launch gives the others time to say so" \
+    check "... a stopped rank: named after --comm-timeout, not sooner" \
         test $? = 1 -a $((SECONDS - began)) -ge 1 -a $((SECONDS - began)) -le 15 -a "$(grep -c 'rank 1 has not answered for 2 s' err)" = 2
+    LD_PRELOAD=$shim CLOCKS=1 "$launch" -n 2 sh -c '[ $RANK = 1 ] && exit 3; sleep 1; echo late >&2' >out 2>err
+    check "... launch gives the others time to say why they end" test $? = 3 -a "$(grep -c '^late' err)" = 1
 else
     skip "ranks that are struck: no shared library can be built: $(tail -n 1 err)"
 fi
