@@ -393,4 +393,12 @@ check "one that is replaced does not, and is said" test $status = 0 -a "$(grep -
 cp answers.bin now.bin
 rewrite 'dd if=other_answers.bin of=now.bin conv=notrunc status=none' --hellaswag now.bin --val shard.bin --eval-every 2 --eval-batches 1
 check "examples that are rewritten are read within bounds" says 1 'now.bin: changed while in use: example .* has token 60000'
+
+# ---- a small stack, of the main thread and of the others ----
+small_stack() { (ulimit -s 256 && timeout 60 "$trainer" "$@") >out 2>err </dev/null; }
+rm -rf run exported
+check "ulimit -s 256: a run that saves while it trains, prunes and draws samples" small_stack "${start[@]}" --steps 4 \
+    --save-every 1 --keep 1 --sample-every 4 --max-new-tokens 4 --val text.txt --eval-every 2 --run run
+check "goes on and exports" small_stack --resume --run run --steps 6 --export-hf exported
+check "and what it has exported generates" small_stack --from exported --generate a --max-new-tokens 4
 finish

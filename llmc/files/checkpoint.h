@@ -49,11 +49,17 @@ static inline int companion_find(const char* name) {
 
 // ---- the manifest ----
 
-// the files of a checkpoint, in the order of writing
+// the files of a checkpoint, in the order of writing: 280 KB, which a thread's stack may not have (ulimit -s)
 typedef struct {
     FileSum file[CHECKPOINT_FILES_MAX];
     int n;
 } SavedFiles;
+
+static inline SavedFiles* saved_files_new(void) {
+    SavedFiles* files = (SavedFiles*)malloc_check(sizeof *files, "list of files");
+    files->n = 0;
+    return files;
+}
 
 static inline void saved_files_add(SavedFiles* files, FileSum sum) {
     if (files->n == CHECKPOINT_FILES_MAX) { fail_run("a checkpoint of more than %d files", CHECKPOINT_FILES_MAX); }
@@ -217,11 +223,11 @@ static inline int checkpoint_verify(const char* folder, ErrorText* error) {
     char path[PATH_BYTES];
     MappedFile file;
     ErrorText reason;
-    SavedFiles files;
     if (!file_map_or_not(&file, path_join(path, folder, "manifest.json"), &reason)) {
         return error_set(error, "manifest.json: %s", reason.text);
     }
-    json_t* manifest = manifest_parse_((const char*)file.bytes, file.n_bytes, &files, error);
+    SavedFiles* files = saved_files_new();
+    json_t* manifest = manifest_parse_((const char*)file.bytes, file.n_bytes, files, error);
     int good = manifest != NULL;
     const char *slash = strrchr(folder, '/'), *rest = "";
     int named = checkpoint_step_(slash ? slash + 1 : folder, &rest);
@@ -229,9 +235,10 @@ static inline int checkpoint_verify(const char* folder, ErrorText* error) {
     if (good && named >= 0 && !*rest && named != step) {
         good = error_set(error, "manifest.json: of step %lld: the folder was renamed", (long long)step);
     }
-    for (int i = 0; good && i < files.n; i++) { good = checkpoint_verify_file_(folder, &files.file[i], error); }
+    for (int i = 0; good && i < files->n; i++) { good = checkpoint_verify_file_(folder, &files->file[i], error); }
     json_decref(manifest);
     file_unmap(&file);
+    free(files);
     return good;
 }
 
@@ -326,20 +333,20 @@ static inline int checkpoint_is_saved_file_(const SavedFiles* files, const char*
 static inline void checkpoint_empty_(const char* folder, const char* list) {
     char path[PATH_BYTES];
     MappedFile file;
-    SavedFiles files;
+    SavedFiles* files = saved_files_new();
     ErrorText error;
     int left = 0;
-    files.n = 0;
     if (path_exists(path_join(path, folder, list)) && file_map_or_not(&file, path, &error)) {
-        json_decref(manifest_parse_((const char*)file.bytes, file.n_bytes, &files, &error));
+        json_decref(manifest_parse_((const char*)file.bytes, file.n_bytes, files, &error));
         file_unmap(&file);
     }
     DIR* entries = opendir(folder);
     for (struct dirent* entry; entries && (entry = readdir(entries));) {
-        if (strcmp(entry->d_name, list) == 0 || !checkpoint_is_saved_file_(&files, entry->d_name)) { continue; }
+        if (strcmp(entry->d_name, list) == 0 || !checkpoint_is_saved_file_(files, entry->d_name)) { continue; }
         left += !checkpoint_remove_file_(path_join(path, folder, entry->d_name));
     }
     if (entries) { closedir(entries); }
+    free(files);
     if (left == 0) { checkpoint_remove_file_(path_join(path, folder, list)); }
 }
 

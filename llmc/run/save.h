@@ -165,21 +165,21 @@ static inline void save_write_(void* run) {
     Run* r = (Run*)run;
     Snapshot* s = &r->snapshot;
     char temporary[PATH_BYTES], path[PATH_BYTES];
-    SavedFiles files;
-    files.n = 0;
+    SavedFiles* files = saved_files_new();
     run_save_begin(temporary, &r->o, &s->state,
                    run_checkpoint_bytes(r->model->table, r->model->n_table, r->model->frozen) + save_text_bytes_(r));
     const float* params = model_whole(r->model, s->arena[0], NULL, &r->dev);
-    save_model_(r, params, temporary, SIZE_MAX, &files);
+    save_model_(r, params, temporary, SIZE_MAX, files);
     model_whole_free(r->model, params, s->arena[0]);
     path_join(path, temporary, "optimizer.safetensors");
     const float *m = (const float*)s->arena[1], *v = (const float*)s->arena[2];
-    saved_files_add(&files, moments_save(path, &r->model->dp, m, v, NULL));
+    saved_files_add(files, moments_save(path, &r->model->dp, m, v, NULL));
     Extra extras[MAX_EXTRAS];
     const int n_extras = save_extras_(r, extras);
     for (int i = 0; i < n_extras; i++) { extras[i].values = (void*)s->arena[SNAPSHOT_ARENAS + i]; }
-    if (n_extras > 0) { extras_save(path_join(path, temporary, "trainer.safetensors"), extras, n_extras, &files); }
-    run_save_end(temporary, &files, r->table, r->n_options, &r->o, &s->state);
+    if (n_extras > 0) { extras_save(path_join(path, temporary, "trainer.safetensors"), extras, n_extras, files); }
+    run_save_end(temporary, files, r->table, r->n_options, &r->o, &s->state);
+    free(files);
 }
 
 // all ranks call; the one that sees it says so. Checkpoints of before were checked when they were saved
@@ -221,11 +221,11 @@ static inline void save_checkpoint(Run* r, int last) {
 // a folder that this trainer loads, and transformers too where it has such a model
 static inline void save_export_folder_(const Run* r, const float* params, const char* folder) {
     char temporary[PATH_BYTES];
-    SavedFiles files;
-    files.n = 0;
+    SavedFiles* files = saved_files_new();
     hf_export_begin(temporary, folder, 4.0 * (double)r->model->n + save_text_bytes_(r));
-    save_model_(r, params, temporary, (size_t)(1e9 * (double)r->o.shard_gb), &files);
+    save_model_(r, params, temporary, (size_t)(1e9 * (double)r->o.shard_gb), files);
     hf_export_end(temporary, folder);
+    free(files);
 }
 
 // all ranks call, rank 0 writes: what was loaded, or what training has made of it
