@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Small files that ask for much time or memory: python3 dev/attack_files.py DIR writes them for dev/attacks.sh."""
+"""Files that nobody honest has, for dev/attacks.sh.
+    python3 dev/attack_files.py DIR                     small ones that ask for much time or memory
+    python3 dev/attack_files.py --spoil FILE TENSOR N   the last N numbers of a tensor in safetensors become NaN
+"""
 import json
 import os
 import struct
@@ -48,7 +51,18 @@ def replace(a, b):
     return {"type": "Replace", "pattern": {"String": a}, "content": b}
 
 
+def spoil(path, tensor, n):
+    with open(path, "r+b") as file:
+        n_header = struct.unpack("<Q", file.read(8))[0]
+        end = json.loads(file.read(n_header))[tensor]["data_offsets"][1]
+        file.seek(8 + n_header + end - 4 * n)
+        file.write(struct.pack("<f", float("nan")) * n)
+
+
 def main():
+    if sys.argv[1] == "--spoil":
+        spoil(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+        return
     os.makedirs(sys.argv[1], exist_ok=True)
     os.chdir(sys.argv[1])
     # words that take quadratic, cubic and exponential time, or much memory

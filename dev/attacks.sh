@@ -401,4 +401,16 @@ check "ulimit -s 256: a run that saves while it trains, prunes and draws samples
     --save-every 1 --keep 1 --sample-every 4 --max-new-tokens 4 --val text.txt --eval-every 2 --run run
 check "goes on and exports" small_stack --resume --run run --steps 6 --export-hf exported
 check "and what it has exported generates" small_stack --from exported --generate a --max-new-tokens 4
+
+# ---- weights that are not finite, where no loss shows it ----
+rm -rf run bad
+run 60 "${start[@]}" --steps 2 --run run --export-hf bad
+$python "$root/dev/attack_files.py" --spoil bad/model.safetensors transformer.wpe.weight 3
+again=(--from bad --train text.txt --seq-len 8 --batch-size 2 --eval-every 0 --save-minutes 0 --steps 2 --freeze 'transformer.wpe.*')
+run 60 "${again[@]}" --run run2
+check "NaN in rows that no batch reads: no run learns from them" \
+    says 2 'found 3 of transformer.wpe.weight that are NaN or infinite'
+check "and none is begun" test ! -e run2
+run 60 --from bad --generate a --max-new-tokens 4
+check "text is generated, with a warning" says 0 '3 numbers of transformer.wpe.weight are NaN or infinite'
 finish

@@ -59,6 +59,59 @@ static inline void save_read_table_(Run* r, const SliceSink* sink) {
     safeset_close(&set);
 }
 
+// ---- numbers that are not finite ----
+
+// NaN and infinity in what was loaded: in a row that no batch reads, or in a frozen tensor, they show in no loss
+typedef struct {
+    size_t n, n_first;       // in all tensors, in the first that has some
+    char first[NAME_BYTES];  // its name on disk
+} NotFinite;
+
+static inline void not_finite_count_(NotFinite* found, const float* values, const Tensor* t, int k) {
+    const size_t n = tensor_slice_elements(t);
+    size_t n_bad = 0;
+    #pragma omp parallel for reduction(+ : n_bad)
+    for (size_t i = 0; i < n; i++) { n_bad += !isfinite(values[i]); }
+    if (n_bad > 0 && found->n == 0) {
+        found->n_first = n_bad;
+        tensor_slice_name(found->first, sizeof found->first, t, k);
+    }
+    found->n += n_bad;
+}
+
+// a stream to the device, on whose way they are counted
+typedef struct {
+    SliceSink sink;
+    float* room;
+    NotFinite* found;
+} CountingStream;
+
+static inline float* counting_room_(void* stream, const Tensor* t, int k) {
+    CountingStream* s = (CountingStream*)stream;
+    return s->room = s->sink.room(s->sink.to, t, k);
+}
+
+static inline void counting_done_(void* stream, const Tensor* t, int k) {
+    const CountingStream* s = (const CountingStream*)stream;
+    not_finite_count_(s->found, s->room, t, k);
+    slice_sink_done(&s->sink, t, k);
+}
+
+// A run that would learn from them is refused: whatever they touch becomes NaN, no update mends it, and what they do not
+// touch goes into every checkpoint. To go on, evaluate, generate or convert changes no number: a warning.
+static inline void save_check_finite_(const Run* r, const NotFinite* found) {
+    char others[64] = "";
+    if (found->n == 0) { return; }
+    const size_t n_others = found->n - found->n_first;
+    if (n_others > 0) { snprintf(others, sizeof others, ", %zu of other tensors", n_others); }
+    if (run_is_training(r) && !r->o.resume) {
+        fail_input("%s: expected finite numbers, found %zu of %s that are NaN or infinite%s: training cannot mend them, "
+                   "take a sound file", r->weights, found->n_first, found->first, others);
+    }
+    if (r->comm->rank > 0) { return; }
+    warn_line("%s: %zu numbers of %s are NaN or infinite%s", r->weights, found->n_first, found->first, others);
+}
+
 // Gradients, moments and parameters: read or drawn by every rank alike, and the same on all. A device gets them slice
 // by slice
 static inline void save_open_model(Run* r) {
@@ -75,9 +128,20 @@ static inline void save_open_model(Run* r) {
     if (!in_place && exports && r->comm->rank == 0) {
         r->loaded = (float*)arena_alloc(sizeof(float) * m->n, "parameters on the host");
     }
-    const SliceSink sink =
-        in_place ? slice_sink(model_floats(m)) : model_stream_open(&stream, m, r->loaded, r->state.updates, &r->dev);
+    NotFinite found = {0, 0, ""};
+    CountingStream counting = {{NULL, NULL, NULL}, NULL, &found};
+    if (!in_place) { counting.sink = model_stream_open(&stream, m, r->loaded, r->state.updates, &r->dev); }
+    const SliceSink counted = {counting_room_, counting_done_, &counting};
+    const SliceSink sink = in_place ? slice_sink(model_floats(m)) : counted;
     (r->trainer->load ? r->trainer->load : save_read_table_)(r, &sink);
+    for (int i = 0; in_place && i < m->n_table; i++) {
+        const Tensor* t = &m->table[i];
+        const size_t n = tensor_slice_elements(t);
+        for (int k = 0; k < tensor_slices(t); k++) {
+            not_finite_count_(&found, model_floats(m) + t->offset + n * (size_t)k, t, k);
+        }
+    }
+    if (*r->weights) { save_check_finite_(r, &found); }
     if (!in_place) {
         ranks_same(r->comm, "parameters", model_stream_close(&stream));
     } else if (r->comm->size > 1) {
