@@ -319,6 +319,13 @@ refused "one of several texts for validation" other.txt "${once[@]}" --train tex
 cp text.txt book.txt
 timeout 20 "$tokenize" --tokenizer bytes --out book.txt book.txt >out 2>err
 check "tokenize does not write over what it reads" test $? = 2 -a "$(cmp -s text.txt book.txt; echo $?)" = 0
+cp text.txt x_train_000002.bin.tmp
+timeout 20 "$tokenize" --out x --shard-tokens 4000 ./x_train_0*.tmp >out 2>err
+check "nor what its second shard would be written to first" \
+    test $? = 2 -a "$(cmp -s text.txt x_train_000002.bin.tmp; echo $?) $(ls x_*)" = "0 x_train_000002.bin.tmp"
+rm -rf elsewhere && mkdir elsewhere && echo mine >elsewhere/victim && rm x_* && ln -s elsewhere/victim x_val_000000.bin.tmp
+timeout 20 "$tokenize" --out x --val-fraction 0.1 text.txt >out 2>err
+check "a link where a shard is written first leads nowhere" untouched
 
 # ---- files that ask for much time or memory ----
 $python "$root/dev/attack_files.py" hostile || exit 1

@@ -183,6 +183,8 @@ mutation "zero 2: nodes that wait for the next round are lost" test_comm "dp tra
 # ---- data order, checkpoints, generation ----
 mutation "data: every epoch has the order of the first" test_dataloader "shuffled rows" dataloader.h:dataloader_find_ \
     'permute_index\(l->key, \(uint64_t\)epoch, row' 'permute_index(l->key, 0, row'
+mutation "data: a source of a mixture begins anew in each epoch" test_dataloader "mixture order" dataloader.h:dataloader_mixed_row_ \
+    'draw = epoch \* source->n_places' 'draw = 0 * source->n_places'
 mutation "data: an input is its own target" test_dataloader "rows" dataloader.h:dataloader_row \
     'if \(t > 0\) \{ targets\[t - 1\]' 'if (t < l->T) { targets[t]'
 mutation "checkpoint: a file of the right length is whole" test_checkpoint flips checkpoint.h:checkpoint_verify_file_ \

@@ -343,8 +343,64 @@ for ids in 257 -1 x 1x 99999999999999999999 1,2; do
 done
 no "no*such: expected a file, a folder or a pattern" "a pattern that nothing has, beside a good file" --out made.bin text.txt 'no*such'
 check "a shard that was not finished leaves nothing behind" test -z "$(ls made.bin* 2>/dev/null)"
-timeout 30 "$tokenize" --out nowhere/x.bin text.txt >out 2>err
-check "a folder that is not there: status 1, one line" test "$? $(wc -l <err)" = "1 1"
+timeout 30 "$tokenize" --out text.txt/x.bin text.txt >out 2>err
+check "a folder that cannot be made: status 1, one line" test "$? $(wc -l <err)" = "1 1"
+no "--out: expected the name of a shard, found that of a folder" "a folder as --out" --out documents text.txt
+no "--shard-tokens: needs --out" "--shard-tokens without --out" --shard-tokens 5 text.txt
+no "--val-fraction: of 3 tokens none are left for validation" "a text too short for its fraction" --out short --val-fraction 0.1 documents/a.txt
+
+# series of shards, in a folder that is made: the tokens of the one shard, and aside what tokens_split takes of each word
+cat >check_series.py <<'PYTHON'
+"""the shards of NAME against one shard of each word: what stands where, how long, and that nothing else lies there"""
+import glob, struct, sys
+most, fraction, name, *words = sys.argv[1:]
+most, fraction = int(most), struct.unpack("<f", struct.pack("<f", float(fraction)))[0]
+def tokens(path):
+    data = open(path, "rb").read()
+    magic, version, n = struct.unpack("<3i", data[:12])
+    assert (magic, version, len(data)) == (20240520, 1, 1024 + 2 * n), path
+    return struct.unpack(f"<{n}H", data[1024:])
+expected = {"train": (), "val": ()}
+for word in words:
+    all = tokens(word)
+    n_val = int(fraction * len(all))
+    expected["train"] += all[:len(all) - n_val]
+    expected["val"] += all[len(all) - n_val:]
+n_files = 0
+for kind, first in (("train", 1), ("val", 0)):
+    parts = [expected[kind][i:i + most] for i in range(0, len(expected[kind]), most)]
+    for i, part in enumerate(parts): assert tokens(f"{name}_{kind}_{first + i:06d}.bin") == part, (kind, i)
+    n_files += len(parts)
+assert len(glob.glob(name + "*")) == n_files, "other files"
+PYTHON
+series() {  # PROMISE SHARD-TOKENS FRACTION WORD...
+    local promise=$1 most=$2 fraction=$3 good=1 words=() i=0
+    shift 3
+    rm -rf new words.*
+    for word; do "$tokenize" --out words.$i "$word" >out 2>err && words+=(words.$i) && i=$((i + 1)); done
+    if timeout 30 "$tokenize" --out new/deep/x --shard-tokens $most --val-fraction $fraction "$@" >out 2>err &&
+        $python check_series.py $((most > 0 ? most : 1 << 30)) $fraction new/deep/x "${words[@]}" 2>err; then good=0; fi
+    verdict $good "$promise" "tokenize --shard-tokens $most --val-fraction $fraction $*: $(<out) $(tail -n 1 err) $(ls new/deep)"
+}
+head -c 3000 "$root/README.md" >long.txt
+series "shards of 1000 tokens, the last of what remains" 1000 0 long.txt
+series "a tenth for validation, in one shard each" 0 0.1 long.txt
+series "both, of several words: the last part of each" 333 0.25 long.txt documents text.txt
+series "a part that reaches back over many shards" 100 0.9 long.txt long.txt
+series "a part that ends with a shard" 50 0.5 documents long.txt
+series "shards of one token" 1 0.5 documents
+check "... and the line that says where they are" grep -q ", new/deep/x_train_000001.bin to 0*[0-9]* ([0-9]* tokens), new/deep/x_val_000000.bin to 0*[0-9]* ([0-9]* tokens): uint16$" out
+no "--out: new/deep/x_train_000001.bin is there already" "shards of another run under the same name" --out new/deep/x --shard-tokens 5 text.txt
+rm new/deep/x_train*
+no "--out: new/deep/x_val_000000.bin is there already" "... and those for validation, before any work" --out new/deep/x.bin --val-fraction 0.5 text.txt
+rm -r new
+head -c 60000000 /dev/zero | tr '\0' 'a' >slow.txt
+"$tokenize" --tokenizer "$golden/qwen2.json" --out new/x --shard-tokens 100 long.txt slow.txt >out 2>err &
+for _ in {1..200}; do [ -e new/x_train_000001.bin.tmp ] && break; sleep 0.02; done
+kill -TERM $!
+wait $!
+check "stopped while it works: no shard, and no part of one" test $? = 143 -a -z "$(ls new)"
+rm -r new slow.txt
 timeout 30 "$tokenize" text.txt <<<x >/dev/full 2>err
 check "a full disk behind standard output: status 1" test $? = 1
 

@@ -2,10 +2,16 @@
 Text to tokens and back, with the trainers' own tokenizer:
     make tools
     dev/tools/tokenize --tokenizer qwen/ --out data.bin book.txt corpus/    token shard: what --train of a trainer reads
+    dev/tools/tokenize --out data/book --val-fraction 0.1 book.txt          data/book_train_000001.bin, book_val_000000.bin
     echo "Hello world" | dev/tools/tokenize --tokenizer qwen/               9707 1879 198
     echo "9707 1879" | dev/tools/tokenize --tokenizer qwen/ --decode        Hello world
 A shard is that of llm.c: uint16 when the vocabulary has at most 65,536 tokens, else uint32 (format: llmc/text/dataloader.h).
 End of text stands before each document; a document is a file. Files, folders and patterns are taken as by --train.
+With --shard-tokens N or --val-fraction F --out is the beginning of the names that llm.c gives its shards: _train_000001.bin,
+_train_000002.bin, ... and _val_000000.bin, ..., each of N tokens but for the last. For validation stands aside what the
+trainers' own --val-fraction takes: of each word on the command line the last floor(F * n) of its n tokens, wherever documents end.
+All shards are written under their names + ".tmp" and get the names once the last is whole. Shards that are there are not
+replaced, for those of two runs would be taken for one data set.
 */
 #include "../../llmc/text/dataloader.h"  // file_list_make, tokens_check_text_, tokens_is_json_lines_, file_map; tokenizer.h
 #include "../../llmc/core/print.h"       // progress, seconds_now
@@ -14,75 +20,232 @@ End of text stands before each document; a document is a file. Files, folders an
 
 typedef struct {
     const char *tokenizer, *out;
-    int decode, skip_special, added, use_template;
+    int shard_tokens, decode, skip_special, added, use_template;
+    float val_fraction;
 } Settings;
 
-// ---- files to a shard ----
+// ---- names of shards, and what an exit leaves of them ----
 
 typedef struct {
-    FILE* file;  // NULL: only count
-    const char* path;
-    int token_bytes;
-    int64_t n_tokens, n_bytes, n_documents, n_skipped;
+    char path[PATH_BYTES], temporary[PATH_BYTES];  // temporary: "" once the shard has its name
+    int64_t n_tokens;
 } Shard;
 
-static char temporary[PATH_BYTES];  // of the shard that is being written, "" before and after; an exit in between removes it
-static void remove_temporary(void) {
-    if (*temporary) { remove(temporary); }
-}
+// every shard that was begun; the list only grows
+typedef struct BegunShard {
+    Shard shard;
+    struct BegunShard* before;
+} BegunShard;
 
-static void shard_begin(Shard* s, const char* path, int n_vocabulary) {
-    const unsigned char header[1024] = {0};
-    memset(s, 0, sizeof *s);
-    s->path = path;
-    s->token_bytes = n_vocabulary <= 65536 ? 2 : 4;
-    if (!*path) { return; }
-    char name[PATH_BYTES];
-    s->file = fopen(temporary_path(name, path), "wb");
-    if (!s->file) { fail_run("%s: cannot be created: %s", name, strerror(errno)); }
-    strcpy(temporary, name);
-    atexit(remove_temporary);
-    fwrite(header, 1, sizeof header, s->file);  // room; an error is seen by shard_end
-}
+static BegunShard* begun;
 
-static void shard_append(Shard* s, const int* tokens, int n) {
-    s->n_tokens += n;
-    if (s->n_tokens > INT32_MAX) {
-        fail_input("%s: more than 2^31 - 1 tokens do not fit in one shard: give fewer files at a time", s->path);
-    }
-    for (int from = 0; s->file && from < n; from += 4096) {
-        uint16_t narrow[4096];
-        int m = n - from < 4096 ? n - from : 4096;
-        for (int i = 0; i < m; i++) { narrow[i] = (uint16_t)tokens[from + i]; }
-        const void* from_tokens = s->token_bytes == 2 ? (const void*)narrow : (const void*)(tokens + from);
-        fwrite(from_tokens, (size_t)s->token_bytes, (size_t)m, s->file);
+static void remove_temporaries(void) {
+    for (BegunShard* b = begun; b; b = b->before) {
+        if (*b->shard.temporary) { unlink(b->shard.temporary); }
     }
 }
 
-static void shard_end(Shard* s) {
+static void stop(int signal_number) {
+    remove_temporaries();
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+}
+
+static void remove_temporaries_at_exit(void) {
+    atexit(remove_temporaries);
+    const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    for (int i = 0; i < 3; i++) {
+        if (signal(signals[i], stop) == SIG_IGN) { signal(signals[i], SIG_IGN); }  // nohup's wish
+    }
+}
+
+// ---- a stream of tokens, cut into shards ----
+
+enum { MAX_SHARDS = 999999 };  // six digits: byte order is the order of numbers
+
+typedef struct {
+    const char* kind;   // "train" or "val"; "": one shard, under the name that --out gives
+    int first_number;
+    Shard** shards;
+    int n_shards;
+    FILE* file;         // of the last shard; NULL before the first
+    int64_t n_tokens;
+} Stream;
+
+typedef struct {
+    const Settings* o;
+    const OptionWords* inputs;
+    int token_bytes;
+    int64_t shard_tokens;  // in a shard at most
+    Stream train, val;
+    int64_t n_bytes, n_documents, n_skipped;
+} Output;
+
+static int is_series(const Settings* o) { return o->shard_tokens > 0 || o->val_fraction > 0.0f; }
+
+static void shard_name(char path[PATH_BYTES], const Settings* o, const Stream* s, int i) {
+    int n = (int)strlen(o->out);
+    if (ends_with(o->out, ".bin")) { n -= 4; }
+    const int used = *s->kind ? snprintf(path, PATH_BYTES, "%.*s_%s_%06d.bin", n, o->out, s->kind, s->first_number + i)
+                              : snprintf(path, PATH_BYTES, "%s", o->out);
+    if (used >= PATH_BYTES) { fail_input("--out: %.40s...: this path is too long", o->out); }
+}
+
+static int is_folder(const char* path) {
+    struct stat status;
+    return ends_with(path, "/") || (stat(path, &status) == 0 && S_ISDIR(status.st_mode));
+}
+
+// before a shard is made: it takes the place of no file that is read, nor of a shard of another run
+static void check_shard_name(const Output* out, const char* path) {
+    for (int i = 0; i < out->inputs->n; i++) {
+        options_refuse(path_overwrites(path, out->inputs->words[i]), "out", "is a file that is read: give another name");
+    }
+    if (is_series(out->o) && path_exists(path)) {
+        options_fail("out", "%s is there already: give another name, or remove the shards of this one", path);
+    }
+}
+
+static void stream_failed(const Shard* s) { fail_run("%s: cannot be written: %s", s->temporary, strerror(errno)); }
+
+// the last shard is written as far as it goes
+static void stream_close(Stream* s) {
     if (!s->file) { return; }
-    int32_t header[3] = {s->token_bytes == 2 ? 20240520 : 20240801, s->token_bytes == 2 ? 1 : 7, (int32_t)s->n_tokens};
-    int failed = fseek(s->file, 0, SEEK_SET) != 0 || fwrite(header, 4, 3, s->file) != 3 || ferror(s->file) ||
-                 fflush(s->file) != 0 || fsync(fileno(s->file)) != 0;
-    int number = errno;
-    failed = fclose(s->file) != 0 || failed;
-    if (failed) { fail_run("%s: cannot be written: %s", s->path, strerror(number)); }
-    file_publish(temporary, s->path);
-    *temporary = '\0';
+    const int failed = ferror(s->file) || fflush(s->file) != 0;
+    if (fclose(s->file) != 0 || failed) { stream_failed(s->shards[s->n_shards - 1]); }
+    s->file = NULL;
 }
 
-static void add_document(Shard* s, const Tokenizer* t, TokenizerWork* w, const Settings* o, const MappedFile* file) {
-    int eot = tokenizer_need_eot(t), choices = o->added ? TOKENIZER_ADDED : 0;
-    shard_append(s, &eot, 1);
+static void stream_begin_shard(Stream* s, const Output* out) {
+    const unsigned char header[1024] = {0};
+    BegunShard* new_shard = (BegunShard*)malloc_check(sizeof *new_shard, "shard");
+    memset(new_shard, 0, sizeof *new_shard);
+    Shard* shard = &new_shard->shard;
+    stream_close(s);
+    if (s->n_shards == MAX_SHARDS) { options_fail("shard-tokens", "%d shards are not enough: give more", MAX_SHARDS); }
+    shard_name(shard->path, out->o, s, s->n_shards);
+    check_shard_name(out, shard->path);
+    make_folder(path_parent(shard->temporary, shard->path));
+    char temporary[PATH_BYTES];
+    sigset_t all, before;
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &before);  // a file that was made is in the list before a signal comes
+    s->file = fdopen(file_create(temporary_path(temporary, shard->path)), "wb");
+    if (!s->file) { fail_run("%s: cannot be created: %s", temporary, strerror(errno)); }
+    memcpy(shard->temporary, temporary, sizeof temporary);
+    new_shard->before = begun;
+    begun = new_shard;
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    if ((s->n_shards & (s->n_shards - 1)) == 0) {  // a power of two: full
+        const size_t n_grown = s->n_shards ? 2 * (size_t)s->n_shards : 1;
+        s->shards = (Shard**)realloc_check(s->shards, n_grown * sizeof(Shard*), "list of shards");
+    }
+    s->shards[s->n_shards++] = shard;
+    fwrite(header, 1, sizeof header, s->file);  // room; an error is seen by stream_close
+}
+
+// of token_bytes each, as they stand in a shard
+static void stream_append(Stream* s, const Output* out, const char* tokens, int64_t n) {
+    s->n_tokens += n;
+    if (*out->o->out && !*s->kind && s->n_tokens > INT32_MAX) {
+        fail_input("%s: more than 2^31 - 1 tokens do not fit in one shard: give --shard-tokens", out->o->out);
+    }
+    while (*out->o->out && n > 0) {
+        if (!s->file || s->shards[s->n_shards - 1]->n_tokens == out->shard_tokens) { stream_begin_shard(s, out); }
+        Shard* last = s->shards[s->n_shards - 1];
+        const int64_t room = out->shard_tokens - last->n_tokens, now = n < room ? n : room;
+        fwrite(tokens, (size_t)out->token_bytes, (size_t)now, s->file);
+        last->n_tokens += now;
+        tokens += now * out->token_bytes;
+        n -= now;
+    }
+}
+
+static void append_tokens(Output* out, const int* tokens, int n) {
+    for (int from = 0; from < n; from += 4096) {
+        uint16_t narrow[4096];
+        const int m = n - from < 4096 ? n - from : 4096;
+        for (int i = 0; i < m; i++) { narrow[i] = (uint16_t)tokens[from + i]; }
+        stream_append(&out->train, out, out->token_bytes == 2 ? (const char*)narrow : (const char*)(tokens + from), m);
+    }
+}
+
+// tokens of a shard from `first` on, to the end of another stream
+static void copy_tokens(Stream* to, const Output* out, const Shard* from, int64_t first) {
+    char piece[65536];
+    FILE* file = fopen(from->temporary, "rb");
+    if (!file || fseek(file, (long)(1024 + first * out->token_bytes), SEEK_SET) != 0) { stream_failed(from); }
+    for (int64_t left = from->n_tokens - first; left > 0;) {
+        const int64_t room = (int64_t)sizeof piece / out->token_bytes, n = left < room ? left : room;
+        if (fread(piece, (size_t)out->token_bytes, (size_t)n, file) != (size_t)n) {
+            fail_run("%s: cannot be read again: %s", from->temporary, strerror(errno));
+        }
+        stream_append(to, out, piece, n);
+        left -= n;
+    }
+    fclose(file);
+}
+
+// the last n tokens for training become tokens for validation, and the next for training follow those before them
+static void set_aside(Output* out, int64_t n) {
+    Stream* train = &out->train;
+    if (n == 0) { return; }
+    stream_close(train);
+    int i = train->n_shards - 1;
+    int64_t first = train->shards[i]->n_tokens - n;  // in shard i
+    while (first < 0) { first += train->shards[--i]->n_tokens; }
+    for (int k = i; k < train->n_shards; k++) { copy_tokens(&out->val, out, train->shards[k], k == i ? first : 0); }
+    for (; train->n_shards > i + (first > 0); train->n_shards--) {
+        Shard* none = train->shards[train->n_shards - 1];
+        if (unlink(none->temporary) != 0) { stream_failed(none); }
+        *none->temporary = '\0';
+    }
+    train->n_tokens -= n;
+    if (train->n_shards == 0) { return; }
+    Shard* last = train->shards[train->n_shards - 1];
+    last->n_tokens = first > 0 ? first : last->n_tokens;
+    if (truncate(last->temporary, (off_t)(1024 + last->n_tokens * out->token_bytes)) != 0) { stream_failed(last); }
+    train->file = fopen(last->temporary, "ab");
+    if (!train->file) { stream_failed(last); }
+}
+
+// headers: now the numbers of tokens are known; then the disk has it
+static void stream_finish(Stream* s, const Output* out) {
+    stream_close(s);
+    for (int i = 0; i < s->n_shards; i++) {
+        const Shard* shard = s->shards[i];
+        const int narrow = out->token_bytes == 2;
+        const int32_t header[3] = {narrow ? 20240520 : 20240801, narrow ? 1 : 7, (int32_t)shard->n_tokens};
+        const int fd = open(shard->temporary, O_WRONLY | O_CLOEXEC);
+        if (fd < 0 || pwrite(fd, header, sizeof header, 0) != sizeof header || fsync(fd) != 0) { stream_failed(shard); }
+        close(fd);
+    }
+}
+
+static void stream_publish(Stream* s) {
+    for (int i = 0; i < s->n_shards; i++) {
+        char temporary[PATH_BYTES];
+        memcpy(temporary, s->shards[i]->temporary, sizeof temporary);
+        file_publish(temporary, s->shards[i]->path);
+        *s->shards[i]->temporary = '\0';
+    }
+}
+
+// ---- files to shards ----
+
+static void add_document(Output* out, const Tokenizer* t, TokenizerWork* w, const MappedFile* file) {
+    int eot = tokenizer_need_eot(t), choices = out->o->added ? TOKENIZER_ADDED : 0;
+    append_tokens(out, &eot, 1);
     int n = tokenizer_encode_with(t, w, (const char*)file->bytes, file->n_bytes, choices);
-    shard_append(s, w->tokens, n);
-    s->n_documents++;
-    s->n_bytes += (int64_t)file->n_bytes;
+    append_tokens(out, w->tokens, n);
+    out->n_documents++;
+    out->n_bytes += (int64_t)file->n_bytes;
 }
 
 // one file, folder or pattern
-static void add_path(Shard* s, const Tokenizer* t, TokenizerWork* w, const Settings* o, const char* path) {
+static void add_path(Output* out, const Tokenizer* t, TokenizerWork* w, const char* path) {
     FileList list;
+    const int64_t n_before = out->train.n_tokens;
     file_list_make(&list, path);
     for (int i = 0; i < list.n; i++) {
         MappedFile file;
@@ -94,33 +257,68 @@ static void add_path(Shard* s, const Tokenizer* t, TokenizerWork* w, const Setti
             is_text = error_set(&error, "expected text, found JSON Lines: convert it to text, one file for each document");
         }
         if (!is_text && !list.in_folder) { fail_input("%s: %s", file.path, error.text); }
-        if (is_text) { add_document(s, t, w, o, &file); }
-        s->n_skipped += !is_text;
+        if (is_text) { add_document(out, t, w, &file); }
+        out->n_skipped += !is_text;
         file_unmap(&file);
     }
     progress(path, list.n, list.n);
     file_list_free(&list);
+    const int64_t n = out->train.n_tokens - n_before;
+    set_aside(out, (int64_t)((double)out->o->val_fraction * (double)n));  // as tokens_split counts
 }
 
-static void write_shard(const Tokenizer* t, const Settings* o, const OptionWords* files) {
-    Shard shard;
+static void print_stream(const Stream* s, const Output* out) {
+    if (s->n_shards == 0) { return; }
+    printf(", %s", s->shards[0]->path);
+    if (s->n_shards > 1) { printf(" to %06d", s->first_number + s->n_shards - 1); }
+    if (out->val.n_shards > 0) { printf(" (%lld tokens)", (long long)s->n_tokens); }
+}
+
+static void print_summary(const Output* out, double seconds) {
+    const int64_t n_tokens = out->train.n_tokens + out->val.n_tokens;
+    printf("%lld documents, %lld bytes, %lld tokens with end of text, %.3f bytes per token, %.1f MB/s", (long long)out->n_documents,
+           (long long)out->n_bytes, (long long)n_tokens, (double)out->n_bytes / (double)(n_tokens - out->n_documents),
+           1e-6 * (double)out->n_bytes / seconds);
+    if (out->n_skipped) { printf(", %lld files left out: empty or binary", (long long)out->n_skipped); }
+    print_stream(&out->train, out);
+    print_stream(&out->val, out);
+    if (*out->o->out) { printf(": uint%d", 8 * out->token_bytes); }
+    printf("\n");
+}
+
+static void write_shards(const Tokenizer* t, const Settings* o, const OptionWords* files) {
+    Output out;
     TokenizerWork w;
+    char first_for_validation[PATH_BYTES];
     double start = seconds_now(CLOCK_MONOTONIC);
     tokenizer_need_eot(t);
     tokenizer_work_init(&w, t, 1 << 24);
-    shard_begin(&shard, o->out, t->n_tokens);
-    for (int i = 0; i < files->n; i++) { add_path(&shard, t, &w, o, files->words[i]); }
-    if (shard.n_documents == 0) {
+    memset(&out, 0, sizeof out);
+    out.o = o;
+    out.inputs = files;
+    out.token_bytes = t->n_tokens <= 65536 ? 2 : 4;
+    out.shard_tokens = o->shard_tokens > 0 ? o->shard_tokens : INT32_MAX;
+    out.train.kind = is_series(o) ? "train" : "";
+    out.train.first_number = 1;
+    out.val.kind = "val";
+    shard_name(first_for_validation, o, &out.val, 0);
+    if (o->val_fraction > 0.0f) { check_shard_name(&out, first_for_validation); }
+    remove_temporaries_at_exit();
+    for (int i = 0; i < files->n; i++) { add_path(&out, t, &w, files->words[i]); }
+    if (out.n_documents == 0) {
         fail_input("%s: expected text, found only files that are empty or binary", files->words[0]);
     }
-    shard_end(&shard);
-    double seconds = seconds_now(CLOCK_MONOTONIC) - start;
-    printf("%lld documents, %lld bytes, %lld tokens with end of text, %.3f bytes per token, %.1f MB/s", (long long)shard.n_documents,
-           (long long)shard.n_bytes, (long long)shard.n_tokens, (double)shard.n_bytes / (double)(shard.n_tokens - shard.n_documents),
-           1e-6 * (double)shard.n_bytes / seconds);
-    if (shard.n_skipped) { printf(", %lld files left out: empty or binary", (long long)shard.n_skipped); }
-    if (*o->out) { printf(", %s: uint%d", o->out, 8 * shard.token_bytes); }
-    printf("\n");
+    if (o->val_fraction > 0.0f && (out.train.n_tokens == 0 || out.val.n_tokens == 0)) {
+        options_fail("val-fraction", "of %lld tokens none are left for %s: give more text, or another fraction",
+                     (long long)(out.train.n_tokens + out.val.n_tokens), out.train.n_tokens == 0 ? "training" : "validation");
+    }
+    stream_finish(&out.train, &out);
+    stream_finish(&out.val, &out);
+    stream_publish(&out.train);
+    stream_publish(&out.val);
+    print_summary(&out, seconds_now(CLOCK_MONOTONIC) - start);
+    free(out.train.shards);
+    free(out.val.shards);
     tokenizer_work_free(&w);
 }
 
@@ -177,7 +375,13 @@ int main(int argc, char** argv) {
     Option table[] = {
         {"tokenizer", "tokenizer", "-t", OPTION_TEXT, &o.tokenizer, "bytes", 0, 0, "bytes|FILE|DIR",
          "bytes, a tokenizer.json or the folder it is in; to decode also llm.c's gpt2_tokenizer.bin", 0},
-        {"files to a token shard", "out", "-o", OPTION_TEXT, &o.out, "", 0, 0, "FILE", "the shard; none: only count", 0},
+        {"files to a token shard", "out", "-o", OPTION_TEXT, &o.out, "", 0, 0, "FILE",
+         "the shard; none: only count. Its folder is made if need be", 0},
+        {"files to a token shard", "shard-tokens", "", OPTION_INT, &o.shard_tokens, "0", 0, INT32_MAX, "N",
+         "several shards of at most N tokens: --out x makes x_train_000001.bin, ...; 0: one", 0},
+        {"files to a token shard", "val-fraction", "", OPTION_FLOAT, &o.val_fraction, "0", 0, 0.9, "F",
+         "the last part of each FILE, FOLDER or PATTERN, as the trainers take it: --out x makes x_train_000001.bin "
+         "and x_val_000000.bin", 0},
         {"encoding", "added-tokens", "", OPTION_SWITCH, &o.added, "1", 0, 0, "0|1",
          "cut out special tokens that stand in the text; 0: they are text like any other", 0},
         {"encoding", "template", "", OPTION_SWITCH, &o.use_template, "1", 0, 0, "0|1",
@@ -193,12 +397,17 @@ int main(int argc, char** argv) {
                         "its ids on one line, or with --decode the text of ids.");
     if (o.decode && files.n > 0) { options_fail("decode", "expected ids on standard input and no files, found %s", files.words[0]); }
     if (*o.out && files.n == 0) { options_fail("out", "expected files to read, found none"); }
+    if (is_series(&o) && !*o.out) {
+        options_fail(o.shard_tokens > 0 ? "shard-tokens" : "val-fraction", "needs --out, the beginning of the shards' names");
+    }
     for (int i = 0; i < files.n; i++) {
         options_refuse(path_overwrites(o.out, files.words[i]), "out", "is a file that is read: give another name");
     }
+    options_refuse(*o.out && is_folder(o.out) && (!is_series(&o) || ends_with(o.out, "/")), "out",
+                   "expected the name of a shard, found that of a folder");
     tokenizer_open(&tokenizer, o.tokenizer);
     if (files.n > 0) {
-        write_shard(&tokenizer, &o, &files);
+        write_shards(&tokenizer, &o, &files);
     } else {
         ByteBuffer text = {NULL, 0, 0};
         read_input(&text);
