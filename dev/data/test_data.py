@@ -428,6 +428,18 @@ def test_broken_inputs():
     assert not os.path.exists("out") or not os.listdir("out"), os.listdir("out")
 
 
+def test_without_library():
+    write("lacks/tokenizers.py", "raise ImportError")
+    command = [sys.executable, os.path.join(HERE, "train_tokenizer.py")]
+    there = {**os.environ, "PYTHONPATH": "lacks"}
+    helped = subprocess.run([*command, "--help"], env=there, capture_output=True, text=True)
+    assert helped.returncode == 0 and "--vocab-size" in helped.stdout, helped.stderr
+    arguments = ["x.txt", "--style", "gpt2", "--vocab-size", "300", "--out", "tok"]
+    failed = subprocess.run([*command, *arguments], env=there, capture_output=True, text=True)
+    expected = "train_tokenizer.py: needs the Python package tokenizers: pip install tokenizers\n"
+    assert failed.returncode == 1 and failed.stderr == expected, failed.stderr
+
+
 def test_exit_status():
     def status(script, *arguments):
         done = subprocess.run([sys.executable, os.path.join(HERE, script), *arguments], capture_output=True, text=True)
@@ -507,6 +519,7 @@ PROMISES = [  # what, what it keeps, test, what it needs
     ("tokenizer.json", "encodes the text alone: no special tokens, not cut off", test_library_tokenizer, "tokenizers"),
     ("widths", "two bytes up to 65,536 tokens, four beyond", test_widths, "tokenizers"),
     ("broken inputs", "are refused in one line that says where", test_broken_inputs, None),
+    ("no library", "is needed for --help, and its absence one line", test_without_library, None),
     ("exit status", "is 2 for the user's mistakes, 1 for the system's, 0 when done", test_exit_status, None),
     ("download", "is whole or refused; pages and stumps leave nothing behind", test_download, None),
 ]

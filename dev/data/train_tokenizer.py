@@ -24,8 +24,7 @@ from collections import Counter
 try:
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 except ImportError:
-    print("train_tokenizer.py: needs the Python package tokenizers: pip install tokenizers", file=sys.stderr)
-    raise SystemExit(1)
+    Tokenizer = None  # main says so, after --help and what is wrong with the options
 
 QWEN2_REGEX = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
                r"|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -268,6 +267,8 @@ def main():
     parser.add_argument("--vocab-size", required=True, type=int, metavar="N", help="tokens in all, added ones included")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for tokenizer.json, or a name in .json")
     options = parser.parse_args()
+    if Tokenizer is None:
+        die("needs the Python package tokenizers: pip install tokenizers", status=1)
     least = smallest_vocabulary(options.style)
     if options.vocab_size < least:
         die(f"--vocab-size: expected at least {least} for {options.style} (bytes and added tokens), "
