@@ -7,11 +7,11 @@ Text to tokens and back, with the trainers' own tokenizer:
     echo "9707 1879" | dev/tools/tokenize --tokenizer qwen/ --decode        Hello world
 A shard is that of llm.c: uint16 when the vocabulary has at most 65,536 tokens, else uint32 (format: llmc/text/dataloader.h).
 End of text stands before each document; a document is a file. Files, folders and patterns are taken as by --train.
-With --shard-tokens N or --val-fraction F --out is the beginning of the names that llm.c gives its shards: _train_000001.bin,
-_train_000002.bin, ... and _val_000000.bin, ..., each of N tokens but for the last. For validation stands aside what the
-trainers' own --val-fraction takes: of each word on the command line the last floor(F * n) of its n tokens, wherever documents end.
-All shards are written under their names + ".tmp" and get the names once the last is whole. Shards that are there are not
-replaced, for those of two runs would be taken for one data set.
+With --shard-tokens N or --val-fraction F --out is the beginning of the names that llm.c gives its shards:
+_train_000001.bin, _train_000002.bin, ... and _val_000000.bin, ..., each of N tokens but for the last. For validation
+stands aside what the trainers' own --val-fraction takes: of each word on the command line the last floor(F * n) of its
+n tokens, wherever documents end. All shards are written under their names + ".tmp" and get the names once the last is
+whole. Shards that are there are not replaced, for those of two runs would be taken for one data set.
 */
 #include "../../llmc/text/dataloader.h"  // file_list_make, tokens_check_text_, tokens_is_json_lines_, file_map; tokenizer.h
 #include "../../llmc/core/print.h"       // progress, seconds_now
@@ -99,7 +99,8 @@ static int is_folder(const char* path) {
 // before a shard is made: it takes the place of no file that is read, nor of a shard of another run
 static void check_shard_name(const Output* out, const char* path) {
     for (int i = 0; i < out->inputs->n; i++) {
-        options_refuse(path_overwrites(path, out->inputs->words[i]), "out", "is a file that is read: give another name");
+        options_refuse(path_overwrites(path, out->inputs->words[i]), "out",
+                       "is a file that is read: give another name");
     }
     if (is_series(out->o) && path_exists(path)) {
         options_fail("out", "%s is there already: give another name, or remove the shards of this one", path);
@@ -276,9 +277,9 @@ static void print_stream(const Stream* s, const Output* out) {
 
 static void print_summary(const Output* out, double seconds) {
     const int64_t n_tokens = out->train.n_tokens + out->val.n_tokens;
-    printf("%lld documents, %lld bytes, %lld tokens with end of text, %.3f bytes per token, %.1f MB/s", (long long)out->n_documents,
-           (long long)out->n_bytes, (long long)n_tokens, (double)out->n_bytes / (double)(n_tokens - out->n_documents),
-           1e-6 * (double)out->n_bytes / seconds);
+    printf("%lld documents, %lld bytes, %lld tokens with end of text, %.3f bytes per token, %.1f MB/s",
+           (long long)out->n_documents, (long long)out->n_bytes, (long long)n_tokens,
+           (double)out->n_bytes / (double)(n_tokens - out->n_documents), 1e-6 * (double)out->n_bytes / seconds);
     if (out->n_skipped) { printf(", %lld files left out: empty or binary", (long long)out->n_skipped); }
     print_stream(&out->train, out);
     print_stream(&out->val, out);
@@ -310,7 +311,8 @@ static void write_shards(const Tokenizer* t, const Settings* o, const OptionWord
     }
     if (o->val_fraction > 0.0f && (out.train.n_tokens == 0 || out.val.n_tokens == 0)) {
         options_fail("val-fraction", "of %lld tokens none are left for %s: give more text, or another fraction",
-                     (long long)(out.train.n_tokens + out.val.n_tokens), out.train.n_tokens == 0 ? "training" : "validation");
+                     (long long)(out.train.n_tokens + out.val.n_tokens),
+                     out.train.n_tokens == 0 ? "training" : "validation");
     }
     stream_finish(&out.train, &out);
     stream_finish(&out.val, &out);
@@ -398,7 +400,8 @@ int main(int argc, char** argv) {
     if (o.decode && files.n > 0) { options_fail("decode", "expected ids on standard input and no files, found %s", files.words[0]); }
     if (*o.out && files.n == 0) { options_fail("out", "expected files to read, found none"); }
     if (is_series(&o) && !*o.out) {
-        options_fail(o.shard_tokens > 0 ? "shard-tokens" : "val-fraction", "needs --out, the beginning of the shards' names");
+        options_fail(o.shard_tokens > 0 ? "shard-tokens" : "val-fraction",
+                     "needs --out, the beginning of the shards' names");
     }
     for (int i = 0; i < files.n; i++) {
         options_refuse(path_overwrites(o.out, files.words[i]), "out", "is a file that is read: give another name");
