@@ -445,9 +445,22 @@ static inline void options_defaults_(Option* table, int n) {
     }
 }
 
+// A word where an option belongs; `before` took the word before it, or is NULL. Of a pattern without quotes the shell
+// makes many words, of which the option has taken the first.
+__attribute__((noreturn))
+static inline void options_refuse_word_(const char* word, const Option* before) {
+    if (before && before->type == OPTION_TEXT && access(word, F_OK) == 0) {
+        fail_input("expected an option such as --name value, found \"%s\", a second file after --%s: put a pattern in "
+                   "quotes (--%s '*.txt'), so that the shell leaves it alone", format_text(word).s, before->name,
+                   before->name);
+    }
+    fail_input("expected an option such as --name value, found \"%s\" (--help lists all)", format_text(word).s);
+}
+
 // exits with 2 on a wrong option and with 0 after --help; words NULL: there may be none
 static inline void options_parse_words(Option* table, int n, OptionWords* words, int argc, char** argv,
                                        const char* about) {
+    const Option* before = NULL;  // whose value was the last word
     options_defaults_(table, n);
     if (words) { words->n = 0; }
     for (int i = 1; i < argc; i++) {
@@ -472,10 +485,7 @@ static inline void options_parse_words(Option* table, int n, OptionWords* words,
             words->words[words->n++] = word;
             continue;
         }
-        if (word[0] != '-') {
-            fail_input("expected an option such as --name value, found \"%s\" (--help lists all)",
-                       format_text(word).s);
-        }
+        if (word[0] != '-') { options_refuse_word_(word, before); }
         Option* o = options_row_(table, n, word, length, "");
         if (!value && next && option_accepts_(table, n, o, next, words)) {
             value = next;
@@ -485,6 +495,7 @@ static inline void options_parse_words(Option* table, int n, OptionWords* words,
                        format_text(next).s, o->name, format_text(next).s);
         }
         option_give_(o, value, "");
+        before = o;
     }
 }
 
