@@ -172,6 +172,10 @@ timeout 60 "$trainer" "${start[@]}" --steps 200 --lr 10 --weight-decay 10 --clip
 check "--max-skips 2: the third non-finite update in a row ends the run with status 1" test $? = 1
 check "... and its message says what was not finite" grep -qE "^train_gpt2: step [0-9]+: 3 updates in a row were not finite \(loss inf, norm [0-9.]+, first bad gradient: none\)" err
 check "... and the skipped updates are marked" test "$(grep -c '| skipped$' out) $(grep -c '"skipped": true' burnt/metrics.jsonl)" = "3 3"
+shard $(tokens 100 200) >plain.bin
+run --model tiny --train plain.bin --seq-len 16 --steps 1 --run numbers
+check "shards without a tokenizer: neither the box nor the settings say bytes" \
+    test "$(grep -c '^| tokenizer  *| none of 50257 tokens: samples are numbers ' out) $(grep -c '^| tokenizer ' out) $(grep -c '"tokenizer": ""' numbers/settings.json)" = "1 1 1"
 printf 'config = tiny.json  # comment\ntrain = text\n\nseq-len=16\nsteps = 1\nrun = from_file\n' >conf.txt
 run --args conf.txt --steps 2
 check "--args FILE, and a later option wins" test -d from_file/step_000002
@@ -611,6 +615,7 @@ refuse "--config with --model" "expected one of" "${new[@]}" --model tiny
 refuse "no model at all" "expected one of --model, --from, --config and --resume, found none" --train text --run new
 refuse "--resume with --model" "expected one of --model, --from, --config and --resume, found --model and --resume" --resume --run run --model tiny
 refuse "--resume without --run" "--resume: needs the --run" --resume
+refuse "a pattern without quotes" "found \"text/b.txt\", a second file after --train: put a pattern in quotes (--train '*.txt')" --model tiny --train text/*.txt --run new
 refuse "--val with weights" "--val: expected paths without weights, found text:1" --model tiny --train text --val text:1 --run new
 refuse "a weight of 0" 'text:0: expected a weight above 0 after the colon, as in books.txt:3, found "0"' --model tiny --train text:0 --run new
 refuse "a path without the weight that others have" "text/b.txt: expected a weight, as other paths have one, found none" --model tiny --train text:1,text/b.txt --run new

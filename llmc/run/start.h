@@ -148,6 +148,13 @@ static inline void start_texts_(Run* r) {
     prompts_read(&r->prompts, o, &r->tokenizer, r->max_T);
 }
 
+// Token shards of a model that has as many tokens as no tokenizer here: nobody said "bytes", and neither do the settings
+static inline void start_forget_tokenizer_(Run* r) {
+    const int is_data = has_data(&r->data.train) || has_data(&r->data.val);
+    if (!is_data || run_has_text(r) || run_is_typed(r, "tokenizer")) { return; }
+    options_set(r->table, r->n_options, "tokenizer", "");
+}
+
 // sizes that follow from the model and the data; conflicts
 static inline void start_plan_(Run* r, int argc, char** argv) {
     RunOptions* o = &r->o;
@@ -156,6 +163,7 @@ static inline void start_plan_(Run* r, int argc, char** argv) {
     if (!options_given(r->table, r->n_options, "tokenizer")) {
         data_check_tokenizer(&r->data, o, r->V, run_has_text(r));
     }
+    start_forget_tokenizer_(r);
     start_check_purpose_(r);
     options_refuse(run_is_training(r) && o->noise_scale > 0 && r->n_leaves == 1, "noise-scale",
                    "compares the micro-batches of an update, of which there is one: give --grad-accum 2 or more");
@@ -307,6 +315,9 @@ static inline double start_box_(const Run* r) {
     box_row("parameters", n_padded > n_parameters ? "%s = %zu (padded: %zu)" : "%s = %zu",
             format_count((double)n_parameters).s, n_parameters, n_padded);
     data_box(&r->data);
+    if (has_data(&r->data.train) && !run_has_text(r) && !r->has_no_text) {
+        box_row("tokenizer", "none of %d tokens: samples are numbers", r->V);
+    }
     if (run_is_training(r)) {
         box_update(&r->o, r->n_leaves, r->T);
         box_checkpoints(&r->o, &r->state, run_checkpoint_bytes(m->table, m->n_table, m->frozen));
