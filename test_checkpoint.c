@@ -459,21 +459,26 @@ static void test_horizon(Test* t) {
                "--warmup: expected less than the 10 steps of --lr-horizon, found 10");
 }
 
-// --warmup 5%: of --steps or --lr-horizon, once; a run that goes on with more steps keeps the number
+// --warmup 5%: of --steps or --lr-horizon, as they are now
 static void test_warmup_share(Test* t) {
+    const struct { int steps, horizon, want; } cases[] = {{1000, 0, 50}, {9000, 0, 450}, {19, 0, 0}, {9000, 300, 15}};
+    for (int i = 0; i < 4; i++) {
+        RunOptions o = options_of("");
+        o.warmup.percent = 5.0f;
+        o.lr = 1.0f;
+        o.steps = cases[i].steps;
+        o.lr_horizon = cases[i].horizon;
+        run_plan_steps(&o, 1000, 1);
+        const int want = cases[i].want;
+        check(t, run_lr(&o, 0) == (want > 0 ? 1.0f / (float)want : 1.0f) && run_lr(&o, want) == 1.0f,
+              "%d steps, horizon %d: rates %g and %g", o.steps, o.lr_horizon, (double)run_lr(&o, 0),
+              (double)run_lr(&o, want));
+    }
     RunOptions o = options_of("");
-    o.warmup.percent = 5.0f;
-    o.batch_size = 1;
-    o.epochs = 1.0f;
-    run_plan_steps(&o, 1000, 1);
-    check(t, o.warmup.n == 50 && o.warmup.percent == 0.0f, "5%% of 1000 steps: found %d", o.warmup.n);
-    o.steps = 9000;
-    run_plan_steps(&o, 1000, 1);
-    check(t, o.warmup.n == 50, "of 9000 steps later: found %d", o.warmup.n);
-    o.warmup.percent = 5.0f;
-    o.lr_horizon = 300;
-    run_plan_steps(&o, 1000, 1);
-    check(t, o.warmup.n == 15, "5%% of a horizon of 300: found %d", o.warmup.n);
+    o.warmup.n = 10;
+    o.steps = 10;
+    check_exit(t, "a warm-up of all steps", plan_in_child, &o, 2,
+               "--warmup: expected less than the 10 steps of the run, found 10");
 }
 
 static void test_early_stop(Test* t) {
@@ -849,7 +854,7 @@ int main(int argc, char** argv) {
         {"grown moments", "layers take their moments along, new ones begin with 0", test_grown_moments},
         {"other names", "the options of a run under the names that another trainer gave them", test_other_names},
         {"horizon", "--lr-horizon spans the schedule, whatever --steps is; then the last value stays", test_horizon},
-        {"warm-up", "--warmup as a share is of --steps or --lr-horizon, and a number from then on", test_warmup_share},
+        {"warm-up", "--warmup as a share is one of --steps or --lr-horizon, as they are now", test_warmup_share},
         {"early stop", "--early-stop-delta: by how much a validation must be better", test_early_stop},
         {"summary", "summary.json: how a run ended, and where its checkpoints are", test_summary},
         {"snapshot", "the writer gets each of the most arenas as it was when it began", test_snapshot},

@@ -275,28 +275,28 @@ static inline int run_leaves(Option* table, int n, const RunOptions* o, int T) {
 // steps over which the learning rate changes
 static inline int run_horizon_(const RunOptions* o) { return o->lr_horizon > 0 ? o->lr_horizon : o->steps; }
 
-// --steps from --epochs where it is not given, a --warmup that is a share of them, and what must be below them. Settings
-// and checkpoints have both as numbers: a run that goes on with more --steps keeps its warm-up
+// steps of --warmup. A share is one of the steps that the run has now: one that goes on may have more
+static inline int run_warmup_(const RunOptions* o) { return amount_of(o->warmup, run_horizon_(o)); }
+
+// --steps from --epochs where it is not given, and what must be below it
 static inline void run_plan_steps(RunOptions* o, int64_t n_rows, int n_leaves) {
     if (o->steps == 0) {
         double steps = ceil((double)o->epochs * (double)n_rows / ((double)n_leaves * o->batch_size));
         o->steps = steps < INT_MAX ? (int)steps : INT_MAX;
     }
-    Amount warmup = {amount_of(o->warmup, run_horizon_(o)), 0.0f};
-    if (o->resume && warmup.n >= run_horizon_(o)) { warmup.n = run_horizon_(o) - 1; }  // a run that is cut short now
-    o->warmup = warmup;
-    if (warmup.n >= o->steps) {
-        options_fail("warmup", "expected less than the %d steps of the run, found %d", o->steps, warmup.n);
+    const int warmup = run_warmup_(o);
+    if (warmup >= o->steps) {
+        options_fail("warmup", "expected less than the %d steps of the run, found %d", o->steps, warmup);
     }
-    if (o->lr_horizon > 0 && warmup.n >= o->lr_horizon) {
-        options_fail("warmup", "expected less than the %d steps of --lr-horizon, found %d", o->lr_horizon, warmup.n);
+    if (o->lr_horizon > 0 && warmup >= o->lr_horizon) {
+        options_fail("warmup", "expected less than the %d steps of --lr-horizon, found %d", o->lr_horizon, warmup);
     }
 }
 
 // learning rate of step 0, 1, ...
 static inline float run_lr(const RunOptions* o, int step) {
     const int horizon = run_horizon_(o);
-    return schedule_lr((Schedule)o->schedule, step < horizon ? step : horizon, horizon, o->warmup.n, (double)o->lr,
+    return schedule_lr((Schedule)o->schedule, step < horizon ? step : horizon, horizon, run_warmup_(o), (double)o->lr,
                        (double)o->final_lr);
 }
 
