@@ -376,10 +376,10 @@ from rounded.bin
 cp -r h rounded
 from bf16.bin
 check "--from bf16.bin: the bits of the upper halves" cmp h/model.safetensors rounded/model.safetensors
-patched model.bin 1100 4 $((0x7fc00000)) >nan.bin
-timeout 60 "$trainer" --from nan.bin --train text --steps 9 --max-skips 1 --run nan >out 2>err
-check "--from nan.bin: no update, status 1, the first bad tensor by name" \
-    test $? = 1 -a "$(grep -c 'step 2: 2 updates .*loss -*nan, norm -*nan, first bad gradient: transformer.wte.weight' err)" = 1
+patched model.bin 1024 4 $(for _ in $(seq 64); do echo $((0x7f7fffff)); done) >huge.bin
+timeout 60 "$trainer" --from huge.bin --train text --steps 9 --max-skips 1 --run huge >out 2>err
+check "--from huge.bin, of the largest float: no update, status 1, the first bad tensor by name" \
+    test $? = 1 -a "$(grep -cE 'step 2: 2 updates .*loss -*(nan|inf), norm -*nan, first bad gradient: transformer.wte.weight' err)" = 1
 run --from hf --export-bin again.bin
 check "--export-bin of an exported folder: the same file" cmp model.bin again.bin
 

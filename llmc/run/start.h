@@ -211,7 +211,9 @@ static inline void start_open(Run* r, int argc, char** argv) {
     start_freeze_(r);
     start_plan_(r, argc, argv);
     save_find_companions(r);
-    if (strcmp(r->tokenizer.kind, "bytes") == 0) { options_set(r->table, r->n_options, "tokenizer", "bytes"); }
+    // not the path of the tokenizer.json that says no more than that
+    const int is_bytes = *r->o.tokenizer && strcmp(r->tokenizer.kind, "bytes") == 0;
+    if (is_bytes) { options_set(r->table, r->n_options, "tokenizer", "bytes"); }
     ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->data.train, &r->data.val);
     start_check_left_(r);
 }
