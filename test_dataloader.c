@@ -942,8 +942,8 @@ static void test_mixture_order(Test* t) {
             int source;
             int64_t row = place_of(&l, index, &source);
             check(t, source == at[2 * index] && row == at[2 * index + 1],
-                  "%s, index %lld: source %d, row %lld, expected %d, %d", name, (long long)index, source, (long long)row,
-                  at[2 * index], at[2 * index + 1]);
+                  "%s, index %lld: source %d, row %lld, expected %d, %d", name, (long long)index, source,
+                  (long long)row, at[2 * index], at[2 * index + 1]);
         }
         tokens_close(&d);
     }

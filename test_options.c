@@ -286,8 +286,9 @@ static void test_wrong(Test* t) {
         {"-", "-: unknown option (--help lists all)"},
         {"--bad\nname", "--bad?name: unknown option (--help lists all)"},
         {"input.txt", "expected an option such as --name value, found \"input.txt\" (--help lists all)"},
-        {"--train|/dev/null|/dev/zero", "expected an option such as --name value, found \"/dev/zero\", a second file after"
-         " --train: put a pattern in quotes (--train '*.txt'), so that the shell leaves it alone"},
+        {"--train|/dev/null|/dev/zero",
+         "expected an option such as --name value, found \"/dev/zero\", a second file after --train: put a pattern "
+         "in quotes (--train '*.txt'), so that the shell leaves it alone"},
         {"--train|x|/nowhere/x",
          "expected an option such as --name value, found \"/nowhere/x\" (--help lists all)"},
         {"--lr|0.1|/dev/zero", "expected an option such as --name value, found \"/dev/zero\" (--help lists all)"},

@@ -2,7 +2,7 @@
 Text to tokens and back, with the trainers' own tokenizer:
     make tools
     dev/tools/tokenize --tokenizer qwen/ --out data.bin book.txt corpus/    token shard: what --train of a trainer reads
-    dev/tools/tokenize --out data/book --val-fraction 0.1 book.txt          data/book_train_000001.bin, book_val_000000.bin
+    dev/tools/tokenize --out data/book --val-fraction 0.1 book.txt    data/book_train_000001.bin, book_val_000000.bin
     echo "Hello world" | dev/tools/tokenize --tokenizer qwen/               9707 1879 198
     echo "9707 1879" | dev/tools/tokenize --tokenizer qwen/ --decode        Hello world
 A shard is that of llm.c: uint16 when the vocabulary has at most 65,536 tokens, else uint32 (format: llmc/text/dataloader.h).

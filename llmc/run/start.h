@@ -148,7 +148,7 @@ static inline void start_texts_(Run* r) {
     prompts_read(&r->prompts, o, &r->tokenizer, r->max_T);
 }
 
-// Token shards of a model that has as many tokens as no tokenizer here: nobody said "bytes", and neither do the settings
+// token shards, and no tokenizer with as many tokens as the model: nobody said "bytes", and neither do the settings
 static inline void start_forget_tokenizer_(Run* r) {
     const int is_data = has_data(&r->data.train) || has_data(&r->data.val);
     if (!is_data || run_has_text(r) || run_is_typed(r, "tokenizer")) { return; }

@@ -34,11 +34,12 @@ Rows never cross a shard, nor a source; they do cross documents (documents.h). W
 Without weights an epoch has every row of every source once. With weights w an epoch has as many rows, N in all, but a
 weight is the share of them that its source gives: of the places 0..N-1 of an epoch, source s has those from
 floor(N*(w_0+..+w_(s-1))/W + 1/2) on, W the sum of all, which are q_s places. ORDER_ROWS permutes the places as if they
-were rows, ORDER_FILE takes them as they are. Place p of epoch e is draw e*q_s + p - (its first place) of its source, and
-draw d of a source with n_s rows is its row permute_index(splitmix64(key, s), d / n_s, d % n_s, n_s), with ORDER_FILE
-row d % n_s. So a source with more weight than rows is repeated, each time in another order; one with less goes on in
-the next epoch where it stopped, and each of its rows has come once before one comes again.
-All of it is a pure function of (key, index): any rank of any number of ranks can ask for any row, and resuming needs only the index.
+were rows, ORDER_FILE takes them as they are. Place p of epoch e is draw e*q_s + p - (its first place) of its source,
+and draw d of a source with n_s rows is its row permute_index(splitmix64(key, s), d / n_s, d % n_s, n_s), with
+ORDER_FILE row d % n_s. So a source with more weight than rows is repeated, each time in another order; one with less
+goes on in the next epoch where it stopped, and each of its rows has come once before one comes again.
+All of it is a pure function of (key, index): any rank of any number of ranks can ask for any row, and resuming needs
+only the index.
 Cost:   opening is one pass at the speed of memory or disk; a row is O(T + shards), with ORDER_SHARDS one permute_index
         for each shard before it: 5 us a row with 30 shards, 50 us with 3000; no array of row numbers exists. Weights:
         one permute_index more.
@@ -318,8 +319,8 @@ static inline void tokens_open_text_(TokenData* d, const MappedFile* file, const
         }
         const int token_bytes = tokenizer->n_tokens > 65536 ? 4 : 2;
         if (d->token_bytes != 0 && token_bytes != d->token_bytes) {
-            fail_input("%s: expected text whose tokens take %d bytes as those of %s, found %d with this tokenizer (%s): "
-                       "use one tokenizer for all", file->path, d->token_bytes, d->shards[0].path, token_bytes,
+            fail_input("%s: expected text whose tokens take %d bytes as those of %s, found %d with this tokenizer "
+                       "(%s): use one tokenizer for all", file->path, d->token_bytes, d->shards[0].path, token_bytes,
                        tokenizer->kind);
         }
         d->token_bytes = token_bytes;
@@ -667,7 +668,9 @@ static inline uint64_t tokens_checksum_shards_(const TokenData* d, const TokenSh
 // XXH3 (64 bits, seed 0) of the tokens alone as stored, little-endian, 2 or 4 bytes each, in the order of the shards:
 // no headers, no names, and where one shard ends and the next begins does not matter. Of examples all inputs, then all
 // targets. At the speed of memory.
-static inline uint64_t tokens_checksum(const TokenData* d) { return tokens_checksum_shards_(d, d->shards, d->n_shards); }
+static inline uint64_t tokens_checksum(const TokenData* d) {
+    return tokens_checksum_shards_(d, d->shards, d->n_shards);
+}
 
 // the same of one source
 static inline uint64_t tokens_checksum_source(const TokenData* d, const TokenSource* source) {
