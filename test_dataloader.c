@@ -1396,6 +1396,37 @@ static void test_text(Test* t) {
     temp_remove(&folder);
 }
 
+// each line a document; in a folder only where nothing else is
+static void test_json_lines(Test* t) {
+    const char text[] = "{\"text\": \"one\", \"id\": 1}\r\n\n"
+                        "  {\"id\": [\"text\"], \"text\": \"t\\u00e4\\u0000o\\n\"}  \n"
+                        "{\"text\": \"\"}\n{\"text\": \"\\ud83d\\ude00\"}";
+    const unsigned char want[] = "|one|t\xc3\xa4\0o\n|\xf0\x9f\x98\x80";
+    TempPath folder = temp_folder(), path = temp_file(&folder, "d/x.jsonl", text, strlen(text));
+    TempPath inner = temp_path(&folder, "d");
+    Tokenizer bytes;
+    tokenizer_bytes_init(&bytes);
+    for (int k = 0; k < 2; k++) {
+        TokenData d;
+        tokens_open(&d, k ? inner.s : path.s, &bytes);
+        check(t, d.n_documents == 3 && d.n_tokens == sizeof want - 1, "%lld documents, %lld tokens",
+              (long long)d.n_documents, (long long)d.n_tokens);
+        for (int64_t i = 0; i < d.n_tokens && i < (int64_t)sizeof want - 1; i++) {
+            const uint32_t token = tokens_at_(d.text, 2, i), expected = want[i] == '|' ? 256 : want[i];
+            check(t, token == expected, "token %lld: %u", (long long)i, token);
+        }
+        tokens_close(&d);
+    }
+    tokenizer_free(&bytes);
+    temp_file(&folder, "d/y.txt", "b", 1);
+    char plain[256];
+    snprintf(plain, sizeof plain, "|%s|b", text);
+    check_text(t, inner.s, plain, 2);
+    TempPath list = temp_file(&folder, "list.jsonl", "[1]\n", 4);  // as ever
+    check_text(t, list.s, "|[1]\n", 1);
+    temp_remove(&folder);
+}
+
 // longer than a piece of encoding and than what is looked at to tell text from binary
 static void test_long_text(Test* t) {
     enum { N = 3000001 };
@@ -1579,8 +1610,17 @@ static const struct {
     {"latin.txt", "\xe9t\xe9", 3, "found byte 0xe9 at offset 0: binary, or text in another encoding (convert"},
     {"cut.txt", "ab\xc3", 3, "found byte 0xc3 at offset 2"},
     {"lfs.txt", "version https://git-lfs.github.com/spec/v1\n", 43, "lfs.txt: expected text, found a Git LFS pointer"},
-    {"chat.jsonl", "{\"messages\": []}\n{}\n", 20,
-     "chat.jsonl: expected text or a token shard, found JSON Lines: write each text"},
+    {"chat.jsonl", "{\"messages\": [], \"n\": 1}\n{}\n", 28,
+     "chat.jsonl:1: expected an object with the key \"text\", found \"messages\", \"n\""},
+    {"empty.jsonl", "{\"text\": \"a\"}\n\n{}\n", 18,
+     "empty.jsonl:3: expected an object with the key \"text\", found an empty one"},
+    {"list.jsonl", "{\"text\": \"a\"}\n[1]\n", 18,
+     "list.jsonl:2: expected a JSON object such as {\"text\": \"...\"}, found another value"},
+    {"number.jsonl", "{\"text\": 1}\n", 12, "number.jsonl:1: expected a text as \"text\", found another value"},
+    {"cut.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b", 25,
+     "cut.jsonl:2: expected a JSON object such as {\"text\": \"...\"}: premature end of input"},
+    {"half.jsonl", "{\"text\": \"\\ud800\"}\n", 19, "half.jsonl:1: expected a JSON object such as"},
+    {"none.jsonl", "{\"text\": \"\"}\n", 13, "none.jsonl: expected text or token shards, found 1 file, all empty or"},
     {"page.bin", "<!DOCTYPE html>", 15, "page.bin: expected a token shard, found an HTML page"},
     {"text.bin", "just text", 9, "text.bin: expected a token shard, a header of 1024 bytes, found a file of 9 bytes"},
     {"short.txt", "12345678", 8,
@@ -1834,6 +1874,7 @@ int main(int argc, char** argv) {
         {"damaged shards", "are refused when cut anywhere or with another header", test_damaged_shards},
         {"token ids", "of 2^31 - 1 and more are refused", test_token_ids},
         {"text", "takes files in order of name and leaves out what is no text", test_text},
+        {"JSON Lines", "are a document each, whatever else their objects hold", test_json_lines},
         {"long text", "is the same in pieces", test_long_text},
         {"large vocabulary", "keeps ids beyond 65535 whole, and small ones in two bytes", test_large_vocabulary},
         {"gitignore", "leaves out what git would, line by line", test_gitignore},

@@ -71,6 +71,17 @@ static void try_tokenizer(const unsigned char* bytes, size_t n_bytes) {
 static void try_text(const unsigned char* bytes, size_t n_bytes) {
     ErrorText error = {""};
     tokens_is_json_lines_("x.jsonl", bytes, n_bytes);
+    JsonLines lines = {bytes, n_bytes, 0, 0, NULL};
+    const char* document;
+    size_t n_document, n_all = 0;
+    int found;
+    while ((found = json_lines_next(&lines, &document, &n_document, &error)) > 0) {
+        n_all += n_document;
+        if (n_document == 0 || document[n_document] != '\0') { __builtin_trap(); }
+    }
+    if (n_all > n_bytes || lines.row) { __builtin_trap(); }  // an escape is longer than what it stands for
+    if (found < 0) { require_reason(&error); }
+    error.text[0] = '\0';
     tokens_is_shard_(bytes, n_bytes);
     if (!tokens_check_text_(bytes, n_bytes, &error)) { require_reason(&error); }
 }

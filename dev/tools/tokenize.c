@@ -6,14 +6,15 @@ Text to tokens and back, with the trainers' own tokenizer:
     echo "Hello world" | dev/tools/tokenize --tokenizer qwen/               9707 1879 198
     echo "9707 1879" | dev/tools/tokenize --tokenizer qwen/ --decode        Hello world
 A shard is that of llm.c: uint16 when the vocabulary has at most 65,536 tokens, else uint32 (format: llmc/text/dataloader.h).
-End of text stands before each document; a document is a file. Files, folders and patterns are taken as by --train.
+End of text stands before each document; a document is a file, or a line of JSON Lines. Files, folders and patterns are
+taken as by --train.
 With --shard-tokens N or --val-fraction F --out is the beginning of the names that llm.c gives its shards:
 _train_000001.bin, _train_000002.bin, ... and _val_000000.bin, ..., each of N tokens but for the last. For validation
 stands aside what the trainers' own --val-fraction takes: of each word on the command line the last floor(F * n) of its
 n tokens, wherever documents end. All shards are written under their names + ".tmp" and get the names once the last is
 whole. Shards that are there are not replaced, for those of two runs would be taken for one data set.
 */
-#include "../../llmc/text/dataloader.h"  // file_list_make, tokens_check_text_, tokens_is_json_lines_, file_map; tokenizer.h
+#include "../../llmc/text/dataloader.h"  // file_list_make, tokens_check_text_, JsonLines, file_map; tokenizer.h
 #include "../../llmc/core/print.h"       // progress, seconds_now
 #include "../../llmc/core/options.h"     // options_parse_words
 #include "../../llmc/core/outfile.h"     // temporary_path, file_publish
@@ -234,13 +235,23 @@ static void stream_publish(Stream* s) {
 
 // ---- files to shards ----
 
-static void add_document(Output* out, const Tokenizer* t, TokenizerWork* w, const MappedFile* file) {
+static void add_document(Output* out, const Tokenizer* t, TokenizerWork* w, const char* text, size_t n_bytes) {
     int eot = tokenizer_need_eot(t), choices = out->o->added ? TOKENIZER_ADDED : 0;
     append_tokens(out, &eot, 1);
-    int n = tokenizer_encode_with(t, w, (const char*)file->bytes, file->n_bytes, choices);
+    int n = tokenizer_encode_with(t, w, text, n_bytes, choices);
     append_tokens(out, w->tokens, n);
     out->n_documents++;
-    out->n_bytes += (int64_t)file->n_bytes;
+    out->n_bytes += (int64_t)n_bytes;
+}
+
+static void add_lines(Output* out, const Tokenizer* t, TokenizerWork* w, const MappedFile* file) {
+    JsonLines lines = {file->bytes, file->n_bytes, 0, 0, NULL};
+    ErrorText error;
+    const char* text;
+    size_t n_bytes;
+    int found;
+    while ((found = json_lines_next(&lines, &text, &n_bytes, &error)) > 0) { add_document(out, t, w, text, n_bytes); }
+    if (found < 0) { fail_input("%s:%s", file->path, error.text); }
 }
 
 // one file, folder or pattern
@@ -254,11 +265,10 @@ static void add_path(Output* out, const Tokenizer* t, TokenizerWork* w, const ch
         progress(path, i, list.n);
         file_map(&file, list.paths[i]);
         int is_text = tokens_check_text_(file.bytes, file.n_bytes, &error);
-        if (is_text && !list.in_folder && tokens_is_json_lines_(file.path, file.bytes, file.n_bytes)) {
-            is_text = error_set(&error, "expected text, found JSON Lines: convert it to text, one file for each document");
-        }
+        int is_lines = tokens_is_json_lines_(file.path, file.bytes, file.n_bytes) && tokens_reads_lines_(&list);
         if (!is_text && !list.in_folder) { fail_input("%s: %s", file.path, error.text); }
-        if (is_text) { add_document(out, t, w, &file); }
+        if (is_text && is_lines) { add_lines(out, t, w, &file); }
+        else if (is_text) { add_document(out, t, w, (const char*)file.bytes, file.n_bytes); }
         out->n_skipped += !is_text;
         file_unmap(&file);
     }

@@ -68,8 +68,8 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"model", "seed", "", OPTION_INT, &o->seed, "42", 0, INT_MAX, "N",
          "random seed: start values, order of the data, samples", 0},
         {"data", "train", "-i", OPTION_TEXT, &o->train, "", 0, 0, "PATH",
-         "token shards (a pattern), a text file or a folder of text; several: books.txt,code/, or with the share of "
-         "each in the rows: books.txt:3,code/:1", 0},
+         "token shards (a pattern), a text file, JSON Lines or a folder of text; several: books.txt,code/, or with the "
+         "share of each in the rows: books.txt:3,code/:1", 0},
         {"data", "val", "-j", OPTION_TEXT, &o->val, "", 0, 0, "PATH", "the same for validation, without shares", 0},
         {"data", "val-fraction", "--val-ratio", OPTION_FLOAT, &o->val_fraction, "0", 0, 0.9, "F",
          "without --val: keep this last part of --train for validation", 0},

@@ -3,14 +3,15 @@ Token data and the rows a model learns from.
 TokenData is one split: token shards or examples mapped from disk, or text turned into tokens in memory. A path can be
     a file that ends in .bin or begins with a shard's magic number: a shard (below)
     a file that ends in .safetensors or begins as one: examples, rows with targets of their own (examples.h)
+    a file that ends in .jsonl and whose first line is one {...}: JSON Lines, each a document (jsonlines.h)
     any other file: text in UTF-8, one document
     a pattern (*, ?, []): the files it matches, names in byte order, all of one kind
-    a folder, walked as filelist.h says: text, unless every file found in it ends in .bin (shards) or .safetensors
-    (examples)
+    a folder, walked as filelist.h says: text, unless every file found in it ends in .bin (shards), .safetensors
+    (examples) or .jsonl (JSON Lines)
     several of these, separated by commas: sources. Each is of one kind; text and shards may stand together where their
     tokens take as many bytes. Weights, books.txt:3,code/:1, make a mixture of them (below)
 In a folder, empty files and binary ones (a NUL or invalid UTF-8 in the first 64 KiB) are passed over.
-Each document is preceded by end of text. Named directly, a binary or empty file and JSON Lines (.jsonl) are refused.
+Each document is preceded by end of text. Named directly, a binary or empty file is refused.
 tokens_open_numbers reads a file of decimal numbers (numbers.h), or all with one extension of a folder, each a shard.
     offset   size    meaning of a shard (llm.c), little-endian
     0        4       magic 20240520 (GPT-2, uint16 tokens) or 20240801 (Llama 3, uint32 tokens); one kind per data set
@@ -55,6 +56,7 @@ Source: shard formats of karpathy/llm.c; cycle walking: Black & Rogaway 2002, Ci
 #include "../core/rng.h"      // splitmix64
 #include "examples.h"         // Examples, examples_parse, examples_is_file_
 #include "filelist.h"         // FileList, file_list_make, PathList, path_list_make
+#include "jsonlines.h"        // JsonLines, json_lines_next
 #include "numbers.h"          // Numbers, numbers_parse, numbers_take
 #include "tokenizer.h"        // Tokenizer, tokenizer_encode_plain; utf8_decode
 #include <assert.h>
@@ -283,15 +285,16 @@ static inline void tokens_append_text_(TokenData* d, const int* tokens, int n) {
     }
 }
 
-// one document: end of text, then its tokens
-static inline void tokens_add_text_(TokenData* d, const MappedFile* file, const Tokenizer* tokenizer) {
-    size_t piece = tokenizer->cut_anywhere ? 1 << 20 : file->n_bytes;  // ints of one piece at a time in memory
+// one document: end of text, then its tokens. n_left: bytes of its file from its beginning on
+static inline void tokens_add_text_(TokenData* d, const char* text, size_t n_text, size_t n_left,
+                                    const Tokenizer* tokenizer) {
+    size_t piece = tokenizer->cut_anywhere ? 1 << 20 : n_text;  // ints of one piece at a time in memory
     tokens_append_text_(d, &tokenizer->eot, 1);
-    for (size_t at = 0; at < file->n_bytes; at += piece) {
+    for (size_t at = 0; at < n_text; at += piece) {
         int* tokens;
-        size_t n_bytes = file->n_bytes - at < piece ? file->n_bytes - at : piece;
-        progress("tokenising text", d->n_bytes_read - (int64_t)(file->n_bytes - at), d->n_bytes_total);
-        int n = tokenizer_encode_plain(tokenizer, (const char*)file->bytes + at, n_bytes, &tokens);
+        size_t n_bytes = n_text - at < piece ? n_text - at : piece;
+        progress("tokenising text", d->n_bytes_read - (int64_t)(n_left - at), d->n_bytes_total);
+        int n = tokenizer_encode_plain(tokenizer, text + at, n_bytes, &tokens);
         tokens_append_text_(d, tokens, n);
         free(tokens);
     }
@@ -305,13 +308,30 @@ static inline void tokens_check_read_(const MappedFile* file) {
     }
 }
 
-static inline void tokens_open_text_(TokenData* d, const MappedFile* file, const Tokenizer* tokenizer, int in_folder) {
+static inline void tokens_add_lines_(TokenData* d, const MappedFile* file, const Tokenizer* tokenizer) {
+    JsonLines lines = {file->bytes, file->n_bytes, 0, 0, NULL};
+    ErrorText error;
+    const char* text;
+    size_t n_text;
+    int found;
+    while ((found = json_lines_next(&lines, &text, &n_text, &error)) > 0) {
+        tokens_add_text_(d, text, n_text, file->n_bytes - lines.at + n_text, tokenizer);
+    }
+    if (found < 0) { fail_input("%s:%s", file->path, error.text); }
+}
+
+// are files that end in .jsonl JSON Lines? Not in a folder with others beside them, which are all plain text
+static inline int tokens_reads_lines_(const FileList* list) {
+    for (int i = 0; i < list->n && list->in_folder; i++) {
+        if (!ends_with(list->paths[i], ".jsonl")) { return 0; }
+    }
+    return 1;
+}
+
+static inline void tokens_open_text_(TokenData* d, const MappedFile* file, const Tokenizer* tokenizer,
+                                     const FileList* list) {
     ErrorText error;
     assert(tokenizer);
-    if (!in_folder && tokens_is_json_lines_(file->path, file->bytes, file->n_bytes)) {
-        fail_input("%s: expected text or a token shard, found JSON Lines: write each text into a file of its own, or "
-                   "all into token shards (doc/data.md)", file->path);
-    }
     if (tokens_check_text_(file->bytes, file->n_bytes, &error)) {
         if (tokenizer->eot < 0) {
             fail_input("%s: text needs a tokenizer with an end of text, which stands before each document: this one "
@@ -324,8 +344,11 @@ static inline void tokens_open_text_(TokenData* d, const MappedFile* file, const
                        tokenizer->kind);
         }
         d->token_bytes = token_bytes;
-        tokens_add_text_(d, file, tokenizer);
-    } else if (!in_folder) {
+        const int is_lines =
+            tokens_is_json_lines_(file->path, file->bytes, file->n_bytes) && tokens_reads_lines_(list);
+        if (is_lines) { tokens_add_lines_(d, file, tokenizer); }
+        else { tokens_add_text_(d, (const char*)file->bytes, file->n_bytes, file->n_bytes, tokenizer); }
+    } else if (!list->in_folder) {
         fail_input("%s: %s", file->path, error.text);
     }
 }
@@ -447,7 +470,7 @@ static inline void tokens_open_source_(TokenData* d, const WeightedPath* path, c
         if (i == 0) { tokens_refuse_source_(d, file.path, kind); }
         d->n_bytes_read += (int64_t)file.n_bytes;
         if (kind == TEXT_FILE) {
-            tokens_open_text_(d, &file, tokenizer, list->in_folder);
+            tokens_open_text_(d, &file, tokenizer, list);
             tokens_check_read_(&file);
             file_unmap(&file);
             continue;

@@ -1,0 +1,91 @@
+/*
+JSON Lines: one JSON object a line, of which each {"text": "..."} is a document.
+    JsonLines lines = {bytes, n_bytes, 0, 0, NULL};
+    while ((found = json_lines_next(&lines, &text, &n, &error)) > 0) { ... text[0..n-1] ... }
+    if (found < 0) { fail_input("%s:%s", path, error.text); }        // data.jsonl:3: expected ...
+Other keys of an object are passed over, as are blank lines and documents without a character. A text may hold any
+character, 0 too; half of a surrogate pair is none, and refused.
+Cost:   a line is in memory at a time, as the tree that jansson makes of it, beside the text itself.
+Errors: by ErrorText, with the number of the line in front; nothing here ends the program.
+Source: jsonlines.org; RFC 8259.
+*/
+#ifndef LLMC_JSONLINES_H
+#define LLMC_JSONLINES_H
+#include "../core/mapfile.h"  // ErrorText, error_set
+#include <ctype.h>
+#include <jansson.h>
+
+typedef struct {
+    const unsigned char* bytes;
+    size_t n_bytes, at;  // at: of the line that comes next
+    long long number;    // of the line before it
+    json_t* row;         // that line, which holds the text; freed by the next call
+} JsonLines;
+
+// the keys of an object, for a message
+static inline void json_lines_keys_(char keys[128], const json_t* row) {
+    const char* key;
+    json_t* value;
+    size_t used = 0;
+    keys[0] = '\0';
+    json_object_foreach((json_t*)row, key, value) {
+        if (used < 100) { used += (size_t)snprintf(keys + used, 128 - used, "%s\"%.20s\"", used ? ", " : "", key); }
+    }
+}
+
+// the text of a line that is no blank one; 0 with the reason
+static inline int json_lines_parse_(JsonLines* l, const char* line, size_t n, ErrorText* error) {
+    json_error_t json_error;
+    char keys[128];
+    l->row = json_loadb(line, n, JSON_ALLOW_NUL, &json_error);
+    if (!l->row) {
+        return error_set(error, "%lld: expected a JSON object such as {\"text\": \"...\"}: %.100s", l->number,
+                         json_error.text);
+    }
+    if (!json_is_object(l->row)) {
+        return error_set(error, "%lld: expected a JSON object such as {\"text\": \"...\"}, found another value",
+                         l->number);
+    }
+    json_lines_keys_(keys, l->row);
+    const json_t* text = json_object_get(l->row, "text");
+    if (text && !json_is_string(text)) {
+        return error_set(error, "%lld: expected a text as \"text\", found another value", l->number);
+    }
+    if (!text) {
+        return error_set(error, "%lld: expected an object with the key \"text\", found %s", l->number,
+                         *keys ? keys : "an empty one");
+    }
+    return 1;
+}
+
+// for one who does not read to the end
+static inline void json_lines_close(JsonLines* l) {
+    json_decref(l->row);
+    l->row = NULL;
+}
+
+// the next document: 1, and 0 behind the last; -1 with the reason
+static inline int json_lines_next(JsonLines* l, const char** text, size_t* n_bytes, ErrorText* error) {
+    while (l->at < l->n_bytes) {
+        const char* line = (const char*)l->bytes + l->at;
+        const char* end = (const char*)memchr(line, '\n', l->n_bytes - l->at);
+        const size_t n = end ? (size_t)(end - line) : l->n_bytes - l->at;
+        size_t first = 0;
+        l->at += n + (end != NULL);
+        l->number++;
+        while (first < n && isspace((unsigned char)line[first])) { first++; }
+        if (first == n) { continue; }
+        json_lines_close(l);
+        if (!json_lines_parse_(l, line, n, error)) {
+            json_lines_close(l);
+            return -1;
+        }
+        const json_t* found = json_object_get(l->row, "text");
+        *text = json_string_value(found);
+        *n_bytes = json_string_length(found);
+        if (*n_bytes > 0) { return 1; }
+    }
+    json_lines_close(l);
+    return 0;
+}
+#endif  // LLMC_JSONLINES_H
