@@ -615,7 +615,7 @@ refuse "--config with --model" "expected one of" "${new[@]}" --model tiny
 refuse "no model at all" "expected one of --model, --from, --config and --resume, found none" --train text --run new
 refuse "--resume with --model" "expected one of --model, --from, --config and --resume, found --model and --resume" --resume --run run --model tiny
 refuse "--resume without --run" "--resume: needs the --run" --resume
-refuse "a pattern without quotes" "found \"text/b.txt\", a second file after --train: put a pattern in quotes (--train '*.txt')" --model tiny --train text/*.txt --run new
+refuse "a pattern without quotes" "found \"text/b.txt\", a second file after --train: put a pattern in quotes (--train '*.txt'), so that the shell leaves it alone, or a comma between two files (--train a,b)" --model tiny --train text/*.txt --run new
 refuse "--val with weights" "--val: expected paths without weights, found text:1" --model tiny --train text --val text:1 --run new
 refuse "a weight of 0" 'text:0: expected a weight above 0 after the colon, as in books.txt:3, found "0"' --model tiny --train text:0 --run new
 refuse "a path without the weight that others have" "text/b.txt: expected a weight, as other paths have one, found none" --model tiny --train text:1,text/b.txt --run new
@@ -650,6 +650,7 @@ shard $(tokens 400 100) >other.bin
 refuse "--doc-reset with tokens of another tokenizer" "--doc-reset: expected documents that begin with token 130" --config odd.json --train other.bin --seq-len 13 --doc-reset 1 --run new
 echo '{"model": {"unk_token": "a", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}}' >no_eot.json
 shard $(tokens 400 3) >three.bin
+refuse "--doc-reset with one source of another tokenizer" "--doc-reset: expected documents that begin with token 256, end of text, found none in plain.bin" --config tiny.json --train text,plain.bin --seq-len 13 --doc-reset 1 --run new
 refuse "a tokenizer without end of text, before the first step" "the tokenizer has no end of text" --model tiny --train three.bin --seq-len 13 --tokenizer no_eot.json --sample-every 0 --run new
 refuse "training data that is not there" "nowhere: expected a file, a folder or a pattern" "${new[@]}" --train nowhere
 refuse "training data in an empty folder" "expected text or token shards" "${new[@]}" --train empty

@@ -450,9 +450,13 @@ static inline void options_defaults_(Option* table, int n) {
 __attribute__((noreturn))
 static inline void options_refuse_word_(const char* word, const Option* before) {
     if (before && before->type == OPTION_TEXT && access(word, F_OK) == 0) {
+        char list[128] = "";
+        if (ends_with(before->takes, ",...")) {
+            snprintf(list, sizeof list, ", or a comma between two files (--%s a,b)", before->name);
+        }
         fail_input("expected an option such as --name value, found \"%s\", a second file after --%s: put a pattern in "
-                   "quotes (--%s '*.txt'), so that the shell leaves it alone", format_text(word).s, before->name,
-                   before->name);
+                   "quotes (--%s '*.txt'), so that the shell leaves it alone%s", format_text(word).s, before->name,
+                   before->name, list);
     }
     fail_input("expected an option such as --name value, found \"%s\" (--help lists all)", format_text(word).s);
 }

@@ -67,10 +67,10 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"model", "model", "", OPTION_TEXT, &o->model, "", 0, 0, "NAME", presets, 0},
         {"model", "seed", "", OPTION_INT, &o->seed, "42", 0, INT_MAX, "N",
          "random seed: start values, order of the data, samples", 0},
-        {"data", "train", "-i", OPTION_TEXT, &o->train, "", 0, 0, "PATH",
+        {"data", "train", "-i", OPTION_TEXT, &o->train, "", 0, 0, "PATH,...",
          "token shards (a pattern), a text file, JSON Lines or a folder of text; several: books.txt,code/, or with the "
          "share of each in the rows: books.txt:3,code/:1", 0},
-        {"data", "val", "-j", OPTION_TEXT, &o->val, "", 0, 0, "PATH", "the same for validation, without shares", 0},
+        {"data", "val", "-j", OPTION_TEXT, &o->val, "", 0, 0, "PATH,...", "the same for validation, without shares", 0},
         {"data", "val-fraction", "--val-ratio", OPTION_FLOAT, &o->val_fraction, "0", 0, 0.9, "F",
          "without --val: keep this last part of --train for validation", 0},
         {"data", "tokenizer", "", OPTION_TEXT, &o->tokenizer, "", 0, 0, "bytes|PATH",
@@ -428,7 +428,7 @@ static inline int run_find_checkpoint(const RunOptions* o) {
 // does the option name something that a run reads?
 static inline int run_is_input(const Option* row) {
     const char *written[] = {"export-bin", "probe-out", "embeddings-out", "export-hf", "run"};
-    const char* takes[] = {"PATH", "FILE", "DIR", "IN", "WHERE", "bytes|PATH"};
+    const char* takes[] = {"PATH", "PATH,...", "FILE", "DIR", "IN", "WHERE", "bytes|PATH"};
     int is_path = 0, is_written = 0;
     for (size_t i = 0; i < sizeof takes / sizeof *takes; i++) { is_path |= strcmp(row->takes, takes[i]) == 0; }
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) { is_written |= strcmp(row->name, written[i]) == 0; }

@@ -242,16 +242,18 @@ static inline void data_check_tokenizer(const RunData* d, const RunOptions* o, i
 static inline void data_check_documents(const RunData* d, const RunOptions* o, int eot) {
     const TokenData* data = has_data(&d->train) ? &d->train : &d->val;
     const int is_chosen = d->more && d->more->doc_sep >= 0;
-    if (is_chosen && has_data(data) && !tokens_contain(data, d->more->doc_sep)) {
+    if (!has_data(data) || !(is_chosen || o->doc_reset)) { return; }
+    const char* lacks = tokens_lack(data, is_chosen ? d->more->doc_sep : eot);
+    if (lacks && is_chosen) {
         options_fail("doc-sep", "expected documents that begin with token %d, found none in %s", d->more->doc_sep,
-                     data->path);
+                     lacks);
     }
-    if (!is_chosen && o->doc_reset && has_data(data) && !tokens_contain(data, eot)) {
+    if (lacks) {
         options_fail(
             "doc-reset",
             "expected documents that begin with token %d, end of text, found none in %s: give --tokenizer the one that "
             "made these tokens",
-            eot, data->path);
+            eot, lacks);
     }
 }
 

@@ -646,15 +646,22 @@ static inline void tokens_check_classes(const TokenData* d, int n_classes, const
     }
 }
 
-// reads up to the first one, everything when there is none
-static inline int tokens_contain(const TokenData* d, int token) {
-    for (int i = 0; i < d->n_shards; i++) {
-        const TokenShard* s = &d->shards[i];
+static inline int tokens_source_contains_(const TokenData* d, const TokenSource* source, int token) {
+    for (int i = 0; i < source->n_shards; i++) {
+        const TokenShard* s = &d->shards[source->first_shard + i];
         for (int64_t at = 0; at < s->n_tokens; at++) {
             if (tokens_at_(s->tokens, d->token_bytes, at) == (uint32_t)token) { return 1; }
         }
     }
     return 0;
+}
+
+// the first source without this token, or NULL; reads of each up to the first one, everything when there is none
+static inline const char* tokens_lack(const TokenData* d, int token) {
+    for (int i = 0; i < d->n_sources; i++) {
+        if (!tokens_source_contains_(d, &d->sources[i], token)) { return d->sources[i].path; }
+    }
+    return NULL;
 }
 
 // bytes of memory that the tokens of text and numbers take; what is mapped takes none
