@@ -20,14 +20,14 @@ function make(tag, className, ...children) {
   return element;
 }
 
-// 25000 -> 25k, 1200000 -> 1.2M; small numbers with the digits they need
-function short(n) {
+// 25000 -> 25k, 1200000 -> 1.2M; at most so many digits
+function short(n, most = 4) {
   const size = Math.abs(n);
   for (const [unit, letter] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]]) {
-    if (size >= unit && size < 1e16) { return Number((n / unit).toPrecision(4)) + letter; }
+    if (size >= unit && size < 1e16) { return Number((n / unit).toPrecision(most)) + letter; }
   }
   const isPlain = size === 0 || size >= 0.001 && size < 1e16;
-  return isPlain ? String(Number(n.toPrecision(4))) : n.toExponential(2).replace(/\.?0+e/, "e");
+  return isPlain ? String(Number(n.toPrecision(most))) : n.toExponential(2).replace(/\.?0+e/, "e");
 }
 
 const count = (n, thing) => n + " " + thing + (n === 1 ? "" : "s");
@@ -77,7 +77,7 @@ function remember(name, value) {
 
 const runs = [];      // Run, by number
 let server = null;    // the last answer to /runs
-let hidden = new Set(recall("hidden", []));  // names of the runs that are not drawn
+let hidden = new Set(recall("hidden", []));  // paths of the runs that are not drawn
 
 class Run {
   constructor(info) {
@@ -93,7 +93,7 @@ class Run {
     this.columns = new Map();
     this.derived = new Map();  // curves and positions, until there are more records
   }
-  get shown() { return !hidden.has(this.info.name); }
+  get shown() { return !hidden.has(this.info.path); }
   get color() { return palette(this.info.id); }
   get dash() { return Math.floor(this.info.id / server.colors.length) % server.dashes.length; }  // of server.dashes
 
@@ -225,6 +225,8 @@ function axisText(x) {
 
 // ---- diagrams ----
 
+const percent = (v, most) => short(100 * v, most);
+
 // log: the ratio of largest and smallest from which the scale is logarithmic unless chosen otherwise
 const PANELS = [
   {key: "loss", name: "loss", place: "large", log: 20},
@@ -232,14 +234,14 @@ const PANELS = [
   {key: "norm", name: "gradient norm", place: "small", log: 10},
   {key: "lr", name: "learning rate", place: "small"},
   {key: "tok_per_s", name: "speed", unit: "tokens/s", place: "small"},
-  {key: "peak", name: "speed", unit: "% of the machine's peak", place: "small", format: v => short(100 * v)},
-  {key: "acc1", name: "accuracy", unit: "% of targets", place: "small", format: v => short(100 * v)},
-  {key: "accuracy", name: "accuracy", unit: "% of examples", place: "small", format: v => short(100 * v)},
+  {key: "peak", name: "speed", unit: "% of the machine's peak", place: "small", format: percent},
+  {key: "acc1", name: "accuracy", unit: "% of targets", place: "small", format: percent},
+  {key: "accuracy", name: "accuracy", unit: "% of examples", place: "small", format: percent},
 ];
 const NO_PANEL = new Set(["step", "tokens", "time", "skipped"]);
 const MEMORY = /^rss_mb$|memory|_bytes$/;
 
-const LEFT = 54, RIGHT = 12, TOP = 8, BOTTOM = 24;  // margins, in CSS pixels
+const LEFT = 60, RIGHT = 12, TOP = 8, BOTTOM = 24;  // margins, in CSS pixels
 const FEW_DOTS = 60;
 
 // round numbers inside the range, at most about so many: 1, 2, 5 times a power of ten
@@ -258,6 +260,13 @@ function ticks(low, high, log, most) {
   }
   const seen = found.filter(value => value >= low && value <= high);
   return log && seen.length < 3 ? ticks(low, high, false, most) : seen;  // a part of a decade
+}
+
+// as many as neighbours need to differ
+function digitsOf(values) {
+  const size = Math.min(...values.slice(1).map((value, i) => value - values[i]));
+  const largest = Math.max(...values.map(Math.abs));
+  return values.length < 2 ? 4 : Math.max(4, Math.min(15, Math.ceil(Math.log10(largest / size)) + 1));
 }
 
 class Panel {
@@ -380,11 +389,12 @@ class Panel {
     ctx.textBaseline = "middle";
     const bottom = this.height - BOTTOM;
     ctx.beginPath();
-    for (const value of ticks(...this.yRange, this.isLog, Math.floor(this.height / 32))) {
+    const values = ticks(...this.yRange, this.isLog, Math.floor(this.height / 32));
+    for (const value of values) {
       const y = Math.round(this.toY(value)) + 0.5;
       ctx.moveTo(LEFT, y);
       ctx.lineTo(this.width - RIGHT, y);
-      ctx.fillText((this.format ?? short)(value), LEFT - 6, y);
+      ctx.fillText((this.format ?? short)(value, digitsOf(values)), LEFT - 6, y);
     }
     ctx.stroke();
     ctx.textAlign = "center";
@@ -406,26 +416,28 @@ class Panel {
 
   // a line through all points. It enters a column of pixels at the first, sees lowest and highest, leaves at the last
   trace(ctx, curve, ys, alpha, width) {
-    const {x: xs} = curve, scale = this.canvas.width / this.width;
+    const {x: xs} = curve, [start, stop] = this.range;
+    // pixels of the screen in 1 of x
+    const pixels = (this.width - LEFT - RIGHT) / (stop - start) * this.canvas.width / this.width;
     let column = NaN, px = 0, low = 0, high = 0, last = 0, isUp = true;
     const leave = () => {
       if (low < high) { for (const y of [low, high, last]) { ctx.lineTo(px, this.toY(y)); } }
       low = high = 0;
     };
     ctx.beginPath();
-    const first = Math.max(0, lowerBound(xs, this.range[0]) - 1);
-    const end = Math.min(xs.length, lowerBound(xs, this.range[1]) + 2);
+    const first = Math.max(0, lowerBound(xs, start) - 1), end = Math.min(xs.length, lowerBound(xs, stop) + 2);
     for (let i = first; i < end; i++) {
       const y = ys[i];
       if (Number.isNaN(y) || this.isLog && y <= 0) { leave(); isUp = true; column = NaN; continue; }
-      const x = this.toX(xs[i]), here = Math.floor(x * scale);
+      const here = Math.floor((xs[i] - start) * pixels);
       if (here !== column) {
         leave();
-        column = here; px = x; low = high = y;
+        column = here; px = this.toX(xs[i]); low = high = y;
         if (isUp) { ctx.moveTo(px, this.toY(y)); ctx.lineTo(px, this.toY(y)); } else { ctx.lineTo(px, this.toY(y)); }
         isUp = false;
       }
-      low = Math.min(low, y); high = Math.max(high, y); last = y;
+      if (y < low) { low = y; } else if (y > high) { high = y; }
+      last = y;
     }
     leave();
     ctx.globalAlpha = alpha;
@@ -654,9 +666,9 @@ function fillCard(run) {
 }
 
 function choose(test) {
-  const names = runs.filter(run => !test(run)).map(run => run.info.name);
-  hidden = new Set(names);
-  remember("hidden", names);
+  const paths = runs.filter(run => !test(run)).map(run => run.info.path);
+  hidden = new Set(paths);
+  remember("hidden", paths);
   zoom = null;
   $("whole").hidden = true;
   render();
@@ -738,15 +750,20 @@ function panelOf(definition) {
   return panels.get(definition.key);
 }
 
-function render() {
-  if (!server) { return; }
-  document.documentElement.classList.toggle("dark", isDark());
-  const drawn = chosen();
+function renderCards() {
   runs.forEach(fillCard);
   filterCards();
   const live = runs.filter(run => stateOf(run)[1]).length;
   $("status").textContent = count(runs.length, "run") + (live ? ", " + live + (live > 1 ? " train" : " trains") : "");
   $("count").textContent = runs.filter(run => run.shown).length + " of " + runs.length + " drawn";
+}
+
+function render() {
+  if (!server) { return; }
+  isStale = false;
+  document.documentElement.classList.toggle("dark", isDark());
+  const drawn = chosen();
+  renderCards();
   $("choice").hidden = runs.length < 2;
   $("nothing").hidden = drawn.length > 0;
   $("nothing").textContent = runs.length === 0
@@ -765,6 +782,7 @@ function render() {
   $("more").hidden = ![...panels.values()].some(panel => panel.place === "others" && !panel.figure.hidden);
   renderSamples();
   renderSettings();
+  drawnAt = Date.now();
 }
 
 async function ask(path, isBinary) {
@@ -799,6 +817,8 @@ async function fetchRecords(run) {
 }
 
 let lost = null;  // since when the server doesn't answer
+let isStale = true, drawnAt = 0;  // are there records that the diagrams don't show? When were they drawn?
+const isReading = () => server.runs.some(info => info.reading);
 
 function noAnswer(error) {
   lost = lost ?? Date.now();
@@ -812,24 +832,34 @@ function showNotes(notes) {
 
 async function poll() {
   try {
-    server = await ask("/runs");
-    if (lost !== null) { runs.length = 0; $("cards").replaceChildren(); }  // another server may number runs otherwise
+    let changed = server === null;
+    const answer = await ask("/runs");
+    if (server && answer.started !== server.started) {  // another server numbers runs in its own way
+      runs.length = 0;
+      $("cards").replaceChildren();
+    }
+    server = answer;
     lost = null;
     showNotes(server.notes);
     for (const info of server.runs) {
-      if (!runs[info.id]) { runs[info.id] = new Run(info); makeCard(runs[info.id]); }
+      if (!runs[info.id]) {
+        runs[info.id] = new Run(info);
+        makeCard(runs[info.id]);
+        changed = true;
+      }
       runs[info.id].info = info;
     }
     $("title").textContent = server.roots.join(", ");
     document.title = server.roots.join(", ");
-    for (const run of runs) { await fetchRecords(run); }
-    await fetchTexts();
-    render();
+    for (const run of runs) { changed = await fetchRecords(run) || changed; }
+    changed = await fetchTexts() || changed;
+    isStale = isStale || changed;
+    // while long files are read, drawing should not take the time
+    if (isStale && (!isReading() || Date.now() - drawnAt > 3000)) { render(); } else { renderCards(); }
   } catch (error) {
     noAnswer(error);
   }
-  const isReading = server?.runs.some(info => info.reading) && lost === null;
-  setTimeout(poll, isReading ? 20 : document.hidden ? 10000 : 2000);
+  setTimeout(poll, lost === null && isReading() ? 20 : document.hidden ? 10000 : 2000);
 }
 
 for (const name of ["axis", "smooth", "scale", "theme"]) {

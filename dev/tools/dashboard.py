@@ -50,6 +50,7 @@ HEADERS = {
                                "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
+NAN = float("nan")
 NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 DEPTH = 5            # folders below folders
 MOST_FOLDERS = 2000  # that are looked into
@@ -133,7 +134,7 @@ def find_runs(root):
 
 def as_number(value):
     """A double for a column: NaN for null, text and what is not finite."""
-    return float(value) if isinstance(value, (int, float)) and is_finite(value) else float("nan")
+    return float(value) if value is not None and isinstance(value, (int, float)) and is_finite(value) else NAN
 
 
 class Run:
@@ -163,7 +164,7 @@ class Run:
     def add(self, record):
         for key in [key for key in record if key not in self.columns]:
             if len(self.columns) < MOST_KEYS and not math.isnan(as_number(record[key])):
-                self.columns[key] = array.array("d", [float("nan")]) * self.n_rows
+                self.columns[key] = array.array("d", [NAN]) * self.n_rows
         for key, column in self.columns.items():
             column.append(as_number(record.get(key)))
         self.n_rows += 1
@@ -343,6 +344,7 @@ class Dashboard:
         self.roots, self.lock = roots, threading.Lock()
         self.runs, self.by_place = [], {}  # a run keeps its number
         self.notes, self.scanned = [], None
+        self.started = str(time.time_ns())  # tells the page one server from the next
 
     def name_of(self, root, parts):
         base = os.path.basename(os.path.realpath(root)) or root
@@ -379,7 +381,8 @@ class Dashboard:
 
     def describe(self):
         self.update()
-        return {"roots": self.roots, "notes": self.notes, "runs": [run.describe() for run in self.runs],
+        return {"started": self.started, "roots": self.roots, "notes": self.notes,
+                "runs": [run.describe() for run in self.runs],
                 "colors": COLORS, "dark_colors": DARK_COLORS, "dashes": DASHES, "same_in_none": SAME_IN_NONE}
 
 

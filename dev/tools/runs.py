@@ -73,9 +73,11 @@ def parse_record(line, where):
         return record
     for key in KEYS:
         value = record.get(key, "nothing")
-        if not (value is None or isinstance(value, (int, float))):
+        if value is None:
+            continue
+        if not isinstance(value, (int, float)):
             raise InputError(f"{where}: {key}: expected a number or null, found {str(value)[:60]!r}")
-        if value is not None and not is_finite(value):
+        if not is_finite(value):
             record[key] = None
     step = record["step"]
     if type(step) is not int or not 0 <= step <= LARGEST_STEP:
