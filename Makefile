@@ -237,7 +237,7 @@ plot:
 
 dashboard: export RUN ?= runs
 dashboard:
-	@$(PYTHON) dev/tools/dashboard.py "$$RUN" $(PORT:%=--port %)
+	@$(PYTHON) dev/tools/dashboard.py "$$RUN" $(if $(findstring command,$(origin PORT)),--port "$(PORT)")
 
 check: $(TESTS:%=$(BUILD)/%)
 	@dev/test.sh check $^

@@ -225,7 +225,7 @@ function axisText(x) {
 
 // ---- diagrams ----
 
-const percent = (v, most) => short(100 * v, most);
+const inPercent = (v, most) => short(100 * v, most);
 
 // log: the ratio of largest and smallest from which the scale is logarithmic unless chosen otherwise
 const PANELS = [
@@ -234,11 +234,12 @@ const PANELS = [
   {key: "norm", name: "gradient norm", place: "small", log: 10},
   {key: "lr", name: "learning rate", place: "small"},
   {key: "tok_per_s", name: "speed", unit: "tokens/s", place: "small"},
-  {key: "peak", name: "speed", unit: "% of the machine's peak", place: "small", format: percent},
-  {key: "acc1", name: "accuracy", unit: "% of targets", place: "small", format: percent},
-  {key: "accuracy", name: "accuracy", unit: "% of examples", place: "small", format: percent},
+  {key: "peak", name: "speed", unit: "% of the machine's peak", place: "small", format: inPercent},
+  {key: "acc1", name: "accuracy", unit: "% of targets", place: "small", format: inPercent},
+  {key: "accuracy", name: "accuracy", unit: "% of examples", place: "small", format: inPercent},
 ];
 const NO_PANEL = new Set(["step", "tokens", "time", "skipped"]);
+const SMOOTH_ALREADY = new Set(["lr", "epoch"]);
 const MEMORY = /^rss_mb$|memory|_bytes$/;
 
 const LEFT = 60, RIGHT = 12, TOP = 8, BOTTOM = 24;  // margins, in CSS pixels
@@ -305,7 +306,7 @@ class Panel {
     this.figure.hidden = this.curves.length === 0;
     const half = halfWindow(drawn);
     for (const curve of this.curves) {
-      const smoothed = curve.isTraining && half > 0 && !["lr", "epoch"].includes(this.key);
+      const smoothed = curve.isTraining && half > 0 && !SMOOTH_ALREADY.has(this.key);
       curve.line = smoothed ? this.smoothed(curve, half) : curve.y;
     }
     this.drawn = drawn;

@@ -426,7 +426,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or re.sub(r":\d+\Z", "", hosts[0]) not in HOSTS:
             # a page of elsewhere whose name was made to lead here would read the runs (DNS rebinding)
-            return self.refuse(403, f"answers this machine only: open http://localhost:{self.server.server_port}/")
+            return self.refuse(403, f"answers this machine only: open http://{LOOPBACK}:{self.server.server_port}/")
         if self.path in PAGES:
             name, kind = PAGES[self.path]
             with open(os.path.join(HERE, name), "rb") as file:
@@ -514,6 +514,7 @@ def listen(port, dashboard):
 
 
 def main(arguments):
+    sys.stdout.reconfigure(errors="surrogateescape")  # names of folders need not be UTF-8
     options = parse_arguments(arguments)
     dashboard = Dashboard([os.path.normpath(folder) for folder in options.folders])
     try:
@@ -524,7 +525,7 @@ def main(arguments):
         return 1
     dashboard.scan()
     n, where = len(dashboard.runs), ", ".join(options.folders)
-    print(f"{n} run{'s' * (n != 1)} in {where}: http://localhost:{server.server_port}/ (Ctrl-C ends it)", flush=True)
+    print(f"{n} run{'s' * (n != 1)} in {where}: http://{LOOPBACK}:{server.server_port}/ (Ctrl-C ends it)", flush=True)
     try:
         server.serve_forever()
     except KeyboardInterrupt:

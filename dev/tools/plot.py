@@ -683,6 +683,7 @@ def parse_arguments(arguments):
 
 
 def main(arguments):
+    sys.stdout.reconfigure(errors="surrogateescape")  # names of folders need not be UTF-8
     options = parse_arguments(arguments)
     options.runs = [folder for text in options.runs for folder in split_folders(text) or [text]]
     runs = read_runs(options.runs)

@@ -393,7 +393,7 @@ def test_page():
     """the page loads its own two files, and its script never makes HTML of a text"""
     with Served() as s:
         html, script = s.request("/")[2].decode(), s.request("/dashboard.js")[2].decode()
-        assert set(re.findall(r'(?:src|href)="([^"]*)"', html)) == {"data:,", "dashboard.css", "dashboard.js"}
+        assert set(re.findall(r'(?:src|href)="([^"]*)"', html)) == {"data:,", "#controls", "dashboard.css", "dashboard.js"}
         makes_html = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|DOMParser"
         assert not re.search(makes_html, script)
         assert not re.search(r"\bstyle=|\bon\w+=", html)
@@ -425,14 +425,17 @@ def test_folders():
 def test_program():
     """the program prints its address; a port that is taken: status 1 and a remedy; Ctrl-C: status 0"""
     with Served() as s:
-        command = [sys.executable, os.path.join(HERE, "dashboard.py"), s.runs, "--port"]
+        folder = os.path.join(os.fsencode(s.runs), b"\xff")  # no UTF-8
+        os.makedirs(folder)
+        command = [sys.executable, "-X", "utf8", os.path.join(HERE, "dashboard.py"), folder, "--port"]
         taken = subprocess.run([*command, str(s.port)], capture_output=True, text=True, timeout=20)
         assert taken.returncode == 1 and taken.stderr.count("\n") == 1, taken
         assert "choose another --port" in taken.stderr, taken
-        program = subprocess.Popen([*command, "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        program = subprocess.Popen([*command, "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   errors="replace")
         try:
             line = program.stdout.readline()
-            port = int(re.search(r"http://localhost:(\d+)/", line)[1])
+            port = int(re.search(r"http://127\.0\.0\.1:(\d+)/", line)[1])
             connection = http.client.HTTPConnection("localhost", port, timeout=10)
             connection.request("GET", "/")
             assert connection.getresponse().status == 200
