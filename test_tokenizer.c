@@ -1030,7 +1030,7 @@ static void test_config_file(Test* t) {
     tokenizer_save_config(folder.s, &k, 64, &files);
     config = json_read(path.s);
     check(t, strcmp(json_string_value(json_object_get(config, "eos_token")), "</s>") == 0 &&
-          !json_object_get(config, "bos_token") && files.n == 1, "of another: </s>, and no token that it has not named");
+          !json_object_get(config, "bos_token") && files.n == 1, "of another: </s>, and no beginning of text");
     json_decref(config);
     tokenizer_free(&k);
     temp_remove(&folder);

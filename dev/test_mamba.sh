@@ -563,6 +563,9 @@ files() {
     go "${start[@]}" --eval-every 0 --run run && go --from run --probe batch --probe-out first && go --from run/step_000004 --probe batch --probe-out second &&
         go --from run/step_000004/model.safetensors --probe batch --probe-out third && cmp first second && cmp second third
     verdict $? "a run, its checkpoint, and the file in it: the same bytes" "$(<err)"
+    go --from run --export-hf exported && diff -r -x manifest.json -x optimizer.safetensors -x trainer.safetensors exported run/step_000004 >err &&
+        test -s exported/tokenizer.json -a -s exported/tokenizer_config.json -a -s exported/generation_config.json
+    verdict $? "its export is the checkpoint without what training needs, the tokenizer's files among it" "$(<err)"
     go "${start[@]}" --val-fraction 0.1 --eval-every 4 --run valued && go --from valued --train text --seq-len 16 --batch-size 2 --val-fraction 0.1 --eval-only
     check "--eval-only: the loss of the last validation" test "$(grep -o 'val loss [0-9.]*' out)" = "val loss $(printf %.4f "$(val_loss valued 4)")"
     check "... and no folder" test ! -e runs

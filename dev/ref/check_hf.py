@@ -5,7 +5,9 @@ that it is the right thing. --model gpt2 (default) or mamba; what differs betwee
     python dev/ref/check_hf.py                             the NumPy reference, dev/ref/gpt2.py
     python dev/ref/check_hf.py --probe-with ./train_gpt2   a trainer, run with --from DIR --probe IN --probe-out OUT
     python dev/ref/check_hf.py --files-with ./train_gpt2   its files: every folder it writes loads in transformers, every
-                                                           form of folder that transformers writes loads in it
+                                                           form of folder that transformers writes loads in it, and
+                                                           AutoTokenizer and AutoModelForCausalLM write the text of
+                                                           --generate, byte by byte tokens and BPE (hf_text.py)
     python dev/ref/check_hf.py --from DIR --probe IN --probe-out OUT       one probe output that exists already
 
 The truth is the model of transformers in float64. The first two modes make tiny models with awkward sizes, gains that are
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections import namedtuple
+from functools import partial
 from types import SimpleNamespace
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -31,6 +34,7 @@ try:
     import torch
     from safetensors.torch import load_file, save_file
     from hf_models import MODELS
+    from hf_text import STYLES, check_heads, check_text, check_tuned
 except ImportError as error:
     print(f"skipped: {error}")
     raise SystemExit(0)
@@ -139,9 +143,9 @@ class Files:
         return os.path.join(self.folder, *parts)
 
     def run(self, *options):
-        run = subprocess.run([*self.program, *options], capture_output=True, text=True, cwd=self.folder)
+        run = subprocess.run([*self.program, *options], capture_output=True, cwd=self.folder)
         if run.returncode != 0:
-            raise RuntimeError(f"status {run.returncode}: {' '.join(options)}: {run.stderr.strip()}")
+            raise RuntimeError(f"status {run.returncode}: {' '.join(options)}: {run.stderr.decode().strip()}")
         return run
 
     def promise(self, name, error, limit):
@@ -217,12 +221,16 @@ def check_files(kind, program):
     program[0] = os.path.abspath(program[0])
     with tempfile.TemporaryDirectory() as parent:
         files = Files(kind, program, parent)
-        for number in range(len(kind.CASES) + 1):
+        checks = [partial(files.check_case, case) for case in kind.CASES] + [files.check_checkpoint]
+        checks += [partial(check_text, files, kind, style) for style in STYLES]
+        checks += [partial(check_tuned, files, kind)]
+        checks += [partial(check_heads, files, kind)] if kind.HEADS else []
+        for number, check in enumerate(checks):
             torch.manual_seed(number)
             files.folder = os.path.join(parent, str(number))
             os.mkdir(files.folder)
             try:
-                errors = files.check_case(kind.CASES[number]) if number < len(kind.CASES) else files.check_checkpoint()
+                errors = check()
             except RuntimeError as error:
                 errors = {f"case {number}: {error}": float("inf")}
             for name, error in errors.items():

@@ -38,6 +38,7 @@ def tensors_of(model):
 class GPT2:
     REFERENCE = "gpt2.py"
     HAS_BIN = True             # its trainer has --export-bin
+    HEADS = ()                 # and no --head
     TINY = dict(model_type="gpt2", n_positions=20, vocab_size=257, n_layer=2, n_head=2, n_embd=24)
 
     # vocabulary, positions, layers, heads, channels; rows and positions of the batch; spread of the matrices
@@ -49,6 +50,11 @@ class GPT2:
         Case(128, 40, 2, 5, 40, 1, 33, 0.2),  # a vocabulary that needs no padding, one row
         Case(11, 3, 4, 2, 14, 5, 1, 0.3),     # one position: softmax of one element
     ]
+
+    @classmethod
+    def text_case(cls, V):
+        """Sizes of a model that writes text."""
+        return cls.Case(V, 96, 2, 2, 32, 1, 1, 0.2)
 
     @staticmethod
     def make_model(case):
@@ -98,6 +104,7 @@ def rms_norm(norm, x):
 class Mamba:
     REFERENCE = "mamba_hpn.py"
     HAS_BIN = False
+    HEADS = ("hpn", "hpn-softmax")  # that transformers does not know
     TINY = dict(model_type="mamba", vocab_size=257, num_hidden_layers=2, hidden_size=24, state_size=4, conv_kernel=4)
 
     # vocabulary, layers, channels, expand, states, taps, rank of dt, biases of conv1d and of in_proj and out_proj, tied
@@ -110,6 +117,11 @@ class Mamba:
         Case(128, 5, 40, 1, 16, 5, 1, True, False, False, 1e-3, 1, 33, 0.2),     # no expansion, 1 row, more taps
         Case(11, 4, 18, 2, 3, 4, 2, False, False, True, 1e-5, 5, 1, 0.3),        # one position: one tap of each channel
     ]
+
+    @classmethod
+    def text_case(cls, V):
+        """Sizes of a model that writes text; no bias in in_proj, with which transformers' padding is not nothing."""
+        return cls.Case(V, 2, 24, 2, 4, 4, "auto", True, False, True, 1e-5, 1, 1, 0.2)
 
     @staticmethod
     def make_model(case):

@@ -233,8 +233,8 @@ static inline void tokenizer_open(Tokenizer* t, const char* name) {
     free(path);
 }
 
-// the folder of a tokenizer.json that tokenizer_open takes by this name, "" of any other tokenizer: files beside it that
-// belong to it
+// the folder of a tokenizer.json that tokenizer_open takes by this name, where files that belong to it are; "" of any
+// other tokenizer
 static inline const char* tokenizer_folder(char folder[PATH_BYTES], const char* name) {
     *folder = '\0';
     if (strcmp(name, "bytes") == 0) { return folder; }
@@ -463,7 +463,8 @@ static inline json_t* tokenizer_bytes_json_(void) {
                               "use_regex", 0);
     json_t* eot = json_pack("{s:i, s:s, s:b, s:b, s:b, s:b, s:b}", "id", 256, "content", BYTES_EOT_TEXT, "single_word",
                             0, "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1);
-    return json_pack("{s:s, s:n, s:n, s:[o], s:n, s:O, s:n, s:o, s:{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:[]}}",
+    return json_pack("{s:s, s:n, s:n, s:[o], s:n, s:O, s:n, s:o, "
+                     "s:{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:[]}}",
                      "version", "1.0", "truncation", "padding", "added_tokens", eot, "normalizer", "pre_tokenizer",
                      level, "post_processor", "decoder", level, "model", "type", "BPE", "dropout", "unk_token",
                      "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0, "byte_fallback", 0,
