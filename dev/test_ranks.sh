@@ -419,6 +419,19 @@ if cc -O1 -shared -fPIC -D_GNU_SOURCE "$root/dev/faults/strike.c" -o "$shim" -ld
             verdict $([ -z "$bad" ]; echo $?) "rank $rank of 3, $kind at call $(echo $points | tr ' ' ',') of $n: the others say so and end, --continue gives the same bits" "$bad"
         done
     done
+    for rank in 0 1 2; do  # rank 2 stands still when it has reached rank 0, but not rank 1
+        (if [ $rank = 2 ]; then export LD_PRELOAD=$shim STRIKE=stop:7; fi
+            exec "$trainer" "${start[@]}" --train missing --init-timeout 9 --rank $rank/3@./meet --run several) >/dev/null 2>err$rank &
+        pids[rank]=$!
+    done
+    sleep 1
+    kill -CONT "${pids[2]}" 2>/dev/null
+    wrong=0
+    for rank in 0 1 2; do
+        wait "${pids[rank]}"
+        [ $? = 2 ] || wrong=$((wrong + 1))
+    done
+    one_line "a user's mistake while ranks still meet: said once, status 2" "train_gpt2: missing: expected a file" $wrong err0 err1 err2
     (export LD_PRELOAD=$shim CLOCKS=1
         ranks 3 "${nine[@]}" --run clocks
         exit $status)

@@ -726,6 +726,35 @@ static inline int tcp_join_(TcpMesh* m, const RankPlace* place, int* listener, T
 
 // ---- everyone with everyone ----
 
+// 1: a note from this peer; -1: it is gone without one; 0: neither, within `seconds`
+static inline int tcp_read_note(const TcpMesh* m, int peer, TcpNote* note, double seconds) {
+    double deadline = tcp_now_() + seconds;
+    if (!tcp_ready_(m->control[peer], POLLIN, deadline)) { return 0; }
+    if (!tcp_read_(m->control[peer], note, sizeof *note, deadline + 1.0)) { return -1; }
+    if (note->rank < 0 || note->rank >= m->size || note->status < 1 || note->status > 255) { return -1; }
+    note->text[sizeof note->text - 1] = '\0';
+    return 1;
+}
+
+// The ranks do not reach each other. Like a call of comm.h we are silent when one of them has stopped for a mistake of
+// the user, which it says; the note of that may be on its way yet.
+__attribute__((noreturn, format(printf, 2, 3)))
+static inline void tcp_give_up_(const TcpMesh* m, const char* format, ...) {
+    const double deadline = tcp_now_() + 1.0;
+    char text[400];
+    TcpNote note;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    for (int i = 0; i < m->size; i++) {
+        const double left = deadline - tcp_now_();
+        const int has_note = m->control[i] >= 0 && tcp_read_note(m, i, &note, left > 0.0 ? left : 0.0) == 1;
+        if (has_note && note.status == 2) { exit(2); }
+    }
+    fail_run("%s", text);
+}
+
 // to a rank below, again if it has no room for us yet. It listened before it came to the meeting, so one that refuses
 // has died since.
 static inline int tcp_reach_(const TcpMesh* m, int to, TcpChannel channel, const TcpAddress* address, double deadline) {
@@ -744,7 +773,7 @@ static inline int tcp_reach_(const TcpMesh* m, int to, TcpChannel channel, const
         if (has_answer && is_proven && answer.code == TCP_WELCOME) { return fd; }
         if (has_answer) { fail_run("rank %d: who listens at the address of rank %d is another", m->rank, to); }
         if (fd < 0 || tcp_now_() > deadline) {
-            fail_run("rank %d cannot reach rank %d: %s", m->rank, to, strerror(error));
+            tcp_give_up_(m, "rank %d cannot reach rank %d: %s", m->rank, to, strerror(error));
         }
         close(fd);
         nanosleep(&pause, NULL);
@@ -768,38 +797,21 @@ static inline void tcp_place_(TcpMesh* m, const TcpGuest* g) {
     *slot = g->fd;
 }
 
-// 1: a note from this peer; -1: it is gone without one; 0: neither, within `seconds`
-static inline int tcp_read_note(const TcpMesh* m, int peer, TcpNote* note, double seconds) {
-    double deadline = tcp_now_() + seconds;
-    if (!tcp_ready_(m->control[peer], POLLIN, deadline)) { return 0; }
-    if (!tcp_read_(m->control[peer], note, sizeof *note, deadline + 1.0)) { return -1; }
-    if (note->rank < 0 || note->rank >= m->size || note->status < 1 || note->status > 255) { return -1; }
-    note->text[sizeof note->text - 1] = '\0';
-    return 1;
-}
-
 // is the other side gone, whatever it has left for us to read?
 static inline int tcp_is_gone_(int fd) {
     struct pollfd p = {fd, POLLRDHUP, 0};
     return poll(&p, 1, 0) == 1;
 }
 
-// A rank dies while we wait for others, or stops by itself. Like a call of comm.h, we are silent when it was the user's
-// mistake, which that rank has said.
-__attribute__((noreturn))
-static inline void tcp_left_(const TcpMesh* m, int peer) {
-    TcpNote note;
-    if (m->control[peer] >= 0 && tcp_read_note(m, peer, &note, 0.0) == 1 && note.status == 2) { exit(2); }
-    fail_run("rank %d left before rank %d was connected to all", peer, m->rank);
-}
-
-// Connections by which we notice that: control, until then that of the meeting. -1: none, or it has left a note, which
-// is read later
+// Connections by which we notice that a rank dies, or stops, while we wait for others: control, until then that of the
+// meeting. -1: none, or it has left a note, which is read when it is gone
 static inline void tcp_watched_(const TcpMesh* m, const int* meeting, int* watched) {
     for (int i = 0; i < m->size; i++) {
         watched[i] = m->control[i] >= 0 ? m->control[i] : meeting[i];
         if (watched[i] < 0 || !tcp_ready_(watched[i], POLLIN, 0.0)) { continue; }
-        if (tcp_is_gone_(watched[i])) { tcp_left_(m, i); }
+        if (tcp_is_gone_(watched[i])) {
+            tcp_give_up_(m, "rank %d left before rank %d was connected to all", i, m->rank);
+        }
         watched[i] = -1;
     }
 }
@@ -821,7 +833,7 @@ static inline void tcp_connect_all_(TcpMesh* m, int listener, const TcpAddress* 
         if (!*missing) { tcp_missing_(missing, sizeof missing, m->control, m->rank + 1, m->size); }
         if (!*missing) { break; }
         tcp_watched_(m, meeting, watched);
-        if (tcp_now_() > deadline) { fail_run("rank %d: no connection from these ranks: %s", m->rank, missing); }
+        if (tcp_now_() > deadline) { tcp_give_up_(m, "rank %d: no connection from these ranks: %s", m->rank, missing); }
         if (tcp_door_turn_(&door, &g, watched, m->size, tcp_soon_(0.1, deadline))) { tcp_place_(m, &g); }
     }
     tcp_door_close_(&door);
