@@ -226,7 +226,7 @@ static void test_wrong(Test* t) {
         {"-b|4x", "--batch-size: expected an integer 1..65536, found \"4x\""},
         {"--batch-size|8|-b|0", "--batch-size: expected an integer 1..65536, found \"0\""},
         {"--steps|-2", "--steps: expected an integer, -1 or more, found \"-2\""},
-        {"--steps|2147483648", "--steps: expected an integer, -1 or more, found \"2147483648\""},
+        {"--steps|2147483648", "--steps: expected an integer -1..2147483647, found \"2147483648\""},
         {"--offset|-2147483649", "--offset: expected an integer, found \"-2147483649\""},
         {"--lr|1e400", "--lr: expected a number 0..0.1, found \"1e400\""},
         {"--any|1e400", "--any: expected a number, found \"1e400\""},

@@ -75,12 +75,13 @@ static inline int options_append(Option* table, int n, const Option* rows, int n
 // ---- values: from text and to text ----
 
 // what the option takes, for messages: "an integer 1..65536", "a number, 0 or more", "constant|linear"
-static inline ShortText option_expected_(const Option* o) {
+// is_huge: the value is beyond what an int can be, which is a bound for every integer
+static inline ShortText option_expected_(const Option* o, int is_huge) {
     ShortText out;
     int is_int = o->type == OPTION_INT;
     const char* kind = is_int ? "an integer" : "a number";
     int has_low = o->low > (is_int ? (double)INT_MIN : -(double)FLT_MAX);
-    int has_high = o->high < (is_int ? (double)INT_MAX : (double)FLT_MAX);
+    int has_high = (is_int && is_huge) || o->high < (is_int ? (double)INT_MAX : (double)FLT_MAX);
     if (o->type == OPTION_SWITCH) { snprintf(out.s, sizeof out.s, "0 or 1"); }
     else if (o->type == OPTION_TEXT || o->type == OPTION_CHOICE) { snprintf(out.s, sizeof out.s, "%s", o->takes); }
     else if (o->type == OPTION_AMOUNT) {
@@ -183,7 +184,8 @@ static inline void option_store_(const Option* o, const char* text, const char* 
     else if (o->type == OPTION_AMOUNT) { ok = option_parse_amount_(o, text); }
     else { ok = option_parse_number_(o, text); }
     if (!ok) {
-        fail_input("%s--%s: expected %s, found \"%s\"", where, o->name, option_expected_(o).s, format_text(text).s);
+        const ShortText expected = option_expected_(o, strtod(text, NULL) > INT_MAX);
+        fail_input("%s--%s: expected %s, found \"%s\"", where, o->name, expected.s, format_text(text).s);
     }
 }
 
@@ -365,7 +367,7 @@ static inline void options_help_(const Option* table, int n, const OptionWords* 
 // value NULL: none was typed, which only a switch allows
 static inline void option_give_(Option* o, const char* value, const char* where) {
     if (!value && o->type != OPTION_SWITCH) {
-        fail_input("%s--%s: expected %s, found nothing", where, o->name, option_expected_(o).s);
+        fail_input("%s--%s: expected %s, found nothing", where, o->name, option_expected_(o, 0).s);
     }
     option_store_(o, value ? value : "1", where);
     o->given = 1;
@@ -495,7 +497,8 @@ static inline void options_parse_words(Option* table, int n, OptionWords* words,
             value = next;
             i++;
         } else if (!value && next && o->type != OPTION_SWITCH) {
-            fail_input("--%s: expected %s, found the option %s (as a value: --%s=%s)", o->name, option_expected_(o).s,
+            fail_input("--%s: expected %s, found the option %s (as a value: --%s=%s)", o->name,
+                       option_expected_(o, 0).s,
                        format_text(next).s, o->name, format_text(next).s);
         }
         option_give_(o, value, "");
