@@ -1,6 +1,6 @@
 /*
 Files of a run: the model that it starts from, checkpoints, exports.
-    save_find_model        what --resume, --from and --config mean
+    save_find_model        what --resume, --from and --config mean; save_find_again: of a run that goes on meanwhile
     save_find_companions   files that go along with the model and its tokenizer, read while they are there
     save_open_model        the parameters onto the device, the same on all ranks; for training gradients and moments
     save_resume            with --resume: moments of the checkpoint, counts of updates, what else the trainer keeps
@@ -44,6 +44,18 @@ static inline void save_find_companions(Run* r) {
     if (*model && is_same) { companions_read_model(&r->companions, model); }
     if (run_has_text(r) && *tokenizer) { companions_read_tokenizer(&r->companions, tokenizer); }
     if (!run_has_text(r) && *model && !is_typed && !*tokenizer) { companions_read_tokenizer(&r->companions, model); }
+}
+
+// --from names a run that another process goes on with: between finding its newest checkpoint and reading it, while
+// data was read perhaps, that one may have been pruned. There is a newer one then, of the same model
+static inline void save_find_again(Run* r) {
+    char was[PATH_BYTES];
+    if (r->o.resume || !*r->o.from || path_exists(r->weights)) { return; }
+    snprintf(was, sizeof was, "%s", r->weights);
+    model_find(r->weights, r->config, r->o.from);
+    if (strcmp(was, r->weights) != 0 && r->comm->rank == 0) {
+        warn_line("%s was removed meanwhile: the model is read from %s", was, r->weights);
+    }
 }
 
 // start values as the table says, or every tensor of the table from safetensors
@@ -97,16 +109,16 @@ static inline void counting_done_(void* stream, const Tensor* t, int k) {
     slice_sink_done(&s->sink, t, k);
 }
 
-// A run that would learn from them is refused: whatever they touch becomes NaN, no update mends it, and what they do not
-// touch goes into every checkpoint. To go on, evaluate, generate or convert changes no number: a warning.
+// A run that would learn from them is refused: whatever they touch becomes NaN, no update mends it, and what they do
+// not touch goes into every checkpoint. To go on, evaluate, generate or convert changes no number: a warning.
 static inline void save_check_finite_(const Run* r, const NotFinite* found) {
     char others[64] = "";
     if (found->n == 0) { return; }
     const size_t n_others = found->n - found->n_first;
     if (n_others > 0) { snprintf(others, sizeof others, ", %zu of other tensors", n_others); }
     if (run_is_training(r) && !r->o.resume) {
-        fail_input("%s: expected finite numbers, found %zu of %s that are NaN or infinite%s: training cannot mend them, "
-                   "take a sound file", r->weights, found->n_first, found->first, others);
+        fail_input("%s: expected finite numbers, found %zu of %s that are NaN or infinite%s: training cannot mend "
+                   "them, take a sound file", r->weights, found->n_first, found->first, others);
     }
     if (r->comm->rank > 0) { return; }
     warn_line("%s: %zu numbers of %s are NaN or infinite%s", r->weights, found->n_first, found->first, others);
@@ -133,6 +145,7 @@ static inline void save_open_model(Run* r) {
     if (!in_place) { counting.sink = model_stream_open(&stream, m, r->loaded, r->state.updates, &r->dev); }
     const SliceSink counted = {counting_room_, counting_done_, &counting};
     const SliceSink sink = in_place ? slice_sink(model_floats(m)) : counted;
+    save_find_again(r);
     (r->trainer->load ? r->trainer->load : save_read_table_)(r, &sink);
     for (int i = 0; in_place && i < m->n_table; i++) {
         const Tensor* t = &m->table[i];

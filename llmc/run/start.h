@@ -207,6 +207,7 @@ static inline void start_open(Run* r, int argc, char** argv) {
     tokenizer_open(&r->tokenizer, r->o.tokenizer);
     if (r->trainer->more_data) { data_open_more(&r->data, &r->o, &r->d, r->table, r->n_options, &r->tokenizer); }
     else { data_open(&r->data, &r->o, &r->tokenizer); }
+    save_find_again(r);
     r->trainer->choose(r);
     start_freeze_(r);
     start_plan_(r, argc, argv);
