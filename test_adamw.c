@@ -1,9 +1,10 @@
 /*
-Promises of llmc/ops/adamw.h, llmc/ops/global_norm.h and of the noise in llmc/core/rng.h: frozen expressions,
+Promises of llmc/ops/adamw.h, llmc/ops/ema.h, llmc/ops/global_norm.h and of the noise in llmc/core/rng.h: frozen expressions,
 corrections that are the rounded true values, a norm whose order of addition depends on the length alone, rounding whose
 mean is the value.
 */
 #include "llmc/ops/adamw.h"
+#include "llmc/ops/ema.h"
 #include "llmc/ops/global_norm.h"
 #include "llmc/test/test.h"
 
@@ -489,6 +490,51 @@ static void test_norm_obvious(Test* t) {
     device_free(&dev);
 }
 
+// ---- the average of the parameters ----
+
+// against the weighted mean in double, and the plain loop at odd lengths
+static void test_ema(Test* t) {
+    enum { N = 1025, UPDATES = 40 };
+    const float decay = 0.9f;
+    float *p = random_array(N, 1.0f, 1), *plain = filled_array(N, 0.0f), *host = filled_array(N, 0.0f);
+    double *mean = (double*)calloc(N, sizeof(double)), total = 0.0;
+    Device dev = test_device(2);
+    float* e = (float*)device_alloc(sizeof(float) * N, "average");
+    float* on_device = (float*)device_alloc(sizeof(float) * N, "parameters");
+    device_zero(e, sizeof(float) * N, &dev);
+    for (int update = 1; update <= UPDATES; update++) {
+        float* step = random_array(N, 0.1f, (uint64_t)(1 + update));
+        const float weight = ema_weight(decay, update);
+        for (int i = 0; i < N; i++) {
+            p[i] += step[i];
+            mean[i] = (double)decay * mean[i] + (double)p[i];
+        }
+        total = (double)decay * total + 1.0;
+        device_upload(on_device, p, sizeof(float) * N, &dev);
+        ema_update_ref(plain, p, N, weight);
+        ema_update(e, on_device, N, weight, &dev);
+        if (update == 1) { check_bits(t, "after one update", plain, p, N); }
+        free(step);
+    }
+    device_download(host, e, sizeof(float) * N, &dev);
+    for (int i = 0; i < N; i++) {  // 40 updates round three times each, of which the older ones are forgotten
+        const double error = fabs((double)plain[i] - mean[i] / total);
+        check(t, error < 2e-6, "element %d: %g beside %g", i, (double)plain[i], mean[i] / total);
+        const int same = float_bits(host[i]) == float_bits(plain[i]);
+        check(t, same || (FAST_KERNELS && fabs((double)host[i] - (double)plain[i]) < 2e-6), "element %d: fast %g, plain %g",
+              i, (double)host[i], (double)plain[i]);
+    }
+    ema_exchange(e, on_device, N, &dev);
+    device_download(plain, on_device, sizeof(float) * N, &dev);
+    check_bits(t, "parameters are the average", plain, host, N);
+    device_download(host, e, sizeof(float) * N, &dev);
+    check_bits(t, "and the average the parameters", host, p, N);
+    device_release(e, sizeof(float) * N);
+    device_release(on_device, sizeof(float) * N);
+    device_free(&dev);
+    free(p), free(plain), free(host), free(mean);
+}
+
 int main(int argc, char** argv) {
     Promise promises[] = {
         {"corrections", "1 - beta^t is the rounded true value for t = 1..50", test_corrections},
@@ -507,6 +553,7 @@ int main(int argc, char** argv) {
         {"norm ends", "the last elements of a chunk are added to the sums that they belong to", test_norm_ends},
         {"norm obvious", "(3, -4) over 10000 elements; goes on from tensor to tensor; 1e30 does not overflow",
          test_norm_obvious},
+        {"average", "the weighted mean of all updates, after one update the parameters; exchanged bit by bit", test_ema},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
 }

@@ -453,6 +453,37 @@ else
     skip "--probe against the NumPy reference: no NumPy here"
 fi
 
+# ---- averaged weights ----
+
+echo "# averaged weights"
+averaged=("${start[@]}" --val-fraction 0.1 --lr 1e-2 --ema 0.8 --eval-every 4 --eval-batches 2)
+run "${averaged[@]}" --steps 9 --save-every 1 --keep 20 --run averaged
+if "$python" -c 'import numpy' 2>/dev/null; then
+    "$python" "$root/dev/ref/check_ema.py" averaged 0.8 >numpy.txt
+    check "--ema: the average after each of 9 steps is the NumPy reference's, bit for bit ($(tail -n 1 numpy.txt))" test $? = 0
+else
+    skip "--ema against the NumPy reference: no NumPy here"
+fi
+loss=$(sed -nE 's/^step 8 \| val loss ([0-9.]+) of averaged weights$/\1/p' out)
+run --from averaged/step_000008 --ema-weights --train text --val-fraction 0.1 --seq-len 16 --eval-batches 2 --eval-only
+check "... its loss is printed, and --from --ema-weights has the same ($loss)" test -n "$loss" -a "$(last_val out)" = "$loss"
+check "... and is in metrics.jsonl beside the other" grep -q '"step": 8, .*"val_loss": [0-9.]*,.*"val_loss_ema": [0-9]' averaged/metrics.jsonl
+columns averaged/metrics.jsonl >want
+sums() { cat "$1"/{model,ema,optimizer}.safetensors | sha256sum; }
+sum=$(sums averaged/step_000009)
+rm -r averaged/step_00000[5-9]
+run --resume --run averaged --ema-weights --export-hf average --threads 3
+check "... 9 steps = 4 steps and --resume: weights, average and metrics" test "$(sums averaged/step_000009)" = "$sum" -a "$(columns averaged/metrics.jsonl)" = "$(<want)"
+check "... --ema-weights: the export at the end has the average" cmp average/model.safetensors averaged/step_000009/ema.safetensors
+run "${averaged[@]}" --ema 0 --steps 9 --run plain
+check "... without it the weights have the same bits" cmp plain/step_000009/model.safetensors averaged/step_000009/model.safetensors
+run --resume --run plain --ema 0.5 --steps 10
+check "... a run that goes on may begin to average: after one update that is the weights" \
+    test "$(grep -c 'the average begins now' err) $(cmp plain/step_000010/{model,ema}.safetensors 2>&1)" = "1 "
+refuse "--ema-weights of a run that has none" "--ema-weights: run/step_000040 has no averaged weights (ema.safetensors)" --from run --ema-weights --generate x
+refuse "--ema-weights of nothing" "--ema-weights: takes the averaged weights of a checkpoint or of a run: give --from, or --ema" "${start[@]}" --ema-weights --steps 2 --run new
+rm -rf averaged average plain
+
 # ---- generate ----
 
 echo "# generate"

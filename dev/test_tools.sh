@@ -437,9 +437,10 @@ drawn "no validation" odd/blind/loss odd/blind
 drawn "a single step" odd/one/loss odd/one
 drawn "only a validation before the first step" odd/start/loss odd/start
 mkdir -p odd/own
-sed '4,5s/"loss": [^,]*, "norm": [^,]*/"loss": null, "norm": null/; s/"time": /"acc1": 0.25, "noise_scale": 512.5, "kind": "train", "time": /' runs/b/metrics.jsonl >odd/own/metrics.jsonl
+sed '4,5s/"loss": [^,]*, "norm": [^,]*/"loss": null, "norm": null/; s/"time": /"acc1": 0.25, "noise_scale": 512.5, "val_loss_ema": 3.5, "kind": "train", "time": /' runs/b/metrics.jsonl >odd/own/metrics.jsonl
 drawn "keys of a trainer's own, and steps without a loss" odd/own/loss odd/own
 check "with a diagram of the accuracy" grep -q '<b>accuracy</b>' odd/own/loss.html
+check "and the loss of averaged weights" grep -q 'validation, averaged weights' odd/own/loss.html
 check "and one of the noise scale" grep -q '<b>gradient noise scale</b>' odd/own/loss.html
 check "which a run without one lacks" test "$(grep -c '<b>accuracy</b>' runs/a/loss.html)" = 0
 drawn "all of these together, one that still writes, one that has not begun, two of one name" odd/compare \

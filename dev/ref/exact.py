@@ -239,6 +239,17 @@ def adamw(p, g, m, v, lr, beta1, beta2, eps, weight_decay, corrections):
     return p, m, v
 
 
+def ema_weight(decay, t):
+    """What the parameters after update t (from 1) count in their average: (1 - decay) / (1 - decay^t), rounded once."""
+    decay = float(F4(decay))
+    return F4((1.0 - decay) / (1.0 - integer_power(decay, t)))
+
+
+def ema(average, p, weight):
+    """The average of the parameters after it has taken in p; 0 before the first."""
+    return average + weight * (p - average)
+
+
 def learning_rate(schedule, step, steps, peak, warmup, final):
     """float32 rate of update `step` (from 0): float64 throughout, rounded once. `final` is a fraction of peak; both are
     options, hence float32 numbers."""

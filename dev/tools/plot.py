@@ -27,6 +27,7 @@ from runs import (COLORS, DARK_COLORS, DASHES, KEYS, SAME_IN_NONE, InputError, i
 
 ACCURACY = "acc1"  # keys that not every run has
 NOISE_SCALE = "noise_scale"
+AVERAGED_LOSS = "val_loss_ema"
 FEW = 2  # up to so many steps are drawn as points too: a line through one is nothing
 NAME_LENGTH = 40
 MARGIN_LEFT, MARGIN_RIGHT = 56, 14  # of a diagram in the page, in its own units
@@ -57,10 +58,10 @@ class Run:
         """The records without numbers for which no diagram has room, which is said."""
         n_lost = 0
         for record in records:
-            for key in (ACCURACY, NOISE_SCALE):
+            for key in (ACCURACY, NOISE_SCALE, AVERAGED_LOSS):
                 found = record.get(key)
                 record[key] = float(found) if isinstance(found, (int, float)) and is_finite(found) else None
-            for key in KEYS[1:] + (ACCURACY, NOISE_SCALE):
+            for key in KEYS[1:] + (ACCURACY, NOISE_SCALE, AVERAGED_LOSS):
                 if record[key] is not None and abs(record[key]) > LARGEST:
                     record[key] = 0 if key == "tokens" else None  # null tokens would make it a validation
                     n_lost += 1
@@ -234,6 +235,11 @@ def make_panels(runs):
             target, label = (validation, name) if several else (loss, "validation")
             line = Series(label, color if several else 1, run.validation_x, checked, checked, dots=len(checked) < 60)
             target.series.append(line)
+        averaged = [(x, record[AVERAGED_LOSS]) for x, record in zip(run.validation_x, run.validations)
+                    if record[AVERAGED_LOSS] is not None]
+        if averaged and not several:  # beside its own validation; of several runs this would be too much
+            x, losses = [list(column) for column in zip(*averaged)]
+            loss.series.append(Series("validation, averaged weights", 2, x, losses, losses, dots=len(losses) < 60))
     loss.log, validation.log, norm.log, speed.clipped = loss.spreads(20), validation.spreads(20), norm.spreads(10), True
     noise.log = noise.spreads(10)
     more = [[panel for panel in some if panel.series] for some in ((validation, accuracy), (noise,))]

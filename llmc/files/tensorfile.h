@@ -206,6 +206,17 @@ static inline void tensors_save_folder(const char* folder, const Tensor* table, 
     free(s.slice);
 }
 
+// all tensors in one file; its sum comes back
+static inline FileSum tensors_save(const char* path, const Tensor* table, int n, const float* arena) {
+    SafeWriter w;
+    safewriter_init(&w);
+    safewriter_meta(&w, "format", "pt");
+    tensors_declare(&w, table, n, "");
+    safewriter_open(&w, path);
+    tensors_put(&w, table, n, arena);
+    return safewriter_close(&w);
+}
+
 // ---- reading ----
 
 // a tensor by its full name, or by what follows the base model's name ("transformer.")

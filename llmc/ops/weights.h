@@ -5,6 +5,7 @@ CUDA build may store bf16 and keep float masters beside it, from which each upda
 #ifndef LLMC_WEIGHTS_H
 #define LLMC_WEIGHTS_H
 #include "adamw.h"  // adamw_update_stored, adamw_round_stored
+#include "ema.h"    // ema_update, ema_exchange
 
 // all of it is device memory
 typedef struct {
@@ -41,6 +42,17 @@ static inline void weights_round(const Weights* w, size_t n, uint32_t key, size_
     }
 #endif
     adamw_round_stored((float*)w->stored, w->master, n, key, first, dev);
+}
+
+// the average e (n) takes in the parameters, from their masters where there are any
+static inline void weights_average(const Weights* w, float* e, size_t n, float weight, const Device* dev) {
+#ifdef __CUDACC__
+    if (!w->master && w->stored_bytes == sizeof(__nv_bfloat16)) {
+        ema_update(e, (const __nv_bfloat16*)w->stored, n, weight, dev);
+        return;
+    }
+#endif
+    ema_update(e, w->master ? w->master : (const float*)w->stored, n, weight, dev);
 }
 
 // the same, from these elements on of the stored parameters and of what is kept

@@ -12,6 +12,8 @@ tensors that learn, in table order, are dealt out: of K chunks rank r owns r*K/P
     dp_update   AdamW: with --zero 0 each rank on everything, else each on the part it owns. Slices of a tensor (its
                 layers)
                     may have had fewer updates than the run
+    dp_average  the average of the parameters over updates takes in those of now
+    dp_exchange_average   parameters and their average change places, and back
     dp_deal     from whole parameters on the host to the arena of masters
     dp_round    the parameters of a build that stores bf16, anew from their masters
     dp_gather   each part from its owner to all: with --zero 0 the reduced gradient, else the new parameters
@@ -831,6 +833,45 @@ static inline void dp_update(DataParallel* s, const Weights* w, const float* gra
     if (s->zero > 0) { dp_gather(s, w->stored, w->stored_bytes, NULL, dev); }
 }
 
+// Slice k of stretch i, counted from its first, as far as this rank keeps it, and the weights from there on; an empty
+// part where it does not learn
+static inline Part dp_kept_weights_(const DataParallel* s, const Weights* w, int i, int k, Weights* own) {
+    Part part = dp_kept_slices_(s, i, k, k + 1);
+    if (slice_is_frozen(s->frozen, s->stretches[i].slice + k)) { part.n = 0; }
+    *own = weights_from(w, part.tensor->offset + part.first, part.at);
+    return part;
+}
+
+// average: an arena of kept parts, as moments are; weight: of what the parameters are now (ema.h)
+static inline void dp_average(const DataParallel* s, const Weights* w, float* average, float weight,
+                              const Device* dev) {
+    for (int i = 0; i < s->n_stretches; i++) {
+        for (int k = 0; k < s->stretches[i].n_slices; k++) {
+            Weights own;
+            const Part part = dp_kept_weights_(s, w, i, k, &own);
+            if (part.n > 0) { weights_average(&own, average + part.at, part.n, weight, dev); }
+        }
+    }
+}
+
+// The stored parameters become the average, or with `back` what they were after update t. Floats change places with it;
+// what is rounded from masters is rounded from the average as from them, and anew
+static inline void dp_exchange_average(DataParallel* s, const Weights* w, float* average, int back, int t,
+                                       const Device* dev) {
+    for (int i = 0; i < s->n_stretches; i++) {
+        for (int k = 0; k < s->stretches[i].n_slices; k++) {
+            Weights own;
+            const Part part = dp_kept_weights_(s, w, i, k, &own);
+            const size_t global = part.tensor->offset + part.first;
+            if (part.n == 0) { continue; }
+            if (!w->master) { ema_exchange(average + part.at, (float*)own.stored, part.n, dev); continue; }
+            if (!back) { own.master = average + part.at; }
+            weights_round(&own, part.n, (uint32_t)t, global, dev);
+        }
+    }
+    if (s->zero > 0) { dp_gather(s, w->stored, w->stored_bytes, NULL, dev); }
+}
+
 // arena: of what this rank keeps; whole: a whole arena, on the host
 static inline void dp_deal(const DataParallel* s, float* arena, const float* whole, const Device* dev) {
     for (int i = 0; i < s->n_stretches; i++) {
@@ -845,11 +886,9 @@ static inline void dp_deal(const DataParallel* s, float* arena, const float* who
 static inline void dp_round(DataParallel* s, const Weights* w, int t, const Device* dev) {
     for (int i = 0; i < s->n_stretches; i++) {
         for (int k = 0; k < s->stretches[i].n_slices; k++) {
-            const Part part = dp_kept_slices_(s, i, k, k + 1);
-            const size_t global = part.tensor->offset + part.first;
-            if (part.n == 0 || slice_is_frozen(s->frozen, s->stretches[i].slice + k)) { continue; }
-            const Weights own = weights_from(w, global, part.at);
-            weights_round(&own, part.n, (uint32_t)t, global, dev);
+            Weights own;
+            const Part part = dp_kept_weights_(s, w, i, k, &own);
+            if (part.n > 0) { weights_round(&own, part.n, (uint32_t)t, part.tensor->offset + part.first, dev); }
         }
     }
     if (s->zero > 0) { dp_gather(s, w->stored, w->stored_bytes, NULL, dev); }

@@ -6,6 +6,7 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
     model_init_training   gradients, masters and moments, for updates of so many micro-batches
     model_point           the fields of a struct of pointers point to the parameters of a layer (dp_point: to its
                           gradients)
+    model_whole_average   their average over updates in the same way (ema.h)
     model_whole           the parameters as a checkpoint has them: floats on the host of rank 0
 Where:  everything is device memory. Stored parameters are whole on every rank; of masters and moments a rank has the
         parts dp.kept. Without masters the stored parameters are all there is.
@@ -24,6 +25,7 @@ typedef struct {
     int n_table, n_slices;
     size_t n;         // elements of an arena of whole tensors
     Weights w;        // stored, master, moments
+    float* average;   // of the parameters over updates, the parts that moments have; NULL: none is kept
     int* frozen;      // of every slice in table order: does it stay as it is? NULL: none does
     int lowest;       // the layer at which backward may stop: nothing learns below it. The number of layers: in none
     DataParallel dp;  // gradients of micro-batches, and which part of all this belongs to this rank
@@ -111,6 +113,12 @@ static inline void model_init_training(Model* m, Comm* comm, int n_leaves, int z
     if (has_masters) { m->w.master = (float*)device_alloc(sizeof(float) * dp->n_kept, "master weights"); }
 }
 
+// once training is opened: an average, which has taken in nothing yet
+static inline void model_init_average(Model* m, const Device* dev) {
+    m->average = (float*)device_alloc(sizeof(float) * m->dp.n_kept, "averaged weights");
+    device_zero(m->average, sizeof(float) * m->dp.n_kept, dev);
+}
+
 // ---- parameters from floats on the host, slice by slice ----
 
 // A checkpoint after so many updates: bf16 is rounded with the noise of the last of them, so that a resumed run has
@@ -182,6 +190,7 @@ static inline void model_free(Model* m) {
     device_release(m->w.master, kept);
     device_release(m->w.m, kept);
     device_release(m->w.v, kept);
+    device_release(m->average, kept);
     dp_free(&m->dp);
     free(m->frozen);
 }
@@ -218,6 +227,15 @@ static inline const float* model_whole(Model* m, const void* copy, const Device*
     if (m->w.master) { dp_collect(&m->dp, (const float*)copy, whole, copy_dev); }
     else { model_widen_(whole, m, copy, m->n); }
     if (m->w.master && whole) { dp_collect_frozen(&m->dp, m->w.stored, m->w.stored_bytes, whole, dev); }
+    return whole;
+}
+
+// The average from a copy of it, with what is frozen as it is stored: floats on the host of rank 0, which arena_free
+// frees; NULL on the others. All ranks call
+static inline float* model_whole_average(Model* m, const float* copy, const Device* copy_dev, const Device* dev) {
+    float* whole = m->dp.rank > 0 ? NULL : (float*)arena_alloc(sizeof(float) * m->n, "averaged weights on the host");
+    dp_collect(&m->dp, copy, whole, copy_dev);
+    if (whole) { dp_collect_frozen(&m->dp, m->w.stored, m->w.stored_bytes, whole, dev); }
     return whole;
 }
 

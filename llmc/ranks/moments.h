@@ -6,6 +6,7 @@ would write.
     moments_load    every rank reads what it keeps; moments_load_layers: the same into a model with more layers than
                     the file. A slice that learns and has no moments in the file, because it was frozen before, begins
                     with 0
+    moments_load_average   the same of the average of the parameters, whose file has what does not learn, too
     dp_collect      what learns of such an arena, at its place in a whole one on rank 0's host. All ranks call
     dp_collect_frozen   the rest of it from the stored weights, for what does not learn has no master
 What does not learn has no moments, in memory or in the file.
@@ -147,6 +148,21 @@ static inline void moments_load_layers(const char* path, const DataParallel* s, 
     if (n_new > 0 && s->rank == 0) {
         warn_line("%s: %d tensor%s that learn%s now %s frozen: their moments begin with 0", path, n_new,
                   n_new > 1 ? "s" : "", n_new > 1 ? "" : "s", n_new > 1 ? "were" : "was");
+    }
+    safeset_close(&set);
+    free(room);
+    free(turned);
+}
+
+// the average of the parameters (ema.h), from a file of them all
+static inline void moments_load_average(const char* path, const DataParallel* s, float* average, const Device* dev) {
+    float *room = dp_slice_room_(s), *turned = tensors_turning_room(s->table, s->n_tensors);
+    SafeSet set;
+    safeset_open(&set, path);
+    for (int i = 0; i < s->n_tensors; i++) {
+        for (int k = 0, n_slices = tensor_slices(&s->table[i]); k < n_slices; k++) {
+            if (dp_stretch(s, i, k) >= 0) { dp_load_slice_(&set, s, "", average, i, k, k, room, turned, dev); }
+        }
     }
     safeset_close(&set);
     free(room);

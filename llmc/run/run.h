@@ -38,7 +38,8 @@ typedef struct {
     int schedule, steps, lr_horizon;                                                      // schedule: a Schedule
     Amount warmup;                                                                        // of the steps
     float epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
-    int noise_scale;
+    int noise_scale, ema_weights;
+    float ema;
     const char* run;                                                                      // run
     int resume, go_on, save_every, async_save, keep, keep_every, eval_every, eval_batches, sample_every, log_every,
         early_stop,
@@ -121,6 +122,9 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"optimizer", "noise-scale", "", OPTION_INT, &o->noise_scale, "0", 0, INT_MAX, "N",
          "every N steps measure the gradient noise scale, about how many targets an update should have; needs several "
          "micro-batches in an update; 0: never", 0},
+        {"optimizer", "ema", "", OPTION_FLOAT, &o->ema, "0", 0, 0.9999999, "F",
+         "keep an average of the weights too, over about the last 1 / (1 - F) updates: 0.999; it is validated beside "
+         "them and saved in checkpoints; 0: none", 0},
         {"optimizer", "freeze", "", OPTION_TEXT, &o->freeze, "", 0, 0, "PATTERN,...",
          "no updates of tensors with such names, of all layers or of one: 'transformer.w?e.*,*.h.0.*'; first:N: of"
          " the first N layers; indices:A,B,..: of these layers, from 0", 0},
@@ -163,6 +167,8 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
          "write the model as a Hugging Face folder", 0},
         {"out", "shard-gb", "", OPTION_FLOAT, &o->shard_gb, "5", 1e-6, 1e6, "F",
          "largest file of --export-hf, in 10^9 bytes; a larger model becomes shards", 0},
+        {"out", "ema-weights", "", OPTION_SWITCH, &o->ema_weights, "0", 0, 0, "0|1",
+         "take the averaged weights of --ema: of a checkpoint (--from), and for exports when a run ends", 0},
         {"out", "generate", "", OPTION_TEXT, &o->generate, "", 0, 0, "TEXT|-",
          "continue TEXT, or standard input; no training", 0},
         {"sampling", "sample-prompts", "", OPTION_TEXT, &o->sample_prompts, "", 0, 0, "FILE",
@@ -333,19 +339,22 @@ typedef struct {
     int64_t n_sample_bytes;  // of samples.txt that a resumed run keeps; counted when a checkpoint is saved
     OutlierWindow losses, norms;
     NoiseScale noise;
+    int averaged;            // updates that the average of --ema has taken in
 } RunState;
 
 // the row with which the next update begins
 static inline int64_t run_first_row(const RunOptions* o, const RunState* s) { return o->overfit ? 0 : s->rows; }
 
 static inline json_t* run_state_to_json(const RunState* s) {
-    return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:o, s:i, s:i, s:i, s:I, s:o, s:o, s:[f, f]}", "step", s->step, "updates",
+    return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:o, s:i, s:i, s:i, s:I, s:o, s:o, s:[f, f], s:i}", "step", s->step,
+                     "updates",
                      s->updates, "skips", s->skips, "rows", (json_int_t)s->rows, "tokens", (json_int_t)s->tokens,
                      "sampler", (json_int_t)s->sampler, "best_val",
                      isfinite(s->best_val) ? json_real((double)s->best_val) : json_null(), "best_step", s->best_step,
                      "evals_since_best", s->evals_since_best, "interrupted", s->interrupted, "samples_bytes",
                      (json_int_t)s->n_sample_bytes, "losses", outliers_to_json(&s->losses), "norms",
-                     outliers_to_json(&s->norms), "noise", (double)s->noise.gradient, (double)s->noise.noise);
+                     outliers_to_json(&s->norms), "noise", (double)s->noise.gradient, (double)s->noise.noise, "averaged",
+                     s->averaged);
 }
 
 static inline RunState run_state_from_json(const json_t* json, const char* path) {
@@ -368,6 +377,8 @@ static inline RunState run_state_from_json(const json_t* json, const char* path)
         fail_input("%s: \"losses\" and \"norms\": expected lists of at most %d numbers", path, OUTLIER_WINDOW);
     }
     s.noise = noise_scale_from_json(json_object_get(json, "noise"), path);
+    const int is_older = json_object_get(json, "averaged") == NULL;  // from before there was --ema
+    s.averaged = is_older ? 0 : (int)json_need_int(json, path, "averaged", 0, s.updates);
     return s;
 }
 
@@ -473,14 +484,14 @@ static inline RunState run_restore(Option* table, int n, const RunOptions* o, in
 
 // ---- checkpoints ----
 
-// bytes of a checkpoint: parameters and, of what learns, both moments; about 300 for each tensor's entry, and the rest.
-// frozen: of every slice in table order, NULL: none
-static inline double run_checkpoint_bytes(const Tensor* table, int n, const int* frozen) {
+// bytes of a checkpoint: parameters, their average where one is kept and, of what learns, both moments; about 300 for
+// each tensor's entry, and the rest. frozen: of every slice in table order, NULL: none
+static inline double run_checkpoint_bytes(const Tensor* table, int n, const int* frozen, int has_average) {
     double n_bytes = 8192.0;
     for (int i = 0, slice = 0; i < n; i++) {
         const double each = 300.0 + 4.0 * (double)tensor_disk_elements(&table[i]);
         for (int k = 0; k < tensor_slices(&table[i]); k++, slice++) {
-            n_bytes += (slice_is_frozen(frozen, slice) ? 1.0 : 3.0) * each;
+            n_bytes += ((slice_is_frozen(frozen, slice) ? 1.0 : 3.0) + (has_average ? 1.0 : 0.0)) * each;
         }
     }
     return n_bytes;

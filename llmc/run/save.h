@@ -5,6 +5,7 @@ Files of a run: the model that it starts from, checkpoints, exports.
     save_open_model        the parameters onto the device, the same on all ranks; for training gradients and moments
     save_resume            with --resume: moments of the checkpoint, counts of updates, what else the trainer keeps
     save_checkpoint        parameters, moments and state, written beside training
+                            --ema: the averaged weights too, in ema.safetensors under the names of model.safetensors
     save_check_data        asked before: nothing is saved that was learnt from data which somebody wrote to meanwhile
     save_exports           --export-hf, and what else the trainer writes
 */
@@ -15,7 +16,18 @@ Files of a run: the model that it starts from, checkpoints, exports.
 #include "../files/tensorfile.h"  // tensors_save_folder
 #include "trainer.h"              // Run
 
+#define EMA_WEIGHTS "ema.safetensors"
+
 // ---- to start from ----
+
+// --ema-weights: the file of the averaged weights that lies beside this one
+static inline void save_find_average_(char weights[PATH_BYTES]) {
+    char folder[PATH_BYTES], path[PATH_BYTES];
+    if (!path_exists(path_join(path, path_parent(folder, weights), EMA_WEIGHTS))) {
+        options_fail("ema-weights", "%s has no averaged weights (%s), which a run with --ema saves", folder, EMA_WEIGHTS);
+    }
+    snprintf(weights, PATH_BYTES, "%s", path);
+}
 
 // where the model comes from: the file of its parameters (or the index of several), its config.json, its tokenizer
 static inline void save_find_model(Run* r) {
@@ -28,6 +40,7 @@ static inline void save_find_model(Run* r) {
         checkpoint_path(r->config, o->run, r->state.step, "config.json");
     } else if (*o->from) {
         model_find(r->weights, r->config, o->from);
+        if (o->ema_weights) { save_find_average_(r->weights); }
     }
     run_choose_tokenizer(r->table, r->n_options, o, model_tokenizer(path, r->config));
 }
@@ -133,6 +146,7 @@ static inline void save_open_model(Run* r) {
     ModelStream stream;
     model_init(m, r->trainer->stored_bytes);
     if (trains) { model_init_training(m, r->comm, r->n_leaves, r->o.zero, r->has_masters); }
+    if (trains && r->o.ema > 0.0f) { model_init_average(m, &r->dev); }
     if (trains && r->trainer->counts_updates) {
         const size_t n_bytes = sizeof(int) * (size_t)m->n_slices;
         r->slice_updates = (int*)memset(malloc_check(n_bytes, "counts of updates"), 0, n_bytes);
@@ -200,6 +214,18 @@ static inline void save_load_updates_(Run* r, const char* path) {
     free(from);
 }
 
+// The average of the checkpoint; where it has none, or the model has grown since, a new one begins
+static inline void save_load_average_(Run* r) {
+    char path[PATH_BYTES];
+    checkpoint_path(path, r->o.run, r->state.step, EMA_WEIGHTS);
+    if (r->state.averaged > 0 && !r->old_layers && path_exists(path)) {
+        moments_load_average(path, &r->model->dp, r->model->average, &r->dev);
+        return;
+    }
+    r->state.averaged = 0;
+    warn_line("--ema: %s: the average begins now", r->old_layers ? "the model has new layers" : "the checkpoint has none");
+}
+
 // moments, and what else is kept, of the checkpoint that --resume goes on from
 static inline void save_resume(Run* r) {
     Model* m = r->model;
@@ -208,6 +234,7 @@ static inline void save_resume(Run* r) {
     if (!r->o.resume) { return; }
     checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors");
     moments_load_layers(path, &m->dp, m->w.m, m->w.v, r->old_layers, &r->dev);
+    if (m->average) { save_load_average_(r); }
     checkpoint_path(path, r->o.run, r->state.step, "trainer.safetensors");
     if (r->slice_updates) { save_load_updates_(r, path); }
     if (r->trainer->extras && r->trainer->extras(r, extras) > 0) { r->trainer->load_extras(r, path); }
@@ -244,13 +271,20 @@ static inline void save_write_(void* run) {
     char temporary[PATH_BYTES], path[PATH_BYTES];
     SavedFiles* files = saved_files_new();
     run_save_begin(temporary, &r->o, &s->state,
-                   run_checkpoint_bytes(r->model->table, r->model->n_table, r->model->frozen) + save_text_bytes_(r));
+                   run_checkpoint_bytes(r->model->table, r->model->n_table, r->model->frozen, r->model->average != NULL) +
+                       save_text_bytes_(r));
     const float* params = model_whole(r->model, s->arena[0], NULL, &r->dev);
     save_model_(r, params, temporary, SIZE_MAX, files);
     model_whole_free(r->model, params, s->arena[0]);
     path_join(path, temporary, "optimizer.safetensors");
     const float *m = (const float*)s->arena[1], *v = (const float*)s->arena[2];
     saved_files_add(files, moments_save(path, &r->model->dp, m, v, NULL));
+    if (r->model->average) {
+        float* average = model_whole_average(r->model, (const float*)s->arena[3], NULL, &r->dev);
+        path_join(path, temporary, EMA_WEIGHTS);
+        saved_files_add(files, tensors_save(path, r->model->table, r->model->n_table, average));
+        arena_free(average, sizeof(float) * r->model->n);
+    }
     Extra extras[MAX_EXTRAS];
     const int n_extras = save_extras_(r, extras);
     for (int i = 0; i < n_extras; i++) { extras[i].values = (void*)s->arena[SNAPSHOT_ARENAS + i]; }
@@ -275,8 +309,8 @@ static inline void save_check_data(Run* r) {
 static inline void save_checkpoint(Run* r, int last) {
     Model* model = r->model;
     const size_t kept = sizeof(float) * model->dp.n_kept;
-    const void* arenas[SNAPSHOT_ARENAS + MAX_EXTRAS] = {model_source(model), model->w.m, model->w.v};
-    size_t n_bytes[SNAPSHOT_ARENAS + MAX_EXTRAS] = {model_source_bytes(model), kept, kept};
+    const void* arenas[SNAPSHOT_ARENAS + MAX_EXTRAS] = {model_source(model), model->w.m, model->w.v, model->average};
+    size_t n_bytes[SNAPSHOT_ARENAS + MAX_EXTRAS] = {model_source_bytes(model), kept, kept, model->average ? kept : 0};
     Extra extras[MAX_EXTRAS];
     const int n_extras = save_extras_(r, extras);
     for (int i = 0; i < n_extras; i++) {
@@ -290,6 +324,7 @@ static inline void save_checkpoint(Run* r, int last) {
     } else if (r->o.zero > 0) {
         if (model_masters_in_parts(model)) { model_whole(model, model->w.master, &r->dev, &r->dev); }
         moments_save(NULL, &model->dp, model->w.m, model->w.v, &r->dev);
+        if (model->average) { model_whole_average(model, model->average, &r->dev, &r->dev); }
     }
 }
 
@@ -309,9 +344,12 @@ static inline void save_export_folder_(const Run* r, const float* params, const 
 static inline void save_exports(Run* r) {
     Model* m = r->model;
     if (!*r->o.export_hf && !r->exports_more) { return; }
-    const float* params = r->loaded ? r->loaded : model_download(m, &r->dev);
+    const int averaged = r->o.ema_weights && m->average && r->state.averaged > 0;
+    const float* params = r->loaded ? r->loaded
+                        : averaged ? model_whole_average(m, m->average, &r->dev, &r->dev) : model_download(m, &r->dev);
     if (r->comm->rank == 0 && *r->o.export_hf) { save_export_folder_(r, params, r->o.export_hf); }
     if (r->comm->rank == 0 && r->exports_more) { r->trainer->write_more(r, params); }
-    if (params != r->loaded) { model_whole_free(m, params, model_source(m)); }
+    if (averaged) { arena_free((void*)params, sizeof(float) * m->n); }
+    else if (params != r->loaded) { model_whole_free(m, params, model_source(m)); }
 }
 #endif  // LLMC_SAVE_H

@@ -165,6 +165,10 @@ static inline void start_plan_(Run* r, int argc, char** argv) {
     }
     start_forget_tokenizer_(r);
     start_check_purpose_(r);
+    options_refuse(run_is_training(r) && o->ema > 0.0f && r->trainer->stored_bytes < sizeof(float) && !r->has_masters,
+                   "ema", "averages float weights: give --master-weights 1");
+    options_refuse(o->ema_weights && !*o->from && !(run_is_training(r) && o->ema > 0.0f), "ema-weights",
+                   "takes the averaged weights of a checkpoint or of a run: give --from, or --ema");
     options_refuse(run_is_training(r) && o->noise_scale > 0 && r->n_leaves == 1, "noise-scale",
                    "compares the micro-batches of an update, of which there is one: give --grad-accum 2 or more");
     if (run_is_training(r) || *o->export_hf || o->doc_reset) { data_check_documents(&r->data, o, run_end_of_text(r)); }
@@ -282,12 +286,13 @@ static inline double start_box_memory_(const Run* r) {
     double kept = 0.0;
     const int* frozen = trains ? m->frozen : NULL;  // a probe asks for every gradient
     double gradients = backward ? ranks_box(r->comm, m->table, m->n_table, frozen, r->n_leaves, o->zero, &kept) : 0.0;
-    const double moments = !trains ? 0.0 : r->has_masters ? 3.0 * kept : 2.0 * kept;
+    const int has_average = trains && o->ema > 0.0f;
+    const double moments = !trains ? 0.0 : (2.0 + r->has_masters + has_average) * kept;
     const double copy = !copies ? 0.0 : r->has_masters ? moments : parameters + moments;
     box_row("memory: parameters", "%s", format_bytes(parameters).s);
     if (backward) {
-        box_row(r->has_masters ? "  gradients, AdamW" : "  gradients, moments", "%s, %s", format_bytes(gradients).s,
-                format_bytes(moments).s);
+        box_row(r->has_masters ? "  gradients, AdamW" : "  gradients, moments", "%s, %s%s", format_bytes(gradients).s,
+                format_bytes(moments).s, has_average ? " with averaged weights" : "");
     }
     box_row("  activations", "%s", format_bytes(batch + sampling).s);
     box_row("  workspace, rest", "%s, %s", format_bytes(workspace).s, format_bytes(rest + copy).s);
@@ -323,7 +328,7 @@ static inline double start_box_(const Run* r) {
     }
     if (run_is_training(r)) {
         box_update(&r->o, r->n_leaves, r->T);
-        box_checkpoints(&r->o, &r->state, run_checkpoint_bytes(m->table, m->n_table, m->frozen));
+        box_checkpoints(&r->o, &r->state, run_checkpoint_bytes(m->table, m->n_table, m->frozen, r->o.ema > 0.0f));
     }
     double n_bytes = start_box_memory_(r), flops = r->trainer->flops_per_token(r);
     const int n_steps = r->o.steps - r->state.step;
@@ -383,6 +388,9 @@ static inline void start_training(Run* r, int argc, char** argv) {
                    start_batches_kept_(r), train_row, r);
     if (r->o.noise_scale > 0) {
         log_add_key(&r->log, "noise_scale", "gradient noise scale, targets, smoothed over the steps that measure it");
+    }
+    if (r->o.ema > 0.0f && has_data(&r->data.val)) {
+        log_add_key(&r->log, "val_loss_ema", "validation loss of the averaged weights, nats per target");
     }
     if (r->comm->rank == 0) {
         run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train_rows,

@@ -9,6 +9,18 @@ What a run may do with a model beside training it.
 #include "../files/tensorfile.h"  // tensors_put
 #include "trainer.h"              // Run
 
+// the loss of the averaged weights, in the record of the validation that follows
+static inline float task_evaluate_average_(Run* r, const Evaluator* e) {
+    Model* m = r->model;
+    double bits_per_byte;
+    dp_exchange_average(&m->dp, &m->w, m->average, 0, r->state.updates, &r->dev);
+    const float loss = evaluate_loss(e, &r->data.val_rows, &bits_per_byte);
+    dp_exchange_average(&m->dp, &m->w, m->average, 1, r->state.updates, &r->dev);
+    log_extra(&r->log, json_pack("{s:o}", "val_loss_ema", json_finite((double)loss)));
+    tensorboard_average(&r->board, r->state.step, loss);
+    return loss;
+}
+
 // while training: is it the best so far?
 static inline void task_evaluate(Run* r, int training) {
     const Trainer* t = r->trainer;
@@ -22,8 +34,11 @@ static inline void task_evaluate(Run* r, int training) {
         float loss = evaluate_loss(&e, &r->data.val_rows, &bits_per_byte);
         if (t->validated) { t->validated(r, loss, scores, &bits_per_byte, line); }
         tensorboard_validation(&r->board, step, loss, bits_per_byte);
+        const int averaged = training && r->model->average && r->state.averaged > 0;
+        const float averaged_loss = averaged ? task_evaluate_average_(r, &e) : NAN;
         log_validation(&r->log, step, loss, bits_per_byte, training && run_state_validated(&r->state, &r->o, loss));
         if (!r->log.json_lines) { fputs(line, stdout); }
+        if (averaged && !r->log.json_lines) { printf("step %d | val loss %.4f of averaged weights\n", step, (double)averaged_loss); }
     }
     if (*r->o.hellaswag) {
         int n, correct = evaluate_answers(&e, &r->data.examples, &n);

@@ -4,6 +4,7 @@ side.
     tensorboard_open(&w, "runs/a", -1);                     // -1: a new run; or the step at which one resumes
     tensorboard_step(&w, &record);                          // train/loss, train/norm, train/lr, train/tokens_per_second
     tensorboard_noise(&w, step, noise_scale);               // train/noise_scale
+    tensorboard_average(&w, step, loss);                    // validation/loss_ema
     tensorboard_validation(&w, step, loss, bits_per_byte);  // validation/loss, validation/bits_per_byte
     tensorboard_close(&w);
 A file events.out.tfevents.SECONDS.llmc is a row of records, little-endian:
@@ -201,6 +202,11 @@ static inline void tensorboard_step(TensorBoard* w, const StepRecord* r) {
 
 static inline void tensorboard_noise(TensorBoard* w, int step, double noise_scale) {
     const TensorBoardScalar scalar = {"train/noise_scale", (float)noise_scale};
+    tensorboard_scalars(w, step, seconds_now(CLOCK_REALTIME), &scalar, 1);
+}
+
+static inline void tensorboard_average(TensorBoard* w, int step, float val_loss) {
+    const TensorBoardScalar scalar = {"validation/loss_ema", val_loss};
     tensorboard_scalars(w, step, seconds_now(CLOCK_REALTIME), &scalar, 1);
 }
 

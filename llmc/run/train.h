@@ -156,6 +156,10 @@ static inline void train_step(Run* r) {
     r->noise_targets = 0;
     (r->trainer->step ? r->trainer->step : train_adamw)(r, &step);
     if (r->trainer->stepped) { r->trainer->stepped(r, &step); }
+    if (r->model->average && !step.skipped) {
+        const float weight = ema_weight(o->ema, ++s->averaged);
+        dp_average(&r->model->dp, &r->model->w, r->model->average, weight, &r->dev);
+    }
     s->step++;
     s->rows += (int64_t)r->n_leaves * o->batch_size;
     s->tokens += n_tokens;
@@ -198,7 +202,8 @@ static inline void train(Run* r) {
         train_step(r);
     }
     ranks_print_cost(r->comm, s->step - first);
-    snapshot_print(&r->snapshot, run_checkpoint_bytes(r->model->table, r->model->n_table, r->model->frozen));
+    snapshot_print(&r->snapshot, run_checkpoint_bytes(r->model->table, r->model->n_table, r->model->frozen,
+                                                       r->model->average != NULL));
     const char* outcome = s->step >= o->steps ? "done" : stop ? "stopped" : "stopped early";
     if (r->comm->rank == 0) {
         run_summary(o, s, strcmp(outcome, "stopped early") == 0, r->trainer->summary ? r->trainer->summary(r) : NULL);
