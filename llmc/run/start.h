@@ -141,7 +141,8 @@ static inline void start_texts_(Run* r) {
     if (!stop_texts_parse(&r->stop, o->stop, &error)) { options_fail("stop", "%s", error.text); }
     if (*o->stop && (samples || run_is_generating(r))) { task_need_text(r, "stop"); }
     if (!*o->sample_prompts) { return; }
-    options_refuse(!samples && run_is_typed(r, "sample-prompts"), "sample-prompts",
+    // --sample-every 0, typed, switches prompts off that stand in a file of options
+    options_refuse(!samples && run_is_typed(r, "sample-prompts") && !run_is_typed(r, "sample-every"), "sample-prompts",
                    "is for samples while training: give --sample-every too");
     if (!samples) { return; }
     task_need_text(r, "sample-prompts");
