@@ -84,6 +84,8 @@ base() {
     cp -r base again && FAULT=term:$((n_files / 2)) "$trainer" --resume --run again --steps 4 >out 2>err </dev/null
     check "SIGTERM in the middle of a run: the checkpoint says so" \
         test "$(cd again && echo step_*4) $(grep -c '"interrupted": 1' again/step_000004/manifest.json)" = "step_000004 1"
+    cp -r again once && run --resume --run once --steps 4
+    check "... and a resume makes up for the validation and sample that it left out" same_run once whole4 step_000004
     n_again=$(count 1 again) n_aside=$(FAULT_NO_EXCHANGE=1 count 1 again)
     echo "# a resume from step 2 to 4 makes $n_files file calls, $n_writes of them direct writes"
 }

@@ -194,10 +194,11 @@ static inline void start_plan_(Run* r, int argc, char** argv) {
     data_plan(&r->data, o, r->T, r->V, r->classes, r->n_leaves);
 }
 
-// a run that is over has nothing left to do, unless it is to write something; several ranks find that out together
+// A run that is over has nothing left to do, unless it is to write something, or a signal came before its last
+// validation and sample; several ranks find that out together
 static inline void start_check_left_(const Run* r) {
     const int is_over = r->o.resume && run_is_training(r) && r->state.step >= r->o.steps;
-    if (!is_over) { return; }
+    if (!is_over || r->state.interrupted) { return; }
     char folder[PATH_BYTES];
     printf("all %d steps are done, checkpoint in %s; to go on, give more --steps\n", r->o.steps,
            checkpoint_folder(folder, r->o.run, r->state.step));
