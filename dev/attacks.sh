@@ -422,8 +422,9 @@ run 60 --from bad --generate a --max-new-tokens 4
 check "text is generated, with a warning" says 0 '3 numbers of transformer.wpe.weight are NaN or infinite'
 
 # ---- a model that another process goes on training ----
-rm -rf run
-begin "${start[@]}" --steps 100000000 --save-every 1 --keep 1 --async-save 0 --run run
+rm -rf run run2
+sed 's/257/258/' tiny.json >one_more.json  # o200k.json's tokens
+begin "${start[@]}" --config one_more.json --tokenizer o200k.json --steps 100000000 --save-every 1 --keep 1 --async-save 0 --run run
 pid=$!
 run 60 --from run --tokenizer o200k.json --train long_characters.txt --seq-len 8 --batch-size 1 --eval-every 0 --steps 1 --run run2
 check "--from finds a newer checkpoint when the one it had found is pruned" test $status = 0 -a "$(grep -c 'removed meanwhile: the model is read from' err)" -ge 1
