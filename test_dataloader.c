@@ -1019,10 +1019,11 @@ static void make_path_list(void* text) {
 
 static void test_path_list_stops(Test* t) {
     const char* const cases[][2] = {
-        {"x:0", "x:0: expected a weight above 0 after the colon, as in books.txt:3, found \"0\""},
+        {"x:0", "x:0: expected a weight above 0, at most 1e9, after the colon, as in books.txt:3, found \"0\""},
         {"x:-1,y:2", "found \"-1\""},
         {"x:nan", "found \"nan\""},
         {"x:inf", "found \"inf\""},
+        {"x:1.001e9", "found \"1.001e9\""},
         {"x:1e400", "found \"1e400\""},
         {"x:1e-400", "found \"1e-400\""},
         {"x:0x3", "found \"0x3\""},

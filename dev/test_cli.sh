@@ -648,7 +648,7 @@ refuse "--resume with --model" "expected one of --model, --from, --config and --
 refuse "--resume without --run" "--resume: needs the --run" --resume
 refuse "a pattern without quotes" "found \"text/b.txt\", a second file after --train: put a pattern in quotes (--train '*.txt'), so that the shell leaves it alone, or a comma between two files (--train a,b)" --model tiny --train text/*.txt --run new
 refuse "--val with weights" "--val: expected paths without weights, found text:1" --model tiny --train text --val text:1 --run new
-refuse "a weight of 0" 'text:0: expected a weight above 0 after the colon, as in books.txt:3, found "0"' --model tiny --train text:0 --run new
+refuse "a weight of 0" 'text:0: expected a weight above 0, at most 1e9, after the colon, as in books.txt:3, found "0"' --model tiny --train text:0 --run new
 refuse "a path without the weight that others have" "text/b.txt: expected a weight, as other paths have one, found none" --model tiny --train text:1,text/b.txt --run new
 refuse "a weight too small for a row" "text/b.txt: its weight 1e-05 of 1.00001 gives it none of the " --model tiny --train text:1,text/b.txt:1e-5 --seq-len 16 --run new
 refuse "a source too short for a row" "text/b.txt: too short: a row of --seq-len 128 needs 129 tokens in one piece, the longest piece has 55" --model tiny --train text,text/b.txt --seq-len 128 --run new

@@ -194,6 +194,13 @@ options() {
     flag '[ $(n_records val) = 3 ]' "missing=>missing" --val-token-file val_shards/v.txt "${tokens[@]}" --eval-every 2
     flag '[ $(n_records val) = 3 ]' "missing=>missing" --val-token-dir val_shards "${tokens[@]}" --eval-every 2
     flag 'config vocab_size 13' "a/b" --shard-ext ids --token-dir shards --train ""
+    rm -rf with other
+    go "${start[@]}" --train text:1,more:2 --run other
+    go "${start[@]}" --train text:1,more:2 --prefetch-workers 2 --run with
+    check "--train text:1,more:2: a mixture, of which threads make batches" \
+        test "$(same_run other with; echo $?) $(grep -cE '^\|   (33.3|66.7)% of the rows .* rows, [0-9.]+ times' out)" = "0 2"
+    refuse "--carry-state and weights" "--train: expected paths without weights, found text:1,more:2: --carry-state" \
+        "${start[@]}" --train text:1,more:2 --carry-state 1
     flag other 2 --shuffle-shards 1 "${shards[@]}"
     flag other 2 --packed-sequences 0
     flag same -1 --prefetch-workers 2

@@ -307,6 +307,10 @@ static inline void data_box_sources_(const TokenData* d, const DataLoader* rows)
         char share[32], times[48] = "";
         snprintf(share, sizeof share, "  %.3g%% of the rows", 100.0 * n / (double)rows->n_rows);
         if (rows->is_weighted) { snprintf(times, sizeof times, ", %.3g times", n / (double)source->n_rows); }
+        if (d->examples_T > 0) {
+            box_row(share, "%s: %lld examples%s", d->sources[s].path, (long long)source->n_rows, times);
+            continue;
+        }
         box_row(share, "%s: %lld tokens, %lld rows%s", d->sources[s].path, (long long)d->sources[s].n_tokens,
                 (long long)source->n_rows, times);
     }

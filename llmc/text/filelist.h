@@ -13,7 +13,7 @@ Of git's language only two stars inside a path are missing: they match one name,
 nothing below a folder that is left out can be brought back.
 path_list_make cuts the text of an option into several such paths (blanks around a comma do not count):
     books.txt,code/               two paths
-    books.txt:3,code/:1           with weights, numbers above 0: what they mean is the reader's (dataloader.h)
+    books.txt:3,code/:1           with weights, numbers above 0, at most 1e9: what they mean is the reader's (dataloader.h)
     a\,b.txt:3,c\:d/:1            \, and \: are a comma and a colon in a name; so is a colon with a slash behind it
 path_from and path_list_from say what a path that was meant from another folder is from here.
 A text that names something as it stands, commas and colons included, is one path; so is, between commas, a name with a
@@ -27,7 +27,6 @@ Errors: fail_input for what cannot be listed, examined or matched by anything, a
 #include <dirent.h>
 #include <fnmatch.h>
 #include <glob.h>
-#include <math.h>
 
 typedef struct {
     char** paths;
@@ -270,9 +269,9 @@ static inline double path_take_weight_(char* part) {
     const char* text = colon + 1;
     const int is_number = *text && !text[strspn(text, "+-.0123456789eE")];  // strtod also takes nan, inf, hexadecimal
     const double weight = is_number ? strtod(text, &end) : 0.0;
-    if (!is_number || *end || !isfinite(weight) || weight <= 0.0) {
-        fail_input("%s: expected a weight above 0 after the colon, as in books.txt:3, found \"%s\" (a colon in a name "
-                   "is typed \\:)", part, text);
+    if (!is_number || *end || weight <= 0.0 || weight > 1e9) {
+        fail_input("%s: expected a weight above 0, at most 1e9, after the colon, as in books.txt:3, found \"%s\" (a "
+                   "colon in a name is typed \\:)", part, text);
     }
     *colon = '\0';
     if (!*part) { fail_input(":%s: expected a path before the colon, found nothing", text); }
