@@ -180,19 +180,30 @@ class Run:
 
     def read_metrics(self, folder, until):
         """What is new, until this time; its next call goes on."""
-        fd = open_file("metrics.jsonl", NO_LINK, folder)
+        try:
+            fd = open_file("metrics.jsonl", NO_LINK, folder)
+        except (OSError, InputError) as error:
+            if self.file.offset:
+                self.forget()
+            if not isinstance(error, FileNotFoundError):
+                self.problem = why(error, "metrics.jsonl")
+            return
         try:
             if self.file.is_another(fd):
                 self.forget()
                 self.file.is_another(fd)
-            status = os.fstat(fd)
+            status, n_before = os.fstat(fd), self.n_rows
             self.n_bytes, self.written = status.st_size, status.st_mtime
-            n_before = self.n_rows
             for number, line in [] if self.is_unreadable else self.file.lines(fd, "metrics.jsonl", until):
                 self.read_line(number, line)
-            self.sort(n_before)
+        except InputError as error:  # a line without an end
+            self.complain(str(error))
+            self.is_unreadable = True
+        except OSError as error:  # of a disk or a network
+            self.problem = why(error, "metrics.jsonl")
         finally:
             os.close(fd)
+        self.sort(n_before)
 
     def read_line(self, number, line):
         if not line.strip():
@@ -262,16 +273,9 @@ class Run:
         self.problem = ""
         try:
             self.read_metrics(folder, until)
-        except FileNotFoundError:
-            if self.n_rows or self.file.offset:
-                self.forget()
-        except OSError as error:
-            self.problem = why(error, "metrics.jsonl")
-        except InputError as error:
-            self.complain(str(error))
-            self.is_unreadable = True
-        self.read_outcome(folder)
-        os.close(folder)
+            self.read_outcome(folder)
+        finally:
+            os.close(folder)
 
     # -- answers --
 

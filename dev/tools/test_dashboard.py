@@ -370,10 +370,14 @@ def test_links():
         assert sorted(listed) == ["a", "b", "linked", "piped"], sorted(listed)
         assert "a link out of the folder" in listed["linked"]["problems"][0] and listed["linked"]["rows"] == 0
         assert "links are not followed" in listed["b"]["problems"][0] and listed["b"]["rows"] == 0
-        assert "expected a file" in listed["piped"]["problems"][0]
+        for _ in range(2):
+            assert s.listed()["piped"]["problems"] == ["metrics.jsonl: expected a file, found a folder, pipe or device"]
         for run in listed.values():
             for path in ("/samples", "/settings"):
                 assert b"secret" not in s.request(f"{path}?run={run['id']}")[2]
+        os.remove(os.path.join(s.runs, "piped/metrics.jsonl"))
+        s.metrics("piped", SCHEMA + update(1))
+        assert s.listed()["piped"]["problems"] == [] and s.listed()["piped"]["rows"] == 1
         shutil.rmtree(os.path.join(s.runs, "a"))  # a run that becomes a link afterwards
         os.symlink(outside, os.path.join(s.runs, "a"))
         before = listed["a"]["id"]
