@@ -213,14 +213,15 @@ cuda_folder:
 cuda_names:
 	@echo $(CUDA_PROGRAMS)
 
-# What the first models read: the pages, two trainers, the ops and the loop around them, sentences and C that a reader can
-# judge. Without tables, and without the blanks that align columns: a model of bytes would learn these first, and its
-# samples be full of them. A copy: it stays as it was when the sources are edited, so --resume goes on.
+# What the first models read: the pages, two trainers, the ops and the loop around them, sentences and C that a reader
+# can judge. Without tables, and without the blanks that align columns: a model of bytes would learn these first, and
+# its samples be full of them. A copy: it stays as it was when the sources are edited, so --resume goes on.
 HELLO = README.md $(wildcard doc/*.md) train_gpt2.c train_mamba_hpn.c $(wildcard llmc/ops/*.h llmc/run/*.h)
 build/hello: $(HELLO)
 	@rm -rf $@
 	@for file in $^; do \
-	    mkdir -p $@/$$(dirname $$file) && sed -E '/^\|/d; s/^ {20,}/        /; s/([^ ]) {2,}/\1 /g' $$file >$@/$$file || exit 1; \
+	    mkdir -p $@/$$(dirname $$file) && \
+	    sed -E '/^\|/d; s/^ {20,}/        /; s/([^ ]) {2,}/\1 /g' $$file >$@/$$file || exit 1; \
 	done
 
 # the first steps: each has a run folder of its own. Recipes take RUN from the environment, as it is: its name may have blanks

@@ -10,7 +10,8 @@ Texts on one line (escape.h) and texts before which a generated one ends (stop.h
 static void test_escape(Test* t) {
     const struct {
         const char *line, *text;
-    } cases[] = {{"", ""}, {"a b ", "a b "}, {"\\n\\t\\\\n", "\n\t\\n"}, {"# \"x\"\\n", "# \"x\"\n"}, {"é\\né", "é\né"}};
+    } cases[] = {{"", ""}, {"a b ", "a b "}, {"\\n\\t\\\\n", "\n\t\\n"}, {"# \"x\"\\n", "# \"x\"\n"},
+                 {"é\\né", "é\né"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         ByteBuffer out = {NULL, 0, 0};
         ErrorText error;
@@ -22,7 +23,8 @@ static void test_escape(Test* t) {
         free(line);
         buffer_free(&out);
     }
-    char *cut = text_escape("ééé\nx", 8, 4), *whole = text_escape("ééé\n", 7, 4), *bell = text_escape("a\ab\xc2\x9b", 5, 9);
+    char *cut = text_escape("ééé\nx", 8, 4), *whole = text_escape("ééé\n", 7, 4);
+    char* bell = text_escape("a\ab\xc2\x9b", 5, 9);
     check(t, strcmp(cut, "ééé\\n...") == 0, "four characters: found %s", cut);
     check(t, strcmp(whole, "ééé\\n") == 0, "exactly four characters: found %s", whole);
     check(t, strcmp(bell, "a?b?") == 0, "control characters: found %s", bell);
@@ -115,7 +117,8 @@ static void check_pieces(Test* t, const char* stop, const char* text, size_t n, 
 
 static void test_pieces(Test* t) {
     uint64_t random = 7;
-    const char* stops[] = {"b", "b\\|aab", "aaab\\|bb", "abab\\|ba", "aaaa\\|aaab\\|baa", "abcX\\|bc", "ab\\|abc\\|b", ""};
+    const char* stops[] = {"b", "b\\|aab", "aaab\\|bb", "abab\\|ba", "aaaa\\|aaab\\|baa", "abcX\\|bc",
+                           "ab\\|abc\\|b", ""};
     check_pieces(t, "é\\n\\|→", "une année\nde → plus", strlen("une année\nde → plus"), &random);
     for (int i = 0; i < 400; i++) {
         char text[32];

@@ -3,8 +3,9 @@ Text from a model, token by token: prompts, window, sampling, streaming output. 
     next_logits(model, tokens, n_cached, n)   logits (V) of the token that follows tokens[0 .. n). Keys and values (or
                                               the state) of the first n_cached tokens are still there from an earlier
                                               call
-A text ends at end of text, before a text of --stop, or after --max-new-tokens. One that outgrows the window of `room` positions goes on from its newer half, computed anew. Positions whose token is
-the same as in the text before are not computed again: several samples share the work on their prompt.
+A text ends at end of text, before a text of --stop, or after --max-new-tokens. One that outgrows the window of `room`
+positions goes on from its newer half, computed anew. Positions whose token is the same as in the text before are not
+computed again: several samples share the work on their prompt.
 Cost:   one forward pass of one position a token, prompt aside. Cached logits equal uncached ones to the last bit.
 */
 #ifndef LLMC_GENERATE_H

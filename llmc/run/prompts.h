@@ -30,7 +30,9 @@ static inline Prompt prompt_make(const RunOptions* o, const Tokenizer* tokenizer
     memcpy(p.tokens + p.n, encoded, sizeof(int) * (size_t)n);
     p.n += n;
     free(encoded);
-    if (p.n == 0) { fail_input("a prompt without a token leaves nothing to go on from: give a text, or --prompt-eot 1"); }
+    if (p.n == 0) {
+        fail_input("a prompt without a token leaves nothing to go on from: give a text, or --prompt-eot 1");
+    }
     return p;
 }
 
@@ -90,7 +92,9 @@ static inline void prompts_read(Prompts* p, const RunOptions* o, const Tokenizer
     }
     p->xxh3 = XXH3_64bits(file.bytes, file.n_bytes);
     file_unmap(&file);
-    if (p->n == 0) { options_fail("sample-prompts", "%s: expected a prompt on each line, found none", o->sample_prompts); }
+    if (p->n == 0) {
+        options_fail("sample-prompts", "%s: expected a prompt on each line, found none", o->sample_prompts);
+    }
 }
 
 // for settings.json; null: none

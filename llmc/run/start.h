@@ -276,7 +276,8 @@ static inline double start_box_memory_(const Run* r) {
     const int samples = run_is_generating(r) || (trains && o->sample_every > 0);
     const double parameters = (double)t->stored_bytes * (double)m->n, workspace = start_workspace_(r, o->batch_size);
     const double batch = has_batch ? start_batch_bytes_(r, o->batch_size, 0) - workspace : 0.0;
-    const double sampling = samples ? t->activation_bytes(r, TO_GENERATE, 1, generator_room(o, r->prompts.longest, r->max_T)) : 0.0;
+    const int room = generator_room(o, r->prompts.longest, r->max_T);
+    const double sampling = samples ? t->activation_bytes(r, TO_GENERATE, 1, room) : 0.0;
     const double text = DEVICE_IS_SHARED ? data_memory(&r->data) : 0.0, available = memory_available();
     const double verify = trains && o->verify_every > 0 ? verify_bytes(m->n) : 0.0;
     const double rows =
