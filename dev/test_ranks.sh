@@ -175,6 +175,11 @@ elif command -v mpirun >/dev/null; then
         wait $pid
         check "mpirun: a killed rank ends the run" test $? != 0
         rm -rf several
+        "${mpirun[@]}" -n 3 sh -c '[ $OMPI_COMM_WORLD_RANK != 1 ] || kill -STOP $$; exec "$@"' sh "$trainer_mpi" "${options[@]}" --init-timeout 2 \
+            --run several >out 2>err
+        check "mpirun: a rank that stands still before MPI has begun ends the run after --init-timeout" \
+            test $? = 1 -a "$(grep -c 'MPI_Init has not returned for 2 s (--init-timeout): a rank is stuck' err)" -ge 1
+        rm -rf several
     else
         skip "MPI=1 does not build here: $(tail -n 1 err)"
     fi

@@ -197,7 +197,7 @@ static inline void comm_at_exit_(int status, void* link) {
     if (l->leave && status != 0) { l->leave(l, 1); }
 #ifdef USE_MPI
     if (l->kind == COMM_MPI && status != 0) { MPI_Abort(MPI_COMM_WORLD, status); }
-    if (l->kind == COMM_MPI && status == 0) { MPI_Finalize(); }
+    if (l->kind == COMM_MPI && status == 0) { mpi_finalize(l->timeout); }
 #endif
 }
 
@@ -718,7 +718,7 @@ static inline void comm_connect_(CommLink* l, const RankPlace* place, double ini
     if (place->size > 1 && !*place->host) {
 #ifdef USE_MPI
         l->kind = COMM_MPI;
-        mpi_open(&l->mpi);
+        mpi_open(&l->mpi, init_timeout);
         if (l->mpi.rank != place->rank || l->mpi.size != place->size) {
             fail_input("%s says rank %d of %d, MPI says rank %d of %d: was this program built with another MPI than "
                        "mpirun's?", place->source, place->rank, place->size, l->mpi.rank, l->mpi.size);
@@ -781,7 +781,7 @@ static inline void comm_free(Comm* c) {
         if (l->leave) { l->leave(l, 0); }
         if (l->kind == COMM_TCP) { tcp_close(&l->tcp); }
 #ifdef USE_MPI
-        if (l->kind == COMM_MPI) { mpi_close(&l->mpi); }
+        if (l->kind == COMM_MPI) { mpi_close(&l->mpi, l->timeout); }
 #endif
         free(l->call[0].piece);
         free(l->sending);
