@@ -12,12 +12,14 @@ typedef struct {
     GPT2 gpt2;
     Activations acts;
     Device dev;
+    int n_done;  // leaves
     char how[32];
 } Subject;
 
 static void subject_open(Subject* s, const char* path, int n_threads) {
     const Golden* g = &s->file;
     golden_open(&s->file, path);
+    s->n_done = 0;
     const Config c = config_make(golden_int(g, "n_positions"), golden_int(g, "vocab_size"), golden_int(g, "n_layer"),
                                  golden_int(g, "n_head"), golden_int(g, "n_embd"));
     device_init(&s->dev, n_threads);
@@ -37,6 +39,7 @@ static void subject_close(Subject* s) {
 
 static void subject_leaf(void* subject, const int* inputs, const int* targets, float dloss) {
     Subject* s = (Subject*)subject;
+    s->acts.dropout = golden_dropout(&s->file, s->n_done++, s->gpt2.config.C);
     gpt2_leaf(&s->gpt2, &s->acts, inputs, targets, dloss, s->file.B, s->file.T, &s->dev);
 }
 
@@ -68,6 +71,7 @@ static void check_forward(Test* t, Subject* s) {
     const Golden* g = &s->file;
     const Config c = s->gpt2.config;
     const int N = g->B * g->T;
+    s->acts.dropout = golden_dropout(g, 0, c.C);
     gpt2_forward(&s->gpt2, &s->acts, golden_batch(g, "inputs", 0, 0), g->B, g->T, 0, &s->dev);
     const float* logits = gpt2_logits(&s->gpt2, &s->acts, 0, N, &s->dev);
     golden_check_rows(t, g, "act.logits", logits, (size_t)N, (size_t)c.V, (size_t)c.Vp);
@@ -102,6 +106,9 @@ static void test_base_forward(Test* t) { check_golden(t, "dev/golden/gpt2_base.s
 static void test_base_training(Test* t) { check_golden(t, "dev/golden/gpt2_base.safetensors", check_training); }
 static void test_odd_forward(Test* t) { check_golden(t, "dev/golden/gpt2_odd.safetensors", check_forward); }
 static void test_odd_training(Test* t) { check_golden(t, "dev/golden/gpt2_odd.safetensors", check_training); }
+
+static void test_dropout_forward(Test* t) { check_golden(t, "dev/golden/gpt2_dropout.safetensors", check_forward); }
+static void test_dropout_training(Test* t) { check_golden(t, "dev/golden/gpt2_dropout.safetensors", check_training); }
 
 static void test_schedules(Test* t) {
     const char* names[] = {"constant", "linear", "cosine", "wsd"};
@@ -209,6 +216,8 @@ int main(int argc, char** argv) {
         {"golden base, training", "gradients, loss, norm, parameters after 1 and 10 updates", test_base_training},
         {"golden odd, forward", "head size 11, 33 channels, targets that do not count", test_odd_forward},
         {"golden odd, training", "three leaves, clipped, cosine schedule, a leaf without targets", test_odd_training},
+        {"golden dropout, forward", "three elements in ten are left out", test_dropout_forward},
+        {"golden dropout, training", "others in each leaf of each update", test_dropout_training},
         {"golden schedules", "all four learning rate tables", test_schedules},
         {"key-value cache", "cached logits equal those of the whole sequence", test_cache},
         {"documents", "a packed row gives each document the bits it gets alone", test_documents},

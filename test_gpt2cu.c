@@ -8,6 +8,7 @@ as C, as exact CUDA (bit for bit) and as bf16 CUDA (within a tolerance), on a GP
 #include "llmc/test/test.h"
 
 static const char* const BASE = "dev/golden/gpt2_base.safetensors";
+static const char* const DROPOUT = "dev/golden/gpt2_dropout.safetensors";
 static const char* const ODD = "dev/golden/gpt2_odd.safetensors";  // 3 leaves, clip, cosine, masked targets, head size 11
 
 typedef struct {
@@ -15,12 +16,14 @@ typedef struct {
     GPT2 gpt2;
     Activations acts;
     Device dev;
+    int n_done;  // leaves
 } Subject;
 
 static void subject_open(Subject* s, const char* path, Tradeoffs how) {
     const Golden* g = &s->file;
     ModelStream stream;
     golden_open(&s->file, path);
+    s->n_done = 0;
     const Config c = config_make(golden_int(g, "n_positions"), golden_int(g, "vocab_size"), golden_int(g, "n_layer"),
                                  golden_int(g, "n_head"), golden_int(g, "n_embd"));
     device_choose(0);
@@ -42,6 +45,7 @@ static void subject_close(Subject* s) {
 
 static void subject_leaf(void* subject, const int* inputs, const int* targets, float dloss) {
     Subject* s = (Subject*)subject;
+    s->acts.dropout = golden_dropout(&s->file, s->n_done++, s->gpt2.config.C);
     gpt2_leaf(&s->gpt2, &s->acts, inputs, targets, dloss, s->file.B, s->file.T, &s->dev);
 }
 
@@ -76,6 +80,7 @@ static Tradeoffs tradeoffs(int recompute, int gelu_fusion, int head_rows) {
 }
 
 static void test_base(Test* t) { check_training(t, BASE, tradeoffs(KEEP_ALL, 0, 8192)); }
+static void test_dropout(Test* t) { check_training(t, DROPOUT, tradeoffs(KEEP_ALL, 0, 8192)); }
 static void test_odd(Test* t) { check_training(t, ODD, tradeoffs(KEEP_ALL, 0, 8192)); }
 
 // one update; what is left are the gradients of the second
@@ -116,6 +121,7 @@ static void test_recompute(Test* t) {
     for (int level = 1; level <= 3; level++) { others[level - 1] = tradeoffs(level, 0, 8192); }
     check_same(t, BASE, &first, others, 3);
     check_same(t, BASE, &fused, &fused_blocks, 1);
+    check_same(t, DROPOUT, &first, others, 3);
 }
 
 // pieces change the order of bf16's sums over positions inside a tile, not the sums of the law
@@ -164,6 +170,7 @@ int main(int argc, char** argv) {
     const Promise promises[] = {
         {"golden base", "gradients, loss, norm, parameters after 1 and 10 updates", test_base},
         {"golden odd", "three leaves, clipped, cosine schedule, a leaf without targets, head size 11", test_odd},
+        {"golden dropout", "the same with 30% of the elements left out, others in each leaf", test_dropout},
         {"recompute", "levels 0 to 3 give the same bits", test_recompute},
         {"head rows", "logits in pieces give the same bits", test_head_rows},
         {"key-value cache", "cached logits equal those of the whole sequence", test_cache},

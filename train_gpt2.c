@@ -6,7 +6,8 @@ to the last bit.
 The model (Radford et al. 2019; Brown et al. 2020): token + position embedding, L blocks of
     r = r + attention(layernorm(r))
     r = r + gelu(layernorm(r) * fc) * fcproj
-a last LayerNorm, and the token embedding again as output matrix. Left out: dropout, GPT-3's banded attention.
+a last LayerNorm, and the token embedding again as output matrix. Left out: dropout of attention's weights, and GPT-3's
+banded attention.
 
     make run                                                  trains a small one on this repository's own text
     make train_gpt2 && ./train_gpt2 --help                    every option
@@ -18,6 +19,7 @@ a last LayerNorm, and the token embedding again as output matrix. Left out: drop
 #include "llmc/ops/attention.h"      // attention_forward, attention_backward
 #include "llmc/ops/crossentropy.h"   // crossentropy_forward, crossentropy_backward, crossentropy_losses_sum
 #include "llmc/ops/documents.h"      // Segments, segments_find: where attention and positions start anew
+#include "llmc/ops/dropout.h"        // Dropout, dropout: a part of the elements is left out (--dropout)
 #include "llmc/ops/embedding.h"      // embedding_forward, embedding_backward
 #include "llmc/ops/gelu.h"           // gelu_forward, gelu_backward
 #include "llmc/ops/layernorm.h"      // layernorm_forward, layernorm_backward
@@ -64,7 +66,7 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
     *t++ = activation(FIELD(lnf_rstd),  0, N, 1);
     *t++ = activation(FIELD(logits),    0, N_logits, c.Vp);  // then probabilities, then their gradient
     *t++ = activation(FIELD(losses),    0, N, 1);
-    *t++ = activation(FIELD(branch),    0, N, C);         // a block's output before it joins the stream
+    *t++ = activation(FIELD(branch),    0, N, C);         // a block's output before it joins the stream; its gradient
     *t++ = activation(FIELD(dresidual), 0, N_train, C);
     *t++ = activation(FIELD(dbranch),   0, N_train, C);      // gradient of a LayerNorm's or attention's output
     *t++ = activation(FIELD(dwide),     0, N_train, 4 * C);  // gradient of fch, later of qkv
@@ -78,6 +80,7 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
 typedef struct {
     TensorArena tensors;
     Segments segments;  // of the batch: what attention and positions see as one sequence (--doc-reset)
+    Dropout dropout;    // of this leaf in training; else all zero: nothing is left out
 } Activations;
 
 // sizes only; returns the bytes that activations_init will take
@@ -121,7 +124,7 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
         Segment s = acts->segments.at[i];
         embedding_forward(a.encoded + s.first * C, tokens + s.first, p.wte, p.wpe, s.rows, s.T - t0, C, t0, dev);
     }
-    const float* residual = a.encoded;
+    const float* residual = dropout(a.encoded, a.encoded, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev);
     for (int l = 0; l < gpt2->config.L; l++) {
         a = layer_activations(acts, l);
         p = layer_parameters(gpt2, l);
@@ -133,11 +136,13 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
                               a.qkv + s.first * 3 * C, s.rows, s.T, C, NH, t0, dev);
         }
         matmul_forward(a.branch, a.atty, p.attprojw, p.attprojb, N, C, C, dev);
+        dropout(a.branch, a.branch, &acts->dropout, site_attention(l), (size_t)N * C, dev);
         residual_forward(a.residual2, residual, a.branch, (size_t)N * C, dev);
         layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, dev);
         matmul_forward(a.fch, a.ln2, p.fcw, p.fcb, N, C, 4 * C, dev);
         gelu_forward(a.fch_gelu, a.fch, (size_t)N * 4 * C, dev);
         matmul_forward(a.branch, a.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C, dev);
+        dropout(a.branch, a.branch, &acts->dropout, site_mlp(l), (size_t)N * C, dev);
         residual_forward(a.residual3, a.residual2, a.branch, (size_t)N * C, dev);
         residual = a.residual3;
     }
@@ -177,12 +182,14 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, const int* tokens, cons
         a = layer_activations(acts, l);
         p = layer_parameters(gpt2, l);
         d = gpt2_gradients(gpt2, l);
-        matmul_backward(a.dwide, d.fcprojw, d.fcprojb, a.dresidual, a.fch_gelu, p.fcprojw, N, 4 * C, C, dev);
+        const float* dout = dropout(a.branch, a.dresidual, &acts->dropout, site_mlp(l), (size_t)N * C, dev);
+        matmul_backward(a.dwide, d.fcprojw, d.fcprojb, dout, a.fch_gelu, p.fcprojw, N, 4 * C, C, dev);
         gelu_backward(a.dwide, a.fch, a.dwide, (size_t)N * 4 * C, dev);
         matmul_backward(a.dbranch, d.fcw, d.fcb, a.dwide, a.ln2, p.fcw, N, C, 4 * C, dev);
         layernorm_backward(a.dresidual, d.ln2w, d.ln2b, a.dbranch, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C,
                            dev);
-        matmul_backward(a.dbranch, d.attprojw, d.attprojb, a.dresidual, a.atty, p.attprojw, N, C, C, dev);
+        dout = dropout(a.branch, a.dresidual, &acts->dropout, site_attention(l), (size_t)N * C, dev);
+        matmul_backward(a.dbranch, d.attprojw, d.attprojb, dout, a.atty, p.attprojw, N, C, C, dev);
         for (int i = 0; i < acts->segments.n; i++) {
             Segment s = acts->segments.at[i];
             attention_backward(a.dwide + s.first * 3 * C, a.dbranch + s.first * C, a.atty + s.first * C,
@@ -193,6 +200,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, const int* tokens, cons
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, dev);
         dp_layer_done(&gpt2->model.dp, l, dev);
     }
+    dropout(a.dresidual, a.dresidual, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev);
     if (d.wpe) { memset(d.wpe, 0, sizeof(float) * (size_t)c.max_T * C); }  // positions beyond T get no gradient
     for (int i = 0; i < acts->segments.n; i++) {
         Segment s = acts->segments.at[i];
@@ -236,8 +244,11 @@ static void open_activations(Run* r, Purpose purpose, int B, int T) {
 }
 
 static void train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
-    (void)k;
-    gpt2_leaf(gpt2_of(r), &workplace(r)->acts, inputs, targets, dloss, B, T, &r->dev);
+    Activations* acts = &workplace(r)->acts;
+    const Dropout none = {0.0f, 0, 0};
+    acts->dropout = gpt2_dropout(r, k);
+    gpt2_leaf(gpt2_of(r), acts, inputs, targets, dloss, B, T, &r->dev);
+    acts->dropout = none;  // validation leaves nothing out
 }
 
 static void forward(Run* r, const int* inputs, int B, int T) {

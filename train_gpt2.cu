@@ -21,6 +21,7 @@ There are no kernels here. Every op's are in its header in llmc/ops/, behind the
 #include "llmc/ops/attention.h"      // attention_forward, attention_backward
 #include "llmc/ops/crossentropy.h"   // crossentropy_fused, crossentropy_losses_sum
 #include "llmc/ops/documents.h"      // Segments, segments_find: where attention and positions start anew
+#include "llmc/ops/dropout.h"        // Dropout, dropout: a part of the elements is left out (--dropout)
 #include "llmc/ops/embedding.h"      // embedding_forward, embedding_backward
 #include "llmc/ops/gelu.h"           // gelu_forward, gelu_backward
 #include "llmc/ops/layernorm.h"      // layernorm_forward, residual_layernorm_forward, layernorm_backward
@@ -121,6 +122,7 @@ typedef struct {
     TensorArena statistics;
     int *tokens, *targets; // (B, T) on the device
     Segments segments;     // of the batch: what attention and positions see as one sequence (--doc-reset)
+    Dropout dropout;       // of this leaf in training; else all zero: nothing is left out
 } Activations;
 
 // sizes only; returns the bytes that activations_init will take on the device
@@ -186,6 +188,7 @@ static void block_forward(const GPT2* gpt2, Activations* acts, int l, const floa
                           a.qkv + x.first * 3 * C, x.rows, x.T, C, NH, t0, dev);
     }
     matmul_forward(a.branch, a.atty, p.attprojw, p.attprojb, N, C, C, dev);
+    dropout(a.branch, a.branch, &acts->dropout, site_attention(l), (size_t)N * C, dev);
     residual_layernorm_forward(a.residual2, a.ln2, s.ln2_mean, s.ln2_rstd, residual, a.branch, p.ln2w, p.ln2b, N, C,
                                dev);
     matmul_gelu_forward(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, acts->how.gelu_fusion, N, C, 4 * C, dev);
@@ -206,13 +209,14 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
         Segment x = acts->segments.at[i];
         embedding_forward(a.encoded + x.first * C, acts->tokens + x.first, p.wte, p.wpe, x.rows, x.T - t0, C, t0, dev);
     }
-    const floatX* residual = a.encoded;
+    const floatX* residual = dropout(a.encoded, a.encoded, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev);
     layernorm_forward(a.ln1, s.ln1_mean, s.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, dev);
     for (int l = 0; l < L; l++) {
         block_forward(gpt2, acts, l, residual, N, t0, dev);
         a = layer_activations(acts, l);
         p = layer_weights(gpt2, l);
         matmul_forward(a.branch, a.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C, dev);
+        dropout(a.branch, a.branch, &acts->dropout, site_mlp(l), (size_t)N * C, dev);
         if (l + 1 < L) {  // the stream goes on, and into the next layer's LayerNorm at once
             ActivationTensors next = layer_activations(acts, l + 1);
             s = layer_statistics(acts, l + 1);
@@ -282,12 +286,14 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
         p = layer_weights(gpt2, l);
         d = gpt2_gradients(gpt2, l);
         recompute_block(gpt2, acts, l, residual, N, dev);
-        matmul_backward(a.dwide, d.fcprojw, d.fcprojb, a.dresidual, a.fch_gelu, p.fcprojw, N, 4 * C, C, dev);
+        const floatX* dout = dropout(a.branch, a.dresidual, &acts->dropout, site_mlp(l), (size_t)N * C, dev);
+        matmul_backward(a.dwide, d.fcprojw, d.fcprojb, dout, a.fch_gelu, p.fcprojw, N, 4 * C, C, dev);
         gelu_backward(a.dwide, a.fch, a.dwide, (size_t)N * 4 * C, dev);
         matmul_backward(a.dbranch, d.fcw, d.fcb, a.dwide, a.ln2, p.fcw, N, C, 4 * C, dev);
         layernorm_backward(a.dresidual, d.ln2w, d.ln2b, a.dbranch, a.residual2, p.ln2w, s.ln2_mean, s.ln2_rstd, N, C,
                            dev);
-        matmul_backward(a.dbranch, d.attprojw, d.attprojb, a.dresidual, a.atty, p.attprojw, N, C, C, dev);
+        dout = dropout(a.branch, a.dresidual, &acts->dropout, site_attention(l), (size_t)N * C, dev);
+        matmul_backward(a.dbranch, d.attprojw, d.attprojb, dout, a.atty, p.attprojw, N, C, C, dev);
         for (int i = 0; i < acts->segments.n; i++) {
             Segment x = acts->segments.at[i];
             attention_backward(a.dwide + x.first * 3 * C, a.dbranch + x.first * C, a.atty + x.first * C,
@@ -298,6 +304,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, s.ln1_mean, s.ln1_rstd, N, C, dev);
         dp_layer_done(&gpt2->model.dp, l, dev);
     }
+    dropout(a.dresidual, a.dresidual, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev);
     // positions beyond T get none
     if (d.wpe) { device_zero(d.wpe, sizeof(float) * (size_t)gpt2->config.max_T * C, dev); }
     for (int i = 0; i < acts->segments.n; i++) {
@@ -384,8 +391,11 @@ static void open_activations(Run* r, Purpose purpose, int B, int T) {
 }
 
 static void train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
-    (void)k;
-    gpt2_leaf(gpt2_of(r), &workplace(r)->acts, inputs, targets, dloss, B, T, &r->dev);
+    Activations* acts = &workplace(r)->acts;
+    const Dropout none = {0.0f, 0, 0};
+    acts->dropout = gpt2_dropout(r, k);
+    gpt2_leaf(gpt2_of(r), acts, inputs, targets, dloss, B, T, &r->dev);
+    acts->dropout = none;  // validation leaves nothing out
 }
 
 static void forward(Run* r, const int* inputs, int B, int T) {

@@ -484,6 +484,29 @@ refuse "--ema-weights of a run that has none" "--ema-weights: run/step_000040 ha
 refuse "--ema-weights of nothing" "--ema-weights: takes the averaged weights of a checkpoint or of a run: give --from, or --ema" "${start[@]}" --ema-weights --steps 2 --run new
 rm -rf averaged average plain
 
+# ---- dropout ----
+
+echo "# dropout"
+dropped=("${start[@]}" --val-fraction 0.1 --batch-size 2 --lr 1e-2 --dropout 0.2 --eval-every 4 --eval-batches 2)
+run "${dropped[@]}" --steps 8 --grad-accum 2 --save-every 4 --run dropped
+loss=$(last_val out)
+run --from dropped/step_000008 --train text --val-fraction 0.1 --seq-len 16 --batch-size 2 --eval-batches 2 --eval-only --dropout 0.2
+check "--dropout: nothing is left out in validation ($loss)" test -n "$loss" -a "$(last_val out)" = "$loss"
+run --from dropped/step_000008 --generate line --max-new-tokens 8 --dropout 0.5 && cp out want
+run --from dropped/step_000008 --generate line --max-new-tokens 8
+check "... nor in text" cmp out want
+probe_file I32 1,13 "$(tokens 13 257)" "$(tokens 13 257)" >probe13
+run --from dropped/step_000008 --probe probe13 --dropout 0.5 --probe-out a.safetensors
+run --from dropped/step_000008 --probe probe13 --probe-out b.safetensors
+check "... nor in a probe" cmp a.safetensors b.safetensors
+rm -r dropped/step_000008
+cp dropped/metrics.jsonl want
+run --resume --run dropped --threads 3 --verify-every 2
+check "... 8 steps = 4 steps and --resume, which computes twice with 3 threads: the same metrics" cmp <(columns want) <(columns dropped/metrics.jsonl)
+run "${dropped[@]}" --steps 8 --grad-accum 2 --dropout 0 --run whole_rows
+check "... and it does leave out something in training" test "$(grep -o '"loss": [^,]*' whole_rows/metrics.jsonl)" != "$(grep -o '"loss": [^,]*' dropped/metrics.jsonl)"
+rm -rf dropped whole_rows probe13 want a.safetensors b.safetensors
+
 # ---- generate ----
 
 echo "# generate"

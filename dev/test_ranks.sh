@@ -80,12 +80,13 @@ check "2 ranks divide the moments with --zero 1 and 2, and with 2 the gradients 
 check "a checkpoint that is written beside the training costs a copy, with --zero 1 it does not" \
     test "$(planned 10 0)" != "$(planned 0 0)" -a "$(planned 10 1)" = "$(planned 0 1)"
 
-options=("${start[@]}" --batch-tokens 96 --steps 10 --freeze 'transformer.h.*.attn.*' --verify-every 3 --noise-scale 2 --ema 0.9)
+options=("${start[@]}" --batch-tokens 96 --steps 10 --freeze 'transformer.h.*.attn.*' --verify-every 3 --noise-scale 2 --ema 0.9
+    --dropout 0.2)
 "$trainer" "${options[@]}" --run one >out 2>err
 check "--noise-scale: measured in every second step" test "$(grep -c '"noise_scale": [0-9]' one/metrics.jsonl)" = 5
 for zero in 0 1 2; do
     ranks 3 "${options[@]}" --zero $zero --run several
-    check "--freeze, --verify-every, --noise-scale and --ema on 3 ranks, --zero $zero" same_run one several step_000010
+    check "--freeze, --verify-every, --noise-scale, --ema and --dropout on 3 ranks, --zero $zero" same_run one several step_000010
     rm -rf several
 done
 rm -rf one

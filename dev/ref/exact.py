@@ -239,6 +239,27 @@ def adamw(p, g, m, v, lr, beta1, beta2, eps, weight_decay, corrections):
     return p, m, v
 
 
+def splitmix64(seed, i):
+    """Number i of SplitMix64's stream that starts at seed, both of them integers or arrays of uint64."""
+    u8 = np.uint64
+    z = np.asarray(seed, u8) + (np.asarray(i, u8) + u8(1)) * u8(0x9E3779B97F4A7C15)
+    z = (z ^ z >> u8(30)) * u8(0xBF58476D1CE4E5B9)
+    z = (z ^ z >> u8(27)) * u8(0x94D049BB133111EB)
+    return z ^ z >> u8(31)
+
+
+def dropout(x, p, seed, step, site, first):
+    """x without the elements that are left out at this site in this update; first: number of x's first element there."""
+    if p == 0:
+        return x
+    p = F4(p)
+    with np.errstate(over="ignore"):  # modulo 2^64
+        key = splitmix64(splitmix64(splitmix64(seed, 1), step), site)
+        bits = splitmix64(key, np.arange(first, first + x.size, dtype=np.uint64)) >> np.uint64(32)
+    left_out = (bits < np.uint64(float(p) * 2.0**32)).reshape(x.shape)
+    return np.where(left_out, F4(0), x * (F4(1) / (F4(1) - p)))
+
+
 def ema_weight(decay, t):
     """What the parameters after update t (from 1) count in their average: (1 - decay) / (1 - decay^t), rounded once."""
     decay = float(F4(decay))

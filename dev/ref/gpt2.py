@@ -2,7 +2,8 @@
 GPT-2 in NumPy: the reference that train_gpt2.c must equal bit for bit. NumPy and the standard library only.
 
 Radford et al. 2019, "Language Models are Unsupervised Multitask Learners": a decoder-only transformer with LayerNorm
-before each half of a block, learned positions, GELU and an output projection tied to the token embedding. No dropout.
+before each half of a block, learned positions, GELU and an output projection tied to the token embedding. Dropout is that of
+the embeddings and of each half of a block, not of attention's weights.
 
     python dev/ref/gpt2.py [--out DIR]     check the reference, then write the golden files (default: dev/golden)
     python dev/ref/gpt2.py --upstream      run with karpathy/llm.c's laws; compare with fingerprints of its C program
@@ -44,6 +45,9 @@ class Config(trainer.Run):
     n_layer: int               # L
     n_head: int                # NH
     n_embd: int                # C
+    dropout: float = 0.0       # share of the elements that are left out, with this seed
+    seed: int = 0
+    place: tuple = (0, 0)      # step and leaf that are computed
 
     @property
     def padded_vocab_size(self):
@@ -185,6 +189,16 @@ def attention_backward(dout, q, k, v, att):
     return dq, dk, dv
 
 
+# Sites of dropout: the embeddings, then both halves of each block.
+EMBEDDING, ATTENTION, MLP = 0, 1, 2
+
+
+def drop(x, cfg, site):
+    """Forward of activations, backward of their gradients: x (B, T, C) without what this leaf leaves out."""
+    step, leaf = cfg.place
+    return exact.dropout(x, cfg.dropout, cfg.seed, step, site, leaf * x.size)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Laws: what differs between this project and karpathy/llm.c. Ours need no C library; upstream's stand at the end.
 # ---------------------------------------------------------------------------------------------------------------------
@@ -199,19 +213,19 @@ def forward(p, inputs, targets, cfg, laws=EXACT):
     """Every activation of one micro-batch; those of the blocks in acts["blocks"][l]."""
     NH, V = cfg.n_head, cfg.vocab_size
     acts, blocks = {}, []
-    residual = acts["encoded"] = embedding_forward(p["wte"], p["wpe"], inputs)
+    residual = acts["encoded"] = drop(embedding_forward(p["wte"], p["wpe"], inputs), cfg, EMBEDDING)
     for l in range(cfg.n_layer):
         a = {}
         a["ln1"], a["ln1_mean"], a["ln1_rstd"] = layernorm_forward(residual, p["ln1w"][l], p["ln1b"][l])
         a["qkv"] = linear_forward(a["ln1"], p["qkvw"][l], p["qkvb"][l])
         a["atty"], a["preatt"], a["att"] = attention_forward(a["qkv"], NH, laws)
         a["attproj"] = linear_forward(a["atty"], p["attprojw"][l], p["attprojb"][l])
-        a["residual2"] = residual + a["attproj"]
+        a["residual2"] = residual + drop(a["attproj"], cfg, ATTENTION + 2 * l)
         a["ln2"], a["ln2_mean"], a["ln2_rstd"] = layernorm_forward(a["residual2"], p["ln2w"][l], p["ln2b"][l])
         a["fch"] = linear_forward(a["ln2"], p["fcw"][l], p["fcb"][l])
         a["fch_gelu"] = gelu_forward(a["fch"], laws)
         a["fcproj"] = linear_forward(a["fch_gelu"], p["fcprojw"][l], p["fcprojb"][l])
-        residual = a["residual3"] = a["residual2"] + a["fcproj"]
+        residual = a["residual3"] = a["residual2"] + drop(a["fcproj"], cfg, MLP + 2 * l)
         blocks.append(a)
     acts["blocks"] = blocks
     acts["lnf"], acts["lnf_mean"], acts["lnf_rstd"] = layernorm_forward(residual, p["lnfw"], p["lnfb"])
@@ -232,13 +246,15 @@ def backward(p, acts, inputs, targets, count, cfg, laws=EXACT):
     for l in reversed(range(cfg.n_layer)):
         a = blocks[l]
         residual = blocks[l - 1]["residual3"] if l > 0 else acts["encoded"]
-        dfch_gelu, g["fcprojw"][l], g["fcprojb"][l] = linear_backward(dresidual, a["fch_gelu"], p["fcprojw"][l])
+        dfcproj = drop(dresidual, cfg, MLP + 2 * l)
+        dfch_gelu, g["fcprojw"][l], g["fcprojb"][l] = linear_backward(dfcproj, a["fch_gelu"], p["fcprojw"][l])
         dfch = gelu_backward(dfch_gelu, a["fch"], laws)
         dln2, g["fcw"][l], g["fcb"][l] = linear_backward(dfch, a["ln2"], p["fcw"][l])
         dx, g["ln2w"][l], g["ln2b"][l] = layernorm_backward(dln2, a["residual2"], p["ln2w"][l],
                                                             a["ln2_mean"], a["ln2_rstd"])
         dresidual = dresidual + dx
-        datty, g["attprojw"][l], g["attprojb"][l] = linear_backward(dresidual, a["atty"], p["attprojw"][l])
+        dattproj = drop(dresidual, cfg, ATTENTION + 2 * l)
+        datty, g["attprojw"][l], g["attprojb"][l] = linear_backward(dattproj, a["atty"], p["attprojw"][l])
         q, k, v = split_heads(a["qkv"], cfg.n_head)
         B, NH, T, HS = q.shape
         dout = datty.reshape(B, T, NH, HS).transpose(0, 2, 1, 3)
@@ -247,12 +263,14 @@ def backward(p, acts, inputs, targets, count, cfg, laws=EXACT):
         dx, g["ln1w"][l], g["ln1b"][l] = layernorm_backward(dln1, residual, p["ln1w"][l],
                                                             a["ln1_mean"], a["ln1_rstd"])
         dresidual = dresidual + dx
-    embedding_backward(g["wte"], g["wpe"], dresidual, inputs)
+    embedding_backward(g["wte"], g["wpe"], drop(dresidual, cfg, EMBEDDING), inputs)
     return g
 
 
 def config_metadata(cfg):
-    return {"vocab_size": cfg.vocab_size, "padded_vocab_size": cfg.padded_vocab_size, **trainer.metadata(cfg)}
+    values = {"vocab_size": cfg.vocab_size, "padded_vocab_size": cfg.padded_vocab_size, **trainer.metadata(cfg)}
+    unused = ("place",) if cfg.dropout else ("place", "dropout", "seed")
+    return {key: value for key, value in values.items() if key not in unused}
 
 
 def read_config(hf, path, batch, seq_len):
@@ -263,16 +281,20 @@ def read_config(hf, path, batch, seq_len):
                   seq_len=seq_len)
 
 
-MODEL = trainer.Model(parameter_table, forward, backward, to_file, from_file, read_config, config_metadata)
+MODEL = trainer.Model(parameter_table, forward, backward, to_file, from_file, read_config, config_metadata,
+                      lambda cfg, step, leaf: replace(cfg, place=(step, leaf)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The golden runs. "base" is the self-contained run that llm.c's fingerprints below are for. "odd" has sizes that divide
-# nothing, several leaves, targets that are not counted, an active clip and attention that is far from uniform.
+# nothing, several leaves, targets that are not counted, an active clip and attention that is far from uniform. "dropout" leaves
+# out three elements in ten, others in each leaf of each update.
 # ---------------------------------------------------------------------------------------------------------------------
 BASE = Config(vocab_size=97, n_positions=32, n_layer=2, n_head=2, n_embd=32, batch=4, seq_len=16)
 ODD = Config(vocab_size=131, n_positions=19, n_layer=3, n_head=3, n_embd=33, batch=3, seq_len=13, leaves=3, lr=2e-3,
              schedule="cosine", warmup=3, final_lr=0.1, beta2=0.95, clip=0.5)
+DROPOUT = Config(vocab_size=61, n_positions=11, n_layer=2, n_head=2, n_embd=20, batch=2, seq_len=9, leaves=3, dropout=0.3,
+                 seed=5)
 
 
 def base_run():
@@ -288,8 +310,12 @@ def odd_run():
     return ODD, draw_parameters(ODD, matrix_spread=1.0, vector_spread=0.5), inputs, targets
 
 
+def dropout_run():
+    return DROPOUT, draw_parameters(DROPOUT, matrix_spread=0.5, vector_spread=0.25), *trainer.draw_data(DROPOUT)
+
+
 def write_golden(folder):
-    for name, run in (("gpt2_base", base_run), ("gpt2_odd", odd_run)):
+    for name, run in (("gpt2_base", base_run), ("gpt2_odd", odd_run), ("gpt2_dropout", dropout_run)):
         trainer.write_golden(folder, name, MODEL, *run())
     settings = {"steps": 50, "lr": 3e-4, "warmup": 7, "final_lr": 0.1}
     tables = {schedule: np.array([exact.learning_rate(schedule, s, 50, 3e-4, 7, 0.1) for s in range(50)], F4)

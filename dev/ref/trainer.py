@@ -75,6 +75,7 @@ class Model:
     from_file: Callable        # the inverse
     read_config: Callable      # config.json as a dict, where it is, B, T -> cfg
     metadata: Callable = metadata
+    at: Callable = lambda cfg, step, leaf: cfg  # what a leaf of an update sees of cfg
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -116,9 +117,10 @@ def train(model, cfg, p, inputs, targets, bias_corrections=exact.bias_correction
     for step in range(cfg.steps):
         count = int((targets[step] >= 0).sum())
         acts, grads = [], []
-        for leaf_inputs, leaf_targets in zip(inputs[step], targets[step]):
-            acts.append(model.forward(p, leaf_inputs, leaf_targets, cfg))
-            grads.append(model.backward(p, acts[-1], leaf_inputs, leaf_targets, count, cfg))
+        for leaf, (leaf_inputs, leaf_targets) in enumerate(zip(inputs[step], targets[step])):
+            leaf_cfg = model.at(cfg, step, leaf)
+            acts.append(model.forward(p, leaf_inputs, leaf_targets, leaf_cfg))
+            grads.append(model.backward(p, acts[-1], leaf_inputs, leaf_targets, count, leaf_cfg))
         g = {name: tree_sum([leaf[name] for leaf in grads]) for name in p}
         norm = exact.global_norm(g.values())
         scale = exact.clip_scale(norm, cfg.clip)

@@ -96,6 +96,11 @@ static inline FileSum config_save(const char* path, Config c, int eot) {
                   eot, "tie_word_embeddings", 1, "resid_pdrop", 0.0, "embd_pdrop", 0.0, "attn_pdrop", 0.0));
 }
 
+// where --dropout leaves out elements (dropout.h): of the embeddings, and of what each half of block l adds to the stream
+enum { SITE_EMBEDDING = 0 };
+static inline int site_attention(int l) { return 1 + 2 * l; }
+static inline int site_mlp(int l) { return 2 + 2 * l; }
+
 // ---- 2. Parameters: one line for each; everything else loops over this table ----
 
 typedef struct {
@@ -135,7 +140,8 @@ static inline void parameter_table(Tensor* t, Config c) {
 typedef struct {
     Model model;             // the first member: a run finds its tensors here
     Config config;
-    const char* export_bin;  // an option
+    const char* export_bin;  // options
+    float dropout;
 } GPT2;
 
 // sizes only: what a run will need is known before anything is allocated

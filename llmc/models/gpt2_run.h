@@ -1,11 +1,12 @@
 /*
-What both GPT-2 trainers tell a run (trainer.h) in the same words: two options, the sizes, the files. gpt2_trainer
+What both GPT-2 trainers tell a run (trainer.h) in the same words: their options, the sizes, the files. gpt2_trainer
 fills in that part of a Trainer; the passes through the model are the trainer's.
 */
 #ifndef LLMC_GPT2_RUN_H
 #define LLMC_GPT2_RUN_H
 #include "../ops/attention.h"  // attention_bytes
 #include "../ops/documents.h"  // NO_RESET
+#include "../ops/dropout.h"    // Dropout, dropout_key
 #include "../ops/gemm.h"       // gemm_workspace_bytes
 #include "../run/main.h"       // Run, Trainer, run_main
 #include "gpt2.h"              // GPT2, Config, parameter_table, gpt2_load
@@ -16,6 +17,9 @@ static inline void gpt2_options(Run* r) {
     const Option own[] = {
         {"GPT-2", "decay-all", "", OPTION_SWITCH, &r->decay_all, "0", 0, 0, "0|1",
          "decay biases and LayerNorms too, as llm.c's CPU trainer does", 0},
+        {"GPT-2", "dropout", "", OPTION_FLOAT, &gpt2_of(r)->dropout, "0", 0, 0.99, "F",
+         "in training leave out this share of the embeddings and of what each half of a block adds to the stream, for "
+         "data that is seen many times; attention's weights stay whole", 0},
         {"out", "export-bin", "", OPTION_TEXT, &gpt2_of(r)->export_bin, "", 0, 0, "FILE",
          "write the model as llm.c's .bin", 0},
     };
@@ -38,6 +42,15 @@ static inline void gpt2_check(Run* r) {
 // where attention and positions start anew: with --doc-reset at each document, but not in a text that is generated
 static inline int gpt2_document_start(const Run* r, Purpose purpose) {
     return r->o.doc_reset && purpose != TO_GENERATE && !*r->o.probe ? run_end_of_text(r) : NO_RESET;
+}
+
+// of the k-th leaf of this rank; of a probe nothing is left out
+static inline Dropout gpt2_dropout(const Run* r, int k) {
+    const int64_t row = (int64_t)dp_leaf(&r->model->dp, k) * r->o.batch_size;  // of the update
+    const Dropout d = {run_is_training(r) ? gpt2_of(r)->dropout : 0.0f,
+                       dropout_key((uint64_t)r->o.seed, (uint64_t)r->state.step),
+                       (uint64_t)row * (uint64_t)r->T * (uint64_t)gpt2_of(r)->config.C};
+    return d;
 }
 
 static inline void gpt2_box(const Run* r) {

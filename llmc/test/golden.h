@@ -18,6 +18,7 @@ Errors: a tensor or a value that is missing ends the test program, and the messa
 #ifndef LLMC_GOLDEN_H
 #define LLMC_GOLDEN_H
 #include "../files/tensorfile.h"     // SafeSet, tensors_load, NAME_BYTES
+#include "../ops/dropout.h"          // Dropout, dropout_key
 #include "../ranks/data_parallel.h"  // DataParallel, dp_reduce, dp_norm, dp_update
 #include "../core/choice.h"          // choice_find
 #include "../run/schedule.h"         // schedule_lr, SCHEDULE_NAMES
@@ -55,6 +56,16 @@ static inline const float* golden_floats(const Golden* g, const char* name) {
 // "inputs" or "targets" of one leaf; those of the step's further leaves lie behind it
 static inline const int* golden_batch(const Golden* g, const char* name, int step, int leaf) {
     return (const int*)golden_tensor(g, name, DTYPE_I32)->data + ((size_t)step * g->n_leaves + leaf) * g->B * g->T;
+}
+
+// the k-th leaf since the beginning; a file without "dropout" leaves nothing out. C: channels
+static inline Dropout golden_dropout(const Golden* g, int k, int C) {
+    Dropout d = {0.0f, 0, 0};
+    if (!json_object_get(g->config, "dropout")) { return d; }
+    d.p = golden_float(g, "dropout");
+    d.key = dropout_key((uint64_t)golden_int(g, "seed"), (uint64_t)(k / g->n_leaves));
+    d.first = (uint64_t)(k % g->n_leaves) * (uint64_t)g->B * (uint64_t)g->T * (uint64_t)C;
+    return d;
 }
 
 static inline void golden_open(Golden* g, const char* path) {
