@@ -249,7 +249,7 @@ check "but not with a text that has changed since" test $status = 2 -a "$(grep -
 
 rm -rf run
 begin "${start[@]}" --steps 100000000 --run run --save-minutes 0.005
-for _ in $(seq 100); do [ -e run/step_*/manifest.json ] && break; sleep 0.05; done
+for _ in $(seq 600); do [ -e run/step_*/manifest.json ] && break; sleep 0.05; done
 kill -9 $! && wait $! 2>/dev/null
 run 60 --resume --run run --steps 1 --dry-run
 check "--save-minutes saves by time: a killed run goes on" test $status = 0
@@ -299,6 +299,15 @@ run 60 "${start[@]}" --steps 2 --run run --export-hf exported
 rm -rf exported
 run 60 --resume --run run --steps 4
 check "--resume writes to no folder that is not named now" test $status = 0 -a ! -e exported
+
+rm -rf out.tmp && run 60 "${start[@]}" --steps 2 --run forgotten --export-hf out.tmp
+sed -i s/llmc/somebody/ out.tmp/config.json
+run 60 --from run --export-hf out
+check "a model of somebody's where an export is written first stays" test $status = 2 -a -e out.tmp/model.safetensors
+rm -rf out.tmp && mkdir elsewhere/folder && ln -s elsewhere/folder out.tmp
+run 60 --from run --export-hf out
+check "and so does what a link there leads to" test -d elsewhere/folder
+rm -rf out out.tmp forgotten
 
 refused() {  # PROMISE FILE OPTION...: status 2, and the file is what it was
     [ -e "$2" ] || cp text.txt "$2"

@@ -358,21 +358,22 @@ static inline const char* hf_export_foreign_file_(char name[NAME_MAX + 1], const
     return name;
 }
 
-// May an export take this name? Called before the work begins, and again before it ends.
-static inline void hf_export_check(const char* folder) {
+// may what stands at this name give way to an export? Nothing, an empty folder, or what an export has left
+static inline void hf_export_check_(const char* folder) {
     char foreign[NAME_MAX + 1], path[PATH_BYTES];
     struct stat status;
-    int n;
-    if (stat(folder, &status) != 0) {
+    int n, ours = 0;
+    if (lstat(folder, &status) != 0) {
         if (errno != ENOENT) { fail_input("--export-hf: %s: %s", folder, strerror(errno)); }
         return;
     }
-    if (!S_ISDIR(status.st_mode)) { fail_input("--export-hf: %s: expected a folder, found a file", folder); }
+    if (stat(folder, &status) != 0 || !S_ISDIR(status.st_mode)) {
+        fail_input("--export-hf: %s: expected a folder, found a file", folder);
+    }
     if (*hf_export_foreign_file_(foreign, folder, &n)) {
         fail_input("--export-hf: %s: holds %s, which no export writes: choose another folder", folder, foreign);
     }
     if (n == 0) { return; }
-    int ours = 0;
     if (path_exists(path_join(path, folder, "config.json"))) {
         json_t* config = json_read(path);
         const char* writer = json_string_value(json_object_get(config, "written_by"));
@@ -382,6 +383,21 @@ static inline void hf_export_check(const char* folder) {
     if (!ours) {
         fail_input("--export-hf: %s: holds a model that this program did not write: choose another folder", folder);
     }
+}
+
+// where an export is written before it is whole: `folder`.tmp
+static inline const char* hf_export_temporary_(char temporary[PATH_BYTES], const char* folder) {
+    char name[PATH_BYTES];
+    snprintf(name, sizeof name, "%s", folder);
+    for (size_t length = strlen(name); length > 1 && name[length - 1] == '/'; length--) { name[length - 1] = '\0'; }
+    return temporary_path(temporary, name);
+}
+
+// May an export take this name? Called before the work begins, and again before it ends.
+static inline void hf_export_check(const char* folder) {
+    char temporary[PATH_BYTES];
+    hf_export_check_(folder);
+    hf_export_check_(hf_export_temporary_(temporary, folder));
 }
 
 // remove a folder that hf_export_check has let pass
@@ -399,21 +415,9 @@ static inline void hf_export_remove_(const char* folder) {
 
 // the folder to write n_bytes into: `folder`.tmp, empty; what an interrupted export left there is removed
 static inline const char* hf_export_begin(char temporary[PATH_BYTES], const char* folder, double n_bytes) {
-    char name[PATH_BYTES], foreign[NAME_MAX + 1];
     const double n_free = disk_free(folder);
-    int n;
-    snprintf(name, sizeof name, "%s", folder);
-    for (size_t length = strlen(name); length > 1 && name[length - 1] == '/'; length--) { name[length - 1] = '\0'; }
-    if (snprintf(temporary, PATH_BYTES, "%s.tmp", name) >= PATH_BYTES) {
-        fail_input("--export-hf: %s: this path is too long", folder);
-    }
     hf_export_check(folder);
-    if (path_exists(temporary)) {
-        if (*hf_export_foreign_file_(foreign, temporary, &n)) {
-            fail_input("--export-hf: %s: needed as a temporary folder, but holds %s", temporary, foreign);
-        }
-        hf_export_remove_(temporary);
-    }
+    if (path_exists(hf_export_temporary_(temporary, folder))) { hf_export_remove_(temporary); }
     if (n_free >= 0.0 && n_free < n_bytes) {
         fail_run("--export-hf: %s: the model takes %s, the disk has %s free", folder, format_bytes(n_bytes).s,
                  format_bytes(n_free).s);
@@ -424,7 +428,7 @@ static inline const char* hf_export_begin(char temporary[PATH_BYTES], const char
 
 static inline void hf_export_end(const char* temporary, const char* folder) {
     path_sync(temporary);
-    hf_export_check(folder);  // somebody may have put something there meanwhile
+    hf_export_check_(folder);  // somebody may have put something there meanwhile
     int exists = path_exists(folder);
     int done = exists ? checkpoint_exchange_(temporary, folder) : rename(temporary, folder) == 0;
     if (!done) { fail_run("%s: cannot be renamed to %s: %s", temporary, folder, strerror(errno)); }
