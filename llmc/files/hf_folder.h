@@ -358,11 +358,29 @@ static inline const char* hf_export_foreign_file_(char name[NAME_MAX + 1], const
     return name;
 }
 
-// may what stands at this name give way to an export? Nothing, an empty folder, or what an export has left
-static inline void hf_export_check_(const char* folder) {
-    char foreign[NAME_MAX + 1], path[PATH_BYTES];
+// does config.json in this folder of n files say that we wrote it? One that ends too soon is what an export has begun
+// with that was killed, when it is alone
+static inline int hf_export_is_ours_(const char* folder, int n) {
+    const JsonBudget most = {JSON_READ_BYTES, JSON_MAX_DEPTH, JSON_READ_MARKS};
+    char path[PATH_BYTES];
+    MappedFile file;
+    ErrorText reason;
+    json_error_t error;
+    if (!file_map_or_not(&file, path_join(path, folder, "config.json"), &reason)) { return 0; }
+    json_t* config = json_parse_within((const char*)file.bytes, file.n_bytes, &most, &error);
+    const char* writer = json_string_value(json_object_get(config, "written_by"));
+    const int is_ours = config ? writer && strcmp(writer, HF_WRITTEN_BY) == 0 : n == 1;
+    json_decref(config);
+    file_unmap(&file);
+    return is_ours;
+}
+
+// may what stands at this name give way to an export? Nothing, an empty folder, or what an export has left. role: why it
+// has to, for messages
+static inline void hf_export_check_(const char* folder, const char* role) {
+    char foreign[NAME_MAX + 1];
     struct stat status;
-    int n, ours = 0;
+    int n;
     if (lstat(folder, &status) != 0) {
         if (errno != ENOENT) { fail_input("--export-hf: %s: %s", folder, strerror(errno)); }
         return;
@@ -371,17 +389,12 @@ static inline void hf_export_check_(const char* folder) {
         fail_input("--export-hf: %s: expected a folder, found a file", folder);
     }
     if (*hf_export_foreign_file_(foreign, folder, &n)) {
-        fail_input("--export-hf: %s: holds %s, which no export writes: choose another folder", folder, foreign);
+        fail_input("--export-hf: %s: %sholds %s, which no export writes: choose another folder", folder, role,
+                   foreign);
     }
-    if (n == 0) { return; }
-    if (path_exists(path_join(path, folder, "config.json"))) {
-        json_t* config = json_read(path);
-        const char* writer = json_string_value(json_object_get(config, "written_by"));
-        ours = writer && strcmp(writer, HF_WRITTEN_BY) == 0;
-        json_decref(config);
-    }
-    if (!ours) {
-        fail_input("--export-hf: %s: holds a model that this program did not write: choose another folder", folder);
+    if (n > 0 && !hf_export_is_ours_(folder, n)) {
+        fail_input("--export-hf: %s: %sholds a model that this program did not write: choose another folder", folder,
+                   role);
     }
 }
 
@@ -396,8 +409,8 @@ static inline const char* hf_export_temporary_(char temporary[PATH_BYTES], const
 // May an export take this name? Called before the work begins, and again before it ends.
 static inline void hf_export_check(const char* folder) {
     char temporary[PATH_BYTES];
-    hf_export_check_(folder);
-    hf_export_check_(hf_export_temporary_(temporary, folder));
+    hf_export_check_(folder, "");
+    hf_export_check_(hf_export_temporary_(temporary, folder), "needed as a temporary folder, but ");
 }
 
 // remove a folder that hf_export_check has let pass
@@ -428,7 +441,7 @@ static inline const char* hf_export_begin(char temporary[PATH_BYTES], const char
 
 static inline void hf_export_end(const char* temporary, const char* folder) {
     path_sync(temporary);
-    hf_export_check_(folder);  // somebody may have put something there meanwhile
+    hf_export_check_(folder, "");  // somebody may have put something there meanwhile
     int exists = path_exists(folder);
     int done = exists ? checkpoint_exchange_(temporary, folder) : rename(temporary, folder) == 0;
     if (!done) { fail_run("%s: cannot be renamed to %s: %s", temporary, folder, strerror(errno)); }
