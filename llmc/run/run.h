@@ -164,7 +164,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"run", "verify-every", "", OPTION_INT, &o->verify_every, "0", 0, INT_MAX, "K",
          "compute every K-th step twice and stop if a bit differs; 0: never", 0},
         {"out", "export-hf", "", OPTION_TEXT, &o->export_hf, "", 0, 0, "DIR",
-         "write the model as a Hugging Face folder", 0},
+         "write the model as a Hugging Face folder, with its tokenizer, for transformers", 0},
         {"out", "shard-gb", "", OPTION_FLOAT, &o->shard_gb, "5", 1e-6, 1e6, "F",
          "largest file of --export-hf, in 10^9 bytes; a larger model becomes shards", 0},
         {"out", "ema-weights", "", OPTION_SWITCH, &o->ema_weights, "0", 0, 0, "0|1",
