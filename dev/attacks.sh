@@ -438,4 +438,55 @@ pid=$!
 run 60 --from run --tokenizer o200k.json --train long_characters.txt --seq-len 8 --batch-size 1 --eval-every 0 --steps 1 --run run2
 check "--from finds a newer checkpoint when the one it had found is pruned" test $status = 0 -a "$(grep -c 'removed meanwhile: the model is read from' err)" -ge 1
 kill $pid && wait $pid
+
+# ---- strangers at the port of ranks ----
+unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
+export LLMC_SECRET=$(head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \n')
+
+listening() {  # PORT: rank 0 is there
+    for _ in $(seq 200); do
+        (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null && return
+        sleep 0.02
+    done
+    return 1
+}
+
+strangers() {  # PORT NUMBER: connections that say nothing, a byte, or noise, and stay open
+    local fd i
+    for ((i = 0; i < $2; i++)); do
+        { exec {fd}<>"/dev/tcp/127.0.0.1/$1"; } 2>/dev/null || return
+        case $((i % 3)) in 1) printf '2' >&$fd ;; 2) head -c 300 /dev/urandom >&$fd ;; esac
+    done 2>/dev/null
+    sleep 20
+}
+
+first_rank() {  # FILES OPTION...: rank 0 of 2 in the background at a free port, with so many descriptors, and 40 strangers
+    local files=$1
+    at=$((20000 + RANDOM % 12000))
+    while (exec 3<>"/dev/tcp/127.0.0.1/$at") 2>/dev/null; do at=$((20000 + RANDOM % 12000)); done
+    rm -rf run
+    (ulimit -n "$files"; exec "$trainer" "${start[@]}" --steps 4 --grad-accum 2 --run run --rank "0/2@127.0.0.1:$at" "${@:2}") >out 2>err </dev/null &
+    pid=$!
+    listening $at
+    (trap '' PIPE; strangers $at 40) &
+    crowd=$!
+    sleep 0.5
+}
+
+for files in 256 8; do
+    first_rank $files --init-timeout 2
+    began=$SECONDS
+    wait $pid
+    check "40 strangers at rank 0, $files descriptors: it waits for --init-timeout and no longer" \
+        test $? = 2 -a $((SECONDS - began)) -le 4 -a "$(grep -c 'after 2 s these of 2 ranks have not come: 1' err)" = 1
+    pkill -P $crowd; kill $crowd; wait $crowd 2>/dev/null
+done
+first_rank 256 --init-timeout 20
+began=$SECONDS
+timeout 20 "$trainer" "${start[@]}" --steps 4 --grad-accum 2 --run run --rank "1/2@127.0.0.1:$at" --init-timeout 20 >out1 2>err1 </dev/null
+check "they take no rank's place: two ranks meet and train" test $? = 0 -a $((SECONDS - began)) -le 10
+wait $pid
+check "and rank 0 is undisturbed" test $? = 0 -a -e run/step_000004/manifest.json -a ! -s err
+pkill -P $crowd; kill $crowd; wait $crowd 2>/dev/null
+unset LLMC_SECRET
 finish
