@@ -871,6 +871,51 @@ static void test_broken_json(Test* t) {
     buffer_free(&nested);
 }
 
+// what takes the tokens of a text in pieces, and may be asked how large the largest was
+typedef struct {
+    int tokens[400000];
+    size_t n, most;
+} Taken;
+
+static void take_tokens(void* to, const int* tokens, size_t n) {
+    Taken* taken = (Taken*)to;
+    memcpy(taken->tokens + taken->n, tokens, n * sizeof(int));
+    taken->n += n;
+    taken->most = n > taken->most ? n : taken->most;
+}
+
+static void test_pieces(Test* t) {
+    Tokenizer k = open_file(byte_level_file());
+    TokenizerWork w;
+    Taken* taken = (Taken*)malloc_check(sizeof *taken, "tokens");
+    const size_t n = 400000;
+    char* text = (char*)malloc_check(n, "text");
+    for (size_t i = 0; i < n; i++) { text[i] = i % 7 == 0 && i < n / 2 ? ' ' : (char)('a' + i % 5); }  // a long word last
+    tokenizer_work_init(&w, &k, n);
+    int* whole;
+    const size_t n_whole = (size_t)tokenizer_encode_plain(&k, text, n, &whole);
+    taken->n = taken->most = 0;
+    tokenizer_encode_to(&k, &w, text, n, TOKENIZER_ADDED, take_tokens, taken);
+    check(t, taken->n == n_whole && memcmp(taken->tokens, whole, n_whole * sizeof(int)) == 0, "the same tokens");
+    taken->n = taken->most = 0;
+    tokenizer_encode_to(&k, &w, text, n / 2, TOKENIZER_ADDED, take_tokens, taken);
+    check(t, taken->most <= TOKENS_AT_ONCE && taken->n > TOKENS_AT_ONCE, "%zu at once of %zu", taken->most, taken->n);
+    tokenizer_work_free(&w);
+    tokenizer_free(&k);
+    free(whole);
+    free(text);
+    free(taken);
+}
+
+static void need_too_much(void* nothing) {
+    (void)nothing;
+    memory_need((size_t)1 << 60, "a word");
+}
+
+static void test_memory(Test* t) {
+    check_exit(t, "more memory than there is", need_too_much, NULL, 1, "a word: needs 1048576.00 TiB of memory, ");
+}
+
 // a file that is cut, or with one byte changed, is refused in one line, or is another tokenizer that can be used
 static void test_damaged_files(Test* t) {
     json_t* file = character_file();
@@ -1051,6 +1096,8 @@ int main(int argc, char** argv) {
         {"splits", "follow each other", test_splits},
         {"workspace", "changes no token when it is used again", test_workspace},
         {"long words", "of four million bytes take n log n", test_long_words},
+        {"pieces", "hold the same tokens, never all at once", test_pieces},
+        {"memory", "is asked for before it is taken", test_memory},
         {"decode", "gives the text of Hugging Face's decode", test_decode},
         {"stream", "gives decode's text in pieces that are whole characters", test_stream},
         {"print safe", "keeps control characters from the terminal", test_print_safe},

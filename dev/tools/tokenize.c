@@ -163,12 +163,14 @@ static void stream_append(Stream* s, const Output* out, const char* tokens, int6
     }
 }
 
-static void append_tokens(Output* out, const int* tokens, int n) {
-    for (int from = 0; from < n; from += 4096) {
+static void append_tokens(void* output, const int* tokens, size_t n) {
+    Output* out = (Output*)output;
+    for (size_t from = 0; from < n; from += 4096) {
         uint16_t narrow[4096];
-        const int m = n - from < 4096 ? n - from : 4096;
-        for (int i = 0; i < m; i++) { narrow[i] = (uint16_t)tokens[from + i]; }
-        stream_append(&out->train, out, out->token_bytes == 2 ? (const char*)narrow : (const char*)(tokens + from), m);
+        const size_t m = n - from < 4096 ? n - from : 4096;
+        for (size_t i = 0; i < m; i++) { narrow[i] = (uint16_t)tokens[from + i]; }
+        stream_append(&out->train, out, out->token_bytes == 2 ? (const char*)narrow : (const char*)(tokens + from),
+                      (int64_t)m);
     }
 }
 
@@ -238,8 +240,7 @@ static void stream_publish(Stream* s) {
 static void add_document(Output* out, const Tokenizer* t, TokenizerWork* w, const char* text, size_t n_bytes) {
     int eot = tokenizer_need_eot(t), choices = out->o->added ? TOKENIZER_ADDED : 0;
     append_tokens(out, &eot, 1);
-    int n = tokenizer_encode_with(t, w, text, n_bytes, choices);
-    append_tokens(out, w->tokens, n);
+    tokenizer_encode_to(t, w, text, n_bytes, choices, append_tokens, out);
     out->n_documents++;
     out->n_bytes += (int64_t)n_bytes;
 }

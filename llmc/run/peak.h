@@ -11,6 +11,7 @@ Source of the GPU rates: spec gpt2.md 13, the makers' data sheets
 #ifndef LLMC_PEAK_H
 #define LLMC_PEAK_H
 #include "../core/floatx.h"  // FLOATX_IS_FLOAT
+#include "../core/memory.h"  // memory_free
 #include "../ops/gemm.h"     // gemm
 #include "../core/print.h"   // seconds_now, format_bytes
 
@@ -89,58 +90,7 @@ static inline ShortText processor_name(void) {
     return name;
 }
 
-// number behind `key` in a file of "key number" lines, the file's only number for key ""; -1 when there is none
-static inline double peak_number_in_file_(const char* path, const char* key) {
-    char line[512];
-    double found = -1.0;
-    const size_t n_key = strlen(key);
-    FILE* file = fopen(path, "r");
-    while (file && found < 0.0 && fgets(line, sizeof line, file)) {
-        if (strncmp(line, key, n_key) == 0) { sscanf(line + n_key, "%lf", &found); }
-    }
-    if (file) { fclose(file); }
-    return found;
-}
-
-// what the control group `group` below `folder` leaves; pages of files that could be dropped do not count as used
-static inline double peak_cgroup_free_(const char* folder, const char* group, const char* limit, const char* used,
-                                       const char* files) {
-    char path[3][1024];
-    const char* names[3] = {limit, used, "memory.stat"};
-    for (int i = 0; i < 3; i++) { snprintf(path[i], sizeof path[i], "%s%s/%s", folder, group, names[i]); }
-    if (*group && access(path[0], R_OK) != 0) {  // a container sees its own group as the root
-        return peak_cgroup_free_(folder, "", limit, used, files);
-    }
-    double most = peak_number_in_file_(path[0], ""), now = peak_number_in_file_(path[1], "");
-    double droppable = peak_number_in_file_(path[2], files);
-    return most > 0.0 && now >= 0.0 ? most - now + fmax(droppable, 0.0) : INFINITY;
-}
-
-// what the limits of this process's control group leave, as a container has one; both versions of the interface
-static inline double peak_cgroup_available_(void) {
-    char line[512];
-    double available = INFINITY;
-    FILE* file = fopen("/proc/self/cgroup", "r");
-    while (file && fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\n")] = '\0';
-        const char* v1 = strstr(line, ":memory:");
-        if (v1) {
-            available = fmin(available, peak_cgroup_free_("/sys/fs/cgroup/memory", v1 + 8, "memory.limit_in_bytes",
-                                                          "memory.usage_in_bytes", "total_inactive_file "));
-        } else if (strncmp(line, "0::", 3) == 0) {
-            available = fmin(available, peak_cgroup_free_("/sys/fs/cgroup", line + 3, "memory.max", "memory.current",
-                                                          "inactive_file "));
-        }
-    }
-    if (file) { fclose(file); }
-    return available;
-}
-
-// bytes the kernel would hand out without swapping, or 0 where it does not say
-static inline double memory_available(void) {
-    double kib = peak_number_in_file_("/proc/meminfo", "MemAvailable:");
-    return kib > 0.0 ? fmin(1024.0 * kib, peak_cgroup_available_()) : 0.0;
-}
+static inline double memory_available(void) { return memory_free(); }
 
 #endif
 

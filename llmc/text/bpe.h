@@ -7,7 +7,7 @@ pair with the lowest rank is merged first, the leftmost of equals; until no neig
 Short words: the ranks of all neighbours stand in an array that is searched for the smallest each time, 16 at once.
 Long words:  a heap of (rank, position) and a doubly linked list; an entry whose pair has changed since is passed over.
 Cost:   n^2 / 16 for n <= BPE_SHORT, n log n beyond, 28 bytes per symbol: ten million times the same letter is no
-        attack.
+        attack. More than is free is not taken: fail_run says how much a word needs.
 Cache:  a word of at most 15 bytes and its at most 11 ids fill one cache line; the place is given by the word's hash,
         and
 the newer word wins. The answer never depends on it.
@@ -15,7 +15,7 @@ Source: Sennrich et al. 2016, arXiv:1508.07909; the order of merges is that of H
 */
 #ifndef LLMC_BPE_H
 #define LLMC_BPE_H
-#include "../core/fail.h"
+#include "../core/memory.h"  // memory_need
 #include <stdint.h>
 
 enum { BPE_SHORT = 64, BPE_CACHED_BYTES = 15, BPE_CACHED_IDS = 11 };
@@ -153,7 +153,8 @@ static inline void bpe_reserve_(BpeWork* w, size_t n) {
     free(w->heap);
     free(w->next);
     free(w->previous);
-    w->capacity = n + n / 2;
+    w->capacity = n + n / 8;  // a word that is longer yet comes seldom
+    memory_need(24 * w->capacity, "a word of many million characters without a cut");
     w->heap = (uint64_t*)malloc_check(2 * w->capacity * sizeof(uint64_t), "heap of merges");  // a merge takes 1, adds 2
     w->next = (uint32_t*)malloc_check(w->capacity * sizeof(uint32_t), "list of symbols");
     w->previous = (uint32_t*)malloc_check(w->capacity * sizeof(uint32_t), "list of symbols");
@@ -252,7 +253,8 @@ static inline BpeCacheLine* bpe_cache_line(const BpeWork* w, const unsigned char
 
 static inline void bpe_reserve_ids(BpeWork* w, size_t n) {
     if (n <= w->ids_capacity) { return; }
-    w->ids_capacity = n + n / 2;
+    w->ids_capacity = n + n / 8;
+    memory_need(w->ids_capacity * sizeof(int32_t), "a word of many million characters without a cut");
     w->ids = (int32_t*)realloc_check(w->ids, w->ids_capacity * sizeof(int32_t), "symbols");
 }
 #endif  // LLMC_BPE_H

@@ -273,31 +273,34 @@ static inline void tokens_reserve_text_(TokenData* d, int64_t n_more) {
     if (n_more <= d->text_capacity - d->n_text) { return; }
     int64_t grown = d->text_capacity + d->text_capacity / 2, needed = d->n_text + n_more;
     d->text_capacity = grown > needed ? grown : needed;
+    memory_need((size_t)(d->text_capacity - d->n_text) * (size_t)d->token_bytes, "tokens of the text");
     d->text = realloc_check(d->text, (size_t)d->text_capacity * (size_t)d->token_bytes, "tokens of the text");
 }
 
-static inline void tokens_append_text_(TokenData* d, const int* tokens, int n) {
-    tokens_reserve_text_(d, n);
-    for (int i = 0; i < n; i++) {
+static inline void tokens_append_text_(void* data, const int* tokens, size_t n) {
+    TokenData* d = (TokenData*)data;
+    tokens_reserve_text_(d, (int64_t)n);
+    for (size_t i = 0; i < n; i++) {
         int64_t at = d->n_text++;
         if (d->token_bytes == 2) { ((uint16_t*)d->text)[at] = (uint16_t)tokens[i]; }
         else { ((uint32_t*)d->text)[at] = (uint32_t)tokens[i]; }
     }
 }
 
-// one document: end of text, then its tokens. n_left: bytes of its file from its beginning on
+// one document: end of text, then its tokens, which are never all together in memory as ints. n_left: bytes of its file
+// from its beginning on
 static inline void tokens_add_text_(TokenData* d, const char* text, size_t n_text, size_t n_left,
                                     const Tokenizer* tokenizer) {
-    size_t piece = tokenizer->cut_anywhere ? 1 << 20 : n_text;  // ints of one piece at a time in memory
+    size_t piece = tokenizer->cut_anywhere ? 1 << 20 : n_text;
+    TokenizerWork work;
+    tokenizer_work_init(&work, tokenizer, n_text);
     tokens_append_text_(d, &tokenizer->eot, 1);
     for (size_t at = 0; at < n_text; at += piece) {
-        int* tokens;
         size_t n_bytes = n_text - at < piece ? n_text - at : piece;
         progress("tokenising text", d->n_bytes_read - (int64_t)(n_left - at), d->n_bytes_total);
-        int n = tokenizer_encode_plain(tokenizer, text + at, n_bytes, &tokens);
-        tokens_append_text_(d, tokens, n);
-        free(tokens);
+        tokenizer_encode_to(tokenizer, &work, text + at, n_bytes, TOKENIZER_ADDED, tokens_append_text_, d);
     }
+    tokenizer_work_free(&work);
     d->n_documents++;
 }
 

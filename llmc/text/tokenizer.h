@@ -16,6 +16,7 @@ Tokenizer: text to token ids and back.
     tokenizer_encode_plain    without the template: a document of training data, before which comes end of text
     tokenizer_encode_with     the same with a workspace that the caller keeps, for many short texts; and the choices
                               below
+    tokenizer_encode_to       the same for a text of any length: the caller gets its tokens piece by piece
     tokenizer_decode          the text of tokens, as Hugging Face's decode(ids, skip_special_tokens=False)
     TokenStream               the same token by token: what is certain comes out at once, the rest is held back
     tokenizer_save            tokenizer.json into the folder of a model, for transformers and for us
@@ -295,6 +296,16 @@ static inline int tokenizer_encode_with(const Tokenizer* t, TokenizerWork* w, co
     return (int)w->n_tokens;
 }
 
+// the same, and nothing stays: `take` gets the tokens in their order, some ten thousand at once
+static inline void tokenizer_encode_to(const Tokenizer* t, TokenizerWork* w, const char* text, size_t n_bytes,
+                                       int choices, void (*take)(void* to, const int* tokens, size_t n), void* to) {
+    w->take = take;
+    w->to = to;
+    tokenizer_encode_with(t, w, text, n_bytes, choices);
+    encode_work_flush(w);
+    w->take = NULL;
+}
+
 static inline int tokenizer_encode_once_(const Tokenizer* t, const char* text, size_t n_bytes, int choices,
                                          int** tokens) {
     TokenizerWork w;
@@ -311,7 +322,7 @@ static inline int tokenizer_encode(const Tokenizer* t, const char* text, size_t 
     return tokenizer_encode_once_(t, text, n_bytes, TOKENIZER_TEMPLATE | TOKENIZER_ADDED, tokens);
 }
 
-// without the template's tokens: a document of training data
+// without the template's tokens: as a document of training data has them
 static inline int tokenizer_encode_plain(const Tokenizer* t, const char* text, size_t n_bytes, int** tokens) {
     return tokenizer_encode_once_(t, text, n_bytes, TOKENIZER_ADDED, tokens);
 }

@@ -243,6 +243,8 @@ typedef struct {
     RegexWork regex;
     int* tokens;
     size_t n_tokens, capacity;
+    void (*take)(void* to, const int* tokens, size_t n);  // gets them in pieces meanwhile; NULL: they stay in `tokens`
+    void* to;
     int plain;  // no added tokens: the text is only text
 } EncodeWork;
 
@@ -265,11 +267,24 @@ static inline void encode_work_free(EncodeWork* w) {
     memset(w, 0, sizeof *w);
 }
 
+enum { TOKENS_AT_ONCE = 1 << 16 };  // for `take`; those of a longer word come together
+
+static inline void encode_work_flush(EncodeWork* w) {
+    if (w->n_tokens > 0) { w->take(w->to, w->tokens, w->n_tokens); }
+    w->n_tokens = 0;
+}
+
 static inline void pipeline_append_(EncodeWork* w, const int32_t* ids, size_t n) {
     if (n == 0) { return; }
+    if (w->take && w->n_tokens + n > TOKENS_AT_ONCE) { encode_work_flush(w); }
+    if (w->take && n > TOKENS_AT_ONCE) {
+        w->take(w->to, ids, n);
+        return;
+    }
     if (n > w->capacity - w->n_tokens) {
         size_t grown = w->capacity + w->capacity / 2 + 16, needed = w->n_tokens + n;
         w->capacity = grown > needed ? grown : needed;
+        memory_need((w->capacity - w->n_tokens) * sizeof(int), "tokens of a text");
         w->tokens = (int*)realloc_check(w->tokens, w->capacity * sizeof(int), "tokens");
     }
     memcpy(w->tokens + w->n_tokens, ids, n * sizeof(int));

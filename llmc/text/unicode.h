@@ -14,7 +14,7 @@ Source: Unicode Standard 16.0, table 3-7 and annex 15 (tables of 9.0 for NFC: se
 */
 #ifndef LLMC_UNICODE_H
 #define LLMC_UNICODE_H
-#include "../core/fail.h"
+#include "../core/memory.h"     // memory_need
 #include "unicode_tables.h"  // unicode_class_ranges_, unicode_marks_, unicode_decompositions_
 #include <stddef.h>
 
@@ -29,6 +29,7 @@ static inline void buffer_reserve(ByteBuffer* b, size_t n_more) {
     if (n_more <= b->capacity - b->n) { return; }
     size_t grown = b->capacity + b->capacity / 2 + 64;
     b->capacity = grown > b->n + n_more ? grown : b->n + n_more;
+    memory_need(b->capacity - b->n, "text");
     b->bytes = (unsigned char*)realloc_check(b->bytes, b->capacity, "text");
 }
 
