@@ -549,11 +549,21 @@ static size_t stream_bytes(const Run* r) {
     return r->d.carry_state ? carried_bytes(&one, r->n_leaves) : 0;
 }
 
-// prototypes as the head uses them, and their gradient; states; Forward-Forward's gradients
+enum { EMBEDDINGS_MOST = 1 << 16 };  // positions of --embeddings-out: enough for a picture
+
+// --embeddings-out: so many positions, at most those of the validation rows, and the classes with their lengths
+static double mamba_embeddings_bytes(const Run* r) {
+    const Config* c = config_of(r);
+    const double n_val = (double)r->data.val_rows.n_rows * r->T, n = fmin(EMBEDDINGS_MOST, n_val);
+    const double D = head_has_prototypes(&c->head) ? c->head.Dp : c->M;
+    return *workplace(r)->m.embeddings_out ? sizeof(float) * (D + 1) * (n + c->head.classes) : 0.0;
+}
+
+// prototypes as the head uses them, and their gradient; states; Forward-Forward's gradients; --embeddings-out
 static double mamba_more_bytes(const Run* r) {
     const Config* c = config_of(r);
     const int trains = run_is_training(r), backward = trains || *r->o.probe;
-    double n_bytes = head_bytes(&c->head, backward) + 2.0 * (double)stream_bytes(r);
+    double n_bytes = head_bytes(&c->head, backward) + 2.0 * (double)stream_bytes(r) + mamba_embeddings_bytes(r);
     if (trains && has_ff(r)) {
         SecondLoss ff = {0};
         second_loss_layout(&ff, r->model, r->comm, 2 * r->n_leaves);
@@ -703,8 +713,6 @@ static void mamba_validated(Run* r, float loss, const double* scores, double* bi
     log_extra(&r->log, quality_keys(head, loss, quality));
     quality_line(line, 256, head, r->state.step, quality);
 }
-
-enum { EMBEDDINGS_MOST = 1 << 16 };  // positions: enough for a picture
 
 // unit vectors, labels and prototypes of the validation rows, as dev/tools/plot_embeddings.py draws them
 static void mamba_write_embeddings(Run* r, const float* params) {

@@ -2,7 +2,7 @@
 # train_mamba_hpn as its user meets it: every option, kills, ranks, builds, growing models, generation, probes. About 50 s of one
 # core after four builds.
 #     dev/test_mamba.sh                        all parts
-#     dev/test_mamba.sh options kills          some of them: options conflicts kills ranks builds growth text files
+#     dev/test_mamba.sh options kills          some of them: options conflicts kills ranks builds growth text files memory
 #     dev/test_mamba.sh quick                  kills (3), ranks, growth and text
 #     KILLS=300 dev/test_mamba.sh kills        more random kills than 30
 # Each run happens in a folder that goes away again. Runs are tiny, and compared byte by byte.
@@ -10,7 +10,7 @@
 export OMP_NUM_THREADS=1  # of a tiny model: more threads wait for each other
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 kills=${KILLS:-$(is_quick && echo 3 || echo 30)}
-parts=${*:-$(is_quick && echo kills ranks growth text || echo options conflicts kills ranks builds growth text files)}
+parts=${*:-$(is_quick && echo kills ranks growth text || echo options conflicts kills ranks builds growth text files memory)}
 
 need_build trainer "" train_mamba_hpn
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
@@ -578,6 +578,22 @@ files() {
     check "... and no folder" test ! -e runs
     sed 's/"inputs"/"input_"/' batch >bad
     refuse "a probe without inputs" 'bad: expected a tensor "inputs"' --from run --probe bad
+}
+
+planned() {  # OPTION...: hundredths of a MiB that the box plans
+    go "${start[@]}" --d-model 128 --d-state 64 --grad-accum 4 --shuffle 0 --dry-run "$@" &&
+        awk -F'|' '$2 ~ /^ memory +$/ {split($3, n, " "); print int(100 * n[1])}' out
+}
+
+# what a run takes beside model and batch stands in the box
+memory() {
+    local states copies points
+    states=$(($(planned --carry-state 1) - $(planned)))  # as they are read and as they are written
+    copies=$(($(planned --carry-state 1 --save-every 1) - $(planned --save-every 1) - states))
+    check "memory: carried states are twice there, and once more while a checkpoint is written" \
+        test $((states > 100 && copies > states / 2 - 3 && copies < states / 2 + 3)) = 1
+    points=$(($(planned --val-fraction 0.5 --embeddings-out e) - $(planned --val-fraction 0.5)))
+    check "memory: --embeddings-out, $points hundredths of a MiB" test $points -gt 10
 }
 
 for part in $parts; do  # each in a folder of its own

@@ -265,6 +265,15 @@ static inline void start_box_largest_(const Run* r, double n_bytes) {
     else { box_row("  largest batch-size", "%d", B); }
 }
 
+// what a checkpoint copies beside parameters and moments
+static inline double start_extras_bytes_(const Run* r) {
+    Extra extras[MAX_EXTRAS];
+    const int n = r->trainer->extras ? r->trainer->extras(r, extras) : 0;
+    double n_bytes = r->trainer->counts_updates ? sizeof(int) * (double)r->model->n_slices : 0.0;
+    for (int i = 0; i < n; i++) { n_bytes += (double)(dtype_size(extras[i].dtype) * extras[i].n); }
+    return n_bytes;
+}
+
 // Memory of the device by class, in the order of allocation; returns the bytes that have still to be taken of what
 // this rank can see: a GPU of its own, or the machine's memory, which it shares with other ranks and in which text and
 // copies are, too
@@ -291,7 +300,8 @@ static inline double start_box_memory_(const Run* r) {
     double gradients = backward ? ranks_box(r->comm, m->table, m->n_table, frozen, r->n_leaves, o->zero, &kept) : 0.0;
     const int has_average = trains && o->ema > 0.0f;
     const double moments = !trains ? 0.0 : (2.0 + r->has_masters + has_average) * kept;
-    const double copy = !copies ? 0.0 : r->has_masters ? moments : parameters + moments;
+    const double copy =
+        !copies ? 0.0 : (r->has_masters ? moments : parameters + moments) + start_extras_bytes_(r);
     box_row("memory: parameters", "%s", format_bytes(parameters).s);
     if (backward) {
         box_row(r->has_masters ? "  gradients, AdamW" : "  gradients, moments", "%s, %s%s", format_bytes(gradients).s,
