@@ -1,7 +1,7 @@
 /*
-Promises of llmc/ops/adamw.h, llmc/ops/ema.h, llmc/ops/global_norm.h and of the noise in llmc/core/rng.h: frozen expressions,
-corrections that are the rounded true values, a norm whose order of addition depends on the length alone, rounding whose
-mean is the value.
+Promises of llmc/ops/adamw.h, llmc/ops/ema.h, llmc/ops/global_norm.h and of the noise in llmc/core/rng.h: frozen
+expressions, corrections that are the rounded true values, a norm whose order of addition depends on the length alone,
+rounding whose mean is the value.
 */
 #include "llmc/ops/adamw.h"
 #include "llmc/ops/ema.h"
@@ -521,8 +521,8 @@ static void test_ema(Test* t) {
         const double error = fabs((double)plain[i] - mean[i] / total);
         check(t, error < 2e-6, "element %d: %g beside %g", i, (double)plain[i], mean[i] / total);
         const int same = float_bits(host[i]) == float_bits(plain[i]);
-        check(t, same || (FAST_KERNELS && fabs((double)host[i] - (double)plain[i]) < 2e-6), "element %d: fast %g, plain %g",
-              i, (double)host[i], (double)plain[i]);
+        check(t, same || (FAST_KERNELS && fabs((double)host[i] - (double)plain[i]) < 2e-6),
+              "element %d: fast %g, plain %g", i, (double)host[i], (double)plain[i]);
     }
     ema_exchange(e, on_device, N, &dev);
     device_download(plain, on_device, sizeof(float) * N, &dev);
@@ -553,7 +553,7 @@ int main(int argc, char** argv) {
         {"norm ends", "the last elements of a chunk are added to the sums that they belong to", test_norm_ends},
         {"norm obvious", "(3, -4) over 10000 elements; goes on from tensor to tensor; 1e30 does not overflow",
          test_norm_obvious},
-        {"average", "the weighted mean of all updates, after one update the parameters; exchanged bit by bit", test_ema},
+        {"average", "the weighted mean of all updates, after the first the parameters; exchanged bit by bit", test_ema},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
 }

@@ -11,7 +11,8 @@ static Dropout example(float p, uint64_t seed, uint64_t step, uint64_t first) {
 }
 
 // the elements from..n-1, in place or not; what comes back is said to lie there
-static float* fast(Test* t, const float* x, Dropout d, int site, size_t from, size_t n, int in_place, const Device* dev) {
+static float* fast(Test* t, const float* x, Dropout d, int site, size_t from, size_t n, int in_place,
+                   const Device* dev) {
     float *inp = to_device(x, n, dev), *out = in_place ? inp : to_device(x, n, dev);
     float* found = copied_array(x, n);
     d.first += from;
@@ -46,7 +47,8 @@ static void test_none(Test* t) {
     Device dev = test_device(1);
     float x[4] = {1.0f, -0.0f, INFINITY, NAN}, out[4] = {0};
     const Dropout none = example(0.0f, 1, 1, 0);
-    check(t, dropout(out, x, &none, 0, 4, &dev) == x && out[0] == 0.0f, "with p = 0 inp comes back and out is not touched");
+    check(t, dropout(out, x, &none, 0, 4, &dev) == x && out[0] == 0.0f,
+          "with p = 0 inp comes back and out is not touched");
     device_free(&dev);
 }
 
@@ -69,8 +71,8 @@ static void test_share(Test* t) {
         const double p = (double)shares[i], both = p * p;
         const int n = zeros(a, N, example(shares[i], 42, 7, 0), 3);
         check(t, fabs(n - N * p) < 5.0 * sqrt(N * p * (1.0 - p)), "p %g: %d of %d left out", p, n, N);
-        const Dropout others[] = {example(shares[i], 43, 7, 0), example(shares[i], 42, 8, 0), example(shares[i], 42, 7, 0),
-                                  example(shares[i], 42, 7, N)};
+        const Dropout others[] = {example(shares[i], 43, 7, 0), example(shares[i], 42, 8, 0),
+                                  example(shares[i], 42, 7, 0), example(shares[i], 42, 7, N)};
         for (int k = 0; k < 4; k++) {
             int n_both = 0;
             zeros(b, N, others[k], k == 2 ? 4 : 3);

@@ -74,7 +74,8 @@ static void try_plan(Option* table, int n, RunOptions* o) {
     int n_leaves = run_leaves(table, n, o, T);
     if (n_leaves < 1 || (o->batch_tokens > 0 && (int64_t)n_leaves * o->batch_size * T != o->batch_tokens)) { __builtin_trap(); }
     run_plan_steps(o, INT64_MAX / 2, n_leaves);
-    if (o->steps < 1 || amount_of(o->warmup, o->lr_horizon > 0 ? o->lr_horizon : o->steps) >= o->steps) { __builtin_trap(); }
+    const int horizon = o->lr_horizon > 0 ? o->lr_horizon : o->steps;
+    if (o->steps < 1 || amount_of(o->warmup, horizon) >= o->steps) { __builtin_trap(); }
 }
 
 // words with the names of rows put in; the caller frees them

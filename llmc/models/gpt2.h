@@ -96,7 +96,8 @@ static inline FileSum config_save(const char* path, Config c, int eot) {
                   eot, "tie_word_embeddings", 1, "resid_pdrop", 0.0, "embd_pdrop", 0.0, "attn_pdrop", 0.0));
 }
 
-// where --dropout leaves out elements (dropout.h): of the embeddings, and of what each half of block l adds to the stream
+// where --dropout leaves out elements (dropout.h): of the embeddings, and of what each half of block l
+// adds to the stream
 enum { SITE_EMBEDDING = 0 };
 static inline int site_attention(int l) { return 1 + 2 * l; }
 static inline int site_mlp(int l) { return 2 + 2 * l; }

@@ -5,8 +5,9 @@ Backward is the same call on the gradient: which elements stay is not stored but
 Which ones: element i of site s in an update stays when bits(i) >= p * 2^32, with
     bits(i) = upper half of splitmix64(splitmix64(key, s), first + i)  key: dropout_key of seed and step
 first is the number in the whole update of the leaf's first element at this site: row in the update, position,
-channel. So what stays does not depend on ranks, threads, leaves, --recompute or a resume, and an update that is computed
-twice is the same. A Dropout that is all zero leaves everything as it is and costs nothing: validation, text, --probe.
+channel. So what stays does not depend on ranks, threads, leaves, --recompute or a resume, and an update that is
+computed twice is the same. A Dropout that is all zero leaves everything as it is and costs nothing: validation, text,
+--probe.
 Cost:   a multiplication or two of 64 bits an element, and one read and write where out is not inp.
 Order:  element by element; 1 / (1 - p) is rounded to float once.
 Error:  one rounding, to X: bf16 2^-8 |out|.

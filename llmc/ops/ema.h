@@ -1,6 +1,6 @@
 /*
-EMA: the exponential moving average of the parameters over the updates of a run. Its loss is often lower than that of the
-parameters themselves, which the noise of each update moves about.
+EMA: the exponential moving average of the parameters over the updates of a run. Its loss is often lower than that of
+the parameters themselves, which the noise of each update moves about.
     p (n) parameters after update t = 1, 2, 3, ...      e (n) their average, float, 0 before the first
     e += weight * (p - e)                               weight = (1 - decay) / (1 - decay^t)
 so that e is the mean of p_1 .. p_t with weights decay^(t-1) .. decay, 1: of the start values, which no update has made,

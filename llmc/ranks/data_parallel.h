@@ -29,8 +29,9 @@ Where:  arenas are device memory. `kept` says which part of each stretch the are
 Leaves: --zero 0, 1: each rank a run of leaves; it joins what it can and sends only the few nodes that are left, layer
         by layer during backward of its last leaf. --zero 2: rank r computes leaf k*P + r in its k-th micro-batch and
         sends each layer of each leaf; owners join the P leaves of this round and the nodes of earlier rounds, in the
-        order of leaves. Squares of leaves (dp_leaf_squares) are those of their slices that learn in table order, each in
-        chunks from its beginning: a layer's are computed before it is sent. What a layer has to send is on its way while backward computes the layer below.
+        order of leaves. Squares of leaves (dp_leaf_squares) are those of their slices that learn in table order, each
+        in chunks from its beginning: a layer's are computed before it is sent. What a layer has to send is on its way
+        while backward computes the layer below.
 Memory, per parameter that learns, beside itself: gradients 4 bytes for each arena of the tree (leaf_tree.h), with
         --zero 2 4/P for each and two layers, and tensors of no layer, whole; moments 8, with --zero 1 and 2 8/P.
         Received nodes: DP_BUFFER.

@@ -20,8 +20,8 @@ An update gives one record whose val_* and accuracy are null; a validation after
 only step, val_* and time not null, and a test on examples one with step, accuracy and time. Unknown and non-finite
 numbers are null too. Other numbers have the digits (9 for a float32, 17 for a float64) that read back to the same bits.
 A trainer adds keys of its own behind these: Log.extra_schema says what they mean, log_extra what they are in the next
-record, null where it does not; so does a run that measures more than usual (log_add_key). Where Log.json_lines is set, the records are printed too, instead of the lines for
-people.
+record, null where it does not; so does a run that measures more than usual (log_add_key). Where Log.json_lines is set,
+the records are printed too, instead of the lines for people.
 Each line is handed to the system before training goes on, so a kill costs at most the line being written. On resume the
 records after the checkpoint's step are cut, for they come again.
 Errors: what cannot be written ends the run (status 1) with the path and the system's reason.

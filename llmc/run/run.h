@@ -346,15 +346,16 @@ typedef struct {
 static inline int64_t run_first_row(const RunOptions* o, const RunState* s) { return o->overfit ? 0 : s->rows; }
 
 static inline json_t* run_state_to_json(const RunState* s) {
-    return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:o, s:i, s:i, s:i, s:I, s:o, s:o, s:[f, f], s:i}", "step", s->step,
-                     "updates",
-                     s->updates, "skips", s->skips, "rows", (json_int_t)s->rows, "tokens", (json_int_t)s->tokens,
-                     "sampler", (json_int_t)s->sampler, "best_val",
-                     isfinite(s->best_val) ? json_real((double)s->best_val) : json_null(), "best_step", s->best_step,
-                     "evals_since_best", s->evals_since_best, "interrupted", s->interrupted, "samples_bytes",
-                     (json_int_t)s->n_sample_bytes, "losses", outliers_to_json(&s->losses), "norms",
-                     outliers_to_json(&s->norms), "noise", (double)s->noise.gradient, (double)s->noise.noise, "averaged",
-                     s->averaged);
+    json_t* json = json_pack(
+        "{s:i, s:i, s:i, s:I, s:I, s:I, s:o, s:i, s:i, s:i, s:I, s:o, s:o}", "step", s->step, "updates", s->updates,
+        "skips", s->skips, "rows", (json_int_t)s->rows, "tokens", (json_int_t)s->tokens, "sampler",
+        (json_int_t)s->sampler, "best_val", isfinite(s->best_val) ? json_real((double)s->best_val) : json_null(),
+        "best_step", s->best_step, "evals_since_best", s->evals_since_best, "interrupted", s->interrupted,
+        "samples_bytes", (json_int_t)s->n_sample_bytes, "losses", outliers_to_json(&s->losses), "norms",
+        outliers_to_json(&s->norms));
+    json_object_set_new(json, "noise", json_pack("[f, f]", (double)s->noise.gradient, (double)s->noise.noise));
+    json_object_set_new(json, "averaged", json_integer(s->averaged));
+    return json;
 }
 
 static inline RunState run_state_from_json(const json_t* json, const char* path) {

@@ -24,7 +24,8 @@ Files of a run: the model that it starts from, checkpoints, exports.
 static inline void save_find_average_(char weights[PATH_BYTES]) {
     char folder[PATH_BYTES], path[PATH_BYTES];
     if (!path_exists(path_join(path, path_parent(folder, weights), EMA_WEIGHTS))) {
-        options_fail("ema-weights", "%s has no averaged weights (%s), which a run with --ema saves", folder, EMA_WEIGHTS);
+        options_fail("ema-weights", "%s has no averaged weights (%s), which a run with --ema saves", folder,
+                     EMA_WEIGHTS);
     }
     snprintf(weights, PATH_BYTES, "%s", path);
 }
@@ -223,7 +224,8 @@ static inline void save_load_average_(Run* r) {
         return;
     }
     r->state.averaged = 0;
-    warn_line("--ema: %s: the average begins now", r->old_layers ? "the model has new layers" : "the checkpoint has none");
+    warn_line("--ema: %s: the average begins now",
+              r->old_layers ? "the model has new layers" : "the checkpoint has none");
 }
 
 // moments, and what else is kept, of the checkpoint that --resume goes on from

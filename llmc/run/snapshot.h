@@ -17,8 +17,8 @@ the memory of the copy, on the host: parameters and both moments once more.
 #include "../core/print.h"       // seconds_now
 #include "run.h"                 // RunState
 
-// parameters, first and second moments and, or with 0 bytes, the average of the parameters, on the device; and what else a
-// trainer may have, in host memory
+// parameters, first and second moments and the average of the parameters (0 bytes: none is kept), on the device; and
+// what else a trainer may have, in host memory
 enum { SNAPSHOT_ARENAS = 4, SNAPSHOT_ARENAS_MAX = SNAPSHOT_ARENAS + 16 };
 
 typedef struct {
@@ -71,7 +71,8 @@ static inline void snapshot_take_(Snapshot* s, const void* const* arenas, const 
     for (int a = 0; a < n_arenas; a++) {
         s->n_bytes[a] = n_bytes[a];
         const int on_host = a >= SNAPSHOT_ARENAS;
-        s->arena[a] = copy && n_bytes[a] > 0 ? snapshot_copy_(&s->copy[a], arenas[a], n_bytes[a], on_host, dev) : arenas[a];
+        const int copies = copy && n_bytes[a] > 0;
+        s->arena[a] = copies ? snapshot_copy_(&s->copy[a], arenas[a], n_bytes[a], on_host, dev) : arenas[a];
     }
 }
 

@@ -38,7 +38,9 @@ static inline void task_evaluate(Run* r, int training) {
         const float averaged_loss = averaged ? task_evaluate_average_(r, &e) : NAN;
         log_validation(&r->log, step, loss, bits_per_byte, training && run_state_validated(&r->state, &r->o, loss));
         if (!r->log.json_lines) { fputs(line, stdout); }
-        if (averaged && !r->log.json_lines) { printf("step %d | val loss %.4f of averaged weights\n", step, (double)averaged_loss); }
+        if (averaged && !r->log.json_lines) {
+            printf("step %d | val loss %.4f of averaged weights\n", step, (double)averaged_loss);
+        }
     }
     if (*r->o.hellaswag) {
         int n, correct = evaluate_answers(&e, &r->data.examples, &n);
