@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What others can do to a run, short of being root: names, links and folders put where it reads and writes, descriptors
 # closed, signals, kills. It must end soon, say why, lose nothing, and leave alone what is not its own.
-#     dev/attacks.sh                 about half a minute after the builds
+#     dev/attacks.sh                 about a minute after the builds
 . "$(dirname "$0")/promises.sh"
 need_build trainer "" train_gpt2
 need_build launch "" launch

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Several ranks as their user meets them: launchers, resume at another number of ranks, ranks that differ, die, stop or come late.
-# Every result is compared with that of one rank, byte by byte. About a minute after three builds.
+# Every result is compared with that of one rank, byte by byte. About two minutes after three builds.
 #     dev/test_ranks.sh              KILLS=500 dev/test_ranks.sh: more random kills than 20; STRIKES=5: at every fifth call
 #     dev/test_ranks.sh quick        3 ranks, this build only, no MPI, 4 kills
 . "$(dirname "$0")/promises.sh"
