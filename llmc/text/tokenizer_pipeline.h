@@ -253,7 +253,7 @@ static inline void encode_work_init(EncodeWork* w, const TokenizerPipeline* p, s
     memset(w, 0, sizeof *w);
     w->p = p;
     bpe_work_init(&w->bpe, n_bytes / 16 < 65536 ? n_bytes / 16 : 65536);
-    regex_work_init(&w->regex);
+    if (p->has_regex) { regex_work_init(&w->regex); }
 }
 
 static inline void encode_work_free(EncodeWork* w) {
