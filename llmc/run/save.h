@@ -295,13 +295,14 @@ static inline void save_write_(void* run) {
     free(files);
 }
 
-// all ranks call; the one that sees it says so. Checkpoints of before were checked when they were saved
+// all ranks call; the first that sees it says so. Checkpoints of before were checked when they were saved
 static inline void save_check_data(Run* r) {
     const char* path = data_changed(&r->data);
-    int changed = path != NULL;
-    comm_all_reduce(r->comm, &changed, 1, DT_I32, OP_MAX, HERE);
-    if (!changed) { return; }
-    if (!path) { comm_barrier(r->comm, HERE); }  // the other rank says it
+    const int ours = path ? r->comm->size - r->comm->rank : 0;  // the lowest rank has the largest
+    int largest = ours;
+    comm_all_reduce(r->comm, &largest, 1, DT_I32, OP_MAX, HERE);
+    if (largest == 0) { return; }
+    if (ours != largest) { comm_barrier(r->comm, HERE); }  // another rank says it
     background_wait(&r->snapshot.writer);
     fail_run("%s: another program has written to it since it was opened: nothing is saved of what was learnt since the "
              "last checkpoint%s", path, *r->o.run ? "; give the file back and --resume, which compares its bytes" : "");
