@@ -1,12 +1,12 @@
 /*
-Promises of llmc/files/checkpoint.h and of the part of llmc/run/run.h that saves and chooses: no byte changes unseen,
+Promises of llmc/files/checkpoint.h and of the part of llmc/run/checkpoints.h that saves and chooses: no byte changes unseen,
 the newest good one is found, what an interruption left goes away, the right ones are kept, one process writes.
 dev/test_faults.sh is the same with a real trainer.
     cc -std=gnu11 -D_GNU_SOURCE -O2 -ffp-contract=off -I. test_checkpoint.c -o build/test_checkpoint -ljansson -lxxhash
     -lm FLIPS=1000000 build/test_checkpoint random
 */
 #include "llmc/files/extras.h"    // extras_save, extras_load
-#include "llmc/run/run.h"         // run_save_begin, run_save_end, RunState; checkpoint.h, outliers.h
+#include "llmc/run/folder.h"      // run_summary; checkpoints.h: run_save_begin, run_save_end, RunState
 #include "llmc/ranks/moments.h"   // moments_save, moments_load_layers
 #include "llmc/run/snapshot.h"    // snapshot_save
 #include "llmc/test/test.h"       // check, check_exit, test_main

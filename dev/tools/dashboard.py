@@ -323,7 +323,7 @@ class Run:
         return {"rows": flatten(self.read_small(folder, "settings.json") or {})}
 
     def samples(self, folder):
-        """llmc/run/run.h writes `--- sample after step N`, the text and `---`."""
+        """llmc/run/folder.h writes `--- sample after step N`, the text and `---`."""
         fd = open_file("samples.txt", NO_LINK, folder)
         try:
             data, before = read_end(fd, SAMPLE_BYTES)

@@ -16,7 +16,7 @@ Order:  a batch's losses chain over its positions in float; batches chain in dou
 #include "../ranks/comm.h"       // comm_own, comm_all_gather_shares, comm_all_reduce
 #include "../text/dataloader.h"  // dataloader_batch
 #include "../text/hellaswag.h"   // HellaSwag
-#include "run.h"                 // RunOptions
+#include "run_options.h"         // RunOptions
 
 typedef const float* (*BatchLosses)(void* model, const int* inputs, const int* targets, int B, int T);
 typedef void (*BatchScores)(void* model, const int* targets, int B, int T, double* scores);

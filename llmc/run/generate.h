@@ -14,6 +14,7 @@ Cost:   one forward pass of one position a token, prompt aside. Cached logits eq
 #include "../ops/sampler.h"     // sample_token
 #include "../text/stop.h"       // StopTexts, StopStream
 #include "../text/tokenizer.h"  // Tokenizer, TokenStream
+#include "folder.h"             // run_show_sample
 #include "prompts.h"            // Prompt, Prompts, prompt_make
 
 typedef const float* (*NextLogits)(void* model, const int* tokens, int n_cached, int n);

@@ -11,7 +11,7 @@ prompt that is longer than the model's positions.
 #define LLMC_PROMPTS_H
 #include "../text/escape.h"     // text_unescape
 #include "../text/tokenizer.h"  // Tokenizer, tokenizer_encode_plain, tokenizer_need_eot
-#include "run.h"                // RunOptions, options_fail
+#include "run_options.h"        // RunOptions, options_fail
 #include <xxhash.h>
 
 typedef struct {

@@ -16,7 +16,8 @@ Errors: fail_input on rank 0; the others leave without another word.
 #include "../ranks/comm.h"           // Comm, comm_world
 #include "../text/dataloader.h"      // TokenData
 #include "../ranks/data_parallel.h"  // DataParallel, dp_bytes
-#include "run.h"                     // RunOptions, RunState, options_to_json
+#include "checkpoints.h"             // RunOptions, RunState, run_restore
+#include "signals.h"                 // stop_flag
 
 // ---- the world ----
 

@@ -18,7 +18,7 @@ Errors: fail_input, before anything is computed.
 #define LLMC_RUNDATA_H
 #include "../text/dataloader.h"  // TokenData, DataLoader
 #include "../text/hellaswag.h"   // HellaSwag
-#include "run.h"                 // RunOptions, run_plan_steps
+#include "run_options.h"         // RunOptions, run_plan_steps
 
 // ---- options of a trainer that takes more than token shards and text ----
 

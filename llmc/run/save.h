@@ -14,6 +14,7 @@ Files of a run: the model that it starts from, checkpoints, exports.
 #include "../files/companions.h"  // companions_read_model, companions_save
 #include "../files/hf_folder.h"   // model_find, hf_export_begin
 #include "../files/tensorfile.h"  // tensors_save_folder
+#include "checkpoints.h"          // run_save_begin, run_save_end
 #include "trainer.h"              // Run
 
 #define EMA_WEIGHTS "ema.safetensors"

@@ -9,6 +9,7 @@ computed or written.
 #define LLMC_START_H
 #include "../core/floatx.h"  // FLOATX_NAME
 #include "../core/layers.h"  // freeze_slices
+#include "folder.h"          // run_open, run_check_unused
 #include "peak.h"            // matmul_peak, memory_available, check_memory
 #include "save.h"            // save_find_model
 #include "tasks.h"           // task_open_generator

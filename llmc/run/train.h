@@ -5,7 +5,9 @@ gives Trainer.step, which may be made of the same pieces.
 */
 #ifndef LLMC_TRAIN_H
 #define LLMC_TRAIN_H
+#include "folder.h"   // run_summary
 #include "save.h"     // save_checkpoint
+#include "signals.h"  // stop_on_signals
 #include "tasks.h"    // task_evaluate
 #include "trainer.h"  // Run, Step
 

@@ -1,0 +1,287 @@
+/*
+The folder of a run (spec/cli.md 3), beside its checkpoints.
+    run_check_unused   refuses a folder that holds another run, before any work
+    run_open           makes the folder, settings.json and the log; on --resume the data must be what it was
+    run_show_sample    samples.txt
+    run_summary        summary.json: how a run ended
+    settings.json      command lines, options, build, data with checksums: enough to make the same run again
+*/
+#ifndef LLMC_FOLDER_H
+#define LLMC_FOLDER_H
+#include "../core/device.h"      // Device
+#include "../core/vec.h"         // VLANES
+#include "../text/dataloader.h"  // DataLoader, tokens_checksum
+#include "checkpoints.h"         // run_has_checkpoint, RunState, RunOptions
+#include "log.h"                 // Log, log_open
+#include "peak.h"                // processor_name
+
+// clang's __VERSION__ begins with its name
+#if defined(__clang__) || defined(__CUDACC__)
+#define COMPILER __VERSION__
+#else
+#define COMPILER "gcc " __VERSION__
+#endif
+
+static inline const char* build_name(void) {
+#if defined(SYSTEM_LIBM)
+    return "parity build: the C library's functions, llm.c's order, no fused multiply-add";
+#elif defined(__CUDACC__) && !defined(EXACT)
+    return "fast build: the same bits only on one kind of GPU";
+#else
+    return MADD_IS_FAST ? "exact build: the same bits on any machine and number of threads"
+                        : "exact build, slow: for a CPU without fused multiply-add (ARCH=native has this one's)";
+#endif
+}
+
+static inline json_t* checksum_to_json_(uint64_t xxh3) {
+    char text[32];
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)xxh3);
+    return json_string(text);
+}
+
+// of several sources each, and how many of its rows an epoch has
+static inline json_t* sources_to_json_(const DataLoader* rows) {
+    const TokenData* d = rows->data;
+    json_t* sources = json_array();
+    for (int s = 0; s < d->n_sources; s++) {
+        const TokenSource* source = &d->sources[s];
+        const RowSource* of = &rows->sources[s];
+        json_array_append_new(
+            sources, json_pack("{s:s, s:o, s:I, s:I, s:I, s:I, s:o}", "path", source->path, "weight",
+                               rows->is_weighted ? json_real(source->weight) : json_null(), "tokens",
+                               (json_int_t)source->n_tokens, "documents", (json_int_t)source->n_documents, "rows",
+                               (json_int_t)of->n_rows, "rows_per_epoch",
+                               (json_int_t)(rows->is_weighted ? of->n_places : of->n_rows), "xxh3",
+                               checksum_to_json_(tokens_checksum_source(d, source))));
+    }
+    return sources;
+}
+
+// rows of data that is not there are all zero
+static inline json_t* data_to_json_(const DataLoader* rows) {
+    const TokenData* d = rows->data;
+    if (!d) { return json_null(); }
+    json_t* json = json_pack("{s:s, s:I, s:I, s:o}", "path", d->path, "tokens", (json_int_t)d->n_tokens, "documents",
+                             (json_int_t)d->n_documents, "xxh3", checksum_to_json_(tokens_checksum(d)));
+    if (d->n_sources > 1 || rows->is_weighted) { json_object_set_new(json, "sources", sources_to_json_(rows)); }
+    return json;
+}
+
+// the first source that is another one than before; NULL: all are the same, or there were fewer or more of them
+static inline const char* data_changed_source_(const json_t* before, const json_t* now, const char* key) {
+    const json_t *old = json_object_get(before, "sources"), *current = json_object_get(now, "sources");
+    const size_t n = json_array_size(old) == json_array_size(current) ? json_array_size(old) : 0;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *a = json_array_get(old, i), *b = json_array_get(current, i);
+        if (!json_equal(json_object_get(a, key), json_object_get(b, key))) {
+            return json_string_value(json_object_get(b, "path"));
+        }
+    }
+    return NULL;
+}
+
+// Going on with other data would be another run under the old name: the order of the rows depends on their number.
+// Data that --train names anew is what the user wants, but for --continue, which comes with all options of the start.
+static inline void run_check_data_(const char* settings_path, const Option* table, int n, const RunOptions* o,
+                                   const json_t* train) {
+    for (int i = 0; i < n; i++) {
+        // token-file, token-dir
+        const int names_data = strcmp(table[i].name, "train") == 0 || strncmp(table[i].name, "token-", 6) == 0;
+        if (names_data && table[i].given == 1 && !run_continues(table, n, o)) { return; }
+    }
+    if (!path_exists(settings_path)) { return; }
+    json_t* settings = json_read(settings_path);
+    const json_t *before = json_object_get(settings, "train"), *sum = json_object_get(before, "xxh3");
+    if (sum && !json_equal(sum, json_object_get(train, "xxh3"))) {
+        const char* source = data_changed_source_(before, train, "xxh3");
+        fail_input("%s: the training data has changed since the run began: give the old data back, or name the new "
+                   "with --train",
+                   source ? source : json_string_value(json_object_get(train, "path")));
+    }
+    const char* source = data_changed_source_(before, train, "weight");
+    if (source) {
+        fail_input("%s: its weight has changed since the run began: give the old one, or --resume with the new --train",
+                   source);
+    }
+    json_decref(settings);
+}
+
+// the same of the prompts of --sample-prompts: samples of others would not be those of this run
+static inline void run_check_prompts_(const char* settings_path, const Option* table, int n, const RunOptions* o,
+                                      const json_t* prompts) {
+    const int are_new = options_given(table, n, "sample-prompts") == 1 && !run_continues(table, n, o);
+    if (are_new || !json_is_object(prompts) || !path_exists(settings_path)) { return; }
+    json_t* settings = json_read(settings_path);
+    const json_t* before = json_object_get(json_object_get(settings, "sample_prompts"), "xxh3");
+    if (before && !json_equal(before, json_object_get(prompts, "xxh3"))) {
+        fail_input("%s: the prompts have changed since the run began: give the old file back, or name the new with "
+                   "--sample-prompts", o->sample_prompts);
+    }
+    json_decref(settings);
+}
+
+// samples after the checkpoint come again
+static inline void run_cut_samples_(const RunOptions* o, const RunState* s) {
+    char path[PATH_BYTES];
+    struct stat status;
+    if (lstat(path_join(path, o->run, "samples.txt"), &status) != 0) { return; }
+    const int fd = file_append(path);
+    const int cut = status.st_size <= s->n_sample_bytes || ftruncate(fd, s->n_sample_bytes) == 0;
+    if (!cut) { fail_run("%s: cannot be cut: %s", path, strerror(errno)); }
+    close(fd);
+}
+
+// a new run stands beside no other's checkpoints
+static inline void run_check_unused(const RunOptions* o) {
+    struct stat status;
+    if (stat(o->run, &status) == 0 && !S_ISDIR(status.st_mode)) {
+        options_fail("run", "%s: expected a folder, or a name for a new one; found a file", o->run);
+    }
+    if (o->resume || checkpoint_newest(o->run, -1) < 0) { return; }
+    fail_input("%s: there are checkpoints in this folder: choose another --run, or go on with them by --resume",
+               o->run);
+}
+
+enum { N_RUN_FILES = 4 };
+
+// the files that a run writes beside checkpoints
+static inline const char* const* run_file_names(void) {
+    static const char* const names[N_RUN_FILES] = {"metrics.jsonl", "samples.txt", "settings.json", "summary.json"};
+    return names;
+}
+
+// metrics.jsonl as metrics.old-2.jsonl
+static inline const char* run_old_name_(char path[PATH_BYTES], const RunOptions* o, const char* name, int number) {
+    char aside[64];
+    const char* dot = strchr(name, '.');
+    snprintf(aside, sizeof aside, "%.*s.old-%d%s", (int)(dot - name), name, number, dot);
+    return path_join(path, o->run, aside);
+}
+
+// What an earlier start has left that ended before its first checkpoint, or somebody else under these names: the run
+// begins anew, its records are set aside
+static inline void run_set_aside_(const RunOptions* o) {
+    const char* const* names = run_file_names();
+    char path[PATH_BYTES], aside[PATH_BYTES], moved[128] = "";
+    int number = 1;
+    for (int i = 0; i < N_RUN_FILES; i++) {
+        while (path_exists(run_old_name_(aside, o, names[i], number))) { number++; }
+    }
+    for (int i = 0; i < N_RUN_FILES; i++) {
+        if (!path_exists(path_join(path, o->run, names[i]))) { continue; }
+        run_old_name_(aside, o, names[i], number);
+        if (rename(path, aside) != 0) { fail_run("%s: cannot be renamed to %s: %s", path, aside, strerror(errno)); }
+        const size_t used = strlen(moved);
+        snprintf(moved + used, sizeof moved - used, "%s%s", used > 0 ? ", " : "", names[i]);
+    }
+    if (*moved) {
+        printf("%s: holds no checkpoint, so the run begins anew: %s of before have .old-%d in their names now\n",
+               o->run, moved, number);
+    }
+}
+
+// runs/<trainer>-<date-time> for a run without a name, with -2, -3, ... where others began in the same second
+static inline void run_name_(Option* table, int n) {
+    char name[128];
+    const time_t now = time(NULL);
+    int used = snprintf(name, sizeof name, "runs/%.60s-", program_invocation_short_name);
+    used += (int)strftime(name + used, sizeof name - (size_t)used, "%Y%m%d-%H%M%S", localtime(&now));
+    make_folder("runs");
+    for (int k = 2; mkdir(name, 0777) != 0; k++) {
+        if (errno != EEXIST) { fail_run("%s: this folder cannot be made: %s", name, strerror(errno)); }
+        snprintf(name + used, sizeof name - (size_t)used, "-%d", k);
+    }
+    options_set(table, n, "run", name);
+}
+
+static inline json_t* run_command_(int argc, char** argv) {
+    json_t* command = json_array();
+    for (int i = 0; i < argc; i++) { json_array_append_new(command, json_string(argv[i])); }
+    return command;
+}
+
+// settings.json of the starts before this one, or NULL
+static inline json_t* run_old_settings_(const char* path, int resumes) {
+    return resumes && path_exists(path) ? json_read(path) : NULL;
+}
+
+// "command" is the one that began the run; "starts" has them all, each with the step after which it went on
+static inline void run_add_starts_(json_t* settings, json_t* before, const RunState* s, int argc, char** argv) {
+    json_t *starts = json_incref(json_object_get(before, "starts")), *command = run_command_(argc, argv);
+    if (!json_is_array(starts)) { starts = json_array(); }
+    json_t* first = json_object_get(before, "command");
+    json_object_set(settings, "command", json_is_array(first) ? first : command);
+    json_array_append_new(
+        starts, json_pack("{s:o, s:i, s:o, s:s, s:I}", "command", command, "after_step", s->step, "folder",
+                          run_folder_json_(), "commit", COMMIT, "time",
+                          (json_int_t)seconds_now(CLOCK_REALTIME)));
+    json_object_set_new(settings, "starts", starts);
+    json_decref(before);
+}
+
+static inline void run_open(Log* log, Option* table, int n, const RunOptions* o, const RunState* s, const Device* dev,
+                            int n_ranks, const DataLoader* train, const DataLoader* val, json_t* prompts, int argc,
+                            char** argv) {
+    const int resume_step = o->resume ? s->step : -1;
+    char path[PATH_BYTES];
+    if (!*o->run) { run_name_(table, n); }
+    run_check_unused(o);
+    json_t* train_json = data_to_json_(train);
+    make_folder(o->run);
+    if (resume_step < 0) {
+        run_lock(o->run);
+        checkpoint_clean(o->run);
+        run_check_unused(o);  // again: by now nobody else writes
+        run_set_aside_(o);
+    } else {
+        path_join(path, o->run, "settings.json");
+        run_check_data_(path, table, n, o, train_json);
+        run_check_prompts_(path, table, n, o, prompts);
+        run_cut_samples_(o, s);
+    }
+    log_open(log, o->run, resume_step, !s->interrupted);
+    path_join(path, o->run, "settings.json");
+    json_t* settings = json_pack("{s:s, s:n, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:o, s:o, s:o}", "trainer",
+                                 program_invocation_short_name, "command", "options", options_to_json(table, n),
+                                 "build", build_name(), "compiler", COMPILER, "flags", FLAGS, "commit", COMMIT, "cpu",
+                                 processor_name().s, "lanes", VLANES, "threads", dev->n_threads, "ranks", n_ranks,
+                                 "train", train_json, "val", data_to_json_(val), "sample_prompts", prompts);
+    run_add_starts_(settings, run_old_settings_(path, resume_step >= 0), s, argc, argv);
+    json_replace(path, settings);
+}
+
+// a sample made while training, to the terminal and to samples.txt; which: "" or ", prompt 1 of 2: ..."
+static inline void run_show_sample(const RunOptions* o, int step, const char* which, const char* text) {
+    char path[PATH_BYTES];
+    FILE* file = fdopen(file_append(path_join(path, o->run, "samples.txt")), "a");
+    if (!file) { fail_run("%s: %s", path, strerror(errno)); }
+    printf("--- sample after step %d%s\n%s---\n", step, which, text);
+    fprintf(file, "--- sample after step %d%s\n%s---\n", step, which, text);
+    if (fclose(file) != 0) { fail_run("%s: %s", path, strerror(errno)); }
+}
+
+// the checkpoint of that step, if there is one, or null
+static inline json_t* run_checkpoint_json_(const RunOptions* o, int step) {
+    char folder[PATH_BYTES], manifest[PATH_BYTES];
+    const int exists =
+        step >= 0 && path_exists(path_join(manifest, checkpoint_folder(folder, o->run, step), "manifest.json"));
+    return exists ? json_string(folder) : json_null();
+}
+
+// summary.json at the end of a run, for programs that start many. best: of the validations, null without one; its
+// checkpoint may be missing, where none was saved at that step. extra: the trainer's own keys, or NULL; takes the
+// reference
+static inline void run_summary(const RunOptions* o, const RunState* s, int stopped_early, json_t* extra) {
+    char path[PATH_BYTES], metrics[PATH_BYTES];
+    const int best_step = isfinite(s->best_val) ? s->best_step : -1;
+    json_t* summary =
+        json_pack("{s:i, s:b, s:o, s:o, s:i, s:I, s:o, s:o, s:s}", "final_step", s->step, "stopped_early",
+                  stopped_early, "best_val_loss", json_finite((double)s->best_val), "best_step",
+                  best_step >= 0 ? json_integer(best_step) : json_null(), "updates", s->updates, "tokens",
+                  (json_int_t)s->tokens, "checkpoint", run_checkpoint_json_(o, s->step), "best_checkpoint",
+                  run_checkpoint_json_(o, best_step), "metrics", path_join(metrics, o->run, "metrics.jsonl"));
+    if (extra) { json_object_update(summary, extra); }
+    json_decref(extra);
+    json_replace(path_join(path, o->run, "summary.json"), summary);
+}
+#endif  // LLMC_FOLDER_H
