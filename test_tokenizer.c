@@ -660,6 +660,20 @@ static void test_stream(Test* t) {
     check(t, memcmp(token_stream_put(&stream, 'a', &n), "a", 1) == 0 && n == 1, "a letter: %zu bytes", n);
     token_stream_free(&stream);
     tokenizer_free(&k);
+
+    // a prompt that ends in byte tokens, which are text only when their run is over
+    k = open_file(character_file());
+    int *ids, n_ids = tokenizer_encode_plain(&k, "\xf0\x9f\x91\x8d", 4, &ids);
+    token_stream_init(&stream, &k, 0);
+    for (int i = 0; i < n_ids; i++) { token_stream_put(&stream, ids[i], &n); }
+    check(t, stream.held.n == 4, "the prompt is not held: %zu bytes", stream.held.n);
+    token_stream_after_prompt(&stream);
+    for (int i = 0; i < n_ids; i++) { token_stream_put(&stream, ids[i], &n); }
+    token_stream_end(&stream, &n);
+    check(t, n == 4, "behind the prompt: %zu bytes, expected the 4 that came after it", n);
+    token_stream_free(&stream);
+    tokenizer_free(&k);
+    free(ids);
 }
 
 static void test_print_safe(Test* t) {

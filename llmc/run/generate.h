@@ -122,6 +122,7 @@ static inline void generate_begin_(Generator* g, TokenStream* stream, StopStream
     stop_stream_init(stop, g->stop);
     token_stream_init(stream, g->tokenizer, 1);
     for (int i = 0; i < p->n; i++) { token_stream_put(stream, p->tokens[i], &n_bytes); }
+    token_stream_after_prompt(stream);
 }
 
 // continue a prompt to the end of the text; what is known of it is written at once

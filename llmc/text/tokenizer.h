@@ -411,6 +411,11 @@ static inline const char* token_stream_put(TokenStream* s, int id, size_t* n_byt
     return token_stream_strip_(s, n_bytes);
 }
 
+// The tokens so far were a prompt, which stands there already: what is held of it does not come out again
+static inline void token_stream_after_prompt(TokenStream* s) {
+    if (utf8_valid_prefix(s->held.bytes, s->held.n) == s->held.n) { s->held.n = 0; }
+}
+
 // no token follows: the text that was held back
 static inline const char* token_stream_end(TokenStream* s, size_t* n_bytes) {
     s->out.n = 0;
