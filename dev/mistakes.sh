@@ -239,7 +239,7 @@ row "\`--export-bin\` into a folder that is not there" "${train[@]}" --export-bi
 row "an output over what the run reads" train_gpt2 --from model.bin --export-bin model.bin
 row "an output over a file of the model it starts from" train_gpt2 --from model --export-bin model/model.safetensors
 row "an output over a file of the data" "${train[@]}" --export-bin text/a.txt
-row "an output among the run's files" "${train[@]}" --run run --export-bin run/metrics.jsonl
+row "an output among the run's files" train_gpt2 --from run --run run --export-bin run/metrics.jsonl
 row "two outputs of one name" train_gpt2 --from model --export-hf out --export-bin out
 
 heading "The machine"
