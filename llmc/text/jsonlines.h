@@ -24,12 +24,12 @@ typedef struct {
 
 // the keys of an object, for a message
 static inline void json_lines_keys_(char keys[128], const json_t* row) {
-    const char* key;
-    json_t* value;
+    json_t* object = (json_t*)row;
     size_t used = 0;
     keys[0] = '\0';
-    json_object_foreach((json_t*)row, key, value) {
-        if (used < 100) { used += (size_t)snprintf(keys + used, 128 - used, "%s\"%.20s\"", used ? ", " : "", key); }
+    for (void* at = json_object_iter(object); at && used < 100; at = json_object_iter_next(object, at)) {
+        const char* key = json_object_iter_key(at);
+        used += (size_t)snprintf(keys + used, 128 - used, "%s\"%.20s\"", used ? ", " : "", key);
     }
 }
 
