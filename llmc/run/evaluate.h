@@ -13,6 +13,7 @@ Order:  a batch's losses chain over its positions in float; batches chain in dou
 */
 #ifndef LLMC_EVALUATE_H
 #define LLMC_EVALUATE_H
+#include "../core/device.h"      // ceil_div
 #include "../ranks/comm.h"       // comm_own, comm_all_gather_shares, comm_all_reduce
 #include "../text/dataloader.h"  // dataloader_batch
 #include "../text/hellaswag.h"   // HellaSwag

@@ -15,6 +15,7 @@ the memory of the copy, on the host: parameters and both moments once more.
 #include "../core/background.h"  // Background
 #include "../core/device.h"      // arena_alloc, device_download
 #include "../core/print.h"       // seconds_now
+#include "../files/checkpoint.h" // checkpoint_abandon_at_exit
 #include "state.h"              // RunState
 
 // parameters, first and second moments and the average of the parameters (0 bytes: none is kept), on the device; and
