@@ -165,7 +165,7 @@ elif command -v mpirun >/dev/null; then
             check "... over MPI" grep -q "$n over MPI (mpirun)" out
             rm -rf several
         done
-        "${mpirun[@]}" -n 3 "$trainer_mpi" "${start[@]}" --train missing --run several >out 2>err
+        "${mpirun[@]}" -n 3 "$trainer_mpi" "${start[@]}" --train missing --run mistaken >out 2>err
         check "mpirun: a wrong option ends with status 2" test $? = 2
         rm -f out
         "${mpirun[@]}" -n 3 "$trainer_mpi" "${start[@]}" --steps 100000 --run several >out 2>err &
@@ -335,9 +335,9 @@ one_line() {  # PROMISE LINE STATUS FILE...: all that was said is this line
     [ "$good" = 0 ] && [ "$(cat "$@" | wc -l)" = 1 ] && grep -q "^$line" "$@"
     verdict $? "$promise" "$(cat "$@")"
 }
-ranks 4 "${start[@]}" --train missing --run several
+ranks 4 "${start[@]}" --train missing --run mistaken
 one_line "4 ranks, a file that none of them has: said once, status 2" "train_gpt2: missing: expected a file" $((status - 2)) err
-ranks 4 "${start[@]}" --batch-tokens 33 --run several
+ranks 4 "${start[@]}" --batch-tokens 33 --run mistaken
 one_line "4 ranks, options that contradict each other: said once, status 2" "train_gpt2: --batch-tokens: expected a multiple" $((status - 2)) err
 by_hand() {  # FOLDER OPTION...: three ranks into err0, err1 and err2, rank 2 in that folder; `wrong` ranks do not end with status 2
     local at folder=$1 pids=() rank
@@ -345,7 +345,7 @@ by_hand() {  # FOLDER OPTION...: three ranks into err0, err1 and err2, rank 2 in
     wrong=0
     shift
     for rank in 0 1 2; do
-        (if [ $rank = 2 ]; then cd "$folder" || exit 1; fi; exec timeout 20 "$trainer" "${start[@]}" --rank "$rank/3@$at" --run several "$@") \
+        (if [ $rank = 2 ]; then cd "$folder" || exit 1; fi; exec timeout 20 "$trainer" "${start[@]}" --rank "$rank/3@$at" --run mistaken "$@") \
             >/dev/null 2>err$rank &
         pids+=($!)
     done
