@@ -111,8 +111,12 @@ static void test_kill(Test* t) {
 }
 
 static void test_resume(Test* t) {
-    TempPath folder = temp_folder();
+    TempPath folder = temp_folder(), alone = temp_folder();
     TensorBoard first, second, third;
+    tensorboard_open(&first, alone.s, -1);
+    check(t, count_events(first.path) == 1, "a START in a folder that had no file");
+    tensorboard_close(&first);
+    temp_remove(&alone);
     temp_file(&folder, "events.out.tfevents.9999999990.llmc", "", 0);  // of a clock that went wrong
     tensorboard_open(&first, folder.s, -1);
     tensorboard_open(&second, folder.s, 200);
@@ -126,7 +130,7 @@ static void test_resume(Test* t) {
     const unsigned char* start = next_event(&f, &at, &n_bytes);
     check(t, start && n_bytes == 16 && memcmp(start + 9, "\x10\xc9\x01\x3a\x02\x08\x01", 7) == 0,
           "no START at step 201");
-    check(t, count_events(first.path) == 1, "a START in a new run");
+    check(t, count_events(first.path) == 2, "no START where older files stand: their steps would be shown too");
     file_unmap(&f);
     tensorboard_close(&first);
     tensorboard_close(&second);

@@ -236,6 +236,10 @@ options() {
     tried[--resume]=1
     go "${start[@]}" --steps 6 --schedule constant --run six && go "${start[@]}" --schedule constant --run four && go --resume --run four --steps 6 && same_run six four
     verdict $? "--resume --run: 4 steps and 2 more are 6 steps" "$(<err)"
+    local beside=("${start[@]}" --schedule constant --warmup 0 --ff-lr 0.01 --bp-cadence-steps 2 --ema 0.9)
+    go "${beside[@]}" --steps 6 --run six_ff && go "${beside[@]}" --run four_ff && go --resume --run four_ff --steps 6 &&
+        same_run six_ff four_ff && cmp -s {six_ff,four_ff}/step_000006/ema.safetensors
+    verdict $? "... with steps of Forward-Forward alone, and averaged weights" "$(<err)"
     refuse "--resume of nothing" "--resume: new holds no complete checkpoint" --resume
 
     echo "# options of ours"

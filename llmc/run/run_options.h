@@ -276,7 +276,7 @@ static inline void run_plan_steps(RunOptions* o, int64_t n_rows, int n_leaves) {
         o->steps = steps < INT_MAX ? (int)steps : INT_MAX;
     }
     const int warmup = run_warmup_(o);
-    if (warmup >= o->steps) {
+    if (warmup >= o->steps && o->lr_horizon == 0) {
         options_fail("warmup", "expected less than the %d steps of the run, found %d", o->steps, warmup);
     }
     if (o->lr_horizon > 0 && warmup >= o->lr_horizon) {

@@ -63,7 +63,7 @@ static inline RunState run_state_from_json(const json_t* json, const char* path)
     }
     s.noise = noise_scale_from_json(json_object_get(json, "noise"), path);
     const int is_older = json_object_get(json, "averaged") == NULL;  // from before there was --ema
-    s.averaged = is_older ? 0 : (int)json_need_int(json, path, "averaged", 0, s.updates);
+    s.averaged = is_older ? 0 : (int)json_need_int(json, path, "averaged", 0, s.step);
     return s;
 }
 

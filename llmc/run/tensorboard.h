@@ -159,8 +159,8 @@ static inline void tensorboard_open(TensorBoard* w, const char* folder, int resu
     event_begin_(&e, now, 0);
     event_bytes_(&e, 3, "brain.Event:2", 13);
     tensorboard_record_(w, &e);
-    if (resume_step >= 0) {
-        event_begin_(&e, now, (int64_t)resume_step + 1);
+    if (resume_step >= 0 || newest > 0) {  // what a file before has of these steps is no longer true
+        event_begin_(&e, now, resume_step >= 0 ? (int64_t)resume_step + 1 : 0);
         event_bytes_(&e, 7, "\x08\x01", 2);  // status (field 1) = START
         tensorboard_record_(w, &e);
     }
