@@ -128,6 +128,19 @@ static inline void box_line(void) {
     printf("+-----------------------+----------------------------------------------------+\n");
 }
 
+// bytes of a text for one line: up to the last blank, comma or slash that fits, or where there is none all that fit
+static inline int text_line_length_(const char* text, int n_columns, int* columns) {
+    int n = (int)text_that_fits(text, n_columns, columns), cut = n;
+    if (!text[n]) { return n; }
+    while (cut > n / 2 && !strchr(" ,/", text[cut - 1])) { cut--; }
+    if (cut > n / 2) {
+        char line[512];
+        n = snprintf(line, sizeof line, "%.*s", cut, text);
+        text_that_fits(line, n_columns, columns);
+    }
+    return n;
+}
+
 // | name                  | value                                              |   a long value goes on below
 __attribute__((format(printf, 2, 3)))
 static inline void box_row(const char* name, const char* format, ...) {
@@ -141,9 +154,10 @@ static inline void box_row(const char* name, const char* format, ...) {
     plain_text(value);
     do {
         int columns;
-        const int n = (int)text_that_fits(rest, width, &columns);
+        const int n = text_line_length_(rest, width, &columns);
         printf("| %-21s | %.*s%*s |\n", rest == value ? name : "", n, rest, width - columns, "");
         rest += n;
+        rest += strspn(rest, " ");
     } while (*rest);
 }
 
