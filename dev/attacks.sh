@@ -325,6 +325,13 @@ refused "the file of --args" settings.args "${once[@]}" --args settings.args --e
 cp text.txt other.txt
 refused "one of several texts" other.txt "${once[@]}" --train text.txt:1,other.txt:2 --export-bin other.txt
 refused "one of several texts for validation" other.txt "${once[@]}" --train text.txt --val text.txt,other.txt --probe-out other.txt --export-bin other.txt
+refused "somebody's text under --export-bin's name" notes.txt "${once[@]}" --train text.txt --export-bin notes.txt
+refused "somebody's text under --probe-out's name" notes.txt --from run --probe nothing.safetensors --probe-out notes.txt
+cp text.txt notes.txt
+timeout 20 "$tokenize" --tokenizer bytes --out notes.txt text.txt >out 2>err
+check "nor does tokenize write over somebody's text" test $? = 2 -a "$(cmp -s text.txt notes.txt; echo $?)" = 0
+timeout 20 "$tokenize" --tokenizer bytes --out again.bin text.txt >out 2>err && timeout 20 "$tokenize" --tokenizer bytes --out again.bin text.txt >out 2>err
+check "but over a shard it does" test $? = 0
 cp text.txt book.txt
 timeout 20 "$tokenize" --tokenizer bytes --out book.txt book.txt >out 2>err
 check "tokenize does not write over what it reads" test $? = 2 -a "$(cmp -s text.txt book.txt; echo $?)" = 0
@@ -400,7 +407,11 @@ check "which is not saved: it has no manifest newer than the shard" test -z "$(f
 rewrite 'touch shard.bin; kill $pid'
 check "a time of change is enough" says 1 'shard.bin: another program has written'
 rewrite 'kill $pid' && touch shard.bin
-timeout -s TERM --preserve-status 2 "$trainer" --resume --run run >out 2>err </dev/null
+"$trainer" --resume --run run >out 2>err </dev/null &
+pid=$!
+grows run
+kill $pid
+wait $pid
 check "but --resume compares bytes" test $? = 0 -a "$(grep -c '^stopped after step' out)" = 1
 rewrite 'head -c 5000 first.bin >shard.bin'
 check "a shard that is cut short ends the run with its name" says 1 'shard.bin: cut short by another program'

@@ -106,6 +106,7 @@ static void check_shard_name(const Output* out, const char* path) {
     if (is_series(out->o) && path_exists(path)) {
         options_fail("out", "%s is there already: give another name, or remove the shards of this one", path);
     }
+    outfile_check_kind("out", path, "a token shard");
 }
 
 static void stream_failed(const Shard* s) { fail_run("%s: cannot be written: %s", s->temporary, strerror(errno)); }

@@ -87,8 +87,25 @@ static inline int path_overwrites(const char* output, const char* input) {
     return overwrites;
 }
 
-// A file that is written at the end of a long run: can it be? Asked before the run begins.
-static inline void outfile_check(const char* option, const char* path) {
+// Somebody's file of another kind is not written over. kind: as file_looks_like calls it, "a token shard"
+static inline void outfile_check_kind(const char* option, const char* path, const char* kind) {
+    MappedFile file;
+    ErrorText reason;
+    if (!path_exists(path) || !file_map_or_not(&file, path, &reason)) { return; }
+    const unsigned char* bytes = (const unsigned char*)file.bytes;
+    const char* found = file_looks_like(bytes, file.n_bytes);
+    const int is_short = file.n_bytes > 8 && file.n_bytes < 1024 && bytes[8] == '{';  // too short for file_looks_like
+    const int is_kind = (found && strncmp(found, kind, strlen(kind)) == 0) ||
+                        (is_short && strcmp(kind, "a safetensors file") == 0);
+    if (file.n_bytes > 0 && !is_kind) {
+        fail_input("--%s: %s: is there already, and not %s: give another name, or remove it", option, path, kind);
+    }
+    file_unmap(&file);
+}
+
+// A file that is written at the end of a long run: can it be? Asked before the run begins. An earlier one of its kind
+// is replaced
+static inline void outfile_check(const char* option, const char* path, const char* kind) {
     char parent[PATH_BYTES], inside[PATH_BYTES];
     struct stat status;
     if (stat(path, &status) == 0 && !S_ISREG(status.st_mode)) {  // its name would be taken from a device, too
@@ -97,6 +114,7 @@ static inline void outfile_check(const char* option, const char* path) {
     }
     path_join(inside, path_parent(parent, path), ".");  // a file is no parent, though it may be written
     if (access(inside, W_OK) != 0) { fail_input("--%s: %s: %s: %s", option, path, parent, strerror(errno)); }
+    outfile_check_kind(option, path, kind);
 }
 
 // what a file holds, or the names in a folder, survives a power cut

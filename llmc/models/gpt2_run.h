@@ -36,7 +36,7 @@ static inline void gpt2_choose(Run* r) {
 
 static inline void gpt2_check(Run* r) {
     r->exports_more = *gpt2_of(r)->export_bin != '\0';
-    if (r->exports_more) { outfile_check("export-bin", gpt2_of(r)->export_bin); }
+    if (r->exports_more) { outfile_check("export-bin", gpt2_of(r)->export_bin, "llm.c's model file"); }
 }
 
 // where attention and positions start anew: with --doc-reset at each document, but not in a text that is generated

@@ -78,6 +78,7 @@ static inline void task_probe(Run* r) {
     const int N = x.B * x.T;
     Model* m = r->model;
     SafeWriter out;
+    outfile_check("probe-out", r->o.probe_out, "a safetensors file");
     free(m->frozen);  // every gradient is asked for
     m->frozen = NULL;
     model_init_training(m, NULL, 1, 0, 0);
