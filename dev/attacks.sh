@@ -232,6 +232,8 @@ run 60 "${start[@]}" --steps 6 --run run --continue
 check "the same command goes on with it" test $status = 0 -a "$(grep -c 'resumed.*after step 4' out)" = 1
 run 60 "${start[@]}" --steps 6 --run straight
 check "to the same bits" cmp -s run/step_000006/model.safetensors straight/step_000006/model.safetensors
+run 60 "${start[@]}" --config other.json --steps 8 --run run --continue
+check "--continue with another model than the run began with is refused" test $status = 2 -a "$(grep -c 'the run began with tiny.json' err)" = 1
 run 60 --resume --continue --run run
 check "--resume and --continue together are refused" test $status = 2
 

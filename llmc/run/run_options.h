@@ -272,7 +272,8 @@ static inline int run_warmup_(const RunOptions* o) { return amount_of(o->warmup,
 // --steps from --epochs where it is not given, and what must be below it
 static inline void run_plan_steps(RunOptions* o, int64_t n_rows, int n_leaves) {
     if (o->steps == 0) {
-        double steps = ceil((double)o->epochs * (double)n_rows / ((double)n_leaves * o->batch_size));
+        const double exact = shortest_double(o->epochs) * (double)n_rows / ((double)n_leaves * o->batch_size);
+        const double steps = ceil(exact * (1.0 - 1e-12));  // 0.1 of 1600 rows are 160, not 160.00000000000003
         o->steps = steps < INT_MAX ? (int)steps : INT_MAX;
     }
     const int warmup = run_warmup_(o);

@@ -227,13 +227,12 @@ static inline int data_tokenizer_fits(const RunData* d, const Tokenizer* t, int 
     return t->n_tokens == V || (t->json && is_used && t->n_tokens < V);
 }
 
-// Text for a model that others trained, and nobody said with which tokenizer: as bytes it would be gibberish to it.
-static inline void data_check_tokenizer(const RunData* d, const RunOptions* o, int V, int fits) {
-    int is_text = d->train.text != NULL || d->val.text != NULL;
-    if (is_text && *o->from && !fits) {
-        options_fail("tokenizer",
-                     "%s has %d tokens and no tokenizer.json of that size: give the model's tokenizer, or token shards",
-                     o->from, V);
+// Text for a model that is trained already: with another tokenizer than its own it would be gibberish to it
+static inline void data_check_tokenizer(const RunData* d, const RunOptions* o, const Tokenizer* t, int V, int fits) {
+    const int is_text = d->train.text != NULL || d->val.text != NULL;
+    if (is_text && (*o->from || o->resume) && !fits) {
+        options_fail("tokenizer", "the model has %d tokens, %s has %d: give the model's tokenizer, or token shards", V,
+                     *o->tokenizer ? o->tokenizer : "bytes", t->n_tokens);
     }
 }
 

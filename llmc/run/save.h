@@ -73,6 +73,21 @@ static inline void save_find_again(Run* r) {
     }
 }
 
+// A typed tokenizer that is not the model's own gives its tokens another meaning; somebody may want that
+static inline void save_check_tokenizer(const Run* r) {
+    char path[PATH_BYTES];
+    const char* own = *r->weights ? model_tokenizer(path, r->config) : "";
+    MappedFile file;
+    ErrorText reason;
+    if (!run_is_typed(r, "tokenizer") || !*own || !r->data.train.text || r->comm->rank > 0) { return; }
+    if (!file_map_or_not(&file, own, &reason)) { return; }
+    if (!r->tokenizer.json || file.n_bytes != r->tokenizer.n_json ||
+        memcmp(file.bytes, r->tokenizer.json, file.n_bytes) != 0) {
+        warn_line("--tokenizer %s: is not the model's own (%s): what its tokens mean changes", r->o.tokenizer, own);
+    }
+    file_unmap(&file);
+}
+
 // start values as the table says, or every tensor of the table from safetensors
 static inline void save_read_table_(Run* r, const SliceSink* sink) {
     SafeSet set;

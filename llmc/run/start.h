@@ -162,9 +162,8 @@ static inline void start_plan_(Run* r, int argc, char** argv) {
     RunOptions* o = &r->o;
     start_plan_rows_(r);
     if (r->trainer->check) { r->trainer->check(r); }
-    if (!options_given(r->table, r->n_options, "tokenizer")) {
-        data_check_tokenizer(&r->data, o, r->V, run_has_text(r));
-    }
+    data_check_tokenizer(&r->data, o, &r->tokenizer, r->V, run_has_text(r));
+    save_check_tokenizer(r);
     start_forget_tokenizer_(r);
     start_check_purpose_(r);
     options_refuse(run_is_training(r) && o->ema > 0.0f && r->trainer->stored_bytes < sizeof(float) && !r->has_masters,
