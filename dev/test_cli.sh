@@ -480,6 +480,13 @@ check "... without it the weights have the same bits" cmp plain/step_000009/mode
 run --resume --run plain --ema 0.5 --steps 10
 check "... a run that goes on may begin to average: after one update that is the weights" \
     test "$(grep -c 'the average begins now' err) $(cmp plain/step_000010/{model,ema}.safetensors 2>&1)" = "1 "
+run --resume --run averaged --ema-weights --eval-only
+check "... --resume --ema-weights --eval-only validates the average" test "$(last_val out)" != "" -a "$(last_val out)" = "$(run --from averaged --ema-weights --train text --val-fraction 0.1 --seq-len 16 --eval-batches 2 --eval-only; last_val out)"
+run --from run --train text --seq-len 16 --steps 3 --ema 0.5 --ema-weights --export-hf tuned_average --run tuned_run
+check "... with --from a model without one: the export has this run's" cmp tuned_average/model.safetensors tuned_run/step_000003/ema.safetensors
+run --resume --run tuned_run --generate a --max-new-tokens 2
+check "... and nobody who did not ask again gets it" test $status = 0
+rm -rf tuned_average tuned_run
 refuse "--ema-weights of a run that has none" "--ema-weights: run/step_000040 has no averaged weights (ema.safetensors)" --from run --ema-weights --generate x
 refuse "--ema-weights of nothing" "--ema-weights: takes the averaged weights of a checkpoint or of a run: give --from, or --ema" "${start[@]}" --ema-weights --steps 2 --run new
 rm -rf averaged average plain

@@ -34,6 +34,7 @@ static inline void save_find_average_(char weights[PATH_BYTES]) {
 // where the model comes from: the file of its parameters (or the index of several), its config.json, its tokenizer
 static inline void save_find_model(Run* r) {
     const RunOptions* o = &r->o;
+    const int has_own = o->ema > 0.0f && run_will_train(r);
     char path[PATH_BYTES];
     run_check_sources(r->table, r->n_options, o);
     snprintf(r->config, PATH_BYTES, "%s", o->config);
@@ -42,7 +43,9 @@ static inline void save_find_model(Run* r) {
         checkpoint_path(r->config, o->run, r->state.step, "config.json");
     } else if (*o->from) {
         model_find(r->weights, r->config, o->from);
-        if (o->ema_weights) { save_find_average_(r->weights); }
+    }
+    if (*r->weights && run_takes_average(r) && !has_own && !(o->resume && run_will_train(r))) {
+        save_find_average_(r->weights);
     }
     run_choose_tokenizer(r->table, r->n_options, o, model_tokenizer(path, r->config));
 }
@@ -363,7 +366,7 @@ static inline void save_export_folder_(const Run* r, const float* params, const 
 static inline void save_exports(Run* r) {
     Model* m = r->model;
     if (!*r->o.export_hf && !r->exports_more) { return; }
-    const int averaged = r->o.ema_weights && m->average && r->state.averaged > 0;
+    const int averaged = run_takes_average(r) && m->average && r->state.averaged > 0;
     const float* params = r->loaded ? r->loaded
                         : averaged ? model_whole_average(m, m->average, &r->dev, &r->dev) : model_download(m, &r->dev);
     if (r->comm->rank == 0 && *r->o.export_hf) { save_export_folder_(r, params, r->o.export_hf); }

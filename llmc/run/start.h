@@ -27,14 +27,6 @@ static inline void start_check_trainer_(const Trainer* t) {
 
 // ---- options and sizes ----
 
-// will it train, as far as one can say before the data is open?
-static inline int start_names_data_(const Run* r) {
-    const char* names[] = {"train", "token-file", "token-dir"};
-    int n = 0;
-    for (int i = 0; i < 3; i++) { n += *options_text(r->table, r->n_options, names[i]) != '\0'; }
-    return n > 0 && !run_is_generating(r) && !*r->o.probe && !r->o.eval_only && !r->o.dry_run;
-}
-
 static inline void start_parse_(Run* r, int argc, char** argv) {
     const Trainer* t = r->trainer;
     start_check_trainer_(t);
@@ -49,7 +41,7 @@ static inline void start_parse_(Run* r, int argc, char** argv) {
     r->state = goes_on ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
     if (goes_on) { options_set(r->table, r->n_options, "resume", "1"); }
     if (t->parsed) { t->parsed(r); }
-    if (!goes_on && r->comm->rank == 0 && start_names_data_(r) && *r->o.run) { run_check_unused(&r->o); }
+    if (!goes_on && r->comm->rank == 0 && !r->o.dry_run && run_will_train(r) && *r->o.run) { run_check_unused(&r->o); }
 }
 
 static inline void start_freeze_(Run* r) {
@@ -168,7 +160,7 @@ static inline void start_plan_(Run* r, int argc, char** argv) {
     start_check_purpose_(r);
     options_refuse(run_is_training(r) && o->ema > 0.0f && r->trainer->stored_bytes < sizeof(float) && !r->has_masters,
                    "ema", "averages float weights: give --master-weights 1");
-    options_refuse(o->ema_weights && !*o->from && !(run_is_training(r) && o->ema > 0.0f), "ema-weights",
+    options_refuse(run_takes_average(r) && !*o->from && !o->resume && !(run_is_training(r) && o->ema > 0.0f), "ema-weights",
                    "takes the averaged weights of a checkpoint or of a run: give --from, or --ema");
     options_refuse(run_is_training(r) && o->noise_scale > 0 && r->n_leaves == 1, "noise-scale",
                    "compares the micro-batches of an update, of which there is one: give --grad-accum 2 or more");

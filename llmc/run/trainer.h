@@ -147,6 +147,18 @@ static inline int run_is_training(const Run* r) {
     return !run_is_generating(r) && !*r->o.probe && !r->o.eval_only && (has_data(&r->data.train) || r->o.dry_run);
 }
 
+// the same, as far as one can say before the data is open
+static inline int run_will_train(const Run* r) {
+    const char* names[] = {"train", "token-file", "token-dir"};
+    int n = 0;
+    for (int i = 0; i < 3; i++) { n += *options_text(r->table, r->n_options, names[i]) != '\0'; }
+    return n > 0 && !run_is_generating(r) && !*r->o.probe && !r->o.eval_only;
+}
+
+// --ema-weights, which is asked for each time: of a run that trains with --ema its own average, when it ends; else that
+// of the checkpoint which is read
+static inline int run_takes_average(const Run* r) { return r->o.ema_weights && run_is_typed(r, "ema-weights"); }
+
 // the tokenizer is the model's: it shows every token, and encodes none that the model lacks
 static inline int run_has_text(const Run* r) {
     return !r->has_no_text && data_tokenizer_fits(&r->data, &r->tokenizer, r->V, r->table, r->n_options);
