@@ -259,7 +259,8 @@ static inline void regex_work_free(RegexWork* w) {
 
 // before and after a text of n bytes
 static inline void regex_begin(const RegexWork* w, size_t n) {
-    const double steps = REGEX_STEPS + REGEX_STEPS_A_BYTE * (double)n, seconds = 2.0 + 5e-6 * (double)n;
+    const double steps = (double)REGEX_STEPS + (double)REGEX_STEPS_A_BYTE * (double)n;
+    const double seconds = 2.0 + 5e-6 * (double)n;
     pcre2_set_match_limit(w->limits, steps < UINT32_MAX ? (uint32_t)steps : UINT32_MAX);
     time_limit_begin(w->time, seconds,
                      "the tokenizer's regular expression takes more than %.1f s for a text of %zu bytes: expected "
