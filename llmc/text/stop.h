@@ -67,21 +67,41 @@ static inline void stop_stream_init(StopStream* s, const StopTexts* texts) {
 
 static inline void stop_stream_free(StopStream* s) { buffer_free(&s->held); }
 
-// the longest end of the first n bytes that is the first `length` bytes of a stop text; whole: all of its bytes
-static inline size_t stop_longest_end_(const StopStream* s, size_t n, int whole) {
+// do the first n bytes end with this text's first `length` bytes?
+static inline int stop_ends_with_(const StopStream* s, size_t n, const ByteBuffer* text, size_t length) {
+    return length <= n && memcmp(s->held.bytes + n - length, text->bytes, length) == 0;
+}
+
+// bytes of the longest stop text with which the first n bytes end, 0: none
+static inline size_t stop_found_(const StopStream* s, size_t n) {
     size_t longest = 0;
     for (int i = 0; i < s->texts->n; i++) {
         const ByteBuffer* text = &s->texts->texts[i];
-        size_t length = whole ? text->n : text->n - 1;
-        if (whole && length > n) { continue; }
-        for (length = length < n ? length : n; length > longest; length--) {
-            if (memcmp(s->held.bytes + n - length, text->bytes, length) == 0) { longest = length; }
-            if (whole) { break; }
-        }
+        if (text->n > longest && stop_ends_with_(s, n, text, text->n)) { longest = text->n; }
     }
     return longest;
 }
 
+// bytes at the end of those held that a stop text may have begun with, and so are not certain; 0: none
+static inline size_t stop_begun_(const StopStream* s) {
+    size_t longest = 0;
+    for (int i = 0; i < s->texts->n; i++) {
+        const ByteBuffer* text = &s->texts->texts[i];
+        size_t length = text->n - 1;  // a whole one would have been found
+        while (length > longest && !stop_ends_with_(s, s->held.n, text, length)) { length--; }
+        longest = length > longest ? length : longest;
+    }
+    return longest;
+}
+
+// what the last call returned goes
+static inline void stop_stream_forget_(StopStream* s) {
+    s->held.n -= s->n_returned;
+    memmove(s->held.bytes, s->held.bytes + s->n_returned, s->held.n);
+    s->n_returned = 0;
+}
+
+// the first n of the bytes held
 static inline const char* stop_stream_return_(StopStream* s, size_t n, size_t* n_bytes) {
     *n_bytes = s->n_returned = n;
     return (const char*)s->held.bytes;
@@ -89,25 +109,23 @@ static inline const char* stop_stream_return_(StopStream* s, size_t n, size_t* n
 
 // valid until the next call; after the stop text nothing more comes
 static inline const char* stop_stream_put(StopStream* s, const char* text, size_t n, size_t* n_bytes) {
-    size_t at = s->held.n -= s->n_returned;
-    memmove(s->held.bytes, s->held.bytes + s->n_returned, at);
+    stop_stream_forget_(s);
     if (s->found) { return stop_stream_return_(s, 0, n_bytes); }
+    const size_t n_before = s->held.n;
     buffer_append(&s->held, text, n);
-    while (at++ < s->held.n) {
-        const size_t stop = stop_longest_end_(s, at, 1);
-        s->found = stop > 0;
-        if (s->found) {
-            const char* out = stop_stream_return_(s, at - stop, n_bytes);
-            s->held.n = s->n_returned;
-            return out;
+    for (size_t end = n_before + 1; end <= s->held.n; end++) {  // no stop text ends earlier: it would have been found
+        const size_t n_stop = stop_found_(s, end);
+        if (n_stop > 0) {
+            s->found = 1;
+            s->held.n = end - n_stop;  // the stop text goes, and what came behind it
+            return stop_stream_return_(s, s->held.n, n_bytes);
         }
     }
-    return stop_stream_return_(s, s->held.n - stop_longest_end_(s, s->held.n, 0), n_bytes);
+    return stop_stream_return_(s, s->held.n - stop_begun_(s), n_bytes);
 }
 
 static inline const char* stop_stream_end(StopStream* s, size_t* n_bytes) {
-    s->held.n -= s->n_returned;
-    memmove(s->held.bytes, s->held.bytes + s->n_returned, s->held.n);
+    stop_stream_forget_(s);
     return stop_stream_return_(s, s->held.n, n_bytes);
 }
 #endif  // LLMC_STOP_H
