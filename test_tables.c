@@ -376,11 +376,10 @@ static Tensor matrix(const char* name, int layers, int rows, int columns, Split 
     return t;
 }
 
-// a matrix that releases have in fp8, and which LoRA may adapt
+// a matrix that releases have in fp8
 static Tensor linear(const char* name, int layers, int rows, int columns, Split split, int units) {
     Tensor t = matrix(name, layers, rows, columns, split, units);
     tensor_stored(&t, STORED_FP8);
-    tensor_lora(&t);
     return t;
 }
 

@@ -9,7 +9,7 @@ values, weight decay, checkpoints, gradients, ranks and tests loop over the tabl
     tensor_experts         E matrices in each layer, as one tensor of the file or each as its own
     tensor_dims            more dimensions on disk
     tensor_split           how ranks of tensor parallelism share it
-    tensor_stored, tensor_lora
+    tensor_stored          in which type releases have it
 A *slice* is what has one name on disk: the matrix of a layer, of one of its experts, or a part of one that has a name
 of its own. A tensor holds its slices one after the other, row-major: (layers that have it, experts, rows, columns);
 tensors start at multiples of 64 bytes. So slice and layer number are two things: tensor_slice, tensor_slice_layer.
@@ -67,7 +67,6 @@ typedef struct {
     int units;                       // heads, groups: what a rank has whole, of each section's rows or of the columns
     int sections[SECTIONS_MAX];      // rows of which each rank has its share, as those of Q, K and V; 0: all are one
     Stored stored;
-    int lora;                        // may be adapted by LoRA
 } Tensor;
 
 static inline Tensor tensor(const char* name, size_t field, int layers, int rows, int columns, Init init, float std,
@@ -157,7 +156,6 @@ static inline void tensor_sections(Tensor* t, int a, int b, int c, int d) {
 }
 
 static inline void tensor_stored(Tensor* t, Stored stored) { t->stored = stored; }
-static inline void tensor_lora(Tensor* t) { t->lora = 1; }
 
 // ---- slices and layers ----
 

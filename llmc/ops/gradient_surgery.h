@@ -70,34 +70,27 @@ static inline void surgery_pcgrad_order_(int* order, int n, int i, uint64_t seed
 
 // One vector of PCGrad, as weights of the tasks' gradients: it begins as g[i] and is projected off each other one that
 // it opposes. The test is of the vector as it has become, what is taken away a multiple of the other's own gradient.
-// Returns how many were taken away.
-static inline int surgery_pcgrad_project_(double* vector, const double* dots, int n, int i, const int* order,
-                                          double epsilon) {
-    int n_projections = 0;
+static inline void surgery_pcgrad_project_(double* vector, const double* dots, int n, int i, const int* order,
+                                           double epsilon) {
     for (int k = 0; k < n; k++) { vector[k] = k == i ? 1.0 : 0.0; }
     for (int next = 0; next < n - 1; next++) {
         int j = order[next];
         double dot = 0.0;
         for (int k = 0; k < n; k++) { dot += vector[k] * dots[k * n + j]; }
-        if (dot < 0.0) {
-            vector[j] -= surgery_ratio_(dot, dots[j * n + j], epsilon);
-            n_projections++;
-        }
+        if (dot < 0.0) { vector[j] -= surgery_ratio_(dot, dots[j * n + j], epsilon); }
     }
-    return n_projections;
 }
 
-static inline int surgery_pcgrad_weights(double* weight, const double* dots, int n, double epsilon, uint64_t seed,
-                                         uint64_t step) {
-    int n_projections = 0, order[SURGERY_MAX_TASKS];
+static inline void surgery_pcgrad_weights(double* weight, const double* dots, int n, double epsilon, uint64_t seed,
+                                          uint64_t step) {
+    int order[SURGERY_MAX_TASKS];
     double vector[SURGERY_MAX_TASKS];
     for (int k = 0; k < n; k++) { weight[k] = 0.0; }
     for (int i = 0; i < n; i++) {
         surgery_pcgrad_order_(order, n, i, seed, step);
-        n_projections += surgery_pcgrad_project_(vector, dots, n, i, order, epsilon);
+        surgery_pcgrad_project_(vector, dots, n, i, order, epsilon);
         for (int k = 0; k < n; k++) { weight[k] += vector[k]; }
     }
-    return n_projections;
 }
 
 // |g_x|, g_x = x f + (1 - x) b
@@ -282,9 +275,7 @@ typedef struct {
     // dot products of the vectors before: [0][0] bb, [0][1] fb, [1][1] ff
     double dots[SURGERY_MAX_TASKS][SURGERY_MAX_TASKS];
     double weight[SURGERY_MAX_TASKS];  // the result is the sum of weight[i] * g[i]
-    double cagrad_x;                   // cagrad: the part of f in g_x
     int n_conflicts;                   // ranges in which a pair of tasks has a dot product below 0, before
-    int n_projections;                 // pcgrad: vectors taken away; orthograd 1
 } SurgeryReport;
 
 static inline void surgery_check_(const SurgeryConfig* c) {
@@ -385,12 +376,11 @@ static inline void surgery_weights_(SurgeryReport* report, const double* dots, c
     double* weight = report->weight;
     for (int k = 0; k < s->n_tasks; k++) { weight[k] = 1.0; }
     if (c->method == SURGERY_PCGRAD) {
-        report->n_projections = surgery_pcgrad_weights(weight, dots, s->n_tasks, (double)c->epsilon, c->seed, step);
+        surgery_pcgrad_weights(weight, dots, s->n_tasks, (double)c->epsilon, c->seed, step);
     } else if (c->method == SURGERY_CAGRAD) {
-        report->cagrad_x = surgery_cagrad_weights(weight, dots, (double)c->cagrad_lambda);
+        surgery_cagrad_weights(weight, dots, (double)c->cagrad_lambda);
     } else if (c->method == SURGERY_ORTHOGRAD) {
         weight[0] -= surgery_ratio_(dots[1], dots[0], (double)c->epsilon);
-        report->n_projections = 1;
     } else if (c->method == SURGERY_GRADNORM) {
         for (int k = 0; k < s->n_tasks; k++) { weight[k] = (double)s->gradnorm.weight[k]; }
     }
