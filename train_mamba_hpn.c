@@ -28,7 +28,7 @@ What the first one prints, for example (its text is llmc/ itself, so the numbers
 #include "llmc/files/embeddings.h"      // Embeddings: where inputs and classes stand, for pictures
 #include "llmc/models/head.h"           // Head, HeadPass: from the last hidden state to losses, and back
 #include "llmc/models/mamba.h"          // Config, Parameters, parameter_table, mamba_load
-#include "llmc/models/mamba_options.h"  // MambaOptions: what this trainer takes beside run.h
+#include "llmc/models/mamba_options.h"  // MambaOptions: what this trainer takes beside run_options.h
 #include "llmc/models/prototypes.h"     // prototypes_init, prototypes_check_fit: where the classes stand
 #include "llmc/ops/causal_conv1d.h"     // conv1d_forward, conv1d_backward, conv1d_history
 #include "llmc/ops/crossentropy.h"      // crossentropy_losses_sum

@@ -2,7 +2,7 @@
 Companions: files of a Hugging Face folder that nothing here reads and transformers needs: how a text is tokenised there
 (tokenizer_config.json, the chat template, ...) and how a model generates (generation_config.json). They are read when a
 run begins, for the folder may be gone when it ends, and go along as they are into every checkpoint and export.
-    companions_read    those of a folder: of the model alone, or of the tokenizer
+    companions_read_model, companions_read_tokenizer   those of a folder: how the model generates; of its tokenizer
     companions_save    into the folder of a model
     companions_have    did this one come along? Else somebody has to write it
 Errors: fail_input for one that is no regular file, above COMPANION_MAX_BYTES, or a link out of the folder: what it

@@ -1,6 +1,6 @@
 /*
-What train_mamba_hpn takes beside the options of every trainer (run.h), and the model that these ask for.
-    mamba_options         its rows of the table; mamba_reword_options: what rows of run.h mean here
+What train_mamba_hpn takes beside the options of every trainer (run_options.h), and the model that these ask for.
+    mamba_options         its rows of the table; mamba_reword_options: what rows of run_options.h mean here
     mamba_config_new      the sizes of a random start: a preset's, and what the options say
     mamba_check_shape     refuses options that say sizes where the model comes from a file, which has them
     mamba_choose_head     the head: what the options say, else what the model has
@@ -108,7 +108,7 @@ static inline int mamba_options(Option* t, int n, MambaOptions* m) {
     return options_append(t, n, rows, (int)(sizeof rows / sizeof rows[0]));
 }
 
-// gives rows of run.h the meaning that they have here
+// gives rows of run_options.h the meaning that they have here
 static inline void mamba_reword_options(Option* t, int n) {
     options_reword(t, n, "from", "parameters to start from: a run folder or checkpoint, a Hugging Face folder, or a "
                    ".safetensors file with config.json beside it");

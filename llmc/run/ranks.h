@@ -1,5 +1,5 @@
 /*
-A run on several ranks, beside what one rank does (run.h): who speaks, and whether all were started alike.
+A run on several ranks, beside what one rank does (main.h): who speaks, and whether all were started alike.
     ranks_open       the world of this process; rank 0 speaks, the others write errors only, under "name [rank 2]"
     ranks_compare    options, state, program and data are the same everywhere, or status 2 on all ranks and one line
     ranks_same       the same for any sum, such as that of the parameters

@@ -89,7 +89,7 @@ typedef struct {
 struct Run {
     const Trainer* trainer;
     Model* model;
-    RunOptions o;              // the common options, run.h
+    RunOptions o;              // the common options, run_options.h
     RunDataOptions d;          // what else can be said of the data, rundata.h
     Option table[MAX_OPTIONS];
     int n_options;
