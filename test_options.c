@@ -9,7 +9,7 @@ files, --help, the settings box, and settings that go through JSON without losin
 typedef struct {
     int batch_size, steps, offset, shuffle, resume, schedule, head;
     float lr, final_lr, any;
-    const char *train, *prompt;
+    const char *train, *prompt, *tokenizer, *copy;
     Amount warmup;
 } Settings;
 
@@ -38,7 +38,9 @@ static int make_table(Option* table, Settings* s) {
         {"optimizer", "warmup", "", OPTION_AMOUNT, &s->warmup, "2%", 0, INT_MAX, "N|F%", "steps, or a share", 0},
         {"run", "resume", "-y", OPTION_SWITCH, &s->resume, "0", 0, 1, "", "go on from the newest good checkpoint", 0},
         {"run", "head", "", OPTION_CHOICE, &s->head, "", 0, 0, "softmax|sphere,ball", "which of them; empty: none", 0},
-        {"out", "generate", "", OPTION_TEXT, &s->prompt, "hello", 0, 0, "TEXT|-", "continue this text", 0},
+        {"out", "generate", "", OPTION_TEXT, &s->prompt, "hello", 0, 0, "TEXT|-", "continue this text", OPTION_WORK},
+        {"model", "tokenizer", "", OPTION_TEXT, &s->tokenizer, "", 0, 0, "bytes|PATH", "of which tokens", OPTION_READS},
+        {"model", "copy", "", OPTION_TEXT, &s->copy, "", 0, 0, "FILE", "the model as a file", OPTION_WRITES},
         // this one joins its group
         {"data", "shuffle", "", OPTION_SWITCH, &s->shuffle, "1", 0, 1, "0|1", "visit the shards in random order", 0},
     };
@@ -120,7 +122,7 @@ static void test_defaults(Test* t) {
     check(t, !strcmp(s.train, "") && !strcmp(s.prompt, "hello"), "texts");
     check(t, s.schedule == COSINE && s.head == NO_HEAD, "choices");
     check(t, s.warmup.n == 0 && s.warmup.percent == 2.0f, "amounts");
-    for (int i = 0; i < n; i++) { check(t, table[i].given == 0, "%s: given %d", table[i].name, table[i].given); }
+    for (int i = 0; i < n; i++) { check(t, !options_given(table, n, table[i].name), "%s: given", table[i].name); }
     options_free(table, n);
 }
 
@@ -391,7 +393,8 @@ static void test_help(Test* t) {
         "one column too long (default\n                            0)\n",
         ("\n  --schedule constant|linear|cosine|wsd\n"
          "                            course of the learning rate (default cosine; also -k)\n"),
-        "\n\nout\n  --generate TEXT|-         continue this text (default hello)\n\nhelp\n",
+        "\n\nout\n  --generate TEXT|-         continue this text (default hello)\n\nmodel\n"
+        "  --tokenizer bytes|PATH    of which tokens\n  --copy FILE               the model as a file\n\nhelp\n",
     };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         check(t, strstr(text, parts[i]) != NULL, "missing: %s", parts[i]);
@@ -467,7 +470,8 @@ static void test_restore(Test* t) {
     Option table[MAX_ROWS];
     Settings s;
     const char* text = "{\"batch-size\": 8, \"lr\": 0.01, \"resume\": 1, \"shuffle\": false, \"schedule\": \"linear\", "
-                       "\"head\": \"Ball\", \"warmup\": 0, \"removed\": [1]}";
+                       "\"head\": \"Ball\", \"warmup\": 0, \"removed\": [1], \"tokenizer\": \"t.json\", "
+                       "\"generate\": \"more\", \"copy\": \"/etc/passwd\"}";
     json_t* stored = json_loads(text, 0, NULL);
     int n = parse(table, &s, "--lr|0.02");
     options_from_json(table, n, stored);
@@ -477,6 +481,9 @@ static void test_restore(Test* t) {
     check(t, s.steps == 100 && options_given(table, n, "steps") == 0, "what was not stored keeps its default");
     check(t, s.schedule == LINEAR && s.head == SPHERE, "a stored choice is found by any of its spellings");
     check(t, s.warmup.n == 0 && s.warmup.percent == 0.0f, "a stored amount is a number, or a text with a percentage");
+    check(t, !strcmp(s.tokenizer, "t.json"), "a path that is read comes back, found \"%s\"", s.tokenizer);
+    check(t, !strcmp(s.prompt, "hello"), "work is asked for anew, found \"%s\"", s.prompt);
+    check(t, !*s.copy, "where to write is asked for anew, found \"%s\"", s.copy);
     json_t* none = json_null();
     options_from_json(table, n, none);
     options_set(table, n, "train", "runs/x");
@@ -484,6 +491,28 @@ static void test_restore(Test* t) {
     check(t, !strcmp(s.train, "runs/x") && options_given(table, n, "train") == 0, "options_set, found %s", s.train);
     json_decref(stored);
     options_free(table, n);
+}
+
+static void test_paths(Test* t) {
+    const struct { const char *words, *name, *reads, *writes; } cases[] = {
+        {"--tokenizer|t.json|--copy|model.bin", "tokenizer", "t.json", ""},
+        {"--tokenizer|t.json|--copy|model.bin", "copy", "", "model.bin"},
+        {"--tokenizer|bytes", "tokenizer", "", ""},        // a word before the last of bytes|PATH
+        {"--tokenizer|PATH", "tokenizer", "PATH", ""},     // a file may have that name
+        {"--tokenizer|bytes.json", "tokenizer", "bytes.json", ""},
+        {"--generate|t.json", "generate", "", ""},         // a text that is no path
+        {"", "tokenizer", "", ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Option table[MAX_ROWS];
+        Settings s;
+        int n = parse(table, &s, cases[i].words);
+        const Option* row = options_named_(table, n, cases[i].name);
+        const char *reads = option_path(row, OPTION_READS), *writes = option_path(row, OPTION_WRITES);
+        check(t, !strcmp(reads, cases[i].reads) && !strcmp(writes, cases[i].writes), "%s: --%s: \"%s\", \"%s\"",
+              cases[i].words, cases[i].name, reads, writes);
+        options_free(table, n);
+    }
 }
 
 static void restore_in_child(void* arg) {
@@ -531,6 +560,7 @@ int main(int argc, char** argv) {
         {"settings box", "what is not the default, long values over several lines", test_box},
         {"json", "settings come back from JSON text to the same bits", test_json},
         {"restore", "stored values fill in what was not typed", test_restore},
+        {"paths", "what an option names outside the program, by the last column of its row", test_paths},
         {"wrong settings", "a damaged settings object stops with status 2 and one line", test_wrong_settings},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);

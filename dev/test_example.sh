@@ -33,4 +33,33 @@ check "--eval-only" grep -q 'val loss' out
 check "--freeze of all that there is: status 2, one line" test $? = 2 -a "$(wc -l <err)" = 1
 "$trainer" --model nonsense --train book.txt --dry-run >out 2>err
 check "a preset that it has not: status 2, one line" test $? = 2 -a "$(wc -l <err)" = 1
+
+# ---- a trainer with options of its own ----
+# the last column of their rows says what they name; no list in llmc/run knows these
+own=$work/train_own
+sed -e 's|^static double bigram_flops|static const char *adapter, *adapter_out, *place;\n&|' \
+    -e 's|^int main|static void own_options(Run* r) {\n    const Option own[] = {\n\
+        {"own", "adapter", "", OPTION_TEXT, \&adapter, "", 0, 0, "FILE", "is read", OPTION_READS},\n\
+        {"own", "adapter-out", "", OPTION_TEXT, \&adapter_out, "", 0, 0, "FILE", "is written", OPTION_WRITES},\n\
+        {"own", "place", "", OPTION_TEXT, \&place, "append", 0, 0, "WHERE", "no path", 0},\n    };\n\
+    run_add_options(r, own, sizeof own);\n}\n\n&|' \
+    -e 's|^    t.close = .*|&\n    t.options = own_options;|' "$root/dev/examples/train_bigram.c" >"$own.c"
+compile() { ${CC:-gcc} -std=gnu11 -D_GNU_SOURCE -O1 -ffp-contract=off -I"$root" "$own.c" -o "$own" -ljansson -lxxhash -lpcre2-8 -lpthread -lm; }
+check "a trainer with options of its own compiles" compile
+cp book.txt kept.txt && echo mine >adapter.bin
+"$own" "${start[@]}" --adapter-out book.txt --run own >out 2>err
+check "an output of its own over the data: status 2" test $? = 2 -a "$(<err)" = "train_own: --adapter-out: book.txt is what --train reads: give another name"
+"$own" "${start[@]}" --adapter adapter.bin --adapter-out adapter.bin --run own >out 2>err
+check "... over an input of its own" test $? = 2 -a "$(<err)" = "train_own: --adapter-out: adapter.bin is what --adapter reads: give another name"
+"$own" "${start[@]}" --adapter-out both --export-hf both --run own >out 2>err
+check "... over another output" grep -q "is the name of another output" err
+check "and what they would have replaced is whole" test "$(cmp book.txt kept.txt; cat adapter.bin)" = mine
+"$own" "${start[@]}" --adapter adapter.bin --adapter-out new.bin --run own >out 2>err
+mkdir elsewhere && : >append && : >bytes  # files with names of words
+(cd elsewhere && "$own" --resume --run ../own --steps 12 >../out 2>../err)
+check "--resume from another folder" test $? = 0 -a -e own/step_000012/manifest.json
+setting() { grep -oP "^    \"$1\": \K[^,]*" own/settings.json; }
+check "... finds its input where the run began" test "$(setting adapter)" = "\"$work/adapter.bin\""
+check "... takes a word for a word, though a file has its name" test "$(setting place) $(setting tokenizer)" = '"append" "bytes"'
+check "... does not write again where the first wrote" test "$(setting adapter-out)" = '""'
 finish

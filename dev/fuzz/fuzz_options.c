@@ -57,7 +57,7 @@ static void check_round_trip(Option* table, int n) {
     json_t* before = options_to_json(table, n);
     char* text = json_dumps(before, JSON_REAL_PRECISION(9));
     json_t* read = json_loads(text, 0, NULL);
-    for (int i = 0; i < n; i++) { table[i].given = 0; }
+    for (int i = 0; i < n; i++) { option_mark_(&table[i], 0); }
     options_from_json(table, n, read);
     json_t* after = options_to_json(table, n);
     if (!json_equal(before, after)) { __builtin_trap(); }

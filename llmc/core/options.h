@@ -20,6 +20,8 @@ An amount is an integer, or a share of a total that the program knows later, as 
 A choice becomes the position of its name in the list (choice.h), which is the order of an enum; where the default is
 "", it may also be none of them, -1. Texts are heap copies owned by the table until options_free; a program changes one
 with options_set.
+What an option names outside the program (a file that is read, a folder that is written) stands in the last column of
+its row, OPTION_READS and its neighbours: no code guesses it from a name.
 Errors: status 2 and one line, `train_gpt2: --batch-size: expected an integer 1..65536, found "4x"`; from a file with
 `conf.txt:3: ` in front. Of the ranks that dev/tools/launch or torchrun starts on a machine the first says it, or
 prints --help.
@@ -50,6 +52,20 @@ typedef struct {
     float percent;  // below 100
 } Amount;
 
+// What a text names outside the program and what an option asks for, or'ed. By it inputs are compared with outputs, and
+// paths that come back from a checkpoint are looked for where its run was started
+enum {
+    OPTION_READS = 1,        // a path; or, where `takes` is a list such as bytes|PATH, one of the words before
+    OPTION_LIST = 2,         // several of them in one text (filelist.h)
+    OPTION_FOLDER = 4,       // a folder, not a file
+    OPTION_TRAINS = 8,       // training data
+    OPTION_VALIDATES = 16,   // validation data
+    OPTION_WRITES = 32,      // a path
+    OPTION_WORK = 64,        // it gives the program something to do, each time anew
+    OPTION_TYPED = 128,      // the parser's: by the user, or by --args
+    OPTION_RESTORED = 256    // and from a checkpoint
+};
+
 enum { MAX_OPTIONS = 128 };  // room for the rows of a trainer
 
 typedef struct {
@@ -62,7 +78,7 @@ typedef struct {
     double low, high;     // allowed range of int, float and the integer of an amount
     const char* takes;    // what help shows for the value: "N", "PATH"; the list of a choice, "linear|wsd"; or ""
     const char* meaning;  // one line
-    int given;            // the parser's: 1 when the user typed it (or --args did), 2 when restored from a checkpoint
+    int flags;            // OPTION_READS ...: what it names, 0: nothing outside the program
 } Option;
 
 // appends rows to the n of a table with room for MAX_OPTIONS; returns how many there are now
@@ -274,20 +290,12 @@ static inline Option* options_row_(Option* table, int n, const char* word, size_
     fail_input("%s%s: unknown option, did you mean %s? (--help lists all)", where, format_text(typed.s).s, nearest.s);
 }
 
-// is there such an option?
-static inline int options_have(const Option* table, int n, const char* name) {
-    for (int i = 0; i < n; i++) {
-        if (strcmp(table[i].name, name) == 0) { return 1; }
-    }
-    return 0;
-}
-
-// the text of such an option; "" where there is none
-static inline const char* options_text(const Option* table, int n, const char* name) {
-    for (int i = 0; i < n; i++) {
-        if (table[i].type == OPTION_TEXT && strcmp(table[i].name, name) == 0) { return *(const char**)table[i].value; }
-    }
-    return "";
+// the path, or paths, that the option names in one of these ways (OPTION_READS | OPTION_WRITES); "" where it names none
+static inline const char* option_path(const Option* o, int ways) {
+    if (o->type != OPTION_TEXT || !(o->flags & ways)) { return ""; }
+    const char *text = *(const char**)o->value, *last = strrchr(o->takes, '|');  // bytes|PATH: bytes is no path
+    const int is_word = last && choice_find(o->takes, text) >= 0 && strcasecmp(text, last + 1) != 0;
+    return is_word ? "" : text;
 }
 
 // the row named `name` in our own code
@@ -364,13 +372,16 @@ static inline void options_help_(const Option* table, int n, const OptionWords* 
 
 // ---- parsing ----
 
+// how: OPTION_TYPED, OPTION_RESTORED or 0
+static inline void option_mark_(Option* o, int how) { o->flags = (o->flags & ~(OPTION_TYPED | OPTION_RESTORED)) | how; }
+
 // value NULL: none was typed, which only a switch allows
 static inline void option_give_(Option* o, const char* value, const char* where) {
     if (!value && o->type != OPTION_SWITCH) {
         fail_input("%s--%s: expected %s, found nothing", where, o->name, option_expected_(o, 0).s);
     }
     option_store_(o, value ? value : "1", where);
-    o->given = 1;
+    option_mark_(o, OPTION_TYPED);
 }
 
 // `text` without the blanks around it; cuts in place
@@ -438,7 +449,7 @@ static inline void options_defaults_(Option* table, int n) {
         Option* o = &table[i];
         if (o->type == OPTION_TEXT) { *(const char**)o->value = NULL; }
         option_store_(o, o->start, "default of ");
-        o->given = 0;
+        option_mark_(o, 0);
         char spellings[512], *rest = NULL;
         snprintf(spellings, sizeof spellings, "--%s %s", o->name, o->aliases);
         for (char* s = strtok_r(spellings, " ", &rest); s; s = strtok_r(NULL, " ", &rest)) {
@@ -453,7 +464,7 @@ __attribute__((noreturn))
 static inline void options_refuse_word_(const char* word, const Option* before) {
     if (before && before->type == OPTION_TEXT && access(word, F_OK) == 0) {
         char list[128] = "";
-        if (ends_with(before->takes, ",...")) {
+        if (before->flags & OPTION_LIST) {
             snprintf(list, sizeof list, ", or a comma between two files (--%s a,b)", before->name);
         }
         fail_input("expected an option such as --name value, found \"%s\", a second file after --%s: put a pattern in "
@@ -542,10 +553,12 @@ static inline void options_free(Option* table, int n) {
 
 // 0: the default holds, 1: typed, 2: restored from a checkpoint
 static inline int options_given(const Option* table, int n, const char* name) {
-    return options_named_(table, n, name)->given;
+    const int flags = options_named_(table, n, name)->flags;
+    return flags & OPTION_TYPED ? 1 : flags & OPTION_RESTORED ? 2 : 0;
 }
 
-// a value that the program settles itself (the name of the run folder), checked like a typed one; `given` stays
+// a value that the program settles itself (the name of the run folder), checked like a typed one; for options_given
+// nothing changes
 static inline void options_set(Option* table, int n, const char* name, const char* text) {
     option_store_(options_named_(table, n, name), text, "");
 }
@@ -610,14 +623,14 @@ static inline json_t* options_to_json(const Option* table, int n) {
     return settings;
 }
 
-// Resume: options that were not typed take the stored values; keys without a row, another version's, are ignored. Not
-// the texts of group "out": what a run reads beside its data, or writes outside its folder, is asked for each time
+// Resume: options that were not typed take the stored values; keys without a row, another version's, are ignored. What
+// asks for work, or says where to write outside the run's folder, is not restored: it is asked for each time
 static inline void options_from_json(Option* table, int n, const json_t* settings) {
     const char* where = "settings of the checkpoint: ";
     for (int i = 0; i < n; i++) {
         Option* o = &table[i];
         const json_t* value = json_object_get(settings, o->name);
-        if (!value || o->given == 1 || (o->type == OPTION_TEXT && strcmp(o->group, "out") == 0)) { continue; }
+        if (!value || o->flags & (OPTION_TYPED | OPTION_WRITES | OPTION_WORK)) { continue; }
         char* text = json_is_string(value) ? string_copy(json_string_value(value))
                    : json_is_boolean(value) ? string_copy(json_is_true(value) ? "1" : "0")
                    : json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
@@ -626,7 +639,7 @@ static inline void options_from_json(Option* table, int n, const json_t* setting
             fail_input("%s--%s: expected a text, found %s", where, o->name, format_text(text).s);
         }
         option_store_(o, text, where);
-        o->given = 2;
+        option_mark_(o, OPTION_RESTORED);
         free(text);
     }
 }

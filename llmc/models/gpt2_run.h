@@ -21,7 +21,7 @@ static inline void gpt2_options(Run* r) {
          "in training leave out this share of the embeddings and of what each half of a block adds to the stream, for "
          "data that is seen many times; attention's weights stay whole", 0},
         {"out", "export-bin", "", OPTION_TEXT, &gpt2_of(r)->export_bin, "", 0, 0, "FILE",
-         "write the model as llm.c's .bin", 0},
+         "write the model as llm.c's .bin", OPTION_WRITES | OPTION_WORK},
     };
     run_add_options(r, own, sizeof own);
 }

@@ -12,6 +12,7 @@ Errors: options_fail, one line.
 #include "../core/options.h"          // Option, options_append, options_given, options_fail
 #include "../ops/gradient_surgery.h"  // SURGERY_NAMES
 #include "mamba.h"                    // Config, config_preset, HEAD_NAMES, PROTO_NAMES
+#include "prototypes.h"               // PROTO_INIT_NAMES
 
 #define TASK_NAMES "lm|cls"
 typedef enum { TASK_LM, TASK_CLS } Task;
@@ -62,9 +63,9 @@ static inline int mamba_options(Option* t, int n, MambaOptions* m) {
         {"head", "proto", "", OPTION_CHOICE, &m->proto, "fixed", 0, 0, PROTO_NAMES,
          "fixed: prototypes stay where they are placed; learn: they are trained too, those of hpn kept apart by "
          "--proto-separation", 0},
-        {"head", "proto-init", "", OPTION_TEXT, &m->proto_init, "", 0, 0, "WHERE",
-         "how prototypes are placed: simplex, orthoplex, random, optimize, or a safetensors file that has them; "
-         "empty: the first of these that fits", 0},
+        {"head", "proto-init", "", OPTION_TEXT, &m->proto_init, "", 0, 0, PROTO_INIT_NAMES "|FILE",
+         "how prototypes are placed, or a safetensors file that has them; empty: the first of these that fits",
+         OPTION_READS},
         {"head", "proto-dim", "", OPTION_INT, &m->proto_dim, "0", 0, 1 << 16, "N",
          "dimensions of a prototype; 0: d-model. Any other number adds a projection, which is learnt", 0},
         {"head", "proto-separation", "", OPTION_FLOAT, &m->proto_separation, "10", 0, 1000, "F",
@@ -98,7 +99,7 @@ static inline int mamba_options(Option* t, int n, MambaOptions* m) {
          "0: print the records of metrics.jsonl instead of lines for people", 0},
         {"out", "embeddings-out", "", OPTION_TEXT, &m->embeddings_out, "", 0, 0, "FILE",
          "in the end, of the validation data: unit vectors, labels and prototypes, for "
-         "dev/tools/plot_embeddings.py", 0},
+         "dev/tools/plot_embeddings.py", OPTION_WRITES},
         {"machine", "scan-chunk", "", OPTION_INT, &m->scan_chunk, "0", 0, 1 << 20, "N",
          "positions from one kept state to the next; 0: a good number. The result does not depend on it", 0},
         {"machine", "recompute", "", OPTION_CHOICE, &m->recompute, "scan", 0, 0, RECOMPUTE_NAMES,

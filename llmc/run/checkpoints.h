@@ -58,9 +58,9 @@ static inline void run_restore_paths_(Option* table, int n, const char* folder) 
     if (!folder || !*folder || !getcwd(here, sizeof here) || strcmp(here, folder) == 0) { return; }
     for (int i = 0; i < n; i++) {
         const Option* row = &table[i];
-        if (row->given != 2 || !run_is_input(row)) { continue; }
-        const int is_list = strcmp(row->name, "train") == 0 || strcmp(row->name, "val") == 0;
-        char* path = (is_list ? path_list_from : path_from)(folder, *(const char**)row->value);
+        const char* as_stored = option_path(row, OPTION_READS);
+        if (!(row->flags & OPTION_RESTORED) || !*as_stored) { continue; }
+        char* path = (row->flags & OPTION_LIST ? path_list_from : path_from)(folder, as_stored);
         options_set(table, n, row->name, path);
         free(path);
     }

@@ -85,9 +85,8 @@ static inline const char* data_changed_source_(const json_t* before, const json_
 static inline void run_check_data_(const char* settings_path, const Option* table, int n, const RunOptions* o,
                                    const json_t* train) {
     for (int i = 0; i < n; i++) {
-        // token-file, token-dir
-        const int names_data = strcmp(table[i].name, "train") == 0 || strncmp(table[i].name, "token-", 6) == 0;
-        if (names_data && table[i].given == 1 && !run_continues(table, n, o)) { return; }
+        const int is_new = table[i].flags & OPTION_TRAINS && table[i].flags & OPTION_TYPED;
+        if (is_new && !run_continues(table, n, o)) { return; }
     }
     if (!path_exists(settings_path)) { return; }
     json_t* settings = json_read(settings_path);

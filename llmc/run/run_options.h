@@ -3,7 +3,6 @@ The options that all trainers have (spec/cli.md 1), and what follows from them a
     run_options        the rows of the options table; a trainer adds rows of its own
     run_plan_steps, run_leaves   --steps from --epochs; micro-batches in an update
     run_lr             the learning rate of a step: --lr, --schedule, --warmup, --final-lr, --lr-horizon
-    run_is_input       does an option name something that is read?
 Errors: fail_input, with the option's name.
 */
 #ifndef LLMC_RUN_OPTIONS_H
@@ -44,24 +43,25 @@ typedef struct {
 static inline int run_options(Option* t, RunOptions* o, const char* presets) {
     const Option rows[] = {
         // group, name, other spellings (llm.c's and rust_trainer's), type, where, default, range, what it takes,
-        // meaning
+        // meaning, what it names outside the program (options.h)
         {"model", "from", "-e --base-ckpt --init-hf", OPTION_TEXT, &o->from, "", 0, 0, "PATH",
          "parameters to start from: a run folder or checkpoint, a Hugging Face folder, a .safetensors file with "
-         "config.json beside it, or llm.c's .bin, told apart by content", 0},
+         "config.json beside it, or llm.c's .bin, told apart by content", OPTION_READS},
         {"model", "config", "", OPTION_TEXT, &o->config, "", 0, 0, "FILE",
-         "random start from Hugging Face's config.json", 0},
+         "random start from Hugging Face's config.json", OPTION_READS},
         {"model", "model", "", OPTION_TEXT, &o->model, "", 0, 0, "NAME", presets, 0},
         {"model", "seed", "", OPTION_INT, &o->seed, "42", 0, INT_MAX, "N",
          "random seed: start values, order of the data, samples", 0},
         {"data", "train", "-i", OPTION_TEXT, &o->train, "", 0, 0, "PATH,...",
          "token shards (a pattern), a text file, JSON Lines or a folder of text; several: books.txt,code/, or with the "
-         "share of each in the rows: books.txt:3,code/:1", 0},
-        {"data", "val", "-j", OPTION_TEXT, &o->val, "", 0, 0, "PATH,...", "the same for validation, without shares", 0},
+         "share of each in the rows: books.txt:3,code/:1", OPTION_READS | OPTION_LIST | OPTION_TRAINS},
+        {"data", "val", "-j", OPTION_TEXT, &o->val, "", 0, 0, "PATH,...", "the same for validation, without shares",
+         OPTION_READS | OPTION_LIST | OPTION_VALIDATES},
         {"data", "val-fraction", "--val-ratio", OPTION_FLOAT, &o->val_fraction, "0", 0, 0.9, "F",
          "without --val: keep this last part of --train for validation", 0},
         {"data", "tokenizer", "", OPTION_TEXT, &o->tokenizer, "", 0, 0, "bytes|PATH",
          "bytes, a tokenizer.json or its folder, or llm.c's gpt2_tokenizer.bin to show tokens as text; empty: the "
-         "model's own, else bytes", 0},
+         "model's own, else bytes", OPTION_READS},
         {"data", "batch-size", "-b", OPTION_INT, &o->batch_size, "4", 1, 65536, "N", "rows in a micro-batch", 0},
         {"data", "seq-len", "-t", OPTION_INT, &o->seq_len, "0", 0, 1 << 24, "N",
          "positions in a row; 0: as many as the model has, at most 1024", 0},
@@ -76,7 +76,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"data", "doc-reset", "", OPTION_SWITCH, &o->doc_reset, "0", 0, 0, "0|1",
          "attention and positions start anew at each document of a row", 0},
         {"data", "hellaswag", "", OPTION_TEXT, &o->hellaswag, "", 0, 0, "FILE",
-         "answer these examples (dev/data/hellaswag.py, mmlu.py) with each validation", 0},
+         "answer these examples (dev/data/hellaswag.py, mmlu.py) with each validation", OPTION_READS},
         {"data", "eval-examples", "", OPTION_INT, &o->eval_examples, "0", 0, INT_MAX, "N",
          "answer only the first N of them; 0: all", 0},
         {"optimizer", "steps", "-x", OPTION_INT, &o->steps, "0", 0, INT_MAX, "N",
@@ -149,15 +149,17 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"run", "verify-every", "", OPTION_INT, &o->verify_every, "0", 0, INT_MAX, "K",
          "compute every K-th step twice and stop if a bit differs; 0: never", 0},
         {"out", "export-hf", "", OPTION_TEXT, &o->export_hf, "", 0, 0, "DIR",
-         "write the model as a Hugging Face folder, with its tokenizer, for transformers", 0},
+         "write the model as a Hugging Face folder, with its tokenizer, for transformers",
+         OPTION_WRITES | OPTION_FOLDER | OPTION_WORK},
         {"out", "shard-gb", "", OPTION_FLOAT, &o->shard_gb, "5", 1e-6, 1e6, "F",
          "largest file of --export-hf, in 10^9 bytes; a larger model becomes shards", 0},
         {"out", "ema-weights", "", OPTION_SWITCH, &o->ema_weights, "0", 0, 0, "0|1",
          "take the averaged weights of --ema: of a checkpoint (--from), and for exports when a run ends", 0},
         {"out", "generate", "", OPTION_TEXT, &o->generate, "", 0, 0, "TEXT|-",
-         "continue TEXT, or standard input; no training", 0},
+         "continue TEXT, or standard input; no training", OPTION_WORK},
         {"sampling", "sample-prompts", "", OPTION_TEXT, &o->sample_prompts, "", 0, 0, "FILE",
-         "--sample-every continues each line of this file (\\n in it is a newline); empty: begins with end of text", 0},
+         "--sample-every continues each line of this file (\\n in it is a newline); empty: begins with end of text",
+         OPTION_READS},
         {"sampling", "prompt-eot", "", OPTION_SWITCH, &o->prompt_eot, "1", 0, 0, "0|1",
          "a prompt is the beginning of a document: end of text stands in front of it", 0},
         {"sampling", "max-new-tokens", "-g", OPTION_INT, &o->max_new_tokens, "256", 1, 1 << 24, "N",
@@ -177,11 +179,12 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
          "above 1: tokens that the text has, prompt included, come less often (a positive logit / F, a negative one "
          "x F)", 0},
         {"sampling", "samples", "", OPTION_INT, &o->samples, "1", 1, 1 << 20, "N", "texts for --generate to write", 0},
-        {"out", "eval-only", "", OPTION_SWITCH, &o->eval_only, "0", 0, 0, "0|1", "validate once and stop", 0},
+        {"out", "eval-only", "", OPTION_SWITCH, &o->eval_only, "0", 0, 0, "0|1", "validate once and stop", OPTION_WORK},
         {"out", "probe", "", OPTION_TEXT, &o->probe, "", 0, 0, "IN",
-         "safetensors with inputs and targets, I32 (B, T): one forward and backward pass, no update", 0},
+         "safetensors with inputs and targets, I32 (B, T): one forward and backward pass, no update",
+         OPTION_READS | OPTION_WORK},
         {"out", "probe-out", "", OPTION_TEXT, &o->probe_out, "probe.safetensors", 0, 0, "OUT",
-         "where --probe writes logits, loss and gradients", 0},
+         "where --probe writes logits, loss and gradients", OPTION_WRITES},
         {"machine", "threads", "", OPTION_INT, &o->threads, "0", 0, 4096, "N",
          "0: OMP_NUM_THREADS, else one per core. The result does not depend on it", 0},
         {"machine", "zero", "", OPTION_INT, &o->zero, "0", 0, 2, "0|1|2",
@@ -309,16 +312,6 @@ static inline char* run_prompt(const RunOptions* o, size_t* n_bytes) {
     }
     if (ferror(stdin)) { fail_run("--generate: standard input: cannot be read: %s", strerror(errno)); }
     return text;
-}
-
-// does the option name something that a run reads?
-static inline int run_is_input(const Option* row) {
-    const char *written[] = {"export-bin", "probe-out", "embeddings-out", "export-hf", "run"};
-    const char* takes[] = {"PATH", "PATH,...", "FILE", "DIR", "IN", "WHERE", "bytes|PATH"};
-    int is_path = 0, is_written = 0;
-    for (size_t i = 0; i < sizeof takes / sizeof *takes; i++) { is_path |= strcmp(row->takes, takes[i]) == 0; }
-    for (size_t i = 0; i < sizeof written / sizeof *written; i++) { is_written |= strcmp(row->name, written[i]) == 0; }
-    return row->type == OPTION_TEXT && is_path && !is_written;
 }
 
 // a row of the box at the start

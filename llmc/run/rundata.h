@@ -9,7 +9,6 @@ The data of a run: what it trains on, what it validates with, and the examples i
     data_tokenizer_fits   is the tokenizer the model's?
     data_check_tokenizer  refuses text for a model whose tokenizer nobody named
     data_check_documents  refuses --doc-reset and --doc-sep for data in which no document begins
-    data_overwritten      is an output one of the files that are read?
     data_changed          a file of theirs that somebody has written to since it was opened, or NULL
     data_plan    checks them against the model; rows of T positions, and the number of steps where --steps is 0
 Errors: fail_input, before anything is computed.
@@ -32,13 +31,15 @@ typedef struct {
 static inline int data_options(Option* t, int n, RunDataOptions* x) {
     const Option rows[] = {
         {"more data", "token-file", "", OPTION_TEXT, &x->token_file, "", 0, 0, "FILE",
-         "instead of --train: token ids as decimal numbers with blanks between (or one token shard)", 0},
+         "instead of --train: token ids as decimal numbers with blanks between (or one token shard)",
+         OPTION_READS | OPTION_TRAINS},
         {"more data", "token-dir", "", OPTION_TEXT, &x->token_dir, "", 0, 0, "DIR",
-         "instead of --train: all files of this folder that end in --shard-ext, each like --token-file", 0},
+         "instead of --train: all files of this folder that end in --shard-ext, each like --token-file",
+         OPTION_READS | OPTION_FOLDER | OPTION_TRAINS},
         {"more data", "val-token-file", "", OPTION_TEXT, &x->val_token_file, "", 0, 0, "FILE",
-         "the same instead of --val", 0},
+         "the same instead of --val", OPTION_READS | OPTION_VALIDATES},
         {"more data", "val-token-dir", "", OPTION_TEXT, &x->val_token_dir, "", 0, 0, "DIR",
-         "the same instead of --val", 0},
+         "the same instead of --val", OPTION_READS | OPTION_FOLDER | OPTION_VALIDATES},
         {"more data", "shard-ext", "", OPTION_TEXT, &x->shard_ext, "txt", 0, 0, "EXT",
          "how the names of --token-dir and --val-token-dir end, after the last dot", 0},
         {"more data", "shuffle-shards", "", OPTION_SWITCH, &x->shuffle_shards, "0", 0, 0, "0|1",
@@ -105,27 +106,30 @@ static inline void data_open(RunData* d, const RunOptions* o, const Tokenizer* t
     d->order = o->shuffle ? ORDER_ROWS : ORDER_FILE;
 }
 
-enum { N_SOURCES = 3 };
-
-// Which of three options names the data: one that is typed wins over what a checkpoint brought back. -1: none.
-static inline int data_source_(const Option* table, int n, const char* const names[N_SOURCES],
-                               const char* const values[N_SOURCES]) {
-    int source = -1, n_typed = 0;
-    for (int i = 0; i < N_SOURCES; i++) { n_typed += *values[i] && options_given(table, n, names[i]) == 1; }
-    for (int i = 0; i < N_SOURCES; i++) {
-        if (!*values[i] || (n_typed > 0 && options_given(table, n, names[i]) != 1)) { continue; }
-        if (source >= 0) {
-            options_fail(names[i], "expected one source of data, found --%s too: give one of them", names[source]);
+// Which option names the data (purpose: OPTION_TRAINS or OPTION_VALIDATES): one that is typed wins over what a
+// checkpoint brought back. NULL: none.
+static inline const Option* data_source_(const Option* table, int n, int purpose) {
+    const Option* source = NULL;
+    int n_typed = 0;
+    for (int i = 0; i < n; i++) { n_typed += *option_path(&table[i], purpose) && table[i].flags & OPTION_TYPED; }
+    for (int i = 0; i < n; i++) {
+        const Option* row = &table[i];
+        if (!*option_path(row, purpose) || (n_typed > 0 && !(row->flags & OPTION_TYPED))) { continue; }
+        if (source) {
+            options_fail(row->name, "expected one source of data, found --%s too: give one of them", source->name);
         }
-        source = i;
+        source = row;
     }
     return source;
 }
 
-static inline void data_open_source_(TokenData* d, int source, const char* const values[N_SOURCES],
-                                     const char* extension, const Tokenizer* tokenizer) {
-    if (source == 0) { tokens_open(d, values[0], tokenizer); }
-    if (source > 0) { tokens_open_numbers(d, values[source], source == 2 ? extension : NULL); }
+// a list is of texts and token shards, a file or folder of numbers
+static inline void data_open_source_(TokenData* d, const Option* source, const char* extension,
+                                     const Tokenizer* tokenizer) {
+    if (!source) { return; }
+    const char* path = option_path(source, OPTION_READS);
+    if (source->flags & OPTION_LIST) { tokens_open(d, path, tokenizer); }
+    else { tokens_open_numbers(d, path, source->flags & OPTION_FOLDER ? extension : NULL); }
 }
 
 // --shuffle 1 is the default: only a typed one contradicts
@@ -161,12 +165,7 @@ static inline void data_check_kinds_(const RunData* d) {
 // x must stay where it is: data_plan looks into it
 static inline void data_open_more(RunData* d, const RunOptions* o, const RunDataOptions* x, const Option* table, int n,
                                   const Tokenizer* tokenizer) {
-    const char* const train_names[N_SOURCES] = {"train", "token-file", "token-dir"};
-    const char* const val_names[N_SOURCES] = {"val", "val-token-file", "val-token-dir"};
-    const char* const train[N_SOURCES] = {o->train, x->token_file, x->token_dir};
-    const char* const val[N_SOURCES] = {o->val, x->val_token_file, x->val_token_dir};
-    const int train_source = data_source_(table, n, train_names, train),
-              val_source = data_source_(table, n, val_names, val);
+    const Option *train = data_source_(table, n, OPTION_TRAINS), *val = data_source_(table, n, OPTION_VALIDATES);
     const char* extension = x->shard_ext + (*x->shard_ext == '.');
     if (!*extension || strpbrk(extension, "./")) {
         options_fail("shard-ext", "expected the end of a name, such as txt, found \"%s\"", x->shard_ext);
@@ -178,8 +177,8 @@ static inline void data_open_more(RunData* d, const RunOptions* o, const RunData
                                                                : "--shuffle-shards takes each shard once");
     }
     data_refuse_weights_("val", o->val, "validation takes all of each source, once");
-    data_open_source_(&d->train, train_source, train, extension, tokenizer);
-    data_open_source_(&d->val, val_source, val, extension, tokenizer);
+    data_open_source_(&d->train, train, extension, tokenizer);
+    data_open_source_(&d->val, val, extension, tokenizer);
     data_check_kinds_(d);
     data_split_(d, o);
     if (d->train.examples_T > 0 && (x->carry_state || !x->packed_sequences)) {
@@ -335,17 +334,6 @@ static inline void data_box(const RunData* d) {
     if (d->examples.n > 0) {
         box_row("examples", "%d, the longest has %d positions", d->examples.n, d->examples.longest);
     }
-}
-
-// would writing to `output` take the place of something that is read? Its source, or NULL
-static inline const char* data_overwritten(const RunData* d, const char* output) {
-    const TokenData* both[] = {&d->train, &d->val};
-    for (int k = 0; k < 2; k++) {
-        for (int s = 0; s < both[k]->n_sources; s++) {
-            if (path_overwrites(output, both[k]->sources[s].path)) { return both[k]->sources[s].path; }
-        }
-    }
-    return NULL;
 }
 
 static inline void data_close(RunData* d) {

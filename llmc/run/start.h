@@ -50,18 +50,18 @@ static inline void start_freeze_(Run* r) {
     model_find_lowest(r->model);
 }
 
-// is anything asked for? The message names those options of this trainer that ask for something
+// is anything asked for? The message names those options of this trainer that ask for something, data first
 static inline void start_check_purpose_(const Run* r) {
-    const char* names[] = {"train",    "token-file", "token-dir", "eval-only",
-                           "generate", "probe",      "export-hf", "export-bin"};
-    char expected[256] = "";
+    char expected[512] = "";
+    size_t used = 0;
     if (run_is_training(r) || r->o.eval_only || run_is_generating(r) || *r->o.probe || *r->o.export_hf ||
         r->exports_more) {
         return;
     }
-    for (size_t i = 0, used = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (!options_have(r->table, r->n_options, names[i])) { continue; }
-        used += (size_t)snprintf(expected + used, sizeof expected - used, "%s--%s", used > 0 ? ", " : "", names[i]);
+    for (int i = 0; i < 2 * r->n_options; i++) {
+        const Option* row = &r->table[i % r->n_options];
+        if (!(row->flags & (i < r->n_options ? OPTION_TRAINS : OPTION_WORK)) || used >= sizeof expected) { continue; }
+        used += (size_t)snprintf(expected + used, sizeof expected - used, "%s--%s", used > 0 ? ", " : "", row->name);
     }
     fail_input("nothing to do: expected %s or --dry-run", expected);
 }
@@ -84,44 +84,63 @@ static inline void start_check_inputs_(const Run* r) {
         path_join(path, r->o.run, run_file_names()[i]);
         for (int k = 0; k < r->n_options; k++) {
             const Option* row = &r->table[k];
-            if (!run_is_input(row) || !path_is_same(path, *(const char**)row->value)) { continue; }
+            if (!path_is_same(path, option_path(row, OPTION_READS))) { continue; }
             options_fail(row->name, "%s is a file that the run in --run %s writes: give another name or folder",
                          *(const char**)row->value, r->o.run);
         }
     }
 }
 
-// An output takes the name of nothing that is read: it would be gone. Nor does it lie in the run's folder, whose files
-// are the run's, or take the name of another output
+// does a file of this name take the place of one that the option reads? Of a list any counts
+static inline int start_overwrites_(const char* path, const Option* row) {
+    const char* input = option_path(row, OPTION_READS);
+    PathList list;
+    int n = 0;
+    if (!*input || !(row->flags & OPTION_LIST)) { return *input && path_overwrites(path, input); }
+    path_list_make(&list, input);
+    for (int i = 0; i < list.n; i++) { n += path_overwrites(path, list.of[i].path); }
+    path_list_free(&list);
+    return n > 0;
+}
+
+// where the option writes now; "": nowhere. --probe-out has a default, which only --probe writes
+static inline const char* start_output_(const Run* r, const Option* row) {
+    return row->value == &r->o.probe_out && !*r->o.probe ? "" : option_path(row, OPTION_WRITES);
+}
+
+// a file takes the name of nothing that is read: it would be gone
+static inline void start_check_output_(const Run* r, const Option* of, int argc, char** argv) {
+    const char* output = start_output_(r, of);
+    for (int k = 0; k < r->n_options; k++) {
+        if (!start_overwrites_(output, &r->table[k])) { continue; }
+        options_fail(of->name, "%s is what --%s reads: give another name", output, r->table[k].name);
+    }
+    for (int k = 0; options_args_file(argc, argv, k); k++) {
+        options_refuse(path_is_same(output, options_args_file(argc, argv, k)), of->name,
+                       "is the file of --args: give another name");
+    }
+    if (path_overwrites(output, r->weights) || path_overwrites(output, r->config)) {
+        options_fail(of->name, "%s belongs to the model that is read: give another name", output);
+    }
+}
+
+// Nor does an output lie in the run's folder, whose files are the run's, or take the name of another output
 static inline void start_check_outputs_(const Run* r, int argc, char** argv) {
-    static const char* const outputs[] = {"export-bin", "probe-out", "embeddings-out", "export-hf", NULL};
-    for (int i = 0; outputs[i]; i++) {
-        const char* output = options_text(r->table, r->n_options, outputs[i]);
-        if (!*output || (strcmp(outputs[i], "probe-out") == 0 && !*r->o.probe)) { continue; }
+    for (int i = 0; i < r->n_options; i++) {
+        const Option* row = &r->table[i];
+        const char* output = start_output_(r, row);
+        if (!*output) { continue; }
         for (int k = 0; k < i; k++) {
-            const char* other = options_text(r->table, r->n_options, outputs[k]);
-            options_refuse(*other && path_is_same(output, other), outputs[i],
+            const char* other = start_output_(r, &r->table[k]);
+            options_refuse(*other && path_is_same(output, other), row->name,
                            "is the name of another output: give each one of its own");
         }
         if (*r->o.run && path_lies_in(output, r->o.run)) {
-            options_fail(outputs[i], "%s lies in --run %s, whose files are the run's: give another folder", output,
+            options_fail(row->name, "%s lies in --run %s, whose files are the run's: give another folder", output,
                          r->o.run);
         }
-        if (strcmp(outputs[i], "export-hf") == 0) { continue; }  // a folder: hf_export_check looks into it
-        for (int k = 0; k < r->n_options; k++) {
-            const Option* row = &r->table[k];
-            if (!run_is_input(row) || !path_overwrites(output, *(const char**)row->value)) { continue; }
-            options_fail(outputs[i], "%s is what --%s reads: give another name", output, row->name);
-        }
-        for (int k = 0; options_args_file(argc, argv, k); k++) {
-            options_refuse(path_is_same(output, options_args_file(argc, argv, k)), outputs[i],
-                           "is the file of --args: give another name");
-        }
-        const char* source = data_overwritten(&r->data, output);  // of several paths the loop above sees none
-        if (source) { options_fail(outputs[i], "%s is data that is read (%s): give another name", output, source); }
-        if (path_overwrites(output, r->weights) || path_overwrites(output, r->config)) {
-            options_fail(outputs[i], "%s belongs to the model that is read: give another name", output);
-        }
+        // into a folder looks who writes it (hf_export_check)
+        if (!(row->flags & OPTION_FOLDER)) { start_check_output_(r, row, argc, argv); }
     }
 }
 

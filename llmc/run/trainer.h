@@ -149,9 +149,8 @@ static inline int run_is_training(const Run* r) {
 
 // the same, as far as one can say before the data is open
 static inline int run_will_train(const Run* r) {
-    const char* names[] = {"train", "token-file", "token-dir"};
     int n = 0;
-    for (int i = 0; i < 3; i++) { n += *options_text(r->table, r->n_options, names[i]) != '\0'; }
+    for (int i = 0; i < r->n_options; i++) { n += *option_path(&r->table[i], OPTION_TRAINS) != '\0'; }
     return n > 0 && !run_is_generating(r) && !*r->o.probe && !r->o.eval_only;
 }
 
