@@ -689,21 +689,25 @@ function renderSamples() {
     const {samples = [], earlier, problem, version} = run.samples;
     // as it is, for it may be scrolled
     if (run.block?.version === version && run.block.color === run.color) { return run.block.root; }
-    const select = make("select"), text = make("pre");
+    const select = make("select"), texts = make("section");
     select.setAttribute("aria-label", "sample of " + run.info.name);
-    for (const [i, {step}] of samples.entries()) {
+    for (const [i, {step}] of samples.entries()) {  // the newest is the first
       select.append(new Option(step === null ? "all" : "after step " + step, String(i)));
     }
-    const show = i => { select.value = String(i); text.textContent = samples[i]?.text ?? problem; };
-    const wanted = samples.findIndex(({step}) => step === run.shownStep);
-    show(wanted < 0 ? samples.length - 1 : wanted);
+    const show = i => {
+      select.value = String(i);
+      const found = samples[i]?.texts ?? [{prompt: "", text: problem}];
+      texts.replaceChildren(...found.flatMap(({prompt, text}) =>
+        prompt ? [make("h3", "", make("bdi", "", prompt)), make("pre", "", text)] : [make("pre", "", text)]));
+    };
+    show(Math.max(0, samples.findIndex(({step}) => step === run.shownStep)));
     select.addEventListener("change", () => {
       const i = Number(select.value);
-      run.shownStep = i === samples.length - 1 ? null : samples[i].step;
+      run.shownStep = i === 0 ? null : samples[i].step;
       show(i);
     });
     const title = make("div", "", make("b", "", make("bdi", "", run.info.name)), select);
-    const root = make("div", "sample framed", title, text);
+    const root = make("div", "sample framed", title, texts);
     if (earlier) { root.append(make("p", "quiet", "Earlier ones are in samples.txt.")); }
     run.block = {version, root, color: run.color};
     return mark(root, run);

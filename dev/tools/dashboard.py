@@ -17,7 +17,7 @@ FOLDER are not followed.
                     columns, doubles as this machine has them. null is NaN. Another generation (the file was read
                     anew, or sorted) begins at 0
     GET /settings?run=0    JSON: [name, value as text], inner names joined by dots
-    GET /samples?run=0     JSON: the last samples of the run, as step and text
+    GET /samples?run=0     JSON: the last samples of the run, newest first: step, and for each prompt of it name and text
 
 Exit status: 0 ended by Ctrl-C, 1 the port is not to be had, 2 wrong input, in one line.
 """
@@ -59,6 +59,7 @@ MOST_ROWS = 100_000  # in one answer
 MOST_BYTES = 4 << 20       # of settings.json and summary.json
 SIDE_FILES = ("settings.json", "summary.json", "samples.txt")
 SAMPLE_BYTES = 256 << 10   # of samples.txt, from its end
+SAMPLE_LINE = re.compile(r"^--- sample after step ([0-9]{1,15})(?:, (prompt [0-9]+ of [0-9]+: .*))?\n", re.MULTILINE)
 READ_SECONDS = 0.5   # of one request; the next reads on
 SCAN_SECONDS = 2     # between looks for new runs
 
@@ -323,18 +324,22 @@ class Run:
         return {"rows": flatten(self.read_small(folder, "settings.json") or {})}
 
     def samples(self, folder):
-        """llmc/run/folder.h writes `--- sample after step N`, the text and `---`."""
+        """As llmc/run/folder.h writes them: a SAMPLE_LINE, the text and `---`."""
         fd = open_file("samples.txt", NO_LINK, folder)
         try:
             data, before = read_end(fd, SAMPLE_BYTES)
         finally:
             os.close(fd)
         text = data.decode(errors="replace")
-        pieces = re.split(r"^--- sample after step ([0-9]{1,15})\n", text, flags=re.MULTILINE)
-        samples = [{"step": int(step), "text": re.sub(r"\n?---\n\Z", "", text)}
-                   for step, text in zip(pieces[1::2], pieces[2::2])]
+        pieces = SAMPLE_LINE.split(text)
+        samples = []
+        for step, prompt, sample in zip(pieces[1::3], pieces[2::3], pieces[3::3]):
+            if not samples or samples[-1]["step"] != int(step):
+                samples.append({"step": int(step), "texts": []})
+            samples[-1]["texts"].append({"prompt": prompt or "", "text": re.sub(r"\n?---\n\Z", "", sample)})
         if not samples and data:
-            samples = [{"step": None, "text": pieces[0]}]
+            samples = [{"step": None, "texts": [{"prompt": "", "text": pieces[0]}]}]
+        samples.reverse()
         return {"samples": samples, "earlier": before > 0}
 
 

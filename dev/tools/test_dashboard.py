@@ -246,21 +246,26 @@ def test_old():
 
 
 def test_settings_and_samples():
-    """settings as rows of text; the last samples with their steps; a half one, and none"""
+    """settings as rows of text; the last samples, by step and prompt; a half one, and none"""
     with Served() as s:
         s.metrics("a", SCHEMA + update(1))
         s.listed()
         assert s.json("/settings?run=0") == {"rows": []} and s.json("/samples?run=0") == {}
         write(os.path.join(s.runs, "a/settings.json"), '{"trainer": "gpt2", "options": {"steps": 7, "lr": 0.001}}')
         write(os.path.join(s.runs, "a/summary.json"), '{"final_step": 5}')
-        texts = "--- sample after step 3\none\ntwo\n---\n--- sample after step 6\n<b>three"
+        texts = ("--- sample after step 3\none\ntwo\n---\n"
+                 '--- sample after step 6, prompt 1 of 2: "a\\n: b"\nfour\n---\n'
+                 '--- sample after step 6, prompt 2 of 2: "<i>"\n<b>three')
         write(os.path.join(s.runs, "a/samples.txt"), texts)
         listed = s.listed()["a"]
         assert (listed["steps"], listed["final"]) == (7, 5)
         rows = [["trainer", "gpt2"], ["options.steps", "7"], ["options.lr", "0.001"]]
         assert s.json("/settings?run=0") == {"rows": rows}
         samples = s.json("/samples?run=0")
-        assert samples["samples"] == [{"step": 3, "text": "one\ntwo"}, {"step": 6, "text": "<b>three"}]
+        two = [{"prompt": 'prompt 1 of 2: "a\\n: b"', "text": "four"},
+               {"prompt": 'prompt 2 of 2: "<i>"', "text": "<b>three"}]
+        assert samples["samples"] == [{"step": 6, "texts": two},
+                                      {"step": 3, "texts": [{"prompt": "", "text": "one\ntwo"}]}], samples
         assert not samples["earlier"]
         write(os.path.join(s.runs, "a/samples.txt"), b"x" * 300000 + b"\n--- sample after step 9\n\xff\n---\n")
         samples = s.json("/samples?run=0")
