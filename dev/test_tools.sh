@@ -41,6 +41,8 @@ train() {  # RUN OPTION...
 }
 train runs/a --steps 5 --save-every 2 --eval-every 2 --lr 1e-2 --export-hf hf --export-bin model.bin
 train runs/b --steps 9 --eval-every 3 --seed 7
+train averaged8 --steps 3 --eval-every 2 --ema 0.8
+train averaged9 --steps 3 --eval-every 2 --ema 0.9
 
 cat >make_files.py <<'PYTHON'
 import json, os, shutil, struct
@@ -111,6 +113,8 @@ shows 0 "best val loss +[0-9]\.[0-9]+" "a run: where its training stands" runs/a
 shows 0 "manifest +verified, 6 files" "a checkpoint: checksums" runs/a/step_000005
 shows 0 "^  state +step 5, updates 5" "a checkpoint: state" runs/a/step_000005
 shows 0 "^  28 tensors, 36,333 parameters, 141.93 KiB, all F32" "a checkpoint: the sum of its parameters" runs/a/step_000005
+shows 0 "^  averages +28 tensors, of the weights \(--ema\)" "a checkpoint: averaged weights" averaged8/step_000003
+check "... which are no parameters" grep -qE "^  28 tensors, 36,333 parameters" out
 shows 0 "^hf: Hugging Face folder" "a Hugging Face folder" hf
 shows 0 "^  28 tensors, 36,333 parameters" "shards by their index" shards
 shows 0 "^  28 tensors, 36,333 parameters" "shards by the index itself" shards/model.safetensors.index.json
@@ -164,6 +168,8 @@ check "and where it is" grep -qE "transformer.wte.weight +1 +8,481 .* 1 +\(1, 7\
 shows 1 "wte.weight +1 +8,481 +[0-9.e-]+ +2 " "one sign: a relative error of 2" hf/model.safetensors sign.safetensors
 shows 1 "state.step +4 +5" "two checkpoints: their state" runs/a/step_000004 runs/a/step_000005
 check "and every tensor that training moved" grep -qE "^  84 tensors, 84 differ, max .* ulp, [0-9]+ settings differ$" out
+shows 1 "^  112 tensors, 2[0-9] differ, max .* in ema\.transformer\." "two checkpoints that differ in their averages only" averaged8 averaged9
+shows 0 "^  112 tensors, all equal" "averages and themselves" averaged8 averaged8/step_000003
 shows 1 "options.seed +42 +7" "two runs: their options" runs/a runs/b
 shows 1 "only in b: transformer.wte.weight" "a tensor that is missing" fewer.safetensors hf/model.safetensors
 shows 1 "transformer.wte.weight +F32 +\(257, 33\) +F32 +\(33, 257\)" "another shape" hf/model.safetensors turned.safetensors

@@ -199,8 +199,8 @@ static json_t* index_of(const SafeTensor* t, size_t i) {
 // base models leave "transformer." out of their names
 static const char* short_name(const char* name) { return strncmp(name, "transformer.", 12) == 0 ? name + 12 : name; }
 
-// AdamW's, which only checkpoints have
-static int is_moment(const Item* item) { return !item->is_listed && *item->file; }
+// AdamW's, averages and what a trainer keeps of its own: only checkpoints have them
+static int is_state(const Item* item) { return !item->is_listed && *item->file; }
 
 // tokens, records, bytes: one after the other, so two of different lengths can be compared as far as both go
 static int is_series(const Item* item) { return !item->is_listed && !*item->file; }
@@ -267,11 +267,11 @@ static void compare(Comparison* c, const Source* a, const Source* b) {
     json_t* places = json_object();  // name -> number in b
     int same_kind = json_equal(json_object_get(a->report, "kind"), json_object_get(b->report, "kind"));
     for (int i = 0; i < b->n_items; i++) {
-        if (!same_kind && is_moment(&b->items[i])) { continue; }
+        if (!same_kind && is_state(&b->items[i])) { continue; }
         json_object_set_new(places, short_name(b->items[i].t.name), json_integer(i));
     }
     for (int i = 0; i < a->n_items; i++) {
-        if (!same_kind && is_moment(&a->items[i])) { continue; }
+        if (!same_kind && is_state(&a->items[i])) { continue; }
         const char* name = short_name(a->items[i].t.name);
         json_t* place = json_object_get(places, name);
         if (!place) {

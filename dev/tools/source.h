@@ -16,7 +16,7 @@ the parsers of llmc/, so a broken file gets the message that a trainer would giv
 typedef struct {
     SafeTensor t;       // its data is NULL for llm.c's .bin: there a slice is turned to its shape on disk when it is read
     const char* file;   // which file of a folder
-    int is_listed;      // parameters; not AdamW's moments, nor the data of files that hold no tensors
+    int is_listed;      // parameters; not what else a checkpoint has, nor the data of files that hold no tensors
     const Tensor* row;  // of the .bin's tensor table,
     int slice;          // and which of its slices
 } Item;
@@ -30,8 +30,8 @@ typedef struct {
     int n_files;
     MappedFile file;    // when it is one file
     Tensor table[N_PARAMETERS];
-    char** bin_names;   // its tensors' names
-    int n_bin_names;
+    char** names;       // of tensors that go by another name here than in their file, or have none there
+    int n_names;
     float* columns;     // of metrics.jsonl
     char problem[600];  // the first thing that is broken; "" for none
 } Source;
@@ -73,6 +73,12 @@ static inline void add_data(Source* s, const char* name, Dtype dtype, const void
     t.n = n;
     t.n_bytes = n * dtype_size(dtype);
     add_item(s, &t, "", 0);
+}
+
+// takes the text, to be a tensor's name
+static inline const char* keep_name(Source* s, char* name) {
+    s->names = (char**)realloc_check(s->names, (size_t)(s->n_names + 1) * sizeof(char*), "names");
+    return s->names[s->n_names++] = name;
 }
 
 // the tensors of one .safetensors file; 0: the reason
@@ -233,6 +239,36 @@ static inline int metrics_parse(Source* s, const char* text, size_t n_bytes, Err
 
 // ---- 2. folders ----
 
+// What a checkpoint has beside parameters and moments, as its manifest lists it: ema.safetensors (llmc/run/save.h) and
+// trainer.safetensors (llmc/files/extras.h). Averages have the names of what they are averages of, so "ema." is put
+// before them, and so for every other file.
+static inline void add_other_tensors(Source* s, const char* folder, const json_t* manifest) {
+    size_t k;
+    json_t* entry;
+    json_array_foreach(json_object_get(manifest, "files"), k, entry) {
+        const char* file = json_string_value(json_object_get(entry, "name"));
+        if (!file || !safeset_is_shard_name_(file)) { continue; }
+        if (strcmp(file, HF_WEIGHTS) == 0 || strcmp(file, "optimizer.safetensors") == 0) { continue; }
+        const int n_before = s->n_items;
+        char* stem = string_copy(file);
+        *strrchr(stem, '.') = '\0';
+        add_tensors_of(s, folder, file, 0);
+        for (int i = n_before; i < s->n_items; i++) {
+            SafeTensor* t = &s->items[i].t;
+            const size_t room = strlen(stem) + strlen(t->name) + 2;
+            char* name = (char*)malloc_check(room, "name");
+            snprintf(name, room, "%s.%s", stem, t->name);
+            t->name = keep_name(s, name);
+        }
+        const int is_ema = strcmp(stem, "ema") == 0, n = s->n_items - n_before;
+        char key[NAME_BYTES];
+        snprintf(key, sizeof key, "%s_tensors", stem);
+        if (is_ema) { fact(s, "averages", json_sprintf("%d tensor%s, of the weights (--ema)", n, n == 1 ? "" : "s")); }
+        else { fact(s, key, json_integer(n)); }
+        free(stem);
+    }
+}
+
 static inline void describe_checkpoint(Source* s, const char* folder) {
     char text[64];
     ErrorText error;
@@ -249,6 +285,7 @@ static inline void describe_checkpoint(Source* s, const char* folder) {
     int n_parameters = s->n_items;
     add_tensors_of(s, folder, "optimizer.safetensors", 0);
     fact(s, "optimizer", json_sprintf("%d tensors, AdamW's moments", s->n_items - n_parameters));
+    add_other_tensors(s, folder, manifest);
     json_object_set_new(s->report, "files", files);
     json_decref(manifest);
 }
@@ -392,8 +429,7 @@ static inline void describe_bin_model(Source* s) {
             char name[NAME_BYTES];
             SafeTensor t;
             memset(&t, 0, sizeof t);
-            s->bin_names = (char**)realloc_check(s->bin_names, (size_t)(s->n_bin_names + 1) * sizeof(char*), "names");
-            t.name = s->bin_names[s->n_bin_names++] = string_copy(tensor_slice_name(name, sizeof name, &s->table[i], l));
+            t.name = keep_name(s, string_copy(tensor_slice_name(name, sizeof name, &s->table[i], l)));
             t.dtype = h.version == 3 ? DTYPE_F32 : DTYPE_BF16;
             t.n_dims = tensor_disk_shape(&s->table[i], t.shape);
             t.n = tensor_disk_elements(&s->table[i]);
@@ -569,9 +605,9 @@ static inline void source_close(Source* s) {
         safetensors_close(s->files[i]);
         free(s->files[i]);
     }
-    for (int i = 0; i < s->n_bin_names; i++) { free(s->bin_names[i]); }
+    for (int i = 0; i < s->n_names; i++) { free(s->names[i]); }
     if (s->file.path) { file_unmap(&s->file); }
-    free(s->bin_names);
+    free(s->names);
     free(s->files);
     free(s->items);
     free(s->columns);
