@@ -35,6 +35,7 @@ cd "$work" || exit 1
 # ---- a run to look at, and files of every kind ----
 
 for i in {1..200}; do echo "line $i: the plain loop is the law, and $i times $i is $((i * i))."; done >text.txt
+echo '{"model_type":"gpt2","n_positions":25,"vocab_size":257,"n_layer":2,"n_head":3,"n_embd":33}' >n_positions.json
 echo '{"model_type":"gpt2","n_positions":24,"vocab_size":257,"n_layer":2,"n_head":3,"n_embd":33}' >tiny.json
 train() {  # RUN OPTION...
     "$root/train_gpt2" --config tiny.json --train text.txt --val-fraction 0.2 --seq-len 16 --eval-batches 2 --run "$@" >log 2>&1 || cat log
@@ -43,6 +44,7 @@ train runs/a --steps 5 --save-every 2 --eval-every 2 --lr 1e-2 --export-hf hf --
 train runs/b --steps 9 --eval-every 3 --seed 7
 train averaged8 --steps 3 --eval-every 2 --ema 0.8
 train averaged9 --steps 3 --eval-every 2 --ema 0.9
+train sampled --steps 3 --seed 7 --batch-size 2 --grad-accum 2 --noise-scale 1 --sample-every 2 --max-new-tokens 2
 
 cat >make_files.py <<'PYTHON'
 import json, os, shutil, struct
@@ -163,7 +165,7 @@ shows 0 "84 tensors, all equal" "a checkpoint and itself" runs/a/step_000005 run
 shows 0 "28 tensors, all equal" "a Hugging Face folder and llm.c's .bin of the same model, turned matrices and padding included" hf model.bin
 shows 0 "28 tensors, all equal" "a run's newest checkpoint and its export" runs/a hf
 shows 0 "28 tensors, all equal" "shards and one file" shards hf/model.safetensors
-shows 1 "28 tensors, 1 differ, max \|a-b\| [0-9.e-]+ in transformer.wte.weight, 1 ulp" "one bit of one element: one ulp" hf/model.safetensors ulp.safetensors
+shows 1 "28 tensors, 1 differs, max \|a-b\| [0-9.e-]+ in transformer.wte.weight, 1 ulp" "one bit of one element: one ulp" hf/model.safetensors ulp.safetensors
 check "and where it is" grep -qE "transformer.wte.weight +1 +8,481 .* 1 +\(1, 7\)$" out
 shows 1 "wte.weight +1 +8,481 +[0-9.e-]+ +2 " "one sign: a relative error of 2" hf/model.safetensors sign.safetensors
 shows 1 "state.step +4 +5" "two checkpoints: their state" runs/a/step_000004 runs/a/step_000005
@@ -171,6 +173,11 @@ check "and every tensor that training moved" grep -qE "^  84 tensors, 84 differ,
 shows 1 "^  112 tensors, 2[0-9] differ, max .* in ema\.transformer\." "two checkpoints that differ in their averages only" averaged8 averaged9
 shows 0 "^  112 tensors, all equal" "averages and themselves" averaged8 averaged8/step_000003
 shows 1 "options.seed +42 +7" "two runs: their options" runs/a runs/b
+number="-?[0-9]+\.[0-9]+(e-[0-9]+)?"
+shows 1 "^  state.noise +\[0.0, 0.0\] +\[$number, $number\]$" "a list of numbers that are no shape" averaged8 sampled
+check "the state of a generator: 64 bits" grep -qE "^  state.sampler +0x[0-9a-f]{16}  0x[0-9a-f]{16}$" out
+shows 0 "sampler 0x[0-9a-f]{16}," "the same of one checkpoint" sampled/step_000003
+shows 1 " 1 setting differs$" "one of a thing" n_positions.json tiny.json
 shows 1 "only in b: transformer.wte.weight" "a tensor that is missing" fewer.safetensors hf/model.safetensors
 shows 1 "transformer.wte.weight +F32 +\(257, 33\) +F32 +\(33, 257\)" "another shape" hf/model.safetensors turned.safetensors
 shows 1 "transformer.wpe.weight +F32 +\(24, 33\) +BF16 +\(24, 33\)" "another dtype" hf/model.safetensors bf16.safetensors
@@ -326,6 +333,8 @@ shard "65,537 tokens: uint32" I "65536 71 72" -t large.json documents/a.txt
 shows 0 "largest token +65,536" "inspect reads it" made.bin
 shard "of bytes: end of text is 256" H "256 104 105" documents/a.txt
 rm made.bin
+"$tokenize" documents/a.txt >out 2>err
+check "one document is no documents" grep -q "^1 document, 2 bytes, 3 tokens with" out
 "$tokenize" -t model documents >out 2>err
 check "without --out: only counted, to the same numbers" grep -q "^3 documents, 17 bytes, 8 tokens with end of text, .* left out: empty or binary$" out
 "$tokenize" -t padding.json documents/a.txt >out 2>err

@@ -316,8 +316,9 @@ static void print_totals(const json_t* totals) {
     const char *dtype, *comma = ":";
     json_t *of_dtype, *by_dtype = json_object_get(totals, "by_dtype");
     char* n = report_text("elements", json_object_get(totals, "elements"));
-    printf("\n  %lld tensors, %s parameters, %s", (long long)json_integer_value(json_object_get(totals, "tensors")), n,
-           format_bytes((double)json_integer_value(json_object_get(totals, "bytes"))).s);
+    const json_int_t n_tensors = json_integer_value(json_object_get(totals, "tensors"));
+    printf("\n  %lld tensor%s, %s parameter%s, %s", (long long)n_tensors, n_tensors == 1 ? "" : "s", n,
+           strcmp(n, "1") == 0 ? "" : "s", format_bytes((double)json_integer_value(json_object_get(totals, "bytes"))).s);
     json_object_foreach(by_dtype, dtype, of_dtype) {
         double n_bytes = (double)json_integer_value(json_object_get(of_dtype, "bytes"));
         if (json_object_size(by_dtype) == 1) { printf(", all %s", dtype); }
@@ -371,11 +372,32 @@ static void print_only(const char* in, const json_t* names) {
     }
 }
 
+// Settings that differ, as a table of texts: a number has all the digits that a float has, or two that differ could look
+// the same; and what it means stands in its name.
+static void print_settings(const json_t* settings) {
+    const ReportColumn columns[] = {{"name", "setting", 0}, {"a", "a", 0}, {"b", "b", 0}};
+    const char* const sides[] = {"a", "b"};
+    json_t *rows = json_array(), *setting;
+    size_t i;
+    json_array_foreach(settings, i, setting) {
+        json_t* row = json_pack("{s:O}", "name", json_object_get(setting, "name"));
+        for (int k = 0; k < 2; k++) {
+            const json_t* value = json_object_get(setting, sides[k]);
+            char* text = report_text(text_of(setting, "name"), value);
+            json_object_set_new(row, sides[k], json_is_real(value) ? json_sprintf("%.9g", json_real_value(value))
+                                                                   : json_string(text));
+            free(text);
+        }
+        json_array_append_new(rows, row);
+    }
+    report_table(rows, columns, 3);
+    json_decref(rows);
+}
+
 // which of two, how they differ, and last the line that sums it up
 static void print_comparison(const Comparison* c, const Source* a, const Source* b) {
     const ReportColumn shapes[] = {{"name", "tensor", 0}, {"a_dtype", "a", 0}, {"a_shape", "shape", 0},
                                    {"b_dtype", "b", 0}, {"b_shape", "shape", 0}};
-    const ReportColumn settings[] = {{"name", "setting", 0}, {"a", "a", 0}, {"b", "b", 0}};
     const ReportColumn differing[] = {{"name", "tensor", 0}, {"differ", "differ", 1}, {"elements", "of", 1},
                                       {"max_abs", "max |a-b|", 1}, {"max_rel", "relative", 1}, {"max_ulp", "ulp", 1},
                                       {"first", "first at", 1}};
@@ -383,17 +405,23 @@ static void print_comparison(const Comparison* c, const Source* a, const Source*
     print_title("b  ", b->report);
     print_only("a", c->only_a);
     print_only("b", c->only_b);
-    report_table(c->settings, settings, 3);
+    print_settings(c->settings);
     report_table(c->shapes, shapes, 5);
     report_table(c->differing, differing, 7);
     size_t n_shapes = json_array_size(c->shapes), n_differing = json_array_size(c->differing);
     size_t n_settings = json_array_size(c->settings);
-    printf("\n  %d %s", c->n_both, a->n_items > 0 && is_series(a->items) ? "series" : "tensors");
+    const char* kind = a->n_items > 0 && is_series(a->items) ? "series" : c->n_both == 1 ? "tensor" : "tensors";
+    printf("\n  %d %s", c->n_both, kind);
     if (n_shapes > 0) { printf(", %zu of another shape or dtype", n_shapes); }
-    if (c->where) { printf(", %zu differ, max |a-b| %.2g in %s", n_differing, c->max_abs, format_text(c->where).s); }
-    else if (n_shapes == 0) { printf(", all equal"); }
+    if (c->where) {
+        printf(", %zu differ%s, max |a-b| %.2g in %s", n_differing, n_differing == 1 ? "s" : "", c->max_abs,
+               format_text(c->where).s);
+    } else if (n_shapes == 0) {
+        printf(c->n_both == 1 ? ", equal" : ", all equal");
+    }
     if (c->max_ulp > 0) { printf(", %lld ulp", (long long)c->max_ulp); }
-    printf(n_settings > 0 ? ", %zu settings differ\n" : "\n", n_settings);
+    if (n_settings > 0) { printf(", %zu setting%s", n_settings, n_settings == 1 ? " differs" : "s differ"); }
+    printf("\n");
 }
 
 // ---- 4. main ----

@@ -3,8 +3,9 @@ A JSON object as a page of text: what `inspect` found, printed for people or, wi
     report_facts   name and value on a line each, an object wrapped over several
     report_table   an array of objects as a table under an empty line: a row each, columns as given, the first cut to the
                    terminal's width; nothing of an empty array
-A number is shown as its key asks: "...bytes" as KiB and MiB, "...loss" with more digits; integers in groups of three,
-lists of them in parentheses, as shapes are.
+A number is shown as its key asks: "...bytes" as KiB and MiB, "...loss" with more digits, "...sampler", the state of a
+generator, as 64 bits in hexadecimal; integers in groups of three, lists of them in parentheses, as shapes are. Other
+lists are shown as JSON has them, with the nine digits that make a float.
 */
 #ifndef TOOLS_REPORT_H
 #define TOOLS_REPORT_H
@@ -41,7 +42,11 @@ static inline void report_digits_(char text[32], long long n) {
     text[used] = '\0';
 }
 
-static inline char* report_shape_(const json_t* shape) {
+// a list of integers as a shape, any other as it is
+static inline char* report_list_(const json_t* shape) {
+    for (size_t i = 0; i < json_array_size(shape); i++) {
+        if (!json_is_integer(json_array_get(shape, i))) { return json_dumps(shape, JSON_REAL_PRECISION(9)); }
+    }
     size_t room = 24 * json_array_size(shape) + 3, used = 1;
     char* text = (char*)malloc_check(room, "shape");
     text[0] = '(';
@@ -60,13 +65,14 @@ static inline char* report_text(const char* key, const json_t* value) {
         plain_text(copy);
         return copy;
     }
-    if (json_is_array(value)) { return report_shape_(value); }
+    if (json_is_array(value)) { return report_list_(value); }
     if (json_is_boolean(value)) { snprintf(text, sizeof text, "%s", json_is_true(value) ? "yes" : "no"); }
     int digits = ends_with(key, "loss") ? 6 : 4;
     if (json_is_real(value)) { snprintf(text, sizeof text, "%.*g", digits, json_real_value(value)); }
     if (json_is_integer(value)) {
         long long n = json_integer_value(value);
-        if (ends_with(key, "bytes")) { snprintf(text, sizeof text, "%s", format_bytes((double)n).s); }
+        if (ends_with(key, "sampler")) { snprintf(text, sizeof text, "0x%016llx", (unsigned long long)n); }
+        else if (ends_with(key, "bytes")) { snprintf(text, sizeof text, "%s", format_bytes((double)n).s); }
         else { report_digits_(text, n); }
     }
     return string_copy(text);
@@ -81,8 +87,9 @@ static inline void report_members_(const json_t* object, int from) {
     int width = report_width() < 100 ? report_width() : 100, column = from;
     json_object_foreach((json_t*)object, key, value) {
         if (json_is_string(value) && !*json_string_value(value)) { continue; }
-        int is_plain = json_is_string(value) || json_is_real(value);
-        char* text = is_plain ? report_text("loss", value) : json_dumps(value, JSON_ENCODE_ANY);
+        const int is_dumped = !json_is_string(value) && !json_is_real(value) && !ends_with(key, "sampler");
+        char* text = is_dumped ? json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9))
+                               : report_text(json_is_real(value) ? "loss" : key, value);
         int length = (int)(strlen(key) + strlen(text)) + 3;
         int is_first = column == from, wraps = column + length > width;
         if (!is_first) { column += printf(","); }

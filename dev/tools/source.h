@@ -274,7 +274,8 @@ static inline void describe_checkpoint(Source* s, const char* folder) {
     ErrorText error;
     json_t *files = json_array(), *manifest = read_quietly(folder, "manifest.json");
     set_kind(s, "checkpoint", folder_bytes(folder, files));
-    snprintf(text, sizeof text, "verified, %zu files", json_array_size(json_object_get(manifest, "files")));
+    const size_t n = json_array_size(json_object_get(manifest, "files"));
+    snprintf(text, sizeof text, "verified, %zu file%s", n, n == 1 ? "" : "s");
     int verified = checkpoint_verify(folder, &error);
     if (!verified) { problem(s, "%s", error.text); }
     fact(s, "manifest", json_string(verified ? text : error.text));

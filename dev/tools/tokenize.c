@@ -280,19 +280,25 @@ static void add_path(Output* out, const Tokenizer* t, TokenizerWork* w, const ch
     set_aside(out, (int64_t)((double)out->o->val_fraction * (double)n));  // as tokens_split counts
 }
 
+// the end of a noun behind a number
+static const char* plural(int64_t n) { return n == 1 ? "" : "s"; }
+
 static void print_stream(const Stream* s, const Output* out) {
     if (s->n_shards == 0) { return; }
     printf(", %s", s->shards[0]->path);
     if (s->n_shards > 1) { printf(" to %06d", s->first_number + s->n_shards - 1); }
-    if (out->val.n_shards > 0) { printf(" (%lld tokens)", (long long)s->n_tokens); }
+    if (out->val.n_shards > 0) { printf(" (%lld token%s)", (long long)s->n_tokens, plural(s->n_tokens)); }
 }
 
 static void print_summary(const Output* out, double seconds) {
     const int64_t n_tokens = out->train.n_tokens + out->val.n_tokens;
-    printf("%lld documents, %lld bytes, %lld tokens with end of text, %.3f bytes per token, %.1f MB/s",
-           (long long)out->n_documents, (long long)out->n_bytes, (long long)n_tokens,
+    printf("%lld document%s, %lld byte%s, %lld token%s with end of text, %.3f bytes per token, %.1f MB/s",
+           (long long)out->n_documents, plural(out->n_documents), (long long)out->n_bytes, plural(out->n_bytes),
+           (long long)n_tokens, plural(n_tokens),
            (double)out->n_bytes / (double)(n_tokens - out->n_documents), 1e-6 * (double)out->n_bytes / seconds);
-    if (out->n_skipped) { printf(", %lld files left out: empty or binary", (long long)out->n_skipped); }
+    if (out->n_skipped) {
+        printf(", %lld file%s left out: empty or binary", (long long)out->n_skipped, plural(out->n_skipped));
+    }
     print_stream(&out->train, out);
     print_stream(&out->val, out);
     if (*out->o->out) { printf(": uint%d", 8 * out->token_bytes); }
