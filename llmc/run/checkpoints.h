@@ -67,10 +67,10 @@ static inline void run_restore_paths_(Option* table, int n, const char* folder) 
 }
 
 // --continue comes with the model that the run began with, or it is a mistake
-static inline void run_check_model_(const Option* table, int n, const json_t* before) {
-    const char* names[] = {"model", "from", "config"};
+static inline void run_check_model_(const Option* table, int n, const RunOptions* o, const json_t* before) {
+    const char *names[] = {"model", "from", "config"}, *typed[] = {o->model, o->from, o->config};
     for (int i = 0; i < 3; i++) {
-        const char *was = json_string_value(json_object_get(before, names[i])), *now = options_text(table, n, names[i]);
+        const char *was = json_string_value(json_object_get(before, names[i])), *now = typed[i];
         if (options_given(table, n, names[i]) != 1 || !was || strcmp(was, now) == 0 || path_is_same(was, now)) { continue; }
         options_fail(names[i], "the run began with %s, found %s: choose another --run, or leave it out",
                      *was ? was : "another source", now);
@@ -81,7 +81,7 @@ static inline void run_check_model_(const Option* table, int n, const json_t* be
 static inline RunState run_restore(Option* table, int n, const RunOptions* o, int step) {
     char folder[PATH_BYTES], path[PATH_BYTES];
     json_t* manifest = json_read(path_join(path, checkpoint_folder(folder, o->run, step), "manifest.json"));
-    if (run_continues(table, n, o)) { run_check_model_(table, n, json_object_get(manifest, "options")); }
+    if (run_continues(table, n, o)) { run_check_model_(table, n, o, json_object_get(manifest, "options")); }
     options_from_json(table, n, json_object_get(manifest, "options"));
     run_restore_paths_(table, n, json_string_value(json_object_get(manifest, "folder")));
     if (options_given(table, n, "epochs") == 1 && options_given(table, n, "steps") != 1) {
