@@ -341,8 +341,8 @@ static void gpu_options(Run* r) {
     Workplace* w = workplace(r);
     const Option own[] = {
         {"GPU", "recompute", "-r", OPTION_INT, &w->how.recompute, "0", 0, 3, "0|1|2|3",
-         "compute again in backward instead of keeping: 1 GELU, 2 LayerNorms too, 3 whole blocks. Saves memory, changes "
-         "no bit", 0},
+         "compute again in backward instead of keeping: 1 GELU, 2 LayerNorms too, 3 whole blocks. Saves memory, "
+         "changes no bit", 0},
         {"GPU", "gelu-fusion", "-ge", OPTION_SWITCH, &w->how.gelu_fusion, "0", 0, 0, "0|1",
          "GELU inside the matmul before it, from unrounded sums", 0},
         {"GPU", "master-weights", "-w", OPTION_SWITCH, &w->master_weights, "1", 0, 0, "0|1",

@@ -9,9 +9,8 @@ A message says what, where, expected, found and, where there is one, the remedy;
 `assert` stays for our own mistakes; anything a user typed or a file contained comes here.
 Beside the main thread a job of background.h may fail, and both at once. Only the first of them says why, and only the
 main thread ends the process: a job that fails stands still until the main thread asks (fail_check), waits for it, or
-fails too.
-So there is one line and one exit, whose handlers run while nobody else writes, and never in the middle of a line of the
-log.
+fails too. So there is one line and one exit, whose handlers run while nobody else writes, and never in the middle of a
+line of the log.
 Of several processes that train one model and find the same error of the user, one says it: before fail_input speaks it
 asks the function in Failure.is_said_elsewhere (comm.h has one). A process whose line another one says ends with status
 2, silent.

@@ -17,8 +17,7 @@ a number 40, a key with its value 140), so that the bounds mean, beside the text
     json_parse_bounded   100 MB, 2^23 marks: 600 MB. The length is the format's bound on a safetensors header; the
                          largest tokenizer.json (Gemma 3: 33 MB, 262,144 tokens, merges as lists) has 2.2 million marks
 Errors: fail_input with file, line or key, what was expected and what was found; json_parse_bounded, json_ints and
-json_agrees
-        return it. fail_run when writing fails, as outfile.h.
+        json_agrees return it. fail_run when writing fails, as outfile.h.
 */
 #ifndef LLMC_JSONFILE_H
 #define LLMC_JSONFILE_H

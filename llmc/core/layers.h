@@ -9,8 +9,8 @@ Which layers an option means, in items separated by commas. Layers count from 0,
                         insert:N          together, the first as layer N, at most behind all old ones
                         specific:A,B,...  as layers A, B, ... of the larger model, all of them named
                     The old layers fill the other places in their order.
-Errors: options_fail, one line that names the item: a pattern that matches no tensor, no number, no such layer, twice, too
-        few.
+Errors: options_fail, one line that names the item: a pattern that matches no tensor, no number, no such layer, twice,
+        too few.
 Source: patterns are those of a shell (fnmatch); placements those of github.com/neuromamba/rust_trainer
 */
 #ifndef LLMC_LAYERS_H

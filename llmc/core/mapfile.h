@@ -4,7 +4,7 @@ from such a mapping, so that sizes are known before anything is believed and big
     file_map         fail_input with path and errno text when it cannot be opened, or is a folder, a pipe or a device;
                      file_map_or_not returns 0 with that text instead
     file_looks_like  what a file that is not what it should be really is: a Git LFS pointer, an HTML page, an archive
-    file_changed     somebody wrote to the file since it was mapped: its size, or the time of its last change, is another
+    file_changed     somebody wrote to the file since it was mapped: its size or the time of its last change is another
     file_replaced    another file stands under its name, or none; what is mapped is what it was
 Cut short by somebody while it is mapped, a file would kill the reader with SIGBUS; file_map installs a handler that
 names the file on one line and stops with status 1.

@@ -14,8 +14,8 @@ unseen. Which checkpoint is the newest is computed from what is there and verifi
     checkpoint_begin/publish/remove   each leaves whole checkpoints only, wherever a kill or a power cut falls into it
     checkpoint_clean        removes what such an interruption has left
     run_lock                one writer to a run
-Names in a run that are nobody's checkpoint: step_N.tmp is being written, or removed; step_N.replaced has been replaced; a
-folder with manifest.removed is being removed. doc/checkpoints.md goes through the protocol.
+Names in a run that are nobody's checkpoint: step_N.tmp is being written, or removed; step_N.replaced has been replaced;
+a folder with manifest.removed is being removed. doc/checkpoints.md goes through the protocol.
 Errors: checkpoint_verify returns the reason; fail_run names path and errno text when writing fails.
 Source: spec/reliability.md
 */

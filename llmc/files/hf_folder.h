@@ -375,8 +375,8 @@ static inline int hf_export_is_ours_(const char* folder, int n) {
     return is_ours;
 }
 
-// may what stands at this name give way to an export? Nothing, an empty folder, or what an export has left. role: why it
-// has to, for messages
+// may what stands at this name give way to an export? Nothing, an empty folder, or what an export has left.
+// role: why it has to, for messages
 static inline void hf_export_check_(const char* folder, const char* role) {
     char foreign[NAME_MAX + 1];
     struct stat status;

@@ -5,10 +5,9 @@ The tensor table against safetensors: every parameter, gradient or moment under 
     tensors_load_layers            the same into a model with more layers than the file: where each one was
     tensor_is_in                   does a SafeSet have this tensor? For those that a model may or may not come with
     tensors_save_folder            model.safetensors, or shards of at most so many bytes and their index, written last
-In memory a slice is (rows, columns), or of fused experts (E, rows,
-                                                           columns); on disk it may be turned (GPT-2's Conv1D) or
-have more dimensions, and lacks the padding rows. A file has its tensors in the order of their names, as Hugging Face's
-writer lays it out: an export equals, byte by byte, what save_pretrained writes for the same parameters.
+In memory a slice is (rows, columns), or of fused experts (E, rows, columns); on disk it may be turned (GPT-2's Conv1D)
+or have more dimensions, and lacks the padding rows. A file has its tensors in the order of their names, as Hugging
+Face's writer lays it out: an export equals, byte by byte, what save_pretrained writes for the same parameters.
 Loading accepts F32, F16 and BF16, and names with or without the leading "transformer."; for a tensor that the table
 says is stored in fp8 also F8_E4M3 with the scales of its blocks, which multiply: F32 or F8_E8M0, named "..._scale_inv"
 or, in place of ".weight", ".scale". Whether a file has experts fused or apart is asked with tensor_is_in.

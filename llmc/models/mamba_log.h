@@ -1,7 +1,7 @@
 /*
 What a run of train_mamba_hpn prints and records beside what every trainer does (log.h): how good the answers of a head
 are, and what happened in a step. Names of the keys are those that rust_trainer's users know.
-    quality_of        what follows from a validation's scores (head.h); quality_line, quality_keys: the line and the record
+    quality_of        what follows from a validation's scores (head.h); quality_line, quality_keys: as a line, as keys
     step_keys         the record of a step
     mamba_log_schema  what all keys mean, for the first line of metrics.jsonl
 */

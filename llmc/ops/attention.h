@@ -10,16 +10,15 @@ Backward (derived in doc/attention.md): dqkv written, with
     dq_t = sum over u of ds_t[u] * k_u    dk_u = sum over t >= u of ds_t[u] * q_t    dv_u = same of att_t[u] * dout_t
     out of forward is read by the tensor cores' D = dout_t . out_t alone
 grouped_attention_forward, grouped_attention_backward: the same for any AttentionShape: q, k and v apart, several heads
-of q that
-    share one of k and v, a sliding window, another scale. dk and dv of a head are sums over the query heads of its
-    group.
+    of q that share one of k and v, a sliding window, another scale. dk and dv of a head are sums over the query heads
+    of its group.
 Cost:   compute bound for long T: forward 2*B*T*T*C flops, backward 2.5 times that: it rebuilds the scores.
         Memory beside the tensors: three (T, TILE_N) strips and four packed (T, HS) operands per thread.
         bf16 on a GPU: tensor cores (flash_attention.h). float, and what those do not take: a warp per query and per
         key, with a multiply and an add per float loaded, and 2*(T + HS) floats of scratch for each of 48 warps per
         multiprocessor.
-Order:  every sum above chains ascending from 0, products by madd, in dk and dv over the heads of the group and in each over t; the score
-        is its finished chain times the scale; max starts at -10000.
+Order:  every sum above chains ascending from 0, products by madd, in dk and dv over the heads of the group and in each
+        over t; the score is its finished chain times the scale; max starts at -10000.
 Source: Vaswani et al. 2017, arXiv:1706.03762; D as in Dao et al. 2022, arXiv:2205.14135; spec gpt2.md sections 3 and 4.
         Groups: Ainslie et al. 2023, arXiv:2305.13245. We multiply by the scale once per weight, in ds, where upstream
         does so once per element of dq and dk; its order, quadratic in T, is what the parity build (SYSTEM_LIBM)

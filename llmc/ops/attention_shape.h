@@ -1,9 +1,8 @@
 /*
-AttentionShape: which query sees which key, and where the rows of q, k, v and out lie. What attention.h and
+AttentionShape: which query sees which key, and where the rows of q, k, v and out lie: what attention.h and
 flash_attention.h share.
     q    queries t0..T-1 of B sequences, NH heads of HS channels each: its pointer is at query t0 of the first sequence
-    k, v keys 0..T-1 of B sequences, NKV heads: query head h reads head h / (NH / NKV), so NH / NKV query heads form a
-    group
+    k, v keys 0..T-1 of B sequences, NKV heads: query head h reads head h / (NH / NKV); those that read one form a group
     out  as q; max, inv (B, NH, T-t0)
     rows may be parts of longer ones: a packed row (q, k, v), or a cache with room for more positions than T
 A gradient lies as what it belongs to: dq as q, dk and dv as k and v, dout as out.

@@ -2,8 +2,7 @@
 The one matrix product under every linear layer: out = start + a * b, each output a plain chain over k ascending.
     out (M, N)  rows out_stride apart
     a (M, K), b (K, N)  a Matrix says how its elements lie, so a transpose is free
-    start: where each chain begins. NULL: at 0; a row of N floats with stride 0: at a bias; `out` itself: goes on from
-    there
+    start: where each chain begins. NULL: at 0; a row of N floats with stride 0: at a bias; `out` itself: goes on
 Order:  sum = madd(a[m][k], b[k][n], sum) for k = 0, 1, ... from start: each step rounds once, on a GPU too.
 Cost:   2*M*N*K flops. In C: blocks of a and panels of b are copied into the order in which the inner loop reads them
         ("packed"), and a tile of outputs stays in registers while k runs: TILE_M * TILE_N chains side by side hide the

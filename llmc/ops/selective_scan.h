@@ -29,11 +29,11 @@ Cost:   bound by exponentials: one per position, channel and state forward, one 
         Memory: scan_states_floats, and scan_workspace_bytes of scratch: for each thread 2 * chunk * NS * SCAN_GROUP
         floats. No bit depends on `chunk`, and little time: backward takes 2% more with 16 than with 32, 1% with 64, 4%
         with 128, 8% with 8.
-Order:  h = madd(a, h_before, x * ssm_B), G = madd(dy, ssm_C, lambda), and all chains take products by madd. y, S and the
-        sum in ddelta chain over n. dA_log and dD chain over t descending in a row, then over rows
-        ascending. dssm_B and dssm_C: groups of SCAN_GROUP channels; in a group 16 lanes, lane l chains over its
-        channels l, l + 16, ...; lanes in a tree, l += l + 8, then 4, 2, 1; then a chain over groups. Every chain starts
-        from 0, y from D * u. Chunks, threads and vectors share outputs, so none of them changes a bit.
+Order:  h = madd(a, h_before, x * ssm_B), G = madd(dy, ssm_C, lambda), and all chains take products by madd. y, S and
+        the sum in ddelta chain over n. dA_log and dD chain over t descending in a row, then over rows ascending. dssm_B
+        and dssm_C: groups of SCAN_GROUP channels; in a group 16 lanes, lane l chains over its channels l, l + 16, ...;
+        lanes in a tree, l += l + 8, then 4, 2, 1; then a chain over groups. Every chain starts from 0, y from D * u.
+        Chunks, threads and vectors share outputs, so none of them changes a bit.
 Source: Gu & Dao 2023, arXiv:2312.00752, section 3 and algorithm 2
 */
 #ifndef LLMC_SELECTIVE_SCAN_H

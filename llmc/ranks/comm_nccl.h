@@ -9,9 +9,8 @@ so that results do not depend on NCCL's algorithms; only ncclSend and ncclRecv a
     comm_sync_device      the host waits for all ops and exchanges, and stops like a call of comm.h if a rank is gone
 A build without CUDA has the same calls; device memory is memory there, and the exchange is comm_exchange.
 Errors: as in comm.h. A rank that stops aborts NCCL, else the process could wait in it for ever; so do the others when
-they hear
-        of it. NCCL's own errors end the run with its text. --comm-timeout also limits the wait of comm_sync_device: an
-        update must be shorter.
+        they hear of it. NCCL's own errors end the run with its text. --comm-timeout also limits the wait of
+        comm_sync_device: an update must be shorter.
 Order:  a rank's exchanges are done one after the other, whatever their groups: so all ranks begin those of several
         groups in one order (first the rows of a grid, then its columns), or they wait for each other.
 Cost:   one grouped call; 2 events. Bytes are counted as comm.h counts them.

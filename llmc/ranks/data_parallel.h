@@ -10,8 +10,7 @@ tensors that learn, in table order, are dealt out: of K chunks rank r owns r*K/P
     dp_leaf_squares   of each leaf the square of its gradient's norm, where dp_measure asked for it
     dp_norm     owners compute the sums of their chunks; all get them and add them in order
     dp_update   AdamW: with --zero 0 each rank on everything, else each on the part it owns. Slices of a tensor (its
-                layers)
-                    may have had fewer updates than the run
+                layers) may have had fewer updates than the run
     dp_average  the average of the parameters over updates takes in those of now
     dp_exchange_average   parameters and their average change places, and back
     dp_deal     from whole parameters on the host to the arena of masters

@@ -291,9 +291,9 @@ static inline void save_write_(void* run) {
     Snapshot* s = &r->snapshot;
     char temporary[PATH_BYTES], path[PATH_BYTES];
     SavedFiles* files = saved_files_new();
-    run_save_begin(temporary, &r->o, &s->state,
-                   run_checkpoint_bytes(r->model->table, r->model->n_table, r->model->frozen, r->model->average != NULL) +
-                       save_text_bytes_(r));
+    const Model* model = r->model;
+    const double n_bytes = run_checkpoint_bytes(model->table, model->n_table, model->frozen, model->average != NULL);
+    run_save_begin(temporary, &r->o, &s->state, n_bytes + save_text_bytes_(r));
     const float* params = model_whole(r->model, s->arena[0], NULL, &r->dev);
     save_model_(r, params, temporary, SIZE_MAX, files);
     model_whole_free(r->model, params, s->arena[0]);

@@ -1,5 +1,6 @@
 /*
-SIGTERM, SIGINT, SIGUSR1 (Slurm's warning) and SIGHUP (a terminal that is gone) end a run after the step, with a checkpoint.
+SIGTERM, SIGINT, SIGUSR1 (Slurm's warning) and SIGHUP (a terminal that is gone) end a run after the step, and with a
+checkpoint.
 */
 #ifndef LLMC_SIGNALS_H
 #define LLMC_SIGNALS_H

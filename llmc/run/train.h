@@ -210,7 +210,9 @@ static inline void train(Run* r) {
     if (r->comm->rank == 0) {
         run_summary(o, s, strcmp(outcome, "stopped early") == 0, r->trainer->summary ? r->trainer->summary(r) : NULL);
     }
-    if (stop && s->step < o->steps) { printf("to go on later: %s --run %s --resume\n", program_invocation_name, o->run); }
+    if (stop && s->step < o->steps) {
+        printf("to go on later: %s --run %s --resume\n", program_invocation_name, o->run);
+    }
     printf("%s after step %d, checkpoint in %s/step_%06d\n", outcome, s->step, o->run, s->step);
 }
 #endif  // LLMC_TRAIN_H

@@ -9,8 +9,7 @@ Long words:  a heap of (rank, position) and a doubly linked list; an entry whose
 Cost:   n^2 / 16 for n <= BPE_SHORT, n log n beyond, 28 bytes per symbol: ten million times the same letter is no
         attack. More than is free is not taken: fail_run says how much a word needs.
 Cache:  a word of at most 15 bytes and its at most 11 ids fill one cache line; the place is given by the word's hash,
-        and
-the newer word wins. The answer never depends on it.
+        and the newer word wins. The answer never depends on it.
 Source: Sennrich et al. 2016, arXiv:1508.07909; the order of merges is that of Hugging Face tokenizers.
 */
 #ifndef LLMC_BPE_H

@@ -26,7 +26,7 @@ In a trainer, any number B of rows at a time (they need no multiple of 4):
     int correct = hellaswag_correct(&h, 0, h.n);
 Order:  losses of a row are added in the order of its positions; ties go to the lowest completion. A row's score depends
         neither on B nor on the rank that computes it.
-Errors: fail_input for a file that breaks a rule, with the example and its offset; fail_run when it changes while in use.
+Errors: fail_input for a file that breaks a rule, with example and offset; fail_run when it changes while in use.
 Source: Zellers et al. 2019, arXiv:1905.07830; the format of karpathy/llm.c; spec gpt2.md section 16
 */
 #ifndef LLMC_HELLASWAG_H

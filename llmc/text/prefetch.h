@@ -14,8 +14,8 @@ batches of an update. The slots are memory of device_pinned.
 first_row is called ahead of the run, also beyond its last step, and by the workers: it is a pure function of k, whose
 context does not change.
 Errors: a worker that fails (a shard that changes while in use) says why and stands still, as background.h's jobs do;
-the main
-        thread ends the process in prefetch_batch or in fail_check. A process that ends does not wait for the workers.
+        the main thread ends the process in prefetch_batch or in fail_check. A process that ends does not wait for the
+        workers.
 Memory: prefetch_bytes: slots * 2 * B * T * 4 bytes, slots = n_ahead + n_kept - 1; n_kept with 0 workers.
 */
 #ifndef LLMC_PREFETCH_H

@@ -13,8 +13,7 @@ alternatives matches, so words cover the text. In the expressions the alternativ
     Llama 3 the same as Qwen2 with \p{N}{1,3}
 Other expressions: PCRE2 understands them, but \s, \S are rewritten (its \s has U+180E, Oniguruma's, which the files
 were made with, has not), and what means something else to the two is refused. Letters newer than the installed PCRE2
-(10.42:
-Unicode 14) are no letters to it.
+(10.42: Unicode 14) are no letters to it.
 Cost:   every character is looked at three times at most. About 300 MB/s of English.
 Limits of other expressions, for a file may hold one that needs quadratic or exponential time. Runs of any length of one
 letter, of blanks, of line ends must pass, as must gigabytes of text; DeepSeek's and o200k's take 0.02 to 0.1 us a byte
