@@ -170,4 +170,12 @@ static inline int ends_with(const char* text, const char* end) {
     size_t n = strlen(text), n_end = strlen(end);
     return n >= n_end && strcmp(text + n - n_end, end) == 0;
 }
+
+// folder/name on the heap; path_join of outfile.h needs no free, and has a limit
+static inline char* path_joined(const char* folder, const char* name) {
+    const size_t n_bytes = strlen(folder) + strlen(name) + 2;
+    char* path = (char*)malloc_check(n_bytes, "path");
+    snprintf(path, n_bytes, "%s%s%s", folder, ends_with(folder, "/") ? "" : "/", name);
+    return path;
+}
 #endif  // LLMC_FAIL_H

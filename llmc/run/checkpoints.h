@@ -11,7 +11,7 @@ The files of one checkpoint, and how it becomes whole: ../files/checkpoint.h. Ex
 #define LLMC_CHECKPOINTS_H
 #include "../core/tensor.h"        // Tensor
 #include "../files/checkpoint.h"  // checkpoint_newest_good, checkpoint_publish, manifest_write
-#include "../text/filelist.h"     // path_from, path_list_from
+#include "../text/pathlist.h"     // path_from, path_list_from
 #include "state.h"                // RunState; run_options.h
 
 // Is there one to go on from? Asked for --continue, by the only writer: another may just be saving the first

@@ -55,9 +55,10 @@ Source: shard formats of karpathy/llm.c; cycle walking: Black & Rogaway 2002, Ci
 #include "../core/mapfile.h"  // MappedFile, file_map, file_unmap, file_looks_like, ErrorText, error_set
 #include "../core/rng.h"      // splitmix64
 #include "examples.h"         // Examples, examples_parse, examples_is_file_
-#include "filelist.h"         // FileList, file_list_make, PathList, path_list_make
+#include "filelist.h"         // FileList, file_list_make
 #include "jsonlines.h"        // JsonLines, json_lines_next
 #include "numbers.h"          // Numbers, numbers_parse, numbers_take
+#include "pathlist.h"         // PathList, path_list_make
 #include "tokenizer.h"        // Tokenizer, tokenizer_encode_plain; utf8_decode
 #include <assert.h>
 #include <xxhash.h>
@@ -382,8 +383,7 @@ static inline void tokens_list_extension_(FileList* list, const char* folder, co
     for (int i = 0; i < n; i++) {
         const char *name = entries[i]->d_name, *dot = strrchr(name, '.');
         if (dot && name[0] != '.' && strcmp(dot + 1, extension) == 0) {
-            char* path = (char*)malloc_check(strlen(folder) + strlen(name) + 2, "path");
-            sprintf(path, "%s%s%s", folder, ends_with(folder, "/") ? "" : "/", name);
+            char* path = path_joined(folder, name);
             file_list_add_(list, path);
             free(path);
         }

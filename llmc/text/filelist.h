@@ -2,7 +2,8 @@
 The files behind a path as a user gives it: a file, a pattern (*, ?, []) or a folder.
 A pattern gives the files it matches, in byte order of their paths. A folder is walked depth first, names in byte order.
 Left out are hidden files and folders, symbolic links, folders named build, runs, __pycache__, node_modules or .venv,
-folders of runs (they hold settings.json and metrics.jsonl), and what a .gitignore says, in the folder or in one inside it (those above the folder are not looked for):
+folders of runs (they hold settings.json and metrics.jsonl), and what a .gitignore says, in the folder or in one inside
+it (those above the folder are not looked for):
     # comment       blank lines and lines with # are skipped, as are spaces at the end of a line
     name  *.log     files and folders of that name, wherever they are below; *, ? and [] as in a shell (fnmatch)
     name/           folders only
@@ -11,14 +12,7 @@ folders of runs (they hold settings.json and metrics.jsonl), and what a .gitigno
     \#name          the sign itself
 Of git's language only two stars inside a path are missing: they match one name, not any number of folders. As in git,
 nothing below a folder that is left out can be brought back.
-path_list_make cuts the text of an option into several such paths (blanks around a comma do not count):
-    books.txt,code/               two paths
-    books.txt:3,code/:1           with weights, numbers above 0, at most 1e9: what they mean is the reader's (dataloader.h)
-    a\,b.txt:3,c\:d/:1            \, and \: are a comma and a colon in a name; so is a colon with a slash behind it
-path_from and path_list_from say what a path that was meant from another folder is from here.
-A text that names something as it stands, commas and colons included, is one path; so is, between commas, a name with a
-colon. All paths have weights, or none. The same path may come twice.
-Errors: fail_input for what cannot be listed, examined or matched by anything, and for a weight that is none.
+Errors: fail_input for what cannot be listed, examined or matched by anything.
 */
 #ifndef LLMC_FILELIST_H
 #define LLMC_FILELIST_H
@@ -58,7 +52,7 @@ typedef struct {
 
 typedef struct IgnoreFile {
     const struct IgnoreFile* above;  // of the folder around, NULL at the top
-    size_t n_folder;                 // length of the path of its own folder
+    size_t n_folder;                 // length of the path of its own folder, without a slash at the end
     IgnoreRule* rules;
     int n_rules;
 } IgnoreFile;
@@ -95,9 +89,8 @@ static inline void ignore_open_(IgnoreFile* f, const char* folder, const IgnoreF
     struct stat status;
     memset(f, 0, sizeof *f);
     f->above = above;
-    f->n_folder = strlen(folder);
-    char* path = (char*)malloc_check(f->n_folder + sizeof "/.gitignore", "path");
-    sprintf(path, "%s/.gitignore", folder);
+    f->n_folder = strlen(folder) - (size_t)ends_with(folder, "/");
+    char* path = path_joined(folder, ".gitignore");
     if (lstat(path, &status) == 0 && S_ISREG(status.st_mode)) {
         MappedFile file;
         file_map(&file, path);
@@ -154,8 +147,7 @@ static inline int file_list_is_run_(const char* folder) {
     const char* names[] = {"settings.json", "metrics.jsonl"};
     int n = 0;
     for (int i = 0; i < 2; i++) {
-        char* path = (char*)malloc_check(strlen(folder) + strlen(names[i]) + 2, "path");
-        sprintf(path, "%s/%s", folder, names[i]);
+        char* path = path_joined(folder, names[i]);
         n += access(path, F_OK) == 0;
         free(path);
     }
@@ -171,14 +163,15 @@ static inline void file_list_walk_(FileList* list, const char* folder, const Ign
     for (int i = 0; i < n; i++) {
         const char* name = entries[i]->d_name;
         struct stat status;
-        char* path = (char*)malloc_check(strlen(folder) + strlen(name) + 2, "path");
-        sprintf(path, "%s/%s", folder, name);
+        char* path = path_joined(folder, name);
         if (name[0] != '.') {  // hidden, and the folder itself and the one above it
             if (lstat(path, &status) != 0) { fail_input("%s: cannot be examined: %s", path, strerror(errno)); }
-            int is_file = S_ISREG(status.st_mode),
-                is_folder = S_ISDIR(status.st_mode) && !file_list_is_build_folder_(name);
-            if (is_file && !ignore_says_(&ignore, path, 0)) { file_list_add_(list, path); }
-            if (is_folder && !ignore_says_(&ignore, path, 1) && !file_list_is_run_(path)) { file_list_walk_(list, path, &ignore); }
+            const int is_file = S_ISREG(status.st_mode), is_folder = S_ISDIR(status.st_mode);
+            const int is_left_out = ignore_says_(&ignore, path, is_folder);
+            if (is_file && !is_left_out) { file_list_add_(list, path); }
+            if (is_folder && !is_left_out && !file_list_is_build_folder_(name) && !file_list_is_run_(path)) {
+                file_list_walk_(list, path, &ignore);
+            }
         }
         free(path);
         free(entries[i]);
@@ -215,139 +208,5 @@ static inline void file_list_make(FileList* list, const char* path) {
     } else {
         file_list_add_(list, path);
     }
-}
-
-// ---- several paths in one text ----
-
-enum { MAX_PATHS = 64 };
-
-typedef struct {
-    char* path;     // for file_list_make
-    double weight;  // 0: none was given
-} WeightedPath;
-
-typedef struct {
-    WeightedPath of[MAX_PATHS];
-    int n;
-} PathList;
-
-// a file, a folder or a pattern that matches something
-static inline int path_finds_(const char* path) {
-    struct stat status;
-    glob_t matches;
-    if (stat(path, &status) == 0) { return 1; }
-    if (glob(path, GLOB_NOSORT, NULL, &matches) != 0) { return 0; }
-    globfree(&matches);
-    return 1;
-}
-
-// the last such sign that has no backslash before it, or NULL
-static inline char* path_last_(char* text, char sign) {
-    for (char* at = text + strlen(text); at > text; at--) {
-        if (at[-1] == sign && (at - 1 == text || at[-2] != '\\')) { return at - 1; }
-    }
-    return NULL;
-}
-
-// \, and \: become the signs alone; other backslashes are for glob
-static inline void path_unquote_(char* path) {
-    char* to = path;
-    for (const char* from = path; *from; from++) {
-        if (*from == '\\' && (from[1] == ',' || from[1] == ':')) { continue; }
-        *to++ = *from;
-    }
-    *to = '\0';
-}
-
-// PATH or PATH:WEIGHT, without blanks around it; becomes the path alone. Returns the weight, 0 where there is none.
-static inline double path_take_weight_(char* part) {
-    char *colon = path_finds_(part) ? NULL : path_last_(part, ':'), *end;
-    if (!colon || strchr(colon, '/')) {
-        path_unquote_(part);
-        return 0.0;
-    }
-    const char* text = colon + 1;
-    const int is_number = *text && !text[strspn(text, "+-.0123456789eE")];  // strtod also takes nan, inf, hexadecimal
-    const double weight = is_number ? strtod(text, &end) : 0.0;
-    if (!is_number || *end || weight <= 0.0 || weight > 1e9) {
-        fail_input("%s: expected a weight above 0, at most 1e9, after the colon, as in books.txt:3, found \"%s\" (a "
-                   "colon in a name is typed \\:)", part, text);
-    }
-    *colon = '\0';
-    if (!*part) { fail_input(":%s: expected a path before the colon, found nothing", text); }
-    path_unquote_(part);
-    return weight;
-}
-
-static inline void path_list_add_(PathList* list, const char* begin, size_t n, const char* whole) {
-    const char* blanks = " \t\n";
-    char part[4096];
-    while (n > 0 && strchr(blanks, *begin)) { begin++, n--; }
-    while (n > 0 && strchr(blanks, begin[n - 1])) { n--; }
-    if (n == 0) { fail_input("%s: expected a path on each side of a comma, found nothing", whole); }
-    if (n >= sizeof part) { fail_input("%.40s...: this path is too long", begin); }
-    if (list->n == MAX_PATHS) {
-        fail_input("%s: expected at most %d paths, found more: a pattern or a folder names many files", whole,
-                   MAX_PATHS);
-    }
-    memcpy(part, begin, n);
-    part[n] = '\0';
-    const double weight = path_take_weight_(part);
-    if (list->n > 0 && (weight > 0.0) != (list->of[0].weight > 0.0)) {
-        const char* lacks = weight > 0.0 ? list->of[0].path : part;
-        fail_input("%s: expected a weight, as other paths have one, found none (%s:1)", lacks, lacks);
-    }
-    list->of[list->n].path = string_copy(part);
-    list->of[list->n++].weight = weight;
-}
-
-static inline void path_list_make(PathList* list, const char* text) {
-    memset(list, 0, sizeof *list);
-    if (!strpbrk(text, ",:") || path_finds_(text)) {
-        list->of[list->n++].path = string_copy(text);
-        return;
-    }
-    for (const char *begin = text, *end = text;; end++) {
-        if (*end && (*end != ',' || (end > begin && end[-1] == '\\'))) { continue; }
-        path_list_add_(list, begin, (size_t)(end - begin), text);
-        if (!*end) { return; }
-        begin = end + 1;
-    }
-}
-
-static inline void path_list_free(PathList* list) {
-    for (int i = 0; i < list->n; i++) { free(list->of[i].path); }
-}
-
-// `path` as it is found from `folder`, where there is such a thing; else as it is. On the heap
-static inline char* path_from(const char* folder, const char* path) {
-    char* joined = (char*)malloc_check(strlen(folder) + strlen(path) + 2, "path");
-    sprintf(joined, "%s/%s", folder, path);
-    if (*path && *path != '/' && path_finds_(joined)) { return joined; }
-    free(joined);
-    return string_copy(path);
-}
-
-// the same for a text of several
-static inline char* path_list_from(const char* folder, const char* text) {
-    PathList list;
-    char* joined;
-    size_t n_bytes;
-    path_list_make(&list, text);
-    FILE* out = open_memstream(&joined, &n_bytes);
-    if (!out) { fail_run("paths: no memory"); }
-    for (int i = 0; i < list.n; i++) {
-        const double weight = list.of[i].weight;
-        char* path = path_from(folder, list.of[i].path);
-        if (i > 0) { fputc(',', out); }
-        for (const char* c = path; *c; c++) {
-            fprintf(out, "%s%c", (list.n > 1 || weight > 0.0) && (*c == ',' || *c == ':') ? "\\" : "", *c);
-        }
-        if (weight > 0.0) { fprintf(out, ":%.17g", weight); }
-        free(path);
-    }
-    fclose(out);
-    path_list_free(&list);
-    return joined;
 }
 #endif  // LLMC_FILELIST_H
