@@ -14,8 +14,7 @@ Cost:   one forward pass of one position a token, prompt aside. Cached logits eq
 #include "../ops/sampler.h"     // sample_token
 #include "../text/stop.h"       // StopTexts, StopStream
 #include "../text/tokenizer.h"  // Tokenizer, TokenStream
-#include "folder.h"             // run_show_sample
-#include "prompts.h"            // Prompt, Prompts, prompt_make
+#include "prompts.h"            // Prompt, prompt_make; RunOptions, run_sampling
 
 typedef const float* (*NextLogits)(void* model, const int* tokens, int n_cached, int n);
 
@@ -142,35 +141,6 @@ static inline void generate(Generator* g, uint64_t* random, const Prompt* p, FIL
         stop_stream_free(&stop);
     }
     fputc('\n', out);
-}
-
-// ---- samples while training ----
-
-// a sample to the terminal and to samples.txt; which: "" or ", prompt 1 of 2: ..."
-static inline void generate_sample_(Generator* g, RunState* s, const Prompt* p, const char* which) {
-    char* text;
-    size_t n_bytes;
-    FILE* memory = open_memstream(&text, &n_bytes);
-    if (!memory) { fail_run("sample: no memory"); }
-    text_print_safe(p->text, p->n_bytes, memory);
-    generate(g, &s->sampler, p, memory);
-    fclose(memory);
-    run_show_sample(g->o, s->step, which, text);
-    free(text);
-}
-
-// one of each prompt; without any, one from end of text on
-static inline void generate_samples(Generator* g, RunState* s, const Prompts* prompts) {
-    Prompt none = {NULL, 0, &g->eot, 1};
-    g->n_cached = 0;  // the parameters have changed since
-    if (prompts->n == 0) { generate_sample_(g, s, &none, ""); }
-    for (int i = 0; i < prompts->n; i++) {
-        const Prompt* p = &prompts->list[i];
-        char which[512], *line = text_escape(p->text, p->n_bytes, 60);
-        snprintf(which, sizeof which, ", prompt %d of %d: \"%s\"", i + 1, prompts->n, line);
-        generate_sample_(g, s, p, which);
-        free(line);
-    }
 }
 
 // ---- --generate ----

@@ -1,12 +1,14 @@
 /*
 What a run may do with a model beside training it.
     task_evaluate   loss on the validation data, and answers to the examples of --hellaswag
-    task_open_generator, task_generate   samples while training; --generate
+    task_open_generator   before any text: task_sample, samples while training; task_generate, --generate
     task_probe      --probe: one batch, everything visible
 */
 #ifndef LLMC_TASKS_H
 #define LLMC_TASKS_H
 #include "../files/tensorfile.h"  // tensors_put
+#include "../text/escape.h"       // text_escape
+#include "folder.h"               // run_show_sample
 #include "trainer.h"              // Run
 
 // the loss of the averaged weights, in the record of the validation that follows
@@ -61,6 +63,34 @@ static inline void task_open_generator(Run* r, int n_prompt) {
     r->trainer->open(r, TO_GENERATE, 1, room);
     generator_init(&r->generator, &r->o, run_has_text(r) ? &r->tokenizer : NULL, &r->stop, r->V, room,
                    run_end_of_text(r), r->trainer->next_logits, r);
+}
+
+// one sample, to the terminal and to samples.txt; which: "" or ", prompt 1 of 2: ..."
+static inline void task_sample_one_(Run* r, const Prompt* p, const char* which) {
+    char* text;
+    size_t n_bytes;
+    FILE* memory = open_memstream(&text, &n_bytes);
+    if (!memory) { fail_run("sample: no memory"); }
+    text_print_safe(p->text, p->n_bytes, memory);
+    generate(&r->generator, &r->state.sampler, p, memory);
+    fclose(memory);
+    run_show_sample(&r->o, r->state.step, which, text);
+    free(text);
+}
+
+// one of each prompt; without any, one from end of text on
+static inline void task_sample(Run* r) {
+    const Prompts* prompts = &r->prompts;
+    const Prompt none = {NULL, 0, &r->generator.eot, 1};
+    r->generator.n_cached = 0;  // the parameters have changed since
+    if (prompts->n == 0) { task_sample_one_(r, &none, ""); }
+    for (int i = 0; i < prompts->n; i++) {
+        const Prompt* p = &prompts->list[i];
+        char which[512], *line = text_escape(p->text, p->n_bytes, 60);
+        snprintf(which, sizeof which, ", prompt %d of %d: \"%s\"", i + 1, prompts->n, line);
+        task_sample_one_(r, p, which);
+        free(line);
+    }
 }
 
 static inline void task_generate(Run* r) {

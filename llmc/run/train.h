@@ -193,7 +193,7 @@ static inline void train(Run* r) {
         if (due && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { task_evaluate(r, 1); }
         if (o->early_stop > 0 && s->evals_since_best >= o->early_stop) { last = 1; }
         int samples = due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last);
-        if (samples && r->comm->rank == 0) { generate_samples(&r->generator, s, &r->prompts); }
+        if (samples && r->comm->rank == 0) { task_sample(r); }
         s->interrupted = stop != 0;
         int save = last || due_by_time || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
         if (unsaved && save) {
