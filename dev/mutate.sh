@@ -198,9 +198,9 @@ mutation "sampler: min-p is a share of all, not of the likeliest" test_tensor sa
 mutation "sampler: a penalized logit may rise" test_tensor sampler sampler.h:sample_penalized_ 'logit \* penalty' \
     'logit / penalty'
 mutation "stop: what may be the beginning of a stop text is not held back" test_stop stop stop.h:stop_stream_put \
-    's->held\.n - stop_longest_end_\(s, s->held\.n, 0\)' 's->held.n'
-mutation "stop: the shortest of two that end together" test_stop stop stop.h:stop_longest_end_ \
-    'whole \&\& length > n' 'whole \&\& (length > n || longest)'
+    's->held\.n - stop_begun_\(s\)' 's->held.n'
+mutation "stop: the shortest of two that end together" test_stop stop stop.h:stop_found_ \
+    'text->n > longest' 'longest == 0'
 
 # ---- the tests as they are are green; a compiler that fuses multiply and add is found out ----
 unchanged() {  # folder, test
