@@ -8,7 +8,7 @@ Saving without stopping: the state of a run as it was after one step, written wh
     snapshot_is_old  is it time for one that nobody asked for?
     snapshot_print   at the end of a run: how many were saved, how fast, how long training waited
 Training waits for the copy, and for the writer before if that is still at work; the rest of a save costs it nothing but
-the memory of the copy, on the host: parameters and both moments once more.
+the memory of the copy, on the host: parameters, both moments and, with --ema, the average once more.
 */
 #ifndef LLMC_SNAPSHOT_H
 #define LLMC_SNAPSHOT_H
