@@ -83,11 +83,14 @@ build_and_run() {
     if make_all "$folder" $variables $(printf "$folder/%s " $tests); then programs $(printf "$folder/%s " $tests); fi
 }
 
-# the CUDA kernels on this CPU, as their exact or their fast build
+# the CUDA kernels on this CPU, as their exact or their fast build; quick: of test_gpt2cu, which takes over a minute, four promises
 simt() {
-    local programs
+    local programs promise model=build/simt-$1/test_gpt2cu
     programs=$(printf "build/simt-$1/%s " $(make -s simt_tests))
-    if make_all "dev/simt, $1" $programs; then programs $programs; fi
+    make_all "dev/simt, $1" $programs || return
+    if [ "${2-}" != quick ]; then programs $programs; return; fi
+    programs ${programs/$model /}
+    for promise in "golden base" "golden dropout" cache repeat; do part "simt-$1 test_gpt2cu, $promise" $model "$promise"; done
 }
 
 # make_all NAME ARGUMENT...: make them all, or say that something does not build
@@ -122,7 +125,7 @@ quick() {
     part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
     part "several ranks, quick" dev/test_ranks.sh quick
     part "train_mamba_hpn, quick" dev/test_mamba.sh quick
-    simt exact
+    simt exact quick
     part "rewriting of launches" dev/simt/test_rewrite.py
     part "train_gpt2.cu, its kernels on this CPU, quick" dev/test_gpus.sh quick
     part "dev/gpu_check.sh, quick" dev/test_gpu_check.sh quick
@@ -154,6 +157,7 @@ rest() {
     matrix
     build_and_run "ASAN=1 OPT=-O1"
     simt fast
+    if make_all "dev/simt, exact" build/simt-exact/test_gpt2cu; then programs build/simt-exact/test_gpt2cu; fi
     build_shared
     finish_parts  # scripts measure time and memory
     part "headers as C11 and C++17, each alone" dev/check_headers.sh
