@@ -92,11 +92,6 @@ static void shard_name(char path[PATH_BYTES], const Settings* o, const Stream* s
     if (used >= PATH_BYTES) { fail_input("--out: %.40s...: this path is too long", o->out); }
 }
 
-static int is_folder(const char* path) {
-    struct stat status;
-    return ends_with(path, "/") || (stat(path, &status) == 0 && S_ISDIR(status.st_mode));
-}
-
 // before a shard is made: it takes the place of no file that is read, nor of a shard of another run
 static void check_shard_name(const Output* out, const char* path) {
     for (int i = 0; i < out->inputs->n; i++) {
@@ -424,7 +419,7 @@ int main(int argc, char** argv) {
     for (int i = 0; i < files.n; i++) {
         options_refuse(path_overwrites(o.out, files.words[i]), "out", "is a file that is read: give another name");
     }
-    options_refuse(*o.out && is_folder(o.out) && (!is_series(&o) || ends_with(o.out, "/")), "out",
+    options_refuse(ends_with(o.out, "/") || (*o.out && path_is_folder(o.out) && !is_series(&o)), "out",
                    "expected the name of a shard, found that of a folder");
     tokenizer_open(&tokenizer, o.tokenizer);
     if (files.n > 0) {

@@ -38,6 +38,11 @@ static inline const char* path_join(char path[PATH_BYTES], const char* folder, c
 
 static inline int path_exists(const char* path) { return access(path, F_OK) == 0; }
 
+static inline int path_is_folder(const char* path) {
+    struct stat status;
+    return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
+}
+
 // the folder in which a path stands
 static inline const char* path_parent(char parent[PATH_BYTES], const char* path) {
     size_t n = strlen(path);
@@ -66,9 +71,8 @@ static inline int path_is_same(const char* a, const char* b) {
 }
 
 static inline int path_is_read_(const char* path, const char* input) {
-    struct stat status;
-    return path_exists(path) && stat(input, &status) == 0 &&
-           (path_is_same(path, input) || (S_ISDIR(status.st_mode) && path_lies_in(path, input)));
+    return path_exists(path) && path_exists(input) &&
+           (path_is_same(path, input) || (path_is_folder(input) && path_lies_in(path, input)));
 }
 
 // would writing to `output`, under that name or first under output.tmp, take the place of a file that `input` names,

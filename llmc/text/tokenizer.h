@@ -196,11 +196,6 @@ static inline int tokenizer_is_bytes_(const TokenizerPipeline* p) {
     return same;
 }
 
-static inline int tokenizer_is_folder_(const char* path) {
-    struct stat status;
-    return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
-}
-
 // what --tokenizer means: "bytes", a file, or a folder with a tokenizer.json
 static inline void tokenizer_open(Tokenizer* t, const char* name) {
     MappedFile file;
@@ -210,7 +205,7 @@ static inline void tokenizer_open(Tokenizer* t, const char* name) {
         return;
     }
     char* path = (char*)malloc_check(strlen(name) + sizeof "/tokenizer.json", "path");
-    sprintf(path, "%s%s", name, tokenizer_is_folder_(name) ? "/tokenizer.json" : "");
+    sprintf(path, "%s%s", name, path_is_folder(name) ? "/tokenizer.json" : "");
     if (!file_map_or_not(&file, path, &error)) {
         fail_input("--tokenizer: %s: %s (expected bytes, a tokenizer.json or the folder it is in)", path, error.text);
     }
@@ -239,7 +234,7 @@ static inline void tokenizer_open(Tokenizer* t, const char* name) {
 static inline const char* tokenizer_folder(char folder[PATH_BYTES], const char* name) {
     *folder = '\0';
     if (strcmp(name, "bytes") == 0) { return folder; }
-    if (tokenizer_is_folder_(name)) { snprintf(folder, PATH_BYTES, "%s", name); }
+    if (path_is_folder(name)) { snprintf(folder, PATH_BYTES, "%s", name); }
     else if (strcmp(basename(name), "tokenizer.json") == 0) { path_parent(folder, name); }
     return folder;
 }
