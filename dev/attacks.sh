@@ -78,6 +78,12 @@ check "files of somebody's under the names that a run writes are set aside" \
 rm -rf run && mkdir run && cp text.txt run/samples.txt && cp tiny.json run/settings.json
 run 30 "${start[@]}" --train run/samples.txt --steps 2 --run run
 check "the text that a run would read under its own names is refused" test $status = 2 -a -s run/samples.txt
+for data in text.txt,run/samples.txt run/samples.txt:2,text.txt:1 'run/*.txt' "run/../run/samples.txt , text.txt"; do
+    run 30 "${start[@]}" --train "$data" --steps 2 --run run
+    check "... as one of $data, too" test $status = 2 -a -s run/samples.txt -a "$(grep -c -- '--train: run.* a file that the run in --run run writes' err)" = 1
+done
+run 30 "${start[@]}" --train text.txt,run --val run/samples.txt,text.txt --steps 2 --run run
+check "... for validation" test $status = 2 -a -s run/samples.txt -a "$(grep -c -- '--val: run/samples.txt is' err)" = 1
 run 30 "${start[@]}" --config run/settings.json --steps 2 --run run
 check "and so is its config" test $status = 2 -a "$(cmp -s tiny.json run/settings.json; echo $?)" = 0
 

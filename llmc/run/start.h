@@ -76,31 +76,42 @@ static inline void start_plan_rows_(Run* r) {
     r->n_leaves = run_leaves(r->table, r->n_options, o, r->T);
 }
 
-// what a run reads has no name in its folder that the run will give to a file of its own
+// the paths that the option reads, one or several; none where it reads nothing
+static inline void start_inputs_(PathList* list, const Option* row) {
+    const char* text = option_path(row, OPTION_READS);
+    memset(list, 0, sizeof *list);
+    if (*text && row->flags & OPTION_LIST) { path_list_make(list, text); }
+    else if (*text) { list->of[list->n++].path = string_copy(text); }
+}
+
+// Which of these paths would be gone if a file of this name were written? Folders that hold it count too, or not. On the
+// heap; NULL: none
+static inline char* start_overwritten_(const char* path, const Option* row, int folders_too) {
+    PathList list;
+    char* found = NULL;
+    start_inputs_(&list, row);
+    for (int i = 0; i < list.n && !found; i++) {
+        const char* input = list.of[i].path;
+        if ((folders_too || !path_is_folder(input)) && path_overwrites(path, input)) { found = string_copy(input); }
+    }
+    path_list_free(&list);
+    return found;
+}
+
+// What a run reads has no name in its folder that the run will give to a file of its own. A folder that is read as a
+// whole may hold the run: what a run writes is no data
 static inline void start_check_inputs_(const Run* r) {
     char path[PATH_BYTES];
     if (!*r->o.run || r->o.resume) { return; }
     for (int i = 0; i < N_RUN_FILES; i++) {
         path_join(path, r->o.run, run_file_names()[i]);
         for (int k = 0; k < r->n_options; k++) {
-            const Option* row = &r->table[k];
-            if (!path_is_same(path, option_path(row, OPTION_READS))) { continue; }
-            options_fail(row->name, "%s is a file that the run in --run %s writes: give another name or folder",
-                         *(const char**)row->value, r->o.run);
+            const char* input = start_overwritten_(path, &r->table[k], 0);
+            if (!input) { continue; }
+            options_fail(r->table[k].name, "%s %s a file that the run in --run %s writes: give another name or folder",
+                         input, path_exists(input) ? "is" : "matches", r->o.run);
         }
     }
-}
-
-// does a file of this name take the place of one that the option reads? Of a list any counts
-static inline int start_overwrites_(const char* path, const Option* row) {
-    const char* input = option_path(row, OPTION_READS);
-    PathList list;
-    int n = 0;
-    if (!*input || !(row->flags & OPTION_LIST)) { return *input && path_overwrites(path, input); }
-    path_list_make(&list, input);
-    for (int i = 0; i < list.n; i++) { n += path_overwrites(path, list.of[i].path); }
-    path_list_free(&list);
-    return n > 0;
 }
 
 // where the option writes now; "": nowhere. --probe-out has a default, which only --probe writes
@@ -112,7 +123,7 @@ static inline const char* start_output_(const Run* r, const Option* row) {
 static inline void start_check_output_(const Run* r, const Option* of, int argc, char** argv) {
     const char* output = start_output_(r, of);
     for (int k = 0; k < r->n_options; k++) {
-        if (!start_overwrites_(output, &r->table[k])) { continue; }
+        if (!start_overwritten_(output, &r->table[k], 1)) { continue; }
         options_fail(of->name, "%s is what --%s reads: give another name", output, r->table[k].name);
     }
     for (int k = 0; options_args_file(argc, argv, k); k++) {
