@@ -42,8 +42,20 @@ sed -e 's|^static double bigram_flops|static const char *adapter, *adapter_out, 
         {"own", "adapter", "", OPTION_TEXT, \&adapter, "", 0, 0, "FILE", "is read", OPTION_READS},\n\
         {"own", "adapter-out", "", OPTION_TEXT, \&adapter_out, "", 0, 0, "FILE", "is written", OPTION_WRITES},\n\
         {"own", "place", "", OPTION_TEXT, \&place, "append", 0, 0, "WHERE", "no path", 0},\n    };\n\
-    run_add_options(r, own, sizeof own);\n}\n\n&|' \
-    -e 's|^    t.close = .*|&\n    t.options = own_options;|' "$root/dev/examples/train_bigram.c" >"$own.c"
+    run_add_options(r, own, sizeof own);\n}\n\n\
+static float more[20];\n\
+static int own_extras(const Run* r, Extra* x) {\n    const int n = r->trainer->counts_updates;\n\
+    for (int i = 0; i < n; i++) {\n        static char names[20][8];\n        snprintf(names[i], 8, "x%d", i);\n\
+        const Extra one = {names[i], DTYPE_F32, more + i, 1};\n        x[i] = one;\n    }\n    return n;\n}\n\
+static void own_load_extras(Run* r, const char* path) {\n    Extra x[20];\n\
+    extras_load(path, x, own_extras(r, x));\n}\n\n&|' \
+    -e 's|^    t.close = .*|&\n    t.options = own_options;\n\
+    if (getenv("SPARING")) { t.sparing = "--spare"; }\n\
+    if (getenv("SPARING_BYTES")) { t.sparing_bytes = bigram_sparing; }\n\
+    if (getenv("EXTRAS")) { t.extras = own_extras; t.counts_updates = atoi(getenv("EXTRAS")); }\n\
+    if (getenv("LOAD_EXTRAS")) { t.load_extras = own_load_extras; }\n\
+    if (getenv("SCORES")) { t.n_scores = 2; }|' \
+    -e 's|^static void bigram_open|static double bigram_sparing(const Run* r, int B, int T) { return bigram_bytes(r, TO_TRAIN, B, T); }\n\n&|' "$root/dev/examples/train_bigram.c" >"$own.c"
 compile() { ${CC:-gcc} -std=gnu11 -D_GNU_SOURCE -O1 -ffp-contract=off -I"$root" "$own.c" -o "$own" -ljansson -lxxhash -lpcre2-8 -lpthread -lm; }
 check "a trainer with options of its own compiles" compile
 cp book.txt kept.txt && echo mine >adapter.bin
@@ -62,4 +74,18 @@ setting() { grep -oP "^    \"$1\": \K[^,]*" own/settings.json; }
 check "... finds its input where the run began" test "$(setting adapter)" = "\"$work/adapter.bin\""
 check "... takes a word for a word, though a file has its name" test "$(setting place) $(setting tokenizer)" = '"append" "bytes"'
 check "... does not write again where the first wrote" test "$(setting adapter-out)" = '""'
+
+# ---- half of a pair: found at the start, before anything is written ----
+broken() {  # NAME=VALUE...: does a trainer with that mistake end before it writes? The shell says no word of the abort
+    rm -rf broken
+    { env "$@" "$own" "${start[@]}" --run broken >out 2>err; } 2>/dev/null
+    [ $? = 134 ] && grep -q 'Assertion' err && [ ! -e broken ]
+}
+for mistake in SPARING=1 SPARING_BYTES=1 EXTRAS=1 LOAD_EXTRAS=1 SCORES=1 "EXTRAS=16 LOAD_EXTRAS=1"; do
+    check "at once: a trainer with $mistake and no more" broken $mistake
+done
+export EXTRAS=15 LOAD_EXTRAS=1  # as many as there may be, beside the counts of updates
+"$own" "${start[@]}" --run full >out 2>err && rm -r full/step_000009 && "$own" --run full --resume >out 2>err
+check "a trainer with 15 vectors of its own goes on to the same bits" same one full
+unset EXTRAS LOAD_EXTRAS
 finish

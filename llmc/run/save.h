@@ -198,15 +198,13 @@ static inline void save_open_model(Run* r) {
 }
 
 // what a checkpoint holds beside model, moments and state; returns how many
-static inline int save_extras_(const Run* r, Extra* extras) {
+static inline int save_extras_(const Run* r, Extra extras[MAX_EXTRAS + 1]) {
     int n = 0;
     if (r->slice_updates) {
         const Extra updates = {"updates", DTYPE_I32, r->slice_updates, (size_t)r->model->n_slices};
         extras[n++] = updates;
     }
-    n += r->trainer->extras ? r->trainer->extras(r, extras + n) : 0;
-    assert(n <= MAX_EXTRAS);
-    return n;
+    return n + run_extras(r, extras + n);
 }
 
 // the counts of a model that may have grown since: a new slice has had no updates
@@ -258,7 +256,7 @@ static inline void save_resume(Run* r) {
     if (m->average) { save_load_average_(r); }
     checkpoint_path(path, r->o.run, r->state.step, "trainer.safetensors");
     if (r->slice_updates) { save_load_updates_(r, path); }
-    if (r->trainer->extras && r->trainer->extras(r, extras) > 0) { r->trainer->load_extras(r, path); }
+    if (run_extras(r, extras) > 0) { r->trainer->load_extras(r, path); }
 }
 
 // ---- checkpoints ----
@@ -306,7 +304,7 @@ static inline void save_write_(void* run) {
         saved_files_add(files, tensors_save(path, r->model->table, r->model->n_table, average));
         arena_free(average, sizeof(float) * r->model->n);
     }
-    Extra extras[MAX_EXTRAS];
+    Extra extras[MAX_EXTRAS + 1];
     const int n_extras = save_extras_(r, extras);
     for (int i = 0; i < n_extras; i++) { extras[i].values = (void*)s->arena[SNAPSHOT_ARENAS + i]; }
     if (n_extras > 0) { extras_save(path_join(path, temporary, "trainer.safetensors"), extras, n_extras, files); }
@@ -331,9 +329,9 @@ static inline void save_check_data(Run* r) {
 static inline void save_checkpoint(Run* r, int last) {
     Model* model = r->model;
     const size_t kept = sizeof(float) * model->dp.n_kept;
-    const void* arenas[SNAPSHOT_ARENAS + MAX_EXTRAS] = {model_source(model), model->w.m, model->w.v, model->average};
-    size_t n_bytes[SNAPSHOT_ARENAS + MAX_EXTRAS] = {model_source_bytes(model), kept, kept, model->average ? kept : 0};
-    Extra extras[MAX_EXTRAS];
+    const void* arenas[SNAPSHOT_ARENAS_MAX] = {model_source(model), model->w.m, model->w.v, model->average};
+    size_t n_bytes[SNAPSHOT_ARENAS_MAX] = {model_source_bytes(model), kept, kept, model->average ? kept : 0};
+    Extra extras[MAX_EXTRAS + 1];
     const int n_extras = save_extras_(r, extras);
     for (int i = 0; i < n_extras; i++) {
         arenas[SNAPSHOT_ARENAS + i] = extras[i].values;

@@ -17,12 +17,15 @@ computed or written.
 #include "trainer.h"         // Run
 #include <limits.h>
 
-// a mistake of ours: a trainer that leaves out what every run needs
+// a mistake of ours: a trainer that leaves out what every run needs, or half of a pair
 static inline void start_check_trainer_(const Trainer* t) {
     assert(t->name && t->about && t->presets && t->stored_bytes > 0 && t->usual_T > 0);
     assert(t->choose && t->box && t->flops_per_token && t->activation_bytes && t->open && t->leaf && t->losses &&
            t->forward);
     assert(t->logits && t->next_logits && t->write_config && t->close && t->n_scores <= MAX_SCORES);
+    assert((t->sparing != NULL) == (t->sparing_bytes != NULL));
+    assert((t->extras != NULL) == (t->load_extras != NULL));
+    assert((t->scores != NULL) == (t->n_scores > 0));
 }
 
 // ---- options and sizes ----
@@ -184,6 +187,7 @@ static inline void start_plan_(Run* r, int argc, char** argv) {
     RunOptions* o = &r->o;
     start_plan_rows_(r);
     if (r->trainer->check) { r->trainer->check(r); }
+    assert(r->trainer->write_more || !r->exports_more);
     data_check_tokenizer(&r->data, o, &r->tokenizer, r->V, run_has_text(r));
     save_check_tokenizer(r);
     start_forget_tokenizer_(r);
@@ -290,7 +294,7 @@ static inline void start_box_largest_(const Run* r, double n_bytes) {
 // what a checkpoint copies beside parameters and moments
 static inline double start_extras_bytes_(const Run* r) {
     Extra extras[MAX_EXTRAS];
-    const int n = r->trainer->extras ? r->trainer->extras(r, extras) : 0;
+    const int n = run_extras(r, extras);
     double n_bytes = r->trainer->counts_updates ? sizeof(int) * (double)r->model->n_slices : 0.0;
     for (int i = 0; i < n; i++) { n_bytes += (double)(dtype_size(extras[i].dtype) * extras[i].n); }
     return n_bytes;

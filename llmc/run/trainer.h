@@ -23,7 +23,8 @@ and the questions about a run that everybody asks. The way of a run: start.h (op
 
 typedef struct Run Run;
 
-enum { MAX_EXTRAS = SNAPSHOT_ARENAS_MAX - SNAPSHOT_ARENAS, MAX_SCORES = 16 };
+// a checkpoint has one vector more than those of the trainer, for counts_updates
+enum { MAX_EXTRAS = SNAPSHOT_ARENAS_MAX - SNAPSHOT_ARENAS - 1, MAX_SCORES = 16 };
 
 // what one step has computed
 typedef struct {
@@ -78,7 +79,7 @@ typedef struct {
 
     // ---- files ----
     FileSum (*write_config)(const Run* r, const char* path, int eot);
-    // or NULL: what it keeps in a checkpoint beside parameters and moments; returns how many, below MAX_EXTRAS
+    // or NULL: what it keeps in a checkpoint beside parameters and moments; returns how many, at most MAX_EXTRAS
     int (*extras)(const Run* r, Extra* extras);
     void (*load_extras)(Run* r, const char* path); // and reads again, where there are any
     json_t* (*summary)(const Run* r);              // or NULL: its keys of summary.json
@@ -133,6 +134,13 @@ struct Run {
 // rows of the trainer's own behind the common ones
 static inline void run_add_options(Run* r, const Option* rows, size_t n_bytes) {
     r->n_options = options_append(r->table, r->n_options, rows, (int)(n_bytes / sizeof *rows));
+}
+
+// what the trainer keeps beside parameters and moments; returns how many
+static inline int run_extras(const Run* r, Extra extras[MAX_EXTRAS]) {
+    const int n = r->trainer->extras ? r->trainer->extras(r, extras) : 0;
+    assert(n <= MAX_EXTRAS);
+    return n;
 }
 
 static inline int run_is_typed(const Run* r, const char* option) {
