@@ -8,7 +8,6 @@ The folder of a run (spec/cli.md 3), beside its checkpoints.
 */
 #ifndef LLMC_FOLDER_H
 #define LLMC_FOLDER_H
-#include "../core/device.h"      // Device
 #include "../core/vec.h"         // VLANES
 #include "../text/dataloader.h"  // DataLoader, tokens_checksum
 #include "checkpoints.h"         // run_has_checkpoint, RunState, RunOptions
@@ -218,14 +217,29 @@ static inline void run_add_starts_(json_t* settings, json_t* before, const RunSt
     json_decref(before);
 }
 
-static inline void run_open(Log* log, Option* table, int n, const RunOptions* o, const RunState* s, const Device* dev,
-                            int n_ranks, const DataLoader* train, const DataLoader* val, json_t* prompts, int argc,
-                            char** argv) {
+// what settings.json says of a start
+typedef struct {
+    Option* table;                 // (n)
+    int n;
+    const RunOptions* o;
+    const RunState* s;
+    const DataLoader *train, *val;
+    json_t* prompts;               // of --sample-prompts; run_open takes the reference
+    int n_threads, n_ranks;
+    int argc;                      // the command
+    char** argv;
+} RunStart;
+
+static inline void run_open(Log* log, const RunStart* start) {
+    Option* table = start->table;
+    const RunOptions* o = start->o;
+    const RunState* s = start->s;
+    const int n = start->n;
     const int resume_step = o->resume ? s->step : -1;
     char path[PATH_BYTES];
     if (!*o->run) { run_name_(table, n); }
     run_check_unused(o);
-    json_t* train_json = data_to_json_(train);
+    json_t* train_json = data_to_json_(start->train);
     make_folder(o->run);
     if (resume_step < 0) {
         run_lock(o->run);
@@ -235,7 +249,7 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
     } else {
         path_join(path, o->run, "settings.json");
         run_check_data_(path, table, n, o, train_json);
-        run_check_prompts_(path, table, n, o, prompts);
+        run_check_prompts_(path, table, n, o, start->prompts);
         run_cut_samples_(o, s);
     }
     log_open(log, o->run, resume_step, !s->interrupted);
@@ -243,9 +257,10 @@ static inline void run_open(Log* log, Option* table, int n, const RunOptions* o,
     json_t* settings = json_pack("{s:s, s:n, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:o, s:o, s:o}", "trainer",
                                  program_invocation_short_name, "command", "options", options_to_json(table, n),
                                  "build", build_name(), "compiler", COMPILER, "flags", FLAGS, "commit", COMMIT, "cpu",
-                                 processor_name().s, "lanes", VLANES, "threads", dev->n_threads, "ranks", n_ranks,
-                                 "train", train_json, "val", data_to_json_(val), "sample_prompts", prompts);
-    run_add_starts_(settings, run_old_settings_(path, resume_step >= 0), s, argc, argv);
+                                 processor_name().s, "lanes", VLANES, "threads", start->n_threads, "ranks",
+                                 start->n_ranks, "train", train_json, "val", data_to_json_(start->val),
+                                 "sample_prompts", start->prompts);
+    run_add_starts_(settings, run_old_settings_(path, resume_step >= 0), s, start->argc, start->argv);
     json_replace(path, settings);
 }
 

@@ -20,12 +20,12 @@ typedef const float* (*NextLogits)(void* model, const int* tokens, int n_cached,
 
 typedef struct {
     const RunOptions* o;         // max_new_tokens, samples
-    Sampling sampling;           // how a token is chosen
     const Tokenizer* tokenizer;  // NULL: tokens are shown as numbers
     const StopTexts* stop;
     NextLogits next_logits;
     void* model;
     int V, room, eot;            // vocabulary, positions of the window, the token that ends a text
+    Sampling sampling;           // how a token is chosen
     int* tokens;                 // (room + 1)
     int n, n_cached;             // tokens so far; of them in the cache
     unsigned char* seen;         // (V) of each token: is it in the text, prompt included?
@@ -38,21 +38,12 @@ static inline int generator_room(const RunOptions* o, int n_prompt, int max_T) {
     return wanted < max_T ? (int)wanted : max_T;
 }
 
-static inline void generator_init(Generator* g, const RunOptions* o, const Tokenizer* tokenizer, const StopTexts* stop,
-                                  int V, int room, int eot, NextLogits next_logits, void* model) {
-    memset(g, 0, sizeof *g);
-    g->o = o;
-    g->sampling = run_sampling(o);
-    g->tokenizer = tokenizer;
-    g->stop = stop;
-    g->next_logits = next_logits;
-    g->model = model;
-    g->V = V;
-    g->room = room;
-    g->eot = eot;
-    g->tokens = (int*)malloc_check(sizeof(int) * ((size_t)room + 1), "tokens");
-    g->seen = (unsigned char*)malloc_check((size_t)V, "tokens seen");
-    g->scratch = (Candidate*)malloc_check(sizeof(Candidate) * (size_t)V, "candidates");
+// the caller has filled in what stands above `sampling`, and the rest is zero
+static inline void generator_init(Generator* g) {
+    g->sampling = run_sampling(g->o);
+    g->tokens = (int*)malloc_check(sizeof(int) * ((size_t)g->room + 1), "tokens");
+    g->seen = (unsigned char*)malloc_check((size_t)g->V, "tokens seen");
+    g->scratch = (Candidate*)malloc_check(sizeof(Candidate) * (size_t)g->V, "candidates");
 }
 
 static inline void generator_free(Generator* g) {

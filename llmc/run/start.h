@@ -87,8 +87,8 @@ static inline void start_inputs_(PathList* list, const Option* row) {
     else if (*text) { list->of[list->n++].path = string_copy(text); }
 }
 
-// Which of these paths would be gone if a file of this name were written? Folders that hold it count too, or not. On the
-// heap; NULL: none
+// Which of these paths would be gone if a file of this name were written? Folders that hold it count too, or not. On
+// the heap; NULL: none
 static inline char* start_overwritten_(const char* path, const Option* row, int folders_too) {
     PathList list;
     char* found = NULL;
@@ -432,8 +432,10 @@ static inline void start_training(Run* r, int argc, char** argv) {
         log_add_key(&r->log, "val_loss_ema", "validation loss of the averaged weights, nats per target");
     }
     if (r->comm->rank == 0) {
-        run_open(&r->log, r->table, r->n_options, &r->o, &r->state, &r->dev, r->comm->size, &r->data.train_rows,
-                 &r->data.val_rows, prompts_to_json(&r->prompts, r->o.sample_prompts), argc, argv);
+        const RunStart start = {r->table, r->n_options, &r->o, &r->state, &r->data.train_rows, &r->data.val_rows,
+                                prompts_to_json(&r->prompts, r->o.sample_prompts), r->dev.n_threads, r->comm->size,
+                                argc, argv};
+        run_open(&r->log, &start);
     }
     ranks_run_name(r->comm, r->table, r->n_options, &r->o);
     tensorboard_open(&r->board, r->o.tensorboard && r->comm->rank == 0 ? r->o.run : NULL,

@@ -61,8 +61,16 @@ static inline void task_need_text(const Run* r, const char* option) {
 static inline void task_open_generator(Run* r, int n_prompt) {
     const int room = generator_room(&r->o, n_prompt, r->max_T);
     r->trainer->open(r, TO_GENERATE, 1, room);
-    generator_init(&r->generator, &r->o, run_has_text(r) ? &r->tokenizer : NULL, &r->stop, r->V, room,
-                   run_end_of_text(r), r->trainer->next_logits, r);
+    Generator* g = &r->generator;
+    g->o = &r->o;
+    g->tokenizer = run_has_text(r) ? &r->tokenizer : NULL;
+    g->stop = &r->stop;
+    g->next_logits = r->trainer->next_logits;
+    g->model = r;
+    g->V = r->V;
+    g->room = room;
+    g->eot = run_end_of_text(r);
+    generator_init(g);
 }
 
 // one sample, to the terminal and to samples.txt; which: "" or ", prompt 1 of 2: ..."
