@@ -85,7 +85,7 @@ static void test_all_kinds(Test* t) {
 
 // ---- the expressions themselves ----
 
-// spec gpt2.md sections 3 and 4, one operation per line
+// gelu.h's formulas, one operation per line
 static float spelled_value(float x) {
     float cube = 0.044715f * x;
     cube = cube * x;

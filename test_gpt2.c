@@ -187,7 +187,7 @@ static void test_llmc_bin(Test* t) {
     subject_close(&s);
 }
 
-// start values: the draws of PyTorch for the same network, layer by layer (spec gpt2.md section 8)
+// start values: the draws of PyTorch for the same network, layer by layer
 static void test_init(Test* t) {
     GPT2 model;
     gpt2_init(&model, config_make(16, 20, 2, 2, 8), sizeof(float));

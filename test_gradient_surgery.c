@@ -1,6 +1,6 @@
 /*
-Promises of llmc/ops/gradient_surgery.h: the numbers of spec mamba_hpn.md 13.C2, PCGrad's closed form, CAGrad's optimum,
-GradNorm's derivative and what it balances; and that threads, ranges and what lies between them change no bit.
+Promises of llmc/ops/gradient_surgery.h: numbers computed elsewhere, PCGrad's closed form, CAGrad's optimum, GradNorm's
+derivative and what it balances; and that threads, ranges and what lies between them change no bit.
 */
 #include "llmc/ops/gradient_surgery.h"
 #include "llmc/test/test.h"
@@ -51,7 +51,7 @@ static double* random_doubles(int n, uint64_t seed) {
     return x;
 }
 
-// ---- the numbers of the specification ----
+// ---- numbers computed elsewhere ----
 
 static const float F[3] = {1.0f, -2.0f, 0.5f}, B[3] = {-1.0f, 1.5f, 1.0f};
 
@@ -592,9 +592,9 @@ int main(int argc, char** argv) {
         // first, for they fork: a process that has threads confuses the leak checker of a child
         {"names", "stand in the order of the enum; upper or lower case, an alias", test_names},
         {"refused", "epsilon, lambda and alpha out of range, with status 2", test_refused},
-        {"fixture", "every method has the numbers of spec 13.C2", test_fixture},
+        {"fixture", "every method has the numbers computed elsewhere", test_fixture},
         {"fixture cagrad", "x for c 0.2, 0.5 and 0.9; d.f = d.b", test_fixture_cagrad},
-        {"fixture gradnorm", "targets, slopes and weights of spec 13.C2", test_fixture_gradnorm},
+        {"fixture gradnorm", "targets, slopes and weights computed elsewhere", test_fixture_gradnorm},
         {"pcgrad pairs", "the closed form for 200 random pairs; the sum opposes neither", test_pcgrad_pairs},
         {"pcgrad floats", "the closed form on vectors of 33 floats, to one rounding", test_pcgrad_floats},
         {"pcgrad three", "three tasks: the paper's loop in one of its eight orders, all of which come",

@@ -1,7 +1,7 @@
 /*
 Promises of llmc/ops/hpn.h and llmc/models/prototypes.h: fast and plain loops agree to the last bit; gradients agree
-with finite differences and with the numbers of spec mamba_hpn.md section 13; prototypes stand where geometry says that
-they are farthest apart.
+with finite differences and with numbers computed elsewhere; prototypes stand where geometry says that they are farthest
+apart.
 */
 #include "llmc/ops/crossentropy.h"
 #include "llmc/ops/hpn.h"
@@ -272,7 +272,7 @@ static void softmax_head(Units* u, const Problem* a, float* cosines, float* dcos
     units_backward(u, a, dev);
 }
 
-// dz and dp by the formulas of spec 3.3, in double: dz = (dC P - (sum_k dC*C) z_unit) / |z|,  dp_k = ((dC^T Z)_k -
+// dz and dp by the formulas of doc/hpn.md, in double: dz = (dC P - (sum_k dC*C) z_unit) / |z|,  dp_k = ((dC^T Z)_k -
 // (sum_i dC*C)_k p_unit_k) / |p_k|,  dC = s (pi - onehot) / T
 static double* softmax_gradient_double(const Problem* a) {
     int N = a->N, C = a->C, V = a->V;
@@ -314,7 +314,7 @@ static void test_softmax(Test* t) {
     free(want), free(x), units_free(&u), problem_free(&a), device_free(&dev);
 }
 
-// ---- numbers of spec mamba_hpn.md section 13 ----
+// ---- numbers computed elsewhere ----
 
 static void check_number(Test* t, const char* what, double got, double want, double tolerance) {
     check(t, fabs(got - want) <= tolerance, "%s: found %.9g, expected %.9g", what, got, want);

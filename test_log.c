@@ -525,7 +525,7 @@ static void test_schedule_values(Test* t) {
     }
 }
 
-// numbers of spec/mamba_hpn.md 13 C2, to the digits given there
+// numbers computed elsewhere, to the digits given there
 static void test_schedule_table(Test* t) {
     const int steps[] = {0, 4, 9, 10, 32, 55, 99};
     const double want[] = {1e-4, 5e-4, 1e-3, 1e-3, 8.7370291e-4, 5.5e-4, 1.0027413e-4};

@@ -1,7 +1,7 @@
 /*
-One malformed file for each way in which readers of model files have failed, and each format, with the message expected
-(spec/reliability.md): sizes that wrap, lengths beyond the file, strings without an end, allocation before the check,
-nesting, negative and zero sizes, division by them, duplicates, unknown types, other JSON types, paths.
+One malformed file for each way in which readers of model files have failed, and each format, with the message expected:
+sizes that wrap, lengths beyond the file, strings without an end, allocation before the check, nesting, negative and
+zero sizes, division by them, duplicates, unknown types, other JSON types, paths.
 safetensors has its own table in test_safetensors.c, token shards and text in test_dataloader.c.
     index.json, config.json, manifest.json, llm.c's .bin: by their parsers, from a heap block of exactly the file's size
     the probe's safetensors: by probe_read, which stops

@@ -1,7 +1,7 @@
 /*
 train_gpt2.c in its parity build (SYSTEM_LIBM, whatever the variables of make say) against upstream llm.c: losses and
-parameter hashes that upstream's functions gave, built with -O3 -ffp-contract=off, in the self-contained run of spec gpt2.md 18.1.
-They hold for the C library of glibc 2.36 on x86-64; another one rounds expf, logf, tanhf, coshf or powf differently
+parameter hashes that upstream's functions gave, built with -O3 -ffp-contract=off, in a run that needs no file. They
+hold for the C library of glibc 2.36 on x86-64; another one rounds expf, logf, tanhf, coshf or powf differently
 somewhere, so the library is looked at first. dev/parity/check.sh compares with upstream's code itself, at any shape.
 */
 #undef SYSTEM_LIBM

@@ -63,7 +63,7 @@ static const Op rmsnorm = {
     .in_double = in_double, .error = error, .judged = {{7, 33}, {7, 257}},
 };
 
-// the specification of both, spec numerics.md 1: chains of products are fused, the rest is one operation per line
+// both as they are specified (doc/exactness.md): chains of products are fused, the rest is one operation per line
 static void frozen_row(const OpProblem* p, int n, float* out, float* rstd, float* dinp, float* dweight) {
     const int C = p->d['C'];
     const float *inp = p->a[INP] + n * C, *weight = p->a[WEIGHT], *dout = p->a[DOUT] + n * C;

@@ -339,7 +339,7 @@ static void test_differences(Test* t) {
     }
 }
 
-// ---- a case computed elsewhere: spec mamba_hpn.md 13 A, with its bias, softplus and gate by plain code ----
+// ---- a case computed elsewhere, with its bias, softplus and gate by plain code ----
 
 enum { FIXTURE_T = 4 };
 

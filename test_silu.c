@@ -131,7 +131,7 @@ static const Op gate = {
 
 // ---- the expressions themselves ----
 
-// spec numerics.md 1.5, one operation per line
+// silu.h's formulas, one operation per line
 static void test_frozen(Test* t) {
     size_t n;
     float *x = all_kinds(&n), *got = filled_array(n, NAN), *want = filled_array(n, 77.0f);

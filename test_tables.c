@@ -493,7 +493,7 @@ static void expect_name(Test* t, const Tensor* table, int n, const char* expecte
     check(t, found, "no tensor has the name %s", expected);
 }
 
-// ---- the mixture of experts of moe.md: Mixtral with one head of keys and values ----
+// ---- a mixture of experts: Mixtral with one head of keys and values ----
 
 typedef struct {
     int V, D, L, H, KV, d, E, F;
@@ -545,7 +545,7 @@ static void test_moe(Test* t) {
     }
 }
 
-// ---- Qwen2.5, Qwen3, Qwen3-30B-A3B, Mistral 7B: qwen_dense.md ----
+// ---- Qwen2.5, Qwen3, Qwen3-30B-A3B, Mistral 7B ----
 
 typedef struct {
     int V, D, L, Hq, Hkv, d, I, E, Fe;  // I: width of the MLP; E, Fe: experts and their width, 0: none
@@ -597,8 +597,8 @@ static void test_qwen_dense(Test* t) {
         {"Qwen3-8B", {151936, 4096, 36, 32, 8, 128, 12288, 0, 0, 0, 1, 0}, 8190735360u, 36 * 11 + 3},
         {"Qwen3-30B-A3B", qwen3_30b, 30532122624u, 18867},
         {"Mistral-7B-v0.1", {32000, 4096, 32, 32, 8, 128, 14336, 0, 0, 0, 0, 0}, 7241732096u, 32 * 9 + 3},
-        {"moe.md 15, the smaller", {512, 128, 2, 4, 1, 32, 352, 0, 0, 0, 0, 0}, 483968, 2 * 9 + 3},
-        {"moe.md 15, the larger", {32000, 256, 4, 8, 2, 32, 704, 0, 0, 0, 0, 0}, 19204352, 4 * 9 + 3},
+        {"dense, 0.5M", {512, 128, 2, 4, 1, 32, 352, 0, 0, 0, 0, 0}, 483968, 2 * 9 + 3},
+        {"dense, 19M", {32000, 256, 4, 8, 2, 32, 704, 0, 0, 0, 0, 0}, 19204352, 4 * 9 + 3},
     };
     Tensor table[ROWS_MAX];
     for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {

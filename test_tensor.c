@@ -10,7 +10,7 @@ as the probabilities say.
 #include "llmc/test/test.h"
 #include <stddef.h>
 
-// ---- rng: numbers of spec gpt2.md section 7 ----
+// ---- rng: numbers that other programs gave ----
 
 static void check_words(Test* t, const char* what, const uint32_t* got, const uint32_t* want, int n) {
     for (int i = 0; i < n; i++) {
@@ -293,7 +293,7 @@ static void test_placement_refused(Test* t) {
 
 enum { LEAF = 33 };
 
-// node(lo, size) of spec parallel.md 3.4, in place in leaf lo; leaves are (S, LEAF)
+// node(lo, size) of leaf_tree.h, in place in leaf lo; leaves are (S, LEAF)
 static void add_node(float* leaves, float* losses, int lo, int size, int S) {
     int half = size / 2;
     if (size == 1) { return; }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checkpoints that survive anything (spec/reliability.md, doc/checkpoints.md): kill -9 at random instants, the end of the
+# Checkpoints that survive anything (doc/checkpoints.md): kill -9 at random instants, the end of the
 # process at every file call, errors of every file call and allocation, damage, signals. About a minute on 2 cores.
 #     dev/test_faults.sh                                   what every commit keeps
 #     dev/test_faults.sh quick                             20 kills, the end of the process at every tenth call, damage, locks

@@ -13,7 +13,7 @@ no line of this; the Makefile links train_*_faults with `--wrap`, so that its ca
     FAULT=count:0     at the end: the numbers of file calls, writes and allocations, on stderr
 With FAULT_NO_EXCHANGE=1 renameat2 says EINVAL, as file systems do that cannot exchange two names. The clock runs 200 times
 as fast: the trainer's 0.2 s of measuring the machine take a millisecond. Calls are counted from 1, over the whole process.
-Source: spec/reliability.md, rows 2, 3, 5
+Used by dev/test_faults.sh; what a run must do then: doc/checkpoints.md
 */
 #include <errno.h>
 #include <fcntl.h>

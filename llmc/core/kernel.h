@@ -15,7 +15,7 @@ Adding the 0 of a lane beyond the row changes no bit: a sum that began at +0 is 
     to_float, from_float  X to float and back, rounding to nearest even
     grid_first, grid_step, grid_blocks  the threads of a grid walk over n elements, W at a time
     kernel_exp            in EXACT builds correctly rounded, else the hardware's approximation
-Source: spec/numerics.md 4; style.md section 4
+Explained in doc/kernels.md
 */
 #ifndef LLMC_KERNEL_H
 #define LLMC_KERNEL_H

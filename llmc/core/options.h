@@ -1,6 +1,6 @@
 /*
 Options: a trainer describes each on one line of a table, and from that line come the parser, --help, the settings
-printout, the nearest name for a wrong one, and the settings kept in a checkpoint (spec/cli.md).
+printout, the nearest name for a wrong one, and the settings kept in a checkpoint.
     struct { int batch_size, schedule; float lr; const char* train; } o;
     Option table[] = {
         {"data", "batch-size", "-b", OPTION_INT, &o.batch_size, "4", 1, 65536, "N", "rows per micro-batch", 0},

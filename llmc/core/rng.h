@@ -6,8 +6,8 @@ Random numbers: small generators, each a pure function of its state. Never seede
 Order:  one sequence; normal_fill consumes it in the order of the elements, 16 at a time (as PyTorch does). Noise:
         element i of tensor k in update t gets the same bits on every machine, however threads and ranks share the
         elements.
-Source: Vigna 2016, arXiv:1402.6246; Matsumoto & Nishimura 1998; Box & Muller 1958; spec gpt2.md sections 7 and 12.5;
-        SplitMix64: Steele, Lea & Flood 2014, doi:10.1145/2660193.2660195
+Source: Vigna 2016, arXiv:1402.6246; Matsumoto & Nishimura 1998; Box & Muller 1958; SplitMix64: Steele,
+        Lea & Flood 2014, doi:10.1145/2660193.2660195
 */
 #ifndef LLMC_RNG_H
 #define LLMC_RNG_H

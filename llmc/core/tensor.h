@@ -36,7 +36,7 @@ typedef enum { AS_IS, TRANSPOSED, VECTOR, CONV } OnDisk;
 // one tensor (E, rows, columns) in each layer; E tensors, whose name has a second %d
 typedef enum { FUSED, APART } ExpertsOnDisk;
 // How ranks of tensor parallelism share a matrix (out, in): each has all of it; some of its rows; some of its columns,
-// and outputs are added over ranks; some rows of a vocabulary, of which ids and the loss must know (parallel.md 5, 14)
+// and outputs are added over ranks; some rows of a vocabulary, of which ids and the loss must know
 typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS, SPLIT_VOCABULARY } Split;
 // What a parameter is stored as while it is used: what the build stores (floatX), or always this. FP8: e4m3, and a
 // scale for each block of 128 x 128; FP4: two in a byte, and a scale for each 32 of a row

@@ -17,7 +17,6 @@ unseen. Which checkpoint is the newest is computed from what is there and verifi
 Names in a run that are nobody's checkpoint: step_N.tmp is being written, or removed; step_N.replaced has been replaced;
 a folder with manifest.removed is being removed. doc/checkpoints.md goes through the protocol.
 Errors: checkpoint_verify returns the reason; fail_run names path and errno text when writing fails.
-Source: spec/reliability.md
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H

@@ -15,7 +15,7 @@ Exports: the target may be missing, empty, or an earlier export: config.json say
 one that an export writes. The new folder then takes its place in one exchange. Anything else is refused and not
 touched.
 Errors:  fail_input with the path, what was expected and what was found; fail_run when writing fails.
-Source:  huggingface/transformers, save_pretrained and its sharded checkpoints; spec qwen_dense.md section 6
+Source:  huggingface/transformers, save_pretrained and its sharded checkpoints
 */
 #ifndef LLMC_HF_FOLDER_H
 #define LLMC_HF_FOLDER_H

@@ -7,7 +7,7 @@ llm.c's GPT-2 checkpoint, in and out: all parameters in table order, each tensor
     32       992    0
     1024     rest   the tensors, rows of wte padded to Vp; the file ends with the last
 Errors: fail_input for a file that breaks a rule; older versions are named with the way out.
-Source: the format of karpathy/llm.c; spec gpt2.md section 10
+Source: the format of karpathy/llm.c
 */
 #ifndef LLMC_BIN_H
 #define LLMC_BIN_H

@@ -6,7 +6,7 @@ and the files that hold them. So a checkpoint of one continues in the other.
     GPT2            the model: sizes, parameters and what is kept of them
     gpt2_load       parameters from safetensors, one file or several, or llm.c's .bin
 Errors: fail_input names file, key, expected and found.
-Source: spec gpt2.md 1, 2.1, 8, 10; Radford et al. 2019; Brown et al. 2020
+Source: Radford et al. 2019 (GPT-2); Brown et al. 2020, arXiv:2005.14165 (GPT-3)
 */
 #ifndef LLMC_GPT2_H
 #define LLMC_GPT2_H

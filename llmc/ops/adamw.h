@@ -15,8 +15,7 @@ masters, as after a load.
 Order:  element by element, expressions as written; corrections in double, rounded once (parity build: powf, as
         upstream).
 Error:  EXACT kernels have the bits of the C code; fast ones may fuse: m and v by one rounding of their larger term.
-Source: Loshchilov & Hutter 2017, arXiv:1711.05101; spec gpt2.md sections 5 and 12.5; doc/adamw.md. Slower kernels:
-        dev/cuda/adamw.cu
+Source: Loshchilov & Hutter 2017, arXiv:1711.05101; doc/adamw.md. Slower kernels: dev/cuda/adamw.cu
 */
 #ifndef LLMC_ADAMW_H
 #define LLMC_ADAMW_H

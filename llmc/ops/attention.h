@@ -19,10 +19,10 @@ Cost:   compute bound for long T: forward 2*B*T*T*C flops, backward 2.5 times th
         multiprocessor.
 Order:  every sum above chains ascending from 0, products by madd, in dk and dv over the heads of the group and in each
         over t; the score is its finished chain times the scale; max starts at -10000.
-Source: Vaswani et al. 2017, arXiv:1706.03762; D as in Dao et al. 2022, arXiv:2205.14135; spec gpt2.md sections 3 and 4.
-        Groups: Ainslie et al. 2023, arXiv:2305.13245. We multiply by the scale once per weight, in ds, where upstream
-        does so once per element of dq and dk; its order, quadratic in T, is what the parity build (SYSTEM_LIBM)
-        computes. Slower and faster kernels: dev/cuda/attention.cu
+Source: Vaswani et al. 2017, arXiv:1706.03762; D as in Dao et al. 2022, arXiv:2205.14135. Groups: Ainslie et al. 2023,
+        arXiv:2305.13245. We multiply by the scale once per weight, in ds, where upstream does so once per element of dq
+        and dk; its order, quadratic in T, is what the parity build (SYSTEM_LIBM) computes. Slower and faster kernels:
+        dev/cuda/attention.cu
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H

@@ -21,8 +21,8 @@ Error:  the sum of V exponentials is a plain chain: relative error <= V * 2^-24,
 Order:  max from -10000, then the sum of exp(logit - max) chains over columns from 0, then every column is divided by
         it. crossentropy_losses_sum chains over positions from 0. Fast kernels: each thread sums its columns online,
         then a fixed tree.
-Source: spec gpt2.md sections 3, 4 and 12.3; online: Milakov & Gimelshein 2018, arXiv:1805.02867; derived in
-        doc/crossentropy.md. Slower and faster kernels: dev/cuda/crossentropy.cu
+Source: sums online: Milakov & Gimelshein 2018, arXiv:1805.02867; derived in doc/crossentropy.md. Slower and faster
+        kernels: dev/cuda/crossentropy.cu
 */
 #ifndef LLMC_CROSSENTROPY_H
 #define LLMC_CROSSENTROPY_H

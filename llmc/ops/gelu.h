@@ -11,7 +11,7 @@ Error:  fast builds on a GPU take one exponential of the hardware, of y = 2|u|: 
         within 2^-18. Storing bf16 adds 2^-8 of the result.
 Order:  element by element, expressions as written. k is sqrtf of the float 2/pi, bits 3f4c4229, as in llm.c; a root
         taken in double and rounded afterwards is the next float, 3f4c422a.
-Source: Hendrycks & Gimpel 2016, arXiv:1606.08415; spec gpt2.md sections 3 and 4; derived in doc/gelu.md
+Source: Hendrycks & Gimpel 2016, arXiv:1606.08415; derived in doc/gelu.md
 */
 #ifndef LLMC_GELU_H
 #define LLMC_GELU_H

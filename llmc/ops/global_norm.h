@@ -11,7 +11,7 @@ Order:  one chain over a billion squares would neither be accurate nor parallel,
         elements j, j+16, j+32, ... ascending; then the 16 are added in order, and the chunk sums are added to `sum` in
         order. A product of two floats is exact in double, so fusing cannot change a bit: C, EXACT and fast kernels
         agree.
-Source: doc/exactness.md rule 4, spec/parallel.md 3.5
+Source: doc/exactness.md rule 4
 */
 #ifndef LLMC_GLOBAL_NORM_H
 #define LLMC_GLOBAL_NORM_H

@@ -16,7 +16,7 @@ Order:  row sums chain over c from 0; dweight and dbias chain over n from 0. In 
         first and neighbouring channels for the second. Fast kernels: 32 lanes and a tree for a row; each block sums
         dweight and dbias over its rows, and blocks are added in a fixed order; their number is that of the GPU's
         multiprocessors times a constant.
-Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450; spec gpt2.md sections 3 and 4. Slower kernels: dev/cuda/layernorm.cu
+Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450; doc/layernorm.md. Slower kernels: dev/cuda/layernorm.cu
 */
 #ifndef LLMC_LAYERNORM_H
 #define LLMC_LAYERNORM_H

@@ -29,7 +29,7 @@ each speaks for itself.
 Faults: a rank that dies ends all others at once with one line that names it; one that does not answer does so after the
 time limit. Nothing waits for ever.
 Cost:   bytes sent are counted: all_gather n(P-1), all_to_all its counts, all_reduce of n 2n(P-1)/P for each rank.
-Source: spec/parallel.md 2, 3.3 and 12
+Explained in doc/ranks.md
 */
 #ifndef LLMC_COMM_H
 #define LLMC_COMM_H

@@ -12,7 +12,7 @@ slash); with either ranks talk over TCP, without it over MPI.
 LLMC_SECRET in the environment, the same on all ranks, keeps strangers out; launch makes one, and so does rank 0 in the
 file at PATH.
 Errors: fail_input, one line.
-Source: spec/parallel.md 10.1
+Explained in doc/ranks.md
 */
 #ifndef LLMC_COMM_LAUNCH_H
 #define LLMC_COMM_LAUNCH_H

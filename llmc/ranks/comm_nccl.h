@@ -14,7 +14,7 @@ Errors: as in comm.h. A rank that stops aborts NCCL, else the process could wait
 Order:  a rank's exchanges are done one after the other, whatever their groups: so all ranks begin those of several
         groups in one order (first the rows of a grid, then its columns), or they wait for each other.
 Cost:   one grouped call; 2 events. Bytes are counted as comm.h counts them.
-Source: docs.nvidia.com NCCL user guide: point-to-point calls, non-blocking communicators; spec/parallel.md 10.2, 11, 12
+Source: docs.nvidia.com NCCL user guide: point-to-point calls, non-blocking communicators
 */
 #ifndef LLMC_COMM_NCCL_H
 #define LLMC_COMM_NCCL_H

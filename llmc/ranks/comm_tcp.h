@@ -23,7 +23,7 @@ nothing is sent until something goes wrong. A process that dies closes both, so 
 by itself leaves a TcpNote on control, so that the others name the culprit and not merely the next to leave.
 What is sent on them is neither encrypted nor signed: a network on which others can read or change it must be trusted.
 Errors: fail_input for what a user gave, fail_run when the time is up.
-Source: spec/parallel.md 10.2; Bellare, Canetti, Krawczyk 1996, Keying Hash Functions for Message Authentication
+Source: doc/ranks.md; Bellare, Canetti, Krawczyk 1996, Keying Hash Functions for Message Authentication
 */
 #ifndef LLMC_COMM_TCP_H
 #define LLMC_COMM_TCP_H

@@ -39,7 +39,7 @@ Bytes:  each rank sends n(P-1)/P floats for each node it ends with (--zero 2: ea
         of two.
 Order:  independent of P: the tree's for gradients and losses, table order for the norm; AdamW works element by element.
         P = 1: no copy, no exchange, and --zero is 0.
-Source: spec/parallel.md 3.3, 3.4, 4; Rajbhandari et al. 2019, ZeRO, arXiv:1910.02054
+Source: doc/ranks.md; Rajbhandari et al. 2019, ZeRO, arXiv:1910.02054
 */
 #ifndef LLMC_DATA_PARALLEL_H
 #define LLMC_DATA_PARALLEL_H

@@ -14,7 +14,7 @@ alone, first is 0 and leaf_tree_finish has it.
     leaf_tree_root                   the same sum over one number for each leaf, on the host
 Memory: leaf_tree_depth(0, S) arenas for S leaves: 1 for one leaf, 2 for two, 3 for four, ... on the device.
 Order:  left + right, element by element; the leaves' loss sums are added along the same tree.
-Source: spec/parallel.md 3.4
+Explained in doc/ranks.md
 */
 #ifndef LLMC_LEAF_TREE_H
 #define LLMC_LEAF_TREE_H

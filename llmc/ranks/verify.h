@@ -10,7 +10,7 @@ flipped bit in memory, an unstable clock) or a bug, and the run stops before the
 Arenas are device memory; a GPU's are looked at in pieces that come to the host: slow, but a check.
 Cost:   the step takes twice its time. Memory: 1/8 of an arena for the sums, 12 MiB for the copy.
 Errors: fail_run names step, tensor and element.
-Source: spec/reliability.md 13; parallel.md 12.6
+Explained in doc/checkpoints.md
 */
 #ifndef LLMC_VERIFY_H
 #define LLMC_VERIFY_H

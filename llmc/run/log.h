@@ -1,5 +1,5 @@
 /*
-What a run prints of its steps and validations, and what it records of them in metrics.jsonl (spec/cli.md 4). ASCII.
+What a run prints of its steps and validations, and what it records of them in metrics.jsonl. ASCII.
 
 metrics.jsonl is a file of lines, each one JSON object. The first is {"schema": {key: meaning, ...}}; every other one is
 a record with the same thirteen keys:

@@ -4,7 +4,7 @@ Outliers: how far a step's loss or gradient norm lies from those before it, in s
     when all are equal. A batch of broken text, or a spike that would throw the weights far off, stands out by its z.
 The window belongs to the state of a run: it is saved with each checkpoint, so a resumed run judges as the whole one.
 Order:  double, chained from the oldest value to the newest; the variance from the mean, never negative.
-Source: llm.c's -sl and -sg; spec gpt2.md 13
+Source: llm.c's -sl and -sg; doc/checkpoints.md
 */
 #ifndef LLMC_OUTLIERS_H
 #define LLMC_OUTLIERS_H

@@ -6,7 +6,7 @@ What this machine can do: the matmul rate behind "38% peak" in the step line, an
     processor_name    what the CPU, or in a CUDA build the GPU, is called
     memory_available  bytes that are free for arenas: in this container if there is one; in a CUDA build on the GPU
     check_memory      status 1 when a run needs more than that, with the trainer's remedy
-Source of the GPU rates: spec gpt2.md 13, the makers' data sheets
+Source of the GPU rates: the makers' data sheets
 */
 #ifndef LLMC_PEAK_H
 #define LLMC_PEAK_H

@@ -1,5 +1,5 @@
 /*
-The input of --probe (spec/cli.md 2): one batch that somebody wants computed, everything visible.
+The input of --probe (doc/files.md): one batch that somebody wants computed, everything visible.
     IN.safetensors   inputs, targets  I32 (B, T), already shifted; a negative target is not counted
 What comes out (tasks.h): logits, loss and grad.<name> of every tensor, under its name and shape on disk.
 */

@@ -27,7 +27,7 @@ In a trainer, any number B of rows at a time (they need no multiple of 4):
 Order:  losses of a row are added in the order of its positions; ties go to the lowest completion. A row's score depends
         neither on B nor on the rank that computes it.
 Errors: fail_input for a file that breaks a rule, with example and offset; fail_run when it changes while in use.
-Source: Zellers et al. 2019, arXiv:1905.07830; the format of karpathy/llm.c; spec gpt2.md section 16
+Source: Zellers et al. 2019, arXiv:1905.07830; the format of karpathy/llm.c; doc/data.md
 */
 #ifndef LLMC_HELLASWAG_H
 #define LLMC_HELLASWAG_H
