@@ -7,6 +7,7 @@ JSON files, whole: read with a message that names file and line, written durably
     json_choice, json_switch   one of a list of names (choice.h), true or false; or absent
     json_agrees         settings that must have one value or be absent
     json_write          a new file; json_replace: one that others may read at any time; json_text: the text of both
+    json_finite         a number for a file, null where there is none
     json_never_null     called once, before the first JSON of a program
 Strict JSON (RFC 8259): one object, UTF-8, no key twice, no NaN or Infinity, integers below 2^63, nothing behind it.
 Size, nesting and the number of values are bounded before the parser sees a byte: they bound its heap and its stack.
@@ -24,6 +25,7 @@ Errors: fail_input with file, line or key, what was expected and what was found;
 #include "choice.h"   // choice_find
 #include "outfile.h"  // OutFile, FileSum, MappedFile, ErrorText
 #include <jansson.h>
+#include <math.h>
 
 enum { JSON_MAX_BYTES = 100000000, JSON_MAX_DEPTH = 32, JSON_MAX_MARKS = 1 << 23 };
 enum { JSON_READ_BYTES = 2 << 20, JSON_READ_MARKS = 1 << 18 };  // of json_read
@@ -196,6 +198,9 @@ static inline int json_agrees(const json_t* json, json_t* expected, ErrorText* e
 }
 
 // ---- writing ----
+
+// a number; null for NaN and infinity, which JSON cannot say
+static inline json_t* json_finite(double x) { return isfinite(x) ? json_real(x) : json_null(); }
 
 // an object as text, two blanks a level, ending in a newline; takes the reference; floats have the digits that read
 // back

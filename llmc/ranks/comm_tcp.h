@@ -27,8 +27,9 @@ Source: doc/ranks.md; Bellare, Canetti, Krawczyk 1996, Keying Hash Functions for
 */
 #ifndef LLMC_COMM_TCP_H
 #define LLMC_COMM_TCP_H
-#include "comm_launch.h"  // RankPlace, outfile.h
-#include "hmac.h"         // hmac_begin, hmac_is_equal
+#include "../core/print.h"  // seconds_now
+#include "comm_launch.h"    // RankPlace, outfile.h
+#include "hmac.h"           // hmac_begin, hmac_is_equal
 #include <fcntl.h>
 #include <ifaddrs.h>
 #include <inttypes.h>
@@ -106,11 +107,7 @@ typedef struct {
 
 // ---- sockets with a time limit; a deadline is a time of the monotonic clock in seconds ----
 
-static inline double tcp_now_(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
+static inline double tcp_now_(void) { return seconds_now(CLOCK_MONOTONIC); }
 
 // in so many seconds, but not after the deadline
 static inline double tcp_soon_(double seconds, double deadline) {

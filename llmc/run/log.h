@@ -28,7 +28,7 @@ Errors: what cannot be written ends the run (status 1) with the path and the sys
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
-#include "../core/jsonfile.h"  // json_parse_bounded
+#include "../core/jsonfile.h"  // json_parse_bounded, json_finite
 #include "../core/outfile.h"  // file_create, file_append
 #include "../core/print.h"  // seconds_now, format_count, format_duration; fail_run, fail_input, malloc_check
 #include <assert.h>
@@ -152,9 +152,6 @@ static inline ShortText log_number_(double x, int digits) {
     if (isfinite(x)) { snprintf(out.s, sizeof out.s, "%.*g%s", digits, x, point); }
     return out;
 }
-
-// a JSON number, null for NaN and infinity
-static inline json_t* json_finite(double x) { return isfinite(x) ? json_real(x) : json_null(); }
 
 // one more key for extra_schema, before log_open
 static inline void log_add_key(Log* log, const char* key, const char* meaning) {
