@@ -7,6 +7,7 @@ it reads.
     outfile_open     creates the file, in the place of an old one; a link is refused
     outfile_write    any number of bytes; small ones are gathered in a buffer
     outfile_close    flush, fsync, close; returns name, size and XXH3 (64 bits) of what was written
+    hex_text         such a sum as 16 hexadecimal digits
     make_folder, path_sync, parent_sync   folders and names that survive a power cut
     temporary_path, file_publish          a file that is whole before it has its name
     file_open, file_create, file_append   descriptors of files in a run, that no link leads elsewhere
@@ -205,6 +206,15 @@ typedef struct {
     size_t n_bytes;
     uint64_t xxh3;
 } FileSum;
+
+typedef struct { char s[17]; } HexText;
+
+// a sum as files show it: hex_text(xxh3).s
+static inline HexText hex_text(uint64_t xxh3) {
+    HexText out;
+    snprintf(out.s, sizeof out.s, "%016llx", (unsigned long long)xxh3);
+    return out;
+}
 
 typedef struct {
     char* path;

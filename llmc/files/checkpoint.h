@@ -20,7 +20,7 @@ Errors: checkpoint_verify returns the reason; fail_run names path and errno text
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
-#include "../core/jsonfile.h"  // json_text, FileSum, OutFile
+#include "../core/jsonfile.h"  // json_text, FileSum, OutFile, hex_text
 #include "../core/print.h"     // progress
 #include <dirent.h>
 #include <limits.h>
@@ -63,14 +63,6 @@ static inline SavedFiles* saved_files_new(void) {
 static inline void saved_files_add(SavedFiles* files, FileSum sum) {
     if (files->n == CHECKPOINT_FILES_MAX) { fail_run("a checkpoint of more than %d files", CHECKPOINT_FILES_MAX); }
     files->file[files->n++] = sum;
-}
-
-typedef struct { char s[17]; } HexText;
-
-static inline HexText hex_text(uint64_t x) {
-    HexText out;
-    snprintf(out.s, sizeof out.s, "%016llx", (unsigned long long)x);
-    return out;
 }
 
 #define MANIFEST_END "  \"xxh3\": \"0000000000000000\"\n}\n"

@@ -9,6 +9,7 @@ prompt that is longer than the model's positions.
 */
 #ifndef LLMC_PROMPTS_H
 #define LLMC_PROMPTS_H
+#include "../core/outfile.h"    // hex_text
 #include "../text/escape.h"     // text_unescape
 #include "../text/tokenizer.h"  // Tokenizer, tokenizer_encode_plain, tokenizer_need_eot
 #include "run_options.h"        // RunOptions, options_fail
@@ -99,10 +100,8 @@ static inline void prompts_read(Prompts* p, const RunOptions* o, const Tokenizer
 
 // for settings.json; null: none
 static inline json_t* prompts_to_json(const Prompts* p, const char* path) {
-    char checksum[32];
     if (p->n == 0) { return json_null(); }
-    snprintf(checksum, sizeof checksum, "%016llx", (unsigned long long)p->xxh3);
-    return json_pack("{s:s, s:i, s:s}", "path", path, "prompts", p->n, "xxh3", checksum);
+    return json_pack("{s:s, s:i, s:s}", "path", path, "prompts", p->n, "xxh3", hex_text(p->xxh3).s);
 }
 
 static inline void prompts_free(Prompts* p) {
