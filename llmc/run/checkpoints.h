@@ -1,6 +1,7 @@
 /*
 The checkpoints of a run: which one it goes on from, what comes back of it, which ones stay.
-    run_has_checkpoint, run_find_checkpoint   for --continue and --resume; the caller is the run's only writer from there on
+    run_has_checkpoint, run_find_checkpoint   for --continue and --resume; from there on the caller is the run's only
+                                              writer
     run_restore            options and state of it
     run_newest_finite      the newest before anything went wrong
     run_save_begin, _end   a new one: between them save.h writes its files into the temporary folder
@@ -51,8 +52,8 @@ static inline json_t* run_folder_json_(void) {
     return folder ? folder : json_null();
 }
 
-// Paths that a checkpoint has brought back were meant from the folder in which its run was started. From another one they
-// are looked for there first, so that going on does not depend on where one stands
+// Paths that a checkpoint has brought back were meant from the folder in which its run was started. From another one
+// they are looked for there first, so that going on does not depend on where one stands
 static inline void run_restore_paths_(Option* table, int n, const char* folder) {
     char here[PATH_BYTES];
     if (!folder || !*folder || !getcwd(here, sizeof here) || strcmp(here, folder) == 0) { return; }

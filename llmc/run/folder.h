@@ -1,5 +1,5 @@
 /*
-The folder of a run (spec/cli.md 3), beside its checkpoints.
+The folder of a run, beside its checkpoints.
     run_check_unused   refuses a folder that holds another run, before any work
     run_open           makes the folder, settings.json and the log; on --resume the data must be what it was
     run_show_sample    samples.txt

@@ -1,8 +1,9 @@
 /*
-The options that all trainers have (spec/cli.md 1), and what follows from them alone.
+The options that all trainers have, and what follows from them alone.
     run_options        the rows of the options table; a trainer adds rows of its own
     run_plan_steps, run_leaves   --steps from --epochs; micro-batches in an update
     run_lr             the learning rate of a step: --lr, --schedule, --warmup, --final-lr, --lr-horizon
+    run_prompt         the text that --generate goes on from
 Errors: fail_input, with the option's name.
 */
 #ifndef LLMC_RUN_OPTIONS_H

@@ -1,9 +1,8 @@
 /*
 The data of a run: what it trains on, what it validates with, and the examples it answers.
     data_open    opens --train and --val, or takes --val-fraction of the training data for validation
-    data_options, data_open_more   the same for a trainer that also reads numbers and examples (examples.h), and
-                                   carries its state
-                 from row to row: its further options, and data_open for them
+    data_options, data_open_more   its further options, and data_open for them, where a trainer also reads numbers and
+                                   examples (examples.h) or carries its state from row to row
     data_seq_len the positions of a row: --seq-len, or what the examples have
     data_separator        the token with which documents begin, or -1 where the model does not look at them
     data_tokenizer_fits   is the tokenizer the model's?
@@ -286,8 +285,8 @@ static inline void data_plan(RunData* d, RunOptions* o, int T, int V, int classe
     }
 }
 
-// Asked before each checkpoint. A time of change is enough to stop, without a look at the bytes: what was computed since
-// the last checkpoint is lost, and --resume, which compares checksums, goes on where they are what they were.
+// Asked before each checkpoint. A time of change is enough to stop, without a look at the bytes: what was computed
+// since the last checkpoint is lost, and --resume, which compares checksums, goes on where they are what they were.
 static inline const char* data_changed(RunData* d) {
     const char *train = tokens_changed(&d->train), *val = tokens_changed(&d->val);
     const char* examples = d->examples.n > 0 && file_changed(&d->examples.file) ? d->examples.file.path : NULL;
