@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Every header of llmc/ stands alone: it compiles by itself, first in a file, as C11 and as C++17, with gcc, clang and, where
-# there is one, nvcc (as CUDA, for sm_90). And rooms have doors: a header includes only from the rooms that its own may see.
-# Ends with "N passed, N failed".
-#     dev/check_headers.sh quick   doors, and gcc on all headers at once
+# Every header of llmc/ stands alone: it compiles by itself, first in a file, as C11 and as C++17, with gcc, clang and,
+# where there is one, nvcc (as CUDA, for sm_90). Rooms have doors: a header includes only from the rooms that its own may
+# see. And lines of headers and trainers have at most 120 characters. Ends with "N passed, N failed".
+#     dev/check_headers.sh         all of that
+#     dev/check_headers.sh quick   doors, lines, and gcc: each header by itself as C, all at once as C and C++; 12 seconds
 set -u
 cd "$(dirname "$0")/.."
 quick=$([ "${1-}" = quick ] && echo 1 || echo 0)
@@ -15,20 +16,40 @@ failed=0
 includes() { { ls llmc/*/*.h | grep -v '^llmc/models/'; ls "llmc/models/$1"*.h; } | sed 's/.*/#include "&"/'; }
 models=$(ls llmc/models/*.h | sed 's/.*\/\([a-z0-9]*\)[_.].*/\1/' | sort -u)  # gpt2.h, gpt2_run.h: gpt2
 
-# try COMPILER...: all headers at once, with each model, so that none leans on another; and each by itself
-try() {
-    local file=$work/all.$1 log=$work/log
+# compiles WHAT COMMAND...: the last word of the command is the file
+compiles() {
+    local what=$1 log=$work/log
+    shift
+    if "$@" >"$log" 2>&1; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAIL  $* ($what)"
+        head -n 20 "$log"
+    fi
+}
+
+# try_all c|cpp COMPILER...: all headers at once, with each model; some break only beside others
+try_all() {
+    local file=$work/all.$1
     shift
     for model in $models; do
         includes $model >"$file"
-        if "$@" "$file" >"$log" 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAIL  $* with $model"; head -n 20 "$log"; fi
-    done
-    if [ $quick = 1 ]; then return; fi
-    for header in llmc/*/*.h; do
-        echo "#include \"$header\"" >"$file"
-        if "$@" "$file" >"$log" 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAIL  $* $header"; head -n 20 "$log"; fi
+        compiles "with $model" "$@" "$file"
     done
 }
+
+# try_each c|cpp COMPILER...: each by itself, so that none leans on another
+try_each() {
+    local file=$work/one.$1
+    shift
+    for header in llmc/*/*.h; do
+        echo "#include \"$header\"" >"$file"
+        compiles "$header" "$@" "$file"
+    done
+}
+
+try() { try_all "$@"; try_each "$@"; }
 
 # ROOM ROOMS...: the rooms that headers of a room may include from, beside their own
 doors="core
@@ -60,18 +81,34 @@ check_doors() {
     if [ $wrong = 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
 }
 
+# characters, not bytes: a name may hold any
+check_lines() {
+    if LC_ALL=C.UTF-8 grep -nE '^.{121}' llmc/*/*.h train_*.c train_*.cu; then
+        echo "FAIL  these lines are longer than 120 characters"
+        failed=$((failed + 1))
+    else
+        passed=$((passed + 1))
+    fi
+}
+
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 check_doors
-for compiler in gcc $([ $quick = 1 ] || echo clang); do
+check_lines
+if [ $quick = 1 ]; then
+    try c gcc -std=gnu11 $exact $warnings -fopenmp
+    try_all cpp gcc -x c++ -std=gnu++17 $exact $warnings -fopenmp
+    try_all c gcc -std=gnu11 $exact $warnings -Wno-unknown-pragmas -DSYSTEM_LIBM
+    echo "$passed passed, $failed failed"
+    exit $((failed > 0))
+fi
+for compiler in gcc clang; do
     command -v $compiler >/dev/null || { echo "skipped: no $compiler"; continue; }
     try c $compiler -std=gnu11 $exact $warnings -fopenmp
     try cpp $compiler -x c++ -std=gnu++17 $exact $warnings -fopenmp
     try c $compiler -std=gnu11 $exact $warnings -Wno-unknown-pragmas -DSYSTEM_LIBM
 done
-if [ $quick = 1 ]; then
-    :  # CUDA takes as long as everything else
-elif nvcc=$(dev/cuda_flags.sh nvcc 2>/dev/null) && dev/cuda_flags.sh flags >"$work/flags"; then
+if nvcc=$(dev/cuda_flags.sh nvcc 2>/dev/null) && dev/cuda_flags.sh flags >"$work/flags"; then
     includes gpt2 >"$work/all.cu"  # the one with a trainer for GPUs
     if $nvcc -std=c++17 -arch=sm_90 -I. --options-file "$work/flags" --fmad=false -diag-suppress 1675 -Xcompiler -Wall -cuda "$work/all.cu" -o "$work/all.ii" >"$work/log" 2>&1; then
         passed=$((passed + 1))

@@ -115,7 +115,7 @@ python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
 quick() {
     build_and_run ""
     build_shared
-    part "headers as C11 and C++17, all at once" dev/check_headers.sh quick
+    part "headers as C11 alone, as C++17 all at once" dev/check_headers.sh quick
     part "what make builds anew" dev/test_make.sh
     part "command line and runs, quick" dev/test_cli.sh quick
     part "checkpoints and faults, quick" dev/test_faults.sh quick

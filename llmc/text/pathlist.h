@@ -2,7 +2,7 @@
 Several paths in the text of one option, with weights or without.
     path_list_make   cuts the text at its commas (blanks around a comma do not count):
         books.txt,code/               two paths
-        books.txt:3,code/:1           with weights, numbers above 0, at most 1e9: what they mean is dataloader.h's affair
+        books.txt:3,code/:1           with weights, numbers above 0, at most 1e9; what they mean: dataloader.h
         a\,b.txt:3,c\:d/:1            \, and \: are a comma and a colon in a name; so is a colon with a slash behind it
     path_from, path_list_from   what a path, or such a text, that was meant from another folder is from here
 A text that names something as it stands, commas and colons included, is one path; so is, between commas, a name with a
