@@ -32,12 +32,6 @@ static inline const char* build_name(void) {
 #endif
 }
 
-static inline json_t* checksum_to_json_(uint64_t xxh3) {
-    char text[32];
-    snprintf(text, sizeof text, "%016llx", (unsigned long long)xxh3);
-    return json_string(text);
-}
-
 // of several sources each, and how many of its rows an epoch has
 static inline json_t* sources_to_json_(const DataLoader* rows) {
     const TokenData* d = rows->data;
@@ -46,12 +40,12 @@ static inline json_t* sources_to_json_(const DataLoader* rows) {
         const TokenSource* source = &d->sources[s];
         const RowSource* of = &rows->sources[s];
         json_array_append_new(
-            sources, json_pack("{s:s, s:o, s:I, s:I, s:I, s:I, s:o}", "path", source->path, "weight",
+            sources, json_pack("{s:s, s:o, s:I, s:I, s:I, s:I, s:s}", "path", source->path, "weight",
                                rows->is_weighted ? json_real(source->weight) : json_null(), "tokens",
                                (json_int_t)source->n_tokens, "documents", (json_int_t)source->n_documents, "rows",
                                (json_int_t)of->n_rows, "rows_per_epoch",
                                (json_int_t)(rows->is_weighted ? of->n_places : of->n_rows), "xxh3",
-                               checksum_to_json_(tokens_checksum_source(d, source))));
+                               hex_text(tokens_checksum_source(d, source)).s));
     }
     return sources;
 }
@@ -60,8 +54,8 @@ static inline json_t* sources_to_json_(const DataLoader* rows) {
 static inline json_t* data_to_json_(const DataLoader* rows) {
     const TokenData* d = rows->data;
     if (!d) { return json_null(); }
-    json_t* json = json_pack("{s:s, s:I, s:I, s:o}", "path", d->path, "tokens", (json_int_t)d->n_tokens, "documents",
-                             (json_int_t)d->n_documents, "xxh3", checksum_to_json_(tokens_checksum(d)));
+    json_t* json = json_pack("{s:s, s:I, s:I, s:s}", "path", d->path, "tokens", (json_int_t)d->n_tokens, "documents",
+                             (json_int_t)d->n_documents, "xxh3", hex_text(tokens_checksum(d)).s);
     if (d->n_sources > 1 || rows->is_weighted) { json_object_set_new(json, "sources", sources_to_json_(rows)); }
     return json;
 }
