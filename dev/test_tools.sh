@@ -130,6 +130,11 @@ shows 0 "end of text +2" "llm.c's tokenizer" tokenizer.bin
 shows 0 "examples +2" "llm.c's evaluation" eval.bin
 shows 0 "^  state +step 77, rank 0, ranks 1, master_weights true" "llm.c's optimizer state" state.bin
 shows 0 "^  model +BPE" "tokenizer.json" tokenizer.json
+mkdir tokenizer && cp tokenizer.json tokenizer && echo '{}' >tokenizer/tokenizer_config.json
+shows 0 "^tokenizer/tokenizer.json: tokenizer.json, " "a tokenizer's folder" tokenizer/
+shows 0 "^  1 series, equal$" "the same folder and its file" tokenizer tokenizer.json
+shows 0 "^  a +5 +[0-9.]+ +[0-9.]+ +[0-9.]+  step_000005$" "a folder of runs: a line for each" runs
+check "... of which there are two" test "$(grep -cE "^  [ab] +[59] " out)" = 2
 shows 0 "last step +9" "metrics.jsonl" runs/b/metrics.jsonl
 shows 0 "n_positions 24" "config.json" tiny.json
 
@@ -220,7 +225,13 @@ refuses "$inspect" "expected the name of a file in this folder" "an index that l
 refuses "$inspect" "model-00002-of-00002.safetensors: cannot be opened" "an index whose shard is not there" lost
 refuses "$inspect" 'tensor "transformer.wte.weight" is not in "model-00002' "an index that names the wrong shard" misplaced
 refuses "$inspect" "cannot be examined: No such file" "a path that is not there" nowhere
-refuses "$inspect" "found none of them in this folder" "a folder of something else" runs
+mkdir empty && echo text >empty/file
+refuses "$inspect" "found none of them in this folder" "a folder of something else" empty
+refuses "$inspect" "runs: expected a run, a checkpoint or a file to compare, found a folder of runs" "a folder of runs to compare" runs runs/a
+cp -r runs many && mkdir many/c many/.hidden && sed '3s/"step"/"stop"/' runs/a/metrics.jsonl >many/c/metrics.jsonl
+refuses "$inspect" "many: c: metrics.jsonl: line 3: expected a record" "a folder of runs one of which is broken" many
+check "the others are shown" grep -qE "^  b +9 .* step_000009$" out
+check "and the broken one too" grep -qE "^  c +- .* none yet$" out
 refuses "$inspect" "found something else" "a file of something else" text.txt
 sed '3s/"step"/"stop"/' runs/a/metrics.jsonl >stop.jsonl
 refuses "$inspect" "stop.jsonl: line 3: expected a record" "a line of metrics.jsonl without a step" stop.jsonl

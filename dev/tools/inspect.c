@@ -348,6 +348,9 @@ static void print_report(const json_t* report) {
     const char* const sections[] = {"config", "state", "options", "metadata"};
     const ReportColumn checkpoints[] = {{"name", "checkpoint", 0}, {"step", "step", 1}, {"bytes", "size", 1},
                                         {"state", "state", 0}, {"mark", "mark", 0}};
+    const ReportColumn runs[] = {{"name", "run", 0}, {"last_step", "step", 1}, {"last_loss", "loss", 1},
+                                 {"last_val_loss", "val loss", 1}, {"best_val_loss", "best", 1},
+                                 {"checkpoint", "checkpoint", 0}};
     const ReportColumn files[] = {{"name", "file", 0}, {"bytes", "size", 1}};
     print_title("", report);
     report_facts(json_object_get(report, "facts"));
@@ -358,6 +361,7 @@ static void print_report(const json_t* report) {
         json_decref(fact_of_it);
     }
     report_table(json_object_get(report, "checkpoints"), checkpoints, 5);
+    report_table(json_object_get(report, "runs"), runs, 6);
     report_table(json_object_get(report, "files"), files, 2);
     print_tensors(report);
 }
@@ -442,6 +446,10 @@ static void open_to_compare(Source* s, const char* path) {
     char folder[PATH_BYTES];
     source_open(s, checkpoint_find(folder, path) ? folder : path);
     if (*s->problem) { fail_input("%s: %s", s->path, s->problem); }
+    if (json_object_get(s->report, "runs")) {
+        fail_input("%s: expected a run, a checkpoint or a file to compare, found a folder of runs: name one of them (inspect "
+                   "%s shows them)", s->path, s->path);
+    }
 }
 
 static int inspect_two(const char* path_a, const char* path_b, int as_json) {

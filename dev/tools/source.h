@@ -4,7 +4,7 @@ the parsers of llmc/, so a broken file gets the message that a trainer would giv
     source_open     fail_input for what is not there, not known, or a broken file. In a folder a broken file does not hide
                     the others: the first of them is in `problem`, and what can be read is in the report
     report          "path", "kind", "bytes", "facts"; where they apply "config", "state", "options", "metadata", "files",
-                    "checkpoints" (doc/tools.md)
+                    "checkpoints", "runs" (doc/tools.md)
     items           tensors, in the order of their data; of files that hold none the data as series, to compare it
 */
 #ifndef TOOLS_SOURCE_H
@@ -81,6 +81,21 @@ static inline const char* keep_name(Source* s, char* name) {
     return s->names[s->n_names++] = name;
 }
 
+static inline void source_close(Source* s) {
+    for (int i = 0; i < s->n_files; i++) {
+        safetensors_close(s->files[i]);
+        free(s->files[i]);
+    }
+    for (int i = 0; i < s->n_names; i++) { free(s->names[i]); }
+    if (s->file.path) { file_unmap(&s->file); }
+    free(s->names);
+    free(s->files);
+    free(s->items);
+    free(s->columns);
+    free((char*)s->path);
+    json_decref(s->report);
+}
+
 // the tensors of one .safetensors file; 0: the reason
 static inline int add_safetensors(Source* s, const char* path, int is_listed, ErrorText* error) {
     MappedFile mapped;
@@ -148,6 +163,22 @@ static inline json_int_t folder_bytes(const char* folder, json_t* list) {
             json_array_append_new(list, json_pack("{s:s, s:I}", "name", entries[i]->d_name, "bytes",
                                                   (json_int_t)status.st_size));
         }
+        free(entries[i]);
+    }
+    if (n >= 0) { free(entries); }
+    return sum;
+}
+
+// bytes of a run: its own files and those of its checkpoints
+static inline json_int_t run_bytes(const char* run) {
+    struct dirent** entries;
+    json_int_t sum = folder_bytes(run, NULL);
+    const int n = scandir(run, &entries, NULL, file_list_compare_);
+    for (int i = 0; i < n; i++) {
+        char path[PATH_BYTES];
+        const char* rest = "";
+        const int is_checkpoint = checkpoint_step_(entries[i]->d_name, &rest) >= 0 && !*rest;
+        if (is_checkpoint) { sum += folder_bytes(path_join(path, run, entries[i]->d_name), NULL); }
         free(entries[i]);
     }
     if (n >= 0) { free(entries); }
@@ -398,15 +429,71 @@ static inline void describe_model_folder(Source* s, const char* folder) {
     json_decref(index);
 }
 
+static inline int is_run(const char* folder) { return holds(folder, "metrics.jsonl") || checkpoint_newest(folder, -1) >= 0; }
+
+// one row of the table of a folder's runs. Checkpoints are not read: `inspect RUN` does that
+static inline json_t* run_row(Source* s, const char* name, const char* run) {
+    char path[PATH_BYTES];
+    ErrorText error;
+    Source one;
+    memset(&one, 0, sizeof one);
+    one.report = json_pack("{s:{}}", "facts");
+    const int newest = checkpoint_newest(run, -1), has_metrics = holds(run, "metrics.jsonl");
+    const int good = !has_metrics || (file_map_or_not(&one.file, path_join(path, run, "metrics.jsonl"), &error) &&
+                                      metrics_parse(&one, (const char*)one.file.bytes, one.file.n_bytes, &error));
+    if (!good) { problem(s, "%s: metrics.jsonl: %s", name, error.text); }
+    json_t* row = json_pack("{s:s, s:s}", "name", name, "checkpoint",
+                            newest >= 0 ? strrchr(checkpoint_folder(path, run, newest), '/') + 1 : "none yet");
+    const char* const keys[] = {"last_step", "tokens", "last_loss", "last_val_loss", "best_val_loss"};
+    for (int k = 0; k < 5; k++) { json_object_set(row, keys[k], json_object_get(facts_of(&one), keys[k])); }
+    source_close(&one);
+    return row;
+}
+
+// a folder with runs right in it, runs/ of a trainer's default --run; 0: there are none
+static inline int describe_runs(Source* s, const char* folder) {
+    struct dirent** entries;
+    json_t* rows = json_array();
+    const int n = scandir(folder, &entries, NULL, file_list_compare_);
+    json_int_t n_bytes = 0;
+    for (int i = 0; i < n; i++) {
+        char path[PATH_BYTES];
+        const char* name = entries[i]->d_name;
+        char* run = string_copy(path_join(path, folder, name));
+        if (*name != '.' && is_run(run)) {
+            json_array_append_new(rows, run_row(s, name, run));
+            n_bytes += run_bytes(run);
+        }
+        free(run);
+        free(entries[i]);
+    }
+    if (n >= 0) { free(entries); }
+    const int n_runs = (int)json_array_size(rows);
+    set_kind(s, "folder of runs", n_bytes);
+    if (n_runs > 0) { json_object_set(s->report, "runs", rows); }
+    json_decref(rows);
+    return n_runs;
+}
+
+// a tokenizer's folder: its tokenizer.json and no model
+static inline int is_tokenizer_folder(const char* folder) {
+    const char* const others[] = {"manifest.json", HF_WEIGHTS, HF_INDEX, "adapter_model.safetensors"};
+    for (int i = 0; i < 4; i++) {
+        if (holds(folder, others[i])) { return 0; }
+    }
+    return holds(folder, "tokenizer.json") && !is_run(folder);
+}
+
 static inline void describe_folder(Source* s, const char* folder) {
     if (holds(folder, "manifest.json")) { describe_checkpoint(s, folder); }
-    else if (holds(folder, "metrics.jsonl") || checkpoint_newest(folder, -1) >= 0) { describe_run(s, folder); }
+    else if (is_run(folder)) { describe_run(s, folder); }
     else if (holds(folder, HF_WEIGHTS) || holds(folder, HF_INDEX) ||
              holds(folder, "adapter_model.safetensors")) {
         describe_model_folder(s, folder);
-    } else {
-        fail_input("%s: expected a run (metrics.jsonl, step_*), a checkpoint (manifest.json) or a Hugging Face model "
-                   "(model.safetensors or its index), found none of them in this folder", folder);
+    } else if (!describe_runs(s, folder)) {
+        fail_input("%s: expected a run (metrics.jsonl, step_*) or a folder of runs, a checkpoint (manifest.json), a Hugging "
+                   "Face model (model.safetensors or its index) or tokenizer.json, found none of them in this folder",
+                   folder);
     }
 }
 
@@ -593,6 +680,12 @@ static inline void source_open(Source* s, const char* path) {
     struct stat status;
     char* plain = string_copy(path);
     for (size_t n = strlen(plain); n > 1 && plain[n - 1] == '/'; n--) { plain[n - 1] = '\0'; }
+    if (is_tokenizer_folder(plain)) {
+        char file[PATH_BYTES];
+        path_join(file, plain, "tokenizer.json");
+        free(plain);
+        plain = string_copy(file);
+    }
     memset(s, 0, sizeof *s);
     s->path = plain;
     s->report = json_pack("{s:s, s:s, s:i, s:{}}", "path", plain, "kind", "", "bytes", 0, "facts");
@@ -601,18 +694,4 @@ static inline void source_open(Source* s, const char* path) {
     if (S_ISDIR(status.st_mode)) { describe_folder(s, plain); } else { describe_file(s); }
 }
 
-static inline void source_close(Source* s) {
-    for (int i = 0; i < s->n_files; i++) {
-        safetensors_close(s->files[i]);
-        free(s->files[i]);
-    }
-    for (int i = 0; i < s->n_names; i++) { free(s->names[i]); }
-    if (s->file.path) { file_unmap(&s->file); }
-    free(s->names);
-    free(s->files);
-    free(s->items);
-    free(s->columns);
-    free((char*)s->path);
-    json_decref(s->report);
-}
 #endif  // TOOLS_SOURCE_H
