@@ -1382,11 +1382,12 @@ static void test_text(Test* t) {
     temp_file(&folder, "latin1.txt", "caf\xe9 no", 7);
     temp_file(&folder, "cut.txt", "no\xc3", 3);
     temp_file(&folder, "weights.bin", "\0\0", 2);
-    temp_file(&folder, "rows.jsonl", "{\"a\": 1}\n", 9);
+    temp_file(&folder, "rows.jsonl", "{\"text\": \"row\"}\n", 16);
+    temp_file(&folder, "zero.jsonl", "", 0);
     temp_file(&folder, "pointer", "version https://git-lfs.github.com/spec/v1\n", 43);
     TempPath link = temp_path(&folder, "link.txt"), loop = temp_path(&folder, "a/loop");
     check(t, symlink(file.s, link.s) == 0 && symlink(folder.s, loop.s) == 0, "links: %s", strerror(errno));
-    const char* want = "|B|10|2|deep|a-b|b.c|yes|a file|To be, \xc3\xa4\n|{\"a\": 1}\n";
+    const char* want = "|B|10|2|deep|a-b|b.c|yes|a file|To be, \xc3\xa4\n|row";
     check_text(t, folder.s, want, 10);
     TempPath slashes = temp_path(&folder, "");
     check_text(t, slashes.s, want, 10);
@@ -1397,7 +1398,7 @@ static void test_text(Test* t) {
     temp_remove(&folder);
 }
 
-// each line a document; in a folder only where nothing else is
+// each line a document, in a folder too, whatever stands beside it
 static void test_json_lines(Test* t) {
     const char text[] = "{\"text\": \"one\", \"id\": 1}\r\n\n"
                         "  {\"id\": [\"text\"], \"text\": \"t\\u00e4\\u0000o\\n\"}  \n"
@@ -1419,12 +1420,11 @@ static void test_json_lines(Test* t) {
         tokens_close(&d);
     }
     tokenizer_free(&bytes);
-    temp_file(&folder, "d/y.txt", "b", 1);
-    char plain[256];
-    snprintf(plain, sizeof plain, "|%s|b", text);
-    check_text(t, inner.s, plain, 2);
-    TempPath list = temp_file(&folder, "list.jsonl", "[1]\n", 4);  // as ever
-    check_text(t, list.s, "|[1]\n", 1);
+    TempPath mixed = temp_path(&folder, "mixed");
+    temp_file(&folder, "mixed/a.json", "[1]\n", 4);  // text, as ever
+    temp_file(&folder, "mixed/x.jsonl", "{\"text\": \"one\"}\n{\"text\": \"two\"}\n", 32);
+    temp_file(&folder, "mixed/y.txt", "b", 1);
+    check_text(t, mixed.s, "|[1]\n|one|two|b", 4);
     temp_remove(&folder);
 }
 
@@ -1616,7 +1616,11 @@ static const struct {
     {"empty.jsonl", "{\"text\": \"a\"}\n\n{}\n", 18,
      "empty.jsonl:3: expected an object with the key \"text\", found an empty one"},
     {"list.jsonl", "{\"text\": \"a\"}\n[1]\n", 18,
-     "list.jsonl:2: expected a JSON object such as {\"text\": \"...\"}, found another value"},
+     "list.jsonl:2: expected a JSON object such as {\"text\": \"...\"}, found a list"},
+    {"begins.jsonl", "[\n{\"text\": \"a\"}\n]\n", 18,
+     "begins.jsonl:1: expected a JSON object such as {\"text\": \"...\"}, found a list: JSON Lines have an object on"},
+    {"words.jsonl", "To be,\n", 7, "words.jsonl:1: expected a JSON object such as {\"text\": \"...\"}: '[' or '{' expected"},
+    {"value.jsonl", "null\n", 5, "value.jsonl:1: expected a JSON object such as {\"text\": \"...\"}"},
     {"number.jsonl", "{\"text\": 1}\n", 12, "number.jsonl:1: expected a text as \"text\", found another value"},
     {"cut.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b", 25,
      "cut.jsonl:2: expected a JSON object such as {\"text\": \"...\"}: premature end of input"},

@@ -339,6 +339,8 @@ shard "of a folder: every text in order, end of text before each" H "774 71 72 7
 check "what is no text is left out and counted" grep -q "^3 documents, 17 bytes, 8 tokens with end of text, .*, 2 files left out: empty or binary, made.bin: uint16$" out
 shard "of files, patterns and folders together, as they were typed" H "774 64 65 774 71 72 774 774" -t model documents/b.txt 'documents/*a.txt' documents/deeper
 shard "of JSON Lines: each a document" H "774 64 774 65" -t model lines.jsonl
+mkdir mixed && cp lines.jsonl documents/a.txt mixed/
+shard "... beside other files too" H "774 71 72 774 64 774 65" -t model mixed
 shard "65,536 tokens: uint16" H "65535 71 72" -t narrow.json documents/a.txt
 shard "65,537 tokens: uint32" I "65536 71 72" -t large.json documents/a.txt
 shows 0 "largest token +65,536" "inspect reads it" made.bin
@@ -360,6 +362,8 @@ no "documents/none.txt: expected a file, a folder or a pattern, found nothing of
 no "documents/image.png: " "a file that is no text" documents/image.png
 no "documents/empty.txt: " "an empty file" documents/empty.txt
 no "expected text, found only files that are empty or binary" "a folder without text" binary
+echo '[{"text": "a"}]' >mixed/list.jsonl
+no "mixed/list.jsonl:1: expected a JSON object such as {\"text\": \"...\"}, found a list" "a JSON list named .jsonl" mixed
 echo '{"messages": []}' >chat.jsonl
 no "chat.jsonl:1: expected an object with the key \"text\", found \"messages\"" "JSON Lines of another kind" chat.jsonl
 no "--out: expected files to read, found none" "--out alone" --out x.bin

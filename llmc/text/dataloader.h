@@ -3,11 +3,12 @@ Token data and the rows a model learns from.
 TokenData is one split: token shards or examples mapped from disk, or text turned into tokens in memory. A path can be
     a file that ends in .bin or begins with a shard's magic number: a shard (below)
     a file that ends in .safetensors or begins as one: examples, rows with targets of their own (examples.h)
-    a file that ends in .jsonl and whose first line is one {...}: JSON Lines, each a document (jsonlines.h)
+    a file that ends in .jsonl: JSON Lines, each a document (jsonlines.h), wherever it stands; with other content it is
+    refused, for raw JSON would be trained on otherwise, and nothing would say so
     any other file: text in UTF-8, one document
     a pattern (*, ?, []): the files it matches, names in byte order, all of one kind
-    a folder, walked as filelist.h says: text, unless every file found in it ends in .bin (shards), .safetensors
-    (examples) or .jsonl (JSON Lines)
+    a folder, walked as filelist.h says: text, unless every file found in it ends in .bin (shards) or .safetensors
+    (examples)
     several of these, separated by commas: sources. Each is of one kind; text and shards may stand together where their
     tokens take as many bytes. Weights, books.txt:3,code/:1, make a mixture of them (below)
 In a folder, empty files and binary ones (a NUL or invalid UTF-8 in the first 64 KiB) are passed over.
@@ -261,15 +262,6 @@ static inline int tokens_check_text_(const unsigned char* bytes, size_t n_bytes,
     return 1;
 }
 
-// a .jsonl file whose first line is one {...}
-static inline int tokens_is_json_lines_(const char* path, const unsigned char* bytes, size_t n_bytes) {
-    const unsigned char* newline = (const unsigned char*)memchr(bytes, '\n', n_bytes);
-    size_t first = 0, last = newline ? (size_t)(newline - bytes) : n_bytes;
-    while (first < last && isspace(bytes[first])) { first++; }
-    while (last > first && isspace(bytes[last - 1])) { last--; }
-    return ends_with(path, ".jsonl") && last - first >= 2 && bytes[first] == '{' && bytes[last - 1] == '}';
-}
-
 static inline void tokens_reserve_text_(TokenData* d, int64_t n_more) {
     if (n_more <= d->text_capacity - d->n_text) { return; }
     int64_t grown = d->text_capacity + d->text_capacity / 2, needed = d->n_text + n_more;
@@ -324,14 +316,6 @@ static inline void tokens_add_lines_(TokenData* d, const MappedFile* file, const
     if (found < 0) { fail_input("%s:%s", file->path, error.text); }
 }
 
-// are files that end in .jsonl JSON Lines? Not in a folder with others beside them, which are all plain text
-static inline int tokens_reads_lines_(const FileList* list) {
-    for (int i = 0; i < list->n && list->in_folder; i++) {
-        if (!ends_with(list->paths[i], ".jsonl")) { return 0; }
-    }
-    return 1;
-}
-
 static inline void tokens_open_text_(TokenData* d, const MappedFile* file, const Tokenizer* tokenizer,
                                      const FileList* list) {
     ErrorText error;
@@ -348,9 +332,7 @@ static inline void tokens_open_text_(TokenData* d, const MappedFile* file, const
                        tokenizer->kind);
         }
         d->token_bytes = token_bytes;
-        const int is_lines =
-            tokens_is_json_lines_(file->path, file->bytes, file->n_bytes) && tokens_reads_lines_(list);
-        if (is_lines) { tokens_add_lines_(d, file, tokenizer); }
+        if (ends_with(file->path, ".jsonl")) { tokens_add_lines_(d, file, tokenizer); }
         else { tokens_add_text_(d, (const char*)file->bytes, file->n_bytes, file->n_bytes, tokenizer); }
     } else if (!list->in_folder) {
         fail_input("%s: %s", file->path, error.text);

@@ -37,6 +37,12 @@ static inline void json_lines_keys_(char keys[128], const json_t* row) {
 static inline int json_lines_parse_(JsonLines* l, const char* line, size_t n, ErrorText* error) {
     json_error_t json_error;
     char keys[128];
+    size_t first = 0;
+    while (isspace((unsigned char)line[first])) { first++; }  // it ends, for the line is no blank one
+    if (line[first] == '[') {
+        return error_set(error, "%lld: expected a JSON object such as {\"text\": \"...\"}, found a list: JSON Lines have "
+                                "an object on each line, without [, commas and ]", l->number);
+    }
     l->row = json_loadb(line, n, JSON_ALLOW_NUL, &json_error);
     if (!l->row) {
         return error_set(error, "%lld: expected a JSON object such as {\"text\": \"...\"}: %.100s", l->number,
