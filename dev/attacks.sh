@@ -508,4 +508,16 @@ wait $pid
 check "and rank 0 is undisturbed" test $? = 0 -a -e run/step_000004/manifest.json -a ! -s err
 pkill -P $crowd; kill $crowd; wait $crowd 2>/dev/null
 unset LLMC_SECRET
+
+# ---- data that changes without a word ----
+"$tokenize" --tokenizer bytes --out second.bin other.txt >/dev/null
+rewrite 'touch -r shard.bin was; dd if=second.bin of=shard.bin conv=notrunc status=none; touch -r was shard.bin; kill $pid'
+check "a time of change that was put back hides no rewritten shard" says 1 'shard.bin: another program has written'
+rewrite 'chmod g+w shard.bin; ln shard.bin backup; kill $pid'
+check "a backup's hard link and chmod end no run: the bytes are those of the start" test $status = 0 -a ! -s err
+rm backup
+cp answers.bin now.bin
+rewrite 'touch -r now.bin was; dd if=other_answers.bin of=now.bin conv=notrunc status=none; touch -r was now.bin; kill $pid' \
+    --hellaswag now.bin --val shard.bin --eval-every 1000000 --eval-batches 1
+check "nor rewritten examples" says 1 'now.bin: another program has written'
 finish

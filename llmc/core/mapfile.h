@@ -5,6 +5,8 @@ from such a mapping, so that sizes are known before anything is believed and big
                      file_map_or_not returns 0 with that text instead
     file_looks_like  what a file that is not what it should be really is: a Git LFS pointer, an HTML page, an archive
     file_changed     somebody wrote to the file since it was mapped: its size or the time of its last change is another
+    file_touched     neither, but what the kernel knows of it has changed: its mode, a link to it, or its bytes, where
+                     the time of the last change was put back; only the bytes can tell
     file_replaced    another file stands under its name, or none; what is mapped is what it was
 Cut short by somebody while it is mapped, a file would kill the reader with SIGBUS; file_map installs a handler that
 names the file on one line and stops with status 1.
@@ -176,12 +178,24 @@ static inline int file_replaced(const MappedFile* f) {
     return stat(f->path, &now) != 0 || now.st_dev != f->opened.st_dev || now.st_ino != f->opened.st_ino;
 }
 
+static inline int file_times_differ_(struct timespec a, struct timespec b) {
+    return a.tv_sec != b.tv_sec || a.tv_nsec != b.tv_nsec;
+}
+
 // the same file, written to since file_map
 static inline int file_changed(const MappedFile* f) {
     struct stat now;
     if (file_replaced(f) || stat(f->path, &now) != 0) { return 0; }
-    return now.st_size != f->opened.st_size || now.st_mtim.tv_sec != f->opened.st_mtim.tv_sec ||
-           now.st_mtim.tv_nsec != f->opened.st_mtim.tv_nsec;
+    return now.st_size != f->opened.st_size || file_times_differ_(now.st_mtim, f->opened.st_mtim);
+}
+
+// The time of the last change can be put back by whoever may write, st_ctim by nobody; but chmod and a backup that makes
+// a hard link move it too. Says so once for each such event: the caller compares bytes then
+static inline int file_touched(MappedFile* f) {
+    struct stat now;
+    if (file_replaced(f) || stat(f->path, &now) != 0 || !file_times_differ_(now.st_ctim, f->opened.st_ctim)) { return 0; }
+    f->opened.st_ctim = now.st_ctim;  // of before the bytes are read: a later write is another event
+    return 1;
 }
 
 static inline void file_unmap(MappedFile* f) {

@@ -14,9 +14,9 @@ Errors: fail_input on rank 0; the others leave without another word.
 #ifndef LLMC_RANKS_H
 #define LLMC_RANKS_H
 #include "../ranks/comm.h"           // Comm, comm_world
-#include "../text/dataloader.h"      // TokenData
 #include "../ranks/data_parallel.h"  // DataParallel, dp_bytes
 #include "checkpoints.h"             // RunOptions, RunState, run_restore
+#include "rundata.h"                 // RunData, data_sums
 #include "signals.h"                 // stop_flag
 
 // ---- the world ----
@@ -132,8 +132,7 @@ static inline void ranks_compare_text_(Comm* c, char* text) {
     free(counts);
 }
 
-static inline void ranks_compare(Comm* c, const Option* table, int n, const RunState* s, const TokenData* train,
-                                 const TokenData* val) {
+static inline void ranks_compare(Comm* c, const Option* table, int n, const RunState* s, RunData* data) {
     if (c->size == 1) { return; }
     MappedFile program;
     json_t *options = options_to_json(table, n), *state = run_state_to_json(s);
@@ -145,8 +144,9 @@ static inline void ranks_compare(Comm* c, const Option* table, int n, const RunS
     file_map(&program, "/proc/self/exe");
     ranks_same(c, "program", XXH3_64bits(program.bytes, program.n_bytes));
     ranks_compare_text_(c, text);
-    ranks_same(c, "training data", tokens_checksum(train));
-    ranks_same(c, "validation data", tokens_checksum(val));
+    data_sums(data);
+    ranks_same(c, "training data", data->train_sum);
+    ranks_same(c, "validation data", data->val_sum);
     file_unmap(&program);
     free(text);
     json_decref(options);

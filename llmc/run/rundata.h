@@ -8,6 +8,7 @@ The data of a run: what it trains on, what it validates with, and the examples i
     data_tokenizer_fits   is the tokenizer the model's?
     data_check_tokenizer  refuses text for a model whose tokenizer nobody named
     data_check_documents  refuses --doc-reset and --doc-sep for data in which no document begins
+    data_sums             what the tokens are when a run begins, for data_changed and --resume
     data_changed          a file of theirs that somebody has written to since it was opened, or NULL
     data_plan    checks them against the model; rows of T positions, and the number of steps where --steps is 0
 Errors: fail_input, before anything is computed.
@@ -67,6 +68,8 @@ typedef struct {
     HellaSwag examples;    // of --hellaswag
     const RunDataOptions* more;  // NULL: of a trainer without them
     RowOrder order;        // of the training data
+    int has_sums;
+    uint64_t train_sum, val_sum;  // checksums of the tokens, as they were opened
 } RunData;
 
 static inline int has_data(const TokenData* d) { return d->path != NULL; }
@@ -285,12 +288,32 @@ static inline void data_plan(RunData* d, RunOptions* o, int T, int V, int classe
     }
 }
 
-// Asked before each checkpoint. A time of change is enough to stop, without a look at the bytes: what was computed
-// since the last checkpoint is lost, and --resume, which compares checksums, goes on where they are what they were.
+// one pass over all tokens, once
+static inline void data_sums(RunData* d) {
+    if (d->has_sums) { return; }
+    d->train_sum = tokens_checksum(&d->train);
+    d->val_sum = tokens_checksum(&d->val);
+    d->has_sums = 1;
+}
+
+// Are the bytes of files that were touched still those of the start? The path of what is another, or NULL
+static inline const char* data_touched_(RunData* d) {
+    const int tokens = tokens_touched(&d->train) | tokens_touched(&d->val);  // a part of --val-fraction lies in train's
+    const int examples = d->examples.n > 0 && file_touched(&d->examples.file);
+    const MappedFile* answers = &d->examples.file;
+    if (tokens && tokens_checksum(&d->train) != d->train_sum) { return d->train.path; }
+    if (tokens && tokens_checksum(&d->val) != d->val_sum) { return d->val.path; }
+    return examples && XXH3_64bits(answers->bytes, answers->n_bytes) != d->examples.xxh3 ? answers->path : NULL;
+}
+
+// Asked before each checkpoint, after data_sums. A time of change is enough to stop, without a look at the bytes: what was
+// computed since the last checkpoint is lost, and --resume, which compares checksums, goes on where they are what they
+// were. Where a file was only touched, as by a backup that makes hard links, a run of weeks shall not end: all bytes are
+// read once more.
 static inline const char* data_changed(RunData* d) {
     const char *train = tokens_changed(&d->train), *val = tokens_changed(&d->val);
     const char* examples = d->examples.n > 0 && file_changed(&d->examples.file) ? d->examples.file.path : NULL;
-    return train ? train : val ? val : examples;
+    return train ? train : val ? val : examples ? examples : data_touched_(d);
 }
 
 // bytes of tokens that are in memory, not mapped

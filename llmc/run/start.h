@@ -247,7 +247,7 @@ static inline void start_open(Run* r, int argc, char** argv) {
     // not the path of the tokenizer.json that says no more than that
     const int is_bytes = *r->o.tokenizer && strcmp(r->tokenizer.kind, "bytes") == 0;
     if (is_bytes) { options_set(r->table, r->n_options, "tokenizer", "bytes"); }
-    ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->data.train, &r->data.val);
+    ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->data);
     start_check_left_(r);
 }
 
@@ -419,6 +419,7 @@ static inline void start_batch(Run* r, Purpose purpose) {
 
 static inline void start_training(Run* r, int argc, char** argv) {
     start_batch(r, TO_TRAIN);
+    data_sums(&r->data);
     if (r->o.sample_every > 0 && r->comm->rank == 0) { task_open_generator(r, r->prompts.longest); }
     save_resume(r);
     r->first_row = run_first_row(&r->o, &r->state);

@@ -540,6 +540,13 @@ static inline const char* tokens_changed(TokenData* d) {
     return NULL;
 }
 
+// was a mapped file touched since it was opened, or since the last question? Asked when none of them is changed
+static inline int tokens_touched(TokenData* d) {
+    int touched = 0;
+    for (int i = 0; i < d->n_files; i++) { touched |= file_touched(&d->files[i]); }
+    return touched;
+}
+
 // Of a split, close val before train: it looks into train's storage.
 static inline void tokens_close(TokenData* d) {
     for (int i = 0; i < d->n_files; i++) { file_unmap(&d->files[i]); }

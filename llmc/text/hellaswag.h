@@ -34,6 +34,7 @@ Source: Zellers et al. 2019, arXiv:1905.07830; the format of karpathy/llm.c; doc
 #include "../core/fail.h"
 #include "../core/mapfile.h"  // MappedFile, file_map, file_unmap, file_looks_like, ErrorText, error_set
 #include <math.h>
+#include <xxhash.h>
 
 enum { N_CHOICES = 4, HELLASWAG_SHORTEST = 30 };  // bytes of a record whose context and completions have one token each
 
@@ -49,6 +50,7 @@ typedef struct {
     int n;                  // examples; there are 4*n rows
     int longest;            // inputs of the longest row: a larger T only adds padding
     int vocab_size_needed;  // 1 + largest token id
+    uint64_t xxh3;          // of the file, as it was opened
     double* scores;         // (n, 4) mean loss of each row, INFINITY where it is not a number or not known yet
 } HellaSwag;
 
@@ -193,6 +195,7 @@ static inline void hellaswag_open(HellaSwag* h, const char* path) {
     file_map(&file, path);
     if (!hellaswag_parse_(h, file.bytes, file.n_bytes, &error)) { fail_input("%s: %s", path, error.text); }
     h->file = file;
+    h->xxh3 = XXH3_64bits(file.bytes, file.n_bytes);
 }
 
 static inline void hellaswag_close(HellaSwag* h) {
