@@ -1425,6 +1425,9 @@ static void test_json_lines(Test* t) {
     temp_file(&folder, "mixed/x.jsonl", "{\"text\": \"one\"}\n{\"text\": \"two\"}\n", 32);
     temp_file(&folder, "mixed/y.txt", "b", 1);
     check_text(t, mixed.s, "|[1]\n|one|two|b", 4);
+    const char marked[] = "\xef\xbb\xbf\n \n{\"text\": \"a\"}\n{\"text\": \"b\"}\n";
+    TempPath capitals = temp_file(&folder, "MARKED.JSONL", marked, strlen(marked));
+    check_text(t, capitals.s, "|a|b", 2);
     temp_remove(&folder);
 }
 
@@ -1621,6 +1624,7 @@ static const struct {
      "begins.jsonl:1: expected a JSON object such as {\"text\": \"...\"}, found a list: JSON Lines have an object on"},
     {"words.jsonl", "To be,\n", 7, "words.jsonl:1: expected a JSON object such as {\"text\": \"...\"}: '[' or '{' expected"},
     {"value.jsonl", "null\n", 5, "value.jsonl:1: expected a JSON object such as {\"text\": \"...\"}"},
+    {"TEXT.JSONL", "\xef\xbb\xbf\n\nplain\n", 11, "TEXT.JSONL:3: expected a JSON object such as {\"text\": \"...\"}"},
     {"number.jsonl", "{\"text\": 1}\n", 12, "number.jsonl:1: expected a text as \"text\", found another value"},
     {"cut.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b", 25,
      "cut.jsonl:2: expected a JSON object such as {\"text\": \"...\"}: premature end of input"},

@@ -520,4 +520,24 @@ cp answers.bin now.bin
 rewrite 'touch -r now.bin was; dd if=other_answers.bin of=now.bin conv=notrunc status=none; touch -r was now.bin; kill $pid' \
     --hellaswag now.bin --val shard.bin --eval-every 1000000 --eval-batches 1
 check "nor rewritten examples" says 1 'now.bin: another program has written'
+# ---- JSON Lines, as others write them ----
+lines='{"text": "To be"}\n{"text": "or not"}\n'
+printf "$lines" >lines.jsonl
+printf "\n \n$lines" >blank.jsonl
+printf "\xef\xbb\xbf$lines" >mark.jsonl
+printf "$lines" >CAPITALS.JSONL
+"$tokenize" --out want.bin lines.jsonl >out 2>err
+for name in blank.jsonl mark.jsonl CAPITALS.JSONL; do
+    rm -f found.bin
+    "$tokenize" --out found.bin $name >out 2>err
+    check "tokenize: $name is JSON Lines" cmp -s found.bin want.bin
+done
+printf '\n[{"text": "To be"}]\n' >array.jsonl
+run 60 "${start[@]}" --train array.jsonl --steps 1 --run array
+check "a .jsonl that is another thing is refused, not learned" says 2 'array.jsonl:2: expected a JSON object such as {"text": "..."}'
+truncate -s 1T sparse.jsonl
+timeout 20 "$tokenize" --out sparse.bin sparse.jsonl >out 2>err
+status=$?
+check "tokenize: a sparse file of 1 TB is refused at its first bytes" says 2 'sparse.jsonl: expected UTF-8 text, found byte 0x00'
+rm sparse.jsonl
 finish

@@ -70,7 +70,6 @@ static void try_tokenizer(const unsigned char* bytes, size_t n_bytes) {
 
 static void try_text(const unsigned char* bytes, size_t n_bytes) {
     ErrorText error = {""};
-    tokens_is_json_lines_("x.jsonl", bytes, n_bytes);
     JsonLines lines = {bytes, n_bytes, 0, 0, NULL};
     const char* document;
     size_t n_document, n_all = 0;

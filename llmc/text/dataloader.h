@@ -3,8 +3,8 @@ Token data and the rows a model learns from.
 TokenData is one split: token shards or examples mapped from disk, or text turned into tokens in memory. A path can be
     a file that ends in .bin or begins with a shard's magic number: a shard (below)
     a file that ends in .safetensors or begins as one: examples, rows with targets of their own (examples.h)
-    a file that ends in .jsonl: JSON Lines, each a document (jsonlines.h), wherever it stands; with other content it is
-    refused, for raw JSON would be trained on otherwise, and nothing would say so
+    a file that ends in .jsonl, in small letters or capitals: JSON Lines, each a document (jsonlines.h), wherever it
+    stands; with other content it is refused, for raw JSON would be trained on otherwise, and nothing would say so
     any other file: text in UTF-8, one document
     a pattern (*, ?, []): the files it matches, names in byte order, all of one kind
     a folder, walked as filelist.h says: text, unless every file found in it ends in .bin (shards) or .safetensors
@@ -262,6 +262,12 @@ static inline int tokens_check_text_(const unsigned char* bytes, size_t n_bytes,
     return 1;
 }
 
+// By its name alone: a file that says it is JSON Lines and is not would else be learned, brackets and all
+static inline int tokens_is_json_lines_(const char* path) {
+    const size_t n = strlen(path);
+    return n >= 6 && strcasecmp(path + n - 6, ".jsonl") == 0;
+}
+
 static inline void tokens_reserve_text_(TokenData* d, int64_t n_more) {
     if (n_more <= d->text_capacity - d->n_text) { return; }
     int64_t grown = d->text_capacity + d->text_capacity / 2, needed = d->n_text + n_more;
@@ -332,7 +338,7 @@ static inline void tokens_open_text_(TokenData* d, const MappedFile* file, const
                        tokenizer->kind);
         }
         d->token_bytes = token_bytes;
-        if (ends_with(file->path, ".jsonl")) { tokens_add_lines_(d, file, tokenizer); }
+        if (tokens_is_json_lines_(file->path)) { tokens_add_lines_(d, file, tokenizer); }
         else { tokens_add_text_(d, (const char*)file->bytes, file->n_bytes, file->n_bytes, tokenizer); }
     } else if (!list->in_folder) {
         fail_input("%s: %s", file->path, error.text);

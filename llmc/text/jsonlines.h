@@ -3,8 +3,8 @@ JSON Lines: one JSON object a line, of which each {"text": "..."} is a document.
     JsonLines lines = {bytes, n_bytes, 0, 0, NULL};
     while ((found = json_lines_next(&lines, &text, &n, &error)) > 0) { ... text[0..n-1] ... }
     if (found < 0) { fail_input("%s:%s", path, error.text); }        // data.jsonl:3: expected ...
-Other keys of an object are passed over, as are blank lines and documents without a character. A text may hold any
-character, 0 too; half of a surrogate pair is none, and refused.
+Other keys of an object are passed over, as are blank lines, documents without a character and a byte order mark before
+the first line. A text may hold any character, 0 too; half of a surrogate pair is none, and refused.
 Cost:   a line is in memory at a time, as the tree that jansson makes of it, beside the text itself.
 Errors: by ErrorText, with the number of the line in front; nothing here ends the program.
 Source: jsonlines.org; RFC 8259.
@@ -72,6 +72,7 @@ static inline void json_lines_close(JsonLines* l) {
 
 // the next document: 1, and 0 behind the last; -1 with the reason
 static inline int json_lines_next(JsonLines* l, const char** text, size_t* n_bytes, ErrorText* error) {
+    if (l->at == 0 && l->n_bytes >= 3 && memcmp(l->bytes, "\xef\xbb\xbf", 3) == 0) { l->at = 3; }  // byte order mark
     while (l->at < l->n_bytes) {
         const char* line = (const char*)l->bytes + l->at;
         const char* end = (const char*)memchr(line, '\n', l->n_bytes - l->at);
