@@ -1625,6 +1625,8 @@ static const struct {
     {"words.jsonl", "To be,\n", 7, "words.jsonl:1: expected a JSON object such as {\"text\": \"...\"}: '[' or '{' expected"},
     {"value.jsonl", "null\n", 5, "value.jsonl:1: expected a JSON object such as {\"text\": \"...\"}"},
     {"TEXT.JSONL", "\xef\xbb\xbf\n\nplain\n", 11, "TEXT.JSONL:3: expected a JSON object such as {\"text\": \"...\"}"},
+    {"twice.jsonl", "{\"text\": \"a\", \"text\": \"b\"}\n", 26,
+     "twice.jsonl:1: expected a JSON object such as {\"text\": \"...\"}: duplicate object key near '\"text\"'"},
     {"number.jsonl", "{\"text\": 1}\n", 12, "number.jsonl:1: expected a text as \"text\", found another value"},
     {"cut.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b", 25,
      "cut.jsonl:2: expected a JSON object such as {\"text\": \"...\"}: premature end of input"},

@@ -178,7 +178,7 @@ static void test_json_bounds(Test* t) {
           "the length is asked first, found \"%s\"", error.text);
     for (size_t i = 8; i + 3 <= n; i += 3) { memcpy(text + i, "{},", 3); }
     memcpy(text, "{\n\"a\": [", 8);
-    const JsonBudget most = {n, 32, 1000};
+    const JsonBudget most = {n, 32, 1000, 0};
     const int refused = !json_parse_within(text, n, &most, &error);
     check(t, refused && strstr(error.text, "more than 1000 commas") && error.line == 2,
           "many small objects, each of 224 bytes, found \"%s\"", error.text);

@@ -540,4 +540,21 @@ timeout 20 "$tokenize" --out sparse.bin sparse.jsonl >out 2>err
 status=$?
 check "tokenize: a sparse file of 1 TB is refused at its first bytes" says 2 'sparse.jsonl: expected UTF-8 text, found byte 0x00'
 rm sparse.jsonl
+$python -c 'open("many.jsonl", "w").write("{\"text\": \"a\", \"b\": [" + ", ".join(["{}"] * 2000000) + "]}\n")'
+within 30 400 "$tokenize" --out found.bin many.jsonl
+check "a line of two million objects is refused for their number" says 2 'many.jsonl:1: .*more than 1048576 commas, colons and brackets'
+$python -c 'open("deep.jsonl", "w").write("{\"text\": \"a\", \"b\": " + "[" * 2040 + "]" * 2040 + "}\n")'
+(ulimit -s 128 && timeout 20 "$tokenize" --out found.bin deep.jsonl) >out 2>err
+status=$?
+check "and one of 2040 nested brackets for these" says 2 'deep.jsonl:1: .*more than 128 nested brackets'
+echo '{"text": "a", "text": "b"}' >twice.jsonl
+run 60 "${start[@]}" --train twice.jsonl --steps 1 --run twice
+check "and one with a key twice" says 2 'twice.jsonl:1: .*duplicate object key'
+$python -c 'open("book.jsonl", "w").write("{\"text\": \"" + "[{:,}] " * 5000000 + "\"}\n")'
+timeout 60 "$tokenize" --out found.bin book.jsonl >out 2>err
+check "a book of 35 MB is a line, whatever its text has" test $? = 0
+(ulimit -v 100000 && timeout 60 "$tokenize" --out found.bin book.jsonl) >out 2>err
+status=$?
+check "where memory ends, the line says so" says 1 'no memory'
+rm many.jsonl book.jsonl
 finish

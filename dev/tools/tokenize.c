@@ -15,6 +15,7 @@ n tokens, wherever documents end. All shards are written under their names + ".t
 whole. Shards that are there are not replaced, for those of two runs would be taken for one data set.
 */
 #include "../../llmc/text/dataloader.h"  // file_list_make, tokens_check_text_, JsonLines, file_map; tokenizer.h
+#include "../../llmc/core/jsonfile.h"    // json_never_null
 #include "../../llmc/core/print.h"       // progress, seconds_now
 #include "../../llmc/core/options.h"     // options_parse_words
 #include "../../llmc/core/outfile.h"     // temporary_path, file_publish
@@ -385,6 +386,7 @@ static void print_text(const Tokenizer* t, const Settings* o, ByteBuffer* text) 
 
 int main(int argc, char** argv) {
     standard_files_open();
+    json_never_null();
     Settings o;
     Tokenizer tokenizer;
     Option table[] = {

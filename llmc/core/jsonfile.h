@@ -17,6 +17,7 @@ a number 40, a key with its value 140), so that the bounds mean, beside the text
                          Linux allows 2 MiB, and manifest.json an entry for each file
     json_parse_bounded   100 MB, 2^23 marks: 600 MB. The length is the format's bound on a safetensors header; the
                          largest tokenizer.json (Gemma 3: 33 MB, 262,144 tokens, merges as lists) has 2.2 million marks
+    jsonlines.h          1 GiB, 2^20 marks: 75 MB, for a line
 Errors: fail_input with file, line or key, what was expected and what was found; json_parse_bounded, json_ints and
         json_agrees return it. fail_run when writing fails, as outfile.h.
 */
@@ -34,6 +35,7 @@ enum { JSON_READ_BYTES = 2 << 20, JSON_READ_MARKS = 1 << 18 };  // of json_read
 typedef struct {
     size_t n_bytes;
     int depth, n_marks;
+    size_t allows;  // jansson's JSON_ALLOW_NUL, or 0
 } JsonBudget;
 
 // ---- reading ----
@@ -85,19 +87,19 @@ static inline json_t* json_parse_within(const char* text, size_t n_bytes, const 
         for (size_t i = 0; i < beyond; i++) { line += text[i] == '\n'; }
         return json_refuse_(error, line, beyond, found);
     }
-    json_t* json = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES, error);
+    json_t* json = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES | most->allows, error);
     if (!json || json_is_object(json)) { return json; }
     json_decref(json);
     return json_refuse_(error, 1, 0, "a list instead of an object {...}");  // strict: there is no other root
 }
 
 static inline json_t* json_parse_bounded(const char* text, size_t n_bytes, int max_depth, json_error_t* error) {
-    const JsonBudget most = {JSON_MAX_BYTES, max_depth, JSON_MAX_MARKS};
+    const JsonBudget most = {JSON_MAX_BYTES, max_depth, JSON_MAX_MARKS, 0};
     return json_parse_within(text, n_bytes, &most, error);
 }
 
 static inline json_t* json_read(const char* path) {
-    const JsonBudget most = {JSON_READ_BYTES, JSON_MAX_DEPTH, JSON_READ_MARKS};
+    const JsonBudget most = {JSON_READ_BYTES, JSON_MAX_DEPTH, JSON_READ_MARKS, 0};
     MappedFile file;
     json_error_t error;
     file_map(&file, path);

@@ -361,7 +361,7 @@ static inline const char* hf_export_foreign_file_(char name[NAME_MAX + 1], const
 // does config.json in this folder of n files say that we wrote it? One that ends too soon is what an export has begun
 // with that was killed, when it is alone
 static inline int hf_export_is_ours_(const char* folder, int n) {
-    const JsonBudget most = {JSON_READ_BYTES, JSON_MAX_DEPTH, JSON_READ_MARKS};
+    const JsonBudget most = {JSON_READ_BYTES, JSON_MAX_DEPTH, JSON_READ_MARKS, 0};
     char path[PATH_BYTES];
     MappedFile file;
     ErrorText reason;
