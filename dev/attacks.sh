@@ -557,4 +557,24 @@ check "a book of 35 MB is a line, whatever its text has" test $? = 0
 status=$?
 check "where memory ends, the line says so" says 1 'no memory'
 rm many.jsonl book.jsonl
+# ---- names that a checkpoint needs, and folders that look like one ----
+fresh
+mkdir run/step_000006 && echo '{"mine": 1}' >run/step_000006/mine.json && echo mine >run/step_000006/mine.safetensors
+mkdir run/step_000006.old-1
+echo mine >run/step_000008
+ln -s nowhere run/step_000010
+echo mine >run/step_000012.tmp
+run 60 --resume --run run --steps 12 --save-every 2 --keep 9
+check "folders, files and links under the names of checkpoints: the run saves all of them" \
+    test $status = 0 -a "$(ls run/step_0000{06,08,10,12}/manifest.json | wc -l)" = 4
+check "the folder of somebody's keeps its files, under the next free name" \
+    test "$(cat run/step_000006.old-2/mine.json run/step_000006.old-2/mine.safetensors)" = '{"mine": 1}
+mine'
+check "so do files, and each is named" \
+    test "$(cat run/step_000008.old-1 run/step_000012.tmp.old-1)" = 'mine
+mine' -a "$(grep -c 'was in the way of one: its name is' err)" = 3
+mkdir run/step_000013.replaced && echo mine >run/step_000013.replaced/mine.json && mkdir run/step_000013
+run 60 --resume --run run --steps 14
+check "files in a folder named .replaced that no checkpoint was, stay" \
+    test $status = 0 -a "$(cat run/step_000013*/mine.json)" = mine
 finish

@@ -14,8 +14,9 @@ unseen. Which checkpoint is the newest is computed from what is there and verifi
     checkpoint_begin/publish/remove   each leaves whole checkpoints only, wherever a kill or a power cut falls into it
     checkpoint_clean        removes what such an interruption has left
     run_lock                one writer to a run
-Names in a run that are nobody's checkpoint: step_N.tmp is being written, or removed; step_N.replaced has been replaced;
-a folder with manifest.removed is being removed. doc/checkpoints.md goes through the protocol.
+Names in a run that are nobody's checkpoint: step_N.tmp is being written, or removed; step_N.replaced has been
+replaced; a folder with manifest.removed is being removed; step_N.old-1 is somebody's and stood where a checkpoint had
+to go. doc/checkpoints.md goes through the protocol.
 Errors: checkpoint_verify returns the reason; fail_run names path and errno text when writing fails.
 */
 #ifndef LLMC_CHECKPOINT_H
@@ -320,6 +321,26 @@ static inline int checkpoint_is_saved_file_(const SavedFiles* files, const char*
     return files->n == 0 && (looks_like_it || companion_find(name) >= 0);
 }
 
+// Gives a name free that somebody else's file or folder has: a link goes, anything else stays beside it as NAME.old-1,
+// or the next number that is free
+static inline void checkpoint_set_aside_(const char* path) {
+    char aside[PATH_BYTES];
+    struct stat status;
+    int number = 1;
+    if (lstat(path, &status) != 0) { return; }
+    if (S_ISLNK(status.st_mode)) {
+        if (!checkpoint_remove_file_(path)) { fail_run("%s: is in the way of a checkpoint: remove it", path); }
+        return;
+    }
+    do {
+        if (snprintf(aside, sizeof aside, "%s.old-%d", path, number++) >= PATH_BYTES) { errno = ENAMETOOLONG; break; }
+    } while (lstat(aside, &status) == 0);
+    if (errno != ENOENT || rename(path, aside) != 0) {
+        fail_run("%s: is in the way of a checkpoint and cannot be renamed to %s: %s", path, aside, strerror(errno));
+    }
+    warn_line("%s: is no checkpoint and was in the way of one: its name is %s now", path, aside);
+}
+
 // the files of a checkpoint, `list` naming them; that is the last to go, so an interrupted removal can be finished
 static inline void checkpoint_empty_(const char* folder, const char* list) {
     char path[PATH_BYTES];
@@ -342,8 +363,9 @@ static inline void checkpoint_empty_(const char* folder, const char* list) {
 }
 
 // Remove a checkpoint, or what is left of one. Its manifest changes its name first, so after an interruption nothing
-// looks like a checkpoint (a .tmp never does). Files of the user's stay, and the folder with them. So does what a
-// symbolic link leads to: a link in the place of a temporary folder goes, that of a checkpoint moved elsewhere stays
+// looks like a checkpoint (a .tmp never does). Files of the user's stay, and the folder with them; of a folder that has
+// no manifest, and is no temporary one, everything does. So does what a symbolic link leads to: a link in the place of
+// a temporary folder goes, that of a checkpoint moved elsewhere stays
 static inline void checkpoint_remove(const char* folder) {
     char path[PATH_BYTES], removed[PATH_BYTES];
     struct stat status;
@@ -362,7 +384,7 @@ static inline void checkpoint_remove(const char* folder) {
         warn_line("%s: cannot be renamed: %s", path, strerror(errno));
         return;
     }
-    checkpoint_empty_(folder, list);
+    if (temporary || path_exists(path_join(removed, folder, list))) { checkpoint_empty_(folder, list); }
     int gone = rmdir(folder) == 0 || errno == ENOENT || errno == ENOTEMPTY || errno == EEXIST;
     if (!gone) { warn_line("%s: cannot be removed: %s", folder, strerror(errno)); }
 }
@@ -374,16 +396,18 @@ static inline void checkpoint_clean(const char* run) {
     for (struct dirent* entry; (entry = readdir(entries));) {
         char path[PATH_BYTES], manifest[PATH_BYTES], name[PATH_BYTES];
         const char* rest = "";
+        struct stat status;
         int step = checkpoint_step_(entry->d_name, &rest);
-        if (step < 0) { continue; }
-        path_join(path, run, entry->d_name);
+        if (step < 0 || lstat(path_join(path, run, entry->d_name), &status) != 0) { continue; }
         checkpoint_folder(name, run, step);
-        if (strcmp(rest, ".replaced") == 0 && !path_exists(name)) {
+        if (!S_ISDIR(status.st_mode) && !S_ISLNK(status.st_mode)) {
+            if (strcmp(rest, ".tmp") == 0) { checkpoint_set_aside_(path); }  // no save has made a file of this name
+        } else if (strcmp(rest, ".replaced") == 0 && !path_exists(name)) {
             if (rename(path, name) != 0) { fail_run("%s: cannot be renamed to %s: %s", path, name, strerror(errno)); }
         } else if (strcmp(rest, ".tmp") == 0 || strcmp(rest, ".replaced") == 0 ||
                    path_exists(path_join(manifest, path, "manifest.removed"))) {
             checkpoint_remove(path);
-        } else if (!path_exists(path_join(manifest, path, "manifest.json"))) {
+        } else if (!*rest && !path_exists(path_join(manifest, path, "manifest.json"))) {
             rmdir(path);  // if it is empty, only that was left to be done
         }
     }
@@ -441,10 +465,12 @@ static inline int checkpoint_exchange_(const char* temporary, const char* folder
     return rename(temporary, folder) == 0 ? rename(aside, temporary) == 0 : (rename(aside, folder), 0);
 }
 
-// The finished folder takes its name, durably. After a resume there may be one of this step already: it changes places
-// with the new one and is removed afterwards.
+// The finished folder takes its name, durably. After a resume there may be a checkpoint of this step already: it
+// changes places with the new one and is removed afterwards. Anything else at this name is somebody's and stays.
 static inline void checkpoint_publish(const char* temporary, const char* folder) {
-    int replaces = path_exists(folder);
+    char manifest[PATH_BYTES];
+    const int replaces = path_exists(path_join(manifest, folder, "manifest.json"));
+    if (!replaces) { checkpoint_set_aside_(folder); }
     path_sync(temporary);
     int done = replaces ? checkpoint_exchange_(temporary, folder) : rename(temporary, folder) == 0;
     if (!done) { fail_run("%s: cannot be renamed to %s: %s", temporary, folder, strerror(errno)); }
