@@ -124,15 +124,70 @@ static inline size_t regex_escape_length_(const char* c) {
     return *c != '\0' && (!isalnum((unsigned char)*c) || strchr("rntdDsS", *c) != NULL);
 }
 
+// The characters of a count that begins at c: {2}, {2,}, {2,3}; 0 for a brace that is a letter to both, -1 for a count
+// that is another to Oniguruma: {,2} (at most two), {2}? (none or two), {2}+ (once or more often); and to a newer
+// PCRE2, one with blanks
+static inline int regex_count_length_(const char* c) {
+    const int n = (int)strspn(c + 1, "0123456789, "), n_digits = (int)strspn(c + 1, "0123456789");
+    if (n == 0) { return 0; }
+    const int n_more = c[1 + n_digits] == ',' ? 1 + (int)strspn(c + 2 + n_digits, "0123456789") : 0;
+    if (n_digits == 0 || n_digits + n_more != n || c[1 + n] != '}') { return -1; }
+    return c[2 + n] == '+' || (c[2 + n] == '?' && n_more == 0) ? -1 : n + 2;
+}
+
+// where a regular expression is read
+typedef struct {
+    const char* class_starts;  // the first character of the class we are in, or NULL
+    int depth, fold_depth;     // open groups; those up to the outermost (?i:, that one included, 0: none is open
+    char before;               // the character before this one, in small; brackets of groups do not count
+} RegexPlace;
+
+// May this character be read without regard to case? To Oniguruma ss is one letter then, too, the German sharp s, and
+// so are the ligatures of ff, fi, fl and st, and most of what others fold to several letters is beyond ASCII
+static inline const char* regex_refused_fold_(const RegexPlace* at, const char* c) {
+    const char *pairs[] = {"ss", "ff", "fi", "fl", "st"}, letter = (char)tolower((unsigned char)*c);
+    if ((unsigned char)*c >= 128) { return "a letter beyond ASCII without regard to case"; }
+    if (*c == '\\' && (c[1] == 'p' || c[1] == 'P')) { return "a class of Unicode without regard to case"; }
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+        const int is_pair = at->before == pairs[i][0] && letter == pairs[i][1];
+        if (is_pair) { return "ss, ff, fi, fl or st without regard to case"; }
+    }
+    return NULL;
+}
+
 // what begins at c and means something else in the two dialects, or NULL
-static inline const char* regex_refused_(const char* c, int in_class) {
+static inline const char* regex_refused_(const RegexPlace* at, const char* c) {
+    const char* fold = at->fold_depth > 0 ? regex_refused_fold_(at, c) : NULL;
+    if (fold) { return fold; }
     if (*c == '\\') { return regex_escape_length_(c + 1) == 0 ? "this escape" : NULL; }
-    if (in_class) { return *c == '[' || strncmp(c, "&&", 2) == 0 ? "a class inside a class" : NULL; }
+    if (at->class_starts) { return *c == '[' || strncmp(c, "&&", 2) == 0 ? "a class inside a class" : NULL; }
     if (*c == '^' || *c == '$') { return "an anchor"; }
-    if (strncmp(c, "}+", 2) == 0) { return "a possessive count"; }
+    if (strncmp(c, "(*", 2) == 0) { return "a verb"; }
+    if (*c == '{' && regex_count_length_(c) < 0) { return "this count"; }
     int is_group = strncmp(c, "(?", 2) == 0, is_behind = is_group && c[2] == '<' && (c[3] == '=' || c[3] == '!');
     int is_known = is_group && (is_behind || (c[2] && strchr(":=!>", c[2])) || strncmp(c, "(?i:", 4) == 0);
     return is_group && !is_known ? "this kind of group" : NULL;
+}
+
+// how many characters after a bracket say what group it opens
+static inline size_t regex_group_length_(const char* c) {
+    if (strncmp(c, "(?", 2) != 0) { return 1; }
+    return c[2] == 'i' || c[2] == '<' ? 4 : 3;
+}
+
+// past the `length` characters at c, which are not refused
+static inline void regex_pass_(RegexPlace* at, const char* c, size_t length) {
+    if (at->class_starts) {
+        if (*c == ']' && c > at->class_starts) { at->class_starts = NULL; }
+        return;
+    }
+    const int opens = *c == '(', closes = *c == ')';
+    if (*c == '[') { at->class_starts = c + length; }
+    if (opens) { at->depth++; }
+    if (opens && strncmp(c, "(?i:", 4) == 0 && at->fold_depth == 0) { at->fold_depth = at->depth; }
+    if (closes && at->fold_depth == at->depth) { at->fold_depth = 0; }
+    if (closes) { at->depth--; }
+    if (!opens && !closes) { at->before = (char)tolower((unsigned char)*c); }
 }
 
 // Oniguruma's expression in PCRE2's words, so that both mean the same; 0 with the reason for what is not known to
@@ -143,29 +198,26 @@ static inline int regex_translate_(ByteBuffer* out, const char* regex, ErrorText
     const char* others =
         "\\x{0}-\\x{8}\\x{e}-\\x{1f}!-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}"
         "\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}";
-    const char* class_starts = NULL;  // the first character of the class we are in
+    RegexPlace at = {NULL, 0, 0, 0};
     for (const char* c = regex; *c;) {
-        int in_class = class_starts != NULL;
-        size_t length = *c == '\\' ? 1 + regex_escape_length_(c + 1) : 1;
-        const char* refused = regex_refused_(c, in_class);
+        const int in_class = at.class_starts != NULL;
+        const char* refused = regex_refused_(&at, c);
         if (refused) {
             return error_set(error, "regex: %s at offset %d is not implemented: %.200s", refused, (int)(c - regex),
                              regex);
         }
-        if (length == 2 && (c[1] == 's' || c[1] == 'S')) {
+        size_t length = *c == '\\' ? 1 + regex_escape_length_(c + 1) : 1;
+        if (!in_class && *c == '(') { length = regex_group_length_(c); }
+        if (!in_class && *c == '[') { length += c[1] == '^'; }
+        if (length == 2 && *c == '\\' && (c[1] == 's' || c[1] == 'S')) {
             const char* list = c[1] == 's' ? spaces : others;
             buffer_append(out, "[", !in_class);
             buffer_append(out, list, strlen(list));
             buffer_append(out, "]", !in_class);
-            c += length;
-            continue;
+        } else {
+            buffer_append(out, c, length);
         }
-        if (*c == ']' && in_class && c > class_starts) { class_starts = NULL; }
-        if (*c == '[' && !in_class) {
-            length += c[1] == '^';
-            class_starts = c + length;
-        }
-        buffer_append(out, c, length);
+        regex_pass_(&at, c, length);
         c += length;
     }
     return 1;
