@@ -577,4 +577,28 @@ mkdir run/step_000013.replaced && echo mine >run/step_000013.replaced/mine.json 
 run 60 --resume --run run --steps 14
 check "files in a folder named .replaced that no checkpoint was, stay" \
     test $status = 0 -a "$(cat run/step_000013*/mine.json)" = mine
+
+# ---- readers, limits and launchers that end ----
+whole_checkpoints() { compgen -G 'run/step_*/manifest.json' | wc -l; }
+
+rm -rf run
+timeout 60 "$trainer" "${start[@]}" --steps 100000000 --run run 2>err </dev/null | (while [ "$(steps run)" -lt 3 ]; do sleep 0.05; done)
+check "a run whose standard output is gone saves a checkpoint and ends with status 0" \
+    test "${PIPESTATUS[0]} $(whole_checkpoints)" = "0 1"
+run 30 --resume --run run --steps 1 --dry-run
+check "and can go on" test $status = 0
+
+rm -rf run
+(ulimit -S -t 1 && timeout 60 "$trainer" "${start[@]}" --steps 100000000 --run run) >out 2>err </dev/null
+check "SIGXCPU, of a limit on CPU time, saves a checkpoint" test "$? $(whole_checkpoints)" = "0 1"
+
+rm -rf run
+"$launch" -n 2 "$trainer" "${start[@]}" --grad-accum 2 --steps 100000000 --run run >out 2>err </dev/null &
+pid=$!
+for _ in $(seq 400); do [ "$(steps run)" -lt 3 ] || break; sleep 0.05; done
+ranks=$(pgrep -P $pid)
+{ kill -9 $pid && wait $pid; } 2>/dev/null
+for rank in $ranks; do timeout 30 tail --pid="$rank" -f /dev/null; done
+check "kill -9 of launch: its ranks save a checkpoint and end" \
+    test "$(wc -w <<<"$ranks") $(whole_checkpoints)" = "2 1" -a -s run/summary.json
 finish

@@ -5,7 +5,7 @@ Each process gets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORL
 id and LLMC_SECRET, which is drawn anew in each start and which ranks prove to know when they meet; variables of other
 launchers are taken away. Rank 0 keeps the terminal; lines of the others say "[rank 2]".
 SIGINT, SIGTERM, SIGUSR1 and SIGHUP go on to all ranks. When one fails, the others have 5 s to say so and are then
-killed.
+killed. When launch itself is killed they get SIGTERM.
 Status: 0 when all ranks end with 0, else that of the first that failed (128 + the signal for one that was killed).
 */
 #include <errno.h>
@@ -119,7 +119,7 @@ static void start(int rank, char** command) {
         return;
     }
     setpgid(0, 0);  // Ctrl-C comes through us, once
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);  // if we are killed, the ranks save and end
     if (getppid() != launcher) { _exit(127); }  // it has died meanwhile
     set_number("RANK", rank);
     set_number("LOCAL_RANK", rank);

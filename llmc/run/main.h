@@ -37,9 +37,9 @@ static inline void main_close_(Run* r) {
     options_free(r->table, r->n_options);
 }
 
-// what was printed has arrived; at a terminal that is gone (SIGHUP) nothing does
+// what was printed has arrived; where terminal or reader are gone (SIGHUP, SIGPIPE) nothing does
 static inline int main_flush_(void) {
-    if (*stop_flag() == SIGHUP) { return 0; }
+    if (*stop_flag() == SIGHUP || *stop_flag() == SIGPIPE) { return 0; }
     if (fflush(stdout) != 0 || ferror(stdout)) { fail_run("standard output: cannot be written: %s", strerror(errno)); }
     return 0;
 }
