@@ -12,6 +12,7 @@ one. 4 is no command line but the options and the state of a checkpoint's manife
 #define NDEBUG  // that no spelling stands twice in a table is checked at every start of a trainer, and slow
 #include "no_exit.h"
 #include "llmc/run/run_options.h"  // run_options, run_check_sources, run_leaves, run_plan_steps; options.h
+#include "llmc/run/state.h"        // run_state_from_json, run_state_to_json
 #include <sanitizer/lsan_interface.h>
 
 enum { MAX_WORDS = 64, N_ROWS = 7, TRAINER = 2, TOOL = 3, MANIFEST = 4 };
