@@ -204,6 +204,22 @@ static void test_cache(Test* t) {
     text_file(&folder, HF_INDEX,
               "{\"metadata\": {}, \"weight_map\": {\"a\": \"a.safetensors\", \"b\": \"b.safetensors\"}}");
     check_exit(t, "links into blobs/", open_found, folder.s, 0, "");
+    TempPath blobs = temp_path(&cache, "blobs"), away = temp_path(&cache, "away");
+    check(t, rename(blobs.s, away.s) == 0 && symlink("away", blobs.s) == 0, "no link");
+    check_exit(t, "blobs/ itself is a link", open_found, folder.s, 2,
+               "a.safetensors: expected a file of this folder, found a link to");
+    unlink(blobs.s);
+    check(t, rename(away.s, blobs.s) == 0, "no folder");
+    TempPath one = temp_path(&cache, "snapshots/c0/" HF_WEIGHTS);
+    check(t, symlink("../../blobs/0a", one.s) == 0, "no link");
+    check_exit(t, "the only file, in blobs/", open_found, folder.s, 0, "");
+    unlink(one.s);
+    TempPath far = temp_path(&cache, "far.safetensors");
+    tiny_file(far.s, names, 1);
+    check(t, symlink(far.s, one.s) == 0, "no link");
+    check_exit(t, "the only file, elsewhere", open_found, folder.s, 2,
+               HF_WEIGHTS ": expected a file of this folder, found a link to");
+    check_exit(t, "the same, named itself", open_found, one.s, 0, "");
     temp_remove(&cache);
 }
 

@@ -117,14 +117,17 @@ typedef struct {
 } SafeSet;
 
 // a link out of the folder could make any file of this machine part of a model; Hugging Face's cache keeps
-// snapshots/<commit>/<name> as links to ../../blobs/<hash>
+// snapshots/<commit>/<name> as links to ../../blobs/<hash>, where blobs is no link itself
 static inline void safeset_check_link_(const char* path, const char* folder) {
-    char real[PATH_MAX], inside[PATH_MAX], blobs[PATH_BYTES], cache[PATH_MAX], real_parent[PATH_BYTES];
+    char real[PATH_MAX], inside[PATH_MAX], real_parent[PATH_BYTES], snapshots[PATH_BYTES], root[PATH_BYTES];
+    char cache[PATH_BYTES];
+    struct stat status;
     if (!realpath(path, real) || !realpath(folder, inside)) { return; }  // opening it says why
     path_parent(real_parent, real);
-    int in_cache = realpath(path_join(blobs, folder, "../../blobs"), cache) && strcmp(real_parent, cache) == 0;
+    path_join(cache, path_parent(root, path_parent(snapshots, inside)), "blobs");
+    const int in_cache = lstat(cache, &status) == 0 && S_ISDIR(status.st_mode) && strcmp(real_parent, cache) == 0;
     if (strcmp(real_parent, inside) != 0 && !in_cache) {
-        fail_input("%s: expected a file of this folder, found a link to %s", path, real);
+        fail_input("%s: expected a file of this folder, found a link to %s: put a copy in its place", path, real);
     }
 }
 
@@ -317,7 +320,10 @@ static inline void model_find(char weights[PATH_BYTES], char config[PATH_BYTES],
     }
     checkpoint_find(folder, from);  // the newest good one of a run, else `from` itself
     path_join(config, folder, "config.json");
-    if (path_exists(path_join(weights, folder, HF_WEIGHTS))) { return; }
+    if (path_exists(path_join(weights, folder, HF_WEIGHTS))) {
+        safeset_check_link_(weights, folder);
+        return;
+    }
     if (!path_exists(path_join(weights, folder, HF_INDEX))) { model_fail_no_weights_(folder); }
 }
 
