@@ -578,6 +578,16 @@ run 60 --resume --run run --steps 14
 check "files in a folder named .replaced that no checkpoint was, stay" \
     test $status = 0 -a "$(cat run/step_000013*/mine.json)" = mine
 
+# ---- an output in another ----
+rm -rf run hf && run 60 "${start[@]}" --steps 2 --run run
+for folder in hf hf.tmp; do
+    mkdir $folder
+    run 60 --from run --export-hf hf --export-bin $folder/config.json
+    check "--export-bin in $folder, when --export-hf is hf, is refused" \
+        test "$status $(grep -c 'lies in the folder of --export-hf' err) $(ls $folder)" = "2 1 "
+    rmdir $folder
+done
+
 # ---- readers, limits and launchers that end ----
 whole_checkpoints() { compgen -G 'run/step_*/manifest.json' | wc -l; }
 

@@ -148,6 +148,11 @@ static inline void start_check_outputs_(const Run* r, int argc, char** argv) {
             const char* other = start_output_(r, &r->table[k]);
             options_refuse(*other && path_is_same(output, other), row->name,
                            "is the name of another output: give each one of its own");
+            const int is_folder = strcmp(outputs[i], "export-hf") == 0;
+            if (!*other || !is_folder) { continue; }
+            char temporary[PATH_BYTES];
+            options_refuse(path_lies_in(other, output) || path_lies_in(other, hf_export_temporary_(temporary, output)),
+                           outputs[k], "lies in the folder of --export-hf, which is written as a whole: give another");
         }
         if (*r->o.run && path_lies_in(output, r->o.run)) {
             options_fail(row->name, "%s lies in --run %s, whose files are the run's: give another folder", output,
