@@ -94,6 +94,14 @@ def why(error, name):
     return str(error)
 
 
+def leads_to_folder(link):
+    """A link to itself, or into a folder that nobody may read, leads nowhere."""
+    try:
+        return link.is_dir()
+    except OSError:
+        return False
+
+
 def find_runs(root):
     """[(parts, problem)]: the way from root to each run, a folder with one of a run's files; and a note, or ""."""
     found, n_folders = [], 0
@@ -107,11 +115,11 @@ def find_runs(root):
         try:
             with os.scandir(fd) as entries:
                 entries = sorted(entries, key=lambda entry: entry.name)
-            if any(entry.name in ("metrics.jsonl", "settings.json", ".lock") for entry in entries):
+            if any(entry.name in ("metrics.jsonl", "settings.json") for entry in entries):
                 found.append((parts, ""))
                 return  # what is inside are checkpoints
             folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-            links = [entry.name for entry in entries if entry.is_symlink() and entry.is_dir()]
+            links = [entry.name for entry in entries if entry.is_symlink() and leads_to_folder(entry)]
         finally:
             os.close(fd)
         for name in links:

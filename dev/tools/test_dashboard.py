@@ -364,6 +364,7 @@ def test_links():
         os.symlink(outside, os.path.join(s.runs, "linked"))
         os.symlink(os.path.join(s.runs, "a"), os.path.join(s.runs, "latest"))
         os.symlink(s.runs, os.path.join(s.runs, "loop"))
+        os.symlink("itself", os.path.join(s.runs, "itself"))
         for name in ("samples.txt", "settings.json", "summary.json"):
             os.symlink(os.path.join(outside, "samples.txt"), os.path.join(s.runs, "a", name))
         os.remove(os.path.join(s.runs, "piped/metrics.jsonl"))
@@ -419,6 +420,8 @@ def test_folders():
     with Served("one", "two/b", "two") as s:
         s.metrics("one/a", SCHEMA + update(1))
         s.metrics("two/b", SCHEMA + update(1))
+        assert sorted(s.listed()) == ["b", "one/a"]
+        write(os.path.join(s.runs, "two/.lock"), b"1\n")  # left by a start that failed: no run is in two itself
         assert sorted(s.listed()) == ["b", "one/a"]
     with Served() as s:
         assert dashboard.parse_arguments([s.runs]).folders == [s.runs]
