@@ -49,7 +49,7 @@ static void save_with(const RunOptions* o, int step, int best_step) {
     write_random(temporary, "config.json", 300, (uint64_t)step, &files);
     write_random(temporary, "model.safetensors", 3000, 100 + (uint64_t)step, &files);
     write_random(temporary, "optimizer.safetensors", 6000, 200 + (uint64_t)step, &files);
-    run_save_end(temporary, &files, NULL, 0, o, &s);
+    run_save_end(temporary, &files, NULL, 0, o, &s, NULL);
 }
 
 static void save(const char* run, int step) {
@@ -541,7 +541,7 @@ static void write_slowly(void* run) {
     __atomic_store_n(&writer_has_begun, 1, __ATOMIC_RELEASE);
     nanosleep(&pause, NULL);  // the main thread is in exit() by now
     write_random(temporary, "config.json", 300, 1, &files);
-    run_save_end(temporary, &files, NULL, 0, &o, &s);
+    run_save_end(temporary, &files, NULL, 0, &o, &s, NULL);
 }
 
 static void begin_writer(void (*write)(void* run), void* run) {

@@ -611,4 +611,40 @@ ranks=$(pgrep -P $pid)
 for rank in $ranks; do timeout 30 tail --pid="$rank" -f /dev/null; done
 check "kill -9 of launch: its ranks save a checkpoint and end" \
     test "$(wc -w <<<"$ranks") $(whole_checkpoints)" = "2 1" -a -s run/summary.json
+
+resumed() { run 60 --resume --run run "$@"; }
+cp text.txt a.txt
+rm -rf run
+run 60 "${start[@]}" --train a.txt --steps 2 --run run
+cp -r run at_2
+"$trainer" --resume --run run --train other.txt --steps 100000000 --save-every 0 --save-minutes 0 >out 2>err </dev/null &
+grows run
+kill -9 $! && wait $! 2>/dev/null
+resumed --steps 4
+check "a resume with other data, killed before it saved, leaves the checkpoint to its own data" \
+    test $status = 0 -a "$(grep -c '"path": "a.txt"' run/step_000004/manifest.json)" = 1
+rm -rf run && cp -r at_2 run && rm run/settings.json && cp other.txt a.txt
+resumed --steps 4
+check "without settings.json too the data must be what it was" says 2 'a.txt: the training data has changed'
+cat >older.c <<'END'
+#include "llmc/files/checkpoint.h"
+int main(int argc, char** argv) {  // MANIFEST, as it was written before it named data
+    SavedFiles files;
+    MappedFile file;
+    ErrorText error;
+    file_map(&file, argv[argc - 1]);
+    json_t* manifest = manifest_parse_((const char*)file.bytes, file.n_bytes, &files, &error);
+    json_object_del(manifest, "data");
+    json_object_del(manifest, "files");
+    json_object_del(manifest, "xxh3");
+    if (unlink(argv[1]) == 0) { manifest_write(argv[1], manifest, &files); }
+}
+END
+gcc -std=gnu11 -D_GNU_SOURCE -I"$root" older.c -o older -ljansson -lxxhash -lm && ./older run/step_000002/manifest.json
+cp at_2/settings.json run/
+resumed --steps 4
+check "of a checkpoint from before manifests named data settings.json does" says 2 'a.txt: the training data has changed'
+rm run/settings.json
+resumed --steps 4
+check "and without both it goes on" test $status = 0
 finish

@@ -144,14 +144,14 @@ static inline void run_prune_(const RunOptions* o, const RunState* s) {
     }
 }
 
-// the manifest, the final name, and room
+// the manifest, the final name, and room. data: what was learnt from (same_data.h), or NULL
 static inline void run_save_end(const char* temporary, const SavedFiles* files, const Option* table, int n,
-                                const RunOptions* o, const RunState* s) {
+                                const RunOptions* o, const RunState* s, json_t* data) {
     char folder[PATH_BYTES], path[PATH_BYTES];
     run_sync_records_(o);
     manifest_write(path_join(path, temporary, "manifest.json"),
-                   json_pack("{s:o, s:o, s:o}", "state", run_state_to_json(s), "options", options_to_json(table, n),
-                             "folder", run_folder_json_()), files);
+                   json_pack("{s:o, s:o, s:o, s:O*}", "state", run_state_to_json(s), "options",
+                             options_to_json(table, n), "folder", run_folder_json_(), "data", data), files);
     checkpoint_publish(temporary, checkpoint_folder(folder, o->run, s->step));
     run_prune_(o, s);
 }

@@ -1,7 +1,7 @@
 /*
 The folder of a run, beside its checkpoints.
     run_check_unused   refuses a folder that holds another run, before any work
-    run_open           makes the folder, settings.json and the log; on --resume the data must be what it was
+    run_open           makes the folder, settings.json and the log
     run_show_sample    samples.txt
     run_summary        summary.json: how a run ended
     settings.json      command lines, options, build, data with checksums: enough to make the same run again
@@ -9,7 +9,6 @@ The folder of a run, beside its checkpoints.
 #ifndef LLMC_FOLDER_H
 #define LLMC_FOLDER_H
 #include "../core/vec.h"         // VLANES
-#include "../text/dataloader.h"  // DataLoader, tokens_checksum
 #include "checkpoints.h"         // run_has_checkpoint, RunState, RunOptions
 #include "log.h"                 // Log, log_open
 #include "peak.h"                // processor_name
@@ -30,86 +29,6 @@ static inline const char* build_name(void) {
     return MADD_IS_FAST ? "exact build: the same bits on any machine and number of threads"
                         : "exact build, slow: for a CPU without fused multiply-add (ARCH=native has this one's)";
 #endif
-}
-
-// of several sources each, and how many of its rows an epoch has
-static inline json_t* sources_to_json_(const DataLoader* rows) {
-    const TokenData* d = rows->data;
-    json_t* sources = json_array();
-    for (int s = 0; s < d->n_sources; s++) {
-        const TokenSource* source = &d->sources[s];
-        const RowSource* of = &rows->sources[s];
-        json_array_append_new(
-            sources, json_pack("{s:s, s:o, s:I, s:I, s:I, s:I, s:s}", "path", source->path, "weight",
-                               rows->is_weighted ? json_real(source->weight) : json_null(), "tokens",
-                               (json_int_t)source->n_tokens, "documents", (json_int_t)source->n_documents, "rows",
-                               (json_int_t)of->n_rows, "rows_per_epoch",
-                               (json_int_t)(rows->is_weighted ? of->n_places : of->n_rows), "xxh3",
-                               hex_text(tokens_checksum_source(d, source)).s));
-    }
-    return sources;
-}
-
-// rows of data that is not there are all zero
-static inline json_t* data_to_json_(const DataLoader* rows) {
-    const TokenData* d = rows->data;
-    if (!d) { return json_null(); }
-    json_t* json = json_pack("{s:s, s:I, s:I, s:s}", "path", d->path, "tokens", (json_int_t)d->n_tokens, "documents",
-                             (json_int_t)d->n_documents, "xxh3", hex_text(tokens_checksum(d)).s);
-    if (d->n_sources > 1 || rows->is_weighted) { json_object_set_new(json, "sources", sources_to_json_(rows)); }
-    return json;
-}
-
-// the first source that is another one than before; NULL: all are the same, or there were fewer or more of them
-static inline const char* data_changed_source_(const json_t* before, const json_t* now, const char* key) {
-    const json_t *old = json_object_get(before, "sources"), *current = json_object_get(now, "sources");
-    const size_t n = json_array_size(old) == json_array_size(current) ? json_array_size(old) : 0;
-    for (size_t i = 0; i < n; i++) {
-        const json_t *a = json_array_get(old, i), *b = json_array_get(current, i);
-        if (!json_equal(json_object_get(a, key), json_object_get(b, key))) {
-            return json_string_value(json_object_get(b, "path"));
-        }
-    }
-    return NULL;
-}
-
-// Going on with other data would be another run under the old name: the order of the rows depends on their number.
-// Data that --train names anew is what the user wants, but for --continue, which comes with all options of the start.
-static inline void run_check_data_(const char* settings_path, const Option* table, int n, const RunOptions* o,
-                                   const json_t* train) {
-    for (int i = 0; i < n; i++) {
-        const int is_new = table[i].flags & OPTION_TRAINS && table[i].flags & OPTION_TYPED;
-        if (is_new && !run_continues(table, n, o)) { return; }
-    }
-    if (!path_exists(settings_path)) { return; }
-    json_t* settings = json_read(settings_path);
-    const json_t *before = json_object_get(settings, "train"), *sum = json_object_get(before, "xxh3");
-    if (sum && !json_equal(sum, json_object_get(train, "xxh3"))) {
-        const char* source = data_changed_source_(before, train, "xxh3");
-        fail_input("%s: the training data has changed since the run began: give the old data back, or name the new "
-                   "with --train",
-                   source ? source : json_string_value(json_object_get(train, "path")));
-    }
-    const char* source = data_changed_source_(before, train, "weight");
-    if (source) {
-        fail_input("%s: its weight has changed since the run began: give the old one, or --resume with the new --train",
-                   source);
-    }
-    json_decref(settings);
-}
-
-// the same of the prompts of --sample-prompts: samples of others would not be those of this run
-static inline void run_check_prompts_(const char* settings_path, const Option* table, int n, const RunOptions* o,
-                                      const json_t* prompts) {
-    const int are_new = options_given(table, n, "sample-prompts") == 1 && !run_continues(table, n, o);
-    if (are_new || !json_is_object(prompts) || !path_exists(settings_path)) { return; }
-    json_t* settings = json_read(settings_path);
-    const json_t* before = json_object_get(json_object_get(settings, "sample_prompts"), "xxh3");
-    if (before && !json_equal(before, json_object_get(prompts, "xxh3"))) {
-        fail_input("%s: the prompts have changed since the run began: give the old file back, or name the new with "
-                   "--sample-prompts", o->sample_prompts);
-    }
-    json_decref(settings);
 }
 
 // samples after the checkpoint come again
@@ -217,8 +136,7 @@ typedef struct {
     int n;
     const RunOptions* o;
     const RunState* s;
-    const DataLoader *train, *val;
-    json_t* prompts;               // of --sample-prompts; run_open takes the reference
+    json_t* data;                  // of data_to_json
     int n_threads, n_ranks;
     int argc;                      // the command
     char** argv;
@@ -233,7 +151,6 @@ static inline void run_open(Log* log, const RunStart* start) {
     char path[PATH_BYTES];
     if (!*o->run) { run_name_(table, n); }
     run_check_unused(o);
-    json_t* train_json = data_to_json_(start->train);
     make_folder(o->run);
     if (resume_step < 0) {
         run_lock(o->run);
@@ -241,19 +158,16 @@ static inline void run_open(Log* log, const RunStart* start) {
         run_check_unused(o);  // again: by now nobody else writes
         run_set_aside_(o);
     } else {
-        path_join(path, o->run, "settings.json");
-        run_check_data_(path, table, n, o, train_json);
-        run_check_prompts_(path, table, n, o, start->prompts);
         run_cut_samples_(o, s);
     }
     log_open(log, o->run, resume_step, !s->interrupted);
     path_join(path, o->run, "settings.json");
-    json_t* settings = json_pack("{s:s, s:n, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:o, s:o, s:o}", "trainer",
+    json_t* settings = json_pack("{s:s, s:n, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i}", "trainer",
                                  program_invocation_short_name, "command", "options", options_to_json(table, n),
                                  "build", build_name(), "compiler", COMPILER, "flags", FLAGS, "commit", COMMIT, "cpu",
                                  processor_name().s, "lanes", VLANES, "threads", start->n_threads, "ranks",
-                                 start->n_ranks, "train", train_json, "val", data_to_json_(start->val),
-                                 "sample_prompts", start->prompts);
+                                 start->n_ranks);
+    json_object_update(settings, start->data);
     run_add_starts_(settings, run_old_settings_(path, resume_step >= 0), s, start->argc, start->argv);
     json_replace(path, settings);
 }

@@ -17,6 +17,7 @@ static inline void main_close_(Run* r) {
     log_close(&r->log);
     tensorboard_close(&r->board);
     prefetch_stop(&r->prefetch);
+    json_decref(r->recorded);
     data_close(&r->data);
     tokenizer_free(&r->tokenizer);
     companions_free(&r->companions);

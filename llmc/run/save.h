@@ -308,7 +308,7 @@ static inline void save_write_(void* run) {
     const int n_extras = save_extras_(r, extras);
     for (int i = 0; i < n_extras; i++) { extras[i].values = (void*)s->arena[SNAPSHOT_ARENAS + i]; }
     if (n_extras > 0) { extras_save(path_join(path, temporary, "trainer.safetensors"), extras, n_extras, files); }
-    run_save_end(temporary, files, r->table, r->n_options, &r->o, &s->state);
+    run_save_end(temporary, files, r->table, r->n_options, &r->o, &s->state, r->recorded);
     free(files);
 }
 

@@ -12,6 +12,7 @@ computed or written.
 #include "folder.h"          // run_open, run_check_unused
 #include "peak.h"            // matmul_peak, memory_available, check_memory
 #include "save.h"            // save_find_model
+#include "same_data.h"       // data_to_json, data_check
 #include "tasks.h"           // task_open_generator
 #include "train.h"           // train_row
 #include "trainer.h"         // Run
@@ -138,6 +139,15 @@ static inline void start_check_output_(const Run* r, const Option* of, int argc,
     }
 }
 
+// a folder that is written as a whole, at first under another name, holds no other output
+static inline void start_check_apart_(const Option* folder, const char* path, const Option* other, const char* inside) {
+    char temporary[PATH_BYTES];
+    if (!(folder->flags & OPTION_FOLDER) || !*path || !*inside) { return; }
+    if (path_lies_in(inside, path) || path_lies_in(inside, hf_export_temporary_(temporary, path))) {
+        options_fail(other->name, "lies in the folder of --%s, which is written as a whole: give another", folder->name);
+    }
+}
+
 // Nor does an output lie in the run's folder, whose files are the run's, or take the name of another output
 static inline void start_check_outputs_(const Run* r, int argc, char** argv) {
     for (int i = 0; i < r->n_options; i++) {
@@ -148,11 +158,8 @@ static inline void start_check_outputs_(const Run* r, int argc, char** argv) {
             const char* other = start_output_(r, &r->table[k]);
             options_refuse(*other && path_is_same(output, other), row->name,
                            "is the name of another output: give each one of its own");
-            const int is_folder = strcmp(outputs[i], "export-hf") == 0;
-            if (!*other || !is_folder) { continue; }
-            char temporary[PATH_BYTES];
-            options_refuse(path_lies_in(other, output) || path_lies_in(other, hf_export_temporary_(temporary, output)),
-                           outputs[k], "lies in the folder of --export-hf, which is written as a whole: give another");
+            start_check_apart_(row, output, &r->table[k], other);
+            start_check_apart_(&r->table[k], other, row, output);
         }
         if (*r->o.run && path_lies_in(output, r->o.run)) {
             options_fail(row->name, "%s lies in --run %s, whose files are the run's: give another folder", output,
@@ -422,6 +429,12 @@ static inline void start_batch(Run* r, Purpose purpose) {
     r->targets = (int*)malloc_check(n_bytes, "targets");
 }
 
+// on --resume the data must be what it was
+static inline void start_record_data_(Run* r) {
+    r->recorded = data_to_json(&r->data, prompts_to_json(&r->prompts, r->o.sample_prompts));
+    if (r->o.resume) { data_check(&r->o, r->state.step, r->table, r->n_options, r->recorded); }
+}
+
 static inline void start_training(Run* r, int argc, char** argv) {
     start_batch(r, TO_TRAIN);
     data_sums(&r->data);
@@ -438,9 +451,9 @@ static inline void start_training(Run* r, int argc, char** argv) {
         log_add_key(&r->log, "val_loss_ema", "validation loss of the averaged weights, nats per target");
     }
     if (r->comm->rank == 0) {
-        const RunStart start = {r->table, r->n_options, &r->o, &r->state, &r->data.train_rows, &r->data.val_rows,
-                                prompts_to_json(&r->prompts, r->o.sample_prompts), r->dev.n_threads, r->comm->size,
-                                argc, argv};
+        start_record_data_(r);
+        const RunStart start = {r->table, r->n_options, &r->o, &r->state, r->recorded, r->dev.n_threads,
+                                r->comm->size, argc, argv};
         run_open(&r->log, &start);
     }
     ranks_run_name(r->comm, r->table, r->n_options, &r->o);

@@ -101,6 +101,7 @@ struct Run {
     Companions companions;     // files that go along with model and tokenizer
     int has_no_text;           // the model's tokens are no text at all
     RunData data;
+    json_t* recorded;          // what it is, on rank 0 while training: for settings.json and each manifest.json
     char weights[PATH_BYTES];  // file to start from, "": random
     char config[PATH_BYTES];   // config.json, "": from --model, or in the header of `weights`
     int V, classes, max_T;     // tokens, what targets may be, the longest row

@@ -1,0 +1,121 @@
+/*
+Is what a run reads still what it was? A checkpoint's manifest.json says what that was, under "data"; settings.json has it
+too, of the last start.
+    data_to_json   what is read: checksums, rows, the pieces that rows are cut from, sources with their weights
+    data_check     on --resume: what is another now must have been named anew
+Errors: fail_input, which names the file, before anything is written.
+*/
+#ifndef LLMC_SAME_DATA_H
+#define LLMC_SAME_DATA_H
+#include "checkpoints.h"  // checkpoint_path, json_read, RunOptions, run_continues
+#include "rundata.h"      // RunData
+
+// ---- what it is ----
+
+static inline json_t* checksum_to_json_(uint64_t xxh3) { return json_string(hex_text(xxh3).s); }
+
+// of several sources each, and how many of its rows an epoch has
+static inline json_t* sources_to_json_(const DataLoader* rows) {
+    const TokenData* d = rows->data;
+    json_t* sources = json_array();
+    for (int s = 0; s < d->n_sources; s++) {
+        const TokenSource* source = &d->sources[s];
+        const RowSource* of = &rows->sources[s];
+        json_array_append_new(
+            sources, json_pack("{s:s, s:o, s:I, s:I, s:I, s:I, s:o}", "path", source->path, "weight",
+                               rows->is_weighted ? json_real(source->weight) : json_null(), "tokens",
+                               (json_int_t)source->n_tokens, "documents", (json_int_t)source->n_documents, "rows",
+                               (json_int_t)of->n_rows, "rows_per_epoch",
+                               (json_int_t)(rows->is_weighted ? of->n_places : of->n_rows), "xxh3",
+                               checksum_to_json_(tokens_checksum_source(d, source))));
+    }
+    return sources;
+}
+
+// rows of data that is not there are all zero
+static inline json_t* tokens_to_json_(const DataLoader* rows, uint64_t xxh3) {
+    const TokenData* d = rows->data;
+    if (!d) { return json_null(); }
+    json_t* json = json_pack("{s:s, s:I, s:I, s:I, s:o}", "path", d->path, "tokens", (json_int_t)d->n_tokens,
+                             "documents", (json_int_t)d->n_documents, "rows", (json_int_t)rows->n_rows, "xxh3",
+                             checksum_to_json_(xxh3));
+    if (d->n_sources > 1 || rows->is_weighted) { json_object_set_new(json, "sources", sources_to_json_(rows)); }
+    return json;
+}
+
+// null: there is none. prompts: of prompts_to_json; takes the reference
+static inline json_t* data_to_json(const RunData* d, json_t* prompts) {
+    return json_pack("{s:o, s:o, s:o}", "train", tokens_to_json_(&d->train_rows, d->train_sum), "val",
+                     tokens_to_json_(&d->val_rows, d->val_sum), "sample_prompts", prompts);
+}
+
+// ---- is it what it was? ----
+
+// What the checkpoint of this step was made with; settings.json has it of those from before manifests did. NULL: nobody
+// knows
+static inline json_t* data_before_(const RunOptions* o, int step) {
+    char path[PATH_BYTES];
+    json_t* manifest = json_read(checkpoint_path(path, o->run, step, "manifest.json"));
+    json_t* data = json_incref(json_object_get(manifest, "data"));
+    json_decref(manifest);
+    if (data) { return data; }
+    return path_exists(path_join(path, o->run, "settings.json")) ? json_read(path) : NULL;
+}
+
+// Was training data named anew? Not with --continue, which comes with all options of the start
+static inline int data_is_new_(const Option* table, int n, const RunOptions* o) {
+    for (int i = 0; i < n && !run_continues(table, n, o); i++) {
+        if (table[i].flags & OPTION_TRAINS && table[i].flags & OPTION_TYPED) { return 1; }
+    }
+    return 0;
+}
+
+// is it another? What nobody has noted is not. Of a weight 9 digits are
+static inline int data_differs_(const json_t* before, const json_t* now, const char* key) {
+    const json_t *was = json_object_get(before, key), *is = json_object_get(now, key);
+    if (json_is_real(was) && json_is_real(is)) {
+        return fabs(json_real_value(was) - json_real_value(is)) > 1e-8 * fabs(json_real_value(was));
+    }
+    return was && !json_equal(was, is);
+}
+
+// the first source that is another one than before; NULL: all are the same, or there were fewer or more of them
+static inline const char* data_changed_source_(const json_t* before, const json_t* now, const char* key) {
+    const json_t *old = json_object_get(before, "sources"), *current = json_object_get(now, "sources");
+    const size_t n = json_array_size(old) == json_array_size(current) ? json_array_size(old) : 0;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *a = json_array_get(old, i), *b = json_array_get(current, i);
+        if (data_differs_(a, b, key)) { return json_string_value(json_object_get(b, "path")); }
+    }
+    return NULL;
+}
+
+// Going on with other data would be another run under the old name: the order of the rows depends on their number.
+static inline void data_check_train_(const json_t* before, const json_t* train) {
+    const char *path = json_string_value(json_object_get(train, "path")), *source;
+    if ((source = data_changed_source_(before, train, "xxh3")) || data_differs_(before, train, "xxh3")) {
+        fail_input("%s: the training data has changed since the run began: give the old data back, or name the new "
+                   "with --train", source ? source : path);
+    }
+    if ((source = data_changed_source_(before, train, "weight"))) {
+        fail_input("%s: its weight has changed since the run began: give the old one, or --resume with the new --train",
+                   source);
+    }
+}
+
+// now: of data_to_json. Samples of other prompts would not be those of this run either
+static inline void data_check(const RunOptions* o, int step, const Option* table, int n, const json_t* now) {
+    json_t* before = data_before_(o, step);
+    if (!data_is_new_(table, n, o)) {
+        data_check_train_(json_object_get(before, "train"), json_object_get(now, "train"));
+    }
+    const json_t* prompts = json_object_get(now, "sample_prompts");
+    const int are_new = options_given(table, n, "sample-prompts") == 1 && !run_continues(table, n, o);
+    if (!are_new && json_is_object(prompts) &&
+        data_differs_(json_object_get(before, "sample_prompts"), prompts, "xxh3")) {
+        fail_input("%s: the prompts have changed since the run began: give the old file back, or name the new with "
+                   "--sample-prompts", o->sample_prompts);
+    }
+    json_decref(before);
+}
+#endif  // LLMC_SAME_DATA_H
