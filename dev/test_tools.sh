@@ -473,6 +473,11 @@ check "with a diagram of the accuracy" grep -q '<b>accuracy</b>' odd/own/loss.ht
 check "and the loss of averaged weights" grep -q 'validation, averaged weights' odd/own/loss.html
 check "and one of the noise scale" grep -q '<b>gradient noise scale</b>' odd/own/loss.html
 check "which a run without one lacks" test "$(grep -c '<b>accuracy</b>' runs/a/loss.html)" = 0
+mkdir -p odd/tokens && sed 's/"tokenizer": "[^"]*"/"tokenizer": "other.json"/' runs/b/settings.json >odd/tokens/settings.json
+{ cat runs/b/metrics.jsonl; tail -n 1 runs/b/metrics.jsonl | sed 's/"val_loss": [^,]*, "val_bpb": [^,]*, "accuracy": null/"val_loss": null, "val_bpb": null, "accuracy": 0.25/'; } >odd/tokens/metrics.jsonl
+drawn "runs of two tokenizers" runs/compare runs/a odd/tokens
+check "... whose validation is in bits per byte, which the axis says" grep -q "bits per byte: the tokenizers differ" runs/compare.html
+check "HellaSwag's accuracy has a diagram" grep -q "<b>HellaSwag accuracy</b>" runs/compare.html
 drawn "all of these together, one that still writes, one that has not begun, two of one name" odd/compare \
     odd/nan odd/blind odd/one odd/start odd/new odd/a runs/a
 check "a run that has not begun is left out with a note" grep -q "odd/new/metrics.jsonl: no steps are recorded yet: left out" out

@@ -236,8 +236,17 @@ const PANELS = [
   {key: "tok_per_s", name: "speed", unit: "tokens/s", place: "small"},
   {key: "peak", name: "speed", unit: "% of the machine's peak", place: "small", format: inPercent},
   {key: "acc1", name: "accuracy", unit: "% of targets", place: "small", format: inPercent},
-  {key: "accuracy", name: "accuracy", unit: "% of examples", place: "small", format: inPercent},
+  {key: "accuracy", name: "HellaSwag accuracy", unit: "% of examples", place: "small", format: inPercent},
 ];
+
+// runs of different tokenizers have targets of different lengths: only their bits per byte can be compared
+function validationKey(drawn) {
+  const checked = drawn.filter(run => run.curve("val_loss", false).any);
+  const names = new Set(drawn.map(run => run.settings?.map?.get("options.tokenizer")));
+  const inBytes = names.size > 1 && checked.length > 0 && checked.every(run => run.curve("val_bpb", false).any);
+  return inBytes ? "val_bpb" : "val_loss";
+}
+
 const NO_PANEL = new Set(["step", "tokens", "time", "skipped"]);
 const SMOOTH_ALREADY = new Set(["lr", "epoch"]);
 const MEMORY = /^rss_mb$|memory|_bytes$/;
@@ -292,7 +301,8 @@ class Panel {
     this.curves = [];
     for (const run of drawn) {
       const training = run.curve(this.key, true);
-      const check = run.curve(single && this.key === "loss" ? "val_loss" : this.key, false);
+      const key = this.key === "val_loss" ? validationKey(drawn) : this.key;
+      const check = run.curve(single && this.key === "loss" ? "val_loss" : key, false);
       const own = {run, color: run.color, dash: run.dash, key: this.key, label: run.info.name};
       if (training.any || training.rows.length && this.key === "norm") {
         this.curves.push({...own, ...training, isTraining: true, label: single ? "training" : own.label});
@@ -478,7 +488,9 @@ class Panel {
 
   describe() {
     const parts = [make("b", "", this.name)];
-    const unit = ["loss", "val_loss"].includes(this.key) ? lossUnit(this.drawn) : this.unit;
+    const inBytes = this.key === "val_loss" && validationKey(this.drawn) === "val_bpb";
+    const ofLoss = inBytes ? "bits per byte: the tokenizers differ" : lossUnit(this.drawn);
+    const unit = ["loss", "val_loss"].includes(this.key) ? ofLoss : this.unit;
     if (unit) { parts.push(make("span", "", unit)); }
     if (this.drawn.length === 1 && this.curves.length > 1) {
       for (const curve of this.curves) {

@@ -26,6 +26,7 @@ from runs import (COLORS, DARK_COLORS, DASHES, KEYS, SAME_IN_NONE, InputError, i
                   split_folders)
 
 ACCURACY = "acc1"  # keys that not every run has
+EXAMPLES = "accuracy"  # of a test on examples, which has a record of its own
 NOISE_SCALE = "noise_scale"
 AVERAGED_LOSS = "val_loss_ema"
 FEW = 2  # up to so many steps are drawn as points too: a line through one is nothing
@@ -51,17 +52,18 @@ class Run:
         records = self.drawable(read_metrics(os.path.join(folder, "metrics.jsonl")))
         self.updates = [record for record in records if record["tokens"] is not None]
         self.validations = [record for record in records if record["tokens"] is None and record["val_loss"] is not None]
+        self.tests = [record for record in records if record["tokens"] is None and record[EXAMPLES] is not None]
         self.settings = read_settings(os.path.join(folder, "settings.json"))
-        self.x, self.validation_x = [], []
+        self.x, self.validation_x, self.test_x = [], [], []
 
     def drawable(self, records):
         """The records without numbers for which no diagram has room, which is said."""
         n_lost = 0
         for record in records:
-            for key in (ACCURACY, NOISE_SCALE, AVERAGED_LOSS):
+            for key in (ACCURACY, EXAMPLES, NOISE_SCALE, AVERAGED_LOSS):
                 found = record.get(key)
                 record[key] = float(found) if isinstance(found, (int, float)) and is_finite(found) else None
-            for key in KEYS[1:] + (ACCURACY, NOISE_SCALE, AVERAGED_LOSS):
+            for key in KEYS[1:] + (ACCURACY, EXAMPLES, NOISE_SCALE, AVERAGED_LOSS):
                 if record[key] is not None and abs(record[key]) > LARGEST:
                     record[key] = 0 if key == "tokens" else None  # null tokens would make it a validation
                     n_lost += 1
@@ -80,11 +82,12 @@ class Run:
             positions[record["step"]] = position
             self.x.append(position)
         steps = sorted(positions)  # 0 is one of them
-        for record in self.validations:
-            if axis == "step":
-                self.validation_x.append(record["step"])
-            else:  # at the last update before it
-                self.validation_x.append(positions[steps[bisect.bisect(steps, record["step"]) - 1]])
+        for records, places in ((self.validations, self.validation_x), (self.tests, self.test_x)):
+            for record in records:
+                if axis == "step":
+                    places.append(record["step"])
+                else:  # at the last update before it
+                    places.append(positions[steps[bisect.bisect(steps, record["step"]) - 1]])
 
     def computed(self, key):
         """Positions and records of the updates that computed this; a skipped one did, even if the number is not finite."""
@@ -101,7 +104,7 @@ class Run:
 def read_runs(folders):
     """The runs that have records; a new one without is left out with a note when there are others."""
     runs = [Run(folder) for folder in folders]
-    drawn = [run for run in runs if run.updates or run.validations]
+    drawn = [run for run in runs if run.updates or run.validations or run.tests]
     for run in runs:
         if run not in drawn:
             note = f"{os.path.join(run.folder, 'metrics.jsonl')}: no steps are recorded yet"
@@ -125,7 +128,7 @@ def place_runs(runs, axis):
                            if seconds < 180 * pair[0] or pair[0] == 3600)
     for run in runs:
         run.place(axis, unit)
-    every = [x for run in runs for x in run.x + run.validation_x]
+    every = [x for run in runs for x in run.x + run.validation_x + run.test_x]
     first, last = min(every), max(every)
     name = f"{unit_name} of training" if axis == "time" else axis
     return name, (first, last if last > first else first + 1)
@@ -200,12 +203,22 @@ def loss_unit(runs):
     return f"{kinds.pop()} per target".strip() if len(kinds) == 1 else "per target"
 
 
+def validation_key(runs):
+    """Runs of different tokenizers have targets of different lengths: only their bits per byte can be compared."""
+    differ = len({dict(run.settings).get("options.tokenizer") for run in runs}) > 1
+    records = [record for run in runs for record in run.validations]
+    return "val_bpb" if differ and records and all(record["val_bpb"] is not None for record in records) else "val_loss"
+
+
 def make_panels(runs):
     """Loss first. Validation is drawn into the diagram of the loss when there is one run, else into one of its own."""
     several = len(runs) > 1
     half = max(len(run.updates) for run in runs) // 100  # of the longest, so that all are smoothed alike
     loss, rate = Panel("loss", "loss", loss_unit(runs)), Panel("lr", "learning rate", "")
-    validation = Panel("val_loss", "validation loss", loss_unit(runs))
+    key = validation_key(runs)
+    unit = loss_unit(runs) if key == "val_loss" else "bits per byte: the tokenizers differ"
+    validation = Panel(key, "validation loss", unit)
+    examples = Panel(EXAMPLES, "HellaSwag accuracy", "share of examples")
     norm, speed = Panel("norm", "gradient norm", ""), Panel("tok_per_s", "speed", "tokens/s")
     accuracy = Panel(ACCURACY, "accuracy", "share of targets found")
     noise = Panel(NOISE_SCALE, "gradient noise scale", "targets")
@@ -230,7 +243,11 @@ def make_panels(runs):
             label = f"{name}, validation" if several else "validation"
             line = Series(label, color if several else 1, run.validation_x, found, found, dots=len(found) < 60)
             accuracy.series.append(line)
-        checked = [record["val_loss"] for record in run.validations]
+        tested = [record[EXAMPLES] for record in run.tests]
+        if tested:
+            line = Series(run.name if several else "HellaSwag", color, run.test_x, tested, tested, dots=len(tested) < 60)
+            examples.series.append(line)
+        checked = [record[key] for record in run.validations]
         if checked:
             target, label = (validation, name) if several else (loss, "validation")
             line = Series(label, color if several else 1, run.validation_x, checked, checked, dots=len(checked) < 60)
@@ -242,7 +259,7 @@ def make_panels(runs):
             loss.series.append(Series("validation, averaged weights", 2, x, losses, losses, dots=len(losses) < 60))
     loss.log, validation.log, norm.log, speed.clipped = loss.spreads(20), validation.spreads(20), norm.spreads(10), True
     noise.log = noise.spreads(10)
-    more = [[panel for panel in some if panel.series] for some in ((validation, accuracy), (noise,))]
+    more = [[panel for panel in some if panel.series] for some in ((validation, accuracy, examples), (noise,))]
     return [loss] + more[0] + [rate, norm] + more[1] + [speed]
 
 
@@ -261,8 +278,8 @@ def recent(run, key):
     return f"{sum(values) / len(values):.4f}" if values else "not finite" if run.updates else "-"
 
 
-def best_validation(run):
-    return min(run.validations, key=lambda record: record["val_loss"])
+def best_validation(run, key="val_loss"):
+    return min(run.validations, key=lambda record: record[key])
 
 
 def summary(run):
@@ -279,6 +296,8 @@ def summary(run):
             pairs.append(("validation accuracy", f"{100 * run.validations[-1][ACCURACY]:.1f}%"))
         if run.validations[-1]["val_bpb"] is not None:
             pairs.append(("bits per byte", f"{run.validations[-1]['val_bpb']:.3f}"))
+    if run.tests:
+        pairs.append(("HellaSwag", f"{100 * run.tests[-1][EXAMPLES]:.1f}%"))
     if run.updates:
         pairs.append(("tokens", short(run.updates[-1]["tokens"])))
         if run.updates[-1]["tok_per_s"] is not None:
@@ -354,10 +373,10 @@ def write_png(path, runs, panels, x_name, x_range):
 
     figure = pyplot.figure(figsize=(13, 8), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
-    grid = figure.add_gridspec(2, 6, height_ratios=(1.6, 1))
+    grid = figure.add_gridspec(2, 60, height_ratios=(1.6, 1))  # 60: of 1 to 5 large diagrams each is as wide
     n_large = len(panels) - 3
-    large = [grid[0, 6 // n_large * i:6 // n_large * (i + 1)] for i in range(n_large)]
-    places = large + [grid[1, :2], grid[1, 2:4], grid[1, 4:]]
+    large = [grid[0, 60 // n_large * i:60 // n_large * (i + 1)] for i in range(n_large)]
+    places = large + [grid[1, :20], grid[1, 20:40], grid[1, 40:]]
     for panel, place in zip(panels, places):
         axes = figure.add_subplot(place)
         draw_axes(axes, panel)
@@ -605,19 +624,21 @@ def figure_html(panel, x_name, x_range, width, height, single):
 
 def runs_table(runs):
     """A row for each run: where it stands, or what it was at the pointer."""
-    rows = []
+    rows, checked = [], validation_key(runs)
     for r, run in enumerate(runs):
         last = run.updates[-1] if run.updates else dict.fromkeys(KEYS)
         text = {key: "-" if last[key] is None else short(last[key]) for key in ("step", "lr", "norm", "tok_per_s", "tokens")}
         text["step"] = "-" if last["step"] is None else str(last["step"])
         text["loss"] = recent(run, "loss")
-        text["val_loss"] = f"{run.validations[-1]['val_loss']:.4f}" if run.validations else "-"
-        best = f"{best_validation(run)['val_loss']:.4f} at {best_validation(run)['step']}" if run.validations else "-"
+        text["val_loss"] = f"{run.validations[-1][checked]:.4f}" if run.validations else "-"
+        lowest = best_validation(run, checked) if run.validations else None
+        best = f"{lowest[checked]:.4f} at {lowest['step']}" if lowest else "-"
         cells = "".join(f'<td class="number" id="r{r}-{key}">{text[key]}</td>'
                         for key in ("step", "loss", "val_loss", "lr", "norm", "tok_per_s"))
         rows.append(f'<tr><td {key_of(r)}>{html.escape(run.name)}</td>{cells}<td class="number">{best}</td>'
                     f'<td class="number">{text["tokens"]}</td></tr>')
-    titles = ("step", "loss", "validation", "learning rate", "norm", "tokens/s", "best validation", "tokens in all")
+    validation = "validation" if checked == "val_loss" else "validation, bits per byte"
+    titles = ("step", "loss", validation, "learning rate", "norm", "tokens/s", f"best {validation}", "tokens in all")
     head = "<th>run</th>" + "".join(f'<th class="number">{title}</th>' for title in titles)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
@@ -638,7 +659,7 @@ def settings_html(runs):
     return f"<details{opened}><summary>{title}</summary>{table}</details>"
 
 
-def pointer_data(run):
+def pointer_data(run, checked):
     """The columns that the pointer can read, at most about 4000 rows of them."""
     stride = math.ceil(len(run.updates) / 4000) or 1
 
@@ -649,14 +670,14 @@ def pointer_data(run):
     keys += [ACCURACY] if any(record[ACCURACY] is not None for record in run.updates) else []
     columns = {key: rounded(run.column(key)[::stride]) for key in keys}
     return {"x": run.x[::stride], "step": run.column("step")[::stride], **columns, "vx": run.validation_x,
-            "val_loss": rounded(record["val_loss"] for record in run.validations)}
+            "val_loss": rounded(record[checked] for record in run.validations)}
 
 
 def write_html(path, runs, panels, x_name, x_range):
     single = len(runs) == 1
     data = {"first": x_range[0], "last": x_range[1], "left": MARGIN_LEFT, "right": MARGIN_RIGHT,
             "step": "step " if single else "", "validation": "| validation " if single else "",
-            "runs": [pointer_data(run) for run in runs]}
+            "runs": [pointer_data(run, validation_key(runs)) for run in runs]}
     n_large = len(panels) - 3
     large = [figure_html(panel, x_name, x_range, 1120 // n_large, 400, single) for panel in panels[:n_large]]
     small = [figure_html(panel, x_name, x_range, 366, 230, single) for panel in panels[n_large:]]
