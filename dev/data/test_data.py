@@ -436,7 +436,9 @@ def test_without_library():
     assert helped.returncode == 0 and "--vocab-size" in helped.stdout, helped.stderr
     arguments = ["x.txt", "--style", "gpt2", "--vocab-size", "300", "--out", "tok"]
     failed = subprocess.run([*command, *arguments], env=there, capture_output=True, text=True)
-    expected = "train_tokenizer.py: needs the Python package tokenizers: pip install tokenizers\n"
+    in_venv = sys.prefix != sys.base_prefix
+    pip = os.path.relpath(os.path.join(sys.prefix, "bin/pip")) if in_venv else "pip"
+    expected = f"train_tokenizer.py: needs the Python package tokenizers: {pip} install tokenizers\n"
     assert failed.returncode == 1 and failed.stderr == expected, failed.stderr
 
 

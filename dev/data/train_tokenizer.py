@@ -268,7 +268,9 @@ def main():
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for tokenizer.json, or a name in .json")
     options = parser.parse_args()
     if Tokenizer is None:
-        die("needs the Python package tokenizers: pip install tokenizers", status=1)
+        in_venv = sys.prefix != sys.base_prefix
+        pip = os.path.relpath(os.path.join(sys.prefix, "bin/pip")) if in_venv else "pip"  # of .venv/bin/python
+        die(f"needs the Python package tokenizers: {pip} install tokenizers", status=1)
     least = smallest_vocabulary(options.style)
     if options.vocab_size < least:
         die(f"--vocab-size: expected at least {least} for {options.style} (bytes and added tokens), "
