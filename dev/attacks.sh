@@ -588,6 +588,27 @@ for folder in hf hf.tmp; do
     rmdir $folder
 done
 
+# ---- several that begin or go on with one new run ----
+rm -rf run
+pids=()
+for i in 1 2 3 4; do
+    "$trainer" "${start[@]}" --steps 100000000 --save-every 1 --keep 1 --run run --continue >out$i 2>err$i </dev/null &
+    pids+=($!)
+done
+for _ in $(seq 400); do [ "$(cat err[1-4] | wc -l)" -lt 3 ] || break; sleep 0.05; done
+check "of four --continue at once on a new folder one trains, and three are told that it does" \
+    test "$(cat err[1-4] | wc -l) $(cat err[1-4] | grep -c 'another process .* writes to this run')" = "3 3"
+kill "${pids[@]}" 2>/dev/null; wait "${pids[@]}" 2>/dev/null
+rm -rf run
+run 30 "${start[@]}" --train nowhere.txt --steps 2 --run run --continue
+check "the folder is locked before any data is read" test $status = 2 -a -e run/.lock
+rm -rf run && : >run
+run 30 "${start[@]}" --steps 2 --run run --continue
+check "--continue on a file: status 2" test "$status $(grep -c 'expected a folder' err)" = "2 1"
+rm run
+run 30 "${start[@]}" --steps 2 --run run --continue --dry-run
+check "--continue --dry-run makes no folder" test $status = 0 -a ! -e run
+
 # ---- readers, limits and launchers that end ----
 whole_checkpoints() { compgen -G 'run/step_*/manifest.json' | wc -l; }
 

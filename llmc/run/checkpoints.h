@@ -1,5 +1,6 @@
 /*
 The checkpoints of a run: which one it goes on from, what comes back of it, which ones stay.
+    run_check_folder       is --run a folder, or nothing yet?
     run_has_checkpoint, run_find_checkpoint   for --continue and --resume; from there on the caller is the run's only
                                               writer
     run_restore            options and state of it
@@ -15,9 +16,19 @@ The files of one checkpoint, and how it becomes whole: ../files/checkpoint.h. Ex
 #include "../text/pathlist.h"     // path_from, path_list_from
 #include "state.h"                // RunState; run_options.h
 
-// Is there one to go on from? Asked for --continue, by the only writer: another may just be saving the first
-static inline int run_has_checkpoint(const RunOptions* o) {
+static inline void run_check_folder(const RunOptions* o) {
+    struct stat status;
+    if (stat(o->run, &status) == 0 && !S_ISDIR(status.st_mode)) {
+        options_fail("run", "%s: expected a folder, or a name for a new one; found a file", o->run);
+    }
+}
+
+// Is there one to go on from? Asked for --continue, by the only writer: another may just be saving the first. begins:
+// where there is none a run begins, so its folder is made and locked now, and of several that come at once one does
+static inline int run_has_checkpoint(const RunOptions* o, int begins) {
     if (!*o->run) { options_fail("continue", "needs the --run to begin or to go on with"); }
+    run_check_folder(o);
+    if (begins) { make_folder(o->run); }
     if (!path_exists(o->run)) { return 0; }
     run_lock(o->run);
     checkpoint_clean(o->run);

@@ -44,10 +44,7 @@ static inline void run_cut_samples_(const RunOptions* o, const RunState* s) {
 
 // a new run stands beside no other's checkpoints
 static inline void run_check_unused(const RunOptions* o) {
-    struct stat status;
-    if (stat(o->run, &status) == 0 && !S_ISDIR(status.st_mode)) {
-        options_fail("run", "%s: expected a folder, or a name for a new one; found a file", o->run);
-    }
+    run_check_folder(o);
     if (o->resume || checkpoint_newest(o->run, -1) < 0) { return; }
     fail_input("%s: there are checkpoints in this folder: choose another --run, or go on with them by --resume",
                o->run);

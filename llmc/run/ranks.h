@@ -193,9 +193,9 @@ static inline void ranks_print_cost(Comm* c, int n_steps) {
     l->counted_since = now;
 }
 
-// rank 0 looks whether --continue finds a checkpoint
-static inline int ranks_goes_on(Comm* c, const RunOptions* o) {
-    int goes_on = c->rank == 0 ? run_has_checkpoint(o) : 0;
+// rank 0 looks whether --continue finds a checkpoint; begins: a run begins where there is none
+static inline int ranks_goes_on(Comm* c, const RunOptions* o, int begins) {
+    int goes_on = c->rank == 0 ? run_has_checkpoint(o, begins) : 0;
     comm_wait(c, comm_broadcast(c, &goes_on, 1, DT_I32, 0, HERE));
     return goes_on;
 }
