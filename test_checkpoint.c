@@ -245,7 +245,7 @@ static void test_manifests(Test* t) {
 // ---- what an interruption leaves ----
 
 static void test_leftovers(Test* t) {
-    TempPath run = new_run(3);
+    TempPath run = new_run(4);
     char path[PATH_BYTES], to[PATH_BYTES];
     ErrorText error;
     temp_file(&run, "step_000007.tmp/model.safetensors", "half", 4);
@@ -259,7 +259,7 @@ static void test_leftovers(Test* t) {
     // set aside
     check(t, rename(checkpoint_folder(path, run.s, 2), temp_path(&run, "step_000002.replaced").s) == 0, "rename");
     // replaced
-    temp_file(&run, "step_000003.replaced/model.safetensors", "old", 3);
+    check(t, rename(checkpoint_folder(path, run.s, 4), temp_path(&run, "step_000003.replaced").s) == 0, "rename");
     check(t, checkpoint_newest(run.s, -1) == 3, "a leftover is taken for a checkpoint");
     checkpoint_clean(run.s);
     const char* gone[] = {"step_000007.tmp", "step_000008.tmp", "step_000010", "step_000011", "step_000002.replaced",
