@@ -390,7 +390,7 @@ static void test_checksum(Test* t) {
     enum { N = (1 << 25) + 100000 };  // more than one piece of 2^26 bytes
     uint16_t* tokens = (uint16_t*)new_array(N, sizeof(uint16_t));
     for (int i = 0; i < N; i += i < 1000 ? 1 : 999) { tokens[i] = (uint16_t)test_token(0, i, 50257); }
-    uint64_t want = XXH3_64bits(tokens, N * sizeof(uint16_t));
+    uint64_t want = XXH3_64bits(tokens, N * sizeof(uint16_t)), lengths = 0;
     // around the 240 bytes up to which XXH3 has another formula
     const int64_t cuts[] = {0, 1, 119, 120, 121, 50000, N};
     TokenData d;
@@ -402,6 +402,13 @@ static void test_checksum(Test* t) {
         d.shards = shards;
         d.n_shards = 2;
         check(t, tokens_checksum(&d) == want, "cut at %lld", (long long)cuts[i]);
+        check(t, i == 0 || tokens_checksum_lengths(&d) != lengths, "the lengths are the same, cut at %lld",
+              (long long)cuts[i]);
+        d.examples_T = 1;
+        lengths = tokens_checksum_lengths(&d);
+        d.examples_T = 0;
+        check(t, tokens_checksum_lengths(&d) != lengths, "the positions of examples do not matter");
+        lengths = tokens_checksum_lengths(&d);
     }
     // by xxhash 0.8.1; runs keep such values, so every version must give it
     TokenShard letters = {"x", "foobar", 3, 0, NULL};

@@ -668,4 +668,28 @@ check "of a checkpoint from before manifests named data settings.json does" says
 rm run/settings.json
 resumed --steps 4
 check "and without both it goes on" test $status = 0
+
+# the same tokens in other rows
+mkdir cut && "$tokenize" --tokenizer bytes --out cut/x --val-fraction 0 --shard-tokens 8000 text.txt >/dev/null
+cp -r cut cut_before
+cut=("${start[@]}" --train cut --steps 2 --run run)
+rm -rf run
+run 60 "${cut[@]}"
+rm cut/* && "$tokenize" --tokenizer bytes --out cut/x --val-fraction 0 --shard-tokens 4000 text.txt >/dev/null
+resumed --steps 4
+check "shards that are cut elsewhere are other rows" says 2 'cut: the training data is cut into other shards, so into other rows, since the run began'
+rm cut/* && cp cut_before/* cut/
+resumed --steps 4 --seq-len 8
+check "those of before are the same, also for rows of another length" test $status = 0
+rm -rf run cut
+mkdir cut && cp text.txt cut/a.txt && cp other.txt cut/b.txt
+run 60 "${cut[@]}" --train cut/a.txt,cut/b.txt
+run 60 "${cut[@]}" --train cut --steps 4 --continue
+check "--continue with one source instead of two" says 2 'cut: the training data has other sources'
+rm -rf run
+run 60 "${cut[@]}" --train cut/a.txt:1
+run 60 "${cut[@]}" --train cut/a.txt --steps 4 --continue
+check "or without the weight" says 2 'cut/a.txt: the training data has other sources, or weights'
+run 60 "${cut[@]}" --train cut/a.txt:1 --steps 4 --continue
+check "is refused, and goes on with what it began with" test $status = 0
 finish

@@ -189,11 +189,12 @@ static inline int file_changed(const MappedFile* f) {
     return now.st_size != f->opened.st_size || file_times_differ_(now.st_mtim, f->opened.st_mtim);
 }
 
-// The time of the last change can be put back by whoever may write, st_ctim by nobody; but chmod and a backup that makes
-// a hard link move it too. Says so once for each such event: the caller compares bytes then
+// The time of the last change can be put back by whoever may write, st_ctim by nobody; but chmod and a backup that
+// makes a hard link move it too. Says so once for each such event: the caller compares bytes then
 static inline int file_touched(MappedFile* f) {
     struct stat now;
-    if (file_replaced(f) || stat(f->path, &now) != 0 || !file_times_differ_(now.st_ctim, f->opened.st_ctim)) { return 0; }
+    if (file_replaced(f) || stat(f->path, &now) != 0) { return 0; }
+    if (!file_times_differ_(now.st_ctim, f->opened.st_ctim)) { return 0; }
     f->opened.st_ctim = now.st_ctim;  // of before the bytes are read: a later write is another event
     return 1;
 }

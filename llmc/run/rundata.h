@@ -306,10 +306,10 @@ static inline const char* data_touched_(RunData* d) {
     return examples && XXH3_64bits(answers->bytes, answers->n_bytes) != d->examples.xxh3 ? answers->path : NULL;
 }
 
-// Asked before each checkpoint, after data_sums. A time of change is enough to stop, without a look at the bytes: what was
-// computed since the last checkpoint is lost, and --resume, which compares checksums, goes on where they are what they
-// were. Where a file was only touched, as by a backup that makes hard links, a run of weeks shall not end: all bytes are
-// read once more.
+// Asked before each checkpoint, after data_sums. A time of change is enough to stop, without a look at the bytes: what
+// was computed since the last checkpoint is lost, and --resume, which compares checksums, goes on where they are what
+// they were. Where a file was only touched, as by a backup that makes hard links, a run of weeks shall not end: all
+// bytes are read once more.
 static inline const char* data_changed(RunData* d) {
     const char *train = tokens_changed(&d->train), *val = tokens_changed(&d->val);
     const char* examples = d->examples.n > 0 && file_changed(&d->examples.file) ? d->examples.file.path : NULL;

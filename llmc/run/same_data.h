@@ -1,7 +1,7 @@
 /*
-Is what a run reads still what it was? A checkpoint's manifest.json says what that was, under "data"; settings.json has it
-too, of the last start.
-    data_to_json   what is read: checksums, rows, the pieces that rows are cut from, sources with their weights
+Is what a run reads still what it was? A checkpoint's manifest.json says what that was, under "data"; settings.json has
+it too, of the last start.
+    data_to_json   what is read: checksums, rows, the lengths of the shards that they are cut from, sources with weights
     data_check     on --resume: what is another now must have been named anew
 Errors: fail_input, which names the file, before anything is written.
 */
@@ -36,9 +36,10 @@ static inline json_t* sources_to_json_(const DataLoader* rows) {
 static inline json_t* tokens_to_json_(const DataLoader* rows, uint64_t xxh3) {
     const TokenData* d = rows->data;
     if (!d) { return json_null(); }
-    json_t* json = json_pack("{s:s, s:I, s:I, s:I, s:o}", "path", d->path, "tokens", (json_int_t)d->n_tokens,
-                             "documents", (json_int_t)d->n_documents, "rows", (json_int_t)rows->n_rows, "xxh3",
-                             checksum_to_json_(xxh3));
+    json_t* json = json_pack("{s:s, s:I, s:I, s:I, s:i, s:o, s:o}", "path", d->path, "tokens",
+                             (json_int_t)d->n_tokens, "documents", (json_int_t)d->n_documents, "rows",
+                             (json_int_t)rows->n_rows, "shards", d->n_shards, "shards_xxh3",
+                             checksum_to_json_(tokens_checksum_lengths(d)), "xxh3", checksum_to_json_(xxh3));
     if (d->n_sources > 1 || rows->is_weighted) { json_object_set_new(json, "sources", sources_to_json_(rows)); }
     return json;
 }
@@ -90,24 +91,40 @@ static inline const char* data_changed_source_(const json_t* before, const json_
     return NULL;
 }
 
-// Going on with other data would be another run under the old name: the order of the rows depends on their number.
-static inline void data_check_train_(const json_t* before, const json_t* train) {
-    const char *path = json_string_value(json_object_get(train, "path")), *source;
-    if ((source = data_changed_source_(before, train, "xxh3")) || data_differs_(before, train, "xxh3")) {
-        fail_input("%s: the training data has changed since the run began: give the old data back, or name the new "
-                   "with --train", source ? source : path);
+// Going on with other data would be another run under the old name: the order of the rows depends on their number. That
+// follows from --seq-len too, which may be another if one likes, so not the rows are compared but what they are cut
+// from. 0: the same; else why it is not, but for "since the run began" and the remedy
+static inline int data_is_other_(const json_t* before, const json_t* now, const char* what, ErrorText* why) {
+    const char *path = json_string_value(json_object_get(now, "path")), *source;
+    const size_t n_before = json_array_size(json_object_get(before, "sources")),
+                 n_now = json_array_size(json_object_get(now, "sources"));
+    if (!json_is_object(before)) { return 0; }
+    if (!path) { return !error_set(why, "the %s data is missing that was there", what); }
+    source = data_changed_source_(before, now, "xxh3");
+    if (source || data_differs_(before, now, "xxh3")) {
+        return !error_set(why, "%s: the %s data has changed", source ? source : path, what);
     }
-    if ((source = data_changed_source_(before, train, "weight"))) {
-        fail_input("%s: its weight has changed since the run began: give the old one, or --resume with the new --train",
-                   source);
+    if ((source = data_changed_source_(before, now, "weight"))) {
+        return !error_set(why, "%s: its weight has changed", source);
     }
+    if (n_before != n_now) {
+        return !error_set(why, "%s: the %s data has other sources, or weights where there were none or none where "
+                          "there were,", path, what);
+    }
+    if (data_differs_(before, now, "shards_xxh3")) {
+        return !error_set(why, "%s: the %s data is cut into other shards, so into other rows,", path, what);
+    }
+    return 0;
 }
 
 // now: of data_to_json. Samples of other prompts would not be those of this run either
 static inline void data_check(const RunOptions* o, int step, const Option* table, int n, const json_t* now) {
     json_t* before = data_before_(o, step);
-    if (!data_is_new_(table, n, o)) {
-        data_check_train_(json_object_get(before, "train"), json_object_get(now, "train"));
+    ErrorText why;
+    const char* anew = run_continues(table, n, o) ? "--resume with the new" : "name the new with";
+    if (!data_is_new_(table, n, o) &&
+        data_is_other_(json_object_get(before, "train"), json_object_get(now, "train"), "training", &why)) {
+        fail_input("%s since the run began: give the old data back, or %s --train", why.text, anew);
     }
     const json_t* prompts = json_object_get(now, "sample_prompts");
     const int are_new = options_given(table, n, "sample-prompts") == 1 && !run_continues(table, n, o);

@@ -41,7 +41,7 @@ static inline void start_parse_(Run* r, int argc, char** argv) {
     options_refuse(r->o.resume && r->o.go_on, "continue", "means --resume where there is a checkpoint: leave that out");
     r->place = rank_place(run_is_typed(r, "rank") ? r->o.rank : "");
     r->comm = ranks_open(&r->place, &r->o);
-    const int goes_on = r->o.resume || (r->o.go_on && ranks_goes_on(r->comm, &r->o, start_names_data_(r)));
+    const int goes_on = r->o.resume || (r->o.go_on && ranks_goes_on(r->comm, &r->o, !r->o.dry_run && run_will_train(r)));
     r->state = goes_on ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
     if (goes_on) { options_set(r->table, r->n_options, "resume", "1"); }
     if (t->parsed) { t->parsed(r); }

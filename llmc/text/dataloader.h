@@ -700,7 +700,18 @@ static inline uint64_t tokens_checksum(const TokenData* d) {
     return tokens_checksum_shards_(d, d->shards, d->n_shards);
 }
 
-// the same of one source
+// XXH3 of what rows are cut from, for they never cross a shard: the positions of an example, 0 for tokens, and the
+// length of each shard, as int64
+static inline uint64_t tokens_checksum_lengths(const TokenData* d) {
+    int64_t* lengths = (int64_t*)malloc_check(sizeof(int64_t) * ((size_t)d->n_shards + 1), "lengths of shards");
+    lengths[0] = d->examples_T;
+    for (int i = 0; i < d->n_shards; i++) { lengths[i + 1] = d->shards[i].n_tokens; }
+    const uint64_t sum = XXH3_64bits(lengths, sizeof(int64_t) * ((size_t)d->n_shards + 1));
+    free(lengths);
+    return sum;
+}
+
+// tokens_checksum of one source
 static inline uint64_t tokens_checksum_source(const TokenData* d, const TokenSource* source) {
     return tokens_checksum_shards_(d, d->shards + source->first_shard, source->n_shards);
 }
