@@ -138,6 +138,8 @@ check "... of which there are two" test "$(grep -cE "^  [ab] +[59] " out)" = 2
 shows 0 "last step +9" "metrics.jsonl" runs/b/metrics.jsonl
 shows 0 "n_positions 24" "config.json" tiny.json
 
+shows 0 "Exit status" "--help" --help
+check "... in 80 columns" test "$(wc -L <out)" -le 80
 cat >check_json.py <<'PYTHON'
 import json, math, struct, subprocess, sys
 from make_files import read
@@ -449,6 +451,12 @@ drawn() {  # PROMISE NAME ARGUMENT...: NAME.html and NAME.png are there, with a 
     verdict $good "$promise" "plot.py $*: $(tail -n 3 out err)"
 }
 [ $has_matplotlib = 1 ] || { skipped=$((skipped + 1)); echo "skip  PNG: no matplotlib here"; }
+COLUMNS=80 $plot --help >out
+check "plot --help in 80 columns" test "$(wc -L <out)" -le 80
+COLUMNS=80 $python "$root/dev/data/train_tokenizer.py" --help >out
+check "... and that of train_tokenizer.py" test "$(wc -L <out)" -le 80
+make -s -C "$root" help >out
+check "... and of make" test "$(wc -L <out)" -le 80
 drawn "one run: loss.html and loss.png in its folder" runs/a/loss runs/a
 drawn "two runs: compare.html and compare.png beside the first" runs/compare runs/a runs/b
 check "with both names and the settings that differ" test "$(grep -cE '>a</td>.*>b</td>' runs/compare.html) $(grep -c 'options.seed</td><td>42</td><td>7' runs/compare.html)" = "1 1"

@@ -1,19 +1,29 @@
 """
-Trains a tokenizer on your own text and writes the tokenizer.json that the trainers read (--tokenizer FILE).
+Trains a tokenizer on your own text and writes the tokenizer.json that the
+trainers read (--tokenizer FILE).
 
-    python dev/data/train_tokenizer.py PATH... --style STYLE --vocab-size N --out DIR
+    python dev/data/train_tokenizer.py PATH... --style STYLE --vocab-size N
+            --out DIR
 
-    gpt2           byte-level BPE as GPT-2's file has it: words, numbers, punctuation; <|endoftext|> is the last entry
+    gpt2           byte-level BPE as GPT-2's file has it: words, numbers,
+                   punctuation; <|endoftext|> is the last entry
     gpt2-prefix    the same with a space put before the text (RoBERTa's setting)
-    qwen2          Qwen2, 2.5, 3: NFC, their regular expression, byte-level BPE; chat and tool tokens come last
-    qwen3.5        Qwen3.5 and 3.6: as qwen2, with combining marks counted as letters
-    mistral-v0.1   BPE on characters, space as U+2581, one in front of every piece; rare characters as bytes; <s> first
-    mistral-v0.3   the same with U+2581 only in front of the text, and [INST] and the tool tokens as single tokens
+    qwen2          Qwen2, 2.5, 3: NFC, their regular expression, byte-level BPE;
+                   chat and tool tokens come last
+    qwen3.5        Qwen3.5 and 3.6: as qwen2, with combining marks counted as
+                   letters
+    mistral-v0.1   BPE on characters, space as U+2581, one in front of every
+                   piece; rare characters as bytes; <s> first
+    mistral-v0.3   the same with U+2581 only in front of the text, and [INST]
+                   and the tool tokens as single tokens
 
-The pipeline (normaliser, splits, decoder, added tokens) is that of the published files, so what works with a file made
-here works with theirs; only vocabulary and merges are your own. One difference: v0.3's unused [control_N] are left out.
-PATH is a file or a folder, read whole; binary files, and folders and files whose names begin with a dot, are skipped.
-Needs the Python package tokenizers (pip install tokenizers). Status: 0 written, 1 cannot write, 2 wrong input.
+The pipeline (normaliser, splits, decoder, added tokens) is that of the
+published files, so what works with a file made here works with theirs; only
+vocabulary and merges are your own. One difference: v0.3's unused [control_N]
+are left out. PATH is a file or a folder, read whole; binary files, and folders
+and files whose names begin with a dot, are skipped. Needs the Python package
+tokenizers (pip install tokenizers). Status: 0 written, 1 cannot write, 2 wrong
+input.
 """
 import argparse
 import json
@@ -261,9 +271,9 @@ def write_json(content, path):
 def main():
     parser = argparse.ArgumentParser(
         prog="train_tokenizer.py", formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__,
-        epilog="example: train_tokenizer.py README.md doc llmc --style gpt2 --vocab-size 4096 --out mine")
+        epilog="example:\n    train_tokenizer.py README.md doc llmc --style gpt2 --vocab-size 4096 --out t")
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a text file or a folder of them")
-    parser.add_argument("--style", required=True, choices=STYLES)
+    parser.add_argument("--style", required=True, choices=STYLES, metavar="STYLE")
     parser.add_argument("--vocab-size", required=True, type=int, metavar="N", help="tokens in all, added ones included")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for tokenizer.json, or a name in .json")
     options = parser.parse_args()

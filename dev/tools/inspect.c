@@ -6,16 +6,23 @@
 
 static const char* const usage = "usage: inspect PATH [PATH2] [--stats] [--json]";
 static const char* const help =
-    "Shows what is in a file or folder, told apart by its content, or how two of them differ:\n"
-    "    a run                  its checkpoints, each read and verified, and where training stands\n"
+    "Shows what is in a file or folder, told apart by its content, or how two of them\n"
+    "differ:\n"
+    "    a run, several         its checkpoints, each read and verified, and where\n"
+    "                           training stands; a line for each run of a folder\n"
     "    a checkpoint           state, options, checksums, tensors\n"
-    "    a Hugging Face folder  config and tensors, also of several shards; an adapter of PEFT's\n"
-    "    a file                 .safetensors; llm.c's .bin (model, state, tokenizer, tokens, evaluation); tokenizer.json,\n"
-    "                           metrics.jsonl, config.json\n"
-    "Of two, the tensors of one name are compared, and config, state and options; a run stands for its newest checkpoint.\n"
-    "    --stats  smallest, largest, mean and standard deviation of every tensor, and how many NaN and infinities\n"
+    "    a Hugging Face folder  config and tensors, also of several shards; an\n"
+    "                           adapter of PEFT's\n"
+    "    a file                 .safetensors; llm.c's .bin (model, state, tokenizer,\n"
+    "                           tokens, evaluation); tokenizer.json, metrics.jsonl,\n"
+    "                           config.json\n"
+    "Of two, the tensors of one name are compared, and config, state and options; a\n"
+    "run stands for its newest checkpoint.\n"
+    "    --stats  smallest, largest, mean and standard deviation of every tensor, and\n"
+    "             how many NaN and infinities\n"
     "    --json   one JSON object with the same content\n"
-    "Exit status: 0 sound, or equal tensors; 1 two that differ; 2 broken, or nothing that is known.\n";
+    "Exit status: 0 sound, or equal tensors; 1 two that differ; 2 broken, or nothing\n"
+    "that is known.\n";
 
 // ---- 1. numbers in tensors ----
 

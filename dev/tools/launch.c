@@ -212,8 +212,8 @@ int main(int argc, char** argv) {
     while (standard >= 0 && standard < 3) { standard = open("/dev/null", O_RDWR); }
     if (standard > 2) { close(standard); }
     if (argc == 2 && strcmp(argv[1], "--help") == 0) {
-        printf("usage: launch -n RANKS PROGRAM [OPTION...]\nStarts 1..1024 ranks of a trainer on this machine, which "
-               "train one model: ./launch -n 4 ./train_gpt2 ...\n");
+        printf("usage: launch -n RANKS PROGRAM [OPTION...]\nStarts 1..1024 ranks of a trainer on this machine, "
+               "which train one model:\n    ./launch -n 4 ./train_gpt2 ...\n");
         return 0;
     }
     long n = argc >= 4 && strcmp(argv[1], "-n") == 0 ? strtol(argv[2], &end, 10) : 0;

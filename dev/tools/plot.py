@@ -1,17 +1,29 @@
 #!/usr/bin/env python3
 """
-Draws how a run went, or several beside each other:    make plot RUN=runs/a    make plot RUN="runs/a runs/b"
-    plot.py RUN           writes RUN/loss.png and RUN/loss.html: loss with validation, learning rate, gradient norm, speed; where
-                          they are recorded the share of targets found (acc1) and the gradient noise scale too
-    plot.py RUN RUN...    writes compare.png and compare.html next to the first run: the same, a colour for each run
+Draws how a run went, or several beside each other:
+    make plot RUN=runs/a    make plot RUN="runs/a runs/b"
 
-The PNG needs matplotlib. The HTML needs nothing but Python and no network: point at a diagram to read its numbers; it also
-shows the settings (of several runs: those that differ). Bold lines are means over a fiftieth of the longest run, faint ones
-are each step. A step that computed no loss has no point; other keys of a trainer's own are left alone.
-A RUN may also be several folders with blanks between, as make hands them on; a name with blanks is found as it is.
-Runs may still go on: a last line of metrics.jsonl without its end is left out with a note. Updates that were skipped and
-numbers that are not finite leave gaps. The time axis is time spent in updates, so pauses before a resume don't count.
-Exit status: 0 drawn (without matplotlib a line says that the PNG is not), 1 cannot write, 2 wrong input, in one line.
+    plot.py RUN           writes RUN/loss.png and RUN/loss.html: loss with
+                          validation, learning rate, gradient norm, speed; where
+                          they are recorded the share of targets found (acc1),
+                          HellaSwag's accuracy and the gradient noise scale too
+    plot.py RUN RUN...    writes compare.png and compare.html next to the first
+                          run: the same, a colour for each run; the validation
+                          of different tokenizers in bits per byte
+
+The PNG needs matplotlib. The HTML needs nothing but Python and no network:
+point at a diagram to read its numbers; it also shows the settings (of several
+runs: those that differ). Bold lines are means over a fiftieth of the longest
+run, faint ones are each step. A step that computed no loss has no point; other
+keys of a trainer's own are left alone. A RUN may also be several folders with
+blanks between, as make hands them on; a name with blanks is found as it is.
+
+Runs may still go on: a last line of metrics.jsonl without its end is left out
+with a note. Updates that were skipped and numbers that are not finite leave
+gaps. The time axis is time spent in updates, so pauses before a resume don't
+count.
+Exit status: 0 drawn (without matplotlib a line says that the PNG is not),
+1 cannot write, 2 wrong input, in one line.
 """
 import argparse
 import bisect
