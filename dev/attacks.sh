@@ -692,4 +692,23 @@ run 60 "${cut[@]}" --train cut/a.txt --steps 4 --continue
 check "or without the weight" says 2 'cut/a.txt: the training data has other sources, or weights'
 run 60 "${cut[@]}" --train cut/a.txt:1 --steps 4 --continue
 check "is refused, and goes on with what it began with" test $status = 0
+
+# what validates and what is answered
+rm -rf run at_2
+cp text.txt val.txt && cp answers.bin now.bin
+run 60 "${start[@]}" --val val.txt --eval-every 1 --eval-batches 2 --hellaswag now.bin --steps 2 --run run
+cp -r run at_2 && cp other.txt val.txt
+resumed --steps 4
+check "validation data that has changed is refused" says 2 'val.txt: the validation data has changed since the run began: .* --val'
+resumed --steps 4 --val other.txt
+check "unless it is named: then the best loss so far is forgotten" \
+    says 0 'other validation data: the best loss of before, [0-9.]* after step 2, is forgotten'
+check "and the first of the new data is the best" grep -q '^step 3 .*best' out
+rm -rf run && cp -r at_2 run
+resumed --steps 4 --val text.txt
+check "the old data under another name is the old data" test $status = 0 -a ! -s err
+rm -rf run && mv at_2 run && cp text.txt val.txt
+printf B | dd of=now.bin bs=1 seek=1036 conv=notrunc status=none  # the first token of the first context
+resumed --steps 4
+check "examples that have changed are refused" says 2 'now.bin: the examples have changed since the run began: .* --hellaswag'
 finish

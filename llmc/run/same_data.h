@@ -2,7 +2,8 @@
 Is what a run reads still what it was? A checkpoint's manifest.json says what that was, under "data"; settings.json has
 it too, of the last start.
     data_to_json   what is read: checksums, rows, the lengths of the shards that they are cut from, sources with weights
-    data_check     on --resume: what is another now must have been named anew
+    data_check     on --resume: what is another now must have been named anew; 1: the validation data is, so that the
+                   best loss so far says nothing about it
 Errors: fail_input, which names the file, before anything is written.
 */
 #ifndef LLMC_SAME_DATA_H
@@ -44,10 +45,16 @@ static inline json_t* tokens_to_json_(const DataLoader* rows, uint64_t xxh3) {
     return json;
 }
 
+static inline json_t* answers_to_json_(const HellaSwag* h) {
+    if (h->n == 0) { return json_null(); }
+    return json_pack("{s:s, s:i, s:o}", "path", h->file.path, "examples", h->n, "xxh3", checksum_to_json_(h->xxh3));
+}
+
 // null: there is none. prompts: of prompts_to_json; takes the reference
 static inline json_t* data_to_json(const RunData* d, json_t* prompts) {
-    return json_pack("{s:o, s:o, s:o}", "train", tokens_to_json_(&d->train_rows, d->train_sum), "val",
-                     tokens_to_json_(&d->val_rows, d->val_sum), "sample_prompts", prompts);
+    return json_pack("{s:o, s:o, s:o, s:o}", "train", tokens_to_json_(&d->train_rows, d->train_sum), "val",
+                     tokens_to_json_(&d->val_rows, d->val_sum), "hellaswag", answers_to_json_(&d->examples),
+                     "sample_prompts", prompts);
 }
 
 // ---- is it what it was? ----
@@ -63,10 +70,15 @@ static inline json_t* data_before_(const RunOptions* o, int step) {
     return path_exists(path_join(path, o->run, "settings.json")) ? json_read(path) : NULL;
 }
 
-// Was training data named anew? Not with --continue, which comes with all options of the start
-static inline int data_is_new_(const Option* table, int n, const RunOptions* o) {
+// Was it named anew? Not with --continue, which comes with all options of the start
+static inline int option_is_new_(const Option* table, int n, const RunOptions* o, const char* name) {
+    return options_given(table, n, name) == 1 && !run_continues(table, n, o);
+}
+
+// the same of data: purpose OPTION_TRAINS or OPTION_VALIDATES
+static inline int data_is_new_(const Option* table, int n, const RunOptions* o, int purpose) {
     for (int i = 0; i < n && !run_continues(table, n, o); i++) {
-        if (table[i].flags & OPTION_TRAINS && table[i].flags & OPTION_TYPED) { return 1; }
+        if (table[i].flags & purpose && table[i].flags & OPTION_TYPED) { return 1; }
     }
     return 0;
 }
@@ -117,22 +129,43 @@ static inline int data_is_other_(const json_t* before, const json_t* now, const 
     return 0;
 }
 
-// now: of data_to_json. Samples of other prompts would not be those of this run either
-static inline void data_check(const RunOptions* o, int step, const Option* table, int n, const json_t* now) {
-    json_t* before = data_before_(o, step);
+// of --hellaswag and --sample-prompts: a file, which may also be given up
+static inline void data_check_file_(const Option* table, int n, const RunOptions* o, const json_t* before,
+                                    const json_t* now, const char* what, const char* option) {
+    if (option_is_new_(table, n, o, option) || !json_is_object(now)) { return; }
+    if (!data_differs_(before, now, "xxh3")) { return; }
+    fail_input("%s: the %s have changed since the run began: give the old file back, or name the new with --%s",
+               json_string_value(json_object_get(now, "path")), what, option);
+}
+
+// before, now: of data_to_json
+static inline int data_check_(const Option* table, int n, const RunOptions* o, const RunData* d, const json_t* before,
+                              const json_t* now) {
     ErrorText why;
     const char* anew = run_continues(table, n, o) ? "--resume with the new" : "name the new with";
-    if (!data_is_new_(table, n, o) &&
-        data_is_other_(json_object_get(before, "train"), json_object_get(now, "train"), "training", &why)) {
+    const int is_new = data_is_new_(table, n, o, OPTION_TRAINS);
+    if (!is_new && data_is_other_(json_object_get(before, "train"), json_object_get(now, "train"), "training", &why)) {
         fail_input("%s since the run began: give the old data back, or %s --train", why.text, anew);
     }
-    const json_t* prompts = json_object_get(now, "sample_prompts");
-    const int are_new = options_given(table, n, "sample-prompts") == 1 && !run_continues(table, n, o);
-    if (!are_new && json_is_object(prompts) &&
-        data_differs_(json_object_get(before, "sample_prompts"), prompts, "xxh3")) {
-        fail_input("%s: the prompts have changed since the run began: give the old file back, or name the new with "
-                   "--sample-prompts", o->sample_prompts);
+    data_check_file_(table, n, o, json_object_get(before, "hellaswag"), json_object_get(now, "hellaswag"), "examples",
+                     "hellaswag");
+    data_check_file_(table, n, o, json_object_get(before, "sample_prompts"), json_object_get(now, "sample_prompts"),
+                     "prompts", "sample-prompts");
+    if (!data_is_other_(json_object_get(before, "val"), json_object_get(now, "val"), "validation", &why)) { return 0; }
+    // what is a part of the training data changes with that
+    const int is_part = has_data(&d->val) && tokens_is_part_(&d->val);
+    const int val_is_new = data_is_new_(table, n, o, OPTION_VALIDATES) || option_is_new_(table, n, o, "val-fraction");
+    if (!val_is_new && !(is_new && is_part)) {
+        fail_input("%s since the run began: give the old data back, or %s --val", why.text, anew);
     }
+    return 1;
+}
+
+static inline int data_check(const RunOptions* o, int step, const Option* table, int n, const RunData* d,
+                             const json_t* now) {
+    json_t* before = data_before_(o, step);
+    const int val_is_new = data_check_(table, n, o, d, before, now);
     json_decref(before);
+    return val_is_new;
 }
 #endif  // LLMC_SAME_DATA_H

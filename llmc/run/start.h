@@ -429,10 +429,21 @@ static inline void start_batch(Run* r, Purpose purpose) {
     r->targets = (int*)malloc_check(n_bytes, "targets");
 }
 
-// on --resume the data must be what it was
+// On --resume the data must be what it was: rank 0 looks. Losses of other validation data compare with none of before
 static inline void start_record_data_(Run* r) {
-    r->recorded = data_to_json(&r->data, prompts_to_json(&r->prompts, r->o.sample_prompts));
-    if (r->o.resume) { data_check(&r->o, r->state.step, r->table, r->n_options, r->recorded); }
+    int val_is_new = 0;
+    if (r->comm->rank == 0) {
+        r->recorded = data_to_json(&r->data, prompts_to_json(&r->prompts, r->o.sample_prompts));
+        val_is_new =
+            r->o.resume && data_check(&r->o, r->state.step, r->table, r->n_options, &r->data, r->recorded);
+    }
+    comm_wait(r->comm, comm_broadcast(r->comm, &val_is_new, 1, DT_I32, 0, HERE));
+    if (!val_is_new || !isfinite(r->state.best_val)) { return; }
+    if (r->comm->rank == 0) {
+        warn_line("other validation data: the best loss of before, %.4f after step %d, is forgotten",
+                  (double)r->state.best_val, r->state.best_step);
+    }
+    run_state_forget_best(&r->state);
 }
 
 static inline void start_training(Run* r, int argc, char** argv) {
@@ -450,8 +461,8 @@ static inline void start_training(Run* r, int argc, char** argv) {
     if (r->o.ema > 0.0f && has_data(&r->data.val)) {
         log_add_key(&r->log, "val_loss_ema", "validation loss of the averaged weights, nats per target");
     }
+    start_record_data_(r);
     if (r->comm->rank == 0) {
-        start_record_data_(r);
         const RunStart start = {r->table, r->n_options, &r->o, &r->state, r->recorded, r->dev.n_threads,
                                 r->comm->size, argc, argv};
         run_open(&r->log, &start);

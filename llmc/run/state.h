@@ -3,6 +3,7 @@ RunState: counters and generators. With parameters and moments, all that trainin
     run_state_start                 of a new run
     run_state_to_json, _from_json   in the manifest of a checkpoint; every number is checked as it comes back
     run_state_skips, run_state_validated   what a step and a validation change of it
+    run_state_forget_best           when validation goes on with other data
 */
 #ifndef LLMC_STATE_H
 #define LLMC_STATE_H
@@ -74,6 +75,12 @@ static inline RunState run_state_start(int seed) {
     s.sampler = 1337 + (uint64_t)seed;
     s.best_val = INFINITY;
     return s;
+}
+
+// its checkpoint is one like others from now on
+static inline void run_state_forget_best(RunState* s) {
+    s->best_val = INFINITY;
+    s->best_step = s->evals_since_best = 0;
 }
 
 // Is the update of this step to be left out? Also records what the next steps are judged by.
