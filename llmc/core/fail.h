@@ -3,7 +3,7 @@ How a program of this project stops: one clear line on stderr, then an exit stat
     fail_input  status 2: what the user gave is wrong (option, file, data); nothing was changed
     fail_run    status 1: the run could not go on (disk, memory, non-finite numbers, lost rank)
     warn_line   the same line, and the program goes on
-    standard_files_open   descriptors 0, 1 and 2 are open: called before any file is
+    standard_files_open   descriptors 0, 1 and 2 are open, and no limit on file sizes kills: called before any file is
 A message says what, where, expected, found and, where there is one, the remedy; no newline, no "Error:" in front.
     train_gpt2: --batch-size: expected an integer 1..65536, found "4x"
 `assert` stays for our own mistakes; anything a user typed or a file contained comes here.
@@ -20,6 +20,7 @@ asks the function in Failure.is_said_elsewhere (comm.h has one). A process whose
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,8 +43,9 @@ static inline void plain_text(char* text) {
 }
 
 // Descriptors 0, 1 and 2 are open from here on. Started without them, a program would give their numbers to its next
-// files, and print into these
+// files, and print into these. A write beyond a limit on file sizes fails, with its message, where SIGXFSZ would kill
 static inline void standard_files_open(void) {
+    signal(SIGXFSZ, SIG_IGN);
     for (int fd = open("/dev/null", O_RDWR); fd >= 0; fd = open("/dev/null", O_RDWR)) {
         if (fd > 2) {
             close(fd);
