@@ -711,4 +711,23 @@ rm -rf run && mv at_2 run && cp text.txt val.txt
 printf B | dd of=now.bin bs=1 seek=1036 conv=notrunc status=none  # the first token of the first context
 resumed --steps 4
 check "examples that have changed are refused" says 2 'now.bin: the examples have changed since the run began: .* --hellaswag'
+# ---- a stranger where rank 0 should be ----
+cat >silent.py <<'END'
+import socket, sys, time
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+peer = listener.accept()[0]
+peer.send(sys.argv[1].encode())
+time.sleep(20)
+END
+for says in "" 2; do
+    exec 3< <(exec $python silent.py "$says")
+    crowd=$!
+    read -r at <&3
+    began=$(date +%s%N)
+    timeout 30 "$trainer" "${start[@]}" --steps 4 --run new --rank "1/2@127.0.0.1:$at" --init-timeout 2 >out 2>err </dev/null
+    check "who accepts and says \"$says\": rank 1 waits for --init-timeout and no longer" \
+        test $? = 1 -a $(($(date +%s%N) - began)) -lt 4000000000 -a "$(grep -c 'rank 0 did not answer .* within 2 s' err)" = 1
+    kill $crowd; exec 3<&-
+done
 finish

@@ -635,12 +635,15 @@ static inline void tcp_gather_(TcpMeeting* meeting, int listener, TcpAddress* li
 static inline int tcp_introduce_(const TcpMesh* m, int fd, const char* file, int port, TcpChannel channel, int to,
                                  TcpAnswer* answer, int* is_proven, TcpAddress* list, double deadline) {
     TcpBanner banner;
+    // our rank 0 says something at once; at the meeting its last words may come a little after our own time is up
+    const double patience = channel == TCP_MEETING ? deadline + 5.0 : deadline;
     memset(answer, 0, sizeof *answer);
     *is_proven = 0;
-    if (!tcp_await_(m, fd, file, deadline) || !tcp_read_(fd, &banner, sizeof banner, tcp_now_() + 5.0)) { return 0; }
+    if (!tcp_await_(m, fd, file, deadline)) { return 0; }
+    if (!tcp_read_(fd, &banner, sizeof banner, tcp_soon_(5.0, deadline))) { return 0; }
     if (banner.magic != TCP_MAGIC || banner.version != TCP_VERSION) { return 1; }
     const TcpHello hello = tcp_hello_(m, &banner, port, channel, to);
-    if (!tcp_write_(fd, &hello, sizeof hello, deadline) || !tcp_await_(m, fd, file, deadline) ||
+    if (!tcp_write_(fd, &hello, sizeof hello, deadline) || !tcp_await_(m, fd, file, patience) ||
         !tcp_read_(fd, answer, sizeof *answer, tcp_now_() + 5.0)) {
         return 0;
     }
@@ -674,7 +677,7 @@ static inline int tcp_join_once_(const TcpMesh* m, const RankPlace* place, const
     if (*listener < 0) { *listener = tcp_listen_at_((struct sockaddr*)&own.address, own.n_bytes, 2 * m->size + 128); }
     if (*listener < 0) { fail_run("rank %d cannot listen: %s", m->rank, strerror(errno)); }
     const int has_answer = tcp_introduce_(m, fd, file, tcp_port_(*listener), TCP_MEETING, 0, &answer, &is_proven, list,
-                                          deadline + 5.0);
+                                          deadline);
     if (has_answer && is_proven && answer.code == TCP_WELCOME) {
         list[0] = master;
         return fd;
