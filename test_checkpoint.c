@@ -245,7 +245,7 @@ static void test_manifests(Test* t) {
 // ---- what an interruption leaves ----
 
 static void test_leftovers(Test* t) {
-    TempPath run = new_run(4);
+    TempPath run = new_run(3);
     char path[PATH_BYTES], to[PATH_BYTES];
     ErrorText error;
     temp_file(&run, "step_000007.tmp/model.safetensors", "half", 4);
@@ -259,7 +259,9 @@ static void test_leftovers(Test* t) {
     // set aside
     check(t, rename(checkpoint_folder(path, run.s, 2), temp_path(&run, "step_000002.replaced").s) == 0, "rename");
     // replaced
-    check(t, rename(checkpoint_folder(path, run.s, 4), temp_path(&run, "step_000003.replaced").s) == 0, "rename");
+    temp_file(&run, "step_000003.replaced/model.safetensors", "old", 3);
+    temp_file(&run, "step_000003.replaced/manifest.json", "{", 1);
+    temp_file(&run, "step_000001.replaced/mine.json", "mine", 4);  // no checkpoint has been that: it has no manifest
     check(t, checkpoint_newest(run.s, -1) == 3, "a leftover is taken for a checkpoint");
     checkpoint_clean(run.s);
     const char* gone[] = {"step_000007.tmp", "step_000008.tmp", "step_000010", "step_000011", "step_000002.replaced",
@@ -267,7 +269,8 @@ static void test_leftovers(Test* t) {
     for (size_t i = 0; i < sizeof gone / sizeof gone[0]; i++) {
         check(t, !exists(&run, gone[i]), "%s is still there", gone[i]);
     }
-    check(t, exists(&run, "step_000009/notes.txt") && exists(&run, "step_000012.tmp.txt"),
+    check(t, exists(&run, "step_000009/notes.txt") && exists(&run, "step_000012.tmp.txt") &&
+                 exists(&run, "step_000001.replaced/mine.json"),
           "a file of the user's is gone");
     for (int step = 1; step <= 3; step++) { check(t, is_good(run.s, step, &error), "step %d: %s", step, error.text); }
     check(t,
