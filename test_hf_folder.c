@@ -358,7 +358,7 @@ static void export_to(const Small* s, const char* folder, size_t shard_bytes) {
     char temporary[PATH_BYTES], path[PATH_BYTES];
     SavedFiles files;
     files.n = 0;
-    hf_export_begin(temporary, folder, 4096.0);
+    const int lock = hf_export_begin(temporary, folder, 4096.0);
     json_write(path_join(path, temporary, "config.json"), json_pack("{s:s}", "written_by", HF_WRITTEN_BY));
     tensors_save_folder(temporary, s->table, N_TABLE, s->params, shard_bytes, &files);
     Tokenizer tokenizer;
@@ -367,7 +367,7 @@ static void export_to(const Small* s, const char* folder, size_t shard_bytes) {
     tokenizer.n_json = 3;
     tokenizer_save(temporary, &tokenizer, &files);
     tokenizer_free(&tokenizer);
-    hf_export_end(temporary, folder);
+    hf_export_end(lock, temporary, folder);
 }
 
 static int count_files(const char* folder) {

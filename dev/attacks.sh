@@ -730,4 +730,60 @@ for says in "" 2; do
         test $? = 1 -a $(($(date +%s%N) - began)) -lt 4000000000 -a "$(grep -c 'rank 0 did not answer .* within 2 s' err)" = 1
     kill $crowd; exec 3<&-
 done
+
+# ---- two writers to one output ----
+rm -rf run hf two* && run 60 "${start[@]}" --steps 2 --run run
+held() {  # FILE|FOLDER COMMAND...: while another process has it locked; into out and err; status is kept
+    exec 9<"$1"
+    flock 9
+    timeout 30 "${@:2}" >out 2>err </dev/null 9<&-
+    status=$?
+    exec 9<&-
+}
+is_told() { [ "$status $(grep -c "$1: another process writes it" err)" = "1 1" ]; }
+for output in two.bin two.tokens; do
+    writer=("$trainer" --from run --export-bin $output)
+    [ $output = two.bin ] || writer=("$tokenize" --out $output text.txt)
+    echo another >$output.tmp
+    held $output.tmp "${writer[@]}"
+    check "$output: a second writer is told" is_told $output
+    check "and leaves the first one's file alone" test "$(cat $output.tmp) $(ls $output* | wc -l)" = "another 1"
+    timeout 30 "${writer[@]}" >out 2>err </dev/null
+    check "and what a killed one has left is no obstacle" test $? = 0 -a "$(echo $output*)" = $output
+done
+mkdir hf.tmp
+held hf.tmp "$trainer" --from run --export-hf hf
+check "--export-hf: a second writer is told" is_told hf
+run 60 --from run --export-hf hf && timeout 60 "$trainer" --from run --export-hf hf >out 2>err
+check "and a folder that a killed one has left is no obstacle, nor an earlier export" \
+    test $? = 0 -a -e hf/model.safetensors -a ! -e hf.tmp
+for i in 1 2 3 4 5 6 7 8; do head -c $((i * 100000)) /dev/zero | tr '\0' "$i" >text$i.txt; done
+for i in 1 2 3 4 5 6 7 8; do "$tokenize" --out whole$i.bin text$i.txt >out 2>err; done
+good=1
+rm -f two.bin
+for turn in 1 2 3; do
+    for i in 1 2 3 4 5 6 7 8; do ("$tokenize" --out two.bin text$i.txt >out$i 2>err$i; echo $? >status$i) & done
+    wait
+    n_same=0
+    for i in 1 2 3 4 5 6 7 8; do
+        ! cmp -s whole$i.bin two.bin || n_same=$((n_same + 1))
+        [ "$(cat status$i)" = 0 ] || grep -q 'another process writes' err$i || good=0
+    done
+    [ $n_same = 1 ] && [ ! -e two.bin.tmp ] || good=0
+    rm -f two.bin
+done
+check "eight at once: the file is one of theirs, whole, and who failed says why" test $good = 1
+rm -f text[1-8].txt whole?.bin
+
+# ---- limits on the size of files ----
+(ulimit -f 8 && timeout 20 "$tokenize" --out limited.bin text.txt) >out 2>err
+status=$?
+check "tokenize: a limit on file sizes is a message" says 1 'limited.bin.tmp: cannot be written: File too large'
+check "and nothing is left" test ! -e limited.bin.tmp -a ! -e limited.bin
+(ulimit -f 8 && timeout 60 "$trainer" --from run --export-bin limited.bin) >out 2>err
+status=$?
+check "--export-bin: the same" test "$status $(grep -c 'limited.bin.tmp: cannot be written: File too large' err) $(compgen -G 'limited*')" = "1 1 "
+(ulimit -f 0 && timeout 60 "$trainer" --from run --generate a --max-new-tokens 4 >limited.txt) 2>&1 | cat >err
+status=${PIPESTATUS[0]}
+check "a standard output that may not grow is a message too" says 1 'standard output: cannot be written: File too large'
 finish

@@ -12,13 +12,15 @@ With --shard-tokens N or --val-fraction F --out is the beginning of the names th
 _train_000001.bin, _train_000002.bin, ... and _val_000000.bin, ..., each of N tokens but for the last. For validation
 stands aside what the trainers' own --val-fraction takes: of each word on the command line the last floor(F * n) of its
 n tokens, wherever documents end. All shards are written under their names + ".tmp" and get the names once the last is
-whole. Shards that are there are not replaced, for those of two runs would be taken for one data set.
+whole. Shards that are there are not replaced, for those of two runs would be taken for one data set. Of two processes that
+write to one name, one is refused (status 1).
 */
 #include "../../llmc/text/dataloader.h"  // file_list_make, tokens_check_text_, JsonLines, file_map; tokenizer.h
 #include "../../llmc/core/jsonfile.h"    // json_never_null
 #include "../../llmc/core/print.h"       // progress, seconds_now
 #include "../../llmc/core/options.h"     // options_parse_words
-#include "../../llmc/core/outfile.h"     // temporary_path, file_publish
+#include "../../llmc/core/outfile.h"     // temporary_begin, temporary_publish
+#include <sys/resource.h>
 
 typedef struct {
     const char *tokenizer, *out;
@@ -29,32 +31,18 @@ typedef struct {
 // ---- names of shards, and what an exit leaves of them ----
 
 typedef struct {
-    char path[PATH_BYTES], temporary[PATH_BYTES];  // temporary: "" once the shard has its name
+    Temporary* file;  // ours alone until it has its name
+    FILE* stream;     // on its descriptor
     int64_t n_tokens;
 } Shard;
 
-// every shard that was begun; the list only grows
-typedef struct BegunShard {
-    Shard shard;
-    struct BegunShard* before;
-} BegunShard;
-
-static BegunShard* begun;
-
-static void remove_temporaries(void) {
-    for (BegunShard* b = begun; b; b = b->before) {
-        if (*b->shard.temporary) { unlink(b->shard.temporary); }
-    }
-}
-
 static void stop(int signal_number) {
-    remove_temporaries();
+    temporaries_remove();
     signal(signal_number, SIG_DFL);
     raise(signal_number);
 }
 
-static void remove_temporaries_at_exit(void) {
-    atexit(remove_temporaries);
+static void remove_temporaries_at_signals(void) {
     const int signals[] = {SIGINT, SIGTERM, SIGHUP};
     for (int i = 0; i < 3; i++) {
         if (signal(signals[i], stop) == SIG_IGN) { signal(signals[i], SIG_IGN); }  // nohup's wish
@@ -70,7 +58,6 @@ typedef struct {
     int first_number;
     Shard** shards;
     int n_shards;
-    FILE* file;         // of the last shard; NULL before the first
     int64_t n_tokens;
 } Stream;
 
@@ -93,6 +80,14 @@ static void shard_name(char path[PATH_BYTES], const Settings* o, const Stream* s
     if (used >= PATH_BYTES) { fail_input("--out: %.40s...: this path is too long", o->out); }
 }
 
+// each shard is open until it has its name
+static void allow_many_files(void) {
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0) { return; }
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+}
+
 // before a shard is made: it takes the place of no file that is read, nor of a shard of another run
 static void check_shard_name(const Output* out, const char* path) {
     for (int i = 0; i < out->inputs->n; i++) {
@@ -105,42 +100,33 @@ static void check_shard_name(const Output* out, const char* path) {
     outfile_check_kind("out", path, "a token shard");
 }
 
-static void stream_failed(const Shard* s) { fail_run("%s: cannot be written: %s", s->temporary, strerror(errno)); }
+static void stream_failed(const Shard* s) { fail_run("%s: cannot be written: %s", s->file->name, strerror(errno)); }
 
 // the last shard is written as far as it goes
-static void stream_close(Stream* s) {
-    if (!s->file) { return; }
-    const int failed = ferror(s->file) || fflush(s->file) != 0;
-    if (fclose(s->file) != 0 || failed) { stream_failed(s->shards[s->n_shards - 1]); }
-    s->file = NULL;
+static void stream_flush(Stream* s) {
+    const Shard* last = s->n_shards > 0 ? s->shards[s->n_shards - 1] : NULL;
+    if (last && (ferror(last->stream) || fflush(last->stream) != 0)) { stream_failed(last); }
 }
 
 static void stream_begin_shard(Stream* s, const Output* out) {
     const unsigned char header[1024] = {0};
-    BegunShard* new_shard = (BegunShard*)malloc_check(sizeof *new_shard, "shard");
-    memset(new_shard, 0, sizeof *new_shard);
-    Shard* shard = &new_shard->shard;
-    stream_close(s);
+    char path[PATH_BYTES], parent[PATH_BYTES];
+    Shard* shard = (Shard*)malloc_check(sizeof *shard, "shard");
+    stream_flush(s);
     if (s->n_shards == MAX_SHARDS) { options_fail("shard-tokens", "%d shards are not enough: give more", MAX_SHARDS); }
-    shard_name(shard->path, out->o, s, s->n_shards);
-    check_shard_name(out, shard->path);
-    make_folder(path_parent(shard->temporary, shard->path));
-    char temporary[PATH_BYTES];
-    sigset_t all, before;
-    sigfillset(&all);
-    sigprocmask(SIG_SETMASK, &all, &before);  // a file that was made is in the list before a signal comes
-    s->file = fdopen(file_create(temporary_path(temporary, shard->path)), "wb");
-    if (!s->file) { fail_run("%s: cannot be created: %s", temporary, strerror(errno)); }
-    memcpy(shard->temporary, temporary, sizeof temporary);
-    new_shard->before = begun;
-    begun = new_shard;
-    sigprocmask(SIG_SETMASK, &before, NULL);
+    shard_name(path, out->o, s, s->n_shards);
+    check_shard_name(out, path);
+    make_folder(path_parent(parent, path));
+    shard->file = temporary_begin(path);
+    shard->stream = fdopen(shard->file->fd, "wb");
+    shard->n_tokens = 0;
+    if (!shard->stream) { stream_failed(shard); }
     if ((s->n_shards & (s->n_shards - 1)) == 0) {  // a power of two: full
         const size_t n_grown = s->n_shards ? 2 * (size_t)s->n_shards : 1;
         s->shards = (Shard**)realloc_check(s->shards, n_grown * sizeof(Shard*), "list of shards");
     }
     s->shards[s->n_shards++] = shard;
-    fwrite(header, 1, sizeof header, s->file);  // room; an error is seen by stream_close
+    fwrite(header, 1, sizeof header, shard->stream);  // room; an error is seen by stream_flush
 }
 
 // of token_bytes each, as they stand in a shard
@@ -150,10 +136,11 @@ static void stream_append(Stream* s, const Output* out, const char* tokens, int6
         fail_input("%s: more than 2^31 - 1 tokens do not fit in one shard: give --shard-tokens", out->o->out);
     }
     while (*out->o->out && n > 0) {
-        if (!s->file || s->shards[s->n_shards - 1]->n_tokens == out->shard_tokens) { stream_begin_shard(s, out); }
+        const int is_full = s->n_shards > 0 && s->shards[s->n_shards - 1]->n_tokens == out->shard_tokens;
+        if (s->n_shards == 0 || is_full) { stream_begin_shard(s, out); }
         Shard* last = s->shards[s->n_shards - 1];
         const int64_t room = out->shard_tokens - last->n_tokens, now = n < room ? n : room;
-        fwrite(tokens, (size_t)out->token_bytes, (size_t)now, s->file);
+        fwrite(tokens, (size_t)out->token_bytes, (size_t)now, last->stream);
         last->n_tokens += now;
         tokens += now * out->token_bytes;
         n -= now;
@@ -174,61 +161,55 @@ static void append_tokens(void* output, const int* tokens, size_t n) {
 // tokens of a shard from `first` on, to the end of another stream
 static void copy_tokens(Stream* to, const Output* out, const Shard* from, int64_t first) {
     char piece[65536];
-    FILE* file = fopen(from->temporary, "rb");
-    if (!file || fseek(file, (long)(1024 + first * out->token_bytes), SEEK_SET) != 0) { stream_failed(from); }
-    for (int64_t left = from->n_tokens - first; left > 0;) {
-        const int64_t room = (int64_t)sizeof piece / out->token_bytes, n = left < room ? left : room;
-        if (fread(piece, (size_t)out->token_bytes, (size_t)n, file) != (size_t)n) {
-            fail_run("%s: cannot be read again: %s", from->temporary, strerror(errno));
+    const int64_t room = (int64_t)sizeof piece / out->token_bytes;
+    for (int64_t at = first, n; at < from->n_tokens; at += n) {
+        n = from->n_tokens - at < room ? from->n_tokens - at : room;
+        const ssize_t n_bytes = (ssize_t)(n * out->token_bytes);
+        if (pread(from->file->fd, piece, (size_t)n_bytes, (off_t)(1024 + at * out->token_bytes)) != n_bytes) {
+            fail_run("%s: cannot be read again: %s", from->file->name, strerror(errno));
         }
         stream_append(to, out, piece, n);
-        left -= n;
     }
-    fclose(file);
 }
 
 // the last n tokens for training become tokens for validation, and the next for training follow those before them
 static void set_aside(Output* out, int64_t n) {
     Stream* train = &out->train;
     if (n == 0) { return; }
-    stream_close(train);
+    stream_flush(train);
     int i = train->n_shards - 1;
     int64_t first = train->shards[i]->n_tokens - n;  // in shard i
     while (first < 0) { first += train->shards[--i]->n_tokens; }
     for (int k = i; k < train->n_shards; k++) { copy_tokens(&out->val, out, train->shards[k], k == i ? first : 0); }
     for (; train->n_shards > i + (first > 0); train->n_shards--) {
         Shard* none = train->shards[train->n_shards - 1];
-        if (unlink(none->temporary) != 0) { stream_failed(none); }
-        *none->temporary = '\0';
+        temporary_drop(none->file);
+        fclose(none->stream);
     }
     train->n_tokens -= n;
     if (train->n_shards == 0) { return; }
     Shard* last = train->shards[train->n_shards - 1];
     last->n_tokens = first > 0 ? first : last->n_tokens;
-    if (truncate(last->temporary, (off_t)(1024 + last->n_tokens * out->token_bytes)) != 0) { stream_failed(last); }
-    train->file = fopen(last->temporary, "ab");
-    if (!train->file) { stream_failed(last); }
+    const off_t end = (off_t)(1024 + last->n_tokens * out->token_bytes);
+    if (ftruncate(last->file->fd, end) != 0 || fseeko(last->stream, end, SEEK_SET) != 0) { stream_failed(last); }
 }
 
 // headers: now the numbers of tokens are known; then the disk has it
 static void stream_finish(Stream* s, const Output* out) {
-    stream_close(s);
+    stream_flush(s);
     for (int i = 0; i < s->n_shards; i++) {
         const Shard* shard = s->shards[i];
         const int narrow = out->token_bytes == 2;
         const int32_t header[3] = {narrow ? 20240520 : 20240801, narrow ? 1 : 7, (int32_t)shard->n_tokens};
-        const int fd = open(shard->temporary, O_WRONLY | O_CLOEXEC);
-        if (fd < 0 || pwrite(fd, header, sizeof header, 0) != sizeof header || fsync(fd) != 0) { stream_failed(shard); }
-        close(fd);
+        const int fd = shard->file->fd;
+        if (pwrite(fd, header, sizeof header, 0) != sizeof header || fsync(fd) != 0) { stream_failed(shard); }
     }
 }
 
 static void stream_publish(Stream* s) {
     for (int i = 0; i < s->n_shards; i++) {
-        char temporary[PATH_BYTES];
-        memcpy(temporary, s->shards[i]->temporary, sizeof temporary);
-        file_publish(temporary, s->shards[i]->path);
-        *s->shards[i]->temporary = '\0';
+        temporary_publish(s->shards[i]->file);
+        fclose(s->shards[i]->stream);
     }
 }
 
@@ -281,7 +262,7 @@ static const char* plural(int64_t n) { return n == 1 ? "" : "s"; }
 
 static void print_stream(const Stream* s, const Output* out) {
     if (s->n_shards == 0) { return; }
-    printf(", %s", s->shards[0]->path);
+    printf(", %s", s->shards[0]->file->path);
     if (s->n_shards > 1) { printf(" to %06d", s->first_number + s->n_shards - 1); }
     if (out->val.n_shards > 0) { printf(" (%lld token%s)", (long long)s->n_tokens, plural(s->n_tokens)); }
 }
@@ -318,7 +299,8 @@ static void write_shards(const Tokenizer* t, const Settings* o, const OptionWord
     out.val.kind = "val";
     shard_name(first_for_validation, o, &out.val, 0);
     if (o->val_fraction > 0.0f) { check_shard_name(&out, first_for_validation); }
-    remove_temporaries_at_exit();
+    remove_temporaries_at_signals();
+    allow_many_files();
     for (int i = 0; i < files->n; i++) { add_path(&out, t, &w, files->words[i]); }
     if (out.n_documents == 0) {
         fail_input("%s: expected text, found only files that are empty or binary", files->words[0]);

@@ -10,6 +10,9 @@ it reads.
     hex_text         such a sum as 16 hexadecimal digits
     make_folder, path_sync, parent_sync   folders and names that survive a power cut
     temporary_path, file_publish          a file that is whole before it has its name
+    temporary_begin, temporary_publish    the same for a name that two processes may want: one writes, the other is
+                                          told; outfile_open_temporary: an OutFile of this kind
+    file_lock                             one writer at a time, and no lock outlives its process
     file_open, file_create, file_append   descriptors of files in a run, that no link leads elsewhere
     disk_free        bytes that a disk can still take
 A failed fsync is not tried again: the kernel may have dropped the pages, and a second call would say that all is well.
@@ -23,6 +26,7 @@ Source: XXH3 of libxxhash (Collet); Rebello et al. 2020, Can Applications Recove
 #include "mapfile.h"  // fail.h, fcntl.h, unistd.h
 #include <glob.h>
 #include <limits.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <xxhash.h>
@@ -180,6 +184,7 @@ static inline int file_open(const char* path, int flags) {
     struct stat status;
     const int fd = open(path, O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666);
     if (fd < 0 && errno == ELOOP) { fail_run("%s: expected a file, found a symbolic link: remove it", path); }
+    if (fd < 0 && errno == EEXIST) { fail_run("%s: another process writes it now", path); }
     if (fd < 0) { fail_run("%s: cannot be created: %s", path, strerror(errno)); }
     if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink > 1) {
         fail_run("%s: expected a file with one name, found %d (hard links): put a copy in its place", path,
@@ -200,6 +205,108 @@ static inline int file_create(const char* path) {
 // the same file, to go on at its end
 static inline int file_append(const char* path) { return file_open(path, O_WRONLY | O_CREAT | O_APPEND); }
 
+// ---- one writer at a time ----
+
+// 1: nobody else has it locked, and from now on we have; 0: another process has; -1 with errno: the file system has no
+// locks. The lock is the kernel's and goes with the descriptor. A second's patience: a process that was killed a moment
+// ago may still be on its way out
+static inline int file_lock(int fd) {
+    const struct timespec pause = {0, 50000000};
+    for (int i = 0; flock(fd, LOCK_EX | LOCK_NB) != 0; i++) {
+        if (errno != EWOULDBLOCK) { return -1; }
+        if (i == 20) { return 0; }
+        nanosleep(&pause, NULL);
+    }
+    return 1;
+}
+
+__attribute__((noreturn))
+static inline void file_is_locked_(const char* path) {
+    fail_run("%s: another process writes it: wait for its end, or choose another name", path);
+}
+
+// does the name lead to what the descriptor has open, by no link?
+static inline int file_has_name_(int fd, const char* name) {
+    struct stat held, found;
+    return fstat(fd, &held) == 0 && lstat(name, &found) == 0 && held.st_dev == found.st_dev &&
+           held.st_ino == found.st_ino;
+}
+
+// what stands under a temporary name, locked: a process that was killed has left it. -1: nothing that can be locked
+static inline int temporary_take_(const char* temporary, const char* path, int flags) {
+    for (int i = 0; i < 20; i++) {
+        const int fd = open(temporary, O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags);
+        if (fd < 0) { return -1; }
+        if (!file_lock(fd)) { break; }
+        if (file_has_name_(fd, temporary)) { return fd; }
+        close(fd);  // its writer was done meanwhile
+    }
+    file_is_locked_(path);
+}
+
+// A file under path.tmp, locked until its descriptor, which is the caller's to close, is closed
+typedef struct Temporary {
+    char path[PATH_BYTES], name[PATH_BYTES];  // name: "" once the file has its own, or is gone
+    int fd;                                   // to write and to read
+    struct Temporary* before;
+} Temporary;
+
+// those that this process has begun; the list only grows. A state of the process, as its end is
+static inline Temporary** temporaries_(void) {
+    static Temporary* last;
+    return &last;
+}
+
+// Done at exit, so that what a full disk has cut short does not keep it full; a handler of signals may call it
+static inline void temporaries_remove(void) {
+    for (Temporary* t = *temporaries_(); t; t = t->before) {
+        if (*t->name && file_has_name_(t->fd, t->name)) { unlink(t->name); }
+    }
+}
+
+// Only who has locked what is there may remove it; O_EXCL then lets one of several create
+static inline int temporary_create_(const char* temporary, const char* path) {
+    struct stat status;
+    const int left = temporary_take_(temporary, path, O_WRONLY), is_new = left < 0 && errno == ENOENT;
+    const int is_file = left >= 0 && fstat(left, &status) == 0 && S_ISREG(status.st_mode);
+    if (is_file && unlink(temporary) != 0) { fail_run("%s: cannot be replaced: %s", temporary, strerror(errno)); }
+    const int fd = file_open(temporary, O_RDWR | (is_new || is_file ? O_CREAT | O_EXCL : 0));
+    if (!file_lock(fd) || !file_has_name_(fd, temporary)) { file_is_locked_(path); }  // another one was quicker
+    if (left >= 0) { close(left); }
+    return fd;
+}
+
+static inline Temporary* temporary_begin(const char* path) {
+    Temporary* t = (Temporary*)malloc_check(sizeof *t, "path");
+    sigset_t all, before;
+    snprintf(t->path, PATH_BYTES, "%s", path);
+    temporary_path(t->name, path);
+    if (!*temporaries_()) { atexit(temporaries_remove); }
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // a file that was made is in the list before a signal comes
+    t->fd = temporary_create_(t->name, path);
+    t->before = *temporaries_();
+    *temporaries_() = t;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return t;
+}
+
+static inline void temporary_drop(Temporary* t) {
+    if (unlink(t->name) != 0) { fail_run("%s: cannot be removed: %s", t->name, strerror(errno)); }
+    *t->name = '\0';
+}
+
+// what was written, and is durable, takes its name
+static inline void temporary_publish(Temporary* t) {
+    if (!file_has_name_(t->fd, t->name)) {
+        fail_run("%s: another process has removed or replaced it: %s is not written", t->name, t->path);
+    }
+    file_publish(t->name, t->path);
+    *t->name = '\0';
+}
+
+// ---- a file with its checksum ----
+
 // what a written file is known by
 typedef struct {
     char name[256];  // without the folder
@@ -219,6 +326,7 @@ static inline HexText hex_text(uint64_t xxh3) {
 typedef struct {
     char* path;
     int fd;
+    Temporary* temporary;   // NULL: the file has its name already
     size_t n_bytes;         // written so far, the buffer included
     size_t n_expected;      // what the whole file will take, for the message of a full disk; 0: not known
     XXH3_state_t* hash;
@@ -228,15 +336,26 @@ typedef struct {
 
 enum { OUTFILE_BUFFER = 1 << 20 };
 
-static inline void outfile_open(OutFile* f, const char* path) {
+static inline void outfile_init_(OutFile* f, const char* path) {
     memset(f, 0, sizeof *f);
     f->path = string_copy(path);
     f->hash = XXH3_createState();
     f->buffer = (unsigned char*)malloc_check(OUTFILE_BUFFER, "buffer of a file");
     if (!f->hash) { fail_run("%s: no memory for its checksum", path); }
     XXH3_64bits_reset(f->hash);
-    signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes then fails the write, which has a message
+}
+
+static inline void outfile_open(OutFile* f, const char* path) {
+    outfile_init_(f, path);
     f->fd = file_create(path);
+}
+
+// one that has its name when outfile_close returns, and does not exist if the program ends before
+static inline void outfile_open_temporary(OutFile* f, const char* path) {
+    Temporary* t = temporary_begin(path);
+    outfile_init_(f, t->name);
+    f->temporary = t;
+    f->fd = t->fd;
 }
 
 __attribute__((noreturn))
@@ -281,6 +400,7 @@ static inline FileSum outfile_close(OutFile* f) {
     const char* slash = strrchr(f->path, '/');
     outfile_send_(f, f->buffer, f->n_buffered);
     if (fsync(f->fd) != 0) { outfile_fail_(f, "cannot be made durable (fsync)"); }
+    if (f->temporary) { temporary_publish(f->temporary); }
     if (close(f->fd) != 0) { outfile_fail_(f, "cannot be closed"); }
     snprintf(sum.name, sizeof sum.name, "%s", slash ? slash + 1 : f->path);
     sum.n_bytes = f->n_bytes;

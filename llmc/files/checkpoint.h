@@ -25,7 +25,6 @@ Errors: checkpoint_verify returns the reason; fail_run names path and errno text
 #include "../core/print.h"     // progress
 #include <dirent.h>
 #include <limits.h>
-#include <sys/file.h>
 
 enum { MANIFEST_FORMAT = 2, CHECKPOINT_FILES_MAX = 1024 };
 
@@ -502,24 +501,19 @@ static inline int is_same_file_(const char* path, const struct stat* held) {
 // moment ago may still be on its way out.
 static inline void run_lock(const char* run) {
     char path[PATH_BYTES], pid[32] = "";
-    const struct timespec pause = {0, 50000000};
     RunLock* lock = run_lock_held_();
     path_join(path, run, ".lock");
     if (lock->held && is_same_file_(path, &lock->file)) { return; }
     int fd = file_open(path, O_RDWR | O_CREAT);
     if (fstat(fd, &lock->file) != 0 || stat(run, &lock->folder) != 0) { fail_run("%s: %s", path, strerror(errno)); }
     lock->held = 1;  // fd is open as long as the process lives
-    int locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
-    for (int i = 0; i < 20 && !locked && errno == EWOULDBLOCK; i++) {
-        nanosleep(&pause, NULL);
-        locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
+    const int locked = file_lock(fd);
+    if (locked < 0) {
+        warn_line("%s: this file system has no locks (%s): see to it that no other process writes to this run", path,
+                  strerror(errno));
+        return;
     }
     if (!locked) {
-        if (errno != EWOULDBLOCK) {
-            warn_line("%s: this file system has no locks (%s): see to it that no other process writes to this run",
-                      path, strerror(errno));
-            return;
-        }
         ssize_t n = read(fd, pid, sizeof pid - 1);
         fail_input("%s: another process (%.*s) writes to this run: wait for its end, or choose another --run", run,
                    n > 0 ? (int)strcspn(pid, "\n") : 7, n > 0 ? pid : "unknown");

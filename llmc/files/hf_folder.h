@@ -419,8 +419,8 @@ static inline void hf_export_check(const char* folder) {
     hf_export_check_(hf_export_temporary_(temporary, folder), "needed as a temporary folder, but ");
 }
 
-// remove a folder that hf_export_check has let pass
-static inline void hf_export_remove_(const char* folder) {
+// empty a folder that hf_export_check has let pass
+static inline void hf_export_empty_(const char* folder) {
     char path[PATH_BYTES];
     DIR* entries = opendir(folder);
     for (struct dirent* entry; entries && (entry = readdir(entries));) {
@@ -429,30 +429,46 @@ static inline void hf_export_remove_(const char* folder) {
         }
     }
     if (entries) { closedir(entries); }
+}
+
+static inline void hf_export_remove_(const char* folder) {
+    hf_export_empty_(folder);
     if (rmdir(folder) != 0) { fail_run("%s: cannot be removed: %s", folder, strerror(errno)); }
 }
 
-// the folder to write n_bytes into: `folder`.tmp, empty; what an interrupted export left there is removed
-static inline const char* hf_export_begin(char temporary[PATH_BYTES], const char* folder, double n_bytes) {
-    const double n_free = disk_free(folder);
+// The folder to write n_bytes into: `folder`.tmp, empty; what an interrupted export left there is removed. Returns its
+// descriptor, which hf_export_end takes: as long as it is open no other process exports under this name
+static inline int hf_export_begin(char temporary[PATH_BYTES], const char* folder, double n_bytes) {
     hf_export_check(folder);
-    if (path_exists(hf_export_temporary_(temporary, folder))) { hf_export_remove_(temporary); }
+    make_folder(hf_export_temporary_(temporary, folder));
+    const int lock = temporary_take_(temporary, folder, O_RDONLY | O_DIRECTORY);
+    if (lock < 0) { fail_run("%s: cannot be opened: %s", temporary, strerror(errno)); }
+    hf_export_check(folder);  // what was there a moment ago may have been another's
+    hf_export_empty_(temporary);
+    const double n_free = disk_free(folder);
     if (n_free >= 0.0 && n_free < n_bytes) {
+        rmdir(temporary);
         fail_run("--export-hf: %s: the model takes %s, the disk has %s free", folder, format_bytes(n_bytes).s,
                  format_bytes(n_free).s);
     }
-    make_folder(temporary);
-    return temporary;
+    return lock;
 }
 
-static inline void hf_export_end(const char* temporary, const char* folder) {
+static inline void hf_export_end(int lock, const char* temporary, const char* folder) {
     path_sync(temporary);
     hf_export_check_(folder, "");  // somebody may have put something there meanwhile
     int exists = path_exists(folder);
+    // the earlier folder will have the temporary name until it is removed: nobody may begin in it
+    const int earlier = exists ? temporary_take_(folder, folder, O_RDONLY | O_DIRECTORY) : -1;
+    if (!file_has_name_(lock, temporary)) {
+        fail_run("%s: another process has removed or replaced it: %s is not written", temporary, folder);
+    }
     int done = exists ? checkpoint_exchange_(temporary, folder) : rename(temporary, folder) == 0;
     if (!done) { fail_run("%s: cannot be renamed to %s: %s", temporary, folder, strerror(errno)); }
     parent_sync(folder);
     if (exists) { hf_export_remove_(temporary); }  // the earlier folder has this name now
+    if (earlier >= 0) { close(earlier); }
+    close(lock);
     printf("wrote %s\n", folder);
 }
 #endif  // LLMC_HF_FOLDER_H

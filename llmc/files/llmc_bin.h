@@ -84,18 +84,17 @@ static inline void llmc_bin_load(const MappedFile* f, const Tensor* table, int n
 }
 
 static inline void llmc_bin_save(const char* path, BinHeader h, const Tensor* table, int n, const float* arena) {
-    char header[BIN_HEADER_BYTES] = {0}, temporary[PATH_BYTES];
+    char header[BIN_HEADER_BYTES] = {0};
     h.magic = BIN_MAGIC;
     h.version = 3;
     memcpy(header, &h, sizeof h);
     OutFile file;
-    outfile_open(&file, temporary_path(temporary, path));
+    outfile_open_temporary(&file, path);
     outfile_write(&file, header, sizeof header);
     for (int i = 0; i < n; i++) {
         outfile_write(&file, arena + table[i].offset, sizeof(float) * tensor_elements(&table[i]));
     }
     outfile_close(&file);
-    file_publish(temporary, path);
     printf("wrote %s\n", path);
 }
 #endif  // LLMC_BIN_H

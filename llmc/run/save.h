@@ -354,9 +354,9 @@ static inline void save_checkpoint(Run* r, int last) {
 static inline void save_export_folder_(const Run* r, const float* params, const char* folder) {
     char temporary[PATH_BYTES];
     SavedFiles* files = saved_files_new();
-    hf_export_begin(temporary, folder, 4.0 * (double)r->model->n + save_text_bytes_(r));
+    const int lock = hf_export_begin(temporary, folder, 4.0 * (double)r->model->n + save_text_bytes_(r));
     save_model_(r, params, temporary, (size_t)(1e9 * (double)r->o.shard_gb), files);
-    hf_export_end(temporary, folder);
+    hf_export_end(lock, temporary, folder);
     free(files);
 }
 
