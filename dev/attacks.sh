@@ -786,4 +786,15 @@ check "--export-bin: the same" test "$status $(grep -c 'limited.bin.tmp: cannot 
 (ulimit -f 0 && timeout 60 "$trainer" --from run --generate a --max-new-tokens 4 >limited.txt) 2>&1 | cat >err
 status=${PIPESTATUS[0]}
 check "a standard output that may not grow is a message too" says 1 'standard output: cannot be written: File too large'
+
+# ---- records without an end ----
+rm -rf run && run 60 "${start[@]}" --steps 2 --run run
+cp run/metrics.jsonl before
+truncate -s 100G run/metrics.jsonl
+run 20 --resume --run run --steps 4
+check "a metrics.jsonl of 100 GB without a line end is no record" says 2 'run/metrics.jsonl:4: expected a record, found a line of more'
+check "and stays as it is" cmp -s -n "$(stat -c %s before)" before run/metrics.jsonl
+cp before run/metrics.jsonl
+run 60 --resume --run run --steps 4
+check "cut again, the run goes on" went_on 000004
 finish

@@ -25,6 +25,7 @@ the records are printed too, instead of the lines for people.
 Each line is handed to the system before training goes on, so a kill costs at most the line being written. On resume the
 records after the checkpoint's step are cut, for they come again.
 Errors: what cannot be written ends the run (status 1) with the path and the system's reason.
+        On resume a line of more than 1 MiB is no record: status 2, with its number.
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
@@ -87,6 +88,15 @@ static inline int64_t log_step_of_(const char* line, size_t n_bytes, int* is_val
     return found;
 }
 
+enum { LOG_LINE_BYTES = 1 << 20 };  // a record has some hundreds
+
+// of the line that begins here, with its end; one that is too long is not read further
+static inline size_t log_line_bytes_(const char* line, size_t n_left) {
+    const size_t n = n_left < LOG_LINE_BYTES + 1 ? n_left : LOG_LINE_BYTES + 1;
+    const char* end = (const char*)memchr(line, '\n', n);
+    return end ? (size_t)(end - line) + 1 : n;
+}
+
 // the records of `path` up to last_step, its validation only if `validated`, written to `out`; broken lines, left by a
 // kill or a power cut, are dropped
 static inline void log_copy_(FILE* out, const char* path, int last_step, int validated) {
@@ -95,24 +105,29 @@ static inline void log_copy_(FILE* out, const char* path, int last_step, int val
     if (!there && errno == ENOENT) { return; }  // a folder that came with its checkpoints only
     if (!there) { log_fail_(path); }
     if (!S_ISREG(status.st_mode)) { fail_input("%s: expected a file, found a link, folder, pipe or device", path); }
-    FILE* old = fopen(path, "r");
-    if (!old) { log_fail_(path); }
-    char* line = NULL;
-    size_t room = 0;
-    int n_broken = 0;
-    for (ssize_t n; (n = getline(&line, &room, old)) > 0;) {
+    MappedFile old;
+    ErrorText reason;
+    if (!file_map_or_not(&old, path, &reason)) { fail_run("%s: %s", path, reason.text); }
+    int n_broken = 0, number = 0;
+    for (size_t at = 0, n; at < old.n_bytes; at += n) {
+        const char* line = (const char*)old.bytes + at;
+        n = log_line_bytes_(line, old.n_bytes - at);
+        number++;
+        if (n > LOG_LINE_BYTES) {
+            fail_input("%s:%d: expected a record, found a line of more than %d bytes: cut the file there, or remove it",
+                       path, number, LOG_LINE_BYTES);
+        }
         int is_validation;
-        int64_t step = log_step_of_(line, (size_t)n, &is_validation);
+        int64_t step = log_step_of_(line, n, &is_validation);
         int comes_again = step == last_step && is_validation && !validated;
         if (step >= 0 && step <= last_step && !comes_again) {
-            fprintf(out, "%s%s", line, line[n - 1] == '\n' ? "" : "\n");
+            fwrite(line, 1, n, out);
+            if (line[n - 1] != '\n') { fputc('\n', out); }
         }
         n_broken += step < -1;
     }
-    if (!feof(old)) { log_fail_(path); }
     if (n_broken) { fprintf(stderr, "%s: %d broken line%s dropped\n", path, n_broken, n_broken > 1 ? "s" : ""); }
-    free(line);
-    fclose(old);
+    file_unmap(&old);
 }
 
 // The log is all zero, but for extra_schema (whose reference it takes) and json_lines. resume_step < 0: a new run,
