@@ -83,7 +83,8 @@ static inline void run_check_model_(const Option* table, int n, const RunOptions
     const char *names[] = {"model", "from", "config"}, *typed[] = {o->model, o->from, o->config};
     for (int i = 0; i < 3; i++) {
         const char *was = json_string_value(json_object_get(before, names[i])), *now = typed[i];
-        if (options_given(table, n, names[i]) != 1 || !was || strcmp(was, now) == 0 || path_is_same(was, now)) { continue; }
+        const int is_same = !was || strcmp(was, now) == 0 || path_is_same(was, now);
+        if (options_given(table, n, names[i]) != 1 || is_same) { continue; }
         options_fail(names[i], "the run began with %s, found %s: choose another --run, or leave it out",
                      *was ? was : "another source", now);
     }

@@ -1,6 +1,6 @@
 /*
-SIGTERM, SIGINT, SIGUSR1 (Slurm's warning), SIGXCPU (a limit on CPU time), SIGHUP (a terminal that is gone) and SIGPIPE (a
-reader of standard output that is gone) end a run after the step, with a checkpoint.
+SIGTERM, SIGINT, SIGUSR1 (Slurm's warning), SIGXCPU (a limit on CPU time), SIGHUP (a terminal that is gone) and SIGPIPE
+(a reader of standard output that is gone) end a run after the step, with a checkpoint.
 */
 #ifndef LLMC_SIGNALS_H
 #define LLMC_SIGNALS_H

@@ -41,11 +41,12 @@ static inline void start_parse_(Run* r, int argc, char** argv) {
     options_refuse(r->o.resume && r->o.go_on, "continue", "means --resume where there is a checkpoint: leave that out");
     r->place = rank_place(run_is_typed(r, "rank") ? r->o.rank : "");
     r->comm = ranks_open(&r->place, &r->o);
-    const int goes_on = r->o.resume || (r->o.go_on && ranks_goes_on(r->comm, &r->o, !r->o.dry_run && run_will_train(r)));
+    const int begins = !r->o.dry_run && run_will_train(r);
+    const int goes_on = r->o.resume || (r->o.go_on && ranks_goes_on(r->comm, &r->o, begins));
     r->state = goes_on ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
     if (goes_on) { options_set(r->table, r->n_options, "resume", "1"); }
     if (t->parsed) { t->parsed(r); }
-    if (!goes_on && r->comm->rank == 0 && !r->o.dry_run && run_will_train(r) && *r->o.run) { run_check_unused(&r->o); }
+    if (!goes_on && r->comm->rank == 0 && begins && *r->o.run) { run_check_unused(&r->o); }
 }
 
 static inline void start_freeze_(Run* r) {
@@ -144,7 +145,8 @@ static inline void start_check_apart_(const Option* folder, const char* path, co
     char temporary[PATH_BYTES];
     if (!(folder->flags & OPTION_FOLDER) || !*path || !*inside) { return; }
     if (path_lies_in(inside, path) || path_lies_in(inside, hf_export_temporary_(temporary, path))) {
-        options_fail(other->name, "lies in the folder of --%s, which is written as a whole: give another", folder->name);
+        options_fail(other->name, "lies in the folder of --%s, which is written as a whole: give another",
+                     folder->name);
     }
 }
 
@@ -206,7 +208,8 @@ static inline void start_plan_(Run* r, int argc, char** argv) {
     start_check_purpose_(r);
     options_refuse(run_is_training(r) && o->ema > 0.0f && r->trainer->stored_bytes < sizeof(float) && !r->has_masters,
                    "ema", "averages float weights: give --master-weights 1");
-    options_refuse(run_takes_average(r) && !*o->from && !o->resume && !(run_is_training(r) && o->ema > 0.0f), "ema-weights",
+    const int averages = run_is_training(r) && o->ema > 0.0f;
+    options_refuse(run_takes_average(r) && !*o->from && !o->resume && !averages, "ema-weights",
                    "takes the averaged weights of a checkpoint or of a run: give --from, or --ema");
     options_refuse(run_is_training(r) && o->noise_scale > 0 && r->n_leaves == 1, "noise-scale",
                    "compares the micro-batches of an update, of which there is one: give --grad-accum 2 or more");

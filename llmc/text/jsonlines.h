@@ -5,8 +5,9 @@ JSON Lines: one JSON object a line, of which each {"text": "..."} is a document.
     if (found < 0) { fail_input("%s:%s", path, error.text); }        // data.jsonl:3: expected ...
 Other keys of an object are passed over, as are blank lines, documents without a character and a byte order mark before
 the first line. A text may hold any character, 0 too; half of a surrogate pair is none, and refused.
-Cost:   a line is in memory at a time, as the tree that jansson makes of it, beside the text itself. A line may be a long
-        book, of at most 1 GiB, but not a million values: its tree takes at most 75 MB beside its texts (jsonfile.h).
+Cost:   a line is in memory at a time, as the tree that jansson makes of it, beside the text itself. A line may be a
+        long book, of at most 1 GiB, but not a million values: its tree takes at most 75 MB beside its texts
+        (jsonfile.h).
 Errors: by ErrorText, with the number of the line in front; nothing here ends the program but a lack of memory
         (json_never_null).
 Source: jsonlines.org; RFC 8259.
@@ -44,8 +45,8 @@ static inline int json_lines_parse_(JsonLines* l, const char* line, size_t n, Er
     size_t first = 0;
     while (isspace((unsigned char)line[first])) { first++; }  // it ends, for the line is no blank one
     if (line[first] == '[') {
-        return error_set(error, "%lld: expected a JSON object such as {\"text\": \"...\"}, found a list: JSON Lines have "
-                                "an object on each line, without [, commas and ]", l->number);
+        return error_set(error, "%lld: expected a JSON object such as {\"text\": \"...\"}, found a list: JSON Lines "
+                                "have an object on each line, without [, commas and ]", l->number);
     }
     l->row = json_parse_within(line, n, &most, &json_error);
     if (!l->row) {
