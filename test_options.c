@@ -422,8 +422,8 @@ static void test_reword(Test* t) {
 static void test_box(Test* t) {
     const char* expected =
         "+-----------------------+----------------------------------------------------+\n"
-        "| train                 | a/path/of/more/than/fifty/characters/goes/on/in/th |\n"
-        "|                       | e/next?line                                        |\n"
+        "| train                 | a/path/of/more/than/fifty/characters/goes/on/in/   |\n"
+        "|                       | the/next?line                                      |\n"
         "| lr                    | 0.001                                              |\n"
         "| generate              |                                                    |\n";
     char text[MAX_TEXT];

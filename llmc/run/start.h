@@ -200,6 +200,7 @@ static inline void start_forget_tokenizer_(Run* r) {
 static inline void start_plan_(Run* r, int argc, char** argv) {
     RunOptions* o = &r->o;
     start_plan_rows_(r);
+    start_check_outputs_(r, argc, argv);
     if (r->trainer->check) { r->trainer->check(r); }
     assert(r->trainer->write_more || !r->exports_more);
     data_check_tokenizer(&r->data, o, &r->tokenizer, r->V, run_has_text(r));
@@ -227,7 +228,6 @@ static inline void start_plan_(Run* r, int argc, char** argv) {
     if (run_is_training(r) || *o->export_hf) { run_end_of_text(r); }
     if (*o->export_hf) { hf_export_check(o->export_hf); }
     start_texts_(r);
-    start_check_outputs_(r, argc, argv);
     if (run_is_training(r)) { start_check_inputs_(r); }
     if (run_is_training(r) && !model_learns(r->model)) {
         options_fail("freeze", "every tensor is frozen: nothing learns");
