@@ -385,10 +385,9 @@ def write_png(path, runs, panels, x_name, x_range):
 
     figure = pyplot.figure(figsize=(13, 8), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
-    grid = figure.add_gridspec(2, 60, height_ratios=(1.6, 1))  # 60: of 1 to 5 large diagrams each is as wide
-    n_large = len(panels) - 3
-    large = [grid[0, 60 // n_large * i:60 // n_large * (i + 1)] for i in range(n_large)]
-    places = large + [grid[1, :20], grid[1, 20:40], grid[1, 40:]]
+    rows = figure.add_gridspec(2, 1, height_ratios=(1.6, 1))
+    large, small = rows[0].subgridspec(1, len(panels) - 3), rows[1].subgridspec(1, 3)
+    places = [large[i] for i in range(len(panels) - 3)] + [small[i] for i in range(3)]
     for panel, place in zip(panels, places):
         axes = figure.add_subplot(place)
         draw_axes(axes, panel)
