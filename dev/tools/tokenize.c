@@ -244,7 +244,7 @@ static void add_path(Output* out, const Tokenizer* t, TokenizerWork* w, const ch
         progress(path, i, list.n);
         file_map(&file, list.paths[i]);
         int is_text = tokens_check_text_(file.bytes, file.n_bytes, &error);
-        int is_lines = tokens_is_json_lines_(file.path);
+        int is_lines = tokens_is_json_lines(file.path);
         if (!is_text && !list.in_folder) { fail_input("%s: %s", file.path, error.text); }
         if (is_text && is_lines) { add_lines(out, t, w, &file); }
         else if (is_text) { add_document(out, t, w, (const char*)file.bytes, file.n_bytes); }

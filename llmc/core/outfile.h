@@ -226,19 +226,19 @@ static inline void file_is_locked_(const char* path) {
 }
 
 // does the name lead to what the descriptor has open, by no link?
-static inline int file_has_name_(int fd, const char* name) {
+static inline int file_has_name(int fd, const char* name) {
     struct stat held, found;
     return fstat(fd, &held) == 0 && lstat(name, &found) == 0 && held.st_dev == found.st_dev &&
            held.st_ino == found.st_ino;
 }
 
 // what stands under a temporary name, locked: a process that was killed has left it. -1: nothing that can be locked
-static inline int temporary_take_(const char* temporary, const char* path, int flags) {
+static inline int temporary_take(const char* temporary, const char* path, int flags) {
     for (int i = 0; i < 20; i++) {
         const int fd = open(temporary, O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags);
         if (fd < 0) { return -1; }
         if (!file_lock(fd)) { break; }
-        if (file_has_name_(fd, temporary)) { return fd; }
+        if (file_has_name(fd, temporary)) { return fd; }
         close(fd);  // its writer was done meanwhile
     }
     file_is_locked_(path);
@@ -260,18 +260,18 @@ static inline Temporary** temporaries_(void) {
 // Done at exit, so that what a full disk has cut short does not keep it full; a handler of signals may call it
 static inline void temporaries_remove(void) {
     for (Temporary* t = *temporaries_(); t; t = t->before) {
-        if (*t->name && file_has_name_(t->fd, t->name)) { unlink(t->name); }
+        if (*t->name && file_has_name(t->fd, t->name)) { unlink(t->name); }
     }
 }
 
 // Only who has locked what is there may remove it; O_EXCL then lets one of several create
 static inline int temporary_create_(const char* temporary, const char* path) {
     struct stat status;
-    const int left = temporary_take_(temporary, path, O_WRONLY), is_new = left < 0 && errno == ENOENT;
+    const int left = temporary_take(temporary, path, O_WRONLY), is_new = left < 0 && errno == ENOENT;
     const int is_file = left >= 0 && fstat(left, &status) == 0 && S_ISREG(status.st_mode);
     if (is_file && unlink(temporary) != 0) { fail_run("%s: cannot be replaced: %s", temporary, strerror(errno)); }
     const int fd = file_open(temporary, O_RDWR | (is_new || is_file ? O_CREAT | O_EXCL : 0));
-    if (!file_lock(fd) || !file_has_name_(fd, temporary)) { file_is_locked_(path); }  // another one was quicker
+    if (!file_lock(fd) || !file_has_name(fd, temporary)) { file_is_locked_(path); }  // another one was quicker
     if (left >= 0) { close(left); }
     return fd;
 }
@@ -298,7 +298,7 @@ static inline void temporary_drop(Temporary* t) {
 
 // what was written, and is durable, takes its name
 static inline void temporary_publish(Temporary* t) {
-    if (!file_has_name_(t->fd, t->name)) {
+    if (!file_has_name(t->fd, t->name)) {
         fail_run("%s: another process has removed or replaced it: %s is not written", t->name, t->path);
     }
     file_publish(t->name, t->path);

@@ -405,7 +405,7 @@ static inline void hf_export_check_(const char* folder, const char* role) {
 }
 
 // where an export is written before it is whole: `folder`.tmp
-static inline const char* hf_export_temporary_(char temporary[PATH_BYTES], const char* folder) {
+static inline const char* hf_export_temporary(char temporary[PATH_BYTES], const char* folder) {
     char name[PATH_BYTES];
     snprintf(name, sizeof name, "%s", folder);
     for (size_t length = strlen(name); length > 1 && name[length - 1] == '/'; length--) { name[length - 1] = '\0'; }
@@ -416,7 +416,7 @@ static inline const char* hf_export_temporary_(char temporary[PATH_BYTES], const
 static inline void hf_export_check(const char* folder) {
     char temporary[PATH_BYTES];
     hf_export_check_(folder, "");
-    hf_export_check_(hf_export_temporary_(temporary, folder), "needed as a temporary folder, but ");
+    hf_export_check_(hf_export_temporary(temporary, folder), "needed as a temporary folder, but ");
 }
 
 // empty a folder that hf_export_check has let pass
@@ -440,8 +440,8 @@ static inline void hf_export_remove_(const char* folder) {
 // descriptor, which hf_export_end takes: as long as it is open no other process exports under this name
 static inline int hf_export_begin(char temporary[PATH_BYTES], const char* folder, double n_bytes) {
     hf_export_check(folder);
-    make_folder(hf_export_temporary_(temporary, folder));
-    const int lock = temporary_take_(temporary, folder, O_RDONLY | O_DIRECTORY);
+    make_folder(hf_export_temporary(temporary, folder));
+    const int lock = temporary_take(temporary, folder, O_RDONLY | O_DIRECTORY);
     if (lock < 0) { fail_run("%s: cannot be opened: %s", temporary, strerror(errno)); }
     hf_export_check(folder);  // what was there a moment ago may have been another's
     hf_export_empty_(temporary);
@@ -459,8 +459,8 @@ static inline void hf_export_end(int lock, const char* temporary, const char* fo
     hf_export_check_(folder, "");  // somebody may have put something there meanwhile
     int exists = path_exists(folder);
     // the earlier folder will have the temporary name until it is removed: nobody may begin in it
-    const int earlier = exists ? temporary_take_(folder, folder, O_RDONLY | O_DIRECTORY) : -1;
-    if (!file_has_name_(lock, temporary)) {
+    const int earlier = exists ? temporary_take(folder, folder, O_RDONLY | O_DIRECTORY) : -1;
+    if (!file_has_name(lock, temporary)) {
         fail_run("%s: another process has removed or replaced it: %s is not written", temporary, folder);
     }
     int done = exists ? checkpoint_exchange_(temporary, folder) : rename(temporary, folder) == 0;

@@ -57,7 +57,7 @@ static inline int run_find_checkpoint(const RunOptions* o) {
 }
 
 // the folder in which the process was started; null where its name is no UTF-8
-static inline json_t* run_folder_json_(void) {
+static inline json_t* run_folder_json(void) {
     char here[PATH_BYTES];
     json_t* folder = json_string(getcwd(here, sizeof here) ? here : "");
     return folder ? folder : json_null();
@@ -163,7 +163,7 @@ static inline void run_save_end(const char* temporary, const SavedFiles* files, 
     run_sync_records_(o);
     manifest_write(path_join(path, temporary, "manifest.json"),
                    json_pack("{s:o, s:o, s:o, s:O*}", "state", run_state_to_json(s), "options",
-                             options_to_json(table, n), "folder", run_folder_json_(), "data", data), files);
+                             options_to_json(table, n), "folder", run_folder_json(), "data", data), files);
     checkpoint_publish(temporary, checkpoint_folder(folder, o->run, s->step));
     run_prune_(o, s);
 }

@@ -153,7 +153,7 @@ static inline int data_check_(const Option* table, int n, const RunOptions* o, c
                      "prompts", "sample-prompts");
     if (!data_is_other_(json_object_get(before, "val"), json_object_get(now, "val"), "validation", &why)) { return 0; }
     // what is a part of the training data changes with that
-    const int is_part = has_data(&d->val) && tokens_is_part_(&d->val);
+    const int is_part = has_data(&d->val) && tokens_is_part(&d->val);
     const int val_is_new = data_is_new_(table, n, o, OPTION_VALIDATES) || option_is_new_(table, n, o, "val-fraction");
     if (!val_is_new && !(is_new && is_part)) {
         fail_input("%s since the run began: give the old data back, or %s --val", why.text, anew);

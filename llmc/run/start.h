@@ -144,7 +144,7 @@ static inline void start_check_output_(const Run* r, const Option* of, int argc,
 static inline void start_check_apart_(const Option* folder, const char* path, const Option* other, const char* inside) {
     char temporary[PATH_BYTES];
     if (!(folder->flags & OPTION_FOLDER) || !*path || !*inside) { return; }
-    if (path_lies_in(inside, path) || path_lies_in(inside, hf_export_temporary_(temporary, path))) {
+    if (path_lies_in(inside, path) || path_lies_in(inside, hf_export_temporary(temporary, path))) {
         options_fail(other->name, "lies in the folder of --%s, which is written as a whole: give another",
                      folder->name);
     }

@@ -263,7 +263,7 @@ static inline int tokens_check_text_(const unsigned char* bytes, size_t n_bytes,
 }
 
 // By its name alone: a file that says it is JSON Lines and is not would else be learned, brackets and all
-static inline int tokens_is_json_lines_(const char* path) {
+static inline int tokens_is_json_lines(const char* path) {
     const size_t n = strlen(path);
     return n >= 6 && strcasecmp(path + n - 6, ".jsonl") == 0;
 }
@@ -338,7 +338,7 @@ static inline void tokens_open_text_(TokenData* d, const MappedFile* file, const
                        tokenizer->kind);
         }
         d->token_bytes = token_bytes;
-        if (tokens_is_json_lines_(file->path)) { tokens_add_lines_(d, file, tokenizer); }
+        if (tokens_is_json_lines(file->path)) { tokens_add_lines_(d, file, tokenizer); }
         else { tokens_add_text_(d, (const char*)file->bytes, file->n_bytes, file->n_bytes, tokenizer); }
     } else if (!list->in_folder) {
         fail_input("%s: %s", file->path, error.text);
@@ -777,7 +777,7 @@ static inline int64_t dataloader_shard_rows_(const DataLoader* l, const TokenSha
 }
 
 // is it the second half of a split?
-static inline int tokens_is_part_(const TokenData* d) { return !d->text && !d->numbers && d->n_files == 0; }
+static inline int tokens_is_part(const TokenData* d) { return !d->text && !d->numbers && d->n_files == 0; }
 
 // all data, or one source
 static inline void dataloader_too_short_(const DataLoader* l, const char* path, int first_shard, int n_shards) {
@@ -786,7 +786,7 @@ static inline void dataloader_too_short_(const DataLoader* l, const char* path, 
     for (int i = first_shard; i < first_shard + n_shards; i++) {
         longest = d->shards[i].n_tokens > longest ? d->shards[i].n_tokens : longest;
     }
-    const char* part = tokens_is_part_(d) ? ", the part of --val-fraction" : "";
+    const char* part = tokens_is_part(d) ? ", the part of --val-fraction" : "";
     if (d->examples_T > 0) {
         fail_input("%s%s: no examples are left for it: give more, or another --val-fraction", path, part);
     }
@@ -807,7 +807,7 @@ static inline void dataloader_count_sources_(DataLoader* l) {
             rows->n_rows += dataloader_shard_rows_(l, &d->shards[source->first_shard + i]);
         }
         n_rows += rows->n_rows;
-        if (rows->n_rows == 0 && !tokens_is_part_(d)) {
+        if (rows->n_rows == 0 && !tokens_is_part(d)) {
             dataloader_too_short_(l, source->path, source->first_shard, source->n_shards);
         }
     }
