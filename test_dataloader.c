@@ -440,7 +440,7 @@ static void counting_shards(const TempPath* folder, const int* n_tokens, int n_s
 
 // the first token of row `index`, with a look at all others
 static int row_start(Test* t, const DataLoader* l, int64_t index) {
-    int inputs[64], targets[64];
+    int inputs[64] = {-1}, targets[64];  // where T may be 0 for all that gcc knows
     dataloader_row(l, index, inputs, targets);
     for (int i = 0; i < l->T; i++) {
         check(t, inputs[i] == inputs[0] + i && targets[i] == inputs[i] + 1, "row %lld: position %d", (long long)index,
