@@ -612,7 +612,7 @@ static void open_more(Run* r) {
     if (!r->d.carry_state) { return; }
     w->carried = mamba_carried(&w->mamba.config, r->o.batch_size);
     carried_open(&w->carried, r->n_leaves);
-    const int64_t of[] = {r->n_leaves, r->o.batch_size, r->T, (int64_t)tokens_checksum(&r->data.train)};
+    const int64_t of[] = {r->n_leaves, r->o.batch_size, r->T, (int64_t)r->data.train_sum};
     memcpy(w->carried_of, of, sizeof of);
 }
 

@@ -339,13 +339,6 @@ static inline void tcp_random_(void* bytes, size_t n) {
     if (getentropy(bytes, n) != 0) { fail_run("random numbers for a meeting: %s", strerror(errno)); }
 }
 
-// 1 when the name still leads to this open file
-static inline int tcp_file_is_(const char* path, int fd) {
-    struct stat named, opened;
-    return lstat(path, &named) == 0 && fstat(fd, &opened) == 0 && named.st_dev == opened.st_dev &&
-           named.st_ino == opened.st_ino;
-}
-
 // The file by which this run alone meets, locked while this process lives; what an earlier run has left is taken over.
 // A file system without locks goes on without.
 static inline int tcp_lock_file_(const char* path) {
@@ -355,7 +348,7 @@ static inline int tcp_lock_file_(const char* path) {
         if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
             fail_input("%s: the ranks of another run are meeting by this file: choose another name", path);
         }
-        if (tcp_file_is_(path, fd)) { return fd; }
+        if (file_has_name(fd, path)) { return fd; }
         close(fd);  // that other run has just removed it
     }
 }
@@ -381,7 +374,7 @@ static inline int tcp_announce_(TcpMesh* m, const char* path, const char* host, 
 
 // ... and removes that
 static inline void tcp_withdraw_(const char* path, int fd) {
-    if (tcp_file_is_(path, fd)) { unlink(path); }
+    if (file_has_name(fd, path)) { unlink(path); }
     close(fd);
 }
 

@@ -147,7 +147,6 @@ static inline void run_open(Log* log, const RunStart* start) {
     const int resume_step = o->resume ? s->step : -1;
     char path[PATH_BYTES];
     if (!*o->run) { run_name_(table, n); }
-    run_check_unused(o);
     make_folder(o->run);
     if (resume_step < 0) {
         run_lock(o->run);

@@ -13,8 +13,6 @@ Errors: fail_input, which names the file, before anything is written.
 
 // ---- what it is ----
 
-static inline json_t* checksum_to_json_(uint64_t xxh3) { return json_string(hex_text(xxh3).s); }
-
 // of several sources each, and how many of its rows an epoch has
 static inline json_t* sources_to_json_(const DataLoader* rows) {
     const TokenData* d = rows->data;
@@ -23,12 +21,12 @@ static inline json_t* sources_to_json_(const DataLoader* rows) {
         const TokenSource* source = &d->sources[s];
         const RowSource* of = &rows->sources[s];
         json_array_append_new(
-            sources, json_pack("{s:s, s:o, s:I, s:I, s:I, s:I, s:o}", "path", source->path, "weight",
+            sources, json_pack("{s:s, s:o, s:I, s:I, s:I, s:I, s:s}", "path", source->path, "weight",
                                rows->is_weighted ? json_real(source->weight) : json_null(), "tokens",
                                (json_int_t)source->n_tokens, "documents", (json_int_t)source->n_documents, "rows",
                                (json_int_t)of->n_rows, "rows_per_epoch",
                                (json_int_t)(rows->is_weighted ? of->n_places : of->n_rows), "xxh3",
-                               checksum_to_json_(tokens_checksum_source(d, source))));
+                               hex_text(tokens_checksum_source(d, source)).s));
     }
     return sources;
 }
@@ -37,17 +35,17 @@ static inline json_t* sources_to_json_(const DataLoader* rows) {
 static inline json_t* tokens_to_json_(const DataLoader* rows, uint64_t xxh3) {
     const TokenData* d = rows->data;
     if (!d) { return json_null(); }
-    json_t* json = json_pack("{s:s, s:I, s:I, s:I, s:i, s:o, s:o}", "path", d->path, "tokens",
+    json_t* json = json_pack("{s:s, s:I, s:I, s:I, s:i, s:s, s:s}", "path", d->path, "tokens",
                              (json_int_t)d->n_tokens, "documents", (json_int_t)d->n_documents, "rows",
                              (json_int_t)rows->n_rows, "shards", d->n_shards, "shards_xxh3",
-                             checksum_to_json_(tokens_checksum_lengths(d)), "xxh3", checksum_to_json_(xxh3));
+                             hex_text(tokens_checksum_lengths(d)).s, "xxh3", hex_text(xxh3).s);
     if (d->n_sources > 1 || rows->is_weighted) { json_object_set_new(json, "sources", sources_to_json_(rows)); }
     return json;
 }
 
 static inline json_t* answers_to_json_(const HellaSwag* h) {
     if (h->n == 0) { return json_null(); }
-    return json_pack("{s:s, s:i, s:o}", "path", h->file.path, "examples", h->n, "xxh3", checksum_to_json_(h->xxh3));
+    return json_pack("{s:s, s:i, s:s}", "path", h->file.path, "examples", h->n, "xxh3", hex_text(h->xxh3).s);
 }
 
 // null: there is none. prompts: of prompts_to_json; takes the reference

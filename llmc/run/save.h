@@ -124,6 +124,17 @@ static inline void not_finite_count_(NotFinite* found, const float* values, cons
     found->n += n_bad;
 }
 
+// of all tensors, where they lie
+static inline void not_finite_count_all_(NotFinite* found, const Model* m) {
+    for (int i = 0; i < m->n_table; i++) {
+        const Tensor* t = &m->table[i];
+        const float* values = model_floats(m) + t->offset;
+        for (int k = 0; k < tensor_slices(t); k++, values += tensor_slice_elements(t)) {
+            not_finite_count_(found, values, t, k);
+        }
+    }
+}
+
 // a stream to the device, on whose way they are counted
 typedef struct {
     SliceSink sink;
@@ -181,14 +192,10 @@ static inline void save_open_model(Run* r) {
     const SliceSink sink = in_place ? slice_sink(model_floats(m)) : counted;
     save_find_again(r);
     (r->trainer->load ? r->trainer->load : save_read_table_)(r, &sink);
-    for (int i = 0; in_place && i < m->n_table; i++) {
-        const Tensor* t = &m->table[i];
-        const size_t n = tensor_slice_elements(t);
-        for (int k = 0; k < tensor_slices(t); k++) {
-            not_finite_count_(&found, model_floats(m) + t->offset + n * (size_t)k, t, k);
-        }
+    if (*r->weights) {  // start values are finite
+        if (in_place) { not_finite_count_all_(&found, m); }
+        save_check_finite_(r, &found);
     }
-    if (*r->weights) { save_check_finite_(r, &found); }
     if (!in_place) {
         ranks_same(r->comm, "parameters", model_stream_close(&stream));
     } else if (r->comm->size > 1) {

@@ -450,8 +450,8 @@ static inline void start_record_data_(Run* r) {
 }
 
 static inline void start_training(Run* r, int argc, char** argv) {
-    start_batch(r, TO_TRAIN);
     data_sums(&r->data);
+    start_batch(r, TO_TRAIN);
     if (r->o.sample_every > 0 && r->comm->rank == 0) { task_open_generator(r, r->prompts.longest); }
     save_resume(r);
     r->first_row = run_first_row(&r->o, &r->state);

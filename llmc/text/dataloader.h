@@ -322,8 +322,7 @@ static inline void tokens_add_lines_(TokenData* d, const MappedFile* file, const
     if (found < 0) { fail_input("%s:%s", file->path, error.text); }
 }
 
-static inline void tokens_open_text_(TokenData* d, const MappedFile* file, const Tokenizer* tokenizer,
-                                     const FileList* list) {
+static inline void tokens_open_text_(TokenData* d, const MappedFile* file, const Tokenizer* tokenizer, int in_folder) {
     ErrorText error;
     assert(tokenizer);
     if (tokens_check_text_(file->bytes, file->n_bytes, &error)) {
@@ -340,7 +339,7 @@ static inline void tokens_open_text_(TokenData* d, const MappedFile* file, const
         d->token_bytes = token_bytes;
         if (tokens_is_json_lines(file->path)) { tokens_add_lines_(d, file, tokenizer); }
         else { tokens_add_text_(d, (const char*)file->bytes, file->n_bytes, file->n_bytes, tokenizer); }
-    } else if (!list->in_folder) {
+    } else if (!in_folder) {
         fail_input("%s: %s", file->path, error.text);
     }
 }
@@ -461,7 +460,7 @@ static inline void tokens_open_source_(TokenData* d, const WeightedPath* path, c
         if (i == 0) { tokens_refuse_source_(d, file.path, kind); }
         d->n_bytes_read += (int64_t)file.n_bytes;
         if (kind == TEXT_FILE) {
-            tokens_open_text_(d, &file, tokenizer, list);
+            tokens_open_text_(d, &file, tokenizer, list->in_folder);
             tokens_check_read_(&file);
             file_unmap(&file);
             continue;
