@@ -284,7 +284,7 @@ signals() {
 # ---- row 11: updates that are skipped, and their state ----
 
 skips() {
-    local burn=("${tiny[@]}" --lr 10 --weight-decay 10 --clip 0 --max-skips 5) first
+    local burn=("${tiny[@]}" --lr 10 --weight-decay 10 --clip 0 --max-skips 5 --warmup 0) first
     timeout 60 "$trainer" "${burn[@]}" --steps 1000 --run burnt >out 2>err
     status=$?
     first=$(grep '| skipped$' out | head -n 1 | sed 's/^step \([0-9]*\).*/\1/')
