@@ -1118,10 +1118,10 @@ static void leaf_values(float* g, int leaf) {
 
 static void small_tree(LeafTree* tree, int first, int last, const float* leaves, const Device* dev) {
     const float loss = 1.0f;
-    leaf_tree_init(tree, LEAF_N, first, last);
+    leaf_tree_init(tree, LEAF_N, first, last, 1);
     for (int leaf = first; leaf < last; leaf++) {
         device_upload(leaf_tree_next(tree), leaves + leaf * LEAF_N, sizeof(float) * LEAF_N, dev);
-        device_upload(leaf_tree_loss(tree), &loss, sizeof loss, dev);
+        device_upload(leaf_tree_numbers(tree), &loss, sizeof loss, dev);
         leaf_tree_push(tree, dev);
     }
 }
@@ -1225,6 +1225,7 @@ static const int* test_frozen(TestTable which) {
 typedef struct {
     float *params, *m, *v;  // on the device; moments as DataParallel.kept says
     float loss, norm;
+    int numbers;            // the other numbers of leaves were summed as the losses
 } Trained;
 
 // a tensor's gradients, as far as they belong to this layer, or all of a tensor of no layer
@@ -1260,7 +1261,9 @@ static void leaves_backward(DataParallel* s, const float* params, size_t n, int 
         float* x = random_array(n, 1.0f, (uint64_t)(1000 * step + dp_leaf(s, k)));
         const float loss = x[0] * (float)(1 + 1000 * (dp_leaf(s, k) % 3));  // sums depend on the order
         for (size_t i = 0; i < n; i++) { g[i] = x[i] + 0.1f * params[i]; }
+        const float numbers[] = {-4.0f * loss, 0.5f * loss};
         device_upload(dp_loss(s), &loss, sizeof loss, dev);
+        if (s->n_numbers == 3) { device_upload(dp_numbers(s), numbers, sizeof numbers, dev); }
         leaf_backward(s, g, dev);
         free(x);
     }
@@ -1289,9 +1292,10 @@ static void discard(DataParallel* s, float* grads, const int* discarded, const D
 
 static Trained train_slices(DataParallel* s, Comm* c, Tensor* table, int n_tensors, TestWay way, const Device* dev) {
     const size_t n = tensors_layout(table, n_tensors);
-    Trained out = {(float*)device_alloc(4 * n, "p"), NULL, NULL, 0.0f, 0.0f};
+    Trained out = {(float*)device_alloc(4 * n, "p"), NULL, NULL, 0.0f, 0.0f, 0};
     float* params = (float*)new_array(n, sizeof(float));
     dp_init(s, c, table, n_tensors, way.frozen, way.S, way.zero);
+    dp_want_numbers(s, 2);
     dp_open(s);
     const size_t n_buffer = s->n_buffer;
     if (way.S % 2) { s->n_buffer = 2 * (size_t)s->n_round * 1000; }  // too small for a layer: it goes in several rounds
@@ -1306,6 +1310,7 @@ static Trained train_slices(DataParallel* s, Comm* c, Tensor* table, int n_tenso
         device_download(params, out.params, 4 * n, dev);
         leaves_backward(s, params, n, step, dev);
         float* grads = dp_reduce(s, &out.loss, dev);
+        out.numbers = dp_sums(s)[0] == -4.0f * out.loss && dp_sums(s)[1] == 0.5f * out.loss;
         if (way.discarded) { discard(s, grads, way.discarded, dev); }
         out.norm = dp_norm(s, grads, dev);
         int updates[MAX_SLICES];
@@ -1335,6 +1340,7 @@ static void check_same(Test* t, Comm* c, DataParallel* s, const Trained* got, Da
                        const Device* dev) {
     check_bits(t, "loss", &got->loss, &one->loss, 1);
     check_bits(t, "norm", &got->norm, &one->norm, 1);
+    check(t, got->numbers && one->numbers, "the other numbers of leaves are summed otherwise than losses");
     const Tensor *table = s->table, *last = &table[s->n_tensors - 1];
     const size_t n = last->offset + tensor_elements(last), most = 200 * 101;  // of the largest slice
     float *params = (float*)new_array(n, sizeof(float)), *want = (float*)new_array(n, sizeof(float));

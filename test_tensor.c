@@ -306,21 +306,23 @@ static void add_node(float* leaves, float* losses, int lo, int size, int S) {
 
 static void check_tree(Test* t, int S, LeafTree* tree, const Device* dev) {
     float *leaves = random_array((size_t)S * LEAF, 1.0f, (uint64_t)S),
-          *losses = random_array((size_t)S, 5.0f, (uint64_t)S + 1000), loss;
+          *losses = random_array((size_t)S, 5.0f, (uint64_t)S + 1000), sums[2];
     int most = 0;
     for (int s = 0; s < S; s++) {
         device_upload(leaf_tree_next(tree), leaves + s * LEAF, sizeof(float) * LEAF, dev);
         most = tree->n_nodes + 1 > most ? tree->n_nodes + 1 : most;
-        device_upload(leaf_tree_loss(tree), &losses[s], sizeof(float), dev);
+        const float numbers[] = {losses[s], -2.0f * losses[s]};
+        device_upload(leaf_tree_numbers(tree), numbers, sizeof numbers, dev);
         leaf_tree_push(tree, dev);
     }
     float sum[LEAF];
-    device_download(sum, leaf_tree_finish(tree, &loss, dev), sizeof sum, dev);
+    device_download(sum, leaf_tree_finish(tree, sums, dev), sizeof sum, dev);
     add_node(leaves, losses, 0, 64, S);
     char what[64];
     snprintf(what, sizeof what, "%d leaves", S);
     check_bits(t, what, sum, leaves, LEAF);
-    check_bits(t, "loss", &loss, losses, 1);
+    check_bits(t, "loss", sums, losses, 1);
+    check(t, sums[1] == -2.0f * sums[0], "%d leaves: the second number's sum is %g", S, (double)sums[1]);
     check(t, most == leaf_tree_depth(0, S), "%d leaves: %d arenas used, %d announced", S, most, leaf_tree_depth(0, S));
     free(leaves), free(losses);
 }
@@ -329,7 +331,7 @@ static void test_leaf_tree(Test* t) {
     for (int S = 1; S <= 40; S++) {
         Device dev = test_device(test_threads(S % N_TEST_THREADS));
         LeafTree tree;
-        leaf_tree_init(&tree, LEAF, 0, S);
+        leaf_tree_init(&tree, LEAF, 0, S, 2);
         check_tree(t, S, &tree, &dev);
         check_tree(t, S, &tree, &dev);  // finish has emptied it
         leaf_tree_free(&tree);

@@ -5,6 +5,8 @@ tensors that learn, in table order, are dealt out: of K chunks rank r owns r*K/P
     dp_init, dp_open   who has what; memory for the gradients
     dp_n_leaves, dp_leaf   how many leaves of an update are this rank's, and which is the k-th
     dp_point, dp_loss  where backward writes the gradients of a layer, and forward the sum of the losses of this leaf
+    dp_numbers         where a leaf writes its loss and, behind it, what else of it is to be summed: dp_want_numbers
+                       says how many, dp_sums has the sums over the leaves of all ranks once dp_reduce is back
     dp_layer_done, dp_leaf_done   told by backward: all gradients of this layer; of this leaf
     dp_reduce   the sum over the leaves of all ranks, each part at its owner, added along the tree of leaf_tree.h
     dp_leaf_squares   of each leaf the square of its gradient's norm, where dp_measure asked for it
@@ -109,6 +111,8 @@ typedef struct {
     int* first_node;        // of each rank in a round, and the end: size + 1
     int n_arenas;           // of the tree
     LeafTree tree;
+    int n_numbers;          // of a leaf; the first is its loss
+    float* sums;            // (n_numbers) of the last update, on the host
     int n_joined, n_open;   // nodes of the rounds before; what they have left on the stack
     Part* leaf;             // --zero 2: of each stretch two layers, of the leaf that is computed
     float* leaf_grads;
@@ -277,6 +281,7 @@ static inline void dp_init(DataParallel* s, Comm* comm, const Tensor* table, int
     s->size = comm ? comm->size : 1;
     s->zero = s->size > 1 ? zero : 0;
     s->n_leaves = n_leaves;
+    s->n_numbers = 1;
     s->table = table;
     s->n_tensors = n_tensors;
     s->n_layers = tensors_layers(table, n_tensors);
@@ -294,6 +299,9 @@ static inline void dp_init(DataParallel* s, Comm* comm, const Tensor* table, int
     dp_keep_(s);
     if (s->zero == 2) { dp_plan_rounds_(s); } else { dp_plan_(s); }
 }
+
+// n numbers of a leaf besides its loss, before dp_open
+static inline void dp_want_numbers(DataParallel* s, int n) { s->n_numbers = 1 + n; }
 
 // The elements *begin .. *end - 1 of a tensor belong to this layer, or with -1 to none, and lie in stretch i; returns 0
 // where there are none such
@@ -336,7 +344,8 @@ static inline double dp_gradient_bytes(const DataParallel* s) {
 
 // memory for gradients; a GPU's connection to the other ranks
 static inline void dp_open(DataParallel* s) {
-    leaf_tree_alloc_(&s->tree, s->n_reduced, s->n_arenas, dp_leaf(s, 0), dp_n_leaves(s));
+    leaf_tree_alloc_(&s->tree, s->n_reduced, s->n_arenas, dp_leaf(s, 0), dp_n_leaves(s), s->n_numbers);
+    s->sums = (float*)malloc_check(sizeof(float) * (size_t)s->n_numbers, "sums of leaves");
     s->own_sums = (double*)device_alloc(dp_own_sums_bytes_(s), "chunk sums");
     s->edge = (float*)device_alloc(sizeof(float) * NORM_CHUNK, "a chunk");
     if (s->size == 1) { return; }
@@ -348,6 +357,7 @@ static inline void dp_open(DataParallel* s) {
 
 static inline void dp_free(DataParallel* s) {
     leaf_tree_free(&s->tree);
+    free(s->sums);
     if (s->leaf_sums) { device_release(s->leaf_sums, dp_leaf_sums_bytes_(s)); }
     free(s->leaf_squares);
     if (s->own_sums) { device_release(s->own_sums, dp_own_sums_bytes_(s)); }
@@ -532,8 +542,12 @@ static inline void dp_point(DataParallel* s, void* pointers, int layer) {
     }
 }
 
-// where the sum of this leaf's losses is to be written, on the device
-static inline float* dp_loss(DataParallel* s) { return leaf_tree_loss(&s->tree); }
+// where the sum of this leaf's losses is to be written, on the device; the other numbers that are wanted
+static inline float* dp_loss(DataParallel* s) { return leaf_tree_numbers(&s->tree); }
+static inline float* dp_numbers(DataParallel* s) { return leaf_tree_numbers(&s->tree) + 1; }
+
+// those of the last update, summed over all leaves, on the host of every rank
+static inline const float* dp_sums(const DataParallel* s) { return s->sums + 1; }
 
 // are the gradients of the leaf that is computed now sent as soon as they are there?
 static inline int dp_sends_now_(const DataParallel* s) {
@@ -627,17 +641,17 @@ static inline void dp_leaf_done(DataParallel* s, const Device* dev) {
     leaf_tree_added(&s->tree);
 }
 
-// one number of each own leaf becomes (n_leaves) one of each, in the order of leaves
-static inline void dp_gather_leaves_(DataParallel* s, void* sorted, const void* own, CommType type) {
-    const size_t size = comm_type_bytes(type);
+// n numbers of each own leaf become (n_leaves, n) those of each, in the order of leaves
+static inline void dp_gather_leaves_(DataParallel* s, void* sorted, const void* own, int n, CommType type) {
+    const size_t size = comm_type_bytes(type) * (size_t)n;
     char* all = (char*)malloc_check(size * (size_t)s->n_leaves, "numbers of leaves");
     size_t* counts = (size_t*)malloc_check(sizeof(size_t) * (size_t)s->size, "numbers of leaves");
     size_t before = 0;
     for (int rank = 0; rank < s->size; rank++) {
-        counts[rank] = (size_t)dp_n_leaves_of_(s, rank);
-        before += rank < s->rank ? counts[rank] : 0;
+        counts[rank] = (size_t)dp_n_leaves_of_(s, rank) * (size_t)n;
+        before += rank < s->rank ? (size_t)dp_n_leaves_of_(s, rank) : 0;
     }
-    memcpy(all + size * before, own, size * counts[s->rank]);
+    memcpy(all + size * before, own, size * (size_t)dp_n_leaves(s));
     if (s->size > 1) { comm_wait(s->comm, comm_all_gather_v(s->comm, all, counts, type, HERE)); }
     const char* next = all;
     for (int rank = 0; rank < s->size; rank++) {
@@ -649,23 +663,23 @@ static inline void dp_gather_leaves_(DataParallel* s, void* sorted, const void* 
     free(all);
 }
 
-// the losses of all leaves, added along the tree
-static inline float dp_sum_losses_(DataParallel* s, const Device* dev) {
-    float* own = (float*)malloc_check(sizeof(float) * (size_t)dp_n_leaves(s), "losses");
-    float* all = (float*)malloc_check(sizeof(float) * (size_t)s->n_leaves, "losses");
+// the numbers of all leaves, added along the tree
+static inline void dp_sum_numbers_(DataParallel* s, const Device* dev) {
+    const size_t of_each = sizeof(float) * (size_t)s->n_numbers;
+    float* own = (float*)malloc_check(of_each * (size_t)dp_n_leaves(s), "losses");
+    float* all = (float*)malloc_check(of_each * (size_t)s->n_leaves, "losses");
     comm_sync_device(s->comm, dev, HERE);
-    device_download(own, s->tree.losses, sizeof(float) * (size_t)dp_n_leaves(s), dev);
-    dp_gather_leaves_(s, all, own, DT_F32);
-    float loss = leaf_tree_root(all, s->n_leaves);
+    device_download(own, s->tree.numbers, of_each * (size_t)dp_n_leaves(s), dev);
+    dp_gather_leaves_(s, all, own, s->n_numbers, DT_F32);
+    leaf_tree_sums(s->sums, all, s->n_leaves, s->n_numbers);
     free(own);
     free(all);
-    return loss;
 }
 
 // squares (n_leaves) of the norms of the gradients of all leaves of this update, for which dp_measure asked. All ranks
 // call, after dp_reduce
 static inline void dp_leaf_squares(DataParallel* s, double* squares) {
-    dp_gather_leaves_(s, squares, s->leaf_squares, DT_F64);
+    dp_gather_leaves_(s, squares, s->leaf_squares, 1, DT_F64);
 }
 
 // a rank without a leaf (in the last round, with --zero 2) still owns a part of what the others have
@@ -688,24 +702,25 @@ static inline void dp_clear_frozen_(const DataParallel* s, float* grads, const D
 }
 
 // of a rank among others
-static inline float* dp_join_(DataParallel* s, float* loss, const Device* dev) {
+static inline float* dp_join_(DataParallel* s, const Device* dev) {
     if (s->n_joined < s->n_nodes) { dp_idle_round_(s, dev); }
     assert(s->n_joined == s->n_nodes && s->n_open == 1);
     s->n_joined = s->n_open = 0;
     leaf_tree_clear(&s->tree);
     if (s->zero == 0) { dp_gather(s, s->tree.arena[0], sizeof(float), s->reduced, dev); }
-    *loss = dp_sum_losses_(s, dev);
+    dp_sum_numbers_(s, dev);
     return s->tree.arena[0];
 }
 
-// The sum over the leaves of all ranks, of loss and gradient: an arena of the parts `reduced`, of which those that this
+// The sum over the leaves of all ranks, of numbers and gradient: an arena of the parts `reduced`, of which those that this
 // rank owns are right. The tree is empty again.
 static inline float* dp_reduce(DataParallel* s, float* loss, const Device* dev) {
     const int n_done = s->tree.next - s->tree.first;
     if (n_done != dp_n_leaves(s)) {
         fail_run("backward: %d leaves were begun, dp_leaf_done was called %d times", dp_n_leaves(s), n_done);
     }
-    float* grads = s->size == 1 ? leaf_tree_finish(&s->tree, loss, dev) : dp_join_(s, loss, dev);
+    float* grads = s->size == 1 ? leaf_tree_finish(&s->tree, s->sums, dev) : dp_join_(s, dev);
+    *loss = s->sums[0];
     dp_clear_frozen_(s, grads, dev);
     return grads;
 }
@@ -961,6 +976,6 @@ static inline double dp_bytes(const DataParallel* s) {
         n += (double)s->stretches[i].whole.n;
         own += (double)dp_part(s, s->rank, i).n;
     }
-    return n_nodes * 4.0 * (n - own) + (s->size - 1.0) * (4.0 * own + 8.0 * n_chunks + 4.0 * n_leaves);
+    return n_nodes * 4.0 * (n - own) + (s->size - 1.0) * (4.0 * own + 8.0 * n_chunks + 4.0 * s->n_numbers * n_leaves);
 }
 #endif  // LLMC_DATA_PARALLEL_H

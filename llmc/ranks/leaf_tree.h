@@ -6,14 +6,15 @@ with a binary counter: a new leaf is pushed; while the two topmost nodes are the
 it. A rank has leaves first..last-1 and ends with the largest nodes that lie inside them: one when that range is a node
 itself, fewer than 2 log2(last) always. The nodes of all ranks, pushed in order, give the root (data_parallel.h);
 alone, first is 0 and leaf_tree_finish has it.
-    leaf_tree_next, leaf_tree_loss   where the next leaf's gradient (n) and the sum of its losses (one float) are to be
-                                     written, both on the device: the host need not wait for a leaf
+    leaf_tree_next, leaf_tree_numbers   where the next leaf's gradient (n) and its numbers (n_numbers floats, of which
+                                     the first is the sum of its losses) are to be written, both on the device: the host
+                                     need not wait for a leaf
     leaf_tree_push                   both have been written: the leaf joins the tree. The same in parts, as they are
                                      written: leaf_tree_add for each, then leaf_tree_added
-    leaf_tree_finish                 the root, and with it the one download of all losses
-    leaf_tree_root                   the same sum over one number for each leaf, on the host
+    leaf_tree_finish                 the root, and with it the one download of all numbers
+    leaf_tree_root, leaf_tree_sums   the same sum over one number for each leaf, over several, on the host
 Memory: leaf_tree_depth(0, S) arenas for S leaves: 1 for one leaf, 2 for two, 3 for four, ... on the device.
-Order:  left + right, element by element; the leaves' loss sums are added along the same tree.
+Order:  left + right, element by element; the leaves' numbers are added along the same tree.
 Explained in doc/ranks.md
 */
 #ifndef LLMC_LEAF_TREE_H
@@ -27,9 +28,9 @@ typedef struct {
     int first, next;              // leaves of this rank begin here; the one that is pushed next
     int n_nodes;                  // on the stack
     int size[LEAF_TREE_MAX];      // leaves under each node
-    float* arena[LEAF_TREE_MAX];  // device memory, as are the losses
-    float* losses;                // of the leaves first, first + 1, ...
-    int n_losses;
+    float* arena[LEAF_TREE_MAX];  // device memory, as are the numbers
+    float* numbers;               // (n_leaves, n_numbers), of the leaves first, first + 1, ...
+    int n_leaves, n_numbers;
 } LeafTree;
 
 // leaves of the largest node that begins at leaf `lo` and ends at `last` or before
@@ -55,26 +56,33 @@ static inline int leaf_tree_depth(int first, int last) {
     return depth;
 }
 
-static inline void leaf_tree_alloc_(LeafTree* tree, size_t n, int n_arenas, int first, int n_losses) {
+static inline size_t leaf_tree_numbers_bytes_(const LeafTree* tree) {
+    return sizeof(float) * (size_t)tree->n_leaves * (size_t)tree->n_numbers;
+}
+
+static inline void leaf_tree_alloc_(LeafTree* tree, size_t n, int n_arenas, int first, int n_leaves, int n_numbers) {
     memset(tree, 0, sizeof *tree);
     tree->n = n;
     tree->first = tree->next = first;
-    tree->n_losses = n_losses;
+    tree->n_leaves = n_leaves;
+    tree->n_numbers = n_numbers;
     for (int i = 0; i < n_arenas; i++) { tree->arena[i] = (float*)device_alloc(sizeof(float) * n, "gradients"); }
-    tree->losses = (float*)device_alloc(sizeof(float) * (size_t)n_losses, "losses");
+    tree->numbers = (float*)device_alloc(leaf_tree_numbers_bytes_(tree), "losses");
 }
 
-static inline void leaf_tree_init(LeafTree* tree, size_t n, int first, int last) {
-    leaf_tree_alloc_(tree, n, leaf_tree_depth(first, last), first, last - first);
+static inline void leaf_tree_init(LeafTree* tree, size_t n, int first, int last, int n_numbers) {
+    leaf_tree_alloc_(tree, n, leaf_tree_depth(first, last), first, last - first, n_numbers);
 }
 
 static inline void leaf_tree_free(LeafTree* tree) {
     for (int i = 0; i < LEAF_TREE_MAX; i++) { device_release(tree->arena[i], sizeof(float) * tree->n); }
-    device_release(tree->losses, sizeof(float) * (size_t)tree->n_losses);
+    device_release(tree->numbers, leaf_tree_numbers_bytes_(tree));
 }
 
 static inline float* leaf_tree_next(LeafTree* tree) { return tree->arena[tree->n_nodes]; }
-static inline float* leaf_tree_loss(LeafTree* tree) { return tree->losses + (tree->next - tree->first); }
+static inline float* leaf_tree_numbers(LeafTree* tree) {
+    return tree->numbers + (size_t)(tree->next - tree->first) * (size_t)tree->n_numbers;
+}
 
 // the additions with which the leaf that has been written joins the tree, for elements at .. at + n - 1
 static inline void leaf_tree_add(const LeafTree* tree, size_t at, size_t n, const Device* dev) {
@@ -120,17 +128,27 @@ static inline float leaf_tree_root(float* x, int n) {
     return x[0];
 }
 
-// the sums over all leaves of one rank that has them all; the tree is empty afterwards
-static inline float* leaf_tree_finish(LeafTree* tree, float* loss, const Device* dev) {
-    const size_t n = (size_t)(tree->next - tree->first);
-    float* losses = (float*)malloc_check(sizeof(float) * n, "losses");
+// sums (n_numbers) of numbers (n_leaves, n_numbers)
+static inline void leaf_tree_sums(float* sums, const float* numbers, int n_leaves, int n_numbers) {
+    float* x = (float*)malloc_check(sizeof(float) * (size_t)n_leaves, "losses");
+    for (int i = 0; i < n_numbers; i++) {
+        for (int leaf = 0; leaf < n_leaves; leaf++) { x[leaf] = numbers[(size_t)leaf * (size_t)n_numbers + i]; }
+        sums[i] = leaf_tree_root(x, n_leaves);
+    }
+    free(x);
+}
+
+// the sums over all leaves of one rank that has them all, those of their numbers in sums; the tree is empty afterwards
+static inline float* leaf_tree_finish(LeafTree* tree, float* sums, const Device* dev) {
+    const int n = tree->next - tree->first;
+    float* numbers = (float*)malloc_check(leaf_tree_numbers_bytes_(tree), "losses");
     for (int right = tree->n_nodes - 1; right > 0 && tree->n > 0; right--) {
         residual_forward(tree->arena[right - 1], tree->arena[right - 1], tree->arena[right], tree->n, dev);
     }
-    device_download(losses, tree->losses, sizeof(float) * n, dev);
-    *loss = leaf_tree_root(losses, (int)n);
+    device_download(numbers, tree->numbers, sizeof(float) * (size_t)n * (size_t)tree->n_numbers, dev);
+    leaf_tree_sums(sums, numbers, n, tree->n_numbers);
     leaf_tree_clear(tree);
-    free(losses);
+    free(numbers);
     return tree->arena[0];
 }
 #endif  // LLMC_LEAF_TREE_H

@@ -27,6 +27,7 @@ typedef struct {
     Weights w;        // stored, master, moments
     float* average;   // of the parameters over updates, the parts that moments have; NULL: none is kept
     int* frozen;      // of every slice in table order: does it stay as it is? NULL: none does
+    int n_numbers;    // of a leaf that are summed, besides its loss: dp_numbers
     int lowest;       // the layer at which backward may stop: nothing learns below it. The number of layers: in none
     DataParallel dp;  // gradients of micro-batches, and which part of all this belongs to this rank
 } Model;
@@ -106,6 +107,7 @@ static inline size_t model_largest_slice(const Model* m) {
 static inline void model_init_training(Model* m, Comm* comm, int n_leaves, int zero, int has_masters) {
     DataParallel* dp = &m->dp;
     dp_init(dp, comm, m->table, m->n_table, m->frozen, n_leaves, zero);
+    dp_want_numbers(dp, m->n_numbers);
     dp_open(dp);
     model_find_lowest(m);
     m->w.m = (float*)device_alloc(sizeof(float) * dp->n_kept, "first moments");
