@@ -65,7 +65,7 @@ static void gelu_layer(Stored stored, float* out, float* pre, const float* inp, 
     else { forward_as<float>(out, pre, inp, weight, bias, fused, N, C, OC, dev); }
 }
 
-// add 1: only dweight, going on from what is in it
+// add 1: dinp and dweight, going on from what is in them
 template <typename X>
 static void backward_as(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
                         const float* weight, int add, int N, int C, int OC, const Device* dev) {
@@ -74,6 +74,7 @@ static void backward_as(float* dinp, float* dweight, float* dbias, const float* 
     X *d_inp = to_device_or_null<X>(inp, n_inp, dev), *d_weight = to_device_or_null<X>(weight, n_weight, dev);
     float *d_dweight = asked_to_device(dweight, n_weight, dev), *d_dbias = asked_to_device(dbias, (size_t)OC, dev);
     if (add) {
+        matmul_backward_input(d_dinp, d_dout, d_weight, 1, N, C, OC, dev);
         matmul_backward_weight(d_dweight, d_dout, d_inp, 1, N, C, OC, dev);
     } else {
         matmul_backward(d_dinp, d_dweight, d_dbias, d_dout, d_inp, d_weight, N, C, OC, dev);
@@ -120,8 +121,12 @@ static void gelu_layer(Stored stored, float* out, float* pre, const float* inp, 
 static void backward(Stored stored, float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
                      const float* weight, int add, int N, int C, int OC, const Device* dev) {
     (void)stored;
-    if (add) { matmul_backward_weight(dweight, dout, inp, 1, N, C, OC, dev); }
-    else { matmul_backward(dinp, dweight, dbias, dout, inp, weight, N, C, OC, dev); }
+    if (add) {
+        matmul_backward_input(dinp, dout, weight, 1, N, C, OC, dev);
+        matmul_backward_weight(dweight, dout, inp, 1, N, C, OC, dev);
+    } else {
+        matmul_backward(dinp, dweight, dbias, dout, inp, weight, N, C, OC, dev);
+    }
 }
 
 static void backward_bias(Stored stored, float* sums, const float* x, int N, int OC, const Device* dev) {
@@ -478,6 +483,34 @@ static void check_added(Test* t, const Layer* l) {
     gradients_free(&want);
 }
 
+// columns first..last-1 of dout, alone
+static float* some_outputs(const Layer* l, int first, int last) {
+    const size_t n = (size_t)(last - first);
+    float* dout = filled_array((size_t)l->N * n + 1, 0.0f);
+    for (size_t r = 0; r < (size_t)l->N; r++) {
+        for (size_t i = 0; i < n; i++) { dout[r * n + i] = l->dout[r * (size_t)l->OC + (size_t)first + i]; }
+    }
+    return dout;
+}
+
+// two layers that read the same inp, one after the other into the same dinp, are one chain. What is stored as bf16 is
+// rounded between them
+static void check_added_input(Test* t, const Layer* l) {
+    const size_t n_inp = (size_t)l->N * (size_t)l->C;
+    const int half = l->OC / 2;
+    if (l->stored != FLOAT) { return; }
+    Gradients want = gradients(l);
+    Device dev = test_device(3);
+    float *dinp = filled_array(n_inp, 0.0f), *left = some_outputs(l, 0, half), *right = some_outputs(l, half, l->OC);
+    if (half) { backward(l->stored, dinp, NULL, NULL, left, NULL, l->weight, 0, l->N, l->C, half, &dev); }
+    backward(l->stored, dinp, NULL, NULL, right, NULL, l->weight + (size_t)half * (size_t)l->C, 1, l->N, l->C,
+             l->OC - half, &dev);
+    check_sums(t, "dinp", dinp, want.dinp, want.dinp_bounds, n_inp);
+    free(dinp), free(left), free(right);
+    device_free(&dev);
+    gradients_free(&want);
+}
+
 static void check_layers(Test* t, void (*check_layer)(Test*, const Layer*), int hard) {
     const int shapes[][3] = {  // N, C, OC
         {1, 1, 1}, {1, 7, 33}, {7, 33, 1}, {33, 1, 7}, {31, 127, 61}, {64, 64, 65}, {257, 7, 33},
@@ -546,6 +579,8 @@ static void test_asked(Test* t) {
 static void test_added(Test* t) {
     check_layers(t, check_added, 0);
     check_layers(t, check_added, 1);
+    check_layers(t, check_added_input, 0);
+    check_layers(t, check_added_input, 1);
 }
 
 static void check_backward_bias(Test* t, int N, int OC, Stored stored, const Device* dev) {
@@ -802,7 +837,7 @@ int main(int argc, char** argv) {
         {"backward", "meets the plain loop at odd shapes", test_backward},
         {"asked", "gradients that nobody asks for are NULL: the others keep their bits", test_asked},
         {"backward special", "meets the plain loop with cancellation, subnormals, -0, Inf, NaN", test_backward_special},
-        {"added", "dweight of two halves of the positions, the second added, is that of one call", test_added},
+        {"added", "dweight of two halves of the positions, dinp of two halves of the outputs: the second added", test_added},
         {"backward bias", "meets the plain loop at 1, 7, 33, 257 and 1024 rows and columns", test_backward_bias},
 #ifdef __CUDACC__
         {"addresses", "arrays may begin anywhere", test_addresses},

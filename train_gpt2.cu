@@ -247,7 +247,7 @@ static void gpt2_head(const GPT2* gpt2, Activations* acts, int backward, float* 
         matmul_forward(a.logits, a.lnf + at, p.wte, (const floatX*)NULL, n, C, Vp, dev);
         crossentropy_fused(s.losses + first, a.logits, acts->targets + first, dloss, backward, n, V, Vp, dev);
         if (!backward) { continue; }
-        matmul_backward_input(a.dbranch + at, a.logits, p.wte, n, C, Vp, dev);
+        matmul_backward_input(a.dbranch + at, a.logits, p.wte, 0, n, C, Vp, dev);
         matmul_backward_weight(dwte, a.logits, a.lnf + at, first > 0, n, C, Vp, dev);
     }
 }

@@ -241,7 +241,7 @@ static inline void head_backward(const HeadPass* pass, float* dfeatures, HeadTen
     if (h->kind == HEAD_HPN_SOFTMAX) {
         crossentropy_backward(a.logits, a.logits, targets, dloss, N, classes, classes, dev);
         hpn_scale_array(a.logits, h->scale, (size_t)N * classes, dev);
-        matmul_backward_input(a.dz_unit, a.logits, head->unit, N, Dp, classes, dev);
+        matmul_backward_input(a.dz_unit, a.logits, head->unit, 0, N, Dp, classes, dev);
         if (dunit) { matmul_backward_weight(dunit, a.logits, a.z_unit, 0, N, Dp, classes, dev); }
     } else {
         hpn_backward(a.dz_unit, dunit, a.z_unit, head->unit, a.cosines, targets, dloss, N, Dp, classes, dev);

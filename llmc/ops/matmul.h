@@ -6,14 +6,15 @@ Backward (derived in doc/matmul.md). NULL for any of the three: nobody asks for 
     dinp    = dout * weight          (N, C)   written
     dweight = dout^T * inp           (OC, C)  float; written: one call is one leaf (doc/exactness.md rule 3)
     dbias   = sum over n of dout     (OC)     float, written
-matmul_backward is all three; matmul_backward_input, matmul_backward_weight and matmul_backward_bias are one each. Where
-the weight is used twice, matmul_backward_weight with add 1 goes on from what is in dweight.
+matmul_backward is all three; matmul_backward_input, matmul_backward_weight and matmul_backward_bias are one each. With
+add 1 the first goes on from what is in dinp, where several layers read inp, and the second from what is in dweight,
+where the weight is used twice.
 Cost:   compute bound: forward 2*N*C*OC flops, backward twice that. Judge it in GFLOP/s, matmul_backward_bias, which
         reads N*OC elements, in GB/s.
 Error:  a plain chain of K float sums: |error| <= K * 2^-24 * (sum of |products|); stored as bf16, 2^-8 of the result
         more.
-Order:  forward chains over c from the bias, dinp over oc from 0, dweight and dbias over n from 0 (dweight with add 1:
-        from its old value), all ascending. Fast CUDA builds: gemm_cublas.h, and matmul_backward_bias along a tree that
+Order:  forward chains over c from the bias, dinp over oc from 0, dweight and dbias over n from 0 (dinp and dweight with
+        add 1: from their old values), all ascending. Fast CUDA builds: gemm_cublas.h, and matmul_backward_bias along a tree that
         only N and OC choose. There, fused 1 takes gelu of pre before pre is rounded to X: out may be off
         gelu_forward(pre) in its last bit, so a trainer that recomputes out in its backward wants fused 0.
 Source: Linnainmaa 1970 for the derivative; the fast products: llmc/ops/gemm.h, llmc/ops/gemm_cublas.h; how one gets
@@ -44,12 +45,12 @@ static inline void matmul_gelu_forward_ref(float* out, float* pre, const float* 
     gelu_forward_ref(out, pre, (size_t)N * (size_t)OC);
 }
 
-static inline void matmul_backward_input_ref(float* dinp, const float* dout, const float* weight, int N, int C,
-                                             int OC) {
+static inline void matmul_backward_input_ref(float* dinp, const float* dout, const float* weight, int add, int N,
+                                             int C, int OC) {
     if (!dinp) { return; }
     for (size_t n = 0; n < (size_t)N; n++) {
         for (size_t c = 0; c < (size_t)C; c++) {
-            float sum = 0.0f;
+            float sum = add ? dinp[n * C + c] : 0.0f;
             for (size_t oc = 0; oc < (size_t)OC; oc++) { sum = madd(dout[n * OC + oc], weight[oc * C + c], sum); }
             dinp[n * C + c] = sum;
         }
@@ -79,7 +80,7 @@ static inline void matmul_backward_bias_ref(float* sums, const float* x, int N, 
 
 static inline void matmul_backward_ref(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
                                        const float* weight, int N, int C, int OC) {
-    matmul_backward_input_ref(dinp, dout, weight, N, C, OC);
+    matmul_backward_input_ref(dinp, dout, weight, 0, N, C, OC);
     matmul_backward_weight_ref(dweight, dout, inp, 0, N, C, OC);
     matmul_backward_bias_ref(dbias, dout, N, OC);
 }
@@ -98,10 +99,10 @@ static inline void matmul_gelu_forward(float* out, float* pre, const float* inp,
     gelu_forward(out, pre, (size_t)N * (size_t)OC, dev);
 }
 
-static inline void matmul_backward_input(float* dinp, const float* dout, const float* weight, int N, int C, int OC,
-                                         const Device* dev) {
+static inline void matmul_backward_input(float* dinp, const float* dout, const float* weight, int add, int N, int C,
+                                         int OC, const Device* dev) {
     if (!dinp) { return; }
-    gemm(dinp, C, NULL, 0, gemm_matrix(dout, OC), gemm_matrix(weight, C), N, C, OC, dev);
+    gemm(dinp, C, add ? dinp : NULL, C, gemm_matrix(dout, OC), gemm_matrix(weight, C), N, C, OC, dev);
 }
 
 static inline void matmul_backward_weight(float* dweight, const float* dout, const float* inp, int add,
@@ -129,7 +130,7 @@ static inline void matmul_backward_bias(float* sums, const float* x, int N, int 
 
 static inline void matmul_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
                                    const float* weight, int N, int C, int OC, const Device* dev) {
-    matmul_backward_input(dinp, dout, weight, N, C, OC, dev);
+    matmul_backward_input(dinp, dout, weight, 0, N, C, OC, dev);
     matmul_backward_weight(dweight, dout, inp, 0, N, C, OC, dev);
     matmul_backward_bias(dbias, dout, N, OC, dev);
 }
@@ -168,10 +169,10 @@ static inline void matmul_gelu_forward(X* out, X* pre, const X* inp, const X* we
 }
 
 template <typename X>
-static inline void matmul_backward_input(X* dinp, const X* dout, const X* weight, int N, int C, int OC,
+static inline void matmul_backward_input(X* dinp, const X* dout, const X* weight, int add, int N, int C, int OC,
                                          const Device* dev) {
     if (!dinp) { return; }
-    matmul_product_(dinp, NULL, 0, gemm_matrix(dout, OC), gemm_matrix(weight, C), N, C, OC, dev);
+    matmul_product_(dinp, NULL, add, gemm_matrix(dout, OC), gemm_matrix(weight, C), N, C, OC, dev);
 }
 
 template <typename X>
@@ -249,7 +250,7 @@ static inline void matmul_backward_bias(float* sums, const X* x, int N, int OC, 
 template <typename X>
 static inline void matmul_backward(typename MaybeNull<X>::type* dinp, float* dweight, float* dbias, const X* dout,
                                    const X* inp, const X* weight, int N, int C, int OC, const Device* dev) {
-    matmul_backward_input(dinp, dout, weight, N, C, OC, dev);
+    matmul_backward_input(dinp, dout, weight, 0, N, C, OC, dev);
     matmul_backward_weight(dweight, dout, inp, 0, N, C, OC, dev);
     matmul_backward_bias(dbias, dout, N, OC, dev);
 }
