@@ -436,6 +436,15 @@ check "ulimit -s 256: a run that saves while it trains, prunes and draws samples
     --save-every 1 --keep 1 --sample-every 4 --max-new-tokens 4 --val text.txt --eval-every 2 --run run
 check "goes on and exports" small_stack --resume --run run --steps 6 --export-hf exported
 check "and what it has exported generates" small_stack --from exported --generate a --max-new-tokens 4
+(ulimit -s 64 && timeout 20 "$trainer" --from exported --generate a --max-new-tokens 4) >out 2>err
+status=$?
+check "ulimit -s 64: nothing is begun" says 2 'stack: expected a limit of at least 256 KiB, found 64'
+
+# ---- a run inside a checkpoint, which is deleted one day ----
+for inside in run/step_000006 run/step_000006/deeper ./run/step_000006/a/b/; do
+    run 60 "${start[@]}" --steps 1 --run $inside
+    check "--run $inside is refused" says 2 'is or lies in a checkpoint'
+done
 
 # ---- weights that are not finite, where no loss shows it ----
 rm -rf run bad

@@ -3,11 +3,13 @@ Memory of this machine that is free, asked before much of it is taken: Linux pro
 process that uses it.
     memory_free   bytes that could be had without swapping: in this container if there is one; 0 where nobody knows
     memory_need   fail_run, with what it is for, when so many bytes are not there; below 64 MiB nobody is asked
+    stack_check   fail_input where the limit of the stack is one that no program here lives in
 */
 #ifndef LLMC_MEMORY_H
 #define LLMC_MEMORY_H
 #include "print.h"  // format_bytes, fail_run
 #include <math.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 // number behind `key` in a file of "key number" lines, the file's only number for key ""; -1 when there is none
@@ -67,6 +69,16 @@ static inline void memory_need(size_t n_bytes, const char* what) {
     const double n_free = memory_free();
     if (n_free > 0.0 && (double)n_bytes > n_free) {
         fail_run("%s: needs %s of memory, %s are free", what, format_bytes((double)n_bytes).s, format_bytes(n_free).s);
+    }
+}
+
+enum { STACK_KIB = 256 };  // with which everything is tested; large arrays are on the heap
+
+static inline void stack_check(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur < (rlim_t)STACK_KIB << 10) {
+        fail_input("stack: expected a limit of at least %d KiB, found %d: ulimit -s 8192", STACK_KIB,
+                   (int)(limit.rlim_cur >> 10));
     }
 }
 #endif  // LLMC_MEMORY_H

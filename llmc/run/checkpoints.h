@@ -18,8 +18,17 @@ The files of one checkpoint, and how it becomes whole: ../files/checkpoint.h. Ex
 
 static inline void run_check_folder(const RunOptions* o) {
     struct stat status;
+    char folder[PATH_BYTES], manifest[PATH_BYTES];
     if (stat(o->run, &status) == 0 && !S_ISDIR(status.st_mode)) {
         options_fail("run", "%s: expected a folder, or a name for a new one; found a file", o->run);
+    }
+    for (size_t n = strlen(o->run); n > 0; n--) {  // the folder itself, then those that it is to stand in
+        if (o->run[n] != '/' && o->run[n] != '\0') { continue; }
+        snprintf(folder, sizeof folder, "%.*s", (int)n, o->run);
+        if (path_exists(path_join(manifest, folder, "manifest.json"))) {
+            options_fail("run", "%s: is or lies in a checkpoint, which is deleted when others are newer: name another "
+                         "folder", o->run);
+        }
     }
 }
 

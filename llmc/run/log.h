@@ -37,7 +37,8 @@ Errors: what cannot be written ends the run (status 1) with the path and the sys
 typedef struct {
     json_t* extra_schema;  // {key: meaning} of the trainer's keys, or NULL; and
     int json_lines;        // whether records are printed: set, or zero, before log_open
-    json_t* extra;         // the trainer's values of the next record
+    json_t* extra;         // the trainer's values of the next record, and
+    ShortText note;        // its field of the next step line, "": none
     FILE* metrics;         // NULL: nothing is recorded
     char* path;            // of metrics.jsonl, for messages
     double ms_sum;         // the steps' times, each weighing 0.95 of the next ...
@@ -174,6 +175,15 @@ static inline void log_add_key(Log* log, const char* key, const char* meaning) {
     json_object_set_new(log->extra_schema, key, json_string(meaning));
 }
 
+// a field of the trainer's own in the next step line, such as "load 1.31"
+__attribute__((format(printf, 2, 3)))
+static inline void log_note(Log* log, const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(log->note.s, sizeof log->note.s, format, args);
+    va_end(args);
+}
+
 // such keys of the next record, beside those that were given before: some of extra_schema, as json_finite, json_string,
 // ...; takes the reference
 static inline void log_extra(Log* log, json_t* values) {
@@ -238,7 +248,7 @@ typedef struct {
     int gives_way;
 } StepField;
 
-enum { STEP_FIELDS = 9 };
+enum { STEP_FIELDS = 10 };
 
 __attribute__((format(printf, 3, 4)))
 static inline void step_field_(StepField* field, int gives_way, const char* format, ...) {
@@ -254,7 +264,7 @@ static inline int step_field_is_shown_(const StepField* field, int n_left_out) {
 }
 
 // A loss or norm that is NAN in a step that was not skipped was not computed
-static inline void step_fields_(StepField* f, const StepRecord* r, double seconds_left) {
+static inline void step_fields_(StepField* f, const StepRecord* r, const char* note, double seconds_left) {
     memset(f, 0, sizeof *f * STEP_FIELDS);
     step_field_(&f[0], 0, "step %d/%d", r->step, r->n_steps);
     if (isnan(r->loss)) { step_field_(&f[1], 0, r->skipped ? "loss nan" : "loss -"); }  // nan without a sign
@@ -266,7 +276,8 @@ static inline void step_fields_(StepField* f, const StepRecord* r, double second
     step_field_(&f[5], 5, "%s tok/s", format_count(r->tok_per_s).s);
     if (r->peak >= 0.0) { step_field_(&f[6], 1, "%.0f%% peak", 100.0 * r->peak); }
     step_field_(&f[7], 6, "eta %s", format_duration(seconds_left).s);
-    if (r->skipped) { step_field_(&f[8], 0, "skipped"); }
+    step_field_(&f[8], 7, "%s", note);
+    if (r->skipped) { step_field_(&f[9], 0, "skipped"); }
 }
 
 // What has once made way stays away, so that fields stand below each other, until the terminal changes its width.
@@ -295,9 +306,9 @@ static inline void log_step(Log* log, const StepRecord* r, int print) {
     print = log_record_(log, r, NAN, NAN, NAN, print);
     log->ms_sum = 0.95 * log->ms_sum + r->ms;
     log->ms_weights = 0.95 * log->ms_weights + 1.0;
-    if (!print) { return; }
-    step_fields_(fields, r, (r->n_steps - r->step) * log->ms_sum / log->ms_weights / 1000.0);
-    log_print_step_(log, fields);
+    step_fields_(fields, r, log->note.s, (r->n_steps - r->step) * log->ms_sum / log->ms_weights / 1000.0);
+    log->note.s[0] = '\0';
+    if (print) { log_print_step_(log, fields); }
 }
 
 // the record of something that is no update

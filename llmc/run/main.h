@@ -10,6 +10,7 @@ dev/examples/train_bigram.c is the smallest, and doc/your_own_trainer.md walks t
 */
 #ifndef LLMC_MAIN_H
 #define LLMC_MAIN_H
+#include "../core/memory.h"  // stack_check
 #include "start.h"  // start_open, start_device, start_training
 #include "train.h"  // train
 
@@ -49,6 +50,7 @@ static inline int run_main(const Trainer* trainer, Model* model, int argc, char*
     static Run run;  // all zero
     Run* r = &run;
     standard_files_open();
+    stack_check();
     r->trainer = trainer;
     r->model = model;
     start_open(r, argc, argv);

@@ -137,6 +137,7 @@ static inline void task_probe(Run* r) {
     float loss, *grads = dp_reduce(&m->dp, &loss, &r->dev);
     float* host = (float*)arena_alloc(n_bytes, "gradients on the host");
     loss = loss / (float)x.counted;
+    if (r->trainer->more_loss) { loss += r->trainer->more_loss(r, grads); }
     device_download(host, grads, n_bytes, &r->dev);
     safewriter_put(&out, &loss, sizeof loss);
     tensors_put(&out, m->table, m->n_table, host);
