@@ -14,8 +14,8 @@ Cost:   compute bound: forward 2*N*C*OC flops, backward twice that. Judge it in 
 Error:  a plain chain of K float sums: |error| <= K * 2^-24 * (sum of |products|); stored as bf16, 2^-8 of the result
         more.
 Order:  forward chains over c from the bias, dinp over oc from 0, dweight and dbias over n from 0 (dinp and dweight with
-        add 1: from their old values), all ascending. Fast CUDA builds: gemm_cublas.h, and matmul_backward_bias along a tree that
-        only N and OC choose. There, fused 1 takes gelu of pre before pre is rounded to X: out may be off
+        add 1: from their old values), all ascending. Fast CUDA builds: gemm_cublas.h, and matmul_backward_bias along a
+        tree that only N and OC choose. There, fused 1 takes gelu of pre before pre is rounded to X: out may be off
         gelu_forward(pre) in its last bit, so a trainer that recomputes out in its backward wants fused 0.
 Source: Linnainmaa 1970 for the derivative; the fast products: llmc/ops/gemm.h, llmc/ops/gemm_cublas.h; how one gets
         there: dev/cuda/matmul.cu

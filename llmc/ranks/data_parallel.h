@@ -712,8 +712,8 @@ static inline float* dp_join_(DataParallel* s, const Device* dev) {
     return s->tree.arena[0];
 }
 
-// The sum over the leaves of all ranks, of numbers and gradient: an arena of the parts `reduced`, of which those that this
-// rank owns are right. The tree is empty again.
+// The sum over the leaves of all ranks, of numbers and gradient: an arena of the parts `reduced`, of which those that
+// this rank owns are right. The tree is empty again.
 static inline float* dp_reduce(DataParallel* s, float* loss, const Device* dev) {
     const int n_done = s->tree.next - s->tree.first;
     if (n_done != dp_n_leaves(s)) {

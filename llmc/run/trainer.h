@@ -66,8 +66,9 @@ typedef struct {
     void (*leaf)(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T);
     void (*step)(Run* r, Step* s);                 // or NULL: train_adamw, one loss and one update
     void (*stepped)(Run* r, const Step* s);        // or NULL: after a step, what follows from new parameters; log_extra
-    float (*more_loss)(Run* r, float* grads);      // or NULL: a loss of the parameters alone, whose gradient it adds; or
-                                                   // one whose gradients the leaves have, from dp_sums
+    // or NULL: a loss of the parameters alone, whose gradient it adds; or one whose gradients the leaves have, from
+    // dp_sums
+    float (*more_loss)(Run* r, float* grads);
     BatchLosses losses;                            // forward and the loss of each position
     BatchScores scores;                            // or NULL: what else a validation counts
     int n_scores;
