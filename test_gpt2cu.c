@@ -56,7 +56,7 @@ static void subject_leaf(void* subject, const int* inputs, const int* targets, f
 // directions of its own
 static GoldenRun subject_run(Subject* s) {
     GoldenRun run = {s->gpt2.model.table, N_PARAMETERS, s->gpt2.model.n, &s->gpt2.model.dp, s->gpt2.model.w, &s->dev,
-                     s, subject_leaf, NULL, "trained", GOLDEN_BITS, GOLDEN_BITS, GOLDEN_BITS};
+                     s, subject_leaf, NULL, NULL, "trained", GOLDEN_BITS, GOLDEN_BITS, GOLDEN_BITS};
     if (FAST_KERNELS) {
         const double sensitivity = strcmp(s->file.set.path, ODD) == 0 ? 4.0 : 1.0;
         run.numbers = FLOATX_IS_FLOAT ? 1e-5 : 1e-2 * sensitivity;

@@ -102,7 +102,7 @@ static void check_training(Test* t, Subject* s, int number) {
     (void)number;
     Model* model = &s->mamba.model;
     const GoldenRun run = {model->table, model->n_table, model->n, &model->dp, model->w, &s->dev, s, subject_leaf,
-                           subject_updated, s->how, GOLDEN_BITS, GOLDEN_BITS, GOLDEN_BITS};
+                           subject_updated, NULL, s->how, GOLDEN_BITS, GOLDEN_BITS, GOLDEN_BITS};
     golden_check_training(t, &s->file, &run);
 }
 

@@ -5,7 +5,7 @@ model from such a file, has it compute the same, and compares bit by bit.
     golden_open(&g, "dev/golden/gpt2_base.safetensors");
     Config c = config_make(golden_int(&g, "n_positions"), ...);           // the file says of which sizes the model is
     golden_load(&g, "param.", table, n_table, params);
-    GoldenRun run = {table, n_table, n, &dp, weights, &dev, &model, leaf, NULL, "2 threads", GOLDEN_BITS};
+    GoldenRun run = {table, n_table, n, &dp, weights, &dev, &model, leaf, NULL, NULL, "2 threads", GOLDEN_BITS};
     golden_check_training(t, &g, &run);                                   // losses, norms, gradients, parameters
     golden_close(&g);
 What a file has: metadata "config", JSON, with sizes, batch, seq_len, leaves, steps, optimizer settings; and tensors
@@ -164,6 +164,7 @@ typedef struct {
     void* model;          // the test's own, for the two calls
     void (*leaf)(void* model, const int* inputs, const int* targets, float dloss);  // forward and backward of one batch
     void (*updated)(void* model);  // what the trainer does after an update, or NULL
+    float (*more_loss)(void* model);  // what it adds to the loss, or NULL
     const char* how;      // this way of computing, for messages: "3 threads"
     double numbers, gradients, parameters;  // tolerances of loss and norm, gradients, parameters
 } GoldenRun;
@@ -208,6 +209,7 @@ static inline float* golden_gradients(const Golden* g, const GoldenRun* run, int
     }
     float loss_sum, *grads = dp_reduce(run->dp, &loss_sum, run->dev);
     *loss = loss_sum / (float)counted;
+    if (run->more_loss) { *loss += run->more_loss(run->model); }
     *norm = dp_norm(run->dp, grads, run->dev);
     return grads;
 }
