@@ -110,6 +110,11 @@ sin = round_once(np.sin, decimal_sin)
 cos = round_once(np.cos, decimal_cos)
 
 
+def power(base, x):
+    """base^x for a float64 base above 0 and float32 exponents, rounded once"""
+    return round_once(lambda x: np.power(base, x), lambda x: Decimal(base) ** x)(x)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Sums. A chain has one accumulator and an ascending index. A chain of products rounds once at each step, as `madd` does.
 # ---------------------------------------------------------------------------------------------------------------------
@@ -231,10 +236,10 @@ def bias_corrections(beta1, beta2, t):
 
 def adamw(p, g, m, v, lr, beta1, beta2, eps, weight_decay, corrections):
     """One AdamW update (Loshchilov & Hutter 2019, arXiv:1711.05101) of one tensor; returns the new p, m, v."""
-    lr, beta1, beta2, eps, weight_decay = (F4(x) for x in (lr, beta1, beta2, eps, weight_decay))
+    lr, beta1, beta2, eps, weight_decay, one = (p.dtype.type(x) for x in (lr, beta1, beta2, eps, weight_decay, 1))
     correction1, correction2 = corrections
-    m = beta1 * m + (F4(1) - beta1) * g
-    v = beta2 * v + ((F4(1) - beta2) * g) * g
+    m = beta1 * m + (one - beta1) * g
+    v = beta2 * v + ((one - beta2) * g) * g
     p = p - lr * ((m / correction1) / (np.sqrt(v / correction2) + eps) + weight_decay * p)
     return p, m, v
 

@@ -29,9 +29,10 @@ import numpy as np
 
 import exact
 import trainer
-from exact import F4, chain_matmul, chain_sum, fnv1a, madd
-from ops import (classifier_backward, classifier_forward, embedding_backward, embedding_forward, layernorm_backward,
-                 layernorm_forward, linear_backward, linear_forward)
+from exact import F4, fnv1a
+from ops import (attention_backward, attention_scale, attention_value_backward, attention_weights, classifier_backward,
+                 classifier_forward, embedding_backward, embedding_forward, layernorm_backward, layernorm_forward,
+                 linear_backward, linear_forward, merge_heads, over_keys, split_heads)
 from trainer import Row, from_disk, to_disk
 
 
@@ -130,63 +131,9 @@ def gelu_backward(dout, x, laws):
     return local * dout
 
 
-def split_heads(qkv, NH):
+def split_qkv(qkv, NH):
     """(B, T, 3C) -> q, k, v, each (B, NH, T, HS)"""
-    B, T, C3 = qkv.shape
-    return qkv.reshape(B, T, 3, NH, C3 // 3 // NH).transpose(2, 0, 3, 1, 4)
-
-
-def merge_heads(x):
-    """(B, NH, T, HS) -> (B, T, C)"""
-    B, NH, T, HS = x.shape
-    return x.transpose(0, 2, 1, 3).reshape(B, T, NH * HS)
-
-
-def attention_scale(HS):
-    return F4(1) / np.sqrt(F4(HS))
-
-
-def attention_forward(qkv, NH, laws):
-    """atty (B, T, C); preatt and att (B, NH, T, T), rows t and columns u, 0 for u > t"""
-    q, k, v = split_heads(qkv, NH)
-    B, NH, T, HS = q.shape
-    past = np.tril(np.ones((T, T), bool))  # u <= t
-    preatt = chain_matmul(zeros(B, NH, T, T), q, k.swapaxes(2, 3)) * attention_scale(HS)
-    preatt = np.where(past, preatt, F4(0))
-    largest = np.max(np.where(past, preatt, F4(-10000)), axis=-1, initial=F4(-10000))
-    e = np.where(past, laws.exp(np.where(past, preatt - largest[..., None], F4(0))), F4(0))
-    total = chain_sum(e)
-    inverse = np.where(total == 0, F4(0), F4(1) / total)
-    att = e * inverse[..., None]
-    out = zeros(B, NH, T, HS)
-    for u in range(T):
-        out[:, :, u:] = madd(att[:, :, u:, u, None], v[:, :, u, None, :], out[:, :, u:])
-    return merge_heads(out), preatt, att
-
-
-def attention_value_backward(dout, v, att):
-    """datt: chains over i; dv: chains over t. What both laws of attention have in common."""
-    datt = chain_matmul(zeros(*att.shape), dout, v.swapaxes(2, 3))
-    dv = np.zeros_like(v)
-    for t in range(v.shape[2]):
-        dv[:, :, :t + 1] = madd(att[:, :, t, :t + 1, None], dout[:, :, t, None, :], dv[:, :, :t + 1])
-    return datt, dv
-
-
-def attention_backward(dout, q, k, v, att):
-    """dq, dk, dv (B, NH, T, HS): ds = att * (datt - sum(att * datt)) * scale, dq = ds k, dk = ds^T q."""
-    T, HS = q.shape[2:]
-    datt, dv = attention_value_backward(dout, v, att)
-    D = zeros(*att.shape[:3])
-    for u in range(T):
-        D[:, :, u:] = madd(att[:, :, u:, u], datt[:, :, u:, u], D[:, :, u:])
-    ds = (att * (datt - D[..., None])) * attention_scale(HS)
-    dq, dk = np.zeros_like(q), np.zeros_like(k)
-    for u in range(T):
-        dq[:, :, u:] = madd(ds[:, :, u:, u, None], k[:, :, u, None, :], dq[:, :, u:])
-    for t in range(T):
-        dk[:, :, :t + 1] = madd(ds[:, :, t, :t + 1, None], q[:, :, t, None, :], dk[:, :, :t + 1])
-    return dq, dk, dv
+    return [split_heads(x, NH) for x in np.split(qkv, 3, axis=-1)]
 
 
 # Sites of dropout: the embeddings, then both halves of each block.
@@ -218,7 +165,9 @@ def forward(p, inputs, targets, cfg, laws=EXACT):
         a = {}
         a["ln1"], a["ln1_mean"], a["ln1_rstd"] = layernorm_forward(residual, p["ln1w"][l], p["ln1b"][l])
         a["qkv"] = linear_forward(a["ln1"], p["qkvw"][l], p["qkvb"][l])
-        a["atty"], a["preatt"], a["att"] = attention_forward(a["qkv"], NH, laws)
+        q, k, v = split_qkv(a["qkv"], NH)
+        preatt, att, _, _ = attention_weights(q, k, laws)
+        a["atty"], a["preatt"], a["att"] = merge_heads(over_keys(att, v)), preatt, att
         a["attproj"] = linear_forward(a["atty"], p["attprojw"][l], p["attprojb"][l])
         a["residual2"] = residual + drop(a["attproj"], cfg, ATTENTION + 2 * l)
         a["ln2"], a["ln2_mean"], a["ln2_rstd"] = layernorm_forward(a["residual2"], p["ln2w"][l], p["ln2b"][l])
@@ -255,10 +204,9 @@ def backward(p, acts, inputs, targets, count, cfg, laws=EXACT):
         dresidual = dresidual + dx
         dattproj = drop(dresidual, cfg, ATTENTION + 2 * l)
         datty, g["attprojw"][l], g["attprojb"][l] = linear_backward(dattproj, a["atty"], p["attprojw"][l])
-        q, k, v = split_heads(a["qkv"], cfg.n_head)
-        B, NH, T, HS = q.shape
-        dout = datty.reshape(B, T, NH, HS).transpose(0, 2, 1, 3)
-        dqkv = np.concatenate([merge_heads(d) for d in laws.attention_backward(dout, q, k, v, a["att"])], axis=-1)
+        heads = (*split_qkv(a["qkv"], cfg.n_head), a["att"])
+        dheads = laws.attention_backward(split_heads(datty, cfg.n_head), *heads)
+        dqkv = np.concatenate([merge_heads(d) for d in dheads], axis=-1)
         dln1, g["qkvw"][l], g["qkvb"][l] = linear_backward(dqkv, a["ln1"], p["qkvw"][l])
         dx, g["ln1w"][l], g["ln1b"][l] = layernorm_backward(dln1, residual, p["ln1w"][l],
                                                             a["ln1_mean"], a["ln1_rstd"])
@@ -367,7 +315,7 @@ def base_promises():
 # Upstream's laws: libm's functions, the quadratic form of softmax backward, the scale on each term, powf, decay of all.
 def upstream_attention_backward(dout, q, k, v, att):
     T, HS = q.shape[2:]
-    scale = attention_scale(HS)
+    scale = attention_scale(q)
     datt, dv = attention_value_backward(dout, v, att)
     dpre = np.zeros_like(att)
     for u in range(T):  # rows t >= u; columns w > t have att = 0 and get only zeros

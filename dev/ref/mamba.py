@@ -24,7 +24,7 @@ import exact
 import trainer
 from exact import F4, chain_dot, chain_matmul, chain_sum, madd
 from ops import (classifier_backward, classifier_forward, embedding_backward, embedding_forward, linear_backward,
-                 linear_forward, loss_gradient, rows)
+                 linear_forward, loss_gradient, rmsnorm_backward, rmsnorm_forward, rows, silu, silu_slope)
 from trainer import Row
 
 
@@ -138,19 +138,6 @@ def layer_of(p, cfg, l):
 # ---------------------------------------------------------------------------------------------------------------------
 # The operations, each forward with its backward.
 # ---------------------------------------------------------------------------------------------------------------------
-def sigmoid(v):
-    return F4(1) / (F4(1) + exact.exp(-v))
-
-
-def silu(v):
-    return v / (F4(1) + exact.exp(-v))
-
-
-def silu_slope(v):
-    s = sigmoid(v)
-    return s * (F4(1) + v * (F4(1) - s))
-
-
 def softplus(q):
     return np.where(q > 20, q, exact.log1p(exact.exp(np.minimum(q, F4(20)))))
 
@@ -158,20 +145,6 @@ def softplus(q):
 def softplus_backward(dout, out):
     """From the output: the slope is 1 - exp(-out)."""
     return dout * -exact.expm1(-out)
-
-
-def rmsnorm_forward(x, w, eps):
-    rstd = F4(1) / np.sqrt(chain_dot(x, x) / F4(x.shape[-1]) + x.dtype.type(eps))
-    return (x * rstd[..., None]) * w, rstd
-
-
-def rmsnorm_backward(dout, x, w, rstd):
-    """dx, dw"""
-    s = rstd[..., None]
-    g = dout * w
-    dot = chain_dot(g, x * s)[..., None]
-    dx = s * (g - (x * s) * (dot / F4(x.shape[-1])))
-    return dx, chain_dot(rows(dout * x), rows(s), axis=0)
 
 
 def gate_backward(dout, y, z):

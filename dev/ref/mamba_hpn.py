@@ -23,9 +23,9 @@ import exact
 import trainer
 from exact import F4, F8
 from mamba import (MODEL, Config, backward, carry_after, draw_parameters, forward, hpn_backward, hpn_forward,
-                   parameter_table, scan_backward, scan_forward, silu, silu_slope, softplus, softplus_backward,
+                   parameter_table, scan_backward, scan_forward, softplus, softplus_backward,
                    sum_channels, unit_backward, unit_forward)
-from ops import linear_forward, rows
+from ops import linear_forward, rows, silu, silu_slope
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The golden runs. Together they have all heads, both kinds of prototypes, every optional bias, targets that are not

@@ -6,7 +6,8 @@ float64 as well, then everything is computed in double precision: so formulas ar
 """
 import numpy as np
 
-from exact import chain_dot, chain_matmul, chain_sum
+import exact
+from exact import F4, chain_dot, chain_matmul, chain_sum, madd
 
 
 def rows(x):
@@ -47,6 +48,107 @@ def layernorm_backward(dout, x, w, mean, rstd):
     mean_g_norm = (chain_dot(g, norm) / C)[..., None]
     dx = (((0 + g) - mean_g) - norm * mean_g_norm) * rstd
     return dx, chain_dot(rows(norm), rows(dout), axis=0), chain_sum(rows(dout), axis=0)
+
+
+def rmsnorm_forward(x, w, eps):
+    rstd = F4(1) / np.sqrt(chain_dot(x, x) / F4(x.shape[-1]) + x.dtype.type(eps))
+    return (x * rstd[..., None]) * w, rstd
+
+
+def rmsnorm_backward(dout, x, w, rstd):
+    """dx, dw"""
+    s = rstd[..., None]
+    g = dout * w
+    dot = chain_dot(g, x * s)[..., None]
+    dx = s * (g - (x * s) * (dot / F4(x.shape[-1])))
+    return dx, chain_dot(rows(dout * x), rows(s), axis=0)
+
+
+def sigmoid(v):
+    return F4(1) / (F4(1) + exact.exp(-v))
+
+
+def silu(v):
+    return v / (F4(1) + exact.exp(-v))
+
+
+def silu_slope(v):
+    s = sigmoid(v)
+    return s * (F4(1) + v * (F4(1) - s))
+
+
+def split_heads(x, n_heads):
+    """(B, T, n_heads * HS) -> (B, n_heads, T, HS)"""
+    B, T, C = x.shape
+    return x.reshape(B, T, n_heads, C // n_heads).transpose(0, 2, 1, 3)
+
+
+def merge_heads(x):
+    """(B, NH, T, HS) -> (B, T, NH * HS)"""
+    B, NH, T, HS = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(B, T, NH * HS)
+
+
+def attention_scale(x):
+    HS = x.dtype.type(x.shape[-1])
+    return x.dtype.type(1) / np.sqrt(HS)
+
+
+def share_heads(x, q):
+    """(B, NKV, T, HS) -> (B, NH, T, HS): query head h reads head h // (NH / NKV) of x"""
+    return np.repeat(x, q.shape[1] // x.shape[1], axis=1)
+
+
+def attention_weights(q, k, laws=exact):
+    """preatt, att (B, NH, T, T), rows t and columns u, 0 for u > t; the largest score and 1 / sum of exponentials
+    (B, NH, T). q (B, NH, T, HS), k (B, NKV, T, HS)"""
+    zero, lowest = q.dtype.type(0), q.dtype.type(-10000)
+    B, NH, T, HS = q.shape
+    past = np.tril(np.ones((T, T), bool))  # u <= t
+    k = share_heads(k, q)
+    preatt = chain_matmul(np.zeros((B, NH, T, T), q.dtype), q, k.swapaxes(2, 3)) * attention_scale(q)
+    preatt = np.where(past, preatt, zero)
+    largest = np.max(np.where(past, preatt, lowest), axis=-1, initial=lowest)
+    e = np.where(past, laws.exp(np.where(past, preatt - largest[..., None], zero)), zero)
+    total = chain_sum(e)
+    inverse = np.where(total == 0, zero, q.dtype.type(1) / total)
+    return preatt, e * inverse[..., None], largest, inverse
+
+
+def over_keys(weights, x):
+    """(B, NH, T, HS): for each t a chain over u <= t of weights[t][u] * x[u]. x (B, NH, T, HS)"""
+    out = np.zeros_like(x)
+    for u in range(x.shape[2]):
+        out[:, :, u:] = madd(weights[:, :, u:, u, None], x[:, :, u, None, :], out[:, :, u:])
+    return out
+
+
+def over_queries(weights, x, NKV):
+    """(B, NKV, T, HS): for each u a chain over the query heads of the group and in each over t >= u of
+    weights[t][u] * x[t]. x (B, NH, T, HS)"""
+    B, NH, T, HS = x.shape
+    group, out = NH // NKV, np.zeros((B, NKV, T, HS), x.dtype)
+    for h in range(group):  # h::group has one head of each group
+        for t in range(T):
+            out[:, :, :t + 1] = madd(weights[:, h::group, t, :t + 1, None], x[:, h::group, t, None, :],
+                                     out[:, :, :t + 1])
+    return out
+
+
+def attention_value_backward(dout, v, att):
+    """datt: chains over i; dv: chains over t. What all laws of attention have in common."""
+    datt = chain_matmul(np.zeros_like(att), dout, share_heads(v, dout).swapaxes(2, 3))
+    return datt, over_queries(att, dout, v.shape[1])
+
+
+def attention_backward(dout, q, k, v, att):
+    """dq (B, NH, T, HS), dk, dv (B, NKV, T, HS): ds = att * (datt - sum(att * datt)) * scale, dq = ds k, dk = ds^T q."""
+    datt, dv = attention_value_backward(dout, v, att)
+    D = np.zeros_like(att[..., 0])
+    for u in range(q.shape[2]):
+        D[:, :, u:] = madd(att[:, :, u:, u], datt[:, :, u:, u], D[:, :, u:])
+    ds = (att * (datt - D[..., None])) * attention_scale(q)
+    return over_keys(ds, share_heads(k, q)), over_queries(ds, q, k.shape[1]), dv
 
 
 def linear_forward(x, w, b=None):

@@ -8,7 +8,7 @@ __metadata__["config"] is a JSON object with every number of the run):
     param.<name>        start values
     act.<name>          step 0, leaf 0, every activation: (L, B, T, ...) in layers, (B, T, ...) outside
     grad.<name>         step 0, after the sum over leaves and before the clip
-    loss, norm, lr      F32 (steps)
+    loss, norm, lr      F32 (steps), and other numbers of an update that the model has, (steps, ...)
     step1.<name>, step10.<name>   parameters after 1 and 10 updates
 """
 import argparse
@@ -59,10 +59,23 @@ class Row:
     shape: tuple               # (L, ...) when there is one per layer
     kind: str                  # decides the start values, the decay and the form on disk
     disk: str                  # name on disk, {} for the layer
+    parts: tuple = ("",)       # ends of that name: on disk a layer's tensor is cut into so many, along its leading axes
 
     @property
     def is_decayed(self):
         return self.kind in ("embedding", "linear")
+
+    def cut(self, x):
+        """One layer's tensor as its parts on disk"""
+        return [x] if len(self.parts) == 1 else x.reshape(len(self.parts), -1, x.shape[-1])
+
+    def join(self, parts):
+        """The inverse of cut"""
+        return parts[0] if len(parts) == 1 else np.stack(parts).reshape(self.shape[1:])
+
+
+def plain_numbers(acts, count, cfg):
+    return {"loss": loss_of([leaf["losses"] for leaf in acts], count)}
 
 
 @dataclass(frozen=True)
@@ -76,6 +89,8 @@ class Model:
     read_config: Callable      # config.json as a dict, where it is, B, T -> cfg
     metadata: Callable = metadata
     at: Callable = lambda cfg, step, leaf: cfg  # what a leaf of an update sees of cfg
+    numbers: Callable = plain_numbers  # activations of the leaves, count, cfg -> loss of the update, and what else is told
+    after_update: Callable = lambda p, numbers, cfg: p  # parameters that change by another rule than AdamW
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -86,7 +101,9 @@ def to_disk(model, p, cfg):
     out = {}
     for row in model.table(cfg):
         layers = p[row.name] if "{}" in row.disk else [p[row.name]]
-        out.update({row.disk.format(l): model.to_file(row, x, cfg) for l, x in enumerate(layers)})
+        for l, layer in enumerate(layers):
+            named = zip(row.parts, row.cut(layer))
+            out.update({row.disk.format(l) + part: model.to_file(row, x, cfg) for part, x in named})
     return out
 
 
@@ -95,7 +112,8 @@ def from_disk(model, tensors, cfg):
     p = {}
     for row in model.table(cfg):
         n_layers = row.shape[0] if "{}" in row.disk else 1
-        layers = [model.from_file(row, tensors[row.disk.format(l)], cfg) for l in range(n_layers)]
+        layers = [row.join([model.from_file(row, tensors[row.disk.format(l) + part], cfg) for part in row.parts])
+                  for l in range(n_layers)]
         p[row.name] = np.stack(layers) if "{}" in row.disk else np.array(layers[0])
         if p[row.name].shape != row.shape:
             raise SystemExit(f"{row.disk}: expected {row.shape} in all layers, found {p[row.name].shape}")
@@ -131,8 +149,10 @@ def train(model, cfg, p, inputs, targets, bias_corrections=exact.bias_correction
             name, decay = row.name, cfg.weight_decay if row.is_decayed or cfg.decay_all else 0.0
             p[name], m[name], v[name] = exact.adamw(p[name], g[name] * scale, m[name], v[name], lr, cfg.beta1,
                                                     cfg.beta2, cfg.eps, decay, corrections)
-        yield SimpleNamespace(step=step, acts=acts[0], grads=g, loss=loss_of([a["losses"] for a in acts], count),
-                              norm=norm, lr=lr, params=p)
+        numbers = model.numbers(acts, count, cfg)
+        p = model.after_update(p, numbers, cfg)
+        yield SimpleNamespace(step=step, acts=acts[0], grads=g, loss=numbers["loss"], norm=norm, lr=lr, params=p,
+                              numbers=numbers)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -174,6 +194,7 @@ def golden_tensors(model, cfg, p, inputs, targets):
     out.update(named_activations(records[0].acts, cfg.vocab_size))
     out.update(named("grad", records[0].grads))
     out.update({key: np.array([getattr(r, key) for r in records], F4) for key in ("loss", "norm", "lr")})
+    out.update({key: np.stack([r.numbers[key] for r in records]) for key in records[0].numbers if key != "loss"})
     out.update(named("step1", records[0].params))
     out.update(named("step10", records[9].params))
     return out
@@ -204,7 +225,7 @@ def probe(model, folder, batch_path, out_path):
     acts = model.forward(p, inputs, targets, cfg)
     grads = model.backward(p, acts, inputs, targets, count, cfg)
     out = {name: acts[name][..., :cfg.vocab_size] for name in ("logits", "cosines") if name in acts}
-    out["loss"] = loss_of([acts["losses"]], count).reshape(1)
+    out["loss"] = model.numbers([acts], count, cfg)["loss"].reshape(1)
     out.update({f"grad.{name}": x for name, x in to_disk(model, grads, cfg).items()})
     exact.write_safetensors(out_path, out, model.metadata(cfg))
 
