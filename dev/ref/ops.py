@@ -142,7 +142,7 @@ def attention_value_backward(dout, v, att):
 
 
 def attention_backward(dout, q, k, v, att):
-    """dq (B, NH, T, HS), dk, dv (B, NKV, T, HS): ds = att * (datt - sum(att * datt)) * scale, dq = ds k, dk = ds^T q."""
+    """dq (B, NH, T, HS), dk and dv (B, NKV, T, HS): ds = att (datt - sum(att datt)) scale, dq = ds k, dk = ds^T q."""
     datt, dv = attention_value_backward(dout, v, att)
     D = np.zeros_like(att[..., 0])
     for u in range(q.shape[2]):

@@ -89,7 +89,7 @@ class Model:
     read_config: Callable      # config.json as a dict, where it is, B, T -> cfg
     metadata: Callable = metadata
     at: Callable = lambda cfg, step, leaf: cfg  # what a leaf of an update sees of cfg
-    numbers: Callable = plain_numbers  # activations of the leaves, count, cfg -> loss of the update, and what else is told
+    numbers: Callable = plain_numbers  # activations of the leaves, count, cfg -> loss of the update and other numbers
     after_update: Callable = lambda p, numbers, cfg: p  # parameters that change by another rule than AdamW
 
 
