@@ -328,6 +328,7 @@ simt_tests:
 golden:
 	$(PYTHON) dev/ref/gpt2.py
 	$(PYTHON) dev/ref/mamba_hpn.py
+	$(PYTHON) dev/ref/moe.py
 	$(PYTHON) dev/ref/rows.py
 
 bench: setup

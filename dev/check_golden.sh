@@ -11,6 +11,7 @@ if ! $python -c 'import numpy' 2>/dev/null; then
 fi
 $python dev/ref/gpt2.py --out "$new" >/dev/null
 $python dev/ref/mamba_hpn.py --out "$new" >/dev/null
+$python dev/ref/moe.py --out "$new" >/dev/null
 $python dev/ref/rows.py --out "$new" >/dev/null
 passed=0
 failed=0

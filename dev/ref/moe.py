@@ -401,7 +401,7 @@ MODEL = trainer.Model(parameter_table, forward, backward, to_file, from_file, re
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The golden runs. Together they have all ways of balancing, the z-loss, tied and separate heads, one, some and all
-# key/value heads, k 1 to 3, ties, experts without rows, scaled RoPE, targets that are not counted, and sizes that divide
+# key/value heads, k 1 to 3, ties, experts without rows, scaled RoPE, targets that are not counted, sizes that divide
 # nothing.
 # ---------------------------------------------------------------------------------------------------------------------
 BASE = Config(vocab_size=67, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1,
@@ -409,9 +409,9 @@ BASE = Config(vocab_size=67, hidden_size=32, num_hidden_layers=2, num_attention_
               aux_alpha=0.01, batch=2, seq_len=8, leaves=2, lr=3e-3, schedule="cosine", warmup=3, final_lr=0.1,
               beta2=0.95, clip=1.0)
 ODD = Config(vocab_size=53, hidden_size=20, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
-             head_dim=10, intermediate_size=17, num_local_experts=5, num_experts_per_tok=3, rms_norm_eps=1e-3,
-             rope_alpha=8.0, tie_word_embeddings=True, max_position_embeddings=7, aux_alpha=0.02, z_lambda=0.01, batch=3,
-             seq_len=7, leaves=3, lr=2e-3, schedule="wsd", clip=0.5)
+             head_dim=10, intermediate_size=15, num_local_experts=5, num_experts_per_tok=3, rms_norm_eps=1e-3,
+             rope_alpha=8.0, tie_word_embeddings=True, max_position_embeddings=7, aux_alpha=0.02, z_lambda=0.01,
+             batch=3, seq_len=7, leaves=3, lr=2e-3, schedule="wsd", clip=0.5)
 BIAS = Config(vocab_size=31, hidden_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
               head_dim=6, intermediate_size=33, num_local_experts=6, num_experts_per_tok=1, rope_base=500.0,
               max_position_embeddings=20, balance="bias", bias_rate=0.01, batch=2, seq_len=9, leaves=2, lr=2e-3)
