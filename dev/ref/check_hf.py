@@ -1,6 +1,6 @@
 """
 Holds a program against Hugging Face transformers: bit-exactness says that our programs compute the same thing, this says
-that it is the right thing. --model gpt2 (default) or mamba; what differs between them is in hf_models.py.
+that it is the right thing. --model gpt2 (default), mamba or moe; what differs between them is in hf_models.py.
 
     python dev/ref/check_hf.py                             the NumPy reference, dev/ref/gpt2.py
     python dev/ref/check_hf.py --probe-with ./train_gpt2   a trainer, run with --from DIR --probe IN --probe-out OUT
@@ -61,7 +61,7 @@ def truth_of(kind, model, inputs, targets):
     loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels, ignore_index=-1)
     loss.backward()
     out = {"logits": logits.detach(), "loss": loss.detach().reshape(1)}
-    out.update({f"grad.{name}": p.grad for name, p in model.named_parameters()})
+    out.update({f"grad.{name}": gradient for name, gradient in kind.tensors(model, lambda p: p.grad).items()})
     return out
 
 

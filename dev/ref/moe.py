@@ -386,12 +386,15 @@ def level_biases(p, numbers, cfg):
 
 def read_config(hf, path, batch, seq_len):
     """The Config of a Hugging Face config.json; our own keys (rope_alpha, balance, ...) may stand in it."""
-    if hf.get("hidden_act", "silu") != "silu" or hf.get("sliding_window") is not None:
-        raise SystemExit(f"{path}: expected hidden_act silu and sliding_window null")
+    turn = hf.get("rope_parameters") or {"rope_theta": hf.get("rope_theta", 1e6)}
+    settings = [hf.get("hidden_act", "silu"), hf.get("sliding_window"), turn.get("rope_type", "default")]
+    if settings != ["silu", None, "default"]:
+        raise SystemExit(f"{path}: expected hidden_act silu, sliding_window null, rope_type default, found {settings}")
     known = {name: hf[name] for name in Config.__dataclass_fields__ if hf.get(name) is not None}
+    if "rope_base" not in known:  # rope_theta is scaled already, or not at all
+        known.update({"rope_base": turn["rope_theta"], "rope_alpha": 1.0})
     known.setdefault("head_dim", hf["hidden_size"] // hf["num_attention_heads"])
-    theta = (hf.get("rope_parameters") or {}).get("rope_theta", hf.get("rope_theta", 1e6))
-    known.setdefault("rope_base", theta)  # without rope_base it is not scaled, or scaled already
+    known.setdefault("rms_norm_eps", 1e-5)  # as transformers has it
     return Config(**{**known, "batch": batch, "seq_len": seq_len})
 
 
