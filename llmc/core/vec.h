@@ -77,6 +77,27 @@ static inline vfloat v_interleave_high(vfloat a, vfloat b) {
 #endif
 }
 
+// and back: the lanes of even number of a, then of b, and those of odd number
+static inline vfloat v_even(vfloat a, vfloat b) {
+#if VLANES == 16
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+#elif VLANES == 8
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+#else
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6);
+#endif
+}
+
+static inline vfloat v_odd(vfloat a, vfloat b) {
+#if VLANES == 16
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+#elif VLANES == 8
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+#else
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7);
+#endif
+}
+
 // transpose a square of VLANES rows in registers: each of the log2(VLANES) rounds deals rows i and i + VLANES/2 like
 // two halves of a deck of cards; after all rounds row i has become column i
 static inline void v_transpose(vfloat rows[VLANES]) {
