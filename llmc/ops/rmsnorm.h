@@ -1,20 +1,29 @@
 /*
 RMSNorm: out = inp * rstd * weight, rstd = 1/sqrt(mean(inp^2) + eps) over each row of C channels.
     inp, out (N, C)   weight (C)   rstd (N) float, kept for backward
+residual_rmsnorm_forward adds before it normalises: residual = left + right, out = rmsnorm(residual). residual may be
+left or right. The norm of each head (Qwen3's q and k) is that of N = positions * heads rows of C = head size, one after
+the other.
 Backward, with xhat = inp * rstd and g = dout * weight (derived in doc/rmsnorm.md). NULL for either: nobody asks for it,
 and nothing is done for it
     dinp    += rstd * (g - xhat * mean(g * xhat))   (N, C)  added: inp is the residual stream
     dweight  = sum over n of dout * xhat            (C)     written, one call is one leaf
-Cost:   memory bound: forward moves 2*N*C floats, backward 6*N*C. Judge it in GB/s: one thread has 30 and 35 where
-        memcpy has 32.
-Error:  a chain of C squares, then 4 roundings: |rstd| error <= (C + 8) * 2^-25 |rstd|.
-Order:  row sums chain over c from 0, dweight chains over n from 0; lanes hold neighbouring rows for the first and
-        neighbouring channels for the second.
+Cost:   memory bound. On a CPU forward moves 2*N*C floats, backward 6*N*C; on a GPU 2*N*C elements forward, 4*N*C with
+        the residual sum, 4*N*C backward: every array once. Judge it in GB/s: one thread has 30 and 35 where memcpy has
+        32.
+Error:  a chain of C squares, then 4 roundings: |rstd| error <= (C + 8) * 2^-25 |rstd|. bf16 rounds what is stored: 2^-8
+        |out|, 2^-8 |dinp|; rstd and dweight are float.
+Order:  row sums chain over c from 0, dweight chains over n from 0; in C lanes hold neighbouring rows for the first and
+        neighbouring channels for the second. Fast kernels: 32 lanes and a tree for a row; each block sums dweight over
+        its rows, and blocks are added in a fixed order; their number is that of the GPU's multiprocessors times a
+        constant.
 Source: Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4
 */
 #ifndef LLMC_RMSNORM_H
 #define LLMC_RMSNORM_H
-#include "../core/device.h"  // Device
+#include "../core/device.h"  // Device, device_workspace, ceil_div
+#include "../core/kernel.h"  // load_floats, store_floats, row_madd, row_total, lane_sum, MaybeNull
+#include "residual.h"        // residual_forward
 #include <math.h>
 #ifndef __CUDACC__
 #include "../core/vec.h"  // vfloat, v_load, v_load_columns, v_fill
@@ -32,6 +41,12 @@ static inline void rmsnorm_forward_ref(float* out, float* rstd, const float* inp
         for (int c = 0; c < C; c++) { out[(size_t)n * C + c] = x[c] * s * weight[c]; }
         rstd[n] = s;
     }
+}
+
+static inline void residual_rmsnorm_forward_ref(float* residual, float* out, float* rstd, const float* left,
+                                                const float* right, const float* weight, float eps, int N, int C) {
+    residual_forward_ref(residual, left, right, (size_t)N * C);
+    rmsnorm_forward_ref(out, rstd, residual, weight, eps, N, C);
 }
 
 // dinp of one row
@@ -91,6 +106,13 @@ static inline void rmsnorm_forward(float* out, float* rstd, const float* inp, co
             for (int c = 0; c < C; c++) { y[c] = x[c] * s * weight[c]; }
         }
     }
+}
+
+static inline void residual_rmsnorm_forward(float* residual, float* out, float* rstd, const float* left,
+                                            const float* right, const float* weight, float eps, int N, int C,
+                                            const Device* dev) {
+    residual_forward(residual, left, right, (size_t)N * C, dev);
+    rmsnorm_forward(out, rstd, residual, weight, eps, N, C, dev);
 }
 
 // mean of g * xhat for VLANES rows
@@ -168,6 +190,300 @@ static inline void rmsnorm_backward(float* dinp, float* dweight, const float* do
     (void)dev;
     if (dweight) { rmsnorm_backward_weight_(dweight, dout, inp, rstd, N, C); }
     if (dinp) { rmsnorm_backward_input_(dinp, dout, inp, weight, rstd, N, C); }
+}
+#else  // ---- CUDA forward: one warp per row ----
+
+enum { RMSNORM_ROWS = 8 };           // rows of a block: blocks are (32, 8)
+enum { RMSNORM_SHARED = 48 << 10 };  // bytes of shared memory that a block may have without asking
+
+// With packs the row comes from memory once: each lane keeps its own packs in shared memory, and since no other lane
+// looks at them, nobody waits. ADD: the row is left + right, rounded to X
+template <int W, int ADD, typename X>
+__global__ void rmsnorm_forward_kernel(X* residual, X* out, float* rstd, const X* left, const X* right, const X* weight,
+                                       float eps, int N, int C) {
+    extern __shared__ float4 rmsnorm_kept[];
+    int n = blockIdx.x * blockDim.y + threadIdx.y, lane = threadIdx.x * W;
+    if (n >= N) { return; }  // a warp shares threadIdx.y, so it leaves whole and shuffles stay legal
+    size_t start = (size_t)n * C;
+    X* kept = reinterpret_cast<X*>(rmsnorm_kept) + (size_t)threadIdx.y * C;
+    const X* row = W > 1 ? kept : ADD ? residual + start : left + start;
+    float sum = 0.0f;
+    #pragma unroll 2
+    for (int c = lane; c - lane < C; c += WARP * W) {
+        Pack<float, W> squared = {};
+        if (c < C) {
+            Pack<X, W> x = pack_load<W>(left + start + c);
+            if (ADD) {
+                Pack<X, W> added = pack_load<W>(right + start + c);
+                for (int i = 0; i < W; i++) { x.x[i] = from_float<X>(to_float(x.x[i]) + to_float(added.x[i])); }
+                pack_store(residual + start + c, x);
+            }
+            if (W > 1) { pack_store(kept + c, x); }
+            for (int i = 0; i < W; i++) { squared.x[i] = to_float(x.x[i]); }
+        }
+        sum = row_madd(squared.x, squared.x, sum);
+    }
+    float s = 1.0f / sqrtf(row_total(sum) / (float)C + eps);
+    for (int c = lane; c < C; c += WARP * W) {
+        Pack<float, W> x = load_floats<W>(row + c), w = load_floats<W>(weight + c);
+        for (int i = 0; i < W; i++) { x.x[i] = x.x[i] * s * w.x[i]; }
+        store_floats(out + start + c, x);
+    }
+    if (threadIdx.x == 0) { rstd[n] = s; }
+}
+
+// ADD 0: residual and right are not used
+template <int ADD, typename X>
+static inline void rmsnorm_forward_launch_(X* residual, X* out, float* rstd, const X* left, const X* right,
+                                           const X* weight, float eps, int N, int C, const Device* dev) {
+    constexpr int W = pack_width<X>();
+    int row_bytes = C * (int)sizeof(X), rows = row_bytes > 0 ? RMSNORM_SHARED / row_bytes : 0;
+    rows = rows < RMSNORM_ROWS ? rows : RMSNORM_ROWS;
+    if (rows > 0 && C % W == 0 && pack_aligned(residual, out, left, right, weight)) {
+        dim3 block(WARP, (unsigned)rows);
+        rmsnorm_forward_kernel<W, ADD><<<(unsigned)ceil_div(N, rows), block, (size_t)rows * row_bytes, dev->stream>>>(
+            residual, out, rstd, left, right, weight, eps, N, C);
+    } else {
+        dim3 block(WARP, RMSNORM_ROWS);
+        rmsnorm_forward_kernel<1, ADD><<<(unsigned)ceil_div(N, RMSNORM_ROWS), block, 0, dev->stream>>>(
+            residual, out, rstd, left, right, weight, eps, N, C);
+    }
+    cudaCheck(cudaGetLastError());
+}
+
+template <typename X>
+static inline void rmsnorm_forward(X* out, float* rstd, const X* inp, const X* weight, float eps, int N, int C,
+                                   const Device* dev) {
+    rmsnorm_forward_launch_<0>((X*)NULL, out, rstd, inp, (const X*)NULL, weight, eps, N, C, dev);
+}
+
+template <typename X>
+static inline void residual_rmsnorm_forward(X* residual, X* out, float* rstd, const X* left, const X* right,
+                                            const X* weight, float eps, int N, int C, const Device* dev) {
+    rmsnorm_forward_launch_<1>(residual, out, rstd, left, right, weight, eps, N, C, dev);
+}
+
+// ---- CUDA backward in two kernels that each build can run: dinp by rows, dweight by channels ----
+
+// one warp per row
+template <int W, typename X>
+__global__ void rmsnorm_backward_rows_kernel(X* dinp, const X* dout, const X* inp, const X* weight, const float* rstd,
+                                             int N, int C) {
+    int n = blockIdx.x * blockDim.y + threadIdx.y, lane = threadIdx.x * W;
+    if (n >= N) { return; }
+    size_t start = (size_t)n * C;
+    float s = rstd[n], sum = 0.0f;
+    for (int c = lane; c - lane < C; c += WARP * W) {
+        Pack<float, W> g = {}, xhat = {};
+        if (c < C) {
+            Pack<float, W> x = load_floats<W>(inp + start + c), d = load_floats<W>(dout + start + c);
+            Pack<float, W> w = load_floats<W>(weight + c);
+            for (int i = 0; i < W; i++) {
+                g.x[i] = d.x[i] * w.x[i];
+                xhat.x[i] = x.x[i] * s;
+            }
+        }
+        sum = row_madd(g.x, xhat.x, sum);
+    }
+    float mean = row_total(sum) / (float)C;
+    for (int c = lane; c < C; c += WARP * W) {
+        Pack<float, W> x = load_floats<W>(inp + start + c), d = load_floats<W>(dout + start + c);
+        Pack<float, W> w = load_floats<W>(weight + c), y = load_floats<W>(dinp + start + c);
+        for (int i = 0; i < W; i++) { y.x[i] += s * (d.x[i] * w.x[i] - x.x[i] * s * mean); }
+        store_floats(dinp + start + c, y);
+    }
+}
+
+// parts (gridDim.y, C): dweight of the rows N * b / gridDim.y .. of part b = blockIdx.y. One thread per channel
+template <typename X>
+__global__ void rmsnorm_backward_channels_kernel(float* parts, const X* dout, const X* inp, const float* rstd, int N,
+                                                 int C) {
+    int c = blockIdx.x * blockDim.x + threadIdx.x, b = blockIdx.y;
+    if (c >= C) { return; }
+    int first = (int)((int64_t)N * b / gridDim.y), last = (int)((int64_t)N * (b + 1) / gridDim.y);
+    float dweight = 0.0f;
+    #pragma unroll 8
+    for (int n = first; n < last; n++) {
+        float d = to_float(dout[(size_t)n * C + c]), x = to_float(inp[(size_t)n * C + c]);
+        dweight = madd(d * x, rstd[n], dweight);
+    }
+    parts[(size_t)b * C + c] = dweight;
+}
+
+// dweight is the sum over b of parts (n_parts, C). A block (32, rows) has 32 channels: row y of its threads adds the
+// parts y, y + rows, ..., then the first row adds these sums
+__global__ static void rmsnorm_backward_parts_kernel(float* dweight, const float* parts, int n_parts, int C) {
+    __shared__ float sums[WARP][WARP];
+    int c = blockIdx.x * WARP + threadIdx.x;
+    float sum = 0.0f;
+    #pragma unroll 8
+    for (int b = threadIdx.y; b < n_parts; b += blockDim.y) { sum += c < C ? parts[(size_t)b * C + c] : 0.0f; }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || c >= C) { return; }
+    for (int y = 1; y < (int)blockDim.y; y++) { sum += sums[y][threadIdx.x]; }
+    dweight[c] = sum;
+}
+
+// ---- CUDA backward in one pass, fast builds: a thread stays on its channels while its block walks down the rows ----
+
+enum { RMSNORM_OWNED = 8 };      // channels of a thread
+enum { RMSNORM_THREADS = 704 };  // of a multiprocessor, in one block or several; so many can have 88 registers each
+enum { RMSNORM_PAIR = 2 };       // rows that are loaded before the block waits for their sums
+
+// the sum over the block of each value, the same in all threads: lanes along a tree, then warps in order. `sums` must
+// not be written again before another barrier
+__device__ inline void rmsnorm_block_sums_(float (&x)[RMSNORM_PAIR], float sums[][RMSNORM_PAIR]) {
+    int warp = threadIdx.x / WARP, n_warps = blockDim.x / WARP;
+    for (int r = 0; r < RMSNORM_PAIR; r++) {
+        float sum = lane_sum(x[r]);
+        if (threadIdx.x % WARP == 0) { sums[warp][r] = sum; }
+        x[r] = 0.0f;
+    }
+    __syncthreads();
+    for (int w = 0; w < n_warps; w++) {
+        for (int r = 0; r < RMSNORM_PAIR; r++) { x[r] += sums[w][r]; }
+    }
+}
+
+// The block's threads have the channels of a pair of rows or, SHORT, `lanes` of its one warp have them, and several
+// pairs lie side by side. Block b takes the pairs b * side .., then those gridDim.x * side further, and leaves its sum
+// over them in parts (blocks, C). C is a multiple of W and at most W * blockDim.x; a thread beyond C adds zeros. INPUT:
+// dinp is asked for; WEIGHT: dweight is
+template <int INPUT, int WEIGHT, int SHORT, typename X>
+__global__ void __launch_bounds__(RMSNORM_THREADS)
+rmsnorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, const X* weight, const float* rstd, int N,
+                        int C) {
+    const int W = RMSNORM_OWNED, R = RMSNORM_PAIR;
+    __shared__ float sums[2][RMSNORM_THREADS / WARP][R];
+    int lanes = SHORT ? C / W : blockDim.x, side = blockDim.x / lanes;
+    int c = threadIdx.x % lanes * W, inside = c < C, first = threadIdx.x / lanes * R;
+    float per_channel = 1.0f / (float)C;
+    Pack<float, W> w = {}, dweight = {};
+    if (INPUT && inside) { w = load_floats<W>(weight + c); }
+    for (int n = blockIdx.x * side * R + first, turn = 0; n - first < N; n += gridDim.x * side * R, turn ^= 1) {
+        Pack<float, W> x[R] = {}, d[R] = {};
+        float s[R] = {}, row_sums[R] = {};  // of g * xhat
+        for (int r = 0; r < R; r++) {
+            if (!inside || n + r >= N) { continue; }
+            x[r] = load_floats<W>(inp + (size_t)(n + r) * C + c);
+            d[r] = load_floats<W>(dout + (size_t)(n + r) * C + c);
+        }
+        for (int r = 0; r < R; r++) {
+            if (n + r >= N) { continue; }
+            s[r] = rstd[n + r];
+            for (int i = 0; i < W; i++) {
+                if (WEIGHT) { dweight.x[i] = madd(d[r].x[i] * x[r].x[i], s[r], dweight.x[i]); }
+                x[r].x[i] *= s[r];
+                d[r].x[i] *= w.x[i];
+                row_sums[r] = madd(d[r].x[i], x[r].x[i], row_sums[r]);
+            }
+        }
+        if (!INPUT) { continue; }
+        if (SHORT) {
+            for (int r = 0; r < R; r++) {
+                for (int step = lanes / 2; step > 0; step /= 2) {
+                    row_sums[r] += __shfl_xor_sync(ALL_LANES, row_sums[r], step);
+                }
+            }
+        } else {
+            rmsnorm_block_sums_(row_sums, sums[turn]);
+        }
+        for (int r = 0; r < R; r++) {
+            if (!inside || n + r >= N) { continue; }
+            float mean = row_sums[r] * per_channel;
+            Pack<float, W> y = load_floats<W>(dinp + (size_t)(n + r) * C + c);
+            for (int i = 0; i < W; i++) { y.x[i] += s[r] * (d[r].x[i] - x[r].x[i] * mean); }
+            store_floats(dinp + (size_t)(n + r) * C + c, y);
+        }
+    }
+    if (!WEIGHT) { return; }
+    for (int step = lanes; SHORT && step < WARP; step *= 2) {
+        for (int i = 0; i < W; i++) { dweight.x[i] += __shfl_xor_sync(ALL_LANES, dweight.x[i], step); }
+    }
+    if (inside && first == 0) { store_floats(parts + (size_t)blockIdx.x * C + c, dweight); }
+}
+
+// do the channels of a row divide a warp?
+static inline int rmsnorm_is_short_(int C) {
+    int lanes = C / RMSNORM_OWNED;
+    return lanes > 0 && lanes <= WARP && (lanes & (lanes - 1)) == 0;
+}
+
+// threads of a block that has all channels of a row
+static inline int rmsnorm_threads_(int C) { return (int)ceil_div(ceil_div(C, RMSNORM_OWNED), WARP) * WARP; }
+
+// into how many parts the rows are cut. One pass: as many blocks as run at once
+static inline int rmsnorm_parts_(int N, int C, int one_pass, const Device* dev) {
+#ifdef EXACT
+    (void)N, (void)C, (void)one_pass, (void)dev;
+    return 1;  // a chain
+#else
+    int at_once = one_pass ? RMSNORM_THREADS / rmsnorm_threads_(C) : 1, most = dev->n_sms * at_once;
+    int side = rmsnorm_is_short_(C) ? WARP * RMSNORM_OWNED / C : 1, rows = one_pass ? side * RMSNORM_PAIR : (int)WARP;
+    return (int)(ceil_div(N, rows) < most ? ceil_div(N, rows) : most);
+#endif
+}
+
+static inline void rmsnorm_add_parts_(float* dweight, const float* parts, int n_parts, int C, const Device* dev) {
+    dim3 block(WARP, (unsigned)(n_parts < WARP ? n_parts : (int)WARP));
+    rmsnorm_backward_parts_kernel<<<(unsigned)ceil_div(C, WARP), block, 0, dev->stream>>>(dweight, parts, n_parts, C);
+}
+
+template <int W, typename X>
+static inline void rmsnorm_backward_two_passes_(X* dinp, float* dweight, const X* dout, const X* inp, const X* weight,
+                                                const float* rstd, int N, int C, const Device* dev) {
+    if (dinp) {
+        dim3 block(WARP, RMSNORM_ROWS);
+        rmsnorm_backward_rows_kernel<W><<<(unsigned)ceil_div(N, RMSNORM_ROWS), block, 0, dev->stream>>>(
+            dinp, dout, inp, weight, rstd, N, C);
+    }
+    if (dweight) {
+        int n_parts = rmsnorm_parts_(N, C, 0, dev);
+        // one part is dweight itself: adding it to 0 would lose the sign of -0, to which a tiny product rounds
+        float* parts = n_parts > 1 ? device_workspace(dev, sizeof(float) * (size_t)C * n_parts) : dweight;
+        dim3 channels((unsigned)ceil_div(C, WARP), (unsigned)n_parts);
+        rmsnorm_backward_channels_kernel<<<channels, WARP, 0, dev->stream>>>(parts, dout, inp, rstd, N, C);
+        if (n_parts > 1) { rmsnorm_add_parts_(dweight, parts, n_parts, C, dev); }
+    }
+}
+
+template <int SHORT, typename X>
+static inline void rmsnorm_backward_one_pass_(X* dinp, float* dweight, const X* dout, const X* inp, const X* weight,
+                                              const float* rstd, int N, int C, const Device* dev) {
+    int n_parts = rmsnorm_parts_(N, C, 1, dev), threads = rmsnorm_threads_(C);
+    float* parts = dweight ? (float*)device_workspace(dev, sizeof(float) * (size_t)C * n_parts) : NULL;
+    if (dinp && dweight) {
+        rmsnorm_backward_kernel<1, 1, SHORT>
+            <<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, rstd, N, C);
+    } else if (dinp) {
+        rmsnorm_backward_kernel<1, 0, SHORT>
+            <<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, rstd, N, C);
+    } else if (dweight) {
+        rmsnorm_backward_kernel<0, 1, SHORT>
+            <<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, rstd, N, C);
+    }
+    if (dweight) { rmsnorm_add_parts_(dweight, parts, n_parts, C, dev); }
+}
+
+template <typename X>
+static inline void rmsnorm_backward(typename MaybeNull<X>::type* dinp, float* dweight, const X* dout, const X* inp,
+                                    const X* weight, const float* rstd, int N, int C, const Device* dev) {
+    constexpr int W = pack_width<X>();
+    int packs = C % W == 0 && pack_aligned(dinp, dout, inp, weight), one_pass = packs && C % RMSNORM_OWNED == 0;
+#ifdef EXACT
+    one_pass = 0;
+#endif
+    if (one_pass && rmsnorm_is_short_(C)) {
+        rmsnorm_backward_one_pass_<1>(dinp, dweight, dout, inp, weight, rstd, N, C, dev);
+    } else if (one_pass && rmsnorm_threads_(C) <= RMSNORM_THREADS) {
+        rmsnorm_backward_one_pass_<0>(dinp, dweight, dout, inp, weight, rstd, N, C, dev);
+    } else if (packs) {
+        rmsnorm_backward_two_passes_<W>(dinp, dweight, dout, inp, weight, rstd, N, C, dev);
+    } else {
+        rmsnorm_backward_two_passes_<1>(dinp, dweight, dout, inp, weight, rstd, N, C, dev);
+    }
+    cudaCheck(cudaGetLastError());
 }
 #endif
 #endif  // LLMC_RMSNORM_H
