@@ -11,14 +11,15 @@ with RoPE and grouped heads, RMSNorm, and a router that sends each position to k
                                           logits, loss and gradients of one batch for a Hugging Face folder
 
 The golden files have the layout that trainer.py describes, with the names of Hugging Face's Mixtral; w1, w3 and w2 of
-an expert are gate, up and down. On disk the rows of q_proj and k_proj of a head are in the order of split halves: row i
-is our row 2i, row i + HS/2 our row 2i + 1. Activations, R = N k rows of the experts, sorted by (expert, n, j):
-    layers      ln1, ln1_rstd, q and k (after RoPE), v, att_max, att_inv (B, H, T), atty, residual2, ln2, ln2_rstd,
-                router_logits, scores (B, T, E), lse (B, T), experts (I32), weights (B, T, k), gate_up (R, 2F),
-                hidden (R, F), expert_out (R, D), moe, residual3; statistics of the leaf: balance, z, counts (E, I32)
-    outside     encoded, lnf, lnf_rstd, logits, probs, losses (cross entropy)
+an expert are gate, up and down. RoPE turns channel i of a head with channel i + HS/2, as Hugging Face's files have
+them. Activations, R = N k rows of the experts, sorted by (expert, n, j):
+    layers      norm1, norm1_rstd, q and k (after RoPE), v, att_max, att_inv (B, H, T), attention, residual2, norm2,
+                norm2_rstd, router_logits, scores (B, T, E), lse (B, T), experts (I32), weights (B, T, k), gate_up
+                (R, 2F), hidden (R, F), expert_out (R, D), moe, residual3; statistics of the leaf: balance, z, counts
+                (E, I32)
+    outside     encoded, norm, norm_rstd, logits, probs, losses (cross entropy)
 Numbers of an update: cross_entropy; balance and z (L), means over leaves; counts (I32, L, E), sums over leaves; loss =
-(cross_entropy + aux_alpha * sum of balance) + z_lambda * sum of z, sums over layers, without those whose factor is 0.
+cross_entropy + (aux_alpha * sum of balance + z_lambda * sum of z), sums over layers, without those whose factor is 0.
 
 How a number comes about: float32, each + - * / and sqrt rounded once, every sum a chain with ascending index, products
 in it by fused multiply-add, functions correctly rounded (exact.py). With float64 parameters everything is computed in
@@ -120,16 +121,12 @@ def draw_parameters(cfg, matrix_spread, vector_spread):
 
 
 def to_file(row, x, cfg):
-    """One tensor as Hugging Face has it: pairs of RoPE (2i, 2i + 1) become (i, i + HS/2) in each head."""
-    if row.name not in ("q_proj", "k_proj"):
-        return x
-    return x.reshape(-1, cfg.head_dim // 2, 2, x.shape[-1]).swapaxes(1, 2).reshape(x.shape)
+    """One tensor as Hugging Face has it: as it is."""
+    return x
 
 
 def from_file(row, x, cfg):
-    if row.name not in ("q_proj", "k_proj"):
-        return x
-    return x.reshape(-1, 2, cfg.head_dim // 2, x.shape[-1]).swapaxes(1, 2).reshape(x.shape)
+    return x
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -144,14 +141,14 @@ def rope_tables(T, HS, theta, dtype):
 
 
 def rope(x, cos, sin):
-    """Pairs (a, b) of x (B, heads, T, HS) become (a cos - b sin, a sin + b cos)."""
-    a, b = x[..., 0::2], x[..., 1::2]
-    return np.stack([a * cos - b * sin, a * sin + b * cos], axis=-1).reshape(x.shape)
+    """Pairs (a, b), the halves of x (B, heads, T, HS), become (a cos - b sin, a sin + b cos)."""
+    a, b = np.split(x, 2, axis=-1)
+    return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 
 
 def rope_backward(dout, cos, sin):
-    da, db = dout[..., 0::2], dout[..., 1::2]
-    return np.stack([da * cos + db * sin, db * cos - da * sin], axis=-1).reshape(dout.shape)
+    da, db = np.split(dout, 2, axis=-1)
+    return np.concatenate([da * cos + db * sin, db * cos - da * sin], axis=-1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -267,43 +264,43 @@ def heads_of(a, cfg):
 
 def attention_half(x, w, cfg, a):
     """x' = x + attention(norm(x)); adds to the activations a"""
-    a["ln1"], a["ln1_rstd"] = rmsnorm_forward(x, w["input_layernorm"], cfg.rms_norm_eps)
+    a["norm1"], a["norm1_rstd"] = rmsnorm_forward(x, w["input_layernorm"], cfg.rms_norm_eps)
     tables = rope_tables(x.shape[1], cfg.head_dim, cfg.rope_theta, x.dtype)
     for name, heads in (("q", cfg.num_attention_heads), ("k", cfg.num_key_value_heads)):
-        a[name] = merge_heads(rope(split_heads(linear_forward(a["ln1"], w[name + "_proj"]), heads), *tables))
-    a["v"] = linear_forward(a["ln1"], w["v_proj"])
+        a[name] = merge_heads(rope(split_heads(linear_forward(a["norm1"], w[name + "_proj"]), heads), *tables))
+    a["v"] = linear_forward(a["norm1"], w["v_proj"])
     q, k, v = heads_of(a, cfg)
     _, att, a["att_max"], a["att_inv"] = attention_weights(q, k)
-    a["atty"] = merge_heads(over_keys(att, share_heads(v, q)))
-    a["residual2"] = x + linear_forward(a["atty"], w["o_proj"])
+    a["attention"] = merge_heads(over_keys(att, share_heads(v, q)))
+    a["residual2"] = x + linear_forward(a["attention"], w["o_proj"])
 
 
 def attention_half_backward(dout, x, w, cfg, a):
     """The gradient of x and those of the parameters by name"""
     g = {}
-    datty, g["o_proj"], _ = linear_backward(dout, a["atty"], w["o_proj"])
+    datty, g["o_proj"], _ = linear_backward(dout, a["attention"], w["o_proj"])
     q, k, v = heads_of(a, cfg)
     _, att, _, _ = attention_weights(q, k)
     dq, dk, dv = attention_backward(split_heads(datty, cfg.num_attention_heads), q, k, v, att)
     tables = rope_tables(x.shape[1], cfg.head_dim, cfg.rope_theta, x.dtype)
     dln1 = np.zeros_like(x)
     for name, d in (("q_proj", rope_backward(dq, *tables)), ("k_proj", rope_backward(dk, *tables)), ("v_proj", dv)):
-        _, g[name], _ = linear_backward(merge_heads(d), a["ln1"], w[name])
+        _, g[name], _ = linear_backward(merge_heads(d), a["norm1"], w[name])
         dln1 = chain_matmul(dln1, merge_heads(d), w[name])  # one chain over the outputs of q, then of k, then of v
-    dx, g["input_layernorm"] = rmsnorm_backward(dln1, x, w["input_layernorm"], a["ln1_rstd"])
+    dx, g["input_layernorm"] = rmsnorm_backward(dln1, x, w["input_layernorm"], a["norm1_rstd"])
     return dout + dx, g
 
 
 def expert_half(x, w, cfg, a):
     """x'' = x' + MoE(norm(x')); adds to the activations a"""
     k = cfg.num_experts_per_tok
-    a["ln2"], a["ln2_rstd"] = rmsnorm_forward(x, w["post_attention_layernorm"], cfg.rms_norm_eps)
-    a["router_logits"] = linear_forward(a["ln2"], w["router"])
+    a["norm2"], a["norm2_rstd"] = rmsnorm_forward(x, w["post_attention_layernorm"], cfg.rms_norm_eps)
+    a["router_logits"] = linear_forward(a["norm2"], w["router"])
     p, lse, experts, weights = router_forward(rows(a["router_logits"]), k, w.get("selection_bias"))
     a["scores"], a["lse"] = p.reshape(a["router_logits"].shape), lse.reshape(x.shape[:2])
     a["experts"], a["weights"] = experts.reshape(*x.shape[:2], k), weights.reshape(*x.shape[:2], k)
     a["counts"], a["balance"], a["z"] = router_statistics(p, lse, experts)
-    a["gate_up"], a["hidden"], a["expert_out"], moe = experts_forward(rows(a["ln2"]), experts, weights, w["gate_up"],
+    a["gate_up"], a["hidden"], a["expert_out"], moe = experts_forward(rows(a["norm2"]), experts, weights, w["gate_up"],
                                                                       w["down"])
     a["moe"] = moe.reshape(x.shape)
     a["residual3"] = x + a["moe"]
@@ -312,7 +309,7 @@ def expert_half(x, w, cfg, a):
 def expert_half_backward(dout, x, w, cfg, a):
     """The gradient of x' and those of the parameters by name"""
     g, share = {}, x.dtype.type(1) / x.dtype.type(cfg.leaves)
-    m, experts, weights = rows(a["ln2"]), rows(a["experts"]), rows(a["weights"])
+    m, experts, weights = rows(a["norm2"]), rows(a["experts"]), rows(a["weights"])
     dweights, dpairs, g["gate_up"], g["down"] = experts_backward(rows(dout), m, experts, weights, a["gate_up"],
                                                                  a["hidden"], w["gate_up"], w["down"])
     dz = router_backward(dweights, rows(a["scores"]), a["lse"].reshape(-1), experts, weights, a["counts"],
@@ -321,7 +318,7 @@ def expert_half_backward(dout, x, w, cfg, a):
     for j in range(experts.shape[1]):
         dm = dm + dpairs[:, j]
     dx, g["post_attention_layernorm"] = rmsnorm_backward(dm.reshape(x.shape), x, w["post_attention_layernorm"],
-                                                         a["ln2_rstd"])
+                                                         a["norm2_rstd"])
     return dout + dx, g
 
 
@@ -336,8 +333,8 @@ def forward(p, inputs, targets, cfg):
         residual = a["residual3"]
         blocks.append(a)
     acts["blocks"] = blocks
-    acts["lnf"], acts["lnf_rstd"] = rmsnorm_forward(residual, p["norm"], cfg.rms_norm_eps)
-    acts["logits"] = linear_forward(acts["lnf"], p.get("lm_head", p["embed_tokens"]))
+    acts["norm"], acts["norm_rstd"] = rmsnorm_forward(residual, p["norm"], cfg.rms_norm_eps)
+    acts["logits"] = linear_forward(acts["norm"], p.get("lm_head", p["embed_tokens"]))
     acts["probs"], acts["losses"] = classifier_forward(acts["logits"], targets, cfg.vocab_size, exact)
     return acts
 
@@ -347,9 +344,9 @@ def backward(p, acts, inputs, targets, count, cfg):
     g = {row.name: np.zeros_like(p[row.name]) for row in parameter_table(cfg)}
     head = "embed_tokens" if cfg.tie_word_embeddings else "lm_head"
     dlogits = classifier_backward(acts["probs"], targets, cfg.vocab_size, count)
-    dlnf, g[head], _ = linear_backward(dlogits, acts["lnf"], p[head])
+    dlnf, g[head], _ = linear_backward(dlogits, acts["norm"], p[head])
     blocks = acts["blocks"]
-    dx, g["norm"] = rmsnorm_backward(dlnf, blocks[-1]["residual3"], p["norm"], acts["lnf_rstd"])
+    dx, g["norm"] = rmsnorm_backward(dlnf, blocks[-1]["residual3"], p["norm"], acts["norm_rstd"])
     dresidual = np.zeros_like(dx) + dx
     for l in reversed(range(cfg.num_hidden_layers)):
         w, a = layer_of(p, cfg, l), blocks[l]
@@ -369,10 +366,10 @@ def numbers(acts, count, cfg):
     cross_entropy = trainer.loss_of([leaf["losses"] for leaf in acts], count)
     scalar = cross_entropy.dtype.type
     balance, z = over_leaves("balance") / scalar(len(acts)), over_leaves("z") / scalar(len(acts))
-    loss = cross_entropy
+    routers = scalar(0)
     for weight, statistic in ((cfg.aux_weight, balance), (cfg.z_lambda, z)):
-        loss = loss + scalar(weight) * chain_sum(statistic) if weight else loss
-    return {"loss": loss, "cross_entropy": cross_entropy, "balance": balance, "z": z, "counts": over_leaves("counts")}
+        routers = routers + scalar(weight) * chain_sum(statistic) if weight else routers
+    return {"loss": cross_entropy + routers, "cross_entropy": cross_entropy, "balance": balance, "z": z, "counts": over_leaves("counts")}
 
 
 def level_biases(p, numbers, cfg):
