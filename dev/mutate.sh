@@ -113,6 +113,14 @@ mutation "matmul: the plain dinp reads the weight turned" test_matmul "backward 
     matmul.h:matmul_backward_input_ref 'weight\[oc \* C \+ c\]' 'weight[c * OC + oc]'
 
 # ---- attention ----
+mutation "grouped: a part that goes on with a chain begins at 0" test_grouped_matmul "rows forward" \
+    grouped_matmul.h:grouped_add_ 'k > 0 \? o : NULL' 'NULL'
+mutation "grouped: experts gather the rows of the first" test_grouped_matmul "gathered forward" \
+    grouped_matmul.h:grouped_rows_ 'gemm_gathered\(x, index \+ s' 'gemm_gathered(x, index'
+mutation "grouped: an expert without rows keeps its gradient" test_grouped_matmul "no rows" \
+    grouped_matmul.h:grouped_add_ 'k < K \|\| k == 0' 'k < K'
+mutation "grouped: the panel of another part is taken" test_grouped_matmul "rows forward" gemm.h:gemm_block_ \
+    'gemm_columns_\(p->b, n, block->N, p->K\)' 'gemm_columns_(block->part->b, n, block->N, p->K)'
 mutation "attention: the softmax sum over descending u" test_attention forward attention.h:attention_softmax_ \
     'sum\[j\] \+= w\[j\];' '(void)w;' 'for \(int j = 0; j < TILE_N; j\+\+\) \{ sum\[j\] = sum' \
     'for (int i = (t1 + n) * TILE_N - 1; i >= 0; i--) { sum[i % TILE_N] += weights[i]; } &'

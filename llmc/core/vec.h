@@ -98,20 +98,23 @@ static inline vfloat v_odd(vfloat a, vfloat b) {
 #endif
 }
 
-// transpose a square of VLANES rows in registers: each of the log2(VLANES) rounds deals rows i and i + VLANES/2 like
-// two halves of a deck of cards; after all rounds row i has become column i
-static inline void v_transpose(vfloat rows[VLANES]) {
+// transpose n rows of VLANES columns in registers, n a power of two up to VLANES: each of the log2(n) rounds deals rows
+// i and i + n/2 like two halves of a deck of cards; after all rounds columns lie one behind the other, n floats each
+static inline __attribute__((always_inline)) void v_transpose_rows(vfloat* rows, int n) {
     vfloat dealt[VLANES];
-    for (int round = 1; round < VLANES; round *= 2) {
+    for (int round = 1; round < n; round *= 2) {
         #pragma GCC unroll 16
-        for (int i = 0; i < VLANES / 2; i++) {
-            dealt[2 * i] = v_interleave_low(rows[i], rows[i + VLANES / 2]);
-            dealt[2 * i + 1] = v_interleave_high(rows[i], rows[i + VLANES / 2]);
+        for (int i = 0; i < n / 2; i++) {
+            dealt[2 * i] = v_interleave_low(rows[i], rows[i + n / 2]);
+            dealt[2 * i + 1] = v_interleave_high(rows[i], rows[i + n / 2]);
         }
         #pragma GCC unroll 16
-        for (int i = 0; i < VLANES; i++) { rows[i] = dealt[i]; }
+        for (int i = 0; i < n; i++) { rows[i] = dealt[i]; }
     }
 }
+
+// a square: row i becomes column i
+static inline void v_transpose(vfloat rows[VLANES]) { v_transpose_rows(rows, VLANES); }
 
 // the square of VLANES rows x VLANES columns at x, rows `stride` floats apart, turned: lane r of columns[c] is x[r][c]
 static inline void v_load_columns(vfloat columns[VLANES], const float* x, size_t stride) {

@@ -20,16 +20,37 @@ Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplica
 #include "../core/kernel.h"  // to_float, from_float, MaybeNull
 #ifndef __CUDACC__
 #include "../core/vec.h"  // vfloat, VLANES, v_load, v_load_columns, v_store, v_fill, v_madd
+#include <limits.h>
 
-// element (r, c) is data[r * row_stride + c * col_stride]; one of the strides is 1
+// element (r, c) is data[r * row_stride + c * col_stride]; one of the strides is 1. An index that is not NULL gathers:
+// row_index[r] is in the place of r, or col_index[c] in that of c
 typedef struct {
     const float* data;
     size_t row_stride, col_stride;
+    const int *row_index, *col_index;
 } Matrix;
 
-static inline Matrix gemm_matrix(const float* data, size_t row_stride) { Matrix m = {data, row_stride, 1}; return m; }
+static inline Matrix gemm_matrix(const float* data, size_t row_stride) {
+    Matrix m = {data, row_stride, 1, NULL, NULL};
+    return m;
+}
 static inline Matrix gemm_transposed(const float* data, size_t row_stride) {
-    Matrix m = {data, 1, row_stride};
+    Matrix m = {data, 1, row_stride, NULL, NULL};
+    return m;
+}
+static inline Matrix gemm_gathered(const float* data, const int* index, size_t row_stride) {
+    Matrix m = {data, row_stride, 1, index, NULL};
+    return m;
+}
+static inline Matrix gemm_gathered_transposed(const float* data, const int* index, size_t row_stride) {
+    Matrix m = {data, 1, row_stride, NULL, index};
+    return m;
+}
+
+// what begins at row r and column c of m
+static inline Matrix gemm_from_(Matrix m, int r, int c) {
+    if (m.row_index) { m.row_index += r; } else { m.data += r * m.row_stride; }
+    if (m.col_index) { m.col_index += c; } else { m.data += c * m.col_stride; }
     return m;
 }
 
@@ -51,31 +72,70 @@ static inline int gemm_min_(int a, int b) { return a < b ? a : b; }
 
 // ---- packing: `width` neighbours per k side by side, zeros where the matrix ends ----
 
-// packed[k * width + w] = src[w * w_stride + k * k_stride] for w < n_valid, 0 up to width
-static inline __attribute__((always_inline)) void gemm_pack_(float* packed, const float* src, size_t w_stride,
-                                                             size_t k_stride, int width, int n_valid, int K) {
+static inline size_t gemm_at_(const int* index, int i) { return index ? (size_t)index[i] : (size_t)i; }
+
+// packed[k * width + w] = element (w, k) of src for w < n_valid, 0 up to width
+static inline __attribute__((always_inline)) void gemm_pack_matrix_(float* packed, Matrix src, int width, int n_valid,
+                                                                    int K) {
     if (n_valid < width) {
         for (int k = 0; k < K; k++) {
+            const float* column = src.data + gemm_at_(src.col_index, k) * src.col_stride;
             for (int w = 0; w < width; w++) {
-                packed[k * width + w] = w < n_valid ? src[w * w_stride + k * k_stride] : 0.0f;
+                packed[k * width + w] = w < n_valid ? column[gemm_at_(src.row_index, w) * src.row_stride] : 0.0f;
             }
         }
         return;
     }
-    if (w_stride == 1) {
-        for (int k = 0; k < K; k++) { memcpy(packed + (size_t)k * width, src + k * k_stride, sizeof(float) * width); }
+    if (src.row_stride == 1 && !src.row_index) {
+        for (int k = 0; k < K; k++) {
+            memcpy(packed + (size_t)k * width, src.data + gemm_at_(src.col_index, k) * src.col_stride,
+                   sizeof(float) * width);
+        }
         return;
     }
-    const int K_squares = width % VLANES == 0 ? K / VLANES * VLANES : 0;
-    for (int w = 0; w < width; w += VLANES) {  // few rows at a time, each read to its end: memory is fastest so
-        for (int k = 0; k < K_squares; k += VLANES) {  // squares of VLANES rows, turned in registers
-            vfloat square[VLANES];
-            v_load_columns(square, src + w * w_stride + k, w_stride);
-            for (int i = 0; i < VLANES; i++) { v_store(packed + (k + i) * width + w, square[i]); }
+    // rows are turned in registers, as many at a time, and VLANES of k
+    const int n = width % VLANES == 0 ? VLANES : width, K_turned = VLANES % n == 0 ? K / VLANES * VLANES : 0;
+    for (int w = 0; w < width; w += n) {  // few rows at a time, each read to its end: memory is fastest so
+        for (int k = 0; k < K_turned; k += VLANES) {
+            const float* first = src.data + (src.row_index ? 0 : w * src.row_stride) + k;
+            vfloat rows[VLANES];
+            for (int i = 0; i < n; i++) {
+                rows[i] = v_load(first + (src.row_index ? (size_t)src.row_index[w + i] : (size_t)i) * src.row_stride);
+            }
+            v_transpose_rows(rows, n);
+            float* to = packed + k * width + w;
+            for (int i = 0; i < n; i++) { v_store(to + i * (width == n ? VLANES : width), rows[i]); }
         }
     }
-    for (int k = K_squares; k < K; k++) {
-        for (int w = 0; w < width; w++) { packed[k * width + w] = src[w * w_stride + k]; }
+    for (int k = K_turned; k < K; k++) {
+        for (int w = 0; w < width; w++) {
+            packed[k * width + w] = src.data[gemm_at_(src.row_index, w) * src.row_stride + k];
+        }
+    }
+}
+
+// the same of src[w * w_stride + k * k_stride]
+static inline __attribute__((always_inline)) void gemm_pack_(float* packed, const float* src, size_t w_stride,
+                                                             size_t k_stride, int width, int n_valid, int K) {
+    const Matrix plain = {src, w_stride, k_stride, NULL, NULL};
+    gemm_pack_matrix_(packed, plain, width, n_valid, K);
+}
+
+// TILE_M rows of a, or TILE_N columns of b. The compiler makes a loop without indices and one with them; inlined, they
+// would take registers from the loop over tiles
+static __attribute__((noinline, unused)) void gemm_pack_a_tile_(float* packed, Matrix a, int M, int K) {
+    if (a.row_index || a.col_index) {
+        gemm_pack_matrix_(packed, a, TILE_M, gemm_min_(TILE_M, M), K);
+    } else {
+        gemm_pack_(packed, a.data, a.row_stride, a.col_stride, TILE_M, gemm_min_(TILE_M, M), K);
+    }
+}
+static __attribute__((noinline, unused)) void gemm_pack_b_panel_(float* packed, Matrix b, int N, int K) {
+    const Matrix turned = {b.data, b.col_stride, b.row_stride, b.col_index, b.row_index};
+    if (b.row_index || b.col_index) {
+        gemm_pack_matrix_(packed, turned, TILE_N, N, K);
+    } else {
+        gemm_pack_(packed, b.data, b.col_stride, b.row_stride, TILE_N, N, K);
     }
 }
 
@@ -84,9 +144,11 @@ static inline __attribute__((always_inline)) void gemm_pack_(float* packed, cons
 typedef struct {
     const float* row;
     size_t row_stride;
-    int n_rows;      // that are left
-    int length, at;  // floats of a row, and which of them is next
-    int n_lines;     // at a time; 0: nothing comes
+    int n_rows;         // that are left
+    int length, at;     // floats of a row, and which of them is next
+    int n_lines;        // at a time; 0: nothing comes
+    const int* index;   // of this row, or NULL: rows lie one after the other
+    const float* data;  // where row 0 of the index is
 } PanelPrefetch;
 
 static inline void gemm_prefetch_(PanelPrefetch* p) {
@@ -95,7 +157,7 @@ static inline void gemm_prefetch_(PanelPrefetch* p) {
         p->at += GEMM_LINE;
         if (p->at >= p->length) {
             p->at = 0;
-            if (--p->n_rows > 0) { p->row += p->row_stride; }
+            if (--p->n_rows > 0) { p->row = p->index ? p->data + *++p->index * p->row_stride : p->row + p->row_stride; }
         }
     }
 }
@@ -189,80 +251,145 @@ static inline size_t gemm_workspace_bytes(int M, int K, int n_threads) {
     return sizeof(float) * (gemm_a_floats_(M, K) + (size_t)n_threads * GEMM_K * TILE_N);
 }
 
-// packed a: k blocks one after the other, in each the tiles of TILE_M rows
-static inline void gemm_pack_a_(float* a_packed, Matrix a, int M, int K) {
-    int n_tiles = (int)ceil_div(M, TILE_M), k_block = gemm_k_block_(K);
-    #pragma omp for
-    for (int tile = 0; tile < n_tiles; tile++) {
-        int m = tile * TILE_M;
-        for (int k = 0; k < K; k += k_block) {
-            int n_k = gemm_min_(k_block, K - k);
-            gemm_pack_(a_packed + (size_t)n_tiles * TILE_M * k + (size_t)m * n_k,
-                       a.data + m * a.row_stride + k * a.col_stride, a.row_stride, a.col_stride, TILE_M,
-                       gemm_min_(TILE_M, M - m), n_k);
-        }
-    }
-}
-
 // what a task reads of b: at most TILE_N of its columns, none of them past its end
 typedef struct {
     Matrix b;
-    int N;
+    int N, K;
 } PanelSource;
 
-static inline PanelSource gemm_columns_(Matrix b, int n, int N) {
-    PanelSource p = {b, 0};
+static inline PanelSource gemm_columns_(Matrix b, int n, int N, int K) {
+    PanelSource p = {b, 0, K};
     if (n < N) {
-        p.b.data += n * b.col_stride;
+        p.b = gemm_from_(b, 0, n);
         p.N = gemm_min_(TILE_N, N - n);
     }
     return p;
 }
 
 // rows k..k + n_k of a panel, for whoever asks so many times
-static inline PanelPrefetch gemm_prefetch_plan_(PanelSource p, int k, int n_k, int64_t n_calls) {
-    const int rows_along_k = p.b.row_stride == 1;
-    PanelPrefetch next = {p.b.data + k * p.b.row_stride, rows_along_k ? p.b.col_stride : p.b.row_stride,
-                          rows_along_k ? p.N : n_k, rows_along_k ? n_k : p.N, 0, 0};
+static inline PanelPrefetch gemm_prefetch_plan_(PanelSource p, int k, int64_t n_calls) {
+    const Matrix b = gemm_from_(p.b, k, 0);
+    const int n_k = gemm_min_(gemm_k_block_(p.K), p.K - k), rows_along_k = b.row_stride == 1 && !b.row_index;
+    PanelPrefetch next = {b.data, rows_along_k ? b.col_stride : b.row_stride, rows_along_k ? p.N : n_k,
+                          rows_along_k ? n_k : p.N, 0, 0, b.row_index, b.data};
     if (p.N > 0) { next.n_lines = (int)ceil_div(next.n_rows * ceil_div(next.length, GEMM_LINE), n_calls); }
+    if (next.n_lines > 0) { next.row += gemm_at_(b.row_index, 0) * b.row_stride; }
     return next;
 }
 
 // rows m0..m1 of one panel of out: its b is packed by the thread that needs it, so no thread waits for another
 static inline void gemm_task_(float* out, size_t out_stride, const float* start, size_t start_stride,
                               const float* a_packed, float* b_packed, PanelSource panel, PanelSource next_panel,
-                              int m0, int m1, int M, int K) {
+                              int m0, int m1, int M) {
     const size_t M_whole = (size_t)ceil_div(M, TILE_M) * TILE_M;
-    const Matrix b = panel.b;
-    const int k_block = gemm_k_block_(K);
+    const int K = panel.K, k_block = gemm_k_block_(K);
     for (int k = 0; k < K || k == 0; k += k_block) {  // ascending: each block goes on where the last one stopped
         const int n_k = gemm_min_(k_block, K - k), next_k = k + n_k < K ? k + n_k : 0;
         const int64_t n_calls = ceil_div(m1 - m0, TILE_M) * ceil_div(n_k, GEMM_PREFETCH_K);
-        PanelPrefetch next = gemm_prefetch_plan_(next_k > 0 ? panel : next_panel, next_k,
-                                                 gemm_min_(k_block, K - next_k), n_calls > 0 ? n_calls : 1);
-        gemm_pack_(b_packed, b.data + k * b.row_stride, b.col_stride, b.row_stride, TILE_N, panel.N, n_k);
+        PanelPrefetch next = gemm_prefetch_plan_(next_k > 0 ? panel : next_panel, next_k, n_calls > 0 ? n_calls : 1);
+        gemm_pack_b_panel_(b_packed, gemm_from_(panel.b, k, 0), panel.N, n_k);
         gemm_panel_(out, out_stride, k > 0 ? out : start, k > 0 ? out_stride : start_stride, a_packed + M_whole * k,
                     b_packed, m0, m1, panel.N, n_k, &next);
     }
 }
 
-// a block of rows and one long block of k, by the threads of the enclosing parallel region; tasks are panels, cut into
-// pieces of rows where there are few of them
-static inline void gemm_block_(float* out, size_t out_stride, const float* start, size_t start_stride, Matrix a,
-                               Matrix b, int M, int N, int K, float* workspace, size_t a_floats, int n_threads) {
-    static const float zeros[TILE_N] = {0};
-    float *a_packed = workspace, *b_packed = workspace + a_floats + (size_t)thread_number() * GEMM_K * TILE_N;
-    int n_panels = (int)ceil_div(N, TILE_N), pieces = (int)ceil_div(GEMM_TASKS * n_threads, n_panels);
-    int rows = (int)ceil_div(M, (int64_t)pieces * GEMM_PIECE) * GEMM_PIECE, n_pieces = (int)ceil_div(M, rows);
-    gemm_pack_a_(a_packed, a, M, K);
-    #pragma omp for schedule(dynamic)
-    for (int task = 0; task < n_panels * n_pieces; task++) {
-        int n = task / n_pieces * TILE_N, m = task % n_pieces * rows;
-        int next_n = (task + n_threads) / n_pieces * TILE_N;  // most likely: threads take turns
-        gemm_task_(out + n, out_stride, start ? start + n : zeros, start ? start_stride : 0, a_packed, b_packed,
-                   gemm_columns_(b, n, N), gemm_columns_(b, next_n, N), m, gemm_min_(m + rows, M), M, K);
+// ---- what is computed between two meetings of the threads: parts of one product, or of several ----
+
+// some rows of out, and GEMM_LONG_K terms of their chains at most
+typedef struct {
+    float* out;
+    const float* start;  // NULL: the chains begin at 0
+    size_t start_stride;
+    Matrix a, b;
+    int M, K;
+    float* a_packed;     // this and what follows is gemm_plan_block_'s
+    int rows;            // of a task, which has TILE_N columns
+    int first_tile, first_task;
+} GemmPart;
+
+// none of the parts may need what another one computes
+typedef struct {
+    GemmPart* part;
+    int n_parts;
+    int N;
+    size_t out_stride;
+    int n_tiles, n_tasks;  // of all parts
+} GemmBlock;
+
+// floats of a part's a, packed: whole tiles, and whole cache lines
+static inline size_t gemm_part_floats_(int M, int K) {
+    size_t n = (size_t)ceil_div(M, TILE_M) * TILE_M * K;
+    return (n + GEMM_LINE - 1) / GEMM_LINE * GEMM_LINE;
+}
+
+// tasks are panels, cut into pieces of rows where there are few of them: large parts into more
+static inline void gemm_plan_block_(GemmBlock* block, float* a_packed, int n_threads) {
+    int n_panels = (int)ceil_div(block->N, TILE_N), pieces = (int)ceil_div(GEMM_TASKS * n_threads, n_panels);
+    int64_t work = 0;
+    for (int i = 0; i < block->n_parts; i++) { work += (int64_t)block->part[i].M * (block->part[i].K + 1); }
+    block->n_tiles = block->n_tasks = 0;
+    for (int i = 0; i < block->n_parts; i++) {
+        GemmPart* p = &block->part[i];
+        int64_t share = ceil_div(pieces * ((int64_t)p->M * (p->K + 1)), work);
+        p->rows = (int)ceil_div(p->M, share * GEMM_PIECE) * GEMM_PIECE;
+        p->a_packed = a_packed;
+        p->first_tile = block->n_tiles, p->first_task = block->n_tasks;
+        block->n_tiles += (int)ceil_div(p->M, TILE_M);
+        block->n_tasks += n_panels * (int)ceil_div(p->M, p->rows);
+        a_packed += gemm_part_floats_(p->M, p->K);
     }
 }
+
+// the part of which a tile or a task is
+static inline const GemmPart* gemm_part_of_(const GemmBlock* block, int tile, int task) {
+    int first = 0, end = block->n_parts;
+    while (end - first > 1) {
+        int middle = (first + end) / 2;
+        int before = block->part[middle].first_tile > tile || block->part[middle].first_task > task;
+        if (before) { end = middle; } else { first = middle; }
+    }
+    return &block->part[first];
+}
+
+// one tile of TILE_M rows of a, packed: k blocks lie one after the other, in each the tiles
+static inline void gemm_pack_a_(const GemmPart* p, int tile) {
+    const int m = tile * TILE_M, k_block = gemm_k_block_(p->K);
+    const size_t M_whole = (size_t)ceil_div(p->M, TILE_M) * TILE_M;
+    for (int k = 0; k < p->K; k += k_block) {
+        int n_k = gemm_min_(k_block, p->K - k);
+        gemm_pack_a_tile_(p->a_packed + M_whole * k + (size_t)m * n_k, gemm_from_(p->a, m, k), p->M - m, n_k);
+    }
+}
+
+// the columns of a task, none where there is no such task
+static inline PanelSource gemm_task_columns_(const GemmBlock* block, int task) {
+    const GemmPart* p = gemm_part_of_(block, INT_MAX, task);
+    int n_pieces = (int)ceil_div(p->M, p->rows);
+    int n = task < block->n_tasks ? (task - p->first_task) / n_pieces * TILE_N : block->N;
+    return gemm_columns_(p->b, n, block->N, p->K);
+}
+
+// by the threads of the enclosing parallel region
+static inline void gemm_block_(const GemmBlock* block, float* b_packed, int n_threads) {
+    static const float zeros[TILE_N] = {0};
+    #pragma omp for
+    for (int tile = 0; tile < block->n_tiles; tile++) {
+        const GemmPart* p = gemm_part_of_(block, tile, INT_MAX);
+        gemm_pack_a_(p, tile - p->first_tile);
+    }
+    #pragma omp for schedule(dynamic)
+    for (int task = 0; task < block->n_tasks; task++) {
+        const GemmPart* p = gemm_part_of_(block, INT_MAX, task);
+        int n_pieces = (int)ceil_div(p->M, p->rows), i = task - p->first_task;
+        int n = i / n_pieces * TILE_N, m = i % n_pieces * p->rows;
+        gemm_task_(p->out + n, block->out_stride, p->start ? p->start + n : zeros, p->start ? p->start_stride : 0,
+                   p->a_packed, b_packed, gemm_columns_(p->b, n, block->N, p->K),
+                   gemm_task_columns_(block, task + n_threads),  // most likely the next: threads take turns
+                   m, gemm_min_(m + p->rows, p->M), p->M);
+    }
+}
+
+static inline float* gemm_b_packed_(float* workspace) { return workspace + (size_t)thread_number() * GEMM_K * TILE_N; }
 
 static inline void gemm(float* out, size_t out_stride, const float* start, size_t start_stride, Matrix a, Matrix b,
                         int M, int N, int K, const Device* dev) {
@@ -273,12 +400,12 @@ static inline void gemm(float* out, size_t out_stride, const float* start, size_
     for (int m = 0; m < M; m += block_rows) {
         for (int k = 0; k < K || k == 0; k += GEMM_LONG_K) {
             float* o = out + m * out_stride;
-            Matrix a_block = {a.data + m * a.row_stride + k * a.col_stride, a.row_stride, a.col_stride};
-            Matrix b_block = {b.data + k * b.row_stride, b.row_stride, b.col_stride};
             const float* from = k > 0 ? o : start ? start + m * start_stride : NULL;
-            gemm_block_(o, out_stride, from, k > 0 ? out_stride : start_stride, a_block, b_block,
-                        gemm_min_(block_rows, M - m), N, gemm_min_(GEMM_LONG_K, K - k), workspace, a_floats,
-                        dev->n_threads);
+            GemmPart part = {o, from, k > 0 ? out_stride : start_stride, gemm_from_(a, m, k), gemm_from_(b, k, 0),
+                             gemm_min_(block_rows, M - m), gemm_min_(GEMM_LONG_K, K - k), NULL, 0, 0, 0};
+            GemmBlock block = {&part, 1, N, out_stride, 0, 0};
+            gemm_plan_block_(&block, workspace, dev->n_threads);
+            gemm_block_(&block, gemm_b_packed_(workspace + a_floats), dev->n_threads);
         }
     }
 }

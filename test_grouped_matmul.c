@@ -1,0 +1,229 @@
+/*
+Promises of llmc/ops/grouped_matmul.h, which follow from two tables (llmc/test/op.h): rows as they lie, and rows that
+are gathered; with many and few rows for an expert, and none. Then: gathered rows are those that a copy would have, and
+what is in one expert's rows and weight reaches no other expert.
+*/
+#include "llmc/ops/grouped_matmul.h"
+#include "llmc/ops/matmul.h"
+#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+
+enum { INP, WEIGHT, OFFSETS, OUT, DOUT, DINP, DWEIGHT, INP_INDEX, DOUT_INDEX };
+enum { GATHER_INP = 1, GATHER_DOUT = 2 };           // d['g']: which operands are
+enum { RANDOM, ALL_IN_LAST, ALL_IN_FIRST, STAIRS };  // d['p']: how many rows experts have
+
+static const int* inp_index(float* const* a, const int* d) { return d['g'] & GATHER_INP ? (int*)a[INP_INDEX] : NULL; }
+static const int* dout_index(float* const* a, const int* d) {
+    return d['g'] & GATHER_DOUT ? (int*)a[DOUT_INDEX] : NULL;
+}
+
+static void forward_ref(float* const* a, const int* d) {
+    grouped_matmul_forward_ref(a[OUT], a[INP], inp_index(a, d), a[WEIGHT], (int*)a[OFFSETS], d['E'], d['C'], d['O']);
+}
+
+OP_STORED(X)
+static void forward(X* const* x, float* const* a, const int* d, const Device* dev) {
+    grouped_matmul_forward(x[OUT], x[INP], inp_index(a, d), x[WEIGHT], (int*)a[OFFSETS], d['E'], d['R'], d['C'], d['O'],
+                           dev);
+}
+
+static void backward_ref(float* const* a, const int* d) {
+    const int* offsets = (int*)a[OFFSETS];
+    grouped_matmul_backward_input_ref(a[DINP], a[DOUT], dout_index(a, d), a[WEIGHT], offsets, d['E'], d['C'], d['O']);
+    grouped_matmul_backward_weight_ref(a[DWEIGHT], a[DOUT], dout_index(a, d), a[INP], inp_index(a, d), offsets, d['E'],
+                                       d['C'], d['O']);
+}
+
+OP_STORED(X)
+static void backward(X* const* x, float* const* a, const int* d, const Device* dev) {
+    const int* offsets = (int*)a[OFFSETS];
+    grouped_matmul_backward_input(x[DINP], x[DOUT], dout_index(a, d), x[WEIGHT], offsets, d['E'], d['R'], d['C'],
+                                  d['O'], dev);
+    grouped_matmul_backward_weight(a[DWEIGHT], x[DOUT], dout_index(a, d), x[INP], inp_index(a, d), offsets, d['E'],
+                                   d['R'], d['C'], d['O'], dev);
+}
+
+// rows of expert e, of `left` that no expert before it has
+static int count_of(const int* d, int e, int left) {
+    static const int stairs[] = {0, 1, 7, 127, 128, 129};
+    const int last = e == d['E'] - 1;
+    switch (d['p']) {
+        case ALL_IN_LAST: return last ? left : 0;
+        case ALL_IN_FIRST: return left;
+        case STAIRS: return last || stairs[e % 6] > left ? left : stairs[e % 6];
+        default: return last ? left : (int)(splitmix64(5, (uint64_t)e) % (uint64_t)(2 * (left / (d['E'] - e)) + 1));
+    }
+}
+
+static void fill(float* const* a, const int* d) {
+    int* offsets = (int*)a[OFFSETS];
+    offsets[0] = 0;
+    for (int e = 0; e < d['E']; e++) { offsets[e + 1] = offsets[e] + count_of(d, e, d['R'] - offsets[e]); }
+}
+
+static void in_double(double* const* a, const int* d) {
+    const int C = d['C'], OC = d['O'];
+    for (int e = 0; e < d['E']; e++) {
+        for (int i = (int)a[OFFSETS][e] * OC; i < (int)a[OFFSETS][e + 1] * OC; i++) {
+            double sum = 0.0;
+            for (int c = 0; c < C; c++) { sum += a[INP][i / OC * C + c] * a[WEIGHT][(e * OC + i % OC) * C + c]; }
+            a[OUT][i] = sum;
+        }
+    }
+}
+
+// terms of a chain, at most
+static int n_terms(int array, const int* d) { return array == OUT ? d['C'] : array == DINP ? d['O'] : d['R']; }
+
+static double error(int array, const int* d) { return rounding_walk(2 * n_terms(array, d), n_terms(array, d)); }
+
+// either order of a chain rounds n + 1 times; a tensor core may take a factor below 2^-126, beside one below 2^21, as 0
+static double apart(const OpProblem* p, int array, size_t i) {
+    const int n = n_terms(array, p->d) + 2;
+    return 2.0 * n * 0x1p-24 * (double)p->sizes[array][i] + n * 0x1p-105;
+}
+
+#ifdef __CUDACC__
+enum { LONG_C = 70, LONG_R = 600, MANY = 130 };
+#else
+enum { LONG_C = GEMM_LONG_K + GEMM_K + 3, LONG_R = GEMM_LONG_K + 77, MANY = 601 };  // packed, MANY * LONG fill two blocks
+#endif
+
+// R, E, E + 1, C, OC, counts, gathered
+static const int plain_shapes[][OP_DIMS] = {
+    {1, 1, 2, 1, 1, RANDOM}, {7, 1, 2, 33, 5, RANDOM}, {5, 4, 5, 8, 8, ALL_IN_LAST}, {6, 3, 4, 5, 1, ALL_IN_FIRST},
+    {9, 5, 6, 1, 7, RANDOM}, {33, 7, 8, 24, 40, RANDOM}, {400, 7, 8, 9, 10, STAIRS}, {130, 2, 3, 40, 72, RANDOM},
+    {31, 64, 65, 3, 2, RANDOM}, {37, 13, 14, 16, 48, RANDOM}, {400, 7, 8, 72, 136, STAIRS}, {LONG_R, 2, 3, 3, 5, RANDOM},
+    {21, 2, 3, LONG_C, 3, RANDOM}, {21, 3, 4, 3, LONG_C, ALL_IN_LAST},
+    {MANY, 4, 5, LONG_C, 2, RANDOM}, {LONG_R, 3, 4, 2, MANY, RANDOM}, {0},
+};
+
+static const Op plain = {
+    .name = "rows", .dims = "REFCOpg",
+    .arrays = {
+        {INP, "inp", "RC", GIVEN, 1.0f, "dweight"},
+        {WEIGHT, "weight", "EOC", GIVEN, 1.0f, "dinp"},
+        {.number = OFFSETS, .name = "offsets", .extents = "F", .role = GIVEN | INDEX, .below = 'R'},
+        {OUT, "out", "RO", MADE, 0.0f, ""},
+        {DOUT, "dout", "RO", GIVEN, 1.0f},
+        {DINP, "dinp", "RC", GRADIENT | ASKED},
+        {DWEIGHT, "dweight", "EOC", GRADIENT | ASKED | FLOAT},
+    },
+    .shapes = plain_shapes, .traits = ROWS | ANYWHERE | SPECIAL_KERNELS, .fill = fill,
+    .forward_ref = forward_ref, .forward = OP_FAST(forward), .backward_ref = backward_ref, .backward = OP_FAST(backward),
+    .in_double = in_double, .error = error, .judged = {{9, 5, 6, 7, 4, RANDOM}, {4, 3, 4, 5, 6, ALL_IN_LAST}},
+    .apart = apart,
+};
+
+// R, E, E + 1, C, OC, counts, gathered, rows of inp and dout; where only one is gathered, that many as R
+static const int gathered_shapes[][OP_DIMS] = {
+    {1, 1, 2, 1, 1, RANDOM, 3, 1}, {14, 3, 4, 17, 5, RANDOM, 3, 7}, {8, 4, 5, 8, 8, RANDOM, 3, 30},
+    {40, 5, 6, 1, 16, RANDOM, 3, 20}, {40, 5, 6, 16, 1, RANDOM, 3, 20}, {33, 7, 8, 24, 40, RANDOM, 1, 33},
+    {33, 7, 8, 40, 24, RANDOM, 2, 33}, {400, 7, 8, 9, 10, STAIRS, 3, 200}, {130, 2, 3, 40, 72, RANDOM, 3, 65},
+    {400, 7, 8, 72, 136, STAIRS, 3, 100}, {52, 64, 65, 50, 98, RANDOM, 3, 13}, {0},
+};
+
+static const Op gathered = {
+    .name = "gathered", .dims = "REFCOpgN",
+    .arrays = {
+        {INP, "inp", "NC", GIVEN, 1.0f, "dweight"},
+        {WEIGHT, "weight", "EOC", GIVEN, 1.0f, "dinp"},
+        {.number = OFFSETS, .name = "offsets", .extents = "F", .role = GIVEN | INDEX, .below = 'R'},
+        {OUT, "out", "RO", MADE, 0.0f, ""},
+        {DOUT, "dout", "NO", GIVEN, 1.0f},
+        {DINP, "dinp", "RC", GRADIENT | ASKED},
+        {DWEIGHT, "dweight", "EOC", GRADIENT | ASKED | FLOAT},
+        {.number = INP_INDEX, .name = "inp_index", .extents = "R", .role = GIVEN | INDEX, .needed = "dweight",
+         .below = 'N'},
+        {.number = DOUT_INDEX, .name = "dout_index", .extents = "R", .role = GIVEN | INDEX, .below = 'N'},
+    },
+    .shapes = gathered_shapes, .traits = ANYWHERE | SPECIAL_KERNELS, .fill = fill,
+    .forward_ref = forward_ref, .forward = OP_FAST(forward), .backward_ref = backward_ref, .backward = OP_FAST(backward),
+    .apart = apart,
+};
+
+// ---- what the tables do not say ----
+
+// the plain loop of a gathered problem, and of one whose rows were copied, row by row, to where they are asked for
+static void test_copied(Test* t) {
+    const int shape[OP_DIMS] = {40, 5, 6, 7, 9, RANDOM, 3, 20}, C = 7, OC = 9, R = 40;
+    OpProblem g = op_problem(&gathered, shape, HARD, 0), p = op_problem(&plain, shape, HARD, 0);
+    for (int s = 0; s < R; s++) {
+        const int n = ((int*)g.a[INP_INDEX])[s], m = ((int*)g.a[DOUT_INDEX])[s];
+        memcpy(p.a[INP] + s * C, g.a[INP] + n * C, sizeof(float) * (size_t)C);
+        memcpy(p.a[DOUT] + s * OC, g.a[DOUT] + m * OC, sizeof(float) * (size_t)OC);
+    }
+    op_solve(&p);
+    check_bits(t, "out", g.a[OUT], p.a[OUT], op_length(&g, OUT));
+    check_bits(t, "dinp", g.a[DINP], p.a[DINP], op_length(&g, DINP));
+    check_bits(t, "dweight", g.a[DWEIGHT], p.a[DWEIGHT], op_length(&g, DWEIGHT));
+    op_problem_free(&g), op_problem_free(&p);
+}
+
+// the plain loop of each expert is that of a linear layer of its rows
+static void test_layers(Test* t) {
+    const int shape[OP_DIMS] = {40, 5, 6, 7, 9, RANDOM}, C = 7, OC = 9;
+    OpProblem p = op_problem(&plain, shape, HARD, 0);
+    float *out = filled_array(op_length(&p, OUT), NAN), *dinp = filled_array(op_length(&p, DINP), NAN),
+          *dweight = filled_array(op_length(&p, DWEIGHT), NAN);
+    for (int e = 0; e < 5; e++) {
+        const int s = ((int*)p.a[OFFSETS])[e], N = ((int*)p.a[OFFSETS])[e + 1] - s, w = e * OC * C;
+        matmul_forward_ref(out + s * OC, p.a[INP] + s * C, p.a[WEIGHT] + w, NULL, N, C, OC);
+        matmul_backward_input_ref(dinp + s * C, p.a[DOUT] + s * OC, p.a[WEIGHT] + w, N, C, OC);
+        matmul_backward_weight_ref(dweight + w, p.a[DOUT] + s * OC, p.a[INP] + s * C, 0, N, C, OC);
+    }
+    check_bits(t, "out", p.a[OUT], out, op_length(&p, OUT));
+    check_bits(t, "dinp", p.a[DINP], dinp, op_length(&p, DINP));
+    check_bits(t, "dweight", p.a[DWEIGHT], dweight, op_length(&p, DWEIGHT));
+    free(out), free(dinp), free(dweight);
+    op_problem_free(&p);
+}
+
+// all rows and the weight of expert `spoilt` are NaN: the answers to the others stay
+static void check_apart(Test* t, const OpProblem* clean, int spoilt, const Device* dev) {
+    OpProblem p = op_problem(clean->op, plain_shapes[5], EASY, 0);
+    const int *offsets = (int*)p.a[OFFSETS], E = p.d['E'], C = p.d['C'], OC = p.d['O'];
+    for (int i = 0; i < OC * C; i++) { p.a[WEIGHT][spoilt * OC * C + i] = NAN; }
+    for (int i = offsets[spoilt] * C; i < offsets[spoilt + 1] * C; i++) { p.a[INP][i] = NAN; }
+    for (int i = offsets[spoilt] * OC; i < offsets[spoilt + 1] * OC; i++) { p.a[DOUT][i] = NAN; }
+    op_answer(t, &p, dev);
+    for (int e = 0; e < E; e++) {
+        const int s = offsets[e], N = offsets[e + 1] - s;
+        if (e == spoilt) { continue; }
+        check_bits(t, "out", p.a[OUT] + s * OC, clean->a[OUT] + s * OC, (size_t)(N * OC));
+        check_bits(t, "dinp", p.a[DINP] + s * C, clean->a[DINP] + s * C, (size_t)(N * C));
+        check_bits(t, "dweight", p.a[DWEIGHT] + e * OC * C, clean->a[DWEIGHT] + e * OC * C, (size_t)(OC * C));
+    }
+    op_problem_free(&p);
+}
+
+static void test_apart(Test* t) {
+    Device dev = test_device(2);
+    OpProblem clean = op_problem(&plain, plain_shapes[5], EASY, 0);
+    op_answer(t, &clean, &dev);
+    for (int e = 0; e < clean.d['E']; e++) { check_apart(t, &clean, e, &dev); }
+    op_problem_free(&clean);
+    device_free(&dev);
+}
+
+// gradients of experts without rows are zeros, also where all rows are another's
+static void test_no_rows(Test* t) {
+    Device dev = test_device(3);
+    OpProblem p = op_problem(&plain, plain_shapes[2], EASY, 0);
+    op_answer(t, &p, &dev);
+    for (int i = 0; i < 3 * 8 * 8; i++) {
+        check(t, float_bits(p.a[DWEIGHT][i]) == 0, "expert %d: [%d] is %g", i / 64, i % 64, (double)p.a[DWEIGHT][i]);
+    }
+    op_problem_free(&p);
+    device_free(&dev);
+}
+
+int main(int argc, char** argv) {
+    const Op* ops[] = {&plain, &gathered};
+    const Promise own[] = {
+        {"copied", "gathered rows are those that a copy would have", test_copied},
+        {"layers", "the plain loop of an expert is that of a linear layer", test_layers},
+        {"apart", "NaN in all rows and the weight of an expert reaches no other expert", test_apart},
+        {"no rows", "an expert without rows has gradients of +0", test_no_rows},
+    };
+    return op_main(argc, argv, ops, sizeof ops / sizeof *ops, own, sizeof own / sizeof *own);
+}
