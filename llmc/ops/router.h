@@ -435,8 +435,8 @@ static inline void router_scores_rows_(float* scores, float* lse, const float* l
     }
 }
 
-// A choice (a number or an infinity, never -0) and its index as a whole number: the larger the choice, then the lower the index,
-// the larger. Their largest is found with vectors, and needs no other search for where it was
+// A choice (a number or an infinity, never -0) and its index as a whole number: the larger the choice, then the lower
+// the index, the larger. Their largest is found with vectors, and needs no other search for where it was
 static inline int64_t router_pair_(float choice, int index) {
     int32_t bits;
     memcpy(&bits, &choice, sizeof bits);
