@@ -118,13 +118,18 @@ static double error(int array, const int* d) {
     }
 }
 
+// what a number of the statistics is below; counts are exact
+static double statistic_size(size_t i, size_t E) {
+    const double totals[] = {4.0, 64.0, 2.5, 1.0};
+    return i < E ? 0.0 : i < 2 * E ? 1.0 : totals[i - 2 * E];
+}
+
 // Fast kernels add along trees: n sums of sizes below 1 are off by n * 2^-24 at most, a lane's own n / 32 and the tree.
 // The same functions, so experts are the same but for scores that a last place decides
 static double apart(const OpProblem* p, int array, size_t i) {
     const double terms = p->d['E'] + p->d['k'] + 8.0, size = p->d['b'] & SCALED ? 2.5 : 1.0;
-    (void)i;
     switch (array) {
-        case STATISTICS: return (terms + p->d['N']) * 0x1p-23 * 64.0;  // z below 64
+        case STATISTICS: return (terms + p->d['N']) * 0x1p-23 * statistic_size(i, (size_t)p->d['E']);
         case DLOGITS: return terms * 0x1p-23 * 16.0 * size;
         default: return terms * 0x1p-23 * 8.0 * size;
     }
@@ -158,7 +163,7 @@ static const Op router = {
         {LOGITS, "logits", "NE", GIVEN | FLOAT, 2.0f},
         {BIAS, "bias", "E", GIVEN | FLOAT, 0.2f},
         {GIVEN_EXPERTS, "given", "Nk", GIVEN | INDEX, 0.0f, NULL, NULL, 'E'},
-        {EXPERTS, "experts", "Nk", MADE | INDEX},
+        {EXPERTS, "experts", "Nk", MADE | INDEX, 0.0f, NULL, "given"},
         {WEIGHTS, "weights", "Nk", MADE | FLOAT},
         {SCORES, "scores", "NE", MADE | FLOAT},
         {LSE, "lse", "N", MADE | FLOAT},
