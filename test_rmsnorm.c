@@ -214,11 +214,41 @@ static void test_obvious(Test* t) {
     op_problem_free(&p);
 }
 
+static int is_fused(void) {
+#ifdef SYSTEM_LIBM
+    return 0;
+#else
+    return !FAST_KERNELS;
+#endif
+}
+
+// A fused product that is too small for any float rounds to -0, and sums of nothing else are -0: dweight of the first
+// channel, and that of g * xhat, by whose sign the second channel's -0 - xhat * mean is 0 or -0
+static void test_underflow(Test* t) {
+    const int shape[] = {1, 2};
+    const float inp[] = {0x1p-49f, 4.0f}, dout[] = {-0x1p-100f, -0.0f}, weight[] = {1.0f, 1.0f}, dinp[] = {0.0f, -0.0f};
+    if (!is_fused()) {
+        skip(t, "products round before they are added, or fast kernels add along trees");
+        return;
+    }
+    OpProblem p = op_problem(&rmsnorm, shape, EASY, 0);
+    Device dev = test_device(1);
+    memcpy(p.a[INP], inp, sizeof inp), memcpy(p.a[DOUT], dout, sizeof dout);
+    memcpy(p.a[WEIGHT], weight, sizeof weight), memcpy(p.before[DINP], dinp, sizeof dinp);
+    op_solve(&p);
+    check(t, float_bits(p.a[DWEIGHT][0]) == 0x80000000u, "dweight: found %g, expected -0", (double)p.a[DWEIGHT][0]);
+    check(t, float_bits(p.a[DINP][1]) == 0, "dinp: found %g, expected +0", (double)p.a[DINP][1]);
+    op_check(t, &p, 1, &dev);
+    device_free(&dev);
+    op_problem_free(&p);
+}
+
 int main(int argc, char** argv) {
     const Op* ops[] = {&rmsnorm, &residual_rmsnorm};
     const Promise promises[] = {
         {"frozen", "the plain loop rounds as the specification says, bit for bit", test_frozen},
         {"obvious", "a row of zeros stays 0, +-1000 becomes +-1 times the weight", test_obvious},
+        {"underflow", "sums whose products are too small for floats keep their sign", test_underflow},
     };
-    return op_main(argc, argv, ops, 2, promises, 2);
+    return op_main(argc, argv, ops, 2, promises, 3);
 }

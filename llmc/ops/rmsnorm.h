@@ -274,7 +274,8 @@ __global__ void rmsnorm_backward_rows_kernel(X* dinp, const X* dout, const X* in
     size_t start = (size_t)n * C;
     float s = rstd[n], sum = 0.0f;
     for (int c = lane; c - lane < C; c += WARP * W) {
-        Pack<float, W> g = {}, xhat = {};
+        Pack<float, W> g, xhat = {};
+        for (int i = 0; i < W; i++) { g.x[i] = -0.0f; }  // beyond the row: -0 * 0 leaves every sum as it is, also -0
         if (c < C) {
             Pack<float, W> x = load_floats<W>(inp + start + c), d = load_floats<W>(dout + start + c);
             Pack<float, W> w = load_floats<W>(weight + c);
