@@ -126,25 +126,26 @@ static void test_order(Test* t) {
     op_problem_free(&p);
 }
 
-// ---- without positions, in C only ----
+// ---- without positions ----
 
-#ifndef __CUDACC__
 enum { TOKEN_IDS, TOKEN_WTE, TOKEN_OUT, DTOKEN_OUT, DTOKEN_WTE };
 
 static void token_ref(float* const* a, const int* d) {
     token_embedding_forward_ref(a[TOKEN_OUT], (int*)a[TOKEN_IDS], a[TOKEN_WTE], d['N'], d['C']);
 }
 
-static void token_fast(float* const* x, float* const* a, const int* d, const Device* dev) {
-    token_embedding_forward(a[TOKEN_OUT], (int*)a[TOKEN_IDS], a[TOKEN_WTE], d['N'], d['C'], dev);
+OP_STORED(X)
+static void token_fast(X* const* x, float* const* a, const int* d, const Device* dev) {
+    token_embedding_forward(x[TOKEN_OUT], (int*)a[TOKEN_IDS], (const X*)x[TOKEN_WTE], d['N'], d['C'], dev);
 }
 
 static void token_gradient_ref(float* const* a, const int* d) {
     token_embedding_backward_ref(a[DTOKEN_WTE], a[DTOKEN_OUT], (int*)a[TOKEN_IDS], d['N'], d['C']);
 }
 
-static void token_gradient_fast(float* const* x, float* const* a, const int* d, const Device* dev) {
-    token_embedding_backward(a[DTOKEN_WTE], a[DTOKEN_OUT], (int*)a[TOKEN_IDS], d['N'], d['C'], dev);
+OP_STORED(X)
+static void token_gradient_fast(X* const* x, float* const* a, const int* d, const Device* dev) {
+    token_embedding_backward(a[DTOKEN_WTE], x[DTOKEN_OUT], (int*)a[TOKEN_IDS], d['N'], d['C'], dev);
 }
 
 static void token_double(double* const* a, const int* d) {
@@ -157,6 +158,10 @@ static double token_error(int array, const int* d) {
     return array == TOKEN_OUT ? 0.0 : rounding_walk(d['N'], 8.0);  // a copy; at most N sums below 8
 }
 
+static double token_apart(const OpProblem* p, int array, size_t i) {
+    return array == TOKEN_OUT ? 0.0 : p->d['N'] * 0x1p-23 * (double)p->sizes[array][i];
+}
+
 static const int token_shapes[][OP_DIMS] = {{1, 1, 1}, {7, 33, 3}, {99, 65, 5}, {257, 129, 11}, {0}};  // N, C, V
 
 static const Op token_embedding = {
@@ -166,14 +171,13 @@ static const Op token_embedding = {
         {TOKEN_WTE, "token_wte", "VC", GIVEN, 1.0f},
         {TOKEN_OUT, "token_out", "NC", MADE},
         {DTOKEN_OUT, "dtoken_out", "NC", GIVEN, 1.0f},
-        {DTOKEN_WTE, "dtoken_wte", "VC", GRADIENT | ADDED, 1.0f},
+        {DTOKEN_WTE, "dtoken_wte", "VC", GRADIENT | ADDED | FLOAT, 1.0f},
     },
-    .shapes = token_shapes,
-    .forward_ref = token_ref, .forward = {token_fast},
-    .backward_ref = token_gradient_ref, .backward = {token_gradient_fast},
-    .in_double = token_double, .error = token_error, .judged = {{21, 5, 4}},
+    .shapes = token_shapes, .traits = ANYWHERE | SPECIAL_KERNELS,
+    .forward_ref = token_ref, .forward = OP_FAST(token_fast),
+    .backward_ref = token_gradient_ref, .backward = OP_FAST(token_gradient_fast),
+    .in_double = token_double, .error = token_error, .judged = {{21, 5, 4}}, .apart = token_apart,
 };
-#endif
 
 // ---- residual ----
 
@@ -214,10 +218,7 @@ static const Op residual = {
 
 int main(int argc, char** argv) {
     const Op* ops[] = {
-        &embedding, &residual,
-#ifndef __CUDACC__
-        &token_embedding,
-#endif
+        &embedding, &token_embedding, &residual,
     };
     const Promise promises[] = {
         {"embedding many", "2505 positions and 70001 tokens, of which two fill every third place", test_many},

@@ -2,7 +2,7 @@
 Token and position embedding: out[b][t] = wte[token at b, t] + wpe[t].
     out (B, T, C)   tokens (B, T) in 0..V-1, V <= 2^24   wte (V, C)   wpe (maxT, C)
     t0  position of the first column, 0 in training
-token_embedding_forward, _backward: the same without positions, for N = B*T tokens in a row. In C only.
+token_embedding_forward, _backward: the same without positions, for N = B*T tokens in a row.
 Backward: dwte[token] and dwpe[t] are ADDED to, so the caller starts them: a tied head has already written dwte. NULL
 for either: nobody asks for it, and nothing is done for it.
 Cost:   memory bound: 3*B*T*C elements moved forward, as many backward. On a GPU backward reads dout twice, and moves
@@ -105,10 +105,13 @@ __global__ void embedding_forward_kernel(X* out, const int* tokens, const X* wte
     int n = blockIdx.x * blockDim.y + threadIdx.y;
     if (n >= N) { return; }
     const X* token = wte + (size_t)tokens[n] * C;
-    const X* position = wpe + (size_t)(t0 + n % T) * C;
+    const X* position = wpe ? wpe + (size_t)(t0 + n % T) * C : NULL;
     for (int c = threadIdx.x * W; c < C; c += WARP * W) {
-        Pack<float, W> a = load_floats<W>(token + c), b = load_floats<W>(position + c);
-        for (int i = 0; i < W; i++) { a.x[i] += b.x[i]; }
+        Pack<float, W> a = load_floats<W>(token + c);
+        if (position) {
+            Pack<float, W> b = load_floats<W>(position + c);
+            for (int i = 0; i < W; i++) { a.x[i] += b.x[i]; }
+        }
         store_floats(out + (size_t)n * C + c, a);
     }
 }
@@ -126,6 +129,11 @@ static inline void embedding_forward(X* out, const int* tokens, const X* wte, co
         embedding_forward_kernel<1><<<grid, block, 0, dev->stream>>>(out, tokens, wte, wpe, N, T, C, t0);
     }
     cudaCheck(cudaGetLastError());
+}
+
+template <typename X>
+static inline void token_embedding_forward(X* out, const int* tokens, const X* wte, int N, int C, const Device* dev) {
+    embedding_forward(out, tokens, wte, (const X*)NULL, 1, N, C, 0, dev);
 }
 
 // ---- CUDA backward, first part: positions sorted by token ----
@@ -352,6 +360,12 @@ static inline void embedding_backward(float* dwte, float* dwpe, const X* dout, c
     } else {
         embedding_backward_<1>(dwte, dwpe, dout, tokens, B, T, C, dev);
     }
+}
+
+template <typename X>
+static inline void token_embedding_backward(float* dwte, const X* dout, const int* tokens, int N, int C,
+                                            const Device* dev) {
+    embedding_backward(dwte, NULL, dout, tokens, 1, N, C, dev);
 }
 #endif
 #endif  // LLMC_EMBEDDING_H
