@@ -46,6 +46,8 @@ COMMIT_FILE = build/commit-$(COMMIT)
 BUILT = -DCOMMIT='"$(COMMIT)"' -DFLAGS='"$(OPT) -march=$(ARCH) $(EXACT)"'
 
 TRAINERS = $(sort $(basename $(notdir $(wildcard train_*.c dev/examples/train_*.c))))
+# whose .cu is the only source: for CPUs or GPUs
+BOTH_TRAINERS = $(filter-out $(TRAINERS),$(sort $(basename $(wildcard train_*.cu))))
 TOOLS = inspect tokenize
 TESTS = $(patsubst %.c,%,$(sort $(wildcard test_*.c)))
 
@@ -57,6 +59,7 @@ help:
 	@echo "make test-all    what make test leaves: compilers, sanitizers, ...: 20 minutes"
 	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"
 	@echo "make train_mamba_hpn  the same for Mamba, on CPUs"
+	@echo "make train_moe   a mixture of experts, for this machine: CPU=1 or CUDA=1 say it"
 	@echo "make tools       build dev/tools/tokenize and dev/tools/inspect: each has --help"
 	@echo "make train_gpt2cu   the trainer for GPUs: PRECISION=bf16|fp32|exact; or CPU=1"
 	@echo "make cuda        build all for GPUs (make setup-cuda, doc/gpu/README.md)"
@@ -107,6 +110,10 @@ $(BUILD)/train_%: dev/examples/train_%.c $(COMMIT_FILE)
 	$(FRESH)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
+$(BUILD)/train_%: train_%.cu $(COMMIT_FILE)
+	$(FRESH)
+	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d -x c $< -o $@ $(LIBS)
+
 # a trainer whose calls go through dev/faults/shim.c, for dev/test_faults.sh
 FAULTS = open write pwrite read fsync close rename renameat2 unlink rmdir mkdir ftruncate truncate fopen fflush fclose \
     malloc calloc realloc posix_memalign mmap open_memstream clock_gettime
@@ -141,16 +148,19 @@ $(BUILD)/launch: dev/tools/launch.c
 #   PRECISION=bf16|fp32|tf32|exact   how tensors are stored; exact: float, every sum in the plain loop's order, the bits of the CPU
 #   CUDA_ARCH=sm_90             by default that of this machine's GPU, sm_90 where there is none
 #   CPU=1                       a trainer without CUDA: its .cu is C, and the ops run their CPU code
+#   CUDA=1                      train_moe by nvcc, also where this machine has no GPU
 
 PRECISION ?= bf16
-CUDA_ARCH ?= $(if $(filter cuda% %cu build/nvcc-%,$(MAKECMDGOALS)),$(shell dev/cuda_flags.sh arch),sm_90)
+CUDA_ARCH ?= $(if $(filter cuda% %cu $(BOTH_TRAINERS) build/nvcc-%,$(MAKECMDGOALS)),$(shell dev/cuda_flags.sh arch),sm_90)
 CPU ?= 0
+HAS_GPU = $(if $(filter $(BOTH_TRAINERS),$(MAKECMDGOALS)),$(shell nvidia-smi -L 2>/dev/null))
+CUDA ?= $(if $(filter 1,$(CPU)),0,$(if $(HAS_GPU),1,0))
 CUDA_BUILD = build/nvcc-$(CUDA_ARCH)-$(PRECISION)
-CUDA_TRAINERS = $(patsubst %.cu,%cu,$(sort $(wildcard train_*.cu)))
+CUDA_TRAINERS = $(patsubst %,%cu,$(filter $(TRAINERS),$(sort $(basename $(wildcard train_*.cu)))))
 CUDA_TESTS := $(patsubst %.c,%,$(shell grep -l '\bto_device\b\|OP_STORED\|include "train_.*cu"' $(sort $(wildcard test_*.c))))  # those with kernels
 # what measures speed has no exact build
 CUDA_BENCHES = $(if $(filter exact,$(PRECISION)),,$(patsubst dev/%.cu,%,$(sort $(wildcard dev/cuda/*.cu dev/bench/*.cu))))
-CUDA_PROGRAMS = $(CUDA_TRAINERS) $(CUDA_TESTS) $(CUDA_BENCHES)
+CUDA_PROGRAMS = $(CUDA_TRAINERS) $(BOTH_TRAINERS) $(CUDA_TESTS) $(CUDA_BENCHES)
 
 NVCC = $(shell dev/cuda_flags.sh nvcc)
 NVCC_bf16 =
@@ -173,6 +183,10 @@ $(CUDA_BUILD)/train_%cu: train_%.cu build/cuda_flags $(COMMIT_FILE)
 	$(FRESH)
 	$(NVCC_BUILD) -DCOMMIT='"$(COMMIT)"' -DFLAGS='"$(CUDA_ARCH) $(PRECISION) $(NVCC_$(PRECISION))"'
 
+$(CUDA_BUILD)/train_%: train_%.cu build/cuda_flags $(COMMIT_FILE)
+	$(FRESH)
+	$(NVCC_BUILD) -DCOMMIT='"$(COMMIT)"' -DFLAGS='"$(CUDA_ARCH) $(PRECISION) $(NVCC_$(PRECISION))"'
+
 $(CUDA_BUILD)/test_%: test_%.c build/cuda_flags
 	$(FRESH)
 	$(NVCC_BUILD)
@@ -190,6 +204,9 @@ $(BUILD)/bench/%: dev/bench/%.cu
 	$(CC) $(CFLAGS) -MMD -MP -MF $@.d -x c $< -o $@ $(LIBS)
 
 $(CUDA_TRAINERS): %: $(if $(filter 1,$(CPU)),$(BUILD),$(CUDA_BUILD))/%
+	@cmp -s $< $@ || cp -f $< $@
+
+$(BOTH_TRAINERS): %: $(if $(filter 1,$(CUDA)),$(CUDA_BUILD),$(BUILD))/%
 	@cmp -s $< $@ || cp -f $< $@
 
 -include $(wildcard $(CUDA_BUILD)/*.d $(CUDA_BUILD)/*/*.d)
@@ -310,6 +327,8 @@ build/$(1)/test_%: build/simt/src/test_%.c $$(SIMT_INCLUDES) | $$(SIMT_HEADERS)
 	$$(SIMT_COMPILE)
 build/$(1)/train_%cu: build/simt/src/train_%.cu $$(SIMT_INCLUDES) $$(COMMIT_FILE) | $$(SIMT_HEADERS)
 	$$(SIMT_COMPILE)
+build/$(1)/train_%: build/simt/src/train_%.cu $$(SIMT_INCLUDES) $$(COMMIT_FILE) | $$(SIMT_HEADERS)
+	$$(SIMT_COMPILE)
 build/$(1)/%: build/simt/src/dev/%.cu $$(SIMT_INCLUDES) | $$(SIMT_HEADERS)
 	$$(SIMT_COMPILE)
 endef
@@ -335,8 +354,8 @@ bench: setup
 	@dev/bench/run.sh
 
 clean:
-	rm -rf build launch $(TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
+	rm -rf build launch $(TRAINERS) $(BOTH_TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
-.PHONY: help folder setup run run-mamba run-digits plot dashboard check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(TOOLS:%=dev/tools/%) \
+.PHONY: help folder setup run run-mamba run-digits plot dashboard check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(BOTH_TRAINERS) $(TOOLS:%=dev/tools/%) \
     setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS) simt test-simt simt_tests
 .DELETE_ON_ERROR:

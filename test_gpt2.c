@@ -77,7 +77,7 @@ static void check_forward(Test* t, Subject* s) {
     golden_check_rows(t, g, "act.logits", logits, (size_t)N, (size_t)c.V, (size_t)c.Vp);
     gpt2_losses(&s->gpt2, &s->acts, golden_batch(g, "targets", 0, 0), N, &s->dev);
     golden_check_rows(t, g, "act.probs", logits, (size_t)N, (size_t)c.V, (size_t)c.Vp);
-    golden_check_activations(t, g, s->acts.tensors.table, s->acts.tensors.n_table, (const float*)s->acts.tensors.memory, NULL, 17);
+    golden_check_activations(t, g, s->acts.tensors.table, s->acts.tensors.n_table, (const float*)s->acts.tensors.memory, 17);
     check_attention(t, s);
 }
 

@@ -168,7 +168,7 @@ static void test_layers(Test* t) {
     for (int e = 0; e < 5; e++) {
         const int s = ((int*)p.a[OFFSETS])[e], N = ((int*)p.a[OFFSETS])[e + 1] - s, w = e * OC * C;
         matmul_forward_ref(out + s * OC, p.a[INP] + s * C, p.a[WEIGHT] + w, NULL, N, C, OC);
-        matmul_backward_input_ref(dinp + s * C, p.a[DOUT] + s * OC, p.a[WEIGHT] + w, N, C, OC);
+        matmul_backward_input_ref(dinp + s * C, p.a[DOUT] + s * OC, p.a[WEIGHT] + w, 0, N, C, OC);
         matmul_backward_weight_ref(dweight + w, p.a[DOUT] + s * OC, p.a[INP] + s * C, 0, N, C, OC);
     }
     check_bits(t, "out", p.a[OUT], out, op_length(&p, OUT));

@@ -94,7 +94,7 @@ static void check_forward(Test* t, Subject* s, int number) {
     head_losses(&pass, golden_batch(g, "targets", 0, 0), N, &s->dev);
     if (has_softmax) { golden_check(t, g, "act.probs", logits, n); }
     const TensorArena* kept = &s->acts.tensors;
-    golden_check_activations(t, g, kept->table, kept->n_table, (const float*)kept->memory, "out",
+    golden_check_activations(t, g, kept->table, kept->n_table, (const float*)kept->memory,
                              golden_files[number].n_activations);
 }
 

@@ -76,7 +76,7 @@ static void dense(const Problem* p, Product product, int e, int s, int N, const 
     const int c = p->s.C, oc = p->s.OC;
     if (N == 0 && product != BACKWARD_WEIGHT) { return; }
     if (product == FORWARD) { matmul_forward(p->out + s * OC, p->inp + s * C, p->weight + w, NULL, N, c, oc, dev); }
-    if (product == BACKWARD_INPUT) { matmul_backward_input(p->dinp + s * C, p->dout + s * OC, p->weight + w, N, c, oc, dev); }
+    if (product == BACKWARD_INPUT) { matmul_backward_input(p->dinp + s * C, p->dout + s * OC, p->weight + w, 0, N, c, oc, dev); }
     if (product == BACKWARD_WEIGHT) { matmul_backward_weight(p->dweight + w, p->dout + s * OC, p->inp + s * C, 0, N, c, oc, dev); }
 }
 

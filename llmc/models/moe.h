@@ -1,0 +1,229 @@
+/*
+A transformer whose MLPs are mixtures of experts: what makes one model different from another, one line for each
+parameter, and the files that hold them. Everything train_moe.cu computes loops over these tables.
+    Config           the sizes; from a preset, from config.json, and back into one
+    parameter_table  one line for each parameter: name, shape, start values, decay
+Names and config.json are those of Hugging Face's Mixtral (spec: doc/moe.md). Keys of our own, which transformers
+ignores: rope_base and rope_alpha, of which rope_theta is made; balance, aux_alpha and z_lambda, the losses of the
+routers. With balance "bias" each router has a bias that only chooses, under DeepSeek's name e_score_correction_bias;
+transformers has no place for it, nor for one expert a token.
+Rows of q_proj and k_proj lie as in the files, the two halves of a head apart: RoPE turns row i with row i + HS/2.
+Errors: fail_input names file, key, expected and found.
+Source: Jiang et al. 2024, arXiv:2401.04088 (Mixtral); Shazeer 2019, arXiv:1911.02150 (one key/value head);
+        bloc97 2023, NTK-aware RoPE
+*/
+#ifndef LLMC_MOE_H
+#define LLMC_MOE_H
+#include "../core/choice.h"      // choice_find
+#include "../core/jsonfile.h"    // json_read, json_write, json_ints
+#include "../core/outfile.h"     // FileSum
+#include "../core/tensor.h"      // Tensor: the table of parameters
+#include "../files/hf_folder.h"  // HF_WRITTEN_BY
+#include "../ops/rope.h"         // rope_scaled_base
+
+// ---- 1. Config ----
+
+#define BALANCE_NAMES "none|loss|bias"
+typedef enum { BALANCE_NONE, BALANCE_LOSS, BALANCE_BIAS } Balance;
+
+typedef struct {
+    int max_T;            // longest sequence, 32768
+    int V, Vp;            // vocabulary, 32000; the same, padded to a multiple of 128
+    int L, D;             // layers, 30; channels of the residual stream, 768
+    int NH, NKV, HS;      // heads of queries, 12; of keys and values, 1; channels of a head, 64
+    int E, k, F;          // experts of a layer, 16; of which a token takes 4; width of each, 6144
+    int tied;             // the embedding is the output matrix
+    float eps;            // RMSNorm's, 1e-6
+    double rope_base, rope_alpha;  // 10000; NTK's factor, 1
+    int balance;          // Balance: how experts are kept equally busy
+    float aux_alpha;      // weight of the balance loss, 0.01
+    float z_lambda;       // weight of the z-loss, 0
+} Config;
+
+// what RoPE's frequencies are powers of: with alpha the slowest turns alpha times slower, the fastest as before
+static inline double config_rope_theta(const Config* c) { return rope_scaled_base(c->rope_base, c->rope_alpha, c->HS); }
+
+static inline Config config_make(int max_T, int V, int L, int D, int NH, int NKV, int HS, int E, int k, int F) {
+    const Config c = {max_T, V, (V + 127) / 128 * 128, L, D, NH, NKV, HS, E, k, F, 0, 1e-6f, 10000.0, 1.0,
+                      BALANCE_LOSS, 0.01f, 0.0f};
+    return c;
+}
+
+static inline Config config_preset(const char* name, int V) {
+    static const struct { const char* name; int max_T, L, D, NH, NKV, HS, E, k, F; } presets[] = {
+        {"tiny", 256, 2, 64, 4, 1, 16, 4, 2, 256},
+        {"small", 2048, 6, 256, 4, 1, 64, 8, 2, 1024},
+        {"6.9b", 32768, 30, 768, 12, 1, 64, 16, 4, 6144},
+    };
+    const char* size = strncmp(name, "moe:", 4) == 0 ? name + 4 : name;
+    for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
+        if (strcmp(size, presets[i].name) != 0) { continue; }
+        return config_make(presets[i].max_T, V, presets[i].L, presets[i].D, presets[i].NH, presets[i].NKV,
+                           presets[i].HS, presets[i].E, presets[i].k, presets[i].F);
+    }
+    fail_input("--model: expected tiny, small or 6.9b, found \"%s\"", name);
+}
+
+// a number within low..high; an absent key leaves *value as it is
+static inline int config_number_(double* value, const json_t* json, const char* key, double low, double high,
+                                 ErrorText* error) {
+    const json_t* found = json_object_get(json, key);
+    if (!found || json_is_null(found)) { return 1; }
+    const double x = json_number_value(found);
+    if (!json_is_number(found) || !(x >= low && x <= high)) {
+        return error_set(error, "\"%s\": expected a number %g..%g", key, low, high);
+    }
+    *value = x;
+    return 1;
+}
+
+// rope_theta stands at the top or, in later files, in rope_parameters; ours say what it was made of
+static inline int config_parse_rope_(Config* c, const json_t* json, ErrorText* error) {
+    const json_t *later = json_object_get(json, "rope_parameters"), *scaling = json_object_get(json, "rope_scaling");
+    const char* type = json_string_value(json_object_get(later, "rope_type"));
+    double theta = 10000.0;
+    if (scaling && !json_is_null(scaling)) {
+        return error_set(error, "\"rope_scaling\": expected null; NTK's factor is \"rope_alpha\"");
+    }
+    if (type && strcmp(type, "default") != 0) {
+        return error_set(error, "\"rope_type\": expected \"default\", found \"%s\"", format_text(type).s);
+    }
+    if (!config_number_(&theta, json, "rope_theta", 1.0, 1e12, error) ||
+        !config_number_(&theta, later, "rope_theta", 1.0, 1e12, error)) {
+        return 0;
+    }
+    c->rope_base = theta;
+    c->rope_alpha = 1.0;
+    if (!config_number_(&c->rope_base, json, "rope_base", 1.0, 1e12, error) ||
+        !config_number_(&c->rope_alpha, json, "rope_alpha", 1e-3, 1e6, error)) {
+        return 0;
+    }
+    if (fabs(config_rope_theta(c) / theta - 1.0) > 1e-9) {
+        return error_set(error, "\"rope_theta\" %.9g: expected %.9g, which \"rope_base\" and \"rope_alpha\" make",
+                         theta, config_rope_theta(c));
+    }
+    return 1;
+}
+
+static inline int config_parse_losses_(Config* c, const json_t* json, ErrorText* error) {
+    double aux_alpha = 0.0, z_lambda = 0.0;
+    if (!config_number_(&aux_alpha, json, "aux_alpha", 0.0, 1e3, error) ||
+        !config_number_(&z_lambda, json, "z_lambda", 0.0, 1e3, error)) {
+        return 0;
+    }
+    c->aux_alpha = (float)aux_alpha;
+    c->z_lambda = (float)z_lambda;
+    c->balance = aux_alpha > 0.0 ? BALANCE_LOSS : BALANCE_NONE;
+    return json_choice(&c->balance, json, "balance", BALANCE_NAMES, error);
+}
+
+static inline int config_parse(Config* c, const json_t* json, ErrorText* error) {
+    int max_T, V, L, D, NH, NKV, E, k, F;
+    double eps = 1e-5;
+    const JsonInt sizes[] = {{"max_position_embeddings", &max_T, 1, 1 << 24}, {"vocab_size", &V, 1, 1 << 24},
+                             {"num_hidden_layers", &L, 1, 1024},             {"hidden_size", &D, 1, 1 << 20},
+                             {"num_attention_heads", &NH, 1, 1 << 14},       {"num_key_value_heads", &NKV, 1, 1 << 14},
+                             {"num_local_experts", &E, 1, 1024},             {"num_experts_per_tok", &k, 1, 16},
+                             {"intermediate_size", &F, 1, 1 << 22}};
+    if (!json_agrees(json, json_pack("{s:s}", "model_type", "mixtral"), error) || !json_ints(json, sizes, 9, error)) {
+        return 0;
+    }
+    *c = config_make(max_T, V, L, D, NH, NKV, D / NH, E, k, F);
+    const JsonInt head[] = {{"head_dim", &c->HS, 2, 1024}};
+    const json_t* head_dim = json_object_get(json, "head_dim");
+    if (head_dim && !json_is_null(head_dim) && !json_ints(json, head, 1, error)) { return 0; }
+    if (NH % NKV != 0) {
+        return error_set(error, "\"num_attention_heads\" %d: expected a multiple of \"num_key_value_heads\" %d", NH,
+                         NKV);
+    }
+    if (c->HS % 2 != 0 || c->HS < 2) {
+        return error_set(error, "\"head_dim\": expected an even number, found %d", c->HS);
+    }
+    if (k > E) { return error_set(error, "\"num_experts_per_tok\": expected at most %d experts, found %d", E, k); }
+    if (!config_number_(&eps, json, "rms_norm_eps", 1e-12, 0.1, error) || !config_parse_rope_(c, json, error) ||
+        !config_parse_losses_(c, json, error) || !json_switch(&c->tied, json, "tie_word_embeddings", error)) {
+        return 0;
+    }
+    c->eps = (float)eps;
+    const json_t* window = json_object_get(json, "sliding_window");
+    if (window && !json_is_null(window)) { return error_set(error, "\"sliding_window\": expected null"); }
+    return json_agrees(json, json_pack("{s:s, s:f}", "hidden_act", "silu", "attention_dropout", 0.0), error);
+}
+
+static inline Config config_load(const char* path) {
+    Config c;
+    ErrorText error;
+    json_t* json = json_read(path);
+    if (!config_parse(&c, json, &error)) { fail_input("%s: %s", path, error.text); }
+    json_decref(json);
+    return c;
+}
+
+static inline FileSum config_save(const char* path, const Config* c, int eot) {
+    const double theta = config_rope_theta(c);
+    json_t* json = json_pack(
+        "{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:{s:s, s:f}}",
+        "written_by", HF_WRITTEN_BY, "architectures", "MixtralForCausalLM", "model_type", "mixtral", "torch_dtype",
+        "float32", "hidden_act", "silu", "max_position_embeddings", c->max_T, "vocab_size", c->V, "num_hidden_layers",
+        c->L, "hidden_size", c->D, "num_attention_heads", c->NH, "num_key_value_heads", c->NKV, "head_dim", c->HS,
+        "num_local_experts", c->E, "num_experts_per_tok", c->k, "intermediate_size", c->F, "rms_norm_eps",
+        shortest_double(c->eps), "rope_theta", theta, "rope_parameters", "rope_type", "default", "rope_theta", theta);
+    json_t* more = json_pack(
+        "{s:b, s:n, s:f, s:f, s:b, s:f, s:f, s:s, s:f, s:f, s:i, s:i}", "tie_word_embeddings", c->tied,
+        "sliding_window", "attention_dropout", 0.0, "router_aux_loss_coef", 0.0, "output_router_logits", 0,
+        "rope_base", c->rope_base, "rope_alpha", c->rope_alpha, "balance", choice_name(BALANCE_NAMES, c->balance).s,
+        "aux_alpha", shortest_double(c->aux_alpha), "z_lambda", shortest_double(c->z_lambda), "bos_token_id", eot,
+        "eos_token_id", eot);
+    json_object_update(json, more);
+    json_decref(more);
+    return json_write(path, json);
+}
+
+// ---- 2. Parameters: one line for each ----
+
+// floats: gradients, and parameters where a build stores floats; weights as the ops read them are StoredParameters of
+// the trainer, the same fields in the same order
+typedef struct {
+    float *embedding, *norm1, *wq, *wk, *wv, *wo, *norm2, *router, *bias, *gate_up, *down, *norm, *head;
+} Parameters;
+
+enum { MAX_PARAMETERS = 13 };
+
+// returns their number: what a model does not have is left out, and its pointer stays NULL
+static inline int parameter_table(Tensor* table, const Config* c) {
+    Tensor* t = table;
+    const int L = c->L, D = c->D, E = c->E, F = c->F, HQ = c->NH * c->HS, HK = c->NKV * c->HS;
+    const float scaled = 0.02f / sqrtf(2.0f * (float)L);  // what writes to the residual stream starts smaller
+#define AT(name) offsetof(Parameters, name)
+#define ATTENTION "self_attn."
+#define MOE "block_sparse_moe."
+    // name on disk (Hugging Face's)                 in memory layers rows columns start values     decayed    on disk
+    *t++ = tensor("model.embed_tokens.weight",       AT(embedding), 0, c->Vp, D, INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
+    t[-1].disk_rows = c->V;  // the padding is ours alone
+    Tensor* first = t;
+    *t++ = tensor("input_layernorm.weight",          AT(norm1),   L, 1,     D,  INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor(ATTENTION "q_proj.weight",         AT(wq),      L, HQ,    D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
+    *t++ = tensor(ATTENTION "k_proj.weight",         AT(wk),      L, HK,    D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
+    *t++ = tensor(ATTENTION "v_proj.weight",         AT(wv),      L, HK,    D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
+    *t++ = tensor(ATTENTION "o_proj.weight",         AT(wo),      L, D,     HQ, INIT_NORMAL, scaled, DECAY,    AS_IS);
+    *t++ = tensor("post_attention_layernorm.weight", AT(norm2),   L, 1,     D,  INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
+    *t++ = tensor(MOE "gate.weight",                 AT(router),  L, E,     D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
+    if (c->balance == BALANCE_BIAS) {
+        *t++ = tensor(MOE "gate.e_score_correction_bias", AT(bias), L, 1,   E,  INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+    }
+    *t++ = tensor(MOE "experts.%d.{w1,w3}.weight",   AT(gate_up), L, 2 * F, D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
+    tensor_experts(&t[-1], E, APART);
+    *t++ = tensor(MOE "experts.%d.w2.weight",        AT(down),    L, D,     F,  INIT_NORMAL, scaled, DECAY,    AS_IS);
+    tensor_experts(&t[-1], E, APART);
+    for (Tensor* x = first; x < t; x++) { tensor_under(x, "model.layers.%d."); }
+    *t++ = tensor("model.norm.weight",               AT(norm),    0, 1,     D,  INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
+    if (!c->tied) {
+        *t++ = tensor("lm_head.weight",              AT(head),    0, c->Vp, D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
+        t[-1].disk_rows = c->V;
+    }
+#undef MOE
+#undef ATTENTION
+#undef AT
+    return (int)(t - table);
+}
+#endif  // LLMC_MOE_H

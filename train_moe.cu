@@ -1,0 +1,814 @@
+/*
+A transformer whose MLPs are mixtures of experts, with one or a few heads for keys and values: Mixtral's architecture,
+from sizes that learn on a laptop to 6.9 billion parameters of which a token uses 1.8. Read train_gpt2.c first: what a
+run does beside the model is the same, and so are these chapters.
+
+The model (spec: doc/moe.md): token embedding, L blocks of
+    r = r + attention(rmsnorm(r))         queries and keys turned by RoPE; several query heads read one key/value head
+    r = r + experts(rmsnorm(r))           of E experts, each an MLP of its own, a router chooses k for every token
+a last RMSNorm, and the output matrix. No biases. Every token goes to all the experts it chose, however many others
+chose them too: nothing is dropped, and no expert computes a row that is not there.
+    router   p = softmax(m Wr); the k largest; their shares, which add up to 1, weigh what the experts say
+    expert   (silu(m Wgate) o (m Wup)) Wdown
+
+One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc for GPUs.
+    make run-moe                       trains a small one on this repository's own text
+    make train_moe                     for what this machine has; CPU=1 and CUDA=1 say it
+    ./train_moe --model small --train 'shards/train_*.bin' --steps 2000 --lr 1e-3
+    ./train_moe --from mixtral/ --train book.txt
+*/
+#include "llmc/core/floatx.h"         // floatX: float or bf16; floatx_download
+#include "llmc/core/tensor_arena.h"   // TensorArena: activations, laid out by a table
+#include "llmc/models/moe.h"          // Config, Parameters, parameter_table
+#include "llmc/ops/attention.h"       // grouped_attention_forward, grouped_attention_backward
+#include "llmc/ops/crossentropy.h"    // crossentropy_fused, crossentropy_losses_sum
+#include "llmc/ops/documents.h"       // Segments, segments_find: where attention and positions start anew
+#include "llmc/ops/embedding.h"       // token_embedding_forward, token_embedding_backward
+#include "llmc/ops/expert_rows.h"     // ExpertRows: which rows each expert computes; expert_rows_combine
+#include "llmc/ops/grouped_matmul.h"  // grouped_matmul_forward, ..._backward_input, ..._backward_weight
+#include "llmc/ops/matmul.h"          // matmul_forward, matmul_backward
+#include "llmc/ops/residual.h"        // residual_forward
+#include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
+#include "llmc/ops/rope.h"            // RopeTable, rope_forward, rope_backward
+#include "llmc/ops/router.h"          // router_forward, router_statistics, router_backward
+#include "llmc/ops/swiglu.h"          // swiglu_forward, swiglu_backward
+#include "llmc/ranks/model.h"         // Model: parameters, gradients, moments
+#ifndef TESTING                       // a test includes this file for the model alone
+#include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 1. Tensors. Sizes and parameters are in llmc/models/moe.h; here is one line for each activation. A *slot* is a row of
+// an expert: one token with one of its k experts; R = N*k of them, sorted by expert.
+
+// weights as forward and backward read them; Parameters (llmc/models/moe.h) are floats: gradients
+typedef struct {
+    floatX *embedding, *norm1, *wq, *wk, *wv, *wo, *norm2, *router, *bias, *gate_up, *down, *norm, *head;
+} StoredParameters;  // the fields of Parameters, in the same order: one table serves both
+
+// what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
+typedef struct {
+    floatX *encoded, *norm1, *q, *k, *v, *attention, *residual2, *norm2, *gate_up, *hidden, *expert_out, *residual3,
+        *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv, *drows, *dhidden;
+} ActivationTensors;
+
+// what must not lose digits, always float
+typedef struct {
+    float *norm1_rstd, *att_max, *att_inv, *norm2_rstd, *router_logits, *scores, *lse, *weights, *norm_rstd, *losses,
+        *row_weights, *drow_weights, *dweights, *drouter_logits;
+} Statistics;
+
+// what is chosen, and must not be chosen anew
+typedef struct {
+    int* experts;  // (L, N, k) ascending
+} Choices;
+
+typedef enum { KEEP_ALL, RECOMPUTE_NORMS, RECOMPUTE_EXPERTS, RECOMPUTE_BLOCKS } Recompute;  // each includes the others
+
+// time against memory; recompute never changes a bit
+typedef struct {
+    int recompute;  // Recompute
+    int head_rows;  // positions whose logits exist at once
+} Tradeoffs;
+
+// layers that keep a tensor of their own which --recompute `level` and above compute again; 0: one buffer serves all
+static int layers_kept(Config c, Purpose purpose, const Tradeoffs* how, Recompute level) {
+    return purpose == TO_TRAIN && how->recompute < (int)level ? c.L : 0;
+}
+
+// B rows of T positions; generation keeps logits of the last position only
+static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
+    const int D = c.D, N = B * T, R = N * c.k, HQ = c.NH * c.HS, HK = c.NKV * c.HS;
+    const int L_norms = layers_kept(c, purpose, how, RECOMPUTE_NORMS);
+    const int L_experts = layers_kept(c, purpose, how, RECOMPUTE_EXPERTS);
+    const int L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? c.L : 0;
+    const int L_cache = purpose == TO_GENERATE ? c.L : L_block;
+    const int N_head = purpose == TO_GENERATE ? 1 : N < how->head_rows ? N : how->head_rows;
+    const int N_train = purpose == TO_TRAIN ? N : 0, R_train = purpose == TO_TRAIN ? R : 0;
+    Tensor* t = table;
+#define FIELD(name) #name, offsetof(ActivationTensors, name)
+    *t++ = activation(FIELD(encoded),    0, N, D);
+    *t++ = activation(FIELD(norm1),      L_norms, N, D);
+    *t++ = activation(FIELD(q),          L_block, N, HQ);      // turned by RoPE, as k
+    *t++ = activation(FIELD(k),          L_cache, N, HK);      // in generation k and v are the cache
+    *t++ = activation(FIELD(v),          L_cache, N, HK);
+    *t++ = activation(FIELD(attention),  L_block, N, HQ);      // its output before the projection
+    *t++ = activation(FIELD(residual2),  L_block, N, D);       // residual stream after attention
+    *t++ = activation(FIELD(norm2),      L_norms, N, D);       // what router and experts read
+    *t++ = activation(FIELD(gate_up),    L_experts, R, 2 * c.F);  // then its gradient
+    *t++ = activation(FIELD(hidden),     0, R, c.F);           // silu(gate) o up
+    *t++ = activation(FIELD(expert_out), 0, R, D);
+    *t++ = activation(FIELD(residual3),  L_out, N, D);         // residual stream after the experts
+    *t++ = activation(FIELD(norm),       0, N, D);             // the last one's output
+    *t++ = activation(FIELD(logits),     0, N_head, c.Vp);     // then their gradient
+    *t++ = activation(FIELD(branch),     0, N, D);             // a block's output before it joins the stream
+    *t++ = activation(FIELD(dresidual),  0, N_train, D);
+    *t++ = activation(FIELD(dbranch),    0, N_train, D > HQ ? D : HQ);  // gradient of a norm's or attention's output
+    *t++ = activation(FIELD(dq),         0, N_train, HQ);
+    *t++ = activation(FIELD(dk),         0, N_train, HK);
+    *t++ = activation(FIELD(dv),         0, N_train, HK);
+    *t++ = activation(FIELD(drows),      0, R_train, D);       // gradient of norm2's output, slot by slot
+    *t++ = activation(FIELD(dhidden),    0, R_train, c.F);
+#undef FIELD
+    return (int)(t - table);
+}
+
+static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
+    const int N = B * T, R = N * c.k, L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS);
+    const int N_train = purpose == TO_TRAIN ? N : 0, R_train = purpose == TO_TRAIN ? R : 0;
+    Tensor* t = table;
+#define FIELD(name) #name, offsetof(Statistics, name)
+    *t++ = activation(FIELD(norm1_rstd),     L_block, N, 1);
+    *t++ = activation(FIELD(att_max),        L_block, N, c.NH);  // (B, NH, T)
+    *t++ = activation(FIELD(att_inv),        L_block, N, c.NH);  // (B, NH, T)
+    *t++ = activation(FIELD(norm2_rstd),     L_block, N, 1);
+    *t++ = activation(FIELD(router_logits),  0, N, c.E);
+    *t++ = activation(FIELD(scores),         L_block, N, c.E);   // softmax of the router's logits
+    *t++ = activation(FIELD(lse),            L_block, N, 1);     // log of the sum of their exponentials
+    *t++ = activation(FIELD(weights),        L_block, N, c.k);   // of the chosen experts
+    *t++ = activation(FIELD(norm_rstd),      0, N, 1);
+    *t++ = activation(FIELD(losses),         0, N, 1);
+    *t++ = activation(FIELD(row_weights),    0, R_train, 1);     // weights, slot by slot
+    *t++ = activation(FIELD(drow_weights),   0, R_train, 1);
+    *t++ = activation(FIELD(dweights),       0, N_train, c.k);
+    *t++ = activation(FIELD(drouter_logits), 0, N_train, c.E);
+#undef FIELD
+    return (int)(t - table);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 2. The model: forward, head, backward. AdamW is in llmc/run/train.h and needs no word about experts.
+
+typedef struct {
+    Model model;  // the first member: a run finds its tensors here
+    Config config;
+} Moe;
+
+// sizes only: what a run will need is known before anything is allocated
+static void moe_layout(Moe* moe, Config c) {
+    moe->config = c;
+    model_layout(&moe->model, parameter_table(moe->model.table, &c));
+    moe->model.n_numbers = c.L * (int)router_statistics_length(c.E);
+}
+
+typedef struct {
+    int B, T;               // room
+    Tradeoffs how;
+    TensorArena tensors;    // floatX
+    TensorArena statistics;
+    TensorArena choices;
+    ExpertRows rows;        // of the layer that is computed now
+    RopeTable rope;
+    int *tokens, *targets;  // (B, T) on the device
+    Segments segments;      // of the batch: what attention and positions see as one sequence (--doc-reset)
+    float* numbers;         // (L, router_statistics_length) of routers in a leaf, on the device; NULL: nobody asks
+} Activations;
+
+static RouterShape router_shape(const Config* c) {
+    const RouterShape s = {c->E, c->k, ROUTER_SOFTMAX, c->k > 1, 1.0f, 1, 1};  // one expert's share would always be 1
+    return s;
+}
+
+// sizes only; returns the bytes that activations_init will take on the device
+static double activations_layout(Activations* acts, Config c, int B, int T, Purpose purpose, Tradeoffs how) {
+    memset(acts, 0, sizeof *acts);
+    acts->B = B;
+    acts->T = T;
+    acts->how = how;
+    const int N = B * T, n_activations = activation_table(acts->tensors.table, c, B, T, purpose, &how);
+    const int n_statistics = statistic_table(acts->statistics.table, c, B, T, purpose, &how);
+    acts->choices.table[0] = activation("experts", offsetof(Choices, experts), c.L, N, c.k);
+    return tensor_arena_layout(&acts->tensors, n_activations, sizeof(floatX)) +
+           tensor_arena_layout(&acts->statistics, n_statistics, sizeof(float)) +
+           tensor_arena_layout(&acts->choices, 1, sizeof(int)) + (double)expert_rows_bytes(N, c.k, c.E) +
+           (double)rope_table_bytes(T, c.HS) + 8.0 * N;
+}
+
+static void activations_open_rope(Activations* acts, const Config* c, int T, const Device* dev) {
+    float* frequencies = (float*)malloc_check(sizeof(float) * (size_t)c->HS, "frequencies of RoPE");
+    rope_frequencies(frequencies, config_rope_theta(c), c->HS);
+    rope_table_init(&acts->rope, frequencies, T, c->HS, dev);
+    free(frequencies);
+}
+
+static void activations_init(Activations* acts, Config c, int B, int T, Purpose purpose, Tradeoffs how,
+                             const Device* dev) {
+    const size_t n_bytes = sizeof(int) * (size_t)B * (size_t)T;
+    activations_layout(acts, c, B, T, purpose, how);
+    tensor_arena_open(&acts->tensors, "activations");
+    tensor_arena_open(&acts->statistics, "statistics");
+    tensor_arena_open(&acts->choices, "chosen experts");
+    expert_rows_init(&acts->rows, B * T, c.k, c.E);
+    activations_open_rope(acts, &c, T, dev);
+    acts->tokens = (int*)device_alloc(n_bytes, "tokens");
+    acts->targets = (int*)device_alloc(n_bytes, "targets");
+    segments_init(&acts->segments, B, T);
+}
+
+static void activations_free(Activations* acts) {
+    const size_t n_bytes = sizeof(int) * (size_t)acts->B * (size_t)acts->T;
+    tensor_arena_close(&acts->tensors);
+    tensor_arena_close(&acts->statistics);
+    tensor_arena_close(&acts->choices);
+    expert_rows_free(&acts->rows);
+    rope_table_free(&acts->rope);
+    device_release(acts->tokens, n_bytes);
+    device_release(acts->targets, n_bytes);
+    free(acts->segments.at);
+}
+
+static StoredParameters layer_weights(const Moe* moe, int l) {
+    StoredParameters p;
+    memset(&p, 0, sizeof p);  // what a model does not have
+    model_point(&moe->model, &p, l);
+    return p;
+}
+
+// where the gradients of the micro-batch that is computed now are to be written
+static Parameters layer_gradients(Moe* moe, int l) {
+    Parameters d;
+    memset(&d, 0, sizeof d);
+    dp_point(&moe->model.dp, &d, l);
+    return d;
+}
+
+static ActivationTensors layer_activations(const Activations* acts, int l) {
+    ActivationTensors a;
+    tensor_arena_point(&acts->tensors, &a, l);
+    return a;
+}
+
+static Statistics layer_statistics(const Activations* acts, int l) {
+    Statistics s;
+    tensor_arena_point(&acts->statistics, &s, l);
+    return s;
+}
+
+static int* layer_experts(const Activations* acts, int l) {
+    Choices choices;
+    tensor_arena_point(&acts->choices, &choices, l);
+    return choices.experts;
+}
+
+// what the router of layer l counts in this leaf
+static float* layer_numbers(const Activations* acts, const Config* c, int l) {
+    return acts->numbers ? acts->numbers + (size_t)l * router_statistics_length(c->E) : NULL;
+}
+
+// queries of positions t0..T-1 of a segment against its keys 0..T-1
+static AttentionShape attention_shape(const Config* c, Segment x, int t0) {
+    AttentionShape s;
+    s.B = x.rows, s.T = x.T, s.t0 = t0;
+    s.NH = c->NH, s.NKV = c->NKV, s.HS = c->HS;
+    s.window = 0, s.scale = 1.0f / sqrtf((float)c->HS);
+    s.q_row = s.out_row = (size_t)c->NH * c->HS, s.q_seq = s.out_seq = (x.T - t0) * s.q_row;
+    s.kv_row = (size_t)c->NKV * c->HS, s.kv_seq = x.T * s.kv_row;
+    return s;
+}
+
+// the first half of layer l: N positions from t0 on, whose stream comes in as `residual`
+static void attention_block_forward(const Moe* moe, Activations* acts, int l, const floatX* residual, int N, int t0,
+                                    const Device* dev) {
+    const Config* c = &moe->config;
+    const int D = c->D, HQ = c->NH * c->HS, HK = c->NKV * c->HS;
+    ActivationTensors a = layer_activations(acts, l);
+    Statistics s = layer_statistics(acts, l);
+    StoredParameters p = layer_weights(moe, l);
+    floatX *k = a.k + (size_t)t0 * HK, *v = a.v + (size_t)t0 * HK;
+    rmsnorm_forward(a.norm1, s.norm1_rstd, residual, p.norm1, c->eps, N, D, dev);
+    matmul_forward(a.q, a.norm1, p.wq, (const floatX*)NULL, N, D, HQ, dev);
+    matmul_forward(k, a.norm1, p.wk, (const floatX*)NULL, N, D, HK, dev);
+    matmul_forward(v, a.norm1, p.wv, (const floatX*)NULL, N, D, HK, dev);
+    for (int i = 0; i < acts->segments.n; i++) {
+        const Segment x = acts->segments.at[i];
+        const RopeShape q_shape = rope_shape(x.rows, x.T, t0, c->NH, c->HS, ROPE_HALVES);
+        const RopeShape k_shape = rope_shape(x.rows, x.T, t0, c->NKV, c->HS, ROPE_HALVES);
+        const AttentionShape shape = attention_shape(c, x, t0);
+        rope_forward(a.q + x.first * HQ, acts->rope.cosines, acts->rope.sines, &q_shape, dev);
+        rope_forward(k + x.first * HK, acts->rope.cosines, acts->rope.sines, &k_shape, dev);
+        grouped_attention_forward(a.attention + x.first * HQ, s.att_max + x.first * c->NH,
+                                  s.att_inv + x.first * c->NH, a.q + x.first * HQ, a.k + x.first * HK,
+                                  a.v + x.first * HK, &shape, dev);
+    }
+    matmul_forward(a.branch, a.attention, p.wo, (const floatX*)NULL, N, HQ, D, dev);
+    residual_forward(a.residual2, residual, a.branch, (size_t)N * D, dev);
+}
+
+// the second half up to the products that are kept for backward. replay: these positions have chosen their experts
+static void experts_up(const Moe* moe, Activations* acts, int l, int replay, int N, const Device* dev) {
+    const Config* c = &moe->config;
+    const int D = c->D, E = c->E, R = N * c->k;
+    const RouterShape router = router_shape(c);
+    ActivationTensors a = layer_activations(acts, l);
+    Statistics s = layer_statistics(acts, l);
+    StoredParameters p = layer_weights(moe, l);
+    int* experts = layer_experts(acts, l);
+    float* numbers = replay ? NULL : layer_numbers(acts, c, l);
+    rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2, p.norm2, c->eps, N, D, dev);
+    matmul_forward(s.router_logits, a.norm2, p.router, (const floatX*)NULL, N, D, E, dev);
+    router_forward(experts, s.weights, s.scores, s.lse, s.router_logits, p.bias, replay ? experts : NULL, &router, N,
+                   dev);
+    if (numbers) { router_statistics(numbers, experts, s.weights, s.scores, s.lse, &router, N, dev); }
+    expert_rows_find(&acts->rows, experts, N, dev);
+    grouped_matmul_forward(a.gate_up, a.norm2, acts->rows.token, p.gate_up, acts->rows.offsets, E, R, D, 2 * c->F,
+                           dev);
+}
+
+// ... and from there on: what the experts of a token say, weighed and added to the stream
+static void experts_down(const Moe* moe, Activations* acts, int l, int N, const Device* dev) {
+    const Config* c = &moe->config;
+    const int D = c->D, R = N * c->k;
+    ActivationTensors a = layer_activations(acts, l);
+    Statistics s = layer_statistics(acts, l);
+    StoredParameters p = layer_weights(moe, l);
+    swiglu_forward(a.hidden, a.gate_up, 0.0f, R, c->F, dev);
+    grouped_matmul_forward(a.expert_out, a.hidden, (const int*)NULL, p.down, acts->rows.offsets, c->E, R, c->F, D, dev);
+    expert_rows_combine(a.branch, a.expert_out, s.weights, &acts->rows, D, dev);
+    residual_forward(a.residual3, a.residual2, a.branch, (size_t)N * D, dev);
+}
+
+// tokens (B, T-t0), on the host, at positions t0..T-1, up to the last norm. t0 > 0, with B = 1, goes on from an earlier
+// call on the same activations: k and v still hold the positions before, and only the new ones are computed.
+static void moe_forward(const Moe* moe, Activations* acts, const int* tokens, int B, int T, int t0, const Device* dev) {
+    const int L = moe->config.L, D = moe->config.D, N = B * (T - t0);
+    ActivationTensors a = layer_activations(acts, 0);
+    StoredParameters p = layer_weights(moe, 0);
+    device_upload(acts->tokens, tokens, sizeof(int) * (size_t)N, dev);
+    segments_find(&acts->segments, tokens, B, T);
+    token_embedding_forward(a.encoded, acts->tokens, p.embedding, N, D, dev);
+    const floatX* residual = a.encoded;
+    for (int l = 0; l < L; l++) {
+        attention_block_forward(moe, acts, l, residual, N, t0, dev);
+        experts_up(moe, acts, l, 0, N, dev);
+        experts_down(moe, acts, l, N, dev);
+        residual = layer_activations(acts, l).residual3;
+    }
+    rmsnorm_forward(a.norm, layer_statistics(acts, 0).norm_rstd, residual, p.norm, moe->config.eps, N, D, dev);
+}
+
+// the output matrix: the embedding where it is tied
+static floatX* output_weight(const Moe* moe) {
+    const StoredParameters p = layer_weights(moe, 0);
+    return moe->config.tied ? p.embedding : p.head;
+}
+
+// Logits of N positions, head_rows at a time, and their losses. backward: also the gradients of the output matrix
+// (dweight, written; NULL where it is frozen) and, in dbranch, of the last norm's output. targets are on the host;
+// dloss = 1 / targets counted in the whole update
+static void moe_head(const Moe* moe, Activations* acts, int backward, float* dweight, const int* targets, float dloss,
+                     int N, const Device* dev) {
+    const int D = moe->config.D, V = moe->config.V, Vp = moe->config.Vp;
+    ActivationTensors a = layer_activations(acts, 0);
+    Statistics s = layer_statistics(acts, 0);
+    const floatX* weight = output_weight(moe);
+    device_upload(acts->targets, targets, sizeof(int) * (size_t)N, dev);
+    for (int first = 0; first < N; first += acts->how.head_rows) {
+        const int n = N - first < acts->how.head_rows ? N - first : acts->how.head_rows;
+        const size_t at = (size_t)first * (size_t)D;
+        matmul_forward(a.logits, a.norm + at, weight, (const floatX*)NULL, n, D, Vp, dev);
+        crossentropy_fused(s.losses + first, a.logits, acts->targets + first, dloss, backward, n, V, Vp, dev);
+        if (!backward) { continue; }
+        matmul_backward_input(a.dbranch + at, a.logits, weight, 0, n, D, Vp, dev);
+        matmul_backward_weight(dweight, a.logits, a.norm + at, first > 0, n, D, Vp, dev);
+    }
+}
+
+// what --recompute left out of layer l, and which rows its experts have; the last layer's is still there
+static void recompute_block(const Moe* moe, Activations* acts, int l, const floatX* residual, int N,
+                            const Device* dev) {
+    const Config* c = &moe->config;
+    const int level = acts->how.recompute;
+    ActivationTensors a = layer_activations(acts, l);
+    Statistics s = layer_statistics(acts, l);
+    StoredParameters p = layer_weights(moe, l);
+    if (l + 1 == c->L) { return; }
+    if (level == RECOMPUTE_BLOCKS) {
+        attention_block_forward(moe, acts, l, residual, N, 0, dev);
+        experts_up(moe, acts, l, 1, N, dev);
+        return;
+    }
+    expert_rows_find(&acts->rows, layer_experts(acts, l), N, dev);
+    if (level >= RECOMPUTE_NORMS) {
+        rmsnorm_forward(a.norm1, s.norm1_rstd, residual, p.norm1, c->eps, N, c->D, dev);
+        rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2, p.norm2, c->eps, N, c->D, dev);
+    }
+    if (level >= RECOMPUTE_EXPERTS) {
+        grouped_matmul_forward(a.gate_up, a.norm2, acts->rows.token, p.gate_up, acts->rows.offsets, c->E, N * c->k,
+                               c->D, 2 * c->F, dev);
+    }
+}
+
+// dresidual is the gradient of the stream behind layer l, and becomes that behind its attention. The gradient of an
+// expert's weight in a token needs no output of the expert: it is (dout Wdown) . hidden (doc/moe.md). share: 1 / leaves
+// of the update
+static void experts_backward(Moe* moe, Activations* acts, int l, float share, int N, const Device* dev) {
+    const Config* c = &moe->config;
+    const int D = c->D, E = c->E, F = c->F, R = N * c->k;
+    const RouterShape router = router_shape(c);
+    const float balance = c->balance == BALANCE_LOSS ? c->aux_alpha * share : 0.0f, z = c->z_lambda * share;
+    const ExpertRows* rows = &acts->rows;
+    ActivationTensors a = layer_activations(acts, l);
+    Statistics s = layer_statistics(acts, l);
+    StoredParameters p = layer_weights(moe, l);
+    Parameters d = layer_gradients(moe, l);
+    expert_rows_weights(s.row_weights, s.weights, rows, dev);
+    grouped_matmul_backward_input(a.dhidden, a.dresidual, rows->token, p.down, rows->offsets, E, R, F, D, dev);
+    swiglu_backward(a.gate_up, a.hidden, s.drow_weights, a.dhidden, a.gate_up, s.row_weights, 0.0f, R, F, dev);
+    grouped_matmul_backward_weight(d.down, a.dresidual, rows->token, a.hidden, (const int*)NULL, rows->offsets, E, R, F,
+                                   D, dev);
+    grouped_matmul_backward_weight(d.gate_up, a.gate_up, (const int*)NULL, a.norm2, rows->token, rows->offsets, E, R, D,
+                                   2 * F, dev);
+    grouped_matmul_backward_input(a.drows, a.gate_up, (const int*)NULL, p.gate_up, rows->offsets, E, R, D, 2 * F, dev);
+    expert_rows_dweights(s.dweights, s.drow_weights, rows, dev);
+    router_backward(s.drouter_logits, s.dweights, layer_experts(acts, l), s.weights, s.scores, s.lse, s.router_logits,
+                    layer_numbers(acts, c, l), balance, z, &router, N, dev);
+    matmul_backward(a.dbranch, d.router, (float*)NULL, s.drouter_logits, a.norm2, p.router, N, D, E, dev);
+    if (d.bias) { device_zero(d.bias, sizeof(float) * (size_t)E, dev); }  // it learns otherwise: balance_biases
+    expert_rows_add(a.dbranch, a.drows, rows, D, dev);
+    rmsnorm_backward(a.dresidual, d.norm2, a.dbranch, a.residual2, p.norm2, s.norm2_rstd, N, D, dev);
+}
+
+// ... and then that before the layer, whose stream came in as `residual`
+static void attention_block_backward(Moe* moe, Activations* acts, int l, const floatX* residual, int N,
+                                     const Device* dev) {
+    const Config* c = &moe->config;
+    const int D = c->D, HQ = c->NH * c->HS, HK = c->NKV * c->HS;
+    ActivationTensors a = layer_activations(acts, l);
+    Statistics s = layer_statistics(acts, l);
+    StoredParameters p = layer_weights(moe, l);
+    Parameters d = layer_gradients(moe, l);
+    matmul_backward(a.dbranch, d.wo, (float*)NULL, a.dresidual, a.attention, p.wo, N, HQ, D, dev);
+    for (int i = 0; i < acts->segments.n; i++) {
+        const Segment x = acts->segments.at[i];
+        const size_t q = x.first * HQ, k = x.first * HK;
+        const RopeShape q_shape = rope_shape(x.rows, x.T, 0, c->NH, c->HS, ROPE_HALVES);
+        const RopeShape k_shape = rope_shape(x.rows, x.T, 0, c->NKV, c->HS, ROPE_HALVES);
+        const AttentionShape shape = attention_shape(c, x, 0);
+        grouped_attention_backward(a.dq + q, a.dk + k, a.dv + k, a.dbranch + q, a.attention + q,
+                                   s.att_max + x.first * c->NH, s.att_inv + x.first * c->NH, a.q + q, a.k + k, a.v + k,
+                                   &shape, dev);
+        rope_backward(a.dq + q, acts->rope.cosines, acts->rope.sines, &q_shape, dev);
+        rope_backward(a.dk + k, acts->rope.cosines, acts->rope.sines, &k_shape, dev);
+    }
+    matmul_backward_weight(d.wq, a.dq, a.norm1, 0, N, D, HQ, dev);
+    matmul_backward_weight(d.wk, a.dk, a.norm1, 0, N, D, HK, dev);
+    matmul_backward_weight(d.wv, a.dv, a.norm1, 0, N, D, HK, dev);
+    matmul_backward_input(a.dbranch, a.dq, p.wq, 0, N, D, HQ, dev);  // one chain through all three
+    matmul_backward_input(a.dbranch, a.dk, p.wk, 1, N, D, HK, dev);
+    matmul_backward_input(a.dbranch, a.dv, p.wv, 1, N, D, HK, dev);
+    rmsnorm_backward(a.dresidual, d.norm1, a.dbranch, residual, p.norm1, s.norm1_rstd, N, D, dev);
+}
+
+// Forward's calls upside down, after moe_head. Every parameter's gradient is written, but for what is frozen, whose
+// pointer is NULL: one micro-batch is one leaf, which joins the tree of llmc/ranks/data_parallel.h.
+static void moe_backward(Moe* moe, Activations* acts, float share, int B, int T, const Device* dev) {
+    const int L = moe->config.L, D = moe->config.D, N = B * T;
+    ActivationTensors a = layer_activations(acts, L - 1);
+    StoredParameters p = layer_weights(moe, 0);
+    Parameters d = layer_gradients(moe, 0);
+    device_zero(a.dresidual, sizeof(floatX) * (size_t)N * D, dev);
+    rmsnorm_backward(a.dresidual, d.norm, a.dbranch, a.residual3, p.norm, layer_statistics(acts, 0).norm_rstd, N, D,
+                     dev);
+    for (int l = L - 1; l >= moe->model.lowest; l--) {
+        const floatX* residual = l > 0 ? layer_activations(acts, l - 1).residual3 : a.encoded;
+        recompute_block(moe, acts, l, residual, N, dev);
+        experts_backward(moe, acts, l, share, N, dev);
+        attention_block_backward(moe, acts, l, residual, N, dev);
+        dp_layer_done(&moe->model.dp, l, dev);
+    }
+    if (d.embedding && !moe->config.tied) {  // else moe_head has written it
+        device_zero(d.embedding, sizeof(float) * (size_t)moe->config.Vp * D, dev);
+    }
+    token_embedding_backward(d.embedding, a.dresidual, acts->tokens, N, D, dev);
+    dp_leaf_done(&moe->model.dp, dev);
+}
+
+// one micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree
+static void moe_leaf(Moe* moe, Activations* acts, const int* tokens, const int* targets, float dloss, float share,
+                     int B, int T, const Device* dev) {
+    DataParallel* dp = &moe->model.dp;
+    const Parameters d = layer_gradients(moe, 0);
+    acts->numbers = dp_numbers(dp);
+    moe_forward(moe, acts, tokens, B, T, 0, dev);
+    moe_head(moe, acts, 1, moe->config.tied ? d.embedding : d.head, targets, dloss, B * T, dev);
+    crossentropy_losses_sum(dp_loss(dp), layer_statistics(acts, 0).losses, B * T, dev);
+    moe_backward(moe, acts, share, B, T, dev);
+    acts->numbers = NULL;
+}
+
+// ---- what routers have counted in an update, once dp_reduce is back ----
+
+typedef struct {
+    float balance, z;  // sums over layers of the means over leaves; balance is 1 a layer where experts are equally busy
+    float load;        // of the busiest expert of all layers, as a multiple of its layer's mean
+    int idle;          // experts of all layers that no token took
+} Routing;
+
+static Routing moe_routing(const Moe* moe) {
+    const int E = moe->config.E;
+    const float* numbers = dp_sums(&moe->model.dp);
+    const float n_leaves = (float)moe->model.dp.n_leaves;
+    Routing sum = {0.0f, 0.0f, 0.0f, 0};
+    for (int l = 0; l < moe->config.L; l++, numbers += router_statistics_length(E)) {
+        const RouterLoad load = router_load(numbers, E);
+        sum.balance += numbers[2 * E + ROUTER_BALANCE] / n_leaves;
+        sum.z += numbers[2 * E + ROUTER_Z] / n_leaves;
+        sum.load = load.busiest > sum.load ? load.busiest : sum.load;
+        sum.idle += load.dead;
+    }
+    return sum;
+}
+
+// what the routers add to the loss; the leaves have its gradients
+static float moe_routers_loss(const Moe* moe) {
+    const Config* c = &moe->config;
+    const Routing now = moe_routing(moe);
+    return (c->balance == BALANCE_LOSS ? c->aux_alpha * now.balance : 0.0f) + c->z_lambda * now.z;
+}
+
+// after an update with balance "bias": an expert that has had more than its share becomes harder to choose
+static void moe_balance_biases(Moe* moe, float rate, const Device* dev) {
+    const Config* c = &moe->config;
+    float* bias = (float*)malloc_check(sizeof(float) * (size_t)c->E, "biases of a router");
+    for (int l = 0; l < c->L && c->balance == BALANCE_BIAS; l++) {
+        floatX* stored = layer_weights(moe, l).bias;
+        floatx_download(bias, stored, (size_t)c->E, dev);
+        router_bias_update(bias, dp_sums(&moe->model.dp) + (size_t)l * router_statistics_length(c->E), rate, c->E);
+        floatx_upload(stored, bias, (size_t)c->E, dev);
+    }
+    free(bias);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 3. What a run asks of this model (llmc/run/trainer.h), and main.
+
+#ifndef TESTING
+typedef struct {
+    Moe moe;                  // first
+    Activations acts, cache;  // of a batch; of the text that is being generated
+    Tradeoffs how;            // options
+    int balance, tied;
+    float aux_alpha, z_lambda, bias_rate, rope_alpha;
+    float* host;              // losses of a batch, logits of a position
+} Workplace;
+
+static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
+static const Config* config_of(const Run* r) { return &workplace(r)->moe.config; }
+
+static void moe_options(Run* r) {
+    Workplace* w = workplace(r);
+    const Option own[] = {
+        {"experts", "balance", "", OPTION_CHOICE, &w->balance, "loss", 0, 0, BALANCE_NAMES,
+         "how experts are kept equally busy: by a loss, or by a bias that only chooses and follows the counts", 0},
+        {"experts", "aux-alpha", "", OPTION_FLOAT, &w->aux_alpha, "0.01", 0, 1e3, "F",
+         "weight of the balance loss of each layer, which is 1 where all experts are equally busy", 0},
+        {"experts", "z-lambda", "", OPTION_FLOAT, &w->z_lambda, "0", 0, 1e3, "F",
+         "weight of the z-loss, the mean square of the log of the sum of a router's exponentials", 0},
+        {"experts", "bias-rate", "", OPTION_FLOAT, &w->bias_rate, "1e-3", 0, 1, "F",
+         "with --balance bias: how far a bias moves in an update", 0},
+        {"model", "rope-alpha", "", OPTION_FLOAT, &w->rope_alpha, "1", 1e-3, 1e6, "F",
+         "NTK's factor: the slowest frequency of RoPE turns so many times slower, for longer texts than were trained "
+         "on", 0},
+        {"model", "tied", "", OPTION_SWITCH, &w->tied, "0", 0, 0, "0|1",
+         "of a random start: the embedding is the output matrix too", 0},
+        {"machine", "recompute", "-r", OPTION_INT, &w->how.recompute, "1", 0, 3, "0|1|2|3",
+         "compute again in backward instead of keeping: 1 norms, 2 the experts' first products too, 3 whole blocks. "
+         "Saves memory, changes no bit", 0},
+        {"machine", "head-rows", "", OPTION_INT, &w->how.head_rows, "8192", 1, INT_MAX, "N",
+         "positions whose logits are in memory at once", 0},
+    };
+    run_add_options(r, own, sizeof own);
+}
+
+// what is typed goes before what config.json says
+static void moe_choose(Run* r) {
+    Workplace* w = workplace(r);
+    Config* c = &w->moe.config;
+    const int is_new = !*r->config;
+    *c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
+    if (is_new) { c->tied = w->tied; }
+    options_refuse(!is_new && run_is_typed(r, "tied") && w->tied != c->tied, "tied", "is for a random start (--model)");
+    if (is_new || run_is_typed(r, "balance")) { c->balance = w->balance; }
+    if (is_new || run_is_typed(r, "aux-alpha")) { c->aux_alpha = w->aux_alpha; }
+    if (is_new || run_is_typed(r, "z-lambda")) { c->z_lambda = w->z_lambda; }
+    if (is_new || run_is_typed(r, "rope-alpha")) { c->rope_alpha = (double)w->rope_alpha; }
+    moe_layout(&w->moe, *c);
+    r->V = r->classes = c->V;
+    r->max_T = c->max_T;
+}
+
+// the biases of routers learn by counting, not by gradients
+static void moe_freeze(Run* r) {
+    for (int i = 0; i < r->model->n_table; i++) {
+        if (r->model->table[i].field == offsetof(Parameters, bias)) { model_freeze(r->model, &r->model->table[i]); }
+    }
+}
+
+// the table says all, but for biases that a model from elsewhere does not have: they start at 0
+static void moe_load(Run* r, const SliceSink* sink) {
+    Model* m = r->model;
+    SafeSet set;
+    char name[NAME_BYTES];
+    if (!*r->weights) {
+        tensors_init_into(sink, m->table, m->n_table, (uint32_t)r->o.seed);
+        return;
+    }
+    safeset_open(&set, r->weights);
+    for (int i = 0; i < m->n_table; i++) {
+        Tensor* t = &m->table[i];
+        const int is_bias = t->field == offsetof(Parameters, bias);
+        if (is_bias && !safeset_find(&set, tensor_slice_name(name, sizeof name, t, 0))) {
+            tensors_init_into(sink, t, 1, 0);
+        } else {
+            tensors_load_into(sink, &set, t, 1, "model.", NULL);
+        }
+    }
+    if (config_of(r)->tied) { tensors_check_tied(&set, "lm_head.weight", m->table[0].name); }
+    safeset_report_unused(&set);
+    safeset_close(&set);
+}
+
+static void moe_box(const Run* r) {
+    const Config* c = config_of(r);
+    size_t active = 0;
+    for (int i = 0; i < r->model->n_table; i++) {
+        const Tensor* t = &r->model->table[i];
+        const size_t n = tensors_disk_count(t, 1);
+        active += t->experts > 0 ? n / (size_t)t->experts * (size_t)c->k : n;
+    }
+    box_row("model", "%d layer%s of %d channels, %d head%s of %d for %d of keys and values, %d positions", c->L,
+            c->L > 1 ? "s" : "", c->D, c->NH, c->NH > 1 ? "s" : "", c->HS, c->NKV, c->max_T);
+    box_row("experts", "%d in a layer, %d wide, a token takes %d", c->E, c->F, c->k);
+    box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
+    box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
+}
+
+// a token computes k of E experts, and looks up a row of the embedding where that is not the output matrix
+static double moe_flops_per_token(const Run* r) {
+    const Config* c = config_of(r);
+    double n = 6.0 * c->L * c->NH * c->HS * (double)r->T;  // attention
+    for (int i = 0; i < r->model->n_table; i++) {
+        const Tensor* t = &r->model->table[i];
+        const int looks_up = t->field == offsetof(Parameters, embedding) && !c->tied;
+        if (t->rows > 1 && !looks_up) { n += model_flops(r->model, i) * (t->experts > 0 ? (double)c->k / c->E : 1.0); }
+    }
+    return n;
+}
+
+static double activation_bytes(const Run* r, Purpose purpose, int B, int T) {
+    Activations acts;
+    return activations_layout(&acts, *config_of(r), B, T, purpose, workplace(r)->how);
+}
+
+static double sparing_bytes(const Run* r, int B, int T) {
+    Activations acts;
+    Tradeoffs how = workplace(r)->how;
+    how.recompute = RECOMPUTE_BLOCKS;
+    return activations_layout(&acts, *config_of(r), B, T, TO_TRAIN, how);
+}
+
+// the largest scratch that an op asks for: products of the head, of the experts, or attention
+static double workspace_bytes(const Run* r, int B) {
+    const Config* c = config_of(r);
+    const int N = B * r->T, R = N * c->k, n = r->dev.n_threads, head_rows = workplace(r)->how.head_rows;
+    const int n_head = N < head_rows ? N : head_rows, wide = c->D > c->NH * c->HS ? c->D : c->NH * c->HS;
+    double most = fmax((double)gemm_workspace_bytes(n_head, c->Vp, n), (double)gemm_workspace_bytes(c->Vp, n_head, n));
+    most = fmax(most, (double)gemm_workspace_bytes(N, wide, n));
+    most = fmax(most, (double)gemm_workspace_bytes(wide, N, n));
+    most = fmax(most, (double)grouped_matmul_workspace_bytes(c->E, R, c->D, 2 * c->F, n));
+    return fmax(most, (double)attention_bytes(r->trainer->stored_bytes, B, r->T, c->NH * c->HS, c->NH, &r->dev));
+}
+
+static void open_activations(Run* r, Purpose purpose, int B, int T) {
+    Workplace* w = workplace(r);
+    Activations* acts = purpose == TO_GENERATE ? &w->cache : &w->acts;
+    const size_t n_losses = (size_t)B * (size_t)T, n_logits = (size_t)w->moe.config.Vp;
+    activations_init(acts, w->moe.config, B, T, purpose, w->how, &r->dev);
+    if (r->o.doc_reset && purpose != TO_GENERATE && !*r->o.probe) {
+        acts->segments.document_start = run_end_of_text(r);
+    }
+    if (!w->host) {
+        w->host = (float*)malloc_check(sizeof(float) * (n_losses > n_logits ? n_losses : n_logits), "losses");
+    }
+}
+
+static void train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
+    Workplace* w = workplace(r);
+    const float share = 1.0f / (float)w->moe.model.dp.n_leaves;
+    (void)k;
+    moe_leaf(&w->moe, &w->acts, inputs, targets, dloss, share, B, T, &r->dev);
+}
+
+static float routers_loss(Run* r, float* grads) {
+    (void)grads;
+    return moe_routers_loss(&workplace(r)->moe);
+}
+
+static void moe_stepped(Run* r, const Step* s) {
+    Workplace* w = workplace(r);
+    const int L = w->moe.config.L;
+    const Routing now = moe_routing(&w->moe);
+    const double cross_entropy = (double)(s->loss - moe_routers_loss(&w->moe));
+    if (!s->skipped) { moe_balance_biases(&w->moe, w->bias_rate, &r->dev); }
+    log_note(&r->log, "load %.2f", (double)now.load);
+    log_extra(&r->log, json_pack("{s:o, s:o, s:o, s:o, s:i}", "cross_entropy", json_finite(cross_entropy), "balance",
+                                 json_finite((double)now.balance / L), "z", json_finite((double)now.z / L), "load",
+                                 json_finite((double)now.load), "idle_experts", now.idle));
+}
+
+static void forward(Run* r, const int* inputs, int B, int T) {
+    moe_forward(&workplace(r)->moe, &workplace(r)->acts, inputs, B, T, 0, &r->dev);
+}
+
+// the logits of one position, as floats on the host
+static const float* host_logits(const Run* r, Activations* acts, int n) {
+    const Config* c = config_of(r);
+    ActivationTensors a = layer_activations(acts, 0);
+    float* host = workplace(r)->host;
+    matmul_forward(a.logits, a.norm + (size_t)n * c->D, output_weight(&workplace(r)->moe), (const floatX*)NULL, 1, c->D,
+                   c->Vp, &r->dev);
+    floatx_download(host, a.logits, (size_t)c->Vp, &r->dev);
+    return host;
+}
+
+static void logits(Run* r, float* out, int first, int n) {
+    const size_t V = (size_t)config_of(r)->V;
+    for (int i = 0; i < n; i++) {
+        memcpy(out + V * (size_t)i, host_logits(r, &workplace(r)->acts, first + i), sizeof(float) * V);
+    }
+}
+
+// cross entropy alone: what the routers add is of no interest for a text
+static const float* batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
+    Run* r = (Run*)run;
+    Workplace* w = workplace(r);
+    moe_forward(&w->moe, &w->acts, inputs, B, T, 0, &r->dev);
+    moe_head(&w->moe, &w->acts, 0, NULL, targets, 0.0f, B * T, &r->dev);
+    device_download(w->host, layer_statistics(&w->acts, 0).losses, sizeof(float) * (size_t)B * (size_t)T, &r->dev);
+    return w->host;
+}
+
+// keys and values of earlier positions are kept in cache
+static const float* next_logits(void* run, const int* tokens, int n_cached, int n) {
+    Run* r = (Run*)run;
+    Workplace* w = workplace(r);
+    moe_forward(&w->moe, &w->cache, tokens + n_cached, 1, n, n_cached, &r->dev);
+    return host_logits(r, &w->cache, n - n_cached - 1);
+}
+
+static FileSum write_config(const Run* r, const char* path, int eot) { return config_save(path, config_of(r), eot); }
+
+static void close_activations(Run* r) {
+    activations_free(&workplace(r)->acts);
+    activations_free(&workplace(r)->cache);
+    free(workplace(r)->host);
+}
+
+// what metrics.jsonl has beside the common keys
+static void moe_parsed(Run* r) {
+    log_add_key(&r->log, "cross_entropy", "training loss without that of the routers");
+    log_add_key(&r->log, "balance", "mean over layers of the balance loss before its weight, 1: equally busy experts");
+    log_add_key(&r->log, "z", "mean over layers of the z-loss before its weight");
+    log_add_key(&r->log, "load", "busiest expert of all layers, as a multiple of its layer's mean");
+    log_add_key(&r->log, "idle_experts", "experts that no token took");
+}
+
+static Trainer moe_trainer(void) {
+    Trainer t;
+    memset(&t, 0, sizeof t);
+    t.name = "train_moe";
+    t.about = "Trains a transformer of experts: each token computes k of E MLPs. First steps: make run-moe.";
+    t.presets = "random start from a preset: tiny, small (55M parameters), 6.9b";
+    t.sparing = "--recompute 3";
+    t.stored_bytes = sizeof(floatX);
+    t.usual_T = 1024;
+    t.usual_V = 32000;
+    t.options = moe_options;
+    t.parsed = moe_parsed;
+    t.choose = moe_choose;
+    t.freeze = moe_freeze;
+    t.box = moe_box;
+    t.flops_per_token = moe_flops_per_token;
+    t.activation_bytes = activation_bytes;
+    t.sparing_bytes = sparing_bytes;
+    t.workspace_bytes = workspace_bytes;
+    t.load = moe_load;
+    t.open = open_activations;
+    t.leaf = train_leaf;
+    t.stepped = moe_stepped;
+    t.more_loss = routers_loss;
+    t.losses = batch_losses;
+    t.forward = forward;
+    t.logits = logits;
+    t.next_logits = next_logits;
+    t.write_config = write_config;
+    t.close = close_activations;
+    return t;
+}
+
+int main(int argc, char** argv) {
+    static Workplace place;  // all zero
+    const Trainer trainer = moe_trainer();
+    return run_main(&trainer, &place.moe.model, argc, argv);
+}
+#endif
