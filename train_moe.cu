@@ -588,8 +588,9 @@ static void moe_choose(Run* r) {
     *c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
     if (is_new) { c->tied = w->tied; }
     options_refuse(!is_new && run_is_typed(r, "tied") && w->tied != c->tied, "tied", "is for a random start (--model)");
+    const int asks_loss = run_is_typed(r, "balance") && w->balance == BALANCE_LOSS && c->aux_alpha == 0.0f;
     if (is_new || run_is_typed(r, "balance")) { c->balance = w->balance; }
-    if (is_new || run_is_typed(r, "aux-alpha")) { c->aux_alpha = w->aux_alpha; }
+    if (is_new || run_is_typed(r, "aux-alpha") || asks_loss) { c->aux_alpha = w->aux_alpha; }
     if (is_new || run_is_typed(r, "z-lambda")) { c->z_lambda = w->z_lambda; }
     if (is_new || run_is_typed(r, "rope-alpha")) { c->rope_alpha = (double)w->rope_alpha; }
     moe_layout(&w->moe, *c);
