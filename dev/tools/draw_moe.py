@@ -57,7 +57,7 @@ def draw(runs):
         left.plot(steps, smooth(loads), color=color, label=name)
         right.plot([record["step"] for record in checks], [record["val_loss"] for record in checks], "o-", color=color,
                    markersize=3)
-    for load, what in ((1, "all equally busy"), (EXPERTS / CHOSEN, "every token takes the same two")):
+    for load, what in ((1, "all equally busy"), (EXPERTS / CHOSEN, "every token takes it")):
         left.axhline(load, color=GREY, linewidth=0.9, linestyle="--")
         left.text(600, load + 0.05, what, ha="right", fontsize=8, color="#555555")
     left.set_ylim(0.8, EXPERTS / CHOSEN + 0.35)
