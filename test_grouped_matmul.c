@@ -180,11 +180,13 @@ static void test_layers(Test* t) {
 
 // all rows and the weight of expert `spoilt` are NaN: the answers to the others stay
 static void check_apart(Test* t, const OpProblem* clean, int spoilt, const Device* dev) {
-    OpProblem p = op_problem(clean->op, plain_shapes[5], EASY, 0);
+    OpProblem p = op_problem(clean->op, plain_shapes[5], EASY, clean->as_bf16);
     const int *offsets = (int*)p.a[OFFSETS], E = p.d['E'], C = p.d['C'], OC = p.d['O'];
-    for (int i = 0; i < OC * C; i++) { p.a[WEIGHT][spoilt * OC * C + i] = NAN; }
-    for (int i = offsets[spoilt] * C; i < offsets[spoilt + 1] * C; i++) { p.a[INP][i] = NAN; }
-    for (int i = offsets[spoilt] * OC; i < offsets[spoilt + 1] * OC; i++) { p.a[DOUT][i] = NAN; }
+    float nan = NAN;
+    if (p.as_bf16) { op_store_bf16(&nan, 1); }
+    for (int i = 0; i < OC * C; i++) { p.a[WEIGHT][spoilt * OC * C + i] = nan; }
+    for (int i = offsets[spoilt] * C; i < offsets[spoilt + 1] * C; i++) { p.a[INP][i] = nan; }
+    for (int i = offsets[spoilt] * OC; i < offsets[spoilt + 1] * OC; i++) { p.a[DOUT][i] = nan; }
     op_answer(t, &p, dev);
     for (int e = 0; e < E; e++) {
         const int s = offsets[e], N = offsets[e + 1] - s;
@@ -198,22 +200,27 @@ static void check_apart(Test* t, const OpProblem* clean, int spoilt, const Devic
 
 static void test_apart(Test* t) {
     Device dev = test_device(2);
-    OpProblem clean = op_problem(&plain, plain_shapes[5], EASY, 0);
-    op_answer(t, &clean, &dev);
-    for (int e = 0; e < clean.d['E']; e++) { check_apart(t, &clean, e, &dev); }
-    op_problem_free(&clean);
+    for (int as_bf16 = 0; as_bf16 <= FAST_KERNELS; as_bf16++) {
+        OpProblem clean = op_problem(&plain, plain_shapes[5], EASY, as_bf16);
+        op_answer(t, &clean, &dev);
+        for (int e = 0; e < clean.d['E']; e++) { check_apart(t, &clean, e, &dev); }
+        op_problem_free(&clean);
+    }
     device_free(&dev);
 }
 
 // gradients of experts without rows are zeros, also where all rows are another's
 static void test_no_rows(Test* t) {
     Device dev = test_device(3);
-    OpProblem p = op_problem(&plain, plain_shapes[2], EASY, 0);
-    op_answer(t, &p, &dev);
-    for (int i = 0; i < 3 * 8 * 8; i++) {
-        check(t, float_bits(p.a[DWEIGHT][i]) == 0, "expert %d: [%d] is %g", i / 64, i % 64, (double)p.a[DWEIGHT][i]);
+    for (int as_bf16 = 0; as_bf16 <= FAST_KERNELS; as_bf16++) {
+        OpProblem p = op_problem(&plain, plain_shapes[2], EASY, as_bf16);
+        op_answer(t, &p, &dev);
+        for (int i = 0; i < 3 * 8 * 8; i++) {
+            check(t, float_bits(p.a[DWEIGHT][i]) == 0, "expert %d: [%d] is %g", i / 64, i % 64,
+                  (double)p.a[DWEIGHT][i]);
+        }
+        op_problem_free(&p);
     }
-    op_problem_free(&p);
     device_free(&dev);
 }
 

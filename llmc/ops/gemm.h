@@ -444,6 +444,10 @@ enum {
     GEMM_TILE_ROW = GEMM_TILE + 4
 };
 
+// this thread's first output in the tile
+__device__ inline int gemm_first_row_() { return (int)threadIdx.x / (GEMM_TILE / GEMM_SUMS) * GEMM_SUMS; }
+__device__ inline int gemm_first_column_() { return (int)threadIdx.x % (GEMM_TILE / GEMM_SUMS) * GEMM_SUMS; }
+
 // tile[k][w] = from[w * w_stride + k * k_stride]; neighbouring threads read neighbouring addresses. The zeros fill up
 // rows and columns that are computed and thrown away; those in k are never read
 template <typename X>
@@ -462,30 +466,16 @@ __device__ inline void gemm_term_(float (&sum)[GEMM_SUMS][GEMM_SUMS], const floa
     }
 }
 
-// block is (GEMM_THREADS), three of them on a multiprocessor; grid (tiles of M, tiles of N). start may be out: each
-// element is read and written by one thread
-template <typename Out, typename X>
-__global__ void __launch_bounds__(GEMM_THREADS, 3)
-gemm_kernel(Out* out, size_t out_stride, const Out* start, size_t start_stride, MatrixOf<X> a, MatrixOf<X> b,
-            int M, int N, int K) {
-    __shared__ alignas(16) float a_tile[GEMM_TILE_K][GEMM_TILE_ROW];
-    __shared__ alignas(16) float b_tile[GEMM_TILE_K][GEMM_TILE_ROW];
-    int m0 = blockIdx.x * GEMM_TILE, n0 = blockIdx.y * GEMM_TILE;
-    const int across = GEMM_TILE / GEMM_SUMS;  // threads beside each other
-    // this thread's first output in the tile
-    int m = threadIdx.x / across * GEMM_SUMS, n = threadIdx.x % across * GEMM_SUMS;
-    float sum[GEMM_SUMS][GEMM_SUMS];
-    for (int i = 0; i < GEMM_SUMS; i++) {
-        for (int j = 0; j < GEMM_SUMS; j++) {
-            int valid = start && m0 + m + i < M && n0 + n + j < N;
-            sum[i][j] = valid ? to_float(start[(m0 + m + i) * start_stride + n0 + n + j]) : 0.0f;
-        }
-    }
+// the sums of this thread go on with K terms. load_a(tile, k, n_k) and load_b bring those from k on into a tile
+template <typename LoadA, typename LoadB>
+__device__ inline void gemm_terms_(float (&sum)[GEMM_SUMS][GEMM_SUMS], float (&a_tile)[GEMM_TILE_K][GEMM_TILE_ROW],
+                                   float (&b_tile)[GEMM_TILE_K][GEMM_TILE_ROW], LoadA load_a, LoadB load_b, int K) {
+    int m = gemm_first_row_(), n = gemm_first_column_();
     for (int k = 0; k < K; k += GEMM_TILE_K) {
         int n_k = K - k < GEMM_TILE_K ? K - k : GEMM_TILE_K;
         __syncthreads();  // the tile before this one has been used
-        gemm_load_(a_tile, a.data + m0 * a.row_stride + k * a.col_stride, a.row_stride, a.col_stride, M - m0, n_k);
-        gemm_load_(b_tile, b.data + k * b.row_stride + n0 * b.col_stride, b.col_stride, b.row_stride, N - n0, n_k);
+        load_a(a_tile, k, n_k);
+        load_b(b_tile, k, n_k);
         __syncthreads();
         if (n_k == GEMM_TILE_K) {
             #pragma unroll
@@ -495,10 +485,43 @@ gemm_kernel(Out* out, size_t out_stride, const Out* start, size_t start_stride, 
             for (int i = 0; i < n_k; i++) { gemm_term_(sum, &a_tile[i][m], &b_tile[i][n]); }
         }
     }
-    for (int i = 0; i < GEMM_SUMS && m0 + m + i < M; i++) {
-        Out* row = out + (m0 + m + i) * out_stride + n0 + n;
-        for (int j = 0; j < GEMM_SUMS && n0 + n + j < N; j++) { row[j] = from_float<Out>(sum[i][j]); }
+}
+
+// the sums of this thread to a tile of out, of which M rows and N columns exist
+template <typename Out>
+__device__ inline void gemm_store_(Out* out, size_t out_stride, const float (&sum)[GEMM_SUMS][GEMM_SUMS], int M,
+                                   int N) {
+    int m = gemm_first_row_(), n = gemm_first_column_();
+    for (int i = 0; i < GEMM_SUMS && m + i < M; i++) {
+        Out* row = out + (m + i) * out_stride + n;
+        for (int j = 0; j < GEMM_SUMS && n + j < N; j++) { row[j] = from_float<Out>(sum[i][j]); }
     }
+}
+
+// block is (GEMM_THREADS), three of them on a multiprocessor; grid (tiles of M, tiles of N). start may be out: each
+// element is read and written by one thread
+template <typename Out, typename X>
+__global__ void __launch_bounds__(GEMM_THREADS, 3)
+gemm_kernel(Out* out, size_t out_stride, const Out* start, size_t start_stride, MatrixOf<X> a, MatrixOf<X> b,
+            int M, int N, int K) {
+    __shared__ alignas(16) float a_tile[GEMM_TILE_K][GEMM_TILE_ROW];
+    __shared__ alignas(16) float b_tile[GEMM_TILE_K][GEMM_TILE_ROW];
+    int m0 = blockIdx.x * GEMM_TILE, n0 = blockIdx.y * GEMM_TILE, m = gemm_first_row_(), n = gemm_first_column_();
+    float sum[GEMM_SUMS][GEMM_SUMS];
+    for (int i = 0; i < GEMM_SUMS; i++) {
+        for (int j = 0; j < GEMM_SUMS; j++) {
+            int valid = start && m0 + m + i < M && n0 + n + j < N;
+            sum[i][j] = valid ? to_float(start[(m0 + m + i) * start_stride + n0 + n + j]) : 0.0f;
+        }
+    }
+    auto load_a = [&](float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], int k, int n_k) {
+        gemm_load_(tile, a.data + m0 * a.row_stride + k * a.col_stride, a.row_stride, a.col_stride, M - m0, n_k);
+    };
+    auto load_b = [&](float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], int k, int n_k) {
+        gemm_load_(tile, b.data + k * b.row_stride + n0 * b.col_stride, b.col_stride, b.row_stride, N - n0, n_k);
+    };
+    gemm_terms_(sum, a_tile, b_tile, load_a, load_b, K);
+    gemm_store_(out + m0 * out_stride + n0, out_stride, sum, M - m0, N - n0);
 }
 
 template <typename Out, typename X>
