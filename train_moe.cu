@@ -21,6 +21,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/core/tensor_arena.h"   // TensorArena: activations, laid out by a table
 #include "llmc/models/moe.h"          // Config, Parameters, parameter_table
 #include "llmc/ops/attention.h"       // grouped_attention_forward, grouped_attention_backward
+#include "llmc/ops/cast.h"            // cast: floats to what is stored, and back
 #include "llmc/ops/crossentropy.h"    // crossentropy_fused, crossentropy_losses_sum
 #include "llmc/ops/documents.h"       // Segments, segments_find: where attention and positions start anew
 #include "llmc/ops/embedding.h"       // token_embedding_forward, token_embedding_backward
@@ -49,13 +50,13 @@ typedef struct {
 // what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
 typedef struct {
     floatX *encoded, *norm1, *q, *k, *v, *attention, *residual2, *norm2, *gate_up, *hidden, *expert_out, *residual3,
-        *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv, *drows, *dhidden;
+        *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv, *drows, *dhidden, *drouter;
 } ActivationTensors;
 
 // what must not lose digits, always float
 typedef struct {
     float *norm1_rstd, *att_max, *att_inv, *norm2_rstd, *router_logits, *scores, *lse, *weights, *norm_rstd, *losses,
-        *row_weights, *drow_weights, *dweights, *drouter_logits;
+        *row_weights, *drow_weights, *dweights, *drouter_logits, *bias;
 } Statistics;
 
 // what is chosen, and must not be chosen anew
@@ -109,6 +110,7 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
     *t++ = activation(FIELD(dv),         0, N_train, HK);
     *t++ = activation(FIELD(drows),      0, R_train, D);       // gradient of norm2's output, slot by slot
     *t++ = activation(FIELD(dhidden),    0, R_train, c.F);
+    *t++ = activation(FIELD(drouter),    0, N_train, c.E);     // gradient of the router's logits, as products read it
 #undef FIELD
     return (int)(t - table);
 }
@@ -132,6 +134,7 @@ static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpos
     *t++ = activation(FIELD(drow_weights),   0, R_train, 1);
     *t++ = activation(FIELD(dweights),       0, N_train, c.k);
     *t++ = activation(FIELD(drouter_logits), 0, N_train, c.E);
+    *t++ = activation(FIELD(bias),           0, 1, c.E);         // of the router, for the choice
 #undef FIELD
     return (int)(t - table);
 }
@@ -305,9 +308,10 @@ static void experts_up(const Moe* moe, Activations* acts, int l, int replay, int
     int* experts = layer_experts(acts, l);
     float* numbers = replay ? NULL : layer_numbers(acts, c, l);
     rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2, p.norm2, c->eps, N, D, dev);
-    matmul_forward(s.router_logits, a.norm2, p.router, (const floatX*)NULL, N, D, E, dev);
-    router_forward(experts, s.weights, s.scores, s.lse, s.router_logits, p.bias, replay ? experts : NULL, &router, N,
-                   dev);
+    matmul_forward(s.router_logits, a.norm2, p.router, (const float*)NULL, N, D, E, dev);
+    if (p.bias) { cast(s.bias, (const floatX*)p.bias, (size_t)E, dev); }
+    router_forward(experts, s.weights, s.scores, s.lse, s.router_logits, p.bias ? s.bias : NULL,
+                   replay ? experts : NULL, &router, N, dev);
     if (numbers) { router_statistics(numbers, experts, s.weights, s.scores, s.lse, &router, N, dev); }
     expert_rows_find(&acts->rows, experts, N, dev);
     grouped_matmul_forward(a.gate_up, a.norm2, acts->rows.token, p.gate_up, acts->rows.offsets, E, R, D, 2 * c->F,
@@ -422,7 +426,8 @@ static void experts_backward(Moe* moe, Activations* acts, int l, float share, in
     expert_rows_dweights(s.dweights, s.drow_weights, rows, dev);
     router_backward(s.drouter_logits, s.dweights, layer_experts(acts, l), s.weights, s.scores, s.lse, s.router_logits,
                     layer_numbers(acts, c, l), balance, z, &router, N, dev);
-    matmul_backward(a.dbranch, d.router, (float*)NULL, s.drouter_logits, a.norm2, p.router, N, D, E, dev);
+    cast(a.drouter, (const float*)s.drouter_logits, (size_t)N * E, dev);
+    matmul_backward(a.dbranch, d.router, (float*)NULL, a.drouter, a.norm2, p.router, N, D, E, dev);
     if (d.bias) { device_zero(d.bias, sizeof(float) * (size_t)E, dev); }  // it learns otherwise: balance_biases
     expert_rows_add(a.dbranch, a.drows, rows, D, dev);
     rmsnorm_backward(a.dresidual, d.norm2, a.dbranch, a.residual2, p.norm2, s.norm2_rstd, N, D, dev);

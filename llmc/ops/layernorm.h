@@ -374,8 +374,8 @@ __global__ void layernorm_backward_channels_kernel(float* parts, int with_weight
 }
 
 // dweight and dbias, either may be NULL, are the sums over b of parts (n_parts, 2, C). A block (32, rows) has 32
-// columns of the 2*C: row y of its threads, of which there are n_parts at most, adds the parts y, y + rows, ..., then the
-// first row adds these sums. One part comes through as it is, also -0
+// columns of the 2*C: row y of its threads, of which there are n_parts at most, adds the parts y, y + rows, ..., then
+// the first row adds these sums. One part comes through as it is, also -0
 __global__ static void layernorm_backward_parts_kernel(float* dweight, float* dbias, const float* parts, int n_parts,
                                                        int C) {
     __shared__ float sums[WARP][WARP];
