@@ -224,6 +224,28 @@ static void test_no_rows(Test* t) {
     device_free(&dev);
 }
 
+#ifndef __CUDACC__
+// gradients of which there are too many for a cache, beginning at a cache line, with rims on both sides
+static void test_past(Test* t) {
+    enum { R = 95, C = 6 * TILE_N + GEMM_LINE, OC = 17 * TILE_M + 5, E = GROUPED_PAST_FLOATS / (C * OC) + 1 };
+    const size_t n = (size_t)E * OC * C;
+    float *inp = hard_array(R * C, 1), *dout = hard_array(R * OC, 2), *want = filled_array(n, NAN);
+    int* offsets = (int*)new_array(E + 1, sizeof(int));
+    for (int e = 0; e <= E; e++) { offsets[e] = e < 31 ? e * (e - 1) / 10 : R; }
+    grouped_matmul_backward_weight_ref(want, dout, NULL, inp, NULL, offsets, E, C, OC);
+    for (int i = 0; i < N_TEST_THREADS; i++) {
+        Device dev = test_device(test_threads(i));
+        float* got = (float*)device_alloc(sizeof(float) * n, "gradients");
+        memset(got, 0xff, sizeof(float) * n);
+        grouped_matmul_backward_weight(got, dout, NULL, inp, NULL, offsets, E, R, C, OC, &dev);
+        check_bits(t, "dweight", got, want, n);
+        device_release(got, sizeof(float) * n);
+        device_free(&dev);
+    }
+    free(inp), free(dout), free(want), free(offsets);
+}
+#endif
+
 int main(int argc, char** argv) {
     const Op* ops[] = {&plain, &gathered};
     const Promise own[] = {
@@ -231,6 +253,9 @@ int main(int argc, char** argv) {
         {"layers", "the plain loop of an expert is that of a linear layer", test_layers},
         {"apart", "NaN in all rows and the weight of an expert reaches no other expert", test_apart},
         {"no rows", "an expert without rows has gradients of +0", test_no_rows},
+#ifndef __CUDACC__
+        {"past", "many gradients, stored past the caches, have the plain loop's bits", test_past},
+#endif
     };
     return op_main(argc, argv, ops, sizeof ops / sizeof *ops, own, sizeof own / sizeof *own);
 }

@@ -121,6 +121,8 @@ mutation "grouped: an expert without rows keeps its gradient" test_grouped_matmu
     grouped_matmul.h:grouped_add_ 'k < K \|\| k == 0' 'k < K'
 mutation "grouped: the panel of another part is taken" test_grouped_matmul "rows forward" gemm.h:gemm_block_ \
     'gemm_columns_\(p->b, n, block->N, p->K\)' 'gemm_columns_(block->part->b, n, block->N, p->K)'
+mutation "grouped: a tile that is stored past the caches leaves out its last vector" test_grouped_matmul past \
+    gemm.h:gemm_vectors_ 'if \(past\) \{ v_store_past' 'if (past) { if (v + 1 < V) v_store_past'
 mutation "attention: the softmax sum over descending u" test_attention forward attention.h:attention_softmax_ \
     'sum\[j\] \+= w\[j\];' '(void)w;' 'for \(int j = 0; j < TILE_N; j\+\+\) \{ sum\[j\] = sum' \
     'for (int i = (t1 + n) * TILE_N - 1; i >= 0; i--) { sum[i % TILE_N] += weights[i]; } &'

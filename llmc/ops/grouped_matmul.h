@@ -9,7 +9,8 @@ Backward, row s of expert e:
     dweight[e] = sum over the expert's rows of dout^T * inp   (E, OC, C)   float, written; zeros where there are no rows
 Cost:   2*R*C*OC flops each. Every expert's weight is read, or written, once: with so few rows for each that this takes
         longer than the products, judge it in GB/s. In C: the parts of a block of gemm.h, so one parallel region has the
-        panels of all experts as its tasks. On a GPU: blocks find their tile of rows in offsets, and no host waits for
+        panels of all experts as its tasks, and a large dweight, which nobody reads before the optimizer, is stored past
+        the caches. On a GPU: blocks find their tile of rows in offsets, and no host waits for
         these. Fast builds, bf16, C and OC multiples of 8: tensor cores, tiles of 128 x 128, a product's last tile of
         rows computed whole. By ptxas of CUDA 13.0, without spills, registers of a thread on sm_80, sm_90: forward 214,
         216, backward_input 220, 222, backward_weight 226, 228: two blocks of four warps and 64 KiB on a multiprocessor.
@@ -88,7 +89,10 @@ typedef struct {
     int n_parts, n_blocks;
     size_t n_packed;  // floats of the last block
     int N;            // columns of every product
+    int past;         // 1: out is stored past the caches
 } GroupedPlan;
+
+enum { GROUPED_PAST_FLOATS = 1 << 22 };  // more gradients than this are stored past the caches
 
 // at most so many parts: of products with `rows` rows together and terms each, and of those with M rows each and terms
 // together
@@ -112,7 +116,7 @@ static inline size_t grouped_matmul_workspace_bytes(int E, int R, int C, int OC,
 
 static inline GroupedPlan grouped_plan_(size_t most_parts, int N, const Device* dev) {
     float* workspace = device_workspace(dev, grouped_bytes_(most_parts, dev->n_threads));
-    GroupedPlan plan = {NULL, NULL, workspace, NULL, 0, 0, 0, N};
+    GroupedPlan plan = {NULL, NULL, workspace, NULL, 0, 0, 0, N, 0};
     plan.b_packed = plan.a_packed + GEMM_A_FLOATS;
     plan.part = (GemmPart*)(plan.b_packed + (size_t)dev->n_threads * GEMM_K * TILE_N);
     plan.block = (GemmBlock*)(plan.part + most_parts);
@@ -129,7 +133,7 @@ static inline void grouped_add_(GroupedPlan* plan, float* out, Matrix a, Matrix 
                              gemm_min_(block_rows, M - m), gemm_min_(GEMM_LONG_K, K - k), NULL, 0, 0, 0};
             size_t n_packed = gemm_part_floats_(part.M, part.K);
             if (plan->n_blocks == 0 || k > 0 || plan->n_packed + n_packed > GEMM_A_FLOATS) {
-                GemmBlock block = {plan->part + plan->n_parts, 0, plan->N, (size_t)plan->N, 0, 0};
+                GemmBlock block = {plan->part + plan->n_parts, 0, plan->N, (size_t)plan->N, plan->past, 0, 0};
                 plan->block[plan->n_blocks++] = block;
                 plan->n_packed = 0;
             }
@@ -186,6 +190,8 @@ static inline void grouped_matmul_backward_weight(float* dweight, const float* d
                                                   int E, int R, int C, int OC, const Device* dev) {
     if (!dweight) { return; }
     GroupedPlan plan = grouped_plan_(grouped_parts_of_terms_(E, OC, R), C, dev);
+    const int lines = (uintptr_t)dweight % (GEMM_LINE * sizeof(float)) == 0 && C % GEMM_LINE == 0;
+    plan.past = lines && TILE_N % GEMM_LINE == 0 && (size_t)E * OC * C > GROUPED_PAST_FLOATS;
     for (int e = 0; e < E; e++) {
         const int s = offsets[e];
         grouped_add_(&plan, dweight + (size_t)e * OC * C, grouped_rows_transposed_(dout, dout_index, s, OC),
