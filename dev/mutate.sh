@@ -90,7 +90,7 @@ mutation() {
 # ---- matrix products: where a chain begins, its order, its rims ----
 mutation "gemm: each k block starts at 0 and is added later" test_matmul gemm gemm.h:gemm_vectors_ \
     'sum\[m\]\[v\] = v_load\(start .*VLANES\);' 'sum[m][v] = v_fill(0.0f);' \
-    'v_store\((out .*VLANES), sum\[m\]\[v\]\);' 'v_store(\1, v_load(\1) + sum[m][v]);'
+    'v_store\(o, sum\[m\]\[v\]\);' 'v_store(o, v_load(o) + sum[m][v]);'
 mutation "gemm: a later k block of a panel forgets the earlier ones" test_matmul "gemm blocks" gemm.h \
     'k > 0 \? out : start, k > 0 \? out_stride : start_stride, a_packed' 'start, start_stride, a_packed'
 mutation "gemm: k descends" test_matmul "gemm shapes" gemm.h:gemm_vectors_ \
