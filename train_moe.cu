@@ -625,7 +625,7 @@ static void moe_load(Run* r, const SliceSink* sink) {
         if (is_bias && !safeset_find(&set, tensor_slice_name(name, sizeof name, t, 0))) {
             tensors_init_into(sink, t, 1, 0);
         } else {
-            tensors_load_into(sink, &set, t, 1, "model.", NULL);
+            tensors_load_into(sink, &set, t, 1, "", NULL);
         }
     }
     if (config_of(r)->tied) { tensors_check_tied(&set, "lm_head.weight", m->table[0].name); }
