@@ -145,6 +145,7 @@ static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpos
 typedef struct {
     Model model;  // the first member: a run finds its tensors here
     Config config;
+    char bias_stays[CONFIG_MAX_LAYERS];  // of each router: --freeze keeps it as it is
 } Moe;
 
 // sizes only: what a run will need is known before anything is allocated
@@ -537,6 +538,7 @@ static void moe_balance_biases(Moe* moe, float rate, const Device* dev) {
     float* bias = (float*)malloc_check(sizeof(float) * (size_t)c->E, "biases of a router");
     for (int l = 0; l < c->L && c->balance == BALANCE_BIAS; l++) {
         floatX* stored = layer_weights(moe, l).bias;
+        if (moe->bias_stays[l]) { continue; }
         floatx_download(bias, stored, (size_t)c->E, dev);
         router_bias_update(bias, dp_sums(&moe->model.dp) + (size_t)l * router_statistics_length(c->E), rate, c->E);
         floatx_upload(stored, bias, (size_t)c->E, dev);
@@ -586,6 +588,23 @@ static void moe_options(Run* r) {
 }
 
 // what is typed goes before what config.json says
+static void moe_choose_balance(Run* r, Config* c, int is_new) {
+    const Workplace* w = workplace(r);
+    if (is_new || run_is_typed(r, "balance")) { c->balance = w->balance; }
+    const int needs_alpha = run_is_typed(r, "balance") && c->balance == BALANCE_LOSS && c->aux_alpha == 0.0f;
+    if (is_new || needs_alpha || run_is_typed(r, "aux-alpha")) { c->aux_alpha = w->aux_alpha; }
+    if (is_new || run_is_typed(r, "z-lambda")) { c->z_lambda = w->z_lambda; }
+    options_refuse(run_is_typed(r, "aux-alpha") && c->balance != BALANCE_LOSS, "aux-alpha", "is for --balance loss");
+    options_refuse(run_is_typed(r, "bias-rate") && c->balance != BALANCE_BIAS, "bias-rate", "is for --balance bias");
+}
+
+// a model that has been trained takes texts so many times longer: that is what the factor is for
+static void moe_choose_rope(const Run* r, Config* c, double alpha) {
+    const double max_T = c->max_T * alpha / c->rope_alpha;
+    if (*r->weights && max_T > c->max_T) { c->max_T = (int)fmin(max_T, CONFIG_MAX_T); }
+    c->rope_alpha = alpha;
+}
+
 static void moe_choose(Run* r) {
     Workplace* w = workplace(r);
     Config* c = &w->moe.config;
@@ -593,20 +612,30 @@ static void moe_choose(Run* r) {
     *c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
     if (is_new) { c->tied = w->tied; }
     options_refuse(!is_new && run_is_typed(r, "tied") && w->tied != c->tied, "tied", "is for a random start (--model)");
-    if (is_new || run_is_typed(r, "balance")) { c->balance = w->balance; }
-    if (is_new || run_is_typed(r, "aux-alpha")) { c->aux_alpha = w->aux_alpha; }
-    if (is_new || run_is_typed(r, "z-lambda")) { c->z_lambda = w->z_lambda; }
-    if (is_new || run_is_typed(r, "rope-alpha")) { c->rope_alpha = (double)w->rope_alpha; }
+    moe_choose_balance(r, c, is_new);
+    if (run_is_typed(r, "rope-alpha")) { moe_choose_rope(r, c, shortest_double(w->rope_alpha)); }
     moe_layout(&w->moe, *c);
     r->V = r->classes = c->V;
     r->max_T = c->max_T;
 }
 
-// the biases of routers learn by counting, not by gradients
+// the biases of routers learn by counting, not by gradients, and not at all where --freeze says so
 static void moe_freeze(Run* r) {
-    for (int i = 0; i < r->model->n_table; i++) {
-        if (r->model->table[i].field == offsetof(Parameters, bias)) { model_freeze(r->model, &r->model->table[i]); }
+    Moe* moe = &workplace(r)->moe;
+    Model* m = r->model;
+    for (int i = 0; i < m->n_table; i++) {
+        if (m->table[i].field != offsetof(Parameters, bias)) { continue; }
+        const int first = tensors_slices(m->table, i);
+        for (int l = 0; l < moe->config.L; l++) { moe->bias_stays[l] = slice_is_frozen(m->frozen, first + l) != 0; }
+        model_freeze(m, &m->table[i]);
     }
+}
+
+static void moe_check(Run* r) {
+    const Config* c = config_of(r);
+    const char* lacking = c->balance == BALANCE_BIAS ? "biases of routers" : c->k == 1 ? "single expert a token" : NULL;
+    if (!lacking || !*r->o.export_hf || r->comm->rank > 0) { return; }
+    warn_line("--export-hf: Mixtral in transformers has no %s: from this folder it computes something else", lacking);
 }
 
 // the table says all, but for biases that a model from elsewhere does not have: they start at 0
@@ -792,6 +821,7 @@ static Trainer moe_trainer(void) {
     t.parsed = moe_parsed;
     t.choose = moe_choose;
     t.freeze = moe_freeze;
+    t.check = moe_check;
     t.box = moe_box;
     t.flops_per_token = moe_flops_per_token;
     t.activation_bytes = activation_bytes;
