@@ -54,6 +54,7 @@ TESTS = $(patsubst %.c,%,$(sort $(wildcard test_*.c)))
 help:
 	@echo "make run         train a small GPT-2 on this repository's text, two minutes"
 	@echo "make run-mamba   train a small Mamba on the same, about two minutes"
+	@echo "make run-moe     train a small mixture of experts on the same, two minutes"
 	@echo "make run-digits  Mamba reads handwritten digits: scores and prototypes compared"
 	@echo "make test        build and run every test of this build: about 5 minutes"
 	@echo "make test-all    what make test leaves: compilers, sanitizers, ...: 20 minutes"
@@ -250,10 +251,12 @@ run: export RUN ?= runs/hello
 run: TRAINER = train_gpt2 --args dev/hello.txt
 run-mamba: export RUN ?= runs/hello-mamba
 run-mamba: TRAINER = train_mamba_hpn --args dev/hello_mamba.txt
-run run-mamba: setup
+run-moe: export RUN ?= runs/hello-moe
+run-moe: TRAINER = train_moe --args dev/hello_moe.txt
+run run-mamba run-moe: setup
 	@if [ -e "$$RUN" ]; then echo "$$RUN exists: it goes on (another: make $@ RUN=runs/another)"; fi
 	@if ! [ -e "$$RUN" -a -e build/hello ]; then $(MAKE) --no-print-directory build/hello; fi
-	@$(MAKE) --no-print-directory $(firstword $(TRAINER))
+	@$(MAKE) --no-print-directory $(firstword $(TRAINER)) CPU=1
 	@# a thread that waits spins a few microseconds, then sleeps: beside other programs the rest cannot stall it
 	GOMP_SPINCOUNT=10000 ./$(TRAINER) --run "$$RUN" --continue
 	@$(MAKE) --no-print-directory plot
@@ -359,6 +362,6 @@ bench: setup
 clean:
 	rm -rf build launch $(TRAINERS) $(BOTH_TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
-.PHONY: help folder setup run run-mamba run-digits plot dashboard check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(BOTH_TRAINERS) $(TOOLS:%=dev/tools/%) \
+.PHONY: help folder setup run run-mamba run-moe run-digits plot dashboard check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(BOTH_TRAINERS) $(TOOLS:%=dev/tools/%) \
     setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS) simt test-simt simt_tests
 .DELETE_ON_ERROR:

@@ -750,6 +750,29 @@ static void moe_stepped(Run* r, const Step* s) {
                                  json_finite((double)now.load), "idle_experts", now.idle));
 }
 
+// When training has ended: how often the last update took each expert, as a multiple of its layer's mean. A line for
+// each layer, and "loads" of summary.json
+static json_t* moe_summary(const Run* r) {
+    const int L = config_of(r)->L, E = config_of(r)->E;
+    json_t* layers = json_array();
+    for (int l = 0; l < L && r->state.step > r->first_step; l++) {  // else nothing was counted
+        const float* counts = dp_sums(&r->model->dp) + (size_t)l * router_statistics_length(E);
+        const RouterLoad all = router_load(counts, E);
+        json_t* loads = json_array();
+        float sum = 0.0f;
+        for (int e = 0; e < E; e++) { sum += counts[e]; }
+        if (!r->log.json_lines) { printf("layer %d | load %.2f | %d idle |", l, (double)all.busiest, all.dead); }
+        for (int e = 0; e < E; e++) {
+            const double load = (double)(counts[e] / (sum / (float)E));
+            json_array_append_new(loads, json_finite(load));
+            if (e < 16 && !r->log.json_lines) { printf(" %.2f", load); }
+        }
+        if (!r->log.json_lines) { printf("%s\n", E > 16 ? " ..." : ""); }
+        json_array_append_new(layers, loads);
+    }
+    return json_pack("{s:o}", "loads", layers);
+}
+
 static void forward(Run* r, const int* inputs, int B, int T) {
     moe_forward(&workplace(r)->moe, &workplace(r)->acts, inputs, B, T, 0, &r->dev);
 }
@@ -837,6 +860,7 @@ static Trainer moe_trainer(void) {
     t.logits = logits;
     t.next_logits = next_logits;
     t.write_config = write_config;
+    t.summary = moe_summary;
     t.close = close_activations;
     return t;
 }

@@ -475,11 +475,12 @@ drawn "no validation" odd/blind/loss odd/blind
 drawn "a single step" odd/one/loss odd/one
 drawn "only a validation before the first step" odd/start/loss odd/start
 mkdir -p odd/own
-sed '4,5s/"loss": [^,]*, "norm": [^,]*/"loss": null, "norm": null/; s/"time": /"acc1": 0.25, "noise_scale": 512.5, "val_loss_ema": 3.5, "kind": "train", "time": /' runs/b/metrics.jsonl >odd/own/metrics.jsonl
+sed '4,5s/"loss": [^,]*, "norm": [^,]*/"loss": null, "norm": null/; s/"time": /"acc1": 0.25, "load": 1.5, "noise_scale": 512.5, "val_loss_ema": 3.5, "kind": "train", "time": /' runs/b/metrics.jsonl >odd/own/metrics.jsonl
 drawn "keys of a trainer's own, and steps without a loss" odd/own/loss odd/own
 check "with a diagram of the accuracy" grep -q '<b>accuracy</b>' odd/own/loss.html
 check "and the loss of averaged weights" grep -q 'validation, averaged weights' odd/own/loss.html
 check "and one of the noise scale" grep -q '<b>gradient noise scale</b>' odd/own/loss.html
+check "and one of the load of experts" grep -q "<b>expert load</b>" odd/own/loss.html
 check "which a run without one lacks" test "$(grep -c '<b>accuracy</b>' runs/a/loss.html)" = 0
 mkdir -p odd/tokens && sed 's/"tokenizer": "[^"]*"/"tokenizer": "other.json"/' runs/b/settings.json >odd/tokens/settings.json
 { cat runs/b/metrics.jsonl; tail -n 1 runs/b/metrics.jsonl | sed 's/"val_loss": [^,]*, "val_bpb": [^,]*, "accuracy": null/"val_loss": null, "val_bpb": null, "accuracy": 0.25/'; } >odd/tokens/metrics.jsonl

@@ -6,7 +6,8 @@ Draws how a run went, or several beside each other:
     plot.py RUN           writes RUN/loss.png and RUN/loss.html: loss with
                           validation, learning rate, gradient norm, speed; where
                           they are recorded the share of targets found (acc1),
-                          HellaSwag's accuracy and the gradient noise scale too
+                          HellaSwag's accuracy, the load of the busiest expert
+                          and the gradient noise scale too
     plot.py RUN RUN...    writes compare.png and compare.html next to the first
                           run: the same, a colour for each run; the validation
                           of different tokenizers in bits per byte
@@ -39,8 +40,10 @@ from runs import (COLORS, DARK_COLORS, DASHES, KEYS, SAME_IN_NONE, InputError, i
 
 ACCURACY = "acc1"  # keys that not every run has
 EXAMPLES = "accuracy"  # of a test on examples, which has a record of its own
+LOAD = "load"  # of the busiest expert of a mixture
 NOISE_SCALE = "noise_scale"
 AVERAGED_LOSS = "val_loss_ema"
+MORE_KEYS = (ACCURACY, EXAMPLES, LOAD, NOISE_SCALE, AVERAGED_LOSS)
 FEW = 2  # up to so many steps are drawn as points too: a line through one is nothing
 NAME_LENGTH = 40
 MARGIN_LEFT, MARGIN_RIGHT = 56, 14  # of a diagram in the page, in its own units
@@ -72,10 +75,10 @@ class Run:
         """The records without numbers for which no diagram has room, which is said."""
         n_lost = 0
         for record in records:
-            for key in (ACCURACY, EXAMPLES, NOISE_SCALE, AVERAGED_LOSS):
+            for key in MORE_KEYS:
                 found = record.get(key)
                 record[key] = float(found) if isinstance(found, (int, float)) and is_finite(found) else None
-            for key in KEYS[1:] + (ACCURACY, EXAMPLES, NOISE_SCALE, AVERAGED_LOSS):
+            for key in KEYS[1:] + MORE_KEYS:
                 if record[key] is not None and abs(record[key]) > LARGEST:
                     record[key] = 0 if key == "tokens" else None  # null tokens would make it a validation
                     n_lost += 1
@@ -233,15 +236,16 @@ def make_panels(runs):
     examples = Panel(EXAMPLES, "HellaSwag accuracy", "share of examples")
     norm, speed = Panel("norm", "gradient norm", ""), Panel("tok_per_s", "speed", "tokens/s")
     accuracy = Panel(ACCURACY, "accuracy", "share of targets found")
+    load = Panel(LOAD, "expert load", "busiest expert, multiple of the mean")
     noise = Panel(NOISE_SCALE, "gradient noise scale", "targets")
     for color, run in enumerate(runs):
         name = run.name if several else "training (faint: each step)"
-        for panel in (loss, accuracy, norm, speed):
+        for panel in (loss, accuracy, load, norm, speed):
             x, records = run.computed(panel.key)
             raw = [record[panel.key] for record in records]
             # without skipped updates, whose outliers would bend the line
             made = [None if record["skipped"] else record[panel.key] for record in records]
-            if panel is not accuracy or any(value is not None for value in raw):
+            if panel not in (accuracy, load) or any(value is not None for value in raw):
                 panel.series.append(Series(name, color, x, raw, smooth(made, half)))
         measured = [(x, record[NOISE_SCALE]) for x, record in zip(run.x, run.updates) if record[NOISE_SCALE] is not None]
         if measured:
@@ -271,7 +275,7 @@ def make_panels(runs):
             loss.series.append(Series("validation, averaged weights", 2, x, losses, losses, dots=len(losses) < 60))
     loss.log, validation.log, norm.log, speed.clipped = loss.spreads(20), validation.spreads(20), norm.spreads(10), True
     noise.log = noise.spreads(10)
-    more = [[panel for panel in some if panel.series] for some in ((validation, accuracy, examples), (noise,))]
+    more = [[panel for panel in some if panel.series] for some in ((validation, accuracy, examples, load), (noise,))]
     return [loss] + more[0] + [rate, norm] + more[1] + [speed]
 
 
@@ -595,7 +599,7 @@ function show(x) {
   });
   data.runs.forEach((run, r) => {
     const i = nearest(run.x, x), v = nearest(run.vx, x);
-    for (const key of ["loss", "lr", "norm", "tok_per_s", "acc1"].filter(key => run[key])) {
+    for (const key of ["loss", "lr", "norm", "tok_per_s", "acc1", "load"].filter(key => run[key])) {
       write(r, key, x === null ? null : run.x.length ? number(run[key][i]) : "-");
     }
     write(r, "step", x === null ? null : run.x.length ? data.step + run.step[i] : "-");
@@ -678,7 +682,7 @@ def pointer_data(run, checked):
         return [value if value is None else float(f"{value:.6g}") for value in values]
 
     keys = ["loss", "lr", "norm", "tok_per_s"]
-    keys += [ACCURACY] if any(record[ACCURACY] is not None for record in run.updates) else []
+    keys += [key for key in (ACCURACY, LOAD) if any(record[key] is not None for record in run.updates)]
     columns = {key: rounded(run.column(key)[::stride]) for key in keys}
     return {"x": run.x[::stride], "step": run.column("step")[::stride], **columns, "vx": run.validation_x,
             "val_loss": rounded(record[checked] for record in run.validations)}
