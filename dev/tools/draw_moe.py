@@ -4,7 +4,7 @@ Draws doc/pictures/expert_load.svg: how busy the busiest expert is while a small
 balance loss, and with biases. It trains the three with ./train_moe (make train_moe CPU=1) on build/hello (make build/hello),
 a minute or two. Needs matplotlib.
     draw_moe.py           writes the SVG file
-    draw_moe.py --png DIR writes a PNG file into DIR instead, to look at
+    draw_moe.py --png DIR writes a PNG file into DIR too, to look at
 """
 import argparse
 import json
@@ -71,7 +71,7 @@ def draw(runs):
 
 def main():
     parser = argparse.ArgumentParser(description="Draws doc/pictures/expert_load.svg.")
-    parser.add_argument("--png", metavar="DIR", help="write a PNG file into DIR")
+    parser.add_argument("--png", metavar="DIR", help="write a PNG file into DIR too")
     folder = parser.parse_args().png
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "moe", "axes.spines.top": False, "axes.spines.right": False,
                          "font.family": "sans-serif", "font.size": 9})
@@ -82,8 +82,7 @@ def main():
     figure = draw(runs)
     if folder:
         figure.savefig(os.path.join(folder, "expert_load.png"), dpi=110, facecolor="white")
-    else:
-        figure.savefig(os.path.join(ROOT, "doc", "pictures", "expert_load.svg"), facecolor="white", metadata={"Date": None})
+    figure.savefig(os.path.join(ROOT, "doc", "pictures", "expert_load.svg"), facecolor="white", metadata={"Date": None})
 
 
 if __name__ == "__main__":
