@@ -121,6 +121,9 @@ FAULTS = open write pwrite read fsync close rename renameat2 unlink rmdir mkdir 
 $(BUILD)/train_%_faults: train_%.c dev/faults/shim.c $(wildcard llmc/*/*.h) $(COMMIT_FILE)
 	$(FRESH)
 	$(CC) $(CFLAGS) $(BUILT) $< dev/faults/shim.c -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)
+$(BUILD)/train_%_faults: train_%.cu dev/faults/shim.c $(wildcard llmc/*/*.h) $(COMMIT_FILE)
+	$(FRESH)
+	$(CC) $(CFLAGS) $(BUILT) -x c $< dev/faults/shim.c -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)
 
 $(BUILD)/test_%: test_%.c
 	$(FRESH)

@@ -1,8 +1,9 @@
 /*
-Promises of llmc/ops/embedding.h and llmc/ops/residual.h, which follow from the tables (llmc/test/op.h): sums of two
-rows forward, sums over positions in ascending order backward, added to what the gradient already held. Fast builds for
-GPUs may cut a long sum over positions in pieces.
+Promises of llmc/ops/embedding.h, llmc/ops/residual.h and llmc/ops/cast.h, which follow from the tables (llmc/test/op.h):
+sums of two rows forward, sums over positions in ascending order backward, added to what the gradient already held. Fast
+builds for GPUs may cut a long sum over positions in pieces.
 */
+#include "llmc/ops/cast.h"
 #include "llmc/ops/embedding.h"
 #include "llmc/ops/residual.h"
 #include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
@@ -216,9 +217,39 @@ static const Op residual = {
     .in_double = residual_double, .error = residual_error, .judged = {{257}},
 };
 
+// ---- cast: of floats to what is stored, and back ----
+
+enum { FLOATS, STORED, FLOATS_AGAIN };
+
+static void cast_both_ref(float* const* a, const int* d) {
+    cast_ref(a[STORED], a[FLOATS], (size_t)d['n']);
+    cast_ref(a[FLOATS_AGAIN], a[STORED], (size_t)d['n']);
+}
+
+OP_STORED(X)
+static void cast_both(X* const* x, float* const* a, const int* d, const Device* dev) {
+    cast(x[STORED], (const float*)a[FLOATS], (size_t)d['n'], dev);
+    cast(a[FLOATS_AGAIN], (const X*)x[STORED], (size_t)d['n'], dev);
+}
+
+static double cast_apart(const OpProblem* p, int array, size_t i) {
+    return array == FLOATS_AGAIN && p->as_bf16 ? 0x1p-8 * (double)p->sizes[array][i] : 0.0;
+}
+
+static const Op casts = {
+    .name = "cast", .dims = "n",
+    .arrays = {
+        {FLOATS, "floats", "n", GIVEN | FLOAT, 1.0f},
+        {STORED, "stored", "n", MADE},
+        {FLOATS_AGAIN, "floats_again", "n", MADE | FLOAT},
+    },
+    .shapes = lengths, .traits = ANYWHERE,
+    .forward_ref = cast_both_ref, .forward = OP_FAST(cast_both), .apart = cast_apart,
+};
+
 int main(int argc, char** argv) {
     const Op* ops[] = {
-        &embedding, &token_embedding, &residual,
+        &embedding, &token_embedding, &residual, &casts,
     };
     const Promise promises[] = {
         {"embedding many", "2505 positions and 70001 tokens, of which two fill every third place", test_many},

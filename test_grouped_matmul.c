@@ -180,11 +180,13 @@ static void test_layers(Test* t) {
 
 // all rows and the weight of expert `spoilt` are NaN: the answers to the others stay
 static void check_apart(Test* t, const OpProblem* clean, int spoilt, const Device* dev) {
-    OpProblem p = op_problem(clean->op, plain_shapes[5], EASY, 0);
+    OpProblem p = op_problem(clean->op, plain_shapes[5], EASY, clean->as_bf16);
     const int *offsets = (int*)p.a[OFFSETS], E = p.d['E'], C = p.d['C'], OC = p.d['O'];
-    for (int i = 0; i < OC * C; i++) { p.a[WEIGHT][spoilt * OC * C + i] = NAN; }
-    for (int i = offsets[spoilt] * C; i < offsets[spoilt + 1] * C; i++) { p.a[INP][i] = NAN; }
-    for (int i = offsets[spoilt] * OC; i < offsets[spoilt + 1] * OC; i++) { p.a[DOUT][i] = NAN; }
+    float nan = NAN;
+    if (p.as_bf16) { op_store_bf16(&nan, 1); }
+    for (int i = 0; i < OC * C; i++) { p.a[WEIGHT][spoilt * OC * C + i] = nan; }
+    for (int i = offsets[spoilt] * C; i < offsets[spoilt + 1] * C; i++) { p.a[INP][i] = nan; }
+    for (int i = offsets[spoilt] * OC; i < offsets[spoilt + 1] * OC; i++) { p.a[DOUT][i] = nan; }
     op_answer(t, &p, dev);
     for (int e = 0; e < E; e++) {
         const int s = offsets[e], N = offsets[e + 1] - s;
@@ -198,24 +200,51 @@ static void check_apart(Test* t, const OpProblem* clean, int spoilt, const Devic
 
 static void test_apart(Test* t) {
     Device dev = test_device(2);
-    OpProblem clean = op_problem(&plain, plain_shapes[5], EASY, 0);
-    op_answer(t, &clean, &dev);
-    for (int e = 0; e < clean.d['E']; e++) { check_apart(t, &clean, e, &dev); }
-    op_problem_free(&clean);
+    for (int as_bf16 = 0; as_bf16 <= FAST_KERNELS; as_bf16++) {
+        OpProblem clean = op_problem(&plain, plain_shapes[5], EASY, as_bf16);
+        op_answer(t, &clean, &dev);
+        for (int e = 0; e < clean.d['E']; e++) { check_apart(t, &clean, e, &dev); }
+        op_problem_free(&clean);
+    }
     device_free(&dev);
 }
 
 // gradients of experts without rows are zeros, also where all rows are another's
 static void test_no_rows(Test* t) {
     Device dev = test_device(3);
-    OpProblem p = op_problem(&plain, plain_shapes[2], EASY, 0);
-    op_answer(t, &p, &dev);
-    for (int i = 0; i < 3 * 8 * 8; i++) {
-        check(t, float_bits(p.a[DWEIGHT][i]) == 0, "expert %d: [%d] is %g", i / 64, i % 64, (double)p.a[DWEIGHT][i]);
+    for (int as_bf16 = 0; as_bf16 <= FAST_KERNELS; as_bf16++) {
+        OpProblem p = op_problem(&plain, plain_shapes[2], EASY, as_bf16);
+        op_answer(t, &p, &dev);
+        for (int i = 0; i < 3 * 8 * 8; i++) {
+            check(t, float_bits(p.a[DWEIGHT][i]) == 0, "expert %d: [%d] is %g", i / 64, i % 64,
+                  (double)p.a[DWEIGHT][i]);
+        }
+        op_problem_free(&p);
     }
-    op_problem_free(&p);
     device_free(&dev);
 }
+
+#ifndef __CUDACC__
+// gradients of which there are too many for a cache, beginning at a cache line, with rims on both sides
+static void test_past(Test* t) {
+    enum { R = 95, C = 6 * TILE_N + GEMM_LINE, OC = 17 * TILE_M + 5, E = GROUPED_PAST_FLOATS / (C * OC) + 1 };
+    const size_t n = (size_t)E * OC * C;
+    float *inp = hard_array(R * C, 1), *dout = hard_array(R * OC, 2), *want = filled_array(n, NAN);
+    int* offsets = (int*)new_array(E + 1, sizeof(int));
+    for (int e = 0; e <= E; e++) { offsets[e] = e < 31 ? e * (e - 1) / 10 : R; }
+    grouped_matmul_backward_weight_ref(want, dout, NULL, inp, NULL, offsets, E, C, OC);
+    for (int i = 0; i < N_TEST_THREADS; i++) {
+        Device dev = test_device(test_threads(i));
+        float* got = (float*)device_alloc(sizeof(float) * n, "gradients");
+        memset(got, 0xff, sizeof(float) * n);
+        grouped_matmul_backward_weight(got, dout, NULL, inp, NULL, offsets, E, R, C, OC, &dev);
+        check_bits(t, "dweight", got, want, n);
+        device_release(got, sizeof(float) * n);
+        device_free(&dev);
+    }
+    free(inp), free(dout), free(want), free(offsets);
+}
+#endif
 
 int main(int argc, char** argv) {
     const Op* ops[] = {&plain, &gathered};
@@ -224,6 +253,9 @@ int main(int argc, char** argv) {
         {"layers", "the plain loop of an expert is that of a linear layer", test_layers},
         {"apart", "NaN in all rows and the weight of an expert reaches no other expert", test_apart},
         {"no rows", "an expert without rows has gradients of +0", test_no_rows},
+#ifndef __CUDACC__
+        {"past", "many gradients, stored past the caches, have the plain loop's bits", test_past},
+#endif
     };
     return op_main(argc, argv, ops, sizeof ops / sizeof *ops, own, sizeof own / sizeof *own);
 }

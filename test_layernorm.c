@@ -219,11 +219,35 @@ static void test_rounding(Test* t) {
     op_problem_free(&p);
 }
 
+// A fused product that is too small for any float rounds to -0: dweight of the first channel is nothing else, and so is
+// the sum of g * xhat
+static void test_underflow(Test* t) {
+#ifdef SYSTEM_LIBM
+    skip(t, "products round before they are added");
+#else
+    const int shape[] = {1, 2};
+    if (FAST_KERNELS) {
+        skip(t, "fast kernels add along trees");
+        return;
+    }
+    const float inp[] = {0x1p-40f, -0x1p-40f}, dout[] = {-0x1p-149f, 0.0f}, weight[] = {1.0f, 1.0f};
+    OpProblem p = op_problem(&layernorm, shape, EASY, 0);
+    Device dev = test_device(1);
+    memcpy(p.a[INP], inp, sizeof inp), memcpy(p.a[DOUT], dout, sizeof dout), memcpy(p.a[WEIGHT], weight, sizeof weight);
+    op_solve(&p);
+    check(t, float_bits(p.a[DWEIGHT][0]) == 0x80000000u, "dweight: found %g, expected -0", (double)p.a[DWEIGHT][0]);
+    op_check(t, &p, 1, &dev);
+    device_free(&dev);
+    op_problem_free(&p);
+#endif
+}
+
 int main(int argc, char** argv) {
     const Op* ops[] = {&layernorm, &residual_layernorm};
     const Promise promises[] = {
         {"obvious", "a constant row gives the bias, a row of +-1000 the weights", test_obvious},
         {"rounding", "a product that is no part of a chain rounds before it is added", test_rounding},
+        {"underflow", "sums whose products are too small for floats keep their sign", test_underflow},
     };
-    return op_main(argc, argv, ops, 2, promises, 2);
+    return op_main(argc, argv, ops, 2, promises, 3);
 }

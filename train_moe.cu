@@ -21,6 +21,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/core/tensor_arena.h"   // TensorArena: activations, laid out by a table
 #include "llmc/models/moe.h"          // Config, Parameters, parameter_table
 #include "llmc/ops/attention.h"       // grouped_attention_forward, grouped_attention_backward
+#include "llmc/ops/cast.h"            // cast: floats to what is stored, and back
 #include "llmc/ops/crossentropy.h"    // crossentropy_fused, crossentropy_losses_sum
 #include "llmc/ops/documents.h"       // Segments, segments_find: where attention and positions start anew
 #include "llmc/ops/embedding.h"       // token_embedding_forward, token_embedding_backward
@@ -49,13 +50,13 @@ typedef struct {
 // what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
 typedef struct {
     floatX *encoded, *norm1, *q, *k, *v, *attention, *residual2, *norm2, *gate_up, *hidden, *expert_out, *residual3,
-        *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv, *drows, *dhidden;
+        *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv, *drows, *dhidden, *drouter;
 } ActivationTensors;
 
 // what must not lose digits, always float
 typedef struct {
     float *norm1_rstd, *att_max, *att_inv, *norm2_rstd, *router_logits, *scores, *lse, *weights, *norm_rstd, *losses,
-        *row_weights, *drow_weights, *dweights, *drouter_logits;
+        *row_weights, *drow_weights, *dweights, *drouter_logits, *bias;
 } Statistics;
 
 // what is chosen, and must not be chosen anew
@@ -109,6 +110,7 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
     *t++ = activation(FIELD(dv),         0, N_train, HK);
     *t++ = activation(FIELD(drows),      0, R_train, D);       // gradient of norm2's output, slot by slot
     *t++ = activation(FIELD(dhidden),    0, R_train, c.F);
+    *t++ = activation(FIELD(drouter),    0, N_train, c.E);     // gradient of the router's logits, as products read it
 #undef FIELD
     return (int)(t - table);
 }
@@ -132,6 +134,7 @@ static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpos
     *t++ = activation(FIELD(drow_weights),   0, R_train, 1);
     *t++ = activation(FIELD(dweights),       0, N_train, c.k);
     *t++ = activation(FIELD(drouter_logits), 0, N_train, c.E);
+    *t++ = activation(FIELD(bias),           0, 1, c.E);         // of the router, for the choice
 #undef FIELD
     return (int)(t - table);
 }
@@ -142,6 +145,7 @@ static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpos
 typedef struct {
     Model model;  // the first member: a run finds its tensors here
     Config config;
+    char bias_stays[CONFIG_MAX_LAYERS];  // of each router: --freeze keeps it as it is
 } Moe;
 
 // sizes only: what a run will need is known before anything is allocated
@@ -305,9 +309,10 @@ static void experts_up(const Moe* moe, Activations* acts, int l, int replay, int
     int* experts = layer_experts(acts, l);
     float* numbers = replay ? NULL : layer_numbers(acts, c, l);
     rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2, p.norm2, c->eps, N, D, dev);
-    matmul_forward(s.router_logits, a.norm2, p.router, (const floatX*)NULL, N, D, E, dev);
-    router_forward(experts, s.weights, s.scores, s.lse, s.router_logits, p.bias, replay ? experts : NULL, &router, N,
-                   dev);
+    matmul_forward(s.router_logits, a.norm2, p.router, (const float*)NULL, N, D, E, dev);
+    if (p.bias) { cast(s.bias, (const floatX*)p.bias, (size_t)E, dev); }
+    router_forward(experts, s.weights, s.scores, s.lse, s.router_logits, p.bias ? s.bias : NULL,
+                   replay ? experts : NULL, &router, N, dev);
     if (numbers) { router_statistics(numbers, experts, s.weights, s.scores, s.lse, &router, N, dev); }
     expert_rows_find(&acts->rows, experts, N, dev);
     grouped_matmul_forward(a.gate_up, a.norm2, acts->rows.token, p.gate_up, acts->rows.offsets, E, R, D, 2 * c->F,
@@ -422,7 +427,8 @@ static void experts_backward(Moe* moe, Activations* acts, int l, float share, in
     expert_rows_dweights(s.dweights, s.drow_weights, rows, dev);
     router_backward(s.drouter_logits, s.dweights, layer_experts(acts, l), s.weights, s.scores, s.lse, s.router_logits,
                     layer_numbers(acts, c, l), balance, z, &router, N, dev);
-    matmul_backward(a.dbranch, d.router, (float*)NULL, s.drouter_logits, a.norm2, p.router, N, D, E, dev);
+    cast(a.drouter, (const float*)s.drouter_logits, (size_t)N * E, dev);
+    matmul_backward(a.dbranch, d.router, (float*)NULL, a.drouter, a.norm2, p.router, N, D, E, dev);
     if (d.bias) { device_zero(d.bias, sizeof(float) * (size_t)E, dev); }  // it learns otherwise: balance_biases
     expert_rows_add(a.dbranch, a.drows, rows, D, dev);
     rmsnorm_backward(a.dresidual, d.norm2, a.dbranch, a.residual2, p.norm2, s.norm2_rstd, N, D, dev);
@@ -532,6 +538,7 @@ static void moe_balance_biases(Moe* moe, float rate, const Device* dev) {
     float* bias = (float*)malloc_check(sizeof(float) * (size_t)c->E, "biases of a router");
     for (int l = 0; l < c->L && c->balance == BALANCE_BIAS; l++) {
         floatX* stored = layer_weights(moe, l).bias;
+        if (moe->bias_stays[l]) { continue; }
         floatx_download(bias, stored, (size_t)c->E, dev);
         router_bias_update(bias, dp_sums(&moe->model.dp) + (size_t)l * router_statistics_length(c->E), rate, c->E);
         floatx_upload(stored, bias, (size_t)c->E, dev);
@@ -581,6 +588,23 @@ static void moe_options(Run* r) {
 }
 
 // what is typed goes before what config.json says
+static void moe_choose_balance(Run* r, Config* c, int is_new) {
+    const Workplace* w = workplace(r);
+    if (is_new || run_is_typed(r, "balance")) { c->balance = w->balance; }
+    const int needs_alpha = run_is_typed(r, "balance") && c->balance == BALANCE_LOSS && c->aux_alpha == 0.0f;
+    if (is_new || needs_alpha || run_is_typed(r, "aux-alpha")) { c->aux_alpha = w->aux_alpha; }
+    if (is_new || run_is_typed(r, "z-lambda")) { c->z_lambda = w->z_lambda; }
+    options_refuse(run_is_typed(r, "aux-alpha") && c->balance != BALANCE_LOSS, "aux-alpha", "is for --balance loss");
+    options_refuse(run_is_typed(r, "bias-rate") && c->balance != BALANCE_BIAS, "bias-rate", "is for --balance bias");
+}
+
+// a model that has been trained takes texts so many times longer: that is what the factor is for
+static void moe_choose_rope(const Run* r, Config* c, double alpha) {
+    const double max_T = c->max_T * alpha / c->rope_alpha;
+    if (*r->weights && max_T > c->max_T) { c->max_T = (int)fmin(max_T, CONFIG_MAX_T); }
+    c->rope_alpha = alpha;
+}
+
 static void moe_choose(Run* r) {
     Workplace* w = workplace(r);
     Config* c = &w->moe.config;
@@ -588,21 +612,30 @@ static void moe_choose(Run* r) {
     *c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
     if (is_new) { c->tied = w->tied; }
     options_refuse(!is_new && run_is_typed(r, "tied") && w->tied != c->tied, "tied", "is for a random start (--model)");
-    const int asks_loss = run_is_typed(r, "balance") && w->balance == BALANCE_LOSS && c->aux_alpha == 0.0f;
-    if (is_new || run_is_typed(r, "balance")) { c->balance = w->balance; }
-    if (is_new || run_is_typed(r, "aux-alpha") || asks_loss) { c->aux_alpha = w->aux_alpha; }
-    if (is_new || run_is_typed(r, "z-lambda")) { c->z_lambda = w->z_lambda; }
-    if (is_new || run_is_typed(r, "rope-alpha")) { c->rope_alpha = (double)w->rope_alpha; }
+    moe_choose_balance(r, c, is_new);
+    if (run_is_typed(r, "rope-alpha")) { moe_choose_rope(r, c, shortest_double(w->rope_alpha)); }
     moe_layout(&w->moe, *c);
     r->V = r->classes = c->V;
     r->max_T = c->max_T;
 }
 
-// the biases of routers learn by counting, not by gradients
+// the biases of routers learn by counting, not by gradients, and not at all where --freeze says so
 static void moe_freeze(Run* r) {
-    for (int i = 0; i < r->model->n_table; i++) {
-        if (r->model->table[i].field == offsetof(Parameters, bias)) { model_freeze(r->model, &r->model->table[i]); }
+    Moe* moe = &workplace(r)->moe;
+    Model* m = r->model;
+    for (int i = 0; i < m->n_table; i++) {
+        if (m->table[i].field != offsetof(Parameters, bias)) { continue; }
+        const int first = tensors_slices(m->table, i);
+        for (int l = 0; l < moe->config.L; l++) { moe->bias_stays[l] = slice_is_frozen(m->frozen, first + l) != 0; }
+        model_freeze(m, &m->table[i]);
     }
+}
+
+static void moe_check(Run* r) {
+    const Config* c = config_of(r);
+    const char* lacking = c->balance == BALANCE_BIAS ? "biases of routers" : c->k == 1 ? "single expert a token" : NULL;
+    if (!lacking || !*r->o.export_hf || r->comm->rank > 0) { return; }
+    warn_line("--export-hf: Mixtral in transformers has no %s: from this folder it computes something else", lacking);
 }
 
 // the table says all, but for biases that a model from elsewhere does not have: they start at 0
@@ -621,7 +654,7 @@ static void moe_load(Run* r, const SliceSink* sink) {
         if (is_bias && !safeset_find(&set, tensor_slice_name(name, sizeof name, t, 0))) {
             tensors_init_into(sink, t, 1, 0);
         } else {
-            tensors_load_into(sink, &set, t, 1, "model.", NULL);
+            tensors_load_into(sink, &set, t, 1, "", NULL);
         }
     }
     if (config_of(r)->tied) { tensors_check_tied(&set, "lm_head.weight", m->table[0].name); }
@@ -811,6 +844,7 @@ static Trainer moe_trainer(void) {
     t.parsed = moe_parsed;
     t.choose = moe_choose;
     t.freeze = moe_freeze;
+    t.check = moe_check;
     t.box = moe_box;
     t.flops_per_token = moe_flops_per_token;
     t.activation_bytes = activation_bytes;

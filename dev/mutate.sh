@@ -90,7 +90,7 @@ mutation() {
 # ---- matrix products: where a chain begins, its order, its rims ----
 mutation "gemm: each k block starts at 0 and is added later" test_matmul gemm gemm.h:gemm_vectors_ \
     'sum\[m\]\[v\] = v_load\(start .*VLANES\);' 'sum[m][v] = v_fill(0.0f);' \
-    'v_store\((out .*VLANES), sum\[m\]\[v\]\);' 'v_store(\1, v_load(\1) + sum[m][v]);'
+    'v_store\(o, sum\[m\]\[v\]\);' 'v_store(o, v_load(o) + sum[m][v]);'
 mutation "gemm: a later k block of a panel forgets the earlier ones" test_matmul "gemm blocks" gemm.h \
     'k > 0 \? out : start, k > 0 \? out_stride : start_stride, a_packed' 'start, start_stride, a_packed'
 mutation "gemm: k descends" test_matmul "gemm shapes" gemm.h:gemm_vectors_ \
@@ -121,6 +121,8 @@ mutation "grouped: an expert without rows keeps its gradient" test_grouped_matmu
     grouped_matmul.h:grouped_add_ 'k < K \|\| k == 0' 'k < K'
 mutation "grouped: the panel of another part is taken" test_grouped_matmul "rows forward" gemm.h:gemm_block_ \
     'gemm_columns_\(p->b, n, block->N, p->K\)' 'gemm_columns_(block->part->b, n, block->N, p->K)'
+mutation "grouped: a tile that is stored past the caches leaves out its last vector" test_grouped_matmul past \
+    gemm.h:gemm_vectors_ 'if \(past\) \{ v_store_past' 'if (past) { if (v + 1 < V) v_store_past'
 mutation "attention: the softmax sum over descending u" test_attention forward attention.h:attention_softmax_ \
     'sum\[j\] \+= w\[j\];' '(void)w;' 'for \(int j = 0; j < TILE_N; j\+\+\) \{ sum\[j\] = sum' \
     'for (int i = (t1 + n) * TILE_N - 1; i >= 0; i--) { sum[i % TILE_N] += weights[i]; } &'

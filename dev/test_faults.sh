@@ -5,6 +5,7 @@
 #     dev/test_faults.sh quick                             20 kills, the end of the process at every tenth call, damage, locks
 #     KILLS=10000 SECOND=1 dev/test_faults.sh kills calls  only these parts, in other sizes (dev/faults/campaign.sh)
 #     KILLS=20 dev/test_faults.sh hello                    the training of `make run` itself
+#     TRAINER=train_moe dev/test_faults.sh kills calls     another trainer than train_gpt2
 # Nothing is lost means: after a resume without faults
 # model, moments, metrics and samples are those of a run that nobody touched, and stderr is empty.
 . "$(dirname "$0")/promises.sh"
@@ -12,28 +13,35 @@ export ASAN_OPTIONS=exitcode=66 UBSAN_OPTIONS=exitcode=66  # not the 1 of a run 
 kills=${KILLS:-$(is_quick && echo 20 || echo 200)}
 second=${SECOND:-0}  # 1: a second fault while the first is being recovered from
 stride=$(is_quick && echo 10 || echo 1)  # of the calls that fail
+name=${TRAINER:-train_gpt2}
 parts=${*:-$(is_quick && echo kills calls damage lock || echo kills calls errors memory disk damage signals skips lock)}
 
 # ---- builds and runs ----
 
-is_quick || build "ASAN=1 OPT=-O1" train_gpt2_faults >/dev/null &
-need_build trainer "" train_gpt2_faults
+is_quick || build "ASAN=1 OPT=-O1" ${name}_faults >/dev/null &
+need_build trainer "" ${name}_faults
 wait
-is_quick || need_build trainer_asan "ASAN=1 OPT=-O1" train_gpt2_faults
+is_quick || need_build trainer_asan "ASAN=1 OPT=-O1" ${name}_faults
 
 # in memory where there is such a folder: what is tested is the order of the calls, and fsync costs nothing there
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 for i in {1..12}; do echo "line $i: the plain loop is the law, and $i times $i is $((i * i))."; done >text
-echo '{"model_type":"gpt2","n_positions":8,"vocab_size":257,"n_layer":1,"n_head":1,"n_embd":8}' >tiny.json
+config() {  # POSITIONS LAYERS HEADS CHANNELS
+    case $name in
+        train_moe) echo "{\"model_type\":\"mixtral\",\"max_position_embeddings\":$1,\"vocab_size\":257,\"num_hidden_layers\":$2,\"num_attention_heads\":$3,\"num_key_value_heads\":1,\"hidden_size\":$4,\"intermediate_size\":$4,\"num_local_experts\":3,\"num_experts_per_tok\":2,\"balance\":\"bias\"}" ;;
+        *) echo "{\"model_type\":\"gpt2\",\"n_positions\":$1,\"vocab_size\":257,\"n_layer\":$2,\"n_head\":$3,\"n_embd\":$4}" ;;
+    esac
+}
+config 8 1 1 8 >tiny.json
 tiny=(--config "$work/tiny.json" --train "$work/text" --batch-size 1 --seq-len 4 --threads 1 --schedule constant --lr 1e-2)
 all=("${tiny[@]}" --val-fraction 0.2 --eval-every 2 --eval-batches 2 --sample-every 2 --max-new-tokens 3)
 
 run() {  # OPTION...: into out and err; status is kept
     timeout 60 "$trainer" "$@" >out 2>err </dev/null
     status=$?
-    [ $status = 0 ] || { echo "      status $status: train_gpt2 $*"; cat err; }
+    [ $status = 0 ] || { echo "      status $status: $name $*"; cat err; }
     return $status
 }
 
@@ -165,18 +173,19 @@ errors() {
 # ---- row 5: every allocation fails ----
 
 memory() {
-    local name program trainers=("$trainer" "$trainer_asan")
+    local build program trainers=("$trainer" "$trainer_asan") exports=(--export-hf hf)
+    if [ $name = train_gpt2 ]; then exports+=(--export-bin b.bin); fi
     base
     for program in "${trainers[@]}"; do
-        name=$([ "$program" = "$trainer" ] && echo "" || echo " under AddressSanitizer")
+        build=$([ "$program" = "$trainer" ] && echo "" || echo " under AddressSanitizer")
         rm -rf resumed new
         cp -r base resumed
         FAULT=nomem:0 timeout 200 "$program" --resume --run resumed --steps 4 >out 2>err
-        check "each allocation of a resume fails$name: $(tail -n 1 err)" grep -q ' 0 of them badly$' err
-        FAULT=nomem:0 timeout 200 "$program" "${all[@]}" --steps 2 --keep 1 --save-every 1 --async-save 0 --verify-every 2 --export-hf hf --export-bin b.bin --run new >out 2>err
-        check "each allocation of a new run fails$name: $(tail -n 1 err)" grep -q ' 0 of them badly$' err
+        check "each allocation of a resume fails$build: $(tail -n 1 err)" grep -q ' 0 of them badly$' err
+        FAULT=nomem:0 timeout 200 "$program" "${all[@]}" --steps 2 --keep 1 --save-every 1 --async-save 0 --verify-every 2 "${exports[@]}" --run new >out 2>err
+        check "each allocation of a new run fails$build: $(tail -n 1 err)" grep -q ' 0 of them badly$' err
         FAULT=nomem:0 timeout 200 "$program" --from base --generate "line" --max-new-tokens 4 >out 2>err
-        check "each allocation of a generation fails$name: $(tail -n 1 err)" grep -q ' 0 of them badly$' err
+        check "each allocation of a generation fails$build: $(tail -n 1 err)" grep -q ' 0 of them badly$' err
     done
 }
 
@@ -186,7 +195,7 @@ disk() {
     local status steps
     mkdir -p small
     if ! unshare -rm true 2>/dev/null; then skip "a disk of 16 MiB that fills up: mounting is not allowed here"; return; fi
-    echo '{"model_type":"gpt2","n_positions":64,"vocab_size":257,"n_layer":2,"n_head":2,"n_embd":64}' >mid.json
+    config 64 2 2 64 >mid.json
     local mid=(--config mid.json --train text --batch-size 1 --seq-len 4 --threads 1 --schedule constant --keep 100 --save-every 1)
     # its files are gone with the namespace, so everything happens inside
     unshare -rm bash -s "$trainer" "${mid[@]}" >disk.out 2>&1 <<'SCRIPT'

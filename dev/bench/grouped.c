@@ -11,6 +11,7 @@ least REPEATS times; the shortest time of each counts.
 #include "llmc/ops/matmul.h"          // matmul_forward, ...
 #include "llmc/ops/silu.h"            // silu_one, silu_slope_one
 #include "llmc/run/peak.h"            // seconds_now
+#include <math.h>
 
 enum { REPEATS = 5 };
 static const double SECONDS = 2.0;
@@ -134,6 +135,140 @@ static void products(const Device* dev) {
     printf("\n");
 }
 
+// ---- an expert MLP, forward and backward, as the trainer calls it ----
+
+enum { TOKENS = 1024, CHOSEN = 2, CHANNELS = 256, WIDTH = 512 };  // a row is a token at one of its CHOSEN experts
+
+typedef struct {
+    int E, R, F;  // dense: one expert, R = TOKENS and F = CHOSEN * WIDTH; otherwise R = TOKENS * CHOSEN, F = WIDTH
+    float *m, *dout, *gate_up_weight, *down_weight, *dgate_up_weight, *ddown_weight;
+    float *gate_up, *hidden, *t, *rows, *out;
+    int *offsets, *index, *slot;  // index: token of a slot; slot (TOKENS, CHOSEN)
+} Mlp;
+
+static Mlp mlp_make(int E) {
+    const int D = CHANNELS, R = E == 1 ? TOKENS : TOKENS * CHOSEN, F = E == 1 ? CHOSEN * WIDTH : WIDTH;
+    const size_t n_weight = (size_t)E * F * D, n_rows = (size_t)R * D, n_wide = (size_t)R * F;
+    Mlp p = {E, R, F, random_floats((size_t)TOKENS * D, 1), random_floats((size_t)TOKENS * D, 2), random_floats(2 * n_weight, 3),
+             random_floats(n_weight, 4), random_floats(2 * n_weight, 5), random_floats(n_weight, 6), random_floats(2 * n_wide, 7),
+             random_floats(n_wide, 8), random_floats(n_wide, 9), random_floats(n_rows, 10), random_floats((size_t)TOKENS * D, 11),
+             random_offsets(E, R), NULL, NULL};
+    p.index = (int*)malloc_check(sizeof(int) * R, "index");
+    p.slot = (int*)malloc_check(sizeof(int) * R, "slots");
+    int* n_slots = (int*)calloc(TOKENS, sizeof(int));
+    for (int s = 0; s < R; s++) {  // the slots of a token lie far apart, ascending tokens beside each other
+        p.index[s] = s % TOKENS;
+        p.slot[s % TOKENS * (R / TOKENS) + n_slots[s % TOKENS]++] = s;
+    }
+    free(n_slots);
+    return p;
+}
+
+static void mlp_free(Mlp* p) {
+    const size_t D = CHANNELS, n_weight = (size_t)p->E * p->F * D, n_rows = (size_t)p->R * D, n_wide = (size_t)p->R * p->F;
+    const struct { float* x; size_t n; } arrays[] = {
+        {p->m, TOKENS * D}, {p->dout, TOKENS * D}, {p->gate_up_weight, 2 * n_weight}, {p->down_weight, n_weight},
+        {p->dgate_up_weight, 2 * n_weight}, {p->ddown_weight, n_weight}, {p->gate_up, 2 * n_wide}, {p->hidden, n_wide},
+        {p->t, n_wide}, {p->rows, n_rows}, {p->out, TOKENS * D},
+    };
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) { arena_free(arrays[i].x, sizeof(float) * arrays[i].n); }
+    free(p->offsets), free(p->index), free(p->slot);
+}
+
+// hidden = silu(gate) * up
+static void mlp_silu(const Mlp* p) {
+    #pragma omp parallel for
+    for (int s = 0; s < p->R; s++) {
+        const float *gate = p->gate_up + (size_t)s * 2 * p->F, *up = gate + p->F;
+        float* h = p->hidden + (size_t)s * p->F;
+        #pragma omp simd
+        for (int f = 0; f < p->F; f++) { h[f] = silu_one(gate[f]) * up[f]; }
+    }
+}
+
+// gate_up becomes its gradient
+static void mlp_silu_backward(const Mlp* p) {
+    #pragma omp parallel for
+    for (int s = 0; s < p->R; s++) {
+        float *gate = p->gate_up + (size_t)s * 2 * p->F, *up = gate + p->F;
+        const float* t = p->t + (size_t)s * p->F;
+        #pragma omp simd
+        for (int f = 0; f < p->F; f++) {
+            float dh = 0.5f * t[f], g = gate[f];  // 0.5: the routing weight
+            gate[f] = dh * up[f] * silu_slope_one(g);
+            up[f] = dh * silu_one(g);
+        }
+    }
+}
+
+// rows of tokens, added up
+static void mlp_combine(const Mlp* p) {
+    const int D = CHANNELS, k = p->R / TOKENS;
+    #pragma omp parallel for
+    for (int n = 0; n < TOKENS; n++) {
+        float* out = p->out + (size_t)n * D;
+        memset(out, 0, sizeof(float) * D);
+        for (int j = 0; j < k; j++) {
+            const float* row = p->rows + (size_t)p->slot[n * k + j] * D;
+            #pragma omp simd
+            for (int d = 0; d < D; d++) { out[d] = madd(0.5f, row[d], out[d]); }
+        }
+    }
+}
+
+static void mlp_dense(const Mlp* p, const Device* dev) {
+    const int N = p->R, D = CHANNELS, F = p->F;
+    matmul_forward(p->gate_up, p->m, p->gate_up_weight, NULL, N, D, 2 * F, dev);
+    mlp_silu(p);
+    matmul_forward(p->out, p->hidden, p->down_weight, NULL, N, F, D, dev);
+    matmul_backward_input(p->t, p->dout, p->down_weight, N, F, D, dev);
+    mlp_silu_backward(p);
+    matmul_backward_weight(p->ddown_weight, p->dout, p->hidden, 0, N, F, D, dev);
+    matmul_backward_weight(p->dgate_up_weight, p->gate_up, p->m, 0, N, D, 2 * F, dev);
+    matmul_backward_input(p->out, p->gate_up, p->gate_up_weight, N, D, 2 * F, dev);
+}
+
+static void mlp_experts(const Mlp* p, const Device* dev) {
+    const int E = p->E, R = p->R, D = CHANNELS, F = p->F, *o = p->offsets, *index = p->index;
+    grouped_matmul_forward(p->gate_up, p->m, index, p->gate_up_weight, o, E, R, D, 2 * F, dev);
+    mlp_silu(p);
+    grouped_matmul_forward(p->rows, p->hidden, NULL, p->down_weight, o, E, R, F, D, dev);
+    mlp_combine(p);
+    grouped_matmul_backward_input(p->t, p->dout, index, p->down_weight, o, E, R, F, D, dev);
+    mlp_silu_backward(p);
+    grouped_matmul_backward_weight(p->ddown_weight, p->dout, index, p->hidden, NULL, o, E, R, F, D, dev);
+    grouped_matmul_backward_weight(p->dgate_up_weight, p->gate_up, NULL, p->m, index, o, E, R, D, 2 * F, dev);
+    grouped_matmul_backward_input(p->rows, p->gate_up, NULL, p->gate_up_weight, o, E, R, D, 2 * F, dev);
+    mlp_combine(p);
+}
+
+static void mlps(const Device* dev) {
+    enum { SIZES = 4 };
+    static const int n_experts[SIZES] = {1, 4, 16, 64};
+    Mlp p[SIZES];
+    double best[SIZES] = {1e9, 1e9, 1e9, 1e9};
+    for (int i = 0; i < SIZES; i++) { p[i] = mlp_make(n_experts[i]); }
+    const double begin = seconds_now(CLOCK_MONOTONIC);
+    for (int n = 0; n < REPEATS || seconds_now(CLOCK_MONOTONIC) - begin < SIZES * SECONDS; n++) {
+        for (int i = 0; i < SIZES; i++) {
+            const double start = seconds(dev);
+            if (i == 0) { mlp_dense(&p[i], dev); } else { mlp_experts(&p[i], dev); }
+            best[i] = fmin(best[i], seconds(dev) - start);
+        }
+    }
+    printf("%d tokens, %d channels, width %d at each of %d experts; %.1f MFLOP a token, forward and backward\n", TOKENS,
+           CHANNELS, WIDTH, CHOSEN, 3e-6 * 6 * CHANNELS * WIDTH * CHOSEN);
+    printf("%24s %16s %14s %14s %14s\n", "", "rows an expert", "ms", "GFLOP/s", "time / dense");
+    for (int i = 0; i < SIZES; i++) {
+        const double gflop = 3e-9 * 6 * CHANNELS * WIDTH * CHOSEN * TOKENS;
+        char name[32];
+        snprintf(name, sizeof name, i ? "%d experts" : "dense", n_experts[i]);
+        printf("%24s %16d %14.2f %14.1f %14.2f\n", name, p[i].R / n_experts[i], 1e3 * best[i], gflop / best[i], best[i] / best[0]);
+        mlp_free(&p[i]);
+    }
+    printf("\n");
+}
+
 int main(int argc, char** argv) {
     for (int i = 1; i < (argc > 1 ? argc : 3); i++) {
         int n_threads = argc > 1 ? atoi(argv[i]) : i;
@@ -142,6 +277,7 @@ int main(int argc, char** argv) {
         device_init(&dev, n_threads);
         printf("%d thread%s\n", n_threads, n_threads > 1 ? "s" : "");
         products(&dev);
+        mlps(&dev);
         device_free(&dev);
     }
     return 0;

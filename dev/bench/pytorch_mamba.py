@@ -166,10 +166,10 @@ def make_peer(peer, folder):
     return logits, model, counter
 
 
-def make_adamw(model, lr):
+def make_adamw(model, lr, no_decay):
     groups = {True: [], False: []}
     for name, parameter in model.named_parameters():
-        groups[not name.endswith(NO_DECAY)].append(parameter)
+        groups[not name.endswith(no_decay)].append(parameter)
     return torch.optim.AdamW([{"params": groups[True], "weight_decay": 0.1}, {"params": groups[False], "weight_decay": 0.0}], lr=lr,
                              betas=(0.9, 0.95), eps=1e-8, fused=True)
 
@@ -183,13 +183,9 @@ def read_rows(path, n_rows, T):
     return torch.from_numpy(np.stack([tokens[r * T : r * T + T + 1] for r in range(n_rows)]).astype(np.int64))
 
 
-def train(options):
-    logits_of, model, counter = make_peer(options.peer, options.folder)
-    optimizer = make_adamw(model, options.lr)
-    rows = read_rows(options.tokens, options.steps * options.batch, options.seq)
-    n_layers = sum(name.endswith("A_log") for name, _ in model.named_parameters())
-    for step in range(1, options.steps + 1):
-        batch = rows[(step - 1) * options.batch : step * options.batch]
+def train_steps(logits_of, model, optimizer, rows, n_steps, B, after_step=lambda step: None):
+    for step in range(1, n_steps + 1):
+        batch = rows[(step - 1) * B : step * B]
         times = [time.perf_counter()]
         logits = logits_of(batch[:, :-1])
         loss = F.cross_entropy(logits.view(-1, logits.shape[-1]), batch[:, 1:].reshape(-1))
@@ -201,10 +197,21 @@ def train(options):
         optimizer.zero_grad(set_to_none=True)
         times.append(time.perf_counter())
         forward, backward, update = (1e3 * (after - before) for before, after in zip(times, times[1:]))
-        if counter and counter.n_calls != n_layers * step:
-            raise SystemExit(f"{options.peer}: pscan was called {counter.n_calls} times in {step} steps of {n_layers} layers")
+        after_step(step)
         print(json.dumps({"step": step, "loss": loss.item(), "norm": norm.item(), "ms": forward + backward + update,
                           "forward_ms": forward, "backward_ms": backward, "update_ms": update}), flush=True)
+
+
+def train(options):
+    logits_of, model, counter = make_peer(options.peer, options.folder)
+    rows = read_rows(options.tokens, options.steps * options.batch, options.seq)
+    n_layers = sum(name.endswith("A_log") for name, _ in model.named_parameters())
+
+    def check_scans(step):
+        if counter and counter.n_calls != n_layers * step:
+            raise SystemExit(f"{options.peer}: pscan was called {counter.n_calls} times in {step} steps of {n_layers} layers")
+
+    train_steps(logits_of, model, make_adamw(model, options.lr, NO_DECAY), rows, options.steps, options.batch, check_scans)
 
 
 def measure_mm(n=2048):

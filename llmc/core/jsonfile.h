@@ -7,6 +7,7 @@ JSON files, whole: read with a message that names file and line, written durably
     json_choice, json_switch   one of a list of names (choice.h), true or false; or absent
     json_agrees         settings that must have one value or be absent
     json_write          a new file; json_replace: one that others may read at any time; json_text: the text of both
+    json_write_doubles  a new file whose numbers are doubles, not floats: json_text_doubles
     json_finite         a number for a file, null where there is none
     json_never_null     called once, before the first JSON of a program
 Strict JSON (RFC 8259): one object, UTF-8, no key twice, no NaN or Infinity, integers below 2^63, nothing behind it.
@@ -204,10 +205,9 @@ static inline int json_agrees(const json_t* json, json_t* expected, ErrorText* e
 // a number; null for NaN and infinity, which JSON cannot say
 static inline json_t* json_finite(double x) { return isfinite(x) ? json_real(x) : json_null(); }
 
-// an object as text, two blanks a level, ending in a newline; takes the reference; floats have the digits that read
-// back
-static inline char* json_text(json_t* json, const char* what) {
-    char* text = json ? json_dumps(json, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) : NULL;
+// takes the reference
+static inline char* json_text_(json_t* json, int digits, const char* what) {
+    char* text = json ? json_dumps(json, JSON_INDENT(2) | JSON_REAL_PRECISION((size_t)digits)) : NULL;
     if (!text) { fail_run("%s: no memory for its JSON, or a text in it is not UTF-8", what); }
     size_t n = strlen(text);
     text = (char*)realloc_check(text, n + 2, what);
@@ -216,14 +216,40 @@ static inline char* json_text(json_t* json, const char* what) {
     return text;
 }
 
-// takes the reference
-static inline FileSum json_write(const char* path, json_t* json) {
+// an object as text, two blanks a level, ending in a newline; takes the reference; floats have the digits that read
+// back
+static inline char* json_text(json_t* json, const char* what) { return json_text_(json, 9, what); }
+
+// the same with doubles that read back: as few digits as that takes, 1e-6 and not 9.9999999999999995e-7
+static inline char* json_text_doubles(json_t* json, const char* what) {
+    int same = 0;
+    char* text = NULL;
+    for (int digits = 9; digits <= 17 && !same; digits += digits < 15 ? 6 : 1) {
+        free(text);
+        text = json_text_(json_incref(json), digits, what);
+        json_t* again = json_loads(text, 0, NULL);
+        same = json_equal(again, json);
+        json_decref(again);
+    }
+    json_decref(json);
+    return text;
+}
+
+static inline FileSum json_write_text_(const char* path, char* text) {
     OutFile file;
-    char* text = json_text(json, path);
     outfile_open(&file, path);
     outfile_write(&file, text, strlen(text));
     free(text);
     return outfile_close(&file);
+}
+
+// takes the reference
+static inline FileSum json_write(const char* path, json_t* json) {
+    return json_write_text_(path, json_text(json, path));
+}
+
+static inline FileSum json_write_doubles(const char* path, json_t* json) {
+    return json_write_text_(path, json_text_doubles(json, path));
 }
 
 // a file that others may read at any time: the old one or the new one, never half of one; takes the reference

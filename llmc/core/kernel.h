@@ -7,7 +7,8 @@ A kernel says row_add and row_total and is right in both:
     float sum = 0.0f;
     for (int c = lane; c - lane < C; c += WARP) { sum = row_add(sum, c < C ? to_float(x[c]) : 0.0f); }
     sum = row_total(sum);                                              // the same in all 32 lanes
-Adding the 0 of a lane beyond the row changes no bit: a sum that began at +0 is never -0.
+Adding the 0 of a lane beyond the row changes no bit: a sum of floats that began at +0 is never -0. A chain of products
+(row_madd) may be, for one that is too small for any float rounds to -0: lanes beyond the row multiply -0 by 0.
     Pack<X, W>        W elements that one lane loads and stores at once; pack_width<X>() is 16 bytes of them, and 1
                       where rows do not divide or a pointer lies between (pack_aligned): the launcher picks
     load_floats<W>(p), store_floats(p, pack)  W elements as floats; more than 16 bytes go in several packs

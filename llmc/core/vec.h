@@ -9,7 +9,7 @@ Lanes hold different OUTPUTS, never parts of one sum, so that the width cannot c
 #define LLMC_VEC_H
 #include "madd.h"  // madd
 #include <stddef.h>
-#if !defined(SYSTEM_LIBM) && (defined(__AVX512F__) || defined(__FMA__))
+#if defined(__SSE2__)
 #include <immintrin.h>
 #elif !defined(SYSTEM_LIBM) && defined(__aarch64__)
 #include <arm_neon.h>
@@ -32,6 +32,25 @@ typedef float vfloat_unaligned __attribute__((vector_size(4 * VLANES), aligned(4
 
 static inline vfloat v_load(const float* p) { return *(const vfloat_unaligned*)p; }
 static inline void v_store(float* p, vfloat x) { *(vfloat_unaligned*)p = x; }
+
+// v_store past the caches, for what nobody reads soon: a line of which all is written so need not be read first. p is a
+// multiple of the vector's size. Another thread may read it after v_past_done() of this one
+static inline void v_store_past(float* p, vfloat x) {
+#if defined(__AVX512F__)
+    _mm512_stream_ps(p, (__m512)x);
+#elif defined(__AVX__)
+    _mm256_stream_ps(p, (__m256)x);
+#elif defined(__SSE2__)
+    _mm_stream_ps(p, (__m128)x);
+#else
+    v_store(p, x);
+#endif
+}
+static inline void v_past_done(void) {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
 
 // every lane is x; -0 is kept, since x - 0 is x
 static inline vfloat v_fill(float x) {

@@ -15,7 +15,7 @@ Source: Jiang et al. 2024, arXiv:2401.04088 (Mixtral); Shazeer 2019, arXiv:1911.
 #ifndef LLMC_MOE_H
 #define LLMC_MOE_H
 #include "../core/choice.h"      // choice_find
-#include "../core/jsonfile.h"    // json_read, json_write, json_ints
+#include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints
 #include "../core/outfile.h"     // FileSum
 #include "../core/tensor.h"      // Tensor: the table of parameters
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
@@ -25,6 +25,7 @@ Source: Jiang et al. 2024, arXiv:2401.04088 (Mixtral); Shazeer 2019, arXiv:1911.
 
 #define BALANCE_NAMES "none|loss|bias"
 typedef enum { BALANCE_NONE, BALANCE_LOSS, BALANCE_BIAS } Balance;
+enum { CONFIG_MAX_T = 1 << 24, CONFIG_MAX_LAYERS = 1024 };
 
 typedef struct {
     int max_T;            // longest sequence, 32768
@@ -98,7 +99,7 @@ static inline int config_parse_rope_(Config* c, const json_t* json, ErrorText* e
         !config_number_(&c->rope_alpha, json, "rope_alpha", 1e-3, 1e6, error)) {
         return 0;
     }
-    if (fabs(config_rope_theta(c) / theta - 1.0) > 1e-9) {
+    if (fabs(config_rope_theta(c) / theta - 1.0) > 1e-6) {  // as somebody types it: 85550.376
         return error_set(error, "\"rope_theta\" %.9g: expected %.9g, which \"rope_base\" and \"rope_alpha\" make",
                          theta, config_rope_theta(c));
     }
@@ -120,10 +121,10 @@ static inline int config_parse_losses_(Config* c, const json_t* json, ErrorText*
 static inline int config_parse(Config* c, const json_t* json, ErrorText* error) {
     int max_T, V, L, D, NH, NKV, E, k, F;
     double eps = 1e-5;
-    const JsonInt sizes[] = {{"max_position_embeddings", &max_T, 1, 1 << 24}, {"vocab_size", &V, 1, 1 << 24},
-                             {"num_hidden_layers", &L, 1, 1024},             {"hidden_size", &D, 1, 1 << 20},
-                             {"num_attention_heads", &NH, 1, 1 << 14},       {"num_key_value_heads", &NKV, 1, 1 << 14},
-                             {"num_local_experts", &E, 1, 1024},             {"num_experts_per_tok", &k, 1, 16},
+    const JsonInt sizes[] = {{"max_position_embeddings", &max_T, 1, CONFIG_MAX_T}, {"vocab_size", &V, 1, 1 << 24},
+                             {"num_hidden_layers", &L, 1, CONFIG_MAX_LAYERS},      {"hidden_size", &D, 1, 1 << 20},
+                             {"num_attention_heads", &NH, 1, 1 << 14}, {"num_key_value_heads", &NKV, 1, 1 << 14},
+                             {"num_local_experts", &E, 1, 1024},       {"num_experts_per_tok", &k, 1, 16},
                              {"intermediate_size", &F, 1, 1 << 22}};
     if (!json_agrees(json, json_pack("{s:s}", "model_type", "mixtral"), error) || !json_ints(json, sizes, 9, error)) {
         return 0;
@@ -176,7 +177,7 @@ static inline FileSum config_save(const char* path, const Config* c, int eot) {
         "eos_token_id", eot);
     json_object_update(json, more);
     json_decref(more);
-    return json_write(path, json);
+    return json_write_doubles(path, json);
 }
 
 // ---- 2. Parameters: one line for each ----

@@ -516,7 +516,7 @@ __global__ void attention_backward_queries_kernel(X* dq, float* D, const X* dout
         const X *q_t = q + at, *dout_t = dout + attention_at_out(&s, b, h, t), *k_b = k + kv, *v_b = v + kv;
         float sum = 0.0f;
         for (int u = first + lane; u - lane <= t; u += WARP) {
-            float weight = 0.0f, datt = 0.0f;
+            float weight = -0.0f, datt = 0.0f;  // beyond t: -0 * 0 leaves every sum as it is, also -0
             if (u <= t) {
                 weight = kernel_exp(attention_dot_(q_t, k_b + u * s.kv_row, s.HS) * s.scale - max[n]) * inv[n];
                 datt = attention_dot_(v_b + u * s.kv_row, dout_t, s.HS);

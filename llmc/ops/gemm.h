@@ -164,10 +164,10 @@ static inline void gemm_prefetch_(PanelPrefetch* p) {
 
 // ---- the inner loop: TILE_M x TILE_N chains in registers ----
 
-// the first V vectors of each row of a tile
+// the first V vectors of each row of a tile. past: they are stored past the caches
 static inline __attribute__((always_inline)) void gemm_vectors_(float* out, size_t out_stride, const float* start,
                                                                 size_t start_stride, const float* a, const float* b,
-                                                                int V, int K, PanelPrefetch* next) {
+                                                                int V, int K, PanelPrefetch* next, int past) {
     vfloat sum[TILE_M][TILE_V];
     for (int m = 0; m < TILE_M; m++) {
         for (int v = 0; v < V; v++) { sum[m][v] = v_load(start + m * start_stride + v * VLANES); }
@@ -188,19 +188,22 @@ static inline __attribute__((always_inline)) void gemm_vectors_(float* out, size
         }
     }
     for (int m = 0; m < TILE_M; m++) {
-        for (int v = 0; v < V; v++) { v_store(out + m * out_stride + v * VLANES, sum[m][v]); }
+        for (int v = 0; v < V; v++) {
+            float* o = out + m * out_stride + v * VLANES;
+            if (past) { v_store_past(o, sum[m][v]); } else { v_store(o, sum[m][v]); }
+        }
     }
 }
 
 // N columns of a tile. The compiler makes a loop of its own for each number of vectors
 static inline void gemm_tile_(float* out, size_t out_stride, const float* start, size_t start_stride, const float* a,
-                              const float* b, int N, int K, PanelPrefetch* next) {
+                              const float* b, int N, int K, PanelPrefetch* next, int past) {
     if (N > 2 * VLANES) {
-        gemm_vectors_(out, out_stride, start, start_stride, a, b, TILE_V, K, next);
+        gemm_vectors_(out, out_stride, start, start_stride, a, b, TILE_V, K, next, past);
     } else if (N > VLANES) {
-        gemm_vectors_(out, out_stride, start, start_stride, a, b, 2, K, next);
+        gemm_vectors_(out, out_stride, start, start_stride, a, b, 2, K, next, past);
     } else {
-        gemm_vectors_(out, out_stride, start, start_stride, a, b, 1, K, next);
+        gemm_vectors_(out, out_stride, start, start_stride, a, b, 1, K, next, past);
     }
 }
 
@@ -210,7 +213,7 @@ static inline void gemm_rim_tile_(float* out, size_t out_stride, const float* st
                                   const float* a, const float* b, int M, int N, int K, PanelPrefetch* next) {
     float tile[TILE_M * TILE_N] = {0};
     for (int m = 0; m < M; m++) { memcpy(tile + m * TILE_N, start + m * start_stride, sizeof(float) * N); }
-    gemm_tile_(tile, TILE_N, tile, TILE_N, a, b, N, K, next);
+    gemm_tile_(tile, TILE_N, tile, TILE_N, a, b, N, K, next, 0);
     for (int m = 0; m < M; m++) { memcpy(out + m * out_stride, tile + m * TILE_N, sizeof(float) * N); }
 }
 
@@ -221,18 +224,25 @@ static inline int gemm_k_block_(int K) {
 }
 
 // one packed panel of b (K, TILE_N) against the packed rows m0..m1 of a
-static inline void gemm_panel_(float* out, size_t out_stride, const float* start, size_t start_stride,
-                               const float* a, const float* b, int m0, int m1, int N, int K, PanelPrefetch* next) {
+static inline __attribute__((always_inline)) void gemm_tiles_(float* out, size_t out_stride, const float* start,
+                                                              size_t start_stride, const float* a, const float* b,
+                                                              int m0, int m1, int N, int K, PanelPrefetch* next,
+                                                              int past) {
     for (int m = m0; m < m1; m += TILE_M) {
         const float* a_tile = a + (size_t)m * K;
         float* o = out + m * out_stride;
         const float* s = start + m * start_stride;
         if (m + TILE_M <= m1 && N % VLANES == 0) {
-            gemm_tile_(o, out_stride, s, start_stride, a_tile, b, N, K, next);
+            gemm_tile_(o, out_stride, s, start_stride, a_tile, b, N, K, next, past);
         } else {
             gemm_rim_tile_(o, out_stride, s, start_stride, a_tile, b, gemm_min_(TILE_M, m1 - m), N, K, next);
         }
     }
+}
+
+static inline void gemm_panel_(float* out, size_t out_stride, const float* start, size_t start_stride,
+                               const float* a, const float* b, int m0, int m1, int N, int K, PanelPrefetch* next) {
+    gemm_tiles_(out, out_stride, start, start_stride, a, b, m0, m1, N, K, next, 0);
 }
 
 // rows of a that are packed at once when k is this long
@@ -280,7 +290,7 @@ static inline PanelPrefetch gemm_prefetch_plan_(PanelSource p, int k, int64_t n_
 // rows m0..m1 of one panel of out: its b is packed by the thread that needs it, so no thread waits for another
 static inline void gemm_task_(float* out, size_t out_stride, const float* start, size_t start_stride,
                               const float* a_packed, float* b_packed, PanelSource panel, PanelSource next_panel,
-                              int m0, int m1, int M) {
+                              int m0, int m1, int M, int past) {
     const size_t M_whole = (size_t)ceil_div(M, TILE_M) * TILE_M;
     const int K = panel.K, k_block = gemm_k_block_(K);
     for (int k = 0; k < K || k == 0; k += k_block) {  // ascending: each block goes on where the last one stopped
@@ -288,9 +298,10 @@ static inline void gemm_task_(float* out, size_t out_stride, const float* start,
         const int64_t n_calls = ceil_div(m1 - m0, TILE_M) * ceil_div(n_k, GEMM_PREFETCH_K);
         PanelPrefetch next = gemm_prefetch_plan_(next_k > 0 ? panel : next_panel, next_k, n_calls > 0 ? n_calls : 1);
         gemm_pack_b_panel_(b_packed, gemm_from_(panel.b, k, 0), panel.N, n_k);
-        gemm_panel_(out, out_stride, k > 0 ? out : start, k > 0 ? out_stride : start_stride, a_packed + M_whole * k,
-                    b_packed, m0, m1, panel.N, n_k, &next);
+        gemm_tiles_(out, out_stride, k > 0 ? out : start, k > 0 ? out_stride : start_stride, a_packed + M_whole * k,
+                    b_packed, m0, m1, panel.N, n_k, &next, past && k + n_k >= K);
     }
+    if (past) { v_past_done(); }
 }
 
 // ---- what is computed between two meetings of the threads: parts of one product, or of several ----
@@ -313,6 +324,7 @@ typedef struct {
     int n_parts;
     int N;
     size_t out_stride;
+    int past;              // 1: out is stored past the caches; it begins at cache lines, and so do its rows
     int n_tiles, n_tasks;  // of all parts
 } GemmBlock;
 
@@ -385,7 +397,7 @@ static inline void gemm_block_(const GemmBlock* block, float* b_packed, int n_th
         gemm_task_(p->out + n, block->out_stride, p->start ? p->start + n : zeros, p->start ? p->start_stride : 0,
                    p->a_packed, b_packed, gemm_columns_(p->b, n, block->N, p->K),
                    gemm_task_columns_(block, task + n_threads),  // most likely the next: threads take turns
-                   m, gemm_min_(m + p->rows, p->M), p->M);
+                   m, gemm_min_(m + p->rows, p->M), p->M, block->past);
     }
 }
 
@@ -403,7 +415,7 @@ static inline void gemm(float* out, size_t out_stride, const float* start, size_
             const float* from = k > 0 ? o : start ? start + m * start_stride : NULL;
             GemmPart part = {o, from, k > 0 ? out_stride : start_stride, gemm_from_(a, m, k), gemm_from_(b, k, 0),
                              gemm_min_(block_rows, M - m), gemm_min_(GEMM_LONG_K, K - k), NULL, 0, 0, 0};
-            GemmBlock block = {&part, 1, N, out_stride, 0, 0};
+            GemmBlock block = {&part, 1, N, out_stride, 0, 0, 0};
             gemm_plan_block_(&block, workspace, dev->n_threads);
             gemm_block_(&block, gemm_b_packed_(workspace + a_floats), dev->n_threads);
         }
@@ -444,6 +456,10 @@ enum {
     GEMM_TILE_ROW = GEMM_TILE + 4
 };
 
+// this thread's first output in the tile
+__device__ inline int gemm_first_row_() { return (int)threadIdx.x / (GEMM_TILE / GEMM_SUMS) * GEMM_SUMS; }
+__device__ inline int gemm_first_column_() { return (int)threadIdx.x % (GEMM_TILE / GEMM_SUMS) * GEMM_SUMS; }
+
 // tile[k][w] = from[w * w_stride + k * k_stride]; neighbouring threads read neighbouring addresses. The zeros fill up
 // rows and columns that are computed and thrown away; those in k are never read
 template <typename X>
@@ -462,30 +478,16 @@ __device__ inline void gemm_term_(float (&sum)[GEMM_SUMS][GEMM_SUMS], const floa
     }
 }
 
-// block is (GEMM_THREADS), three of them on a multiprocessor; grid (tiles of M, tiles of N). start may be out: each
-// element is read and written by one thread
-template <typename Out, typename X>
-__global__ void __launch_bounds__(GEMM_THREADS, 3)
-gemm_kernel(Out* out, size_t out_stride, const Out* start, size_t start_stride, MatrixOf<X> a, MatrixOf<X> b,
-            int M, int N, int K) {
-    __shared__ alignas(16) float a_tile[GEMM_TILE_K][GEMM_TILE_ROW];
-    __shared__ alignas(16) float b_tile[GEMM_TILE_K][GEMM_TILE_ROW];
-    int m0 = blockIdx.x * GEMM_TILE, n0 = blockIdx.y * GEMM_TILE;
-    const int across = GEMM_TILE / GEMM_SUMS;  // threads beside each other
-    // this thread's first output in the tile
-    int m = threadIdx.x / across * GEMM_SUMS, n = threadIdx.x % across * GEMM_SUMS;
-    float sum[GEMM_SUMS][GEMM_SUMS];
-    for (int i = 0; i < GEMM_SUMS; i++) {
-        for (int j = 0; j < GEMM_SUMS; j++) {
-            int valid = start && m0 + m + i < M && n0 + n + j < N;
-            sum[i][j] = valid ? to_float(start[(m0 + m + i) * start_stride + n0 + n + j]) : 0.0f;
-        }
-    }
+// the sums of this thread go on with K terms. load_a(tile, k, n_k) and load_b bring those from k on into a tile
+template <typename LoadA, typename LoadB>
+__device__ inline void gemm_terms_(float (&sum)[GEMM_SUMS][GEMM_SUMS], float (&a_tile)[GEMM_TILE_K][GEMM_TILE_ROW],
+                                   float (&b_tile)[GEMM_TILE_K][GEMM_TILE_ROW], LoadA load_a, LoadB load_b, int K) {
+    int m = gemm_first_row_(), n = gemm_first_column_();
     for (int k = 0; k < K; k += GEMM_TILE_K) {
         int n_k = K - k < GEMM_TILE_K ? K - k : GEMM_TILE_K;
         __syncthreads();  // the tile before this one has been used
-        gemm_load_(a_tile, a.data + m0 * a.row_stride + k * a.col_stride, a.row_stride, a.col_stride, M - m0, n_k);
-        gemm_load_(b_tile, b.data + k * b.row_stride + n0 * b.col_stride, b.col_stride, b.row_stride, N - n0, n_k);
+        load_a(a_tile, k, n_k);
+        load_b(b_tile, k, n_k);
         __syncthreads();
         if (n_k == GEMM_TILE_K) {
             #pragma unroll
@@ -495,10 +497,43 @@ gemm_kernel(Out* out, size_t out_stride, const Out* start, size_t start_stride, 
             for (int i = 0; i < n_k; i++) { gemm_term_(sum, &a_tile[i][m], &b_tile[i][n]); }
         }
     }
-    for (int i = 0; i < GEMM_SUMS && m0 + m + i < M; i++) {
-        Out* row = out + (m0 + m + i) * out_stride + n0 + n;
-        for (int j = 0; j < GEMM_SUMS && n0 + n + j < N; j++) { row[j] = from_float<Out>(sum[i][j]); }
+}
+
+// the sums of this thread to a tile of out, of which M rows and N columns exist
+template <typename Out>
+__device__ inline void gemm_store_(Out* out, size_t out_stride, const float (&sum)[GEMM_SUMS][GEMM_SUMS], int M,
+                                   int N) {
+    int m = gemm_first_row_(), n = gemm_first_column_();
+    for (int i = 0; i < GEMM_SUMS && m + i < M; i++) {
+        Out* row = out + (m + i) * out_stride + n;
+        for (int j = 0; j < GEMM_SUMS && n + j < N; j++) { row[j] = from_float<Out>(sum[i][j]); }
     }
+}
+
+// block is (GEMM_THREADS), three of them on a multiprocessor; grid (tiles of M, tiles of N). start may be out: each
+// element is read and written by one thread
+template <typename Out, typename X>
+__global__ void __launch_bounds__(GEMM_THREADS, 3)
+gemm_kernel(Out* out, size_t out_stride, const Out* start, size_t start_stride, MatrixOf<X> a, MatrixOf<X> b,
+            int M, int N, int K) {
+    __shared__ alignas(16) float a_tile[GEMM_TILE_K][GEMM_TILE_ROW];
+    __shared__ alignas(16) float b_tile[GEMM_TILE_K][GEMM_TILE_ROW];
+    int m0 = blockIdx.x * GEMM_TILE, n0 = blockIdx.y * GEMM_TILE, m = gemm_first_row_(), n = gemm_first_column_();
+    float sum[GEMM_SUMS][GEMM_SUMS];
+    for (int i = 0; i < GEMM_SUMS; i++) {
+        for (int j = 0; j < GEMM_SUMS; j++) {
+            int valid = start && m0 + m + i < M && n0 + n + j < N;
+            sum[i][j] = valid ? to_float(start[(m0 + m + i) * start_stride + n0 + n + j]) : 0.0f;
+        }
+    }
+    auto load_a = [&](float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], int k, int n_k) {
+        gemm_load_(tile, a.data + m0 * a.row_stride + k * a.col_stride, a.row_stride, a.col_stride, M - m0, n_k);
+    };
+    auto load_b = [&](float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], int k, int n_k) {
+        gemm_load_(tile, b.data + k * b.row_stride + n0 * b.col_stride, b.col_stride, b.row_stride, N - n0, n_k);
+    };
+    gemm_terms_(sum, a_tile, b_tile, load_a, load_b, K);
+    gemm_store_(out + m0 * out_stride + n0, out_stride, sum, M - m0, N - n0);
 }
 
 template <typename Out, typename X>

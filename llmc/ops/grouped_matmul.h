@@ -9,15 +9,21 @@ Backward, row s of expert e:
     dweight[e] = sum over the expert's rows of dout^T * inp   (E, OC, C)   float, written; zeros where there are no rows
 Cost:   2*R*C*OC flops each. Every expert's weight is read, or written, once: with so few rows for each that this takes
         longer than the products, judge it in GB/s. In C: the parts of a block of gemm.h, so one parallel region has the
-        panels of all experts as its tasks.
+        panels of all experts as its tasks, and a large dweight, which nobody reads before the optimizer, is stored past
+        the caches. On a GPU: blocks find their tile of rows in offsets, and no host waits for
+        these. Fast builds, bf16, C and OC multiples of 8: tensor cores, tiles of 128 x 128, a product's last tile of
+        rows computed whole. By ptxas of CUDA 13.0, without spills, registers of a thread on sm_80, sm_90: forward 214,
+        216, backward_input 220, 222, backward_weight 226, 228: two blocks of four warps and 64 KiB on a multiprocessor.
 Error:  as matmul.h.
-Order:  out chains over c, dinp over oc, dweight over the expert's rows, all ascending from 0.
+Order:  out chains over c, dinp over oc, dweight over the expert's rows, all ascending from 0. Tensor cores add 16 terms
+        at a time, ascending; where tiles begin depends on offsets, but no sum does: the same rows give the same bits.
 Source: Gale et al. 2023, "MegaBlocks", arXiv:2211.15841, for products without padding. Measured: dev/bench/grouped.c.
         Slower and faster kernels: dev/cuda/grouped_matmul.cu
 */
 #ifndef LLMC_GROUPED_MATMUL_H
 #define LLMC_GROUPED_MATMUL_H
 #include "gemm.h"  // GemmPart, GemmBlock, gemm_block_, Matrix, MaybeNull, Device
+#include "tile.h"  // tile_load, tile_load_a, tile_store_rows
 
 // ---- plain C: read this first; it defines every bit ----
 
@@ -83,7 +89,10 @@ typedef struct {
     int n_parts, n_blocks;
     size_t n_packed;  // floats of the last block
     int N;            // columns of every product
+    int past;         // 1: out is stored past the caches
 } GroupedPlan;
+
+enum { GROUPED_PAST_FLOATS = 1 << 22 };  // more gradients than this are stored past the caches
 
 // at most so many parts: of products with `rows` rows together and terms each, and of those with M rows each and terms
 // together
@@ -107,7 +116,7 @@ static inline size_t grouped_matmul_workspace_bytes(int E, int R, int C, int OC,
 
 static inline GroupedPlan grouped_plan_(size_t most_parts, int N, const Device* dev) {
     float* workspace = device_workspace(dev, grouped_bytes_(most_parts, dev->n_threads));
-    GroupedPlan plan = {NULL, NULL, workspace, NULL, 0, 0, 0, N};
+    GroupedPlan plan = {NULL, NULL, workspace, NULL, 0, 0, 0, N, 0};
     plan.b_packed = plan.a_packed + GEMM_A_FLOATS;
     plan.part = (GemmPart*)(plan.b_packed + (size_t)dev->n_threads * GEMM_K * TILE_N);
     plan.block = (GemmBlock*)(plan.part + most_parts);
@@ -124,7 +133,7 @@ static inline void grouped_add_(GroupedPlan* plan, float* out, Matrix a, Matrix 
                              gemm_min_(block_rows, M - m), gemm_min_(GEMM_LONG_K, K - k), NULL, 0, 0, 0};
             size_t n_packed = gemm_part_floats_(part.M, part.K);
             if (plan->n_blocks == 0 || k > 0 || plan->n_packed + n_packed > GEMM_A_FLOATS) {
-                GemmBlock block = {plan->part + plan->n_parts, 0, plan->N, (size_t)plan->N, 0, 0};
+                GemmBlock block = {plan->part + plan->n_parts, 0, plan->N, (size_t)plan->N, plan->past, 0, 0};
                 plan->block[plan->n_blocks++] = block;
                 plan->n_packed = 0;
             }
@@ -181,6 +190,8 @@ static inline void grouped_matmul_backward_weight(float* dweight, const float* d
                                                   int E, int R, int C, int OC, const Device* dev) {
     if (!dweight) { return; }
     GroupedPlan plan = grouped_plan_(grouped_parts_of_terms_(E, OC, R), C, dev);
+    const int lines = (uintptr_t)dweight % (GEMM_LINE * sizeof(float)) == 0 && C % GEMM_LINE == 0;
+    plan.past = lines && TILE_N % GEMM_LINE == 0 && (size_t)E * OC * C > GROUPED_PAST_FLOATS;
     for (int e = 0; e < E; e++) {
         const int s = offsets[e];
         grouped_add_(&plan, dweight + (size_t)e * OC * C, grouped_rows_transposed_(dout, dout_index, s, OC),
@@ -190,5 +201,331 @@ static inline void grouped_matmul_backward_weight(float* dweight, const float* d
 }
 
 #else  // ---- CUDA ----
+
+// no product here needs any
+static inline size_t grouped_matmul_workspace_bytes(int E, int R, int C, int OC, int n_threads) {
+    (void)E, (void)R, (void)C, (void)OC, (void)n_threads;
+    return 0;
+}
+
+// ---- which rows a block has: tiles of ROWS rows of one expert, the first expert's first ----
+
+struct GroupedTile {
+    int expert, first, n_rows;  // n_rows 0: there are fewer tiles than blocks
+};
+
+// at most so many tiles; how many there are, only the device knows
+static inline int64_t grouped_most_tiles_(int E, int R, int rows) {
+    int64_t most = ceil_div(R, rows) + E - 1;
+    return most < R ? most : R;
+}
+
+// every warp finds it for itself: lanes hold experts, and count the tiles of those before
+__device__ inline GroupedTile grouped_find_tile_(const int* offsets, int E, int rows, int tile) {
+    GroupedTile found = {0, 0, 0};
+    int lane = threadIdx.x % WARP;
+    for (int e = 0; e < E; e += WARP) {
+        int begin = offsets[min(e + lane, E)], end = offsets[min(e + lane + 1, E)], n = (end - begin + rows - 1) / rows;
+        int upto = n;  // tiles of this expert and those of the lanes before
+        for (int step = 1; step < WARP; step *= 2) {
+            int before = __shfl_up_sync(ALL_LANES, upto, step);
+            upto += lane >= step ? before : 0;
+        }
+        unsigned behind = __ballot_sync(ALL_LANES, tile < upto);
+        if (behind) {
+            int owner = __ffs((int)behind) - 1;
+            found.expert = e + owner;
+            found.first = __shfl_sync(ALL_LANES, begin + (tile - (upto - n)) * rows, owner);
+            found.n_rows = min(rows, __shfl_sync(ALL_LANES, end, owner) - found.first);
+            return found;
+        }
+        tile -= __shfl_sync(ALL_LANES, upto, WARP - 1);
+    }
+    return found;
+}
+
+__device__ inline size_t grouped_at_(const int* index, int s) { return index ? (size_t)index[s] : (size_t)s; }
+
+// ---- any shape and type: the chains of the plain loop on CUDA cores, with the tiles of gemm.h ----
+
+// tile[c][s] = column k + c of row row_of[s] of x (.., K), 0 for row -1. Neighbouring threads read neighbouring columns
+template <typename X>
+__device__ inline void grouped_load_rows_(float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], const X* x, const int* row_of,
+                                          int k, int K) {
+    for (int i = threadIdx.x; i < GEMM_TILE_K * GEMM_TILE; i += GEMM_THREADS) {
+        int s = i / GEMM_TILE_K, c = i % GEMM_TILE_K, row = row_of[s];
+        tile[c][s] = row >= 0 && k + c < K ? to_float(x[(size_t)row * K + k + c]) : 0.0f;
+    }
+}
+
+// tile[i][w] = column c + w of the operand's row s + i, for n_s rows; x (.., C)
+template <typename X>
+__device__ inline void grouped_load_terms_(float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], const X* x, const int* index,
+                                           int s, int n_s, int c, int C) {
+    for (int i = threadIdx.x; i < GEMM_TILE_K * GEMM_TILE; i += GEMM_THREADS) {
+        int row = i / GEMM_TILE, w = i % GEMM_TILE, exists = row < n_s && c + w < C;
+        tile[row][w] = exists ? to_float(x[grouped_at_(index, s + row) * C + c + w]) : 0.0f;
+    }
+}
+
+// the rows of a tile as its expert's operand has them, and -1 for those that do not exist
+__device__ inline void grouped_find_rows_(int* row_of, int n, const int* index, GroupedTile rows) {
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        row_of[i] = i < rows.n_rows ? (int)grouped_at_(index, rows.first + i) : -1;
+    }
+    __syncthreads();
+}
+
+// out (R, N) = rows of x (R, K) * b of their expert: b is the weight (N, K) turned (TURNED) or the weight (K, N).
+// grid: tiles of rows, and for each of them those of columns
+template <int TURNED, typename X>
+__global__ void __launch_bounds__(GEMM_THREADS, 3)
+grouped_rows_kernel(X* out, const X* x, const int* index, const X* weight, const int* offsets, int E, int K, int N) {
+    __shared__ alignas(16) float a_tile[GEMM_TILE_K][GEMM_TILE_ROW];
+    __shared__ alignas(16) float b_tile[GEMM_TILE_K][GEMM_TILE_ROW];
+    int n_columns = (N + GEMM_TILE - 1) / GEMM_TILE, n0 = blockIdx.x % n_columns * GEMM_TILE;
+    __shared__ int row_of[GEMM_TILE];
+    GroupedTile rows = grouped_find_tile_(offsets, E, GEMM_TILE, blockIdx.x / n_columns);
+    if (rows.n_rows == 0) { return; }
+    grouped_find_rows_(row_of, GEMM_TILE, index, rows);
+    const X* w = weight + (size_t)rows.expert * N * K + (TURNED ? (size_t)n0 * K : (size_t)n0);
+    float sum[GEMM_SUMS][GEMM_SUMS] = {{0.0f}};
+    auto load_a = [&](float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], int k, int n_k) {
+        (void)n_k;
+        grouped_load_rows_(tile, x, row_of, k, K);
+    };
+    auto load_b = [&](float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], int k, int n_k) {
+        const X* from = w + (TURNED ? (size_t)k : (size_t)k * N);
+        gemm_load_(tile, from, TURNED ? (size_t)K : 1, TURNED ? 1 : (size_t)N, N - n0, n_k);
+    };
+    gemm_terms_(sum, a_tile, b_tile, load_a, load_b, K);
+    gemm_store_(out + (size_t)rows.first * N + n0, (size_t)N, sum, rows.n_rows, N - n0);
+}
+
+// dweight (E, OC, C). grid: experts, for each tiles of OC, and for each of these tiles of C
+template <typename X>
+__global__ void __launch_bounds__(GEMM_THREADS, 3)
+grouped_weight_kernel(float* dweight, const X* dout, const int* dout_index, const X* inp, const int* inp_index,
+                      const int* offsets, int C, int OC) {
+    __shared__ alignas(16) float a_tile[GEMM_TILE_K][GEMM_TILE_ROW];
+    __shared__ alignas(16) float b_tile[GEMM_TILE_K][GEMM_TILE_ROW];
+    int n_columns = (C + GEMM_TILE - 1) / GEMM_TILE, n_rows = (OC + GEMM_TILE - 1) / GEMM_TILE;
+    int c = blockIdx.x % n_columns * GEMM_TILE, oc = blockIdx.x / n_columns % n_rows * GEMM_TILE;
+    int e = blockIdx.x / n_columns / n_rows, s = offsets[e], n_s = offsets[e + 1] - s;
+    float sum[GEMM_SUMS][GEMM_SUMS] = {{0.0f}};
+    auto load_a = [&](float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], int k, int n_k) {
+        grouped_load_terms_(tile, dout, dout_index, s + k, n_k, oc, OC);
+    };
+    auto load_b = [&](float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], int k, int n_k) {
+        grouped_load_terms_(tile, inp, inp_index, s + k, n_k, c, C);
+    };
+    gemm_terms_(sum, a_tile, b_tile, load_a, load_b, n_s);
+    gemm_store_(dweight + ((size_t)e * OC + oc) * C + c, (size_t)C, sum, OC - oc, C - c);
+}
+
+// ---- fast builds, bf16: tensor cores. Four warps compute 64 x 64 outputs each out of 128 x 128; cp.async fills one
+//      pair of tiles while the other is multiplied. Rows that do not exist are zeros in a tile and are not stored ----
+
+#ifndef EXACT
+enum { GROUPED_TILE = 128, GROUPED_K = 64, GROUPED_THREADS = 128, GROUPED_PAIR = 2 * GROUPED_TILE * GROUPED_K };
+
+// ROWS rows of x are on their way to a tile, from column c on: the one that `rows` in shared memory says for each, -1
+// for zeros. C: columns of x
+template <int ROWS, int W>
+__device__ inline void grouped_tile_load_(bf16* tile, const bf16* x, const int* rows, int c, int C) {
+    for (int i = threadIdx.x; i < ROWS * W / 8; i += GROUPED_THREADS) {
+        int row = i / (W / 8), chunk = i % (W / 8), from = rows[row], column = c + chunk * 8;
+        bool exists = from >= 0 && column < C;
+        cp_async_16_zfill(tile_chunk<W>(tile, row, chunk), exists ? x + (size_t)from * C + column : x, exists ? 16 : 0);
+    }
+}
+
+// A_TURNED: the tile of a has terms as rows, otherwise as columns. B_TURNED: that of b has terms as columns, otherwise
+// as rows. m, n: this warp's first row and column of the 128 x 128
+template <int A_TURNED, int B_TURNED>
+__device__ inline void grouped_multiply_(float (&sums)[4][8][4], bf16* a_tile, bf16* b_tile, int m, int n) {
+    #pragma unroll
+    for (int k = 0; k < GROUPED_K / 16; k++) {
+        unsigned a[4][4], b[2][2];
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (A_TURNED) {
+                tile_load_a_transposed<GROUPED_TILE>(a[i], a_tile, 16 * k, m / 16 + i);
+            } else {
+                tile_load_a<GROUPED_K>(a[i], a_tile, m + 16 * i, k);
+            }
+        }
+        #pragma unroll
+        for (int j = 0; j < 8; j++) {
+            if (j % 2 == 0 && B_TURNED) { tile_load_b_transposed<GROUPED_K>(b, b_tile, n + 8 * j, k); }
+            if (j % 2 == 0 && !B_TURNED) { tile_load_b<GROUPED_TILE>(b, b_tile, 16 * k, n / 16 + j / 2); }
+            #pragma unroll
+            for (int i = 0; i < 4; i++) { mma_m16n8k16(sums[i][j], a[i], b[j % 2], sums[i][j]); }
+        }
+    }
+}
+
+// the steps along the terms. load(step, a_tile, b_tile) starts the copies of one, and commits them
+template <int A_TURNED, int B_TURNED, typename Load>
+__device__ inline void grouped_sums_(float (&sums)[4][8][4], bf16* tiles, int n_steps, int m, int n, Load load) {
+    tile_set_zero(sums);
+    if (n_steps > 0) { load(0, tiles, tiles + GROUPED_PAIR / 2); }
+    for (int step = 0; step < n_steps; step++) {
+        bf16 *now = tiles + step % 2 * GROUPED_PAIR, *next = tiles + (step + 1) % 2 * GROUPED_PAIR;
+        cp_async_wait<0>();
+        __syncthreads();  // this step's tiles have arrived, and nobody uses the others any more
+        if (step + 1 < n_steps) { load(step + 1, next, next + GROUPED_PAIR / 2); }
+        grouped_multiply_<A_TURNED, B_TURNED>(sums, now, now + GROUPED_PAIR / 2, m, n);
+    }
+    __syncthreads();
+}
+
+// as grouped_rows_kernel. K and N are multiples of 8. shared memory: two pairs of tiles
+template <int TURNED>
+__global__ void __launch_bounds__(GROUPED_THREADS, 2)
+grouped_rows_mma_kernel(bf16* out, const bf16* x, const int* index, const bf16* weight, const int* offsets, int E,
+                        int K, int N) {
+    extern __shared__ __align__(128) bf16 tiles[];
+    __shared__ int row_of[GROUPED_TILE];
+    int n_columns = (N + GROUPED_TILE - 1) / GROUPED_TILE, n0 = blockIdx.x % n_columns * GROUPED_TILE;
+    int warp = threadIdx.x / WARP, m = warp / 2 * 64, n = warp % 2 * 64;
+    GroupedTile rows = grouped_find_tile_(offsets, E, GROUPED_TILE, blockIdx.x / n_columns);
+    if (rows.n_rows == 0) { return; }
+    const bf16* w = weight + (size_t)rows.expert * N * K;
+    grouped_find_rows_(row_of, GROUPED_TILE, index, rows);
+    auto load = [&](int step, bf16* a_tile, bf16* b_tile) {
+        int k = step * GROUPED_K;
+        grouped_tile_load_<GROUPED_TILE, GROUPED_K>(a_tile, x, row_of, k, K);
+        if (TURNED) {
+            tile_load<GROUPED_TILE, GROUPED_K, GROUPED_THREADS>(b_tile, w + (size_t)n0 * K + k, (size_t)K, N - n0,
+                                                                K - k);
+        } else {
+            tile_load<GROUPED_K, GROUPED_TILE, GROUPED_THREADS>(b_tile, w + (size_t)k * N + n0, (size_t)N, K - k,
+                                                                N - n0);
+        }
+        cp_async_commit();
+    };
+    float sums[4][8][4];
+    const float one[4][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}, {1.0f, 1.0f}, {1.0f, 1.0f}};
+    grouped_sums_<0, TURNED>(sums, tiles, (K + GROUPED_K - 1) / GROUPED_K, m, n, load);
+    tile_store_rows<64>(out + (size_t)(rows.first + m) * N + n0 + n, (size_t)N, rows.n_rows - m, N - n0 - n,
+                        tiles + warp * 64 * 64, 0, sums, one);
+}
+
+// as grouped_weight_kernel. C and OC are multiples of 8. A step has GROUPED_K rows of the expert; which rows these are
+// is fetched a step ahead. shared memory: two pairs of tiles
+static __global__ void __launch_bounds__(GROUPED_THREADS, 2)
+grouped_weight_mma_kernel(float* dweight, const bf16* dout, const int* dout_index, const bf16* inp,
+                          const int* inp_index, const int* offsets, int C, int OC) {
+    extern __shared__ __align__(128) bf16 tiles[];
+    __shared__ int row_of[2][2][GROUPED_K];  // of every other step, of dout and inp
+    int n_columns = (C + GROUPED_TILE - 1) / GROUPED_TILE, n_rows = (OC + GROUPED_TILE - 1) / GROUPED_TILE;
+    int c = blockIdx.x % n_columns * GROUPED_TILE, oc = blockIdx.x / n_columns % n_rows * GROUPED_TILE;
+    int e = blockIdx.x / n_columns / n_rows, first = offsets[e], end = offsets[e + 1];
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, m = warp / 2 * 64, n = warp % 2 * 64;
+    auto fetch_rows = [&](int step) {
+        int i = threadIdx.x % GROUPED_K, of_inp = threadIdx.x / GROUPED_K, s = first + step * GROUPED_K + i;
+        row_of[step % 2][of_inp][i] = s < end ? (int)grouped_at_(of_inp ? inp_index : dout_index, s) : -1;
+    };
+    auto load = [&](int step, bf16* a_tile, bf16* b_tile) {
+        grouped_tile_load_<GROUPED_K, GROUPED_TILE>(a_tile, dout, row_of[step % 2][0], oc, OC);
+        grouped_tile_load_<GROUPED_K, GROUPED_TILE>(b_tile, inp, row_of[step % 2][1], c, C);
+        cp_async_commit();
+        fetch_rows(step + 1);
+    };
+    float sums[4][8][4];
+    fetch_rows(0);
+    __syncthreads();
+    grouped_sums_<1, 0>(sums, tiles, (end - first + GROUPED_K - 1) / GROUPED_K, m, n, load);
+    #pragma unroll
+    for (int i = 0; i < 64; i++) {  // two neighbouring outputs of sums[i / 16][i / 2 % 8], upper or lower half
+        int row = oc + m + 16 * (i / 16) + lane / 4 + i % 2 * 8, column = c + n + 8 * (i / 2 % 8) + lane % 4 * 2;
+        const float* pair = &sums[i / 16][i / 2 % 8][i % 2 * 2];
+        Pack<float, 2> stored = {{pair[0], pair[1]}};
+        if (row < OC && column < C) { pack_store(dweight + ((size_t)e * OC + row) * C + column, stored); }
+    }
+}
+static_assert(GROUPED_THREADS == GROUPED_TILE && GROUPED_THREADS == 2 * GROUPED_K, "a thread fetches one row's number");
+
+// 1: done. 0: not for this shape or, the templates, not for this type
+template <int TURNED>
+static inline int grouped_rows_mma_(bf16* out, const bf16* x, const int* index, const bf16* weight, const int* offsets,
+                                    int E, int R, int K, int N, const Device* dev) {
+    if (!pack_fits(x, K) || !pack_fits(weight, N) || !pack_fits(out, N)) { return 0; }
+    const int n_bytes = 2 * GROUPED_PAIR * (int)sizeof(bf16);
+    cudaCheck(cudaFuncSetAttribute(grouped_rows_mma_kernel<TURNED>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   n_bytes));
+    unsigned grid = (unsigned)(grouped_most_tiles_(E, R, GROUPED_TILE) * ceil_div(N, GROUPED_TILE));
+    grouped_rows_mma_kernel<TURNED>
+        <<<grid, GROUPED_THREADS, n_bytes, dev->stream>>>(out, x, index, weight, offsets, E, K, N);
+    cudaCheck(cudaGetLastError());
+    return 1;
+}
+template <int TURNED, typename X>
+static inline int grouped_rows_mma_(X*, const X*, const int*, const X*, const int*, int, int, int, int, const Device*) {
+    return 0;
+}
+
+static inline int grouped_weight_mma_(float* dweight, const bf16* dout, const int* dout_index, const bf16* inp,
+                                      const int* inp_index, const int* offsets, int E, int C, int OC,
+                                      const Device* dev) {
+    if (!pack_fits(dout, OC) || !pack_fits(inp, C) || !pack_aligned(dweight)) { return 0; }
+    const int n_bytes = 2 * GROUPED_PAIR * (int)sizeof(bf16);
+    cudaCheck(cudaFuncSetAttribute(grouped_weight_mma_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
+    unsigned grid = (unsigned)(E * ceil_div(OC, GROUPED_TILE) * ceil_div(C, GROUPED_TILE));
+    grouped_weight_mma_kernel<<<grid, GROUPED_THREADS, n_bytes, dev->stream>>>(dweight, dout, dout_index, inp,
+                                                                               inp_index, offsets, C, OC);
+    cudaCheck(cudaGetLastError());
+    return 1;
+}
+template <typename X>
+static inline int grouped_weight_mma_(float*, const X*, const int*, const X*, const int*, const int*, int, int, int,
+                                      const Device*) {
+    return 0;
+}
+#endif  // EXACT
+
+// ---- launches ----
+
+template <int TURNED, typename X>
+static inline void grouped_rows_(X* out, const X* x, const int* index, const X* weight, const int* offsets, int E,
+                                 int R, int K, int N, const Device* dev) {
+    if (R == 0) { return; }
+#ifndef EXACT
+    if (grouped_rows_mma_<TURNED>(out, x, index, weight, offsets, E, R, K, N, dev)) { return; }
+#endif
+    unsigned grid = (unsigned)(grouped_most_tiles_(E, R, GEMM_TILE) * ceil_div(N, GEMM_TILE));
+    grouped_rows_kernel<TURNED>
+        <<<grid, GEMM_THREADS, 0, dev->stream>>>(out, x, index, weight, offsets, E, K, N);
+    cudaCheck(cudaGetLastError());
+}
+
+template <typename X>
+static inline void grouped_matmul_forward(X* out, const X* inp, const int* inp_index, const X* weight,
+                                          const int* offsets, int E, int R, int C, int OC, const Device* dev) {
+    grouped_rows_<1>(out, inp, inp_index, weight, offsets, E, R, C, OC, dev);
+}
+
+template <typename X>
+static inline void grouped_matmul_backward_input(X* dinp, const X* dout, const int* dout_index, const X* weight,
+                                                 const int* offsets, int E, int R, int C, int OC, const Device* dev) {
+    if (!dinp) { return; }
+    grouped_rows_<0>(dinp, dout, dout_index, weight, offsets, E, R, OC, C, dev);
+}
+
+template <typename X>
+static inline void grouped_matmul_backward_weight(float* dweight, const X* dout, const int* dout_index, const X* inp,
+                                                  const int* inp_index, const int* offsets, int E, int R, int C, int OC,
+                                                  const Device* dev) {
+    (void)R;
+    if (!dweight) { return; }
+#ifndef EXACT
+    if (grouped_weight_mma_(dweight, dout, dout_index, inp, inp_index, offsets, E, C, OC, dev)) { return; }
+#endif
+    unsigned grid = (unsigned)(E * ceil_div(OC, GEMM_TILE) * ceil_div(C, GEMM_TILE));
+    grouped_weight_kernel<<<grid, GEMM_THREADS, 0, dev->stream>>>(dweight, dout, dout_index, inp, inp_index, offsets,
+                                                                  C, OC);
+    cudaCheck(cudaGetLastError());
+}
 #endif  // __CUDACC__
 #endif  // LLMC_GROUPED_MATMUL_H

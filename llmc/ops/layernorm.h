@@ -332,7 +332,8 @@ __global__ void layernorm_backward_rows_kernel(X* dinp, const X* dout, const X* 
     size_t start = (size_t)n * C;
     float m = mean[n], s = rstd[n], sum_g = 0.0f, sum_gx = 0.0f;
     for (int c = lane; c - lane < C; c += WARP * W) {
-        Pack<float, W> g = {}, xhat = {};
+        Pack<float, W> g, xhat = {};
+        for (int i = 0; i < W; i++) { g.x[i] = -0.0f; }  // beyond the row: -0 * 0 leaves every sum as it is, also -0
         if (c < C) {
             Pack<float, W> x = load_floats<W>(inp + start + c), d = load_floats<W>(dout + start + c);
             Pack<float, W> w = load_floats<W>(weight + c);
@@ -373,15 +374,17 @@ __global__ void layernorm_backward_channels_kernel(float* parts, int with_weight
 }
 
 // dweight and dbias, either may be NULL, are the sums over b of parts (n_parts, 2, C). A block (32, rows) has 32
-// columns of the 2*C: row y of its threads adds the parts y, y + rows, ..., then the first row adds these sums. One
-// part comes through as it is: it began at +0
+// columns of the 2*C: row y of its threads, of which there are n_parts at most, adds the parts y, y + rows, ..., then
+// the first row adds these sums. One part comes through as it is, also -0
 __global__ static void layernorm_backward_parts_kernel(float* dweight, float* dbias, const float* parts, int n_parts,
                                                        int C) {
     __shared__ float sums[WARP][WARP];
     int j = blockIdx.x * WARP + threadIdx.x;
-    float *to = j < C ? dweight : j < 2 * C ? dbias : NULL, sum = 0.0f;
+    float *to = j < C ? dweight : j < 2 * C ? dbias : NULL, sum = to ? parts[(size_t)threadIdx.y * 2 * C + j] : 0.0f;
     #pragma unroll 8
-    for (int b = threadIdx.y; b < n_parts; b += blockDim.y) { sum += to ? parts[(size_t)b * 2 * C + j] : 0.0f; }
+    for (int b = threadIdx.y + blockDim.y; b < n_parts; b += blockDim.y) {
+        sum += to ? parts[(size_t)b * 2 * C + j] : 0.0f;
+    }
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y > 0 || !to) { return; }

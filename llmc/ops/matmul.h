@@ -147,8 +147,9 @@ static inline void matmul_product_(Out* out, const typename MaybeNull<Out>::type
     gemm(out, (size_t)N, add ? out : bias, add ? (size_t)N : 0, a, b, M, N, K, dev);
 }
 
-template <typename X>
-static inline void matmul_forward(X* out, const X* inp, const X* weight, const typename MaybeNull<X>::type* bias,
+// out may be float where the others are bf16
+template <typename Out, typename X>
+static inline void matmul_forward(Out* out, const X* inp, const X* weight, const typename MaybeNull<Out>::type* bias,
                                   int N, int C, int OC, const Device* dev) {
     matmul_product_(out, bias, 0, gemm_matrix(inp, C), gemm_transposed(weight, C), N, OC, C, dev);
 }

@@ -927,7 +927,7 @@ __device__ inline void router_add_balance_(float* dp, const float* scores, const
         for (int e = lane; e - lane < E; e += WARP) { sum = row_add(sum, e < E ? scores[e] : 0.0f); }
         total = row_total(sum) + ROUTER_TINY;
         for (int e = lane; e - lane < E; e += WARP) {
-            dot = row_madd(e < E ? q[e] : 0.0f, e < E ? scores[e] / total : 0.0f, dot);
+            dot = row_madd(e < E ? q[e] : -0.0f, e < E ? scores[e] / total : 0.0f, dot);
         }
         dot = row_total(dot);
     }
@@ -947,7 +947,7 @@ __device__ inline void router_through_scores_(float* dlogits, const float* dp, c
         return;
     }
     for (int e = lane; e - lane < E; e += WARP) {
-        dot = row_madd(e < E ? scores[e] : 0.0f, e < E ? dp[e] : 0.0f, dot);
+        dot = row_madd(e < E ? scores[e] : -0.0f, e < E ? dp[e] : 0.0f, dot);
     }
     dot = row_total(dot);
     for (int e = lane; e < E; e += WARP) {

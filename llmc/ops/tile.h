@@ -46,6 +46,13 @@ __device__ inline void tile_load_a(unsigned (&a)[4], bf16* tile, int row, int k)
     ldmatrix_x4(a, tile_chunk<W>(tile, row + lane % 16, 2 * k + lane / 16));
 }
 
+// operand a of the transposed tile: rows row..row+15 are summed over, channels 16m..16m+15 become its rows
+template <int W>
+__device__ inline void tile_load_a_transposed(unsigned (&a)[4], bf16* tile, int row, int m) {
+    int lane = threadIdx.x % WARP;
+    ldmatrix_x4_trans(a, tile_chunk<W>(tile, row + lane / 16 * 8 + lane % 8, 2 * m + lane / 8 % 2));
+}
+
 // two operands b for products with the transposed tile: rows row..row+7 and row+8..row+15 become columns, channels
 // 16k..16k+15 are summed over
 template <int W>
