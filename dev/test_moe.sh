@@ -1,0 +1,469 @@
+#!/usr/bin/env bash
+# train_moe as its user meets it: presets, options, config.json, ranks, kills, generation, probes, files. About a minute of one core
+# after the build.
+#     dev/test_moe.sh                        all parts
+#     dev/test_moe.sh options ranks          some of them: presets options configs bits ranks kills text files learning
+#     dev/test_moe.sh quick                  presets, configs, bits and files, of ranks and kills a few
+#     KILLS=300 dev/test_moe.sh kills        more random kills than 30
+# Each run happens in a folder that goes away again. Runs are tiny, and compared byte by byte.
+. "$(dirname "$0")/promises.sh"
+export OMP_NUM_THREADS=1  # of a tiny model: more threads wait for each other
+unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
+kills=${KILLS:-$(is_quick && echo 3 || echo 30)}
+parts=${*:-$(is_quick && echo presets configs bits ranks kills files || echo presets options configs bits ranks kills text files learning)}
+
+need_build trainer "CPU=1" train_moe
+work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+# ---- promises ----
+
+go() {  # OPTION...: into out and err; status is kept
+    timeout 120 "$trainer" "$@" >out 2>err </dev/null
+    status=$?
+    [ $status = 0 ] || { echo "      status $status: train_moe $*"; cat err; }
+    return $status
+}
+
+# exit status 2, one line on stderr that begins with the program's name and holds TEXT, and no new folder
+refuse() {  # PROMISE TEXT OPTION...
+    local promise=$1 text=$2 status good=1
+    shift 2
+    timeout 30 "$trainer" --run new "$@" >out 2>err </dev/null
+    status=$?
+    if [ $status = 2 ] && [ "$(wc -l <err)" = 1 ] && [[ $(<err) == "train_moe: "*"$text"* ]] && [ ! -e new ]; then good=0; fi
+    verdict $good "refused: $promise" "status $status, $(ls -d new 2>/dev/null) stderr: $(<err)"
+    rm -rf new
+}
+
+# the records of metrics.jsonl without what depends on time and machine
+columns() { sed -E 's/"(ms|tok_per_s|peak|time)": [^,}]+//g' "$1/metrics.jsonl"; }
+last() { printf '%s\n' "$1"/step_*[0-9] | tail -n 1; }
+sums() { (cd "$(last "$1")" && sha256sum {model,optimizer,ema}.safetensors 2>/dev/null); }
+
+# two runs have the same model, moments and records
+same_run() { [ "$(sums "$1")" = "$(sums "$2")" ] && cmp -s <(columns "$1") <(columns "$2"); }
+same_model() { cmp -s "$(last "$1")/model.safetensors" "$(last "$2")/model.safetensors"; }
+value() { grep "^{\"step\": $2, " "$1/metrics.jsonl" | sed -n "s/.*\"$3\": \([-0-9.e]*\)[,}].*/\1/p" | tail -n 1; }  # RUN STEP KEY
+below() { awk -v x="$1" -v y="$2" 'BEGIN { exit !(x != "" && x < y) }'; }
+
+# ---- files ----
+
+for i in {1..120}; do echo "line $i: the plain loop is the law, and $i times $i is $((i * i))."; done >text
+for i in {1..60}; do head -c $((20 + i * 7 % 50)) text | tail -c 30 >doc_$i; done
+mkdir documents && mv doc_* documents
+sizes='"vocab_size":257,"hidden_size":16,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":6,"intermediate_size":12,"num_local_experts":5,"num_experts_per_tok":2,"max_position_embeddings":48'
+echo "{\"model_type\":\"mixtral\",$sizes,\"aux_alpha\":0.01,\"z_lambda\":0.001}" >tiny.json
+start=(--config tiny.json --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 4)
+mixed=("${start[@]}" --grad-accum 4 --steps 12 --val-fraction 0.1 --eval-every 6 --sample-every 6 --max-new-tokens 8 --save-every 4)
+
+# a probe: rows of T inputs and T targets
+examples() {  # ROWS T INPUTS TARGETS
+    local n_bytes=$((4 * $1 * $2)) header
+    header="{\"inputs\":{\"dtype\":\"I32\",\"shape\":[$1,$2],\"data_offsets\":[0,$n_bytes]},"
+    header+="\"targets\":{\"dtype\":\"I32\",\"shape\":[$1,$2],\"data_offsets\":[$n_bytes,$((2 * n_bytes))]}}"
+    le 8 ${#header}
+    printf '%s' "$header"
+    le 4 $3 $4
+}
+
+# examples in HellaSwag's form: the right completion is what follows in FILE, the others are bytes that no text has
+answers() {  # N FILE
+    "$python" - "$1" "$2" <<'PYTHON'
+import struct, sys
+n, text = int(sys.argv[1]), open(sys.argv[2], "rb").read()
+records = []
+for e in range(n):
+    at, label = 40 * e, e % 4
+    words = [label, 4, 8, *text[at:at + 8]]
+    for c in range(4):
+        words += [4 + c, *(text[at + 8:at + 12 + c] if c == label else [200 + c] * (4 + c))]
+    records.append(struct.pack(f"<{3 + len(words)}H", 65535, 2 * (3 + len(words)), e, *words))
+sys.stdout.buffer.write(struct.pack("<IIII", 20240522, 1, n, max(map(len, records))).ljust(1024, b"\0") + b"".join(records))
+PYTHON
+}
+
+# what a safetensors file holds: a line for each tensor, "name bits bits ..."
+tensors() {  # FILE PATTERN
+    "$python" - "$1" "$2" <<'PYTHON'
+import json, re, signal, struct, sys
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+data = open(sys.argv[1], "rb").read()
+n = struct.unpack("<Q", data[:8])[0]
+for name, t in sorted(json.loads(data[8:8 + n]).items()):
+    if name != "__metadata__" and re.search(sys.argv[2], name):
+        begin, end = t["data_offsets"]
+        print(name, *struct.unpack(f"<{(end - begin) // 4}i", data[8 + n + begin:8 + n + end]))
+PYTHON
+}
+
+# ---- presets ----
+
+boxed() { grep -cE "^\| *$1 *\| $2 *\|$" out; }
+
+presets() {
+    echo "# presets"
+    go --model tiny --dry-run && check "tiny: 4 experts 256 wide, 2 for a token" test "$(boxed experts '4 in a layer, 256 wide, a token takes 2')" = 1
+    go --model small --train text --dry-run --seq-len 64 && check "small: 8 experts 1024 wide" test "$(boxed experts '8 in a layer, 1024 wide, a token takes 2')" = 1
+    timeout 60 "$trainer" --model 6.9b --dry-run --batch-size 1024 --seq-len 8192 >out 2>err
+    check "6.9b, more than a machine's memory holds: status 1, a line with a remedy" \
+        test "$? $(grep -c 'free: try --recompute 3, a smaller --batch-size, --seq-len or --model' err)" = "1 1"
+    check "... 6,882,678,528 parameters, 1,786,599,168 of a token" \
+        test "$(boxed parameters '6.9B = 6882678528') $(boxed active '1.8B = 1786599168 parameters of a token')" = "1 1"
+    refuse "an unknown preset" '--model: expected tiny, small or 6.9b, found "huge"' --model huge --train text
+}
+
+# ---- options ----
+
+declare -A tried
+# The run without the flag is made once for each context. Then the command HOW must succeed, in which $plain and with are the
+# runs without and with it; and the value BAD is refused by a line that names the flag
+flag() {  # HOW BAD FLAG VALUE CONTEXT...
+    local how=$1 bad=$2 flag=$3 value=$4 plain
+    shift 4
+    plain=plain_$(md5sum <<<"$*" | cut -c1-12)
+    tried[$flag]=1
+    [ -d "$plain" ] || go "${start[@]}" "$@" --run "$plain"
+    rm -rf with
+    go "${start[@]}" "$@" "$flag" "$value" --run with && eval "$how"
+    verdict $? "$flag $value${*:+ (with $*)}: $how" "$(tail -n 1 out) $(<err)"
+    if [ -n "$bad" ]; then refuse "$flag $bad" "$flag" "${start[@]}" "$@" "$flag" "$bad"; fi
+}
+same() { same_run "$plain" with; }
+other() { ! same_model "$plain" with; }  # other parameters
+config() { grep -q "^ *\"$1\": $2\(,\|\$\)" "$(last with)/config.json" && ! grep -q "^ *\"$1\": $2\(,\|\$\)" "$(last "$plain")/config.json"; }
+
+options() {
+    local i
+    echo "# options of this trainer"
+    flag 'config balance .none. && other' most --balance none
+    flag 'config balance .bias. && other' "" --balance bias
+    flag 'config aux_alpha 0.5 && other' -1 --aux-alpha 0.5
+    flag 'config z_lambda 0.25 && other' 1001 --z-lambda 0.25
+    flag other 2 --bias-rate 0.1 --balance bias
+    flag 'config rope_alpha 1.1 && config rope_theta 11536.89732987167 && other' 0 --rope-alpha 1.1
+    for i in 0 2 3; do flag same 4 --recompute $i; done
+    for i in 0 1 2 3; do flag same "" --recompute $i --freeze 'first:1' --doc-reset 1 --train documents; done
+    for i in 1 7; do flag same 0 --head-rows $i; done
+    flag same 0 --head-rows 5 --verify-every 1
+    tried[--tied]=1
+    refuse "--tied of a model that says so itself" "--tied: is for a random start (--model)" "${start[@]}" --tied 1
+    rm -rf with && go --model tiny --tied 1 --train text --seq-len 8 --batch-size 1 --steps 1 --run with
+    check "--tied 1: no matrix of the head" test "$(tensors with/step_000001/model.safetensors lm_head | wc -l) $(grep -c '"tie_word_embeddings": true' with/step_000001/config.json)" = "0 1"
+    refuse "--aux-alpha without that loss" "--aux-alpha: is for --balance loss" "${start[@]}" --balance none --aux-alpha 0.1
+    refuse "--bias-rate without biases" "--bias-rate: is for --balance bias" "${start[@]}" --bias-rate 0.1
+
+    echo "# options of all trainers, with experts"
+    flag other 2 --doc-reset 1 --train documents
+    flag 'same_model $plain with && test -s "$(last with)/ema.safetensors"' 1 --ema 0.5
+    flag 'same_model $plain with && grep -q "noise_scale" with/metrics.jsonl' -1 --noise-scale 2 --grad-accum 4
+    flag same -1 --verify-every 1 --balance bias
+    flag 'other && [ $(tail -n 1 with/metrics.jsonl | grep -c "\"idle_experts\": [0-9]") = 1 ]' 1.5 --overfit 1
+    answers 10 text >examples
+    flag 'grep -q "HellaSwag 100.00% .* 10 of 10$" out' "" --hellaswag examples --eval-every 60 --steps 60
+    refuse "--hellaswag of a text" "text: expected evaluation records" "${start[@]}" --hellaswag text
+    answers 60 text >many
+    for i in "" "--recompute 3" "--doc-reset 1 --head-rows 3"; do  # more and shorter rows than the batches that are trained on
+        rm -rf with
+        go "${start[@]}" --seq-len 40 --batch-size 8 --hellaswag many --eval-every 2 --steps 2 --run with $i && value=$(grep "^step 2 | HellaSwag" out) &&
+            go --from with --eval-only --seq-len 40 --batch-size 3 --hellaswag many && [ "${value#*|}" = "$(grep HellaSwag out | sed "s/^[^|]*|//")" ]
+        verdict $? "--hellaswag beside training ($i): the answers of --eval-only" "$value $(grep HellaSwag out) $(<err)"
+    done
+
+    echo "# what learns"
+    go "${start[@]}" --export-hf begun --train "" --balance bias 2>/dev/null
+    frozen() {  # PATTERN REGEX: exactly these tensors keep every bit
+        rm -rf with
+        go "${start[@]}" --balance bias --freeze "$1" --run with
+        comm -12 <(tensors begun/model.safetensors .) <(tensors "$(last with)/model.safetensors" .) | cut -d' ' -f1 >found
+        tensors begun/model.safetensors "$2" | cut -d' ' -f1 >expected
+        verdict "$([ -s expected ] && cmp -s expected found; echo $?)" "--freeze '$1': these keep every bit, all others move" "$(diff expected found)"
+    }
+    frozen '*.experts.*' '\.experts\.'
+    frozen '*.experts.3.*' '\.experts\.3\.'
+    frozen '*.block_sparse_moe.gate.weight' 'moe\.gate\.weight'
+    frozen '*.0.block_sparse_moe.gate.*' '\.0\.block_sparse_moe\.gate\.'
+    frozen 'first:1,model.embed_tokens.weight' 'layers\.0\.|embed_tokens'
+    refuse "--freeze without a tensor" "matches no tensor" "${start[@]}" --freeze '*.mlp.*'
+    refuse "nothing that learns but biases" "every tensor is frozen" "${start[@]}" --balance bias --freeze 'first:2,model.*,lm_head.weight'
+
+    go --help
+    local missing="" name
+    for name in $(sed -n '/^experts$/,/^help$/s/^  --\([a-z0-9-]*\).*/\1/p' out) rope-alpha tied recompute head-rows; do
+        grep -q "^  --$name " out && [ -n "${tried[--$name]-}" ] || missing+=" $name"
+    done
+    check "each option of this trainer's own is in --help and was tried (not:$missing)" test -z "$missing"
+    check "--help: no line is longer than 100 columns" test "$(wc -L <out)" -le 100
+}
+
+# ---- config.json ----
+
+configs() {
+    echo "# config.json"
+    changed() {  # PROMISE TEXT KEY VALUE...: the key gets this value; VALUE -: it goes away
+        "$python" - "${@:3}" <<'PYTHON'
+import json, sys
+config = json.load(open("tiny.json"))
+for key, value in zip(sys.argv[1::2], sys.argv[2::2]):
+    config.pop(key, None)
+    if value != "-":
+        config[key] = json.loads(value)
+json.dump(config, open("bad.json", "w"))
+PYTHON
+        refuse "$1" "bad.json: $2" --config bad.json --train text
+    }
+    changed "more experts for a token than there are" '"num_experts_per_tok": expected at most 5 experts, found 6' num_experts_per_tok 6
+    changed "an odd head_dim" '"head_dim": expected an even number, found 7' head_dim 7
+    changed "an odd head_dim that follows from others" '"head_dim": expected an even number, found 1' head_dim - num_attention_heads 16
+    changed "heads that are no multiple" '"num_attention_heads" 4: expected a multiple of "num_key_value_heads" 3' num_key_value_heads 3
+    changed "another kind of RoPE" '"rope_type": expected "default", found "yarn"' rope_parameters '{"rope_type":"yarn","rope_theta":10000}'
+    changed "rope_scaling" '"rope_scaling": expected null' rope_scaling '{"type":"linear","factor":2}'
+    changed "a sliding window" '"sliding_window": expected null' sliding_window 4096
+    changed "another model_type" '"model_type": this trainer computes "mixtral", found "llama"' model_type '"llama"'
+    changed "another activation" '"hidden_act": this trainer computes "silu", found "gelu"' hidden_act '"gelu"'
+    changed "dropout" '"attention_dropout": this trainer computes 0.0, found 0.1' attention_dropout 0.1
+    changed "an unknown balance" '"balance": expected none|loss|bias, found "aux"' balance '"aux"'
+    changed "a theta that base and alpha do not make" '"rope_theta" 10000: expected 50000' rope_base 50000
+    for i in aux_alpha z_lambda rope_theta rms_norm_eps; do changed "$i below 0" "\"$i\": expected a number" $i -1; done
+    for i in vocab_size hidden_size num_hidden_layers intermediate_size num_local_experts num_experts_per_tok num_key_value_heads max_position_embeddings; do
+        changed "$i below 0" "\"$i\": expected an integer" $i -3
+        is_quick || changed "no $i" "\"$i\": expected an integer" $i -
+    done
+}
+
+# ---- the same bits another way ----
+
+bits() {
+    echo "# the same bits"
+    local i steady=("${mixed[@]}" --ema 0.9 --schedule constant --warmup 0)
+    for i in loss bias; do
+        rm -rf whole leg
+        go "${steady[@]}" --balance $i --run whole
+        go "${steady[@]}" --balance $i --steps 6 --threads 3 --run leg && go --resume --run leg --steps 12 --threads 2 --recompute 3
+        verdict "$(same_run leg whole && cmp -s {whole,leg}/samples.txt; echo $?)" \
+            "--balance $i: stopped after 6 of 12 updates, resumed with other --threads and --recompute: the same bytes" "$(<err)"
+    done
+    rm -rf leg && go "${start[@]}" --grad-accum 3 --run leg && rm -rf other && go "${start[@]}" --batch-tokens 96 --run other
+    check "--grad-accum 3 is --batch-tokens of three micro-batches" same_run leg other
+    if is_quick; then return; fi
+    need_build old "ARCH=x86-64 CPU=1" train_moe
+    for i in loss bias none; do
+        rm -rf whole other
+        go "${mixed[@]}" --balance $i --run whole
+        timeout 60 "$old" "${mixed[@]}" --balance $i --run other >out 2>err </dev/null
+        check "ARCH=x86-64, --balance $i: the bytes of the native build" same_run whole other
+    done
+}
+
+# ---- ranks ----
+
+ranks() {
+    echo "# ranks: one update of four micro-batches on 1, 2 and 4"
+    need_build launch "" launch
+    local n zero
+    each() {  # PROMISE ZEROS RANKS OPTION...
+        local promise=$1 zeros=$2 counts=$3
+        shift 3
+        rm -rf one
+        go "${mixed[@]}" "$@" --run one
+        for zero in $zeros; do
+            for n in $counts; do
+                rm -rf several
+                timeout 60 "$launch" -n $n "$trainer" "${mixed[@]}" "$@" --zero $zero --run several >out 2>err </dev/null
+                status=$?
+                same_run one several && cmp -s {one,several}/samples.txt
+                verdict $? "$promise on $n ranks, --zero $zero: the bytes of one rank" "status $status: $(tail -n 2 err)"
+            done
+        done
+    }
+    answers 7 text >examples
+    if is_quick; then
+        each "--balance bias" "0 2" "2 4" --balance bias --ema 0.9
+        return
+    fi
+    each "--balance loss, answering examples" "0 1 2" "1 2 4" --verify-every 5 --hellaswag examples
+    each "--balance bias, averaged weights" "0 1 2" "1 2 4" --balance bias --ema 0.9
+    each "--balance none, frozen experts" "0 1 2" "2 4" --balance none --freeze '*.experts.1.*,first:1'
+}
+
+# ---- kill -9 and --resume ----
+
+# A run of 120 steps, killed after a random number of lines and resumed with another number of threads and other activations kept;
+# each whole run has the bytes of one that nobody touched
+killed() {  # KILLS PROMISE OPTION...
+    local most=$1 promise=$2 n=0 runs=0 wrong=0 lines option pid
+    local long=("${start[@]}" --steps 120 --save-every 7 --keep-every 20 --val-fraction 0.1 --eval-every 30 --eval-batches 2 --sample-every 40 \
+        --max-new-tokens 8 "${@:3}")
+    rm -rf whole leg
+    go "${long[@]}" --run whole
+    while ((n < most || runs == 0)); do
+        option=(--resume --run leg --threads $((1 + RANDOM % 3)) --recompute $((RANDOM % 4)) --head-rows $((1 + RANDOM % 40)))
+        compgen -G 'leg/step_*[0-9]/manifest.json' >/dev/null || { rm -rf leg; option=("${long[@]}" "${option[@]:1}"); }
+        lines=$((n < most ? 20 + RANDOM % 110 : 1000))
+        exec 3< <(exec "$trainer" "${option[@]}" 2>err </dev/null)
+        pid=$!
+        while ((lines > 0)) && read -r _ <&3; do lines=$((lines - 1)); done
+        if [ $lines = 0 ]; then
+            kill -9 $pid 2>/dev/null
+            n=$((n + 1))
+        fi
+        wait $pid 2>/dev/null
+        status=$?
+        exec 3<&-
+        [ ! -s err ] || { wrong=$((wrong + 1)); echo "      after $n kills: $(<err)"; }
+        [ $status = 137 ] && continue
+        runs=$((runs + 1))
+        { [ $status = 0 ] && same_run whole leg && cmp -s {whole,leg}/samples.txt; } || { wrong=$((wrong + 1)); echo "      after $n kills: status $status, $(ls leg | tr '\n' ' ')"; }
+        rm -rf leg
+    done
+    check "$promise: $n kills, $runs runs, the bytes of one that nobody touched" test $wrong = 0
+}
+
+kills() {
+    echo "# kill -9 at random instants, resumed with other --threads, --recompute, --head-rows"
+    RANDOM=11
+    killed $((kills / 2)) "--balance loss, two micro-batches" --grad-accum 2
+    killed $((kills - kills / 2)) "--balance bias, averaged weights" --balance bias --ema 0.9 --verify-every 20
+}
+
+# ---- text ----
+
+# is each token behind the first N what the logits of a probe of all of them say is likeliest?
+likeliest() {  # PROBE N TOKEN...
+    "$python" - "$@" <<'PYTHON'
+import json, struct, sys
+data, n_prompt, tokens = open(sys.argv[1], "rb").read(), int(sys.argv[2]), [int(x) for x in sys.argv[3:]]
+n = struct.unpack("<Q", data[:8])[0]
+t = json.loads(data[8:8 + n])["logits"]
+(_, T, V), (begin, end) = t["shape"], t["data_offsets"]
+logits = struct.unpack(f"<{T * V}f", data[8 + n + begin:8 + n + end])
+best = [max(range(V), key=lambda v: (logits[t * V + v], -v)) for t in range(T)]
+assert T == len(tokens) and tokens[n_prompt:] == best[n_prompt - 1:-1], (tokens[n_prompt:], best[n_prompt - 1:-1])
+PYTHON
+}
+
+text() {
+    echo "# text"
+    local one i n=40 tokens
+    go "${start[@]}" --steps 300 --lr 3e-2 --batch-size 8 --seq-len 48 --schedule constant --run book
+    write() { go --from book --max-new-tokens $n --temperature 0 "$@" && cat out; }
+    one=$(write --generate "line 7")
+    check "the likeliest text is like the book: ${one:0:30}" grep -q "^line 7.*[a-z]" <<<"$one"
+    check "the same with three threads" test "$one" = "$(write --generate "line 7" --threads 3)"
+    tokens=(256 $(printf %s "$one" | od -An -v -tu1))
+    examples 1 ${#tokens[@]} "${tokens[*]}" "${tokens[*]}" >in
+    go --from book --probe in --probe-out out.safetensors && likeliest out.safetensors 7 "${tokens[@]}"
+    verdict $? "a cache of keys and values: each of ${#tokens[@]} tokens is the likeliest by the probe of the whole text" "$(<err)"
+    for i in 6 17 31; do
+        check "a prompt of $i bytes of that text goes on as it does" test "$one" = "$(n=$((46 - i)) && write --generate "${one:0:i}")"
+    done
+    check "three samples are three texts" test "$(go --from book --generate line --samples 3 --max-new-tokens 20 && grep -v '^---' out | sort -u | wc -l)" -ge 3
+    check "from standard input the same" test "$one" = "$(printf 'line 7' | "$trainer" --from book --generate - --temperature 0 --max-new-tokens 40 2>err)"
+
+    echo "# longer texts than were trained on"
+    refuse "more positions than the model has" "--seq-len: expected at most the model's 48 positions, found 96" --from book --train text --seq-len 96
+    go --from book --rope-alpha 4 --train text --seq-len 96 --batch-size 2 --steps 2 --lr 1e-3 --run longer
+    check "--from with --rope-alpha 4: four times the positions; config.json says what RoPE computes" \
+        test "$(grep -cE '"(max_position_embeddings": 192|rope_alpha": 4.0|rope_base": 10000.0)' longer/step_000002/config.json) $(grep -c '"rope_theta": 80000.0' longer/step_000002/config.json)" = "3 2"
+    check "... and the run goes on with that" go --resume --run longer --steps 4
+    check "... 192 positions of text" test "$(go --from longer --generate "" --temperature 0 --max-new-tokens 180 --prompt-eot 1 && wc -c <out)" -gt 100
+}
+
+# ---- files: probes, Hugging Face folders, what a run leaves ----
+
+batch() { examples 2 9 "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18" "2 3 4 5 -1 7 8 9 10 11 12 13 14 15 16 17 18 19"; }
+
+files() {
+    local name new options
+    echo "# probes: NumPy, before and after saving"
+    batch >in
+    while read -r name options; do
+        rm -rf hf again before after truth
+        new=(--config tiny.json --export-hf hf --probe in --probe-out before)
+        if [ $name = "preset" ]; then new=(--model tiny --tokenizer bytes "${new[@]:2}"); fi
+        go "${new[@]}" $options
+        check "$options: a probe has logits, loss and the gradient of every tensor" test "$(tensors before '^grad\.' | wc -l)" = "$(tensors hf/model.safetensors . | wc -l)" \
+            -a "$(tensors before '^logits$' | wc -w)" = 4627
+        "$python" "$root/dev/ref/moe.py" --from hf --probe in --probe-out truth 2>&1 && cmp <(tensors before .) <(tensors truth .)
+        verdict $? "... which are to the last bit those of dev/ref/moe.py, with the losses of the routers in config.json" "$(<err)"
+        go --from hf --probe in --probe-out after --threads 3 --head-rows 4 --export-hf again && cmp before after && cmp hf/model.safetensors again/model.safetensors
+        verdict $? "... from the saved folder, other threads, few rows of the head: the same bytes" ""
+    done <<'CASES'
+config --balance loss
+config --balance bias --z-lambda 0
+config --balance none --rope-alpha 8
+preset --tied 1
+CASES
+    if ! is_quick; then
+        sed 's/"num_experts_per_tok":2/"num_experts_per_tok":1/' tiny.json >one.json
+        go --config one.json --export-hf single --probe in --probe-out before
+        check "--export-hf of one expert a token: a line of what transformers would do" \
+            test "$(wc -l <err) $(grep -c '^train_moe: --export-hf: Mixtral in transformers has no single expert a token' err)" = "1 1"
+        "$python" "$root/dev/ref/moe.py" --from single --probe in --probe-out truth && cmp <(tensors before .) <(tensors truth .)
+        verdict $? "... it computes what dev/ref/moe.py does" ""
+    fi
+    rm -rf hf again
+    go "${start[@]}" --export-hf hf --train "" && go --from hf --export-hf again --shard-gb 1e-5 && go --from hf --probe in --probe-out before && go --from again --probe in --probe-out after && cmp before after
+    verdict $? "a folder of $(ls again/*.safetensors | wc -l) shards: the same probe" "$(<err)"
+
+    echo "# a run and its files"
+    go "${mixed[@]}" --noise-scale 4 --ema 0.9 --run run
+    local key missing=""
+    for key in cross_entropy balance z load idle_experts noise_scale; do
+        grep -q "\"$key\": [0-9]" run/metrics.jsonl || missing+=" $key"
+    done
+    check "metrics.jsonl has the routers' keys (not:$missing)" test -z "$missing"
+    check "... cross_entropy is the loss without the routers': loss = it + 0.01 * 2 balance + 0.001 * 2 z" \
+        "$python" -c 'import json
+for line in open("run/metrics.jsonl"):
+    r = json.loads(line)
+    if r.get("loss") is not None:
+        assert abs(r["loss"] - r["cross_entropy"] - 0.02 * r["balance"] - 0.002 * r["z"]) < 1e-5 and 1 <= r["load"] <= 2.5, r'
+    check "summary.json" test "$(grep -cE '"(final_step": 12|updates": 12|tokens": 1536|best_step": [0-9]+|checkpoint": "run/step_000012")' run/summary.json)" = 5
+    check "--eval-only: the loss of the last validation" test "$(go --from run --train text --seq-len 16 --batch-size 2 --val-fraction 0.1 --eval-only && grep -o 'val loss [0-9.]*' out)" = "val loss $(printf %.4f "$(value run 12 val_loss)")"
+    go --from run --export-hf exported && diff -r -x manifest.json -x optimizer.safetensors -x trainer.safetensors -x ema.safetensors exported run/step_000012 >err
+    verdict $? "its export is the checkpoint without what training needs" "$(<err)"
+    go --from run --ema-weights 1 --export-hf averaged && cmp averaged/model.safetensors run/step_000012/ema.safetensors
+    verdict $? "--ema-weights 1: the averaged weights" "$(<err)"
+    make -s -C "$root" tools && "$root/dev/tools/inspect" run/step_000012 >out 2>err
+    check "inspect: a verified checkpoint of $(tensors run/step_000012/model.safetensors . | wc -l) tensors" test "$? $(grep -cE '^  manifest +verified|model_type mixtral' out)" = "0 2"
+
+    echo "# balanced another way from now on"
+    go --from hf --balance bias --export-hf biased --probe in --probe-out after && [ "$(tensors biased/model.safetensors e_score | cut -d' ' -f2- | sort -u)" = "0 0 0 0 0" ] &&
+        cmp <(tensors before logits) <(tensors after logits)
+    verdict $? "--from a model without biases, --balance bias: they start at 0, its logits are the same" "$(<err)"
+    rm -rf run2 && go --from hf --balance bias --train text --seq-len 16 --batch-size 2 --steps 3 --run run2 && go --resume --run run2 --steps 5 &&
+        check "... and learn by counting" test "$(tensors run2/step_000005/model.safetensors e_score | grep -vc ' 0 0 0 0 0$')" = 2
+    "$python" -c 'import json
+c = json.load(open("hf/config.json"))
+for key in ("aux_alpha", "z_lambda", "balance", "rope_base", "rope_alpha"): del c[key]
+json.dump(c, open("hf/config.json", "w"))'
+    rm -rf with && go --from hf --train text --seq-len 16 --steps 1 --run with
+    check "config.json without keys of ours: no balancing" test "$(grep -cE '"(balance": "none|aux_alpha": 0.0)' with/step_000001/config.json)" = 2
+    rm -rf with && go --from hf --balance loss --train text --seq-len 16 --steps 1 --run with
+    check "... and --balance loss has the weight of --aux-alpha" test "$(grep -cE '"(balance": "loss|aux_alpha": 0.01)' with/step_000001/config.json)" = 2
+}
+
+# ---- learning ----
+
+learning() {
+    echo "# learning"
+    go --model tiny --train text --seq-len 64 --batch-size 2 --overfit 1 --lr 3e-3 --steps 200 --run heart
+    check "--overfit 1, tiny: cross entropy below 0.01 after 200 updates ($(value heart 200 cross_entropy))" below "$(value heart 200 cross_entropy)" 0.01
+    local skewed=(--train text --seq-len 64 --batch-size 4 --lr 3e-3 --schedule constant)
+    go --model tiny --balance none "${skewed[@]}" --steps 150 --run none
+    go --from none --balance none "${skewed[@]}" --lr 1e-3 --steps 100 --run still
+    go --from none --balance loss --aux-alpha 0.1 "${skewed[@]}" --lr 1e-3 --steps 100 --run levelled
+    go --from none --balance bias --bias-rate 0.02 "${skewed[@]}" --lr 1e-3 --steps 100 --run counted
+    check "the busiest expert without a loss: $(value still 100 load) times the mean; with one it falls to $(value levelled 100 load)" \
+        eval 'below "$(value levelled 100 load)" "$(value still 100 load)"'
+    check "... with biases to $(value counted 100 load)" eval 'below "$(value counted 100 load)" "$(value still 100 load)"'
+}
+
+for part in $parts; do  # each in a folder of its own
+    mkdir "$work/in_$part" && cp -r text documents tiny.json "$work/in_$part" && cd "$work/in_$part" || exit 1
+    $part
+    cd "$work" || exit 1
+done
+finish
