@@ -9,11 +9,12 @@
 export OMP_NUM_THREADS=1
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 make -s train_gpt2 tools launch || { echo "0 passed, 1 failed"; exit 1; }
+need_build moe_trainer "CPU=1" train_moe
 need_build faults "" train_gpt2_faults
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
-export PATH=$root:$root/dev/tools:$(dirname "$faults"):$PATH
+export PATH=$(dirname "$moe_trainer"):$root:$root/dev/tools:$PATH
 table=$(mktemp -p "$work" .table.XXXXXX)
 writing=$([ "${1-}" = --write ] && echo 1 || echo 0)
 
@@ -34,6 +35,7 @@ typed() {
     text=${text//train_gpt2_faults/train_gpt2}
     text=${text//"${train[*]}"/train_gpt2 ...}
     text=${text//"train_gpt2 ${train[*]:1}"/train_gpt2 ...}
+    text=${text//"${moe[*]}"/train_moe ...}
     printf '%s' "${text//|/\\|}"
 }
 
@@ -92,6 +94,14 @@ printf 'caf\351 cr\350me\n%0100d' 0 >latin1.txt
 head -c 4000 "$faults" >program
 yes '{"prompt": "2+2", "completion": "4"}' | head -n 50 >chat.jsonl
 mkdir mixed && cp text/a.txt gpt2.bin mixed
+
+experts() {
+    echo "{\"model_type\":\"mixtral\",\"max_position_embeddings\":24,\"vocab_size\":257,\"num_hidden_layers\":1,\"num_attention_heads\":2,\"num_key_value_heads\":1,\"hidden_size\":16,\"intermediate_size\":8,\"num_local_experts\":4,\"num_experts_per_tok\":2$1}"
+}
+experts "" >experts.json
+experts "" | sed 's/mixtral/mistral/' >mistral.json
+moe=(train_moe --config experts.json --train text --seq-len 16)
+train_moe --config experts.json --export-hf mixtral >/dev/null || exit 1
 
 folder() { cp -r model "$1" && rm "$1/model.safetensors"; }  # a model's folder without its weights
 for name in html lfs pickle gguf none; do folder $name; done
@@ -242,6 +252,24 @@ row "an output over a file of the data" "${train[@]}" --export-bin text/a.txt
 row "an output among the run's files" train_gpt2 --from run --run run --export-bin run/metrics.jsonl
 row "two outputs of one name" train_gpt2 --from model --export-hf out --export-bin out
 
+heading "Experts"
+row "a preset in capitals" train_moe --model 6.9B --train text
+row "a model of another trainer" train_moe --from model --train text
+row "config.json of a Mistral without experts" train_moe --config mistral.json --train text
+experts ',"sliding_window":4096' >window.json
+row "config.json with a sliding window" train_moe --config window.json --train text
+experts ',"rope_scaling":{"type":"linear","factor":4}' >scaled.json
+row "config.json with another scaling of positions" train_moe --config scaled.json --train text
+experts ',"num_experts_per_tok":8' | sed 's/,"num_experts_per_tok":2//' >eight.json
+row "more experts for a token than a layer has" train_moe --config eight.json --train text
+row "the weight of a loss that is switched off" "${moe[@]}" --balance none --aux-alpha 0.1
+row "how fast biases move, without biases" "${moe[@]}" --bias-rate 0.01
+row "\`--tied\` beside a config.json, which says it" "${moe[@]}" --tied 1
+row "names of another model's tensors" "${moe[@]}" --freeze '*.mlp.*'
+row "a text longer than the model was trained for" train_moe --from mixtral --train text --seq-len 96
+row "experts that fit in no memory" train_moe --model 6.9b --dry-run --batch-size 1024 --seq-len 8192
+row "biases of routers for transformers (a warning)" train_moe --from mixtral --balance bias --export-hf biased
+
 heading "The machine"
 row "a path to \`--run\` below a file" "${train[@]}" --steps 1 --run text/a.txt/run
 mkdir locked && chmod a-w locked
@@ -301,7 +329,8 @@ if [ $writing = 1 ]; then
 
 What goes wrong most often when a model is trained, each made for real: the command, the line it prints on stderr after
 the program's name, and the exit status (2: what you gave is wrong, and nothing was changed; 1: the run could not go on; 0: it
-did). `...` stands for `--config tiny.json --train text --seq-len 16`, N for numbers that differ from machine to machine.
+did). `...` stands for `--config tiny.json --train text --seq-len 16`, of train_moe for the same with `experts.json`, N for
+numbers that differ from machine to machine.
 [dev/mistakes.sh](../dev/mistakes.sh) writes this page and, with every commit, makes all of them again.
 PAGE
 else

@@ -106,7 +106,7 @@ make_all() {
 
 # what scripts share
 build_shared() {
-    make_all "trainers and tools" train_gpt2 train_mamba_hpn train_bigram tools launch "$(make -s folder)/train_gpt2_faults"
+    make_all "trainers and tools" train_gpt2 train_mamba_hpn train_bigram tools launch $(printf "$(make -s folder)/%s " train_gpt2_faults train_moe train_moe_faults)
 }
 
 python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
@@ -125,6 +125,7 @@ quick() {
     part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
     part "several ranks, quick" dev/test_ranks.sh quick
     part "train_mamba_hpn, quick" dev/test_mamba.sh quick
+    part "train_moe, quick" dev/test_moe.sh quick
     simt exact quick
     part "rewriting of launches" dev/simt/test_rewrite.py
     part "train_gpt2.cu, its kernels on this CPU, quick" dev/test_gpus.sh quick
@@ -166,6 +167,8 @@ rest() {
     part "attacks on a run" dev/attacks.sh
     part "several ranks" dev/test_ranks.sh
     part "train_mamba_hpn, every option and file" dev/test_mamba.sh
+    part "train_moe, every option and file" dev/test_moe.sh
+    part "train_moe, checkpoints and faults, quick" env TRAINER=train_moe dev/test_faults.sh quick
     part "train_gpt2.cu, its kernels on this CPU" dev/test_gpus.sh
     part "dev/gpu_check.sh, rehearsed" dev/test_gpu_check.sh
     finish_parts

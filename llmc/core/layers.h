@@ -48,6 +48,18 @@ static inline void freeze_layers_(int* frozen, const Tensor* table, int n, int f
     }
 }
 
+// how patterns may look: the first name of a layer's tensor, or of any, with a star for numbers
+static inline const char* freeze_example_(char* buffer, size_t n_bytes, const Tensor* table, int n) {
+    int i = 0;
+    while (i < n && table[i].layers == 0) { i++; }
+    tensor_name(buffer, n_bytes, &table[i < n ? i : 0]);
+    for (char* number; (number = strstr(buffer, "%d"));) {
+        *number = '*';
+        memmove(number + 1, number + 2, strlen(number + 2) + 1);
+    }
+    return buffer;
+}
+
 // a pattern may also be of the name in the table, in which %d stands for all layers
 static inline void freeze_pattern_(int* frozen, const Tensor* table, int n, const char* pattern) {
     int n_found = 0;
@@ -61,8 +73,9 @@ static inline void freeze_pattern_(int* frozen, const Tensor* table, int n, cons
         }
     }
     if (n_found == 0) {
-        options_fail("freeze", "\"%s\" matches no tensor (of all layers at once: 'transformer.h.*.ln_1.*')",
-                     format_text(pattern).s);
+        char example[256];
+        options_fail("freeze", "\"%s\" matches no tensor (of all layers at once: '%s')", format_text(pattern).s,
+                     freeze_example_(example, sizeof example, table, n));
     }
 }
 

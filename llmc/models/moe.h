@@ -147,7 +147,9 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
     }
     c->eps = (float)eps;
     const json_t* window = json_object_get(json, "sliding_window");
-    if (window && !json_is_null(window)) { return error_set(error, "\"sliding_window\": expected null"); }
+    if (window && !json_is_null(window)) {
+        return error_set(error, "\"sliding_window\": expected null, attention without one");
+    }
     return json_agrees(json, json_pack("{s:s, s:f}", "hidden_act", "silu", "attention_dropout", 0.0), error);
 }
 
