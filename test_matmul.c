@@ -280,6 +280,8 @@ static void test_gemm_shapes(Test* t) {
         {EDGE_M, EDGE_N, 16}, {EDGE_M - 1, EDGE_N - 1, 17}, {EDGE_M + 1, EDGE_N + 1, 15},
 #ifndef __CUDACC__
         {2 * TILE_M, 2 * TILE_N, 32},
+        {1, 5 * TILE_N + VLANES + 3, 67}, {2, TILE_N + 1, 2 * VLANES}, {GEMM_FEW - 1, 2 * TILE_N, VLANES + 1},
+        {GEMM_FEW, 3 * TILE_N - 1, 4 * VLANES + 3}, {GEMM_FEW + 1, TILE_N, 2 * VLANES + 1},
         {8 * TILE_M, TILE_N, VLANES}, {8 * TILE_M + 1, VLANES + 1, VLANES + 1}, {17 * TILE_M + 5, 5 * TILE_N + 1, 3},
 #endif
     };
@@ -317,6 +319,7 @@ static void test_gemm_blocks(Test* t) {
 static void test_gemm_special(Test* t) {
     for (int special = 1; special <= 2; special++) {
         check_products(t, 33, 61, 17, 1, special);
+        check_products(t, 3, 61, 35, 1, special);
         check_products(t, EDGE_M + 1, EDGE_N + 3, EDGE_K + 5, 1, special);
     }
 }

@@ -8,9 +8,10 @@ Cost:   2*M*N*K flops. In C: blocks of a and panels of b are copied into the ord
         ("packed"), and a tile of outputs stays in registers while k runs: TILE_M * TILE_N chains side by side hide the
         latency of an addition, and lanes hold different n. A long k is cut into blocks; the next block goes on from the
         stored tile. Threads share a's packed block and take panels of b one by one; they meet twice per block, however
-        long N is. While a thread multiplies, the part of b that it will pack next comes from memory. On a GPU: a block
-        of threads computes a tile, sharing what it reads; each thread keeps 4 x 4 sums in registers, on the CUDA
-        cores. gemm_cublas.h is what fast builds use where it can.
+        long N is. While a thread multiplies, the part of b that it will pack next comes from memory. Few rows, as when
+        a text is generated, are a matter of GB/s: a weight's rows are turned in registers, nothing is packed. On a
+        GPU: a block of threads computes a tile, sharing what it reads; each thread keeps 4 x 4 sums in registers, on
+        the CUDA cores. gemm_cublas.h is what fast builds use where it can.
 Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; only their k loop is kept in
         order. Measured: dev/bench/gemm.c. Slower and faster kernels: dev/cuda/matmul.cu
 */
@@ -334,6 +335,68 @@ static inline size_t gemm_part_floats_(int M, int K) {
     return (n + GEMM_LINE - 1) / GEMM_LINE * GEMM_LINE;
 }
 
+// ---- few rows: where a linear layer has few positions, weights are read from memory once and never packed ----
+
+enum { GEMM_FEW = 4 };  // rows of a at most
+
+// b is a transposed matrix: its rows, of which each is a column here, are what a weight has for one output
+static inline int gemm_is_few_(const GemmPart* p) {
+    const int a_plain = p->a.col_stride == 1 && !p->a.col_index;
+    return p->M <= GEMM_FEW && a_plain && p->b.row_stride == 1 && !p->b.row_index && !p->b.col_index;
+}
+
+// VLANES columns of out: as many rows of the weight, turned in registers, VLANES of k at a time. next: rows read next
+static inline __attribute__((always_inline)) void gemm_few_columns_(float* out, size_t out_stride, const float* start,
+                                                                    size_t start_stride, const float* const* a,
+                                                                    const float* b, const float* next, size_t b_stride,
+                                                                    int M, int K) {
+    vfloat sum[GEMM_FEW], columns[VLANES];
+    int k = 0;
+    for (int m = 0; m < M; m++) { sum[m] = v_load(start + m * start_stride); }
+    for (; k + VLANES <= K; k += VLANES) {
+        for (int i = 0; i < VLANES; i++) { __builtin_prefetch(next + i * b_stride + k, 0, 2); }
+        v_load_columns(columns, b + k, b_stride);
+        #pragma GCC unroll 16
+        for (int i = 0; i < VLANES; i++) {
+            for (int m = 0; m < M; m++) { sum[m] = v_madd(v_fill(a[m][k + i]), columns[i], sum[m]); }
+        }
+    }
+    for (; k < K; k++) {
+        float column[VLANES];
+        for (int i = 0; i < VLANES; i++) { column[i] = b[i * b_stride + k]; }
+        for (int m = 0; m < M; m++) { sum[m] = v_madd(v_fill(a[m][k]), v_load(column), sum[m]); }
+    }
+    for (int m = 0; m < M; m++) { v_store(out + m * out_stride, sum[m]); }
+}
+
+// columns n..n_end of a part; columns after are what is asked for when the last of these are read. The compiler makes a
+// loop of its own for each number of rows
+static __attribute__((noinline, unused)) void gemm_few_task_(const GemmPart* p, size_t out_stride, int n, int n_end,
+                                                             int after) {
+    static const float zeros[VLANES] = {0};
+    const size_t b_stride = p->b.col_stride, start_stride = p->start ? p->start_stride : 0;
+    const float* a[GEMM_FEW];
+    for (int m = 0; m < p->M; m++) { a[m] = p->a.data + gemm_at_(p->a.row_index, m) * p->a.row_stride; }
+    for (; n + VLANES <= n_end; n += VLANES) {
+        float* out = p->out + n;
+        const float *start = p->start ? p->start + n : zeros, *b = p->b.data + n * b_stride;
+        const float* next = p->b.data + (n + 2 * VLANES <= n_end ? n + VLANES : after) * b_stride;
+        switch (p->M) {
+            case 1: gemm_few_columns_(out, out_stride, start, start_stride, a, b, next, b_stride, 1, p->K); break;
+            case 2: gemm_few_columns_(out, out_stride, start, start_stride, a, b, next, b_stride, 2, p->K); break;
+            case 3: gemm_few_columns_(out, out_stride, start, start_stride, a, b, next, b_stride, 3, p->K); break;
+            default: gemm_few_columns_(out, out_stride, start, start_stride, a, b, next, b_stride, 4, p->K);
+        }
+    }
+    for (; n < n_end; n++) {
+        for (int m = 0; m < p->M; m++) {
+            float sum = p->start ? p->start[m * start_stride + n] : 0.0f;
+            for (int k = 0; k < p->K; k++) { sum = madd(a[m][k], p->b.data[n * b_stride + k], sum); }
+            p->out[m * out_stride + n] = sum;
+        }
+    }
+}
+
 // tasks are panels, cut into pieces of rows where there are few of them: large parts into more
 static inline void gemm_plan_block_(GemmBlock* block, float* a_packed, int n_threads) {
     int n_panels = (int)ceil_div(block->N, TILE_N), pieces = (int)ceil_div(GEMM_TASKS * n_threads, n_panels);
@@ -346,7 +409,7 @@ static inline void gemm_plan_block_(GemmBlock* block, float* a_packed, int n_thr
         p->rows = (int)ceil_div(p->M, share * GEMM_PIECE) * GEMM_PIECE;
         p->a_packed = a_packed;
         p->first_tile = block->n_tiles, p->first_task = block->n_tasks;
-        block->n_tiles += (int)ceil_div(p->M, TILE_M);
+        block->n_tiles += gemm_is_few_(p) ? 0 : (int)ceil_div(p->M, TILE_M);
         block->n_tasks += n_panels * (int)ceil_div(p->M, p->rows);
         a_packed += gemm_part_floats_(p->M, p->K);
     }
@@ -394,6 +457,11 @@ static inline void gemm_block_(const GemmBlock* block, float* b_packed, int n_th
         const GemmPart* p = gemm_part_of_(block, INT_MAX, task);
         int n_pieces = (int)ceil_div(p->M, p->rows), i = task - p->first_task;
         int n = i / n_pieces * TILE_N, m = i % n_pieces * p->rows;
+        if (gemm_is_few_(p)) {
+            int n_end = gemm_min_(n + TILE_N, block->N), after = n + n_threads * TILE_N;
+            gemm_few_task_(p, block->out_stride, n, n_end, after + VLANES <= block->N ? after : n);
+            continue;
+        }
         gemm_task_(p->out + n, block->out_stride, p->start ? p->start + n : zeros, p->start ? p->start_stride : 0,
                    p->a_packed, b_packed, gemm_columns_(p->b, n, block->N, p->K),
                    gemm_task_columns_(block, task + n_threads),  // most likely the next: threads take turns
