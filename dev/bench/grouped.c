@@ -221,11 +221,11 @@ static void mlp_dense(const Mlp* p, const Device* dev) {
     matmul_forward(p->gate_up, p->m, p->gate_up_weight, NULL, N, D, 2 * F, dev);
     mlp_silu(p);
     matmul_forward(p->out, p->hidden, p->down_weight, NULL, N, F, D, dev);
-    matmul_backward_input(p->t, p->dout, p->down_weight, N, F, D, dev);
+    matmul_backward_input(p->t, p->dout, p->down_weight, 0, N, F, D, dev);
     mlp_silu_backward(p);
     matmul_backward_weight(p->ddown_weight, p->dout, p->hidden, 0, N, F, D, dev);
     matmul_backward_weight(p->dgate_up_weight, p->gate_up, p->m, 0, N, D, 2 * F, dev);
-    matmul_backward_input(p->out, p->gate_up, p->gate_up_weight, N, D, 2 * F, dev);
+    matmul_backward_input(p->out, p->gate_up, p->gate_up_weight, 0, N, D, 2 * F, dev);
 }
 
 static void mlp_experts(const Mlp* p, const Device* dev) {

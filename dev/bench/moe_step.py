@@ -1,7 +1,7 @@
 """One training step of a mixture of experts (55M parameters) side by side: ours and transformers' Mixtral, float32 on the CPU.
 
     make build/gcc-native-O3/train_moe
-    .venv/bin/python dev/bench/moe_step.py --rounds 5 --json moe.json
+    .venv/bin/python dev/bench/moe_step.py --rounds 5 --skip batched_mm --json moe.json
     .venv/bin/python dev/bench/moe_step.py --small                      # seconds: does everything run?
 
 A step is forward, backward, clip to norm 1 and AdamW. All programs start from one Hugging Face folder (the sizes of train_moe
