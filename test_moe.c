@@ -63,7 +63,7 @@ static void subject_close(Subject* s) {
 
 static void subject_leaf(void* subject, const int* inputs, const int* targets, float dloss) {
     Subject* s = (Subject*)subject;
-    moe_leaf(&s->moe, &s->acts, inputs, targets, dloss, 1.0f / (float)s->file.n_leaves, s->file.B, s->file.T, &s->dev);
+    moe_leaf(&s->moe, &s->acts, inputs, targets, dloss, s->file.B, s->file.T, &s->dev);
 }
 
 static void subject_updated(void* subject) {

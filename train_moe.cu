@@ -64,7 +64,7 @@ typedef struct {
     int* experts;  // (L, N, k) ascending
 } Choices;
 
-typedef enum { KEEP_ALL, RECOMPUTE_NORMS, RECOMPUTE_EXPERTS, RECOMPUTE_BLOCKS } Recompute;  // each includes the others
+typedef enum { KEEP_ALL, RECOMPUTE_NORMS, RECOMPUTE_EXPERTS, RECOMPUTE_BLOCKS } Recompute;  // includes those before
 
 // time against memory; recompute never changes a bit
 typedef struct {
@@ -150,6 +150,7 @@ typedef struct {
 
 // sizes only: what a run will need is known before anything is allocated
 static void moe_layout(Moe* moe, Config c) {
+    assert(sizeof(StoredParameters) == sizeof(Parameters));  // one table fills both
     moe->config = c;
     model_layout(&moe->model, parameter_table(moe->model.table, &c));
     moe->model.n_numbers = c.L * (int)router_statistics_length(c.E);
@@ -404,13 +405,13 @@ static void recompute_block(const Moe* moe, Activations* acts, int l, const floa
 }
 
 // dresidual is the gradient of the stream behind layer l, and becomes that behind its attention. The gradient of an
-// expert's weight in a token needs no output of the expert: it is (dout Wdown) . hidden (doc/moe.md). share: 1 / leaves
-// of the update
-static void experts_backward(Moe* moe, Activations* acts, int l, float share, int N, const Device* dev) {
+// expert's weight in a token needs no output of the expert: it is (dout Wdown) . hidden (doc/moe.md).
+static void experts_backward(Moe* moe, Activations* acts, int l, int N, const Device* dev) {
     const Config* c = &moe->config;
     const int D = c->D, E = c->E, F = c->F, R = N * c->k;
     const RouterShape router = router_shape(c);
-    const float balance = c->balance == BALANCE_LOSS ? c->aux_alpha * share : 0.0f, z = c->z_lambda * share;
+    const float per_leaf = 1.0f / (float)moe->model.dp.n_leaves;  // the losses of routers are means over leaves
+    const float balance = c->balance == BALANCE_LOSS ? c->aux_alpha * per_leaf : 0.0f, z = c->z_lambda * per_leaf;
     const ExpertRows* rows = &acts->rows;
     ActivationTensors a = layer_activations(acts, l);
     Statistics s = layer_statistics(acts, l);
@@ -467,7 +468,7 @@ static void attention_block_backward(Moe* moe, Activations* acts, int l, const f
 
 // Forward's calls upside down, after moe_head. Every parameter's gradient is written, but for what is frozen, whose
 // pointer is NULL: one micro-batch is one leaf, which joins the tree of llmc/ranks/data_parallel.h.
-static void moe_backward(Moe* moe, Activations* acts, float share, int B, int T, const Device* dev) {
+static void moe_backward(Moe* moe, Activations* acts, int B, int T, const Device* dev) {
     const int L = moe->config.L, D = moe->config.D, N = B * T;
     ActivationTensors a = layer_activations(acts, L - 1);
     StoredParameters p = layer_weights(moe, 0);
@@ -478,7 +479,7 @@ static void moe_backward(Moe* moe, Activations* acts, float share, int B, int T,
     for (int l = L - 1; l >= moe->model.lowest; l--) {
         const floatX* residual = l > 0 ? layer_activations(acts, l - 1).residual3 : a.encoded;
         recompute_block(moe, acts, l, residual, N, dev);
-        experts_backward(moe, acts, l, share, N, dev);
+        experts_backward(moe, acts, l, N, dev);
         attention_block_backward(moe, acts, l, residual, N, dev);
         dp_layer_done(&moe->model.dp, l, dev);
     }
@@ -490,15 +491,15 @@ static void moe_backward(Moe* moe, Activations* acts, float share, int B, int T,
 }
 
 // one micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree
-static void moe_leaf(Moe* moe, Activations* acts, const int* tokens, const int* targets, float dloss, float share,
-                     int B, int T, const Device* dev) {
+static void moe_leaf(Moe* moe, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
+                     const Device* dev) {
     DataParallel* dp = &moe->model.dp;
     const Parameters d = layer_gradients(moe, 0);
     acts->numbers = dp_numbers(dp);
     moe_forward(moe, acts, tokens, B, T, 0, dev);
     moe_head(moe, acts, 1, moe->config.tied ? d.embedding : d.head, targets, dloss, B * T, dev);
     crossentropy_losses_sum(dp_loss(dp), layer_statistics(acts, 0).losses, B * T, dev);
-    moe_backward(moe, acts, share, B, T, dev);
+    moe_backward(moe, acts, B, T, dev);
     acts->numbers = NULL;
 }
 
@@ -535,8 +536,9 @@ static float moe_routers_loss(const Moe* moe) {
 // after an update with balance "bias": an expert that has had more than its share becomes harder to choose
 static void moe_balance_biases(Moe* moe, float rate, const Device* dev) {
     const Config* c = &moe->config;
+    if (c->balance != BALANCE_BIAS) { return; }
     float* bias = (float*)malloc_check(sizeof(float) * (size_t)c->E, "biases of a router");
-    for (int l = 0; l < c->L && c->balance == BALANCE_BIAS; l++) {
+    for (int l = 0; l < c->L; l++) {
         floatX* stored = layer_weights(moe, l).bias;
         if (moe->bias_stays[l]) { continue; }
         floatx_download(bias, stored, (size_t)c->E, dev);
@@ -578,7 +580,7 @@ static void moe_options(Run* r) {
          "on", 0},
         {"model", "tied", "", OPTION_SWITCH, &w->tied, "0", 0, 0, "0|1",
          "of a random start: the embedding is the output matrix too", 0},
-        {"machine", "recompute", "-r", OPTION_INT, &w->how.recompute, "1", 0, 3, "0|1|2|3",
+        {"machine", "recompute", "", OPTION_INT, &w->how.recompute, "1", 0, 3, "0|1|2|3",
          "compute again in backward instead of keeping: 1 norms, 2 the experts' first products too, 3 whole blocks. "
          "Saves memory, changes no bit", 0},
         {"machine", "head-rows", "", OPTION_INT, &w->how.head_rows, "8192", 1, INT_MAX, "N",
@@ -633,6 +635,7 @@ static void moe_freeze(Run* r) {
 
 static void moe_check(Run* r) {
     const Config* c = config_of(r);
+    r->has_masters = !FLOATX_IS_FLOAT;
     const char* lacking = c->balance == BALANCE_BIAS ? "biases of routers" : c->k == 1 ? "single expert a token" : NULL;
     if (!lacking || !*r->o.export_hf || r->comm->rank > 0) { return; }
     warn_line("--export-hf: Mixtral in transformers has no %s: from this folder it computes something else", lacking);
@@ -643,6 +646,7 @@ static void moe_load(Run* r, const SliceSink* sink) {
     Model* m = r->model;
     SafeSet set;
     char name[NAME_BYTES];
+    const char* embedding = NULL;
     if (!*r->weights) {
         tensors_init_into(sink, m->table, m->n_table, (uint32_t)r->o.seed);
         return;
@@ -651,13 +655,14 @@ static void moe_load(Run* r, const SliceSink* sink) {
     for (int i = 0; i < m->n_table; i++) {
         Tensor* t = &m->table[i];
         const int is_bias = t->field == offsetof(Parameters, bias);
+        if (t->field == offsetof(Parameters, embedding)) { embedding = t->name; }
         if (is_bias && !safeset_find(&set, tensor_slice_name(name, sizeof name, t, 0))) {
             tensors_init_into(sink, t, 1, 0);
         } else {
             tensors_load_into(sink, &set, t, 1, "", NULL);
         }
     }
-    if (config_of(r)->tied) { tensors_check_tied(&set, "lm_head.weight", m->table[0].name); }
+    if (config_of(r)->tied) { tensors_check_tied(&set, "lm_head.weight", embedding); }
     safeset_report_unused(&set);
     safeset_close(&set);
 }
@@ -728,9 +733,8 @@ static void open_activations(Run* r, Purpose purpose, int B, int T) {
 
 static void train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
     Workplace* w = workplace(r);
-    const float share = 1.0f / (float)w->moe.model.dp.n_leaves;
     (void)k;
-    moe_leaf(&w->moe, &w->acts, inputs, targets, dloss, share, B, T, &r->dev);
+    moe_leaf(&w->moe, &w->acts, inputs, targets, dloss, B, T, &r->dev);
 }
 
 static float routers_loss(Run* r, float* grads) {

@@ -83,14 +83,17 @@ build_and_run() {
     if make_all "$folder" $variables $(printf "$folder/%s " $tests); then programs $(printf "$folder/%s " $tests); fi
 }
 
-# the CUDA kernels on this CPU, as their exact or their fast build; quick: of test_gpt2cu, which takes over a minute, four promises
+# the CUDA kernels on this CPU, as their exact or their fast build; quick: of test_gpt2cu and test_moe, which take over a
+# minute each, a few promises
 simt() {
-    local programs promise model=build/simt-$1/test_gpt2cu
+    local programs promise gpt2=build/simt-$1/test_gpt2cu moe=build/simt-$1/test_moe
     programs=$(printf "build/simt-$1/%s " $(make -s simt_tests))
     make_all "dev/simt, $1" $programs || return
     if [ "${2-}" != quick ]; then programs $programs; return; fi
-    programs ${programs/$model /}
-    for promise in "golden base" "golden dropout" cache repeat; do part "simt-$1 test_gpt2cu, $promise" $model "$promise"; done
+    programs=${programs/$gpt2 /}
+    programs ${programs/$moe /}
+    for promise in "golden base" "golden dropout" cache repeat; do part "simt-$1 test_gpt2cu, $promise" $gpt2 "$promise"; done
+    for promise in "golden base" documents; do part "simt-$1 test_moe, $promise" $moe "$promise"; done
 }
 
 # make_all NAME ARGUMENT...: make them all, or say that something does not build
@@ -143,7 +146,7 @@ quick() {
 # the same bits from other compilers, vector widths and levels of optimisation; a build for each
 matrix() {
     local bits="test_gpt2 test_matmul test_attention test_layernorm test_crossentropy test_gelu test_fmath"
-    local mamba="test_mamba_hpn test_selective_scan"  # which hold all its other ops too
+    local mamba="test_mamba_hpn test_selective_scan test_moe test_router"  # which hold all their other ops too
     build_and_run "OMP=0" test_gpt2 test_matmul test_attention
     for arch in x86-64-v3 x86-64; do build_and_run "ARCH=$arch" $bits $mamba; done
     for opt in -O0 -O2; do build_and_run "OPT=$opt" test_gpt2 test_fmath; done
@@ -158,7 +161,8 @@ rest() {
     matrix
     build_and_run "ASAN=1 OPT=-O1"
     simt fast
-    if make_all "dev/simt, exact" build/simt-exact/test_gpt2cu; then programs build/simt-exact/test_gpt2cu; fi
+    local exact="build/simt-exact/test_gpt2cu build/simt-exact/test_moe"
+    if make_all "dev/simt, exact" $exact; then programs $exact; fi
     build_shared
     finish_parts  # scripts measure time and memory
     part "headers as C11 and C++17, each alone" dev/check_headers.sh

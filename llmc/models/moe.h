@@ -20,6 +20,7 @@ Source: Jiang et al. 2024, arXiv:2401.04088 (Mixtral); Shazeer 2019, arXiv:1911.
 #include "../core/tensor.h"      // Tensor: the table of parameters
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
 #include "../ops/rope.h"         // rope_scaled_base
+#include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
 
 // ---- 1. Config ----
 
@@ -82,7 +83,7 @@ static inline int config_number_(double* value, const json_t* json, const char* 
 static inline int config_parse_rope_(Config* c, const json_t* json, ErrorText* error) {
     const json_t *later = json_object_get(json, "rope_parameters"), *scaling = json_object_get(json, "rope_scaling");
     const char* type = json_string_value(json_object_get(later, "rope_type"));
-    double theta = 10000.0;
+    double theta = 1e6;  // what transformers takes where nothing is said
     if (scaling && !json_is_null(scaling)) {
         return error_set(error, "\"rope_scaling\": expected null; NTK's factor is \"rope_alpha\"");
     }
@@ -124,7 +125,8 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
     const JsonInt sizes[] = {{"max_position_embeddings", &max_T, 1, CONFIG_MAX_T}, {"vocab_size", &V, 1, 1 << 24},
                              {"num_hidden_layers", &L, 1, CONFIG_MAX_LAYERS},      {"hidden_size", &D, 1, 1 << 20},
                              {"num_attention_heads", &NH, 1, 1 << 14}, {"num_key_value_heads", &NKV, 1, 1 << 14},
-                             {"num_local_experts", &E, 1, 1024},       {"num_experts_per_tok", &k, 1, 16},
+                             {"num_local_experts", &E, 1, ROUTER_MOST_EXPERTS},
+                             {"num_experts_per_tok", &k, 1, ROUTER_MOST_CHOSEN},
                              {"intermediate_size", &F, 1, 1 << 22}};
     if (!json_agrees(json, json_pack("{s:s}", "model_type", "mixtral"), error) || !json_ints(json, sizes, 9, error)) {
         return 0;
