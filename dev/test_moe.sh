@@ -54,7 +54,7 @@ for i in {1..120}; do echo "line $i: the plain loop is the law, and $i times $i 
 for i in {1..60}; do head -c $((20 + i * 7 % 50)) text | tail -c 30 >doc_$i; done
 mkdir documents && mv doc_* documents
 sizes='"vocab_size":257,"hidden_size":16,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":6,"intermediate_size":12,"num_local_experts":5,"num_experts_per_tok":2,"max_position_embeddings":48'
-echo "{\"model_type\":\"mixtral\",$sizes,\"aux_alpha\":0.01,\"z_lambda\":0.001}" >tiny.json
+echo "{\"model_type\":\"mixtral\",$sizes,\"rope_theta\":10000,\"aux_alpha\":0.01,\"z_lambda\":0.001}" >tiny.json
 start=(--config tiny.json --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 4)
 mixed=("${start[@]}" --grad-accum 4 --steps 12 --val-fraction 0.1 --eval-every 6 --sample-every 6 --max-new-tokens 8 --save-every 4)
 

@@ -83,7 +83,7 @@ static inline int config_number_(double* value, const json_t* json, const char* 
 static inline int config_parse_rope_(Config* c, const json_t* json, ErrorText* error) {
     const json_t *later = json_object_get(json, "rope_parameters"), *scaling = json_object_get(json, "rope_scaling");
     const char* type = json_string_value(json_object_get(later, "rope_type"));
-    double theta = 1e6;  // what transformers takes where nothing is said
+    double theta = 0.0;
     if (scaling && !json_is_null(scaling)) {
         return error_set(error, "\"rope_scaling\": expected null; NTK's factor is \"rope_alpha\"");
     }
@@ -94,13 +94,13 @@ static inline int config_parse_rope_(Config* c, const json_t* json, ErrorText* e
         !config_number_(&theta, later, "rope_theta", 1.0, 1e12, error)) {
         return 0;
     }
-    c->rope_base = theta;
+    c->rope_base = theta > 0.0 ? theta : 1e6;  // what transformers takes where nothing is said
     c->rope_alpha = 1.0;
     if (!config_number_(&c->rope_base, json, "rope_base", 1.0, 1e12, error) ||
         !config_number_(&c->rope_alpha, json, "rope_alpha", 1e-3, 1e6, error)) {
         return 0;
     }
-    if (fabs(config_rope_theta(c) / theta - 1.0) > 1e-6) {  // as somebody types it: 85550.376
+    if (theta > 0.0 && fabs(config_rope_theta(c) / theta - 1.0) > 1e-6) {  // as somebody types it: 85550.376
         return error_set(error, "\"rope_theta\" %.9g: expected %.9g, which \"rope_base\" and \"rope_alpha\" make",
                          theta, config_rope_theta(c));
     }
