@@ -8,6 +8,8 @@ bf16: there the plain loops, on the same stored numbers, must be met within what
 #include "llmc/test/asked.h"
 #include "llmc/test/test.h"
 
+enum { MANY_ROWS = 9 };  // more than those whose products pack nothing
+
 #if defined(__CUDACC__) && !defined(EXACT)
 #define SAME_BITS 0
 enum { N_STORED = 2 };
@@ -809,6 +811,10 @@ static void test_rounding(Test* t) {
     backward(FLOAT, &dinp, dweights, NULL, pair, &x, with, 0, 1, 1, 2, &dev);
     check(t, out == kept && dinp == kept, "expected %g, found out %g and dinp %g", (double)kept, (double)out,
           (double)dinp);
+    float *many = filled_array(MANY_ROWS, x), *outs = filled_array(MANY_ROWS, NAN);
+    forward(FLOAT, outs, many, &x, &minus, MANY_ROWS, 1, 1, &dev);
+    for (int n = 0; n < MANY_ROWS; n++) { check(t, outs[n] == kept, "row %d: found %g", n, (double)outs[n]); }
+    free(many), free(outs);
     backward(FLOAT, NULL, &dweight, NULL, pair, with, with, 0, 2, 1, 1, &dev);
     check(t, dweight == kept, "expected %g, found dweight %g", (double)kept, (double)dweight);
     device_free(&dev);
@@ -820,11 +826,14 @@ static void test_rounding(Test* t) {
 static void test_signed_zero(Test* t) {
     Device dev = test_device(1);
     const float zero = -0.0f, one = 1.0f;
-    float out[2] = {NAN, NAN};
-    forward(FLOAT, out, &zero, &one, &zero, 1, 1, 1, &dev);
-    forward(FLOAT, out + 1, &zero, &one, NULL, 1, 1, 1, &dev);
-    check(t, float_bits(out[0]) == 0x80000000, "from -0: found %08x", float_bits(out[0]));
-    check(t, float_bits(out[1]) == 0, "from 0: found %08x", float_bits(out[1]));
+    float *zeros = filled_array(MANY_ROWS, zero), *out = filled_array(MANY_ROWS, NAN);
+    for (int N = 1; N <= MANY_ROWS; N++) {
+        forward(FLOAT, out, zeros, &one, &zero, N, 1, 1, &dev);
+        for (int n = 0; n < N; n++) { check(t, float_bits(out[n]) == 0x80000000, "from -0: %08x", float_bits(out[n])); }
+        forward(FLOAT, out, zeros, &one, NULL, N, 1, 1, &dev);
+        for (int n = 0; n < N; n++) { check(t, float_bits(out[n]) == 0, "from 0: found %08x", float_bits(out[n])); }
+    }
+    free(zeros), free(out);
     device_free(&dev);
 }
 
