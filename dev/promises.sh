@@ -5,6 +5,7 @@
 #     skip PROMISE                    cannot be tested here, with the reason
 #     build VARIABLES PROGRAM         builds it with these Makefile variables; prints its path
 #     need_build NAME VARIABLES PROGRAM   the same into a variable, or the end of the test
+#     go, refuse, last                of a script that runs one trainer: a run, options that are refused, a run's newest checkpoint
 #     le BYTES NUMBER...              numbers as a binary file has them
 # `quick` as a script's first argument: its most telling promises of each kind, for `make test`; is_quick asks for it.
 set -u
@@ -54,6 +55,30 @@ need_build() {
     path=$(build "$2" "$3") || { echo "0 passed, 1 failed"; exit 1; }
     printf -v "$1" '%s' "$path"
 }
+
+# ---- of a script that runs one trainer, "$trainer" ----
+
+go() {  # OPTION...: into out and err, within $limit seconds; status is kept
+    timeout "$limit" "$trainer" "$@" >out 2>err </dev/null
+    status=$?
+    [ $status = 0 ] || { echo "      status $status: ${trainer##*/} $*"; cat err; }
+    return $status
+}
+
+# exit status 2, one line on stderr that begins with the program's name and holds TEXT, and no new folder
+refuse() {  # PROMISE TEXT OPTION...
+    local promise=$1 text=$2 status good=1
+    shift 2
+    timeout 30 "$trainer" --run new "$@" >out 2>err </dev/null
+    status=$?
+    if [ $status = 2 ] && [ "$(wc -l <err)" = 1 ] && [[ $(<err) == "${trainer##*/}: "*"$text"* ]] && [ ! -e new ]; then good=0; fi
+    verdict $good "refused: $promise" "status $status, $(ls -d new 2>/dev/null) stderr: $(<err)"
+    rm -rf new
+}
+
+last() { printf '%s\n' "$1"/step_*[0-9] | tail -n 1; }  # RUN: its newest checkpoint
+
+# ---- files and the end ----
 
 le() {  # BYTES NUMBER...: little-endian
     local size=$1 text="" number i

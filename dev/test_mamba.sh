@@ -13,33 +13,15 @@ kills=${KILLS:-$(is_quick && echo 3 || echo 30)}
 parts=${*:-$(is_quick && echo kills ranks growth text || echo options conflicts kills ranks builds growth text files memory)}
 
 need_build trainer "" train_mamba_hpn
+limit=60  # seconds of a run
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 
 # ---- promises ----
 
-go() {  # OPTION...: into out and err; status is kept
-    timeout 60 "$trainer" "$@" >out 2>err </dev/null
-    status=$?
-    [ $status = 0 ] || { echo "      status $status: train_mamba_hpn $*"; cat err; }
-    return $status
-}
-
-# exit status 2, one line on stderr that begins with the program's name and holds TEXT, and no new folder
-refuse() {  # PROMISE TEXT OPTION...
-    local promise=$1 text=$2 status good=1
-    shift 2
-    timeout 30 "$trainer" --run new "$@" >out 2>err </dev/null
-    status=$?
-    if [ $status = 2 ] && [ "$(wc -l <err)" = 1 ] && [[ $(<err) == "train_mamba_hpn: "*"$text"* ]] && [ ! -e new ]; then good=0; fi
-    verdict $good "refused: $promise" "status $status, $(ls -d new 2>/dev/null) stderr: $(<err)"
-    rm -rf new
-}
-
 # the records of metrics.jsonl without what depends on time and machine
 columns() { sed -E 's/"(ms|tok_per_s|peak|time|data_wait_ms|rss_mb)": [^,}]+//g' "$1/metrics.jsonl"; }
-last() { printf '%s\n' "$1"/step_*[0-9] | tail -n 1; }
 sums() { cat "$(last "$1")"/{model,optimizer,trainer}.safetensors | sha256sum; }
 
 # two runs have the same model, moments, counters and records
