@@ -73,7 +73,11 @@ static void subject_updated(void* subject) {
     }
 }
 
-static float subject_more_loss(void* subject) { return moe_routers_loss(&((Subject*)subject)->moe); }
+static float subject_more_loss(void* subject) {
+    const Moe* moe = &((Subject*)subject)->moe;
+    const Routing now = moe_routing(moe);
+    return routing_loss(&moe->config, &now);
+}
 
 // Exact builds: every bit. bf16 rounds every weight and activation to 2^-9, and where two experts are nearly as good the
 // rounding decides: that token's gradient then goes through another expert, and gradients are no longer near. Only odd,

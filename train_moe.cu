@@ -527,10 +527,8 @@ static Routing moe_routing(const Moe* moe) {
 }
 
 // what the routers add to the loss; the leaves have its gradients
-static float moe_routers_loss(const Moe* moe) {
-    const Config* c = &moe->config;
-    const Routing now = moe_routing(moe);
-    return (c->balance == BALANCE_LOSS ? c->aux_alpha * now.balance : 0.0f) + c->z_lambda * now.z;
+static float routing_loss(const Config* c, const Routing* now) {
+    return (c->balance == BALANCE_LOSS ? c->aux_alpha * now->balance : 0.0f) + c->z_lambda * now->z;
 }
 
 // after an update with balance "bias": an expert that has had more than its share becomes harder to choose
@@ -738,15 +736,16 @@ static void train_leaf(Run* r, int k, const int* inputs, const int* targets, flo
 }
 
 static float routers_loss(Run* r, float* grads) {
+    const Routing now = moe_routing(&workplace(r)->moe);
     (void)grads;
-    return moe_routers_loss(&workplace(r)->moe);
+    return routing_loss(config_of(r), &now);
 }
 
 static void moe_stepped(Run* r, const Step* s) {
     Workplace* w = workplace(r);
     const int L = w->moe.config.L;
     const Routing now = moe_routing(&w->moe);
-    const double cross_entropy = (double)(s->loss - moe_routers_loss(&w->moe));
+    const double cross_entropy = (double)(s->loss - routing_loss(&w->moe.config, &now));
     if (!s->skipped) { moe_balance_biases(&w->moe, w->bias_rate, &r->dev); }
     log_note(&r->log, "load %.2f", (double)now.load);
     log_extra(&r->log, json_pack("{s:o, s:o, s:o, s:o, s:i}", "cross_entropy", json_finite(cross_entropy), "balance",

@@ -4,7 +4,7 @@ JSON files, whole: read with a message that names file and line, written durably
     json_parse_bounded  the same for files that may be large
     json_read           the same from a file, with a message and an exit
     json_need_int       an integer out of an object; json_ints: several, each within its bounds
-    json_choice, json_switch   one of a list of names (choice.h), true or false; or absent
+    json_choice, json_switch, json_number   one of a list of names (choice.h), true or false, a number; or absent
     json_agrees         settings that must have one value or be absent
     json_write          a new file; json_replace: one that others may read at any time; json_text: the text of both
     json_write_doubles  a new file whose numbers are doubles, not floats: json_text_doubles
@@ -176,6 +176,19 @@ static inline int json_switch(int* value, const json_t* json, const char* key, E
     if (!found || json_is_null(found)) { return 1; }
     if (!json_is_boolean(found)) { return json_refuse_value_(error, key, "true or false", found); }
     *value = json_is_true(found);
+    return 1;
+}
+
+// a number within low..high; an absent key or null leaves *value as it is. 0: error says what is wrong
+static inline int json_number(double* value, const json_t* json, const char* key, double low, double high,
+                              ErrorText* error) {
+    const json_t* found = json_object_get(json, key);
+    if (!found || json_is_null(found)) { return 1; }
+    const double x = json_number_value(found);
+    if (!json_is_number(found) || !(x >= low && x <= high)) {
+        return error_set(error, "\"%s\": expected a number %g..%g", key, low, high);
+    }
+    *value = x;
     return 1;
 }
 

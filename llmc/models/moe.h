@@ -15,7 +15,7 @@ Source: Jiang et al. 2024, arXiv:2401.04088 (Mixtral); Shazeer 2019, arXiv:1911.
 #ifndef LLMC_MOE_H
 #define LLMC_MOE_H
 #include "../core/choice.h"      // choice_find
-#include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints
+#include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_number
 #include "../core/outfile.h"     // FileSum
 #include "../core/tensor.h"      // Tensor: the table of parameters
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
@@ -66,19 +66,6 @@ static inline Config config_preset(const char* name, int V) {
     fail_input("--model: expected tiny, small or 6.9b, found \"%s\"", name);
 }
 
-// a number within low..high; an absent key leaves *value as it is
-static inline int config_number_(double* value, const json_t* json, const char* key, double low, double high,
-                                 ErrorText* error) {
-    const json_t* found = json_object_get(json, key);
-    if (!found || json_is_null(found)) { return 1; }
-    const double x = json_number_value(found);
-    if (!json_is_number(found) || !(x >= low && x <= high)) {
-        return error_set(error, "\"%s\": expected a number %g..%g", key, low, high);
-    }
-    *value = x;
-    return 1;
-}
-
 // rope_theta stands at the top or, in later files, in rope_parameters; ours say what it was made of
 static inline int config_parse_rope_(Config* c, const json_t* json, ErrorText* error) {
     const json_t *later = json_object_get(json, "rope_parameters"), *scaling = json_object_get(json, "rope_scaling");
@@ -90,14 +77,14 @@ static inline int config_parse_rope_(Config* c, const json_t* json, ErrorText* e
     if (type && strcmp(type, "default") != 0) {
         return error_set(error, "\"rope_type\": expected \"default\", found \"%s\"", format_text(type).s);
     }
-    if (!config_number_(&theta, json, "rope_theta", 1.0, 1e12, error) ||
-        !config_number_(&theta, later, "rope_theta", 1.0, 1e12, error)) {
+    if (!json_number(&theta, json, "rope_theta", 1.0, 1e12, error) ||
+        !json_number(&theta, later, "rope_theta", 1.0, 1e12, error)) {
         return 0;
     }
     c->rope_base = theta > 0.0 ? theta : 1e6;  // what transformers takes where nothing is said
     c->rope_alpha = 1.0;
-    if (!config_number_(&c->rope_base, json, "rope_base", 1.0, 1e12, error) ||
-        !config_number_(&c->rope_alpha, json, "rope_alpha", 1e-3, 1e6, error)) {
+    if (!json_number(&c->rope_base, json, "rope_base", 1.0, 1e12, error) ||
+        !json_number(&c->rope_alpha, json, "rope_alpha", 1e-3, 1e6, error)) {
         return 0;
     }
     if (theta > 0.0 && fabs(config_rope_theta(c) / theta - 1.0) > 1e-6) {  // as somebody types it: 85550.376
@@ -109,8 +96,8 @@ static inline int config_parse_rope_(Config* c, const json_t* json, ErrorText* e
 
 static inline int config_parse_losses_(Config* c, const json_t* json, ErrorText* error) {
     double aux_alpha = 0.0, z_lambda = 0.0;
-    if (!config_number_(&aux_alpha, json, "aux_alpha", 0.0, 1e3, error) ||
-        !config_number_(&z_lambda, json, "z_lambda", 0.0, 1e3, error)) {
+    if (!json_number(&aux_alpha, json, "aux_alpha", 0.0, 1e3, error) ||
+        !json_number(&z_lambda, json, "z_lambda", 0.0, 1e3, error)) {
         return 0;
     }
     c->aux_alpha = (float)aux_alpha;
@@ -143,7 +130,7 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
         return error_set(error, "\"head_dim\": expected an even number, found %d", c->HS);
     }
     if (k > E) { return error_set(error, "\"num_experts_per_tok\": expected at most %d experts, found %d", E, k); }
-    if (!config_number_(&eps, json, "rms_norm_eps", 1e-12, 0.1, error) || !config_parse_rope_(c, json, error) ||
+    if (!json_number(&eps, json, "rms_norm_eps", 1e-12, 0.1, error) || !config_parse_rope_(c, json, error) ||
         !config_parse_losses_(c, json, error) || !json_switch(&c->tied, json, "tie_word_embeddings", error)) {
         return 0;
     }
