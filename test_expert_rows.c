@@ -110,6 +110,50 @@ static const Op add_op = {
     .backward_ref = add_ref, .backward = OP_FAST(add),
 };
 
+// ---- copy ----
+
+enum { COPY_EXPERTS, COPY_X, COPIES };
+
+static void copy_ref(float* const* a, const int* d) {
+    ExpertRows r = found_on_host((int*)a[COPY_EXPERTS], d);
+    expert_rows_copy_ref(a[COPIES], a[COPY_X], &r, d['D']);
+    host_free(&r);
+}
+
+OP_STORED(X)
+static void copy(X* const* x, float* const* a, const int* d, const Device* dev) {
+    ExpertRows r = found((int*)a[COPY_EXPERTS], d, dev);
+    expert_rows_copy(x[COPIES], x[COPY_X], &r, d['D'], dev);
+    expert_rows_free(&r);
+}
+
+static void copy_double(double* const* a, const int* d) {
+    const int R = d['N'] * d['k'], D = d['D'];
+    for (int p = 0; p < R; p++) {
+        const double e = a[COPY_EXPERTS][p];
+        int row = 0;
+        for (int q = 0; q < R; q++) { row += a[COPY_EXPERTS][q] < e || (a[COPY_EXPERTS][q] == e && q < p); }
+        for (int i = 0; i < D; i++) { a[COPIES][row * D + i] = a[COPY_X][p / d['k'] * D + i]; }
+    }
+}
+
+static double copy_error(int array, const int* d) {
+    (void)array, (void)d;
+    return 0.0;
+}
+
+static const Op copy_op = {
+    .name = "copy", .dims = "NkDE",
+    .arrays = {
+        {COPY_EXPERTS, "experts", "Nk", GIVEN | INDEX, 0.0f, NULL, NULL, 'E'},
+        {COPY_X, "x", "ND", GIVEN, 1.0f},
+        {COPIES, "rows", "NkD", MADE},
+    },
+    .shapes = shapes, .traits = ANYWHERE | SPECIAL_KERNELS,
+    .forward_ref = copy_ref, .forward = OP_FAST(copy),
+    .in_double = copy_double, .error = copy_error, .judged = {{7, 3, 5, 4}, {9, 2, 3, 1}},
+};
+
 // ---- weights there and back ----
 
 enum { PAIR_EXPERTS, PAIR_WEIGHTS, ROW_WEIGHT, DROW_WEIGHT, DPAIR_WEIGHTS };
@@ -328,7 +372,7 @@ static void test_refuse(Test* t) {
 }
 
 int main(int argc, char** argv) {
-    const Op* ops[] = {&combine_op, &add_op, &weights_op};
+    const Op* ops[] = {&combine_op, &add_op, &copy_op, &weights_op};
     const Promise promises[] = {
         {"refuse", "what there is no room for is refused", test_refuse},
         {"obvious", "six rows that can be sorted by hand", test_obvious},

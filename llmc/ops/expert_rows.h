@@ -9,6 +9,7 @@ the experts compute. ExpertRows says which row is whose, and brings numbers ther
 All of it is on the device, and nothing waits for the host. With rows (N * k, D):
     expert_rows_combine    out_n = sum over j of weight_nj * rows[slot_nj]    (N, D)   written; forward
     expert_rows_add        dm_n += sum over j of rows[slot_nj]                (N, D)   added: gradients of the rows
+    expert_rows_copy       rows[row] = x[token[row]], x (N, D)                (N * k, D) written; to send them elsewhere
     expert_rows_weights    row_weight[row] = weights[pair[row]]               (N * k)  written
     expert_rows_dweights   dweights[pair] = drow_weight[slot[pair]]           (N, k)   written: its backward
 Everything is a gather by the owner of the result: no atomics, and no order that depends on time.
@@ -101,6 +102,12 @@ static inline void expert_rows_add_ref(float* dm, const float* rows, const Exper
         for (int d = 0; d < D; d++) {
             for (size_t p = n * r->k; p < (n + 1) * r->k; p++) { dm[n * D + d] += rows[(size_t)r->slot[p] * D + d]; }
         }
+    }
+}
+
+static inline void expert_rows_copy_ref(float* rows, const float* x, const ExpertRows* r, int D) {
+    for (size_t row = 0; row < (size_t)r->N * r->k; row++) {
+        for (int d = 0; d < D; d++) { rows[row * D + d] = x[(size_t)r->token[row] * D + d]; }
     }
 }
 
@@ -204,6 +211,15 @@ static inline void expert_rows_add(float* dm, const float* rows, const ExpertRow
     #pragma omp parallel for
     for (int n = 0; n < r->N; n++) {
         expert_rows_add_row_(dm + (size_t)n * D, rows, r->slot + (size_t)n * r->k, r->k, D);
+    }
+}
+
+static inline void expert_rows_copy(float* rows, const float* x, const ExpertRows* r, int D, const Device* dev) {
+    const int *token = r->token, R = r->N * r->k;
+    (void)dev;
+    #pragma omp parallel for
+    for (int row = 0; row < R; row++) {
+        memcpy(rows + (size_t)row * D, x + (size_t)token[row] * D, sizeof(float) * (size_t)D);
     }
 }
 
@@ -382,6 +398,34 @@ static inline void expert_rows_add(X* dm, const X* rows, const ExpertRows* r, in
     } else {
         expert_rows_gather_<1, 0>(dm, rows, NULL, r, D, dev);
     }
+}
+
+template <int W, typename X>
+__global__ void expert_rows_copy_kernel(X* rows, const X* x, const int* token, int R, int D) {
+    const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
+    if (row >= (size_t)R) { return; }
+    const X* from = x + (size_t)token[row] * D;
+    for (int d = threadIdx.x * W; d < D; d += blockDim.x * W) {
+        store_floats(rows + row * D + d, load_floats<W>(from + d));
+    }
+}
+
+template <int W, typename X>
+static inline void expert_rows_copy_(X* rows, const X* x, const ExpertRows* r, int D, const Device* dev) {
+    const unsigned wanted = (unsigned)ceil_div(ceil_div(D, W), WARP) * WARP, most = EXPERT_ROWS_THREADS;
+    const unsigned threads = wanted < most ? wanted : most;
+    const int R = r->N * r->k;
+    dim3 block(threads, most / threads);
+    if (R == 0 || D == 0) { return; }
+    expert_rows_copy_kernel<W><<<(unsigned)ceil_div(R, block.y), block, 0, dev->stream>>>(rows, x, r->token, R, D);
+    cudaCheck(cudaGetLastError());
+}
+
+template <typename X>
+static inline void expert_rows_copy(X* rows, const X* x, const ExpertRows* r, int D, const Device* dev) {
+    constexpr int W = pack_width<X>();
+    if (D % W == 0 && pack_aligned(rows, x)) { expert_rows_copy_<W>(rows, x, r, D, dev); }
+    else { expert_rows_copy_<1>(rows, x, r, D, dev); }
 }
 
 __global__ static void expert_rows_take_kernel(float* to, const float* from, const int* index, size_t n) {
