@@ -374,22 +374,23 @@ static void test_extras(Test* t) {
 
 static void test_grown_moments(Test* t) {
     const int old_layer[3] = {1, -1, 0};
-    Tensor table[2] = {tensor("w", 0, 0, 2, 5, INIT_ZEROS, 0.0f, DECAY, AS_IS), tensor("l.%d", 0, 2, 3, 7, INIT_ZEROS,
-                                                                                       0.0f, DECAY, TRANSPOSED)};
+    static Model model;
+    Tensor* table = model.table;
+    table[0] = tensor("w", 0, 0, 2, 5, INIT_ZEROS, 0.0f, DECAY, AS_IS);
+    table[1] = tensor("l.%d", 0, 2, 3, 7, INIT_ZEROS, 0.0f, DECAY, TRANSPOSED);
     TempPath folder = temp_folder(), path = temp_path(&folder, "optimizer.safetensors");
-    DataParallel s;
     Device dev;
     device_init(&dev, 1);
-    const size_t n = tensors_layout(table, 2);
-    float *m = random_array(n, 1.0f, 1), *v = random_array(n, 1.0f, 2);
-    dp_init(&s, NULL, table, 2, NULL, 1, 0);
-    moments_save(path.s, &s, m, v, NULL);
-    dp_free(&s);
+    model_layout(&model, 2);
+    float *m = random_array(model.n, 1.0f, 1), *v = random_array(model.n, 1.0f, 2);
+    model_plan(&model, NULL, 1, 0);
+    moments_save(path.s, &model, m, v, NULL);
+    model_plan_free(&model);
     table[1].layers = 3;
-    const size_t n_large = tensors_layout(table, 2);
-    float *m_large = filled_array(n_large, 7.0f), *v_large = filled_array(n_large, 7.0f), zeros[21] = {0};
-    dp_init(&s, NULL, table, 2, NULL, 1, 0);
-    moments_load_layers(path.s, &s, m_large, v_large, old_layer, &dev);
+    model_layout(&model, 2);
+    float *m_large = filled_array(model.n, 7.0f), *v_large = filled_array(model.n, 7.0f), zeros[21] = {0};
+    model_plan(&model, NULL, 1, 0);
+    moments_load_layers(path.s, &model, m_large, v_large, old_layer, &dev);
     check_bits(t, "of no layer", v_large, v, 10);
     for (int l = 0; l < 3; l++) {
         const size_t at = table[1].offset + 21 * (size_t)l,
@@ -397,7 +398,7 @@ static void test_grown_moments(Test* t) {
         check_bits(t, "first moments", m_large + at, old_layer[l] < 0 ? zeros : m + from, 21);
         check_bits(t, "second moments", v_large + at, old_layer[l] < 0 ? zeros : v + from, 21);
     }
-    dp_free(&s);
+    model_plan_free(&model);
     device_free(&dev);
     free(m), free(v), free(m_large), free(v_large);
     temp_remove(&folder);

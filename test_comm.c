@@ -1774,50 +1774,60 @@ static void test_all_frozen(Test* t) {
     }
 }
 
+// a model of these tensors, its sizes and plan alone
+static void plan_model(Model* m, Comm* c, TestTable which, int zero) {
+    const int* frozen = test_frozen(which);
+    memset(m, 0, sizeof *m);
+    model_layout(m, test_table(m->table, which));
+    const size_t n_bytes = sizeof(int) * (size_t)m->n_slices;
+    m->frozen = frozen ? (int*)memcpy(new_array((size_t)m->n_slices, sizeof(int)), frozen, n_bytes) : NULL;
+    model_plan(m, c, 4, zero);
+}
+
+static void unplan_model(Model* m) {
+    model_plan_free(m);
+    free(m->frozen);
+}
+
 // the file of the moments of what learns, each of them a number of its slice
-static void write_moments(const char* path, Tensor* table, int n_tensors, const int* frozen) {
-    DataParallel s;
-    dp_init(&s, NULL, table, n_tensors, frozen, 1, 0);
-    float *m = (float*)new_array(s.n_kept, sizeof(float)), *v = (float*)new_array(s.n_kept, sizeof(float));
-    for (int i = 0, slice = 0; i < n_tensors; i++) {
-        const size_t n = tensor_slice_elements(&table[i]);
-        for (int k = 0; k < tensor_slices(&table[i]); k++, slice++) {
-            const int stretch = dp_stretch(&s, i, k);
-            const size_t at = stretch < 0 ? 0 : part_at(s.kept[stretch], n * (size_t)k);
-            for (size_t j = 0; j < n && stretch >= 0; j++) {
-                m[at + j] = (float)(1 + slice);
-                v[at + j] = (float)(100 + slice);
+static void write_moments(const char* path, TestTable which) {
+    Model model;
+    plan_model(&model, NULL, which, 0);
+    float *m = (float*)new_array(model.n_kept, sizeof(float)), *v = (float*)new_array(model.n_kept, sizeof(float));
+    for (int i = 0, slice = 0; i < model.n_table; i++) {
+        for (int k = 0; k < tensor_slices(&model.table[i]); k++, slice++) {
+            const Part kept = model_kept(&model, i, k);
+            for (size_t j = kept.at; j < kept.at + kept.n; j++) {
+                m[j] = (float)(1 + slice);
+                v[j] = (float)(100 + slice);
             }
         }
     }
-    moments_save(path, &s, m, v, NULL);
+    moments_save(path, &model, m, v, NULL);
     free(m), free(v);
-    dp_free(&s);
+    unplan_model(&model);
 }
 
 // A run goes on with other frozen slices than the file was written with. number: 100 then + 10 now + zero
 static void ranks_resume(Test* t, Comm* c, int number) {
     const TestTable then = (TestTable)(number / 100), now = (TestTable)(number / 10 % 10);
     const int *before = test_frozen(then), *frozen = test_frozen(now);
-    Tensor table[MAX_ROWS];
-    DataParallel s;
+    Model model;
     Device dev = rank_device(c);
-    const int n_tensors = test_table(table, then);
     TempPath folder = temp_folder(), path = temp_path(&folder, "optimizer.safetensors");
-    tensors_layout(table, n_tensors);
-    write_moments(path.s, table, n_tensors, before);
-    dp_init(&s, c, table, n_tensors, frozen, 4, number % 10);
-    float *m = (float*)device_alloc(4 * s.n_kept, "m"), *v = (float*)device_alloc(4 * s.n_kept, "v");
+    write_moments(path.s, then);
+    plan_model(&model, c, now, number % 10);
+    float *m = (float*)device_alloc(4 * model.n_kept, "m"), *v = (float*)device_alloc(4 * model.n_kept, "v");
     float* room = (float*)new_array(200 * 101, sizeof(float));
-    moments_load(path.s, &s, m, v, &dev);
-    for (int i = 0, slice = 0; i < n_tensors; i++) {
-        const size_t n = tensor_slice_elements(&table[i]);
-        for (int k = 0; k < tensor_slices(&table[i]); k++, slice++) {
-            if (dp_stretch(&s, i, k) < 0) { continue; }
+    moments_load(path.s, &model, m, v, &dev);
+    for (int i = 0, slice = 0; i < model.n_table; i++) {
+        const size_t n = tensor_slice_elements(&model.table[i]);
+        for (int k = 0; k < tensor_slices(&model.table[i]); k++, slice++) {
+            if (slice_is_frozen(frozen, slice)) { continue; }
             const int was_frozen = before && before[slice];
             for (int of_v = 0; of_v < 2; of_v++) {
                 const float want = was_frozen ? 0.0f : (float)((of_v ? 100 : 1) + slice);
-                const float* found = dp_slice(&s, of_v ? v : m, i, k, room, &dev);
+                const float* found = model_slice(&model, of_v ? v : m, i, k, room, &dev);
                 check(t, !found || (found[0] == want && found[n - 1] == want), "slice %d begins with %g, expected %g",
                       slice, found ? (double)found[0] : 0.0, (double)want);
             }
@@ -1825,9 +1835,9 @@ static void ranks_resume(Test* t, Comm* c, int number) {
     }
     temp_remove(&folder);
     free(room);
-    device_release(m, 4 * s.n_kept);
-    device_release(v, 4 * s.n_kept);
-    dp_free(&s);
+    device_release(m, 4 * model.n_kept);
+    device_release(v, 4 * model.n_kept);
+    unplan_model(&model);
     device_free(&dev);
 }
 
@@ -1859,39 +1869,36 @@ static void test_resume(Test* t) {
     }
 }
 
-// an arena of masters, dealt out and collected again; what is frozen comes from the stored weights
+// masters, dealt out and collected again; what is frozen comes from the stored weights
 static void ranks_masters(Test* t, Comm* c, int zero) {
-    Tensor table[MAX_ROWS];
-    DataParallel s;
+    Model model;
     Device dev = rank_device(c);
-    const int n_tensors = test_table(table, ODD_FROZEN);
-    const size_t n = tensors_layout(table, n_tensors);
-    dp_init(&s, c, table, n_tensors, test_frozen(ODD_FROZEN), 4, zero);
-    float *whole = random_array(n, 1.0f, 3), *back = filled_array(n, NAN);
-    float* master = (float*)device_alloc(4 * s.n_kept, "masters");
+    plan_model(&model, c, ODD_FROZEN, zero);
+    const size_t n = model.n;
+    float *expected = random_array(n, 1.0f, 3), *master = (float*)device_alloc(4 * model.n_kept, "masters");
     uint16_t* bits = (uint16_t*)new_array(n, sizeof(uint16_t));
-    for (size_t i = 0; i < n; i++) { bits[i] = (uint16_t)(float_bits(whole[i]) >> 16); }
+    for (size_t i = 0; i < n; i++) { bits[i] = (uint16_t)(float_bits(expected[i]) >> 16); }
     void* stored = device_alloc(2 * n, "weights");
+    model.w = weights_of(stored, 2, master, NULL, NULL);
     device_upload(stored, bits, 2 * n, &dev);
-    dp_deal(&s, master, whole, &dev);
-    dp_collect(&s, master, back, &dev);
-    if (c->rank == 0) {
-        dp_collect_frozen(&s, stored, 2, back, &dev);
-        for (int i = 0; i < n_tensors; i++) {
-            const size_t n_slice = tensor_slice_elements(&table[i]);
-            for (int k = 0; k < tensor_slices(&table[i]); k++) {
-                const size_t at = table[i].offset + n_slice * (size_t)k;
-                for (size_t j = at; j < at + n_slice && dp_stretch(&s, i, k) < 0; j++) {
-                    whole[j] = float_from_bits((uint32_t)bits[j] << 16);
-                }
-                check_bits(t, table[i].name, back + at, whole + at, n_slice);
+    dp_deal(&model.dp, master, expected, &dev);
+    const float* whole = model_whole(&model, master, &dev, &dev);
+    check(t, (whole != NULL) == (c->rank == 0), "rank 0 gets them, and no other");
+    for (int i = 0, slice = 0; i < model.n_table && whole; i++) {
+        const size_t n_slice = tensor_slice_elements(&model.table[i]);
+        for (int k = 0; k < tensor_slices(&model.table[i]); k++, slice++) {
+            const size_t at = model.table[i].offset + n_slice * (size_t)k;
+            for (size_t j = at; j < at + n_slice && slice_is_frozen(model.frozen, slice); j++) {
+                expected[j] = float_from_bits((uint32_t)bits[j] << 16);
             }
+            check_bits(t, model.table[i].name, whole + at, expected + at, n_slice);
         }
     }
+    if (whole) { model_whole_free(&model, whole, NULL); }
     device_release(stored, 2 * n);
-    device_release(master, 4 * s.n_kept);
-    free(whole), free(back), free(bits);
-    dp_free(&s);
+    device_release(master, 4 * model.n_kept);
+    free(expected), free(bits);
+    unplan_model(&model);
     device_free(&dev);
 }
 

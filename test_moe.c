@@ -50,7 +50,7 @@ static void subject_open(Subject* s, const char* path, int n_threads, Tradeoffs 
     const SliceSink sink = model_stream_open(&stream, m, NULL, 0, &s->dev);
     tensors_load_into(&sink, &s->file.set, m->table, m->n_table, "param.", NULL);
     model_stream_close(&stream);
-    activations_init(&s->acts, s->moe.config, g->B, g->T, TO_TRAIN, how, &s->dev);
+    activations_init(&s->acts, s->moe.config, &m->ranks, g->B, g->T, TO_TRAIN, how, &s->dev);
     snprintf(s->how, sizeof s->how, "%d threads, recompute %d", n_threads, how.recompute);
 }
 
@@ -95,7 +95,7 @@ static GoldenRun subject_run(Subject* s) {
 }
 
 static Tradeoffs tradeoffs(int recompute, int head_rows) {
-    Tradeoffs how = {recompute, head_rows};
+    Tradeoffs how = {recompute, head_rows, 1, 0.0f};
     return how;
 }
 
@@ -223,7 +223,7 @@ static void test_cache(Test* t) {
     Activations cached;
     subject_open(&s, ODD, 2, tradeoffs(KEEP_ALL, 8192));
     const int T = s.file.T, *tokens = golden_batch(&s.file, "inputs", 0, 0);
-    activations_init(&cached, s.moe.config, 1, T, TO_GENERATE, tradeoffs(KEEP_ALL, 8192), &s.dev);
+    activations_init(&cached, s.moe.config, &s.moe.model.ranks, 1, T, TO_GENERATE, tradeoffs(KEEP_ALL, 8192), &s.dev);
     moe_forward(&s.moe, &s.acts, tokens, 1, T, 0, &s.dev);
     for (int t0 = 0, n = 3; t0 < T; t0 += n, n = 1) {  // three positions first, then one at a time
         moe_forward(&s.moe, &cached, tokens + t0, 1, t0 + n, t0, &s.dev);

@@ -19,6 +19,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16; floatx_download
 #include "llmc/core/tensor_arena.h"   // TensorArena: activations, laid out by a table
+#include "llmc/models/experts.h"      // experts_forward, experts_backward_input, experts_backward_weight
 #include "llmc/models/moe.h"          // Config, Parameters, parameter_table
 #include "llmc/ops/attention.h"       // grouped_attention_forward, grouped_attention_backward
 #include "llmc/ops/cast.h"            // cast: floats to what is stored, and back
@@ -26,14 +27,14 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/ops/documents.h"       // Segments, segments_find: where attention and positions start anew
 #include "llmc/ops/embedding.h"       // token_embedding_forward, token_embedding_backward
 #include "llmc/ops/expert_rows.h"     // ExpertRows: which rows each expert computes; expert_rows_combine
-#include "llmc/ops/grouped_matmul.h"  // grouped_matmul_forward, ..._backward_input, ..._backward_weight
 #include "llmc/ops/matmul.h"          // matmul_forward, matmul_backward
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
 #include "llmc/ops/rope.h"            // RopeTable, rope_forward, rope_backward
 #include "llmc/ops/router.h"          // router_forward, router_statistics, router_backward
 #include "llmc/ops/swiglu.h"          // swiglu_forward, swiglu_backward
-#include "llmc/ranks/model.h"         // Model: parameters, gradients, moments
+#include "llmc/ranks/expert_parallel.h"  // ExpertParallel, ep_find, ep_send, ep_return: experts on other ranks
+#include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments; model_point_gradients
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
 #endif
@@ -49,14 +50,15 @@ typedef struct {
 
 // what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
 typedef struct {
-    floatX *encoded, *norm1, *q, *k, *v, *attention, *residual2, *norm2, *gate_up, *hidden, *expert_out, *residual3,
-        *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv, *drows, *dhidden, *drouter;
+    floatX *encoded, *norm1, *q, *k, *v, *attention, *residual2, *norm2, *received, *gate_up, *hidden, *computed,
+        *expert_out, *residual3, *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv, *drows, *dreceived,
+        *dhidden, *drouter;
 } ActivationTensors;
 
 // what must not lose digits, always float
 typedef struct {
     float *norm1_rstd, *att_max, *att_inv, *norm2_rstd, *router_logits, *scores, *lse, *weights, *norm_rstd, *losses,
-        *row_weights, *drow_weights, *dweights, *drouter_logits, *bias;
+        *row_weights, *drow_weights, *received_weights, *dreceived_weights, *dweights, *drouter_logits, *bias;
 } Statistics;
 
 // what is chosen, and must not be chosen anew
@@ -70,11 +72,24 @@ typedef enum { KEEP_ALL, RECOMPUTE_NORMS, RECOMPUTE_EXPERTS, RECOMPUTE_BLOCKS } 
 typedef struct {
     int recompute;  // Recompute
     int head_rows;  // positions whose logits exist at once
+    int ranks;      // that share the experts of a layer; 0 or 1: none do
+    float room;     // rows that one of them can compute, as a multiple of its own; 0: whatever may come
 } Tradeoffs;
 
 // layers that keep a tensor of their own which --recompute `level` and above compute again; 0: one buffer serves all
 static int layers_kept(Config c, Purpose purpose, const Tradeoffs* how, Recompute level) {
     return purpose == TO_TRAIN && how->recompute < (int)level ? c.L : 0;
+}
+
+// Rows that the experts of this rank may get from N positions here and as many on each rank that shares them. In
+// generation all have the same positions
+static int rows_here(const Config* c, int N, Purpose purpose, const Tradeoffs* how) {
+    const double R = (double)N * c->k;
+    if (how->ranks <= 1 || purpose == TO_GENERATE) { return (int)R; }
+    const int held = c->E / how->ranks;
+    const double most = (double)N * how->ranks * (held < c->k ? held : c->k);  // a token takes an expert once
+    const double rows = how->room > 0.0f ? fmin(most, ceil(R * (double)how->room)) : most;
+    return (int)fmin(rows, INT_MAX / 2);
 }
 
 // B rows of T positions; generation keeps logits of the last position only
@@ -86,6 +101,8 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
     const int L_cache = purpose == TO_GENERATE ? c.L : L_block;
     const int N_head = purpose == TO_GENERATE ? 1 : N < how->head_rows ? N : how->head_rows;
     const int N_train = purpose == TO_TRAIN ? N : 0, R_train = purpose == TO_TRAIN ? R : 0;
+    const int R_here = rows_here(&c, N, purpose, how), R_here_train = purpose == TO_TRAIN ? R_here : 0;
+    const int travels = how->ranks > 1;  // rows do
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = activation(FIELD(encoded),    0, N, D);
@@ -96,8 +113,10 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
     *t++ = activation(FIELD(attention),  L_block, N, HQ);      // its output before the projection
     *t++ = activation(FIELD(residual2),  L_block, N, D);       // residual stream after attention
     *t++ = activation(FIELD(norm2),      L_norms, N, D);       // what router and experts read
-    *t++ = activation(FIELD(gate_up),    L_experts, R, 2 * c.F);  // then its gradient
-    *t++ = activation(FIELD(hidden),     0, R, c.F);           // silu(gate) o up
+    *t++ = activation(FIELD(received),   0, travels * R_here, D);  // rows of it, for the experts of this rank
+    *t++ = activation(FIELD(gate_up),    L_experts, R_here, 2 * c.F);  // then its gradient
+    *t++ = activation(FIELD(hidden),     0, R_here, c.F);      // silu(gate) o up
+    *t++ = activation(FIELD(computed),   0, travels * R_here, D);  // what goes back to other ranks
     *t++ = activation(FIELD(expert_out), 0, R, D);
     *t++ = activation(FIELD(residual3),  L_out, N, D);         // residual stream after the experts
     *t++ = activation(FIELD(norm),       0, N, D);             // the last one's output
@@ -109,7 +128,8 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
     *t++ = activation(FIELD(dk),         0, N_train, HK);
     *t++ = activation(FIELD(dv),         0, N_train, HK);
     *t++ = activation(FIELD(drows),      0, R_train, D);       // gradient of norm2's output, slot by slot
-    *t++ = activation(FIELD(dhidden),    0, R_train, c.F);
+    *t++ = activation(FIELD(dreceived),  0, travels * R_here_train, D);
+    *t++ = activation(FIELD(dhidden),    0, R_here_train, c.F);
     *t++ = activation(FIELD(drouter),    0, N_train, c.E);     // gradient of the router's logits, as products read it
 #undef FIELD
     return (int)(t - table);
@@ -118,6 +138,7 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
 static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const int N = B * T, R = N * c.k, L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS);
     const int N_train = purpose == TO_TRAIN ? N : 0, R_train = purpose == TO_TRAIN ? R : 0;
+    const int R_received = purpose == TO_TRAIN && how->ranks > 1 ? rows_here(&c, N, purpose, how) : 0;
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(Statistics, name)
     *t++ = activation(FIELD(norm1_rstd),     L_block, N, 1);
@@ -132,6 +153,8 @@ static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpos
     *t++ = activation(FIELD(losses),         0, N, 1);
     *t++ = activation(FIELD(row_weights),    0, R_train, 1);     // weights, slot by slot
     *t++ = activation(FIELD(drow_weights),   0, R_train, 1);
+    *t++ = activation(FIELD(received_weights),  0, R_received, 1);
+    *t++ = activation(FIELD(dreceived_weights), 0, R_received, 1);
     *t++ = activation(FIELD(dweights),       0, N_train, c.k);
     *t++ = activation(FIELD(drouter_logits), 0, N_train, c.E);
     *t++ = activation(FIELD(bias),           0, 1, c.E);         // of the router, for the choice
@@ -163,6 +186,9 @@ typedef struct {
     TensorArena statistics;
     TensorArena choices;
     ExpertRows rows;        // of the layer that is computed now
+    ExpertParallel ep;      // those that the experts of this rank compute
+    float* scratch;         // of experts_backward_weight
+    size_t n_scratch;
     RopeTable rope;
     int *tokens, *targets;  // (B, T) on the device
     Segments segments;      // of the batch: what attention and positions see as one sequence (--doc-reset)
@@ -182,11 +208,13 @@ static double activations_layout(Activations* acts, Config c, int B, int T, Purp
     acts->how = how;
     const int N = B * T, n_activations = activation_table(acts->tensors.table, c, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, c, B, T, purpose, &how);
+    const size_t widest = 2 * (size_t)c.F * (size_t)c.D;
+    acts->n_scratch = purpose == TO_TRAIN ? experts_scratch_floats(how.ranks, c.E, widest) : 0;
     acts->choices.table[0] = activation("experts", offsetof(Choices, experts), c.L, N, c.k);
     return tensor_arena_layout(&acts->tensors, n_activations, sizeof(floatX)) +
            tensor_arena_layout(&acts->statistics, n_statistics, sizeof(float)) +
            tensor_arena_layout(&acts->choices, 1, sizeof(int)) + (double)expert_rows_bytes(N, c.k, c.E) +
-           (double)rope_table_bytes(T, c.HS) + 8.0 * N;
+           (double)rope_table_bytes(T, c.HS) + sizeof(float) * (double)acts->n_scratch + 8.0 * N;
 }
 
 static void activations_open_rope(Activations* acts, const Config* c, int T, const Device* dev) {
@@ -196,14 +224,19 @@ static void activations_open_rope(Activations* acts, const Config* c, int T, con
     free(frequencies);
 }
 
-static void activations_init(Activations* acts, Config c, int B, int T, Purpose purpose, Tradeoffs how,
-                             const Device* dev) {
+// ranks: those that share the experts of this model
+static void activations_init(Activations* acts, Config c, const ExpertRanks* ranks, int B, int T, Purpose purpose,
+                             Tradeoffs how, const Device* dev) {
     const size_t n_bytes = sizeof(int) * (size_t)B * (size_t)T;
     activations_layout(acts, c, B, T, purpose, how);
     tensor_arena_open(&acts->tensors, "activations");
     tensor_arena_open(&acts->statistics, "statistics");
     tensor_arena_open(&acts->choices, "chosen experts");
     expert_rows_init(&acts->rows, B * T, c.k, c.E);
+    ep_open(&acts->ep, ranks, c.E, rows_here(&c, B * T, purpose, &how), purpose == TO_GENERATE);
+    if (acts->n_scratch > 0) {
+        acts->scratch = (float*)device_alloc(sizeof(float) * acts->n_scratch, "gradients of experts");
+    }
     activations_open_rope(acts, &c, T, dev);
     acts->tokens = (int*)device_alloc(n_bytes, "tokens");
     acts->targets = (int*)device_alloc(n_bytes, "targets");
@@ -216,6 +249,8 @@ static void activations_free(Activations* acts) {
     tensor_arena_close(&acts->statistics);
     tensor_arena_close(&acts->choices);
     expert_rows_free(&acts->rows);
+    if (acts->ep.ranks) { ep_close(&acts->ep); }
+    device_release(acts->scratch, sizeof(float) * acts->n_scratch);
     rope_table_free(&acts->rope);
     device_release(acts->tokens, n_bytes);
     device_release(acts->targets, n_bytes);
@@ -233,7 +268,7 @@ static StoredParameters layer_weights(const Moe* moe, int l) {
 static Parameters layer_gradients(Moe* moe, int l) {
     Parameters d;
     memset(&d, 0, sizeof d);
-    dp_point(&moe->model.dp, &d, l);
+    model_point_gradients(&moe->model, &d, l);
     return d;
 }
 
@@ -299,10 +334,28 @@ static void attention_block_forward(const Moe* moe, Activations* acts, int l, co
     residual_forward(a.residual2, residual, a.branch, (size_t)N * D, dev);
 }
 
+// Which rows the experts of this rank compute, and their inputs there, if they come from other ranks. norm2 is there
+static void experts_gather(Activations* acts, const Config* c, int l, int N, const Device* dev) {
+    ActivationTensors a = layer_activations(acts, l);
+    expert_rows_find(&acts->rows, layer_experts(acts, l), N, dev);
+    ep_find(&acts->ep, &acts->rows, dev);
+    if (!ep_sends(&acts->ep)) { return; }
+    expert_rows_copy(a.expert_out, a.norm2, &acts->rows, c->D, dev);
+    ep_send(&acts->ep, a.received, a.expert_out, sizeof(floatX) * (size_t)c->D, dev);
+}
+
+// the experts' first product
+static void experts_gate_up(const Moe* moe, Activations* acts, int l, const Device* dev) {
+    ActivationTensors a = layer_activations(acts, l);
+    const floatX* inp = ep_sends(&acts->ep) ? a.received : a.norm2;
+    experts_forward(&acts->ep, a.gate_up, inp, BY_TOKEN, layer_weights(moe, l).gate_up, moe->config.D,
+                    2 * moe->config.F, dev);
+}
+
 // the second half up to the products that are kept for backward. replay: these positions have chosen their experts
 static void experts_up(const Moe* moe, Activations* acts, int l, int replay, int N, const Device* dev) {
     const Config* c = &moe->config;
-    const int D = c->D, E = c->E, R = N * c->k;
+    const int D = c->D, E = c->E;
     const RouterShape router = router_shape(c);
     ActivationTensors a = layer_activations(acts, l);
     Statistics s = layer_statistics(acts, l);
@@ -315,20 +368,21 @@ static void experts_up(const Moe* moe, Activations* acts, int l, int replay, int
     router_forward(experts, s.weights, s.scores, s.lse, s.router_logits, p.bias ? s.bias : NULL,
                    replay ? experts : NULL, &router, N, dev);
     if (numbers) { router_statistics(numbers, experts, s.weights, s.scores, s.lse, &router, N, dev); }
-    expert_rows_find(&acts->rows, experts, N, dev);
-    grouped_matmul_forward(a.gate_up, a.norm2, acts->rows.token, p.gate_up, acts->rows.offsets, E, R, D, 2 * c->F,
-                           dev);
+    experts_gather(acts, c, l, N, dev);
+    experts_gate_up(moe, acts, l, dev);
 }
 
 // ... and from there on: what the experts of a token say, weighed and added to the stream
 static void experts_down(const Moe* moe, Activations* acts, int l, int N, const Device* dev) {
     const Config* c = &moe->config;
-    const int D = c->D, R = N * c->k;
+    const ExpertParallel* ep = &acts->ep;
+    const int D = c->D, is_alone = ep->ranks->size == 1;
     ActivationTensors a = layer_activations(acts, l);
     Statistics s = layer_statistics(acts, l);
     StoredParameters p = layer_weights(moe, l);
-    swiglu_forward(a.hidden, a.gate_up, 0.0f, R, c->F, dev);
-    grouped_matmul_forward(a.expert_out, a.hidden, (const int*)NULL, p.down, acts->rows.offsets, c->E, R, c->F, D, dev);
+    swiglu_forward(a.hidden, a.gate_up, 0.0f, ep->n_rows, c->F, dev);
+    experts_forward(ep, is_alone ? a.expert_out : a.computed, a.hidden, ROW_BY_ROW, p.down, c->F, D, dev);
+    if (!is_alone) { ep_return(ep, a.expert_out, a.computed, sizeof(floatX) * (size_t)D, dev); }
     expert_rows_combine(a.branch, a.expert_out, s.weights, &acts->rows, D, dev);
     residual_forward(a.residual3, a.residual2, a.branch, (size_t)N * D, dev);
 }
@@ -393,22 +447,51 @@ static void recompute_block(const Moe* moe, Activations* acts, int l, const floa
         experts_up(moe, acts, l, 1, N, dev);
         return;
     }
-    expert_rows_find(&acts->rows, layer_experts(acts, l), N, dev);
     if (level >= RECOMPUTE_NORMS) {
         rmsnorm_forward(a.norm1, s.norm1_rstd, residual, p.norm1, c->eps, N, c->D, dev);
         rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2, p.norm2, c->eps, N, c->D, dev);
     }
-    if (level >= RECOMPUTE_EXPERTS) {
-        grouped_matmul_forward(a.gate_up, a.norm2, acts->rows.token, p.gate_up, acts->rows.offsets, c->E, N * c->k,
-                               c->D, 2 * c->F, dev);
+    experts_gather(acts, c, l, N, dev);
+    if (level >= RECOMPUTE_EXPERTS) { experts_gate_up(moe, acts, l, dev); }
+}
+
+// The experts of this rank, for all rows that they compute: from dresidual to the gradients of their inputs, drows, and
+// of the weight that each has in its token, drow_weights. The latter needs no output of the expert: it is
+// (dout Wdown) . hidden (doc/moe.md).
+static void experts_products_backward(Moe* moe, Activations* acts, int l, const Device* dev) {
+    const Config* c = &moe->config;
+    const ExpertParallel* ep = &acts->ep;
+    const int D = c->D, F = c->F, sends = ep_sends(ep);
+    const size_t width = sizeof(floatX) * (size_t)D;
+    ActivationTensors a = layer_activations(acts, l);
+    Statistics s = layer_statistics(acts, l);
+    StoredParameters p = layer_weights(moe, l);
+    Parameters d = layer_gradients(moe, l);
+    const floatX *inp = sends ? a.received : a.norm2, *dout = sends ? a.dreceived : a.dresidual;
+    float* dweights = sends ? s.dreceived_weights : s.drow_weights;
+    floatX* drows = sends ? a.computed : a.drows;
+    expert_rows_weights(s.row_weights, s.weights, &acts->rows, dev);
+    if (sends) {
+        expert_rows_copy(a.drows, a.dresidual, &acts->rows, D, dev);
+        ep_send(ep, a.dreceived, a.drows, width, dev);
+        ep_send(ep, s.received_weights, s.row_weights, sizeof(float), dev);
+    }
+    experts_backward_input(ep, a.dhidden, dout, BY_TOKEN, p.down, F, D, dev);
+    swiglu_backward(a.gate_up, a.hidden, dweights, a.dhidden, a.gate_up, sends ? s.received_weights : s.row_weights,
+                    0.0f, ep->n_rows, F, dev);
+    experts_backward_weight(ep, d.down, dout, BY_TOKEN, a.hidden, ROW_BY_ROW, acts->scratch, F, D, dev);
+    experts_backward_weight(ep, d.gate_up, a.gate_up, ROW_BY_ROW, inp, BY_TOKEN, acts->scratch, D, 2 * F, dev);
+    experts_backward_input(ep, drows, a.gate_up, ROW_BY_ROW, p.gate_up, D, 2 * F, dev);
+    if (sends) {
+        ep_return(ep, a.drows, drows, width, dev);
+        ep_return(ep, s.drow_weights, dweights, sizeof(float), dev);
     }
 }
 
-// dresidual is the gradient of the stream behind layer l, and becomes that behind its attention. The gradient of an
-// expert's weight in a token needs no output of the expert: it is (dout Wdown) . hidden (doc/moe.md).
+// dresidual is the gradient of the stream behind layer l, and becomes that behind its attention
 static void experts_backward(Moe* moe, Activations* acts, int l, int N, const Device* dev) {
     const Config* c = &moe->config;
-    const int D = c->D, E = c->E, F = c->F, R = N * c->k;
+    const int D = c->D, E = c->E;
     const RouterShape router = router_shape(c);
     const float per_leaf = 1.0f / (float)moe->model.dp.n_leaves;  // the losses of routers are means over leaves
     const float balance = c->balance == BALANCE_LOSS ? c->aux_alpha * per_leaf : 0.0f, z = c->z_lambda * per_leaf;
@@ -417,14 +500,7 @@ static void experts_backward(Moe* moe, Activations* acts, int l, int N, const De
     Statistics s = layer_statistics(acts, l);
     StoredParameters p = layer_weights(moe, l);
     Parameters d = layer_gradients(moe, l);
-    expert_rows_weights(s.row_weights, s.weights, rows, dev);
-    grouped_matmul_backward_input(a.dhidden, a.dresidual, rows->token, p.down, rows->offsets, E, R, F, D, dev);
-    swiglu_backward(a.gate_up, a.hidden, s.drow_weights, a.dhidden, a.gate_up, s.row_weights, 0.0f, R, F, dev);
-    grouped_matmul_backward_weight(d.down, a.dresidual, rows->token, a.hidden, (const int*)NULL, rows->offsets, E, R, F,
-                                   D, dev);
-    grouped_matmul_backward_weight(d.gate_up, a.gate_up, (const int*)NULL, a.norm2, rows->token, rows->offsets, E, R, D,
-                                   2 * F, dev);
-    grouped_matmul_backward_input(a.drows, a.gate_up, (const int*)NULL, p.gate_up, rows->offsets, E, R, D, 2 * F, dev);
+    experts_products_backward(moe, acts, l, dev);
     expert_rows_dweights(s.dweights, s.drow_weights, rows, dev);
     router_backward(s.drouter_logits, s.dweights, layer_experts(acts, l), s.weights, s.scores, s.lse, s.router_logits,
                     layer_numbers(acts, c, l), balance, z, &router, N, dev);
@@ -481,13 +557,13 @@ static void moe_backward(Moe* moe, Activations* acts, int B, int T, const Device
         recompute_block(moe, acts, l, residual, N, dev);
         experts_backward(moe, acts, l, N, dev);
         attention_block_backward(moe, acts, l, residual, N, dev);
-        dp_layer_done(&moe->model.dp, l, dev);
+        model_layer_done(&moe->model, l, dev);
     }
     if (d.embedding && !moe->config.tied) {  // else moe_head has written it
         device_zero(d.embedding, sizeof(float) * (size_t)moe->config.Vp * D, dev);
     }
     token_embedding_backward(d.embedding, a.dresidual, acts->tokens, N, D, dev);
-    dp_leaf_done(&moe->model.dp, dev);
+    model_leaf_done(&moe->model, dev);
 }
 
 // one micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree
@@ -581,6 +657,12 @@ static void moe_options(Run* r) {
         {"machine", "recompute", "", OPTION_INT, &w->how.recompute, "1", 0, 3, "0|1|2|3",
          "compute again in backward instead of keeping: 1 norms, 2 the experts' first products too, 3 whole blocks. "
          "Saves memory, changes no bit", 0},
+        {"machine", "ep", "", OPTION_INT, &w->how.ranks, "1", 1, EXPERT_RANKS_MAX, "G",
+         "so many ranks, a power of two, share the experts of every layer: each keeps and computes its part of them. "
+         "Brings --zero 2 for the rest; the result does not depend on it", 0},
+        {"machine", "ep-room", "", OPTION_FLOAT, &w->how.room, "0", 0, EXPERT_RANKS_MAX, "F",
+         "with --ep: memory for F times as many rows as experts get when all are equally busy; more of them end the "
+         "run. 0: for the most that can come", 0},
         {"machine", "head-rows", "", OPTION_INT, &w->how.head_rows, "8192", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
     };
@@ -605,6 +687,33 @@ static void moe_choose_rope(const Run* r, Config* c, double alpha) {
     c->rope_alpha = alpha;
 }
 
+// --ep, which a run may have kept from another number of ranks
+static void moe_share_experts(Run* r) {
+    Workplace* w = workplace(r);
+    const Config* c = config_of(r);
+    const int P = r->comm->size;
+    int G = w->how.ranks;
+    while (!run_is_typed(r, "ep") && P % G != 0) { G /= 2; }
+    if (P % G != 0) {
+        options_fail("ep", P == 1 ? "%d: expected as many ranks or a multiple, found %d: start with launch -n %d"
+                                  : "%d: expected a number that divides the ranks, %d", G, P, G);
+    }
+    if ((G & (G - 1)) != 0) { options_fail("ep", "expected a power of two, found %d", G); }
+    if (c->E % G != 0) { options_fail("ep", "%d: expected a number that divides the %d experts", G, c->E); }
+    w->how.ranks = G;
+    if (G == 1) { return; }
+    const size_t n = (size_t)c->D * (size_t)c->F;
+    if (n % NORM_CHUNK != 0) {
+        options_fail("ep", "expected experts whose width times channels is a multiple of %d, found %d x %d: leave it "
+                     "out", NORM_CHUNK, c->F, c->D);
+    }
+    options_refuse(run_is_typed(r, "zero") && r->o.zero != 2, "zero", "--ep brings --zero 2: leave it out");
+    options_refuse(r->o.verify_every > 0, "verify-every", "is not for --ep");
+    options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --ep");
+    options_set(r->table, r->n_options, "zero", "2");
+    model_share_experts(&w->moe.model, r->comm, G);
+}
+
 static void moe_choose(Run* r) {
     Workplace* w = workplace(r);
     Config* c = &w->moe.config;
@@ -617,6 +726,7 @@ static void moe_choose(Run* r) {
     moe_layout(&w->moe, *c);
     r->V = r->classes = c->V;
     r->max_T = c->max_T;
+    moe_share_experts(r);
 }
 
 // the biases of routers learn by counting, not by gradients, and not at all where --freeze says so
@@ -634,6 +744,11 @@ static void moe_freeze(Run* r) {
 static void moe_check(Run* r) {
     const Config* c = config_of(r);
     r->has_masters = !FLOATX_IS_FLOAT;
+    const int P = r->comm->size, shares = model_is_shared(r->model);
+    if (shares && run_is_training(r) && r->n_leaves % P != 0) {
+        options_fail("ep", "expected a multiple of %d micro-batches in an update, as many as ranks, found %d: "
+                     "--grad-accum %d", P, r->n_leaves, P);
+    }
     const char* lacking = c->balance == BALANCE_BIAS ? "biases of routers" : c->k == 1 ? "single expert a token" : NULL;
     if (!lacking || !*r->o.export_hf || r->comm->rank > 0) { return; }
     warn_line("--export-hf: Mixtral in transformers has no %s: from this folder it computes something else", lacking);
@@ -665,6 +780,15 @@ static void moe_load(Run* r, const SliceSink* sink) {
     safeset_close(&set);
 }
 
+// What a rank sends of rows in an update where experts are equally busy: inputs, outputs, their gradients and weights
+// of rows; and inputs once more in backward, but for the last layer
+static double moe_rows_bytes(const Run* r) {
+    const Config* c = config_of(r);
+    const double G = r->model->ranks.size, width = (double)sizeof(floatX) * c->D;
+    const double R = (double)r->o.batch_size * r->T * c->k * (G - 1.0) / G;
+    return (double)r->n_leaves / r->comm->size * R * (c->L * (5.0 * width + 8.0) - width);
+}
+
 static void moe_box(const Run* r) {
     const Config* c = config_of(r);
     size_t active = 0;
@@ -675,7 +799,12 @@ static void moe_box(const Run* r) {
     }
     box_row("model", "%d layer%s of %d channels, %d head%s of %d for %d of keys and values, %d positions", c->L,
             c->L > 1 ? "s" : "", c->D, c->NH, c->NH > 1 ? "s" : "", c->HS, c->NKV, c->max_T);
+    const int ranks = r->model->ranks.size;
     box_row("experts", "%d in a layer, %d wide, a token takes %d", c->E, c->F, c->k);
+    if (ranks > 1) {
+        box_row("  of them", "%d on each of %d ranks", c->E / ranks, ranks);
+        if (run_is_training(r)) { box_row("  rows sent", "%s per update by each", format_bytes(moe_rows_bytes(r)).s); }
+    }
     box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
 }
@@ -720,7 +849,7 @@ static void open_activations(Run* r, Purpose purpose, int B, int T) {
     Workplace* w = workplace(r);
     Activations* acts = purpose == TO_GENERATE ? &w->cache : &w->acts;
     const size_t n_losses = (size_t)B * (size_t)T, n_logits = (size_t)w->moe.config.Vp;
-    activations_init(acts, w->moe.config, B, T, purpose, w->how, &r->dev);
+    activations_init(acts, w->moe.config, &r->model->ranks, B, T, purpose, w->how, &r->dev);
     if (r->o.doc_reset && purpose != TO_GENERATE && !*r->o.probe) {
         acts->segments.document_start = run_end_of_text(r);
     }

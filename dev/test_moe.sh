@@ -240,6 +240,22 @@ bits() {
 
 # ---- ranks ----
 
+# a model whose routers' biases let experts 2 and 3 have every token
+lopsided() {
+    rm -rf one
+    go "${start[@]}" --config wide.json --balance bias --steps 1 --run one
+    cp -r "$(last one)" lopsided && rm lopsided/manifest.json
+    "$python" - lopsided/model.safetensors <<'PYTHON'
+import json, struct, sys
+data = bytearray(open(sys.argv[1], "rb").read())
+n = struct.unpack("<Q", data[:8])[0]
+for name, t in json.loads(data[8:8 + n]).items():
+    if name.endswith("e_score_correction_bias"):
+        struct.pack_into("<4f", data, 8 + n + t["data_offsets"][0], 0, 0, 100, 100)
+open(sys.argv[1], "wb").write(data)
+PYTHON
+}
+
 ranks() {
     echo "# ranks: one update of four micro-batches on 1, 2 and 4"
     need_build launch "" launch
@@ -259,11 +275,51 @@ ranks() {
             done
         done
     }
+    # --ep on all numbers of ranks, of experts whose width times channels is a multiple of 4096; P/G
+    share() {  # PROMISE GROUPS OPTION...
+        local promise=$1 groups=$2 group
+        local wide=("${mixed[@]}" --config wide.json "${@:3}")
+        rm -rf one
+        go "${wide[@]}" --run one
+        for group in $groups; do
+            rm -rf several
+            COMM_CHECK=1 timeout 60 "$launch" -n ${group%/*} "$trainer" "${wide[@]}" --ep ${group#*/} --run several >out 2>err </dev/null
+            status=$?
+            same_run one several && cmp -s {one,several}/samples.txt
+            verdict $? "$promise, ${group%/*} ranks, --ep ${group#*/}: the bytes of one rank" "status $status: $(tail -n 2 err)"
+        done
+    }
     answers 7 text >examples
+    sed 's/"hidden_size":16/"hidden_size":64/; s/"intermediate_size":12/"intermediate_size":64/; s/"num_local_experts":5/"num_local_experts":4/' tiny.json >wide.json
     if is_quick; then
         each "--balance bias" "0 2" "2 4" --balance bias --ema 0.9
+        share "shared experts" "2/2 4/2" --ema 0.9
         return
     fi
+    share "shared experts, answering examples" "1/1 2/1 2/2 4/1 4/2 4/4" --hellaswag examples --ema 0.9
+    for n in 0 2 3; do share "shared experts, --recompute $n" "4/2 4/4" --recompute $n --balance bias; done
+    lopsided
+    share "experts 2 and 3 take all tokens, so two ranks of four have no rows" "2/2 4/4" --config '' --from lopsided --balance bias --bias-rate 0
+    share "shared experts, some frozen" "2/2 4/2 4/4" --freeze 'model.layers.1.*.experts.0.*,model.layers.0.*.experts.[123].*,lm_head*'
+    share "shared experts, all frozen" "4/4" --freeze '*experts*'
+    share "shared experts alone learn" "4/2" --freeze '*embed*,*self_attn*,*norm*,lm_head*,*gate.weight' --doc-reset 1
+    echo "# checkpoints of shared experts"
+    local wide=("${mixed[@]}" --config wide.json) from to
+    go "${wide[@]}" --run whole
+    for from in 1/1 2/2 4/2 4/4; do
+        for to in 1/1 2/2 4/4; do
+            rm -rf several
+            timeout 60 "$launch" -n ${from%/*} "$trainer" "${wide[@]}" --ep ${from#*/} --run several >out 2>err </dev/null
+            rm -rf several/step_000012
+            timeout 60 "$launch" -n ${to%/*} "$trainer" --run several --resume --ep ${to#*/} >out 2>err </dev/null
+            status=$?
+            same_run whole several
+            verdict $? "written by ${from%/*} ranks, --ep ${from#*/}, resumed by ${to%/*}, --ep ${to#*/}" "status $status: $(tail -n 2 err)"
+        done
+    done
+    rm -rf several/step_000012
+    go --run several --resume
+    check "--ep of a checkpoint that does not fit the ranks is given up" same_run whole several
     each "--balance loss, answering examples" "0 1 2" "1 2 4" --verify-every 5 --hellaswag examples
     each "--balance bias, averaged weights" "0 1 2" "1 2 4" --balance bias --ema 0.9
     each "--balance none, frozen experts" "0 1 2" "2 4" --balance none --freeze '*.experts.1.*,first:1'

@@ -6,7 +6,8 @@ values, weight decay, checkpoints, gradients, ranks and tests loop over the tabl
     tensor_under           what its name begins with, such as "model.layers.%d."
     tensor_named_from      the numbers in its names begin at a later layer, as those of a second stack do
     tensor_again           the same tensor in one more layer, whose names begin otherwise
-    tensor_experts         E matrices in each layer, as one tensor of the file or each as its own
+    tensor_experts         E matrices in each layer, as one tensor of the file or each as its own; tensor_hold_experts:
+                           some of them, as a rank of expert parallelism has them
     tensor_dims            more dimensions on disk
     tensor_split           how ranks of tensor parallelism share it
     tensor_stored          in which type releases have it
@@ -60,7 +61,7 @@ typedef struct {
     int first_layer, layer_step;     // tensor_in_layers
     const char *kinds, *of_kinds;    // tensor_in_kinds; NULL: all
     int named_from;                  // the layer whose name has number 0
-    int experts;                     // 0: none
+    int experts, first_expert;       // 0: none; the first of them has this number in names
     ExpertsOnDisk experts_on_disk;
     int dims[DISK_DIMS_MAX];         // on disk in place of the columns, up to the first 0
     Split split;
@@ -131,6 +132,14 @@ static inline void tensor_experts(Tensor* t, int E, ExpertsOnDisk on_disk) {
     assert(E > 0);
     t->experts = E;
     t->experts_on_disk = on_disk;
+}
+
+// of the E experts only n from number `first` on: the row of a table for what lies in memory, no longer for files that
+// have all in one tensor
+static inline void tensor_hold_experts(Tensor* t, int first, int n) {
+    assert(first >= 0 && n > 0 && first + n <= t->experts && t->experts_on_disk == APART);
+    t->first_expert += first;
+    t->experts = n;
 }
 
 // dimensions on disk in place of the columns, such as channels, frames, height and width of a patch; the last may be 0
@@ -345,7 +354,8 @@ static inline void tensor_name_expand_(char* buffer, size_t n_bytes, const char*
 // the name of one slice: "transformer.h.%d.ln_1.weight" of layer 3 is "transformer.h.3.ln_1.weight"
 static inline const char* tensor_slice_name(char* buffer, size_t n_bytes, const Tensor* t, int slice) {
     const int names = tensor_names(t), expert = tensor_experts_apart_(t) ? slice / names % t->experts : 0;
-    const int numbers[2] = {tensor_slice_layer(t, slice) - t->named_from, expert}, *number = numbers;
+    const int layer = tensor_slice_layer(t, slice) - t->named_from;
+    const int numbers[2] = {layer, t->first_expert + expert}, *number = numbers;
     assert(n_bytes > 0);
     *buffer = '\0';
     tensor_name_expand_(buffer, n_bytes, t->prefix ? t->prefix : "", &number, 0);

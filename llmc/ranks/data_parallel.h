@@ -10,7 +10,7 @@ tensors that learn, in table order, are dealt out: of K chunks rank r owns r*K/P
     dp_layer_done, dp_leaf_done   told by backward: all gradients of this layer; of this leaf
     dp_reduce   the sum over the leaves of all ranks, each part at its owner, added along the tree of leaf_tree.h
     dp_leaf_squares   of each leaf the square of its gradient's norm, where dp_measure asked for it
-    dp_norm     owners compute the sums of their chunks; all get them and add them in order
+    dp_norm     owners compute the sums of their chunks (dp_squares); all get them and add them in order
     dp_update   AdamW: with --zero 0 each rank on everything, else each on the part it owns. Slices of a tensor (its
                 layers) may have had fewer updates than the run
     dp_average  the average of the parameters over updates takes in those of now
@@ -137,11 +137,12 @@ typedef struct {
 
 // ---- 1. Who owns what ----
 
-static inline int64_t dp_chunks_(const DataParallel* s) {
+// chunks of all that learns
+static inline int64_t dp_chunks(const DataParallel* s) {
     return s->n_stretches > 0 ? s->stretches[s->n_stretches - 1].end : 0;
 }
 
-static inline int64_t dp_cut_(const DataParallel* s, int rank) { return comm_share(dp_chunks_(s), rank, s->size); }
+static inline int64_t dp_cut_(const DataParallel* s, int rank) { return comm_share(dp_chunks(s), rank, s->size); }
 static inline size_t dp_own_sums_bytes_(const DataParallel* s) {
     return sizeof(double) * (size_t)(dp_cut_(s, s->rank + 1) - dp_cut_(s, s->rank));
 }
@@ -289,7 +290,7 @@ static inline void dp_init(DataParallel* s, Comm* comm, const Tensor* table, int
     s->whole = (Part*)malloc_check(sizeof(Part) * (size_t)n_tensors, "table of parts");
     for (int i = 0; i < n_tensors; i++) { s->whole[i] = part_whole(&table[i]); }
     dp_find_stretches_(s);
-    s->chunk_sums = (double*)malloc_check(sizeof(double) * (size_t)dp_chunks_(s), "chunk sums");
+    s->chunk_sums = (double*)malloc_check(sizeof(double) * (size_t)dp_chunks(s), "chunk sums");
     s->piece = (CommPiece*)malloc_check(sizeof(CommPiece) * (size_t)s->size, "table of parts");
     s->kept = (Part*)malloc_check(sizeof(Part) * 3 * (size_t)s->n_stretches, "table of parts");
     s->reduced = s->kept + s->n_stretches;
@@ -530,16 +531,21 @@ static inline void dp_exchange_(DataParallel* s, int stretch, size_t begin, size
 
 // ---- 4. Micro-batches ----
 
-// Let the fields of `pointers` point to where backward is to write the gradients of the leaf that is computed now: at
-// layer `layer` of tensors that have layers. NULL, where nobody asks: nothing of it learns, or the layer lacks it
-static inline void dp_point(DataParallel* s, void* pointers, int layer) {
+// the fields of what learns, as dp_point sets them; the others keep what they hold
+static inline void dp_point_learning(DataParallel* s, void* pointers, int layer) {
     size_t begin, end;
-    for (int i = 0; i < s->n_tensors; i++) { tensor_set_field_(pointers, &s->table[i], NULL); }
     for (int i = 0; i < s->n_stretches; i++) {
         const Tensor* t = s->stretches[i].whole.tensor;
         if (!dp_layer_range_(s, i, t->layers == 0 ? -1 : layer, &begin, &end)) { continue; }
         tensor_set_field_(pointers, t, dp_own_(s, s->tree.n_nodes, i, begin));
     }
+}
+
+// Let the fields of `pointers` point to where backward is to write the gradients of the leaf that is computed now: at
+// layer `layer` of tensors that have layers. NULL, where nobody asks: nothing of it learns, or the layer lacks it
+static inline void dp_point(DataParallel* s, void* pointers, int layer) {
+    for (int i = 0; i < s->n_tensors; i++) { tensor_set_field_(pointers, &s->table[i], NULL); }
+    dp_point_learning(s, pointers, layer);
 }
 
 // where the sum of this leaf's losses is to be written, on the device; the other numbers that are wanted
@@ -789,15 +795,21 @@ static inline void dp_chunk_sums_(const DataParallel* s, double* sums, const flo
     }
 }
 
-// Euclidean norm over the gradients of all that learns, of which the part that this rank owns is looked at
-static inline float dp_norm(DataParallel* s, const float* grads, const Device* dev) {
+// the sums of all chunks, of which this rank computes its own; dp_chunks of them, in table order
+static inline const double* dp_squares(DataParallel* s, const float* grads, const Device* dev) {
     const int64_t first = dp_cut_(s, s->rank), end = dp_cut_(s, s->rank + 1);
-    double sum = 0.0;
     for (int i = 0; i < s->n_stretches; i++) { dp_chunk_sums_(s, s->own_sums, grads, i, dev); }
     comm_sync_device(s->comm, dev, HERE);
     device_download(s->chunk_sums + first, s->own_sums, sizeof(double) * (size_t)(end - first), dev);
-    if (s->size > 1) { comm_all_gather_shares(s->comm, s->chunk_sums, dp_chunks_(s), DT_F64, HERE); }
-    for (int64_t chunk = 0; chunk < dp_chunks_(s); chunk++) { sum += s->chunk_sums[chunk]; }
+    if (s->size > 1) { comm_all_gather_shares(s->comm, s->chunk_sums, dp_chunks(s), DT_F64, HERE); }
+    return s->chunk_sums;
+}
+
+// Euclidean norm over the gradients of all that learns
+static inline float dp_norm(DataParallel* s, const float* grads, const Device* dev) {
+    const double* squares = dp_squares(s, grads, dev);
+    double sum = 0.0;
+    for (int64_t chunk = 0; chunk < dp_chunks(s); chunk++) { sum += squares[chunk]; }
     return (float)sqrt(sum);
 }
 

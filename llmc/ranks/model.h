@@ -1,42 +1,104 @@
 /*
 Model: the tensors of a model and all that is kept of them. A trainer's own struct begins with it.
     model_layout          sizes only: what a run will need is known before anything is allocated
+    model_share_experts   --ep: this rank holds some of the experts of each layer, others the rest (expert_ranks.h)
     model_init            the stored parameters, zero
     model_stream_open     parameters from floats, slice by slice, rounded as the last update rounded them
     model_init_training   gradients, masters and moments, for updates of so many micro-batches
-    model_point           the fields of a struct of pointers point to the parameters of a layer (dp_point: to its
-                          gradients)
-    model_whole_average   their average over updates in the same way (ema.h)
+    model_point           the fields of a struct of pointers point to the parameters of a layer; to its gradients:
+                          dp_point, or model_point_gradients
+    model_slice           of an arena of parts that ranks keep one slice, on rank 0
     model_whole           the parameters as a checkpoint has them: floats on the host of rank 0
-Where:  everything is device memory. Stored parameters are whole on every rank; of masters and moments a rank has the
-        parts dp.kept. Without masters the stored parameters are all there is.
+    model_whole_average   their average over updates in the same way (ema.h)
+Where:  everything is device memory. Stored parameters are whole on every rank, but for experts that ranks share; of
+        masters and moments a rank has the parts `kept`. Without masters the stored parameters are all there is.
+Shared experts have gradients of their own (`experts`): their leaves are those of a whole group, which the group's ranks
+        have computed together, and only holders of the same experts exchange them. A table of what this rank holds
+        (`held`) lays out its memory; everything that has to do with names and files goes by the whole table.
 */
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
 #include "../core/layers.h"  // learning_from
 #include "data_parallel.h"   // DataParallel, dp_init, dp_open
-#include "moments.h"         // dp_collect
+#include "expert_ranks.h"    // ExpertRanks
 
 enum { MAX_TENSORS = 128 };
 typedef enum { TO_GENERATE, TO_EVALUATE, TO_TRAIN } Purpose;  // what activations are for
 
 typedef struct {
-    Tensor table[MAX_TENSORS];
+    Tensor table[MAX_TENSORS];   // of the whole model, as its files have it
     int n_table, n_slices;
-    size_t n;         // elements of an arena of whole tensors
-    Weights w;        // stored, master, moments
-    float* average;   // of the parameters over updates, the parts that moments have; NULL: none is kept
-    int* frozen;      // of every slice in table order: does it stay as it is? NULL: none does
-    int n_numbers;    // of a leaf that are summed, besides its loss: dp_numbers
-    int lowest;       // the layer at which backward may stop: nothing learns below it. The number of layers: in none
-    DataParallel dp;  // gradients of micro-batches, and which part of all this belongs to this rank
+    size_t n;             // elements of an arena of whole tensors
+    const Tensor* held;   // what of it is in this rank's memory: all, or the same rows with fewer experts
+    Tensor shared[MAX_TENSORS];  // these, with shared experts
+    size_t n_held;
+    ExpertRanks ranks;    // that share experts
+    Weights w;            // stored, master, moments
+    float* average;       // of the parameters over updates, the parts that moments have; NULL: none is kept
+    int* frozen;          // of every slice in table order: does it stay as it is? NULL: none does
+    int* frozen_held[2];  // of every slice of `held`, with shared experts: for dp, for experts
+    int n_numbers;        // of a leaf that are summed, besides its loss: dp_numbers
+    int lowest;           // the layer at which backward may stop, for nothing learns below it; n layers: in none
+    size_t n_kept;        // elements of masters, and of each moment
+    DataParallel dp;      // gradients of micro-batches, and which part of all this belongs to this rank
+    DataParallel experts; // the same of shared experts
 } Model;
 
 static inline void model_layout(Model* m, int n_table) {
     assert(n_table <= MAX_TENSORS);
     m->n_table = n_table;
-    m->n = tensors_layout(m->table, n_table);
+    m->n = m->n_held = tensors_layout(m->table, n_table);
     m->n_slices = tensors_slices(m->table, n_table);
+    m->held = m->table;
+    m->ranks = expert_ranks_init(NULL, 1);
+}
+
+// ---- experts that ranks share ----
+
+static inline int model_is_shared(const Model* m) { return m->ranks.size > 1; }
+static inline int model_row_is_shared(const Model* m, int i) { return model_is_shared(m) && m->table[i].experts > 0; }
+
+// After model_layout, all ranks call. size: of a group; it divides the experts of every row
+static inline void model_share_experts(Model* m, Comm* world, int size) {
+    m->ranks = expert_ranks_init(world, size);
+    if (size == 1) { return; }
+    memcpy(m->shared, m->table, sizeof m->table);
+    for (int i = 0; i < m->n_table; i++) {
+        const int n = m->table[i].experts / size;
+        if (n > 0) { tensor_hold_experts(&m->shared[i], m->ranks.rank * n, n); }
+    }
+    m->held = m->shared;
+    m->n_held = tensors_layout(m->shared, m->n_table);
+}
+
+// who of a group holds slice k of row i; of what is not shared every rank has its own
+static inline int model_place(const Model* m, int i, int k) {
+    const Tensor* t = &m->table[i];
+    if (!model_row_is_shared(m, i)) { return m->ranks.rank; }
+    return k % tensor_layer_slices(t) / tensor_names(t) / m->held[i].experts;
+}
+
+// the number that this slice has among those held; -1: it is elsewhere
+static inline int model_held_slice(const Model* m, int i, int k) {
+    const Tensor *t = &m->table[i], *held = &m->held[i];
+    const int each = tensor_layer_slices(t), each_held = tensor_layer_slices(held);
+    if (model_place(m, i, k) != m->ranks.rank) { return -1; }
+    return k / each * each_held + k % each % each_held;
+}
+
+// what has the gradients of row i
+static inline DataParallel* model_dp(Model* m, int i) { return model_row_is_shared(m, i) ? &m->experts : &m->dp; }
+
+// what arenas of kept parts have of slice k of row i, its elements counted from the slice's first; none: n 0
+static inline Part model_kept(Model* m, int i, int k) {
+    const DataParallel* dp = model_dp(m, i);
+    const int held = model_held_slice(m, i, k), j = held < 0 ? -1 : dp_stretch(dp, i, held);
+    const size_t n = tensor_slice_elements(&m->table[i]), begin = n * (size_t)(held < 0 ? 0 : held);
+    Part part = {&m->table[i], 0, 0, 0};
+    if (j < 0) { return part; }
+    part = part_within(dp->kept[j], begin, begin + n);
+    part.first -= begin;
+    return part;
 }
 
 // ---- what learns ----
@@ -89,7 +151,7 @@ static inline double model_flops(const Model* m, int i) {
 
 // stored_bytes: of one parameter as the ops read it
 static inline void model_init(Model* m, size_t stored_bytes) {
-    m->w = weights_of(device_alloc(stored_bytes * m->n, "parameters"), stored_bytes, NULL, NULL, NULL);
+    m->w = weights_of(device_alloc(stored_bytes * m->n_held, "parameters"), stored_bytes, NULL, NULL, NULL);
 }
 
 // elements; files are read and written slice by slice
@@ -102,23 +164,60 @@ static inline size_t model_largest_slice(const Model* m) {
     return most;
 }
 
-// comm NULL: alone. zero 1: masters and moments are kept once, not on every rank; 2: sums of gradients too. Before
-// parameters are stored: masters get theirs, too
+// of every slice of `held`: does it stay as it is, or has the other DataParallel its gradients?
+static inline int* model_frozen_held_(const Model* m, int experts) {
+    const int n = tensors_slices(m->held, m->n_table);
+    int *frozen = (int*)malloc_check(sizeof(int) * (size_t)n, "slices that learn"), *next = frozen;
+    for (int i = 0, slice = 0; i < m->n_table; slice += tensor_slices(&m->table[i++])) {
+        for (int k = 0; k < tensor_slices(&m->table[i]); k++) {
+            if (model_held_slice(m, i, k) < 0) { continue; }
+            *next++ = slice_is_frozen(m->frozen, slice + k) || (m->table[i].experts > 0) != experts;
+        }
+    }
+    return frozen;
+}
+
+// Sizes only: who keeps what. Arguments as those of model_init_training
+static inline void model_plan(Model* m, Comm* comm, int n_leaves, int zero) {
+    if (!model_is_shared(m)) {
+        dp_init(&m->dp, comm, m->table, m->n_table, m->frozen, n_leaves, zero);
+        m->n_kept = m->dp.n_kept;
+        return;
+    }
+    Comm* holders = m->ranks.holders->size > 1 ? m->ranks.holders : NULL;
+    assert(n_leaves % comm->size == 0 && zero == 2);
+    for (int i = 0; i < 2; i++) { m->frozen_held[i] = model_frozen_held_(m, i); }
+    dp_init(&m->dp, comm, m->held, m->n_table, m->frozen_held[0], n_leaves, zero);
+    dp_init(&m->experts, holders, m->held, m->n_table, m->frozen_held[1], n_leaves / m->ranks.size, zero);
+    for (int i = 0; i < m->experts.n_stretches; i++) { m->experts.kept[i].at += m->dp.n_kept; }  // behind the rest
+    m->n_kept = m->dp.n_kept + m->experts.n_kept;
+}
+
+static inline void model_plan_free(Model* m) {
+    dp_free(&m->dp);
+    dp_free(&m->experts);
+    free(m->frozen_held[0]);
+    free(m->frozen_held[1]);
+}
+
+// comm NULL: alone. zero 1: masters and moments are kept once, not on every rank; 2: sums of gradients too, which
+// shared experts ask for. Before parameters are stored: masters get theirs, too
 static inline void model_init_training(Model* m, Comm* comm, int n_leaves, int zero, int has_masters) {
-    DataParallel* dp = &m->dp;
-    dp_init(dp, comm, m->table, m->n_table, m->frozen, n_leaves, zero);
-    dp_want_numbers(dp, m->n_numbers);
-    dp_open(dp);
+    model_plan(m, comm, n_leaves, zero);
+    const size_t kept = sizeof(float) * m->n_kept;
+    dp_want_numbers(&m->dp, m->n_numbers);
+    dp_open(&m->dp);
+    if (model_is_shared(m)) { dp_open(&m->experts); }
     model_find_lowest(m);
-    m->w.m = (float*)device_alloc(sizeof(float) * dp->n_kept, "first moments");
-    m->w.v = (float*)device_alloc(sizeof(float) * dp->n_kept, "second moments");
-    if (has_masters) { m->w.master = (float*)device_alloc(sizeof(float) * dp->n_kept, "master weights"); }
+    m->w.m = (float*)device_alloc(kept, "first moments");
+    m->w.v = (float*)device_alloc(kept, "second moments");
+    if (has_masters) { m->w.master = (float*)device_alloc(kept, "master weights"); }
 }
 
 // once training is opened: an average, which has taken in nothing yet
 static inline void model_init_average(Model* m, const Device* dev) {
-    m->average = (float*)device_alloc(sizeof(float) * m->dp.n_kept, "averaged weights");
-    device_zero(m->average, sizeof(float) * m->dp.n_kept, dev);
+    m->average = (float*)device_alloc(sizeof(float) * m->n_kept, "averaged weights");
+    device_zero(m->average, sizeof(float) * m->n_kept, dev);
 }
 
 // ---- parameters from floats on the host, slice by slice ----
@@ -143,17 +242,19 @@ static inline float* model_stream_room_(void* stream, const Tensor* t, int k) {
 static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
     ModelStream* s = (ModelStream*)stream;
     Model* m = s->m;
-    const int row = (int)(t - m->table), j = m->w.master ? dp_stretch(&m->dp, row, k) : -1;
-    const size_t n = tensor_slice_elements(t), begin = n * (size_t)k, first = t->offset + begin;
+    const int row = (int)(t - m->table), held = model_held_slice(m, row, k);
+    const size_t n = tensor_slice_elements(t);
+    XXH3_64bits_update(s->sum, s->room, sizeof(float) * n);
+    if (s->whole) { memcpy(s->whole + t->offset + n * (size_t)k, s->room, sizeof(float) * n); }
+    if (held < 0) { return; }
+    const size_t first = m->held[row].offset + n * (size_t)held;
     const Weights to = {(char*)m->w.stored + first * m->w.stored_bytes, m->w.stored_bytes, s->staged, NULL, NULL};
     const int is_frozen = slice_is_frozen(m->frozen, tensors_slices(m->table, row) + k);
-    XXH3_64bits_update(s->sum, s->room, sizeof(float) * n);
-    if (s->whole) { memcpy(s->whole + first, s->room, sizeof(float) * n); }
     device_upload(s->staged, s->room, sizeof(float) * n, s->dev);
     weights_round(&to, n, is_frozen ? 0 : (uint32_t)s->updates, first, s->dev);
-    if (j >= 0) {
-        const Part own = part_within(m->dp.kept[j], begin, begin + n);
-        device_upload(m->w.master + own.at, s->room + (own.first - begin), sizeof(float) * own.n, s->dev);
+    if (m->w.master) {
+        const Part own = model_kept(m, row, k);
+        device_upload(m->w.master + own.at, s->room + own.first, sizeof(float) * own.n, s->dev);
     }
     device_sync(s->dev);
 }
@@ -180,20 +281,21 @@ static inline uint64_t model_stream_close(ModelStream* s) {
 }
 
 static inline void model_point(const Model* m, void* pointers, int layer) {
-    tensors_point_sized(pointers, m->table, m->n_table, m->w.stored, m->w.stored_bytes, layer);
+    tensors_point_sized(pointers, m->held, m->n_table, m->w.stored, m->w.stored_bytes, layer);
 }
 
 // the parameters of a CPU build
 static inline float* model_floats(const Model* m) { return (float*)m->w.stored; }
 
 static inline void model_free(Model* m) {
-    const size_t kept = sizeof(float) * m->dp.n_kept;
-    device_release(m->w.stored, m->w.stored_bytes * m->n);
+    const size_t kept = sizeof(float) * m->n_kept;
+    device_release(m->w.stored, m->w.stored_bytes * m->n_held);
     device_release(m->w.master, kept);
     device_release(m->w.m, kept);
     device_release(m->w.v, kept);
     device_release(m->average, kept);
-    dp_free(&m->dp);
+    model_plan_free(m);
+    expert_ranks_free(&m->ranks);
     free(m->frozen);
 }
 
@@ -202,43 +304,89 @@ static inline void model_free(Model* m) {
 // are the masters, like the moments, dealt out over the ranks?
 static inline int model_masters_in_parts(const Model* m) { return m->w.master && m->dp.zero > 0; }
 
+// do all ranks have something of the parameters that rank 0 lacks?
+static inline int model_is_in_parts(const Model* m) { return model_masters_in_parts(m) || model_is_shared(m); }
+
 // what of the parameters a checkpoint is made from, and its bytes: masters or, without them, what is stored
 static inline const void* model_source(const Model* m) { return m->w.master ? (const void*)m->w.master : m->w.stored; }
 static inline size_t model_source_bytes(const Model* m) {
-    return m->w.master ? sizeof(float) * m->dp.n_kept : m->w.stored_bytes * m->n;
+    return m->w.master ? sizeof(float) * m->n_kept : m->w.stored_bytes * m->n_held;
 }
 
-// n stored values, in host memory, as floats
-static inline void model_widen_(float* out, const Model* m, const void* stored, size_t n) {
-#ifdef __CUDACC__
-    if (m->w.stored_bytes == sizeof(__nv_bfloat16)) {
-        for (size_t i = 0; i < n; i++) { out[i] = (float)((const __nv_bfloat16*)stored)[i]; }
-        return;
+// What the rank at `place` of the first group has, `from`, comes to rank 0: in `room`, or where it is. NULL elsewhere
+static inline const float* model_bring_(const Model* m, const float* from, float* room, size_t n, int place) {
+    Comm* world = m->ranks.world;
+    if (!model_is_shared(m) || place == 0) { return m->dp.rank > 0 ? NULL : from; }
+    const int sends = world->rank == place, receives = world->rank == 0;
+    comm_wait(world, comm_send_recv(world, from, sends ? n : 0, sends ? 0 : -1, room, receives ? n : 0,
+                                    receives ? place : -1, DT_F32, HERE));
+    return receives ? room : NULL;
+}
+
+// Slice k of row i, which learns, of an arena of kept parts: on rank 0 the whole slice comes back, in the arena or in
+// `room`, on the others NULL. All ranks call, with room for a slice on the host. dev NULL: the arena is host memory
+static inline const float* model_slice(Model* m, const float* arena, int i, int k, float* room, const Device* dev) {
+    const int held = model_held_slice(m, i, k);
+    const float* from = held < 0 ? NULL : dp_slice(model_dp(m, i), arena, i, held, room, dev);
+    if (!model_row_is_shared(m, i)) { return from; }
+    return model_bring_(m, from, room, tensor_slice_elements(&m->table[i]), model_place(m, i, k));
+}
+
+// n stored values, which lie at the beginning of `room` as they are stored, become floats there
+static inline void model_widen_(float* room, size_t stored_bytes, size_t n) {
+    for (size_t j = n; stored_bytes < sizeof(float) && j-- > 0;) {
+        uint32_t bits = 0;  // bf16 is the upper half of a float
+        memcpy((char*)&bits + (sizeof bits - stored_bytes), (const char*)room + stored_bytes * j, stored_bytes);
+        memcpy(&room[j], &bits, sizeof bits);
     }
-#endif
-    memcpy(out, stored, m->w.stored_bytes * n);
+}
+
+// the same of stored parameters, or of a copy of them
+static inline const float* model_stored_slice_(Model* m, const void* stored, int i, int k, float* room,
+                                               const Device* dev) {
+    const int held = model_held_slice(m, i, k), place = model_row_is_shared(m, i) ? model_place(m, i, k) : 0;
+    const size_t n = tensor_slice_elements(&m->table[i]), bytes = m->w.stored_bytes;
+    if (m->dp.rank == place) {
+        const char* from = (const char*)stored + bytes * (m->held[i].offset + n * (size_t)held);
+        if (dev) { device_download(room, from, bytes * n, dev); } else { memcpy(room, from, bytes * n); }
+        model_widen_(room, bytes, n);
+    }
+    return model_bring_(m, room, room, n, place);
+}
+
+// All parameters as floats on the host of rank 0: what learns from an arena of kept parts (NULL: as it is stored), the
+// rest as it is stored. NULL on the others; all ranks call
+static inline float* model_collect_(Model* m, const float* kept, const Device* kept_dev, const void* stored,
+                                    const Device* stored_dev) {
+    float* whole = m->dp.rank > 0 ? NULL : (float*)arena_alloc(sizeof(float) * m->n, "parameters on the host");
+    float* room = (float*)malloc_check(sizeof(float) * model_largest_slice(m), "a slice of a tensor");
+    for (int i = 0, slice = 0; i < m->n_table; slice += tensor_slices(&m->table[i++])) {
+        const size_t n = tensor_slice_elements(&m->table[i]);
+        for (int k = 0, n_slices = tensor_slices(&m->table[i]); k < n_slices; k++) {
+            const int learns = kept && !slice_is_frozen(m->frozen, slice + k);
+            const float* x = learns ? model_slice(m, kept, i, k, room, kept_dev)
+                                    : model_stored_slice_(m, stored, i, k, room, stored_dev);
+            if (x) { memcpy(whole + m->table[i].offset + n * (size_t)k, x, sizeof(float) * n); }
+        }
+    }
+    free(room);
+    return whole;
 }
 
 // The parameters from a copy of model_source: floats on the host of rank 0, NULL on the others. Where the copy is just
-// that, it comes back itself. Masters in parts are collected, for which all ranks call; what is frozen has none, its
-// stored weights stay as they are on dev. copy_dev NULL: the copy is in host memory
+// that, it comes back itself. What ranks have in parts is collected, for which all call; what is frozen has no master,
+// its stored weights stay as they are on dev. copy_dev NULL: the copy is in host memory
 static inline const float* model_whole(Model* m, const void* copy, const Device* copy_dev, const Device* dev) {
-    if (m->dp.rank > 0 && !model_masters_in_parts(m)) { return NULL; }
-    if (!m->w.master && m->w.stored_bytes == sizeof(float)) { return (const float*)copy; }
-    float* whole = m->dp.rank > 0 ? NULL : (float*)arena_alloc(sizeof(float) * m->n, "parameters on the host");
-    if (m->w.master) { dp_collect(&m->dp, (const float*)copy, whole, copy_dev); }
-    else { model_widen_(whole, m, copy, m->n); }
-    if (m->w.master && whole) { dp_collect_frozen(&m->dp, m->w.stored, m->w.stored_bytes, whole, dev); }
-    return whole;
+    if (m->dp.rank > 0 && !model_is_in_parts(m)) { return NULL; }
+    if (m->w.master) { return model_collect_(m, (const float*)copy, copy_dev, m->w.stored, dev); }
+    if (m->w.stored_bytes == sizeof(float) && !model_is_shared(m)) { return (const float*)copy; }
+    return model_collect_(m, NULL, NULL, copy, copy_dev);
 }
 
 // The average from a copy of it, with what is frozen as it is stored: floats on the host of rank 0, which arena_free
 // frees; NULL on the others. All ranks call
 static inline float* model_whole_average(Model* m, const float* copy, const Device* copy_dev, const Device* dev) {
-    float* whole = m->dp.rank > 0 ? NULL : (float*)arena_alloc(sizeof(float) * m->n, "averaged weights on the host");
-    dp_collect(&m->dp, copy, whole, copy_dev);
-    if (whole) { dp_collect_frozen(&m->dp, m->w.stored, m->w.stored_bytes, whole, dev); }
-    return whole;
+    return model_collect_(m, copy, copy_dev, m->w.stored, dev);
 }
 
 static inline void model_whole_free(const Model* m, const float* whole, const void* copy) {
@@ -247,7 +395,7 @@ static inline void model_whole_free(const Model* m, const float* whole, const vo
 
 // The same, of now, which model_whole_free(m, whole, model_source(m)) frees; all ranks call
 static inline const float* model_download(Model* m, const Device* dev) {
-    if (DEVICE_IS_SHARED || model_masters_in_parts(m)) { return model_whole(m, model_source(m), dev, dev); }
+    if (DEVICE_IS_SHARED || model_is_in_parts(m)) { return model_whole(m, model_source(m), dev, dev); }
     const size_t n_bytes = model_source_bytes(m);
     void* copy = arena_alloc(n_bytes, "parameters on the host");
     device_download(copy, model_source(m), n_bytes, dev);

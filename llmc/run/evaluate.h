@@ -33,6 +33,7 @@ typedef struct {
     BatchScores batch_scores;    // NULL: none
     int n_scores;
     double* scores;              // (n_scores)
+    int together;                // a pass needs all ranks: who has no batch left goes through one again
 } Evaluator;
 
 static inline float evaluate_batch_(const Evaluator* e, int B) {
@@ -40,6 +41,13 @@ static inline float evaluate_batch_(const Evaluator* e, int B) {
     float sum = 0.0f;
     for (int n = 0; n < B * e->T; n++) { sum += losses[n]; }
     return sum;
+}
+
+// of n_batches those of this rank. together: ranks without one in the last round go through number 0 once more, for
+// nothing; returns the number of passes
+static inline int evaluate_passes_(const Evaluator* e, int n_batches, CommShare* own) {
+    *own = comm_own(e->comm, n_batches);
+    return e->together ? (int)ceil_div(n_batches, e->comm->size) : own->end - own->first;
 }
 
 // the sums of the batches' scores (n_batches, n_scores), of which this rank has its own and 0 for the others
@@ -58,15 +66,19 @@ static inline float evaluate_loss(const Evaluator* e, const DataLoader* rows, do
     int64_t n_rows = (int64_t)e->o->eval_batches * e->o->batch_size, n_counted[2] = {0, 0};
     if (n_rows > rows->n_rows) { n_rows = rows->n_rows; }
     const int n_batches = (int)ceil_div(n_rows, e->o->batch_size);
-    const CommShare own = comm_own(e->comm, n_batches);
+    CommShare own;
+    const int n_passes = evaluate_passes_(e, n_batches, &own);
     float* losses = (float*)malloc_check(sizeof(float) * (size_t)n_batches, "losses");
     const size_t n_scores = e->batch_scores ? (size_t)n_batches * (size_t)e->n_scores : 0;
     double* scores = (double*)memset(malloc_check(sizeof(double) * n_scores, "scores"), 0, sizeof(double) * n_scores);
-    for (int i = own.first; i < own.end; i++) {
+    for (int pass = 0; pass < n_passes; pass++) {
+        const int is_own = own.first + pass < own.end, i = is_own ? own.first + pass : 0;
         int64_t first = (int64_t)i * e->o->batch_size;
         int B = n_rows - first < e->o->batch_size ? (int)(n_rows - first) : e->o->batch_size;
         dataloader_batch(rows, first, B, e->inputs, e->targets);
-        losses[i] = evaluate_batch_(e, B);
+        const float loss = evaluate_batch_(e, B);
+        if (!is_own) { continue; }
+        losses[i] = loss;
         if (e->batch_scores) {
             e->batch_scores(e->model, e->targets, B, e->T, scores + (size_t)i * (size_t)e->n_scores);
         }
@@ -95,12 +107,16 @@ static inline int evaluate_answers(const Evaluator* e, HellaSwag* h, int* n) {
     const int T = h->longest < e->T ? h->longest : e->T, B = e->o->batch_size * e->T / T;
     *n = evaluate_examples_(e, h);
     const int n_rows = N_CHOICES * *n, n_batches = (int)ceil_div(n_rows, B);
-    const CommShare own = comm_own(e->comm, n_batches);
+    CommShare own;
+    const int n_passes = evaluate_passes_(e, n_batches, &own);
     memset(h->scores, 0, sizeof h->scores[0] * (size_t)n_rows);
-    for (int i = own.first; i < own.end; i++) {
+    for (int pass = 0; pass < n_passes; pass++) {
+        const int is_own = own.first + pass < own.end, i = is_own ? own.first + pass : 0;
         int rows = n_rows - i * B < B ? n_rows - i * B : B;
         hellaswag_batch(h, i * B, rows, T, e->inputs, e->targets);
-        hellaswag_losses(h, i * B, rows, T, e->targets, e->batch_losses(e->model, e->inputs, e->targets, rows, T));
+        const float* losses = e->batch_losses(e->model, e->inputs, e->targets, rows, T);
+        if (!is_own) { continue; }
+        hellaswag_losses(h, i * B, rows, T, e->targets, losses);
         if (e->comm->rank == 0) { progress("examples", i + 1, own.end); }
     }
     comm_all_reduce(e->comm, h->scores, (size_t)n_rows, DT_F64, OP_SUM, HERE);

@@ -14,7 +14,7 @@ Errors: fail_input on rank 0; the others leave without another word.
 #ifndef LLMC_RANKS_H
 #define LLMC_RANKS_H
 #include "../ranks/comm.h"           // Comm, comm_world
-#include "../ranks/data_parallel.h"  // DataParallel, dp_bytes
+#include "../ranks/model.h"          // Model, model_plan, dp_bytes
 #include "checkpoints.h"             // RunOptions, RunState, run_restore
 #include "rundata.h"                 // RunData, data_sums
 #include "signals.h"                 // stop_flag
@@ -155,13 +155,16 @@ static inline void ranks_compare(Comm* c, const Option* table, int n, const RunS
 
 // ---- the box at the start, the last line, the folder ----
 
-// rows of the box; the bytes that gradients take, and each moment. frozen: as of dp_init
-static inline double ranks_box(Comm* c, const Tensor* table, int n, const int* frozen, int n_leaves, int zero,
-                               double* moment) {
-    DataParallel s;
-    dp_init(&s, c, table, n, frozen, n_leaves, zero);
-    const double gradients = dp_gradient_bytes(&s);
-    *moment = sizeof(float) * (double)s.n_kept;
+// rows of the box; the bytes that gradients take, and each moment. all: every gradient is asked for, as by a probe
+static inline double ranks_box(Comm* c, const Model* m, int all, int n_leaves, int zero, double* moment) {
+    Model plan = *m;  // sizes only
+    if (all) { plan.frozen = NULL; }
+    model_plan(&plan, c, n_leaves, zero);
+    const int is_shared = model_is_shared(m);
+    const double gradients = dp_gradient_bytes(&plan.dp) + (is_shared ? dp_gradient_bytes(&plan.experts) : 0.0);
+    const double sent = dp_bytes(&plan.dp) + (is_shared ? dp_bytes(&plan.experts) : 0.0);
+    *moment = sizeof(float) * (double)plan.n_kept;
+    model_plan_free(&plan);
     if (n_leaves < c->size && c->rank == 0) {
         const int n_idle = c->size - n_leaves;
         warn_line("%d ranks, but %d micro-batch%s in an update: %d rank%s nothing to compute (--batch-tokens or "
@@ -171,9 +174,8 @@ static inline double ranks_box(Comm* c, const Tensor* table, int n, const int* f
     if (c->size > 1) {
         box_row("ranks", "%d over %s%s (%s), --zero %d", c->size, comm_device_kind(), comm_kind_name(c),
                 c->link->source, zero);
-        box_row("  sent per update", "%s by rank 0", format_bytes(dp_bytes(&s)).s);
+        box_row("  sent per update", "%s by rank 0", format_bytes(sent).s);
     }
-    dp_free(&s);
     return gradients;
 }
 

@@ -14,6 +14,7 @@ Files of a run: the model that it starts from, checkpoints, exports.
 #include "../files/companions.h"  // companions_read_model, companions_save
 #include "../files/hf_folder.h"   // model_find, hf_export_begin
 #include "../files/tensorfile.h"  // tensors_save_folder
+#include "../ranks/moments.h"     // moments_save, moments_load_layers
 #include "checkpoints.h"          // run_save_begin, run_save_end
 #include "trainer.h"              // Run
 
@@ -172,7 +173,7 @@ static inline void save_check_finite_(const Run* r, const NotFinite* found) {
 // by slice
 static inline void save_open_model(Run* r) {
     Model* m = r->model;
-    const int in_place = DEVICE_IS_SHARED && r->trainer->stored_bytes == sizeof(float);
+    const int in_place = DEVICE_IS_SHARED && r->trainer->stored_bytes == sizeof(float) && !model_is_shared(m);
     const int trains = run_is_training(r), exports = !trains && (*r->o.export_hf || r->exports_more);
     ModelStream stream;
     model_init(m, r->trainer->stored_bytes);
@@ -244,7 +245,7 @@ static inline void save_load_average_(Run* r) {
     char path[PATH_BYTES];
     checkpoint_path(path, r->o.run, r->state.step, EMA_WEIGHTS);
     if (r->state.averaged > 0 && !r->old_layers && path_exists(path)) {
-        moments_load_average(path, &r->model->dp, r->model->average, &r->dev);
+        moments_load_average(path, r->model, r->model->average, &r->dev);
         return;
     }
     r->state.averaged = 0;
@@ -259,7 +260,7 @@ static inline void save_resume(Run* r) {
     Extra extras[MAX_EXTRAS];
     if (!r->o.resume) { return; }
     checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors");
-    moments_load_layers(path, &m->dp, m->w.m, m->w.v, r->old_layers, &r->dev);
+    moments_load_layers(path, m, m->w.m, m->w.v, r->old_layers, &r->dev);
     if (m->average) { save_load_average_(r); }
     checkpoint_path(path, r->o.run, r->state.step, "trainer.safetensors");
     if (r->slice_updates) { save_load_updates_(r, path); }
@@ -304,7 +305,7 @@ static inline void save_write_(void* run) {
     model_whole_free(r->model, params, s->arena[0]);
     path_join(path, temporary, "optimizer.safetensors");
     const float *m = (const float*)s->arena[1], *v = (const float*)s->arena[2];
-    saved_files_add(files, moments_save(path, &r->model->dp, m, v, NULL));
+    saved_files_add(files, moments_save(path, r->model, m, v, NULL));
     if (r->model->average) {
         float* average = model_whole_average(r->model, (const float*)s->arena[3], NULL, &r->dev);
         path_join(path, temporary, EMA_WEIGHTS);
@@ -335,7 +336,7 @@ static inline void save_check_data(Run* r) {
 // rank 0 writes, in the background unless the run is over; with --zero 1 or 2 the others send it their parts
 static inline void save_checkpoint(Run* r, int last) {
     Model* model = r->model;
-    const size_t kept = sizeof(float) * model->dp.n_kept;
+    const size_t kept = sizeof(float) * model->n_kept;
     const void* arenas[SNAPSHOT_ARENAS_MAX] = {model_source(model), model->w.m, model->w.v, model->average};
     size_t n_bytes[SNAPSHOT_ARENAS_MAX] = {model_source_bytes(model), kept, kept, model->average ? kept : 0};
     Extra extras[MAX_EXTRAS + 1];
@@ -349,8 +350,8 @@ static inline void save_checkpoint(Run* r, int last) {
         snapshot_save(&r->snapshot, arenas, n_bytes, SNAPSHOT_ARENAS + n_extras, &r->state, run_saves_beside(r), last,
                       save_write_, r, &r->dev);
     } else if (r->o.zero > 0) {
-        if (model_masters_in_parts(model)) { model_whole(model, model->w.master, &r->dev, &r->dev); }
-        moments_save(NULL, &model->dp, model->w.m, model->w.v, &r->dev);
+        if (model_is_in_parts(model)) { model_whole(model, model_source(model), &r->dev, &r->dev); }
+        moments_save(NULL, model, model->w.m, model->w.v, &r->dev);
         if (model->average) { model_whole_average(model, model->average, &r->dev, &r->dev); }
     }
 }

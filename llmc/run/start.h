@@ -324,7 +324,8 @@ static inline double start_box_memory_(const Run* r) {
     const Model* m = r->model;
     const int trains = run_is_training(r), backward = trains || *o->probe, has_batch = backward || o->eval_only;
     const int samples = run_is_generating(r) || (trains && o->sample_every > 0);
-    const double parameters = (double)t->stored_bytes * (double)m->n, workspace = start_workspace_(r, o->batch_size);
+    const double parameters = (double)t->stored_bytes * (double)m->n_held;
+    const double workspace = start_workspace_(r, o->batch_size);
     const double batch = has_batch ? start_batch_bytes_(r, o->batch_size, 0) - workspace : 0.0;
     const int room = generator_room(o, r->prompts.longest, r->max_T);
     const double sampling = samples ? t->activation_bytes(r, TO_GENERATE, 1, room) : 0.0;
@@ -337,8 +338,7 @@ static inline double start_box_memory_(const Run* r) {
     const double rest = text + verify + saving + more + process + (trains && DEVICE_IS_SHARED != 0 ? rows : 0.0);
     const int copies = DEVICE_IS_SHARED != 0 && trains && run_saves_beside(r);
     double kept = 0.0;
-    const int* frozen = trains ? m->frozen : NULL;  // a probe asks for every gradient
-    double gradients = backward ? ranks_box(r->comm, m->table, m->n_table, frozen, r->n_leaves, o->zero, &kept) : 0.0;
+    double gradients = backward ? ranks_box(r->comm, m, !trains, r->n_leaves, o->zero, &kept) : 0.0;
     const int has_average = trains && o->ema > 0.0f;
     const double moments = !trains ? 0.0 : (2.0 + r->has_masters + has_average) * kept;
     const double copy =
@@ -452,7 +452,7 @@ static inline void start_record_data_(Run* r) {
 static inline void start_training(Run* r, int argc, char** argv) {
     data_sums(&r->data);
     start_batch(r, TO_TRAIN);
-    if (r->o.sample_every > 0 && r->comm->rank == 0) { task_open_generator(r, r->prompts.longest); }
+    if (r->o.sample_every > 0 && run_samples(r)) { task_open_generator(r, r->prompts.longest); }
     save_resume(r);
     r->first_row = run_first_row(&r->o, &r->state);
     r->first_step = r->state.step;

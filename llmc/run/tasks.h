@@ -15,9 +15,9 @@ What a run may do with a model beside training it.
 static inline float task_evaluate_average_(Run* r, const Evaluator* e) {
     Model* m = r->model;
     double bits_per_byte;
-    dp_exchange_average(&m->dp, &m->w, m->average, 0, r->state.updates, &r->dev);
+    model_exchange_average(m, 0, r->state.updates, &r->dev);
     const float loss = evaluate_loss(e, &r->data.val_rows, &bits_per_byte);
-    dp_exchange_average(&m->dp, &m->w, m->average, 1, r->state.updates, &r->dev);
+    model_exchange_average(m, 1, r->state.updates, &r->dev);
     log_extra(&r->log, json_pack("{s:o}", "val_loss_ema", json_finite((double)loss)));
     tensorboard_average(&r->board, r->state.step, loss);
     return loss;
@@ -29,8 +29,8 @@ static inline void task_evaluate(Run* r, int training) {
     double bits_per_byte, scores[MAX_SCORES];
     char line[256] = "";
     const Tokenizer* tokenizer = run_has_text(r) ? &r->tokenizer : NULL;
-    const Evaluator e = {&r->o,     r->comm, tokenizer, r->T,        r->inputs, r->targets,
-                         t->losses, r,       t->scores, t->n_scores, scores};
+    const Evaluator e = {&r->o,     r->comm,   tokenizer,   r->T,   r->inputs, r->targets, t->losses, r,
+                         t->scores, t->n_scores, scores, model_is_shared(r->model)};
     const int step = r->state.step;
     if (has_data(&r->data.val)) {
         float loss = evaluate_loss(&e, &r->data.val_rows, &bits_per_byte);
@@ -82,7 +82,7 @@ static inline void task_sample_one_(Run* r, const Prompt* p, const char* which) 
     text_print_safe(p->text, p->n_bytes, memory);
     generate(&r->generator, &r->state.sampler, p, memory);
     fclose(memory);
-    run_show_sample(&r->o, r->state.step, which, text);
+    if (r->comm->rank == 0) { run_show_sample(&r->o, r->state.step, which, text); }
     free(text);
 }
 
@@ -134,7 +134,7 @@ static inline void task_probe(Run* r) {
 
     const size_t n_bytes = sizeof(float) * m->n;
     r->trainer->leaf(r, 0, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T);
-    float loss, *grads = dp_reduce(&m->dp, &loss, &r->dev);
+    float loss, *grads = model_reduce(m, &loss, &r->dev);
     float* host = (float*)arena_alloc(n_bytes, "gradients on the host");
     loss = loss / (float)x.counted;
     if (r->trainer->more_loss) { loss += r->trainer->more_loss(r, grads); }

@@ -45,7 +45,7 @@ static inline void train_measure_noise_(Run* r, const float* grads) {
     const int64_t first = run_first_row(&r->o, &r->state), B = r->o.batch_size;
     for (int k = 0; k < r->n_leaves; k++) { counted[k] = dataloader_counted(&r->data.train_rows, first + k * B, B); }
     dp_leaf_squares(dp, squares);
-    const double norm = (double)dp_norm(dp, grads, &r->dev);
+    const double norm = (double)model_norm(r->model, grads, &r->dev);
     r->noise = r->state.noise;
     r->noise_targets = train_counted(r);
     noise_scale_add(&r->noise, squares, counted, r->n_leaves, norm * norm);
@@ -66,11 +66,11 @@ static inline float* train_gradients(Run* r, float* loss, float* norm) {
         r->trainer->leaf(r, k, inputs, targets, 1.0f / counted, r->o.batch_size, r->T);
         comm_watch(r->comm, HERE);
     }
-    float loss_sum, *grads = dp_reduce(dp, &loss_sum, &r->dev);
+    float loss_sum, *grads = model_reduce(r->model, &loss_sum, &r->dev);
     *loss = loss_sum / counted;
     if (train_measures_noise_(r)) { train_measure_noise_(r, grads); }
     if (r->trainer->more_loss) { *loss += r->trainer->more_loss(r, grads); }
-    *norm = dp_norm(dp, grads, &r->dev);
+    *norm = model_norm(r->model, grads, &r->dev);
     return grads;
 }
 
@@ -97,7 +97,7 @@ static inline void train_update(Run* r, const float* grads, float norm, float lr
     }
     const Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all,
                                  train_verifies(r) ? &r->verify : NULL, r->slice_updates};
-    dp_update(&r->model->dp, &r->model->w, grads, norm, &optimizer, ++r->state.updates, &r->dev);
+    model_update(r->model, grads, norm, &optimizer, ++r->state.updates, &r->dev);
 }
 
 // one loss, one update
@@ -126,7 +126,7 @@ static inline void train_print_noise_(const Run* r) {
 __attribute__((noreturn))
 static inline void train_fail_(Run* r, const Step* s) {
     char name[NAME_BYTES];
-    const char* bad = dp_first_bad(s->dp, name, sizeof name, s->grads, &r->dev);
+    const char* bad = model_first_bad(r->model, s->dp, name, sizeof name, s->grads, &r->dev);
     if (r->comm->rank > 0) { comm_barrier(r->comm, HERE); }  // rank 0 says it
     background_wait(&r->snapshot.writer);
     const int finite = run_newest_finite(&r->o, r->state.step);
@@ -160,7 +160,7 @@ static inline void train_step(Run* r) {
     if (r->trainer->stepped) { r->trainer->stepped(r, &step); }
     if (r->model->average && !step.skipped) {
         const float weight = ema_weight(o->ema, ++s->averaged);
-        dp_average(&r->model->dp, &r->model->w, r->model->average, weight, &r->dev);
+        model_average_now(r->model, weight, &r->dev);
     }
     s->step++;
     s->rows += (int64_t)r->n_leaves * o->batch_size;
@@ -193,7 +193,7 @@ static inline void train(Run* r) {
         if (due && o->eval_every > 0 && (s->step % o->eval_every == 0 || last)) { task_evaluate(r, 1); }
         if (o->early_stop > 0 && s->evals_since_best >= o->early_stop) { last = 1; }
         int samples = due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last);
-        if (samples && r->comm->rank == 0) { task_sample(r); }
+        if (samples && run_samples(r)) { task_sample(r); }
         s->interrupted = stop != 0;
         int save = last || due_by_time || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
         if (unsaved && save) {

@@ -11,7 +11,7 @@ and the questions about a run that everybody asks. The way of a run: start.h (op
 #define LLMC_TRAINER_H
 #include "../files/companions.h"  // Companions
 #include "../files/extras.h"   // Extra
-#include "../ranks/model.h"    // Model, Purpose
+#include "../ranks/model_gradients.h"  // Model, Purpose, model_reduce
 #include "../text/prefetch.h"  // Prefetch
 #include "evaluate.h"          // BatchLosses, BatchScores
 #include "generate.h"          // Generator, NextLogits
@@ -183,6 +183,9 @@ static inline int run_end_of_text(const Run* r) {
 static inline int run_saves_beside(const Run* r) {
     return r->o.async_save && r->o.save_every > 0 && (r->comm->size == 1 || r->o.zero == 0);
 }
+
+// does this rank generate samples while training? Rank 0 alone, or all together where a pass needs all
+static inline int run_samples(const Run* r) { return r->comm->rank == 0 || model_is_shared(r->model); }
 
 // vocabulary of a new model: the tokenizer's for text or when it was named, else the usual one; never less than the
 // data needs

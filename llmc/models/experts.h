@@ -1,0 +1,80 @@
+/*
+Products of experts that this rank has, for the tokens of one rank or of several (ranks/expert_parallel.h): the calls of
+ops/grouped_matmul.h, one source after the other. A source is one leaf of an update, so a weight's gradient is computed
+leaf by leaf and joins the tree of ranks/leaf_tree.h: the bits are those of one rank that has computed these leaves.
+    experts_forward, experts_backward_input   every row by itself
+    experts_backward_weight                   the sum over the sources
+    experts_scratch_floats                    that experts_backward_weight needs
+BY_TOKEN: where rows do not travel, the operand lies with its tokens, (N, C), and a row is found there. ROW_BY_ROW: it
+lies row after row, (n_rows, C), as what was computed or received does.
+*/
+#ifndef LLMC_EXPERTS_H
+#define LLMC_EXPERTS_H
+#include "../core/floatx.h"            // floatX
+#include "../ops/grouped_matmul.h"     // grouped_matmul_forward, ...
+#include "../ops/residual.h"           // residual_forward
+#include "../ranks/expert_parallel.h"  // ExpertParallel, ExpertSource
+
+typedef enum { ROW_BY_ROW, BY_TOKEN } RowsLie;
+
+// where each row of an operand is found; NULL: in order
+static inline const int* experts_index_(const ExpertSource* s, RowsLie lie) {
+    return lie == BY_TOKEN ? s->token : NULL;
+}
+
+// an operand's first row of this source
+static inline const floatX* experts_rows_(const floatX* x, const ExpertSource* s, RowsLie lie, int width) {
+    return experts_index_(s, lie) ? x : x + (size_t)s->first * (size_t)width;
+}
+
+// out (n_rows, OC); weight (n_held, OC, C)
+static inline void experts_forward(const ExpertParallel* ep, floatX* out, const floatX* inp, RowsLie lie,
+                                   const floatX* weight, int C, int OC, const Device* dev) {
+    for (int i = 0; i < ep->n_sources; i++) {
+        const ExpertSource* s = &ep->source[i];
+        if (s->n == 0) { continue; }
+        grouped_matmul_forward(out + (size_t)s->first * (size_t)OC, experts_rows_(inp, s, lie, C),
+                               experts_index_(s, lie), weight, s->offsets, ep->n_held, s->n, C, OC, dev);
+    }
+}
+
+// dinp (n_rows, C)
+static inline void experts_backward_input(const ExpertParallel* ep, floatX* dinp, const floatX* dout, RowsLie lie,
+                                          const floatX* weight, int C, int OC, const Device* dev) {
+    for (int i = 0; i < ep->n_sources; i++) {
+        const ExpertSource* s = &ep->source[i];
+        if (s->n == 0) { continue; }
+        grouped_matmul_backward_input(dinp + (size_t)s->first * (size_t)C, experts_rows_(dout, s, lie, OC),
+                                      experts_index_(s, lie), weight, s->offsets, ep->n_held, s->n, C, OC, dev);
+    }
+}
+
+// of ranks that share E experts with `widest` elements each: nodes of the tree that wait for their right half, and one
+// that is computed
+static inline size_t experts_scratch_floats(int ranks, int E, size_t widest) {
+    size_t n = 0;
+    for (int leaves = 1; leaves < ranks; leaves *= 2) { n += (size_t)(E / ranks) * widest; }
+    return n;
+}
+
+// dweight (n_held, OC, C), written; NULL: it does not learn. Leaf s is pushed onto a stack whose bottom is dweight; as
+// often as s + 1 is even the two topmost nodes become one
+static inline void experts_backward_weight(const ExpertParallel* ep, float* dweight, const floatX* dout,
+                                           RowsLie dout_lie, const floatX* inp, RowsLie inp_lie, float* scratch, int C,
+                                           int OC, const Device* dev) {
+    const size_t n = (size_t)ep->n_held * (size_t)OC * (size_t)C;
+    int top = 0;
+    if (!dweight) { return; }
+    for (int i = 0; i < ep->n_sources; i++, top++) {
+        const ExpertSource* s = &ep->source[i];
+        grouped_matmul_backward_weight(top == 0 ? dweight : scratch + n * (size_t)(top - 1),
+                                       experts_rows_(dout, s, dout_lie, OC), experts_index_(s, dout_lie),
+                                       experts_rows_(inp, s, inp_lie, C), experts_index_(s, inp_lie), s->offsets,
+                                       ep->n_held, s->n, C, OC, dev);
+        for (int leaves = i + 1; leaves % 2 == 0; leaves /= 2, top--) {
+            float* left = top == 1 ? dweight : scratch + n * (size_t)(top - 2);
+            residual_forward(left, left, scratch + n * (size_t)(top - 1), n, dev);
+        }
+    }
+}
+#endif  // LLMC_EXPERTS_H

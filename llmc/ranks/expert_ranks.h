@@ -1,0 +1,39 @@
+/*
+Who has which experts. With --ep G the experts of every layer are shared by groups of G ranks: of P ranks, rank r has
+place r % G in group r / G, and with it the E/G experts from number (r % G) * E/G on. Everything else of the model every
+rank has. Ranks of the same place hold the same experts: they are *holders* of one another.
+    expert_ranks_init   the groups; G = 1: every rank has all experts, and nothing here is used
+    expert_ranks_free
+Leaves go to ranks as --zero 2 deals them: in round k a group computes the G leaves that follow each other from
+k * P + group * G on. Its experts so see them in order, and a sum over them is a node of the tree over all leaves, which
+holders go on with: that is why G is a power of two.
+Explained in doc/ranks.md
+*/
+#ifndef LLMC_EXPERT_RANKS_H
+#define LLMC_EXPERT_RANKS_H
+#include "comm.h"  // Comm, comm_split
+
+enum { EXPERT_RANKS_MAX = 256 };  // of a group
+
+typedef struct {
+    Comm* world;
+    Comm* group;    // the ranks that share the experts of a layer
+    Comm* holders;  // of the same ones
+    int size, rank; // of the group; size 1: this rank has all experts
+} ExpertRanks;
+
+// all ranks call; size: a power of two that divides the number of ranks
+static inline ExpertRanks expert_ranks_init(Comm* world, int size) {
+    ExpertRanks x = {world, NULL, NULL, size, world ? world->rank % size : 0};
+    if (size == 1) { return x; }
+    x.group = comm_split(world, world->rank / size, world->rank, HERE);
+    x.holders = comm_split(world, world->rank % size, world->rank, HERE);
+    return x;
+}
+
+static inline void expert_ranks_free(ExpertRanks* x) {
+    if (x->group) { comm_free(x->group); }
+    if (x->holders) { comm_free(x->holders); }
+    x->group = x->holders = NULL;
+}
+#endif  // LLMC_EXPERT_RANKS_H
