@@ -1536,6 +1536,7 @@ static void train_stored(uint16_t* bits, Comm* c, Tensor* table, size_t n, int z
     float *params = (float*)new_array(n, sizeof(float)), loss;
     uint16_t* again = (uint16_t*)new_array(n, sizeof(uint16_t));
     const int frozen[N_SMALL_SLICES] = {0, 0, 1};  // of b
+    tensors_store(table, N_TENSORS, sizeof(__nv_bfloat16));
     dp_init(&s, c, table, N_TENSORS, frozen, 3, zero);
     dp_open(&s);
     float *master = (float*)device_alloc(4 * s.n_kept, "masters"), *m = (float*)device_alloc(8 * s.n_kept, "moments");
@@ -1879,6 +1880,7 @@ static void ranks_masters(Test* t, Comm* c, int zero) {
     uint16_t* bits = (uint16_t*)new_array(n, sizeof(uint16_t));
     for (size_t i = 0; i < n; i++) { bits[i] = (uint16_t)(float_bits(expected[i]) >> 16); }
     void* stored = device_alloc(2 * n, "weights");
+    model_layout_stored(&model, 2);
     model.w = weights_of(stored, 2, master, NULL, NULL);
     device_upload(stored, bits, 2 * n, &dev);
     dp_deal(&model.dp, master, expected, &dev);

@@ -45,7 +45,9 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 
 // weights as forward and backward read them; Parameters (llmc/models/moe.h) are floats: gradients
 typedef struct {
-    floatX *embedding, *norm1, *wq, *wk, *wv, *wo, *norm2, *router, *bias, *gate_up, *down, *norm, *head;
+    floatX *embedding, *norm1, *wq, *wk, *wv, *wo, *norm2, *router;
+    float* bias;
+    floatX *gate_up, *down, *norm, *head;
 } StoredParameters;  // the fields of Parameters, in the same order: one table serves both
 
 // what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
@@ -58,7 +60,7 @@ typedef struct {
 // what must not lose digits, always float
 typedef struct {
     float *norm1_rstd, *att_max, *att_inv, *norm2_rstd, *router_logits, *scores, *lse, *weights, *norm_rstd, *losses,
-        *row_weights, *drow_weights, *received_weights, *dreceived_weights, *dweights, *drouter_logits, *bias;
+        *row_weights, *drow_weights, *received_weights, *dreceived_weights, *dweights, *drouter_logits;
 } Statistics;
 
 // what is chosen, and must not be chosen anew
@@ -157,7 +159,6 @@ static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpos
     *t++ = activation(FIELD(dreceived_weights), 0, R_received, 1);
     *t++ = activation(FIELD(dweights),       0, N_train, c.k);
     *t++ = activation(FIELD(drouter_logits), 0, N_train, c.E);
-    *t++ = activation(FIELD(bias),           0, 1, c.E);         // of the router, for the choice
 #undef FIELD
     return (int)(t - table);
 }
@@ -364,9 +365,8 @@ static void experts_up(const Moe* moe, Activations* acts, int l, int replay, int
     float* numbers = replay ? NULL : layer_numbers(acts, c, l);
     rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2, p.norm2, c->eps, N, D, dev);
     matmul_forward(s.router_logits, a.norm2, p.router, (const float*)NULL, N, D, E, dev);
-    if (p.bias) { cast(s.bias, (const floatX*)p.bias, (size_t)E, dev); }
-    router_forward(experts, s.weights, s.scores, s.lse, s.router_logits, p.bias ? s.bias : NULL,
-                   replay ? experts : NULL, &router, N, dev);
+    router_forward(experts, s.weights, s.scores, s.lse, s.router_logits, p.bias, replay ? experts : NULL, &router, N,
+                   dev);
     if (numbers) { router_statistics(numbers, experts, s.weights, s.scores, s.lse, &router, N, dev); }
     experts_gather(acts, c, l, N, dev);
     experts_gate_up(moe, acts, l, dev);
@@ -613,11 +613,11 @@ static void moe_balance_biases(Moe* moe, float rate, const Device* dev) {
     if (c->balance != BALANCE_BIAS) { return; }
     float* bias = (float*)malloc_check(sizeof(float) * (size_t)c->E, "biases of a router");
     for (int l = 0; l < c->L; l++) {
-        floatX* stored = layer_weights(moe, l).bias;
+        float* stored = layer_weights(moe, l).bias;
         if (moe->bias_stays[l]) { continue; }
-        floatx_download(bias, stored, (size_t)c->E, dev);
+        device_download(bias, stored, sizeof(float) * (size_t)c->E, dev);
         router_bias_update(bias, dp_sums(&moe->model.dp) + (size_t)l * router_statistics_length(c->E), rate, c->E);
-        floatx_upload(stored, bias, (size_t)c->E, dev);
+        device_upload(stored, bias, sizeof(float) * (size_t)c->E, dev);
     }
     free(bias);
 }

@@ -35,13 +35,4 @@ static inline void floatx_download(float* out, const floatX* x, size_t n, const 
     device_download(upper, x, sizeof(floatX) * n, dev);
     floatx_widen(out, upper, n);
 }
-
-// a few floats from the host to where they are stored
-static inline void floatx_upload(floatX* to, const float* x, size_t n, const Device* dev) {
-    floatX* rounded = (floatX*)malloc_check(sizeof(floatX) * n, "rounded values");
-    for (size_t i = 0; i < n; i++) { rounded[i] = (floatX)x[i]; }
-    device_upload(to, rounded, sizeof(floatX) * n, dev);
-    device_sync(dev);
-    free(rounded);
-}
 #endif  // LLMC_FLOATX_H

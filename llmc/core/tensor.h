@@ -68,6 +68,7 @@ typedef struct {
     int units;                       // heads, groups: what a rank has whole, of each section's rows or of the columns
     int sections[SECTIONS_MAX];      // rows of which each rank has its share, as those of Q, K and V; 0: all are one
     Stored stored;
+    size_t stored_at, stored_bytes;  // first byte in an arena of stored parameters; of an element: tensors_store
 } Tensor;
 
 static inline Tensor tensor(const char* name, size_t field, int layers, int rows, int columns, Init init, float std,
@@ -264,6 +265,20 @@ static inline void tensor_check_(const Tensor* t) {
     (void)names, (void)t;
 }
 
+// Fill in where the tensors lie as they are stored, one after the other like those of tensors_layout; the arena's size
+// in bytes comes back. build_bytes: of an element of floatX
+static inline size_t tensors_store(Tensor* table, int n, size_t build_bytes) {
+    size_t at = 0;
+    for (int i = 0; i < n; i++) {
+        Tensor* t = &table[i];
+        assert(t->stored <= STORED_BF16);
+        t->stored_bytes = t->stored == STORED_F32 ? 4 : t->stored == STORED_BF16 ? 2 : build_bytes;
+        t->stored_at = at;
+        at += (tensor_elements(t) + 15) / 16 * 16 * t->stored_bytes;
+    }
+    return at;
+}
+
 // fill in the offsets; the arena's size in elements comes back
 static inline size_t tensors_layout(Tensor* table, int n) {
     size_t offset = 0;
@@ -272,6 +287,7 @@ static inline size_t tensors_layout(Tensor* table, int n) {
         table[i].offset = offset;
         offset += (tensor_elements(&table[i]) + 15) / 16 * 16;
     }
+    tensors_store(table, n, sizeof(float));  // until somebody says otherwise
     return offset;
 }
 
@@ -312,6 +328,17 @@ static inline void tensors_point_sized(void* pointers, const Tensor* table, int 
         if (slice < 0) { continue; }  // another row of this field may have the layer
         const size_t element = table[i].offset + (size_t)slice * tensor_slice_elements(&table[i]);
         tensor_set_field_(pointers, &table[i], (char*)arena + element_bytes * element);
+    }
+}
+
+// the same of parameters as they are stored, after tensors_store
+static inline void tensors_point_stored(void* pointers, const Tensor* table, int n, void* arena, int layer) {
+    for (int i = 0; i < n; i++) { tensor_set_field_(pointers, &table[i], NULL); }
+    for (int i = 0; i < n; i++) {
+        const int slice = tensor_slice(&table[i], layer);
+        if (slice < 0) { continue; }
+        const size_t element = (size_t)slice * tensor_slice_elements(&table[i]);
+        tensor_set_field_(pointers, &table[i], (char*)arena + table[i].stored_at + table[i].stored_bytes * element);
     }
 }
 

@@ -1,16 +1,18 @@
 /*
 Weights: what an update changes, as one thing to hand around. A CPU build has float parameters and their moments; a
-CUDA build may store bf16 and keep float masters beside it, from which each update rounds anew.
+CUDA build may store bf16 and keep float masters beside it, from which each update rounds anew. What does not learn may
+be bf16 in every build.
 */
 #ifndef LLMC_WEIGHTS_H
 #define LLMC_WEIGHTS_H
 #include "adamw.h"  // adamw_update_stored, adamw_round_stored
+#include "../core/tensor.h"  // Tensor
 #include "ema.h"    // ema_update, ema_exchange
 
 // all of it is device memory
 typedef struct {
-    void* stored;          // parameters as the ops read them: float, or bf16 in a CUDA build
-    size_t stored_bytes;   // of one
+    void* stored;          // parameters as the ops read them: float, or bf16
+    size_t stored_bytes;   // of one; in a whole arena of them each tensor says it (tensors_store)
     float *master, *m, *v; // master: the same parameters in float, from which `stored` is rounded; NULL: none
 } Weights;
 
@@ -33,11 +35,27 @@ static inline void weights_update(const Weights* w, const float* g, size_t n, fl
     adamw_update_stored((float*)w->stored, w->master, w->m, w->v, g, n, weight_decay, step, key, first, dev);
 }
 
+// bf16 of a CPU build, which does not learn: the nearest, ties to even; NaN stays NaN
+static inline void weights_narrow_(uint16_t* stored, const float* x, size_t n) {
+    #pragma omp parallel for simd
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        const uint32_t nearest = bits + 0x7fff + (bits >> 16 & 1), is_nan = (bits & 0x7fffffff) > 0x7f800000;
+        stored[i] = (uint16_t)((is_nan ? bits | 0x400000 : nearest) >> 16);
+    }
+}
+
 // `stored` anew from the masters, with the noise of that update
 static inline void weights_round(const Weights* w, size_t n, uint32_t key, size_t first, const Device* dev) {
 #ifdef __CUDACC__
     if (w->stored_bytes == sizeof(__nv_bfloat16)) {
         adamw_round_stored((__nv_bfloat16*)w->stored, w->master, n, key, first, dev);
+        return;
+    }
+#else
+    if (w->stored_bytes == sizeof(uint16_t)) {
+        weights_narrow_((uint16_t*)w->stored, w->master, n);
         return;
     }
 #endif
@@ -55,9 +73,16 @@ static inline void weights_average(const Weights* w, float* e, size_t n, float w
     ema_update(e, w->master ? w->master : (const float*)w->stored, n, weight, dev);
 }
 
-// the same, from these elements on of the stored parameters and of what is kept
-static inline Weights weights_from(const Weights* w, size_t stored, size_t kept) {
+// of a whole arena of stored parameters those from element `first` of a tensor on, and of what is kept from `kept` on
+static inline Weights weights_from(const Weights* w, const Tensor* t, size_t first, size_t kept) {
     float* master = w->master ? w->master + kept : NULL;
-    return weights_of((char*)w->stored + stored * w->stored_bytes, w->stored_bytes, master, w->m + kept, w->v + kept);
+    char* stored = (char*)w->stored + t->stored_at + first * t->stored_bytes;
+    return weights_of(stored, t->stored_bytes, master, w->m + kept, w->v + kept);
+}
+
+// the same, n elements further
+static inline Weights weights_further(const Weights* w, size_t n) {
+    float* master = w->master ? w->master + n : NULL;
+    return weights_of((char*)w->stored + n * w->stored_bytes, w->stored_bytes, master, w->m + n, w->v + n);
 }
 #endif  // LLMC_WEIGHTS_H

@@ -379,16 +379,19 @@ static inline void dp_free(DataParallel* s) {
 
 // ---- 2. From each owner to all ----
 
-// An arena of elements of this size. parts: what it holds of each stretch, NULL: it is one of everything
-static inline void dp_gather(DataParallel* s, void* arena, size_t element_bytes, const Part* parts, const Device* dev) {
+// An arena of floats: parts is what it holds of each stretch. NULL: it is that of the stored parameters
+static inline void dp_gather(DataParallel* s, void* arena, const Part* parts, const Device* dev) {
     CommTicket last = {0};
     for (int i = 0; i < s->n_stretches && s->size > 1; i++) {
-        const Part holds = parts ? parts[i] : s->stretches[i].whole, own = dp_part(s, s->rank, i);
+        const Tensor* t = s->stretches[i].whole.tensor;
+        const Part own = dp_part(s, s->rank, i);
+        const size_t n_bytes = parts ? sizeof(float) : t->stored_bytes;
+        // of element 0 of the tensor, if the arena had it
+        const size_t origin = parts ? n_bytes * (parts[i].at - parts[i].first) : t->stored_at;
         for (int rank = 0; rank < s->size; rank++) {
             const Part part = dp_part(s, rank, i);
-            CommPiece piece = {(char*)arena + element_bytes * part_at(holds, own.first),
-                               (char*)arena + element_bytes * part_at(holds, part.first), element_bytes * own.n,
-                               element_bytes * part.n};
+            CommPiece piece = {(char*)arena + origin + n_bytes * own.first,
+                               (char*)arena + origin + n_bytes * part.first, n_bytes * own.n, n_bytes * part.n};
             s->piece[rank] = piece;
         }
         last = comm_exchange_device(s->comm, s->piece, dev, HERE);
@@ -713,7 +716,7 @@ static inline float* dp_join_(DataParallel* s, const Device* dev) {
     assert(s->n_joined == s->n_nodes && s->n_open == 1);
     s->n_joined = s->n_open = 0;
     leaf_tree_clear(&s->tree);
-    if (s->zero == 0) { dp_gather(s, s->tree.arena[0], sizeof(float), s->reduced, dev); }
+    if (s->zero == 0) { dp_gather(s, s->tree.arena[0], s->reduced, dev); }
     dp_sum_numbers_(s, dev);
     return s->tree.arena[0];
 }
@@ -825,7 +828,7 @@ static inline void dp_update_part_(const DataParallel* s, const Weights* w, cons
     const float decay = tensor->decay == DECAY || o->decay_all ? o->weight_decay : 0.0f;
     const float* g = grads + part_at(s->reduced[i], part.first);
     const size_t global = tensor->offset + part.first;
-    const Weights own = weights_from(w, global, part.at);
+    const Weights own = weights_from(w, tensor, part.first, part.at);
     if (o->verify) { verify_adamw(o->verify, tensor, part.first, part.n, &own, g, decay, step, key, dev); }
     else { weights_update(&own, g, part.n, decay, step, key, global, dev); }
 }
@@ -857,7 +860,7 @@ static inline void dp_update(DataParallel* s, const Weights* w, const float* gra
                              int t, const Device* dev) {
     float scale = o->clip > 0.0f && norm > o->clip ? o->clip / norm : 1.0f;
     for (int i = 0; i < s->n_stretches; i++) { dp_update_stretch_(s, w, grads, i, o, scale, t, dev); }
-    if (s->zero > 0) { dp_gather(s, w->stored, w->stored_bytes, NULL, dev); }
+    if (s->zero > 0) { dp_gather(s, w->stored, NULL, dev); }
 }
 
 // Slice k of stretch i, counted from its first, as far as this rank keeps it, and the weights from there on; an empty
@@ -865,7 +868,7 @@ static inline void dp_update(DataParallel* s, const Weights* w, const float* gra
 static inline Part dp_kept_weights_(const DataParallel* s, const Weights* w, int i, int k, Weights* own) {
     Part part = dp_kept_slices_(s, i, k, k + 1);
     if (slice_is_frozen(s->frozen, s->stretches[i].slice + k)) { part.n = 0; }
-    *own = weights_from(w, part.tensor->offset + part.first, part.at);
+    *own = weights_from(w, part.tensor, part.first, part.at);
     return part;
 }
 
@@ -896,7 +899,7 @@ static inline void dp_exchange_average(DataParallel* s, const Weights* w, float*
             weights_round(&own, part.n, (uint32_t)t, global, dev);
         }
     }
-    if (s->zero > 0) { dp_gather(s, w->stored, w->stored_bytes, NULL, dev); }
+    if (s->zero > 0) { dp_gather(s, w->stored, NULL, dev); }
 }
 
 // arena: of what this rank keeps; whole: a whole arena, on the host
@@ -918,17 +921,17 @@ static inline void dp_round(DataParallel* s, const Weights* w, int t, const Devi
             if (part.n > 0) { weights_round(&own, part.n, (uint32_t)t, part.tensor->offset + part.first, dev); }
         }
     }
-    if (s->zero > 0) { dp_gather(s, w->stored, w->stored_bytes, NULL, dev); }
+    if (s->zero > 0) { dp_gather(s, w->stored, NULL, dev); }
 }
 
 // what --verify-every looks at
 static inline void dp_verify(const DataParallel* s, Verify* v, const Weights* w) {
     verify_init(v);
-    verify_watch(v, VERIFY_PARAMETERS, w->stored, w->stored_bytes, s->whole, s->n_tensors);
-    verify_watch(v, VERIFY_MASTERS, w->master, sizeof(float), s->kept, s->n_stretches);
-    verify_watch(v, VERIFY_MOMENTS_1, w->m, sizeof(float), s->kept, s->n_stretches);
-    verify_watch(v, VERIFY_MOMENTS_2, w->v, sizeof(float), s->kept, s->n_stretches);
-    verify_watch(v, VERIFY_GRADIENTS, NULL, sizeof(float), s->reduced, s->n_stretches);
+    verify_watch(v, VERIFY_PARAMETERS, w->stored, s->whole, s->n_tensors);
+    verify_watch(v, VERIFY_MASTERS, w->master, s->kept, s->n_stretches);
+    verify_watch(v, VERIFY_MOMENTS_1, w->m, s->kept, s->n_stretches);
+    verify_watch(v, VERIFY_MOMENTS_2, w->v, s->kept, s->n_stretches);
+    verify_watch(v, VERIFY_GRADIENTS, NULL, s->reduced, s->n_stretches);
 }
 
 // ---- 6. For checkpoints and for the box at the start ----

@@ -31,7 +31,8 @@ typedef struct {
     size_t n;             // elements of an arena of whole tensors
     const Tensor* held;   // what of it is in this rank's memory: all, or the same rows with fewer experts
     Tensor shared[MAX_TENSORS];  // these, with shared experts
-    size_t n_held;
+    size_t stored_bytes;  // of them all
+    int is_float;         // all are stored as floats, where tensors_layout has put them
     ExpertRanks ranks;    // that share experts
     Weights w;            // stored, master, moments
     float* average;       // of the parameters over updates, the parts that moments have; NULL: none is kept
@@ -47,16 +48,23 @@ typedef struct {
 static inline void model_layout(Model* m, int n_table) {
     assert(n_table <= MAX_TENSORS);
     m->n_table = n_table;
-    m->n = m->n_held = tensors_layout(m->table, n_table);
+    m->n = tensors_layout(m->table, n_table);
     m->n_slices = tensors_slices(m->table, n_table);
     m->held = m->table;
     m->ranks = expert_ranks_init(NULL, 1);
 }
 
-// ---- experts that ranks share ----
-
 static inline int model_is_shared(const Model* m) { return m->ranks.size > 1; }
 static inline int model_row_is_shared(const Model* m, int i) { return model_is_shared(m) && m->table[i].experts > 0; }
+
+// build_bytes: of an element of floatX; rows may say otherwise (tensor_stored)
+static inline void model_layout_stored(Model* m, size_t build_bytes) {
+    m->stored_bytes = tensors_store(model_is_shared(m) ? m->shared : m->table, m->n_table, build_bytes);
+    m->is_float = 1;
+    for (int i = 0; i < m->n_table; i++) { m->is_float &= m->held[i].stored_bytes == sizeof(float); }
+}
+
+// ---- experts that ranks share ----
 
 // After model_layout, all ranks call. size: of a group; it divides the experts of every row
 static inline void model_share_experts(Model* m, Comm* world, int size) {
@@ -68,7 +76,7 @@ static inline void model_share_experts(Model* m, Comm* world, int size) {
         if (n > 0) { tensor_hold_experts(&m->shared[i], m->ranks.rank * n, n); }
     }
     m->held = m->shared;
-    m->n_held = tensors_layout(m->shared, m->n_table);
+    tensors_layout(m->shared, m->n_table);
 }
 
 // who of a group holds slice k of row i; of what is not shared every rank has its own
@@ -149,9 +157,10 @@ static inline double model_flops(const Model* m, int i) {
 
 // ---- memory ----
 
-// stored_bytes: of one parameter as the ops read it
-static inline void model_init(Model* m, size_t stored_bytes) {
-    m->w = weights_of(device_alloc(stored_bytes * m->n_held, "parameters"), stored_bytes, NULL, NULL, NULL);
+// build_bytes: of an element of floatX
+static inline void model_init(Model* m, size_t build_bytes) {
+    model_layout_stored(m, build_bytes);
+    m->w = weights_of(device_alloc(m->stored_bytes, "parameters"), build_bytes, NULL, NULL, NULL);
 }
 
 // elements; files are read and written slice by slice
@@ -247,8 +256,10 @@ static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
     XXH3_64bits_update(s->sum, s->room, sizeof(float) * n);
     if (s->whole) { memcpy(s->whole + t->offset + n * (size_t)k, s->room, sizeof(float) * n); }
     if (held < 0) { return; }
-    const size_t first = m->held[row].offset + n * (size_t)held;
-    const Weights to = {(char*)m->w.stored + first * m->w.stored_bytes, m->w.stored_bytes, s->staged, NULL, NULL};
+    const Tensor* h = &m->held[row];
+    const size_t element = n * (size_t)held, first = h->offset + element;
+    const Weights to = {(char*)m->w.stored + h->stored_at + element * h->stored_bytes, h->stored_bytes, s->staged, NULL,
+                        NULL};
     const int is_frozen = slice_is_frozen(m->frozen, tensors_slices(m->table, row) + k);
     device_upload(s->staged, s->room, sizeof(float) * n, s->dev);
     weights_round(&to, n, is_frozen ? 0 : (uint32_t)s->updates, first, s->dev);
@@ -281,15 +292,15 @@ static inline uint64_t model_stream_close(ModelStream* s) {
 }
 
 static inline void model_point(const Model* m, void* pointers, int layer) {
-    tensors_point_sized(pointers, m->held, m->n_table, m->w.stored, m->w.stored_bytes, layer);
+    tensors_point_stored(pointers, m->held, m->n_table, m->w.stored, layer);
 }
 
-// the parameters of a CPU build
+// the parameters of a CPU build that stores all as floats
 static inline float* model_floats(const Model* m) { return (float*)m->w.stored; }
 
 static inline void model_free(Model* m) {
     const size_t kept = sizeof(float) * m->n_kept;
-    device_release(m->w.stored, m->w.stored_bytes * m->n_held);
+    device_release(m->w.stored, m->stored_bytes);
     device_release(m->w.master, kept);
     device_release(m->w.m, kept);
     device_release(m->w.v, kept);
@@ -310,7 +321,7 @@ static inline int model_is_in_parts(const Model* m) { return model_masters_in_pa
 // what of the parameters a checkpoint is made from, and its bytes: masters or, without them, what is stored
 static inline const void* model_source(const Model* m) { return m->w.master ? (const void*)m->w.master : m->w.stored; }
 static inline size_t model_source_bytes(const Model* m) {
-    return m->w.master ? sizeof(float) * m->n_kept : m->w.stored_bytes * m->n_held;
+    return m->w.master ? sizeof(float) * m->n_kept : m->stored_bytes;
 }
 
 // What the rank at `place` of the first group has, `from`, comes to rank 0: in `room`, or where it is. NULL elsewhere
@@ -345,9 +356,9 @@ static inline void model_widen_(float* room, size_t stored_bytes, size_t n) {
 static inline const float* model_stored_slice_(Model* m, const void* stored, int i, int k, float* room,
                                                const Device* dev) {
     const int held = model_held_slice(m, i, k), place = model_row_is_shared(m, i) ? model_place(m, i, k) : 0;
-    const size_t n = tensor_slice_elements(&m->table[i]), bytes = m->w.stored_bytes;
+    const size_t n = tensor_slice_elements(&m->table[i]), bytes = m->held[i].stored_bytes;
     if (m->dp.rank == place) {
-        const char* from = (const char*)stored + bytes * (m->held[i].offset + n * (size_t)held);
+        const char* from = (const char*)stored + m->held[i].stored_at + bytes * n * (size_t)held;
         if (dev) { device_download(room, from, bytes * n, dev); } else { memcpy(room, from, bytes * n); }
         model_widen_(room, bytes, n);
     }
@@ -379,7 +390,7 @@ static inline float* model_collect_(Model* m, const float* kept, const Device* k
 static inline const float* model_whole(Model* m, const void* copy, const Device* copy_dev, const Device* dev) {
     if (m->dp.rank > 0 && !model_is_in_parts(m)) { return NULL; }
     if (m->w.master) { return model_collect_(m, (const float*)copy, copy_dev, m->w.stored, dev); }
-    if (m->w.stored_bytes == sizeof(float) && !model_is_shared(m)) { return (const float*)copy; }
+    if (m->is_float && !model_is_shared(m)) { return (const float*)copy; }
     return model_collect_(m, NULL, NULL, copy, copy_dev);
 }
 

@@ -27,8 +27,7 @@ typedef enum {
 
 typedef struct {
     const char* memory;   // on the device; NULL: there is none
-    size_t element_bytes;
-    const Part* parts;    // that it holds
+    const Part* parts;    // that it holds; parameters lie as they are stored
     int n_parts;
     uint64_t* sums;       // one for each block of each part
 } VerifyArena;
@@ -58,9 +57,8 @@ static inline void verify_free(Verify* v) {
 
 static inline size_t verify_blocks_(size_t n) { return (n + VERIFY_BLOCK - 1) / VERIFY_BLOCK; }
 
-static inline void verify_watch(Verify* v, Verified a, const void* memory, size_t element_bytes, const Part* parts,
-                                int n_parts) {
-    VerifyArena arena = {(const char*)memory, element_bytes, parts, n_parts, v->arena[a].sums};
+static inline void verify_watch(Verify* v, Verified a, const void* memory, const Part* parts, int n_parts) {
+    VerifyArena arena = {(const char*)memory, parts, n_parts, v->arena[a].sums};
     size_t n_blocks = 0;
     for (int i = 0; i < n_parts; i++) { n_blocks += verify_blocks_(parts[i].n); }
     if (memory && !arena.sums) {
@@ -114,8 +112,10 @@ static inline void verify_arena_(const Verify* v, Verified a, int compare, const
         for (size_t from = 0; from < part.n; from += VERIFY_PIECE) {
             const size_t n = part.n - from < VERIFY_PIECE ? part.n - from : (size_t)VERIFY_PIECE,
                          n_blocks = verify_blocks_(n);
-            const size_t n_bytes = arena->element_bytes;
-            const char* x = verify_view_(v, 0, arena->memory + (part.at + from) * n_bytes, n * n_bytes, dev);
+            const int is_stored = a == VERIFY_PARAMETERS;
+            const size_t n_bytes = is_stored ? part.tensor->stored_bytes : sizeof(float);
+            const size_t at = is_stored ? part.tensor->stored_at + n_bytes * part.first : n_bytes * part.at;
+            const char* x = verify_view_(v, 0, arena->memory + at + n_bytes * from, n * n_bytes, dev);
             size_t bad = n_blocks;
             #pragma omp parallel for reduction(min : bad)
             for (size_t b = 0; b < n_blocks; b++) {
@@ -137,7 +137,7 @@ static inline void verify_first(Verify* v, int step, float loss, float norm, con
     v->step = step;
     v->loss = loss;
     v->norm = norm;
-    verify_watch(v, VERIFY_GRADIENTS, grads, sizeof(float), parts, v->arena[VERIFY_GRADIENTS].n_parts);
+    verify_watch(v, VERIFY_GRADIENTS, grads, parts, v->arena[VERIFY_GRADIENTS].n_parts);
     for (int a = 0; a < N_VERIFIED; a++) { verify_arena_(v, (Verified)a, 0, dev); }
 }
 
@@ -145,7 +145,7 @@ static inline int same_bits_(float a, float b) { return memcmp(&a, &b, sizeof a)
 
 static inline void verify_second(Verify* v, float loss, float norm, const float* grads, const Part* parts,
                                  const Device* dev) {
-    verify_watch(v, VERIFY_GRADIENTS, grads, sizeof(float), parts, v->arena[VERIFY_GRADIENTS].n_parts);
+    verify_watch(v, VERIFY_GRADIENTS, grads, parts, v->arena[VERIFY_GRADIENTS].n_parts);
     for (int a = 0; a < N_VERIFIED; a++) { verify_arena_(v, (Verified)a, 1, dev); }
     if (!same_bits_(loss, v->loss) || !same_bits_(norm, v->norm)) {
         fail_run("step %d: the same computation gave two results: loss %.9g and %.9g, norm %.9g and %.9g: the hardware "
@@ -181,7 +181,7 @@ static inline void verify_adamw(const Verify* v, const Tensor* t, size_t at, siz
         const size_t count = n - first < VERIFY_PIECE ? n - first : (size_t)VERIFY_PIECE,
                      global = t->offset + at + first;
         float* copy = v->copy;
-        const Weights real = weights_from(w, first, first);
+        const Weights real = weights_further(w, first);
         float* twin_master = w->master ? copy + VERIFY_PIECE : NULL;
         const Weights twin =
             weights_of(copy, w->stored_bytes, twin_master, copy + 2 * VERIFY_PIECE, copy + 3 * VERIFY_PIECE);

@@ -173,7 +173,7 @@ static inline void save_check_finite_(const Run* r, const NotFinite* found) {
 // by slice
 static inline void save_open_model(Run* r) {
     Model* m = r->model;
-    const int in_place = DEVICE_IS_SHARED && r->trainer->stored_bytes == sizeof(float) && !model_is_shared(m);
+    const int in_place = DEVICE_IS_SHARED && m->is_float && !model_is_shared(m);
     const int trains = run_is_training(r), exports = !trains && (*r->o.export_hf || r->exports_more);
     ModelStream stream;
     model_init(m, r->trainer->stored_bytes);

@@ -257,6 +257,7 @@ static inline void start_open(Run* r, int argc, char** argv) {
     save_find_again(r);
     r->trainer->choose(r);
     start_freeze_(r);
+    model_layout_stored(r->model, r->trainer->stored_bytes);
     start_plan_(r, argc, argv);
     save_find_companions(r);
     // not the path of the tokenizer.json that says no more than that
@@ -324,7 +325,7 @@ static inline double start_box_memory_(const Run* r) {
     const Model* m = r->model;
     const int trains = run_is_training(r), backward = trains || *o->probe, has_batch = backward || o->eval_only;
     const int samples = run_is_generating(r) || (trains && o->sample_every > 0);
-    const double parameters = (double)t->stored_bytes * (double)m->n_held;
+    const double parameters = (double)m->stored_bytes;
     const double workspace = start_workspace_(r, o->batch_size);
     const double batch = has_batch ? start_batch_bytes_(r, o->batch_size, 0) - workspace : 0.0;
     const int room = generator_room(o, r->prompts.longest, r->max_T);
@@ -402,7 +403,7 @@ static inline double start_bytes_to_generate_(const Run* r) {
     const size_t n_bytes = strlen(r->o.generate);
     const int n_prompt = strcmp(r->o.generate, "-") == 0 || n_bytes > (size_t)r->max_T ? r->max_T : (int)n_bytes + 1;
     const int room = generator_room(&r->o, n_prompt, r->max_T);
-    return (double)t->stored_bytes * (double)r->model->n + t->activation_bytes(r, TO_GENERATE, 1, room);
+    return (double)r->model->stored_bytes + t->activation_bytes(r, TO_GENERATE, 1, room);
 }
 
 // a run that only generates prints nothing but text
