@@ -127,6 +127,20 @@ static void test_order(Test* t) {
     op_problem_free(&p);
 }
 
+#ifndef __CUDACC__
+// a table of bf16 gives its values
+static void test_bf16(Test* t) {
+    const int tokens[] = {2, 0, 2};
+    const uint16_t table[] = {0x3f80, 0xbf80, 0x0001, 0x8000, 0x7f80, 0x4049};  // (3, 2)
+    const uint32_t want[] = {0x7f800000, 0x40490000, 0x3f800000, 0xbf800000, 0x7f800000, 0x40490000};
+    float got[6];
+    Device dev = test_device(2);
+    token_embedding_forward_bf16(got, tokens, table, 3, 2, &dev);
+    for (int i = 0; i < 6; i++) { check(t, float_bits(got[i]) == want[i], "number %d: %08x", i, float_bits(got[i])); }
+    device_free(&dev);
+}
+#endif
+
 // ---- without positions ----
 
 enum { TOKEN_IDS, TOKEN_WTE, TOKEN_OUT, DTOKEN_OUT, DTOKEN_WTE };
@@ -255,6 +269,9 @@ int main(int argc, char** argv) {
         {"embedding many", "2505 positions and 70001 tokens, of which two fill every third place", test_many},
         {"embedding obvious", "a sum that can be done by hand", test_obvious},
         {"embedding order", "positions are added in ascending order", test_order},
+#ifndef __CUDACC__
+        {"embedding bf16", "a table stored as bf16 gives its values", test_bf16},
+#endif
     };
-    return op_main(argc, argv, ops, sizeof ops / sizeof *ops, promises, 3);
+    return op_main(argc, argv, ops, sizeof ops / sizeof *ops, promises, sizeof promises / sizeof *promises);
 }

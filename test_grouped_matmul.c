@@ -244,6 +244,32 @@ static void test_past(Test* t) {
     }
     free(inp), free(dout), free(want), free(offsets);
 }
+
+// weights of bf16 give the bits of the same numbers as floats; an expert has no rows, one has one
+static void test_bf16(Test* t) {
+    enum { E = 5, R = 40, C = 70, OC = 51 };
+    const int offsets[E + 1] = {0, 7, 7, 8, 11, R};
+    uint16_t* half = (uint16_t*)new_array(E * OC * C, sizeof(uint16_t));
+    float *weight = hard_array(E * OC * C, 1), *inp = hard_array(R * C, 2), *dout = hard_array(R * OC, 3);
+    for (int i = 0; i < E * OC * C; i++) {
+        half[i] = (uint16_t)(float_bits(weight[i]) >> 16);
+        weight[i] = float_from_bits((uint32_t)half[i] << 16);
+    }
+    for (int i = 0; i < N_TEST_THREADS; i++) {
+        Device dev = test_device(test_threads(i));
+        float *want = filled_array(R * OC, NAN), *got = filled_array(R * OC, NAN);
+        float *dwant = filled_array(R * C, NAN), *dgot = filled_array(R * C, NAN);
+        grouped_matmul_forward(want, inp, NULL, weight, offsets, E, R, C, OC, &dev);
+        grouped_matmul_forward_bf16(got, inp, NULL, half, offsets, E, R, C, OC, &dev);
+        check_bits(t, "out", got, want, R * OC);
+        grouped_matmul_backward_input(dwant, dout, NULL, weight, offsets, E, R, C, OC, &dev);
+        grouped_matmul_backward_input_bf16(dgot, dout, NULL, half, offsets, E, R, C, OC, &dev);
+        check_bits(t, "dinp", dgot, dwant, R * C);
+        free(want), free(got), free(dwant), free(dgot);
+        device_free(&dev);
+    }
+    free(half), free(weight), free(inp), free(dout);
+}
 #endif
 
 int main(int argc, char** argv) {
@@ -254,6 +280,7 @@ int main(int argc, char** argv) {
         {"apart", "NaN in all rows and the weight of an expert reaches no other expert", test_apart},
         {"no rows", "an expert without rows has gradients of +0", test_no_rows},
 #ifndef __CUDACC__
+        {"bf16", "weights stored as bf16 give the bits of the same numbers as floats", test_bf16},
         {"past", "many gradients, stored past the caches, have the plain loop's bits", test_past},
 #endif
     };

@@ -822,6 +822,45 @@ static void test_rounding(Test* t) {
 
 #endif
 
+#ifndef __CUDACC__
+// numbers that a bf16 holds, and themselves as bf16
+static float* bf16_array(size_t n, uint64_t seed, uint16_t** half) {
+    float* x = hard_array(n, seed);
+    *half = (uint16_t*)new_array(n, sizeof(uint16_t));
+    for (size_t i = 0; i < n; i++) {
+        (*half)[i] = (uint16_t)(float_bits(x[i]) >> 16);
+        x[i] = float_from_bits((uint32_t)(*half)[i] << 16);
+    }
+    return x;
+}
+
+// a weight of bf16 gives the bits of the same numbers as floats: few rows and many, rims, several blocks of k
+static void test_bf16(Test* t) {
+    const int shapes[][3] = {{1, 1, 1}, {1, 33, 65}, {3, 64, 48}, {4, 100, 97}, {5, 7, 130}, {9, 257, 3}, {31, 48, 160},
+                             {2, 2000, 40}, {13, 1601, 51}};  // N, C, OC
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const int N = shapes[i][0], C = shapes[i][1], OC = shapes[i][2];
+        const size_t n_out = (size_t)N * OC, n_inp = (size_t)N * C;
+        uint16_t* half;
+        float *weight = bf16_array((size_t)OC * C, 3, &half), *inp = hard_array(n_inp, 1), *bias = hard_array(OC, 2);
+        for (int k = 0; k < N_TEST_THREADS; k++) {
+            Device dev = test_device(test_threads(k));
+            float *want = filled_array(n_out, NAN), *got = filled_array(n_out, NAN);
+            float *dwant = hard_array(n_inp, 5), *dgot = hard_array(n_inp, 5);
+            matmul_forward(want, inp, weight, k % 2 ? bias : NULL, N, C, OC, &dev);
+            matmul_forward_bf16(got, inp, half, k % 2 ? bias : NULL, N, C, OC, &dev);
+            check_bits(t, "out", got, want, n_out);
+            matmul_backward_input(dwant, want, weight, k % 2, N, C, OC, &dev);
+            matmul_backward_input_bf16(dgot, want, half, k % 2, N, C, OC, &dev);
+            check_bits(t, "dinp", dgot, dwant, n_inp);
+            free(want), free(got), free(dwant), free(dgot);
+            device_free(&dev);
+        }
+        free(weight), free(half), free(inp), free(bias);
+    }
+}
+#endif
+
 // -0 + -0 * 1 is -0, and 0 + -0 * 1 is 0
 static void test_signed_zero(Test* t) {
     Device dev = test_device(1);
@@ -850,6 +889,9 @@ int main(int argc, char** argv) {
         {"asked", "gradients that nobody asks for are NULL: the others keep their bits", test_asked},
         {"backward special", "meets the plain loop with cancellation, subnormals, -0, Inf, NaN", test_backward_special},
         {"added", "dweight of two halves of the positions, dinp of two halves of the outputs: the second added", test_added},
+#ifndef __CUDACC__
+        {"bf16", "a weight stored as bf16 gives the bits of the same numbers as floats", test_bf16},
+#endif
         {"backward bias", "meets the plain loop at 1, 7, 33, 257 and 1024 rows and columns", test_backward_bias},
 #ifdef __CUDACC__
         {"addresses", "arrays may begin anywhere", test_addresses},

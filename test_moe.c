@@ -211,8 +211,7 @@ static float* position_logits(const Subject* s, Activations* acts, int n) {
     const Config* c = &s->moe.config;
     ActivationTensors a = layer_activations(acts, 0);
     float* host = (float*)new_array((size_t)c->Vp, sizeof(float));
-    matmul_forward(a.logits, a.norm + (size_t)n * c->D, output_weight(&s->moe), (const floatX*)NULL, 1, c->D, c->Vp,
-                   &s->dev);
+    linear_forward(a.logits, a.norm + (size_t)n * c->D, output_weight(&s->moe), NULL, 1, c->D, c->Vp, &s->dev);
     floatx_download(host, a.logits, (size_t)c->Vp, &s->dev);
     return host;
 }

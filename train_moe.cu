@@ -20,14 +20,15 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/core/floatx.h"         // floatX: float or bf16; floatx_download
 #include "llmc/core/tensor_arena.h"   // TensorArena: activations, laid out by a table
 #include "llmc/models/experts.h"      // experts_forward, experts_backward_input, experts_backward_weight
+#include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward_input, linear_rows
 #include "llmc/models/moe.h"          // Config, Parameters, parameter_table
 #include "llmc/ops/attention.h"       // grouped_attention_forward, grouped_attention_backward
 #include "llmc/ops/cast.h"            // cast: floats to what is stored, and back
 #include "llmc/ops/crossentropy.h"    // crossentropy_fused, crossentropy_losses_sum
 #include "llmc/ops/documents.h"       // Segments, segments_find: where attention and positions start anew
-#include "llmc/ops/embedding.h"       // token_embedding_forward, token_embedding_backward
+#include "llmc/ops/embedding.h"       // token_embedding_backward
 #include "llmc/ops/expert_rows.h"     // ExpertRows: which rows each expert computes; expert_rows_combine
-#include "llmc/ops/matmul.h"          // matmul_forward, matmul_backward
+#include "llmc/ops/matmul.h"          // matmul_backward_weight
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
 #include "llmc/ops/rope.h"            // RopeTable, rope_forward, rope_backward
@@ -265,6 +266,9 @@ static StoredParameters layer_weights(const Moe* moe, int l) {
     return p;
 }
 
+// a matrix of these
+static Linear linear(const Moe* moe, const floatX* weight) { return linear_of(weight, moe->model.is_bf16); }
+
 // where the gradients of the micro-batch that is computed now are to be written
 static Parameters layer_gradients(Moe* moe, int l) {
     Parameters d;
@@ -317,9 +321,9 @@ static void attention_block_forward(const Moe* moe, Activations* acts, int l, co
     StoredParameters p = layer_weights(moe, l);
     floatX *k = a.k + (size_t)t0 * HK, *v = a.v + (size_t)t0 * HK;
     rmsnorm_forward(a.norm1, s.norm1_rstd, residual, p.norm1, c->eps, N, D, dev);
-    matmul_forward(a.q, a.norm1, p.wq, (const floatX*)NULL, N, D, HQ, dev);
-    matmul_forward(k, a.norm1, p.wk, (const floatX*)NULL, N, D, HK, dev);
-    matmul_forward(v, a.norm1, p.wv, (const floatX*)NULL, N, D, HK, dev);
+    linear_forward(a.q, a.norm1, linear(moe, p.wq), NULL, N, D, HQ, dev);
+    linear_forward(k, a.norm1, linear(moe, p.wk), NULL, N, D, HK, dev);
+    linear_forward(v, a.norm1, linear(moe, p.wv), NULL, N, D, HK, dev);
     for (int i = 0; i < acts->segments.n; i++) {
         const Segment x = acts->segments.at[i];
         const RopeShape q_shape = rope_shape(x.rows, x.T, t0, c->NH, c->HS, ROPE_HALVES);
@@ -331,7 +335,7 @@ static void attention_block_forward(const Moe* moe, Activations* acts, int l, co
                                   s.att_inv + x.first * c->NH, a.q + x.first * HQ, a.k + x.first * HK,
                                   a.v + x.first * HK, &shape, dev);
     }
-    matmul_forward(a.branch, a.attention, p.wo, (const floatX*)NULL, N, HQ, D, dev);
+    linear_forward(a.branch, a.attention, linear(moe, p.wo), NULL, N, HQ, D, dev);
     residual_forward(a.residual2, residual, a.branch, (size_t)N * D, dev);
 }
 
@@ -349,7 +353,7 @@ static void experts_gather(Activations* acts, const Config* c, int l, int N, con
 static void experts_gate_up(const Moe* moe, Activations* acts, int l, const Device* dev) {
     ActivationTensors a = layer_activations(acts, l);
     const floatX* inp = ep_sends(&acts->ep) ? a.received : a.norm2;
-    experts_forward(&acts->ep, a.gate_up, inp, BY_TOKEN, layer_weights(moe, l).gate_up, moe->config.D,
+    experts_forward(&acts->ep, a.gate_up, inp, BY_TOKEN, linear(moe, layer_weights(moe, l).gate_up), moe->config.D,
                     2 * moe->config.F, dev);
 }
 
@@ -364,7 +368,7 @@ static void experts_up(const Moe* moe, Activations* acts, int l, int replay, int
     int* experts = layer_experts(acts, l);
     float* numbers = replay ? NULL : layer_numbers(acts, c, l);
     rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2, p.norm2, c->eps, N, D, dev);
-    matmul_forward(s.router_logits, a.norm2, p.router, (const float*)NULL, N, D, E, dev);
+    linear_forward(s.router_logits, a.norm2, linear(moe, p.router), NULL, N, D, E, dev);
     router_forward(experts, s.weights, s.scores, s.lse, s.router_logits, p.bias, replay ? experts : NULL, &router, N,
                    dev);
     if (numbers) { router_statistics(numbers, experts, s.weights, s.scores, s.lse, &router, N, dev); }
@@ -381,7 +385,7 @@ static void experts_down(const Moe* moe, Activations* acts, int l, int N, const 
     Statistics s = layer_statistics(acts, l);
     StoredParameters p = layer_weights(moe, l);
     swiglu_forward(a.hidden, a.gate_up, 0.0f, ep->n_rows, c->F, dev);
-    experts_forward(ep, is_alone ? a.expert_out : a.computed, a.hidden, ROW_BY_ROW, p.down, c->F, D, dev);
+    experts_forward(ep, is_alone ? a.expert_out : a.computed, a.hidden, ROW_BY_ROW, linear(moe, p.down), c->F, D, dev);
     if (!is_alone) { ep_return(ep, a.expert_out, a.computed, sizeof(floatX) * (size_t)D, dev); }
     expert_rows_combine(a.branch, a.expert_out, s.weights, &acts->rows, D, dev);
     residual_forward(a.residual3, a.residual2, a.branch, (size_t)N * D, dev);
@@ -395,7 +399,7 @@ static void moe_forward(const Moe* moe, Activations* acts, const int* tokens, in
     StoredParameters p = layer_weights(moe, 0);
     device_upload(acts->tokens, tokens, sizeof(int) * (size_t)N, dev);
     segments_find(&acts->segments, tokens, B, T);
-    token_embedding_forward(a.encoded, acts->tokens, p.embedding, N, D, dev);
+    linear_rows(a.encoded, acts->tokens, linear(moe, p.embedding), N, D, dev);
     const floatX* residual = a.encoded;
     for (int l = 0; l < L; l++) {
         attention_block_forward(moe, acts, l, residual, N, t0, dev);
@@ -407,9 +411,9 @@ static void moe_forward(const Moe* moe, Activations* acts, const int* tokens, in
 }
 
 // the output matrix: the embedding where it is tied
-static floatX* output_weight(const Moe* moe) {
+static Linear output_weight(const Moe* moe) {
     const StoredParameters p = layer_weights(moe, 0);
-    return moe->config.tied ? p.embedding : p.head;
+    return linear(moe, moe->config.tied ? p.embedding : p.head);
 }
 
 // Logits of N positions, head_rows at a time, and their losses. backward: also the gradients of the output matrix
@@ -420,15 +424,15 @@ static void moe_head(const Moe* moe, Activations* acts, int backward, float* dwe
     const int D = moe->config.D, V = moe->config.V, Vp = moe->config.Vp;
     ActivationTensors a = layer_activations(acts, 0);
     Statistics s = layer_statistics(acts, 0);
-    const floatX* weight = output_weight(moe);
+    const Linear weight = output_weight(moe);
     device_upload(acts->targets, targets, sizeof(int) * (size_t)N, dev);
     for (int first = 0; first < N; first += acts->how.head_rows) {
         const int n = N - first < acts->how.head_rows ? N - first : acts->how.head_rows;
         const size_t at = (size_t)first * (size_t)D;
-        matmul_forward(a.logits, a.norm + at, weight, (const floatX*)NULL, n, D, Vp, dev);
+        linear_forward(a.logits, a.norm + at, weight, NULL, n, D, Vp, dev);
         crossentropy_fused(s.losses + first, a.logits, acts->targets + first, dloss, backward, n, V, Vp, dev);
         if (!backward) { continue; }
-        matmul_backward_input(a.dbranch + at, a.logits, weight, 0, n, D, Vp, dev);
+        linear_backward_input(a.dbranch + at, a.logits, weight, 0, n, D, Vp, dev);
         matmul_backward_weight(dweight, a.logits, a.norm + at, first > 0, n, D, Vp, dev);
     }
 }
@@ -476,12 +480,12 @@ static void experts_products_backward(Moe* moe, Activations* acts, int l, const 
         ep_send(ep, a.dreceived, a.drows, width, dev);
         ep_send(ep, s.received_weights, s.row_weights, sizeof(float), dev);
     }
-    experts_backward_input(ep, a.dhidden, dout, BY_TOKEN, p.down, F, D, dev);
+    experts_backward_input(ep, a.dhidden, dout, BY_TOKEN, linear(moe, p.down), F, D, dev);
     swiglu_backward(a.gate_up, a.hidden, dweights, a.dhidden, a.gate_up, sends ? s.received_weights : s.row_weights,
                     0.0f, ep->n_rows, F, dev);
     experts_backward_weight(ep, d.down, dout, BY_TOKEN, a.hidden, ROW_BY_ROW, acts->scratch, F, D, dev);
     experts_backward_weight(ep, d.gate_up, a.gate_up, ROW_BY_ROW, inp, BY_TOKEN, acts->scratch, D, 2 * F, dev);
-    experts_backward_input(ep, drows, a.gate_up, ROW_BY_ROW, p.gate_up, D, 2 * F, dev);
+    experts_backward_input(ep, drows, a.gate_up, ROW_BY_ROW, linear(moe, p.gate_up), D, 2 * F, dev);
     if (sends) {
         ep_return(ep, a.drows, drows, width, dev);
         ep_return(ep, s.drow_weights, dweights, sizeof(float), dev);
@@ -505,7 +509,8 @@ static void experts_backward(Moe* moe, Activations* acts, int l, int N, const De
     router_backward(s.drouter_logits, s.dweights, layer_experts(acts, l), s.weights, s.scores, s.lse, s.router_logits,
                     layer_numbers(acts, c, l), balance, z, &router, N, dev);
     cast(a.drouter, (const float*)s.drouter_logits, (size_t)N * E, dev);
-    matmul_backward(a.dbranch, d.router, (float*)NULL, a.drouter, a.norm2, p.router, N, D, E, dev);
+    linear_backward_input(a.dbranch, a.drouter, linear(moe, p.router), 0, N, D, E, dev);
+    matmul_backward_weight(d.router, a.drouter, a.norm2, 0, N, D, E, dev);
     if (d.bias) { device_zero(d.bias, sizeof(float) * (size_t)E, dev); }  // it learns otherwise: balance_biases
     expert_rows_add(a.dbranch, a.drows, rows, D, dev);
     rmsnorm_backward(a.dresidual, d.norm2, a.dbranch, a.residual2, p.norm2, s.norm2_rstd, N, D, dev);
@@ -520,7 +525,8 @@ static void attention_block_backward(Moe* moe, Activations* acts, int l, const f
     Statistics s = layer_statistics(acts, l);
     StoredParameters p = layer_weights(moe, l);
     Parameters d = layer_gradients(moe, l);
-    matmul_backward(a.dbranch, d.wo, (float*)NULL, a.dresidual, a.attention, p.wo, N, HQ, D, dev);
+    linear_backward_input(a.dbranch, a.dresidual, linear(moe, p.wo), 0, N, HQ, D, dev);
+    matmul_backward_weight(d.wo, a.dresidual, a.attention, 0, N, HQ, D, dev);
     for (int i = 0; i < acts->segments.n; i++) {
         const Segment x = acts->segments.at[i];
         const size_t q = x.first * HQ, k = x.first * HK;
@@ -536,9 +542,9 @@ static void attention_block_backward(Moe* moe, Activations* acts, int l, const f
     matmul_backward_weight(d.wq, a.dq, a.norm1, 0, N, D, HQ, dev);
     matmul_backward_weight(d.wk, a.dk, a.norm1, 0, N, D, HK, dev);
     matmul_backward_weight(d.wv, a.dv, a.norm1, 0, N, D, HK, dev);
-    matmul_backward_input(a.dbranch, a.dq, p.wq, 0, N, D, HQ, dev);  // one chain through all three
-    matmul_backward_input(a.dbranch, a.dk, p.wk, 1, N, D, HK, dev);
-    matmul_backward_input(a.dbranch, a.dv, p.wv, 1, N, D, HK, dev);
+    linear_backward_input(a.dbranch, a.dq, linear(moe, p.wq), 0, N, D, HQ, dev);  // one chain through all three
+    linear_backward_input(a.dbranch, a.dk, linear(moe, p.wk), 1, N, D, HK, dev);
+    linear_backward_input(a.dbranch, a.dv, linear(moe, p.wv), 1, N, D, HK, dev);
     rmsnorm_backward(a.dresidual, d.norm1, a.dbranch, residual, p.norm1, s.norm1_rstd, N, D, dev);
 }
 
@@ -630,7 +636,7 @@ typedef struct {
     Moe moe;                  // first
     Activations acts, cache;  // of a batch; of the text that is being generated
     Tradeoffs how;            // options
-    int balance, tied;
+    int balance, tied, weights;
     float aux_alpha, z_lambda, bias_rate, rope_alpha;
     float* host;              // losses of a batch, logits of a position
 } Workplace;
@@ -652,6 +658,11 @@ static void moe_options(Run* r) {
         {"model", "rope-alpha", "", OPTION_FLOAT, &w->rope_alpha, "1", 1e-3, 1e6, "F",
          "NTK's factor: the slowest frequency of RoPE turns so many times slower, for longer texts than were trained "
          "on", 0},
+#ifndef __CUDACC__
+        {"model", "weights", "", OPTION_CHOICE, &w->weights, "fp32", 0, 0, "fp32|bf16",
+         "where nothing learns (--generate, --eval-only): bf16 keeps matrices in half the memory; files in bf16 lose "
+         "nothing by it", 0},
+#endif
         {"model", "tied", "", OPTION_SWITCH, &w->tied, "0", 0, 0, "0|1",
          "of a random start: the embedding is the output matrix too", 0},
         {"machine", "recompute", "", OPTION_INT, &w->how.recompute, "1", 0, 3, "0|1|2|3",
@@ -724,6 +735,7 @@ static void moe_choose(Run* r) {
     moe_choose_balance(r, c, is_new);
     if (run_is_typed(r, "rope-alpha")) { moe_choose_rope(r, c, shortest_double(w->rope_alpha)); }
     moe_layout(&w->moe, *c);
+    if (w->weights) { model_use_bf16(&w->moe.model); }
     r->V = r->classes = c->V;
     r->max_T = c->max_T;
     moe_share_experts(r);
@@ -744,7 +756,8 @@ static void moe_freeze(Run* r) {
 static void moe_check(Run* r) {
     const Config* c = config_of(r);
     r->has_masters = !FLOATX_IS_FLOAT;
-    const int P = r->comm->size, shares = model_is_shared(r->model);
+    const int P = r->comm->size, shares = model_is_shared(r->model), learns = run_is_training(r) || *r->o.probe;
+    options_refuse(learns && r->model->is_bf16, "weights", "bf16 is for --generate, --eval-only and --export-hf");
     if (shares && run_is_training(r) && r->n_leaves % P != 0) {
         options_fail("ep", "expected a multiple of %d micro-batches in an update, as many as ranks, found %d: "
                      "--grad-accum %d", P, r->n_leaves, P);
@@ -914,8 +927,8 @@ static const float* host_logits(const Run* r, Activations* acts, int n) {
     const Config* c = config_of(r);
     ActivationTensors a = layer_activations(acts, 0);
     float* host = workplace(r)->host;
-    matmul_forward(a.logits, a.norm + (size_t)n * c->D, output_weight(&workplace(r)->moe), (const floatX*)NULL, 1, c->D,
-                   c->Vp, &r->dev);
+    linear_forward(a.logits, a.norm + (size_t)n * c->D, output_weight(&workplace(r)->moe), NULL, 1, c->D, c->Vp,
+                   &r->dev);
     floatx_download(host, a.logits, (size_t)c->Vp, &r->dev);
     return host;
 }

@@ -397,6 +397,10 @@ text() {
         check "a prompt of $i bytes of that text goes on as it does" test "$one" = "$(n=$((46 - i)) && write --generate "${one:0:i}")"
     done
     check "three samples are three texts" test "$(go --from book --generate line --samples 3 --max-new-tokens 20 && grep -v '^---' out | sort -u | wc -l)" -ge 3
+    go --from book --weights bf16 --export-hf rounded
+    check "--weights bf16 of numbers that bf16 holds: the text that floats give" \
+        test "$(go --from rounded --generate "line 7" --temperature 0 && cat out)" = "$(go --from rounded --weights bf16 --generate "line 7" --temperature 0 && cat out)"
+    refuse "training what is stored as bf16" "--weights: bf16 is for --generate, --eval-only and --export-hf" --from book --weights bf16 --train text
     check "from standard input the same" test "$one" = "$(printf 'line 7' | "$trainer" --from book --generate - --temperature 0 --max-new-tokens 40 2>err)"
 
     echo "# longer texts than were trained on"

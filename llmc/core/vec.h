@@ -9,6 +9,7 @@ Lanes hold different OUTPUTS, never parts of one sum, so that the width cannot c
 #define LLMC_VEC_H
 #include "madd.h"  // madd
 #include <stddef.h>
+#include <stdint.h>
 #if defined(__SSE2__)
 #include <immintrin.h>
 #elif !defined(SYSTEM_LIBM) && defined(__aarch64__)
@@ -28,9 +29,16 @@ Lanes hold different OUTPUTS, never parts of one sum, so that the width cannot c
 #endif
 
 typedef float vfloat __attribute__((vector_size(4 * VLANES)));
+typedef uint32_t vuint __attribute__((vector_size(4 * VLANES)));
+typedef uint16_t vhalf __attribute__((vector_size(2 * VLANES), aligned(2), may_alias));
 typedef float vfloat_unaligned __attribute__((vector_size(4 * VLANES), aligned(4), may_alias));
 
 static inline vfloat v_load(const float* p) { return *(const vfloat_unaligned*)p; }
+// VLANES values of bf16, which are the upper halves of floats
+static inline vfloat v_load_bf16(const uint16_t* p) {
+    const vuint bits = __builtin_convertvector(*(const vhalf*)p, vuint) << 16;
+    return (vfloat)bits;
+}
 static inline void v_store(float* p, vfloat x) { *(vfloat_unaligned*)p = x; }
 
 // v_store past the caches, for what nobody reads soon: a line of which all is written so need not be read first. p is a
@@ -138,6 +146,12 @@ static inline void v_transpose(vfloat rows[VLANES]) { v_transpose_rows(rows, VLA
 // the square of VLANES rows x VLANES columns at x, rows `stride` floats apart, turned: lane r of columns[c] is x[r][c]
 static inline void v_load_columns(vfloat columns[VLANES], const float* x, size_t stride) {
     for (int r = 0; r < VLANES; r++) { columns[r] = v_load(x + r * stride); }
+    v_transpose(columns);
+}
+
+// v_load_columns of bf16
+static inline void v_load_columns_bf16(vfloat columns[VLANES], const uint16_t* x, size_t stride) {
+    for (int r = 0; r < VLANES; r++) { columns[r] = v_load_bf16(x + r * stride); }
     v_transpose(columns);
 }
 #endif  // LLMC_VEC_H

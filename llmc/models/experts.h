@@ -14,6 +14,7 @@ lies row after row, (n_rows, C), as what was computed or received does.
 #include "../ops/grouped_matmul.h"     // grouped_matmul_forward, ...
 #include "../ops/residual.h"           // residual_forward
 #include "../ranks/expert_parallel.h"  // ExpertParallel, ExpertSource
+#include "linear.h"                    // Linear
 
 typedef enum { ROW_BY_ROW, BY_TOKEN } RowsLie;
 
@@ -27,25 +28,43 @@ static inline const floatX* experts_rows_(const floatX* x, const ExpertSource* s
     return experts_index_(s, lie) ? x : x + (size_t)s->first * (size_t)width;
 }
 
-// out (n_rows, OC); weight (n_held, OC, C)
-static inline void experts_forward(const ExpertParallel* ep, floatX* out, const floatX* inp, RowsLie lie,
-                                   const floatX* weight, int C, int OC, const Device* dev) {
+// out (n_rows, OC); w (n_held, OC, C)
+static inline void experts_forward(const ExpertParallel* ep, floatX* out, const floatX* inp, RowsLie lie, Linear w,
+                                   int C, int OC, const Device* dev) {
     for (int i = 0; i < ep->n_sources; i++) {
         const ExpertSource* s = &ep->source[i];
+        const floatX* x = experts_rows_(inp, s, lie, C);
+        floatX* y = out + (size_t)s->first * (size_t)OC;
         if (s->n == 0) { continue; }
-        grouped_matmul_forward(out + (size_t)s->first * (size_t)OC, experts_rows_(inp, s, lie, C),
-                               experts_index_(s, lie), weight, s->offsets, ep->n_held, s->n, C, OC, dev);
+#ifndef __CUDACC__
+        if (w.is_bf16) {
+            grouped_matmul_forward_bf16(y, x, experts_index_(s, lie), (const uint16_t*)w.weight, s->offsets, ep->n_held,
+                                        s->n, C, OC, dev);
+            continue;
+        }
+#endif
+        grouped_matmul_forward(y, x, experts_index_(s, lie), (const floatX*)w.weight, s->offsets, ep->n_held, s->n, C,
+                               OC, dev);
     }
 }
 
 // dinp (n_rows, C)
 static inline void experts_backward_input(const ExpertParallel* ep, floatX* dinp, const floatX* dout, RowsLie lie,
-                                          const floatX* weight, int C, int OC, const Device* dev) {
+                                          Linear w, int C, int OC, const Device* dev) {
     for (int i = 0; i < ep->n_sources; i++) {
         const ExpertSource* s = &ep->source[i];
+        const floatX* dy = experts_rows_(dout, s, lie, OC);
+        floatX* dx = dinp + (size_t)s->first * (size_t)C;
         if (s->n == 0) { continue; }
-        grouped_matmul_backward_input(dinp + (size_t)s->first * (size_t)C, experts_rows_(dout, s, lie, OC),
-                                      experts_index_(s, lie), weight, s->offsets, ep->n_held, s->n, C, OC, dev);
+#ifndef __CUDACC__
+        if (w.is_bf16) {
+            grouped_matmul_backward_input_bf16(dx, dy, experts_index_(s, lie), (const uint16_t*)w.weight, s->offsets,
+                                               ep->n_held, s->n, C, OC, dev);
+            continue;
+        }
+#endif
+        grouped_matmul_backward_input(dx, dy, experts_index_(s, lie), (const floatX*)w.weight, s->offsets, ep->n_held,
+                                      s->n, C, OC, dev);
     }
 }
 

@@ -91,6 +91,20 @@ static inline void token_embedding_forward(float* out, const int* tokens, const 
     for (int n = 0; n < N; n++) { token_embedding_forward_ref(out + (size_t)n * C, tokens + n, wte, 1, C); }
 }
 
+// the same of bf16, whose values are floats
+static inline void token_embedding_forward_bf16(float* out, const int* tokens, const uint16_t* wte, int N, int C,
+                                                const Device* dev) {
+    (void)dev;
+    #pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        const uint16_t* row = wte + (size_t)tokens[n] * C;
+        for (int c = 0; c < C; c++) {
+            const uint32_t bits = (uint32_t)row[c] << 16;
+            memcpy(&out[(size_t)n * C + c], &bits, sizeof bits);
+        }
+    }
+}
+
 static inline void token_embedding_backward(float* dwte, const float* dout, const int* tokens, int N, int C,
                                             const Device* dev) {
     embedding_backward(dwte, NULL, dout, tokens, 1, N, C, dev);

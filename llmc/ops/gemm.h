@@ -24,32 +24,46 @@ Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplica
 #include <limits.h>
 
 // element (r, c) is data[r * row_stride + c * col_stride]; one of the strides is 1. An index that is not NULL gathers:
-// row_index[r] is in the place of r, or col_index[c] in that of c
+// row_index[r] is in the place of r, or col_index[c] in that of c. b may be bf16, without an index: half has its
+// elements then, and data is NULL; the chains are those of the same numbers as floats
 typedef struct {
     const float* data;
     size_t row_stride, col_stride;
     const int *row_index, *col_index;
+    const uint16_t* half;
 } Matrix;
 
 static inline Matrix gemm_matrix(const float* data, size_t row_stride) {
-    Matrix m = {data, row_stride, 1, NULL, NULL};
+    Matrix m = {data, row_stride, 1, NULL, NULL, NULL};
     return m;
 }
 static inline Matrix gemm_transposed(const float* data, size_t row_stride) {
-    Matrix m = {data, 1, row_stride, NULL, NULL};
+    Matrix m = {data, 1, row_stride, NULL, NULL, NULL};
     return m;
 }
 static inline Matrix gemm_gathered(const float* data, const int* index, size_t row_stride) {
-    Matrix m = {data, row_stride, 1, index, NULL};
+    Matrix m = {data, row_stride, 1, index, NULL, NULL};
     return m;
 }
 static inline Matrix gemm_gathered_transposed(const float* data, const int* index, size_t row_stride) {
-    Matrix m = {data, 1, row_stride, NULL, index};
+    Matrix m = {data, 1, row_stride, NULL, index, NULL};
+    return m;
+}
+static inline Matrix gemm_matrix_bf16(const uint16_t* half, size_t row_stride) {
+    Matrix m = {NULL, row_stride, 1, NULL, NULL, half};
+    return m;
+}
+static inline Matrix gemm_transposed_bf16(const uint16_t* half, size_t row_stride) {
+    Matrix m = {NULL, 1, row_stride, NULL, NULL, half};
     return m;
 }
 
 // what begins at row r and column c of m
 static inline Matrix gemm_from_(Matrix m, int r, int c) {
+    if (m.half) {
+        m.half += r * m.row_stride + c * m.col_stride;
+        return m;
+    }
     if (m.row_index) { m.row_index += r; } else { m.data += r * m.row_stride; }
     if (m.col_index) { m.col_index += c; } else { m.data += c * m.col_stride; }
     return m;
@@ -118,8 +132,36 @@ static inline __attribute__((always_inline)) void gemm_pack_matrix_(float* packe
 // the same of src[w * w_stride + k * k_stride]
 static inline __attribute__((always_inline)) void gemm_pack_(float* packed, const float* src, size_t w_stride,
                                                              size_t k_stride, int width, int n_valid, int K) {
-    const Matrix plain = {src, w_stride, k_stride, NULL, NULL};
+    const Matrix plain = {src, w_stride, k_stride, NULL, NULL, NULL};
     gemm_pack_matrix_(packed, plain, width, n_valid, K);
+}
+
+static inline float gemm_widen_(uint16_t half) {
+    const uint32_t bits = (uint32_t)half << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// gemm_pack_matrix_ for TILE_N columns of bf16
+static inline void gemm_pack_bf16_(float* packed, Matrix b, int n_valid, int K) {
+    const int along_k = b.row_stride == 1, K_turned = along_k ? K / VLANES * VLANES : 0;
+    const int whole = n_valid / VLANES * VLANES;  // columns that fill vectors; the others one by one
+    for (int w = 0; w < whole; w += VLANES) {
+        vfloat columns[VLANES];
+        for (int k = 0; k < K_turned; k += VLANES) {
+            v_load_columns_bf16(columns, b.half + w * b.col_stride + k, b.col_stride);
+            for (int i = 0; i < VLANES; i++) { v_store(packed + (k + i) * TILE_N + w, columns[i]); }
+        }
+        for (int k = 0; k < K && !along_k; k++) {
+            v_store(packed + k * TILE_N + w, v_load_bf16(b.half + k * b.row_stride + w));
+        }
+    }
+    for (int k = 0; k < K; k++) {
+        for (int w = along_k && k >= K_turned ? 0 : whole; w < TILE_N; w++) {
+            packed[k * TILE_N + w] = w < n_valid ? gemm_widen_(b.half[k * b.row_stride + w * b.col_stride]) : 0.0f;
+        }
+    }
 }
 
 // TILE_M rows of a, or TILE_N columns of b. The compiler makes a loop without indices and one with them; inlined, they
@@ -132,8 +174,10 @@ static __attribute__((noinline, unused)) void gemm_pack_a_tile_(float* packed, M
     }
 }
 static __attribute__((noinline, unused)) void gemm_pack_b_panel_(float* packed, Matrix b, int N, int K) {
-    const Matrix turned = {b.data, b.col_stride, b.row_stride, b.col_index, b.row_index};
-    if (b.row_index || b.col_index) {
+    const Matrix turned = {b.data, b.col_stride, b.row_stride, b.col_index, b.row_index, NULL};
+    if (b.half) {
+        gemm_pack_bf16_(packed, b, N, K);
+    } else if (b.row_index || b.col_index) {
         gemm_pack_matrix_(packed, turned, TILE_N, N, K);
     } else {
         gemm_pack_(packed, b.data, b.col_stride, b.row_stride, TILE_N, N, K);
@@ -143,19 +187,19 @@ static __attribute__((noinline, unused)) void gemm_pack_b_panel_(float* packed, 
 // ---- the part of b that is packed next: its lines are asked for one by one while another is multiplied ----
 
 typedef struct {
-    const float* row;
-    size_t row_stride;
+    const char* row;
+    size_t row_stride;  // bytes
     int n_rows;         // that are left
-    int length, at;     // floats of a row, and which of them is next
+    int length, at;     // bytes of a row, and which of them is next
     int n_lines;        // at a time; 0: nothing comes
     const int* index;   // of this row, or NULL: rows lie one after the other
-    const float* data;  // where row 0 of the index is
+    const char* data;   // where row 0 of the index is
 } PanelPrefetch;
 
 static inline void gemm_prefetch_(PanelPrefetch* p) {
     for (int i = 0; i < p->n_lines && p->n_rows > 0; i++) {
         __builtin_prefetch(p->row + p->at, 0, 2);  // to be read; into the second cache
-        p->at += GEMM_LINE;
+        p->at += GEMM_LINE * (int)sizeof(float);
         if (p->at >= p->length) {
             p->at = 0;
             if (--p->n_rows > 0) { p->row = p->index ? p->data + *++p->index * p->row_stride : p->row + p->row_stride; }
@@ -281,10 +325,12 @@ static inline PanelSource gemm_columns_(Matrix b, int n, int N, int K) {
 static inline PanelPrefetch gemm_prefetch_plan_(PanelSource p, int k, int64_t n_calls) {
     const Matrix b = gemm_from_(p.b, k, 0);
     const int n_k = gemm_min_(gemm_k_block_(p.K), p.K - k), rows_along_k = b.row_stride == 1 && !b.row_index;
-    PanelPrefetch next = {b.data, rows_along_k ? b.col_stride : b.row_stride, rows_along_k ? p.N : n_k,
-                          rows_along_k ? n_k : p.N, 0, 0, b.row_index, b.data};
-    if (p.N > 0) { next.n_lines = (int)ceil_div(next.n_rows * ceil_div(next.length, GEMM_LINE), n_calls); }
-    if (next.n_lines > 0) { next.row += gemm_at_(b.row_index, 0) * b.row_stride; }
+    const int n_bytes = b.half ? 2 : 4, line = GEMM_LINE * (int)sizeof(float);
+    const char* data = b.half ? (const char*)b.half : (const char*)b.data;
+    PanelPrefetch next = {data, n_bytes * (rows_along_k ? b.col_stride : b.row_stride), rows_along_k ? p.N : n_k,
+                          n_bytes * (rows_along_k ? n_k : p.N), 0, 0, b.row_index, data};
+    if (p.N > 0) { next.n_lines = (int)ceil_div(next.n_rows * ceil_div(next.length, line), n_calls); }
+    if (next.n_lines > 0) { next.row += gemm_at_(b.row_index, 0) * next.row_stride; }
     return next;
 }
 
@@ -345,17 +391,23 @@ static inline int gemm_is_few_(const GemmPart* p) {
     return p->M <= GEMM_FEW && a_plain && p->b.row_stride == 1 && !p->b.row_index && !p->b.col_index;
 }
 
-// VLANES columns of out: as many rows of the weight, turned in registers, VLANES of k at a time. next: rows read next
+// VLANES columns of out: as many rows of the weight, turned in registers, VLANES of k at a time. b: those rows, float
+// or bf16; after: elements from there to the rows that are read next
 static inline __attribute__((always_inline)) void gemm_few_columns_(float* out, size_t out_stride, const float* start,
                                                                     size_t start_stride, const float* const* a,
-                                                                    const float* b, const float* next, size_t b_stride,
-                                                                    int M, int K) {
+                                                                    Matrix b, ptrdiff_t after, int is_bf16, int M,
+                                                                    int K) {
+    const size_t b_stride = b.col_stride;
     vfloat sum[GEMM_FEW], columns[VLANES];
     int k = 0;
     for (int m = 0; m < M; m++) { sum[m] = v_load(start + m * start_stride); }
     for (; k + VLANES <= K; k += VLANES) {
-        for (int i = 0; i < VLANES; i++) { __builtin_prefetch(next + i * b_stride + k, 0, 2); }
-        v_load_columns(columns, b + k, b_stride);
+        for (int i = 0; i < VLANES; i++) {
+            const ptrdiff_t at = (ptrdiff_t)(i * b_stride) + k + after;
+            if (is_bf16) { __builtin_prefetch(b.half + at, 0, 2); } else { __builtin_prefetch(b.data + at, 0, 2); }
+        }
+        if (is_bf16) { v_load_columns_bf16(columns, b.half + k, b_stride); }
+        else { v_load_columns(columns, b.data + k, b_stride); }
         #pragma GCC unroll 16
         for (int i = 0; i < VLANES; i++) {
             for (int m = 0; m < M; m++) { sum[m] = v_madd(v_fill(a[m][k + i]), columns[i], sum[m]); }
@@ -363,7 +415,9 @@ static inline __attribute__((always_inline)) void gemm_few_columns_(float* out, 
     }
     for (; k < K; k++) {
         float column[VLANES];
-        for (int i = 0; i < VLANES; i++) { column[i] = b[i * b_stride + k]; }
+        for (int i = 0; i < VLANES; i++) {
+            column[i] = is_bf16 ? gemm_widen_(b.half[i * b_stride + k]) : b.data[i * b_stride + k];
+        }
         for (int m = 0; m < M; m++) { sum[m] = v_madd(v_fill(a[m][k]), v_load(column), sum[m]); }
     }
     for (int m = 0; m < M; m++) { v_store(out + m * out_stride, sum[m]); }
@@ -371,30 +425,40 @@ static inline __attribute__((always_inline)) void gemm_few_columns_(float* out, 
 
 // columns n..n_end of a part; columns after are what is asked for when the last of these are read. The compiler makes a
 // loop of its own for each number of rows
-static __attribute__((noinline, unused)) void gemm_few_task_(const GemmPart* p, size_t out_stride, int n, int n_end,
-                                                             int after) {
+static inline __attribute__((always_inline)) void gemm_few_panel_(const GemmPart* p, size_t out_stride, int n,
+                                                                  int n_end, int after, int is_bf16) {
     static const float zeros[VLANES] = {0};
     const size_t b_stride = p->b.col_stride, start_stride = p->start ? p->start_stride : 0;
     const float* a[GEMM_FEW];
     for (int m = 0; m < p->M; m++) { a[m] = p->a.data + gemm_at_(p->a.row_index, m) * p->a.row_stride; }
     for (; n + VLANES <= n_end; n += VLANES) {
         float* out = p->out + n;
-        const float *start = p->start ? p->start + n : zeros, *b = p->b.data + n * b_stride;
-        const float* next = p->b.data + (n + 2 * VLANES <= n_end ? n + VLANES : after) * b_stride;
+        const float* start = p->start ? p->start + n : zeros;
+        const Matrix b = gemm_from_(p->b, 0, n);
+        const ptrdiff_t next = (ptrdiff_t)b_stride * ((n + 2 * VLANES <= n_end ? n + VLANES : after) - n);
         switch (p->M) {
-            case 1: gemm_few_columns_(out, out_stride, start, start_stride, a, b, next, b_stride, 1, p->K); break;
-            case 2: gemm_few_columns_(out, out_stride, start, start_stride, a, b, next, b_stride, 2, p->K); break;
-            case 3: gemm_few_columns_(out, out_stride, start, start_stride, a, b, next, b_stride, 3, p->K); break;
-            default: gemm_few_columns_(out, out_stride, start, start_stride, a, b, next, b_stride, 4, p->K);
+            case 1: gemm_few_columns_(out, out_stride, start, start_stride, a, b, next, is_bf16, 1, p->K); break;
+            case 2: gemm_few_columns_(out, out_stride, start, start_stride, a, b, next, is_bf16, 2, p->K); break;
+            case 3: gemm_few_columns_(out, out_stride, start, start_stride, a, b, next, is_bf16, 3, p->K); break;
+            default: gemm_few_columns_(out, out_stride, start, start_stride, a, b, next, is_bf16, 4, p->K);
         }
     }
     for (; n < n_end; n++) {
         for (int m = 0; m < p->M; m++) {
             float sum = p->start ? p->start[m * start_stride + n] : 0.0f;
-            for (int k = 0; k < p->K; k++) { sum = madd(a[m][k], p->b.data[n * b_stride + k], sum); }
+            for (int k = 0; k < p->K; k++) {
+                const size_t at = n * b_stride + k;
+                sum = madd(a[m][k], is_bf16 ? gemm_widen_(p->b.half[at]) : p->b.data[at], sum);
+            }
             p->out[m * out_stride + n] = sum;
         }
     }
+}
+
+static __attribute__((noinline, unused)) void gemm_few_task_(const GemmPart* p, size_t out_stride, int n, int n_end,
+                                                             int after) {
+    if (p->b.half) { gemm_few_panel_(p, out_stride, n, n_end, after, 1); }
+    else { gemm_few_panel_(p, out_stride, n, n_end, after, 0); }
 }
 
 // tasks are panels, cut into pieces of rows where there are few of them: large parts into more

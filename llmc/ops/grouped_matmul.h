@@ -7,6 +7,7 @@ Linear layers of experts: each of R rows goes through the weight of its expert, 
 Backward, row s of expert e:
     dinp[s]    = dout[s] * weight[e]                          (R, C)       written; NULL: nobody asks for it
     dweight[e] = sum over the expert's rows of dout^T * inp   (E, OC, C)   float, written; zeros where there are no rows
+In C the weight may be bf16: ..._forward_bf16, ..._backward_input_bf16, with the bits of the same numbers as floats.
 Cost:   2*R*C*OC flops each. Every expert's weight is read, or written, once: with so few rows for each that this takes
         longer than the products, judge it in GB/s. In C: the parts of a block of gemm.h, so one parallel region has the
         panels of all experts as its tasks, and a large dweight, which nobody reads before the optimizer, is stored past
@@ -157,17 +158,40 @@ static inline Matrix grouped_rows_(const float* x, const int* index, int s, int 
     return index ? gemm_gathered(x, index + s, (size_t)width) : gemm_matrix(x + (size_t)s * width, (size_t)width);
 }
 static inline Matrix grouped_rows_transposed_(const float* x, const int* index, int s, int width) {
-    Matrix m = grouped_rows_(x, index, s, width), turned = {m.data, 1, m.row_stride, NULL, m.row_index};
+    Matrix m = grouped_rows_(x, index, s, width), turned = {m.data, 1, m.row_stride, NULL, m.row_index, NULL};
     return turned;
+}
+
+// weight: of expert 0; that of the next is OC * C elements further
+static inline void grouped_forward_(float* out, const float* inp, const int* inp_index, Matrix weight,
+                                    const int* offsets, int E, int R, int C, int OC, const Device* dev) {
+    GroupedPlan plan = grouped_plan_(grouped_parts_of_rows_(E, R, C), OC, dev);
+    for (int e = 0; e < E; e++, weight = gemm_from_(weight, 0, OC)) {
+        const int s = offsets[e];
+        grouped_add_(&plan, out + (size_t)s * OC, grouped_rows_(inp, inp_index, s, C), weight, offsets[e + 1] - s, C);
+    }
+    grouped_run_(&plan, dev);
 }
 
 static inline void grouped_matmul_forward(float* out, const float* inp, const int* inp_index, const float* weight,
                                           const int* offsets, int E, int R, int C, int OC, const Device* dev) {
-    GroupedPlan plan = grouped_plan_(grouped_parts_of_rows_(E, R, C), OC, dev);
-    for (int e = 0; e < E; e++) {
+    grouped_forward_(out, inp, inp_index, gemm_transposed(weight, C), offsets, E, R, C, OC, dev);
+}
+
+static inline void grouped_matmul_forward_bf16(float* out, const float* inp, const int* inp_index,
+                                               const uint16_t* weight, const int* offsets, int E, int R, int C, int OC,
+                                               const Device* dev) {
+    grouped_forward_(out, inp, inp_index, gemm_transposed_bf16(weight, C), offsets, E, R, C, OC, dev);
+}
+
+static inline void grouped_backward_input_(float* dinp, const float* dout, const int* dout_index, Matrix weight,
+                                           const int* offsets, int E, int R, int C, int OC, const Device* dev) {
+    if (!dinp) { return; }
+    GroupedPlan plan = grouped_plan_(grouped_parts_of_rows_(E, R, OC), C, dev);
+    for (int e = 0; e < E; e++, weight = gemm_from_(weight, OC, 0)) {
         const int s = offsets[e];
-        grouped_add_(&plan, out + (size_t)s * OC, grouped_rows_(inp, inp_index, s, C),
-                     gemm_transposed(weight + (size_t)e * OC * C, C), offsets[e + 1] - s, C);
+        grouped_add_(&plan, dinp + (size_t)s * C, grouped_rows_(dout, dout_index, s, OC), weight, offsets[e + 1] - s,
+                     OC);
     }
     grouped_run_(&plan, dev);
 }
@@ -175,14 +199,13 @@ static inline void grouped_matmul_forward(float* out, const float* inp, const in
 static inline void grouped_matmul_backward_input(float* dinp, const float* dout, const int* dout_index,
                                                  const float* weight, const int* offsets, int E, int R, int C, int OC,
                                                  const Device* dev) {
-    if (!dinp) { return; }
-    GroupedPlan plan = grouped_plan_(grouped_parts_of_rows_(E, R, OC), C, dev);
-    for (int e = 0; e < E; e++) {
-        const int s = offsets[e];
-        grouped_add_(&plan, dinp + (size_t)s * C, grouped_rows_(dout, dout_index, s, OC),
-                     gemm_matrix(weight + (size_t)e * OC * C, C), offsets[e + 1] - s, OC);
-    }
-    grouped_run_(&plan, dev);
+    grouped_backward_input_(dinp, dout, dout_index, gemm_matrix(weight, C), offsets, E, R, C, OC, dev);
+}
+
+static inline void grouped_matmul_backward_input_bf16(float* dinp, const float* dout, const int* dout_index,
+                                                      const uint16_t* weight, const int* offsets, int E, int R, int C,
+                                                      int OC, const Device* dev) {
+    grouped_backward_input_(dinp, dout, dout_index, gemm_matrix_bf16(weight, C), offsets, E, R, C, OC, dev);
 }
 
 static inline void grouped_matmul_backward_weight(float* dweight, const float* dout, const int* dout_index,

@@ -8,7 +8,8 @@ Backward (derived in doc/matmul.md). NULL for any of the three: nobody asks for 
     dbias   = sum over n of dout     (OC)     float, written
 matmul_backward is all three; matmul_backward_input, matmul_backward_weight and matmul_backward_bias are one each. With
 add 1 the first goes on from what is in dinp, where several layers read inp, and the second from what is in dweight,
-where the weight is used twice.
+where the weight is used twice. In C a weight that does not learn may be bf16: matmul_forward_bf16 and
+matmul_backward_input_bf16 have the bits of the same numbers as floats.
 Cost:   compute bound: forward 2*N*C*OC flops, backward twice that. Judge it in GFLOP/s, matmul_backward_bias, which
         reads N*OC elements, in GB/s.
 Error:  a plain chain of K float sums: |error| <= K * 2^-24 * (sum of |products|); stored as bf16, 2^-8 of the result
@@ -92,6 +93,11 @@ static inline void matmul_forward(float* out, const float* inp, const float* wei
     gemm(out, OC, bias, 0, gemm_matrix(inp, C), gemm_transposed(weight, C), N, OC, C, dev);
 }
 
+static inline void matmul_forward_bf16(float* out, const float* inp, const uint16_t* weight, const float* bias, int N,
+                                       int C, int OC, const Device* dev) {
+    gemm(out, OC, bias, 0, gemm_matrix(inp, C), gemm_transposed_bf16(weight, C), N, OC, C, dev);
+}
+
 static inline void matmul_gelu_forward(float* out, float* pre, const float* inp, const float* weight, const float* bias,
                                        int fused, int N, int C, int OC, const Device* dev) {
     (void)fused;
@@ -103,6 +109,12 @@ static inline void matmul_backward_input(float* dinp, const float* dout, const f
                                          int OC, const Device* dev) {
     if (!dinp) { return; }
     gemm(dinp, C, add ? dinp : NULL, C, gemm_matrix(dout, OC), gemm_matrix(weight, C), N, C, OC, dev);
+}
+
+static inline void matmul_backward_input_bf16(float* dinp, const float* dout, const uint16_t* weight, int add, int N,
+                                              int C, int OC, const Device* dev) {
+    if (!dinp) { return; }
+    gemm(dinp, C, add ? dinp : NULL, C, gemm_matrix(dout, OC), gemm_matrix_bf16(weight, C), N, C, OC, dev);
 }
 
 static inline void matmul_backward_weight(float* dweight, const float* dout, const float* inp, int add,

@@ -33,6 +33,7 @@ typedef struct {
     Tensor shared[MAX_TENSORS];  // these, with shared experts
     size_t stored_bytes;  // of them all
     int is_float;         // all are stored as floats, where tensors_layout has put them
+    int is_bf16;          // a CPU build: all matrices are bf16, and nothing learns (model_use_bf16)
     ExpertRanks ranks;    // that share experts
     Weights w;            // stored, master, moments
     float* average;       // of the parameters over updates, the parts that moments have; NULL: none is kept
@@ -56,6 +57,14 @@ static inline void model_layout(Model* m, int n_table) {
 
 static inline int model_is_shared(const Model* m) { return m->ranks.size > 1; }
 static inline int model_row_is_shared(const Model* m, int i) { return model_is_shared(m) && m->table[i].experts > 0; }
+
+// a CPU build, after model_layout: matrices as bf16, for nothing of them learns
+static inline void model_use_bf16(Model* m) {
+    m->is_bf16 = 1;
+    for (int i = 0; i < m->n_table; i++) {
+        if (m->table[i].rows > 1) { tensor_stored(&m->table[i], STORED_BF16); }
+    }
+}
 
 // build_bytes: of an element of floatX; rows may say otherwise (tensor_stored)
 static inline void model_layout_stored(Model* m, size_t build_bytes) {
