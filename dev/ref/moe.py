@@ -12,7 +12,8 @@ with RoPE and grouped heads, RMSNorm, and a router that sends each position to k
 
 The golden files have the layout that trainer.py describes, with the names of Hugging Face's Mixtral; w1, w3 and w2 of
 an expert are gate, up and down. RoPE turns channel i of a head with channel i + HS/2, as Hugging Face's files have
-them. Activations, R = N k rows of the experts, sorted by (expert, n, j):
+them. With k 1 an expert's weight is its score itself: renormalised it would always be 1. Activations, R = N k rows of
+the experts, sorted by (expert, n, j):
     layers      norm1, norm1_rstd, q and k (after RoPE), v, att_max, att_inv (B, H, T), attention, residual2, norm2,
                 norm2_rstd, router_logits, scores (B, T, E), lse (B, T), experts (I32), weights (B, T, k), gate_up
                 (R, 2F), hidden (R, F), expert_out (R, D), moe, residual3; statistics of the leaf: balance, z, counts
@@ -34,10 +35,12 @@ import numpy as np
 
 import exact
 import trainer
-from exact import F4, chain_dot, chain_matmul, chain_sum, madd, tree_sum
-from ops import (attention_backward, attention_weights, classifier_backward, classifier_forward, embedding_backward,
-                 embedding_forward, linear_backward, linear_forward, merge_heads, over_keys, rmsnorm_backward,
-                 rmsnorm_forward, rows, share_heads, silu, silu_slope, split_heads)
+from exact import F4, chain_dot, chain_matmul, chain_sum, tree_sum
+from ops import (attention_backward, attention_weights, back_through, classifier_backward, classifier_forward, combine,
+                 embedding_backward, embedding_forward, expert_rows, linear_backward, linear_forward, merge_heads,
+                 over_keys, rmsnorm_backward, rmsnorm_forward, rope, rope_backward, rope_tables, router_backward,
+                 router_balance, router_forward, router_load, rows, share_heads, split_heads, swiglu_backward,
+                 swiglu_forward, weight_gradient)
 from trainer import Row
 
 
@@ -130,90 +133,12 @@ def from_file(row, x, cfg):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# RoPE. Su et al. 2021, arXiv:2104.09864: pair i of a head turns by the angle t * theta^(-2i/HS) at position t.
+# A router's statistics; the experts: m (N, D) is what they read, gate_up (E, 2F, D) and down (E, D, F) are their weights.
 # ---------------------------------------------------------------------------------------------------------------------
-def rope_tables(T, HS, theta, dtype):
-    """cos, sin (T, HS/2); every step from the exponent to the angle rounds"""
-    exponent = (2 * np.arange(HS // 2)).astype(dtype) / dtype.type(HS)
-    frequency = dtype.type(1) / exact.power(theta, exponent)
-    angle = np.arange(T).astype(dtype)[:, None] * frequency
-    return exact.cos(angle), exact.sin(angle)
-
-
-def rope(x, cos, sin):
-    """Pairs (a, b), the halves of x (B, heads, T, HS), become (a cos - b sin, a sin + b cos)."""
-    a, b = np.split(x, 2, axis=-1)
-    return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
-
-
-def rope_backward(dout, cos, sin):
-    da, db = np.split(dout, 2, axis=-1)
-    return np.concatenate([da * cos + db * sin, db * cos - da * sin], axis=-1)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The router. z (N, E) are its logits; the k experts of a position stand in ascending order.
-# ---------------------------------------------------------------------------------------------------------------------
-def router_forward(z, k, bias=None):
-    """scores p (N, E), log of their denominator lse (N), experts and weights (N, k). The bias moves the choice only;
-    ties go to the lower index. With k 1 the weight is p itself: renormalised it would always be 1."""
-    largest = z.max(axis=-1)
-    x = exact.exp(z - largest[:, None])
-    total = chain_sum(x)
-    p = x / total[:, None]
-    c = p if bias is None else p + bias
-    c = np.where(np.isnan(c), -np.inf, c)
-    experts = np.sort(np.argsort(-c, axis=-1, kind="stable")[:, :k], axis=-1)
-    chosen = np.take_along_axis(p, experts, axis=-1)
-    weights = chosen if k == 1 else chosen / chain_sum(chosen)[:, None]
-    return p, largest + exact.log(total), experts.astype(np.int32), weights
-
-
-def load_share(counts, shape, dtype):
-    """f (E): the share of the N k pairs that goes to each expert. shape (N, k)"""
-    return counts.astype(dtype) / dtype.type(math.prod(shape))
-
-
 def router_statistics(p, lse, experts):
     """counts (E); balance, E times the sum of f P, 1 when all experts have the same load; z, the mean of lse^2"""
-    N, E = p.shape
-    N = p.dtype.type(N)
-    counts = np.bincount(experts.reshape(-1), minlength=E).astype(np.int32)
-    P = chain_sum(p, axis=0) / N
-    balance = p.dtype.type(E) * chain_dot(load_share(counts, experts.shape, p.dtype), P)
-    return counts, balance, chain_dot(lse, lse) / N
-
-
-def router_backward(dw, p, lse, experts, weights, counts, balance_weight, z_weight):
-    """dz (N, E): from the gradient of the weights, of balance_weight * balance and of z_weight * z."""
-    (N, E), k, scalar = p.shape, experts.shape[1], p.dtype.type
-    if k > 1:
-        total = chain_sum(np.take_along_axis(p, experts, axis=-1))
-        dw = (dw - chain_dot(weights, dw)[:, None]) / total[:, None]
-    dp = np.zeros_like(p)
-    dp[np.arange(N)[:, None], experts] += dw
-    if balance_weight:
-        dp = dp + ((scalar(balance_weight) * scalar(E)) * load_share(counts, experts.shape, p.dtype)) / scalar(N)
-    dz = p * (dp - chain_dot(p, dp)[:, None])
-    if z_weight:
-        dz = madd((((scalar(2) * scalar(z_weight)) / scalar(N)) * lse)[:, None], p, dz)
-    return dz
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The experts. m (N, D) is what they read; gate_up (E, 2F, D) and down (E, D, F) are their weights.
-# ---------------------------------------------------------------------------------------------------------------------
-def expert_rows(experts, E):
-    """pair (R): n*k + j of each row, sorted by (expert, n, j); slot (N, k): the row of each pair; each expert's rows"""
-    pair = np.argsort(experts.reshape(-1), kind="stable")
-    slot = np.argsort(pair).reshape(experts.shape)
-    ends = np.cumsum(np.bincount(experts.reshape(-1), minlength=E))
-    return pair, slot, [slice(begin, end) for begin, end in zip([0, *ends], ends)]
-
-
-def matmul(a, b):
-    """a @ b, each element a chain from 0"""
-    return chain_matmul(np.zeros((len(a), b.shape[1]), a.dtype), a, b)
+    counts, P = router_load(p, experts)
+    return counts, router_balance(counts, P, experts.shape), chain_dot(lse, lse) / p.dtype.type(len(p))
 
 
 def experts_forward(m, experts, weights, gate_up, down):
@@ -221,14 +146,10 @@ def experts_forward(m, experts, weights, gate_up, down):
     over its experts of weight * output"""
     pair, slot, ranges = expert_rows(experts, len(down))
     x = m[pair // experts.shape[1]]
-    pre = np.concatenate([matmul(x[r], w.T) for r, w in zip(ranges, gate_up)])
-    gate, up = np.split(pre, 2, axis=-1)
-    hidden = silu(gate) * up
-    out = np.concatenate([matmul(hidden[r], w.T) for r, w in zip(ranges, down)])
-    moe = np.zeros_like(m)
-    for j in range(experts.shape[1]):
-        moe = madd(weights[:, j, None], out[slot[:, j]], moe)
-    return pre, hidden, out, moe
+    pre = linear_forward(x, gate_up, ranges=ranges)
+    hidden = swiglu_forward(pre)
+    out = linear_forward(hidden, down, ranges=ranges)
+    return pre, hidden, out, combine(out, slot, weights)
 
 
 def experts_backward(dout, m, experts, weights, pre, hidden, gate_up, down):
@@ -236,15 +157,12 @@ def experts_backward(dout, m, experts, weights, pre, hidden, gate_up, down):
     pair, slot, ranges = expert_rows(experts, len(down))
     token, w = pair // experts.shape[1], weights.reshape(-1)[pair][:, None]
     x, dy = m[token], dout[token]
-    gate, up = np.split(pre, 2, axis=-1)
-    t = np.concatenate([matmul(dy[r], w_e) for r, w_e in zip(ranges, down)])  # gradient of hidden, but for the weight
+    t = back_through(np.zeros_like(hidden), dy, down, ranges)  # gradient of hidden, but for the weight
     dweights = chain_dot(t, hidden)
-    dh = w * t
-    dpre = np.concatenate([(dh * up) * silu_slope(gate), dh * silu(gate)], axis=-1)
-    weighted = w * hidden
-    ddown = np.stack([matmul(dy[r].T, weighted[r]) for r in ranges])
-    dgate_up = np.stack([matmul(dpre[r].T, x[r]) for r in ranges])
-    dx = np.concatenate([matmul(dpre[r], w_e) for r, w_e in zip(ranges, gate_up)])
+    dpre = swiglu_backward(w * t, pre)
+    ddown = weight_gradient(dy, w * hidden, ranges)
+    dgate_up = weight_gradient(dpre, x, ranges)
+    dx = back_through(np.zeros_like(x), dpre, gate_up, ranges)
     return dweights[slot], dx[slot], dgate_up, ddown
 
 
@@ -296,7 +214,7 @@ def expert_half(x, w, cfg, a):
     k = cfg.num_experts_per_tok
     a["norm2"], a["norm2_rstd"] = rmsnorm_forward(x, w["post_attention_layernorm"], cfg.rms_norm_eps)
     a["router_logits"] = linear_forward(a["norm2"], w["router"])
-    p, lse, experts, weights = router_forward(rows(a["router_logits"]), k, w.get("selection_bias"))
+    p, lse, experts, weights = router_forward(rows(a["router_logits"]), k, k > 1, w.get("selection_bias"))
     a["scores"], a["lse"] = p.reshape(a["router_logits"].shape), lse.reshape(x.shape[:2])
     a["experts"], a["weights"] = experts.reshape(*x.shape[:2], k), weights.reshape(*x.shape[:2], k)
     a["counts"], a["balance"], a["z"] = router_statistics(p, lse, experts)
@@ -312,8 +230,8 @@ def expert_half_backward(dout, x, w, cfg, a):
     m, experts, weights = rows(a["norm2"]), rows(a["experts"]), rows(a["weights"])
     dweights, dpairs, g["gate_up"], g["down"] = experts_backward(rows(dout), m, experts, weights, a["gate_up"],
                                                                  a["hidden"], w["gate_up"], w["down"])
-    dz = router_backward(dweights, rows(a["scores"]), a["lse"].reshape(-1), experts, weights, a["counts"],
-                         x.dtype.type(cfg.aux_weight) * share, x.dtype.type(cfg.z_lambda) * share)
+    dz = router_backward(dweights, rows(a["scores"]), a["lse"].reshape(-1), experts, weights, experts.shape[1] > 1,
+                         a["counts"], x.dtype.type(cfg.aux_weight) * share, x.dtype.type(cfg.z_lambda) * share)
     dm, g["router"], _ = linear_backward(dz, m, w["router"])
     for j in range(experts.shape[1]):
         dm = dm + dpairs[:, j]

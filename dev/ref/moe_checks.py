@@ -26,11 +26,11 @@ def same_bits(a, b):
 # ---------------------------------------------------------------------------------------------------------------------
 def router_promises():
     z, dw = np.array([[0.5, -1, 2, 1], [1, 0, -0.5, 0.25]]), np.array([[0.3, -0.2], [0.1, 0.4]])
-    p, lse, experts, weights = router_forward(z, 2)
+    p, lse, experts, weights = router_forward(z, 2, True)
     counts, balance, z_mean = router_statistics(p, lse, experts)
 
     def slope(dw, balance_weight, z_weight):
-        return router_backward(dw, p, lse, experts, weights, counts, balance_weight, z_weight)
+        return router_backward(dw, p, lse, experts, weights, True, counts, balance_weight, z_weight)
     path = [[0, 0, 0.098305967, -0.098305967], [-0.065368498, 0, 0, 0.065368498]]
     levelling = [[-0.000131817, -0.000181129, -0.000590764, 0.000903709],
                  [-0.000122709, -0.000936592, -0.000027380, 0.001086681]]
@@ -49,10 +49,10 @@ def router_promises():
         ("router: gradient of balance", close(slope(0 * dw, 0.01, 0), levelling, 0, 5e-10)),
         ("router: gradient of z", close(slope(0 * dw, 0, 0.001), 0.001 * lse[:, None] * p, 1e-14)),
         ("router: ties go to the lower index, NaN counts as -infinity",
-         router_forward(ties, 3)[2].tolist() == [[0, 1, 2]] and
-         router_forward(ties, 4, np.array([np.nan, -np.inf, 0, 1, 0], F4))[2].tolist() == [[0, 2, 3, 4]]),
+         router_forward(ties, 3, True)[2].tolist() == [[0, 1, 2]] and
+         router_forward(ties, 4, True, np.array([np.nan, -np.inf, 0, 1, 0], F4))[2].tolist() == [[0, 2, 3, 4]]),
         ("router: the bias moves the choice, not the weights",
-         same_bits(router_forward(z, 1, np.array([0, 9, 0, 0]))[3], p[:, 1:2].copy())),
+         same_bits(router_forward(z, 1, False, np.array([0, 9, 0, 0]))[3], p[:, 1:2].copy())),
     ]
 
 

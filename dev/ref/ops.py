@@ -4,6 +4,8 @@ Operations that more than one reference model uses, each forward with its backwa
 x, dout and their kin are (B, T, channels); weights are (out, in). Every sum is a chain (exact.py). Arrays may be
 float64 as well, then everything is computed in double precision: so formulas are checked, not bits.
 """
+import math
+
 import numpy as np
 
 import exact
@@ -75,6 +77,17 @@ def silu(v):
 def silu_slope(v):
     s = sigmoid(v)
     return s * (F4(1) + v * (F4(1) - s))
+
+
+def swiglu_forward(gate_up):
+    """silu(gate) * up, where a row is gate's F numbers, then up's"""
+    gate, up = np.split(gate_up, 2, axis=-1)
+    return silu(gate) * up
+
+
+def swiglu_backward(dhidden, gate_up):
+    gate, up = np.split(gate_up, 2, axis=-1)
+    return np.concatenate([(dhidden * up) * silu_slope(gate), dhidden * silu(gate)], axis=-1)
 
 
 def split_heads(x, n_heads):
@@ -151,17 +164,37 @@ def attention_backward(dout, q, k, v, att):
     return over_keys(ds, share_heads(k, q)), over_queries(ds, q, k.shape[1]), dv
 
 
-def linear_forward(x, w, b=None):
+def through(start, x, w, ranges=None):
+    """start + x w^T: chains that begin at start and go over the inputs. With ranges, of experts: the rows ranges[e] of
+    x (R, in) go through w[e] of w (E, out, in)."""
+    if ranges is None:
+        return chain_matmul(start, x, w.T)
+    return np.concatenate([chain_matmul(start[r], x[r], w_e.T) for r, w_e in zip(ranges, w)])
+
+
+def back_through(start, dout, w, ranges=None):
+    """start + dout w: chains that begin at start and go over the outputs"""
+    if ranges is None:
+        return chain_matmul(start, dout, w)
+    return np.concatenate([chain_matmul(start[r], dout[r], w_e) for r, w_e in zip(ranges, w)])
+
+
+def weight_gradient(dout, x, ranges=None):
+    """dout^T x: chains over the rows; an expert without rows gets zeros"""
+    def of(dout, x):
+        return chain_matmul(np.zeros((dout.shape[-1], x.shape[-1]), x.dtype), rows(dout).T, rows(x))
+    return of(dout, x) if ranges is None else np.stack([of(dout[r], x[r]) for r in ranges])
+
+
+def linear_forward(x, w, b=None, ranges=None):
     """out[n][o] = chain from b[o], or from 0, over i of x[n][i] * w[o][i]"""
-    start = np.broadcast_to(np.zeros(len(w), x.dtype) if b is None else b, x.shape[:-1] + (len(w),))
-    return chain_matmul(start, x, w.T)
+    start = np.zeros(w.shape[-2], x.dtype) if b is None else b
+    return through(np.broadcast_to(start, x.shape[:-1] + start.shape), x, w, ranges)
 
 
 def linear_backward(dout, x, w):
     """dx: chains over o; dw and db: chains over n."""
-    dx = chain_matmul(np.zeros_like(x), dout, w)
-    dw = chain_matmul(np.zeros_like(w), rows(dout).T, rows(x))
-    return dx, dw, chain_sum(rows(dout), axis=0)
+    return back_through(np.zeros_like(x), dout, w), weight_gradient(dout, x), chain_sum(rows(dout), axis=0)
 
 
 def classifier_forward(logits, targets, V, laws):
@@ -186,3 +219,96 @@ def classifier_backward(probs, targets, V, count):
 def loss_gradient(dtype, count):
     """What every loss of a position is multiplied by: one over the counted targets of the whole update."""
     return dtype.type(1) / dtype.type(count)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# RoPE. Su et al. 2021, arXiv:2104.09864: pair i of a head turns by the angle t * theta^(-2i/HS) at position t.
+# ---------------------------------------------------------------------------------------------------------------------
+def rope_tables(T, HS, theta, dtype):
+    """cos, sin (T, HS/2); every step from the exponent to the angle rounds"""
+    exponent = (2 * np.arange(HS // 2)).astype(dtype) / dtype.type(HS)
+    frequency = dtype.type(1) / exact.power(theta, exponent)
+    angle = np.arange(T).astype(dtype)[:, None] * frequency
+    return exact.cos(angle), exact.sin(angle)
+
+
+def rope(x, cos, sin):
+    """Pairs (a, b), the halves of x (B, heads, T, HS), become (a cos - b sin, a sin + b cos)."""
+    a, b = np.split(x, 2, axis=-1)
+    return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
+
+
+def rope_backward(dout, cos, sin):
+    da, db = np.split(dout, 2, axis=-1)
+    return np.concatenate([da * cos + db * sin, db * cos - da * sin], axis=-1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The router. z (N, E) are its logits; the k experts of a position stand in ascending order.
+# ---------------------------------------------------------------------------------------------------------------------
+def router_forward(z, k, renormalize, bias=None):
+    """scores p (N, E), log of their denominator lse (N), experts and weights (N, k). The bias moves the choice only;
+    ties go to the lower index. The weights are the chosen p, renormalised or not."""
+    largest = z.max(axis=-1)
+    x = exact.exp(z - largest[:, None])
+    total = chain_sum(x)
+    p = x / total[:, None]
+    c = p if bias is None else p + bias
+    c = np.where(np.isnan(c), -np.inf, c)
+    experts = np.sort(np.argsort(-c, axis=-1, kind="stable")[:, :k], axis=-1)
+    chosen = np.take_along_axis(p, experts, axis=-1)
+    weights = chosen / chain_sum(chosen)[:, None] if renormalize else chosen
+    return p, largest + exact.log(total), experts.astype(np.int32), weights
+
+
+def router_load(p, experts):
+    """counts (E), how many pairs go to each expert; P (E), the means of p"""
+    N, E = p.shape
+    counts = np.bincount(experts.reshape(-1), minlength=E).astype(np.int32)
+    return counts, chain_sum(p, axis=0) / p.dtype.type(N)
+
+
+def load_share(counts, shape, dtype):
+    """f (E): the share of the N k pairs that goes to each expert. shape (N, k)"""
+    return counts.astype(dtype) / dtype.type(math.prod(shape))
+
+
+def router_balance(counts, P, shape):
+    """E times the sum of f P: 1 when all experts have the same load"""
+    return P.dtype.type(len(P)) * chain_dot(load_share(counts, shape, P.dtype), P)
+
+
+def router_backward(dw, p, lse, experts, weights, renormalize, counts, balance_weight, z_weight):
+    """dz (N, E): from the gradient of the weights, of balance_weight * balance and of z_weight * z. counts are
+    constants, and may be means over several routers."""
+    (N, E), scalar = p.shape, p.dtype.type
+    if renormalize:
+        total = chain_sum(np.take_along_axis(p, experts, axis=-1))
+        dw = (dw - chain_dot(weights, dw)[:, None]) / total[:, None]
+    dp = np.zeros_like(p)
+    dp[np.arange(N)[:, None], experts] += dw
+    if balance_weight:
+        dp = dp + ((scalar(balance_weight) * scalar(E)) * load_share(counts, experts.shape, p.dtype)) / scalar(N)
+    dz = p * (dp - chain_dot(p, dp)[:, None])
+    if z_weight:
+        dz = madd((((scalar(2) * scalar(z_weight)) / scalar(N)) * lse)[:, None], p, dz)
+    return dz
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows of experts: N positions go to k experts each; these N k pairs, sorted by expert, are the rows that they compute.
+# ---------------------------------------------------------------------------------------------------------------------
+def expert_rows(experts, E):
+    """pair (R): n*k + j of each row, sorted by (expert, n, j); slot (N, k): the row of each pair; each expert's rows"""
+    pair = np.argsort(experts.reshape(-1), kind="stable")
+    slot = np.argsort(pair).reshape(experts.shape)
+    ends = np.cumsum(np.bincount(experts.reshape(-1), minlength=E))
+    return pair, slot, [slice(begin, end) for begin, end in zip([0, *ends], ends)]
+
+
+def combine(out, slot, weights):
+    """(N, D): for each position a chain over its experts of weight * output. slot, weights (N, k)"""
+    total = np.zeros((len(slot), out.shape[-1]), out.dtype)
+    for j in range(slot.shape[1]):
+        total = madd(weights[:, j, None], out[slot[:, j]], total)
+    return total
