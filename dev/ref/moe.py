@@ -133,7 +133,7 @@ def from_file(row, x, cfg):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# A router's statistics; the experts: m (N, D) is what they read, gate_up (E, 2F, D) and down (E, D, F) are their weights.
+# A router's statistics; the experts: m (N, D) is what they read, gate_up (E, 2F, D), down (E, D, F) are their weights.
 # ---------------------------------------------------------------------------------------------------------------------
 def router_statistics(p, lse, experts):
     """counts (E); balance, E times the sum of f P, 1 when all experts have the same load; z, the mean of lse^2"""

@@ -112,56 +112,70 @@ def share_heads(x, q):
     return np.repeat(x, q.shape[1] // x.shape[1], axis=1)
 
 
-def attention_weights(q, k, laws=exact):
-    """preatt, att (B, NH, T, T), rows t and columns u, 0 for u > t; the largest score and 1 / sum of exponentials
-    (B, NH, T). q (B, NH, T, HS), k (B, NKV, T, HS)"""
+def attention_weights(q, k, laws=exact, window=0):
+    """preatt, att (B, NH, T, T), rows t and columns u, 0 where t does not see u; the largest score and 1 / sum of
+    exponentials (B, NH, T). q (B, NH, T, HS), k (B, NKV, T, HS). t sees the keys u <= t; with a window, which is
+    above 0, only so many of them, itself included."""
     zero, lowest = q.dtype.type(0), q.dtype.type(-10000)
     B, NH, T, HS = q.shape
-    past = np.tril(np.ones((T, T), bool))  # u <= t
+    t, u = np.arange(T)[:, None], np.arange(T)
+    seen = (u <= t) & (u > t - window if window else True)
     k = share_heads(k, q)
     preatt = chain_matmul(np.zeros((B, NH, T, T), q.dtype), q, k.swapaxes(2, 3)) * attention_scale(q)
-    preatt = np.where(past, preatt, zero)
-    largest = np.max(np.where(past, preatt, lowest), axis=-1, initial=lowest)
-    e = np.where(past, laws.exp(np.where(past, preatt - largest[..., None], zero)), zero)
+    preatt = np.where(seen, preatt, zero)
+    largest = np.max(np.where(seen, preatt, lowest), axis=-1, initial=lowest)
+    e = np.where(seen, laws.exp(np.where(seen, preatt - largest[..., None], zero)), zero)
     total = chain_sum(e)
     inverse = np.where(total == 0, zero, q.dtype.type(1) / total)
     return preatt, e * inverse[..., None], largest, inverse
 
 
-def over_keys(weights, x):
-    """(B, NH, T, HS): for each t a chain over u <= t of weights[t][u] * x[u]. x (B, NH, T, HS)"""
+def queries_of(u, window):
+    """The queries that see key u"""
+    return slice(u, u + window if window else None)
+
+
+def keys_of(t, window):
+    """The keys that query t sees"""
+    return slice(max(0, t + 1 - window) if window else 0, t + 1)
+
+
+def over_keys(weights, x, window=0):
+    """(B, NH, T, HS): for each t a chain over the keys u that it sees of weights[t][u] * x[u]. x (B, NH, T, HS)"""
     out = np.zeros_like(x)
     for u in range(x.shape[2]):
-        out[:, :, u:] = madd(weights[:, :, u:, u, None], x[:, :, u, None, :], out[:, :, u:])
+        t = queries_of(u, window)
+        out[:, :, t] = madd(weights[:, :, t, u, None], x[:, :, u, None, :], out[:, :, t])
     return out
 
 
-def over_queries(weights, x, NKV):
-    """(B, NKV, T, HS): for each u a chain over the query heads of the group and in each over t >= u of
-    weights[t][u] * x[t]. x (B, NH, T, HS)"""
+def over_queries(weights, x, NKV, window=0):
+    """(B, NKV, T, HS): for each u a chain over the query heads of the group and in each over the queries t that see it
+    of weights[t][u] * x[t]. x (B, NH, T, HS)"""
     B, NH, T, HS = x.shape
     group, out = NH // NKV, np.zeros((B, NKV, T, HS), x.dtype)
     for h in range(group):  # h::group has one head of each group
         for t in range(T):
-            out[:, :, :t + 1] = madd(weights[:, h::group, t, :t + 1, None], x[:, h::group, t, None, :],
-                                     out[:, :, :t + 1])
+            u = keys_of(t, window)
+            out[:, :, u] = madd(weights[:, h::group, t, u, None], x[:, h::group, t, None, :], out[:, :, u])
     return out
 
 
-def attention_value_backward(dout, v, att):
+def attention_value_backward(dout, v, att, window=0):
     """datt: chains over i; dv: chains over t. What all laws of attention have in common."""
     datt = chain_matmul(np.zeros_like(att), dout, share_heads(v, dout).swapaxes(2, 3))
-    return datt, over_queries(att, dout, v.shape[1])
+    return datt, over_queries(att, dout, v.shape[1], window)
 
 
-def attention_backward(dout, q, k, v, att):
+def attention_backward(dout, q, k, v, att, window=0):
     """dq (B, NH, T, HS), dk and dv (B, NKV, T, HS): ds = att (datt - sum(att datt)) scale, dq = ds k, dk = ds^T q."""
-    datt, dv = attention_value_backward(dout, v, att)
+    datt, dv = attention_value_backward(dout, v, att, window)
     D = np.zeros_like(att[..., 0])
     for u in range(q.shape[2]):
-        D[:, :, u:] = madd(att[:, :, u:, u], datt[:, :, u:, u], D[:, :, u:])
+        t = queries_of(u, window)
+        D[:, :, t] = madd(att[:, :, t, u], datt[:, :, t, u], D[:, :, t])
     ds = (att * (datt - D[..., None])) * attention_scale(q)
-    return over_keys(ds, share_heads(k, q)), over_queries(ds, q, k.shape[1]), dv
+    return over_keys(ds, share_heads(k, q), window), over_queries(ds, q, k.shape[1], window), dv
 
 
 def through(start, x, w, ranges=None):
