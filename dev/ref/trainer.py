@@ -60,6 +60,12 @@ class Row:
     kind: str                  # decides the start values, the decay and the form on disk
     disk: str                  # name on disk, {} for the layer
     parts: tuple = ("",)       # ends of that name: on disk a layer's tensor is cut into so many, along its leading axes
+    layers: tuple = ()         # numbers of the layers that have one, where others have none
+
+    @property
+    def numbers(self):
+        """What stands for {} in the name, for each of the leading axis"""
+        return (self.layers or tuple(range(self.shape[0]))) if "{}" in self.disk else (0,)
 
     @property
     def is_decayed(self):
@@ -91,6 +97,7 @@ class Model:
     at: Callable = lambda cfg, step, leaf: cfg  # what a leaf of an update sees of cfg
     numbers: Callable = plain_numbers  # activations of the leaves, count, cfg -> loss of the update and other numbers
     after_update: Callable = lambda p, numbers, cfg: p  # parameters that change by another rule than AdamW
+    fit: Callable = lambda cfg, tensors: (cfg, tensors)  # what a file's tensors say that config.json does not
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -101,7 +108,7 @@ def to_disk(model, p, cfg):
     out = {}
     for row in model.table(cfg):
         layers = p[row.name] if "{}" in row.disk else [p[row.name]]
-        for l, layer in enumerate(layers):
+        for l, layer in zip(row.numbers, layers):
             named = zip(row.parts, row.cut(layer))
             out.update({row.disk.format(l) + part: model.to_file(row, x, cfg) for part, x in named})
     return out
@@ -111,9 +118,8 @@ def from_disk(model, tensors, cfg):
     """The inverse of to_disk."""
     p = {}
     for row in model.table(cfg):
-        n_layers = row.shape[0] if "{}" in row.disk else 1
         layers = [row.join([model.from_file(row, tensors[row.disk.format(l) + part], cfg) for part in row.parts])
-                  for l in range(n_layers)]
+                  for l in row.numbers]
         p[row.name] = np.stack(layers) if "{}" in row.disk else np.array(layers[0])
         if p[row.name].shape != row.shape:
             raise SystemExit(f"{row.disk}: expected {row.shape} in all layers, found {p[row.name].shape}")
@@ -180,7 +186,8 @@ def named_activations(acts, V):
     out = {}
     for name, value in acts.items():
         if name == "blocks":
-            out.update({f"act.{key}": np.stack([a[key] for a in value]) for key in value[0]})
+            keys = dict.fromkeys(key for a in value for key in a)  # some have only some layers
+            out.update({f"act.{key}": np.stack([a[key] for a in value if key in a]) for key in keys})
         else:
             out[f"act.{name}"] = value[..., :V] if name in ("logits", "probs") else value
     return out
@@ -220,7 +227,8 @@ def probe(model, folder, batch_path, out_path):
     batch = exact.read_safetensors(batch_path)
     inputs, targets = batch["inputs"], batch["targets"]
     cfg = model.read_config(hf, config_path, *inputs.shape)
-    p = from_disk(model, exact.read_safetensors(os.path.join(folder, "model.safetensors")), cfg)
+    cfg, tensors = model.fit(cfg, exact.read_safetensors(os.path.join(folder, "model.safetensors")))
+    p = from_disk(model, tensors, cfg)
     count = int((targets >= 0).sum())
     acts = model.forward(p, inputs, targets, cfg)
     grads = model.backward(p, acts, inputs, targets, count, cfg)
