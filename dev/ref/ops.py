@@ -5,6 +5,7 @@ x, dout and their kin are (B, T, channels); weights are (out, in). Every sum is 
 float64 as well, then everything is computed in double precision: so formulas are checked, not bits.
 """
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -209,6 +210,36 @@ def linear_forward(x, w, b=None, ranges=None):
 def linear_backward(dout, x, w):
     """dx: chains over o; dw and db: chains over n."""
     return back_through(np.zeros_like(x), dout, w), weight_gradient(dout, x), chain_sum(rows(dout), axis=0)
+
+
+class Adapter(NamedTuple):
+    """LoRA: what is added to outputs of a linear layer, scale * B A x. Of experts A (E, r, in) and B (E, out, r)."""
+    name: str
+    outputs: slice
+    A: np.ndarray              # (r, in)
+    B: np.ndarray              # (out, r)
+    scale: float
+
+
+def adapter_inside(x, a, ranges):
+    """scale * A x: what B reads"""
+    return x.dtype.type(a.scale) * linear_forward(x, a.A, None, ranges)
+
+
+def adapter_forward(out, x, a, ranges=None):
+    """out, and its chains go on over the ranks"""
+    return through(out, adapter_inside(x, a, ranges), a.B, ranges)
+
+
+def adapter_backward(dx, dout, x, a, ranges=None, weight=None):
+    """dx, whose chains go on over the ranks, dA, dB. weight (R, 1): of a row in what comes after; dout and dx are
+    without it, so it multiplies what is summed over the rows: x in dA, scale * A x in dB."""
+    def weighted(x):
+        return x if weight is None else weight * x
+    inside = adapter_inside(x, a, ranges)
+    dB = weight_gradient(dout, weighted(inside), ranges)
+    dinside = x.dtype.type(a.scale) * back_through(np.zeros_like(inside), dout, a.B, ranges)
+    return back_through(dx, dinside, a.A, ranges), weight_gradient(dinside, weighted(x), ranges), dB
 
 
 def classifier_forward(logits, targets, V, laws):

@@ -72,12 +72,13 @@ class Row:
         return self.kind in ("embedding", "linear")
 
     def cut(self, x):
-        """One layer's tensor as its parts on disk"""
+        """One layer's tensor, or the only one, as its parts on disk"""
         return [x] if len(self.parts) == 1 else x.reshape(len(self.parts), -1, x.shape[-1])
 
     def join(self, parts):
         """The inverse of cut"""
-        return parts[0] if len(parts) == 1 else np.stack(parts).reshape(self.shape[1:])
+        shape = self.shape[1:] if "{}" in self.disk else self.shape
+        return parts[0] if len(parts) == 1 else np.stack(parts).reshape(shape)
 
 
 def plain_numbers(acts, count, cfg):
@@ -228,7 +229,10 @@ def probe(model, folder, batch_path, out_path):
     inputs, targets = batch["inputs"], batch["targets"]
     cfg = model.read_config(hf, config_path, *inputs.shape)
     cfg, tensors = model.fit(cfg, exact.read_safetensors(os.path.join(folder, "model.safetensors")))
-    p = from_disk(model, tensors, cfg)
+    write_probe(model, cfg, from_disk(model, tensors, cfg), inputs, targets, out_path)
+
+
+def write_probe(model, cfg, p, inputs, targets, out_path):
     count = int((targets >= 0).sum())
     acts = model.forward(p, inputs, targets, cfg)
     grads = model.backward(p, acts, inputs, targets, count, cfg)
