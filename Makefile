@@ -354,6 +354,8 @@ golden:
 	$(PYTHON) dev/ref/gpt2.py
 	$(PYTHON) dev/ref/mamba_hpn.py
 	$(PYTHON) dev/ref/moe.py
+	$(PYTHON) dev/ref/qwen.py
+	$(PYTHON) dev/ref/lora.py
 	$(PYTHON) dev/ref/rows.py
 
 bench: setup
