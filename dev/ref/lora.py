@@ -265,8 +265,8 @@ def merge(cfg, base, places, p):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The golden runs: an adapter on all seven linear layers of a layer, with biases, a window, several ranks and scales; one
-# on attention, experts and router, with rslora, the balance in the loss and a layer without experts.
+# The golden runs: an adapter on all seven linear layers of a layer, with biases, a window, several ranks and scales;
+# one on attention, experts and router, with rslora, the balance in the loss and a layer without experts.
 # ---------------------------------------------------------------------------------------------------------------------
 DENSE = {**qwen.WINDOW, "num_hidden_layers": 2}
 MOE = {**qwen.MOE, "num_hidden_layers": 2, "mlp_only_layers": [0], "attention_bias": True, "norm_topk_prob": False,
