@@ -11,6 +11,7 @@ in the L2 norm.
 """
 import contextlib
 import copy
+import importlib
 import io
 import math
 import os
@@ -496,8 +497,8 @@ class Truth:
         logging.disable_progress_bar()
         torch.manual_seed(1)
         self.torch, self.transformers = torch, transformers
-        self.modules = [getattr(transformers.models, name) for name in qwen.ARCHITECTURES]
-        self.modules = [getattr(module, f"modeling_{name}") for module, name in zip(self.modules, qwen.ARCHITECTURES)]
+        self.modules = [importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+                        for name in qwen.ARCHITECTURES]
 
     def load(self, folder):
         """The model of a folder; every tensor must be found where it looks for it."""
@@ -506,7 +507,8 @@ class Truth:
         wrong = [report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if report[key]]
         if wrong:
             raise SystemExit(f"{folder}: transformers does not find all tensors: {wrong}")
-        model.set_experts_implementation("eager") if model.config.model_type == "qwen3_moe" else None
+        if model.config.model_type == "qwen3_moe":
+            model.set_experts_implementation("eager")
         return model.eval()
 
     @contextlib.contextmanager
@@ -675,8 +677,8 @@ def adapter_promises(truth, name, hf, settings):
         config = peft.LoraConfig(**{"task_type": "CAUSAL_LM", **copy.deepcopy(settings)})  # PEFT changes its patterns
         model = peft.get_peft_model(truth.load(folder), config)
         with truth.torch.no_grad():
-            for p in model.parameters():
-                p.normal_(0.0, 0.3) if p.requires_grad else None
+            for p in filter(lambda p: p.requires_grad, model.parameters()):
+                p.normal_(0.0, 0.3)
         model.save_pretrained(theirs)
         ours_model, places, p = lora.load(theirs, cfg, base)
         if settings["target_modules"] != "all-linear" and "layers_to_transform" not in settings:
