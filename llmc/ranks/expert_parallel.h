@@ -59,6 +59,7 @@ static inline void ep_open(ExpertParallel* ep, const ExpertRanks* ranks, int E, 
     ep->is_same = is_same;
     ep->source = (ExpertSource*)malloc_check(sizeof(ExpertSource) * size, "rows of experts");
     if (size == 1) { return; }
+    comm_device_open(ranks->world);  // a run that only evaluates has not done it
     ep->begins = (int*)malloc_check(sizeof(int) * ((size_t)E + 1), "rows of experts");
     ep->counts = (int*)malloc_check(sizeof(int) * (size_t)E, "rows of experts");
     ep->host = (int*)malloc_check(ep_offsets_bytes_(ep), "rows of experts");
