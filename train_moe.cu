@@ -636,6 +636,7 @@ typedef struct {
     Moe moe;                  // first
     Activations acts, cache;  // of a batch; of the text that is being generated
     Tradeoffs how;            // options
+    ConfigFile file;          // of the model; all zero: there is none
     int balance, tied, weights;
     float aux_alpha, z_lambda, bias_rate, rope_alpha;
     float* host;              // losses of a batch, logits of a position
@@ -648,7 +649,8 @@ static void moe_options(Run* r) {
     Workplace* w = workplace(r);
     const Option own[] = {
         {"experts", "balance", "", OPTION_CHOICE, &w->balance, "loss", 0, 0, BALANCE_NAMES,
-         "how experts are kept equally busy: by a loss, or by a bias that only chooses and follows the counts", 0},
+         "how experts are kept equally busy: by a loss, or by a bias that only chooses and follows the counts. --from: "
+         "as its config.json says, none where that says nothing, as Mixtral's; --config: where it says nothing, this", 0},
         {"experts", "aux-alpha", "", OPTION_FLOAT, &w->aux_alpha, "0.01", 0, 1e3, "F",
          "weight of the balance loss of each layer, which is 1 where all experts are equally busy", 0},
         {"experts", "z-lambda", "", OPTION_FLOAT, &w->z_lambda, "0", 0, 1e3, "F",
@@ -680,15 +682,26 @@ static void moe_options(Run* r) {
     run_add_options(r, own, sizeof own);
 }
 
-// what is typed goes before what config.json says
-static void moe_choose_balance(Run* r, Config* c, int is_new) {
+// What is typed goes before what config.json says, and the default is for new models that say nothing. What holds in
+// the end is what settings.json has
+static void moe_choose_balance(Run* r, Config* c) {
     const Workplace* w = workplace(r);
-    if (is_new || run_is_typed(r, "balance")) { c->balance = w->balance; }
-    const int needs_alpha = run_is_typed(r, "balance") && c->balance == BALANCE_LOSS && c->aux_alpha == 0.0f;
-    if (is_new || needs_alpha || run_is_typed(r, "aux-alpha")) { c->aux_alpha = w->aux_alpha; }
-    if (is_new || run_is_typed(r, "z-lambda")) { c->z_lambda = w->z_lambda; }
-    options_refuse(run_is_typed(r, "aux-alpha") && c->balance != BALANCE_LOSS, "aux-alpha", "is for --balance loss");
-    options_refuse(run_is_typed(r, "bias-rate") && c->balance != BALANCE_BIAS, "bias-rate", "is for --balance bias");
+    const int is_open = !*r->weights && !w->file.says_balance;
+    if (is_open || run_is_typed(r, "balance")) { c->balance = w->balance; }
+    const int needs_alpha = c->balance == BALANCE_LOSS && c->aux_alpha == 0.0f &&
+                            (is_open || run_is_typed(r, "balance"));
+    if (needs_alpha || run_is_typed(r, "aux-alpha")) { c->aux_alpha = w->aux_alpha; }
+    if (run_is_typed(r, "z-lambda")) { c->z_lambda = w->z_lambda; }
+    const ShortText balance = choice_name(BALANCE_NAMES, c->balance);
+    if (run_is_typed(r, "aux-alpha") && c->balance != BALANCE_LOSS) {
+        options_fail("aux-alpha", "is for --balance loss, here it is %s", balance.s);
+    }
+    if (run_is_typed(r, "bias-rate") && c->balance != BALANCE_BIAS) {
+        options_fail("bias-rate", "is for --balance bias, here it is %s", balance.s);
+    }
+    options_set(r->table, r->n_options, "balance", balance.s);
+    options_set(r->table, r->n_options, "z-lambda", format_float(c->z_lambda).s);
+    if (c->balance == BALANCE_LOSS) { options_set(r->table, r->n_options, "aux-alpha", format_float(c->aux_alpha).s); }
 }
 
 // a model that has been trained takes texts so many times longer: that is what the factor is for
@@ -729,10 +742,10 @@ static void moe_choose(Run* r) {
     Workplace* w = workplace(r);
     Config* c = &w->moe.config;
     const int is_new = !*r->config;
-    *c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
+    *c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config, &w->file);
     if (is_new) { c->tied = w->tied; }
     options_refuse(!is_new && run_is_typed(r, "tied") && w->tied != c->tied, "tied", "is for a random start (--model)");
-    moe_choose_balance(r, c, is_new);
+    moe_choose_balance(r, c);
     if (run_is_typed(r, "rope-alpha")) { moe_choose_rope(r, c, shortest_double(w->rope_alpha)); }
     moe_layout(&w->moe, *c);
     if (w->weights) { model_use_bf16(&w->moe.model); }
@@ -802,6 +815,18 @@ static double moe_rows_bytes(const Run* r) {
     return (double)r->n_leaves / r->comm->size * R * (c->L * (5.0 * width + 8.0) - width);
 }
 
+// how experts are kept equally busy, and who says so
+static void moe_box_balance(const Run* r) {
+    const Config* c = config_of(r);
+    const Workplace* w = workplace(r);
+    const float numbers[] = {0.0f, c->aux_alpha, w->bias_rate};  // BALANCE_NONE has none
+    const char* who = run_is_typed(r, "balance") ? "" : w->file.says_balance ? " (config.json)"
+                    : *r->weights ? " (config.json says nothing)" : "";
+    box_row("balance", "%s%s%s%s", choice_name(BALANCE_NAMES, c->balance).s, c->balance == BALANCE_NONE ? "" : " ",
+            c->balance == BALANCE_NONE ? "" : format_float(numbers[c->balance]).s, who);
+    if (c->z_lambda > 0.0f) { box_row("  z-loss", "%s", format_float(c->z_lambda).s); }
+}
+
 static void moe_box(const Run* r) {
     const Config* c = config_of(r);
     size_t active = 0;
@@ -818,6 +843,7 @@ static void moe_box(const Run* r) {
         box_row("  of them", "%d on each of %d ranks", c->E / ranks, ranks);
         if (run_is_training(r)) { box_row("  rows sent", "%s per update by each", format_bytes(moe_rows_bytes(r)).s); }
     }
+    if (run_is_training(r) || *r->o.probe) { moe_box_balance(r); }
     box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
 }

@@ -133,8 +133,8 @@ options() {
     refuse "--tied of a model that says so itself" "--tied: is for a random start (--model)" "${start[@]}" --tied 1
     rm -rf with && go --model tiny --tied 1 --train text --seq-len 8 --batch-size 1 --steps 1 --run with
     check "--tied 1: no matrix of the head" test "$(tensors with/step_000001/model.safetensors lm_head | wc -l) $(grep -c '"tie_word_embeddings": true' with/step_000001/config.json)" = "0 1"
-    refuse "--aux-alpha without that loss" "--aux-alpha: is for --balance loss" "${start[@]}" --balance none --aux-alpha 0.1
-    refuse "--bias-rate without biases" "--bias-rate: is for --balance bias" "${start[@]}" --bias-rate 0.1
+    refuse "--aux-alpha without that loss" "--aux-alpha: is for --balance loss, here it is none" "${start[@]}" --balance none --aux-alpha 0.1
+    refuse "--bias-rate without biases" "--bias-rate: is for --balance bias, here it is loss" "${start[@]}" --bias-rate 0.1
 
     echo "# options of all trainers, with experts"
     flag other 2 --doc-reset 1 --train documents
@@ -483,8 +483,16 @@ for key in ("aux_alpha", "z_lambda", "balance", "rope_base", "rope_alpha"): del 
 json.dump(c, open("hf/config.json", "w"))'
     rm -rf with && go --from hf --train text --seq-len 16 --steps 1 --run with
     check "config.json without keys of ours: no balancing" test "$(grep -cE '"(balance": "none|aux_alpha": 0.0)' with/step_000001/config.json)" = 2
+    check "... which the box and settings.json say" test "$(boxed balance 'none .config.json says nothing.') $(grep -c '"balance": "none"' with/settings.json)" = "1 1"
+    refuse "the weight of a loss that such a folder does without" "--aux-alpha: is for --balance loss, here it is none" --from hf --train text --aux-alpha 0.02
     rm -rf with && go --from hf --balance loss --train text --seq-len 16 --steps 1 --run with
     check "... and --balance loss has the weight of --aux-alpha" test "$(grep -cE '"(balance": "loss|aux_alpha": 0.01)' with/step_000001/config.json)" = 2
+    rm -rf with && go --config hf/config.json --train text --seq-len 16 --steps 1 --run with
+    check "a random start from such a config.json: the default, as --model" \
+        test "$(grep -cE '"(balance": "loss|aux_alpha": 0.01)' with/step_000001/config.json) $(boxed balance 'loss 0.01')" = "2 1"
+    rm -rf with && go --config tiny.json --train text --seq-len 16 --steps 1 --run with
+    check "... from one that says it: what it says, also in settings.json" \
+        test "$(boxed balance 'loss 0.01 .config.json.') $(boxed '  z-loss' 0.001) $(grep -c '"z-lambda": 0.001' with/settings.json)" = "1 1 1"
 }
 
 # ---- learning ----

@@ -94,6 +94,7 @@ static inline int config_parse_rope_(Config* c, const json_t* json, ErrorText* e
     return 1;
 }
 
+// where nothing is said the routers have no losses: transformers adds "router_aux_loss_coef" only where it is asked to
 static inline int config_parse_losses_(Config* c, const json_t* json, ErrorText* error) {
     double aux_alpha = 0.0, z_lambda = 0.0;
     if (!json_number(&aux_alpha, json, "aux_alpha", 0.0, 1e3, error) ||
@@ -142,11 +143,17 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
     return json_agrees(json, json_pack("{s:s, s:f}", "hidden_act", "silu", "attention_dropout", 0.0), error);
 }
 
-static inline Config config_load(const char* path) {
+// what a config.json is, beside the sizes in it
+typedef struct {
+    int says_balance;  // how experts are kept equally busy
+} ConfigFile;
+
+static inline Config config_load(const char* path, ConfigFile* file) {
     Config c;
     ErrorText error;
     json_t* json = json_read(path);
     if (!config_parse(&c, json, &error)) { fail_input("%s: %s", path, error.text); }
+    file->says_balance = json_object_get(json, "balance") || json_object_get(json, "aux_alpha");
     json_decref(json);
     return c;
 }
