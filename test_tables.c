@@ -116,6 +116,9 @@ static void test_names(Test* t) {
     check(t, strcmp(name, "layers.1.ex") == 0, "cut to the room that there is: %s", name);
     check(t, strcmp(tensor_name(name, sizeof name, &table[5]), "layers.%d.experts.%d.{gate,up}_proj") == 0,
           "of all: %s", name);
+    check(t, strcmp(tensor_name_of(name, sizeof name, &table[5], 1), "layers.%d.experts.%d.up_proj") == 0,
+          "of all whose second name it is: %s", name);
+    check(t, strcmp(tensor_name_of(name, sizeof name, &table[7], 0), "head") == 0, "without names in {}: %s", name);
 }
 
 // the draws come layer by layer, in table order within it, expert by expert
@@ -295,7 +298,8 @@ static void test_freeze(Test* t) {
         {"layers.3.mix.*", "8"}, {"layers.*.mix.weight", "6,7,8,9,10"}, {"*.experts.1.*", "15,16,21,22,27,28,33,34"},
         {"layers.2.experts.0.up_proj", "20"}, {"*down_proj", "37,38,39,40"}, {"first:1", "1,6"},
         {"indices:2", "3,9,19,20,21,22,23,24,38"}, {"indices:5", "42"}, {"next.*,head", "41,42"},
-        {"layers.%d.index.weight", "11,12"}};
+        {"layers.%d.index.weight", "11,12"}, {"*up*", "14,16,18,20,22,24,26,28,30,32,34,36"},
+        {"layers.%d.experts.%d.gate_proj", "13,15,17,19,21,23,25,27,29,31,33,35"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Tensor table[N_INVENTED];
         const char* found = frozen_slices(cases[i].text, table);

@@ -164,6 +164,8 @@ options() {
     }
     frozen '*.experts.*' '\.experts\.'
     frozen '*.experts.3.*' '\.experts\.3\.'
+    frozen '*w1*' '\.w1\.'
+    frozen '*w[3]*' '\.w3\.'
     frozen '*.block_sparse_moe.gate.weight' 'moe\.gate\.weight'
     frozen '*.0.block_sparse_moe.gate.*' '\.0\.block_sparse_moe\.gate\.'
     frozen 'first:1,model.embed_tokens.weight' 'layers\.0\.|embed_tokens'

@@ -64,10 +64,12 @@ static inline const char* freeze_example_(char* buffer, size_t n_bytes, const Te
 static inline void freeze_pattern_(int* frozen, const Tensor* table, int n, const char* pattern) {
     int n_found = 0;
     for (int i = 0, slice = 0; i < n; i++) {
-        char name[256];
-        const int all = fnmatch(pattern, tensor_name(name, sizeof name, &table[i]), 0) == 0;
-        for (int k = 0, n_slices = tensor_slices(&table[i]); k < n_slices; k++, slice++) {
-            if (!all && fnmatch(pattern, tensor_slice_name(name, sizeof name, &table[i], k), 0) != 0) { continue; }
+        const Tensor* t = &table[i];
+        for (int k = 0, n_slices = tensor_slices(t); k < n_slices; k++, slice++) {
+            char one[256], all[256];
+            tensor_slice_name(one, sizeof one, t, k);
+            tensor_name_of(all, sizeof all, t, k % tensor_names(t));
+            if (fnmatch(pattern, one, 0) != 0 && fnmatch(pattern, all, 0) != 0) { continue; }
             frozen[slice] = 1;
             n_found++;
         }

@@ -396,6 +396,17 @@ static inline const char* tensor_name(char* buffer, size_t n_bytes, const Tensor
     return buffer;
 }
 
+// that name with one choice in {}: of the slices k for which k modulo tensor_names is `choice`
+static inline const char* tensor_name_of(char* buffer, size_t n_bytes, const Tensor* t, int choice) {
+    const size_t n_before = strcspn(t->name, "{");
+    snprintf(buffer, n_bytes, "%s%.*s", t->prefix ? t->prefix : "", (int)n_before, t->name);
+    if (!t->name[n_before]) { return buffer; }
+    tensor_name_choose_(buffer, n_bytes, t->name + n_before + 1, choice);
+    const char* rest = strchr(t->name, '}') + 1;
+    tensor_name_add_(buffer, n_bytes, rest, (int)strlen(rest));
+    return buffer;
+}
+
 // ---- shares of ranks, and what is stored ----
 
 // Of `size` ranks, one has elements first .. first + n - 1 of an axis of `length` in `units`; with fewer units than
