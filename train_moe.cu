@@ -775,8 +775,15 @@ static void moe_check(Run* r) {
         options_fail("ep", "expected a multiple of %d micro-batches in an update, as many as ranks, found %d: "
                      "--grad-accum %d", P, r->n_leaves, P);
     }
-    const char* lacking = c->balance == BALANCE_BIAS ? "biases of routers" : c->k == 1 ? "single expert a token" : NULL;
-    if (!lacking || !*r->o.export_hf || r->comm->rank > 0) { return; }
+    const int weighs_otherwise = c->k == 1 && c->E > 1;  // the share of the only expert is 1
+    const char* lacking = c->balance == BALANCE_BIAS ? "biases of routers" : weighs_otherwise ? "single expert a token"
+                        : NULL;
+    if (r->comm->rank > 0) { return; }
+    if (weighs_otherwise && *r->weights && !workplace(r)->file.is_ours) {
+        warn_line("--from %s: one expert of %d a token: transformers weighs it by 1, here its score does, and the model "
+                  "is another", r->o.from, c->E);
+    }
+    if (!lacking || !*r->o.export_hf) { return; }
     warn_line("--export-hf: Mixtral in transformers has no %s: from this folder it computes something else", lacking);
 }
 

@@ -268,6 +268,10 @@ row "\`--tied\` beside a config.json, which says it" "${moe[@]}" --tied 1
 row "names of another model's tensors" "${moe[@]}" --freeze '*.mlp.*'
 row "a text longer than the model was trained for" train_moe --from mixtral --train text --seq-len 96
 row "experts that fit in no memory" train_moe --model 6.9b --dry-run --batch-size 1024 --seq-len 8192
+experts "" | sed 's/"num_experts_per_tok":2/"num_experts_per_tok":1/' >switch.json
+train_moe --config switch.json --export-hf switch >/dev/null 2>&1 || exit 1
+sed -i '/written_by/d' switch/config.json
+row "another program's model with one expert a token (a warning)" train_moe --from switch --generate A --max-new-tokens 1
 row "biases of routers for transformers (a warning)" train_moe --from mixtral --balance bias --export-hf biased
 
 heading "The machine"

@@ -444,6 +444,13 @@ CASES
         go --config one.json --export-hf single --probe in --probe-out before
         check "--export-hf of one expert a token: a line of what transformers would do" \
             test "$(wc -l <err) $(grep -c '^train_moe: --export-hf: Mixtral in transformers has no single expert a token' err)" = "1 1"
+        check "--from that folder: not a word" eval 'go --from single --probe in --probe-out after && [ ! -s err ]'
+        sed -i '/written_by/d' single/config.json
+        go --from single --probe in --probe-out after
+        check "... from another program's: a line of what transformers would have computed" \
+            test "$(wc -l <err) $(grep -c '^train_moe: --from single: one expert of 5 a token: transformers weighs it by 1' err)" = "1 1"
+        sed 's/"num_local_experts":5,"num_experts_per_tok":2/"num_local_experts":1,"num_experts_per_tok":1/' tiny.json >dense.json
+        check "one expert of one: not a word" eval 'go --config dense.json --export-hf dense && [ ! -s err ]'
         "$python" "$root/dev/ref/moe.py" --from single --probe in --probe-out truth && cmp <(tensors before .) <(tensors truth .)
         verdict $? "... it computes what dev/ref/moe.py does" ""
     fi

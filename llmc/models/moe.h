@@ -6,7 +6,7 @@ parameter, and the files that hold them. Everything train_moe.cu computes loops 
 Names and config.json are those of Hugging Face's Mixtral (spec: doc/moe.md). Keys of our own, which transformers
 ignores: rope_base and rope_alpha, of which rope_theta is made; balance, aux_alpha and z_lambda, the losses of the
 routers. With balance "bias" each router has a bias that only chooses, under DeepSeek's name e_score_correction_bias;
-transformers has no place for it, nor for one expert a token.
+transformers has no place for it, nor for one of several experts a token: it weighs that by 1, we by its score.
 Rows of q_proj and k_proj lie as in the files, the two halves of a head apart: RoPE turns row i with row i + HS/2.
 Errors: fail_input names file, key, expected and found.
 Source: Jiang et al. 2024, arXiv:2401.04088 (Mixtral); Shazeer 2019, arXiv:1911.02150 (one key/value head);
@@ -146,6 +146,7 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
 // what a config.json is, beside the sizes in it
 typedef struct {
     int says_balance;  // how experts are kept equally busy
+    int is_ours;       // llmc wrote it
 } ConfigFile;
 
 static inline Config config_load(const char* path, ConfigFile* file) {
@@ -153,6 +154,8 @@ static inline Config config_load(const char* path, ConfigFile* file) {
     ErrorText error;
     json_t* json = json_read(path);
     if (!config_parse(&c, json, &error)) { fail_input("%s: %s", path, error.text); }
+    const char* writer = json_string_value(json_object_get(json, "written_by"));
+    file->is_ours = writer && strcmp(writer, HF_WRITTEN_BY) == 0;
     file->says_balance = json_object_get(json, "balance") || json_object_get(json, "aux_alpha");
     json_decref(json);
     return c;
