@@ -645,6 +645,12 @@ typedef struct {
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
 static const Config* config_of(const Run* r) { return &workplace(r)->moe.config; }
 
+// gives rows of run_options.h the meaning that they have here
+static void moe_reword_options(Option* t, int n) {
+    options_reword(t, n, "from", "parameters to start from: a run folder or checkpoint, a Hugging Face folder, or a "
+                   ".safetensors file with config.json beside it");
+}
+
 static void moe_options(Run* r) {
     Workplace* w = workplace(r);
     const Option own[] = {
@@ -680,6 +686,7 @@ static void moe_options(Run* r) {
          "positions whose logits are in memory at once", 0},
     };
     run_add_options(r, own, sizeof own);
+    moe_reword_options(r->table, r->n_options);
 }
 
 // What is typed goes before what config.json says, and the default is for new models that say nothing. What holds in
@@ -742,6 +749,7 @@ static void moe_choose(Run* r) {
     Workplace* w = workplace(r);
     Config* c = &w->moe.config;
     const int is_new = !*r->config;
+    if (*r->weights && is_new) { fail_input("%s: expected a Mixtral model with its config.json", r->o.from); }
     *c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config, &w->file);
     if (is_new) { c->tied = w->tied; }
     options_refuse(!is_new && run_is_typed(r, "tied") && w->tied != c->tied, "tied", "is for a random start (--model)");

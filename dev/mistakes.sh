@@ -255,6 +255,7 @@ row "two outputs of one name" train_gpt2 --from model --export-hf out --export-b
 heading "Experts"
 row "a preset in capitals" train_moe --model 6.9B --train text
 row "a model of another trainer" train_moe --from model --train text
+row "llm.c's file, which has no experts" train_moe --from model.bin --generate A
 row "config.json of a Mistral without experts" train_moe --config mistral.json --train text
 experts ',"sliding_window":4096' >window.json
 row "config.json with a sliding window" train_moe --config window.json --train text
