@@ -164,6 +164,7 @@ options() {
     }
     frozen '*.experts.*' '\.experts\.'
     frozen '*.experts.3.*' '\.experts\.3\.'
+    frozen 'model.embed_tokens.*,*.layers.0.*,*.experts.3.*' 'embed_tokens|layers\.0\.|experts\.3\.'  # of --help
     frozen '*w1*' '\.w1\.'
     frozen '*w[3]*' '\.w3\.'
     frozen '*.block_sparse_moe.gate.weight' 'moe\.gate\.weight'
@@ -178,6 +179,9 @@ options() {
         grep -q "^  --$name " out && [ -n "${tried[--$name]-}" ] || missing+=" $name"
     done
     check "each option of this trainer's own is in --help and was tried (not:$missing)" test -z "$missing"
+    for name in from freeze; do grep -A3 "^  --$name " out; done >rows
+    check "--help: what --from takes and how --freeze names tensors are this model's" \
+        test "$(grep -c "config.json beside it\|'model.embed_tokens" rows) $(grep -c "\.bin\|transformer\.w" rows)" = "2 0"
     check "--help: no line is longer than 100 columns" test "$(wc -L <out)" -le 100
 }
 
