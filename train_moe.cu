@@ -1044,6 +1044,7 @@ static Trainer moe_trainer(void) {
     t.leaf = train_leaf;
     t.stepped = moe_stepped;
     t.more_loss = routers_loss;
+    t.without_more = "cross_entropy";
     t.losses = batch_losses;
     t.forward = forward;
     t.logits = logits;

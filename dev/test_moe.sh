@@ -433,6 +433,8 @@ files() {
         go "${new[@]}" $options
         check "$options: a probe has logits, loss and the gradient of every tensor" test "$(tensors before '^grad\.' | wc -l)" = "$(tensors hf/model.safetensors . | wc -l)" \
             -a "$(tensors before '^logits$' | wc -w)" = 4627
+        check "... and the cross entropy, which the line says too" \
+            test "$(tensors before '^cross_entropy$' | wc -w) $(grep -cE '^probe: .*, loss [0-9.]+ \(cross_entropy [0-9.]+\), written' out)" = "2 1"
         "$python" "$root/dev/ref/moe.py" --from hf --probe in --probe-out truth 2>&1 && cmp <(tensors before .) <(tensors truth .)
         verdict $? "... which are to the last bit those of dev/ref/moe.py, with the losses of the routers in config.json" "$(<err)"
         go --from hf --probe in --probe-out after --threads 3 --head-rows 4 --export-hf again && cmp before after && cmp hf/model.safetensors again/model.safetensors
@@ -443,6 +445,9 @@ config --balance bias --z-lambda 0
 config --balance none --rope-alpha 8
 preset --tied 1
 CASES
+    go --from hf --balance none --z-lambda 0 --probe in --probe-out alone
+    check "--balance none --z-lambda 0: the loss is the cross entropy" test "$(tensors alone '^loss$' | cut -d' ' -f2)" = "$(tensors alone '^cross_entropy$' | cut -d' ' -f2)"
+    check "... which losses of routers do not change" test "$(tensors alone '^cross_entropy$')" = "$(tensors before '^cross_entropy$')" -a "$(tensors alone '^loss$')" != "$(tensors before '^loss$')"
     if ! is_quick; then
         sed 's/"num_experts_per_tok":2/"num_experts_per_tok":1/' tiny.json >one.json
         go --config one.json --export-hf single --probe in --probe-out before

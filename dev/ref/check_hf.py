@@ -39,9 +39,9 @@ except ImportError as error:
     print(f"skipped: {error}")
     raise SystemExit(0)
 
-Limits = namedtuple("Limits", "logits loss grad")
-REFERENCE_LIMITS = Limits(1e-5, 1e-5, 1e-4)
-PROBE_LIMITS = Limits(2e-5, 2e-5, 2e-5)
+Limits = namedtuple("Limits", "logits loss cross_entropy grad")
+REFERENCE_LIMITS = Limits(1e-5, 1e-5, 1e-5, 1e-4)
+PROBE_LIMITS = Limits(2e-5, 2e-5, 2e-5, 2e-5)
 
 def make_batch(case):
     """inputs, targets (B, T) int32; about a fifth of the targets is negative, never all of them"""
@@ -60,7 +60,7 @@ def truth_of(kind, model, inputs, targets):
     labels = targets.long().clamp(min=-1).reshape(-1)
     loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels, ignore_index=-1)
     loss.backward()
-    out = {"logits": logits.detach(), "loss": loss.detach().reshape(1)}
+    out = {"logits": logits.detach(), **{name: loss.detach().reshape(1) for name in kind.LOSSES}}
     out.update({f"grad.{name}": gradient for name, gradient in kind.tensors(model, lambda p: p.grad).items()})
     return out
 

@@ -45,6 +45,7 @@ def tensors_of(model, of=parameter):
 class GPT2:
     tensors = staticmethod(tensors_of)
     REFERENCE = "gpt2.py"
+    LOSSES = ("loss",)         # names of the loss in a probe
     HAS_BIN = True             # its trainer has --export-bin
     HEADS = ()                 # and no --head
     TINY = dict(model_type="gpt2", n_positions=20, vocab_size=257, n_layer=2, n_head=2, n_embd=24)
@@ -112,6 +113,7 @@ def rms_norm(norm, x):
 class Mamba:
     tensors = staticmethod(tensors_of)
     REFERENCE = "mamba_hpn.py"
+    LOSSES = ("loss",)
     HAS_BIN = False
     HEADS = ("hpn", "hpn-softmax")  # that transformers does not know
     TINY = dict(model_type="mamba", vocab_size=257, num_hidden_layers=2, hidden_size=24, state_size=4, conv_kernel=4)
@@ -213,6 +215,7 @@ def rotary_embedding(rotary, x, position_ids):
 class Mixtral:
     tensors = staticmethod(mixtral_tensors)
     REFERENCE = "moe.py"
+    LOSSES = ("loss", "cross_entropy")  # the same: these folders ask for no loss of routers
     HAS_BIN = False
     HEADS = ()
     TINY = dict(model_type="mixtral", vocab_size=257, hidden_size=24, num_hidden_layers=2, num_attention_heads=4,

@@ -8,7 +8,8 @@ with RoPE and grouped heads, RMSNorm, and a router that sends each position to k
     python dev/ref/moe.py [--out DIR]     check the reference, then write the golden files (default: dev/golden)
     python dev/ref/moe.py --check         check only (moe_checks.py)
     python dev/ref/moe.py --from DIR --probe IN --probe-out OUT
-                                          logits, loss and gradients of one batch for a Hugging Face folder
+                                          logits, loss, cross entropy and gradients of one batch for a Hugging Face
+                                          folder
 
 The golden files have the layout that trainer.py describes, with the names of Hugging Face's Mixtral; w1, w3 and w2 of
 an expert are gate, up and down. RoPE turns channel i of a head with channel i + HS/2, as Hugging Face's files have

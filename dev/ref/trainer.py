@@ -237,7 +237,8 @@ def write_probe(model, cfg, p, inputs, targets, out_path):
     acts = model.forward(p, inputs, targets, cfg)
     grads = model.backward(p, acts, inputs, targets, count, cfg)
     out = {name: acts[name][..., :cfg.vocab_size] for name in ("logits", "cosines") if name in acts}
-    out["loss"] = model.numbers([acts], count, cfg)["loss"].reshape(1)
+    numbers = model.numbers([acts], count, cfg)
+    out.update({name: numbers[name].reshape(1) for name in ("loss", "cross_entropy") if name in numbers})
     out.update({f"grad.{name}": x for name, x in to_disk(model, grads, cfg).items()})
     exact.write_safetensors(out_path, out, model.metadata(cfg))
 

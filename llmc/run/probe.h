@@ -1,7 +1,8 @@
 /*
 The input of --probe (doc/files.md): one batch that somebody wants computed, everything visible.
     IN.safetensors   inputs, targets  I32 (B, T), already shifted; a negative target is not counted
-What comes out (tasks.h): logits, loss and grad.<name> of every tensor, under its name and shape on disk.
+What comes out (tasks.h): logits, loss and grad.<name> of every tensor, under its name and shape on disk. Where a model
+adds a loss of its own to that of the targets, the latter too, under the name that its trainer gives it.
 */
 #ifndef LLMC_PROBE_H
 #define LLMC_PROBE_H
@@ -50,20 +51,26 @@ static inline void probe_read(ProbeBatch* batch, const char* path, int V, int cl
     safetensors_close(&file);
 }
 
-// the file of the result: logits, loss, then the gradients of a table come into it, in this order
-static inline void probe_open(SafeWriter* out, const char* path, const ProbeBatch* batch, int V, const Tensor* table,
-                              int n) {
+// The file of the result: logits, loss, the loss named `without_more` unless that is NULL, then the gradients of a table
+// come into it, in this order
+static inline void probe_open(SafeWriter* out, const char* path, const ProbeBatch* batch, int V,
+                              const char* without_more, const Tensor* table, int n) {
     const int64_t logits_shape[] = {batch->B, batch->T, V}, loss_shape[] = {1};
     safewriter_init(out);
     safewriter_declare(out, "logits", DTYPE_F32, 3, logits_shape);
     safewriter_declare(out, "loss", DTYPE_F32, 1, loss_shape);
+    if (without_more) { safewriter_declare(out, without_more, DTYPE_F32, 1, loss_shape); }
     tensors_declare(out, table, n, "grad.");
     safewriter_open(out, path);
 }
 
-static inline void probe_print(const ProbeBatch* batch, float loss, const char* path) {
-    printf("probe: %d rows of %d positions, %d targets counted, loss %.6f, written to %s\n", batch->B, batch->T,
-           batch->counted, (double)loss, path);
+// part: the loss without what the model adds to it; part_name NULL: it has none
+static inline void probe_print(const ProbeBatch* batch, float loss, const char* part_name, float part,
+                               const char* path) {
+    printf("probe: %d rows of %d positions, %d targets counted, loss %.6f", batch->B, batch->T, batch->counted,
+           (double)loss);
+    if (part_name) { printf(" (%s %.6f)", part_name, (double)part); }
+    printf(", written to %s\n", path);
 }
 
 static inline void probe_free(ProbeBatch* batch) {

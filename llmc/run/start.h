@@ -27,6 +27,7 @@ static inline void start_check_trainer_(const Trainer* t) {
     assert((t->sparing != NULL) == (t->sparing_bytes != NULL));
     assert((t->extras != NULL) == (t->load_extras != NULL));
     assert((t->scores != NULL) == (t->n_scores > 0));
+    assert(!t->without_more || t->more_loss);
 }
 
 // ---- options and sizes ----

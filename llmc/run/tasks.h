@@ -109,7 +109,7 @@ static inline void task_generate(Run* r) {
     prompt_free(&prompt);
 }
 
-// logits, loss and the gradient of every tensor, under its name and shape on disk
+// logits, losses and the gradient of every tensor, under its name and shape on disk
 static inline void task_probe(Run* r) {
     enum { ROWS = 64 };  // whose logits are on the host at once
     const ProbeBatch x = r->probe;
@@ -121,7 +121,7 @@ static inline void task_probe(Run* r) {
     m->frozen = NULL;
     model_init_training(m, NULL, 1, 0, 0);
     r->trainer->open(r, TO_TRAIN, x.B, x.T);
-    probe_open(&out, r->o.probe_out, &x, r->classes, m->table, m->n_table);
+    probe_open(&out, r->o.probe_out, &x, r->classes, r->trainer->without_more, m->table, m->n_table);
 
     float* logits = (float*)malloc_check(sizeof(float) * ROWS * (size_t)r->classes, "logits");
     r->trainer->forward(r, x.inputs, x.B, x.T);
@@ -137,12 +137,14 @@ static inline void task_probe(Run* r) {
     float loss, *grads = model_reduce(m, &loss, &r->dev);
     float* host = (float*)arena_alloc(n_bytes, "gradients on the host");
     loss = loss / (float)x.counted;
+    const float of_targets = loss;
     if (r->trainer->more_loss) { loss += r->trainer->more_loss(r, grads); }
     device_download(host, grads, n_bytes, &r->dev);
     safewriter_put(&out, &loss, sizeof loss);
+    if (r->trainer->without_more) { safewriter_put(&out, &of_targets, sizeof of_targets); }
     tensors_put(&out, m->table, m->n_table, host);
     safewriter_close(&out);
-    probe_print(&x, loss, r->o.probe_out);
+    probe_print(&x, loss, r->trainer->without_more, of_targets, r->o.probe_out);
     arena_free(host, n_bytes);
 }
 #endif  // LLMC_TASKS_H

@@ -69,6 +69,7 @@ typedef struct {
     // or NULL: a loss of the parameters alone, whose gradient it adds; or one whose gradients the leaves have, from
     // dp_sums
     float (*more_loss)(Run* r, float* grads);
+    const char* without_more;                      // or NULL: a name for the loss without it, which --probe writes too
     BatchLosses losses;                            // forward and the loss of each position
     BatchScores scores;                            // or NULL: what else a validation counts
     int n_scores;
