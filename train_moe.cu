@@ -649,6 +649,8 @@ static const Config* config_of(const Run* r) { return &workplace(r)->moe.config;
 static void moe_reword_options(Option* t, int n) {
     options_reword(t, n, "from", "parameters to start from: a run folder or checkpoint, a Hugging Face folder, or a "
                    ".safetensors file with config.json beside it");
+    options_reword(t, n, "config", "random start from a config.json as Mixtral's, with sizes of your own: doc/moe.md "
+                   "lists its keys, dev/hello_moe.json is one");
     options_reword(t, n, "freeze", "no updates of tensors with such names, of all layers, of one or of an expert: "
                    "'model.embed_tokens.*,*.layers.0.*,*.experts.3.*'; first:N: of the first N layers; indices:A,B,..: "
                    "of these layers, from 0");

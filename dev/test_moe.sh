@@ -213,6 +213,12 @@ PYTHON
     changed "dropout" '"attention_dropout": this trainer computes 0.0, found 0.1' attention_dropout 0.1
     changed "an unknown balance" '"balance": expected none|loss|bias, found "aux"' balance '"aux"'
     changed "a theta that base and alpha do not make" '"rope_theta" 10000: expected 50000' rope_base 50000
+    echo '{"max_position_embeddings":8,"vocab_size":257,"num_hidden_layers":1,"hidden_size":8,"num_attention_heads":2,"num_key_value_heads":1,"num_local_experts":2,"num_experts_per_tok":1,"intermediate_size":4}' >needed.json
+    check "the nine keys that doc/moe.md calls needed are enough" go --config needed.json --train text --steps 1 --run needed
+    check "... the others are what it says they are" test "$(grep -cE '"(head_dim": 4|rms_norm_eps": 1e-05|rope_theta": 1000000.0|tie_word_embeddings": false|balance": "loss"|aux_alpha": 0.01|z_lambda": 0.0)' needed/step_000001/config.json)" = 7
+    check "dev/hello_moe.json as doc/moe.md shows it" "$python" -c 'import json, re, sys
+shown = re.search(r"\{\"model_type.*?\}", open(sys.argv[1] + "/doc/moe.md").read(), re.S).group()
+assert json.loads(shown) == json.load(open(sys.argv[1] + "/dev/hello_moe.json"))' "$root"
     for i in aux_alpha z_lambda rope_theta rms_norm_eps; do changed "$i below 0" "\"$i\": expected a number" $i -1; done
     for i in vocab_size hidden_size num_hidden_layers intermediate_size num_local_experts num_experts_per_tok num_key_value_heads max_position_embeddings; do
         changed "$i below 0" "\"$i\": expected an integer" $i -3
