@@ -481,7 +481,13 @@ check "with a diagram of the accuracy" grep -q '<b>accuracy</b>' odd/own/loss.ht
 check "and the loss of averaged weights" grep -q 'validation, averaged weights' odd/own/loss.html
 check "and one of the noise scale" grep -q '<b>gradient noise scale</b>' odd/own/loss.html
 check "and one of the load of experts" grep -q "<b>expert load</b>" odd/own/loss.html
-check "which a run without one lacks" test "$(grep -c '<b>accuracy</b>' runs/a/loss.html)" = 0
+mkdir -p odd/routers && cp runs/a/settings.json odd/routers
+sed 's/"loss": \([0-9.]*\), "norm": \([^,]*\)/"loss": 99, "cross_entropy": \1, "norm": \2/' runs/a/metrics.jsonl >odd/routers/metrics.jsonl
+drawn "a run whose routers add to the loss" odd/routers/loss odd/routers
+check "... is drawn as one whose routers add nothing, and the axis says so" \
+    test "$(grep -o '<path class="line"[^>]*>' odd/routers/loss.html | md5sum) $(grep -c 'cross entropy, nats per target' odd/routers/loss.html runs/a/loss.html | tr '\n' ' ')" = \
+    "$(grep -o '<path class="line"[^>]*>' runs/a/loss.html | md5sum) odd/routers/loss.html:1 runs/a/loss.html:0 "
+check "a run without experts or accuracy lacks those diagrams" test "$(grep -c '<b>accuracy</b>' runs/a/loss.html)" = 0
 mkdir -p odd/tokens && sed 's/"tokenizer": "[^"]*"/"tokenizer": "other.json"/' runs/b/settings.json >odd/tokens/settings.json
 { cat runs/b/metrics.jsonl; tail -n 1 runs/b/metrics.jsonl | sed 's/"val_loss": [^,]*, "val_bpb": [^,]*, "accuracy": null/"val_loss": null, "val_bpb": null, "accuracy": 0.25/'; } >odd/tokens/metrics.jsonl
 drawn "runs of two tokenizers" runs/compare runs/a odd/tokens

@@ -111,7 +111,9 @@ class Run {
     this.derived.clear();
     return head.rows;
   }
-  column(key) { return this.columns.get(key)?.subarray(0, this.rows); }
+  // the routers of a mixture add a loss of their own; without it runs compare, and training with validation
+  get addsLoss() { return this.columns.has("cross_entropy"); }
+  column(key) { return this.columns.get(key === "loss" && this.addsLoss ? "cross_entropy" : key)?.subarray(0, this.rows); }
   once(name, compute) {
     if (!this.derived.has(name)) { this.derived.set(name, compute()); }
     return this.derived.get(name);
@@ -235,6 +237,7 @@ const PANELS = [
   {key: "lr", name: "learning rate", place: "small"},
   {key: "tok_per_s", name: "speed", unit: "tokens/s", place: "small"},
   {key: "peak", name: "speed", unit: "% of the machine's peak", place: "small", format: inPercent},
+  {key: "load", name: "expert load", unit: "busiest expert, multiple of the mean", place: "small"},
   {key: "acc1", name: "accuracy", unit: "% of targets", place: "small", format: inPercent},
   {key: "accuracy", name: "HellaSwag accuracy", unit: "% of examples", place: "small", format: inPercent},
 ];
@@ -247,7 +250,7 @@ function validationKey(drawn) {
   return inBytes ? "val_bpb" : "val_loss";
 }
 
-const NO_PANEL = new Set(["step", "tokens", "time", "skipped"]);
+const NO_PANEL = new Set(["step", "tokens", "time", "skipped", "cross_entropy"]);
 const SMOOTH_ALREADY = new Set(["lr", "epoch"]);
 const MEMORY = /^rss_mb$|memory|_bytes$/;
 
@@ -514,7 +517,8 @@ function meaningOf(key, drawn) {
 function lossUnit(drawn) {
   const isHpn = run => run.settings?.map?.get("options.head") === "hpn";
   const kinds = new Set(drawn.map(run => isHpn(run) ? "(1 - cosine)^2 per target" : "nats per target"));
-  return kinds.size === 1 ? [...kinds][0] : "per target";
+  const what = drawn.some(run => run.addsLoss) ? "cross entropy, " : "";
+  return kinds.size === 1 ? what + [...kinds][0] : "per target";
 }
 
 // ---- what the pointer reads ----

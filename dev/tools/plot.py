@@ -3,7 +3,8 @@
 Draws how a run went, or several beside each other:
     make plot RUN=runs/a    make plot RUN="runs/a runs/b"
 
-    plot.py RUN           writes RUN/loss.png and RUN/loss.html: loss with
+    plot.py RUN           writes RUN/loss.png and RUN/loss.html: loss (of a
+                          mixture without what its routers add to it) with
                           validation, learning rate, gradient norm, speed; where
                           they are recorded the share of targets found (acc1),
                           HellaSwag's accuracy, the load of the busiest expert
@@ -40,10 +41,11 @@ from runs import (COLORS, DARK_COLORS, DASHES, KEYS, SAME_IN_NONE, InputError, i
 
 ACCURACY = "acc1"  # keys that not every run has
 EXAMPLES = "accuracy"  # of a test on examples, which has a record of its own
+CROSS_ENTROPY = "cross_entropy"  # the loss without what routers of a mixture add to it
 LOAD = "load"  # of the busiest expert of a mixture
 NOISE_SCALE = "noise_scale"
 AVERAGED_LOSS = "val_loss_ema"
-MORE_KEYS = (ACCURACY, EXAMPLES, LOAD, NOISE_SCALE, AVERAGED_LOSS)
+MORE_KEYS = (ACCURACY, EXAMPLES, CROSS_ENTROPY, LOAD, NOISE_SCALE, AVERAGED_LOSS)
 FEW = 2  # up to so many steps are drawn as points too: a line through one is nothing
 NAME_LENGTH = 40
 MARGIN_LEFT, MARGIN_RIGHT = 56, 14  # of a diagram in the page, in its own units
@@ -70,6 +72,10 @@ class Run:
         self.tests = [record for record in records if record["tokens"] is None and record[EXAMPLES] is not None]
         self.settings = read_settings(os.path.join(folder, "settings.json"))
         self.x, self.validation_x, self.test_x = [], [], []
+        self.adds_loss = any(record[CROSS_ENTROPY] is not None for record in self.updates)
+        if self.adds_loss:  # to that of the targets, with which alone runs compare, and validation
+            for record in self.updates:
+                record["loss"] = record[CROSS_ENTROPY]
 
     def drawable(self, records):
         """The records without numbers for which no diagram has room, which is said."""
@@ -215,7 +221,8 @@ def loss_unit(runs):
         options = dict(run.settings)
         head, loaded = options.get("options.head", ""), "options.head" in options and options.get("options.from", "") != ""
         kinds.add("(1 - cosine)^2" if head == "hpn" else "nats" if head or not loaded else "")  # "": the head came with the model
-    return f"{kinds.pop()} per target".strip() if len(kinds) == 1 else "per target"
+    what = "cross entropy, " if any(run.adds_loss for run in runs) else ""
+    return what + f"{kinds.pop()} per target".strip() if len(kinds) == 1 else "per target"
 
 
 def validation_key(runs):
