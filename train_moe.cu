@@ -669,8 +669,8 @@ static void moe_options(Run* r) {
         {"experts", "bias-rate", "", OPTION_FLOAT, &w->bias_rate, "1e-3", 0, 1, "F",
          "with --balance bias: how far a bias moves in an update", 0},
         {"model", "rope-alpha", "", OPTION_FLOAT, &w->rope_alpha, "1", 1e-3, 1e6, "F",
-         "NTK's factor: the slowest frequency of RoPE turns so many times slower, for longer texts than were trained "
-         "on", 0},
+         "NTK's factor: the slowest frequency of RoPE turns so many times slower, for texts so many times longer than "
+         "were trained on. A trained model then has so many times the positions, and 1 takes them back", 0},
 #ifndef __CUDACC__
         {"model", "weights", "", OPTION_CHOICE, &w->weights, "fp32", 0, 0, "fp32|bf16",
          "where nothing learns (--generate, --eval-only): bf16 keeps matrices in half the memory; files in bf16 lose "
@@ -716,11 +716,23 @@ static void moe_choose_balance(Run* r, Config* c) {
     if (c->balance == BALANCE_LOSS) { options_set(r->table, r->n_options, "aux-alpha", format_float(c->aux_alpha).s); }
 }
 
-// a model that has been trained takes texts so many times longer: that is what the factor is for
-static void moe_choose_rope(const Run* r, Config* c, double alpha) {
-    const double max_T = c->max_T * alpha / c->rope_alpha;
-    if (*r->weights && max_T > c->max_T) { c->max_T = (int)fmin(max_T, CONFIG_MAX_T); }
+// A trained model gets more positions or loses those it got, which is said. Rows of a run that goes on stay as long as
+// they were: an update stays as large
+static void moe_choose_rope(Run* r, Config* c, double alpha) {
+    const int was = c->max_T;
+    ShortText rows = {""};
+    if (!*r->weights) { c->base_T = config_base_positions(c->max_T, alpha); }
+    else if (alpha != c->rope_alpha) { c->max_T = config_positions(c->base_T, alpha); }
     c->rope_alpha = alpha;
+    if (c->max_T == was) { return; }
+    if (r->o.resume && run_will_train(r) && r->o.seq_len == 0 && was < c->max_T) {
+        snprintf(rows.s, sizeof rows.s, "%d", was < r->trainer->usual_T ? was : r->trainer->usual_T);
+        options_set(r->table, r->n_options, "seq-len", rows.s);
+        snprintf(rows.s, sizeof rows.s, "; rows stay %d long, --seq-len chooses", r->o.seq_len);
+    }
+    if (r->comm->rank == 0) {
+        warn_line("--rope-alpha %g: the model has %d positions now, not %d%s", alpha, c->max_T, was, rows.s);
+    }
 }
 
 // --ep, which a run may have kept from another number of ranks
@@ -760,6 +772,8 @@ static void moe_choose(Run* r) {
     options_refuse(!is_new && run_is_typed(r, "tied") && w->tied != c->tied, "tied", "is for a random start (--model)");
     moe_choose_balance(r, c);
     if (run_is_typed(r, "rope-alpha")) { moe_choose_rope(r, c, shortest_double(w->rope_alpha)); }
+    options_set(r->table, r->n_options, "rope-alpha", format_float((float)c->rope_alpha).s);
+    options_set(r->table, r->n_options, "tied", c->tied ? "1" : "0");
     moe_layout(&w->moe, *c);
     if (w->weights) { model_use_bf16(&w->moe.model); }
     r->V = r->classes = c->V;

@@ -124,7 +124,7 @@ options() {
     flag 'config aux_alpha 0.5 && other' -1 --aux-alpha 0.5
     flag 'config z_lambda 0.25 && other' 1001 --z-lambda 0.25
     flag other 2 --bias-rate 0.1 --balance bias
-    flag 'config rope_alpha 1.1 && config rope_theta 11536.89732987167 && other' 0 --rope-alpha 1.1
+    flag 'config rope_alpha 1.1 && config rope_base_positions 44 && config rope_theta 11536.89732987167 && other' 0 --rope-alpha 1.1
     for i in 0 2 3; do flag same 4 --recompute $i; done
     for i in 0 1 2 3; do flag same "" --recompute $i --freeze 'first:1' --doc-reset 1 --train documents; done
     for i in 1 7; do flag same 0 --head-rows $i; done
@@ -211,6 +211,7 @@ PYTHON
     changed "another model_type" '"model_type": this trainer computes "mixtral", found "llama"' model_type '"llama"'
     changed "another activation" '"hidden_act": this trainer computes "silu", found "gelu"' hidden_act '"gelu"'
     changed "dropout" '"attention_dropout": this trainer computes 0.0, found 0.1' attention_dropout 0.1
+    changed "positions without alpha that are none" '"rope_base_positions": expected an integer' rope_base_positions 0
     changed "an unknown balance" '"balance": expected none|loss|bias, found "aux"' balance '"aux"'
     changed "a theta that base and alpha do not make" '"rope_theta" 10000: expected 50000' rope_base 50000
     echo '{"max_position_embeddings":8,"vocab_size":257,"num_hidden_layers":1,"hidden_size":8,"num_attention_heads":2,"num_key_value_heads":1,"num_local_experts":2,"num_experts_per_tok":1,"intermediate_size":4}' >needed.json
@@ -420,8 +421,20 @@ text() {
     go --from book --rope-alpha 4 --train text --seq-len 96 --batch-size 2 --steps 2 --lr 1e-3 --run longer
     check "--from with --rope-alpha 4: four times the positions; config.json says what RoPE computes" \
         test "$(grep -cE '"(max_position_embeddings": 192|rope_alpha": 4.0|rope_base": 10000.0)' longer/step_000002/config.json) $(grep -c '"rope_theta": 80000.0' longer/step_000002/config.json)" = "3 2"
+    check "... and a line says it" test "$(<err)" = "train_moe: --rope-alpha 4: the model has 192 positions now, not 48"
     check "... and the run goes on with that" go --resume --run longer --steps 4
+    check "... without a word" test ! -s err
     check "... 192 positions of text" test "$(go --from longer --generate "" --temperature 0 --max-new-tokens 180 --prompt-eot 1 && wc -c <out)" -gt 100
+    go --config tiny.json --train text --batch-size 2 --steps 2 --run rows && go --resume --run rows --rope-alpha 4 --steps 3
+    check "--resume with --rope-alpha 4: rows and updates stay as they were, which is said" \
+        test "$(boxed update '96 tokens = 1 x 2 x 48') $(grep -c '"seq-len": 48' rows/settings.json) $(grep -c '192 positions now, not 48; rows stay 48 long' err)" = "1 1 1"
+    go --resume --run rows --steps 4
+    check "... and when it goes on again" test "$(boxed update '96 tokens = 1 x 2 x 48') $(wc -l <err)" = "1 0"
+    for i in 4 1.1 1 0.5; do
+        rm -rf back && go --from rows --rope-alpha $i --export-hf forth && go --from forth --rope-alpha 1 --export-hf back &&
+            test "$(grep -cE '"(max_position_embeddings": 48|rope_alpha": 1.0|rope_base_positions": 48)' back/config.json)" = 3 && rm -rf forth
+        verdict $? "--rope-alpha $i, and back by --rope-alpha 1: the positions of before" "$(<err)"
+    done
 }
 
 # ---- files: probes, Hugging Face folders, what a run leaves ----

@@ -4,9 +4,10 @@ parameter, and the files that hold them. Everything train_moe.cu computes loops 
     Config           the sizes; from a preset, from config.json, and back into one
     parameter_table  one line for each parameter: name, shape, start values, decay
 Names and config.json are those of Hugging Face's Mixtral (spec: doc/moe.md). Keys of our own, which transformers
-ignores: rope_base and rope_alpha, of which rope_theta is made; balance, aux_alpha and z_lambda, the losses of the
-routers. With balance "bias" each router has a bias that only chooses, under DeepSeek's name e_score_correction_bias;
-transformers has no place for it, nor for one of several experts a token: it weighs that by 1, we by its score.
+ignores: rope_base and rope_alpha, of which rope_theta is made, and rope_base_positions, how many positions there are
+without alpha; balance, aux_alpha and z_lambda, the losses of the routers. With balance "bias" each router has a bias
+that only chooses, under DeepSeek's name e_score_correction_bias; transformers has no place for it, nor for one of
+several experts a token: it weighs that by 1, we by its score.
 Rows of q_proj and k_proj lie as in the files, the two halves of a head apart: RoPE turns row i with row i + HS/2.
 Errors: fail_input names file, key, expected and found.
 Source: Jiang et al. 2024, arXiv:2401.04088 (Mixtral); Shazeer 2019, arXiv:1911.02150 (one key/value head);
@@ -37,6 +38,7 @@ typedef struct {
     int tied;             // the embedding is the output matrix
     float eps;            // RMSNorm's, 1e-6
     double rope_base, rope_alpha;  // 10000; NTK's factor, 1
+    int base_T;           // positions without that factor, which makes max_T of them
     int balance;          // Balance: how experts are kept equally busy
     float aux_alpha;      // weight of the balance loss, 0.01
     float z_lambda;       // weight of the z-loss, 0
@@ -45,9 +47,19 @@ typedef struct {
 // what RoPE's frequencies are powers of: with alpha the slowest turns alpha times slower, the fastest as before
 static inline double config_rope_theta(const Config* c) { return rope_scaled_base(c->rope_base, c->rope_alpha, c->HS); }
 
+// a trained model takes texts alpha times as long: that is what the factor is for
+static inline int config_positions(int base_T, double alpha) {
+    return alpha > 1.0 ? (int)fmin(base_T * alpha, CONFIG_MAX_T) : base_T;
+}
+
+// of a model that was trained with alpha: how many there would be without
+static inline int config_base_positions(int max_T, double alpha) {
+    return alpha > 1.0 ? (int)ceil(max_T / alpha) : max_T;
+}
+
 static inline Config config_make(int max_T, int V, int L, int D, int NH, int NKV, int HS, int E, int k, int F) {
     const Config c = {max_T, V, (V + 127) / 128 * 128, L, D, NH, NKV, HS, E, k, F, 0, 1e-6f, 10000.0, 1.0,
-                      BALANCE_LOSS, 0.01f, 0.0f};
+                      max_T, BALANCE_LOSS, 0.01f, 0.0f};
     return c;
 }
 
@@ -87,6 +99,9 @@ static inline int config_parse_rope_(Config* c, const json_t* json, ErrorText* e
         !json_number(&c->rope_alpha, json, "rope_alpha", 1e-3, 1e6, error)) {
         return 0;
     }
+    c->base_T = config_base_positions(c->max_T, c->rope_alpha);
+    const JsonInt positions[] = {{"rope_base_positions", &c->base_T, 1, CONFIG_MAX_T}};
+    if (json_object_get(json, positions[0].key) && !json_ints(json, positions, 1, error)) { return 0; }
     if (theta > 0.0 && fabs(config_rope_theta(c) / theta - 1.0) > 1e-6) {  // as somebody types it: 85550.376
         return error_set(error, "\"rope_theta\" %.9g: expected %.9g, which \"rope_base\" and \"rope_alpha\" make",
                          theta, config_rope_theta(c));
@@ -171,11 +186,11 @@ static inline FileSum config_save(const char* path, const Config* c, int eot) {
         "num_local_experts", c->E, "num_experts_per_tok", c->k, "intermediate_size", c->F, "rms_norm_eps",
         shortest_double(c->eps), "rope_theta", theta, "rope_parameters", "rope_type", "default", "rope_theta", theta);
     json_t* more = json_pack(
-        "{s:b, s:n, s:f, s:f, s:b, s:f, s:f, s:s, s:f, s:f, s:i, s:i}", "tie_word_embeddings", c->tied,
+        "{s:b, s:n, s:f, s:f, s:b, s:f, s:f, s:i, s:s, s:f, s:f, s:i, s:i}", "tie_word_embeddings", c->tied,
         "sliding_window", "attention_dropout", 0.0, "router_aux_loss_coef", 0.0, "output_router_logits", 0,
-        "rope_base", c->rope_base, "rope_alpha", c->rope_alpha, "balance", choice_name(BALANCE_NAMES, c->balance).s,
-        "aux_alpha", shortest_double(c->aux_alpha), "z_lambda", shortest_double(c->z_lambda), "bos_token_id", eot,
-        "eos_token_id", eot);
+        "rope_base", c->rope_base, "rope_alpha", c->rope_alpha, "rope_base_positions", c->base_T, "balance",
+        choice_name(BALANCE_NAMES, c->balance).s, "aux_alpha", shortest_double(c->aux_alpha), "z_lambda",
+        shortest_double(c->z_lambda), "bos_token_id", eot, "eos_token_id", eot);
     json_object_update(json, more);
     json_decref(more);
     return json_write_doubles(path, json);
