@@ -220,6 +220,21 @@ two() {  # PROMISE TEXT FOLDER PROGRAM OPTION...: rank 1 is another program, or 
 two "other options" "rank 1: lr is 0.25 there, but .* on rank 0" . "$trainer" --lr 0.25
 is_quick || two "another program" "rank 1: other program than rank 0" . "$trainer_other"
 two "other data" "rank 1: other training data than rank 0" elsewhere "$trainer"
+example() { le 4 20240522 1 1 30; head -c 1008 /dev/zero; le 2 65535 30 0 0 4 1 104 1 "$1" 1 98 1 99 1 100; }  # its first completion
+small() { echo "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"?\":0,\"a\":1},\"merges\":[],\"unk_token\":\"?\"},\"added_tokens\":[{\"id\":2,\"content\":\"$1\",\"special\":true}]}"; }
+mkdir apart && cp -r text apart/
+example 97 >examples && small '</s>' >small.json
+sed 's/"n_head":3/"n_head":11/' tiny.json >apart/tiny.json
+printf 'line 8\n' >apart/prompts.txt && example 101 >apart/examples && small '<|endoftext|>' >apart/small.json
+unlike() {  # PROMISE TEXT OPTION...: both ranks have them, and rank 1 finds another file of that name
+    local both=("${options[@]}" "${@:3}")
+    local options=("${both[@]}")
+    two "$1" "$2" apart "$trainer"
+}
+unlike "other sizes in config.json of the same name" "rank 1: other config.json than rank 0" --config tiny.json
+unlike "other examples" "rank 1: other examples (--hellaswag) than rank 0" --hellaswag examples
+unlike "other prompts" "rank 1: other prompts (--sample-prompts) than rank 0" --sample-prompts prompts.txt
+unlike "another tokenizer" "rank 1: other tokenizer than rank 0" --tokenizer small.json
 "$trainer" "${start[@]}" --zero 3 >out 2>err
 check "--zero 3" test $? = 2 -a "$(grep -c '^train_gpt2: --zero: expected an integer 0..2, found "3"' err)" = 1
 ranks 3 "${options[@]}" --lrr 3

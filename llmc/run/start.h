@@ -249,6 +249,28 @@ static inline void start_check_left_(const Run* r) {
     }
 }
 
+// Ranks that were given the same path may find another file there. config.json comes before all that follows from it
+static inline void start_compare_config_(const Run* r) {
+    MappedFile file;
+    ErrorText reason;
+    uint64_t sum = 0;  // of a preset, or of a file that cannot be read: choose says why
+    if (*r->config && file_map_or_not(&file, r->config, &reason)) {
+        sum = XXH3_64bits(file.bytes, file.n_bytes);
+        file_unmap(&file);
+    }
+    ranks_same(r->comm, "config.json", sum);
+}
+
+static inline void start_compare_(Run* r) {
+    const Tokenizer* t = &r->tokenizer;
+    const void* tokens = t->json ? (const void*)t->json : (const void*)t->bytes;
+    const size_t n_bytes = t->json ? t->n_json : t->starts[t->n_tokens];
+    ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->data);
+    ranks_same(r->comm, "tokenizer", XXH3_64bits_withSeed(tokens, n_bytes, (uint64_t)t->eot));
+    ranks_same(r->comm, "examples (--hellaswag)", r->data.examples.xxh3);
+    ranks_same(r->comm, "prompts (--sample-prompts)", r->prompts.xxh3);
+}
+
 static inline void start_open(Run* r, int argc, char** argv) {
     start_parse_(r, argc, argv);
     save_find_model(r);
@@ -256,6 +278,7 @@ static inline void start_open(Run* r, int argc, char** argv) {
     if (r->trainer->more_data) { data_open_more(&r->data, &r->o, &r->d, r->table, r->n_options, &r->tokenizer); }
     else { data_open(&r->data, &r->o, &r->tokenizer); }
     save_find_again(r);
+    start_compare_config_(r);
     r->trainer->choose(r);
     start_freeze_(r);
     model_layout_stored(r->model, r->trainer->stored_bytes);
@@ -264,7 +287,7 @@ static inline void start_open(Run* r, int argc, char** argv) {
     // not the path of the tokenizer.json that says no more than that
     const int is_bytes = *r->o.tokenizer && strcmp(r->tokenizer.kind, "bytes") == 0;
     if (is_bytes) { options_set(r->table, r->n_options, "tokenizer", "bytes"); }
-    ranks_compare(r->comm, r->table, r->n_options, &r->state, &r->data);
+    start_compare_(r);
     start_check_left_(r);
 }
 
