@@ -596,6 +596,17 @@ for folder in hf hf.tmp; do
         test "$status $(grep -c 'lies in the folder of --export-hf' err) $(ls $folder)" = "2 1 "
     rmdir $folder
 done
+rm -rf run
+apart() {  # TEXT RUN OUTPUT: an option of an output and its place, when the run goes to RUN
+    rm -rf run new
+    run 60 "${start[@]}" --steps 2 --run "$2" $3
+    check "$3 with --run $2, of which nothing is there yet, is refused" test "$status $(grep -c -- "$1" err) $(ls -d run new 2>&1 | grep -c ^ls)" = "2 1 2"
+}
+for folder in run/hf run/step_000002.tmp ./run/a/../b new/../run/hf "$PWD/run/hf"; do apart 'lies in --run' run "--export-hf $folder"; done
+apart 'lies in --run' run/ "--export-bin run/model.bin"
+apart '--export-hf: is the folder of --run' ./run "--export-hf run/"
+apart '--run: lies in the folder of --export-hf' new/run "--export-hf new"
+apart 'is the name of another output' run "--export-bin new/a --export-hf new/b/../a"
 
 # ---- several that begin or go on with one new run ----
 rm -rf run

@@ -58,21 +58,39 @@ static inline const char* path_parent(char parent[PATH_BYTES], const char* path)
     return parent;
 }
 
-// does a file of this name lie in the folder, at any depth? Its own folder exists
+// The absolute path without links. It need not exist: what is not there yet is no link, so its ".." is what it says
+static inline int path_resolve_(char resolved[PATH_BYTES], const char* path) {
+    char next[PATH_BYTES];
+    if (!realpath(*path == '/' ? "/" : ".", resolved)) { return 0; }
+    for (const char* part = path + strspn(path, "/"); *part;) {
+        const int n = (int)strcspn(part, "/"), is_dot = n == 1 && *part == '.';
+        if (n == 2 && strncmp(part, "..", 2) == 0) {
+            memcpy(resolved, path_parent(next, resolved), sizeof next);
+        } else if (!is_dot) {
+            const char* above = strcmp(resolved, "/") == 0 ? "" : resolved;
+            if (snprintf(next, sizeof next, "%s/%.*s", above, n, part) >= PATH_BYTES) { return 0; }
+            if (!realpath(next, resolved)) { memcpy(resolved, next, sizeof next); }
+        }
+        part += n;
+        part += strspn(part, "/");
+    }
+    return 1;
+}
+
+// Does a file of this name lie in the folder, at any depth? Both may have still to be made
 static inline int path_lies_in(const char* path, const char* folder) {
-    char parent[PATH_BYTES], inner[PATH_MAX], outer[PATH_MAX];
-    if (!realpath(path_parent(parent, path), inner) || !realpath(folder, outer)) { return 0; }
+    char parent[PATH_BYTES], inner[PATH_BYTES], outer[PATH_BYTES];
+    if (!path_resolve_(inner, path_parent(parent, path)) || !path_resolve_(outer, folder)) { return 0; }
     const size_t n = strlen(outer);
     return strncmp(inner, outer, n) == 0 && (inner[n] == '/' || inner[n] == '\0' || strcmp(outer, "/") == 0);
 }
 
 // do both name one file that there is, or may be?
 static inline int path_is_same(const char* a, const char* b) {
-    char parent[PATH_BYTES], of_a[PATH_MAX], of_b[PATH_MAX];
+    char of_a[PATH_BYTES], of_b[PATH_BYTES];
     struct stat x, y;
     if (stat(a, &x) == 0 && stat(b, &y) == 0) { return x.st_dev == y.st_dev && x.st_ino == y.st_ino; }
-    if (!realpath(path_parent(parent, a), of_a) || !realpath(path_parent(parent, b), of_b)) { return 0; }
-    return strcmp(of_a, of_b) == 0 && strcmp(basename(a), basename(b)) == 0;
+    return *a && *b && path_resolve_(of_a, a) && path_resolve_(of_b, b) && strcmp(of_a, of_b) == 0;
 }
 
 static inline int path_is_read_(const char* path, const char* input) {

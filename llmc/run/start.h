@@ -142,11 +142,11 @@ static inline void start_check_output_(const Run* r, const Option* of, int argc,
 }
 
 // a folder that is written as a whole, at first under another name, holds no other output
-static inline void start_check_apart_(const Option* folder, const char* path, const Option* other, const char* inside) {
+static inline void start_check_apart_(const Option* folder, const char* path, const char* other, const char* inside) {
     char temporary[PATH_BYTES];
     if (!(folder->flags & OPTION_FOLDER) || !*path || !*inside) { return; }
     if (path_lies_in(inside, path) || path_lies_in(inside, hf_export_temporary(temporary, path))) {
-        options_fail(other->name, "lies in the folder of --%s, which is written as a whole: give another",
+        options_fail(other, "lies in the folder of --%s, which is written as a whole: give another",
                      folder->name);
     }
 }
@@ -161,9 +161,12 @@ static inline void start_check_outputs_(const Run* r, int argc, char** argv) {
             const char* other = start_output_(r, &r->table[k]);
             options_refuse(*other && path_is_same(output, other), row->name,
                            "is the name of another output: give each one of its own");
-            start_check_apart_(row, output, &r->table[k], other);
-            start_check_apart_(&r->table[k], other, row, output);
+            start_check_apart_(row, output, r->table[k].name, other);
+            start_check_apart_(&r->table[k], other, row->name, output);
         }
+        start_check_apart_(row, output, "run", r->o.run);
+        options_refuse(*r->o.run && path_is_same(output, r->o.run), row->name,
+                       "is the folder of --run, whose files are the run's: give another");
         if (*r->o.run && path_lies_in(output, r->o.run)) {
             options_fail(row->name, "%s lies in --run %s, whose files are the run's: give another folder", output,
                          r->o.run);
