@@ -720,10 +720,12 @@ static void moe_choose_balance(Run* r, Config* c) {
 // they were: an update stays as large
 static void moe_choose_rope(Run* r, Config* c, double alpha) {
     const int was = c->max_T;
+    ErrorText error;
     ShortText rows = {""};
     if (!*r->weights) { c->base_T = config_base_positions(c->max_T, alpha); }
     else if (alpha != c->rope_alpha) { c->max_T = config_positions(c->base_T, alpha); }
     c->rope_alpha = alpha;
+    if (!config_check_rope(c, &error)) { options_fail("rope-alpha", "%s", error.text); }
     if (c->max_T == was) { return; }
     if (r->o.resume && run_will_train(r) && r->o.seq_len == 0 && was < c->max_T) {
         snprintf(rows.s, sizeof rows.s, "%d", was < r->trainer->usual_T ? was : r->trainer->usual_T);

@@ -205,7 +205,13 @@ PYTHON
     changed "an odd head_dim" '"head_dim": expected an even number, found 7' head_dim 7
     changed "an odd head_dim that follows from others" '"head_dim": expected an even number, found 1' head_dim - num_attention_heads 16
     changed "heads that are no multiple" '"num_attention_heads" 4: expected a multiple of "num_key_value_heads" 3' num_key_value_heads 3
-    changed "another kind of RoPE" '"rope_type": expected "default", found "yarn"' rope_parameters '{"rope_type":"yarn","rope_theta":10000}'
+    changed "another kind of RoPE" '"rope_type": this trainer computes "default", found "yarn"' rope_parameters '{"rope_type":"yarn","rope_theta":10000}'
+    changed "... under its older name" '"type": this trainer computes "default", found "linear"' rope_parameters '{"type":"linear","factor":8.0}'
+    changed "... beside null" '"type": this trainer computes "default", found "dynamic"' rope_parameters '{"rope_type":null,"type":"dynamic"}'
+    changed "... that is no name" '"rope_type": this trainer computes "default", found 5' rope_parameters '{"rope_type":5}'
+    changed "... of one kind of layers" '"rope_parameters": expected one set for all layers' rope_parameters '{"full_attention":{"rope_type":"yarn"}}'
+    for i in '"yarn"' '["x"]' 5 false; do changed "rope_parameters: $i" "\"rope_parameters\": expected an object or null, found $i" rope_parameters "$i"; done
+    changed "two thetas" '"rope_theta" 10000: expected 30000, as in "rope_parameters"' rope_parameters '{"rope_theta":30000}'
     changed "rope_scaling" '"rope_scaling": expected null' rope_scaling '{"type":"linear","factor":2}'
     changed "a sliding window" '"sliding_window": expected null' sliding_window 4096
     changed "another model_type" '"model_type": this trainer computes "mixtral", found "llama"' model_type '"llama"'
@@ -220,6 +226,10 @@ PYTHON
     check "dev/hello_moe.json as doc/moe.md shows it" "$python" -c 'import json, re, sys
 shown = re.search(r"\{\"model_type.*?\}", open(sys.argv[1] + "/doc/moe.md").read(), re.S).group()
 assert json.loads(shown) == json.load(open(sys.argv[1] + "/dev/hello_moe.json"))' "$root"
+    changed "a theta that no checkpoint may have" 'theta of RoPE: expected 1..1e+12, found 0.01, which alpha 0.001 makes of base 10000 in heads of 4' \
+        head_dim 4 rope_theta - rope_base 10000 rope_alpha 0.001
+    sed 's/"head_dim":6/"head_dim":4/' tiny.json >heads.json
+    for i in 1e-3 1e6; do refuse "--rope-alpha $i where heads are narrow" "--rope-alpha: theta of RoPE: expected 1..1e+12" --config heads.json --train text --rope-alpha $i; done
     for i in aux_alpha z_lambda rope_theta rms_norm_eps; do changed "$i below 0" "\"$i\": expected a number" $i -1; done
     for i in vocab_size hidden_size num_hidden_layers intermediate_size num_local_experts num_experts_per_tok num_key_value_heads max_position_embeddings; do
         changed "$i below 0" "\"$i\": expected an integer" $i -3

@@ -5,6 +5,7 @@ JSON files, whole: read with a message that names file and line, written durably
     json_read           the same from a file, with a message and an exit
     json_need_int       an integer out of an object; json_ints: several, each within its bounds
     json_choice, json_switch, json_number   one of a list of names (choice.h), true or false, a number; or absent
+    json_refuse_value   "key": expected one thing, found another
     json_agrees         settings that must have one value or be absent
     json_write          a new file; json_replace: one that others may read at any time; json_text: the text of both
     json_write_doubles  a new file whose numbers are doubles, not floats: json_text_doubles
@@ -153,7 +154,7 @@ static inline int json_ints(const json_t* json, const JsonInt* sizes, int n, Err
     return 1;
 }
 
-static inline int json_refuse_value_(ErrorText* error, const char* key, const char* expected, const json_t* found) {
+static inline int json_refuse_value(ErrorText* error, const char* key, const char* expected, const json_t* found) {
     char* text = json_dumps(found, JSON_ENCODE_ANY);
     error_set(error, "\"%s\": expected %s, found %.60s", key, expected, text);
     free(text);
@@ -165,7 +166,7 @@ static inline int json_choice(int* value, const json_t* json, const char* key, c
     const json_t* found = json_object_get(json, key);
     if (!found) { return 1; }
     const int position = json_is_string(found) ? choice_find(names, json_string_value(found)) : -1;
-    if (position < 0) { return json_refuse_value_(error, key, names, found); }
+    if (position < 0) { return json_refuse_value(error, key, names, found); }
     *value = position;
     return 1;
 }
@@ -174,7 +175,7 @@ static inline int json_choice(int* value, const json_t* json, const char* key, c
 static inline int json_switch(int* value, const json_t* json, const char* key, ErrorText* error) {
     const json_t* found = json_object_get(json, key);
     if (!found || json_is_null(found)) { return 1; }
-    if (!json_is_boolean(found)) { return json_refuse_value_(error, key, "true or false", found); }
+    if (!json_is_boolean(found)) { return json_refuse_value(error, key, "true or false", found); }
     *value = json_is_true(found);
     return 1;
 }

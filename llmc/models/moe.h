@@ -16,7 +16,7 @@ Source: Jiang et al. 2024, arXiv:2401.04088 (Mixtral); Shazeer 2019, arXiv:1911.
 #ifndef LLMC_MOE_H
 #define LLMC_MOE_H
 #include "../core/choice.h"      // choice_find
-#include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_number
+#include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_number, json_refuse_value
 #include "../core/outfile.h"     // FileSum
 #include "../core/tensor.h"      // Tensor: the table of parameters
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
@@ -28,6 +28,8 @@ Source: Jiang et al. 2024, arXiv:2401.04088 (Mixtral); Shazeer 2019, arXiv:1911.
 #define BALANCE_NAMES "none|loss|bias"
 typedef enum { BALANCE_NONE, BALANCE_LOSS, BALANCE_BIAS } Balance;
 enum { CONFIG_MAX_T = 1 << 24, CONFIG_MAX_LAYERS = 1024 };
+#define CONFIG_THETA_LEAST 1.0
+#define CONFIG_THETA_MOST 1e12
 
 typedef struct {
     int max_T;            // longest sequence, 32768
@@ -57,6 +59,14 @@ static inline int config_base_positions(int max_T, double alpha) {
     return alpha > 1.0 ? (int)ceil(max_T / alpha) : max_T;
 }
 
+// 0: base and alpha make a theta that no config.json may have
+static inline int config_check_rope(const Config* c, ErrorText* error) {
+    const double theta = config_rope_theta(c);
+    if (theta >= CONFIG_THETA_LEAST && theta <= CONFIG_THETA_MOST) { return 1; }
+    return error_set(error, "theta of RoPE: expected %g..%g, found %g, which alpha %g makes of base %g in heads of %d",
+                     CONFIG_THETA_LEAST, CONFIG_THETA_MOST, theta, c->rope_alpha, c->rope_base, c->HS);
+}
+
 static inline Config config_make(int max_T, int V, int L, int D, int NH, int NKV, int HS, int E, int k, int F) {
     const Config c = {max_T, V, (V + 127) / 128 * 128, L, D, NH, NKV, HS, E, k, F, 0, 1e-6f, 10000.0, 1.0,
                       max_T, BALANCE_LOSS, 0.01f, 0.0f};
@@ -78,24 +88,38 @@ static inline Config config_preset(const char* name, int V) {
     fail_input("--model: expected tiny, small or 6.9b, found \"%s\"", name);
 }
 
-// rope_theta stands at the top or, in later files, in rope_parameters; ours say what it was made of
-static inline int config_parse_rope_(Config* c, const json_t* json, ErrorText* error) {
-    const json_t *later = json_object_get(json, "rope_parameters"), *scaling = json_object_get(json, "rope_scaling");
-    const char* type = json_string_value(json_object_get(later, "rope_type"));
-    double theta = 0.0;
+// rope_theta stands at the top or, in later files, in rope_parameters, whose other keys belong to other kinds of RoPE
+static inline int config_parse_theta_(double* theta, const json_t* json, ErrorText* error) {
+    const json_t* scaling = json_object_get(json, "rope_scaling");
+    json_t* later = json_object_get(json, "rope_parameters");
+    const char* key;
+    json_t* value;
+    double top = 0.0;
     if (scaling && !json_is_null(scaling)) {
         return error_set(error, "\"rope_scaling\": expected null; NTK's factor is \"rope_alpha\"");
     }
-    if (type && strcmp(type, "default") != 0) {
-        return error_set(error, "\"rope_type\": expected \"default\", found \"%s\"", format_text(type).s);
+    if (later && !json_is_null(later) && !json_is_object(later)) {
+        return json_refuse_value(error, "rope_parameters", "an object or null", later);
     }
-    if (!json_number(&theta, json, "rope_theta", 1.0, 1e12, error) ||
-        !json_number(&theta, later, "rope_theta", 1.0, 1e12, error)) {
-        return 0;
+    if (!json_agrees(later, json_pack("{s:s, s:s}", "rope_type", "default", "type", "default"), error)) { return 0; }
+    json_object_foreach(later, key, value) {
+        if (!json_is_object(value)) { continue; }
+        return json_refuse_value(error, "rope_parameters", "one set for all layers", later);
     }
+    if (!json_number(&top, json, "rope_theta", CONFIG_THETA_LEAST, CONFIG_THETA_MOST, error)) { return 0; }
+    *theta = top;
+    if (!json_number(theta, later, "rope_theta", CONFIG_THETA_LEAST, CONFIG_THETA_MOST, error)) { return 0; }
+    return top == 0.0 || *theta == top ||
+           error_set(error, "\"rope_theta\" %.9g: expected %.9g, as in \"rope_parameters\"", top, *theta);
+}
+
+// ours say what theta was made of
+static inline int config_parse_rope_(Config* c, const json_t* json, ErrorText* error) {
+    double theta = 0.0;
+    if (!config_parse_theta_(&theta, json, error)) { return 0; }
     c->rope_base = theta > 0.0 ? theta : 1e6;  // what transformers takes where nothing is said
     c->rope_alpha = 1.0;
-    if (!json_number(&c->rope_base, json, "rope_base", 1.0, 1e12, error) ||
+    if (!json_number(&c->rope_base, json, "rope_base", CONFIG_THETA_LEAST, CONFIG_THETA_MOST, error) ||
         !json_number(&c->rope_alpha, json, "rope_alpha", 1e-3, 1e6, error)) {
         return 0;
     }
@@ -106,7 +130,7 @@ static inline int config_parse_rope_(Config* c, const json_t* json, ErrorText* e
         return error_set(error, "\"rope_theta\" %.9g: expected %.9g, which \"rope_base\" and \"rope_alpha\" make",
                          theta, config_rope_theta(c));
     }
-    return 1;
+    return config_check_rope(c, error);
 }
 
 // where nothing is said the routers have no losses: transformers adds "router_aux_loss_coef" only where it is asked to
