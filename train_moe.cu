@@ -820,7 +820,6 @@ static void moe_check(Run* r) {
 static void moe_load(Run* r, const SliceSink* sink) {
     Model* m = r->model;
     SafeSet set;
-    char name[NAME_BYTES];
     const char* embedding = NULL;
     if (!*r->weights) {
         tensors_init_into(sink, m->table, m->n_table, (uint32_t)r->o.seed);
@@ -831,7 +830,7 @@ static void moe_load(Run* r, const SliceSink* sink) {
         Tensor* t = &m->table[i];
         const int is_bias = t->field == offsetof(Parameters, bias);
         if (t->field == offsetof(Parameters, embedding)) { embedding = t->name; }
-        if (is_bias && !safeset_find(&set, tensor_slice_name(name, sizeof name, t, 0))) {
+        if (is_bias && !tensor_is_in(&set, t, "")) {
             tensors_init_into(sink, t, 1, 0);
         } else {
             tensors_load_into(sink, &set, t, 1, "", NULL);

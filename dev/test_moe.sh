@@ -80,6 +80,18 @@ for name, t in sorted(json.loads(data[8:8 + n]).items()):
 PYTHON
 }
 
+# the same file, in which other names stand: PATTERN of Python and what takes its place
+rename() {  # FILE PATTERN NEW
+    "$python" - "$@" <<'PYTHON'
+import json, re, struct, sys
+data = open(sys.argv[1], "rb").read()
+n = struct.unpack("<Q", data[:8])[0]
+header = json.dumps({re.sub(sys.argv[2], sys.argv[3], name): t for name, t in json.loads(data[8:8 + n]).items()}).encode()
+header += b" " * (-len(header) % 8)
+open(sys.argv[1], "wb").write(struct.pack("<Q", len(header)) + header + data[8 + n:])
+PYTHON
+}
+
 # ---- presets ----
 
 boxed() { grep -cE "^\| *$1 *\| $2 *\|$" out; }
@@ -524,6 +536,11 @@ for line in open("run/metrics.jsonl"):
     verdict $? "--from a model without biases, --balance bias: they start at 0, its logits are the same" "$(<err)"
     rm -rf run2 && go --from hf --balance bias --train text --seq-len 16 --batch-size 2 --steps 3 --run run2 && go --resume --run run2 --steps 5 &&
         check "... and learn by counting" test "$(tensors run2/step_000005/model.safetensors e_score | grep -vc ' 0 0 0 0 0$')" = 2
+    for i in short lacking; do cp -r run2/step_000005 $i && rm $i/manifest.json; done
+    rename short/model.safetensors '^model\.' '' && rename lacking/model.safetensors '^(.*layers\.0\..*)e_score' '\1other'
+    go --from short --export-hf long && cmp long/model.safetensors run2/step_000005/model.safetensors
+    verdict $? "... and are read from a file whose names lack \"model.\"" "$(<err)"
+    refuse "a file that has biases, but not of layer 0" 'model.layers.0.block_sparse_moe.gate.e_score_correction_bias" is missing' --from lacking --train text --seq-len 16 --steps 1
     "$python" -c 'import json
 c = json.load(open("hf/config.json"))
 for key in ("aux_alpha", "z_lambda", "balance", "rope_base", "rope_alpha"): del c[key]

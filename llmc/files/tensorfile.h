@@ -297,9 +297,14 @@ static inline void check_shape_(const SafeSet* set, const SafeTensor* found, con
                shape_text_(found->shape, found->n_dims).s);
 }
 
+// is any slice of it in the file? Then all must be: who loads it says which is missing
 static inline int tensor_is_in(SafeSet* set, const Tensor* t, const char* prefix) {
     char name[NAME_BYTES];
-    return find_tensor_(set, prefix, tensor_slice_name(name, sizeof name, t, 0)) != NULL;
+    int found = 0;
+    for (int k = 0, n = tensor_slices(t); k < n && !found; k++) {
+        found = find_tensor_(set, prefix, tensor_slice_name(name, sizeof name, t, k)) != NULL;
+    }
+    return found;
 }
 
 // slice k of a tensor into `slice`; its padding rows are left as they are
