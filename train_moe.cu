@@ -836,7 +836,7 @@ static void moe_load(Run* r, const SliceSink* sink) {
             tensors_load_into(sink, &set, t, 1, "", NULL);
         }
     }
-    if (config_of(r)->tied) { tensors_check_tied(&set, "lm_head.weight", embedding); }
+    if (config_of(r)->tied && embedding) { tensors_check_tied(&set, "lm_head.weight", embedding); }
     safeset_report_unused(&set);
     safeset_close(&set);
 }
