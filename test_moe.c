@@ -258,6 +258,16 @@ static void test_documents(Test* t) {
     subject_close(&s);
 }
 
+// routers with huge logits, whose squares overflow
+static void test_switched_off(Test* t) {
+    Config c = config_preset("tiny", 257);
+    const Routing now = {2.0f, INFINITY, 1.0f, 0};
+    c.aux_alpha = 0.25f;
+    check(t, routing_loss(&c, &now) == 0.5f, "without z-loss the routers add %g", (double)routing_loss(&c, &now));
+    c.z_lambda = 0.5f;
+    check(t, isinf(routing_loss(&c, &now)), "with it they add %g", (double)routing_loss(&c, &now));
+}
+
 // spec 2: the parameters of the large model, all and those that a token uses
 static void test_counts(Test* t) {
     Moe moe;
@@ -284,6 +294,7 @@ int main(int argc, char** argv) {
         {"recompute", "no level and no --head-rows changes a bit", test_recompute},
         {"key-value cache", "cached logits equal those of the whole sequence", test_cache},
         {"documents", "a packed row gives each document the bits it gets alone", test_documents},
+        {"losses switched off", "a z-loss whose weight is 0 adds nothing, though it is infinite", test_switched_off},
         {"counts", "6.9 billion parameters, 1.8 billion active", test_counts},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);

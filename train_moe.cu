@@ -608,9 +608,10 @@ static Routing moe_routing(const Moe* moe) {
     return sum;
 }
 
-// what the routers add to the loss; the leaves have its gradients
+// What the routers add to the loss; the leaves have its gradients. A z-loss that is switched off may be infinite
 static float routing_loss(const Config* c, const Routing* now) {
-    return (c->balance == BALANCE_LOSS ? c->aux_alpha * now->balance : 0.0f) + c->z_lambda * now->z;
+    const float balance = c->balance == BALANCE_LOSS ? c->aux_alpha * now->balance : 0.0f;
+    return balance + (c->z_lambda > 0.0f ? c->z_lambda * now->z : 0.0f);
 }
 
 // after an update with balance "bias": an expert that has had more than its share becomes harder to choose
