@@ -129,7 +129,9 @@ static inline const char* start_output_(const Run* r, const Option* row) {
 static inline void start_check_output_(const Run* r, const Option* of, int argc, char** argv) {
     const char* output = start_output_(r, of);
     for (int k = 0; k < r->n_options; k++) {
-        if (!start_overwritten_(output, &r->table[k], 1)) { continue; }
+        char* input = start_overwritten_(output, &r->table[k], 1);
+        if (!input) { continue; }
+        free(input);
         options_fail(of->name, "%s is what --%s reads: give another name", output, r->table[k].name);
     }
     for (int k = 0; options_args_file(argc, argv, k); k++) {
