@@ -624,6 +624,9 @@ static void moe_balance_biases(Moe* moe, float rate, const Device* dev) {
         if (moe->bias_stays[l]) { continue; }
         device_download(bias, stored, sizeof(float) * (size_t)c->E, dev);
         router_bias_update(bias, dp_sums(&moe->model.dp) + (size_t)l * router_statistics_length(c->E), rate, c->E);
+        for (int e = 0; e < c->E; e++) {  // neither the loss nor a gradient would show it
+            if (!isfinite(bias[e])) { fail_run("layer %d: the bias of expert %d is %g", l, e, (double)bias[e]); }
+        }
         device_upload(stored, bias, sizeof(float) * (size_t)c->E, dev);
     }
     free(bias);
@@ -949,7 +952,7 @@ static void moe_stepped(Run* r, const Step* s) {
     Workplace* w = workplace(r);
     const int L = w->moe.config.L;
     const Routing now = moe_routing(&w->moe);
-    const double cross_entropy = (double)(s->loss - routing_loss(&w->moe.config, &now));
+    const double cross_entropy = (double)r->targets_loss;
     if (!s->skipped) { moe_balance_biases(&w->moe, w->bias_rate, &r->dev); }
     log_note(&r->log, "load %.2f", (double)now.load);
     log_extra(&r->log, json_pack("{s:o, s:o, s:o, s:o, s:i}", "cross_entropy", json_finite(cross_entropy), "balance",
@@ -958,11 +961,12 @@ static void moe_stepped(Run* r, const Step* s) {
 }
 
 // When training has ended: how often the last update took each expert, as a multiple of its layer's mean. A line for
-// each layer, and "loads" of summary.json
+// each layer, and "loads" of summary.json, which a run without an update has not
 static json_t* moe_summary(const Run* r) {
     const int L = config_of(r)->L, E = config_of(r)->E;
+    if (r->state.step <= r->first_step) { return json_object(); }
     json_t* layers = json_array();
-    for (int l = 0; l < L && r->state.step > r->first_step; l++) {  // else nothing was counted
+    for (int l = 0; l < L; l++) {
         const float* counts = dp_sums(&r->model->dp) + (size_t)l * router_statistics_length(E);
         const RouterLoad all = router_load(counts, E);
         json_t* loads = json_array();

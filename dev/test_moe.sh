@@ -92,6 +92,19 @@ open(sys.argv[1], "wb").write(struct.pack("<Q", len(header)) + header + data[8 +
 PYTHON
 }
 
+# ... whose routers all have these biases
+biases() {  # FILE NUMBER...
+    "$python" - "$@" <<'PYTHON'
+import json, struct, sys
+data = bytearray(open(sys.argv[1], "rb").read())
+n = struct.unpack("<Q", data[:8])[0]
+for name, t in json.loads(data[8:8 + n]).items():
+    if name.endswith("e_score_correction_bias"):
+        struct.pack_into(f"<{len(sys.argv) - 2}f", data, 8 + n + t["data_offsets"][0], *map(float, sys.argv[2:]))
+open(sys.argv[1], "wb").write(data)
+PYTHON
+}
+
 # ---- presets ----
 
 boxed() { grep -cE "^\| *$1 *\| $2 *\|$" out; }
@@ -280,15 +293,7 @@ lopsided() {
     rm -rf one
     go "${start[@]}" --config wide.json --balance bias --steps 1 --run one
     cp -r "$(last one)" lopsided && rm lopsided/manifest.json
-    "$python" - lopsided/model.safetensors <<'PYTHON'
-import json, struct, sys
-data = bytearray(open(sys.argv[1], "rb").read())
-n = struct.unpack("<Q", data[:8])[0]
-for name, t in json.loads(data[8:8 + n]).items():
-    if name.endswith("e_score_correction_bias"):
-        struct.pack_into("<4f", data, 8 + n + t["data_offsets"][0], 0, 0, 100, 100)
-open(sys.argv[1], "wb").write(data)
-PYTHON
+    biases lopsided/model.safetensors 0 0 100 100
 }
 
 ranks() {
@@ -522,6 +527,10 @@ for line in open("run/metrics.jsonl"):
     if r.get("loss") is not None:
         assert abs(r["loss"] - r["cross_entropy"] - 0.02 * r["balance"] - 0.002 * r["z"]) < 1e-5 and 1 <= r["load"] <= 2.5, r'
     check "summary.json" test "$(grep -cE '"(final_step": 12|updates": 12|tokens": 1536|best_step": [0-9]+|checkpoint": "run/step_000012")' run/summary.json)" = 5
+    rm -rf with other && go "${start[@]}" --balance none --run with && go "${start[@]}" --aux-alpha 1000 --z-lambda 1000 --run other
+    check "... to the last digit, however much the routers' losses weigh" test "$(value with 1 cross_entropy)" = "$(value other 1 cross_entropy)"
+    go --resume --run with --steps 4 --export-hf written
+    check "summary.json has loads where something was counted" test "$(grep -c '"loads"' other/summary.json) $(grep -c '"loads"' with/summary.json)" = "1 0"
     check "--eval-only: the loss of the last validation" test "$(go --from run --train text --seq-len 16 --batch-size 2 --val-fraction 0.1 --eval-only && grep -o 'val loss [0-9.]*' out)" = "val loss $(printf %.4f "$(value run 12 val_loss)")"
     go --from run --export-hf exported && diff -r -x manifest.json -x optimizer.safetensors -x trainer.safetensors -x ema.safetensors exported run/step_000012 >err
     verdict $? "its export is the checkpoint without what training needs" "$(<err)"
@@ -541,6 +550,10 @@ for line in open("run/metrics.jsonl"):
     go --from short --export-hf long && cmp long/model.safetensors run2/step_000005/model.safetensors
     verdict $? "... and are read from a file whose names lack \"model.\"" "$(<err)"
     refuse "a file that has biases, but not of layer 0" 'model.layers.0.block_sparse_moe.gate.e_score_correction_bias" is missing' --from lacking --train text --seq-len 16 --steps 1
+    rm -rf huge with && cp -r run2/step_000005 huge && rm huge/manifest.json && biases huge/model.safetensors 2e38 2e38 2e38 2e38 2e38
+    timeout 30 "$trainer" --from huge --train text --seq-len 16 --batch-size 2 --steps 2 --run with >out 2>err </dev/null
+    check "biases whose sum is infinite: status 1 and a line, not a checkpoint of NaN" \
+        test "$? $(wc -l <err) $(grep -c 'layer 0: the bias of expert 0 is -inf' err) $(ls with | grep -c step_)" = "1 1 1 0"
     "$python" -c 'import json
 c = json.load(open("hf/config.json"))
 for key in ("aux_alpha", "z_lambda", "balance", "rope_base", "rope_alpha"): del c[key]

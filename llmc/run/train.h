@@ -69,6 +69,7 @@ static inline float* train_gradients(Run* r, float* loss, float* norm) {
     float loss_sum, *grads = model_reduce(r->model, &loss_sum, &r->dev);
     *loss = loss_sum / counted;
     if (train_measures_noise_(r)) { train_measure_noise_(r, grads); }
+    r->targets_loss = *loss;
     if (r->trainer->more_loss) { *loss += r->trainer->more_loss(r, grads); }
     *norm = model_norm(r->model, grads, &r->dev);
     return grads;

@@ -120,6 +120,7 @@ struct Run {
     int64_t first_row;         // with which this process began,
     int first_step;            // and after which step
     double seconds_waited;     // for rows, in this step
+    float targets_loss;        // in this step: the mean over targets, before more_loss is added
     ProbeBatch probe;
     StopTexts stop;            // --stop
     Prompts prompts;           // --sample-prompts
