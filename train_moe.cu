@@ -899,14 +899,22 @@ static double moe_flops_per_token(const Run* r) {
     return n;
 }
 
+// Memory of a CPU is taken where it is written: rows that do not come cost nothing, and as many are expected as when all
+// experts are equally busy
+static Tradeoffs expected_tradeoffs(const Run* r) {
+    Tradeoffs how = workplace(r)->how;
+    if (DEVICE_IS_SHARED && how.room == 0.0f) { how.room = 1.0f; }
+    return how;
+}
+
 static double activation_bytes(const Run* r, Purpose purpose, int B, int T) {
     Activations acts;
-    return activations_layout(&acts, *config_of(r), B, T, purpose, workplace(r)->how);
+    return activations_layout(&acts, *config_of(r), B, T, purpose, expected_tradeoffs(r));
 }
 
 static double sparing_bytes(const Run* r, int B, int T) {
     Activations acts;
-    Tradeoffs how = workplace(r)->how;
+    Tradeoffs how = expected_tradeoffs(r);
     how.recompute = RECOMPUTE_BLOCKS;
     return activations_layout(&acts, *config_of(r), B, T, TO_TRAIN, how);
 }
