@@ -40,6 +40,8 @@ static inline void buffer_append(ByteBuffer* b, const void* bytes, size_t n) {
     b->n += n;
 }
 
+static inline void buffer_append_text(ByteBuffer* b, const char* text) { buffer_append(b, text, strlen(text)); }
+
 static inline void buffer_free(ByteBuffer* b) {
     free(b->bytes);
     memset(b, 0, sizeof *b);

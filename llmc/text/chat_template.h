@@ -1,0 +1,343 @@
+/*
+Which chat template a model has: how a conversation becomes the text that it was trained on (chat_render.h writes it).
+A folder of Hugging Face says it by a program in Jinja, in chat_template.jinja or as "chat_template" in
+tokenizer_config.json. It is not run: it is recognised as one of these, each written out in C:
+    name          of                                    a turn
+    chatml        many                                  <|im_start|>user\nHI<|im_end|>\n
+    qwen2         Qwen2                                 the same; a system text of its own where there is none
+    qwen2.5       Qwen2.5, -Coder, -Math, base models   the same with tools
+    qwen3         Qwen3, April 2025                     tools; answers think, <think>\n...\n</think>\n\n
+    qwen3-2507    Qwen3 Instruct 2507                   tools; none of them thinks
+    mistral-v0.1  Mistral 7B Instruct v0.1, 2023        <s>[INST] HI [/INST]HELLO</s> [INST]
+    mistral-v0.2  v0.2, Mixtral 8x7B Instruct, 2023     <s>[INST] HI [/INST]HELLO</s>[INST]
+    mistral-v1    both of them since 2024               <s> [INST] HI [/INST] HELLO</s> [INST], with a system text
+    mistral-v3    v0.3, Mistral Small and Large 2024    <s>[INST] HI[/INST] HELLO</s>[INST], the same with tools
+    chat_template_open       of a folder; or by name (--chat-template), whatever the folder says
+    chat_template_recognise  of the template's text alone, without an exit
+A template is recognised, in the spelling of jinja.h, by its vocabulary and by phrases. It may have no text in quotes
+and no word of code but those that its row knows, and must have each phrase of the row. So copies that are indented or
+commented otherwise are known, one that is only like it is not: whatever is added to a template, a date, a default, a
+trim, comes with a word or a text. Two things that differ among copies of one template are read from it: the system text
+of qwen2 and qwen2.5 where a conversation has none, and whether mistral-v3 trims answers.
+Errors: fail_input with the names, for a folder without a template or with another one.
+Source: the tokenizer_config.json of the models named; huggingface/transformers 5.23, utils/chat_template_utils.py.
+*/
+#ifndef LLMC_CHAT_TEMPLATE_H
+#define LLMC_CHAT_TEMPLATE_H
+#include "../core/choice.h"    // choice_find, choice_name
+#include "../core/jsonfile.h"  // json_parse_within
+#include "../core/outfile.h"   // path_join, path_exists
+#include "jinja.h"             // jinja_canonical, jinja_literal, ByteBuffer
+
+typedef enum {
+    CHAT_CHATML, CHAT_QWEN2, CHAT_QWEN2_5, CHAT_QWEN3, CHAT_QWEN3_2507,
+    CHAT_MISTRAL_V0_1, CHAT_MISTRAL_V0_2, CHAT_MISTRAL_V1, CHAT_MISTRAL_V3, N_CHAT_KINDS
+} ChatKind;
+#define CHAT_NAMES "chatml|qwen2|qwen2.5|qwen3|qwen3-2507|mistral-v0.1|mistral-v0.2|mistral-v1|mistral-v3"
+
+typedef struct {
+    ChatKind kind;
+    char* system;     // text of the system turn where a conversation has none; NULL: then it has no such turn
+    char *bos, *eos;  // of Mistral: <s>, </s>
+    int trims;        // mistral-v3: white space around answers goes
+} ChatTemplate;
+
+static inline int chat_is_mistral(const ChatTemplate* t) { return t->kind >= CHAT_MISTRAL_V0_1; }
+static inline int chat_takes_tools(const ChatTemplate* t) {
+    return t->kind == CHAT_MISTRAL_V3 || (t->kind >= CHAT_QWEN2_5 && !chat_is_mistral(t));
+}
+static inline int chat_takes_system(const ChatTemplate* t) {
+    return t->kind != CHAT_MISTRAL_V0_1 && t->kind != CHAT_MISTRAL_V0_2;
+}
+
+static inline void chat_template_free(ChatTemplate* t) {
+    free(t->system);
+    free(t->bos);
+    free(t->eos);
+    memset(t, 0, sizeof *t);
+}
+
+// by its name alone
+static inline void chat_template_init(ChatTemplate* t, ChatKind kind) {
+    const char* of_qwen2 = "You are a helpful assistant.";
+    const char* of_qwen2_5 = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.";
+    const char* system = kind == CHAT_QWEN2 ? of_qwen2 : kind == CHAT_QWEN2_5 ? of_qwen2_5 : NULL;
+    t->kind = kind;
+    t->system = system ? string_copy(system) : NULL;
+    t->bos = string_copy("<s>");
+    t->eos = string_copy("</s>");
+    t->trims = kind == CHAT_MISTRAL_V3;
+}
+
+// ---- what the templates say ----
+
+// texts of ChatML with tools, which chat_render.h writes
+#define CHAT_TOOLS_BEGIN                                                                                               \
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function "  \
+    "signatures within <tools></tools> XML tags:\n<tools>"
+#define CHAT_TOOLS_END                                                                                                 \
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "              \
+    "<tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": "                      \
+    "<args-json-object>}\n</tool_call><|im_end|>\n"
+
+enum { CHAT_MAX_TEXTS = 32, CHAT_MAX_PHRASES = 8 };
+
+typedef struct {
+    const char* texts[CHAT_MAX_TEXTS];      // that it may have in quotes
+    const char* words;                      // of code that it may have, with a blank behind each
+    const char* phrases[CHAT_MAX_PHRASES];  // that it must have, in the spelling of jinja.h
+} ChatSigns;
+
+#define CHAT_WORDS_ "for message in messages endfor if add_generation_prompt endif role content "
+#define CHAT_WORDS_TOOLS_                                                                                              \
+    CHAT_WORDS_ "else elif tools tool tojson or and not loop first last index0 tool_calls tool_call set function "     \
+                "name arguments is string "
+#define CHAT_TEXTS_TOOLS_                                                                                              \
+    "system", "user", "assistant", "tool", "<|im_start|>", "<|im_start|>system\n", "<|im_start|>user",                 \
+        "<|im_start|>assistant\n", "\n", "<|im_end|>\n", CHAT_TOOLS_END, "\", \"arguments\": ", "}\n</tool_call>",     \
+        "\n<tool_response>\n", "\n</tool_response>"
+#define CHAT_TOOL_CALL_                                                                                                \
+    "{{\"<tool_call>\\n{\\\"name\\\": \\\"\"+tool_call.name+\"\\\", \\\"arguments\\\": \"}}"                           \
+    "{%if tool_call.arguments is string%}{{tool_call.arguments}}{%else%}{{tool_call.arguments|tojson}}{%endif%}"       \
+    "{{\"}\\n</tool_call>\"}}"
+#define CHAT_TOOL_CALLS_                                                                                               \
+    "{%for tool_call in message.tool_calls%}{%if(loop.first and content)or(not loop.first)%}{{\"\\n\"}}{%endif%}"
+#define CHAT_WORDS_MISTRAL_                                                                                            \
+    "bos_token for message in messages if role loop index0 raise_exception endif content elif eos_token else endfor "
+#define CHAT_WORDS_SYSTEM_ CHAT_WORDS_MISTRAL_ "set system_message loop_messages first last and is defined "
+
+// in the order of ChatKind
+static inline const ChatSigns* chat_signs_(ChatKind kind) {
+    static const ChatSigns signs[N_CHAT_KINDS] = {
+        {{"<|im_start|>", "\n", "<|im_end|>\n", "<|im_start|>assistant\n"},
+         CHAT_WORDS_ "not is defined set false ",
+         {"{%for message in messages%}{{\"<|im_start|>\"+message.role+\"\\n\"+message.content+\"<|im_end|>\\n\"}}"
+          "{%endfor%}{%if add_generation_prompt%}{{\"<|im_start|>assistant\\n\"}}{%endif%}"}},
+        {{"<|im_start|>", "\n", "<|im_end|>\n", "<|im_start|>assistant\n", "system"},
+         CHAT_WORDS_ "loop first and ",
+         {"{%for message in messages%}{%if loop.first and messages[0].role!=\"system\"%}",
+          "{{\"<|im_start|>\"+message.role+\"\\n\"+message.content+\"<|im_end|>\\n\"}}{%endfor%}"}},
+        {{CHAT_TEXTS_TOOLS_, "\n\n" CHAT_TOOLS_BEGIN, "\n<tool_call>\n{\"name\": \""},
+         CHAT_WORDS_TOOLS_ "defined ",
+         {"(message.role==\"assistant\"and not message.tool_calls)%}{{\"<|im_start|>\"+message.role+\"\\n\"+",
+          "{%if message.content%}{{\"\\n\"+message.content}}{%endif%}{%for tool_call in message.tool_calls%}",
+          "+tool_call.name+\"\\\", \\\"arguments\\\": \"+tool_call.arguments|tojson+\"}\\n</tool_call>\"}}{%endfor%}"}},
+        {{CHAT_TEXTS_TOOLS_, CHAT_TOOLS_BEGIN, "<tool_call>\n{\"name\": \"", "\n\n", "<tool_response>",
+          "</tool_response>", "", "<think>", "</think>", "\n<think>\n", "\n</think>\n\n", "<think>\n\n</think>\n\n"},
+         CHAT_WORDS_TOOLS_ "ns namespace multi_step_tool true false last_query_index length index startswith endswith "
+                           "reasoning_content split lstrip rstrip strip defined none enable_thinking ",
+         {"{%if loop.index0>ns.last_query_index%}{%if loop.last or(not loop.last and reasoning_content)%}"
+          "{{\"<|im_start|>\"+message.role+\"\\n<think>\\n\"+reasoning_content.strip(\"\\n\")+\"\\n</think>\\n\\n\"+"
+          "content.lstrip(\"\\n\")}}{%else%}{{\"<|im_start|>\"+message.role+\"\\n\"+content}}{%endif%}{%else%}",
+          ".split(\"</think>\")[0].rstrip(\"\\n\").split(\"<think>\")[-1].lstrip(\"\\n\")%}",
+          ".split(\"</think>\")[-1].lstrip(\"\\n\")%}",
+          "and not(message.content.startswith(\"<tool_response>\")and message.content.endswith(\"</tool_response>\"))",
+          "{%if enable_thinking is defined and enable_thinking is false%}{{\"<think>\\n\\n</think>\\n\\n\"}}{%endif%}",
+          CHAT_TOOL_CALLS_, CHAT_TOOL_CALL_}},
+        {{CHAT_TEXTS_TOOLS_, CHAT_TOOLS_BEGIN, "<tool_call>\n{\"name\": \"", "\n\n", ""},
+         CHAT_WORDS_TOOLS_,
+         {"{%elif message.role==\"assistant\"%}{{\"<|im_start|>\"+message.role+\"\\n\"+", CHAT_TOOL_CALLS_,
+          CHAT_TOOL_CALL_}},
+        {{"user", "assistant", "[INST] ", " [/INST]", " "},
+         CHAT_WORDS_MISTRAL_,
+         {"{{bos_token}}{%for", "{{\"[INST] \"+message.content+\" [/INST]\"}}", "{{message.content+eos_token+\" \"}}"}},
+        {{"user", "assistant", "[INST] ", " [/INST]"},
+         CHAT_WORDS_MISTRAL_,
+         {"{{bos_token}}{%for", "{{\"[INST] \"+message.content+\" [/INST]\"}}", "{{message.content+eos_token}}"}},
+        {{"system", "user", "assistant", " [INST] ", " [/INST]", "\n\n", " "},
+         CHAT_WORDS_SYSTEM_,
+         {"{%if loop.first and system_message is defined%}"
+          "{{\" [INST] \"+system_message+\"\\n\\n\"+message.content+\" [/INST]\"}}",
+          "{{\" [INST] \"+message.content+\" [/INST]\"}}", "{{\" \"+message.content+eos_token}}", "{{bos_token}}"}},
+        {{"system", "role", "equalto", "user", "tool", "tool_results", "assistant", "[AVAILABLE_TOOLS] [",
+          "{\"type\": \"function\", \"function\": {", "return", "\"", "\": \"", "\": ", ", ", "}}", "]",
+          "[/AVAILABLE_TOOLS]", "[INST] ", "[/INST]", "\n\n", "[TOOL_CALLS] [", ", \"id\": \"", "\"}", " ",
+          "[TOOL_RESULTS] {\"content\": ", "\"call_id\": \"", "\"}[/TOOL_RESULTS]"},
+         CHAT_WORDS_SYSTEM_ "not tools none user_messages selectattr list ns namespace index or tool_calls tool "
+                            "function key val items string tojson tool_call out id length trim tool_call_id ",
+         {"{%if loop.last and system_message is defined%}"
+          "{{\"[INST] \"+system_message+\"\\n\\n\"+message.content+\"[/INST]\"}}",
+          "{{\"[INST] \"+message.content+\"[/INST]\"}}", "{%if tools is not none and(message==user_messages[-1])%}",
+          "{%for key,val in tool.items()if key!=\"return\"%}", "{%set out=tool_call.function|tojson%}{{out[:-1]}}",
+          "{{\"[TOOL_RESULTS] {\\\"content\\\": \"+content|string+\", \"}}", "{{bos_token}}",
+          "{{\"\\\"call_id\\\": \\\"\"+message.tool_call_id+"}}};
+    return &signs[kind];
+}
+
+// ---- recognising ----
+
+static inline int chat_has_text_(const ChatSigns* signs, const ByteBuffer* text) {
+    for (int i = 0; i < CHAT_MAX_TEXTS && signs->texts[i]; i++) {
+        const size_t n = strlen(signs->texts[i]);
+        if (n == text->n && memcmp(text->n ? (char*)text->bytes : "", signs->texts[i], n) == 0) { return 1; }
+    }
+    return 0;
+}
+
+static inline int chat_has_word_(const ChatSigns* signs, const char* word, size_t n) {
+    for (const char* at = signs->words; *at; at += strcspn(at, " ") + 1) {
+        if (strcspn(at, " ") == n && memcmp(at, word, n) == 0) { return 1; }
+    }
+    return 0;
+}
+
+// <|im_start|>system\nTEXT<|im_end|>\n in quotes: TEXT is what stands for a system text where there is none
+static inline int chat_is_system_(const ByteBuffer* text) {
+    const char *begin = "<|im_start|>system\n", *end = "<|im_end|>\n";
+    const size_t n_begin = strlen(begin), n_end = strlen(end);
+    return text->n > n_begin + n_end && memcmp(text->bytes, begin, n_begin) == 0 && jinja_ends_with_(text, end);
+}
+
+// the TEXT of the first one, to be freed; NULL: there is none
+static inline char* chat_system_text_(const char* canonical, size_t n) {
+    ByteBuffer text = {NULL, 0, 0};
+    char* system = NULL;
+    for (size_t at = 0; !system && jinja_literal(&text, canonical, n, &at);) {
+        if (!chat_is_system_(&text)) { continue; }
+        const size_t n_begin = strlen("<|im_start|>system\n"), n_system = text.n - n_begin - strlen("<|im_end|>\n");
+        system = (char*)malloc_check(n_system + 1, "system text");
+        memcpy(system, text.bytes + n_begin, n_system);
+        system[n_system] = '\0';
+    }
+    buffer_free(&text);
+    return system;
+}
+
+// Are all texts in quotes known? system: another one that may stand there; what an exception says, nobody sees.
+static inline int chat_texts_known_(const ChatSigns* signs, const char* canonical, size_t n, const char* system) {
+    ByteBuffer text = {NULL, 0, 0};
+    const char* raise = "raise_exception(\"";
+    int known = 1;
+    for (size_t at = 0, end = 0; known; end = at) {
+        if (!jinja_literal(&text, canonical, n, &at)) { break; }
+        const char* first = (const char*)memchr(canonical + end, '"', n - end);
+        const size_t before = (size_t)(first + 1 - canonical);
+        const int is_raised = before >= strlen(raise) && memcmp(first + 1 - strlen(raise), raise, strlen(raise)) == 0;
+        const int is_system = system && (chat_is_system_(&text) ||
+                                         (text.n == strlen(system) && memcmp(text.bytes, system, text.n) == 0));
+        known = is_raised || is_system || chat_has_text_(signs, &text);
+    }
+    buffer_free(&text);
+    return known;
+}
+
+static inline int chat_words_known_(const ChatSigns* signs, const char* canonical, size_t n) {
+    ByteBuffer text = {NULL, 0, 0};
+    int known = 1;
+    for (size_t i = 0; i < n && known;) {
+        size_t length = 0;
+        if (canonical[i] == '"') {
+            jinja_literal(&text, canonical, n, &i);
+            continue;
+        }
+        while (i + length < n && jinja_is_word_((unsigned char)canonical[i + length])) { length++; }
+        known = length == 0 || isdigit((unsigned char)canonical[i]) || chat_has_word_(signs, canonical + i, length);
+        i += length > 0 ? length : 1;
+    }
+    buffer_free(&text);
+    return known;
+}
+
+static inline int chat_phrases_found_(const ChatSigns* signs, const char* canonical) {
+    for (int i = 0; i < CHAT_MAX_PHRASES && signs->phrases[i]; i++) {
+        if (!strstr(canonical, signs->phrases[i])) { return 0; }
+    }
+    return 1;
+}
+
+// the kind of a canonical template, or -1
+static inline int chat_find_kind_(const char* canonical, size_t n, const char* system) {
+    for (int kind = 0; kind < N_CHAT_KINDS; kind++) {
+        const ChatSigns* signs = chat_signs_((ChatKind)kind);
+        const int takes_system = kind == CHAT_QWEN2 || kind == CHAT_QWEN2_5;  // a text of its own, which it must have
+        if (!takes_system == !system && chat_phrases_found_(signs, canonical) &&
+            chat_words_known_(signs, canonical, n) && chat_texts_known_(signs, canonical, n, system)) {
+            return kind;
+        }
+    }
+    return -1;
+}
+
+// the text of a template: 1, with t to be freed; or 0 with the reason
+static inline int chat_template_recognise(ChatTemplate* t, const char* jinja, size_t n_bytes, ErrorText* error) {
+    ByteBuffer canonical = {NULL, 0, 0};
+    memset(t, 0, sizeof *t);
+    if (!jinja_canonical(&canonical, jinja, n_bytes, error)) {
+        buffer_free(&canonical);
+        return 0;
+    }
+    const char* text = (const char*)canonical.bytes;
+    char* system = chat_system_text_(text, canonical.n);
+    const int kind = chat_find_kind_(text, canonical.n, system);
+    if (kind >= 0) {
+        chat_template_init(t, (ChatKind)kind);
+        if (t->system) {
+            free(t->system);
+            t->system = string_copy(system);
+        }
+        t->trims = t->trims && strstr(text, "{{\" \"+message.content|trim+eos_token}}");
+    }
+    free(system);
+    buffer_free(&canonical);
+    return kind >= 0 ? 1 : error_set(error, "expected one of the chat templates " CHAT_NAMES ", found another");
+}
+
+// ---- of a folder ----
+
+// {"content": "<s>", ...} or "<s>" alone
+static inline void chat_take_token_(char** token, const json_t* config, const char* key) {
+    const json_t* found = json_object_get(config, key);
+    const char* text = json_string_value(json_is_object(found) ? json_object_get(found, "content") : found);
+    if (!text) { return; }
+    free(*token);
+    *token = string_copy(text);
+}
+
+// "chat_template": a text, or [{"name": "default", "template": a text}, ...]; NULL: there is none
+static inline const char* chat_template_of_(const json_t* config) {
+    const json_t* found = json_object_get(config, "chat_template");
+    for (size_t i = 0; i < json_array_size(found); i++) {
+        const json_t* row = json_array_get(found, i);
+        const char* name = json_string_value(json_object_get(row, "name"));
+        if (name && strcmp(name, "default") == 0) { return json_string_value(json_object_get(row, "template")); }
+    }
+    return json_string_value(found);
+}
+
+static inline void chat_template_take_(ChatTemplate* t, const char* path, const char* jinja, size_t n_bytes) {
+    ErrorText error;
+    if (!chat_template_recognise(t, jinja, n_bytes, &error)) {
+        fail_input("%s: %s: give --chat-template with the name of the one to use", path, error.text);
+    }
+}
+
+// its tokenizer_config.json, or NULL; to be dereferenced
+static inline json_t* chat_config_(char path[PATH_BYTES], const char* folder) {
+    return *folder && path_exists(path_join(path, folder, "tokenizer_config.json")) ? json_read(path) : NULL;
+}
+
+// folder: of a tokenizer, "" where there is none; name: of --chat-template, "": the folder decides
+static inline void chat_template_open(ChatTemplate* t, const char* folder, const char* name) {
+    char path[PATH_BYTES], jinja_path[PATH_BYTES];
+    json_t* config = chat_config_(path, folder);
+    const char* text = chat_template_of_(config);
+    if (*name) {
+        const int kind = choice_find(CHAT_NAMES, name);
+        if (kind < 0) { fail_input("--chat-template: expected " CHAT_NAMES ", found \"%s\"", name); }
+        chat_template_init(t, (ChatKind)kind);
+    } else if (*folder && path_exists(path_join(jinja_path, folder, "chat_template.jinja"))) {
+        MappedFile file;
+        file_map(&file, jinja_path);
+        chat_template_take_(t, jinja_path, (const char*)file.bytes, file.n_bytes);
+        file_unmap(&file);
+    } else if (text) {
+        chat_template_take_(t, path, text, strlen(text));
+    } else {
+        fail_input("%s: expected a chat template, chat_template.jinja or \"chat_template\" in tokenizer_config.json, "
+                   "found none: give --chat-template, one of " CHAT_NAMES, *folder ? folder : "--tokenizer");
+    }
+    chat_take_token_(&t->bos, config, "bos_token");
+    chat_take_token_(&t->eos, config, "eos_token");
+    json_decref(config);
+}
+#endif  // LLMC_CHAT_TEMPLATE_H
