@@ -57,13 +57,13 @@ WRONG_BYTES = (0x80, 0xBF, 0xC0, 0xC3, 0xE2, 0xED, 0xF0, 0xF4, 0xF8, 0xFF)  # pu
 
 # ---- the C side ----
 
-def build_wrapper(headers, flags, folder):
-    """Compiles dev/ref/tokenizer_shared.c against the headers of a tree, and loads it."""
+def build_wrapper(headers, flags, folder, source="tokenizer_shared.c"):
+    """Compiles dev/ref/tokenizer_shared.c against the headers of a tree, and loads it; or a source that includes it."""
     path = os.path.join(folder, "tokenizer_shared.so")
     with open(os.path.join(headers, "Makefile"), encoding="utf-8") as file:
         libraries = re.search(r"^LIBS *=(.*)$", file.read(), re.MULTILINE).group(1)
     command = [os.environ.get("CC", "cc"), "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-g", "-fopenmp", "-fPIC", "-shared",
-               *shlex.split(flags), "-I" + headers, os.path.join(ROOT, "dev", "ref", "tokenizer_shared.c"), "-o", path,
+               *shlex.split(flags), "-I" + headers, os.path.join(ROOT, "dev", "ref", source), "-o", path,
                *libraries.split()]
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != 0:
