@@ -27,7 +27,7 @@ CFLAGS += $(if $(filter 1,$(SYSTEM_LIBM)),-DSYSTEM_LIBM)
 CFLAGS += $(if $(filter 1,$(ASAN)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
 # by default gcc fills only half of a 512-bit register; clang would warn of every loop that it cannot vectorise
 CFLAGS += $(if $(findstring clang,$(CC)),-Wno-pass-failed,-mprefer-vector-width=512)
-LIBS = -ljansson -lxxhash -lpcre2-8 -lpthread -lm
+LIBS = -ljansson -lxxhash -lpcre2-8 -lz -lpthread -lm
 ifeq ($(MPI),1)
 # Open MPI says its flags by --showme, MPICH by -show; its headers are not ours to warn about
 MPI_FLAGS := $(shell mpicc --showme:compile 2>/dev/null || mpicc -show 2>/dev/null | tr ' ' '\n' | grep '^-I')

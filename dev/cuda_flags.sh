@@ -2,8 +2,8 @@
 # Where CUDA is on this machine. The compiler is asked, by compiling and linking a few lines, so the answer holds for a
 # toolkit, for Python wheels (dev/setup.sh cuda) and for half of each.
 #     dev/cuda_flags.sh nvcc       the compiler: $CUDA_HOME/bin/nvcc, or nvcc on the PATH, or /usr/local/cuda/bin/nvcc
-#     dev/cuda_flags.sh flags      what nvcc must be given to find cuBLASLt, NCCL, jansson, xxHash and PCRE2, and to link them
-#     dev/cuda_flags.sh missing    those of the five that are nowhere; nothing when all are found
+#     dev/cuda_flags.sh flags      what nvcc must be given to find cuBLASLt, NCCL, jansson, xxHash, PCRE2 and zlib, and to link them
+#     dev/cuda_flags.sh missing    those of the six that are nowhere; nothing when all are found
 #     dev/cuda_flags.sh arch       sm_90 for an H100 or H200: that of this machine's GPU; sm_90 where there is none
 # A library is looked for where nvcc looks by itself, then in the wheels of .venv's Python and of python3, then in .gpu/, which
 # `dev/gpu_check.sh pack` fills for a machine without a network. Status 1: something is not there, named on stderr.
@@ -54,7 +54,7 @@ flags_of() {
     return 1
 }
 
-# all five: flags on stdout, names of what is missing in `missing`
+# all six: flags on stdout, names of what is missing in `missing`
 flags_of_all() {
     local found
     while read -r name header code; do
@@ -65,6 +65,7 @@ nccl nccl.h &ncclGetUniqueId
 jansson jansson.h &json_loads
 xxhash xxhash.h &XXH3_64bits
 pcre2-8 pcre2.h &pcre2_compile
+z zlib.h &inflate
 LIBRARIES
 }
 

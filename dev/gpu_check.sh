@@ -132,16 +132,16 @@ write_machine() {
 # ---------------------------------------------------------------------------------------------------------------------
 # Stages. Each begins its own files in $results anew and prints what it does; all of that goes to log.txt as well.
 
-# headers and static libraries of jansson, xxHash and PCRE2, and the commit, for a machine that has neither them nor a network
+# headers and static libraries of jansson, xxHash, PCRE2 and zlib, and the commit, for a machine that has neither them nor a network
 pack() {
     local name file
     rm -rf .gpu
     mkdir -p .gpu/include .gpu/lib
-    for file in $(printf '#include <jansson.h>\n#include <xxhash.h>\n#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\n' \
-        | cc -M -x c - | tr ' \\' '\n\n' | grep -E '/(jansson|xxh|xxh3|pcre2)[^/]*$'); do
+    for file in $(printf '#include <jansson.h>\n#include <xxhash.h>\n#include <zlib.h>\n#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\n' \
+        | cc -M -x c - | tr ' \\' '\n\n' | grep -E '/(jansson|xxh|xxh3|pcre2|zlib|zconf)[^/]*$'); do
         cp "$file" .gpu/include/
     done
-    for name in jansson xxhash pcre2-8; do
+    for name in jansson xxhash pcre2-8 z; do
         file=$(cc -print-file-name=lib$name.a)
         [ -e "$file" ] || { echo "gpu_check.sh: no lib$name.a here: install the -dev package" >&2; return 1; }
         cp "$file" .gpu/lib/

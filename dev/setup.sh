@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing, and says so: one line per thing done. Nothing is missing: one line, in well under a second.
-#     dev/setup.sh           to build, run, test: C compiler, make, jansson, xxHash, PCRE2; NumPy and matplotlib in .venv
+#     dev/setup.sh           to build, run, test: C compiler, make, jansson, xxHash, PCRE2, zlib; NumPy and matplotlib in .venv
 #     dev/setup.sh ci        also clang, g++, libomp, valgrind, Open MPI and, in .venv, tokenizers: what else .ci/run uses
 #     dev/setup.sh examples  as the first, and in .venv scikit-learn, which brings the images of `make run-digits`
 #     dev/setup.sh cuda      as the first, and in .venv cuBLAS and NCCL where nvcc finds none: `make cuda` (1 GB; nvcc itself
@@ -35,10 +35,11 @@ library() { compiles cc "$1" "$2"; }  # library CODE -lNAME
 missing_packages() {
     if ! compiles cc '#include <stdio.h>'; then echo gcc libc6-dev; fi
     command -v make >/dev/null || echo make
-    if ! compiles cc $'#include <jansson.h>\n#include <xxhash.h>\n#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>' \
-        -ljansson -lxxhash -lpcre2-8; then
+    if ! compiles cc $'#include <jansson.h>\n#include <xxhash.h>\n#include <zlib.h>\n#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>' \
+        -ljansson -lxxhash -lz -lpcre2-8; then
         library '#include <jansson.h>' -ljansson || echo libjansson-dev
         library '#include <xxhash.h>' -lxxhash || echo libxxhash-dev
+        library '#include <zlib.h>' -lz || echo zlib1g-dev
         library $'#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>' -lpcre2-8 || echo libpcre2-dev
     fi
     if [ "$wanted" = base ] || [ "$wanted" = examples ]; then return; fi
