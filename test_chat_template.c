@@ -387,10 +387,18 @@ static void test_read(Test* t) {
                "<|im_start|>user\n<|im_end|>\n");
     // only behind the last question does an answer keep what it thought
     check_text(t, CHAT_QWEN3,
-               ONE("{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': '<think>x</think>b'}, "
+               ONE("{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': '<think>x</think>\\n\\nb'}, "
                    "{'role': 'user', 'content': 'c'}, {'role': 'assistant', 'content': 'd', 'reasoning': 'y'}"),
                "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n"
                "<|im_start|>assistant\n<think>\ny\n</think>\n\nd<|im_end|>\n");
+    // what a tool answered is no question, though a user says it
+    check_text(t, CHAT_QWEN3,
+               ONE("{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': '<think>x</think>\\n\\nb'}, "
+                   "{'role': 'user', 'content': '<tool_response>c</tool_response>'}, {'role': 'assistant', 'content': "
+                   "'d'}"),
+               "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\nx\n</think>\n\nb<|im_end|>\n"
+               "<|im_start|>user\n<tool_response>c</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n\n"
+               "</think>\n\nd<|im_end|>\n");
 }
 
 // ---- what is learned, in bytes ----
