@@ -12,6 +12,8 @@ of their own.
 All other ops look at one position at a time and are called for the whole batch as ever.
     no reset   one segment {0, B, T}
     reset      {first, 1, length} for each piece of a document, in order; none crosses the end of a row
+Where no token begins a document, as with conversations of ChatML, the targets say it (pack.h): then `inputs` is the
+targets of the batch, and the token with which documents begin is their mark, -2.
 A piece that begins with a row, in the middle of a document, starts at position 0 as well: what stood before is not
 there.
 Cost:   one pass over the inputs. Attention costs the sum of the squares of the lengths instead of B*T*T.
@@ -31,10 +33,10 @@ typedef struct {
 enum { NO_RESET = -1 };
 
 // The segments of inputs (B, T), into room for B*T of them; returns their number. eot: the token with which documents
-// begin, or NO_RESET.
+// begin, or the mark if `inputs` is targets, or NO_RESET.
 static inline int documents_segments(Segment* segments, const int* inputs, int B, int T, int eot) {
     int n = 0;
-    if (eot < 0) {
+    if (eot == NO_RESET) {
         segments[n].first = 0;
         segments[n].rows = B;
         segments[n++].T = T;
@@ -52,7 +54,7 @@ static inline int documents_segments(Segment* segments, const int* inputs, int B
 }
 
 typedef struct {
-    int document_start;  // token with which documents begin, or NO_RESET
+    int document_start;  // token with which documents begin, or the mark of targets, or NO_RESET
     int n;
     Segment* at;         // (n), room for every position of a batch
 } Segments;
