@@ -5,6 +5,7 @@ Text to tokens and back, with the trainers' own tokenizer:
     dev/tools/tokenize --out data/book --val-fraction 0.1 book.txt    data/book_train_000001.bin, book_val_000000.bin
     echo "Hello world" | dev/tools/tokenize --tokenizer qwen/               9707 1879 198
     echo "9707 1879" | dev/tools/tokenize --tokenizer qwen/ --decode        Hello world
+    dev/tools/tokenize --tokenizer qwen/ --chat data.jsonl                  what of conversations is learned
 A shard is that of llm.c: uint16 when the vocabulary has at most 65,536 tokens, else uint32 (format: llmc/text/dataloader.h).
 End of text stands before each document; a document is a file, or a line of JSON Lines. Files, folders and patterns are
 taken as by --train.
@@ -14,7 +15,11 @@ stands aside what the trainers' own --val-fraction takes: of each word on the co
 n tokens, wherever documents end. All shards are written under their names + ".tmp" and get the names once the last is
 whole. Shards that are there are not replaced, for those of two runs would be taken for one data set. Of two processes that
 write to one name, one is refused (status 1).
+With --chat the first samples of conversations (llmc/text/conversations.h) are printed as the model's chat template has
+them, what is learned in colour, or between [[ and ]] where that is no terminal; then how many there are, and why others
+are left out. With --seq-len also how they fill rows.
 */
+#include "../../llmc/text/pack.h"        // pack_rows; conversations.h
 #include "../../llmc/text/dataloader.h"  // file_list_make, tokens_check_text_, JsonLines, file_map; tokenizer.h
 #include "../../llmc/core/jsonfile.h"    // json_never_null
 #include "../../llmc/core/print.h"       // progress, seconds_now
@@ -23,8 +28,9 @@ write to one name, one is refused (status 1).
 #include <sys/resource.h>
 
 typedef struct {
-    const char *tokenizer, *out;
+    const char *tokenizer, *out, *chat_template;
     int shard_tokens, decode, skip_special, added, use_template;
+    int chat, show, max_length, truncate, seq_len, seed;
     float val_fraction;
 } Settings;
 
@@ -366,6 +372,58 @@ static void print_text(const Tokenizer* t, const Settings* o, ByteBuffer* text) 
     token_stream_free(&stream);
 }
 
+// ---- conversations, and what of them is learned ----
+
+static void print_sample(const Conversations* c, int64_t i, const char* begin, const char* end) {
+    TokenStream stream;
+    size_t n_bytes;
+    int n, n_learned = 0, was_learned = 0;
+    const int* tokens = conversations_sample(c, i, &n);
+    for (int k = 0; k < n; k++) { n_learned += tokens[k] >= 0; }
+    printf("sample %lld: %d tokens, %d learned\n", (long long)i + 1, n, n_learned);
+    token_stream_init(&stream, c->k, 0);
+    for (int k = 0; k < n; k++) {
+        const int is_learned = tokens[k] >= 0;
+        if (is_learned != was_learned) { printf("%s", is_learned ? begin : end); }
+        const char* text = token_stream_put(&stream, conversations_id(tokens[k]), &n_bytes);
+        text_print_safe(text, n_bytes, stdout);
+        was_learned = is_learned;
+    }
+    const char* text = token_stream_end(&stream, &n_bytes);
+    text_print_safe(text, n_bytes, stdout);
+    printf("%s\n\n", was_learned ? end : "");
+    token_stream_free(&stream);
+}
+
+static void print_rows(const Conversations* c, const Settings* o) {
+    TokenData d;
+    const double filled = pack_rows(&d, c, 0, c->n, "conversations", o->seq_len, 0, (uint64_t)o->seed);
+    const int64_t n_rows = d.n_tokens / o->seq_len;
+    printf("in rows of %d positions: %lld row%s, %.3g samples a row, %.1f%% filling\n", o->seq_len, (long long)n_rows,
+           plural(n_rows), (double)c->n / (double)n_rows, 100.0 * filled);
+    tokens_close(&d);
+}
+
+static void print_chat(const Tokenizer* k, const Settings* o, const OptionWords* files) {
+    ChatTemplate t;
+    Conversations c;
+    char folder[PATH_BYTES];
+    const int most = o->max_length > 0 ? o->max_length : o->seq_len > 0 ? o->seq_len + 1 : 0;
+    const int colour = isatty(STDOUT_FILENO);
+    chat_template_open(&t, tokenizer_folder(folder, o->tokenizer), o->chat_template);
+    conversations_init(&c, &t, k, most, (Truncate)o->truncate);
+    for (int i = 0; i < files->n; i++) { conversations_read(&c, files->words[i]); }
+    for (int64_t i = 0; i < o->show && i < c.n; i++) {
+        print_sample(&c, i, colour ? "\033[1;32m" : "[[", colour ? "\033[0m" : "]]");
+    }
+    printf("chat template %s%s\n", choice_name(CHAT_NAMES, t.kind).s,
+           chat_end(&t, k, &c.work) >= 0 ? "" : ", whose markers are several tokens each to this tokenizer");
+    conversations_say(&c, stdout);
+    if (o->seq_len > 0) { print_rows(&c, o); }
+    conversations_free(&c);
+    chat_template_free(&t);
+}
+
 int main(int argc, char** argv) {
     standard_files_open();
     json_never_null();
@@ -387,13 +445,33 @@ int main(int argc, char** argv) {
          "of standard input: put the tokens around it that the file asks for (<s>)", 0},
         {"decoding", "decode", "-d", OPTION_SWITCH, &o.decode, "0", 0, 0, "", "ids on standard input to text", 0},
         {"decoding", "skip-special", "", OPTION_SWITCH, &o.skip_special, "0", 0, 0, "", "leave out special tokens", 0},
+        {"conversations", "chat", "", OPTION_SWITCH, &o.chat, "0", 0, 0, "",
+         "FILEs are conversations: what of them is learned, and which cannot be used", 0},
+        {"conversations", "chat-template", "", OPTION_TEXT, &o.chat_template, "", 0, 0, CHAT_NAMES,
+         "the chat template; none: that of --tokenizer's folder", 0},
+        {"conversations", "show", "", OPTION_INT, &o.show, "1", 0, INT32_MAX, "N", "samples that are printed", 0},
+        {"conversations", "max-length", "", OPTION_INT, &o.max_length, "0", 0, INT32_MAX, "N",
+         "tokens of a sample at most; 0: one more than --seq-len, or any number", 0},
+        {"conversations", "truncate", "", OPTION_CHOICE, &o.truncate, "drop", 0, 0, TRUNCATE_NAMES,
+         "of a longer sample: drop it, or its end", 0},
+        {"conversations", "seq-len", "", OPTION_INT, &o.seq_len, "0", 0, EXAMPLES_MAX_T, "T",
+         "also put them into rows of T positions, several in a row; 0: do not", 0},
+        {"conversations", "seed", "", OPTION_INT, &o.seed, "0", 0, INT32_MAX, "N", "of the order in which rows are filled",
+         0},
     };
     const int n = sizeof table / sizeof table[0];
     memset(&o, 0, sizeof o);
     OptionWords files = {"[FILE|FOLDER|PATTERN]...", (const char**)malloc_check((size_t)argc * sizeof(char*), "arguments"), 0};
     options_parse_words(table, n, &files, argc, argv,
                         "Text to token ids and back. With files: writes a token shard. Without: encodes standard input and prints "
-                        "its ids on one line, or with --decode the text of ids.");
+                        "its ids on one line, or with --decode the text of ids. With --chat: conversations, and what is "
+                        "learned of them.");
+    const char* of_chat[] = {"chat-template", "show", "max-length", "truncate", "seq-len", "seed"};
+    for (int i = 0; i < 6; i++) {
+        options_refuse(!o.chat && options_given(table, n, of_chat[i]) == 1, of_chat[i], "is for conversations: give --chat");
+    }
+    options_refuse(o.chat && files.n == 0, "chat", "expected files of conversations, found none");
+    options_refuse(o.chat && (*o.out || o.decode), "chat", "prints what is learned, and is no way to write shards or text");
     if (o.decode && files.n > 0) { options_fail("decode", "expected ids on standard input and no files, found %s", files.words[0]); }
     if (*o.out && files.n == 0) { options_fail("out", "expected files to read, found none"); }
     if (is_series(&o) && !*o.out) {
@@ -406,7 +484,9 @@ int main(int argc, char** argv) {
     options_refuse(ends_with(o.out, "/") || (*o.out && path_is_folder(o.out) && !is_series(&o)), "out",
                    "expected the name of a shard, found that of a folder");
     tokenizer_open(&tokenizer, o.tokenizer);
-    if (files.n > 0) {
+    if (o.chat) {
+        print_chat(&tokenizer, &o, &files);
+    } else if (files.n > 0) {
         write_shards(&tokenizer, &o, &files);
     } else {
         ByteBuffer text = {NULL, 0, 0};
