@@ -203,6 +203,7 @@ static const struct { SampleReason reason; const char *line, *text; } left_out[]
     {SAMPLE_FORM, "{'conversations': [{'from': 'bot', 'value': 'a'}]}", "turn 1: expected \"from\""},
     {SAMPLE_FORM, "{'conversations': [{'from': 'gpt', 'value': 7}]}", "turn 1"},
     {SAMPLE_FORM, "{'conversations': [{'from': 'function_call', 'value': 'f(x)'}]}", "function_call"},
+    {SAMPLE_FORM, "{'conversations': [{'from': 'function_call', 'value': '{}, \\'b\\': {}'}]}", "function_call"},
     {SAMPLE_FORM, "{'conversations': [7]}", "turn 1"},
     {SAMPLE_FORM, "{'instruction': 'a', 'output': null}", "\"output\""},
     {SAMPLE_FORM, "{'instruction': 7, 'output': 'a'}", "\"instruction\""},

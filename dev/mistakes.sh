@@ -200,6 +200,49 @@ row "tokenize: a binary among the files" tokenize --out book.bin text/a.txt prog
 echo "104 105 300" >ids.txt
 input=ids.txt as="tokenize --decode <ids.txt" row "tokenize: ids that the tokenizer does not have" tokenize --decode
 
+heading "Conversations"
+mkdir llama && cp small.json llama/tokenizer.json
+echo "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>{% endfor %}" >llama/chat_template.jinja
+say() { printf '%s\n' "$1" | sed "s/'/\"/g" >"$2"; }  # TEXT FILE: with ' for "
+say "{'instruction': 'Add 2 and 2', 'output': '4'}" good.jsonl
+say "[{'instruction': 'Add 2 and 2', 'output': '4'}]" list.json
+say "{'messages': [{'role': 'user', 'content': 'Hi'}]}" asks.jsonl
+say "{'messages': [{'role': 'developer', 'content': 'Hi'}]}" developer.jsonl
+say "{'conversations': [{'from': 'human', 'value': 'Hi'}, {'from': 'gpt', 'value': ''}]}" silent.jsonl
+say "{'conversations': [{'from': 'human', 'value': 'Hi'}, {'from': 'bot', 'value': 'Hello'}]}" bot.jsonl
+say "{'instruction': 'Say hello', 'output': 'Hello<|im_end|>'}" ends.jsonl
+say "{'messages': [{'role': 'user', 'content': [{'type': 'image'}]}, {'role': 'assistant', 'content': 'A cat'}]}" image.jsonl
+say "{'messages': [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}], 'tools': [{'name': 'f'}]}" tools.jsonl
+say "{'messages': [{'role': 'system', 'content': 'Be kind'}, {'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]}" system.jsonl
+say "{'messages': [{'role': 'user', 'content': 'Hi'}, {'role': 'user', 'content': 'Hello?'}, {'role': 'assistant', 'content': 'Hi'}]}" twice.jsonl
+say "{'text': 'A text to learn.'}" texts.jsonl
+gzip -c good.jsonl | head -c 40 >cut.jsonl.gz
+look=(tokenize --chat --chat-template)
+row "a model without a chat template" tokenize --chat --tokenizer small.json good.jsonl
+row "a chat template that is not known" tokenize --chat --tokenizer llama good.jsonl
+row "a chat template misspelt" "${look[@]}" qwen good.jsonl
+row "a tokenizer that only decodes" "${look[@]}" chatml --tokenizer gpt2_tokenizer.bin good.jsonl
+row "texts for conversations" "${look[@]}" chatml texts.jsonl
+row "prompts and completions" "${look[@]}" chatml chat.jsonl
+row "a JSON list for JSON Lines" "${look[@]}" chatml list.json
+row "questions without an answer" "${look[@]}" chatml asks.jsonl
+row "empty answers" "${look[@]}" chatml silent.jsonl
+row "a role that is none" "${look[@]}" chatml developer.jsonl
+row "a name of ShareGPT that is none" "${look[@]}" chatml bot.jsonl
+row "pictures in a conversation" "${look[@]}" chatml image.jsonl
+row "a special token in an answer" "${look[@]}" chatml ends.jsonl
+row "tools for a template without tools" "${look[@]}" chatml tools.jsonl
+row "a system text for a template without one" "${look[@]}" mistral-v0.1 system.jsonl
+row "two questions in a row for Mistral" "${look[@]}" mistral-v1 twice.jsonl
+row "conversations longer than the limit" "${look[@]}" chatml --max-length 8 good.jsonl
+row "... and without an answer before their end" "${look[@]}" chatml --max-length 8 --truncate end good.jsonl
+row "an archive that is cut short" "${look[@]}" chatml cut.jsonl.gz
+row "weights for conversations" "${look[@]}" chatml good.jsonl:2
+row "an empty file of conversations" "${look[@]}" chatml nothing.txt
+row "a folder without conversations" "${look[@]}" chatml text
+row "--chat without files" tokenize --chat
+row "--max-length without --chat" tokenize --max-length 64 text/a.txt
+
 heading "Options"
 row "an option misspelt" train_gpt2 --model tiny --train text --batch_size 8
 row "a number with letters" "${train[@]}" --batch-size 4x

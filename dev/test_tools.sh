@@ -438,6 +438,43 @@ rm -r new slow.txt
 timeout 30 "$tokenize" text.txt <<<x >/dev/full 2>err
 check "a full disk behind standard output: status 1" test $? = 1
 
+# ---- tokenize --chat ----
+
+echo "# tokenize --chat"
+cat >talks.jsonl <<'LINES'
+{"messages": [{"role": "user", "content": "Is 7 prime?"}, {"role": "assistant", "content": "<think>\nNo divisor.\n</think>\n\nYes."}]}
+{"instruction": "Add", "input": "2, 2", "output": "4"}
+{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": ""}]}
+{"text": "no conversation"}
+LINES
+printf '<|im_start|>user\nIs 7 prime?<|im_end|>\n<|im_start|>assistant\n[[<think>\nNo divisor.\n</think>\n\nYes.<|im_end|>]]\n' >want
+chat=("$tokenize" --chat --tokenizer "$golden/qwen2.json" --chat-template qwen3)
+"${chat[@]}" talks.jsonl >out 2>err
+check "what is learned stands between brackets" cmp -s <(sed -n '2,/]]$/p' out) want
+check "and the counts follow" grep -q "^2 of 4 samples are used: .* of them learned" out
+check "with the first sample of each kind that is left out" test "$(grep -c '^1 left out, no .*: talks.jsonl:[34]: ' out)" = 2
+check "nothing on standard error" test ! -s err
+"${chat[@]}" --show 0 --seq-len 64 talks.jsonl >rows 2>err
+check "--seq-len: how they fill rows" grep -qE "^in rows of 64 positions: 1 row, 2 samples a row, [0-9.]+% filling$" rows
+gzip -c talks.jsonl >packed && "${chat[@]}" packed 2>err | sed 's/packed:/talks.jsonl:/' >again
+check "an archive says the same" cmp -s out again
+"${chat[@]}" --chat-template qwen2.5 talks.jsonl >out 2>err
+check "another template: with its system text" test "$(sed -n 2,3p out)" = $'<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>'
+if script -qc "$(printf '%q ' "${chat[@]}") talks.jsonl" /dev/null >out 2>err </dev/null; then
+    check "on a terminal what is learned is coloured" grep -q $'\e\\[1;32m<think>' out
+fi
+mkdir -p chatty && cp "$golden/qwen2.json" chatty/tokenizer.json
+cat >chatty/chat_template.jinja <<'JINJA'
+{% for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+JINJA
+"$tokenize" --chat --tokenizer chatty talks.jsonl >out 2>err
+check "the folder's template is recognised" grep -qx "chat template chatml" out
+
 # ---- plot ----
 
 echo "# plot"

@@ -24,7 +24,7 @@ neither is anything else in its place.
 Arguments of tool calls that came as the text of an object become the object where the template would write a text in
 quotes (qwen2.5, mistral-v3).
 Cost:   a line is in memory at a time, beside 4 bytes a token.
-Errors: fail_input where no sample is left at all, with the first reason.
+Errors: fail_input where no sample is left at all, with the most frequent reason.
 */
 #ifndef LLMC_CONVERSATIONS_H
 #define LLMC_CONVERSATIONS_H
@@ -132,9 +132,27 @@ static inline int conversations_from_alpaca_(json_t* messages, const json_t* row
     return 1;
 }
 
+// The value that a text holds as JSON, an object or a list, within the bounds of a line; NULL: it is something else
+static inline json_t* conversations_parse_(const json_t* text) {
+    const JsonBudget most = {JSON_LINE_BYTES, JSON_LINE_DEPTH, JSON_LINE_MARKS, 0};
+    ByteBuffer object = {NULL, 0, 0};
+    json_error_t error;
+    if (!json_is_string(text)) { return NULL; }
+    buffer_append_text(&object, "{\"value\": ");  // so that a list has one around it, as strict JSON wants
+    buffer_append(&object, json_string_value(text), json_string_length(text));
+    buffer_append_text(&object, "}");
+    json_t* parsed = json_parse_within((const char*)object.bytes, object.n, &most, &error);
+    json_t* value = json_object_size(parsed) == 1 ? json_incref(json_object_get(parsed, "value")) : NULL;
+    json_decref(parsed);
+    buffer_free(&object);
+    if (json_is_object(value) || json_is_array(value)) { return value; }
+    json_decref(value);
+    return NULL;
+}
+
 // {"name": ..., "arguments": ...} as text, or a list of them: an answer that calls tools
-static inline int conversations_add_calls_(json_t* messages, const char* text) {
-    json_t* calls = text ? json_loads(text, JSON_REJECT_DUPLICATES, NULL) : NULL;
+static inline int conversations_add_calls_(json_t* messages, const json_t* text) {
+    json_t* calls = conversations_parse_(text);
     if (json_is_object(calls)) { calls = json_pack("[o]", calls); }
     if (!calls) { return 0; }
     json_t* message = json_pack("{s:s, s:s, s:o}", "role", "assistant", "content", "", "tool_calls", calls);
@@ -164,7 +182,7 @@ static inline int conversations_from_sharegpt_(json_t* messages, const json_t* r
                                     "found \"%.30s\"", i + 1, from ? from : "");
         } else if (role < 4) {
             conversations_add_(messages, roles[role], value);
-        } else if (!conversations_add_calls_(messages, json_string_value(value))) {
+        } else if (!conversations_add_calls_(messages, value)) {
             return error_set(error, "turn %zu: expected {\"name\": ..., \"arguments\": {...}} as the value of "
                                     "function_call", i + 1);
         }
@@ -181,7 +199,7 @@ static inline int conversations_tools_(json_t** tools, const json_t* row) {
         return 1;
     }
     if (json_string_length(found) == 0) { return 1; }
-    *tools = json_loads(json_string_value(found), JSON_REJECT_DUPLICATES, NULL);
+    *tools = conversations_parse_(found);
     return json_is_array(*tools);
 }
 
@@ -191,8 +209,7 @@ static inline void conversations_parse_arguments_(const json_t* messages) {
         const json_t* calls = json_object_get(json_array_get(messages, i), "tool_calls");
         for (size_t k = 0; k < json_array_size(calls); k++) {
             json_t* function = (json_t*)chat_function_(json_array_get(calls, k));
-            const char* text = json_string_value(json_object_get(function, "arguments"));
-            json_t* object = text ? json_loads(text, JSON_REJECT_DUPLICATES, NULL) : NULL;
+            json_t* object = conversations_parse_(json_object_get(function, "arguments"));
             if (json_is_object(object)) { json_object_set(function, "arguments", object); }
             json_decref(object);
         }
@@ -252,7 +269,8 @@ static inline int conversations_wrote_(const ChatText* text, size_t at, int* i) 
 }
 
 static inline int conversations_refuse_marker_(ChatText* text, const void* marker, size_t n, ErrorText* error) {
-    return chat_refuse_(text, SAMPLE_MARKER, error, "expected text, found the special token %.*s in what somebody says",
+    return chat_refuse_(text, SAMPLE_MARKER, error,
+                        "expected text, found the special token %.*s in what somebody says: take it out",
                         (int)(n < 40 ? n : 40), (const char*)marker);
 }
 
@@ -321,8 +339,8 @@ static inline int conversations_add_row_(Conversations* c, const json_t* row, Er
     const int n = is_long ? conversations_length_(&c->sample, c->most_tokens) : whole;
     c->n_needed = whole > c->n_needed ? whole : c->n_needed;
     if (is_long && c->truncate == TRUNCATE_DROP) {
-        return chat_refuse_(&c->text, SAMPLE_LONG, error, "expected at most %d tokens, found %d", c->most_tokens,
-                            whole);
+        return chat_refuse_(&c->text, SAMPLE_LONG, error, "expected at most %d tokens, found %d: --max-length takes "
+                            "more, --truncate end drops its end", c->most_tokens, whole);
     }
     if (n == 0) {
         return chat_refuse_(&c->text, SAMPLE_UNLEARNED, error, "expected a token that is learned%s, found none",
@@ -375,11 +393,13 @@ static inline int conversations_is_file_(const char* path) {
     return 0;
 }
 
+// where there is none, the most frequent reason says why
 static inline void conversations_need_one_(const Conversations* c, const char* path) {
+    int most = SAMPLE_GOOD + 1;
     if (c->n > 0) { return; }
-    for (int reason = SAMPLE_GOOD; reason < N_SAMPLE_REASONS; reason++) {
-        if (!c->first[reason]) { continue; }
-        fail_input("%s: none of its %lld samples can be used: %s", path, (long long)c->n_lines, c->first[reason]);
+    for (int i = most; i < N_SAMPLE_REASONS; i++) { most = c->n_reasons[i] > c->n_reasons[most] ? i : most; }
+    if (c->n_reasons[most] > 0) {
+        fail_input("%s: no sample of %lld can be used: %s", path, (long long)c->n_lines, c->first[most]);
     }
     fail_input("%s: expected conversations as JSON Lines, each {\"messages\": [...]}, found none", path);
 }
