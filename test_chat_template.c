@@ -207,6 +207,16 @@ static void test_folder(Test* t) {
     chat_template_open(&c, listed.s, "");
     check(t, c.kind == CHAT_CHATML && strcmp(c.eos, "</s>") == 0, "the default one of a list");
     chat_template_free(&c);
+    // as published: a number beyond any integer
+    const char* large = "{\"model_max_length\": 1000000000000000019884624838656, \"eos_token\": \"<c>\"}";
+    temp_file(&listed, "tokenizer_config.json", large, strlen(large));
+    temp_file(&listed, "chat_template.jinja", chatml, strlen(chatml));
+    chat_template_open(&c, listed.s, "");
+    check(t, strcmp(c.eos, "<c>") == 0, "a number beyond 2^63 beside it");
+    chat_template_free(&c);
+    temp_file(&listed, "tokenizer_config.json", "{", 1);
+    asked.folder = listed.s, asked.name = "";
+    check_exit(t, "a broken file", open_template, &asked, 2, "tokenizer_config.json:1: expected JSON");
     temp_remove(&folder);
     temp_remove(&listed);
 }

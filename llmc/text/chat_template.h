@@ -311,9 +311,18 @@ static inline void chat_template_take_(ChatTemplate* t, const char* path, const 
     }
 }
 
-// its tokenizer_config.json, or NULL; to be dereferenced
+// Its tokenizer_config.json, or NULL; to be dereferenced. Its numbers are read as floats: "model_max_length" is 1e30 in
+// many of them, which no integer of JSON's reader holds.
 static inline json_t* chat_config_(char path[PATH_BYTES], const char* folder) {
-    return *folder && path_exists(path_join(path, folder, "tokenizer_config.json")) ? json_read(path) : NULL;
+    const JsonBudget most = {JSON_MAX_BYTES, JSON_MAX_DEPTH, JSON_READ_MARKS, JSON_DECODE_INT_AS_REAL};
+    MappedFile file;
+    json_error_t error;
+    if (!*folder || !path_exists(path_join(path, folder, "tokenizer_config.json"))) { return NULL; }
+    file_map(&file, path);
+    json_t* config = json_parse_within((const char*)file.bytes, file.n_bytes, &most, &error);
+    if (!config) { fail_input("%s:%d: expected JSON, found: %s", path, error.line, error.text); }
+    file_unmap(&file);
+    return config;
 }
 
 // folder: of a tokenizer, "" where there is none; name: of --chat-template, "": the folder decides
