@@ -17,7 +17,7 @@ n=0
 declare -A tests  # that some mutation must turn red
 
 build() {  # folder, test, flags
-    ${CC:-gcc} $3 "$1/$2.c" -o "$1/$2" -ljansson -lxxhash -lpcre2-8 -lm 2> "$1/errors" && return
+    ${CC:-gcc} $3 "$1/$2.c" -o "$1/$2" -ljansson -lxxhash -lpcre2-8 -lz -lm 2> "$1/errors" && return
     echo "does not compile: $(grep -m 1 error "$1/errors")"
     return 1
 }
@@ -211,6 +211,21 @@ mutation "stop: what may be the beginning of a stop text is not held back" test_
     's->held\.n - stop_begun_\(s\)' 's->held.n'
 mutation "stop: the shortest of two that end together" test_stop stop stop.h:stop_found_ \
     'text->n > longest' 'longest == 0'
+
+# ---- conversations ----
+mutation "chat: what is learned begins with the header's line end" test_chat_template golden \
+    chat_render.h:chatml_answer_ 'out->text\.n \+ 1;' 'out->text.n;'
+mutation "chat: a token with the first byte of an answer and one before it is not learned" test_chat_template golden \
+    chat_render.h 'next > low && at < high' 'at >= low \&\& at < high'
+mutation "chat: thoughts before the last question stay" test_chat_template read chat_render.h 'i > last_query &&' '1 \&\&'
+mutation "chat: a template may have any words" test_chat_template signs chat_template.h:chat_find_kind_ \
+    'chat_words_known_\(signs, canonical, n\) &&' ''
+mutation "conversations: a special token in what somebody says" test_conversations special conversations.h \
+    '!p->added\[found\]\.special' '1'
+mutation "pack: a sample goes where one position is missing" test_conversations pack pack.h:pack_tree_take_ \
+    'tree->room\[2 \* i\] < n\)' 'tree->room[2 * i] < n - 1)'
+mutation "pack: filling belongs to the last sample" test_conversations pack pack.h 'if \(end % T > 0\)' 'if (0)'
+mutation "documents: the mark of targets begins nothing" test_conversations pack documents.h 'eot == NO_RESET' 'eot < 0'
 
 # ---- the tests as they are are green; a compiler that fuses multiply and add is found out ----
 unchanged() {  # folder, test
