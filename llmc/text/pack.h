@@ -13,7 +13,7 @@ Which row: samples are taken in the order permute_index(key, 0, i, n), and each 
 a row behind the last if none has (first-fit). The rows are a pure function of (samples, T, key). First-fit gives the
 later rows the longer samples: for validation take samples, not rows.
 Cost:   O(log rows) a sample; 8 bytes a position.
-Errors: fail_input for a sample of more than T + 1 tokens: conversations_init was told another length.
+Errors: fail_input for a sample of more than T + 1 tokens: conversations_init was told a larger limit.
 Source: first-fit needs at most 1.7 times the fewest rows: Dosa & Sgall 2013, First Fit bin packing: a tight analysis.
 */
 #ifndef LLMC_PACK_H
@@ -71,8 +71,8 @@ static inline int64_t pack_places_(int64_t* places, const Conversations* c, int6
         const int64_t i = permute_index(key, 0, k, n);
         conversations_sample(c, first + i, &n_tokens);
         if (n_tokens - 1 > T) {
-            fail_input("%s: a sample has %d tokens, expected at most %d for rows of %d positions: give --max-length %d, or "
-                       "a larger --seq-len", path, n_tokens, T + 1, T, T + 1);
+            fail_input("%s: a sample has %d tokens, expected at most %d for rows of %d positions: give --max-length %d, "
+                       "or a larger --seq-len", path, n_tokens, T + 1, T, T + 1);
         }
         const int64_t row = pack_tree_take_(&tree, n_tokens - 1);
         const int n_taken = T - tree.room[tree.n_leaves + row];
