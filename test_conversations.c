@@ -228,12 +228,16 @@ static void test_left_out(Test* t) {
         TempPath path = sets_file(&s, "a.jsonl", lines);
         conversations_read(&s.c, path.s);
         const SampleReason reason = left_out[i].reason;
-        const char* first = s.c.first[reason] ? s.c.first[reason] : "";
+        const char* first = s.c.named[reason][0] ? s.c.named[reason][0] : "";
         snprintf(want, sizeof want, "%s:2: ", path.s);
         check(t, s.c.n == 2 && s.c.n_lines == 4 && s.c.n_reasons[reason] == 2, "%s: %lld samples, %lld of this reason",
               left_out[i].line, (long long)s.c.n, (long long)s.c.n_reasons[reason]);
         check(t, strncmp(first, want, strlen(want)) == 0 && strstr(first, left_out[i].text), "%s: %s", left_out[i].line,
               first);
+        snprintf(want, sizeof want, "%s:4: ", path.s);
+        const char* second = s.c.named[reason][1] ? s.c.named[reason][1] : "";
+        check(t, strncmp(second, want, strlen(want)) == 0 && !s.c.named[reason][2], "%s: the second is %s",
+              left_out[i].line, second);
         sets_free(&s);
     }
 }

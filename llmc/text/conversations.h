@@ -14,7 +14,7 @@ of "output"; "history" holds the turns before. "tools" may be a list or its text
 Each sample is stored as tokens, a learned one as itself, another one as its complement, ~id: from its first token to
 the last one that is learned, for what comes behind trains nothing. The first two are never learned: nothing predicts
 the first, and both belong to the header of a turn, whatever the template.
-Left out and counted, with the first of each kind named by file and line:
+Left out and counted, with the first few of each kind named by file and line:
     no JSON object; no conversation (keys, roles, types); turns or tools that the template does not have;
     no answer, or an empty one;
     a special token or a marker of the template in what somebody says, for it would end the turn;
@@ -43,6 +43,8 @@ typedef enum { TRUNCATE_DROP, TRUNCATE_END } Truncate;
     "used|no JSON object|no conversation|turns that the template does not have|tools that it does not have|"           \
     "no answer or an empty one|a special token in a text|nothing learned|too long"
 
+enum { SAMPLES_NAMED = 3 };
+
 typedef struct {
     const ChatTemplate* t;
     const Tokenizer* k;
@@ -52,8 +54,8 @@ typedef struct {
     int64_t* starts;           // (n + 1) sample i is tokens[starts[i] .. starts[i+1])
     int64_t n, capacity, tokens_capacity;
     int64_t n_lines, n_learned, n_cut, n_reasons[N_SAMPLE_REASONS];
-    int64_t n_longest, n_needed;    // tokens of the longest sample that is used, and of the longest there was
-    char* first[N_SAMPLE_REASONS];  // "data.jsonl:3: ..." of each reason, NULL: none
+    int64_t n_longest, n_needed;  // tokens of the longest sample that is used, and of the longest there was
+    char* named[N_SAMPLE_REASONS][SAMPLES_NAMED];  // "data.jsonl:3: ..." of the first of each reason
     ChatText text;
     ChatTokens sample;
     TokenizerWork work;
@@ -73,7 +75,7 @@ static inline void conversations_init(Conversations* c, const ChatTemplate* t, c
 }
 
 static inline void conversations_free(Conversations* c) {
-    for (int i = 0; i < N_SAMPLE_REASONS; i++) { free(c->first[i]); }
+    for (int i = 0; i < N_SAMPLE_REASONS * SAMPLES_NAMED; i++) { free(c->named[i / SAMPLES_NAMED][i % SAMPLES_NAMED]); }
     chat_text_free(&c->text);
     chat_tokens_free(&c->sample);
     tokenizer_work_free(&c->work);
@@ -352,10 +354,11 @@ static inline int conversations_add_row_(Conversations* c, const json_t* row, Er
 }
 
 static inline void conversations_leave_out_(Conversations* c, SampleReason reason, const char* path, const char* line) {
-    if (c->n_reasons[reason]++ > 0) { return; }
+    const int64_t i = c->n_reasons[reason]++;
+    if (i >= SAMPLES_NAMED) { return; }
     const size_t n = strlen(path) + strlen(line) + 2;
-    c->first[reason] = (char*)malloc_check(n, "message");
-    snprintf(c->first[reason], n, "%s:%s", path, line);
+    c->named[reason][i] = (char*)malloc_check(n, "message");
+    snprintf(c->named[reason][i], n, "%s:%s", path, line);
 }
 
 static inline void conversations_read_file_(Conversations* c, const char* path) {
@@ -399,7 +402,7 @@ static inline void conversations_need_one_(const Conversations* c, const char* p
     if (c->n > 0) { return; }
     for (int i = most; i < N_SAMPLE_REASONS; i++) { most = c->n_reasons[i] > c->n_reasons[most] ? i : most; }
     if (c->n_reasons[most] > 0) {
-        fail_input("%s: no sample of %lld can be used: %s", path, (long long)c->n_lines, c->first[most]);
+        fail_input("%s: no sample of %lld can be used: %s", path, (long long)c->n_lines, c->named[most][0]);
     }
     fail_input("%s: expected conversations as JSON Lines, each {\"messages\": [...]}, found none", path);
 }
@@ -426,7 +429,7 @@ static inline void conversations_read(Conversations* c, const char* path) {
 
 // ---- 4. What there is ----
 
-// all that c counts, a line each
+// all that c counts, for people
 static inline void conversations_say(const Conversations* c, FILE* out) {
     const int64_t n_tokens = c->starts[c->n];
     fprintf(out, "%lld of %lld samples are used: %lld tokens, %lld of them learned (%.1f%%); the longest has %lld\n",
@@ -435,8 +438,9 @@ static inline void conversations_say(const Conversations* c, FILE* out) {
     if (c->n_cut > 0) { fprintf(out, "%lld of them lost their end\n", (long long)c->n_cut); }
     for (int i = SAMPLE_GOOD + 1; i < N_SAMPLE_REASONS; i++) {
         if (c->n_reasons[i] == 0) { continue; }
-        fprintf(out, "%lld left out, %s: %s\n", (long long)c->n_reasons[i], choice_name(SAMPLE_REASONS, i).s,
-                c->first[i]);
+        fprintf(out, "%lld left out, %s:\n", (long long)c->n_reasons[i], choice_name(SAMPLE_REASONS, i).s);
+        for (int k = 0; k < SAMPLES_NAMED && c->named[i][k]; k++) { fprintf(out, "    %s\n", c->named[i][k]); }
+        if (c->n_reasons[i] > SAMPLES_NAMED) { fprintf(out, "    ...\n"); }
     }
 }
 #endif  // LLMC_CONVERSATIONS_H

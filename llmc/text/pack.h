@@ -71,7 +71,7 @@ static inline int64_t pack_places_(int64_t* places, const Conversations* c, int6
         const int64_t i = permute_index(key, 0, k, n);
         conversations_sample(c, first + i, &n_tokens);
         if (n_tokens - 1 > T) {
-            fail_input("%s: a sample has %d tokens, expected at most %d for rows of %d positions: give --max-length %d, "
+            fail_input("%s: a sample has %d tokens, expected at most %d for rows of %d positions: give --max-length %d "
                        "or a larger --seq-len", path, n_tokens, T + 1, T, T + 1);
         }
         const int64_t row = pack_tree_take_(&tree, n_tokens - 1);
