@@ -454,6 +454,31 @@ static void test_learned(Test* t) {
     json_decref(conversation);
 }
 
+static void test_end(Test* t) {
+    const struct { ChatKind kind; const char* tokenizer; int end; } cases[] = {
+        {CHAT_QWEN3, "dev/golden/tokenizers/qwen2.json", 776},
+        {CHAT_MISTRAL_V1, "dev/golden/tokenizers/mistral-v0.1.json", 2},
+        {CHAT_MISTRAL_V3, "dev/golden/tokenizers/mistral-v0.3.json", 2}, {CHAT_CHATML, "bytes", -1},
+        {CHAT_CHATML, "dev/golden/tokenizers/gpt2.json", -1}};
+    if (access(cases[0].tokenizer, R_OK) != 0) {
+        skip(t, "dev/golden/tokenizers is not here");
+        return;
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        ChatTemplate c;
+        Tokenizer k;
+        TokenizerWork w;
+        chat_template_init(&c, cases[i].kind);
+        tokenizer_open(&k, cases[i].tokenizer);
+        tokenizer_work_init(&w, &k, 100);
+        const int end = chat_end(&c, &k, &w);
+        check(t, end == cases[i].end, "%s: expected %d, found %d", cases[i].tokenizer, cases[i].end, end);
+        tokenizer_work_free(&w);
+        tokenizer_free(&k);
+        chat_template_free(&c);
+    }
+}
+
 int main(int argc, char** argv) {
     const Promise promises[] = {
         {"jinja", "spellings of one template become one", test_jinja},
@@ -465,6 +490,7 @@ int main(int argc, char** argv) {
         {"refused", "what is no conversation, or none for this template, is refused with its reason", test_refused},
         {"read", "lists of texts, empty tools, thoughts", test_read},
         {"learned", "answers and their ends, byte by byte", test_learned},
+        {"end", "the token that ends an answer, where it is one", test_end},
     };
     json_never_null();
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);

@@ -21,7 +21,8 @@ Encoding: the text is cut before markers that are tokens of their own (a special
 is encoded once. Which token has a byte is counted in bytes of tokens: as many as those that the piece has up to there
 when it ends there. That holds under NFC and where a blank is put in front; markers that are no special tokens, as with
 the byte tokenizer, are text like any other.
-Cost:   linear, but for Mistral's turns, whose question is encoded twice.
+Cost:   linear, but for Mistral's turns, whose question is encoded twice. Where markers are no special tokens and the
+        tokenizer normalises, all before an answer is encoded again for each answer.
 Errors: 0 with the reason and its kind for a conversation that has no such form or that the template refuses.
 Source: the chat templates named in chat_template.h; huggingface/transformers 5.23, tokenization_utils_base.py
 */
@@ -631,9 +632,19 @@ static inline int chat_end(const ChatTemplate* t, const Tokenizer* k, TokenizerW
     return tokenizer_encode_with(k, w, end, strlen(end), TOKENIZER_ADDED) == 1 ? w->tokens[0] : -1;
 }
 
+// Do the tokens of any text stand for as many bytes as it has?
+static inline int chat_keeps_bytes_(const Tokenizer* t) {
+    const TokenizerPipeline* p = t->pipeline;
+    if (!p) { return 1; }
+    int keeps = p->byte_level && !p->prefix_space && p->n_normalize == 0 && p->metaspace == METASPACE_NONE;
+    for (int i = 0; i < p->n_added && keeps; i++) { keeps = !p->added[i].lstrip && !p->added[i].rstrip; }
+    return keeps;
+}
+
 // bytes that the tokens of a text stand for, which is more than it has where a blank is put in front
 static inline size_t chat_token_bytes_(const Tokenizer* t, TokenizerWork* w, const unsigned char* text, size_t n) {
-    const int n_tokens = n > 0 ? tokenizer_encode_with(t, w, (const char*)text, n, TOKENIZER_ADDED) : 0;
+    if (n == 0 || chat_keeps_bytes_(t)) { return n; }
+    const int n_tokens = tokenizer_encode_with(t, w, (const char*)text, n, TOKENIZER_ADDED);
     size_t sum = 0;
     for (int i = 0; i < n_tokens; i++) { sum += t->starts[w->tokens[i] + 1] - t->starts[w->tokens[i]]; }
     return sum;
