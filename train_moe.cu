@@ -899,8 +899,8 @@ static double moe_flops_per_token(const Run* r) {
     return n;
 }
 
-// Memory of a CPU is taken where it is written: rows that do not come cost nothing, and as many are expected as when all
-// experts are equally busy
+// Memory of a CPU is taken where it is written: rows that do not come cost nothing, and as many are expected as when
+// all experts are equally busy
 static Tradeoffs expected_tradeoffs(const Run* r) {
     Tradeoffs how = workplace(r)->how;
     if (DEVICE_IS_SHARED && how.room == 0.0f) { how.room = 1.0f; }
