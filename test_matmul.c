@@ -520,6 +520,7 @@ static void check_layers(Test* t, void (*check_layer)(Test*, const Layer*), int 
     const int shapes[][3] = {  // N, C, OC
         {1, 1, 1}, {1, 7, 33}, {7, 33, 1}, {33, 1, 7}, {31, 127, 61}, {64, 64, 65}, {257, 7, 33},
         {33, 257, 7}, {7, 33, 257}, {1, 8, 8}, {33, 64, 40}, {7, 1024, 8}, {65, 8, 72},
+        {1, 584, 33}, {9, 72, 16}, {16, 1032, 18}, {17, 40, 5},
 #ifndef __CUDACC__
         {5, 1541, 3}, {5, 3, 1541}, {1031, 9, TILE_N + 1},
         {TILE_M + 1, GEMM_K + 1, TILE_N + 1}, {TILE_N + 1, TILE_M + 1, GEMM_K + 1},
@@ -666,6 +667,46 @@ static void test_repeats(Test* t) {
 }
 
 #ifndef EXACT
+// bf16 whose products are stored as float
+static void forward_to_float(float* out, const Layer* l, int first, int N, const Device* dev) {
+    const size_t n_out = (size_t)(N * l->OC), n_inp = (size_t)(N * l->C), n_weight = (size_t)(l->OC * l->C);
+    __nv_bfloat16* inp = to_device_as<__nv_bfloat16>(l->inp + first * l->C, n_inp, dev);
+    __nv_bfloat16* weight = to_device_as<__nv_bfloat16>(l->weight, n_weight, dev);
+    float *d_out = to_device(out, n_out, dev), *bias = to_device(l->bias, (size_t)l->OC, dev);
+    matmul_forward(d_out, inp, weight, bias, N, l->C, l->OC, dev);
+    from_device(out, d_out, n_out, dev);
+    device_drop(inp), device_drop(weight), device_drop(bias);
+}
+
+// the most rows that few_rows.h takes, each alone, and with rows of Inf and NaN: what is stored as float shows every bit
+static void test_few(Test* t) {
+    enum { C = 584, OC = 37 };  // a warp has terms of two rounds, the last one a part of a step
+    Device dev = test_device(1);
+    Layer l = layer(FEW_ROWS, C, OC, 0, BF16);
+    l.stored = FLOAT;  // as out is
+    float *want = filled_array(FEW_ROWS * OC, NAN), *got = filled_array(FEW_ROWS * OC, NAN),
+          *alone = filled_array(OC, NAN), *spoilt = filled_array(FEW_ROWS * OC, NAN);
+    matmul_forward_ref(want, l.inp, l.weight, l.bias, FEW_ROWS, C, OC);
+    double* bounds = forward_bounds(&l, l.bias, want);
+    forward_to_float(got, &l, 0, FEW_ROWS, &dev);
+    check_sums(t, "all rows", got, want, bounds, FEW_ROWS * OC);
+    for (int n = 0; n < FEW_ROWS; n++) {
+        forward_to_float(alone, &l, n, 1, &dev);
+        check_bits(t, "a row alone", alone, got + n * OC, OC);
+    }
+    l.inp[3 * C + 5] = INFINITY, l.inp[12 * C + C - 1] = NAN;
+    forward_to_float(spoilt, &l, 0, FEW_ROWS, &dev);
+    for (int n = 0; n < FEW_ROWS; n++) {
+        if (n != 3 && n != 12) { check_bits(t, "beside Inf and NaN", spoilt + n * OC, got + n * OC, OC); }
+    }
+    check(t, !isfinite(spoilt[3 * OC]) && isnan(spoilt[12 * OC]), "Inf and NaN stay in their rows");
+    free(want), free(got), free(alone), free(spoilt), free(bounds);
+    layer_free(&l);
+    device_free(&dev);
+}
+
+enum { MANY = FEW_ROWS + 1 };  // so many rows and more are cuBLASLt's
+
 // how often the heuristic was asked. Only the stand-in of dev/simt counts; on a GPU the answer is what is expected
 static int heuristics(int expected) {
 #ifdef SIMT
@@ -676,31 +717,32 @@ static int heuristics(int expected) {
 #endif
 }
 
-// one size after the other, as in generation, and between them a shape of every step; the largest fits in `out`
+// one size after the other, as prompts have them, and between them a shape of every step; the largest fits in `out`
 static void ask_sizes(float* out, const Layer* l, int first, int last, const Device* dev) {
     for (int N = first; N <= last; N++) {
         forward(BF16, out, l->inp, l->weight, NULL, N, 8, 8, dev);
         forward(BF16, out, l->inp, l->weight, l->bias, N, 8, 4, dev);  // rows of 8 bytes: not for cuBLASLt
-        forward(BF16, out, l->inp, l->weight, l->bias, 1, 8, 8, dev);  // of every step
+        forward(BF16, out, l->inp, l->weight, l->bias, MANY, 8, 8, dev);  // of every step
+        forward(BF16, out, l->inp, l->weight, l->bias, FEW_ROWS, 8, 8, dev);  // of few_rows.h: nothing is asked
     }
 }
 
 static void test_plans(Test* t) {
     Device dev = test_device(1);
-    const int most = CUBLAS_PLANS + 7, before = heuristics(0);
-    float *out = filled_array((size_t)most * 8, NAN), *first = filled_array(8, NAN);
-    Layer l = layer(most, 8, 8, 0, BF16);
-    forward(BF16, first, l.inp, l.weight, NULL, 1, 8, 8, &dev);
-    ask_sizes(out, &l, 1, most, &dev);
+    const int most = CUBLAS_PLANS + 7, last = FEW_ROWS + most, before = heuristics(0);
+    float *out = filled_array((size_t)last * 8, NAN), *first = filled_array(MANY * 8, NAN);
+    Layer l = layer(last, 8, 8, 0, BF16);
+    forward(BF16, first, l.inp, l.weight, NULL, MANY, 8, 8, &dev);
+    ask_sizes(out, &l, MANY, last, &dev);
     int n = heuristics(most + 1) - before;
     check(t, n == most + 1, "%d sizes and a shape of every step: asked %d times", most, n);
     check(t, dev.plans->cache->n_plans == CUBLAS_PLANS, "%d plans kept", dev.plans->cache->n_plans);
-    ask_sizes(out, &l, most - CUBLAS_PLANS + 2, most, &dev);
+    ask_sizes(out, &l, last - CUBLAS_PLANS + 2, last, &dev);
     n = heuristics(most + 1) - before;
     check(t, n == most + 1, "those used last, again: asked %d times", n - most - 1);
-    forward(BF16, out, l.inp, l.weight, NULL, 1, 8, 8, &dev);
+    forward(BF16, out, l.inp, l.weight, NULL, MANY, 8, 8, &dev);
     n = heuristics(most + 2) - before;
-    check_bits(t, "a shape whose plan was dropped", out, first, 8);
+    check_bits(t, "a shape whose plan was dropped", out, first, MANY * 8);
     check(t, n == most + 2, "a shape whose plan was dropped: asked %d times", n - most - 1);
     free(out), free(first);
     layer_free(&l);
@@ -897,6 +939,7 @@ int main(int argc, char** argv) {
         {"addresses", "arrays may begin anywhere", test_addresses},
         {"repeats", "the same call gives the same bits", test_repeats},
 #ifndef EXACT
+        {"few", "few rows of bf16: a row has the same bits whichever rows go with it", test_few},
         {"plans", "cuBLASLt's heuristic is asked once for a shape; those used last are kept, however many there are",
          test_plans},
 #endif

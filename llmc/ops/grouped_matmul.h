@@ -15,6 +15,9 @@ Cost:   2*R*C*OC flops each. Every expert's weight is read, or written, once: wi
         these. Fast builds, bf16, C and OC multiples of 8: tensor cores, tiles of 128 x 128, a product's last tile of
         rows computed whole. By ptxas of CUDA 13.0, without spills, registers of a thread on sm_80, sm_90: forward 214,
         216, backward_input 220, 222, backward_weight 226, 228: two blocks of four warps and 64 KiB on a multiprocessor.
+        There, forward of at most 16 rows together is few_rows.h's: it reads the weights that these rows chose, each
+        once. EXACT builds keep their tiles of 64 rows: a sum that is one chain is one thread's, and neighbouring
+        threads would read different rows of the weight.
 Error:  as matmul.h.
 Order:  out chains over c, dinp over oc, dweight over the expert's rows, all ascending from 0. Tensor cores add 16 terms
         at a time, ascending; where tiles begin depends on offsets, but no sum does: the same rows give the same bits.
@@ -23,8 +26,9 @@ Source: Gale et al. 2023, "MegaBlocks", arXiv:2211.15841, for products without p
 */
 #ifndef LLMC_GROUPED_MATMUL_H
 #define LLMC_GROUPED_MATMUL_H
-#include "gemm.h"  // GemmPart, GemmBlock, gemm_block_, Matrix, MaybeNull, Device
-#include "tile.h"  // tile_load, tile_load_a, tile_store_rows
+#include "few_rows.h"  // in a fast CUDA build: few_rows_outputs
+#include "gemm.h"      // GemmPart, GemmBlock, gemm_block_, Matrix, MaybeNull, Device
+#include "tile.h"      // tile_load, tile_load_a, tile_store_rows
 
 // ---- plain C: read this first; it defines every bit ----
 
@@ -508,6 +512,43 @@ static inline int grouped_weight_mma_(float*, const X*, const int*, const X*, co
 }
 #endif  // EXACT
 
+// ---- fast builds, bf16, few rows: forward reads each chosen weight once (few_rows.h) ----
+
+#ifndef EXACT
+// as grouped_rows_kernel, weight (N, K)
+template <int TILES>
+__global__ void __launch_bounds__(FEW_THREADS, 2)
+grouped_few_kernel(bf16* out, const bf16* x, const int* index, const bf16* weight, const int* offsets, int E, int K,
+                   int N) {
+    int n_columns = (N + FEW_OUTPUTS - 1) / FEW_OUTPUTS, n0 = blockIdx.x % n_columns * FEW_OUTPUTS;
+    GroupedTile rows = grouped_find_tile_(offsets, E, 8 * TILES, blockIdx.x / n_columns);
+    if (rows.n_rows == 0) { return; }
+    auto row_of = [&](int s) { return grouped_at_(index, rows.first + s); };
+    few_rows_outputs<TILES>(out + (size_t)rows.first * N, x, row_of, weight + (size_t)rows.expert * N * K,
+                            (const bf16*)NULL, rows.n_rows, n0, K, N);
+}
+
+// 1: done. 0: not for these rows or, the template, not for this type
+static inline int grouped_few_(bf16* out, const bf16* x, const int* index, const bf16* weight, const int* offsets,
+                               int E, int R, int K, int N, const Device* dev) {
+    if (!few_rows_fit(x, weight, R, K)) { return 0; }
+    const int64_t n_columns = ceil_div(N, FEW_OUTPUTS);
+    if (R <= 8) {
+        unsigned grid = (unsigned)(grouped_most_tiles_(E, R, 8) * n_columns);
+        grouped_few_kernel<1><<<grid, FEW_THREADS, 0, dev->stream>>>(out, x, index, weight, offsets, E, K, N);
+    } else {
+        unsigned grid = (unsigned)(grouped_most_tiles_(E, R, FEW_ROWS) * n_columns);
+        grouped_few_kernel<2><<<grid, FEW_THREADS, 0, dev->stream>>>(out, x, index, weight, offsets, E, K, N);
+    }
+    cudaCheck(cudaGetLastError());
+    return 1;
+}
+template <typename X>
+static inline int grouped_few_(X*, const X*, const int*, const X*, const int*, int, int, int, int, const Device*) {
+    return 0;
+}
+#endif
+
 // ---- launches ----
 
 template <int TURNED, typename X>
@@ -515,6 +556,7 @@ static inline void grouped_rows_(X* out, const X* x, const int* index, const X* 
                                  int R, int K, int N, const Device* dev) {
     if (R == 0) { return; }
 #ifndef EXACT
+    if (TURNED && grouped_few_(out, x, index, weight, offsets, E, R, K, N, dev)) { return; }
     if (grouped_rows_mma_<TURNED>(out, x, index, weight, offsets, E, R, K, N, dev)) { return; }
 #endif
     unsigned grid = (unsigned)(grouped_most_tiles_(E, R, GEMM_TILE) * ceil_div(N, GEMM_TILE));

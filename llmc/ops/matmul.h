@@ -15,14 +15,16 @@ Cost:   compute bound: forward 2*N*C*OC flops, backward twice that. Judge it in 
 Error:  a plain chain of K float sums: |error| <= K * 2^-24 * (sum of |products|); stored as bf16, 2^-8 of the result
         more.
 Order:  forward chains over c from the bias, dinp over oc from 0, dweight and dbias over n from 0 (dinp and dweight with
-        add 1: from their old values), all ascending. Fast CUDA builds: gemm_cublas.h, and matmul_backward_bias along a
-        tree that only N and OC choose. There, fused 1 takes gelu of pre before pre is rounded to X: out may be off
-        gelu_forward(pre) in its last bit, so a trainer that recomputes out in its backward wants fused 0.
+        add 1: from their old values), all ascending. Fast CUDA builds: gemm_cublas.h, but few_rows.h for matmul_forward
+        of at most 16 rows of bf16; and matmul_backward_bias along a tree that only N and OC choose. There, fused 1
+        takes gelu of pre before pre is rounded to X: out may be off gelu_forward(pre) in its last bit, so a trainer
+        that recomputes out in its backward wants fused 0.
 Source: Linnainmaa 1970 for the derivative; the fast products: llmc/ops/gemm.h, llmc/ops/gemm_cublas.h; how one gets
         there: dev/cuda/matmul.cu
 */
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
+#include "few_rows.h"     // in a fast CUDA build: few_rows_outputs
 #include "gelu.h"         // gelu_forward, gelu_forward_ref
 #include "gemm.h"         // gemm, matrix, transposed, MaybeNull, Device
 #include "gemm_cublas.h"  // gemm_cublas
@@ -159,10 +161,43 @@ static inline void matmul_product_(Out* out, const typename MaybeNull<Out>::type
     gemm(out, (size_t)N, add ? out : bias, add ? (size_t)N : 0, a, b, M, N, K, dev);
 }
 
+#ifndef EXACT
+// block is (FEW_THREADS), grid the outputs
+template <int TILES, typename Out>
+__global__ void __launch_bounds__(FEW_THREADS, 2)
+matmul_few_kernel(Out* out, const bf16* inp, const bf16* weight, const Out* bias, int N, int C, int OC) {
+    auto row_of = [](int n) { return n; };
+    few_rows_outputs<TILES>(out, inp, row_of, weight, bias, N, (int)blockIdx.x * FEW_OUTPUTS, C, OC);
+}
+
+// 1: done. 0: not for these rows or, the second, not for this type
+template <typename Out>
+static inline int matmul_few_(Out* out, const bf16* inp, const bf16* weight, const typename MaybeNull<Out>::type* bias,
+                              int N, int C, int OC, const Device* dev) {
+    if (!few_rows_fit(inp, weight, N, C)) { return 0; }
+    unsigned grid = (unsigned)ceil_div(OC, FEW_OUTPUTS);
+    if (N <= 8) {
+        matmul_few_kernel<1><<<grid, FEW_THREADS, 0, dev->stream>>>(out, inp, weight, bias, N, C, OC);
+    } else {
+        matmul_few_kernel<2><<<grid, FEW_THREADS, 0, dev->stream>>>(out, inp, weight, bias, N, C, OC);
+    }
+    cudaCheck(cudaGetLastError());
+    return 1;
+}
+template <typename Out, typename X>
+static inline int matmul_few_(Out*, const X*, const X*, const typename MaybeNull<Out>::type*, int, int, int,
+                              const Device*) {
+    return 0;
+}
+#endif
+
 // out may be float where the others are bf16
 template <typename Out, typename X>
 static inline void matmul_forward(Out* out, const X* inp, const X* weight, const typename MaybeNull<Out>::type* bias,
                                   int N, int C, int OC, const Device* dev) {
+#ifndef EXACT
+    if (matmul_few_(out, inp, weight, bias, N, C, OC, dev)) { return; }
+#endif
     matmul_product_(out, bias, 0, gemm_matrix(inp, C), gemm_transposed(weight, C), N, OC, C, dev);
 }
 
