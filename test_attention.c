@@ -645,6 +645,9 @@ static void test_bf16(Test* t) {
             {2, 33, 0, 1, 1, 128, 1}, {1, 104, 0, 1, 1, 128, 100}, {1, 33, 0, 2, 1, 8, 0},
             {1, 20, 0, 1, 1, 40, 0},  {1, 20, 0, 1, 1, 80, 0},     {1, 66, 0, 1, 1, 96, 64},
             {1, 90, 70, 2, 1, 64, 0}, {1, 110, 109, 2, 1, 128, 0}, {1, 140, 99, 2, 1, 64, 20},
+            {1, 300, 299, 12, 1, 64, 0}, {1, 900, 899, 3, 1, 64, 0}, {2, 130, 129, 4, 2, 128, 0},  // split_attention.h
+            {1, 400, 399, 2, 2, 40, 0},  {1, 257, 256, 20, 1, 96, 100}, {1, 65, 64, 33, 1, 8, 0},
+            {3, 65, 64, 6, 3, 64, 0},    {1, 64, 63, 2, 1, 64, 0},  // the shortest, and one that is not
             {1, 33, 0, 2, 1, 5, 0},   {1, 20, 3, 1, 1, 136, 7},  // not for tensor cores: 10-byte rows; 136 channels
     };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) { check_bf16(t, sizes[i]); }
@@ -678,9 +681,31 @@ static void test_bf16_causality(Test* t) {
     problem_free(&p);
 }
 
+// the keys that a window hides from the one query of a long cache, and what lies behind the last key: not even NaN
+// there changes a bit
+static void test_bf16_hidden(Test* t) {
+    const Sizes z = {1, 300, 299, 6, 1, 64, 130};
+    Problem p = grouped(z, 0, as_bf16);
+    Device dev = test_device(1);
+    Results clean = results_bf16(&p, &dev);
+    for (int u = 0; u < z.T + 3; u++) {
+        if (u >= z.T - z.window && u < z.T) { continue; }
+        for (size_t i = 0; i < p.s.kv_row; i++) {
+            p.inp[p.k_at + (size_t)u * p.s.kv_row + i] = p.inp[p.v_at + (size_t)u * p.s.kv_row + i] = NAN;
+        }
+    }
+    Results spoilt = results_bf16(&p, &dev);
+    check_bits(t, "out", spoilt.out, clean.out, p.n_out);
+    check_bits(t, "max", spoilt.max, clean.max, p.n_rows);
+    check_bits(t, "inv", spoilt.inv, clean.inv, p.n_rows);
+    results_free(&clean), results_free(&spoilt);
+    device_free(&dev);
+    problem_free(&p);
+}
+
 static void test_bf16_again(Test* t) {
-    const Sizes sizes[] = {{1, 70, 0, 2, 1, 64, 0}, {1, 40, 0, 1, 1, 128, 20}};
-    for (int i = 0; i < 2; i++) {
+    const Sizes sizes[] = {{1, 70, 0, 2, 1, 64, 0}, {1, 40, 0, 1, 1, 128, 20}, {1, 500, 499, 4, 1, 64, 0}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         Problem p = grouped(sizes[i], 0, as_bf16);
         Device dev = test_device(1);
         Results a = results_bf16(&p, &dev), b = results_bf16(&p, &dev);
@@ -712,6 +737,7 @@ int main(int argc, char** argv) {
 #if defined(__CUDACC__) && !defined(EXACT)
         {"bf16", "tensor cores: every element within its bound", test_bf16},
         {"bf16 causality", "what a query does not see changes no bit of its row", test_bf16_causality},
+        {"bf16 hidden", "a query against a long cache does not read what it does not see", test_bf16_hidden},
         {"bf16 again", "two runs give the same bits", test_bf16_again},
 #endif
     };

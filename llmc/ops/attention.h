@@ -14,9 +14,9 @@ grouped_attention_forward, grouped_attention_backward: the same for any Attentio
     of its group.
 Cost:   compute bound for long T: forward 2*B*T*T*C flops, backward 2.5 times that: it rebuilds the scores.
         Memory beside the tensors: three (T, TILE_N) strips and four packed (T, HS) operands per thread.
-        bf16 on a GPU: tensor cores (flash_attention.h). float, and what those do not take: a warp per query and per
-        key, with a multiply and an add per float loaded, and 2*(T + HS) floats of scratch for each of 48 warps per
-        multiprocessor.
+        bf16 on a GPU: tensor cores (flash_attention.h; one query of many keys: split_attention.h). float, and what
+        those do not take: a warp per query and per key, with a multiply and an add per float loaded, and 2*(T + HS)
+        floats of scratch for each of 48 warps per multiprocessor.
 Order:  every sum above chains ascending from 0, products by madd, in dk and dv over the heads of the group and in each
         over t; the score is its finished chain times the scale; max starts at -10000.
 Source: Vaswani et al. 2017, arXiv:1706.03762; D as in Dao et al. 2022, arXiv:2205.14135. Groups: Ainslie et al. 2023,
@@ -447,6 +447,7 @@ static inline void attention_backward(float* dqkv, const float* dout, const floa
 #else  // ---- CUDA ----
 #ifndef EXACT
 #include "flash_attention.h"  // flash_attention_forward, flash_attention_backward
+#include "split_attention.h"  // split_attention_forward
 #endif
 
 // Kernels that follow the plain loops. A warp owns a query (out, dq) or a key (dk, dv); its 32 lanes take 32 dot
@@ -601,6 +602,7 @@ template <typename X>
 static inline void grouped_attention_forward(X* out, float* max, float* inv, const X* q, const X* k, const X* v,
                                              const AttentionShape* shape, const Device* dev) {
 #ifndef EXACT
+    if (split_attention_forward(out, max, inv, q, k, v, shape, dev)) { return; }
     if (flash_attention_forward(out, max, inv, q, k, v, shape, dev)) { return; }
 #endif
     int n_blocks = attention_blocks_((int64_t)shape->B * shape->NH * attention_queries(shape), dev);
