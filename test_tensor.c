@@ -352,7 +352,7 @@ static Sampling sampling(float temperature, int top_k, float top_p) {
 // how often each token comes when the coins are spread evenly over [0, 1)
 static void draw_all(double share[V], const float* logits, const Sampling* s, const unsigned char* seen) {
     const int N_COINS = 4096;
-    Candidate scratch[V];
+    Candidate scratch[2 * V];
     for (int v = 0; v < V; v++) { share[v] = 0.0; }
     for (int i = 0; i < N_COINS; i++) {
         float coin = (float)i / (float)N_COINS;
@@ -436,7 +436,7 @@ static void test_penalty(Test* t) {
     const unsigned char best[V] = {0, 1, 0, 0, 0, 0};
     const Sampling twice = {2.0f, 1.0f, 1.0f, 0.0f, 0}, half = {0.5f, 1.0f, 1.0f, 0.0f, 0};
     const Sampling greedy = {2.0f, 0.0f, 1.0f, 0.0f, 0};
-    Candidate scratch[V];
+    Candidate scratch[2 * V];
     check_drawn(t, "repetition penalty 2", logits, &twice, seen, want);
     check_drawn(t, "repetition penalty 1/2", logits, &half, seen, reward);
     check(t, sample_token(logits, V, &greedy, best, 0.5f, scratch) == 3, "a greedy choice is penalized too");
@@ -446,7 +446,7 @@ static void test_penalty(Test* t) {
 // penalty 1 and min-p 0 change no bit: the same candidates with the same weights as without them
 static void test_off(Test* t) {
     const unsigned char all[V] = {1, 1, 1, 1, 1, 1};
-    Candidate a[V], b[V];
+    Candidate a[2 * V], b[2 * V];
     for (int k = 0; k < 4; k++) {
         const Sampling s = sampling(0.7f, k & 1 ? 4 : 0, k & 2 ? 0.8f : 1.0f);
         const int n = sample_candidates(odds, V, &s, all, a), n_plain = sample_candidates(odds, V, &s, NULL, b);
@@ -457,7 +457,7 @@ static void test_off(Test* t) {
 // without top-k and top-p tokens are walked by index, as upstream does; with them from the likeliest down
 static void test_walk(Test* t) {
     const float logits[] = {0, 0.693147181f, 0};  // 1/4, 1/2, 1/4
-    Candidate scratch[3];
+    Candidate scratch[2 * 3];
     for (int i = 0; i < 8; i++) {
         const int by_index[] = {0, 0, 1, 1, 1, 1, 2, 2}, by_weight[] = {1, 1, 1, 1, 0, 0, 2, 2};
         float coin = ((float)i + 0.5f) / 8.0f;
@@ -473,18 +473,42 @@ static void test_walk(Test* t) {
 static void test_greedy(Test* t) {
     const float tie[] = {1, 5, -2, 5, 5, 0}, negative[] = {-3e38f, -INFINITY, -1e30f, -2e30f, -INFINITY, -1e30f};
     const Sampling greedy = sampling(0.0f, 0, 1.0f), k1 = sampling(1.0f, 1, 1.0f);
-    Candidate scratch[V];
+    Candidate scratch[2 * V];
     check(t, sample_token(tie, V, &greedy, NULL, 0.99f, scratch) == 1, "temperature 0: the lowest index among equals");
     check(t, sample_token(negative, V, &greedy, NULL, 0.99f, scratch) == 2,
           "temperature 0: the largest of negative logits");
     check(t, sample_token(tie, V, &k1, NULL, 0.99f, scratch) == 1, "top-k 1 is greedy, ties too");
 }
 
+// the larger weight first, the lower token among equals
+static int likelier(const void* a, const void* b) {
+    const Candidate *x = (const Candidate*)a, *y = (const Candidate*)b;
+    return x->weight > y->weight ? -1 : x->weight < y->weight ? 1 : x->token - y->token;
+}
+
+// many logits, with ties, zeros of both signs and infinities, against the C library's sort
+static void test_sorted(Test* t) {
+    enum { MANY = 3000 };
+    float* logits = hard_array(MANY, 5);
+    Candidate *found = (Candidate*)new_array(2 * MANY, sizeof(Candidate)),
+              *expected = (Candidate*)new_array(MANY, sizeof(Candidate));
+    const Sampling all = sampling(1.0f, MANY, 1.0f);
+    int n_wrong = 0;
+    for (int i = 0; i < MANY; i += 7) { logits[i] = i % 2 ? -0.0f : i % 4 ? 0.0f : logits[i / 2]; }
+    logits[11] = logits[1500] = INFINITY, logits[12] = logits[2999] = -INFINITY;
+    for (int i = 0; i < MANY; i++) { expected[i].weight = logits[i], expected[i].token = i; }
+    qsort(expected, MANY, sizeof *expected, likelier);
+    check(t, sample_candidates(logits, MANY, &all, NULL, found) == MANY, "top-k of all leaves some out");
+    for (int i = 0; i < MANY; i++) { n_wrong += found[i].token != expected[i].token; }
+    check(t, n_wrong == 0, "%d of %d candidates are at another place", n_wrong, MANY);
+    free(logits), free(found), free(expected);
+}
+
 // every coin gives a token that has a probability, at both ends of [0, 1) and with huge logits
 static void test_possible(Test* t) {
     const float huge[] = {-INFINITY, 1e4f, -INFINITY, 1e4f, -1e4f, -INFINITY};
     const float coins[] = {0.0f, 5.96046448e-8f, 0.5f, 0.99999994f};  // the last float below 1
-    Candidate scratch[V];
+    Candidate scratch[2 * V];
     for (int i = 0; i < 32; i++) {
         Sampling s = sampling(1.0f, i & 4 ? 5 : 0, i & 8 ? 0.999999f : 1.0f);
         s.min_p = i & 16 ? 0.5f : 0.0f;
@@ -517,6 +541,7 @@ int main(int argc, char** argv) {
         {"sampler off", "repetition penalty 1 and min-p 0 change no bit", test_off},
         {"sampler walk", "candidates are walked by index, or from the likeliest down", test_walk},
         {"sampler greedy", "temperature 0 and top-k 1 take the largest logit", test_greedy},
+        {"sampler order", "from the likeliest down, equal ones by index, among thousands", test_sorted},
         {"sampler possible", "no coin gives a token of probability 0", test_possible},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);

@@ -29,7 +29,7 @@ typedef struct {
     int* tokens;                 // (room + 1)
     int n, n_cached;             // tokens so far; of them in the cache
     unsigned char* seen;         // (V) of each token: is it in the text, prompt included?
-    Candidate* scratch;          // (V)
+    Candidate* scratch;          // (2, V)
 } Generator;
 
 // how many positions a text of n_prompt tokens may fill before its older half is dropped
@@ -43,7 +43,7 @@ static inline void generator_init(Generator* g) {
     g->sampling = run_sampling(g->o);
     g->tokens = (int*)malloc_check(sizeof(int) * ((size_t)g->room + 1), "tokens");
     g->seen = (unsigned char*)malloc_check((size_t)g->V, "tokens seen");
-    g->scratch = (Candidate*)malloc_check(sizeof(Candidate) * (size_t)g->V, "candidates");
+    g->scratch = (Candidate*)malloc_check(sizeof(Candidate) * 2 * (size_t)g->V, "candidates");
 }
 
 static inline void generator_free(Generator* g) {
