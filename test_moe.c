@@ -234,6 +234,38 @@ static void test_cache(Test* t) {
     subject_close(&s);
 }
 
+// The same beyond one tile of keys, with sizes that few_rows.h and split_attention.h take. Of random weights; a token
+// takes all experts, so no rounding chooses others
+static void test_long_cache(Test* t) {
+    enum { T = 70, PROMPT = 66, V = 40 };
+    Subject s;
+    Activations cached;
+    ModelStream stream;
+    int tokens[T];
+    memset(&s, 0, sizeof s);
+    device_choose(0);
+    device_init(&s.dev, 2);
+    moe_layout(&s.moe, config_make(256, V, 2, 32, 4, 1, 16, 3, 3, 24));
+    model_init(&s.moe.model, sizeof(floatX));
+    const SliceSink sink = model_stream_open(&stream, &s.moe.model, NULL, 0, &s.dev);
+    for (int i = 0; i < s.moe.model.n_table; i++) { s.moe.model.table[i].std *= 10.0f; }  // so that all parts weigh
+    tensors_init_into(&sink, s.moe.model.table, s.moe.model.n_table, 7);
+    model_stream_close(&stream);
+    activations_init(&s.acts, s.moe.config, &s.moe.model.ranks, 1, T, TO_GENERATE, tradeoffs(KEEP_ALL, 8192), &s.dev);
+    activations_init(&cached, s.moe.config, &s.moe.model.ranks, 1, T, TO_GENERATE, tradeoffs(KEEP_ALL, 8192), &s.dev);
+    for (int i = 0; i < T; i++) { tokens[i] = (int)(splitmix64(3, (uint64_t)i) % V); }
+    moe_forward(&s.moe, &s.acts, tokens, 1, T, 0, &s.dev);
+    for (int t0 = 0, n = PROMPT; t0 < T; t0 += n, n = 1) {
+        moe_forward(&s.moe, &cached, tokens + t0, 1, t0 + n, t0, &s.dev);
+        float *found = position_logits(&s, &cached, n - 1), *whole = position_logits(&s, &s.acts, t0 + n - 1);
+        golden_compare(t, "logits", found, whole, V, FAST_KERNELS ? 3e-2 : GOLDEN_BITS);
+        free(found), free(whole);
+    }
+    activations_free(&cached), activations_free(&s.acts);
+    model_free(&s.moe.model);
+    device_free(&s.dev);
+}
+
 // --doc-reset: a row of three documents against each of them alone
 static void test_documents(Test* t) {
     Subject s;
@@ -293,6 +325,7 @@ int main(int argc, char** argv) {
         {"golden bias", "biases follow the counts of all leaves", test_bias},
         {"recompute", "no level and no --head-rows changes a bit", test_recompute},
         {"key-value cache", "cached logits equal those of the whole sequence", test_cache},
+        {"long cache", "the same of 70 positions, the last ones each alone", test_long_cache},
         {"documents", "a packed row gives each document the bits it gets alone", test_documents},
         {"losses switched off", "a z-loss whose weight is 0 adds nothing, though it is infinite", test_switched_off},
         {"counts", "6.9 billion parameters, 1.8 billion active", test_counts},
