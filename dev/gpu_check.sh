@@ -33,7 +33,7 @@ torch=""
 stand_in=0
 stages=()
 others=()
-declare -A limit=([build]=360 [tests]=300 [sanitizer]=480 [ops]=300 [steps]=480 [report]=60)
+declare -A limit=([build]=360 [tests]=300 [sanitizer]=480 [ops]=300 [steps]=780 [report]=60)
 
 fail_input() { echo "gpu_check.sh: $1" >&2; exit 2; }
 
@@ -65,11 +65,13 @@ done
 small=()
 rounds=3
 steps=20
+text_models=(small 6.9b)  # of train_moe, that write text
+text_tokens=128
 if [ $rehearse = 1 ]; then
     [ "$results" != build/gpu_check ] || results=build/gpu_rehearsal
     PATH=$PWD/dev/gpu_rehearsal:$PATH  # stand-ins for nvidia-smi and compute-sanitizer
     small=(--small)
-    rounds=1 steps=4 batch=2 seq=16
+    rounds=1 steps=4 batch=2 seq=16 text_models=(tiny) text_tokens=200
     export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive  # tiny loops on a busy machine: threads that spin would wait for each other
 fi
 mkdir -p "$results" || exit 1
@@ -98,7 +100,7 @@ folder() {
 # what the build with PRECISION $1 has, as names in its folder
 programs() {
     if [ $rehearse = 1 ]; then
-        echo train_gpt2 test_gelu test_layernorm bench/gpu_ops
+        echo train_gpt2 train_moe test_gelu test_layernorm bench/gpu_ops
     else
         make -s cuda_names "PRECISION=$1"
     fi
@@ -288,6 +290,25 @@ step_ours() {  # MODEL
     rm -rf "$run"
 }
 
+# milliseconds to start a random model and write COUNT tokens, into $work/text: write_text MODEL COUNT
+write_text() {
+    local begin
+    begin=$(date +%s%N)
+    "$(folder bf16)/train_moe" --model "$1" --generate "The" --temperature 0 --max-new-tokens "$2" >"$work/text" || return
+    echo $((($(date +%s%N) - begin) / 1000000))
+}
+
+# Milliseconds of a token: the start, the prompt and the first tokens are in the shorter text too. A still longer one
+# must differ from the longer, or that ended early and nothing was measured
+step_text() {  # MODEL
+    local few many more=$((16 + text_tokens + 16))
+    few=$(write_text "$1" 16) && many=$(write_text "$1" $((16 + text_tokens))) || return
+    mv "$work/text" "$work/text_many"
+    write_text "$1" $more >/dev/null || return
+    if cmp -s "$work/text" "$work/text_many"; then echo "the text of $1 ended before $more tokens"; return 1; fi
+    awk -v name="$1" -v ms=$((many - few)) -v n=$text_tokens 'BEGIN { printf "ours\ttext %s\t%.4f\n", name, ms / n }' >>"$results/steps.tsv"
+}
+
 step_torch() {  # MODEL MODE
     $torch step "$1" --mode "$2" --batch "$batch" --seq "$seq" --steps "$steps" "${small[@]}" >"$work/torch" || return
     sed -n "s/^loss\t/loss PyTorch $2\t/p; /^PyTorch/p" "$work/torch" >>"$results/steps.tsv"
@@ -315,6 +336,7 @@ stage_steps() {
         [ -z "$torch" ] || step_torch "$model" compiled || status=1
         [ -z "$llmc" ] || step_llmc "$model" || status=1
     done
+    for model in "${text_models[@]}"; do step_text "$model" || status=1; done
     cat "$results/steps.tsv"
     return $status
 }

@@ -6,7 +6,7 @@ machine.txt   key, value                                    build.tsv      preci
 tests.tsv     precision, program, passed, failed, skipped, seconds, why
 sanitizer.tsv tool, precision, program, verdict, detail     stages.tsv     stage, verdict, seconds
 ops.tsv       program, case, ms, bytes, flops (ours alone); the shortest of the repetitions counts
-steps.tsv     program, case, ms; and "loss PROGRAM", step, loss
+steps.tsv     program, case, ms; "loss PROGRAM", step, loss; and "text MODEL" as case: ms of a token that train_moe writes
 Fields are separated by tabs. A file that is missing is a stage that did not run, and the page says so.
 """
 import os
@@ -14,6 +14,8 @@ import re
 import sys
 
 STAGES = ["build", "tests", "sanitizer", "ops", "steps"]
+# parameters that a token of train_moe reads, with the 257 tokens of bytes: "active" of its box, but for the embedding's other rows
+TEXT_PARAMETERS = {"tiny": 250816 - 257 * 64, "small": 10567424 - 257 * 256, "6.9b": 1737841920 - 257 * 768}
 FLOPS_124M = 6 * (12 * 12 * 768 * 768 + 50304 * 768)  # per token, of the matrix products; attention adds 6 L C T
 
 
@@ -125,9 +127,9 @@ def losses(lines):
 def steps(folders):
     lines = rows(folders, "steps.tsv")
     best = shortest([line for line in lines if not line[0].startswith("loss ")])
-    if not best:
+    if not any(case.startswith("step ") for _, case in best):
         return "No results.\n"
-    cases = sorted({case for _, case in best})
+    cases = sorted({case for _, case in best if case.startswith("step ")})
     body, text = [], losses(lines) + "\n"
     for case in cases:
         B, T = (int(n) for n in re.findall(r"\d+", case)[:2])
@@ -137,6 +139,18 @@ def steps(folders):
                 flops = (FLOPS_124M + 6 * 12 * 768 * T) * B * T
                 body.append([program, case[5:], number(ms, 4), f"{1e3 * B * T / ms:,.0f}", number(flops / ms / 1e9), ratio(ms, ours)])
     return text + "\n" + table(["program", "batch", "ms", "tok/s", "TFLOP/s", "time / ours"], body, left=2)
+
+
+def texts(folders):
+    best = {case[5:]: value for (_, case), value in shortest(rows(folders, "steps.tsv")).items() if case.startswith("text ")}
+    if not best:
+        return "No results.\n"
+    gbps, _ = ceilings(shortest(rows(folders, "ops.tsv")))
+    body = []
+    for model, (ms, _, _) in best.items():
+        speed = 2.0 * TEXT_PARAMETERS[model] / ms / 1e6 if ms > 0 else None
+        body.append([model, number(ms), f"{1e3 / ms:,.0f}" if ms > 0 else "-", number(speed), share(speed, gbps)])
+    return table(["train_moe, one text", "ms of a token", "tok/s", "GB/s of weights", "% of copy"], body)
 
 
 def ceilings(best):
@@ -196,7 +210,7 @@ def main():
         print("**A rehearsal: no GPU had a part in this, and no number below means anything.**\n")
     print("Written by `dev/gpu_check.sh` ([how to read it](README.md)); every time is the shortest of several repetitions, taken in turn.\n")
     for title, section in [("Machine", machine), ("Stages", stages), ("Tests", tests), ("compute-sanitizer", sanitizer),
-                           ("A training step of GPT-2 124M", steps), ("Ops", ops), ("Causal attention", attention)]:
+                           ("A training step of GPT-2 124M", steps), ("Writing text", texts), ("Ops", ops), ("Causal attention", attention)]:
         print(f"## {title}\n\n{section(folders)}")
 
 
