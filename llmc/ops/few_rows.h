@@ -14,7 +14,7 @@ Cost:   memory bound: each element of the weight is read once, 16 bytes a lane, 
 Error:  as matmul.h.
 Order:  a step of FEW_TERMS terms is four mma, ascending; which 16 of its terms each one adds is few_rows_step_'s. A
         warp chains over its steps, then warps are added in order, then the bias. C alone decides all that: a row has
-        the same bits whichever rows go with it, and so a text whichever texts.
+        the same bits alone and with any 15 others, and so a text beside other texts.
 */
 #ifndef LLMC_FEW_ROWS_H
 #define LLMC_FEW_ROWS_H
