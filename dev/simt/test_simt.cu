@@ -651,6 +651,23 @@ static void plant(void* arg) {
         pinned[0] = 2.0f;
         cudaDeviceSynchronize();
     }
+    cudaStream_t stream, other;
+    cudaEvent_t event;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    cudaCheck(cudaStreamCreate(&stream));
+    cudaCheck(cudaStreamCreate(&other));
+    cudaCheck(cudaEventCreate(&event));
+    if (!strncmp(fault, "capture", 7)) { cudaCheck(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal)); }
+    if (!strcmp(fault, "capture, another stream")) { returned_lane_kernel<<<1, 32, 0, other>>>(d, 32); }
+    if (!strcmp(fault, "capture, event")) { cudaEventRecord(event, stream); }
+    if (!strcmp(fault, "capture, graph leaked")) {
+        cudaCheck(cudaStreamEndCapture(stream, &graph));
+        cudaCheck(cudaGraphInstantiate(&executable, graph, 0));
+        cudaFree(d), cudaFree(e), cudaFree(tickets);
+        fflush(stdout);
+        exit(0);
+    }
     if (!strcmp(fault, "freed twice")) { cudaFree(e); cudaFree(e); }
     if (!strcmp(fault, "leak")) { fflush(stdout); exit(0); }
 }
@@ -688,6 +705,9 @@ static void test_misuse(Test* t) {
         {"host source", "is no device memory"},
         {"copy too long", "destination of 256 bytes ends 128 bytes behind allocation "},
         {"source changed", "its pinned source was changed before the copy was waited for"},
+        {"capture, another stream", "kernel: its stream has not joined the capture that goes on"},
+        {"capture, event", "cudaEventRecord: events in a capture are not modelled"},
+        {"capture, graph leaked", "1 graphs were never destroyed"},
         {"freed twice", "is no start of an allocation of cudaMalloc"},
         {"leak", "3 allocations were never freed, among them number "},
     };
@@ -728,6 +748,131 @@ static void test_sanitizers(Test* t) {
 static void test_sanitizers(Test* t) { skip(t, "built without sanitizers"); }
 #endif
 #endif  // SIMT
+
+// ---- graphs ----
+
+// d = 2 * d + add, element by element: where it runs a second time, or with another argument, one sees it
+__global__ void double_kernel(float* d, float add, int n) {
+    if ((int)threadIdx.x < n) { d[threadIdx.x] = 2.0f * d[threadIdx.x] + add; }
+}
+
+// what is captured below: an upload, a fill, a kernel, a copy; the argument of the kernel changes right after its launch
+static void record(float* d, float* e, const float* pinned, cudaStream_t stream) {
+    float add = 1.0f;
+    cudaCheck(cudaMemcpyAsync(e, pinned, 4 * sizeof(float), cudaMemcpyHostToDevice, stream));
+    cudaCheck(cudaMemsetAsync(e + 3, 0, sizeof(float), stream));
+    double_kernel<<<1, 32, 0, stream>>>(d, add, 4);
+    cudaCheck(cudaGetLastError());
+    add = 100.0f;
+    double_kernel<<<1, 32, 0, stream>>>(e, add - 99.0f, 4);
+    cudaCheck(cudaMemcpyAsync(e + 4, d, 4 * sizeof(float), cudaMemcpyDeviceToDevice, stream));
+}
+
+static cudaGraphExec_t capture(float* d, float* e, const float* pinned, cudaStream_t stream, size_t* n_nodes) {
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    cudaCheck(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    record(d, e, pinned, stream);
+    cudaCheck(cudaStreamEndCapture(stream, &graph));
+    cudaCheck(cudaGraphGetNodes(graph, NULL, n_nodes));
+    cudaCheck(cudaGraphInstantiate(&executable, graph, 0));
+    cudaCheck(cudaGraphDestroy(graph));
+    return executable;
+}
+
+// plain: three runs one by one; else a graph, launched three times. What it uploads changes in between
+static void run_three_times(Test* t, int plain, float out[12]) {
+    float *d, *e, *pinned;
+    size_t n_nodes = 0;
+    cudaStream_t stream;
+    cudaGraphExec_t executable = NULL;
+    cudaCheck(cudaStreamCreate(&stream));
+    cudaCheck(cudaMalloc((void**)&d, 4 * sizeof(float)));
+    cudaCheck(cudaMalloc((void**)&e, 8 * sizeof(float)));
+    cudaCheck(cudaMallocHost((void**)&pinned, 4 * sizeof(float)));
+    cudaCheck(cudaMemset(d, 0, 4 * sizeof(float)));
+    cudaCheck(cudaMemset(e, 0, 8 * sizeof(float)));
+    if (!plain) {
+        executable = capture(d, e, pinned, stream, &n_nodes);
+        cudaCheck(cudaMemcpy(out, d, 4 * sizeof(float), cudaMemcpyDeviceToHost));
+        check(t, n_nodes == 5 && out[0] == 0.0f, "%zu nodes, expected 5; d[0] is %g before any launch", n_nodes, (double)out[0]);
+    }
+    for (int i = 0; i < 3; i++) {
+        for (int k = 0; k < 4; k++) { pinned[k] = (float)(10 * i + k); }
+        if (plain) { record(d, e, pinned, stream); } else { cudaCheck(cudaGraphLaunch(executable, stream)); }
+        cudaCheck(cudaStreamSynchronize(stream));
+    }
+    cudaCheck(cudaMemcpy(out, d, 4 * sizeof(float), cudaMemcpyDeviceToHost));
+    cudaCheck(cudaMemcpy(out + 4, e, 8 * sizeof(float), cudaMemcpyDeviceToHost));
+    if (!plain) { cudaCheck(cudaGraphExecDestroy(executable)); }
+    cudaCheck(cudaFreeHost(pinned));
+    cudaCheck(cudaFree(e));
+    cudaCheck(cudaFree(d));
+    cudaCheck(cudaStreamDestroy(stream));
+}
+
+static void test_graph(Test* t) {
+    float plain[12], graph[12];
+    run_three_times(t, 1, plain);
+    run_three_times(t, 0, graph);
+    check(t, plain[0] == 7.0f && plain[5] == 43.0f && plain[7] == 1.0f && plain[8] == 7.0f, "plain: %g %g %g %g",
+          (double)plain[0], (double)plain[5], (double)plain[7], (double)plain[8]);
+    check_bits(t, "a graph launched three times", graph, plain, 12);
+}
+
+typedef enum {
+    CALL_MALLOC, CALL_FREE, CALL_SYNC, CALL_QUERY,
+#ifdef SIMT  // of pageable memory the manual says little: here it is refused
+    CALL_DOWNLOAD, CALL_PAGEABLE,
+#endif
+    CALL_PLAIN_COPY, CALL_DEFAULT_STREAM, N_CALLS
+} Call;
+
+static cudaError_t forbidden_call(Call call, float* d, cudaStream_t stream) {
+    float x[4] = {0}, *new_memory;
+    switch (call) {
+        case CALL_MALLOC: return cudaMalloc((void**)&new_memory, 16);
+        case CALL_FREE: return cudaFree(d);
+        case CALL_SYNC: return cudaStreamSynchronize(stream);
+        case CALL_QUERY: return cudaStreamQuery(stream);
+#ifdef SIMT
+        case CALL_DOWNLOAD: return cudaMemcpyAsync(x, d, sizeof x, cudaMemcpyDeviceToHost, stream);
+        case CALL_PAGEABLE: return cudaMemcpyAsync(d, x, sizeof x, cudaMemcpyHostToDevice, stream);
+#endif
+        case CALL_PLAIN_COPY: return cudaMemcpy(x, d, sizeof x, cudaMemcpyDeviceToHost);
+        case CALL_DEFAULT_STREAM: double_kernel<<<1, 32>>>(d, 1.0f, 4); return cudaGetLastError();
+        case N_CALLS: break;
+    }
+    return cudaSuccess;
+}
+
+// each is refused, ends the capture, and leaves the stream as it was before
+static void test_forbidden(Test* t) {
+    float *d, x[4];
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaCheck(cudaStreamCreate(&stream));
+    cudaCheck(cudaMalloc((void**)&d, sizeof x));
+    cudaCheck(cudaMemset(d, 0, sizeof x));
+    for (int call = 0; call < N_CALLS; call++) {
+        const cudaError_t expected = call < CALL_PLAIN_COPY ? cudaErrorStreamCaptureUnsupported : cudaErrorStreamCaptureImplicit;
+        cudaCheck(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        const cudaError_t said = forbidden_call((Call)call, d, stream);
+        check(t, said == expected, "call %d: %s", call, cudaGetErrorString(said));
+        double_kernel<<<1, 32, 0, stream>>>(d, 1.0f, 4);
+        check(t, cudaGetLastError() == cudaErrorStreamCaptureInvalidated, "call %d: work is still recorded", call);
+        check(t, cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated && !graph, "call %d: there is a graph", call);
+        cudaGetLastError();
+    }
+    check(t, cudaStreamEndCapture(stream, &graph) == cudaErrorIllegalState, "a capture that never began has ended");
+    cudaGetLastError();
+    double_kernel<<<1, 32, 0, stream>>>(d, 1.0f, 4);
+    cudaCheck(cudaStreamSynchronize(stream));
+    cudaCheck(cudaMemcpy(x, d, sizeof x, cudaMemcpyDeviceToHost));
+    check(t, x[0] == 1.0f, "after captures without a graph: %g, expected 1", (double)x[0]);
+    cudaCheck(cudaFree(d));
+    cudaCheck(cudaStreamDestroy(stream));
+}
 
 #ifdef SIMT
 // what a copy to pinned memory brings is there after a synchronisation with it, and not before
@@ -776,6 +921,8 @@ int main(int argc, char** argv) {
         {"mma", "the fragments of the manual give the plain product, b in either layout", test_mma},
         {"async copies", "two stages, with zeros beyond the end", test_async},
         {"host calls", "copies, fills, streams, events, device properties", test_host},
+        {"graphs", "launched three times, a graph leaves the bits of three plain runs; recording runs nothing", test_graph},
+        {"captures", "memory, waiting, pageable memory, the default stream: refused, and there is no graph", test_forbidden},
 #ifdef SIMT
         {"pinned memory", "holds the data of a copy after a synchronisation with it, and not before", test_pinned},
         {"races", "each planted race is found by running in two orders", test_races},

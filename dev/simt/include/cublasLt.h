@@ -23,6 +23,7 @@ typedef enum {
     CUBLAS_STATUS_SUCCESS = 0,
     CUBLAS_STATUS_NOT_INITIALIZED = 1,
     CUBLAS_STATUS_INVALID_VALUE = 7,
+    CUBLAS_STATUS_EXECUTION_FAILED = 13,
     CUBLAS_STATUS_NOT_SUPPORTED = 15
 } cublasStatus_t;
 typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
@@ -332,22 +333,26 @@ static inline void simt_blas_check_call_(cublasLtMatmulDesc_t p, const void* a, 
     if (algo->workspace) { simt_check_range("cublasLtMatmul", "workspace", workspace, n_bytes, 1); }
 }
 
-static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t p, const void* alpha,
-                                            const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
-                                            cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
-                                            cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
-                                            const cublasLtMatmulAlgo_t* algo, void* workspace, size_t workspace_bytes,
-                                            cudaStream_t stream) {
-    (void)stream;
+// what the call was given, by value: a graph runs it again
+struct SimtProduct {
+    cublasLtMatmulDescOpaque_t product;
+    cublasLtMatrixLayoutOpaque_t a_layout, b_layout, c_layout, d_layout;
+    cublasLtMatmulAlgo_t algo;
+    const void *a, *b, *c;
+    void *d, *workspace;
+    float alpha, beta;
+};
+
+static inline void simt_blas_run_(const SimtProduct& x) {
     SimtAccess access;
-    simt_blas_check_shapes_("cublasLtMatmul", handle, p, a_layout, b_layout, c_layout, d_layout);
-    simt_blas_check_call_(p, a, a_layout, b, b_layout, c, c_layout, d, d_layout, algo, workspace, workspace_bytes);
-    memset(workspace, 0xff, algo->workspace);  // NaN: nobody may keep anything there
+    SimtProduct copy = x;
+    cublasLtMatmulDesc_t p = &copy.product;
+    cublasLtMatrixLayout_t a_layout = &copy.a_layout, b_layout = &copy.b_layout, c_layout = &copy.c_layout, d_layout = &copy.d_layout;
+    memset(x.workspace, 0xff, x.algo.workspace);  // NaN: nobody may keep anything there
     size_t M = d_layout->rows, N = d_layout->columns, K = p->turn_a == CUBLAS_OP_T ? a_layout->rows : a_layout->columns;
     int with_bias = simt_blas_with_bias_(p), with_aux = simt_blas_with_aux_(p), tf32 = p->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
-    std::vector<float> left = simt_blas_unpack_(a, a_layout, p->turn_a == CUBLAS_OP_N, M, K, tf32);
-    std::vector<float> right = simt_blas_unpack_(b, b_layout, p->turn_b == CUBLAS_OP_T, N, K, tf32);
-    float scale = *(const float*)alpha, keep = *(const float*)beta;
+    std::vector<float> left = simt_blas_unpack_(x.a, a_layout, p->turn_a == CUBLAS_OP_N, M, K, tf32);
+    std::vector<float> right = simt_blas_unpack_(x.b, b_layout, p->turn_b == CUBLAS_OP_T, N, K, tf32);
     #pragma omp parallel for
     for (size_t n = 0; n < N; n++) {
         std::vector<float> sum(M);
@@ -355,14 +360,27 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
             for (size_t m = 0; m < M; m++) { sum[m] += left[k * M + m] * right[k * N + n]; }
         }
         for (size_t m = 0; m < M; m++) {
-            float x = scale * sum[m];
+            float y = x.alpha * sum[m];
             // beta 0: C is not read
-            if (keep != 0.0f) { x += keep * simt_blas_load_(c, c_layout->type, m + n * (size_t)c_layout->ld); }
-            if (with_bias) { x += simt_blas_load_(p->bias, d_layout->type, m); }
-            if (with_aux) { simt_blas_store_(p->aux, d_layout->type, m + n * (size_t)p->aux_ld, x); }
-            simt_blas_store_(d, d_layout->type, m + n * (size_t)d_layout->ld, with_aux ? simt_blas_gelu_(x) : x);
+            if (x.beta != 0.0f) { y += x.beta * simt_blas_load_(x.c, c_layout->type, m + n * (size_t)c_layout->ld); }
+            if (with_bias) { y += simt_blas_load_(p->bias, d_layout->type, m); }
+            if (with_aux) { simt_blas_store_(p->aux, d_layout->type, m + n * (size_t)p->aux_ld, y); }
+            simt_blas_store_(x.d, d_layout->type, m + n * (size_t)d_layout->ld, with_aux ? simt_blas_gelu_(y) : y);
         }
     }
-    return CUBLAS_STATUS_SUCCESS;
+}
+
+static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t p, const void* alpha,
+                                            const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
+                                            cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
+                                            cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
+                                            const cublasLtMatmulAlgo_t* algo, void* workspace, size_t workspace_bytes,
+                                            cudaStream_t stream) {
+    simt_blas_check_shapes_("cublasLtMatmul", handle, p, a_layout, b_layout, c_layout, d_layout);
+    simt_blas_check_call_(p, a, a_layout, b, b_layout, c, c_layout, d, d_layout, algo, workspace, workspace_bytes);
+    const SimtProduct x = {*p, *a_layout, *b_layout, *c_layout, *d_layout, *algo, a, b, c, d, workspace, *(const float*)alpha,
+                           *(const float*)beta};
+    int error = simt_submit(stream, "cublasLtMatmul", [=](cudaStream_t) { simt_blas_run_(x); });
+    return error ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }
 #endif  // SIMT_CUBLASLT_H

@@ -3,7 +3,7 @@ A stand-in for CUDA's header: kernels run on the CPU (dev/simt/README.md). What 
     simt_types.h    __global__, dim3, float4             simt_memory.h   device memory, who may touch it
     simt_fiber.h    functions that stop and go on        simt_block.h    threads, warps, barriers, shared memory
     simt_launch.h   orders and the race check            simt_device.h   what kernels call
-    this file       what the host calls
+    simt_capture.h  streams, and work that is recorded   this file       what the host calls
 Streams run at once, in the order of the calls; only what the host sees in pinned memory waits for a synchronisation.
 */
 #ifndef SIMT_CUDA_RUNTIME_H
@@ -19,8 +19,12 @@ typedef enum {
     cudaErrorInvalidConfiguration = 9,
     cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
+    cudaErrorIllegalState = 401,
     cudaErrorNotReady = 600,
-    cudaErrorNotSupported = 801
+    cudaErrorNotSupported = 801,
+    cudaErrorStreamCaptureUnsupported = SIMT_UNSUPPORTED,
+    cudaErrorStreamCaptureInvalidated = SIMT_INVALIDATED,
+    cudaErrorStreamCaptureImplicit = SIMT_IMPLICIT
 } cudaError_t;
 
 static inline const char* cudaGetErrorName(cudaError_t e) {
@@ -31,8 +35,12 @@ static inline const char* cudaGetErrorName(cudaError_t e) {
         case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
         case cudaErrorNoDevice: return "cudaErrorNoDevice";
         case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+        case cudaErrorIllegalState: return "cudaErrorIllegalState";
         case cudaErrorNotReady: return "cudaErrorNotReady";
         case cudaErrorNotSupported: return "cudaErrorNotSupported";
+        case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
+        case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
+        case cudaErrorStreamCaptureImplicit: return "cudaErrorStreamCaptureImplicit";
     }
     return "unrecognized error code";
 }
@@ -44,8 +52,12 @@ static inline const char* cudaGetErrorString(cudaError_t e) {
         case cudaErrorInvalidConfiguration: return "invalid configuration argument";
         case cudaErrorNoDevice: return "no CUDA-capable device is detected";
         case cudaErrorInvalidDevice: return "invalid device ordinal";
+        case cudaErrorIllegalState: return "the operation cannot be performed in the present state";
         case cudaErrorNotReady: return "device not ready";
         case cudaErrorNotSupported: return "operation not supported";
+        case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
+        case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
+        case cudaErrorStreamCaptureImplicit: return "operation would make the legacy stream depend on a capturing blocking stream";
     }
     return "unrecognized error code";
 }
@@ -180,14 +192,20 @@ enum { cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped 
 template <typename T>
 static inline cudaError_t cudaMalloc(T** p, size_t n_bytes, SIMT_SITE) {
     *p = NULL;
+    if (int error = simt_forbids()) { return simt_return_((cudaError_t)error); }
     if (simt_memory.n_bytes + n_bytes > SIMT_MEMORY) { return simt_return_(cudaErrorMemoryAllocation); }
     if (n_bytes) { *p = (T*)simt_allocate(n_bytes, 0, file, line); }
     return simt_return_(*p || !n_bytes ? cudaSuccess : cudaErrorMemoryAllocation);
 }
-static inline cudaError_t cudaFree(void* p) { simt_free(p, 0, "cudaFree"); return cudaSuccess; }
+static inline cudaError_t cudaFree(void* p) {
+    if (int error = simt_forbids()) { return simt_return_((cudaError_t)error); }
+    simt_free(p, 0, "cudaFree");
+    return cudaSuccess;
+}
 template <typename T>
 static inline cudaError_t cudaMallocHost(T** p, size_t n_bytes, unsigned flags = 0, SIMT_SITE) {
     (void)flags;
+    if (int error = simt_forbids()) { return simt_return_((cudaError_t)error); }
     *p = (T*)simt_allocate(n_bytes, 1, file, line);
     return simt_return_(*p ? cudaSuccess : cudaErrorMemoryAllocation);
 }
@@ -201,9 +219,6 @@ typedef enum {
     cudaMemcpyDeviceToDevice = 3,
     cudaMemcpyDefault = 4
 } cudaMemcpyKind;
-struct SimtStream {
-    int non_blocking;
-};
 typedef SimtStream* cudaStream_t;
 struct SimtEvent {
     double ms;
@@ -257,6 +272,7 @@ static inline cudaError_t simt_synchronise_(cudaStream_t stream, uint64_t number
 
 static inline cudaError_t cudaFreeHost(void* p) {
     if (!p) { return cudaErrorInvalidValue; }  // the manual promises nothing
+    if (int error = simt_forbids()) { return simt_return_((cudaError_t)error); }
     simt_synchronise_(NULL, simt_n_copies, 1);
     simt_free(p, 1, "cudaFreeHost");
     return cudaSuccess;
@@ -282,54 +298,84 @@ static inline cudaError_t simt_set_(const char* call, void* p, int value, size_t
     return cudaSuccess;
 }
 static inline cudaError_t cudaMemcpy(void* to, const void* from, size_t n_bytes, cudaMemcpyKind kind) {
+    if (int error = simt_forbids_default_()) { return simt_return_((cudaError_t)error); }
+    if (int error = simt_forbids()) { return simt_return_((cudaError_t)error); }
+    __atomic_fetch_add(&simt_n_submitted, 1, __ATOMIC_RELAXED);
     simt_synchronise_(NULL, simt_n_copies, 0);
     return simt_copy_("cudaMemcpy", to, from, n_bytes, kind);
 }
-static inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n_bytes, cudaMemcpyKind kind, cudaStream_t stream = NULL,
-                                          SIMT_SITE) {
+static inline void simt_copy_async_(void* to, const void* from, size_t n_bytes, cudaMemcpyKind kind, cudaStream_t stream,
+                                    const char* file, int line) {
     SimtAccess access;
-    cudaError_t error = simt_copy_("cudaMemcpyAsync", to, from, n_bytes, kind);
+    simt_copy_("cudaMemcpyAsync", to, from, n_bytes, kind);
     int to_host = kind == cudaMemcpyDeviceToHost;
     char *host = to_host ? (char*)to : (char*)from, *start = NULL;
-    if (n_bytes == 0 || (!to_host && kind != cudaMemcpyHostToDevice) || !simt_find(host, &start)) { return error; }
+    if (n_bytes == 0 || (!to_host && kind != cudaMemcpyHostToDevice) || !simt_find(host, &start)) { return; }
     simt_under_way.push_back(SimtUnderWay{++simt_n_copies, {stream}, host, std::vector<char>(host, host + n_bytes), to_host, file, line});
     if (to_host) { memset(host, 0xff, n_bytes); }
-    return error;
 }
-static inline cudaError_t cudaMemset(void* p, int value, size_t n_bytes) { return simt_set_("cudaMemset", p, value, n_bytes); }
+// memory that is not pinned is copied by the host itself, which a graph cannot do
+static inline int simt_is_pageable_(const void* p) {
+    SimtAccess access;
+    char* start = NULL;
+    return !simt_find(p, &start);
+}
+static inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n_bytes, cudaMemcpyKind kind, cudaStream_t stream = NULL,
+                                          SIMT_SITE) {
+    if (stream && stream->capture && (simt_is_pageable_(to) || simt_is_pageable_(from))) {
+        return simt_return_((cudaError_t)simt_forbids());
+    }
+    return simt_return_((cudaError_t)simt_submit(stream, "cudaMemcpyAsync", [=](cudaStream_t s) {
+        simt_copy_async_(to, from, n_bytes, kind, s, file, line);
+    }));
+}
 static inline cudaError_t cudaMemsetAsync(void* p, int value, size_t n_bytes, cudaStream_t stream = NULL) {
-    (void)stream;
-    return simt_set_("cudaMemsetAsync", p, value, n_bytes);
+    return simt_return_((cudaError_t)simt_submit(stream, "cudaMemsetAsync", [=](cudaStream_t) {
+        simt_set_("cudaMemsetAsync", p, value, n_bytes);
+    }));
 }
+static inline cudaError_t cudaMemset(void* p, int value, size_t n_bytes) { return cudaMemsetAsync(p, value, n_bytes, NULL); }
 
 // ---- streams and events ----
 
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
 
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
-    *s = new SimtStream{(flags & cudaStreamNonBlocking) != 0};
+    *s = new SimtStream{(flags & cudaStreamNonBlocking) != 0, NULL, 0};
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreateWithFlags(s, cudaStreamDefault); }
 static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned flags, int) { return cudaStreamCreateWithFlags(s, flags); }
-static inline cudaError_t cudaStreamSynchronize(cudaStream_t s) { return simt_synchronise_(s, simt_n_copies, 0); }
+
+// the host waits, which a capture forbids: nothing of it is under way
+static inline cudaError_t simt_wait_(cudaStream_t stream, uint64_t number, int every) {
+    if (int error = simt_forbids()) { return simt_return_((cudaError_t)error); }
+    return simt_synchronise_(stream, number, every);
+}
+static inline cudaError_t cudaStreamSynchronize(cudaStream_t s) { return simt_wait_(s, simt_n_copies, 0); }
 static inline cudaError_t cudaStreamQuery(cudaStream_t s) { return cudaStreamSynchronize(s); }
 static inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
+    if (s->capture) { simt_fail("cudaStreamDestroy: the stream is being captured"); }
     simt_synchronise_(s, simt_n_copies, 0);
     delete s;
     return cudaSuccess;
 }
-static inline cudaError_t cudaDeviceSynchronize() { return simt_synchronise_(NULL, simt_n_copies, 1); }
+static inline cudaError_t cudaDeviceSynchronize() { return simt_wait_(NULL, simt_n_copies, 1); }
 static inline cudaError_t cudaEventCreate(cudaEvent_t* e) { *e = new SimtEvent(); return cudaSuccess; }
 static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return cudaEventCreate(e); }
 static inline cudaError_t cudaEventDestroy(cudaEvent_t e) { delete e; return cudaSuccess; }
+static inline void simt_outside_capture_(const char* call, cudaStream_t stream) {
+    if (simt_capturing || (stream && stream->capture)) { simt_fail("%s: events in a capture are not modelled", call); }
+}
 static inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream = NULL) {
+    simt_outside_capture_("cudaEventRecord", stream);
     *e = SimtEvent{(double)clock64() / 1e6, stream, simt_n_copies};
     return cudaSuccess;
 }
-static inline cudaError_t cudaEventSynchronize(cudaEvent_t e) { return simt_synchronise_(e->stream, e->n_copies, 0); }
+static inline cudaError_t cudaEventSynchronize(cudaEvent_t e) { return simt_wait_(e->stream, e->n_copies, 0); }
 static inline cudaError_t cudaEventQuery(cudaEvent_t e) { return cudaEventSynchronize(e); }
 static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e, unsigned = 0) {
+    simt_outside_capture_("cudaStreamWaitEvent", stream);
     SimtAccess access;
     for (SimtUnderWay& c : simt_under_way) {
         if (c.number <= e->n_copies && simt_in_stream_(c, e->stream)) { c.streams.push_back(stream); }
@@ -339,5 +385,62 @@ static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e
 static inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t stop) {
     *ms = (float)(stop->ms - start->ms);
     return cudaSuccess;
+}
+
+// ---- graphs: simt_capture.h. A graph and one that can be launched are the same list here ----
+
+typedef enum { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1, cudaStreamCaptureModeRelaxed = 2 } cudaStreamCaptureMode;
+typedef SimtGraph* cudaGraph_t;
+struct SimtExecutable {
+    SimtGraph graph;
+};
+typedef SimtExecutable* cudaGraphExec_t;
+typedef struct SimtGraphNode* cudaGraphNode_t;
+
+// every mode is as strict as ThreadLocal
+static inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    if (!stream) { return simt_return_(cudaErrorStreamCaptureUnsupported); }
+    if (stream->capture || simt_capturing) { return simt_return_(cudaErrorIllegalState); }
+    stream->capture = new SimtGraph();
+    stream->is_invalid = 0;
+    simt_capturing = stream;
+    simt_n_blocking += !stream->non_blocking;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+    *graph = NULL;
+    if (!stream || !stream->capture || stream != simt_capturing) { return simt_return_(cudaErrorIllegalState); }
+    SimtGraph* captured = stream->capture;
+    stream->capture = NULL;
+    simt_capturing = NULL;
+    simt_n_blocking -= !stream->non_blocking;
+    if (stream->is_invalid) {
+        delete captured;
+        return simt_return_(cudaErrorStreamCaptureInvalidated);
+    }
+    *graph = captured;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* n) {
+    if (nodes) { simt_fail("cudaGraphGetNodes: only the number of nodes is known here: expected NULL"); }
+    *n = graph->nodes.size();
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { delete graph; return cudaSuccess; }
+static inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long = 0) {
+    *executable = new SimtExecutable{*graph};
+    simt_n_executable++;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+    delete executable;
+    simt_n_executable--;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+    if (simt_capturing) { simt_fail("cudaGraphLaunch: a graph in a graph is not modelled"); }
+    return simt_return_((cudaError_t)simt_submit(stream, "cudaGraphLaunch", [=](cudaStream_t s) {
+        for (const auto& node : executable->graph.nodes) { node(s); }
+    }));
 }
 #endif  // SIMT_CUDA_RUNTIME_H

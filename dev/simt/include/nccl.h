@@ -266,6 +266,7 @@ static inline ncclResult_t simt_message_(const char* call, int sends, void* data
                                          ncclComm_t comm) {
     const size_t bytes[] = {1, 1, 4, 0, 8, 0, 0, 4, 8, 2};
     if (simt_group_().depth == 0) { simt_fail("%s outside of a group: two ranks that send to each other would wait for ever", call); }
+    if (simt_capturing) { simt_fail("%s: messages in a capture are not modelled", call); }
     if (peer < 0 || peer >= comm->size) { return ncclInvalidArgument; }
     simt_check_range(call, sends ? "source" : "destination", data, count * bytes[type], 1);
     comm->messages.push_back(SimtMessage{peer, sends, (char*)data, count * bytes[type], 0});

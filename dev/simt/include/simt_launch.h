@@ -10,6 +10,7 @@ Between two barriers any two threads run once in either order: one that reads wh
 #ifndef SIMT_LAUNCH_H
 #define SIMT_LAUNCH_H
 #include "simt_block.h"
+#include "simt_capture.h"
 #include <string>
 
 // ---- orders ----
@@ -115,18 +116,13 @@ static inline int simt_launch_error_(const char* kernel, dim3 grid, dim3 block, 
     return n_shared > most ? 1 : 0;
 }
 
-template <typename Body, typename... Arguments>
-static inline void simt_launch(const char* kernel, dim3 grid, dim3 block, size_t n_shared, void* stream, Body body,
-                               Arguments... arguments) {
-    (void)stream;  // streams run at once, in the order of the calls
-    int error = simt_launch_error_(kernel, grid, block, n_shared);
-    if (error) { simt_last_error = error; return; }
-    auto call = [&]() { body(arguments...); };
+template <typename Call>
+static inline void simt_run_kernel_(const char* kernel, dim3 grid, dim3 block, size_t n_shared, const Call& call) {
     SimtAccess access;
     SimtBlock& b = simt_block;
     b.kernel = kernel;
-    b.body = [](void* f) { (*(decltype(call)*)f)(); };
-    b.arguments = &call;
+    b.body = [](void* f) { (*(const Call*)f)(); };
+    b.arguments = (void*)&call;
     b.n_threads = (int)(block.x * block.y * block.z);
     b.current = -1;
     b.dynamic_shared_bytes = n_shared;
@@ -140,5 +136,16 @@ static inline void simt_launch(const char* kernel, dim3 grid, dim3 block, size_t
     free(b.dynamic_shared);
     b.dynamic_shared = NULL;
     b.kernel = NULL;
+}
+
+template <typename Body, typename... Arguments>
+static inline void simt_launch(const char* kernel, dim3 grid, dim3 block, size_t n_shared, SimtStream* stream, Body body,
+                               Arguments... arguments) {
+    int error = simt_launch_error_(kernel, grid, block, n_shared);
+    auto call = [=]() { body(arguments...); };  // their values now, whenever a graph runs it
+    if (!error) {
+        error = simt_submit(stream, kernel, [=](SimtStream*) { simt_run_kernel_(kernel, grid, block, n_shared, call); });
+    }
+    if (error) { simt_last_error = error; }
 }
 #endif  // SIMT_LAUNCH_H
