@@ -647,7 +647,7 @@ static inline void dp_leaf_done(DataParallel* s, const Device* dev) {
         return;
     }
     dp_send_rest_(s, dev);
-    leaf_tree_added(&s->tree);
+    leaf_tree_added(&s->tree, dev);
 }
 
 // n numbers of each own leaf become (n_leaves, n) those of each, in the order of leaves

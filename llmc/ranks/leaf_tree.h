@@ -8,9 +8,10 @@ itself, fewer than 2 log2(last) always. The nodes of all ranks, pushed in order,
 alone, first is 0 and leaf_tree_finish has it.
     leaf_tree_next, leaf_tree_numbers   where the next leaf's gradient (n) and its numbers (n_numbers floats, of which
                                      the first is the sum of its losses) are to be written, both on the device: the host
-                                     need not wait for a leaf
-    leaf_tree_push                   both have been written: the leaf joins the tree. The same in parts, as they are
-                                     written: leaf_tree_add for each, then leaf_tree_added
+                                     need not wait for a leaf. Of the numbers this is one place for all leaves
+    leaf_tree_push                   both have been written: the leaf joins the tree, and its numbers go to their row.
+                                     The same in parts, as they are written: leaf_tree_add for each, then
+                                     leaf_tree_added
     leaf_tree_finish                 the root, and with it the one download of all numbers
     leaf_tree_root, leaf_tree_sums   the same sum over one number for each leaf, over several, on the host
 Memory: leaf_tree_depth(0, S) arenas for S leaves: 1 for one leaf, 2 for two, 3 for four, ... on the device.
@@ -29,7 +30,8 @@ typedef struct {
     int n_nodes;                  // on the stack
     int size[LEAF_TREE_MAX];      // leaves under each node
     float* arena[LEAF_TREE_MAX];  // device memory, as are the numbers
-    float* numbers;               // (n_leaves, n_numbers), of the leaves first, first + 1, ...
+    float* numbers;               // (n_leaves + 1, n_numbers): of the leaves first, first + 1, ...; the next one writes
+                                  // to the last row
     int n_leaves, n_numbers;
 } LeafTree;
 
@@ -57,7 +59,7 @@ static inline int leaf_tree_depth(int first, int last) {
 }
 
 static inline size_t leaf_tree_numbers_bytes_(const LeafTree* tree) {
-    return sizeof(float) * (size_t)tree->n_leaves * (size_t)tree->n_numbers;
+    return sizeof(float) * ((size_t)tree->n_leaves + 1) * (size_t)tree->n_numbers;
 }
 
 static inline void leaf_tree_alloc_(LeafTree* tree, size_t n, int n_arenas, int first, int n_leaves, int n_numbers) {
@@ -81,7 +83,7 @@ static inline void leaf_tree_free(LeafTree* tree) {
 
 static inline float* leaf_tree_next(LeafTree* tree) { return tree->arena[tree->n_nodes]; }
 static inline float* leaf_tree_numbers(LeafTree* tree) {
-    return tree->numbers + (size_t)(tree->next - tree->first) * (size_t)tree->n_numbers;
+    return tree->numbers + (size_t)tree->n_leaves * (size_t)tree->n_numbers;
 }
 
 // the additions with which the leaf that has been written joins the tree, for elements at .. at + n - 1
@@ -94,8 +96,10 @@ static inline void leaf_tree_add(const LeafTree* tree, size_t at, size_t n, cons
 }
 
 // all of them are done: the leaf is a node, or part of one
-static inline void leaf_tree_added(LeafTree* tree) {
+static inline void leaf_tree_added(LeafTree* tree, const Device* dev) {
+    float* row = tree->numbers + (size_t)(tree->next - tree->first) * (size_t)tree->n_numbers;
     int size = 1;
+    device_copy(row, leaf_tree_numbers(tree), sizeof(float) * (size_t)tree->n_numbers, dev);
     tree->next++;
     while (tree->n_nodes > 0 && leaf_nodes_join(tree->size[tree->n_nodes - 1], size, tree->next)) {
         size += tree->size[--tree->n_nodes];
@@ -105,7 +109,7 @@ static inline void leaf_tree_added(LeafTree* tree) {
 
 static inline void leaf_tree_push(LeafTree* tree, const Device* dev) {
     if (tree->n > 0) { leaf_tree_add(tree, 0, tree->n, dev); }
-    leaf_tree_added(tree);
+    leaf_tree_added(tree, dev);
 }
 
 // the tree is empty again, for the next update
