@@ -66,9 +66,10 @@ static GoldenRun subject_run(Subject* s) {
     return run;
 }
 
-static void check_training(Test* t, const char* path, Tradeoffs how) {
+static void check_training(Test* t, const char* path, Tradeoffs how, int graph) {
     Subject s;
     subject_open(&s, path, how);
+    s.acts.graph.is_on = graph;
     const GoldenRun run = subject_run(&s);
     golden_check_training(t, &s.file, &run);
     subject_close(&s);
@@ -79,9 +80,9 @@ static Tradeoffs tradeoffs(int recompute, int gelu_fusion, int head_rows) {
     return how;
 }
 
-static void test_base(Test* t) { check_training(t, BASE, tradeoffs(KEEP_ALL, 0, 8192)); }
-static void test_dropout(Test* t) { check_training(t, DROPOUT, tradeoffs(KEEP_ALL, 0, 8192)); }
-static void test_odd(Test* t) { check_training(t, ODD, tradeoffs(KEEP_ALL, 0, 8192)); }
+static void test_base(Test* t) { check_training(t, BASE, tradeoffs(KEEP_ALL, 0, 8192), 0); }
+static void test_dropout(Test* t) { check_training(t, DROPOUT, tradeoffs(KEEP_ALL, 0, 8192), 0); }
+static void test_odd(Test* t) { check_training(t, ODD, tradeoffs(KEEP_ALL, 0, 8192), 0); }
 
 // one update; what is left are the gradients of the second
 static float* gradients_with(const char* path, Tradeoffs how, size_t* n, float* loss) {
@@ -166,6 +167,70 @@ static void test_repeat(Test* t) {
     check_same(t, BASE, &how, &how, 1);
 }
 
+// ---- --graph ----
+
+enum { GRAPH_STEPS = 4 };
+
+// what training leaves behind, and how it got there
+typedef struct {
+    float losses[GRAPH_STEPS], *params;
+    size_t n, n_nodes;
+    int64_t n_launched;   // leaves that were a graph
+    uint64_t n_submitted; // under dev/simt: what the host gave the device to do in all
+} Trained;
+
+// after the first update, as generation or a validation may
+static void outgrow_workspace(void* subject) {
+    Subject* s = (Subject*)subject;
+    if (s->n_done == s->file.n_leaves) { device_workspace(&s->dev, 2 * s->dev.workspace->n_bytes + 1); }
+}
+
+static Trained trained_with(const char* path, int graph, void (*updated)(void* subject)) {
+    Subject s;
+    Trained x;
+    subject_open(&s, path, tradeoffs(KEEP_ALL, 0, 8192));
+    s.acts.graph.is_on = graph;
+    GoldenRun run = subject_run(&s);
+    run.updated = updated;
+#ifdef SIMT
+    x.n_submitted = simt_n_submitted;
+#endif
+    x.params = golden_trained(&s.file, &run, GRAPH_STEPS, x.losses);
+#ifdef SIMT
+    x.n_submitted = simt_n_submitted - x.n_submitted;
+#endif
+    x.n = run.n, x.n_nodes = s.acts.graph.n_nodes, x.n_launched = s.acts.graph.n_launched;
+    subject_close(&s);
+    return x;
+}
+
+// n_launched: of the leaves in GRAPH_STEPS updates, so many are not the first of their kind
+static void check_graph(Test* t, const char* path, void (*updated)(void* subject), int64_t n_launched) {
+    Trained plain = trained_with(path, 0, updated), graph = trained_with(path, 1, updated);
+    check_bits(t, "losses", graph.losses, plain.losses, GRAPH_STEPS);
+    check_bits(t, "parameters", graph.params, plain.params, plain.n);
+    check(t, plain.n_launched == 0, "without --graph: %lld graphs", (long long)plain.n_launched);
+#ifdef __CUDACC__
+    check(t, graph.n_launched == n_launched, "%s: %lld leaves were graphs, expected %lld", path,
+          (long long)graph.n_launched, (long long)n_launched);
+#else
+    check(t, graph.n_launched == 0 && n_launched > 0, "a C build has launched a graph");
+#endif
+#ifdef SIMT
+    const uint64_t saved = plain.n_submitted - graph.n_submitted, expected = (uint64_t)n_launched * (graph.n_nodes - 1);
+    check(t, graph.n_nodes > 40 && saved == expected, "%s: %llu submissions became %llu, a graph has %zu nodes", path,
+          (unsigned long long)plain.n_submitted, (unsigned long long)graph.n_submitted, graph.n_nodes);
+#endif
+    free(plain.params), free(graph.params);
+}
+
+static void test_graph(Test* t) {
+    check_graph(t, BASE, NULL, 3);  // one leaf an update
+    check_graph(t, BASE, outgrow_workspace, 2);
+    check_graph(t, ODD, NULL, 6);   // three in two places; updates of 91, 106, 104 and 104 targets are three scales
+    check_training(t, BASE, tradeoffs(RECOMPUTE_BLOCKS, 0, 8192), 1);
+}
+
 int main(int argc, char** argv) {
     const Promise promises[] = {
         {"golden base", "gradients, loss, norm, parameters after 1 and 10 updates", test_base},
@@ -174,6 +239,7 @@ int main(int argc, char** argv) {
         {"recompute", "levels 0 to 3 give the same bits", test_recompute},
         {"head rows", "logits in pieces give the same bits", test_head_rows},
         {"key-value cache", "cached logits equal those of the whole sequence", test_cache},
+        {"graph", "--graph 1: losses and parameters to the last bit, and each leaf is one launch", test_graph},
         {"repeat", "the same inputs give the same bits again", test_repeat},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);

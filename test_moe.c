@@ -139,9 +139,10 @@ static void check_forward(Test* t, const char* path, int n_threads) {
     subject_close(&s);
 }
 
-static void check_training(Test* t, const char* path, int n_threads, Tradeoffs how) {
+static void check_training(Test* t, const char* path, int n_threads, Tradeoffs how, int graph) {
     Subject s;
     subject_open(&s, path, n_threads, how);
+    s.acts.graph.is_on = graph;
     const GoldenRun run = subject_run(&s);
     golden_check_training(t, &s.file, &run);
     subject_close(&s);
@@ -156,7 +157,7 @@ static void check_golden(Test* t, const char* path, int trains) {
         return;
     }
     for (int i = 0; i < N_TEST_THREADS; i++) {
-        if (trains) { check_training(t, path, test_threads(i), tradeoffs(RECOMPUTE_NORMS, 8192)); }
+        if (trains) { check_training(t, path, test_threads(i), tradeoffs(RECOMPUTE_NORMS, 8192), 0); }
         else { check_forward(t, path, test_threads(i)); }
     }
 }
@@ -315,6 +316,62 @@ static void test_counts(Test* t) {
     check(t, all == 6882678528ull && active == 1786599168ull, "%zu parameters, %zu active", all, active);
 }
 
+// ---- --graph ----
+
+enum { GRAPH_STEPS = 4 };
+
+// what training leaves behind, and how it got there
+typedef struct {
+    float losses[GRAPH_STEPS], *params;
+    size_t n, n_nodes;
+    int64_t n_launched;   // leaves that were a graph
+    uint64_t n_submitted; // under dev/simt: what the host gave the device to do in all
+} Trained;
+
+static Trained trained_with(const char* path, int graph) {
+    Subject s;
+    Trained x;
+    subject_open(&s, path, 2, tradeoffs(RECOMPUTE_NORMS, 8192));
+    s.acts.graph.is_on = graph;
+    const GoldenRun run = subject_run(&s);
+#ifdef SIMT
+    x.n_submitted = simt_n_submitted;
+#endif
+    x.params = golden_trained(&s.file, &run, GRAPH_STEPS, x.losses);
+#ifdef SIMT
+    x.n_submitted = simt_n_submitted - x.n_submitted;
+#endif
+    x.n = run.n, x.n_nodes = s.acts.graph.n_nodes, x.n_launched = s.acts.graph.n_launched;
+    subject_close(&s);
+    return x;
+}
+
+// n_launched: of the leaves in GRAPH_STEPS updates, so many are not the first of their kind
+static void check_graph(Test* t, const char* path, int64_t n_launched) {
+    Trained plain = trained_with(path, 0), graph = trained_with(path, 1);
+    check_bits(t, "losses", graph.losses, plain.losses, GRAPH_STEPS);
+    check_bits(t, "parameters", graph.params, plain.params, plain.n);
+    check(t, plain.n_launched == 0, "without --graph: %lld graphs", (long long)plain.n_launched);
+#ifdef __CUDACC__
+    check(t, graph.n_launched == n_launched, "%s: %lld leaves were graphs, expected %lld", path,
+          (long long)graph.n_launched, (long long)n_launched);
+#else
+    check(t, graph.n_launched == 0 && n_launched > 0, "a C build has launched a graph");
+#endif
+#ifdef SIMT
+    const uint64_t saved = plain.n_submitted - graph.n_submitted, expected = (uint64_t)n_launched * (graph.n_nodes - 1);
+    check(t, graph.n_nodes > 40 && saved == expected, "%s: %llu submissions became %llu, a graph has %zu nodes", path,
+          (unsigned long long)plain.n_submitted, (unsigned long long)graph.n_submitted, graph.n_nodes);
+#endif
+    free(plain.params), free(graph.params);
+}
+
+static void test_graph(Test* t) {
+    check_graph(t, ODD, 4);   // three leaves an update in two places; as many scales as updates
+    check_graph(t, BIAS, 6);  // two leaves in two places
+    if (!FAST_KERNELS) { check_training(t, BIAS, 2, tradeoffs(RECOMPUTE_EXPERTS, 8192), 1); }
+}
+
 int main(int argc, char** argv) {
     const Promise promises[] = {
         {"golden base, forward", "activations and chosen experts: MQA, two of four experts, ties", test_base_forward},
@@ -328,6 +385,7 @@ int main(int argc, char** argv) {
         {"long cache", "the same of 70 positions, the last ones each alone", test_long_cache},
         {"documents", "a packed row gives each document the bits it gets alone", test_documents},
         {"losses switched off", "a z-loss whose weight is 0 adds nothing, though it is infinite", test_switched_off},
+        {"graph", "--graph 1: losses and parameters to the last bit, and each leaf is one launch", test_graph},
         {"counts", "6.9 billion parameters, 1.8 billion active", test_counts},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);

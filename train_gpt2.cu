@@ -16,6 +16,7 @@ There are no kernels here. Every op's are in its header in llmc/ops/, behind the
     ./launch -n 8 ./train_gpt2cu ...     eight GPUs, the same result to the last bit
 */
 #include "llmc/core/floatx.h"        // floatX: float or bf16; floatx_download
+#include "llmc/core/graph.h"         // Graph, graph_begin, graph_end: a leaf as one launch (--graph)
 #include "llmc/core/tensor_arena.h"  // TensorArena: activations, laid out by a table
 #include "llmc/models/gpt2.h"        // GPT2, Config, Parameters: sizes and parameters, shared with train_gpt2.c
 #include "llmc/ops/attention.h"      // attention_forward, attention_backward
@@ -28,6 +29,7 @@ There are no kernels here. Every op's are in its header in llmc/ops/, behind the
 #include "llmc/ops/matmul.h"         // matmul_forward, matmul_gelu_forward, matmul_backward
 #ifndef TESTING                     // a test includes this file for the model alone
 #include "llmc/models/gpt2_run.h"  // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
+#include "llmc/run/graph_option.h"  // graph_option, graph_check
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -123,6 +125,7 @@ typedef struct {
     int *tokens, *targets; // (B, T) on the device
     Segments segments;     // of the batch: what attention and positions see as one sequence (--doc-reset)
     Dropout dropout;       // of this leaf in training; else all zero: nothing is left out
+    Graph graph;           // of leaves
 } Activations;
 
 // sizes only; returns the bytes that activations_init will take on the device
@@ -153,6 +156,7 @@ static void activations_free(Activations* acts) {
     tensor_arena_close(&acts->statistics);
     device_release(acts->tokens, n_bytes);
     device_release(acts->targets, n_bytes);
+    graph_free(&acts->graph);
     free(acts->segments.at);
 }
 
@@ -194,17 +198,27 @@ static void block_forward(const GPT2* gpt2, Activations* acts, int l, const floa
     matmul_gelu_forward(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, acts->how.gelu_fusion, N, C, 4 * C, dev);
 }
 
-// tokens (B, T-t0), on the host, at positions t0..T-1, up to the last LayerNorm. t0 > 0, with B = 1, goes on from an
-// earlier call on the same activations: qkv still holds the keys and values of the positions before, and only the new
-// ones are computed.
+// tokens (B, T-t0), on the host, come to the device
+static void upload_tokens(Activations* acts, const int* tokens, int B, int T, int t0, const Device* dev) {
+    device_upload(acts->tokens, tokens, sizeof(int) * (size_t)(B * (T - t0)), dev);
+    segments_find(&acts->segments, tokens, B, T);
+}
+
+// the targets of N positions likewise
+static void upload_targets(Activations* acts, const int* targets, int N, const Device* dev) {
+    device_upload(acts->targets, targets, sizeof(int) * (size_t)N, dev);
+}
+
+// tokens (B, T-t0), on the host or NULL: uploaded, at positions t0..T-1, up to the last LayerNorm. t0 > 0, with B = 1,
+// goes on from an earlier call on the same activations: qkv still holds the keys and values of the positions before,
+// and only the new ones are computed.
 static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens, int B, int T, int t0,
                          const Device* dev) {
     const int L = gpt2->config.L, C = gpt2->config.C, N = B * (T - t0);
     ActivationTensors a = layer_activations(acts, 0);
     Statistics s = layer_statistics(acts, 0);
     StoredParameters p = layer_weights(gpt2, 0);
-    device_upload(acts->tokens, tokens, sizeof(int) * (size_t)N, dev);
-    segments_find(&acts->segments, tokens, B, T);
+    if (tokens) { upload_tokens(acts, tokens, B, T, t0, dev); }
     for (int i = 0; i < acts->segments.n; i++) {
         Segment x = acts->segments.at[i];
         embedding_forward(a.encoded + x.first * C, acts->tokens + x.first, p.wte, p.wpe, x.rows, x.T - t0, C, t0, dev);
@@ -232,15 +246,15 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
 }
 
 // Logits of N positions, head_rows at a time, and their losses. backward: also the gradients of wte (written; NULL
-// where it is frozen) and, in dbranch, of lnf. targets are on the host; dloss = 1 / targets counted in the whole
-// update
+// where it is frozen) and, in dbranch, of lnf. targets are on the host, or NULL: uploaded; dloss = 1 / targets
+// counted in the whole update
 static void gpt2_head(const GPT2* gpt2, Activations* acts, int backward, float* dwte, const int* targets, float dloss,
                       int N, const Device* dev) {
     const int C = gpt2->config.C, V = gpt2->config.V, Vp = gpt2->config.Vp;
     ActivationTensors a = layer_activations(acts, 0);
     Statistics s = layer_statistics(acts, 0);
     StoredParameters p = layer_weights(gpt2, 0);
-    device_upload(acts->targets, targets, sizeof(int) * (size_t)N, dev);
+    if (targets) { upload_targets(acts, targets, N, dev); }
     for (int first = 0; first < N; first += acts->how.head_rows) {
         const int n = N - first < acts->how.head_rows ? N - first : acts->how.head_rows;
         const size_t at = (size_t)first * (size_t)C;
@@ -270,7 +284,7 @@ static void recompute_block(const GPT2* gpt2, Activations* acts, int l, const fl
 }
 
 // Forward's calls upside down, after gpt2_head. Every parameter's gradient is written, but for what is frozen, whose
-// pointer is NULL: one micro-batch is one leaf, which joins the tree of llmc/ranks/data_parallel.h.
+// pointer is NULL: one micro-batch is one leaf.
 static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Device* dev) {
     const int L = gpt2->config.L, C = gpt2->config.C, NH = gpt2->config.NH, N = B * T;
     ActivationTensors a = layer_activations(acts, L - 1);
@@ -311,16 +325,23 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
         Segment x = acts->segments.at[i];
         embedding_backward(d.wte, d.wpe, a.dresidual + x.first * C, acts->tokens + x.first, x.rows, x.T, C, dev);
     }
-    dp_leaf_done(&gpt2->model.dp, dev);
 }
 
-// one micro-batch, forward and backward; its loss and gradient join the tree. Nothing here waits for the GPU
+// One micro-batch, forward and backward; its loss and gradient join the tree of llmc/ranks/data_parallel.h. Nothing
+// here waits for the GPU. What stands between graph_begin and graph_end may be one launch
 static void gpt2_leaf(GPT2* gpt2, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
                       const Device* dev) {
-    gpt2_forward(gpt2, acts, tokens, B, T, 0, dev);
-    gpt2_head(gpt2, acts, 1, gpt2_gradients(gpt2, 0).wte, targets, dloss, B * T, dev);
-    crossentropy_losses_sum(dp_loss(&gpt2->model.dp), layer_statistics(acts, 0).losses, B * T, dev);
-    gpt2_backward(gpt2, acts, B, T, dev);
+    DataParallel* dp = &gpt2->model.dp;
+    upload_tokens(acts, tokens, B, T, 0, dev);
+    upload_targets(acts, targets, B * T, dev);
+    if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
+        gpt2_forward(gpt2, acts, NULL, B, T, 0, dev);
+        gpt2_head(gpt2, acts, 1, gpt2_gradients(gpt2, 0).wte, NULL, dloss, B * T, dev);
+        crossentropy_losses_sum(dp_loss(dp), layer_statistics(acts, 0).losses, B * T, dev);
+        gpt2_backward(gpt2, acts, B, T, dev);
+        graph_end(&acts->graph, dev);
+    }
+    dp_leaf_done(dp, dev);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -331,7 +352,7 @@ typedef struct {
     GPT2 gpt2;                // first
     Activations acts, cache;  // of a batch; of the text that is being generated
     Tradeoffs how;            // options
-    int master_weights;
+    int master_weights, graph;
     float* host;              // losses of a batch, logits of a position
 } Workplace;
 
@@ -350,6 +371,7 @@ static void gpu_options(Run* r) {
          "rounding", 0},
         {"GPU", "head-rows", "", OPTION_INT, &w->how.head_rows, "8192", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
+        graph_option(&w->graph),
     };
     gpt2_options(r);
     run_add_options(r, own, sizeof own);
@@ -363,6 +385,8 @@ static void check_options(Run* r) {
         options_fail("gelu-fusion", "with --recompute %d GELU is computed again from rounded sums, and gradients would "
                      "differ: expected --recompute 0 or 3", how->recompute);
     }
+    graph_check(r, &workplace(r)->graph, gpt2_of(r)->dropout > 0.0f
+                    ? "is not for --dropout: each micro-batch leaves out other elements" : NULL);
 }
 
 static double activation_bytes(const Run* r, Purpose purpose, int B, int T) {
@@ -385,6 +409,7 @@ static void open_activations(Run* r, Purpose purpose, int B, int T) {
     const size_t n_losses = (size_t)B * (size_t)T, n_logits = (size_t)w->gpt2.config.Vp;
     activations_init(acts, w->gpt2.config, B, T, purpose, w->how);
     acts->segments.document_start = gpt2_document_start(r, purpose);
+    acts->graph.is_on = w->graph;
     if (!w->host) {
         w->host = (float*)malloc_check(sizeof(float) * (n_losses > n_logits ? n_losses : n_logits), "losses");
     }

@@ -18,6 +18,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
     ./train_moe --from mixtral/ --train book.txt
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16; floatx_download
+#include "llmc/core/graph.h"          // Graph, graph_begin, graph_end: a leaf as one launch (--graph)
 #include "llmc/core/tensor_arena.h"   // TensorArena: activations, laid out by a table
 #include "llmc/models/experts.h"      // experts_forward, experts_backward_input, experts_backward_weight
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward_input, linear_rows
@@ -37,6 +38,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/ranks/expert_parallel.h"  // ExpertParallel, ep_find, ep_send, ep_return: experts on other ranks
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments; model_point_gradients
 #ifndef TESTING                       // a test includes this file for the model alone
+#include "llmc/run/graph_option.h"    // graph_option, graph_check
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
 #endif
 
@@ -195,6 +197,7 @@ typedef struct {
     int *tokens, *targets;  // (B, T) on the device
     Segments segments;      // of the batch: what attention and positions see as one sequence (--doc-reset)
     float* numbers;         // (L, router_statistics_length) of routers in a leaf, on the device; NULL: nobody asks
+    Graph graph;            // of leaves
 } Activations;
 
 static RouterShape router_shape(const Config* c) {
@@ -256,6 +259,7 @@ static void activations_free(Activations* acts) {
     rope_table_free(&acts->rope);
     device_release(acts->tokens, n_bytes);
     device_release(acts->targets, n_bytes);
+    graph_free(&acts->graph);
     free(acts->segments.at);
 }
 
@@ -391,14 +395,25 @@ static void experts_down(const Moe* moe, Activations* acts, int l, int N, const 
     residual_forward(a.residual3, a.residual2, a.branch, (size_t)N * D, dev);
 }
 
-// tokens (B, T-t0), on the host, at positions t0..T-1, up to the last norm. t0 > 0, with B = 1, goes on from an earlier
-// call on the same activations: k and v still hold the positions before, and only the new ones are computed.
+// tokens (B, T-t0), on the host, come to the device
+static void upload_tokens(Activations* acts, const int* tokens, int B, int T, int t0, const Device* dev) {
+    device_upload(acts->tokens, tokens, sizeof(int) * (size_t)(B * (T - t0)), dev);
+    segments_find(&acts->segments, tokens, B, T);
+}
+
+// the targets of N positions likewise
+static void upload_targets(Activations* acts, const int* targets, int N, const Device* dev) {
+    device_upload(acts->targets, targets, sizeof(int) * (size_t)N, dev);
+}
+
+// tokens (B, T-t0), on the host or NULL: uploaded, at positions t0..T-1, up to the last norm. t0 > 0, with B = 1, goes
+// on from an earlier call on the same activations: k and v still hold the positions before, and only the new ones are
+// computed.
 static void moe_forward(const Moe* moe, Activations* acts, const int* tokens, int B, int T, int t0, const Device* dev) {
     const int L = moe->config.L, D = moe->config.D, N = B * (T - t0);
     ActivationTensors a = layer_activations(acts, 0);
     StoredParameters p = layer_weights(moe, 0);
-    device_upload(acts->tokens, tokens, sizeof(int) * (size_t)N, dev);
-    segments_find(&acts->segments, tokens, B, T);
+    if (tokens) { upload_tokens(acts, tokens, B, T, t0, dev); }
     linear_rows(a.encoded, acts->tokens, linear(moe, p.embedding), N, D, dev);
     const floatX* residual = a.encoded;
     for (int l = 0; l < L; l++) {
@@ -417,15 +432,15 @@ static Linear output_weight(const Moe* moe) {
 }
 
 // Logits of N positions, head_rows at a time, and their losses. backward: also the gradients of the output matrix
-// (dweight, written; NULL where it is frozen) and, in dbranch, of the last norm's output. targets are on the host;
-// dloss = 1 / targets counted in the whole update
+// (dweight, written; NULL where it is frozen) and, in dbranch, of the last norm's output. targets are on the host,
+// or NULL: uploaded; dloss = 1 / targets counted in the whole update
 static void moe_head(const Moe* moe, Activations* acts, int backward, float* dweight, const int* targets, float dloss,
                      int N, const Device* dev) {
     const int D = moe->config.D, V = moe->config.V, Vp = moe->config.Vp;
     ActivationTensors a = layer_activations(acts, 0);
     Statistics s = layer_statistics(acts, 0);
     const Linear weight = output_weight(moe);
-    device_upload(acts->targets, targets, sizeof(int) * (size_t)N, dev);
+    if (targets) { upload_targets(acts, targets, N, dev); }
     for (int first = 0; first < N; first += acts->how.head_rows) {
         const int n = N - first < acts->how.head_rows ? N - first : acts->how.head_rows;
         const size_t at = (size_t)first * (size_t)D;
@@ -549,7 +564,7 @@ static void attention_block_backward(Moe* moe, Activations* acts, int l, const f
 }
 
 // Forward's calls upside down, after moe_head. Every parameter's gradient is written, but for what is frozen, whose
-// pointer is NULL: one micro-batch is one leaf, which joins the tree of llmc/ranks/data_parallel.h.
+// pointer is NULL: one micro-batch is one leaf.
 static void moe_backward(Moe* moe, Activations* acts, int B, int T, const Device* dev) {
     const int L = moe->config.L, D = moe->config.D, N = B * T;
     ActivationTensors a = layer_activations(acts, L - 1);
@@ -569,20 +584,26 @@ static void moe_backward(Moe* moe, Activations* acts, int B, int T, const Device
         device_zero(d.embedding, sizeof(float) * (size_t)moe->config.Vp * D, dev);
     }
     token_embedding_backward(d.embedding, a.dresidual, acts->tokens, N, D, dev);
-    model_leaf_done(&moe->model, dev);
 }
 
-// one micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree
+// One micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree of
+// llmc/ranks/data_parallel.h. What stands between graph_begin and graph_end may be one launch
 static void moe_leaf(Moe* moe, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
                      const Device* dev) {
     DataParallel* dp = &moe->model.dp;
     const Parameters d = layer_gradients(moe, 0);
     acts->numbers = dp_numbers(dp);
-    moe_forward(moe, acts, tokens, B, T, 0, dev);
-    moe_head(moe, acts, 1, moe->config.tied ? d.embedding : d.head, targets, dloss, B * T, dev);
-    crossentropy_losses_sum(dp_loss(dp), layer_statistics(acts, 0).losses, B * T, dev);
-    moe_backward(moe, acts, B, T, dev);
+    upload_tokens(acts, tokens, B, T, 0, dev);
+    upload_targets(acts, targets, B * T, dev);
+    if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
+        moe_forward(moe, acts, NULL, B, T, 0, dev);
+        moe_head(moe, acts, 1, moe->config.tied ? d.embedding : d.head, NULL, dloss, B * T, dev);
+        crossentropy_losses_sum(dp_loss(dp), layer_statistics(acts, 0).losses, B * T, dev);
+        moe_backward(moe, acts, B, T, dev);
+        graph_end(&acts->graph, dev);
+    }
     acts->numbers = NULL;
+    model_leaf_done(&moe->model, dev);
 }
 
 // ---- what routers have counted in an update, once dp_reduce is back ----
@@ -641,7 +662,7 @@ typedef struct {
     Activations acts, cache;  // of a batch; of the text that is being generated
     Tradeoffs how;            // options
     ConfigFile file;          // of the model; all zero: there is none
-    int balance, tied, weights;
+    int balance, tied, weights, graph;
     float aux_alpha, z_lambda, bias_rate, rope_alpha;
     float* host;              // losses of a batch, logits of a position
 } Workplace;
@@ -693,6 +714,7 @@ static void moe_options(Run* r) {
          "run. 0: for the most that can come", 0},
         {"machine", "head-rows", "", OPTION_INT, &w->how.head_rows, "8192", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
+        graph_option(&w->graph),
     };
     run_add_options(r, own, sizeof own);
     moe_reword_options(r->table, r->n_options);
@@ -808,6 +830,8 @@ static void moe_check(Run* r) {
         options_fail("ep", "expected a multiple of %d micro-batches in an update, as many as ranks, found %d: "
                      "--grad-accum %d", P, r->n_leaves, P);
     }
+    graph_check(r, &workplace(r)->graph, shares
+                    ? "is not for --ep: in every layer the host has to know how many rows other ranks send" : NULL);
     const int weighs_otherwise = c->k == 1 && c->E > 1;  // the share of the only expert is 1
     const char* lacking = c->balance == BALANCE_BIAS ? "biases of routers" : weighs_otherwise ? "single expert a token"
                         : NULL;
@@ -936,6 +960,7 @@ static void open_activations(Run* r, Purpose purpose, int B, int T) {
     Activations* acts = purpose == TO_GENERATE ? &w->cache : &w->acts;
     const size_t n_losses = (size_t)B * (size_t)T, n_logits = (size_t)w->moe.config.Vp;
     activations_init(acts, w->moe.config, &r->model->ranks, B, T, purpose, w->how, &r->dev);
+    acts->graph.is_on = w->graph;
     if (r->o.doc_reset && purpose != TO_GENERATE && !*r->o.probe) {
         acts->segments.document_start = run_end_of_text(r);
     }

@@ -63,6 +63,7 @@ done
 # The machine: what differs between a GPU and a rehearsal.
 
 small=()
+graph=(--graph 1)
 rounds=3
 steps=20
 text_models=(small 6.9b)  # of train_moe, that write text
@@ -71,6 +72,7 @@ if [ $rehearse = 1 ]; then
     [ "$results" != build/gpu_check ] || results=build/gpu_rehearsal
     PATH=$PWD/dev/gpu_rehearsal:$PATH  # stand-ins for nvidia-smi and compute-sanitizer
     small=(--small)
+    graph=()  # no GPU, no graph: the same program again
     rounds=1 steps=4 batch=2 seq=16 text_models=(tiny) text_tokens=200
     export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive  # tiny loops on a busy machine: threads that spin would wait for each other
 fi
@@ -278,15 +280,17 @@ PYTHON
 # shortest of the second half of the steps: the first ones choose algorithms and take memory
 shortest() { tail -n $((steps - steps / 2)) | sort -g | head -n 1; }
 
-step_ours() {  # MODEL
-    local run=$work/run start=(--config "$1/config.json")
-    [ ! -e "$1/model.safetensors" ] || start=(--from "$1")
+step_ours() {  # MODEL ROWS PROGRAM OPTION...
+    local model=$1 rows=$2 program=$3 curve="loss $3" run=$work/run start=(--config "$1/config.json")
+    shift 3
+    [ "$rows" = "$batch" ] || curve+=", $rows row"
+    [ ! -e "$model/model.safetensors" ] || start=(--from "$model")
     rm -rf "$run"
-    "$(trainer)" "${start[@]}" --train "$1/tokens.bin" --batch-size "$batch" --seq-len "$seq" --steps "$steps" --schedule constant \
+    "$(trainer)" "${start[@]}" "$@" --train "$model/tokens.bin" --batch-size "$rows" --seq-len "$seq" --steps "$steps" --schedule constant \
         --lr 3e-4 --warmup 0 --eval-every 0 --save-every 0 --run "$run" || return
     sed -n 's/.*"step": *\([0-9]*\), *"loss": *\([^,]*\),.*"ms": *\([0-9.]*\).*/\1 \2 \3/p' "$run/metrics.jsonl" >"$work/ours"
-    awk '{ printf "loss ours\t%s\t%s\n", $1, $2 }' "$work/ours" >>"$results/steps.tsv"
-    printf 'ours\tstep B %s T %s\t%s\n' "$batch" "$seq" "$(cut -d ' ' -f 3 "$work/ours" | shortest)" >>"$results/steps.tsv"
+    awk -v "curve=$curve" '{ printf "%s\t%s\t%s\n", curve, $1, $2 }' "$work/ours" >>"$results/steps.tsv"
+    printf '%s\tstep B %s T %s\t%s\n' "$program" "$rows" "$seq" "$(cut -d ' ' -f 3 "$work/ours" | shortest)" >>"$results/steps.tsv"
     rm -rf "$run"
 }
 
@@ -321,7 +325,7 @@ step_llmc() {  # MODEL
 }
 
 stage_steps() {
-    local round status=0 model
+    local round status=0 model rows
     work=$(mktemp -d)  # not local: the trap reads it
     trap 'rm -rf "$work"' EXIT
     model=$work/model
@@ -331,7 +335,11 @@ stage_steps() {
     fi
     [ -e "$model/tokens.bin" ] || write_tokens "$model" || return
     for ((round = 1; round <= rounds; round++)); do
-        step_ours "$model" || status=1
+        # of one row, too: the fewer, the longer the GPU waits for the host
+        for rows in "$batch" 1; do
+            step_ours "$model" "$rows" ours || status=1
+            step_ours "$model" "$rows" "ours, --graph 1" "${graph[@]}" || status=1
+        done
         [ -z "$torch" ] || step_torch "$model" eager || status=1
         [ -z "$torch" ] || step_torch "$model" compiled || status=1
         [ -z "$llmc" ] || step_llmc "$model" || status=1

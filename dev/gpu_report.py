@@ -116,12 +116,14 @@ def losses(lines):
             curves.setdefault(line[0][5:], {})[int(line[1])] = float(line[2])
     if "ours" not in curves or len(curves) < 2:
         return "Losses were not compared: only one program printed them.\n"
+    graph = "--graph 1 has other losses" if any(curves[name] != curves.get(name.replace(", --graph 1", "")) for name in curves) else ""
+    curves = {name: curve for name, curve in curves.items() if not name.endswith(" row")}
     last = max(curves["ours"])
     text = table(["loss, from the same weights on the same batch"] + list(curves),
                  [[f"step {step}"] + [f"{curve[step]:.4f}" if step in curve else "-" for curve in curves.values()] for step in (1, last)])
     apart = max(abs(curve[1] - curves["ours"][1]) for curve in curves.values() if 1 in curve)
     verdict = "the same within what bf16 rounds" if apart < 0.02 else "**not the same**: the times below do not compare equal work"
-    return text + f"\nAt step 1 they are {apart:.1g} apart: {verdict}.\n"
+    return text + f"\nAt step 1 they are {apart:.1g} apart: {verdict}." + (f" **{graph}**." if graph else "") + "\n"
 
 
 def steps(folders):

@@ -36,6 +36,8 @@ equal() { check "$1" same "$2" "$3"; }
 train c "$trainer"
 train exact "$exact"
 equal "exact build: the bits of train_gpt2" c exact
+train graph "$exact" --graph 1
+equal "exact: --graph 1 changes no bit" exact graph
 if is_quick; then
     train recomputed "$exact" --recompute 3
     equal "exact: --recompute 3 changes no bit" exact recomputed
@@ -73,6 +75,21 @@ train fused-3 "$fast" --gelu-fusion 1 --recompute 3
 equal "bf16: --gelu-fusion 1 with --recompute 3 changes no bit" fused fused-3
 "$fast" $options --gelu-fusion 1 --recompute 1 >out 2>err
 check "--gelu-fusion with --recompute 1: status 2, one line" test $? = 2 -a "$(wc -l <err)" = 1
+for bad in "--zero 2" "--batch-tokens 64" "--dropout 0.1" "--doc-reset 1"; do  # 64: one micro-batch on each rank
+    "$launch" -n 2 "$fast" $options $bad --graph 1 --run refused >out 2>err
+    check "--graph with $bad on two GPUs: status 2, and a line says why" test $? = 2 -a "$(grep -c 'train_gpt2cu: --graph: ' err)" = 1
+done
+train counted env SIMT_COUNT=1 "$fast"
+train graphs env SIMT_COUNT=1 "$fast" --graph 1
+equal "bf16: --graph 1 changes no bit" fast graphs
+calls() { sed -n 's/.*simt: \([0-9]*\) calls.*/\1/p' "$1.err"; }
+check "--graph 1: fewer than half as many calls in three steps" test $((2 * $(calls graphs))) -lt "$(calls counted)"
+train graph-2 "$launch" -n 2 "$fast" --batch-size 1 --graph 1
+train plain-2 "$launch" -n 2 "$fast" --batch-size 1
+equal "bf16: --graph 1 on two GPUs, whose last micro-batch is none, changes no bit" plain-2 graph-2
+train begun-graph "$fast" --graph 1 --save-every 2
+rm -r begun-graph/step_000003 && "$launch" -n 2 "$fast" --resume --run begun-graph --zero 2 >out 2>err
+equal "bf16: begun with --graph 1, the third step on two GPUs with --zero 2, which has none: the same bits" fast begun-graph
 train small-head "$exact" --head-rows 5
 equal "exact: --head-rows 5 changes no bit" exact small-head
 train nomaster "$fast" --master-weights 0

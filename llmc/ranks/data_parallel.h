@@ -8,6 +8,7 @@ tensors that learn, in table order, are dealt out: of K chunks rank r owns r*K/P
     dp_numbers         where a leaf writes its loss and, behind it, what else of it is to be summed: dp_want_numbers
                        says how many, dp_sums has the sums over the leaves of all ranks once dp_reduce is back
     dp_layer_done, dp_leaf_done   told by backward: all gradients of this layer; of this leaf
+    dp_leaf_arena      what the addresses of a leaf depend on, for those who keep its launches (core/graph.h)
     dp_reduce   the sum over the leaves of all ranks, each part at its owner, added along the tree of leaf_tree.h
     dp_leaf_squares   of each leaf the square of its gradient's norm, where dp_measure asked for it
     dp_norm     owners compute the sums of their chunks (dp_squares); all get them and add them in order
@@ -561,6 +562,12 @@ static inline const float* dp_sums(const DataParallel* s) { return s->sums + 1; 
 // are the gradients of the leaf that is computed now sent as soon as they are there?
 static inline int dp_sends_now_(const DataParallel* s) {
     return s->size > 1 && (s->zero == 2 || s->tree.next - s->tree.first == dp_n_leaves(s) - 1);
+}
+
+// Leaves for which this is the same write to the same addresses. NULL: layers of this leaf are sent or measured while
+// it is computed, and that is more than launches
+static inline const float* dp_leaf_arena(const DataParallel* s) {
+    return s->measures || dp_sends_now_(s) ? NULL : s->tree.arena[s->tree.n_nodes];
 }
 
 // elements begin .. end - 1 of stretch i are there. With --zero 0 and 1 the nodes that this leaf completes are sent

@@ -174,6 +174,13 @@ static inline void golden_load(Golden* g, const char* prefix, const Tensor* tabl
     tensors_load(&g->set, table, n_table, prefix, arena);
 }
 
+// the parameters as floats, on the device: the masters, where there are some
+static inline const float* golden_parameters_(const GoldenRun* run) {
+    const Weights* w = &run->weights;
+    if (!w->master && w->stored_bytes != sizeof(float)) { fail_run("golden: bf16 parameters need masters"); }
+    return w->master ? w->master : (const float*)w->stored;
+}
+
 // every tensor with this prefix equals that of an arena on the device
 static inline void golden_check_arena(Test* t, Golden* g, const GoldenRun* run, const char* prefix, const float* arena,
                                       double tolerance) {
@@ -191,11 +198,8 @@ static inline void golden_check_arena(Test* t, Golden* g, const GoldenRun* run, 
     arena_free(expected, n_bytes);
 }
 
-// the masters, where there are some
 static inline void golden_check_parameters(Test* t, Golden* g, const GoldenRun* run, const char* prefix) {
-    const Weights* w = &run->weights;
-    if (!w->master && w->stored_bytes != sizeof(float)) { fail_run("golden: bf16 parameters need masters"); }
-    golden_check_arena(t, g, run, prefix, w->master ? w->master : (const float*)w->stored, run->parameters);
+    golden_check_arena(t, g, run, prefix, golden_parameters_(run), run->parameters);
 }
 
 // all leaves of a step; the gradient comes back, on the device
@@ -223,6 +227,17 @@ static inline float golden_update(const Golden* g, const GoldenRun* run, int ste
     dp_update(run->dp, &run->weights, grads, norm, &o, step + 1, run->dev);
     if (run->updated) { run->updated(run->model); }
     return lr;
+}
+
+// n_steps updates, for tests of two ways that must give equal bits: the parameters, on the host, and all losses
+static inline float* golden_trained(const Golden* g, const GoldenRun* run, int n_steps, float* losses) {
+    float norm, *params = (float*)malloc_check(sizeof(float) * run->n, "parameters");
+    for (int step = 0; step < n_steps; step++) {
+        float* grads = golden_gradients(g, run, step, &losses[step], &norm);
+        golden_update(g, run, step, grads, norm);
+    }
+    device_download(params, golden_parameters_(run), sizeof(float) * run->n, run->dev);
+    return params;
 }
 
 static inline void golden_check_training(Test* t, Golden* g, const GoldenRun* run) {

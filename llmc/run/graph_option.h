@@ -1,0 +1,43 @@
+/*
+The option --graph of trainers that also run on GPUs: a micro-batch becomes one launch (core/graph.h).
+    graph_option   its row in a trainer's table
+    graph_check    refuses it where no micro-batch, or none but a few, could be a graph, and says why. A run that has
+                   kept it from another machine or number of ranks goes on without: it changes no bit
+*/
+#ifndef LLMC_GRAPH_OPTION_H
+#define LLMC_GRAPH_OPTION_H
+#include "trainer.h"  // Run, run_is_typed
+
+static inline Option graph_option(int* is_on) {
+    const Option row = {"machine", "graph", "", OPTION_SWITCH, is_on, "0", 0, 0, "0|1",
+                        "on a GPU: record the launches of a micro-batch once, and make them one (CUDA graph). For "
+                        "models so small that the GPU waits for the host; changes no bit", 0};
+    return row;
+}
+
+// varies: why micro-batches of this trainer differ in more than their tokens, or NULL
+static inline const char* graph_obstacle_(const Run* r, const char* varies) {
+#ifndef __CUDACC__
+    (void)r, (void)varies;
+    return "is for GPUs, and this program was built for a CPU: make CUDA=1 builds it for one";
+#else
+    const int P = r->comm->size;
+    if (varies) { return varies; }
+    if (r->data.train.examples_T > 0) { return "is for tokens: of examples other targets count in every update"; }
+    if (r->o.doc_reset) { return "is not for --doc-reset: in every micro-batch documents begin elsewhere"; }
+    if (P > 1 && r->o.zero == 2) { return "is not for --zero 2: each micro-batch sends its layers while it computes"; }
+    if (P > 1 && r->n_leaves < 2 * P) {
+        return "a rank sends its last micro-batch while it computes it, which is then no graph: expected two or more "
+               "micro-batches on each rank (--grad-accum)";
+    }
+    return NULL;
+#endif
+}
+
+static inline void graph_check(Run* r, int* is_on, const char* varies) {
+    const char* obstacle = *is_on ? graph_obstacle_(r, varies) : NULL;
+    if (!obstacle) { return; }
+    options_refuse(run_is_typed(r, "graph"), "graph", obstacle);
+    options_set(r->table, r->n_options, "graph", "0");
+}
+#endif  // LLMC_GRAPH_OPTION_H
