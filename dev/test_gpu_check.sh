@@ -65,6 +65,10 @@ gpu_check --rehearse --results "$work/r" report
 cmp -s "$work/first" "$work/r/report.md"
 verdict $? "the page comes out the same again from the files alone" "$(diff "$work/first" "$work/r/report.md")"
 
+sed -i 's/^\(loss ours, --graph 1, 1 row\t4\t\).*/\19.9/' "$work/r/steps.tsv"
+gpu_check --rehearse --results "$work/r" report
+page_says "--graph 1 whose losses differ is not passed over" '--graph 1 has other losses'
+
 gpu_check --rehearse --results "$work/s" steps
 rm "$work/r/steps.tsv"
 sed -i '/^steps/d' "$work/r/stages.tsv"

@@ -154,6 +154,7 @@ options() {
     for i in 0 1 2 3; do flag same "" --recompute $i --freeze 'first:1' --doc-reset 1 --train documents; done
     for i in 1 7; do flag same 0 --head-rows $i; done
     flag same 0 --head-rows 5 --verify-every 1
+    refuse "--graph in a program for CPUs" "--graph: is for GPUs" "${start[@]}" --graph 1
     tried[--tied]=1
     refuse "--tied of a model that says so itself" "--tied: is for a random start (--model)" "${start[@]}" --tied 1
     rm -rf with && go --model tiny --tied 1 --train text --seq-len 8 --batch-size 1 --steps 1 --run with
