@@ -205,9 +205,13 @@ static RouterShape router_shape(const Config* c) {
     return s;
 }
 
-// sizes only; returns the bytes that activations_init will take on the device
+// positions whose slots an int can count
+static int most_positions(const Config* c) { return INT_MAX / c->k; }
+
+// Sizes only; returns the bytes that activations_init will take on the device, infinite for more positions than can be
 static double activations_layout(Activations* acts, Config c, int B, int T, Purpose purpose, Tradeoffs how) {
     memset(acts, 0, sizeof *acts);
+    if ((double)B * T > most_positions(&c)) { return INFINITY; }
     acts->B = B;
     acts->T = T;
     acts->how = how;
@@ -824,6 +828,10 @@ static void moe_freeze(Run* r) {
 static void moe_check(Run* r) {
     const Config* c = config_of(r);
     r->has_masters = !FLOATX_IS_FLOAT;
+    if ((double)r->o.batch_size * r->T > most_positions(c)) {
+        options_fail("batch-size", "expected at most %d rows of %d positions, each with %d experts, found %d",
+                     most_positions(c) / r->T, r->T, c->k, r->o.batch_size);
+    }
     const int P = r->comm->size, shares = model_is_shared(r->model), learns = run_is_training(r) || *r->o.probe;
     options_refuse(learns && r->model->is_bf16, "weights", "bf16 is for --generate, --eval-only and --export-hf");
     if (shares && run_is_training(r) && r->n_leaves % P != 0) {
@@ -946,7 +954,9 @@ static double sparing_bytes(const Run* r, int B, int T) {
 // the largest scratch that an op asks for: products of the head, of the experts, or attention
 static double workspace_bytes(const Run* r, int B) {
     const Config* c = config_of(r);
-    const int N = B * r->T, R = N * c->k, n = r->dev.n_threads, head_rows = workplace(r)->how.head_rows;
+    const int n = r->dev.n_threads, head_rows = workplace(r)->how.head_rows;
+    if ((double)B * r->T > most_positions(c)) { return INFINITY; }
+    const int N = B * r->T, R = N * c->k;
     const int n_head = N < head_rows ? N : head_rows, wide = c->D > c->NH * c->HS ? c->D : c->NH * c->HS;
     double most = fmax((double)gemm_workspace_bytes(n_head, c->Vp, n), (double)gemm_workspace_bytes(c->Vp, n_head, n));
     most = fmax(most, (double)gemm_workspace_bytes(N, wide, n));

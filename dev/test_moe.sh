@@ -215,6 +215,12 @@ options() {
 
 configs() {
     echo "# config.json"
+    sed 's/_experts":5/_experts":8/; s/_per_tok":2/_per_tok":8/; s/embeddings":48/embeddings":16384/' tiny.json >eight.json
+    for i in 4096:65535:65536 16384:16383:16384 16384:16383:32767; do
+        set -- ${i//:/ }
+        refuse "$3 rows of $1 positions: more slots than an int can count" "--batch-size: expected at most $2 rows of $1 positions, each with 8 experts, found $3" \
+            --config eight.json --dry-run --seq-len $1 --batch-size $3
+    done
     changed() {  # PROMISE TEXT KEY VALUE...: the key gets this value; VALUE -: it goes away
         "$python" - "${@:3}" <<'PYTHON'
 import json, sys
