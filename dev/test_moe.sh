@@ -113,6 +113,14 @@ presets() {
     echo "# presets"
     go --model tiny --dry-run && check "tiny: 4 experts 256 wide, 2 for a token" test "$(boxed experts '4 in a layer, 256 wide, a token takes 2')" = 1
     go --model small --train text --dry-run --seq-len 64 && check "small: 8 experts 1024 wide" test "$(boxed experts '8 in a layer, 1024 wide, a token takes 2')" = 1
+    planned() { go --dry-run "$@" && awk '/^\| memory  / { print int($4 * ($5 == "GiB" ? 1024 : 1)) }' out; }  # OPTION...: MiB
+    sed 's/_experts":5/_experts":1024/; s/hidden_size":16/hidden_size":2/; s/_layers":2/_layers":16/; s/"intermediate_size":12/"intermediate_size":1/' tiny.json >counting.json
+    local counting=(--config counting.json --seq-len 1 --batch-size 1) few many
+    few=$(planned "${counting[@]}" --grad-accum 1) many=$(planned "${counting[@]}" --grad-accum 4000)
+    check "--dry-run: what routers count in 4000 leaves is planned twice, as leaves write it and as it is summed ($few and $many MiB)" test $((many - few)) -ge 1000
+    check "... and the names of 49 thousand tensors ($few MiB)" test $few -ge 150
+    few=$(planned --model small --seq-len 64 --batch-size 1) many=$(planned --model small --seq-len 64 --batch-size 1 --ema 0.9)
+    check "... averaged weights, and once more while they are saved ($few and $many MiB)" test $((many - few)) -ge 400
     timeout 60 "$trainer" --model 6.9b --dry-run --batch-size 1024 --seq-len 8192 >out 2>err
     check "6.9b, more than a machine's memory holds: status 1, a line with a remedy" \
         test "$? $(grep -c 'free: try --recompute 3, a smaller --batch-size, --seq-len or --model' err)" = "1 1"

@@ -344,6 +344,13 @@ static inline double dp_gradient_bytes(const DataParallel* s) {
     return sizeof(float) * ((double)s->n_arenas * (double)s->n_reduced + (double)dp_buffer(s) + of_leaf);
 }
 
+// Bytes of the numbers that leaves count, when they are summed: of the own leaves where they are written and on the
+// host, and of several ranks those of all leaves, as they come and in order
+static inline double dp_numbers_bytes(const DataParallel* s) {
+    const double n = 2.0 * dp_n_leaves(s) + (s->size > 1 ? 2.0 * s->n_leaves : 0.0);
+    return sizeof(float) * n * s->n_numbers;
+}
+
 // memory for gradients; a GPU's connection to the other ranks
 static inline void dp_open(DataParallel* s) {
     leaf_tree_alloc_(&s->tree, s->n_reduced, s->n_arenas, dp_leaf(s, 0), dp_n_leaves(s), s->n_numbers);

@@ -155,13 +155,17 @@ static inline void ranks_compare(Comm* c, const Option* table, int n, const RunS
 
 // ---- the box at the start, the last line, the folder ----
 
-// rows of the box; the bytes that gradients take, and each moment. all: every gradient is asked for, as by a probe
+// rows of the box; the bytes that gradients and what leaves count take, of the rank where they take most, and each
+// moment. all: every gradient is asked for, as by a probe
 static inline double ranks_box(Comm* c, const Model* m, int all, int n_leaves, int zero, double* moment) {
     Model plan = *m;  // sizes only
     if (all) { plan.frozen = NULL; }
     model_plan(&plan, c, n_leaves, zero);
     const int is_shared = model_is_shared(m);
-    const double gradients = dp_gradient_bytes(&plan.dp) + (is_shared ? dp_gradient_bytes(&plan.experts) : 0.0);
+    dp_want_numbers(&plan.dp, m->n_numbers);
+    double gradients = dp_gradient_bytes(&plan.dp) + (is_shared ? dp_gradient_bytes(&plan.experts) : 0.0);
+    gradients += dp_numbers_bytes(&plan.dp);
+    comm_all_reduce(c, &gradients, 1, DT_F64, OP_MAX, HERE);  // leaves that do not divide: some have an arena more
     const double sent = dp_bytes(&plan.dp) + (is_shared ? dp_bytes(&plan.experts) : 0.0);
     *moment = sizeof(float) * (double)plan.n_kept;
     model_plan_free(&plan);

@@ -345,6 +345,18 @@ static inline double start_extras_bytes_(const Run* r) {
     return n_bytes;
 }
 
+// What saving takes on rank 0 of a machine whose memory is the device's: a whole model where none lies as it is saved,
+// and the names of tensors, sorted and as JSON
+static inline double start_saving_bytes_(const Run* r) {
+    const Model* m = r->model;
+    const int has_average = r->o.ema > 0.0f, in_parts = r->has_masters || !m->is_float || model_is_shared(m);
+    if (!run_is_training(r) || !DEVICE_IS_SHARED) { return 0.0; }
+    const double of_name = 3200.0;  // found: of a tensor, with its two moments
+    double n_names = 0.0;
+    for (int i = 0; i < m->n_table; i++) { n_names += (double)tensor_slices(&m->table[i]) * tensor_names(&m->table[i]); }
+    return (has_average || in_parts ? sizeof(float) * (double)m->n : 0.0) + of_name * n_names;
+}
+
 // Memory of the device by class, in the order of allocation; returns the bytes that have still to be taken of what
 // this rank can see: a GPU of its own, or the machine's memory, which it shares with other ranks and in which text and
 // copies are, too
@@ -372,7 +384,8 @@ static inline double start_box_memory_(const Run* r) {
     const int has_average = trains && o->ema > 0.0f;
     const double moments = !trains ? 0.0 : (2.0 + r->has_masters + has_average) * kept;
     const double copy =
-        !copies ? 0.0 : (r->has_masters ? moments : parameters + moments) + start_extras_bytes_(r);
+        start_saving_bytes_(r) +
+        (!copies ? 0.0 : (r->has_masters ? moments : parameters + moments) + start_extras_bytes_(r));
     box_row("memory: parameters", "%s", format_bytes(parameters).s);
     if (backward) {
         box_row(r->has_masters ? "  gradients, AdamW" : "  gradients, moments", "%s, %s%s", format_bytes(gradients).s,
