@@ -352,9 +352,7 @@ static inline double start_saving_bytes_(const Run* r) {
     const int has_average = r->o.ema > 0.0f, in_parts = r->has_masters || !m->is_float || model_is_shared(m);
     if (!run_is_training(r) || !DEVICE_IS_SHARED) { return 0.0; }
     const double of_name = 3200.0;  // found: of a tensor, with its two moments
-    double n_names = 0.0;
-    for (int i = 0; i < m->n_table; i++) { n_names += (double)tensor_slices(&m->table[i]) * tensor_names(&m->table[i]); }
-    return (has_average || in_parts ? sizeof(float) * (double)m->n : 0.0) + of_name * n_names;
+    return (has_average || in_parts ? sizeof(float) * (double)m->n : 0.0) + of_name * m->n_slices;
 }
 
 // Memory of the device by class, in the order of allocation; returns the bytes that have still to be taken of what
