@@ -689,8 +689,8 @@ static void moe_options(Run* r) {
     Workplace* w = workplace(r);
     const Option own[] = {
         {"experts", "balance", "", OPTION_CHOICE, &w->balance, "loss", 0, 0, BALANCE_NAMES,
-         "how experts are kept equally busy: by a loss, or by a bias that only chooses and follows the counts. --from: "
-         "as its config.json says, none where that says nothing, as Mixtral's; --config: where it says nothing, this", 0},
+         "how experts are kept equally busy: by a loss, or by a bias that only chooses and follows the counts. Where "
+         "config.json says nothing of it, as Mixtral's, --config takes the default and --from none", 0},
         {"experts", "aux-alpha", "", OPTION_FLOAT, &w->aux_alpha, "0.01", 0, 1e3, "F",
          "weight of the balance loss of each layer, which is 1 where all experts are equally busy", 0},
         {"experts", "z-lambda", "", OPTION_FLOAT, &w->z_lambda, "0", 0, 1e3, "F",
@@ -706,7 +706,7 @@ static void moe_options(Run* r) {
          "nothing by it", 0},
 #endif
         {"model", "tied", "", OPTION_SWITCH, &w->tied, "0", 0, 0, "0|1",
-         "of a random start: the embedding is the output matrix too", 0},
+         "with --model: the embedding is the output matrix too; config.json says it as tie_word_embeddings", 0},
         {"machine", "recompute", "", OPTION_INT, &w->how.recompute, "1", 0, 3, "0|1|2|3",
          "compute again in backward instead of keeping: 1 norms, 2 the experts' first products too, 3 whole blocks. "
          "Saves memory, changes no bit", 0},
@@ -801,7 +801,8 @@ static void moe_choose(Run* r) {
     if (*r->weights && is_new) { fail_input("%s: expected a Mixtral model with its config.json", r->o.from); }
     *c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config, &w->file);
     if (is_new) { c->tied = w->tied; }
-    options_refuse(!is_new && run_is_typed(r, "tied") && w->tied != c->tied, "tied", "is for a random start (--model)");
+    options_refuse(!is_new && run_is_typed(r, "tied") && w->tied != c->tied, "tied",
+                   "is for --model; config.json says it as tie_word_embeddings");
     moe_choose_balance(r, c);
     if (run_is_typed(r, "rope-alpha")) { moe_choose_rope(r, c, shortest_double(w->rope_alpha)); }
     options_set(r->table, r->n_options, "rope-alpha", format_float((float)c->rope_alpha).s);
@@ -845,8 +846,8 @@ static void moe_check(Run* r) {
                         : NULL;
     if (r->comm->rank > 0) { return; }
     if (weighs_otherwise && *r->weights && !workplace(r)->file.is_ours) {
-        warn_line("--from %s: one expert of %d a token: transformers weighs it by 1, here its score does, and the model "
-                  "is another", r->o.from, c->E);
+        warn_line("--from %s: one expert of %d a token: transformers weighs it by 1, here its score does, and the "
+                  "model is another", r->o.from, c->E);
     }
     if (!lacking || !*r->o.export_hf) { return; }
     warn_line("--export-hf: Mixtral in transformers has no %s: from this folder it computes something else", lacking);
@@ -1089,7 +1090,7 @@ static Trainer moe_trainer(void) {
     memset(&t, 0, sizeof t);
     t.name = "train_moe";
     t.about = "Trains a transformer of experts: each token computes k of E MLPs. First steps: make run-moe.";
-    t.presets = "random start from a preset: tiny, small (55M parameters), 6.9b";
+    t.presets = "random start from a preset: tiny, small (39M parameters with bytes, 55M with 32,000 tokens), 6.9b";
     t.sparing = "--recompute 3";
     t.stored_bytes = sizeof(floatX);
     t.usual_T = 1024;

@@ -311,7 +311,9 @@ row "how fast biases move, without biases" "${moe[@]}" --bias-rate 0.01
 row "\`--tied\` beside a config.json, which says it" "${moe[@]}" --tied 1
 row "names of another model's tensors" "${moe[@]}" --freeze '*.mlp.*'
 row "a text longer than the model was trained for" train_moe --from mixtral --train text --seq-len 96
-row "experts that fit in no memory" train_moe --model 6.9b --dry-run --batch-size 1024 --seq-len 8192
+row "a batch that fits in no memory" train_moe --model small --dry-run --batch-size 65536
+experts "" | sed -E 's/("hidden_size":|"intermediate_size":)[0-9]*/\165536/g; s/("num_local_experts":)4/\1256/' >huge.json
+lines=2 row "experts that fit in no memory" train_moe --config huge.json --dry-run
 experts "" | sed 's/"num_experts_per_tok":2/"num_experts_per_tok":1/' >switch.json
 train_moe --config switch.json --export-hf switch >/dev/null 2>&1 || exit 1
 sed -i '/written_by/d' switch/config.json

@@ -121,9 +121,15 @@ presets() {
     check "... and the names of 49 thousand tensors ($few MiB)" test $few -ge 150
     few=$(planned --model small --seq-len 64 --batch-size 1) many=$(planned --model small --seq-len 64 --batch-size 1 --ema 0.9)
     check "... averaged weights, and once more while they are saved ($few and $many MiB)" test $((many - few)) -ge 400
+    timeout 60 "$trainer" --model tiny --dry-run --batch-size 65536 --seq-len 256 --head-rows 2147483647 >out 2>err
+    check "a batch that no memory holds: status 1, a line with a remedy" \
+        test "$? $(grep -c 'free: try --recompute 3, a smaller --batch-size, --seq-len or --model$' err)" = "1 1"
+    echo '{"max_position_embeddings":8,"vocab_size":257,"num_hidden_layers":64,"hidden_size":8192,"num_attention_heads":8,"num_key_value_heads":8,"num_local_experts":128,"num_experts_per_tok":2,"intermediate_size":32768}' >huge.json
+    timeout 60 "$trainer" --config huge.json --dry-run >out 2>err
+    check "parameters that no memory holds: no smaller batch would help" \
+        test "$? $(grep -c 'free: try a smaller model, or more machines with --zero 2$' err)" = "1 1"
     timeout 60 "$trainer" --model 6.9b --dry-run --batch-size 1024 --seq-len 8192 >out 2>err
-    check "6.9b, more than a machine's memory holds: status 1, a line with a remedy" \
-        test "$? $(grep -c 'free: try --recompute 3, a smaller --batch-size, --seq-len or --model' err)" = "1 1"
+    check "6.9b of 32,000 tokens: the box names no tokenizer, for there is no text" test "$(boxed vocabulary '32000, padded to 32000') $(grep -c '^| *tokenizer' out)" = "1 0"
     check "... 6,882,678,528 parameters, 1,786,599,168 of a token" \
         test "$(boxed parameters '6.9B = 6882678528') $(boxed active '1.8B = 1786599168 parameters of a token')" = "1 1"
     refuse "an unknown preset" '--model: expected tiny, small or 6.9b, found "huge"' --model huge --train text
@@ -164,7 +170,7 @@ options() {
     flag same 0 --head-rows 5 --verify-every 1
     refuse "--graph in a program for CPUs" "--graph: is for GPUs" "${start[@]}" --graph 1
     tried[--tied]=1
-    refuse "--tied of a model that says so itself" "--tied: is for a random start (--model)" "${start[@]}" --tied 1
+    refuse "--tied of a model that says so itself" "--tied: is for --model; config.json says it as tie_word_embeddings" "${start[@]}" --tied 1
     rm -rf with && go --model tiny --tied 1 --train text --seq-len 8 --batch-size 1 --steps 1 --run with
     check "--tied 1: no matrix of the head" test "$(tensors with/step_000001/model.safetensors lm_head | wc -l) $(grep -c '"tie_word_embeddings": true' with/step_000001/config.json)" = "0 1"
     refuse "--aux-alpha without that loss" "--aux-alpha: is for --balance loss, here it is none" "${start[@]}" --balance none --aux-alpha 0.1

@@ -51,8 +51,8 @@ static inline void probe_read(ProbeBatch* batch, const char* path, int V, int cl
     safetensors_close(&file);
 }
 
-// The file of the result: logits, loss, the loss named `without_more` unless that is NULL, then the gradients of a table
-// come into it, in this order
+// The file of the result: logits, loss, the loss named `without_more` unless that is NULL, then the gradients of a
+// table come into it, in this order
 static inline void probe_open(SafeWriter* out, const char* path, const ProbeBatch* batch, int V,
                               const char* without_more, const Tensor* table, int n) {
     const int64_t logits_shape[] = {batch->B, batch->T, V}, loss_shape[] = {1};

@@ -195,9 +195,10 @@ static inline void start_texts_(Run* r) {
     prompts_read(&r->prompts, o, &r->tokenizer, r->max_T);
 }
 
-// token shards, and no tokenizer with as many tokens as the model: nobody said "bytes", and neither do the settings
+// token shards, or a dry run without any data, and no tokenizer with as many tokens as the model: nobody said "bytes",
+// and neither do the settings
 static inline void start_forget_tokenizer_(Run* r) {
-    const int is_data = has_data(&r->data.train) || has_data(&r->data.val);
+    const int is_data = has_data(&r->data.train) || has_data(&r->data.val) || (r->o.dry_run && run_is_training(r));
     if (!is_data || run_has_text(r) || run_is_typed(r, "tokenizer")) { return; }
     options_set(r->table, r->n_options, "tokenizer", "");
 }
@@ -355,10 +356,14 @@ static inline double start_saving_bytes_(const Run* r) {
     return (has_average || in_parts ? sizeof(float) * (double)m->n : 0.0) + of_name * m->n_slices;
 }
 
-// Memory of the device by class, in the order of allocation; returns the bytes that have still to be taken of what
-// this rank can see: a GPU of its own, or the machine's memory, which it shares with other ranks and in which text and
-// copies are, too
-static inline double start_box_memory_(const Run* r) {
+// bytes that have still to be taken of what this rank can see: a GPU of its own, or the machine's memory, which it
+// shares with other ranks and in which text and copies are, too
+typedef struct {
+    double all, without_batch;
+} Needed;
+
+// memory of the device by class, in the order of allocation
+static inline Needed start_box_memory_(const Run* r) {
     const RunOptions* o = &r->o;
     const Trainer* t = r->trainer;
     const Model* m = r->model;
@@ -398,11 +403,11 @@ static inline double start_box_memory_(const Run* r) {
     if (has_batch && !*o->probe && available > 0.0) {
         start_box_largest_(r, (available - needed) / n_ranks + batch + workspace);
     }
-    return needed;
+    const Needed n_bytes = {needed, needed - n_ranks * (batch + workspace)};
+    return n_bytes;
 }
 
-// returns the bytes that are still to be taken
-static inline double start_box_(const Run* r) {
+static inline Needed start_box_(const Run* r) {
     const Model* m = r->model;
     printf("%s: %s\n", r->trainer->name, build_name());
     options_print(r->table, r->n_options);
@@ -425,7 +430,8 @@ static inline double start_box_(const Run* r) {
         box_update(&r->o, r->n_leaves, r->T);
         box_checkpoints(&r->o, &r->state, run_checkpoint_bytes(m->table, m->n_table, m->frozen, r->o.ema > 0.0f));
     }
-    double n_bytes = start_box_memory_(r), flops = r->trainer->flops_per_token(r);
+    const Needed n_bytes = start_box_memory_(r);
+    double flops = r->trainer->flops_per_token(r);
     const int n_steps = r->o.steps - r->state.step;
     double seconds = flops * (double)n_steps * r->n_leaves * r->o.batch_size * r->T / r->peak;
     box_row("matmul rate", "%s, %s FLOP per token", r->peak > 0.0 ? format_rate(r->peak).s : "unknown for this GPU",
@@ -446,9 +452,21 @@ static inline double start_bytes_to_generate_(const Run* r) {
     return (double)r->model->stored_bytes + t->activation_bytes(r, TO_GENERATE, 1, room);
 }
 
+// for a run that does not fit in memory: what would make it smaller
+static inline const char* start_remedy_(char* text, size_t n_bytes, const Run* r, const Needed* needed) {
+    const char* sparing = r->trainer->sparing;
+    if (needed->without_batch > memory_available()) {
+        if (!run_is_training(r)) { return "a smaller model"; }
+        return DEVICE_IS_SHARED != 0 ? "a smaller model, or more machines with --zero 2"
+                                     : "a smaller model, or more GPUs with --zero 2";
+    }
+    snprintf(text, n_bytes, "%s%sa smaller --batch-size, --seq-len or --model", sparing ? sparing : "",
+             sparing ? ", " : "");
+    return text;
+}
+
 // a run that only generates prints nothing but text
 static inline void start_device(Run* r) {
-    char remedy[128];
     device_choose(r->place.local_rank > 0 ? r->place.local_rank : 0);
     device_init(&r->dev, ranks_threads(&r->place, r->o.threads));
     if (run_is_generating(r) && !r->o.dry_run) {
@@ -458,10 +476,9 @@ static inline void start_device(Run* r) {
     r->peak = matmul_peak(&r->dev);
     r->peak_measured = seconds_now(CLOCK_MONOTONIC);
     comm_all_reduce(r->comm, &r->peak, 1, DT_F64, OP_SUM, HERE);
-    const char* sparing = r->trainer->sparing;
-    snprintf(remedy, sizeof remedy, "%s%sa smaller --batch-size, --seq-len or --model", sparing ? sparing : "",
-             sparing ? ", " : "");
-    check_memory(start_box_(r), remedy);
+    const Needed n_bytes = start_box_(r);
+    char remedy[128];
+    check_memory(n_bytes.all, start_remedy_(remedy, sizeof remedy, r, &n_bytes));
 }
 
 // ---- what a run has beside its model ----
