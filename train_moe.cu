@@ -8,8 +8,8 @@ The model (spec: doc/moe.md): token embedding, L blocks of
     r = r + experts(rmsnorm(r))           of E experts, each an MLP of its own, a router chooses k for every token
 a last RMSNorm, and the output matrix. No biases. Every token goes to all the experts it chose, however many others
 chose them too: nothing is dropped, and no expert computes a row that is not there.
-    router   p = softmax(m Wr); the k largest; their shares, which add up to 1, weigh what the experts say
-    expert   (silu(m Wgate) o (m Wup)) Wdown
+    router   p = softmax(m Wr^T); the k largest; their shares, which add up to 1, weigh what the experts say
+    expert   (silu(m Wgate^T) o (m Wup^T)) Wdown^T
 
 One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc for GPUs.
     make run-moe                       trains a small one on this repository's own text
@@ -43,8 +43,8 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 1. Tensors. Sizes and parameters are in llmc/models/moe.h; here is one line for each activation. A *slot* is a row of
-// an expert: one token with one of its k experts; R = N*k of them, sorted by expert.
+// 1. Tensors. Sizes and parameters are in llmc/models/moe.h; here is one line for each activation. A token with
+// one of its k experts is a *pair*; sorted by expert the R = N*k pairs are the rows of experts (expert_rows.h).
 
 // weights as forward and backward read them; Parameters (llmc/models/moe.h) are floats: gradients
 typedef struct {
@@ -132,9 +132,9 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
     *t++ = activation(FIELD(dq),         0, N_train, HQ);
     *t++ = activation(FIELD(dk),         0, N_train, HK);
     *t++ = activation(FIELD(dv),         0, N_train, HK);
-    *t++ = activation(FIELD(drows),      0, R_train, D);       // gradient of norm2's output, slot by slot
+    *t++ = activation(FIELD(drows),      0, R_train, D);       // gradient of norm2's output, in rows of experts
     *t++ = activation(FIELD(dreceived),  0, travels * R_here_train, D);
-    *t++ = activation(FIELD(dhidden),    0, R_here_train, c.F);
+    *t++ = activation(FIELD(dhidden),    0, R_here_train, c.F);  // its gradient where the weight is 1: t of swiglu.h
     *t++ = activation(FIELD(drouter),    0, N_train, c.E);     // gradient of the router's logits, as products read it
 #undef FIELD
     return (int)(t - table);
@@ -156,7 +156,7 @@ static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpos
     *t++ = activation(FIELD(weights),        L_block, N, c.k);   // of the chosen experts
     *t++ = activation(FIELD(norm_rstd),      0, N, 1);
     *t++ = activation(FIELD(losses),         0, N, 1);
-    *t++ = activation(FIELD(row_weights),    0, R_train, 1);     // weights, slot by slot
+    *t++ = activation(FIELD(row_weights),    0, R_train, 1);     // weights, of rows of experts
     *t++ = activation(FIELD(drow_weights),   0, R_train, 1);
     *t++ = activation(FIELD(received_weights),  0, R_received, 1);
     *t++ = activation(FIELD(dreceived_weights), 0, R_received, 1);

@@ -5,7 +5,7 @@ the experts compute. ExpertRows says which row is whose, and brings numbers ther
                            may have no rows or all; one that stands twice in a position (hash routing) has both
     offsets (E + 1)        the rows of expert e are offsets[e] .. offsets[e + 1] - 1; offsets[E] = N * k
     token (N * k)          the position n of a row          pair (N * k)  its n * k + j
-    slot (N, k)            the row of a pair: slot[pair[row]] = row
+    slot (N, k)            the row that a pair has become, so slot[pair[row]] is row
 All of it is on the device, and nothing waits for the host. With rows (N * k, D):
     expert_rows_combine    out_n = sum over j of weight_nj * rows[slot_nj]    (N, D)   written; forward
     expert_rows_add        dm_n += sum over j of rows[slot_nj]                (N, D)   added: gradients of the rows
@@ -160,7 +160,7 @@ static inline void expert_rows_find(ExpertRows* r, const int* experts, int N, co
     }
 }
 
-// to += the rows of k slots, ascending. Four are on their way from memory at once: 1.6 times as fast as one by one
+// to += the rows of k pairs, j ascending. Four are on their way from memory at once: 1.6 times as fast as one by one
 static inline void expert_rows_add_row_(float* to, const float* rows, const int* slot, int k, int D) {
     int j = 0;
     for (; j + 4 <= k; j += 4) {

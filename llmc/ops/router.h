@@ -1,5 +1,6 @@
 /*
-Router of a mixture of experts: which k of E experts a row goes to, and with what weights.
+Router of a mixture of experts: which k of E experts a row goes to, and with what weights. A row is a token here; one of
+its k experts and it are a pair (n, j), of which expert_rows.h makes a row of that expert.
     logits, scores (N, E)   experts, weights (N, k)   lse (N)   bias (E)   given (N, k): floats and ints in every build
 scores p of a row of logits z, by RouterShape.score:
     ROUTER_SOFTMAX        p = softmax(z)           lse = log of the sum of exp(z), for the z-loss; NULL: not wanted
@@ -9,12 +10,12 @@ choice: the k experts of largest c = p + bias (bias NULL: p), ties to the lower 
 different experts. With groups > 1, of E / groups neighbours each, first the top_groups groups of largest score stay, a
 group's score being the sum of its two largest c. The choice has no gradient. experts are in ascending order.
 given (hash routing, or the experts of an earlier call): nothing is chosen, experts = given in its own order; an expert
-may stand in a row twice, as two slots that know nothing of each other. experts may be given.
+may stand in a row twice, as two pairs that know nothing of each other. experts may be given.
     w_j = p_j * factor    or, with renormalize,    w_j = p_j / (sum of the chosen p + tiny) * factor
 tiny is 1e-20, with softmax 0. With k = 1 and renormalize the router learns nothing: w is factor.
 
 router_statistics, of N rows, on the device: 2 * E + ROUTER_TOTALS floats,
-    statistics[e]                       c_e  how many slots went to expert e, a whole number below 2^24
+    statistics[e]                       c_e  how many pairs went to expert e, a whole number below 2^24
     statistics[E + e]                   P_e  mean over rows of p (softmax), or of p / (sum of the row's p + 1e-20)
     statistics[2 * E + ROUTER_BALANCE]  E * sum over e of c_e / (N k) * P_e: 1 where all experts have as much to do
     ... + ROUTER_Z                      mean of lse^2; 0 without lse
@@ -23,7 +24,7 @@ A NaN among the logits makes the balance NaN. router_load makes numbers to print
 Losses: balance_weight * balance and z_weight * z (softmax only), a weight of 0: no such loss. The counts are constants:
 they may be those of more rows than these N, divided by how many times as many (several layers, ranks); for a loss per
 sequence, call statistics and backward for the rows of one after another.
-Backward: dlogits (N, E) written; of the slots' dweights (N, k) and of both losses. dp first, 0 everywhere, then
+Backward: dlogits (N, E) written; of the pairs' dweights (N, k) and of both losses. dp first, 0 everywhere, then
     dp_j += factor * dw_j    or    dp_j += factor * (dw_j - sum of v dw) / (sum of the chosen p + tiny), v = w / factor
     dp_e += q_e, q_e = balance_weight * E * f_e / N, f_e = c_e / (N k)                      softmax
     dp_e += (q_e - sum of q p / t) / t, t the sum of the row's p + 1e-20                    other scores
@@ -752,20 +753,20 @@ __global__ static void router_forward_kernel(int* experts, float* weights, float
                                              const float* logits, const float* bias, const int* given, RouterShape s,
                                              int N, int room) {
     extern __shared__ float router_rows[];
-    const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y, first = n * s.E, slot = n * s.k + threadIdx.x;
+    const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y, first = n * s.E, pair = n * s.k + threadIdx.x;
     const int lane = threadIdx.x;
     if (n >= (size_t)N) { return; }  // a warp shares threadIdx.y, so it leaves whole and shuffles stay legal
     float* row = router_rows + (size_t)threadIdx.y * room;
     router_scores_(scores + first, lse ? lse + n : NULL, row, logits + first, s);
     if (given) {
-        if (lane < s.k) { experts[slot] = given[slot]; }
+        if (lane < s.k) { experts[pair] = given[pair]; }
     } else {
         router_choose_(experts + n * s.k, row, bias, s);
     }
-    __syncwarp();  // lane j reads what others wrote: the expert of slot j, and its score
-    float p = lane < s.k ? scores[first + experts[slot]] : 0.0f;
+    __syncwarp();  // lane j reads what others wrote: the expert of pair j, and its score
+    float p = lane < s.k ? scores[first + experts[pair]] : 0.0f;
     float below = router_below_one(router_chain_(p, s.k), s);
-    if (lane < s.k) { weights[slot] = router_weight_one(p, below, s); }
+    if (lane < s.k) { weights[pair] = router_weight_one(p, below, s); }
 }
 
 static inline void router_forward(int* experts, float* weights, float* scores, float* lse, const float* logits,
@@ -878,12 +879,12 @@ static inline void router_statistics(float* statistics, const int* experts, cons
 #else
     const int piece = ROUTER_PIECE;
 #endif
-    const int E = s->E, n_slots = N * s->k, n_pieces = (int)ceil_div(N, piece), threads = 256;
+    const int E = s->E, n_pairs = N * s->k, n_pieces = (int)ceil_div(N, piece), threads = 256;
     float* parts = device_workspace(dev, sizeof(float) * ((size_t)n_pieces * (E + 3) + N) + sizeof(int) * (size_t)E);
     float* totals = s->score == ROUTER_SOFTMAX ? NULL : parts + (size_t)n_pieces * (E + 3);
     int* counts = (int*)(parts + (size_t)n_pieces * (E + 3) + N);
     device_zero(counts, sizeof(int) * (size_t)E, dev);
-    router_count_kernel<<<(unsigned)ceil_div(n_slots, 4 * threads), threads, 0, dev->stream>>>(counts, experts, n_slots,
+    router_count_kernel<<<(unsigned)ceil_div(n_pairs, 4 * threads), threads, 0, dev->stream>>>(counts, experts, n_pairs,
                                                                                              E);
     if (totals) {
         dim3 block(WARP, ROUTER_ROWS);
@@ -897,7 +898,7 @@ static inline void router_statistics(float* statistics, const int* experts, cons
 
 // ---- CUDA: backward ----
 
-// dp of the chosen experts of row n is added to dp; each lane adds to its own experts, slots ascending
+// dp of the chosen experts of row n is added to dp; each lane adds to its own experts, j ascending
 __device__ inline void router_add_chosen_(float* dp, const float* dweights, const int* experts, const float* weights,
                                           const float* scores, const RouterShape s) {
     const int lane = threadIdx.x, mine = lane < s.k;
@@ -969,9 +970,9 @@ __global__ static void router_backward_kernel(float* dlogits, const float* dweig
     }
     __syncthreads();
     for (size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y; n < (size_t)N; n += gridDim.x * blockDim.y) {
-        const size_t first = n * E, slot = n * s.k;
+        const size_t first = n * E, pair = n * s.k;
         for (int e = lane; e < E; e += WARP) { dp[e] = 0.0f; }
-        router_add_chosen_(dp, dweights + slot, experts + slot, s.renormalize ? weights + slot : NULL, scores + first,
+        router_add_chosen_(dp, dweights + pair, experts + pair, s.renormalize ? weights + pair : NULL, scores + first,
                            s);
         if (balance_weight != 0.0f) { router_add_balance_(dp, scores + first, q, s); }
         float z = z_weight != 0.0f ? ((2.0f * z_weight) / (float)N) * lse[n] : 0.0f;
