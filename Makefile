@@ -269,6 +269,8 @@ run-digits:
 
 plot: export RUN ?= runs/hello
 plot:
+	@if [ "$$RUN" = runs/hello ] && [ ! -e runs/hello/metrics.jsonl ] && ls runs/*/metrics.jsonl >/dev/null 2>&1; then \
+	    echo "plot: there is no runs/hello: choose a run, RUN=$$(cd runs && ls */metrics.jsonl | sed 's#/.*##; s#^#runs/#' | paste -sd' ' | sed 's# # or RUN=#g')"; exit 2; fi
 	@$(PYTHON) dev/tools/plot.py "$$RUN"
 
 dashboard: export RUN ?= runs

@@ -1004,6 +1004,21 @@ static void moe_stepped(Run* r, const Step* s) {
                                  json_finite((double)now.load), "idle_experts", now.idle));
 }
 
+// loads: of the experts of layer l, as many as the line has room for, below each other from layer to layer
+static void moe_print_loads(int l, int L, const RouterLoad* all, const json_t* loads) {
+    const int terminal = terminal_columns(), end = terminal > 0 ? terminal : 80, E = (int)json_array_size(loads);
+    const int of_layer = snprintf(NULL, 0, "%d", L - 1), of_idle = snprintf(NULL, 0, "%d", E - 1);
+    int e = 0, column = printf("layer %*d | load %.2f | %*d idle |", of_layer, l, (double)all->busiest, of_idle,
+                               all->dead);
+    for (; e < E; e++) {
+        const double load = json_real_value(json_array_get(loads, (size_t)e));
+        const int dots = e + 1 < E ? 4 : 0;
+        if (column + snprintf(NULL, 0, " %.2f", load) + dots > end) { break; }
+        column += printf(" %.2f", load);
+    }
+    printf("%s\n", e < E ? " ..." : "");
+}
+
 // When training has ended: how often the last update took each expert, as a multiple of its layer's mean. A line for
 // each layer, and "loads" of summary.json, which a run without an update has not
 static json_t* moe_summary(const Run* r) {
@@ -1016,13 +1031,8 @@ static json_t* moe_summary(const Run* r) {
         json_t* loads = json_array();
         float sum = 0.0f;
         for (int e = 0; e < E; e++) { sum += counts[e]; }
-        if (!r->log.json_lines) { printf("layer %d | load %.2f | %d idle |", l, (double)all.busiest, all.dead); }
-        for (int e = 0; e < E; e++) {
-            const double load = (double)(counts[e] / (sum / (float)E));
-            json_array_append_new(loads, json_finite(load));
-            if (e < 16 && !r->log.json_lines) { printf(" %.2f", load); }
-        }
-        if (!r->log.json_lines) { printf("%s\n", E > 16 ? " ..." : ""); }
+        for (int e = 0; e < E; e++) { json_array_append_new(loads, json_finite((double)(counts[e] / (sum / (float)E)))); }
+        if (!r->log.json_lines) { moe_print_loads(l, L, &all, loads); }
         json_array_append_new(layers, loads);
     }
     return json_pack("{s:o}", "loads", layers);

@@ -51,4 +51,8 @@ echo '#error unfinished' >small.h && made
 check "a header that does not compile: no program is left" test ! -e build/small/test_small
 echo '#define SMALL 0' >small.h && made
 check "and mended, it is built anew" test "$new" = test_small
+
+mkdir -p runs/other && touch runs/other/metrics.jsonl && make -s plot >out 2>err
+check "make plot without RUN and without runs/hello: names the runs there are" \
+    test "$(<out)" = "plot: there is no runs/hello: choose a run, RUN=runs/other"
 finish

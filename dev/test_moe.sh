@@ -269,6 +269,10 @@ PYTHON
     echo '{"max_position_embeddings":8,"vocab_size":257,"num_hidden_layers":1,"hidden_size":8,"num_attention_heads":2,"num_key_value_heads":1,"num_local_experts":2,"num_experts_per_tok":1,"intermediate_size":4}' >needed.json
     check "the nine keys that doc/moe.md calls needed are enough" go --config needed.json --train text --steps 1 --run needed
     check "... the others are what it says they are" test "$(grep -cE '"(head_dim": 4|rms_norm_eps": 1e-05|rope_theta": 1000000.0|tie_word_embeddings": false|balance": "loss"|aux_alpha": 0.01|z_lambda": 0.0)' needed/step_000001/config.json)" = 7
+    sed 's/"num_local_experts":5/"num_local_experts":32/; s/"num_hidden_layers":2/"num_hidden_layers":11/' tiny.json >many.json
+    go --config many.json --train text --seq-len 16 --steps 1 --run many && grep '^layer ' out >rows
+    check "the closing lines of 11 layers with 32 experts: below each other, within 80 columns" \
+        test "$(grep -c '^layer [ 1][0-9] | load .* idle |.* \.\.\.$' rows) $(($(wc -L <rows) <= 80))" = "11 1"
     check "dev/hello_moe.json as doc/moe.md shows it" "$python" -c 'import json, re, sys
 shown = re.search(r"\{\"model_type.*?\}", open(sys.argv[1] + "/doc/moe.md").read(), re.S).group()
 assert json.loads(shown) == json.load(open(sys.argv[1] + "/dev/hello_moe.json"))' "$root"

@@ -497,6 +497,9 @@ check "... and of make" test "$(wc -L <out)" -le 80
 drawn "one run: loss.html and loss.png in its folder" runs/a/loss runs/a
 drawn "two runs: compare.html and compare.png beside the first" runs/compare runs/a runs/b
 check "with both names and the settings that differ" test "$(grep -cE '>a</td>.*>b</td>' runs/compare.html) $(grep -c 'options.seed</td><td>42</td><td>7' runs/compare.html)" = "1 1"
+check "... but not when each was started" test "$(grep -c '<td>starts' runs/compare.html)" = 0
+drawn "folders by their whole path" "$PWD/runs/compare" "$PWD/runs/a" "$PWD/runs/b"
+check "... are named so" grep -q "wrote $PWD/runs/compare.html" out
 drawn "--x tokens and --out" there --x tokens --out there runs/a runs/b
 check "the axis is named" grep -q '>tokens</text>' there.html
 drawn "--x time" there --x time --out there runs/b

@@ -738,8 +738,9 @@ def main(arguments):
     runs = read_runs(options.runs)
     x_name, x_range = place_runs(runs, options.x)
     panels = make_panels(runs)
-    beside = os.path.dirname(os.path.abspath(options.runs[0]))
-    compare = os.path.join(os.path.relpath(beside), "compare")
+    first = os.path.normpath(options.runs[0])
+    beside = os.path.join(first, "..") if os.path.basename(first) in (".", "..") else os.path.dirname(first)
+    compare = os.path.join(beside, "compare")
     name = options.out or (os.path.join(options.runs[0], "loss") if len(options.runs) == 1 else compare)
     path = f"{name}.html"
     try:
