@@ -91,6 +91,28 @@ static void test_bytes(Test* t) {
     temp_remove(&folder);
 }
 
+// the numbers of a trainer's own, each an event; no text, nothing that is not known
+static void test_extra(Test* t) {
+    const char *tags[] = {"train/load", "train/idle"}, *absent[] = {"train/z", "train/kind"};
+    TempPath folder = temp_folder();
+    MappedFile f;
+    TensorBoard w;
+    json_t* extra = json_pack("{s:f, s:i, s:n, s:s}", "load", 1.5, "idle", 3, "z", "kind", "train");
+    tensorboard_open(&w, folder.s, -1);
+    tensorboard_extra(&w, 7, extra);
+    tensorboard_extra(&w, 8, NULL);
+    check(t, count_events(w.path) == 3, "expected the version and 2 events, found %d", count_events(w.path));
+    file_map(&f, w.path);
+    for (int i = 0; i < 2; i++) {
+        check(t, memmem(f.bytes, f.n_bytes, tags[i], strlen(tags[i])) != NULL, "no %s", tags[i]);
+        check(t, memmem(f.bytes, f.n_bytes, absent[i], strlen(absent[i])) == NULL, "%s, which is no number", absent[i]);
+    }
+    file_unmap(&f);
+    json_decref(extra);
+    tensorboard_close(&w);
+    temp_remove(&folder);
+}
+
 static const TensorBoardScalar one_loss = {"train/loss", 1.0f};
 
 static void test_kill(Test* t) {
@@ -174,6 +196,9 @@ static int write_file(const char* folder, int resume_step) {
         StepRecord r = {step, 100, 0.0f, 0.1f * (float)step, 1.0f / (float)step, 1.0, 64 * step, 1e6 / step, 0.5, 0};
         r.loss = isfinite(float_from_bits(bits)) ? float_from_bits(bits) : 1.0f;
         tensorboard_step(&w, &r);
+        json_t* extra = json_pack("{s:f, s:i, s:n, s:s}", "load", 1.0 / step, "idle", step, "z", "kind", "train");
+        tensorboard_extra(&w, step, extra);
+        json_decref(extra);
         if (step % 10 == 0) { tensorboard_validation(&w, step, r.lr, step % 20 == 0 ? 0.3 * step : -1.0); }
     }
     tensorboard_close(&w);
@@ -185,6 +210,7 @@ int main(int argc, char** argv) {
     const Promise promises[] = {
         {"crc32c", "gives the published checksums (RFC 3720, B.4)", test_crc32c},
         {"bytes", "a record and an event are the format's to the last byte", test_bytes},
+        {"extra", "the numbers of a trainer's own have tags of their own", test_extra},
         {"kill", "an event written is with the system, also when the process ends at once", test_kill},
         {"resume", "begins a file whose name sorts last, with a START behind the checkpoint's step", test_resume},
         {"none", "without a folder every call does nothing", test_none},

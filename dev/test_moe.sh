@@ -539,12 +539,12 @@ CASES
     verdict $? "a folder of $(ls again/*.safetensors | wc -l) shards: the same probe" "$(<err)"
 
     echo "# a run and its files"
-    go "${mixed[@]}" --noise-scale 4 --ema 0.9 --run run
+    go "${mixed[@]}" --noise-scale 4 --ema 0.9 --tensorboard 1 --run run
     local key missing=""
     for key in cross_entropy balance z load idle_experts noise_scale; do
-        grep -q "\"$key\": [0-9]" run/metrics.jsonl || missing+=" $key"
+        grep -q "\"$key\": [0-9]" run/metrics.jsonl && grep -q "train/$key" run/events.out.* || missing+=" $key"
     done
-    check "metrics.jsonl has the routers' keys (not:$missing)" test -z "$missing"
+    check "metrics.jsonl and TensorBoard's events have the routers' keys (not:$missing)" test -z "$missing"
     check "... cross_entropy is the loss without the routers': loss = it + 0.01 * 2 balance + 0.001 * 2 z" \
         "$python" -c 'import json
 for line in open("run/metrics.jsonl"):

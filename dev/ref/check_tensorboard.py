@@ -40,7 +40,7 @@ def expected(step):
     loss = bits if bits & 0x7F800000 != 0x7F800000 else f32(1.0)
     step32 = struct.unpack("<f", struct.pack("<f", 0.1))[0] * step  # a double holds the product of two floats: rounded once
     made = {"train/loss": loss, "train/norm": f32(step32), "train/lr": f32(1.0 / step),
-            "train/tokens_per_second": f32(1e6 / step)}
+            "train/tokens_per_second": f32(1e6 / step), "train/load": f32(1.0 / step), "train/idle": f32(step)}
     if step % 10 == 0:
         made["validation/loss"] = made["train/lr"]
     if step % 20 == 0:

@@ -3,7 +3,7 @@ TensorBoard's event files, written without its library: `tensorboard --logdir ru
 side.
     tensorboard_open(&w, "runs/a", -1);                     // -1: a new run; or the step at which one resumes
     tensorboard_step(&w, &record);                          // train/loss, train/norm, train/lr, train/tokens_per_second
-    tensorboard_noise(&w, step, noise_scale);               // train/noise_scale
+    tensorboard_extra(&w, step, log.extra);                 // train/<key>: the numbers of a trainer's own
     tensorboard_average(&w, step, loss);                    // validation/loss_ema
     tensorboard_validation(&w, step, loss, bits_per_byte);  // validation/loss, validation/bits_per_byte
     tensorboard_close(&w);
@@ -200,9 +200,16 @@ static inline void tensorboard_step(TensorBoard* w, const StepRecord* r) {
     tensorboard_scalars(w, r->step, seconds_now(CLOCK_REALTIME), scalars, 4);
 }
 
-static inline void tensorboard_noise(TensorBoard* w, int step, double noise_scale) {
-    const TensorBoardScalar scalar = {"train/noise_scale", (float)noise_scale};
-    tensorboard_scalars(w, step, seconds_now(CLOCK_REALTIME), &scalar, 1);
+// what log_extra has for the record of this step, such as train/load; NULL: nothing. Texts and null have no diagram
+static inline void tensorboard_extra(TensorBoard* w, int step, const json_t* extra) {
+    const double now = seconds_now(CLOCK_REALTIME);
+    for (void* at = json_object_iter((json_t*)extra); at; at = json_object_iter_next((json_t*)extra, at)) {
+        char tag[128];
+        const json_t* value = json_object_iter_value(at);
+        const TensorBoardScalar scalar = {tag, (float)json_number_value(value)};
+        snprintf(tag, sizeof tag, "train/%s", json_object_iter_key(at));
+        if (json_is_number(value)) { tensorboard_scalars(w, step, now, &scalar, 1); }
+    }
 }
 
 static inline void tensorboard_average(TensorBoard* w, int step, float val_loss) {

@@ -113,7 +113,6 @@ static inline void train_keep_noise_(Run* r) {
     r->state.noise = r->noise;
     const double scale = noise_scale_of(&r->noise);
     log_extra(&r->log, json_pack("{s:o}", "noise_scale", json_finite(scale)));
-    tensorboard_noise(&r->board, r->state.step, scale);
 }
 
 static inline void train_print_noise_(const Run* r) {
@@ -173,6 +172,7 @@ static inline void train_step(Run* r) {
     const int has_noise = r->noise_targets > 0 && !step.skipped;
     if (has_noise) { train_keep_noise_(r); }
     tensorboard_step(&r->board, &record);
+    tensorboard_extra(&r->board, s->step, r->log.extra);
     log_step(&r->log, &record, s->step % o->log_every == 0 || s->step == o->steps || step.skipped);
     if (has_noise && !r->log.json_lines) { train_print_noise_(r); }
     if (s->skips > o->max_skips) { train_fail_(r, &step); }
