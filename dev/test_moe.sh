@@ -564,6 +564,11 @@ for line in open("run/metrics.jsonl"):
     make -s -C "$root" tools && "$root/dev/tools/inspect" run/step_000012 >out 2>err
     check "inspect: a verified checkpoint of $(tensors run/step_000012/model.safetensors . | wc -l) tensors" test "$? $(grep -cE '^  manifest +verified|model_type mixtral' out)" = "0 2"
 
+    sed 's/"num_local_experts":5/"num_local_experts":7/; s/"num_hidden_layers":2/"num_hidden_layers":3/' tiny.json >larger.json
+    go --config larger.json --export-hf larger && "$root/dev/tools/inspect" hf larger >out 2>err
+    check "inspect of two sizes: a line for the tensors of all layers and experts that one lacks" \
+        test "$(grep -cE 'only in b: model\.layers\.\{0\.\.2\}\.block_sparse_moe\.experts\.\{0\.\.6\}\.w[123]\.weight, 11 of them$' out) $(grep -c 'only in b: model.layers.2.input_layernorm.weight$' out) $(grep -c 'only in a' out)" = "3 1 0"
+
     echo "# balanced another way from now on"
     go --from hf --balance bias --export-hf biased --probe in --probe-out after && [ "$(tensors biased/model.safetensors e_score | cut -d' ' -f2- | sort -u)" = "0 0 0 0 0" ] &&
         cmp <(tensors before logits) <(tensors after logits)

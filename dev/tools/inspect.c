@@ -373,14 +373,84 @@ static void print_report(const json_t* report) {
     print_tensors(report);
 }
 
-static void print_only(const char* in, const json_t* names) {
-    size_t i;
-    json_t* name;
-    json_array_foreach(names, i, name) {
-        char* text = report_text("", name);
-        printf("  only in %s: %s\n", in, text);
-        free(text);
+enum { NUMBERS_MAX = 8, DIGITS_MAX = 9 };  // of a name; of a number
+
+// the numbers in names that are else the same: the smallest and largest at each place
+typedef struct {
+    int n, low[NUMBERS_MAX], high[NUMBERS_MAX];
+} NumberRanges;
+
+// is a part of a name, up to the next dot, a number?
+static int is_number(const char* part, size_t n) {
+    return n > 0 && n <= DIGITS_MAX && strspn(part, "0123456789") >= n;
+}
+
+// does `name` differ from `like` in numbers between dots alone? Then they widen the ranges
+static int widen_ranges(NumberRanges* r, const char* name, const char* like) {
+    NumberRanges wider = *r;
+    for (int k = 0;;) {
+        const size_t n = strcspn(name, "."), n_like = strcspn(like, ".");
+        if (k < NUMBERS_MAX && is_number(name, n) && is_number(like, n_like)) {
+            const int number = atoi(name), is_first = k == wider.n;
+            wider.n += is_first;
+            wider.low[k] = is_first || number < wider.low[k] ? number : wider.low[k];
+            wider.high[k] = is_first || number > wider.high[k] ? number : wider.high[k];
+            k++;
+        } else if (n != n_like || memcmp(name, like, n) != 0) { return 0; }
+        if (name[n] != like[n_like]) { return 0; }
+        if (!name[n]) { break; }
+        name += n + 1;
+        like += n_like + 1;
     }
+    *r = wider;
+    return 1;
+}
+
+// "layers.{0..3}.w1" for the names that widened the ranges; on the heap
+static char* ranges_text(const NumberRanges* r, const char* like) {
+    char* text;
+    size_t n_bytes;
+    FILE* out = open_memstream(&text, &n_bytes);
+    if (!out) { fail_run("names of tensors: no memory"); }
+    for (int k = 0;;) {
+        const size_t n = strcspn(like, ".");
+        if (k >= r->n || !is_number(like, n)) { fprintf(out, "%.*s", (int)n, like); }
+        else if (r->low[k] == r->high[k]) { fprintf(out, "%.*s", (int)n, like), k++; }
+        else { fprintf(out, "{%d..%d}", r->low[k], r->high[k]), k++; }
+        if (!like[n]) { break; }
+        fputc('.', out);
+        like += n + 1;
+    }
+    fclose(out);
+    return text;
+}
+
+// a line for each name, one for all that differ in their numbers alone: a layer of experts has hundreds
+static void print_only(const char* in, const json_t* names) {
+    const size_t n = json_array_size(names);
+    char* is_printed = (char*)memset(malloc_check(n + 1, "names"), 0, n + 1);
+    for (size_t i = 0; i < n; i++) {
+        const char* like = json_string_value(json_array_get(names, i));
+        NumberRanges ranges = {0, {0}, {0}};
+        int n_alike = 0;
+        if (is_printed[i]) { continue; }
+        for (size_t k = i; k < n; k++) {
+            const char* name = json_string_value(json_array_get(names, k));
+            if (is_printed[k] || !widen_ranges(&ranges, name, like)) { continue; }
+            is_printed[k] = 1;
+            n_alike++;
+        }
+        char* folded = ranges_text(&ranges, like);
+        json_t* name = json_string(folded);
+        char* text = report_text("", name);
+        printf("  only in %s: %s", in, text);
+        if (n_alike > 1) { printf(", %d of them", n_alike); }
+        printf("\n");
+        free(text);
+        json_decref(name);
+        free(folded);
+    }
+    free(is_printed);
 }
 
 // Settings that differ, as a table of texts: a number has all the digits that a float has, or two that differ could look
