@@ -1031,7 +1031,9 @@ static json_t* moe_summary(const Run* r) {
         json_t* loads = json_array();
         float sum = 0.0f;
         for (int e = 0; e < E; e++) { sum += counts[e]; }
-        for (int e = 0; e < E; e++) { json_array_append_new(loads, json_finite((double)(counts[e] / (sum / (float)E)))); }
+        for (int e = 0; e < E; e++) {
+            json_array_append_new(loads, json_finite((double)(counts[e] / (sum / (float)E))));
+        }
         if (!r->log.json_lines) { moe_print_loads(l, L, &all, loads); }
         json_array_append_new(layers, loads);
     }
