@@ -95,7 +95,7 @@ static GoldenRun subject_run(Subject* s) {
 }
 
 static Tradeoffs tradeoffs(int recompute, int head_rows) {
-    Tradeoffs how = {recompute, head_rows, 1, 0.0f};
+    Tradeoffs how = {recompute, head_rows, {1, 0.0f}};
     return how;
 }
 

@@ -517,6 +517,35 @@ static void test_possible(Test* t) {
     }
 }
 
+// a rank that holds some experts: names, sizes and numbers are those of the whole model
+static void test_held(Test* t) {
+    Tensor whole[2] = {tensor("a", 0, 0, 3, 5, INIT_ZEROS, 0.0f, DECAY, AS_IS),
+                       tensor("l.%d.e.%d.{g,u}", 0, 2, 4, 3, INIT_ZEROS, 0.0f, DECAY, AS_IS)}, held[2];
+    char name[64], expected[64];
+    tensor_experts(&whole[1], 6, APART);
+    tensors_layout(whole, 2);
+    for (int first = 0; first < 6; first += 2) {
+        memcpy(held, whole, sizeof whole);
+        tensor_hold_experts(&held[1], first, 2);
+        tensors_layout(held, 2);
+        for (int i = 0; i < 2; i++) { held[i].number = whole[i].offset; }
+        check(t, tensor_slices(&held[1]) == 8 && tensor_elements(&held[1]) == 48, "two experts of two layers");
+        for (int k = 0; k < 8; k++) {
+            const int of_whole = k / 4 * 12 + 2 * first + k % 4;
+            tensor_slice_name(name, sizeof name, &held[1], k);
+            tensor_slice_name(expected, sizeof expected, &whole[1], of_whole);
+            check(t, strcmp(name, expected) == 0, "slice %d: %s, expected %s", k, name, expected);
+            for (size_t j = 0; j < 6; j++) {
+                const size_t found = tensor_number(&held[1], 6 * (size_t)k + j);
+                const size_t number = tensor_number(&whole[1], 6 * (size_t)of_whole + j);
+                check(t, found == number && number == whole[1].offset + 6 * (size_t)of_whole + j,
+                      "slice %d, element %zu: number %zu, expected %zu", k, j, found, number);
+            }
+        }
+        check(t, tensor_number(&held[0], 7) == 7, "what is not shared keeps its numbers");
+    }
+}
+
 int main(int argc, char** argv) {
     Promise promises[] = {
         {"rng xorshift", "gives the numbers of the specification", test_xorshift},
@@ -543,6 +572,7 @@ int main(int argc, char** argv) {
         {"sampler greedy", "temperature 0 and top-k 1 take the largest logit", test_greedy},
         {"sampler order", "from the likeliest down, equal ones by index, among thousands", test_sorted},
         {"sampler possible", "no coin gives a token of probability 0", test_possible},
+        {"held", "a rank that holds some experts has the names and numbers of the whole model", test_held},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
 }

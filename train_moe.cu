@@ -38,6 +38,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/ranks/expert_parallel.h"  // ExpertParallel, ep_find, ep_send, ep_return: experts on other ranks
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments; model_point_gradients
 #ifndef TESTING                       // a test includes this file for the model alone
+#include "llmc/models/experts_run.h"  // experts_options, experts_share, experts_check: --ep
 #include "llmc/run/graph_option.h"    // graph_option, graph_check
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
 #endif
@@ -77,8 +78,7 @@ typedef enum { KEEP_ALL, RECOMPUTE_NORMS, RECOMPUTE_EXPERTS, RECOMPUTE_BLOCKS } 
 typedef struct {
     int recompute;  // Recompute
     int head_rows;  // positions whose logits exist at once
-    int ranks;      // that share the experts of a layer; 0 or 1: none do
-    float room;     // rows that one of them can compute, as a multiple of its own; 0: whatever may come
+    ExpertsShared shared;  // by which ranks
 } Tradeoffs;
 
 // layers that keep a tensor of their own which --recompute `level` and above compute again; 0: one buffer serves all
@@ -86,15 +86,9 @@ static int layers_kept(Config c, Purpose purpose, const Tradeoffs* how, Recomput
     return purpose == TO_TRAIN && how->recompute < (int)level ? c.L : 0;
 }
 
-// Rows that the experts of this rank may get from N positions here and as many on each rank that shares them. In
-// generation all have the same positions
+// in generation all ranks have the same positions
 static int rows_here(const Config* c, int N, Purpose purpose, const Tradeoffs* how) {
-    const double R = (double)N * c->k;
-    if (how->ranks <= 1 || purpose == TO_GENERATE) { return (int)R; }
-    const int held = c->E / how->ranks;
-    const double most = (double)N * how->ranks * (held < c->k ? held : c->k);  // a token takes an expert once
-    const double rows = how->room > 0.0f ? fmin(most, ceil(R * (double)how->room)) : most;
-    return (int)fmin(rows, INT_MAX / 2);
+    return purpose == TO_GENERATE ? N * c->k : experts_rows_most(&how->shared, c->E, c->k, N);
 }
 
 // B rows of T positions; generation keeps logits of the last position only
@@ -107,7 +101,7 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
     const int N_head = purpose == TO_GENERATE ? 1 : N < how->head_rows ? N : how->head_rows;
     const int N_train = purpose == TO_TRAIN ? N : 0, R_train = purpose == TO_TRAIN ? R : 0;
     const int R_here = rows_here(&c, N, purpose, how), R_here_train = purpose == TO_TRAIN ? R_here : 0;
-    const int travels = how->ranks > 1;  // rows do
+    const int travels = how->shared.ep > 1, R_sent = purpose == TO_GENERATE ? 0 : R_here;  // rows do
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = activation(FIELD(encoded),    0, N, D);
@@ -118,7 +112,7 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
     *t++ = activation(FIELD(attention),  L_block, N, HQ);      // its output before the projection
     *t++ = activation(FIELD(residual2),  L_block, N, D);       // residual stream after attention
     *t++ = activation(FIELD(norm2),      L_norms, N, D);       // what router and experts read
-    *t++ = activation(FIELD(received),   0, travels * R_here, D);  // rows of it, for the experts of this rank
+    *t++ = activation(FIELD(received),   0, travels * R_sent, D);  // rows of it, for the experts of this rank
     *t++ = activation(FIELD(gate_up),    L_experts, R_here, 2 * c.F);  // then its gradient
     *t++ = activation(FIELD(hidden),     0, R_here, c.F);      // silu(gate) o up
     *t++ = activation(FIELD(computed),   0, travels * R_here, D);  // what goes back to other ranks
@@ -143,7 +137,7 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
 static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const int N = B * T, R = N * c.k, L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS);
     const int N_train = purpose == TO_TRAIN ? N : 0, R_train = purpose == TO_TRAIN ? R : 0;
-    const int R_received = purpose == TO_TRAIN && how->ranks > 1 ? rows_here(&c, N, purpose, how) : 0;
+    const int R_received = purpose == TO_TRAIN && how->shared.ep > 1 ? rows_here(&c, N, purpose, how) : 0;
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(Statistics, name)
     *t++ = activation(FIELD(norm1_rstd),     L_block, N, 1);
@@ -218,7 +212,7 @@ static double activations_layout(Activations* acts, Config c, int B, int T, Purp
     const int N = B * T, n_activations = activation_table(acts->tensors.table, c, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, c, B, T, purpose, &how);
     const size_t widest = 2 * (size_t)c.F * (size_t)c.D;
-    acts->n_scratch = purpose == TO_TRAIN ? experts_scratch_floats(how.ranks, c.E, widest) : 0;
+    acts->n_scratch = purpose == TO_TRAIN ? experts_scratch_floats(how.shared.ep, c.E, widest) : 0;
     acts->choices.table[0] = activation("experts", offsetof(Choices, experts), c.L, N, c.k);
     return tensor_arena_layout(&acts->tensors, n_activations, sizeof(floatX)) +
            tensor_arena_layout(&acts->statistics, n_statistics, sizeof(float)) +
@@ -710,17 +704,12 @@ static void moe_options(Run* r) {
         {"machine", "recompute", "", OPTION_INT, &w->how.recompute, "1", 0, 3, "0|1|2|3",
          "compute again in backward instead of keeping: 1 norms, 2 the experts' first products too, 3 whole blocks. "
          "Saves memory, changes no bit", 0},
-        {"machine", "ep", "", OPTION_INT, &w->how.ranks, "1", 1, EXPERT_RANKS_MAX, "G",
-         "so many ranks, a power of two, share the experts of every layer: each keeps and computes its part of them. "
-         "Brings --zero 2 for the rest; the result does not depend on it", 0},
-        {"machine", "ep-room", "", OPTION_FLOAT, &w->how.room, "0", 0, EXPERT_RANKS_MAX, "F",
-         "with --ep: memory for F times as many rows as experts get when all are equally busy; more of them end the "
-         "run. 0: for the most that can come", 0},
         {"machine", "head-rows", "", OPTION_INT, &w->how.head_rows, "8192", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
         graph_option(&w->graph),
     };
     run_add_options(r, own, sizeof own);
+    experts_options(r, &w->how.shared);
     moe_reword_options(r->table, r->n_options);
 }
 
@@ -767,33 +756,6 @@ static void moe_choose_rope(Run* r, Config* c, double alpha) {
     }
 }
 
-// --ep, which a run may have kept from another number of ranks
-static void moe_share_experts(Run* r) {
-    Workplace* w = workplace(r);
-    const Config* c = config_of(r);
-    const int P = r->comm->size;
-    int G = w->how.ranks;
-    while (!run_is_typed(r, "ep") && P % G != 0) { G /= 2; }
-    if (P % G != 0) {
-        options_fail("ep", P == 1 ? "%d: expected as many ranks or a multiple, found %d: start with launch -n %d"
-                                  : "%d: expected a number that divides the ranks, %d", G, P, G);
-    }
-    if ((G & (G - 1)) != 0) { options_fail("ep", "expected a power of two, found %d", G); }
-    if (c->E % G != 0) { options_fail("ep", "%d: expected a number that divides the %d experts", G, c->E); }
-    w->how.ranks = G;
-    if (G == 1) { return; }
-    const size_t n = (size_t)c->D * (size_t)c->F;
-    if (n % NORM_CHUNK != 0) {
-        options_fail("ep", "expected experts whose width times channels is a multiple of %d, found %d x %d: leave it "
-                     "out", NORM_CHUNK, c->F, c->D);
-    }
-    options_refuse(run_is_typed(r, "zero") && r->o.zero != 2, "zero", "--ep brings --zero 2: leave it out");
-    options_refuse(r->o.verify_every > 0, "verify-every", "is not for --ep");
-    options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --ep");
-    options_set(r->table, r->n_options, "zero", "2");
-    model_share_experts(&w->moe.model, r->comm, G);
-}
-
 static void moe_choose(Run* r) {
     Workplace* w = workplace(r);
     Config* c = &w->moe.config;
@@ -811,7 +773,7 @@ static void moe_choose(Run* r) {
     if (w->weights) { model_use_bf16(&w->moe.model); }
     r->V = r->classes = c->V;
     r->max_T = c->max_T;
-    moe_share_experts(r);
+    experts_share(r, &w->how.shared, c->E, c->F, c->D);
 }
 
 // the biases of routers learn by counting, not by gradients, and not at all where --freeze says so
@@ -833,13 +795,10 @@ static void moe_check(Run* r) {
         options_fail("batch-size", "expected at most %d rows of %d positions, each with %d experts, found %d",
                      most_positions(c) / r->T, r->T, c->k, r->o.batch_size);
     }
-    const int P = r->comm->size, shares = model_is_shared(r->model), learns = run_is_training(r) || *r->o.probe;
+    const int learns = run_is_training(r) || *r->o.probe;
     options_refuse(learns && r->model->is_bf16, "weights", "bf16 is for --generate, --eval-only and --export-hf");
-    if (shares && run_is_training(r) && r->n_leaves % P != 0) {
-        options_fail("ep", "expected a multiple of %d micro-batches in an update, as many as ranks, found %d: "
-                     "--grad-accum %d", P, r->n_leaves, P);
-    }
-    graph_check(r, &workplace(r)->graph, shares
+    experts_check(r, &workplace(r)->how.shared);
+    graph_check(r, &workplace(r)->graph, model_is_shared(r->model)
                     ? "is not for --ep: in every layer the host has to know how many rows other ranks send" : NULL);
     const int weighs_otherwise = c->k == 1 && c->E > 1;  // the share of the only expert is 1
     const char* lacking = c->balance == BALANCE_BIAS ? "biases of routers" : weighs_otherwise ? "single expert a token"
@@ -878,15 +837,6 @@ static void moe_load(Run* r, const SliceSink* sink) {
     safeset_close(&set);
 }
 
-// What a rank sends of rows in an update where experts are equally busy: inputs, outputs, their gradients and weights
-// of rows; and inputs once more in backward, but for the last layer
-static double moe_rows_bytes(const Run* r) {
-    const Config* c = config_of(r);
-    const double G = r->model->ranks.size, width = (double)sizeof(floatX) * c->D;
-    const double R = (double)r->o.batch_size * r->T * c->k * (G - 1.0) / G;
-    return (double)r->n_leaves / r->comm->size * R * (c->L * (5.0 * width + 8.0) - width);
-}
-
 // how experts are kept equally busy, and who says so
 static void moe_box_balance(const Run* r) {
     const Config* c = config_of(r);
@@ -913,7 +863,8 @@ static void moe_box(const Run* r) {
     box_row("experts", "%d in a layer, %d wide, a token takes %d", c->E, c->F, c->k);
     if (ranks > 1) {
         box_row("  of them", "%d on each of %d ranks", c->E / ranks, ranks);
-        if (run_is_training(r)) { box_row("  rows sent", "%s per update by each", format_bytes(moe_rows_bytes(r)).s); }
+        const double sent = run_is_training(r) ? experts_sent_bytes(r, c->L, c->D, c->k) : 0.0;
+        if (sent > 0.0) { box_row("  rows sent", "%s per update by each", format_bytes(sent).s); }
     }
     if (run_is_training(r) || *r->o.probe) { moe_box_balance(r); }
     box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
@@ -936,7 +887,7 @@ static double moe_flops_per_token(const Run* r) {
 // all experts are equally busy
 static Tradeoffs expected_tradeoffs(const Run* r) {
     Tradeoffs how = workplace(r)->how;
-    if (DEVICE_IS_SHARED && how.room == 0.0f) { how.room = 1.0f; }
+    if (DEVICE_IS_SHARED && how.shared.room == 0.0f) { how.shared.room = 1.0f; }
     return how;
 }
 

@@ -385,6 +385,37 @@ ranks() {
     rm -rf several/step_000012
     go --run several --resume
     check "--ep of a checkpoint that does not fit the ranks is given up" same_run whole several
+    rm -rf several
+    "$launch" -n 2 "$trainer" "${wide[@]}" --grad-accum 6 --ep 2 --run several >out 2>err </dev/null
+    cp -r several uneven && rm -rf several/step_000012 uneven/step_000012
+    "$launch" -n 4 "$trainer" --run several --resume >out 2>err </dev/null && go --run uneven --resume
+    check "... and where four ranks have six micro-batches" same_run uneven several
+    rm -rf uneven
+
+    echo "# shared experts: exports, mistakes"
+    rm -rf one hf hf_shared
+    go --from whole --eval-only --val text --seq-len 16 --export-hf hf
+    "$launch" -n 2 "$trainer" --from whole --eval-only --val text --seq-len 16 --ep 2 --export-hf hf_shared >out 2>err </dev/null
+    verdict $? "two ranks that evaluate and export" "$(<err)"
+    check "... the folder of one" diff -r hf hf_shared
+    together() {  # PROMISE LINE STATUS RANKS OPTION...
+        "$launch" -n $4 "$trainer" "${wide[@]}" --run one "${@:5}" >out 2>err </dev/null
+        status=$?
+        [ $status = $3 ] && grep -qF -- "$2" err
+        verdict $? "$1" "status $status: $(<err)"
+        rm -rf one
+    }
+    together "--ep without ranks" "--ep: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" 2 1 --ep 2
+    together "--ep that does not divide the ranks" "--ep: 3: expected a number that divides the ranks, 4" 2 4 --ep 3
+    together "--ep that does not divide the experts" "--ep: 8: expected a number that divides the 4 experts" 2 8 --ep 8 --grad-accum 8
+    together "--ep, and micro-batches for three of four" "expected a multiple of 4 micro-batches in an update, as many as ranks, found 6: --grad-accum 4" 2 4 --ep 4 --grad-accum 6
+    together "--ep and --zero 1" "--zero: --ep brings --zero 2: leave it out" 2 2 --ep 2 --zero 1
+    sed 's/"intermediate_size":64/"intermediate_size":63/' wide.json >narrow.json
+    together "--ep of experts whose matrices end within a chunk" "whose width times channels is a multiple of 4096, found 63 x 64: leave it out" 2 2 --ep 2 --config narrow.json
+    together "--ep and --verify-every" "--verify-every: is not for --ep" 2 2 --ep 2 --verify-every 2
+    together "--ep-room without --ep" "--ep-room: is for --ep 2 and more" 2 2 --ep-room 2
+    together "--ep-room that can never be enough" "--ep-room: expected 0, or 1 and more" 2 2 --ep 2 --ep-room 0.5
+    together "more rows than --ep-room has room for" "rows chose the experts of this rank, there is room for" 1 2 --ep 2 --ep-room 1 --config '' --from lopsided --balance bias
     each "--balance loss, answering examples" "0 1 2" "1 2 4" --verify-every 5 --hellaswag examples
     each "--balance bias, averaged weights" "0 1 2" "1 2 4" --balance bias --ema 0.9
     each "--balance none, frozen experts" "0 1 2" "2 4" --balance none --freeze '*.experts.1.*,first:1'
@@ -446,6 +477,19 @@ assert T == len(tokens) and tokens[n_prompt:] == best[n_prompt - 1:-1], (tokens[
 PYTHON
 }
 
+# a model all of whose numbers are bf16's
+cut_to_bf16() {  # RUN FOLDER
+    rm -rf "$2"
+    cp -r "$(last "$1")" "$2" && rm "$2/manifest.json"
+    "$python" - "$2/model.safetensors" <<'PYTHON'
+import struct, sys
+data = bytearray(open(sys.argv[1], "rb").read())
+first = 8 + struct.unpack("<Q", data[:8])[0]
+data[first::4] = data[first + 1::4] = bytes((len(data) - first) // 4)
+open(sys.argv[1], "wb").write(data)
+PYTHON
+}
+
 text() {
     echo "# text"
     local one i n=40 tokens
@@ -462,9 +506,13 @@ text() {
         check "a prompt of $i bytes of that text goes on as it does" test "$one" = "$(n=$((46 - i)) && write --generate "${one:0:i}")"
     done
     check "three samples are three texts" test "$(go --from book --generate line --samples 3 --max-new-tokens 20 && grep -v '^---' out | sort -u | wc -l)" -ge 3
-    go --from book --weights bf16 --export-hf rounded
+    cut_to_bf16 book rounded
     check "--weights bf16 of numbers that bf16 holds: the text that floats give" \
         test "$(go --from rounded --generate "line 7" --temperature 0 && cat out)" = "$(go --from rounded --weights bf16 --generate "line 7" --temperature 0 && cat out)"
+    sed 's/"hidden_size":16/"hidden_size":1/' tiny.json >single.json
+    go "${start[@]}" --config single.json --run single && cut_to_bf16 single single_rounded
+    evaluated() { go --from single_rounded --eval-only --val text --seq-len 15 --batch-size 3 --eval-batches 2 --seed 1 "$@" && grep "val loss" out; }
+    check "... matrices of one row too: the loss of validation" test "$(evaluated)" = "$(evaluated --weights bf16)"
     refuse "training what is stored as bf16" "--weights: bf16 is for --generate, --eval-only and --export-hf" --from book --weights bf16 --train text
     check "from standard input the same" test "$one" = "$(printf 'line 7' | "$trainer" --from book --generate - --temperature 0 --max-new-tokens 40 2>err)"
 

@@ -62,6 +62,8 @@ typedef struct {
     const char *kinds, *of_kinds;    // tensor_in_kinds; NULL: all
     int named_from;                  // the layer whose name has number 0
     int experts, first_expert;       // 0: none; the first of them has this number in names
+    int all_experts;                 // of a layer on all ranks; 0: these are all (tensor_hold_experts)
+    size_t number;                   // of its first element in the whole model: tensor_number
     ExpertsOnDisk experts_on_disk;
     int dims[DISK_DIMS_MAX];         // on disk in place of the columns, up to the first 0
     Split split;
@@ -139,6 +141,7 @@ static inline void tensor_experts(Tensor* t, int E, ExpertsOnDisk on_disk) {
 // have all in one tensor
 static inline void tensor_hold_experts(Tensor* t, int first, int n) {
     assert(first >= 0 && n > 0 && first + n <= t->experts && t->experts_on_disk == APART);
+    t->all_experts = t->experts;
     t->first_expert += first;
     t->experts = n;
 }
@@ -279,12 +282,21 @@ static inline size_t tensors_store(Tensor* table, int n, size_t build_bytes) {
     return at;
 }
 
+// the number of an element in the whole model, whoever holds it, as the noise with which bf16 is rounded goes by it.
+// Elements of a slice have numbers that follow each other
+static inline size_t tensor_number(const Tensor* t, size_t element) {
+    const size_t n = tensor_layer_elements(t), matrix = tensor_matrix_elements(t);
+    if (t->all_experts == 0) { return t->number + element; }
+    const size_t first = t->number + matrix * (size_t)t->first_expert;
+    return first + element / n * matrix * (size_t)t->all_experts + element % n;
+}
+
 // fill in the offsets; the arena's size in elements comes back
 static inline size_t tensors_layout(Tensor* table, int n) {
     size_t offset = 0;
     for (int i = 0; i < n; i++) {
         tensor_check_(&table[i]);
-        table[i].offset = offset;
+        table[i].offset = table[i].number = offset;
         offset += (tensor_elements(&table[i]) + 15) / 16 * 16;
     }
     tensors_store(table, n, sizeof(float));  // until somebody says otherwise

@@ -5,6 +5,7 @@ leaf by leaf and joins the tree of ranks/leaf_tree.h: the bits are those of one 
     experts_forward, experts_backward_input   every row by itself
     experts_backward_weight                   the sum over the sources
     experts_scratch_floats                    that experts_backward_weight needs
+    experts_rows_most    rows that the experts of this rank may get, for which activations are laid out
 BY_TOKEN: where rows do not travel, the operand lies with its tokens, (N, C), and a row is found there. ROW_BY_ROW: it
 lies row after row, (n_rows, C), as what was computed or received does.
 */
@@ -15,6 +16,24 @@ lies row after row, (n_rows, C), as what was computed or received does.
 #include "../ops/residual.h"           // residual_forward
 #include "../ranks/expert_parallel.h"  // ExpertParallel, ExpertSource
 #include "linear.h"                    // Linear
+#include <limits.h>
+#include <math.h>
+
+// how ranks share the experts of a layer (--ep)
+typedef struct {
+    int ep;      // ranks that share the experts of a layer; 0 or 1: none do
+    float room;  // rows that one of them can compute, as a multiple of its own; 0: whatever may come
+} ExpertsShared;
+
+// N positions here and as many on each rank that shares the experts; a token takes each of its k experts once
+static inline int experts_rows_most(const ExpertsShared* x, int E, int k, int N) {
+    const double R = (double)N * k;
+    if (x->ep <= 1) { return (int)R; }
+    const int held = E / x->ep;
+    const double most = (double)N * x->ep * (held < k ? held : k);
+    const double rows = x->room > 0.0f ? fmin(most, ceil(R * (double)x->room)) : most;
+    return (int)fmin(rows, INT_MAX / 2);
+}
 
 typedef enum { ROW_BY_ROW, BY_TOKEN } RowsLie;
 
@@ -36,15 +55,7 @@ static inline void experts_forward(const ExpertParallel* ep, floatX* out, const 
         const floatX* x = experts_rows_(inp, s, lie, C);
         floatX* y = out + (size_t)s->first * (size_t)OC;
         if (s->n == 0) { continue; }
-#ifndef __CUDACC__
-        if (w.is_bf16) {
-            grouped_matmul_forward_bf16(y, x, experts_index_(s, lie), (const uint16_t*)w.weight, s->offsets, ep->n_held,
-                                        s->n, C, OC, dev);
-            continue;
-        }
-#endif
-        grouped_matmul_forward(y, x, experts_index_(s, lie), (const floatX*)w.weight, s->offsets, ep->n_held, s->n, C,
-                               OC, dev);
+        linear_grouped_forward(y, x, experts_index_(s, lie), w, s->offsets, ep->n_held, s->n, C, OC, dev);
     }
 }
 
@@ -56,15 +67,7 @@ static inline void experts_backward_input(const ExpertParallel* ep, floatX* dinp
         const floatX* dy = experts_rows_(dout, s, lie, OC);
         floatX* dx = dinp + (size_t)s->first * (size_t)C;
         if (s->n == 0) { continue; }
-#ifndef __CUDACC__
-        if (w.is_bf16) {
-            grouped_matmul_backward_input_bf16(dx, dy, experts_index_(s, lie), (const uint16_t*)w.weight, s->offsets,
-                                               ep->n_held, s->n, C, OC, dev);
-            continue;
-        }
-#endif
-        grouped_matmul_backward_input(dx, dy, experts_index_(s, lie), (const floatX*)w.weight, s->offsets, ep->n_held,
-                                      s->n, C, OC, dev);
+        linear_grouped_backward_input(dx, dy, experts_index_(s, lie), w, s->offsets, ep->n_held, s->n, C, OC, dev);
     }
 }
 

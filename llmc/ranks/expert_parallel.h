@@ -54,7 +54,7 @@ static inline void ep_open(ExpertParallel* ep, const ExpertRanks* ranks, int E, 
     ep->ranks = ranks;
     ep->E = E;
     ep->n_held = E / ranks->size;
-    ep->first = ranks->rank * ep->n_held;
+    ep->first = ranks->place * ep->n_held;
     ep->most = most;
     ep->is_same = is_same;
     ep->source = (ExpertSource*)malloc_check(sizeof(ExpertSource) * size, "rows of experts");
@@ -124,8 +124,8 @@ static inline void ep_find(ExpertParallel* ep, const ExpertRows* rows, const Dev
         for (int rank = 0; rank < ep->ranks->size; rank++) { ep_add_source_(ep, ep->counts + rank * ep->n_held, NULL); }
     }
     if (ep->n_rows > ep->most) {
-        fail_run("rank %d: %d rows chose its experts, there is room for %d: a larger --ep-room, a smaller --batch-size",
-                 ep->ranks->world->rank, ep->n_rows, ep->most);
+        fail_run("%d rows chose the experts of this rank, there is room for %d: a larger --ep-room, a smaller "
+                 "--batch-size", ep->n_rows, ep->most);
     }
     device_upload(ep->offsets, ep->host, ep_offsets_bytes_(ep), dev);
 }

@@ -19,7 +19,7 @@ typedef struct {
     Comm* world;
     Comm* group;    // the ranks that share the experts of a layer
     Comm* holders;  // of the same ones
-    int size, rank; // of the group; size 1: this rank has all experts
+    int size, place;  // of the group, and this rank's in it; size 1: this rank has all experts
 } ExpertRanks;
 
 // all ranks call; size: a power of two that divides the number of ranks

@@ -12,8 +12,8 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
     model_whole_average   their average over updates in the same way (ema.h)
 Where:  everything is device memory. Stored parameters are whole on every rank, but for experts that ranks share; of
         masters and moments a rank has the parts `kept`. Without masters the stored parameters are all there is.
-Shared experts have gradients of their own (`experts`): their leaves are those of a whole group, which the group's ranks
-        have computed together, and only holders of the same experts exchange them. A table of what this rank holds
+Shared experts have gradients of their own (`dp_experts`): their leaves are those of a whole group, which the group's
+        ranks have computed together, and only holders of the same experts exchange them. A table of what this rank holds
         (`held`) lays out its memory; everything that has to do with names and files goes by the whole table.
 */
 #ifndef LLMC_MODEL_H
@@ -38,12 +38,12 @@ typedef struct {
     Weights w;            // stored, master, moments
     float* average;       // of the parameters over updates, the parts that moments have; NULL: none is kept
     int* frozen;          // of every slice in table order: does it stay as it is? NULL: none does
-    int* frozen_held[2];  // of every slice of `held`, with shared experts: for dp, for experts
+    int* frozen_held[2];  // of every slice of `held`, with shared experts: for dp, for dp_experts
     int n_numbers;        // of a leaf that are summed, besides its loss: dp_numbers
     int lowest;           // the layer at which backward may stop, for nothing learns below it; n layers: in none
     size_t n_kept;        // elements of masters, and of each moment
     DataParallel dp;      // gradients of micro-batches, and which part of all this belongs to this rank
-    DataParallel experts; // the same of shared experts
+    DataParallel dp_experts;  // the same of shared experts
 } Model;
 
 static inline void model_layout(Model* m, int n_table) {
@@ -62,13 +62,14 @@ static inline int model_row_is_shared(const Model* m, int i) { return model_is_s
 static inline void model_use_bf16(Model* m) {
     m->is_bf16 = 1;
     for (int i = 0; i < m->n_table; i++) {
-        if (m->table[i].rows > 1) { tensor_stored(&m->table[i], STORED_BF16); }
+        if (m->table[i].on_disk != VECTOR) { tensor_stored(&m->table[i], STORED_BF16); }
     }
 }
 
 // build_bytes: of an element of floatX; rows may say otherwise (tensor_stored)
 static inline void model_layout_stored(Model* m, size_t build_bytes) {
-    m->stored_bytes = tensors_store(model_is_shared(m) ? m->shared : m->table, m->n_table, build_bytes);
+    m->stored_bytes = tensors_store(m->table, m->n_table, build_bytes);
+    if (model_is_shared(m)) { m->stored_bytes = tensors_store(m->shared, m->n_table, build_bytes); }
     m->is_float = 1;
     for (int i = 0; i < m->n_table; i++) { m->is_float &= m->held[i].stored_bytes == sizeof(float); }
 }
@@ -82,16 +83,25 @@ static inline void model_share_experts(Model* m, Comm* world, int size) {
     memcpy(m->shared, m->table, sizeof m->table);
     for (int i = 0; i < m->n_table; i++) {
         const int n = m->table[i].experts / size;
-        if (n > 0) { tensor_hold_experts(&m->shared[i], m->ranks.rank * n, n); }
+        if (n > 0) { tensor_hold_experts(&m->shared[i], m->ranks.place * n, n); }
     }
     m->held = m->shared;
     tensors_layout(m->shared, m->n_table);
+    for (int i = 0; i < m->n_table; i++) { m->shared[i].number = m->table[i].offset; }
+}
+
+// and back, for what was asked does not fit: this rank has all experts. All ranks call
+static inline void model_hold_all(Model* m, size_t build_bytes) {
+    expert_ranks_free(&m->ranks);
+    m->ranks = expert_ranks_init(NULL, 1);
+    m->held = m->table;
+    model_layout_stored(m, build_bytes);
 }
 
 // who of a group holds slice k of row i; of what is not shared every rank has its own
 static inline int model_place(const Model* m, int i, int k) {
     const Tensor* t = &m->table[i];
-    if (!model_row_is_shared(m, i)) { return m->ranks.rank; }
+    if (!model_row_is_shared(m, i)) { return m->ranks.place; }
     return k % tensor_layer_slices(t) / tensor_names(t) / m->held[i].experts;
 }
 
@@ -99,12 +109,12 @@ static inline int model_place(const Model* m, int i, int k) {
 static inline int model_held_slice(const Model* m, int i, int k) {
     const Tensor *t = &m->table[i], *held = &m->held[i];
     const int each = tensor_layer_slices(t), each_held = tensor_layer_slices(held);
-    if (model_place(m, i, k) != m->ranks.rank) { return -1; }
+    if (model_place(m, i, k) != m->ranks.place) { return -1; }
     return k / each * each_held + k % each % each_held;
 }
 
 // what has the gradients of row i
-static inline DataParallel* model_dp(Model* m, int i) { return model_row_is_shared(m, i) ? &m->experts : &m->dp; }
+static inline DataParallel* model_dp(Model* m, int i) { return model_row_is_shared(m, i) ? &m->dp_experts : &m->dp; }
 
 // what arenas of kept parts have of slice k of row i, its elements counted from the slice's first; none: n 0
 static inline Part model_kept(Model* m, int i, int k) {
@@ -206,14 +216,15 @@ static inline void model_plan(Model* m, Comm* comm, int n_leaves, int zero) {
     assert(n_leaves % comm->size == 0 && zero == 2);
     for (int i = 0; i < 2; i++) { m->frozen_held[i] = model_frozen_held_(m, i); }
     dp_init(&m->dp, comm, m->held, m->n_table, m->frozen_held[0], n_leaves, zero);
-    dp_init(&m->experts, holders, m->held, m->n_table, m->frozen_held[1], n_leaves / m->ranks.size, zero);
-    for (int i = 0; i < m->experts.n_stretches; i++) { m->experts.kept[i].at += m->dp.n_kept; }  // behind the rest
-    m->n_kept = m->dp.n_kept + m->experts.n_kept;
+    dp_init(&m->dp_experts, holders, m->held, m->n_table, m->frozen_held[1], n_leaves / m->ranks.size, zero);
+    // they lie behind the rest
+    for (int i = 0; i < m->dp_experts.n_stretches; i++) { m->dp_experts.kept[i].at += m->dp.n_kept; }
+    m->n_kept = m->dp.n_kept + m->dp_experts.n_kept;
 }
 
 static inline void model_plan_free(Model* m) {
     dp_free(&m->dp);
-    dp_free(&m->experts);
+    dp_free(&m->dp_experts);
     free(m->frozen_held[0]);
     free(m->frozen_held[1]);
 }
@@ -225,7 +236,7 @@ static inline void model_init_training(Model* m, Comm* comm, int n_leaves, int z
     const size_t kept = sizeof(float) * m->n_kept;
     dp_want_numbers(&m->dp, m->n_numbers);
     dp_open(&m->dp);
-    if (model_is_shared(m)) { dp_open(&m->experts); }
+    if (model_is_shared(m)) { dp_open(&m->dp_experts); }
     model_find_lowest(m);
     m->w.m = (float*)device_alloc(kept, "first moments");
     m->w.v = (float*)device_alloc(kept, "second moments");
@@ -266,7 +277,7 @@ static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
     if (s->whole) { memcpy(s->whole + t->offset + n * (size_t)k, s->room, sizeof(float) * n); }
     if (held < 0) { return; }
     const Tensor* h = &m->held[row];
-    const size_t element = n * (size_t)held, first = h->offset + element;
+    const size_t element = n * (size_t)held, first = tensor_number(h, element);
     const Weights to = {(char*)m->w.stored + h->stored_at + element * h->stored_bytes, h->stored_bytes, s->staged, NULL,
                         NULL};
     const int is_frozen = slice_is_frozen(m->frozen, tensors_slices(m->table, row) + k);

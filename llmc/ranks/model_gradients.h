@@ -17,25 +17,25 @@ Order:  the norm adds the sums of chunks in the order of the whole table, whoeve
 // as dp_point; of experts that ranks share, the gradients of all leaves that their group computes now
 static inline void model_point_gradients(Model* m, void* pointers, int layer) {
     dp_point(&m->dp, pointers, layer);
-    if (model_is_shared(m)) { dp_point_learning(&m->experts, pointers, layer); }
+    if (model_is_shared(m)) { dp_point_learning(&m->dp_experts, pointers, layer); }
 }
 
 static inline void model_layer_done(Model* m, int layer, const Device* dev) {
     dp_layer_done(&m->dp, layer, dev);
-    if (model_is_shared(m)) { dp_layer_done(&m->experts, layer, dev); }
+    if (model_is_shared(m)) { dp_layer_done(&m->dp_experts, layer, dev); }
 }
 
 static inline void model_leaf_done(Model* m, const Device* dev) {
     dp_leaf_done(&m->dp, dev);
-    if (model_is_shared(m)) { dp_leaf_done(&m->experts, dev); }
+    if (model_is_shared(m)) { dp_leaf_done(&m->dp_experts, dev); }
 }
 
 // the arena that dp_reduce has returned
-static inline const float* model_expert_gradients_(const Model* m) { return m->experts.tree.arena[0]; }
+static inline const float* model_expert_gradients_(const Model* m) { return m->dp_experts.tree.arena[0]; }
 
 static inline float* model_reduce(Model* m, float* loss, const Device* dev) {
     float none;
-    if (model_is_shared(m)) { dp_reduce(&m->experts, &none, dev); }
+    if (model_is_shared(m)) { dp_reduce(&m->dp_experts, &none, dev); }
     return dp_reduce(&m->dp, loss, dev);
 }
 
@@ -97,16 +97,16 @@ static inline double model_add_squares_(const Model* m, const double* squares, c
 static inline float model_norm(Model* m, const float* grads, const Device* dev) {
     if (!model_is_shared(m)) { return dp_norm(&m->dp, grads, dev); }
     const double* squares = dp_squares(&m->dp, grads, dev);
-    const double* own = dp_squares(&m->experts, model_expert_gradients_(m), dev);
+    const double* own = dp_squares(&m->dp_experts, model_expert_gradients_(m), dev);
     size_t *counts = (size_t*)malloc_check(sizeof(size_t) * (size_t)m->ranks.size, "chunk sums"), n = 0, first = 0;
     model_count_shared_(m, counts);
     for (int place = 0; place < m->ranks.size; place++) {
-        first += place < m->ranks.rank ? counts[place] : 0;
+        first += place < m->ranks.place ? counts[place] : 0;
         n += counts[place];
     }
     double* all = (double*)malloc_check(sizeof(double) * n, "chunk sums");
-    assert(counts[m->ranks.rank] == (size_t)dp_chunks(&m->experts));
-    memcpy(all + first, own, sizeof(double) * counts[m->ranks.rank]);
+    assert(counts[m->ranks.place] == (size_t)dp_chunks(&m->dp_experts));
+    memcpy(all + first, own, sizeof(double) * counts[m->ranks.place]);
     comm_wait(m->ranks.group, comm_all_gather_v(m->ranks.group, all, counts, DT_F64, HERE));
     const double sum = model_add_squares_(m, squares, all, counts);
     free(all);
@@ -117,17 +117,17 @@ static inline float model_norm(Model* m, const float* grads, const Device* dev) 
 static inline void model_update(Model* m, const float* grads, float norm, const Optimizer* o, int t,
                                 const Device* dev) {
     dp_update(&m->dp, &m->w, grads, norm, o, t, dev);
-    if (model_is_shared(m)) { dp_update(&m->experts, &m->w, model_expert_gradients_(m), norm, o, t, dev); }
+    if (model_is_shared(m)) { dp_update(&m->dp_experts, &m->w, model_expert_gradients_(m), norm, o, t, dev); }
 }
 
 static inline void model_average_now(Model* m, float weight, const Device* dev) {
     dp_average(&m->dp, &m->w, m->average, weight, dev);
-    if (model_is_shared(m)) { dp_average(&m->experts, &m->w, m->average, weight, dev); }
+    if (model_is_shared(m)) { dp_average(&m->dp_experts, &m->w, m->average, weight, dev); }
 }
 
 static inline void model_exchange_average(Model* m, int back, int t, const Device* dev) {
     dp_exchange_average(&m->dp, &m->w, m->average, back, t, dev);
-    if (model_is_shared(m)) { dp_exchange_average(&m->experts, &m->w, m->average, back, t, dev); }
+    if (model_is_shared(m)) { dp_exchange_average(&m->dp_experts, &m->w, m->average, back, t, dev); }
 }
 
 // dp: whose gradients `grads` are, the model's or those of a second loss
@@ -135,9 +135,9 @@ static inline const char* model_first_bad(Model* m, DataParallel* dp, char* name
                                           const float* grads, const Device* dev) {
     const char* bad = dp_first_bad(dp, name, n_bytes, grads, dev);
     if (dp != &m->dp || !model_is_shared(m) || strcmp(bad, "none") != 0) { return bad; }
-    bad = dp_first_bad(&m->experts, name, n_bytes, model_expert_gradients_(m), dev);
+    bad = dp_first_bad(&m->dp_experts, name, n_bytes, model_expert_gradients_(m), dev);
     const int n_ranks = m->ranks.group->size, is_bad = strcmp(bad, "none") != 0;
-    int first = is_bad ? m->ranks.rank : n_ranks;  // of the group
+    int first = is_bad ? m->ranks.place : n_ranks;  // of the group
     comm_all_reduce(m->ranks.group, &first, 1, DT_I32, OP_MIN, HERE);
     if (first == n_ranks) { return bad; }
     comm_wait(m->ranks.group, comm_broadcast(m->ranks.group, name, n_bytes, DT_U8, first, HERE));

@@ -179,7 +179,7 @@ static inline void verify_adamw(const Verify* v, const Tensor* t, size_t at, siz
                                 float weight_decay, const AdamW* step, uint32_t key, const Device* dev) {
     for (size_t first = 0; first < n; first += VERIFY_PIECE) {
         const size_t count = n - first < VERIFY_PIECE ? n - first : (size_t)VERIFY_PIECE,
-                     global = t->offset + at + first;
+                     global = tensor_number(t, at + first);
         float* copy = v->copy;
         const Weights real = weights_further(w, first);
         float* twin_master = w->master ? copy + VERIFY_PIECE : NULL;

@@ -249,6 +249,7 @@ static inline void save_load_average_(Run* r) {
         return;
     }
     r->state.averaged = 0;
+    if (r->comm->rank > 0) { return; }
     warn_line("--ema: %s: the average begins now",
               r->old_layers ? "the model has new layers" : "the checkpoint has none");
 }
@@ -372,6 +373,7 @@ static inline void save_export_folder_(const Run* r, const float* params, const 
 static inline void save_exports(Run* r) {
     Model* m = r->model;
     if (!*r->o.export_hf && !r->exports_more) { return; }
+    if (r->comm->rank > 0 && !run_is_training(r)) { return; }  // rank 0 has kept what it has read
     const int averaged = run_takes_average(r) && m->average && r->state.averaged > 0;
     const float* params = r->loaded ? r->loaded
                         : averaged ? model_whole_average(m, m->average, &r->dev, &r->dev) : model_download(m, &r->dev);

@@ -351,7 +351,8 @@ static inline double start_extras_bytes_(const Run* r) {
 static inline double start_saving_bytes_(const Run* r) {
     const Model* m = r->model;
     const int has_average = r->o.ema > 0.0f, in_parts = r->has_masters || !m->is_float || model_is_shared(m);
-    if (!run_is_training(r) || !DEVICE_IS_SHARED) { return 0.0; }
+    const int exports = *r->o.export_hf || r->exports_more;  // as read, in floats
+    if (!run_is_training(r) || !DEVICE_IS_SHARED) { return exports && in_parts ? sizeof(float) * (double)m->n : 0.0; }
     const double of_name = 3200.0;  // found: of a tensor, with its two moments
     return (has_average || in_parts ? sizeof(float) * (double)m->n : 0.0) + of_name * m->n_slices;
 }

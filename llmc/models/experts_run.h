@@ -1,0 +1,74 @@
+/*
+--ep of a trainer whose MLPs are experts: what its options ask for, and what that costs.
+    experts_options      rows of the table: --ep, --ep-room
+    experts_share        in Trainer.choose, once the model has its layout: which ranks share the experts
+    experts_check        in Trainer.check: does each rank of a group have as many micro-batches?
+    experts_sent_bytes   of rows, by each rank in an update where experts are equally busy
+A number that was not typed but comes from an earlier run is given up where it does not fit these ranks, this update, or
+what was asked for now: the result does not depend on it.
+*/
+#ifndef LLMC_EXPERTS_RUN_H
+#define LLMC_EXPERTS_RUN_H
+#include "../run/trainer.h"  // Run, run_is_typed
+#include "experts.h"         // ExpertsShared
+
+static inline void experts_options(Run* r, ExpertsShared* x) {
+    const Option own[] = {
+        {"machine", "ep", "", OPTION_INT, &x->ep, "1", 1, EXPERT_RANKS_MAX, "G",
+         "so many ranks, a power of two, share the experts of every layer: each keeps and computes its part of them. "
+         "Brings --zero 2 for the rest; the result does not depend on it", 0},
+        {"machine", "ep-room", "", OPTION_FLOAT, &x->room, "0", 0, EXPERT_RANKS_MAX, "F",
+         "with --ep: memory for F times as many rows as experts get when all are equally busy; more of them end the "
+         "run. 0: for the most that can come", 0},
+    };
+    run_add_options(r, own, sizeof own);
+}
+
+// E experts of a layer, each of `width` and D channels
+static inline void experts_share(Run* r, ExpertsShared* x, int E, int width, int D) {
+    const int P = r->comm->size, is_typed = run_is_typed(r, "ep");
+    int G = x->ep;
+    if (!is_typed && (r->o.verify_every > 0 || r->o.noise_scale > 0)) { G = 1; }
+    while (!is_typed && P % G != 0) { G /= 2; }
+    ranks_same(r->comm, "number of ranks that share experts (--ep)", (uint64_t)G);
+    if (P % G != 0) {
+        options_fail("ep", P == 1 ? "%d: expected as many ranks or a multiple, found %d: start with launch -n %d"
+                                  : "%d: expected a number that divides the ranks, %d", G, P, G);
+    }
+    if ((G & (G - 1)) != 0) { options_fail("ep", "expected a power of two, found %d", G); }
+    if (E % G != 0) { options_fail("ep", "%d: expected a number that divides the %d experts", G, E); }
+    x->ep = G;
+    options_refuse(G == 1 && x->room > 0.0f && run_is_typed(r, "ep-room"), "ep-room", "is for --ep 2 and more");
+    if (G == 1) { return; }
+    options_refuse(x->room > 0.0f && x->room < 1.0f, "ep-room", "expected 0, or 1 and more");
+    if ((size_t)D * (size_t)width % NORM_CHUNK != 0) {
+        options_fail("ep", "expected experts whose width times channels is a multiple of %d, found %d x %d: leave it "
+                     "out", NORM_CHUNK, width, D);
+    }
+    options_refuse(run_is_typed(r, "zero") && r->o.zero != 2, "zero", "--ep brings --zero 2: leave it out");
+    options_refuse(r->o.verify_every > 0, "verify-every", "is not for --ep");
+    options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --ep");
+    options_set(r->table, r->n_options, "zero", "2");
+    model_share_experts(r->model, r->comm, G);
+}
+
+static inline void experts_check(Run* r, ExpertsShared* x) {
+    const int P = r->comm->size, fits = r->n_leaves % P == 0;
+    if (!model_is_shared(r->model) || !run_is_training(r) || fits) { return; }
+    if (run_is_typed(r, "ep")) {
+        options_fail("ep", "expected a multiple of %d micro-batches in an update, as many as ranks, found %d: "
+                     "--grad-accum %d", P, r->n_leaves, P);
+    }
+    x->ep = 1;
+    model_hold_all(r->model, r->trainer->stored_bytes);
+}
+
+// Inputs and outputs of experts in L layers; on the way back, as far down as anything learns, inputs again (but for the
+// last layer, where they are still there), gradients of outputs and inputs, and weights of rows there and back
+static inline double experts_sent_bytes(const Run* r, int L, int D, int k) {
+    const double G = r->model->ranks.size, width = (double)r->trainer->stored_bytes * D, down = L - r->model->lowest;
+    const double R = (double)r->o.batch_size * r->T * k * (G - 1.0) / G;
+    const double each = L * 2.0 * width + down * (3.0 * width + 8.0) - (down > 0.0 ? width : 0.0);
+    return (double)r->n_leaves / r->comm->size * R * each;
+}
+#endif  // LLMC_EXPERTS_RUN_H
