@@ -13,7 +13,7 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
 Where:  everything is device memory. Stored parameters are whole on every rank, but for experts that ranks share; of
         masters and moments a rank has the parts `kept`. Without masters the stored parameters are all there is.
 Shared experts have gradients of their own (`dp_experts`): their leaves are those of a whole group, which the group's
-        ranks have computed together, and only holders of the same experts exchange them. A table of what this rank holds
+        ranks have computed together, and only holders of the same experts exchange them. A table of what a rank holds
         (`held`) lays out its memory; everything that has to do with names and files goes by the whole table.
 */
 #ifndef LLMC_MODEL_H
