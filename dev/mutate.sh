@@ -201,8 +201,10 @@ mutation "checkpoint: a file of the right length is whole" test_checkpoint flips
     'found\.xxh3 != sum->xxh3' '0'
 mutation "carried: a pass goes on from the one before the last" test_mamba_hpn generation carried.h \
     'carried_part\(s, s->now, kind, l\),' 'carried_part(s, s->next, kind, l),'
-mutation "sampler: ties go to the higher index" test_tensor sampler sampler.h 'x->token - y->token' \
-    'y->token - x->token'
+mutation "sampler: equal ones change their order" test_tensor sampler sampler.h:sample_sort_ \
+    'for \(int i = 0; i < n; i\+\+\) \{ other' 'for (int i = n; i-- > 0;) { other'
+mutation "sampler: of equal ones the last is the likeliest" test_tensor sampler sampler.h:sample_candidates \
+    'weight > max' 'weight >= max'
 mutation "sampler: min-p is a share of all, not of the likeliest" test_tensor sampler sampler.h:sample_keep_min_p_ \
     'weight < min_p\)' 'weight < min_p * (float)n)'
 mutation "sampler: a penalized logit may rise" test_tensor sampler sampler.h:sample_penalized_ 'logit \* penalty' \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # train_gpt2.cu as a user runs it, its kernels on this CPU (dev/simt): the exact build beside train_gpt2, bf16 beside itself, with
-# every way to share the work. Steps are few and the model is tiny: a GPU's lane is simulated one at a time.
+# every way to share the work; and train_moe.cu with experts on two GPUs. Steps are few and the model is tiny: a GPU's lane is simulated one at a time.
 #     dev/test_gpus.sh quick   the exact build only, on one and two GPUs
 . "$(dirname "$0")/promises.sh"
 need_build trainer "" train_gpt2
@@ -46,6 +46,22 @@ if is_quick; then
     finish
     exit
 fi
+need_build experts_c "CPU=1" train_moe
+make -s -C "$root" build/simt-exact/train_moe >&2 || { echo "0 passed, 1 failed"; exit 1; }
+experts_gpu=$root/build/simt-exact/train_moe
+cat >wide.json <<'JSON'
+{"model_type": "mixtral", "vocab_size": 257, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+ "head_dim": 8, "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 24, "rope_theta": 10000}
+JSON
+experts() {  # RUN COMMAND...
+    local options="--config wide.json --train text --batch-size 1 --seq-len 8 --batch-tokens 16 --steps 3 --eval-every 0 --lr 1e-2 --threads 1"
+    train "$@"
+}
+experts experts_c "$experts_c"
+experts experts_one "$experts_gpu"
+equal "train_moe, exact build: the bits of C" experts_c experts_one
+experts experts_two "$launch" -n 2 "$experts_gpu" --ep 2
+equal "train_moe, exact: experts on two GPUs: the bits of one" experts_one experts_two
 train fast "$fast"
 check "bf16: the first line and the box name the build" test "$(head -n 1 fast.out | cut -c1-24) $(grep -c "^. build .*bf16" fast.out)" = "train_gpt2cu: fast build 1"
 close() {  # the losses of RUN RUN, within 1%
@@ -84,9 +100,10 @@ train graphs env SIMT_COUNT=1 "$fast" --graph 1
 equal "bf16: --graph 1 changes no bit" fast graphs
 calls() { sed -n 's/.*simt: \([0-9]*\) calls.*/\1/p' "$1.err"; }
 check "--graph 1: fewer than half as many calls in three steps" test $((2 * $(calls graphs))) -lt "$(calls counted)"
-train graph-2 "$launch" -n 2 "$fast" --batch-size 1 --graph 1
-train plain-2 "$launch" -n 2 "$fast" --batch-size 1
-equal "bf16: --graph 1 on two GPUs, whose last micro-batch is none, changes no bit" plain-2 graph-2
+six() { local options="$options --batch-size 1" && train "$@"; }  # micro-batches, three on each of two GPUs
+six graph-2 "$launch" -n 2 "$fast" --graph 1
+six plain-2 "$launch" -n 2 "$fast"
+equal "bf16: --graph 1 on two GPUs, whose last micro-batch is no graph, changes no bit" plain-2 graph-2
 train begun-graph "$fast" --graph 1 --save-every 2
 rm -r begun-graph/step_000003 && "$launch" -n 2 "$fast" --resume --run begun-graph --zero 2 >out 2>err
 equal "bf16: begun with --graph 1, the third step on two GPUs with --zero 2, which has none: the same bits" fast begun-graph
