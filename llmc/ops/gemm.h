@@ -145,13 +145,16 @@ static inline float gemm_widen_(uint16_t half) {
 
 // gemm_pack_matrix_ for TILE_N columns of bf16
 static inline void gemm_pack_bf16_(float* packed, Matrix b, int n_valid, int K) {
-    const int along_k = b.row_stride == 1, K_turned = along_k ? K / VLANES * VLANES : 0;
+    const int along_k = b.row_stride == 1, K_turned = along_k ? K / (2 * VLANES) * (2 * VLANES) : 0;
     const int whole = n_valid / VLANES * VLANES;  // columns that fill vectors; the others one by one
     for (int w = 0; w < whole; w += VLANES) {
-        vfloat columns[VLANES];
-        for (int k = 0; k < K_turned; k += VLANES) {
-            v_load_columns_bf16(columns, b.half + w * b.col_stride + k, b.col_stride);
-            for (int i = 0; i < VLANES; i++) { v_store(packed + (k + i) * TILE_N + w, columns[i]); }
+        vfloat pairs[VLANES];
+        for (int k = 0; k < K_turned; k += 2 * VLANES) {
+            v_load_column_pairs_bf16(pairs, b.half + w * b.col_stride + k, b.col_stride);
+            for (int i = 0; i < VLANES; i++) {
+                v_store(packed + (k + 2 * i) * TILE_N + w, v_lower_bf16(pairs[i]));
+                v_store(packed + (k + 2 * i + 1) * TILE_N + w, v_upper_bf16(pairs[i]));
+            }
         }
         for (int k = 0; k < K && !along_k; k++) {
             v_store(packed + k * TILE_N + w, v_load_bf16(b.half + k * b.row_stride + w));
@@ -401,13 +404,19 @@ static inline __attribute__((always_inline)) void gemm_few_columns_(float* out, 
     vfloat sum[GEMM_FEW], columns[VLANES];
     int k = 0;
     for (int m = 0; m < M; m++) { sum[m] = v_load(start + m * start_stride); }
-    for (; k + VLANES <= K; k += VLANES) {
+    for (; is_bf16 && k + 2 * VLANES <= K; k += 2 * VLANES) {
+        for (int i = 0; i < VLANES; i++) { __builtin_prefetch(b.half + (ptrdiff_t)(i * b_stride) + k + after, 0, 2); }
+        v_load_column_pairs_bf16(columns, b.half + k, b_stride);
+        #pragma GCC unroll 16
         for (int i = 0; i < VLANES; i++) {
-            const ptrdiff_t at = (ptrdiff_t)(i * b_stride) + k + after;
-            if (is_bf16) { __builtin_prefetch(b.half + at, 0, 2); } else { __builtin_prefetch(b.data + at, 0, 2); }
+            const vfloat even = v_lower_bf16(columns[i]), odd = v_upper_bf16(columns[i]);
+            for (int m = 0; m < M; m++) { sum[m] = v_madd(v_fill(a[m][k + 2 * i]), even, sum[m]); }
+            for (int m = 0; m < M; m++) { sum[m] = v_madd(v_fill(a[m][k + 2 * i + 1]), odd, sum[m]); }
         }
-        if (is_bf16) { v_load_columns_bf16(columns, b.half + k, b_stride); }
-        else { v_load_columns(columns, b.data + k, b_stride); }
+    }
+    for (; !is_bf16 && k + VLANES <= K; k += VLANES) {
+        for (int i = 0; i < VLANES; i++) { __builtin_prefetch(b.data + (ptrdiff_t)(i * b_stride) + k + after, 0, 2); }
+        v_load_columns(columns, b.data + k, b_stride);
         #pragma GCC unroll 16
         for (int i = 0; i < VLANES; i++) {
             for (int m = 0; m < M; m++) { sum[m] = v_madd(v_fill(a[m][k + i]), columns[i], sum[m]); }
