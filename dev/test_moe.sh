@@ -132,6 +132,8 @@ presets() {
     check "6.9b of 32,000 tokens: the box names no tokenizer, for there is no text" test "$(boxed vocabulary '32000, padded to 32000') $(grep -c '^| *tokenizer' out)" = "1 0"
     check "... 6,882,678,528 parameters, 1,786,599,168 of a token" \
         test "$(boxed parameters '6.9B = 6882678528') $(boxed active '1.8B = 1786599168 parameters of a token')" = "1 1"
+    echo '{"max_position_embeddings":8,"vocab_size":257,"num_hidden_layers":1024,"hidden_size":2,"num_attention_heads":1,"num_key_value_heads":1,"head_dim":2,"num_local_experts":170,"num_experts_per_tok":1,"intermediate_size":1}' >names.json
+    refuse "more tensors than a file of moments can name" "whose moments no safetensors file can name" --config names.json --dry-run
     refuse "an unknown preset" '--model: expected tiny, small or 6.9b, found "huge"' --model huge --train text
 }
 

@@ -203,12 +203,30 @@ static inline void start_forget_tokenizer_(Run* r) {
     options_set(r->table, r->n_options, "tokenizer", "");
 }
 
+// A file of moments names two tensors for each of the model's: more of them than a header can hold are refused now, not
+// at the first checkpoint
+static inline void start_check_names_(const Run* r) {
+    const Model* m = r->model;
+    const double of_each = 75.0;  // "exp_avg_sq.", type, shape, place and marks, about
+    double n_bytes = 0.0;
+    for (int i = 0; i < m->n_table; i++) {
+        char name[NAME_BYTES];
+        const int n = tensor_slices(&m->table[i]);
+        n_bytes += 2.0 * n * ((double)strlen(tensor_slice_name(name, sizeof name, &m->table[i], n - 1)) + of_each);
+    }
+    if (n_bytes > SAFETENSORS_MAX_HEADER || 2 * m->n_slices > SAFETENSORS_MAX_TENSORS) {
+        fail_input("the model: %d tensors by name, whose moments no safetensors file can name: its header ends at %d "
+                   "bytes: fewer layers or experts", m->n_slices, SAFETENSORS_MAX_HEADER);
+    }
+}
+
 // sizes that follow from the model and the data; conflicts
 static inline void start_plan_(Run* r, int argc, char** argv) {
     RunOptions* o = &r->o;
     start_plan_rows_(r);
     start_check_outputs_(r, argc, argv);
     if (r->trainer->check) { r->trainer->check(r); }
+    if (run_is_training(r)) { start_check_names_(r); }
     assert(r->trainer->write_more || !r->exports_more);
     data_check_tokenizer(&r->data, o, &r->tokenizer, r->V, run_has_text(r));
     save_check_tokenizer(r);
