@@ -181,8 +181,8 @@ WRAP(FILE*, open_memstream, char** text, size_t* n_bytes) { return no_memory() ?
 
 WRAP(int, clock_gettime, clockid_t clock, struct timespec* t) {
     int failed = __real_clock_gettime(clock, t);
-    long long ns = 200 * (1000000000LL * t->tv_sec + t->tv_nsec);
     if (clock != CLOCK_MONOTONIC) { return failed; }
+    long long ns = 200 * (1000000000LL * t->tv_sec + t->tv_nsec);
     t->tv_sec = ns / 1000000000;
     t->tv_nsec = ns % 1000000000;
     return failed;
