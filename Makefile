@@ -55,12 +55,14 @@ help:
 	@echo "make run         train a small GPT-2 on this repository's text, two minutes"
 	@echo "make run-mamba   train a small Mamba on the same, about two minutes"
 	@echo "make run-moe     train a small mixture of experts on the same, two minutes"
+	@echo "make run-lora    a small Qwen3 on the same, then it learns to answer by LoRA"
 	@echo "make run-digits  Mamba reads handwritten digits: scores and prototypes compared"
-	@echo "make test        build and run every test of this build: about 5 minutes"
-	@echo "make test-all    what make test leaves: compilers, sanitizers, ...: 20 minutes"
+	@echo "make test        build and run every test of this build: about 10 minutes"
+	@echo "make test-all    what make test leaves: compilers, sanitizers, ...: 25 minutes"
 	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"
 	@echo "make train_mamba_hpn  the same for Mamba, on CPUs"
 	@echo "make train_moe   a mixture of experts, for this machine: CPU=1 or CUDA=1 say it"
+	@echo "make train_qwen3 Qwen2.5, Qwen3, Mistral, Llama: the same"
 	@echo "make tools       build dev/tools/tokenize and dev/tools/inspect: each has --help"
 	@echo "make train_gpt2cu   the trainer for GPUs: PRECISION=bf16|fp32|exact; or CPU=1"
 	@echo "make cuda        build all for GPUs (make setup-cuda, doc/gpu/README.md)"
@@ -115,15 +117,15 @@ $(BUILD)/train_%: train_%.cu $(COMMIT_FILE)
 	$(FRESH)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d -x c $< -o $@ $(LIBS)
 
-# a trainer whose calls go through dev/faults/shim.c, for dev/test_faults.sh
+# a trainer whose calls go through dev/faults/shim.c, for dev/test_faults.sh. -Og: the same bits, soon compiled
 FAULTS = open write pwrite read fsync close rename renameat2 unlink rmdir mkdir ftruncate truncate fopen fflush fclose \
     malloc calloc realloc posix_memalign mmap open_memstream clock_gettime
 $(BUILD)/train_%_faults: train_%.c dev/faults/shim.c $(wildcard llmc/*/*.h) $(COMMIT_FILE)
 	$(FRESH)
-	$(CC) $(CFLAGS) $(BUILT) $< dev/faults/shim.c -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)
+	$(CC) $(CFLAGS) -Og $(BUILT) $< dev/faults/shim.c -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)
 $(BUILD)/train_%_faults: train_%.cu dev/faults/shim.c $(wildcard llmc/*/*.h) $(COMMIT_FILE)
 	$(FRESH)
-	$(CC) $(CFLAGS) $(BUILT) -x c $< dev/faults/shim.c -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)
+	$(CC) $(CFLAGS) -Og $(BUILT) -x c $< dev/faults/shim.c -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)
 
 $(BUILD)/test_%: test_%.c
 	$(FRESH)
@@ -261,6 +263,22 @@ run run-mamba run-moe: setup
 	GOMP_SPINCOUNT=10000 ./$(TRAINER) --run "$$RUN" --continue
 	@$(MAKE) --no-print-directory plot
 
+# a base model, its answers, an adapter, its answers: two runs in the folder RUN, each of which goes on where it was
+run-lora: export RUN ?= runs/hello-lora
+run-lora: QUESTIONS = build/questions/prompts.jsonl
+run-lora: ANSWER = ./train_qwen3 --from "$$RUN/base" --chat-template chatml --temperature 0 --max-new-tokens 40
+run-lora: setup
+	@if [ -e "$$RUN" ]; then echo "$$RUN exists: it goes on (another: make $@ RUN=runs/another)"; fi
+	@if ! [ -e "$$RUN" -a -e build/hello ]; then $(MAKE) --no-print-directory build/hello; fi
+	@if ! [ -e "$$RUN" -a -e build/questions ]; then $(PYTHON) dev/data/header_questions.py --out build/questions; fi
+	@$(MAKE) --no-print-directory train_qwen3 CPU=1
+	GOMP_SPINCOUNT=10000 ./train_qwen3 --args dev/hello_qwen.txt --run "$$RUN/base" --continue
+	$(ANSWER) --generate-file $(QUESTIONS) --generate-out "$$RUN/before.jsonl"
+	GOMP_SPINCOUNT=10000 ./train_qwen3 --args dev/hello_lora.txt --from "$$RUN/base" --run "$$RUN/adapter" --continue
+	$(ANSWER) --lora "$$RUN/adapter" --generate-file $(QUESTIONS) --generate-out "$$RUN/after.jsonl"
+	@$(PYTHON) dev/data/header_questions.py --show $(QUESTIONS) "$$RUN/before.jsonl" "$$RUN/after.jsonl"
+	@echo; echo "talk with it: ./train_qwen3 --from $$RUN/base --lora $$RUN/adapter --chat-template chatml --chat"
+
 run-digits: RUN ?= runs/digits
 run-digits:
 	@dev/setup.sh examples
@@ -310,7 +328,7 @@ fuzz: $(FUZZ)
 #   build/simt-exact/train_gpt2cu      a trainer, for speed without sanitizers;  build/simt-exact-asan/train_gpt2cu: with them
 SIMT_TESTS = test_simt $(CUDA_TESTS)
 SIMT_PROGRAMS = $(foreach build,simt-exact simt-fast,$(SIMT_TESTS:%=build/$(build)/%))
-SIMT_SANITIZE = -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
+SIMT_SANITIZE = -Og -fsanitize=address,undefined -fno-sanitize-recover=all
 SIMT_OPT = -O2
 build/simt-exact/test_% build/simt-fast/test_% build/simt-exact-asan/% build/simt-fast-asan/%: SIMT_OPT = $(SIMT_SANITIZE)
 build/simt-exact/% build/simt-exact-asan/%: SIMT_EXACT = -DEXACT
@@ -366,6 +384,6 @@ bench: setup
 clean:
 	rm -rf build launch $(TRAINERS) $(BOTH_TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
-.PHONY: help folder setup run run-mamba run-moe run-digits plot dashboard check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(BOTH_TRAINERS) $(TOOLS:%=dev/tools/%) \
+.PHONY: help folder setup run run-mamba run-moe run-lora run-digits plot dashboard check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(BOTH_TRAINERS) $(TOOLS:%=dev/tools/%) \
     setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS) simt test-simt simt_tests
 .DELETE_ON_ERROR:

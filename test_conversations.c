@@ -159,6 +159,19 @@ static void test_forms(Test* t) {
     sets_free(&s);
 }
 
+// of a conversation with two answers, for those who want to learn the last alone
+static void test_last(Test* t) {
+    Sets s;
+    sets_init(&s, CHAT_CHATML, "bytes", 0, TRUNCATE_DROP);
+    s.c.last_only = 1;
+    TempPath path = sets_file(&s, "a.jsonl", "{'instruction': 'c', 'output': 'd', 'history': [['a', 'b']]}");
+    conversations_read(&s.c, path.s);
+    check(t, s.c.n == 1 && strcmp(shown(&s, 0), "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
+                                  "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n[d<|im_end|>]") == 0,
+          "found %s", shown(&s, 0));
+    sets_free(&s);
+}
+
 static void test_tools(Test* t) {
     const struct { ChatKind kind; const char *line, *want; } cases[] = {
         {CHAT_QWEN3,
@@ -380,7 +393,7 @@ static int is_padding(const int* inputs, const int* targets, const Segment* segm
 static void check_packed(Test* t, const Conversations* c, int first, int n, int T, uint64_t key) {
     TokenData d;
     DataLoader rows;
-    const double share = pack_rows(&d, c, first, n, "test", T, PADDING, key);
+    const double share = pack_rows(&d, c, first, n, "test", T, PADDING, key, 1);
     dataloader_init(&rows, &d, T, ORDER_FILE, 0);
     const int B = (int)rows.n_rows;
     int* inputs = (int*)new_array((size_t)(B * T), sizeof(int));
@@ -423,10 +436,37 @@ static void test_pack(Test* t) {
     }
 }
 
+// without packing sample i is row i
+static void test_pack_alone(Test* t) {
+    enum { SAMPLES = 5, T = 9 };
+    const int lengths[SAMPLES] = {3, T + 1, 5, 4, 3};
+    uint64_t random = seeded_stream(9);
+    Conversations c;
+    TokenData d;
+    DataLoader rows;
+    int inputs[T], targets[T], n_filled = 0;
+    sets_make(&c, lengths, SAMPLES, &random);
+    const double share = pack_rows(&d, &c, 0, SAMPLES, "test", T, PADDING, 1, 0);
+    dataloader_init(&rows, &d, T, ORDER_FILE, 0);
+    check(t, rows.n_rows == SAMPLES, "expected %d rows, found %lld", SAMPLES, (long long)rows.n_rows);
+    for (int i = 0; i < SAMPLES; i++) {
+        const Segment sample = {0, 1, lengths[i] - 1}, filling = {(size_t)sample.T, 1, T - sample.T};
+        dataloader_row(&rows, i, inputs, targets);
+        check(t, stands_at(&c, i, inputs, targets, &sample), "row %d is not sample %d", i, i);
+        check(t, is_padding(inputs, targets, &filling), "row %d: its end is not filling", i);
+        check(t, filling.T == 0 || targets[sample.T] == PACK_BEGINS, "row %d: filling has no beginning", i);
+        n_filled += filling.T;
+    }
+    check(t, fabs(share - (double)n_filled / (SAMPLES * T)) < 1e-12, "%g is filled up", share);
+    tokens_close(&d);
+    free(c.tokens);
+    free(c.starts);
+}
+
 // the bytes of the rows
 static uint64_t packed_sum(const Conversations* c, int T, uint64_t key, double* share, int64_t* n_rows) {
     TokenData d;
-    *share = pack_rows(&d, c, 0, c->n, "test", T, PADDING, key);
+    *share = pack_rows(&d, c, 0, c->n, "test", T, PADDING, key, 1);
     const uint64_t sum = tokens_checksum(&d);
     *n_rows = d.n_tokens / T;
     tokens_close(&d);
@@ -437,7 +477,7 @@ typedef struct { const Conversations* c; int T; } Rows;
 
 static void pack_too_long(void* rows) {
     TokenData d;
-    pack_rows(&d, ((Rows*)rows)->c, 0, ((Rows*)rows)->c->n, "data.jsonl", ((Rows*)rows)->T, 0, 1);
+    pack_rows(&d, ((Rows*)rows)->c, 0, ((Rows*)rows)->c->n, "data.jsonl", ((Rows*)rows)->T, 0, 1, 1);
 }
 
 static void test_pack_order(Test* t) {
@@ -466,12 +506,14 @@ int main(int argc, char** argv) {
     const Promise promises[] = {
         {"gunzip", "one member or several come back; every cut and damage is refused", test_gunzip},
         {"forms", "messages, ShareGPT and alpaca become one; what is learned is the answers", test_forms},
+        {"last", "of two answers the last alone is learned where last_only says so", test_last},
         {"tools", "calls as text, tools as text, arguments as text", test_tools},
         {"left out", "a sample that cannot be used is counted, the first named by file and line", test_left_out},
         {"special", "special tokens in what somebody says leave a sample out", test_special},
         {"truncate", "at every length what is learned is the beginning of the answer", test_truncate},
         {"files", "folders, lists, archives; nothing to read is refused", test_files},
         {"pack", "each sample stands in the rows once, in a segment of its own", test_pack},
+        {"pack alone", "without sharing rows each sample has its own", test_pack_alone},
         {"pack order", "is that of the key; less than 1% of 2,000 samples' rows is filled up", test_pack_order},
     };
     json_never_null();

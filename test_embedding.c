@@ -128,15 +128,20 @@ static void test_order(Test* t) {
 }
 
 #ifndef __CUDACC__
-// a table of bf16 gives its values
-static void test_bf16(Test* t) {
+// a table of bf16 or fp8 gives its values
+static void test_stored(Test* t) {
     const int tokens[] = {2, 0, 2};
     const uint16_t table[] = {0x3f80, 0xbf80, 0x0001, 0x8000, 0x7f80, 0x4049};  // (3, 2)
     const uint32_t want[] = {0x7f800000, 0x40490000, 0x3f800000, 0xbf800000, 0x7f800000, 0x40490000};
     float got[6];
     Device dev = test_device(2);
-    token_embedding_forward_bf16(got, tokens, table, 3, 2, &dev);
+    token_embedding_forward_stored(got, tokens, stored_halves(table, 3, 2), 3, &dev);
     for (int i = 0; i < 6; i++) { check(t, float_bits(got[i]) == want[i], "number %d: %08x", i, float_bits(got[i])); }
+    const uint8_t bytes[] = {0x38, 0xb8, 0x01, 0x80, 0x7e, 0x44};  // 1, -1; 2^-9, -0; 448, 3
+    const float scale = 0.5f, values[] = {224.0f, 1.5f, 0.5f, -0.5f, 224.0f, 1.5f};
+    const StoredMatrix fp8 = {bytes, STORED_FP8, 3, 2, 3, &scale};
+    token_embedding_forward_stored(got, tokens, fp8, 3, &dev);
+    check_bits(t, "fp8", got, values, 6);
     device_free(&dev);
 }
 #endif
@@ -270,7 +275,7 @@ int main(int argc, char** argv) {
         {"embedding obvious", "a sum that can be done by hand", test_obvious},
         {"embedding order", "positions are added in ascending order", test_order},
 #ifndef __CUDACC__
-        {"embedding bf16", "a table stored as bf16 gives its values", test_bf16},
+        {"embedding stored", "a table stored as bf16 or fp8 gives its values", test_stored},
 #endif
     };
     return op_main(argc, argv, ops, sizeof ops / sizeof *ops, promises, sizeof promises / sizeof *promises);

@@ -248,30 +248,45 @@ static void test_past(Test* t) {
     free(inp), free(dout), free(want), free(offsets);
 }
 
-// weights of bf16 give the bits of the same numbers as floats; an expert has no rows, one has one
-static void test_bf16(Test* t) {
-    enum { E = 5, R = 40, C = 70, OC = 51 };
-    const int offsets[E + 1] = {0, 7, 7, 8, 11, R};
-    uint16_t* half = (uint16_t*)new_array(E * OC * C, sizeof(uint16_t));
-    float *weight = hard_array(E * OC * C, 1), *inp = hard_array(R * C, 2), *dout = hard_array(R * OC, 3);
-    for (int i = 0; i < E * OC * C; i++) {
-        half[i] = (uint16_t)(float_bits(weight[i]) >> 16);
-        weight[i] = float_from_bits((uint32_t)half[i] << 16);
-    }
+// stored weights (E, OC, C) give the bits of the same numbers as floats; an expert has no rows, one has one
+static void check_stored(Test* t, StoredMatrix first, int E, const int* offsets) {
+    const int R = offsets[E], C = first.columns, OC = first.rows;
+    float *weight = filled_array((size_t)E * OC * C, NAN), *inp = hard_array(R * C, 2), *dout = hard_array(R * OC, 3);
+    StoredMatrix all = first;  // as one matrix below each other
+    all.rows = E * OC;
+    for (int i = 0; i < all.rows; i++) { stored_row(weight + (size_t)i * C, &all, i); }
     for (int i = 0; i < N_TEST_THREADS; i++) {
         Device dev = test_device(test_threads(i));
         float *want = filled_array(R * OC, NAN), *got = filled_array(R * OC, NAN);
         float *dwant = filled_array(R * C, NAN), *dgot = filled_array(R * C, NAN);
         grouped_matmul_forward(want, inp, NULL, weight, offsets, E, R, C, OC, &dev);
-        grouped_matmul_forward_bf16(got, inp, NULL, half, offsets, E, R, C, OC, &dev);
+        grouped_matmul_forward_stored(got, inp, NULL, first, offsets, E, R, &dev);
         check_bits(t, "out", got, want, R * OC);
         grouped_matmul_backward_input(dwant, dout, NULL, weight, offsets, E, R, C, OC, &dev);
-        grouped_matmul_backward_input_bf16(dgot, dout, NULL, half, offsets, E, R, C, OC, &dev);
+        grouped_matmul_backward_input_stored(dgot, dout, NULL, first, offsets, E, R, &dev);
         check_bits(t, "dinp", dgot, dwant, R * C);
         free(want), free(got), free(dwant), free(dgot);
         device_free(&dev);
     }
-    free(half), free(weight), free(inp), free(dout);
+    free(weight), free(inp), free(dout);
+}
+
+static void test_stored(Test* t) {
+    enum { E = 5, C = 170, OC = 258 };
+    const int offsets[E + 1] = {0, 7, 7, 8, 11, 40};
+    float *x = hard_array(E * OC * C, 1), *scales = filled_array(E * 4 * 2, NAN);
+    uint16_t* halves = (uint16_t*)new_array(E * OC * C, sizeof *halves);
+    uint8_t* bytes = (uint8_t*)new_array(E * OC * C, sizeof *bytes);
+    for (int i = 0; i < E * OC * C; i++) { halves[i] = (uint16_t)(float_bits(x[i]) >> 16); }
+    check_stored(t, stored_halves(halves, OC, C), E, offsets);
+    for (int i = 0; i < E * OC * C; i++) { x[i] = fminf(fmaxf(x[i], -5e4f), 5e4f); }
+    for (int i = 0; i < E * 4; i++) {  // gate and up, of 129 rows each: the last row has a block of its own
+        const int row = i / 2 * (OC / 2) + i % 2 * FP8_BLOCK;
+        fp8_quantize_rows(bytes + row * C, scales + 2 * i, x + row * C, i % 2 ? 1 : FP8_BLOCK, C);
+    }
+    const StoredMatrix fp8 = {bytes, STORED_FP8, OC, C, OC / 2, scales};
+    check_stored(t, fp8, E, offsets);
+    free(x), free(scales), free(halves), free(bytes);
 }
 #endif
 
@@ -283,7 +298,7 @@ int main(int argc, char** argv) {
         {"apart", "NaN in all rows and the weight of an expert reaches no other expert", test_apart},
         {"no rows", "an expert without rows has gradients of +0", test_no_rows},
 #ifndef __CUDACC__
-        {"bf16", "weights stored as bf16 give the bits of the same numbers as floats", test_bf16},
+        {"stored", "weights stored as bf16 or fp8 give the bits of the same numbers as floats", test_stored},
         {"past", "many gradients, stored past the caches, have the plain loop's bits", test_past},
 #endif
     };

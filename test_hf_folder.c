@@ -3,6 +3,7 @@ Promises of llmc/files/hf_folder.h and of the shards of llmc/files/tensorfile.h:
 one, what an index claims is checked, --from names what it was given, and an export is whole and never in the way of
 something else.
 */
+#include "llmc/core/device.h"
 #include "llmc/files/companions.h"
 #include "llmc/files/tensorfile.h"
 #include "llmc/text/tokenizer.h"
@@ -51,7 +52,7 @@ static TempPath small_save(const Small* s, const char* name, size_t shard_bytes,
     text_file(&s->folder, config, "{\"written_by\": \"llmc\"}");
     TempPath folder = temp_path(&s->folder, name);
     files->n = 0;
-    tensors_save_folder(folder.s, s->table, N_TABLE, s->params, shard_bytes, files);
+    tensors_save_folder(folder.s, s->table, N_TABLE, s->params, DTYPE_F32, shard_bytes, files);
     return folder;
 }
 
@@ -97,7 +98,7 @@ static void save_too_many(void* folder) {
     size_t n = tensors_layout(table, 1);
     SavedFiles files;
     files.n = 0;
-    tensors_save_folder((const char*)folder, table, 1, filled_array(n, 0.0f), 1, &files);
+    tensors_save_folder((const char*)folder, table, 1, filled_array(n, 0.0f), DTYPE_F32, 1, &files);
 }
 
 static void test_too_many(Test* t) {
@@ -140,6 +141,268 @@ static void test_order(Test* t) {
     check(t, file.bytes[0] % 8 == 0 && files.file[0].n_bytes == file.n_bytes, "sizes");
     file_unmap(&file);
     small_free(&s);
+}
+
+// ---- bf16 ----
+
+// in the files of a folder: is each number the nearest bf16, and those of ln.bias, which stay floats, what they were?
+static void check_halves(Test* t, const Small* s, const char* weights) {
+    SafeSet set;
+    safeset_open(&set, weights);
+    TensorSlices all = tensors_sorted(s->table, N_TABLE);
+    for (int i = 0; i < all.n; i++) {
+        const TensorSlice* slice = &all.slice[i];
+        const Tensor* x = slice->tensor;
+        const SafeTensor* found = safeset_find(&set, slice->name);
+        const int is_float = x->stored == STORED_F32;
+        check(t, found && found->dtype == (is_float ? DTYPE_F32 : DTYPE_BF16), "%s: another type", slice->name);
+        for (size_t j = 0; found && j < found->n; j++) {
+            const size_t n_rows = 20, from = x->on_disk == TRANSPOSED ? j % n_rows * 4 + j / n_rows : j;
+            const float want = s->params[x->offset + (size_t)slice->k * tensor_slice_elements(x) + from];
+            float got;
+            safetensors_to_f32(&got, found, j, 1);
+            check(t, got == (is_float ? want : bf16_widen(bf16_nearest(want))), "%s[%zu]: %a became %a", slice->name,
+                  j, (double)want, (double)got);
+        }
+    }
+    for (int f = 0; f < set.n_files; f++) {
+        const SafeTensor* x = set.files[f].tensors;
+        for (int i = 1; i < set.files[f].n_tensors; i++) {
+            check(t, dtype_size(x[i].dtype) <= dtype_size(x[i - 1].dtype), "%s: floats come first", x[i].name);
+        }
+    }
+    free(all.slice);
+    safeset_close(&set);
+}
+
+static int64_t index_total_size(const char* folder) {
+    char path[PATH_BYTES];
+    json_t* index = json_read(path_join(path, folder, HF_INDEX));
+    const int64_t total = json_integer_value(json_object_get(json_object_get(index, "metadata"), "total_size"));
+    json_decref(index);
+    return total;
+}
+
+// Numbers that are no bf16, ties among them, in one file and in shards; and a folder of bf16 that is read and written
+// again is what it was
+static void test_bf16(Test* t) {
+    enum { BYTES = 2 * (40 + 3 * 80) + 4 * (3 * 20), SHARD = 2 * 80 + 4 * 20 };  // a layer of both
+    Small s = small_init();
+    const float ties[4] = {0x1.01p0f, 0x1.03p0f, -0x1.01p0f, 0x1.010002p0f};  // to even: 1, 0x1.04p0, -1; not a tie
+    SavedFiles whole, shards, again;
+    char weights[PATH_BYTES], config[PATH_BYTES];
+    tensor_stored(&s.table[2], STORED_F32);
+    memcpy(s.params, ties, sizeof ties);
+    TempPath one = temp_path(&s.folder, "one"), many = temp_path(&s.folder, "many"), back = temp_path(&s.folder, "b");
+    whole.n = shards.n = again.n = 0;
+    text_file(&s.folder, "one/config.json", "{}"), text_file(&s.folder, "many/config.json", "{}");
+    text_file(&s.folder, "b/config.json", "{}");
+    tensors_save_folder(one.s, s.table, N_TABLE, s.params, DTYPE_BF16, BYTES, &whole);
+    tensors_save_folder(many.s, s.table, N_TABLE, s.params, DTYPE_BF16, SHARD, &shards);
+    check(t, whole.n == 1 && shards.n == 5, "a limit of all bytes: %d files, of a layer's: %d", whole.n, shards.n);
+    check(t, index_total_size(many.s) == BYTES, "total_size %lld", (long long)index_total_size(many.s));
+    model_find(weights, config, one.s);
+    check_halves(t, &s, weights);
+    model_find(weights, config, many.s);
+    check_halves(t, &s, weights);
+    SafeSet set;
+    safeset_open(&set, weights);
+    tensors_load(&set, s.table, N_TABLE, "", s.params);
+    safeset_close(&set);
+    check(t, s.params[0] == 1.0f && s.params[1] == 0x1.04p0f && s.params[2] == -1.0f && s.params[3] == 0x1.02p0f,
+          "ties go to even: %a %a %a %a", (double)s.params[0], (double)s.params[1], (double)s.params[2],
+          (double)s.params[3]);
+    tensors_save_folder(back.s, s.table, N_TABLE, s.params, DTYPE_BF16, SHARD, &again);
+    for (int i = 0; i < shards.n; i++) {
+        check(t, again.file[i].xxh3 == shards.file[i].xxh3, "%s: read and written again it is another",
+              shards.file[i].name);
+    }
+    small_free(&s);
+}
+
+// ---- reading ----
+
+enum { READ_ROWS = 3000, READ_COLUMNS = 1024, READ_DISK_ROWS = 2990 };  // 5.8 MiB of bf16: several blocks, and a part
+
+// where slices go: floats, or what is stored as bf16; and bytes of the file that are memory when one is done
+typedef struct {
+    float* floats;
+    uint16_t* halves;
+    int takes_inexact;
+    size_t most;
+    int n_calls;  // with bands that follow those before, up to element `next`
+    size_t next;
+} ReadTo;
+
+static float* read_room(void* to, const Tensor* t, int k) {
+    (void)t, (void)k;
+    return ((ReadTo*)to)->floats;
+}
+
+static uint16_t* read_halves(void* to, const Tensor* t, int k, int is_exact) {
+    const ReadTo* r = (const ReadTo*)to;
+    (void)t, (void)k;
+    return is_exact || r->takes_inexact ? r->halves : NULL;
+}
+
+// (of the mapping: VmRSS of a process is only about right)
+static size_t file_pages_in_memory(const char* name) {
+    char line[PATH_BYTES];
+    unsigned long kib = 0;
+    int is_ours = 0, n_found = 0;
+    FILE* maps = fopen("/proc/self/smaps", "r");
+    while (maps && n_found == 0 && fgets(line, sizeof line, maps)) {
+        is_ours |= strstr(line, name) != NULL;
+        n_found = is_ours && sscanf(line, "Rss: %lu", &kib) == 1;
+    }
+    if (maps) { fclose(maps); }
+    return n_found ? (size_t)kib << 10 : SIZE_MAX;
+}
+
+static void read_done(void* to, const Tensor* t, int k) {
+    ReadTo* r = (ReadTo*)to;
+    (void)t, (void)k;
+    r->most = file_pages_in_memory(HF_WEIGHTS);
+}
+
+// one matrix with padding rows, in `dtype`
+static TempPath read_write(const TempPath* folder, Tensor* t, const float* x, Dtype dtype) {
+    SavedFiles files;
+    files.n = 0;
+    *t = tensor("w.weight", 0, 0, READ_ROWS, READ_COLUMNS, INIT_NORMAL, 1.0f, DECAY, AS_IS);
+    t->disk_rows = READ_DISK_ROWS;
+    tensors_layout(t, 1);
+    tensors_save_folder(folder->s, t, 1, x, dtype, SIZE_MAX, &files);
+    return temp_path(folder, HF_WEIGHTS);
+}
+
+static void read_into(const TempPath* path, const Tensor* t, ReadTo* to) {
+    const SliceSink sink = {read_room, read_done, to, read_halves, NULL, NULL};
+    SafeSet set;
+    safeset_open(&set, path->s);
+    tensors_load_into(&sink, &set, t, 1, "", NULL);
+    safeset_close(&set);
+}
+
+// as floats and as bf16, by any number of threads, straight or through floats; the file is in memory at no time
+static void test_reading(Test* t) {
+    const size_t n = (size_t)READ_ROWS * READ_COLUMNS, n_disk = (size_t)READ_DISK_ROWS * READ_COLUMNS;
+    TempPath folder = temp_folder();
+    float *x = random_array(n, 1.0f, 5), *floats = filled_array(n, 0.0f);
+    uint16_t *want = (uint16_t*)new_array(n, 2), *halves = (uint16_t*)new_array(n, 2);
+    memset(x + n_disk, 0, sizeof(float) * (n - n_disk));
+    for (size_t i = 0; i < n; i++) { want[i] = bf16_nearest(x[i]); }
+    for (int i = 0; i < 8; i++) {
+        const Dtype dtype = i / 4 ? DTYPE_BF16 : DTYPE_F32;
+        ReadTo to = {floats, i % 2 ? halves : NULL, i % 4 == 3, 0, 0, 0};
+        Tensor row;
+        const TempPath path = read_write(&folder, &row, x, dtype);
+        Device dev;
+        device_init(&dev, test_threads(i % 4));
+        memset(floats, 0, sizeof(float) * n);
+        memset(halves, 0, sizeof *halves * n);
+        read_into(&path, &row, &to);
+        const int is_straight = to.halves && (dtype == DTYPE_BF16 || to.takes_inexact);
+        for (size_t j = 0; j < n; j++) {
+            const float value = dtype == DTYPE_BF16 ? bf16_widen(want[j]) : x[j];
+            const int same = is_straight ? halves[j] == want[j] : floats[j] == value;
+            if (!check(t, same, "%s, element %zu: another", is_straight ? "bf16" : "floats", j)) { break; }
+        }
+        check(t, to.most == 0, "%zu bytes of the file are in memory", to.most);
+        device_free(&dev);
+    }
+    free(x), free(floats), free(want), free(halves);
+    temp_remove(&folder);
+}
+
+// a tensor that is stored as fp8 comes by bands, in order and some at a time, its padding rows as zeros
+static int takes_bands(void* to, const Tensor* t, int k) {
+    (void)to, (void)k;
+    return t->stored == STORED_FP8;
+}
+
+static void read_bands(void* to, const Tensor* t, int k, int band, int n, const float* x) {
+    ReadTo* r = (ReadTo*)to;
+    int n_rows;
+    const size_t first = tensor_band(t, band, &n_rows), last = tensor_band(t, band + n - 1, &n_rows);
+    const size_t at = (size_t)k * tensor_slice_elements(t) + first * READ_COLUMNS;
+    memcpy(r->floats + at, x, sizeof(float) * (last + (size_t)n_rows - first) * READ_COLUMNS);
+    r->n_calls += at == r->next;
+    r->next = at + (last + (size_t)n_rows - first) * READ_COLUMNS;
+}
+
+static void test_bands(Test* t) {
+    const size_t n = (size_t)READ_ROWS * READ_COLUMNS, n_disk = (size_t)READ_DISK_ROWS * READ_COLUMNS;
+    TempPath folder = temp_folder();
+    float *x = random_array(n, 1.0f, 5), *floats = filled_array(n, NAN);
+    memset(x + n_disk, 0, sizeof(float) * (n - n_disk));
+    for (int i = 0; i < 4; i++) {
+        ReadTo to = {floats, NULL, 0, 0, 0, 0};
+        const SliceSink sink = {read_room, read_done, &to, NULL, takes_bands, read_bands};
+        Tensor row;
+        const TempPath path = read_write(&folder, &row, x, i / 2 ? DTYPE_BF16 : DTYPE_F32);
+        SafeSet set;
+        if (i % 2) {  // two slices of one matrix: of 1,500 rows each, the last band has 92
+            row = tensor("w.{a,b}", 0, 0, READ_ROWS, READ_COLUMNS, INIT_NORMAL, 1.0f, DECAY, AS_IS);
+            SavedFiles files;
+            files.n = 0;
+            tensors_layout(&row, 1);
+            tensors_save_folder(folder.s, &row, 1, x, i / 2 ? DTYPE_BF16 : DTYPE_F32, SIZE_MAX, &files);
+        }
+        tensor_stored(&row, STORED_FP8);
+        for (size_t j = 0; j < n; j++) { floats[j] = NAN; }
+        safeset_open(&set, path.s);
+        tensors_load_into(&sink, &set, &row, 1, "", NULL);
+        safeset_close(&set);
+        for (size_t j = 0; j < n; j++) {
+            const float value = i / 2 ? bf16_widen(bf16_nearest(x[j])) : x[j];
+            if (!check(t, floats[j] == value, "element %zu: another", j)) { break; }
+        }
+        check(t, to.next == n && to.n_calls == 2, "%d calls in order, up to element %zu", to.n_calls, to.next);
+        check(t, to.most == 0, "%zu bytes of the file are in memory", to.most);
+    }
+    free(x), free(floats);
+    temp_remove(&folder);
+}
+
+// what standard error shows, if it is a terminal, while a file is loaded that was opened so many seconds ago
+static size_t read_on_terminal(Test* t, char* shown, size_t n_bytes, const TempPath* path, const Tensor* row,
+                               double seconds) {
+    const int terminal = posix_openpt(O_RDWR | O_NOCTTY), before = dup(STDERR_FILENO);
+    check(t, terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0, "no terminal: %s", strerror(errno));
+    const int other_end = open(ptsname(terminal), O_RDWR | O_NOCTTY);
+    float* floats = filled_array((size_t)READ_ROWS * READ_COLUMNS, 0.0f);
+    SafeSet set;
+    safeset_open(&set, path->s);
+    set.opened -= seconds;
+    dup2(other_end, STDERR_FILENO);
+    tensors_load(&set, row, 1, "", floats);
+    safeset_close(&set);
+    dup2(before, STDERR_FILENO);
+    check(t, write(other_end, "$", 1) == 1, "no terminal: %s", strerror(errno));
+    size_t n = 0;  // what a terminal shows comes in pieces
+    for (ssize_t got = 1; got > 0 && n < n_bytes && !(n > 0 && shown[n - 1] == '$'); n += got > 0 ? (size_t)got : 0) {
+        got = read(terminal, shown + n, n_bytes - n);
+    }
+    close(terminal), close(other_end), close(before);
+    free(floats);
+    if (!check(t, n > 0 && shown[n - 1] == '$', "%zu bytes have no end", n)) { n = 1; }
+    shown[--n] = '\0';
+    return n;
+}
+
+static void test_bar(Test* t) {
+    char shown[4096];
+    TempPath folder = temp_folder();
+    Tensor row;
+    float* x = filled_array((size_t)READ_ROWS * READ_COLUMNS, 1.0f);
+    const TempPath path = read_write(&folder, &row, x, DTYPE_F32);
+    check(t, read_on_terminal(t, shown, sizeof shown, &path, &row, -100.0) == 0, "soon read, it showed %s", shown);
+    const size_t n = read_on_terminal(t, shown, sizeof shown, &path, &row, 100.0);
+    check(t, strncmp(shown, "loading ", 8) == 0, "a long time: it showed \"%.40s\"", shown);
+    check(t, n > 20 && strspn(shown + n - 20, " ") == 19 && shown[n - 1] == '\r', "the bar has stayed");
+    free(x);
+    temp_remove(&folder);
 }
 
 // ---- indices and shards that lie ----
@@ -358,16 +621,16 @@ static void export_to(const Small* s, const char* folder, size_t shard_bytes) {
     char temporary[PATH_BYTES], path[PATH_BYTES];
     SavedFiles files;
     files.n = 0;
-    const int lock = hf_export_begin(temporary, folder, 4096.0);
+    const int lock = hf_export_begin(temporary, "export-hf", folder, 4096.0);
     json_write(path_join(path, temporary, "config.json"), json_pack("{s:s}", "written_by", HF_WRITTEN_BY));
-    tensors_save_folder(temporary, s->table, N_TABLE, s->params, shard_bytes, &files);
+    tensors_save_folder(temporary, s->table, N_TABLE, s->params, DTYPE_F32, shard_bytes, &files);
     Tokenizer tokenizer;
     tokenizer_bytes_init(&tokenizer);
     tokenizer.json = string_copy("{}\n");
     tokenizer.n_json = 3;
     tokenizer_save(temporary, &tokenizer, &files);
     tokenizer_free(&tokenizer);
-    hf_export_end(lock, temporary, folder);
+    hf_export_end(lock, temporary, "export-hf", folder);
 }
 
 static int count_files(const char* folder) {
@@ -400,12 +663,12 @@ static void test_export(Test* t) {
 
 static void begin_export(void* folder) {
     char temporary[PATH_BYTES];
-    hf_export_begin(temporary, (const char*)folder, 4096.0);
+    hf_export_begin(temporary, "export-hf", (const char*)folder, 4096.0);
 }
 
 static void begin_huge_export(void* folder) {
     char temporary[PATH_BYTES];
-    hf_export_begin(temporary, (const char*)folder, 1e18);
+    hf_export_begin(temporary, "export-hf", (const char*)folder, 1e18);
 }
 
 // what is there stays, to the last file
@@ -522,7 +785,7 @@ static void test_layers(Test* t) {
     files.n = 0;
     float *params = filled_array(n, 0.0f), *back = filled_array(n, 0.0f);
     tensors_init(table, 3, params, 3);
-    tensors_save_folder(folder.s, table, 3, params, SIZE_MAX, &files);
+    tensors_save_folder(folder.s, table, 3, params, DTYPE_F32, SIZE_MAX, &files);
     safeset_open(&set, path.s);
     const SafeTensor* conv = safeset_find(&set, "h.1.conv.weight");
     check(t, conv && conv->n_dims == 3 && conv->shape[0] == 3 && conv->shape[1] == 1 && conv->shape[2] == 4,
@@ -545,7 +808,8 @@ static void test_layers(Test* t) {
     }
     check_bits(t, "head", large + table[2].offset, params + 64, 8);
     safeset_close(&set);
-    tensors_save_folder(folder.s, table, 3, large, SIZE_MAX, &files);  // and back, as if two layers were taken out
+    // and back, as if two layers were taken out
+    tensors_save_folder(folder.s, table, 3, large, DTYPE_F32, SIZE_MAX, &files);
     for (int i = 0; i < 2; i++) { table[i].layers = 2; }
     tensors_layout(table, 3);
     safeset_open(&set, path.s);
@@ -565,6 +829,12 @@ int main(int argc, char** argv) {
         {"too many shards", "are refused before the first is written", test_too_many},
         {"index", "sums and names as Hugging Face writes them", test_index},
         {"order", "tensors stand in the order of their names", test_order},
+        {"bf16", "the nearest, but where the table says floats; sizes are real; read and written again: the same bytes",
+         test_bf16},
+        {"reading", "as floats or bf16, by any number of threads; pages that were read are no memory of the process",
+         test_reading},
+        {"bands", "what is stored as fp8 comes by bands of 128 rows, in order, padded with zeros", test_bands},
+        {"bar", "of a file that takes long, on a terminal; it goes when all is read", test_bar},
         {"false index", "each lie of an index is refused with its own message", test_false_index},
         {"cache", "the links of Hugging Face's cache are no lie", test_cache},
         {"left over", "unused tensors are named, constants are not, a second copy must be equal", test_left_over},

@@ -1,6 +1,6 @@
 /*
-Promises of llmc/ops/gemm.h and llmc/ops/matmul.h. The plain loops are judged in double, by finite differences and on
-inputs whose answer is obvious. The fast versions must equal the plain loops bit for bit, whatever the shape, the
+Promises of llmc/ops/gemm.h, thin_gemm.h and matmul.h. The plain loops are judged in double, by finite differences and
+on inputs whose answer is obvious. The fast versions must equal the plain loops bit for bit, whatever the shape, the
 strides and the threads; so must the kernels of an EXACT build. Other CUDA builds add in another order and may store
 bf16: there the plain loops, on the same stored numbers, must be met within what roundings can make.
 */
@@ -8,7 +8,7 @@ bf16: there the plain loops, on the same stored numbers, must be met within what
 #include "llmc/test/asked.h"
 #include "llmc/test/test.h"
 
-enum { MANY_ROWS = 9 };  // more than those whose products pack nothing
+enum { MANY_ROWS = 40, MANY_OUTPUTS = 48 };  // more than few, and than a thin side has
 
 #if defined(__CUDACC__) && !defined(EXACT)
 #define SAME_BITS 0
@@ -17,7 +17,7 @@ enum { N_STORED = 2 };
 #define SAME_BITS 1
 enum { N_STORED = 1 };
 #endif
-typedef enum { FLOAT, BF16 } Stored;
+typedef enum { FLOAT, BF16 } Type;
 
 // ---- ops on arrays of the host: to the device, there, and back. `stored` is how the device has what is not a gradient
 //      of a parameter ----
@@ -34,7 +34,7 @@ static void from_device_or_null(float* x, X* d, size_t n, const Device* dev) {
 }
 
 // as the device will have them
-static void round_as(Stored stored, float* x, size_t n) {
+static void round_as(Type stored, float* x, size_t n) {
     for (size_t i = 0; stored == BF16 && i < n; i++) { x[i] = (float)(__nv_bfloat16)x[i]; }
 }
 
@@ -55,13 +55,13 @@ static void forward_as(float* out, float* pre, const float* inp, const float* we
     device_drop(d_inp), device_drop(d_weight), device_drop(d_bias);
 }
 
-static void forward(Stored stored, float* out, const float* inp, const float* weight, const float* bias, int N, int C,
+static void forward(Type stored, float* out, const float* inp, const float* weight, const float* bias, int N, int C,
                     int OC, const Device* dev) {
     if (stored == BF16) { forward_as<__nv_bfloat16>(out, NULL, inp, weight, bias, 0, N, C, OC, dev); }
     else { forward_as<float>(out, NULL, inp, weight, bias, 0, N, C, OC, dev); }
 }
 
-static void gelu_layer(Stored stored, float* out, float* pre, const float* inp, const float* weight, const float* bias,
+static void gelu_layer(Type stored, float* out, float* pre, const float* inp, const float* weight, const float* bias,
                        int fused, int N, int C, int OC, const Device* dev) {
     if (stored == BF16) { forward_as<__nv_bfloat16>(out, pre, inp, weight, bias, fused, N, C, OC, dev); }
     else { forward_as<float>(out, pre, inp, weight, bias, fused, N, C, OC, dev); }
@@ -86,7 +86,7 @@ static void backward_as(float* dinp, float* dweight, float* dbias, const float* 
     device_drop(d_dout), device_drop(d_inp), device_drop(d_weight);
 }
 
-static void backward(Stored stored, float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+static void backward(Type stored, float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
                      const float* weight, int add, int N, int C, int OC, const Device* dev) {
     if (stored == BF16) { backward_as<__nv_bfloat16>(dinp, dweight, dbias, dout, inp, weight, add, N, C, OC, dev); }
     else { backward_as<float>(dinp, dweight, dbias, dout, inp, weight, add, N, C, OC, dev); }
@@ -101,26 +101,26 @@ static void backward_bias_as(float* sums, const float* x, int N, int OC, const D
     device_drop(d_x);
 }
 
-static void backward_bias(Stored stored, float* sums, const float* x, int N, int OC, const Device* dev) {
+static void backward_bias(Type stored, float* sums, const float* x, int N, int OC, const Device* dev) {
     if (stored == BF16) { backward_bias_as<__nv_bfloat16>(sums, x, N, OC, dev); }
     else { backward_bias_as<float>(sums, x, N, OC, dev); }
 }
 #else
-static void round_as(Stored stored, float* x, size_t n) { (void)stored, (void)x, (void)n; }
+static void round_as(Type stored, float* x, size_t n) { (void)stored, (void)x, (void)n; }
 
-static void forward(Stored stored, float* out, const float* inp, const float* weight, const float* bias, int N, int C,
+static void forward(Type stored, float* out, const float* inp, const float* weight, const float* bias, int N, int C,
                     int OC, const Device* dev) {
     (void)stored;
     matmul_forward(out, inp, weight, bias, N, C, OC, dev);
 }
 
-static void gelu_layer(Stored stored, float* out, float* pre, const float* inp, const float* weight, const float* bias,
+static void gelu_layer(Type stored, float* out, float* pre, const float* inp, const float* weight, const float* bias,
                        int fused, int N, int C, int OC, const Device* dev) {
     (void)stored;
     matmul_gelu_forward(out, pre, inp, weight, bias, fused, N, C, OC, dev);
 }
 
-static void backward(Stored stored, float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+static void backward(Type stored, float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
                      const float* weight, int add, int N, int C, int OC, const Device* dev) {
     (void)stored;
     if (add) {
@@ -131,7 +131,7 @@ static void backward(Stored stored, float* dinp, float* dweight, float* dbias, c
     }
 }
 
-static void backward_bias(Stored stored, float* sums, const float* x, int N, int OC, const Device* dev) {
+static void backward_bias(Type stored, float* sums, const float* x, int N, int OC, const Device* dev) {
     (void)stored;
     matmul_backward_bias(sums, x, N, OC, dev);
 }
@@ -142,7 +142,7 @@ static void backward_bias(Stored stored, float* sums, const float* x, int N, int
 // Two chains of K products and sums, in any order, with size = |start| + sum of |products|. Each of the K + 1 roundings
 // is off by 2^-24 of a value that is at most size, in either chain. A tensor core may take a factor below 2^-126 as 0;
 // the other is below 2^21
-static double sum_bound(int K, double size, Stored stored) {
+static double sum_bound(int K, double size, Type stored) {
     double bound = 2.0 * (K + 2) * 0x1p-24 * size + (K + 1) * 0x1p-105;
 #ifdef TF32
     bound += stored == FLOAT ? size * 0x1p-10 : 0.0;  // either factor is off by 2^-11
@@ -152,7 +152,7 @@ static double sum_bound(int K, double size, Stored stored) {
 }
 
 // `want` rounded to how it is stored is off by so much
-static double store_bound(double want, Stored stored) { return stored == BF16 ? fabs(want) * 0x1p-8 : 0.0; }
+static double store_bound(double want, Type stored) { return stored == BF16 ? fabs(want) * 0x1p-8 : 0.0; }
 
 // the same bits; in a fast build the same infinities and NaNs, and |got - want| <= bounds
 static int check_sums(Test* t, const char* what, const float* got, const float* want, const double* bounds, size_t n) {
@@ -200,7 +200,12 @@ typedef struct {
     int a_turned, b_turned;
     Start start;
     int step;  // every how many rows are compared
+    int thin;  // 1: by thin_gemm
 } Product;
+
+#ifdef __CUDACC__
+#define thin_gemm gemm  // CPUs have one
+#endif
 
 static Matrix operand(const float* data, int turned, int rows, int columns) {
     return turned ? gemm_transposed(data, (size_t)rows + 3) : gemm_matrix(data, (size_t)columns + 3);
@@ -224,13 +229,14 @@ static void check_product(Test* t, Product p, const float* a_data, const float* 
           *d_b = to_device(b_data, operand_floats(p.b_turned, p.K, p.N), dev),
           *d_starts = to_device(starts, n_out, dev), *d_out = to_device(got, n_out, dev);
     start = p.start == FROM_ZERO ? NULL : p.start == FROM_OUT ? d_out : d_starts;
-    gemm(d_out, stride, start, start_stride, operand(d_a, p.a_turned, p.M, p.K), operand(d_b, p.b_turned, p.K, p.N),
-         p.M, p.N, p.K, dev);
+    a = operand(d_a, p.a_turned, p.M, p.K), b = operand(d_b, p.b_turned, p.K, p.N);
+    if (p.thin) { thin_gemm(d_out, stride, start, start_stride, a, b, p.M, p.N, p.K, dev); }
+    else { gemm(d_out, stride, start, start_stride, a, b, p.M, p.N, p.K, dev); }
     from_device(got, d_out, n_out, dev);
     device_drop(d_a), device_drop(d_b), device_drop(d_starts);
     char what[160];
-    snprintf(what, sizeof what, "M %d, N %d, K %d, a %d, b %d, start %d, %d threads", p.M, p.N, p.K, p.a_turned,
-             p.b_turned, (int)p.start, dev->n_threads);
+    snprintf(what, sizeof what, "M %d, N %d, K %d, a %d, b %d, start %d, thin %d, %d threads", p.M, p.N, p.K,
+             p.a_turned, p.b_turned, (int)p.start, p.thin, dev->n_threads);
     for (int m = 0; m < p.M; m += p.step) {  // whole rows: the gap after each must be as it was
         size_t row = (size_t)m * stride;
         if (!check_sums(t, what, got + row, want + row, bounds + row, stride)) { break; }
@@ -239,7 +245,7 @@ static void check_product(Test* t, Product p, const float* a_data, const float* 
 }
 
 // one shape with every combination of turned operands and starts
-static void check_products(Test* t, int M, int N, int K, int step, int special) {
+static void check_products(Test* t, int M, int N, int K, int step, int special, int thin) {
     size_t n_a = (size_t)(M + 3) * (size_t)(K + 3), n_b = (size_t)(K + 3) * (size_t)(N + 3),
            n_out = (size_t)M * (size_t)(N + 5);
     float *a = random_array(n_a, 1.0f, 1), *b = random_array(n_b, 1.0f, 2), *starts = random_array(n_out, 1.0f, 3);
@@ -260,7 +266,7 @@ static void check_products(Test* t, int M, int N, int K, int step, int special) 
 #else
             if (step > 1 && way % 5 != i % 5) { continue; }  // large: each way once, the four starts among them
 #endif
-            Product p = {M, N, K, way & 1, way >> 1 & 1, (Start)(way >> 2), step};
+            Product p = {M, N, K, way & 1, way >> 1 & 1, (Start)(way >> 2), step, thin};
             check_product(t, p, a, b, starts, &dev);
         }
         device_free(&dev);
@@ -284,11 +290,12 @@ static void test_gemm_shapes(Test* t) {
         {2 * TILE_M, 2 * TILE_N, 32},
         {1, 5 * TILE_N + VLANES + 3, 67}, {2, TILE_N + 1, 2 * VLANES}, {GEMM_FEW - 1, 2 * TILE_N, VLANES + 1},
         {GEMM_FEW, 3 * TILE_N - 1, 4 * VLANES + 3}, {GEMM_FEW + 1, TILE_N, 2 * VLANES + 1},
+        {5, TILE_N + VLANES + 1, 3 * VLANES}, {6, TILE_N, VLANES + 2},
         {8 * TILE_M, TILE_N, VLANES}, {8 * TILE_M + 1, VLANES + 1, VLANES + 1}, {17 * TILE_M + 5, 5 * TILE_N + 1, 3},
 #endif
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        check_products(t, shapes[i][0], shapes[i][1], shapes[i][2], 1, 0);
+        check_products(t, shapes[i][0], shapes[i][1], shapes[i][2], 1, 0, 0);
     }
 }
 
@@ -299,7 +306,7 @@ static void test_gemm_blocks(Test* t) {
         {3, 5, EDGE_K - 1}, {5, 7, EDGE_K + 1}, {9, EDGE_N + 1, 3 * EDGE_K + 2}, {3, 5, 509},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        check_products(t, shapes[i][0], shapes[i][1], shapes[i][2], 1, 0);
+        check_products(t, shapes[i][0], shapes[i][1], shapes[i][2], 1, 0, 0);
     }
 }
 #else
@@ -313,29 +320,47 @@ static void test_gemm_blocks(Test* t) {
         {rows + TILE_M + 1, TILE_N + 1, GEMM_LONG_K + GEMM_K + 1, rows / 8},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        check_products(t, shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], 0);
+        check_products(t, shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], 0, 0);
     }
 }
 #endif
 
 static void test_gemm_special(Test* t) {
     for (int special = 1; special <= 2; special++) {
-        check_products(t, 33, 61, 17, 1, special);
-        check_products(t, 3, 61, 35, 1, special);
-        check_products(t, EDGE_M + 1, EDGE_N + 3, EDGE_K + 5, 1, special);
+        check_products(t, 33, 61, 17, 1, special, 0);
+        check_products(t, 3, 61, 35, 1, special, 0);
+        check_products(t, EDGE_M + 1, EDGE_N + 3, EDGE_K + 5, 1, special, 0);
     }
 }
+
+// thin sides, whole vectors and not, up to more than THIN, and chains of several visits
+#ifndef __CUDACC__
+static void test_thin(Test* t) {
+    const int shapes[][3] = {  // M, N, K
+        {64, 16, 40}, {67, 16, 33}, {5, 1, 9}, {33, 7, 19}, {70, THIN, 21}, {70, THIN + 1, 21}, {9, 8, 2 * THIN_K + 3},
+        {16, 64, 40}, {16, 67, 33}, {8, 50, 9}, {THIN, 35, 21}, {THIN + 1, 70, 21}, {6, 2 * VLANES + 1, THIN_K + 1},
+        {4, 70, 5}, {1, 70, 5}, {9, 9, 9}, {THIN, THIN, THIN}, {9, 50, 0},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        check_products(t, shapes[i][0], shapes[i][1], shapes[i][2], 1, 0, 1);
+    }
+    for (int special = 1; special <= 2; special++) {
+        check_products(t, 61, 17, 33, 1, special, 1);
+        check_products(t, 17, 61, 33, 1, special, 1);
+    }
+}
+#endif
 
 // ---- matmul ----
 
 typedef struct {
     int N, C, OC, hard;
-    Stored stored;
+    Type stored;
     float *inp, *weight, *bias, *dout;
 } Layer;
 
 // hard 1: cancellation, subnormals, -0; hard 2: also infinities and NaNs
-static Layer layer(int N, int C, int OC, int hard, Stored stored) {
+static Layer layer(int N, int C, int OC, int hard, Type stored) {
     Layer l = {N, C, OC, hard, stored, NULL, NULL, NULL, NULL};
     size_t n_inp = (size_t)N * (size_t)C, n_weight = (size_t)OC * (size_t)C, n_out = (size_t)N * (size_t)OC;
     l.inp = hard ? hard_array(n_inp, 1) : random_array(n_inp, 1.0f, 1);
@@ -362,7 +387,7 @@ static void layer_free(Layer* l) {
 
 // of every output of start + a * b; not needed where bits are compared
 static double* layer_bounds(const float* start, Matrix a, Matrix b, int M, int N, int K, const float* want,
-                            Stored stored) {
+                            Type stored) {
     double* bounds = (double*)new_array((size_t)M * (size_t)N, sizeof(double));
     for (int i = 0; !SAME_BITS && i < M * N; i++) {
         int m = i / N, n = i % N;
@@ -530,7 +555,7 @@ static void check_layers(Test* t, void (*check_layer)(Test*, const Layer*), int 
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         for (int stored = 0; stored < N_STORED; stored++) {
-            Layer l = layer(shapes[i][0], shapes[i][1], shapes[i][2], hard, (Stored)stored);
+            Layer l = layer(shapes[i][0], shapes[i][1], shapes[i][2], hard, (Type)stored);
             check_layer(t, &l);
             layer_free(&l);
         }
@@ -569,7 +594,7 @@ static void test_asked(Test* t) {
     Device dev = test_device(3);
     for (int stored = 0; stored < N_STORED; stored++) {
         for (int aligned = 0; aligned <= 1; aligned++) {  // a fast build's cuBLASLt takes sizes of whole packs alone
-            Layer l = layer(7, aligned ? 40 : 33, aligned ? 24 : 9, 1, (Stored)stored);
+            Layer l = layer(7, aligned ? 40 : 33, aligned ? 24 : 9, 1, (Type)stored);
             size_t C = (size_t)l.C, OC = (size_t)l.OC;
             const AskedGradient asked[] = {{"dinp", (size_t)l.N * C, NULL},
                                            {"dweight", OC * C, NULL},
@@ -589,7 +614,7 @@ static void test_added(Test* t) {
     check_layers(t, check_added_input, 1);
 }
 
-static void check_backward_bias(Test* t, int N, int OC, Stored stored, const Device* dev) {
+static void check_backward_bias(Test* t, int N, int OC, Type stored, const Device* dev) {
     size_t n = (size_t)N * (size_t)OC;
     float *x = hard_array(n, 11), *want = filled_array((size_t)OC, NAN), *got = filled_array((size_t)OC, NAN),
           *ones = filled_array((size_t)N, 1.0f);
@@ -608,8 +633,8 @@ static void test_backward_bias(Test* t) {
     const int sizes[] = {1, 7, 33, 257, 1024};
     Device dev = test_device(3);
     for (int stored = 0; stored < N_STORED; stored++) {
-        for (int i = 0; i < 25; i++) { check_backward_bias(t, sizes[i / 5], sizes[i % 5], (Stored)stored, &dev); }
-        check_backward_bias(t, 5000, 8, (Stored)stored, &dev);  // few columns: the rows are cut into many slices
+        for (int i = 0; i < 25; i++) { check_backward_bias(t, sizes[i / 5], sizes[i % 5], (Type)stored, &dev); }
+        check_backward_bias(t, 5000, 8, (Type)stored, &dev);  // few columns: the rows are cut into many slices
     }
     device_free(&dev);
 }
@@ -647,14 +672,14 @@ static void test_addresses(Test* t) {
 static void test_repeats(Test* t) {
     Device dev = test_device(1);
     for (int stored = 0; stored < N_STORED; stored++) {
-        Layer l = layer(130, 72, 88, 0, (Stored)stored);
+        Layer l = layer(130, 72, 88, 0, (Type)stored);
         size_t n_out = 130 * 88, n_inp = 130 * 72, n_weight = 88 * 72;
         float *out[2], *dinp[2], *dweight[2], *dbias[2];
         for (int i = 0; i < 2; i++) {
             out[i] = filled_array(n_out, NAN), dinp[i] = filled_array(n_inp, NAN);
             dweight[i] = filled_array(n_weight, NAN), dbias[i] = filled_array(88, NAN);
-            forward((Stored)stored, out[i], l.inp, l.weight, l.bias, 130, 72, 88, &dev);
-            backward((Stored)stored, dinp[i], dweight[i], dbias[i], l.dout, l.inp, l.weight, 0, 130, 72, 88, &dev);
+            forward((Type)stored, out[i], l.inp, l.weight, l.bias, 130, 72, 88, &dev);
+            backward((Type)stored, dinp[i], dweight[i], dbias[i], l.dout, l.inp, l.weight, 0, 130, 72, 88, &dev);
         }
         check_bits(t, "out", out[1], out[0], n_out);
         check_bits(t, "dinp", dinp[1], dinp[0], n_inp);
@@ -853,10 +878,14 @@ static void test_rounding(Test* t) {
     backward(FLOAT, &dinp, dweights, NULL, pair, &x, with, 0, 1, 1, 2, &dev);
     check(t, out == kept && dinp == kept, "expected %g, found out %g and dinp %g", (double)kept, (double)out,
           (double)dinp);
-    float *many = filled_array(MANY_ROWS, x), *outs = filled_array(MANY_ROWS, NAN);
-    forward(FLOAT, outs, many, &x, &minus, MANY_ROWS, 1, 1, &dev);
-    for (int n = 0; n < MANY_ROWS; n++) { check(t, outs[n] == kept, "row %d: found %g", n, (double)outs[n]); }
-    free(many), free(outs);
+    float *many = filled_array(MANY_OUTPUTS, x), *biases = filled_array(MANY_OUTPUTS, minus);
+    for (int n = 1; n <= MANY_OUTPUTS; n += MANY_OUTPUTS - 1) {  // thin, and in tiles
+        float* outs = filled_array((size_t)MANY_ROWS * n, NAN);
+        forward(FLOAT, outs, many, many, biases, MANY_ROWS, 1, n, &dev);
+        for (int i = 0; i < MANY_ROWS * n; i++) { check(t, outs[i] == kept, "output %d: found %g", i, outs[i]); }
+        free(outs);
+    }
+    free(many), free(biases);
     backward(FLOAT, NULL, &dweight, NULL, pair, with, with, 0, 2, 1, 1, &dev);
     check(t, dweight == kept, "expected %g, found dweight %g", (double)kept, (double)dweight);
     device_free(&dev);
@@ -865,40 +894,72 @@ static void test_rounding(Test* t) {
 #endif
 
 #ifndef __CUDACC__
-// numbers that a bf16 holds, and themselves as bf16
-static float* bf16_array(size_t n, uint64_t seed, uint16_t** half) {
-    float* x = hard_array(n, seed);
-    *half = (uint16_t*)new_array(n, sizeof(uint16_t));
-    for (size_t i = 0; i < n; i++) {
-        (*half)[i] = (uint16_t)(float_bits(x[i]) >> 16);
-        x[i] = float_from_bits((uint32_t)(*half)[i] << 16);
+// n numbers stored as bf16 or fp8 (E, OC, C), and the same as floats, computed here anew; blocks begin anew at
+// multiples of part_rows
+typedef struct {
+    float* floats;
+    void* bytes;
+    float* scales;
+    StoredMatrix first;
+} StoredWeight;
+
+static StoredWeight stored_weight(Stored kind, int E, int OC, int C, int part_rows, uint64_t seed) {
+    const size_t n = (size_t)E * OC * C, n_blocks = (size_t)fp8_blocks(C);
+    const int n_parts = E * OC / part_rows, each = fp8_blocks(part_rows);
+    StoredWeight w = {hard_array(n, seed), new_array(n, sizeof(uint16_t)),
+                      filled_array((size_t)n_parts * each * n_blocks, NAN), {NULL, kind, OC, C, part_rows, NULL}};
+    w.first.data = w.bytes;
+    w.first.scales = kind == STORED_FP8 ? w.scales : NULL;
+    for (size_t i = 0; kind == STORED_BF16 && i < n; i++) {
+        ((uint16_t*)w.bytes)[i] = (uint16_t)(float_bits(w.floats[i]) >> 16);
+        w.floats[i] = float_from_bits(float_bits(w.floats[i]) & 0xffff0000u);
     }
-    return x;
+    for (int b = 0; kind == STORED_FP8 && b < n_parts * each; b++) {
+        const int first = b / each * part_rows + b % each * 128, end = (b / each + 1) * part_rows;
+        const int n_rows = end - first < 128 ? end - first : 128;
+        float* x = w.floats + (size_t)first * C;
+        for (int i = 0; i < n_rows * C; i++) { x[i] = fminf(fmaxf(x[i], -5e4f), 5e4f); }
+        fp8_quantize_rows((uint8_t*)w.bytes + (size_t)first * C, w.scales + b * n_blocks, x, n_rows, C);
+        if (b % 3 == 1) { w.scales[b * n_blocks] *= 0.7f; }  // as files may have them
+        for (int i = 0; i < n_rows * C; i++) {
+            const int byte = ((uint8_t*)w.bytes)[(size_t)first * C + i], e = byte >> 3 & 15, m = byte & 7;
+            const float size = e > 0 ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
+            x[i] = (byte & 128 ? -size : size) * w.scales[b * n_blocks + i % C / 128];
+        }
+    }
+    return w;
 }
 
-// a weight of bf16 gives the bits of the same numbers as floats: few rows and many, rims, several blocks of k
-static void test_bf16(Test* t) {
-    const int shapes[][3] = {{1, 1, 1}, {1, 33, 65}, {3, 64, 48}, {4, 100, 97}, {5, 7, 130}, {9, 257, 3}, {31, 48, 160},
-                             {2, 2000, 40}, {13, 1601, 51}};  // N, C, OC
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        const int N = shapes[i][0], C = shapes[i][1], OC = shapes[i][2];
+static void stored_weight_free(StoredWeight* w) { free(w->floats), free(w->bytes), free(w->scales); }
+
+// a weight that is stored gives the bits of the same numbers as floats: few rows and many, rims, several blocks of k
+// and of scales
+static void test_stored(Test* t) {
+    const int shapes[][4] = {{1, 1, 1, 1},      {1, 33, 65, 65},    {3, 64, 48, 48},   {4, 100, 97, 97},
+                             {5, 7, 130, 130},  {9, 257, 3, 3},     {31, 48, 160, 80}, {2, 2000, 40, 40},
+                              {7, 97, 33, 33}, {13, 1601, 51, 51}, {1, 300, 402, 201}, {8, 300, 402, 134},
+                              {2, 129, 258, 129},
+                             {6, 64, 70, 70}, {6, 4225, 50, 50}, {1, 4225, 50, 25}};  // N, C, OC, part_rows
+    for (size_t i = 0; i < 2 * sizeof shapes / sizeof *shapes; i++) {
+        const int N = shapes[i / 2][0], C = shapes[i / 2][1], OC = shapes[i / 2][2];
         const size_t n_out = (size_t)N * OC, n_inp = (size_t)N * C;
-        uint16_t* half;
-        float *weight = bf16_array((size_t)OC * C, 3, &half), *inp = hard_array(n_inp, 1), *bias = hard_array(OC, 2);
+        const Stored kind = i % 2 ? STORED_FP8 : STORED_BF16;
+        StoredWeight w = stored_weight(kind, 1, OC, C, shapes[i / 2][3], 3);
+        float *inp = hard_array(n_inp, 1), *bias = hard_array(OC, 2);
         for (int k = 0; k < N_TEST_THREADS; k++) {
             Device dev = test_device(test_threads(k));
             float *want = filled_array(n_out, NAN), *got = filled_array(n_out, NAN);
             float *dwant = hard_array(n_inp, 5), *dgot = hard_array(n_inp, 5);
-            matmul_forward(want, inp, weight, k % 2 ? bias : NULL, N, C, OC, &dev);
-            matmul_forward_bf16(got, inp, half, k % 2 ? bias : NULL, N, C, OC, &dev);
-            check_bits(t, "out", got, want, n_out);
-            matmul_backward_input(dwant, want, weight, k % 2, N, C, OC, &dev);
-            matmul_backward_input_bf16(dgot, want, half, k % 2, N, C, OC, &dev);
-            check_bits(t, "dinp", dgot, dwant, n_inp);
+            matmul_forward(want, inp, w.floats, k % 2 ? bias : NULL, N, C, OC, &dev);
+            matmul_forward_stored(got, inp, w.first, k % 2 ? bias : NULL, N, &dev);
+            check_bits(t, kind == STORED_FP8 ? "fp8: out" : "bf16: out", got, want, n_out);
+            matmul_backward_input(dwant, want, w.floats, k % 2, N, C, OC, &dev);
+            matmul_backward_input_stored(dgot, want, w.first, k % 2, N, &dev);
+            check_bits(t, kind == STORED_FP8 ? "fp8: dinp" : "bf16: dinp", dgot, dwant, n_inp);
             free(want), free(got), free(dwant), free(dgot);
             device_free(&dev);
         }
-        free(weight), free(half), free(inp), free(bias);
+        stored_weight_free(&w), free(inp), free(bias);
     }
 }
 #endif
@@ -923,6 +984,9 @@ int main(int argc, char** argv) {
         {"gemm shapes", "meets the stated chain at odd shapes, strides, starts and threads, gaps untouched",
          test_gemm_shapes},
         {"gemm blocks", "meets the stated chain beyond one block of M, N and K", test_gemm_blocks},
+#ifndef __CUDACC__
+        {"gemm thin", "where a side is thin: the same", test_thin},
+#endif
         {"gemm special", "meets the stated chain with cancellation, subnormals, -0, Inf, NaN", test_gemm_special},
         {"forward", "meets the plain loop at odd shapes, with and without bias", test_forward},
         {"forward special", "meets the plain loop with cancellation, subnormals, -0, Inf, NaN", test_forward_special},
@@ -932,7 +996,7 @@ int main(int argc, char** argv) {
         {"backward special", "meets the plain loop with cancellation, subnormals, -0, Inf, NaN", test_backward_special},
         {"added", "dweight of two halves of the positions, dinp of two halves of the outputs: the second added", test_added},
 #ifndef __CUDACC__
-        {"bf16", "a weight stored as bf16 gives the bits of the same numbers as floats", test_bf16},
+        {"stored", "a weight stored as bf16 or fp8 gives the bits of the same numbers as floats", test_stored},
 #endif
         {"backward bias", "meets the plain loop at 1, 7, 33, 257 and 1024 rows and columns", test_backward_bias},
 #ifdef __CUDACC__

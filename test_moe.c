@@ -5,20 +5,24 @@ bf16 CUDA within a tolerance.
 */
 #define TESTING
 #include "train_moe.cu"
-#include "llmc/test/golden.h"  // Golden, golden_check_training
-#include "llmc/test/test.h"
+#include "llmc/test/subject.h"       // Subject, subject_check_training, ...
+#include "llmc/test/subject_chat.h"  // subject_check_conversations
 
 static const char* const BASE = "dev/golden/moe_base.safetensors";  // one key/value head, ties, an expert without rows
 static const char* const ODD = "dev/golden/moe_odd.safetensors";    // 3 of 5 experts, NTK, tied head, z-loss, 3 leaves
 static const char* const BIAS = "dev/golden/moe_bias.safetensors";  // one expert a token, balanced by biases
+enum { LONG_V = 40 };  // vocabulary of the model for long texts
 
 typedef struct {
-    Golden file;
+    Subject s;  // first
     Moe moe;
-    Activations acts;
-    Device dev;
-    char how[32];
-} Subject;
+    Activations acts, cache;
+} MoeSubject;
+
+static MoeSubject* of(Subject* s) { return (MoeSubject*)s; }
+static Activations* activations_of(Subject* s, Purpose purpose) {
+    return purpose == TO_TRAIN ? &of(s)->acts : &of(s)->cache;
+}
 
 static Config golden_config(const Golden* g) {
     Config c = config_make(golden_int(g, "max_position_embeddings"), golden_int(g, "vocab_size"),
@@ -36,117 +40,88 @@ static Config golden_config(const Golden* g) {
     return c;
 }
 
-static void subject_open(Subject* s, const char* path, int n_threads, Tradeoffs how) {
-    const Golden* g = &s->file;
-    ModelStream stream;
-    memset(s, 0, sizeof *s);
-    golden_open(&s->file, path);
-    device_choose(0);
-    device_init(&s->dev, n_threads);
-    moe_layout(&s->moe, golden_config(g));
-    Model* m = &s->moe.model;
-    model_init(m, sizeof(floatX));
-    model_init_training(m, NULL, g->n_leaves, 0, !FLOATX_IS_FLOAT);
-    const SliceSink sink = model_stream_open(&stream, m, NULL, 0, &s->dev);
-    tensors_load_into(&sink, &s->file.set, m->table, m->n_table, "param.", NULL);
-    model_stream_close(&stream);
-    activations_init(&s->acts, s->moe.config, &m->ranks, g->B, g->T, TO_TRAIN, how, &s->dev);
-    snprintf(s->how, sizeof s->how, "%d threads, recompute %d", n_threads, how.recompute);
+static Model* layout(Subject* s) {
+    moe_layout(&of(s)->moe, golden_config(&s->file));
+    return &of(s)->moe.model;
 }
 
-static void subject_close(Subject* s) {
-    model_free(&s->moe.model);
-    activations_free(&s->acts);
-    device_free(&s->dev);
-    golden_close(&s->file);
+// A token takes all experts, so no rounding chooses others
+static Model* layout_long(Subject* s) {
+    moe_layout(&of(s)->moe, config_make(256, LONG_V, 2, 32, 4, 1, 16, 3, 3, 24));
+    return &of(s)->moe.model;
 }
 
-static void subject_leaf(void* subject, const int* inputs, const int* targets, float dloss) {
-    Subject* s = (Subject*)subject;
-    moe_leaf(&s->moe, &s->acts, inputs, targets, dloss, s->file.B, s->file.T, &s->dev);
+static void open_activations(Subject* s, Purpose purpose, int B, int T) {
+    const Tradeoffs how = {s->way.recompute, s->way.head_rows, {1, 0.0f}};
+    Activations* acts = activations_of(s, purpose);
+    activations_init(acts, of(s)->moe.config, &s->model->ranks, B, T, purpose, how, &s->dev);
+    if (purpose != TO_TRAIN) { return; }
+    acts->graph.is_on = s->way.graph;
+    acts->batch.counts_all = s->way.graph || s->way.counts_all;
+    s->graph = &acts->graph, s->segments = &acts->batch.segments;
+    s->tensors = &acts->tensors, s->statistics = &acts->statistics, s->choices = &acts->experts.choices;
 }
 
-static void subject_updated(void* subject) {
-    Subject* s = (Subject*)subject;
-    if (s->moe.config.balance == BALANCE_BIAS) {
-        moe_balance_biases(&s->moe, golden_float(&s->file, "bias_rate"), &s->dev);
+static void close_activations(Subject* s) {
+    activations_free(&of(s)->acts);
+    if (of(s)->cache.tensors.memory) { activations_free(&of(s)->cache); }
+}
+
+static const float* losses(Subject* s, const int* inputs, const int* targets, int B) {
+    MoeSubject* x = of(s);
+    token_batch_inputs(&x->acts.batch, inputs, targets, B, s->file.T, 0, &s->dev);
+    moe_forward(&x->moe, &x->acts, NULL, B, s->file.T, &s->dev);
+    const LmHead head = lm_head(&x->moe, &x->acts);
+    return lm_head_evaluate(&head, &x->acts.batch, targets, B * s->file.T, &s->dev);
+}
+
+static void leaf(void* subject, const int* inputs, const int* targets, float dloss) {
+    MoeSubject* x = (MoeSubject*)subject;
+    moe_leaf(&x->moe, &x->acts, inputs, targets, dloss, x->s.file.B, x->s.file.T, &x->s.dev);
+}
+
+static void updated(void* subject) {
+    MoeSubject* x = (MoeSubject*)subject;
+    if (x->moe.config.balance == BALANCE_BIAS) {
+        moe_balance_biases(&x->moe, golden_float(&x->s.file, "bias_rate"), &x->s.dev);
     }
 }
 
-static float subject_more_loss(void* subject) {
-    const Moe* moe = &((Subject*)subject)->moe;
+static float more_loss(void* subject) {
+    const Moe* moe = &((MoeSubject*)subject)->moe;
     const Routing now = moe_routing(moe);
     return routing_loss(&moe->config, &now);
 }
 
-// Exact builds: every bit. bf16 rounds every weight and activation to 2^-9, and where two experts are nearly as good the
-// rounding decides: that token's gradient then goes through another expert, and gradients are no longer near. Only odd,
-// whose tokens take three of five, has so few such tokens that gradients can be compared
-static GoldenRun subject_run(Subject* s) {
-    const Model* m = &s->moe.model;
-    GoldenRun run = {m->table, m->n_table, m->n, &s->moe.model.dp, m->w, &s->dev, s, subject_leaf, subject_updated,
-                     subject_more_loss, s->how, GOLDEN_BITS, GOLDEN_BITS, GOLDEN_BITS};
-    if (FAST_KERNELS) {
-        run.numbers = FLOATX_IS_FLOAT ? 1e-5 : 3e-2;
-        run.gradients = FLOATX_IS_FLOAT ? 1e-4 : 6e-2;
-        run.parameters = FLOATX_IS_FLOAT ? 1e-2 : 0.3;
-    }
-    return run;
+static void forward_texts(Subject* s, const CachedText* texts, int n) {
+    moe_forward_texts(&of(s)->moe, &of(s)->cache, texts, n, &s->dev);
 }
 
-static Tradeoffs tradeoffs(int recompute, int head_rows) {
-    Tradeoffs how = {recompute, head_rows, {1, 0.0f}};
-    return how;
+static void forward(Subject* s, Purpose purpose, const int* tokens, int T, int t0) {
+    const CachedText text = {tokens - t0, 0, t0, T};
+    if (purpose == TO_GENERATE) { forward_texts(s, &text, 1); }
+    else { moe_forward(&of(s)->moe, &of(s)->acts, tokens, 1, T, &s->dev); }
 }
 
-// ---- activations and choices of the first leaf ----
-
-// kernels that round otherwise may choose otherwise for a few tokens
-static void check_experts(Test* t, const Subject* s) {
-    const Config* c = &s->moe.config;
-    const size_t n = (size_t)s->file.B * s->file.T * c->k;
-    int* found = (int*)new_array(n, sizeof(int));
-    const int* expected = (const int*)golden_tensor(&s->file, "act.experts", DTYPE_I32)->data;
-    for (int l = 0; l < c->L; l++) {
-        size_t n_others = 0;
-        device_download(found, layer_experts(&s->acts, l), sizeof(int) * n, &s->dev);
-        for (size_t i = 0; i < n; i++) { n_others += found[i] != expected[n * (size_t)l + i]; }
-        check(t, n_others <= (FAST_KERNELS ? n / 6 : 0), "layer %d: %zu of %zu chosen experts are others, %s", l, n_others,
-              n, s->how);
-    }
-    free(found);
+static const floatX* logits(Subject* s, Purpose purpose, int n) {
+    const LmHead head = lm_head(&of(s)->moe, activations_of(s, purpose));
+    return lm_head_logits(&head, n, 1, &s->dev);
 }
 
-static float* on_host(const TensorArena* arena, const Device* dev) {
-    float* host = (float*)new_array(arena->n, sizeof(float));
-    device_download(host, arena->memory, sizeof(float) * arena->n, dev);
-    return host;
+// bf16 rounds every weight and activation to 2^-9, and where two experts are nearly as good the rounding decides: that
+// token's gradient then goes through another expert, and gradients are no longer near. Only odd, whose tokens take
+// three of five, has so few such tokens that gradients can be compared
+static Tolerances tolerances(const Subject* s) {
+    const Tolerances fp32 = {1e-5, 1e-4, 1e-2, 3e-2}, bf16 = {3e-2, 6e-2, 0.3, 3e-2};
+    (void)s;
+    return FLOATX_IS_FLOAT ? fp32 : bf16;
 }
 
-static void check_forward(Test* t, const char* path, int n_threads) {
-    Subject s;
-    subject_open(&s, path, n_threads, tradeoffs(KEEP_ALL, 8192));
-    moe_forward(&s.moe, &s.acts, golden_batch(&s.file, "inputs", 0, 0), s.file.B, s.file.T, 0, &s.dev);
-    moe_head(&s.moe, &s.acts, 0, NULL, golden_batch(&s.file, "targets", 0, 0), 0.0f, s.file.B * s.file.T, &s.dev);
-    check_experts(t, &s);
-    if (!FAST_KERNELS) {
-        float *tensors = on_host(&s.acts.tensors, &s.dev), *statistics = on_host(&s.acts.statistics, &s.dev);
-        golden_check_activations(t, &s.file, s.acts.tensors.table, s.acts.tensors.n_table, tensors, 13);
-        golden_check_activations(t, &s.file, s.acts.statistics.table, s.acts.statistics.n_table, statistics,
-                                 10);
-        free(tensors), free(statistics);
-    }
-    subject_close(&s);
-}
-
-static void check_training(Test* t, const char* path, int n_threads, Tradeoffs how, int graph) {
-    Subject s;
-    subject_open(&s, path, n_threads, how);
-    s.acts.graph.is_on = graph;
-    const GoldenRun run = subject_run(&s);
-    golden_check_training(t, &s.file, &run);
-    subject_close(&s);
-}
+static const SubjectCalls MOE = {
+    .n_bytes = sizeof(MoeSubject), .layout = layout, .open = open_activations, .close = close_activations,
+    .losses = losses, .leaf = leaf, .updated = updated, .more_loss = more_loss, .forward = forward,
+    .forward_texts = forward_texts, .logits = logits, .tolerances = tolerances,
+};
 
 // every number of threads; kernels, which take their time on a CPU, once
 // of base even the ties are gone: parameters are rounded with noise
@@ -157,8 +132,8 @@ static void check_golden(Test* t, const char* path, int trains) {
         return;
     }
     for (int i = 0; i < N_TEST_THREADS; i++) {
-        if (trains) { check_training(t, path, test_threads(i), tradeoffs(RECOMPUTE_NORMS, 8192), 0); }
-        else { check_forward(t, path, test_threads(i)); }
+        if (trains) { subject_check_training(t, &MOE, path, subject_way(test_threads(i), RECOMPUTE_NORMS)); }
+        else { subject_check_forward(t, &MOE, path, subject_way(test_threads(i), KEEP_ALL), 13, 10); }
     }
 }
 
@@ -171,125 +146,22 @@ static void test_bias(Test* t) { check_golden(t, BIAS, 1); }
 
 // ---- what must change no bit ----
 
-// losses and gradients of the second update
-static float* gradients_with(const char* path, Tradeoffs how, size_t* n, float* loss) {
-    Subject s;
-    subject_open(&s, path, 2, how);
-    const GoldenRun run = subject_run(&s);
-    float norm, *grads = NULL;
-    for (int step = 0; step < 2; step++) {
-        grads = golden_gradients(&s.file, &run, step, loss, &norm);
-        if (step < 1) { golden_update(&s.file, &run, step, grads, norm); }
-    }
-    *n = s.moe.model.n;
-    float* host = (float*)new_array(*n, sizeof(float));
-    device_download(host, grads, sizeof(float) * *n, &s.dev);
-    subject_close(&s);
-    return host;
-}
-
 static void test_recompute(Test* t) {
     const char* const paths[] = {BASE, ODD, BIAS};
-    const Tradeoffs others[] = {tradeoffs(RECOMPUTE_NORMS, 8192), tradeoffs(RECOMPUTE_EXPERTS, 8192),
-                                tradeoffs(RECOMPUTE_BLOCKS, 8192), tradeoffs(RECOMPUTE_BLOCKS, 5)};
+    const int is_bf16 = FAST_KERNELS && !FLOATX_IS_FLOAT;
+    Way others[4] = {subject_way(2, RECOMPUTE_NORMS), subject_way(2, RECOMPUTE_EXPERTS),
+                     subject_way(2, RECOMPUTE_BLOCKS), subject_way(2, RECOMPUTE_BLOCKS)};
+    others[3].head_rows = 5;  // other roundings of bf16
     for (int f = 0; f < 3; f++) {
-        size_t n;
-        float loss, other_loss, *grads = gradients_with(paths[f], tradeoffs(KEEP_ALL, 8192), &n, &loss);
-        for (int i = 0; i < (FAST_KERNELS && !FLOATX_IS_FLOAT ? 3 : 4); i++) {  // head rows: other roundings of bf16
-            char what[64];
-            float* other = gradients_with(paths[f], others[i], &n, &other_loss);
-            snprintf(what, sizeof what, "recompute %d, head rows %d", others[i].recompute, others[i].head_rows);
-            check_bits(t, what, other, grads, n);
-            check_bits(t, what, &other_loss, &loss, 1);
-            free(other);
-        }
-        free(grads);
+        subject_check_same(t, &MOE, paths[f], subject_way(2, KEEP_ALL), others, is_bf16 ? 3 : 4);
     }
 }
 
-// the logits of position n, on the host
-static float* position_logits(const Subject* s, Activations* acts, int n) {
-    const Config* c = &s->moe.config;
-    ActivationTensors a = layer_activations(acts, 0);
-    float* host = (float*)new_array((size_t)c->Vp, sizeof(float));
-    linear_forward(a.logits, a.norm + (size_t)n * c->D, output_weight(&s->moe), NULL, 1, c->D, c->Vp, &s->dev);
-    floatx_download(host, a.logits, (size_t)c->Vp, &s->dev);
-    return host;
-}
-
-// position by position, as text is generated, against the whole sequence at once
-static void test_cache(Test* t) {
-    Subject s;
-    Activations cached;
-    subject_open(&s, ODD, 2, tradeoffs(KEEP_ALL, 8192));
-    const int T = s.file.T, *tokens = golden_batch(&s.file, "inputs", 0, 0);
-    activations_init(&cached, s.moe.config, &s.moe.model.ranks, 1, T, TO_GENERATE, tradeoffs(KEEP_ALL, 8192), &s.dev);
-    moe_forward(&s.moe, &s.acts, tokens, 1, T, 0, &s.dev);
-    for (int t0 = 0, n = 3; t0 < T; t0 += n, n = 1) {  // three positions first, then one at a time
-        moe_forward(&s.moe, &cached, tokens + t0, 1, t0 + n, t0, &s.dev);
-        float *found = position_logits(&s, &cached, n - 1), *whole = position_logits(&s, &s.acts, t0 + n - 1);
-        golden_compare(t, "logits", found, whole, (size_t)s.moe.config.V, FAST_KERNELS ? 3e-2 : GOLDEN_BITS);
-        free(found), free(whole);
-    }
-    activations_free(&cached);
-    subject_close(&s);
-}
-
-// The same beyond one tile of keys, with sizes that few_rows.h and split_attention.h take. Of random weights; a token
-// takes all experts, so no rounding chooses others
-static void test_long_cache(Test* t) {
-    enum { T = 70, PROMPT = 66, V = 40 };
-    Subject s;
-    Activations cached;
-    ModelStream stream;
-    int tokens[T];
-    memset(&s, 0, sizeof s);
-    device_choose(0);
-    device_init(&s.dev, 2);
-    moe_layout(&s.moe, config_make(256, V, 2, 32, 4, 1, 16, 3, 3, 24));
-    model_init(&s.moe.model, sizeof(floatX));
-    const SliceSink sink = model_stream_open(&stream, &s.moe.model, NULL, 0, &s.dev);
-    for (int i = 0; i < s.moe.model.n_table; i++) { s.moe.model.table[i].std *= 10.0f; }  // so that all parts weigh
-    tensors_init_into(&sink, s.moe.model.table, s.moe.model.n_table, 7);
-    model_stream_close(&stream);
-    activations_init(&s.acts, s.moe.config, &s.moe.model.ranks, 1, T, TO_GENERATE, tradeoffs(KEEP_ALL, 8192), &s.dev);
-    activations_init(&cached, s.moe.config, &s.moe.model.ranks, 1, T, TO_GENERATE, tradeoffs(KEEP_ALL, 8192), &s.dev);
-    for (int i = 0; i < T; i++) { tokens[i] = (int)(splitmix64(3, (uint64_t)i) % V); }
-    moe_forward(&s.moe, &s.acts, tokens, 1, T, 0, &s.dev);
-    for (int t0 = 0, n = PROMPT; t0 < T; t0 += n, n = 1) {
-        moe_forward(&s.moe, &cached, tokens + t0, 1, t0 + n, t0, &s.dev);
-        float *found = position_logits(&s, &cached, n - 1), *whole = position_logits(&s, &s.acts, t0 + n - 1);
-        golden_compare(t, "logits", found, whole, V, FAST_KERNELS ? 3e-2 : GOLDEN_BITS);
-        free(found), free(whole);
-    }
-    activations_free(&cached), activations_free(&s.acts);
-    model_free(&s.moe.model);
-    device_free(&s.dev);
-}
-
-// --doc-reset: a row of three documents against each of them alone
-static void test_documents(Test* t) {
-    Subject s;
-    subject_open(&s, BASE, 3, tradeoffs(KEEP_ALL, 8192));
-    const int T = s.file.T, V = s.moe.config.V, starts[] = {0, 3, 5, T};
-    int* tokens = (int*)memcpy(new_array((size_t)T, sizeof(int)), golden_batch(&s.file, "inputs", 0, 0),
-                               sizeof(int) * (size_t)T);
-    float* packed[3];
-    for (int i = 0; i < T; i++) { tokens[i] = i == 3 || i == 5 ? V - 1 : tokens[i] % (V - 1); }
-    s.acts.segments.document_start = V - 1;
-    moe_forward(&s.moe, &s.acts, tokens, 1, T, 0, &s.dev);
-    check(t, s.acts.segments.n == 3, "expected 3 documents, found %d", s.acts.segments.n);
-    for (int i = 0; i < 3; i++) { packed[i] = position_logits(&s, &s.acts, starts[i + 1] - 1); }
-    for (int i = 0; i < 3; i++) {
-        const int n = starts[i + 1] - starts[i];
-        moe_forward(&s.moe, &s.acts, tokens + starts[i], 1, n, 0, &s.dev);
-        float* alone = position_logits(&s, &s.acts, n - 1);
-        golden_compare(t, "logits", packed[i], alone, (size_t)V, FAST_KERNELS ? 3e-2 : GOLDEN_BITS);
-        free(alone), free(packed[i]);
-    }
-    free(tokens);
-    subject_close(&s);
-}
+static void test_cache(Test* t) { subject_check_file_cache(t, &MOE, ODD, subject_way(2, KEEP_ALL)); }
+static void test_long_cache(Test* t) { subject_check_long_cache(t, &MOE, layout_long, LONG_V); }
+static void test_texts(Test* t) { subject_check_texts(t, &MOE, layout_long, LONG_V); }
+static void test_documents(Test* t) { subject_check_documents(t, &MOE, BASE, subject_way(3, KEEP_ALL)); }
+static void test_conversations(Test* t) { subject_check_conversations(t, &MOE, BASE, subject_way(3, KEEP_ALL)); }
 
 // routers with huge logits, whose squares overflow
 static void test_switched_off(Test* t) {
@@ -316,60 +188,12 @@ static void test_counts(Test* t) {
     check(t, all == 6882678528ull && active == 1786599168ull, "%zu parameters, %zu active", all, active);
 }
 
-// ---- --graph ----
-
-enum { GRAPH_STEPS = 4 };
-
-// what training leaves behind, and how it got there
-typedef struct {
-    float losses[GRAPH_STEPS], *params;
-    size_t n, n_nodes;
-    int64_t n_launched;   // leaves that were a graph
-    uint64_t n_submitted; // under dev/simt: what the host gave the device to do in all
-} Trained;
-
-static Trained trained_with(const char* path, int graph) {
-    Subject s;
-    Trained x;
-    subject_open(&s, path, 2, tradeoffs(RECOMPUTE_NORMS, 8192));
-    s.acts.graph.is_on = graph;
-    const GoldenRun run = subject_run(&s);
-#ifdef SIMT
-    x.n_submitted = simt_n_submitted;
-#endif
-    x.params = golden_trained(&s.file, &run, GRAPH_STEPS, x.losses);
-#ifdef SIMT
-    x.n_submitted = simt_n_submitted - x.n_submitted;
-#endif
-    x.n = run.n, x.n_nodes = s.acts.graph.n_nodes, x.n_launched = s.acts.graph.n_launched;
-    subject_close(&s);
-    return x;
-}
-
-// n_launched: of the leaves in GRAPH_STEPS updates, so many are not the first of their kind
-static void check_graph(Test* t, const char* path, int64_t n_launched) {
-    Trained plain = trained_with(path, 0), graph = trained_with(path, 1);
-    check_bits(t, "losses", graph.losses, plain.losses, GRAPH_STEPS);
-    check_bits(t, "parameters", graph.params, plain.params, plain.n);
-    check(t, plain.n_launched == 0, "without --graph: %lld graphs", (long long)plain.n_launched);
-#ifdef __CUDACC__
-    check(t, graph.n_launched == n_launched, "%s: %lld leaves were graphs, expected %lld", path,
-          (long long)graph.n_launched, (long long)n_launched);
-#else
-    check(t, graph.n_launched == 0 && n_launched > 0, "a C build has launched a graph");
-#endif
-#ifdef SIMT
-    const uint64_t saved = plain.n_submitted - graph.n_submitted, expected = (uint64_t)n_launched * (graph.n_nodes - 1);
-    check(t, graph.n_nodes > 40 && saved == expected, "%s: %llu submissions became %llu, a graph has %zu nodes", path,
-          (unsigned long long)plain.n_submitted, (unsigned long long)graph.n_submitted, graph.n_nodes);
-#endif
-    free(plain.params), free(graph.params);
-}
-
 static void test_graph(Test* t) {
-    check_graph(t, ODD, 4);   // three leaves an update in two places; as many scales as updates
-    check_graph(t, BIAS, 6);  // two leaves in two places
-    if (!FAST_KERNELS) { check_training(t, BIAS, 2, tradeoffs(RECOMPUTE_EXPERTS, 8192), 1); }
+    Way recorded = subject_way(2, RECOMPUTE_EXPERTS);
+    recorded.graph = 1;
+    subject_check_graph(t, &MOE, ODD, subject_way(2, RECOMPUTE_NORMS), 4);   // three leaves in two places, 4 scales
+    subject_check_graph(t, &MOE, BIAS, subject_way(2, RECOMPUTE_NORMS), 6);  // two leaves in two places
+    if (!FAST_KERNELS) { subject_check_training(t, &MOE, BIAS, recorded); }
 }
 
 int main(int argc, char** argv) {
@@ -383,7 +207,9 @@ int main(int argc, char** argv) {
         {"recompute", "no level and no --head-rows changes a bit", test_recompute},
         {"key-value cache", "cached logits equal those of the whole sequence", test_cache},
         {"long cache", "the same of 70 positions, the last ones each alone", test_long_cache},
+        {"texts", "several side by side have the logits that each has alone", test_texts},
         {"documents", "a packed row gives each document the bits it gets alone", test_documents},
+        {"conversations", "several in a row: each position's loss is that of a row of its own", test_conversations},
         {"losses switched off", "a z-loss whose weight is 0 adds nothing, though it is infinite", test_switched_off},
         {"graph", "--graph 1: losses and parameters to the last bit, and each leaf is one launch", test_graph},
         {"counts", "6.9 billion parameters, 1.8 billion active", test_counts},

@@ -19,12 +19,22 @@ static void forward(X* const* x, float* const* a, const int* d, const Device* de
 }
 
 static void backward_ref(float* const* a, const int* d) {
-    rmsnorm_backward_ref(a[DINP], a[DWEIGHT], a[DOUT], a[INP], a[WEIGHT], a[RSTD], d['N'], d['C']);
+    rmsnorm_backward_ref(a[DINP], a[DWEIGHT], a[DOUT], a[INP], a[WEIGHT], a[RSTD], 1, d['N'], d['C']);
 }
 
 OP_STORED(X)
 static void backward(X* const* x, float* const* a, const int* d, const Device* dev) {
-    rmsnorm_backward(x[DINP], a[DWEIGHT], x[DOUT], x[INP], x[WEIGHT], a[RSTD], d['N'], d['C'], dev);
+    rmsnorm_backward(x[DINP], a[DWEIGHT], x[DOUT], x[INP], x[WEIGHT], a[RSTD], 1, d['N'], d['C'], dev);
+}
+
+// dinp written
+static void written_ref(float* const* a, const int* d) {
+    rmsnorm_backward_ref(a[DINP], a[DWEIGHT], a[DOUT], a[INP], a[WEIGHT], a[RSTD], 0, d['N'], d['C']);
+}
+
+OP_STORED(X)
+static void written(X* const* x, float* const* a, const int* d, const Device* dev) {
+    rmsnorm_backward(x[DINP], a[DWEIGHT], x[DOUT], x[INP], x[WEIGHT], a[RSTD], 0, d['N'], d['C'], dev);
 }
 
 static void in_double(double* const* a, const int* d) {
@@ -104,6 +114,16 @@ static const Op rmsnorm = {
     .backward_ref = backward_ref, .backward = OP_FAST(backward),
     .in_double = in_double, .error = error, .judged = {{7, 33}, {7, 257}}, .apart = apart,
 };
+
+static Op rmsnorm_written(void) {
+    static const OpFast fast = OP_FAST(written);
+    Op op = rmsnorm;
+    op.name = "written";
+    op.arrays[DINP].role &= ~ADDED;
+    op.backward_ref = written_ref;
+    op.backward = fast;
+    return op;
+}
 
 // ---- residual = left + right, and its rmsnorm ----
 
@@ -243,12 +263,36 @@ static void test_underflow(Test* t) {
     op_problem_free(&p);
 }
 
+// what is written has the bits of what is added to zeros, also of hard numbers; and -0 has become 0
+static void test_zeros(Test* t) {
+    enum { N = 33, C = 136, SIZE = N * C };
+    const int shape[] = {N, C};
+    const Op op = rmsnorm_written();
+    for (int kind = EASY; kind <= MANY_SPECIALS; kind++) {
+        OpProblem added = op_problem(&rmsnorm, shape, kind, 0), alone = op_problem(&op, shape, kind, 0);
+        Device dev = test_device(2);
+        for (int c = 0; c < C; c++) {  // a row whose dx is -0
+            added.a[DOUT][c] = alone.a[DOUT][c] = -0.0f;
+            added.a[INP][c] = alone.a[INP][c] = added.a[WEIGHT][c] = alone.a[WEIGHT][c] = 1.0f;
+        }
+        memset(added.before[DINP], 0, sizeof(float) * SIZE);
+        op_answer(t, &added, &dev), op_answer(t, &alone, &dev);
+        check_bits(t, "dinp", alone.a[DINP], added.a[DINP], SIZE);
+        check_bits(t, "dweight", alone.a[DWEIGHT], added.a[DWEIGHT], C);
+        for (int c = 0; c < C; c++) { check(t, float_bits(alone.a[DINP][c]) == 0, "-0 is written at channel %d", c); }
+        device_free(&dev);
+        op_problem_free(&added), op_problem_free(&alone);
+    }
+}
+
 int main(int argc, char** argv) {
-    const Op* ops[] = {&rmsnorm, &residual_rmsnorm};
+    const Op op_written = rmsnorm_written();
+    const Op* ops[] = {&rmsnorm, &op_written, &residual_rmsnorm};
     const Promise promises[] = {
         {"frozen", "the plain loop rounds as the specification says, bit for bit", test_frozen},
         {"obvious", "a row of zeros stays 0, +-1000 becomes +-1 times the weight", test_obvious},
         {"underflow", "sums whose products are too small for floats keep their sign", test_underflow},
+        {"zeros", "dinp that is written has the bits of zeros to which it is added", test_zeros},
     };
-    return op_main(argc, argv, ops, 2, promises, 3);
+    return op_main(argc, argv, ops, 3, promises, 4);
 }

@@ -367,6 +367,46 @@ static void test_many(Test* t) {
     op_problem_free(&p);
 }
 
+// ---- the statistics of several layers together ----
+
+// in one plain sum each: counts are whole numbers, and a mean of them is rounded once
+static void test_pool(Test* t) {
+    enum { LAYERS = 3, E = 37, K = 2, N = 50, LENGTH = 2 * E + ROUTER_TOTALS };
+    const RouterShape shape = {E, K, SOFT, 1, 1.0f, 0, 0};
+    float statistics[LAYERS * LENGTH], expected[LENGTH], *found = filled_array(LENGTH, NAN), balance = 0.0f;
+    uint64_t stream = seeded_stream(5);
+    Device dev = test_device(2);
+    for (int i = 0; i < LAYERS * LENGTH; i++) {
+        const uint32_t u = xorshift_u32(&stream);
+        statistics[i] = i % LENGTH < E ? (float)(u % 9) : (float)(u % 1000) / 1024.0f;
+    }
+    for (int i = 0; i < LENGTH; i++) {
+        const float two = statistics[i] + statistics[LENGTH + i], three = two + statistics[2 * LENGTH + i];
+        expected[i] = three / 3.0f;
+    }
+    for (int e = 0; e < E; e++) {
+        const float share = expected[e] / (float)(N * K);
+        balance = fmaf(share, expected[E + e], balance);
+    }
+    expected[2 * E + ROUTER_BALANCE] = (float)E * balance;
+    float *device_statistics = to_device(statistics, LAYERS * LENGTH, &dev), *pooled = to_device(found, LENGTH, &dev);
+    router_pool(pooled, device_statistics, LAYERS, &shape, N, &dev);
+    from_device(found, pooled, LENGTH, &dev);
+    if (FAST_KERNELS) {  // the compiler may fuse, and divides otherwise
+        for (int i = 0; i < LENGTH; i++) {
+            const double size = fmax(1.0, fabs((double)expected[i]));
+            const double distance = fabs((double)found[i] - (double)expected[i]);
+            check(t, distance < (E + 4) * 0x1p-23 * size, "[%d]: found %.9g, expected %.9g", i, (double)found[i],
+                  (double)expected[i]);
+        }
+    } else {
+        check_bits(t, "pooled", found, expected, LENGTH);
+    }
+    device_drop(device_statistics);
+    device_free(&dev);
+    free(found);
+}
+
 // ---- frozen: the expressions as they are specified, one operation per line ----
 
 static void frozen_forward(const OpProblem* p, int n, float* scores, float* weights, float* lse) {
@@ -504,6 +544,7 @@ int main(int argc, char** argv) {
         {"far left", "the slope of sqrt(softplus) is finite where the score is 0", test_far_left},
         {"tiny", "renormalised weights of scores around 1e-20 and of 0", test_tiny},
         {"many", "statistics and gradients of 1500 rows", test_many},
+        {"pool", "the statistics of several layers together, against plain sums", test_pool},
         {"frozen", "the plain loops round as the specification says, bit for bit", test_frozen},
         {"bias", "moves by the rate towards balance, its mean stays 0", test_bias},
         {"load", "the busiest expert, the entropy and the dead ones of counts", test_load},

@@ -167,7 +167,7 @@ static void test_files(Test* t) {
         SavedFiles files;
         SafeSet set;
         files.n = 0;
-        tensors_save_folder(folder.s, table, N_INVENTED, params, limits[i], &files);
+        tensors_save_folder(folder.s, table, N_INVENTED, params, DTYPE_F32, limits[i], &files);
         safeset_open(&set, path.s);
         check_disk_shape(t, &set, "layers.3.mix.weight", "(3, 4)");
         check_disk_shape(t, &set, "layers.4.mix.weight", "(4, 2)");
@@ -216,7 +216,7 @@ static void test_experts_on_disk(Test* t) {
         SavedFiles files;
         SafeSet set;
         files.n = 0;
-        tensors_save_folder(folder.s, x, 1, params, SIZE_MAX, &files);
+        tensors_save_folder(folder.s, x, 1, params, DTYPE_F32, SIZE_MAX, &files);
         safeset_open(&set, path.s);
         check(t, tensor_is_in(&set, &apart, "") == (i == 0) && tensor_is_in(&set, &fused, "") == (i == 1),
               "what the file has");
@@ -226,6 +226,44 @@ static void test_experts_on_disk(Test* t) {
         safeset_close(&set);
         temp_remove(&folder);
     }
+    free(params), free(back);
+}
+
+// Two adapters of experts as PEFT has them: A, of which row e r + j is rank j of expert e, and B, of which column
+// j E + e is
+static void test_experts_woven(Test* t) {
+    enum { L = 2, E = 5, R = 3, IN = 7, OUT = 4 };
+    Tensor table[2] = {tensor("h.%d.lora_A", TENSOR_NO_FIELD, L, R, IN, INIT_NORMAL, 1.0f, DECAY, AS_IS),
+                       tensor("h.%d.lora_B", TENSOR_NO_FIELD, L, OUT, R, INIT_NORMAL, 1.0f, DECAY, AS_IS)};
+    tensor_experts(&table[0], E, STACKED);
+    tensor_experts(&table[1], E, WOVEN);
+    const size_t n = tensors_layout(table, 2);
+    float *params = filled_array(n, 0.0f), *back = filled_array(n, 0.0f);
+    tensors_init(table, 2, params, 5);
+    TempPath folder = temp_folder(), path = temp_path(&folder, HF_WEIGHTS);
+    SafeSet set;
+    tensors_save(path.s, table, 2, params);
+    safeset_open(&set, path.s);
+    check_disk_shape(t, &set, "h.1.lora_A", "(15, 7)");
+    check_disk_shape(t, &set, "h.1.lora_B", "(4, 15)");
+    const float* disk_A = (const float*)safeset_find(&set, "h.1.lora_A")->data;
+    const float* disk_B = (const float*)safeset_find(&set, "h.1.lora_B")->data;
+    const float *A = params + table[0].offset + E * R * IN, *B = params + table[1].offset + E * OUT * R;
+    for (int e = 0; e < E; e++) {
+        for (int i = 0; i < R * IN; i++) {
+            check(t, disk_A[(e * R + i / IN) * IN + i % IN] == A[e * R * IN + i], "A, expert %d, element %d", e, i);
+        }
+        for (int i = 0; i < OUT * R; i++) {
+            check(t, disk_B[i / R * R * E + i % R * E + e] == B[e * OUT * R + i], "B, expert %d, element %d", e, i);
+        }
+    }
+    tensors_load(&set, table, 2, "", back);
+    check_bits(t, "what comes back", back, params, n);
+    float* pointer = params;
+    tensors_point(&pointer, table, 2, params, 0);
+    check(t, pointer == params, "no field of a struct is theirs");
+    safeset_close(&set);
+    temp_remove(&folder);
     free(params), free(back);
 }
 
@@ -283,7 +321,7 @@ static const char* frozen_slices(const char* pattern, Tensor table[N_INVENTED]) 
     size_t used = 0;
     out[0] = '\0';
     invented_table(table);
-    int* frozen = freeze_slices(pattern, table, N_INVENTED);
+    int* frozen = freeze_slices(pattern, table, N_INVENTED, "tensor");
     for (int i = 0; i < N_INVENTED_SLICES; i++) {
         if (frozen[i]) { used += (size_t)snprintf(out + used, sizeof out - used, "%s%d", used ? "," : "", i); }
     }
@@ -319,7 +357,7 @@ static void test_learning_from(Test* t) {
         Tensor table[N_INVENTED];
         int below = -1;
         invented_table(table);
-        int* frozen = freeze_slices(cases[i].frozen, table, N_INVENTED);
+        int* frozen = freeze_slices(cases[i].frozen, table, N_INVENTED, "tensor");
         const int layer = learning_from(table, N_INVENTED, frozen, &below);
         check(t, layer == cases[i].layer && below == cases[i].below, "\"%s\": layer %d, below %d", cases[i].frozen,
               layer, below);
@@ -366,6 +404,37 @@ static void test_bytes(Test* t) {
     for (int k = 0; k < 4; k++) {
         tensor_stored(&x, (Stored)(STORED_F32 + k));
         check(t, tensor_matrix_bytes(&x, 2) == want[k], "kind %d: %zu bytes", k, tensor_matrix_bytes(&x, 2));
+    }
+}
+
+// gate and up of three experts in two layers: 12 slices of 200 rows, each with a whole band and one of 72 rows
+static void test_bands(Test* t) {
+    const char* names[] = {"experts.%d.{gate,up}.weight", "experts.gate_up"};
+    const int bands[] = {2, 12}, first[2][3] = {{0, 128, 0}, {0, 384, 400}};
+    const int n_rows[2][3] = {{128, 72, 0}, {128, 16, 128}};
+    for (int k = 0; k < 2; k++) {  // apart; all of a layer as one tensor, whose matrices have 400 rows and 4 bands
+        Tensor table[2] = {tensor(names[k], 0, 2, 400, 130, INIT_NONE, 0.0f, DECAY, AS_IS),
+                           tensor("next", 0, 0, 1, 3, INIT_NONE, 0.0f, NO_DECAY, VECTOR)}, *x = table;
+        const int at[] = {0, 1 + 2 * k, 4 * k};
+        tensor_experts(x, 3, k ? FUSED : APART);
+        tensor_stored(x, STORED_FP8);
+        tensors_layout(table, 2);
+        const size_t n_bytes = tensors_store(table, 2, sizeof(float)), n = 2 * 3 * 400 * 130, n_scales = 2 * 3 * 4 * 2;
+        check(t, tensor_bands(x) == bands[k], "%s: %d bands", names[k], tensor_bands(x));
+        for (int i = 0; i < 2 + k; i++) {
+            int rows = -1;
+            const size_t row = tensor_band(x, at[i], &rows);
+            check(t, row == (size_t)first[k][i] && rows == n_rows[k][i], "%s: band %d: row %zu, %d rows", names[k], at[i],
+                  row, rows);
+        }
+        check(t, x->stored_bytes == 1 && tensor_stored_place(x, n) == n, "%s: a byte each", names[k]);
+        const size_t begin = (n + 63) / 64 * 64, end = begin + sizeof(float) * n_scales;
+        check(t, tensor_scales_place(x, 0) == begin && tensor_scales_place(x, tensor_slices(x)) == end,
+              "%s: scales from byte %zu to %zu", names[k], tensor_scales_place(x, 0),
+              tensor_scales_place(x, tensor_slices(x)));
+        check(t, table[1].stored_at == (end + 63) / 64 * 64 && n_bytes == table[1].stored_at + 16 * sizeof(float),
+              "%s: what follows begins at %zu of %zu", names[k], table[1].stored_at, n_bytes);
+        check(t, 6 * tensor_matrix_bytes(x, 4) == n + sizeof(float) * n_scales, "%s: bytes of a matrix", names[k]);
     }
 }
 
@@ -1051,12 +1120,14 @@ int main(int argc, char** argv) {
         {"draws", "start values come layer by layer, expert by expert", test_draws},
         {"files", "a file or shards give the same bits back, under the names and shapes of the table", test_files},
         {"experts on disk", "fused or apart: the same parameters", test_experts_on_disk},
+        {"experts woven", "ranks of A by expert, of B by rank, as PEFT has adapters", test_experts_woven},
         {"fp8", "a matrix of e4m3 is its numbers times the scales of its blocks, F32 or E8M0", test_fp8},
         {"freeze", "patterns of names with both numbers; first:N and indices mean layers", test_freeze},
         {"learning from", "the lowest layer that learns, and whether something below it does", test_learning_from},
         {"shares", "rows and columns of ranks of tensor parallelism: sections, heads, fewer heads than ranks",
          test_shares},
         {"bytes", "of a matrix as it is stored, with its scales", test_bytes},
+        {"bands", "of fp8: places of bytes and scales; they begin anew with parts and experts", test_bands},
         {"table of moe", "the 6.9B mixture of experts and its small sisters: all, active, a layer, an expert",
          test_moe},
         {"table of qwen dense", "Qwen2.5, Qwen3, Qwen3-30B-A3B, Mistral 7B: parameters and tensors", test_qwen_dense},

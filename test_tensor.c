@@ -212,7 +212,7 @@ static void test_optional(Test* t) {
 static const char* frozen_text(const char* text, Tensor table[4]) {
     static char out[8];
     make_table(table);
-    int* frozen = freeze_slices(text, table, 4);
+    int* frozen = freeze_slices(text, table, 4, "tensor");
     for (int i = 0; i < 6; i++) { out[i] = frozen[i] ? '1' : '0'; }
     free(frozen);
     return out;

@@ -682,6 +682,11 @@ static void test_print_safe(Test* t) {
     text_print_safe("a\x1b[2J\x07\n\t\xc2\x9b" "b\xc3\xa9\x7f\xc2", 15, out);
     fclose(out);
     check(t, strcmp(printed, "a[2J\n\tb\xc3\xa9\xc2") == 0, "printed \"%s\"", printed);
+    SafeText safe = {fmemopen(printed, sizeof printed, "w"), 0};
+    for (const char* s = "\xc2\x9b\xc2\xc2\x9b\xc2\xa9\xc2" "a\x9b\xc2"; *s; s++) { text_print_safe_piece(&safe, s, 1); }
+    text_print_safe_end(&safe);
+    fclose(safe.out);
+    check(t, strcmp(printed, "\xc2\xc2\xa9\xc2" "a\x9b\xc2") == 0, "byte by byte: printed \"%s\"", printed);
 }
 
 // ---- files ----

@@ -229,18 +229,22 @@ typedef struct {
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
+static Activations* activations_of(const Run* r, Purpose purpose) {
+    return purpose == TO_GENERATE ? &workplace(r)->cache : &workplace(r)->acts;
+}
 
-static double activation_bytes(const Run* r, Purpose purpose, int B, int T) {
+static double activation_bytes(const Run* r, Purpose purpose, int B, int T, int sparing) {
     Activations acts;
+    (void)sparing;
     return activations_layout(&acts, gpt2_of(r)->config, B, T, purpose);
 }
 
 static double workspace_bytes(const Run* r, int B) { return gpt2_workspace_bytes(r, B, INT_MAX); }
 
 static void open_activations(Run* r, Purpose purpose, int B, int T) {
-    Activations* acts = purpose == TO_GENERATE ? &workplace(r)->cache : &workplace(r)->acts;
+    Activations* acts = activations_of(r, purpose);
     activations_init(acts, gpt2_of(r)->config, B, T, purpose);
-    acts->segments.document_start = gpt2_document_start(r, purpose);
+    acts->segments.document_start = run_document_start(r, purpose);
 }
 
 static void train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
@@ -251,32 +255,22 @@ static void train_leaf(Run* r, int k, const int* inputs, const int* targets, flo
     acts->dropout = none;  // validation leaves nothing out
 }
 
-static void forward(Run* r, const int* inputs, int B, int T) {
-    gpt2_forward(gpt2_of(r), &workplace(r)->acts, inputs, B, T, 0, &r->dev);
+// of a batch the logits of all positions, of a text those of the last
+static void forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
+    Activations* acts = activations_of(r, purpose);
+    const int N = B * (T - t0), is_text = purpose == TO_GENERATE;
+    (void)targets;
+    gpt2_forward(gpt2_of(r), acts, tokens + t0, B, T, t0, &r->dev);
+    gpt2_logits(gpt2_of(r), acts, is_text ? N - 1 : 0, is_text ? 1 : N, &r->dev);
 }
 
-static void logits(Run* r, float* out, int first, int n) {
-    const Config c = gpt2_of(r)->config;
-    const float* padded = gpt2_logits(gpt2_of(r), &workplace(r)->acts, first, n, &r->dev);
-    for (int i = 0; i < n; i++) {
-        memcpy(out + (size_t)i * c.V, padded + (size_t)i * c.Vp, sizeof(float) * (size_t)c.V);
-    }
+static const float* logits(Run* r, Purpose purpose, int n) {
+    const float* first = layer_activations(activations_of(r, purpose), 0).logits;
+    return purpose == TO_GENERATE ? first : first + (size_t)n * gpt2_of(r)->config.Vp;
 }
 
-static const float* batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
-    Run* r = (Run*)run;
-    Activations* acts = &workplace(r)->acts;
-    gpt2_forward(gpt2_of(r), acts, inputs, B, T, 0, &r->dev);
-    gpt2_logits(gpt2_of(r), acts, 0, B * T, &r->dev);
-    return gpt2_losses(gpt2_of(r), acts, targets, B * T, &r->dev);
-}
-
-// keys and values of earlier positions are kept in cache.qkv
-static const float* next_logits(void* run, const int* tokens, int n_cached, int n) {
-    Run* r = (Run*)run;
-    Activations* cache = &workplace(r)->cache;
-    gpt2_forward(gpt2_of(r), cache, tokens + n_cached, 1, n, n_cached, &r->dev);
-    return gpt2_logits(gpt2_of(r), cache, n - n_cached - 1, 1, &r->dev);
+static const float* losses(Run* r, const int* targets, int N) {
+    return gpt2_losses(gpt2_of(r), &workplace(r)->acts, targets, N, &r->dev);
 }
 
 static void close_activations(Run* r) {
@@ -291,10 +285,9 @@ static Trainer cpu_trainer(void) {
     t.workspace_bytes = workspace_bytes;
     t.open = open_activations;
     t.leaf = train_leaf;
-    t.losses = batch_losses;
     t.forward = forward;
     t.logits = logits;
-    t.next_logits = next_logits;
+    t.losses = losses;
     t.close = close_activations;
     return t;
 }

@@ -15,13 +15,14 @@ There are no kernels here. Every op's are in its header in llmc/ops/, behind the
     ./train_gpt2cu --model d12 --train 'shards/train_*.bin' --batch-size 64 --batch-tokens 524288 --steps 20000
     ./launch -n 8 ./train_gpt2cu ...     eight GPUs, the same result to the last bit
 */
-#include "llmc/core/floatx.h"        // floatX: float or bf16; floatx_download
+#include "llmc/core/floatx.h"        // floatX: float or bf16
 #include "llmc/core/graph.h"         // Graph, graph_begin, graph_end: a leaf as one launch (--graph)
 #include "llmc/core/tensor_arena.h"  // TensorArena: activations, laid out by a table
 #include "llmc/models/gpt2.h"        // GPT2, Config, Parameters: sizes and parameters, shared with train_gpt2.c
+#include "llmc/models/lm_head.h"     // LmHead, lm_head_losses: the output matrix and cross entropy
+#include "llmc/models/token_batch.h" // TokenBatch: tokens and targets on the device, segments for attention
 #include "llmc/ops/attention.h"      // attention_forward, attention_backward
-#include "llmc/ops/crossentropy.h"   // crossentropy_fused, crossentropy_losses_sum
-#include "llmc/ops/documents.h"      // Segments, segments_find: where attention and positions start anew
+#include "llmc/ops/crossentropy.h"   // crossentropy_losses_sum
 #include "llmc/ops/dropout.h"        // Dropout, dropout: a part of the elements is left out (--dropout)
 #include "llmc/ops/embedding.h"      // embedding_forward, embedding_backward
 #include "llmc/ops/gelu.h"           // gelu_forward, gelu_backward
@@ -118,12 +119,10 @@ static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpos
 // GPT-2.
 
 typedef struct {
-    int B, T;              // room
     Tradeoffs how;
     TensorArena tensors;   // floatX
     TensorArena statistics;
-    int *tokens, *targets; // (B, T) on the device
-    Segments segments;     // of the batch: what attention and positions see as one sequence (--doc-reset)
+    TokenBatch batch;
     Dropout dropout;       // of this leaf in training; else all zero: nothing is left out
     Graph graph;           // of leaves
 } Activations;
@@ -131,33 +130,25 @@ typedef struct {
 // sizes only; returns the bytes that activations_init will take on the device
 static double activations_layout(Activations* acts, Config c, int B, int T, Purpose purpose, Tradeoffs how) {
     memset(acts, 0, sizeof *acts);
-    acts->B = B;
-    acts->T = T;
     acts->how = how;
     const int n_activations = activation_table(acts->tensors.table, c, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, c, B, T, purpose, &how);
     return tensor_arena_layout(&acts->tensors, n_activations, sizeof(floatX)) +
-           tensor_arena_layout(&acts->statistics, n_statistics, sizeof(float)) + 8.0 * B * T;
+           tensor_arena_layout(&acts->statistics, n_statistics, sizeof(float)) + token_batch_bytes(B, T);
 }
 
 static void activations_init(Activations* acts, Config c, int B, int T, Purpose purpose, Tradeoffs how) {
-    const size_t n_bytes = sizeof(int) * (size_t)B * (size_t)T;
     activations_layout(acts, c, B, T, purpose, how);
     tensor_arena_open(&acts->tensors, "activations");
     tensor_arena_open(&acts->statistics, "statistics");
-    acts->tokens = (int*)device_alloc(n_bytes, "tokens");
-    acts->targets = (int*)device_alloc(n_bytes, "targets");
-    segments_init(&acts->segments, B, T);
+    token_batch_open(&acts->batch, B, T);
 }
 
 static void activations_free(Activations* acts) {
-    const size_t n_bytes = sizeof(int) * (size_t)acts->B * (size_t)acts->T;
     tensor_arena_close(&acts->tensors);
     tensor_arena_close(&acts->statistics);
-    device_release(acts->tokens, n_bytes);
-    device_release(acts->targets, n_bytes);
+    token_batch_close(&acts->batch);
     graph_free(&acts->graph);
-    free(acts->segments.at);
 }
 
 static StoredParameters layer_weights(const GPT2* gpt2, int l) {
@@ -186,8 +177,8 @@ static void block_forward(const GPT2* gpt2, Activations* acts, int l, const floa
     Statistics s = layer_statistics(acts, l);
     StoredParameters p = layer_weights(gpt2, l);
     matmul_forward(a.qkv + (size_t)t0 * 3 * C, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, dev);
-    for (int i = 0; i < acts->segments.n; i++) {
-        Segment x = acts->segments.at[i];
+    for (int i = 0; i < acts->batch.segments.n; i++) {
+        Segment x = acts->batch.segments.at[i];
         attention_forward(a.atty + x.first * C, s.att_max + x.first * NH, s.att_inv + x.first * NH,
                           a.qkv + x.first * 3 * C, x.rows, x.T, C, NH, t0, dev);
     }
@@ -196,17 +187,6 @@ static void block_forward(const GPT2* gpt2, Activations* acts, int l, const floa
     residual_layernorm_forward(a.residual2, a.ln2, s.ln2_mean, s.ln2_rstd, residual, a.branch, p.ln2w, p.ln2b, N, C,
                                dev);
     matmul_gelu_forward(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, acts->how.gelu_fusion, N, C, 4 * C, dev);
-}
-
-// tokens (B, T-t0), on the host, come to the device
-static void upload_tokens(Activations* acts, const int* tokens, int B, int T, int t0, const Device* dev) {
-    device_upload(acts->tokens, tokens, sizeof(int) * (size_t)(B * (T - t0)), dev);
-    segments_find(&acts->segments, tokens, B, T);
-}
-
-// the targets of N positions likewise
-static void upload_targets(Activations* acts, const int* targets, int N, const Device* dev) {
-    device_upload(acts->targets, targets, sizeof(int) * (size_t)N, dev);
 }
 
 // tokens (B, T-t0), on the host or NULL: uploaded, at positions t0..T-1, up to the last LayerNorm. t0 > 0, with B = 1,
@@ -218,10 +198,11 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
     ActivationTensors a = layer_activations(acts, 0);
     Statistics s = layer_statistics(acts, 0);
     StoredParameters p = layer_weights(gpt2, 0);
-    if (tokens) { upload_tokens(acts, tokens, B, T, t0, dev); }
-    for (int i = 0; i < acts->segments.n; i++) {
-        Segment x = acts->segments.at[i];
-        embedding_forward(a.encoded + x.first * C, acts->tokens + x.first, p.wte, p.wpe, x.rows, x.T - t0, C, t0, dev);
+    if (tokens) { token_batch_inputs(&acts->batch, tokens, NULL, B, T, t0, dev); }
+    for (int i = 0; i < acts->batch.segments.n; i++) {
+        Segment x = acts->batch.segments.at[i];
+        embedding_forward(a.encoded + x.first * C, acts->batch.tokens + x.first, p.wte, p.wpe, x.rows, x.T - t0, C, t0,
+                          dev);
     }
     const floatX* residual = dropout(a.encoded, a.encoded, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev);
     layernorm_forward(a.ln1, s.ln1_mean, s.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, dev);
@@ -245,25 +226,17 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
     }
 }
 
-// Logits of N positions, head_rows at a time, and their losses. backward: also the gradients of wte (written; NULL
-// where it is frozen) and, in dbranch, of lnf. targets are on the host, or NULL: uploaded; dloss = 1 / targets
-// counted in the whole update
-static void gpt2_head(const GPT2* gpt2, Activations* acts, int backward, float* dwte, const int* targets, float dloss,
-                      int N, const Device* dev) {
-    const int C = gpt2->config.C, V = gpt2->config.V, Vp = gpt2->config.Vp;
-    ActivationTensors a = layer_activations(acts, 0);
-    Statistics s = layer_statistics(acts, 0);
-    StoredParameters p = layer_weights(gpt2, 0);
-    if (targets) { upload_targets(acts, targets, N, dev); }
-    for (int first = 0; first < N; first += acts->how.head_rows) {
-        const int n = N - first < acts->how.head_rows ? N - first : acts->how.head_rows;
-        const size_t at = (size_t)first * (size_t)C;
-        matmul_forward(a.logits, a.lnf + at, p.wte, (const floatX*)NULL, n, C, Vp, dev);
-        crossentropy_fused(s.losses + first, a.logits, acts->targets + first, dloss, backward, n, V, Vp, dev);
-        if (!backward) { continue; }
-        matmul_backward_input(a.dbranch + at, a.logits, p.wte, 0, n, C, Vp, dev);
-        matmul_backward_weight(dwte, a.logits, a.lnf + at, first > 0, n, C, Vp, dev);
-    }
+// the embedding again
+static Linear output_weight(const GPT2* gpt2) {
+    return model_linear(&gpt2->model, offsetof(Parameters, wte), NO_BIAS, 0);
+}
+
+// from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
+static LmHead lm_head(const GPT2* gpt2, const Activations* acts) {
+    const ActivationTensors a = layer_activations(acts, 0);
+    const LmHead head = {output_weight(gpt2), a.lnf, a.dbranch, a.logits, layer_statistics(acts, 0).losses,
+                         acts->how.head_rows, gpt2->config.V};
+    return head;
 }
 
 // what --recompute left out of layer l; the last layer's is still there
@@ -283,7 +256,7 @@ static void recompute_block(const GPT2* gpt2, Activations* acts, int l, const fl
     else if (level >= RECOMPUTE_GELU) { gelu_forward(a.fch_gelu, a.fch, (size_t)N * 4 * C, dev); }
 }
 
-// Forward's calls upside down, after gpt2_head. Every parameter's gradient is written, but for what is frozen, whose
+// Forward's calls upside down, after the head. Every parameter's gradient is written, but for what is frozen, whose
 // pointer is NULL: one micro-batch is one leaf.
 static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Device* dev) {
     const int L = gpt2->config.L, C = gpt2->config.C, NH = gpt2->config.NH, N = B * T;
@@ -308,8 +281,8 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
                            dev);
         dout = dropout(a.branch, a.dresidual, &acts->dropout, site_attention(l), (size_t)N * C, dev);
         matmul_backward(a.dbranch, d.attprojw, d.attprojb, dout, a.atty, p.attprojw, N, C, C, dev);
-        for (int i = 0; i < acts->segments.n; i++) {
-            Segment x = acts->segments.at[i];
+        for (int i = 0; i < acts->batch.segments.n; i++) {
+            Segment x = acts->batch.segments.at[i];
             attention_backward(a.dwide + x.first * 3 * C, a.dbranch + x.first * C, a.atty + x.first * C,
                                s.att_max + x.first * NH, s.att_inv + x.first * NH, a.qkv + x.first * 3 * C, x.rows, x.T,
                                C, NH, dev);
@@ -321,9 +294,9 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
     dropout(a.dresidual, a.dresidual, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev);
     // positions beyond T get none
     if (d.wpe) { device_zero(d.wpe, sizeof(float) * (size_t)gpt2->config.max_T * C, dev); }
-    for (int i = 0; i < acts->segments.n; i++) {
-        Segment x = acts->segments.at[i];
-        embedding_backward(d.wte, d.wpe, a.dresidual + x.first * C, acts->tokens + x.first, x.rows, x.T, C, dev);
+    for (int i = 0; i < acts->batch.segments.n; i++) {
+        Segment x = acts->batch.segments.at[i];
+        embedding_backward(d.wte, d.wpe, a.dresidual + x.first * C, acts->batch.tokens + x.first, x.rows, x.T, C, dev);
     }
 }
 
@@ -332,12 +305,13 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
 static void gpt2_leaf(GPT2* gpt2, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
                       const Device* dev) {
     DataParallel* dp = &gpt2->model.dp;
-    upload_tokens(acts, tokens, B, T, 0, dev);
-    upload_targets(acts, targets, B * T, dev);
+    const LmHead head = lm_head(gpt2, acts);
+    token_batch_inputs(&acts->batch, tokens, NULL, B, T, 0, dev);
+    token_batch_targets(&acts->batch, targets, B * T, dev);
     if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
         gpt2_forward(gpt2, acts, NULL, B, T, 0, dev);
-        gpt2_head(gpt2, acts, 1, gpt2_gradients(gpt2, 0).wte, NULL, dloss, B * T, dev);
-        crossentropy_losses_sum(dp_loss(dp), layer_statistics(acts, 0).losses, B * T, dev);
+        lm_head_losses(&head, &acts->batch, 1, gpt2_gradients(gpt2, 0).wte, dloss, B * T, dev);
+        crossentropy_losses_sum(dp_loss(dp), head.losses, B * T, dev);
         gpt2_backward(gpt2, acts, B, T, dev);
         graph_end(&acts->graph, dev);
     }
@@ -353,10 +327,12 @@ typedef struct {
     Activations acts, cache;  // of a batch; of the text that is being generated
     Tradeoffs how;            // options
     int master_weights, graph;
-    float* host;              // losses of a batch, logits of a position
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
+static Activations* activations_of(const Run* r, Purpose purpose) {
+    return purpose == TO_GENERATE ? &workplace(r)->cache : &workplace(r)->acts;
+}
 
 static void gpu_options(Run* r) {
     Workplace* w = workplace(r);
@@ -389,30 +365,21 @@ static void check_options(Run* r) {
                     ? "is not for --dropout: each micro-batch leaves out other elements" : NULL);
 }
 
-static double activation_bytes(const Run* r, Purpose purpose, int B, int T) {
-    Activations acts;
-    return activations_layout(&acts, gpt2_of(r)->config, B, T, purpose, workplace(r)->how);
-}
-
-static double sparing_bytes(const Run* r, int B, int T) {
+static double activation_bytes(const Run* r, Purpose purpose, int B, int T, int sparing) {
     Activations acts;
     Tradeoffs how = workplace(r)->how;
-    how.recompute = RECOMPUTE_BLOCKS;
-    return activations_layout(&acts, gpt2_of(r)->config, B, T, TO_TRAIN, how);
+    if (sparing) { how.recompute = RECOMPUTE_BLOCKS; }
+    return activations_layout(&acts, gpt2_of(r)->config, B, T, purpose, how);
 }
 
 static double workspace_bytes(const Run* r, int B) { return gpt2_workspace_bytes(r, B, workplace(r)->how.head_rows); }
 
 static void open_activations(Run* r, Purpose purpose, int B, int T) {
-    Workplace* w = workplace(r);
-    Activations* acts = purpose == TO_GENERATE ? &w->cache : &w->acts;
-    const size_t n_losses = (size_t)B * (size_t)T, n_logits = (size_t)w->gpt2.config.Vp;
+    const Workplace* w = workplace(r);
+    Activations* acts = activations_of(r, purpose);
     activations_init(acts, w->gpt2.config, B, T, purpose, w->how);
-    acts->segments.document_start = gpt2_document_start(r, purpose);
-    acts->graph.is_on = w->graph;
-    if (!w->host) {
-        w->host = (float*)malloc_check(sizeof(float) * (n_losses > n_logits ? n_losses : n_logits), "losses");
-    }
+    acts->batch.segments.document_start = run_document_start(r, purpose);
+    acts->graph.is_on = acts->batch.counts_all = w->graph;
 }
 
 static void train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
@@ -423,48 +390,25 @@ static void train_leaf(Run* r, int k, const int* inputs, const int* targets, flo
     acts->dropout = none;  // validation leaves nothing out
 }
 
-static void forward(Run* r, const int* inputs, int B, int T) {
-    gpt2_forward(gpt2_of(r), &workplace(r)->acts, inputs, B, T, 0, &r->dev);
+static void forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
+    (void)targets;
+    gpt2_forward(gpt2_of(r), activations_of(r, purpose), tokens + t0, B, T, t0, &r->dev);
 }
 
-// the logits of one position, as floats on the host
-static const float* host_logits(const Run* r, Activations* acts, int n) {
-    const Config c = gpt2_of(r)->config;
-    ActivationTensors a = layer_activations(acts, 0);
-    StoredParameters p = layer_weights(gpt2_of(r), 0);
-    float* host = workplace(r)->host;
-    matmul_forward(a.logits, a.lnf + (size_t)n * c.C, p.wte, (const floatX*)NULL, 1, c.C, c.Vp, &r->dev);
-    floatx_download(host, a.logits, (size_t)c.Vp, &r->dev);
-    return host;
+static const floatX* logits(Run* r, Purpose purpose, int n) {
+    const LmHead head = lm_head(gpt2_of(r), activations_of(r, purpose));
+    return lm_head_logits(&head, n, 1, &r->dev);
 }
 
-static void logits(Run* r, float* out, int first, int n) {
-    const size_t V = (size_t)gpt2_of(r)->config.V;
-    for (int i = 0; i < n; i++) {
-        memcpy(out + V * (size_t)i, host_logits(r, &workplace(r)->acts, first + i), sizeof(float) * V);
-    }
-}
-
-static const float* batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
-    Run* r = (Run*)run;
-    Workplace* w = workplace(r);
-    gpt2_forward(&w->gpt2, &w->acts, inputs, B, T, 0, &r->dev);
-    gpt2_head(&w->gpt2, &w->acts, 0, NULL, targets, 0.0f, B * T, &r->dev);
-    device_download(w->host, layer_statistics(&w->acts, 0).losses, sizeof(float) * (size_t)B * (size_t)T, &r->dev);
-    return w->host;
-}
-
-// keys and values of earlier positions are kept in cache.qkv
-static const float* next_logits(void* run, const int* tokens, int n_cached, int n) {
-    Run* r = (Run*)run;
-    gpt2_forward(gpt2_of(r), &workplace(r)->cache, tokens + n_cached, 1, n, n_cached, &r->dev);
-    return host_logits(r, &workplace(r)->cache, n - n_cached - 1);
+static const float* losses(Run* r, const int* targets, int N) {
+    Activations* acts = activations_of(r, TO_EVALUATE);
+    const LmHead head = lm_head(gpt2_of(r), acts);
+    return lm_head_evaluate(&head, &acts->batch, targets, N, &r->dev);
 }
 
 static void close_activations(Run* r) {
     activations_free(&workplace(r)->acts);
     activations_free(&workplace(r)->cache);
-    free(workplace(r)->host);
 }
 
 static Trainer gpu_trainer(void) {
@@ -475,14 +419,12 @@ static Trainer gpu_trainer(void) {
     t.options = gpu_options;
     t.check = check_options;
     t.activation_bytes = activation_bytes;
-    t.sparing_bytes = sparing_bytes;
     t.workspace_bytes = workspace_bytes;
     t.open = open_activations;
     t.leaf = train_leaf;
-    t.losses = batch_losses;
     t.forward = forward;
     t.logits = logits;
-    t.next_logits = next_logits;
+    t.losses = losses;
     t.close = close_activations;
     return t;
 }

@@ -234,7 +234,7 @@ static void layer_backward(const Mamba* mamba, Activations* acts, int l, const f
     conv1d_backward(a.dxz, 2 * E, d.conv, d.conv_bias, a.du, a.conv, a.xz, 2 * E, p.conv, history, starts, B, T, E,
                     c->K, dev);
     matmul_backward(a.dnorm, d.in_proj, d.in_bias, a.dxz, a.norm, p.in_proj, N, M, 2 * E, dev);
-    rmsnorm_backward(a.dresidual, d.norm, a.dnorm, inp, p.norm, a.norm_rstd, N, M, dev);
+    rmsnorm_backward(a.dresidual, d.norm, a.dnorm, inp, p.norm, a.norm_rstd, 1, N, M, dev);
 }
 
 // the stream before layer l
@@ -296,8 +296,7 @@ static void mamba_backward(Mamba* mamba, Activations* acts, const int* tokens, c
     if (d.embedding && !is_tied) { memset(d.embedding, 0, sizeof(float) * (size_t)c->V * (size_t)M); }
     const HeadPass pass = head_pass(mamba, acts);
     head_backward(&pass, a.dnorm, head_tensors(c, d), targets, dloss, N, dev);
-    memset(a.dresidual, 0, sizeof(float) * (size_t)N * (size_t)M);
-    rmsnorm_backward(a.dresidual, d.norm_f, a.dnorm, layer_input(acts, c->L), p.norm_f, a.normf_rstd, N, M, dev);
+    rmsnorm_backward(a.dresidual, d.norm_f, a.dnorm, layer_input(acts, c->L), p.norm_f, a.normf_rstd, 0, N, M, dev);
     for (int l = c->L - 1; l >= mamba->model.lowest; l--) {
         d = layer_gradients(&mamba->model.dp, l);
         layer_backward(mamba, acts, l, layer_input(acts, l), d, B, T, dev);
@@ -355,7 +354,7 @@ typedef struct {
     Mamba mamba;              // first
     MambaOptions m;
     Activations acts, cache;  // of a batch; of the text that is being generated
-    int n_generated;          // positions that it has seen
+    int n_generated, last;    // positions that it has seen; which of the last piece of them is the last
     Carried carried;          // --carry-state: of all micro-batches of an update, one after the other
     int64_t carried_of[4];    // micro-batches, rows of each, positions of a row; the data's checksum
     HeadScores scores;        // of the batch that is being validated
@@ -513,20 +512,14 @@ static Room room_of(const Run* r, int B, int T, Purpose purpose, Recompute recom
 
 enum { PROMPT_PIECE = 128 };  // positions of a prompt that are computed at once
 
-static double mamba_bytes(const Run* r, Purpose purpose, int B, int T) {
+static double mamba_bytes(const Run* r, Purpose purpose, int B, int T, int sparing) {
     Activations acts;
-    const Recompute recompute = (Recompute)workplace(r)->m.recompute;
+    const Recompute recompute = sparing ? RECOMPUTE_LAYER : (Recompute)workplace(r)->m.recompute;
     const Room batch = room_of(r, B, T, purpose, recompute),
                piece = room_of(r, 1, PROMPT_PIECE, TO_GENERATE, recompute);
     const Carried states = mamba_carried(config_of(r), 1);
     if (purpose != TO_GENERATE) { return activations_layout(&acts, config_of(r), &batch); }
     return 2.0 * (double)carried_bytes(&states, 1) + activations_layout(&acts, config_of(r), &piece);
-}
-
-static double mamba_sparing_bytes(const Run* r, int B, int T) {
-    Activations acts;
-    const Room room = room_of(r, B, T, TO_TRAIN, RECOMPUTE_LAYER);
-    return activations_layout(&acts, config_of(r), &room);
 }
 
 // the largest scratch that an op asks for: the head's gradients, a layer's, or the scan
@@ -651,50 +644,44 @@ static void mamba_train_leaf(Run* r, int k, const int* inputs, const int* target
     mamba_leaf(&w->mamba, &w->acts, inputs, targets, dloss, B, T, &r->dev);
 }
 
-static void mamba_probe_forward(Run* r, const int* inputs, int B, int T) {
-    mamba_forward(&workplace(r)->mamba, &workplace(r)->acts, inputs, B, T, &r->dev);
-}
-
-static void mamba_probe_logits(Run* r, float* out, int first, int n) {
-    const Activations* acts = &workplace(r)->acts;
-    const int most = head_logit_rows(&config_of(r)->head, acts->room.B * acts->room.T, acts->room.purpose);
-    for (int i = 0; i < n; i += most) {
-        const int rows = n - i < most ? n - i : most;
-        const float* found = mamba_logits(&workplace(r)->mamba, &workplace(r)->acts, first + i, rows, &r->dev);
-        memcpy(out + (size_t)i * r->classes, found, sizeof(float) * (size_t)rows * (size_t)r->classes);
-    }
-}
-
-// States of the first n_cached tokens are in cache, or everything is computed anew; a prompt is read in pieces
-static const float* mamba_next_logits(void* run, const int* tokens, int n_cached, int n) {
-    Run* r = (Run*)run;
-    Workplace* w = workplace(r);
-    const Config* c = &w->mamba.config;
+// States of the first t0 tokens are in cache, or everything is computed anew; a prompt is read in pieces
+static void read_text(Workplace* w, const int* tokens, int T, int t0, const Device* dev) {
     Carried* carried = &w->cache.carried;
-    if (n_cached != w->n_generated) { w->n_generated = 0; }
-    if (w->n_generated == 0) { carried_clear(carried, 0, 1, &r->dev); }
-    int last = 0;
-    for (int n_new; w->n_generated < n; w->n_generated += n_new) {
-        n_new = n - w->n_generated < PROMPT_PIECE ? n - w->n_generated : PROMPT_PIECE;
-        mamba_forward(&w->mamba, &w->cache, tokens + w->n_generated, 1, n_new, &r->dev);
+    if (t0 != w->n_generated) { w->n_generated = 0; }
+    if (w->n_generated == 0) { carried_clear(carried, 0, 1, dev); }
+    for (int n_new; w->n_generated < T; w->n_generated += n_new) {
+        n_new = T - w->n_generated < PROMPT_PIECE ? T - w->n_generated : PROMPT_PIECE;
+        mamba_forward(&w->mamba, &w->cache, tokens + w->n_generated, 1, n_new, dev);
         carried_swap(carried);
-        last = n_new - 1;
+        w->last = n_new - 1;
     }
-    float* out = mamba_logits(&w->mamba, &w->cache, last, 1, &r->dev);
-    if (head_reads_out(c->head.kind)) { hpn_readout(out, out, 1, c->head.classes, &r->dev); }
+}
+
+static void mamba_pass(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
+    Workplace* w = workplace(r);
+    (void)targets;
+    if (purpose == TO_GENERATE) { read_text(w, tokens, T, t0, &r->dev); return; }
+    carry_nothing(&w->acts);
+    mamba_forward(&w->mamba, &w->acts, tokens, B, T, &r->dev);
+}
+
+// of a text those of the last position, by which a token is chosen
+static const float* mamba_pass_logits(Run* r, Purpose purpose, int n) {
+    Workplace* w = workplace(r);
+    const HeadConfig* h = &w->mamba.config.head;
+    if (purpose != TO_GENERATE) { return mamba_logits(&w->mamba, &w->acts, n, 1, &r->dev); }
+    float* out = mamba_logits(&w->mamba, &w->cache, w->last, 1, &r->dev);
+    if (head_reads_out(h->kind)) { hpn_readout(out, out, 1, h->classes, &r->dev); }
     return out;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 4. Validation: how good the answers of the head are, and where inputs and classes stand.
 
-static const float* mamba_batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
-    Run* r = (Run*)run;
+static const float* mamba_losses(Run* r, const int* targets, int N) {
     Workplace* w = workplace(r);
-    carry_nothing(&w->acts);
-    mamba_forward(&w->mamba, &w->acts, inputs, B, T, &r->dev);
     const HeadPass pass = head_pass(&w->mamba, &w->acts);
-    return head_scores_losses(&w->scores, &pass, targets, B * T, &r->dev);
+    return head_scores_losses(&w->scores, &pass, targets, N, &r->dev);
 }
 
 // of the same batch
@@ -848,8 +835,8 @@ static void mamba_stepped(Run* r, const Step* s) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 6. Files, and main.
 
-static FileSum mamba_write_config(const Run* r, const char* path, int eot) {
-    return config_save(path, config_of(r), eot);
+static FileSum mamba_write_config(const Run* r, const char* path, int eot, const char* dtype) {
+    return config_save(path, config_of(r), eot, dtype);
 }
 
 // what a checkpoint holds beside what every trainer keeps
@@ -925,7 +912,6 @@ static Trainer mamba_trainer(void) {
     t.box = mamba_box;
     t.flops_per_token = mamba_flops;
     t.activation_bytes = mamba_bytes;
-    t.sparing_bytes = mamba_sparing_bytes;
     t.workspace_bytes = mamba_workspace_bytes;
     t.more_bytes = mamba_more_bytes;
     t.load = mamba_load_parameters;
@@ -934,13 +920,12 @@ static Trainer mamba_trainer(void) {
     t.step = mamba_step;
     t.stepped = mamba_stepped;
     t.more_loss = separate_prototypes;
-    t.losses = mamba_batch_losses;
     t.scores = mamba_batch_scores;
     t.n_scores = N_SCORES;
     t.validated = mamba_validated;
-    t.forward = mamba_probe_forward;
-    t.logits = mamba_probe_logits;
-    t.next_logits = mamba_next_logits;
+    t.forward = mamba_pass;
+    t.logits = mamba_pass_logits;
+    t.losses = mamba_losses;
     t.write_config = mamba_write_config;
     t.extras = mamba_extras;
     t.load_extras = mamba_load_extras;

@@ -17,28 +17,23 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
     ./train_moe --model small --train 'shards/train_*.bin' --steps 2000 --lr 1e-3
     ./train_moe --from mixtral/ --train book.txt
 */
-#include "llmc/core/floatx.h"         // floatX: float or bf16; floatx_download
-#include "llmc/core/graph.h"          // Graph, graph_begin, graph_end: a leaf as one launch (--graph)
-#include "llmc/core/tensor_arena.h"   // TensorArena: activations, laid out by a table
-#include "llmc/models/experts.h"      // experts_forward, experts_backward_input, experts_backward_weight
-#include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward_input, linear_rows
+#include "llmc/core/floatx.h"         // floatX: float or bf16
+#include "llmc/core/graph.h"          // graph_begin, graph_end: a leaf as one launch (--graph)
+#include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
+#include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
+#include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward, linear_rows
+#include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
 #include "llmc/models/moe.h"          // Config, Parameters, parameter_table
-#include "llmc/ops/attention.h"       // grouped_attention_forward, grouped_attention_backward
-#include "llmc/ops/cast.h"            // cast: floats to what is stored, and back
-#include "llmc/ops/crossentropy.h"    // crossentropy_fused, crossentropy_losses_sum
-#include "llmc/ops/documents.h"       // Segments, segments_find: where attention and positions start anew
-#include "llmc/ops/embedding.h"       // token_embedding_backward
-#include "llmc/ops/expert_rows.h"     // ExpertRows: which rows each expert computes; expert_rows_combine
-#include "llmc/ops/matmul.h"          // matmul_backward_weight
+#include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
+                                           // document; rotary_attention_cached: text by text
+#include "llmc/models/token_batch.h"  // token_batch_inputs, token_batch_texts: tokens on the device
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
-#include "llmc/ops/rope.h"            // RopeTable, rope_forward, rope_backward
-#include "llmc/ops/router.h"          // router_forward, router_statistics, router_backward
-#include "llmc/ops/swiglu.h"          // swiglu_forward, swiglu_backward
-#include "llmc/ranks/expert_parallel.h"  // ExpertParallel, ep_find, ep_send, ep_return: experts on other ranks
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments; model_point_gradients
 #ifndef TESTING                       // a test includes this file for the model alone
+#include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes, decoder_expected
 #include "llmc/models/experts_run.h"  // experts_options, experts_share, experts_check: --ep
+#include "llmc/models/router_log.h"   // what routers have counted, for the log
 #include "llmc/run/graph_option.h"    // graph_option, graph_check
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
 #endif
@@ -56,67 +51,54 @@ typedef struct {
 
 // what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
 typedef struct {
-    floatX *encoded, *norm1, *q, *k, *v, *attention, *residual2, *norm2, *received, *gate_up, *hidden, *computed,
-        *expert_out, *residual3, *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv, *drows, *dreceived,
-        *dhidden, *drouter;
+    floatX *encoded, *norm1, *q, *k, *v, *new_k, *new_v, *attention, *residual2, *norm2, *residual3, *norm, *logits,
+        *branch, *dresidual, *dbranch, *dq, *dk, *dv;
+    ExpertTensors experts;
 } ActivationTensors;
 
 // what must not lose digits, always float
 typedef struct {
-    float *norm1_rstd, *att_max, *att_inv, *norm2_rstd, *router_logits, *scores, *lse, *weights, *norm_rstd, *losses,
-        *row_weights, *drow_weights, *received_weights, *dreceived_weights, *dweights, *drouter_logits;
+    float *norm1_rstd, *att_max, *att_inv, *norm2_rstd, *norm_rstd, *losses;
+    ExpertStatistics experts;
 } Statistics;
 
-// what is chosen, and must not be chosen anew
-typedef struct {
-    int* experts;  // (L, N, k) ascending
-} Choices;
+// what --recompute leaves out in forward: each level what those before leave out, too
+typedef enum { KEEP_ALL, RECOMPUTE_NORMS, RECOMPUTE_EXPERTS, RECOMPUTE_BLOCKS } Recompute;
 
-typedef enum { KEEP_ALL, RECOMPUTE_NORMS, RECOMPUTE_EXPERTS, RECOMPUTE_BLOCKS } Recompute;  // includes those before
-
-// time against memory; recompute never changes a bit
-typedef struct {
-    int recompute;  // Recompute
-    int head_rows;  // positions whose logits exist at once
-    ExpertsShared shared;  // by which ranks
-} Tradeoffs;
-
-// layers that keep a tensor of their own which --recompute `level` and above compute again; 0: one buffer serves all
-static int layers_kept(Config c, Purpose purpose, const Tradeoffs* how, Recompute level) {
-    return purpose == TO_TRAIN && how->recompute < (int)level ? c.L : 0;
+static RouterShape router_shape(const Config* c) {
+    const RouterShape s = {c->E, c->k, ROUTER_SOFTMAX, c->k > 1, 1.0f, 1, 1};  // one expert's share would always be 1
+    return s;
 }
 
-// in generation all ranks have the same positions
-static int rows_here(const Config* c, int N, Purpose purpose, const Tradeoffs* how) {
-    return purpose == TO_GENERATE ? N * c->k : experts_rows_most(&how->shared, c->E, c->k, N);
+static ExpertSizes expert_sizes(const Config* c, const Tradeoffs* how) {
+    const ExpertSizes s = {c->D, c->F, router_shape(c), how->shared, c->L, NULL};
+    return s;
 }
 
-// B rows of T positions; generation keeps logits of the last position only
+// B rows of T positions; generation keeps logits of the last position of each
 static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
-    const int D = c.D, N = B * T, R = N * c.k, HQ = c.NH * c.HS, HK = c.NKV * c.HS;
-    const int L_norms = layers_kept(c, purpose, how, RECOMPUTE_NORMS);
-    const int L_experts = layers_kept(c, purpose, how, RECOMPUTE_EXPERTS);
-    const int L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? c.L : 0;
+    const int D = c.D, HQ = c.NH * c.HS, HK = c.NKV * c.HS;
+    const int N = token_batch_positions(B, T, purpose == TO_GENERATE), N_new = purpose == TO_GENERATE ? N : 0;
+    const int L_norms = activations_kept(how, c.L, purpose, RECOMPUTE_NORMS);
+    const int L_experts = activations_kept(how, c.L, purpose, RECOMPUTE_EXPERTS);
+    const int L_block = activations_kept(how, c.L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? c.L : 0;
     const int L_cache = purpose == TO_GENERATE ? c.L : L_block;
-    const int N_head = purpose == TO_GENERATE ? 1 : N < how->head_rows ? N : how->head_rows;
-    const int N_train = purpose == TO_TRAIN ? N : 0, R_train = purpose == TO_TRAIN ? R : 0;
-    const int R_here = rows_here(&c, N, purpose, how), R_here_train = purpose == TO_TRAIN ? R_here : 0;
-    const int travels = how->shared.ep > 1, R_sent = purpose == TO_GENERATE ? 0 : R_here;  // rows do
+    const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
+    const int N_train = purpose == TO_TRAIN ? N : 0;
+    const ExpertSizes experts = expert_sizes(&c, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = activation(FIELD(encoded),    0, N, D);
     *t++ = activation(FIELD(norm1),      L_norms, N, D);
     *t++ = activation(FIELD(q),          L_block, N, HQ);      // turned by RoPE, as k
-    *t++ = activation(FIELD(k),          L_cache, N, HK);      // in generation k and v are the cache
-    *t++ = activation(FIELD(v),          L_cache, N, HK);
+    *t++ = activation(FIELD(k),          L_cache, B * T, HK);  // in generation k and v are the cache
+    *t++ = activation(FIELD(v),          L_cache, B * T, HK);
+    *t++ = activation(FIELD(new_k),      0, N_new, HK);        // on their way there
+    *t++ = activation(FIELD(new_v),      0, N_new, HK);
     *t++ = activation(FIELD(attention),  L_block, N, HQ);      // its output before the projection
     *t++ = activation(FIELD(residual2),  L_block, N, D);       // residual stream after attention
     *t++ = activation(FIELD(norm2),      L_norms, N, D);       // what router and experts read
-    *t++ = activation(FIELD(received),   0, travels * R_sent, D);  // rows of it, for the experts of this rank
-    *t++ = activation(FIELD(gate_up),    L_experts, R_here, 2 * c.F);  // then its gradient
-    *t++ = activation(FIELD(hidden),     0, R_here, c.F);      // silu(gate) o up
-    *t++ = activation(FIELD(computed),   0, travels * R_here, D);  // what goes back to other ranks
-    *t++ = activation(FIELD(expert_out), 0, R, D);
+    t = expert_tensor_rows(t, offsetof(ActivationTensors, experts), &experts, N, L_experts, purpose);
     *t++ = activation(FIELD(residual3),  L_out, N, D);         // residual stream after the experts
     *t++ = activation(FIELD(norm),       0, N, D);             // the last one's output
     *t++ = activation(FIELD(logits),     0, N_head, c.Vp);     // then their gradient
@@ -126,36 +108,23 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
     *t++ = activation(FIELD(dq),         0, N_train, HQ);
     *t++ = activation(FIELD(dk),         0, N_train, HK);
     *t++ = activation(FIELD(dv),         0, N_train, HK);
-    *t++ = activation(FIELD(drows),      0, R_train, D);       // gradient of norm2's output, in rows of experts
-    *t++ = activation(FIELD(dreceived),  0, travels * R_here_train, D);
-    *t++ = activation(FIELD(dhidden),    0, R_here_train, c.F);  // its gradient where the weight is 1: t of swiglu.h
-    *t++ = activation(FIELD(drouter),    0, N_train, c.E);     // gradient of the router's logits, as products read it
 #undef FIELD
     return (int)(t - table);
 }
 
 static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
-    const int N = B * T, R = N * c.k, L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS);
-    const int N_train = purpose == TO_TRAIN ? N : 0, R_train = purpose == TO_TRAIN ? R : 0;
-    const int R_received = purpose == TO_TRAIN && how->shared.ep > 1 ? rows_here(&c, N, purpose, how) : 0;
+    const int N = token_batch_positions(B, T, purpose == TO_GENERATE);
+    const int L_block = activations_kept(how, c.L, purpose, RECOMPUTE_BLOCKS);
+    const ExpertSizes experts = expert_sizes(&c, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(Statistics, name)
-    *t++ = activation(FIELD(norm1_rstd),     L_block, N, 1);
-    *t++ = activation(FIELD(att_max),        L_block, N, c.NH);  // (B, NH, T)
-    *t++ = activation(FIELD(att_inv),        L_block, N, c.NH);  // (B, NH, T)
-    *t++ = activation(FIELD(norm2_rstd),     L_block, N, 1);
-    *t++ = activation(FIELD(router_logits),  0, N, c.E);
-    *t++ = activation(FIELD(scores),         L_block, N, c.E);   // softmax of the router's logits
-    *t++ = activation(FIELD(lse),            L_block, N, 1);     // log of the sum of their exponentials
-    *t++ = activation(FIELD(weights),        L_block, N, c.k);   // of the chosen experts
-    *t++ = activation(FIELD(norm_rstd),      0, N, 1);
-    *t++ = activation(FIELD(losses),         0, N, 1);
-    *t++ = activation(FIELD(row_weights),    0, R_train, 1);     // weights, of rows of experts
-    *t++ = activation(FIELD(drow_weights),   0, R_train, 1);
-    *t++ = activation(FIELD(received_weights),  0, R_received, 1);
-    *t++ = activation(FIELD(dreceived_weights), 0, R_received, 1);
-    *t++ = activation(FIELD(dweights),       0, N_train, c.k);
-    *t++ = activation(FIELD(drouter_logits), 0, N_train, c.E);
+    *t++ = activation(FIELD(norm1_rstd), L_block, N, 1);
+    *t++ = activation(FIELD(att_max),    L_block, N, c.NH);  // (B, NH, T)
+    *t++ = activation(FIELD(att_inv),    L_block, N, c.NH);  // (B, NH, T)
+    *t++ = activation(FIELD(norm2_rstd), L_block, N, 1);
+    t = expert_statistic_rows(t, offsetof(Statistics, experts), &experts, N, L_block, purpose);
+    *t++ = activation(FIELD(norm_rstd),  0, N, 1);
+    *t++ = activation(FIELD(losses),     0, N, 1);
 #undef FIELD
     return (int)(t - table);
 }
@@ -177,88 +146,21 @@ static void moe_layout(Moe* moe, Config c) {
     moe->model.n_numbers = c.L * (int)router_statistics_length(c.E);
 }
 
-typedef struct {
-    int B, T;               // room
-    Tradeoffs how;
-    TensorArena tensors;    // floatX
-    TensorArena statistics;
-    TensorArena choices;
-    ExpertRows rows;        // of the layer that is computed now
-    ExpertParallel ep;      // those that the experts of this rank compute
-    float* scratch;         // of experts_backward_weight
-    size_t n_scratch;
-    RopeTable rope;
-    int *tokens, *targets;  // (B, T) on the device
-    Segments segments;      // of the batch: what attention and positions see as one sequence (--doc-reset)
-    float* numbers;         // (L, router_statistics_length) of routers in a leaf, on the device; NULL: nobody asks
-    Graph graph;            // of leaves
-} Activations;
-
-static RouterShape router_shape(const Config* c) {
-    const RouterShape s = {c->E, c->k, ROUTER_SOFTMAX, c->k > 1, 1.0f, 1, 1};  // one expert's share would always be 1
-    return s;
-}
-
-// positions whose slots an int can count
-static int most_positions(const Config* c) { return INT_MAX / c->k; }
-
 // Sizes only; returns the bytes that activations_init will take on the device, infinite for more positions than can be
 static double activations_layout(Activations* acts, Config c, int B, int T, Purpose purpose, Tradeoffs how) {
-    memset(acts, 0, sizeof *acts);
-    if ((double)B * T > most_positions(&c)) { return INFINITY; }
-    acts->B = B;
-    acts->T = T;
-    acts->how = how;
-    const int N = B * T, n_activations = activation_table(acts->tensors.table, c, B, T, purpose, &how);
+    const ExpertSizes experts = expert_sizes(&c, &how);
+    activations_begin(acts, B, T, purpose, how);
+    if ((double)B * T > expert_most_positions(c.k)) { return INFINITY; }
+    const int n_tensors = activation_table(acts->tensors.table, c, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, c, B, T, purpose, &how);
-    const size_t widest = 2 * (size_t)c.F * (size_t)c.D;
-    acts->n_scratch = purpose == TO_TRAIN ? experts_scratch_floats(how.shared.ep, c.E, widest) : 0;
-    acts->choices.table[0] = activation("experts", offsetof(Choices, experts), c.L, N, c.k);
-    return tensor_arena_layout(&acts->tensors, n_activations, sizeof(floatX)) +
-           tensor_arena_layout(&acts->statistics, n_statistics, sizeof(float)) +
-           tensor_arena_layout(&acts->choices, 1, sizeof(int)) + (double)expert_rows_bytes(N, c.k, c.E) +
-           (double)rope_table_bytes(T, c.HS) + sizeof(float) * (double)acts->n_scratch + 8.0 * N;
-}
-
-static void activations_open_rope(Activations* acts, const Config* c, int T, const Device* dev) {
-    float* frequencies = (float*)malloc_check(sizeof(float) * (size_t)c->HS, "frequencies of RoPE");
-    rope_frequencies(frequencies, config_rope_theta(c), c->HS);
-    rope_table_init(&acts->rope, frequencies, T, c->HS, dev);
-    free(frequencies);
+    return activations_measure(acts, n_tensors, n_statistics, &experts, c.HS);
 }
 
 // ranks: those that share the experts of this model
 static void activations_init(Activations* acts, Config c, const ExpertRanks* ranks, int B, int T, Purpose purpose,
                              Tradeoffs how, const Device* dev) {
-    const size_t n_bytes = sizeof(int) * (size_t)B * (size_t)T;
     activations_layout(acts, c, B, T, purpose, how);
-    tensor_arena_open(&acts->tensors, "activations");
-    tensor_arena_open(&acts->statistics, "statistics");
-    tensor_arena_open(&acts->choices, "chosen experts");
-    expert_rows_init(&acts->rows, B * T, c.k, c.E);
-    ep_open(&acts->ep, ranks, c.E, rows_here(&c, B * T, purpose, &how), purpose == TO_GENERATE);
-    if (acts->n_scratch > 0) {
-        acts->scratch = (float*)device_alloc(sizeof(float) * acts->n_scratch, "gradients of experts");
-    }
-    activations_open_rope(acts, &c, T, dev);
-    acts->tokens = (int*)device_alloc(n_bytes, "tokens");
-    acts->targets = (int*)device_alloc(n_bytes, "targets");
-    segments_init(&acts->segments, B, T);
-}
-
-static void activations_free(Activations* acts) {
-    const size_t n_bytes = sizeof(int) * (size_t)acts->B * (size_t)acts->T;
-    tensor_arena_close(&acts->tensors);
-    tensor_arena_close(&acts->statistics);
-    tensor_arena_close(&acts->choices);
-    expert_rows_free(&acts->rows);
-    if (acts->ep.ranks) { ep_close(&acts->ep); }
-    device_release(acts->scratch, sizeof(float) * acts->n_scratch);
-    rope_table_free(&acts->rope);
-    device_release(acts->tokens, n_bytes);
-    device_release(acts->targets, n_bytes);
-    graph_free(&acts->graph);
-    free(acts->segments.at);
+    activations_open(acts, ranks, config_rope_theta(&c), dev);
 }
 
 static StoredParameters layer_weights(const Moe* moe, int l) {
@@ -268,8 +170,12 @@ static StoredParameters layer_weights(const Moe* moe, int l) {
     return p;
 }
 
-// a matrix of these
-static Linear linear(const Moe* moe, const floatX* weight) { return linear_of(weight, moe->model.is_bf16); }
+#define AT(name) offsetof(Parameters, name)
+// a matrix of layer l, and where its gradient goes
+static Linear linear(const Moe* moe, size_t field, int l) { return model_linear(&moe->model, field, NO_BIAS, l); }
+static LinearGradients gradients(Moe* moe, size_t field, int l) {
+    return model_linear_gradients(&moe->model, field, NO_BIAS, l);
+}
 
 // where the gradients of the micro-batch that is computed now are to be written
 static Parameters layer_gradients(Moe* moe, int l) {
@@ -291,131 +197,81 @@ static Statistics layer_statistics(const Activations* acts, int l) {
     return s;
 }
 
-static int* layer_experts(const Activations* acts, int l) {
-    Choices choices;
-    tensor_arena_point(&acts->choices, &choices, l);
-    return choices.experts;
-}
-
 // what the router of layer l counts in this leaf
 static float* layer_numbers(const Activations* acts, const Config* c, int l) {
     return acts->numbers ? acts->numbers + (size_t)l * router_statistics_length(c->E) : NULL;
 }
 
-// queries of positions t0..T-1 of a segment against its keys 0..T-1
-static AttentionShape attention_shape(const Config* c, Segment x, int t0) {
-    AttentionShape s;
-    s.B = x.rows, s.T = x.T, s.t0 = t0;
-    s.NH = c->NH, s.NKV = c->NKV, s.HS = c->HS;
-    s.window = 0, s.scale = 1.0f / sqrtf((float)c->HS);
-    s.q_row = s.out_row = (size_t)c->NH * c->HS, s.q_seq = s.out_seq = (x.T - t0) * s.q_row;
-    s.kv_row = (size_t)c->NKV * c->HS, s.kv_seq = x.T * s.kv_row;
-    return s;
+static RotaryAttention rotary_attention(const Config* c, const Activations* acts, int l) {
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const RotaryAttention x = {c->NH, c->NKV, c->HS, 0, &acts->rope, a.q, a.k, a.v, a.attention, s.att_max, s.att_inv};
+    return x;
 }
 
-// the first half of layer l: N positions from t0 on, whose stream comes in as `residual`
-static void attention_block_forward(const Moe* moe, Activations* acts, int l, const floatX* residual, int N, int t0,
+// router and experts of layer l, without gradients
+static ExpertPass expert_pass(const Moe* moe, Activations* acts, int l, int N) {
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const ExpertPass p = {&acts->experts, a.experts, s.experts, expert_choices(&acts->experts, l), a.norm2,
+                          linear(moe, AT(router), l), linear(moe, AT(gate_up), l), linear(moe, AT(down), l),
+                          layer_weights(moe, l).bias, NO_GRADIENTS, NO_GRADIENTS, NO_GRADIENTS,
+                          layer_numbers(acts, &moe->config, l), N};
+    return p;
+}
+
+// the first half of layer l: N positions, whose stream comes in as `residual`
+static void attention_block_forward(const Moe* moe, Activations* acts, int l, const floatX* residual, int N,
                                     const Device* dev) {
     const Config* c = &moe->config;
-    const int D = c->D, HQ = c->NH * c->HS, HK = c->NKV * c->HS;
-    ActivationTensors a = layer_activations(acts, l);
-    Statistics s = layer_statistics(acts, l);
-    StoredParameters p = layer_weights(moe, l);
-    floatX *k = a.k + (size_t)t0 * HK, *v = a.v + (size_t)t0 * HK;
-    rmsnorm_forward(a.norm1, s.norm1_rstd, residual, p.norm1, c->eps, N, D, dev);
-    linear_forward(a.q, a.norm1, linear(moe, p.wq), NULL, N, D, HQ, dev);
-    linear_forward(k, a.norm1, linear(moe, p.wk), NULL, N, D, HK, dev);
-    linear_forward(v, a.norm1, linear(moe, p.wv), NULL, N, D, HK, dev);
-    for (int i = 0; i < acts->segments.n; i++) {
-        const Segment x = acts->segments.at[i];
-        const RopeShape q_shape = rope_shape(x.rows, x.T, t0, c->NH, c->HS, ROPE_HALVES);
-        const RopeShape k_shape = rope_shape(x.rows, x.T, t0, c->NKV, c->HS, ROPE_HALVES);
-        const AttentionShape shape = attention_shape(c, x, t0);
-        rope_forward(a.q + x.first * HQ, acts->rope.cosines, acts->rope.sines, &q_shape, dev);
-        rope_forward(k + x.first * HK, acts->rope.cosines, acts->rope.sines, &k_shape, dev);
-        grouped_attention_forward(a.attention + x.first * HQ, s.att_max + x.first * c->NH,
-                                  s.att_inv + x.first * c->NH, a.q + x.first * HQ, a.k + x.first * HK,
-                                  a.v + x.first * HK, &shape, dev);
+    const TokenBatch* batch = &acts->batch;
+    const int D = c->D;
+    const ActivationTensors a = layer_activations(acts, l);
+    floatX *k = batch->n_texts > 0 ? a.new_k : a.k, *v = batch->n_texts > 0 ? a.new_v : a.v;
+    const RotaryAttention attention = rotary_attention(c, acts, l);
+    rmsnorm_forward(a.norm1, layer_statistics(acts, l).norm1_rstd, residual, layer_weights(moe, l).norm1, c->eps, N, D,
+                    dev);
+    linear_forward(a.q, a.norm1, linear(moe, AT(wq), l), N, dev);
+    linear_forward(k, a.norm1, linear(moe, AT(wk), l), N, dev);
+    linear_forward(v, a.norm1, linear(moe, AT(wv), l), N, dev);
+    if (batch->n_texts > 0) {
+        rotary_attention_cached(&attention, k, v, batch->texts, batch->n_texts, acts->T, dev);
+    } else {
+        rotary_attention_forward(&attention, &batch->segments, dev);
     }
-    linear_forward(a.branch, a.attention, linear(moe, p.wo), NULL, N, HQ, D, dev);
+    linear_forward(a.branch, a.attention, linear(moe, AT(wo), l), N, dev);
     residual_forward(a.residual2, residual, a.branch, (size_t)N * D, dev);
-}
-
-// Which rows the experts of this rank compute, and their inputs there, if they come from other ranks. norm2 is there
-static void experts_gather(Activations* acts, const Config* c, int l, int N, const Device* dev) {
-    ActivationTensors a = layer_activations(acts, l);
-    expert_rows_find(&acts->rows, layer_experts(acts, l), N, dev);
-    ep_find(&acts->ep, &acts->rows, dev);
-    if (!ep_sends(&acts->ep)) { return; }
-    expert_rows_copy(a.expert_out, a.norm2, &acts->rows, c->D, dev);
-    ep_send(&acts->ep, a.received, a.expert_out, sizeof(floatX) * (size_t)c->D, dev);
-}
-
-// the experts' first product
-static void experts_gate_up(const Moe* moe, Activations* acts, int l, const Device* dev) {
-    ActivationTensors a = layer_activations(acts, l);
-    const floatX* inp = ep_sends(&acts->ep) ? a.received : a.norm2;
-    experts_forward(&acts->ep, a.gate_up, inp, BY_TOKEN, linear(moe, layer_weights(moe, l).gate_up), moe->config.D,
-                    2 * moe->config.F, dev);
 }
 
 // the second half up to the products that are kept for backward. replay: these positions have chosen their experts
 static void experts_up(const Moe* moe, Activations* acts, int l, int replay, int N, const Device* dev) {
     const Config* c = &moe->config;
-    const int D = c->D, E = c->E;
-    const RouterShape router = router_shape(c);
-    ActivationTensors a = layer_activations(acts, l);
-    Statistics s = layer_statistics(acts, l);
-    StoredParameters p = layer_weights(moe, l);
-    int* experts = layer_experts(acts, l);
-    float* numbers = replay ? NULL : layer_numbers(acts, c, l);
-    rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2, p.norm2, c->eps, N, D, dev);
-    linear_forward(s.router_logits, a.norm2, linear(moe, p.router), NULL, N, D, E, dev);
-    router_forward(experts, s.weights, s.scores, s.lse, s.router_logits, p.bias, replay ? experts : NULL, &router, N,
-                   dev);
-    if (numbers) { router_statistics(numbers, experts, s.weights, s.scores, s.lse, &router, N, dev); }
-    experts_gather(acts, c, l, N, dev);
-    experts_gate_up(moe, acts, l, dev);
+    const ActivationTensors a = layer_activations(acts, l);
+    const ExpertPass p = expert_pass(moe, acts, l, N);
+    rmsnorm_forward(a.norm2, layer_statistics(acts, l).norm2_rstd, a.residual2, layer_weights(moe, l).norm2, c->eps, N,
+                    c->D, dev);
+    expert_choose(&p, replay, dev);
+    expert_gather(&p, dev);
+    expert_gate_up(&p, dev);
 }
 
 // ... and from there on: what the experts of a token say, weighed and added to the stream
 static void experts_down(const Moe* moe, Activations* acts, int l, int N, const Device* dev) {
-    const Config* c = &moe->config;
-    const ExpertParallel* ep = &acts->ep;
-    const int D = c->D, is_alone = ep->ranks->size == 1;
-    ActivationTensors a = layer_activations(acts, l);
-    Statistics s = layer_statistics(acts, l);
-    StoredParameters p = layer_weights(moe, l);
-    swiglu_forward(a.hidden, a.gate_up, 0.0f, ep->n_rows, c->F, dev);
-    experts_forward(ep, is_alone ? a.expert_out : a.computed, a.hidden, ROW_BY_ROW, linear(moe, p.down), c->F, D, dev);
-    if (!is_alone) { ep_return(ep, a.expert_out, a.computed, sizeof(floatX) * (size_t)D, dev); }
-    expert_rows_combine(a.branch, a.expert_out, s.weights, &acts->rows, D, dev);
-    residual_forward(a.residual3, a.residual2, a.branch, (size_t)N * D, dev);
+    const ActivationTensors a = layer_activations(acts, l);
+    const ExpertPass p = expert_pass(moe, acts, l, N);
+    expert_down(&p, a.branch, dev);
+    residual_forward(a.residual3, a.residual2, a.branch, (size_t)N * moe->config.D, dev);
 }
 
-// tokens (B, T-t0), on the host, come to the device
-static void upload_tokens(Activations* acts, const int* tokens, int B, int T, int t0, const Device* dev) {
-    device_upload(acts->tokens, tokens, sizeof(int) * (size_t)(B * (T - t0)), dev);
-    segments_find(&acts->segments, tokens, B, T);
-}
-
-// the targets of N positions likewise
-static void upload_targets(Activations* acts, const int* targets, int N, const Device* dev) {
-    device_upload(acts->targets, targets, sizeof(int) * (size_t)N, dev);
-}
-
-// tokens (B, T-t0), on the host or NULL: uploaded, at positions t0..T-1, up to the last norm. t0 > 0, with B = 1, goes
-// on from an earlier call on the same activations: k and v still hold the positions before, and only the new ones are
-// computed.
-static void moe_forward(const Moe* moe, Activations* acts, const int* tokens, int B, int T, int t0, const Device* dev) {
-    const int L = moe->config.L, D = moe->config.D, N = B * (T - t0);
+// the N positions of the batch, up to the last norm
+static void moe_layers_forward(const Moe* moe, Activations* acts, int N, const Device* dev) {
+    const int L = moe->config.L, D = moe->config.D;
     ActivationTensors a = layer_activations(acts, 0);
     StoredParameters p = layer_weights(moe, 0);
-    if (tokens) { upload_tokens(acts, tokens, B, T, t0, dev); }
-    linear_rows(a.encoded, acts->tokens, linear(moe, p.embedding), N, D, dev);
+    linear_rows(a.encoded, acts->batch.tokens, linear(moe, AT(embedding), 0), N, dev);
     const floatX* residual = a.encoded;
     for (int l = 0; l < L; l++) {
-        attention_block_forward(moe, acts, l, residual, N, t0, dev);
+        attention_block_forward(moe, acts, l, residual, N, dev);
         experts_up(moe, acts, l, 0, N, dev);
         experts_down(moe, acts, l, N, dev);
         residual = layer_activations(acts, l).residual3;
@@ -423,31 +279,31 @@ static void moe_forward(const Moe* moe, Activations* acts, const int* tokens, in
     rmsnorm_forward(a.norm, layer_statistics(acts, 0).norm_rstd, residual, p.norm, moe->config.eps, N, D, dev);
 }
 
-// the output matrix: the embedding where it is tied
-static Linear output_weight(const Moe* moe) {
-    const StoredParameters p = layer_weights(moe, 0);
-    return linear(moe, moe->config.tied ? p.embedding : p.head);
+// tokens (B, T), on the host or NULL: uploaded
+static void moe_forward(const Moe* moe, Activations* acts, const int* tokens, int B, int T, const Device* dev) {
+    if (tokens) { token_batch_inputs(&acts->batch, tokens, NULL, B, T, 0, dev); }
+    moe_layers_forward(moe, acts, B * T, dev);
 }
 
-// Logits of N positions, head_rows at a time, and their losses. backward: also the gradients of the output matrix
-// (dweight, written; NULL where it is frozen) and, in dbranch, of the last norm's output. targets are on the host,
-// or NULL: uploaded; dloss = 1 / targets counted in the whole update
-static void moe_head(const Moe* moe, Activations* acts, int backward, float* dweight, const int* targets, float dloss,
-                     int N, const Device* dev) {
-    const int D = moe->config.D, V = moe->config.V, Vp = moe->config.Vp;
-    ActivationTensors a = layer_activations(acts, 0);
-    Statistics s = layer_statistics(acts, 0);
-    const Linear weight = output_weight(moe);
-    if (targets) { upload_targets(acts, targets, N, dev); }
-    for (int first = 0; first < N; first += acts->how.head_rows) {
-        const int n = N - first < acts->how.head_rows ? N - first : acts->how.head_rows;
-        const size_t at = (size_t)first * (size_t)D;
-        linear_forward(a.logits, a.norm + at, weight, NULL, n, D, Vp, dev);
-        crossentropy_fused(s.losses + first, a.logits, acts->targets + first, dloss, backward, n, V, Vp, dev);
-        if (!backward) { continue; }
-        linear_backward_input(a.dbranch + at, a.logits, weight, 0, n, D, Vp, dev);
-        matmul_backward_weight(dweight, a.logits, a.norm + at, first > 0, n, D, Vp, dev);
-    }
+// the new positions of texts, and how many they are; activations are those of generation
+static int moe_forward_texts(const Moe* moe, Activations* acts, const CachedText* texts, int n_texts,
+                              const Device* dev) {
+    const int N = token_batch_texts(&acts->batch, texts, n_texts, dev);
+    moe_layers_forward(moe, acts, N, dev);
+    return N;
+}
+
+// the output matrix: the embedding where it is tied
+static Linear output_weight(const Moe* moe) {
+    return linear(moe, moe->config.tied ? AT(embedding) : AT(head), 0);
+}
+
+// from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
+static LmHead lm_head(const Moe* moe, const Activations* acts) {
+    const ActivationTensors a = layer_activations(acts, 0);
+    const LmHead head = {output_weight(moe), a.norm, a.dbranch, a.logits, layer_statistics(acts, 0).losses,
+                         acts->how.head_rows, moe->config.V};
+    return head;
 }
 
 // what --recompute left out of layer l, and which rows its experts have; the last layer's is still there
@@ -455,12 +311,13 @@ static void recompute_block(const Moe* moe, Activations* acts, int l, const floa
                             const Device* dev) {
     const Config* c = &moe->config;
     const int level = acts->how.recompute;
-    ActivationTensors a = layer_activations(acts, l);
-    Statistics s = layer_statistics(acts, l);
-    StoredParameters p = layer_weights(moe, l);
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const StoredParameters p = layer_weights(moe, l);
+    const ExpertPass experts = expert_pass(moe, acts, l, N);
     if (l + 1 == c->L) { return; }
     if (level == RECOMPUTE_BLOCKS) {
-        attention_block_forward(moe, acts, l, residual, N, 0, dev);
+        attention_block_forward(moe, acts, l, residual, N, dev);
         experts_up(moe, acts, l, 1, N, dev);
         return;
     }
@@ -468,108 +325,50 @@ static void recompute_block(const Moe* moe, Activations* acts, int l, const floa
         rmsnorm_forward(a.norm1, s.norm1_rstd, residual, p.norm1, c->eps, N, c->D, dev);
         rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2, p.norm2, c->eps, N, c->D, dev);
     }
-    experts_gather(acts, c, l, N, dev);
-    if (level >= RECOMPUTE_EXPERTS) { experts_gate_up(moe, acts, l, dev); }
-}
-
-// The experts of this rank, for all rows that they compute: from dresidual to the gradients of their inputs, drows, and
-// of the weight that each has in its token, drow_weights. The latter needs no output of the expert: it is
-// (dout Wdown) . hidden (doc/moe.md).
-static void experts_products_backward(Moe* moe, Activations* acts, int l, const Device* dev) {
-    const Config* c = &moe->config;
-    const ExpertParallel* ep = &acts->ep;
-    const int D = c->D, F = c->F, sends = ep_sends(ep);
-    const size_t width = sizeof(floatX) * (size_t)D;
-    ActivationTensors a = layer_activations(acts, l);
-    Statistics s = layer_statistics(acts, l);
-    StoredParameters p = layer_weights(moe, l);
-    Parameters d = layer_gradients(moe, l);
-    const floatX *inp = sends ? a.received : a.norm2, *dout = sends ? a.dreceived : a.dresidual;
-    float* dweights = sends ? s.dreceived_weights : s.drow_weights;
-    floatX* drows = sends ? a.computed : a.drows;
-    expert_rows_weights(s.row_weights, s.weights, &acts->rows, dev);
-    if (sends) {
-        expert_rows_copy(a.drows, a.dresidual, &acts->rows, D, dev);
-        ep_send(ep, a.dreceived, a.drows, width, dev);
-        ep_send(ep, s.received_weights, s.row_weights, sizeof(float), dev);
-    }
-    experts_backward_input(ep, a.dhidden, dout, BY_TOKEN, linear(moe, p.down), F, D, dev);
-    swiglu_backward(a.gate_up, a.hidden, dweights, a.dhidden, a.gate_up, sends ? s.received_weights : s.row_weights,
-                    0.0f, ep->n_rows, F, dev);
-    experts_backward_weight(ep, d.down, dout, BY_TOKEN, a.hidden, ROW_BY_ROW, acts->scratch, F, D, dev);
-    experts_backward_weight(ep, d.gate_up, a.gate_up, ROW_BY_ROW, inp, BY_TOKEN, acts->scratch, D, 2 * F, dev);
-    experts_backward_input(ep, drows, a.gate_up, ROW_BY_ROW, linear(moe, p.gate_up), D, 2 * F, dev);
-    if (sends) {
-        ep_return(ep, a.drows, drows, width, dev);
-        ep_return(ep, s.drow_weights, dweights, sizeof(float), dev);
-    }
+    expert_gather(&experts, dev);
+    if (level >= RECOMPUTE_EXPERTS) { expert_gate_up(&experts, dev); }
 }
 
 // dresidual is the gradient of the stream behind layer l, and becomes that behind its attention
 static void experts_backward(Moe* moe, Activations* acts, int l, int N, const Device* dev) {
     const Config* c = &moe->config;
-    const int D = c->D, E = c->E;
-    const RouterShape router = router_shape(c);
     const float per_leaf = 1.0f / (float)moe->model.dp.n_leaves;  // the losses of routers are means over leaves
     const float balance = c->balance == BALANCE_LOSS ? c->aux_alpha * per_leaf : 0.0f, z = c->z_lambda * per_leaf;
-    const ExpertRows* rows = &acts->rows;
-    ActivationTensors a = layer_activations(acts, l);
-    Statistics s = layer_statistics(acts, l);
-    StoredParameters p = layer_weights(moe, l);
-    Parameters d = layer_gradients(moe, l);
-    experts_products_backward(moe, acts, l, dev);
-    expert_rows_dweights(s.dweights, s.drow_weights, rows, dev);
-    router_backward(s.drouter_logits, s.dweights, layer_experts(acts, l), s.weights, s.scores, s.lse, s.router_logits,
-                    layer_numbers(acts, c, l), balance, z, &router, N, dev);
-    cast(a.drouter, (const float*)s.drouter_logits, (size_t)N * E, dev);
-    linear_backward_input(a.dbranch, a.drouter, linear(moe, p.router), 0, N, D, E, dev);
-    matmul_backward_weight(d.router, a.drouter, a.norm2, 0, N, D, E, dev);
-    if (d.bias) { device_zero(d.bias, sizeof(float) * (size_t)E, dev); }  // it learns otherwise: balance_biases
-    expert_rows_add(a.dbranch, a.drows, rows, D, dev);
-    rmsnorm_backward(a.dresidual, d.norm2, a.dbranch, a.residual2, p.norm2, s.norm2_rstd, N, D, dev);
+    const ActivationTensors a = layer_activations(acts, l);
+    const Parameters d = layer_gradients(moe, l);
+    ExpertPass p = expert_pass(moe, acts, l, N);
+    p.drouter = gradients(moe, AT(router), l);
+    p.dgate_up = gradients(moe, AT(gate_up), l);
+    p.ddown = gradients(moe, AT(down), l);
+    if (d.bias) { device_zero(d.bias, sizeof(float) * (size_t)c->E, dev); }  // it learns otherwise: balance_biases
+    expert_backward(&p, a.dbranch, a.dresidual, p.numbers, balance, z, dev);
+    rmsnorm_backward(a.dresidual, d.norm2, a.dbranch, a.residual2, layer_weights(moe, l).norm2,
+                     layer_statistics(acts, l).norm2_rstd, 1, N, c->D, dev);
 }
 
 // ... and then that before the layer, whose stream came in as `residual`
 static void attention_block_backward(Moe* moe, Activations* acts, int l, const floatX* residual, int N,
                                      const Device* dev) {
-    const Config* c = &moe->config;
-    const int D = c->D, HQ = c->NH * c->HS, HK = c->NKV * c->HS;
-    ActivationTensors a = layer_activations(acts, l);
-    Statistics s = layer_statistics(acts, l);
-    StoredParameters p = layer_weights(moe, l);
-    Parameters d = layer_gradients(moe, l);
-    linear_backward_input(a.dbranch, a.dresidual, linear(moe, p.wo), 0, N, HQ, D, dev);
-    matmul_backward_weight(d.wo, a.dresidual, a.attention, 0, N, HQ, D, dev);
-    for (int i = 0; i < acts->segments.n; i++) {
-        const Segment x = acts->segments.at[i];
-        const size_t q = x.first * HQ, k = x.first * HK;
-        const RopeShape q_shape = rope_shape(x.rows, x.T, 0, c->NH, c->HS, ROPE_HALVES);
-        const RopeShape k_shape = rope_shape(x.rows, x.T, 0, c->NKV, c->HS, ROPE_HALVES);
-        const AttentionShape shape = attention_shape(c, x, 0);
-        grouped_attention_backward(a.dq + q, a.dk + k, a.dv + k, a.dbranch + q, a.attention + q,
-                                   s.att_max + x.first * c->NH, s.att_inv + x.first * c->NH, a.q + q, a.k + k, a.v + k,
-                                   &shape, dev);
-        rope_backward(a.dq + q, acts->rope.cosines, acts->rope.sines, &q_shape, dev);
-        rope_backward(a.dk + k, acts->rope.cosines, acts->rope.sines, &k_shape, dev);
-    }
-    matmul_backward_weight(d.wq, a.dq, a.norm1, 0, N, D, HQ, dev);
-    matmul_backward_weight(d.wk, a.dk, a.norm1, 0, N, D, HK, dev);
-    matmul_backward_weight(d.wv, a.dv, a.norm1, 0, N, D, HK, dev);
-    linear_backward_input(a.dbranch, a.dq, linear(moe, p.wq), 0, N, D, HQ, dev);  // one chain through all three
-    linear_backward_input(a.dbranch, a.dk, linear(moe, p.wk), 1, N, D, HK, dev);
-    linear_backward_input(a.dbranch, a.dv, linear(moe, p.wv), 1, N, D, HK, dev);
-    rmsnorm_backward(a.dresidual, d.norm1, a.dbranch, residual, p.norm1, s.norm1_rstd, N, D, dev);
+    const ActivationTensors a = layer_activations(acts, l);
+    const RotaryAttention attention = rotary_attention(&moe->config, acts, l);
+    linear_backward(a.dbranch, a.dresidual, a.attention, linear(moe, AT(wo), l), gradients(moe, AT(wo), l), 0, N, dev);
+    rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, dev);
+    // one chain through all three
+    linear_backward(a.dbranch, a.dq, a.norm1, linear(moe, AT(wq), l), gradients(moe, AT(wq), l), 0, N, dev);
+    linear_backward(a.dbranch, a.dk, a.norm1, linear(moe, AT(wk), l), gradients(moe, AT(wk), l), 1, N, dev);
+    linear_backward(a.dbranch, a.dv, a.norm1, linear(moe, AT(wv), l), gradients(moe, AT(wv), l), 1, N, dev);
+    rmsnorm_backward(a.dresidual, layer_gradients(moe, l).norm1, a.dbranch, residual, layer_weights(moe, l).norm1,
+                     layer_statistics(acts, l).norm1_rstd, 1, N, moe->config.D, dev);
 }
 
-// Forward's calls upside down, after moe_head. Every parameter's gradient is written, but for what is frozen, whose
+// Forward's calls upside down, after the head. Every parameter's gradient is written, but for what is frozen, whose
 // pointer is NULL: one micro-batch is one leaf.
 static void moe_backward(Moe* moe, Activations* acts, int B, int T, const Device* dev) {
     const int L = moe->config.L, D = moe->config.D, N = B * T;
     ActivationTensors a = layer_activations(acts, L - 1);
     StoredParameters p = layer_weights(moe, 0);
     Parameters d = layer_gradients(moe, 0);
-    device_zero(a.dresidual, sizeof(floatX) * (size_t)N * D, dev);
-    rmsnorm_backward(a.dresidual, d.norm, a.dbranch, a.residual3, p.norm, layer_statistics(acts, 0).norm_rstd, N, D,
+    rmsnorm_backward(a.dresidual, d.norm, a.dbranch, a.residual3, p.norm, layer_statistics(acts, 0).norm_rstd, 0, N, D,
                      dev);
     for (int l = L - 1; l >= moe->model.lowest; l--) {
         const floatX* residual = l > 0 ? layer_activations(acts, l - 1).residual3 : a.encoded;
@@ -578,10 +377,10 @@ static void moe_backward(Moe* moe, Activations* acts, int B, int T, const Device
         attention_block_backward(moe, acts, l, residual, N, dev);
         model_layer_done(&moe->model, l, dev);
     }
-    if (d.embedding && !moe->config.tied) {  // else moe_head has written it
+    if (d.embedding && !moe->config.tied) {  // else the head has written it
         device_zero(d.embedding, sizeof(float) * (size_t)moe->config.Vp * D, dev);
     }
-    token_embedding_backward(d.embedding, a.dresidual, acts->tokens, N, D, dev);
+    token_embedding_backward(d.embedding, a.dresidual, acts->batch.tokens, N, D, dev);
 }
 
 // One micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree of
@@ -590,13 +389,14 @@ static void moe_leaf(Moe* moe, Activations* acts, const int* tokens, const int* 
                      const Device* dev) {
     DataParallel* dp = &moe->model.dp;
     const Parameters d = layer_gradients(moe, 0);
+    const LmHead head = lm_head(moe, acts);
     acts->numbers = dp_numbers(dp);
-    upload_tokens(acts, tokens, B, T, 0, dev);
-    upload_targets(acts, targets, B * T, dev);
+    token_batch_inputs(&acts->batch, tokens, targets, B, T, 0, dev);
+    token_batch_targets(&acts->batch, targets, B * T, dev);
     if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
-        moe_forward(moe, acts, NULL, B, T, 0, dev);
-        moe_head(moe, acts, 1, moe->config.tied ? d.embedding : d.head, NULL, dloss, B * T, dev);
-        crossentropy_losses_sum(dp_loss(dp), layer_statistics(acts, 0).losses, B * T, dev);
+        moe_forward(moe, acts, NULL, B, T, dev);
+        lm_head_losses(&head, &acts->batch, 1, moe->config.tied ? d.embedding : d.head, dloss, B * T, dev);
+        crossentropy_losses_sum(dp_loss(dp), head.losses, B * T, dev);
         moe_backward(moe, acts, B, T, dev);
         graph_end(&acts->graph, dev);
     }
@@ -606,25 +406,8 @@ static void moe_leaf(Moe* moe, Activations* acts, const int* tokens, const int* 
 
 // ---- what routers have counted in an update, once dp_reduce is back ----
 
-typedef struct {
-    float balance, z;  // sums over layers of the means over leaves; balance is 1 a layer where experts are equally busy
-    float load;        // of the busiest expert of all layers, as a multiple of its layer's mean
-    int idle;          // experts of all layers that no token took
-} Routing;
-
 static Routing moe_routing(const Moe* moe) {
-    const int E = moe->config.E;
-    const float* numbers = dp_sums(&moe->model.dp);
-    const float n_leaves = (float)moe->model.dp.n_leaves;
-    Routing sum = {0.0f, 0.0f, 0.0f, 0};
-    for (int l = 0; l < moe->config.L; l++, numbers += router_statistics_length(E)) {
-        const RouterLoad load = router_load(numbers, E);
-        sum.balance += numbers[2 * E + ROUTER_BALANCE] / n_leaves;
-        sum.z += numbers[2 * E + ROUTER_Z] / n_leaves;
-        sum.load = load.busiest > sum.load ? load.busiest : sum.load;
-        sum.idle += load.dead;
-    }
-    return sum;
+    return routing_read(dp_sums(&moe->model.dp), moe->config.L, moe->config.E, moe->model.dp.n_leaves);
 }
 
 // What the routers add to the loss; the leaves have its gradients. A z-loss that is switched off may be infinite
@@ -662,10 +445,12 @@ typedef struct {
     ConfigFile file;          // of the model; all zero: there is none
     int balance, tied, weights, graph;
     float aux_alpha, z_lambda, bias_rate, rope_alpha;
-    float* host;              // losses of a batch, logits of a position
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
+static Activations* activations_of(const Run* r, Purpose purpose) {
+    return purpose == TO_GENERATE ? &workplace(r)->cache : &workplace(r)->acts;
+}
 static const Config* config_of(const Run* r) { return &workplace(r)->moe.config; }
 
 // gives rows of run_options.h the meaning that they have here
@@ -674,9 +459,6 @@ static void moe_reword_options(Option* t, int n) {
                    ".safetensors file with config.json beside it");
     options_reword(t, n, "config", "random start from a config.json as Mixtral's, with sizes of your own: doc/moe.md "
                    "lists its keys, dev/hello_moe.json is one");
-    options_reword(t, n, "freeze", "no updates of tensors with such names, of all layers, of one or of an expert: "
-                   "'model.embed_tokens.*,*.layers.0.*,*.experts.3.*'; first:N: of the first N layers; indices:A,B,..: "
-                   "of these layers, from 0");
 }
 
 static void moe_options(Run* r) {
@@ -770,7 +552,7 @@ static void moe_choose(Run* r) {
     options_set(r->table, r->n_options, "rope-alpha", format_float((float)c->rope_alpha).s);
     options_set(r->table, r->n_options, "tied", c->tied ? "1" : "0");
     moe_layout(&w->moe, *c);
-    if (w->weights) { model_use_bf16(&w->moe.model); }
+    if (w->weights) { model_store_frozen(&w->moe.model, STORED_BF16); }
     r->V = r->classes = c->V;
     r->max_T = c->max_T;
     experts_share(r, &w->how.shared, c->E, c->F, c->D);
@@ -791,15 +573,10 @@ static void moe_freeze(Run* r) {
 static void moe_check(Run* r) {
     const Config* c = config_of(r);
     r->has_masters = !FLOATX_IS_FLOAT;
-    if ((double)r->o.batch_size * r->T > most_positions(c)) {
-        options_fail("batch-size", "expected at most %d rows of %d positions, each with %d experts, found %d",
-                     most_positions(c) / r->T, r->T, c->k, r->o.batch_size);
-    }
     const int learns = run_is_training(r) || *r->o.probe;
-    options_refuse(learns && r->model->is_bf16, "weights", "bf16 is for --generate, --eval-only and --export-hf");
-    experts_check(r, &workplace(r)->how.shared);
-    graph_check(r, &workplace(r)->graph, model_is_shared(r->model)
-                    ? "is not for --ep: in every layer the host has to know how many rows other ranks send" : NULL);
+    options_refuse(learns && workplace(r)->weights, "weights", "bf16 is for --generate, --eval-only and --export-hf");
+    experts_check(r, &workplace(r)->how.shared, c->k);
+    graph_check(r, &workplace(r)->graph, experts_obstacle(r));
     const int weighs_otherwise = c->k == 1 && c->E > 1;  // the share of the only expert is 1
     const char* lacking = c->balance == BALANCE_BIAS ? "biases of routers" : weighs_otherwise ? "single expert a token"
                         : NULL;
@@ -851,84 +628,43 @@ static void moe_box_balance(const Run* r) {
 
 static void moe_box(const Run* r) {
     const Config* c = config_of(r);
-    size_t active = 0;
-    for (int i = 0; i < r->model->n_table; i++) {
-        const Tensor* t = &r->model->table[i];
-        const size_t n = tensors_disk_count(t, 1);
-        active += t->experts > 0 ? n / (size_t)t->experts * (size_t)c->k : n;
-    }
+    const size_t active = decoder_active(r->model, c->k);
     box_row("model", "%d layer%s of %d channels, %d head%s of %d for %d of keys and values, %d positions", c->L,
             c->L > 1 ? "s" : "", c->D, c->NH, c->NH > 1 ? "s" : "", c->HS, c->NKV, c->max_T);
-    const int ranks = r->model->ranks.size;
     box_row("experts", "%d in a layer, %d wide, a token takes %d", c->E, c->F, c->k);
-    if (ranks > 1) {
-        box_row("  of them", "%d on each of %d ranks", c->E / ranks, ranks);
-        const double sent = run_is_training(r) ? experts_sent_bytes(r, c->L, c->D, c->k) : 0.0;
-        if (sent > 0.0) { box_row("  rows sent", "%s per update by each", format_bytes(sent).s); }
-    }
+    experts_box(r, c->L, c->E, c->D, c->k);
     if (run_is_training(r) || *r->o.probe) { moe_box_balance(r); }
     box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
 }
 
-// a token computes k of E experts, and looks up a row of the embedding where that is not the output matrix
 static double moe_flops_per_token(const Run* r) {
     const Config* c = config_of(r);
-    double n = 6.0 * c->L * c->NH * c->HS * (double)r->T;  // attention
-    for (int i = 0; i < r->model->n_table; i++) {
-        const Tensor* t = &r->model->table[i];
-        const int looks_up = t->field == offsetof(Parameters, embedding) && !c->tied;
-        if (t->rows > 1 && !looks_up) { n += model_flops(r->model, i) * (t->experts > 0 ? (double)c->k / c->E : 1.0); }
-    }
-    return n;
+    const double attention = 6.0 * c->L * c->NH * c->HS * (double)r->T;
+    return attention + decoder_flops(r, c->tied ? -1 : model_row(r->model, AT(embedding), 0), c->k, c->E);
 }
 
-// Memory of a CPU is taken where it is written: rows that do not come cost nothing, and as many are expected as when
-// all experts are equally busy
-static Tradeoffs expected_tradeoffs(const Run* r) {
-    Tradeoffs how = workplace(r)->how;
-    if (DEVICE_IS_SHARED && how.shared.room == 0.0f) { how.shared.room = 1.0f; }
-    return how;
-}
-
-static double activation_bytes(const Run* r, Purpose purpose, int B, int T) {
+static double activation_bytes(const Run* r, Purpose purpose, int B, int T, int sparing) {
     Activations acts;
-    return activations_layout(&acts, *config_of(r), B, T, purpose, expected_tradeoffs(r));
+    Tradeoffs how = decoder_expected(workplace(r)->how);
+    if (sparing) { how.recompute = RECOMPUTE_BLOCKS; }
+    return activations_layout(&acts, *config_of(r), B, T, purpose, how);
 }
 
-static double sparing_bytes(const Run* r, int B, int T) {
-    Activations acts;
-    Tradeoffs how = expected_tradeoffs(r);
-    how.recompute = RECOMPUTE_BLOCKS;
-    return activations_layout(&acts, *config_of(r), B, T, TO_TRAIN, how);
-}
-
-// the largest scratch that an op asks for: products of the head, of the experts, or attention
 static double workspace_bytes(const Run* r, int B) {
     const Config* c = config_of(r);
-    const int n = r->dev.n_threads, head_rows = workplace(r)->how.head_rows;
-    if ((double)B * r->T > most_positions(c)) { return INFINITY; }
-    const int N = B * r->T, R = N * c->k;
-    const int n_head = N < head_rows ? N : head_rows, wide = c->D > c->NH * c->HS ? c->D : c->NH * c->HS;
-    double most = fmax((double)gemm_workspace_bytes(n_head, c->Vp, n), (double)gemm_workspace_bytes(c->Vp, n_head, n));
-    most = fmax(most, (double)gemm_workspace_bytes(N, wide, n));
-    most = fmax(most, (double)gemm_workspace_bytes(wide, N, n));
-    most = fmax(most, (double)grouped_matmul_workspace_bytes(c->E, R, c->D, 2 * c->F, n));
-    return fmax(most, (double)attention_bytes(r->trainer->stored_bytes, B, r->T, c->NH * c->HS, c->NH, &r->dev));
+    const Tradeoffs* how = &workplace(r)->how;
+    const int HQ = c->NH * c->HS, wide = c->D > HQ ? c->D : HQ;
+    const ExpertSizes experts = expert_sizes(c, how);
+    return decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, HQ, c->NH, &experts);
 }
 
 static void open_activations(Run* r, Purpose purpose, int B, int T) {
-    Workplace* w = workplace(r);
-    Activations* acts = purpose == TO_GENERATE ? &w->cache : &w->acts;
-    const size_t n_losses = (size_t)B * (size_t)T, n_logits = (size_t)w->moe.config.Vp;
+    const Workplace* w = workplace(r);
+    Activations* acts = activations_of(r, purpose);
     activations_init(acts, w->moe.config, &r->model->ranks, B, T, purpose, w->how, &r->dev);
-    acts->graph.is_on = w->graph;
-    if (r->o.doc_reset && purpose != TO_GENERATE && !*r->o.probe) {
-        acts->segments.document_start = run_end_of_text(r);
-    }
-    if (!w->host) {
-        w->host = (float*)malloc_check(sizeof(float) * (n_losses > n_logits ? n_losses : n_logits), "losses");
-    }
+    acts->graph.is_on = acts->batch.counts_all = w->graph;
+    acts->batch.segments.document_start = run_document_start(r, purpose);
 }
 
 static void train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
@@ -947,105 +683,64 @@ static void moe_stepped(Run* r, const Step* s) {
     Workplace* w = workplace(r);
     const int L = w->moe.config.L;
     const Routing now = moe_routing(&w->moe);
-    const double cross_entropy = (double)r->targets_loss;
     if (!s->skipped) { moe_balance_biases(&w->moe, w->bias_rate, &r->dev); }
-    log_note(&r->log, "load %.2f", (double)now.load);
-    log_extra(&r->log, json_pack("{s:o, s:o, s:o, s:o, s:i}", "cross_entropy", json_finite(cross_entropy), "balance",
-                                 json_finite((double)now.balance / L), "z", json_finite((double)now.z / L), "load",
-                                 json_finite((double)now.load), "idle_experts", now.idle));
+    router_log_step(r, now.balance / (float)L, now.z / (float)L, now.load, now.idle);
 }
 
-// loads: of the experts of layer l, as many as the line has room for, below each other from layer to layer
-static void moe_print_loads(int l, int L, const RouterLoad* all, const json_t* loads) {
-    const int terminal = terminal_columns(), end = terminal > 0 ? terminal : 80, E = (int)json_array_size(loads);
-    const int of_layer = snprintf(NULL, 0, "%d", L - 1), of_idle = snprintf(NULL, 0, "%d", E - 1);
-    int e = 0, column = printf("layer %*d | load %.2f | %*d idle |", of_layer, l, (double)all->busiest, of_idle,
-                               all->dead);
-    for (; e < E; e++) {
-        const double load = json_real_value(json_array_get(loads, (size_t)e));
-        const int dots = e + 1 < E ? 4 : 0;
-        if (column + snprintf(NULL, 0, " %.2f", load) + dots > end) { break; }
-        column += printf(" %.2f", load);
-    }
-    printf("%s\n", e < E ? " ..." : "");
-}
-
-// When training has ended: how often the last update took each expert, as a multiple of its layer's mean. A line for
-// each layer, and "loads" of summary.json, which a run without an update has not
 static json_t* moe_summary(const Run* r) {
-    const int L = config_of(r)->L, E = config_of(r)->E;
-    if (r->state.step <= r->first_step) { return json_object(); }
-    json_t* layers = json_array();
-    for (int l = 0; l < L; l++) {
-        const float* counts = dp_sums(&r->model->dp) + (size_t)l * router_statistics_length(E);
-        const RouterLoad all = router_load(counts, E);
-        json_t* loads = json_array();
-        float sum = 0.0f;
-        for (int e = 0; e < E; e++) { sum += counts[e]; }
-        for (int e = 0; e < E; e++) {
-            json_array_append_new(loads, json_finite((double)(counts[e] / (sum / (float)E))));
-        }
-        if (!r->log.json_lines) { moe_print_loads(l, L, &all, loads); }
-        json_array_append_new(layers, loads);
+    return router_log_summary(r, NULL, config_of(r)->L, config_of(r)->L, config_of(r)->E);
+}
+
+// TO_GENERATE: of the text in row 0 of the cache
+static void forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
+    Activations* acts = activations_of(r, purpose);
+    const CachedText text = {tokens, 0, t0, T};
+    if (purpose == TO_GENERATE) {
+        moe_forward_texts(&workplace(r)->moe, acts, &text, 1, &r->dev);
+        return;
     }
-    return json_pack("{s:o}", "loads", layers);
+    token_batch_inputs(&acts->batch, tokens, targets, B, T, 0, &r->dev);
+    moe_forward(&workplace(r)->moe, acts, NULL, B, T, &r->dev);
 }
 
-static void forward(Run* r, const int* inputs, int B, int T) {
-    moe_forward(&workplace(r)->moe, &workplace(r)->acts, inputs, B, T, 0, &r->dev);
-}
-
-// the logits of one position, as floats on the host
-static const float* host_logits(const Run* r, Activations* acts, int n) {
-    const Config* c = config_of(r);
-    ActivationTensors a = layer_activations(acts, 0);
-    float* host = workplace(r)->host;
-    linear_forward(a.logits, a.norm + (size_t)n * c->D, output_weight(&workplace(r)->moe), NULL, 1, c->D, c->Vp,
-                   &r->dev);
-    floatx_download(host, a.logits, (size_t)c->Vp, &r->dev);
-    return host;
-}
-
-static void logits(Run* r, float* out, int first, int n) {
-    const size_t V = (size_t)config_of(r)->V;
-    for (int i = 0; i < n; i++) {
-        memcpy(out + V * (size_t)i, host_logits(r, &workplace(r)->acts, first + i), sizeof(float) * V);
-    }
+static const floatX* logits(Run* r, Purpose purpose, int n) {
+    const LmHead head = lm_head(&workplace(r)->moe, activations_of(r, purpose));
+    return lm_head_logits(&head, n, 1, &r->dev);
 }
 
 // cross entropy alone: what the routers add is of no interest for a text
-static const float* batch_losses(void* run, const int* inputs, const int* targets, int B, int T) {
-    Run* r = (Run*)run;
-    Workplace* w = workplace(r);
-    moe_forward(&w->moe, &w->acts, inputs, B, T, 0, &r->dev);
-    moe_head(&w->moe, &w->acts, 0, NULL, targets, 0.0f, B * T, &r->dev);
-    device_download(w->host, layer_statistics(&w->acts, 0).losses, sizeof(float) * (size_t)B * (size_t)T, &r->dev);
-    return w->host;
+static const float* losses(Run* r, const int* targets, int N) {
+    Activations* acts = activations_of(r, TO_EVALUATE);
+    const LmHead head = lm_head(&workplace(r)->moe, acts);
+    return lm_head_evaluate(&head, &acts->batch, targets, N, &r->dev);
 }
 
-// keys and values of earlier positions are kept in cache
-static const float* next_logits(void* run, const int* tokens, int n_cached, int n) {
-    Run* r = (Run*)run;
+static const floatX* next_of_each(Run* r, const CachedText* texts, int n_texts, size_t* row) {
     Workplace* w = workplace(r);
-    moe_forward(&w->moe, &w->cache, tokens + n_cached, 1, n, n_cached, &r->dev);
-    return host_logits(r, &w->cache, n - n_cached - 1);
+    const int N = moe_forward_texts(&w->moe, &w->cache, texts, n_texts, &r->dev);
+    const LmHead head = lm_head(&w->moe, &w->cache);
+    *row = (size_t)w->moe.config.Vp;
+    return lm_head_logits(&head, N - n_texts, n_texts, &r->dev);
 }
 
-static FileSum write_config(const Run* r, const char* path, int eot) { return config_save(path, config_of(r), eot); }
+static void share_text(Run* r, int to, int from, int n) {
+    const Config* c = config_of(r);
+    const Activations* cache = &workplace(r)->cache;
+    const size_t width = sizeof(floatX) * (size_t)c->NKV * (size_t)c->HS;
+    for (int l = 0; l < c->L; l++) {
+        const ActivationTensors a = layer_activations(cache, l);
+        cached_text_copy(a.k, width, cache->T, to, from, n, &r->dev);
+        cached_text_copy(a.v, width, cache->T, to, from, n, &r->dev);
+    }
+}
+
+static FileSum write_config(const Run* r, const char* path, int eot, const char* dtype) {
+    return config_save(path, config_of(r), eot, dtype);
+}
 
 static void close_activations(Run* r) {
     activations_free(&workplace(r)->acts);
     activations_free(&workplace(r)->cache);
-    free(workplace(r)->host);
-}
-
-// what metrics.jsonl has beside the common keys
-static void moe_parsed(Run* r) {
-    log_add_key(&r->log, "cross_entropy", "training loss without that of the routers");
-    log_add_key(&r->log, "balance", "mean over layers of the balance loss before its weight, 1: equally busy experts");
-    log_add_key(&r->log, "z", "mean over layers of the z-loss before its weight");
-    log_add_key(&r->log, "load", "busiest expert of all layers, as a multiple of its layer's mean");
-    log_add_key(&r->log, "idle_experts", "experts that no token took");
 }
 
 static Trainer moe_trainer(void) {
@@ -1058,15 +753,15 @@ static Trainer moe_trainer(void) {
     t.stored_bytes = sizeof(floatX);
     t.usual_T = 1024;
     t.usual_V = 32000;
+    t.takes_conversations = 1;
     t.options = moe_options;
-    t.parsed = moe_parsed;
+    t.parsed = router_log_keys;
     t.choose = moe_choose;
     t.freeze = moe_freeze;
     t.check = moe_check;
     t.box = moe_box;
     t.flops_per_token = moe_flops_per_token;
     t.activation_bytes = activation_bytes;
-    t.sparing_bytes = sparing_bytes;
     t.workspace_bytes = workspace_bytes;
     t.load = moe_load;
     t.open = open_activations;
@@ -1074,10 +769,11 @@ static Trainer moe_trainer(void) {
     t.stepped = moe_stepped;
     t.more_loss = routers_loss;
     t.without_more = "cross_entropy";
-    t.losses = batch_losses;
     t.forward = forward;
     t.logits = logits;
-    t.next_logits = next_logits;
+    t.losses = losses;
+    t.next_of_each = next_of_each;
+    t.share_text = share_text;
     t.write_config = write_config;
     t.summary = moe_summary;
     t.close = close_activations;

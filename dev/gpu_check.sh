@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Everything that only a machine with a GPU can tell: builds natively, runs every test with kernels on the GPU, then under
 # compute-sanitizer, measures ops and training steps beside PyTorch's, and writes doc/gpu/<date>-<card>.md.
-#     dev/gpu_check.sh                          all stages: build tests sanitizer ops steps report
+#     dev/gpu_check.sh                          all stages: build tests sanitizer ops steps qwen report
 #     dev/gpu_check.sh build tests              some of them, in this order; what they found stays in --results
 #     dev/gpu_check.sh report                   the page again from --results; needs no GPU
 #     dev/gpu_check.sh pack                     before going to a machine without a network: .gpu/ gets what a build needs from here
 #     dev/gpu_check.sh --rehearse               every stage with stand-ins for what needs a GPU, tiny, about 20 seconds
 # Options:
-#     --results DIR     where stages leave what they found (build/gpu_check); eight files, log.txt has all output
+#     --results DIR     where stages leave what they found (build/gpu_check); nine files, log.txt has all output
 #     --and DIR         results of other stages on the same card, brought home from elsewhere: for report; may be given again
 #     --budget SECONDS  for everything: a stage gets what is left, and is not started when nothing is
 #     --limit STAGE=SECONDS   instead of the stage's own limit
@@ -33,7 +33,7 @@ torch=""
 stand_in=0
 stages=()
 others=()
-declare -A limit=([build]=360 [tests]=300 [sanitizer]=480 [ops]=300 [steps]=780 [report]=60)
+declare -A limit=([build]=360 [tests]=300 [sanitizer]=480 [ops]=300 [steps]=780 [qwen]=540 [report]=60)
 
 fail_input() { echo "gpu_check.sh: $1" >&2; exit 2; }
 
@@ -42,8 +42,8 @@ while [ $# -gt 0 ]; do
         --rehearse) rehearse=1; shift; continue ;;
         --torch-stand-in) stand_in=1; shift; continue ;;  # also where PyTorch is, for dev/test_gpu_check.sh
         --results | --budget | --limit | --llmc | --batch | --inside | --torch | --and) [ $# -gt 1 ] || fail_input "$1: expected a value, found none" ;;
-        pack | build | tests | sanitizer | ops | steps | report) stages+=("$1"); shift; continue ;;
-        *) fail_input "expected stages (build tests sanitizer ops steps report), pack or an option, found \"$1\"" ;;
+        pack | build | tests | sanitizer | ops | steps | qwen | report) stages+=("$1"); shift; continue ;;
+        *) fail_input "expected stages (build tests sanitizer ops steps qwen report), pack or an option, found \"$1\"" ;;
     esac
     case $1 in
         --results) results=$2 ;;
@@ -57,7 +57,7 @@ while [ $# -gt 0 ]; do
     esac
     shift 2
 done
-[ ${#stages[@]} -gt 0 ] || stages=(build tests sanitizer ops steps report)
+[ ${#stages[@]} -gt 0 ] || stages=(build tests sanitizer ops steps qwen report)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The machine: what differs between a GPU and a rehearsal.
@@ -68,12 +68,13 @@ rounds=3
 steps=20
 text_models=(small 6.9b)  # of train_moe, that write text
 text_tokens=128
+qwen_rows=8  # of a batch of Qwen3-0.6B
 if [ $rehearse = 1 ]; then
     [ "$results" != build/gpu_check ] || results=build/gpu_rehearsal
     PATH=$PWD/dev/gpu_rehearsal:$PATH  # stand-ins for nvidia-smi and compute-sanitizer
     small=(--small)
     graph=()  # no GPU, no graph: the same program again
-    rounds=1 steps=4 batch=2 seq=16 text_models=(tiny) text_tokens=200
+    rounds=1 steps=4 batch=2 seq=16 qwen_rows=2 text_models=(tiny) text_tokens=200
     export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive  # tiny loops on a busy machine: threads that spin would wait for each other
 fi
 mkdir -p "$results" || exit 1
@@ -102,7 +103,7 @@ folder() {
 # what the build with PRECISION $1 has, as names in its folder
 programs() {
     if [ $rehearse = 1 ]; then
-        echo train_gpt2 train_moe test_gelu test_layernorm bench/gpu_ops
+        echo train_gpt2 train_moe train_qwen3 test_gelu test_layernorm bench/gpu_ops
     else
         make -s cuda_names "PRECISION=$1"
     fi
@@ -294,23 +295,23 @@ step_ours() {  # MODEL ROWS PROGRAM OPTION...
     rm -rf "$run"
 }
 
-# milliseconds to start a random model and write COUNT tokens, into $work/text: write_text MODEL COUNT
+# milliseconds to start a model and write COUNT tokens, into $work/text: write_text COUNT PROGRAM OPTION...
 write_text() {
-    local begin
+    local begin count=$1 program=$2
     begin=$(date +%s%N)
-    "$(folder bf16)/train_moe" --model "$1" --generate "The" --temperature 0 --max-new-tokens "$2" >"$work/text" || return
+    "$(folder bf16)/$program" "${@:3}" --generate "The" --temperature 0 --max-new-tokens "$count" >"$work/text" || return
     echo $((($(date +%s%N) - begin) / 1000000))
 }
 
 # Milliseconds of a token: the start, the prompt and the first tokens are in the shorter text too. A still longer one
-# must differ from the longer, or that ended early and nothing was measured
-step_text() {  # MODEL
+# must differ from the longer, or that ended early and nothing was measured: step_text PROGRAM OPTION...
+step_text() {
     local few many more=$((16 + text_tokens + 16))
-    few=$(write_text "$1" 16) && many=$(write_text "$1" $((16 + text_tokens))) || return
+    few=$(write_text 16 "$@") && many=$(write_text $((16 + text_tokens)) "$@") || return
     mv "$work/text" "$work/text_many"
-    write_text "$1" $more >/dev/null || return
-    if cmp -s "$work/text" "$work/text_many"; then echo "the text of $1 ended before $more tokens"; return 1; fi
-    awk -v name="$1" -v ms=$((many - few)) -v n=$text_tokens 'BEGIN { printf "ours\ttext %s\t%.4f\n", name, ms / n }' >>"$results/steps.tsv"
+    write_text $more "$@" >/dev/null || return
+    if cmp -s "$work/text" "$work/text_many"; then echo "the text of $* ended before $more tokens" >&2; return 1; fi
+    awk -v ms=$((many - few)) -v n=$text_tokens 'BEGIN { printf "%.4f\n", ms / n }'
 }
 
 step_torch() {  # MODEL MODE
@@ -344,8 +345,48 @@ stage_steps() {
         [ -z "$torch" ] || step_torch "$model" compiled || status=1
         [ -z "$llmc" ] || step_llmc "$model" || status=1
     done
-    for model in "${text_models[@]}"; do step_text "$model" || status=1; done
+    local ms
+    for model in "${text_models[@]}"; do
+        if ms=$(step_text train_moe --model "$model"); then printf 'ours\ttext %s\t%s\n' "$model" "$ms" >>"$results/steps.tsv"; else status=1; fi
+    done
     cat "$results/steps.tsv"
+    return $status
+}
+
+qwen_ours() {  # TASK OPTION...
+    local task=$1 run=$work/run case="$1 B $qwen_rows T $seq"
+    shift
+    rm -rf "$run"
+    "$(folder bf16)/train_qwen3" --from "$work/model" --train "$work/shape/tokens.bin" --batch-size "$qwen_rows" --seq-len "$seq" --steps "$steps" \
+        --schedule constant --lr 3e-4 --warmup 0 --eval-every 0 --save-every 0 --run "$run" "$@" || return
+    sed -n 's/.*"step": *\([0-9]*\), *"loss": *\([^,]*\),.*"ms": *\([0-9.]*\).*/\1 \2 \3/p' "$run/metrics.jsonl" >"$work/ours"
+    awk -v task="$task" '{ printf "loss %s ours\t%s\t%s\n", task, $1, $2 }' "$work/ours" >>"$results/qwen.tsv"
+    printf 'ours\t%s\t%s\n' "$case" "$(cut -d ' ' -f 3 "$work/ours" | shortest)" >>"$results/qwen.tsv"
+    rm -rf "$run"
+}
+
+qwen_torch() {  # TASK
+    $torch qwen "$work/model" --task "$1" --batch "$qwen_rows" --seq "$seq" --steps "$steps" >"$work/torch" || return
+    sed -n "s/^loss /loss $1 /p; /\t$1 B /p" "$work/torch" >>"$results/qwen.tsv"
+}
+
+# Qwen3-0.6B with random weights, which our trainer draws and all programs read: all parameters, LoRA, a text
+stage_qwen() {
+    local round status=0 task ms
+    work=$(mktemp -d)  # not local: the trap reads it
+    trap 'rm -rf "$work"' EXIT
+    : >"$results/qwen.tsv"
+    python3 dev/bench/qwen_shape.py "$work/shape" --batch "$qwen_rows" --seq "$seq" "${small[@]}" &&
+        "$(folder bf16)/train_qwen3" --config "$work/shape/config.json" --tokenizer "$work/shape/tokenizer.json" --export-hf "$work/model" || return
+    cp "$work/shape/tokens.bin" "$work/model/"
+    for ((round = 1; round <= (rounds + 1) / 2; round++)); do
+        qwen_ours full || status=1
+        qwen_ours lora --lora-rank 16 || status=1
+        for task in full lora; do [ -z "$torch" ] || qwen_torch $task || status=1; done
+    done
+    if ms=$(step_text train_qwen3 --from "$work/model"); then printf 'ours\twrite\t%s\n' "$ms" >>"$results/qwen.tsv"; else status=1; fi
+    if [ -n "$torch" ]; then $torch qwen-text "$work/model" --tokens $text_tokens --rounds 3 | grep -v '^#' >>"$results/qwen.tsv" || true; fi
+    cat "$results/qwen.tsv"
     return $status
 }
 

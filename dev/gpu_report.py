@@ -7,16 +7,21 @@ tests.tsv     precision, program, passed, failed, skipped, seconds, why
 sanitizer.tsv tool, precision, program, verdict, detail     stages.tsv     stage, verdict, seconds
 ops.tsv       program, case, ms, bytes, flops (ours alone); the shortest of the repetitions counts
 steps.tsv     program, case, ms; "loss PROGRAM", step, loss; and "text MODEL" as case: ms of a token that train_moe writes
+qwen.tsv      of Qwen3-0.6B: program, "full B b T t" or "lora ..." or "write", ms (of a step, of a token); "loss TASK PROGRAM", step, loss
 Fields are separated by tabs. A file that is missing is a stage that did not run, and the page says so.
 """
 import os
 import re
 import sys
 
-STAGES = ["build", "tests", "sanitizer", "ops", "steps"]
+STAGES = ["build", "tests", "sanitizer", "ops", "steps", "qwen"]
 # parameters that a token of train_moe reads, with the 257 tokens of bytes: "active" of its box, but for the embedding's other rows
 TEXT_PARAMETERS = {"tiny": 250816 - 257 * 64, "small": 10567424 - 257 * 256, "6.9b": 1737841920 - 257 * 768}
 FLOPS_124M = 6 * (12 * 12 * 768 * 768 + 50304 * 768)  # per token, of the matrix products; attention adds 6 L C T
+
+# Qwen3-0.6B: a layer's matrices, of all layers; the embedding, which is the output matrix; adapters of rank 16 on all of the former
+QWEN_LAYERS, QWEN_HEAD, QWEN_ADAPTERS = 28 * (2 * 1024 * 2048 + 2 * 1024 * 1024 + 3 * 1024 * 3072), 151936 * 1024, 28 * 16 * 22528
+QWEN_FLOPS = {"full": 6 * (QWEN_LAYERS + QWEN_HEAD), "lora": 4 * (QWEN_LAYERS + QWEN_HEAD) + 6 * QWEN_ADAPTERS}  # per token, without attention
 
 
 def lines_of(folders, name):
@@ -155,6 +160,32 @@ def texts(folders):
     return table(["train_moe, one text", "ms of a token", "tok/s", "GB/s of weights", "% of copy"], body)
 
 
+def qwen(folders):
+    """Steps of all parameters and of LoRA, and tokens of a text; the losses of the first step say whether it is the same model."""
+    lines = rows(folders, "qwen.tsv")
+    best = shortest([line for line in lines if not line[0].startswith("loss ")])
+    if not best:
+        return "No results.\n"
+    body, text = [], ""
+    for task, name in (("full", "all parameters"), ("lora", "LoRA of rank 16")):
+        first = {line[0].split(" ", 2)[2]: float(line[2]) for line in lines if line[0].startswith(f"loss {task} ") and line[1] == "1"}
+        found = {program: (case, ms) for (program, case), (ms, _, _) in best.items() if case.startswith(task + " ")}
+        for program, (case, ms) in sorted(found.items(), key=lambda item: item[1][1]):
+            B, T = (int(n) for n in re.findall(r"\d+", case)[:2])
+            flops = (QWEN_FLOPS[task] + 6 * 28 * 2048 * T) * B * T
+            body.append([program, name, case[5:], number(ms, 4), f"{1e3 * B * T / ms:,.0f}", number(flops / ms / 1e9), ratio(ms, found.get("ours", (0, 0))[1])])
+        if len(first) > 1:
+            apart = max(first.values()) - min(first.values())
+            text += f"First losses, {name}: " + ", ".join(f"{program} {loss:.4f}" for program, loss in first.items())
+            text += ".\n" if apart < 0.02 else ": **not the same**, the times do not compare equal work.\n"
+    text += "\n" + table(["program", "learns", "batch", "ms", "tok/s", "TFLOP/s", "time / ours"], body, left=3)
+    gbps, _ = ceilings(shortest(rows(folders, "ops.tsv")))
+    written = [(program, ms) for (program, case), (ms, _, _) in best.items() if case == "write" and ms > 0]
+    speeds = [(program, ms, 2.0 * (QWEN_LAYERS + QWEN_HEAD) / ms / 1e6) for program, ms in written]
+    return text + "\n" + table(["one text, greedy", "ms of a token", "tok/s", "GB/s of weights", "% of copy"],
+                                [[program, number(ms), f"{1e3 / ms:,.0f}", number(speed), share(speed, gbps)] for program, ms, speed in speeds])
+
+
 def ceilings(best):
     """The card's own: GB/s of a copy and TFLOP/s of a large product, whoever reached more. None where nobody measured it."""
     copy = [(n_bytes, ms) for (program, case), (ms, n_bytes, _) in best.items() if case == "copy" and program == "ours"]
@@ -212,7 +243,8 @@ def main():
         print("**A rehearsal: no GPU had a part in this, and no number below means anything.**\n")
     print("Written by `dev/gpu_check.sh` ([how to read it](README.md)); every time is the shortest of several repetitions, taken in turn.\n")
     for title, section in [("Machine", machine), ("Stages", stages), ("Tests", tests), ("compute-sanitizer", sanitizer),
-                           ("A training step of GPT-2 124M", steps), ("Writing text", texts), ("Ops", ops), ("Causal attention", attention)]:
+                           ("A training step of GPT-2 124M", steps), ("Writing text", texts), ("Qwen3-0.6B", qwen),
+                           ("Ops", ops), ("Causal attention", attention)]:
         print(f"## {title}\n\n{section(folders)}")
 
 

@@ -10,11 +10,12 @@ export OMP_NUM_THREADS=1
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 make -s train_gpt2 tools launch || { echo "0 passed, 1 failed"; exit 1; }
 need_build moe_trainer "CPU=1" train_moe
+need_build qwen_trainer "CPU=1" train_qwen3
 need_build faults "" train_gpt2_faults
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
-export PATH=$(dirname "$moe_trainer"):$root:$root/dev/tools:$PATH
+export PATH=$(dirname "$moe_trainer"):$(dirname "$qwen_trainer"):$root:$root/dev/tools:$PATH
 table=$(mktemp -p "$work" .table.XXXXXX)
 writing=$([ "${1-}" = --write ] && echo 1 || echo 0)
 
@@ -36,6 +37,8 @@ typed() {
     text=${text//"${train[*]}"/train_gpt2 ...}
     text=${text//"train_gpt2 ${train[*]:1}"/train_gpt2 ...}
     text=${text//"${moe[*]}"/train_moe ...}
+    text=${text//"${dense[*]}"/train_qwen3 ...}
+    text=${text//"${lora[*]}"/train_qwen3 --lora-rank 4 ...}
     printf '%s' "${text//|/\\|}"
 }
 
@@ -101,7 +104,15 @@ experts() {
 experts "" >experts.json
 experts "" | sed 's/mixtral/mistral/' >mistral.json
 moe=(train_moe --config experts.json --train text --seq-len 16)
+lora=(train_qwen3 --from base --lora-rank 4 --train text --seq-len 16)
 train_moe --config experts.json --export-hf mixtral >/dev/null || exit 1
+
+qwen3() {
+    echo "{\"model_type\":\"qwen3\",\"max_position_embeddings\":24,\"vocab_size\":257,\"num_hidden_layers\":2,\"num_attention_heads\":2,\"num_key_value_heads\":1,\"hidden_size\":16,\"head_dim\":8,\"intermediate_size\":8$1}"
+}
+qwen3 "" >dense.json
+dense=(train_qwen3 --config dense.json --train text --seq-len 16)
+train_qwen3 --config dense.json --export-hf qwen3 >/dev/null || exit 1
 
 folder() { cp -r model "$1" && rm "$1/model.safetensors"; }  # a model's folder without its weights
 for name in html lfs pickle gguf none; do folder $name; done
@@ -216,6 +227,7 @@ say "{'messages': [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'con
 say "{'messages': [{'role': 'system', 'content': 'Be kind'}, {'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]}" system.jsonl
 say "{'messages': [{'role': 'user', 'content': 'Hi'}, {'role': 'user', 'content': 'Hello?'}, {'role': 'assistant', 'content': 'Hi'}]}" twice.jsonl
 say "{'text': 'A text to learn.'}" texts.jsonl
+{ cat good.jsonl; echo '{"prompt": "Hi'; } >mixed.jsonl
 gzip -c good.jsonl | head -c 40 >cut.jsonl.gz
 look=(tokenize --chat --chat-template)
 row "a model without a chat template" tokenize --chat --tokenizer small.json good.jsonl
@@ -241,7 +253,154 @@ row "weights for conversations" "${look[@]}" chatml good.jsonl:2
 row "an empty file of conversations" "${look[@]}" chatml nothing.txt
 row "a folder without conversations" "${look[@]}" chatml text
 row "--chat without files" tokenize --chat
+sft=("${moe[@]}" --chat-template chatml)
+sed 's/{/{"text": "a", /' good.jsonl >both.jsonl
+say "{'question': 'How are you?'}" question.jsonl
+row "conversations, and nobody says how to write them" "${moe[@]}" --train good.jsonl
+row "lines that are texts and conversations" "${sft[@]}" --train both.jsonl
+row "one list of conversations for lines" "${sft[@]}" --train list.json
+row "validation of another kind" "${sft[@]}" --train good.jsonl --val text
+row "texts and conversations in one list" "${sft[@]}" --train good.jsonl,texts.jsonl
+row "rows too short for any conversation" "${sft[@]}" --train good.jsonl
+row "\`--doc-reset\` for conversations" "${sft[@]}" --train good.jsonl --doc-reset 1
+row "conversations for a trainer without them" "${train[@]}" --train good.jsonl
+asks=(train_moe --from mixtral --chat-template chatml --generate-file)
+row "a prompt that is none" "${asks[@]}" question.jsonl
+row "a prompt longer than the model's positions" "${asks[@]}" good.jsonl
+row "a file of answers that is something else" train_moe --model tiny "${asks[@]:3}" good.jsonl --generate-out bot.jsonl
+row "\`--chat\` with a model that has no template" train_moe --from mixtral --chat
+row "\`--chat\` while training" train_moe --from mixtral --chat --train text
 row "--max-length without --chat" tokenize --max-length 64 text/a.txt
+
+heading "Adapters"
+echo '{"model_type":"qwen3","vocab_size":257,"hidden_size":16,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":4,"intermediate_size":12,"max_position_embeddings":192}' >qwen_tiny.json
+sed 's/"hidden_size":16/"hidden_size":24/' qwen_tiny.json >wider.json
+sed 's/"num_hidden_layers":2/"num_hidden_layers":1/' qwen_tiny.json >shallow.json
+for name in qwen_tiny:base wider:wider shallow:shallow; do train_qwen3 --config ${name%:*}.json --export-hf ${name#*:} >/dev/null || exit 1; done
+"${lora[@]}" --steps 4 --run adapted --export-lora adapter >/dev/null || exit 1
+variant() {  # NEW PYTHON: the adapter, whose config `c` or tensors `t`, {name: (dtype, shape, bytes)}, have been changed
+    cp -r adapter "$1"
+    "$python" - "$1" "$2" <<'PYTHON'
+import json, struct, sys
+path = sys.argv[1] + "/adapter_model.safetensors"
+c, data = json.load(open(sys.argv[1] + "/adapter_config.json")), open(path, "rb").read()
+n = struct.unpack("<Q", data[:8])[0]
+t = {name: (x["dtype"], x["shape"], data[8 + n + x["data_offsets"][0]:8 + n + x["data_offsets"][1]])
+     for name, x in json.loads(data[8:8 + n]).items() if name != "__metadata__"}
+first = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+exec(sys.argv[2])
+header, body = {}, b""
+for name, (dtype, shape, x) in t.items():
+    header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(x)]}
+    body += x
+header = json.dumps(header).encode()
+header += b" " * (-len(header) % 8)
+open(path, "wb").write(struct.pack("<Q", len(header)) + header + body)
+json.dump(c, open(sys.argv[1] + "/adapter_config.json", "w"))
+PYTHON
+}
+variant dora 'c["use_dora"] = True'
+variant ia3 'c["peft_type"] = "IA3"'
+variant with_bias 'c["bias"] = "all"'
+variant saved 'c["modules_to_save"] = ["lm_head"]'
+variant ranked 'c["r"] = 8'
+variant rankless 'del c["r"]'
+variant patterned 'c["rank_pattern"] = {"q_proj": "four"}'
+variant unpaired 't.pop(first + "B.weight")'
+variant head 't["base_model.model.lm_head.lora_A.weight"] = "F32", [4, 16], bytes(256)'
+variant named 't = {name.removeprefix("base_model.model."): x for name, x in t.items()}'
+variant integers 't[first + "A.weight"] = "I32", *t[first + "A.weight"][1:]'
+variant short 't[first + "A.weight"] = "F32", [4, 12], bytes(192)'
+variant sick 't[first + "B.weight"] = "F32", t[first + "B.weight"][1], struct.pack("<f", float("nan")) + t[first + "B.weight"][2][4:]'
+mkdir alone_config alone_weights && cp adapter/adapter_config.json alone_config && cp adapter/adapter_model.safetensors alone_weights
+cp -r adapter partial && truncate -s -100 partial/adapter_model.safetensors
+cp -r adapter page && echo "$html" >page/adapter_model.safetensors
+cp -r adapter no_json && echo '{"r": 4,' >no_json/adapter_config.json
+mkdir peft && cp adapter/adapter_config.json adapter/adapter_model.safetensors peft
+with=(train_qwen3 --from base --generate hi --lora)
+row "an adapter given to \`--from\`" train_qwen3 --from adapter --generate hi
+row "a run that trained an adapter given to \`--from\`" train_qwen3 --from adapted --generate hi
+row "an adapter without its model" train_qwen3 --lora adapter --generate hi
+row "a model given to \`--lora\`" "${with[@]}" base
+row "an adapter that is not there" "${with[@]}" adaptor
+row "its file given to \`--lora\`" "${with[@]}" adapter/adapter_model.safetensors
+row "a run that trained a whole model given to \`--lora\`" "${with[@]}" run
+row "an adapter without adapter_model.safetensors" "${with[@]}" alone_config
+row "an adapter without adapter_config.json" "${with[@]}" alone_weights
+row "an adapter downloaded in part" "${with[@]}" partial
+row "a web page as adapter_model.safetensors" "${with[@]}" page
+row "adapter_config.json cut short" "${with[@]}" no_json
+row "an adapter of a wider model" train_qwen3 --from wider --generate hi --lora adapter
+row "an adapter of a model with more layers" train_qwen3 --from shallow --generate hi --lora adapter
+row "DoRA" "${with[@]}" dora
+row "another method of PEFT" "${with[@]}" ia3
+row "an adapter that learns biases" "${with[@]}" with_bias
+row "an adapter with whole layers" "${with[@]}" saved
+row "a rank that is not the tensors'" "${with[@]}" ranked
+row "a config without a rank" "${with[@]}" rankless
+row "a pattern of ranks that are words" "${with[@]}" patterned
+row "an A without its B" "${with[@]}" unpaired
+row "an adapter of the head" "${with[@]}" head
+row "tensors under other names" "${with[@]}" named
+row "tensors of integers" "${with[@]}" integers
+row "a tensor of another shape" "${with[@]}" short
+row "NaN in an adapter" train_qwen3 --from base --lora sick --train text --seq-len 16
+row "a layer that no model has" "${lora[@]}" --lora-targets query
+row "an expression that is none" "${lora[@]}" --lora-targets 'layers.(0'
+row "experts of a model without them" "${lora[@]}" --lora-parameters mlp.experts.down_proj
+row "a rank above the width of the layers" "${lora[@]}" --lora-rank 64
+row "a pattern without its rank" "${lora[@]}" --lora-rank-pattern q_proj
+row "a pattern of ranks that no layer has" "${lora[@]}" --lora-rank-pattern zproj=2
+row "\`--lora-rank\` where nothing is trained" train_qwen3 --from base --lora-rank 4 --generate hi
+row "\`--lora-rank\` for an adapter that has one" "${lora[@]}" --lora adapter
+row "\`--lora-alpha\` without an adapter" train_qwen3 --from base --train text --lora-alpha 8
+row "\`--merge\` without a folder for the model" train_qwen3 --from base --lora adapter --merge 1
+row "\`--export-hf\` of an adapter" "${lora[@]}" --export-hf tuned
+row "\`--export-lora\` without an adapter" train_qwen3 --from base --train text --export-lora tuned
+row "\`--export-lora\` over the model" "${lora[@]}" --export-lora base
+row "\`--export-lora\` over PEFT's files" "${lora[@]}" --export-lora peft
+row "a merged model over the adapter" train_qwen3 --from base --lora adapter --merge 1 --export-hf adapter
+row "training a whole model in bf16" train_qwen3 --from base --train text --weights bf16
+row "a tensor of the model frozen beside an adapter" "${lora[@]}" --freeze model.norm.weight
+cp -r base huge && "$python" - huge/model.safetensors <<'PYTHON'
+import json, struct, sys
+data = bytearray(open(sys.argv[1], "rb").read())
+n = struct.unpack("<Q", data[:8])[0]
+at = 8 + n + json.loads(data[8:8 + n])["model.layers.0.mlp.up_proj.weight"]["data_offsets"][0]
+data[at:at + 4] = struct.pack("<f", 1e5)
+open(sys.argv[1], "wb").write(data)
+PYTHON
+row "a weight that fp8 has no number for" train_qwen3 --from huge --lora-rank 4 --train text --base-dtype fp8
+row "another \`--base-dtype\` on \`--resume\`" train_qwen3 --resume --run adapted --base-dtype fp8
+row "every part of an adapter frozen" "${lora[@]}" --freeze '*lora_A*,*lora_B*'
+row "another rank on \`--resume\`" train_qwen3 --resume --run adapted --lora-rank 8
+mv base elsewhere
+row "the model has moved since the adapter's run began" train_qwen3 --resume --run adapted --steps 8
+mv elsewhere base
+train_qwen3 --config qwen_tiny.json --seed 9 --export-hf stranger >/dev/null
+row "another model for a resumed adapter" train_qwen3 --resume --run adapted --steps 8 --from stranger
+row "... for one that shall write" train_qwen3 --from stranger --lora adapted --generate hi
+row "averages of a run without \`--ema\`" train_qwen3 --from base --lora adapted --ema-weights 1 --generate hi
+train_qwen3 --from base --export-hf pieces --shard-gb 4e-6 >/dev/null
+for name in lost twisted escaped untold; do cp -r pieces $name; done
+rm lost/model-00002-of-*
+sed -i 's/"model.norm.weight": "model-[0-9]*/"model.norm.weight": "model-00001/' twisted/model.safetensors.index.json
+sed -i 's#"model-00002-of#"/tmp/model-00002-of#' escaped/model.safetensors.index.json
+sed -i 's/"weight_map"/"weights"/' untold/model.safetensors.index.json
+for name in "lost:a shard of the base is missing" "twisted:an index that names the wrong shard" "escaped:an index with an absolute path" "untold:an index without weight_map"; do
+    row "${name#*:}" train_qwen3 --from ${name%%:*} --lora adapter --generate hi
+done
+tune=("${lora[@]}" --chat-template chatml --seq-len 160)
+row "a system prompt in place of a template" "${lora[@]}" --train good.jsonl --chat-template "You are kind."
+row "an adapter that shall chat without a template" train_qwen3 --from base --lora adapter --chat
+row "answers while training, but never" "${tune[@]}" --train good.jsonl --eval-generate good.jsonl --eval-every 0
+row "answers to a file that is no JSON Lines" "${tune[@]}" --train good.jsonl --eval-generate text/a.txt
+answer=(train_qwen3 --from base --chat-template chatml --generate-file good.jsonl --max-new-tokens 4 --generate-out answered.jsonl)
+"${answer[@]}" --lora adapter >/dev/null || exit 1
+row "a file of answers that an adapter has begun, without it" "${answer[@]}"
+row "... with another seed" "${answer[@]}" --lora adapter --seed 7
+as="train_qwen3 ... --generate-out answered.jsonl" row "two processes that write answers to one file" flock answered.jsonl "${answer[@]}" --lora adapter
+row "one broken line among the prompts" train_qwen3 --from base --lora adapter --chat-template chatml --generate-file mixed.jsonl
 
 heading "Options"
 row "an option misspelt" train_gpt2 --model tiny --train text --batch_size 8
@@ -293,6 +452,9 @@ row "an output over what the run reads" train_gpt2 --from model.bin --export-bin
 row "an output over a file of the model it starts from" train_gpt2 --from model --export-bin model/model.safetensors
 row "an output over a file of the data" "${train[@]}" --export-bin text/a.txt
 row "an output among the run's files" train_gpt2 --from run --run run --export-bin run/metrics.jsonl
+row "the model's own folder for the run" train_gpt2 --from model --train text --run model
+row "\`--export-dtype\` without an export" "${train[@]}" --export-dtype bf16
+row "an output among another run's files" train_gpt2 --from model --export-hf run/mine
 row "two outputs of one name" train_gpt2 --from model --export-hf out --export-bin out
 
 heading "Experts"
@@ -319,6 +481,38 @@ train_moe --config switch.json --export-hf switch >/dev/null 2>&1 || exit 1
 sed -i '/written_by/d' switch/config.json
 row "another program's model with one expert a token (a warning)" train_moe --from switch --generate A --max-new-tokens 1
 row "biases of routers for transformers (a warning)" train_moe --from mixtral --balance bias --export-hf biased
+
+heading "Qwen, Mistral and Llama"
+row "a preset misspelt" train_qwen3 --model qwen3-0.6 --train text
+row "a model of another architecture" train_qwen3 --from mixtral --train text
+qwen3 "" | sed 's/"model_type":"qwen3",//' >nameless.json
+row "config.json without model_type" train_qwen3 --config nameless.json --train text
+qwen3 ',"rope_scaling":{"rope_type":"yarn","factor":4.0}' >yarn.json
+row "config.json with YaRN" train_qwen3 --config yarn.json --train text
+qwen3 ',"rope_scaling":{"rope_type":"llama3","factor":8.0}' | sed 's/qwen3/llama/' >llama3.json
+row "Llama 3.1's scaling of positions" train_qwen3 --config llama3.json --train text
+qwen3 ',"quantization_config":{"quant_method":"awq","bits":4}' >awq.json
+row "quantized weights" train_qwen3 --config awq.json --train text
+qwen3 ',"layer_types":["full_attention","sliding_attention"],"sliding_window":8' >slides.json
+row "layers that slide over a window that is off" train_qwen3 --config slides.json --train text
+qwen3 ',"use_sliding_window":true,"sliding_window":8' >which.json
+row "a window, but not in which layers" train_qwen3 --config which.json --train text
+qwen3 ',"num_experts":4' | sed 's/qwen3/qwen3_moe/' >sparse.json
+row "experts, but not how many a token takes" train_qwen3 --config sparse.json --train text
+qwen3 "" | sed 's/"num_key_value_heads":1,//' >keys.json
+row "config.json without its heads of keys" train_qwen3 --config keys.json --train text
+cp -r qwen3 renamed && sed -i 's/"qwen3"/"qwen2"/' renamed/config.json
+row "a Qwen3 folder as a Qwen2" train_qwen3 --from renamed --train text
+cp -r qwen3 untied && sed -i 's/lm_head.weight/lm_head.wrong_/' untied/model.safetensors
+row "an untied head that is not in the file" train_qwen3 --from untied --train text
+cp -r qwen3 twice && sed -i 's/"tie_word_embeddings": false/"tie_word_embeddings": true/' twice/config.json
+row "a head that config.json ties, but another matrix (a warning)" train_qwen3 --from twice --generate A --max-new-tokens 1
+row "experts shared by ranks, of a model that has none" "${dense[@]}" --ep 2
+row "a balance loss without experts" "${dense[@]}" --aux-alpha 0.01
+row "training in half the memory of floats" "${dense[@]}" --weights bf16
+row "names of another model's tensors" "${dense[@]}" --freeze '*.experts.*'
+row "\`--tied\` beside a config.json, which says it" "${dense[@]}" --tied 1
+row "a text longer than the model was trained for" train_qwen3 --from qwen3 --train text --seq-len 96
 
 heading "The machine"
 row "a path to \`--run\` below a file" "${train[@]}" --steps 1 --run text/a.txt/run
@@ -379,8 +573,8 @@ if [ $writing = 1 ]; then
 
 What goes wrong most often when a model is trained, each made for real: the command, the line it prints on stderr after
 the program's name, and the exit status (2: what you gave is wrong, and nothing was changed; 1: the run could not go on; 0: it
-did). `...` stands for `--config tiny.json --train text --seq-len 16`, of train_moe for the same with `experts.json`, N for
-numbers that differ from machine to machine.
+did). `...` stands for `--config tiny.json --train text --seq-len 16`, of train_moe for the same with `experts.json`, of train_qwen3
+with `dense.json`, with `--lora-rank 4` for `--from base --train text --seq-len 16`, N for numbers that differ from machine to machine.
 [dev/mistakes.sh](../dev/mistakes.sh) writes this page and, with every commit, makes all of them again.
 PAGE
 else

@@ -8,8 +8,8 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 only=${1:-}
-# -O1 compiles twice as fast
-flags="-std=gnu11 -D_GNU_SOURCE -O1 -march=native -fno-math-errno -fno-trapping-math -fopenmp"
+# -Og compiles four times as fast as -O3
+flags="-std=gnu11 -D_GNU_SOURCE -Og -march=native -fno-math-errno -fno-trapping-math -fopenmp"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export OMP_WAIT_POLICY=passive  # seven threads on few cores must not spin
@@ -65,7 +65,7 @@ change() {  # folder, test, filter, file[:function], pattern, replacement, patte
     local folder=$1 test=$2 filter=$3 function="" file
     [[ $4 != *:* ]] || function=${4#*:}
     mkdir -p "$folder/llmc"
-    cp -r llmc/. "$folder/llmc/" && cp "$test.c" train_*.c "$folder/"
+    cp -r llmc/. "$folder/llmc/" && cp "$test.c" train_*.c* "$folder/"
     file=$(echo "$folder"/llmc/*/"${4%%:*}")
     [ -e "$file" ] || file=$folder/${4%%:*}
     shift 4
@@ -100,6 +100,11 @@ mutation "gemm: a rim tile leaves out its last vector" test_matmul "gemm shapes"
     '2 \* VLANES\)' '3 * VLANES)'
 mutation "gemm: a product rounds before it is added" test_matmul rounding gemm.h:gemm_vectors_ \
     'v_madd\(am, bk\[v\], sum\[m\]\[v\]\)' 'am * bk[v] + sum[m][v]'
+mutation "thin gemm: terms beyond the first visit begin anew" test_matmul "gemm thin" thin_gemm.h:thin_tile_ \
+    'start = k > 0 \? out : p->start' 'start = p->start' 'start_stride = k > 0 \? p->out_stride : p->start' \
+    'start_stride = p->start'
+mutation "thin gemm: a product rounds before it is added" test_matmul "gemm thin" thin_gemm.h:thin_tile_rows_ \
+    'v_madd\(v_fill\(at\[m\]\[k\]\), bk, sum\[m\]\)' 'v_fill(at[m][k]) * bk + sum[m]'
 mutation "madd: rounds twice" test_matmul "gemm shapes" madd.h 'return fmaf\(a, b, c\);' 'return a * b + c;'
 mutation "gemm: a rim tile is copied out whole" test_matmul "gemm shapes" gemm.h \
     'memcpy\(out \+ m \* out_stride, tile \+ m \* TILE_N, sizeof\(float\) \* N\)' \
@@ -112,9 +117,34 @@ mutation "matmul: dbias takes rows descending" test_matmul backward matmul.h \
 mutation "matmul: the plain dinp reads the weight turned" test_matmul "backward differences" \
     matmul.h:matmul_backward_input_ref 'weight\[oc \* C \+ c\]' 'weight[c * OC + oc]'
 
+# ---- a base in fp8 ----
+mutation "fp8: ties go away from zero" test_fp8 nearest fp8.h:fp8_nearest '\(bits >> 20 & 1\)' '1'
+mutation "fp8: below the smallest normal number mantissas have all 4 digits" test_fp8 nearest fp8.h:fp8_nearest \
+    'at_most < 0x1p-6f \?' 'at_most < 0x1p-9f ?'
+mutation "fp8: what is too large becomes NaN" test_fp8 nearest fp8.h:fp8_nearest 'size < FP8_LARGEST \? size : FP8_LARGEST' 'size'
+mutation "fp8: a block of 448 gets twice the scale" test_fp8 scale fp8.h:fp8_scale 'mantissa > 0.875f' 'mantissa >= 0.875f'
+mutation "fp8: up's blocks go on where gate's end" test_matmul stored stored.h:stored_row_scales \
+    'row % m->part_rows / FP8_BLOCK' 'row % FP8_BLOCK / m->part_rows'
+mutation "fp8: rows that are turned together have the scale of the first" test_matmul stored gemm.h:gemm_scales_ \
+    's.are_one = s.row\[0\] == s.row\[VLANES - 1\]' 's.are_one = 1'
+mutation "fp8: a column keeps the scale of its first row" test_matmul stored gemm.h:gemm_pack_straight_ \
+    'gemm_alike_\(row, left, kind\)' 'left'
+mutation "fp8: the last elements of a block are left out" test_matmul stored gemm.h:gemm_few_columns_ \
+    'if \(k < end\) \{' 'if (k < end \&\& kind == STORED_F32) {'
+mutation "fp8: experts share the scales of the first" test_grouped_matmul stored stored.h:stored_next \
+    'if \(m.scales\)' 'if (0)'
+mutation "fp8: bands of a later expert begin in the first" test_tables bands tensor.h:tensor_band \
+    '\(size_t\)\(band / each\) \* \(size_t\)part' '(size_t)0'
+mutation "fp8: scales lie over the next tensor" test_tables bands tensor.h:tensors_store \
+    'tensor_slices\(t\)' '0'
+mutation "fp8: padding rows keep what was in the buffer" test_hf_folder bands tensorfile.h:read_bands_ \
+    'memset\(room \+ n_read, 0, sizeof\(float\) \* \(end - first - n_read\)\);' ''
+mutation "fp8: later bands are read from the file's first rows" test_hf_folder bands tensorfile.h:read_bands_ \
+    'tensor_read_part_\(file, found, first,' 'tensor_read_part_(file, found, 0,'
+
 # ---- attention ----
 mutation "grouped: a part that goes on with a chain begins at 0" test_grouped_matmul "rows forward" \
-    grouped_matmul.h:grouped_add_ 'k > 0 \? o : NULL' 'NULL'
+    grouped_matmul.h:grouped_add_ 'k > 0 \|\| plan->add \? o' 'plan->add ? o'
 mutation "grouped: experts gather the rows of the first" test_grouped_matmul "gathered forward" \
     grouped_matmul.h:grouped_rows_ 'gemm_gathered\(x, index \+ s' 'gemm_gathered(x, index'
 mutation "grouped: an expert without rows keeps its gradient" test_grouped_matmul "no rows" \
@@ -123,6 +153,28 @@ mutation "grouped: the panel of another part is taken" test_grouped_matmul "rows
     'gemm_columns_\(p->b, n, block->N, p->K\)' 'gemm_columns_(block->part->b, n, block->N, p->K)'
 mutation "grouped: a tile that is stored past the caches leaves out its last vector" test_grouped_matmul past \
     gemm.h:gemm_vectors_ 'if \(past\) \{ v_store_past' 'if (past) { if (v + 1 < V) v_store_past'
+mutation "grouped: a product that goes on begins at 0" test_lora "experts forward" grouped_matmul.h:grouped_add_ \
+    'k > 0 \|\| plan->add \? o' 'k > 0 ? o'
+mutation "lora: neither u nor du is scaled" test_lora "one forward" lora.h:lora_into_rank_ \
+    'scales = lora_product_' 'scales = 0 * lora_product_'
+mutation "lora: rows of outputs have nothing between them" test_lora "one forward" lora.h:lora_forward \
+    'lora_out_of_rank_\(out, s->out_row' 'lora_out_of_rank_(out, (size_t)s->n_out'
+mutation "lora: dinp is written" test_lora "one backward" lora.h:lora_backward \
+    'lora_out_of_rank_\(dinp, C, 1' 'lora_out_of_rank_(dinp, C, 0'
+mutation "lora: the gradient of what dropout left out" test_lora "one backward" lora.h:lora_add_dropped_ \
+    'y\[i\] \+= dropout_element_\(x\[i\], site, i\)' '(void)site; y[i] += x[i]'
+mutation "lora: dA is that of the input before dropout" test_lora "one backward" lora.h:lora_backward \
+    'dA \|\| dB \? dropout' 'dB \&\& !dA ? dropout'
+mutation "lora: u of dB is without its row's weight" test_lora "experts backward" lora.h:lora_backward \
+    'A, 1, weight, s' 'A, 1, NULL, s'
+mutation "lora: a weight multiplies du in place of x" test_lora "experts backward" lora.h \
+    'LORA_WEIGHS_INPUT = 1 \};  // weight multiplies x in dA' 'LORA_WEIGHS_INPUT = 0 };'
+mutation "lora: weighted rows are gathered twice" test_lora "experts backward" lora.h:lora_backward \
+    'x = wide, inp_index = NULL;' 'x = wide;'
+mutation "lora: the plain dB forgets the weight" test_lora weights lora.h:lora_gradient_ref \
+    'if \(experts->weight\)' 'if (0)'
+mutation "lora: the plain dinp reads A turned" test_lora "backward differences" lora.h:lora_backward_ref \
+    'dinp, C, du, A, 1, C, s' 'dinp, C, du, A, r, 1, s'
 mutation "attention: the softmax sum over descending u" test_attention forward attention.h:attention_softmax_ \
     'sum\[j\] \+= w\[j\];' '(void)w;' 'for \(int j = 0; j < TILE_N; j\+\+\) \{ sum\[j\] = sum' \
     'for (int i = (t1 + n) * TILE_N - 1; i >= 0; i--) { sum[i % TILE_N] += weights[i]; } &'
@@ -228,11 +280,74 @@ mutation "pack: a sample goes where one position is missing" test_conversations 
     'tree->room\[2 \* i\] < n\)' 'tree->room[2 * i] < n - 1)'
 mutation "pack: filling belongs to the last sample" test_conversations pack pack.h 'if \(end % T > 0\)' 'if (0)'
 mutation "documents: the mark of targets begins nothing" test_conversations pack documents.h 'eot == NO_RESET' 'eot < 0'
+mutation "conversations: the first answer is learned where the last was asked for" test_conversations last \
+    conversations.h:conversations_add_row_ 'learned\[c->text\.n_learned - 1\]' 'learned[0]'
+mutation "pack: without sharing rows samples share them" test_conversations alone pack.h:pack_places_ \
+    'if \(!shares\)' 'if (0)'
+mutation "talk: marks in the targets are not looked at" test_moe conversations documents.h:segments_find_marked \
+    's->document_start < NO_RESET && targets' '0'
+mutation "talk: lines that could be texts are conversations" test_chat data chat_data.h:chat_data_line_kind_ \
+    'if \(!is_text\)' 'if (1)'
+mutation "talk: the oldest question goes without its answer" test_chat overflow chat.h:chat_drop_oldest_ \
+    'i < n; i\+\+' 'i < 1; i++'
+mutation "talk: an answer may fill more than the window" test_chat overflow questions.h:asker_most \
+    'n_prompt \+ 1' 'n_prompt + 40'
+mutation "talk: what the user said is not looked at" test_chat commands chat.h:chat_say_ \
+    '!chat_may_say_\(c, \"user\", text, &error\)' '0'
+mutation "talk: the marker that ends an answer is a part of it" test_chat turns questions.h:asker_open \
+    'stop_texts_add\(&a->stop, chat_end_text\(&a->t\)\);' ''
+mutation "talk: an answer depends on those before it" test_chat goes questions.h:answers_ask_ \
+    '\(uint64_t\)i\), \(uint64_t\)\(k' '(uint64_t)x->g->rows[0].n), (uint64_t)(k'
+mutation "side by side: what another row has of a prompt is not brought" test_chat side side_by_side.h:side_begin_ \
+    'g->share_text\(g->model, r, from, n_shared\);' ''
+mutation "side by side: a text goes out before its turn" test_chat side side_by_side.h:side_take_ 'x->i == s->due' '1'
+mutation "side by side: of a window's newer half one position is computed" test_chat side \
+    generate.h:generator_drop_older_half_ 'n_cached = 0' 'n_cached = keep - 1'
+mutation "side by side: a row waits for the others when its text has ended" test_chat side side_by_side.h:side_prepare_ \
+    's->begun == s->end' 's->begun > s->due'
+mutation "talk: half a line stays before the next answer" test_chat goes questions.h:questions_done_ \
+    'is_half && truncate\(path, \(off_t\)n_whole\) != 0' '0'
+
+# ---- train_qwen3, and what it shares with train_moe ----
+mutation "qwen: of dinp the chain through q, k and v begins anew at v" test_qwen3 "golden dense" \
+    train_qwen3.cu:attention_block_backward 'AT\(bv\), l\), 1, N' 'AT(bv), l), 0, N'
+mutation "qwen: a tied embedding forgets the gradient of the head" test_qwen3 "golden window" \
+    train_qwen3.cu:qwen_backward 'dembedding && !c->tied' 'dembedding'
+mutation "qwen: the balance is not k times ours" test_qwen3 "golden experts" train_qwen3.cu:experts_backward \
+    'c->balance \* \(float\)c->k' 'c->balance'
+mutation "qwen: new keys stand where the first did" test_qwen3 cache rotary_attention.h:rotary_attention_cached \
+    'at\.k \+ t0 \* HK' 'at.k'
+mutation "qwen: texts side by side have one row of the cache" test_qwen3 texts \
+    rotary_attention.h:rotary_attention_cached '\(size_t\)texts\[i\]\.row' '0'
+mutation "qwen: up stands in front of gate" test_qwen3 "golden dense" qwen.h:parameter_table \
+    '"mlp\.\{gate,up\}_proj\.weight",' '"mlp.{up,gate}_proj.weight",'
+mutation "qwen: every layer has the window" test_qwen3 "golden window" qwen.h:config_window \
+    'c->slides\[l\] == .S.' '1'
+mutation "qwen: up's adapter adds to gate" test_qwen3 "golden adapters" linear.h:linear_adapt \
+    'a->first = p->first;' 'a->first = 0;'
+mutation "qwen: up's adapter learns what gate's should" test_qwen3 "golden adapters" linear.h:linear_adapt_gradients \
+    'd->B\[n\+\+\]' 'd->B[n]'
+mutation "qwen: adapters of experts read the first rows" test_qwen3 "adapters of experts" \
+    linear.h:linear_grouped_forward '\{E, offsets, index' '{E, offsets, NULL'
+mutation "qwen: no window is looked at" test_qwen3 "golden window" rotary_attention.h:rotary_shape_ \
+    'x->window < s\.T \? x->window : 0' '0'
+mutation "qwen: the gradient of keys turns on" test_qwen3 "golden dense" \
+    rotary_attention.h:rotary_attention_backward 'rope_backward\(dk' 'rope_forward(dk'
+mutation "qwen: experts have the rows of the layer that was computed last" test_qwen3 "golden experts" \
+    train_qwen3.cu:recompute_block 'if \(!has_rows\)' 'if (0)'
+mutation "qwen: dB of an expert forgets the weight of its row" test_qwen3 "adapters of experts" \
+    expert_layer.h:expert_products_backward_ 's->row_weights, p->down,' 'NULL, p->down,'
+mutation "qwen: a piece of the head forgets the pieces before" test_qwen3 recompute lm_head.h \
+    'goes_on, n, C' '0, n, C'
+mutation "qwen: a piece of the head has the targets of the first" test_qwen3 recompute lm_head.h \
+    'targets \+ first' 'targets'
+mutation "qwen: conversations see those before them in their row" test_qwen3 conversations token_batch.h \
+    'tokens, targets, B, T\)' 'tokens, NULL, B, T)'
 
 # ---- the tests as they are are green; a compiler that fuses multiply and add is found out ----
 unchanged() {  # folder, test
     mkdir -p "$1"
-    cp "$2.c" train_*.c "$1/" && ln -sfn "$PWD/llmc" "$1/llmc"
+    cp "$2.c" train_*.c* "$1/" && ln -sfn "$PWD/llmc" "$1/llmc"
 }
 
 for test in "${!tests[@]}"; do

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs tests and adds up their "N passed, N failed" lines.
 #     dev/test.sh check PROGRAM...   the given test programs
-#     dev/test.sh quick              `make test`: what a person waits for, about 5 minutes on 2 cores
-#     dev/test.sh rest               `make test-all`: all the rest, about 20 minutes. .ci/run does both
+#     dev/test.sh quick              `make test`: what a person waits for, about 10 minutes on 2 cores
+#     dev/test.sh rest               `make test-all`: all the rest, about 25 minutes. .ci/run does both
 # Each part prints its own lines; a part that ends with status 0 and prints no count is one promise kept.
 set -u
 cd "$(dirname "$0")/.."
@@ -14,16 +14,27 @@ n_parts=0
 declare -a names
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-export OMP_WAIT_POLICY=passive  # 7 threads that spin on 2 cores wait for each other
+export OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0  # 7 threads that spin on 2 cores wait for each other
+longest=1500  # seconds of a part: what takes longer hangs, and is stopped with all that it started
+now=$(date +%s)
+until=${TEST_UNTIL:-$((now + 86400))}  # no part runs after this second of the epoch
 
 # part NAME COMMAND...: run it beside at most one other per core, then show what it prints and add its count
 part() {
     while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do finish_part; done
     n_parts=$((n_parts + 1))
-    local result=$work/$n_parts
+    local result=$work/$n_parts left=$((until - $(date +%s)))
     names[n_parts]=$1
     shift
-    { local start=$SECONDS; "$@" >"$result.output" 2>&1; echo "$? $((SECONDS - start))" >"$result.status"; } &
+    {
+        local start=$SECONDS status=124
+        if [ $left -gt 0 ]; then
+            timeout -k 10 $((left < longest ? left : longest)) "$@" >"$result.output" 2>&1
+            status=$?
+        fi
+        if [ $status = 124 ] || [ $status = 137 ]; then echo "stopped after $((SECONDS - start)) s" >>"$result.output"; fi
+        echo "$status $((SECONDS - start))" >"$result.status"
+    } &
 }
 
 # waits for a part and shows those that have ended
@@ -83,17 +94,19 @@ build_and_run() {
     if make_all "$folder" $variables $(printf "$folder/%s " $tests); then programs $(printf "$folder/%s " $tests); fi
 }
 
-# the CUDA kernels on this CPU, as their exact or their fast build; quick: of test_gpt2cu and test_moe, which take over a
-# minute each, a few promises
+# the CUDA kernels on this CPU, as their exact or their fast build: simt BUILD [EXPRESSION: these tests are left out]
 simt() {
-    local programs promise gpt2=build/simt-$1/test_gpt2cu moe=build/simt-$1/test_moe
-    programs=$(printf "build/simt-$1/%s " $(make -s simt_tests))
-    make_all "dev/simt, $1" $programs || return
-    if [ "${2-}" != quick ]; then programs $programs; return; fi
-    programs=${programs/$gpt2 /}
-    programs ${programs/$moe /}
-    for promise in "golden base" "golden dropout" cache repeat; do part "simt-$1 test_gpt2cu, $promise" $gpt2 "$promise"; done
-    for promise in "golden base" documents; do part "simt-$1 test_moe, $promise" $moe "$promise"; done
+    local programs
+    programs=$(printf "build/simt-$1/%s " $(make -s simt_tests | tr ' ' '\n' | grep -vxE "${2-}"))
+    if make_all "dev/simt, $1" $programs; then programs $programs; fi
+}
+
+# Of the models, whose tests take minutes there: a few promises of test_qwen3, whose layers have what test_moe's have.
+# dev/test_gpus.sh quick holds train_gpt2cu against train_gpt2
+simt_models() {
+    local promise qwen=build/simt-exact/test_qwen3
+    make_all "dev/simt, test_qwen3" $qwen || return
+    for promise in forward "golden adapters" cache documents conversations; do part "simt-exact test_qwen3, $promise" $qwen "$promise"; done
 }
 
 # make_all NAME ARGUMENT...: make them all, or say that something does not build
@@ -101,7 +114,7 @@ make_all() {
     local name=$1
     shift
     echo "building: $name"
-    make -s -j"$jobs" "$@" && return
+    if [ "$(date +%s)" -ge "$until" ]; then echo "no time is left"; elif make -s -j"$jobs" "$@"; then return; fi
     failed=$((failed + 1))
     printf '%-52s does not build\n' "$name"
     return 1
@@ -109,7 +122,7 @@ make_all() {
 
 # what scripts share
 build_shared() {
-    make_all "trainers and tools" train_gpt2 train_mamba_hpn train_bigram tools launch $(printf "$(make -s folder)/%s " train_gpt2_faults train_moe train_moe_faults)
+    make_all "trainers and tools" train_gpt2 train_mamba_hpn train_bigram tools launch $(printf "$(make -s folder)/%s " train_gpt2_faults train_moe train_moe_faults train_qwen3 train_qwen3_faults)
 }
 
 python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
@@ -128,8 +141,11 @@ quick() {
     part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
     part "several ranks, quick" dev/test_ranks.sh quick
     part "train_mamba_hpn, quick" dev/test_mamba.sh quick
-    part "train_moe, quick" dev/test_moe.sh quick
-    simt exact quick
+    part "train_moe, quick" dev/test_moe.sh quick presets bits files
+    part "conversations: data, answers, chat" dev/test_sft.sh data answers chat
+    part "train_qwen3, quick" dev/test_qwen.sh quick
+    simt exact "test_(gpt2cu|moe|qwen3)"
+    simt_models
     part "rewriting of launches" dev/simt/test_rewrite.py
     part "train_gpt2.cu, its kernels on this CPU, quick" dev/test_gpus.sh quick
     part "dev/gpu_check.sh, quick" dev/test_gpu_check.sh quick
@@ -146,7 +162,7 @@ quick() {
 # the same bits from other compilers, vector widths and levels of optimisation; a build for each
 matrix() {
     local bits="test_gpt2 test_matmul test_attention test_layernorm test_crossentropy test_gelu test_fmath"
-    local mamba="test_mamba_hpn test_selective_scan test_moe test_router"  # which hold all their other ops too
+    local mamba="test_mamba_hpn test_selective_scan test_moe test_qwen3 test_router"  # which hold all their other ops too
     build_and_run "OMP=0" test_gpt2 test_matmul test_attention
     for arch in x86-64-v3 x86-64; do build_and_run "ARCH=$arch" $bits $mamba; done
     for opt in -O0 -O2; do build_and_run "OPT=$opt" test_gpt2 test_fmath; done
@@ -159,9 +175,9 @@ matrix() {
 # what quick leaves: other builds, in full every script that has a quick mode, programs for GPUs, tests of the tests
 rest() {
     matrix
-    build_and_run "ASAN=1 OPT=-O1"
+    build_and_run "ASAN=1 OPT=-Og"
     simt fast
-    local exact="build/simt-exact/test_gpt2cu build/simt-exact/test_moe"
+    local exact="build/simt-exact/test_gpt2cu build/simt-exact/test_moe build/simt-exact/test_qwen3"
     if make_all "dev/simt, exact" $exact; then programs $exact; fi
     build_shared
     finish_parts  # scripts measure time and memory
@@ -172,7 +188,10 @@ rest() {
     part "several ranks" dev/test_ranks.sh
     part "train_mamba_hpn, every option and file" dev/test_mamba.sh
     part "train_moe, every option and file" dev/test_moe.sh
+    part "conversations: training, answers, chat" dev/test_sft.sh
     part "train_moe, checkpoints and faults, quick" env TRAINER=train_moe dev/test_faults.sh quick
+    part "train_qwen3, every option and file" dev/test_qwen.sh
+    part "train_qwen3, checkpoints and faults, quick" env TRAINER=train_qwen3 dev/test_faults.sh quick
     part "train_gpt2.cu, its kernels on this CPU" dev/test_gpus.sh
     part "dev/gpu_check.sh, rehearsed" dev/test_gpu_check.sh
     finish_parts

@@ -2,7 +2,7 @@
 # train_gpt2 as its user meets it: options, files, folders, signals, exit statuses. About 20 s after three builds.
 #     dev/test_cli.sh                        the normal build
 #     dev/test_cli.sh quick                  without other builds beside it, and of what is refused every eighth
-#     ASAN=1 OPT=-O1 dev/test_cli.sh         the Makefile's variables choose another
+#     ASAN=1 OPT=-Og dev/test_cli.sh         the Makefile's variables choose another
 # Each run happens in a folder that goes away again.
 . "$(dirname "$0")/promises.sh"
 

@@ -50,13 +50,10 @@ static int own_extras(const Run* r, Extra* x) {\n    const int n = r->trainer->c
 static void own_load_extras(Run* r, const char* path) {\n    Extra x[20];\n\
     extras_load(path, x, own_extras(r, x));\n}\n\n&|' \
     -e 's|^    t.close = .*|&\n    t.options = own_options;\n\
-    if (getenv("SPARING")) { t.sparing = "--spare"; }\n\
-    if (getenv("SPARING_BYTES")) { t.sparing_bytes = bigram_sparing; }\n\
     if (getenv("EXTRAS")) { t.extras = own_extras; t.counts_updates = atoi(getenv("EXTRAS")); }\n\
     if (getenv("LOAD_EXTRAS")) { t.load_extras = own_load_extras; }\n\
-    if (getenv("SCORES")) { t.n_scores = 2; }|' \
-    -e 's|^static void bigram_open|static double bigram_sparing(const Run* r, int B, int T) { return bigram_bytes(r, TO_TRAIN, B, T); }\n\n&|' "$root/dev/examples/train_bigram.c" >"$own.c"
-compile() { ${CC:-gcc} -std=gnu11 -D_GNU_SOURCE -O1 -ffp-contract=off -I"$root" "$own.c" -o "$own" -ljansson -lxxhash -lpcre2-8 -lpthread -lm; }
+    if (getenv("SCORES")) { t.n_scores = 2; }|' "$root/dev/examples/train_bigram.c" >"$own.c"
+compile() { ${CC:-gcc} -std=gnu11 -D_GNU_SOURCE -O1 -ffp-contract=off -I"$root" "$own.c" -o "$own" -ljansson -lxxhash -lpcre2-8 -lz -lpthread -lm; }
 check "a trainer with options of its own compiles" compile
 cp book.txt kept.txt && echo mine >adapter.bin
 "$own" "${start[@]}" --adapter-out book.txt --run own >out 2>err
@@ -81,7 +78,7 @@ broken() {  # NAME=VALUE...: does a trainer with that mistake end before it writ
     { env "$@" "$own" "${start[@]}" --run broken >out 2>err; } 2>/dev/null
     [ $? = 134 ] && grep -q 'Assertion' err && [ ! -e broken ]
 }
-for mistake in SPARING=1 SPARING_BYTES=1 EXTRAS=1 LOAD_EXTRAS=1 SCORES=1 "EXTRAS=16 LOAD_EXTRAS=1"; do
+for mistake in EXTRAS=1 LOAD_EXTRAS=1 SCORES=1 "EXTRAS=16 LOAD_EXTRAS=1"; do
     check "at once: a trainer with $mistake and no more" broken $mistake
 done
 export EXTRAS=15 LOAD_EXTRAS=1  # as many as there may be, beside the counts of updates

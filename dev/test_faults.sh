@@ -18,10 +18,10 @@ parts=${*:-$(is_quick && echo kills calls damage lock || echo kills calls errors
 
 # ---- builds and runs ----
 
-is_quick || build "ASAN=1 OPT=-O1" ${name}_faults >/dev/null &
+is_quick || build "ASAN=1 OPT=-Og" ${name}_faults >/dev/null &
 need_build trainer "" ${name}_faults
 wait
-is_quick || need_build trainer_asan "ASAN=1 OPT=-O1" ${name}_faults
+is_quick || need_build trainer_asan "ASAN=1 OPT=-Og" ${name}_faults
 
 # in memory where there is such a folder: what is tested is the order of the calls, and fsync costs nothing there
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
@@ -31,6 +31,7 @@ for i in {1..12}; do echo "line $i: the plain loop is the law, and $i times $i i
 config() {  # POSITIONS LAYERS HEADS CHANNELS
     case $name in
         train_moe) echo "{\"model_type\":\"mixtral\",\"max_position_embeddings\":$1,\"vocab_size\":257,\"num_hidden_layers\":$2,\"num_attention_heads\":$3,\"num_key_value_heads\":1,\"hidden_size\":$4,\"intermediate_size\":$4,\"num_local_experts\":3,\"num_experts_per_tok\":2,\"balance\":\"bias\"}" ;;
+        train_qwen3) echo "{\"model_type\":\"qwen3\",\"max_position_embeddings\":$1,\"vocab_size\":257,\"num_hidden_layers\":$2,\"num_attention_heads\":$3,\"num_key_value_heads\":1,\"head_dim\":8,\"hidden_size\":$4,\"intermediate_size\":$4}" ;;
         *) echo "{\"model_type\":\"gpt2\",\"n_positions\":$1,\"vocab_size\":257,\"n_layer\":$2,\"n_head\":$3,\"n_embd\":$4}" ;;
     esac
 }

@@ -54,12 +54,15 @@ page_says "a step with and without --graph 1, of one row too" '^\| ours, --graph
 page_says "losses from the same start are compared" 'At step 1 they are [0-9.e-]+ apart'
 page_says "every op has a time and its share of the copy's speed" '^\| layernorm_backward \| [0-9.]+ \| [0-9.]+ \| [0-9]+ \|'
 page_says "attention has a column for each back end" '^\| forward B 1 T 16 NH 2 HS 16 \| [0-9.]+ \([0-9.e-]+\)( \| ([0-9.]+ \([0-9.e-]+\)|-)){4}'
-for stage in build tests sanitizer ops steps; do page_says "stage $stage is recorded" "^\| $stage \| ok \|"; done
+page_says "Qwen3-0.6B: all parameters beside another program" '^\| ours \| all parameters \| B 2 T 16 \| [0-9.,]+ \|'
+page_says "... LoRA, whose first loss is compared" '^\| ours \| LoRA of rank 16 \| B 2 T 16 \| [0-9.,]+ \|'
+page_says "... and its text has tokens a second" '^\| ours \| [0-9.]+ \| [0-9.,]+ \| [0-9.e,-]+ \| [0-9]+ \|'
+for stage in build tests sanitizer ops steps qwen; do page_says "stage $stage is recorded" "^\| $stage \| ok \|"; done
 awk '/^\|/ { cells = gsub(/[^\\]\|/, ""); if (before && cells != before) { print NR ": " $0; bad = 1 } before = cells; next }
      { before = 0 } END { exit bad }' "$work/r/report.md" >"$work/cells"
 verdict $? "every row of a table has as many cells as the row before" "$(<"$work/cells")"
-[ "$(find "$work/r" -type f ! -name report.md | wc -l)" -le 8 ]
-verdict $? "at most eight files carry everything home" "$(ls "$work/r")"
+[ "$(find "$work/r" -type f ! -name report.md | wc -l)" -le 9 ]
+verdict $? "at most nine files carry everything home" "$(ls "$work/r")"
 cp "$work/r/report.md" "$work/first"
 gpu_check --rehearse --results "$work/r" report
 cmp -s "$work/first" "$work/r/report.md"
@@ -92,8 +95,9 @@ page_says "... with the tool, the program and its words" 'racecheck, bf16 test_g
 page_says "... and the next stage ran" '^\| steps \| ok \|'
 
 export REHEARSE_FAULT=loss
-gpu_check --rehearse --results "$work/r" --torch-stand-in steps report
-page_says "programs that do not compute the same are not compared in silence" 'not the same'
+gpu_check --rehearse --results "$work/r" --torch-stand-in steps qwen report
+page_says "programs that do not compute the same are not compared in silence" 'At step 1 .*not the same'
+page_says "... of Qwen3-0.6B, too" 'First losses, all parameters: .*not the same'
 
 export REHEARSE_FAULT=torch
 gpu_check --rehearse --results "$work/r" --torch-stand-in steps report

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # train_gpt2.cu as a user runs it, its kernels on this CPU (dev/simt): the exact build beside train_gpt2, bf16 beside itself, with
-# every way to share the work; and train_moe.cu with experts on two GPUs. Steps are few and the model is tiny: a GPU's lane is simulated one at a time.
+# every way to share the work; train_moe.cu with experts on two GPUs; train_qwen3.cu, all of it and adapters. Steps are few and the
+# models are tiny: a GPU's lane is simulated one at a time.
 #     dev/test_gpus.sh quick   the exact build only, on one and two GPUs
 . "$(dirname "$0")/promises.sh"
 need_build trainer "" train_gpt2
@@ -62,16 +63,72 @@ experts experts_one "$experts_gpu"
 equal "train_moe, exact build: the bits of C" experts_c experts_one
 experts experts_two "$launch" -n 2 "$experts_gpu" --ep 2
 equal "train_moe, exact: experts on two GPUs: the bits of one" experts_one experts_two
+
+# train_qwen3: all parameters of one with experts, adapters beside a dense one
+need_build qwen_c "CPU=1" train_qwen3
+make -s -C "$root" -j2 build/simt-exact/train_qwen3 build/simt-fast/train_qwen3 >&2 || { echo "0 passed, 1 failed"; exit 1; }
+qwen_gpu=$root/build/simt-exact/train_qwen3
+qwen_fast=$root/build/simt-fast/train_qwen3
+heads='"vocab_size": 257, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 24, "max_position_embeddings": 24'
+cat >sparse.json <<JSON
+{"model_type": "qwen3_moe", $heads, "hidden_size": 64, "num_hidden_layers": 2, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+ "norm_topk_prob": true, "mlp_only_layers": [1], "output_router_logits": true, "router_aux_loss_coef": 0.02}
+JSON
+echo "{\"model_type\": \"qwen3\", $heads, \"hidden_size\": 32, \"num_hidden_layers\": 3, \"tie_word_embeddings\": true}" >dense.json
+sparse() {  # RUN COMMAND...
+    local options="--config sparse.json --train text --batch-size 1 --seq-len 8 --batch-tokens 16 --steps 3 --eval-every 0 --lr 1e-2 --threads 1"
+    train "$@"
+}
+sparse sparse_c "$qwen_c"
+sparse sparse_one "$qwen_gpu"
+equal "train_qwen3 with experts, exact build: the bits of C" sparse_c sparse_one
+sparse sparse_two "$launch" -n 2 "$qwen_gpu" --ep 2
+equal "train_qwen3, exact: experts on two GPUs: the bits of one" sparse_one sparse_two
+
+# an adapter's run has no model.safetensors, but its A and B
+same_adapter() { cmp "$1/step_000003/adapter_model.safetensors" "$2/step_000003/adapter_model.safetensors" && cmp "$1/step_000003/optimizer.safetensors" "$2/step_000003/optimizer.safetensors"; }
+"$qwen_c" --config dense.json --export-hf base --tokenizer bytes >out 2>err
+adapt() {  # RUN COMMAND...
+    local options="--from base --train text --batch-size 2 --seq-len 16 --batch-tokens 96 --steps 3 --eval-every 0 --lr 1e-2 --threads 1 --lora-rank 4 --lora-rank-pattern v_proj=2"
+    train "$@"
+}
+adapt lora_c "$qwen_c" --lora-dropout 0.3
+adapt lora_one "$qwen_gpu" --lora-dropout 0.3
+check "LoRA with dropout, exact build: the bits of C" same_adapter lora_c lora_one
+adapt lora_two "$launch" -n 2 "$qwen_gpu" --lora-dropout 0.3 --zero 2 --recompute 3
+check "LoRA, exact: two GPUs, --zero 2 --recompute 3: the bits of one" same_adapter lora_one lora_two
+sparse lora_experts_c "$qwen_c" --lora-rank 2 --lora-parameters mlp.experts.gate_up_proj,mlp.experts.down_proj,mlp.gate.weight --lora-targets q_proj
+sparse lora_experts "$qwen_gpu" --lora-rank 2 --lora-parameters mlp.experts.gate_up_proj,mlp.experts.down_proj,mlp.gate.weight --lora-targets q_proj
+check "LoRA of experts and router, exact build: the bits of C" same_adapter lora_experts_c lora_experts
+adapt refused "$qwen_gpu" --lora-dropout 0.3 --graph 1
+check "--graph with --lora-dropout: status 2, and a line says why" test $? = 2 -a "$(grep -c 'train_qwen3: --graph: is not for --lora-dropout' refused.err)" = 1
+for program in c gpu; do
+    one=qwen_$program
+    "${!one}" --from base --lora lora_c --generate "The " --max-new-tokens 8 --temperature 0 >text_$program 2>err
+    "${!one}" --from base --lora lora_c --merge 1 --export-hf merged_$program >out 2>err
+done
+check "--lora --generate: the text of C" cmp text_c text_gpu
+check "--merge --export-hf: the file of C" cmp merged_c/model.safetensors merged_gpu/model.safetensors
+for build in gpu fast; do
+    program=qwen_$build
+    adapt lora_$build "${!program}"
+    adapt graph_$build "${!program}" --graph 1 --recompute 2
+    check "LoRA, $build: --graph 1 --recompute 2 changes no bit" same_adapter lora_$build graph_$build
+done
+adapt lora_fast_two "$launch" -n 2 "$qwen_fast" --zero 1
+check "LoRA, bf16: two GPUs, --zero 1: the bits of one" same_adapter lora_fast lora_fast_two
+
 train fast "$fast"
 check "bf16: the first line and the box name the build" test "$(head -n 1 fast.out | cut -c1-24) $(grep -c "^. build .*bf16" fast.out)" = "train_gpt2cu: fast build 1"
-close() {  # the losses of RUN RUN, within 1%
+close() {  # RUN RUN FALL: the losses within 1% of each other, and the third lower than the first by so much
     "$python" - "$@" <<'PYTHON'
 import json, sys
-a, b = ([json.loads(line)["loss"] for line in open(run + "/metrics.jsonl") if '"loss": null' not in line and "schema" not in line] for run in sys.argv[1:])
-sys.exit(not (len(a) == len(b) == 3 and all(abs(x / y - 1) < 0.01 for x, y in zip(a, b)) and a[2] < a[0] - 0.3))
+a, b = ([json.loads(line)["loss"] for line in open(run + "/metrics.jsonl") if '"loss": null' not in line and "schema" not in line] for run in sys.argv[1:3])
+sys.exit(not (len(a) == len(b) == 3 and all(abs(x / y - 1) < 0.01 for x, y in zip(a, b)) and a[2] < a[0] - float(sys.argv[3])))
 PYTHON
 }
-check "bf16: the loss falls as train_gpt2's does" close fast c
+check "bf16: the loss falls as train_gpt2's does" close fast c 0.3
+check "LoRA, bf16: the loss falls as the exact build's does" close lora_fast lora_gpu 0.05
 
 for build in exact fast; do
     program=${!build}

@@ -7,6 +7,7 @@
 #     KILLS=300 dev/test_mamba.sh kills        more random kills than 30
 # Each run happens in a folder that goes away again. Runs are tiny, and compared byte by byte.
 . "$(dirname "$0")/promises.sh"
+. "$root/dev/runs.sh"
 export OMP_NUM_THREADS=1  # of a tiny model: more threads wait for each other
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 kills=${KILLS:-$(is_quick && echo 3 || echo 30)}
@@ -18,31 +19,11 @@ work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 
-# ---- promises ----
-
-# the records of metrics.jsonl without what depends on time and machine
-columns() { sed -E 's/"(ms|tok_per_s|peak|time|data_wait_ms|rss_mb)": [^,}]+//g' "$1/metrics.jsonl"; }
-sums() { cat "$(last "$1")"/{model,optimizer,trainer}.safetensors | sha256sum; }
-
-# two runs have the same model, moments, counters and records
-same_run() { [ "$(sums "$1")" = "$(sums "$2")" ] && cmp -s <(columns "$1") <(columns "$2"); }
-same_model() { cmp -s "$(last "$1")/model.safetensors" "$(last "$2")/model.safetensors"; }
-
 # ---- files ----
 
-for i in {1..120}; do echo "line $i: the plain loop is the law, and $i times $i is $((i * i))."; done >text
+write_texts
 echo "Another document, which has a line of its own, and some more words than that." >more
 start=(--model tiny --d-model 16 --d-state 4 --base-layers 2 --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 4)
-
-# examples or a probe: rows of T inputs and T targets
-examples() {  # ROWS T INPUTS TARGETS
-    local n_bytes=$((4 * $1 * $2)) header
-    header="{\"inputs\":{\"dtype\":\"I32\",\"shape\":[$1,$2],\"data_offsets\":[0,$n_bytes]},"
-    header+="\"targets\":{\"dtype\":\"I32\",\"shape\":[$1,$2],\"data_offsets\":[$n_bytes,$((2 * n_bytes))]}}"
-    le 8 ${#header}
-    printf '%s' "$header"
-    le 4 $3 $4
-}
 
 # rows of 8 tokens below 9, of which the one above 5 says the class, 0..2
 class_rows() {  # ROWS SEED
@@ -58,61 +39,11 @@ class_rows() {  # ROWS SEED
     examples "$1" 8 "$inputs" "$targets"
 }
 
-# examples in HellaSwag's form: the right completion is what follows in FILE, the others are bytes that no text has
-answers() {  # N FILE
-    "$python" - "$1" "$2" <<'PYTHON'
-import struct, sys
-n, text = int(sys.argv[1]), open(sys.argv[2], "rb").read()
-records = []
-for e in range(n):
-    at, label = 40 * e, e % 4
-    words = [label, 4, 8, *text[at:at + 8]]
-    for c in range(4):
-        words += [4 + c, *(text[at + 8:at + 12 + c] if c == label else [200 + c] * (4 + c))]
-    records.append(struct.pack(f"<{3 + len(words)}H", 65535, 2 * (3 + len(words)), e, *words))
-sys.stdout.buffer.write(struct.pack("<IIII", 20240522, 1, n, max(map(len, records))).ljust(1024, b"\0") + b"".join(records))
-PYTHON
-}
-
-# what a safetensors file holds: a line for each tensor, "name number number ..."
-tensors() {  # FILE PATTERN
-    "$python" - "$1" "$2" <<'PYTHON'
-import json, re, signal, struct, sys
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # cmp stops reading at the first difference
-data = open(sys.argv[1], "rb").read()
-n = struct.unpack("<Q", data[:8])[0]
-for name, t in sorted(json.loads(data[8:8 + n]).items()):
-    if name != "__metadata__" and re.search(sys.argv[2], name):
-        begin, end = t["data_offsets"]
-        kind = {"F32": "I", "I32": "i"}[t["dtype"]]  # bits, so that equal text means equal bytes
-        print(name, *struct.unpack(f"<{(end - begin) // 4}{kind}", data[8 + n + begin:8 + n + end]))
-PYTHON
-}
-
 # ---- options ----
 
-declare -A tried
-# The run without the flag is made once for each context. Then the command HOW must succeed, in which $plain and $with are the
-# runs without and with it; and the value BAD is refused by a line that names the flag, or what stands behind => in it
-flag() {  # HOW BAD FLAG VALUE CONTEXT...
-    local how=$1 bad=$2 flag=$3 value=$4 plain with=with names
-    shift 4
-    plain=plain_$(md5sum <<<"$*" | cut -c1-12)
-    tried[$flag]=1
-    [ -d "$plain" ] || go "${start[@]}" "$@" --run "$plain"
-    rm -rf with other
-    go "${start[@]}" "$@" "$flag" "$value" --run with && eval "$how"
-    verdict $? "$flag $value${*:+ (with $*)}: $how" "$(tail -n 1 out) $(<err)"
-    names=$flag:
-    if [[ $bad == *"=>"* ]]; then names=${bad#*=>}; fi
-    if [ -n "$bad" ]; then refuse "$flag ${bad%%=>*}" "$names" "${start[@]}" "$@" "$flag" "${bad%%=>*}"; fi
-}
-same() { same_run "$plain" $with; }
-other() { ! same_model "$plain" $with; }  # other parameters
-moments() { same_model "$plain" $with && ! same; }
-config() { grep -q "\"$1\": $2\(,\|\$\)" "$(last $with)/config.json" && ! grep -q "\"$1\": $2\(,\|\$\)" "$(last "$plain")/config.json"; }
+moments() { same_model "$plain" with && ! same; }  # the same parameters, other moments
 printed() { [ "$(grep -cE "$1" out)" = "${2:-1}" ]; }
-equals() { go "${start[@]}" "$@" --run other && same_run other $with; }  # what other options give too
+equals() { rm -rf other && go "${start[@]}" "$@" --run other && same_run other with; }  # what other options give too
 n_records() { grep -c "\"kind\": \"$1\"" with/metrics.jsonl; }
 record() { grep -q "$1" with/metrics.jsonl && ! grep -q "$1" "$plain/metrics.jsonl"; }
 
@@ -343,46 +274,19 @@ conflicts() {
 
 # ---- kill -9 and --resume ----
 
-# A run of 120 steps, killed after a random number of lines and resumed by another number of threads, of workers, of states kept;
-# each whole run has the bytes of one that nobody touched
-killed() {  # PROMISE OPTION...
-    local promise=$1 n=0 runs=0 wrong=0 lines option pid
-    local long=("${start[@]}" --steps 120 --save-every 7 --keep-every 20 --val-fraction 0.1 --eval-every 30 --eval-batches 2 --sample-every 40 \
-        --max-new-tokens 8 --async-save 1 "${@:2}")
-    rm -rf whole leg
-    go "${long[@]}" --run whole
-    while ((n < (kills + 4) / 5 || runs == 0)); do
-        option=(--resume --run leg --threads $((1 + RANDOM % 3)) --prefetch-workers $((RANDOM % 3)) --scan-chunk $((RANDOM % 9)))
-        option+=(--recompute "$(printf '%s\n' none scan layer | sed -n $((1 + RANDOM % 3))p)")
-        compgen -G 'leg/step_*[0-9]/manifest.json' >/dev/null || { rm -rf leg; option=("${long[@]}" "${option[@]:1}"); }
-        lines=$((n < (kills + 4) / 5 ? 20 + RANDOM % 110 : 1000))
-        exec 3< <(exec "$trainer" "${option[@]}" 2>err </dev/null)
-        pid=$!
-        while ((lines > 0)) && read -r _ <&3; do lines=$((lines - 1)); done
-        if [ $lines = 0 ]; then
-            kill -9 $pid 2>/dev/null
-            n=$((n + 1))
-        fi
-        wait $pid 2>/dev/null
-        status=$?
-        exec 3<&-
-        [ ! -s err ] || { wrong=$((wrong + 1)); echo "      after $n kills: $(<err)"; }
-        [ $status = 137 ] && continue
-        runs=$((runs + 1))
-        { [ $status = 0 ] && same_run whole leg && cmp -s {whole,leg}/samples.txt; } || { wrong=$((wrong + 1)); echo "      after $n kills: status $status, $(ls leg | tr '\n' ' ')"; }
-        rm -rf leg
-    done
-    check "$promise: $n kills, $runs runs, the bytes of one that nobody touched" test $wrong = 0
+vary() {
+    varied=(--prefetch-workers $((RANDOM % 3)) --scan-chunk $((RANDOM % 9)) --recompute "$(printf '%s\n' none scan layer | sed -n $((1 + RANDOM % 3))p)")
 }
 
 kills() {
     echo "# kill -9 at random instants, resumed with other --threads, --prefetch-workers, --scan-chunk, --recompute"
     RANDOM=11
-    killed "plain"
-    killed "--carry-state" --carry-state 1 --shuffle 0 --grad-accum 2
-    killed "Forward-Forward with gradnorm" --ff-lr 1e-3 --gradient-surgery-method gradnorm --bp-cadence-steps 2
-    killed "--prefetch-workers 2" --prefetch-workers 2 --grad-accum 2
-    killed "hpn-softmax with learnt prototypes" --head hpn-softmax --proto learn --verify-every 20
+    local each=$(((kills + 4) / 5))
+    killed $each "plain" --async-save 1
+    killed $each "--carry-state" --async-save 1 --carry-state 1 --shuffle 0 --grad-accum 2
+    killed $each "Forward-Forward with gradnorm" --async-save 1 --ff-lr 1e-3 --gradient-surgery-method gradnorm --bp-cadence-steps 2
+    killed $each "--prefetch-workers 2" --async-save 1 --prefetch-workers 2 --grad-accum 2
+    killed $each "hpn-softmax with learnt prototypes" --async-save 1 --head hpn-softmax --proto learn --verify-every 20
 }
 
 # ---- ranks ----
@@ -430,8 +334,7 @@ builds() {
     done
 }
 
-value() { grep "^{\"step\": $2, .*\"kind\": \"$4\"" "$1/metrics.jsonl" | sed -n "s/.*\"$3\": \([^,}]*\)[,}].*/\1/p"; }  # RUN STEP KEY KIND
-val_loss() { value "$1" "$2" val_loss val; }
+val_loss() { value "$1" "$2" val_loss; }
 
 # ---- growing ----
 
@@ -451,7 +354,7 @@ growth() {
         test "$(for i in 0 2 3 5; do tensors at_first/model.safetensors "layers\.$i\.mixer.out_proj" | cut -d' ' -f2- | tr ' ' '\n' | sort -u; done | sort -u)" = 0
     check "... and moves with the first update, as the old ones do" eval 'moved 0 && moved 1 && moved 2 && moved 3 && moved 4 && moved 5'
     check "no other tensor of a new layer has a gradient in that update" \
-        test "$(tensors grown/step_000001/optimizer.safetensors 'exp_avg\..*layers\.[0235]\..*' | grep -v out_proj | cut -d' ' -f2- | tr ' ' '\n' | sed s/2147483648/0/ | sort -u)" = 0
+        test "$(tensors grown/step_000001/optimizer.safetensors 'exp_avg\..*layers\.[0235]\..*' | grep -v out_proj | cut -d' ' -f2- | tr ' ' '\n' | sed s/-2147483648/0/ | sort -u)" = 0
 
     go --from small "${data[@]}" "${six[@]}" --freeze indices:1,4 --steps 8 --save-every 3 --run frozen
     cmp <(tensors at_first/model.safetensors 'layers\.[14]\.') <(tensors frozen/step_000008/model.safetensors 'layers\.[14]\.')
@@ -466,8 +369,8 @@ growth() {
     cp -r small wider && cp -r small same
     go --resume --run same --steps 21 --clip 0
     go --resume --run wider --steps 21 --clip 0 "${six[@]}"
-    check "--resume: the next loss is that of the model that does not grow ($(value wider 21 loss train))" \
-        test "$(value same 21 loss train)" = "$(value wider 21 loss train)"
+    check "--resume: the next loss is that of the model that does not grow ($(value wider 21 loss))" \
+        test "$(value same 21 loss)" = "$(value wider 21 loss)"
     check "old layers have 21 updates, new ones 1" test "$(counts wider)" = "$(each_slice 21 '1 21 1 1 21 1')"
     for model in model optimizer; do
         cmp <(tensors same/step_000021/$model.safetensors 'layers\.[01]\.' | sed 's/layers\.1\./layers.4./; s/layers\.0\./layers.1./') \
@@ -524,7 +427,7 @@ text() {
     for head in ce hpn "hpn-softmax --proto learn" "ce --ff-lr 1e-3"; do
         rm -rf digits
         go "${classes[@]}" --head $head --embeddings-out e.safetensors --run digits
-        check "--task cls --head $head: every row of others is right" test "$(value digits 60 acc1 val)" = 1.0
+        check "--task cls --head $head: every row of others is right" test "$(value digits 60 acc1)" = 1.0
         check "... --embeddings-out: 12 positions, 3 prototypes" test "$(tensors e.safetensors labels)" = "labels 0 1 2 0 1 2 0 1 2 0 1 2" -a \
             "$(tensors e.safetensors prototypes | wc -w)" = 49 -a "$(tensors e.safetensors '^z$' | wc -w)" = 193
         go --from digits --task cls --val other_rows --batch-size 6 --eval-only

@@ -7,6 +7,7 @@
 #     KILLS=300 dev/test_moe.sh kills        more random kills than 30
 # Each run happens in a folder that goes away again. Runs are tiny, and compared byte by byte.
 . "$(dirname "$0")/promises.sh"
+. "$root/dev/runs.sh"
 export OMP_NUM_THREADS=1  # of a tiny model: more threads wait for each other
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 kills=${KILLS:-$(is_quick && echo 3 || echo 30)}
@@ -18,81 +19,15 @@ work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 
-# ---- promises ----
-
-# the records of metrics.jsonl without what depends on time and machine
-columns() { sed -E 's/"(ms|tok_per_s|peak|time)": [^,}]+//g' "$1/metrics.jsonl"; }
-sums() { (cd "$(last "$1")" && sha256sum {model,optimizer,ema}.safetensors 2>/dev/null); }
-
-# two runs have the same model, moments and records
-same_run() { [ "$(sums "$1")" = "$(sums "$2")" ] && cmp -s <(columns "$1") <(columns "$2"); }
-same_model() { cmp -s "$(last "$1")/model.safetensors" "$(last "$2")/model.safetensors"; }
-value() { grep "^{\"step\": $2, " "$1/metrics.jsonl" | sed -n "s/.*\"$3\": \([-0-9.e]*\)[,}].*/\1/p" | tail -n 1; }  # RUN STEP KEY
-below() { awk -v x="$1" -v y="$2" 'BEGIN { exit !(x != "" && x < y) }'; }
-
 # ---- files ----
 
-for i in {1..120}; do echo "line $i: the plain loop is the law, and $i times $i is $((i * i))."; done >text
-for i in {1..60}; do head -c $((20 + i * 7 % 50)) text | tail -c 30 >doc_$i; done
-mkdir documents && mv doc_* documents
+write_texts
 sizes='"vocab_size":257,"hidden_size":16,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":6,"intermediate_size":12,"num_local_experts":5,"num_experts_per_tok":2,"max_position_embeddings":48'
 echo "{\"model_type\":\"mixtral\",$sizes,\"rope_theta\":10000,\"aux_alpha\":0.01,\"z_lambda\":0.001}" >tiny.json
 start=(--config tiny.json --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 4)
 mixed=("${start[@]}" --grad-accum 4 --steps 12 --val-fraction 0.1 --eval-every 6 --sample-every 6 --max-new-tokens 8 --save-every 4)
 
-# a probe: rows of T inputs and T targets
-examples() {  # ROWS T INPUTS TARGETS
-    local n_bytes=$((4 * $1 * $2)) header
-    header="{\"inputs\":{\"dtype\":\"I32\",\"shape\":[$1,$2],\"data_offsets\":[0,$n_bytes]},"
-    header+="\"targets\":{\"dtype\":\"I32\",\"shape\":[$1,$2],\"data_offsets\":[$n_bytes,$((2 * n_bytes))]}}"
-    le 8 ${#header}
-    printf '%s' "$header"
-    le 4 $3 $4
-}
-
-# examples in HellaSwag's form: the right completion is what follows in FILE, the others are bytes that no text has
-answers() {  # N FILE
-    "$python" - "$1" "$2" <<'PYTHON'
-import struct, sys
-n, text = int(sys.argv[1]), open(sys.argv[2], "rb").read()
-records = []
-for e in range(n):
-    at, label = 40 * e, e % 4
-    words = [label, 4, 8, *text[at:at + 8]]
-    for c in range(4):
-        words += [4 + c, *(text[at + 8:at + 12 + c] if c == label else [200 + c] * (4 + c))]
-    records.append(struct.pack(f"<{3 + len(words)}H", 65535, 2 * (3 + len(words)), e, *words))
-sys.stdout.buffer.write(struct.pack("<IIII", 20240522, 1, n, max(map(len, records))).ljust(1024, b"\0") + b"".join(records))
-PYTHON
-}
-
-# what a safetensors file holds: a line for each tensor, "name bits bits ..."
-tensors() {  # FILE PATTERN
-    "$python" - "$1" "$2" <<'PYTHON'
-import json, re, signal, struct, sys
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-data = open(sys.argv[1], "rb").read()
-n = struct.unpack("<Q", data[:8])[0]
-for name, t in sorted(json.loads(data[8:8 + n]).items()):
-    if name != "__metadata__" and re.search(sys.argv[2], name):
-        begin, end = t["data_offsets"]
-        print(name, *struct.unpack(f"<{(end - begin) // 4}i", data[8 + n + begin:8 + n + end]))
-PYTHON
-}
-
-# the same file, in which other names stand: PATTERN of Python and what takes its place
-rename() {  # FILE PATTERN NEW
-    "$python" - "$@" <<'PYTHON'
-import json, re, struct, sys
-data = open(sys.argv[1], "rb").read()
-n = struct.unpack("<Q", data[:8])[0]
-header = json.dumps({re.sub(sys.argv[2], sys.argv[3], name): t for name, t in json.loads(data[8:8 + n]).items()}).encode()
-header += b" " * (-len(header) % 8)
-open(sys.argv[1], "wb").write(struct.pack("<Q", len(header)) + header + data[8 + n:])
-PYTHON
-}
-
-# ... whose routers all have these biases
+# a safetensors file whose routers all get these biases
 biases() {  # FILE NUMBER...
     "$python" - "$@" <<'PYTHON'
 import json, struct, sys
@@ -106,8 +41,6 @@ PYTHON
 }
 
 # ---- presets ----
-
-boxed() { grep -cE "^\| *$1 *\| $2 *\|$" out; }
 
 presets() {
     echo "# presets"
@@ -138,24 +71,6 @@ presets() {
 }
 
 # ---- options ----
-
-declare -A tried
-# The run without the flag is made once for each context. Then the command HOW must succeed, in which $plain and with are the
-# runs without and with it; and the value BAD is refused by a line that names the flag
-flag() {  # HOW BAD FLAG VALUE CONTEXT...
-    local how=$1 bad=$2 flag=$3 value=$4 plain
-    shift 4
-    plain=plain_$(md5sum <<<"$*" | cut -c1-12)
-    tried[$flag]=1
-    [ -d "$plain" ] || go "${start[@]}" "$@" --run "$plain"
-    rm -rf with
-    go "${start[@]}" "$@" "$flag" "$value" --run with && eval "$how"
-    verdict $? "$flag $value${*:+ (with $*)}: $how" "$(tail -n 1 out) $(<err)"
-    if [ -n "$bad" ]; then refuse "$flag $bad" "$flag" "${start[@]}" "$@" "$flag" "$bad"; fi
-}
-same() { same_run "$plain" with; }
-other() { ! same_model "$plain" with; }  # other parameters
-config() { grep -q "^ *\"$1\": $2\(,\|\$\)" "$(last with)/config.json" && ! grep -q "^ *\"$1\": $2\(,\|\$\)" "$(last "$plain")/config.json"; }
 
 options() {
     local i
@@ -237,18 +152,6 @@ configs() {
         refuse "$3 rows of $1 positions: more slots than an int can count" "--batch-size: expected at most $2 rows of $1 positions, each with 8 experts, found $3" \
             --config eight.json --dry-run --seq-len $1 --batch-size $3
     done
-    changed() {  # PROMISE TEXT KEY VALUE...: the key gets this value; VALUE -: it goes away
-        "$python" - "${@:3}" <<'PYTHON'
-import json, sys
-config = json.load(open("tiny.json"))
-for key, value in zip(sys.argv[1::2], sys.argv[2::2]):
-    config.pop(key, None)
-    if value != "-":
-        config[key] = json.loads(value)
-json.dump(config, open("bad.json", "w"))
-PYTHON
-        refuse "$1" "bad.json: $2" --config bad.json --train text
-    }
     changed "more experts for a token than there are" '"num_experts_per_tok": expected at most 5 experts, found 6' num_experts_per_tok 6
     changed "an odd head_dim" '"head_dim": expected an even number, found 7' head_dim 7
     changed "an odd head_dim that follows from others" '"head_dim": expected an even number, found 1' head_dim - num_attention_heads 16
@@ -425,37 +328,6 @@ ranks() {
 
 # ---- kill -9 and --resume ----
 
-# A run of 120 steps, killed after a random number of lines and resumed with another number of threads and other activations kept;
-# each whole run has the bytes of one that nobody touched
-killed() {  # KILLS PROMISE OPTION...
-    local most=$1 promise=$2 n=0 runs=0 wrong=0 lines option pid
-    local long=("${start[@]}" --steps 120 --save-every 7 --keep-every 20 --val-fraction 0.1 --eval-every 30 --eval-batches 2 --sample-every 40 \
-        --max-new-tokens 8 "${@:3}")
-    rm -rf whole leg
-    go "${long[@]}" --run whole
-    while ((n < most || runs == 0)); do
-        option=(--resume --run leg --threads $((1 + RANDOM % 3)) --recompute $((RANDOM % 4)) --head-rows $((1 + RANDOM % 40)))
-        compgen -G 'leg/step_*[0-9]/manifest.json' >/dev/null || { rm -rf leg; option=("${long[@]}" "${option[@]:1}"); }
-        lines=$((n < most ? 20 + RANDOM % 110 : 1000))
-        exec 3< <(exec "$trainer" "${option[@]}" 2>err </dev/null)
-        pid=$!
-        while ((lines > 0)) && read -r _ <&3; do lines=$((lines - 1)); done
-        if [ $lines = 0 ]; then
-            kill -9 $pid 2>/dev/null
-            n=$((n + 1))
-        fi
-        wait $pid 2>/dev/null
-        status=$?
-        exec 3<&-
-        [ ! -s err ] || { wrong=$((wrong + 1)); echo "      after $n kills: $(<err)"; }
-        [ $status = 137 ] && continue
-        runs=$((runs + 1))
-        { [ $status = 0 ] && same_run whole leg && cmp -s {whole,leg}/samples.txt; } || { wrong=$((wrong + 1)); echo "      after $n kills: status $status, $(ls leg | tr '\n' ' ')"; }
-        rm -rf leg
-    done
-    check "$promise: $n kills, $runs runs, the bytes of one that nobody touched" test $wrong = 0
-}
-
 kills() {
     echo "# kill -9 at random instants, resumed with other --threads, --recompute, --head-rows"
     RANDOM=11
@@ -464,33 +336,6 @@ kills() {
 }
 
 # ---- text ----
-
-# is each token behind the first N what the logits of a probe of all of them say is likeliest?
-likeliest() {  # PROBE N TOKEN...
-    "$python" - "$@" <<'PYTHON'
-import json, struct, sys
-data, n_prompt, tokens = open(sys.argv[1], "rb").read(), int(sys.argv[2]), [int(x) for x in sys.argv[3:]]
-n = struct.unpack("<Q", data[:8])[0]
-t = json.loads(data[8:8 + n])["logits"]
-(_, T, V), (begin, end) = t["shape"], t["data_offsets"]
-logits = struct.unpack(f"<{T * V}f", data[8 + n + begin:8 + n + end])
-best = [max(range(V), key=lambda v: (logits[t * V + v], -v)) for t in range(T)]
-assert T == len(tokens) and tokens[n_prompt:] == best[n_prompt - 1:-1], (tokens[n_prompt:], best[n_prompt - 1:-1])
-PYTHON
-}
-
-# a model all of whose numbers are bf16's
-cut_to_bf16() {  # RUN FOLDER
-    rm -rf "$2"
-    cp -r "$(last "$1")" "$2" && rm "$2/manifest.json"
-    "$python" - "$2/model.safetensors" <<'PYTHON'
-import struct, sys
-data = bytearray(open(sys.argv[1], "rb").read())
-first = 8 + struct.unpack("<Q", data[:8])[0]
-data[first::4] = data[first + 1::4] = bytes((len(data) - first) // 4)
-open(sys.argv[1], "wb").write(data)
-PYTHON
-}
 
 text() {
     echo "# text"
@@ -587,6 +432,20 @@ CASES
     rm -rf hf again
     go "${start[@]}" --export-hf hf --train "" && go --from hf --export-hf again --shard-gb 1e-5 && go --from hf --probe in --probe-out before && go --from again --probe in --probe-out after && cmp before after
     verdict $? "a folder of $(ls again/*.safetensors | wc -l) shards: the same probe" "$(<err)"
+    rm -rf half again && go "${start[@]}" --export-hf half --export-dtype bf16 --train "" --balance bias && go --from half --export-hf again --export-dtype bf16 --shard-gb 2e5 && diff -r half again
+    verdict $? "--export-dtype bf16, read and written again: the same folder" "$(<err)"
+    check "... its config.json says bfloat16, biases of routers stay floats" \
+        test "$(grep -c '"torch_dtype": "bfloat16"' half/config.json) $(head -c 300 half/model.safetensors | grep -c 'e_score_correction_bias":{"dtype":"F32"')" = "1 1"
+    go --from half --generate "line 7" --temperature 0 && mv out floats && go --from half --weights bf16 --generate "line 7" --temperature 0 && cmp floats out
+    verdict $? "... straight into --weights bf16: the text that its floats give" "$(<err)"
+    go --from hf --export-hf rounded --export-dtype bf16 && go --from rounded --weights bf16 --generate "line 7" --temperature 0 && mv out half_text &&
+        go --from hf --weights bf16 --generate "line 7" --temperature 0 && cmp half_text out
+    verdict $? "... and the text that a file of floats gives there" "$(<err)"
+    rm -rf half again rounded
+    sed 's/"vocab_size":257/"vocab_size":300/' tiny.json >wide.json
+    refuse "text from a model of other tokens" "--generate: the model has 300 tokens, --tokenizer bytes has 257: give the model's tokenizer" \
+        --config wide.json --generate a
+    refuse "a type that there is not" '--export-dtype' "${start[@]}" --export-hf half --export-dtype fp16
 
     echo "# a run and its files"
     go "${mixed[@]}" --noise-scale 4 --ema 0.9 --tensorboard 1 --run run

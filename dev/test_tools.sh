@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # dev/tools as a user meets them: inspect, tokenize and plot on a tiny run and on broken files. About 15 s after the builds.
 #     dev/test_tools.sh                      the normal build
-#     ASAN=1 OPT=-O1 dev/test_tools.sh       the Makefile's variables choose another
+#     ASAN=1 OPT=-Og dev/test_tools.sh       the Makefile's variables choose another
 # Everything happens in a folder that goes away again.
 . "$(dirname "$0")/promises.sh"
 
@@ -104,6 +104,12 @@ state = header(20240527, 1, 1, 0, 1, 0, 0, 0, 0, 0, 77)
 open("state.bin", "wb").write(state + struct.pack("<6f", *range(6)))
 json.dump({"version": "1.0", "added_tokens": [{"id": 2}], "pre_tokenizer": {"type": "ByteLevel"},
            "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "<e>": 2}, "merges": ["a b"]}}, open("tokenizer.json", "w"))
+for name, alpha, x in (("adapter_a", 4, 0.0), ("adapter_b", 8, 1.0)):
+    os.makedirs(name)
+    json.dump({"peft_type": "LORA", "r": 2, "lora_alpha": alpha, "target_modules": ["q_proj"]}, open(f"{name}/adapter_config.json", "w"))
+    write(f"{name}/adapter_model.safetensors",
+          [(f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{which}.weight", "F32", shape, struct.pack("<f", x) * n)
+           for layer in range(2) for which, shape, n in (("A", [2, 5], 10), ("B", [10, 2], 20))])
 PYTHON
 $python make_files.py || { echo "0 passed, 1 failed"; exit 1; }
 
@@ -199,6 +205,20 @@ report = json.load(open('out'))
 assert not report['equal'] and report['in_both'] == 28, report
 assert [(d['name'], d['differ'], d['max_ulp'], d['first']) for d in report['differing']] == [('transformer.wte.weight', 1, 1, [1, 7])], report"
 
+# ---- inspect: adapters ----
+
+echo "# inspect of adapters"
+shows 1 "^  q_proj +b +2 +60 +4.472 +6.325$" "of two the size of A and B by kind of module" adapter_a adapter_b
+check "beside what is compared of any two" grep -qE "^  4 tensors, 4 differ, max \|a-b\| 1 in .*, 1 setting differs$" out
+shows 0 "^  adapter_b +b +2 +8 +60 +\[\"q_proj\"\] +-$" "of three: rank, alpha, targets" adapter_a adapter_b adapter_a
+"$inspect" adapter_a adapter_b adapter_a --json >out
+check "--json of three" $python -c "
+import json
+report = json.load(open('out'))
+assert [x['lora_alpha'] for x in report['adapters']] == [4, 8, 4], report
+assert [(x['adapter'], round(x['norm_A'] ** 2), round(x['norm_B'] ** 2)) for x in report['kinds']] == [('a', 0, 0), ('b', 20, 40), ('c', 0, 0)], report"
+refuses "$inspect" "more than two paths are compared only where all are adapters" "three paths of which one is no adapter" adapter_a adapter_b hf
+
 # ---- inspect: broken files ----
 
 echo "# inspect: broken files"
@@ -239,7 +259,7 @@ sed '3s/"step"/"stop"/' runs/a/metrics.jsonl >stop.jsonl
 refuses "$inspect" "stop.jsonl: line 3: expected a record" "a line of metrics.jsonl without a step" stop.jsonl
 refuses "$inspect" "unknown option" "an option that is none" hf --statistics
 refuses "$inspect" "expected one path or two" "no path"
-refuses "$inspect" "expected one path or two" "three paths" hf hf hf
+refuses "$inspect" "more than two paths are compared only where all are adapters" "three paths" hf hf hf
 printf '{"step": 6' | cat runs/a/metrics.jsonl - >unfinished.jsonl
 shows 0 "the last line is not complete" "a run that still writes is no error" unfinished.jsonl
 

@@ -14,20 +14,16 @@ FLOPs are those of matrix products: 6 per weight and token, (3 E M + E (R + 2 NS
 The limit of ours is the time of these at the rate of dev/bench/gemm.c plus the elementary functions at that of dev/fmath/bench.c:
 per layer and token 2 E NS exponentials of the scan (forward, recomputed in backward) and 7 E in SiLU and softplus, and V in the head.
 """
-import argparse
 import json
 import os
 import re
-import sys
 import tempfile
 
 import numpy as np
 from safetensors.numpy import save_file
-from side_by_side import Program, compare_losses, run, write_tokens
+from side_by_side import Program, compare_losses, our_program, print_load, run, step_fields, step_options, step_parser, write_tokens
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
-# {batch} {seq} {threads} {steps} {lr} {model} {tokens} {run} are filled in
+# {binary} {batch} {seq} {threads} {steps} {lr} {model} {tokens} {run} are filled in
 OURS = ("{binary} --from {model} --train {tokens} --seq-len {seq} --batch-size {batch} --head ce --steps {steps} --threads {threads} "
         "--shuffle 0 --lr {lr} --schedule constant --warmup 0 --weight-decay 0.1 --beta1 0.9 --beta2 0.95 --eps 1e-8 --clip 1 "
         "--eval-every 0 --save-every 0 --async-save 0 --sample-every 0 --run {run}")
@@ -83,9 +79,7 @@ def write_model(folder, c, seed=1):
 
 
 def make_programs(options):
-    binary = options.ours or os.path.join(ROOT, "build", "gcc-native-O3", "train_mamba_hpn")
-    problem = None if os.path.exists(binary) else f"no {os.path.relpath(binary, ROOT)}: make it first"
-    programs = [Program("ours", NAMES["ours"], OURS.replace("{binary}", binary), options.steps, options.warmup, problem)]
+    programs = [our_program(NAMES["ours"], OURS, options)]
     for key in ("eager", "eager-compiled", "hf-mambapy", "mambapy", "mambapy-loop", "hf"):
         is_slow = key in SLOW and not options.small
         programs.append(Program(key, NAMES[key], PYTORCH, options.slow_steps if is_slow else options.steps, 1 if is_slow else options.warmup))
@@ -168,32 +162,17 @@ def write_json(path, programs, options, work, mm_rates, limit):
 
 
 def parse_options():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seq", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=6, help="per round, warm-up included")
-    parser.add_argument("--warmup", type=int, default=2, help="first steps of a run that do not count: fresh memory, compilation")
+    parser = step_parser(__doc__, "train_mamba_hpn", room=3, steps=6, warmup=2, batch=1, seq=256, threads=2, rounds=3,
+                         d_model=768, layers=24, vocab=50280, d_state=16)
     parser.add_argument("--slow-steps", type=int, default=3, help=f"the same for {' and '.join(SLOW)}, with one step of warm-up")
     parser.add_argument("--skip", default="", metavar="A,B", help=f"leave these out, of {','.join(NAMES)}")
     parser.add_argument("--only", default="", metavar="A,B", help="leave all others out")
     parser.add_argument("--no-limit", action="store_true", help="do not measure what the machine can do")
-    parser.add_argument("--timeout", type=float, default=3600, help="seconds for one run of one program")
-    parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--ours", metavar="FILE", help="default build/gcc-native-O3/train_mamba_hpn")
-    parser.add_argument("--json", metavar="FILE", help="write all figures there too")
-    parser.add_argument("--work", metavar="DIR", help="where 3 GB can be written for a while (default the system's temporary folder)")
-    parser.add_argument("--plain-malloc", action="store_true", help="leave glibc's malloc as it is for PyTorch: slower, perhaps less memory")
-    parser.add_argument("--small", action="store_true", help="a tiny model, one round, T 40")
-    for name, default in (("d-model", 768), ("layers", 24), ("vocab", 50280), ("d-state", 16)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    options = parser.parse_args()
+    options = step_options(parser)
     if options.small:
-        options.d_model, options.layers, options.vocab, options.seq, options.rounds, options.steps = 64, 2, 512, 40, 1, 20
-        options.lr = 3e-3
+        options.d_model, options.layers, options.vocab, options.steps, options.lr = 64, 2, 512, 20, 3e-3
     unknown = [key for key in (options.skip + "," + options.only).split(",") if key and key not in NAMES]
-    if unknown or not 0 <= options.warmup < options.steps or options.slow_steps < 2 or options.vocab > 65536:
+    if unknown or options.slow_steps < 2 or options.vocab > 65536:
         parser.error(f"--skip, --only: {unknown} is none of {','.join(NAMES)}" if unknown else "steps must exceed the warm-up, vocab be at most 65536")
     return options
 
@@ -201,10 +180,9 @@ def parse_options():
 def main():
     options = parse_options()
     shape, programs = shape_of(options), make_programs(options)
-    print(f"load before the start: {os.getloadavg()[0]:.2f} (near 0 on a quiet machine; no other program may run)", flush=True)
+    print_load()
     with tempfile.TemporaryDirectory(dir=options.work) as work:
-        fields = dict(vars(options), here=HERE, root=ROOT, work=work, python=sys.executable, model=os.path.join(work, "model"),
-                      tokens=os.path.join(work, "tokens.bin"), run=os.path.join(work, "run"))
+        fields = step_fields(options, work)
         print(f"{write_model(fields['model'], shape):,} parameters", flush=True)
         write_tokens(fields["tokens"], max(options.steps, options.slow_steps), options.batch * options.seq, options.vocab)
         limit, mm_rates, amount = None, [], work_of(shape, options.batch * options.seq)
@@ -216,9 +194,7 @@ def main():
                 program.measure(fields)
                 print(f"round {i + 1} of {options.rounds}: {program.name}: {program.problem or 'done'}", flush=True)
             if i == 0:
-                wrong = compare_losses([program for program in programs if not program.problem])
-                if wrong:
-                    sys.exit("\n".join(["no times, for this is not the same training:"] + wrong))
+                compare_losses(programs)
         if not options.no_limit:
             machine = measure_machine(fields)
             limit = machine, limit_of(machine, amount, options.threads)

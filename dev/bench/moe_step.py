@@ -13,21 +13,16 @@ suffice, it ends itself.
 Limit of ours: the FLOPs of all products at the best rate of dev/bench/gemm.c on this machine, plus the 28 bytes that AdamW moves
 for each parameter at the rate of dev/bench/bandwidth.c. FLOPs: 6 per weight and token, of experts k / E, and attention.
 """
-import argparse
 import json
 import os
 import re
-import sys
 import tempfile
 
 import numpy as np
 from safetensors.numpy import save_file
-from side_by_side import Program, compare_losses, run, write_tokens
+from side_by_side import Program, compare_losses, our_program, print_load, run, step_fields, step_options, step_parser, write_tokens
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
-
-# {batch} {seq} {threads} {steps} {lr} {model} {tokens} {run} are filled in
+# {binary} {batch} {seq} {threads} {steps} {lr} {model} {tokens} {run} are filled in
 OURS = ("{binary} --from {model} --train {tokens} --seq-len {seq} --batch-size {batch} --steps {steps} --threads {threads} --balance none "
         "--shuffle 0 --lr {lr} --schedule constant --warmup 0 --weight-decay 0.1 --beta1 0.9 --beta2 0.95 --eps 1e-8 --clip 1 "
         "--eval-every 0 --save-every 0 --async-save 0 --sample-every 0 --run {run}")
@@ -75,9 +70,7 @@ def write_model(folder, c, seed=1):
 
 
 def make_programs(options):
-    binary = options.ours or os.path.join(ROOT, "build", "gcc-native-O3", "train_moe")
-    problem = None if os.path.exists(binary) else f"no {os.path.relpath(binary, ROOT)}: make it first"
-    programs = [Program("ours", NAMES["ours"], OURS.replace("{binary}", binary), options.steps, options.warmup, problem)]
+    programs = [our_program(NAMES["ours"], OURS, options)]
     programs += [Program(key, NAMES[key], PYTORCH, options.steps, options.warmup) for key in NAMES if key != "ours"]
     return [program for program in programs if program.key not in options.skip.split(",")]
 
@@ -139,34 +132,17 @@ def write_json(path, programs, options, machine, limit):
 
 
 def parse_options():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("batch", 4), ("seq", 256), ("threads", 2), ("rounds", 3)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--steps", type=int, default=8, help="per round, warm-up included")
-    parser.add_argument("--warmup", type=int, default=2, help="first steps of a run that do not count: fresh memory")
+    parser = step_parser(__doc__, "train_moe", room=1, steps=8, warmup=2, batch=4, seq=256, threads=2, rounds=3)
     parser.add_argument("--skip", default="", metavar="A,B", help=f"leave these out, of {','.join(NAMES)}")
-    parser.add_argument("--timeout", type=float, default=3600, help="seconds for one run of one program")
-    parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--ours", metavar="FILE", help="default build/gcc-native-O3/train_moe")
-    parser.add_argument("--json", metavar="FILE", help="write all figures there too")
-    parser.add_argument("--work", metavar="DIR", help="where 1 GB can be written for a while (default the system's temporary folder)")
-    parser.add_argument("--plain-malloc", action="store_true", help="leave glibc's malloc as it is for PyTorch: slower, perhaps less memory")
-    parser.add_argument("--small", action="store_true", help="a tiny model, one round, T 40")
-    options = parser.parse_args()
-    if options.small:
-        options.seq, options.rounds = 40, 1
-    if not 0 <= options.warmup < options.steps:
-        parser.error("steps must exceed the warm-up")
-    return options
+    return step_options(parser)
 
 
 def main():
     options = parse_options()
     shape, programs = shape_of(options.small), make_programs(options)
-    print(f"load before the start: {os.getloadavg()[0]:.2f} (near 0 on a quiet machine; no other program may run)", flush=True)
+    print_load()
     with tempfile.TemporaryDirectory(dir=options.work) as work:
-        fields = dict(vars(options), here=HERE, root=ROOT, work=work, python=sys.executable, model=os.path.join(work, "model"),
-                      tokens=os.path.join(work, "tokens.bin"), run=os.path.join(work, "run"))
+        fields = step_fields(options, work)
         n_parameters = write_model(fields["model"], shape)
         print(f"{n_parameters:,} parameters", flush=True)
         write_tokens(fields["tokens"], options.steps, options.batch * options.seq, shape["vocab_size"])
@@ -179,9 +155,7 @@ def main():
                 program.measure(fields)
                 print(f"round {i + 1} of {options.rounds}: {program.name}: {program.problem or f'{program.best():.0f} ms so far'}", flush=True)
             if i == 0:
-                wrong = compare_losses([program for program in programs if not program.problem])
-                if wrong:
-                    sys.exit("\n".join(["no times, for this is not the same training:"] + wrong))
+                compare_losses(programs)
     limit = print_table(programs, options, flop_of(shape, options.batch, options.seq), n_parameters, machine)
     if options.json:
         write_json(options.json, programs, options, machine, limit)

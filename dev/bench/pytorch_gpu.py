@@ -5,6 +5,8 @@
     pytorch_gpu.py attention                       F.scaled_dot_product_attention, back end by back end
     pytorch_gpu.py model FOLDER --batch B --seq T  random weights of GPT-2 124M as Hugging Face has them, and tokens of one batch
     pytorch_gpu.py step FOLDER --mode eager        training steps from these: bf16 autocast, fused AdamW; or --mode compiled
+    pytorch_gpu.py qwen FOLDER --task full         training steps of Qwen3-0.6B from FOLDER; or --task lora (pytorch_gpu_qwen.py)
+    pytorch_gpu.py qwen-text FOLDER                greedy generation of the same, --tokens N
 Options: --rounds N repetitions of which the shortest counts; --small makes everything tiny, for a rehearsal on a CPU.
 
 A measured line is PROGRAM tab CASE tab MILLISECONDS, the form of dev/bench/gpu_ops.cu, whose cases have the same names.
@@ -13,6 +15,7 @@ Every step of `step` sees the same batch, so the losses tell whether two program
 """
 
 import argparse
+import importlib.util
 import json
 import math
 import os
@@ -290,19 +293,27 @@ def step(options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["versions", "ops", "attention", "model", "step"])
-    parser.add_argument("folder", nargs="?", help="of `model` and `step`")
+    parser.add_argument("what", choices=["versions", "ops", "attention", "model", "step", "qwen", "qwen-text"])
+    parser.add_argument("folder", nargs="?", help="of `model`, `step`, `qwen` and `qwen-text`")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seq", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--mode", choices=["eager", "compiled"], default="eager")
+    parser.add_argument("--task", choices=["full", "lora"], default="full", help="of `qwen`")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(1)
     if options.what == "versions":
-        print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version() if CUDA else 'not used'}")
+        from importlib import metadata
+        others = "".join(f", {name} {metadata.version(name)}" for name in ("transformers", "peft") if importlib.util.find_spec(name))
+        print(f"torch {torch.__version__}{others}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version() if CUDA else 'not used'}")
+    elif options.what.startswith("qwen"):
+        import pytorch_gpu_qwen
+        (pytorch_gpu_qwen.step if options.what == "qwen" else pytorch_gpu_qwen.text)(options)
     else:
         {"ops": ops, "attention": attention, "model": write_model, "step": step}[options.what](options)
 

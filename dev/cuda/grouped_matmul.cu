@@ -103,7 +103,7 @@ tensor_cores_kernel(bf16* out, const bf16* inp, const int* index, const bf16* we
     tile_set_zero(sums);
     grouped_find_rows_(row_of, GROUPED_TILE, index, rows);
     for (int c = 0; c < C; c += GROUPED_K) {
-        grouped_tile_load_<GROUPED_TILE, GROUPED_K>(a_tile, inp, row_of, c, C);
+        grouped_tile_load_<GROUPED_TILE, GROUPED_K>(a_tile, inp, (size_t)C, row_of, c, C);
         tile_load<GROUPED_TILE, GROUPED_K, GROUPED_THREADS>(b_tile, w + c, (size_t)C, OC - oc, C - c);
         cp_async_commit();
         cp_async_wait<0>();

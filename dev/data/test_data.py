@@ -32,6 +32,7 @@ sys.path.insert(0, HERE)
 import common  # noqa: E402  (found by the line above)
 import digits  # noqa: E402
 import fineweb  # noqa: E402
+import header_questions  # noqa: E402
 import hellaswag  # noqa: E402
 import mmlu  # noqa: E402
 import synthetic  # noqa: E402
@@ -503,6 +504,17 @@ def test_download():
     assert os.listdir("got") == ["a.bin"], os.listdir("got")
 
 
+def test_header_questions():
+    with redirect_stdout(io.StringIO()):
+        header_questions.main(["--out", "asked"])
+    train, prompts = (header_questions.read_lines(f"asked/{name}.jsonl") for name in ("train", "prompts"))
+    assert [prompt in train for prompt in prompts] == [True] * 5 + [False] * 5
+    answers = {line["messages"][1]["content"] for line in train}
+    assert all(prompt["messages"][1]["content"] in answers for prompt in prompts)  # nothing is asked that was never told
+    page = "| [a.h](ops/a.h) | the sum; more |\n| [b.h](ops/b.h), [c.h](ops/c.h) | two |\n| [d.h](ops/d.h) | it is a clause |\n"
+    assert header_questions.facts(page) == [("the sum", "a.h")]
+
+
 PROMISES = [  # what, what it keeps, test, what it needs
     ("tinyshakespeare", "is cut as llm.c cuts it: end of text, piece, two newlines", test_tinyshakespeare, None),
     ("tinystories", "takes the archive, its files or text; the first is for validation", test_tinystories, None),
@@ -516,6 +528,7 @@ PROMISES = [  # what, what it keeps, test, what it needs
     ("copy", "asks for the tokens among the blanks, in their order", test_copy, None),
     ("induction", "asks for the token after the sign's first place", test_induction, None),
     ("seeds", "give the same bytes again; sizes without sense are refused", test_seeds, None),
+    ("header questions", "five that are learned, five in new words about what is", test_header_questions, None),
     ("digits", "are scikit-learn's, each once, a fifth of each digit for validation", test_digits, "sklearn"),
     ("no digits", "where scikit-learn is missing, in one line that names it", test_no_digits, None),
     ("tokenizer.json", "encodes the text alone: no special tokens, not cut off", test_library_tokenizer, "tokenizers"),

@@ -72,21 +72,22 @@ static void bigram_choose(Run* r) {
     model_layout(&b->model, parameter_table(b->model.table, V));
 }
 
-static FileSum bigram_config(const Run* r, const char* path, int eot) {
-    return json_write(path, json_pack("{s:s, s:s, s:i, s:i}", "written_by", HF_WRITTEN_BY, "model_type", "llmc-bigram",
-                                      "vocab_size", r->V, "eos_token_id", eot));
+static FileSum bigram_config(const Run* r, const char* path, int eot, const char* dtype) {
+    return json_write(path, json_pack("{s:s, s:s, s:s, s:i, s:i}", "written_by", HF_WRITTEN_BY, "model_type", "llmc-bigram",
+                                      "torch_dtype", dtype, "vocab_size", r->V, "eos_token_id", eot));
 }
 
 static void bigram_box(const Run* r) { box_row("model", "a row of logits for each of %d tokens", r->V); }
 static double bigram_flops(const Run* r) { return 6.0 * r->V; }
 
-static double bigram_bytes(const Run* r, Purpose purpose, int B, int T) {
+static double bigram_bytes(const Run* r, Purpose purpose, int B, int T, int sparing) {
+    (void)sparing;
     return purpose == TO_GENERATE ? 4.0 * r->V : 4.0 * B * T * (r->V + 1.0);
 }
 
 static void bigram_open(Run* r, Purpose purpose, int B, int T) {
     Bigram* b = bigram_of(r);
-    const size_t n_bytes = (size_t)bigram_bytes(r, purpose, B, T);
+    const size_t n_bytes = (size_t)bigram_bytes(r, purpose, B, T, 0);
     float* arena = (float*)device_alloc(n_bytes, "logits");
     if (purpose == TO_GENERATE) { b->next = arena; return; }
     b->n_bytes = n_bytes;
@@ -94,29 +95,22 @@ static void bigram_open(Run* r, Purpose purpose, int B, int T) {
     b->losses = arena + (size_t)B * (size_t)T * (size_t)b->V;
 }
 
-static void bigram_logits_of(Run* r, const int* inputs, int B, int T) {
-    bigram_forward(bigram_of(r), bigram_of(r)->logits, inputs, B * T, &r->dev);
-}
-
-static void bigram_logits(Run* r, float* out, int first, int n) {
-    const size_t V = (size_t)r->V;
-    memcpy(out, bigram_of(r)->logits + V * (size_t)first, sizeof(float) * V * (size_t)n);
-}
-
-static const float* bigram_losses(void* run, const int* inputs, const int* targets, int B, int T) {
-    Run* r = (Run*)run;
+// of a text a bigram looks at the last token only
+static void bigram_pass(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
     Bigram* b = bigram_of(r);
-    bigram_logits_of(r, inputs, B, T);
-    crossentropy_forward(b->losses, b->logits, b->logits, targets, B * T, b->V, b->V, &r->dev);
-    return b->losses;
+    (void)targets, (void)t0;
+    if (purpose == TO_GENERATE) { bigram_forward(b, b->next, tokens + T - 1, 1, &r->dev); }
+    else { bigram_forward(b, b->logits, tokens, B * T, &r->dev); }
 }
 
-// a bigram looks at the last token only
-static const float* bigram_next(void* run, const int* tokens, int n_cached, int n) {
-    (void)n_cached;
-    Run* r = (Run*)run;
-    bigram_forward(bigram_of(r), bigram_of(r)->next, tokens + n - 1, 1, &r->dev);
-    return bigram_of(r)->next;
+static const float* bigram_logits(Run* r, Purpose purpose, int n) {
+    return purpose == TO_GENERATE ? bigram_of(r)->next : bigram_of(r)->logits + (size_t)r->V * (size_t)n;
+}
+
+static const float* bigram_losses(Run* r, const int* targets, int N) {
+    Bigram* b = bigram_of(r);
+    crossentropy_forward(b->losses, b->logits, b->logits, targets, N, b->V, b->V, &r->dev);
+    return b->losses;
 }
 
 static void bigram_close(Run* r) {
@@ -140,10 +134,9 @@ int main(int argc, char** argv) {
     t.activation_bytes = bigram_bytes;
     t.open = bigram_open;
     t.leaf = bigram_leaf;
-    t.forward = bigram_logits_of;
+    t.forward = bigram_pass;
     t.logits = bigram_logits;
     t.losses = bigram_losses;
-    t.next_logits = bigram_next;
     t.close = bigram_close;
     return run_main(&t, &bigram.model, argc, argv);
 }

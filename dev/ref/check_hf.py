@@ -1,6 +1,6 @@
 """
 Holds a program against Hugging Face transformers: bit-exactness says that our programs compute the same thing, this says
-that it is the right thing. --model gpt2 (default), mamba or moe; what differs between them is in hf_models.py.
+that it is the right thing. --model gpt2 (default), mamba, moe or qwen; what differs between them is in hf_models.py.
 
     python dev/ref/check_hf.py                             the NumPy reference, dev/ref/gpt2.py
     python dev/ref/check_hf.py --probe-with ./train_gpt2   a trainer, run with --from DIR --probe IN --probe-out OUT
@@ -58,9 +58,11 @@ def truth_of(kind, model, inputs, targets):
     model.zero_grad()
     logits = kind.logits(model, inputs)
     labels = targets.long().clamp(min=-1).reshape(-1)
-    loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels, ignore_index=-1)
+    cross_entropy = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels, ignore_index=-1)
+    loss = cross_entropy + kind.more_loss(model)
     loss.backward()
-    out = {"logits": logits.detach(), **{name: loss.detach().reshape(1) for name in kind.LOSSES}}
+    losses = (loss, cross_entropy)
+    out = {"logits": logits.detach(), **{name: x.detach().reshape(1) for name, x in zip(kind.LOSSES, losses)}}
     out.update({f"grad.{name}": gradient for name, gradient in kind.tensors(model, lambda p: p.grad).items()})
     return out
 
@@ -153,6 +155,11 @@ class Files:
         self.n_passed, self.n_failed = self.n_passed + good, self.n_failed + (not good)
         print(f"{'ok  ' if good else 'FAIL'} {name:<66} worst {error:.1e}  limit {limit:.0e}")
 
+    def differ(self, one, other, name):
+        """0.0: the file has the same bytes in both folders."""
+        found, expected = (open(self.path(folder, name), "rb").read() for folder in (one, other))
+        return float(found != expected)
+
     def probe(self, folder):
         """Everything that --probe says about a folder and this case's batch."""
         self.run("--from", folder, "--probe", "in.safetensors", "--probe-out", "out.safetensors")
@@ -179,13 +186,25 @@ class Files:
         model.float()
         model.save_pretrained(self.path("shards"), max_shard_size="5KB")
         for name, folder in [("shards", "shards"), *self.kind.write_variants(self.folder, model)]:
-            found = self.probe(folder)
+            found = self.kind.one_by_one(self.probe(folder))
             same = found.keys() == want.keys() and all(torch.equal(found[key], want[key]) for key in want)
             errors[f"{name}, from transformers: the same probe"] = 0.0 if same else float("inf")
+        for name, folder in self.kind.write_others(self.folder, model):
+            errors[f"{name}, from transformers"] = self.logits_error(folder, inputs)
+            self.run("--from", folder, "--export-hf", folder + "_exported")
+            errors[f"{name}, exported"] = self.logits_error(folder + "_exported", inputs)
         for half in (torch.bfloat16, torch.float16):
             model.to(half).save_pretrained(self.path(str(half)))
             errors[f"{half}, from transformers"] = self.logits_error(str(half), inputs)
+        for name, source in (("from floats", "hf"), ("from bf16", "torch.bfloat16")):
+            self.run("--from", source, "--export-hf", "half", "--export-dtype", "bf16")
+            found, want = (open(self.path(folder, "model.safetensors"), "rb").read() for folder in ("half", "torch.bfloat16"))
+            errors[f"exported as bf16, {name}: byte by byte the file of save_pretrained"] = float(found != want)
+            with open(self.path("half", "config.json"), encoding="utf-8") as file:
+                errors["exported as bf16: config.json says so"] = float(json.load(file)["torch_dtype"] != "bfloat16")
+            errors[f"exported as bf16, {name}"] = self.logits_error("half", inputs)
         self.run("--from", "hf", "--export-hf", "one")
+        self.run("--from", "one", "--export-hf", "again")
         self.run("--from", "hf", "--export-hf", "many", "--shard-gb", "0.000004")
         exports = [("exported, one file", "one"), ("exported in shards", "many")]
         if self.kind.HAS_BIN:
@@ -194,8 +213,9 @@ class Files:
             exports.append(("exported from a .bin", "from_bin"))
         for name, folder in exports:
             errors[name] = self.logits_error(folder, inputs)
-        hf_bytes, our_bytes = (open(self.path(folder, "model.safetensors"), "rb").read() for folder in ("hf", "one"))
-        errors["exported: byte by byte the file of save_pretrained"] = float(hf_bytes != our_bytes)
+        errors["exported: byte by byte the file of save_pretrained"] = self.differ("hf", "one", "model.safetensors")
+        errors["exported again: the same model.safetensors"] = self.differ("one", "again", "model.safetensors")
+        errors["exported again: the same config.json"] = self.differ("one", "again", "config.json")
         hf_count = len([name for name in os.listdir(self.path("many")) if name.startswith("model-")])
         errors["exported in shards: more than one"] = float(hf_count < 2)
         return errors

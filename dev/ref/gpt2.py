@@ -229,7 +229,7 @@ def read_config(hf, path, batch, seq_len):
                   seq_len=seq_len)
 
 
-MODEL = trainer.Model(parameter_table, forward, backward, to_file, from_file, read_config, config_metadata,
+MODEL = trainer.Model(parameter_table, forward, backward, read_config, config_metadata, to_file, from_file,
                       lambda cfg, step, leaf: replace(cfg, place=(step, leaf)))
 
 

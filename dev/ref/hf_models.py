@@ -10,10 +10,15 @@ from unittest import mock
 
 import torch
 from safetensors.torch import save_file
-from transformers import (GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM, MixtralConfig,
-                          MixtralForCausalLM)
+from transformers import (AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, MambaConfig,
+                          MambaForCausalLM, MixtralConfig, MixtralForCausalLM)
+from transformers.models.llama import modeling_llama
 from transformers.models.mamba import modeling_mamba
+from transformers.models.mistral import modeling_mistral
 from transformers.models.mixtral import modeling_mixtral
+from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3 import modeling_qwen3
+from transformers.models.qwen3_moe import modeling_qwen3_moe
 from transformers.utils import logging
 
 logging.set_verbosity_error()
@@ -42,12 +47,28 @@ def tensors_of(model, of=parameter):
     return {name: of(p) for name, p in model.named_parameters()}
 
 
-class GPT2:
+class Architecture:
+    """What most of them have in common"""
     tensors = staticmethod(tensors_of)
+    one_by_one = staticmethod(dict)  # tensors of a file or a probe by the names that `tensors` gives them
+    LOSSES = ("loss",)               # names in a probe: the loss, and the cross entropy in it
+    HAS_BIN = False                  # has its trainer --export-bin?
+    HEADS = ()                       # and --head?
+
+    @staticmethod
+    def more_loss(model):
+        """What the last forward of the model adds to the cross entropy"""
+        return 0.0
+
+    @staticmethod
+    def write_others(parent, model):
+        """Folders that hold another model than this one, or the same by other names: (what, folder)"""
+        return ()
+
+
+class GPT2(Architecture):
     REFERENCE = "gpt2.py"
-    LOSSES = ("loss",)         # names of the loss in a probe
-    HAS_BIN = True             # its trainer has --export-bin
-    HEADS = ()                 # and no --head
+    HAS_BIN = True
     TINY = dict(model_type="gpt2", n_positions=20, vocab_size=257, n_layer=2, n_head=2, n_embd=24)
 
     # vocabulary, positions, layers, heads, channels; rows and positions of the batch; spread of the matrices
@@ -106,15 +127,12 @@ class GPT2:
 
 
 def rms_norm(norm, x):
-    """The forward of MambaRMSNorm and MixtralRMSNorm without their casts to float32"""
+    """The forward of MambaRMSNorm, MixtralRMSNorm and all like them without their casts to float32"""
     return norm.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon))
 
 
-class Mamba:
-    tensors = staticmethod(tensors_of)
+class Mamba(Architecture):
     REFERENCE = "mamba_hpn.py"
-    LOSSES = ("loss",)
-    HAS_BIN = False
     HEADS = ("hpn", "hpn-softmax")  # that transformers does not know
     TINY = dict(model_type="mamba", vocab_size=257, num_hidden_layers=2, hidden_size=24, state_size=4, conv_kernel=4)
 
@@ -187,37 +205,41 @@ class Mamba:
             yield "config.json with time_step_rank auto", copy_folder(parent, "auto", tensors, time_step_rank="auto")
 
 
-def mixtral_tensors(model, of=parameter):
-    """By their names on disk, where each expert has tensors of its own; save_pretrained cuts them so, too."""
+def split_experts(tensors, gate, up, down):
+    """Tensors that hold all experts of a layer cut into tensors of their own, as save_pretrained does"""
     out = {}
-    for name, x in tensors_of(model, of).items():
-        name = name.replace(".mlp.", ".block_sparse_moe.")
-        experts = name.rpartition(".")[0]
-        if name.endswith("gate_up_proj"):
+    for name, x in tensors.items():
+        experts, _, last = name.rpartition(".")
+        if last == "gate_up_proj":
             out.update({f"{experts}.{e}.{w}.weight": part.contiguous() for e, both in enumerate(x)
-                        for w, part in zip(("w1", "w3"), both.chunk(2))})
-        elif name.endswith("down_proj"):
-            out.update({f"{experts}.{e}.w2.weight": part.contiguous() for e, part in enumerate(x)})
+                        for w, part in zip((gate, up), both.chunk(2))})
+        elif last == "down_proj":
+            out.update({f"{experts}.{e}.{down}.weight": part.contiguous() for e, part in enumerate(x)})
         else:
             out[name] = x
     return out
 
 
+def mixtral_tensors(model, of=parameter):
+    """By their names on disk"""
+    tensors = {name.replace(".mlp.", ".block_sparse_moe."): x for name, x in tensors_of(model, of).items()}
+    return split_experts(tensors, "w1", "w3", "w2")
+
+
 def rotary_embedding(rotary, x, position_ids):
-    """MixtralRotaryEmbedding.forward in float64"""
+    """MixtralRotaryEmbedding.forward, and that of all like it, in float64"""
     config = rotary.config
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
     angles = position_ids[..., None] / config.rope_parameters["rope_theta"] ** exponents
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos(), angles.sin()
 
 
-class Mixtral:
+class Mixtral(Architecture):
     tensors = staticmethod(mixtral_tensors)
     REFERENCE = "moe.py"
     LOSSES = ("loss", "cross_entropy")  # the same: these folders ask for no loss of routers
-    HAS_BIN = False
-    HEADS = ()
     TINY = dict(model_type="mixtral", vocab_size=257, hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
                 num_key_value_heads=2, head_dim=6, intermediate_size=20, num_local_experts=4, num_experts_per_tok=2,
                 max_position_embeddings=64)
@@ -288,4 +310,170 @@ class Mixtral:
             yield "lm_head.weight a second time", copy_folder(parent, "twice", twice)
 
 
-MODELS = {"gpt2": GPT2, "mamba": Mamba, "moe": Mixtral}
+def softmax(x, dim, dtype=None):
+    """torch.nn.functional.softmax without the cast"""
+    return torch.softmax(x, dim)
+
+
+def real(x):
+    """torch.Tensor.float without the cast: counts become float64"""
+    return x if x.is_floating_point() else x.double()
+
+
+def split_qwen_experts(tensors):
+    return split_experts(tensors, "gate_proj", "up_proj", "down_proj")
+
+
+class Qwen(Architecture):
+    """Five architectures: those of train_qwen3"""
+    one_by_one = staticmethod(split_qwen_experts)
+    REFERENCE = "qwen.py"
+    TINY = dict(model_type="qwen3_moe", vocab_size=257, hidden_size=24, num_hidden_layers=3, num_attention_heads=4,
+                num_key_value_heads=2, head_dim=10, intermediate_size=20, num_experts=4, num_experts_per_tok=2,
+                moe_intermediate_size=12, mlp_only_layers=[1], max_position_embeddings=64)
+    MODULES = {"qwen2": (modeling_qwen2, "Qwen2"), "qwen3": (modeling_qwen3, "Qwen3"),
+               "qwen3_moe": (modeling_qwen3_moe, "Qwen3Moe"), "mistral": (modeling_mistral, "Mistral"),
+               "llama": (modeling_llama, "Llama")}
+    LOSSES = ("loss", "cross_entropy")
+
+    # model_type, vocabulary, channels, layers, heads, heads of k and v, channels of a head, width of an MLP; rows and
+    # positions of the batch; spread of the matrices; other keys of config.json
+    Case = namedtuple("Case", "type V D L H KV HS F B T spread more")
+    CASES = [
+        Case("qwen2", 67, 32, 2, 4, 2, 8, 48, 2, 8, 0.2, {"tie_word_embeddings": True}),
+        Case("qwen2", 131, 33, 3, 3, 3, 10, 41, 3, 13, 0.2, {"rms_norm_eps": 1e-3}),  # sizes that divide nothing
+        Case("qwen2", 61, 24, 3, 4, 2, 6, 17, 2, 16, 0.2,                             # layers 1 and 2 slide
+             {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+        Case("qwen2", 61, 24, 2, 4, 2, 6, 17, 1, 9, 0.2,                              # a window that nothing sees
+             {"use_sliding_window": False, "sliding_window": 3, "max_window_layers": 0}),
+        Case("qwen3", 97, 20, 2, 4, 2, 16, 31, 2, 11, 0.2,                            # heads wider than the stream
+             {"tie_word_embeddings": True}),
+        Case("qwen3", 257, 19, 3, 6, 1, 6, 23, 2, 7, 0.3, {"attention_bias": True}),  # one head for k and v
+        Case("qwen3", 128, 16, 3, 3, 3, 4, 33, 1, 33, 0.2,                            # layers 0 and 2 slide
+             {"use_sliding_window": True, "sliding_window": 3, "rope_parameters": {"rope_type": "default",
+              "rope_theta": 1e6}, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+        Case("qwen3", 11, 14, 2, 2, 1, 128, 9, 5, 1, 0.2, {}),       # one position; a head as wide as the class has it
+        Case("qwen3_moe", 67, 32, 2, 4, 2, 8, 20, 2, 8, 0.2,         # the loss of the routers in the loss
+             {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": True,
+              "output_router_logits": True, "router_aux_loss_coef": 0.05}),
+        Case("qwen3_moe", 131, 21, 3, 3, 1, 10, 17, 3, 13, 0.3,      # weights that do not add up to 1; an MLP
+             {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 7, "norm_topk_prob": False,
+              "mlp_only_layers": [0], "attention_bias": True}),
+        Case("qwen3_moe", 61, 24, 5, 4, 2, 6, 19, 2, 16, 0.2,        # experts in layers 1 and 3, windows in all
+             {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 13, "norm_topk_prob": True,
+              "decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": 4, "output_router_logits": True,
+              "router_aux_loss_coef": 0.5}),
+        Case("qwen3_moe", 29, 14, 2, 2, 2, 14, 5, 2, 3, 0.3,         # one expert a position, weighed by its score
+             {"num_experts": 7, "num_experts_per_tok": 1, "moe_intermediate_size": 9, "tie_word_embeddings": True}),
+        Case("qwen3_moe", 29, 14, 2, 4, 1, 6, 11, 3, 5, 0.3,         # every expert; every layer but the last
+             {"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 9, "norm_topk_prob": True,
+              "mlp_only_layers": [1]}),
+        Case("qwen3_moe", 29, 14, 2, 4, 1, 6, 11, 3, 5, 0.2,         # MLPs alone
+             {"num_experts": 3, "num_experts_per_tok": 1, "moe_intermediate_size": 9, "decoder_sparse_step": 2,
+              "mlp_only_layers": [1]}),
+        Case("mistral", 67, 24, 2, 4, 2, 6, 33, 2, 1, 0.2, {"sliding_window": 5}),
+        Case("mistral", 67, 24, 2, 4, 2, 6, 33, 2, 7, 0.2, {"sliding_window": 5}),   # its window is crossed
+        Case("mistral", 67, 24, 2, 4, 2, 6, 33, 2, 16, 0.2, {"sliding_window": 5}),
+        Case("mistral", 67, 24, 2, 4, 2, 6, 33, 2, 33, 0.2, {"sliding_window": 5}),
+        Case("mistral", 128, 22, 2, 6, 3, 8, 33, 1, 21, 0.2, {"sliding_window": None, "tie_word_embeddings": True}),
+        Case("llama", 131, 30, 3, 6, 2, 4, 41, 3, 13, 0.2, {"rms_norm_eps": 1e-5}),
+        Case("llama", 67, 28, 2, 4, 4, 10, 19, 2, 17, 0.2, {"tie_word_embeddings": True, "attention_bias": True}),
+    ]
+
+    @classmethod
+    def text_case(cls, V):
+        """Sizes of a model that writes text, longer than its window"""
+        return cls.Case("mistral", V, 24, 2, 4, 2, 6, 20, 1, 1, 0.2, {"sliding_window": 5})
+
+    @classmethod
+    def make_model(cls, case):
+        """A random model in float32."""
+        more = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, **case.more}
+        config = AutoConfig.for_model(case.type, vocab_size=case.V, hidden_size=case.D, num_hidden_layers=case.L,
+                                      num_attention_heads=case.H, num_key_value_heads=case.KV, head_dim=case.HS,
+                                      intermediate_size=case.F, max_position_embeddings=96, bos_token_id=0,
+                                      eos_token_id=0, **more)
+        model = AutoModelForCausalLM.from_config(config, **cls.plain(case.type))
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.normal_(0.0, case.spread)
+                if name.endswith("norm.weight"):
+                    p.add_(1.0)
+        return model
+
+    @staticmethod
+    def plain(model_type):
+        """Options for the plain loops, which are exact in float64"""
+        experts = {"experts_implementation": "eager"} if model_type == "qwen3_moe" else {}
+        return {"attn_implementation": "eager", "dtype": torch.float32, **experts}
+
+    @classmethod
+    def load(cls, folder):
+        """The model of a folder, and the report of what was missing or too much."""
+        model_type = AutoConfig.from_pretrained(folder).model_type
+        return AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **cls.plain(model_type))
+
+    @staticmethod
+    def tensors(model, of=parameter):
+        """By their names on disk, where each expert has tensors of its own"""
+        tensors = tensors_of(model, of)
+        return split_qwen_experts(tensors) if model.config.model_type == "qwen3_moe" else tensors
+
+    @classmethod
+    def logits(cls, model, inputs):
+        """In float64, which the model becomes; transformers' own casts to float32 are switched off."""
+        module, name = cls.MODULES[model.config.model_type]
+        model = model.double().eval()
+        with (mock.patch.object(torch.Tensor, "float", real),
+              mock.patch.object(torch.nn.functional, "softmax", softmax),
+              mock.patch.object(getattr(module, name + "RMSNorm"), "forward", rms_norm),
+              mock.patch.object(getattr(module, name + "RotaryEmbedding"), "forward", rotary_embedding)):
+            out = model(input_ids=inputs.long(), use_cache=False)
+        assert out.logits.dtype == torch.float64
+        model.aux_loss = getattr(out, "aux_loss", None)
+        return out.logits
+
+    @staticmethod
+    def more_loss(model):
+        return 0.0 if model.aux_loss is None else model.config.router_aux_loss_coef * model.aux_loss
+
+    @classmethod
+    def write_variants(cls, parent, model):
+        """The same parameters as other versions, other programs and published files have them: (what, folder)."""
+        tensors, config = cls.tensors(model), model.config
+        head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+        yield "config.json with rope_theta outside rope_parameters", copy_folder(
+            parent, "theta", tensors, rope_parameters=None, rope_theta=config.rope_parameters["rope_theta"])
+        yield "names without model.", copy_folder(
+            parent, "short", {name.removeprefix("model."): x for name, x in tensors.items()})
+        yield "rotary_emb.inv_freq of old versions", copy_folder(
+            parent, "inv_freq", {**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)})
+        usual = 128 if config.model_type == "qwen3" else config.hidden_size // config.num_attention_heads
+        if config.head_dim == usual:
+            yield "config.json without head_dim", copy_folder(parent, "no_size", tensors, head_dim=None)
+        if config.tie_word_embeddings:
+            twice = {**tensors, head: tensors[embedding].clone()}
+            yield "lm_head.weight a second time", copy_folder(parent, "twice", twice)
+            alone = {name: x for name, x in twice.items() if name != embedding}
+            yield "lm_head.weight alone", copy_folder(parent, "alone", alone)
+        if config.model_type in ("qwen2", "qwen3") and not config.use_sliding_window:
+            yield "config.json with windows that are not used", copy_folder(
+                parent, "inert", tensors, sliding_window=2, max_window_layers=1, layer_types=None)
+        if config.model_type == "qwen3_moe":
+            yield "experts of a layer as one tensor", copy_folder(parent, "fused", tensors_of(model))
+            yield "config.json with num_local_experts", copy_folder(
+                parent, "local", tensors, num_experts=None, num_local_experts=config.num_experts)
+            yield "config.json with num_experts", copy_folder(
+                parent, "published", tensors, num_experts=config.num_experts, num_local_experts=None)
+
+    @classmethod
+    def write_others(cls, parent, model):
+        if model.config.model_type == "qwen3_moe":
+            yield "experts of a layer as one tensor, read by both", copy_folder(parent, "both", tensors_of(model))
+        if model.config.tie_word_embeddings:
+            tensors = cls.tensors(model)
+            other = {**tensors, "lm_head.weight": 2.0 * tensors["model.embed_tokens.weight"].flip(0)}
+            yield "tied by config.json, with another lm_head.weight", copy_folder(parent, "other", other)
+
+
+MODELS = {"gpt2": GPT2, "mamba": Mamba, "moe": Mixtral, "qwen": Qwen}

@@ -32,8 +32,9 @@ How a number comes about: as in qwen.py, and
     experts     rows are those of the expert. After down_proj a row has the router's weight: dy and du are without it,
                 it multiplies u in dB and x in dA
     merge       W + s * (B A): chains over j from 0, one product, one sum
-    update      every A and every B is a tensor of its own; all are decayed. Order, the norm's: the rows of the table,
-                in each its layers, gate before up, A before B
+    update      all A's of a row of the table, a part of it and a rank are one tensor, and all B's; all are decayed.
+                Order, the norm's: the rows of the table; in each its parts, gate before up; there the ranks by the
+                first layer that has them; A before B; in each its layers
 """
 import argparse
 import json
@@ -75,7 +76,7 @@ class Place:
 
 
 def all_places(cfg):
-    """In the order of the table, its layers, the parts of a row"""
+    """In the order of the table, the parts of a row, its layers"""
     modules = {"q_proj": ["self_attn.q_proj"], "k_proj": ["self_attn.k_proj"], "v_proj": ["self_attn.v_proj"],
                "o_proj": ["self_attn.o_proj"], "gate_up": ["mlp.gate_proj", "mlp.up_proj"], "down": ["mlp.down_proj"]}
     parameters = {"router": "mlp.gate.weight", "expert_gate_up": "mlp.experts.gate_up_proj",
@@ -85,8 +86,14 @@ def all_places(cfg):
         paths = modules.get(row.name, [parameters.get(row.name)])
         n_experts = cfg.num_experts if row.name.startswith("expert_") else 0
         out += [Place(f"model.layers.{l}.{path}", row.name, l, row.name in parameters, part, len(paths), n_experts)
-                for l in row.numbers for part, path in enumerate(paths) if path]
+                for part, path in enumerate(paths) if path for l in row.numbers]
     return out
+
+
+def in_order(cfg, places):
+    """As all_places has them"""
+    rows = [row.name for row in qwen.parameter_table(cfg)]
+    return sorted(places, key=lambda place: (rows.index(place.row), place.part, place.layer))
 
 
 def cut_places(place):
@@ -125,11 +132,13 @@ def with_ranks(places, settings):
 
 def chosen_places(cfg, settings):
     """Where an adapter_config.json wants a new adapter: target_modules is a list of ends of paths, a regular expression
-    or all-linear, target_parameters a list of ends."""
+    or all-linear, target_parameters a list of ends. all-linear leaves out what PEFT cannot load: the MLP in layers
+    without experts where others have experts."""
     def is_wanted(place):
         wanted = settings.get("target_parameters" if place.is_parameter else "target_modules") or []
         if isinstance(wanted, str):
-            return wanted == "all-linear" or bool(re.fullmatch(wanted, place.path))
+            is_lost = cfg.moe_layers and place.row in ("gate_up", "down")
+            return not is_lost if wanted == "all-linear" else bool(re.fullmatch(wanted, place.path))
         return any(("." + place.path).endswith("." + end) for end in wanted)
     return with_ranks(with_keys([place for place in all_places(cfg) if is_wanted(place)]), settings)
 
@@ -160,7 +169,7 @@ def places_of_file(cfg, settings, tensors):
             found += [place] if any(path.endswith(name) for path in wanted) else []
         elif (module if place.is_parameter else place.path) in keys:
             found.append(place)
-    places = with_ranks(with_keys(found), settings)
+    places = with_ranks(with_keys(in_order(cfg, found)), settings)
     names = {name for row in adapter_table(cfg, places) for name in names_of(row)}
     if names != set(tensors):
         raise SystemExit(f"adapter: {min(names ^ set(tensors))} stands in its file or in its config only")
@@ -173,23 +182,34 @@ def places_of_file(cfg, settings, tensors):
 PREFIX = "base_model.model."
 
 
-def adapter_table(cfg, places):
-    """A and B of each place, in the order of places"""
-    shapes, out = {row.name: row.shape for row in qwen.parameter_table(cfg)}, []
+def stacks(places):
+    """The places whose A's, and B's, lie in one tensor: those of a row, a part, a rank and a form in the file"""
+    out = {}
     for place in places:
+        name = place.path.replace(f"layers.{place.layer}.", "layers.*.", 1)
+        key = place.key.replace(f"layers.{place.layer}.", "layers.{}.", 1)
+        out.setdefault((name, place.rank, key), []).append(place)
+    return {f"{name} r={rank} in {key}": stack for (name, rank, key), stack in out.items()}
+
+
+def adapter_table(cfg, places):
+    """A and B of each stack, in their order"""
+    shapes, out = {row.name: row.shape for row in qwen.parameter_table(cfg)}, []
+    for name, stack in stacks(places).items():
+        place, layers = stack[0], tuple(place.layer for place in stack)
         n_out, n_in = shapes[place.row][-2:]
-        experts = (place.n_experts,) if place.n_experts else ()
+        experts, key = (place.n_experts,) if place.n_experts else (), name.rpartition(" in ")[2]
         for end, shape in (("lora_A", (place.rank, n_in)), ("lora_B", (n_out // place.n_parts, place.rank))):
-            disk, parts = PREFIX + place.key + f".{end}.weight", ("",)
+            disk, parts = PREFIX + key + f".{end}.weight", ("",)
             if place.is_cut:
-                disk, _, part = disk.partition("{}")
+                disk, _, part = disk.rpartition("{}")
                 parts = tuple(f"{e}{part}" for e in range(place.n_experts))
-            out.append(Row(f"{place.path}.{end}", (*experts, *shape), "linear", disk, parts))
+            out.append(Row(f"{name}.{end}", (len(stack), *experts, *shape), "linear", disk, parts, layers))
     return out
 
 
 def names_of(row):
-    return [row.disk + part for part in row.parts]
+    return [row.disk.format(l) + part for l in row.numbers for part in row.parts]
 
 
 def to_file(row, x, cfg):
@@ -201,21 +221,28 @@ def to_file(row, x, cfg):
 
 def from_file(row, x, cfg):
     """The inverse of to_file"""
-    if len(row.shape) == 2 or len(row.parts) > 1:
+    if len(row.shape) == 3 or len(row.parts) > 1:
         return x
-    E, out, rank = row.shape
-    return x.reshape(row.shape) if row.name.endswith("lora_A") else x.reshape(out, rank, E).transpose(2, 0, 1)
+    E, rows, columns = row.shape[1:]
+    is_A = row.name.endswith("lora_A")
+    return x.reshape(E, rows, columns) if is_A else x.reshape(rows, columns, E).transpose(2, 0, 1)
 
 
 def adapters_of(places, p):
     """The adapters of each layer, as qwen.py takes them"""
     out = {}
-    for place in places:
-        A, B = p[place.path + ".lora_A"], p[place.path + ".lora_B"]
-        n = B.shape[-2]
-        adapter = Adapter(place.path, slice(place.part * n, (place.part + 1) * n), A, B, place.scale)
-        out.setdefault((place.row, place.layer), []).append(adapter)
+    for name, stack in stacks(places).items():
+        for place, A, B in zip(stack, p[name + ".lora_A"], p[name + ".lora_B"]):
+            n = B.shape[-2]
+            adapter = Adapter(place.path, slice(place.part * n, (place.part + 1) * n), A, B, place.scale)
+            out.setdefault((place.row, place.layer), []).append(adapter)
     return out
+
+
+def stacked(places, g):
+    """The gradients of each place as those of the stacks"""
+    return {name + end: np.stack([g[place.path + end] for place in stack])
+            for name, stack in stacks(places).items() for end in (".lora_A", ".lora_B")}
 
 
 def model_of(base, places, settings):
@@ -224,10 +251,10 @@ def model_of(base, places, settings):
         return qwen.forward(base, inputs, targets, cfg, adapters_of(places, p))
 
     def backward(p, acts, inputs, targets, count, cfg):
-        g = qwen.backward(base, acts, inputs, targets, count, cfg, adapters_of(places, p))
-        return {name: g[name] for name in p}
-    return trainer.Model(lambda cfg: adapter_table(cfg, places), forward, backward, to_file, from_file,
-                         qwen.read_config, lambda cfg: {**qwen.metadata(cfg), "lora": settings}, numbers=qwen.numbers)
+        return stacked(places, qwen.backward(base, acts, inputs, targets, count, cfg, adapters_of(places, p)))
+    return trainer.Model(lambda cfg: adapter_table(cfg, places), forward, backward, qwen.read_config,
+                         lambda cfg: {**qwen.metadata(cfg), "lora": settings}, to_file, from_file, numbers=qwen.numbers,
+                         losses=qwen.LOSSES)
 
 
 def load(folder, cfg, base):
@@ -294,7 +321,8 @@ def golden_run(hf, settings, T):
                   weight_decay=0.02)
     inputs, targets = trainer.draw_data(cfg)
     trainer.ignore_targets(targets)
-    base, places = qwen.draw_parameters(cfg, matrix_spread=1.0, vector_spread=0.5), chosen_places(cfg, settings)
+    base = trainer.draw_parameters(qwen.parameter_table(cfg), matrix_spread=1.0, vector_spread=0.5)
+    places = chosen_places(cfg, settings)
     return cfg, base, places, draw_adapter(cfg, places, 0.5), inputs, targets
 
 

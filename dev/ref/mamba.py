@@ -456,4 +456,4 @@ def read_config(hf, path, batch, seq_len):
     return Config(**known)
 
 
-MODEL = trainer.Model(parameter_table, forward, backward, to_file, from_file, read_config, metadata)
+MODEL = trainer.Model(parameter_table, forward, backward, read_config, metadata, to_file, from_file)

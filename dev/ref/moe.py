@@ -16,9 +16,9 @@ an expert are gate, up and down. RoPE turns channel i of a head with channel i +
 them. With k 1 an expert's weight is its score itself: renormalised it would always be 1. Activations, R = N k rows of
 the experts, sorted by (expert, n, j):
     layers      norm1, norm1_rstd, q and k (after RoPE), v, att_max, att_inv (B, H, T), attention, residual2, norm2,
-                norm2_rstd, router_logits, scores (B, T, E), lse (B, T), experts (I32), weights (B, T, k), gate_up
-                (R, 2F), hidden (R, F), expert_out (R, D), moe, residual3; statistics of the leaf: balance, z, counts
-                (E, I32)
+                norm2_rstd, router_logits, scores (B, T, E), lse (B, T), experts (I32), weights (B, T, k),
+                expert_gate_up (R, 2F), expert_hidden (R, F), expert_out (R, D), moe, residual3; statistics of the leaf:
+                balance, z, counts (E, I32)
     outside     encoded, norm, norm_rstd, logits, probs, losses (cross entropy)
 Numbers of an update: cross_entropy; balance and z (L), means over leaves; counts (I32, L, E), sums over leaves; loss =
 cross_entropy + (aux_alpha * sum of balance + z_lambda * sum of z), sums over layers, without those whose factor is 0.
@@ -28,7 +28,6 @@ in it by fused multiply-add, functions correctly rounded (exact.py). With float6
 float64. In shapes N = B*T positions, D hidden_size, H and KV heads of HS channels, E experts, k of them chosen, F their
 width.
 """
-import math
 import sys
 from dataclasses import dataclass
 
@@ -112,25 +111,6 @@ def parameter_table(cfg):
     absent = ["lm_head"] if cfg.tie_word_embeddings else []
     absent += [] if cfg.balance == "bias" else ["selection_bias"]
     return [row for row in table if row.name not in absent]
-
-
-def draw_parameters(cfg, matrix_spread, vector_spread):
-    """Start values from one xorshift* stream, tensors in order: spread * (u - 1/2), plus 1 for gains."""
-    stream, p = exact.Xorshift(1337), {}
-    for row in parameter_table(cfg):
-        noise = stream.floats(math.prod(row.shape)).reshape(row.shape) - F4(0.5)
-        noise = noise * F4(matrix_spread if row.is_decayed else vector_spread)
-        p[row.name] = F4(1) + noise if row.kind == "gain" else noise
-    return p
-
-
-def to_file(row, x, cfg):
-    """One tensor as Hugging Face has it: as it is."""
-    return x
-
-
-def from_file(row, x, cfg):
-    return x
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -219,8 +199,8 @@ def expert_half(x, w, cfg, a):
     a["scores"], a["lse"] = p.reshape(a["router_logits"].shape), lse.reshape(x.shape[:2])
     a["experts"], a["weights"] = experts.reshape(*x.shape[:2], k), weights.reshape(*x.shape[:2], k)
     a["counts"], a["balance"], a["z"] = router_statistics(p, lse, experts)
-    a["gate_up"], a["hidden"], a["expert_out"], moe = experts_forward(rows(a["norm2"]), experts, weights, w["gate_up"],
-                                                                      w["down"])
+    a["expert_gate_up"], a["expert_hidden"], a["expert_out"], moe = experts_forward(rows(a["norm2"]), experts, weights,
+                                                                                    w["gate_up"], w["down"])
     a["moe"] = moe.reshape(x.shape)
     a["residual3"] = x + a["moe"]
 
@@ -229,8 +209,8 @@ def expert_half_backward(dout, x, w, cfg, a):
     """The gradient of x' and those of the parameters by name"""
     g, share = {}, x.dtype.type(1) / x.dtype.type(cfg.leaves)
     m, experts, weights = rows(a["norm2"]), rows(a["experts"]), rows(a["weights"])
-    dweights, dpairs, g["gate_up"], g["down"] = experts_backward(rows(dout), m, experts, weights, a["gate_up"],
-                                                                 a["hidden"], w["gate_up"], w["down"])
+    dweights, dpairs, g["gate_up"], g["down"] = experts_backward(rows(dout), m, experts, weights, a["expert_gate_up"],
+                                                                 a["expert_hidden"], w["gate_up"], w["down"])
     dz = router_backward(dweights, rows(a["scores"]), a["lse"].reshape(-1), experts, weights, experts.shape[1] > 1,
                          a["counts"], x.dtype.type(cfg.aux_weight) * share, x.dtype.type(cfg.z_lambda) * share)
     dm, g["router"], _ = linear_backward(dz, m, w["router"])
@@ -314,8 +294,8 @@ def read_config(hf, path, batch, seq_len):
     return Config(**{**known, "batch": batch, "seq_len": seq_len})
 
 
-MODEL = trainer.Model(parameter_table, forward, backward, to_file, from_file, read_config, metadata, numbers=numbers,
-                      after_update=level_biases)
+MODEL = trainer.Model(parameter_table, forward, backward, read_config, metadata, numbers=numbers,
+                      after_update=level_biases, losses=("loss", "cross_entropy"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -337,7 +317,7 @@ BIAS = Config(vocab_size=31, hidden_size=12, num_hidden_layers=2, num_attention_
 
 
 def base_run():
-    p = draw_parameters(BASE, matrix_spread=0.5, vector_spread=0.25)
+    p = trainer.draw_parameters(parameter_table(BASE), matrix_spread=0.5, vector_spread=0.25)
     p["router"][1, 1:] = p["router"][1, 1]  # ties: at the start nobody chooses the last expert
     return BASE, p, *trainer.draw_data(BASE)
 
@@ -347,11 +327,12 @@ def odd_run():
     trainer.ignore_targets(targets)
     targets[0, 0, 1] = -1  # a row without a counted target
     targets[4, 2] = -1     # a leaf without one
-    return ODD, draw_parameters(ODD, matrix_spread=1.0, vector_spread=0.5), inputs, targets
+    return ODD, trainer.draw_parameters(parameter_table(ODD), matrix_spread=1.0, vector_spread=0.5), inputs, targets
 
 
 def bias_run():
-    return BIAS, draw_parameters(BIAS, matrix_spread=1.0, vector_spread=0.25), *trainer.draw_data(BIAS)
+    p = trainer.draw_parameters(parameter_table(BIAS), matrix_spread=1.0, vector_spread=0.25)
+    return BIAS, p, *trainer.draw_data(BIAS)
 
 
 RUNS = {"moe_base": base_run, "moe_odd": odd_run, "moe_bias": bias_run}

@@ -42,7 +42,6 @@ Where more than one order would do:
                      the gradient of each of them: ((router_aux_loss_coef * k) / layers) * (1 / leaves)
 """
 import json
-import math
 import os
 import sys
 from dataclasses import dataclass, replace
@@ -234,25 +233,6 @@ def parameter_table(cfg):
 def layer_rows(cfg, l):
     """The rows that layer l has, and its place in each"""
     return [(row, row.numbers.index(l)) for row in parameter_table(cfg) if "{}" in row.disk and l in row.numbers]
-
-
-def draw_parameters(cfg, matrix_spread, vector_spread):
-    """Start values from one xorshift* stream, tensors in order: spread * (u - 1/2), plus 1 for gains."""
-    stream, p = exact.Xorshift(1337), {}
-    for row in parameter_table(cfg):
-        noise = stream.floats(math.prod(row.shape)).reshape(row.shape) - F4(0.5)
-        noise = noise * F4(matrix_spread if row.is_decayed else vector_spread)
-        p[row.name] = F4(1) + noise if row.kind == "gain" else noise
-    return p
-
-
-def to_file(row, x, cfg):
-    """One tensor as Hugging Face has it: as it is."""
-    return x
-
-
-def from_file(row, x, cfg):
-    return x
 
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -509,8 +489,9 @@ def numbers(acts, count, cfg):
     return {"loss": loss, "cross_entropy": cross_entropy, "balance": balance, "counts": counts}
 
 
-MODEL = trainer.Model(parameter_table, forward, backward, to_file, from_file, read_config, metadata, numbers=numbers,
-                      fit=fit)
+LOSSES = ("loss", "cross_entropy")  # the same in a model without experts
+MODEL = trainer.Model(parameter_table, forward, backward, read_config, metadata, numbers=numbers, fit=fit,
+                      losses=LOSSES)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -537,17 +518,18 @@ def dense_run():
                   beta2=0.95, clip=1.0)
     inputs, targets = trainer.draw_data(cfg)
     trainer.ignore_targets(targets)
-    return cfg, draw_parameters(cfg, matrix_spread=0.8, vector_spread=0.5), inputs, targets
+    return cfg, trainer.draw_parameters(parameter_table(cfg), matrix_spread=0.8, vector_spread=0.5), inputs, targets
 
 
 def window_run():
     cfg = replace(read_config(WINDOW, "WINDOW", 3, 8), lr=2e-3, schedule="wsd")
-    return cfg, draw_parameters(cfg, matrix_spread=0.8, vector_spread=0.5), *trainer.draw_data(cfg)
+    p = trainer.draw_parameters(parameter_table(cfg), matrix_spread=0.8, vector_spread=0.5)
+    return cfg, p, *trainer.draw_data(cfg)
 
 
 def moe_run():
     cfg = replace(read_config(MOE, "MOE", 2, 7), leaves=3, lr=2e-3, beta2=0.95, clip=0.5)
-    p = draw_parameters(cfg, matrix_spread=1.0, vector_spread=0.5)
+    p = trainer.draw_parameters(parameter_table(cfg), matrix_spread=1.0, vector_spread=0.5)
     p["router"][1, 1:] = p["router"][1, 1]  # ties: at the start nobody chooses the last expert
     inputs, targets = trainer.draw_data(cfg)
     trainer.ignore_targets(targets)

@@ -353,8 +353,9 @@ def expert_form_promises(cfg, base, places):
 
 def layout_promises(cfg, places, p, disk):
     """PEFT's layout of experts, element by element; where gate_up_proj alone is its module's adapter"""
-    name, key = "model.layers.1.mlp.experts.gate_up_proj", lora.PREFIX + "model.layers.1.mlp.experts"
-    A, B = p[name + ".lora_A"], p[name + ".lora_B"]
+    key = lora.PREFIX + "model.layers.1.mlp.experts"
+    adapter, = lora.adapters_of(places, p)["expert_gate_up", 1]
+    A, B = adapter.A, adapter.B
     E, r, _ = A.shape
     file_A, file_B = (disk[f"{key}.base_layer.lora_{x}.weight"] for x in "AB")
     alone = lora.chosen_places(cfg, {"r": 3, "lora_alpha": 1, "target_parameters": ["experts.gate_up_proj"]})
@@ -393,16 +394,25 @@ def choice_promises(cfg):
     attention = [f"{l}.self_attn.{x}_proj" for x in "qkvo" for l in (0, 1)]
     pattern = {"rank_pattern": {"layers.0.*": 4, "v_proj": 3}, "alpha_pattern": {"q_proj": 1}}
     chosen = lora.chosen_places(cfg, {"r": 2, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], **pattern})
+    both = lora.chosen_places(cfg, {"r": 2, "lora_alpha": 8, "target_modules": ["q_proj"], **pattern})
+    same = lora.chosen_places(cfg, {"r": 2, "lora_alpha": 8, "target_modules": ["gate_proj", "k_proj", "up_proj"]})
     rooted = lora.chosen_places(cfg, {"r": 4, "lora_alpha": 8, "use_rslora": True, "target_modules": ["o_proj"]})
     return [
         ("adapter: targets by their ends", paths(target_modules=["v_proj", "self_attn.k_proj", "roj"]) ==
          [f"{l}.self_attn.{x}_proj" for x in "kv" for l in (0, 1)]),
         ("adapter: targets by an expression", paths(target_modules=r".*\.0\.(self_attn\.q|mlp\.up)_proj") ==
          ["0.self_attn.q_proj", "0.mlp.up_proj"]),
-        ("adapter: all-linear", paths(target_modules="all-linear") == attention +
-         ["0.mlp.gate_proj", "0.mlp.up_proj", "0.mlp.down_proj"]),
+        ("adapter: all-linear, without an MLP that PEFT takes for an expert",
+         paths(target_modules="all-linear") == attention),
         ("adapter: the first pattern counts",
          [(x.rank, x.scale) for x in chosen] == [(4, 0.25), (2, 0.5), (4, 2), (3, 8 / 3)]),
+        ("adapter: a tensor for each rank, by the first layer that has it, A before B",
+         [(row.name[-1], row.shape[0], min(row.shape[1:])) for row in lora.adapter_table(cfg, both)] ==
+         [("A", 1, 4), ("B", 1, 4), ("A", 1, 2), ("B", 1, 2)]),
+        ("adapter: all layers of one rank are a tensor, those of gate stand before those of up",
+         [(row.disk.split(".")[-3], row.name[-1], row.layers) for row in lora.adapter_table(cfg, same)] ==
+         [(x, end, layers) for x, layers in (("k_proj", (0, 1)), ("gate_proj", (0,)), ("up_proj", (0,)))
+          for end in "AB"]),
         ("adapter: rslora", rooted[0].scale == 4),
     ]
 
@@ -592,7 +602,7 @@ def make_batch(V, T, seed):
 
 def random_model(hf, T):
     cfg = read_config(hf, "case", 3, T)
-    return cfg, qwen.draw_parameters(cfg, matrix_spread=1.0, vector_spread=0.5)
+    return cfg, trainer.draw_parameters(qwen.parameter_table(cfg), matrix_spread=1.0, vector_spread=0.5)
 
 
 def in_memory(cfg):
@@ -710,7 +720,7 @@ def old_adapter_promises(truth):
     settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 3,
                 "target_modules": ["gate_proj", "up_proj", "down_proj"]}
     cut = [cut for place in lora.all_places(cfg) if place.n_experts for cut in lora.cut_places(place)]
-    places = lora.with_ranks(cut, settings)
+    places = lora.with_ranks(lora.in_order(cfg, cut), settings)
     p = lora.draw_adapter(cfg, places, 1.0)
     with tempfile.TemporaryDirectory() as parent:
         folder, adapter = os.path.join(parent, "base"), os.path.join(parent, "adapter")

@@ -13,6 +13,7 @@ __metadata__["config"] is a JSON object with every number of the run):
 """
 import argparse
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, fields
 from types import SimpleNamespace
@@ -81,6 +82,11 @@ class Row:
         return parts[0] if len(parts) == 1 else np.stack(parts).reshape(shape)
 
 
+def as_it_is(row, x, cfg):
+    """The form on disk of a model whose tensors lie in memory as Hugging Face has them; the inverse too"""
+    return x
+
+
 def plain_numbers(acts, count, cfg):
     return {"loss": loss_of([leaf["losses"] for leaf in acts], count)}
 
@@ -91,14 +97,15 @@ class Model:
     table: Callable            # cfg -> rows, in the order in which the gradient norm adds them
     forward: Callable          # p, inputs, targets, cfg -> activations, those of the layers in acts["blocks"][l]
     backward: Callable         # p, activations, inputs, targets, count, cfg -> gradients
-    to_file: Callable          # row, one layer's tensor, cfg -> its form on disk
-    from_file: Callable        # the inverse
     read_config: Callable      # config.json as a dict, where it is, B, T -> cfg
     metadata: Callable = metadata
+    to_file: Callable = as_it_is    # row, one layer's tensor, cfg -> its form on disk
+    from_file: Callable = as_it_is  # the inverse
     at: Callable = lambda cfg, step, leaf: cfg  # what a leaf of an update sees of cfg
     numbers: Callable = plain_numbers  # activations of the leaves, count, cfg -> loss of the update and other numbers
     after_update: Callable = lambda p, numbers, cfg: p  # parameters that change by another rule than AdamW
     fit: Callable = lambda cfg, tensors: (cfg, tensors)  # what a file's tensors say that config.json does not
+    losses: tuple = ("loss",)  # of `numbers`, what a probe has; one that is not there is the same as "loss"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -124,6 +131,16 @@ def from_disk(model, tensors, cfg):
         p[row.name] = np.stack(layers) if "{}" in row.disk else np.array(layers[0])
         if p[row.name].shape != row.shape:
             raise SystemExit(f"{row.disk}: expected {row.shape} in all layers, found {p[row.name].shape}")
+    return p
+
+
+def draw_parameters(table, matrix_spread, vector_spread):
+    """Start values from one xorshift* stream, tensors in order: spread * (u - 1/2), plus 1 for gains."""
+    stream, p = exact.Xorshift(1337), {}
+    for row in table:
+        noise = stream.floats(math.prod(row.shape)).reshape(row.shape) - F4(0.5)
+        noise = noise * F4(matrix_spread if row.is_decayed else vector_spread)
+        p[row.name] = F4(1) + noise if row.kind == "gain" else noise
     return p
 
 
@@ -238,7 +255,7 @@ def write_probe(model, cfg, p, inputs, targets, out_path):
     grads = model.backward(p, acts, inputs, targets, count, cfg)
     out = {name: acts[name][..., :cfg.vocab_size] for name in ("logits", "cosines") if name in acts}
     numbers = model.numbers([acts], count, cfg)
-    out.update({name: numbers[name].reshape(1) for name in ("loss", "cross_entropy") if name in numbers})
+    out.update({name: numbers.get(name, numbers["loss"]).reshape(1) for name in model.losses})
     out.update({f"grad.{name}": x for name, x in to_disk(model, grads, cfg).items()})
     exact.write_safetensors(out_path, out, model.metadata(cfg))
 

@@ -4,7 +4,7 @@
 #include "dev/tools/report.h"  // report_facts, report_table
 #include "llmc/test/test.h"    // float_ulps
 
-static const char* const usage = "usage: inspect PATH [PATH2] [--stats] [--json]";
+static const char* const usage = "usage: inspect PATH [PATH2 ...] [--stats] [--json]";
 static const char* const help =
     "Shows what is in a file or folder, told apart by its content, or how two of them\n"
     "differ:\n"
@@ -17,7 +17,8 @@ static const char* const help =
     "                           tokens, evaluation); tokenizer.json, metrics.jsonl,\n"
     "                           config.json\n"
     "Of two, the tensors of one name are compared, and config, state and options; a\n"
-    "run stands for its newest checkpoint.\n"
+    "run stands for its newest checkpoint. Of adapters, two or more, also rank,\n"
+    "targets and the size of A and B by kind of module.\n"
     "    --stats  smallest, largest, mean and standard deviation of every tensor, and\n"
     "             how many NaN and infinities\n"
     "    --json   one JSON object with the same content\n"
@@ -302,7 +303,91 @@ static void compare(Comparison* c, const Source* a, const Source* b) {
     }
 }
 
-// ---- 3. printing ----
+// ---- 3. several adapters ----
+
+enum { ADAPTERS_MAX = 16 };
+
+static int is_adapter(const Source* s) { return json_object_get(json_object_get(s->report, "config"), "peft_type") != NULL; }
+
+// "q_proj" of "...layers.3.self_attn.q_proj.lora_A.weight", "experts.base_layer" of "...mlp.experts.base_layer.lora_A.weight"
+static int kind_of_module(char kind[64], const char* name, char* which) {
+    const char *end = strstr(name, ".lora_"), *from = end;
+    if (!end || strlen(end) != strlen(".lora_A.weight")) { return 0; }
+    while (from > name && from[-1] != '.') { from--; }
+    if (strncmp(from, "base_layer.", 11) == 0) {
+        for (from--; from > name && from[-1] != '.'; from--) {}
+    }
+    *which = end[6];
+    snprintf(kind, 64, "%.*s", (int)(end - from), from);
+    return 1;
+}
+
+// the row of a kind of module and an adapter; kinds: {"q_proj": [of a, of b]}
+static json_t* kind_row(json_t* kinds, const char* kind, int adapter, int n) {
+    json_t* rows = json_object_get(kinds, kind);
+    if (!rows) { json_object_set_new(kinds, kind, rows = json_array()); }
+    for (int i = (int)json_array_size(rows); i < n; i++) {
+        json_array_append_new(rows, json_pack("{s:s, s:s#, s:i, s:i, s:n, s:n}", "name", kind, "adapter",
+                                              &"abcdefghijklmnop"[i], 1, "modules", 0, "parameters", 0, "norm_A", "norm_B"));
+    }
+    return json_array_get(rows, (size_t)adapter);
+}
+
+static void add_square(json_t* row, const char* key, double squares) {
+    json_object_set_new(row, key, json_real(json_number_value(json_object_get(row, key)) + squares));
+}
+
+static void add_adapter(json_t* kinds, const Source* s, int adapter, int n) {
+    for (int i = 0; i < s->n_items; i++) {
+        const SafeTensor* t = &s->items[i].t;
+        char kind[64], which;
+        double squares = 0.0;
+        if (!kind_of_module(kind, t->name, &which) || !has_numbers(t->dtype)) { continue; }
+        json_t* row = kind_row(kinds, kind, adapter, n);
+        for (size_t k = 0; k < t->n; k++) {
+            const double x = element(t->dtype, (const unsigned char*)t->data + k * dtype_size(t->dtype));
+            squares += x * x;
+        }
+        add_to(row, "modules", which == 'A');
+        add_to(row, "parameters", (json_int_t)t->n);
+        add_square(row, which == 'A' ? "norm_A" : "norm_B", squares);
+    }
+}
+
+// rows of all kinds one after the other, without those that an adapter lacks; takes the reference
+static json_t* kind_rows(json_t* kinds) {
+    json_t *all = json_array(), *rows, *row;
+    const char* kind;
+    size_t i;
+    json_object_foreach(kinds, kind, rows) {
+        json_array_foreach(rows, i, row) {
+            const char* const norms[] = {"norm_A", "norm_B"};
+            for (int k = 0; k < 2; k++) {
+                json_object_set_new(row, norms[k], report_number(sqrt(json_number_value(json_object_get(row, norms[k])))));
+            }
+            if (json_integer_value(json_object_get(row, "parameters")) > 0) { json_array_append(all, row); }
+        }
+    }
+    json_decref(kinds);
+    return all;
+}
+
+// {"adapters": what each is, "kinds": sizes by kind of module}
+static json_t* describe_adapters(const Source* const* s, int n) {
+    json_t *adapters = json_array(), *kinds = json_object();
+    for (int i = 0; i < n; i++) {
+        const json_t *config = json_object_get(s[i]->report, "config"), *totals = json_object_get(s[i]->report, "totals");
+        json_t* row = json_pack("{s:s#, s:s, s:O?}", "adapter", &"abcdefghijklmnop"[i], 1, "path", s[i]->path, "parameters",
+                                json_object_get(totals, "elements"));
+        const char* const keys[] = {"r", "lora_alpha", "target_modules", "target_parameters"};
+        for (int k = 0; k < 4; k++) { json_object_set(row, keys[k], json_object_get(config, keys[k])); }
+        json_array_append_new(adapters, row);
+        add_adapter(kinds, s[i], i, n);
+    }
+    return json_pack("{s:o, s:o}", "adapters", adapters, "kinds", kind_rows(kinds));
+}
+
+// ---- 4. printing ----
 
 static void print_json(json_t* json) {
     int failed = json_dumpf(json, stdout, JSON_INDENT(2)) != 0 || printf("\n") < 0;
@@ -475,8 +560,26 @@ static void print_settings(const json_t* settings) {
     json_decref(rows);
 }
 
-// which of two, how they differ, and last the line that sums it up
-static void print_comparison(const Comparison* c, const Source* a, const Source* b) {
+static void print_adapters(const json_t* described) {
+    const ReportColumn adapters[] = {{"path", "adapter", 0}, {"adapter", "", 0}, {"r", "rank", 1}, {"lora_alpha", "alpha", 1},
+                                     {"parameters", "parameters", 1}, {"target_modules", "targets", 0},
+                                     {"target_parameters", "target parameters", 0}};
+    const ReportColumn kinds[] = {{"name", "module", 0}, {"adapter", "", 0}, {"modules", "of them", 1},
+                                  {"parameters", "parameters", 1}, {"norm_A", "norm of A", 1}, {"norm_B", "norm of B", 1}};
+    json_t *rows = json_deep_copy(json_object_get(described, "adapters")), *row;
+    size_t i;
+    json_array_foreach(rows, i, row) {  // all-linear may be a list of every layer's modules
+        char* targets = report_text("", json_object_get(row, "target_modules"));
+        json_object_set_new(row, "target_modules", json_string(format_text(targets).s));
+        free(targets);
+    }
+    report_table(rows, adapters, 7);
+    json_decref(rows);
+    report_table(json_object_get(described, "kinds"), kinds, 6);
+}
+
+// which of two, how they differ, and last the line that sums it up; adapters: describe_adapters, or empty
+static void print_comparison(const Comparison* c, const Source* a, const Source* b, const json_t* adapters) {
     const ReportColumn shapes[] = {{"name", "tensor", 0}, {"a_dtype", "a", 0}, {"a_shape", "shape", 0},
                                    {"b_dtype", "b", 0}, {"b_shape", "shape", 0}};
     const ReportColumn differing[] = {{"name", "tensor", 0}, {"differ", "differ", 1}, {"elements", "of", 1},
@@ -489,6 +592,7 @@ static void print_comparison(const Comparison* c, const Source* a, const Source*
     print_settings(c->settings);
     report_table(c->shapes, shapes, 5);
     report_table(c->differing, differing, 7);
+    print_adapters(adapters);
     size_t n_shapes = json_array_size(c->shapes), n_differing = json_array_size(c->differing);
     size_t n_settings = json_array_size(c->settings);
     const char* kind = a->n_items > 0 && is_series(a->items) ? "series" : c->n_both == 1 ? "tensor" : "tensors";
@@ -505,7 +609,7 @@ static void print_comparison(const Comparison* c, const Source* a, const Source*
     printf("\n");
 }
 
-// ---- 4. main ----
+// ---- 5. main ----
 
 static int inspect_one(const char* path, int stats, int as_json) {
     Source s;
@@ -537,36 +641,60 @@ static int inspect_two(const char* path_a, const char* path_b, int as_json) {
     compare(&c, &a, &b);
     json_t* parts[] = {c.only_a, c.only_b, c.shapes, c.differing, c.settings};
     int equal = 1;
+    const Source* const both[] = {&a, &b};
+    describe_tensors(&a, 0);
+    describe_tensors(&b, 0);
+    json_t* adapters = is_adapter(&a) && is_adapter(&b) ? describe_adapters(both, 2) : json_object();
     for (int i = 0; i < 4; i++) { equal = equal && json_array_size(parts[i]) == 0; }  // settings are said, no more
     if (as_json) {
         json_t* report = json_pack("{s:s, s:s, s:b, s:i, s:O, s:O, s:O, s:O, s:O}", "a", a.path, "b", b.path, "equal", equal,
                                    "in_both", c.n_both, "only_in_a", c.only_a, "only_in_b", c.only_b, "shapes", c.shapes,
                                    "settings", c.settings, "differing", c.differing);
+        json_object_update(report, adapters);
         print_json(report);
         json_decref(report);
     } else {
-        print_comparison(&c, &a, &b);
+        print_comparison(&c, &a, &b, adapters);
     }
+    json_decref(adapters);
     for (int i = 0; i < 5; i++) { json_decref(parts[i]); }
     source_close(&a);
     source_close(&b);
     return !equal;
 }
 
+static int inspect_adapters(const char* const* paths, int n, int as_json) {
+    Source* s = (Source*)malloc_check(sizeof *s * (size_t)n, "adapters");
+    const Source* each[ADAPTERS_MAX];
+    for (int i = 0; i < n; i++) {
+        each[i] = &s[i];
+        open_to_compare(&s[i], paths[i]);
+        if (!is_adapter(&s[i])) { fail_input("%s: more than two paths are compared only where all are adapters", s[i].path); }
+        describe_tensors(&s[i], 0);
+    }
+    json_t* described = describe_adapters(each, n);
+    if (as_json) { print_json(described); } else { print_adapters(described); }
+    json_decref(described);
+    for (int i = 0; i < n; i++) { source_close(&s[i]); }
+    free(s);
+    return 0;
+}
+
 int main(int argc, char** argv) {
     standard_files_open();
-    const char* paths[2] = {NULL, NULL};
+    const char* paths[ADAPTERS_MAX];
     int n_paths = 0, stats = 0, as_json = 0;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--stats") == 0) { stats = 1; }
         else if (strcmp(argv[i], "--json") == 0) { as_json = 1; }
         else if (strcmp(argv[i], "--help") == 0) { printf("%s\n%s", usage, help); return 0; }
         else if (strncmp(argv[i], "--", 2) == 0) { fail_input("%s: unknown option: %s", format_text(argv[i]).s, usage); }
-        else if (n_paths == 2) { fail_input("expected one path or two: %s", usage); }
+        else if (n_paths == ADAPTERS_MAX) { fail_input("expected at most %d paths: %s", ADAPTERS_MAX, usage); }
         else { paths[n_paths++] = argv[i]; }
     }
-    if (n_paths == 0) { fail_input("expected one path or two: %s", usage); }
-    int status = n_paths == 1 ? inspect_one(paths[0], stats, as_json) : inspect_two(paths[0], paths[1], as_json);
+    if (n_paths == 0) { fail_input("expected one path or two, or several adapters: %s", usage); }
+    int status = n_paths == 1 ? inspect_one(paths[0], stats, as_json)
+               : n_paths == 2 ? inspect_two(paths[0], paths[1], as_json) : inspect_adapters(paths, n_paths, as_json);
     if (fflush(stdout) != 0 || ferror(stdout)) { fail_run("standard output: %s", strerror(errno)); }
     return status;
 }

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -446,8 +447,9 @@ def test_program():
         taken = subprocess.run([*command, str(s.port)], capture_output=True, text=True, timeout=20)
         assert taken.returncode == 1 and taken.stderr.count("\n") == 1, taken
         assert "choose another --port" in taken.stderr, taken
+        # a shell's background jobs ignore Ctrl-C, and so would what they start
         program = subprocess.Popen([*command, "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   errors="replace")
+                                   errors="replace", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
         try:
             line = program.stdout.readline()
             port = int(re.search(r"http://127\.0\.0\.1:(\d+)/", line)[1])

@@ -376,6 +376,7 @@ static void print_text(const Tokenizer* t, const Settings* o, ByteBuffer* text) 
 
 static void print_sample(const Conversations* c, int64_t i, const char* begin, const char* end) {
     TokenStream stream;
+    SafeText safe = {stdout, 0};
     size_t n_bytes;
     int n, n_learned = 0, was_learned = 0;
     const int* tokens = conversations_sample(c, i, &n);
@@ -386,18 +387,19 @@ static void print_sample(const Conversations* c, int64_t i, const char* begin, c
         const int is_learned = tokens[k] >= 0;
         if (is_learned != was_learned) { printf("%s", is_learned ? begin : end); }
         const char* text = token_stream_put(&stream, conversations_id(tokens[k]), &n_bytes);
-        text_print_safe(text, n_bytes, stdout);
+        text_print_safe_piece(&safe, text, n_bytes);
         was_learned = is_learned;
     }
     const char* text = token_stream_end(&stream, &n_bytes);
-    text_print_safe(text, n_bytes, stdout);
+    text_print_safe_piece(&safe, text, n_bytes);
+    text_print_safe_end(&safe);
     printf("%s\n\n", was_learned ? end : "");
     token_stream_free(&stream);
 }
 
 static void print_rows(const Conversations* c, const Settings* o) {
     TokenData d;
-    const double filled = pack_rows(&d, c, 0, c->n, "conversations", o->seq_len, 0, (uint64_t)o->seed);
+    const double filled = pack_rows(&d, c, 0, c->n, "conversations", o->seq_len, 0, (uint64_t)o->seed, 1);
     const int64_t n_rows = d.n_tokens / o->seq_len;
     printf("in rows of %d positions: %lld row%s, %.3g samples a row, %.1f%% filling\n", o->seq_len, (long long)n_rows,
            plural(n_rows), (double)c->n / (double)n_rows, 100.0 * filled);

@@ -3,6 +3,7 @@ How a program of this project stops: one clear line on stderr, then an exit stat
     fail_input  status 2: what the user gave is wrong (option, file, data); nothing was changed
     fail_run    status 1: the run could not go on (disk, memory, non-finite numbers, lost rank)
     warn_line   the same line, and the program goes on
+    warn_alike  of several processes that find the same, as in a file that all read, the first says it
     standard_files_open   descriptors 0, 1 and 2 are open, and no limit on file sizes kills: called before any file is
 A message says what, where, expected, found and, where there is one, the remedy; no newline, no "Error:" in front.
     train_gpt2: --batch-size: expected an integer 1..65536, found "4x"
@@ -64,11 +65,12 @@ typedef struct {
     int silent;                // another process says it (options.h)
     int (*is_said_elsewhere)(void* context, const char* line);  // does another process say this line of fail_input?
     void* context;
+    int follows;               // another process says what all find alike
 } Failure;
 
 // a state of the process, as its end is
 static inline Failure* failure_(void) {
-    static Failure failure = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0, NULL, NULL};
+    static Failure failure = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0, NULL, NULL, 0};
     return &failure;
 }
 
@@ -142,6 +144,17 @@ __attribute__((format(printf, 1, 2)))
 static inline void warn_line(const char* format, ...) {
     char line[FAIL_LINE_BYTES];
     va_list args;
+    va_start(args, format);
+    fail_format_(line, format, args);
+    va_end(args);
+    fail_line_(line);
+}
+
+__attribute__((format(printf, 1, 2)))
+static inline void warn_alike(const char* format, ...) {
+    char line[FAIL_LINE_BYTES];
+    va_list args;
+    if (failure_()->follows) { return; }
     va_start(args, format);
     fail_format_(line, format, args);
     va_end(args);

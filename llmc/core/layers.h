@@ -9,8 +9,8 @@ Which layers an option means, in items separated by commas. Layers count from 0,
                         insert:N          together, the first as layer N, at most behind all old ones
                         specific:A,B,...  as layers A, B, ... of the larger model, all of them named
                     The old layers fill the other places in their order.
-Errors: options_fail, one line that names the item: a pattern that matches no tensor, no number, no such layer, twice,
-        too few.
+Errors: options_fail, one line that names the item: a pattern or a layer without any tensor, no number, no
+        such layer, twice, too few.
 Source: patterns are those of a shell (fnmatch); placements those of github.com/neuromamba/rust_trainer
 */
 #ifndef LLMC_LAYERS_H
@@ -38,14 +38,17 @@ static inline const char* item_after_(const char* item, const char* start) {
 
 // ---- --freeze ----
 
-static inline void freeze_layers_(int* frozen, const Tensor* table, int n, int first, int end) {
+// how many slices these layers have
+static inline int freeze_layers_(int* frozen, const Tensor* table, int n, int first, int end) {
+    int n_found = 0;
     for (int i = 0, slice = 0; i < n; slice += tensor_slices(&table[i++])) {
         const int n_each = tensor_layer_slices(&table[i]);
         for (int l = first; l < end && l < table[i].layers; l++) {
             const int begin = tensor_slice(&table[i], l);
-            for (int k = 0; k < n_each && begin >= 0; k++) { frozen[slice + begin + k] = 1; }
+            for (int k = 0; k < n_each && begin >= 0; k++, n_found++) { frozen[slice + begin + k] = 1; }
         }
     }
+    return n_found;
 }
 
 // how patterns may look: the first name of a layer's tensor, or of any, with a star for numbers
@@ -60,8 +63,15 @@ static inline const char* freeze_example_(char* buffer, size_t n_bytes, const Te
     return buffer;
 }
 
-// a pattern may also be of the name in the table, in which %d stands for all layers
-static inline void freeze_pattern_(int* frozen, const Tensor* table, int n, const char* pattern) {
+__attribute__((noreturn))
+static inline void freeze_fail_(const Tensor* table, int n, const char* item, const char* what) {
+    char example[256];
+    options_fail("freeze", "\"%s\" matches no %s (of all layers at once: '%s')", format_text(item).s, what,
+                 freeze_example_(example, sizeof example, table, n));
+}
+
+// how many slices it matches; a pattern may also be of the name in the table, in which %d stands for all layers
+static inline int freeze_pattern_(int* frozen, const Tensor* table, int n, const char* pattern) {
     int n_found = 0;
     for (int i = 0, slice = 0; i < n; i++) {
         const Tensor* t = &table[i];
@@ -74,16 +84,12 @@ static inline void freeze_pattern_(int* frozen, const Tensor* table, int n, cons
             n_found++;
         }
     }
-    if (n_found == 0) {
-        char example[256];
-        options_fail("freeze", "\"%s\" matches no tensor (of all layers at once: '%s')", format_text(pattern).s,
-                     freeze_example_(example, sizeof example, table, n));
-    }
+    return n_found;
 }
 
-// 1 for each slice without updates, in table order; a tensor whose slices are all frozen is marked in the table. On
-// the heap
-static inline int* freeze_slices(const char* text, Tensor* table, int n) {
+// 1 for each slice without updates, in table order; a tensor whose slices are all frozen is marked in the table. what:
+// the rows are, for messages, "tensor". On the heap
+static inline int* freeze_slices(const char* text, Tensor* table, int n, const char* what) {
     int in_indices = 0;
     const int n_layers = tensors_layers(table, n);
     const size_t n_bytes = sizeof(int) * (size_t)tensors_slices(table, n);
@@ -93,14 +99,17 @@ static inline int* freeze_slices(const char* text, Tensor* table, int n) {
         const char *count = item_after_(item, "first:"), *index = item_after_(item, "indices:");
         const char* layer = index ? index : in_indices && is_digits_(item) ? item : NULL;
         in_indices = layer != NULL;
+        int n_found = 1;  // "indices:" and "first:0" name none
         if (count) {
-            freeze_layers_(frozen, table, n, 0, item_number_("freeze", "a number of layers", count, 0, 999999999));
-        } else if (layer && (layer == item || *layer)) {  // "indices:" alone names none
+            const int end = item_number_("freeze", "a number of layers", count, 0, 999999999);
+            n_found = freeze_layers_(frozen, table, n, 0, end) > 0 || end == 0;
+        } else if (layer && (layer == item || *layer)) {
             const int l = item_number_("freeze", "a layer", layer, 0, n_layers - 1);
-            freeze_layers_(frozen, table, n, l, l + 1);
+            n_found = freeze_layers_(frozen, table, n, l, l + 1);
         } else if (!layer) {
-            freeze_pattern_(frozen, table, n, item);
+            n_found = freeze_pattern_(frozen, table, n, item);
         }
+        if (n_found == 0) { freeze_fail_(table, n, item, what); }
     }
     free(copy);
     for (int i = 0, slice = 0; i < n; i++) {

@@ -3,6 +3,8 @@ A file read as memory: opened read-only, checked to be a regular file, mapped wh
 from such a mapping, so that sizes are known before anything is believed and big files cost no copy.
     file_map         fail_input with path and errno text when it cannot be opened, or is a folder, a pipe or a device;
                      file_map_or_not returns 0 with that text instead
+    file_ahead, file_here, file_behind   of a large file that is read once, piece by piece: fetch these bytes meanwhile;
+                     have them in memory; they were read, and no longer count as memory of this process
     file_looks_like  what a file that is not what it should be really is: a Git LFS pointer, an HTML page, an archive
     file_changed     somebody wrote to the file since it was mapped: its size or the time of its last change is another
     file_touched     neither, but what the kernel knows of it has changed: its mode, a link to it, or its bytes, where
@@ -170,6 +172,35 @@ static inline int file_map_or_not(MappedFile* f, const char* path, ErrorText* er
 static inline void file_map(MappedFile* f, const char* path) {
     ErrorText error;
     if (!file_map_or_not(f, path, &error)) { fail_input("%s: %s", path, error.text); }
+}
+
+// ---- a large file, read once ----
+
+enum { FILE_FAULT = 2 << 20 };  // bytes that a page fault maps at most: where they are in memory, those around it too
+
+// Advice on n_bytes from `from` on, in whole pages of this size, as far as the file goes. A kernel may refuse: then the
+// reader gets the same bytes, later
+static inline void file_advise_(const MappedFile* f, const void* from, size_t n_bytes, uintptr_t page, int advice) {
+    const uintptr_t first = (uintptr_t)f->bytes, last = first + f->n_bytes, at = (uintptr_t)from;
+    if (at >= last) { return; }
+    const uintptr_t down = at / page * page, up = (at + n_bytes + page - 1) / page * page;
+    const uintptr_t begin = down > first ? down : first, end = up < last ? up : last;
+    madvise((void*)begin, end - begin, advice);
+}
+
+static inline void file_ahead(const MappedFile* f, const void* from, size_t n_bytes) {
+    file_advise_(f, from, n_bytes, (uintptr_t)sysconf(_SC_PAGESIZE), MADV_WILLNEED);
+}
+
+// in one call, not fault by fault
+static inline void file_here(const MappedFile* f, const void* from, size_t n_bytes) {
+    const int populate_read = 22;  // MADV_POPULATE_READ: Linux 5.14 has it, older headers do not
+    file_advise_(f, from, n_bytes, (uintptr_t)sysconf(_SC_PAGESIZE), populate_read);
+}
+
+// They stay in the kernel's cache, and may be read again
+static inline void file_behind(const MappedFile* f, const void* from, size_t n_bytes) {
+    file_advise_(f, from, n_bytes, FILE_FAULT, MADV_DONTNEED);
 }
 
 // a new file moved over the old name does not touch our mapping

@@ -62,8 +62,9 @@ enum {
     OPTION_VALIDATES = 16,   // validation data
     OPTION_WRITES = 32,      // a path
     OPTION_WORK = 64,        // it gives the program something to do, each time anew
-    OPTION_TYPED = 128,      // the parser's: by the user, or by --args
-    OPTION_RESTORED = 256    // and from a checkpoint
+    OPTION_BEGINS = 128,     // a run begins with it, and cannot take another value on the way
+    OPTION_TYPED = 256,      // the parser's: by the user, or by --args
+    OPTION_RESTORED = 512    // and from a checkpoint
 };
 
 enum { MAX_OPTIONS = 128 };  // room for the rows of a trainer

@@ -11,6 +11,7 @@ values, weight decay, checkpoints, gradients, ranks and tests loop over the tabl
     tensor_dims            more dimensions on disk
     tensor_split           how ranks of tensor parallelism share it
     tensor_stored          in which type releases have it
+    tensor_adaptable       where adapters (LoRA) may be put beside it
 A *slice* is what has one name on disk: the matrix of a layer, of one of its experts, or a part of one that has a name
 of its own. A tensor holds its slices one after the other, row-major: (layers that have it, experts, rows, columns);
 tensors start at multiples of 64 bytes. So slice and layer number are two things: tensor_slice, tensor_slice_layer.
@@ -22,7 +23,8 @@ Cost:   a row owns nothing; what is asked layer by layer is counted anew, for mo
 */
 #ifndef LLMC_TENSOR_H
 #define LLMC_TENSOR_H
-#include "rng.h"  // Mt19937, normal_fill
+#include "rng.h"     // Mt19937, normal_fill
+#include "stored.h"  // Stored, stored_scales
 #include <assert.h>
 #include <math.h>
 #include <stdint.h>
@@ -34,16 +36,15 @@ typedef enum { NO_DECAY, DECAY } Decay;
 // TRANSPOSED: (columns, rows), as GPT-2's Conv1D; VECTOR: (columns); CONV: (rows, 1, columns), a convolution of each
 // channel by itself
 typedef enum { AS_IS, TRANSPOSED, VECTOR, CONV } OnDisk;
-// one tensor (E, rows, columns) in each layer; E tensors, whose name has a second %d
-typedef enum { FUSED, APART } ExpertsOnDisk;
+// one tensor (E, rows, columns) in each layer; E tensors, whose name has a second %d; one matrix (E rows, columns), the
+// experts below each other; one matrix (rows, columns E), of which column c of expert e is number c E + e
+typedef enum { FUSED, APART, STACKED, WOVEN } ExpertsOnDisk;
 // How ranks of tensor parallelism share a matrix (out, in): each has all of it; some of its rows; some of its columns,
 // and outputs are added over ranks; some rows of a vocabulary, of which ids and the loss must know
 typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS, SPLIT_VOCABULARY } Split;
-// What a parameter is stored as while it is used: what the build stores (floatX), or always this. FP8: e4m3, and a
-// scale for each block of 128 x 128; FP4: two in a byte, and a scale for each 32 of a row
-typedef enum { STORED_BY_BUILD, STORED_F32, STORED_BF16, STORED_FP8, STORED_FP4 } Stored;
-
 enum { SECTIONS_MAX = 4, DISK_DIMS_MAX = 6 };
+
+#define TENSOR_NO_FIELD SIZE_MAX  // the field of a row to which no struct points, such as an adapter's
 
 typedef struct {
     const char* name;    // on disk; %d stands for the layer, a second one for the expert
@@ -71,6 +72,7 @@ typedef struct {
     int sections[SECTIONS_MAX];      // rows of which each rank has its share, as those of Q, K and V; 0: all are one
     Stored stored;
     size_t stored_at, stored_bytes;  // first byte in an arena of stored parameters; of an element: tensors_store
+    const char *module, *parameter;  // tensor_adaptable; both NULL: it takes no adapter
 } Tensor;
 
 static inline Tensor tensor(const char* name, size_t field, int layers, int rows, int columns, Init init, float std,
@@ -170,6 +172,16 @@ static inline void tensor_sections(Tensor* t, int a, int b, int c, int d) {
 
 static inline void tensor_stored(Tensor* t, Stored stored) { t->stored = stored; }
 
+// The weight of a linear layer, beside which adapters may learn, under the names that PEFT has for it, without the
+// prefix: of the module, as "self_attn.q_proj"; of what is no module there but a parameter, as "mlp.gate.weight". A
+// part in {} of a module is a place of its own. Experts that are one parameter may be modules in older files, with a
+// second %d in their name
+static inline void tensor_adaptable(Tensor* t, const char* module, const char* parameter) {
+    assert(t->layers > 0 && t->on_disk == AS_IS && (module || parameter));
+    t->module = module;
+    t->parameter = parameter;
+}
+
 // ---- slices and layers ----
 
 // of a tensor that belongs to no layer: is it there? Always
@@ -264,19 +276,48 @@ static inline void tensor_check_(const Tensor* t) {
     assert(t->rows % names == 0);
     assert(t->disk_rows == t->rows || (names == 1 && t->experts == 0));
     assert(names == 1 || t->experts == 0 || t->experts_on_disk == APART);
+    assert(t->experts == 0 || t->on_disk == AS_IS || t->experts_on_disk == FUSED || t->experts_on_disk == APART);
     assert(t->on_disk != VECTOR || t->rows == names);
     (void)names, (void)t;
 }
 
+// ---- fp8: blocks of 128 x 128 of what has a name on disk. A row of blocks is a *band* ----
+
+// rows of a matrix whose blocks begin anew: those that have a name of their own, as gate's and up's have
+static inline int tensor_part_rows(const Tensor* t) { return t->rows / tensor_names(t); }
+
+// bands of a slice, of all experts that it has
+static inline int tensor_bands(const Tensor* t) {
+    const size_t n_rows = tensor_slice_elements(t) / (size_t)t->columns, part = (size_t)tensor_part_rows(t);
+    return (int)(n_rows / part) * fp8_blocks((int)part);
+}
+
+// the first row of a band of a slice, and how many it has
+static inline size_t tensor_band(const Tensor* t, int band, int* n_rows) {
+    const int part = tensor_part_rows(t), each = fp8_blocks(part), first = band % each * FP8_BLOCK;
+    *n_rows = part - first < FP8_BLOCK ? part - first : FP8_BLOCK;
+    return (size_t)(band / each) * (size_t)part + (size_t)first;
+}
+
+// scales of a slice
+static inline size_t tensor_scales(const Tensor* t) { return (size_t)tensor_bands(t) * (size_t)fp8_blocks(t->columns); }
+
+// the byte with which the scales of a slice begin in an arena of stored elements: behind the elements of all slices
+static inline size_t tensor_scales_place(const Tensor* t, int slice) {
+    return t->stored_at + (tensor_elements(t) + 63) / 64 * 64 + sizeof(float) * tensor_scales(t) * (size_t)slice;
+}
+
 // Fill in where the tensors lie as they are stored, one after the other like those of tensors_layout; the arena's size
-// in bytes comes back. build_bytes: of an element of floatX, and of what has scales (FP8, FP4), until that is stored so
+// in bytes comes back. build_bytes: of an element of floatX, and of FP4, until that is stored so
 static inline size_t tensors_store(Tensor* table, int n, size_t build_bytes) {
     size_t at = 0;
     for (int i = 0; i < n; i++) {
         Tensor* t = &table[i];
         t->stored_bytes = t->stored == STORED_F32 ? 4 : t->stored == STORED_BF16 ? 2 : build_bytes;
+        t->stored_bytes = t->stored == STORED_FP8 ? 1 : t->stored_bytes;
         t->stored_at = at;
         at += (tensor_elements(t) + 15) / 16 * 16 * t->stored_bytes;
+        if (t->stored == STORED_FP8) { at = (tensor_scales_place(t, tensor_slices(t)) + 63) / 64 * 64; }
     }
     return at;
 }
@@ -296,9 +337,10 @@ static inline size_t tensors_layout(Tensor* table, int n) {
     for (int i = 0; i < n; i++) {
         tensor_check_(&table[i]);
         table[i].offset = table[i].number = offset;
+        table[i].stored_bytes = sizeof(float);  // until tensors_store says otherwise
+        table[i].stored_at = sizeof(float) * offset;
         offset += (tensor_elements(&table[i]) + 15) / 16 * 16;
     }
-    tensors_store(table, n, sizeof(float));  // until somebody says otherwise
     return offset;
 }
 
@@ -324,37 +366,27 @@ static inline int tensors_layers(const Tensor* table, int n) {
 }
 
 static inline void tensor_set_field_(void* pointers, const Tensor* t, const void* first) {
+    if (t->field == TENSOR_NO_FIELD) { return; }
     memcpy((char*)pointers + t->field, &first, sizeof first);
 }
 
-// Let the fields of `pointers` point into an arena: at layer `layer` of those tensors that have layers, and there at
-// the first of its experts; NULL where the layer lacks the tensor. Elements of another size than float's, as floatX of
-// a .cu trainer may have, are told. A field whose tensor this model's table lacks keeps what it holds: NULL, where the
-// trainer has put it
-static inline void tensors_point_sized(void* pointers, const Tensor* table, int n, void* arena, size_t element_bytes,
-                                       int layer) {
+// the byte with which this element begins in an arena of stored elements
+static inline size_t tensor_stored_place(const Tensor* t, size_t element) {
+    return t->stored_at + t->stored_bytes * element;
+}
+
+// Let the fields of `pointers` point into an arena of stored elements: at layer `layer` of those tensors that have
+// layers, and there at the first of its experts; NULL where the layer lacks the tensor. A field whose tensor this
+// model's table lacks keeps what it holds: NULL, where the trainer has put it
+static inline void tensors_point(void* pointers, const Tensor* table, int n, void* arena, int layer) {
     for (int i = 0; i < n; i++) { tensor_set_field_(pointers, &table[i], NULL); }
     for (int i = 0; i < n; i++) {
-        const int slice = tensor_slice(&table[i], layer);
+        const Tensor* t = &table[i];
+        const int slice = tensor_slice(t, layer);
         if (slice < 0) { continue; }  // another row of this field may have the layer
-        const size_t element = table[i].offset + (size_t)slice * tensor_slice_elements(&table[i]);
-        tensor_set_field_(pointers, &table[i], (char*)arena + element_bytes * element);
+        const size_t element = (size_t)slice * tensor_slice_elements(t);
+        tensor_set_field_(pointers, t, (char*)arena + tensor_stored_place(t, element));
     }
-}
-
-// the same of parameters as they are stored, after tensors_store
-static inline void tensors_point_stored(void* pointers, const Tensor* table, int n, void* arena, int layer) {
-    for (int i = 0; i < n; i++) { tensor_set_field_(pointers, &table[i], NULL); }
-    for (int i = 0; i < n; i++) {
-        const int slice = tensor_slice(&table[i], layer);
-        if (slice < 0) { continue; }
-        const size_t element = (size_t)slice * tensor_slice_elements(&table[i]);
-        tensor_set_field_(pointers, &table[i], (char*)arena + table[i].stored_at + table[i].stored_bytes * element);
-    }
-}
-
-static inline void tensors_point(void* pointers, const Tensor* table, int n, float* arena, int layer) {
-    tensors_point_sized(pointers, table, n, arena, sizeof(float), layer);
 }
 
 // ---- names ----
@@ -450,7 +482,7 @@ static inline size_t tensor_matrix_bytes(const Tensor* t, size_t build_bytes) {
     switch (t->stored) {
         case STORED_F32: return 4 * n;
         case STORED_BF16: return 2 * n;
-        case STORED_FP8: return n + sizeof(float) * ((rows + 127) / 128) * ((columns + 127) / 128);
+        case STORED_FP8: return n + sizeof(float) * stored_scales(t->rows, t->columns, tensor_part_rows(t));
         case STORED_FP4: return rows * ((columns + 1) / 2 + (columns + 31) / 32);
         default: return build_bytes * n;
     }
@@ -462,6 +494,13 @@ typedef struct {
     float* (*room)(void* to, const Tensor* t, int k);  // for slice k of t: the arena's own, or zeros
     void (*done)(void* to, const Tensor* t, int k);    // slice k is there; NULL: nobody waits for it
     void* to;
+    // Room for the slice as bf16, where it is stored so; NULL: it goes through `room`. is_exact: its file
+    // has bf16 too, else the nearest are written. No function: nothing is
+    uint16_t* (*halves)(void* to, const Tensor* t, int k, int is_exact);
+    // A slice that is stored as fp8 may come as floats by bands, n from number `band` on: x is theirs, and done() comes
+    // behind the last. takes_bands: 0: it goes through `room`. No functions: all slices do
+    int (*takes_bands)(void* to, const Tensor* t, int k);
+    void (*bands)(void* to, const Tensor* t, int k, int band, int n, const float* x);
 } SliceSink;
 
 static inline float* slice_in_arena_(void* arena, const Tensor* t, int k) {
@@ -469,7 +508,7 @@ static inline float* slice_in_arena_(void* arena, const Tensor* t, int k) {
 }
 
 static inline SliceSink slice_sink(float* arena) {
-    SliceSink sink = {slice_in_arena_, NULL, arena};
+    SliceSink sink = {slice_in_arena_, NULL, arena, NULL, NULL, NULL};
     return sink;
 }
 

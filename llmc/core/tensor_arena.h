@@ -27,7 +27,7 @@ static inline double tensor_arena_layout(TensorArena* a, int n_table, size_t ele
     a->n_table = n_table;
     a->element_bytes = element_bytes;
     a->n = tensors_layout(a->table, n_table);
-    return (double)element_bytes * (double)a->n;
+    return (double)tensors_store(a->table, n_table, element_bytes);
 }
 
 static inline void tensor_arena_open(TensorArena* a, const char* what) {
@@ -40,6 +40,6 @@ static inline void tensor_arena_close(TensorArena* a) {
 }
 
 static inline void tensor_arena_point(const TensorArena* a, void* pointers, int layer) {
-    tensors_point_sized(pointers, a->table, a->n_table, a->memory, a->element_bytes, layer);
+    tensors_point(pointers, a->table, a->n_table, a->memory, layer);
 }
 #endif  // LLMC_TENSOR_ARENA_H

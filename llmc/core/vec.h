@@ -31,7 +31,9 @@ Lanes hold different OUTPUTS, never parts of one sum, so that the width cannot c
 
 typedef float vfloat __attribute__((vector_size(4 * VLANES)));
 typedef uint32_t vuint __attribute__((vector_size(4 * VLANES)));
+typedef int32_t vint __attribute__((vector_size(4 * VLANES)));
 typedef uint16_t vhalf __attribute__((vector_size(2 * VLANES), aligned(2), may_alias));
+typedef uint8_t vbyte __attribute__((vector_size(VLANES), aligned(1), may_alias));
 typedef float vfloat_unaligned __attribute__((vector_size(4 * VLANES), aligned(4), may_alias));
 
 static inline vfloat v_load(const float* p) { return *(const vfloat_unaligned*)p; }
@@ -39,6 +41,13 @@ static inline vfloat v_load(const float* p) { return *(const vfloat_unaligned*)p
 static inline vfloat v_load_bf16(const uint16_t* p) {
     const vuint bits = __builtin_convertvector(*(const vhalf*)p, vuint) << 16;
     return (vfloat)bits;
+}
+// the upper byte of each word as the e4m3 that it is, 2^120 times too small (FP8_UNIT of fp8.h): the sign stays, and
+// exponent and mantissa move to where a float has theirs
+static inline vfloat v_upper_fp8(vuint words) { return (vfloat)((vint)words >> 4 & (int32_t)0x87f00000); }
+// VLANES such bytes
+static inline vfloat v_load_fp8(const uint8_t* p) {
+    return v_upper_fp8(__builtin_convertvector(*(const vbyte*)p, vuint) << 24);
 }
 static inline void v_store(float* p, vfloat x) { *(vfloat_unaligned*)p = x; }
 
@@ -150,12 +159,14 @@ static inline void v_load_columns(vfloat columns[VLANES], const float* x, size_t
     v_transpose(columns);
 }
 
-// VLANES rows x 2 * VLANES columns of bf16 at x, turned two by two: half the work of turning them one by one. Lane r of
-// pairs[c] is x[r][2c], below, and x[r][2c + 1]
-static inline void v_load_column_pairs_bf16(vfloat pairs[VLANES], const uint16_t* x, size_t stride) {
-    for (int r = 0; r < VLANES; r++) { memcpy(&pairs[r], x + r * stride, sizeof pairs[r]); }
-    v_transpose(pairs);
+// The same of words of 4 bytes, rows `stride` bytes apart: two bf16 or four e4m3 turn as one, with half or a quarter of
+// the work. Lane r of words[c] has the elements 2c and 2c + 1 of row r, or 4c to 4c + 3, the first in its lowest bits
+static inline void v_load_column_words(vfloat words[VLANES], const char* x, size_t stride) {
+    for (int r = 0; r < VLANES; r++) { memcpy(&words[r], x + r * stride, sizeof words[r]); }
+    v_transpose(words);
 }
 static inline vfloat v_lower_bf16(vfloat pairs) { return (vfloat)((vuint)pairs << 16); }
 static inline vfloat v_upper_bf16(vfloat pairs) { return (vfloat)((vuint)pairs & 0xffff0000u); }
+// number i of the four, as v_upper_fp8 gives it
+static inline vfloat v_part_fp8(vfloat words, int i) { return v_upper_fp8((vuint)words << (24 - 8 * i)); }
 #endif  // LLMC_VEC_H

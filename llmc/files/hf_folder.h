@@ -6,14 +6,15 @@ Folders of Hugging Face's: finding a model, opening its tensors, and writing suc
                          model.safetensors                  one file, or
                          model.safetensors.index.json       {"weight_map": {"tensor": "name of its shard"}}
                          model-00001-of-00003.safetensors   a shard: a safetensors file in the same folder
-    hf_export_begin  a temporary folder next to the target; the caller writes its files into it;
+    hf_export_begin  a temporary folder next to the target; the caller writes its files into it; option: the one that
+                     asks for it, --export-hf of a model or --export-lora of an adapter
     hf_export_end    the temporary folder takes the target's name, durably
 An index is believed as little as the files: shards are plain names that end in .safetensors, no link leads out of the
 folder (but into blobs/ of Hugging Face's cache, whose folders are made of links), every tensor of the map is in its
 shard, and no tensor is in two shards. Tensors that the map leaves out are still found.
-Exports: the target may be missing, empty, or an earlier export: config.json says "written_by": "llmc" and every file is
-one that an export writes. The new folder then takes its place in one exchange. Anything else is refused and not
-touched.
+Exports: the target may be missing, empty, or an earlier export: config.json, or an adapter's README.md, says that llmc
+wrote it, and every file is one that an export writes. The new folder then takes its place in one exchange. Anything
+else is refused and not touched.
 Errors:  fail_input with the path, what was expected and what was found; fail_run when writing fails.
 Source:  huggingface/transformers, save_pretrained and its sharded checkpoints
 */
@@ -26,6 +27,10 @@ Source:  huggingface/transformers, save_pretrained and its sharded checkpoints
 #define HF_WEIGHTS "model.safetensors"
 #define HF_INDEX "model.safetensors.index.json"
 #define HF_WRITTEN_BY "llmc"  // "written_by" in config.json marks a folder of ours
+#define HF_ADAPTER_CONFIG "adapter_config.json"
+#define HF_ADAPTER_WEIGHTS "adapter_model.safetensors"
+#define HF_ADAPTER_CARD "README.md"  // of ours it says the same, where Hugging Face's readers look for properties
+#define HF_CARD_WRITTEN_BY "\nwritten_by: " HF_WRITTEN_BY "\n"
 
 // ---- model.safetensors.index.json ----
 
@@ -114,6 +119,8 @@ typedef struct {
     const SafeTensor** by_name;   // of all files, sorted
     unsigned char* used;          // marked by who reads them; what is left over can be listed
     int n_tensors;
+    size_t n_bytes, n_read;       // of all tensors; so far
+    double opened;                // when, by CLOCK_MONOTONIC
 } SafeSet;
 
 // a link out of the folder could make any file of this machine part of a model; Hugging Face's cache keeps
@@ -173,7 +180,11 @@ static inline void safeset_open(SafeSet* set, const char* path) {
         set->files = (SafeFile*)malloc_check(sizeof(SafeFile), "file");
         safetensors_open(set->files, path);
     }
-    for (int i = 0; i < set->n_files; i++) { set->n_tensors += set->files[i].n_tensors; }
+    for (int i = 0; i < set->n_files; i++) {
+        set->n_tensors += set->files[i].n_tensors;
+        set->n_bytes += set->files[i].file.n_bytes;
+    }
+    set->opened = seconds_now(CLOCK_MONOTONIC);
     set->by_name = (const SafeTensor**)malloc_check(sizeof(SafeTensor*) * (size_t)set->n_tensors, "names of tensors");
     set->used = (unsigned char*)memset(malloc_check((size_t)set->n_tensors, "names of tensors"), 0,
                                        (size_t)set->n_tensors);
@@ -199,6 +210,59 @@ static inline const SafeTensor* safeset_find(SafeSet* set, const char* name) {
     return found ? *found : NULL;
 }
 
+// the file in which the tensor is
+static inline const MappedFile* safeset_file(const SafeSet* set, const SafeTensor* t) {
+    const unsigned char* data = (const unsigned char*)t->data;
+    for (int i = 0; i < set->n_files; i++) {
+        const MappedFile* f = &set->files[i].file;
+        if (data >= f->bytes && data <= f->bytes + f->n_bytes) { return f; }
+    }
+    assert(0);  // it is of another set
+    return NULL;
+}
+
+// So many bytes from here on were read: they are no longer memory of this process. A bar, where reading takes longer
+// than a moment
+static inline void safeset_was_read(SafeSet* set, const MappedFile* file, const void* from, size_t n_bytes) {
+    const double moment = 0.5;  // seconds
+    file_behind(file, from, n_bytes);
+    set->n_read += n_bytes;
+    if (seconds_now(CLOCK_MONOTONIC) - set->opened < moment || set->n_read >= set->n_bytes) { return; }
+    progress("loading", (int64_t)set->n_read, (int64_t)set->n_bytes);
+}
+
+// A sum by which another model is told from this one: names, types, shapes, and 16 pieces of each tensor. Training
+// changes every piece; who changes single numbers by hand is not noticed
+static inline uint64_t safeset_sum(const SafeSet* set) {
+    const size_t n_pieces = 16, piece = 64;
+    XXH3_state_t* sum = XXH3_createState();
+    if (!sum) { fail_run("%s: no memory", set->path); }
+    XXH3_64bits_reset(sum);
+    for (int i = 0; i < set->n_tensors; i++) {
+        const SafeTensor* t = set->by_name[i];
+        const size_t n_piece = t->n_bytes < piece ? t->n_bytes : piece;
+        const size_t step = (t->n_bytes - n_piece) / n_pieces;
+        XXH3_64bits_update(sum, t->name, strlen(t->name) + 1);
+        XXH3_64bits_update(sum, &t->dtype, sizeof t->dtype);
+        XXH3_64bits_update(sum, t->shape, sizeof t->shape[0] * (size_t)t->n_dims);
+        for (size_t k = 0; k <= n_pieces; k++) {
+            XXH3_64bits_update(sum, (const unsigned char*)t->data + k * step, n_piece);
+        }
+    }
+    const uint64_t digest = XXH3_64bits_digest(sum);
+    XXH3_freeState(sum);
+    return digest;
+}
+
+// is every matrix in bf16?
+static inline int safeset_is_bf16(const SafeSet* set) {
+    int is_bf16 = 1;
+    for (int i = 0; i < set->n_tensors; i++) {
+        is_bf16 &= set->by_name[i]->n_dims < 2 || set->by_name[i]->dtype == DTYPE_BF16;
+    }
+    return is_bf16;
+}
+
 // Constants that some versions of transformers kept in their files; models compute them.
 static inline int safeset_is_constant_(const char* name) {
     const char* ends[] = {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"};
@@ -220,12 +284,13 @@ static inline void safeset_report_unused(const SafeSet* set) {
         }
     }
     if (n > 0) {
-        warn_line("%s: %d tensor%s not used, the model has none of that name:%s%s", set->path, n,
+        warn_alike("%s: %d tensor%s not used, the model has none of that name:%s%s", set->path, n,
                   n > 1 ? "s are" : " is", names, n > 4 ? " ..." : "");
     }
 }
 
 static inline void safeset_close(SafeSet* set) {
+    progress("loading", 1, 1);  // the bar goes, where there is one
     for (int i = 0; i < set->n_files; i++) { safetensors_close(&set->files[i]); }
     free(set->files);
     free(set->by_name);
@@ -343,10 +408,22 @@ static inline int hf_export_is_shard_(const char* name) {
 }
 
 static inline int hf_export_is_file_(const char* name) {
-    const char* names[] = {".", "..", "config.json", "tokenizer.json", HF_WEIGHTS, HF_INDEX};
+    const char* names[] = {".", "..", "config.json", "tokenizer.json", HF_WEIGHTS, HF_INDEX, HF_ADAPTER_CONFIG,
+                           HF_ADAPTER_WEIGHTS, HF_ADAPTER_CARD};
     int known = hf_export_is_shard_(name) || companion_find(name) >= 0;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) { known |= strcmp(name, names[i]) == 0; }
     return known;
+}
+
+// is README.md the card of an adapter that we wrote?
+static inline int hf_export_is_our_adapter_(const char* folder) {
+    char path[PATH_BYTES];
+    MappedFile file;
+    ErrorText reason;
+    if (!file_map_or_not(&file, path_join(path, folder, HF_ADAPTER_CARD), &reason)) { return 0; }
+    const int is_ours = memmem(file.bytes, file.n_bytes, HF_CARD_WRITTEN_BY, strlen(HF_CARD_WRITTEN_BY)) != NULL;
+    file_unmap(&file);
+    return is_ours;
 }
 
 // the first file in `folder` that no export writes, or "" when there is none; *n counts those that it writes
@@ -356,7 +433,8 @@ static inline const char* hf_export_foreign_file_(char name[NAME_MAX + 1], const
     *n = 0;
     if (!entries) { fail_input("%s: cannot be opened: %s", folder, strerror(errno)); }
     for (struct dirent* entry; (entry = readdir(entries));) {
-        int known = hf_export_is_file_(entry->d_name);
+        const int is_card = strcmp(entry->d_name, HF_ADAPTER_CARD) == 0;
+        const int known = hf_export_is_file_(entry->d_name) && (!is_card || hf_export_is_our_adapter_(folder));
         if (!known) { snprintf(name, NAME_MAX + 1, "%s", entry->d_name); }
         *n += known && entry->d_name[0] != '.';
     }
@@ -372,7 +450,9 @@ static inline int hf_export_is_ours_(const char* folder, int n) {
     MappedFile file;
     ErrorText reason;
     json_error_t error;
-    if (!file_map_or_not(&file, path_join(path, folder, "config.json"), &reason)) { return 0; }
+    if (!file_map_or_not(&file, path_join(path, folder, "config.json"), &reason)) {
+        return hf_export_is_our_adapter_(folder);
+    }
     json_t* config = json_parse_within((const char*)file.bytes, file.n_bytes, &most, &error);
     const char* writer = json_string_value(json_object_get(config, "written_by"));
     const int is_ours = config ? writer && strcmp(writer, HF_WRITTEN_BY) == 0 : n == 1;
@@ -383,23 +463,24 @@ static inline int hf_export_is_ours_(const char* folder, int n) {
 
 // may what stands at this name give way to an export? Nothing, an empty folder, or what an export has left.
 // role: why it has to, for messages
-static inline void hf_export_check_(const char* folder, const char* role) {
+static inline void hf_export_check_(const char* option, const char* folder, const char* role) {
     char foreign[NAME_MAX + 1];
     struct stat status;
     int n;
     if (lstat(folder, &status) != 0) {
-        if (errno != ENOENT) { fail_input("--export-hf: %s: %s", folder, strerror(errno)); }
+        if (errno != ENOENT) { fail_input("--%s: %s: %s", option, folder, strerror(errno)); }
         return;
     }
-    if (stat(folder, &status) != 0 || !S_ISDIR(status.st_mode)) {
-        fail_input("--export-hf: %s: expected a folder, found a file", folder);
+    if (S_ISLNK(status.st_mode)) {
+        fail_input("--%s: %s: expected a folder, found a link: name the folder that it leads to", option, folder);
     }
+    if (!S_ISDIR(status.st_mode)) { fail_input("--%s: %s: expected a folder, found a file", option, folder); }
     if (*hf_export_foreign_file_(foreign, folder, &n)) {
-        fail_input("--export-hf: %s: %sholds %s, which no export writes: choose another folder", folder, role,
+        fail_input("--%s: %s: %sholds %s, which no export writes: choose another folder", option, folder, role,
                    foreign);
     }
     if (n > 0 && !hf_export_is_ours_(folder, n)) {
-        fail_input("--export-hf: %s: %sholds a model that this program did not write: choose another folder", folder,
+        fail_input("--%s: %s: %sholds a model that this program did not write: choose another folder", option, folder,
                    role);
     }
 }
@@ -413,10 +494,10 @@ static inline const char* hf_export_temporary(char temporary[PATH_BYTES], const 
 }
 
 // May an export take this name? Called before the work begins, and again before it ends.
-static inline void hf_export_check(const char* folder) {
+static inline void hf_export_check(const char* option, const char* folder) {
     char temporary[PATH_BYTES];
-    hf_export_check_(folder, "");
-    hf_export_check_(hf_export_temporary(temporary, folder), "needed as a temporary folder, but ");
+    hf_export_check_(option, folder, "");
+    hf_export_check_(option, hf_export_temporary(temporary, folder), "needed as a temporary folder, but ");
 }
 
 // empty a folder that hf_export_check has let pass
@@ -438,25 +519,26 @@ static inline void hf_export_remove_(const char* folder) {
 
 // The folder to write n_bytes into: `folder`.tmp, empty; what an interrupted export left there is removed. Returns its
 // descriptor, which hf_export_end takes: as long as it is open no other process exports under this name
-static inline int hf_export_begin(char temporary[PATH_BYTES], const char* folder, double n_bytes) {
-    hf_export_check(folder);
+static inline int hf_export_begin(char temporary[PATH_BYTES], const char* option, const char* folder,
+                                  double n_bytes) {
+    hf_export_check(option, folder);
     make_folder(hf_export_temporary(temporary, folder));
     const int lock = temporary_take(temporary, folder, O_RDONLY | O_DIRECTORY);
     if (lock < 0) { fail_run("%s: cannot be opened: %s", temporary, strerror(errno)); }
-    hf_export_check(folder);  // what was there a moment ago may have been another's
+    hf_export_check(option, folder);  // what was there a moment ago may have been another's
     hf_export_empty_(temporary);
     const double n_free = disk_free(folder);
     if (n_free >= 0.0 && n_free < n_bytes) {
         rmdir(temporary);
-        fail_run("--export-hf: %s: the model takes %s, the disk has %s free", folder, format_bytes(n_bytes).s,
+        fail_run("--%s: %s: the model takes %s, the disk has %s free", option, folder, format_bytes(n_bytes).s,
                  format_bytes(n_free).s);
     }
     return lock;
 }
 
-static inline void hf_export_end(int lock, const char* temporary, const char* folder) {
+static inline void hf_export_end(int lock, const char* temporary, const char* option, const char* folder) {
     path_sync(temporary);
-    hf_export_check_(folder, "");  // somebody may have put something there meanwhile
+    hf_export_check_(option, folder, "");  // somebody may have put something there meanwhile
     int exists = path_exists(folder);
     // the earlier folder will have the temporary name until it is removed: nobody may begin in it
     const int earlier = exists ? temporary_take(folder, folder, O_RDONLY | O_DIRECTORY) : -1;

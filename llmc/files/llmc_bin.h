@@ -68,11 +68,13 @@ static inline void llmc_bin_load_into(const SliceSink* sink, const MappedFile* f
     for (int i = 0; i < n; i++) {
         for (int k = 0; k < tensor_slices(&table[i]); k++) {
             float* to = sink->room(sink->to, &table[i], k);
+            const unsigned char* begin = from;
             for (size_t j = 0; j < tensor_slice_elements(&table[i]); j++, from += width) {
                 uint32_t bits = 0;
                 memcpy((char*)&bits + (4 - width), from, width);  // bfloat16 is the upper half of a float
                 memcpy(&to[j], &bits, 4);
             }
+            file_behind(f, begin, (size_t)(from - begin));
             slice_sink_done(sink, &table[i], k);
         }
     }

@@ -22,6 +22,7 @@ Source:  huggingface/safetensors, format section of its README; dtype names of v
 */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
+#include "../core/bf16.h"      // bf16_widen
 #include "../core/jsonfile.h"  // json_parse_bounded, OutFile, FileSum
 #include "../core/mapfile.h"   // MappedFile, file_map, file_unmap, file_changed, file_looks_like, ErrorText, error_set
 #include <assert.h>
@@ -344,11 +345,10 @@ static inline void safetensors_to_f32(float* out, const SafeTensor* t, size_t fi
     if (t->dtype == DTYPE_F32) {
         if (n > 0) { memcpy(out, data, n * sizeof(float)); }
     } else if (t->dtype == DTYPE_BF16) {
-        for (size_t i = 0; i < n; i++) {  // the upper half of a float
+        for (size_t i = 0; i < n; i++) {
             uint16_t half;
             memcpy(&half, data + 2 * i, 2);
-            uint32_t u = (uint32_t)half << 16;
-            memcpy(&out[i], &u, 4);
+            out[i] = bf16_widen(half);
         }
     } else if (t->dtype == DTYPE_F16) {
         for (size_t i = 0; i < n; i++) {

@@ -4,13 +4,18 @@ The tensor table against safetensors: every parameter, gradient or moment under 
     tensors_load                   every tensor out of a SafeSet; tensor_load_slice is one step of it
     tensors_load_layers            the same into a model with more layers than the file: where each one was
     tensor_is_in                   does a SafeSet have this tensor? For those that a model may or may not come with
-    tensors_save_folder            model.safetensors, or shards of at most so many bytes and their index, written last
-In memory a slice is (rows, columns), or of fused experts (E, rows, columns); on disk it may be turned (GPT-2's Conv1D)
-or have more dimensions, and lacks the padding rows. A file has its tensors in the order of their names, as Hugging
-Face's writer lays it out: an export equals, byte by byte, what save_pretrained writes for the same parameters.
+    tensors_save_folder            model.safetensors, or shards of at most so many bytes and their index, written last;
+                                   as floats, or as bf16: the nearest, but for tensors that the table stores as F32;
+                                   tensors_save_slices: not from an arena, but slice by slice
+In memory a slice is (rows, columns), or of the experts of a layer (E, rows, columns); on disk it may be turned (GPT-2's
+Conv1D), a matrix in which experts are stacked or woven, or have more dimensions, and lacks the padding rows. A file has
+its tensors in the order of their names, as Hugging Face's writer lays it out, those of F32 before those of BF16: an
+export equals, byte by byte, what save_pretrained writes for the same parameters.
 Loading accepts F32, F16 and BF16, and names with or without the leading "transformer."; for a tensor that the table
 says is stored in fp8 also F8_E4M3 with the scales of its blocks, which multiply: F32 or F8_E8M0, named "..._scale_inv"
 or, in place of ".weight", ".scale". Whether a file has experts fused or apart is asked with tensor_is_in.
+Cost:   files are read at the rate of disk or memory, in blocks by all threads, and do not count as memory of the
+        process; what is bf16 on disk and as it is stored goes there without becoming floats.
 Errors: fail_input names the file, the tensor and both shapes; fail_run names path and errno text when writing fails.
 */
 #ifndef LLMC_TENSORFILE_H
@@ -36,13 +41,21 @@ static inline void transpose(float* out, const float* in, int rows, int columns)
     }
 }
 
-static inline int tensor_experts_fused_(const Tensor* t) { return t->experts > 0 && t->experts_on_disk == FUSED; }
+static inline int tensor_experts_are_(const Tensor* t, ExpertsOnDisk how) {
+    return t->experts > 0 && t->experts_on_disk == how;
+}
 
 // shape on disk of a slice; returns the number of dimensions
 static inline int tensor_disk_shape(const Tensor* t, int64_t shape[SAFETENSORS_MAX_DIMS]) {
     const int rows = t->disk_rows / tensor_names(t), is_turned = t->on_disk == TRANSPOSED;
     int n = 0;
-    if (tensor_experts_fused_(t)) { shape[n++] = t->experts; }
+    if (tensor_experts_are_(t, STACKED) || tensor_experts_are_(t, WOVEN)) {
+        const int64_t E = t->experts, is_stacked = t->experts_on_disk == STACKED;
+        shape[n++] = is_stacked ? E * rows : rows;
+        shape[n++] = is_stacked ? t->columns : E * t->columns;
+        return n;
+    }
+    if (tensor_experts_are_(t, FUSED)) { shape[n++] = t->experts; }
     if (t->on_disk != VECTOR) { shape[n++] = is_turned ? t->columns : rows; }
     if (t->on_disk == CONV) { shape[n++] = 1; }
     if (t->dims[0] == 0) { shape[n++] = is_turned ? rows : t->columns; }
@@ -50,18 +63,29 @@ static inline int tensor_disk_shape(const Tensor* t, int64_t shape[SAFETENSORS_M
     return n;
 }
 
-// out: the matrices of a slice, turned; rows and columns are those of `in`
-static inline void tensor_turn_(float* out, const float* in, const Tensor* t, int rows, int columns) {
+// does a slice lie otherwise on disk than in memory?
+static inline int tensor_is_turned_(const Tensor* t) {
+    return t->on_disk == TRANSPOSED || tensor_experts_are_(t, WOVEN);
+}
+
+// A slice as it lies on disk (to_disk), or in memory. Woven experts are turned as one matrix, of which each expert is a
+// row
+static inline void tensor_turn_(float* out, const float* in, const Tensor* t, int to_disk) {
+    const int is_woven = tensor_experts_are_(t, WOVEN), n_matrices = tensor_experts_are_(t, FUSED) ? t->experts : 1;
+    const int rows = is_woven ? t->experts : t->disk_rows / tensor_names(t);
+    const int columns = is_woven ? t->rows * t->columns : t->columns;
     const size_t n = (size_t)rows * (size_t)columns;
-    const int n_matrices = tensor_experts_fused_(t) ? t->experts : 1;
-    for (int e = 0; e < n_matrices; e++) { transpose(out + (size_t)e * n, in + (size_t)e * n, rows, columns); }
+    for (int e = 0; e < n_matrices; e++, out += n, in += n) {
+        if (to_disk) { transpose(out, in, rows, columns); }
+        else { transpose(out, in, columns, rows); }
+    }
 }
 
 // room for the largest slice that has to be turned; some in any case, or gcc would warn of a turn that never comes
 static inline size_t tensors_turning_bytes(const Tensor* table, int n) {
     size_t largest = 64;
     for (int i = 0; i < n; i++) {
-        const size_t n_elements = table[i].on_disk == TRANSPOSED ? tensor_disk_elements(&table[i]) : 0;
+        const size_t n_elements = tensor_is_turned_(&table[i]) ? tensor_disk_elements(&table[i]) : 0;
         largest = n_elements > largest ? n_elements : largest;
     }
     return sizeof(float) * largest;
@@ -77,6 +101,7 @@ typedef struct {
     char name[NAME_BYTES];  // on disk
     const Tensor* tensor;
     int k;                  // number of the slice in its tensor
+    Dtype dtype;            // on disk, of F32 and BF16
 } TensorSlice;
 
 typedef struct {
@@ -88,6 +113,13 @@ static inline int slice_by_name_(const void* a, const void* b) {
     return strcmp(((const TensorSlice*)a)->name, ((const TensorSlice*)b)->name);
 }
 
+// the order of a file: wider types first, so that all are aligned
+static inline int slice_by_place_(const void* a, const void* b) {
+    const TensorSlice *x = (const TensorSlice*)a, *y = (const TensorSlice*)b;
+    const size_t of_x = dtype_size(x->dtype), of_y = dtype_size(y->dtype);
+    return of_x != of_y ? (of_x > of_y ? -1 : 1) : strcmp(x->name, y->name);
+}
+
 static inline TensorSlices tensors_sorted(const Tensor* table, int n) {
     TensorSlices s = {NULL, tensors_slices(table, n)};
     s.slice = (TensorSlice*)malloc_check(sizeof(TensorSlice) * (size_t)s.n, "names of tensors");
@@ -95,6 +127,7 @@ static inline TensorSlices tensors_sorted(const Tensor* table, int n) {
         for (int k = 0, n_slices = tensor_slices(&table[i]); k < n_slices; k++, at++) {
             s.slice[at].tensor = &table[i];
             s.slice[at].k = k;
+            s.slice[at].dtype = DTYPE_F32;
             tensor_slice_name(s.slice[at].name, NAME_BYTES, &table[i], k);
         }
     }
@@ -110,23 +143,55 @@ static inline void slices_declare_(SafeWriter* w, const TensorSlice* slice, int 
         int64_t shape[SAFETENSORS_MAX_DIMS];
         int n_dims = tensor_disk_shape(slice[i].tensor, shape);
         snprintf(prefixed, sizeof prefixed, "%s%s", prefix, slice[i].name);
-        safewriter_declare(w, prefixed, DTYPE_F32, n_dims, shape);
+        safewriter_declare(w, prefixed, slice[i].dtype, n_dims, shape);
     }
+}
+
+static inline void put_as_bf16_(SafeWriter* w, const float* x, size_t n) {
+    const size_t most = 4096;
+    uint16_t halves[4096];
+    for (size_t at = 0, n_piece; at < n; at += n_piece) {
+        n_piece = n - at < most ? n - at : most;
+        for (size_t i = 0; i < n_piece; i++) { halves[i] = bf16_nearest(x[at + i]); }
+        safewriter_put(w, halves, sizeof halves[0] * n_piece);
+    }
+}
+
+static inline void tensor_put_slice_as_(SafeWriter* w, const Tensor* t, const float* slice, float* turned,
+                                        Dtype dtype) {
+    const size_t n = tensor_disk_elements(t);
+    if (tensor_is_turned_(t)) {
+        tensor_turn_(turned, slice, t, 1);
+        slice = turned;
+    }
+    if (dtype == DTYPE_BF16) { put_as_bf16_(w, slice, n); }
+    else { safewriter_put(w, slice, sizeof(float) * n); }
 }
 
 // turned: tensors_turning_room
 static inline void tensor_put_slice(SafeWriter* w, const Tensor* t, const float* slice, float* turned) {
-    if (t->on_disk == TRANSPOSED) {
-        tensor_turn_(turned, slice, t, t->disk_rows / tensor_names(t), t->columns);
-        slice = turned;
-    }
-    safewriter_put(w, slice, sizeof(float) * tensor_disk_elements(t));
+    tensor_put_slice_as_(w, t, slice, turned, DTYPE_F32);
 }
 
-static inline void slices_put_(SafeWriter* w, const TensorSlice* slice, int n, const float* arena, float* turned) {
+// where slices come from: an arena of all, or one after the other from somewhere else
+typedef struct {
+    const float* (*slice)(void* from, const Tensor* t, int k);
+    void* from;
+} SliceSource;
+
+static inline const float* slice_of_arena_(void* arena, const Tensor* t, int k) {
+    return (const float*)arena + t->offset + (size_t)k * tensor_slice_elements(t);
+}
+
+static inline SliceSource slice_source(const float* arena) {
+    const SliceSource source = {slice_of_arena_, (void*)arena};
+    return source;
+}
+
+static inline void slices_put_(SafeWriter* w, const TensorSlice* slice, int n, SliceSource source, float* turned) {
     for (int i = 0; i < n; i++) {
-        const Tensor* t = slice[i].tensor;
-        tensor_put_slice(w, t, arena + t->offset + (size_t)slice[i].k * tensor_slice_elements(t), turned);
+        const float* from = source.slice(source.from, slice[i].tensor, slice[i].k);
+        tensor_put_slice_as_(w, slice[i].tensor, from, turned, slice[i].dtype);
     }
 }
 
@@ -139,7 +204,7 @@ static inline void tensors_declare(SafeWriter* w, const Tensor* table, int n, co
 static inline void tensors_put(SafeWriter* w, const Tensor* table, int n, const float* arena) {
     TensorSlices s = tensors_sorted(table, n);
     float* turned = tensors_turning_room(table, n);
-    slices_put_(w, s.slice, s.n, arena, turned);
+    slices_put_(w, s.slice, s.n, slice_source(arena), turned);
     free(turned);
     free(s.slice);
 }
@@ -147,7 +212,7 @@ static inline void tensors_put(SafeWriter* w, const Tensor* table, int n, const 
 // ---- writing a model in shards ----
 
 static inline size_t slice_bytes_(const TensorSlice* slice) {
-    return sizeof(float) * tensor_disk_elements(slice->tensor);
+    return dtype_size(slice->dtype) * tensor_disk_elements(slice->tensor);
 }
 
 // where the shard ends that begins at slice `first`: as many as fit, at least one
@@ -160,18 +225,30 @@ static inline int shard_end_(const TensorSlices* s, int first, size_t shard_byte
     return end;
 }
 
-static inline FileSum index_write_(const char* path, json_t* weight_map, const Tensor* table, int n) {
-    const size_t n_elements = tensors_disk_count(table, n);
+static inline FileSum index_write_(const char* path, json_t* weight_map, const TensorSlices* s) {
+    size_t n_elements = 0, n_bytes = 0;
+    for (int i = 0; i < s->n; i++) {
+        n_elements += tensor_disk_elements(s->slice[i].tensor);
+        n_bytes += slice_bytes_(&s->slice[i]);
+    }
     return json_write(path,
                       json_pack("{s:{s:I, s:I}, s:o}", "metadata", "total_parameters", (json_int_t)n_elements,
-                                "total_size", (json_int_t)(sizeof(float) * n_elements), "weight_map", weight_map));
+                                "total_size", (json_int_t)n_bytes, "weight_map", weight_map));
+}
+
+// What the table stores as F32 whatever the build stores loses too much as a bf16
+static inline void slices_as_bf16_(TensorSlices* s) {
+    for (int i = 0; i < s->n; i++) {
+        if (s->slice[i].tensor->stored != STORED_F32) { s->slice[i].dtype = DTYPE_BF16; }
+    }
 }
 
 // Hugging Face's layout: one file when shard_bytes are enough, else shards of at most that (or one tensor) and their
-// index
-static inline void tensors_save_folder(const char* folder, const Tensor* table, int n, const float* arena,
+// index. dtype: DTYPE_F32 or DTYPE_BF16
+static inline void tensors_save_slices(const char* folder, const Tensor* table, int n, SliceSource source, Dtype dtype,
                                        size_t shard_bytes, SavedFiles* files) {
     TensorSlices s = tensors_sorted(table, n);
+    if (dtype == DTYPE_BF16) { slices_as_bf16_(&s); }
     float* turned = tensors_turning_room(table, n);
     json_t* weight_map = json_object();
     int n_shards = 0, shard = 0;
@@ -186,18 +263,19 @@ static inline void tensors_save_folder(const char* folder, const Tensor* table, 
         end = shard_end_(&s, first, shard_bytes);
         if (n_shards > 1) { snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", ++shard, n_shards); }
         for (int i = first; i < end; i++) { json_object_set_new(weight_map, s.slice[i].name, json_string(name)); }
+        qsort(s.slice + first, (size_t)(end - first), sizeof(TensorSlice), slice_by_place_);
         safewriter_init(&w);
         safewriter_meta(&w, "format", "pt");
         slices_declare_(&w, s.slice + first, end - first, "");
         safewriter_open(&w, path_join(path, folder, name));
-        slices_put_(&w, s.slice + first, end - first, arena, turned);
+        slices_put_(&w, s.slice + first, end - first, source, turned);
         saved_files_add(files, safewriter_close(&w));
         progress("writing", end, s.n);
     }
     if (n_shards > 1) {
         char path[PATH_BYTES];
         // takes the reference
-        saved_files_add(files, index_write_(path_join(path, folder, HF_INDEX), weight_map, table, n));
+        saved_files_add(files, index_write_(path_join(path, folder, HF_INDEX), weight_map, &s));
     } else {
         json_decref(weight_map);
     }
@@ -206,6 +284,11 @@ static inline void tensors_save_folder(const char* folder, const Tensor* table, 
 }
 
 // all tensors in one file; its sum comes back
+static inline void tensors_save_folder(const char* folder, const Tensor* table, int n, const float* arena, Dtype dtype,
+                                       size_t shard_bytes, SavedFiles* files) {
+    tensors_save_slices(folder, table, n, slice_source(arena), dtype, shard_bytes, files);
+}
+
 static inline FileSum tensors_save(const char* path, const Tensor* table, int n, const float* arena) {
     SafeWriter w;
     safewriter_init(&w);
@@ -307,25 +390,111 @@ static inline int tensor_is_in(SafeSet* set, const Tensor* t, const char* prefix
     return found;
 }
 
-// slice k of a tensor into `slice`; its padding rows are left as they are
-static inline void tensor_load_slice(SafeSet* set, const Tensor* t, int k, const char* prefix, float* slice,
-                                     float* turned) {
+static inline int is_fp8_(const Tensor* t, const SafeTensor* found) {
+    return t->stored == STORED_FP8 && found->dtype == DTYPE_F8_E4M3 && found->n_dims == 2;
+}
+
+// slice k of a tensor in the file: it is there, of a type that can be read and of this shape
+static inline const SafeTensor* find_slice_(SafeSet* set, const Tensor* t, int k, const char* prefix) {
     char name[NAME_BYTES];
     const SafeTensor* found = find_tensor_(set, prefix, tensor_slice_name(name, sizeof name, t, k));
     if (!found) {
         fail_input("%s: tensor \"%s%s\" is missing: another model than config.json says, or a part of one", set->path,
                    prefix, name);
     }
-    const int is_fp8 = t->stored == STORED_FP8 && found->dtype == DTYPE_F8_E4M3 && found->n_dims == 2;
-    if (!is_fp8 && found->dtype != DTYPE_F32 && found->dtype != DTYPE_F16 && found->dtype != DTYPE_BF16) {
+    if (!is_fp8_(t, found) && found->dtype != DTYPE_F32 && found->dtype != DTYPE_F16 && found->dtype != DTYPE_BF16) {
         fail_input("%s: tensor \"%s\": expected F32, F16 or BF16, found %s", set->path, found->name,
                    dtype_name(found->dtype));
     }
     check_shape_(set, found, t);
-    float* to = t->on_disk == TRANSPOSED ? turned : slice;
-    if (is_fp8) { f8_to_f32_(to, set, found); }
-    else { safetensors_to_f32(to, found, 0, tensor_disk_elements(t)); }
-    if (t->on_disk == TRANSPOSED) { tensor_turn_(slice, turned, t, t->columns, t->disk_rows / tensor_names(t)); }
+    return found;
+}
+
+enum { READ_BLOCK = 1 << 18, READ_PART = 8 << 20, READ_AHEAD = 32 << 20 };  // bytes of a file
+
+// out[0 .. n) = the nearest bf16 of elements first .. first+n of a tensor
+static inline void to_bf16_(uint16_t* out, const SafeTensor* t, size_t first, size_t n) {
+    const size_t most = 4096;
+    float x[4096];
+    if (t->dtype == DTYPE_BF16) {
+        memcpy(out, (const unsigned char*)t->data + sizeof *out * first, sizeof *out * n);
+        return;
+    }
+    for (size_t at = 0, n_piece; at < n; at += n_piece) {
+        n_piece = n - at < most ? n - at : most;
+        safetensors_to_f32(x, t, first + at, n_piece);
+        for (size_t i = 0; i < n_piece; i++) { out[at + i] = bf16_nearest(x[i]); }
+    }
+}
+
+// Elements first .. first+n of a tensor, in blocks by all threads: as floats or, where there are halves, as those. The
+// disk brings what follows meanwhile
+static inline void tensor_read_part_(const MappedFile* file, const SafeTensor* t, size_t first, size_t n, float* floats,
+                                     uint16_t* halves) {
+    const size_t width = dtype_size(t->dtype), most = READ_BLOCK / width;
+    const unsigned char* data = (const unsigned char*)t->data;
+    const int64_t n_blocks = (int64_t)((n + most - 1) / most);
+    if (n_blocks > 1) { file_ahead(file, data + width * first + READ_AHEAD, width * n); }
+    #pragma omp parallel for if (n_blocks > 1)
+    for (int64_t b = 0; b < n_blocks; b++) {
+        const size_t at = first + (size_t)b * most, left = first + n - at, n_block = left < most ? left : most;
+        if (n_blocks > 1) { file_here(file, data + width * at, width * n_block); }
+        if (halves) { to_bf16_(halves + (at - first), t, at, n_block); }
+        else { safetensors_to_f32(floats + (at - first), t, at, n_block); }
+    }
+}
+
+static inline void tensor_read_(SafeSet* set, const SafeTensor* t, float* floats, uint16_t* halves) {
+    const MappedFile* file = safeset_file(set, t);
+    const size_t width = dtype_size(t->dtype), most = READ_PART / width;
+    for (size_t first = 0, n; first < t->n; first += n) {
+        n = t->n - first < most ? t->n - first : most;
+        tensor_read_part_(file, t, first, n, floats ? floats + first : NULL, halves ? halves + first : NULL);
+        safeset_was_read(set, file, (const unsigned char*)t->data + width * first, width * n);
+    }
+}
+
+// as floats; padding rows of `slice` are left as they are
+static inline void read_slice_(SafeSet* set, const Tensor* t, const SafeTensor* found, float* slice, float* turned) {
+    float* to = tensor_is_turned_(t) ? turned : slice;
+    if (is_fp8_(t, found)) {
+        f8_to_f32_(to, set, found);
+        safeset_was_read(set, safeset_file(set, found), found->data, found->n_bytes);
+    } else {
+        tensor_read_(set, found, to, NULL);
+    }
+    if (tensor_is_turned_(t)) { tensor_turn_(slice, turned, t, 0); }
+}
+
+// Slice k by bands, as many at a time as READ_PART bytes of floats hold, at least one; `room` has so many. Padding rows
+// are zero
+static inline size_t bands_room_(const Tensor* t) {
+    const size_t band = (size_t)FP8_BLOCK * (size_t)t->columns, most = READ_PART / sizeof(float);
+    return band > most ? band : most / band * band;
+}
+
+static inline void read_bands_(SafeSet* set, const Tensor* t, int k, const SafeTensor* found, const SliceSink* sink,
+                               float* room) {
+    const MappedFile* file = safeset_file(set, found);
+    const size_t C = (size_t)t->columns, width = dtype_size(found->dtype);
+    const int n_bands = tensor_bands(t), most = (int)(bands_room_(t) / C / FP8_BLOCK);
+    for (int band = 0, n; band < n_bands; band += n) {
+        int last_rows;
+        n = n_bands - band < most ? n_bands - band : most;
+        const size_t first = tensor_band(t, band, &last_rows) * C, last = tensor_band(t, band + n - 1, &last_rows) * C;
+        const size_t end = last + (size_t)last_rows * C, on_disk = end < found->n ? end : found->n;
+        const size_t n_read = on_disk > first ? on_disk - first : 0;
+        tensor_read_part_(file, found, first, n_read, room, NULL);
+        memset(room + n_read, 0, sizeof(float) * (end - first - n_read));
+        sink->bands(sink->to, t, k, band, n, room);
+        safeset_was_read(set, file, (const unsigned char*)found->data + width * first, width * n_read);
+    }
+}
+
+// slice k of a tensor into `slice`; its padding rows are left as they are
+static inline void tensor_load_slice(SafeSet* set, const Tensor* t, int k, const char* prefix, float* slice,
+                                     float* turned) {
+    read_slice_(set, t, find_slice_(set, t, k, prefix), slice, turned);
 }
 
 // which slice of the file slice k of the model was; -1: none. The layers of a model that grows have the same tensors
@@ -339,17 +508,31 @@ static inline int tensor_old_slice(const Tensor* t, const int* old_layer, int k)
 // NULL: the same
 static inline void tensors_load_into(const SliceSink* sink, SafeSet* set, const Tensor* table, int n,
                                      const char* prefix, const int* old_layer) {
-    float* turned = tensors_turning_room(table, n);
+    float *turned = tensors_turning_room(table, n), *room = NULL;  // of bands
+    size_t room_bytes = 0;
     for (int i = 0; i < n; i++) {
         const Tensor* t = &table[i];
         for (int k = 0, n_slices = tensor_slices(t); k < n_slices; k++) {
             const int from = tensor_old_slice(t, old_layer, k);
             if (from < 0) { continue; }
-            tensor_load_slice(set, t, from, prefix, sink->room(sink->to, t, k), turned);
+            const SafeTensor* found = find_slice_(set, t, from, prefix);
+            const int is_plain = !tensor_is_turned_(t) && !is_fp8_(t, found);
+            const int by_bands = is_plain && sink->takes_bands && sink->takes_bands(sink->to, t, k);
+            uint16_t* halves = is_plain && !by_bands && sink->halves
+                                   ? sink->halves(sink->to, t, k, found->dtype == DTYPE_BF16) : NULL;
+            if (by_bands) {
+                const size_t n_bytes = sizeof(float) * bands_room_(t);
+                if (n_bytes > room_bytes) { room = (float*)realloc_check(room, room_bytes = n_bytes, "bands"); }
+                read_bands_(set, t, k, found, sink, room);
+            } else if (halves) {
+                tensor_read_(set, found, NULL, halves);
+            } else {
+                read_slice_(set, t, found, sink->room(sink->to, t, k), turned);
+            }
             slice_sink_done(sink, t, k);
         }
-        progress("loading", i + 1, n);
     }
+    free(room);
     free(turned);
 }
 
@@ -363,14 +546,31 @@ static inline void tensors_load(SafeSet* set, const Tensor* table, int n, const 
     tensors_load_layers(set, table, n, prefix, arena, NULL);
 }
 
+// two of as many bytes
+static inline int tensors_equal_(const SafeSet* set, const SafeTensor* a, const SafeTensor* b) {
+    const unsigned char *x = (const unsigned char*)a->data, *y = (const unsigned char*)b->data;
+    int is_equal = 1;
+    for (size_t at = 0, n; at < a->n_bytes && is_equal; at += n) {
+        n = a->n_bytes - at < (size_t)READ_BLOCK ? a->n_bytes - at : (size_t)READ_BLOCK;
+        is_equal = memcmp(x + at, y + at, n) == 0;
+        file_behind(safeset_file(set, a), x + at, n);
+        file_behind(safeset_file(set, b), y + at, n);
+    }
+    return is_equal;
+}
+
+// do two tensors that are in a file have the same bytes?
+static inline int tensors_match(SafeSet* set, const char* copy, const char* original) {
+    const SafeTensor *a = find_tensor_(set, "", copy), *b = find_tensor_(set, "", original);
+    return a->dtype == b->dtype && a->n_bytes == b->n_bytes && tensors_equal_(set, a, b);
+}
+
 // A tied matrix may be stored a second time; then both copies must be the same bytes, or the file is another model's.
 static inline void tensors_check_tied(SafeSet* set, const char* copy, const char* original) {
     const SafeTensor *a = safeset_find(set, copy), *b = find_tensor_(set, "", original);
-    if (!a || !b) { return; }
-    if (a->dtype != b->dtype || a->n_bytes != b->n_bytes || memcmp(a->data, b->data, a->n_bytes) != 0) {
-        fail_input(
-            "%s: tensor \"%s\" differs from \"%s\", to which config.json ties it: this trainer has one matrix for both",
-            set->path, a->name, b->name);
-    }
+    if (!a || !b || tensors_match(set, copy, original)) { return; }
+    fail_input(
+        "%s: tensor \"%s\" differs from \"%s\", to which config.json ties it: this trainer has one matrix for both",
+        set->path, a->name, b->name);
 }
 #endif  // LLMC_TENSORFILE_H

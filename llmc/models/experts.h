@@ -4,6 +4,7 @@ ops/grouped_matmul.h, one source after the other. A source is one leaf of an upd
 leaf by leaf and joins the tree of ranks/leaf_tree.h: the bits are those of one rank that has computed these leaves.
     experts_forward, experts_backward_input   every row by itself
     experts_backward_weight                   the sum over the sources
+    experts_backward_adapters                 gradients of the experts' adapters; one rank has all experts then
     experts_scratch_floats                    that experts_backward_weight needs
     experts_rows_most    rows that the experts of this rank may get, for which activations are laid out
 BY_TOKEN: where rows do not travel, the operand lies with its tokens, (N, C), and a row is found there. ROW_BY_ROW: it
@@ -49,26 +50,36 @@ static inline const floatX* experts_rows_(const floatX* x, const ExpertSource* s
 
 // out (n_rows, OC); w (n_held, OC, C)
 static inline void experts_forward(const ExpertParallel* ep, floatX* out, const floatX* inp, RowsLie lie, Linear w,
-                                   int C, int OC, const Device* dev) {
+                                   const Device* dev) {
     for (int i = 0; i < ep->n_sources; i++) {
         const ExpertSource* s = &ep->source[i];
-        const floatX* x = experts_rows_(inp, s, lie, C);
-        floatX* y = out + (size_t)s->first * (size_t)OC;
+        const floatX* x = experts_rows_(inp, s, lie, w.C);
+        floatX* y = out + (size_t)s->first * (size_t)w.OC;
         if (s->n == 0) { continue; }
-        linear_grouped_forward(y, x, experts_index_(s, lie), w, s->offsets, ep->n_held, s->n, C, OC, dev);
+        linear_grouped_forward(y, x, experts_index_(s, lie), w, s->offsets, ep->n_held, s->n, dev);
     }
 }
 
 // dinp (n_rows, C)
 static inline void experts_backward_input(const ExpertParallel* ep, floatX* dinp, const floatX* dout, RowsLie lie,
-                                          Linear w, int C, int OC, const Device* dev) {
+                                          Linear w, const Device* dev) {
     for (int i = 0; i < ep->n_sources; i++) {
         const ExpertSource* s = &ep->source[i];
-        const floatX* dy = experts_rows_(dout, s, lie, OC);
-        floatX* dx = dinp + (size_t)s->first * (size_t)C;
+        const floatX* dy = experts_rows_(dout, s, lie, w.OC);
+        floatX* dx = dinp + (size_t)s->first * (size_t)w.C;
         if (s->n == 0) { continue; }
-        linear_grouped_backward_input(dx, dy, experts_index_(s, lie), w, s->offsets, ep->n_held, s->n, C, OC, dev);
+        linear_grouped_backward_input(dx, dy, experts_index_(s, lie), w, s->offsets, ep->n_held, s->n, dev);
     }
+}
+
+// weight (n_rows): what a row is multiplied by in all that comes after this product, or NULL
+static inline void experts_backward_adapters(const ExpertParallel* ep, const LinearGradients* d, const floatX* dout,
+                                             RowsLie dout_lie, const floatX* inp, RowsLie inp_lie, const float* weight,
+                                             Linear w, const Device* dev) {
+    const ExpertSource* s = &ep->source[0];
+    assert(w.n_adapters == 0 || ep->n_sources == 1);
+    linear_grouped_backward_adapters(d, dout, experts_index_(s, dout_lie), inp, experts_index_(s, inp_lie), weight, w,
+                                     s->offsets, ep->n_held, s->n, dev);
 }
 
 // of ranks that share E experts with `widest` elements each: nodes of the tree that wait for their right half, and one

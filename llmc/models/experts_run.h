@@ -1,8 +1,11 @@
 /*
 --ep of a trainer whose MLPs are experts: what its options ask for, and what that costs.
-    experts_options      rows of the table: --ep, --ep-room
+    experts_options      rows of the table: --ep, --ep-room; what --freeze means
     experts_share        in Trainer.choose, once the model has its layout: which ranks share the experts
-    experts_check        in Trainer.check: does each rank of a group have as many micro-batches?
+    experts_check        in Trainer.check: can the rows of a pass be counted; does each rank of a group have as many
+                         micro-batches?
+    experts_obstacle     why a micro-batch is no graph (graph_check), or NULL
+    experts_box          rows of the box: which ranks have them, what travels
     experts_sent_bytes   of rows, by each rank in an update where experts are equally busy
 A number that was not typed but comes from an earlier run is given up where it does not fit these ranks, this update, or
 what was asked for now: the result does not depend on it.
@@ -10,7 +13,7 @@ what was asked for now: the result does not depend on it.
 #ifndef LLMC_EXPERTS_RUN_H
 #define LLMC_EXPERTS_RUN_H
 #include "../run/trainer.h"  // Run, run_is_typed
-#include "experts.h"         // ExpertsShared
+#include "expert_layer.h"    // ExpertsShared, expert_most_positions
 
 static inline void experts_options(Run* r, ExpertsShared* x) {
     const Option own[] = {
@@ -22,6 +25,10 @@ static inline void experts_options(Run* r, ExpertsShared* x) {
          "run. 0: for the most that can come", 0},
     };
     run_add_options(r, own, sizeof own);
+    options_reword(r->table, r->n_options, "freeze",
+                   "no updates of tensors with such names, of all layers, of one or of an expert: "
+                   "'model.embed_tokens.*,*.layers.0.*,*.experts.3.*'; first:N: of the first N layers; indices:A,B,..: "
+                   "of these layers, from 0");
 }
 
 // E experts of a layer, each of `width` and D channels
@@ -52,8 +59,13 @@ static inline void experts_share(Run* r, ExpertsShared* x, int E, int width, int
     model_share_experts(r->model, r->comm, G);
 }
 
-static inline void experts_check(Run* r, ExpertsShared* x) {
+// a position goes to k experts
+static inline void experts_check(Run* r, ExpertsShared* x, int k) {
     const int P = r->comm->size, fits = r->n_leaves % P == 0;
+    if ((double)r->o.batch_size * r->T > expert_most_positions(k)) {
+        options_fail("batch-size", "expected at most %d rows of %d positions, each with %d experts, found %d",
+                     expert_most_positions(k) / r->T, r->T, k, r->o.batch_size);
+    }
     if (!model_is_shared(r->model) || !run_is_training(r) || fits) { return; }
     if (run_is_typed(r, "ep")) {
         options_fail("ep", "expected a multiple of %d micro-batches in an update, as many as ranks, found %d: "
@@ -70,5 +82,19 @@ static inline double experts_sent_bytes(const Run* r, int L, int D, int k) {
     const double R = (double)r->o.batch_size * r->T * k * (G - 1.0) / G;
     const double each = L * 2.0 * width + down * (3.0 * width + 8.0) - (down > 0.0 ? width : 0.0);
     return (double)r->n_leaves / r->comm->size * R * each;
+}
+
+static inline const char* experts_obstacle(const Run* r) {
+    return model_is_shared(r->model)
+               ? "is not for --ep: in every layer the host has to know how many rows other ranks send" : NULL;
+}
+
+// L layers with E experts, of which a position of D channels goes to k
+static inline void experts_box(const Run* r, int L, int E, int D, int k) {
+    const int ranks = r->model->ranks.size;
+    if (ranks == 1) { return; }
+    box_row("  of them", "%d on each of %d ranks", E / ranks, ranks);
+    if (!run_is_training(r)) { return; }
+    box_row("  rows sent", "%s per update by each", format_bytes(experts_sent_bytes(r, L, D, k)).s);
 }
 #endif  // LLMC_EXPERTS_RUN_H

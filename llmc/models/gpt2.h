@@ -86,12 +86,12 @@ static inline Config config_load(const char* path) {
     return c;
 }
 
-static inline FileSum config_save(const char* path, Config c, int eot) {
+static inline FileSum config_save(const char* path, Config c, int eot, const char* dtype) {
     return json_write(
         path,
         json_pack("{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:i, s:i, s:b, s:f, s:f, s:f}",
                   "written_by", HF_WRITTEN_BY, "architectures", "GPT2LMHeadModel", "model_type", "gpt2", "torch_dtype",
-                  "float32", "activation_function", "gelu_new", "n_positions", c.max_T, "vocab_size", c.V, "n_layer",
+                  dtype, "activation_function", "gelu_new", "n_positions", c.max_T, "vocab_size", c.V, "n_layer",
                   c.L, "n_head", c.NH, "n_embd", c.C, "layer_norm_epsilon", 1e-5, "bos_token_id", eot, "eos_token_id",
                   eot, "tie_word_embeddings", 1, "resid_pdrop", 0.0, "embd_pdrop", 0.0, "attn_pdrop", 0.0));
 }

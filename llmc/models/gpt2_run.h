@@ -39,11 +39,6 @@ static inline void gpt2_check(Run* r) {
     if (r->exports_more) { outfile_check("export-bin", gpt2_of(r)->export_bin, "llm.c's model file"); }
 }
 
-// where attention and positions start anew: with --doc-reset at each document, but not in a text that is generated
-static inline int gpt2_document_start(const Run* r, Purpose purpose) {
-    return r->o.doc_reset && purpose != TO_GENERATE && !*r->o.probe ? run_end_of_text(r) : NO_RESET;
-}
-
 // of the k-th leaf of this rank; of a probe nothing is left out
 static inline Dropout gpt2_dropout(const Run* r, int k) {
     const int64_t row = (int64_t)dp_leaf(&r->model->dp, k) * r->o.batch_size;  // of the update
@@ -82,8 +77,8 @@ static inline void gpt2_load_parameters(Run* r, const SliceSink* sink) {
     else { tensors_init_into(sink, r->model->table, N_PARAMETERS, (uint32_t)r->o.seed); }
 }
 
-static inline FileSum gpt2_write_config(const Run* r, const char* path, int eot) {
-    return config_save(path, gpt2_of(r)->config, eot);
+static inline FileSum gpt2_write_config(const Run* r, const char* path, int eot, const char* dtype) {
+    return config_save(path, gpt2_of(r)->config, eot, dtype);
 }
 
 static inline void gpt2_write_bin(Run* r, const float* params) {

@@ -115,13 +115,13 @@ static inline Config config_load(const char* path) {
     return c;
 }
 
-static inline FileSum config_save(const char* path, const Config* c, int eot) {
+static inline FileSum config_save(const char* path, const Config* c, int eot, const char* dtype) {
     const int is_language_model = head_is_language_model(&c->head);
     const char* architecture = is_language_model ? "MambaForCausalLM" : "MambaModel";
     json_t* json = json_pack("{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:b, s:b, s:b, "
                              "s:b, s:i, s:i, s:i}",
         "written_by", HF_WRITTEN_BY, "architectures", architecture, "model_type", "mamba",
-        "torch_dtype", "float32", "hidden_act", "silu",
+        "torch_dtype", dtype, "hidden_act", "silu",
         "vocab_size", c->V, "num_hidden_layers", c->L, "hidden_size", c->M,
         "expand", c->E % c->M == 0 ? c->E / c->M : 1, "intermediate_size", c->E, "state_size", c->NS,
         "conv_kernel", c->K, "time_step_rank", c->R, "layer_norm_epsilon", shortest_double(c->eps),

@@ -22,14 +22,13 @@ Source: Jiang et al. 2024, arXiv:2401.04088 (Mixtral); Shazeer 2019, arXiv:1911.
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
 #include "../ops/rope.h"         // rope_scaled_base
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
+#include "rope_theta.h"          // rope_theta_parse
 
 // ---- 1. Config ----
 
 #define BALANCE_NAMES "none|loss|bias"
 typedef enum { BALANCE_NONE, BALANCE_LOSS, BALANCE_BIAS } Balance;
 enum { CONFIG_MAX_T = 1 << 24, CONFIG_MAX_LAYERS = 1024 };
-#define CONFIG_THETA_LEAST 1.0
-#define CONFIG_THETA_MOST 1e12
 
 typedef struct {
     int max_T;            // longest sequence, 32768
@@ -62,9 +61,9 @@ static inline int config_base_positions(int max_T, double alpha) {
 // 0: base and alpha make a theta that no config.json may have
 static inline int config_check_rope(const Config* c, ErrorText* error) {
     const double theta = config_rope_theta(c);
-    if (theta >= CONFIG_THETA_LEAST && theta <= CONFIG_THETA_MOST) { return 1; }
+    if (theta >= ROPE_THETA_LEAST && theta <= ROPE_THETA_MOST) { return 1; }
     return error_set(error, "theta of RoPE: expected %g..%g, found %g, which alpha %g makes of base %g in heads of %d",
-                     CONFIG_THETA_LEAST, CONFIG_THETA_MOST, theta, c->rope_alpha, c->rope_base, c->HS);
+                     ROPE_THETA_LEAST, ROPE_THETA_MOST, theta, c->rope_alpha, c->rope_base, c->HS);
 }
 
 static inline Config config_make(int max_T, int V, int L, int D, int NH, int NKV, int HS, int E, int k, int F) {
@@ -88,38 +87,13 @@ static inline Config config_preset(const char* name, int V) {
     fail_input("--model: expected tiny, small or 6.9b, found \"%s\"", name);
 }
 
-// rope_theta stands at the top or, in later files, in rope_parameters, whose other keys belong to other kinds of RoPE
-static inline int config_parse_theta_(double* theta, const json_t* json, ErrorText* error) {
-    const json_t* scaling = json_object_get(json, "rope_scaling");
-    json_t* later = json_object_get(json, "rope_parameters");
-    const char* key;
-    json_t* value;
-    double top = 0.0;
-    if (scaling && !json_is_null(scaling)) {
-        return error_set(error, "\"rope_scaling\": expected null; NTK's factor is \"rope_alpha\"");
-    }
-    if (later && !json_is_null(later) && !json_is_object(later)) {
-        return json_refuse_value(error, "rope_parameters", "an object or null", later);
-    }
-    if (!json_agrees(later, json_pack("{s:s, s:s}", "rope_type", "default", "type", "default"), error)) { return 0; }
-    json_object_foreach(later, key, value) {
-        if (!json_is_object(value)) { continue; }
-        return json_refuse_value(error, "rope_parameters", "one set for all layers", later);
-    }
-    if (!json_number(&top, json, "rope_theta", CONFIG_THETA_LEAST, CONFIG_THETA_MOST, error)) { return 0; }
-    *theta = top;
-    if (!json_number(theta, later, "rope_theta", CONFIG_THETA_LEAST, CONFIG_THETA_MOST, error)) { return 0; }
-    return top == 0.0 || *theta == top ||
-           error_set(error, "\"rope_theta\" %.9g: expected %.9g, as in \"rope_parameters\"", top, *theta);
-}
-
 // ours say what theta was made of
 static inline int config_parse_rope_(Config* c, const json_t* json, ErrorText* error) {
     double theta = 0.0;
-    if (!config_parse_theta_(&theta, json, error)) { return 0; }
+    if (!rope_theta_parse(&theta, json, "NTK's factor is \"rope_alpha\"", error)) { return 0; }
     c->rope_base = theta > 0.0 ? theta : 1e6;  // what transformers takes where nothing is said
     c->rope_alpha = 1.0;
-    if (!json_number(&c->rope_base, json, "rope_base", CONFIG_THETA_LEAST, CONFIG_THETA_MOST, error) ||
+    if (!json_number(&c->rope_base, json, "rope_base", ROPE_THETA_LEAST, ROPE_THETA_MOST, error) ||
         !json_number(&c->rope_alpha, json, "rope_alpha", 1e-3, 1e6, error)) {
         return 0;
     }
@@ -200,12 +174,12 @@ static inline Config config_load(const char* path, ConfigFile* file) {
     return c;
 }
 
-static inline FileSum config_save(const char* path, const Config* c, int eot) {
+static inline FileSum config_save(const char* path, const Config* c, int eot, const char* dtype) {
     const double theta = config_rope_theta(c);
     json_t* json = json_pack(
         "{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:{s:s, s:f}}",
         "written_by", HF_WRITTEN_BY, "architectures", "MixtralForCausalLM", "model_type", "mixtral", "torch_dtype",
-        "float32", "hidden_act", "silu", "max_position_embeddings", c->max_T, "vocab_size", c->V, "num_hidden_layers",
+        dtype, "hidden_act", "silu", "max_position_embeddings", c->max_T, "vocab_size", c->V, "num_hidden_layers",
         c->L, "hidden_size", c->D, "num_attention_heads", c->NH, "num_key_value_heads", c->NKV, "head_dim", c->HS,
         "num_local_experts", c->E, "num_experts_per_tok", c->k, "intermediate_size", c->F, "rms_norm_eps",
         shortest_double(c->eps), "rope_theta", theta, "rope_parameters", "rope_type", "default", "rope_theta", theta);

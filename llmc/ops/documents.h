@@ -5,6 +5,7 @@ holds the tail of one document, whole ones, and the head of another. With the re
 and each piece of one counts its positions from 0: a packed row gives the very bits that its pieces give as sequences
 of their own.
     documents_segments   cuts a batch into Segments; the trainer calls embedding and attention once for each
+    segments_find        the same into the room of a trainer
     Segments             room for those of a batch, and the token with which documents begin
     Segment              rows of T positions, from position `first` of the flattened (B*T) batch on: the op is called
                          with B = rows and T, and every tensor (B*T, n) starts at first * n. That holds for attention's
@@ -66,5 +67,10 @@ static inline void segments_init(Segments* s, int B, int T) {
 
 static inline void segments_find(Segments* s, const int* inputs, int B, int T) {
     s->n = documents_segments(s->at, inputs, B, T, s->document_start);
+}
+
+// ... where the targets may have the marks. NULL: there are none, and no document begins inside a row
+static inline void segments_find_marked(Segments* s, const int* inputs, const int* targets, int B, int T) {
+    segments_find(s, s->document_start < NO_RESET && targets ? targets : inputs, B, T);
 }
 #endif  // LLMC_DOCUMENTS_H

@@ -2,7 +2,8 @@
 Token and position embedding: out[b][t] = wte[token at b, t] + wpe[t].
     out (B, T, C)   tokens (B, T) in 0..V-1, V <= 2^24   wte (V, C)   wpe (maxT, C)
     t0  position of the first column, 0 in training
-token_embedding_forward, _backward: the same without positions, for N = B*T tokens in a row.
+token_embedding_forward, _backward: the same without positions, for N = B*T tokens in a row; in C also of a table that
+        does not learn and is stored as bf16 or fp8 (core/stored.h), _forward_stored.
 Backward: dwte[token] and dwpe[t] are ADDED to, so the caller starts them: a tied head has already written dwte. NULL
 for either: nobody asks for it, and nothing is done for it.
 Cost:   memory bound: 3*B*T*C elements moved forward, as many backward. On a GPU backward reads dout twice, and moves
@@ -14,6 +15,7 @@ Error:  forward one rounding, to X: bf16 2^-8 |out|. dwte, dwpe: sums of n float
 */
 #ifndef LLMC_EMBEDDING_H
 #define LLMC_EMBEDDING_H
+#include "../core/stored.h"  // StoredMatrix, stored_row
 #include "../core/device.h"  // Device, device_workspace, ceil_div
 #include "../core/kernel.h"  // load_floats, store_floats, pack_aligned
 
@@ -91,18 +93,12 @@ static inline void token_embedding_forward(float* out, const int* tokens, const 
     for (int n = 0; n < N; n++) { token_embedding_forward_ref(out + (size_t)n * C, tokens + n, wte, 1, C); }
 }
 
-// the same of bf16, whose values are floats
-static inline void token_embedding_forward_bf16(float* out, const int* tokens, const uint16_t* wte, int N, int C,
-                                                const Device* dev) {
+// the same of a table that does not learn
+static inline void token_embedding_forward_stored(float* out, const int* tokens, StoredMatrix wte, int N,
+                                                  const Device* dev) {
     (void)dev;
     #pragma omp parallel for
-    for (int n = 0; n < N; n++) {
-        const uint16_t* row = wte + (size_t)tokens[n] * C;
-        for (int c = 0; c < C; c++) {
-            const uint32_t bits = (uint32_t)row[c] << 16;
-            memcpy(&out[(size_t)n * C + c], &bits, sizeof bits);
-        }
-    }
+    for (int n = 0; n < N; n++) { stored_row(out + (size_t)n * (size_t)wte.columns, &wte, tokens[n]); }
 }
 
 static inline void token_embedding_backward(float* dwte, const float* dout, const int* tokens, int N, int C,

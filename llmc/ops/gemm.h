@@ -20,53 +20,76 @@ Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplica
 #include "../core/device.h"  // Device, ceil_div
 #include "../core/kernel.h"  // to_float, from_float, MaybeNull
 #ifndef __CUDACC__
-#include "../core/vec.h"  // vfloat, VLANES, v_load, v_load_columns, v_store, v_fill, v_madd
+#include "../core/stored.h"  // StoredMatrix, stored_value
+#include "../core/vec.h"  // vfloat, VLANES, v_load, v_load_column_words, v_store, v_fill, v_madd
 #include <limits.h>
 
 // element (r, c) is data[r * row_stride + c * col_stride]; one of the strides is 1. An index that is not NULL gathers:
-// row_index[r] is in the place of r, or col_index[c] in that of c. b may be bf16, without an index: half has its
-// elements then, and data is NULL; the chains are those of the same numbers as floats
+// row_index[r] is in the place of r, or col_index[c] in that of c. b may be stored otherwise than as floats,
+// without an index: `weight` has its elements then; the chains are those of the same numbers as floats
 typedef struct {
     const float* data;
     size_t row_stride, col_stride;
     const int *row_index, *col_index;
-    const uint16_t* half;
+    int is_stored, is_turned;  // b is `weight`, or its transpose
+    StoredMatrix weight;
+    int row, column;           // of the weight with which b begins
 } Matrix;
 
-static inline Matrix gemm_matrix(const float* data, size_t row_stride) {
-    Matrix m = {data, row_stride, 1, NULL, NULL, NULL};
+static inline Matrix gemm_floats_(const float* data, size_t row_stride, size_t col_stride, const int* row_index,
+                                  const int* col_index) {
+    Matrix m;
+    memset(&m, 0, sizeof m);
+    m.data = data;
+    m.row_stride = row_stride;
+    m.col_stride = col_stride;
+    m.row_index = row_index;
+    m.col_index = col_index;
     return m;
+}
+static inline Matrix gemm_matrix(const float* data, size_t row_stride) {
+    return gemm_floats_(data, row_stride, 1, NULL, NULL);
 }
 static inline Matrix gemm_transposed(const float* data, size_t row_stride) {
-    Matrix m = {data, 1, row_stride, NULL, NULL, NULL};
-    return m;
+    return gemm_floats_(data, 1, row_stride, NULL, NULL);
 }
 static inline Matrix gemm_gathered(const float* data, const int* index, size_t row_stride) {
-    Matrix m = {data, row_stride, 1, index, NULL, NULL};
-    return m;
+    return gemm_floats_(data, row_stride, 1, index, NULL);
 }
 static inline Matrix gemm_gathered_transposed(const float* data, const int* index, size_t row_stride) {
-    Matrix m = {data, 1, row_stride, NULL, index, NULL};
+    return gemm_floats_(data, 1, row_stride, NULL, index);
+}
+static inline Matrix gemm_stored_(StoredMatrix weight, int is_turned) {
+    const size_t columns = (size_t)weight.columns;
+    Matrix m = gemm_floats_((const float*)weight.data, is_turned ? 1 : columns, is_turned ? columns : 1, NULL, NULL);
+    m.is_stored = weight.kind != STORED_F32;
+    m.is_turned = is_turned;
+    m.weight = weight;
     return m;
 }
-static inline Matrix gemm_matrix_bf16(const uint16_t* half, size_t row_stride) {
-    Matrix m = {NULL, row_stride, 1, NULL, NULL, half};
-    return m;
-}
-static inline Matrix gemm_transposed_bf16(const uint16_t* half, size_t row_stride) {
-    Matrix m = {NULL, 1, row_stride, NULL, NULL, half};
-    return m;
-}
+static inline Matrix gemm_stored(StoredMatrix weight) { return gemm_stored_(weight, 0); }
+static inline Matrix gemm_stored_transposed(StoredMatrix weight) { return gemm_stored_(weight, 1); }
 
 // what begins at row r and column c of m
 static inline Matrix gemm_from_(Matrix m, int r, int c) {
-    if (m.half) {
-        m.half += r * m.row_stride + c * m.col_stride;
+    if (m.is_stored) {
+        m.row += m.is_turned ? c : r;
+        m.column += m.is_turned ? r : c;
         return m;
     }
     if (m.row_index) { m.row_index += r; } else { m.data += r * m.row_stride; }
     if (m.col_index) { m.col_index += c; } else { m.data += c * m.col_stride; }
     return m;
+}
+
+// the first byte of b from row r of the weight and column c on, counted from where b begins, and bytes from a row of
+// the weight to the next
+static inline const char* gemm_stored_at_(const Matrix* b, int r, int c) {
+    const size_t at = (size_t)(b->row + r) * (size_t)b->weight.columns + (size_t)(b->column + c);
+    return (const char*)b->weight.data + stored_width(b->weight.kind) * at;
+}
+static inline size_t gemm_stored_stride_(const Matrix* b) {
+    return stored_width(b->weight.kind) * (size_t)b->weight.columns;
 }
 
 // registers: 32 with AVX-512 hold 8 x 3 sums, 3 vectors of b and a few products; 16 elsewhere hold 6 x 2
@@ -132,37 +155,122 @@ static inline __attribute__((always_inline)) void gemm_pack_matrix_(float* packe
 // the same of src[w * w_stride + k * k_stride]
 static inline __attribute__((always_inline)) void gemm_pack_(float* packed, const float* src, size_t w_stride,
                                                              size_t k_stride, int width, int n_valid, int K) {
-    const Matrix plain = {src, w_stride, k_stride, NULL, NULL, NULL};
+    const Matrix plain = gemm_floats_(src, w_stride, k_stride, NULL, NULL);
     gemm_pack_matrix_(packed, plain, width, n_valid, K);
 }
 
-static inline float gemm_widen_(uint16_t half) {
-    const uint32_t bits = (uint32_t)half << 16;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
+// ---- packing what is stored as bf16 or fp8 ----
+
+// `kind` is known where these are inlined: elements of a word of 4 bytes, and number i of them in each lane
+static inline __attribute__((always_inline)) int gemm_each_(Stored kind) {
+    return kind == STORED_FP8 ? 4 : kind == STORED_BF16 ? 2 : 1;
+}
+static inline __attribute__((always_inline)) vfloat gemm_widen_(vfloat words, int i, vfloat factor, Stored kind) {
+    switch (kind) {
+        case STORED_FP8: return v_part_fp8(words, i) * factor;
+        case STORED_BF16: return i > 0 ? v_upper_bf16(words) : v_lower_bf16(words);
+        default: return words;
+    }
 }
 
-// gemm_pack_matrix_ for TILE_N columns of bf16
-static inline void gemm_pack_bf16_(float* packed, Matrix b, int n_valid, int K) {
-    const int along_k = b.row_stride == 1, K_turned = along_k ? K / (2 * VLANES) * (2 * VLANES) : 0;
-    const int whole = n_valid / VLANES * VLANES;  // columns that fill vectors; the others one by one
-    for (int w = 0; w < whole; w += VLANES) {
-        vfloat pairs[VLANES];
-        for (int k = 0; k < K_turned; k += 2 * VLANES) {
-            v_load_column_pairs_bf16(pairs, b.half + w * b.col_stride + k, b.col_stride);
-            for (int i = 0; i < VLANES; i++) {
-                v_store(packed + (k + 2 * i) * TILE_N + w, v_lower_bf16(pairs[i]));
-                v_store(packed + (k + 2 * i + 1) * TILE_N + w, v_upper_bf16(pairs[i]));
+// where the scales of VLANES rows of a weight of fp8 are, from row r on
+typedef struct {
+    const float* row[VLANES];
+    int are_one;  // they share them all
+} GemmScales;
+
+static inline GemmScales gemm_scales_(const StoredMatrix* w, int r) {
+    GemmScales s;
+    for (int i = 0; i < VLANES; i++) { s.row[i] = stored_row_scales(w, r + i); }
+    s.are_one = s.row[0] == s.row[VLANES - 1];
+    return s;
+}
+
+// what the bytes of these rows in a column are multiplied by
+static inline vfloat gemm_factor_(const GemmScales* s, int column) {
+    float factor[VLANES];
+    if (s->are_one) { return v_fill(s->row[0][column / FP8_BLOCK] * FP8_UNIT); }
+    for (int i = 0; i < VLANES; i++) { factor[i] = s->row[i][column / FP8_BLOCK] * FP8_UNIT; }
+    return v_load(factor);
+}
+
+// the same of VLANES columns from this one on, in row r
+static inline vfloat gemm_column_factors_(const StoredMatrix* w, int r, int column) {
+    const float* scales = stored_row_scales(w, r);
+    float factor[VLANES];
+    for (int i = 0; i < VLANES; i++) { factor[i] = scales[(column + i) / FP8_BLOCK] * FP8_UNIT; }
+    return v_load(factor);
+}
+
+// how many of n elements from this one on, in a row or a column, have the scale of the first
+static inline __attribute__((always_inline)) int gemm_alike_(int at, int n, Stored kind) {
+    return kind == STORED_FP8 ? gemm_min_(n, FP8_BLOCK - at % FP8_BLOCK) : n;
+}
+
+// v_load_column_words of the last n_bytes of VLANES rows, as if zeros followed
+static __attribute__((noinline, unused)) void gemm_load_last_(vfloat* words, const char* x, size_t stride,
+                                                              size_t n_bytes) {
+    char rows[VLANES][sizeof(vfloat)] = {{0}};
+    for (int r = 0; r < VLANES; r++) { memcpy(rows[r], x + r * stride, n_bytes); }
+    v_load_column_words(words, rows[0], sizeof rows[0]);
+}
+
+// VLANES columns of b, which are rows of the weight: K of their elements from k on
+static inline __attribute__((always_inline)) void gemm_pack_turned_(float* packed, const Matrix* b, int w, int K,
+                                                                    Stored kind) {
+    const int each = gemm_each_(kind), step = each * VLANES;
+    const size_t stride = gemm_stored_stride_(b);
+    GemmScales scales;
+    vfloat words[VLANES], factor = v_fill(1.0f);
+    if (kind == STORED_FP8) { scales = gemm_scales_(&b->weight, b->row + w); }
+    for (int k = 0; k < K;) {
+        const int end = k + gemm_alike_(b->column + k, K - k, kind);
+        if (kind == STORED_FP8) { factor = gemm_factor_(&scales, b->column + k); }
+        for (; k + step <= end; k += step) {
+            v_load_column_words(words, gemm_stored_at_(b, w, k), stride);
+            for (int i = 0; i < step; i++) {
+                v_store(packed + (k + i) * TILE_N + w, gemm_widen_(words[i / each], i % each, factor, kind));
             }
         }
-        for (int k = 0; k < K && !along_k; k++) {
-            v_store(packed + k * TILE_N + w, v_load_bf16(b.half + k * b.row_stride + w));
+        if (k < end) {
+            vfloat last[VLANES];
+            gemm_load_last_(last, gemm_stored_at_(b, w, k), stride, stored_width(kind) * (end - k));
+            for (int i = 0; k < end; i++, k++) {
+                v_store(packed + k * TILE_N + w, gemm_widen_(last[i / each], i % each, factor, kind));
+            }
         }
     }
-    for (int k = 0; k < K; k++) {
-        for (int w = along_k && k >= K_turned ? 0 : whole; w < TILE_N; w++) {
-            packed[k * TILE_N + w] = w < n_valid ? gemm_widen_(b.half[k * b.row_stride + w * b.col_stride]) : 0.0f;
+}
+
+// VLANES columns of b, which are columns of the weight
+static inline __attribute__((always_inline)) void gemm_pack_straight_(float* packed, const Matrix* b, int w, int K,
+                                                                      Stored kind) {
+    const size_t stride = gemm_stored_stride_(b);
+    vfloat factor = v_fill(1.0f);
+    for (int k = 0; k < K;) {
+        const int row = (b->row + k) % b->weight.part_rows, left = gemm_min_(K - k, b->weight.part_rows - row);
+        const int end = k + gemm_alike_(row, left, kind);
+        if (kind == STORED_FP8) { factor = gemm_column_factors_(&b->weight, b->row + k, b->column + w); }
+        const char* from = gemm_stored_at_(b, k, w);
+        for (; k < end; k++, from += stride) {
+            v_store(packed + k * TILE_N + w, kind == STORED_FP8 ? v_load_fp8((const uint8_t*)from) * factor
+                                                                : v_load_bf16((const uint16_t*)from));
+        }
+    }
+}
+
+// TILE_N columns of b
+static inline __attribute__((always_inline)) void gemm_pack_stored_(float* packed, const Matrix* b, int n_valid, int K,
+                                                                    Stored kind) {
+    const int whole = n_valid / VLANES * VLANES;  // columns that fill vectors; the others one by one
+    for (int w = 0; w < whole; w += VLANES) {
+        if (b->is_turned) { gemm_pack_turned_(packed, b, w, K, kind); }
+        else { gemm_pack_straight_(packed, b, w, K, kind); }
+    }
+    for (int k = 0; k < K && whole < TILE_N; k++) {
+        for (int w = whole; w < TILE_N; w++) {
+            const int row = b->row + (b->is_turned ? w : k), column = b->column + (b->is_turned ? k : w);
+            packed[k * TILE_N + w] = w < n_valid ? stored_value(&b->weight, row, column) : 0.0f;
         }
     }
 }
@@ -177,9 +285,11 @@ static __attribute__((noinline, unused)) void gemm_pack_a_tile_(float* packed, M
     }
 }
 static __attribute__((noinline, unused)) void gemm_pack_b_panel_(float* packed, Matrix b, int N, int K) {
-    const Matrix turned = {b.data, b.col_stride, b.row_stride, b.col_index, b.row_index, NULL};
-    if (b.half) {
-        gemm_pack_bf16_(packed, b, N, K);
+    const Matrix turned = gemm_floats_(b.data, b.col_stride, b.row_stride, b.col_index, b.row_index);
+    if (b.is_stored && b.weight.kind == STORED_FP8) {
+        gemm_pack_stored_(packed, &b, N, K, STORED_FP8);
+    } else if (b.is_stored) {
+        gemm_pack_stored_(packed, &b, N, K, STORED_BF16);
     } else if (b.row_index || b.col_index) {
         gemm_pack_matrix_(packed, turned, TILE_N, N, K);
     } else {
@@ -328,8 +438,8 @@ static inline PanelSource gemm_columns_(Matrix b, int n, int N, int K) {
 static inline PanelPrefetch gemm_prefetch_plan_(PanelSource p, int k, int64_t n_calls) {
     const Matrix b = gemm_from_(p.b, k, 0);
     const int n_k = gemm_min_(gemm_k_block_(p.K), p.K - k), rows_along_k = b.row_stride == 1 && !b.row_index;
-    const int n_bytes = b.half ? 2 : 4, line = GEMM_LINE * (int)sizeof(float);
-    const char* data = b.half ? (const char*)b.half : (const char*)b.data;
+    const int n_bytes = b.is_stored ? (int)stored_width(b.weight.kind) : 4, line = GEMM_LINE * (int)sizeof(float);
+    const char* data = b.is_stored ? gemm_stored_at_(&b, 0, 0) : (const char*)b.data;
     PanelPrefetch next = {data, n_bytes * (rows_along_k ? b.col_stride : b.row_stride), rows_along_k ? p.N : n_k,
                           n_bytes * (rows_along_k ? n_k : p.N), 0, 0, b.row_index, data};
     if (p.N > 0) { next.n_lines = (int)ceil_div(next.n_rows * ceil_div(next.length, line), n_calls); }
@@ -386,78 +496,95 @@ static inline size_t gemm_part_floats_(int M, int K) {
 
 // ---- few rows: where a linear layer has few positions, weights are read from memory once and never packed ----
 
-enum { GEMM_FEW = 4 };  // rows of a at most
+// rows of a at most: as many as are faster so than packed, where a bf16 or fp8 weight is widened in registers, too
+enum { GEMM_FEW = VLANES == 16 ? 7 : 4, GEMM_FEW_STORED = 8 };
 
 // b is a transposed matrix: its rows, of which each is a column here, are what a weight has for one output
 static inline int gemm_is_few_(const GemmPart* p) {
-    const int a_plain = p->a.col_stride == 1 && !p->a.col_index;
-    return p->M <= GEMM_FEW && a_plain && p->b.row_stride == 1 && !p->b.row_index && !p->b.col_index;
+    const int a_plain = p->a.col_stride == 1 && !p->a.col_index, most = p->b.is_stored ? GEMM_FEW_STORED : GEMM_FEW;
+    const int b_turned = p->b.is_stored ? p->b.is_turned : p->b.row_stride == 1;
+    return p->M <= most && a_plain && b_turned && !p->b.row_index && !p->b.col_index;
 }
 
-// VLANES columns of out: as many rows of the weight, turned in registers, VLANES of k at a time. b: those rows, float
-// or bf16; after: elements from there to the rows that are read next
+// one more term of M chains in each lane: element k of VLANES rows of the weight
+static inline __attribute__((always_inline)) void gemm_few_term_(vfloat* sum, const float* const* a, vfloat column,
+                                                                 int k, int M) {
+    for (int m = 0; m < M; m++) { sum[m] = v_madd(v_fill(a[m][k]), column, sum[m]); }
+}
+
+// VLANES columns of out from column n of b on: as many rows of the weight, turned in registers, VLANES words of k at a
+// time. after: columns from there to those that are read next
 static inline __attribute__((always_inline)) void gemm_few_columns_(float* out, size_t out_stride, const float* start,
                                                                     size_t start_stride, const float* const* a,
-                                                                    Matrix b, ptrdiff_t after, int is_bf16, int M,
-                                                                    int K) {
-    const size_t b_stride = b.col_stride;
-    vfloat sum[GEMM_FEW], columns[VLANES];
-    int k = 0;
+                                                                    const Matrix* b, int n, int after, Stored kind,
+                                                                    int M, int K) {
+    const int each = gemm_each_(kind), step = each * VLANES;
+    const int at_once = kind == STORED_FP8 && VLANES > 4 ? 4 : VLANES;  // words whose terms stand one after the other
+    const size_t width = stored_width(kind), stride = width * b->col_stride;
+    const char* data = kind == STORED_F32 ? (const char*)(b->data + n * b->col_stride) : gemm_stored_at_(b, n, 0);
+    const ptrdiff_t ahead = (ptrdiff_t)stride * after;
+    GemmScales scales;
+    vfloat sum[GEMM_FEW_STORED], words[VLANES], factor = v_fill(1.0f);
+    if (kind == STORED_FP8) { scales = gemm_scales_(&b->weight, b->row + n); }
     for (int m = 0; m < M; m++) { sum[m] = v_load(start + m * start_stride); }
-    for (; is_bf16 && k + 2 * VLANES <= K; k += 2 * VLANES) {
-        for (int i = 0; i < VLANES; i++) { __builtin_prefetch(b.half + (ptrdiff_t)(i * b_stride) + k + after, 0, 2); }
-        v_load_column_pairs_bf16(columns, b.half + k, b_stride);
-        #pragma GCC unroll 16
-        for (int i = 0; i < VLANES; i++) {
-            const vfloat even = v_lower_bf16(columns[i]), odd = v_upper_bf16(columns[i]);
-            for (int m = 0; m < M; m++) { sum[m] = v_madd(v_fill(a[m][k + 2 * i]), even, sum[m]); }
-            for (int m = 0; m < M; m++) { sum[m] = v_madd(v_fill(a[m][k + 2 * i + 1]), odd, sum[m]); }
+    int k = 0;
+    do {  // of fp8 for each block of scales, else once
+        const int end = k + gemm_alike_(b->column + k, K - k, kind);
+        if (kind == STORED_FP8) { factor = gemm_factor_(&scales, b->column + k); }
+        for (; k + step <= end; k += step) {
+            const char* from = data + width * k;
+            for (int i = 0; i < VLANES; i++) { __builtin_prefetch(from + (ptrdiff_t)(i * stride) + ahead, 0, 2); }
+            v_load_column_words(words, from, stride);
+            for (int w = 0; w < VLANES; w += at_once) {
+                #pragma GCC unroll 32
+                for (int i = 0; i < at_once * each; i++) {
+                    const vfloat column = gemm_widen_(words[w + i / each], i % each, factor, kind);
+                    gemm_few_term_(sum, a, column, k + w * each + i, M);
+                }
+            }
         }
-    }
-    for (; !is_bf16 && k + VLANES <= K; k += VLANES) {
-        for (int i = 0; i < VLANES; i++) { __builtin_prefetch(b.data + (ptrdiff_t)(i * b_stride) + k + after, 0, 2); }
-        v_load_columns(columns, b.data + k, b_stride);
-        #pragma GCC unroll 16
-        for (int i = 0; i < VLANES; i++) {
-            for (int m = 0; m < M; m++) { sum[m] = v_madd(v_fill(a[m][k + i]), columns[i], sum[m]); }
+        if (k < end) {
+            vfloat last[VLANES];
+            gemm_load_last_(last, data + width * k, stride, width * (end - k));
+            for (int i = 0; k < end; i++, k++) {
+                gemm_few_term_(sum, a, gemm_widen_(last[i / each], i % each, factor, kind), k, M);
+            }
         }
-    }
-    for (; k < K; k++) {
-        float column[VLANES];
-        for (int i = 0; i < VLANES; i++) {
-            column[i] = is_bf16 ? gemm_widen_(b.half[i * b_stride + k]) : b.data[i * b_stride + k];
-        }
-        for (int m = 0; m < M; m++) { sum[m] = v_madd(v_fill(a[m][k]), v_load(column), sum[m]); }
-    }
+    } while (kind == STORED_FP8 && k < K);
     for (int m = 0; m < M; m++) { v_store(out + m * out_stride, sum[m]); }
 }
 
 // columns n..n_end of a part; columns after are what is asked for when the last of these are read. The compiler makes a
 // loop of its own for each number of rows
 static inline __attribute__((always_inline)) void gemm_few_panel_(const GemmPart* p, size_t out_stride, int n,
-                                                                  int n_end, int after, int is_bf16) {
+                                                                  int n_end, int after, Stored kind) {
     static const float zeros[VLANES] = {0};
-    const size_t b_stride = p->b.col_stride, start_stride = p->start ? p->start_stride : 0;
-    const float* a[GEMM_FEW];
+    const size_t start_stride = p->start ? p->start_stride : 0;
+    const Matrix* b = &p->b;
+    const float* a[GEMM_FEW_STORED];
     for (int m = 0; m < p->M; m++) { a[m] = p->a.data + gemm_at_(p->a.row_index, m) * p->a.row_stride; }
     for (; n + VLANES <= n_end; n += VLANES) {
         float* out = p->out + n;
         const float* start = p->start ? p->start + n : zeros;
-        const Matrix b = gemm_from_(p->b, 0, n);
-        const ptrdiff_t next = (ptrdiff_t)b_stride * ((n + 2 * VLANES <= n_end ? n + VLANES : after) - n);
+        const int next = (n + 2 * VLANES <= n_end ? n + VLANES : after) - n;
         switch (p->M) {
-            case 1: gemm_few_columns_(out, out_stride, start, start_stride, a, b, next, is_bf16, 1, p->K); break;
-            case 2: gemm_few_columns_(out, out_stride, start, start_stride, a, b, next, is_bf16, 2, p->K); break;
-            case 3: gemm_few_columns_(out, out_stride, start, start_stride, a, b, next, is_bf16, 3, p->K); break;
-            default: gemm_few_columns_(out, out_stride, start, start_stride, a, b, next, is_bf16, 4, p->K);
+            case 1: gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 1, p->K); break;
+            case 2: gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 2, p->K); break;
+            case 3: gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 3, p->K); break;
+            case 4: gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 4, p->K); break;
+            case 5: gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 5, p->K); break;
+            case 6: gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 6, p->K); break;
+            case 7: gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 7, p->K); break;
+            default: gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 8, p->K);
         }
     }
     for (; n < n_end; n++) {
         for (int m = 0; m < p->M; m++) {
             float sum = p->start ? p->start[m * start_stride + n] : 0.0f;
             for (int k = 0; k < p->K; k++) {
-                const size_t at = n * b_stride + k;
-                sum = madd(a[m][k], is_bf16 ? gemm_widen_(p->b.half[at]) : p->b.data[at], sum);
+                const float x = kind == STORED_F32 ? b->data[n * b->col_stride + k]
+                                                   : stored_value(&b->weight, b->row + n, b->column + k);
+                sum = madd(a[m][k], x, sum);
             }
             p->out[m * out_stride + n] = sum;
         }
@@ -466,8 +593,11 @@ static inline __attribute__((always_inline)) void gemm_few_panel_(const GemmPart
 
 static __attribute__((noinline, unused)) void gemm_few_task_(const GemmPart* p, size_t out_stride, int n, int n_end,
                                                              int after) {
-    if (p->b.half) { gemm_few_panel_(p, out_stride, n, n_end, after, 1); }
-    else { gemm_few_panel_(p, out_stride, n, n_end, after, 0); }
+    switch (p->b.is_stored ? p->b.weight.kind : STORED_F32) {
+        case STORED_FP8: gemm_few_panel_(p, out_stride, n, n_end, after, STORED_FP8); break;
+        case STORED_BF16: gemm_few_panel_(p, out_stride, n, n_end, after, STORED_BF16); break;
+        default: gemm_few_panel_(p, out_stride, n, n_end, after, STORED_F32);
+    }
 }
 
 // tasks are panels, cut into pieces of rows where there are few of them: large parts into more

@@ -1,9 +1,10 @@
 /*
-gemm on tensor cores, by cuBLASLt: out = a * b with what follows a product in the same kernel. Fast CUDA builds only.
-    out (M, N) contiguous      a (M, K), b (K, N) of gemm.h
+gemm on tensor cores, by cuBLASLt: out = scale * a * b with what follows a product in the same kernel. Fast CUDA builds
+only.
+    out (M, N)                 rows out_stride apart, those of pre N; a (M, K), b (K, N) of gemm.h
     bias (N) or NULL           added to every row
     pre (M, N) or NULL         then out = gelu(a * b + bias) and pre what gelu was taken of, for its backward
-    add                        1: out = out + a * b
+    add                        1: out = out + scale * a * b
 Returns 0, and has done nothing, where cuBLASLt cannot or would be slow: rows that are not whole packs of 16 bytes.
 X bf16: products of tensor cores, sums in float, rounded once to Out. X float: float products, or with -DTF32 products
 of factors that are rounded to 10 bits of fraction first.
@@ -44,7 +45,7 @@ static inline cublasComputeType_t cublas_compute_() {
 
 // what the heuristic is asked about. All of one type: there is no padding, so shapes are compared by their bytes
 typedef struct {
-    int64_t M, N, K, a_stride, b_stride, a_turned, b_turned, type, out_type, epilogue;
+    int64_t M, N, K, out_stride, a_stride, b_stride, a_turned, b_turned, type, out_type, epilogue;
 } CublasShape_;
 
 // the answer, and what a call says to cuBLASLt
@@ -123,7 +124,7 @@ static inline void cublas_make_plan_(CublasPlan* plan, const CublasShape_* s, cu
     cublasOperation_t turn_a = cublas_operand_(&plan->right, s->type, s->a_turned, s->a_stride, s->M, s->K);
     cublas_set_(plan, CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)turn_b);
     cublas_set_(plan, CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)turn_a);
-    cublas_operand_(&plan->out, s->out_type, 0, s->N, s->M, s->N);
+    cublas_operand_(&plan->out, s->out_type, 0, s->out_stride, s->M, s->N);
     cublas_set_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)s->epilogue);
     if (cublas_has_pre_(s)) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)s->N); }
     // the heuristic reads the alignment of these two pointers, so it is shown the least that they may have
@@ -137,8 +138,8 @@ static inline void cublas_make_plan_(CublasPlan* plan, const CublasShape_* s, cu
 
 // the chain of a shape: FNV-1a over its numbers, of which the high bits have seen all
 static inline CublasPlan** cublas_chain_(CublasCache* cache, const CublasShape_* s) {
-    const int64_t numbers[] = {s->M,        s->N,        s->K,    s->a_stride, s->b_stride,
-                               s->a_turned, s->b_turned, s->type, s->out_type, s->epilogue};
+    const int64_t numbers[] = {s->M,        s->N,        s->K,    s->out_stride, s->a_stride, s->b_stride,
+                               s->a_turned, s->b_turned, s->type, s->out_type,   s->epilogue};
     uint64_t hash = 0xcbf29ce484222325u;
     for (int64_t number : numbers) { hash = (hash ^ (uint64_t)number) * 0x100000001b3u; }
     return &cache->chain[(hash >> 32) % CUBLAS_CHAINS];
@@ -181,23 +182,25 @@ template <typename X>
 static inline int64_t cublas_stride_(MatrixOf<X> m) { return (int64_t)(m.row_stride * m.col_stride); }
 
 template <typename Out, typename X>
-static inline int gemm_cublas(Out* out, const typename MaybeNull<Out>::type* bias, typename MaybeNull<Out>::type* pre,
-                              int add, MatrixOf<X> a, MatrixOf<X> b, int M, int N, int K, const Device* dev) {
-    int64_t a_stride = cublas_stride_(a), b_stride = cublas_stride_(b);
-    int fits = pack_fits(a.data, a_stride) && pack_fits(b.data, b_stride) && pack_fits(out, N) && pack_aligned(bias);
+static inline int gemm_cublas(Out* out, size_t out_stride, const typename MaybeNull<Out>::type* bias,
+                              typename MaybeNull<Out>::type* pre, float scale, int add, MatrixOf<X> a, MatrixOf<X> b,
+                              int M, int N, int K, const Device* dev) {
+    int64_t a_stride = cublas_stride_(a), b_stride = cublas_stride_(b), stride = (int64_t)out_stride;
+    int fits = pack_fits(a.data, a_stride) && pack_fits(b.data, b_stride) && pack_fits(out, stride) &&
+               pack_aligned(bias);
     if (pre) { fits = fits && pack_fits(pre, N) && N % 8 == 0; }  // 8: cuBLASLt's rule for pre, of any type
     if (!fits) { return 0; }
     int epilogue = pre && bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : pre ? CUBLASLT_EPILOGUE_GELU_AUX
                    : bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    const CublasShape_ shape = {M, N, K, a_stride, b_stride, a.col_stride != 1, b.col_stride != 1, cublas_type_<X>(),
-                                cublas_type_<Out>(), epilogue};
+    const CublasShape_ shape = {M, N, K, stride, a_stride, b_stride, a.col_stride != 1, b.col_stride != 1,
+                                cublas_type_<X>(), cublas_type_<Out>(), epilogue};
     CublasPlan* plan = cublas_plan_(&shape, cublas_compute_<X>(), dev);
     if (!plan->possible) { return 0; }
     if (bias) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, (const void*)bias); }
     if (pre) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (void*)pre); }
-    const float one = 1.0f, from_old = add ? 1.0f : 0.0f;
+    const float from_old = add ? 1.0f : 0.0f;
     void* workspace = device_workspace(dev, CUBLAS_WORKSPACE);
-    cublasCheck(cublasLtMatmul(dev->blas, &plan->product, &one, b.data, &plan->left, a.data, &plan->right, &from_old,
+    cublasCheck(cublasLtMatmul(dev->blas, &plan->product, &scale, b.data, &plan->left, a.data, &plan->right, &from_old,
                                out, &plan->out, out, &plan->out, &plan->algo, workspace, CUBLAS_WORKSPACE,
                                dev->stream));
     return 1;

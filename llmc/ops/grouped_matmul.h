@@ -7,17 +7,20 @@ Linear layers of experts: each of R rows goes through the weight of its expert, 
 Backward, row s of expert e:
     dinp[s]    = dout[s] * weight[e]                          (R, C)       written; NULL: nobody asks for it
     dweight[e] = sum over the expert's rows of dout^T * inp   (E, OC, C)   float, written; zeros where there are no rows
-In C the weight may be bf16: ..._forward_bf16, ..._backward_input_bf16, with the bits of the same numbers as floats.
+In C a weight that does not learn may be stored as bf16 or fp8 (core/stored.h): ..._forward_stored and
+..._backward_input_stored have the bits of the same numbers as floats.
+grouped_product and grouped_gradient are what these are made of. Rows of their operands may be part of wider ones, so
+many elements apart (out_row, x_row, dout_row); and with add 1 chains go on from what is in out.
 Cost:   2*R*C*OC flops each. Every expert's weight is read, or written, once: with so few rows for each that this takes
         longer than the products, judge it in GB/s. In C: the parts of a block of gemm.h, so one parallel region has the
         panels of all experts as its tasks, and a large dweight, which nobody reads before the optimizer, is stored past
         the caches. On a GPU: blocks find their tile of rows in offsets, and no host waits for
         these. Fast builds, bf16, C and OC multiples of 8: tensor cores, tiles of 128 x 128, a product's last tile of
         rows computed whole. By ptxas of CUDA 13.0, without spills, registers of a thread on sm_80, sm_90: forward 214,
-        216, backward_input 220, 222, backward_weight 226, 228: two blocks of four warps and 64 KiB on a multiprocessor.
+        216, backward_input 220, 222, backward_weight 228, 228: two blocks of four warps and 64 KiB on a multiprocessor.
         There, forward of at most 16 rows together is few_rows.h's: it reads the weights that these rows chose, each
         once. EXACT builds keep their tiles of 64 rows: a sum that is one chain is one thread's, and neighbouring
-        threads would read different rows of the weight.
+        threads would read different rows of the weight. Products with add 1 are on the CUDA cores in every build.
 Error:  as matmul.h.
 Order:  out chains over c, dinp over oc, dweight over the expert's rows, all ascending from 0. Tensor cores add 16 terms
         at a time, ascending; where tiles begin depends on offsets, but no sum does: the same rows give the same bits.
@@ -94,6 +97,8 @@ typedef struct {
     int n_parts, n_blocks;
     size_t n_packed;  // floats of the last block
     int N;            // columns of every product
+    size_t out_row;   // floats from one row of out to the next
+    int add;          // 1: chains go on from what is in out
     int past;         // 1: out is stored past the caches
 } GroupedPlan;
 
@@ -119,9 +124,9 @@ static inline size_t grouped_matmul_workspace_bytes(int E, int R, int C, int OC,
     return grouped_bytes_(n > n_weight ? n : n_weight, n_threads);
 }
 
-static inline GroupedPlan grouped_plan_(size_t most_parts, int N, const Device* dev) {
+static inline GroupedPlan grouped_plan_(size_t most_parts, int N, size_t out_row, int add, const Device* dev) {
     float* workspace = device_workspace(dev, grouped_bytes_(most_parts, dev->n_threads));
-    GroupedPlan plan = {NULL, NULL, workspace, NULL, 0, 0, 0, N, 0};
+    GroupedPlan plan = {NULL, NULL, workspace, NULL, 0, 0, 0, N, out_row, add, 0};
     plan.b_packed = plan.a_packed + GEMM_A_FLOATS;
     plan.part = (GemmPart*)(plan.b_packed + (size_t)dev->n_threads * GEMM_K * TILE_N);
     plan.block = (GemmBlock*)(plan.part + most_parts);
@@ -133,12 +138,12 @@ static inline void grouped_add_(GroupedPlan* plan, float* out, Matrix a, Matrix 
     const int block_rows = gemm_block_rows_(M, K);
     for (int m = 0; m < M; m += block_rows) {
         for (int k = 0; k < K || k == 0; k += GEMM_LONG_K) {
-            float* o = out + (size_t)m * (size_t)plan->N;
-            GemmPart part = {o, k > 0 ? o : NULL, (size_t)plan->N, gemm_from_(a, m, k), gemm_from_(b, k, 0),
+            float* o = out + (size_t)m * plan->out_row;
+            GemmPart part = {o, k > 0 || plan->add ? o : NULL, plan->out_row, gemm_from_(a, m, k), gemm_from_(b, k, 0),
                              gemm_min_(block_rows, M - m), gemm_min_(GEMM_LONG_K, K - k), NULL, 0, 0, 0};
             size_t n_packed = gemm_part_floats_(part.M, part.K);
             if (plan->n_blocks == 0 || k > 0 || plan->n_packed + n_packed > GEMM_A_FLOATS) {
-                GemmBlock block = {plan->part + plan->n_parts, 0, plan->N, (size_t)plan->N, plan->past, 0, 0};
+                GemmBlock block = {plan->part + plan->n_parts, 0, plan->N, plan->out_row, plan->past, 0, 0};
                 plan->block[plan->n_blocks++] = block;
                 plan->n_packed = 0;
             }
@@ -157,74 +162,82 @@ static inline void grouped_run_(const GroupedPlan* plan, const Device* dev) {
     }
 }
 
-// the rows of x from row s of the operand on; transposed: they are columns
-static inline Matrix grouped_rows_(const float* x, const int* index, int s, int width) {
-    return index ? gemm_gathered(x, index + s, (size_t)width) : gemm_matrix(x + (size_t)s * width, (size_t)width);
+// the rows of x, `row` floats apart, from row s of the operand on; transposed: they are columns
+static inline Matrix grouped_rows_(const float* x, size_t row, const int* index, int s) {
+    return index ? gemm_gathered(x, index + s, row) : gemm_matrix(x + (size_t)s * row, row);
 }
-static inline Matrix grouped_rows_transposed_(const float* x, const int* index, int s, int width) {
-    Matrix m = grouped_rows_(x, index, s, width), turned = {m.data, 1, m.row_stride, NULL, m.row_index, NULL};
-    return turned;
+static inline Matrix grouped_rows_transposed_(const float* x, size_t row, const int* index, int s) {
+    const Matrix m = grouped_rows_(x, row, index, s);
+    return gemm_floats_(m.data, 1, m.row_stride, NULL, m.row_index);
 }
 
-// weight: of expert 0; that of the next is OC * C elements further
-static inline void grouped_forward_(float* out, const float* inp, const int* inp_index, Matrix weight,
-                                    const int* offsets, int E, int R, int C, int OC, const Device* dev) {
-    GroupedPlan plan = grouped_plan_(grouped_parts_of_rows_(E, R, C), OC, dev);
-    for (int e = 0; e < E; e++, weight = gemm_from_(weight, 0, OC)) {
+// the weight of the next expert, n elements further
+static inline Matrix grouped_next_(Matrix weight, size_t n) {
+    if (weight.is_stored) { weight.weight = stored_next(weight.weight); } else { weight.data += n; }
+    return weight;
+}
+
+// out (R, N) = rows of x (R, K) * b of their expert. weight: b (K, N) of expert 0, one way or the other; the next has
+// its K * N elements behind it
+static inline void grouped_product(float* out, size_t out_row, int add, const float* x, size_t x_row, const int* index,
+                                   Matrix weight, const int* offsets, int E, int R, int K, int N, const Device* dev) {
+    GroupedPlan plan = grouped_plan_(grouped_parts_of_rows_(E, R, K), N, out_row, add, dev);
+    for (int e = 0; e < E; e++, weight = grouped_next_(weight, (size_t)K * N)) {
         const int s = offsets[e];
-        grouped_add_(&plan, out + (size_t)s * OC, grouped_rows_(inp, inp_index, s, C), weight, offsets[e + 1] - s, C);
+        grouped_add_(&plan, out + (size_t)s * out_row, grouped_rows_(x, x_row, index, s), weight, offsets[e + 1] - s,
+                     K);
+    }
+    grouped_run_(&plan, dev);
+}
+
+// dweight (E, OC, C) = sums over the rows of each expert of dout^T * inp
+static inline void grouped_gradient(float* dweight, const float* dout, size_t dout_row, const int* dout_index,
+                                    const float* inp, const int* inp_index, const int* offsets, int E, int R, int C,
+                                    int OC, const Device* dev) {
+    GroupedPlan plan = grouped_plan_(grouped_parts_of_terms_(E, OC, R), C, (size_t)C, 0, dev);
+    const int lines = (uintptr_t)dweight % (GEMM_LINE * sizeof(float)) == 0 && C % GEMM_LINE == 0;
+    plan.past = lines && TILE_N % GEMM_LINE == 0 && (size_t)E * OC * C > GROUPED_PAST_FLOATS;
+    for (int e = 0; e < E; e++) {
+        const int s = offsets[e];
+        grouped_add_(&plan, dweight + (size_t)e * OC * C, grouped_rows_transposed_(dout, dout_row, dout_index, s),
+                     grouped_rows_(inp, (size_t)C, inp_index, s), OC, offsets[e + 1] - s);
     }
     grouped_run_(&plan, dev);
 }
 
 static inline void grouped_matmul_forward(float* out, const float* inp, const int* inp_index, const float* weight,
                                           const int* offsets, int E, int R, int C, int OC, const Device* dev) {
-    grouped_forward_(out, inp, inp_index, gemm_transposed(weight, C), offsets, E, R, C, OC, dev);
+    grouped_product(out, OC, 0, inp, C, inp_index, gemm_transposed(weight, C), offsets, E, R, C, OC, dev);
 }
 
-static inline void grouped_matmul_forward_bf16(float* out, const float* inp, const int* inp_index,
-                                               const uint16_t* weight, const int* offsets, int E, int R, int C, int OC,
-                                               const Device* dev) {
-    grouped_forward_(out, inp, inp_index, gemm_transposed_bf16(weight, C), offsets, E, R, C, OC, dev);
-}
-
-static inline void grouped_backward_input_(float* dinp, const float* dout, const int* dout_index, Matrix weight,
-                                           const int* offsets, int E, int R, int C, int OC, const Device* dev) {
-    if (!dinp) { return; }
-    GroupedPlan plan = grouped_plan_(grouped_parts_of_rows_(E, R, OC), C, dev);
-    for (int e = 0; e < E; e++, weight = gemm_from_(weight, OC, 0)) {
-        const int s = offsets[e];
-        grouped_add_(&plan, dinp + (size_t)s * C, grouped_rows_(dout, dout_index, s, OC), weight, offsets[e + 1] - s,
-                     OC);
-    }
-    grouped_run_(&plan, dev);
+// weight (E, OC, C): the first of them
+static inline void grouped_matmul_forward_stored(float* out, const float* inp, const int* inp_index,
+                                                 StoredMatrix weight, const int* offsets, int E, int R,
+                                                 const Device* dev) {
+    const int C = weight.columns, OC = weight.rows;
+    grouped_product(out, OC, 0, inp, C, inp_index, gemm_stored_transposed(weight), offsets, E, R, C, OC, dev);
 }
 
 static inline void grouped_matmul_backward_input(float* dinp, const float* dout, const int* dout_index,
                                                  const float* weight, const int* offsets, int E, int R, int C, int OC,
                                                  const Device* dev) {
-    grouped_backward_input_(dinp, dout, dout_index, gemm_matrix(weight, C), offsets, E, R, C, OC, dev);
+    if (!dinp) { return; }
+    grouped_product(dinp, C, 0, dout, OC, dout_index, gemm_matrix(weight, C), offsets, E, R, OC, C, dev);
 }
 
-static inline void grouped_matmul_backward_input_bf16(float* dinp, const float* dout, const int* dout_index,
-                                                      const uint16_t* weight, const int* offsets, int E, int R, int C,
-                                                      int OC, const Device* dev) {
-    grouped_backward_input_(dinp, dout, dout_index, gemm_matrix_bf16(weight, C), offsets, E, R, C, OC, dev);
+static inline void grouped_matmul_backward_input_stored(float* dinp, const float* dout, const int* dout_index,
+                                                        StoredMatrix weight, const int* offsets, int E, int R,
+                                                        const Device* dev) {
+    const int C = weight.columns, OC = weight.rows;
+    if (!dinp) { return; }
+    grouped_product(dinp, C, 0, dout, OC, dout_index, gemm_stored(weight), offsets, E, R, OC, C, dev);
 }
 
 static inline void grouped_matmul_backward_weight(float* dweight, const float* dout, const int* dout_index,
                                                   const float* inp, const int* inp_index, const int* offsets,
                                                   int E, int R, int C, int OC, const Device* dev) {
     if (!dweight) { return; }
-    GroupedPlan plan = grouped_plan_(grouped_parts_of_terms_(E, OC, R), C, dev);
-    const int lines = (uintptr_t)dweight % (GEMM_LINE * sizeof(float)) == 0 && C % GEMM_LINE == 0;
-    plan.past = lines && TILE_N % GEMM_LINE == 0 && (size_t)E * OC * C > GROUPED_PAST_FLOATS;
-    for (int e = 0; e < E; e++) {
-        const int s = offsets[e];
-        grouped_add_(&plan, dweight + (size_t)e * OC * C, grouped_rows_transposed_(dout, dout_index, s, OC),
-                     grouped_rows_(inp, inp_index, s, C), OC, offsets[e + 1] - s);
-    }
-    grouped_run_(&plan, dev);
+    grouped_gradient(dweight, dout, OC, dout_index, inp, inp_index, offsets, E, R, C, OC, dev);
 }
 
 #else  // ---- CUDA ----
@@ -275,23 +288,23 @@ __device__ inline size_t grouped_at_(const int* index, int s) { return index ? (
 
 // ---- any shape and type: the chains of the plain loop on CUDA cores, with the tiles of gemm.h ----
 
-// tile[c][s] = column k + c of row row_of[s] of x (.., K), 0 for row -1. Neighbouring threads read neighbouring columns
+// tile[c][s] = column k + c of row row_of[s] of x, 0 for row -1. Neighbouring threads read neighbouring columns
 template <typename X>
-__device__ inline void grouped_load_rows_(float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], const X* x, const int* row_of,
-                                          int k, int K) {
+__device__ inline void grouped_load_rows_(float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], const X* x, size_t x_row,
+                                          const int* row_of, int k, int K) {
     for (int i = threadIdx.x; i < GEMM_TILE_K * GEMM_TILE; i += GEMM_THREADS) {
         int s = i / GEMM_TILE_K, c = i % GEMM_TILE_K, row = row_of[s];
-        tile[c][s] = row >= 0 && k + c < K ? to_float(x[(size_t)row * K + k + c]) : 0.0f;
+        tile[c][s] = row >= 0 && k + c < K ? to_float(x[(size_t)row * x_row + k + c]) : 0.0f;
     }
 }
 
-// tile[i][w] = column c + w of the operand's row s + i, for n_s rows; x (.., C)
+// tile[i][w] = column c + w, of C, of the operand's row s + i, for n_s rows
 template <typename X>
-__device__ inline void grouped_load_terms_(float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], const X* x, const int* index,
-                                           int s, int n_s, int c, int C) {
+__device__ inline void grouped_load_terms_(float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], const X* x, size_t x_row,
+                                           const int* index, int s, int n_s, int c, int C) {
     for (int i = threadIdx.x; i < GEMM_TILE_K * GEMM_TILE; i += GEMM_THREADS) {
         int row = i / GEMM_TILE, w = i % GEMM_TILE, exists = row < n_s && c + w < C;
-        tile[row][w] = exists ? to_float(x[grouped_at_(index, s + row) * C + c + w]) : 0.0f;
+        tile[row][w] = exists ? to_float(x[grouped_at_(index, s + row) * x_row + c + w]) : 0.0f;
     }
 }
 
@@ -303,11 +316,13 @@ __device__ inline void grouped_find_rows_(int* row_of, int n, const int* index, 
     __syncthreads();
 }
 
-// out (R, N) = rows of x (R, K) * b of their expert: b is the weight (N, K) turned (TURNED) or the weight (K, N).
-// grid: tiles of rows, and for each of them those of columns
+// out (R, N) = rows of x (R, K) * b of their expert: b is the weight (N, K) turned (TURNED) or the weight (K, N). With
+// add 1 chains go on from out, of which each element is read and written by one thread. grid: tiles of rows, and for
+// each of them those of columns
 template <int TURNED, typename X>
 __global__ void __launch_bounds__(GEMM_THREADS, 3)
-grouped_rows_kernel(X* out, const X* x, const int* index, const X* weight, const int* offsets, int E, int K, int N) {
+grouped_rows_kernel(X* out, size_t out_row, int add, const X* x, size_t x_row, const int* index, const X* weight,
+                    const int* offsets, int E, int K, int N) {
     __shared__ alignas(16) float a_tile[GEMM_TILE_K][GEMM_TILE_ROW];
     __shared__ alignas(16) float b_tile[GEMM_TILE_K][GEMM_TILE_ROW];
     int n_columns = (N + GEMM_TILE - 1) / GEMM_TILE, n0 = blockIdx.x % n_columns * GEMM_TILE;
@@ -316,24 +331,32 @@ grouped_rows_kernel(X* out, const X* x, const int* index, const X* weight, const
     if (rows.n_rows == 0) { return; }
     grouped_find_rows_(row_of, GEMM_TILE, index, rows);
     const X* w = weight + (size_t)rows.expert * N * K + (TURNED ? (size_t)n0 * K : (size_t)n0);
-    float sum[GEMM_SUMS][GEMM_SUMS] = {{0.0f}};
+    X* o = out + (size_t)rows.first * out_row + n0;
+    int m = gemm_first_row_(), n = gemm_first_column_();
+    float sum[GEMM_SUMS][GEMM_SUMS];
+    for (int i = 0; i < GEMM_SUMS; i++) {
+        for (int j = 0; j < GEMM_SUMS; j++) {
+            int goes_on = add && m + i < rows.n_rows && n0 + n + j < N;
+            sum[i][j] = goes_on ? to_float(o[(m + i) * out_row + n + j]) : 0.0f;
+        }
+    }
     auto load_a = [&](float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], int k, int n_k) {
         (void)n_k;
-        grouped_load_rows_(tile, x, row_of, k, K);
+        grouped_load_rows_(tile, x, x_row, row_of, k, K);
     };
     auto load_b = [&](float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], int k, int n_k) {
         const X* from = w + (TURNED ? (size_t)k : (size_t)k * N);
         gemm_load_(tile, from, TURNED ? (size_t)K : 1, TURNED ? 1 : (size_t)N, N - n0, n_k);
     };
     gemm_terms_(sum, a_tile, b_tile, load_a, load_b, K);
-    gemm_store_(out + (size_t)rows.first * N + n0, (size_t)N, sum, rows.n_rows, N - n0);
+    gemm_store_(o, out_row, sum, rows.n_rows, N - n0);
 }
 
 // dweight (E, OC, C). grid: experts, for each tiles of OC, and for each of these tiles of C
 template <typename X>
 __global__ void __launch_bounds__(GEMM_THREADS, 3)
-grouped_weight_kernel(float* dweight, const X* dout, const int* dout_index, const X* inp, const int* inp_index,
-                      const int* offsets, int C, int OC) {
+grouped_weight_kernel(float* dweight, const X* dout, size_t dout_row, const int* dout_index, const X* inp,
+                      const int* inp_index, const int* offsets, int C, int OC) {
     __shared__ alignas(16) float a_tile[GEMM_TILE_K][GEMM_TILE_ROW];
     __shared__ alignas(16) float b_tile[GEMM_TILE_K][GEMM_TILE_ROW];
     int n_columns = (C + GEMM_TILE - 1) / GEMM_TILE, n_rows = (OC + GEMM_TILE - 1) / GEMM_TILE;
@@ -341,10 +364,10 @@ grouped_weight_kernel(float* dweight, const X* dout, const int* dout_index, cons
     int e = blockIdx.x / n_columns / n_rows, s = offsets[e], n_s = offsets[e + 1] - s;
     float sum[GEMM_SUMS][GEMM_SUMS] = {{0.0f}};
     auto load_a = [&](float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], int k, int n_k) {
-        grouped_load_terms_(tile, dout, dout_index, s + k, n_k, oc, OC);
+        grouped_load_terms_(tile, dout, dout_row, dout_index, s + k, n_k, oc, OC);
     };
     auto load_b = [&](float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], int k, int n_k) {
-        grouped_load_terms_(tile, inp, inp_index, s + k, n_k, c, C);
+        grouped_load_terms_(tile, inp, (size_t)C, inp_index, s + k, n_k, c, C);
     };
     gemm_terms_(sum, a_tile, b_tile, load_a, load_b, n_s);
     gemm_store_(dweight + ((size_t)e * OC + oc) * C + c, (size_t)C, sum, OC - oc, C - c);
@@ -359,11 +382,12 @@ enum { GROUPED_TILE = 128, GROUPED_K = 64, GROUPED_THREADS = 128, GROUPED_PAIR =
 // ROWS rows of x are on their way to a tile, from column c on: the one that `rows` in shared memory says for each, -1
 // for zeros. C: columns of x
 template <int ROWS, int W>
-__device__ inline void grouped_tile_load_(bf16* tile, const bf16* x, const int* rows, int c, int C) {
+__device__ inline void grouped_tile_load_(bf16* tile, const bf16* x, size_t x_row, const int* rows, int c, int C) {
     for (int i = threadIdx.x; i < ROWS * W / 8; i += GROUPED_THREADS) {
         int row = i / (W / 8), chunk = i % (W / 8), from = rows[row], column = c + chunk * 8;
         bool exists = from >= 0 && column < C;
-        cp_async_16_zfill(tile_chunk<W>(tile, row, chunk), exists ? x + (size_t)from * C + column : x, exists ? 16 : 0);
+        cp_async_16_zfill(tile_chunk<W>(tile, row, chunk), exists ? x + (size_t)from * x_row + column : x,
+                          exists ? 16 : 0);
     }
 }
 
@@ -407,11 +431,11 @@ __device__ inline void grouped_sums_(float (&sums)[4][8][4], bf16* tiles, int n_
     __syncthreads();
 }
 
-// as grouped_rows_kernel. K and N are multiples of 8. shared memory: two pairs of tiles
+// as grouped_rows_kernel, from 0. All its sizes are multiples of 8. shared memory: two pairs of tiles
 template <int TURNED>
 __global__ void __launch_bounds__(GROUPED_THREADS, 2)
-grouped_rows_mma_kernel(bf16* out, const bf16* x, const int* index, const bf16* weight, const int* offsets, int E,
-                        int K, int N) {
+grouped_rows_mma_kernel(bf16* out, size_t out_row, const bf16* x, size_t x_row, const int* index, const bf16* weight,
+                        const int* offsets, int E, int K, int N) {
     extern __shared__ __align__(128) bf16 tiles[];
     __shared__ int row_of[GROUPED_TILE];
     int n_columns = (N + GROUPED_TILE - 1) / GROUPED_TILE, n0 = blockIdx.x % n_columns * GROUPED_TILE;
@@ -422,7 +446,7 @@ grouped_rows_mma_kernel(bf16* out, const bf16* x, const int* index, const bf16* 
     grouped_find_rows_(row_of, GROUPED_TILE, index, rows);
     auto load = [&](int step, bf16* a_tile, bf16* b_tile) {
         int k = step * GROUPED_K;
-        grouped_tile_load_<GROUPED_TILE, GROUPED_K>(a_tile, x, row_of, k, K);
+        grouped_tile_load_<GROUPED_TILE, GROUPED_K>(a_tile, x, x_row, row_of, k, K);
         if (TURNED) {
             tile_load<GROUPED_TILE, GROUPED_K, GROUPED_THREADS>(b_tile, w + (size_t)n0 * K + k, (size_t)K, N - n0,
                                                                 K - k);
@@ -435,14 +459,14 @@ grouped_rows_mma_kernel(bf16* out, const bf16* x, const int* index, const bf16* 
     float sums[4][8][4];
     const float one[4][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}, {1.0f, 1.0f}, {1.0f, 1.0f}};
     grouped_sums_<0, TURNED>(sums, tiles, (K + GROUPED_K - 1) / GROUPED_K, m, n, load);
-    tile_store_rows<64>(out + (size_t)(rows.first + m) * N + n0 + n, (size_t)N, rows.n_rows - m, N - n0 - n,
+    tile_store_rows<64>(out + (rows.first + m) * out_row + n0 + n, out_row, rows.n_rows - m, N - n0 - n,
                         tiles + warp * 64 * 64, 0, sums, one);
 }
 
-// as grouped_weight_kernel. C and OC are multiples of 8. A step has GROUPED_K rows of the expert; which rows these are
-// is fetched a step ahead. shared memory: two pairs of tiles
+// as grouped_weight_kernel. C, OC and dout_row are multiples of 8. A step has GROUPED_K rows of the expert; which rows
+// these are is fetched a step ahead. shared memory: two pairs of tiles
 static __global__ void __launch_bounds__(GROUPED_THREADS, 2)
-grouped_weight_mma_kernel(float* dweight, const bf16* dout, const int* dout_index, const bf16* inp,
+grouped_weight_mma_kernel(float* dweight, const bf16* dout, size_t dout_row, const int* dout_index, const bf16* inp,
                           const int* inp_index, const int* offsets, int C, int OC) {
     extern __shared__ __align__(128) bf16 tiles[];
     __shared__ int row_of[2][2][GROUPED_K];  // of every other step, of dout and inp
@@ -455,8 +479,8 @@ grouped_weight_mma_kernel(float* dweight, const bf16* dout, const int* dout_inde
         row_of[step % 2][of_inp][i] = s < end ? (int)grouped_at_(of_inp ? inp_index : dout_index, s) : -1;
     };
     auto load = [&](int step, bf16* a_tile, bf16* b_tile) {
-        grouped_tile_load_<GROUPED_K, GROUPED_TILE>(a_tile, dout, row_of[step % 2][0], oc, OC);
-        grouped_tile_load_<GROUPED_K, GROUPED_TILE>(b_tile, inp, row_of[step % 2][1], c, C);
+        grouped_tile_load_<GROUPED_K, GROUPED_TILE>(a_tile, dout, dout_row, row_of[step % 2][0], oc, OC);
+        grouped_tile_load_<GROUPED_K, GROUPED_TILE>(b_tile, inp, (size_t)C, row_of[step % 2][1], c, C);
         cp_async_commit();
         fetch_rows(step + 1);
     };
@@ -476,38 +500,44 @@ static_assert(GROUPED_THREADS == GROUPED_TILE && GROUPED_THREADS == 2 * GROUPED_
 
 // 1: done. 0: not for this shape or, the templates, not for this type
 template <int TURNED>
-static inline int grouped_rows_mma_(bf16* out, const bf16* x, const int* index, const bf16* weight, const int* offsets,
-                                    int E, int R, int K, int N, const Device* dev) {
-    if (!pack_fits(x, K) || !pack_fits(weight, N) || !pack_fits(out, N)) { return 0; }
+static inline int grouped_rows_mma_(bf16* out, size_t out_row, const bf16* x, size_t x_row, const int* index,
+                                    const bf16* weight, const int* offsets, int E, int R, int K, int N,
+                                    const Device* dev) {
+    if (!pack_fits(x, x_row) || !pack_fits(weight, K) || !pack_fits(weight, N) || !pack_fits(out, out_row)) {
+        return 0;
+    }
     const int n_bytes = 2 * GROUPED_PAIR * (int)sizeof(bf16);
     cudaCheck(cudaFuncSetAttribute(grouped_rows_mma_kernel<TURNED>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    n_bytes));
     unsigned grid = (unsigned)(grouped_most_tiles_(E, R, GROUPED_TILE) * ceil_div(N, GROUPED_TILE));
     grouped_rows_mma_kernel<TURNED>
-        <<<grid, GROUPED_THREADS, n_bytes, dev->stream>>>(out, x, index, weight, offsets, E, K, N);
+        <<<grid, GROUPED_THREADS, n_bytes, dev->stream>>>(out, out_row, x, x_row, index, weight, offsets, E, K, N);
     cudaCheck(cudaGetLastError());
     return 1;
 }
 template <int TURNED, typename X>
-static inline int grouped_rows_mma_(X*, const X*, const int*, const X*, const int*, int, int, int, int, const Device*) {
+static inline int grouped_rows_mma_(X*, size_t, const X*, size_t, const int*, const X*, const int*, int, int, int, int,
+                                    const Device*) {
     return 0;
 }
 
-static inline int grouped_weight_mma_(float* dweight, const bf16* dout, const int* dout_index, const bf16* inp,
-                                      const int* inp_index, const int* offsets, int E, int C, int OC,
+static inline int grouped_weight_mma_(float* dweight, const bf16* dout, size_t dout_row, const int* dout_index,
+                                      const bf16* inp, const int* inp_index, const int* offsets, int E, int C, int OC,
                                       const Device* dev) {
-    if (!pack_fits(dout, OC) || !pack_fits(inp, C) || !pack_aligned(dweight)) { return 0; }
+    if (!pack_fits(dout, OC) || !pack_fits(dout, dout_row) || !pack_fits(inp, C) || !pack_aligned(dweight)) {
+        return 0;
+    }
     const int n_bytes = 2 * GROUPED_PAIR * (int)sizeof(bf16);
     cudaCheck(cudaFuncSetAttribute(grouped_weight_mma_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
     unsigned grid = (unsigned)(E * ceil_div(OC, GROUPED_TILE) * ceil_div(C, GROUPED_TILE));
-    grouped_weight_mma_kernel<<<grid, GROUPED_THREADS, n_bytes, dev->stream>>>(dweight, dout, dout_index, inp,
-                                                                               inp_index, offsets, C, OC);
+    grouped_weight_mma_kernel<<<grid, GROUPED_THREADS, n_bytes, dev->stream>>>(dweight, dout, dout_row, dout_index,
+                                                                               inp, inp_index, offsets, C, OC);
     cudaCheck(cudaGetLastError());
     return 1;
 }
 template <typename X>
-static inline int grouped_weight_mma_(float*, const X*, const int*, const X*, const int*, const int*, int, int, int,
-                                      const Device*) {
+static inline int grouped_weight_mma_(float*, const X*, size_t, const int*, const X*, const int*, const int*, int, int,
+                                      int, const Device*) {
     return 0;
 }
 #endif  // EXACT
@@ -552,45 +582,68 @@ static inline int grouped_few_(X*, const X*, const int*, const X*, const int*, i
 // ---- launches ----
 
 template <int TURNED, typename X>
-static inline void grouped_rows_(X* out, const X* x, const int* index, const X* weight, const int* offsets, int E,
-                                 int R, int K, int N, const Device* dev) {
+static inline void grouped_launch_rows_(X* out, size_t out_row, int add, const X* x, size_t x_row, const int* index,
+                                        const X* weight, const int* offsets, int E, int R, int K, int N,
+                                        const Device* dev) {
     if (R == 0) { return; }
 #ifndef EXACT
-    if (TURNED && grouped_few_(out, x, index, weight, offsets, E, R, K, N, dev)) { return; }
-    if (grouped_rows_mma_<TURNED>(out, x, index, weight, offsets, E, R, K, N, dev)) { return; }
+    const int plain = !add && out_row == (size_t)N && x_row == (size_t)K;
+    if (TURNED && plain && grouped_few_(out, x, index, weight, offsets, E, R, K, N, dev)) { return; }
+    if (!add && grouped_rows_mma_<TURNED>(out, out_row, x, x_row, index, weight, offsets, E, R, K, N, dev)) { return; }
 #endif
     unsigned grid = (unsigned)(grouped_most_tiles_(E, R, GEMM_TILE) * ceil_div(N, GEMM_TILE));
     grouped_rows_kernel<TURNED>
-        <<<grid, GEMM_THREADS, 0, dev->stream>>>(out, x, index, weight, offsets, E, K, N);
+        <<<grid, GEMM_THREADS, 0, dev->stream>>>(out, out_row, add, x, x_row, index, weight, offsets, E, K, N);
+    cudaCheck(cudaGetLastError());
+}
+
+// out (R, N) = rows of x (R, K) * b of their expert. weight: b (K, N) of expert 0, one way or the other; the next has
+// its K * N elements behind it
+template <typename X>
+static inline void grouped_product(X* out, size_t out_row, int add, const X* x, size_t x_row, const int* index,
+                                   MatrixOf<X> weight, const int* offsets, int E, int R, int K, int N,
+                                   const Device* dev) {
+    if (weight.row_stride == 1) {
+        grouped_launch_rows_<1>(out, out_row, add, x, x_row, index, weight.data, offsets, E, R, K, N, dev);
+    } else {
+        grouped_launch_rows_<0>(out, out_row, add, x, x_row, index, weight.data, offsets, E, R, K, N, dev);
+    }
+}
+
+// dweight (E, OC, C) = sums over the rows of each expert of dout^T * inp
+template <typename X>
+static inline void grouped_gradient(float* dweight, const X* dout, size_t dout_row, const int* dout_index,
+                                    const X* inp, const int* inp_index, const int* offsets, int E, int R, int C,
+                                    int OC, const Device* dev) {
+    (void)R;
+#ifndef EXACT
+    if (grouped_weight_mma_(dweight, dout, dout_row, dout_index, inp, inp_index, offsets, E, C, OC, dev)) { return; }
+#endif
+    unsigned grid = (unsigned)(E * ceil_div(OC, GEMM_TILE) * ceil_div(C, GEMM_TILE));
+    grouped_weight_kernel<<<grid, GEMM_THREADS, 0, dev->stream>>>(dweight, dout, dout_row, dout_index, inp, inp_index,
+                                                                  offsets, C, OC);
     cudaCheck(cudaGetLastError());
 }
 
 template <typename X>
 static inline void grouped_matmul_forward(X* out, const X* inp, const int* inp_index, const X* weight,
                                           const int* offsets, int E, int R, int C, int OC, const Device* dev) {
-    grouped_rows_<1>(out, inp, inp_index, weight, offsets, E, R, C, OC, dev);
+    grouped_product(out, OC, 0, inp, C, inp_index, gemm_transposed(weight, C), offsets, E, R, C, OC, dev);
 }
 
 template <typename X>
 static inline void grouped_matmul_backward_input(X* dinp, const X* dout, const int* dout_index, const X* weight,
                                                  const int* offsets, int E, int R, int C, int OC, const Device* dev) {
     if (!dinp) { return; }
-    grouped_rows_<0>(dinp, dout, dout_index, weight, offsets, E, R, OC, C, dev);
+    grouped_product(dinp, C, 0, dout, OC, dout_index, gemm_matrix(weight, C), offsets, E, R, OC, C, dev);
 }
 
 template <typename X>
 static inline void grouped_matmul_backward_weight(float* dweight, const X* dout, const int* dout_index, const X* inp,
                                                   const int* inp_index, const int* offsets, int E, int R, int C, int OC,
                                                   const Device* dev) {
-    (void)R;
     if (!dweight) { return; }
-#ifndef EXACT
-    if (grouped_weight_mma_(dweight, dout, dout_index, inp, inp_index, offsets, E, C, OC, dev)) { return; }
-#endif
-    unsigned grid = (unsigned)(E * ceil_div(OC, GEMM_TILE) * ceil_div(C, GEMM_TILE));
-    grouped_weight_kernel<<<grid, GEMM_THREADS, 0, dev->stream>>>(dweight, dout, dout_index, inp, inp_index, offsets,
-                                                                  C, OC);
-    cudaCheck(cudaGetLastError());
+    grouped_gradient(dweight, dout, OC, dout_index, inp, inp_index, offsets, E, R, C, OC, dev);
 }
 #endif  // __CUDACC__
 #endif  // LLMC_GROUPED_MATMUL_H

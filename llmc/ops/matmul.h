@@ -8,8 +8,8 @@ Backward (derived in doc/matmul.md). NULL for any of the three: nobody asks for 
     dbias   = sum over n of dout     (OC)     float, written
 matmul_backward is all three; matmul_backward_input, matmul_backward_weight and matmul_backward_bias are one each. With
 add 1 the first goes on from what is in dinp, where several layers read inp, and the second from what is in dweight,
-where the weight is used twice. In C a weight that does not learn may be bf16: matmul_forward_bf16 and
-matmul_backward_input_bf16 have the bits of the same numbers as floats.
+where the weight is used twice. In C a weight that does not learn may be stored as bf16 or fp8 (core/stored.h):
+matmul_forward_stored and matmul_backward_input_stored have the bits of the same numbers as floats.
 Cost:   compute bound: forward 2*N*C*OC flops, backward twice that. Judge it in GFLOP/s, matmul_backward_bias, which
         reads N*OC elements, in GB/s.
 Error:  a plain chain of K float sums: |error| <= K * 2^-24 * (sum of |products|); stored as bf16, 2^-8 of the result
@@ -28,6 +28,7 @@ Source: Linnainmaa 1970 for the derivative; the fast products: llmc/ops/gemm.h, 
 #include "gelu.h"         // gelu_forward, gelu_forward_ref
 #include "gemm.h"         // gemm, matrix, transposed, MaybeNull, Device
 #include "gemm_cublas.h"  // gemm_cublas
+#include "thin_gemm.h"    // thin_gemm, gemm
 
 // ---- plain C: read this first; it defines every bit ----
 
@@ -92,12 +93,14 @@ static inline void matmul_backward_ref(float* dinp, float* dweight, float* dbias
 
 static inline void matmul_forward(float* out, const float* inp, const float* weight, const float* bias,
                                   int N, int C, int OC, const Device* dev) {
-    gemm(out, OC, bias, 0, gemm_matrix(inp, C), gemm_transposed(weight, C), N, OC, C, dev);
+    thin_gemm(out, OC, bias, 0, gemm_matrix(inp, C), gemm_transposed(weight, C), N, OC, C, dev);
 }
 
-static inline void matmul_forward_bf16(float* out, const float* inp, const uint16_t* weight, const float* bias, int N,
-                                       int C, int OC, const Device* dev) {
-    gemm(out, OC, bias, 0, gemm_matrix(inp, C), gemm_transposed_bf16(weight, C), N, OC, C, dev);
+// weight (OC, C)
+static inline void matmul_forward_stored(float* out, const float* inp, StoredMatrix weight, const float* bias, int N,
+                                         const Device* dev) {
+    const int C = weight.columns, OC = weight.rows;
+    gemm(out, OC, bias, 0, gemm_matrix(inp, C), gemm_stored_transposed(weight), N, OC, C, dev);
 }
 
 static inline void matmul_gelu_forward(float* out, float* pre, const float* inp, const float* weight, const float* bias,
@@ -113,16 +116,17 @@ static inline void matmul_backward_input(float* dinp, const float* dout, const f
     gemm(dinp, C, add ? dinp : NULL, C, gemm_matrix(dout, OC), gemm_matrix(weight, C), N, C, OC, dev);
 }
 
-static inline void matmul_backward_input_bf16(float* dinp, const float* dout, const uint16_t* weight, int add, int N,
-                                              int C, int OC, const Device* dev) {
+static inline void matmul_backward_input_stored(float* dinp, const float* dout, StoredMatrix weight, int add, int N,
+                                                const Device* dev) {
+    const int C = weight.columns, OC = weight.rows;
     if (!dinp) { return; }
-    gemm(dinp, C, add ? dinp : NULL, C, gemm_matrix(dout, OC), gemm_matrix_bf16(weight, C), N, C, OC, dev);
+    gemm(dinp, C, add ? dinp : NULL, C, gemm_matrix(dout, OC), gemm_stored(weight), N, C, OC, dev);
 }
 
 static inline void matmul_backward_weight(float* dweight, const float* dout, const float* inp, int add,
                                           int N, int C, int OC, const Device* dev) {
     if (!dweight) { return; }
-    gemm(dweight, C, add ? dweight : NULL, C, gemm_transposed(dout, OC), gemm_matrix(inp, C), OC, C, N, dev);
+    thin_gemm(dweight, C, add ? dweight : NULL, C, gemm_transposed(dout, OC), gemm_matrix(inp, C), OC, C, N, dev);
 }
 
 // lanes and threads hold neighbouring oc, every one runs down its own column
@@ -156,7 +160,7 @@ template <typename Out, typename X>
 static inline void matmul_product_(Out* out, const typename MaybeNull<Out>::type* bias, int add, MatrixOf<X> a,
                                    MatrixOf<X> b, int M, int N, int K, const Device* dev) {
 #ifndef EXACT
-    if (gemm_cublas(out, bias, NULL, add, a, b, M, N, K, dev)) { return; }
+    if (gemm_cublas(out, (size_t)N, bias, NULL, 1.0f, add, a, b, M, N, K, dev)) { return; }
 #endif
     gemm(out, (size_t)N, add ? out : bias, add ? (size_t)N : 0, a, b, M, N, K, dev);
 }
@@ -206,9 +210,8 @@ static inline void matmul_gelu_forward(X* out, X* pre, const X* inp, const X* we
                                        const typename MaybeNull<X>::type* bias, int fused, int N, int C, int OC,
                                        const Device* dev) {
 #ifndef EXACT
-    if (fused && gemm_cublas(out, bias, pre, 0, gemm_matrix(inp, C), gemm_transposed(weight, C), N, OC, C, dev)) {
-        return;
-    }
+    MatrixOf<X> a = gemm_matrix(inp, (size_t)C), b = gemm_transposed(weight, (size_t)C);
+    if (fused && gemm_cublas(out, (size_t)OC, bias, pre, 1.0f, 0, a, b, N, OC, C, dev)) { return; }
 #else
     (void)fused;
 #endif

@@ -170,6 +170,14 @@ static inline void rope_table_init(RopeTable* table, const float* frequencies, i
     device_pinned_free(made);
 }
 
+// of the frequencies that a base has
+static inline void rope_table_open(RopeTable* table, double base, int T, int rotated, const Device* dev) {
+    float* frequencies = (float*)malloc_check(sizeof(float) * (size_t)rotated, "frequencies of RoPE");
+    rope_frequencies(frequencies, base, rotated);
+    rope_table_init(table, frequencies, T, rotated, dev);
+    free(frequencies);
+}
+
 static inline void rope_table_free(RopeTable* table) {
     device_release(table->cosines, table->n_bytes);
     table->cosines = table->sines = NULL;

@@ -20,7 +20,8 @@ router_statistics, of N rows, on the device: 2 * E + ROUTER_TOTALS floats,
     statistics[2 * E + ROUTER_BALANCE]  E * sum over e of c_e / (N k) * P_e: 1 where all experts have as much to do
     ... + ROUTER_Z                      mean of lse^2; 0 without lse
     ... + ROUTER_TOP, ROUTER_SURE       mean of a row's largest weight; share of rows where it is above 0.9 * factor
-A NaN among the logits makes the balance NaN. router_load makes numbers to print of counts, on the host.
+A NaN among the logits makes the balance NaN. router_pool makes of the statistics of several layers those of all of them
+together: means over layers, and the balance of these. router_load makes numbers to print of counts, on the host.
 Losses: balance_weight * balance and z_weight * z (softmax only), a weight of 0: no such loss. The counts are constants:
 they may be those of more rows than these N, divided by how many times as many (several layers, ranks); for a loss per
 sequence, call statistics and backward for the rows of one after another.
@@ -257,6 +258,19 @@ static inline void router_statistics_ref(float* statistics, const int* experts, 
     }
     for (int e = 0; e < E; e++) { statistics[E + e] /= (float)N; }
     router_totals_ref(statistics, sums, s, N);
+}
+
+// pooled (2 * E + ROUTER_TOTALS) of statistics (layers, the same), of N rows each
+static inline void router_pool_ref(float* pooled, const float* statistics, int layers, const RouterShape* s, int N) {
+    const size_t n = router_statistics_length(s->E);
+    float balance = 0.0f;
+    for (size_t i = 0; i < n; i++) {
+        float sum = 0.0f;
+        for (int l = 0; l < layers; l++) { sum += statistics[l * n + i]; }
+        pooled[i] = sum / (float)layers;
+    }
+    for (int e = 0; e < s->E; e++) { balance = madd(router_share_one(pooled[e], N, s->k), pooled[s->E + e], balance); }
+    pooled[2 * s->E + ROUTER_BALANCE] = (float)s->E * balance;
 }
 
 // dp of the chosen experts of a row is added
@@ -551,6 +565,12 @@ static inline void router_statistics(float* statistics, const int* experts, cons
         sums[2] += top > 0.9f * s->factor ? 1.0f : 0.0f;
     }
     router_totals_ref(statistics, sums, s, N);
+}
+
+static inline void router_pool(float* pooled, const float* statistics, int layers, const RouterShape* s, int N,
+                               const Device* dev) {
+    (void)dev;
+    router_pool_ref(pooled, statistics, layers, s, N);
 }
 
 // dp of the balance loss is added; q (E)
@@ -893,6 +913,28 @@ static inline void router_statistics(float* statistics, const int* experts, cons
     dim3 grid((unsigned)ceil_div(E, ROUTER_COLUMNS) + 1, (unsigned)n_pieces);
     router_parts_kernel<<<grid, ROUTER_COLUMNS, 0, dev->stream>>>(parts, weights, scores, lse, totals, *s, N, piece);
     router_finish_kernel<<<1, threads, 0, dev->stream>>>(statistics, counts, parts, n_pieces, *s, N);
+    cudaCheck(cudaGetLastError());
+}
+
+// one block; statistics (layers, length)
+__global__ static void router_pool_kernel(float* pooled, const float* statistics, int layers, const RouterShape s,
+                                          int N) {
+    const int length = 2 * s.E + ROUTER_TOTALS;
+    for (int i = threadIdx.x; i < length; i += blockDim.x) {
+        float sum = 0.0f;
+        for (int l = 0; l < layers; l++) { sum += statistics[(size_t)l * length + i]; }
+        pooled[i] = sum / (float)layers;
+    }
+    __syncthreads();
+    if (threadIdx.x > 0) { return; }
+    float balance = 0.0f;
+    for (int e = 0; e < s.E; e++) { balance = madd(router_share_one(pooled[e], N, s.k), pooled[s.E + e], balance); }
+    pooled[2 * s.E + ROUTER_BALANCE] = (float)s.E * balance;
+}
+
+static inline void router_pool(float* pooled, const float* statistics, int layers, const RouterShape* s, int N,
+                               const Device* dev) {
+    router_pool_kernel<<<1, 256, 0, dev->stream>>>(pooled, statistics, layers, *s, N);
     cudaCheck(cudaGetLastError());
 }
 

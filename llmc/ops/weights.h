@@ -6,7 +6,8 @@ be bf16 in every build.
 #ifndef LLMC_WEIGHTS_H
 #define LLMC_WEIGHTS_H
 #include "adamw.h"  // adamw_update_stored, adamw_round_stored
-#include "../core/tensor.h"  // Tensor
+#include "../core/bf16.h"    // bf16_nearest
+#include "../core/tensor.h"  // Tensor, tensor_stored_place
 #include "ema.h"    // ema_update, ema_exchange
 
 // all of it is device memory
@@ -35,15 +36,10 @@ static inline void weights_update(const Weights* w, const float* g, size_t n, fl
     adamw_update_stored((float*)w->stored, w->master, w->m, w->v, g, n, weight_decay, step, key, first, dev);
 }
 
-// bf16 of a CPU build, which does not learn: the nearest, ties to even; NaN stays NaN
+// bf16 of a CPU build, which does not learn
 static inline void weights_narrow_(uint16_t* stored, const float* x, size_t n) {
     #pragma omp parallel for simd
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &x[i], sizeof bits);
-        const uint32_t nearest = bits + 0x7fff + (bits >> 16 & 1), is_nan = (bits & 0x7fffffff) > 0x7f800000;
-        stored[i] = (uint16_t)((is_nan ? bits | 0x400000 : nearest) >> 16);
-    }
+    for (size_t i = 0; i < n; i++) { stored[i] = bf16_nearest(x[i]); }
 }
 
 // `stored` anew from the masters, with the noise of that update
@@ -76,7 +72,7 @@ static inline void weights_average(const Weights* w, float* e, size_t n, float w
 // of a whole arena of stored parameters those from element `first` of a tensor on, and of what is kept from `kept` on
 static inline Weights weights_from(const Weights* w, const Tensor* t, size_t first, size_t kept) {
     float* master = w->master ? w->master + kept : NULL;
-    char* stored = (char*)w->stored + t->stored_at + first * t->stored_bytes;
+    char* stored = (char*)w->stored + tensor_stored_place(t, first);
     return weights_of(stored, t->stored_bytes, master, w->m + kept, w->v + kept);
 }
 

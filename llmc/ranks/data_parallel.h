@@ -558,6 +558,17 @@ static inline void dp_point(DataParallel* s, void* pointers, int layer) {
     dp_point_learning(s, pointers, layer);
 }
 
+// the same of tensor i alone
+static inline float* dp_gradient_of(DataParallel* s, int i, int layer) {
+    size_t begin, end;
+    for (int j = 0; j < s->n_stretches; j++) {
+        if (s->stretches[j].tensor != i) { continue; }
+        if (!dp_layer_range_(s, j, s->table[i].layers == 0 ? -1 : layer, &begin, &end)) { continue; }
+        return dp_own_(s, s->tree.n_nodes, j, begin);
+    }
+    return NULL;
+}
+
 // where the sum of this leaf's losses is to be written, on the device; the other numbers that are wanted
 static inline float* dp_loss(DataParallel* s) { return leaf_tree_numbers(&s->tree); }
 static inline float* dp_numbers(DataParallel* s) { return leaf_tree_numbers(&s->tree) + 1; }

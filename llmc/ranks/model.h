@@ -1,12 +1,16 @@
 /*
 Model: the tensors of a model and all that is kept of them. A trainer's own struct begins with it.
     model_layout          sizes only: what a run will need is known before anything is allocated
+    model_save_rows       an adapter's tensors stand in front: of the rest, its base, nothing learns, and no file has it
     model_share_experts   --ep: this rank holds some of the experts of each layer, others the rest (expert_ranks.h)
     model_init            the stored parameters, zero
-    model_stream_open     parameters from floats, slice by slice, rounded as the last update rounded them
+    model_store_frozen    a CPU build: matrices that do not learn as bf16 or fp8
+    model_stream_open     parameters from floats, slice by slice, rounded as the last update rounded them; from a file
+                          of bf16 straight to where they are stored so; to fp8 by bands of 128 rows
     model_init_training   gradients, masters and moments, for updates of so many micro-batches
     model_point           the fields of a struct of pointers point to the parameters of a layer; to its gradients:
                           dp_point, or model_point_gradients
+    model_row, model_place_of, model_matrix   one of them: its row of the table, where it is stored, as a matrix
     model_slice           of an arena of parts that ranks keep one slice, on rank 0
     model_whole           the parameters as a checkpoint has them: floats on the host of rank 0
     model_whole_average   their average over updates in the same way (ema.h)
@@ -18,6 +22,7 @@ Shared experts have gradients of their own (`dp_experts`): their leaves are thos
 */
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
+#include "../core/bf16.h"    // bf16_widen
 #include "../core/layers.h"  // learning_from
 #include "data_parallel.h"   // DataParallel, dp_init, dp_open
 #include "expert_ranks.h"    // ExpertRanks
@@ -28,12 +33,14 @@ typedef enum { TO_GENERATE, TO_EVALUATE, TO_TRAIN } Purpose;  // what activation
 typedef struct {
     Tensor table[MAX_TENSORS];   // of the whole model, as its files have it
     int n_table, n_slices;
-    size_t n;             // elements of an arena of whole tensors
+    int n_saved;          // rows at the front that the files of a run hold: all, or an adapter's
+    size_t n;             // elements of an arena of these as whole tensors
     const Tensor* held;   // what of it is in this rank's memory: all, or the same rows with fewer experts
     Tensor shared[MAX_TENSORS];  // these, with shared experts
     size_t stored_bytes;  // of them all
     int is_float;         // all are stored as floats, where tensors_layout has put them
-    int is_bf16;          // a CPU build: all matrices are bf16, and nothing learns (model_use_bf16)
+    int saved_is_float;   // those that the files hold are
+    Stored frozen_as;     // a CPU build: as what matrices are stored, none of which learns; BY_BUILD: nobody has asked
     ExpertRanks ranks;    // that share experts
     Weights w;            // stored, master, moments
     float* average;       // of the parameters over updates, the parts that moments have; NULL: none is kept
@@ -48,30 +55,51 @@ typedef struct {
 
 static inline void model_layout(Model* m, int n_table) {
     assert(n_table <= MAX_TENSORS);
-    m->n_table = n_table;
+    m->n_table = m->n_saved = n_table;
     m->n = tensors_layout(m->table, n_table);
     m->n_slices = tensors_slices(m->table, n_table);
     m->held = m->table;
     m->ranks = expert_ranks_init(NULL, 1);
 }
 
+// after model_layout: the first n rows are those of an adapter
+static inline void model_save_rows(Model* m, int n) {
+    m->n_saved = n;
+    m->n = m->table[n].offset;
+}
+
+static inline int model_is_adapter(const Model* m) { return m->n_saved < m->n_table; }
+static inline int model_is_saved_(const Model* m, const Tensor* t) { return t - m->table < m->n_saved; }
+
 static inline int model_is_shared(const Model* m) { return m->ranks.size > 1; }
 static inline int model_row_is_shared(const Model* m, int i) { return model_is_shared(m) && m->table[i].experts > 0; }
 
-// a CPU build, after model_layout: matrices as bf16, for nothing of them learns
-static inline void model_use_bf16(Model* m) {
-    m->is_bf16 = 1;
-    for (int i = 0; i < m->n_table; i++) {
-        if (m->table[i].on_disk != VECTOR) { tensor_stored(&m->table[i], STORED_BF16); }
+// a CPU build, after model_layout: matrices as bf16 or fp8, for nothing of them learns; of an adapter those of its base
+static inline void model_store_frozen(Model* m, Stored stored) {
+    m->frozen_as = stored;
+    for (int i = model_is_adapter(m) ? m->n_saved : 0; i < m->n_table; i++) {
+        if (m->table[i].on_disk != VECTOR) { tensor_stored(&m->table[i], stored); }
     }
 }
+
+// A model whose matrices are fp8 leaves as it is stored, slice by slice; one of floats or bf16 as it has come in
+static inline int model_exports_stored(const Model* m) { return m->frozen_as == STORED_FP8 && !model_is_adapter(m); }
 
 // build_bytes: of an element of floatX; rows may say otherwise (tensor_stored)
 static inline void model_layout_stored(Model* m, size_t build_bytes) {
     m->stored_bytes = tensors_store(m->table, m->n_table, build_bytes);
     if (model_is_shared(m)) { m->stored_bytes = tensors_store(m->shared, m->n_table, build_bytes); }
-    m->is_float = 1;
-    for (int i = 0; i < m->n_table; i++) { m->is_float &= m->held[i].stored_bytes == sizeof(float); }
+    m->is_float = m->saved_is_float = 1;
+    for (int i = 0; i < m->n_table; i++) {
+        const int is_float = m->held[i].stored_bytes == sizeof(float);
+        m->is_float &= is_float;
+        m->saved_is_float &= is_float || i >= m->n_saved;
+    }
+}
+
+// of what the files hold, as it is stored
+static inline size_t model_saved_bytes(const Model* m) {
+    return model_is_adapter(m) ? m->held[m->n_saved].stored_at : m->stored_bytes;
 }
 
 // ---- experts that ranks share ----
@@ -136,6 +164,15 @@ static inline void model_freeze(Model* m, const Tensor* t) {
     for (int k = 0; k < tensor_slices(t); k++) { m->frozen[slice + k] = 1; }
 }
 
+// nothing of an adapter's base learns. Its own slices are in m->frozen, or all of them learn (NULL)
+static inline void model_freeze_base(Model* m) {
+    if (!model_is_adapter(m)) { return; }
+    const size_t n_bytes = sizeof(int) * (size_t)m->n_slices;
+    if (m->frozen) { m->frozen = (int*)realloc_check(m->frozen, n_bytes, "slices that learn"); }
+    else { m->frozen = (int*)memset(malloc_check(n_bytes, "slices that learn"), 0, n_bytes); }
+    for (int i = m->n_saved; i < m->n_table; i++) { model_freeze(m, &m->table[i]); }
+}
+
 // does anything of layer l learn?
 static inline int model_layer_learns(const Model* m, int l) {
     for (int i = 0, slice = 0; i < m->n_table; slice += tensor_slices(&m->table[i++])) {
@@ -182,10 +219,10 @@ static inline void model_init(Model* m, size_t build_bytes) {
     m->w = weights_of(device_alloc(m->stored_bytes, "parameters"), build_bytes, NULL, NULL, NULL);
 }
 
-// elements; files are read and written slice by slice
-static inline size_t model_largest_slice(const Model* m) {
+// elements, of the first rows; files are read and written slice by slice
+static inline size_t model_largest_slice(const Model* m, int n_rows) {
     size_t most = 0;
-    for (int i = 0; i < m->n_table; i++) {
+    for (int i = 0; i < n_rows; i++) {
         const size_t n = tensor_slice_elements(&m->table[i]);
         most = n > most ? n : most;
     }
@@ -259,13 +296,68 @@ typedef struct {
     const Device* dev;
     float *room, *staged;  // of a slice, on the host and on the device
     float* whole;          // all of them on the host, or NULL
-    XXH3_state_t* sum;
+    XXH3_state_t* sum;     // of all that goes by (model_stream_sum), or NULL
+    uint16_t* halves;      // the slice that is under way as bf16; NULL: it is in `room`
+    int is_banded;         // it comes as bands of fp8, and nothing of it is in `room`
 } ModelStream;
 
 static inline float* model_stream_room_(void* stream, const Tensor* t, int k) {
     ModelStream* s = (ModelStream*)stream;
     (void)k;
+    s->halves = NULL;
+    s->is_banded = 0;
     return (float*)memset(s->room, 0, sizeof(float) * tensor_slice_elements(t));
+}
+
+// where slice k of t is stored; NULL: on another rank
+static inline char* model_stream_place_(const ModelStream* s, const Tensor* t, int k) {
+    const Model* m = s->m;
+    const int row = (int)(t - m->table), held = model_held_slice(m, row, k);
+    if (held < 0) { return NULL; }
+    return (char*)m->w.stored + tensor_stored_place(&m->held[row], tensor_slice_elements(t) * (size_t)held);
+}
+
+// ---- fp8: straight from bands of floats ----
+
+// n bands from number `band` on, of which x has the floats
+static inline void model_stream_bands_(void* stream, const Tensor* t, int k, int band, int n, const float* x) {
+    const ModelStream* s = (const ModelStream*)stream;
+    const Tensor* held = &s->m->held[t - s->m->table];
+    const int slice = model_held_slice(s->m, (int)(t - s->m->table), k), n_blocks = fp8_blocks(t->columns);
+    uint8_t* bytes = (uint8_t*)model_stream_place_(s, t, k);
+    float* scales = bytes ? (float*)((char*)s->m->w.stored + tensor_scales_place(held, slice)) : NULL;
+    int n_rows;
+    const size_t origin = tensor_band(t, band, &n_rows);
+    #pragma omp parallel for
+    for (int b = band; b < band + n; b++) {
+        int rows;
+        const size_t first = tensor_band(t, b, &rows), C = (size_t)t->columns;
+        if (!bytes) { continue; }
+        fp8_quantize_rows(bytes + C * first, scales + (size_t)b * (size_t)n_blocks, x + C * (first - origin), rows,
+                          t->columns);
+    }
+}
+
+static inline int model_stream_takes_bands_(void* stream, const Tensor* t, int k) {
+    ModelStream* s = (ModelStream*)stream;
+    const int is_wanted = s->whole && model_is_saved_(s->m, t);
+    (void)k;
+    s->is_banded = s->m->held[t - s->m->table].stored == STORED_FP8 && !is_wanted && !s->sum;
+    s->halves = NULL;
+    return s->is_banded;
+}
+
+// Where nobody asks for floats. What is no bf16 yet is rounded by an update's noise on a GPU, to the nearest on a CPU
+static inline uint16_t* model_stream_halves_(void* stream, const Tensor* t, int k, int is_exact) {
+    ModelStream* s = (ModelStream*)stream;
+    const int is_bf16 = s->m->held[t - s->m->table].stored_bytes == sizeof(uint16_t);
+    char* place = model_stream_place_(s, t, k);
+    s->halves = NULL;
+    const int is_wanted = s->whole && model_is_saved_(s->m, t);
+    if (!is_bf16 || !place || s->m->w.master || is_wanted || s->sum || !(is_exact || DEVICE_IS_SHARED)) { return NULL; }
+    s->halves = DEVICE_IS_SHARED ? (uint16_t*)place
+                                 : (uint16_t*)memset(s->room, 0, sizeof(uint16_t) * tensor_slice_elements(t));
+    return s->halves;
 }
 
 static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
@@ -273,15 +365,25 @@ static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
     Model* m = s->m;
     const int row = (int)(t - m->table), held = model_held_slice(m, row, k);
     const size_t n = tensor_slice_elements(t);
-    XXH3_64bits_update(s->sum, s->room, sizeof(float) * n);
-    if (s->whole) { memcpy(s->whole + t->offset + n * (size_t)k, s->room, sizeof(float) * n); }
+    char* stored = model_stream_place_(s, t, k);
+    if (s->is_banded) { return; }
+    if (s->halves) {
+        if (!DEVICE_IS_SHARED) { device_upload(stored, s->halves, sizeof *s->halves * n, s->dev); }
+        device_sync(s->dev);
+        return;
+    }
+    if (s->sum) { XXH3_64bits_update(s->sum, s->room, sizeof(float) * n); }
+    if (s->whole && model_is_saved_(m, t)) { memcpy(s->whole + t->offset + n * (size_t)k, s->room, sizeof(float) * n); }
     if (held < 0) { return; }
     const Tensor* h = &m->held[row];
-    const size_t element = n * (size_t)held, first = tensor_number(h, element);
-    const Weights to = {(char*)m->w.stored + h->stored_at + element * h->stored_bytes, h->stored_bytes, s->staged, NULL,
-                        NULL};
+    if (h->stored == STORED_FP8) {
+        model_stream_bands_(s, t, k, 0, tensor_bands(t), s->room);
+        return;
+    }
+    const size_t first = tensor_number(h, n * (size_t)held);
+    const Weights to = weights_of(stored, h->stored_bytes, s->staged, NULL, NULL);
     const int is_frozen = slice_is_frozen(m->frozen, tensors_slices(m->table, row) + k);
-    device_upload(s->staged, s->room, sizeof(float) * n, s->dev);
+    if (!DEVICE_IS_SHARED) { device_upload(s->staged, s->room, sizeof(float) * n, s->dev); }
     weights_round(&to, n, is_frozen ? 0 : (uint32_t)s->updates, first, s->dev);
     if (m->w.master) {
         const Part own = model_kept(m, row, k);
@@ -291,28 +393,60 @@ static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
 }
 
 static inline SliceSink model_stream_open(ModelStream* s, Model* m, float* whole, int updates, const Device* dev) {
-    const size_t n_bytes = sizeof(float) * model_largest_slice(m);
-    const SliceSink sink = {model_stream_room_, model_stream_done_, s};
-    ModelStream opened = {m, updates, dev, NULL, NULL, whole, XXH3_createState()};
+    const size_t n_bytes = sizeof(float) * model_largest_slice(m, m->n_table);
+    const SliceSink sink = {model_stream_room_, model_stream_done_, s, model_stream_halves_, model_stream_takes_bands_,
+                            model_stream_bands_};
+    ModelStream opened = {m, updates, dev, NULL, NULL, whole, NULL, NULL, 0};
     *s = opened;
-    if (!s->sum) { fail_run("parameters: no memory"); }
-    XXH3_64bits_reset(s->sum);
     s->room = (float*)device_pinned(n_bytes, "a tensor on its way to the device");
-    s->staged = (float*)device_alloc(n_bytes, "a tensor on its way to the device");
+    s->staged = DEVICE_IS_SHARED ? s->room : (float*)device_alloc(n_bytes, "a tensor on its way to the device");
     return sink;
 }
 
-// a sum of all that went by
+// before the first slice: ranks will compare what goes by, as floats
+static inline void model_stream_sum(ModelStream* s) {
+    s->sum = XXH3_createState();
+    if (!s->sum) { fail_run("parameters: no memory"); }
+    XXH3_64bits_reset(s->sum);
+}
+
+// the sum of all that went by; 0: nobody has asked for it
 static inline uint64_t model_stream_close(ModelStream* s) {
-    const uint64_t sum = XXH3_64bits_digest(s->sum);
+    const uint64_t sum = s->sum ? XXH3_64bits_digest(s->sum) : 0;
     XXH3_freeState(s->sum);
+    if (!DEVICE_IS_SHARED) { device_release(s->staged, sizeof(float) * model_largest_slice(s->m, s->m->n_table)); }
     device_pinned_free(s->room);
-    device_release(s->staged, sizeof(float) * model_largest_slice(s->m));
     return sum;
 }
 
 static inline void model_point(const Model* m, void* pointers, int layer) {
-    tensors_point_stored(pointers, m->held, m->n_table, m->w.stored, layer);
+    tensors_point(pointers, m->held, m->n_table, m->w.stored, layer);
+}
+
+// the row of `field` that this layer has; -1: there is none
+static inline int model_row(const Model* m, size_t field, int layer) {
+    for (int i = 0; i < m->n_table; i++) {
+        if (m->table[i].field == field && tensor_slice(&m->table[i], layer) >= 0) { return i; }
+    }
+    return -1;
+}
+
+// where what is stored of row i at a layer begins
+static inline const void* model_place_of(const Model* m, int i, int layer) {
+    const Tensor* t = &m->held[i];
+    const size_t element = (size_t)tensor_slice(t, layer) * tensor_slice_elements(t);
+    return (const char*)m->w.stored + tensor_stored_place(t, element);
+}
+
+// the same of a matrix, as products read it. In a CUDA build its data alone count, which are floatX
+static inline StoredMatrix model_matrix(const Model* m, int i, int layer) {
+    const Tensor* t = &m->held[i];
+    StoredMatrix w = {model_place_of(m, i, layer), t->stored, t->rows, t->columns, tensor_part_rows(t), NULL};
+    if (t->stored == STORED_BY_BUILD) { w.kind = STORED_F32; }
+    if (t->stored == STORED_FP8) {
+        w.scales = (const float*)((const char*)m->w.stored + tensor_scales_place(t, tensor_slice(t, layer)));
+    }
+    return w;
 }
 
 // the parameters of a CPU build that stores all as floats
@@ -341,7 +475,7 @@ static inline int model_is_in_parts(const Model* m) { return model_masters_in_pa
 // what of the parameters a checkpoint is made from, and its bytes: masters or, without them, what is stored
 static inline const void* model_source(const Model* m) { return m->w.master ? (const void*)m->w.master : m->w.stored; }
 static inline size_t model_source_bytes(const Model* m) {
-    return m->w.master ? sizeof(float) * m->n_kept : m->stored_bytes;
+    return m->w.master ? sizeof(float) * m->n_kept : model_saved_bytes(m);
 }
 
 // What the rank at `place` of the first group has, `from`, comes to rank 0: in `room`, or where it is. NULL elsewhere
@@ -365,11 +499,22 @@ static inline const float* model_slice(Model* m, const float* arena, int i, int 
 
 // n stored values, which lie at the beginning of `room` as they are stored, become floats there
 static inline void model_widen_(float* room, size_t stored_bytes, size_t n) {
-    for (size_t j = n; stored_bytes < sizeof(float) && j-- > 0;) {
-        uint32_t bits = 0;  // bf16 is the upper half of a float
-        memcpy((char*)&bits + (sizeof bits - stored_bytes), (const char*)room + stored_bytes * j, stored_bytes);
-        memcpy(&room[j], &bits, sizeof bits);
+    for (size_t j = n; stored_bytes == sizeof(uint16_t) && j-- > 0;) {
+        uint16_t half;
+        memcpy(&half, (const char*)room + sizeof half * j, sizeof half);
+        room[j] = bf16_widen(half);
     }
+}
+
+// a slice of fp8, of an arena of stored parameters on the host
+static inline void model_widen_fp8_(float* room, const void* stored, const Tensor* held, int slice) {
+    const size_t n = tensor_slice_elements(held);
+    const char* arena = (const char*)stored;
+    const StoredMatrix w = {arena + tensor_stored_place(held, n * (size_t)slice), STORED_FP8,
+                            (int)(n / (size_t)held->columns), held->columns, tensor_part_rows(held),
+                            (const float*)(arena + tensor_scales_place(held, slice))};
+    #pragma omp parallel for
+    for (int r = 0; r < w.rows; r++) { stored_row(room + (size_t)r * (size_t)w.columns, &w, r); }
 }
 
 // the same of stored parameters, or of a copy of them
@@ -377,8 +522,10 @@ static inline const float* model_stored_slice_(Model* m, const void* stored, int
                                                const Device* dev) {
     const int held = model_held_slice(m, i, k), place = model_row_is_shared(m, i) ? model_place(m, i, k) : 0;
     const size_t n = tensor_slice_elements(&m->table[i]), bytes = m->held[i].stored_bytes;
-    if (m->dp.rank == place) {
-        const char* from = (const char*)stored + m->held[i].stored_at + bytes * n * (size_t)held;
+    if (m->dp.rank == place && m->held[i].stored == STORED_FP8) {
+        model_widen_fp8_(room, stored, &m->held[i], held);
+    } else if (m->dp.rank == place) {
+        const char* from = (const char*)stored + tensor_stored_place(&m->held[i], n * (size_t)held);
         if (dev) { device_download(room, from, bytes * n, dev); } else { memcpy(room, from, bytes * n); }
         model_widen_(room, bytes, n);
     }
@@ -390,8 +537,8 @@ static inline const float* model_stored_slice_(Model* m, const void* stored, int
 static inline float* model_collect_(Model* m, const float* kept, const Device* kept_dev, const void* stored,
                                     const Device* stored_dev) {
     float* whole = m->dp.rank > 0 ? NULL : (float*)arena_alloc(sizeof(float) * m->n, "parameters on the host");
-    float* room = (float*)malloc_check(sizeof(float) * model_largest_slice(m), "a slice of a tensor");
-    for (int i = 0, slice = 0; i < m->n_table; slice += tensor_slices(&m->table[i++])) {
+    float* room = (float*)malloc_check(sizeof(float) * model_largest_slice(m, m->n_saved), "a slice of a tensor");
+    for (int i = 0, slice = 0; i < m->n_saved; slice += tensor_slices(&m->table[i++])) {
         const size_t n = tensor_slice_elements(&m->table[i]);
         for (int k = 0, n_slices = tensor_slices(&m->table[i]); k < n_slices; k++) {
             const int learns = kept && !slice_is_frozen(m->frozen, slice + k);
@@ -410,7 +557,7 @@ static inline float* model_collect_(Model* m, const float* kept, const Device* k
 static inline const float* model_whole(Model* m, const void* copy, const Device* copy_dev, const Device* dev) {
     if (m->dp.rank > 0 && !model_is_in_parts(m)) { return NULL; }
     if (m->w.master) { return model_collect_(m, (const float*)copy, copy_dev, m->w.stored, dev); }
-    if (m->is_float && !model_is_shared(m)) { return (const float*)copy; }
+    if (m->saved_is_float && !model_is_shared(m)) { return (const float*)copy; }
     return model_collect_(m, NULL, NULL, copy, copy_dev);
 }
 

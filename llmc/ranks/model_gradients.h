@@ -2,6 +2,7 @@
 Gradients of a model and what an update makes of them: the calls of data_parallel.h, once for what every rank has and
 once for experts that ranks share. Where none are shared each is that call and nothing else.
     model_point_gradients   the fields of a struct of pointers point to where backward writes the gradients of a layer
+    model_gradient_of       one of them
     model_layer_done, model_leaf_done   told by backward
     model_reduce            sums over all leaves; the arena of what is not shared comes back
     model_norm, model_update
@@ -19,6 +20,9 @@ static inline void model_point_gradients(Model* m, void* pointers, int layer) {
     dp_point(&m->dp, pointers, layer);
     if (model_is_shared(m)) { dp_point_learning(&m->dp_experts, pointers, layer); }
 }
+
+// the same of row i alone; NULL: it does not learn
+static inline float* model_gradient_of(Model* m, int i, int layer) { return dp_gradient_of(model_dp(m, i), i, layer); }
 
 static inline void model_layer_done(Model* m, int layer, const Device* dev) {
     dp_layer_done(&m->dp, layer, dev);

@@ -17,7 +17,7 @@ Memory: two slices.
 #include "model.h"                // Model, model_slice, model_kept
 
 static inline float* moments_room_(const Model* m) {
-    return (float*)malloc_check(sizeof(float) * model_largest_slice(m), "a slice of a tensor");
+    return (float*)malloc_check(sizeof(float) * model_largest_slice(m, m->n_saved), "a slice of a tensor");
 }
 
 static inline int moments_learns_(const Model* m, int i, int k) {
@@ -26,7 +26,7 @@ static inline int moments_learns_(const Model* m, int i, int k) {
 
 // the slices that learn, sorted by name
 static inline TensorSlices moments_sorted_(const Model* m) {
-    TensorSlices sorted = tensors_sorted(m->table, m->n_table);
+    TensorSlices sorted = tensors_sorted(m->table, m->n_saved);
     int n = 0;
     for (int k = 0; k < sorted.n; k++) {
         const TensorSlice* x = &sorted.slice[k];
@@ -38,7 +38,7 @@ static inline TensorSlices moments_sorted_(const Model* m) {
 
 // w: the open file on rank 0
 static inline void moments_put_(SafeWriter* w, Model* m, TensorSlices sorted, const float* arena, const Device* dev) {
-    float *room = moments_room_(m), *turned = tensors_turning_room(m->table, m->n_table);
+    float *room = moments_room_(m), *turned = tensors_turning_room(m->table, m->n_saved);
     for (int k = 0; k < sorted.n; k++) {
         const TensorSlice* x = &sorted.slice[k];
         const float* slice = model_slice(m, arena, (int)(x->tensor - m->table), x->k, room, dev);
@@ -90,7 +90,7 @@ static inline int moments_are_there_(SafeSet* set, const Tensor* t, int k) {
 // old_layer as in tensors_load_layers; the moments of a new layer are 0
 static inline void moments_load_layers(const char* path, Model* m, float* first, float* second, const int* old_layer,
                                        const Device* dev) {
-    float *room = moments_room_(m), *turned = tensors_turning_room(m->table, m->n_table);
+    float *room = moments_room_(m), *turned = tensors_turning_room(m->table, m->n_saved);
     int n_new = 0;
     SafeSet set;
     safeset_open(&set, path);
@@ -118,7 +118,7 @@ static inline void moments_load_layers(const char* path, Model* m, float* first,
 
 // the average of the parameters (ema.h), from a file of them all
 static inline void moments_load_average(const char* path, Model* m, float* average, const Device* dev) {
-    float *room = moments_room_(m), *turned = tensors_turning_room(m->table, m->n_table);
+    float *room = moments_room_(m), *turned = tensors_turning_room(m->table, m->n_saved);
     SafeSet set;
     safeset_open(&set, path);
     for (int i = 0; i < m->n_table; i++) {

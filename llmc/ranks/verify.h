@@ -67,9 +67,11 @@ static inline void verify_watch(Verify* v, Verified a, const void* memory, const
     v->arena[a] = arena;
 }
 
-// bytes for a model of n parameters without masters
-static inline double verify_bytes(size_t n) {
-    return (double)((N_VERIFIED - 1) * sizeof(uint64_t) * (n / VERIFY_BLOCK) + 3 * sizeof(float) * VERIFY_PIECE);
+// Bytes for a model of n parameters, what is frozen too, of which a rank keeps n_kept: their moments, gradients and,
+// where there are some, masters
+static inline double verify_bytes(size_t n, size_t n_kept, int has_masters) {
+    const double of_each = 3.0 + has_masters, n_sums = ((double)n + of_each * (double)n_kept) / VERIFY_BLOCK;
+    return sizeof(uint64_t) * n_sums + of_each * sizeof(float) * VERIFY_PIECE;
 }
 
 // where the host can read n_bytes of device memory: in it, or in room number k
@@ -114,7 +116,7 @@ static inline void verify_arena_(const Verify* v, Verified a, int compare, const
                          n_blocks = verify_blocks_(n);
             const int is_stored = a == VERIFY_PARAMETERS;
             const size_t n_bytes = is_stored ? part.tensor->stored_bytes : sizeof(float);
-            const size_t at = is_stored ? part.tensor->stored_at + n_bytes * part.first : n_bytes * part.at;
+            const size_t at = is_stored ? tensor_stored_place(part.tensor, part.first) : n_bytes * part.at;
             const char* x = verify_view_(v, 0, arena->memory + at + n_bytes * from, n * n_bytes, dev);
             size_t bad = n_blocks;
             #pragma omp parallel for reduction(min : bad)

@@ -99,11 +99,25 @@ static inline void run_check_model_(const Option* table, int n, const RunOptions
     }
 }
 
+// what only a beginning can choose, as the rank of an adapter, is what it was, whether typed or not
+static inline void run_check_begun_(const Option* table, int n, const json_t* before) {
+    json_t* typed = options_to_json(table, n);
+    for (int i = 0; i < n; i++) {
+        const json_t *was = json_object_get(before, table[i].name), *now = json_object_get(typed, table[i].name);
+        if (!(table[i].flags & OPTION_BEGINS) || options_given(table, n, table[i].name) != 1) { continue; }
+        if (!was || json_equal(was, now)) { continue; }
+        char* text = json_dumps(was, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+        options_fail(table[i].name, "the run began with %s: choose another --run, or leave it out", text ? text : "");
+    }
+    json_decref(typed);
+}
+
 // state and options of that checkpoint; options typed now win
 static inline RunState run_restore(Option* table, int n, const RunOptions* o, int step) {
     char folder[PATH_BYTES], path[PATH_BYTES];
     json_t* manifest = json_read(path_join(path, checkpoint_folder(folder, o->run, step), "manifest.json"));
     if (run_continues(table, n, o)) { run_check_model_(table, n, o, json_object_get(manifest, "options")); }
+    run_check_begun_(table, n, json_object_get(manifest, "options"));
     options_from_json(table, n, json_object_get(manifest, "options"));
     run_restore_paths_(table, n, json_string_value(json_object_get(manifest, "folder")));
     if (options_given(table, n, "epochs") == 1 && options_given(table, n, "steps") != 1) {

@@ -1,8 +1,10 @@
 /*
 The folder of a run, beside its checkpoints.
+    run_holds          does a path lie in the folder of a run?
     run_check_unused   refuses a folder that holds another run, before any work
     run_open           makes the folder, settings.json and the log
     run_show_sample    samples.txt
+    run_open_answers   answers.jsonl
     run_summary        summary.json: how a run ended
     settings.json      command lines, options, build, data with checksums: enough to make the same run again
 */
@@ -42,6 +44,20 @@ static inline void run_cut_samples_(const RunOptions* o, const RunState* s) {
     close(fd);
 }
 
+#define RUN_ANSWERS "answers.jsonl"
+
+// answers after the checkpoint come again, and its own where a signal came before them
+static inline void run_cut_answers_(const RunOptions* o, const RunState* s) {
+    char path[PATH_BYTES], temporary[PATH_BYTES];
+    path_join(path, o->run, RUN_ANSWERS);
+    if (!path_exists(path)) { return; }
+    FILE* out = fdopen(file_create(path_join(temporary, o->run, RUN_ANSWERS ".tmp")), "w");
+    if (!out) { log_fail_(temporary); }
+    log_copy_(out, path, s->step, !s->interrupted);
+    if (fflush(out) != 0 || ferror(out) || fsync(fileno(out)) != 0 || fclose(out) != 0) { log_fail_(temporary); }
+    if (rename(temporary, path) != 0) { log_fail_(path); }
+}
+
 // a new run stands beside no other's checkpoints
 static inline void run_check_unused(const RunOptions* o) {
     run_check_folder(o);
@@ -50,12 +66,25 @@ static inline void run_check_unused(const RunOptions* o) {
                o->run);
 }
 
-enum { N_RUN_FILES = 4 };
+enum { N_RUN_FILES = 5 };
 
 // the files that a run writes beside checkpoints
 static inline const char* const* run_file_names(void) {
-    static const char* const names[N_RUN_FILES] = {"metrics.jsonl", "samples.txt", "settings.json", "summary.json"};
+    static const char* const names[N_RUN_FILES] = {"metrics.jsonl", "samples.txt", "settings.json", "summary.json",
+                                                   RUN_ANSWERS};
     return names;
+}
+
+// does a path, which need not exist, lie in the folder of a run, or of its checkpoints?
+static inline int run_holds(const char* path) {
+    char folder[PATH_BYTES], below[PATH_BYTES], metrics[PATH_BYTES], settings[PATH_BYTES];
+    if (!path_resolve_(below, path)) { return 0; }
+    while (strcmp(path_parent(folder, below), below) != 0) {
+        const int has_metrics = path_exists(path_join(metrics, folder, "metrics.jsonl"));
+        if (has_metrics && path_exists(path_join(settings, folder, "settings.json"))) { return 1; }
+        memcpy(below, folder, sizeof below);
+    }
+    return 0;
 }
 
 // metrics.jsonl as metrics.old-2.jsonl
@@ -155,6 +184,7 @@ static inline void run_open(Log* log, const RunStart* start) {
         run_set_aside_(o);
     } else {
         run_cut_samples_(o, s);
+        run_cut_answers_(o, s);
     }
     log_open(log, o->run, resume_step, !s->interrupted);
     path_join(path, o->run, "settings.json");
@@ -176,6 +206,21 @@ static inline void run_show_sample(const RunOptions* o, int step, const char* wh
     printf("--- sample after step %d%s\n%s---\n", step, which, text);
     fprintf(file, "--- sample after step %d%s\n%s---\n", step, which, text);
     if (fclose(file) != 0) { fail_run("%s: %s", path, strerror(errno)); }
+}
+
+// to go on with, and to be closed once the answers of a step are in it
+static inline FILE* run_open_answers(const RunOptions* o) {
+    char path[PATH_BYTES];
+    FILE* file = fdopen(file_append(path_join(path, o->run, RUN_ANSWERS)), "a");
+    if (!file) { fail_run("%s: %s", path, strerror(errno)); }
+    return file;
+}
+
+static inline void run_close_answers(FILE* file, int step, int n) {
+    if (fflush(file) != 0 || fsync(fileno(file)) != 0 || fclose(file) != 0) {
+        fail_run(RUN_ANSWERS ": %s", strerror(errno));
+    }
+    printf("step %d | %d answer%s in " RUN_ANSWERS "\n", step, n, n == 1 ? "" : "s");
 }
 
 // the checkpoint of that step, if there is one, or null

@@ -3,6 +3,13 @@ Text from a model, token by token: prompts, window, sampling, streaming output. 
     next_logits(model, tokens, n_cached, n)   logits (V) of the token that follows tokens[0 .. n). Keys and values (or
                                               the state) of the first n_cached tokens are still there from an earlier
                                               call
+or, where several texts are made side by side (side_by_side.h), two:
+    next_of_each(model, texts, n)             logits (n, V) of the token that follows each of n texts, each with a row
+                                              of the cache to itself: one text, or several with one new position each
+    share_text(model, to, from, n)            the first n positions of row `from` are those of row `to`, too
+    generate_to    a text from a prompt on, piece by piece to a function
+    generate       ... to a file, with a line end
+    text_begin, text_add, text_end            what a text goes through on its way, a token at a time
 A text ends at end of text, before a text of --stop, or after --max-new-tokens. One that outgrows the window of `room`
 positions goes on from its newer half, computed anew. Positions whose token is the same as in the text before are not
 computed again: several samples share the work on their prompt.
@@ -11,24 +18,57 @@ Cost:   one forward pass of one position a token, prompt aside. Cached logits eq
 #ifndef LLMC_GENERATE_H
 #define LLMC_GENERATE_H
 #include "../core/rng.h"        // xorshift_float
+#include "../ops/cached_text.h" // CachedText
 #include "../ops/sampler.h"     // sample_token
 #include "../text/stop.h"       // StopTexts, StopStream
 #include "../text/tokenizer.h"  // Tokenizer, TokenStream
 #include "prompts.h"            // Prompt, prompt_make; RunOptions, run_sampling
+#include <signal.h>
 
 typedef const float* (*NextLogits)(void* model, const int* tokens, int n_cached, int n);
+typedef const float* (*NextOfEach)(void* model, const CachedText* texts, int n);
+typedef void (*ShareText)(void* model, int to, int from, int n);
+
+// where a text goes, as far as it is certain
+typedef void (*TakeText)(void* to, const char* text, size_t n_bytes);
+
+typedef struct {
+    const Prompt* prompt;
+    int most;               // tokens
+    const StopTexts* stop;
+    uint64_t* random;       // the state that its tokens are drawn with
+    TakeText take;
+    void* to;
+} TextAsked;
+
+// why a text ended: by itself (end of text, --stop), for it had no more tokens to go, or somebody had enough
+typedef enum { TEXT_GOES_ON, TEXT_ENDED, TEXT_FULL, TEXT_INTERRUPTED } TextEnd;
+
+// a text that is being made, or the one before it, whose positions are still in the cache
+typedef struct {
+    TextAsked asked;
+    int* tokens;            // (room + 1)
+    int n, n_cached;        // tokens so far; of them in the cache
+    int left;               // tokens that may still come
+    unsigned char* seen;    // (V) of each token: is it in the text, prompt included?
+    TokenStream stream;
+    StopStream stop;
+    TextEnd end;
+} MadeText;
 
 typedef struct {
     const RunOptions* o;         // max_new_tokens, samples
     const Tokenizer* tokenizer;  // NULL: tokens are shown as numbers
     const StopTexts* stop;
     NextLogits next_logits;
+    NextOfEach next_of_each;     // or NULL, then there is one row
+    ShareText share_text;
     void* model;
     int V, room, eot;            // vocabulary, positions of the window, the token that ends a text
+    int n_rows;                  // texts that are made side by side
+    const volatile sig_atomic_t* interrupted;  // or NULL; not 0: the text ends here
     Sampling sampling;           // how a token is chosen
-    int* tokens;                 // (room + 1)
-    int n, n_cached;             // tokens so far; of them in the cache
-    unsigned char* seen;         // (V) of each token: is it in the text, prompt included?
+    MadeText* rows;              // (n_rows)
     Candidate* scratch;          // (2, V)
 } Generator;
 
@@ -41,113 +81,164 @@ static inline int generator_room(const RunOptions* o, int n_prompt, int max_T) {
 // the caller has filled in what stands above `sampling`, and the rest is zero
 static inline void generator_init(Generator* g) {
     g->sampling = run_sampling(g->o);
-    g->tokens = (int*)malloc_check(sizeof(int) * ((size_t)g->room + 1), "tokens");
-    g->seen = (unsigned char*)malloc_check((size_t)g->V, "tokens seen");
+    g->rows = (MadeText*)calloc((size_t)g->n_rows, sizeof(MadeText));
+    if (!g->rows) { fail_run("texts: no memory"); }
+    for (int i = 0; i < g->n_rows; i++) {
+        g->rows[i].tokens = (int*)malloc_check(sizeof(int) * ((size_t)g->room + 1), "tokens");
+        g->rows[i].seen = (unsigned char*)malloc_check((size_t)g->V, "tokens seen");
+    }
     g->scratch = (Candidate*)malloc_check(sizeof(Candidate) * 2 * (size_t)g->V, "candidates");
 }
 
 static inline void generator_free(Generator* g) {
-    free(g->tokens);
-    free(g->seen);
+    for (int i = 0; i < g->n_rows; i++) {
+        free(g->rows[i].tokens);
+        free(g->rows[i].seen);
+    }
+    free(g->rows);
     free(g->scratch);
 }
 
-// the end of the prompt that fits; what it shares with the text before stays in the cache
-static inline void generator_start_(Generator* g, const int* prompt, int n_prompt) {
-    int n = n_prompt < g->room ? n_prompt : g->room, shared = 0;
-    memset(g->seen, 0, (size_t)g->V);
-    for (int i = 0; i < n_prompt; i++) { g->seen[prompt[i]] = 1; }
-    prompt += n_prompt - n;
-    while (shared < n - 1 && shared < g->n_cached && g->tokens[shared] == prompt[shared]) { shared++; }
-    memcpy(g->tokens, prompt, sizeof(int) * (size_t)n);
-    g->n = n;
-    g->n_cached = shared;
+// the parameters have changed: what the cache has is of no use
+static inline void generator_forget(Generator* g) {
+    for (int i = 0; i < g->n_rows; i++) { g->rows[i].n_cached = 0; }
 }
 
-static inline void generator_drop_older_half_(Generator* g) {
-    int keep = (g->room + 1) / 2;
-    memmove(g->tokens, g->tokens + g->n - keep, sizeof(int) * (size_t)keep);
-    g->n = keep;
-    g->n_cached = 0;
+// the end of the prompt that fits, and how many of its tokens it is
+static inline const int* generator_prompt_(const Generator* g, const Prompt* p, int* n) {
+    *n = p->n < g->room ? p->n : g->room;
+    return p->tokens + (p->n - *n);
 }
 
-// the next token; it joins the text
-static inline int generator_next_(Generator* g, uint64_t* random) {
-    if (g->n > g->room) { generator_drop_older_half_(g); }
-    const float* logits = g->next_logits(g->model, g->tokens, g->n_cached, g->n);
-    int token = sample_token(logits, g->V, &g->sampling, g->seen, xorshift_float(random), g->scratch);
-    g->seen[token] = 1;
-    g->n_cached = g->n;
-    g->tokens[g->n++] = token;
+// how many positions of the cache a text has in common with n tokens, the last of which is always computed
+static inline int generator_shared_(const MadeText* x, const int* tokens, int n) {
+    int shared = 0;
+    while (shared < n - 1 && shared < x->n_cached && x->tokens[shared] == tokens[shared]) { shared++; }
+    return shared;
+}
+
+static inline void generator_drop_older_half_(Generator* g, MadeText* x) {
+    const int keep = (g->room + 1) / 2;
+    memmove(x->tokens, x->tokens + x->n - keep, sizeof(int) * (size_t)keep);
+    x->n = keep;
+    x->n_cached = 0;
+}
+
+// the window has room for the next position
+static inline void generator_fit(Generator* g, MadeText* x) {
+    if (x->n > g->room) { generator_drop_older_half_(g, x); }
+}
+
+// the token that follows; it joins the text
+static inline int generator_choose_(Generator* g, MadeText* x, const float* logits) {
+    const float random = xorshift_float(x->asked.random);
+    const int token = sample_token(logits, g->V, &g->sampling, x->seen, random, g->scratch);
+    x->seen[token] = 1;
+    x->n_cached = x->n;
+    x->tokens[x->n++] = token;
     return token;
 }
 
 // ---- one text ----
 
 // a token that is not shown and has the name of a stop text: <|im_end|>
-static inline int generator_stops_at_(const Generator* g, int token) {
+static inline int generator_stops_at_(const Generator* g, const StopTexts* stop, int token) {
     const Tokenizer* t = g->tokenizer;
     if (!t || !t->pipeline || token >= t->n_tokens || !(t->pipeline->flags[token] & TOKEN_SPECIAL)) { return 0; }
     int n_bytes;
     const char* name = tokenizer_bytes_of(t, token, &n_bytes);
-    return stop_texts_have(g->stop, name, (size_t)n_bytes);
+    return stop_texts_have(stop, name, (size_t)n_bytes);
 }
 
 // what is certain of the text with one more token, or at the end (token < 0)
-static inline void generate_print_(TokenStream* stream, StopStream* stop, int token, FILE* out) {
+static inline void text_put_(MadeText* x, int token) {
+    const TextAsked* to = &x->asked;
     size_t n_bytes;
-    const char* text = token < 0 ? token_stream_end(stream, &n_bytes) : token_stream_put(stream, token, &n_bytes);
-    text = stop_stream_put(stop, text, n_bytes, &n_bytes);
-    text_print_safe(text, n_bytes, out);
+    const char* text =
+        token < 0 ? token_stream_end(&x->stream, &n_bytes) : token_stream_put(&x->stream, token, &n_bytes);
+    text = stop_stream_put(&x->stop, text, n_bytes, &n_bytes);
+    to->take(to->to, text, n_bytes);
     if (token >= 0) { return; }
-    text = stop_stream_end(stop, &n_bytes);
-    text_print_safe(text, n_bytes, out);
+    text = stop_stream_end(&x->stop, &n_bytes);
+    to->take(to->to, text, n_bytes);
 }
 
-// the prompt is part of the text to the tokenizer, not to --stop
-static inline void generate_begin_(Generator* g, TokenStream* stream, StopStream* stop, const Prompt* p) {
+// without a tokenizer tokens are numbers
+static inline void text_put_number_(const MadeText* x, int token) {
+    char text[16];
+    x->asked.take(x->asked.to, text, (size_t)snprintf(text, sizeof text, "%d ", token));
+}
+
+// In row x, whose cache keeps the first n_shared positions. The prompt is part of the text to the tokenizer, not to
+// --stop
+static inline void text_begin(Generator* g, MadeText* x, const TextAsked* asked, int n_shared) {
+    const Prompt* p = asked->prompt;
+    const StopStream none = {NULL, {NULL, 0, 0}, 0, 0};
     size_t n_bytes;
-    generator_start_(g, p->tokens, p->n);
+    const int* tokens = generator_prompt_(g, p, &x->n);
+    memcpy(x->tokens, tokens, sizeof(int) * (size_t)x->n);
+    x->n_cached = n_shared;
+    x->asked = *asked;
+    x->left = asked->most;
+    x->end = asked->most > 0 ? TEXT_GOES_ON : TEXT_FULL;
+    x->stop = none;
+    memset(x->seen, 0, (size_t)g->V);
+    for (int i = 0; i < p->n; i++) { x->seen[p->tokens[i]] = 1; }
     if (!g->tokenizer) { return; }
-    stop_stream_init(stop, g->stop);
-    token_stream_init(stream, g->tokenizer, 1);
-    for (int i = 0; i < p->n; i++) { token_stream_put(stream, p->tokens[i], &n_bytes); }
-    token_stream_after_prompt(stream);
+    stop_stream_init(&x->stop, asked->stop);
+    token_stream_init(&x->stream, g->tokenizer, 1);
+    for (int i = 0; i < p->n; i++) { token_stream_put(&x->stream, p->tokens[i], &n_bytes); }
+    token_stream_after_prompt(&x->stream);
 }
 
-// continue a prompt to the end of the text; what is known of it is written at once
+// one more token; x->end says whether the text goes on
+static inline void text_add(Generator* g, MadeText* x, const float* logits) {
+    const int token = generator_choose_(g, x, logits);
+    const int is_last = token == g->eot || generator_stops_at_(g, x->asked.stop, token);
+    if (!is_last && g->tokenizer) { text_put_(x, token); }
+    else if (!is_last) { text_put_number_(x, token); }
+    x->left--;
+    x->end = is_last || x->stop.found ? TEXT_ENDED : x->left > 0 ? TEXT_GOES_ON : TEXT_FULL;
+}
+
+// what is left of the text goes where it belongs
+static inline void text_end(Generator* g, MadeText* x) {
+    if (!g->tokenizer) { return; }
+    text_put_(x, -1);
+    token_stream_free(&x->stream);
+    stop_stream_free(&x->stop);
+}
+
+// in the first row
+static inline TextEnd generate_to(Generator* g, const TextAsked* asked) {
+    MadeText* x = g->rows;
+    int n;
+    const int* tokens = generator_prompt_(g, asked->prompt, &n);
+    text_begin(g, x, asked, generator_shared_(x, tokens, n));
+    while (x->end == TEXT_GOES_ON) {
+        if (g->interrupted && *g->interrupted) {
+            x->end = TEXT_INTERRUPTED;
+            break;
+        }
+        generator_fit(g, x);
+        text_add(g, x, g->next_logits(g->model, x->tokens, x->n_cached, x->n));
+    }
+    text_end(g, x);
+    return x->end;
+}
+
+static inline void generate_take_safe_(void* safe, const char* text, size_t n_bytes) {
+    SafeText* to = (SafeText*)safe;
+    text_print_safe_piece(to, text, n_bytes);
+    fflush(to->out);
+}
+
+// continues a prompt to the end of the text; what is known of it is written at once
 static inline void generate(Generator* g, uint64_t* random, const Prompt* p, FILE* out) {
-    TokenStream stream;
-    StopStream stop = {NULL, {NULL, 0, 0}, 0, 0};
-    generate_begin_(g, &stream, &stop, p);
-    for (int i = 0; i < g->o->max_new_tokens && !stop.found; i++) {
-        int token = generator_next_(g, random);
-        if (token == g->eot || generator_stops_at_(g, token)) { break; }
-        if (g->tokenizer) { generate_print_(&stream, &stop, token, out); } else { fprintf(out, "%d ", token); }
-        fflush(out);
-    }
-    if (g->tokenizer) {
-        generate_print_(&stream, &stop, -1, out);
-        token_stream_free(&stream);
-        stop_stream_free(&stop);
-    }
+    SafeText safe = {out, 0};
+    const TextAsked asked = {p, g->o->max_new_tokens, g->stop, random, generate_take_safe_, &safe};
+    generate_to(g, &asked);
+    text_print_safe_end(&safe);
     fputc('\n', out);
-}
-
-// ---- --generate ----
-
-static inline Prompt generate_prompt(const RunOptions* o, const Tokenizer* tokenizer) {
-    size_t n_bytes;
-    char* text = run_prompt(o, &n_bytes);
-    return prompt_make(o, tokenizer, text, n_bytes);
-}
-
-// --samples texts, each with its prompt in front; several are numbered
-static inline void generate_texts(Generator* g, uint64_t* random, const Prompt* p) {
-    for (int i = 0; i < g->o->samples; i++) {
-        if (g->o->samples > 1) { printf("--- sample %d of %d\n", i + 1, g->o->samples); }
-        fwrite(p->text, 1, p->n_bytes, stdout);
-        generate(g, random, p, stdout);
-    }
 }
 #endif  // LLMC_GENERATE_H

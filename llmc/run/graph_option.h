@@ -23,6 +23,7 @@ static inline const char* graph_obstacle_(const Run* r, const char* varies) {
 #else
     const int P = r->comm->size;
     if (varies) { return varies; }
+    if (data_is_chat(&r->data)) { return "is not for conversations: in every micro-batch they begin elsewhere"; }
     if (r->data.train.examples_T > 0) { return "is for tokens: of examples other targets count in every update"; }
     if (r->o.doc_reset) { return "is not for --doc-reset: in every micro-batch documents begin elsewhere"; }
     if (P > 1 && r->o.zero == 2) { return "is not for --zero 2: each micro-batch sends its layers while it computes"; }

@@ -81,7 +81,9 @@ static inline void log_schema_(FILE* metrics, json_t* extra_schema) {
 // validation?
 static inline int64_t log_step_of_(const char* line, size_t n_bytes, int* is_validation) {
     json_error_t error;
-    json_t* record = json_parse_bounded(line, n_bytes, JSON_MAX_DEPTH, &error);
+    // answers may have \u0000
+    const JsonBudget most = {JSON_READ_BYTES, JSON_MAX_DEPTH, JSON_READ_MARKS, JSON_ALLOW_NUL};
+    json_t* record = json_parse_within(line, n_bytes, &most, &error);
     const json_t* step = json_object_get(record, "step");
     int64_t found = json_is_integer(step) ? json_integer_value(step) : json_object_get(record, "schema") ? -1 : -2;
     *is_validation = json_is_null(json_object_get(record, "ms"));

@@ -24,7 +24,10 @@ static inline void main_close_(Run* r) {
     companions_free(&r->companions);
     probe_free(&r->probe);
     generator_free(&r->generator);
+    free(r->host);
     prompts_free(&r->prompts);
+    questions_free(&r->questions);
+    asker_free(&r->asker);
     stop_texts_free(&r->stop);
     snapshot_free(&r->snapshot);
     verify_free(&r->verify);

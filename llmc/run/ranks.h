@@ -23,6 +23,7 @@ Errors: fail_input on rank 0; the others leave without another word.
 
 static inline Comm* ranks_open(const RankPlace* place, const RunOptions* o) {
     Comm* world = comm_world(place, (double)o->comm_timeout, (double)o->init_timeout);
+    failure_()->follows = place->rank > 0;
     if (place->rank > 0) {
         char* name = (char*)malloc_check(300, "name");
         snprintf(name, 300, "%.250s [rank %d]", program_invocation_short_name, place->rank);
@@ -159,7 +160,10 @@ static inline void ranks_compare(Comm* c, const Option* table, int n, const RunS
 // moment. all: every gradient is asked for, as by a probe
 static inline double ranks_box(Comm* c, const Model* m, int all, int n_leaves, int zero, double* moment) {
     Model plan = *m;  // sizes only
-    if (all) { plan.frozen = NULL; }
+    if (all) {
+        plan.frozen = NULL;
+        model_freeze_base(&plan);
+    }
     model_plan(&plan, c, n_leaves, zero);
     const int is_shared = model_is_shared(m);
     dp_want_numbers(&plan.dp, m->n_numbers);
@@ -169,6 +173,7 @@ static inline double ranks_box(Comm* c, const Model* m, int all, int n_leaves, i
     const double sent = dp_bytes(&plan.dp) + (is_shared ? dp_bytes(&plan.dp_experts) : 0.0);
     *moment = sizeof(float) * (double)plan.n_kept;
     model_plan_free(&plan);
+    if (all) { free(plan.frozen); }
     if (n_leaves < c->size && c->rank == 0) {
         const int n_idle = c->size - n_leaves;
         warn_line("%d ranks, but %d micro-batch%s in an update: %d rank%s nothing to compute (--batch-tokens or "

@@ -13,6 +13,9 @@ Errors: fail_input, with the option's name.
 #include "../ops/sampler.h"    // Sampling
 #include "schedule.h"          // schedule_lr, SCHEDULE_NAMES
 
+#define EXPORT_DTYPE_NAMES "fp32|bf16"
+typedef enum { EXPORT_FP32, EXPORT_BF16 } ExportDtype;
+
 typedef struct {
     const char *from, *config, *model;                                                    // model
     int seed;
@@ -31,10 +34,10 @@ typedef struct {
         tensorboard, max_skips, verify_every;
     float save_minutes, early_stop_delta;
     const char *export_hf, *generate, *probe, *probe_out;                                 // out
-    int eval_only;
+    int eval_only, export_dtype;                                                          // an ExportDtype
     float shard_gb;
     const char *sample_prompts, *stop;                                                    // sampling
-    int max_new_tokens, top_k, samples, prompt_eot;
+    int max_new_tokens, top_k, samples, generate_batch, prompt_eot;
     float temperature, top_p, min_p, repetition_penalty;
     const char* rank;                                                                     // machine
     int threads, dry_run, zero, comm_timeout, init_timeout;
@@ -152,6 +155,9 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"out", "export-hf", "", OPTION_TEXT, &o->export_hf, "", 0, 0, "DIR",
          "write the model as a Hugging Face folder, with its tokenizer, for transformers",
          OPTION_WRITES | OPTION_FOLDER | OPTION_WORK},
+        {"out", "export-dtype", "", OPTION_CHOICE, &o->export_dtype, "fp32", 0, 0, EXPORT_DTYPE_NAMES,
+         "how --export-hf stores numbers: bf16 rounds to the nearest and takes half the disk; a model that was bf16 "
+         "loses nothing by it", 0},
         {"out", "shard-gb", "", OPTION_FLOAT, &o->shard_gb, "5", 1e-6, 1e6, "F",
          "largest file of --export-hf, in 10^9 bytes; a larger model becomes shards", 0},
         {"out", "ema-weights", "", OPTION_SWITCH, &o->ema_weights, "0", 0, 0, "0|1",
@@ -206,14 +212,22 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
     return options_append(t, 0, rows, (int)(sizeof rows / sizeof rows[0]));
 }
 
+// a row more, of trainers that make several texts side by side
+static inline int run_batch_option(Option* t, int n, RunOptions* o) {
+    const Option row = {"sampling", "generate-batch", "", OPTION_INT, &o->generate_batch, "8", 1, 1024, "N",
+                        "make so many texts side by side, of --samples or of a file of prompts, and read the weights "
+                        "once for all; changes no text. Where it is not typed, fewer if memory is short", 0};
+    return options_append(t, n, &row, 1);
+}
+
 // was this process started with --continue, which may come with all the options of the start?
 static inline int run_continues(const Option* table, int n, const RunOptions* o) {
     return o->go_on && options_given(table, n, "continue") == 1;
 }
 
-// parameters come from one place: what a checkpoint brought back (given 2) does not count, nor what --continue began
-// with
-static inline void run_check_sources(const Option* table, int n, const RunOptions* o) {
+// Parameters come from one place: what a checkpoint brought back (given 2) does not count, nor what --continue began
+// with. A resumed adapter may be told where its base is now
+static inline void run_check_sources(const Option* table, int n, const RunOptions* o, int is_adapter) {
     const struct {
         const char *name, *value;
     } sources[] = {{"from", o->from}, {"config", o->config}, {"model", o->model}};
@@ -223,6 +237,7 @@ static inline void run_check_sources(const Option* table, int n, const RunOption
     for (int i = 0; i < 4; i++) {
         const char* name = i < 3 ? sources[i].name : "resume";
         if (i < 3 ? !*sources[i].value || options_given(table, n, name) != 1 : !o->resume) { continue; }
+        if (i == 0 && o->resume && is_adapter) { continue; }
         strcat(strcat(found, n_sources++ > 0 ? " and --" : " --"), name);
     }
     if (n_sources != 1) {

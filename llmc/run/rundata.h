@@ -4,6 +4,7 @@ The data of a run: what it trains on, what it validates with, and the examples i
     data_options, data_open_more   its further options, and data_open for them, where a trainer also reads numbers and
                                    examples (examples.h) or carries its state from row to row
     data_seq_len the positions of a row: --seq-len, or what the examples have
+    data_is_chat, data_read_chat   are the data conversations (chat_data.h)? Their rows, once the positions are known
     data_separator        the token with which documents begin, or -1 where the model does not look at them
     data_tokenizer_fits   is the tokenizer the model's?
     data_check_tokenizer  refuses text for a model whose tokenizer nobody named
@@ -17,6 +18,7 @@ Errors: fail_input, before anything is computed.
 #define LLMC_RUNDATA_H
 #include "../text/dataloader.h"  // TokenData, DataLoader
 #include "../text/hellaswag.h"   // HellaSwag
+#include "chat_data.h"           // ChatData
 #include "run_options.h"         // RunOptions, run_plan_steps
 
 // ---- options of a trainer that takes more than token shards and text ----
@@ -65,14 +67,19 @@ static inline int data_options(Option* t, int n, RunDataOptions* x) {
 typedef struct {
     TokenData train, val;  // without shards where there is none
     DataLoader train_rows, val_rows;
+    ChatData chat;         // of conversations
     HellaSwag examples;    // of --hellaswag
     const RunDataOptions* more;  // NULL: of a trainer without them
+    int is_chat;           // train and val are conversations
     RowOrder order;        // of the training data
     int has_sums;
     uint64_t train_sum, val_sum;  // checksums of the tokens, as they were opened
 } RunData;
 
 static inline int has_data(const TokenData* d) { return d->path != NULL; }
+
+// conversations: their rows are not made before the model has said how many positions it has
+static inline int data_is_chat(const RunData* d) { return d->is_chat; }
 
 static inline void data_refuse_examples_(const TokenData* d) {
     if (has_data(d) && d->examples_T > 0) {
@@ -98,14 +105,47 @@ static inline void data_refuse_weights_(const char* name, const char* text, cons
     path_list_free(&paths);
 }
 
+// option --name; of conversations the path alone
+static inline void data_open_path_(RunData* d, TokenData* data, const char* name, const char* path,
+                                   const Tokenizer* tokenizer) {
+    if (!*path) { return; }
+    if (chat_data_is(d->chat.o, name, path)) {
+        d->is_chat = 1;
+        data->path = string_copy(path);
+        return;
+    }
+    tokens_open(data, path, tokenizer);
+    if (d->is_chat) {
+        options_fail(name, "expected conversations as in %s, found texts or tokens in %s", d->train.path, path);
+    }
+}
+
 static inline void data_open(RunData* d, const RunOptions* o, const Tokenizer* tokenizer) {
     data_refuse_weights_("val", o->val, "validation takes all of each source, once");
-    if (*o->train) { tokens_open(&d->train, o->train, tokenizer); }
-    if (*o->val) { tokens_open(&d->val, o->val, tokenizer); }
+    data_open_path_(d, &d->train, "train", o->train, tokenizer);
+    const int is_text = has_data(&d->train) && !d->is_chat;
+    data_open_path_(d, &d->val, "val", o->val, tokenizer);
+    if (is_text && d->is_chat) {
+        options_fail("val", "expected texts or tokens as in %s, found conversations in %s", o->train, o->val);
+    }
+    d->order = o->shuffle ? ORDER_ROWS : ORDER_FILE;
+    if (d->is_chat) { return; }
     data_refuse_examples_(&d->train);
     data_refuse_examples_(&d->val);
     data_split_(d, o);
-    d->order = o->shuffle ? ORDER_ROWS : ORDER_FILE;
+}
+
+// T: positions of a row; folder: of the tokenizer, "" where it has none
+static inline void data_read_chat(RunData* d, const RunOptions* o, const Tokenizer* tokenizer, int T,
+                                  const char* folder) {
+    const int splits = has_data(&d->train) && !has_data(&d->val);
+    if (!d->is_chat) { return; }
+    options_refuse(o->doc_reset, "doc-reset", "is for documents: each conversation begins anew without it");
+    chat_data_open(&d->chat, folder);
+    if (has_data(&d->val)) { chat_data_read(&d->chat, &d->val, NULL, 0.0f, tokenizer, T, o->seed, 1); }
+    if (has_data(&d->train)) {
+        chat_data_read(&d->chat, &d->train, &d->val, splits ? o->val_fraction : 0.0f, tokenizer, T, o->seed, 0);
+    }
 }
 
 // Which option names the data (purpose: OPTION_TRAINS or OPTION_VALIDATES): one that is typed wins over what a
@@ -275,8 +315,10 @@ static inline void data_plan(RunData* d, RunOptions* o, int T, int V, int classe
     }
     const int stride = d->more && !d->more->packed_sequences ? T + 1 : T;
     data_rows_(&d->train_rows, &d->train, T, V, classes, stride, d->order, n_leaves * o->batch_size, o->seed);
-    // of several sources --eval-batches are a sample of all, always the same one
-    data_rows_(&d->val_rows, &d->val, T, V, classes, stride, d->val.n_sources > 1 ? ORDER_ROWS : ORDER_FILE, 1, 0);
+    // of several sources --eval-batches are a sample of all, always the same one; so are they of conversations, whose
+    // first rows have the shorter ones
+    const RowOrder of_val = d->val.n_sources > 1 || d->is_chat ? ORDER_ROWS : ORDER_FILE;
+    data_rows_(&d->val_rows, &d->val, T, V, classes, stride, of_val, 1, 0);
     const int64_t n_val = d->val_rows.n_rows, most = (int64_t)o->eval_batches * o->batch_size;
     if (has_data(&d->val) && dataloader_counted(&d->val_rows, 0, n_val < most ? n_val : most) == 0) {
         fail_input("%s: all targets of the rows for validation are negative: none counts", d->val.path);
@@ -350,15 +392,30 @@ static inline void data_box_(const char* name, const TokenData* d, const DataLoa
     }
 }
 
+static inline void data_box_chat_(const RunData* d) {
+    const ChatData* chat = &d->chat;
+    if (has_data(&d->train)) {
+        chat_data_box(chat, "training data", &chat->train, &chat->from_train, d->train_rows.n_rows, d->train_rows.T);
+    }
+    if (has_data(&d->val)) {
+        chat_data_box(chat, "validation data", &chat->val, &chat->from_val, d->val_rows.n_rows, d->val_rows.T);
+    }
+    chat_data_box_template(chat);
+}
+
 static inline void data_box(const RunData* d) {
-    data_box_("training data", &d->train, &d->train_rows);
-    data_box_("validation data", &d->val, &d->val_rows);
+    if (d->is_chat) { data_box_chat_(d); }
+    else {
+        data_box_("training data", &d->train, &d->train_rows);
+        data_box_("validation data", &d->val, &d->val_rows);
+    }
     if (d->examples.n > 0) {
         box_row("examples", "%d, the longest has %d positions", d->examples.n, d->examples.longest);
     }
 }
 
 static inline void data_close(RunData* d) {
+    chat_data_close(&d->chat);
     if (has_data(&d->val)) { tokens_close(&d->val); }  // first: it may look into train's storage
     if (has_data(&d->train)) { tokens_close(&d->train); }
     if (d->examples.n > 0) { hellaswag_close(&d->examples); }

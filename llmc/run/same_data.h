@@ -31,8 +31,8 @@ static inline json_t* sources_to_json_(const DataLoader* rows) {
     return sources;
 }
 
-// rows of data that is not there are all zero
-static inline json_t* tokens_to_json_(const DataLoader* rows, uint64_t xxh3) {
+// rows of data that is not there are all zero. chat: of chat_data_to_json; takes the reference
+static inline json_t* tokens_to_json_(const DataLoader* rows, uint64_t xxh3, json_t* chat) {
     const TokenData* d = rows->data;
     if (!d) { return json_null(); }
     json_t* json = json_pack("{s:s, s:I, s:I, s:I, s:i, s:s, s:s}", "path", d->path, "tokens",
@@ -40,6 +40,8 @@ static inline json_t* tokens_to_json_(const DataLoader* rows, uint64_t xxh3) {
                              (json_int_t)rows->n_rows, "shards", d->n_shards, "shards_xxh3",
                              hex_text(tokens_checksum_lengths(d)).s, "xxh3", hex_text(xxh3).s);
     if (d->n_sources > 1 || rows->is_weighted) { json_object_set_new(json, "sources", sources_to_json_(rows)); }
+    if (json_is_object(chat)) { json_object_set(json, "conversations", chat); }
+    json_decref(chat);
     return json;
 }
 
@@ -49,9 +51,11 @@ static inline json_t* answers_to_json_(const HellaSwag* h) {
 }
 
 // null: there is none. prompts: of prompts_to_json; takes the reference
-static inline json_t* data_to_json(const RunData* d, json_t* prompts) {
-    return json_pack("{s:o, s:o, s:o, s:o}", "train", tokens_to_json_(&d->train_rows, d->train_sum), "val",
-                     tokens_to_json_(&d->val_rows, d->val_sum), "hellaswag", answers_to_json_(&d->examples),
+static inline json_t* data_to_json(const RunData* d, int seed, json_t* prompts) {
+    json_t* train = chat_data_to_json(&d->chat, &d->chat.train, d->train_rows.T, seed);
+    json_t* val = chat_data_to_json(&d->chat, &d->chat.val, d->val_rows.T, seed);
+    return json_pack("{s:o, s:o, s:o, s:o}", "train", tokens_to_json_(&d->train_rows, d->train_sum, train), "val",
+                     tokens_to_json_(&d->val_rows, d->val_sum, val), "hellaswag", answers_to_json_(&d->examples),
                      "sample_prompts", prompts);
 }
 
@@ -101,6 +105,16 @@ static inline const char* data_changed_source_(const json_t* before, const json_
     return NULL;
 }
 
+// The option that makes other rows of conversations than before; NULL: none does, or there were none
+static inline const char* data_changed_option_(const json_t* before, const json_t* now) {
+    static const char* options[] = {"chat-template", "learn", "truncate", "pack", "seq-len", "seed"};
+    const json_t *was = json_object_get(before, "conversations"), *is = json_object_get(now, "conversations");
+    for (int i = 0; i < 6 && was && is; i++) {
+        if (data_differs_(was, is, options[i])) { return options[i]; }
+    }
+    return NULL;
+}
+
 // Going on with other data would be another run under the old name: the order of the rows depends on their number. That
 // follows from --seq-len too, which may be another if one likes, so not the rows are compared but what they are cut
 // from. 0: the same; else why it is not, but for "since the run began" and the remedy
@@ -110,6 +124,10 @@ static inline int data_is_other_(const json_t* before, const json_t* now, const 
                  n_now = json_array_size(json_object_get(now, "sources"));
     if (!json_is_object(before)) { return 0; }
     if (!path) { return !error_set(why, "the %s data is missing that was there", what); }
+    const char* option = data_differs_(before, now, "xxh3") ? data_changed_option_(before, now) : NULL;
+    if (option) {
+        return !error_set(why, "%s: --%s has changed and so have the rows of the %s data,", path, option, what);
+    }
     source = data_changed_source_(before, now, "xxh3");
     if (source || data_differs_(before, now, "xxh3")) {
         return !error_set(why, "%s: the %s data has changed", source ? source : path, what);
@@ -130,7 +148,7 @@ static inline int data_is_other_(const json_t* before, const json_t* now, const 
 // of --hellaswag and --sample-prompts: a file, which may also be given up
 static inline void data_check_file_(const Option* table, int n, const RunOptions* o, const json_t* before,
                                     const json_t* now, const char* what, const char* option) {
-    if (option_is_new_(table, n, o, option) || !json_is_object(now)) { return; }
+    if (!json_is_object(now) || option_is_new_(table, n, o, option)) { return; }
     if (!data_differs_(before, now, "xxh3")) { return; }
     fail_input("%s: the %s have changed since the run began: give the old file back, or name the new with --%s",
                json_string_value(json_object_get(now, "path")), what, option);
@@ -149,9 +167,11 @@ static inline int data_check_(const Option* table, int n, const RunOptions* o, c
                      "hellaswag");
     data_check_file_(table, n, o, json_object_get(before, "sample_prompts"), json_object_get(now, "sample_prompts"),
                      "prompts", "sample-prompts");
+    data_check_file_(table, n, o, json_object_get(before, "eval_prompts"), json_object_get(now, "eval_prompts"),
+                     "prompts", "eval-generate");
     if (!data_is_other_(json_object_get(before, "val"), json_object_get(now, "val"), "validation", &why)) { return 0; }
     // what is a part of the training data changes with that
-    const int is_part = has_data(&d->val) && tokens_is_part(&d->val);
+    const int is_part = has_data(&d->val) && (data_is_chat(d) ? !*o->val : tokens_is_part(&d->val));
     const int val_is_new = data_is_new_(table, n, o, OPTION_VALIDATES) || option_is_new_(table, n, o, "val-fraction");
     if (!val_is_new && !(is_new && is_part)) {
         fail_input("%s since the run began: give the old data back, or %s --val", why.text, anew);

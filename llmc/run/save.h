@@ -23,7 +23,7 @@ Files of a run: the model that it starts from, checkpoints, exports.
 // ---- to start from ----
 
 // --ema-weights: the file of the averaged weights that lies beside this one
-static inline void save_find_average_(char weights[PATH_BYTES]) {
+static inline void save_find_average(char weights[PATH_BYTES]) {
     char folder[PATH_BYTES], path[PATH_BYTES];
     if (!path_exists(path_join(path, path_parent(folder, weights), EMA_WEIGHTS))) {
         options_fail("ema-weights", "%s has no averaged weights (%s), which a run with --ema saves", folder,
@@ -32,21 +32,46 @@ static inline void save_find_average_(char weights[PATH_BYTES]) {
     snprintf(weights, PATH_BYTES, "%s", path);
 }
 
+// Is the checkpoint an adapter's? The model beside which it learns is that of --from again
+static inline int save_find_adapter_(Run* r) {
+    char path[PATH_BYTES];
+    if (!path_exists(checkpoint_path(path, r->o.run, r->state.step, HF_ADAPTER_CONFIG))) { return 0; }
+    checkpoint_folder(r->adapter, r->o.run, r->state.step);
+    return 1;
+}
+
+// does --lora of a trainer that has it name an adapter? Then the averaged weights are that one's
+static inline int save_adds_(const Run* r) {
+    for (int i = 0; i < r->n_options; i++) {
+        if (strcmp(r->table[i].name, "lora") == 0) { return **(const char**)r->table[i].value != '\0'; }
+    }
+    return 0;
+}
+
+// --run goes on with an adapter, whose checkpoint does not hold the model
+static inline void save_check_base_(const char* from) {
+    if (path_exists(from)) { return; }
+    fail_input("--resume: %s, the model beside which the adapter learns, is not there: put it back, or name it by "
+               "--resume --from DIR", from);
+}
+
 // where the model comes from: the file of its parameters (or the index of several), its config.json, its tokenizer
 static inline void save_find_model(Run* r) {
     const RunOptions* o = &r->o;
     const int has_own = o->ema > 0.0f && run_will_train(r);
     char path[PATH_BYTES];
-    run_check_sources(r->table, r->n_options, o);
+    const int is_adapter = o->resume && save_find_adapter_(r);
+    run_check_sources(r->table, r->n_options, o, is_adapter);
     snprintf(r->config, PATH_BYTES, "%s", o->config);
-    if (o->resume) {
+    if (o->resume && !is_adapter) {
         checkpoint_path(r->weights, o->run, r->state.step, HF_WEIGHTS);
         checkpoint_path(r->config, o->run, r->state.step, "config.json");
     } else if (*o->from) {
+        if (is_adapter) { save_check_base_(o->from); }
         model_find(r->weights, r->config, o->from);
     }
-    if (*r->weights && run_takes_average(r) && !has_own && !(o->resume && run_will_train(r))) {
-        save_find_average_(r->weights);
+    if (*r->weights && run_takes_average(r) && !has_own && !(o->resume && run_will_train(r)) && !save_adds_(r)) {
+        save_find_average(r->weights);
     }
     run_choose_tokenizer(r->table, r->n_options, o, model_tokenizer(path, r->config));
 }
@@ -56,7 +81,7 @@ static inline void save_find_model(Run* r) {
 static inline void save_find_companions(Run* r) {
     char model[PATH_BYTES] = "", tokenizer[PATH_BYTES];
     const int is_typed = run_is_typed(r, "tokenizer");
-    if (!run_is_training(r) && !*r->o.export_hf) { return; }
+    if (!run_is_training(r) && !run_exports(r)) { return; }
     if (*r->weights && *r->config) { path_parent(model, r->config); }
     tokenizer_folder(tokenizer, r->o.tokenizer);
     const int is_same = !is_typed || r->o.resume || (*tokenizer && path_is_same(model, tokenizer));
@@ -69,7 +94,7 @@ static inline void save_find_companions(Run* r) {
 // data was read perhaps, that one may have been pruned. There is a newer one then, of the same model
 static inline void save_find_again(Run* r) {
     char was[PATH_BYTES];
-    if (r->o.resume || !*r->o.from || path_exists(r->weights)) { return; }
+    if ((r->o.resume && !*r->adapter) || !*r->o.from || path_exists(r->weights)) { return; }
     snprintf(was, sizeof was, "%s", r->weights);
     model_find(r->weights, r->config, r->o.from);
     if (strcmp(was, r->weights) != 0 && r->comm->rank == 0) {
@@ -111,27 +136,57 @@ static inline void save_read_table_(Run* r, const SliceSink* sink) {
 typedef struct {
     size_t n, n_first;       // in all tensors, in the first that has some
     char first[NAME_BYTES];  // its name on disk
+    const Tensor* tensor;    // of which it is slice k
+    int k;
 } NotFinite;
 
-static inline void not_finite_count_(NotFinite* found, const float* values, const Tensor* t, int k) {
-    const size_t n = tensor_slice_elements(t);
+static inline size_t not_finite_floats_(const float* values, size_t n) {
     size_t n_bad = 0;
     #pragma omp parallel for reduction(+ : n_bad)
     for (size_t i = 0; i < n; i++) { n_bad += !isfinite(values[i]); }
+    return n_bad;
+}
+
+// of what is stored as fp8, which has no number larger than its limit either
+static inline size_t not_fp8_(const float* values, size_t n) {
+    size_t n_bad = 0;
+    #pragma omp parallel for reduction(+ : n_bad)
+    for (size_t i = 0; i < n; i++) { n_bad += !(fabsf(values[i]) <= FP8_LARGEST_WEIGHT); }
+    return n_bad;
+}
+
+static inline size_t not_finite_halves_(const uint16_t* values, size_t n) {
+    size_t n_bad = 0;
+    #pragma omp parallel for reduction(+ : n_bad)
+    for (size_t i = 0; i < n; i++) { n_bad += (values[i] & 0x7f80) == 0x7f80; }  // all bits of the exponent
+    return n_bad;
+}
+
+static inline void not_finite_note_(NotFinite* found, size_t n_bad, const Tensor* t, int k) {
     if (n_bad > 0 && found->n == 0) {
-        found->n_first = n_bad;
         tensor_slice_name(found->first, sizeof found->first, t, k);
+        found->tensor = t;
+        found->k = k;
     }
+    if (found->tensor == t && found->k == k) { found->n_first += n_bad; }
     found->n += n_bad;
 }
 
+// an adapter and its model come from two files, and are counted one by one
+typedef enum { OF_MODEL, OF_ADAPTER, N_SOURCES } Source;
+
+static inline Source not_finite_source_(const Model* m, const Tensor* t) {
+    return model_is_adapter(m) && model_is_saved_(m, t) ? OF_ADAPTER : OF_MODEL;
+}
+
 // of all tensors, where they lie
-static inline void not_finite_count_all_(NotFinite* found, const Model* m) {
+static inline void not_finite_count_all_(NotFinite found[N_SOURCES], const Model* m) {
     for (int i = 0; i < m->n_table; i++) {
         const Tensor* t = &m->table[i];
         const float* values = model_floats(m) + t->offset;
         for (int k = 0; k < tensor_slices(t); k++, values += tensor_slice_elements(t)) {
-            not_finite_count_(found, values, t, k);
+            const size_t n_bad = not_finite_floats_(values, tensor_slice_elements(t));
+            not_finite_note_(&found[not_finite_source_(m, t)], n_bad, t, k);
         }
     }
 }
@@ -140,33 +195,71 @@ static inline void not_finite_count_all_(NotFinite* found, const Model* m) {
 typedef struct {
     SliceSink sink;
     float* room;
-    NotFinite* found;
+    uint16_t* halves;  // the slice that is under way as bf16; NULL: it is in `room`
+    int is_banded;     // it comes as bands of fp8
+    const Model* m;
+    NotFinite *found, *beyond;  // (N_SOURCES); beyond: in tensors that are stored as fp8, what that cannot be either
 } CountingStream;
 
 static inline float* counting_room_(void* stream, const Tensor* t, int k) {
     CountingStream* s = (CountingStream*)stream;
+    s->halves = NULL;
+    s->is_banded = 0;
     return s->room = s->sink.room(s->sink.to, t, k);
+}
+
+static inline uint16_t* counting_halves_(void* stream, const Tensor* t, int k, int is_exact) {
+    CountingStream* s = (CountingStream*)stream;
+    return s->halves = s->sink.halves(s->sink.to, t, k, is_exact);
+}
+
+static inline int counting_takes_bands_(void* stream, const Tensor* t, int k) {
+    CountingStream* s = (CountingStream*)stream;
+    return s->is_banded = s->sink.takes_bands(s->sink.to, t, k);
+}
+
+static inline void counting_bands_(void* stream, const Tensor* t, int k, int band, int n, const float* x) {
+    const CountingStream* s = (const CountingStream*)stream;
+    int n_rows;
+    const size_t first = tensor_band(t, band, &n_rows), last = tensor_band(t, band + n - 1, &n_rows);
+    not_finite_note_(s->beyond, not_fp8_(x, (last + (size_t)n_rows - first) * (size_t)t->columns), t, k);
+    s->sink.bands(s->sink.to, t, k, band, n, x);
 }
 
 static inline void counting_done_(void* stream, const Tensor* t, int k) {
     const CountingStream* s = (const CountingStream*)stream;
-    not_finite_count_(s->found, s->room, t, k);
+    const size_t n = tensor_slice_elements(t);
+    NotFinite* found = &s->found[not_finite_source_(s->m, t)];
+    if (s->halves) { not_finite_note_(found, not_finite_halves_(s->halves, n), t, k); }
+    else if (t->stored != STORED_FP8) { not_finite_note_(found, not_finite_floats_(s->room, n), t, k); }
+    else if (!s->is_banded) { not_finite_note_(s->beyond, not_fp8_(s->room, n), t, k); }
     slice_sink_done(&s->sink, t, k);
+}
+
+// in fp8 they would become others, silently
+static inline void save_check_fp8_(const Run* r, const NotFinite* beyond) {
+    char others[64] = "";
+    const size_t n_more = beyond->n - beyond->n_first;
+    if (beyond->n == 0) { return; }
+    if (n_more > 0) { snprintf(others, sizeof others, ", and %zu of other tensors", n_more); }
+    fail_input("%s: --weights fp8: expected finite numbers of at most %g, found %zu of %s that are not%s: "
+               "--weights bf16 keeps larger ones", r->weights, (double)FP8_LARGEST_WEIGHT, beyond->n_first,
+               beyond->first, others);
 }
 
 // A run that would learn from them is refused: whatever they touch becomes NaN, no update mends it, and what they do
 // not touch goes into every checkpoint. To go on, evaluate, generate or convert changes no number: a warning.
-static inline void save_check_finite_(const Run* r, const NotFinite* found) {
+static inline void save_check_finite_(const Run* r, const NotFinite* found, const char* file) {
     char others[64] = "";
-    if (found->n == 0) { return; }
+    if (!*file || found->n == 0) { return; }  // start values are finite
     const size_t n_others = found->n - found->n_first;
     if (n_others > 0) { snprintf(others, sizeof others, ", %zu of other tensors", n_others); }
     if (run_is_training(r) && !r->o.resume) {
         fail_input("%s: expected finite numbers, found %zu of %s that are NaN or infinite%s: training cannot mend "
-                   "them, take a sound file", r->weights, found->n_first, found->first, others);
+                   "them, take a sound file", file, found->n_first, found->first, others);
     }
     if (r->comm->rank > 0) { return; }
-    warn_line("%s: %zu numbers of %s are NaN or infinite%s", r->weights, found->n_first, found->first, others);
+    warn_line("%s: %zu numbers of %s are NaN or infinite%s", file, found->n_first, found->first, others);
 }
 
 // Gradients, moments and parameters: read or drawn by every rank alike, and the same on all. A device gets them slice
@@ -174,7 +267,7 @@ static inline void save_check_finite_(const Run* r, const NotFinite* found) {
 static inline void save_open_model(Run* r) {
     Model* m = r->model;
     const int in_place = DEVICE_IS_SHARED && m->is_float && !model_is_shared(m);
-    const int trains = run_is_training(r), exports = !trains && (*r->o.export_hf || r->exports_more);
+    const int trains = run_is_training(r), exports = !trains && run_exports(r) && !model_exports_stored(m);
     ModelStream stream;
     model_init(m, r->trainer->stored_bytes);
     if (trains) { model_init_training(m, r->comm, r->n_leaves, r->o.zero, r->has_masters); }
@@ -186,21 +279,23 @@ static inline void save_open_model(Run* r) {
     if (!in_place && exports && r->comm->rank == 0) {
         r->loaded = (float*)arena_alloc(sizeof(float) * m->n, "parameters on the host");
     }
-    NotFinite found = {0, 0, ""};
-    CountingStream counting = {{NULL, NULL, NULL}, NULL, &found};
+    NotFinite found[N_SOURCES] = {{0, 0, "", NULL, 0}, {0, 0, "", NULL, 0}}, beyond = found[0];
+    CountingStream counting = {{NULL, NULL, NULL, NULL, NULL, NULL}, NULL, NULL, 0, m, found, &beyond};
     if (!in_place) { counting.sink = model_stream_open(&stream, m, r->loaded, r->state.updates, &r->dev); }
-    const SliceSink counted = {counting_room_, counting_done_, &counting};
+    if (!in_place && r->comm->size > 1) { model_stream_sum(&stream); }
+    const SliceSink counted = {counting_room_,  counting_done_,        &counting,
+                               counting_halves_, counting_takes_bands_, counting_bands_};
     const SliceSink sink = in_place ? slice_sink(model_floats(m)) : counted;
     save_find_again(r);
     (r->trainer->load ? r->trainer->load : save_read_table_)(r, &sink);
-    if (*r->weights) {  // start values are finite
-        if (in_place) { not_finite_count_all_(&found, m); }
-        save_check_finite_(r, &found);
-    }
+    if (in_place && (*r->weights || *r->adapter_weights)) { not_finite_count_all_(found, m); }
+    save_check_fp8_(r, &beyond);
+    save_check_finite_(r, &found[OF_MODEL], r->weights);
+    save_check_finite_(r, &found[OF_ADAPTER], r->adapter_weights);
     if (!in_place) {
         ranks_same(r->comm, "parameters", model_stream_close(&stream));
     } else if (r->comm->size > 1) {
-        ranks_same(r->comm, "parameters", XXH3_64bits(model_floats(m), sizeof(float) * m->n));
+        ranks_same(r->comm, "parameters", XXH3_64bits(model_floats(m), m->stored_bytes));
     }
     if (trains && r->o.verify_every > 0) { dp_verify(&m->dp, &r->verify, &m->w); }
 }
@@ -275,19 +370,25 @@ static inline double save_text_bytes_(const Run* r) {
     return (double)r->tokenizer.n_json + companions_bytes(&r->companions) + 8192.0;
 }
 
-static inline void save_model_(const Run* r, const float* params, const char* folder, size_t shard_bytes,
-                               SavedFiles* files) {
+// dtype: DTYPE_F32 or DTYPE_BF16
+static inline void save_model_(const Run* r, const Tensor* table, int n, SliceSource params, const char* folder,
+                               Dtype dtype, size_t shard_bytes, SavedFiles* files) {
     char path[PATH_BYTES];
     const int eot = run_end_of_text(r);
-    saved_files_add(files, r->trainer->write_config(r, path_join(path, folder, "config.json"), eot));
-    tensors_save_folder(folder, r->model->table, r->model->n_table, params, shard_bytes, files);
-    const int has_tokenizer = run_has_text(r) && tokenizer_save(folder, &r->tokenizer, files);
-    if (has_tokenizer && !companions_have(&r->companions, "tokenizer_config.json")) {
-        tokenizer_save_config(folder, &r->tokenizer, r->max_T, files);
-    }
+    const char* dtype_of_torch = dtype == DTYPE_BF16 ? "bfloat16" : "float32";
+    saved_files_add(files, r->trainer->write_config(r, path_join(path, folder, "config.json"), eot, dtype_of_torch));
+    tensors_save_slices(folder, table, n, params, dtype, shard_bytes, files);
     if (!companions_have(&r->companions, "generation_config.json")) {
         json_t* ids = json_pack("{s:i, s:i, s:i}", "bos_token_id", eot, "eos_token_id", eot, "pad_token_id", eot);
         saved_files_add(files, json_write(path_join(path, folder, "generation_config.json"), ids));
+    }
+}
+
+// tokenizer and companions
+static inline void save_text_(const Run* r, const char* folder, SavedFiles* files) {
+    const int has_tokenizer = run_has_text(r) && tokenizer_save(folder, &r->tokenizer, files);
+    if (has_tokenizer && !companions_have(&r->companions, "tokenizer_config.json")) {
+        tokenizer_save_config(folder, &r->tokenizer, r->max_T, files);
     }
     companions_save(&r->companions, folder, files);
 }
@@ -299,10 +400,14 @@ static inline void save_write_(void* run) {
     char temporary[PATH_BYTES], path[PATH_BYTES];
     SavedFiles* files = saved_files_new();
     const Model* model = r->model;
-    const double n_bytes = run_checkpoint_bytes(model->table, model->n_table, model->frozen, model->average != NULL);
+    const double n_bytes = run_checkpoint_bytes(model->table, model->n_saved, model->frozen, model->average != NULL);
     run_save_begin(temporary, &r->o, &s->state, n_bytes + save_text_bytes_(r));
     const float* params = model_whole(r->model, s->arena[0], NULL, &r->dev);
-    save_model_(r, params, temporary, SIZE_MAX, files);
+    if (model_is_adapter(model)) { r->trainer->write_adapter(r, params, temporary, files); }
+    else {
+        save_model_(r, model->table, model->n_table, slice_source(params), temporary, DTYPE_F32, SIZE_MAX, files);
+    }
+    save_text_(r, temporary, files);
     model_whole_free(r->model, params, s->arena[0]);
     path_join(path, temporary, "optimizer.safetensors");
     const float *m = (const float*)s->arena[1], *v = (const float*)s->arena[2];
@@ -310,7 +415,7 @@ static inline void save_write_(void* run) {
     if (r->model->average) {
         float* average = model_whole_average(r->model, (const float*)s->arena[3], NULL, &r->dev);
         path_join(path, temporary, EMA_WEIGHTS);
-        saved_files_add(files, tensors_save(path, r->model->table, r->model->n_table, average));
+        saved_files_add(files, tensors_save(path, r->model->table, r->model->n_saved, average));
         arena_free(average, sizeof(float) * r->model->n);
     }
     Extra extras[MAX_EXTRAS + 1];
@@ -360,24 +465,73 @@ static inline void save_checkpoint(Run* r, int last) {
 // ---- exports ----
 
 // a folder that this trainer loads, and transformers too where it has such a model
-static inline void save_export_folder_(const Run* r, const float* params, const char* folder) {
+static inline void save_export_folder_(const Run* r, const Tensor* table, int n, SliceSource params,
+                                       const char* folder) {
     char temporary[PATH_BYTES];
     SavedFiles* files = saved_files_new();
-    const int lock = hf_export_begin(temporary, folder, 4.0 * (double)r->model->n + save_text_bytes_(r));
-    save_model_(r, params, temporary, (size_t)(1e9 * (double)r->o.shard_gb), files);
-    hf_export_end(lock, temporary, folder);
+    const Dtype dtype = r->o.export_dtype == EXPORT_BF16 ? DTYPE_BF16 : DTYPE_F32;
+    const double n_bytes = (double)dtype_size(dtype) * (double)tensors_disk_count(table, n);
+    const int lock = hf_export_begin(temporary, "export-hf", folder, n_bytes + save_text_bytes_(r));
+    save_model_(r, table, n, params, temporary, dtype, (size_t)(1e9 * (double)r->o.shard_gb), files);
+    save_text_(r, temporary, files);
+    hf_export_end(lock, temporary, "export-hf", folder);
     free(files);
+}
+
+static inline void save_export_adapter_(const Run* r, const float* params, const char* folder) {
+    char temporary[PATH_BYTES];
+    SavedFiles* files = saved_files_new();
+    const int lock = hf_export_begin(temporary, "export-lora", folder, sizeof(float) * (double)r->model->n);
+    r->trainer->write_adapter(r, params, temporary, files);
+    save_text_(r, temporary, files);
+    hf_export_end(lock, temporary, "export-lora", folder);
+    free(files);
+}
+
+// a model as it is stored, an adapter's base with what it adds, slice by slice
+typedef struct {
+    const Run* r;
+    const float* params;  // of the adapter; NULL: there is none
+    float* room;          // for a slice
+} MergedSlices;
+
+static inline const float* merged_slice_(void* from, const Tensor* t, int k) {
+    const MergedSlices* x = (const MergedSlices*)from;
+    Model* m = x->r->model;
+    const int i = (int)(t - m->table);
+    model_stored_slice_(m, m->w.stored, i, k, x->room, &x->r->dev);
+    if (x->params) { x->r->trainer->merge_adapter(x->r, x->params, i, k, x->room); }
+    return x->room;
+}
+
+static inline void save_export_merged_(const Run* r, const float* params, const char* folder) {
+    const Model* m = r->model;
+    const size_t n_bytes = sizeof(float) * model_largest_slice(m, m->n_table);
+    MergedSlices merged = {r, params, (float*)malloc_check(n_bytes, "a tensor that is merged")};
+    const SliceSource source = {merged_slice_, &merged};
+    const int first = model_is_adapter(m) ? m->n_saved : 0;
+    save_export_folder_(r, m->table + first, m->n_table - first, source, folder);
+    free(merged.room);
 }
 
 // all ranks call, rank 0 writes: what was loaded, or what training has made of it
 static inline void save_exports(Run* r) {
     Model* m = r->model;
-    if (!*r->o.export_hf && !r->exports_more) { return; }
+    const int exports_adapter = r->export_adapter && *r->export_adapter;
+    if (!run_exports(r)) { return; }
     if (r->comm->rank > 0 && !run_is_training(r)) { return; }  // rank 0 has kept what it has read
+    if (model_exports_stored(m)) {
+        save_export_merged_(r, NULL, r->o.export_hf);
+        return;
+    }
     const int averaged = run_takes_average(r) && m->average && r->state.averaged > 0;
     const float* params = r->loaded ? r->loaded
                         : averaged ? model_whole_average(m, m->average, &r->dev, &r->dev) : model_download(m, &r->dev);
-    if (r->comm->rank == 0 && *r->o.export_hf) { save_export_folder_(r, params, r->o.export_hf); }
+    if (r->comm->rank == 0 && exports_adapter) { save_export_adapter_(r, params, r->export_adapter); }
+    if (r->comm->rank == 0 && *r->o.export_hf) {
+        if (model_is_adapter(m)) { save_export_merged_(r, params, r->o.export_hf); }
+        else { save_export_folder_(r, m->table, m->n_table, slice_source(params), r->o.export_hf); }
+    }
     if (r->comm->rank == 0 && r->exports_more) { r->trainer->write_more(r, params); }
     if (averaged) { arena_free((void*)params, sizeof(float) * m->n); }
     else if (params != r->loaded) { model_whole_free(m, params, model_source(m)); }

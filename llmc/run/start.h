@@ -21,25 +21,45 @@ computed or written.
 // a mistake of ours: a trainer that leaves out what every run needs, or half of a pair
 static inline void start_check_trainer_(const Trainer* t) {
     assert(t->name && t->about && t->presets && t->stored_bytes > 0 && t->usual_T > 0);
-    assert(t->choose && t->box && t->flops_per_token && t->activation_bytes && t->open && t->leaf && t->losses &&
-           t->forward);
-    assert(t->logits && t->next_logits && t->write_config && t->close && t->n_scores <= MAX_SCORES);
-    assert((t->sparing != NULL) == (t->sparing_bytes != NULL));
+    assert(t->choose && t->box && t->flops_per_token && t->activation_bytes && t->open && t->leaf && t->forward);
+    assert(t->logits && t->losses && t->write_config && t->close && t->n_scores <= MAX_SCORES);
     assert((t->extras != NULL) == (t->load_extras != NULL));
+    assert((t->next_of_each != NULL) == (t->share_text != NULL));
     assert((t->scores != NULL) == (t->n_scores > 0));
     assert(!t->without_more || t->more_loss);
+    assert(!(t->more_data && t->takes_conversations));  // data_open_more knows nothing of them
 }
 
 // ---- options and sizes ----
+
+// --chat and --generate-file stand alone: nothing else is typed that gives a run something to do
+static inline void start_check_alone_(const Run* r, const char* name) {
+    const int work = OPTION_TRAINS | OPTION_VALIDATES | OPTION_WORK;
+    for (int i = 0; i < r->n_options; i++) {
+        const Option* row = &r->table[i];
+        if (!(row->flags & work) || !(row->flags & OPTION_TYPED) || strcmp(row->name, name) == 0) { continue; }
+        const int is_on = row->type == OPTION_SWITCH ? *(int*)row->value : **(const char**)row->value != '\0';
+        if (!is_on && strcmp(row->name, "generate") != 0) { continue; }
+        options_fail(name, "stands alone: leave out --%s", row->name);
+    }
+    options_refuse(r->o.resume || r->o.go_on, name, "takes a model as it is: give --from PATH");
+}
 
 static inline void start_parse_(Run* r, int argc, char** argv) {
     const Trainer* t = r->trainer;
     start_check_trainer_(t);
     r->n_options = run_options(r->table, &r->o, t->presets);
+    if (t->next_of_each) { r->n_options = run_batch_option(r->table, r->n_options, &r->o); }
     if (t->more_data) { r->n_options = data_options(r->table, r->n_options, &r->d); }
+    if (t->takes_conversations) {
+        r->n_options = chat_options(r->table, r->n_options, &r->chat);
+        r->data.chat.o = &r->chat;
+    }
     if (t->options) { t->options(r); }
     options_parse(r->table, r->n_options, argc, argv, t->about);
     options_refuse(r->o.resume && r->o.go_on, "continue", "means --resume where there is a checkpoint: leave that out");
+    if (run_is_chatting(r)) { start_check_alone_(r, "chat"); }
+    if (run_answers_file(r)) { start_check_alone_(r, "generate-file"); }
     r->place = rank_place(run_is_typed(r, "rank") ? r->o.rank : "");
     r->comm = ranks_open(&r->place, &r->o);
     const int begins = !r->o.dry_run && run_will_train(r);
@@ -50,18 +70,21 @@ static inline void start_parse_(Run* r, int argc, char** argv) {
     if (!goes_on && r->comm->rank == 0 && begins && *r->o.run) { run_check_unused(&r->o); }
 }
 
+// beside an adapter nothing of the model learns: then its own tensors are meant
 static inline void start_freeze_(Run* r) {
-    r->model->frozen = freeze_slices(r->o.freeze, r->model->table, r->model->n_table);
+    Model* m = r->model;
+    const char* what = model_is_adapter(m) ? "tensor of the adapter, beside which the whole model is frozen" : "tensor";
+    m->frozen = freeze_slices(r->o.freeze, m->table, m->n_saved, what);
     if (r->trainer->freeze) { r->trainer->freeze(r); }
-    model_find_lowest(r->model);
+    model_freeze_base(m);
+    model_find_lowest(m);
 }
 
 // is anything asked for? The message names those options of this trainer that ask for something, data first
 static inline void start_check_purpose_(const Run* r) {
     char expected[512] = "";
     size_t used = 0;
-    if (run_is_training(r) || r->o.eval_only || run_is_generating(r) || *r->o.probe || *r->o.export_hf ||
-        r->exports_more) {
+    if (run_is_training(r) || r->o.eval_only || run_is_generating(r) || *r->o.probe || run_exports(r)) {
         return;
     }
     for (int i = 0; i < 2 * r->n_options; i++) {
@@ -72,14 +95,23 @@ static inline void start_check_purpose_(const Run* r) {
     fail_input("nothing to do: expected %s or --dry-run", expected);
 }
 
+// where tokenizer and chat template are; the model's own folder where --tokenizer is no folder's
+static inline const char* start_tokenizer_folder_(char folder[PATH_BYTES], const Run* r) {
+    tokenizer_folder(folder, r->o.tokenizer);
+    if (!*folder && *r->config && *r->weights) { path_parent(folder, r->config); }
+    return folder;
+}
+
 static inline void start_plan_rows_(Run* r) {
     RunOptions* o = &r->o;
+    char folder[PATH_BYTES];
     const int usual = r->trainer->usual_T < r->max_T ? r->trainer->usual_T : r->max_T;
     r->T = data_seq_len(&r->data, o, r->table, r->n_options, usual);
     if (r->T > r->max_T) {
         options_fail("seq-len", "expected at most the model's %d positions, found %d", r->max_T, r->T);
     }
     r->n_leaves = run_leaves(r->table, r->n_options, o, r->T);
+    data_read_chat(&r->data, o, &r->tokenizer, r->T, start_tokenizer_folder_(folder, r));
 }
 
 // the paths that the option reads, one or several; none where it reads nothing
@@ -104,11 +136,17 @@ static inline char* start_overwritten_(const char* path, const Option* row, int 
     return found;
 }
 
-// What a run reads has no name in its folder that the run will give to a file of its own. A folder that is read as a
+// The run's folder is not the model's, of which its checkpoints would take the place. What a run reads has no name in
+// there that the run will give to a file of its own. A folder that is read as a
 // whole may hold the run: what a run writes is no data
 static inline void start_check_inputs_(const Run* r) {
     char path[PATH_BYTES];
     if (!*r->o.run || r->o.resume) { return; }
+    const char* const models[] = {*r->weights ? r->config : "", r->adapter_weights};
+    for (int i = 0; i < 2; i++) {
+        options_refuse(*models[i] && path_is_same(r->o.run, path_parent(path, models[i])), "run",
+                       "is the folder of the model that is read: choose another");
+    }
     for (int i = 0; i < N_RUN_FILES; i++) {
         path_join(path, r->o.run, run_file_names()[i]);
         for (int k = 0; k < r->n_options; k++) {
@@ -153,7 +191,7 @@ static inline void start_check_apart_(const Option* folder, const char* path, co
     }
 }
 
-// Nor does an output lie in the run's folder, whose files are the run's, or take the name of another output
+// Nor does an output lie in the folder of a run, this or another, or take the name of another output
 static inline void start_check_outputs_(const Run* r, int argc, char** argv) {
     for (int i = 0; i < r->n_options; i++) {
         const Option* row = &r->table[i];
@@ -173,8 +211,46 @@ static inline void start_check_outputs_(const Run* r, int argc, char** argv) {
             options_fail(row->name, "%s lies in --run %s, whose files are the run's: give another folder", output,
                          r->o.run);
         }
+        if (run_holds(output)) {
+            options_fail(row->name, "%s lies in the folder of a run, whose files are the run's: give another", output);
+        }
         // into a folder looks who writes it (hf_export_check)
         if (!(row->flags & OPTION_FOLDER)) { start_check_output_(r, row, argc, argv); }
+    }
+}
+
+// A folder that an export replaces is an earlier one of the same kind: a model does not give way to an adapter, nor an
+// adapter to a model. `other`: a file of the other kind. What an adapter learns beside has to stay as it is
+static inline void start_check_export_(const Run* r, const char* option, const char* folder, const char* other,
+                                       const char* kind) {
+    char path[PATH_BYTES], base[PATH_BYTES];
+    hf_export_check(option, folder);
+    options_refuse(model_is_adapter(r->model) && path_is_same(folder, path_parent(base, r->weights)), option,
+                   "is the model beside which the adapter learns: choose another folder");
+    if (path_exists(path_join(path, folder, other))) {
+        options_fail(option, "%s: holds %s: choose another folder", folder, kind);
+    }
+}
+
+// prompts in files, and --chat: who turns conversations into prompts, and what they ask
+static inline void start_questions_(Run* r) {
+    const int chats = run_is_chatting(r), answers_file = run_answers_file(r);
+    char folder[PATH_BYTES];
+    if (!r->trainer->takes_conversations) { return; }
+    const int never = run_answers(r) && r->o.eval_every == 0 && r->o.sample_every == 0;
+    options_refuse(never && run_is_typed(r, "eval-generate"), "eval-generate",
+                   "answers with each validation or sample: --eval-every 0 has none, give --sample-every N");
+    options_refuse(*r->chat.generate_out && !answers_file, "generate-out", "is for --generate-file: give that too");
+    options_refuse(run_is_typed(r, "eval-generate") && *r->chat.eval_generate && !run_is_training(r), "eval-generate",
+                   "answers while training: give --train, or the file to --generate-file");
+    if (!chats && !answers_file && !run_answers(r)) { return; }
+    const char* name = chats ? "chat" : answers_file ? "generate-file" : "eval-generate";
+    task_need_text(r, name);
+    asker_init(&r->asker, &r->chat, start_tokenizer_folder_(folder, r), &r->tokenizer, r->o.stop);
+    if (chats) { asker_open(&r->asker); }
+    else {
+        questions_read(&r->questions, &r->asker, &r->o, name,
+                       answers_file ? r->chat.generate_file : r->chat.eval_generate, r->max_T);
     }
 }
 
@@ -183,9 +259,11 @@ static inline void start_texts_(Run* r) {
     const RunOptions* o = &r->o;
     const int samples = run_is_training(r) && o->sample_every > 0;
     ErrorText error;
+    start_questions_(r);
     r->prompts.longest = 1;
     if (!stop_texts_parse(&r->stop, o->stop, &error)) { options_fail("stop", "%s", error.text); }
     if (*o->stop && (samples || run_is_generating(r))) { task_need_text(r, "stop"); }
+    if (run_is_generating(r) && !o->dry_run) { task_need_text(r, "generate"); }  // before the model is read
     if (!*o->sample_prompts) { return; }
     // --sample-every 0, typed, switches prompts off that stand in a file of options
     options_refuse(!samples && run_is_typed(r, "sample-prompts") && !run_is_typed(r, "sample-every"), "sample-prompts",
@@ -249,9 +327,14 @@ static inline void start_plan_(Run* r, int argc, char** argv) {
         r->T = r->probe.T;
         r->n_leaves = 1;
     }
+    options_refuse(run_is_typed(r, "export-dtype") && !*o->export_hf, "export-dtype", "is for --export-hf DIR");
+    options_refuse(run_is_typed(r, "shard-gb") && !*o->export_hf, "shard-gb", "is for --export-hf DIR");
     // config.json names it: refuse now, not at a checkpoint
     if (run_is_training(r) || *o->export_hf) { run_end_of_text(r); }
-    if (*o->export_hf) { hf_export_check(o->export_hf); }
+    if (*o->export_hf) { start_check_export_(r, "export-hf", o->export_hf, HF_ADAPTER_CONFIG, "an adapter"); }
+    if (r->export_adapter && *r->export_adapter) {
+        start_check_export_(r, "export-lora", r->export_adapter, "config.json", "a model");
+    }
     start_texts_(r);
     if (run_is_training(r)) { start_check_inputs_(r); }
     if (run_is_training(r) && !model_learns(r->model)) {
@@ -268,7 +351,7 @@ static inline void start_check_left_(const Run* r) {
     char folder[PATH_BYTES];
     printf("all %d steps are done, checkpoint in %s; to go on, give more --steps\n", r->o.steps,
            checkpoint_folder(folder, r->o.run, r->state.step));
-    if (r->comm->size == 1 && !*r->o.export_hf && !r->exports_more && !r->o.dry_run) {
+    if (r->comm->size == 1 && !run_exports(r) && !r->o.dry_run) {
         exit(fflush(stdout) == 0 ? 0 : 1);
     }
 }
@@ -293,6 +376,7 @@ static inline void start_compare_(Run* r) {
     ranks_same(r->comm, "tokenizer", XXH3_64bits_withSeed(tokens, n_bytes, (uint64_t)t->eot));
     ranks_same(r->comm, "examples (--hellaswag)", r->data.examples.xxh3);
     ranks_same(r->comm, "prompts (--sample-prompts)", r->prompts.xxh3);
+    ranks_same(r->comm, "prompts (--eval-generate)", r->questions.xxh3);
 }
 
 static inline void start_open(Run* r, int argc, char** argv) {
@@ -332,8 +416,7 @@ static inline double start_workspace_(const Run* r, int B) {
 static inline double start_batch_bytes_(const Run* r, int B, int sparing) {
     const Trainer* t = r->trainer;
     const Purpose purpose = run_is_training(r) || *r->o.probe ? TO_TRAIN : TO_EVALUATE;
-    const double activations = sparing ? t->sparing_bytes(r, B, r->T) : t->activation_bytes(r, purpose, B, r->T);
-    return activations + start_workspace_(r, B);
+    return t->activation_bytes(r, purpose, B, r->T, sparing) + start_workspace_(r, B);
 }
 
 // the largest --batch-size whose activations and scratch fit in n_bytes
@@ -364,12 +447,19 @@ static inline double start_extras_bytes_(const Run* r) {
     return n_bytes;
 }
 
+// what adding an adapter to its model takes: one tensor after the other, in floats
+static inline double start_merging_bytes_(const Run* r) {
+    const Model* m = r->model;
+    const int merges = model_is_adapter(m) && *r->o.export_hf;
+    return merges && DEVICE_IS_SHARED ? sizeof(float) * (double)model_largest_slice(m, m->n_table) : 0.0;
+}
+
 // What saving takes on rank 0 of a machine whose memory is the device's: a whole model where none lies as it is saved,
 // and the names of tensors, sorted and as JSON
 static inline double start_saving_bytes_(const Run* r) {
     const Model* m = r->model;
-    const int has_average = r->o.ema > 0.0f, in_parts = r->has_masters || !m->is_float || model_is_shared(m);
-    const int exports = *r->o.export_hf || r->exports_more;  // as read, in floats
+    const int has_average = r->o.ema > 0.0f, in_parts = r->has_masters || !m->saved_is_float || model_is_shared(m);
+    const int exports = run_exports(r) && !model_exports_stored(m);  // as read, in floats
     if (!run_is_training(r) || !DEVICE_IS_SHARED) { return exports && in_parts ? sizeof(float) * (double)m->n : 0.0; }
     const double of_name = 3200.0;  // found: of a tensor, with its two moments
     return (has_average || in_parts ? sizeof(float) * (double)m->n : 0.0) + of_name * m->n_slices;
@@ -381,39 +471,72 @@ typedef struct {
     double all, without_batch;
 } Needed;
 
+// Positions of a text that the run generates. A byte of the prompt is a token at most; what comes from standard input
+// may fill all positions
+static inline int start_room_(const Run* r) {
+    const size_t n_bytes = strlen(r->o.generate);
+    const int fills = strcmp(r->o.generate, "-") == 0 || n_bytes > (size_t)r->max_T;
+    const int n_prompt = run_is_typed(r, "generate") ? (fills ? r->max_T : (int)n_bytes + 1) : run_longest_prompt(r);
+    return run_is_chatting(r) ? run_chat_room(r) : generator_room(&r->o, n_prompt, r->max_T);
+}
+
+// texts that could be made side by side
+static inline int64_t start_texts_at_once_(const Run* r) {
+    if (!r->trainer->next_of_each || run_is_chatting(r)) { return 1; }
+    if (run_answers_file(r)) { return (int64_t)r->questions.n * r->o.samples; }
+    return run_is_generating(r) ? r->o.samples : run_answers(r) ? r->questions.n : 1;
+}
+
+// As many as --generate-batch says and there are. Where nobody has typed it, fewer if they would take more than a
+// quarter of the memory that is free: what is generated does not depend on it. Ranks may have to make them together
+static inline void start_choose_rows_(Run* r) {
+    const int64_t n = start_texts_at_once_(r);
+    const double available = memory_available();
+    r->n_rows = n < r->o.generate_batch ? (int)n : r->o.generate_batch > 1 ? r->o.generate_batch : 1;
+    while (r->n_rows > 1 && !run_is_typed(r, "generate-batch") && available > 0.0 &&
+           r->trainer->activation_bytes(r, TO_GENERATE, r->n_rows, start_room_(r), 0) > available / 4.0) {
+        r->n_rows /= 2;
+    }
+    comm_all_reduce(r->comm, &r->n_rows, 1, DT_I32, OP_MIN, HERE);
+}
+
 // memory of the device by class, in the order of allocation
 static inline Needed start_box_memory_(const Run* r) {
     const RunOptions* o = &r->o;
     const Trainer* t = r->trainer;
     const Model* m = r->model;
     const int trains = run_is_training(r), backward = trains || *o->probe, has_batch = backward || o->eval_only;
-    const int samples = run_is_generating(r) || (trains && o->sample_every > 0);
+    const int samples = run_is_generating(r) || run_answers(r) || (trains && o->sample_every > 0);
     const double parameters = (double)m->stored_bytes;
     const double workspace = start_workspace_(r, o->batch_size);
     const double batch = has_batch ? start_batch_bytes_(r, o->batch_size, 0) - workspace : 0.0;
-    const int room = generator_room(o, r->prompts.longest, r->max_T);
-    const double sampling = samples ? t->activation_bytes(r, TO_GENERATE, 1, room) : 0.0;
+    const double sampling = samples ? t->activation_bytes(r, TO_GENERATE, r->n_rows, start_room_(r), 0) : 0.0;
     const double text = DEVICE_IS_SHARED ? data_memory(&r->data) : 0.0, available = memory_available();
-    const double verify = trains && o->verify_every > 0 ? verify_bytes(m->n) : 0.0;
     const double rows =
         prefetch_bytes(r->d.prefetch_workers, start_batches_ahead_(r), start_batches_kept_(r), o->batch_size, r->T);
-    const double saving = trains ? (double)tensors_turning_bytes(m->table, m->n_table) : 0.0;
+    const int n_saved = *o->export_hf ? m->n_table : m->n_saved;
+    const double saving = trains || run_exports(r) ? (double)tensors_turning_bytes(m->table, n_saved) : 0.0;
     const double more = t->more_bytes ? t->more_bytes(r) : 0.0, process = 12e6;  // found: the program and its libraries
-    const double rest = text + verify + saving + more + process + (trains && DEVICE_IS_SHARED != 0 ? rows : 0.0);
     const int copies = DEVICE_IS_SHARED != 0 && trains && run_saves_beside(r);
     double kept = 0.0;
     double gradients = backward ? ranks_box(r->comm, m, !trains, r->n_leaves, o->zero, &kept) : 0.0;
+    const double verify = !trains || o->verify_every == 0 ? 0.0
+        : verify_bytes(tensors_count(m->held, m->n_table), (size_t)kept / sizeof(float), r->has_masters);
+    const double rest = text + verify + saving + more + process + (trains && DEVICE_IS_SHARED != 0 ? rows : 0.0);
     const int has_average = trains && o->ema > 0.0f;
     const double moments = !trains ? 0.0 : (2.0 + r->has_masters + has_average) * kept;
     const double copy =
-        start_saving_bytes_(r) +
-        (!copies ? 0.0 : (r->has_masters ? moments : parameters + moments) + start_extras_bytes_(r));
+        start_saving_bytes_(r) + start_merging_bytes_(r) +
+        (!copies ? 0.0 : (r->has_masters ? moments : (double)model_saved_bytes(m) + moments) + start_extras_bytes_(r));
     box_row("memory: parameters", "%s", format_bytes(parameters).s);
     if (backward) {
         box_row(r->has_masters ? "  gradients, AdamW" : "  gradients, moments", "%s, %s%s", format_bytes(gradients).s,
                 format_bytes(moments).s, has_average ? " with averaged weights" : "");
     }
     box_row("  activations", "%s", format_bytes(batch + sampling).s);
+    if (samples && r->n_rows > 1) {
+        box_row("  texts", "%d side by side, of at most %d positions", r->n_rows, start_room_(r));
+    }
     box_row("  workspace, rest", "%s, %s", format_bytes(workspace).s, format_bytes(rest + copy).s);
     const double each = parameters + gradients + moments + batch + workspace + rest, of_rank_0 = sampling + copy;
     const double n_ranks = DEVICE_IS_SHARED ? fmax(1.0, r->place.local_size) : 1.0;  // that take from the same memory
@@ -437,8 +560,9 @@ static inline Needed start_box_(const Run* r) {
     box_row("build", "%s, %d lanes, %d thread%s", COMPILER, VLANES, r->dev.n_threads, r->dev.n_threads > 1 ? "s" : "");
 #endif
     r->trainer->box(r);
-    const size_t n_parameters = tensors_disk_count(m->table, m->n_table);
-    const size_t n_padded = tensors_count(m->table, m->n_table);
+    const Tensor* base = m->table + (model_is_adapter(m) ? m->n_saved : 0);
+    const int n_base = (int)(m->table + m->n_table - base);
+    const size_t n_parameters = tensors_disk_count(base, n_base), n_padded = tensors_count(base, n_base);
     box_row("parameters", n_padded > n_parameters ? "%s = %zu (padded: %zu)" : "%s = %zu",
             format_count((double)n_parameters).s, n_parameters, n_padded);
     data_box(&r->data);
@@ -447,7 +571,7 @@ static inline Needed start_box_(const Run* r) {
     }
     if (run_is_training(r)) {
         box_update(&r->o, r->n_leaves, r->T);
-        box_checkpoints(&r->o, &r->state, run_checkpoint_bytes(m->table, m->n_table, m->frozen, r->o.ema > 0.0f));
+        box_checkpoints(&r->o, &r->state, run_checkpoint_bytes(m->table, m->n_saved, m->frozen, r->o.ema > 0.0f));
     }
     const Needed n_bytes = start_box_memory_(r);
     double flops = r->trainer->flops_per_token(r);
@@ -459,23 +583,24 @@ static inline Needed start_box_(const Run* r) {
         box_row("time", "at least %s for %d step%s", format_duration(seconds).s, n_steps, n_steps > 1 ? "s" : "");
     }
     box_line();
+    chat_data_say(&r->data.chat);
     return n_bytes;
 }
 
-// a byte of the prompt is a token at most; what comes from standard input may fill all positions
 static inline double start_bytes_to_generate_(const Run* r) {
-    const Trainer* t = r->trainer;
-    const size_t n_bytes = strlen(r->o.generate);
-    const int n_prompt = strcmp(r->o.generate, "-") == 0 || n_bytes > (size_t)r->max_T ? r->max_T : (int)n_bytes + 1;
-    const int room = generator_room(&r->o, n_prompt, r->max_T);
-    return (double)r->model->stored_bytes + t->activation_bytes(r, TO_GENERATE, 1, room);
+    return (double)r->model->stored_bytes + r->trainer->activation_bytes(r, TO_GENERATE, r->n_rows, start_room_(r), 0);
 }
 
-// for a run that does not fit in memory: what would make it smaller
+// for texts that do not fit in memory: what would make them smaller
+static inline const char* start_remedy_of_texts_(const Run* r) {
+    return r->n_rows > 1 ? "a smaller --generate-batch" : "a smaller model";
+}
+
+// the same for a run
 static inline const char* start_remedy_(char* text, size_t n_bytes, const Run* r, const Needed* needed) {
     const char* sparing = r->trainer->sparing;
     if (needed->without_batch > memory_available()) {
-        if (!run_is_training(r)) { return "a smaller model"; }
+        if (!run_is_training(r)) { return start_remedy_of_texts_(r); }
         return DEVICE_IS_SHARED != 0 ? "a smaller model, or more machines with --zero 2"
                                      : "a smaller model, or more GPUs with --zero 2";
     }
@@ -488,8 +613,9 @@ static inline const char* start_remedy_(char* text, size_t n_bytes, const Run* r
 static inline void start_device(Run* r) {
     device_choose(r->place.local_rank > 0 ? r->place.local_rank : 0);
     device_init(&r->dev, ranks_threads(&r->place, r->o.threads));
+    start_choose_rows_(r);
     if (run_is_generating(r) && !r->o.dry_run) {
-        check_memory(start_bytes_to_generate_(r), "a smaller model");
+        check_memory(start_bytes_to_generate_(r), start_remedy_of_texts_(r));
         return;
     }
     r->peak = matmul_peak(&r->dev);
@@ -513,7 +639,10 @@ static inline void start_batch(Run* r, Purpose purpose) {
 static inline void start_record_data_(Run* r) {
     int val_is_new = 0;
     if (r->comm->rank == 0) {
-        r->recorded = data_to_json(&r->data, prompts_to_json(&r->prompts, r->o.sample_prompts));
+        r->recorded = data_to_json(&r->data, r->o.seed, prompts_to_json(&r->prompts, r->o.sample_prompts));
+        if (run_answers(r)) {
+            json_object_set_new(r->recorded, "eval_prompts", questions_to_json(&r->questions, r->chat.eval_generate));
+        }
         val_is_new =
             r->o.resume && data_check(&r->o, r->state.step, r->table, r->n_options, &r->data, r->recorded);
     }
@@ -529,7 +658,9 @@ static inline void start_record_data_(Run* r) {
 static inline void start_training(Run* r, int argc, char** argv) {
     data_sums(&r->data);
     start_batch(r, TO_TRAIN);
-    if (r->o.sample_every > 0 && run_samples(r)) { task_open_generator(r, r->prompts.longest); }
+    if ((r->o.sample_every > 0 || run_answers(r)) && run_samples(r)) {
+        task_open_generator(r, generator_room(&r->o, run_longest_prompt(r), r->max_T));
+    }
     save_resume(r);
     r->first_row = run_first_row(&r->o, &r->state);
     r->first_step = r->state.step;

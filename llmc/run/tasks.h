@@ -1,15 +1,69 @@
 /*
 What a run may do with a model beside training it.
     task_evaluate   loss on the validation data, and answers to the examples of --hellaswag
-    task_open_generator   before any text: task_sample, samples while training; task_generate, --generate
+    task_open_generator   before any text: task_sample and task_answer, while training; task_generate, --generate,
+                          --generate-file or --chat
     task_probe      --probe: one batch, everything visible
 */
 #ifndef LLMC_TASKS_H
 #define LLMC_TASKS_H
 #include "../files/tensorfile.h"  // tensors_put
 #include "../text/escape.h"       // text_escape
-#include "folder.h"               // run_show_sample
+#include "chat.h"                 // chat
+#include "folder.h"               // run_show_sample, run_open_answers
 #include "trainer.h"              // Run
+
+// ---- what a pass has left on the device, on the host until the next call ----
+
+static inline float* task_host_(Run* r, size_t n) {
+    if (r->n_host >= n) { return r->host; }
+    free(r->host);
+    r->host = (float*)malloc_check(sizeof(float) * n, "losses or logits");
+    r->n_host = n;
+    return r->host;
+}
+
+// BatchLosses of evaluate.h
+static inline const float* task_losses_(void* run, const int* inputs, const int* targets, int B, int T) {
+    Run* r = (Run*)run;
+    const size_t N = (size_t)B * (size_t)T;
+    r->trainer->forward(r, TO_EVALUATE, inputs, targets, B, T, 0);
+    device_download(task_host_(r, N), r->trainer->losses(r, targets, B * T), sizeof(float) * N, &r->dev);
+    return r->host;
+}
+
+// the logits of position n of the last pass
+static inline const float* task_logits_(Run* r, Purpose purpose, int n) {
+    const size_t V = (size_t)r->classes;
+    floatx_download(task_host_(r, V), r->trainer->logits(r, purpose, n), V, &r->dev);
+    return r->host;
+}
+
+// NextLogits of generate.h
+static inline const float* task_next_logits_(void* run, const int* tokens, int n_cached, int n) {
+    Run* r = (Run*)run;
+    r->trainer->forward(r, TO_GENERATE, tokens, NULL, 1, n, n_cached);
+    return task_logits_(r, TO_GENERATE, n - n_cached - 1);
+}
+
+// NextOfEach
+static inline const float* task_next_of_each_(void* run, const CachedText* texts, int n_texts) {
+    Run* r = (Run*)run;
+    const size_t V = (size_t)r->classes;
+    size_t row;
+    const floatX* logits = r->trainer->next_of_each(r, texts, n_texts, &row);
+    float* host = task_host_(r, V * (size_t)n_texts);
+    for (size_t i = 0; i < (size_t)n_texts; i++) { floatx_download(host + V * i, logits + row * i, V, &r->dev); }
+    return host;
+}
+
+// ShareText
+static inline void task_share_text_(void* run, int to, int from, int n) {
+    Run* r = (Run*)run;
+    r->trainer->share_text(r, to, from, n);
+}
+
+// ---- validation ----
 
 // the loss of the averaged weights, in the record of the validation that follows
 static inline float task_evaluate_average_(Run* r, const Evaluator* e) {
@@ -29,7 +83,7 @@ static inline void task_evaluate(Run* r, int training) {
     double bits_per_byte, scores[MAX_SCORES];
     char line[256] = "";
     const Tokenizer* tokenizer = run_has_text(r) ? &r->tokenizer : NULL;
-    const Evaluator e = {&r->o,     r->comm,   tokenizer,   r->T,   r->inputs, r->targets, t->losses, r,
+    const Evaluator e = {&r->o,     r->comm,   tokenizer,   r->T,   r->inputs, r->targets, task_losses_, r,
                          t->scores, t->n_scores, scores, model_is_shared(r->model)};
     const int step = r->state.step;
     if (has_data(&r->data.val)) {
@@ -50,6 +104,8 @@ static inline void task_evaluate(Run* r, int training) {
     }
 }
 
+// ---- text ----
+
 // the model's text in and out, or status 2 at an option that needs it
 static inline void task_need_text(const Run* r, const char* option) {
     if (run_has_text(r)) { return; }
@@ -57,18 +113,20 @@ static inline void task_need_text(const Run* r, const char* option) {
                  r->o.tokenizer, r->tokenizer.n_tokens);
 }
 
-// n_prompt: tokens of the longest prompt
-static inline void task_open_generator(Run* r, int n_prompt) {
-    const int room = generator_room(&r->o, n_prompt, r->max_T);
-    r->trainer->open(r, TO_GENERATE, 1, room);
+// room: positions for prompt and text
+static inline void task_open_generator(Run* r, int room) {
+    r->trainer->open(r, TO_GENERATE, r->n_rows, room);
     Generator* g = &r->generator;
     g->o = &r->o;
     g->tokenizer = run_has_text(r) ? &r->tokenizer : NULL;
     g->stop = &r->stop;
-    g->next_logits = r->trainer->next_logits;
+    g->next_logits = task_next_logits_;
+    g->next_of_each = r->trainer->next_of_each ? task_next_of_each_ : NULL;
+    g->share_text = task_share_text_;
     g->model = r;
     g->V = r->V;
     g->room = room;
+    g->n_rows = r->n_rows;
     g->eot = run_end_of_text(r);
     generator_init(g);
 }
@@ -90,7 +148,7 @@ static inline void task_sample_one_(Run* r, const Prompt* p, const char* which) 
 static inline void task_sample(Run* r) {
     const Prompts* prompts = &r->prompts;
     const Prompt none = {NULL, 0, &r->generator.eot, 1};
-    r->generator.n_cached = 0;  // the parameters have changed since
+    generator_forget(&r->generator);
     if (prompts->n == 0) { task_sample_one_(r, &none, ""); }
     for (int i = 0; i < prompts->n; i++) {
         const Prompt* p = &prompts->list[i];
@@ -101,17 +159,83 @@ static inline void task_sample(Run* r) {
     }
 }
 
-static inline void task_generate(Run* r) {
-    task_need_text(r, "generate");
+// --eval-generate: an answer to each prompt, into answers.jsonl
+static inline void task_answer(Run* r) {
+    FILE* out = r->comm->rank == 0 ? run_open_answers(&r->o) : NULL;
+    generator_forget(&r->generator);
+    questions_answer(&r->generator, &r->asker, &r->questions, 0, r->questions.n, 1, r->state.step, out, RUN_ANSWERS);
+    if (out) { run_close_answers(out, r->state.step, r->questions.n); }
+}
+
+static inline void task_chat_(Run* r) {
+    Chat c;
+    task_open_generator(r, run_chat_room(r));
+    chat_init(&c, &r->generator, &r->asker, &r->state.sampler, stdin, stdout, isatty(STDIN_FILENO));
+    chat(&c);
+    chat_free(&c);
+}
+
+static inline void task_generate_text_(Run* r) {
     Prompt prompt = generate_prompt(&r->o, &r->tokenizer);
-    task_open_generator(r, prompt.n);
-    generate_texts(&r->generator, &r->state.sampler, &prompt);
+    task_open_generator(r, generator_room(&r->o, prompt.n, r->max_T));
+    generate_texts(&r->generator, r->state.sampler, &prompt);
     prompt_free(&prompt);
 }
 
+// a sum of the tensors in a file, and of the JSON beside it; "": there is none
+static inline HexText task_file_sum_(const char* weights, const char* config) {
+    MappedFile file;
+    ErrorText reason;
+    uint64_t sum = 0;
+    if (*weights) {
+        SafeSet set;
+        safeset_open(&set, weights);
+        sum = safeset_sum(&set);
+        safeset_close(&set);
+    }
+    if (*config && file_map_or_not(&file, config, &reason)) {
+        sum = XXH3_64bits_withSeed(file.bytes, file.n_bytes, sum);
+        file_unmap(&file);
+    }
+    return hex_text(sum);
+}
+
+// what answers depend on beside their prompts (answers_check)
+static inline json_t* task_answers_settings_(const Run* r) {
+    static const char* const names[] = {"model", "weights", "seed", "chat-template", "think", "prompt-eot",
+                                        "max-new-tokens", "stop", "temperature", "top-k", "top-p", "min-p",
+                                        "repetition-penalty", "samples"};
+    char folder[PATH_BYTES], adapter[PATH_BYTES] = "";
+    if (*r->adapter_weights) { path_join(adapter, path_parent(folder, r->adapter_weights), HF_ADAPTER_CONFIG); }
+    const Tokenizer* t = &r->tokenizer;
+    const uint64_t tokens = t->json ? XXH3_64bits(t->json, t->n_json) : XXH3_64bits(t->bytes, t->starts[t->n_tokens]);
+    json_t* options = options_to_json(r->table, r->n_options);
+    json_t* made_with = json_pack("{s:s, s:s, s:s}", "model_xxh3", task_file_sum_(r->weights, r->config).s,
+                                  "adapter_xxh3", task_file_sum_(r->adapter_weights, adapter).s, "tokenizer_xxh3",
+                                  hex_text(tokens).s);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        json_t* value = json_object_get(options, names[i]);
+        if (value) { json_object_set(made_with, names[i], value); }
+    }
+    return json_pack("{s:o, s:o}", "made_with", made_with, "options", options);
+}
+
+static inline void task_generate(Run* r) {
+    if (run_is_chatting(r)) {
+        task_chat_(r);
+    } else if (run_answers_file(r)) {
+        task_open_generator(r, generator_room(&r->o, r->questions.longest, r->max_T));
+        if (*r->chat.generate_out) { r->questions.settings = task_answers_settings_(r); }
+        questions_answer_file(&r->generator, &r->asker, &r->questions, r->chat.generate_out);
+    } else {
+        task_generate_text_(r);
+    }
+}
+
+// ---- --probe ----
+
 // logits, losses and the gradient of every tensor, under its name and shape on disk
 static inline void task_probe(Run* r) {
-    enum { ROWS = 64 };  // whose logits are on the host at once
     const ProbeBatch x = r->probe;
     const int N = x.B * x.T;
     Model* m = r->model;
@@ -119,18 +243,15 @@ static inline void task_probe(Run* r) {
     outfile_check("probe-out", r->o.probe_out, "a safetensors file");
     free(m->frozen);  // every gradient is asked for
     m->frozen = NULL;
+    model_freeze_base(m);
     model_init_training(m, NULL, 1, 0, 0);
     r->trainer->open(r, TO_TRAIN, x.B, x.T);
-    probe_open(&out, r->o.probe_out, &x, r->classes, r->trainer->without_more, m->table, m->n_table);
+    probe_open(&out, r->o.probe_out, &x, r->classes, r->trainer->without_more, m->table, m->n_saved);
 
-    float* logits = (float*)malloc_check(sizeof(float) * ROWS * (size_t)r->classes, "logits");
-    r->trainer->forward(r, x.inputs, x.B, x.T);
-    for (int first = 0; first < N; first += ROWS) {
-        const int n = N - first < ROWS ? N - first : ROWS;
-        r->trainer->logits(r, logits, first, n);
-        safewriter_put(&out, logits, sizeof(float) * (size_t)n * (size_t)r->classes);
+    r->trainer->forward(r, TO_TRAIN, x.inputs, NULL, x.B, x.T, 0);
+    for (int n = 0; n < N; n++) {
+        safewriter_put(&out, task_logits_(r, TO_TRAIN, n), sizeof(float) * (size_t)r->classes);
     }
-    free(logits);
 
     const size_t n_bytes = sizeof(float) * m->n;
     r->trainer->leaf(r, 0, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T);
@@ -142,7 +263,7 @@ static inline void task_probe(Run* r) {
     device_download(host, grads, n_bytes, &r->dev);
     safewriter_put(&out, &loss, sizeof loss);
     if (r->trainer->without_more) { safewriter_put(&out, &of_targets, sizeof of_targets); }
-    tensors_put(&out, m->table, m->n_table, host);
+    tensors_put(&out, m->table, m->n_saved, host);
     safewriter_close(&out);
     probe_print(&x, loss, r->trainer->without_more, of_targets, r->o.probe_out);
     arena_free(host, n_bytes);

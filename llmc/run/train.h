@@ -195,6 +195,9 @@ static inline void train(Run* r) {
         if (o->early_stop > 0 && s->evals_since_best >= o->early_stop) { last = 1; }
         int samples = due && o->sample_every > 0 && s->step > 0 && (s->step % o->sample_every == 0 || last);
         if (samples && run_samples(r)) { task_sample(r); }
+        const int validates = due && o->eval_every > 0 && (s->step % o->eval_every == 0 || last);
+        const int answers = run_answers(r) && (o->sample_every > 0 ? samples : validates);
+        if (answers && run_samples(r)) { task_answer(r); }
         s->interrupted = stop != 0;
         int save = last || due_by_time || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
         if (unsaved && save) {
@@ -205,7 +208,7 @@ static inline void train(Run* r) {
         train_step(r);
     }
     ranks_print_cost(r->comm, s->step - first);
-    snapshot_print(&r->snapshot, run_checkpoint_bytes(r->model->table, r->model->n_table, r->model->frozen,
+    snapshot_print(&r->snapshot, run_checkpoint_bytes(r->model->table, r->model->n_saved, r->model->frozen,
                                                        r->model->average != NULL));
     const char* outcome = s->step >= o->steps ? "done" : stop ? "stopped" : "stopped early";
     if (r->comm->rank == 0) {

@@ -9,13 +9,16 @@ and the questions about a run that everybody asks. The way of a run: start.h (op
 */
 #ifndef LLMC_TRAINER_H
 #define LLMC_TRAINER_H
+#include "../core/floatx.h"   // floatX
 #include "../files/companions.h"  // Companions
 #include "../files/extras.h"   // Extra
+#include "../ops/documents.h"  // NO_RESET
 #include "../ranks/model_gradients.h"  // Model, Purpose, model_reduce
 #include "../text/prefetch.h"  // Prefetch
-#include "evaluate.h"          // BatchLosses, BatchScores
-#include "generate.h"          // Generator, NextLogits
+#include "evaluate.h"          // BatchScores
+#include "generate.h"          // Generator
 #include "probe.h"             // ProbeBatch
+#include "questions.h"         // Asker, Questions
 #include "ranks.h"             // RankPlace, ranks_open
 #include "rundata.h"           // RunData
 #include "snapshot.h"          // Snapshot
@@ -42,6 +45,7 @@ typedef struct {
     int usual_T, usual_V;                // positions of a row where nobody says; vocabulary of a new model for token
                                          // shards, 0: theirs
     int more_data;                       // takes the options of RunDataOptions too
+    int takes_conversations;             // its attention sees each document of a row alone: run_document_start
     int counts_updates;                  // AdamW counts each slice's updates by itself: a layer may join later
 
     // ---- before anything is computed ----
@@ -52,8 +56,8 @@ typedef struct {
     void (*check)(Run* r);                         // or NULL: options that exclude each other
     void (*box)(const Run* r);                     // rows of the box: the model's sizes
     double (*flops_per_token)(const Run* r);       // forward and backward
-    double (*activation_bytes)(const Run* r, Purpose purpose, int B, int T);
-    double (*sparing_bytes)(const Run* r, int B, int T);  // or NULL: activations for training with that option
+    // sparing: for training with that option
+    double (*activation_bytes)(const Run* r, Purpose purpose, int B, int T, int sparing);
     double (*workspace_bytes)(const Run* r, int B);  // or NULL: the largest scratch that an op asks for
     double (*more_bytes)(const Run* r);            // or NULL: what else it takes
 
@@ -70,18 +74,30 @@ typedef struct {
     // dp_sums
     float (*more_loss)(Run* r, float* grads);
     const char* without_more;                      // or NULL: a name for the loss without it, which --probe writes too
-    BatchLosses losses;                            // forward and the loss of each position
-    BatchScores scores;                            // or NULL: what else a validation counts
+    BatchScores scores;                            // or NULL: what else a validation counts, behind `losses`
     int n_scores;
     // or NULL: log_extra, a line more
     void (*validated)(Run* r, float loss, const double* scores, double* bits_per_byte, char line[256]);
-    void (*forward)(Run* r, const int* inputs, int B, int T);  // for --probe;
-    void (*logits)(Run* r, float* out, int first, int n);      // then the logits (n, classes) of positions first,
-                                                               // first + 1, ...
-    NextLogits next_logits;                        // for generation
+
+    // ---- a pass without gradients: validation, --probe, text. What it leaves behind is on the device ----
+    // tokens (B, T) up to what the head reads, without dropout. TO_GENERATE: B is 1, what an earlier pass has left of
+    // the first t0 tokens is still there, and of the logits only the last position's will be asked for; else t0 is 0.
+    // targets: where conversations have their marks (run_document_start), or NULL
+    void (*forward)(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0);
+    const floatX* (*logits)(Run* r, Purpose purpose, int n);       // then (classes) of the n-th position that is new
+    const float* (*losses)(Run* r, const int* targets, int N);     // or, TO_EVALUATE, the loss of each position
+    // or NULL, both: texts are made one by one. TO_GENERATE of several texts, each in its row of the cache: the logits
+    // of the last position of each, rows `*row` elements apart
+    const floatX* (*next_of_each)(Run* r, const CachedText* texts, int n_texts, size_t* row);
+    void (*share_text)(Run* r, int to, int from, int n);           // row `to` takes n positions from another
 
     // ---- files ----
-    FileSum (*write_config)(const Run* r, const char* path, int eot);
+    // dtype: of the parameters beside it, as config.json names it: "float32", "bfloat16"
+    FileSum (*write_config)(const Run* r, const char* path, int eot, const char* dtype);
+    // or NULL: an adapter's files (model_save_rows), which a checkpoint and --export-lora have in place of a model's;
+    // params: what learns. And what it adds to slice k of row i of the table, which is in `slice`
+    void (*write_adapter)(const Run* r, const float* params, const char* folder, SavedFiles* files);
+    void (*merge_adapter)(const Run* r, const float* params, int i, int k, float* slice);
     // or NULL: what it keeps in a checkpoint beside parameters and moments; returns how many, at most MAX_EXTRAS
     int (*extras)(const Run* r, Extra* extras);
     void (*load_extras)(Run* r, const char* path); // and reads again, where there are any
@@ -95,6 +111,7 @@ struct Run {
     Model* model;
     RunOptions o;              // the common options, run_options.h
     RunDataOptions d;          // what else can be said of the data, rundata.h
+    ChatOptions chat;          // and of conversations, chat_options.h
     Option table[MAX_OPTIONS];
     int n_options;
     Device dev;
@@ -106,6 +123,9 @@ struct Run {
     RunData data;
     json_t* recorded;          // what it is, on rank 0 while training: for settings.json and each manifest.json
     char weights[PATH_BYTES];  // file to start from, "": random
+    char adapter[PATH_BYTES];  // folder of the adapter to go on with, "": a new one, or none
+    char adapter_weights[PATH_BYTES];  // file of its values, or of those of --lora; "": a new one, or none
+    const char* export_adapter;  // --export-lora of a trainer that has it; NULL or "": nowhere
     char config[PATH_BYTES];   // config.json, "": from --model, or in the header of `weights`
     int V, classes, max_T;     // tokens, what targets may be, the longest row
     const int* old_layers;     // of each layer its number in `weights`, -1: new. NULL: the same layers
@@ -124,7 +144,12 @@ struct Run {
     ProbeBatch probe;
     StopTexts stop;            // --stop
     Prompts prompts;           // --sample-prompts
+    Asker asker;               // of conversations that the model goes on with
+    Questions questions;       // --eval-generate, --generate-file
+    int n_rows;                // texts that are made side by side
     Generator generator;
+    float* host;               // what was asked of the last pass,
+    size_t n_host;             // in room for so many floats
     RunState state;
     NoiseScale noise;          // with what this step has measured,
     int64_t noise_targets;     // of so many; 0: it has not
@@ -152,8 +177,16 @@ static inline int run_is_typed(const Run* r, const char* option) {
     return options_given(r->table, r->n_options, option) == 1;
 }
 
+// --chat and --generate-file, of a trainer that takes conversations
+static inline int run_is_chatting(const Run* r) { return r->trainer->takes_conversations && r->chat.chat; }
+static inline int run_answers_file(const Run* r) {
+    return r->trainer->takes_conversations && *r->chat.generate_file != '\0';
+}
+
 // also with an empty TEXT; a resumed run does not repeat it
-static inline int run_is_generating(const Run* r) { return run_is_typed(r, "generate"); }
+static inline int run_is_generating(const Run* r) {
+    return run_is_typed(r, "generate") || run_is_chatting(r) || run_answers_file(r);
+}
 
 // --dry-run without data asks for the memory of training
 static inline int run_is_training(const Run* r) {
@@ -180,10 +213,37 @@ static inline int run_end_of_text(const Run* r) {
     return run_has_text(r) ? tokenizer_need_eot(&r->tokenizer) : r->V - 1;
 }
 
+// With what a document begins in a batch (documents.h): end of text with --doc-reset, or the mark that conversations
+// have in the targets. Not in a text that is generated, nor in a probe, which brings its own
+static inline int run_document_start(const Run* r, Purpose purpose) {
+    if (purpose == TO_GENERATE || *r->o.probe) { return NO_RESET; }
+    if (data_is_chat(&r->data)) { return PACK_BEGINS; }
+    return r->o.doc_reset ? run_end_of_text(r) : NO_RESET;
+}
+
 // Is a checkpoint written while training goes on? Not with --zero 1 or 2: then all ranks send rank 0 what they keep.
 // And not where --save-minutes alone asks for one: the copy's memory is for those who want checkpoints often
 static inline int run_saves_beside(const Run* r) {
     return r->o.async_save && r->o.save_every > 0 && (r->comm->size == 1 || r->o.zero == 0);
+}
+
+// does --eval-generate ask for answers while training?
+static inline int run_answers(const Run* r) {
+    return r->trainer->takes_conversations && *r->chat.eval_generate && run_is_training(r);
+}
+
+// texts that a run generates: tokens of the longest prompt; positions in which there is room for it and its text
+static inline int run_longest_prompt(const Run* r) {
+    return r->questions.longest > r->prompts.longest ? r->questions.longest : r->prompts.longest;
+}
+static inline int run_chat_room(const Run* r) {
+    const int most = run_is_typed(r, "seq-len") ? r->T : 4096;
+    return most < r->max_T ? most : r->max_T;
+}
+
+// does it write the model, or an adapter, beside checkpoints?
+static inline int run_exports(const Run* r) {
+    return *r->o.export_hf || r->exports_more || (r->export_adapter && *r->export_adapter);
 }
 
 // does this rank generate samples while training? Rank 0 alone, or all together where a pass needs all
@@ -195,7 +255,7 @@ static inline int run_new_vocabulary(const Run* r) {
     const TokenData* d = &r->data.train;
     const int usual = r->trainer->usual_V, needed = data_vocabulary(&r->data);
     const int is_example = !has_data(d) && (usual == 0 || strcmp(r->o.model, "tiny") == 0);
-    const int is_text = d->text != NULL || run_is_typed(r, "tokenizer") || is_example;
+    const int is_text = d->text != NULL || data_is_chat(&r->data) || run_is_typed(r, "tokenizer") || is_example;
     const int V = is_text ? r->tokenizer.n_tokens : usual;
     return needed > V ? needed : V;
 }

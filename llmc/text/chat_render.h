@@ -3,7 +3,7 @@ A conversation as the text that a chat template makes of it (chat_template.h), a
     {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}], "tools": [...]}
     chat_render   its text; where in it the markers of turns stand, and which bytes are learned
     chat_encode   the tokens of that text; of each, is it learned?
-    chat_end      the token that ends an answer, for who generates
+    chat_end      the token that ends an answer, for who generates; chat_end_text its name
 Messages: "role" is system, user, assistant or tool; "content" a text, or a list of {"type": "text", "text": ...}, which
 are joined; it may be absent or null beside "tool_calls". Of an assistant also "reasoning_content", what it thought
 (qwen3; "thinking" and "reasoning" are other names of it), and "tool_calls": [{"id": ..., "function": {"name": ...,
@@ -626,9 +626,11 @@ static inline int chat_cuts_(const Tokenizer* t, const ByteBuffer* text, size_t 
     return !added->lstrip && !added->rstrip && !added->single_word;
 }
 
+static inline const char* chat_end_text(const ChatTemplate* t) { return chat_is_mistral(t) ? t->eos : "<|im_end|>"; }
+
 // The token that ends an answer, <|im_end|> or </s>; -1: it is several, as with the byte tokenizer
 static inline int chat_end(const ChatTemplate* t, const Tokenizer* k, TokenizerWork* w) {
-    const char* end = chat_is_mistral(t) ? t->eos : "<|im_end|>";
+    const char* end = chat_end_text(t);
     return tokenizer_encode_with(k, w, end, strlen(end), TOKENIZER_ADDED) == 1 ? w->tokens[0] : -1;
 }
 

@@ -11,6 +11,7 @@ of "output"; "history" holds the turns before. "tools" may be a list or its text
     conversations_init     of a template and a tokenizer
     conversations_read     the samples of a path as pathlist.h and filelist.h have it, several with commas between
     conversations_say      how many samples there are, what is learned of them, and why others are left out
+    conversations_drop_tokens   once nobody asks for samples any more: what conversations_say needs stays
 Each sample is stored as tokens, a learned one as itself, another one as its complement, ~id: from its first token to
 the last one that is learned, for what comes behind trains nothing. The first two are never learned: nothing predicts
 the first, and both belong to the header of a turn, whatever the template.
@@ -20,7 +21,7 @@ Left out and counted, with the first few of each kind named by file and line:
     a special token or a marker of the template in what somebody says, for it would end the turn;
     too long; nothing that is learned within the length
 A sample longer than so many tokens is left out, or its end is. Then the marker that ends its answer is not learned, but
-neither is anything else in its place.
+neither is anything else in its place. With last_only the last answer of each is learned and no other.
 Arguments of tool calls that came as the text of an object become the object where the template would write a text in
 quotes (qwen2.5, mistral-v3).
 Cost:   a line is in memory at a time, beside 4 bytes a token.
@@ -50,6 +51,8 @@ typedef struct {
     const Tokenizer* k;
     int most_tokens;           // of a sample, 0: any number
     Truncate truncate;
+    int last_only;             // of several answers only the last is learned
+    const char* limit_option;  // that takes longer ones, for messages
     int* tokens;               // of all samples; of one that is not learned ~id
     int64_t* starts;           // (n + 1) sample i is tokens[starts[i] .. starts[i+1])
     int64_t n, capacity, tokens_capacity;
@@ -69,17 +72,23 @@ static inline void conversations_init(Conversations* c, const ChatTemplate* t, c
     c->k = k;
     c->most_tokens = most_tokens;
     c->truncate = truncate;
+    c->limit_option = "--max-length";
     c->starts = (int64_t*)malloc_check(sizeof(int64_t), "samples");
     c->starts[0] = 0;
     tokenizer_work_init(&c->work, k, 1 << 20);
 }
 
-static inline void conversations_free(Conversations* c) {
-    for (int i = 0; i < N_SAMPLE_REASONS * SAMPLES_NAMED; i++) { free(c->named[i / SAMPLES_NAMED][i % SAMPLES_NAMED]); }
+static inline void conversations_drop_tokens(Conversations* c) {
     chat_text_free(&c->text);
     chat_tokens_free(&c->sample);
     tokenizer_work_free(&c->work);
     free(c->tokens);
+    c->tokens = NULL;
+}
+
+static inline void conversations_free(Conversations* c) {
+    for (int i = 0; i < N_SAMPLE_REASONS * SAMPLES_NAMED; i++) { free(c->named[i / SAMPLES_NAMED][i % SAMPLES_NAMED]); }
+    conversations_drop_tokens(c);
     free(c->starts);
     memset(c, 0, sizeof *c);
 }
@@ -333,6 +342,10 @@ static inline int conversations_add_row_(Conversations* c, const json_t* row, Er
     c->text.reason = SAMPLE_FORM;
     const int ok = conversation && chat_render(&c->text, c->t, conversation, 0, error) &&
                    conversations_answers_(c, error) && conversations_markers_(c, error);
+    if (ok && c->last_only && c->text.n_learned > 0) {
+        c->text.learned[0] = c->text.learned[c->text.n_learned - 1];
+        c->text.n_learned = 1;
+    }
     if (ok) { chat_encode(&c->sample, c->k, &c->work, &c->text); }
     json_decref(conversation);
     if (!ok) { return 0; }
@@ -341,8 +354,8 @@ static inline int conversations_add_row_(Conversations* c, const json_t* row, Er
     const int n = is_long ? conversations_length_(&c->sample, c->most_tokens) : whole;
     c->n_needed = whole > c->n_needed ? whole : c->n_needed;
     if (is_long && c->truncate == TRUNCATE_DROP) {
-        return chat_refuse_(&c->text, SAMPLE_LONG, error, "expected at most %d tokens, found %d: --max-length takes "
-                            "more, --truncate end drops its end", c->most_tokens, whole);
+        return chat_refuse_(&c->text, SAMPLE_LONG, error, "expected at most %d tokens, found %d: %s takes more, "
+                            "--truncate end drops its end", c->most_tokens, whole, c->limit_option);
     }
     if (n == 0) {
         return chat_refuse_(&c->text, SAMPLE_UNLEARNED, error, "expected a token that is learned%s, found none",

@@ -11,7 +11,8 @@ it, for there is no token with which conversations begin: each sample counts its
 as if it had a row of its own.
 Which row: samples are taken in the order permute_index(key, 0, i, n), and each goes into the first row that has room,
 a row behind the last if none has (first-fit). The rows are a pure function of (samples, T, key). First-fit gives the
-later rows the longer samples: for validation take samples, not rows.
+later rows the longer samples: for validation take samples, not rows. Where samples are not to share rows, sample i has
+row i.
 Cost:   O(log rows) a sample; 8 bytes a position.
 Errors: fail_input for a sample of more than T + 1 tokens: conversations_init was told a larger limit.
 Source: first-fit needs at most 1.7 times the fewest rows: Dosa & Sgall 2013, First Fit bin packing: a tight analysis.
@@ -61,25 +62,30 @@ static inline void pack_put_(int* inputs, int* targets, const int* tokens, int n
 }
 
 // Where n samples from `first` on go: places[i] is the first position of sample first + i, the rows laid one behind the
-// other. Returns the number of rows.
+// other. Returns the number of rows. shares: several samples may have one row
 static inline int64_t pack_places_(int64_t* places, const Conversations* c, int64_t first, int64_t n,
-                                   const char* path, int T, uint64_t key) {
+                                   const char* path, int T, uint64_t key, int shares) {
     PackTree tree;
     pack_tree_init_(&tree, n, T);
     for (int64_t k = 0; k < n; k++) {
         int n_tokens;
-        const int64_t i = permute_index(key, 0, k, n);
+        const int64_t i = shares ? permute_index(key, 0, k, n) : k;
         conversations_sample(c, first + i, &n_tokens);
         if (n_tokens - 1 > T) {
             fail_input("%s: a sample has %d tokens, expected at most %d for rows of %d positions: give --max-length %d "
                        "or a larger --seq-len", path, n_tokens, T + 1, T, T + 1);
         }
+        if (!shares) {
+            places[i] = k * T;
+            continue;
+        }
         const int64_t row = pack_tree_take_(&tree, n_tokens - 1);
         const int n_taken = T - tree.room[tree.n_leaves + row];
         places[i] = row * T + n_taken - (n_tokens - 1);
     }
+    const int64_t n_rows = shares ? tree.n_rows : n;
     free(tree.room);
-    return tree.n_rows;
+    return n_rows;
 }
 
 static inline void pack_fill_(int* inputs, int* targets, int64_t n, int padding) {
@@ -110,12 +116,12 @@ static inline void pack_open_(TokenData* d, const char* path, int* rows, int64_t
 }
 
 // n_samples of c from `first` on. d: to be closed by tokens_close; path: for messages; padding: the token that fills up
-// rows. Returns the share of positions that are filled up.
+// rows; shares: several samples may have one row. Returns the share of positions that are filled up.
 static inline double pack_rows(TokenData* d, const Conversations* c, int64_t first, int64_t n_samples, const char* path,
-                               int T, int padding, uint64_t key) {
+                               int T, int padding, uint64_t key, int shares) {
     assert(T > 0 && n_samples > 0 && first >= 0 && first + n_samples <= c->n);
     int64_t* places = (int64_t*)malloc_check((size_t)n_samples * sizeof(int64_t), "places of conversations");
-    const int64_t n_rows = pack_places_(places, c, first, n_samples, path, T, key), n = n_rows * T;
+    const int64_t n_rows = pack_places_(places, c, first, n_samples, path, T, key, shares), n = n_rows * T;
     memory_need((size_t)n * 2 * sizeof(int), "rows of conversations");
     int* inputs = (int*)malloc_check((size_t)n * 2 * sizeof(int), "rows of conversations");
     int* targets = inputs + n;

@@ -2,6 +2,7 @@
 --stop: a text that comes in pieces ends before any of several others, wherever these begin: inside a token or a piece,
 over several of them.
     stop_texts_parse    User:\|\n\n: texts with \| between them, each as escape.h has it; "" is none
+    stop_texts_add      one more, as it is
     stop_stream_put     a piece of the text; returns what of the text so far is certain to be in front of all stop texts
     stop_stream_end     no piece follows: what was held back
     stop_texts_have     is this one of them? For tokens that are no text, <|im_end|>
@@ -24,11 +25,22 @@ static inline void stop_texts_free(StopTexts* s) {
     memset(s, 0, sizeof *s);
 }
 
+// takes the text
+static inline void stop_texts_append_(StopTexts* s, ByteBuffer text) {
+    s->texts = (ByteBuffer*)realloc_check(s->texts, sizeof(ByteBuffer) * ((size_t)s->n + 1), "stop texts");
+    s->texts[s->n++] = text;
+}
+
+static inline void stop_texts_add(StopTexts* s, const char* text) {
+    ByteBuffer copy = {NULL, 0, 0};
+    buffer_append_text(&copy, text);
+    stop_texts_append_(s, copy);
+}
+
 static inline int stop_texts_add_(StopTexts* s, const char* line, size_t n_bytes, ErrorText* error) {
     ByteBuffer text = {NULL, 0, 0};
-    s->texts = (ByteBuffer*)realloc_check(s->texts, sizeof(ByteBuffer) * ((size_t)s->n + 1), "stop texts");
     const int ok = text_unescape(&text, line, n_bytes, error);
-    s->texts[s->n++] = text;
+    stop_texts_append_(s, text);
     return ok && text.n == 0 ? error_set(error, "expected texts with \\| between them, found an empty one") : ok;
 }
 

@@ -217,7 +217,9 @@ static inline void tokenizer_open(Tokenizer* t, const char* name) {
     if (!ok) { fail_input("%s: %s", path, error.text); }
     if (is_json) {
         const char* left_out = t->pipeline->left_out;
-        if (left_out) { warn_line("%s: its %s will not be applied: a text is never cut or filled up", path, left_out); }
+        if (left_out) {
+            warn_alike("%s: its %s will not be applied: a text is never cut or filled up", path, left_out);
+        }
         if (tokenizer_is_bytes_(t->pipeline)) {
             tokenizer_free(t);
             tokenizer_bytes_init(t);
@@ -423,16 +425,36 @@ static inline const char* token_stream_end(TokenStream* s, size_t* n_bytes) {
 }
 
 // Write text to a terminal or a file that somebody will look at: without control characters other than white space, for
-// such characters ring the bell or move the cursor. Bytes that are no UTF-8 are written as they are.
-static inline void text_print_safe(const char* text, size_t n_bytes, FILE* out) {
-    const unsigned char* s = (const unsigned char*)text;
+// such characters ring the bell or move the cursor. Bytes that are no UTF-8 are written as they are. In pieces,
+// which may end inside a character, text_print_safe_end follows the last.
+typedef struct {
+    FILE* out;
+    int is_held;  // the last piece ended with the first byte of what may be U+0080 .. U+009F
+} SafeText;
+
+static inline void text_print_safe_end(SafeText* safe) {
+    if (safe->is_held) { putc(0xc2, safe->out); }
+    safe->is_held = 0;
+}
+
+static inline void text_print_safe_piece(SafeText* safe, const char* text, size_t n_bytes) {
     for (size_t i = 0; i < n_bytes; i++) {
-        int control = (s[i] < ' ' && !(s[i] >= '\t' && s[i] <= '\r')) || s[i] == 127;
-        // U+0080 .. U+009F
-        int control_of_8_bits = s[i] == 0xc2 && i + 1 < n_bytes && s[i + 1] >= 0x80 && s[i + 1] < 0xa0;
-        if (!control && !control_of_8_bits) { putc(s[i], out); }
-        i += (size_t)control_of_8_bits;
+        const unsigned char byte = (unsigned char)text[i];
+        const int is_control = (byte < ' ' && !(byte >= '\t' && byte <= '\r')) || byte == 127;
+        if (safe->is_held && byte >= 0x80 && byte < 0xa0) {
+            safe->is_held = 0;
+            continue;
+        }
+        text_print_safe_end(safe);
+        if (byte == 0xc2) { safe->is_held = 1; }
+        else if (!is_control) { putc(byte, safe->out); }
     }
+}
+
+static inline void text_print_safe(const char* text, size_t n_bytes, FILE* out) {
+    SafeText safe = {out, 0};
+    text_print_safe_piece(&safe, text, n_bytes);
+    text_print_safe_end(&safe);
 }
 
 // The text of tokens, to be freed by the caller; a 0 follows its n_bytes. Ids outside the vocabulary give nothing.

@@ -1,0 +1,224 @@
+"""
+Holds train_qwen3's adapters against PEFT, file by file and number by number. The reference has been held against PEFT
+by qwen_checks.py; this is the program that people run, from and to folders on disk.
+
+    make train_qwen3 CPU=1
+    python dev/ref/check_lora.py [./train_qwen3]
+
+For each adapter of qwen_checks.py and of MORE, made by PEFT and random in both matrices:
+    logits, loss, grad   --probe with --lora, the folder that PEFT has saved; the truth is PEFT in float64
+    merged               --export-hf --merge: every weight as merge_and_unload leaves it in float32, to the bit where
+                         the model has no experts; loaded by transformers, PEFT's logits
+    exported             --export-lora: the same tensors, and read by PEFT the same logits
+For each of OURS, which train_qwen3 has begun and trained by options alone: PEFT reads --export-lora and has the logits of
+our --probe, the folder of --merge too. Errors are |x - truth| / |truth| in the L2 norm of a tensor, and the worst of
+every kind is printed. Needs torch, transformers and peft, without which it says "skipped"; nothing is downloaded.
+"""
+import copy
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+
+import numpy as np
+
+import exact
+import lora
+import qwen
+import qwen_checks
+import trainer
+from qwen_checks import ADAPTERS, BOTH, EXPERT, MODELS, QWEN3, SMALL
+
+LIMIT = 2e-5
+MIXED = MODELS["Qwen3-MoE, layer 0 without experts, balance"]
+MORE = {
+    "Qwen2, all-linear, rslora": (MODELS["Qwen2, untied, a head for each of k and v"], dict(
+        target_modules="all-linear", r=4, lora_alpha=5, use_rslora=True)),
+    "Qwen2, windows, q and v": (MODELS["Qwen2, window 5 from layer 1 on"], dict(
+        target_modules=["q_proj", "v_proj"], r=8, lora_alpha=16)),
+    "Qwen3, biases, all-linear, patterns": (MODELS["Qwen3, untied, one head of k and v, biases"], dict(
+        target_modules="all-linear", r=4, lora_alpha=4, rank_pattern={r"layers\.1\..*": 2, "up_proj": 6},
+        alpha_pattern={"self_attn.q_proj": 11, r"mlp\.\w+": 2})),
+    "Qwen3, windows, layers 0 and 2": (MODELS["Qwen3, windows by layer"], dict(
+        target_modules=["k_proj", "gate_proj"], layers_to_transform=[0, 2], r=3, lora_alpha=2)),
+    "Mistral, an expression": (MODELS["Mistral, no window"], dict(
+        target_modules=r".*layers\.1\..*(up|down|o)_proj", r=5, lora_alpha=10)),
+    "Qwen3-MoE, all-linear, as PEFT rewrites it": (EXPERT, dict(target_modules="all-linear", r=2, lora_alpha=3)),
+    "Qwen3-MoE, everything, rslora": (MIXED, dict(
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj"], target_parameters=[*BOTH, "mlp.gate.weight"], r=3,
+        lora_alpha=3, use_rslora=True)),
+    "Qwen3-MoE, scores as weights": (MODELS["Qwen3-MoE, scores as weights, balance"], dict(
+        target_modules=["o_proj"], target_parameters=BOTH, r=4, lora_alpha=2)),
+}
+OLD = "Qwen3-MoE, matrices of each expert"
+OURS = {  # a model, and options
+    "begun by us: Qwen2, all-linear": (dict(SMALL, model_type="qwen2", tie_word_embeddings=True), []),
+    "begun by us: Qwen3, patterns, rslora": (QWEN3, [
+        "--lora-targets", "q_proj,up_proj,down_proj", "--lora-rslora", "1", "--lora-alpha", "5", "--lora-rank-pattern",
+        r"layers\.0\..*=2,up_proj=5", "--lora-alpha-pattern", "q_proj=3"]),
+    "begun by us: Mistral, an expression": (MODELS["Mistral, window 5"], [
+        "--lora-targets", r"model\.layers\.1\..*_proj", "--lora-dropout", "0.2"]),
+    "begun by us: Qwen3-MoE, experts and routers": (MIXED, [
+        "--lora-targets", "all-linear", "--lora-parameters", ",".join([*BOTH, "mlp.gate.weight"])]),
+    "begun by us: Qwen3-MoE, down_proj alone": (EXPERT, ["--lora-parameters", BOTH[1]]),
+}
+
+
+class Case:
+    """A base model in a folder, a batch, and the program"""
+
+    def __init__(self, program, folder, hf):
+        self.program, self.folder = program, folder
+        self.cfg, self.base = qwen_checks.random_model(hf, 16)
+        self.inputs, self.targets = qwen_checks.make_batch(self.cfg.vocab_size, 16, 5)
+        qwen.save(self.path("base"), self.cfg, self.base)
+        exact.write_safetensors(self.path("in"), {"inputs": self.inputs, "targets": self.targets}, {})
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def run(self, *options):
+        run = subprocess.run([self.program, *options], capture_output=True, text=True, cwd=self.folder)
+        if run.returncode != 0:
+            raise RuntimeError(f"status {run.returncode}: {' '.join(options)}: {run.stderr.strip()}")
+
+    def probe(self, *options):
+        self.run(*options, "--probe", "in", "--probe-out", "out")
+        found = exact.read_safetensors(self.path("out"))
+        del found["cross_entropy"]
+        return found
+
+    def logits(self, truth, model):
+        return truth.probe(model, self.inputs, self.targets, lambda model: {})["logits"]
+
+
+def relative(x, truth):
+    return np.linalg.norm(x.astype(np.float64) - truth) / np.linalg.norm(truth)
+
+
+def is_same(found, expected):
+    """Two adapters as PEFT names their tensors"""
+    return found.keys() == expected.keys() and all(found[key].equal(x) for key, x in expected.items())
+
+
+def state_of(model):
+    import peft
+    return peft.get_peft_model_state_dict(model.float())
+
+
+def read_adapter(truth, case, folder):
+    """PEFT's model of base and adapter; it must find there what it looks for"""
+    import peft
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*missing adapter keys")  # of which PEFT only warns
+        return peft.PeftModel.from_pretrained(truth.load(case.path("base")), case.path(folder),
+                                              is_trainable=True).eval()
+
+
+def made_by_peft(truth, case, settings):
+    """Saves a random adapter as theirs/; returns its model"""
+    import peft
+    config = peft.LoraConfig(**{"task_type": "CAUSAL_LM", **copy.deepcopy(settings)})  # PEFT changes its patterns
+    model = peft.get_peft_model(truth.load(case.path("base")), config)
+    with truth.torch.no_grad():
+        for p in filter(lambda p: p.requires_grad, model.parameters()):
+            p.normal_(0.0, 0.3)
+    model.save_pretrained(case.path("theirs"))
+    return model
+
+
+def made_as_of_old(truth, case):
+    """The same of an adapter with two matrices for each expert and projection, which PEFT only reads"""
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 3,
+                "target_modules": ["gate_proj", "up_proj", "down_proj"]}
+    cut = [cut for place in lora.all_places(case.cfg) if place.n_experts for cut in lora.cut_places(place)]
+    places = lora.with_ranks(lora.in_order(case.cfg, cut), settings)
+    lora.save(case.path("theirs"), lora.model_of(case.base, places, settings), case.cfg,
+              lora.draw_adapter(case.cfg, places, 1.0))
+    return read_adapter(truth, case, "theirs")
+
+
+def merge_errors(truth, case, model, expected):
+    """Of merged/ against PEFT's own merged model: logits; elements that differ, and by how much at most"""
+    ours = truth.load(case.path("merged")).state_dict()
+    theirs = model.float().merge_and_unload().state_dict()
+    assert ours.keys() == theirs.keys()
+    n = sum(int((ours[key] != x).sum()) for key, x in theirs.items())
+    most = max(float((ours[key] - x).abs().max()) for key, x in theirs.items())
+    return relative(case.logits(truth, truth.load(case.path("merged"))), expected), n, most
+
+
+def adapter_promises(truth, case, name, settings):
+    """An adapter of PEFT's, read by train_qwen3"""
+    is_old = name == OLD
+    model = made_as_of_old(truth, case) if is_old else made_by_peft(truth, case, settings)
+    had = {key: x.clone() for key, x in state_of(model).items()}
+    expected = truth.probe(model.eval(), case.inputs, case.targets, qwen_checks.adapter_gradients)
+    found = case.probe("--from", "base", "--lora", "theirs")
+    if is_old:  # which PEFT computes as adapters of doubled rank: their gradients are no tensors of the file
+        keep = ("logits", "loss")
+        found, expected = ({key: x[key] for key in keep} for x in (found, expected))
+    worst = qwen_checks.worst_errors(found, expected)
+    case.run("--from", "base", "--lora", "theirs", "--export-lora", "ours")
+    exported = read_adapter(truth, case, "ours")
+    of_export = relative(case.logits(truth, exported), expected["logits"])
+    same = is_same(state_of(exported), had)
+    case.run("--from", "base", "--lora", "theirs", "--export-hf", "merged", "--merge", "1")
+    of_merged, n, most = merge_errors(truth, case, model, expected["logits"])
+    return [
+        *((f"{name}: {kind} within {error:.1e}", error <= LIMIT)
+          for kind, error in zip(("logits", "loss", "gradients of A and B"), worst)),
+        (f"{name}: exported, read by PEFT: the same tensors, logits within {of_export:.1e}", same and of_export <= 1e-12),
+        (f"{name}: merged, read by transformers: PEFT's logits within {of_merged:.1e}", of_merged <= LIMIT),
+        (f"{name}: merged weights, {n} differ, at most by {most:.1e}",
+         n == 0 if not case.cfg.moe_layers else most < 1e-6)]
+
+
+def our_promises(truth, case, name, options):
+    """An adapter of train_qwen3's, read by PEFT"""
+    with open(case.path("text.txt"), "w", encoding="utf-8") as file:
+        file.write("A line of text to train on, and another one.\n" * 40)
+    case.run("--from", "base", "--lora-rank", "4", *options, "--train", "text.txt", "--tokenizer", "bytes", "--seq-len", "16",
+             "--lr", "0.1", "--steps", "4", "--run", "run", "--export-lora", "ours")
+    found = case.probe("--from", "base", "--lora", "run")
+    model = read_adapter(truth, case, "ours")
+    expected = truth.probe(model, case.inputs, case.targets, qwen_checks.adapter_gradients)
+    worst = qwen_checks.worst_errors(found, expected)
+    case.run("--from", "base", "--lora", "run", "--export-hf", "merged", "--merge", "1")
+    of_merged, n, most = merge_errors(truth, case, model, expected["logits"])
+    moved = relative(expected["logits"], case.logits(truth, truth.load(case.path("base"))))
+    return [
+        *((f"{name}: {kind} within {error:.1e}", error <= LIMIT)
+          for kind, error in zip(("logits", "loss", "gradients of A and B"), worst)),
+        (f"{name}: training has moved the logits, by {moved:.0%}", moved > 0.01),
+        (f"{name}: merged, read by transformers: PEFT's logits within {of_merged:.1e}", of_merged <= LIMIT),
+        (f"{name}: merged weights, {n} differ, at most by {most:.1e}",
+         n == 0 if not case.cfg.moe_layers else most < 1e-6)]
+
+
+def main():
+    program = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "../../train_qwen3"))
+    try:
+        import peft  # noqa: F401
+        truth = qwen_checks.Truth()
+    except ImportError as error:
+        print(f"skipped: {error}")
+        return 0
+    out = []
+    for name, (hf, given) in {**ADAPTERS, **MORE, OLD: (EXPERT, None), **OURS}.items():
+        check = our_promises if name in OURS else adapter_promises
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                case = Case(program, folder, dict(hf, vocab_size=257) if name in OURS else hf)
+                promises = check(truth, case, name, given)
+            except RuntimeError as error:
+                promises = [(f"{name}: {error}", False)]
+        out += promises
+    return exact.report(out)
+
+
+if __name__ == "__main__":
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    warnings.filterwarnings("ignore")
+    sys.exit(main())

@@ -1,0 +1,194 @@
+# What test_mamba.sh, test_moe.sh and test_qwen.sh share, beside promises.sh: runs, their files and options. The script sets `start`, the
+# options of a short run, and calls write_texts.
+#     write_texts                                         `text`, and `documents`, a folder of short ones
+#     columns, sums, same_run, same_model, value, below   runs and their numbers
+#     examples, answers                                   files of a probe, of HellaSwag
+#     tensors, rename, cut_to_bf16                        what a safetensors file holds; the same under other names, in bf16
+#     edit, changed                                       config.json with other values; those are refused
+#     boxed                                               a line of the box
+#     flag, same, other, config                           an option: what it does, and a value that is refused
+#     killed, vary                                        kill -9 at random instants, and --resume with other options
+#     likeliest                                           is a text what its probe says?
+
+# ---- runs ----
+
+# the records of metrics.jsonl without what depends on time and machine
+columns() { sed -E 's/"(ms|tok_per_s|peak|time|data_wait_ms|rss_mb)": [^,}]+//g' "$1/metrics.jsonl"; }
+sums() { (cd "$(last "$1")" && sha256sum {model,adapter_model,optimizer,ema,trainer}.safetensors 2>/dev/null); }
+
+# two runs have the same model, moments, what else the trainer keeps, and records
+same_run() { [ "$(sums "$1")" = "$(sums "$2")" ] && cmp -s <(columns "$1") <(columns "$2"); }
+same_model() { cmp -s "$(last "$1")"/*model.safetensors "$(last "$2")"/*model.safetensors; }  # or adapter
+value() { grep "^{\"step\": $2, " "$1/metrics.jsonl" | sed -n "s/.*\"$3\": \([-0-9.e]*\)[,}].*/\1/p" | tail -n 1; }  # RUN STEP KEY
+below() { awk -v x="$1" -v y="$2" 'BEGIN { exit !(x != "" && x < y) }'; }
+
+# ---- files ----
+
+write_texts() {
+    local i
+    for i in {1..120}; do echo "line $i: the plain loop is the law, and $i times $i is $((i * i))."; done >text
+    for i in {1..60}; do head -c $((20 + i * 7 % 50)) text | tail -c 30 >doc_$i; done
+    mkdir documents && mv doc_* documents
+}
+
+# examples or a probe: rows of T inputs and T targets
+examples() {  # ROWS T INPUTS TARGETS
+    local n_bytes=$((4 * $1 * $2)) header
+    header="{\"inputs\":{\"dtype\":\"I32\",\"shape\":[$1,$2],\"data_offsets\":[0,$n_bytes]},"
+    header+="\"targets\":{\"dtype\":\"I32\",\"shape\":[$1,$2],\"data_offsets\":[$n_bytes,$((2 * n_bytes))]}}"
+    le 8 ${#header}
+    printf '%s' "$header"
+    le 4 $3 $4
+}
+
+# examples in HellaSwag's form: the right completion is what follows in FILE, the others are bytes that no text has
+answers() {  # N FILE
+    "$python" - "$1" "$2" <<'PYTHON'
+import struct, sys
+n, text = int(sys.argv[1]), open(sys.argv[2], "rb").read()
+records = []
+for e in range(n):
+    at, label = 40 * e, e % 4
+    words = [label, 4, 8, *text[at:at + 8]]
+    for c in range(4):
+        words += [4 + c, *(text[at + 8:at + 12 + c] if c == label else [200 + c] * (4 + c))]
+    records.append(struct.pack(f"<{3 + len(words)}H", 65535, 2 * (3 + len(words)), e, *words))
+sys.stdout.buffer.write(struct.pack("<IIII", 20240522, 1, n, max(map(len, records))).ljust(1024, b"\0") + b"".join(records))
+PYTHON
+}
+
+# what a safetensors file holds: a line for each tensor, "name bits bits ..."
+tensors() {  # FILE PATTERN
+    "$python" - "$1" "$2" <<'PYTHON'
+import json, re, signal, struct, sys
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+data = open(sys.argv[1], "rb").read()
+n = struct.unpack("<Q", data[:8])[0]
+for name, t in sorted(json.loads(data[8:8 + n]).items()):
+    if name != "__metadata__" and re.search(sys.argv[2], name):
+        begin, end = t["data_offsets"]
+        print(name, *struct.unpack(f"<{(end - begin) // 4}i", data[8 + n + begin:8 + n + end]))
+PYTHON
+}
+
+# the same file, in which other names stand: PATTERN of Python and what takes its place
+rename() {  # FILE PATTERN NEW
+    "$python" - "$@" <<'PYTHON'
+import json, re, struct, sys
+data = open(sys.argv[1], "rb").read()
+n = struct.unpack("<Q", data[:8])[0]
+header = json.dumps({re.sub(sys.argv[2], sys.argv[3], name): t for name, t in json.loads(data[8:8 + n]).items()}).encode()
+header += b" " * (-len(header) % 8)
+open(sys.argv[1], "wb").write(struct.pack("<Q", len(header)) + header + data[8 + n:])
+PYTHON
+}
+
+# a model all of whose numbers are bf16's
+cut_to_bf16() {  # RUN FOLDER
+    rm -rf "$2"
+    cp -r "$(last "$1")" "$2" && rm "$2/manifest.json"
+    "$python" - "$2/model.safetensors" <<'PYTHON'
+import struct, sys
+data = bytearray(open(sys.argv[1], "rb").read())
+first = 8 + struct.unpack("<Q", data[:8])[0]
+data[first::4] = data[first + 1::4] = bytes((len(data) - first) // 4)
+open(sys.argv[1], "wb").write(data)
+PYTHON
+}
+
+# a config.json with other values
+edit() {  # FILE NEW KEY VALUE...: the key gets this value; VALUE -: it goes away
+    "$python" - "$@" <<'PYTHON'
+import json, sys
+config = json.load(open(sys.argv[1]))
+for key, value in zip(sys.argv[3::2], sys.argv[4::2]):
+    config.pop(key, None)
+    if value != "-":
+        config[key] = json.loads(value)
+json.dump(config, open(sys.argv[2], "w"))
+PYTHON
+}
+
+# ---- options and settings ----
+
+# $base with other values is refused
+changed() {  # PROMISE TEXT KEY VALUE...
+    edit "${base:-tiny.json}" bad.json "${@:3}"
+    refuse "$1" "bad.json: $2" --config bad.json --train text
+}
+
+boxed() { grep -cE "^\| *$1 *\| $2 *\|$" out; }
+
+declare -A tried
+# The run without the flag is made once for each context. Then the command HOW must succeed, in which $plain and with are the
+# runs without and with it; and the value BAD is refused by a line that names the flag, or has what stands behind => in BAD
+flag() {  # HOW BAD FLAG VALUE CONTEXT...
+    local how=$1 bad=$2 flag=$3 value=$4 plain names
+    shift 4
+    plain=plain_$(md5sum <<<"$*" | cut -c1-12)
+    tried[$flag]=1
+    [ -d "$plain" ] || go "${start[@]}" "$@" --run "$plain"
+    rm -rf with
+    go "${start[@]}" "$@" "$flag" "$value" --run with && eval "$how"
+    verdict $? "$flag $value${*:+ (with $*)}: $how" "$(tail -n 1 out) $(<err)"
+    names=$flag
+    if [[ $bad == *"=>"* ]]; then names=${bad#*=>}; fi
+    if [ -n "$bad" ]; then refuse "$flag ${bad%%=>*}" "$names" "${start[@]}" "$@" "$flag" "${bad%%=>*}"; fi
+}
+same() { same_run "$plain" with; }
+other() { ! same_model "$plain" with; }  # other parameters
+config() { grep -q "^ *\"$1\": $2\(,\|\$\)" "$(last with)/config.json" && ! grep -q "^ *\"$1\": $2\(,\|\$\)" "$(last "$plain")/config.json"; }
+
+# ---- kill -9 and --resume ----
+
+# what a resumed run has otherwise, beside the number of threads: it changes no byte
+vary() { varied=(--recompute $((RANDOM % 4)) --head-rows $((1 + RANDOM % 40))); }
+
+# A run of 120 steps, killed after a random number of lines and resumed with another number of threads and other options;
+# each whole run has the bytes of one that nobody touched
+killed() {  # KILLS PROMISE OPTION...
+    local most=$1 promise=$2 n=0 runs=0 wrong=0 lines option pid
+    local long=("${start[@]}" --steps 120 --save-every 7 --keep-every 20 --val-fraction 0.1 --eval-every 30 --eval-batches 2 --sample-every 40 \
+        --max-new-tokens 8 "${@:3}")
+    rm -rf whole leg
+    go "${long[@]}" --run whole
+    while (((n < most || runs == 0) && wrong < 3)); do
+        option=(--resume --run leg --threads $((1 + RANDOM % 3)))
+        vary
+        option+=("${varied[@]}")
+        compgen -G 'leg/step_*[0-9]/manifest.json' >/dev/null || { rm -rf leg; option=("${long[@]}" "${option[@]:1}"); }
+        lines=$((n < most ? 20 + RANDOM % 110 : 1000))
+        exec 3< <(exec "$trainer" "${option[@]}" 2>err </dev/null)
+        pid=$!
+        while ((lines > 0)) && read -r _ <&3; do lines=$((lines - 1)); done
+        if [ $lines = 0 ]; then
+            kill -9 $pid 2>/dev/null
+            n=$((n + 1))
+        fi
+        wait $pid 2>/dev/null
+        status=$?
+        exec 3<&-
+        [ ! -s err ] || { wrong=$((wrong + 1)); echo "      after $n kills: $(<err)"; }
+        [ $status = 137 ] && continue
+        runs=$((runs + 1))
+        { [ $status = 0 ] && same_run whole leg && cmp -s {whole,leg}/samples.txt; } || { wrong=$((wrong + 1)); echo "      after $n kills: status $status, $(ls leg | tr '\n' ' ')"; }
+        rm -rf leg
+    done
+    check "$promise: $n kills, $runs runs, the bytes of one that nobody touched" test $wrong = 0
+}
+
+# ---- text ----
+
+# is each token behind the first N what the logits of a probe of all of them say is likeliest?
+likeliest() {  # PROBE N TOKEN...
+    "$python" - "$@" <<'PYTHON'
+import json, struct, sys
+data, n_prompt, tokens = open(sys.argv[1], "rb").read(), int(sys.argv[2]), [int(x) for x in sys.argv[3:]]
+n = struct.unpack("<Q", data[:8])[0]
+t = json.loads(data[8:8 + n])["logits"]
+(_, T, V), (begin, end) = t["shape"], t["data_offsets"]
+logits = struct.unpack(f"<{T * V}f", data[8 + n + begin:8 + n + end])
+best = [max(range(V), key=lambda v: (logits[t * V + v], -v)) for t in range(T)]
+assert T == len(tokens) and tokens[n_prompt:] == best[n_prompt - 1:-1], (tokens[n_prompt:], best[n_prompt - 1:-1])
+PYTHON
+}

@@ -1,0 +1,786 @@
+#!/usr/bin/env bash
+# train_qwen3 as its user meets it: presets, options, config.json of five architectures, files, ranks, kills, generation. About a
+# minute of one core after the build. What it computes is held against transformers by dev/ref/check_hf.py --model qwen.
+#     dev/test_qwen.sh                       all parts
+#     dev/test_qwen.sh options ranks         some of them: presets options configs files bits ranks kills text lora fp8
+#     dev/test_qwen.sh quick                 presets, configs, files and bits, of ranks, kills, lora and fp8 a few
+#     KILLS=300 dev/test_qwen.sh kills       more random kills than 20
+# Each run happens in a folder that goes away again. Runs are tiny, and compared byte by byte.
+. "$(dirname "$0")/promises.sh"
+. "$root/dev/runs.sh"
+export OMP_NUM_THREADS=1  # of a tiny model: more threads wait for each other
+unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
+kills=${KILLS:-$(is_quick && echo 2 || echo 20)}
+parts=${*:-$(is_quick && echo presets configs files bits ranks kills lora fp8 || echo presets options configs files bits ranks kills text lora fp8)}
+
+need_build trainer "CPU=1" train_qwen3
+limit=120  # seconds of a run
+work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+# ---- files: one small config.json of each architecture ----
+
+write_texts
+echo '{"model_type":"qwen3","vocab_size":257,"hidden_size":16,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,
+"head_dim":6,"intermediate_size":12,"max_position_embeddings":48,"rope_theta":10000}' >tiny.json
+edit tiny.json qwen2.json model_type '"qwen2"' tie_word_embeddings true use_sliding_window true sliding_window 5 max_window_layers 1
+edit tiny.json mistral.json model_type '"mistral"' sliding_window 5 rms_norm_eps 1e-5
+edit tiny.json llama.json model_type '"llama"' attention_bias true num_key_value_heads 4 tie_word_embeddings true
+edit tiny.json moe.json model_type '"qwen3_moe"' num_hidden_layers 3 num_experts 5 num_experts_per_tok 2 moe_intermediate_size 10 \
+    norm_topk_prob true mlp_only_layers '[1]' output_router_logits true router_aux_loss_coef 0.02
+edit moe.json scores.json norm_topk_prob false num_experts_per_tok 1 output_router_logits false attention_bias true
+start=(--config tiny.json --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 4)
+mixed=("${start[@]}" --grad-accum 4 --steps 12 --val-fraction 0.1 --eval-every 6 --sample-every 6 --max-new-tokens 8 --save-every 4)
+
+batch() { examples 2 9 "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18" "2 3 4 5 -1 7 8 9 10 11 12 13 14 15 16 17 18 19"; }
+
+# ---- presets ----
+
+presets() {
+    echo "# presets"
+    local name count
+    while read -r name count; do
+        timeout 60 "$trainer" --model $name --dry-run --seq-len 64 --batch-size 1 >out 2>err
+        check "$name: $count parameters" test "$(boxed parameters "[0-9.]*[KMBk] = $count.*")" = 1
+    done <<'SIZES'
+tiny 139776
+small 44797952
+qwen2.5-0.5b 494032768
+qwen3-0.6b 596049920
+qwen3-8b 8190735360
+qwen3-30b-a3b 30532122624
+mistral-7b 8224247808
+SIZES
+    check "mistral-7b: every layer has a window" test "$(boxed '  window' '4096 positions, in 32 layers')" = 1
+    edit moe.json windows.json num_hidden_layers 64 hidden_size 8192 moe_intermediate_size 32768
+    timeout 60 "$trainer" --config windows.json --dry-run >out 2>err
+    check "parameters that no memory holds: status 1, no smaller batch would help" \
+        test "$? $(grep -c 'free: try a smaller model, or more machines with --zero 2$' err)" = "1 1"
+    timeout 60 "$trainer" --model tiny --dry-run --batch-size 65536 --seq-len 256 --head-rows 2147483647 >out 2>err
+    check "a batch that no memory holds: status 1, a line with a remedy" \
+        test "$? $(grep -c 'free: try --recompute 3, a smaller --batch-size, --seq-len or --model$' err)" = "1 1"
+    refuse "an unknown preset" '--model: expected tiny, small, qwen2.5-0.5b, qwen3-0.6b, qwen3-8b, qwen3-30b-a3b or mistral-7b, found "huge"' \
+        --model huge --train text
+}
+
+# ---- options ----
+
+options() {
+    local i
+    echo "# options of this trainer"
+    for i in 0 2 3; do flag same 4 --recompute $i; done
+    for i in qwen2 llama moe scores; do flag same "" --recompute 3 --config $i.json; done
+    for i in 0 1 2 3; do flag same "" --recompute $i --config moe.json --freeze 'first:1' --doc-reset 1 --train documents; done
+    for i in 1 7; do flag same 0 --head-rows $i; done
+    flag same 0 --head-rows 5 --verify-every 1
+    flag 'config router_aux_loss_coef 0.5 && other' -1 --aux-alpha 0.5 --config moe.json
+    flag 'config output_router_logits false && other' 1001 --aux-alpha 0 --config moe.json
+    flag 'config output_router_logits true && other' "" --aux-alpha 0.25 --config scores.json
+    refuse "--aux-alpha of a model without experts" "--aux-alpha: is for models with experts" "${start[@]}" --aux-alpha 0.1
+    refuse "--graph in a program for CPUs" "--graph: is for GPUs" "${start[@]}" --graph 1
+    tried[--tied]=1 tried[--weights]=1
+    refuse "--tied of a model that says so itself" "--tied: is for --model; config.json says it as tie_word_embeddings" "${start[@]}" --tied 1
+    for i in 0 1; do
+        rm -rf with && go --model tiny --tied $i --train text --seq-len 8 --batch-size 1 --steps 1 --run with
+        check "--tied $i: $((1 - i)) matrices of the head" \
+            test "$(tensors with/step_000001/model.safetensors lm_head | wc -l) $(grep -c '"tie_word_embeddings": true' with/step_000001/config.json)" = "$((1 - i)) $i"
+    done
+    refuse "training what is stored as bf16" "--weights: bf16 and fp8 are for what does not learn" "${start[@]}" --weights bf16
+    mkdir alone && cp with/step_000001/model.safetensors alone
+    refuse "a model without its config.json" "alone/config.json: cannot be opened" --from alone/model.safetensors --train text
+
+    echo "# options of all trainers"
+    flag other 2 --doc-reset 1 --train documents
+    flag other "" --doc-reset 1 --train documents --config mistral.json
+    flag 'same_model $plain with && test -s "$(last with)/ema.safetensors"' 1 --ema 0.5
+    flag 'same_model $plain with && grep -q "noise_scale" with/metrics.jsonl' -1 --noise-scale 2 --grad-accum 4 --config moe.json
+    answers 10 text >examples
+    flag 'grep -q "HellaSwag 100.00% .* 10 of 10$" out' "" --hellaswag examples --eval-every 60 --steps 60
+    answers 60 text >many
+    for i in "" "--recompute 3 --config moe.json" "--doc-reset 1 --head-rows 3"; do  # more and shorter rows than the batches that are trained on
+        rm -rf with
+        go "${start[@]}" --seq-len 40 --batch-size 8 --hellaswag many --eval-every 2 --steps 2 --run with $i && value=$(grep "^step 2 | HellaSwag" out) &&
+            go --from with --eval-only --seq-len 40 --batch-size 3 --hellaswag many && [ "${value#*|}" = "$(grep HellaSwag out | sed "s/^[^|]*|//")" ]
+        verdict $? "--hellaswag beside training ($i): the answers of --eval-only" "$value $(grep HellaSwag out) $(<err)"
+    done
+
+    echo "# what learns"
+    frozen() {  # CONFIG PATTERN REGEX: exactly these tensors keep every bit
+        rm -rf with begun
+        go "${start[@]}" --config $1.json --export-hf begun --train "" && go "${start[@]}" --config $1.json --freeze "$2" --run with
+        comm -12 <(tensors begun/model.safetensors .) <(tensors "$(last with)/model.safetensors" .) | cut -d' ' -f1 >found
+        tensors begun/model.safetensors "$3" | cut -d' ' -f1 >expected
+        verdict "$([ -s expected ] && cmp -s expected found; echo $?)" "--freeze '$2' ($1): these keep every bit, all others move" "$(diff expected found)"
+    }
+    frozen moe '*.experts.3.*' '\.experts\.3\.'
+    frozen moe 'model.embed_tokens.*,*.layers.0.*,*.experts.3.*' 'embed_tokens|layers\.0\.|experts\.3\.'  # of --help
+    frozen moe '*.mlp.gate.weight' 'mlp\.gate\.weight'
+    frozen moe '*.gate_proj.*' 'gate_proj'
+    frozen tiny 'first:1,model.embed_tokens.weight' 'layers\.0\.|embed_tokens'
+    frozen tiny '*norm*' 'norm'
+    frozen tiny 'indices:1' 'layers\.1\.'
+    frozen qwen2 '*.bias' '\.bias'
+    frozen qwen2 '*.k_proj.*,*.up_proj.*' 'k_proj|up_proj'
+    frozen llama '*.o_proj.bias,model.embed_tokens.weight' 'o_proj\.bias|embed_tokens'
+    refuse "--freeze without a tensor" "matches no tensor" "${start[@]}" --freeze '*.bias'
+    refuse "nothing that learns" "every tensor is frozen" "${start[@]}" --freeze 'first:2,model.*,lm_head.weight'
+
+    go --help
+    local missing="" name
+    for name in tied weights aux-alpha recompute head-rows; do
+        grep -q "^  --$name " out && [ -n "${tried[--$name]-}" ] || missing+=" $name"
+    done
+    check "each option of this trainer's own is in --help and was tried (not:$missing)" test -z "$missing"
+    check "--help: no line is longer than 100 columns" test "$(wc -L <out)" -le 100
+}
+
+# ---- config.json ----
+
+# what a config.json makes of itself: the settings in the folder that a run writes
+becomes() {  # PROMISE PATTERN COUNT CONFIG KEY VALUE...
+    edit $4.json some.json "${@:5}"
+    rm -rf with
+    go "${start[@]}" --config some.json --steps 1 --run with
+    check "$1" test "$(grep -cE "\"($2)" with/step_000001/config.json)" = $3
+}
+
+configs() {
+    echo "# config.json"
+    local i base=tiny.json
+    echo '{"model_type":"qwen3","max_position_embeddings":16,"vocab_size":257,"num_hidden_layers":1,"hidden_size":8,"num_attention_heads":2,"num_key_value_heads":1,"intermediate_size":4}' >needed.json
+    becomes "the eight keys that doc/qwen.md calls needed are enough; the others are what it says they are" \
+        'head_dim": 128|rms_norm_eps": 1e-6|rope_theta": 10000.0|tie_word_embeddings": false|attention_bias": false|use_sliding_window": false' 7 needed
+    for i in qwen2 mistral llama; do
+        becomes "$i without head_dim: hidden_size / num_attention_heads" 'head_dim": 4,' 1 needed model_type "\"$i\""
+    done
+    becomes "mistral without sliding_window: 4096" 'sliding_window": 4096' 1 needed model_type '"mistral"'
+    becomes "... null: none" 'sliding_window": null' 1 mistral sliding_window null
+    becomes "qwen2, a window that is not used" 'sliding_window": null|use_sliding_window": false' 2 qwen2 use_sliding_window false
+    becomes "... that is used, but null" 'sliding_window": null|use_sliding_window": false' 2 qwen2 sliding_window null
+    becomes "... of a list of layers" 'use_sliding_window": true|sliding_window": 5' 2 qwen2 layer_types '["sliding_attention","full_attention"]'
+    check "... which it is" test "$(grep -A2 layer_types with/step_000001/config.json | tr -d ' \n')" = '"layer_types":["sliding_attention","full_attention"'
+    becomes "llama has no window, whatever stands there" 'sliding_window|layer_types' 0 llama sliding_window 5
+    becomes "theta in rope_parameters: written there and where older programs look" 'rope_theta": 500.0' 2 tiny rope_theta - rope_parameters '{"rope_type":"default","rope_theta":500}'
+    becomes "qwen3_moe: norm_topk_prob is false where it is not said, and no loss of routers" 'norm_topk_prob": false|output_router_logits": false' 2 \
+        moe norm_topk_prob - output_router_logits -
+    becomes "... experts in every second layer" 'decoder_sparse_step": 1' 1 moe decoder_sparse_step 2 mlp_only_layers null
+    check "... are MLPs in the others" test "$(grep -A3 mlp_only_layers with/step_000001/config.json | tr -d ' \n')" = '"mlp_only_layers":[0,2],'
+    for i in 'mlp_only_layers [0,1,2]' 'decoder_sparse_step 9' 'num_experts 0'; do
+        becomes "... $i: MLPs alone, a finite loss, num_experts 0" 'num_experts": 0|norm_topk_prob' 1 moe $i
+        check "... of which a checkpoint goes on" go --from with --train text --seq-len 16 --batch-size 2 --steps 1
+    done
+    becomes "... num_local_experts, as transformers writes it" 'num_experts": 4' 1 moe num_experts - num_local_experts 4
+
+    echo "# mistakes in config.json"
+    changed "another architecture" '"model_type": expected qwen2|qwen3|qwen3_moe|mistral|llama, found "mixtral"' model_type '"mixtral"'
+    changed "no architecture" '"model_type": expected one of qwen2|qwen3|qwen3_moe|mistral|llama, found nothing' model_type -
+    changed "heads that are no multiple" '"num_attention_heads" 4: expected a multiple of "num_key_value_heads" 3' num_key_value_heads 3
+    changed "an odd head_dim" '"head_dim": expected an even number, found 7' head_dim 7
+    changed "YaRN" '"rope_scaling": expected null; other kinds of RoPE, as YaRN, are not computed here' rope_scaling '{"type":"yarn","factor":4.0}'
+    changed "... in rope_parameters" '"rope_type": this trainer computes "default", found "yarn"' rope_parameters '{"rope_type":"yarn","rope_theta":10000}'
+    changed "two thetas" '"rope_theta" 10000: expected 30000, as in "rope_parameters"' rope_parameters '{"rope_theta":30000}'
+    changed "another activation" '"hidden_act": this trainer computes "silu", found "gelu"' hidden_act '"gelu"'
+    changed "dropout" '"attention_dropout": this trainer computes 0.0, found 0.1' attention_dropout 0.1
+    changed "positions that see what follows" '"is_causal": this trainer computes true, found false' is_causal false
+    changed "quantized weights" '"quantization_config": expected null; quantized weights are not read here' quantization_config '{"quant_method":"awq"}'
+    changed "layer_types without the window" '"layer_types": sliding_attention: expected "use_sliding_window" true and a "sliding_window"' \
+        layer_types '["sliding_attention","full_attention"]' sliding_window 5
+    changed "layer_types of other layers" '"layer_types": expected a list of 2, one for each layer' layer_types '["full_attention"]'
+    changed "layer_types of another kind" '"layer_types": expected full_attention or sliding_attention, found chunked_attention' \
+        layer_types '["full_attention","chunked_attention"]'
+    changed "use_sliding_window that is a number" '"use_sliding_window": expected true or false, found 1' use_sliding_window 1
+    changed "a window of no key" '"sliding_window": expected an integer 1..16777216, found 0' use_sliding_window true sliding_window 0
+    changed "a window, but of which layers" '"max_window_layers": expected an integer 0..1024, found nothing' use_sliding_window true sliding_window 5
+    changed "tied or not" '"tie_word_embeddings": expected true or false, found "yes"' tie_word_embeddings '"yes"'
+    changed "rms_norm_eps of 0" '"rms_norm_eps": expected a number' rms_norm_eps 0
+    for i in vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size max_position_embeddings; do
+        changed "$i below 0" "\"$i\": expected an integer" $i -3
+        is_quick || changed "no $i" "\"$i\": expected an integer" $i -
+    done
+    base=llama.json
+    changed "an MLP with biases" '"mlp_bias": this trainer computes false, found true' mlp_bias true
+    changed "llama 3.1's RoPE" '"rope_scaling": expected null' rope_scaling '{"rope_type":"llama3","factor":8.0}'
+    changed "heads that do not divide the channels" '"hidden_size" 18: expected a multiple of "num_attention_heads" 4' hidden_size 18
+    base=mistral.json
+    changed "a window that is no number" '"sliding_window": expected an integer 1..16777216, found "all"' sliding_window '"all"'
+    base=moe.json
+    changed "more experts for a token than there are" '"num_experts_per_tok": expected at most 5, found 6' num_experts_per_tok 6
+    changed "no number of experts" '"num_local_experts": expected an integer 0..1024, found nothing' num_experts -
+    changed "two numbers of experts" '"num_local_experts": expected the number of "num_experts", or nothing, found 4' num_local_experts 4
+    changed "no width of experts" '"moe_intermediate_size": expected an integer' moe_intermediate_size -
+    changed "a layer that is none" '"mlp_only_layers": expected numbers of layers, 0..2' mlp_only_layers '[3]'
+    changed "no list of layers" '"mlp_only_layers": expected a list, found 1' mlp_only_layers 1
+    changed "experts in every 0th layer" '"decoder_sparse_step": expected an integer 1..1024, found 0' decoder_sparse_step 0
+    changed "a negative loss of routers" '"router_aux_loss_coef": expected a number' router_aux_loss_coef -1
+    changed "norm_topk_prob that is a number" '"norm_topk_prob": expected true or false, found 1' norm_topk_prob 1
+    edit moe.json eight.json num_experts 8 num_experts_per_tok 8 max_position_embeddings 16384
+    refuse "more slots than an int can count" "--batch-size: expected at most 16383 rows of 16384 positions, each with 8 experts, found 16384" \
+        --config eight.json --dry-run --seq-len 16384 --batch-size 16384
+}
+
+# ---- files: probes, Hugging Face folders ----
+
+# a folder like another, whose model.safetensors has been through this Python: `t` is {name: (dtype, shape, bytes)}
+rewrite() {  # FOLDER NEW PYTHON
+    rm -rf "$2"
+    cp -r "$1" "$2" && rm -f "$2/manifest.json"
+    "$python" - "$2/model.safetensors" "$3" <<'PYTHON'
+import json, struct, sys
+data = open(sys.argv[1], "rb").read()
+n = struct.unpack("<Q", data[:8])[0]
+t = {name: (x["dtype"], x["shape"], data[8 + n + x["data_offsets"][0]:8 + n + x["data_offsets"][1]])
+     for name, x in json.loads(data[8:8 + n]).items() if name != "__metadata__"}
+E, H = "model.embed_tokens.weight", "lm_head.weight"
+def bf16():
+    for name, (_, shape, x) in t.items():
+        t[name] = "BF16", shape, b"".join(x[i + 2:i + 4] for i in range(0, len(x), 4))
+def cut():  # to what bf16 holds
+    for name, (_, shape, x) in t.items():
+        t[name] = "F32", shape, b"".join(b"\0\0" + x[i + 2:i + 4] for i in range(0, len(x), 4))
+def fuse():
+    for l in sorted({name.split(".")[2] for name in t if ".experts." in name}):
+        e, parts, n = f"model.layers.{l}.mlp.experts", {}, 0
+        while f"{e}.{n}.up_proj.weight" in t:
+            parts[n] = [t.pop(f"{e}.{n}.{w}_proj.weight") for w in ("gate", "up", "down")]
+            n += 1
+        (F, D) = parts[0][0][1]
+        t[e + ".gate_up_proj"] = "F32", [n, 2 * F, D], b"".join(parts[i][0][2] + parts[i][1][2] for i in range(n))
+        t[e + ".down_proj"] = "F32", [n, D, F], b"".join(parts[i][2][2] for i in range(n))
+exec(sys.argv[2])
+header, body = {}, b""
+for name, (dtype, shape, x) in t.items():
+    header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(x)]}
+    body += x
+header = json.dumps(header).encode()
+header += b" " * (-len(header) % 8)
+open(sys.argv[1], "wb").write(struct.pack("<Q", len(header)) + header + body)
+PYTHON
+}
+
+# the probe of a rewritten folder is that of `hf`, and this is said
+like() {  # PROMISE LINES PYTHON
+    rewrite hf other "$3"
+    go --from other --probe in --probe-out after && cmp before after && [ "$(wc -l <err)" = $2 ]
+    verdict $? "$1" "$(<err)"
+}
+
+files() {
+    local name
+    echo "# probes: NumPy, before and after saving"
+    batch >in
+    for name in tiny qwen2 mistral llama moe scores preset; do
+        rm -rf hf again before after truth
+        if [ $name = preset ]; then go --model tiny --tokenizer bytes --export-hf hf --probe in --probe-out before; else
+            go --config $name.json --export-hf hf --probe in --probe-out before; fi
+        check "$name: a probe has logits, both losses and the gradient of every tensor" \
+            test "$(tensors before '^grad\.' | wc -l) $(tensors before '^(logits|loss|cross_entropy)$' | wc -w)" = "$(tensors hf/model.safetensors . | wc -l) 4631"
+        "$python" "$root/dev/ref/qwen.py" --from hf --probe in --probe-out truth 2>&1 && cmp <(tensors before .) <(tensors truth .)
+        verdict $? "... which are to the last bit those of dev/ref/qwen.py" "$(<err)"
+        go --from hf --probe in --probe-out after --threads 3 --head-rows 4 --export-hf again && cmp before after && cmp hf/model.safetensors again/model.safetensors && cmp {hf,again}/config.json
+        verdict $? "... from the saved folder, other threads, few rows of the head: the same bytes" "$(<err)"
+    done
+    edit scores.json single.json norm_topk_prob true
+    go --config single.json --probe in --probe-out before
+    check "one expert whose weight is 1: the router has no gradient" \
+        test "$(tensors before 'grad.*mlp.gate.weight' | wc -l) $(tensors before 'grad.*mlp.gate.weight' | cut -d' ' -f2- | tr ' ' '\n' | grep -vcE '^(0|-2147483648)$')" = "2 0"
+
+    echo "# folders in other forms"
+    rm -rf hf shards && go "${start[@]}" --config moe.json --export-hf hf && go --from hf --probe in --probe-out before && go --from hf --export-hf shards --shard-gb 4e-6
+    go --from shards --probe in --probe-out after && cmp before after
+    verdict $? "a folder of $(ls shards/*.safetensors | wc -l) shards: the same probe" "$(<err)"
+    like "names without model." 0 't = {name.removeprefix("model."): x for name, x in t.items()}'
+    like "inv_freq of old versions: not a word" 0 't["model.layers.0.self_attn.rotary_emb.inv_freq"] = "F32", [3], bytes(12)'
+    like "a tensor that no layer has: a line" 1 't["model.layers.0.self_attn.q_proj.bias"] = "F32", [24], bytes(96)'
+    rewrite hf fused 'fuse()'
+    go --from fused --probe in --probe-out after && [ ! -s err ] && cmp <(tensors before '^(logits|loss)$') <(tensors after '^(logits|loss)$')
+    verdict $? "experts of a layer as one tensor: the same logits and loss" "$(<err)"
+    check "... gradients by the names of that file" test "$(tensors after 'grad.*experts' | cut -d' ' -f1 | tr '\n' ' ')" = \
+        "$(for i in 0 2; do for name in down gate_up; do echo -n "grad.model.layers.$i.mlp.experts.${name}_proj "; done; done)"
+    check "... their numbers" cmp <(tensors before 'grad.*experts' | cut -d' ' -f2- | tr ' ' '\n' | sort) <(tensors after 'grad.*experts' | cut -d' ' -f2- | tr ' ' '\n' | sort)
+    rm -rf whole leg && go "${start[@]}" --config '' --from fused --schedule constant --warmup 0 --run whole &&
+        go "${start[@]}" --config '' --from fused --schedule constant --warmup 0 --steps 2 --run leg && go --resume --run leg --steps 4 && same_run whole leg
+    verdict $? "... stopped after 2 of 4 updates, resumed: the same bytes" "$(<err)"
+    check "... and its export has that form" test "$(tensors leg/step_000004/model.safetensors experts | wc -l)" = 4
+    rewrite fused rounded 'cut()'
+    check "... with --weights bf16 it writes the same text" test "$(go --from rounded --generate "line 7" --temperature 0 && cat out)" = "$(go --from rounded --weights bf16 --generate "line 7" --temperature 0 && cat out)"
+    rewrite fused broken 't.pop("model.layers.2.mlp.experts.gate_up_proj")'
+    refuse "... which one layer lacks" '"model.layers.2.mlp.experts.gate_up_proj" is missing' --from broken --train text
+    rewrite hf rounded 'cut()'
+    rewrite hf halves 'bf16()'
+    go --from rounded --probe in --probe-out before && go --from halves --probe in --probe-out after && cmp before after
+    verdict $? "bf16: the probe of its numbers as floats" "$(<err)"
+    rewrite hf broken 't.pop("model.layers.1.mlp.up_proj.weight")'
+    refuse "a tensor is missing" '"model.layers.1.mlp.up_proj.weight" is missing' --from broken --train text
+    rewrite hf broken 't["model.norm.weight"] = "F32", [15], bytes(60)'
+    refuse "a tensor has another shape" '"model.norm.weight"' --from broken --train text
+    rewrite hf broken 't["model.norm.weight"] = "I32", [16], bytes(64)'
+    refuse "a tensor has another type" '"model.norm.weight"' --from broken --train text
+
+    echo "# a tied head"
+    rm -rf hf && go --config llama.json --export-hf hf --probe in --probe-out before
+    check "no tensor of its own" test "$(tensors hf/model.safetensors lm_head | wc -l)" = 0
+    like "stored twice, the same bytes: one matrix, not a word" 0 't[H] = t[E]'
+    like "stored as the head alone: the embedding is that" 0 't[H] = t.pop(E)'
+    rewrite hf other 't[H] = "F32", t[E][1], t[E][2][64:] + t[E][2][:64]'
+    go --from other --probe in --probe-out after --export-hf apart
+    check "stored twice, with other bytes: not tied, which a line says" test "$(wc -l <err) $(grep -c '"lm_head.weight" is not "model.embed_tokens.weight", to which config.json ties it: not tied, as in transformers$' err)" = "1 1"
+    check "... two gradients; the export says tie_word_embeddings false" \
+        test "$(tensors after 'grad.*(lm_head|embed)' | wc -l) $(grep -c '"tie_word_embeddings": false' apart/config.json) $(tensors apart/model.safetensors lm_head | wc -l)" = "2 1 1"
+    check "... and is read without a word" eval 'go --from apart --probe in --probe-out third && [ ! -s err ] && cmp after third'
+    go --config tiny.json --export-hf free
+    rewrite free broken 't.pop(H)'
+    refuse "an untied head is missing" '"lm_head.weight" is missing' --from broken --train text
+
+    echo "# a run and its files"
+    rm -rf run && go "${mixed[@]}" --config moe.json --ema 0.9 --tensorboard 1 --run run
+    local key missing=""
+    for key in cross_entropy balance load idle_experts; do
+        grep -q "\"$key\": [0-9]" run/metrics.jsonl && grep -q "train/$key" run/events.out.* || missing+=" $key"
+    done
+    check "metrics.jsonl and TensorBoard's events have the routers' keys (not:$missing)" test -z "$missing"
+    rm -rf with && go "${start[@]}" --run with
+    check "... which those of a model without experts do not list" test "$(head -n 1 with/metrics.jsonl | grep -cE 'balance|idle_experts|cross_entropy|"z"')" = 0
+    check "... loss = cross_entropy + 0.02 * 2 balance" "$python" -c 'import json
+for line in open("run/metrics.jsonl"):
+    r = json.loads(line)
+    if r.get("loss") is not None: assert abs(r["loss"] - r["cross_entropy"] - 0.04 * r["balance"]) < 1e-5 and 1 <= r["load"] <= 2.5, r'
+    check "--eval-only: the loss of the last validation" test "$(go --from run --train text --seq-len 16 --batch-size 2 --val-fraction 0.1 --eval-only && grep -o 'val loss [0-9.]*' out)" = "val loss $(printf %.4f "$(value run 12 val_loss)")"
+    rm -rf exported && go --from run --export-hf exported && diff -r -x manifest.json -x optimizer.safetensors -x trainer.safetensors -x ema.safetensors exported run/step_000012 >err
+    verdict $? "its export is the checkpoint without what training needs" "$(<err)"
+    make -s -C "$root" tools && "$root/dev/tools/inspect" run/step_000012 >out 2>err
+    check "inspect: a verified checkpoint of $(tensors run/step_000012/model.safetensors . | wc -l) tensors" test "$? $(grep -cE '^  manifest +verified|model_type qwen3_moe' out)" = "0 2"
+}
+
+# ---- the same bits another way ----
+
+bits() {
+    echo "# the same bits"
+    local i steady=("${mixed[@]}" --ema 0.9 --schedule constant --warmup 0)
+    for i in $(is_quick && echo qwen2 moe || echo tiny qwen2 mistral llama moe scores); do
+        rm -rf whole leg
+        go "${steady[@]}" --config $i.json --run whole
+        go "${steady[@]}" --config $i.json --steps 6 --threads 3 --run leg && go --resume --run leg --steps 12 --threads 2 --recompute 3
+        verdict "$(same_run leg whole && cmp -s {whole,leg}/samples.txt; echo $?)" \
+            "$i: stopped after 6 of 12 updates, resumed with other --threads and --recompute: the same bytes" "$(<err)"
+    done
+    rm -rf leg other && go "${start[@]}" --grad-accum 3 --run leg && go "${start[@]}" --batch-tokens 96 --run other
+    check "--grad-accum 3 is --batch-tokens of three micro-batches" same_run leg other
+    if is_quick; then return; fi
+    need_build old "ARCH=x86-64 CPU=1" train_qwen3
+    for i in qwen2 mistral moe; do
+        rm -rf whole other
+        go "${mixed[@]}" --config $i.json --run whole
+        timeout 60 "$old" "${mixed[@]}" --config $i.json --run other >out 2>err </dev/null
+        check "ARCH=x86-64, $i: the bytes of the native build" same_run whole other
+    done
+}
+
+# ---- ranks ----
+
+ranks() {
+    echo "# ranks: one update of four micro-batches on 1, 2 and 4"
+    need_build launch "" launch
+    # experts whose width times channels is a multiple of 4096
+    edit moe.json wide.json hidden_size 64 moe_intermediate_size 64 num_experts 4
+    alike() {  # PROMISE COUNTS OPTION...: on so many ranks each the bytes of one
+        local promise=$1 counts=$2 n
+        shift 2
+        rm -rf one
+        go "${mixed[@]}" "$@" --run one
+        for n in $counts; do
+            rm -rf several
+            COMM_CHECK=1 timeout 60 "$launch" -n ${n%/*} "$trainer" "${mixed[@]}" "$@" ${n#*/} --run several >out 2>err </dev/null
+            status=$?
+            same_run one several && cmp -s {one,several}/samples.txt
+            verdict $? "$promise on ${n%/*} ranks, ${n#*/}: the bytes of one rank" "status $status: $(tail -n 2 err)"
+        done
+    }
+    if is_quick; then
+        alike "windows, averaged weights" "2/--zero=2" --config qwen2.json --ema 0.9
+        alike "experts" "2/--ep=2" --config wide.json
+        return
+    fi
+    alike "windows, averaged weights" "2/--zero=0 2/--zero=1 2/--zero=2 4/--zero=2" --config qwen2.json --ema 0.9
+    alike "a tied head, documents" "2/--zero=1 4/--zero=2" --config llama.json --doc-reset 1 --train documents
+    alike "experts that nobody shares" "2/--zero=0 4/--zero=2" --config moe.json
+    alike "experts" "2/--ep=2 4/--ep=2 4/--ep=4" --config wide.json --ema 0.9 --recompute 2
+    alike "experts, some frozen" "4/--ep=2" --config wide.json --freeze '*.experts.1.*,first:1'
+    together() {  # PROMISE LINE STATUS RANKS OPTION...
+        rm -rf one
+        "$launch" -n $4 "$trainer" "${mixed[@]}" --run one "${@:5}" >out 2>err </dev/null
+        status=$?
+        [ $status = $3 ] && grep -qF -- "$2" err
+        verdict $? "$1" "status $status: $(<err)"
+    }
+    together "--ep of a model without experts" "--ep: is for models with experts" 2 2 --ep 2
+    together "--ep that does not divide the experts" "--ep: 2: expected a number that divides the 5 experts" 2 2 --ep 2 --config moe.json
+    go --config wide.json --export-hf apart && rewrite apart fused 'fuse()'
+    together "--ep of a file that has the experts of a layer as one tensor" "--ep: is for files in which each expert has tensors of its own" 2 2 \
+        --ep 2 --config '' --from fused
+    edit wide.json narrow.json moe_intermediate_size 63
+    together "--ep of experts whose matrices end within a chunk" "whose width times channels is a multiple of 4096, found 63 x 64: leave it out" 2 2 --ep 2 --config narrow.json
+}
+
+# ---- kill -9 and --resume ----
+
+kills() {
+    echo "# kill -9 at random instants, resumed with other --threads, --recompute, --head-rows"
+    RANDOM=11
+    killed $((kills / 2)) "a window, a tied head" --config qwen2.json --grad-accum 2
+    killed $((kills - kills / 2)) "experts, averaged weights" --config moe.json --ema 0.9 --verify-every 20
+}
+
+# ---- text ----
+
+# prompts of 1 to 46 tokens, which outgrow the 48 positions with their texts: answers of --generate-batch 1, 2, 3 and 8
+say() { go "$@" --generate-file short.jsonl --samples 2 --max-new-tokens 30 --stop 'a1\|e'; }
+at_once() {  # OPTION...: of the model
+    local n
+    say "$@" --generate-batch 1 && mv out alone
+    for n in 2 3 8; do
+        say "$@" --generate-batch $n
+        check "${*:1:2} ${*:3}: $n texts side by side say what each says alone" cmp out alone
+    done
+    rm -f cut && say "$@" --generate-out cut && truncate -s $(($(wc -c <cut) * 2 / 3)) cut && say "$@" --generate-out cut
+    check "... and go on where a file was cut" cmp cut alone
+    go "$@" --generate "line 7" --samples 5 --max-new-tokens 60 && mv out several && go "$@" --generate "line 7" --samples 5 --max-new-tokens 60 --generate-batch 1
+    check "... --samples, too" cmp several out
+}
+
+text() {
+    echo "# text"
+    local name one i tokens
+    for name in qwen2 mistral moe; do
+        rm -rf book && go "${start[@]}" --config $name.json --steps 300 --lr 3e-2 --batch-size 8 --seq-len 48 --schedule constant --run book
+        write() { go --from book --max-new-tokens 40 --temperature 0 "$@" && cat out; }
+        one=$(write --generate "line 7")
+        tokens=($(printf '%s' "$one" | od -An -v -tu1))
+        examples 1 $((${#tokens[@]} + 1)) "256 ${tokens[*]}" "${tokens[*]} 256" >in
+        go --from book --probe in --probe-out out.safetensors && likeliest out.safetensors 7 256 "${tokens[@]}"
+        verdict $? "$name: a cache of keys and values: each of ${#tokens[@]} tokens is the likeliest by the probe of the whole text" "$(<err)"
+        for i in 6 17 31; do
+            check "... a prompt of $i bytes of that text goes on as it does" test "$one" = "$(go --from book --temperature 0 --max-new-tokens $((46 - i)) --generate "${one:0:i}" && cat out)"
+        done
+        cut_to_bf16 book rounded
+        check "... --weights bf16 of numbers that bf16 holds: the text that floats give" \
+            test "$(go --from rounded --generate "line 7" --temperature 0 && cat out)" = "$(go --from rounded --weights bf16 --generate "line 7" --temperature 0 && cat out)"
+        evaluated() { go --from rounded --eval-only --val text --seq-len 15 --batch-size 3 --eval-batches 2 --seed 1 "$@" && grep "val loss" out; }
+        check "... and the loss of validation" test "$(evaluated)" = "$(evaluated --weights bf16)"
+    done
+    "$python" -c 'import json
+for i in range(11): print(json.dumps({"prompt": "line %d: " % i * (1 + i * i % 5) if i % 3 else "a"}))' >short.jsonl
+    at_once --from book
+    for name in qwen2 mistral moe scores tiny; do at_once --config $name.json; done
+    at_once --config mistral.json --weights bf16
+    at_once --config moe.json --weights bf16 --temperature 0 --threads 2
+    go --config tiny.json --generate-file short.jsonl --dry-run
+    check "the box: 8 texts" test "$(boxed '  texts' '8 side by side, of at most 48 positions')" = 1
+    go --config tiny.json --generate-file short.jsonl --generate-batch 1000 --dry-run
+    check "... as many as there are" test "$(boxed '  texts' '11 side by side, of at most 48 positions')" = 1
+    edit tiny.json vast.json max_position_embeddings 16000000
+    timeout 60 "$trainer" --config vast.json --generate-file short.jsonl --samples 100 --max-new-tokens 15000000 --generate-batch 1024 >out 2>err </dev/null
+    check "more texts than fit: status 1 before the model is read" test "$? $(grep -c 'free: try a smaller --generate-batch$' err)" = "1 1"
+    refuse "more positions than the model has" "--seq-len: expected at most the model's 48 positions, found 96" --from book --train text --seq-len 96
+}
+
+# ---- LoRA: adapters ----
+
+# the files of an adapter that has been trained: of a checkpoint or of --export-lora
+same_adapter() { cmp "$1"/adapter_model.safetensors "$2"/adapter_model.safetensors && cmp "$1"/adapter_config.json "$2"/adapter_config.json; }
+
+lora() {
+    local i one plain start=(--from base --lora-rank 3 --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 4)
+    local mixed=("${start[@]}" --grad-accum 4 --steps 12 --val-fraction 0.1 --eval-every 6 --sample-every 6 --max-new-tokens 8 --save-every 4)
+    local steady=("${mixed[@]}" --ema 0.9 --schedule constant --warmup 0)
+    go --config tiny.json --train text --seq-len 16 --batch-size 4 --lr 1e-2 --steps 40 --export-hf base --run book
+    go --config moe.json --export-hf experts
+
+    echo "# LoRA: what learns, and what is written"
+    go "${start[@]}" --run run --export-lora adapter
+    check "a checkpoint is an adapter of PEFT's: $(tensors run/step_000004/adapter_model.safetensors . | wc -l) tensors, no model" \
+        test "$(ls run/step_000004 | grep -c '^model\|^config.json') $(tensors run/step_000004/adapter_model.safetensors '^base_model\.model\.model\.layers\.[01]\..*\.lora_[AB]\.weight$' | wc -l)" = "0 28"
+    check "... every B has moved from 0, every A from where it began" test "$(tensors adapter/adapter_model.safetensors lora_B | grep -cvE '^[^ ]+( 0| -2147483648)*$')" = 14
+    check "--export-lora: the same files" same_adapter run/step_000004 adapter
+    check "the box: rank, alpha, what learns" test "$(go "${start[@]}" --dry-run; boxed adapter "LoRA of rank 3, alpha 6, beside 14 matrices: .*")" = 1
+    cp adapter/adapter_model.safetensors kept
+    check "... into the same folder again: replaced, whatever stood there" eval 'go "${start[@]}" --seed 7 --run again --export-lora adapter && ! cmp -s kept adapter/adapter_model.safetensors && ! [ -e adapter.tmp ]'
+    go "${start[@]}" --export-lora adapter --run third
+    mkdir foreign && cp adapter/adapter* foreign
+    refuse "--export-lora into a folder of PEFT's" "--export-lora: foreign: holds a model that this program did not write" "${start[@]}" --export-lora foreign
+    refuse "... into that of the base" "--export-lora: is the model beside which the adapter learns" "${start[@]}" --export-lora base
+    refuse "... into that of another model" "--export-lora: experts: holds a model" "${start[@]}" --export-lora experts
+    timeout 30 "$trainer" --from base --lora adapter --merge 1 --export-hf base >/dev/null 2>err
+    check "--export-hf --merge over the base is refused" test "$? $(grep -c 'is the model beside which the adapter learns' err)" = "2 1"
+    timeout 30 "$trainer" --from base --lora adapter --merge 1 --export-hf adapter >/dev/null 2>err
+    check "... and over an adapter" test "$? $(grep -c 'adapter: holds an adapter' err)" = "2 1"
+    cmp -s adapter/adapter_model.safetensors third/step_000004/adapter_model.safetensors && [ -s base/model.safetensors ]
+    verdict $? "... and all are what they were" ""
+    for i in adapter run run/step_000004; do
+        refuse "--from $i" "adapter_model.safetensors, a LoRA adapter: --from takes the model that it was trained on" --from $i --train text
+    done
+    echo '{"prompt": "line 7"}' >asked.jsonl
+    for i in "--export-hf book/mine" "--export-hf book/step_000040/mine" "--export-lora book/mine" "--export-lora book/a/b" "--generate-out book/mine.jsonl" \
+        "--generate-out book/step_000040/mine.jsonl" "--probe-out book/mine"; do
+        timeout 30 "$trainer" --from base $([[ $i == *lora* ]] && echo "--lora adapter") $([[ $i == *generate* ]] && echo "--generate-file asked.jsonl") \
+            $([[ $i == *probe* ]] && echo "--probe in") $i >out 2>err </dev/null
+        status=$?
+        [ $status = 2 ] && grep -q -- "^${trainer##*/}: ${i% *}: ${i#* } lies in the folder of a run, whose files are the run's" err && ! ls -d book/mine* book/a book/*/mine* 2>/dev/null
+        verdict $? "$i, in a run's folder, is refused" "status $status: $(<err)"
+    done
+    write() { go --max-new-tokens 30 --temperature 0 --generate "line 7" "$@" && cat out; }
+    go "${start[@]}" --steps 60 --lr 3e-2 --run long
+    go --from base --lora long --merge 1 --export-hf merged
+    one=$(write --from base --lora long)
+    cut_to_bf16 book cut && "$python" - cut/model.safetensors halves <<'PYTHON'
+import json, os, shutil, struct, sys
+os.mkdir(sys.argv[2]) or shutil.copy("cut/config.json", sys.argv[2])
+data = open(sys.argv[1], "rb").read()
+n = struct.unpack("<Q", data[:8])[0]
+header, at, body = {}, 0, b""
+for name, t in json.loads(data[8:8 + n]).items():
+    if name == "__metadata__": continue
+    begin, end = t["data_offsets"]
+    x = bytes(b for i, b in enumerate(data[8 + n + begin:8 + n + end]) if i % 4 > 1)
+    header[name] = {"dtype": "BF16", "shape": t["shape"], "data_offsets": [at, at + len(x)]}
+    at, body = at + len(x), body + x
+header = json.dumps(header).encode()
+header += b" " * (-len(header) % 8)
+open(sys.argv[2] + "/model.safetensors", "wb").write(struct.pack("<Q", len(header)) + header + body)
+PYTHON
+    for i in "base fp32: written in fp32" "base bf16: written in fp32, from weights rounded to bf16: +" "halves bf16: written in fp32, from weights in bf16 as their +" "halves fp32 --export-dtype bf16: written in bf16"; do
+        set -- ${i%%:*}
+        go --from $1 --lora adapter --merge 1 --weights ${*:2} --export-hf mixed
+        check "--merge of $1, --weights ${*:2}: the box says ${i#*: }" test "$(boxed '  merged' "${i#*: }.*")" = 1
+    done
+    check "merged: the text that base and adapter write, and not the base's" \
+        test "$(write --from merged)" = "$one" -a "$(write --from base)" != "$one"
+    check "... no adapter in its files" test "$(tensors merged/model.safetensors lora | wc -l) $(tensors merged/model.safetensors . | wc -l)" = "0 $(tensors base/model.safetensors . | wc -l)"
+    check "--lora of a checkpoint, of an export, of the run: the same text" \
+        test "$(write --from base --lora long/step_000060)" = "$one" -a "$(go --from base --lora long --export-lora exported && write --from base --lora exported)" = "$one"
+    go --from base --lora long --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 2 --run next && go --from base --lora exported --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 2 --run other
+    check "... to go on training it: the same run" same_run next other
+    rm -r exported && check "... which --resume continues without the folder that it came from" go --resume --run other --steps 4
+
+    echo "# LoRA: options"
+    for i in "--threads 3" "--recompute 0" "--recompute 3" "--head-rows 5" "--verify-every 1"; do flag same "" $i; done
+    flag other -1 --lora-alpha 5
+    flag other 2 --lora-rslora 1
+    flag other 1 --lora-dropout 0.3
+    flag other 'no_proj' --lora-targets q_proj,v_proj
+    flag other '[' --lora-targets 'model\.layers\.1\..*_proj'
+    flag other 'v_proj' --lora-rank-pattern 'v_proj=5'
+    flag other 'v_proj=' --lora-alpha-pattern 'v_proj=5'
+    flag other -1 --lora-rank 4
+    start=("${start[@]/base/experts}") && flag other mlp.experts.gate_proj --lora-parameters mlp.experts.down_proj,mlp.gate.weight && start=("${start[@]/experts/base}")
+    tried[--lora]=1 tried[--export-lora]=1 tried[--merge]=1
+    local missing="" name
+    go --help
+    for name in $(sed -n '/^adapter$/,/^[a-z]*$/p' out | grep -o '^  --[a-z-]*') --export-lora --merge; do [ -n "${tried[$name]-}" ] || missing+=" $name"; done
+    check "each option of adapters was tried (not:$missing)" test -z "$missing"
+    go "${start[@]}" --freeze '*lora_A*,*.layers.1.*' --run frozen
+    check "--freeze: all A and layer 1 keep every bit, the rest moves" \
+        test "$(comm -12 <(tensors frozen/step_000004/adapter_model.safetensors . | sort) <(go "${start[@]}" --steps 1 --lr 0 --run begun && tensors begun/step_000001/adapter_model.safetensors . | sort) | cut -d' ' -f1 | sort | md5sum)" = \
+        "$(tensors frozen/step_000004/adapter_model.safetensors 'lora_A|layers\.1\.' | cut -d' ' -f1 | sort | md5sum)"
+    rest() { go --model qwen3-0.6b --lora-rank 4 --seq-len 64 --batch-size 1 --dry-run "$@" && sed -nE 's/^\| *workspace, rest *\|.*, ([0-9.]+) MiB *\|$/\1/p' out; }
+    plain=$(rest)
+    check "the box counts sums of the base too with --verify-every: 8 bytes for 64 of 596 million, and 12 MiB" \
+        "$python" -c "assert 84 < $(rest --verify-every 1) - $plain < 85"
+    check "... and with --merge the largest tensor as floats: 593.5 MiB" "$python" -c "assert 593 < $(rest --merge 1 --export-hf new) - $plain < 594"
+    edit tiny.json deep.json num_hidden_layers 70 && go --config deep.json --export-hf deep
+    refuse "more ranks than a table has rows" "--lora-rank-pattern: expected at most 54 different pairs of a kind of linear layer and a rank, found 56" \
+        "${start[@]}" --from deep --lora-rank-pattern "$(for i in {0..69}; do printf 'layers\.%d\..*=%d,' $i $((i % 8 + 1)); done | head -c -1)"
+    refuse "a pattern of ranks that no layer has" '--lora-rank-pattern: expected what the name of a layer with an adapter ends with, found "z_proj"' \
+        "${start[@]}" --lora-rank-pattern 'v_proj=2,z_proj=4'
+    refuse "... of alphas" '--lora-alpha-pattern: expected what' "${start[@]}" --lora-targets q_proj --lora-alpha-pattern 'v_proj=2'
+    for i in "--generate x" "--eval-only --val text"; do
+        refuse "--lora-rank $i: nothing learns" "--lora-rank: begins an adapter, which adds nothing until it is trained" --from base --lora-rank 4 $i
+    done
+    for i in "--export-dtype bf16" "--shard-gb 2"; do refuse "$i without --export-hf" "${i% *}: is for --export-hf DIR" "${start[@]}" $i; done
+    refuse "--eval-generate that is never asked" "--eval-generate: answers with each validation or sample: --eval-every 0 has none" \
+        "${start[@]}" --chat-template chatml --eval-generate asked.jsonl --eval-every 0
+    for i in base adapter; do
+        timeout 30 "$trainer" --from base --lora adapter --train text --seq-len 16 --steps 1 --run $i >out 2>err </dev/null
+        check "--run $i, the folder that is read: refused" test "$? $(grep -c -- '--run: is the folder of the model that is read' err) $(ls -d $i/step_* 2>/dev/null | wc -l)" = "2 1 0"
+    done
+    go "${start[@]}" --merge 1 --export-hf merged_too --run mergers && go --resume --run mergers --steps 6
+    check "a run that began with --merge goes on without it" test $? = 0
+    refuse "--freeze of all of it" "--freeze: every tensor is frozen" "${start[@]}" --freeze '*lora*'
+    for i in model.norm.weight '*lora_A*,model.embed_tokens.*' ; do
+        refuse "--freeze '$i': a name of the model alone" 'matches no tensor of the adapter, beside which the whole model is frozen' "${start[@]}" --freeze "$i"
+    done
+    refuse "... layers without adapters" '"first:1" matches no tensor of the adapter' "${start[@]}" --lora-targets 'model\.layers\.1\..*proj' --freeze first:1
+    refuse "a full model in bf16" "--weights: bf16 and fp8 are for what does not learn" --from base --train text --weights bf16
+    go "${start[@]}" --ema 0.5 --run mean && go --from base --lora mean --ema-weights 1 --export-lora average
+    check "--ema: the same run, and an average that --ema-weights takes" \
+        test "$(same_model mean run; echo $?) $(diff <(tensors average/adapter_model.safetensors lora) <(tensors mean/step_000004/ema.safetensors lora) | wc -l)" = "0 0"
+    timeout 30 "$trainer" --from base --lora long --ema-weights 1 --generate x >/dev/null 2>err
+    check "... where there is none, a line" grep -q "long/step_000060 has no averaged weights" err
+
+    cp -r adapter sick && "$python" - sick/adapter_model.safetensors <<'PYTHON'
+import json, struct, sys
+data = bytearray(open(sys.argv[1], "rb").read())
+n = struct.unpack("<Q", data[:8])[0]
+header = json.loads(data[8:8 + n])
+at = 8 + n + header["base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"]["data_offsets"][0]
+data[at:at + 4] = struct.pack("<f", float("nan"))
+open(sys.argv[1], "wb").write(data)
+PYTHON
+    for i in "" "--weights bf16"; do
+        refuse "NaN in an adapter ($i)" "sick/adapter_model.safetensors: expected finite numbers, found 1 of base_model.model.model.layers.1.mlp.up_proj.lora_B.weight" \
+            --from base --lora sick --train text --seq-len 16 $i
+        go --from base --lora sick --generate x --max-new-tokens 1 $i
+        check "... a warning where nothing learns from it" test "$(wc -l <err) $(grep -c 'sick/adapter_model.safetensors: 1 numbers of base_model.*up_proj.lora_B.weight are NaN or infinite$' err)" = "1 1"
+    done
+
+    echo "# LoRA: going on"
+    cut_to_bf16 book rounded
+    for i in "" "--lora-dropout 0.3" "--weights bf16 --from rounded" "--lora-dropout 0.2 --lora-rank-pattern v_proj=5 --from experts"; do
+        is_quick && [[ $i == *experts ]] && continue
+        rm -rf whole leg
+        go "${steady[@]}" $i --run whole
+        go "${steady[@]}" $i --steps 6 --threads 3 --run leg && go --resume --run leg --steps 12 --threads 2 --recompute 3
+        verdict "$(same_run leg whole && cmp -s {whole,leg}/samples.txt; echo $?)" "resumed${i:+ ($i)}: the bytes of one run" "$(<err)"
+    done
+    go "${start[@]}" --from rounded --run floats && go "${start[@]}" --from rounded --weights bf16 --run halves
+    check "--weights bf16 of numbers that bf16 holds: the adapter that floats give" same_run floats halves
+    mv base moved
+    timeout 30 "$trainer" --resume --run run --steps 6 >/dev/null 2>err
+    check "a base that has moved: one line" test "$? $(wc -l <err) $(grep -c -- '--resume: base, the model beside which the adapter learns, is not there: .*--resume --from DIR$' err)" = "2 1 1"
+    cp -r run there && go --resume --from moved --run there --steps 6 && mv moved base && cp -r run here && go --resume --run here --steps 6
+    check "... --resume --from names it: the same run" same_run there here
+    go --config tiny.json --seed 9 --export-hf stranger
+    wrong_base() {  # PROMISE OPTION...
+        timeout 30 "$trainer" "${@:2}" >out 2>err </dev/null
+        status=$?
+        [ $status = 2 ] && grep -q 'run/step_[0-9]* has learnt beside another model than stranger, or that one was changed' err
+        verdict $? "another base, $1: refused" "status $status: $(<err)"
+    }
+    wrong_base "--resume" --resume --run run --from stranger --steps 9
+    wrong_base "--resume --eval-only" --resume --run run --from stranger --eval-only --val text
+    wrong_base "--lora RUN --generate" --from stranger --lora run --generate x
+    wrong_base "--lora CHECKPOINT --merge" --from stranger --lora "$(last run)" --merge 1 --export-hf wrong
+    wrong_base "--lora RUN in training" --from stranger --lora run --train text --run wrong
+    cp -r base copied && go --from copied --lora run --generate x --max-new-tokens 2 && go --from stranger --lora adapter --generate x --max-new-tokens 2
+    check "... the same base elsewhere is not, nor PEFT's files, which know none" test ! -s err
+    for i in "--lora-rank 4" "--lora-alpha 9" "--lora-targets q_proj" "--lora long" "--lora-rslora 1"; do
+        timeout 30 "$trainer" --resume --run run $i --steps 6 >/dev/null 2>err
+        check "--resume $i is refused: the run has its own" test "$? $(grep -c -- "^${trainer##*/}: ${i% *}: the run began with " err)" = "2 1"
+    done
+    check "--continue, typed as at the start" eval 'go "${start[@]}" --continue --run run --steps 6 && same_run run here'
+    RANDOM=13
+    killed $((kills / 2 + 1)) "kill -9, an adapter, dropout, averages" --lora-dropout 0.3 --ema 0.9
+
+    echo "# LoRA: ranks"
+    need_build launch "" launch
+    for i in $(is_quick && echo 2/--zero=2 || echo 2/--zero=0 2/--zero=1 2/--zero=2 4/--zero=2); do
+        rm -rf one several
+        go "${steady[@]}" --lora-dropout 0.3 --run one
+        COMM_CHECK=1 timeout 60 "$launch" -n ${i%/*} "$trainer" "${steady[@]}" --lora-dropout 0.3 ${i#*/} --run several >out 2>err </dev/null
+        same_run one several && cmp -s {one,several}/samples.txt
+        verdict $? "${i%/*} ranks, ${i#*/}: the bytes of one" "$(tail -n 2 err)"
+    done
+
+    cp -r base twice && edit base/config.json twice/config.json tie_word_embeddings true
+    "$launch" -n 2 "$trainer" "${start[@]}" --grad-accum 2 --from twice --run twins >out 2>err </dev/null
+    check "what all ranks find alike the first says: one line" test "$? $(wc -l <err) $(grep -c 'not tied, as in transformers' err)" = "0 1 1"
+
+    echo "# LoRA: conversations"
+    edit tiny.json long.json max_position_embeddings 256 hidden_size 32 intermediate_size 48
+    go --config long.json --train text --seq-len 64 --batch-size 4 --lr 1e-2 --steps 150 --run spoken --export-hf talker
+    for i in Hi Ho "Is 7 prime" "And then"; do echo '{"messages":[{"role":"user","content":"'$i'?"},{"role":"assistant","content":"Yes."}]}'; done >talks.jsonl
+    local talks=(--from talker --lora-rank 8 --train talks.jsonl --chat-template chatml --seq-len 250 --batch-size 2 --lr 3e-3 --steps 200)
+    go "${talks[@]}" --eval-generate talks.jsonl --sample-every 100 --temperature 0 --max-new-tokens 20 --run answers
+    check "packed: 4 conversations in 2 rows" test "$(boxed 'training data' '4 conversations in 2 rows of 250, .*')" = 1
+    check "the adapter has learned to answer, and to stop" test "$(grep -c '"answer":"Yes.","finish":"stop".*"step":200' answers/answers.jsonl)" = 4
+    printf 'Ho?\n/reset\nIs 7 prime?\n' | timeout 60 "$trainer" --from talker --lora answers --chat --chat-template chatml --temperature 0 --max-new-tokens 20 >out 2>err
+    check "--chat from a pipe" test "$? $(tr '\n' '|' <out)$(wc -c <err)" = "0 Yes.|Yes.|0"
+    for i in 1 8; do go --from talker --lora answers --generate-file talks.jsonl --chat-template chatml --samples 4 --max-new-tokens 20 --generate-batch $i && mv out by_$i; done
+    check "--generate-file: 8 texts side by side, through the adapter" cmp by_1 by_8
+    go --from talker --lora answers --merge 1 --export-hf whole_talker && go --from whole_talker --generate-file talks.jsonl --chat-template chatml --temperature 0 --max-new-tokens 20
+    check "... merged, --generate-file: the same answers" test "$(grep -c '"answer":"Yes."' out)" = 4
+    check "... and without the adapter none of them" eval 'go --from talker --generate-file talks.jsonl --chat-template chatml --temperature 0 --max-new-tokens 20 && ! grep -q "\"answer\":\"Yes" out'
+}
+
+# ---- a base in fp8 ----
+
+# the model that it is, as dev/ref/fp8.py has it in floats and in bf16: all that is computed has the same bits
+fp8() {
+    local name i shapes="dense tied experts fused" start text lora
+    is_quick && shapes="dense fused"
+    # odd sizes: blocks of 128 x 128 that end early, gate and up whose blocks begin within those of one matrix
+    edit tiny.json dense.json hidden_size 160 intermediate_size 200 head_dim 66
+    edit dense.json tied.json tie_word_embeddings true model_type '"qwen2"' hidden_size 132
+    edit moe.json experts.json hidden_size 144 moe_intermediate_size 136 intermediate_size 129
+    need_build launch "" launch
+    for name in $shapes; do
+        echo "# --base-dtype fp8: $name"
+        rm -rf base floats halves fp8 begun
+        go --config ${name/fused/experts}.json --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 20 --export-hf begun
+        [ $name = fused ] && rewrite begun base 'fuse()' || mv begun base
+        "$python" "$root/dev/ref/fp8.py" base floats && "$python" "$root/dev/ref/fp8.py" base halves --bf16
+        go --from base --base-dtype fp8 --export-hf fp8 && go --from floats --export-hf begun && cmp {fp8,begun}/model.safetensors && ! cmp -s {base,begun}/model.safetensors
+        verdict $? "--export-hf: every number that dev/ref/fp8.py has" "$(<err)"
+        evaluated() { go --eval-only --val text --seq-len 15 --batch-size 3 --eval-batches 2 --seed 1 "$@" && grep "val loss" out; }
+        text=$(evaluated --from floats)
+        check "the loss of validation, $(echo "$text" | cut -d'|' -f2)" test -n "$text" -a "$text" = "$(evaluated --from base --base-dtype fp8 --threads 3)" \
+            -a "$text" = "$(evaluated --from halves --weights bf16)" -a "$text" = "$(evaluated --from halves --weights fp8)"
+        start=(--lora-rank 3 --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 4)
+        [[ $name == [ef]* ]] && start+=(--lora-parameters mlp.experts.gate_up_proj,mlp.experts.down_proj,mlp.gate.weight)
+        rm -rf run adapter && go "${start[@]}" --from floats --run run
+        mkdir adapter && cp "$(last run)"/adapter_* adapter  # which a checkpoint would not lend to a base of other numbers
+        for i in "base --base-dtype fp8" "base --base-dtype fp8 --threads 2" "base --base-dtype fp8 --threads 3 --recompute 3" "halves --weights bf16"; do
+            rm -rf other && go "${start[@]}" --from $i --run other
+            check "an adapter learns the same beside $i" test "$(same_model run other && cmp <(columns run) <(columns other); echo $?)" = 0
+        done
+        batch >in
+        go --from floats --lora adapter --probe in --probe-out before && go --from base --base-dtype fp8 --lora adapter --probe in --probe-out after --threads 3 && cmp before after
+        verdict $? "... logits, loss and gradients of a probe: the same bytes" "$(<err)"
+        write() { go --max-new-tokens 30 --temperature 0 --generate "line 7" --lora adapter "$@" && cat out; }
+        text=$(write --from floats)
+        check "... the same text" test -n "$text" -a "$text" = "$(write --from base --base-dtype fp8)" -a "$text" = "$(write --from base --weights fp8 --threads 3)"
+        rm -rf whole other && go --from floats --lora adapter --merge 1 --export-hf whole && go --from base --base-dtype fp8 --lora adapter --merge 1 --export-hf other && cmp {whole,other}/model.safetensors
+        verdict $? "... --merge: the same model" "$(<err)"
+    done
+
+    echo "# --base-dtype fp8: going on, ranks, refusals"
+    rm -rf base begun && go --config dense.json --export-hf base --train text --seq-len 16 --batch-size 2 --steps 4 --run book
+    start=(--from base --base-dtype fp8 --lora-rank 3 --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 8 --grad-accum 2 --schedule constant --warmup 0)
+    rm -rf whole leg && go "${start[@]}" --run whole && go "${start[@]}" --steps 4 --run leg && go --resume --run leg --steps 8 --threads 2
+    verdict "$(same_run leg whole; echo $?)" "resumed: the bytes of one run, and still in fp8" "$(<err)"
+    for i in fp32 bf16; do
+        timeout 30 "$trainer" --resume --run leg --weights $i --steps 9 >/dev/null 2>err
+        check "--resume with $i is refused: the run began with fp8" test "$? $(grep -c -- '--weights: the run began with "fp8": ' err)" = "2 1"
+    done
+    for i in "--zero 1" "--zero 2"; do
+        rm -rf several && COMM_CHECK=1 timeout 60 "$launch" -n 2 "$trainer" "${start[@]}" $i --run several >out 2>err </dev/null
+        verdict "$(same_run several whole; echo $?)" "2 ranks, $i: the bytes of one" "$(tail -n 2 err)"
+    done
+    check "the box says what was rounded" test "$(go "${start[@]}" --dry-run; boxed matrices 'rounded to fp8, the head too')" = 1
+    if ! is_quick; then
+        edit moe.json wide.json hidden_size 64 moe_intermediate_size 64 num_experts 4 mlp_only_layers '[]'
+        go --config wide.json --export-hf experts
+        evaluated() { "$@" "$trainer" --from experts --weights fp8 --eval-only --val text --seq-len 15 --batch-size 2 --eval-batches 2 --seed 1 $ep >out 2>err && grep "val loss" out; }
+        ep="" && one=$(evaluated timeout 60) && ep="--ep 2"
+        check "experts on 2 ranks: the loss of validation of one" test -n "$one" -a "$one" = "$(evaluated timeout 60 "$launch" -n 2)"
+    fi
+    poke() {  # FLOAT: into the first matrix of layer 1
+        rewrite base broken 'name = "model.layers.1.mlp.up_proj.weight"; d, s, x = t[name]; t[name] = d, s, x[:400] + struct.pack("<f", '"$1"') + x[404:]'
+    }
+    for i in 'float("nan")' 'float("-inf")' 57345; do
+        poke "$i"
+        refuse "a weight $i" "--weights fp8: expected finite numbers of at most 57344, found 1 of model.layers.1.mlp.up_proj.weight that are not: --weights bf16 keeps larger ones" \
+            --from broken --weights fp8 --lora-rank 2 --train text
+        timeout 30 "$trainer" --from broken --weights fp8 --generate x >/dev/null 2>err
+        check "... and to write a text" test "$? $(wc -l <err)" = "2 1"
+    done
+    poke 57344
+    check "57344 is none too large" eval 'go --from broken --weights fp8 --eval-only --val text --seq-len 15 --batch-size 1 && ! [ -s err ]'
+}
+
+for part in $parts; do  # each in a folder of its own
+    mkdir "$work/in_$part" && cp -r text documents *.json "$work/in_$part" && cd "$work/in_$part" || exit 1
+    $part
+    cd "$work" || exit 1
+done
+finish

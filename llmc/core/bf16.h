@@ -1,0 +1,25 @@
+/*
+bf16 on the host: the upper half of a float's bits, and nothing else.
+    bf16_widen     as a float, exactly
+    bf16_nearest   the nearest to a float, ties to even; NaN stays NaN
+With noise instead, for parameters that learn: stochastic_bf16 of rng.h. Vectors: v_load_bf16 of vec.h.
+*/
+#ifndef LLMC_BF16_H
+#define LLMC_BF16_H
+#include <stdint.h>
+#include <string.h>
+
+static inline float bf16_widen(uint16_t half) {
+    const uint32_t bits = (uint32_t)half << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline uint16_t bf16_nearest(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    const uint32_t nearest = bits + 0x7fff + (bits >> 16 & 1), is_nan = (bits & 0x7fffffff) > 0x7f800000;
+    return (uint16_t)((is_nan ? bits | 0x400000 : nearest) >> 16);
+}
+#endif  // LLMC_BF16_H

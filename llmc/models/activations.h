@@ -1,0 +1,81 @@
+/*
+What a pass of a transformer with RoPE has beside its parameters, whether its MLPs are experts or not: two tables of
+activations, whose lines the trainer fills in, and what stands around them. One of these is of a batch, one of the
+texts that are generated.
+    Tradeoffs            time against memory, as options say it
+    activations_kept     layers that keep a tensor of their own for backward
+    activations_begin    an empty one; then the trainer fills in both tables, and
+    activations_measure  knows how many bytes activations_open will take on the device
+    activations_open, activations_free   the memory, zeroed
+*/
+#ifndef LLMC_ACTIVATIONS_H
+#define LLMC_ACTIVATIONS_H
+#include "../core/graph.h"         // Graph
+#include "../core/tensor_arena.h"  // TensorArena
+#include "../ops/dropout.h"        // Dropout
+#include "../ops/rope.h"           // RopeTable, rope_table_open
+#include "expert_layer.h"          // ExpertLayers, ExpertSizes
+#include "token_batch.h"           // TokenBatch
+
+typedef struct {
+    int recompute;         // what backward computes again, a level of the trainer; it never changes a bit
+    int head_rows;         // positions whose logits exist at once
+    ExpertsShared shared;  // by which ranks
+} Tradeoffs;
+
+typedef struct {
+    Tradeoffs how;
+    int T, N;                // room: positions of a row, and of a pass
+    Purpose purpose;
+    TensorArena tensors;     // floatX
+    TensorArena statistics;  // what must not lose digits, always float
+    ExpertLayers experts;    // of layers that have some; size.L 0: none has
+    int rotated;             // channels of a head that turn
+    RopeTable rope;
+    TokenBatch batch;
+    Dropout dropout;         // of this leaf in training, where the trainer has some; all zero: nothing is left out
+    float* numbers;          // of a leaf, what routers count, on the device; NULL: nobody asks
+    Graph graph;             // of leaves
+} Activations;
+
+// of L layers those that keep what --recompute `level` and above compute again; 0: one buffer serves all
+static inline int activations_kept(const Tradeoffs* how, int L, Purpose purpose, int level) {
+    return purpose == TO_TRAIN && how->recompute < level ? L : 0;
+}
+
+static inline void activations_begin(Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
+    memset(acts, 0, sizeof *acts);
+    acts->how = how;
+    acts->T = T;
+    acts->N = token_batch_positions(B, T, purpose == TO_GENERATE);
+    acts->purpose = purpose;
+}
+
+// The tables have so many lines. experts NULL: the model has none
+static inline double activations_measure(Activations* acts, int n_tensors, int n_statistics, const ExpertSizes* experts,
+                                         int rotated) {
+    acts->rotated = rotated;
+    return tensor_arena_layout(&acts->tensors, n_tensors, sizeof(floatX)) +
+           tensor_arena_layout(&acts->statistics, n_statistics, sizeof(float)) +
+           (experts ? expert_layers_layout(&acts->experts, experts, acts->N, acts->purpose) : 0.0) +
+           (double)rope_table_bytes(acts->T, rotated) + token_batch_bytes(1, acts->N);
+}
+
+// ranks: those that share the experts of the model; theta: the base of RoPE
+static inline void activations_open(Activations* acts, const ExpertRanks* ranks, double theta, const Device* dev) {
+    tensor_arena_open(&acts->tensors, "activations");
+    tensor_arena_open(&acts->statistics, "statistics");
+    if (acts->experts.size.L > 0) { expert_layers_open(&acts->experts, ranks, acts->N, acts->purpose); }
+    rope_table_open(&acts->rope, theta, acts->T, acts->rotated, dev);
+    token_batch_open(&acts->batch, 1, acts->N);
+}
+
+static inline void activations_free(Activations* acts) {
+    tensor_arena_close(&acts->tensors);
+    tensor_arena_close(&acts->statistics);
+    if (acts->experts.size.L > 0) { expert_layers_close(&acts->experts); }
+    rope_table_free(&acts->rope);
+    token_batch_close(&acts->batch);
+    graph_free(&acts->graph);
+}
+#endif  // LLMC_ACTIVATIONS_H

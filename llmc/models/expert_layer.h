@@ -1,0 +1,280 @@
+/*
+A mixture of experts in place of an MLP, as a layer of a model has it: a router chooses k of E experts for every
+position, each of these computes (silu(x Wgate^T) o (x Wup^T)) Wdown^T, and what they say is weighed and added up. Parts
+of the forward and backward pass of a layer, and lines for the tables of activations:
+    ExpertTensors, ExpertStatistics   what a pass leaves behind; a trainer has both in its own structs
+    expert_tensor_rows, expert_statistic_rows   their lines
+    expert_most_positions  of a pass, whose rows an int can count
+    expert_layers_layout, expert_layers_open, expert_layers_close   what all layers share: rows sorted by expert, what
+                           travels to experts of other ranks (--ep)
+    ExpertPass             one layer: where its parameters and activations are
+    expert_choose          the router's choice, or with `replay` the rows of a choice that was made before
+    expert_gather          which rows the experts of this rank compute, and what they read
+    expert_gate_up, expert_down   the two products; out (N, D) is what the experts of a position say, weighed
+    expert_backward        from dout (N, D) to the gradients of all parameters and of inp, dinp (N, D), written
+    routing_read           what the routers of all layers have counted in an update
+Widths: inp (N, D) is what router and experts read. A position with one of its experts is a row (expert_rows.h).
+Order:  dinp chains over the router's outputs from 0; rows of the position's experts are added, ascending.
+Source: Shazeer et al. 2017, arXiv:1701.06538; the weight's gradient without the expert's output: doc/moe.md
+*/
+#ifndef LLMC_EXPERT_LAYER_H
+#define LLMC_EXPERT_LAYER_H
+#include "../core/tensor_arena.h"  // TensorArena
+#include "../ops/cast.h"           // cast
+#include "../ops/router.h"         // RouterShape, router_forward, router_statistics, router_backward
+#include "../ops/swiglu.h"         // swiglu_forward, swiglu_backward
+#include "experts.h"               // ExpertsShared, experts_forward, experts_backward_input, experts_backward_weight
+
+// from `drows` on the gradients on their way back
+typedef struct {
+    floatX *received, *expert_gate_up, *expert_hidden, *computed, *expert_out, *drows, *dreceived, *dhidden, *drouter;
+} ExpertTensors;
+
+// what must not lose digits, always float
+typedef struct {
+    float *router_logits, *scores, *lse, *weights, *row_weights, *drow_weights, *received_weights, *dreceived_weights,
+        *dweights, *drouter_logits;
+} ExpertStatistics;
+
+typedef struct {
+    int D, F;              // channels; of an expert
+    RouterShape router;
+    ExpertsShared shared;  // by which ranks
+    int L;                 // layers of the model; of these those of a kind "E" have experts
+    const char* kinds;     // NULL: all have
+} ExpertSizes;
+
+// what all layers of a model share
+typedef struct {
+    ExpertSizes size;
+    ExpertRows rows;     // of the layer that is computed now
+    ExpertParallel ep;   // those that the experts of this rank compute
+    TensorArena choices; // experts (L, N, k), ascending
+    float* scratch;      // of experts_backward_weight
+    size_t n_scratch;
+} ExpertLayers;
+
+// each of k experts; 0: there are none
+static inline int expert_most_positions(int k) { return INT_MAX / (k > 0 ? k : 1); }
+
+// ---- tables ----
+
+// in generation all ranks have the same positions
+static inline int expert_rows_here_(const ExpertSizes* s, int N, Purpose purpose) {
+    return purpose == TO_GENERATE ? N * s->router.k : experts_rows_most(&s->shared, s->router.E, s->router.k, N);
+}
+
+// a line for the layers that have experts, or with `layers` 0 for all of them in turn
+static inline Tensor expert_row_(const ExpertSizes* s, const char* name, size_t field, int layers, int rows,
+                                 int columns) {
+    Tensor t = activation(name, field, layers, rows, columns);
+    if (layers > 0 && s->kinds) { tensor_in_kinds(&t, s->kinds, "E"); }
+    return t;
+}
+
+// Lines of N positions behind t; `at` is the offset of ExpertTensors in the struct of all. L_gate_up: as many layers as
+// keep it for backward. Returns the end
+static inline Tensor* expert_tensor_rows(Tensor* t, size_t at, const ExpertSizes* s, int N, int L_gate_up,
+                                         Purpose purpose) {
+    const int trains = purpose == TO_TRAIN, travels = s->shared.ep > 1, k = s->router.k;
+    const int here = expert_rows_here_(s, N, purpose), sent = purpose == TO_GENERATE ? 0 : here;
+#define FIELD(name) #name, at + offsetof(ExpertTensors, name)
+    *t++ = expert_row_(s, FIELD(received),       0, travels * sent, s->D);  // rows of inp, for the experts of this rank
+    *t++ = expert_row_(s, FIELD(expert_gate_up), L_gate_up, here, 2 * s->F);  // then its gradient
+    *t++ = expert_row_(s, FIELD(expert_hidden),  0, here, s->F);            // silu(gate) o up
+    *t++ = expert_row_(s, FIELD(computed),       0, travels * here, s->D);  // what goes back to other ranks
+    *t++ = expert_row_(s, FIELD(expert_out),     0, N * k, s->D);
+    *t++ = expert_row_(s, FIELD(drows),          0, trains * N * k, s->D);  // gradient of inp, in rows of experts
+    *t++ = expert_row_(s, FIELD(dreceived),      0, trains * travels * here, s->D);
+    *t++ = expert_row_(s, FIELD(dhidden),        0, trains * here, s->F);   // where the weight is 1: t of swiglu.h
+    *t++ = expert_row_(s, FIELD(drouter),        0, trains * N, s->router.E);  // drouter_logits as products read them
+#undef FIELD
+    return t;
+}
+
+// L_kept: as many layers as keep their choice's weights for backward
+static inline Tensor* expert_statistic_rows(Tensor* t, size_t at, const ExpertSizes* s, int N, int L_kept,
+                                            Purpose purpose) {
+    const int trains = purpose == TO_TRAIN, k = s->router.k, E = s->router.E;
+    const int received = trains && s->shared.ep > 1 ? expert_rows_here_(s, N, purpose) : 0;
+#define FIELD(name) #name, at + offsetof(ExpertStatistics, name)
+    *t++ = expert_row_(s, FIELD(router_logits),     0, N, E);
+    *t++ = expert_row_(s, FIELD(scores),            L_kept, N, E);  // softmax of the router's logits
+    *t++ = expert_row_(s, FIELD(lse),               L_kept, N, 1);  // log of the sum of their exponentials
+    *t++ = expert_row_(s, FIELD(weights),           L_kept, N, k);  // of the chosen experts
+    *t++ = expert_row_(s, FIELD(row_weights),       0, trains * N * k, 1);  // weights, of rows of experts
+    *t++ = expert_row_(s, FIELD(drow_weights),      0, trains * N * k, 1);
+    *t++ = expert_row_(s, FIELD(received_weights),  0, received, 1);
+    *t++ = expert_row_(s, FIELD(dreceived_weights), 0, received, 1);
+    *t++ = expert_row_(s, FIELD(dweights),          0, trains * N, k);
+    *t++ = expert_row_(s, FIELD(drouter_logits),    0, trains * N, E);
+#undef FIELD
+    return t;
+}
+
+// ---- what all layers share ----
+
+// Sizes only: bytes that expert_layers_open will take on the device
+static inline double expert_layers_layout(ExpertLayers* x, const ExpertSizes* s, int N, Purpose purpose) {
+    memset(x, 0, sizeof *x);
+    x->size = *s;
+    x->n_scratch = purpose == TO_TRAIN ? experts_scratch_floats(s->shared.ep, s->router.E, 2 * (size_t)s->F * s->D) : 0;
+    x->choices.table[0] = expert_row_(s, "experts", 0, s->L, N, s->router.k);
+    return tensor_arena_layout(&x->choices, 1, sizeof(int)) +
+           (double)expert_rows_bytes(N, s->router.k, s->router.E) + sizeof(float) * (double)x->n_scratch;
+}
+
+// after expert_layers_layout; ranks: those that share the experts of the model
+static inline void expert_layers_open(ExpertLayers* x, const ExpertRanks* ranks, int N, Purpose purpose) {
+    const RouterShape* router = &x->size.router;
+    tensor_arena_open(&x->choices, "chosen experts");
+    expert_rows_init(&x->rows, N, router->k, router->E);
+    ep_open(&x->ep, ranks, router->E, expert_rows_here_(&x->size, N, purpose), purpose == TO_GENERATE);
+    if (x->n_scratch > 0) { x->scratch = (float*)device_alloc(sizeof(float) * x->n_scratch, "gradients of experts"); }
+}
+
+static inline void expert_layers_close(ExpertLayers* x) {
+    tensor_arena_close(&x->choices);
+    expert_rows_free(&x->rows);
+    if (x->ep.ranks) { ep_close(&x->ep); }
+    device_release(x->scratch, sizeof(float) * x->n_scratch);
+}
+
+// ---- a layer ----
+
+// the gradients are needed in backward alone
+typedef struct {
+    ExpertLayers* all;
+    ExpertTensors a;
+    ExpertStatistics s;
+    int* experts;               // (N, k)
+    const floatX* inp;          // (N, D)
+    Linear router, gate_up, down;
+    const float* bias;          // of the router: for its choice alone, or NULL
+    LinearGradients drouter, dgate_up, ddown;
+    float* numbers;             // router_statistics_length: what the router counts; NULL: nobody asks
+    int N;
+} ExpertPass;
+
+static inline int* expert_choices(const ExpertLayers* x, int l) {
+    int* experts;
+    tensor_arena_point(&x->choices, &experts, l);
+    return experts;
+}
+
+// replay: these positions have chosen their experts
+static inline void expert_choose(const ExpertPass* p, int replay, const Device* dev) {
+    const RouterShape* shape = &p->all->size.router;
+    const ExpertStatistics* s = &p->s;
+    linear_forward(s->router_logits, p->inp, p->router, p->N, dev);
+    router_forward(p->experts, s->weights, s->scores, s->lse, s->router_logits, p->bias, replay ? p->experts : NULL,
+                   shape, p->N, dev);
+    if (p->numbers && !replay) {
+        router_statistics(p->numbers, p->experts, s->weights, s->scores, s->lse, shape, p->N, dev);
+    }
+}
+
+static inline void expert_gather(const ExpertPass* p, const Device* dev) {
+    ExpertLayers* x = p->all;
+    const int D = x->size.D;
+    expert_rows_find(&x->rows, p->experts, p->N, dev);
+    ep_find(&x->ep, &x->rows, dev);
+    if (!ep_sends(&x->ep)) { return; }
+    expert_rows_copy(p->a.expert_out, p->inp, &x->rows, D, dev);
+    ep_send(&x->ep, p->a.received, p->a.expert_out, sizeof(floatX) * (size_t)D, dev);
+}
+
+// what the experts of this rank read: a row's lies with its position
+static inline const floatX* expert_inputs_(const ExpertPass* p) {
+    return ep_sends(&p->all->ep) ? p->a.received : p->inp;
+}
+
+static inline void expert_gate_up(const ExpertPass* p, const Device* dev) {
+    experts_forward(&p->all->ep, p->a.expert_gate_up, expert_inputs_(p), BY_TOKEN, p->gate_up, dev);
+}
+
+static inline void expert_down(const ExpertPass* p, floatX* out, const Device* dev) {
+    const ExpertParallel* ep = &p->all->ep;
+    const int D = p->all->size.D, is_alone = ep->ranks->size == 1;
+    const ExpertTensors* a = &p->a;
+    swiglu_forward(a->expert_hidden, a->expert_gate_up, 0.0f, ep->n_rows, p->all->size.F, dev);
+    experts_forward(ep, is_alone ? a->expert_out : a->computed, a->expert_hidden, ROW_BY_ROW, p->down, dev);
+    if (!is_alone) { ep_return(ep, a->expert_out, a->computed, sizeof(floatX) * (size_t)D, dev); }
+    expert_rows_combine(out, a->expert_out, p->s.weights, &p->all->rows, D, dev);
+}
+
+// The experts of this rank, for all rows that they compute: from dout to the gradients of their inputs, drows, and of
+// the weight that each has in its position, drow_weights. The latter needs no output of the expert: it is
+// (dout Wdown) . hidden (doc/moe.md).
+static inline void expert_products_backward_(const ExpertPass* p, const floatX* dout, const Device* dev) {
+    const ExpertLayers* x = p->all;
+    const ExpertParallel* ep = &x->ep;
+    const ExpertTensors* a = &p->a;
+    const ExpertStatistics* s = &p->s;
+    const int D = x->size.D, F = x->size.F, sends = ep_sends(ep);
+    const size_t width = sizeof(floatX) * (size_t)D;
+    float* dweights = sends ? s->dreceived_weights : s->drow_weights;
+    floatX* drows = sends ? a->computed : a->drows;
+    expert_rows_weights(s->row_weights, s->weights, &x->rows, dev);
+    if (sends) {
+        expert_rows_copy(a->drows, dout, &x->rows, D, dev);
+        ep_send(ep, a->dreceived, a->drows, width, dev);
+        ep_send(ep, s->received_weights, s->row_weights, sizeof(float), dev);
+        dout = a->dreceived;
+    }
+    experts_backward_input(ep, a->dhidden, dout, BY_TOKEN, p->down, dev);
+    if (p->down.n_adapters > 0) {  // they read what swiglu_backward is about to weigh
+        swiglu_forward(a->expert_hidden, a->expert_gate_up, 0.0f, ep->n_rows, F, dev);
+        experts_backward_adapters(ep, &p->ddown, dout, BY_TOKEN, a->expert_hidden, ROW_BY_ROW, s->row_weights, p->down,
+                                  dev);
+    }
+    swiglu_backward(a->expert_gate_up, a->expert_hidden, dweights, a->dhidden, a->expert_gate_up,
+                    sends ? s->received_weights : s->row_weights, 0.0f, ep->n_rows, F, dev);
+    experts_backward_weight(ep, p->ddown.weight, dout, BY_TOKEN, a->expert_hidden, ROW_BY_ROW, x->scratch, F, D, dev);
+    experts_backward_weight(ep, p->dgate_up.weight, a->expert_gate_up, ROW_BY_ROW, expert_inputs_(p), BY_TOKEN,
+                            x->scratch, D, 2 * F, dev);
+    experts_backward_adapters(ep, &p->dgate_up, a->expert_gate_up, ROW_BY_ROW, expert_inputs_(p), BY_TOKEN, NULL,
+                              p->gate_up, dev);
+    experts_backward_input(ep, drows, a->expert_gate_up, ROW_BY_ROW, p->gate_up, dev);
+    if (sends) {
+        ep_return(ep, a->drows, drows, width, dev);
+        ep_return(ep, s->drow_weights, dweights, sizeof(float), dev);
+    }
+}
+
+// The rows of this layer have been found, its first product is there. counts (E): what the router's balance loss sees,
+// NULL without one; balance, z: weights of the router's losses
+static inline void expert_backward(const ExpertPass* p, floatX* dinp, const floatX* dout, const float* counts,
+                                   float balance, float z, const Device* dev) {
+    const RouterShape* shape = &p->all->size.router;
+    const ExpertRows* rows = &p->all->rows;
+    const ExpertStatistics* s = &p->s;
+    expert_products_backward_(p, dout, dev);
+    expert_rows_dweights(s->dweights, s->drow_weights, rows, dev);
+    router_backward(s->drouter_logits, s->dweights, p->experts, s->weights, s->scores, s->lse, s->router_logits, counts,
+                    balance, z, shape, p->N, dev);
+    cast(p->a.drouter, (const float*)s->drouter_logits, (size_t)p->N * (size_t)shape->E, dev);
+    linear_backward(dinp, p->a.drouter, p->inp, p->router, p->drouter, 0, p->N, dev);
+    expert_rows_add(dinp, p->a.drows, rows, p->all->size.D, dev);
+}
+// ---- what routers have counted in an update, once dp_reduce is back ----
+
+typedef struct {
+    float balance, z;  // sums over layers of the means over leaves; balance is 1 a layer where experts are equally busy
+    float load;        // of the busiest expert of all layers, as a multiple of its layer's mean
+    int idle;          // experts of all layers that no token took
+} Routing;
+
+// numbers (layers, router_statistics_length(E)): sums over n_leaves
+static inline Routing routing_read(const float* numbers, int layers, int E, int n_leaves) {
+    Routing sum = {0.0f, 0.0f, 0.0f, 0};
+    for (int l = 0; l < layers; l++, numbers += router_statistics_length(E)) {
+        const RouterLoad load = router_load(numbers, E);
+        sum.balance += numbers[2 * E + ROUTER_BALANCE] / (float)n_leaves;
+        sum.z += numbers[2 * E + ROUTER_Z] / (float)n_leaves;
+        sum.load = load.busiest > sum.load ? load.busiest : sum.load;
+        sum.idle += load.dead;
+    }
+    return sum;
+}
+#endif  // LLMC_EXPERT_LAYER_H

@@ -1,0 +1,90 @@
+/*
+The tokens of a batch as a pass over them has them: on the device, with what their positions see.
+    token_batch_positions  of a pass
+    token_batch_open, token_batch_close   room for B rows of T positions
+    token_batch_inputs    tokens (B, T-t0) on the host come to the device; the segments of the batch are found, by its
+                          tokens or by marks in its targets (conversations, text/pack.h), which else may be NULL
+    token_batch_targets   targets likewise; the stretches of positions that count are found
+    token_batch_texts     in generation: the new tokens of several texts, one text after the other
+Segments: one of all rows; with `segments.document_start`, a token (--doc-reset) or a mark, one for each piece of a
+document.
+*/
+#ifndef LLMC_TOKEN_BATCH_H
+#define LLMC_TOKEN_BATCH_H
+#include "../core/device.h"      // device_alloc, device_upload
+#include "../ops/cached_text.h"  // CachedText
+#include "../ops/documents.h"    // Segments, segments_init, segments_find_marked
+
+typedef struct { int first, n; } Stretch;  // of positions
+
+enum { STRETCH_GAP = 16 };  // so many positions without a target that counts part two stretches
+
+typedef struct {
+    int *tokens, *targets;  // (B, T) on the device
+    Stretch* counted;       // positions whose targets count, ascending, with shorter gaps
+    int n_counted;
+    int least_gap;          // STRETCH_GAP
+    int counts_all;         // 1: one stretch of all, whatever their targets. A graph repeats what it has recorded
+    Segments segments;      // what attention and positions see as one sequence
+    const CachedText* texts;  // in generation in place of segments;
+    int n_texts;            // 0: there are segments
+    size_t n_bytes;         // of each
+} TokenBatch;
+
+// Of a pass over B rows of T positions. In generation rows are those of the cache, and a pass has what is new: one text
+// alone, or a position of each
+static inline int token_batch_positions(int B, int T, int generates) { return !generates ? B * T : B > T ? B : T; }
+
+static inline double token_batch_bytes(int B, int T) { return 2.0 * sizeof(int) * B * T; }
+
+static inline void token_batch_open(TokenBatch* x, int B, int T) {
+    x->n_bytes = sizeof(int) * (size_t)B * (size_t)T;
+    x->tokens = (int*)device_alloc(x->n_bytes, "tokens");
+    x->targets = (int*)device_alloc(x->n_bytes, "targets");
+    x->counted = (Stretch*)malloc_check(sizeof(Stretch) * (size_t)B * (size_t)T, "stretches of targets");
+    x->least_gap = STRETCH_GAP;
+    segments_init(&x->segments, B, T);
+}
+
+static inline void token_batch_close(TokenBatch* x) {
+    device_release(x->tokens, x->n_bytes);
+    device_release(x->targets, x->n_bytes);
+    free(x->counted);
+    free(x->segments.at);
+}
+
+static inline void token_batch_inputs(TokenBatch* x, const int* tokens, const int* targets, int B, int T, int t0,
+                                      const Device* dev) {
+    device_upload(x->tokens, tokens, sizeof(int) * (size_t)B * (size_t)(T - t0), dev);
+    segments_find_marked(&x->segments, tokens, targets, B, T);
+    x->n_texts = 0;
+}
+
+// texts stay as they are until the pass is over; returns the positions that it has
+static inline int token_batch_texts(TokenBatch* x, const CachedText* texts, int n_texts, const Device* dev) {
+    int first = 0;
+    for (int i = 0; i < n_texts; i++) {
+        const int n_new = texts[i].n - texts[i].n_cached;
+        device_upload(x->tokens + first, texts[i].tokens + texts[i].n_cached, sizeof(int) * (size_t)n_new, dev);
+        first += n_new;
+    }
+    x->texts = texts;
+    x->n_texts = n_texts;
+    return first;
+}
+
+static inline void token_batch_targets(TokenBatch* x, const int* targets, int N, const Device* dev) {
+    device_upload(x->targets, targets, sizeof(int) * (size_t)N, dev);
+    x->n_counted = x->counts_all;
+    x->counted[0].first = 0, x->counted[0].n = N;
+    for (int i = 0; i < N && !x->counts_all; i++) {
+        if (targets[i] < 0) { continue; }
+        Stretch* last = x->n_counted > 0 ? &x->counted[x->n_counted - 1] : NULL;
+        if (!last || i - (last->first + last->n) >= x->least_gap) {
+            last = &x->counted[x->n_counted++];
+            last->first = i;
+        }
+        last->n = i + 1 - last->first;
+    }
+}
+#endif  // LLMC_TOKEN_BATCH_H

@@ -1,0 +1,899 @@
+/*
+Qwen2.5, Qwen3, Qwen3-MoE, Mistral and Llama: the transformers that most people fine-tune, from a Hugging Face folder to
+a Hugging Face folder. Read train_gpt2.c first: what a run does beside the model is the same, and so are these chapters.
+
+The model (spec: doc/qwen.md): token embedding, L blocks of
+    r = r + attention(rmsnorm(r))   queries and keys turned by RoPE; several query heads read one key/value head
+    r = r + mlp(rmsnorm(r))         (silu(m Wgate^T) o (m Wup^T)) Wdown^T; in layers of a Qwen3-MoE k of E experts
+a last RMSNorm, and the output matrix, which may be the embedding. What differs from model to model stands in
+config.json (llmc/models/qwen.h): biases of q, k and v (Qwen2.5), a norm of each head of q and k before it turns
+(Qwen3), a window of keys that a position sees (Mistral), experts.
+
+One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc for GPUs.
+    make train_qwen3                   for what this machine has; CPU=1 and CUDA=1 say it
+    ./train_qwen3 --from Qwen3-0.6B/ --generate 'The sky is'
+    ./train_qwen3 --from Qwen3-0.6B/ --train book.txt --lr 1e-5 --export-hf mine/
+*/
+#include "llmc/core/floatx.h"         // floatX: float or bf16
+#include "llmc/core/graph.h"          // graph_begin, graph_end: a leaf as one launch (--graph)
+#include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
+#include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
+#include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward, linear_rows
+#include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
+#include "llmc/models/qwen.h"         // Config, Parameters, parameter_table
+#include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
+                                           // document; rotary_attention_cached: text by text
+#include "llmc/models/token_batch.h"  // token_batch_inputs, token_batch_texts: tokens on the device
+#include "llmc/ops/residual.h"        // residual_forward
+#include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
+#include "llmc/ops/swiglu.h"          // swiglu_forward, swiglu_backward
+#include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
+#ifndef TESTING                       // a test includes this file for the model alone
+#include "llmc/models/adapters_run.h" // adapters_choose, adapters_load: --lora-rank and what goes with it
+#include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes, decoder_expected
+#include "llmc/models/experts_run.h"  // experts_options, experts_share, experts_check: --ep
+#include "llmc/models/router_log.h"   // what routers have counted, for the log
+#include "llmc/run/graph_option.h"    // graph_option, graph_check
+#include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 1. Tensors. Sizes and parameters are in llmc/models/qwen.h; here is one line for each activation.
+
+// what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
+typedef struct {
+    floatX *encoded, *norm1, *q_proj, *k_proj, *q, *k, *v, *new_k, *new_v, *attention, *residual2, *norm2, *gate_up,
+        *hidden, *residual3, *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv, *dproj, *dhidden;
+    ExpertTensors experts;
+    floatX* adapter;  // room of adapters
+} ActivationTensors;
+
+// what must not lose digits, always float
+typedef struct {
+    float *norm1_rstd, *q_rstd, *k_rstd, *att_max, *att_inv, *norm2_rstd, *norm_rstd, *losses;
+    ExpertStatistics experts;
+} Statistics;
+
+typedef struct {
+    Model model;  // the first member: a run finds its tensors here
+    Config config;
+    Adapters adapters;  // LoRA: their tensors stand in front of the model's, which then do not learn; no places: none
+} Qwen;
+
+// what --recompute leaves out in forward: each level what those before leave out, too
+typedef enum { KEEP_ALL, RECOMPUTE_NORMS, RECOMPUTE_MLPS, RECOMPUTE_BLOCKS } Recompute;
+
+static RouterShape router_shape(const Config* c) {
+    const RouterShape s = {c->E, c->k, ROUTER_SOFTMAX, c->renormalize, 1.0f, 1, 1};
+    return s;
+}
+
+static ExpertSizes expert_sizes(const Config* c, const Tradeoffs* how) {
+    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->shared, c->L, c->kinds};
+    return s;
+}
+
+// a line for the layers that have an MLP
+static Tensor mlp_activation(const Config* c, const char* name, size_t field, int layers, int rows, int columns) {
+    Tensor t = activation(name, field, layers, rows, columns);
+    if (layers > 0) { tensor_in_kinds(&t, c->kinds, "M"); }
+    return t;
+}
+
+// B rows of T positions; generation keeps logits of the last position of each. qwen must outlive the table
+static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpose purpose, const Tradeoffs* how) {
+    const Config* c = &qwen->config;
+    const int D = c->D, HQ = c->NH * c->HS, HK = c->NKV * c->HS, F = config_has_mlps(c) ? c->F : 0;
+    const int N = token_batch_positions(B, T, purpose == TO_GENERATE), N_new = purpose == TO_GENERATE ? N : 0;
+    const int L_norms = activations_kept(how, c->L, purpose, RECOMPUTE_NORMS);
+    const int L_mlps = activations_kept(how, c->L, purpose, RECOMPUTE_MLPS);
+    const int L_block = activations_kept(how, c->L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? c->L : 0;
+    const int L_cache = purpose == TO_GENERATE ? c->L : L_block;
+    const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
+    const int N_train = purpose == TO_TRAIN ? N : 0;
+    const size_t adapters = adapter_scratch_elements(&qwen->adapters, &qwen->model, N, N * c->k);
+    const ExpertSizes experts = expert_sizes(c, how);
+    Tensor* t = table;
+#define FIELD(name) #name, offsetof(ActivationTensors, name)
+    *t++ = activation(FIELD(encoded),    0, N, D);
+    *t++ = activation(FIELD(norm1),      L_norms, N, D);
+    *t++ = activation(FIELD(q_proj),     L_block, c->qk_norm * N, HQ);  // before the norm of its heads
+    *t++ = activation(FIELD(k_proj),     L_block, c->qk_norm * N, HK);
+    *t++ = activation(FIELD(q),          L_block, N, HQ);      // turned by RoPE, as k
+    *t++ = activation(FIELD(k),          L_cache, B * T, HK);  // in generation k and v are the cache
+    *t++ = activation(FIELD(v),          L_cache, B * T, HK);
+    *t++ = activation(FIELD(new_k),      0, N_new, HK);        // on their way there
+    *t++ = activation(FIELD(new_v),      0, N_new, HK);
+    *t++ = activation(FIELD(attention),  L_block, N, HQ);      // its output before the projection
+    *t++ = activation(FIELD(residual2),  L_block, N, D);       // residual stream after attention
+    *t++ = activation(FIELD(norm2),      L_norms, N, D);       // what MLP, router and experts read
+    *t++ = mlp_activation(c, FIELD(gate_up), L_mlps, N, 2 * F);  // then its gradient
+    *t++ = activation(FIELD(hidden),     0, N, F);             // silu(gate) o up
+    if (c->E > 0) { t = expert_tensor_rows(t, offsetof(ActivationTensors, experts), &experts, N, L_mlps, purpose); }
+    *t++ = activation(FIELD(residual3),  L_out, N, D);         // residual stream after the MLP
+    *t++ = activation(FIELD(norm),       0, N, D);             // the last one's output
+    *t++ = activation(FIELD(logits),     0, N_head, c->Vp);    // then their gradient
+    *t++ = activation(FIELD(branch),     0, N, D);             // a block's output before it joins the stream
+    *t++ = activation(FIELD(dresidual),  0, N_train, D);
+    *t++ = activation(FIELD(dbranch),    0, N_train, D > HQ ? D : HQ);  // gradient of a norm's or attention's output
+    *t++ = activation(FIELD(dq),         0, N_train, HQ);
+    *t++ = activation(FIELD(dk),         0, N_train, HK);
+    *t++ = activation(FIELD(dv),         0, N_train, HK);
+    *t++ = activation(FIELD(dproj),      0, c->qk_norm * N_train, HQ);  // of q or k before the norm of its heads
+    *t++ = activation(FIELD(dhidden),    0, N_train, F);
+    *t++ = activation(FIELD(adapter),    0, (int)ceil_div((int64_t)adapters, 64), 64);
+#undef FIELD
+    return (int)(t - table);
+}
+
+static int statistic_table(Tensor* table, const Config* c, int B, int T, Purpose purpose, const Tradeoffs* how) {
+    const int N = token_batch_positions(B, T, purpose == TO_GENERATE);
+    const int L_block = activations_kept(how, c->L, purpose, RECOMPUTE_BLOCKS);
+    const ExpertSizes experts = expert_sizes(c, how);
+    Tensor* t = table;
+#define FIELD(name) #name, offsetof(Statistics, name)
+    *t++ = activation(FIELD(norm1_rstd), L_block, N, 1);
+    *t++ = activation(FIELD(q_rstd),     L_block, c->qk_norm * N, c->NH);
+    *t++ = activation(FIELD(k_rstd),     L_block, c->qk_norm * N, c->NKV);
+    *t++ = activation(FIELD(att_max),    L_block, N, c->NH);  // (B, NH, T)
+    *t++ = activation(FIELD(att_inv),    L_block, N, c->NH);  // (B, NH, T)
+    *t++ = activation(FIELD(norm2_rstd), L_block, N, 1);
+    if (c->E > 0) { t = expert_statistic_rows(t, offsetof(Statistics, experts), &experts, N, L_block, purpose); }
+    *t++ = activation(FIELD(norm_rstd),  0, N, 1);
+    *t++ = activation(FIELD(losses),     0, N, 1);
+#undef FIELD
+    return (int)(t - table);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 2. The model: forward, head, backward. AdamW is in llmc/run/train.h and needs no word about any of it.
+
+// how many numbers the routers of a leaf count: those of each layer with experts, then those of all of them together
+static int routing_numbers(const Config* c) {
+    return c->E > 0 ? (config_expert_layers(c) + 1) * (int)router_statistics_length(c->E) : 0;
+}
+
+// Sizes only: what a run will need is known before anything is allocated. Takes the adapters; NULL: there are none
+static void qwen_layout(Qwen* qwen, const Config* c, const Adapters* adapters) {
+    Model* m = &qwen->model;
+    const int n = adapters ? adapters->n_table : 0;
+    qwen->config = *c;
+    if (n > 0) {
+        qwen->adapters = *adapters;
+        adapters_place(m->table, MAX_TENSORS - MAX_PARAMETERS, adapters);
+    }
+    model_layout(m, n + parameter_table(m->table + n, &qwen->config));
+    if (n > 0) { model_save_rows(m, n); }
+    m->n_numbers = routing_numbers(c);
+}
+
+// Sizes only; returns the bytes that activations_init will take on the device, infinite for more positions than can be
+static double activations_layout(Activations* acts, const Qwen* qwen, int B, int T, Purpose purpose, Tradeoffs how) {
+    const Config* c = &qwen->config;
+    const ExpertSizes experts = expert_sizes(c, &how);
+    activations_begin(acts, B, T, purpose, how);
+    if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
+    const int n_tensors = activation_table(acts->tensors.table, qwen, B, T, purpose, &how);
+    const int n_statistics = statistic_table(acts->statistics.table, c, B, T, purpose, &how);
+    return activations_measure(acts, n_tensors, n_statistics, c->E > 0 ? &experts : NULL, c->HS);
+}
+
+static void activations_init(Activations* acts, const Qwen* qwen, int B, int T, Purpose purpose, Tradeoffs how,
+                             const Device* dev) {
+    activations_layout(acts, qwen, B, T, purpose, how);
+    activations_open(acts, &qwen->model.ranks, qwen->config.theta, dev);
+}
+
+// ---- what stands where: parameters by their field of the table, at layer l ----
+
+#define AT(name) offsetof(Parameters, name)
+
+static ActivationTensors layer_activations(const Activations* acts, int l) {
+    ActivationTensors a;
+    tensor_arena_point(&acts->tensors, &a, l);
+    return a;
+}
+
+static Statistics layer_statistics(const Activations* acts, int l) {
+    Statistics s;
+    tensor_arena_point(&acts->statistics, &s, l);
+    return s;
+}
+
+// with its adapters
+static Linear linear(const Qwen* qwen, const Activations* acts, size_t weight, size_t bias, int l) {
+    Linear w = model_linear(&qwen->model, weight, bias, l);
+    const AdapterPass pass = {acts->dropout, layer_activations(acts, 0).adapter};
+    linear_adapt(&w, &qwen->model, &qwen->adapters, pass, weight, l);
+    return w;
+}
+
+static LinearGradients gradients(Qwen* qwen, size_t weight, size_t bias, int l) {
+    LinearGradients d = model_linear_gradients(&qwen->model, weight, bias, l);
+    linear_adapt_gradients(&d, &qwen->model, &qwen->adapters, weight, l);
+    return d;
+}
+
+// of a norm
+static const floatX* gain(const Qwen* qwen, size_t field, int l) {
+    return (const floatX*)model_place_of(&qwen->model, model_row(&qwen->model, field, l), l);
+}
+
+// where a gradient is to be written; NULL: it does not learn
+static float* gradient(Qwen* qwen, size_t field, int l) {
+    return model_gradient_of(&qwen->model, model_row(&qwen->model, field, l), l);
+}
+
+static RotaryAttention rotary_attention(const Config* c, const Activations* acts, int l) {
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const RotaryAttention x = {c->NH, c->NKV, c->HS, config_window(c, l), &acts->rope, a.q, a.k, a.v, a.attention,
+                               s.att_max, s.att_inv};
+    return x;
+}
+
+// layers with experts below layer l
+static int expert_layers_below(const Config* c, int l) {
+    int n = 0;
+    for (int i = 0; i < l; i++) { n += c->kinds[i] == 'E'; }
+    return n;
+}
+
+// what the routers count in this leaf: of layer l, or of L, all together
+static float* layer_numbers(const Activations* acts, const Config* c, int l) {
+    return acts->numbers ? acts->numbers + (size_t)expert_layers_below(c, l) * router_statistics_length(c->E) : NULL;
+}
+
+// router and experts of layer l, without gradients
+static ExpertPass expert_pass(const Qwen* qwen, Activations* acts, int l, int N) {
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const ExpertPass p = {&acts->experts, a.experts, s.experts, expert_choices(&acts->experts, l), a.norm2,
+                          linear(qwen, acts, AT(router), NO_BIAS, l),
+                          linear(qwen, acts, AT(expert_gate_up), NO_BIAS, l),
+                          linear(qwen, acts, AT(expert_down), NO_BIAS, l), NULL, NO_GRADIENTS, NO_GRADIENTS,
+                          NO_GRADIENTS, layer_numbers(acts, &qwen->config, l), N};
+    return p;
+}
+
+// ---- forward ----
+
+// q or k of N positions: with a norm of each of its heads that is the projection's output, normalised
+static void heads_forward(floatX* out, floatX* proj, float* rstd, const floatX* inp, Linear w, const floatX* weight,
+                          const Config* c, int heads, int N, const Device* dev) {
+    linear_forward(c->qk_norm ? proj : out, inp, w, N, dev);
+    if (c->qk_norm) { rmsnorm_forward(out, rstd, proj, weight, c->eps, N * heads, c->HS, dev); }
+}
+
+// the first half of layer l: N positions, whose stream comes in as `residual`
+static void attention_block_forward(const Qwen* qwen, Activations* acts, int l, const floatX* residual, int N,
+                                    const Device* dev) {
+    const Config* c = &qwen->config;
+    const TokenBatch* batch = &acts->batch;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const RotaryAttention attention = rotary_attention(c, acts, l);
+    floatX *k = batch->n_texts > 0 ? a.new_k : a.k, *v = batch->n_texts > 0 ? a.new_v : a.v;
+    rmsnorm_forward(a.norm1, s.norm1_rstd, residual, gain(qwen, AT(norm1), l), c->eps, N, c->D, dev);
+    heads_forward(a.q, a.q_proj, s.q_rstd, a.norm1, linear(qwen, acts, AT(wq), AT(bq), l),
+                  c->qk_norm ? gain(qwen, AT(q_norm), l) : NULL, c, c->NH, N, dev);
+    heads_forward(k, a.k_proj, s.k_rstd, a.norm1, linear(qwen, acts, AT(wk), AT(bk), l),
+                  c->qk_norm ? gain(qwen, AT(k_norm), l) : NULL, c, c->NKV, N, dev);
+    linear_forward(v, a.norm1, linear(qwen, acts, AT(wv), AT(bv), l), N, dev);
+    if (batch->n_texts > 0) {
+        rotary_attention_cached(&attention, k, v, batch->texts, batch->n_texts, acts->T, dev);
+    } else {
+        rotary_attention_forward(&attention, &batch->segments, dev);
+    }
+    linear_forward(a.branch, a.attention, linear(qwen, acts, AT(wo), AT(bo), l), N, dev);
+    residual_forward(a.residual2, residual, a.branch, (size_t)N * c->D, dev);
+}
+
+// the first product of the MLP of layer l, or of its experts, once their rows are found
+static void gate_up_forward(const Qwen* qwen, Activations* acts, int l, int N, const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, l);
+    if (qwen->config.kinds[l] == 'M') {
+        linear_forward(a.gate_up, a.norm2, linear(qwen, acts, AT(gate_up), NO_BIAS, l), N, dev);
+    } else {
+        const ExpertPass p = expert_pass(qwen, acts, l, N);
+        expert_gate_up(&p, dev);
+    }
+}
+
+// the second half up to the products that are kept for backward. replay: these positions have chosen their experts
+static void mlp_up(const Qwen* qwen, Activations* acts, int l, int replay, int N, const Device* dev) {
+    const Config* c = &qwen->config;
+    const ActivationTensors a = layer_activations(acts, l);
+    rmsnorm_forward(a.norm2, layer_statistics(acts, l).norm2_rstd, a.residual2, gain(qwen, AT(norm2), l), c->eps, N,
+                    c->D, dev);
+    if (c->kinds[l] == 'E') {
+        const ExpertPass p = expert_pass(qwen, acts, l, N);
+        expert_choose(&p, replay, dev);
+        expert_gather(&p, dev);
+    }
+    gate_up_forward(qwen, acts, l, N, dev);
+}
+
+// ... and from there on: its output is added to the stream
+static void mlp_down(const Qwen* qwen, Activations* acts, int l, int N, const Device* dev) {
+    const Config* c = &qwen->config;
+    const ActivationTensors a = layer_activations(acts, l);
+    if (c->kinds[l] == 'M') {
+        swiglu_forward(a.hidden, a.gate_up, 0.0f, N, c->F, dev);
+        linear_forward(a.branch, a.hidden, linear(qwen, acts, AT(down), NO_BIAS, l), N, dev);
+    } else {
+        const ExpertPass p = expert_pass(qwen, acts, l, N);
+        expert_down(&p, a.branch, dev);
+    }
+    residual_forward(a.residual3, a.residual2, a.branch, (size_t)N * c->D, dev);
+}
+
+// the N positions of the batch, up to the last norm
+static void qwen_layers_forward(const Qwen* qwen, Activations* acts, int N, const Device* dev) {
+    const Config* c = &qwen->config;
+    const ActivationTensors a = layer_activations(acts, 0);
+    const RouterShape router = router_shape(c);
+    linear_rows(a.encoded, acts->batch.tokens, linear(qwen, acts, AT(embedding), NO_BIAS, 0), N, dev);
+    const floatX* residual = a.encoded;
+    for (int l = 0; l < c->L; l++) {
+        attention_block_forward(qwen, acts, l, residual, N, dev);
+        mlp_up(qwen, acts, l, 0, N, dev);
+        mlp_down(qwen, acts, l, N, dev);
+        residual = layer_activations(acts, l).residual3;
+    }
+    if (acts->numbers) {
+        router_pool(layer_numbers(acts, c, c->L), acts->numbers, config_expert_layers(c), &router, N, dev);
+    }
+    rmsnorm_forward(a.norm, layer_statistics(acts, 0).norm_rstd, residual, gain(qwen, AT(norm), 0), c->eps, N, c->D,
+                    dev);
+}
+
+// tokens (B, T), on the host or NULL: uploaded
+static void qwen_forward(const Qwen* qwen, Activations* acts, const int* tokens, int B, int T, const Device* dev) {
+    if (tokens) { token_batch_inputs(&acts->batch, tokens, NULL, B, T, 0, dev); }
+    qwen_layers_forward(qwen, acts, B * T, dev);
+}
+
+// the new positions of texts, and how many they are; activations are those of generation
+static int qwen_forward_texts(const Qwen* qwen, Activations* acts, const CachedText* texts, int n_texts,
+                               const Device* dev) {
+    const int N = token_batch_texts(&acts->batch, texts, n_texts, dev);
+    qwen_layers_forward(qwen, acts, N, dev);
+    return N;
+}
+
+// the field of the output matrix: the embedding where it is tied
+static size_t output_field(const Config* c) { return c->tied ? AT(embedding) : AT(head); }
+
+static Linear output_weight(const Qwen* qwen) {
+    return model_linear(&qwen->model, output_field(&qwen->config), NO_BIAS, 0);
+}
+
+// from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
+static LmHead lm_head(const Qwen* qwen, const Activations* acts) {
+    const ActivationTensors a = layer_activations(acts, 0);
+    const LmHead head = {output_weight(qwen), a.norm, a.dbranch, a.logits, layer_statistics(acts, 0).losses,
+                         acts->how.head_rows, qwen->config.V};
+    return head;
+}
+
+// ---- backward: forward's calls upside down. A gradient whose pointer is NULL is of something frozen ----
+
+// What --recompute left out of layer l, and which rows its experts have: of both the last layer's are still there
+static void recompute_block(const Qwen* qwen, Activations* acts, int l, const floatX* residual, int N,
+                            const Device* dev) {
+    const Config* c = &qwen->config;
+    const int level = l + 1 < c->L ? acts->how.recompute : KEEP_ALL;
+    const int has_rows = c->kinds[l] == 'M' || expert_layers_below(c, l) + 1 == config_expert_layers(c);
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    if (level == RECOMPUTE_BLOCKS) {
+        attention_block_forward(qwen, acts, l, residual, N, dev);
+        mlp_up(qwen, acts, l, 1, N, dev);
+        return;
+    }
+    if (level >= RECOMPUTE_NORMS) {
+        rmsnorm_forward(a.norm1, s.norm1_rstd, residual, gain(qwen, AT(norm1), l), c->eps, N, c->D, dev);
+        rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2, gain(qwen, AT(norm2), l), c->eps, N, c->D, dev);
+    }
+    if (!has_rows) {
+        const ExpertPass p = expert_pass(qwen, acts, l, N);
+        expert_gather(&p, dev);
+    }
+    if (level >= RECOMPUTE_MLPS) { gate_up_forward(qwen, acts, l, N, dev); }
+}
+
+// from dresidual, the gradient of the stream behind layer l, to that of the MLP's input, dbranch
+static void mlp_backward(Qwen* qwen, Activations* acts, int l, int N, const Device* dev) {
+    const Config* c = &qwen->config;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Linear down = linear(qwen, acts, AT(down), NO_BIAS, l);
+    linear_backward_input(a.dhidden, a.dresidual, down, 0, N, dev);
+    swiglu_backward(a.gate_up, a.hidden, NULL, a.dhidden, a.gate_up, NULL, 0.0f, N, c->F, dev);
+    linear_backward_weight(a.dresidual, a.hidden, down, gradients(qwen, AT(down), NO_BIAS, l), N, dev);
+    linear_backward(a.dbranch, a.gate_up, a.norm2, linear(qwen, acts, AT(gate_up), NO_BIAS, l),
+                    gradients(qwen, AT(gate_up), NO_BIAS, l), 0, N, dev);
+}
+
+// The same of experts. The balance of all routers together pulls on each of them alike
+static void experts_backward(Qwen* qwen, Activations* acts, int l, int N, const Device* dev) {
+    const Config* c = &qwen->config;
+    const float per_leaf = 1.0f / (float)qwen->model.dp.n_leaves;  // the losses of routers are means over leaves
+    const float balance = c->balance * (float)c->k / (float)config_expert_layers(c) * per_leaf;
+    const ActivationTensors a = layer_activations(acts, l);
+    ExpertPass p = expert_pass(qwen, acts, l, N);
+    p.drouter = gradients(qwen, AT(router), NO_BIAS, l);
+    p.dgate_up = gradients(qwen, AT(expert_gate_up), NO_BIAS, l);
+    p.ddown = gradients(qwen, AT(expert_down), NO_BIAS, l);
+    expert_backward(&p, a.dbranch, a.dresidual, layer_numbers(acts, c, c->L), balance, 0.0f, dev);
+}
+
+// from the gradient of q or k, turned back, to that of what the projection has given: where it lies comes back
+static const floatX* heads_backward(Qwen* qwen, floatX* dproj, const floatX* dheads, const floatX* proj,
+                                    const float* rstd, size_t field, int l, int heads, int N, const Device* dev) {
+    const Config* c = &qwen->config;
+    if (!c->qk_norm) { return dheads; }
+    rmsnorm_backward(dproj, gradient(qwen, field, l), dheads, proj, gain(qwen, field, l), rstd, 0, N * heads, c->HS,
+                     dev);
+    return dproj;
+}
+
+// from dresidual, the gradient of the stream behind the attention of layer l, to that of its input, dbranch
+static void attention_block_backward(Qwen* qwen, Activations* acts, int l, int N, const Device* dev) {
+    const Config* c = &qwen->config;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const RotaryAttention attention = rotary_attention(c, acts, l);
+    linear_backward(a.dbranch, a.dresidual, a.attention, linear(qwen, acts, AT(wo), AT(bo), l),
+                    gradients(qwen, AT(wo), AT(bo), l), 0, N, dev);
+    rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, dev);
+    // one chain through all three
+    const floatX* dq = heads_backward(qwen, a.dproj, a.dq, a.q_proj, s.q_rstd, AT(q_norm), l, c->NH, N, dev);
+    linear_backward(a.dbranch, dq, a.norm1, linear(qwen, acts, AT(wq), AT(bq), l),
+                    gradients(qwen, AT(wq), AT(bq), l), 0, N, dev);
+    const floatX* dk = heads_backward(qwen, a.dproj, a.dk, a.k_proj, s.k_rstd, AT(k_norm), l, c->NKV, N, dev);
+    linear_backward(a.dbranch, dk, a.norm1, linear(qwen, acts, AT(wk), AT(bk), l),
+                    gradients(qwen, AT(wk), AT(bk), l), 1, N, dev);
+    linear_backward(a.dbranch, a.dv, a.norm1, linear(qwen, acts, AT(wv), AT(bv), l),
+                    gradients(qwen, AT(wv), AT(bv), l), 1, N, dev);
+}
+
+// dresidual goes from the stream behind layer l to the one before it, which came in as `residual`
+static void block_backward(Qwen* qwen, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
+    const Config* c = &qwen->config;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    if (c->kinds[l] == 'M') { mlp_backward(qwen, acts, l, N, dev); }
+    else { experts_backward(qwen, acts, l, N, dev); }
+    rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm2), l), a.dbranch, a.residual2, gain(qwen, AT(norm2), l),
+                     s.norm2_rstd, 1, N, c->D, dev);
+    attention_block_backward(qwen, acts, l, N, dev);
+    rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm1), l), a.dbranch, residual, gain(qwen, AT(norm1), l),
+                     s.norm1_rstd, 1, N, c->D, dev);
+}
+
+// After the head. Every parameter's gradient is written: one micro-batch is one leaf
+static void qwen_backward(Qwen* qwen, Activations* acts, int B, int T, const Device* dev) {
+    const Config* c = &qwen->config;
+    const int L = c->L, D = c->D, N = B * T;
+    const ActivationTensors a = layer_activations(acts, L - 1);
+    float* dembedding = gradient(qwen, AT(embedding), 0);
+    rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm), 0), a.dbranch, a.residual3, gain(qwen, AT(norm), 0),
+                     layer_statistics(acts, 0).norm_rstd, 0, N, D, dev);
+    for (int l = L - 1; l >= qwen->model.lowest; l--) {
+        const floatX* residual = l > 0 ? layer_activations(acts, l - 1).residual3 : a.encoded;
+        recompute_block(qwen, acts, l, residual, N, dev);
+        block_backward(qwen, acts, l, residual, N, dev);
+        model_layer_done(&qwen->model, l, dev);
+    }
+    if (dembedding && !c->tied) {  // else the head has written it
+        device_zero(dembedding, sizeof(float) * (size_t)c->Vp * D, dev);
+    }
+    token_embedding_backward(dembedding, a.dresidual, acts->batch.tokens, N, D, dev);
+}
+
+// One micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree of
+// llmc/ranks/data_parallel.h. What stands between graph_begin and graph_end may be one launch
+static void qwen_leaf(Qwen* qwen, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
+                      const Device* dev) {
+    DataParallel* dp = &qwen->model.dp;
+    const LmHead head = lm_head(qwen, acts);
+    acts->numbers = qwen->config.E > 0 ? dp_numbers(dp) : NULL;
+    token_batch_inputs(&acts->batch, tokens, targets, B, T, 0, dev);
+    token_batch_targets(&acts->batch, targets, B * T, dev);
+    if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
+        qwen_forward(qwen, acts, NULL, B, T, dev);
+        lm_head_losses(&head, &acts->batch, 1, gradient(qwen, output_field(&qwen->config), 0), dloss, B * T, dev);
+        crossentropy_losses_sum(dp_loss(dp), head.losses, B * T, dev);
+        qwen_backward(qwen, acts, B, T, dev);
+        graph_end(&acts->graph, dev);
+    }
+    acts->numbers = NULL;
+    model_leaf_done(&qwen->model, dev);
+}
+
+// ---- what routers have counted in an update, once dp_reduce is back ----
+
+// the balance of all routers together, 1 where all experts are equally busy: the mean over leaves
+static float pooled_balance(const Qwen* qwen) {
+    const Config* c = &qwen->config;
+    const float* pooled = dp_sums(&qwen->model.dp) + (size_t)config_expert_layers(c) * router_statistics_length(c->E);
+    return pooled[2 * c->E + ROUTER_BALANCE] / (float)qwen->model.dp.n_leaves;
+}
+
+// What the routers add to the loss. transformers' balance is k times ours
+static float routing_loss(const Qwen* qwen) {
+    const Config* c = &qwen->config;
+    return c->E > 0 && c->balance > 0.0f ? c->balance * (float)c->k * pooled_balance(qwen) : 0.0f;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 3. What a run asks of this model (llmc/run/trainer.h), and main.
+
+#ifndef TESTING
+typedef struct {
+    Qwen qwen;                // first
+    Activations acts, cache;  // of a batch; of the text that is being generated
+    Tradeoffs how;            // options
+    AdapterOptions lora;
+    int tied, weights, graph, head_alone;  // head_alone: the file has a tied matrix under the name of the head
+    int is_bf16;              // the files' matrices are
+    float aux_alpha;
+    int64_t base_sum;         // of an adapter's base: of its files (safeset_sum), or of how it began at random
+} Workplace;
+
+static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
+static Activations* activations_of(const Run* r, Purpose purpose) {
+    return purpose == TO_GENERATE ? &workplace(r)->cache : &workplace(r)->acts;
+}
+static const Config* config_of(const Run* r) { return &workplace(r)->qwen.config; }
+
+// gives rows of run_options.h the meaning that they have here
+static void qwen_reword_options(Option* t, int n) {
+    options_reword(t, n, "from", "parameters to start from: a Hugging Face folder, a run folder or checkpoint, or a "
+                   ".safetensors file with config.json beside it");
+    options_reword(t, n, "config", "random start from a config.json of Qwen2, Qwen3, Qwen3-MoE, Mistral or Llama, with "
+                   "sizes of your own");
+}
+
+static void qwen_options(Run* r) {
+    Workplace* w = workplace(r);
+    const Option own[] = {
+        {"model", "tied", "", OPTION_SWITCH, &w->tied, "1", 0, 0, "0|1",
+         "with --model: the embedding is the output matrix too; config.json says it as tie_word_embeddings", 0},
+#ifndef __CUDACC__
+        {"model", "weights", "--base-dtype", OPTION_CHOICE, &w->weights, "fp32", 0, 0, "fp32|bf16|fp8",
+         "how matrices are kept that do not learn (beside an adapter, or in --generate and --eval-only): bf16 in half "
+         "the memory, and files in bf16 lose nothing by it; fp8 in a quarter, rounded to e4m3 with a scale for each "
+         "block of 128 x 128, but embedding and routers are bf16", OPTION_BEGINS},
+#endif
+        {"model", "aux-alpha", "", OPTION_FLOAT, &w->aux_alpha, "0", 0, 1e3, "F",
+         "weight of the balance loss of experts (router_aux_loss_coef); 0: none. Where it is not typed, config.json's, "
+         "if output_router_logits is true there", 0},
+        {"machine", "recompute", "", OPTION_INT, &w->how.recompute, "1", 0, 3, "0|1|2|3",
+         "compute again in backward instead of keeping: 1 norms, 2 the first products of MLPs too, 3 whole blocks. "
+         "Saves memory, changes no bit", 0},
+        {"machine", "head-rows", "", OPTION_INT, &w->how.head_rows, "1024", 1, INT_MAX, "N",
+         "positions whose logits are in memory at once", 0},
+        graph_option(&w->graph),
+    };
+    run_add_options(r, own, sizeof own);
+    experts_options(r, &w->how.shared);
+    r->n_options = adapter_options(r->table, r->n_options, &w->lora);
+    qwen_reword_options(r->table, r->n_options);
+}
+
+typedef enum { BASE_FP32, BASE_BF16, BASE_FP8 } BaseDtype;  // --base-dtype
+
+// Of fp8 the embedding is none: as a table each of its rows is read alone, and where it is the output matrix too, what
+// it loses is in every logit. Routers choose by small differences and are a thousandth of the model
+static void qwen_store_frozen(Qwen* qwen, Stored stored) {
+    Model* m = &qwen->model;
+    model_store_frozen(m, stored);
+    for (int i = qwen->adapters.n_table; i < m->n_table && stored == STORED_FP8; i++) {
+        const size_t field = m->table[i].field;
+        if (field == AT(embedding) || field == AT(router)) { tensor_stored(&m->table[i], STORED_BF16); }
+    }
+}
+
+// what only the files say
+static void qwen_fit(Run* r, Config* c) {
+    Workplace* w = workplace(r);
+    SafeSet set;
+    w->base_sum = (int64_t)XXH3_64bits_withSeed(c, sizeof *c, (uint64_t)r->o.seed);
+    if (!*r->weights) { return; }
+    safeset_open(&set, r->weights);
+    w->head_alone = config_fit(c, &set);
+    w->is_bf16 = safeset_is_bf16(&set);
+    if (adapter_is_asked(&w->lora)) { w->base_sum = (int64_t)safeset_sum(&set); }
+    safeset_close(&set);
+}
+
+// rows of the table that are experts' or routers'
+static int adapts_experts(const Qwen* qwen) {
+    int n = 0;
+    for (int i = 0; i < qwen->adapters.n_places; i++) {
+        const Tensor* t = &qwen->model.table[qwen->adapters.n_table + qwen->adapters.places[i].row];
+        n += t->experts > 0 || t->field == AT(router);
+    }
+    return n;
+}
+
+static void qwen_choose(Run* r) {
+    Workplace* w = workplace(r);
+    const int is_new = !*r->config;
+    if (*r->weights && is_new) { fail_input("%s: expected a model with its config.json", r->o.from); }
+    Config c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
+    if (is_new && run_is_typed(r, "tied")) { c.tied = w->tied; }
+    options_refuse(!is_new && run_is_typed(r, "tied") && w->tied != c.tied, "tied",
+                   "is for --model; config.json says it as tie_word_embeddings");
+    qwen_fit(r, &c);
+    if (run_is_typed(r, "aux-alpha")) {
+        options_refuse(c.E == 0, "aux-alpha", "is for models with experts");
+        c.balance = w->aux_alpha;
+    }
+    options_set(r->table, r->n_options, "aux-alpha", format_float(c.balance).s);
+    options_set(r->table, r->n_options, "tied", c.tied ? "1" : "0");
+    Adapters adapters;
+    Tensor base[MAX_PARAMETERS];
+    const int n_base = parameter_table(base, &c);
+    const int is_adapter = adapters_choose(r, &adapters, &w->lora, base, n_base, w->base_sum);
+    qwen_layout(&w->qwen, &c, is_adapter ? &adapters : NULL);
+    if (w->weights) { qwen_store_frozen(&w->qwen, w->weights == BASE_FP8 ? STORED_FP8 : STORED_BF16); }
+    r->V = r->classes = c.V;
+    r->max_T = c.max_T;
+    options_refuse(is_adapter && w->how.shared.ep > 1, "ep", "is not for adapters");
+    options_refuse(c.fused && w->how.shared.ep > 1, "ep",
+                   "is for files in which each expert has tensors of its own, as transformers writes them");
+    if (config_expert_layers(&c) > 0) { router_log_keys(r); }
+    if (c.E > 0) { experts_share(r, &w->how.shared, c.E, c.FE, c.D); }
+    else { options_refuse(w->how.shared.ep > 1, "ep", "is for models with experts"); }
+}
+
+static void qwen_check(Run* r) {
+    Workplace* w = workplace(r);
+    const Config* c = config_of(r);
+    const int learns = run_is_training(r) || *r->o.probe;
+    r->has_masters = !FLOATX_IS_FLOAT;
+    options_refuse(learns && w->weights != BASE_FP32 && !model_is_adapter(r->model), "weights",
+                   "bf16 and fp8 are for what does not learn: an adapter's base (--lora-rank), --generate, "
+                   "--eval-only");
+    if (!FLOATX_IS_FLOAT && adapts_experts(&w->qwen)) {
+        options_fail("lora-parameters", "a bf16 build has no adapters of experts and routers: PRECISION=fp32");
+    }
+    if (c->E > 0) { experts_check(r, &w->how.shared, c->k); }
+    const char* const drops = "is not for --lora-dropout: each micro-batch leaves out other elements";
+    graph_check(r, &w->graph, w->qwen.adapters.settings.dropout > 0.0f ? drops : experts_obstacle(r));
+}
+
+static void qwen_load(Run* r, const SliceSink* sink) {
+    Model* m = r->model;
+    Tensor* base = m->table + workplace(r)->qwen.adapters.n_table;
+    const int n_base = (int)(m->table + m->n_table - base);
+    SafeSet set;
+    if (model_is_adapter(m)) { adapters_load(r, &workplace(r)->lora, sink); }
+    if (!*r->weights) {
+        tensors_init_into(sink, base, n_base, (uint32_t)r->o.seed);
+        return;
+    }
+    safeset_open(&set, r->weights);
+    Tensor* embedding = &m->table[model_row(m, AT(embedding), 0)];
+    if (workplace(r)->head_alone) { embedding->name = HEAD_NAME; }
+    tensors_load_into(sink, &set, base, n_base, "", NULL);
+    embedding->name = EMBEDDING_NAME;
+    if (config_of(r)->tied) { safeset_find(&set, HEAD_NAME); }  // a copy, and not unused
+    safeset_report_unused(&set);
+    safeset_close(&set);
+}
+
+static void write_adapter(const Run* r, const float* params, const char* folder, SavedFiles* files) {
+    const Adapters* x = &workplace(r)->qwen.adapters;
+    adapter_save(folder, x, r->model->table + x->n_table, r->o.from, params, files);
+}
+
+static void merge_adapter(const Run* r, const float* params, int i, int k, float* slice) {
+    const Adapters* x = &workplace(r)->qwen.adapters;
+    adapter_merge_slice(x, params, r->model->table + x->n_table, i - x->n_table, k, slice);
+}
+
+// an adapter's checkpoint says beside which model it has learnt
+static int qwen_extras(const Run* r, Extra* extras) {
+    const Extra base = {"base", DTYPE_I64, &workplace(r)->base_sum, 1};
+    extras[0] = base;
+    return model_is_adapter(r->model);
+}
+
+static void qwen_load_extras(Run* r, const char* path) { (void)r, (void)path; }  // adapters_choose has compared it
+
+static void qwen_box(const Run* r) {
+    const Config* c = config_of(r);
+    const int n_experts = config_expert_layers(c);
+    box_row("model", "%s, %d layer%s of %d channels, %d head%s of %d for %d of keys and values, %d positions",
+            choice_name(MODEL_TYPES, c->type).s, c->L, c->L > 1 ? "s" : "", c->D, c->NH, c->NH > 1 ? "s" : "", c->HS,
+            c->NKV, c->max_T);
+    if (c->window > 0) {
+        int slide = 0;
+        for (int l = 0; l < c->L; l++) { slide += c->slides[l] == 'S'; }
+        box_row("  window", "%d positions, in %d layer%s", c->window, slide, slide == 1 ? "" : "s");
+    }
+    if (config_has_mlps(c)) { box_row("mlp", "%d wide", c->F); }
+    if (n_experts > 0) {
+        box_row("experts", "%d in %d layer%s, %d wide, a token takes %d", c->E, n_experts, n_experts > 1 ? "s" : "",
+                c->FE, c->k);
+        experts_box(r, n_experts, c->E, c->D, c->k);
+        if (run_is_training(r) || *r->o.probe) {
+            box_row("balance", "%s", c->balance > 0.0f ? format_float(c->balance).s : "not in the loss (--aux-alpha)");
+        }
+        const size_t active = decoder_active(r->model, c->k);
+        box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
+    }
+    box_row("vocabulary", "%d, padded to %d%s", c->V, c->Vp, c->tied ? ", tied" : "");
+    if (workplace(r)->weights == BASE_FP8) {
+        box_row("matrices", "rounded to fp8, %s%s", c->tied ? "but the embedding" : "the head too",
+                workplace(r)->lora.merge ? "; so are those that --merge writes" : "");
+    }
+    adapters_box(r, &workplace(r)->qwen.adapters, &workplace(r)->lora, workplace(r)->is_bf16);
+}
+
+static double qwen_flops_per_token(const Run* r) {
+    const Config* c = config_of(r);
+    double attention = 0.0;
+    for (int l = 0; l < c->L; l++) {
+        const int W = config_window(c, l);
+        attention += 6.0 * c->NH * c->HS * (W > 0 && W < r->T ? 2.0 * W : (double)r->T);
+    }
+    return attention + decoder_flops(r, c->tied ? -1 : model_row(r->model, AT(embedding), 0), c->k, c->E);
+}
+
+static double activation_bytes(const Run* r, Purpose purpose, int B, int T, int sparing) {
+    Activations acts;
+    Tradeoffs how = decoder_expected(workplace(r)->how);
+    if (sparing) { how.recompute = RECOMPUTE_BLOCKS; }
+    return activations_layout(&acts, &workplace(r)->qwen, B, T, purpose, how);
+}
+
+static double workspace_bytes(const Run* r, int B) {
+    const Config* c = config_of(r);
+    const Tradeoffs* how = &workplace(r)->how;
+    const int HQ = c->NH * c->HS, F = config_has_mlps(c) ? 2 * c->F : 0, widest = c->D > HQ ? c->D : HQ;
+    const ExpertSizes experts = expert_sizes(c, how);
+    return decoder_workspace_bytes(r, B, how->head_rows, c->Vp, F > widest ? F : widest, HQ, c->NH, &experts);
+}
+
+static void open_activations(Run* r, Purpose purpose, int B, int T) {
+    const Workplace* w = workplace(r);
+    Activations* acts = activations_of(r, purpose);
+    activations_init(acts, &w->qwen, B, T, purpose, w->how, &r->dev);
+    acts->graph.is_on = acts->batch.counts_all = w->graph;
+    acts->batch.segments.document_start = run_document_start(r, purpose);
+}
+
+static void train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
+    Workplace* w = workplace(r);
+    const Dropout none = {0.0f, 0, 0};
+    w->acts.dropout = adapters_dropout(r, &w->qwen.adapters, k, B, T);
+    qwen_leaf(&w->qwen, &w->acts, inputs, targets, dloss, B, T, &r->dev);
+    w->acts.dropout = none;  // validation leaves nothing out
+}
+
+static float routers_loss(Run* r, float* grads) {
+    (void)grads;
+    return routing_loss(&workplace(r)->qwen);
+}
+
+static void qwen_stepped(Run* r, const Step* s) {
+    const Qwen* qwen = &workplace(r)->qwen;
+    const Config* c = &qwen->config;
+    const int n = config_expert_layers(c);
+    (void)s;
+    if (n == 0) { return; }
+    const Routing now = routing_read(dp_sums(&qwen->model.dp), n, c->E, qwen->model.dp.n_leaves);
+    router_log_step(r, pooled_balance(qwen), now.z / (float)n, now.load, now.idle);
+}
+
+static json_t* qwen_summary(const Run* r) {
+    const Config* c = config_of(r);
+    int layers[CONFIG_MAX_LAYERS], n = 0;
+    for (int l = 0; l < c->L; l++) {
+        if (c->kinds[l] == 'E') { layers[n++] = l; }
+    }
+    return n > 0 ? router_log_summary(r, layers, n, c->L, c->E) : json_object();
+}
+
+// TO_GENERATE: of the text in row 0 of the cache
+static void forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
+    Activations* acts = activations_of(r, purpose);
+    const CachedText text = {tokens, 0, t0, T};
+    if (purpose == TO_GENERATE) {
+        qwen_forward_texts(&workplace(r)->qwen, acts, &text, 1, &r->dev);
+        return;
+    }
+    token_batch_inputs(&acts->batch, tokens, targets, B, T, 0, &r->dev);
+    qwen_forward(&workplace(r)->qwen, acts, NULL, B, T, &r->dev);
+}
+
+static const floatX* logits(Run* r, Purpose purpose, int n) {
+    const LmHead head = lm_head(&workplace(r)->qwen, activations_of(r, purpose));
+    return lm_head_logits(&head, n, 1, &r->dev);
+}
+
+// cross entropy alone: what the routers add is of no interest for a text
+static const float* losses(Run* r, const int* targets, int N) {
+    Activations* acts = activations_of(r, TO_EVALUATE);
+    const LmHead head = lm_head(&workplace(r)->qwen, acts);
+    return lm_head_evaluate(&head, &acts->batch, targets, N, &r->dev);
+}
+
+static const floatX* next_of_each(Run* r, const CachedText* texts, int n_texts, size_t* row) {
+    Workplace* w = workplace(r);
+    const int N = qwen_forward_texts(&w->qwen, &w->cache, texts, n_texts, &r->dev);
+    const LmHead head = lm_head(&w->qwen, &w->cache);
+    *row = (size_t)w->qwen.config.Vp;
+    return lm_head_logits(&head, N - n_texts, n_texts, &r->dev);
+}
+
+static void share_text(Run* r, int to, int from, int n) {
+    const Config* c = config_of(r);
+    const Activations* cache = &workplace(r)->cache;
+    const size_t width = sizeof(floatX) * (size_t)c->NKV * (size_t)c->HS;
+    for (int l = 0; l < c->L; l++) {
+        const ActivationTensors a = layer_activations(cache, l);
+        cached_text_copy(a.k, width, cache->T, to, from, n, &r->dev);
+        cached_text_copy(a.v, width, cache->T, to, from, n, &r->dev);
+    }
+}
+
+static FileSum write_config(const Run* r, const char* path, int eot, const char* dtype) {
+    return config_save(path, config_of(r), eot, dtype);
+}
+
+static void close_activations(Run* r) {
+    activations_free(&workplace(r)->acts);
+    activations_free(&workplace(r)->cache);
+}
+
+static Trainer qwen_trainer(void) {
+    Trainer t;
+    memset(&t, 0, sizeof t);
+    t.name = "train_qwen3";
+    t.about = "Trains Qwen2.5, Qwen3, Qwen3-MoE, Mistral and Llama models, from and to Hugging Face folders.";
+    t.presets = "random start from a preset: " QWEN_PRESETS;
+    t.sparing = "--recompute 3";
+    t.stored_bytes = sizeof(floatX);
+    t.usual_T = 1024;
+    t.usual_V = 151936;
+    t.takes_conversations = 1;
+    t.options = qwen_options;
+    t.choose = qwen_choose;
+    t.check = qwen_check;
+    t.box = qwen_box;
+    t.flops_per_token = qwen_flops_per_token;
+    t.activation_bytes = activation_bytes;
+    t.workspace_bytes = workspace_bytes;
+    t.load = qwen_load;
+    t.open = open_activations;
+    t.leaf = train_leaf;
+    t.stepped = qwen_stepped;
+    t.more_loss = routers_loss;
+    t.without_more = "cross_entropy";
+    t.forward = forward;
+    t.logits = logits;
+    t.losses = losses;
+    t.next_of_each = next_of_each;
+    t.share_text = share_text;
+    t.write_config = write_config;
+    t.extras = qwen_extras;
+    t.load_extras = qwen_load_extras;
+    t.write_adapter = write_adapter;
+    t.merge_adapter = merge_adapter;
+    t.summary = qwen_summary;
+    t.close = close_activations;
+    return t;
+}
+
+int main(int argc, char** argv) {
+    static Workplace place;  // all zero
+    const Trainer trainer = qwen_trainer();
+    return run_main(&trainer, &place.qwen.model, argc, argv);
+}
+#endif
