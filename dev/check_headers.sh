@@ -3,7 +3,7 @@
 # where there is one, nvcc (as CUDA, for sm_90). Rooms have doors: a header includes only from the rooms that its own may
 # see. And lines of headers and trainers have at most 120 characters. Ends with "N passed, N failed".
 #     dev/check_headers.sh         all of that
-#     dev/check_headers.sh quick   doors, lines, and gcc: each header by itself as C, all at once as C and C++; 12 seconds
+#     dev/check_headers.sh quick   doors, lines, each header by itself as C with gcc, all at once as C++ with gcc and clang; 20 seconds
 set -u
 cd "$(dirname "$0")/.."
 quick=$([ "${1-}" = quick ] && echo 1 || echo 0)
@@ -98,6 +98,7 @@ check_lines
 if [ $quick = 1 ]; then
     try c gcc -std=gnu11 $exact $warnings -fopenmp
     try_all cpp gcc -x c++ -std=gnu++17 $exact $warnings -fopenmp
+    command -v clang >/dev/null && try_all cpp clang -x c++ -std=gnu++17 $exact $warnings -fopenmp
     try_all c gcc -std=gnu11 $exact $warnings -Wno-unknown-pragmas -DSYSTEM_LIBM
     echo "$passed passed, $failed failed"
     exit $((failed > 0))

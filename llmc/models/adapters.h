@@ -176,7 +176,7 @@ static inline const json_t* adapter_pattern_(const AdapterSettings* s, const cha
     json_object_foreach(pattern, expression, value) {
         const double x = json_number_value(value);
         adapter_full_match_(s, key, expression, "");  // is it an expression?
-        if (of_ranks && (!json_is_integer(value) || x < 1 || x > ADAPTER_MOST_RANK)) {
+        if (of_ranks && (!json_is_integer(value) || x < 1 || x > (double)ADAPTER_MOST_RANK)) {
             adapter_refuse_(s, key, "ranks, integers from 1 on", value);
         }
         if (!(x > 0.0 && x < 1e9)) { adapter_refuse_(s, key, "numbers above 0", value); }

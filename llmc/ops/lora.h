@@ -261,7 +261,7 @@ static inline size_t lora_inside_elements_(const LoraShape* s) { return ((size_t
 
 // is_weighted: LoraExperts has a weight
 static inline size_t lora_scratch_elements(const LoraShape* s, int is_weighted) {
-    const int is_wide = s->dropout.p > 0.0f || (is_weighted && LORA_WEIGHS_INPUT);
+    const int is_wide = s->dropout.p > 0.0f || (LORA_WEIGHS_INPUT && is_weighted);
     return 2 * lora_inside_elements_(s) + (is_wide ? (size_t)s->N * s->C : 0);
 }
 

@@ -354,7 +354,7 @@ static inline uint16_t* model_stream_halves_(void* stream, const Tensor* t, int 
     char* place = model_stream_place_(s, t, k);
     s->halves = NULL;
     const int is_wanted = s->whole && model_is_saved_(s->m, t);
-    if (!is_bf16 || !place || s->m->w.master || is_wanted || s->sum || !(is_exact || DEVICE_IS_SHARED)) { return NULL; }
+    if (!is_bf16 || !place || s->m->w.master || is_wanted || s->sum || !(DEVICE_IS_SHARED || is_exact)) { return NULL; }
     s->halves = DEVICE_IS_SHARED ? (uint16_t*)place
                                  : (uint16_t*)memset(s->room, 0, sizeof(uint16_t) * tensor_slice_elements(t));
     return s->halves;

@@ -70,8 +70,8 @@ static inline void verify_watch(Verify* v, Verified a, const void* memory, const
 // Bytes for a model of n parameters, what is frozen too, of which a rank keeps n_kept: their moments, gradients and,
 // where there are some, masters
 static inline double verify_bytes(size_t n, size_t n_kept, int has_masters) {
-    const double of_each = 3.0 + has_masters, n_sums = ((double)n + of_each * (double)n_kept) / VERIFY_BLOCK;
-    return sizeof(uint64_t) * n_sums + of_each * sizeof(float) * VERIFY_PIECE;
+    const double of_each = 3.0 + has_masters, n_sums = ((double)n + of_each * (double)n_kept) / (double)VERIFY_BLOCK;
+    return sizeof(uint64_t) * n_sums + of_each * sizeof(float) * (double)VERIFY_PIECE;
 }
 
 // where the host can read n_bytes of device memory: in it, or in room number k

@@ -451,7 +451,7 @@ static inline double start_extras_bytes_(const Run* r) {
 static inline double start_merging_bytes_(const Run* r) {
     const Model* m = r->model;
     const int merges = model_is_adapter(m) && *r->o.export_hf;
-    return merges && DEVICE_IS_SHARED ? sizeof(float) * (double)model_largest_slice(m, m->n_table) : 0.0;
+    return DEVICE_IS_SHARED && merges ? sizeof(float) * (double)model_largest_slice(m, m->n_table) : 0.0;
 }
 
 // What saving takes on rank 0 of a machine whose memory is the device's: a whole model where none lies as it is saved,
