@@ -437,9 +437,9 @@ static void test_errors(Test* t) {
     snprintf(message, sizeof message,
              ": %s: there is a run in this folder: choose another --run, or go on with it by --resume\n", run.metrics);
     check_exit(t, "a second run in the folder", open_new_in_child, run.folder, 2, message);
-    append_file(run.metrics, "{\"step\"");
+    append_file(run.metrics, "{\"step\"\n{\"step\": 7, \"lo");
     snprintf(message, sizeof message, "%s: 1 broken line dropped\n", run.metrics);
-    check_exit(t, "the note about a broken line", warn_in_child, &run, 2, message);
+    check_exit(t, "the note about a broken line, and none about one cut by a kill", warn_in_child, &run, 2, message);
     snprintf(message, sizeof message, ": %s: File too large\n", run.temporary);
     check_exit(t, "full disk on resume", resume_full_in_child, &run, 1, message);
     check_steps(t, &run, "a resume that failed leaves the old file", NULL, 0);

@@ -100,8 +100,8 @@ static inline size_t log_line_bytes_(const char* line, size_t n_left) {
     return end ? (size_t)(end - line) + 1 : n;
 }
 
-// the records of `path` up to last_step, its validation only if `validated`, written to `out`; broken lines, left by a
-// kill or a power cut, are dropped
+// the records of `path` up to last_step, its validation only if `validated`, written to `out`; broken lines are dropped
+// and counted. The end of a line that is missing is what kill -9 leaves of a step that comes again: nothing is said
 static inline void log_copy_(FILE* out, const char* path, int last_step, int validated) {
     struct stat status;
     const int there = lstat(path, &status) == 0;
@@ -127,7 +127,7 @@ static inline void log_copy_(FILE* out, const char* path, int last_step, int val
             fwrite(line, 1, n, out);
             if (line[n - 1] != '\n') { fputc('\n', out); }
         }
-        n_broken += step < -1;
+        n_broken += step < -1 && line[n - 1] == '\n';
     }
     if (n_broken) { fprintf(stderr, "%s: %d broken line%s dropped\n", path, n_broken, n_broken > 1 ? "s" : ""); }
     file_unmap(&old);
