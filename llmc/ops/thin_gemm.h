@@ -4,7 +4,7 @@ inner loop, which is worth it where each element is used often; here the large o
     thin_gemm   out (M, N) = start + a (M, K) * b (K, N); arguments and result are gemm's, to the last bit
                 N <= THIN: b stays in the cache, and a's rows, or lines of its columns, go by
                 M <= THIN: a stays, and lines of b's rows go by
-                anything else, gathered rows or few of them among it: by gemm
+                anything else, gathered rows or few of them beside a turned matrix among it: by gemm
 Order:  gemm's: each output a chain over k ascending; lanes hold different n.
 Cost:   2*M*N*K flops; the large matrix is read once, the thin one once for each piece of THIN_K terms and each task.
         Measured beside gemm: dev/bench/lora.c
@@ -151,7 +151,8 @@ static inline int thin_is_plain_(const Matrix* m) { return m->data && !m->row_in
 static inline void thin_gemm(float* out, size_t out_stride, const float* start, size_t start_stride, Matrix a, Matrix b,
                              int M, int N, int K, const Device* dev) {
     const int is_thin = (N <= THIN && N <= M) || (M <= THIN && b.col_stride == 1), large_is_a = N <= THIN && N <= M;
-    if (!is_thin || M <= GEMM_FEW || K == 0 || !thin_is_plain_(&a) || !thin_is_plain_(&b)) {
+    const int is_few = M <= GEMM_FEW && b.row_stride == 1;  // which gemm reads where they lie, too
+    if (!is_thin || is_few || K == 0 || !thin_is_plain_(&a) || !thin_is_plain_(&b)) {
         gemm(out, out_stride, start, start_stride, a, b, M, N, K, dev);
         return;
     }
