@@ -54,7 +54,8 @@ static Model* layout_long(Subject* s) {
 static void open_activations(Subject* s, Purpose purpose, int B, int T) {
     const Tradeoffs how = {s->way.recompute, s->way.head_rows, {1, 0.0f}};
     Activations* acts = activations_of(s, purpose);
-    activations_init(acts, of(s)->moe.config, &s->model->ranks, B, T, purpose, how, &s->dev);
+    activations_layout(acts, &of(s)->moe, B, T, purpose, how);
+    activations_open(acts, &s->model->ranks, &s->dev);
     if (purpose != TO_TRAIN) { return; }
     acts->graph.is_on = s->way.graph;
     acts->batch.counts_all = s->way.graph || s->way.counts_all;
@@ -70,7 +71,7 @@ static void close_activations(Subject* s) {
 static const float* losses(Subject* s, const int* inputs, const int* targets, int B) {
     MoeSubject* x = of(s);
     token_batch_inputs(&x->acts.batch, inputs, targets, B, s->file.T, 0, &s->dev);
-    moe_forward(&x->moe, &x->acts, NULL, B, s->file.T, &s->dev);
+    moe_forward(&x->moe, &x->acts, B * s->file.T, &s->dev);
     const LmHead head = lm_head(&x->moe, &x->acts);
     return lm_head_evaluate(&head, &x->acts.batch, targets, B * s->file.T, &s->dev);
 }
@@ -94,13 +95,18 @@ static float more_loss(void* subject) {
 }
 
 static void forward_texts(Subject* s, const CachedText* texts, int n) {
-    moe_forward_texts(&of(s)->moe, &of(s)->cache, texts, n, &s->dev);
+    Activations* cache = &of(s)->cache;
+    moe_forward(&of(s)->moe, cache, token_batch_texts(&cache->batch, texts, n, &s->dev), &s->dev);
 }
 
 static void forward(Subject* s, Purpose purpose, const int* tokens, int T, int t0) {
     const CachedText text = {tokens - t0, 0, t0, T};
-    if (purpose == TO_GENERATE) { forward_texts(s, &text, 1); }
-    else { moe_forward(&of(s)->moe, &of(s)->acts, tokens, 1, T, &s->dev); }
+    if (purpose == TO_GENERATE) {
+        forward_texts(s, &text, 1);
+        return;
+    }
+    token_batch_inputs(&of(s)->acts.batch, tokens, NULL, 1, T, 0, &s->dev);
+    moe_forward(&of(s)->moe, &of(s)->acts, T, &s->dev);
 }
 
 static const floatX* logits(Subject* s, Purpose purpose, int n) {

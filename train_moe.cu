@@ -91,8 +91,8 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
     *t++ = activation(FIELD(encoded),    0, N, D);
     *t++ = activation(FIELD(norm1),      L_norms, N, D);
     *t++ = activation(FIELD(q),          L_block, N, HQ);      // turned by RoPE, as k
-    *t++ = activation(FIELD(k),          L_cache, B * T, HK);  // in generation k and v are the cache
-    *t++ = activation(FIELD(v),          L_cache, B * T, HK);
+    *t++ = cached_activation(FIELD(k), L_cache, B * T, HK);  // in generation k and v are kept for what comes
+    *t++ = cached_activation(FIELD(v), L_cache, B * T, HK);
     *t++ = activation(FIELD(new_k),      0, N_new, HK);        // on their way there
     *t++ = activation(FIELD(new_v),      0, N_new, HK);
     *t++ = activation(FIELD(attention),  L_block, N, HQ);      // its output before the projection
@@ -146,21 +146,15 @@ static void moe_layout(Moe* moe, Config c) {
     moe->model.n_numbers = c.L * (int)router_statistics_length(c.E);
 }
 
-// Sizes only; returns the bytes that activations_init will take on the device, infinite for more positions than can be
-static double activations_layout(Activations* acts, Config c, int B, int T, Purpose purpose, Tradeoffs how) {
-    const ExpertSizes experts = expert_sizes(&c, &how);
+// Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be
+static double activations_layout(Activations* acts, const Moe* moe, int B, int T, Purpose purpose, Tradeoffs how) {
+    const Config* c = &moe->config;
+    const ExpertSizes experts = expert_sizes(c, &how);
     activations_begin(acts, B, T, purpose, how);
-    if ((double)B * T > expert_most_positions(c.k)) { return INFINITY; }
-    const int n_tensors = activation_table(acts->tensors.table, c, B, T, purpose, &how);
-    const int n_statistics = statistic_table(acts->statistics.table, c, B, T, purpose, &how);
-    return activations_measure(acts, n_tensors, n_statistics, &experts, c.HS);
-}
-
-// ranks: those that share the experts of this model
-static void activations_init(Activations* acts, Config c, const ExpertRanks* ranks, int B, int T, Purpose purpose,
-                             Tradeoffs how, const Device* dev) {
-    activations_layout(acts, c, B, T, purpose, how);
-    activations_open(acts, ranks, config_rope_theta(&c), dev);
+    if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
+    const int n_tensors = activation_table(acts->tensors.table, *c, B, T, purpose, &how);
+    const int n_statistics = statistic_table(acts->statistics.table, *c, B, T, purpose, &how);
+    return activations_measure(acts, n_tensors, n_statistics, &experts, c->HS, config_rope_theta(c));
 }
 
 static StoredParameters layer_weights(const Moe* moe, int l) {
@@ -264,7 +258,7 @@ static void experts_down(const Moe* moe, Activations* acts, int l, int N, const 
 }
 
 // the N positions of the batch, up to the last norm
-static void moe_layers_forward(const Moe* moe, Activations* acts, int N, const Device* dev) {
+static void moe_forward(const Moe* moe, Activations* acts, int N, const Device* dev) {
     const int L = moe->config.L, D = moe->config.D;
     ActivationTensors a = layer_activations(acts, 0);
     StoredParameters p = layer_weights(moe, 0);
@@ -277,20 +271,6 @@ static void moe_layers_forward(const Moe* moe, Activations* acts, int N, const D
         residual = layer_activations(acts, l).residual3;
     }
     rmsnorm_forward(a.norm, layer_statistics(acts, 0).norm_rstd, residual, p.norm, moe->config.eps, N, D, dev);
-}
-
-// tokens (B, T), on the host or NULL: uploaded
-static void moe_forward(const Moe* moe, Activations* acts, const int* tokens, int B, int T, const Device* dev) {
-    if (tokens) { token_batch_inputs(&acts->batch, tokens, NULL, B, T, 0, dev); }
-    moe_layers_forward(moe, acts, B * T, dev);
-}
-
-// the new positions of texts, and how many they are; activations are those of generation
-static int moe_forward_texts(const Moe* moe, Activations* acts, const CachedText* texts, int n_texts,
-                              const Device* dev) {
-    const int N = token_batch_texts(&acts->batch, texts, n_texts, dev);
-    moe_layers_forward(moe, acts, N, dev);
-    return N;
 }
 
 // the output matrix: the embedding where it is tied
@@ -394,7 +374,7 @@ static void moe_leaf(Moe* moe, Activations* acts, const int* tokens, const int* 
     token_batch_inputs(&acts->batch, tokens, targets, B, T, 0, dev);
     token_batch_targets(&acts->batch, targets, B * T, dev);
     if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
-        moe_forward(moe, acts, NULL, B, T, dev);
+        moe_forward(moe, acts, B * T, dev);
         lm_head_losses(&head, &acts->batch, 1, moe->config.tied ? d.embedding : d.head, dloss, B * T, dev);
         crossentropy_losses_sum(dp_loss(dp), head.losses, B * T, dev);
         moe_backward(moe, acts, B, T, dev);
@@ -440,17 +420,13 @@ static void moe_balance_biases(Moe* moe, float rate, const Device* dev) {
 #ifndef TESTING
 typedef struct {
     Moe moe;                  // first
-    Activations acts, cache;  // of a batch; of the text that is being generated
-    Tradeoffs how;            // options
+    Decoder decoder;          // activations, and some options
     ConfigFile file;          // of the model; all zero: there is none
-    int balance, tied, weights, graph;
+    int balance, tied, weights;
     float aux_alpha, z_lambda, bias_rate, rope_alpha;
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
-static Activations* activations_of(const Run* r, Purpose purpose) {
-    return purpose == TO_GENERATE ? &workplace(r)->cache : &workplace(r)->acts;
-}
 static const Config* config_of(const Run* r) { return &workplace(r)->moe.config; }
 
 // gives rows of run_options.h the meaning that they have here
@@ -483,15 +459,15 @@ static void moe_options(Run* r) {
 #endif
         {"model", "tied", "", OPTION_SWITCH, &w->tied, "0", 0, 0, "0|1",
          "with --model: the embedding is the output matrix too; config.json says it as tie_word_embeddings", 0},
-        {"machine", "recompute", "", OPTION_INT, &w->how.recompute, "1", 0, 3, "0|1|2|3",
+        {"machine", "recompute", "", OPTION_INT, &w->decoder.how.recompute, "1", 0, 3, "0|1|2|3",
          "compute again in backward instead of keeping: 1 norms, 2 the experts' first products too, 3 whole blocks. "
          "Saves memory, changes no bit", 0},
-        {"machine", "head-rows", "", OPTION_INT, &w->how.head_rows, "8192", 1, INT_MAX, "N",
+        {"machine", "head-rows", "", OPTION_INT, &w->decoder.how.head_rows, "8192", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
-        graph_option(&w->graph),
+        graph_option(&w->decoder.graph),
     };
     run_add_options(r, own, sizeof own);
-    experts_options(r, &w->how.shared);
+    experts_options(r, &w->decoder.how.shared);
     moe_reword_options(r->table, r->n_options);
 }
 
@@ -555,7 +531,7 @@ static void moe_choose(Run* r) {
     if (w->weights) { model_store_frozen(&w->moe.model, STORED_BF16); }
     r->V = r->classes = c->V;
     r->max_T = c->max_T;
-    experts_share(r, &w->how.shared, c->E, c->F, c->D);
+    experts_share(r, &w->decoder.how.shared, c->E, c->F, c->D);
 }
 
 // the biases of routers learn by counting, not by gradients, and not at all where --freeze says so
@@ -575,8 +551,8 @@ static void moe_check(Run* r) {
     r->has_masters = !FLOATX_IS_FLOAT;
     const int learns = run_is_training(r) || *r->o.probe;
     options_refuse(learns && workplace(r)->weights, "weights", "bf16 is for --generate, --eval-only and --export-hf");
-    experts_check(r, &workplace(r)->how.shared, c->k);
-    graph_check(r, &workplace(r)->graph, experts_obstacle(r));
+    experts_check(r, &workplace(r)->decoder.how.shared, c->k);
+    graph_check(r, &workplace(r)->decoder.graph, experts_obstacle(r));
     const int weighs_otherwise = c->k == 1 && c->E > 1;  // the share of the only expert is 1
     const char* lacking = c->balance == BALANCE_BIAS ? "biases of routers" : weighs_otherwise ? "single expert a token"
                         : NULL;
@@ -644,33 +620,18 @@ static double moe_flops_per_token(const Run* r) {
     return attention + decoder_flops(r, c->tied ? -1 : model_row(r->model, AT(embedding), 0), c->k, c->E);
 }
 
-static double activation_bytes(const Run* r, Purpose purpose, int B, int T, int sparing) {
-    Activations acts;
-    Tradeoffs how = decoder_expected(workplace(r)->how);
-    if (sparing) { how.recompute = RECOMPUTE_BLOCKS; }
-    return activations_layout(&acts, *config_of(r), B, T, purpose, how);
-}
-
 static double workspace_bytes(const Run* r, int B) {
     const Config* c = config_of(r);
-    const Tradeoffs* how = &workplace(r)->how;
+    const Tradeoffs* how = &workplace(r)->decoder.how;
     const int HQ = c->NH * c->HS, wide = c->D > HQ ? c->D : HQ;
     const ExpertSizes experts = expert_sizes(c, how);
     return decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, HQ, c->NH, &experts);
 }
 
-static void open_activations(Run* r, Purpose purpose, int B, int T) {
-    const Workplace* w = workplace(r);
-    Activations* acts = activations_of(r, purpose);
-    activations_init(acts, w->moe.config, &r->model->ranks, B, T, purpose, w->how, &r->dev);
-    acts->graph.is_on = acts->batch.counts_all = w->graph;
-    acts->batch.segments.document_start = run_document_start(r, purpose);
-}
-
 static void train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
     Workplace* w = workplace(r);
     (void)k;
-    moe_leaf(&w->moe, &w->acts, inputs, targets, dloss, B, T, &r->dev);
+    moe_leaf(&w->moe, &w->decoder.acts, inputs, targets, dloss, B, T, &r->dev);
 }
 
 static float routers_loss(Run* r, float* grads) {
@@ -691,69 +652,28 @@ static json_t* moe_summary(const Run* r) {
     return router_log_summary(r, NULL, config_of(r)->L, config_of(r)->L, config_of(r)->E);
 }
 
-// TO_GENERATE: of the text in row 0 of the cache
-static void forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
-    Activations* acts = activations_of(r, purpose);
-    const CachedText text = {tokens, 0, t0, T};
-    if (purpose == TO_GENERATE) {
-        moe_forward_texts(&workplace(r)->moe, acts, &text, 1, &r->dev);
-        return;
-    }
-    token_batch_inputs(&acts->batch, tokens, targets, B, T, 0, &r->dev);
-    moe_forward(&workplace(r)->moe, acts, NULL, B, T, &r->dev);
-}
-
-static const floatX* logits(Run* r, Purpose purpose, int n) {
-    const LmHead head = lm_head(&workplace(r)->moe, activations_of(r, purpose));
-    return lm_head_logits(&head, n, 1, &r->dev);
-}
-
-// cross entropy alone: what the routers add is of no interest for a text
-static const float* losses(Run* r, const int* targets, int N) {
-    Activations* acts = activations_of(r, TO_EVALUATE);
-    const LmHead head = lm_head(&workplace(r)->moe, acts);
-    return lm_head_evaluate(&head, &acts->batch, targets, N, &r->dev);
-}
-
-static const floatX* next_of_each(Run* r, const CachedText* texts, int n_texts, size_t* row) {
-    Workplace* w = workplace(r);
-    const int N = moe_forward_texts(&w->moe, &w->cache, texts, n_texts, &r->dev);
-    const LmHead head = lm_head(&w->moe, &w->cache);
-    *row = (size_t)w->moe.config.Vp;
-    return lm_head_logits(&head, N - n_texts, n_texts, &r->dev);
-}
-
-static void share_text(Run* r, int to, int from, int n) {
-    const Config* c = config_of(r);
-    const Activations* cache = &workplace(r)->cache;
-    const size_t width = sizeof(floatX) * (size_t)c->NKV * (size_t)c->HS;
-    for (int l = 0; l < c->L; l++) {
-        const ActivationTensors a = layer_activations(cache, l);
-        cached_text_copy(a.k, width, cache->T, to, from, n, &r->dev);
-        cached_text_copy(a.v, width, cache->T, to, from, n, &r->dev);
-    }
-}
-
 static FileSum write_config(const Run* r, const char* path, int eot, const char* dtype) {
     return config_save(path, config_of(r), eot, dtype);
 }
 
-static void close_activations(Run* r) {
-    activations_free(&workplace(r)->acts);
-    activations_free(&workplace(r)->cache);
+// ---- for decoder_run.h ----
+
+static double pass_bytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
+    return activations_layout(acts, (const Moe*)m, B, T, purpose, how);
 }
 
+static void pass_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    moe_forward((const Moe*)m, acts, N, dev);
+}
+
+static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Moe*)m, acts); }
+
 static Trainer moe_trainer(void) {
-    Trainer t;
-    memset(&t, 0, sizeof t);
-    t.name = "train_moe";
-    t.about = "Trains a transformer of experts: each token computes k of E MLPs. First steps: make run-moe.";
+    Trainer t = decoder_trainer("train_moe",
+                                "Trains a transformer of experts: each token computes k of E MLPs. First steps: make run-moe.",
+                                offsetof(Workplace, decoder));
     t.presets = "random start from a preset: tiny, small (39M parameters with bytes, 55M with 32,000 tokens), 6.9b";
-    t.sparing = "--recompute 3";
-    t.stored_bytes = sizeof(floatX);
-    t.usual_T = 1024;
     t.usual_V = 32000;
-    t.takes_conversations = 1;
     t.options = moe_options;
     t.parsed = router_log_keys;
     t.choose = moe_choose;
@@ -761,28 +681,21 @@ static Trainer moe_trainer(void) {
     t.check = moe_check;
     t.box = moe_box;
     t.flops_per_token = moe_flops_per_token;
-    t.activation_bytes = activation_bytes;
     t.workspace_bytes = workspace_bytes;
     t.load = moe_load;
-    t.open = open_activations;
     t.leaf = train_leaf;
     t.stepped = moe_stepped;
     t.more_loss = routers_loss;
     t.without_more = "cross_entropy";
-    t.forward = forward;
-    t.logits = logits;
-    t.losses = losses;
-    t.next_of_each = next_of_each;
-    t.share_text = share_text;
     t.write_config = write_config;
     t.summary = moe_summary;
-    t.close = close_activations;
     return t;
 }
 
 int main(int argc, char** argv) {
     static Workplace place;  // all zero
     const Trainer trainer = moe_trainer();
+    decoder_init(&place.decoder, pass_bytes, pass_forward, pass_head, RECOMPUTE_BLOCKS);
     return run_main(&trainer, &place.moe.model, argc, argv);
 }
 #endif

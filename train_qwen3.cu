@@ -100,8 +100,8 @@ static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpo
     *t++ = activation(FIELD(q_proj),     L_block, c->qk_norm * N, HQ);  // before the norm of its heads
     *t++ = activation(FIELD(k_proj),     L_block, c->qk_norm * N, HK);
     *t++ = activation(FIELD(q),          L_block, N, HQ);      // turned by RoPE, as k
-    *t++ = activation(FIELD(k),          L_cache, B * T, HK);  // in generation k and v are the cache
-    *t++ = activation(FIELD(v),          L_cache, B * T, HK);
+    *t++ = cached_activation(FIELD(k), L_cache, B * T, HK);  // in generation k and v are kept for what comes
+    *t++ = cached_activation(FIELD(v), L_cache, B * T, HK);
     *t++ = activation(FIELD(new_k),      0, N_new, HK);        // on their way there
     *t++ = activation(FIELD(new_v),      0, N_new, HK);
     *t++ = activation(FIELD(attention),  L_block, N, HQ);      // its output before the projection
@@ -167,7 +167,7 @@ static void qwen_layout(Qwen* qwen, const Config* c, const Adapters* adapters) {
     m->n_numbers = routing_numbers(c);
 }
 
-// Sizes only; returns the bytes that activations_init will take on the device, infinite for more positions than can be
+// Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be
 static double activations_layout(Activations* acts, const Qwen* qwen, int B, int T, Purpose purpose, Tradeoffs how) {
     const Config* c = &qwen->config;
     const ExpertSizes experts = expert_sizes(c, &how);
@@ -175,13 +175,7 @@ static double activations_layout(Activations* acts, const Qwen* qwen, int B, int
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
     const int n_tensors = activation_table(acts->tensors.table, qwen, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, c, B, T, purpose, &how);
-    return activations_measure(acts, n_tensors, n_statistics, c->E > 0 ? &experts : NULL, c->HS);
-}
-
-static void activations_init(Activations* acts, const Qwen* qwen, int B, int T, Purpose purpose, Tradeoffs how,
-                             const Device* dev) {
-    activations_layout(acts, qwen, B, T, purpose, how);
-    activations_open(acts, &qwen->model.ranks, qwen->config.theta, dev);
+    return activations_measure(acts, n_tensors, n_statistics, c->E > 0 ? &experts : NULL, c->HS, c->theta);
 }
 
 // ---- what stands where: parameters by their field of the table, at layer l ----
@@ -329,7 +323,7 @@ static void mlp_down(const Qwen* qwen, Activations* acts, int l, int N, const De
 }
 
 // the N positions of the batch, up to the last norm
-static void qwen_layers_forward(const Qwen* qwen, Activations* acts, int N, const Device* dev) {
+static void qwen_forward(const Qwen* qwen, Activations* acts, int N, const Device* dev) {
     const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, 0);
     const RouterShape router = router_shape(c);
@@ -346,20 +340,6 @@ static void qwen_layers_forward(const Qwen* qwen, Activations* acts, int N, cons
     }
     rmsnorm_forward(a.norm, layer_statistics(acts, 0).norm_rstd, residual, gain(qwen, AT(norm), 0), c->eps, N, c->D,
                     dev);
-}
-
-// tokens (B, T), on the host or NULL: uploaded
-static void qwen_forward(const Qwen* qwen, Activations* acts, const int* tokens, int B, int T, const Device* dev) {
-    if (tokens) { token_batch_inputs(&acts->batch, tokens, NULL, B, T, 0, dev); }
-    qwen_layers_forward(qwen, acts, B * T, dev);
-}
-
-// the new positions of texts, and how many they are; activations are those of generation
-static int qwen_forward_texts(const Qwen* qwen, Activations* acts, const CachedText* texts, int n_texts,
-                               const Device* dev) {
-    const int N = token_batch_texts(&acts->batch, texts, n_texts, dev);
-    qwen_layers_forward(qwen, acts, N, dev);
-    return N;
 }
 
 // the field of the output matrix: the embedding where it is tied
@@ -502,7 +482,7 @@ static void qwen_leaf(Qwen* qwen, Activations* acts, const int* tokens, const in
     token_batch_inputs(&acts->batch, tokens, targets, B, T, 0, dev);
     token_batch_targets(&acts->batch, targets, B * T, dev);
     if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
-        qwen_forward(qwen, acts, NULL, B, T, dev);
+        qwen_forward(qwen, acts, B * T, dev);
         lm_head_losses(&head, &acts->batch, 1, gradient(qwen, output_field(&qwen->config), 0), dloss, B * T, dev);
         crossentropy_losses_sum(dp_loss(dp), head.losses, B * T, dev);
         qwen_backward(qwen, acts, B, T, dev);
@@ -533,19 +513,15 @@ static float routing_loss(const Qwen* qwen) {
 #ifndef TESTING
 typedef struct {
     Qwen qwen;                // first
-    Activations acts, cache;  // of a batch; of the text that is being generated
-    Tradeoffs how;            // options
+    Decoder decoder;          // activations, and some options
     AdapterOptions lora;
-    int tied, weights, graph, head_alone;  // head_alone: the file has a tied matrix under the name of the head
+    int tied, weights, head_alone;  // head_alone: the file has a tied matrix under the name of the head
     int is_bf16;              // the files' matrices are
     float aux_alpha;
     int64_t base_sum;         // of an adapter's base: of its files (safeset_sum), or of how it began at random
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
-static Activations* activations_of(const Run* r, Purpose purpose) {
-    return purpose == TO_GENERATE ? &workplace(r)->cache : &workplace(r)->acts;
-}
 static const Config* config_of(const Run* r) { return &workplace(r)->qwen.config; }
 
 // gives rows of run_options.h the meaning that they have here
@@ -570,15 +546,15 @@ static void qwen_options(Run* r) {
         {"model", "aux-alpha", "", OPTION_FLOAT, &w->aux_alpha, "0", 0, 1e3, "F",
          "weight of the balance loss of experts (router_aux_loss_coef); 0: none. Where it is not typed, config.json's, "
          "if output_router_logits is true there", 0},
-        {"machine", "recompute", "", OPTION_INT, &w->how.recompute, "1", 0, 3, "0|1|2|3",
+        {"machine", "recompute", "", OPTION_INT, &w->decoder.how.recompute, "1", 0, 3, "0|1|2|3",
          "compute again in backward instead of keeping: 1 norms, 2 the first products of MLPs too, 3 whole blocks. "
          "Saves memory, changes no bit", 0},
-        {"machine", "head-rows", "", OPTION_INT, &w->how.head_rows, "1024", 1, INT_MAX, "N",
+        {"machine", "head-rows", "", OPTION_INT, &w->decoder.how.head_rows, "1024", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
-        graph_option(&w->graph),
+        graph_option(&w->decoder.graph),
     };
     run_add_options(r, own, sizeof own);
-    experts_options(r, &w->how.shared);
+    experts_options(r, &w->decoder.how.shared);
     r->n_options = adapter_options(r->table, r->n_options, &w->lora);
     qwen_reword_options(r->table, r->n_options);
 }
@@ -642,12 +618,12 @@ static void qwen_choose(Run* r) {
     if (w->weights) { qwen_store_frozen(&w->qwen, w->weights == BASE_FP8 ? STORED_FP8 : STORED_BF16); }
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
-    options_refuse(is_adapter && w->how.shared.ep > 1, "ep", "is not for adapters");
-    options_refuse(c.fused && w->how.shared.ep > 1, "ep",
+    options_refuse(is_adapter && w->decoder.how.shared.ep > 1, "ep", "is not for adapters");
+    options_refuse(c.fused && w->decoder.how.shared.ep > 1, "ep",
                    "is for files in which each expert has tensors of its own, as transformers writes them");
     if (config_expert_layers(&c) > 0) { router_log_keys(r); }
-    if (c.E > 0) { experts_share(r, &w->how.shared, c.E, c.FE, c.D); }
-    else { options_refuse(w->how.shared.ep > 1, "ep", "is for models with experts"); }
+    if (c.E > 0) { experts_share(r, &w->decoder.how.shared, c.E, c.FE, c.D); }
+    else { options_refuse(w->decoder.how.shared.ep > 1, "ep", "is for models with experts"); }
 }
 
 static void qwen_check(Run* r) {
@@ -661,9 +637,9 @@ static void qwen_check(Run* r) {
     if (!FLOATX_IS_FLOAT && adapts_experts(&w->qwen)) {
         options_fail("lora-parameters", "a bf16 build has no adapters of experts and routers: PRECISION=fp32");
     }
-    if (c->E > 0) { experts_check(r, &w->how.shared, c->k); }
+    if (c->E > 0) { experts_check(r, &w->decoder.how.shared, c->k); }
     const char* const drops = "is not for --lora-dropout: each micro-batch leaves out other elements";
-    graph_check(r, &w->graph, w->qwen.adapters.settings.dropout > 0.0f ? drops : experts_obstacle(r));
+    graph_check(r, &w->decoder.graph, w->qwen.adapters.settings.dropout > 0.0f ? drops : experts_obstacle(r));
 }
 
 static void qwen_load(Run* r, const SliceSink* sink) {
@@ -745,35 +721,20 @@ static double qwen_flops_per_token(const Run* r) {
     return attention + decoder_flops(r, c->tied ? -1 : model_row(r->model, AT(embedding), 0), c->k, c->E);
 }
 
-static double activation_bytes(const Run* r, Purpose purpose, int B, int T, int sparing) {
-    Activations acts;
-    Tradeoffs how = decoder_expected(workplace(r)->how);
-    if (sparing) { how.recompute = RECOMPUTE_BLOCKS; }
-    return activations_layout(&acts, &workplace(r)->qwen, B, T, purpose, how);
-}
-
 static double workspace_bytes(const Run* r, int B) {
     const Config* c = config_of(r);
-    const Tradeoffs* how = &workplace(r)->how;
+    const Tradeoffs* how = &workplace(r)->decoder.how;
     const int HQ = c->NH * c->HS, F = config_has_mlps(c) ? 2 * c->F : 0, widest = c->D > HQ ? c->D : HQ;
     const ExpertSizes experts = expert_sizes(c, how);
     return decoder_workspace_bytes(r, B, how->head_rows, c->Vp, F > widest ? F : widest, HQ, c->NH, &experts);
 }
 
-static void open_activations(Run* r, Purpose purpose, int B, int T) {
-    const Workplace* w = workplace(r);
-    Activations* acts = activations_of(r, purpose);
-    activations_init(acts, &w->qwen, B, T, purpose, w->how, &r->dev);
-    acts->graph.is_on = acts->batch.counts_all = w->graph;
-    acts->batch.segments.document_start = run_document_start(r, purpose);
-}
-
 static void train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
     Workplace* w = workplace(r);
     const Dropout none = {0.0f, 0, 0};
-    w->acts.dropout = adapters_dropout(r, &w->qwen.adapters, k, B, T);
-    qwen_leaf(&w->qwen, &w->acts, inputs, targets, dloss, B, T, &r->dev);
-    w->acts.dropout = none;  // validation leaves nothing out
+    w->decoder.acts.dropout = adapters_dropout(r, &w->qwen.adapters, k, B, T);
+    qwen_leaf(&w->qwen, &w->decoder.acts, inputs, targets, dloss, B, T, &r->dev);
+    w->decoder.acts.dropout = none;  // validation leaves nothing out
 }
 
 static float routers_loss(Run* r, float* grads) {
@@ -800,100 +761,53 @@ static json_t* qwen_summary(const Run* r) {
     return n > 0 ? router_log_summary(r, layers, n, c->L, c->E) : json_object();
 }
 
-// TO_GENERATE: of the text in row 0 of the cache
-static void forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
-    Activations* acts = activations_of(r, purpose);
-    const CachedText text = {tokens, 0, t0, T};
-    if (purpose == TO_GENERATE) {
-        qwen_forward_texts(&workplace(r)->qwen, acts, &text, 1, &r->dev);
-        return;
-    }
-    token_batch_inputs(&acts->batch, tokens, targets, B, T, 0, &r->dev);
-    qwen_forward(&workplace(r)->qwen, acts, NULL, B, T, &r->dev);
-}
-
-static const floatX* logits(Run* r, Purpose purpose, int n) {
-    const LmHead head = lm_head(&workplace(r)->qwen, activations_of(r, purpose));
-    return lm_head_logits(&head, n, 1, &r->dev);
-}
-
-// cross entropy alone: what the routers add is of no interest for a text
-static const float* losses(Run* r, const int* targets, int N) {
-    Activations* acts = activations_of(r, TO_EVALUATE);
-    const LmHead head = lm_head(&workplace(r)->qwen, acts);
-    return lm_head_evaluate(&head, &acts->batch, targets, N, &r->dev);
-}
-
-static const floatX* next_of_each(Run* r, const CachedText* texts, int n_texts, size_t* row) {
-    Workplace* w = workplace(r);
-    const int N = qwen_forward_texts(&w->qwen, &w->cache, texts, n_texts, &r->dev);
-    const LmHead head = lm_head(&w->qwen, &w->cache);
-    *row = (size_t)w->qwen.config.Vp;
-    return lm_head_logits(&head, N - n_texts, n_texts, &r->dev);
-}
-
-static void share_text(Run* r, int to, int from, int n) {
-    const Config* c = config_of(r);
-    const Activations* cache = &workplace(r)->cache;
-    const size_t width = sizeof(floatX) * (size_t)c->NKV * (size_t)c->HS;
-    for (int l = 0; l < c->L; l++) {
-        const ActivationTensors a = layer_activations(cache, l);
-        cached_text_copy(a.k, width, cache->T, to, from, n, &r->dev);
-        cached_text_copy(a.v, width, cache->T, to, from, n, &r->dev);
-    }
-}
-
 static FileSum write_config(const Run* r, const char* path, int eot, const char* dtype) {
     return config_save(path, config_of(r), eot, dtype);
 }
 
-static void close_activations(Run* r) {
-    activations_free(&workplace(r)->acts);
-    activations_free(&workplace(r)->cache);
+// ---- for decoder_run.h ----
+
+static double pass_bytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
+    return activations_layout(acts, (const Qwen*)m, B, T, purpose, how);
 }
 
+static void pass_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    qwen_forward((const Qwen*)m, acts, N, dev);
+}
+
+static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Qwen*)m, acts); }
+
 static Trainer qwen_trainer(void) {
-    Trainer t;
-    memset(&t, 0, sizeof t);
-    t.name = "train_qwen3";
-    t.about = "Trains Qwen2.5, Qwen3, Qwen3-MoE, Mistral and Llama models, from and to Hugging Face folders.";
+    Trainer t = decoder_trainer("train_qwen3",
+                                "Trains Qwen2.5, Qwen3, Qwen3-MoE, Mistral and Llama models, from and to Hugging Face "
+                                "folders.",
+                                offsetof(Workplace, decoder));
     t.presets = "random start from a preset: " QWEN_PRESETS;
-    t.sparing = "--recompute 3";
-    t.stored_bytes = sizeof(floatX);
-    t.usual_T = 1024;
     t.usual_V = 151936;
-    t.takes_conversations = 1;
     t.options = qwen_options;
     t.choose = qwen_choose;
     t.check = qwen_check;
     t.box = qwen_box;
     t.flops_per_token = qwen_flops_per_token;
-    t.activation_bytes = activation_bytes;
     t.workspace_bytes = workspace_bytes;
     t.load = qwen_load;
-    t.open = open_activations;
     t.leaf = train_leaf;
     t.stepped = qwen_stepped;
     t.more_loss = routers_loss;
     t.without_more = "cross_entropy";
-    t.forward = forward;
-    t.logits = logits;
-    t.losses = losses;
-    t.next_of_each = next_of_each;
-    t.share_text = share_text;
     t.write_config = write_config;
     t.extras = qwen_extras;
     t.load_extras = qwen_load_extras;
     t.write_adapter = write_adapter;
     t.merge_adapter = merge_adapter;
     t.summary = qwen_summary;
-    t.close = close_activations;
     return t;
 }
 
 int main(int argc, char** argv) {
     static Workplace place;  // all zero
     const Trainer trainer = qwen_trainer();
+    decoder_init(&place.decoder, pass_bytes, pass_forward, pass_head, RECOMPUTE_BLOCKS);
     return run_main(&trainer, &place.qwen.model, argc, argv);
 }
 #endif

@@ -58,6 +58,7 @@ typedef struct {
     Decay decay;
     OnDisk on_disk;
     int frozen;          // all of its slices are (freeze_slices of layers.h)
+    int is_cache;        // of activations: what generation keeps of each position (activations.h)
     size_t offset;       // first element in an arena; set by tensors_layout
     int first_layer, layer_step;     // tensor_in_layers
     const char *kinds, *of_kinds;    // tensor_in_kinds; NULL: all

@@ -4,6 +4,7 @@ arenas of their own in ranks/model.h, for ranks share them.)
     tensor_arena_layout   sizes only; returns the bytes that tensor_arena_open will take
     tensor_arena_open     zeroed device memory
     tensor_arena_point    the fields of a struct of pointers point into it, at a layer
+    tensor_arena_at       where a row of the table begins, at a layer that it has
     tensor_arena_close    also of one that was never opened, if it is all zero
 */
 #ifndef LLMC_TENSOR_ARENA_H
@@ -41,5 +42,9 @@ static inline void tensor_arena_close(TensorArena* a) {
 
 static inline void tensor_arena_point(const TensorArena* a, void* pointers, int layer) {
     tensors_point(pointers, a->table, a->n_table, a->memory, layer);
+}
+
+static inline void* tensor_arena_at(const TensorArena* a, const Tensor* t, int layer) {
+    return (char*)a->memory + tensor_stored_place(t, (size_t)tensor_slice(t, layer) * tensor_slice_elements(t));
 }
 #endif  // LLMC_TENSOR_ARENA_H

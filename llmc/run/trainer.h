@@ -47,6 +47,7 @@ typedef struct {
     int more_data;                       // takes the options of RunDataOptions too
     int takes_conversations;             // its attention sees each document of a row alone: run_document_start
     int counts_updates;                  // AdamW counts each slice's updates by itself: a layer may join later
+    size_t decoder;                      // where in that struct decoder_run.h finds its own
 
     // ---- before anything is computed ----
     void (*options)(Run* r);                       // or NULL: run_add_options for its own rows
