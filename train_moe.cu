@@ -669,9 +669,9 @@ static void pass_forward(const Model* m, Activations* acts, int N, const Device*
 static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Moe*)m, acts); }
 
 static Trainer moe_trainer(void) {
-    Trainer t = decoder_trainer("train_moe",
-                                "Trains a transformer of experts: each token computes k of E MLPs. First steps: make run-moe.",
-                                offsetof(Workplace, decoder));
+    Trainer t = decoder_trainer(offsetof(Workplace, decoder));
+    t.name = "train_moe";
+    t.about = "Trains a transformer of experts: each token computes k of E MLPs. First steps: make run-moe.";
     t.presets = "random start from a preset: tiny, small (39M parameters with bytes, 55M with 32,000 tokens), 6.9b";
     t.usual_V = 32000;
     t.options = moe_options;

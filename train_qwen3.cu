@@ -778,10 +778,9 @@ static void pass_forward(const Model* m, Activations* acts, int N, const Device*
 static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Qwen*)m, acts); }
 
 static Trainer qwen_trainer(void) {
-    Trainer t = decoder_trainer("train_qwen3",
-                                "Trains Qwen2.5, Qwen3, Qwen3-MoE, Mistral and Llama models, from and to Hugging Face "
-                                "folders.",
-                                offsetof(Workplace, decoder));
+    Trainer t = decoder_trainer(offsetof(Workplace, decoder));
+    t.name = "train_qwen3";
+    t.about = "Trains Qwen2.5, Qwen3, Qwen3-MoE, Mistral and Llama models, from and to Hugging Face folders.";
     t.presets = "random start from a preset: " QWEN_PRESETS;
     t.usual_V = 151936;
     t.options = qwen_options;

@@ -122,11 +122,9 @@ static inline void decoder_share_text_(Run* r, int to, int from, int n) {
 }
 
 // decoder: offsetof the Decoder in the trainer's struct
-static inline Trainer decoder_trainer(const char* name, const char* about, size_t decoder) {
+static inline Trainer decoder_trainer(size_t decoder) {
     Trainer t;
     memset(&t, 0, sizeof t);
-    t.name = name;
-    t.about = about;
     t.decoder = decoder;
     t.sparing = "--recompute 3";
     t.stored_bytes = sizeof(floatX);
