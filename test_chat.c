@@ -227,6 +227,33 @@ static void test_terminal(Test* t) {
     talk_close(&x);
 }
 
+// somebody presses Ctrl-C as soon as there is a prompt sign, before anything is read
+static ssize_t interrupting_write(void* unused, const char* text, size_t n) {
+    (void)unused;
+    if (n >= 2 && memcmp(text + n - 2, "> ", 2) == 0) { raise(SIGINT); }
+    return (ssize_t)n;
+}
+
+static void interrupt_in_child(void* talk) {
+    Chat* c = &((Talk*)talk)->chat;
+    const cookie_io_functions_t functions = {NULL, interrupting_write, NULL, NULL};
+    int ends[2];
+    if (pipe(ends) != 0) { fail_run("pipe: %s", strerror(errno)); }
+    c->in = fdopen(ends[0], "r");
+    c->out = fopencookie(NULL, "w", functions);
+    alarm(20);  // it would read for ever
+    chat(c);
+    fclose(c->in);
+    fclose(c->out);
+}
+
+static void test_prompt(Test* t) {
+    Talk x;
+    talk_open(&x, "chatml", 1000, 50, 1);
+    check_exit(t, "Ctrl-C between the prompt sign and the first read", interrupt_in_child, &x, 0, "");
+    talk_close(&x);
+}
+
 static void test_pipe(Test* t) {
     Talk x;
     talk_open(&x, "chatml", 1000, 50, 0);
@@ -565,6 +592,7 @@ int main(int argc, char** argv) {
         {"commands", "/system, /think, /reset; what nobody may say is not taken", test_commands},
         {"overflow", "the oldest turns go whole; what fits no window is not taken", test_overflow},
         {"terminal", "Ctrl-C ends an answer, the chat goes on", test_terminal},
+        {"prompt", "Ctrl-C at the prompt ends the chat, whenever it comes", test_prompt},
         {"pipe", "each line is a turn, answers stand alone", test_pipe},
         {"questions", "each form of a line is asked and answered, its answer is the reference", test_questions},
         {"refused", "lines that ask nothing are named", test_refused},

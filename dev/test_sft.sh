@@ -279,6 +279,7 @@ def screen(keys):  # what a terminal shows; each of the keys is typed when a pro
         if keys and sent.count(b"\n> ") > seen:
             seen += 1
             os.write(terminal, keys.pop(0))
+    else: os.kill(process, 9)  # nothing came for so long
     print(sent.decode().replace("\r\n", "\n"), "status", os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
 screen([b"b2?\n", b"/reset\n", b"\x04"])
 screen([b"e7?\n", b"\x03"])

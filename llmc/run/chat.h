@@ -18,6 +18,7 @@ standard error.
 #ifndef LLMC_CHAT_H
 #define LLMC_CHAT_H
 #include "questions.h"  // Asker, asker_ask, asker_most
+#include <poll.h>
 #include <signal.h>
 
 typedef struct {
@@ -48,6 +49,22 @@ static inline void chat_listen_(int restarts) {
     action.sa_flags = (int)(SA_RESETHAND | (restarts ? SA_RESTART : 0));
     *chat_interrupted_() = 0;
     sigaction(SIGINT, &action, NULL);
+}
+
+// Until a line can be read; 0: Ctrl-C came. To read at once would miss one that comes just before
+static inline int chat_wait_(const Chat* c) {
+    struct pollfd input = {fileno(c->in), POLLIN, 0};
+    sigset_t interrupt, usual;
+    int found = -1;
+    sigemptyset(&interrupt);
+    sigaddset(&interrupt, SIGINT);
+    sigprocmask(SIG_BLOCK, &interrupt, &usual);  // it comes while ppoll waits, or has come
+    while (*chat_interrupted_() == 0 && found < 0) {
+        found = ppoll(&input, 1, NULL, &usual);
+        if (found < 0 && errno != EINTR) { fail_run("--chat: standard input: cannot be read: %s", strerror(errno)); }
+    }
+    sigprocmask(SIG_SETMASK, &usual, NULL);
+    return found > 0;
 }
 
 static inline void chat_init(Chat* c, Generator* g, Asker* asker, uint64_t* random, FILE* in, FILE* out,
@@ -294,6 +311,7 @@ static inline void chat(Chat* c) {
             chat_listen_(0);
             fputs("> ", c->out);
             fflush(c->out);
+            if (!chat_wait_(c)) { break; }
         }
         if (!chat_next_(c)) { break; }
     }
