@@ -3,7 +3,7 @@
 # where there is one, nvcc (as CUDA, for sm_90). Rooms have doors: a header includes only from the rooms that its own may
 # see. And lines of headers and trainers have at most 120 characters. Ends with "N passed, N failed".
 #     dev/check_headers.sh         all of that
-#     dev/check_headers.sh quick   doors, lines, each header by itself as C with gcc, all at once as C++ with gcc and clang; 20 seconds
+#     dev/check_headers.sh quick   doors, lines, each header by itself as C with gcc, all at once as C++ with gcc and clang; 30 seconds
 set -u
 cd "$(dirname "$0")/.."
 quick=$([ "${1-}" = quick ] && echo 1 || echo 0)
@@ -13,8 +13,8 @@ passed=0
 failed=0
 
 # all headers that are no model's, and one model's: a program has one, so each model's Config is called Config
-includes() { { ls llmc/*/*.h | grep -v '^llmc/models/'; ls "llmc/models/$1"*.h; } | sed 's/.*/#include "&"/'; }
-models=$(ls llmc/models/*.h | sed 's/.*\/\([a-z0-9]*\)[_.].*/\1/' | sort -u)  # gpt2.h, gpt2_run.h: gpt2
+models=$(grep -l '^} Config;' llmc/models/*.h | sed 's/.*\/\([a-z0-9]*\)\.h/\1/')
+includes() { ls llmc/*/*.h | grep -vE "^llmc/models/($(echo $models | tr ' ' '|'))[_.]" | cat - <(ls "llmc/models/$1"[_.]*) | sed 's/.*/#include "&"/'; }
 
 # compiles WHAT COMMAND...: the last word of the command is the file
 compiles() {
