@@ -616,7 +616,7 @@ static void moe_box(const Run* r) {
 
 static double moe_flops_per_token(const Run* r) {
     const Config* c = config_of(r);
-    const double attention = 6.0 * c->L * c->NH * c->HS * (double)r->T;
+    const double attention = c->L * decoder_attention_flops(c->NH * c->HS, 0, r->T);
     return attention + decoder_flops(r, c->tied ? -1 : model_row(r->model, AT(embedding), 0), c->k, c->E);
 }
 

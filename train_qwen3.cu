@@ -576,7 +576,6 @@ static void qwen_store_frozen(Qwen* qwen, Stored stored) {
 static void qwen_fit(Run* r, Config* c) {
     Workplace* w = workplace(r);
     SafeSet set;
-    w->base_sum = (int64_t)XXH3_64bits_withSeed(c, sizeof *c, (uint64_t)r->o.seed);
     if (!*r->weights) { return; }
     safeset_open(&set, r->weights);
     w->head_alone = config_fit(c, &set);
@@ -613,6 +612,7 @@ static void qwen_choose(Run* r) {
     Adapters adapters;
     Tensor base[MAX_PARAMETERS];
     const int n_base = parameter_table(base, &c);
+    if (!*r->weights) { w->base_sum = adapters_random_base(base, n_base, r->o.seed); }
     const int is_adapter = adapters_choose(r, &adapters, &w->lora, base, n_base, w->base_sum);
     qwen_layout(&w->qwen, &c, is_adapter ? &adapters : NULL);
     if (w->weights) { qwen_store_frozen(&w->qwen, w->weights == BASE_FP8 ? STORED_FP8 : STORED_BF16); }
@@ -715,8 +715,7 @@ static double qwen_flops_per_token(const Run* r) {
     const Config* c = config_of(r);
     double attention = 0.0;
     for (int l = 0; l < c->L; l++) {
-        const int W = config_window(c, l);
-        attention += 6.0 * c->NH * c->HS * (W > 0 && W < r->T ? 2.0 * W : (double)r->T);
+        attention += decoder_attention_flops(c->NH * c->HS, config_window(c, l), r->T);
     }
     return attention + decoder_flops(r, c->tied ? -1 : model_row(r->model, AT(embedding), 0), c->k, c->E);
 }

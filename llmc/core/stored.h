@@ -1,8 +1,11 @@
 /*
 How a matrix is stored that does not learn: floats, bf16, or fp8 with scales. What the products of ops/ read.
-    stored_floats, stored_halves   a matrix of floats, of bf16
-    stored_next                    the same matrix of the next expert
-    stored_value, stored_row       an element, a row, as floats: exactly, but for scales that are no powers of two
+    Stored, StoredMatrix       the type of elements; a matrix of them
+    stored_halves              one of bf16
+    stored_next                the same matrix of the next expert
+    stored_value, stored_row   an element, a row, as floats: exactly, but for scales that are no powers of two
+    stored_width               bytes of an element
+    stored_scales, stored_row_scales   how many scales a matrix of fp8 has; those of a row
 A matrix is (rows, columns), row-major. Of fp8 the data are bytes of e4m3, and scales (blocks of rows, blocks of
 columns) multiply (fp8.h). A matrix of several parts that files have apart, as gate and up, has blocks for each of them:
 in a part of 200 rows the second block has 72, and the next part begins with a block of its own.
@@ -23,11 +26,6 @@ typedef struct {
     int part_rows;        // FP8: of a part; the parts are all the rows
     const float* scales;  // FP8, else NULL
 } StoredMatrix;
-
-static inline StoredMatrix stored_floats(const float* data, int rows, int columns) {
-    const StoredMatrix m = {data, STORED_F32, rows, columns, rows, NULL};
-    return m;
-}
 
 static inline StoredMatrix stored_halves(const uint16_t* data, int rows, int columns) {
     const StoredMatrix m = {data, STORED_BF16, rows, columns, rows, NULL};

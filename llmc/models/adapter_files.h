@@ -4,7 +4,7 @@ PEFT's files of an adapter, in a folder:
     adapter_model.safetensors  A and B of each place, F32, F16 or BF16
     README.md                  the card of an adapter that we wrote
     adapter_open   settings, places and table of a folder's adapter, and its file: tensors_load takes the values of it
-    adapter_save   the same two files; adapter_config_json: the first of them
+    adapter_save   the same three; adapter_config_json: the first of them
 Where a file has adapters its keys say, and of two parameters of a module, where only one has, target_parameters. Every
 A and B of a place must be there, in the shape that config and base ask for; a tensor that belongs to no place is
 refused, for without it this would be another model. target_modules, layers_to_transform and what else is in the config

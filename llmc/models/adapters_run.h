@@ -50,6 +50,17 @@ static inline void adapters_check_base_(const Run* r, int64_t base_sum) {
                  "for --lora", folder, *r->o.from ? " than " : "", r->o.from);
 }
 
+// base_sum of a model that begins at random: what is drawn from which seed
+static inline int64_t adapters_random_base(const Tensor* base, int n, int seed) {
+    uint64_t sum = (uint64_t)seed;
+    for (int i = 0; i < n; i++) {
+        const Tensor* t = &base[i];
+        const double drawn[] = {t->layers, t->experts, t->rows, t->columns, t->disk_rows, t->init, t->std};
+        sum = XXH3_64bits_withSeed(t->name, strlen(t->name), XXH3_64bits_withSeed(drawn, sizeof drawn, sum));
+    }
+    return (int64_t)sum;
+}
+
 // base: the n rows of the model's table; base_sum: of its numbers. 0: no adapter is asked for
 static inline int adapters_choose(Run* r, Adapters* x, const AdapterOptions* o, const Tensor* base, int n,
                                   int64_t base_sum) {

@@ -4,6 +4,7 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
     decoder_trainer          a Trainer whose passes without gradients are these: forward, logits, losses, texts side by
                              side, the memory for them; the rest is the trainer's
     decoder_of, decoder_activations   of a run
+    decoder_attention_flops  of a token in a layer, forward and backward
     decoder_flops            of a token's products with the matrices of the model, forward and backward
     decoder_workspace_bytes  the largest scratch that an op asks for
     decoder_active           parameters that a token uses
@@ -143,13 +144,19 @@ static inline Trainer decoder_trainer(size_t decoder) {
 
 // ---- of the model's table ----
 
+// Of HQ channels in all heads: a position sees itself and all before it in its row, or a window of W; 0: no window
+static inline double decoder_attention_flops(int HQ, int W, int T) {
+    const double keys = W > 0 && W < T ? W - 0.5 * W * W / T : 0.5 * T;  // on average
+    return 12.0 * HQ * keys;
+}
+
 // Of E experts a token computes k. looked_up: the row of the table whose matrix is no factor, for a token only takes a
 // row of it; -1: none
 static inline double decoder_flops(const Run* r, int looked_up, int k, int E) {
     double n = 0.0;
     for (int i = 0; i < r->model->n_table; i++) {
         const Tensor* t = &r->model->table[i];
-        if (t->rows == 1 || i == looked_up) { continue; }
+        if (t->on_disk == VECTOR || i == looked_up) { continue; }
         n += model_flops(r->model, i) * (t->experts > 0 ? (double)k / E : 1.0);
     }
     return n;

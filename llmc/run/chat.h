@@ -8,7 +8,7 @@ what its tokens share with those of before stays in the cache (generate.h): a tu
     /reset            forget what was said, but for the system text
     /system TEXT      what the model is told to be; without TEXT nothing
     /think on|off     where the template thinks (qwen3): may an answer begin with thoughts?
-    /help             these; /quit ends, as Ctrl-D does
+    /help             these; /quit or /exit ends, as Ctrl-D does
 Ctrl-C ends an answer, which stays as far as it came, and at the prompt the chat. When the conversation no longer fits
 the positions of the window, its oldest turns go, each question with its answers, and a line says so; one question that
 is too long by itself is not taken. An answer that fills the window ends there, and a line says so.
