@@ -32,7 +32,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments; model_point_gradients
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes, decoder_expected
-#include "llmc/models/experts_run.h"  // experts_options, experts_share, experts_check: --ep
+#include "llmc/models/experts_run.h"  // experts_options, experts_begin_ep, experts_check: --ep
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
 #include "llmc/run/graph_option.h"    // graph_option, graph_check
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
@@ -71,7 +71,7 @@ static RouterShape router_shape(const Config* c) {
 }
 
 static ExpertSizes expert_sizes(const Config* c, const Tradeoffs* how) {
-    const ExpertSizes s = {c->D, c->F, router_shape(c), how->shared, c->L, NULL};
+    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, c->L, NULL};
     return s;
 }
 
@@ -467,7 +467,7 @@ static void moe_options(Run* r) {
         graph_option(&w->decoder.graph),
     };
     run_add_options(r, own, sizeof own);
-    experts_options(r, &w->decoder.how.shared);
+    experts_options(r, &w->decoder.how.ep);
     moe_reword_options(r->table, r->n_options);
 }
 
@@ -531,7 +531,7 @@ static void moe_choose(Run* r) {
     if (w->weights) { model_store_frozen(&w->moe.model, STORED_BF16); }
     r->V = r->classes = c->V;
     r->max_T = c->max_T;
-    experts_share(r, &w->decoder.how.shared, c->E, c->F, c->D);
+    experts_begin_ep(r, &w->decoder.how.ep, c->E, c->F, c->D);
 }
 
 // the biases of routers learn by counting, not by gradients, and not at all where --freeze says so
@@ -551,7 +551,7 @@ static void moe_check(Run* r) {
     r->has_masters = !FLOATX_IS_FLOAT;
     const int learns = run_is_training(r) || *r->o.probe;
     options_refuse(learns && workplace(r)->weights, "weights", "bf16 is for --generate, --eval-only and --export-hf");
-    experts_check(r, &workplace(r)->decoder.how.shared, c->k);
+    experts_check(r, &workplace(r)->decoder.how.ep, c->k);
     graph_check(r, &workplace(r)->decoder.graph, experts_obstacle(r));
     const int weighs_otherwise = c->k == 1 && c->E > 1;  // the share of the only expert is 1
     const char* lacking = c->balance == BALANCE_BIAS ? "biases of routers" : weighs_otherwise ? "single expert a token"

@@ -31,7 +31,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapters_run.h" // adapters_choose, adapters_load: --lora-rank and what goes with it
 #include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes, decoder_expected
-#include "llmc/models/experts_run.h"  // experts_options, experts_share, experts_check: --ep
+#include "llmc/models/experts_run.h"  // experts_options, experts_begin_ep, experts_check: --ep
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
 #include "llmc/run/graph_option.h"    // graph_option, graph_check
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
@@ -69,7 +69,7 @@ static RouterShape router_shape(const Config* c) {
 }
 
 static ExpertSizes expert_sizes(const Config* c, const Tradeoffs* how) {
-    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->shared, c->L, c->kinds};
+    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->ep, c->L, c->kinds};
     return s;
 }
 
@@ -554,7 +554,7 @@ static void qwen_options(Run* r) {
         graph_option(&w->decoder.graph),
     };
     run_add_options(r, own, sizeof own);
-    experts_options(r, &w->decoder.how.shared);
+    experts_options(r, &w->decoder.how.ep);
     r->n_options = adapter_options(r->table, r->n_options, &w->lora);
     qwen_reword_options(r->table, r->n_options);
 }
@@ -618,12 +618,12 @@ static void qwen_choose(Run* r) {
     if (w->weights) { qwen_store_frozen(&w->qwen, w->weights == BASE_FP8 ? STORED_FP8 : STORED_BF16); }
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
-    options_refuse(is_adapter && w->decoder.how.shared.ep > 1, "ep", "is not for adapters");
-    options_refuse(c.fused && w->decoder.how.shared.ep > 1, "ep",
+    options_refuse(is_adapter && w->decoder.how.ep.size > 1, "ep", "is not for adapters");
+    options_refuse(c.fused && w->decoder.how.ep.size > 1, "ep",
                    "is for files in which each expert has tensors of its own, as transformers writes them");
     if (config_expert_layers(&c) > 0) { router_log_keys(r); }
-    if (c.E > 0) { experts_share(r, &w->decoder.how.shared, c.E, c.FE, c.D); }
-    else { options_refuse(w->decoder.how.shared.ep > 1, "ep", "is for models with experts"); }
+    if (c.E > 0) { experts_begin_ep(r, &w->decoder.how.ep, c.E, c.FE, c.D); }
+    else { options_refuse(w->decoder.how.ep.size > 1, "ep", "is for models with experts"); }
 }
 
 static void qwen_check(Run* r) {
@@ -637,7 +637,7 @@ static void qwen_check(Run* r) {
     if (!FLOATX_IS_FLOAT && adapts_experts(&w->qwen)) {
         options_fail("lora-parameters", "a bf16 build has no adapters of experts and routers: PRECISION=fp32");
     }
-    if (c->E > 0) { experts_check(r, &w->decoder.how.shared, c->k); }
+    if (c->E > 0) { experts_check(r, &w->decoder.how.ep, c->k); }
     const char* const drops = "is not for --lora-dropout: each micro-batch leaves out other elements";
     graph_check(r, &w->decoder.graph, w->qwen.adapters.settings.dropout > 0.0f ? drops : experts_obstacle(r));
 }

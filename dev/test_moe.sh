@@ -263,17 +263,17 @@ ranks() {
     sed 's/"hidden_size":16/"hidden_size":64/; s/"intermediate_size":12/"intermediate_size":64/; s/"num_local_experts":5/"num_local_experts":4/' tiny.json >wide.json
     if is_quick; then
         each "--balance bias" "0 2" "2 4" --balance bias --ema 0.9
-        share "shared experts" "2/2 4/2" --ema 0.9
+        share "experts on ranks" "2/2 4/2" --ema 0.9
         return
     fi
-    share "shared experts, answering examples" "1/1 2/1 2/2 4/1 4/2 4/4" --hellaswag examples --ema 0.9
-    for n in 0 2 3; do share "shared experts, --recompute $n" "4/2 4/4" --recompute $n --balance bias; done
+    share "experts on ranks, answering examples" "1/1 2/1 2/2 4/1 4/2 4/4" --hellaswag examples --ema 0.9
+    for n in 0 2 3; do share "experts on ranks, --recompute $n" "4/2 4/4" --recompute $n --balance bias; done
     lopsided
     share "experts 2 and 3 take all tokens, so two ranks of four have no rows" "2/2 4/4" --config '' --from lopsided --balance bias --bias-rate 0
-    share "shared experts, some frozen" "2/2 4/2 4/4" --freeze 'model.layers.1.*.experts.0.*,model.layers.0.*.experts.[123].*,lm_head*'
-    share "shared experts, all frozen" "4/4" --freeze '*experts*'
-    share "shared experts alone learn" "4/2" --freeze '*embed*,*self_attn*,*norm*,lm_head*,*gate.weight' --doc-reset 1
-    echo "# checkpoints of shared experts"
+    share "experts on ranks, some frozen" "2/2 4/2 4/4" --freeze 'model.layers.1.*.experts.0.*,model.layers.0.*.experts.[123].*,lm_head*'
+    share "experts on ranks, all frozen" "4/4" --freeze '*experts*'
+    share "experts on ranks alone learn" "4/2" --freeze '*embed*,*self_attn*,*norm*,lm_head*,*gate.weight' --doc-reset 1
+    echo "# checkpoints of experts on ranks"
     local wide=("${mixed[@]}" --config wide.json) from to
     go "${wide[@]}" --run whole
     for from in 1/1 2/2 4/2 4/4; do
@@ -297,7 +297,7 @@ ranks() {
     check "... and where four ranks have six micro-batches" same_run uneven several
     rm -rf uneven
 
-    echo "# shared experts: exports, mistakes"
+    echo "# experts on ranks: exports, mistakes"
     rm -rf one hf hf_shared
     go --from whole --eval-only --val text --seq-len 16 --export-hf hf
     "$launch" -n 2 "$trainer" --from whole --eval-only --val text --seq-len 16 --ep 2 --export-hf hf_shared >out 2>err </dev/null

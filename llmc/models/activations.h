@@ -22,7 +22,7 @@ texts that are generated.
 typedef struct {
     int recompute;         // what backward computes again, a level of the trainer; it never changes a bit
     int head_rows;         // positions whose logits exist at once
-    ExpertsShared shared;  // by which ranks
+    EpOptions ep;          // which ranks have which experts
 } Tradeoffs;
 
 typedef struct {

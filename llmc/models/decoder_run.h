@@ -56,7 +56,7 @@ static inline double decoder_activation_bytes_(const Run* r, Purpose purpose, in
     const Decoder* d = decoder_of(r);
     Activations acts;
     Tradeoffs how = d->how;
-    if (DEVICE_IS_SHARED && how.shared.room == 0.0f) { how.shared.room = 1.0f; }
+    if (DEVICE_IS_SHARED && how.ep.room == 0.0f) { how.ep.room = 1.0f; }
     if (sparing) { how.recompute = d->recompute_most; }
     return d->bytes(r->model, &acts, B, T, purpose, how);
 }

@@ -23,7 +23,7 @@ Source: Shazeer et al. 2017, arXiv:1701.06538; the weight's gradient without the
 #include "../ops/cast.h"           // cast
 #include "../ops/router.h"         // RouterShape, router_forward, router_statistics, router_backward
 #include "../ops/swiglu.h"         // swiglu_forward, swiglu_backward
-#include "experts.h"               // ExpertsShared, experts_forward, experts_backward_input, experts_backward_weight
+#include "experts.h"               // ExpertParallel, experts_forward, experts_backward_input, experts_backward_weight
 
 // from `drows` on the gradients on their way back
 typedef struct {
@@ -39,7 +39,7 @@ typedef struct {
 typedef struct {
     int D, F;              // channels; of an expert
     RouterShape router;
-    ExpertsShared shared;  // by which ranks
+    EpOptions ep;          // which ranks have which experts
     int L;                 // layers of the model; of these those of a kind "E" have experts
     const char* kinds;     // NULL: all have
 } ExpertSizes;
@@ -61,7 +61,7 @@ static inline int expert_most_positions(int k) { return INT_MAX / (k > 0 ? k : 1
 
 // in generation all ranks have the same positions
 static inline int expert_rows_here_(const ExpertSizes* s, int N, Purpose purpose) {
-    return purpose == TO_GENERATE ? N * s->router.k : experts_rows_most(&s->shared, s->router.E, s->router.k, N);
+    return purpose == TO_GENERATE ? N * s->router.k : experts_rows_most(&s->ep, s->router.E, s->router.k, N);
 }
 
 // a line for the layers that have experts, or with `layers` 0 for all of them in turn
@@ -76,7 +76,7 @@ static inline Tensor expert_row_(const ExpertSizes* s, const char* name, size_t 
 // keep it for backward. Returns the end
 static inline Tensor* expert_tensor_rows(Tensor* t, size_t at, const ExpertSizes* s, int N, int L_gate_up,
                                          Purpose purpose) {
-    const int trains = purpose == TO_TRAIN, travels = s->shared.ep > 1, k = s->router.k;
+    const int trains = purpose == TO_TRAIN, travels = s->ep.size > 1, k = s->router.k;
     const int here = expert_rows_here_(s, N, purpose), sent = purpose == TO_GENERATE ? 0 : here;
 #define FIELD(name) #name, at + offsetof(ExpertTensors, name)
     *t++ = expert_row_(s, FIELD(received),       0, travels * sent, s->D);  // rows of inp, for the experts of this rank
@@ -96,7 +96,7 @@ static inline Tensor* expert_tensor_rows(Tensor* t, size_t at, const ExpertSizes
 static inline Tensor* expert_statistic_rows(Tensor* t, size_t at, const ExpertSizes* s, int N, int L_kept,
                                             Purpose purpose) {
     const int trains = purpose == TO_TRAIN, k = s->router.k, E = s->router.E;
-    const int received = trains && s->shared.ep > 1 ? expert_rows_here_(s, N, purpose) : 0;
+    const int received = trains && s->ep.size > 1 ? expert_rows_here_(s, N, purpose) : 0;
 #define FIELD(name) #name, at + offsetof(ExpertStatistics, name)
     *t++ = expert_row_(s, FIELD(router_logits),     0, N, E);
     *t++ = expert_row_(s, FIELD(scores),            L_kept, N, E);  // softmax of the router's logits
@@ -118,7 +118,7 @@ static inline Tensor* expert_statistic_rows(Tensor* t, size_t at, const ExpertSi
 static inline double expert_layers_layout(ExpertLayers* x, const ExpertSizes* s, int N, Purpose purpose) {
     memset(x, 0, sizeof *x);
     x->size = *s;
-    x->n_scratch = purpose == TO_TRAIN ? experts_scratch_floats(s->shared.ep, s->router.E, 2 * (size_t)s->F * s->D) : 0;
+    x->n_scratch = purpose == TO_TRAIN ? experts_scratch_floats(s->ep.size, s->router.E, 2 * (size_t)s->F * s->D) : 0;
     x->choices.table[0] = expert_row_(s, "experts", 0, s->L, N, s->router.k);
     return tensor_arena_layout(&x->choices, 1, sizeof(int)) +
            (double)expert_rows_bytes(N, s->router.k, s->router.E) + sizeof(float) * (double)x->n_scratch;

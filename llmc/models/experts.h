@@ -20,18 +20,18 @@ lies row after row, (n_rows, C), as what was computed or received does.
 #include <limits.h>
 #include <math.h>
 
-// how ranks share the experts of a layer (--ep)
+// how the experts of a layer are divided among ranks
 typedef struct {
-    int ep;      // ranks that share the experts of a layer; 0 or 1: none do
+    int size;    // ranks that divide them; 0 or 1: each has all
     float room;  // rows that one of them can compute, as a multiple of its own; 0: whatever may come
-} ExpertsShared;
+} EpOptions;
 
 // N positions here and as many on each rank that shares the experts; a token takes each of its k experts once
-static inline int experts_rows_most(const ExpertsShared* x, int E, int k, int N) {
+static inline int experts_rows_most(const EpOptions* x, int E, int k, int N) {
     const double R = (double)N * k;
-    if (x->ep <= 1) { return (int)R; }
-    const int held = E / x->ep;
-    const double most = (double)N * x->ep * (held < k ? held : k);
+    if (x->size <= 1) { return (int)R; }
+    const int held = E / x->size;
+    const double most = (double)N * x->size * (held < k ? held : k);
     const double rows = x->room > 0.0f ? fmin(most, ceil(R * (double)x->room)) : most;
     return (int)fmin(rows, INT_MAX / 2);
 }

@@ -1,7 +1,7 @@
 /*
 --ep of a trainer whose MLPs are experts: what its options ask for, and what that costs.
     experts_options      rows of the table: --ep, --ep-room; what --freeze means
-    experts_share        in Trainer.choose, once the model has its layout: which ranks share the experts
+    experts_begin_ep     in Trainer.choose, once the model has its layout: which ranks share the experts
     experts_check        in Trainer.check: can the rows of a pass be counted; does each rank of a group have as many
                          micro-batches?
     experts_obstacle     why a micro-batch is no graph (graph_check), or NULL
@@ -13,11 +13,11 @@ what was asked for now: the result does not depend on it.
 #ifndef LLMC_EXPERTS_RUN_H
 #define LLMC_EXPERTS_RUN_H
 #include "../run/trainer.h"  // Run, run_is_typed
-#include "expert_layer.h"    // ExpertsShared, expert_most_positions
+#include "expert_layer.h"    // EpOptions, expert_most_positions
 
-static inline void experts_options(Run* r, ExpertsShared* x) {
+static inline void experts_options(Run* r, EpOptions* x) {
     const Option own[] = {
-        {"machine", "ep", "", OPTION_INT, &x->ep, "1", 1, EXPERT_RANKS_MAX, "G",
+        {"machine", "ep", "", OPTION_INT, &x->size, "1", 1, EXPERT_RANKS_MAX, "G",
          "so many ranks, a power of two, share the experts of every layer: each keeps and computes its part of them. "
          "Brings --zero 2 for the rest; the result does not depend on it", 0},
         {"machine", "ep-room", "", OPTION_FLOAT, &x->room, "0", 0, EXPERT_RANKS_MAX, "F",
@@ -32,9 +32,9 @@ static inline void experts_options(Run* r, ExpertsShared* x) {
 }
 
 // E experts of a layer, each of `width` and D channels
-static inline void experts_share(Run* r, ExpertsShared* x, int E, int width, int D) {
+static inline void experts_begin_ep(Run* r, EpOptions* x, int E, int width, int D) {
     const int P = r->comm->size, is_typed = run_is_typed(r, "ep");
-    int G = x->ep;
+    int G = x->size;
     if (!is_typed && (r->o.verify_every > 0 || r->o.noise_scale > 0)) { G = 1; }
     while (!is_typed && P % G != 0) { G /= 2; }
     ranks_same(r->comm, "number of ranks that share experts (--ep)", (uint64_t)G);
@@ -44,7 +44,7 @@ static inline void experts_share(Run* r, ExpertsShared* x, int E, int width, int
     }
     if ((G & (G - 1)) != 0) { options_fail("ep", "expected a power of two, found %d", G); }
     if (E % G != 0) { options_fail("ep", "%d: expected a number that divides the %d experts", G, E); }
-    x->ep = G;
+    x->size = G;
     options_refuse(G == 1 && x->room > 0.0f && run_is_typed(r, "ep-room"), "ep-room", "is for --ep 2 and more");
     if (G == 1) { return; }
     options_refuse(x->room > 0.0f && x->room < 1.0f, "ep-room", "expected 0, or 1 and more");
@@ -56,22 +56,22 @@ static inline void experts_share(Run* r, ExpertsShared* x, int E, int width, int
     options_refuse(r->o.verify_every > 0, "verify-every", "is not for --ep");
     options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --ep");
     options_set(r->table, r->n_options, "zero", "2");
-    model_share_experts(r->model, r->comm, G);
+    model_begin_ep(r->model, r->comm, G);
 }
 
 // a position goes to k experts
-static inline void experts_check(Run* r, ExpertsShared* x, int k) {
+static inline void experts_check(Run* r, EpOptions* x, int k) {
     const int P = r->comm->size, fits = r->n_leaves % P == 0;
     if ((double)r->o.batch_size * r->T > expert_most_positions(k)) {
         options_fail("batch-size", "expected at most %d rows of %d positions, each with %d experts, found %d",
                      expert_most_positions(k) / r->T, r->T, k, r->o.batch_size);
     }
-    if (!model_is_shared(r->model) || !run_is_training(r) || fits) { return; }
+    if (!model_has_ep(r->model) || !run_is_training(r) || fits) { return; }
     if (run_is_typed(r, "ep")) {
         options_fail("ep", "expected a multiple of %d micro-batches in an update, as many as ranks, found %d: "
                      "--grad-accum %d", P, r->n_leaves, P);
     }
-    x->ep = 1;
+    x->size = 1;
     model_hold_all(r->model, r->trainer->stored_bytes);
 }
 
@@ -85,7 +85,7 @@ static inline double experts_sent_bytes(const Run* r, int L, int D, int k) {
 }
 
 static inline const char* experts_obstacle(const Run* r) {
-    return model_is_shared(r->model)
+    return model_has_ep(r->model)
                ? "is not for --ep: in every layer the host has to know how many rows other ranks send" : NULL;
 }
 

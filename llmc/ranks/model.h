@@ -2,7 +2,7 @@
 Model: the tensors of a model and all that is kept of them. A trainer's own struct begins with it.
     model_layout          sizes only: what a run will need is known before anything is allocated
     model_save_rows       an adapter's tensors stand in front: of the rest, its base, nothing learns, and no file has it
-    model_share_experts   --ep: this rank holds some of the experts of each layer, others the rest (expert_ranks.h)
+    model_begin_ep        --ep: this rank holds some of the experts of each layer, others the rest (expert_ranks.h)
     model_init            the stored parameters, zero
     model_store_frozen    a CPU build: matrices that do not learn as bf16 or fp8
     model_stream_open     parameters from floats, slice by slice, rounded as the last update rounded them; from a file
@@ -14,9 +14,9 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
     model_slice           of an arena of parts that ranks keep one slice, on rank 0
     model_whole           the parameters as a checkpoint has them: floats on the host of rank 0
     model_whole_average   their average over updates in the same way (ema.h)
-Where:  everything is device memory. Stored parameters are whole on every rank, but for experts that ranks share; of
+Where:  everything is device memory. Stored parameters are whole on every rank, but for experts with --ep; of
         masters and moments a rank has the parts `kept`. Without masters the stored parameters are all there is.
-Shared experts have gradients of their own (`dp_experts`): their leaves are those of a whole group, which the group's
+With --ep experts have gradients of their own (`dp_experts`): their leaves are those of a whole group, which the group's
         ranks have computed together, and only holders of the same experts exchange them. A table of what a rank holds
         (`held`) lays out its memory; everything that has to do with names and files goes by the whole table.
 */
@@ -36,21 +36,21 @@ typedef struct {
     int n_saved;          // rows at the front that the files of a run hold: all, or an adapter's
     size_t n;             // elements of an arena of these as whole tensors
     const Tensor* held;   // what of it is in this rank's memory: all, or the same rows with fewer experts
-    Tensor shared[MAX_TENSORS];  // these, with shared experts
+    Tensor local[MAX_TENSORS];  // with --ep: these
     size_t stored_bytes;  // of them all
     int is_float;         // all are stored as floats, where tensors_layout has put them
     int saved_is_float;   // those that the files hold are
     Stored frozen_as;     // a CPU build: as what matrices are stored, none of which learns; BY_BUILD: nobody has asked
-    ExpertRanks ranks;    // that share experts
+    ExpertRanks ranks;    // of --ep
     Weights w;            // stored, master, moments
     float* average;       // of the parameters over updates, the parts that moments have; NULL: none is kept
     int* frozen;          // of every slice in table order: does it stay as it is? NULL: none does
-    int* frozen_held[2];  // of every slice of `held`, with shared experts: for dp, for dp_experts
+    int* frozen_held[2];  // of every slice of `held`, with --ep: for dp, for dp_experts
     int n_numbers;        // of a leaf that are summed, besides its loss: dp_numbers
     int lowest;           // the layer at which backward may stop, for nothing learns below it; n layers: in none
     size_t n_kept;        // elements of masters, and of each moment
     DataParallel dp;      // gradients of micro-batches, and which part of all this belongs to this rank
-    DataParallel dp_experts;  // the same of shared experts
+    DataParallel dp_experts;  // the same of experts, with --ep
 } Model;
 
 static inline void model_layout(Model* m, int n_table) {
@@ -71,8 +71,8 @@ static inline void model_save_rows(Model* m, int n) {
 static inline int model_is_adapter(const Model* m) { return m->n_saved < m->n_table; }
 static inline int model_is_saved_(const Model* m, const Tensor* t) { return t - m->table < m->n_saved; }
 
-static inline int model_is_shared(const Model* m) { return m->ranks.size > 1; }
-static inline int model_row_is_shared(const Model* m, int i) { return model_is_shared(m) && m->table[i].experts > 0; }
+static inline int model_has_ep(const Model* m) { return m->ranks.size > 1; }
+static inline int model_row_has_ep(const Model* m, int i) { return model_has_ep(m) && m->table[i].experts > 0; }
 
 // a CPU build, after model_layout: matrices as bf16 or fp8, for nothing of them learns; of an adapter those of its base
 static inline void model_store_frozen(Model* m, Stored stored) {
@@ -88,7 +88,7 @@ static inline int model_exports_stored(const Model* m) { return m->frozen_as == 
 // build_bytes: of an element of floatX; rows may say otherwise (tensor_stored)
 static inline void model_layout_stored(Model* m, size_t build_bytes) {
     m->stored_bytes = tensors_store(m->table, m->n_table, build_bytes);
-    if (model_is_shared(m)) { m->stored_bytes = tensors_store(m->shared, m->n_table, build_bytes); }
+    if (model_has_ep(m)) { m->stored_bytes = tensors_store(m->local, m->n_table, build_bytes); }
     m->is_float = m->saved_is_float = 1;
     for (int i = 0; i < m->n_table; i++) {
         const int is_float = m->held[i].stored_bytes == sizeof(float);
@@ -102,20 +102,20 @@ static inline size_t model_saved_bytes(const Model* m) {
     return model_is_adapter(m) ? m->held[m->n_saved].stored_at : m->stored_bytes;
 }
 
-// ---- experts that ranks share ----
+// ---- expert parallel ----
 
 // After model_layout, all ranks call. size: of a group; it divides the experts of every row
-static inline void model_share_experts(Model* m, Comm* world, int size) {
+static inline void model_begin_ep(Model* m, Comm* world, int size) {
     m->ranks = expert_ranks_init(world, size);
     if (size == 1) { return; }
-    memcpy(m->shared, m->table, sizeof m->table);
+    memcpy(m->local, m->table, sizeof m->table);
     for (int i = 0; i < m->n_table; i++) {
         const int n = m->table[i].experts / size;
-        if (n > 0) { tensor_hold_experts(&m->shared[i], m->ranks.place * n, n); }
+        if (n > 0) { tensor_hold_experts(&m->local[i], m->ranks.place * n, n); }
     }
-    m->held = m->shared;
-    tensors_layout(m->shared, m->n_table);
-    for (int i = 0; i < m->n_table; i++) { m->shared[i].number = m->table[i].offset; }
+    m->held = m->local;
+    tensors_layout(m->local, m->n_table);
+    for (int i = 0; i < m->n_table; i++) { m->local[i].number = m->table[i].offset; }
 }
 
 // and back, for what was asked does not fit: this rank has all experts. All ranks call
@@ -126,10 +126,10 @@ static inline void model_hold_all(Model* m, size_t build_bytes) {
     model_layout_stored(m, build_bytes);
 }
 
-// who of a group holds slice k of row i; of what is not shared every rank has its own
+// who of a group holds slice k of row i; of what is no expert's every rank has its own
 static inline int model_place(const Model* m, int i, int k) {
     const Tensor* t = &m->table[i];
-    if (!model_row_is_shared(m, i)) { return m->ranks.place; }
+    if (!model_row_has_ep(m, i)) { return m->ranks.place; }
     return k % tensor_layer_slices(t) / tensor_names(t) / m->held[i].experts;
 }
 
@@ -142,7 +142,7 @@ static inline int model_held_slice(const Model* m, int i, int k) {
 }
 
 // what has the gradients of row i
-static inline DataParallel* model_dp(Model* m, int i) { return model_row_is_shared(m, i) ? &m->dp_experts : &m->dp; }
+static inline DataParallel* model_dp(Model* m, int i) { return model_row_has_ep(m, i) ? &m->dp_experts : &m->dp; }
 
 // what arenas of kept parts have of slice k of row i, its elements counted from the slice's first; none: n 0
 static inline Part model_kept(Model* m, int i, int k) {
@@ -244,7 +244,7 @@ static inline int* model_frozen_held_(const Model* m, int experts) {
 
 // Sizes only: who keeps what. Arguments as those of model_init_training
 static inline void model_plan(Model* m, Comm* comm, int n_leaves, int zero) {
-    if (!model_is_shared(m)) {
+    if (!model_has_ep(m)) {
         dp_init(&m->dp, comm, m->table, m->n_table, m->frozen, n_leaves, zero);
         m->n_kept = m->dp.n_kept;
         return;
@@ -267,13 +267,13 @@ static inline void model_plan_free(Model* m) {
 }
 
 // comm NULL: alone. zero 1: masters and moments are kept once, not on every rank; 2: sums of gradients too, which
-// shared experts ask for. Before parameters are stored: masters get theirs, too
+// --ep asks for. Before parameters are stored: masters get theirs, too
 static inline void model_init_training(Model* m, Comm* comm, int n_leaves, int zero, int has_masters) {
     model_plan(m, comm, n_leaves, zero);
     const size_t kept = sizeof(float) * m->n_kept;
     dp_want_numbers(&m->dp, m->n_numbers);
     dp_open(&m->dp);
-    if (model_is_shared(m)) { dp_open(&m->dp_experts); }
+    if (model_has_ep(m)) { dp_open(&m->dp_experts); }
     model_find_lowest(m);
     m->w.m = (float*)device_alloc(kept, "first moments");
     m->w.v = (float*)device_alloc(kept, "second moments");
@@ -470,7 +470,7 @@ static inline void model_free(Model* m) {
 static inline int model_masters_in_parts(const Model* m) { return m->w.master && m->dp.zero > 0; }
 
 // do all ranks have something of the parameters that rank 0 lacks?
-static inline int model_is_in_parts(const Model* m) { return model_masters_in_parts(m) || model_is_shared(m); }
+static inline int model_is_in_parts(const Model* m) { return model_masters_in_parts(m) || model_has_ep(m); }
 
 // what of the parameters a checkpoint is made from, and its bytes: masters or, without them, what is stored
 static inline const void* model_source(const Model* m) { return m->w.master ? (const void*)m->w.master : m->w.stored; }
@@ -481,7 +481,7 @@ static inline size_t model_source_bytes(const Model* m) {
 // What the rank at `place` of the first group has, `from`, comes to rank 0: in `room`, or where it is. NULL elsewhere
 static inline const float* model_bring_(const Model* m, const float* from, float* room, size_t n, int place) {
     Comm* world = m->ranks.world;
-    if (!model_is_shared(m) || place == 0) { return m->dp.rank > 0 ? NULL : from; }
+    if (!model_has_ep(m) || place == 0) { return m->dp.rank > 0 ? NULL : from; }
     const int sends = world->rank == place, receives = world->rank == 0;
     comm_wait(world, comm_send_recv(world, from, sends ? n : 0, sends ? 0 : -1, room, receives ? n : 0,
                                     receives ? place : -1, DT_F32, HERE));
@@ -493,7 +493,7 @@ static inline const float* model_bring_(const Model* m, const float* from, float
 static inline const float* model_slice(Model* m, const float* arena, int i, int k, float* room, const Device* dev) {
     const int held = model_held_slice(m, i, k);
     const float* from = held < 0 ? NULL : dp_slice(model_dp(m, i), arena, i, held, room, dev);
-    if (!model_row_is_shared(m, i)) { return from; }
+    if (!model_row_has_ep(m, i)) { return from; }
     return model_bring_(m, from, room, tensor_slice_elements(&m->table[i]), model_place(m, i, k));
 }
 
@@ -520,7 +520,7 @@ static inline void model_widen_fp8_(float* room, const void* stored, const Tenso
 // the same of stored parameters, or of a copy of them
 static inline const float* model_stored_slice_(Model* m, const void* stored, int i, int k, float* room,
                                                const Device* dev) {
-    const int held = model_held_slice(m, i, k), place = model_row_is_shared(m, i) ? model_place(m, i, k) : 0;
+    const int held = model_held_slice(m, i, k), place = model_row_has_ep(m, i) ? model_place(m, i, k) : 0;
     const size_t n = tensor_slice_elements(&m->table[i]), bytes = m->held[i].stored_bytes;
     if (m->dp.rank == place && m->held[i].stored == STORED_FP8) {
         model_widen_fp8_(room, stored, &m->held[i], held);
@@ -557,7 +557,7 @@ static inline float* model_collect_(Model* m, const float* kept, const Device* k
 static inline const float* model_whole(Model* m, const void* copy, const Device* copy_dev, const Device* dev) {
     if (m->dp.rank > 0 && !model_is_in_parts(m)) { return NULL; }
     if (m->w.master) { return model_collect_(m, (const float*)copy, copy_dev, m->w.stored, dev); }
-    if (m->saved_is_float && !model_is_shared(m)) { return (const float*)copy; }
+    if (m->saved_is_float && !model_has_ep(m)) { return (const float*)copy; }
     return model_collect_(m, NULL, NULL, copy, copy_dev);
 }
 

@@ -165,12 +165,12 @@ static inline double ranks_box(Comm* c, const Model* m, int all, int n_leaves, i
         model_freeze_base(&plan);
     }
     model_plan(&plan, c, n_leaves, zero);
-    const int is_shared = model_is_shared(m);
+    const int has_ep = model_has_ep(m);
     dp_want_numbers(&plan.dp, m->n_numbers);
-    double gradients = dp_gradient_bytes(&plan.dp) + (is_shared ? dp_gradient_bytes(&plan.dp_experts) : 0.0);
+    double gradients = dp_gradient_bytes(&plan.dp) + (has_ep ? dp_gradient_bytes(&plan.dp_experts) : 0.0);
     gradients += dp_numbers_bytes(&plan.dp);
     comm_all_reduce(c, &gradients, 1, DT_F64, OP_MAX, HERE);  // leaves that do not divide: some have an arena more
-    const double sent = dp_bytes(&plan.dp) + (is_shared ? dp_bytes(&plan.dp_experts) : 0.0);
+    const double sent = dp_bytes(&plan.dp) + (has_ep ? dp_bytes(&plan.dp_experts) : 0.0);
     *moment = sizeof(float) * (double)plan.n_kept;
     model_plan_free(&plan);
     if (all) { free(plan.frozen); }

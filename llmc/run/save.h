@@ -266,7 +266,7 @@ static inline void save_check_finite_(const Run* r, const NotFinite* found, cons
 // by slice
 static inline void save_open_model(Run* r) {
     Model* m = r->model;
-    const int in_place = DEVICE_IS_SHARED && m->is_float && !model_is_shared(m);
+    const int in_place = DEVICE_IS_SHARED && m->is_float && !model_has_ep(m);
     const int trains = run_is_training(r), exports = !trains && run_exports(r) && !model_exports_stored(m);
     ModelStream stream;
     model_init(m, r->trainer->stored_bytes);

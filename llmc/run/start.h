@@ -458,7 +458,7 @@ static inline double start_merging_bytes_(const Run* r) {
 // and the names of tensors, sorted and as JSON
 static inline double start_saving_bytes_(const Run* r) {
     const Model* m = r->model;
-    const int has_average = r->o.ema > 0.0f, in_parts = r->has_masters || !m->saved_is_float || model_is_shared(m);
+    const int has_average = r->o.ema > 0.0f, in_parts = r->has_masters || !m->saved_is_float || model_has_ep(m);
     const int exports = run_exports(r) && !model_exports_stored(m);  // as read, in floats
     if (!run_is_training(r) || !DEVICE_IS_SHARED) { return exports && in_parts ? sizeof(float) * (double)m->n : 0.0; }
     const double of_name = 3200.0;  // found: of a tensor, with its two moments

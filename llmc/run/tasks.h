@@ -84,7 +84,7 @@ static inline void task_evaluate(Run* r, int training) {
     char line[256] = "";
     const Tokenizer* tokenizer = run_has_text(r) ? &r->tokenizer : NULL;
     const Evaluator e = {&r->o,     r->comm,   tokenizer,   r->T,   r->inputs, r->targets, task_losses_, r,
-                         t->scores, t->n_scores, scores, model_is_shared(r->model)};
+                         t->scores, t->n_scores, scores, model_has_ep(r->model)};
     const int step = r->state.step;
     if (has_data(&r->data.val)) {
         float loss = evaluate_loss(&e, &r->data.val_rows, &bits_per_byte);

@@ -248,7 +248,7 @@ static inline int run_exports(const Run* r) {
 }
 
 // does this rank generate samples while training? Rank 0 alone, or all together where a pass needs all
-static inline int run_samples(const Run* r) { return r->comm->rank == 0 || model_is_shared(r->model); }
+static inline int run_samples(const Run* r) { return r->comm->rank == 0 || model_has_ep(r->model); }
 
 // vocabulary of a new model: the tokenizer's for text or when it was named, else the usual one; never less than the
 // data needs
