@@ -32,8 +32,8 @@ typedef struct {
     TensorArena tensors;     // floatX
     TensorArena statistics;  // what must not lose digits, always float
     ExpertLayers experts;    // of layers that have some; size.L 0: none has
-    int rotated;             // channels of a head that turn,
-    double theta;            // the slowest of them by this base
+    int HS;                  // channels of a head: all of them turn (rotary_attention.h),
+    double theta;            // the slowest by this base
     RopeTable rope;
     TokenBatch batch;
     Dropout dropout;         // of this leaf in training, where the trainer has some; all zero: nothing is left out
@@ -63,13 +63,13 @@ static inline Tensor cached_activation(const char* name, size_t field, int layer
 
 // The tables have so many lines. experts NULL: the model has none; theta: the base of RoPE
 static inline double activations_measure(Activations* acts, int n_tensors, int n_statistics, const ExpertSizes* experts,
-                                         int rotated, double theta) {
-    acts->rotated = rotated;
+                                         int HS, double theta) {
+    acts->HS = HS;
     acts->theta = theta;
     return tensor_arena_layout(&acts->tensors, n_tensors, sizeof(floatX)) +
            tensor_arena_layout(&acts->statistics, n_statistics, sizeof(float)) +
            (experts ? expert_layers_layout(&acts->experts, experts, acts->N, acts->purpose) : 0.0) +
-           (double)rope_table_bytes(acts->T, rotated) + token_batch_bytes(1, acts->N);
+           (double)rope_table_bytes(acts->T, HS) + token_batch_bytes(1, acts->N);
 }
 
 // ranks: those that share the experts of the model
@@ -77,7 +77,7 @@ static inline void activations_open(Activations* acts, const ExpertRanks* ranks,
     tensor_arena_open(&acts->tensors, "activations");
     tensor_arena_open(&acts->statistics, "statistics");
     if (acts->experts.size.L > 0) { expert_layers_open(&acts->experts, ranks, acts->N, acts->purpose); }
-    rope_table_open(&acts->rope, acts->theta, acts->T, acts->rotated, dev);
+    rope_table_open(&acts->rope, acts->theta, acts->T, acts->HS, dev);
     token_batch_open(&acts->batch, 1, acts->N);
 }
 
