@@ -55,8 +55,10 @@ static inline int64_t adapters_random_base(const Tensor* base, int n, int seed) 
     uint64_t sum = (uint64_t)seed;
     for (int i = 0; i < n; i++) {
         const Tensor* t = &base[i];
-        const double drawn[] = {t->layers, t->experts, t->rows, t->columns, t->disk_rows, t->init, t->std};
-        sum = XXH3_64bits_withSeed(t->name, strlen(t->name), XXH3_64bits_withSeed(drawn, sizeof drawn, sum));
+        const int shape[] = {t->layers, t->experts, t->rows, t->columns, t->disk_rows, (int)t->init};
+        sum = XXH3_64bits_withSeed(shape, sizeof shape, sum);
+        sum = XXH3_64bits_withSeed(&t->std, sizeof t->std, sum);
+        sum = XXH3_64bits_withSeed(t->name, strlen(t->name), sum);
     }
     return (int64_t)sum;
 }
