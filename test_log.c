@@ -448,15 +448,15 @@ static void test_errors(Test* t) {
 
 // ---- progress bar ----
 
-// what a child that works for 0.35 s with `bar` as its stderr draws there; returns the bytes read from `reader`
-static size_t watch_progress(int bar, int reader, char text[MAX_TEXT]) {
+// what a child that works for so long with `bar` as its stderr draws there; returns the bytes read from `reader`
+static size_t watch_progress(double work, int bar, int reader, char text[MAX_TEXT]) {
     size_t used = 0;
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
         dup2(bar, STDERR_FILENO);
         double start = seconds_now(CLOCK_MONOTONIC), seconds = 0.0;
-        for (; seconds < 0.35; seconds = seconds_now(CLOCK_MONOTONIC) - start) {
+        for (; seconds < work; seconds = seconds_now(CLOCK_MONOTONIC) - start) {
             progress("loading model.safetensors", (int64_t)(1e6 * seconds), 1000000);
         }
         progress("loading model.safetensors", 1000000, 1000000);
@@ -473,25 +473,36 @@ static size_t watch_progress(int bar, int reader, char text[MAX_TEXT]) {
     return used;
 }
 
+// a new terminal, of which its other end is opened as *bar; -1: there are none here
+static int new_terminal(int* bar) {
+    const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+    if (terminal < 0 || grantpt(terminal) != 0 || unlockpt(terminal) != 0) { return -1; }
+    *bar = open(ptsname(terminal), O_RDWR | O_NOCTTY);
+    return terminal;
+}
+
 static void test_progress(Test* t) {
     char text[MAX_TEXT];
-    int ends[2];
+    int ends[2], bar;
     if (pipe(ends) != 0) { fail_run("pipe: %s", strerror(errno)); }
-    size_t n = watch_progress(ends[1], ends[0], text);
+    size_t n = watch_progress(0.65, ends[1], ends[0], text);
     check(t, n == 0, "nothing goes to a pipe, found %zu bytes", n);
-    int terminal = posix_openpt(O_RDWR | O_NOCTTY);
-    if (terminal < 0 || grantpt(terminal) != 0 || unlockpt(terminal) != 0) {
+    int terminal = new_terminal(&bar);
+    if (terminal < 0) {
         skip(t, "no pseudo-terminals here");
         return;
     }
-    n = watch_progress(open(ptsname(terminal), O_RDWR | O_NOCTTY), terminal, text);
+    n = watch_progress(0.65, bar, terminal, text);
     int n_drawn = 0;
     for (const char* c = text; (c = strchr(c, '%')) != NULL; c++) { n_drawn++; }
-    check(t, n_drawn >= 1 && n_drawn <= 4, "0.35 s: expected 1 to 4 drawings, found %d:\n%s", n_drawn, text);
+    check(t, n_drawn >= 1 && n_drawn <= 4, "0.65 s: expected 1 to 4 drawings, found %d:\n%s", n_drawn, text);
     check(t, n == 75 * (size_t)n_drawn + 80, "drawings of 75 bytes and one clearing of 80, found %zu bytes", n);
-    const char* first = "loading model.safetensors            [                              ]   0%\r";
+    const char* first = "loading model.safetensors            [#########";
     check(t, !strncmp(text, first, strlen(first)), "found %s", text);
     check(t, n > 80 && strspn(text + n - 80, " ") == 79 && text[n - 1] == '\r', "the line is cleared at the end");
+    terminal = new_terminal(&bar);
+    n = watch_progress(0.1, bar, terminal, text);
+    check(t, n == 0, "0.1 s: expected nothing, found %zu bytes:\n%s", n, text);
 }
 
 // ---- schedules ----
@@ -577,7 +588,7 @@ int main(int argc, char** argv) {
          test_extras},
         {"resume", "records after the checkpoint and broken lines are cut, all others kept", test_resume},
         {"errors", "full disk, no folder, a run already there: one line and the right status", test_errors},
-        {"progress", "drawn on a terminal only, at most ten times a second, cleared at the end", test_progress},
+        {"progress", "drawn on a terminal only, after 0.3 s, at most ten times a second, cleared at the end", test_progress},
         {"schedule values", "bits of the reference", test_schedule_values},
         {"schedule table", "warm-up and cosine of the specification's other trainer", test_schedule_table},
         {"schedule shape", "warm-up is linear, then every schedule falls or stays", test_schedule_shape},

@@ -169,21 +169,27 @@ static inline double seconds_now(clockid_t clock) {
 }
 
 // A bar for long silent work, on stderr and only if that is a terminal: call it as often as you like, it draws at most
-// ten times a second. The call with done == total clears the line. Only the main thread draws.
+// ten times a second, and not before 0.3 s have gone. The call with done == total clears the line. Only the main thread
+// draws.
 static inline void progress(const char* what, int64_t done, int64_t total) {
-    static double drawn = 0.0;  // when, 0: nothing is there. State of a thing every process has once, its terminal line
-    double now = seconds_now(CLOCK_MONOTONIC);
-    int finished = done >= total;
-    if (gettid() != getpid() || (finished ? drawn == 0.0 : now - drawn < 0.1) || !isatty(STDERR_FILENO)) { return; }
-    if (finished) {
-        drawn = 0.0;
-        fprintf(stderr, "%79s\r", "");
-    } else {  // the cursor goes back to the start of the line, so that a message that comes now writes over the bar
-        const char* bar = "##############################";
-        double share = (double)done / (double)total;
-        drawn = now;
-        fprintf(stderr, "%-36.36s [%-30.*s] %3.0f%%\r", what, (int)(30.0 * share), bar, 100.0 * share);
+    // when what is under way began and when it was drawn, 0: not yet. State of a thing every process has once, its
+    // terminal line
+    static double began = 0.0, drawn = 0.0;
+    const double now = seconds_now(CLOCK_MONOTONIC);
+    if (gettid() != getpid() || !isatty(STDERR_FILENO)) { return; }
+    if (done >= total) {
+        if (drawn > 0.0) { fprintf(stderr, "%79s\r", ""); }
+        fflush(stderr);
+        began = drawn = 0.0;
+        return;
     }
+    if (began == 0.0) { began = now; }
+    if (now - began < 0.3 || now - drawn < 0.1) { return; }
+    // the cursor goes back to the start of the line, so that a message that comes now writes over the bar
+    const char* bar = "##############################";
+    const double share = (double)done / (double)total;
+    drawn = now;
+    fprintf(stderr, "%-36.36s [%-30.*s] %3.0f%%\r", what, (int)(30.0 * share), bar, 100.0 * share);
     fflush(stderr);
 }
 #endif  // LLMC_PRINT_H
