@@ -277,7 +277,7 @@ run-lora: setup
 	GOMP_SPINCOUNT=10000 ./train_qwen3 --args dev/hello_lora.txt --from "$$RUN/base" --run "$$RUN/adapter" --continue
 	$(ANSWER) --lora "$$RUN/adapter" --generate-file $(QUESTIONS) --generate-out "$$RUN/after.jsonl"
 	@$(PYTHON) dev/data/header_questions.py --show $(QUESTIONS) "$$RUN/before.jsonl" "$$RUN/after.jsonl"
-	@echo; echo "talk with it: ./train_qwen3 --from $$RUN/base --lora $$RUN/adapter --chat-template chatml --chat"
+	@echo; echo "talk with it: ./train_qwen3 --from $$RUN/base --lora $$RUN/adapter --chat"
 
 run-digits: RUN ?= runs/digits
 run-digits:

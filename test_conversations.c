@@ -389,7 +389,7 @@ static int is_padding(const int* inputs, const int* targets, const Segment* segm
     return 1;
 }
 
-// every sample of first .. first + n - 1 stands in the rows once, in a segment of its own; all else is filling
+// every sample of first .. first + n - 1 stands in the rows once, in a segment of its own; all else is padding
 static void check_packed(Test* t, const Conversations* c, int first, int n, int T, uint64_t key) {
     TokenData d;
     DataLoader rows;
@@ -405,11 +405,11 @@ static void check_packed(Test* t, const Conversations* c, int first, int n, int 
     int64_t n_learned = 0;
     for (int k = 0; k < n_segments; k++) {
         const int i = inputs[segments[k].first] / 100;
-        const int is_filling = is_padding(inputs, targets, &segments[k]);
+        const int is_padded = is_padding(inputs, targets, &segments[k]);
         const int is_one = i >= first && i < first + n;
-        const int is_sample = !is_filling && is_one && stands_at(c, i, inputs, targets, &segments[k]);
-        check(t, is_filling || is_sample, "segment %d of %d is neither a sample nor filling", k, n_segments);
-        n_filled += is_filling ? segments[k].T : 0;
+        const int is_sample = !is_padded && is_one && stands_at(c, i, inputs, targets, &segments[k]);
+        check(t, is_padded || is_sample, "segment %d of %d is neither a sample nor padding", k, n_segments);
+        n_filled += is_padded ? segments[k].T : 0;
         n_found += is_sample;
     }
     for (int64_t k = c->starts[first]; k < c->starts[first + n]; k++) { n_learned += c->tokens[k] >= 0; }
@@ -450,12 +450,12 @@ static void test_pack_alone(Test* t) {
     dataloader_init(&rows, &d, T, ORDER_FILE, 0);
     check(t, rows.n_rows == SAMPLES, "expected %d rows, found %lld", SAMPLES, (long long)rows.n_rows);
     for (int i = 0; i < SAMPLES; i++) {
-        const Segment sample = {0, 1, lengths[i] - 1}, filling = {(size_t)sample.T, 1, T - sample.T};
+        const Segment sample = {0, 1, lengths[i] - 1}, padding = {(size_t)sample.T, 1, T - sample.T};
         dataloader_row(&rows, i, inputs, targets);
         check(t, stands_at(&c, i, inputs, targets, &sample), "row %d is not sample %d", i, i);
-        check(t, is_padding(inputs, targets, &filling), "row %d: its end is not filling", i);
-        check(t, filling.T == 0 || targets[sample.T] == PACK_BEGINS, "row %d: filling has no beginning", i);
-        n_filled += filling.T;
+        check(t, is_padding(inputs, targets, &padding), "row %d: its end is not padding", i);
+        check(t, padding.T == 0 || targets[sample.T] == PACK_BEGINS, "row %d: padding has no beginning", i);
+        n_filled += padding.T;
     }
     check(t, fabs(share - (double)n_filled / (SAMPLES * T)) < 1e-12, "%g is filled up", share);
     tokens_close(&d);

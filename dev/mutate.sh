@@ -278,7 +278,7 @@ mutation "conversations: a special token in what somebody says" test_conversatio
     '!p->added\[found\]\.special' '1'
 mutation "pack: a sample goes where one position is missing" test_conversations pack pack.h:pack_tree_take_ \
     'tree->room\[2 \* i\] < n\)' 'tree->room[2 * i] < n - 1)'
-mutation "pack: filling belongs to the last sample" test_conversations pack pack.h 'if \(end % T > 0\)' 'if (0)'
+mutation "pack: padding belongs to the last sample" test_conversations pack pack.h 'if \(end % T > 0\)' 'if (0)'
 mutation "documents: the mark of targets begins nothing" test_conversations pack documents.h 'eot == NO_RESET' 'eot < 0'
 mutation "conversations: the first answer is learned where the last was asked for" test_conversations last \
     conversations.h:conversations_add_row_ 'learned\[c->text\.n_learned - 1\]' 'learned[0]'

@@ -693,8 +693,8 @@ PYTHON
     go "${talks[@]}" --eval-generate talks.jsonl --sample-every 100 --temperature 0 --max-new-tokens 20 --run answers
     check "packed: 4 conversations in 2 rows" test "$(boxed 'training data' '4 conversations in 2 rows of 250, .*')" = 1
     check "the adapter has learned to answer, and to stop" test "$(grep -c '"answer":"Yes.","finish":"stop".*"step":200' answers/answers.jsonl)" = 4
-    printf 'Ho?\n/reset\nIs 7 prime?\n' | timeout 60 "$trainer" --from talker --lora answers --chat --chat-template chatml --temperature 0 --max-new-tokens 20 >out 2>err
-    check "--chat from a pipe" test "$? $(tr '\n' '|' <out)$(wc -c <err)" = "0 Yes.|Yes.|0"
+    printf 'Ho?\n/reset\nIs 7 prime?\n' | timeout 60 "$trainer" --from talker --lora answers --chat --temperature 0 --max-new-tokens 20 >out 2>err
+    check "--chat from a pipe, in the chat template that the adapter was trained with" test "$? $(tr '\n' '|' <out)$(wc -c <err)" = "0 Yes.|Yes.|0"
     for i in 1 8; do go --from talker --lora answers --generate-file talks.jsonl --chat-template chatml --samples 4 --max-new-tokens 20 --generate-batch $i && mv out by_$i; done
     check "--generate-file: 8 texts side by side, through the adapter" cmp by_1 by_8
     go --from talker --lora answers --merge 1 --export-hf whole_talker && go --from whole_talker --generate-file talks.jsonl --chat-template chatml --temperature 0 --max-new-tokens 20

@@ -63,7 +63,7 @@ talks=("${start[@]}" --train talks.jsonl --steps 6)
 data() {
     echo "# data"
     go "${talks[@]}" --val-fraction 0.1 --eval-every 3 --run run
-    check "the box: conversations, rows, filling" test "$(boxed 'training data' '33 conversations in 19 rows of 192, [0-9.]+% filling')" = 1
+    check "the box: conversations, rows, padding" test "$(boxed 'training data' '33 conversations in 19 rows of 192, [0-9.]+% padding')" = 1
     check "... what is learned of them" test "$(boxed '  learned' '[0-9]+ of [0-9]+ tokens .[0-9.]+%., answers')" = 2
     check "... the last tenth of the samples validates, not of the rows" test "$(boxed 'validation data' '3 conversations in [12] rows of 192, .*')" = 1
     check "... what was left out, and which template" test "$(boxed '  left out' '1 of 37 samples') $(boxed 'chat template' 'chatml .--chat-template.')" = "1 1"
@@ -240,7 +240,7 @@ answers() {
 
 # ---- --chat ----
 
-talk() { timeout $limit "$trainer" --from heart --chat --chat-template chatml --temperature 0 --max-new-tokens 20 "$@" >out 2>err; }
+talk() { timeout $limit "$trainer" --from heart --chat --temperature 0 --max-new-tokens 20 "$@" >out 2>err; }
 
 chat() {
     echo "# --chat"

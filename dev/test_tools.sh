@@ -475,7 +475,7 @@ check "and the counts follow" grep -q "^2 of 4 samples are used: .* of them lear
 check "with the first samples of each kind that are left out" test "$(grep -c '^1 left out, no ' out) $(grep -c '^    talks.jsonl:[34]: expected\|^    talks.jsonl:3: message 2' out)" = "2 2"
 check "nothing on standard error" test ! -s err
 "${chat[@]}" --show 0 --seq-len 64 talks.jsonl >rows 2>err
-check "--seq-len: how they fill rows" grep -qE "^in rows of 64 positions: 1 row, 2 samples a row, [0-9.]+% filling$" rows
+check "--seq-len: how they fill rows" grep -qE "^in rows of 64 positions: 1 row, 2 samples a row, [0-9.]+% padding$" rows
 gzip -c talks.jsonl >packed && "${chat[@]}" packed 2>err | sed 's/ packed:/ talks.jsonl:/' >again
 check "an archive says the same" cmp -s out again
 "${chat[@]}" --chat-template qwen2.5 talks.jsonl >out 2>err

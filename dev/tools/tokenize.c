@@ -21,6 +21,7 @@ are left out. With --seq-len also how they fill rows.
 */
 #include "../../llmc/text/pack.h"        // pack_rows; conversations.h
 #include "../../llmc/text/dataloader.h"  // file_list_make, tokens_check_text_, JsonLines, file_map; tokenizer.h
+#include "../../llmc/files/checkpoint.h"   // checkpoint_newest, checkpoint_folder
 #include "../../llmc/core/jsonfile.h"    // json_never_null
 #include "../../llmc/core/print.h"       // progress, seconds_now
 #include "../../llmc/core/options.h"     // options_parse_words
@@ -401,7 +402,7 @@ static void print_rows(const Conversations* c, const Settings* o) {
     TokenData d;
     const double filled = pack_rows(&d, c, 0, c->n, "conversations", o->seq_len, 0, (uint64_t)o->seed, 1);
     const int64_t n_rows = d.n_tokens / o->seq_len;
-    printf("in rows of %d positions: %lld row%s, %.3g samples a row, %.1f%% filling\n", o->seq_len, (long long)n_rows,
+    printf("in rows of %d positions: %lld row%s, %.3g samples a row, %.1f%% padding\n", o->seq_len, (long long)n_rows,
            plural(n_rows), (double)c->n / (double)n_rows, 100.0 * filled);
     tokens_close(&d);
 }
@@ -426,14 +427,23 @@ static void print_chat(const Tokenizer* k, const Settings* o, const OptionWords*
     chat_template_free(&t);
 }
 
+// a run has its tokenizer in each checkpoint; what is no run is what it was
+static const char* newest_of_run(char folder[PATH_BYTES], const char* name) {
+    char file[PATH_BYTES];
+    if (!path_is_folder(name) || path_exists(path_join(file, name, "tokenizer.json"))) { return name; }
+    const int step = checkpoint_newest(name, -1);
+    return step < 0 ? name : checkpoint_folder(folder, name, step);
+}
+
 int main(int argc, char** argv) {
     standard_files_open();
     json_never_null();
     Settings o;
     Tokenizer tokenizer;
+    char newest[PATH_BYTES];
     Option table[] = {
         {"tokenizer", "tokenizer", "-t", OPTION_TEXT, &o.tokenizer, "bytes", 0, 0, "bytes|FILE|DIR",
-         "bytes, a tokenizer.json or the folder it is in; to decode also llm.c's gpt2_tokenizer.bin", 0},
+         "bytes, a tokenizer.json or the folder it is in, or a run; to decode also llm.c's gpt2_tokenizer.bin", 0},
         {"files to a token shard", "out", "-o", OPTION_TEXT, &o.out, "", 0, 0, "FILE",
          "the shard; none: only count. Its folder is made if need be", 0},
         {"files to a token shard", "shard-tokens", "", OPTION_INT, &o.shard_tokens, "0", 0, INT32_MAX, "N",
@@ -485,6 +495,7 @@ int main(int argc, char** argv) {
     }
     options_refuse(ends_with(o.out, "/") || (*o.out && path_is_folder(o.out) && !is_series(&o)), "out",
                    "expected the name of a shard, found that of a folder");
+    o.tokenizer = newest_of_run(newest, o.tokenizer);
     tokenizer_open(&tokenizer, o.tokenizer);
     if (o.chat) {
         print_chat(&tokenizer, &o, &files);

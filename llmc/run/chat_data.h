@@ -19,7 +19,7 @@ Errors: fail_input, before anything is computed.
 // the samples of one split, and the rows that they fill
 typedef struct {
     int64_t n, n_tokens, n_learned;
-    double filling;  // share of the positions
+    double padding;  // share of the positions
 } ChatSamples;
 
 typedef struct {
@@ -125,7 +125,7 @@ static inline void chat_data_pack_(const ChatData* d, ChatSamples* samples, Toke
     samples->n_tokens = end - begin;
     samples->n_learned = 0;
     for (int64_t i = begin; i < end; i++) { samples->n_learned += c->tokens[i] >= 0; }
-    samples->filling = pack_rows(rows, c, first, n, path, T, 0, (uint64_t)seed, d->o->pack);
+    samples->padding = pack_rows(rows, c, first, n, path, T, 0, (uint64_t)seed, d->o->pack);
     rows->n_documents = rows->sources[0].n_documents = n;
 }
 
@@ -163,8 +163,8 @@ static inline void chat_data_close(ChatData* d) {
 static inline void chat_data_box(const ChatData* d, const char* name, const ChatSamples* samples,
                                  const Conversations* c, int64_t n_rows, int T) {
     const int64_t n_out = c->n_lines - c->n;
-    box_row(name, "%lld conversation%s in %lld row%s of %d, %.1f%% filling", (long long)samples->n,
-            samples->n == 1 ? "" : "s", (long long)n_rows, n_rows == 1 ? "" : "s", T, 100.0 * samples->filling);
+    box_row(name, "%lld conversation%s in %lld row%s of %d, %.1f%% padding", (long long)samples->n,
+            samples->n == 1 ? "" : "s", (long long)n_rows, n_rows == 1 ? "" : "s", T, 100.0 * samples->padding);
     box_row("  learned", "%lld of %lld tokens (%.1f%%), %s", (long long)samples->n_learned,
             (long long)samples->n_tokens, 100.0 * (double)samples->n_learned / (double)samples->n_tokens,
             d->o->learn == LEARN_LAST ? "last answers" : "answers");
@@ -174,8 +174,9 @@ static inline void chat_data_box(const ChatData* d, const char* name, const Chat
 
 // a row for both splits
 static inline void chat_data_box_template(const ChatData* d) {
+    const char* typed = strcmp(d->o->chat_template, CHAT_AUTO) == 0 ? "" : " (--chat-template)";
     box_row("chat template", "%s%s", choice_name(CHAT_NAMES, d->t.kind).s,
-            strcmp(d->o->chat_template, CHAT_AUTO) == 0 ? "" : " (--chat-template)");
+            d->o->is_recalled ? " (as it was trained)" : typed);
 }
 
 // below the box: why samples were left out, by name the first ones
@@ -190,7 +191,7 @@ static inline void chat_data_say(const ChatData* d) {
 static inline json_t* chat_data_to_json(const ChatData* d, const ChatSamples* samples, int T, int seed) {
     if (!d->is_open || samples->n == 0) { return json_null(); }
     return json_pack("{s:I, s:I, s:f, s:s, s:s, s:s, s:i, s:i, s:i}", "samples", (json_int_t)samples->n, "learned",
-                     (json_int_t)samples->n_learned, "filling", samples->filling, "chat-template",
+                     (json_int_t)samples->n_learned, "padding", samples->padding, "chat-template",
                      choice_name(CHAT_NAMES, d->t.kind).s, "learn",
                      d->o->learn == LEARN_LAST ? "last" : "answers", "truncate",
                      choice_name(TRUNCATE_NAMES, d->o->truncate).s, "pack", d->o->pack, "seq-len", T, "seed", seed);

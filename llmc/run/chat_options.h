@@ -12,10 +12,11 @@ and of --chat (chat.h).
 
 typedef enum { LEARN_AUTO, LEARN_TEXT, LEARN_ANSWERS, LEARN_LAST } Learn;
 #define LEARN_NAMES "auto|text|answers|last"
-#define CHAT_AUTO "auto"  // of --chat-template: the folder says it
+#define CHAT_AUTO "auto"  // of --chat-template: the model's training says it, or the folder
 
 typedef struct {
     const char* chat_template;
+    int is_recalled;  // nobody has typed it now: the model was trained with it
     int learn, truncate, pack;                             // data
     const char *eval_generate, *generate_file, *generate_out;  // prompts
     int chat, think;
@@ -26,7 +27,8 @@ static inline int chat_options(Option* t, int n, ChatOptions* o) {
     const Option rows[] = {
         {"conversations", "chat-template", "", OPTION_TEXT, &o->chat_template, CHAT_AUTO, 0, 0, "NAME",
          "how a conversation becomes text: chatml, qwen3, mistral-v3 or another name that we know (a wrong one lists "
-         "them); auto: as the folder of the tokenizer says", 0},
+         "them); auto: the one that was typed when the model or its adapter was trained, else as the folder of the "
+         "tokenizer says", 0},
         {"conversations", "learn", "", OPTION_CHOICE, &o->learn, "auto", 0, 0, LEARN_NAMES,
          "of --train and --val: every token of their texts, all answers of their conversations or the last of each; "
          "auto: text, or answers where a line of JSON has messages, conversations or instruction", 0},

@@ -86,7 +86,7 @@ static inline void subject_check_conversations(Test* t, const SubjectCalls* call
     for (int i = 0; i < segments.n; i++) {
         const Segment x = segments.at[i];
         const int b = chat_row_of_(&alone, T, &packed, x.first, x.T);
-        if (b < 0) { continue; }  // filling
+        if (b < 0) { continue; }  // padding
         n_found++;
         golden_compare(t, "losses", packed.losses + x.first, alone.losses + (size_t)b * (size_t)T, (size_t)x.T,
                        subject_tolerances_(s).logits);

@@ -5,7 +5,7 @@ A sample of n tokens takes n - 1 positions: its tokens but the last are inputs, 
 they are learned. Samples stand one behind the other, none is cut, and the rest of a row is filled up:
     inputs    a b c d | e f g | p p p            targets   -2 -1 d e' | -2 g h | -2 -1 -1
     a, e      first token of a sample            -2        PACK_BEGINS: a document begins here, and nothing is learned
-    p         filling                            -1        nothing is learned here
+    p         padding                            -1        nothing is learned here
 The first target of a sample is never learned (conversations.h), and so the mark has room. documents.h cuts segments by
 it, for there is no token with which conversations begin: each sample counts its positions from 0 and sees itself alone,
 as if it had a row of its own.
@@ -133,7 +133,7 @@ static inline double pack_rows(TokenData* d, const Conversations* c, int64_t fir
         const int64_t at = places[i], end = at + n_tokens - 1;
         pack_put_(inputs + at, targets + at, tokens, n_tokens);
         targets[at] = PACK_BEGINS;
-        if (end % T > 0) { targets[end] = PACK_BEGINS; }  // of the filling, or of the next sample
+        if (end % T > 0) { targets[end] = PACK_BEGINS; }  // of the padding, or of the next sample
         n_used += n_tokens - 1;
     }
     free(places);
