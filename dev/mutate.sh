@@ -182,6 +182,10 @@ mutation "attention: the maximum sees later keys" test_attention causality atten
     'for \(int j = attention_first_\(u, t1\); j < TILE_N; j\+\+\) \{ m\[j\]' 'for (int j = 0; j < TILE_N; j++) { m[j]'
 mutation "attention: a query does not see itself" test_attention obvious attention.h:attention_gather_ \
     'u <= t1 \+ j; u\+\+' 'u < t1 + j; u++'
+mutation "few attention: the softmax sum over descending keys" test_attention grouped few_attention.h \
+    'for \(int u = first; u <= t; u\+\+\) \{ sum \+= w\[u\]; \}' 'for (int u = t; u >= first; u--) { sum += w[u]; }'
+mutation "few attention: a key that the window hides" test_attention grouped few_attention.h \
+    'const int first = attention_first_key\(s, t\);' 'const int first = 0;'
 mutation "attention: divides by the sum" test_attention backward attention.h 'fm_exp\(w\[j\] - m\[j\]\) \* r\[j\]' \
     'fm_exp(w[j] - m[j]) / (1.0f / r[j])'
 mutation "attention: dk is not started" test_attention backward attention.h:attention_backward_group_ \
