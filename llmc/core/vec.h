@@ -161,7 +161,8 @@ static inline void v_load_columns(vfloat columns[VLANES], const float* x, size_t
 
 // The same of words of 4 bytes, rows `stride` bytes apart: two bf16 or four e4m3 turn as one, with half or a quarter of
 // the work. Lane r of words[c] has the elements 2c and 2c + 1 of row r, or 4c to 4c + 3, the first in its lowest bits
-static inline void v_load_column_words(vfloat words[VLANES], const char* x, size_t stride) {
+static inline __attribute__((always_inline)) void v_load_column_words(vfloat words[VLANES], const char* x,
+                                                                      size_t stride) {
     for (int r = 0; r < VLANES; r++) { memcpy(&words[r], x + r * stride, sizeof words[r]); }
     v_transpose(words);
 }

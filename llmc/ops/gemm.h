@@ -513,7 +513,8 @@ static inline __attribute__((always_inline)) void gemm_few_term_(vfloat* sum, co
 }
 
 // VLANES columns of out from column n of b on: as many rows of the weight, turned in registers, VLANES words of k at a
-// time. after: columns from there to those that are read next
+// time. after: columns from there to those that are read next. They are asked for meanwhile, one row after the other,
+// for memory is fastest so
 static inline __attribute__((always_inline)) void gemm_few_columns_(float* out, size_t out_stride, const float* start,
                                                                     size_t start_stride, const float* const* a,
                                                                     const Matrix* b, int n, int after, Stored kind,
@@ -522,7 +523,8 @@ static inline __attribute__((always_inline)) void gemm_few_columns_(float* out, 
     const int at_once = kind == STORED_FP8 && VLANES > 4 ? 4 : VLANES;  // words whose terms stand one after the other
     const size_t width = stored_width(kind), stride = width * b->col_stride;
     const char* data = kind == STORED_F32 ? (const char*)(b->data + n * b->col_stride) : gemm_stored_at_(b, n, 0);
-    const ptrdiff_t ahead = (ptrdiff_t)stride * after;
+    const size_t row_bytes = width * (size_t)K;
+    const char *ask = data + (ptrdiff_t)stride * after, *row_end = ask + row_bytes;
     GemmScales scales;
     vfloat sum[GEMM_FEW_STORED], words[VLANES], factor = v_fill(1.0f);
     if (kind == STORED_FP8) { scales = gemm_scales_(&b->weight, b->row + n); }
@@ -532,9 +534,11 @@ static inline __attribute__((always_inline)) void gemm_few_columns_(float* out, 
         const int end = k + gemm_alike_(b->column + k, K - k, kind);
         if (kind == STORED_FP8) { factor = gemm_factor_(&scales, b->column + k); }
         for (; k + step <= end; k += step) {
-            const char* from = data + width * k;
-            for (int i = 0; i < VLANES; i++) { __builtin_prefetch(from + (ptrdiff_t)(i * stride) + ahead, 0, 2); }
-            v_load_column_words(words, from, stride);
+            for (int i = 0; i < VLANES; i += 4) {
+                for (int j = 0; j < 4; j++, ask += sizeof(vfloat)) { __builtin_prefetch(ask); }
+                if (ask >= row_end) { ask += stride - row_bytes, row_end += stride; }
+            }
+            v_load_column_words(words, data + width * k, stride);
             for (int w = 0; w < VLANES; w += at_once) {
                 #pragma GCC unroll 32
                 for (int i = 0; i < at_once * each; i++) {
@@ -650,10 +654,12 @@ static inline PanelSource gemm_task_columns_(const GemmBlock* block, int task) {
 // by the threads of the enclosing parallel region
 static inline void gemm_block_(const GemmBlock* block, float* b_packed, int n_threads) {
     static const float zeros[TILE_N] = {0};
-    #pragma omp for
-    for (int tile = 0; tile < block->n_tiles; tile++) {
-        const GemmPart* p = gemm_part_of_(block, tile, INT_MAX);
-        gemm_pack_a_(p, tile - p->first_tile);
+    if (block->n_tiles > 0) {  // few rows are not packed: nobody waits for them
+        #pragma omp for
+        for (int tile = 0; tile < block->n_tiles; tile++) {
+            const GemmPart* p = gemm_part_of_(block, tile, INT_MAX);
+            gemm_pack_a_(p, tile - p->first_tile);
+        }
     }
     #pragma omp for schedule(dynamic)
     for (int task = 0; task < block->n_tasks; task++) {
