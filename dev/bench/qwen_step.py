@@ -8,8 +8,8 @@ The shape is Qwen3-0.6B's, the weights are random. A step is forward, backward, 
 LoRA has adapters of rank 16 on all seven linears of every layer. Both programs start from one Hugging Face folder and read the same
 rows of random tokens in the same order. Rounds, warm-up and what must be equal before any time is printed are those of
 mamba_step.py; adapters start at random numbers of each program's own, so of LoRA the first loss must be equal, when they add nothing.
-Generation is greedy, 64 tokens after 32, with weights as floats and as bf16: the second half of ours, by the difference of two
-runs, so that loading does not count.
+Generation is greedy, 64 tokens after 32, with weights as floats and as bf16: of ours the second half, by when its tokens come out of
+the pipe. Its fastest tenth stands beside what a loop that only reads had at its best before and after: that is the limit.
 Limit of ours: as in moe_step.py. FLOPs of a step: for each weight of a product and token 2 forward, 2 for the gradient of what goes
 in, and 2 for its own where it learns; and attention.
 """
@@ -17,6 +17,7 @@ import copy
 import json
 import os
 import re
+import subprocess
 import tempfile
 import time
 
@@ -123,21 +124,38 @@ def measure_steps(task, options, fields, shape, n_parameters):
 
 
 def ours_generates(fields):
-    """(seconds of half of the tokens, seconds of all, MB)"""
-    seconds = []
-    for new in (fields["new"] // 2, fields["new"]):
-        begin = time.monotonic()
-        memory = run(OURS_GENERATES, dict(fields, new=new))[1]
-        seconds.append(time.monotonic() - begin)
-    return *seconds, memory
+    """(tokens/s of the second half, by when its tokens came; seconds of a token in its fastest tenth; MB)"""
+    words = [word.format(**fields) for word in OURS_GENERATES.split()]
+    environment = dict(os.environ, OMP_NUM_THREADS=str(fields["threads"]))
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
+    times = []
+    while os.read(child.stdout.fileno(), 4096):
+        times.append(time.monotonic())
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    half = len(times) // 2
+    if child.returncode != 0 or half < 2:
+        raise RuntimeError(f"{os.path.basename(words[0])} ended with status {child.returncode} after {len(times)} tokens")
+    fastest = sorted(b - a for a, b in zip(times[half:], times[half + 1:]))[(len(times) - half) // 10]
+    return (len(times) - 1 - half) / (times[-1] - times[half]), fastest, usage.ru_maxrss / 1024
 
 
-def rate_of_ours(fields, rounds):
-    """Tokens/s of the second half, by the shortest of both lengths: a first run reads the files from the disk; MB"""
-    half, whole, memory = zip(*(ours_generates(fields) for _ in range(rounds)))
-    if min(whole) <= min(half):
-        raise RuntimeError("too fast to be told from loading")
-    return (fields["new"] - fields["new"] // 2) / (min(whole) - min(half)), max(memory)
+def read_rate(fields):
+    """GB/s of this machine now, the best of some passes"""
+    return float(re.search(r"read ([0-9.]+)", run("{work}/bandwidth {threads} 0.5", fields)[0]).group(1))
+
+
+def rate_of_ours(fields, rounds, n_bytes):
+    """Best tokens/s, MB, and the rates at which weights were read, best against best: tokens of the fastest tenth, and
+    what the machine had before and after"""
+    rates, shares, memory = [], [], 0.0
+    for _ in range(rounds):
+        before = read_rate(fields)
+        rate, fastest, used = ours_generates(fields)
+        rates, memory = [*rates, rate], max(memory, used)
+        shares.append((1e-9 * n_bytes / fastest, before, read_rate(fields)))
+    of = "; ".join(f"{own:.1f} of {before:.1f} and {after:.1f}" for own, before, after in shares)
+    return max(rates), memory, f"weights at GB/s, fastest tenth: {of}"
 
 
 def pytorch_generates(fields):
@@ -145,21 +163,22 @@ def pytorch_generates(fields):
     return float(re.search(r'"tokens_per_s": ([0-9.e+]+)', text).group(1)), memory
 
 
-def rate_of_pytorch(fields, rounds):
+def rate_of_pytorch(fields, rounds, n_bytes):
     found = [pytorch_generates(fields) for _ in range(rounds)]
-    return max(rate for rate, _ in found), max(memory for _, memory in found)
+    return max(rate for rate, _ in found), max(memory for _, memory in found), ""
 
 
-def measure_generation(options, fields):
-    print("\n| | weights | tokens/s, best | peak memory |\n|---|---|---|---|")
+def measure_generation(options, fields, n_parameters):
+    print("\n| | weights | tokens/s, best | peak memory | |\n|---|---|---|---|---|")
     fields = dict(fields, new=64, prompt="x" * 31)  # end of text stands in front of it
     for dtype in ("fp32", "bf16"):
         for name, generates in (("ours", rate_of_ours), ("transformers", rate_of_pytorch)):
             try:
-                rate, memory = generates(dict(fields, dtype=dtype), options.rounds)
-                print(f"| {name} | {dtype} | {rate:.1f} | {memory / 1024:.2f} GB |", flush=True)
+                n_bytes = n_parameters * (2 if dtype == "bf16" else 4)
+                rate, memory, remark = generates(dict(fields, dtype=dtype), options.rounds, n_bytes)
+                print(f"| {name} | {dtype} | {rate:.1f} | {memory / 1024:.2f} GB | {remark} |", flush=True)
             except RuntimeError as error:
-                print(f"| {name} | {dtype} | not measured: {error} | |", flush=True)
+                print(f"| {name} | {dtype} | not measured: {error} | | |", flush=True)
 
 
 def parse_options():
@@ -185,7 +204,7 @@ def main():
         build_meters(fields)
         for task in options.tasks.split(","):
             if task == "generate":
-                measure_generation(options, fields)
+                measure_generation(options, fields, n_parameters)
             else:
                 measure_steps(task, options, fields, shape, n_parameters)
 

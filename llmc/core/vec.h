@@ -151,7 +151,7 @@ static inline __attribute__((always_inline)) void v_transpose_rows(vfloat* rows,
 }
 
 // a square: row i becomes column i
-static inline void v_transpose(vfloat rows[VLANES]) { v_transpose_rows(rows, VLANES); }
+static inline __attribute__((always_inline)) void v_transpose(vfloat rows[VLANES]) { v_transpose_rows(rows, VLANES); }
 
 // the square of VLANES rows x VLANES columns at x, rows `stride` floats apart, turned: lane r of columns[c] is x[r][c]
 static inline void v_load_columns(vfloat columns[VLANES], const float* x, size_t stride) {
