@@ -234,6 +234,12 @@ mutation "global norm: chunks are added descending" test_adamw "norm order" glob
     'sum \+= on_host\[chunk\]' 'sum += on_host[n_chunks - 1 - chunk]'
 
 # ---- ranks and leaves ----
+mutation "pipeline: the first backward comes a forward too early" test_pipeline_schedule "" pipeline_schedule.h \
+    'const int behind = s->p - 1 - rank,' 'const int behind = s->p - 2 - rank + (rank == s->p - 1),'
+mutation "pipeline: backward takes chunks as forward does" test_pipeline_schedule "" pipeline_schedule.h \
+    'is_backward \? s->v - 1 - chunk : chunk, is_backward' 'chunk, is_backward'
+mutation "pipeline: what a tick makes is used in the same tick" test_pipeline_schedule "" pipeline_schedule.h \
+    'needs && \(\*needs < 0 \|\| \*needs == tick\)' 'needs \&\& *needs < 0'
 mutation "leaf tree: leaves are added from left to right" test_tensor "leaf tree" leaf_tree.h \
     'left_size == right_size \&\& ' 'left_size > 0 || '
 mutation "comm: the first rank is added last" test_comm "reductions order" comm.h \

@@ -1,0 +1,249 @@
+/*
+Promises of llmc/ranks/pipeline_schedule.h, counted out for every pipeline of up to 16 ranks, 4 chunks and 64
+micro-batches: nobody waits for ever, what an operation reads was made before, and time and memory are as said.
+*/
+#include "llmc/ranks/pipeline_schedule.h"
+#include "llmc/test/test.h"
+
+enum { MOST_RANKS = 16, MOST_CHUNKS = 4, MOST_MICRO = 64, MOST_STAGES = MOST_RANKS * MOST_CHUNKS };
+
+typedef void Examine(Test* t, const PpSchedule* x);
+
+static const char* named(const PpShape* s) {
+    static char text[64];
+    snprintf(text, sizeof text, "p %d, v %d, m %d", s->p, s->v, s->m);
+    return text;
+}
+
+// returns how many there were
+static int each_pipeline(Test* t, Examine* examine) {
+    int n = 0;
+    for (int p = 1; p <= MOST_RANKS; p++) {
+        for (int v = 1; v <= MOST_CHUNKS; v++) {
+            for (int m = 1; m <= MOST_MICRO; m++) {
+                const PpShape shape = {p, v, m};
+                PpSchedule x;
+                if (pp_check(&shape)) { continue; }
+                pp_open(&x, shape);
+                examine(t, &x);
+                pp_free(&x);
+                n++;
+            }
+        }
+    }
+    return n;
+}
+
+static const PpOp* ops_of(const PpSchedule* x, int rank) { return x->ops + (size_t)rank * x->n_ops; }
+
+// ---- the order of a rank ----
+
+// each chunk of a rank: every micro-batch once forward, then once backward; both directions ascend
+static void examine_order(Test* t, const PpSchedule* x) {
+    const PpShape* s = &x->shape;
+    check(t, x->n_ops == 2 * s->v * s->m, "%s: found %d operations", named(s), x->n_ops);
+    for (int rank = 0; rank < s->p; rank++) {
+        int next[2][MOST_CHUNKS] = {{0}};
+        for (int i = 0; i < x->n_ops; i++) {
+            const PpOp op = ops_of(x, rank)[i];
+            const int expected = next[op.is_backward][op.chunk]++;
+            check(t, op.micro == expected, "%s, rank %d, operation %d: expected micro-batch %d, found %d", named(s),
+                  rank, i, expected, op.micro);
+            check(t, !op.is_backward || op.micro < next[0][op.chunk], "%s, rank %d: backward of %d before forward",
+                  named(s), rank, op.micro);
+        }
+        for (int chunk = 0; chunk < s->v; chunk++) {
+            check(t, next[0][chunk] == s->m && next[1][chunk] == s->m, "%s, rank %d, chunk %d: %d and %d of %d",
+                  named(s), rank, chunk, next[0][chunk], next[1][chunk], s->m);
+        }
+    }
+}
+
+static void test_order(Test* t) {
+    const int n = each_pipeline(t, examine_order);
+    check(t, n > 1000, "expected more than 1000 pipelines, found %d", n);
+}
+
+// ---- ticks: written down by operation, and read again by what each needs ----
+
+typedef struct { int forward[MOST_MICRO][MOST_STAGES], backward[MOST_MICRO][MOST_STAGES]; } Ticks;
+
+static void note_ticks(Ticks* ticks, const PpSchedule* x) {
+    for (int rank = 0; rank < x->shape.p; rank++) {
+        for (int i = 0; i < x->n_ops; i++) {
+            const PpOp op = ops_of(x, rank)[i];
+            (op.is_backward ? ticks->backward : ticks->forward)[op.micro][op.chunk * x->shape.p + rank] = op.tick;
+        }
+    }
+}
+
+static void examine_ticks(Test* t, const PpSchedule* x) {
+    static Ticks ticks;
+    const PpShape* s = &x->shape;
+    const int last = s->p * s->v - 1;
+    note_ticks(&ticks, x);
+    for (int micro = 0; micro < s->m; micro++) {
+        const int *forward = ticks.forward[micro], *backward = ticks.backward[micro];
+        for (int stage = 0; stage <= last; stage++) {
+            check(t, stage == 0 || forward[stage] > forward[stage - 1],
+                  "%s: forward of %d at stage %d before its input", named(s), micro, stage);
+            check(t, backward[stage] > (stage == last ? forward[last] : backward[stage + 1]),
+                  "%s: backward of %d at stage %d before its gradient", named(s), micro, stage);
+        }
+    }
+    for (int rank = 0; rank < s->p; rank++) {
+        for (int i = 1; i < x->n_ops; i++) {
+            check(t, ops_of(x, rank)[i].tick > ops_of(x, rank)[i - 1].tick, "%s, rank %d: two operations in tick %d",
+                  named(s), rank, ops_of(x, rank)[i].tick);
+        }
+    }
+}
+
+static void test_ticks(Test* t) { each_pipeline(t, examine_ticks); }
+
+static void examine_time(Test* t, const PpSchedule* x) {
+    const PpShape* s = &x->shape;
+    const int expected = 2 * (s->v * s->m + s->p - 1);
+    check(t, x->n_ticks == expected, "%s: expected %d ticks, found %d", named(s), expected, x->n_ticks);
+    const double idle = 1.0 - (double)x->n_ops / x->n_ticks;
+    check(t, fabs(idle - pp_idle(s)) < 1e-12, "%s: %g of it is idle, expected %g", named(s), idle,
+          pp_idle(s));
+}
+
+static void test_time(Test* t) {
+    const PpShape published[2] = {{8, 1, 32}, {8, 4, 32}};  // 17.9% and 5.2%: parallel.md 8.3
+    each_pipeline(t, examine_time);
+    check(t, fabs(pp_idle(&published[0]) - 0.179) < 5e-4, "found %g", pp_idle(&published[0]));
+    check(t, fabs(pp_idle(&published[1]) - 0.052) < 5e-4, "found %g", pp_idle(&published[1]));
+}
+
+// ---- memory ----
+
+// the operation of a rank that is this pass of this micro-batch through this chunk
+static const PpOp* find_op(const PpSchedule* x, int rank, PpOp like) {
+    const PpOp* op = ops_of(x, rank);
+    while (op->micro != like.micro || op->chunk != like.chunk || op->is_backward != like.is_backward) { op++; }
+    return op;
+}
+
+// forward's outputs, or gradients: those that another rank has made in an earlier tick and this one uses in a later
+static int waiting_inputs(const PpSchedule* x, int rank, int is_backward) {
+    const PpOp* ops = ops_of(x, rank);
+    int change[2 * (MOST_STAGES * MOST_MICRO + MOST_RANKS)] = {0}, waiting = 0, most = 0;
+    for (int i = 0; i < x->n_ops; i++) {
+        int from;
+        PpOp made;
+        if (ops[i].is_backward != is_backward || !pp_source(&x->shape, rank, &ops[i], &from, &made)) { continue; }
+        change[find_op(x, from, made)->tick + 1]++;
+        change[ops[i].tick + 1]--;
+    }
+    for (int tick = 0; tick <= x->n_ticks; tick++) {
+        waiting += change[tick];
+        most = waiting > most ? waiting : most;
+    }
+    return most;
+}
+
+static void examine_memory(Test* t, const PpSchedule* x) {
+    const PpShape* s = &x->shape;
+    const int n = s->v * s->m;
+    for (int rank = 0; rank < s->p; rank++) {
+        const int warmup = pp_warmup(s, rank), expected = warmup < n ? warmup + 1 : n;
+        const int held = pp_held(x, rank);
+        check(t, held == expected, "%s, rank %d: expected %d held, found %d", named(s), rank, expected, held);
+        check(t, s->v > 1 || held <= s->p - rank, "%s, rank %d: more than p - rank: %d", named(s), rank, held);
+        for (int back = 0; back < 2; back++) {
+            const int waiting = waiting_inputs(x, rank, back), rooms = pp_rooms(s, back);
+            check(t, waiting <= rooms, "%s, rank %d: %d inputs wait in %d rooms", named(s), rank, waiting, rooms);
+        }
+    }
+}
+
+static void test_memory(Test* t) { each_pipeline(t, examine_memory); }
+
+// what one rank sends another in one direction is used in the order in which it was made: a ring of rooms will do
+static void examine_queues(Test* t, const PpSchedule* x) {
+    const PpShape* s = &x->shape;
+    for (int rank = 0; rank < s->p; rank++) {
+        int made_before[2] = {-1, -1};
+        for (int i = 0; i < x->n_ops; i++) {
+            const PpOp* op = &ops_of(x, rank)[i];
+            int from;
+            PpOp made;
+            if (!pp_source(s, rank, op, &from, &made)) { continue; }
+            const int expected = (rank + (op->is_backward ? 1 : s->p - 1)) % s->p;
+            check(t, from == expected, "%s, rank %d: expected an input of rank %d, found %d", named(s), rank, expected,
+                  from);
+            const int tick = find_op(x, from, made)->tick;
+            check(t, tick > made_before[op->is_backward], "%s, rank %d: uses what was made in tick %d after tick %d",
+                  named(s), rank, tick, made_before[op->is_backward]);
+            made_before[op->is_backward] = tick;
+        }
+    }
+}
+
+static void test_queues(Test* t) { each_pipeline(t, examine_queues); }
+
+// ---- by hand ----
+
+static void draw(char* text, const PpSchedule* x, int rank) {
+    for (int tick = 0; tick < x->n_ticks; tick++) { memcpy(text + 3 * tick, ".. ", 3); }
+    for (int i = 0; i < x->n_ops; i++) {
+        const PpOp op = ops_of(x, rank)[i];
+        text[3 * op.tick] = "FB"[op.is_backward];
+        text[3 * op.tick + 1] = (char)('0' + op.micro);
+    }
+    text[3 * x->n_ticks - 1] = '\0';
+}
+
+static void test_picture(Test* t) {
+    const char* const expected[3] = {"F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3", ".. F0 F1 .. B0 F2 B1 F3 B2 .. B3 ..",
+                                     ".. .. F0 B0 F1 B1 F2 B2 F3 B3 .. .."};
+    PpSchedule x;
+    char text[256];
+    pp_open(&x, (PpShape){3, 1, 4});
+    for (int rank = 0; rank < 3; rank++) {
+        draw(text, &x, rank);
+        check(t, strcmp(text, expected[rank]) == 0, "rank %d: expected\n%s\nfound\n%s", rank, expected[rank], text);
+    }
+    pp_free(&x);
+}
+
+static void test_sizes(Test* t) {
+    const PpShape wrong[] = {{0, 1, 1}, {1, 0, 1}, {1, 1, 0}, {1, 2, 4}, {4, 2, 6}};
+    const PpShape right[] = {{1, 1, 1}, {4, 1, 6}, {4, 2, 8}, {3, 4, 3}};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        check(t, pp_check(&wrong[i]) != NULL, "%s passed", named(&wrong[i]));
+    }
+    for (size_t i = 0; i < sizeof right / sizeof right[0]; i++) {
+        const char* why = pp_check(&right[i]);
+        check(t, !why, "%s: %s", named(&right[i]), why ? why : "");
+    }
+}
+
+// ranks that wait for each other are found out
+static void test_stuck(Test* t) {
+    PpSchedule x;
+    pp_open(&x, (PpShape){2, 1, 2});
+    const PpOp first = x.ops[0];
+    int ticks[2 * 2 * 2];
+    x.ops[0] = x.ops[1], x.ops[1] = x.ops[2], x.ops[2] = first;  // its backward of micro-batch 0 before the forward
+    memset(ticks, -1, sizeof ticks);
+    const int n = pp_time_(&x, ticks);
+    check(t, n == -1, "expected -1, found %d ticks", n);
+    pp_free(&x);
+}
+
+int main(int argc, char** argv) {
+    const Promise promises[] = {
+        {"order", "each chunk has every micro-batch once forward and once backward, ascending", test_order},
+        {"ticks", "an operation comes after the one whose result it needs, and a rank has one at a time", test_ticks},
+        {"time", "2 (v m + p - 1) ticks, and the idle share is the formula's", test_time},
+        {"memory", "activations held are warm-up + 1, p - rank for v 1; inputs that wait are bounded", test_memory},
+        {"queues", "inputs come from the neighbour and are used in the order in which they were made", test_queues},
+        {"picture", "three ranks, four micro-batches, by hand", test_picture},
+        {"stuck", "an order in which ranks wait for each other has no time", test_stuck},
+        {"sizes", "several chunks need several ranks and a multiple of them as micro-batches", test_sizes},
+    };
+    return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
+}
