@@ -144,7 +144,7 @@ quick() {
     part "train_moe, quick" dev/test_moe.sh quick presets bits files
     part "conversations: data, answers, chat" dev/test_sft.sh data answers chat
     part "train_qwen3, quick" dev/test_qwen.sh quick
-    simt exact "test_(gpt2cu|moe|qwen3)"
+    simt exact "test_(comm|gpt2cu|moe|qwen3)"
     simt_models
     part "rewriting of launches" dev/simt/test_rewrite.py
     part "train_gpt2.cu, its kernels on this CPU, quick" dev/test_gpus.sh quick
@@ -177,7 +177,7 @@ rest() {
     matrix
     build_and_run "ASAN=1 OPT=-Og"
     simt fast
-    local exact="build/simt-exact/test_gpt2cu build/simt-exact/test_moe build/simt-exact/test_qwen3"
+    local exact="build/simt-exact/test_comm build/simt-exact/test_gpt2cu build/simt-exact/test_moe build/simt-exact/test_qwen3"
     if make_all "dev/simt, exact" $exact; then programs $exact; fi
     build_shared
     finish_parts  # scripts measure time and memory
