@@ -186,6 +186,8 @@ mutation "few attention: the softmax sum over descending keys" test_attention gr
     'for \(int u = first; u <= t; u\+\+\) \{ sum \+= w\[u\]; \}' 'for (int u = t; u >= first; u--) { sum += w[u]; }'
 mutation "few attention: a key that the window hides" test_attention grouped few_attention.h \
     'const int first = attention_first_key\(s, t\);' 'const int first = 0;'
+mutation "few attention: backward forgets D" test_attention grouped few_attention.h \
+    'att\[u\] \* \(ds\[u\] - D\)' 'att[u] * ds[u]'
 mutation "attention: divides by the sum" test_attention backward attention.h 'fm_exp\(w\[j\] - m\[j\]\) \* r\[j\]' \
     'fm_exp(w[j] - m[j]) / (1.0f / r[j])'
 mutation "attention: dk is not started" test_attention backward attention.h:attention_backward_group_ \

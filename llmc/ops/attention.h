@@ -28,7 +28,7 @@ Source: Vaswani et al. 2017, arXiv:1706.03762; D as in Dao et al. 2022, arXiv:22
 #define LLMC_ATTENTION_H
 #include "../core/kernel.h"   // in a CUDA build: row_add, kernel_exp
 #include "attention_shape.h"  // AttentionShape
-#include "few_attention.h"    // few_attention_group: generation, windows
+#include "few_attention.h"    // few_attention_forward, few_attention_backward: generation, windows
 #include "gemm.h"             // gemm_pack_, gemm_panel_, TILE_M, TILE_N
 
 // ---- plain C: read this first; it defines every bit ----
@@ -179,7 +179,7 @@ static inline void attention_backward_ref(float* dqkv, const float* dout, const 
 // One head at a time per thread, in strips of TILE_N queries: lanes hold queries, so that the chains of a softmax run
 // side by side and a strip of weights (u, TILE_N) is already the packed operand of the next product. Keys u before the
 // strip are seen by all its queries and go through gemm_panel_; the triangle of the strip's own keys is done row by
-// row. Few queries, or a window: few_attention.h; backward with a window is the plain loops, heads side by side.
+// row. Few queries, or a window: few_attention.h.
 
 typedef struct {
     float *k_by_u, *v_by_u;    // packed for chains over i: tiles of TILE_M rows u          (T, HS)
@@ -311,14 +311,12 @@ static inline void attention_forward_head_(float* out, float* max, float* inv, c
 
 static inline void grouped_attention_forward(float* out, float* max, float* inv, const float* q, const float* k,
                                              const float* v, const AttentionShape* shape, const Device* dev) {
+    if (few_attention_forward(out, max, inv, q, k, v, shape, dev)) { return; }
     float* workspace = device_workspace(dev, attention_workspace_bytes(shape->T, shape->HS, dev->n_threads));
-    const int few = few_attention_fits(shape), n_heads = few ? shape->NKV : shape->NH;
     #pragma omp parallel for schedule(dynamic)
-    for (int head = 0; head < shape->B * n_heads; head++) {
+    for (int head = 0; head < shape->B * shape->NH; head++) {
         AttentionScratch_ s = attention_scratch_(workspace, shape->T, shape->HS);
-        const int b = head / n_heads, h = head % n_heads;
-        if (few) { few_attention_group(out, max, inv, q, k, v, s.weights, b, h, shape); }
-        else { attention_forward_head_(out, max, inv, q, k, v, s, b, h, shape); }
+        attention_forward_head_(out, max, inv, q, k, v, s, head / shape->NH, head % shape->NH, shape);
     }
 }
 
@@ -406,9 +404,10 @@ static inline void grouped_attention_backward(float* dq, float* dk, float* dv, c
                                               const float* v, const AttentionShape* shape, const Device* dev) {
     (void)out;
 #ifdef SYSTEM_LIBM
-    int plain = 1;
+    const int plain = 1;
 #else
-    int plain = shape->window > 0;
+    const int plain = 0;
+    if (few_attention_backward(dq, dk, dv, dout, max, inv, q, k, v, shape, dev)) { return; }
 #endif
     float* workspace = device_workspace(dev, attention_workspace_bytes(shape->T, shape->HS, dev->n_threads));
     #pragma omp parallel for schedule(dynamic)
