@@ -413,7 +413,9 @@ static void print_chat(const Tokenizer* k, const Settings* o, const OptionWords*
     char folder[PATH_BYTES];
     const int most = o->max_length > 0 ? o->max_length : o->seq_len > 0 ? o->seq_len + 1 : 0;
     const int colour = isatty(STDOUT_FILENO);
-    chat_template_open(&t, tokenizer_folder(folder, o->tokenizer), o->chat_template);
+    tokenizer_folder(folder, o->tokenizer);
+    const char* trained = *o->chat_template || !*folder ? NULL : checkpoint_option(folder, "chat-template");
+    chat_template_open(&t, folder, trained && strcmp(trained, "auto") != 0 ? trained : o->chat_template);
     conversations_init(&c, &t, k, most, (Truncate)o->truncate);
     for (int i = 0; i < files->n; i++) { conversations_read(&c, files->words[i]); }
     for (int64_t i = 0; i < o->show && i < c.n; i++) {
@@ -460,7 +462,7 @@ int main(int argc, char** argv) {
         {"conversations", "chat", "", OPTION_SWITCH, &o.chat, "0", 0, 0, "",
          "FILEs are conversations: what of them is learned, and which cannot be used", 0},
         {"conversations", "chat-template", "", OPTION_TEXT, &o.chat_template, "", 0, 0, CHAT_NAMES,
-         "the chat template; none: that of --tokenizer's folder", 0},
+         "the chat template; none: that of --tokenizer's folder, or with which its run was trained", 0},
         {"conversations", "show", "", OPTION_INT, &o.show, "1", 0, INT32_MAX, "N", "samples that are printed", 0},
         {"conversations", "max-length", "", OPTION_INT, &o.max_length, "0", 0, INT32_MAX, "N",
          "tokens of a sample at most; 0: one more than --seq-len, or any number", 0},

@@ -11,6 +11,7 @@ unseen. Which checkpoint is the newest is computed from what is there and verifi
     checkpoint_verify       is every byte the one that was saved?
     checkpoint_newest_good  the newest that verifies; each damaged one before it is named on stderr
     checkpoint_find         what a path means: a checkpoint, or the newest good one of a run
+    checkpoint_option       with which option it was made
     checkpoint_begin/publish/remove   each leaves whole checkpoints only, wherever a kill or a power cut falls into it
     checkpoint_clean        removes what such an interruption has left
     run_lock                one writer to a run
@@ -300,6 +301,17 @@ static inline int checkpoint_find(char folder[PATH_BYTES], const char* path) {
     if (step < 0) { fail_input("%s: none of its checkpoints is whole", path); }
     checkpoint_folder(folder, path, step);
     return 1;
+}
+
+// what an option was when the checkpoint in this folder was made, on the heap; NULL: nobody has noted it
+static inline char* checkpoint_option(const char* folder, const char* name) {
+    char path[PATH_BYTES];
+    if (!path_exists(path_join(path, folder, "manifest.json"))) { return NULL; }
+    json_t* manifest = json_read(path);
+    const char* text = json_string_value(json_object_get(json_object_get(manifest, "options"), name));
+    char* copy = text ? string_copy(text) : NULL;
+    json_decref(manifest);
+    return copy;
 }
 
 // ---- removing ----

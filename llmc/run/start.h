@@ -104,17 +104,13 @@ static inline const char* start_tokenizer_folder_(char folder[PATH_BYTES], const
 
 // --chat-template auto: a name that was typed when the model was trained, or the adapter beside it, holds on
 static inline void start_recall_template_(Run* r) {
-    char folder[PATH_BYTES], path[PATH_BYTES];
+    char folder[PATH_BYTES];
     const char* trained = *r->adapter_weights ? r->adapter_weights : r->config;
     if (!r->trainer->takes_conversations || run_is_typed(r, "chat-template") || !*trained) { return; }
-    if (!path_exists(path_join(path, path_parent(folder, trained), "manifest.json"))) { return; }
-    json_t* manifest = json_read(path);
-    const char* name = json_string_value(json_object_get(json_object_get(manifest, "options"), "chat-template"));
-    if (name && strcmp(name, CHAT_AUTO) != 0) {
-        options_set(r->table, r->n_options, "chat-template", string_copy(name));
-        r->chat.is_recalled = 1;
-    }
-    json_decref(manifest);
+    const char* name = checkpoint_option(path_parent(folder, trained), "chat-template");
+    if (!name || strcmp(name, CHAT_AUTO) == 0) { return; }
+    options_set(r->table, r->n_options, "chat-template", name);
+    r->chat.is_recalled = 1;
 }
 
 static inline void start_plan_rows_(Run* r) {
