@@ -745,6 +745,9 @@ static void test_wrong_files(Test* t) {
          {{"1.mlp.experts.lora_A.weight", 6, 6}, {"1.mlp.experts.0.up_proj.lora_A.weight", 2, 6}}, 2,
          "expected one adapter of a weight, found those of model.layers.1.mlp.experts.gate_up_proj and of"},
         {"{\"use_dora\": true}", {Q_A, Q_B}, 2, "adapter_config.json: \"use_dora\""},
+        {"{\"target_modules\": [\"v_proj\"]}", {Q_A, Q_B}, 2, "q_proj, which its \"target_modules\" leaves out"},
+        {"{\"target_modules\": [\"q_proj\"], \"layers_to_transform\": [1]}", {Q_A, Q_B}, 2,
+         "q_proj, which its \"layers_to_transform\" leaves out"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         TempPath folder = temp_folder();

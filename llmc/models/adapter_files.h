@@ -125,6 +125,30 @@ static inline void adapter_refuse_both_(const Adapters* x, const Tensor* base) {
     }
 }
 
+// "layers_to_transform": a number or a list of them; null: all layers
+static inline int adapter_names_layer_(const AdapterSettings* s, int layer) {
+    const json_t *layers = json_object_get(s->json, "layers_to_transform"), *item;
+    size_t i;
+    json_array_foreach(layers, i, item) {
+        if (json_integer_value(item) == layer) { return 1; }
+    }
+    return json_is_integer(layers) ? json_integer_value(layers) == layer : json_array_size(layers) == 0;
+}
+
+// PEFT leaves out what the config does not name. Of experts, and where it names nothing, the file decides
+static inline void adapter_check_targets_(const Adapters* x, const Tensor* base, const char* weights) {
+    const AdapterSettings* s = &x->settings;
+    for (int i = 0; i < x->n_places && s->targets && !adapter_is_empty_(s->targets); i++) {
+        const AdapterPlace* p = &x->places[i];
+        char path[ADAPTER_NAME_BYTES];
+        if (p->is_parameter || base[p->row].experts > 0) { continue; }
+        const int is_named = adapter_is_wanted_(s, base, p);
+        if (is_named && adapter_names_layer_(s, p->layer)) { continue; }
+        fail_input("%s: expected what " ADAPTER_CONFIG " names, found an adapter of %s, which its \"%s\" leaves out",
+                   weights, adapter_path(path, base, p, 0), is_named ? "layers_to_transform" : "target_modules");
+    }
+}
+
 // what a folder without a config is
 __attribute__((noreturn))
 static inline void adapter_fail_folder_(const char* folder) {
@@ -169,6 +193,7 @@ static inline void adapter_open(Adapters* x, SafeSet* set, const char* path, con
     }
     adapter_refuse_tensors_(set);
     if (x->n_places == 0) { fail_input("%s: expected an adapter, found no tensor", weights); }
+    adapter_check_targets_(x, base, weights);
     if (adapter_is_old_rslora_(x, base)) {
         warn_alike("%s: adapters of each expert, with rslora: PEFT 0.21 scales gate's and up's by sqrt 2 more",
                    weights);
