@@ -168,6 +168,13 @@ static inline double seconds_now(clockid_t clock) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+// isatty changes errno, which the work under a bar may be about to report
+static inline int stderr_is_terminal_(void) {
+    const int error = errno, is_terminal = isatty(STDERR_FILENO);
+    errno = error;
+    return is_terminal;
+}
+
 // A bar for long silent work, on stderr and only if that is a terminal: call it as often as you like, it draws at most
 // ten times a second, and not before 0.3 s have gone. The call with done == total clears the line. Only the main thread
 // draws.
@@ -176,15 +183,14 @@ static inline void progress(const char* what, int64_t done, int64_t total) {
     // terminal line
     static double began = 0.0, drawn = 0.0;
     const double now = seconds_now(CLOCK_MONOTONIC);
-    if (gettid() != getpid() || !isatty(STDERR_FILENO)) { return; }
+    if (gettid() != getpid()) { return; }
     if (done >= total) {
         if (drawn > 0.0) { fprintf(stderr, "%79s\r", ""); }
-        fflush(stderr);
         began = drawn = 0.0;
         return;
     }
     if (began == 0.0) { began = now; }
-    if (now - began < 0.3 || now - drawn < 0.1) { return; }
+    if (now - began < 0.3 || now - drawn < 0.1 || !stderr_is_terminal_()) { return; }
     // the cursor goes back to the start of the line, so that a message that comes now writes over the bar
     const char* bar = "##############################";
     const double share = (double)done / (double)total;
