@@ -545,7 +545,7 @@ static void test_side_by_side(Test* t) {
 // ---- which data are conversations ----
 
 static void data_is(void* path) {
-    const ChatOptions o = {CHAT_AUTO, LEARN_AUTO, 0, 1, "", "", "", 0, 1};
+    const ChatOptions o = {.chat_template = CHAT_AUTO, .learn = LEARN_AUTO};
     const int is = chat_data_is(&o, "train", (const char*)path);
     warn_line("%s", is ? "conversations" : "texts");
     exit(is ? 40 : 41);
@@ -579,7 +579,7 @@ static void test_data_is(Test* t) {
                "h.json: expected JSON Lines, found a list in JSON");
     TempPath object = temp_file(&folder, "i.json", "{\"a\": [{}]}", 12);
     check_exit(t, "an object", data_is, object.s, 41, "texts");
-    ChatOptions o = {CHAT_AUTO, LEARN_TEXT, 0, 1, "", "", "", 0, 1};
+    ChatOptions o = {.chat_template = CHAT_AUTO, .learn = LEARN_TEXT};
     check(t, !chat_data_is(&o, "train", both.s), "--learn text");
     o.learn = LEARN_LAST;
     check(t, chat_data_is(&o, "train", both.s) && !chat_data_is(NULL, "train", paths[0].s), "--learn last; no options");

@@ -4,7 +4,7 @@ but for what users typed, which is UTF-8.
     format_duration, format_count, format_rate, format_bytes, format_float, format_text
                         printf("%s", format_count(n).s)
     box_line, box_row   the box at the start: settings, model, data, memory
-    progress            a bar for long silent work, on stderr if that is a terminal
+    progress, progress_since   a bar for long silent work, on stderr if that is a terminal
     terminal_columns    how wide the terminal is
     seconds_now         a clock, to measure with or for dates
 */
@@ -176,20 +176,18 @@ static inline int stderr_is_terminal_(void) {
 }
 
 // A bar for long silent work, on stderr and only if that is a terminal: call it as often as you like, it draws at most
-// ten times a second, and not before 0.3 s have gone. The call with done == total clears the line. Only the main thread
-// draws.
-static inline void progress(const char* what, int64_t done, int64_t total) {
-    // when what is under way began and when it was drawn, 0: not yet. State of a thing every process has once, its
-    // terminal line
-    static double began = 0.0, drawn = 0.0;
+// ten times a second, and not before 0.3 s have gone since the work began. The call with done == total clears the line.
+// Only the main thread draws. began: by CLOCK_MONOTONIC
+static inline void progress_since(double began, const char* what, int64_t done, int64_t total) {
+    // when it was drawn, 0: not yet. State of a thing every process has once, its terminal line
+    static double drawn = 0.0;
     const double now = seconds_now(CLOCK_MONOTONIC);
     if (gettid() != getpid()) { return; }
     if (done >= total) {
         if (drawn > 0.0) { fprintf(stderr, "%79s\r", ""); }
-        began = drawn = 0.0;
+        drawn = 0.0;
         return;
     }
-    if (began == 0.0) { began = now; }
     if (now - began < 0.3 || now - drawn < 0.1 || !stderr_is_terminal_()) { return; }
     // the cursor goes back to the start of the line, so that a message that comes now writes over the bar
     const char* bar = "##############################";
@@ -197,5 +195,14 @@ static inline void progress(const char* what, int64_t done, int64_t total) {
     drawn = now;
     fprintf(stderr, "%-36.36s [%-30.*s] %3.0f%%\r", what, (int)(30.0 * share), bar, 100.0 * share);
     fflush(stderr);
+}
+
+// the same of work that began with the first call after the last bar's end
+static inline void progress(const char* what, int64_t done, int64_t total) {
+    static double began = 0.0;
+    if (gettid() != getpid()) { return; }
+    if (began == 0.0) { began = seconds_now(CLOCK_MONOTONIC); }
+    progress_since(began, what, done, total);
+    if (done >= total) { began = 0.0; }
 }
 #endif  // LLMC_PRINT_H

@@ -221,14 +221,11 @@ static inline const MappedFile* safeset_file(const SafeSet* set, const SafeTenso
     return NULL;
 }
 
-// So many bytes from here on were read: they are no longer memory of this process. A bar, where reading takes longer
-// than a moment
+// So many bytes from here on were read: they are no longer memory of this process
 static inline void safeset_was_read(SafeSet* set, const MappedFile* file, const void* from, size_t n_bytes) {
-    const double moment = 0.5;  // seconds
     file_behind(file, from, n_bytes);
     set->n_read += n_bytes;
-    if (seconds_now(CLOCK_MONOTONIC) - set->opened < moment || set->n_read >= set->n_bytes) { return; }
-    progress("loading", (int64_t)set->n_read, (int64_t)set->n_bytes);
+    progress_since(set->opened, "loading", (int64_t)set->n_read, (int64_t)set->n_bytes);
 }
 
 // A sum by which another model is told from this one: names, types, shapes, and 16 pieces of each tensor. Training
@@ -290,7 +287,7 @@ static inline void safeset_report_unused(const SafeSet* set) {
 }
 
 static inline void safeset_close(SafeSet* set) {
-    progress("loading", 1, 1);  // the bar goes, where there is one
+    progress_since(set->opened, "loading", 1, 1);  // the bar goes, where there is one
     for (int i = 0; i < set->n_files; i++) { safetensors_close(&set->files[i]); }
     free(set->files);
     free(set->by_name);
