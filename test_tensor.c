@@ -546,6 +546,46 @@ static void test_held(Test* t) {
     }
 }
 
+// a rank that holds some layers: numbers and names are those of the whole model, places those of what is in memory
+static void test_held_layers(Test* t) {
+    const char *held[] = {"++++", "..+.", "+..+", "...."}, *kinds = "abab";
+    typedef struct { const float *all, *odd, *none; } Fields;
+    for (int h = 0; h < 4; h++) {
+        Tensor table[3] = {tensor("l.%d.{g,u}", offsetof(Fields, all), 4, 4, 3, INIT_ZEROS, 0.0f, DECAY, AS_IS),
+                           tensor("l.%d.o", offsetof(Fields, odd), 4, 150, 130, INIT_ZEROS, 0.0f, DECAY, AS_IS),
+                           tensor("n", offsetof(Fields, none), 0, 1, 5, INIT_ZEROS, 0.0f, DECAY, AS_IS)};
+        tensor_in_kinds(&table[1], kinds, "b");
+        tensor_stored(&table[1], STORED_FP8);
+        const size_t whole = tensors_layout(table, 3);
+        tensor_hold_layers(&table[0], held[h]);
+        tensor_hold_layers(&table[1], held[h]);
+        if (h == 3) { tensor_hold_none(&table[2]); }
+        check(t, tensors_layout(table, 3) == whole && tensor_slices(&table[0]) == 8 && tensor_slices(&table[1]) == 2,
+              "%s: the whole model stays as large", held[h]);
+        const size_t n_bytes = tensors_store(table, 3, sizeof(float));
+        char* arena = (char*)new_array(n_bytes, 1);
+        for (int l = 0, n = 0, n_odd = 0; l < 4; l++) {
+            const int is_held = held[h][l] == LAYER_HELD, is_odd = kinds[l] == 'b';
+            Fields p = {NULL, NULL, NULL};
+            tensors_point(&p, table, 3, arena, l);
+            check(t, p.all == (is_held ? (const float*)arena + 12 * n : NULL), "%s: layer %d of all", held[h], l);
+            const char* odd = arena + table[1].stored_at + 19500 * n_odd;
+            check(t, p.odd == (is_held && is_odd ? (const float*)odd : NULL), "%s: layer %d of odd ones", held[h], l);
+            check(t, (p.none == NULL) == (h == 3), "%s: of no layer", held[h]);
+            const size_t scales = tensor_scales_place(&table[1], l / 2), first = tensor_scales_place(&table[1], 0);
+            if (is_held && is_odd) {
+                check(t, scales == first + 16 * (size_t)n_odd && scales + 16 <= n_bytes, "%s: scales of layer %d",
+                      held[h], l);
+            }
+            n += is_held, n_odd += is_held && is_odd;
+        }
+        const int n_held = h == 0 ? 4 : h == 1 ? 1 : h == 2 ? 2 : 0;
+        check(t, tensor_held_slices(&table[0]) == 2 * n_held && tensor_held_elements(&table[0]) == 12 * (size_t)n_held,
+              "%s: %d slices", held[h], tensor_held_slices(&table[0]));
+        free(arena);
+    }
+}
+
 int main(int argc, char** argv) {
     Promise promises[] = {
         {"rng xorshift", "gives the numbers of the specification", test_xorshift},
@@ -573,6 +613,8 @@ int main(int argc, char** argv) {
         {"sampler order", "from the likeliest down, equal ones by index, among thousands", test_sorted},
         {"sampler possible", "no coin gives a token of probability 0", test_possible},
         {"held", "a rank that holds some experts has the names and numbers of the whole model", test_held},
+        {"held layers", "a rank that holds some layers has places for these, and numbers of the whole model",
+         test_held_layers},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
 }

@@ -1,13 +1,16 @@
 /*
 The tensor table: everything anyone asks about a parameter or an activation stands on its line. Allocation, start
 values, weight decay, checkpoints, gradients, ranks and tests loop over the table; no code says "tensor number 6".
-    tensor, activation     a line of the table. What only some tensors have is said by a function below the line:
+    tensor, activation, input_activation   a line of the table. What only some tensors have is said by a function below
+                           the line:
     tensor_in_layers       it exists in every so many layers only; tensor_in_kinds: in layers of these kinds
     tensor_under           what its name begins with, such as "model.layers.%d."
     tensor_named_from      the numbers in its names begin at a later layer, as those of a second stack do
     tensor_again           the same tensor in one more layer, whose names begin otherwise
     tensor_experts         E matrices in each layer, as one tensor of the file or each as its own; tensor_hold_experts:
                            some of them, as a rank of expert parallelism has them
+    tensor_hold_layers     some of its layers are in memory, as a rank of pipeline parallelism has them;
+                           tensor_hold_none: nothing of it
     tensor_dims            more dimensions on disk
     tensor_split           how ranks of tensor parallelism share it
     tensor_stored          in which type releases have it
@@ -16,6 +19,8 @@ A *slice* is what has one name on disk: the matrix of a layer, of one of its exp
 of its own. A tensor holds its slices one after the other, row-major: (layers that have it, experts, rows, columns);
 tensors start at multiples of 64 bytes. So slice and layer number are two things: tensor_slice, tensor_slice_layer.
 Layers are numbered in the order of the forward pass, through all stacks of a model.
+Slices that are not in memory are counted all the same, and have names: they have no place (tensor_is_held), and the
+others move up.
 Names   "h.%d.w" of layer 3 is "h.3.w"; a second %d is the expert. {gate,up} is for rows that lie together in memory and
         are two tensors, or more, of equal size on disk: "mlp.{gate,up}_proj.weight", gate's rows first.
 The same table lays out every arena of the same shape: parameters, gradients, both moments.
@@ -59,12 +64,15 @@ typedef struct {
     OnDisk on_disk;
     int frozen;          // all of its slices are (freeze_slices of layers.h)
     int is_cache;        // of activations: what generation keeps of each position (activations.h)
+    int is_input;        // of activations: layers read it again in backward, as those that have layers (tensor_waits)
     size_t offset;       // first element in an arena; set by tensors_layout
     int first_layer, layer_step;     // tensor_in_layers
     const char *kinds, *of_kinds;    // tensor_in_kinds; NULL: all
     int named_from;                  // the layer whose name has number 0
     int experts, first_expert;       // 0: none; the first of them has this number in names
     int all_experts;                 // of a layer on all ranks; 0: these are all (tensor_hold_experts)
+    const char* held;                // of each layer, whether it is in memory (tensor_hold_layers); NULL: all are
+    int is_elsewhere;                // nothing of it is in memory (tensor_hold_none)
     size_t number;                   // of its first element in the whole model: tensor_number
     ExpertsOnDisk experts_on_disk;
     int dims[DISK_DIMS_MAX];         // on disk in place of the columns, up to the first 0
@@ -97,6 +105,16 @@ static inline Tensor tensor(const char* name, size_t field, int layers, int rows
 static inline Tensor activation(const char* name, size_t field, int layers, int rows, int columns) {
     return tensor(name, field, layers, rows, columns, INIT_ZEROS, 0.0f, NO_DECAY, AS_IS);
 }
+
+// one that belongs to no layer, but which backward needs as forward has left it
+static inline Tensor input_activation(const char* name, size_t field, int rows, int columns) {
+    Tensor t = activation(name, field, 0, rows, columns);
+    t.is_input = 1;
+    return t;
+}
+
+// of activations: does it wait for backward while other micro-batches go by?
+static inline int tensor_waits(const Tensor* t) { return t->layers > 0 || t->is_input; }
 
 // ---- what is said of a row below its line ----
 
@@ -148,6 +166,17 @@ static inline void tensor_hold_experts(Tensor* t, int first, int n) {
     t->first_expert += first;
     t->experts = n;
 }
+
+#define LAYER_HELD '+'
+
+// Of its layers only those whose letter in `held` is LAYER_HELD are in memory; it must outlive the table
+static inline void tensor_hold_layers(Tensor* t, const char* held) {
+    assert((int)strlen(held) >= t->layers);
+    t->held = held;
+}
+
+// of what belongs to no layer: another rank has it
+static inline void tensor_hold_none(Tensor* t) { t->is_elsewhere = 1; }
 
 // dimensions on disk in place of the columns, such as channels, frames, height and width of a patch; the last may be 0
 static inline void tensor_dims(Tensor* t, int a, int b, int c, int d) {
@@ -266,6 +295,33 @@ static inline size_t tensor_slice_elements(const Tensor* t) {
 
 static inline size_t tensor_elements(const Tensor* t) { return tensor_slice_elements(t) * (size_t)tensor_slices(t); }
 
+// ---- what of it is in memory ----
+
+// the slices of layer l? Of what belongs to no layer: it
+static inline int tensor_is_held(const Tensor* t, int layer) {
+    return !t->is_elsewhere && (t->layers == 0 || !t->held || t->held[layer] == LAYER_HELD);
+}
+
+// how many slices before number `slice` are in memory; tensor_slices: of them all
+static inline int tensor_held_before_(const Tensor* t, int slice) {
+    const int each = tensor_layer_slices(t);
+    int n = 0, left = slice / each;  // layers that have it
+    if (t->is_elsewhere) { return 0; }
+    if (t->layers == 0 || !t->held) { return slice; }
+    for (int l = t->first_layer; l < t->layers && left > 0; l += t->layer_step) {
+        if (!tensor_has_layer(t, l)) { continue; }
+        n += tensor_is_held(t, l);
+        left--;
+    }
+    return n * each + slice % each;
+}
+
+// those that are in memory
+static inline int tensor_held_slices(const Tensor* t) { return tensor_held_before_(t, tensor_slices(t)); }
+static inline size_t tensor_held_elements(const Tensor* t) {
+    return tensor_slice_elements(t) * (size_t)tensor_held_slices(t);
+}
+
 // elements of one slice that a file holds
 static inline size_t tensor_disk_elements(const Tensor* t) {
     return t->disk_rows == t->rows ? tensor_slice_elements(t) : (size_t)t->disk_rows * (size_t)t->columns;
@@ -305,7 +361,8 @@ static inline size_t tensor_scales(const Tensor* t) { return (size_t)tensor_band
 
 // the byte with which the scales of a slice begin in an arena of stored elements: behind the elements of all slices
 static inline size_t tensor_scales_place(const Tensor* t, int slice) {
-    return t->stored_at + (tensor_elements(t) + 63) / 64 * 64 + sizeof(float) * tensor_scales(t) * (size_t)slice;
+    return t->stored_at + (tensor_held_elements(t) + 63) / 64 * 64 +
+           sizeof(float) * tensor_scales(t) * (size_t)tensor_held_before_(t, slice);
 }
 
 // Fill in where the tensors lie as they are stored, one after the other like those of tensors_layout; the arena's size
@@ -317,7 +374,7 @@ static inline size_t tensors_store(Tensor* table, int n, size_t build_bytes) {
         t->stored_bytes = t->stored == STORED_F32 ? 4 : t->stored == STORED_BF16 ? 2 : build_bytes;
         t->stored_bytes = t->stored == STORED_FP8 ? 1 : t->stored_bytes;
         t->stored_at = at;
-        at += (tensor_elements(t) + 15) / 16 * 16 * t->stored_bytes;
+        at += (tensor_held_elements(t) + 15) / 16 * 16 * t->stored_bytes;
         if (t->stored == STORED_FP8) { at = (tensor_scales_place(t, tensor_slices(t)) + 63) / 64 * 64; }
     }
     return at;
@@ -371,20 +428,23 @@ static inline void tensor_set_field_(void* pointers, const Tensor* t, const void
     memcpy((char*)pointers + t->field, &first, sizeof first);
 }
 
-// the byte with which this element begins in an arena of stored elements
+// the byte with which this element begins in an arena of stored elements; its slice is in memory
 static inline size_t tensor_stored_place(const Tensor* t, size_t element) {
-    return t->stored_at + t->stored_bytes * element;
+    const size_t n = tensor_slice_elements(t);
+    if (!t->held || n == 0) { return t->stored_at + t->stored_bytes * element; }
+    const size_t before = (size_t)tensor_held_before_(t, (int)(element / n));
+    return t->stored_at + t->stored_bytes * (before * n + element % n);
 }
 
 // Let the fields of `pointers` point into an arena of stored elements: at layer `layer` of those tensors that have
-// layers, and there at the first of its experts; NULL where the layer lacks the tensor. A field whose tensor this
-// model's table lacks keeps what it holds: NULL, where the trainer has put it
+// layers, and there at the first of its experts; NULL where the layer lacks the tensor or is not in memory. A field
+// whose tensor this model's table lacks keeps what it holds: NULL, where the trainer has put it
 static inline void tensors_point(void* pointers, const Tensor* table, int n, void* arena, int layer) {
     for (int i = 0; i < n; i++) { tensor_set_field_(pointers, &table[i], NULL); }
     for (int i = 0; i < n; i++) {
         const Tensor* t = &table[i];
         const int slice = tensor_slice(t, layer);
-        if (slice < 0) { continue; }  // another row of this field may have the layer
+        if (slice < 0 || !tensor_is_held(t, layer)) { continue; }  // another row of this field may have the layer
         const size_t element = (size_t)slice * tensor_slice_elements(t);
         tensor_set_field_(pointers, t, (char*)arena + tensor_stored_place(t, element));
     }

@@ -2,6 +2,9 @@
 A tensor table with the memory that it lays out: the activations of a model. (Parameters, gradients and moments have
 arenas of their own in ranks/model.h, for ranks share them.)
     tensor_arena_layout   sizes only; returns the bytes that tensor_arena_open will take
+    tensor_arena_layout_slots   the same for several micro-batches of which backward is still to come: what it will ask
+                          for (tensor_waits), each has by itself
+    tensor_arena_turn     from now on the arena is that of this slot
     tensor_arena_open     zeroed device memory
     tensor_arena_point    the fields of a struct of pointers point into it, at a layer
     tensor_arena_at       where a row of the table begins, at a layer that it has
@@ -18,26 +21,50 @@ enum { TENSOR_ARENA_MAX = 64 };  // tensors
 typedef struct {
     Tensor table[TENSOR_ARENA_MAX];
     int n_table;
-    size_t n, element_bytes;  // elements
+    size_t n_bytes;
+    int slot;
     void* memory;
 } TensorArena;
 
-// the first n_table rows of the table are filled in
-static inline double tensor_arena_layout(TensorArena* a, int n_table, size_t element_bytes) {
-    assert(n_table <= TENSOR_ARENA_MAX);
-    a->n_table = n_table;
-    a->element_bytes = element_bytes;
-    a->n = tensors_layout(a->table, n_table);
-    return (double)tensors_store(a->table, n_table, element_bytes);
+// the bytes of one slot of a row
+static inline size_t tensor_arena_row_bytes_(const Tensor* t) {
+    return (tensor_held_elements(t) + 15) / 16 * 16 * t->stored_bytes;
 }
 
-static inline void tensor_arena_open(TensorArena* a, const char* what) {
-    a->memory = device_alloc(a->element_bytes * a->n, what);
+// the first n_table rows of the table are filled in
+static inline double tensor_arena_layout_slots(TensorArena* a, int n_table, size_t element_bytes, int n_slots) {
+    assert(n_table <= TENSOR_ARENA_MAX && n_slots > 0);
+    a->n_table = n_table;
+    a->n_bytes = 0;
+    a->slot = 0;
+    tensors_layout(a->table, n_table);
+    for (int i = 0; i < n_table; i++) {
+        Tensor* t = &a->table[i];
+        t->stored_bytes = element_bytes;
+        t->stored_at = a->n_bytes;
+        a->n_bytes += tensor_arena_row_bytes_(t) * (size_t)(tensor_waits(t) ? n_slots : 1);
+    }
+    return (double)a->n_bytes;
 }
+
+static inline double tensor_arena_layout(TensorArena* a, int n_table, size_t element_bytes) {
+    return tensor_arena_layout_slots(a, n_table, element_bytes, 1);
+}
+
+static inline void tensor_arena_open(TensorArena* a, const char* what) { a->memory = device_alloc(a->n_bytes, what); }
 
 static inline void tensor_arena_close(TensorArena* a) {
-    device_release(a->memory, a->element_bytes * a->n);
+    device_release(a->memory, a->n_bytes);
     a->memory = NULL;
+}
+
+static inline void tensor_arena_turn(TensorArena* a, int slot) {
+    for (int i = 0; i < a->n_table; i++) {
+        Tensor* t = &a->table[i];
+        const size_t n = tensor_waits(t) ? tensor_arena_row_bytes_(t) : 0;
+        t->stored_at = t->stored_at - n * (size_t)a->slot + n * (size_t)slot;
+    }
+    a->slot = slot;
 }
 
 static inline void tensor_arena_point(const TensorArena* a, void* pointers, int layer) {

@@ -171,8 +171,8 @@ static inline void subject_check_choices_(Test* t, const Subject* s) {
 }
 
 static inline void subject_check_arena_(Test* t, const Subject* s, const TensorArena* arena, int n_expected) {
-    float* found = (float*)new_array(arena->n, sizeof(float));
-    device_download(found, arena->memory, sizeof(float) * arena->n, &s->dev);
+    float* found = (float*)new_array(arena->n_bytes / sizeof(float), sizeof(float));
+    device_download(found, arena->memory, arena->n_bytes, &s->dev);
     golden_check_activations(t, &s->file, arena->table, arena->n_table, found, n_expected);
     free(found);
 }
