@@ -2,6 +2,7 @@
 Promises of llmc/ranks/pipeline_schedule.h, counted out for every pipeline of up to 16 ranks, 4 chunks and 64
 micro-batches: nobody waits for ever, what an operation reads was made before, and time and memory are as said.
 */
+#include "llmc/ranks/pipeline_ranks.h"
 #include "llmc/ranks/pipeline_schedule.h"
 #include "llmc/test/test.h"
 
@@ -234,6 +235,42 @@ static void test_stuck(Test* t) {
     pp_free(&x);
 }
 
+// ---- stages ----
+
+// the cost of the most costly of `size` stages of layers first .. L - 1, by trying all
+static double least(const double* cost, int first, int L, int size, double behind) {
+    double sum = 0.0, best = INFINITY;
+    for (int end = first + 1; end <= L; end++) {
+        sum += cost[end - 1];
+        if (size == 1 && end < L) { continue; }
+        const double rest = size > 1 ? least(cost, end, L, size - 1, behind) : 0.0, own = size > 1 ? sum : sum + behind;
+        best = fmin(best, fmax(own, rest));
+    }
+    return best;
+}
+
+static void test_cut(Test* t) {
+    for (int L = 1; L <= 9; L++) {
+        for (int size = 1; size <= L; size++) {
+            double cost[9], found = 0.0;
+            const double behind = (L * size) % 5;
+            int begin[PIPELINE_RANKS_MAX + 1];
+            for (int l = 0; l < L; l++) { cost[l] = 1 + (l * 7 + L * 3) % 4; }
+            pipeline_cut(begin, size, cost, L, 0.0, behind);
+            check(t, begin[0] == 0 && begin[size] == L, "%d layers, %d stages: from %d to %d", L, size, begin[0],
+                  begin[size]);
+            for (int s = 0; s < size; s++) {
+                double sum = s == size - 1 ? behind : 0.0;
+                check(t, begin[s] < begin[s + 1], "%d layers, %d stages: stage %d has none", L, size, s);
+                for (int l = begin[s]; l < begin[s + 1]; l++) { sum += cost[l]; }
+                found = fmax(found, sum);
+            }
+            const double best = least(cost, 0, L, size, behind);
+            check(t, found == best, "%d layers, %d stages: the largest costs %g, %g would do", L, size, found, best);
+        }
+    }
+}
+
 int main(int argc, char** argv) {
     const Promise promises[] = {
         {"order", "each chunk has every micro-batch once forward and once backward, ascending", test_order},
@@ -243,6 +280,7 @@ int main(int argc, char** argv) {
         {"queues", "inputs come from the neighbour and are used in the order in which they were made", test_queues},
         {"picture", "three ranks, four micro-batches, by hand", test_picture},
         {"stuck", "an order in which ranks wait for each other has no time", test_stuck},
+        {"cut", "of all ways to cut layers into stages the one whose largest stage costs least", test_cut},
         {"sizes", "several chunks need several ranks and a multiple of them as micro-batches", test_sizes},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);

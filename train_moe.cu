@@ -88,7 +88,7 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
     const ExpertSizes experts = expert_sizes(&c, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
-    *t++ = activation(FIELD(encoded),    0, N, D);
+    *t++ = input_activation(FIELD(encoded), N, D);         // of a later stage: the stream of the one before
     *t++ = activation(FIELD(norm1),      L_norms, N, D);
     *t++ = activation(FIELD(q),          L_block, N, HQ);      // turned by RoPE, as k
     *t++ = cached_activation(FIELD(k), L_cache, B * T, HK);  // in generation k and v are kept for what comes
@@ -257,25 +257,32 @@ static void experts_down(const Moe* moe, Activations* acts, int l, int N, const 
     residual_forward(a.residual3, a.residual2, a.branch, (size_t)N * moe->config.D, dev);
 }
 
-// the N positions of the batch, up to the last norm
+// The N positions of the batch, up to the last norm; with --pp through the layers of this stage
 static void moe_forward(const Moe* moe, Activations* acts, int N, const Device* dev) {
-    const int L = moe->config.L, D = moe->config.D;
+    const Model* m = &moe->model;
+    const int D = moe->config.D;
     ActivationTensors a = layer_activations(acts, 0);
     StoredParameters p = layer_weights(moe, 0);
-    linear_rows(a.encoded, acts->batch.tokens, linear(moe, AT(embedding), 0), N, dev);
+    if (model_begins(m)) { linear_rows(a.encoded, acts->batch.tokens, linear(moe, AT(embedding), 0), N, dev); }
     const floatX* residual = a.encoded;
-    for (int l = 0; l < L; l++) {
+    for (int l = model_first_layer(m); l < model_end_layer(m); l++) {
         attention_block_forward(moe, acts, l, residual, N, dev);
         experts_up(moe, acts, l, 0, N, dev);
         experts_down(moe, acts, l, N, dev);
         residual = layer_activations(acts, l).residual3;
     }
+    acts->is_fresh = 1;
+    if (!model_ends(m)) { return; }
     rmsnorm_forward(a.norm, layer_statistics(acts, 0).norm_rstd, residual, p.norm, moe->config.eps, N, D, dev);
 }
 
-// the output matrix: the embedding where it is tied
-static Linear output_weight(const Moe* moe) {
-    return linear(moe, moe->config.tied ? AT(embedding) : AT(head), 0);
+// the field of the output matrix: the embedding where it is tied
+static size_t output_field(const Config* c) { return c->tied ? AT(embedding) : AT(head); }
+
+static Linear output_weight(const Moe* moe) { return linear(moe, output_field(&moe->config), 0); }
+
+static float* output_gradient(Moe* moe) {
+    return model_gradient_of(&moe->model, model_row(&moe->model, output_field(&moe->config), 0), 0);
 }
 
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
@@ -295,7 +302,7 @@ static void recompute_block(const Moe* moe, Activations* acts, int l, const floa
     const Statistics s = layer_statistics(acts, l);
     const StoredParameters p = layer_weights(moe, l);
     const ExpertPass experts = expert_pass(moe, acts, l, N);
-    if (l + 1 == c->L) { return; }
+    if (acts->is_fresh && l + 1 == model_end_layer(&moe->model)) { return; }
     if (level == RECOMPUTE_BLOCKS) {
         attention_block_forward(moe, acts, l, residual, N, dev);
         experts_up(moe, acts, l, 1, N, dev);
@@ -344,23 +351,39 @@ static void attention_block_backward(Moe* moe, Activations* acts, int l, const f
 // Forward's calls upside down, after the head. Every parameter's gradient is written, but for what is frozen, whose
 // pointer is NULL: one micro-batch is one leaf.
 static void moe_backward(Moe* moe, Activations* acts, int B, int T, const Device* dev) {
-    const int L = moe->config.L, D = moe->config.D, N = B * T;
-    ActivationTensors a = layer_activations(acts, L - 1);
+    const Model* m = &moe->model;
+    const int D = moe->config.D, N = B * T, first = model_first_layer(m), end = model_end_layer(m);
+    ActivationTensors a = layer_activations(acts, end - 1);
     StoredParameters p = layer_weights(moe, 0);
     Parameters d = layer_gradients(moe, 0);
-    rmsnorm_backward(a.dresidual, d.norm, a.dbranch, a.residual3, p.norm, layer_statistics(acts, 0).norm_rstd, 0, N, D,
-                     dev);
-    for (int l = L - 1; l >= moe->model.lowest; l--) {
-        const floatX* residual = l > 0 ? layer_activations(acts, l - 1).residual3 : a.encoded;
+    if (model_ends(m)) {
+        rmsnorm_backward(a.dresidual, d.norm, a.dbranch, a.residual3, p.norm, layer_statistics(acts, 0).norm_rstd, 0,
+                         N, D, dev);
+    }
+    for (int l = end - 1; l >= first && l >= m->lowest; l--) {
+        const floatX* residual = l > first ? layer_activations(acts, l - 1).residual3 : a.encoded;
         recompute_block(moe, acts, l, residual, N, dev);
         experts_backward(moe, acts, l, N, dev);
         attention_block_backward(moe, acts, l, residual, N, dev);
         model_layer_done(&moe->model, l, dev);
     }
-    if (d.embedding && !moe->config.tied) {  // else the head has written it
+    if (!model_begins(m)) { return; }
+    if (moe->config.tied) {
+        model_receive_shared(&moe->model, dev);  // what the head has written
+    } else if (d.embedding) {
         device_zero(d.embedding, sizeof(float) * (size_t)moe->config.Vp * D, dev);
     }
     token_embedding_backward(d.embedding, a.dresidual, acts->batch.tokens, N, D, dev);
+}
+
+// from the stream behind the last layer of this stage to losses, and back to all gradients
+static void leaf_backward(Moe* moe, Activations* acts, float dloss, int B, int T, const Device* dev) {
+    if (model_ends(&moe->model)) {
+        const LmHead head = lm_head(moe, acts);
+        lm_head_losses(&head, &acts->batch, 1, output_gradient(moe), dloss, B * T, dev);
+        crossentropy_losses_sum(dp_loss(&moe->model.dp), head.losses, B * T, dev);
+    }
+    moe_backward(moe, acts, B, T, dev);
 }
 
 // One micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree of
@@ -368,16 +391,10 @@ static void moe_backward(Moe* moe, Activations* acts, int B, int T, const Device
 static void moe_leaf(Moe* moe, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
                      const Device* dev) {
     DataParallel* dp = &moe->model.dp;
-    const Parameters d = layer_gradients(moe, 0);
-    const LmHead head = lm_head(moe, acts);
-    acts->numbers = dp_numbers(dp);
-    token_batch_inputs(&acts->batch, tokens, targets, B, T, 0, dev);
-    token_batch_targets(&acts->batch, targets, B * T, dev);
+    activations_take(acts, tokens, targets, dp_numbers(dp), B, T, dev);
     if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
         moe_forward(moe, acts, B * T, dev);
-        lm_head_losses(&head, &acts->batch, 1, moe->config.tied ? d.embedding : d.head, dloss, B * T, dev);
-        crossentropy_losses_sum(dp_loss(dp), head.losses, B * T, dev);
-        moe_backward(moe, acts, B, T, dev);
+        leaf_backward(moe, acts, dloss, B, T, dev);
         graph_end(&acts->graph, dev);
     }
     acts->numbers = NULL;
@@ -403,7 +420,7 @@ static void moe_balance_biases(Moe* moe, float rate, const Device* dev) {
     float* bias = (float*)malloc_check(sizeof(float) * (size_t)c->E, "biases of a router");
     for (int l = 0; l < c->L; l++) {
         float* stored = layer_weights(moe, l).bias;
-        if (moe->bias_stays[l]) { continue; }
+        if (moe->bias_stays[l] || !stored) { continue; }  // NULL: another stage has it
         device_download(bias, stored, sizeof(float) * (size_t)c->E, dev);
         router_bias_update(bias, dp_sums(&moe->model.dp) + (size_t)l * router_statistics_length(c->E), rate, c->E);
         for (int e = 0; e < c->E; e++) {  // neither the loss nor a gradient would show it
@@ -465,6 +482,7 @@ static void moe_options(Run* r) {
         {"machine", "head-rows", "", OPTION_INT, &w->decoder.how.head_rows, "8192", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
         graph_option(&w->decoder.graph),
+        pipeline_option(&w->decoder.pp),
     };
     run_add_options(r, own, sizeof own);
     experts_options(r, &w->decoder.how.ep);
@@ -532,6 +550,8 @@ static void moe_choose(Run* r) {
     r->V = r->classes = c->V;
     r->max_T = c->max_T;
     experts_begin_ep(r, &w->decoder.how.ep, c->E, c->F, c->D);
+    pipeline_begin(r, &w->decoder.pp, c->Vp, c->D, (double)c->k / c->E, c->tied ? AT(embedding) : TENSOR_NO_FIELD,
+                   w->decoder.how.ep.size);
 }
 
 // the biases of routers learn by counting, not by gradients, and not at all where --freeze says so
@@ -552,7 +572,7 @@ static void moe_check(Run* r) {
     const int learns = run_is_training(r) || *r->o.probe;
     options_refuse(learns && workplace(r)->weights, "weights", "bf16 is for --generate, --eval-only and --export-hf");
     experts_check(r, &workplace(r)->decoder.how.ep, c->k);
-    graph_check(r, &workplace(r)->decoder.graph, experts_obstacle(r));
+    graph_check(r, &workplace(r)->decoder.graph, model_has_pp(r->model) ? PIPELINE_NO_GRAPH : experts_obstacle(r));
     const int weighs_otherwise = c->k == 1 && c->E > 1;  // the share of the only expert is 1
     const char* lacking = c->balance == BALANCE_BIAS ? "biases of routers" : weighs_otherwise ? "single expert a token"
                         : NULL;
@@ -612,6 +632,7 @@ static void moe_box(const Run* r) {
     if (run_is_training(r) || *r->o.probe) { moe_box_balance(r); }
     box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
+    pipeline_box(r);
 }
 
 static double moe_flops_per_token(const Run* r) {
@@ -668,6 +689,16 @@ static void pass_forward(const Model* m, Activations* acts, int N, const Device*
 
 static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Moe*)m, acts); }
 
+static void pass_backward(Model* m, Activations* acts, float dloss, int B, int T, const Device* dev) {
+    leaf_backward((Moe*)m, acts, dloss, B, T, dev);
+}
+
+static PipelineEnds pass_ends(const Model* m, const Activations* acts, int N) {
+    const ActivationTensors a = layer_activations(acts, model_end_layer(m) - 1);
+    return pipeline_ends(a.encoded, a.residual3, a.dresidual,
+                         sizeof(floatX) * (size_t)N * (size_t)((const Moe*)m)->config.D);
+}
+
 static Trainer moe_trainer(void) {
     Trainer t = decoder_trainer(offsetof(Workplace, decoder));
     t.name = "train_moe";
@@ -695,7 +726,8 @@ static Trainer moe_trainer(void) {
 int main(int argc, char** argv) {
     static Workplace place;  // all zero
     const Trainer trainer = moe_trainer();
-    decoder_init(&place.decoder, pass_bytes, pass_forward, pass_head, RECOMPUTE_BLOCKS);
+    const DecoderPasses passes = {pass_bytes, pass_forward, pass_head, pass_backward, pass_ends, NULL};
+    decoder_init(&place.decoder, &passes, RECOMPUTE_BLOCKS);
     return run_main(&trainer, &place.moe.model, argc, argv);
 }
 #endif

@@ -95,7 +95,7 @@ static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpo
     const ExpertSizes experts = expert_sizes(c, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
-    *t++ = activation(FIELD(encoded),    0, N, D);
+    *t++ = input_activation(FIELD(encoded), N, D);         // of a later stage: the stream of the one before
     *t++ = activation(FIELD(norm1),      L_norms, N, D);
     *t++ = activation(FIELD(q_proj),     L_block, c->qk_norm * N, HQ);  // before the norm of its heads
     *t++ = activation(FIELD(k_proj),     L_block, c->qk_norm * N, HK);
@@ -322,19 +322,24 @@ static void mlp_down(const Qwen* qwen, Activations* acts, int l, int N, const De
     residual_forward(a.residual3, a.residual2, a.branch, (size_t)N * c->D, dev);
 }
 
-// the N positions of the batch, up to the last norm
+// The N positions of the batch, up to the last norm; with --pp through the layers of this stage
 static void qwen_forward(const Qwen* qwen, Activations* acts, int N, const Device* dev) {
     const Config* c = &qwen->config;
+    const Model* m = &qwen->model;
     const ActivationTensors a = layer_activations(acts, 0);
     const RouterShape router = router_shape(c);
-    linear_rows(a.encoded, acts->batch.tokens, linear(qwen, acts, AT(embedding), NO_BIAS, 0), N, dev);
+    if (model_begins(m)) {
+        linear_rows(a.encoded, acts->batch.tokens, linear(qwen, acts, AT(embedding), NO_BIAS, 0), N, dev);
+    }
     const floatX* residual = a.encoded;
-    for (int l = 0; l < c->L; l++) {
+    for (int l = model_first_layer(m); l < model_end_layer(m); l++) {
         attention_block_forward(qwen, acts, l, residual, N, dev);
         mlp_up(qwen, acts, l, 0, N, dev);
         mlp_down(qwen, acts, l, N, dev);
         residual = layer_activations(acts, l).residual3;
     }
+    acts->is_fresh = 1;
+    if (!model_ends(m)) { return; }
     if (acts->numbers) {
         router_pool(layer_numbers(acts, c, c->L), acts->numbers, config_expert_layers(c), &router, N, dev);
     }
@@ -363,8 +368,10 @@ static LmHead lm_head(const Qwen* qwen, const Activations* acts) {
 static void recompute_block(const Qwen* qwen, Activations* acts, int l, const floatX* residual, int N,
                             const Device* dev) {
     const Config* c = &qwen->config;
-    const int level = l + 1 < c->L ? acts->how.recompute : KEEP_ALL;
-    const int has_rows = c->kinds[l] == 'M' || expert_layers_below(c, l) + 1 == config_expert_layers(c);
+    const int end = model_end_layer(&qwen->model), is_there = acts->is_fresh;
+    const int level = is_there && l + 1 == end ? KEEP_ALL : acts->how.recompute;
+    const int is_last = expert_layers_below(c, l) + 1 == expert_layers_below(c, end);
+    const int has_rows = c->kinds[l] == 'M' || (is_there && is_last);
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     if (level == RECOMPUTE_BLOCKS) {
@@ -455,21 +462,37 @@ static void block_backward(Qwen* qwen, Activations* acts, int l, const floatX* r
 // After the head. Every parameter's gradient is written: one micro-batch is one leaf
 static void qwen_backward(Qwen* qwen, Activations* acts, int B, int T, const Device* dev) {
     const Config* c = &qwen->config;
-    const int L = c->L, D = c->D, N = B * T;
-    const ActivationTensors a = layer_activations(acts, L - 1);
-    float* dembedding = gradient(qwen, AT(embedding), 0);
-    rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm), 0), a.dbranch, a.residual3, gain(qwen, AT(norm), 0),
-                     layer_statistics(acts, 0).norm_rstd, 0, N, D, dev);
-    for (int l = L - 1; l >= qwen->model.lowest; l--) {
-        const floatX* residual = l > 0 ? layer_activations(acts, l - 1).residual3 : a.encoded;
+    const Model* m = &qwen->model;
+    const int D = c->D, N = B * T, first = model_first_layer(m), end = model_end_layer(m);
+    const ActivationTensors a = layer_activations(acts, end - 1);
+    if (model_ends(m)) {
+        rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm), 0), a.dbranch, a.residual3, gain(qwen, AT(norm), 0),
+                         layer_statistics(acts, 0).norm_rstd, 0, N, D, dev);
+    }
+    for (int l = end - 1; l >= first && l >= m->lowest; l--) {
+        const floatX* residual = l > first ? layer_activations(acts, l - 1).residual3 : a.encoded;
         recompute_block(qwen, acts, l, residual, N, dev);
         block_backward(qwen, acts, l, residual, N, dev);
         model_layer_done(&qwen->model, l, dev);
     }
-    if (dembedding && !c->tied) {  // else the head has written it
+    if (!model_begins(m)) { return; }
+    float* dembedding = gradient(qwen, AT(embedding), 0);
+    if (c->tied) {
+        model_receive_shared(&qwen->model, dev);  // what the head has written
+    } else if (dembedding) {
         device_zero(dembedding, sizeof(float) * (size_t)c->Vp * D, dev);
     }
     token_embedding_backward(dembedding, a.dresidual, acts->batch.tokens, N, D, dev);
+}
+
+// from the stream behind the last layer of this stage to losses, and back to all gradients
+static void leaf_backward(Qwen* qwen, Activations* acts, float dloss, int B, int T, const Device* dev) {
+    if (model_ends(&qwen->model)) {
+        const LmHead head = lm_head(qwen, acts);
+        lm_head_losses(&head, &acts->batch, 1, gradient(qwen, output_field(&qwen->config), 0), dloss, B * T, dev);
+        crossentropy_losses_sum(dp_loss(&qwen->model.dp), head.losses, B * T, dev);
+    }
+    qwen_backward(qwen, acts, B, T, dev);
 }
 
 // One micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree of
@@ -477,15 +500,10 @@ static void qwen_backward(Qwen* qwen, Activations* acts, int B, int T, const Dev
 static void qwen_leaf(Qwen* qwen, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
                       const Device* dev) {
     DataParallel* dp = &qwen->model.dp;
-    const LmHead head = lm_head(qwen, acts);
-    acts->numbers = qwen->config.E > 0 ? dp_numbers(dp) : NULL;
-    token_batch_inputs(&acts->batch, tokens, targets, B, T, 0, dev);
-    token_batch_targets(&acts->batch, targets, B * T, dev);
+    activations_take(acts, tokens, targets, qwen->config.E > 0 ? dp_numbers(dp) : NULL, B, T, dev);
     if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
         qwen_forward(qwen, acts, B * T, dev);
-        lm_head_losses(&head, &acts->batch, 1, gradient(qwen, output_field(&qwen->config), 0), dloss, B * T, dev);
-        crossentropy_losses_sum(dp_loss(dp), head.losses, B * T, dev);
-        qwen_backward(qwen, acts, B, T, dev);
+        leaf_backward(qwen, acts, dloss, B, T, dev);
         graph_end(&acts->graph, dev);
     }
     acts->numbers = NULL;
@@ -552,6 +570,7 @@ static void qwen_options(Run* r) {
         {"machine", "head-rows", "", OPTION_INT, &w->decoder.how.head_rows, "1024", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
         graph_option(&w->decoder.graph),
+        pipeline_option(&w->decoder.pp),
     };
     run_add_options(r, own, sizeof own);
     experts_options(r, &w->decoder.how.ep);
@@ -624,6 +643,8 @@ static void qwen_choose(Run* r) {
     if (config_expert_layers(&c) > 0) { router_log_keys(r); }
     if (c.E > 0) { experts_begin_ep(r, &w->decoder.how.ep, c.E, c.FE, c.D); }
     else { options_refuse(w->decoder.how.ep.size > 1, "ep", "is for models with experts"); }
+    pipeline_begin(r, &w->decoder.pp, c.Vp, c.D, c.E > 0 ? (double)c.k / c.E : 1.0,
+                   c.tied ? AT(embedding) : TENSOR_NO_FIELD, w->decoder.how.ep.size);
 }
 
 static void qwen_check(Run* r) {
@@ -639,7 +660,8 @@ static void qwen_check(Run* r) {
     }
     if (c->E > 0) { experts_check(r, &w->decoder.how.ep, c->k); }
     const char* const drops = "is not for --lora-dropout: each micro-batch leaves out other elements";
-    graph_check(r, &w->decoder.graph, w->qwen.adapters.settings.dropout > 0.0f ? drops : experts_obstacle(r));
+    const char* const varies = w->qwen.adapters.settings.dropout > 0.0f ? drops : experts_obstacle(r);
+    graph_check(r, &w->decoder.graph, model_has_pp(r->model) ? PIPELINE_NO_GRAPH : varies);
 }
 
 static void qwen_load(Run* r, const SliceSink* sink) {
@@ -709,6 +731,7 @@ static void qwen_box(const Run* r) {
                 workplace(r)->lora.merge ? "; so are those that --merge writes" : "");
     }
     adapters_box(r, &workplace(r)->qwen.adapters, &workplace(r)->lora, workplace(r)->is_bf16);
+    pipeline_box(r);
 }
 
 static double qwen_flops_per_token(const Run* r) {
@@ -776,6 +799,20 @@ static void pass_forward(const Model* m, Activations* acts, int N, const Device*
 
 static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Qwen*)m, acts); }
 
+static void pass_backward(Model* m, Activations* acts, float dloss, int B, int T, const Device* dev) {
+    leaf_backward((Qwen*)m, acts, dloss, B, T, dev);
+}
+
+static PipelineEnds pass_ends(const Model* m, const Activations* acts, int N) {
+    const ActivationTensors a = layer_activations(acts, model_end_layer(m) - 1);
+    return pipeline_ends(a.encoded, a.residual3, a.dresidual,
+                         sizeof(floatX) * (size_t)N * (size_t)((const Qwen*)m)->config.D);
+}
+
+static Dropout pass_dropout(const Run* r, int k, int B, int T) {
+    return adapters_dropout(r, &workplace(r)->qwen.adapters, k, B, T);
+}
+
 static Trainer qwen_trainer(void) {
     Trainer t = decoder_trainer(offsetof(Workplace, decoder));
     t.name = "train_qwen3";
@@ -805,7 +842,8 @@ static Trainer qwen_trainer(void) {
 int main(int argc, char** argv) {
     static Workplace place;  // all zero
     const Trainer trainer = qwen_trainer();
-    decoder_init(&place.decoder, pass_bytes, pass_forward, pass_head, RECOMPUTE_BLOCKS);
+    const DecoderPasses passes = {pass_bytes, pass_forward, pass_head, pass_backward, pass_ends, pass_dropout};
+    decoder_init(&place.decoder, &passes, RECOMPUTE_BLOCKS);
     return run_main(&trainer, &place.qwen.model, argc, argv);
 }
 #endif

@@ -84,6 +84,8 @@ sparse sparse_one "$qwen_gpu"
 equal "train_qwen3 with experts, exact build: the bits of C" sparse_c sparse_one
 sparse sparse_two "$launch" -n 2 "$qwen_gpu" --ep 2
 equal "train_qwen3, exact: experts on two GPUs: the bits of one" sparse_one sparse_two
+sparse sparse_stages "$launch" -n 2 "$qwen_gpu" --pp 2
+equal "train_qwen3, exact: a layer on each of two GPUs: the bits of one" sparse_one sparse_stages
 
 # an adapter's run has no model.safetensors, but its A and B
 same_adapter() { cmp "$1/step_000003/adapter_model.safetensors" "$2/step_000003/adapter_model.safetensors" && cmp "$1/step_000003/optimizer.safetensors" "$2/step_000003/optimizer.safetensors"; }
@@ -95,6 +97,13 @@ adapt() {  # RUN COMMAND...
 adapt lora_c "$qwen_c" --lora-dropout 0.3
 adapt lora_one "$qwen_gpu" --lora-dropout 0.3
 check "LoRA with dropout, exact build: the bits of C" same_adapter lora_c lora_one
+tied() {  # RUN COMMAND...
+    local options="--config dense.json --train text --batch-size 1 --seq-len 8 --batch-tokens 24 --steps 3 --eval-every 0 --lr 1e-2 --threads 1"
+    train "$@"
+}
+tied tied_fast "$qwen_fast"
+tied tied_stages "$launch" -n 4 "$qwen_fast" --pp 2 --zero 2
+equal "train_qwen3, bf16: two stages on four GPUs, the embedding on both: the bits of one" tied_fast tied_stages
 adapt lora_two "$launch" -n 2 "$qwen_gpu" --lora-dropout 0.3 --zero 2 --recompute 3
 check "LoRA, exact: two GPUs, --zero 2 --recompute 3: the bits of one" same_adapter lora_one lora_two
 sparse lora_experts_c "$qwen_c" --lora-rank 2 --lora-parameters mlp.experts.gate_up_proj,mlp.experts.down_proj,mlp.gate.weight --lora-targets q_proj

@@ -8,6 +8,9 @@ texts that are generated.
     activations_begin    an empty one; then the trainer fills in both tables, and
     activations_measure  knows how many bytes activations_open will take on the device
     activations_open, activations_free   the memory, zeroed
+    activations_take     a micro-batch: tokens and targets from the host
+    activations_turn     to the slot of another micro-batch: with --pp the forward passes of several are over before the
+                         backward pass of the first, and each keeps what backward will need
     activations_share_text   of generation: one text begins as another does
 */
 #ifndef LLMC_ACTIVATIONS_H
@@ -23,6 +26,9 @@ typedef struct {
     int recompute;         // what backward computes again, a level of the trainer; it never changes a bit
     int head_rows;         // positions whose logits exist at once
     EpOptions ep;          // which ranks have which experts
+    const char* held;      // with --pp, of each layer: has this rank it? (tensor_hold_layers); NULL: all
+    int slots;             // micro-batches that wait for their backward pass; 0: one
+    int numbers;           // that the routers of all layers count in each of them
 } Tradeoffs;
 
 typedef struct {
@@ -35,9 +41,13 @@ typedef struct {
     int HS;                  // channels of a head: all of them turn (rotary_attention.h),
     double theta;            // the slowest by this base
     RopeTable rope;
-    TokenBatch batch;
+    TokenBatch batch;        // of the slot that it is the turn of
+    TokenBatch* waiting;     // (slots), of the others
+    int slot, n_slots;
+    int is_fresh;            // no other pass has come between the forward and the backward pass of this slot
     Dropout dropout;         // of this leaf in training, where the trainer has some; all zero: nothing is left out
     float* numbers;          // of a leaf, what routers count, on the device; NULL: nobody asks
+    float *counted, *returned;  // with --pp, (slots, how.numbers), before all layers have counted; and when they have
     Graph graph;             // of leaves
 } Activations;
 
@@ -52,6 +62,7 @@ static inline void activations_begin(Activations* acts, int B, int T, Purpose pu
     acts->T = T;
     acts->N = token_batch_positions(B, T, purpose == TO_GENERATE);
     acts->purpose = purpose;
+    acts->n_slots = purpose == TO_TRAIN && how.slots > 1 ? how.slots : 1;
 }
 
 // the cache of T positions of B texts; in training and evaluation a tensor as others
@@ -61,15 +72,30 @@ static inline Tensor cached_activation(const char* name, size_t field, int layer
     return t;
 }
 
+// sizes of a table of n lines
+static inline double activations_layout_(TensorArena* x, int n, size_t element_bytes, const Activations* acts) {
+    for (int i = 0; i < n && acts->how.held; i++) {
+        if (x->table[i].layers > 0) { tensor_hold_layers(&x->table[i], acts->how.held); }
+    }
+    return tensor_arena_layout_slots(x, n, element_bytes, acts->n_slots);
+}
+
+// of what routers count in all slots, and of what comes back
+static inline size_t activations_number_bytes_(const Activations* acts) {
+    return sizeof(float) * (size_t)acts->how.numbers * (size_t)(acts->n_slots + 1);
+}
+
 // The tables have so many lines. experts NULL: the model has none; theta: the base of RoPE
 static inline double activations_measure(Activations* acts, int n_tensors, int n_statistics, const ExpertSizes* experts,
                                          int HS, double theta) {
     acts->HS = HS;
     acts->theta = theta;
-    return tensor_arena_layout(&acts->tensors, n_tensors, sizeof(floatX)) +
-           tensor_arena_layout(&acts->statistics, n_statistics, sizeof(float)) +
-           (experts ? expert_layers_layout(&acts->experts, experts, acts->N, acts->purpose) : 0.0) +
-           (double)rope_table_bytes(acts->T, HS) + token_batch_bytes(1, acts->N);
+    return activations_layout_(&acts->tensors, n_tensors, sizeof(floatX), acts) +
+           activations_layout_(&acts->statistics, n_statistics, sizeof(float), acts) +
+           (!experts ? 0.0 : expert_layers_layout(&acts->experts, experts, acts->N, acts->purpose, acts->how.held,
+                                                  acts->n_slots)) +
+           (double)rope_table_bytes(acts->T, HS) + acts->n_slots * token_batch_bytes(1, acts->N) +
+           (double)activations_number_bytes_(acts);
 }
 
 // ranks: those that share the experts of the model
@@ -78,7 +104,53 @@ static inline void activations_open(Activations* acts, const ExpertRanks* ranks,
     tensor_arena_open(&acts->statistics, "statistics");
     if (acts->experts.size.L > 0) { expert_layers_open(&acts->experts, ranks, acts->N, acts->purpose); }
     rope_table_open(&acts->rope, acts->theta, acts->T, acts->HS, dev);
-    token_batch_open(&acts->batch, 1, acts->N);
+    const size_t n_bytes = sizeof(TokenBatch) * (size_t)acts->n_slots;
+    acts->waiting = (TokenBatch*)memset(malloc_check(n_bytes, "batches"), 0, n_bytes);
+    for (int k = 0; k < acts->n_slots; k++) { token_batch_open(&acts->waiting[k], 1, acts->N); }
+    acts->batch = acts->waiting[0];
+    acts->is_fresh = 1;
+    if (acts->how.numbers > 0) {
+        acts->counted = (float*)device_alloc(activations_number_bytes_(acts), "what routers count");
+        acts->returned = acts->counted + (size_t)acts->n_slots * (size_t)acts->how.numbers;
+    }
+}
+
+// numbers: where its routers count, or NULL
+static inline void activations_take(Activations* acts, const int* tokens, const int* targets, float* numbers, int B,
+                                    int T, const Device* dev) {
+    acts->numbers = numbers;
+    token_batch_inputs(&acts->batch, tokens, targets, B, T, 0, dev);
+    token_batch_targets(&acts->batch, targets, B * T, dev);
+}
+
+// of the slot that it is the turn of
+static inline float* activations_counted(const Activations* acts) {
+    return acts->counted ? acts->counted + (size_t)acts->slot * (size_t)acts->how.numbers : NULL;
+}
+
+// What all layers have counted, where backward reads it. has_all: on the last stage, whose layers complete it, and
+// from which it goes to the leaf and back to the other stages
+static inline float* activations_returned(const Activations* acts, float* of_leaf, int has_all, const Device* dev) {
+    const size_t n_bytes = sizeof(float) * (size_t)acts->how.numbers;
+    if (n_bytes > 0 && has_all) {
+        device_copy(acts->returned, activations_counted(acts), n_bytes, dev);
+        device_copy(of_leaf, acts->returned, n_bytes, dev);
+    }
+    return acts->returned;
+}
+
+// to slot k
+static inline void activations_turn(Activations* acts, int k) {
+    const int document_start = acts->batch.segments.document_start;
+    if (k == acts->slot) { return; }
+    acts->waiting[acts->slot] = acts->batch;
+    acts->batch = acts->waiting[k];
+    acts->batch.segments.document_start = document_start;
+    acts->slot = k;
+    tensor_arena_turn(&acts->tensors, k);
+    tensor_arena_turn(&acts->statistics, k);
+    tensor_arena_turn(&acts->experts.choices, k);
+    acts->is_fresh = 0;
 }
 
 // the first n positions of row `from` of the cache go to another row, in all layers
@@ -87,7 +159,7 @@ static inline void activations_share_text(const Activations* acts, int to, int f
         const Tensor* t = &acts->tensors.table[i];
         const size_t width = sizeof(floatX) * (size_t)t->columns;
         for (int l = 0; t->is_cache && l < t->layers; l++) {
-            if (!tensor_has_layer(t, l)) { continue; }
+            if (!tensor_has_layer(t, l) || !tensor_is_held(t, l)) { continue; }
             cached_text_copy(tensor_arena_at(&acts->tensors, t, l), width, acts->T, to, from, n, dev);
         }
     }
@@ -98,7 +170,11 @@ static inline void activations_free(Activations* acts) {
     tensor_arena_close(&acts->statistics);
     if (acts->experts.size.L > 0) { expert_layers_close(&acts->experts); }
     rope_table_free(&acts->rope);
-    token_batch_close(&acts->batch);
+    for (int k = 0; acts->waiting && k < acts->n_slots; k++) {
+        token_batch_close(k == acts->slot ? &acts->batch : &acts->waiting[k]);
+    }
+    free(acts->waiting);
+    if (acts->counted) { device_release(acts->counted, activations_number_bytes_(acts)); }
     graph_free(&acts->graph);
 }
 #endif  // LLMC_ACTIVATIONS_H

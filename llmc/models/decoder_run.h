@@ -1,8 +1,9 @@
 /*
 What trainers of decoders with RoPE tell a run in the same words, whether their MLPs are experts or not.
-    Decoder, decoder_init    a member of the trainer's own struct: the activations, and three functions of the model
+    Decoder, decoder_init    a member of the trainer's own struct: the activations, and functions of the model
     decoder_trainer          a Trainer whose passes without gradients are these: forward, logits, losses, texts side by
-                             side, the memory for them; the rest is the trainer's
+                             side, the memory for them; and the halves of a micro-batch, with --pp. The rest is the
+                             trainer's
     decoder_of, decoder_activations   of a run
     decoder_attention_flops  of a token in a layer, forward and backward
     decoder_flops            of a token's products with the matrices of the model, forward and backward
@@ -13,31 +14,35 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
 #define LLMC_DECODER_RUN_H
 #include "../ops/attention.h"  // attention_bytes
 #include "../ops/gemm.h"       // gemm_workspace_bytes
+#include "../run/pipeline.h"   // pipeline_slots
 #include "../run/trainer.h"    // Run
 #include "activations.h"       // Activations, Tradeoffs, ExpertSizes
 #include "lm_head.h"           // LmHead
 
-// of a pass: sizes only, returning what activations_open will take; N positions that the batch of acts has, up to the
-// last norm; and from there to logits
-typedef double PassBytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how);
-typedef void PassForward(const Model* m, Activations* acts, int N, const Device* dev);
-typedef LmHead PassHead(const Model* m, const Activations* acts);
+// what a trainer computes, of its own model
+typedef struct {
+    // sizes only, returning what activations_open will take
+    double (*bytes)(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how);
+    void (*forward)(const Model* m, Activations* acts, int N, const Device* dev);  // N positions of the batch of acts,
+                                                                                   // up to the last norm
+    LmHead (*head)(const Model* m, const Activations* acts);                       // and from there to logits
+    // of a micro-batch, from behind its forward pass: losses, back to all gradients
+    void (*backward)(Model* m, Activations* acts, float dloss, int B, int T, const Device* dev);
+    PipelineEnds (*ends)(const Model* m, const Activations* acts, int N);  // where a stream of N positions comes in and
+                                                                           // goes out, with --pp
+    Dropout (*dropout)(const Run* r, int k, int B, int T);                 // or NULL: of the k-th micro-batch
+} DecoderPasses;
 
 typedef struct {
     Activations acts, cache;  // of a batch; of the texts that are generated
     Tradeoffs how;            // options
-    int graph;                // --graph
-    PassBytes* bytes;
-    PassForward* forward;
-    PassHead* head;
+    int graph, pp;            // --graph, --pp
+    DecoderPasses passes;
     int recompute_most;       // the level of --recompute that keeps least
 } Decoder;
 
-static inline void decoder_init(Decoder* d, PassBytes* bytes, PassForward* forward, PassHead* head,
-                                int recompute_most) {
-    d->bytes = bytes;
-    d->forward = forward;
-    d->head = head;
+static inline void decoder_init(Decoder* d, const DecoderPasses* passes, int recompute_most) {
+    d->passes = *passes;
     d->recompute_most = recompute_most;
 }
 
@@ -50,21 +55,29 @@ static inline Activations* decoder_activations(const Run* r, Purpose purpose) {
 
 // ---- memory ----
 
+static inline Tradeoffs decoder_how_(const Run* r) {
+    Tradeoffs how = decoder_of(r)->how;
+    how.held = r->model->held_layers;
+    how.slots = pipeline_slots(r);
+    how.numbers = model_has_pp(r->model) ? r->model->n_numbers : 0;
+    return how;
+}
+
 // Memory of a CPU is taken where it is written: rows that do not come cost nothing, and as many are expected as when
 // all experts are equally busy
 static inline double decoder_activation_bytes_(const Run* r, Purpose purpose, int B, int T, int sparing) {
     const Decoder* d = decoder_of(r);
     Activations acts;
-    Tradeoffs how = d->how;
+    Tradeoffs how = decoder_how_(r);
     if (DEVICE_IS_SHARED && how.ep.room == 0.0f) { how.ep.room = 1.0f; }
     if (sparing) { how.recompute = d->recompute_most; }
-    return d->bytes(r->model, &acts, B, T, purpose, how);
+    return d->passes.bytes(r->model, &acts, B, T, purpose, how);
 }
 
 static inline void decoder_open_(Run* r, Purpose purpose, int B, int T) {
     const Decoder* d = decoder_of(r);
     Activations* acts = decoder_activations(r, purpose);
-    d->bytes(r->model, acts, B, T, purpose, d->how);
+    d->passes.bytes(r->model, acts, B, T, purpose, decoder_how_(r));
     activations_open(acts, &r->model->ranks, &r->dev);
     acts->graph.is_on = acts->batch.counts_all = d->graph;
     acts->batch.segments.document_start = run_document_start(r, purpose);
@@ -75,13 +88,65 @@ static inline void decoder_close_(Run* r) {
     activations_free(&decoder_of(r)->cache);
 }
 
+// ---- with --pp: the micro-batches that wait (pipeline.h) ----
+
+static inline void decoder_turn_(Run* r, int slot) { activations_turn(&decoder_of(r)->acts, slot); }
+
+// what routers count goes with the stream in training alone
+static inline PipelineEnds decoder_ends_(const Run* r, int N) {
+    const Decoder* d = decoder_of(r);
+    PipelineEnds e = d->passes.ends(r->model, &d->acts, N);
+    e.numbers = activations_counted(&d->acts);
+    e.returned = d->acts.returned;
+    e.n_number_bytes = sizeof(float) * (size_t)d->acts.how.numbers;
+    return e;
+}
+
+// leaves nothing out but in training
+static inline void decoder_dropout_(Run* r, int k, int B, int T) {
+    const Decoder* d = decoder_of(r);
+    if (d->passes.dropout) { decoder_of(r)->acts.dropout = d->passes.dropout(r, k, B, T); }
+}
+
+static inline void decoder_no_dropout_(Run* r) {
+    memset(&decoder_of(r)->acts.dropout, 0, sizeof decoder_of(r)->acts.dropout);
+}
+
+static inline void decoder_forward_leaf_(Run* r, int k, const int* inputs, const int* targets, int B, int T) {
+    Decoder* d = decoder_of(r);
+    decoder_dropout_(r, k, B, T);
+    activations_take(&d->acts, inputs, targets, activations_counted(&d->acts), B, T, &r->dev);
+    d->passes.forward(r->model, &d->acts, B * T, &r->dev);
+    decoder_no_dropout_(r);
+}
+
+static inline void decoder_backward_leaf_(Run* r, int k, float dloss, int B, int T) {
+    Decoder* d = decoder_of(r);
+    Model* m = r->model;
+    decoder_dropout_(r, k, B, T);
+    d->acts.numbers = activations_returned(&d->acts, dp_numbers(&m->dp), model_ends(m), &r->dev);
+    d->passes.backward(m, &d->acts, dloss, B, T, &r->dev);
+    d->acts.numbers = NULL;
+    model_leaf_done(m, &r->dev);
+    decoder_no_dropout_(r);
+}
+
 // ---- passes without gradients ----
+
+// N positions through the layers of this stage
+static inline void decoder_pass_(Run* r, Activations* acts, int N) {
+    const Decoder* d = decoder_of(r);
+    const PipelineEnds e = d->passes.ends(r->model, acts, N);
+    pipeline_receive(&r->model->pipe, &e, &r->dev);
+    d->passes.forward(r->model, acts, N, &r->dev);
+    pipeline_send(&r->model->pipe, &e, &r->dev);
+}
 
 // the new positions of texts, and how many they are
 static inline int decoder_texts_(Run* r, const CachedText* texts, int n_texts) {
     Decoder* d = decoder_of(r);
     const int N = token_batch_texts(&d->cache.batch, texts, n_texts, &r->dev);
-    d->forward(r->model, &d->cache, N, &r->dev);
+    decoder_pass_(r, &d->cache, N);
     return N;
 }
 
@@ -95,25 +160,26 @@ static inline void decoder_forward_(Run* r, Purpose purpose, const int* tokens, 
         return;
     }
     token_batch_inputs(&d->acts.batch, tokens, targets, B, T, 0, &r->dev);
-    d->forward(r->model, &d->acts, B * T, &r->dev);
+    decoder_pass_(r, &d->acts, B * T);
 }
 
 static inline const floatX* decoder_logits_(Run* r, Purpose purpose, int n) {
-    const LmHead head = decoder_of(r)->head(r->model, decoder_activations(r, purpose));
+    const LmHead head = decoder_of(r)->passes.head(r->model, decoder_activations(r, purpose));
     return lm_head_logits(&head, n, 1, &r->dev);
 }
 
 // cross entropy alone: what routers add is of no interest for a text
 static inline const float* decoder_losses_(Run* r, const int* targets, int N) {
     Decoder* d = decoder_of(r);
-    const LmHead head = d->head(r->model, &d->acts);
+    const LmHead head = d->passes.head(r->model, &d->acts);
     return lm_head_evaluate(&head, &d->acts.batch, targets, N, &r->dev);
 }
 
 static inline const floatX* decoder_next_of_each_(Run* r, const CachedText* texts, int n_texts, size_t* row) {
     Decoder* d = decoder_of(r);
     const int N = decoder_texts_(r, texts, n_texts);
-    const LmHead head = d->head(r->model, &d->cache);
+    if (!model_ends(r->model)) { return NULL; }
+    const LmHead head = d->passes.head(r->model, &d->cache);
     *row = (size_t)head.weight.OC;
     return lm_head_logits(&head, N - n_texts, n_texts, &r->dev);
 }
@@ -138,6 +204,10 @@ static inline Trainer decoder_trainer(size_t decoder) {
     t.losses = decoder_losses_;
     t.next_of_each = decoder_next_of_each_;
     t.share_text = decoder_share_text_;
+    t.turn = decoder_turn_;
+    t.ends = decoder_ends_;
+    t.forward_leaf = decoder_forward_leaf_;
+    t.backward_leaf = decoder_backward_leaf_;
     t.close = decoder_close_;
     return t;
 }

@@ -114,13 +114,16 @@ static inline Tensor* expert_statistic_rows(Tensor* t, size_t at, const ExpertSi
 
 // ---- what all layers share ----
 
-// Sizes only: bytes that expert_layers_open will take on the device
-static inline double expert_layers_layout(ExpertLayers* x, const ExpertSizes* s, int N, Purpose purpose) {
+// Sizes only: bytes that expert_layers_open will take on the device. held: as in tensor_hold_layers, NULL: all;
+// n_slots: of the arena of choices
+static inline double expert_layers_layout(ExpertLayers* x, const ExpertSizes* s, int N, Purpose purpose,
+                                          const char* held, int n_slots) {
     memset(x, 0, sizeof *x);
     x->size = *s;
     x->n_scratch = purpose == TO_TRAIN ? experts_scratch_floats(s->ep.size, s->router.E, 2 * (size_t)s->F * s->D) : 0;
     x->choices.table[0] = expert_row_(s, "experts", 0, s->L, N, s->router.k);
-    return tensor_arena_layout(&x->choices, 1, sizeof(int)) +
+    if (held) { tensor_hold_layers(&x->choices.table[0], held); }
+    return tensor_arena_layout_slots(&x->choices, 1, sizeof(int), n_slots) +
            (double)expert_rows_bytes(N, s->router.k, s->router.E) + sizeof(float) * (double)x->n_scratch;
 }
 

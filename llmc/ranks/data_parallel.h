@@ -394,7 +394,8 @@ static inline void dp_gather(DataParallel* s, void* arena, const Part* parts, co
         const Part own = dp_part(s, s->rank, i);
         const size_t n_bytes = parts ? sizeof(float) : t->stored_bytes;
         // of element 0 of the tensor, if the arena had it
-        const size_t origin = parts ? n_bytes * (parts[i].at - parts[i].first) : t->stored_at;
+        const size_t first = parts ? parts[i].first : s->stretches[i].whole.first;
+        const size_t origin = (parts ? n_bytes * parts[i].at : tensor_stored_place(t, first)) - n_bytes * first;
         for (int rank = 0; rank < s->size; rank++) {
             const Part part = dp_part(s, rank, i);
             CommPiece piece = {(char*)arena + origin + n_bytes * own.first,

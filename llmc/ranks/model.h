@@ -3,6 +3,7 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
     model_layout          sizes only: what a run will need is known before anything is allocated
     model_save_rows       an adapter's tensors stand in front: of the rest, its base, nothing learns, and no file has it
     model_begin_ep        --ep: this rank holds some of the experts of each layer, others the rest (expert_ranks.h)
+    model_begin_pp        --pp: this rank holds some of the layers, others the rest (pipeline_ranks.h)
     model_init            the stored parameters, zero
     model_store_frozen    a CPU build: matrices that do not learn as bf16 or fp8
     model_stream_open     parameters from floats, slice by slice, rounded as the last update rounded them; from a file
@@ -19,6 +20,8 @@ Where:  everything is device memory. Stored parameters are whole on every rank, 
 With --ep experts have gradients of their own (`dp_experts`): their leaves are those of a whole group, which the group's
         ranks have computed together, and only holders of the same experts exchange them. A table of what a rank holds
         (`held`) lays out its memory; everything that has to do with names and files goes by the whole table.
+With --pp the table is the same on all ranks, and says which layers are in memory (tensor_hold_layers). Gradients and
+        moments are those of a model of which the layers of other stages are frozen; the ranks of a stage share them.
 */
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
@@ -26,6 +29,7 @@ With --ep experts have gradients of their own (`dp_experts`): their leaves are t
 #include "../core/layers.h"  // learning_from
 #include "data_parallel.h"   // DataParallel, dp_init, dp_open
 #include "expert_ranks.h"    // ExpertRanks
+#include "pipeline_ranks.h"  // PipelineRanks
 
 enum { MAX_TENSORS = 128 };
 typedef enum { TO_GENERATE, TO_EVALUATE, TO_TRAIN } Purpose;  // what activations are for
@@ -42,6 +46,12 @@ typedef struct {
     int saved_is_float;   // those that the files hold are
     Stored frozen_as;     // a CPU build: as what matrices are stored, none of which learns; BY_BUILD: nobody has asked
     ExpertRanks ranks;    // of --ep
+    PipelineRanks pipe;   // of --pp
+    char* held_layers;    // with --pp, of each layer: is it in memory? (tensor_hold_layers)
+    int shared;           // with --pp, the row that the first and the last stage have: the embedding that is the output
+                          // matrix, too; -1: there is none
+    float* shared_grads;  // of the last stage: the head's share of its gradient, of model_shared_rooms micro-batches
+    int n_shared_sent;    // of this update
     Weights w;            // stored, master, moments
     float* average;       // of the parameters over updates, the parts that moments have; NULL: none is kept
     int* frozen;          // of every slice in table order: does it stay as it is? NULL: none does
@@ -51,6 +61,7 @@ typedef struct {
     size_t n_kept;        // elements of masters, and of each moment
     DataParallel dp;      // gradients of micro-batches, and which part of all this belongs to this rank
     DataParallel dp_experts;  // the same of experts, with --ep
+    double* seam_sum;         // on the device, with --pp: of a chunk in which stages meet
 } Model;
 
 static inline void model_layout(Model* m, int n_table) {
@@ -60,6 +71,8 @@ static inline void model_layout(Model* m, int n_table) {
     m->n_slices = tensors_slices(m->table, n_table);
     m->held = m->table;
     m->ranks = expert_ranks_init(NULL, 1);
+    m->pipe = pipeline_ranks_init(NULL, 1, NULL);
+    m->shared = -1;
 }
 
 // after model_layout: the first n rows are those of an adapter
@@ -72,6 +85,10 @@ static inline int model_is_adapter(const Model* m) { return m->n_saved < m->n_ta
 static inline int model_is_saved_(const Model* m, const Tensor* t) { return t - m->table < m->n_saved; }
 
 static inline int model_has_ep(const Model* m) { return m->ranks.size > 1; }
+static inline int model_has_pp(const Model* m) { return m->pipe.size > 1; }
+
+// does this rank lack some of the model?
+static inline int model_is_divided(const Model* m) { return model_has_ep(m) || model_has_pp(m); }
 static inline int model_row_has_ep(const Model* m, int i) { return model_has_ep(m) && m->table[i].experts > 0; }
 
 // a CPU build, after model_layout: matrices as bf16 or fp8, for nothing of them learns; of an adapter those of its base
@@ -126,6 +143,59 @@ static inline void model_hold_all(Model* m, size_t build_bytes) {
     model_layout_stored(m, build_bytes);
 }
 
+// ---- pipeline parallel ----
+
+// the stage that has slice k of row i, and in training its gradient. What belongs to no layer is the first stage's
+// where it stands in the table before the layers, else the last one's
+static inline int model_stage_of(const Model* m, int i, int k) {
+    const int layer = tensor_slice_layer(&m->table[i], k);
+    int first = model_is_adapter(m) ? m->n_saved : 0;
+    if (!model_has_pp(m)) { return 0; }
+    if (layer >= 0) { return pipeline_stage_of(&m->pipe, layer); }
+    while (first < m->n_table && m->table[first].layers == 0) { first++; }
+    return i < first ? 0 : m->pipe.size - 1;
+}
+
+static inline int model_is_of_stage(const Model* m, int i, int k) { return model_stage_of(m, i, k) == m->pipe.place; }
+
+// After model_layout, all ranks call. begin (size + 1): where the stages begin. shared: the field of the first stage
+// that the last one reads, too; or TENSOR_NO_FIELD. channels: of the residual stream
+static inline void model_begin_pp(Model* m, Comm* world, int size, const int* begin, size_t shared, int channels) {
+    m->pipe = pipeline_ranks_init(world, size, begin);
+    m->pipe.channels = channels;
+    m->shared = -1;
+    if (size == 1) { return; }
+    const int L = tensors_layers(m->table, m->n_table);
+    m->held_layers = (char*)malloc_check((size_t)L + 1, "stages");
+    for (int l = 0; l < L; l++) {
+        m->held_layers[l] = l >= pipeline_first(&m->pipe) && l < pipeline_end(&m->pipe) ? LAYER_HELD : '.';
+    }
+    m->held_layers[L] = '\0';
+    for (int i = 0; i < m->n_table; i++) {
+        Tensor* t = &m->table[i];
+        const int is_shared = t->field == shared && shared != TENSOR_NO_FIELD;
+        const int is_copy = is_shared && pipeline_is_last(&m->pipe);
+        if (is_shared) { m->shared = i; }
+        if (t->layers > 0) { tensor_hold_layers(t, m->held_layers); }
+        else if (!model_is_of_stage(m, i, 0) && !is_copy) { tensor_hold_none(t); }
+    }
+}
+
+// layers of this rank: first .. end - 1
+static inline int model_first_layer(const Model* m) { return model_has_pp(m) ? pipeline_first(&m->pipe) : 0; }
+static inline int model_end_layer(const Model* m) {
+    return model_has_pp(m) ? pipeline_end(&m->pipe) : tensors_layers(m->table, m->n_table);
+}
+
+// does it have what comes before all layers, and behind?
+static inline int model_begins(const Model* m) { return !model_has_pp(m) || pipeline_is_first(&m->pipe); }
+static inline int model_ends(const Model* m) { return !model_has_pp(m) || pipeline_is_last(&m->pipe); }
+
+// ---- who has what ----
+
+// the number of this rank among all
+static inline int model_rank(const Model* m) { return model_has_pp(m) ? m->pipe.world->rank : m->dp.rank; }
+
 // who of a group holds slice k of row i; of what is no expert's every rank has its own
 static inline int model_place(const Model* m, int i, int k) {
     const Tensor* t = &m->table[i];
@@ -137,8 +207,14 @@ static inline int model_place(const Model* m, int i, int k) {
 static inline int model_held_slice(const Model* m, int i, int k) {
     const Tensor *t = &m->table[i], *held = &m->held[i];
     const int each = tensor_layer_slices(t), each_held = tensor_layer_slices(held);
-    if (model_place(m, i, k) != m->ranks.place) { return -1; }
+    if (model_place(m, i, k) != m->ranks.place || !tensor_is_held(t, tensor_slice_layer(t, k))) { return -1; }
     return k / each * each_held + k % each % each_held;
+}
+
+// the rank that has slice k of row i once the ranks that share it have put it together
+static inline int model_source_rank(const Model* m, int i, int k) {
+    if (model_has_pp(m)) { return pipeline_first_rank(&m->pipe, model_stage_of(m, i, k)); }
+    return model_row_has_ep(m, i) ? model_place(m, i, k) : 0;
 }
 
 // what has the gradients of row i
@@ -215,6 +291,7 @@ static inline double model_flops(const Model* m, int i) {
 
 // build_bytes: of an element of floatX
 static inline void model_init(Model* m, size_t build_bytes) {
+    if (model_has_pp(m)) { comm_device_open(m->pipe.world); }
     model_layout_stored(m, build_bytes);
     m->w = weights_of(device_alloc(m->stored_bytes, "parameters"), build_bytes, NULL, NULL, NULL);
 }
@@ -229,14 +306,15 @@ static inline size_t model_largest_slice(const Model* m, int n_rows) {
     return most;
 }
 
-// of every slice of `held`: does it stay as it is, or has the other DataParallel its gradients?
+// of every slice of `held`: does it stay as it is, or has the other DataParallel or another stage its gradients?
 static inline int* model_frozen_held_(const Model* m, int experts) {
     const int n = tensors_slices(m->held, m->n_table);
     int *frozen = (int*)malloc_check(sizeof(int) * (size_t)n, "slices that learn"), *next = frozen;
     for (int i = 0, slice = 0; i < m->n_table; slice += tensor_slices(&m->table[i++])) {
+        const int is_other = model_has_ep(m) && (m->table[i].experts > 0) != experts;
         for (int k = 0; k < tensor_slices(&m->table[i]); k++) {
-            if (model_held_slice(m, i, k) < 0) { continue; }
-            *next++ = slice_is_frozen(m->frozen, slice + k) || (m->table[i].experts > 0) != experts;
+            if (model_place(m, i, k) != m->ranks.place) { continue; }
+            *next++ = slice_is_frozen(m->frozen, slice + k) || is_other || !model_is_of_stage(m, i, k);
         }
     }
     return frozen;
@@ -244,8 +322,12 @@ static inline int* model_frozen_held_(const Model* m, int experts) {
 
 // Sizes only: who keeps what. Arguments as those of model_init_training
 static inline void model_plan(Model* m, Comm* comm, int n_leaves, int zero) {
+    if (model_has_pp(m)) {
+        comm = m->pipe.stage->size > 1 ? m->pipe.stage : NULL;
+        m->frozen_held[0] = model_frozen_held_(m, 0);
+    }
     if (!model_has_ep(m)) {
-        dp_init(&m->dp, comm, m->table, m->n_table, m->frozen, n_leaves, zero);
+        dp_init(&m->dp, comm, m->table, m->n_table, model_has_pp(m) ? m->frozen_held[0] : m->frozen, n_leaves, zero);
         m->n_kept = m->dp.n_kept;
         return;
     }
@@ -264,12 +346,40 @@ static inline void model_plan_free(Model* m) {
     dp_free(&m->dp_experts);
     free(m->frozen_held[0]);
     free(m->frozen_held[1]);
+    m->frozen_held[0] = m->frozen_held[1] = NULL;
+}
+
+// So many micro-batches later than it has it, the last stage sends the shared row's gradient: the first one, which is
+// so far behind in backward, then waits for it. No more than the last can compute while the first waits: p - 2
+static inline int model_shared_delay(const Model* m) { return (m->pipe.size - 1) / 2; }
+static inline int model_shared_rooms(const Model* m) { return model_shared_delay(m) + 1; }
+
+// has this rank, of the last stage, the head's share of a gradient that the first stage keeps?
+static inline int model_sends_shared(const Model* m) {
+    return model_has_pp(m) && m->shared >= 0 && pipeline_is_last(&m->pipe) &&
+           !slice_is_frozen(m->frozen, tensors_slices(m->table, m->shared));
+}
+
+static inline int model_receives_shared(const Model* m) {
+    return model_has_pp(m) && m->shared >= 0 && pipeline_is_first(&m->pipe) &&
+           !slice_is_frozen(m->frozen, tensors_slices(m->table, m->shared));
+}
+
+static inline double model_shared_bytes(const Model* m) {
+    return model_sends_shared(m)
+               ? sizeof(float) * (double)tensor_elements(&m->table[m->shared]) * model_shared_rooms(m) : 0.0;
 }
 
 // comm NULL: alone. zero 1: masters and moments are kept once, not on every rank; 2: sums of gradients too, which
 // --ep asks for. Before parameters are stored: masters get theirs, too
 static inline void model_init_training(Model* m, Comm* comm, int n_leaves, int zero, int has_masters) {
     model_plan(m, comm, n_leaves, zero);
+    if (model_has_pp(m)) {
+        m->seam_sum = (double*)device_alloc(sizeof(double), "a chunk's sum");
+    }
+    if (model_sends_shared(m)) {
+        m->shared_grads = (float*)device_alloc((size_t)model_shared_bytes(m), "gradients of the output matrix");
+    }
     const size_t kept = sizeof(float) * m->n_kept;
     dp_want_numbers(&m->dp, m->n_numbers);
     dp_open(&m->dp);
@@ -459,8 +569,12 @@ static inline void model_free(Model* m) {
     device_release(m->w.m, kept);
     device_release(m->w.v, kept);
     device_release(m->average, kept);
+    if (m->shared_grads) { device_release(m->shared_grads, (size_t)model_shared_bytes(m)); }
+    if (m->seam_sum) { device_release(m->seam_sum, sizeof(double)); }
     model_plan_free(m);
     expert_ranks_free(&m->ranks);
+    pipeline_ranks_free(&m->pipe);
+    free(m->held_layers);
     free(m->frozen);
 }
 
@@ -470,7 +584,7 @@ static inline void model_free(Model* m) {
 static inline int model_masters_in_parts(const Model* m) { return m->w.master && m->dp.zero > 0; }
 
 // do all ranks have something of the parameters that rank 0 lacks?
-static inline int model_is_in_parts(const Model* m) { return model_masters_in_parts(m) || model_has_ep(m); }
+static inline int model_is_in_parts(const Model* m) { return model_masters_in_parts(m) || model_is_divided(m); }
 
 // what of the parameters a checkpoint is made from, and its bytes: masters or, without them, what is stored
 static inline const void* model_source(const Model* m) { return m->w.master ? (const void*)m->w.master : m->w.stored; }
@@ -478,23 +592,22 @@ static inline size_t model_source_bytes(const Model* m) {
     return m->w.master ? sizeof(float) * m->n_kept : model_saved_bytes(m);
 }
 
-// What the rank at `place` of the first group has, `from`, comes to rank 0: in `room`, or where it is. NULL elsewhere
-static inline const float* model_bring_(const Model* m, const float* from, float* room, size_t n, int place) {
-    Comm* world = m->ranks.world;
-    if (!model_has_ep(m) || place == 0) { return m->dp.rank > 0 ? NULL : from; }
-    const int sends = world->rank == place, receives = world->rank == 0;
+// What rank `source` has, `from`, comes to rank 0: in `room`, or where it is. NULL elsewhere
+static inline const float* model_bring_(const Model* m, const float* from, float* room, size_t n, int source) {
+    Comm* world = model_has_pp(m) ? m->pipe.world : m->ranks.world;
+    if (source == 0) { return model_rank(m) > 0 ? NULL : from; }
+    const int sends = world->rank == source, receives = world->rank == 0;
     comm_wait(world, comm_send_recv(world, from, sends ? n : 0, sends ? 0 : -1, room, receives ? n : 0,
-                                    receives ? place : -1, DT_F32, HERE));
+                                    receives ? source : -1, DT_F32, HERE));
     return receives ? room : NULL;
 }
 
 // Slice k of row i, which learns, of an arena of kept parts: on rank 0 the whole slice comes back, in the arena or in
 // `room`, on the others NULL. All ranks call, with room for a slice on the host. dev NULL: the arena is host memory
 static inline const float* model_slice(Model* m, const float* arena, int i, int k, float* room, const Device* dev) {
-    const int held = model_held_slice(m, i, k);
+    const int held = model_is_of_stage(m, i, k) ? model_held_slice(m, i, k) : -1;
     const float* from = held < 0 ? NULL : dp_slice(model_dp(m, i), arena, i, held, room, dev);
-    if (!model_row_has_ep(m, i)) { return from; }
-    return model_bring_(m, from, room, tensor_slice_elements(&m->table[i]), model_place(m, i, k));
+    return model_bring_(m, from, room, tensor_slice_elements(&m->table[i]), model_source_rank(m, i, k));
 }
 
 // n stored values, which lie at the beginning of `room` as they are stored, become floats there
@@ -520,23 +633,23 @@ static inline void model_widen_fp8_(float* room, const void* stored, const Tenso
 // the same of stored parameters, or of a copy of them
 static inline const float* model_stored_slice_(Model* m, const void* stored, int i, int k, float* room,
                                                const Device* dev) {
-    const int held = model_held_slice(m, i, k), place = model_row_has_ep(m, i) ? model_place(m, i, k) : 0;
+    const int held = model_held_slice(m, i, k), source = model_source_rank(m, i, k);
     const size_t n = tensor_slice_elements(&m->table[i]), bytes = m->held[i].stored_bytes;
-    if (m->dp.rank == place && m->held[i].stored == STORED_FP8) {
+    if (model_rank(m) == source && m->held[i].stored == STORED_FP8) {
         model_widen_fp8_(room, stored, &m->held[i], held);
-    } else if (m->dp.rank == place) {
+    } else if (model_rank(m) == source) {
         const char* from = (const char*)stored + tensor_stored_place(&m->held[i], n * (size_t)held);
         if (dev) { device_download(room, from, bytes * n, dev); } else { memcpy(room, from, bytes * n); }
         model_widen_(room, bytes, n);
     }
-    return model_bring_(m, room, room, n, place);
+    return model_bring_(m, room, room, n, source);
 }
 
 // All parameters as floats on the host of rank 0: what learns from an arena of kept parts (NULL: as it is stored), the
 // rest as it is stored. NULL on the others; all ranks call
 static inline float* model_collect_(Model* m, const float* kept, const Device* kept_dev, const void* stored,
                                     const Device* stored_dev) {
-    float* whole = m->dp.rank > 0 ? NULL : (float*)arena_alloc(sizeof(float) * m->n, "parameters on the host");
+    float* whole = model_rank(m) > 0 ? NULL : (float*)arena_alloc(sizeof(float) * m->n, "parameters on the host");
     float* room = (float*)malloc_check(sizeof(float) * model_largest_slice(m, m->n_saved), "a slice of a tensor");
     for (int i = 0, slice = 0; i < m->n_saved; slice += tensor_slices(&m->table[i++])) {
         const size_t n = tensor_slice_elements(&m->table[i]);
@@ -555,9 +668,9 @@ static inline float* model_collect_(Model* m, const float* kept, const Device* k
 // that, it comes back itself. What ranks have in parts is collected, for which all call; what is frozen has no master,
 // its stored weights stay as they are on dev. copy_dev NULL: the copy is in host memory
 static inline const float* model_whole(Model* m, const void* copy, const Device* copy_dev, const Device* dev) {
-    if (m->dp.rank > 0 && !model_is_in_parts(m)) { return NULL; }
+    if (model_rank(m) > 0 && !model_is_in_parts(m)) { return NULL; }
     if (m->w.master) { return model_collect_(m, (const float*)copy, copy_dev, m->w.stored, dev); }
-    if (m->saved_is_float && !model_has_ep(m)) { return (const float*)copy; }
+    if (m->saved_is_float && !model_is_divided(m)) { return (const float*)copy; }
     return model_collect_(m, NULL, NULL, copy, copy_dev);
 }
 

@@ -55,7 +55,7 @@ static inline FileSum moments_save(const char* path, Model* m, const float* firs
     FileSum sum;
     TensorSlices sorted = moments_sorted_(m);
     memset(&sum, 0, sizeof sum);
-    if (m->dp.rank == 0) {
+    if (model_rank(m) == 0) {
         safewriter_init(&w);
         safewriter_meta(&w, "format", "pt");  // transformers asks for it
         slices_declare_(&w, sorted.slice, sorted.n, "exp_avg.");
@@ -65,7 +65,7 @@ static inline FileSum moments_save(const char* path, Model* m, const float* firs
     moments_put_(&w, m, sorted, first, dev);
     moments_put_(&w, m, sorted, second, dev);
     free(sorted.slice);
-    if (m->dp.rank == 0) { sum = safewriter_close(&w); }
+    if (model_rank(m) == 0) { sum = safewriter_close(&w); }
     return sum;
 }
 
@@ -107,7 +107,7 @@ static inline void moments_load_layers(const char* path, Model* m, float* first,
         }
         progress("loading", i + 1, m->n_table);
     }
-    if (n_new > 0 && m->dp.rank == 0) {
+    if (n_new > 0 && model_rank(m) == 0) {
         warn_line("%s: %d tensor%s that learn%s now %s frozen: their moments begin with 0", path, n_new,
                   n_new > 1 ? "s" : "", n_new > 1 ? "" : "s", n_new > 1 ? "were" : "was");
     }

@@ -7,7 +7,7 @@ one function:
     batch_scores(model, targets, B, T, scores)   optional, asked after batch_losses: n_scores numbers about the same
                                                  batch, such as counts of right predictions, whose sums over the batches
                                                  evaluate_loss leaves in Evaluator.scores
-Ranks share the batches; rank 0 draws the bar of its share. Sums of batches are added in their order, so the result
+Ranks share the batches. Sums of batches are added in their order, so the result
 depends on no rank count.
 Order:  a batch's losses chain over its positions in float; batches chain in double.
 */
@@ -34,6 +34,7 @@ typedef struct {
     int n_scores;
     double* scores;              // (n_scores)
     int together;                // a pass needs all ranks: who has no batch left goes through one again
+    int shows;                   // the bar of its share
 } Evaluator;
 
 static inline float evaluate_batch_(const Evaluator* e, int B) {
@@ -84,7 +85,7 @@ static inline float evaluate_loss(const Evaluator* e, const DataLoader* rows, do
         }
         for (int n = 0; n < B * e->T; n++) { n_counted[0] += e->targets[n] >= 0; }
         n_counted[1] += e->tokenizer ? tokenizer_count_bytes(e->tokenizer, e->targets, B * e->T) : 0;
-        if (e->comm->rank == 0) { progress("validation", i + 1, own.end); }
+        if (e->shows) { progress("validation", i + 1, own.end); }
     }
     comm_all_gather_shares(e->comm, losses, n_batches, DT_F32, HERE);
     comm_all_reduce(e->comm, n_counted, 2, DT_I64, OP_SUM, HERE);
@@ -117,7 +118,7 @@ static inline int evaluate_answers(const Evaluator* e, HellaSwag* h, int* n) {
         const float* losses = e->batch_losses(e->model, e->inputs, e->targets, rows, T);
         if (!is_own) { continue; }
         hellaswag_losses(h, i * B, rows, T, e->targets, losses);
-        if (e->comm->rank == 0) { progress("examples", i + 1, own.end); }
+        if (e->shows) { progress("examples", i + 1, own.end); }
     }
     comm_all_reduce(e->comm, h->scores, (size_t)n_rows, DT_F64, OP_SUM, HERE);
     return hellaswag_correct(h, 0, *n);

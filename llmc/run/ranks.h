@@ -14,7 +14,7 @@ Errors: fail_input on rank 0; the others leave without another word.
 #ifndef LLMC_RANKS_H
 #define LLMC_RANKS_H
 #include "../ranks/comm.h"           // Comm, comm_world
-#include "../ranks/model.h"          // Model, model_plan, dp_bytes
+#include "../ranks/model_gradients.h"  // Model, model_plan, dp_bytes, model_stage_bytes
 #include "checkpoints.h"             // RunOptions, RunState, run_restore
 #include "rundata.h"                 // RunData, data_sums
 #include "signals.h"                 // stop_flag
@@ -157,8 +157,9 @@ static inline void ranks_compare(Comm* c, const Option* table, int n, const RunS
 // ---- the box at the start, the last line, the folder ----
 
 // rows of the box; the bytes that gradients and what leaves count take, of the rank where they take most, and each
-// moment. all: every gradient is asked for, as by a probe
-static inline double ranks_box(Comm* c, const Model* m, int all, int n_leaves, int zero, double* moment) {
+// moment. all: every gradient is asked for, as by a probe; stream: bytes of that of a micro-batch, for --pp
+static inline double ranks_box(Comm* c, const Model* m, int all, int n_leaves, int zero, double stream,
+                               double* moment) {
     Model plan = *m;  // sizes only
     if (all) {
         plan.frozen = NULL;
@@ -168,14 +169,16 @@ static inline double ranks_box(Comm* c, const Model* m, int all, int n_leaves, i
     const int has_ep = model_has_ep(m);
     dp_want_numbers(&plan.dp, m->n_numbers);
     double gradients = dp_gradient_bytes(&plan.dp) + (has_ep ? dp_gradient_bytes(&plan.dp_experts) : 0.0);
-    gradients += dp_numbers_bytes(&plan.dp);
+    gradients += dp_numbers_bytes(&plan.dp) + model_shared_bytes(&plan);
     comm_all_reduce(c, &gradients, 1, DT_F64, OP_MAX, HERE);  // leaves that do not divide: some have an arena more
-    const double sent = dp_bytes(&plan.dp) + (has_ep ? dp_bytes(&plan.dp_experts) : 0.0);
+    const double sent =
+        dp_bytes(&plan.dp) + (has_ep ? dp_bytes(&plan.dp_experts) : 0.0) + model_stage_bytes(&plan, stream);
     *moment = sizeof(float) * (double)plan.n_kept;
     model_plan_free(&plan);
     if (all) { free(plan.frozen); }
-    if (n_leaves < c->size && c->rank == 0) {
-        const int n_idle = c->size - n_leaves;
+    const int n_lines = c->size / m->pipe.size;
+    if (n_leaves < n_lines && c->rank == 0) {
+        const int n_idle = (n_lines - n_leaves) * m->pipe.size;
         warn_line("%d ranks, but %d micro-batch%s in an update: %d rank%s nothing to compute (--batch-tokens or "
                   "--grad-accum, --batch-size)",
                   c->size, n_leaves, n_leaves > 1 ? "es" : "", n_idle, n_idle > 1 ? "s have" : " has");

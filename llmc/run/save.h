@@ -266,7 +266,7 @@ static inline void save_check_finite_(const Run* r, const NotFinite* found, cons
 // by slice
 static inline void save_open_model(Run* r) {
     Model* m = r->model;
-    const int in_place = DEVICE_IS_SHARED && m->is_float && !model_has_ep(m);
+    const int in_place = DEVICE_IS_SHARED && m->is_float && !model_is_divided(m);
     const int trains = run_is_training(r), exports = !trains && run_exports(r) && !model_exports_stored(m);
     ModelStream stream;
     model_init(m, r->trainer->stored_bytes);
@@ -439,7 +439,7 @@ static inline void save_check_data(Run* r) {
              "last checkpoint%s", path, *r->o.run ? "; give the file back and --resume, which compares its bytes" : "");
 }
 
-// rank 0 writes, in the background unless the run is over; with --zero 1 or 2 the others send it their parts
+// rank 0 writes, in the background unless the run is over; with --zero 1 or 2 or stages the others send it their parts
 static inline void save_checkpoint(Run* r, int last) {
     Model* model = r->model;
     const size_t kept = sizeof(float) * model->n_kept;
@@ -455,7 +455,7 @@ static inline void save_checkpoint(Run* r, int last) {
     if (r->comm->rank == 0) {
         snapshot_save(&r->snapshot, arenas, n_bytes, SNAPSHOT_ARENAS + n_extras, &r->state, run_saves_beside(r), last,
                       save_write_, r, &r->dev);
-    } else if (r->o.zero > 0) {
+    } else if (r->o.zero > 0 || model_is_divided(model)) {
         if (model_is_in_parts(model)) { model_whole(model, model_source(model), &r->dev, &r->dev); }
         moments_save(NULL, model, model->w.m, model->w.v, &r->dev);
         if (model->average) { model_whole_average(model, model->average, &r->dev, &r->dev); }

@@ -10,6 +10,7 @@ computed or written.
 #include "../core/floatx.h"  // FLOATX_NAME
 #include "../core/layers.h"  // freeze_slices
 #include "folder.h"          // run_open, run_check_unused
+#include "pipeline.h"        // pipeline_stream_bytes
 #include "peak.h"            // matmul_peak, memory_available, check_memory
 #include "save.h"            // save_find_model
 #include "same_data.h"       // data_to_json, data_check
@@ -415,7 +416,7 @@ static inline void start_open(Run* r, int argc, char** argv) {
 // late
 static inline int start_batches_ahead_(const Run* r) { return r->trainer->more_data ? r->d.prefetch_buffer : 1; }
 static inline int start_batches_kept_(const Run* r) {
-    return DEVICE_IS_SHARED ? 1 : (int)ceil_div(r->n_leaves, r->comm->size);
+    return DEVICE_IS_SHARED ? 1 : (int)ceil_div(r->n_leaves, r->comm->size / r->model->pipe.size);
 }
 
 // ---- the box ----
@@ -470,7 +471,7 @@ static inline double start_merging_bytes_(const Run* r) {
 // and the names of tensors, sorted and as JSON
 static inline double start_saving_bytes_(const Run* r) {
     const Model* m = r->model;
-    const int has_average = r->o.ema > 0.0f, in_parts = r->has_masters || !m->saved_is_float || model_has_ep(m);
+    const int has_average = r->o.ema > 0.0f, in_parts = r->has_masters || !m->saved_is_float || model_is_divided(m);
     const int exports = run_exports(r) && !model_exports_stored(m);  // as read, in floats
     if (!run_is_training(r) || !DEVICE_IS_SHARED) { return exports && in_parts ? sizeof(float) * (double)m->n : 0.0; }
     const double of_name = 3200.0;  // found: of a tensor, with its two moments
@@ -531,7 +532,8 @@ static inline Needed start_box_memory_(const Run* r) {
     const double more = t->more_bytes ? t->more_bytes(r) : 0.0, process = 12e6;  // found: the program and its libraries
     const int copies = DEVICE_IS_SHARED != 0 && trains && run_saves_beside(r);
     double kept = 0.0;
-    double gradients = backward ? ranks_box(r->comm, m, !trains, r->n_leaves, o->zero, &kept) : 0.0;
+    const double stream = pipeline_stream_bytes(r);
+    double gradients = backward ? ranks_box(r->comm, m, !trains, r->n_leaves, o->zero, stream, &kept) : 0.0;
     const double verify = !trains || o->verify_every == 0 ? 0.0
         : verify_bytes(tensors_count(m->held, m->n_table), (size_t)kept / sizeof(float), r->has_masters);
     const double rest = text + verify + saving + more + process + (trains && DEVICE_IS_SHARED != 0 ? rows : 0.0);

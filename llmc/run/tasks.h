@@ -27,16 +27,22 @@ static inline float* task_host_(Run* r, size_t n) {
 static inline const float* task_losses_(void* run, const int* inputs, const int* targets, int B, int T) {
     Run* r = (Run*)run;
     const size_t N = (size_t)B * (size_t)T;
+    float* host = task_host_(r, N);  // of stages the last one has losses, and logits
     r->trainer->forward(r, TO_EVALUATE, inputs, targets, B, T, 0);
-    device_download(task_host_(r, N), r->trainer->losses(r, targets, B * T), sizeof(float) * N, &r->dev);
-    return r->host;
+    if (model_ends(r->model)) {
+        device_download(host, r->trainer->losses(r, targets, B * T), sizeof(float) * N, &r->dev);
+    }
+    pipeline_share(&r->model->pipe, host, N);
+    return host;
 }
 
 // the logits of position n of the last pass
 static inline const float* task_logits_(Run* r, Purpose purpose, int n) {
     const size_t V = (size_t)r->classes;
-    floatx_download(task_host_(r, V), r->trainer->logits(r, purpose, n), V, &r->dev);
-    return r->host;
+    float* host = task_host_(r, V);
+    if (model_ends(r->model)) { floatx_download(host, r->trainer->logits(r, purpose, n), V, &r->dev); }
+    pipeline_share(&r->model->pipe, host, V);
+    return host;
 }
 
 // NextLogits of generate.h
@@ -53,7 +59,10 @@ static inline const float* task_next_of_each_(void* run, const CachedText* texts
     size_t row;
     const floatX* logits = r->trainer->next_of_each(r, texts, n_texts, &row);
     float* host = task_host_(r, V * (size_t)n_texts);
-    for (size_t i = 0; i < (size_t)n_texts; i++) { floatx_download(host + V * i, logits + row * i, V, &r->dev); }
+    for (size_t i = 0; i < (size_t)n_texts && logits; i++) {
+        floatx_download(host + V * i, logits + row * i, V, &r->dev);
+    }
+    pipeline_share(&r->model->pipe, host, V * (size_t)n_texts);
     return host;
 }
 
@@ -83,8 +92,9 @@ static inline void task_evaluate(Run* r, int training) {
     double bits_per_byte, scores[MAX_SCORES];
     char line[256] = "";
     const Tokenizer* tokenizer = run_has_text(r) ? &r->tokenizer : NULL;
-    const Evaluator e = {&r->o,     r->comm,   tokenizer,   r->T,   r->inputs, r->targets, task_losses_, r,
-                         t->scores, t->n_scores, scores, model_has_ep(r->model)};
+    Comm* sharing = model_has_pp(r->model) ? r->model->pipe.stage : r->comm;  // a line of stages computes one batch
+    const Evaluator e = {&r->o,     sharing,     tokenizer, r->T,   r->inputs, r->targets, task_losses_, r,
+                         t->scores, t->n_scores, scores,    model_has_ep(r->model), r->comm->rank == 0};
     const int step = r->state.step;
     if (has_data(&r->data.val)) {
         float loss = evaluate_loss(&e, &r->data.val_rows, &bits_per_byte);

@@ -6,6 +6,7 @@ gives Trainer.step, which may be made of the same pieces.
 #ifndef LLMC_TRAIN_H
 #define LLMC_TRAIN_H
 #include "folder.h"   // run_summary
+#include "pipeline.h" // pipeline_leaves
 #include "save.h"     // save_checkpoint
 #include "signals.h"  // stop_on_signals
 #include "tasks.h"    // task_evaluate
@@ -53,19 +54,27 @@ static inline void train_measure_noise_(Run* r, const float* grads) {
     free(counted);
 }
 
-// the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
-static inline float* train_gradients(Run* r, float* loss, float* norm) {
-    DataParallel* dp = &r->model->dp;
-    const float counted = (float)train_counted(r);
-    dp_measure(dp, train_measures_noise_(r), &r->dev);
-    for (int k = 0; k < dp_n_leaves(dp); k++) {
+// micro-batch k of this rank, of the update that goes on
+static inline void train_batch_(Run* r, int k, const int** inputs, const int** targets) {
+    const double start = seconds_now(CLOCK_MONOTONIC);
+    prefetch_batch(&r->prefetch, train_batch_number(r, k), inputs, targets);
+    r->seconds_waited += seconds_now(CLOCK_MONOTONIC) - start;
+}
+
+static inline void train_leaves_(Run* r, float dloss) {
+    for (int k = 0; k < dp_n_leaves(&r->model->dp); k++) {
         const int *inputs, *targets;
-        double start = seconds_now(CLOCK_MONOTONIC);
-        prefetch_batch(&r->prefetch, train_batch_number(r, k), &inputs, &targets);
-        r->seconds_waited += seconds_now(CLOCK_MONOTONIC) - start;
-        r->trainer->leaf(r, k, inputs, targets, 1.0f / counted, r->o.batch_size, r->T);
+        train_batch_(r, k, &inputs, &targets);
+        r->trainer->leaf(r, k, inputs, targets, dloss, r->o.batch_size, r->T);
         comm_watch(r->comm, HERE);
     }
+}
+
+// the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
+static inline float* train_gradients(Run* r, float* loss, float* norm) {
+    const float counted = (float)train_counted(r), dloss = 1.0f / counted;
+    dp_measure(&r->model->dp, train_measures_noise_(r), &r->dev);
+    if (model_has_pp(r->model)) { pipeline_leaves(r, dloss, train_batch_); } else { train_leaves_(r, dloss); }
     float loss_sum, *grads = model_reduce(r->model, &loss_sum, &r->dev);
     *loss = loss_sum / counted;
     if (train_measures_noise_(r)) { train_measure_noise_(r, grads); }

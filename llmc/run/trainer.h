@@ -14,6 +14,7 @@ and the questions about a run that everybody asks. The way of a run: start.h (op
 #include "../files/extras.h"   // Extra
 #include "../ops/documents.h"  // NO_RESET
 #include "../ranks/model_gradients.h"  // Model, Purpose, model_reduce
+#include "../ranks/pipeline_link.h"    // PipelineEnds
 #include "../text/prefetch.h"  // Prefetch
 #include "evaluate.h"          // BatchScores
 #include "generate.h"          // Generator
@@ -80,6 +81,13 @@ typedef struct {
     // or NULL: log_extra, a line more
     void (*validated)(Run* r, float loss, const double* scores, double* bits_per_byte, char line[256]);
 
+    // ---- or NULL, all: --pp, for which a pass is cut between two layers (pipeline.h) ----
+    void (*turn)(Run* r, int slot);                // to the activations of one of those that are under way
+    PipelineEnds (*ends)(const Run* r, int N);     // where its stream of N positions comes in and goes out
+    // leaf in two parts, with the layers of this stage; the last one's loss is part of backward
+    void (*forward_leaf)(Run* r, int k, const int* inputs, const int* targets, int B, int T);
+    void (*backward_leaf)(Run* r, int k, float dloss, int B, int T);
+
     // ---- a pass without gradients: validation, --probe, text. What it leaves behind is on the device ----
     // tokens (B, T) up to what the head reads, without dropout. TO_GENERATE: B is 1, what an earlier pass has left of
     // the first t0 tokens is still there, and of the logits only the last position's will be asked for; else t0 is 0.
@@ -88,7 +96,7 @@ typedef struct {
     const floatX* (*logits)(Run* r, Purpose purpose, int n);       // then (classes) of the n-th position that is new
     const float* (*losses)(Run* r, const int* targets, int N);     // or, TO_EVALUATE, the loss of each position
     // or NULL, both: texts are made one by one. TO_GENERATE of several texts, each in its row of the cache: the logits
-    // of the last position of each, rows `*row` elements apart
+    // of the last position of each, rows `*row` elements apart; NULL where another stage has them
     const floatX* (*next_of_each)(Run* r, const CachedText* texts, int n_texts, size_t* row);
     void (*share_text)(Run* r, int to, int from, int n);           // row `to` takes n positions from another
 
@@ -222,10 +230,12 @@ static inline int run_document_start(const Run* r, Purpose purpose) {
     return r->o.doc_reset ? run_end_of_text(r) : NO_RESET;
 }
 
-// Is a checkpoint written while training goes on? Not with --zero 1 or 2: then all ranks send rank 0 what they keep.
-// And not where --save-minutes alone asks for one: the copy's memory is for those who want checkpoints often
+// Is a checkpoint written while training goes on? Not with --zero 1 or 2, or where ranks have parts of the model: then
+// all of them send rank 0 what they keep. And not where --save-minutes alone asks for one: the copy's memory is for
+// those who want checkpoints often
 static inline int run_saves_beside(const Run* r) {
-    return r->o.async_save && r->o.save_every > 0 && (r->comm->size == 1 || r->o.zero == 0);
+    const int has_all = r->comm->size == 1 || (r->o.zero == 0 && !model_is_divided(r->model));
+    return r->o.async_save && r->o.save_every > 0 && has_all;
 }
 
 // does --eval-generate ask for answers while training?
@@ -248,7 +258,7 @@ static inline int run_exports(const Run* r) {
 }
 
 // does this rank generate samples while training? Rank 0 alone, or all together where a pass needs all
-static inline int run_samples(const Run* r) { return r->comm->rank == 0 || model_has_ep(r->model); }
+static inline int run_samples(const Run* r) { return r->comm->rank == 0 || model_is_divided(r->model); }
 
 // vocabulary of a new model: the tokenizer's for text or when it was named, else the usual one; never less than the
 // data needs

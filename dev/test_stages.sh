@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# --pp: layers on several ranks, of train_qwen3 and train_moe as their user starts them: the bytes of one rank, whatever the stages,
+# the ranks that share them, what is kept and what learns; checkpoints that any number of ranks goes on from; refusals. COMM_CHECK=1:
+# no rank may come by another call than its neighbour. About a minute of one core after the build.
+#     dev/test_stages.sh quick   a few of each kind
+. "$(dirname "$0")/promises.sh"
+. "$root/dev/runs.sh"
+export OMP_NUM_THREADS=1 COMM_CHECK=1
+unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
+need_build qwen "CPU=1" train_qwen3
+need_build moe "CPU=1" train_moe
+need_build launch "" launch
+work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+write_texts
+heads='"vocab_size":257,"num_hidden_layers":5,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":6,"max_position_embeddings":96,"rope_theta":10000'
+echo "{\"model_type\":\"qwen3\",$heads,\"hidden_size\":20,\"intermediate_size\":28}" >dense.json
+edit dense.json tied.json tie_word_embeddings true
+edit dense.json bias.json model_type '"qwen2"' use_sliding_window true sliding_window 5 max_window_layers 1
+edit dense.json sparse.json model_type '"qwen3_moe"' num_experts 5 num_experts_per_tok 2 moe_intermediate_size 10 norm_topk_prob true \
+    mlp_only_layers '[1, 3]' output_router_logits true router_aux_loss_coef 0.02
+echo "{\"model_type\":\"mixtral\",$heads,\"hidden_size\":20,\"intermediate_size\":12,\"num_local_experts\":5,\"num_experts_per_tok\":2}" >experts.json
+for i in {1..40}; do echo "{\"messages\":[{\"role\":\"user\",\"content\":\"$i\"},{\"role\":\"assistant\",\"content\":\"$((i * i))\"}]}"; done >talks.jsonl
+edit experts.json tied_experts.json tie_word_embeddings true
+edit experts.json four.json num_local_experts 4 hidden_size 64 intermediate_size 64
+run=(--train text --seq-len 16 --batch-size 2 --lr 1e-2 --grad-accum 5 --steps 4 --val-fraction 0.1 --eval-every 2 --eval-batches 3
+     --sample-every 4 --max-new-tokens 8 --save-every 2)
+
+# stages TRAINER PROMISE GRIDS OPTION...: the run alone, then for each RANKS/STAGES[/MORE] on ranks
+stages() {
+    local program=${!1} promise=$2 grids=$3 grid ranks size more status
+    shift 3
+    rm -rf one
+    timeout 60 "$program" "${run[@]}" "$@" --run one >out 2>err || verdict 1 "$promise: alone" "$(tail -n 1 err)"
+    for grid in $grids; do
+        IFS=/ read -r ranks size more <<<"$grid"
+        rm -rf several
+        timeout 60 "$launch" -n $ranks "$program" "${run[@]}" "$@" --pp $size ${more//,/ } --run several >out 2>err </dev/null
+        status=$?
+        same_run one several && cmp -s {one,several}/samples.txt
+        verdict $? "$promise, $ranks ranks, --pp $size ${more//,/ }: the bytes of one rank" "status $status: $(tail -n 1 err)"
+    done
+}
+
+# going_on RANKS/STAGES RANKS/STAGES: written by these ranks, resumed by those
+going_on() {
+    local options=(--config tied.json "${run[@]}") status
+    rm -rf several
+    timeout 60 "$launch" -n ${1%/*} "$qwen" "${options[@]}" --pp ${1#*/} --run several >out 2>err </dev/null
+    rm -rf several/step_000004
+    timeout 60 "$launch" -n ${2%/*} "$qwen" --run several --resume --pp ${2#*/} --export-hf exported >out 2>err </dev/null
+    status=$?
+    same_run whole several && cmp -s {whole,exported}/model.safetensors
+    verdict $? "written by ${1%/*} ranks, --pp ${1#*/}; resumed and exported by ${2%/*}, --pp ${2#*/}" "status $status: $(tail -n 1 err)"
+    rm -rf exported
+}
+
+# refused PROMISE TEXT COMMAND...: status 2, and one line that has the text
+refused() {
+    local promise=$1 text=$2
+    shift 2
+    timeout 60 "$@" --run refused >out 2>err </dev/null
+    check "refused: $promise" test "$? $(grep -c . err) $(grep -cF -- "$text" err) $([ -e refused ] && echo written)" = "2 1 1 "
+}
+
+if is_quick; then
+    stages qwen "output matrix = embedding" "2/2 4/2/--zero,2" --config tied.json --ema 0.9
+    stages qwen "experts, balanced over all stages" "3/3/--recompute,3" --config sparse.json
+    stages moe "routers that learn by counting" "4/2/--zero,1" --config experts.json --balance bias
+    finish
+    exit
+fi
+stages qwen "dense" "2/2 3/3 4/4 5/5 4/2 6/2/--zero,1 4/2/--zero,2" --config dense.json
+stages qwen "output matrix = embedding" "2/2 3/3 5/5 8/4 6/3/--zero,2 4/2/--zero,1" --config tied.json --ema 0.9
+stages qwen "biases and windows" "2/2 5/5 3/3/--recompute,3" --config bias.json
+stages qwen "conversations" "3/3" --config dense.json --train talks.jsonl --chat-template chatml --seq-len 96
+stages qwen "documents" "2/2" --config dense.json --train documents --doc-reset 1
+stages qwen "experts, balanced over all stages" "2/2 3/3 5/5 4/2/--zero,2 2/2/--recompute,0 3/3/--recompute,3" --config sparse.json
+stages qwen "an adapter with dropout" "2/2 3/3 4/2/--zero,2" --config tied.json --lora-rank 3 --lora-dropout 0.3
+stages qwen "an adapter, its model in fp8" "3/3" --config sparse.json --lora-rank 3 --base-dtype fp8
+stages moe "experts, a loss of each layer" "2/2 4/4 4/2/--zero,2 2/2/--recompute,2" --config experts.json --z-lambda 0.01
+stages moe "routers that learn by counting" "3/3 4/2/--zero,1" --config tied_experts.json --balance bias
+stages qwen "fewer micro-batches than stages" "5/5 4/2" --config tied.json --grad-accum 1
+stages qwen "a stage that does not learn" "2/2 5/5 4/2/--zero,2" --config dense.json --freeze first:3
+stages qwen "only embeddings learn" "3/3 4/2/--zero,1" --config dense.json --freeze 'model.layers.*,lm_head.*,model.norm.*'
+stages qwen "only the last norm learns" "3/3" --config tied.json --freeze 'model.layers.*,model.embed_tokens.*'
+echo "# checkpoints"
+timeout 60 "$qwen" --config tied.json "${run[@]}" --run whole --export-hf exported >out 2>err
+mv exported/model.safetensors whole/ && rm -rf exported
+for from in 1/1 2/2 4/2 5/5; do
+    for to in 1/1 3/3 4/2; do going_on $from $to; done
+done
+for to in 2/2 4/2 5/5; do
+    timeout 60 "$launch" -n ${to%/*} "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 --pp ${to#*/} >loss_several 2>err
+    timeout 60 "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 >loss 2>err
+    check "--eval-only by ${to%/*} ranks, --pp ${to#*/}: the loss of one" test -n "$(grep 'val loss' loss)" -a "$(grep 'val loss' loss)" = "$(grep 'val loss' loss_several)"
+done
+echo "# what it costs"
+timeout 60 "$launch" -n 3 "$qwen" --config tied.json "${run[@]}" --eval-every 0 --sample-every 0 --save-every 0 --pp 3 --run sent >out 2>err
+check "the box says which layers are where, and how long ranks wait" test "$(boxed stages '3: layers [0-9, -]*') $(boxed '  idle' '29% of an update of 5 micro-batches in each of 1')" = "1 1"
+COMM_CHECK=0 timeout 60 "$launch" -n 3 "$qwen" --config tied.json "${run[@]}" --eval-every 0 --sample-every 0 --save-every 0 --pp 3 --run sent2 >out 2>err
+kib() { sed -nE "s/.*$1 ([0-9.]+) KiB.*/\1/p" out | tail -n 1; }
+check "rank 0 sends what the box has said, within 1%" awk -v a="$(kib 'per update *\|')" -v b="$(kib 'rank 0 sent')" 'BEGIN { exit !(a > 0 && b > 0 && a / b < 1.01 && b / a < 1.01) }'
+echo "# refusals"
+refused "more stages than layers" "--pp: 6: expected at most one stage for each of the 5 layers" "$launch" -n 6 "$qwen" --config dense.json "${run[@]}" --pp 6
+refused "one rank" "--pp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" --config dense.json "${run[@]}" --pp 2
+refused "ranks that stages do not divide" "--pp: 2: expected a number that divides the ranks, 3" "$launch" -n 3 "$qwen" --config dense.json "${run[@]}" --pp 2
+refused "experts on ranks" "--pp: is not for --ep" "$launch" -n 4 "$moe" --config four.json "${run[@]}" --pp 2 --ep 2
+refused "--verify-every" "--verify-every: is not for --pp" "$launch" -n 2 "$qwen" --config dense.json "${run[@]}" --pp 2 --verify-every 1
+refused "--noise-scale" "--noise-scale: is not for --pp" "$launch" -n 2 "$qwen" --config dense.json "${run[@]}" --pp 2 --noise-scale 1
+finish

@@ -1,0 +1,81 @@
+/*
+What goes from stage to stage, with --pp: the residual stream behind the last layer of a stage, (positions, channels),
+which the first layer of the next one reads; on the way back the gradient of it. What the routers of earlier layers have
+counted goes along, for the last stage adds it up, and with gradients comes back.
+    PipelineEnds             where a stage has these
+    pipeline_receive, pipeline_send   of a pass without gradients: before its layers, and behind them
+    pipeline_swap            with one neighbour: something goes there, something else comes from there, or neither
+    pipeline_wait            it has come and gone
+    pipeline_share           what the last stage knows, on the host, to all
+Order:  messages of a pair are swapped in the order in which both ask for them. `pipeline_swap` is one call for both
+        directions, for neither of two ranks may wait for the other to receive first.
+Cost:   n_bytes for each micro-batch, pair and direction.
+*/
+#ifndef LLMC_PIPELINE_LINK_H
+#define LLMC_PIPELINE_LINK_H
+#include "comm_nccl.h"       // comm_exchange_device
+#include "pipeline_ranks.h"  // PipelineRanks
+
+typedef struct {
+    void *in, *out;   // the stream before the first layer of this stage, and behind its last
+    void* gradient;   // of the stream behind it, then of that before it
+    void *numbers, *returned;  // what routers have counted so far; what all of them have, as it comes back
+    size_t n_bytes, n_number_bytes;  // of each of the first three; of each of these, 0: there are none
+} PipelineEnds;
+
+// without what routers count
+static inline PipelineEnds pipeline_ends(void* in, void* out, void* gradient, size_t n_bytes) {
+    const PipelineEnds e = {in, out, gradient, NULL, NULL, n_bytes, 0};
+    return e;
+}
+
+typedef struct {
+    Comm* pair;
+    CommTicket stream, numbers;
+} PipelineSwap;
+
+static inline CommTicket pipeline_exchange_(Comm* pair, const void* send, void* recv, size_t n_bytes,
+                                            const Device* dev) {
+    const CommPiece with = {send, recv, send ? n_bytes : 0, recv ? n_bytes : 0}, none = {NULL, NULL, 0, 0};
+    const CommPiece pieces[2] = {pair->rank == 0 ? none : with, pair->rank == 0 ? with : none};
+    return comm_exchange_device(pair, pieces, dev, HERE);
+}
+
+// NULL: nothing goes, or comes. The buffers belong to it until pipeline_wait
+static inline PipelineSwap pipeline_swap(Comm* pair, const void* send, const void* numbers_out, void* recv,
+                                         void* numbers_in, const PipelineEnds* e, const Device* dev) {
+    PipelineSwap s = {pair, {0}, {0}};
+    s.stream = pipeline_exchange_(pair, send, recv, e->n_bytes, dev);
+    if (e->n_number_bytes > 0) {
+        s.numbers = pipeline_exchange_(pair, numbers_out, numbers_in, e->n_number_bytes, dev);
+    }
+    return s;
+}
+
+// of one that never was, too
+static inline void pipeline_wait(const PipelineSwap* s, const PipelineEnds* e, const Device* dev) {
+    if (!s->pair) { return; }
+    comm_wait_device(s->pair, s->stream, dev);
+    if (e->n_number_bytes > 0) { comm_wait_device(s->pair, s->numbers, dev); }
+}
+
+// ---- a pass without gradients ----
+
+static inline void pipeline_receive(const PipelineRanks* x, const PipelineEnds* e, const Device* dev) {
+    if (x->size == 1 || pipeline_is_first(x)) { return; }
+    const PipelineSwap s = pipeline_swap(x->before, NULL, NULL, e->in, e->numbers, e, dev);
+    pipeline_wait(&s, e, dev);
+}
+
+static inline void pipeline_send(const PipelineRanks* x, const PipelineEnds* e, const Device* dev) {
+    if (x->size == 1 || pipeline_is_last(x)) { return; }
+    const PipelineSwap s = pipeline_swap(x->behind, e->out, e->numbers, NULL, NULL, e, dev);
+    pipeline_wait(&s, e, dev);
+}
+
+// n floats on the host
+static inline void pipeline_share(const PipelineRanks* x, float* values, size_t n) {
+    if (x->size == 1) { return; }
+    comm_wait(x->line, comm_broadcast(x->line, values, n, DT_F32, x->size - 1, HERE));
+}
+#endif  // LLMC_PIPELINE_LINK_H
