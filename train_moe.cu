@@ -549,9 +549,8 @@ static void moe_choose(Run* r) {
     if (w->weights) { model_store_frozen(&w->moe.model, STORED_BF16); }
     r->V = r->classes = c->V;
     r->max_T = c->max_T;
+    pipeline_begin(r, &w->decoder.pp, c->Vp, c->D, (double)c->k / c->E, c->tied ? AT(embedding) : TENSOR_NO_FIELD);
     experts_begin_ep(r, &w->decoder.how.ep, c->E, c->F, c->D);
-    pipeline_begin(r, &w->decoder.pp, c->Vp, c->D, (double)c->k / c->E, c->tied ? AT(embedding) : TENSOR_NO_FIELD,
-                   w->decoder.how.ep.size);
 }
 
 // the biases of routers learn by counting, not by gradients, and not at all where --freeze says so
@@ -628,7 +627,7 @@ static void moe_box(const Run* r) {
     box_row("model", "%d layer%s of %d channels, %d head%s of %d for %d of keys and values, %d positions", c->L,
             c->L > 1 ? "s" : "", c->D, c->NH, c->NH > 1 ? "s" : "", c->HS, c->NKV, c->max_T);
     box_row("experts", "%d in a layer, %d wide, a token takes %d", c->E, c->F, c->k);
-    experts_box(r, c->L, c->E, c->D, c->k);
+    experts_box(r, c->E, c->D, c->k);
     if (run_is_training(r) || *r->o.probe) { moe_box_balance(r); }
     box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);

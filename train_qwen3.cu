@@ -641,10 +641,10 @@ static void qwen_choose(Run* r) {
     options_refuse(c.fused && w->decoder.how.ep.size > 1, "ep",
                    "is for files in which each expert has tensors of its own, as transformers writes them");
     if (config_expert_layers(&c) > 0) { router_log_keys(r); }
+    pipeline_begin(r, &w->decoder.pp, c.Vp, c.D, c.E > 0 ? (double)c.k / c.E : 1.0,
+                   c.tied ? AT(embedding) : TENSOR_NO_FIELD);
     if (c.E > 0) { experts_begin_ep(r, &w->decoder.how.ep, c.E, c.FE, c.D); }
     else { options_refuse(w->decoder.how.ep.size > 1, "ep", "is for models with experts"); }
-    pipeline_begin(r, &w->decoder.pp, c.Vp, c.D, c.E > 0 ? (double)c.k / c.E : 1.0,
-                   c.tied ? AT(embedding) : TENSOR_NO_FIELD, w->decoder.how.ep.size);
 }
 
 static void qwen_check(Run* r) {
@@ -718,7 +718,7 @@ static void qwen_box(const Run* r) {
     if (n_experts > 0) {
         box_row("experts", "%d in %d layer%s, %d wide, a token takes %d", c->E, n_experts, n_experts > 1 ? "s" : "",
                 c->FE, c->k);
-        experts_box(r, n_experts, c->E, c->D, c->k);
+        experts_box(r, c->E, c->D, c->k);
         if (run_is_training(r) || *r->o.probe) {
             box_row("balance", "%s", c->balance > 0.0f ? format_float(c->balance).s : "not in the loss (--aux-alpha)");
         }

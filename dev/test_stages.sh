@@ -24,6 +24,7 @@ echo "{\"model_type\":\"mixtral\",$heads,\"hidden_size\":20,\"intermediate_size\
 for i in {1..40}; do echo "{\"messages\":[{\"role\":\"user\",\"content\":\"$i\"},{\"role\":\"assistant\",\"content\":\"$((i * i))\"}]}"; done >talks.jsonl
 edit experts.json tied_experts.json tie_word_embeddings true
 edit experts.json four.json num_local_experts 4 hidden_size 64 intermediate_size 64
+edit sparse.json wide.json num_experts 4 hidden_size 64 moe_intermediate_size 64
 run=(--train text --seq-len 16 --batch-size 2 --lr 1e-2 --grad-accum 5 --steps 4 --val-fraction 0.1 --eval-every 2 --eval-batches 3
      --sample-every 4 --max-new-tokens 8 --save-every 2)
 
@@ -43,16 +44,18 @@ stages() {
     done
 }
 
-# going_on RANKS/STAGES RANKS/STAGES: written by these ranks, resumed by those
+# going_on RANKS/STAGES/GROUP RANKS/STAGES/GROUP: written by these ranks, --pp and --ep, resumed by those; `whole` is one rank's run
 going_on() {
-    local options=(--config tied.json "${run[@]}") status
+    local ranks size group status
     rm -rf several
-    timeout 60 "$launch" -n ${1%/*} "$qwen" "${options[@]}" --pp ${1#*/} --run several >out 2>err </dev/null
+    IFS=/ read -r ranks size group <<<"$1"
+    timeout 60 "$launch" -n $ranks "$qwen" "${going[@]}" --pp $size ${group:+--ep $group} --run several >out 2>err </dev/null
     rm -rf several/step_000004
-    timeout 60 "$launch" -n ${2%/*} "$qwen" --run several --resume --pp ${2#*/} --export-hf exported >out 2>err </dev/null
+    IFS=/ read -r ranks size group <<<"$2"
+    timeout 60 "$launch" -n $ranks "$qwen" --run several --resume --pp $size ${group:+--ep $group} --export-hf exported >out 2>err </dev/null
     status=$?
     same_run whole several && cmp -s {whole,exported}/model.safetensors
-    verdict $? "written by ${1%/*} ranks, --pp ${1#*/}; resumed and exported by ${2%/*}, --pp ${2#*/}" "status $status: $(tail -n 1 err)"
+    verdict $? "written by $1, resumed and exported by $2 (ranks/stages/ranks that share experts)" "status $status: $(tail -n 1 err)"
     rm -rf exported
 }
 
@@ -71,7 +74,8 @@ if is_quick; then
     finish
     exit
 fi
-stages qwen "dense" "2/2 3/3 4/4 5/5 4/2 6/2/--zero,1 4/2/--zero,2" --config dense.json
+answers 7 text >examples
+stages qwen "dense, answering examples" "2/2 3/3 4/4 5/5 4/2 6/2/--zero,1 4/2/--zero,2" --config dense.json --hellaswag examples
 stages qwen "output matrix = embedding" "2/2 3/3 5/5 8/4 6/3/--zero,2 4/2/--zero,1" --config tied.json --ema 0.9
 stages qwen "biases and windows" "2/2 5/5 3/3/--recompute,3" --config bias.json
 stages qwen "conversations" "3/3" --config dense.json --train talks.jsonl --chat-template chatml --seq-len 96
@@ -81,13 +85,25 @@ stages qwen "an adapter with dropout" "2/2 3/3 4/2/--zero,2" --config tied.json 
 stages qwen "an adapter, its model in fp8" "3/3" --config sparse.json --lora-rank 3 --base-dtype fp8
 stages moe "experts, a loss of each layer" "2/2 4/4 4/2/--zero,2 2/2/--recompute,2" --config experts.json --z-lambda 0.01
 stages moe "routers that learn by counting" "3/3 4/2/--zero,1" --config tied_experts.json --balance bias
+stages moe "experts of a stage on its ranks" "4/2/--ep,2 8/2/--ep,4 8/2/--ep,2 6/3/--ep,2" --config four.json --grad-accum 8 --balance bias
+stages qwen "experts of a stage on its ranks, some frozen" "4/2/--ep,2 8/2/--ep,4,--recompute,3" --config wide.json --grad-accum 8 --ema 0.9 \
+    --freeze 'model.layers.0.*.experts.[01].*,model.layers.4.*.experts.*'
 stages qwen "fewer micro-batches than stages" "5/5 4/2" --config tied.json --grad-accum 1
 stages qwen "a stage that does not learn" "2/2 5/5 4/2/--zero,2" --config dense.json --freeze first:3
 stages qwen "only embeddings learn" "3/3 4/2/--zero,1" --config dense.json --freeze 'model.layers.*,lm_head.*,model.norm.*'
 stages qwen "only the last norm learns" "3/3" --config tied.json --freeze 'model.layers.*,model.embed_tokens.*'
 echo "# checkpoints"
-timeout 60 "$qwen" --config tied.json "${run[@]}" --run whole --export-hf exported >out 2>err
-mv exported/model.safetensors whole/ && rm -rf exported
+whole() {  # OPTION...: one rank's run
+    going=("${run[@]}" "$@")
+    rm -rf whole
+    timeout 60 "$qwen" "${going[@]}" --run whole --export-hf exported >out 2>err
+    mv exported/model.safetensors whole/ && rm -rf exported
+}
+whole --config wide.json --grad-accum 8
+for from in 1/1/1 8/2/4; do
+    for to in 1/1/1 4/2/2 4/1/4 5/5/1; do going_on $from $to; done
+done
+whole --config tied.json
 for from in 1/1 2/2 4/2 5/5; do
     for to in 1/1 3/3 4/2; do going_on $from $to; done
 done
@@ -106,7 +122,7 @@ echo "# refusals"
 refused "more stages than layers" "--pp: 6: expected at most one stage for each of the 5 layers" "$launch" -n 6 "$qwen" --config dense.json "${run[@]}" --pp 6
 refused "one rank" "--pp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" --config dense.json "${run[@]}" --pp 2
 refused "ranks that stages do not divide" "--pp: 2: expected a number that divides the ranks, 3" "$launch" -n 3 "$qwen" --config dense.json "${run[@]}" --pp 2
-refused "experts on ranks" "--pp: is not for --ep" "$launch" -n 4 "$moe" --config four.json "${run[@]}" --pp 2 --ep 2
+refused "experts on more ranks than a stage has" "--ep: 4: expected a number that divides the ranks of a stage, 2" "$launch" -n 4 "$moe" --config four.json "${run[@]}" --pp 2 --ep 4
 refused "--verify-every" "--verify-every: is not for --pp" "$launch" -n 2 "$qwen" --config dense.json "${run[@]}" --pp 2 --verify-every 1
 refused "--noise-scale" "--noise-scale: is not for --pp" "$launch" -n 2 "$qwen" --config dense.json "${run[@]}" --pp 2 --noise-scale 1
 finish

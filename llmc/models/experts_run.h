@@ -33,11 +33,15 @@ static inline void experts_options(Run* r, EpOptions* x) {
 
 // E experts of a layer, each of `width` and D channels
 static inline void experts_begin_ep(Run* r, EpOptions* x, int E, int width, int D) {
-    const int P = r->comm->size, is_typed = run_is_typed(r, "ep");
+    Comm* sharing = model_sharing(r->model, r->comm);
+    const int P = sharing->size, is_typed = run_is_typed(r, "ep");
     int G = x->size;
     if (!is_typed && (r->o.verify_every > 0 || r->o.noise_scale > 0)) { G = 1; }
     while (!is_typed && P % G != 0) { G /= 2; }
     ranks_same(r->comm, "number of ranks that share experts (--ep)", (uint64_t)G);
+    if (P % G != 0 && model_has_pp(r->model)) {
+        options_fail("ep", "%d: expected a number that divides the ranks of a stage, %d", G, P);
+    }
     if (P % G != 0) {
         options_fail("ep", P == 1 ? "%d: expected as many ranks or a multiple, found %d: start with launch -n %d"
                                   : "%d: expected a number that divides the ranks, %d", G, P, G);
@@ -56,32 +60,45 @@ static inline void experts_begin_ep(Run* r, EpOptions* x, int E, int width, int 
     options_refuse(r->o.verify_every > 0, "verify-every", "is not for --ep");
     options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --ep");
     options_set(r->table, r->n_options, "zero", "2");
-    model_begin_ep(r->model, r->comm, G);
+    model_begin_ep(r->model, sharing, G);
 }
 
 // a position goes to k experts
 static inline void experts_check(Run* r, EpOptions* x, int k) {
-    const int P = r->comm->size, fits = r->n_leaves % P == 0;
+    const int P = model_sharing(r->model, r->comm)->size, fits = r->n_leaves % P == 0;
     if ((double)r->o.batch_size * r->T > expert_most_positions(k)) {
         options_fail("batch-size", "expected at most %d rows of %d positions, each with %d experts, found %d",
                      expert_most_positions(k) / r->T, r->T, k, r->o.batch_size);
     }
     if (!model_has_ep(r->model) || !run_is_training(r) || fits) { return; }
     if (run_is_typed(r, "ep")) {
-        options_fail("ep", "expected a multiple of %d micro-batches in an update, as many as ranks, found %d: "
-                     "--grad-accum %d", P, r->n_leaves, P);
+        options_fail("ep", "expected a multiple of %d micro-batches in an update, as many as ranks%s, found %d: "
+                     "--grad-accum %d", P, model_has_pp(r->model) ? " of a stage" : "", r->n_leaves, P);
     }
     x->size = 1;
     model_hold_all(r->model, r->trainer->stored_bytes);
 }
 
-// Inputs and outputs of experts in L layers; on the way back, as far down as anything learns, inputs again (but for the
-// last layer, where they are still there), gradients of outputs and inputs, and weights of rows there and back
-static inline double experts_sent_bytes(const Run* r, int L, int D, int k) {
-    const double G = r->model->ranks.size, width = (double)r->trainer->stored_bytes * D, down = L - r->model->lowest;
+// layers of this rank from number `first` on that have experts
+static inline int experts_layers_(const Model* m, int first) {
+    int n = 0, i = 0;
+    while (m->table[i].experts == 0) { i++; }
+    for (int l = model_first_layer(m); l < model_end_layer(m); l++) {
+        n += l >= first && tensor_has_layer(&m->table[i], l);
+    }
+    return n;
+}
+
+// Inputs and outputs of experts in all layers of this rank; on the way back, as far down as anything learns, inputs
+// again (but for the last layer of all, where they are still there), gradients of outputs and inputs, and weights of
+// rows there and back
+static inline double experts_sent_bytes(const Run* r, int D, int k) {
+    const Model* m = r->model;
+    const double G = m->ranks.size, width = (double)r->trainer->stored_bytes * D;
+    const double up = experts_layers_(m, 0), down = experts_layers_(m, m->lowest);
     const double R = (double)r->o.batch_size * r->T * k * (G - 1.0) / G;
-    const double each = L * 2.0 * width + down * (3.0 * width + 8.0) - (down > 0.0 ? width : 0.0);
-    return (double)r->n_leaves / r->comm->size * R * each;
+    const double each = up * 2.0 * width + down * (3.0 * width + 8.0) - (down > 0.0 && model_ends(m) ? width : 0.0);
+    return (double)r->n_leaves / model_sharing(m, r->comm)->size * R * each;
 }
 
 static inline const char* experts_obstacle(const Run* r) {
@@ -89,12 +106,12 @@ static inline const char* experts_obstacle(const Run* r) {
                ? "is not for --ep: in every layer the host has to know how many rows other ranks send" : NULL;
 }
 
-// L layers with E experts, of which a position of D channels goes to k
-static inline void experts_box(const Run* r, int L, int E, int D, int k) {
+// of E experts in a layer a position of D channels goes to k
+static inline void experts_box(const Run* r, int E, int D, int k) {
     const int ranks = r->model->ranks.size;
     if (ranks == 1) { return; }
     box_row("  of them", "%d on each of %d ranks", E / ranks, ranks);
     if (!run_is_training(r)) { return; }
-    box_row("  rows sent", "%s per update by each", format_bytes(experts_sent_bytes(r, L, D, k)).s);
+    box_row("  rows sent", "%s per update by each", format_bytes(experts_sent_bytes(r, D, k)).s);
 }
 #endif  // LLMC_EXPERTS_RUN_H

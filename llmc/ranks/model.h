@@ -121,7 +121,8 @@ static inline size_t model_saved_bytes(const Model* m) {
 
 // ---- expert parallel ----
 
-// After model_layout, all ranks call. size: of a group; it divides the experts of every row
+// After model_layout and model_begin_pp, all ranks call; world: those of a stage. size: of a group; it divides the
+// experts of every row
 static inline void model_begin_ep(Model* m, Comm* world, int size) {
     m->ranks = expert_ranks_init(world, size);
     if (size == 1) { return; }
@@ -193,6 +194,9 @@ static inline int model_ends(const Model* m) { return !model_has_pp(m) || pipeli
 
 // ---- who has what ----
 
+// the ranks that share the micro-batches of an update and, with --ep, experts: all, or those of a stage
+static inline Comm* model_sharing(const Model* m, Comm* world) { return model_has_pp(m) ? m->pipe.stage : world; }
+
 // the number of this rank among all
 static inline int model_rank(const Model* m) { return model_has_pp(m) ? m->pipe.world->rank : m->dp.rank; }
 
@@ -213,8 +217,8 @@ static inline int model_held_slice(const Model* m, int i, int k) {
 
 // the rank that has slice k of row i once the ranks that share it have put it together
 static inline int model_source_rank(const Model* m, int i, int k) {
-    if (model_has_pp(m)) { return pipeline_first_rank(&m->pipe, model_stage_of(m, i, k)); }
-    return model_row_has_ep(m, i) ? model_place(m, i, k) : 0;
+    const int first = model_has_pp(m) ? pipeline_first_rank(&m->pipe, model_stage_of(m, i, k)) : 0;
+    return first + (model_row_has_ep(m, i) ? model_place(m, i, k) : 0);
 }
 
 // what has the gradients of row i

@@ -104,8 +104,8 @@ static inline float* model_reduce(Model* m, float* loss, const Device* dev) {
 // has, 0 where none of them learns. slice: the row's first in table order
 static inline size_t model_ep_chunks_(const Model* m, int i, int slice, int k, int place) {
     const Tensor* held = &m->held[i];
-    const int n = tensor_layer_slices(held);
-    return slices_learn(m->frozen, slice + k + place * n, n) ? tensor_layer_elements(held) / NORM_CHUNK : 0;
+    const int n = tensor_layer_slices(held), learns = slices_learn(m->frozen, slice + k + place * n, n);
+    return learns && model_is_of_stage(m, i, k) ? tensor_layer_elements(held) / NORM_CHUNK : 0;
 }
 
 // counts (ranks of the group): chunks of experts that learn, of each
@@ -121,38 +121,73 @@ static inline void model_count_ep_(const Model* m, size_t* counts) {
     }
 }
 
-// adds the sums of row i's chunks, layer by layer and in each of one rank of the group after the other; next: where
-// those of each rank go on
-static inline double model_add_ep_(const Model* m, double sum, const double** next, int i) {
+// The sums of row i's chunks go to `to`, layer by layer and in each of one rank of the group after the other: those of
+// a layer in which anything learns, 0 of experts that do not. next: where those of each rank go on. Returns the end
+static inline double* model_put_ep_(const Model* m, double* to, const double** next, int i) {
     const Tensor* t = &m->table[i];
-    const int slice = tensors_slices(m->table, i);
-    for (int k = 0; k < tensor_slices(t); k += tensor_layer_slices(t)) {
-        for (int place = 0; place < m->ranks.size; place++) {
-            for (size_t n = model_ep_chunks_(m, i, slice, k, place); n > 0; n--) { sum += *next[place]++; }
+    const int slice = tensors_slices(m->table, i), each = tensor_layer_slices(t);
+    const size_t n_each = tensor_layer_elements(&m->held[i]) / NORM_CHUNK;
+    for (int k = 0; k < tensor_slices(t); k += each) {
+        if (!slices_learn(m->frozen, slice + k, each) || !model_is_of_stage(m, i, k)) { continue; }
+        for (int place = 0; place < m->ranks.size; place++, to += n_each) {
+            const size_t n = model_ep_chunks_(m, i, slice, k, place);
+            memset(to, 0, sizeof(double) * n_each);
+            memcpy(to, next[place], sizeof(double) * n);
+            next[place] += n;
         }
     }
-    return sum;
+    return to;
 }
 
-// the sums of all chunks in the order of the whole table. squares: those of what every rank has; all: of experts,
-// one rank after the other
-static inline double model_add_squares_(const Model* m, const double* squares, const double* all,
-                                        const size_t* counts) {
+// The sums of all chunks of this stage in the order of the whole table, n of them, on the heap. squares: those of what
+// every rank has; all: of experts, one rank after the other
+static inline double* model_merge_squares_(const Model* m, const double* squares, const double* all,
+                                           const size_t* counts, int64_t* n) {
     const double** next = (const double**)malloc_check(sizeof *next * (size_t)m->ranks.size, "chunk sums");
-    double sum = 0.0;
+    size_t most = (size_t)dp_chunks(&m->dp);
+    for (int i = 0; i < m->n_table; i++) {
+        most += m->table[i].experts > 0 ? tensor_elements(&m->table[i]) / NORM_CHUNK : 0;
+    }
+    double *merged = (double*)malloc_check(sizeof(double) * most, "chunk sums"), *to = merged;
     for (int place = 0; place < m->ranks.size; place++) {
         next[place] = all;
         all += counts[place];
     }
     int64_t chunk = 0;
     for (int i = 0, j = 0; i < m->n_table; i++) {
-        if (m->table[i].experts > 0) { sum = model_add_ep_(m, sum, next, i); }
+        if (m->table[i].experts > 0) { to = model_put_ep_(m, to, next, i); }
         for (; j < m->dp.n_stretches && m->dp.stretches[j].tensor == i; j++) {
-            for (; chunk < m->dp.stretches[j].end; chunk++) { sum += squares[chunk]; }
+            for (; chunk < m->dp.stretches[j].end; chunk++) { *to++ = squares[chunk]; }
         }
     }
     free(next);
-    return sum;
+    *n = to - merged;
+    return merged;
+}
+
+// the same, from gradients; all ranks call
+static inline double* model_squares_(Model* m, const float* grads, int64_t* n, const Device* dev) {
+    const double* squares = dp_squares(&m->dp, grads, dev);
+    if (!model_has_ep(m)) {
+        *n = dp_chunks(&m->dp);
+        const size_t n_bytes = sizeof(double) * (size_t)*n;
+        return (double*)memcpy(malloc_check(n_bytes, "chunk sums"), squares, n_bytes);
+    }
+    const double* own = dp_squares(&m->dp_experts, model_expert_gradients_(m), dev);
+    size_t *counts = (size_t*)malloc_check(sizeof(size_t) * (size_t)m->ranks.size, "chunk sums"), sum = 0, first = 0;
+    model_count_ep_(m, counts);
+    for (int place = 0; place < m->ranks.size; place++) {
+        first += place < m->ranks.place ? counts[place] : 0;
+        sum += counts[place];
+    }
+    double* all = (double*)malloc_check(sizeof(double) * sum, "chunk sums");
+    assert(counts[m->ranks.place] == (size_t)dp_chunks(&m->dp_experts));
+    memcpy(all + first, own, sizeof(double) * counts[m->ranks.place]);
+    comm_wait(m->ranks.group, comm_all_gather_v(m->ranks.group, all, counts, DT_F64, HERE));
+    double* merged = model_merge_squares_(m, squares, all, counts, n);
+    free(all);
+    free(counts);
+    return merged;
 }
 
 // ---- of stages ----
@@ -237,15 +272,17 @@ static inline double model_add_stages_(const Model* m, const double** next, cons
     return sum;
 }
 
-static inline float model_norm_of_stages_(Model* m, const float* grads, const Device* dev) {
+// of the sums of the own stage
+static inline double model_norm_of_stages_(Model* m, const double* own, int64_t n_own, const float* grads,
+                                           const Device* dev) {
     const PipelineRanks* x = &m->pipe;
-    const double *own = dp_squares(&m->dp, grads, dev), *next[PIPELINE_RANKS_MAX];
+    const double* next[PIPELINE_RANKS_MAX];
     const size_t most = (size_t)m->n_table * (size_t)x->size;
     ModelSeam* seams = (ModelSeam*)malloc_check(sizeof(ModelSeam) * most, "chunks of two stages");
     double* sums = (double*)malloc_check(sizeof(double) * most, "chunks of two stages");
     const int n_seams = model_seams_(m, seams);
     model_seam_sums_(m, sums, seams, n_seams, grads, dev);
-    int64_t n_own = dp_chunks(&m->dp), n_of[PIPELINE_RANKS_MAX];
+    int64_t n_of[PIPELINE_RANKS_MAX];
     size_t counts[PIPELINE_RANKS_MAX], first = 0, n = 0;
     comm_wait(x->line, comm_all_gather(x->line, &n_own, n_of, 1, DT_I64, HERE));
     for (int s = 0; s < x->size; s++) {
@@ -261,7 +298,7 @@ static inline float model_norm_of_stages_(Model* m, const float* grads, const De
     free(all);
     free(sums);
     free(seams);
-    return (float)sqrt(sum);
+    return sum;
 }
 
 // What a rank sends in an update because there are stages, in bytes. stream: of a micro-batch. Of a planned model
@@ -286,23 +323,12 @@ static inline double model_stage_bytes(Model* m, double stream) {
 }
 
 static inline float model_norm(Model* m, const float* grads, const Device* dev) {
-    if (model_has_pp(m)) { return model_norm_of_stages_(m, grads, dev); }
-    if (!model_has_ep(m)) { return dp_norm(&m->dp, grads, dev); }
-    const double* squares = dp_squares(&m->dp, grads, dev);
-    const double* own = dp_squares(&m->dp_experts, model_expert_gradients_(m), dev);
-    size_t *counts = (size_t*)malloc_check(sizeof(size_t) * (size_t)m->ranks.size, "chunk sums"), n = 0, first = 0;
-    model_count_ep_(m, counts);
-    for (int place = 0; place < m->ranks.size; place++) {
-        first += place < m->ranks.place ? counts[place] : 0;
-        n += counts[place];
-    }
-    double* all = (double*)malloc_check(sizeof(double) * n, "chunk sums");
-    assert(counts[m->ranks.place] == (size_t)dp_chunks(&m->dp_experts));
-    memcpy(all + first, own, sizeof(double) * counts[m->ranks.place]);
-    comm_wait(m->ranks.group, comm_all_gather_v(m->ranks.group, all, counts, DT_F64, HERE));
-    const double sum = model_add_squares_(m, squares, all, counts);
-    free(all);
-    free(counts);
+    if (!model_is_divided(m)) { return dp_norm(&m->dp, grads, dev); }
+    int64_t n;
+    double sum = 0.0, *squares = model_squares_(m, grads, &n, dev);
+    if (model_has_pp(m)) { sum = model_norm_of_stages_(m, squares, n, grads, dev); }
+    else { for (int64_t chunk = 0; chunk < n; chunk++) { sum += squares[chunk]; } }
+    free(squares);
     return (float)sqrt(sum);
 }
 
@@ -337,9 +363,16 @@ static inline const char* model_share_bad_(Comm* group, char* name, size_t n_byt
 static inline const char* model_first_bad(Model* m, DataParallel* dp, char* name, size_t n_bytes,
                                           const float* grads, const Device* dev) {
     const char* bad = dp_first_bad(dp, name, n_bytes, grads, dev);
-    if (model_has_pp(m)) { return model_share_bad_(m->pipe.line, name, n_bytes, bad); }
-    if (dp != &m->dp || !model_has_ep(m) || strcmp(bad, "none") != 0) { return bad; }
-    bad = dp_first_bad(&m->dp_experts, name, n_bytes, model_expert_gradients_(m), dev);
-    return model_share_bad_(m->ranks.group, name, n_bytes, bad);
+    if (dp == &m->dp && model_has_ep(m)) {
+        char* room = (char*)malloc_check(n_bytes, "a name");
+        const char* expert = dp_first_bad(&m->dp_experts, room, n_bytes, model_expert_gradients_(m), dev);
+        expert = model_share_bad_(m->ranks.group, room, n_bytes, expert);
+        if (strcmp(bad, "none") == 0 && strcmp(expert, "none") != 0) {
+            snprintf(name, n_bytes, "%s", expert);
+            bad = name;
+        }
+        free(room);
+    }
+    return model_has_pp(m) ? model_share_bad_(m->pipe.line, name, n_bytes, bad) : bad;
 }
 #endif  // LLMC_MODEL_GRADIENTS_H

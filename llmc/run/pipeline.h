@@ -2,7 +2,8 @@
 --pp of a trainer whose passes can be cut between two layers (Trainer.turn and what follows it): what the option asks
 for, and the micro-batches of an update on their way through the stages.
     pipeline_option    its row of the table
-    pipeline_begin     in Trainer.choose, once the model has its layout: which ranks have which layers
+    pipeline_begin     in Trainer.choose, once the model has its layout and before --ep divides experts: which ranks
+                       have which layers
     pipeline_slots     micro-batches whose forward pass is over before the backward pass of the first
     pipeline_leaves    the micro-batches of this rank in the order of 1F1B (pipeline_schedule.h)
     pipeline_box       rows of the box
@@ -47,10 +48,10 @@ static inline void pipeline_costs_(double* cost, const Model* m, double active) 
 // V, C: of the output matrix, C channels. active: the share of experts that a position takes. shared: the field of the
 // embedding where that is the output matrix, else TENSOR_NO_FIELD. A number that was not typed but comes from an
 // earlier run is given up where it does not fit
-static inline void pipeline_begin(Run* r, int* size, int V, int C, double active, size_t shared, int ep) {
+static inline void pipeline_begin(Run* r, int* size, int V, int C, double active, size_t shared) {
     Model* m = r->model;
     const int P = r->comm->size, L = tensors_layers(m->table, m->n_table), is_typed = run_is_typed(r, "pp");
-    const int fits = P % *size == 0 && *size <= L && ep <= 1;
+    const int fits = P % *size == 0 && *size <= L;
     if (!is_typed && (!fits || r->o.verify_every > 0 || r->o.noise_scale > 0)) { *size = 1; }
     ranks_same(r->comm, "number of stages (--pp)", (uint64_t)*size);
     if (P % *size != 0) {
@@ -59,7 +60,6 @@ static inline void pipeline_begin(Run* r, int* size, int V, int C, double active
     }
     if (*size > L) { options_fail("pp", "%d: expected at most one stage for each of the %d layers", *size, L); }
     if (*size == 1) { return; }
-    options_refuse(ep > 1, "pp", "is not for --ep");
     options_refuse(r->o.verify_every > 0, "verify-every", "is not for --pp");
     options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --pp");
     options_refuse(model_is_adapter(m) && *r->o.export_hf, "export-hf", "of an adapter beside its model is not for "

@@ -556,6 +556,9 @@ static inline Needed start_box_memory_(const Run* r) {
     const double n_ranks = DEVICE_IS_SHARED ? fmax(1.0, r->place.local_size) : 1.0;  // that take from the same memory
     const double needed = n_ranks * (each - text) + of_rank_0;                       // the text is in memory already
     box_row("memory", "%s of %s free", format_bytes(each + of_rank_0).s, format_bytes(available).s);
+    double most = r->comm->rank == 0 ? each + of_rank_0 : each;
+    comm_all_reduce(r->comm, &most, 1, DT_F64, OP_MAX, HERE);
+    if (model_has_pp(m)) { box_row("  of each rank", "at most %s", format_bytes(most).s); }
     if (has_batch && !*o->probe && available > 0.0) {
         start_box_largest_(r, (available - needed) / n_ranks + batch + workspace);
     }

@@ -92,7 +92,7 @@ static inline void task_evaluate(Run* r, int training) {
     double bits_per_byte, scores[MAX_SCORES];
     char line[256] = "";
     const Tokenizer* tokenizer = run_has_text(r) ? &r->tokenizer : NULL;
-    Comm* sharing = model_has_pp(r->model) ? r->model->pipe.stage : r->comm;  // a line of stages computes one batch
+    Comm* sharing = model_sharing(r->model, r->comm);  // a line of stages computes one batch
     const Evaluator e = {&r->o,     sharing,     tokenizer, r->T,   r->inputs, r->targets, task_losses_, r,
                          t->scores, t->n_scores, scores,    model_has_ep(r->model), r->comm->rank == 0};
     const int step = r->state.step;
