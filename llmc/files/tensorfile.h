@@ -201,12 +201,16 @@ static inline void tensors_declare(SafeWriter* w, const Tensor* table, int n, co
     free(s.slice);
 }
 
-static inline void tensors_put(SafeWriter* w, const Tensor* table, int n, const float* arena) {
+static inline void tensors_put_from_(SafeWriter* w, const Tensor* table, int n, SliceSource source) {
     TensorSlices s = tensors_sorted(table, n);
     float* turned = tensors_turning_room(table, n);
-    slices_put_(w, s.slice, s.n, slice_source(arena), turned);
+    slices_put_(w, s.slice, s.n, source, turned);
     free(turned);
     free(s.slice);
+}
+
+static inline void tensors_put(SafeWriter* w, const Tensor* table, int n, const float* arena) {
+    tensors_put_from_(w, table, n, slice_source(arena));
 }
 
 // ---- writing a model in shards ----
@@ -289,14 +293,18 @@ static inline void tensors_save_folder(const char* folder, const Tensor* table, 
     tensors_save_slices(folder, table, n, slice_source(arena), dtype, shard_bytes, files);
 }
 
-static inline FileSum tensors_save(const char* path, const Tensor* table, int n, const float* arena) {
+static inline FileSum tensors_save_from(const char* path, const Tensor* table, int n, SliceSource source) {
     SafeWriter w;
     safewriter_init(&w);
     safewriter_meta(&w, "format", "pt");
     tensors_declare(&w, table, n, "");
     safewriter_open(&w, path);
-    tensors_put(&w, table, n, arena);
+    tensors_put_from_(&w, table, n, source);
     return safewriter_close(&w);
+}
+
+static inline FileSum tensors_save(const char* path, const Tensor* table, int n, const float* arena) {
+    return tensors_save_from(path, table, n, slice_source(arena));
 }
 
 // ---- reading ----

@@ -15,6 +15,7 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
     model_slice           of an arena of parts that ranks keep one slice, on rank 0
     model_whole           the parameters as a checkpoint has them: floats on the host of rank 0
     model_whole_average   their average over updates in the same way (ema.h)
+    model_any_slice       a slice of either; model_slices.h: one after the other
 Where:  everything is device memory. Stored parameters are whole on every rank, but for experts with --ep; of
         masters and moments a rank has the parts `kept`. Without masters the stored parameters are all there is.
 With --ep experts have gradients of their own (`dp_experts`): their leaves are those of a whole group, which the group's
@@ -649,18 +650,44 @@ static inline const float* model_stored_slice_(Model* m, const void* stored, int
     return model_bring_(m, room, room, n, source);
 }
 
-// All parameters as floats on the host of rank 0: what learns from an arena of kept parts (NULL: as it is stored), the
-// rest as it is stored. NULL on the others; all ranks call
-static inline float* model_collect_(Model* m, const float* kept, const Device* kept_dev, const void* stored,
-                                    const Device* stored_dev) {
+// Where parameters are read from: what learns from an arena of kept parts (NULL: as it is stored), the rest as it is
+// stored. Without a device the arena is host memory
+typedef struct {
+    const float* kept;
+    const Device* kept_dev;
+    const void* stored;
+    const Device* stored_dev;
+} ModelSource;
+
+// of a copy of model_source; what is frozen has no master, its stored weights stay as they are on dev
+static inline ModelSource model_source_of(const Model* m, const void* copy, const Device* copy_dev, const Device* dev) {
+    const ModelSource of_masters = {(const float*)copy, copy_dev, m->w.stored, dev};
+    const ModelSource as_stored = {NULL, NULL, copy, copy_dev};
+    return m->w.master ? of_masters : as_stored;
+}
+
+// of a copy of the average
+static inline ModelSource model_source_of_average(const Model* m, const float* copy, const Device* copy_dev,
+                                                  const Device* dev) {
+    const ModelSource from = {copy, copy_dev, m->w.stored, dev};
+    return from;
+}
+
+// Slice k of row i: on rank 0 floats, in `room` or where they are, on the others NULL. All ranks call
+static inline const float* model_any_slice(Model* m, const ModelSource* from, int i, int k, float* room) {
+    const int learns = from->kept && !slice_is_frozen(m->frozen, tensors_slices(m->table, i) + k);
+    return learns ? model_slice(m, from->kept, i, k, room, from->kept_dev)
+                  : model_stored_slice_(m, from->stored, i, k, room, from->stored_dev);
+}
+
+// All parameters as floats on the host of rank 0; NULL on the others; all ranks call
+static inline float* model_collect_(Model* m, ModelSource from) {
     float* whole = model_rank(m) > 0 ? NULL : (float*)arena_alloc(sizeof(float) * m->n, "parameters on the host");
     float* room = (float*)malloc_check(sizeof(float) * model_largest_slice(m, m->n_saved), "a slice of a tensor");
-    for (int i = 0, slice = 0; i < m->n_saved; slice += tensor_slices(&m->table[i++])) {
+    for (int i = 0; i < m->n_saved; i++) {
         const size_t n = tensor_slice_elements(&m->table[i]);
         for (int k = 0, n_slices = tensor_slices(&m->table[i]); k < n_slices; k++) {
-            const int learns = kept && !slice_is_frozen(m->frozen, slice + k);
-            const float* x = learns ? model_slice(m, kept, i, k, room, kept_dev)
-                                    : model_stored_slice_(m, stored, i, k, room, stored_dev);
+            const float* x = model_any_slice(m, &from, i, k, room);
             if (x) { memcpy(whole + m->table[i].offset + n * (size_t)k, x, sizeof(float) * n); }
         }
     }
@@ -673,15 +700,14 @@ static inline float* model_collect_(Model* m, const float* kept, const Device* k
 // its stored weights stay as they are on dev. copy_dev NULL: the copy is in host memory
 static inline const float* model_whole(Model* m, const void* copy, const Device* copy_dev, const Device* dev) {
     if (model_rank(m) > 0 && !model_is_in_parts(m)) { return NULL; }
-    if (m->w.master) { return model_collect_(m, (const float*)copy, copy_dev, m->w.stored, dev); }
-    if (m->saved_is_float && !model_is_divided(m)) { return (const float*)copy; }
-    return model_collect_(m, NULL, NULL, copy, copy_dev);
+    if (!m->w.master && m->saved_is_float && !model_is_divided(m)) { return (const float*)copy; }
+    return model_collect_(m, model_source_of(m, copy, copy_dev, dev));
 }
 
 // The average from a copy of it, with what is frozen as it is stored: floats on the host of rank 0, which arena_free
 // frees; NULL on the others. All ranks call
 static inline float* model_whole_average(Model* m, const float* copy, const Device* copy_dev, const Device* dev) {
-    return model_collect_(m, copy, copy_dev, m->w.stored, dev);
+    return model_collect_(m, model_source_of_average(m, copy, copy_dev, dev));
 }
 
 static inline void model_whole_free(const Model* m, const float* whole, const void* copy) {

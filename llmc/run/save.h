@@ -14,6 +14,7 @@ Files of a run: the model that it starts from, checkpoints, exports.
 #include "../files/companions.h"  // companions_read_model, companions_save
 #include "../files/hf_folder.h"   // model_find, hf_export_begin
 #include "../files/tensorfile.h"  // tensors_save_folder
+#include "../ranks/model_slices.h" // model_slices_open, model_slices_source
 #include "../ranks/moments.h"     // moments_save, moments_load_layers
 #include "checkpoints.h"          // run_save_begin, run_save_end
 #include "trainer.h"              // Run
@@ -393,6 +394,58 @@ static inline void save_text_(const Run* r, const char* folder, SavedFiles* file
     companions_save(&r->companions, folder, files);
 }
 
+// Where ranks have parts of a model, none collects it: rank 0 writes as slices come. An adapter is small
+static inline int save_by_slices_(const Model* m) { return model_is_divided(m) && !model_is_adapter(m); }
+
+// model or adapter, from a copy of its parameters on the host
+static inline void save_parameters_(Run* r, const void* copy, const char* folder, SavedFiles* files) {
+    Model* m = r->model;
+    if (save_by_slices_(m)) {
+        ModelSlices slices = model_slices_open(m, model_source_of(m, copy, NULL, &r->dev));
+        const SliceSource source = model_slices_source(&slices);
+        save_model_(r, m->table, m->n_table, source, folder, DTYPE_F32, SIZE_MAX, files);
+        model_slices_close(&slices);
+        return;
+    }
+    const float* params = model_whole(m, copy, NULL, &r->dev);
+    if (model_is_adapter(m)) { r->trainer->write_adapter(r, params, folder, files); }
+    else { save_model_(r, m->table, m->n_table, slice_source(params), folder, DTYPE_F32, SIZE_MAX, files); }
+    model_whole_free(m, params, copy);
+}
+
+static inline FileSum save_average_(Run* r, const float* copy, const char* path) {
+    Model* m = r->model;
+    FileSum sum;
+    if (save_by_slices_(m)) {
+        ModelSlices slices = model_slices_open(m, model_source_of_average(m, copy, NULL, &r->dev));
+        sum = tensors_save_from(path, m->table, m->n_saved, model_slices_source(&slices));
+        model_slices_close(&slices);
+        return sum;
+    }
+    float* average = model_whole_average(m, copy, NULL, &r->dev);
+    sum = tensors_save(path, m->table, m->n_saved, average);
+    arena_free(average, sizeof(float) * m->n);
+    return sum;
+}
+
+// what a rank above 0 does meanwhile
+static inline void save_answer_(Run* r, ModelSource from) {
+    ModelSlices slices = model_slices_open(r->model, from);
+    model_slices_answer(&slices);
+    model_slices_close(&slices);
+}
+
+static inline void save_help_(Run* r) {
+    Model* m = r->model;
+    const int by_slices = save_by_slices_(m);
+    if (by_slices) { save_answer_(r, model_source_of(m, model_source(m), &r->dev, &r->dev)); }
+    else if (model_is_in_parts(m)) { model_whole(m, model_source(m), &r->dev, &r->dev); }
+    moments_save(NULL, m, m->w.m, m->w.v, &r->dev);
+    if (!m->average) { return; }
+    if (by_slices) { save_answer_(r, model_source_of_average(m, m->average, &r->dev, &r->dev)); }
+    else { model_whole_average(m, m->average, &r->dev, &r->dev); }
+}
+
 // the files of a checkpoint, from the snapshot: training may be further on by now
 static inline void save_write_(void* run) {
     Run* r = (Run*)run;
@@ -402,21 +455,14 @@ static inline void save_write_(void* run) {
     const Model* model = r->model;
     const double n_bytes = run_checkpoint_bytes(model->table, model->n_saved, model->frozen, model->average != NULL);
     run_save_begin(temporary, &r->o, &s->state, n_bytes + save_text_bytes_(r));
-    const float* params = model_whole(r->model, s->arena[0], NULL, &r->dev);
-    if (model_is_adapter(model)) { r->trainer->write_adapter(r, params, temporary, files); }
-    else {
-        save_model_(r, model->table, model->n_table, slice_source(params), temporary, DTYPE_F32, SIZE_MAX, files);
-    }
+    save_parameters_(r, s->arena[0], temporary, files);
     save_text_(r, temporary, files);
-    model_whole_free(r->model, params, s->arena[0]);
     path_join(path, temporary, "optimizer.safetensors");
     const float *m = (const float*)s->arena[1], *v = (const float*)s->arena[2];
     saved_files_add(files, moments_save(path, r->model, m, v, NULL));
     if (r->model->average) {
-        float* average = model_whole_average(r->model, (const float*)s->arena[3], NULL, &r->dev);
         path_join(path, temporary, EMA_WEIGHTS);
-        saved_files_add(files, tensors_save(path, r->model->table, r->model->n_saved, average));
-        arena_free(average, sizeof(float) * r->model->n);
+        saved_files_add(files, save_average_(r, (const float*)s->arena[3], path));
     }
     Extra extras[MAX_EXTRAS + 1];
     const int n_extras = save_extras_(r, extras);
@@ -456,9 +502,7 @@ static inline void save_checkpoint(Run* r, int last) {
         snapshot_save(&r->snapshot, arenas, n_bytes, SNAPSHOT_ARENAS + n_extras, &r->state, run_saves_beside(r), last,
                       save_write_, r, &r->dev);
     } else if (r->o.zero > 0 || model_is_divided(model)) {
-        if (model_is_in_parts(model)) { model_whole(model, model_source(model), &r->dev, &r->dev); }
-        moments_save(NULL, model, model->w.m, model->w.v, &r->dev);
-        if (model->average) { model_whole_average(model, model->average, &r->dev, &r->dev); }
+        save_help_(r);
     }
 }
 
@@ -525,6 +569,18 @@ static inline void save_exports(Run* r) {
         return;
     }
     const int averaged = run_takes_average(r) && m->average && r->state.averaged > 0;
+    if (run_is_training(r) && save_by_slices_(m)) {
+        const ModelSource from = averaged ? model_source_of_average(m, m->average, &r->dev, &r->dev)
+                                          : model_source_of(m, model_source(m), &r->dev, &r->dev);
+        if (r->comm->rank > 0) {
+            save_answer_(r, from);
+            return;
+        }
+        ModelSlices slices = model_slices_open(m, from);
+        save_export_folder_(r, m->table, m->n_table, model_slices_source(&slices), r->o.export_hf);
+        model_slices_close(&slices);
+        return;
+    }
     const float* params = r->loaded ? r->loaded
                         : averaged ? model_whole_average(m, m->average, &r->dev, &r->dev) : model_download(m, &r->dev);
     if (r->comm->rank == 0 && exports_adapter) { save_export_adapter_(r, params, r->export_adapter); }

@@ -467,15 +467,17 @@ static inline double start_merging_bytes_(const Run* r) {
     return DEVICE_IS_SHARED && merges ? sizeof(float) * (double)model_largest_slice(m, m->n_table) : 0.0;
 }
 
-// What saving takes on rank 0 of a machine whose memory is the device's: a whole model where none lies as it is saved,
-// and the names of tensors, sorted and as JSON
+// What saving takes on rank 0 of a machine whose memory is the device's: the names of tensors, sorted and as JSON, and a
+// whole model where none lies as it is saved; where ranks have parts of it, a slice there and one that comes
 static inline double start_saving_bytes_(const Run* r) {
     const Model* m = r->model;
     const int has_average = r->o.ema > 0.0f, in_parts = r->has_masters || !m->saved_is_float || model_is_divided(m);
+    const int by_slices = run_is_training(r) && save_by_slices_(m);
+    const double whole = by_slices ? 2.0 * (double)model_largest_slice(m, m->n_table) : (double)m->n;
     const int exports = run_exports(r) && !model_exports_stored(m);  // as read, in floats
     if (!run_is_training(r) || !DEVICE_IS_SHARED) { return exports && in_parts ? sizeof(float) * (double)m->n : 0.0; }
     const double of_name = 3200.0;  // found: of a tensor, with its two moments
-    return (has_average || in_parts ? sizeof(float) * (double)m->n : 0.0) + of_name * m->n_slices;
+    return (has_average || in_parts ? sizeof(float) * whole : 0.0) + of_name * m->n_slices;
 }
 
 // bytes that have still to be taken of what this rank can see: a GPU of its own, or the machine's memory, which it
