@@ -467,8 +467,8 @@ static inline double start_merging_bytes_(const Run* r) {
     return DEVICE_IS_SHARED && merges ? sizeof(float) * (double)model_largest_slice(m, m->n_table) : 0.0;
 }
 
-// What saving takes on rank 0 of a machine whose memory is the device's: the names of tensors, sorted and as JSON, and a
-// whole model where none lies as it is saved; where ranks have parts of it, a slice there and one that comes
+// What saving takes on rank 0 of a machine whose memory is the device's: the names of tensors, sorted and as JSON, and
+// a whole model where none lies as it is saved; where ranks have parts of it, a slice there and one that comes
 static inline double start_saving_bytes_(const Run* r) {
     const Model* m = r->model;
     const int has_average = r->o.ema > 0.0f, in_parts = r->has_masters || !m->saved_is_float || model_is_divided(m);
