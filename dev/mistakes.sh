@@ -212,7 +212,7 @@ echo "104 105 300" >ids.txt
 input=ids.txt as="tokenize --decode <ids.txt" row "tokenize: ids that the tokenizer does not have" tokenize --decode
 
 heading "Conversations"
-mkdir llama && cp small.json llama/tokenizer.json
+cp small.json llama/tokenizer.json
 echo "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>{% endfor %}" >llama/chat_template.jinja
 say() { printf '%s\n' "$1" | sed "s/'/\"/g" >"$2"; }  # TEXT FILE: with ' for "
 say "{'instruction': 'Add 2 and 2', 'output': '4'}" good.jsonl

@@ -62,8 +62,9 @@ static inline void pipeline_begin(Run* r, int* size, int V, int C, double active
     if (*size == 1) { return; }
     options_refuse(r->o.verify_every > 0, "verify-every", "is not for --pp");
     options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --pp");
-    options_refuse(model_is_adapter(m) && *r->o.export_hf, "export-hf", "of an adapter beside its model is not for "
-                   "--pp: export the checkpoint, by one process");
+    const int collects = model_is_adapter(m) || !run_will_train(r);
+    options_refuse(collects && *r->o.export_hf, "export-hf", "is for --pp where a model is trained, and not an adapter"
+                   ": export the checkpoint, by one process");
     double* cost = (double*)malloc_check(sizeof(double) * (size_t)L, "layers");
     int begin[PIPELINE_RANKS_MAX + 1];
     pipeline_costs_(cost, m, active);
@@ -93,7 +94,7 @@ static inline double pipeline_stream_bytes(const Run* r) {
 
 static inline void pipeline_box(const Run* r) {
     const PipelineRanks* x = &r->model->pipe;
-    char text[512] = "";
+    char text[1024] = "";
     if (!model_has_pp(r->model)) { return; }
     for (int s = 0; s < x->size && strlen(text) < sizeof text - 32; s++) {
         const size_t n = strlen(text);
@@ -114,9 +115,9 @@ typedef struct {
     Run* r;
     const PipelineRanks* x;
     PpShape shape;
-    int before, behind;     // streams that the stage before, and this one, sends before the first gradient comes
+    int warmup_before, warmup;  // streams that the stage before, and this one, sends until the first gradient comes
     PipelineSwap of_before, of_behind;  // the last swap with each neighbour
-    int returns, flows;     // does a gradient go to the stage before? Does one come from behind?
+    int returns, comes;         // does a gradient go to the stage before? Does one come from behind?
 } PipelineWork;
 
 // the ends of micro-batch k, whose turn it is from now on
@@ -125,38 +126,44 @@ static inline PipelineEnds pipeline_turn_(const PipelineWork* w, int k) {
     return w->r->trainer->ends(w->r, w->r->o.batch_size * w->r->T);
 }
 
-// With the stage behind, which may send a gradient: where that comes to is free once the last one has gone on
+// With the stage behind: a stream goes there, or a gradient comes; where it comes to is free once the last one has gone
 static inline void pipeline_swap_behind_(PipelineWork* w, const PipelineEnds* e, int sends, int receives) {
-    const int comes = receives && w->flows;
+    const int comes = receives && w->comes;
     if (receives) { pipeline_wait(&w->of_before, e, &w->r->dev); }
     w->of_behind = pipeline_swap(w->x->behind, sends ? e->out : NULL, sends ? e->numbers : NULL,
                                  comes ? e->gradient : NULL, comes ? e->returned : NULL, e, &w->r->dev);
+}
+
+// with the stage before: a gradient goes there, or a stream comes
+static inline void pipeline_swap_before_(PipelineWork* w, const PipelineEnds* e, int sends, int receives) {
+    const int returns = sends && w->returns;
+    w->of_before = pipeline_swap(w->x->before, returns ? e->gradient : NULL, returns ? e->returned : NULL,
+                                 receives ? e->in : NULL, receives ? e->numbers : NULL, e, &w->r->dev);
 }
 
 static inline void pipeline_forward_(PipelineWork* w, int k, const int* inputs, const int* targets) {
     Run* r = w->r;
     const PipelineEnds e = pipeline_turn_(w, k);
     if (!pipeline_is_first(w->x)) {
-        if (k < w->before) { w->of_before = pipeline_swap(w->x->before, NULL, NULL, e.in, e.numbers, &e, &r->dev); }
+        if (k < w->warmup_before) { pipeline_swap_before_(w, &e, 0, 1); }
         pipeline_wait(&w->of_before, &e, &r->dev);
     }
     r->trainer->forward_leaf(r, k, inputs, targets, r->o.batch_size, r->T);
-    if (!pipeline_is_last(w->x)) { pipeline_swap_behind_(w, &e, 1, k >= w->behind); }
+    if (!pipeline_is_last(w->x)) { pipeline_swap_behind_(w, &e, 1, k >= w->warmup); }
 }
 
 static inline void pipeline_backward_(PipelineWork* w, int k, float dloss) {
     Run* r = w->r;
-    const int next = k + w->before, goes_on = next < w->shape.m;  // the slot of this one becomes that of the next
+    const int m = w->shape.m, goes_on = k + w->warmup_before < m;  // this slot becomes that of the micro-batch then
     const PipelineEnds e = pipeline_turn_(w, k);
     if (!pipeline_is_last(w->x)) {
-        if (k + w->behind >= w->shape.m) { pipeline_swap_behind_(w, &e, 0, 1); }  // no stream goes with it any more
+        if (k + w->warmup >= m) { pipeline_swap_behind_(w, &e, 0, 1); }  // no stream goes with it any more
         pipeline_wait(&w->of_behind, &e, &r->dev);
     }
     r->trainer->backward_leaf(r, k, dloss, r->o.batch_size, r->T);
     if (pipeline_is_first(w->x)) { return; }
-    w->of_before = pipeline_swap(w->x->before, w->returns ? e.gradient : NULL, w->returns ? e.returned : NULL,
-                                 goes_on ? e.in : NULL, goes_on ? e.numbers : NULL, &e, &r->dev);
-    model_send_shared(r->model, k + 1, k + 1 == w->shape.m, &r->dev);
+    pipeline_swap_before_(w, &e, 1, goes_on);
+    model_send_shared(r->model, k + 1, k + 1 == m, &r->dev);
 }
 
 // batch: gives micro-batch k
@@ -169,10 +176,10 @@ static inline void pipeline_leaves(Run* r, float dloss,
     w.r = r;
     w.x = x;
     w.shape.p = x->size, w.shape.v = 1, w.shape.m = dp_n_leaves(&m->dp);
-    w.before = pipeline_is_first(x) ? 0 : pp_warmup(&w.shape, x->place - 1);
-    w.behind = pp_warmup(&w.shape, x->place);
+    w.warmup_before = pipeline_is_first(x) ? 0 : pp_warmup(&w.shape, x->place - 1);
+    w.warmup = pp_warmup(&w.shape, x->place);
     w.returns = m->lowest < pipeline_first(x);
-    w.flows = m->lowest < pipeline_end(x);
+    w.comes = m->lowest < pipeline_end(x);
     PpOp* ops = (PpOp*)malloc_check(sizeof(PpOp) * 2 * (size_t)w.shape.m, "pipeline");
     pp_order(ops, &w.shape, x->place);
     for (int i = 0; i < 2 * w.shape.m; i++) {
